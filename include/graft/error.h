@@ -1,0 +1,58 @@
+#pragma once
+
+#include <stdexcept>
+#include <string>
+
+#include "graft/export.h"
+
+namespace graft {
+
+// Every error that a user or a file can cause. The message names the thing, what was expected and what was found.
+class GRAFT_API Error : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// A call that breaks the contract: wrong dtype, rank, size, count, option or state of the session.
+class GRAFT_API InvalidArgument : public Error {
+ public:
+  using Error::Error;
+};
+
+// A file or blob that is not a valid graft program or package.
+class GRAFT_API InvalidProgram : public Error {
+ public:
+  using Error::Error;
+};
+
+// Valid, but this build or device cannot do it.
+class GRAFT_API Unsupported : public Error {
+ public:
+  using Error::Error;
+};
+
+// A file, weight, method or device that is not there.
+class GRAFT_API NotFound : public Error {
+ public:
+  using Error::Error;
+};
+
+// The operating system refused: memory, descriptors, a file that cannot be read.
+class GRAFT_API SystemError : public Error {
+ public:
+  using Error::Error;
+};
+
+// A kernel met data it must not act on, such as an index out of range. The session stays usable.
+class GRAFT_API ExecutionError : public Error {
+ public:
+  using Error::Error;
+};
+
+// The run was cancelled or its deadline passed. The session stays usable.
+class GRAFT_API Cancelled : public Error {
+ public:
+  using Error::Error;
+};
+
+}  // namespace graft

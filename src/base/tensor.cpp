@@ -1,0 +1,65 @@
+#include "graft/tensor.h"
+
+#include <limits>
+
+#include "base/check.h"
+
+namespace graft {
+
+Shape::Shape(std::initializer_list<std::int64_t> sizes) : Shape(std::span(sizes.begin(), sizes.size())) {}
+
+Shape::Shape(std::span<const std::int64_t> sizes) {
+  GRAFT_CHECK(InvalidArgument, sizes.size() <= static_cast<std::size_t>(kMaxRank), "a tensor has at most ", kMaxRank,
+              " dimensions, got ", sizes.size());
+  for (std::int64_t size : sizes) push_back(size);
+}
+
+void Shape::push_back(std::int64_t size) {
+  GRAFT_CHECK(InvalidArgument, rank_ < kMaxRank, "a tensor has at most ", kMaxRank, " dimensions");
+  GRAFT_CHECK(InvalidArgument, size >= 0, "size of dimension ", rank_, " must not be negative, got ", size);
+  sizes_[static_cast<std::size_t>(rank_++)] = size;
+}
+
+std::int64_t Shape::numel() const {
+  std::int64_t n = 1;
+  for (std::int64_t size : sizes())
+    GRAFT_CHECK(InvalidArgument, !__builtin_mul_overflow(n, size, &n), "number of elements of ", str(),
+                " does not fit 64 bits");
+  return n;
+}
+
+bool Shape::operator==(const Shape& other) const {
+  if (rank_ != other.rank_) return false;
+  for (int d = 0; d < rank_; ++d)
+    if ((*this)[d] != other[d]) return false;
+  return true;
+}
+
+std::string Shape::str() const {
+  std::string out = "[";
+  for (int d = 0; d < rank_; ++d) out += (d ? ", " : "") + std::to_string((*this)[d]);
+  return out + "]";
+}
+
+TensorDesc::TensorDesc(DType dtype, const Shape& shape) : dtype(dtype), shape(shape) {
+  std::int64_t stride = 1;
+  for (int d = shape.rank() - 1; d >= 0; --d) {
+    strides[static_cast<std::size_t>(d)] = stride;
+    stride *= shape[d] > 0 ? shape[d] : 1;
+  }
+}
+
+bool TensorDesc::contiguous() const {
+  std::int64_t expected = 1;
+  for (int d = rank() - 1; d >= 0; --d) {
+    if (shape[d] == 0) return true;
+    if (shape[d] == 1) continue;
+    if (strides[static_cast<std::size_t>(d)] != expected) return false;
+    expected *= shape[d];
+  }
+  return true;
+}
+
+std::string TensorDesc::str() const { return std::string(name(dtype)) + shape.str(); }
+
+}  // namespace graft

@@ -1,0 +1,144 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "graft/dtype.h"
+#include "graft/tensor.h"
+
+// The IR in memory: schema/graft.fbs after verification, as plain data that passes may rewrite.
+namespace graft::ir {
+
+using ValueId = std::uint32_t;
+inline constexpr std::int64_t kUnbounded = std::numeric_limits<std::int64_t>::max();
+
+struct Dim {
+  std::int64_t min = 0;
+  std::int64_t max = kUnbounded;
+  std::string expr;
+  bool is_static() const { return min == max; }
+};
+
+enum class ValueKind : std::uint8_t { tensor, integer, real, boolean };
+
+struct Value {
+  std::string name;
+  ValueKind kind = ValueKind::tensor;
+  DType dtype = DType::f32;
+  std::vector<Dim> dims;
+  int rank() const { return static_cast<int>(dims.size()); }
+  std::string str() const;  // "f32[1, s77 in 2..512, 384]"
+};
+
+struct Arg {
+  enum class Kind : std::uint8_t {
+    none, integer, real, boolean, string, value, list, dtype, layout, memory_format, device
+  };
+  Kind kind = Kind::none;
+  std::int64_t i = 0;  // integer, boolean, value id, DType
+  double f = 0;
+  std::string s;
+  std::vector<Arg> items;
+
+  static Arg of_value(ValueId id) { return {Kind::value, static_cast<std::int64_t>(id), 0, {}, {}}; }
+  bool is_value() const { return kind == Kind::value; }
+  ValueId value() const { return static_cast<ValueId>(i); }
+};
+
+struct Op {
+  std::string target;  // "aten.add.Tensor"
+  std::vector<std::string> arg_names;
+};
+
+struct Node {
+  std::uint32_t op = 0;  // index into Program::ops
+  std::string name;
+  std::vector<Arg> args;  // in the order of Op::arg_names
+  std::vector<ValueId> outputs;
+  std::string origin;
+};
+
+enum class Storage : std::uint8_t { plain, ggml_block, affine };
+
+struct Weight {
+  std::string key;
+  std::string fqn;
+  DType dtype = DType::f32;
+  Shape shape;
+  Storage storage = Storage::plain;
+  std::string block_type;
+  std::int32_t scale = -1;
+  std::int32_t zero_point = -1;
+  std::int64_t group_size = 0;
+  std::uint64_t byte_size = 0;
+  std::vector<std::uint8_t> sha256;
+};
+
+struct State {
+  std::string fqn;
+  DType dtype = DType::f32;
+  Shape shape;
+  std::int32_t initial = -1;
+  bool persistent = false;
+};
+
+enum class InputKind : std::uint8_t { user, weight, state };
+struct Input {
+  ValueId value = 0;
+  InputKind kind = InputKind::user;
+  std::uint32_t index = 0;
+};
+
+enum class OutputKind : std::uint8_t { user, state_mutation, input_mutation };
+struct Output {
+  OutputKind kind = OutputKind::user;
+  Arg arg;
+  std::uint32_t index = 0;
+};
+
+struct Method {
+  std::string name;
+  std::vector<Value> values;
+  std::vector<Node> nodes;
+  std::vector<Input> inputs;
+  std::vector<Output> outputs;
+  std::string in_spec;
+  std::string out_spec;
+  std::vector<std::string> user_input_names;
+};
+
+struct Producer {
+  std::string name;
+  std::string version;
+};
+
+struct Program {
+  std::uint16_t major = 0;
+  std::uint16_t minor = 0;
+  std::vector<Producer> producers;
+  std::vector<Op> ops;
+  std::vector<Weight> weights;
+  std::vector<State> states;
+  std::vector<Method> methods;
+
+  const Op& op_of(const Node& node) const { return ops[node.op]; }
+  // Throws NotFound, listing the methods there are.
+  const Method& method(std::string_view name) const;
+};
+
+inline constexpr std::uint16_t kFormatMajor = 1;
+inline constexpr std::uint16_t kFormatMinor = 0;
+
+// Decodes a blob written to schema/graft.fbs. The bytes are hostile until verified: throws InvalidProgram.
+// The result owns all it holds.
+Program parse(std::span<const std::byte> blob);
+
+// The executable specification of the IR: every rule a program must satisfy, beyond what the schema says.
+// Runs on every load and, in debug builds, after every pass. Throws InvalidProgram naming method, node and rule.
+void verify(const Program& program);
+
+}  // namespace graft::ir

@@ -1,0 +1,98 @@
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "graft/tensor.h"
+
+namespace graft {
+
+// The first failure of a run. Kernels write it from any thread; the executor polls it after every node.
+class ErrorSlot {
+ public:
+  // Keeps the first message. Never throws; safe from several threads.
+  void fail(std::string_view message) noexcept;
+  bool failed() const noexcept { return state_.load(std::memory_order_acquire) == kWritten; }
+  std::string_view message() const noexcept { return {text_, length_}; }
+  void clear() noexcept;
+
+ private:
+  enum : int { kEmpty, kWriting, kWritten };
+  std::atomic<int> state_{kEmpty};
+  char text_[512] = {};
+  std::size_t length_ = 0;
+};
+
+// A sense-reversing spin barrier among the threads that run one launch.
+class LaunchBarrier {
+ public:
+  void wait(int threads) noexcept;
+
+ private:
+  std::atomic<int> arrived_{0};
+  std::atomic<int> generation_{0};
+};
+
+// What a kernel of ours sees on one thread of one launch. All threads of the launch call the kernel with the same
+// operands; a kernel divides the work by (thread, threads). Data pointers are those of element [0, 0, ...].
+// An empty operand may have a null pointer.
+struct KernelContext {
+  int thread = 0;   // 0 .. threads - 1
+  int threads = 1;
+  std::span<const TensorDesc> input_descs;
+  std::span<const TensorDesc> output_descs;
+  const void* const* inputs = nullptr;
+  void* const* outputs = nullptr;
+  const std::byte* attr_bytes = nullptr;  // the POD given at emission
+  std::byte* scratch_bytes = nullptr;     // shared by the threads, 64-byte aligned, as large as asked for at emission
+  LaunchBarrier* launch_barrier = nullptr;
+  ErrorSlot* error = nullptr;
+  std::string_view node;                  // name of the PyTorch node, for messages
+
+  const TensorDesc& in(int i) const { return input_descs[static_cast<std::size_t>(i)]; }
+  const TensorDesc& out(int i = 0) const { return output_descs[static_cast<std::size_t>(i)]; }
+  template <typename T>
+  const T* input(int i) const {
+    return static_cast<const T*>(inputs[i]);
+  }
+  template <typename T>
+  T* output(int i = 0) const {
+    return static_cast<T*>(outputs[i]);
+  }
+  template <typename Attrs>
+  Attrs attrs() const {
+    Attrs a;
+    std::memcpy(&a, attr_bytes, sizeof(a));
+    return a;
+  }
+  // Every thread of the launch must reach it the same number of times.
+  void barrier() const {
+    if (threads > 1) launch_barrier->wait(threads);
+  }
+  // Records a failure that names the node. The kernel should then return (after its barriers) without touching bad data.
+  void fail(const std::string& what) const noexcept;
+
+  // The share [begin, end) of `count` work items of this thread.
+  struct Range {
+    std::int64_t begin, end;
+  };
+  Range share(std::int64_t count) const {
+    const std::int64_t chunk = (count + threads - 1) / threads;
+    const std::int64_t begin = chunk * thread < count ? chunk * thread : count;
+    const std::int64_t end = begin + chunk < count ? begin + chunk : count;
+    return {begin, end};
+  }
+};
+
+// A kernel of ours: runs inside the ggml graph as a custom op with the graph's threads. `run` must not throw.
+struct Kernel {
+  std::string_view name;  // "copy", "binary", "layer_norm": shown by `graft inspect`
+  void (*run)(const KernelContext&) noexcept;
+};
+
+}  // namespace graft

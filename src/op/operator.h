@@ -1,0 +1,126 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "graft/tensor.h"
+#include "ir/program.h"
+#include "plan/tensor.h"
+
+// One ATen operator = one entry: what it accepts, its shape rule, its lowering. Nothing else in the engine knows ops.
+namespace graft {
+
+class Lowering;
+
+// A Python number as ATen sees it.
+struct Scalar {
+  ir::ValueKind kind = ir::ValueKind::integer;  // integer, real or boolean
+  std::int64_t i = 0;                           // integer and boolean
+  double f = 0;                                 // real
+  static Scalar of(std::int64_t v) { return {ir::ValueKind::integer, v, 0}; }
+  static Scalar of(double v) { return {ir::ValueKind::real, 0, v}; }
+  static Scalar of(bool v) { return {ir::ValueKind::boolean, v ? 1 : 0, 0}; }
+  bool is_real() const { return kind == ir::ValueKind::real; }
+  double to_double() const { return is_real() ? f : static_cast<double>(i); }
+};
+
+// A node with the ranges of its shapes, before any input is known: what the predicate decides on.
+// Arguments go by their names in the ATen schema; asking for one the schema lacks is a bug and asserts.
+class NodeView {
+ public:
+  NodeView(const ir::Program& program, const ir::Method& method, const ir::Node& node)
+      : program_(program), method_(method), node_(node) {}
+
+  std::string_view target() const;
+  const ir::Node& node() const { return node_; }
+  const ir::Arg& arg(std::string_view name) const;
+  bool has(std::string_view name) const;                     // present and not None
+  bool is_tensor(std::string_view name) const;               // a tensor value (not a number)
+  const ir::Value& tensor(std::string_view name) const;      // must be a tensor value
+  std::vector<const ir::Value*> tensors(std::string_view name) const;  // a list; nullptr where an item is None
+  std::optional<std::int64_t> constant(std::string_view name) const;   // integer or boolean known at export
+  const ir::Value& output(std::size_t i = 0) const;
+  std::size_t output_count() const { return node_.outputs.size(); }
+
+ private:
+  const ir::Program& program_;
+  const ir::Method& method_;
+  const ir::Node& node_;
+};
+
+// What each value of a method is while a plan is made: a tensor of the plan or a number.
+struct Binding {
+  std::optional<Tensor> tensor;
+  Scalar scalar;
+};
+
+// A node with its concrete arguments, while a plan is made.
+class Call {
+ public:
+  Call(const ir::Program& program, const ir::Method& method, const ir::Node& node, std::span<const Binding> bindings)
+      : program_(program), method_(method), node_(node), bindings_(bindings) {}
+
+  std::string_view target() const;
+  const ir::Node& node() const { return node_; }
+  const ir::Arg& arg(std::string_view name) const;
+  bool has(std::string_view name) const;
+  bool is_tensor(std::string_view name) const;
+  const Tensor& tensor(std::string_view name) const;
+  std::optional<Tensor> optional_tensor(std::string_view name) const;
+  std::vector<Tensor> tensors(std::string_view name) const;
+  std::vector<std::optional<Tensor>> optional_tensors(std::string_view name) const;
+  Scalar scalar(std::string_view name) const;                // any number, computed in the graph or not
+  std::int64_t integer(std::string_view name) const;
+  double real(std::string_view name) const;
+  bool boolean(std::string_view name) const;
+  std::string_view text(std::string_view name) const;
+  std::vector<std::int64_t> integers(std::string_view name) const;    // a list of ints; a lone int is a list of one
+  DType output_dtype(std::size_t i = 0) const;               // as the exporter recorded it
+  std::size_t output_count() const { return node_.outputs.size(); }
+
+ private:
+  Scalar scalar_of(const ir::Arg& arg) const;
+
+  const ir::Program& program_;
+  const ir::Method& method_;
+  const ir::Node& node_;
+  std::span<const Binding> bindings_;
+};
+
+// The reason why an instance is refused; empty when it is accepted.
+using Refusal = std::string;
+
+struct Operator {
+  std::string_view target;  // "aten.add.Tensor"
+  // Decides from dtypes, ranks and attributes alone. Its answer must hold for every shape in the value's ranges.
+  Refusal (*refuse)(const NodeView&);
+  // Sizes of each output for concrete inputs. Throws InvalidArgument where PyTorch would.
+  std::vector<Shape> (*shape)(const Call&);
+  // Emits launches (or makes views) and returns one tensor per output; shapes and dtypes must be those of `shape`.
+  std::vector<Tensor> (*lower)(const Call&, std::span<const Shape> output_shapes, Lowering&);
+  // Kept whole at export when every instance is accepted (ATen would decompose it otherwise).
+  bool preserve = false;
+};
+
+// An operator on numbers ("aten.sym_size.int", "python.mul"): evaluated while planning, never launched.
+struct ScalarOperator {
+  std::string_view target;
+  Refusal (*refuse)(const NodeView&);
+  Scalar (*evaluate)(const Call&);
+};
+
+// nullptr when there is no such operator.
+const Operator* find_operator(std::string_view target);
+const ScalarOperator* find_scalar_operator(std::string_view target);
+// In the order of src/op/registry.cpp.
+std::vector<const Operator*> all_operators();
+std::vector<const ScalarOperator*> all_scalar_operators();
+
+// The predicate that export, load and the partitioner share: empty when the node runs here.
+Refusal refuse(const NodeView& node);
+
+}  // namespace graft

@@ -1,0 +1,76 @@
+#pragma once
+
+#include <cstring>
+#include <initializer_list>
+#include <span>
+#include <type_traits>
+#include <unordered_map>
+#include <vector>
+
+#include "plan/plan.h"
+
+namespace graft {
+
+// Collects the launches of a plan while operators lower themselves.
+class Lowering {
+ public:
+  // A new contiguous arena tensor. Nothing is written to it.
+  Tensor allocate(DType dtype, const Shape& shape);
+
+  // Launches a kernel of ours. `inplace` names the inputs (by bit) whose memory output 0 may take over when nothing
+  // reads them later: only for kernels that read each element before they write the one at the same place.
+  template <typename Attrs>
+  void launch(const Kernel& kernel, std::vector<Tensor> inputs, std::vector<Tensor> outputs, const Attrs& attrs,
+              std::int64_t scratch_bytes = 0, std::uint32_t inplace = 0) {
+    static_assert(std::is_trivially_copyable_v<Attrs>);
+    std::vector<std::byte> bytes(sizeof(Attrs));
+    std::memcpy(bytes.data(), &attrs, sizeof(Attrs));
+    launch_bytes(kernel, std::move(inputs), std::move(outputs), std::move(bytes), scratch_bytes, inplace);
+  }
+  void launch(const Kernel& kernel, std::vector<Tensor> inputs, std::vector<Tensor> outputs);
+
+  // Launches a ggml op. The caller has checked that ggml's kernel takes these dtypes and layouts (ggml aborts otherwise).
+  // Operands have rank at most 4 and are handed over with their sizes reversed, as ggml orders them.
+  void launch_ggml(int ggml_op, std::vector<Tensor> inputs, const Tensor& output,
+                   const std::array<std::int32_t, 16>& params = {}, std::uint32_t inplace = 0);
+
+  // The same elements, row-major without gaps: the tensor itself when it is, else a copy (made once per tensor).
+  Tensor contiguous(const Tensor& tensor);
+  // The same values in another dtype by PyTorch's conversion rules; the tensor itself when it has that dtype.
+  Tensor cast(const Tensor& tensor, DType dtype);
+  // Copies `from` into `to` (same shape, any strides, dtype converted).
+  void copy(const Tensor& from, const Tensor& to);
+  // A 0-d tensor with that value.
+  Tensor full(DType dtype, const Shape& shape, const Scalar& value);
+
+  // True when ggml's own kernels should be preferred to ours (a device other than the CPU).
+  bool prefer_ggml() const { return prefer_ggml_; }
+
+  // --- used by the planner, not by operators ---
+  void begin_node(std::uint32_t node_index) { node_ = node_index; }
+  BufferId add_buffer(const Buffer& buffer);
+  std::vector<Buffer>& buffers() { return buffers_; }
+  std::vector<Launch>& launches() { return launches_; }
+
+ private:
+  void launch_bytes(const Kernel& kernel, std::vector<Tensor> inputs, std::vector<Tensor> outputs,
+                    std::vector<std::byte> attrs, std::int64_t scratch_bytes, std::uint32_t inplace);
+
+  std::vector<Buffer> buffers_;
+  std::vector<Launch> launches_;
+  std::vector<std::uint32_t> inplace_;  // per launch
+  std::uint32_t node_ = 0;
+  bool prefer_ggml_ = false;
+};
+
+// View arithmetic on descriptors; all free, none checks data.
+// The same elements with another shape when the strides allow it; nullopt when only a copy can do it.
+std::optional<Tensor> try_reshape(const Tensor& tensor, const Shape& shape);
+Tensor permuted(const Tensor& tensor, std::span<const int> dims);  // output dim d is input dim dims[d], as torch.permute
+Tensor expanded(const Tensor& tensor, const Shape& shape);         // broadcast to `shape`, stride 0 where a size grew
+Tensor sliced(const Tensor& tensor, int dim, std::int64_t start, std::int64_t length, std::int64_t step = 1);
+
+// Rows (matrices, ...) of the last dims collapsed: [prod of leading sizes, last sizes...]. Tensor must be contiguous.
+Tensor collapsed(const Tensor& tensor, int keep_last);
+
+}  // namespace graft

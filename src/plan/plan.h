@@ -1,0 +1,65 @@
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "kernel/kernel.h"
+#include "op/operator.h"
+#include "plan/tensor.h"
+
+namespace graft {
+
+// Where a buffer lives. See docs/design.md, "One table for memory".
+enum class Segment : std::uint8_t { weight, constant, state, arena, input, output };
+std::string_view name(Segment segment);
+
+// One contiguous piece of memory that tensors of a plan are windows of.
+struct Buffer {
+  Segment segment = Segment::arena;
+  std::uint32_t index = 0;       // weight, constant, state, input, output: which one. arena: 0
+  std::int64_t offset = 0;       // bytes from the base of its allocation id (arena: set by the planner)
+  std::int64_t bytes = 0;
+  std::int32_t first_use = -1;   // launch that writes it first (arena), -1 when it exists before the run
+  std::int32_t last_use = -1;    // last launch that touches it
+};
+
+// One kernel launch: a ggml op or a kernel of ours. Pure data.
+struct Launch {
+  std::int32_t ggml_op = 0;              // enum ggml_op; GGML_OP_CUSTOM when `kernel` is set
+  const Kernel* kernel = nullptr;        // static storage: code, not state
+  std::array<std::int32_t, 16> params{}; // ggml op_params
+  std::vector<std::byte> attrs;          // the POD of a kernel of ours
+  std::vector<Tensor> inputs;            // ggml ops: rank at most 4
+  std::vector<Tensor> outputs;           // ggml ops: exactly one
+  std::int64_t scratch_bytes = 0;
+  BufferId scratch = 0;                  // valid when scratch_bytes > 0
+  std::uint32_t node = 0;                // index into Plan::node_names
+};
+
+struct PlanOutput {
+  ir::OutputKind kind = ir::OutputKind::user;
+  std::uint32_t index = 0;
+  bool is_tensor = false;
+  TensorDesc desc;         // tensors
+  BufferId buffer = 0;     // tensors: buffer of segment output, state or input
+  bool is_none = false;
+  bool is_text = false;
+  Scalar scalar;           // numbers
+  std::string text;
+};
+
+// Everything a run of one method at one set of input shapes needs; immutable, shared by all sessions.
+struct Plan {
+  std::vector<std::int64_t> key;
+  std::vector<Buffer> buffers;
+  std::vector<Launch> launches;
+  std::vector<PlanOutput> outputs;
+  std::vector<std::string> node_names;
+  std::int64_t arena_bytes = 0;
+  std::int64_t arena_lower_bound = 0;    // largest sum of live arena bytes at any launch
+};
+
+}  // namespace graft
