@@ -86,7 +86,8 @@ struct State {
   bool persistent = false;
 };
 
-enum class InputKind : std::uint8_t { user, weight, state };
+// `constant` exists in memory only: the result of constant folding, index into the method's folded constants.
+enum class InputKind : std::uint8_t { user, weight, state, constant };
 struct Input {
   ValueId value = 0;
   InputKind kind = InputKind::user;
@@ -132,6 +133,8 @@ struct Program {
 
 inline constexpr std::uint16_t kFormatMajor = 1;
 inline constexpr std::uint16_t kFormatMinor = 0;
+// Lists of arguments nest at most this deep.
+inline constexpr int kMaxListDepth = 8;
 
 // Decodes a blob written to schema/graft.fbs. The bytes are hostile until verified: throws InvalidProgram.
 // The result owns all it holds.

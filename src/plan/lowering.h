@@ -1,10 +1,10 @@
 #pragma once
 
 #include <cstring>
-#include <initializer_list>
+#include <optional>
 #include <span>
 #include <type_traits>
-#include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "plan/plan.h"
@@ -14,6 +14,9 @@ namespace graft {
 // Collects the launches of a plan while operators lower themselves.
 class Lowering {
  public:
+  // `max_threads`: the most threads that will run a launch (for scratch sizes). `prefer_ggml`: see below.
+  explicit Lowering(int max_threads, bool prefer_ggml = false) : max_threads_(max_threads), prefer_ggml_(prefer_ggml) {}
+
   // A new contiguous arena tensor. Nothing is written to it.
   Tensor allocate(DType dtype, const Shape& shape);
 
@@ -40,11 +43,12 @@ class Lowering {
   Tensor cast(const Tensor& tensor, DType dtype);
   // Copies `from` into `to` (same shape, any strides, dtype converted).
   void copy(const Tensor& from, const Tensor& to);
-  // A 0-d tensor with that value.
+  // A new tensor with every element set to the value, converted as PyTorch converts a Python number.
   Tensor full(DType dtype, const Shape& shape, const Scalar& value);
 
   // True when ggml's own kernels should be preferred to ours (a device other than the CPU).
   bool prefer_ggml() const { return prefer_ggml_; }
+  int max_threads() const { return max_threads_; }
 
   // --- used by the planner, not by operators ---
   void begin_node(std::uint32_t node_index) { node_ = node_index; }
@@ -55,13 +59,22 @@ class Lowering {
  private:
   void launch_bytes(const Kernel& kernel, std::vector<Tensor> inputs, std::vector<Tensor> outputs,
                     std::vector<std::byte> attrs, std::int64_t scratch_bytes, std::uint32_t inplace);
+  void add_launch(Launch launch);
 
   std::vector<Buffer> buffers_;
   std::vector<Launch> launches_;
-  std::vector<std::uint32_t> inplace_;  // per launch
+  std::vector<std::pair<Tensor, Tensor>> contiguous_copies_;  // (strided tensor, its copy)
   std::uint32_t node_ = 0;
-  bool prefer_ggml_ = false;
+  int max_threads_;
+  bool prefer_ggml_;
 };
+
+// Bytes from the lowest to one past the highest byte that the tensor's elements touch, relative to its offset.
+struct ByteSpan {
+  std::int64_t low = 0;
+  std::int64_t high = 0;
+};
+ByteSpan byte_span(const TensorDesc& desc);
 
 // View arithmetic on descriptors; all free, none checks data.
 // The same elements with another shape when the strides allow it; nullopt when only a copy can do it.

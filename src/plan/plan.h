@@ -36,6 +36,7 @@ struct Launch {
   std::vector<Tensor> outputs;           // ggml ops: exactly one
   std::int64_t scratch_bytes = 0;
   BufferId scratch = 0;                  // valid when scratch_bytes > 0
+  std::uint32_t inplace = 0;             // inputs (by bit) whose memory output 0 may take over
   std::uint32_t node = 0;                // index into Plan::node_names
 };
 
@@ -59,7 +60,6 @@ struct Plan {
   std::vector<PlanOutput> outputs;
   std::vector<std::string> node_names;
   std::int64_t arena_bytes = 0;
-  std::int64_t arena_lower_bound = 0;    // largest sum of live arena bytes at any launch
 };
 
 }  // namespace graft

@@ -1,0 +1,132 @@
+#include "plan/lowering.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+#include "ggml.h"
+#include "kernel/kernels.h"
+
+namespace graft {
+
+std::string_view name(Segment segment) {
+  constexpr std::string_view names[] = {"weight", "constant", "state", "arena", "input", "output"};
+  return names[static_cast<std::size_t>(segment)];
+}
+
+ByteSpan byte_span(const TensorDesc& desc) {
+  ByteSpan span;
+  if (desc.numel() == 0) return span;
+  const auto element = static_cast<std::int64_t>(byte_size(desc.dtype));
+  for (int d = 0; d < desc.rank(); ++d) {
+    const std::int64_t reach = (desc.shape[d] - 1) * desc.strides[static_cast<std::size_t>(d)] * element;
+    (reach < 0 ? span.low : span.high) += reach;
+  }
+  span.high += element;
+  return span;
+}
+
+BufferId Lowering::add_buffer(const Buffer& buffer) {
+  buffers_.push_back(buffer);
+  return static_cast<BufferId>(buffers_.size() - 1);
+}
+
+Tensor Lowering::allocate(DType dtype, const Shape& shape) {
+  Tensor tensor;
+  tensor.desc = TensorDesc(dtype, shape);
+  Buffer buffer;
+  buffer.bytes = static_cast<std::int64_t>(tensor.desc.byte_count());
+  tensor.buffer = add_buffer(buffer);
+  return tensor;
+}
+
+void Lowering::add_launch(Launch launch) {
+  for (const std::vector<Tensor>* tensors : {&launch.inputs, &launch.outputs}) {
+    for (const Tensor& t : *tensors) {
+      GRAFT_ASSERT(t.buffer < buffers_.size());
+      const ByteSpan span = byte_span(t.desc);
+      GRAFT_ASSERT(t.offset + span.low >= 0 && t.offset + span.high <= buffers_[t.buffer].bytes);
+    }
+  }
+  // A launch that writes nothing has no work to do.
+  const bool writes = std::any_of(launch.outputs.begin(), launch.outputs.end(), [](const Tensor& t) { return t.numel() > 0; });
+  if (!writes) return;
+  launch.node = node_;
+  launches_.push_back(std::move(launch));
+}
+
+void Lowering::launch_bytes(const Kernel& kernel, std::vector<Tensor> inputs, std::vector<Tensor> outputs,
+                            std::vector<std::byte> attrs, std::int64_t scratch_bytes, std::uint32_t inplace) {
+  GRAFT_ASSERT(!outputs.empty());
+  Launch launch;
+  launch.ggml_op = GGML_OP_CUSTOM;
+  launch.kernel = &kernel;
+  launch.inputs = std::move(inputs);
+  launch.outputs = std::move(outputs);
+  launch.attrs = std::move(attrs);
+  launch.inplace = inplace;
+  if (scratch_bytes > 0) {
+    launch.scratch_bytes = scratch_bytes;
+    Buffer scratch;
+    scratch.bytes = scratch_bytes;
+    launch.scratch = add_buffer(scratch);
+  }
+  add_launch(std::move(launch));
+}
+
+void Lowering::launch(const Kernel& kernel, std::vector<Tensor> inputs, std::vector<Tensor> outputs) {
+  launch_bytes(kernel, std::move(inputs), std::move(outputs), {}, 0, 0);
+}
+
+void Lowering::launch_ggml(int ggml_op, std::vector<Tensor> inputs, const Tensor& output,
+                           const std::array<std::int32_t, 16>& params, std::uint32_t inplace) {
+  if (output.numel() == 0) return;
+  for (const Tensor& t : inputs) GRAFT_ASSERT(t.rank() <= GGML_MAX_DIMS && t.numel() > 0);
+  GRAFT_ASSERT(output.rank() <= GGML_MAX_DIMS && inputs.size() <= GGML_MAX_SRC);
+  Launch launch;
+  launch.ggml_op = ggml_op;
+  launch.params = params;
+  launch.inputs = std::move(inputs);
+  launch.outputs = {output};
+  launch.inplace = inplace;
+  add_launch(std::move(launch));
+}
+
+Tensor Lowering::contiguous(const Tensor& tensor) {
+  if (tensor.desc.contiguous()) return tensor;
+  for (const auto& [from, copied] : contiguous_copies_)
+    if (from.buffer == tensor.buffer && from.offset == tensor.offset && from.dtype() == tensor.dtype() &&
+        from.shape() == tensor.shape() && from.desc.strides == tensor.desc.strides)
+      return copied;
+  const Tensor copied = allocate(tensor.dtype(), tensor.shape());
+  copy(tensor, copied);
+  contiguous_copies_.emplace_back(tensor, copied);
+  return copied;
+}
+
+Tensor Lowering::cast(const Tensor& tensor, DType dtype) {
+  if (tensor.dtype() == dtype) return tensor;
+  const Tensor out = allocate(dtype, tensor.shape());
+  copy(tensor, out);
+  return out;
+}
+
+void Lowering::copy(const Tensor& from, const Tensor& to) {
+  GRAFT_ASSERT(from.shape() == to.shape());
+  launch(kCopy, {from}, {to});
+}
+
+Tensor Lowering::full(DType dtype, const Shape& shape, const Scalar& value) {
+  const Tensor out = allocate(dtype, shape);
+  FillAttrs attrs{};
+  if (is_float(dtype)) {
+    attrs.f = value.to_double();
+  } else if (dtype == DType::b8) {
+    attrs.i = value.is_real() ? value.f != 0 : value.i != 0;
+  } else {
+    attrs.i = value.is_real() ? static_cast<std::int64_t>(value.f) : value.i;
+  }
+  launch(kFill, {}, {out}, attrs);
+  return out;
+}
+
+}  // namespace graft

@@ -1,0 +1,357 @@
+#include "plan/make_plan.h"
+
+#include <algorithm>
+#include <bit>
+
+#include "base/check.h"
+#include "plan/arena.h"
+#include "plan/arena_check.h"
+#include "plan/lowering.h"
+
+namespace graft {
+namespace {
+
+constexpr std::int64_t kArenaAlignment = 64;
+
+std::string input_name(const ir::Method& method, std::uint32_t index) {
+  const std::string label =
+      index < method.user_input_names.size() ? " ('" + method.user_input_names[index] + "')" : std::string();
+  return str("input ", index, label, " of method '", method.name, "'");
+}
+
+Shape shape_of(const ir::Value& value) {
+  Shape shape;
+  for (const ir::Dim& dim : value.dims) shape.push_back(dim.min);
+  return shape;
+}
+
+class Planner {
+ public:
+  Planner(const ir::Program& program, const ir::Method& method, const PlanOptions& options)
+      : program_(program), method_(method), lowering_(options.max_threads, options.prefer_ggml),
+        bindings_(method.values.size()) {}
+
+  Plan run(std::span<const InputDesc> inputs) {
+    bind_inputs(inputs);
+    for (const ir::Node& node : method_.nodes) lower(node);
+    bind_outputs();
+    plan_.buffers = std::move(lowering_.buffers());
+    plan_.launches = std::move(lowering_.launches());
+    drop_dead_launches();
+    merge_inplace();
+    lay_out_arena();
+    plan_.key = plan_key(inputs);
+    return std::move(plan_);
+  }
+
+ private:
+  void bind_inputs(std::span<const InputDesc> inputs) {
+    for (const ir::Input& input : method_.inputs) {
+      Binding& binding = bindings_[input.value];
+      const ir::Value& value = method_.values[input.value];
+      Buffer buffer;
+      buffer.index = input.index;
+      TensorDesc desc;
+      switch (input.kind) {
+        case ir::InputKind::user: {
+          const InputDesc& given = inputs[input.index];
+          if (!given.is_tensor) {
+            binding.scalar = given.scalar;
+            continue;
+          }
+          buffer.segment = Segment::input;
+          desc = given.desc;
+          break;
+        }
+        case ir::InputKind::weight:
+        case ir::InputKind::constant:
+          buffer.segment = input.kind == ir::InputKind::weight ? Segment::weight : Segment::constant;
+          desc = TensorDesc(value.dtype, shape_of(value));
+          break;
+        case ir::InputKind::state:
+          buffer.segment = Segment::state;
+          desc = TensorDesc(value.dtype, shape_of(value));
+          break;
+      }
+      buffer.bytes = static_cast<std::int64_t>(desc.byte_count());
+      binding.tensor = Tensor{lowering_.add_buffer(buffer), 0, desc};
+    }
+  }
+
+  void lower(const ir::Node& node) {
+    const std::string& target = program_.op_of(node).target;
+    const Call call(program_, method_, node, bindings_);
+    if (const ScalarOperator* op = find_scalar_operator(target)) {
+      bindings_[node.outputs[0]].scalar = op->evaluate(call);
+      return;
+    }
+    const Operator* op = find_operator(target);
+    GRAFT_CHECK(Unsupported, op, "node ", node.name, ": no operator '", target, "'");
+    lowering_.begin_node(static_cast<std::uint32_t>(plan_.node_names.size()));
+    plan_.node_names.push_back(node.name);
+
+    std::vector<Shape> shapes;
+    try {
+      shapes = op->shape(call);
+    } catch (const InvalidArgument& e) {
+      throw InvalidArgument(str("node ", node.name, " (", target, "): ", e.what()));
+    }
+    GRAFT_ASSERT(shapes.size() == node.outputs.size());
+    for (std::size_t i = 0; i < shapes.size(); ++i) check_shape(node, target, i, shapes[i]);
+    std::vector<Tensor> results = op->lower(call, shapes, lowering_);
+    GRAFT_ASSERT(results.size() == shapes.size());
+    for (std::size_t i = 0; i < results.size(); ++i) {
+      GRAFT_ASSERT(results[i].shape() == shapes[i]);
+      GRAFT_ASSERT(results[i].dtype() == call.output_dtype(i));
+      bindings_[node.outputs[i]].tensor = results[i];
+    }
+  }
+
+  // The program says what shapes it expects; a rule of ours that disagrees must not go on silently.
+  void check_shape(const ir::Node& node, const std::string& target, std::size_t i, const Shape& shape) const {
+    const ir::Value& value = method_.values[node.outputs[i]];
+    bool fits = shape.rank() == value.rank();
+    for (int d = 0; fits && d < shape.rank(); ++d) {
+      const ir::Dim& dim = value.dims[static_cast<std::size_t>(d)];
+      fits = shape[d] >= dim.min && shape[d] <= dim.max;
+    }
+    GRAFT_CHECK(InvalidProgram, fits, "node ", node.name, " (", target, "): output ", i, " has shape ", shape.str(),
+                ", but the program declares ", value.str());
+  }
+
+  void bind_outputs() {
+    lowering_.begin_node(static_cast<std::uint32_t>(plan_.node_names.size()));
+    plan_.node_names.push_back("output");
+    std::vector<bool> is_output(lowering_.buffers().size(), false);
+    std::vector<std::pair<Tensor, Tensor>> late_writes;  // into states and inputs, after everything else was read
+    for (std::size_t i = 0; i < method_.outputs.size(); ++i) {
+      const ir::Output& output = method_.outputs[i];
+      PlanOutput out;
+      out.kind = output.kind;
+      out.index = output.index;
+      bind_output(output, static_cast<std::uint32_t>(plan_.outputs.size()), out, is_output, late_writes);
+      plan_.outputs.push_back(std::move(out));
+    }
+    // A value read from a state or input that another late write changes must be saved before the first write.
+    for (auto& [from, to] : late_writes) {
+      const Segment segment = lowering_.buffers()[from.buffer].segment;
+      if (late_writes.size() > 1 && (segment == Segment::state || segment == Segment::input) && from.buffer != to.buffer) {
+        const Tensor saved = lowering_.allocate(from.dtype(), from.shape());
+        lowering_.copy(from, saved);
+        from = saved;
+      }
+    }
+    for (const auto& [from, to] : late_writes) lowering_.copy(from, to);
+  }
+
+  void bind_output(const ir::Output& output, std::uint32_t position, PlanOutput& out, std::vector<bool>& is_output,
+                   std::vector<std::pair<Tensor, Tensor>>& late_writes) {
+    const ir::Arg& arg = output.arg;
+    if (!arg.is_value()) {
+      switch (arg.kind) {
+        case ir::Arg::Kind::none: out.is_none = true; break;
+        case ir::Arg::Kind::string: out.is_text = true; out.text = arg.s; break;
+        case ir::Arg::Kind::integer: out.scalar = Scalar::of(arg.i); break;
+        case ir::Arg::Kind::boolean: out.scalar = Scalar::of(arg.i != 0); break;
+        case ir::Arg::Kind::real: out.scalar = Scalar::of(arg.f); break;
+        default: throw InvalidProgram(str("output ", position, " of method '", method_.name, "' has no value"));
+      }
+      return;
+    }
+    const Binding& binding = bindings_[arg.value()];
+    if (!binding.tensor) {
+      out.scalar = binding.scalar;
+      return;
+    }
+    const Tensor value = *binding.tensor;
+    out.is_tensor = true;
+    out.desc = TensorDesc(value.dtype(), value.shape());
+    if (output.kind != ir::OutputKind::user) {
+      const BufferId target = mutated_buffer(output);
+      out.buffer = target;
+      if (value.buffer != target || value.offset != 0 || !value.desc.contiguous())
+        late_writes.emplace_back(value, Tensor{target, 0, out.desc});
+      return;
+    }
+    const auto bytes = static_cast<std::int64_t>(out.desc.byte_count());
+    Buffer& buffer = lowering_.buffers()[value.buffer];
+    is_output.resize(lowering_.buffers().size(), false);
+    if (buffer.segment == Segment::arena && value.offset == 0 && value.desc.contiguous() && buffer.bytes == bytes &&
+        !is_output[value.buffer]) {
+      buffer.segment = Segment::output;
+      buffer.index = position;
+      is_output[value.buffer] = true;
+      out.buffer = value.buffer;
+      return;
+    }
+    Buffer fresh;
+    fresh.segment = Segment::output;
+    fresh.index = position;
+    fresh.bytes = bytes;
+    out.buffer = lowering_.add_buffer(fresh);
+    lowering_.copy(value, Tensor{out.buffer, 0, out.desc});
+  }
+
+  BufferId mutated_buffer(const ir::Output& output) const {
+    const ir::InputKind kind =
+        output.kind == ir::OutputKind::state_mutation ? ir::InputKind::state : ir::InputKind::user;
+    for (const ir::Input& input : method_.inputs)
+      if (input.kind == kind && input.index == output.index) return bindings_[input.value].tensor->buffer;
+    throw InvalidProgram(str("method '", method_.name, "' writes ",
+                             kind == ir::InputKind::state ? "state " : "input ", output.index, " without reading it"));
+  }
+
+  template <typename Visit>
+  static void for_each_buffer(Launch& launch, Visit&& visit) {
+    for (Tensor& t : launch.inputs) visit(t.buffer);
+    for (Tensor& t : launch.outputs) visit(t.buffer);
+    if (launch.scratch_bytes > 0) visit(launch.scratch);
+  }
+
+  void drop_dead_launches() {
+    std::vector<bool> needed(plan_.buffers.size(), false);
+    std::vector<bool> live(plan_.launches.size(), false);
+    for (std::size_t i = plan_.launches.size(); i-- > 0;) {
+      const Launch& launch = plan_.launches[i];
+      for (const Tensor& t : launch.outputs)
+        live[i] = live[i] || needed[t.buffer] || plan_.buffers[t.buffer].segment != Segment::arena;
+      if (!live[i]) continue;
+      for (const Tensor& t : launch.inputs) needed[t.buffer] = true;
+    }
+    std::size_t kept = 0;
+    for (std::size_t i = 0; i < plan_.launches.size(); ++i) {
+      if (!live[i]) continue;
+      if (kept != i) plan_.launches[kept] = std::move(plan_.launches[i]);
+      ++kept;
+    }
+    plan_.launches.resize(kept);
+  }
+
+  void find_lifetimes() {
+    for (Buffer& b : plan_.buffers) b.first_use = b.last_use = -1;
+    for (std::size_t i = 0; i < plan_.launches.size(); ++i) {
+      for_each_buffer(plan_.launches[i], [&](BufferId id) {
+        Buffer& b = plan_.buffers[id];
+        if (b.first_use < 0) b.first_use = static_cast<std::int32_t>(i);
+        b.last_use = static_cast<std::int32_t>(i);
+      });
+    }
+  }
+
+  // Lets an output take over the memory of an input that dies at the same launch.
+  void merge_inplace() {
+    find_lifetimes();
+    std::vector<BufferId> merged(plan_.buffers.size());
+    for (BufferId id = 0; id < merged.size(); ++id) merged[id] = id;
+    for (std::size_t i = 0; i < plan_.launches.size(); ++i) {
+      Launch& launch = plan_.launches[i];
+      // A buffer that was merged into an earlier one is found under that one from here on: chains stay one step deep,
+      // because launches are visited in order.
+      for_each_buffer(launch, [&](BufferId& id) { id = merged[id]; });
+      if (launch.inplace == 0) continue;
+      const Tensor out = launch.outputs[0];
+      Buffer& out_buffer = plan_.buffers[out.buffer];
+      if (out_buffer.segment != Segment::arena || out_buffer.first_use != static_cast<std::int32_t>(i)) continue;
+      for (std::size_t k = 0; k < launch.inputs.size(); ++k) {
+        if (!((launch.inplace >> k) & 1u)) continue;
+        const Tensor& in = launch.inputs[k];
+        Buffer& in_buffer = plan_.buffers[in.buffer];
+        const bool same_place = in_buffer.segment == Segment::arena && in_buffer.bytes == out_buffer.bytes &&
+                                in.offset == out.offset && in.shape() == out.shape() &&
+                                byte_size(in.dtype()) == byte_size(out.dtype()) &&
+                                in.desc.contiguous() && out.desc.contiguous();
+        // Another operand that reads the same buffer at other places would see half-written data.
+        const auto uses = std::count_if(launch.inputs.begin(), launch.inputs.end(),
+                                        [&](const Tensor& t) { return t.buffer == in.buffer; });
+        if (!same_place || uses != 1 || in_buffer.last_use != static_cast<std::int32_t>(i)) continue;
+        in_buffer.last_use = out_buffer.last_use;
+        merged[out.buffer] = in.buffer;
+        out_buffer.first_use = out_buffer.last_use = -1;
+        launch.outputs[0].buffer = in.buffer;
+        break;
+      }
+    }
+  }
+
+  void lay_out_arena() {
+    std::vector<BufferId> ids;
+    std::vector<Lifetime> lifetimes;
+    for (BufferId id = 0; id < plan_.buffers.size(); ++id) {
+      const Buffer& b = plan_.buffers[id];
+      if (b.segment != Segment::arena || b.first_use < 0) continue;
+      ids.push_back(id);
+      lifetimes.push_back({b.bytes, b.first_use, b.last_use});
+    }
+    const ArenaLayout layout = plan_arena(lifetimes, kArenaAlignment);
+    for (std::size_t i = 0; i < ids.size(); ++i) plan_.buffers[ids[i]].offset = layout.offsets[i];
+    plan_.arena_bytes = layout.bytes;
+#ifndef NDEBUG
+    const std::optional<std::string> overlap = find_overlap(lifetimes, layout.offsets, kArenaAlignment);
+    GRAFT_ASSERT(!overlap.has_value());
+#endif
+  }
+
+  const ir::Program& program_;
+  const ir::Method& method_;
+  Lowering lowering_;
+  std::vector<Binding> bindings_;
+  Plan plan_;
+};
+
+}  // namespace
+
+void check_inputs(const ir::Method& method, std::span<const InputDesc> inputs) {
+  std::size_t count = 0;
+  for (const ir::Input& input : method.inputs) count += input.kind == ir::InputKind::user;
+  GRAFT_CHECK(InvalidArgument, inputs.size() == count, "method '", method.name, "' takes ", count, " inputs, got ",
+              inputs.size());
+  for (const ir::Input& input : method.inputs) {
+    if (input.kind != ir::InputKind::user) continue;
+    const ir::Value& value = method.values[input.value];
+    const InputDesc& given = inputs[input.index];
+    if (value.kind != ir::ValueKind::tensor) {
+      GRAFT_CHECK(InvalidArgument, !given.is_tensor, input_name(method, input.index), " must be a number, got ",
+                  given.desc.str());
+      if (value.dims.size() == 1 && !given.scalar.is_real())
+        GRAFT_CHECK(InvalidArgument, given.scalar.i >= value.dims[0].min && given.scalar.i <= value.dims[0].max,
+                    input_name(method, input.index), " must be in ", value.dims[0].min, "..", value.dims[0].max,
+                    ", got ", given.scalar.i);
+      continue;
+    }
+    GRAFT_CHECK(InvalidArgument, given.is_tensor, input_name(method, input.index), " must be a tensor ", value.str(),
+                ", got a number");
+    GRAFT_CHECK(InvalidArgument, given.desc.dtype == value.dtype, input_name(method, input.index), " must have dtype ",
+                name(value.dtype), ", got ", name(given.desc.dtype));
+    GRAFT_CHECK(InvalidArgument, given.desc.rank() == value.rank(), input_name(method, input.index), " must be ",
+                value.str(), " (rank ", value.rank(), "), got ", given.desc.str(), " (rank ", given.desc.rank(), ")");
+    for (int d = 0; d < value.rank(); ++d) {
+      const ir::Dim& dim = value.dims[static_cast<std::size_t>(d)];
+      const std::int64_t size = given.desc.shape[d];
+      GRAFT_CHECK(InvalidArgument, size >= dim.min && size <= dim.max, input_name(method, input.index),
+                  ": size of dimension ", d, " must be ",
+                  dim.is_static() ? str(dim.min) : dim.max == ir::kUnbounded ? str("at least ", dim.min)
+                                                                             : str("in ", dim.min, "..", dim.max),
+                  ", got ", size);
+    }
+  }
+}
+
+std::vector<std::int64_t> plan_key(std::span<const InputDesc> inputs) {
+  std::vector<std::int64_t> key;
+  for (const InputDesc& input : inputs) {
+    if (input.is_tensor) {
+      for (std::int64_t size : input.desc.shape.sizes()) key.push_back(size);
+    } else {
+      key.push_back(input.scalar.is_real() ? std::bit_cast<std::int64_t>(input.scalar.f) : input.scalar.i);
+    }
+  }
+  return key;
+}
+
+Plan make_plan(const ir::Program& program, const ir::Method& method, std::span<const InputDesc> inputs,
+               const PlanOptions& options) {
+  check_inputs(method, inputs);
+  return Planner(program, method, options).run(inputs);
+}
+
+}  // namespace graft

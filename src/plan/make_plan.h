@@ -1,0 +1,34 @@
+#pragma once
+
+#include <span>
+
+#include "ir/program.h"
+#include "plan/plan.h"
+
+namespace graft {
+
+// One user input of a call: a tensor's dtype and sizes, or a number.
+struct InputDesc {
+  bool is_tensor = true;
+  TensorDesc desc;  // contiguous
+  Scalar scalar;
+};
+
+struct PlanOptions {
+  int max_threads = 1;       // threads that will run the launches; sizes the kernels' scratch
+  bool prefer_ggml = false;  // lower to ggml's own kernels wherever they are exact
+};
+
+// Checks the inputs against the method's declared dtypes, ranks and ranges. Throws InvalidArgument naming the input.
+void check_inputs(const ir::Method& method, std::span<const InputDesc> inputs);
+
+// The shape key: what must be equal for a plan to serve a call again. Sizes of the tensors and values of the numbers.
+std::vector<std::int64_t> plan_key(std::span<const InputDesc> inputs);
+
+// Makes the plan of a method for these inputs: runs the shape rules forward, lowers every node, lays out the arena.
+// Pure: depends on the arguments alone. Throws InvalidArgument where the shapes cannot work, InvalidProgram where a
+// shape rule contradicts what the program declares.
+Plan make_plan(const ir::Program& program, const ir::Method& method, std::span<const InputDesc> inputs,
+               const PlanOptions& options);
+
+}  // namespace graft
