@@ -1,0 +1,31 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+// Which instruction set the kernels under src/kernel/simd run with.
+//
+// Files in src/kernel/simd/isa are compiled once per level, each time inside `namespace graft::simd::GRAFT_ISA`
+// (GRAFT_ISA is a macro there: baseline, avx2 or avx512), and export one const table of function pointers each.
+// They hold plain C-like code only: an inline function of the standard library instantiated there with AVX-512 could
+// be the copy the linker keeps for the whole program.
+namespace graft::simd {
+
+enum class Isa : std::uint8_t {
+  baseline,  // what every CPU of this architecture has
+  avx2,      // x86-64-v3: AVX2, FMA, F16C
+  avx512,    // x86-64-v4: AVX-512 F, BW, CD, DQ, VL
+};
+
+// "baseline", "avx2", "avx512".
+std::string_view name(Isa isa);
+
+// Best first is not promised: ascending order, baseline first. Only what was built and what this CPU can run.
+std::span<const Isa> available_isas();
+
+// The level in use: the highest available, or the one the environment variable GRAFT_ISA names. Decided at the first
+// call. Throws InvalidArgument when GRAFT_ISA names no level or one that is not available here.
+Isa active_isa();
+
+}  // namespace graft::simd
