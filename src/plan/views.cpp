@@ -1,0 +1,108 @@
+#include <algorithm>
+
+#include "base/check.h"
+#include "plan/lowering.h"
+
+namespace graft {
+
+namespace {
+
+std::size_t index(int dim) { return static_cast<std::size_t>(dim); }
+
+std::int64_t element_size(const Tensor& tensor) { return static_cast<std::int64_t>(byte_size(tensor.dtype())); }
+
+}  // namespace
+
+std::optional<Tensor> try_reshape(const Tensor& tensor, const Shape& shape) {
+  const std::int64_t count = tensor.numel();
+  GRAFT_CHECK(InvalidArgument, shape.numel() == count, "shape ", shape.str(), " is invalid for a tensor of size ",
+              tensor.shape().str());
+  Tensor result = tensor;
+  result.desc = TensorDesc(tensor.dtype(), shape);
+  if (count == 0 || tensor.rank() == 0) return result;  // any strides do
+
+  // Walk from the innermost dimension: input dimensions that lie next to each other in memory form a chunk, and the
+  // output dimensions must divide each chunk exactly (torch's computeStride).
+  int out = shape.rank() - 1;
+  std::int64_t chunk_stride = tensor.stride(tensor.rank() - 1);
+  std::int64_t chunk_count = 1;  // elements of the chunk so far
+  std::int64_t out_count = 1;    // elements of the output dimensions placed in it
+  for (int dim = tensor.rank() - 1; dim >= 0; --dim) {
+    chunk_count *= tensor.size(dim);
+    const bool chunk_ends =
+        dim == 0 || (tensor.size(dim - 1) != 1 && tensor.stride(dim - 1) != chunk_count * chunk_stride);
+    if (!chunk_ends) continue;
+    while (out >= 0 && (out_count < chunk_count || shape[out] == 1)) {
+      result.desc.strides[index(out)] = out_count * chunk_stride;
+      out_count *= shape[out];
+      --out;
+    }
+    if (out_count != chunk_count) return std::nullopt;
+    if (dim > 0) {
+      chunk_stride = tensor.stride(dim - 1);
+      chunk_count = 1;
+      out_count = 1;
+    }
+  }
+  if (out != -1) return std::nullopt;
+  return result;
+}
+
+Tensor permuted(const Tensor& tensor, std::span<const int> dims) {
+  GRAFT_ASSERT(static_cast<int>(dims.size()) == tensor.rank());
+  Tensor result = tensor;
+  std::array<bool, kMaxRank> seen{};
+  for (int d = 0; d < tensor.rank(); ++d) {
+    const int from = dims[index(d)];
+    GRAFT_ASSERT(from >= 0 && from < tensor.rank() && !seen[index(from)]);
+    seen[index(from)] = true;
+    result.desc.shape[d] = tensor.size(from);
+    result.desc.strides[index(d)] = tensor.stride(from);
+  }
+  return result;
+}
+
+Tensor expanded(const Tensor& tensor, const Shape& shape) {
+  const int lead = shape.rank() - tensor.rank();
+  GRAFT_CHECK(InvalidArgument, lead >= 0, "a tensor of size ", tensor.shape().str(), " cannot be expanded to ",
+              shape.str(), ", which has fewer dimensions");
+  Tensor result = tensor;
+  result.desc.shape = shape;
+  result.desc.strides = {};
+  for (int d = lead; d < shape.rank(); ++d) {
+    const int from = d - lead;
+    if (shape[d] == tensor.size(from)) {
+      result.desc.strides[index(d)] = tensor.stride(from);
+      continue;
+    }
+    GRAFT_CHECK(InvalidArgument, tensor.size(from) == 1, "a tensor of size ", tensor.shape().str(),
+                " cannot be expanded to ", shape.str(), ": dimension ", d, " has size ", tensor.size(from));
+  }
+  return result;
+}
+
+Tensor sliced(const Tensor& tensor, int dim, std::int64_t start, std::int64_t length, std::int64_t step) {
+  GRAFT_ASSERT(dim >= 0 && dim < tensor.rank() && length >= 0);
+  Tensor result = tensor;
+  result.desc.shape[dim] = length;
+  result.desc.strides[index(dim)] = tensor.stride(dim) * step;
+  if (length == 0) return result;  // no element is read: the offset stays inside the buffer
+  const std::int64_t last = start + (length - 1) * step;
+  GRAFT_ASSERT(start >= 0 && start < tensor.size(dim) && last >= 0 && last < tensor.size(dim));
+  result.offset += start * tensor.stride(dim) * element_size(tensor);
+  return result;
+}
+
+Tensor collapsed(const Tensor& tensor, int keep_last) {
+  GRAFT_ASSERT(keep_last >= 0 && keep_last <= tensor.rank() && tensor.desc.contiguous());
+  const int lead = tensor.rank() - keep_last;
+  std::int64_t rows = 1;
+  for (int d = 0; d < lead; ++d) rows *= tensor.size(d);
+  Shape shape{rows};
+  for (int d = lead; d < tensor.rank(); ++d) shape.push_back(tensor.size(d));
+  Tensor result = tensor;
+  result.desc = TensorDesc(tensor.dtype(), shape);
+  return result;
+}
+
+}  // namespace graft
