@@ -1,0 +1,290 @@
+#include <string>
+#include <string_view>
+#include <unordered_set>
+
+#include "base/check.h"
+#include "ir/program.h"
+
+namespace graft::ir {
+namespace {
+
+constexpr std::size_t kSha256Bytes = 32;
+
+#define GRAFT_RULE(condition, ...) GRAFT_CHECK(InvalidProgram, condition, __VA_ARGS__)
+
+bool known(DType dtype) { return static_cast<std::size_t>(dtype) < kDTypeCount; }
+
+// Inserts, or throws when the name is empty or taken.
+void check_unique(std::unordered_set<std::string_view>& names, std::string_view name, std::string_view what) {
+  GRAFT_RULE(!name.empty(), what, " ", names.size(), " has an empty name");
+  GRAFT_RULE(names.insert(name).second, what, " '", name, "' appears twice");
+}
+
+// Bytes of a plain tensor. Counts sizes of 0 as 1, so that strides of empty tensors cannot overflow either.
+void check_sizes(DType dtype, const Shape& shape, std::string_view owner) {
+  GRAFT_RULE(known(dtype), owner, ": dtype ", static_cast<int>(dtype), " is not known");
+  auto bytes = static_cast<std::int64_t>(byte_size(dtype));
+  for (int d = 0; d < shape.rank(); ++d) {
+    GRAFT_RULE(shape[d] >= 0, owner, ": size of dimension ", d, " must not be negative, found ", shape[d]);
+    GRAFT_RULE(shape[d] == 0 || !__builtin_mul_overflow(bytes, shape[d], &bytes), owner, ": the size of ", shape.str(),
+               " does not fit 64 bits");
+  }
+}
+
+void check_weight(const Program& program, std::size_t index) {
+  const Weight& weight = program.weights[index];
+  const std::string owner = str("weight '", weight.key, "'");
+  check_sizes(weight.dtype, weight.shape, owner);
+  GRAFT_RULE(weight.sha256.empty() || weight.sha256.size() == kSha256Bytes, owner, ": sha256 must have ", kSha256Bytes,
+             " bytes or none, found ", weight.sha256.size());
+  const auto check_helper = [&](std::int32_t helper, std::string_view role, bool required) {
+    if (helper == -1 && !required) return;
+    GRAFT_RULE(helper >= 0 && static_cast<std::size_t>(helper) < program.weights.size(), owner, ": its ", role,
+               " must be one of the ", program.weights.size(), " weights, found index ", helper);
+    GRAFT_RULE(static_cast<std::size_t>(helper) != index, owner, ": it is its own ", role);
+    GRAFT_RULE(program.weights[static_cast<std::size_t>(helper)].storage == Storage::plain, owner, ": its ", role,
+               " must be stored plain");
+  };
+  if (weight.storage == Storage::affine) {
+    GRAFT_RULE(weight.block_type == "int4" || weight.block_type == "int8", owner,
+               ": affine storage is 'int4' or 'int8', found '", weight.block_type, "'");
+    GRAFT_RULE(weight.group_size > 0, owner, ": the group size must be positive, found ", weight.group_size);
+    check_helper(weight.scale, "scale", true);
+    check_helper(weight.zero_point, "zero point", false);
+    return;
+  }
+  GRAFT_RULE(weight.scale == -1 && weight.zero_point == -1, owner,
+             ": only affine storage has a scale and a zero point, found ", weight.scale, " and ", weight.zero_point);
+  if (weight.storage == Storage::ggml_block) {
+    GRAFT_RULE(!weight.block_type.empty(), owner, ": block storage without a block type");
+    return;
+  }
+  GRAFT_RULE(weight.storage == Storage::plain, owner, ": storage ", static_cast<int>(weight.storage), " is not known");
+  GRAFT_RULE(weight.block_type.empty(), owner, ": plain storage with block type '", weight.block_type, "'");
+  const auto expected = static_cast<std::uint64_t>(weight.shape.numel()) * byte_size(weight.dtype);
+  GRAFT_RULE(weight.byte_size == expected, owner, ": ", name(weight.dtype), weight.shape.str(), " takes ", expected,
+             " bytes, found ", weight.byte_size);
+}
+
+void check_state(const Program& program, const State& state) {
+  const std::string owner = str("state '", state.fqn, "'");
+  check_sizes(state.dtype, state.shape, owner);
+  if (state.initial == -1) return;
+  GRAFT_RULE(state.initial >= 0 && static_cast<std::size_t>(state.initial) < program.weights.size(), owner,
+             ": its initial value must be one of the ", program.weights.size(), " weights or -1, found ",
+             state.initial);
+  const Weight& initial = program.weights[static_cast<std::size_t>(state.initial)];
+  GRAFT_RULE(initial.storage == Storage::plain && initial.dtype == state.dtype && initial.shape == state.shape, owner,
+             ": its initial value must be ", name(state.dtype), state.shape.str(), ", weight '", initial.key, "' is ",
+             name(initial.dtype), initial.shape.str());
+}
+
+class MethodVerifier {
+ public:
+  MethodVerifier(const Program& program, const Method& method)
+      : program_(program), method_(method), defined_(method.values.size(), false) {}
+
+  void run() {
+    for (const Value& value : method_.values) check_value(value);
+    check_inputs();
+    for (std::size_t i = 0; i < method_.nodes.size(); ++i) check_node(i);
+    check_outputs();
+  }
+
+ private:
+  // One rule of this method; `owner` says which part of it.
+  template <typename... Parts>
+  void rule(bool holds, const std::string& owner, const Parts&... parts) const {
+    if (!holds) throw InvalidProgram(str("method '", method_.name, "', ", owner, ": ", parts...));
+  }
+
+  void check_value(const Value& value) const {
+    GRAFT_RULE(!value.name.empty(), "method '", method_.name, "': value ", &value - method_.values.data(),
+               " has an empty name");
+    const bool good = known(value.dtype) && value.kind <= ValueKind::boolean;
+    if (good && value.dims.empty()) return;
+    const std::string owner = str("value '", value.name, "'");
+    rule(value.kind <= ValueKind::boolean, owner, "kind ", static_cast<int>(value.kind), " is not known");
+    rule(known(value.dtype), owner, "dtype ", static_cast<int>(value.dtype), " is not known");
+    const bool is_tensor = value.kind == ValueKind::tensor;
+    const std::size_t most = is_tensor ? static_cast<std::size_t>(kMaxRank) : 1;
+    rule(value.dims.size() <= most, owner, is_tensor ? "at most " : "a number has at most ", most,
+         is_tensor ? " dimensions, found " : " range, found ", value.dims.size());
+    auto least_bytes = static_cast<std::int64_t>(byte_size(value.dtype));
+    for (const Dim& dim : value.dims) {
+      rule(dim.min <= dim.max && (dim.min >= 0 || !is_tensor), owner, "a range must be 0 <= min <= max, found ",
+           dim.min, " to ", dim.max);
+      if (is_tensor)
+        rule(dim.min == 0 || !__builtin_mul_overflow(least_bytes, dim.min, &least_bytes), owner,
+             "its smallest size does not fit 64 bits: ", value.str());
+    }
+  }
+
+  void define(std::uint32_t id, const std::string& owner) {
+    rule(id < defined_.size(), owner, "value ids end at ", defined_.size(), ", found ", id);
+    rule(!defined_[id], owner, "value '", method_.values[id].name, "' is defined a second time");
+    defined_[id] = true;
+  }
+
+  // Marks `index` of a table as taken. Grows with what is named, never beyond `count`.
+  void take(std::vector<bool>& taken, std::uint32_t index, std::size_t count, const std::string& owner,
+            std::string_view what) const {
+    rule(index < count, owner, "there are ", count, " ", what, ", found index ", index);
+    if (taken.empty()) taken.resize(count, false);
+    rule(!taken[index], owner, what, " index ", index, " appears twice");
+    taken[index] = true;
+  }
+
+  // True when a tensor of exactly `dtype` and `shape` may be bound to the value.
+  static bool fits(const Value& value, DType dtype, const Shape& shape) {
+    if (value.kind != ValueKind::tensor || value.dtype != dtype || value.rank() != shape.rank()) return false;
+    for (int d = 0; d < shape.rank(); ++d) {
+      const Dim& dim = value.dims[static_cast<std::size_t>(d)];
+      if (shape[d] < dim.min || shape[d] > dim.max) return false;
+    }
+    return true;
+  }
+
+  void check_inputs() {
+    std::size_t users = 0;
+    for (const Input& input : method_.inputs) users += input.kind == InputKind::user;
+    user_values_.resize(users);
+    std::vector<bool> taken_users;
+    std::vector<bool> taken_states;
+    for (std::size_t i = 0; i < method_.inputs.size(); ++i) {
+      const Input& input = method_.inputs[i];
+      const std::string owner = str("input ", i);
+      define(input.value, owner);
+      const Value& value = method_.values[input.value];
+      switch (input.kind) {
+        case InputKind::user:
+          take(taken_users, input.index, users, owner, "user inputs");
+          user_values_[input.index] = input.value;
+          break;
+        case InputKind::weight: {
+          rule(input.index < program_.weights.size(), owner, "there are ", program_.weights.size(),
+               " weights, found index ", input.index);
+          const Weight& weight = program_.weights[input.index];
+          rule(fits(value, weight.dtype, weight.shape), owner, "value '", value.name, "' is ", value.str(),
+               ", its weight '", weight.key, "' is ", name(weight.dtype), weight.shape.str());
+          break;
+        }
+        case InputKind::state: {
+          take(taken_states, input.index, program_.states.size(), owner, "states");
+          const State& state = program_.states[input.index];
+          rule(fits(value, state.dtype, state.shape), owner, "value '", value.name, "' is ", value.str(),
+               ", its state '", state.fqn, "' is ", name(state.dtype), state.shape.str());
+          break;
+        }
+        default:
+          rule(false, owner, "kind ", static_cast<int>(input.kind), " is not known");
+      }
+    }
+  }
+
+  void check_node(std::size_t index) {
+    const Node& node = method_.nodes[index];
+    std::string owner = str("node ", index, " '", node.name, "'");
+    rule(!node.name.empty(), owner, "it has an empty name");
+    rule(node.op < program_.ops.size(), owner, "there are ", program_.ops.size(), " ops, found index ", node.op);
+    const Op& op = program_.op_of(node);
+    owner += str(" (", op.target, ")");
+    rule(node.args.size() == op.arg_names.size(), owner, "expected ", op.arg_names.size(), " arguments, found ",
+         node.args.size());
+    for (std::size_t a = 0; a < node.args.size(); ++a) check_arg(node.args[a], owner, op.arg_names[a], 0);
+    for (ValueId id : node.outputs) define(id, owner);
+  }
+
+  void check_arg(const Arg& arg, const std::string& owner, const std::string& name, int depth) const {
+    rule(depth <= kMaxListDepth, owner, "argument '", name, "': lists nest at most ", kMaxListDepth, " deep");
+    rule(arg.kind <= Arg::Kind::device, owner, "argument '", name, "': kind ", static_cast<int>(arg.kind),
+         " is not known");
+    if (arg.kind == Arg::Kind::list) {
+      for (const Arg& item : arg.items) check_arg(item, owner, name, depth + 1);
+      return;
+    }
+    rule(arg.items.empty(), owner, "argument '", name, "' is not a list but has ", arg.items.size(), " items");
+    switch (arg.kind) {
+      case Arg::Kind::value: {
+        rule(arg.i >= 0 && static_cast<std::uint64_t>(arg.i) < defined_.size(), owner, "argument '", name,
+             "': value ids end at ", defined_.size(), ", found ", arg.i);
+        const auto id = static_cast<std::size_t>(arg.i);
+        rule(defined_[id], owner, "argument '", name, "': value '", method_.values[id].name,
+             "' is used before it is defined");
+        break;
+      }
+      case Arg::Kind::boolean:
+        rule(arg.i == 0 || arg.i == 1, owner, "argument '", name, "': a bool is 0 or 1, found ", arg.i);
+        break;
+      case Arg::Kind::dtype:
+        rule(arg.i >= 0 && static_cast<std::uint64_t>(arg.i) < kDTypeCount, owner, "argument '", name, "': dtype ",
+             arg.i, " is not known");
+        break;
+      default:
+        break;
+    }
+  }
+
+  void check_outputs() {
+    std::size_t users = 0;
+    for (const Output& output : method_.outputs) users += output.kind == OutputKind::user;
+    std::vector<bool> taken_users;
+    std::vector<bool> taken_states;
+    std::vector<bool> taken_inputs;
+    for (std::size_t i = 0; i < method_.outputs.size(); ++i) {
+      const Output& output = method_.outputs[i];
+      const std::string owner = str("output ", i);
+      rule(output.arg.kind <= Arg::Kind::value, owner, "it must be a value or a constant, found argument kind ",
+           static_cast<int>(output.arg.kind));
+      check_arg(output.arg, owner, "value", 0);
+      if (output.kind == OutputKind::user) {
+        take(taken_users, output.index, users, owner, "user outputs");
+        continue;
+      }
+      rule(output.arg.is_value(), owner, "a mutation must write a value, found a constant");
+      const Value& value = method_.values[output.arg.value()];
+      if (output.kind == OutputKind::state_mutation) {
+        take(taken_states, output.index, program_.states.size(), owner, "states");
+        const State& state = program_.states[output.index];
+        rule(fits(value, state.dtype, state.shape), owner, "value '", value.name, "' is ", value.str(), ", the state '",
+             state.fqn, "' it is written to is ", name(state.dtype), state.shape.str());
+      } else {
+        rule(output.kind == OutputKind::input_mutation, owner, "kind ", static_cast<int>(output.kind), " is not known");
+        take(taken_inputs, output.index, user_values_.size(), owner, "user inputs");
+        const Value& target = method_.values[user_values_[output.index]];
+        rule(value.kind == ValueKind::tensor && target.kind == ValueKind::tensor && value.dtype == target.dtype &&
+                 value.rank() == target.rank(),
+             owner, "value '", value.name, "' is ", value.str(), ", the input '", target.name, "' it is written to is ",
+             target.str());
+      }
+    }
+  }
+
+  const Program& program_;
+  const Method& method_;
+  std::vector<bool> defined_;
+  std::vector<ValueId> user_values_;
+};
+
+}  // namespace
+
+void verify(const Program& program) {
+  for (const Op& op : program.ops) GRAFT_RULE(!op.target.empty(), "op ", &op - program.ops.data(), " has no target");
+  std::unordered_set<std::string_view> keys;
+  for (std::size_t i = 0; i < program.weights.size(); ++i) {
+    check_unique(keys, program.weights[i].key, "weight");
+    check_weight(program, i);
+  }
+  std::unordered_set<std::string_view> fqns;
+  for (const State& state : program.states) {
+    check_unique(fqns, state.fqn, "state");
+    check_state(program, state);
+  }
+  std::unordered_set<std::string_view> names;
+  for (const Method& method : program.methods) {
+    check_unique(names, method.name, "method");
+    MethodVerifier(program, method).run();
+  }
+}
+
+}  // namespace graft::ir
