@@ -41,7 +41,7 @@ std::string Shape::str() const {
   return out + "]";
 }
 
-TensorDesc::TensorDesc(DType dtype, const Shape& shape) : dtype(dtype), shape(shape) {
+TensorDesc::TensorDesc(DType element, const Shape& sizes) : dtype(element), shape(sizes) {
   std::int64_t stride = 1;
   for (int d = shape.rank() - 1; d >= 0; --d) {
     strides[static_cast<std::size_t>(d)] = stride;

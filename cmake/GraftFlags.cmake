@@ -1,0 +1,41 @@
+# Compiler settings of every target of ours. The main code is compiled for the plain architecture; only
+# src/kernel/simd/isa is compiled for newer CPUs (GraftLibrary.cmake).
+if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
+  set(CMAKE_BUILD_TYPE Release CACHE STRING "" FORCE)
+endif()
+
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+
+if(NOT CMAKE_CXX_COMPILER_LAUNCHER)
+  find_program(GRAFT_CCACHE ccache)
+  if(GRAFT_CCACHE)
+    set(CMAKE_C_COMPILER_LAUNCHER "${GRAFT_CCACHE}")
+    set(CMAKE_CXX_COMPILER_LAUNCHER "${GRAFT_CCACHE}")
+  endif()
+endif()
+
+# Sanitizers go into the global flags, so that a ggml built from source gets the same ones.
+if(GRAFT_SANITIZE)
+  add_compile_options(-fsanitize=${GRAFT_SANITIZE} -fno-omit-frame-pointer -g1)
+  add_link_options(-fsanitize=${GRAFT_SANITIZE})
+endif()
+
+find_package(Threads REQUIRED)
+
+add_library(graft_flags INTERFACE)
+target_compile_options(graft_flags INTERFACE -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wnon-virtual-dtor
+                                             $<$<BOOL:${GRAFT_WERROR}>:-Werror>)
+if(GRAFT_SANITIZE MATCHES "undefined")
+  # A finding of the undefined-behaviour sanitizer in our code ends the test; ggml's own are printed.
+  target_compile_options(graft_flags INTERFACE -fno-sanitize-recover=all)
+endif()
+
+function(graft_target name)
+  set_target_properties(${name} PROPERTIES CXX_VISIBILITY_PRESET hidden C_VISIBILITY_PRESET hidden
+                                           VISIBILITY_INLINES_HIDDEN ON)
+  target_link_libraries(${name} PRIVATE $<BUILD_INTERFACE:graft_flags>)
+endfunction()

@@ -1,0 +1,48 @@
+# The thin adapters: command line, Python module, ExecuTorch delegate.
+set(python_lib_dir "lib/python${Python_VERSION_MAJOR}.${Python_VERSION_MINOR}/site-packages/graft/lib")
+
+file(GLOB_RECURSE cli_sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/src/cli/*.cpp")
+list(FILTER cli_sources EXCLUDE REGEX "_test\\.cpp$")
+if(GRAFT_CLI AND cli_sources)
+  find_package(CLI11 CONFIG REQUIRED)
+  find_package(nlohmann_json CONFIG REQUIRED)
+  find_package(ZLIB REQUIRED)
+  add_executable(graft_cli ${cli_sources})
+  graft_target(graft_cli)
+  set_target_properties(graft_cli PROPERTIES
+    OUTPUT_NAME graft
+    # The C++ install, and the environment's bin next to the Python package.
+    INSTALL_RPATH "$ORIGIN/../${CMAKE_INSTALL_LIBDIR};$ORIGIN/../${python_lib_dir}")
+  target_include_directories(graft_cli PRIVATE "${CMAKE_CURRENT_SOURCE_DIR}/src")
+  target_link_libraries(graft_cli PRIVATE graft CLI11::CLI11 nlohmann_json::nlohmann_json ZLIB::ZLIB)
+  target_compile_definitions(graft_cli PRIVATE GRAFT_VERSION="${PROJECT_VERSION}")
+endif()
+
+file(GLOB_RECURSE python_sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/src/python/*.cpp")
+list(FILTER python_sources EXCLUDE REGEX "_test\\.cpp$")
+if(GRAFT_PYTHON AND python_sources)
+  find_package(nanobind CONFIG QUIET HINTS "${GRAFT_SITE_PACKAGES}/nanobind/cmake")
+  if(NOT nanobind_FOUND)
+    execute_process(COMMAND "${Python_EXECUTABLE}" -m nanobind --cmake_dir
+                    OUTPUT_VARIABLE nanobind_ROOT OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
+    find_package(nanobind CONFIG REQUIRED)
+  endif()
+  nanobind_add_module(_C NB_STATIC NOMINSIZE ${python_sources})
+  set_target_properties(nanobind-static PROPERTIES SYSTEM ON)  # its headers are not ours to warn about
+  graft_target(_C)
+  set_target_properties(_C PROPERTIES LIBRARY_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}/python/graft"
+                                      INSTALL_RPATH "$ORIGIN/lib")
+  target_include_directories(_C PRIVATE "${CMAKE_CURRENT_SOURCE_DIR}/src")
+  target_link_libraries(_C PRIVATE graft)
+endif()
+
+file(GLOB_RECURSE executorch_sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/src/executorch/*.cpp")
+list(FILTER executorch_sources EXCLUDE REGEX "_test\\.cpp$")
+if(GRAFT_EXECUTORCH AND executorch_sources)
+  find_package(executorch 1.5 CONFIG REQUIRED COMPONENTS runtime HINTS "${GRAFT_EXECUTORCH_ROOT}/share/cmake")
+  add_library(graft_executorch SHARED ${executorch_sources})
+  graft_target(graft_executorch)
+  set_target_properties(graft_executorch PROPERTIES INSTALL_RPATH "$ORIGIN;$ORIGIN/../../executorch/lib")
+  target_include_directories(graft_executorch PRIVATE "${CMAKE_CURRENT_SOURCE_DIR}/src")
+  target_link_libraries(graft_executorch PRIVATE graft executorch::runtime)
+endif()

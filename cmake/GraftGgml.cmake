@@ -1,0 +1,39 @@
+# ggml 0.25: from the package llama-cpp-python, or from source (sanitizers).
+set(GRAFT_GGML_VERSION 0.25)
+if(GRAFT_GGML_SOURCE)
+  set(GGML_OPENMP OFF CACHE BOOL "" FORCE)
+  set(GGML_BUILD_TESTS OFF CACHE BOOL "" FORCE)
+  set(GGML_BUILD_EXAMPLES OFF CACHE BOOL "" FORCE)
+  set(GGML_CCACHE OFF CACHE BOOL "" FORCE)  # ours is set already
+  set(BUILD_SHARED_LIBS ON)
+  add_subdirectory("${GRAFT_GGML_SOURCE}" "${CMAKE_BINARY_DIR}/ggml" EXCLUDE_FROM_ALL SYSTEM)
+  unset(BUILD_SHARED_LIBS)
+  foreach(part ggml ggml-base ggml-cpu ggml-cuda)
+    if(TARGET ${part} AND NOT TARGET ggml::${part})
+      add_library(ggml::${part} ALIAS ${part})
+    endif()
+  endforeach()
+  set(GRAFT_GGML_LIB_DIR "")
+else()
+  list(PREPEND CMAKE_PREFIX_PATH "${GRAFT_SITE_PACKAGES}")
+  find_package(ggml ${GRAFT_GGML_VERSION} CONFIG QUIET)
+  if(NOT ggml_FOUND)
+    message(FATAL_ERROR
+      "No ggml ${GRAFT_GGML_VERSION} in ${GRAFT_SITE_PACKAGES}. It comes with llama-cpp-python; install that first:\n"
+      "  CMAKE_ARGS=\"-DGGML_OPENMP=OFF -DLLAVA_BUILD=OFF\" pip install llama-cpp-python==0.3.36\n"
+      "or give -DGRAFT_GGML_SOURCE=<folder of ggml's source>.")
+  endif()
+  if(GGML_OPENMP_ENABLED)
+    message(FATAL_ERROR "The ggml in ${GRAFT_SITE_PACKAGES} was built with OpenMP: its thread pool would have no "
+                        "threads. Build llama-cpp-python again with CMAKE_ARGS=\"-DGGML_OPENMP=OFF -DLLAVA_BUILD=OFF\".")
+  endif()
+  get_target_property(ggml_location ggml::ggml IMPORTED_LOCATION)
+  cmake_path(GET ggml_location PARENT_PATH GRAFT_GGML_LIB_DIR)
+endif()
+
+if(GRAFT_CUDA AND NOT TARGET ggml::ggml-cuda)
+  message(FATAL_ERROR
+    "GRAFT_CUDA is on, but this ggml has no CUDA backend. Build it with one first:\n"
+    "  CMAKE_ARGS=\"-DGGML_OPENMP=OFF -DLLAVA_BUILD=OFF -DGGML_CUDA=ON\" pip install --force-reinstall --no-deps "
+    "--no-binary :all: llama-cpp-python==0.3.36")
+endif()

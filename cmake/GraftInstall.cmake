@@ -1,0 +1,1 @@
+# `cmake --install`: filled in below by component. Nothing of ggml's headers is installed.

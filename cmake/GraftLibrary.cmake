@@ -1,0 +1,67 @@
+# libgraft. Its objects are compiled once and linked into the shared library and into the tests, which need
+# symbols that the library hides.
+set(graft_sources "")
+foreach(stage base ir package op kernel pass plan run)
+  file(GLOB_RECURSE found CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/src/${stage}/*.cpp")
+  list(APPEND graft_sources ${found})
+endforeach()
+list(FILTER graft_sources EXCLUDE REGEX "_test\\.cpp$")
+set(graft_isa_sources ${graft_sources})
+list(FILTER graft_isa_sources INCLUDE REGEX "/src/kernel/simd/isa/")
+list(FILTER graft_sources EXCLUDE REGEX "/src/kernel/simd/isa/")
+
+# What every object of the library sees.
+add_library(graft_includes INTERFACE)
+target_include_directories(graft_includes INTERFACE "${CMAKE_CURRENT_SOURCE_DIR}/include" "${CMAKE_CURRENT_SOURCE_DIR}/src")
+target_include_directories(graft_includes SYSTEM INTERFACE "${GRAFT_GENERATED}" "${GRAFT_FLATBUFFERS_INCLUDE}")
+target_link_libraries(graft_includes INTERFACE ggml::ggml Threads::Threads)
+target_compile_definitions(graft_includes INTERFACE GRAFT_VERSION="${PROJECT_VERSION}")
+
+add_library(graft_objects OBJECT ${graft_sources})
+graft_target(graft_objects)
+target_link_libraries(graft_objects PUBLIC graft_includes)
+add_dependencies(graft_objects graft_schema)
+
+# src/kernel/simd/isa/*.cpp: once per instruction set, each time in a namespace named by GRAFT_ISA.
+string(TOLOWER "${CMAKE_SYSTEM_PROCESSOR}" processor)
+set(graft_isas baseline)
+if(processor MATCHES "^(x86_64|amd64)$")
+  list(APPEND graft_isas avx2 avx512)
+  target_compile_definitions(graft_objects PUBLIC GRAFT_HAVE_X86_ISA)
+endif()
+set(graft_isa_flags_baseline "")
+set(graft_isa_flags_avx2 -march=x86-64-v3)
+set(graft_isa_flags_avx512 -march=x86-64-v4)
+set(graft_all_objects $<TARGET_OBJECTS:graft_objects>)
+if(graft_isa_sources)
+  foreach(isa IN LISTS graft_isas)
+    add_library(graft_isa_${isa} OBJECT ${graft_isa_sources})
+    graft_target(graft_isa_${isa})
+    target_compile_options(graft_isa_${isa} PRIVATE -fno-math-errno -fno-trapping-math ${graft_isa_flags_${isa}})
+    target_compile_definitions(graft_isa_${isa} PRIVATE GRAFT_ISA=${isa})
+    target_link_libraries(graft_isa_${isa} PRIVATE graft_includes)
+    list(APPEND graft_all_objects $<TARGET_OBJECTS:graft_isa_${isa}>)
+  endforeach()
+endif()
+
+add_library(graft SHARED ${graft_all_objects})
+add_library(graft::graft ALIAS graft)
+graft_target(graft)
+set_target_properties(graft PROPERTIES LINKER_LANGUAGE CXX EXPORT_NAME graft)
+target_compile_features(graft PUBLIC cxx_std_20)
+target_include_directories(graft PUBLIC $<BUILD_INTERFACE:${CMAKE_CURRENT_SOURCE_DIR}/include>
+                                        $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
+target_link_libraries(graft PRIVATE $<BUILD_INTERFACE:ggml::ggml> $<BUILD_INTERFACE:Threads::Threads>)
+target_link_options(graft PRIVATE -Wl,--no-undefined)
+
+# llama-cpp-python installs ggml twice under one SONAME. Its own Python code loads the copy in llama_cpp/lib by path, so
+# ours must be that same file, whichever of the two is imported first.
+if(EXISTS "${GRAFT_SITE_PACKAGES}/llama_cpp/lib/libggml.so" AND NOT GRAFT_GGML_SOURCE)
+  set(GRAFT_GGML_RPATH "${GRAFT_SITE_PACKAGES}/llama_cpp/lib")
+else()
+  set(GRAFT_GGML_RPATH "${GRAFT_GGML_LIB_DIR}")
+endif()
+set_target_properties(graft PROPERTIES
+  BUILD_RPATH "${GRAFT_GGML_RPATH}"
+  # First the C++ install (ggml beside libgraft), then the Python package (site-packages/graft/lib).
+  INSTALL_RPATH "$ORIGIN;$ORIGIN/../../llama_cpp/lib")

@@ -1,0 +1,17 @@
+# graft_tests: every src/**/*_test.cpp of the engine, linked with its objects.
+enable_testing()
+file(GLOB_RECURSE graft_test_sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/src/*_test.cpp"
+     "${CMAKE_CURRENT_SOURCE_DIR}/test/cpp/*.cpp")
+list(FILTER graft_test_sources EXCLUDE REGEX "/src/(python|executorch|cli)/")
+if(graft_test_sources)
+  find_package(GTest CONFIG REQUIRED)
+  add_executable(graft_tests ${graft_test_sources} ${graft_all_objects})
+  graft_target(graft_tests)
+  set_target_properties(graft_tests PROPERTIES BUILD_RPATH "${GRAFT_GGML_RPATH}")
+  target_link_libraries(graft_tests PRIVATE graft_includes GTest::gtest GTest::gmock GTest::gtest_main)
+  target_compile_definitions(graft_tests PRIVATE
+    GRAFT_SOURCE_DIR="${CMAKE_CURRENT_SOURCE_DIR}" GRAFT_BUILD_DIR="${CMAKE_BINARY_DIR}"
+    $<$<IN_LIST:avx2,${graft_isas}>:GRAFT_HAVE_X86_ISA>)
+  add_dependencies(graft_tests graft_schema)
+  add_test(NAME graft_tests COMMAND graft_tests)
+endif()
