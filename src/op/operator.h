@@ -104,6 +104,8 @@ struct Operator {
   std::vector<Tensor> (*lower)(const Call&, std::span<const Shape> output_shapes, Lowering&);
   // Kept whole at export when every instance is accepted (ATen would decompose it otherwise).
   bool preserve = false;
+  // Makes views of its inputs only: costs nothing at run time, so it is never folded.
+  bool view = false;
 };
 
 // An operator on numbers ("aten.sym_size.int", "python.mul"): evaluated while planning, never launched.

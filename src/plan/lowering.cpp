@@ -13,6 +13,20 @@ std::string_view name(Segment segment) {
   return names[static_cast<std::size_t>(segment)];
 }
 
+RefreshLevel refresh_level(Segment segment) {
+  switch (segment) {
+    case Segment::input:
+    case Segment::output: return RefreshLevel::io;
+    case Segment::arena: return RefreshLevel::arena_and_io;
+    default: return RefreshLevel::all;
+  }
+}
+
+std::string_view name(RefreshLevel level) {
+  constexpr std::string_view names[] = {"none", "io", "arena+io", "all"};
+  return names[static_cast<std::size_t>(level)];
+}
+
 ByteSpan byte_span(const TensorDesc& desc) {
   ByteSpan span;
   if (desc.numel() == 0) return span;
@@ -57,6 +71,8 @@ void Lowering::add_launch(Launch launch) {
 void Lowering::launch_bytes(const Kernel& kernel, std::vector<Tensor> inputs, std::vector<Tensor> outputs,
                             std::vector<std::byte> attrs, std::int64_t scratch_bytes, std::uint32_t inplace) {
   GRAFT_ASSERT(!outputs.empty());
+  // ggml keeps the operands as sources of the node: all inputs, and the outputs after the first.
+  GRAFT_ASSERT(inputs.size() + outputs.size() - 1 <= GGML_MAX_SRC);
   Launch launch;
   launch.ggml_op = GGML_OP_CUSTOM;
   launch.kernel = &kernel;
@@ -80,7 +96,7 @@ void Lowering::launch(const Kernel& kernel, std::vector<Tensor> inputs, std::vec
 void Lowering::launch_ggml(int ggml_op, std::vector<Tensor> inputs, const Tensor& output,
                            const std::array<std::int32_t, 16>& params, std::uint32_t inplace) {
   if (output.numel() == 0) return;
-  for (const Tensor& t : inputs) GRAFT_ASSERT(t.rank() <= GGML_MAX_DIMS && t.numel() > 0);
+  for ([[maybe_unused]] const Tensor& t : inputs) GRAFT_ASSERT(t.rank() <= GGML_MAX_DIMS && t.numel() > 0);
   GRAFT_ASSERT(output.rank() <= GGML_MAX_DIMS && inputs.size() <= GGML_MAX_SRC);
   Launch launch;
   launch.ggml_op = ggml_op;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <map>
 
 #include "base/check.h"
 #include "plan/arena.h"
@@ -40,6 +41,7 @@ class Planner {
     drop_dead_launches();
     merge_inplace();
     lay_out_arena();
+    list_allocations();
     plan_.key = plan_key(inputs);
     return std::move(plan_);
   }
@@ -291,6 +293,18 @@ class Planner {
 #endif
   }
 
+  void list_allocations() {
+    std::map<std::pair<Segment, std::uint32_t>, std::uint32_t> ids;
+    for (Buffer& b : plan_.buffers) {
+      const std::uint32_t index = b.segment == Segment::arena ? 0 : b.index;
+      const auto [it, fresh] = ids.try_emplace({b.segment, index}, static_cast<std::uint32_t>(plan_.allocations.size()));
+      if (fresh) plan_.allocations.push_back({b.segment, index, b.segment == Segment::arena ? plan_.arena_bytes : b.bytes, 0});
+      b.allocation = it->second;
+    }
+    for (Launch& launch : plan_.launches)
+      for_each_buffer(launch, [&](BufferId id) { ++plan_.allocations[plan_.buffers[id].allocation].hits; });
+  }
+
   const ir::Program& program_;
   const ir::Method& method_;
   Lowering lowering_;
@@ -305,6 +319,8 @@ void check_inputs(const ir::Method& method, std::span<const InputDesc> inputs) {
   for (const ir::Input& input : method.inputs) count += input.kind == ir::InputKind::user;
   GRAFT_CHECK(InvalidArgument, inputs.size() == count, "method '", method.name, "' takes ", count, " inputs, got ",
               inputs.size());
+  // Dimensions with the same symbolic expression must have the same size.
+  std::map<std::string_view, std::pair<std::int64_t, std::string>> sizes;
   for (const ir::Input& input : method.inputs) {
     if (input.kind != ir::InputKind::user) continue;
     const ir::Value& value = method.values[input.value];
@@ -332,6 +348,11 @@ void check_inputs(const ir::Method& method, std::span<const InputDesc> inputs) {
                   dim.is_static() ? str(dim.min) : dim.max == ir::kUnbounded ? str("at least ", dim.min)
                                                                              : str("in ", dim.min, "..", dim.max),
                   ", got ", size);
+      if (dim.is_static() || dim.expr.empty()) continue;
+      const auto [it, fresh] =
+          sizes.try_emplace(dim.expr, size, str("dimension ", d, " of ", input_name(method, input.index)));
+      GRAFT_CHECK(InvalidArgument, it->second.first == size, input_name(method, input.index), ": size of dimension ", d,
+                  " must be ", it->second.first, " as that of ", it->second.second, ", got ", size);
     }
   }
 }

@@ -20,11 +20,25 @@ std::string_view name(Segment segment);
 struct Buffer {
   Segment segment = Segment::arena;
   std::uint32_t index = 0;       // weight, constant, state, input, output: which one. arena: 0
-  std::int64_t offset = 0;       // bytes from the base of its allocation id (arena: set by the planner)
+  std::uint32_t allocation = 0;  // id in Plan::allocations
+  std::int64_t offset = 0;       // bytes from the base of that allocation (arena: set by the planner)
   std::int64_t bytes = 0;
   std::int32_t first_use = -1;   // launch that writes it first (arena), -1 when it exists before the run
   std::int32_t last_use = -1;    // last launch that touches it
 };
+
+// A row of the table of memory: everything with this id moves together when its base address changes.
+struct Allocation {
+  Segment segment = Segment::arena;
+  std::uint32_t index = 0;
+  std::int64_t bytes = 0;
+  std::uint32_t hits = 0;        // operands of launches that lie in it
+};
+
+// How much a changed base costs to rewrite, cheapest first.
+enum class RefreshLevel : std::uint8_t { none, io, arena_and_io, all };
+RefreshLevel refresh_level(Segment segment);
+std::string_view name(RefreshLevel level);
 
 // One kernel launch: a ggml op or a kernel of ours. Pure data.
 struct Launch {
@@ -55,6 +69,7 @@ struct PlanOutput {
 // Everything a run of one method at one set of input shapes needs; immutable, shared by all sessions.
 struct Plan {
   std::vector<std::int64_t> key;
+  std::vector<Allocation> allocations;
   std::vector<Buffer> buffers;
   std::vector<Launch> launches;
   std::vector<PlanOutput> outputs;

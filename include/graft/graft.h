@@ -1,0 +1,183 @@
+#pragma once
+
+// graft: runs torch.export programs on ggml. The whole public C++ interface.
+//
+//   auto program = graft::Program::load("model.pte");
+//   graft::Session session(program);
+//   std::vector<graft::Value> outputs = session.run("forward", inputs);
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "graft/dtype.h"
+#include "graft/error.h"
+#include "graft/export.h"
+#include "graft/tensor.h"
+
+namespace graft {
+
+// An input or output of a method: a tensor, a number, a text or None.
+struct Value {
+  enum class Kind : std::uint8_t { none, tensor, integer, real, boolean, text };
+  Kind kind = Kind::none;
+  TensorView tensor;            // contiguous, element-aligned
+  std::int64_t i = 0;           // integer, boolean
+  double f = 0;                 // real
+  std::string text;
+  std::shared_ptr<void> owner;  // keeps tensor.data alive when graft allocated it; empty for the caller's memory
+
+  static Value of(const TensorView& t) { return {Kind::tensor, t, 0, 0, {}, {}}; }
+  static Value of(std::int64_t v) { return {Kind::integer, {}, v, 0, {}, {}}; }
+  static Value of(double v) { return {Kind::real, {}, 0, v, {}, {}}; }
+  static Value of(bool v) { return {Kind::boolean, {}, v ? 1 : 0, 0, {}, {}}; }
+};
+
+// What a method takes or returns. Unknown maxima are the largest int64.
+struct DimInfo {
+  std::int64_t min = 0;
+  std::int64_t max = 0;
+  std::string expr;  // symbolic expression of the exporter, for people
+};
+struct ValueInfo {
+  std::string name;
+  Value::Kind kind = Value::Kind::tensor;
+  DType dtype = DType::f32;
+  std::vector<DimInfo> dims;
+};
+struct MethodInfo {
+  std::string name;
+  std::vector<ValueInfo> inputs;
+  std::vector<ValueInfo> outputs;
+  std::string in_spec;   // pytree specs as torch.utils._pytree writes them; empty when unknown
+  std::string out_spec;
+};
+
+// Counts since the session was made. All are monotonic except the *_bytes marked "now".
+struct Counters {
+  std::uint64_t runs = 0;
+  std::uint64_t plan_hits = 0;        // calls served by a plan that was there
+  std::uint64_t plan_misses = 0;      // calls that made a plan
+  std::uint64_t graphs_built = 0;     // ggml graphs instantiated from plans
+  std::uint64_t rewrites = 0;         // tensor addresses rewritten because a buffer moved
+  std::uint64_t kernels_launched = 0;
+  std::uint64_t io_copies = 0;        // inputs and outputs that could not be bound as they were
+  std::uint64_t io_bytes_copied = 0;
+  std::uint64_t arena_allocations = 0;
+  std::uint64_t arena_bytes = 0;      // now
+  std::uint64_t state_bytes = 0;      // now
+  std::uint64_t staging_bytes = 0;    // now
+};
+
+struct LoadOptions {
+  std::vector<std::string> data_files;  // .ptd files with weights that the package names but does not hold
+  std::string device;                   // "" means GRAFT_DEVICE or "cpu"; an unknown name throws NotFound
+  std::size_t max_plans = 64;           // plans kept per program, least recently used dropped first
+  bool verify_hashes = false;           // check each weight's SHA-256 (reads every weight once)
+};
+
+// A loaded package: verified graph, weights mapped from the file, folded constants. Immutable; shared by any number of
+// sessions and threads.
+class GRAFT_API Program {
+ public:
+  // Reads a .pte. Throws NotFound, SystemError, InvalidProgram or Unsupported.
+  static std::shared_ptr<const Program> load(const std::string& path, const LoadOptions& options = {});
+  // A program from IR bytes (schema/graft.fbs) and its weights by key; the caller's memory must outlive the program.
+  using WeightLookup = std::function<std::span<const std::byte>(std::string_view key)>;
+  static std::shared_ptr<const Program> from_ir(std::span<const std::byte> blob, const WeightLookup& weights,
+                                                const LoadOptions& options = {});
+  ~Program();
+
+  std::vector<std::string> method_names() const;
+  // Throws NotFound, listing the methods there are.
+  const MethodInfo& method(std::string_view name) const;
+  // What `graft inspect --json` prints, as JSON text.
+  std::string describe() const;
+
+  struct Impl;
+  const Impl& impl() const { return *impl_; }
+
+ private:
+  explicit Program(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+struct SessionOptions {
+  int threads = 0;                 // 0: GRAFT_THREADS, else the CPUs this process may use
+  std::size_t max_graphs = 16;     // instantiated plans kept, least recently used dropped first
+  bool strict_zero_copy = false;   // an input or output that would need a copy throws InvalidArgument instead
+};
+
+// May be called from any thread to stop the run in progress at its next node.
+class GRAFT_API CancelToken {
+ public:
+  CancelToken();
+  void cancel() const;
+  void reset() const;
+  bool cancelled() const;
+  const std::atomic<bool>* flag() const { return flag_.get(); }
+
+ private:
+  std::shared_ptr<std::atomic<bool>> flag_;
+};
+
+struct RunOptions {
+  std::optional<std::chrono::steady_clock::time_point> deadline;
+  const CancelToken* cancel = nullptr;
+};
+
+// One caller's use of a program: its states, its arena, its bindings. Not for two threads at once (throws
+// InvalidArgument); make one session per thread.
+class GRAFT_API Session {
+ public:
+  explicit Session(std::shared_ptr<const Program> program, const SessionOptions& options = {});
+  Session(Session&&) noexcept;
+  Session& operator=(Session&&) noexcept;
+  ~Session();
+
+  // Runs a method; tensor outputs are freshly allocated and owned by the returned values.
+  std::vector<Value> run(std::string_view method, std::span<const Value> inputs, const RunOptions& options = {});
+
+  // Dtypes and shapes of the outputs for these inputs (data pointers are not read); makes the plan when there is none.
+  // Tensor data pointers in the result are null; numbers computed from shapes are filled in.
+  std::vector<Value> output_values(std::string_view method, std::span<const Value> inputs);
+  // Runs into memory of the caller: each tensor output must have data, dtype and shape as `output_values` says.
+  void run_into(std::string_view method, std::span<const Value> inputs, std::span<Value> outputs,
+                const RunOptions& options = {});
+
+  const Counters& counters() const;
+  int threads() const;
+  const Program& program() const;
+
+  struct Impl;
+  Impl& impl() { return *impl_; }
+
+ private:
+  std::unique_ptr<Impl> impl_;
+};
+
+// Names of the devices that this build and machine offer ("cpu", ...), with a description each.
+struct DeviceInfo {
+  std::string name;
+  std::string description;
+  std::uint64_t memory_total = 0;
+  std::uint64_t memory_free = 0;
+};
+GRAFT_API std::vector<DeviceInfo> devices();
+
+// "0.1.0"
+GRAFT_API std::string_view version();
+
+// Messages of graft and ggml; silent unless GRAFT_LOG is set (to stderr) or a callback is given. Levels as syslog names
+// them: "error", "warning", "info", "debug". The callback may be called from any thread.
+using LogCallback = std::function<void(std::string_view level, std::string_view message)>;
+GRAFT_API void set_log_callback(LogCallback callback);
+
+}  // namespace graft

@@ -1,0 +1,67 @@
+#include "run/device.h"
+
+#include <algorithm>
+#include <cctype>
+#include <cstdlib>
+#include <string_view>
+
+#include "base/check.h"
+#include "ggml-backend.h"
+#include "ggml.h"
+#include "graft/graft.h"
+#include "run/log.h"
+
+namespace graft {
+namespace {
+
+std::string lower(std::string text) {
+  std::transform(text.begin(), text.end(), text.begin(), [](unsigned char c) { return std::tolower(c); });
+  return text;
+}
+
+}  // namespace
+
+std::string_view version() { return GRAFT_VERSION; }
+
+std::vector<DeviceInfo> devices() {
+  install_ggml_log();
+  std::vector<DeviceInfo> out;
+  for (std::size_t i = 0; i < ggml_backend_dev_count(); ++i) {
+    ggml_backend_dev_t device = ggml_backend_dev_get(i);
+    DeviceInfo info;
+    info.name = lower(ggml_backend_dev_name(device));
+    info.description = ggml_backend_dev_description(device);
+    std::size_t free = 0;
+    std::size_t total = 0;
+    ggml_backend_dev_memory(device, &free, &total);
+    info.memory_free = free;
+    info.memory_total = total;
+    out.push_back(std::move(info));
+  }
+  return out;
+}
+
+std::string resolve_device(const std::string& name) {
+  std::string wanted = name;
+  const char* environment = std::getenv("GRAFT_DEVICE");
+  if (wanted.empty() && environment) wanted = environment;
+  if (wanted.empty()) wanted = "cpu";
+  wanted = lower(wanted);
+  std::string known;
+  for (const DeviceInfo& device : devices()) {
+    if (device.name == wanted) return wanted;
+    known += (known.empty() ? "" : ", ") + device.name;
+  }
+  throw NotFound(str("no device '", wanted, "'", name.empty() && environment ? " (from GRAFT_DEVICE)" : "",
+                     "; this machine has: ", known));
+}
+
+void check_ggml() {
+  static constexpr std::string_view built_version = GRAFT_GGML_VERSION;
+  static constexpr std::string_view built_commit = GRAFT_GGML_COMMIT;
+  GRAFT_CHECK(Unsupported, built_version == ggml_version() && built_commit == ggml_commit(), "graft was built for ggml ",
+              built_version, " (", built_commit, "), but ggml ", ggml_version(), " (", ggml_commit(),
+              ") is loaded in this process");
+}
+
+}  // namespace graft

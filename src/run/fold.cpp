@@ -1,0 +1,148 @@
+#include "run/fold.h"
+
+#include <algorithm>
+#include <optional>
+
+#include "base/check.h"
+#include "op/operator.h"
+#include "run/executable.h"
+#include "run/thread_pool.h"
+
+namespace graft {
+namespace {
+
+// A folded result may be this many times larger than its constant inputs, and small results may always be kept.
+constexpr std::int64_t kMaxGrowth = 2;
+constexpr std::int64_t kAlwaysKept = 64 * 1024;  // bytes
+
+bool is_static(const ir::Value& value) {
+  return std::all_of(value.dims.begin(), value.dims.end(), [](const ir::Dim& d) { return d.is_static(); });
+}
+
+std::int64_t static_bytes(const ir::Value& value) {
+  auto bytes = static_cast<std::int64_t>(byte_size(value.dtype));
+  for (const ir::Dim& d : value.dims)
+    if (__builtin_mul_overflow(bytes, d.min, &bytes)) return ir::kUnbounded;
+  return bytes;
+}
+
+class Folder {
+ public:
+  explicit Folder(LoadedMethod& loaded) : loaded_(loaded), method_(loaded.ir.methods[0]), constant_(method_.values.size()) {}
+
+  void run() {
+    for (const ir::Input& input : method_.inputs) constant_[input.value] = input.kind == ir::InputKind::weight;
+    std::vector<bool> folded(method_.nodes.size(), false);
+    for (std::size_t i = 0; i < method_.nodes.size(); ++i) {
+      folded[i] = foldable(method_.nodes[i]);
+      if (folded[i])
+        for (ir::ValueId id : method_.nodes[i].outputs) constant_[id] = true;
+    }
+    if (std::none_of(folded.begin(), folded.end(), [](bool f) { return f; })) return;
+
+    // The values that the rest of the method still reads.
+    std::vector<bool> read(method_.values.size(), false);
+    for (std::size_t i = 0; i < method_.nodes.size(); ++i)
+      if (!folded[i])
+        for (const ir::Arg& arg : method_.nodes[i].args) mark(arg, read);
+    for (const ir::Output& output : method_.outputs) mark(output.arg, read);
+
+    ir::Method constants = method_;
+    constants.outputs.clear();
+    constants.nodes.clear();
+    std::vector<ir::Node> rest;
+    std::vector<ir::ValueId> results;
+    for (std::size_t i = 0; i < method_.nodes.size(); ++i) {
+      if (!folded[i]) {
+        rest.push_back(std::move(method_.nodes[i]));
+        continue;
+      }
+      for (ir::ValueId id : method_.nodes[i].outputs) {
+        if (!read[id]) continue;
+        ir::Output output;
+        output.arg = ir::Arg::of_value(id);
+        output.index = static_cast<std::uint32_t>(results.size());
+        constants.outputs.push_back(output);
+        results.push_back(id);
+      }
+      constants.nodes.push_back(std::move(method_.nodes[i]));
+    }
+    std::erase_if(constants.inputs, [](const ir::Input& input) { return input.kind != ir::InputKind::weight; });
+    evaluate(constants, results);
+    method_.nodes = std::move(rest);
+  }
+
+ private:
+  static void mark(const ir::Arg& arg, std::vector<bool>& read) {
+    if (arg.is_value()) read[arg.value()] = true;
+    for (const ir::Arg& item : arg.items) mark(item, read);
+  }
+
+  // Adds up the bytes of constant tensors; false when something is not constant.
+  bool constant_bytes(const ir::Arg& arg, std::int64_t& bytes) const {
+    if (arg.is_value()) {
+      if (!constant_[arg.value()]) return false;
+      bytes += static_bytes(method_.values[arg.value()]);
+    }
+    return std::all_of(arg.items.begin(), arg.items.end(),
+                       [&](const ir::Arg& item) { return constant_bytes(item, bytes); });
+  }
+
+  bool foldable(const ir::Node& node) const {
+    const Operator* op = find_operator(loaded_.ir.op_of(node).target);
+    if (!op || op->view) return false;
+    std::int64_t in = 0;
+    for (const ir::Arg& arg : node.args)
+      if (!constant_bytes(arg, in)) return false;
+    std::int64_t out = 0;
+    for (ir::ValueId id : node.outputs) {
+      const ir::Value& value = method_.values[id];
+      if (value.kind != ir::ValueKind::tensor || !is_static(value)) return false;
+      out += static_bytes(value);
+    }
+    return out <= std::max(kAlwaysKept, in > ir::kUnbounded / kMaxGrowth ? in : in * kMaxGrowth);
+  }
+
+  void evaluate(const ir::Method& constants, const std::vector<ir::ValueId>& results) {
+    const int threads = resolve_threads(0);
+    PlanOptions options;
+    options.max_threads = threads;
+    const auto plan = std::make_shared<const Plan>(make_plan(loaded_.ir, constants, {}, options));
+    std::vector<AlignedMemory> memory;
+    for (const PlanOutput& out : plan->outputs) memory.emplace_back(out.desc.byte_count());
+    const AlignedMemory arena(static_cast<std::size_t>(plan->arena_bytes));
+    std::vector<std::byte*> bases;
+    for (const Allocation& a : plan->allocations) {
+      switch (a.segment) {
+        case Segment::weight: bases.push_back(loaded_.weights[a.index]); break;
+        case Segment::arena: bases.push_back(arena.data()); break;
+        case Segment::output: bases.push_back(memory[a.index].data()); break;
+        default: GRAFT_ASSERT(false);
+      }
+    }
+    RunControl control;
+    Executable executable(plan, threads, &control);
+    executable.bind(bases);
+    executable.compute();
+    GRAFT_CHECK(InvalidProgram, !control.error.failed(), "method '", method_.name, "': constant folding failed: ",
+                control.error.message());
+    for (std::size_t i = 0; i < results.size(); ++i) {
+      ir::Input input;
+      input.value = results[i];
+      input.kind = ir::InputKind::constant;
+      input.index = static_cast<std::uint32_t>(loaded_.constants.size());
+      method_.inputs.push_back(input);
+      loaded_.constants.push_back({std::move(memory[i]), method_.values[results[i]].name});
+    }
+  }
+
+  LoadedMethod& loaded_;
+  ir::Method& method_;
+  std::vector<bool> constant_;
+};
+
+}  // namespace
+
+void fold_constants(LoadedMethod& method) { Folder(method).run(); }
+
+}  // namespace graft

@@ -1,0 +1,182 @@
+#include <algorithm>
+#include <cstring>
+#include <set>
+
+#include "base/check.h"
+#include "graft/graft.h"
+#include "kernel/simd/cpu_check.h"
+#include "op/operator.h"
+#include "run/device.h"
+#include "run/fold.h"
+#include "run/log.h"
+#include "run/program_impl.h"
+
+namespace graft {
+namespace {
+
+ValueInfo value_info(const ir::Value& value, std::string label) {
+  ValueInfo info;
+  info.name = std::move(label);
+  switch (value.kind) {
+    case ir::ValueKind::tensor: info.kind = Value::Kind::tensor; break;
+    case ir::ValueKind::integer: info.kind = Value::Kind::integer; break;
+    case ir::ValueKind::real: info.kind = Value::Kind::real; break;
+    case ir::ValueKind::boolean: info.kind = Value::Kind::boolean; break;
+  }
+  info.dtype = value.dtype;
+  for (const ir::Dim& dim : value.dims) info.dims.push_back({dim.min, dim.max, dim.expr});
+  return info;
+}
+
+void check_operators(const ir::Program& program) {
+  const ir::Method& method = program.methods[0];
+  for (const ir::Node& node : method.nodes) {
+    const Refusal reason = refuse(NodeView(program, method, node));
+    GRAFT_CHECK(Unsupported, reason.empty(), "method '", method.name, "': node ", node.name, " (",
+                program.op_of(node).target, ") cannot run: ", reason);
+  }
+}
+
+// The address of a weight: in the file where its alignment allows, else in a copy made once for all methods.
+std::byte* place_weight(Program::Impl& impl, const ir::Weight& weight, const Program::WeightLookup& lookup,
+                        std::set<const std::byte*>& seen) {
+  const std::span<const std::byte> data = lookup(weight.key);
+  GRAFT_CHECK(InvalidProgram, data.size() == weight.byte_size, "weight '", weight.key, "' (", weight.fqn,
+              ") must have ", weight.byte_size, " bytes, the data has ", data.size());
+  const std::size_t element = byte_size(weight.dtype);
+  if (seen.insert(data.data()).second) {
+    ++impl.weight_stats.count;
+    impl.weight_stats.mapped_bytes += data.size();
+  }
+  if (reinterpret_cast<std::uintptr_t>(data.data()) % element == 0)
+    return const_cast<std::byte*>(data.data());  // never written: weights are inputs of launches only
+  const auto [it, fresh] = impl.copied_weights.try_emplace(weight.key);
+  if (fresh) {
+    it->second = AlignedMemory(data.size());
+    std::memcpy(it->second.data(), data.data(), data.size());
+    impl.weight_stats.copied_bytes += data.size();
+    log(LogLevel::info, str("weight '", weight.fqn, "' copied: its address in the file is not a multiple of ", element));
+  }
+  return it->second.data();
+}
+
+std::uint32_t place_state(Program::Impl& impl, const ir::State& state, const LoadedMethod& method) {
+  const std::byte* initial = state.initial >= 0 ? method.weights[static_cast<std::size_t>(state.initial)] : nullptr;
+  const TensorDesc desc(state.dtype, state.shape);
+  for (std::uint32_t i = 0; i < impl.states.size(); ++i) {
+    if (impl.states[i].fqn != state.fqn) continue;
+    GRAFT_CHECK(InvalidProgram, impl.states[i].desc.dtype == desc.dtype && impl.states[i].desc.shape == desc.shape,
+                "state '", state.fqn, "' is ", impl.states[i].desc.str(), " in one method and ", desc.str(),
+                " in method '", method.info.name, "'");
+    return i;
+  }
+  impl.states.push_back({state.fqn, desc, initial});
+  return static_cast<std::uint32_t>(impl.states.size() - 1);
+}
+
+}  // namespace
+
+MethodInfo method_info(const ir::Method& method) {
+  MethodInfo info;
+  info.name = method.name;
+  info.in_spec = method.in_spec;
+  info.out_spec = method.out_spec;
+  for (const ir::Input& input : method.inputs) {
+    if (input.kind != ir::InputKind::user) continue;
+    if (info.inputs.size() <= input.index) info.inputs.resize(input.index + 1);
+    const std::string& label = input.index < method.user_input_names.size() ? method.user_input_names[input.index]
+                                                                            : method.values[input.value].name;
+    info.inputs[input.index] = value_info(method.values[input.value], label);
+  }
+  for (const ir::Output& output : method.outputs) {
+    if (output.kind != ir::OutputKind::user) continue;
+    if (output.arg.is_value()) {
+      info.outputs.push_back(value_info(method.values[output.arg.value()], method.values[output.arg.value()].name));
+    } else {
+      ValueInfo constant;
+      constant.kind = Value::Kind::none;
+      info.outputs.push_back(constant);
+    }
+  }
+  return info;
+}
+
+std::unique_ptr<Program::Impl> build_program(std::vector<MethodSource> sources, const Program::WeightLookup& weights,
+                                             const LoadOptions& options, std::string source,
+                                             std::shared_ptr<const void> keep_alive) {
+  check_cpu();
+  check_ggml();
+  install_ggml_log();
+  auto impl = std::make_unique<Program::Impl>(options.max_plans);
+  impl->source = std::move(source);
+  impl->keep_alive = std::move(keep_alive);
+  impl->device = resolve_device(options.device);
+  std::set<const std::byte*> seen;
+  for (MethodSource& from : sources) {
+    LoadedMethod method;
+    method.ir = std::move(from.ir);
+    method.info = std::move(from.info);
+    method.input_routes = std::move(from.input_routes);
+    method.output_routes = std::move(from.output_routes);
+    check_operators(method.ir);
+    for (const ir::Weight& weight : method.ir.weights) method.weights.push_back(place_weight(*impl, weight, weights, seen));
+    for (const ir::State& state : method.ir.states) method.states.push_back(place_state(*impl, state, method));
+    const ir::Method& graph = method.graph();
+    for (std::uint32_t i = 0; i < graph.outputs.size(); ++i)
+      if (graph.outputs[i].kind == ir::OutputKind::user) method.user_outputs.push_back(i);
+    fold_constants(method);
+    for (const FoldedConstant& constant : method.constants) impl->weight_stats.constant_bytes += constant.memory.size();
+    impl->methods.push_back(std::move(method));
+  }
+  return impl;
+}
+
+std::uint32_t Program::Impl::find(std::string_view name) const {
+  std::string known;
+  for (std::uint32_t i = 0; i < methods.size(); ++i) {
+    if (methods[i].info.name == name) return i;
+    known += (i ? ", '" : "'") + methods[i].info.name + "'";
+  }
+  throw NotFound(str("no method '", name, "' in ", source, "; it has ", known));
+}
+
+PlanCache::Result Program::Impl::plan(std::uint32_t index, std::span<const InputDesc> inputs,
+                                      const std::vector<std::int64_t>& key, int threads) const {
+  const LoadedMethod& method = methods[index];
+  return plans.get(index, threads, key, [&] {
+    PlanOptions options;
+    options.max_threads = threads;
+    return make_plan(method.ir, method.graph(), inputs, options);
+  });
+}
+
+Program::Program(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Program::~Program() = default;
+
+std::shared_ptr<const Program> Program::from_ir(std::span<const std::byte> blob, const WeightLookup& weights,
+                                                const LoadOptions& options) {
+  ir::Program parsed = ir::parse(blob);
+  ir::verify(parsed);
+  std::vector<MethodSource> sources;
+  for (const ir::Method& method : parsed.methods) {
+    MethodSource from;
+    from.ir = parsed;
+    from.ir.methods = {method};
+    from.info = method_info(method);
+    for (std::uint32_t i = 0; i < from.info.inputs.size(); ++i) from.input_routes.push_back(i);
+    for (std::uint32_t i = 0; i < from.info.outputs.size(); ++i)
+      from.output_routes.push_back({OutputRoute::Kind::graph, i, {}});
+    sources.push_back(std::move(from));
+  }
+  return std::shared_ptr<const Program>(new Program(build_program(std::move(sources), weights, options, "the IR", nullptr)));
+}
+
+std::vector<std::string> Program::method_names() const {
+  std::vector<std::string> names;
+  for (const LoadedMethod& method : impl_->methods) names.push_back(method.info.name);
+  return names;
+}
+
+const MethodInfo& Program::method(std::string_view name) const { return impl_->methods[impl_->find(name)].info; }
+
+}  // namespace graft
