@@ -1,0 +1,422 @@
+#include "plan/arena.h"
+
+#include <algorithm>
+#include <bit>
+#include <iterator>
+#include <limits>
+#include <map>
+#include <set>
+#include <utility>
+
+#include "base/check.h"
+
+namespace graft {
+namespace {
+
+using Index = std::uint32_t;
+using Order = std::vector<Index>;
+
+constexpr std::int64_t kUnplaced = -1;
+constexpr std::int64_t kNoLimit = std::numeric_limits<std::int64_t>::max();
+
+// Steps (looks at one placed piece, about a nanosecond each) that one greedy strategy may take at most. Keeps a plan of any
+// size well below a second, and the lists of conflicts below 64 MB.
+constexpr std::int64_t kGreedyStepLimit = 40'000'000;
+// Steps for the strategies after the two that always run, local search included. Keeps a plan of 200 pieces that misses the
+// bound well below 150 microseconds.
+constexpr std::int64_t kExtraSteps = 30'000;
+// A conflict list is sorted before it is used; this is what one of its entries costs in steps.
+constexpr std::int64_t kListedStepCost = 6;
+
+// A piece that takes room, with its size rounded up.
+struct Piece {
+  std::int64_t bytes;
+  std::int32_t first;
+  std::int32_t last;
+};
+
+// Everything the strategies share: the pieces and what follows from their lifetimes alone.
+class Planner {
+ public:
+  explicit Planner(std::vector<Piece> pieces);
+
+  void run();
+  const std::vector<std::int64_t>& offsets() const { return best_; }
+  std::int64_t bytes() const { return best_bytes_; }
+  std::string_view strategy() const { return strategy_; }
+
+ private:
+  struct Placed {
+    std::int64_t offset;
+    std::int64_t end;
+    std::int32_t first;
+    std::int32_t last;
+  };
+
+  bool done() const { return best_bytes_ == bound_; }
+  std::size_t size() const { return pieces_.size(); }
+  void offer(std::string_view strategy, std::int64_t bytes);
+  void list_conflicts();
+  Order by_size() const;
+  Order by_breadth() const;
+  Order by_duration() const;
+  Order by_area() const;
+  std::int64_t best_fit_in_time(bool backwards);
+  std::int64_t place_in_order(const Order& order, bool lowest_gap, std::int64_t limit);
+  void collect_conflicting(Index piece);
+  void greedy(std::string_view strategy, Order order, bool lowest_gap);
+  void search();
+
+  std::vector<Piece> pieces_;
+  Order starts_;                          // pieces by first launch
+  Order ends_;                            // pieces by last launch
+  std::vector<std::int64_t> live_;        // per entry of starts_: bytes alive once it is
+  std::int64_t bound_ = 0;                // the largest of them
+  std::int64_t greedy_steps_ = 0;         // what one greedy strategy costs
+  std::int64_t budget_ = kExtraSteps;
+  bool listed_ = false;                   // conflicts_ is filled; otherwise all placed pieces are looked at
+  std::vector<std::size_t> list_begin_;   // per piece, into conflicts_
+  Order conflicts_;
+
+  std::vector<std::int64_t> offsets_;     // of the strategy that runs
+  std::vector<Placed> placed_;            // by offset; only those that conflict with the next piece when listed_
+  std::vector<std::int64_t> best_;
+  std::int64_t best_bytes_ = kNoLimit;
+  Order best_order_;                      // the greedy order that came closest, where local search begins
+  std::int64_t best_order_bytes_ = kNoLimit;
+  bool best_order_lowest_gap_ = false;
+  std::string_view strategy_ = "empty";
+};
+
+Planner::Planner(std::vector<Piece> pieces) : pieces_(std::move(pieces)), offsets_(pieces_.size(), kUnplaced) {
+  const std::size_t count = size();
+  starts_.resize(count);
+  for (std::size_t i = 0; i < count; ++i) starts_[i] = static_cast<Index>(i);
+  ends_ = starts_;
+  // Ties by index, everywhere: the layout must not depend on the sort algorithm of a standard library.
+  std::sort(starts_.begin(), starts_.end(),
+            [&](Index a, Index b) { return std::pair(pieces_[a].first, a) < std::pair(pieces_[b].first, b); });
+  std::sort(ends_.begin(), ends_.end(),
+            [&](Index a, Index b) { return std::pair(pieces_[a].last, a) < std::pair(pieces_[b].last, b); });
+
+  live_.resize(count);
+  std::int64_t live = 0;
+  std::int64_t pairs = 0;
+  std::size_t ended = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    const Piece& piece = pieces_[starts_[i]];
+    for (; pieces_[ends_[ended]].last < piece.first; ++ended) live -= pieces_[ends_[ended]].bytes;
+    live += piece.bytes;
+    live_[i] = live;
+    bound_ = std::max(bound_, live);
+    pairs += static_cast<std::int64_t>(i - ended);
+  }
+  const auto all = static_cast<std::int64_t>(count) * static_cast<std::int64_t>(count) / 2;
+  listed_ = pairs * kListedStepCost < all;
+  greedy_steps_ = (listed_ ? pairs * kListedStepCost : all) + static_cast<std::int64_t>(count);
+}
+
+// Two sweeps over the launches, one to count and one to fill, so that no list of pairs is ever held.
+void Planner::list_conflicts() {
+  Order alive;
+  const auto sweep = [&](auto&& visit) {
+    alive.clear();
+    for (const Index piece : starts_) {
+      std::erase_if(alive, [&](Index other) { return pieces_[other].last < pieces_[piece].first; });
+      for (const Index other : alive) visit(piece, other);
+      alive.push_back(piece);
+    }
+  };
+  list_begin_.assign(size() + 1, 0);
+  sweep([&](Index a, Index b) {
+    ++list_begin_[a + 1];
+    ++list_begin_[b + 1];
+  });
+  for (std::size_t i = 0; i < size(); ++i) list_begin_[i + 1] += list_begin_[i];
+  conflicts_.resize(list_begin_.back());
+  std::vector<std::size_t> fill(list_begin_.begin(), list_begin_.end() - 1);
+  sweep([&](Index a, Index b) {
+    conflicts_[fill[a]++] = b;
+    conflicts_[fill[b]++] = a;
+  });
+}
+
+void Planner::offer(std::string_view strategy, std::int64_t bytes) {
+  if (bytes >= best_bytes_) return;
+  best_bytes_ = bytes;
+  best_ = offsets_;
+  strategy_ = strategy;
+}
+
+// What ggml's graph allocator does: in the order of the launches, the smallest free block that fits (the highest one
+// among equals), the open end when none does; freed neighbours merge. Backwards, it plans the launches from last to first.
+std::int64_t Planner::best_fit_in_time(bool backwards) {
+  const std::size_t count = size();
+  std::map<std::int64_t, std::int64_t> free_at;            // offset to bytes, below `top`
+  std::set<std::pair<std::int64_t, std::int64_t>> by_size;  // (bytes, -offset)
+  std::int64_t top = 0;                                     // the open end begins here
+  std::int64_t peak = 0;
+  const auto drop = [&](std::map<std::int64_t, std::int64_t>::iterator block) {
+    by_size.erase({block->second, -block->first});
+    return free_at.erase(block);
+  };
+  const auto release = [&](std::int64_t offset, std::int64_t bytes) {
+    auto above = free_at.lower_bound(offset);
+    if (above != free_at.begin()) {
+      const auto below = std::prev(above);
+      if (below->first + below->second == offset) {
+        offset = below->first;
+        bytes += below->second;
+        above = drop(below);
+      }
+    }
+    if (above != free_at.end() && above->first == offset + bytes) {
+      bytes += above->second;
+      drop(above);
+    }
+    if (offset + bytes == top) {
+      top = offset;
+    } else {
+      free_at.emplace(offset, bytes);
+      by_size.emplace(bytes, -offset);
+    }
+  };
+
+  std::size_t ended = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    const Index piece = backwards ? ends_[count - 1 - i] : starts_[i];
+    const auto ended_before = [&] {
+      if (backwards) return pieces_[starts_[count - 1 - ended]].first > pieces_[piece].last;
+      return pieces_[ends_[ended]].last < pieces_[piece].first;
+    };
+    for (; ended_before(); ++ended) {
+      const Index old = backwards ? starts_[count - 1 - ended] : ends_[ended];
+      release(offsets_[old], pieces_[old].bytes);
+    }
+    const std::int64_t bytes = pieces_[piece].bytes;
+    auto fit = by_size.lower_bound({bytes, std::numeric_limits<std::int64_t>::min()});
+    if (fit == by_size.end()) {
+      offsets_[piece] = top;
+      top += bytes;
+      peak = std::max(peak, top);
+      continue;
+    }
+    const std::int64_t block_bytes = fit->first;
+    const std::int64_t offset = -fit->second;
+    offsets_[piece] = offset;
+    drop(free_at.find(offset));
+    if (block_bytes > bytes) {
+      free_at.emplace(offset + bytes, block_bytes - bytes);
+      by_size.emplace(block_bytes - bytes, -(offset + bytes));
+    }
+  }
+  return peak;
+}
+
+Order Planner::by_size() const {
+  Order order = starts_;
+  std::sort(order.begin(), order.end(), [&](Index a, Index b) {
+    return std::pair(-pieces_[a].bytes, a) < std::pair(-pieces_[b].bytes, b);
+  });
+  return order;
+}
+
+// Busiest launch first, all pieces alive there by size, then the next launch: what a piece is sorted by is the busiest
+// launch of its life, found by a table of maxima over runs of powers of two.
+Order Planner::by_breadth() const {
+  const std::size_t count = size();
+  std::vector<std::vector<Index>> busiest{Order(count)};  // into starts_
+  for (std::size_t i = 0; i < count; ++i) busiest[0][i] = static_cast<Index>(i);
+  const auto busier = [&](Index a, Index b) { return live_[b] > live_[a] ? b : a; };
+  for (std::size_t width = 1; 2 * width <= count; width *= 2) {
+    const std::vector<Index>& half = busiest.back();
+    std::vector<Index> level(count - 2 * width + 1);
+    for (std::size_t i = 0; i < level.size(); ++i) level[i] = busier(half[i], half[i + width]);
+    busiest.push_back(std::move(level));
+  }
+  Order key(count);
+  for (std::size_t begin = 0; begin < count; ++begin) {
+    const Piece& piece = pieces_[starts_[begin]];
+    const auto after = std::upper_bound(starts_.begin() + static_cast<std::ptrdiff_t>(begin), starts_.end(), piece.last,
+                                        [&](std::int32_t last, Index other) { return last < pieces_[other].first; });
+    const auto end = static_cast<std::size_t>(after - starts_.begin());
+    const auto level = static_cast<std::size_t>(std::bit_width(end - begin) - 1);
+    key[starts_[begin]] = busier(busiest[level][begin], busiest[level][end - (std::size_t{1} << level)]);
+  }
+  Order order = starts_;
+  std::sort(order.begin(), order.end(), [&](Index a, Index b) {
+    if (key[a] != key[b]) return std::pair(-live_[key[a]], key[a]) < std::pair(-live_[key[b]], key[b]);
+    return std::pair(-pieces_[a].bytes, a) < std::pair(-pieces_[b].bytes, b);
+  });
+  return order;
+}
+
+Order Planner::by_duration() const {
+  const auto duration = [&](Index i) { return std::int64_t{pieces_[i].last} - pieces_[i].first; };
+  Order order = by_size();
+  std::stable_sort(order.begin(), order.end(), [&](Index a, Index b) { return duration(a) > duration(b); });
+  return order;
+}
+
+Order Planner::by_area() const {
+  const auto area = [&](Index i) {  // a rank only, so that rounding cannot hurt; the product of two integers may overflow
+    return static_cast<double>(pieces_[i].bytes) * (static_cast<double>(pieces_[i].last) - pieces_[i].first + 1);
+  };
+  Order order = by_size();
+  std::stable_sort(order.begin(), order.end(), [&](Index a, Index b) { return area(a) > area(b); });
+  return order;
+}
+
+// Fills placed_ with the placed pieces that conflict with this one, by offset.
+void Planner::collect_conflicting(Index piece) {
+  placed_.clear();
+  for (std::size_t i = list_begin_[piece]; i < list_begin_[piece + 1]; ++i) {
+    const Index other = conflicts_[i];
+    if (offsets_[other] == kUnplaced) continue;
+    placed_.push_back({offsets_[other], offsets_[other] + pieces_[other].bytes, 0, 0});
+  }
+  std::sort(placed_.begin(), placed_.end(), [](const Placed& a, const Placed& b) { return a.offset < b.offset; });
+}
+
+// One piece after the other into the smallest gap it fits (the lowest gap when `lowest_gap`) between those placed
+// before it, else on top of them. Returns the peak, or kNoLimit as soon as it would pass `limit`.
+std::int64_t Planner::place_in_order(const Order& order, bool lowest_gap, std::int64_t limit) {
+  std::fill(offsets_.begin(), offsets_.end(), kUnplaced);
+  placed_.clear();
+  std::int64_t peak = 0;
+  for (const Index index : order) {
+    const Piece piece = pieces_[index];
+    if (listed_) collect_conflicting(index);
+    std::int64_t floor = 0;
+    std::int64_t best = kUnplaced;
+    std::int64_t best_gap = kNoLimit;
+    for (const Placed& other : placed_) {
+      if (!listed_ && (other.first > piece.last || piece.first > other.last)) continue;
+      const std::int64_t gap = other.offset - floor;
+      if (gap >= piece.bytes && gap < best_gap) {
+        best = floor;
+        best_gap = gap;
+        if (lowest_gap) break;
+      }
+      floor = std::max(floor, other.end);
+    }
+    if (best == kUnplaced) best = floor;
+    const std::int64_t end = best + piece.bytes;
+    if (end > limit) return kNoLimit;
+    peak = std::max(peak, end);
+    offsets_[index] = best;
+    if (!listed_) {
+      const auto above = std::upper_bound(placed_.begin(), placed_.end(), best,
+                                          [](std::int64_t offset, const Placed& p) { return offset < p.offset; });
+      placed_.insert(above, {best, end, piece.first, piece.last});
+    }
+  }
+  return peak;
+}
+
+void Planner::greedy(std::string_view strategy, Order order, bool lowest_gap) {
+  const std::int64_t peak = place_in_order(order, lowest_gap, kNoLimit);
+  offer(strategy, peak);
+  if (peak >= best_order_bytes_) return;
+  best_order_bytes_ = peak;
+  best_order_ = std::move(order);
+  best_order_lowest_gap_ = lowest_gap;
+}
+
+// Whatever sticks out at the top is placed earlier the next time; a step that does not raise the peak is kept.
+void Planner::search() {
+  Order order = best_order_;
+  std::int64_t current = best_order_bytes_;
+  place_in_order(order, best_order_lowest_gap_, kNoLimit);
+  std::vector<std::int64_t> kept = offsets_;
+  std::uint64_t random = 0x9e3779b97f4a7c15U;
+  const auto below = [&](std::size_t end) {  // xorshift: a fixed sequence, the same everywhere
+    random ^= random << 13U;
+    random ^= random >> 7U;
+    random ^= random << 17U;
+    return static_cast<std::size_t>(random % end);
+  };
+  for (; budget_ >= greedy_steps_ && !done(); budget_ -= greedy_steps_) {
+    std::size_t top = order.size();
+    for (std::size_t i = 0; i < order.size(); ++i) {
+      if (kept[order[i]] + pieces_[order[i]].bytes == current) top = i;
+    }
+    // Every fourth move takes any piece, lest the same two change places for ever.
+    const std::size_t from = top == 0 || below(4) == 0 ? 1 + below(order.size() - 1) : top;
+    const std::size_t to = below(from);
+    Order next = order;
+    std::rotate(next.begin() + static_cast<std::ptrdiff_t>(to), next.begin() + static_cast<std::ptrdiff_t>(from),
+                next.begin() + static_cast<std::ptrdiff_t>(from) + 1);
+    const std::int64_t peak = place_in_order(next, below(2) == 0, current);
+    if (peak > current) continue;
+    offer("local search", peak);
+    current = peak;
+    order = std::move(next);
+    kept = offsets_;
+  }
+}
+
+void Planner::run() {
+  offer("best fit in launch order", best_fit_in_time(false));
+  if (done()) return;
+  if (greedy_steps_ <= kGreedyStepLimit) {
+    if (listed_) list_conflicts();
+    greedy("greedy by size", by_size(), false);
+    if (!done()) greedy("greedy by breadth", by_breadth(), false);
+  }
+  if (!done()) offer("best fit in reverse launch order", best_fit_in_time(true));
+
+  using Make = Order (Planner::*)() const;
+  struct Variant {
+    std::string_view name;
+    Make order;
+    bool lowest_gap;
+  };
+  static constexpr Variant kVariants[] = {
+      {"greedy by duration", &Planner::by_duration, false},
+      {"greedy by size and duration", &Planner::by_area, false},
+      {"greedy by size, lowest gap", &Planner::by_size, true},
+      {"greedy by breadth, lowest gap", &Planner::by_breadth, true},
+      {"greedy by duration, lowest gap", &Planner::by_duration, true},
+  };
+  for (const Variant& variant : kVariants) {
+    if (done() || budget_ < greedy_steps_) return;
+    budget_ -= greedy_steps_;
+    greedy(variant.name, (this->*variant.order)(), variant.lowest_gap);
+  }
+  if (!done() && size() > 1) search();
+}
+
+}  // namespace
+
+ArenaLayout plan_arena(std::span<const Lifetime> lifetimes, std::int64_t alignment) {
+  GRAFT_ASSERT(alignment > 0 && std::has_single_bit(static_cast<std::uint64_t>(alignment)));
+  GRAFT_ASSERT(lifetimes.size() < std::numeric_limits<Index>::max());
+  std::vector<Piece> pieces;
+  std::vector<std::size_t> sources;
+  std::int64_t sum = 0;  // bounds every offset below: a piece lies at 0 or on top of another
+  for (std::size_t i = 0; i < lifetimes.size(); ++i) {
+    const Lifetime& lifetime = lifetimes[i];
+    GRAFT_ASSERT(lifetime.bytes >= 0 && lifetime.first <= lifetime.last);
+    if (lifetime.bytes == 0) continue;
+    std::int64_t rounded = 0;
+    const bool fits = !__builtin_add_overflow(lifetime.bytes, alignment - 1, &rounded) &&
+                      !__builtin_add_overflow(sum, rounded & -alignment, &sum);
+    GRAFT_CHECK(Unsupported, fits, "arena: expected sizes that add up to less than 2^63 bytes, found piece ", i, " of ",
+                lifetime.bytes, " bytes after ", sum);
+    pieces.push_back({rounded & -alignment, lifetime.first, lifetime.last});
+    sources.push_back(i);
+  }
+  ArenaLayout layout;
+  layout.offsets.assign(lifetimes.size(), 0);
+  layout.strategy = "empty";
+  if (pieces.empty()) return layout;
+  Planner planner(std::move(pieces));
+  planner.run();
+  for (std::size_t i = 0; i < sources.size(); ++i) layout.offsets[sources[i]] = planner.offsets()[i];
+  layout.bytes = planner.bytes();
+  layout.strategy = planner.strategy();
+  return layout;
+}
+
+}  // namespace graft
