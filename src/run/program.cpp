@@ -104,7 +104,7 @@ MethodInfo method_info(const ir::Method& method) {
 std::unique_ptr<Program::Impl> build_program(std::vector<MethodSource> sources, const Program::WeightLookup& weights,
                                              const LoadOptions& options, std::string source,
                                              std::shared_ptr<const void> keep_alive) {
-  check_cpu();
+  simd::check_cpu();
   check_ggml();
   install_ggml_log();
   auto impl = std::make_unique<Program::Impl>(options.max_plans);

@@ -1,0 +1,29 @@
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "graft/export.h"
+
+// What the exporting side asks before it decides which nodes to hand over.
+namespace graft {
+
+struct RefusedNode {
+  std::size_t method = 0;  // index into the program's methods
+  std::string node;        // torch.fx name
+  std::string target;      // "aten.add.Tensor"
+  std::string reason;      // names what was expected and found
+};
+
+// The nodes of a program (bytes of schema/graft.fbs) that graft does not run. Throws InvalidProgram.
+GRAFT_API std::vector<RefusedNode> refused_nodes(std::span<const std::byte> program);
+
+// Operators that should be kept whole at export although ATen could decompose them.
+GRAFT_API std::vector<std::string> preserved_targets();
+
+// All operators, on tensors and on numbers.
+GRAFT_API std::vector<std::string> operator_targets();
+
+}  // namespace graft

@@ -1,0 +1,36 @@
+#include "graft/predicate.h"
+
+#include "ir/program.h"
+#include "op/operator.h"
+
+namespace graft {
+
+std::vector<RefusedNode> refused_nodes(std::span<const std::byte> blob) {
+  const ir::Program program = ir::parse(blob);
+  ir::verify(program);
+  std::vector<RefusedNode> out;
+  for (std::size_t m = 0; m < program.methods.size(); ++m) {
+    for (const ir::Node& node : program.methods[m].nodes) {
+      const NodeView view(program, program.methods[m], node);
+      Refusal reason = refuse(view);
+      if (!reason.empty()) out.push_back({m, node.name, std::string(view.target()), std::move(reason)});
+    }
+  }
+  return out;
+}
+
+std::vector<std::string> preserved_targets() {
+  std::vector<std::string> out;
+  for (const Operator* op : all_operators())
+    if (op->preserve) out.emplace_back(op->target);
+  return out;
+}
+
+std::vector<std::string> operator_targets() {
+  std::vector<std::string> out;
+  for (const Operator* op : all_operators()) out.emplace_back(op->target);
+  for (const ScalarOperator* op : all_scalar_operators()) out.emplace_back(op->target);
+  return out;
+}
+
+}  // namespace graft

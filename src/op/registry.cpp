@@ -1,0 +1,80 @@
+#include <span>
+#include <string_view>
+#include <unordered_map>
+
+#include "base/check.h"
+#include "op/operator.h"
+
+// The list of all operators. A new family is one line here.
+namespace graft {
+
+#define GRAFT_OPERATOR_FAMILIES(X) \
+  X(binary_operators)
+
+#define GRAFT_DECLARE(family) std::span<const Operator> family();
+GRAFT_OPERATOR_FAMILIES(GRAFT_DECLARE)
+#undef GRAFT_DECLARE
+
+std::span<const ScalarOperator> scalar_operators();
+
+namespace {
+
+template <typename Op>
+using Table = std::unordered_map<std::string_view, const Op*>;
+
+const Table<Operator>& operator_table() {
+  static const Table<Operator> table = [] {
+    Table<Operator> t;
+    for (const Operator* op : all_operators()) GRAFT_ASSERT(t.emplace(op->target, op).second);
+    return t;
+  }();
+  return table;
+}
+
+const Table<ScalarOperator>& scalar_table() {
+  static const Table<ScalarOperator> table = [] {
+    Table<ScalarOperator> t;
+    for (const ScalarOperator* op : all_scalar_operators()) GRAFT_ASSERT(t.emplace(op->target, op).second);
+    return t;
+  }();
+  return table;
+}
+
+}  // namespace
+
+std::vector<const Operator*> all_operators() {
+  std::vector<const Operator*> out;
+#define GRAFT_APPEND(family) \
+  for (const Operator& op : family()) out.push_back(&op);
+  GRAFT_OPERATOR_FAMILIES(GRAFT_APPEND)
+#undef GRAFT_APPEND
+  return out;
+}
+
+std::vector<const ScalarOperator*> all_scalar_operators() {
+  std::vector<const ScalarOperator*> out;
+  for (const ScalarOperator& op : scalar_operators()) out.push_back(&op);
+  return out;
+}
+
+const Operator* find_operator(std::string_view target) {
+  const auto it = operator_table().find(target);
+  return it == operator_table().end() ? nullptr : it->second;
+}
+
+const ScalarOperator* find_scalar_operator(std::string_view target) {
+  const auto it = scalar_table().find(target);
+  return it == scalar_table().end() ? nullptr : it->second;
+}
+
+Refusal refuse(const NodeView& node) {
+  if (const ScalarOperator* op = find_scalar_operator(node.target())) return op->refuse ? op->refuse(node) : Refusal();
+  const Operator* op = find_operator(node.target());
+  if (!op) return "graft has no such operator";
+  for (std::size_t i = 0; i < node.output_count(); ++i)
+    if (node.output(i).rank() > kMaxRank)
+      return str("output ", i, " has rank ", node.output(i).rank(), ", at most ", kMaxRank, " is supported");
+  return op->refuse ? op->refuse(node) : Refusal();
+}
+
+}  // namespace graft

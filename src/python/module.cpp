@@ -1,0 +1,259 @@
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "base/check.h"
+#include "graft/graft.h"
+#include "graft/predicate.h"
+
+// The Python binding: numbers and addresses in, numbers and addresses out. Tensors are made and owned by torch; this
+// module never sees one, only (address, dtype, sizes).
+namespace nb = nanobind;
+
+namespace graft {
+namespace {
+
+std::span<const std::byte> bytes_of(const nb::bytes& data) {
+  return {reinterpret_cast<const std::byte*>(data.c_str()), data.size()};
+}
+
+// graft.errors holds the Python classes, so that each is also the built-in kind of exception a caller expects.
+void raise_as(const char* name, const std::exception& e) {
+  const nb::object type = nb::module_::import_("graft.errors").attr(name);
+  PyErr_SetString(type.ptr(), e.what());
+}
+
+void translate(const std::exception_ptr& pointer, void*) {
+  try {
+    std::rethrow_exception(pointer);
+  } catch (const InvalidArgument& e) {
+    raise_as("InvalidArgument", e);
+  } catch (const InvalidProgram& e) {
+    raise_as("InvalidProgram", e);
+  } catch (const Unsupported& e) {
+    raise_as("Unsupported", e);
+  } catch (const NotFound& e) {
+    raise_as("NotFound", e);
+  } catch (const SystemError& e) {
+    raise_as("SystemError", e);
+  } catch (const ExecutionError& e) {
+    raise_as("ExecutionError", e);
+  } catch (const Cancelled& e) {
+    raise_as("Cancelled", e);
+  } catch (const Error& e) {
+    raise_as("Error", e);
+  }
+}
+
+// A tensor is the tuple (address, dtype, sizes); numbers and None are themselves.
+Value to_value(nb::handle object) {
+  if (object.is_none()) return {};
+  if (nb::isinstance<nb::bool_>(object)) return Value::of(nb::cast<bool>(object));
+  if (nb::isinstance<nb::int_>(object)) return Value::of(nb::cast<std::int64_t>(object));
+  if (nb::isinstance<nb::float_>(object)) return Value::of(nb::cast<double>(object));
+  if (nb::isinstance<nb::str>(object)) {
+    Value v;
+    v.kind = Value::Kind::text;
+    v.text = nb::cast<std::string>(object);
+    return v;
+  }
+  const auto fields = nb::cast<nb::tuple>(object);
+  TensorView tensor;
+  tensor.data = reinterpret_cast<void*>(nb::cast<std::uintptr_t>(fields[0]));  // NOLINT: an address from torch
+  const auto dtype = nb::cast<std::size_t>(fields[1]);
+  GRAFT_CHECK(InvalidArgument, dtype < kDTypeCount, "unknown dtype number ", dtype);
+  tensor.dtype = static_cast<DType>(dtype);
+  for (nb::handle size : nb::cast<nb::tuple>(fields[2])) tensor.shape.push_back(nb::cast<std::int64_t>(size));
+  return Value::of(tensor);
+}
+
+nb::object from_value(const Value& value) {
+  switch (value.kind) {
+    case Value::Kind::none: return nb::none();
+    case Value::Kind::integer: return nb::int_(value.i);
+    case Value::Kind::boolean: return nb::bool_(value.i != 0);
+    case Value::Kind::real: return nb::float_(value.f);
+    case Value::Kind::text: return nb::str(value.text.c_str(), value.text.size());
+    case Value::Kind::tensor: break;
+  }
+  nb::list sizes;
+  for (std::int64_t size : value.tensor.shape.sizes()) sizes.append(size);
+  return nb::make_tuple(nb::int_(0), static_cast<int>(value.tensor.dtype), nb::tuple(sizes));
+}
+
+std::vector<Value> to_values(const nb::list& objects) {
+  std::vector<Value> out;
+  out.reserve(objects.size());
+  for (nb::handle object : objects) out.push_back(to_value(object));
+  return out;
+}
+
+nb::list from_values(const std::vector<Value>& values) {
+  nb::list out;
+  for (const Value& value : values) out.append(from_value(value));
+  return out;
+}
+
+nb::dict to_dict(const Counters& c) {
+  nb::dict d;
+  d["runs"] = c.runs;
+  d["plan_hits"] = c.plan_hits;
+  d["plan_misses"] = c.plan_misses;
+  d["graphs_built"] = c.graphs_built;
+  d["rewrites"] = c.rewrites;
+  d["kernels_launched"] = c.kernels_launched;
+  d["io_copies"] = c.io_copies;
+  d["io_bytes_copied"] = c.io_bytes_copied;
+  d["arena_allocations"] = c.arena_allocations;
+  d["arena_bytes"] = c.arena_bytes;
+  d["state_bytes"] = c.state_bytes;
+  d["staging_bytes"] = c.staging_bytes;
+  return d;
+}
+
+nb::dict to_dict(const ValueInfo& info) {
+  constexpr const char* kinds[] = {"none", "tensor", "integer", "real", "boolean", "text"};
+  nb::list dims;
+  for (const DimInfo& dim : info.dims) dims.append(nb::make_tuple(dim.min, dim.max, dim.expr));
+  nb::dict d;
+  d["name"] = info.name;
+  d["kind"] = kinds[static_cast<std::size_t>(info.kind)];
+  d["dtype"] = static_cast<int>(info.dtype);
+  d["dims"] = dims;
+  return d;
+}
+
+nb::dict to_dict(const MethodInfo& info) {
+  nb::list inputs;
+  nb::list outputs;
+  for (const ValueInfo& v : info.inputs) inputs.append(to_dict(v));
+  for (const ValueInfo& v : info.outputs) outputs.append(to_dict(v));
+  nb::dict d;
+  d["name"] = info.name;
+  d["inputs"] = inputs;
+  d["outputs"] = outputs;
+  d["in_spec"] = info.in_spec;
+  d["out_spec"] = info.out_spec;
+  return d;
+}
+
+// Nodes that cannot run here: (method index, node name, target, reason).
+std::vector<std::tuple<std::size_t, std::string, std::string, std::string>> refusals(const nb::bytes& blob) {
+  std::vector<std::tuple<std::size_t, std::string, std::string, std::string>> out;
+  for (RefusedNode& node : refused_nodes(bytes_of(blob)))
+    out.emplace_back(node.method, std::move(node.node), std::move(node.target), std::move(node.reason));
+  return out;
+}
+
+LoadOptions load_options(const std::string& device, std::vector<std::string> data_files, std::size_t max_plans,
+                         bool verify_hashes) {
+  LoadOptions options;
+  options.device = device;
+  options.data_files = std::move(data_files);
+  options.max_plans = max_plans;
+  options.verify_hashes = verify_hashes;
+  return options;
+}
+
+}  // namespace
+}  // namespace graft
+
+NB_MODULE(_C, m) {
+  using namespace graft;  // NOLINT: the binding is the whole library under Python names
+  nb::register_exception_translator(translate);
+
+  m.def("version", [] { return std::string(version()); });
+  m.def("refusals", &refusals, nb::arg("program"));
+  m.def("preserved_targets", &preserved_targets);
+  m.def("operator_targets", &operator_targets);
+  m.def("devices", [] {
+    nb::list out;
+    for (const DeviceInfo& d : devices())
+      out.append(nb::make_tuple(d.name, d.description, d.memory_total, d.memory_free));
+    return out;
+  });
+
+  nb::class_<Program>(m, "Program")
+      .def_static(
+          "load",
+          [](const std::string& path, const std::string& device, std::vector<std::string> data_files,
+             std::size_t max_plans, bool verify_hashes) {
+            const LoadOptions options = load_options(device, std::move(data_files), max_plans, verify_hashes);
+            nb::gil_scoped_release release;
+            return std::const_pointer_cast<Program>(Program::load(path, options));
+          },
+          nb::arg("path"), nb::kw_only(), nb::arg("device") = "", nb::arg("data_files") = std::vector<std::string>(),
+          nb::arg("max_plans") = 64, nb::arg("verify_hashes") = false)
+      .def_static(
+          "from_ir",
+          [](const nb::bytes& blob, const nb::dict& weights) {
+            // `weights`: key -> (address, bytes); the caller keeps the memory alive.
+            const auto lookup = [&](std::string_view key) -> std::span<const std::byte> {
+              const nb::str name(key.data(), key.size());
+              GRAFT_CHECK(NotFound, weights.contains(name), "no weight '", key, "' was given");
+              const auto entry = nb::cast<nb::tuple>(weights[name]);
+              return {reinterpret_cast<const std::byte*>(nb::cast<std::uintptr_t>(entry[0])),  // NOLINT
+                      nb::cast<std::size_t>(entry[1])};
+            };
+            return std::const_pointer_cast<Program>(Program::from_ir(bytes_of(blob), lookup));
+          },
+          nb::arg("blob"), nb::arg("weights"))
+      .def("method_names", &Program::method_names)
+      .def("method", [](const Program& p, const std::string& name) { return to_dict(p.method(name)); })
+      .def("describe", &Program::describe);
+
+  nb::class_<CancelToken>(m, "CancelToken")
+      .def(nb::init<>())
+      .def("cancel", &CancelToken::cancel)
+      .def("reset", &CancelToken::reset)
+      .def_prop_ro("cancelled", &CancelToken::cancelled);
+
+  nb::class_<Session>(m, "Session")
+      .def(
+          "__init__",
+          [](Session* self, std::shared_ptr<Program> program, int threads, std::size_t max_graphs, bool strict) {
+            SessionOptions options;
+            options.threads = threads;
+            options.max_graphs = max_graphs;
+            options.strict_zero_copy = strict;
+            new (self) Session(std::move(program), options);
+          },
+          nb::arg("program"), nb::arg("threads") = 0, nb::arg("max_graphs") = 16, nb::arg("strict_zero_copy") = false)
+      .def("output_values",
+           [](Session& s, const std::string& method, const nb::list& inputs) {
+             const std::vector<Value> values = to_values(inputs);
+             std::vector<Value> out;
+             {
+               nb::gil_scoped_release release;
+               out = s.output_values(method, values);
+             }
+             return from_values(out);
+           })
+      .def(
+          "run_into",
+          [](Session& s, const std::string& method, const nb::list& inputs, const nb::list& outputs, double timeout,
+             const CancelToken* cancel) {
+            const std::vector<Value> in = to_values(inputs);
+            std::vector<Value> out = to_values(outputs);
+            RunOptions options;
+            options.cancel = cancel;
+            if (timeout > 0)
+              options.deadline = std::chrono::steady_clock::now() +
+                                 std::chrono::duration_cast<std::chrono::steady_clock::duration>(
+                                     std::chrono::duration<double>(timeout));
+            nb::gil_scoped_release release;
+            s.run_into(method, in, out, options);
+          },
+          nb::arg("method"), nb::arg("inputs"), nb::arg("outputs"), nb::arg("timeout") = 0.0,
+          nb::arg("cancel").none() = nb::none())
+      .def("counters", [](const Session& s) { return to_dict(s.counters()); })
+      .def_prop_ro("threads", &Session::threads);
+}
