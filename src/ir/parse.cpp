@@ -12,10 +12,10 @@ namespace {
 
 // Root, method, node and argument take four levels; lists of arguments the rest.
 constexpr flatbuffers::uoffset_t kMaxTableDepth = 32;
-// Decoded bytes allowed per byte of the blob. A table shared by many offsets is legal in FlatBuffers and multiplies
-// when it is decoded; honest writers stay far below this.
-constexpr std::size_t kMaxExpansion = 32;
-constexpr std::size_t kExpansionSlack = 64 * 1024;
+// Decoded bytes allowed per byte of the blob. Tables and strings shared by many offsets multiply when they are decoded;
+// graft's writer shares equal ones and stays below 30, a hostile file could ask for anything.
+constexpr std::size_t kMaxExpansion = 64;
+constexpr std::size_t kExpansionSlack = 1024 * 1024;
 // The largest buffer that FlatBuffers' signed 32-bit offsets reach.
 constexpr std::size_t kMaxBlobBytes = FLATBUFFERS_MAX_BUFFER_SIZE - 1;
 // Format features that this reader knows. None so far.
@@ -100,7 +100,7 @@ class Decoder {
   // Called before each allocation.
   void spend(std::size_t bytes) {
     GRAFT_CHECK(InvalidProgram, bytes <= budget_, "the decoded program is more than ", kMaxExpansion,
-                " times larger than its file: tables are shared beyond reason");
+                " times larger than its blob: its tables are shared beyond reason");
     budget_ -= bytes;
   }
 
@@ -252,7 +252,7 @@ Program parse(std::span<const std::byte> blob) {
     data = reinterpret_cast<const std::uint8_t*>(aligned.data());
   }
 
-  // Each table costs its parent four bytes, so no honest blob has more of them than a quarter of its bytes.
+  // A table costs its parent four bytes. Shared ones count each time they are met, so a quarter would be too tight.
   const auto max_tables = static_cast<flatbuffers::uoffset_t>(blob.size());
   flatbuffers::Verifier verifier(data, blob.size(), kMaxTableDepth, max_tables);
   GRAFT_CHECK(InvalidProgram, fb::VerifyProgramBuffer(verifier),

@@ -1,5 +1,7 @@
+#include <optional>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <unordered_set>
 
 #include "base/check.h"
@@ -145,9 +147,13 @@ class MethodVerifier {
     return true;
   }
 
+  // A user input that is no tensor and no number (None, a text) has a name and no value.
   void check_inputs() {
     std::size_t users = 0;
     for (const Input& input : method_.inputs) users += input.kind == InputKind::user;
+    rule(method_.user_input_names.empty() || users <= method_.user_input_names.size(), "inputs",
+         method_.user_input_names.size(), " names for ", users, " user inputs");
+    if (!method_.user_input_names.empty()) users = method_.user_input_names.size();
     user_values_.resize(users);
     std::vector<bool> taken_users;
     std::vector<bool> taken_states;
@@ -251,7 +257,8 @@ class MethodVerifier {
       } else {
         rule(output.kind == OutputKind::input_mutation, owner, "kind ", static_cast<int>(output.kind), " is not known");
         take(taken_inputs, output.index, user_values_.size(), owner, "user inputs");
-        const Value& target = method_.values[user_values_[output.index]];
+        rule(user_values_[output.index].has_value(), owner, "user input ", output.index, " has no value to write to");
+        const Value& target = method_.values[*user_values_[output.index]];
         rule(value.kind == ValueKind::tensor && target.kind == ValueKind::tensor && value.dtype == target.dtype &&
                  value.rank() == target.rank(),
              owner, "value '", value.name, "' is ", value.str(), ", the input '", target.name, "' it is written to is ",
@@ -263,17 +270,23 @@ class MethodVerifier {
   const Program& program_;
   const Method& method_;
   std::vector<bool> defined_;
-  std::vector<ValueId> user_values_;
+  std::vector<std::optional<ValueId>> user_values_;  // by position
 };
 
 }  // namespace
 
 void verify(const Program& program) {
   for (const Op& op : program.ops) GRAFT_RULE(!op.target.empty(), "op ", &op - program.ops.data(), " has no target");
-  std::unordered_set<std::string_view> keys;
+  // Tensors with the same bytes share a key whatever their dtypes and shapes.
+  std::unordered_map<std::string_view, const Weight*> keys;
   for (std::size_t i = 0; i < program.weights.size(); ++i) {
-    check_unique(keys, program.weights[i].key, "weight");
+    const Weight& weight = program.weights[i];
+    GRAFT_RULE(!weight.key.empty(), "weight ", i, " ('", weight.fqn, "') has an empty key");
     check_weight(program, i);
+    const Weight& first = *keys.try_emplace(weight.key, &weight).first->second;
+    GRAFT_RULE(first.byte_size == weight.byte_size && first.sha256 == weight.sha256, "weight '", weight.key,
+               "' appears with ", first.byte_size, " bytes and with ", weight.byte_size,
+               " bytes or with different hashes");
   }
   std::unordered_set<std::string_view> fqns;
   for (const State& state : program.states) {
