@@ -1,0 +1,191 @@
+"""Running packages from Python: `graft.load(path)` gives a callable that takes and returns torch tensors.
+
+Inputs are bound where they lie (a copy is made only for tensors that are not contiguous or not on the CPU); outputs are
+allocated by torch and written in place by the engine, so they belong to the caller and stay valid after later calls.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from graft import _C
+from graft._dtypes import DTYPES, NUMBER_OF
+from graft.errors import InvalidArgument
+
+__all__ = ["CancelToken", "Method", "Model", "load"]
+
+CancelToken = _C.CancelToken
+
+
+def _flat_value(value: Any, where: str, keep: list[torch.Tensor]) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    number = NUMBER_OF.get(value.dtype)
+    if number is None:
+        raise InvalidArgument(f"{where}: dtype {value.dtype} is not supported")
+    tensor = value.detach()
+    if tensor.device.type != "cpu":
+        raise InvalidArgument(f"{where}: must be on the CPU, is on {tensor.device}")
+    if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
+        tensor = tensor.resolve_conj().resolve_neg().contiguous()
+    keep.append(tensor)  # the address must stay valid until the run ends
+    return (tensor.data_ptr(), number, tuple(tensor.shape))
+
+
+class Method:
+    """One method of a loaded package. Calls with the arguments that the module's `forward` took at export."""
+
+    def __init__(self, session: _C.Session, info: Mapping[str, Any]) -> None:
+        self._session = session
+        self._info = info
+        self.name: str = info["name"]
+        self._in_spec = pytree.treespec_loads(info["in_spec"]) if info["in_spec"] else None
+        self._out_spec = pytree.treespec_loads(info["out_spec"]) if info["out_spec"] else None
+
+    def _flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+        if self._in_spec is None:
+            if kwargs:
+                raise InvalidArgument(f"method '{self.name}' takes positional arguments only, got {sorted(kwargs)}")
+            return list(args)
+        kwarg_spec = self._in_spec.children()[1] if hasattr(self._in_spec, "children") else self._in_spec.children_specs[1]
+        names = list(kwarg_spec.context) if kwarg_spec.context else []
+        if set(names) != set(kwargs):
+            raise InvalidArgument(
+                f"method '{self.name}' was exported with keyword arguments {names}, got {sorted(kwargs)}"
+            )
+        flat, spec = pytree.tree_flatten((tuple(args), {name: kwargs[name] for name in names}))
+        if spec != self._in_spec:
+            raise InvalidArgument(
+                f"method '{self.name}': arguments are not arranged as at export.\n  expected {self._in_spec}\n  got {spec}"
+            )
+        return flat
+
+    def __call__(
+        self,
+        *args: Any,
+        out: Any = None,
+        timeout: float | None = None,
+        cancel: CancelToken | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Runs the method.
+
+        `out`: tensors to write the results into, arranged as the results. `timeout`: seconds after which the run stops
+        with `graft.Cancelled`. `cancel`: a token whose `cancel()` stops the run from another thread.
+        """
+        keep: list[torch.Tensor] = []
+        inputs = [
+            _flat_value(value, f"input {i} of method '{self.name}'", keep)
+            for i, value in enumerate(self._flatten(args, kwargs))
+        ]
+        values = self._session.output_values(self.name, inputs)
+        given = None if out is None else self._flatten_out(out, len(values))
+        results: list[Any] = []
+        outputs: list[Any] = []
+        for i, value in enumerate(values):
+            if not isinstance(value, tuple):
+                results.append(value)
+                outputs.append(value)
+                continue
+            dtype, sizes = DTYPES[value[1]], value[2]
+            if given is None:
+                tensor = torch.empty(sizes, dtype=dtype)
+            else:
+                tensor = given[i]
+                self._check_out(tensor, i, dtype, sizes)
+            results.append(tensor)
+            outputs.append((tensor.data_ptr(), value[1], sizes))
+        self._session.run_into(self.name, inputs, outputs, timeout or 0.0, cancel)
+        if self._out_spec is None:
+            return results[0] if len(results) == 1 else tuple(results)
+        return pytree.tree_unflatten(results, self._out_spec)
+
+    def _flatten_out(self, out: Any, count: int) -> list[Any]:
+        flat = pytree.tree_leaves(out)
+        if len(flat) != count:
+            raise InvalidArgument(f"method '{self.name}' has {count} outputs, out= holds {len(flat)}")
+        return flat
+
+    def _check_out(self, tensor: Any, i: int, dtype: torch.dtype, sizes: tuple[int, ...]) -> None:
+        fits = isinstance(tensor, torch.Tensor) and tensor.dtype == dtype and tuple(tensor.shape) == sizes
+        if not fits or not tensor.is_contiguous() or tensor.device.type != "cpu":
+            found = f"{tensor.dtype}{list(tensor.shape)}" if isinstance(tensor, torch.Tensor) else type(tensor).__name__
+            raise InvalidArgument(
+                f"out[{i}] of method '{self.name}' must be a contiguous CPU tensor {dtype}{list(sizes)}, got {found}"
+            )
+
+    @property
+    def info(self) -> Mapping[str, Any]:
+        """Inputs and outputs with dtypes and ranges of sizes."""
+        return self._info
+
+
+class Model:
+    """A loaded package: one session on one program. Methods are attributes; calling the model calls `forward`."""
+
+    def __init__(self, program: _C.Program, session: _C.Session) -> None:
+        self._program = program
+        self._session = session
+        self.methods: dict[str, Method] = {
+            name: Method(session, program.method(name)) for name in program.method_names()
+        }
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        method = self.methods.get("forward")
+        if method is None:
+            if len(self.methods) != 1:
+                raise InvalidArgument(f"the package has no method 'forward'; call one of {sorted(self.methods)}")
+            (method,) = self.methods.values()
+        return method(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Method:
+        methods = self.__dict__.get("methods", {})
+        if name in methods:
+            return methods[name]
+        raise AttributeError(f"the package has no method '{name}'; it has {sorted(methods)}")
+
+    def counters(self) -> dict[str, int]:
+        """Counts since the model was loaded: runs, plan_hits, plan_misses, rewrites, io_copies, arena_bytes, ..."""
+        return self._session.counters()
+
+    def describe(self) -> dict[str, Any]:
+        """What `graft inspect --json` prints."""
+        return json.loads(self._program.describe())
+
+    @property
+    def threads(self) -> int:
+        return self._session.threads
+
+
+def load(
+    path: str | os.PathLike[str],
+    *,
+    data_files: Iterable[str | os.PathLike[str]] = (),
+    device: str = "",
+    threads: int = 0,
+    max_plans: int = 64,
+    strict_zero_copy: bool = False,
+    verify_hashes: bool = False,
+) -> Model:
+    """Loads a package written by `graft.export`.
+
+    `data_files`: .ptd files with the weights of a package exported with `external_weights=True`. `device`: a name of
+    `graft.devices()`; "" means GRAFT_DEVICE, else the CPU. `threads`: 0 means GRAFT_THREADS, else the CPUs this process
+    may use. `strict_zero_copy`: an input that would have to be copied is an error. Raises `graft.NotFound`,
+    `graft.InvalidProgram` or `graft.Unsupported`.
+    """
+    program = _C.Program.load(
+        os.fspath(path),
+        device=device,
+        data_files=[os.fspath(f) for f in data_files],
+        max_plans=max_plans,
+        verify_hashes=verify_hashes,
+    )
+    session = _C.Session(program, threads=threads, strict_zero_copy=strict_zero_copy)
+    return Model(program, session)
