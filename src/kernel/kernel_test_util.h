@@ -1,0 +1,56 @@
+#pragma once
+
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "kernel/kernel.h"
+
+// Runs a kernel by hand, as the executor does, with threads of the test's own.
+namespace graft {
+
+struct TestOperand {
+  TensorDesc desc;
+  const void* data;
+};
+struct TestOutput {
+  TensorDesc desc;
+  void* data;
+};
+struct NoAttrs {};
+
+// The error message of the run, empty when it succeeded.
+template <typename Attrs = NoAttrs>
+std::string run_kernel(const Kernel& kernel, const std::vector<TestOperand>& inputs, const TestOutput& output,
+                       int threads = 1, const Attrs& attrs = {}) {
+  std::vector<TensorDesc> input_descs;
+  std::vector<const void*> input_data;
+  for (const TestOperand& o : inputs) {
+    input_descs.push_back(o.desc);
+    input_data.push_back(o.data);
+  }
+  ErrorSlot error;
+  LaunchBarrier barrier;
+  KernelContext ctx;
+  ctx.threads = threads;
+  ctx.input_descs = input_descs;
+  ctx.output_descs = {&output.desc, 1};
+  ctx.inputs = input_data.data();
+  ctx.outputs = &output.data;
+  ctx.attr_bytes = reinterpret_cast<const std::byte*>(&attrs);
+  ctx.launch_barrier = &barrier;
+  ctx.error = &error;
+  ctx.node = "node";
+  std::vector<std::thread> pool;
+  for (int t = 1; t < threads; ++t)
+    pool.emplace_back([=, &kernel] {
+      KernelContext mine = ctx;
+      mine.thread = t;
+      kernel.run(mine);
+    });
+  kernel.run(ctx);
+  for (std::thread& t : pool) t.join();
+  return error.failed() ? std::string(error.message()) : std::string();
+}
+
+}  // namespace graft

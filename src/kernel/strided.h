@@ -1,0 +1,87 @@
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "kernel/kernel.h"
+#include "kernel/simd/elementwise.h"
+
+// Iteration over operands of any strides, up to rank 8, for kernels that treat every element alike.
+namespace graft {
+
+inline constexpr int kMaxOperands = 8;
+// Below this many elements a second thread costs more than it saves.
+inline constexpr std::int64_t kMinParallelElements = 8192;
+
+// One iteration space with the byte strides of every operand in it. Dimensions are ordered so that operand 0 is
+// written as sequentially as its strides allow, and merged where that is exact for every operand.
+struct Walk {
+  int rank = 1;  // at least 1
+  int operands = 0;
+  std::int64_t total = 0;  // elements; 0 means that there is nothing to do
+  std::array<std::int64_t, kMaxRank> sizes{};
+  std::array<std::array<std::int64_t, kMaxRank>, kMaxOperands> strides{};  // bytes; [operand][dim]
+
+  std::int64_t inner() const { return sizes[static_cast<std::size_t>(rank - 1)]; }
+  std::int64_t stride(int operand, int dim) const {
+    return strides[static_cast<std::size_t>(operand)][static_cast<std::size_t>(dim)];
+  }
+  std::int64_t inner_stride(int operand) const { return stride(operand, rank - 1); }
+  // True when the operand's elements follow each other without gaps in the order of the walk.
+  bool linear(int operand, std::int64_t element_bytes) const;
+};
+
+// Operand 0 states the shape; the others have it or broadcast to it (aligned at the last dimension, as in PyTorch).
+Walk make_walk(std::span<const TensorDesc* const> operands);
+
+// The position in a walk: an index per dimension and the byte offset of each operand.
+class Cursor {
+ public:
+  explicit Cursor(const Walk& walk) : walk_(walk) {}
+  void seek(std::int64_t element);
+  // Elements left in the current innermost row.
+  std::int64_t row_left() const;
+  // Moves by `n` elements, at most row_left().
+  void advance(std::int64_t n);
+  std::int64_t offset(int operand) const { return offsets_[static_cast<std::size_t>(operand)]; }
+
+ private:
+  const Walk& walk_;
+  std::array<std::int64_t, kMaxRank> index_{};
+  std::array<std::int64_t, kMaxOperands> offsets_{};
+};
+
+// The share of this thread, in elements: multiples of 64 so that threads do not write one cache line, and everything
+// to thread 0 when the whole is small.
+KernelContext::Range share_elements(const KernelContext& ctx, std::int64_t total);
+
+// Elements of a block: small enough for four blocks of doubles in the first-level cache.
+inline constexpr std::int64_t kBlock = 512;
+inline constexpr int kMaxBlockInputs = 3;
+
+// What run_blocks does to each block. Input k of the function is the number `immediates[k]` when bit k of
+// `immediate_mask` is set, else the next input tensor of the launch.
+struct BlockJob {
+  simd::BlockFn function = nullptr;  // nullptr: one input, passed on as it is
+  int inputs = 1;
+  std::array<simd::BlockClass, kMaxBlockInputs> input_class{};
+  simd::BlockClass output_class = simd::BlockClass::f32;
+  std::uint32_t immediate_mask = 0;
+  std::array<simd::Number, kMaxBlockInputs> immediates{};
+  const simd::Number* params = nullptr;
+};
+
+// Runs the job over output 0 of the launch, on this thread's share. Operands are converted to and from the blocks'
+// classes; those that already lie as blocks are used in place. Returns the first status that is not kBlockOk.
+int run_blocks(const KernelContext& ctx, const BlockJob& job);
+
+// The class that holds all values of a dtype exactly.
+constexpr simd::BlockClass block_class(DType dtype) {
+  if (dtype == DType::f64) return simd::BlockClass::f64;
+  if (is_float(dtype)) return simd::BlockClass::f32;
+  return dtype == DType::b8 ? simd::BlockClass::b8 : simd::BlockClass::i64;
+}
+
+}  // namespace graft
