@@ -1,5 +1,5 @@
 # ggml 0.25: from the package llama-cpp-python, or from source (sanitizers).
-set(GRAFT_GGML_VERSION 0.25)
+set(GRAFT_GGML_WANTED 0.25)
 if(GRAFT_GGML_SOURCE)
   set(GGML_OPENMP OFF CACHE BOOL "" FORCE)
   set(GGML_BUILD_TESTS OFF CACHE BOOL "" FORCE)
@@ -18,10 +18,10 @@ if(GRAFT_GGML_SOURCE)
   get_directory_property(GRAFT_GGML_COMMIT DIRECTORY "${GRAFT_GGML_SOURCE}" DEFINITION GGML_BUILD_COMMIT)
 else()
   list(PREPEND CMAKE_PREFIX_PATH "${GRAFT_SITE_PACKAGES}")
-  find_package(ggml ${GRAFT_GGML_VERSION} CONFIG QUIET)
+  find_package(ggml ${GRAFT_GGML_WANTED} CONFIG QUIET)
   if(NOT ggml_FOUND)
     message(FATAL_ERROR
-      "No ggml ${GRAFT_GGML_VERSION} in ${GRAFT_SITE_PACKAGES}. It comes with llama-cpp-python; install that first:\n"
+      "No ggml ${GRAFT_GGML_WANTED} in ${GRAFT_SITE_PACKAGES}. It comes with llama-cpp-python; install that first:\n"
       "  CMAKE_ARGS=\"-DGGML_OPENMP=OFF -DLLAVA_BUILD=OFF\" pip install llama-cpp-python==0.3.36\n"
       "or give -DGRAFT_GGML_SOURCE=<folder of ggml's source>.")
   endif()

@@ -1,1 +1,69 @@
-# `cmake --install`: filled in below by component. Nothing of ggml's headers is installed.
+# Components:
+#   sdk            for C++ (the default of `cmake --install`): libgraft with ggml beside it, headers, graftConfig, graft
+#   python         the binary part of the Python package, for wheels and for .venv
+#   python_source  its Python files, for .venv only (scikit-build-core takes them itself)
+include(CMakePackageConfigHelpers)
+
+# --- sdk ---
+install(TARGETS graft EXPORT graftTargets
+        LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT sdk)
+install(DIRECTORY include/graft DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT sdk FILES_MATCHING PATTERN "*.h")
+if(TARGET graft_cli)
+  install(TARGETS graft_cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT sdk)
+endif()
+set(config_dir ${CMAKE_INSTALL_LIBDIR}/cmake/graft)
+install(EXPORT graftTargets NAMESPACE graft:: DESTINATION ${config_dir} COMPONENT sdk)
+configure_package_config_file(cmake/graftConfig.cmake.in "${CMAKE_BINARY_DIR}/graftConfig.cmake"
+                              INSTALL_DESTINATION ${config_dir} NO_SET_AND_CHECK_MACRO)
+write_basic_package_version_file("${CMAKE_BINARY_DIR}/graftConfigVersion.cmake" COMPATIBILITY SameMinorVersion)
+install(FILES "${CMAKE_BINARY_DIR}/graftConfig.cmake" "${CMAKE_BINARY_DIR}/graftConfigVersion.cmake"
+        DESTINATION ${config_dir} COMPONENT sdk)
+install(FILES LICENSE THIRD_PARTY_LICENSES.md DESTINATION ${CMAKE_INSTALL_DATADIR}/licenses/graft COMPONENT sdk)
+
+# ggml's libraries, under the names that the loader looks for. They find each other through $ORIGIN.
+if(GRAFT_GGML_SOURCE)
+  foreach(part ggml ggml-base ggml-cpu ggml-cuda)
+    if(TARGET ${part})
+      set_target_properties(${part} PROPERTIES INSTALL_RPATH "$ORIGIN")
+      install(TARGETS ${part} LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} NAMELINK_SKIP COMPONENT sdk)
+    endif()
+  endforeach()
+else()
+  foreach(part ggml ggml-base ggml-cpu ggml-cuda)
+    if(TARGET ggml::${part})
+      get_target_property(location ggml::${part} IMPORTED_LOCATION)
+      file(GLOB by_soname "${location}.[0-9]*")
+      list(FILTER by_soname INCLUDE REGEX "\\.so\\.[0-9]+$")
+      foreach(link IN LISTS by_soname)
+        cmake_path(GET link FILENAME name)
+        file(REAL_PATH "${link}" real)
+        install(FILES "${real}" DESTINATION ${CMAKE_INSTALL_LIBDIR} RENAME "${name}" COMPONENT sdk)
+      endforeach()
+    endif()
+  endforeach()
+endif()
+
+# --- python ---
+set(package_dir graft)
+if(SKBUILD)
+  set(scripts_dir "${SKBUILD_SCRIPTS_DIR}")
+else()
+  execute_process(
+    COMMAND "${Python_EXECUTABLE}" -c "import sysconfig; print(sysconfig.get_paths()['scripts'])"
+    OUTPUT_VARIABLE scripts_dir OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
+endif()
+install(TARGETS graft LIBRARY DESTINATION ${package_dir}/lib COMPONENT python EXCLUDE_FROM_ALL)
+if(TARGET graft_executorch)
+  install(TARGETS graft_executorch LIBRARY DESTINATION ${package_dir}/lib COMPONENT python EXCLUDE_FROM_ALL)
+endif()
+if(TARGET _C)
+  install(TARGETS _C LIBRARY DESTINATION ${package_dir} COMPONENT python EXCLUDE_FROM_ALL)
+endif()
+if(TARGET graft_cli)
+  install(TARGETS graft_cli RUNTIME DESTINATION "${scripts_dir}" COMPONENT python EXCLUDE_FROM_ALL)
+endif()
+install(DIRECTORY "${GRAFT_GENERATED_PYTHON}/graft/_fb" DESTINATION ${package_dir} COMPONENT python EXCLUDE_FROM_ALL
+        PATTERN "__pycache__" EXCLUDE)
+
+install(DIRECTORY python/graft/ DESTINATION ${package_dir} COMPONENT python_source EXCLUDE_FROM_ALL
+        FILES_MATCHING PATTERN "*.py" PATTERN "py.typed" PATTERN "__pycache__" EXCLUDE)

@@ -1,0 +1,128 @@
+# Two commands for newcomers: `make demo` and `make test`. Each does all the set-up it needs; a second run starts in
+# seconds. Everything lives in .venv and build.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DELETE_ON_ERROR:
+
+PYTHON ?= python3
+JOBS ?= $(shell nproc)
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.stamp
+CMAKE := $(BIN)/cmake
+# pip's cmake and ninja come first; flatc and the compilers are found elsewhere by CMake.
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+
+PIP := $(BIN)/pip --disable-pip-version-check
+PIP_INSTALL := $(PIP) install -c requirements/constraints.txt
+
+.PHONY: all help demo test test-cpp test-python build setup system format format-check tidy asan tsan cuda bench \
+        install-check wheel wheel-check clean
+all: build
+
+help:
+	@echo 'make demo            semantic search with a real model, exported once, run on ggml'
+	@echo 'make test            C++ and Python tests, and the install check (GRAFT_SLOW=1: the slow ones too)'
+	@echo 'make build           the engine and its front doors, installed into .venv'
+	@echo 'make asan | tsan     C++ tests with sanitizers, ggml included'
+	@echo 'make cuda            build and C++ tests on a ggml with CUDA'
+	@echo 'make install-check   the C++ install, moved away from here, runs examples/cpp'
+	@echo 'make wheel-check     pip install . into an environment of its own'
+	@echo 'make format | tidy   clang-format, clang-tidy'
+	@echo 'make bench           measurements (bench/README.md)'
+
+# --- set-up -----------------------------------------------------------------------------------------------------------
+
+system:
+	@tools/setup/system.sh $(PYTHON)
+
+$(STAMP)/venv: | system
+	@echo '== Making the virtual environment .venv'
+	$(PYTHON) -m venv $(VENV)
+	mkdir -p $(STAMP) && touch $@
+
+$(STAMP)/torch: requirements/torch.txt $(STAMP)/venv
+	@echo '== Installing torch'
+	$(PIP_INSTALL) -r requirements/torch.txt
+	touch $@
+
+$(STAMP)/build-tools: requirements/build.txt $(STAMP)/venv
+	@echo '== Installing the build tools'
+	$(PIP_INSTALL) -q -r requirements/build.txt
+	touch $@
+
+$(STAMP)/ggml: requirements/ggml.txt tools/setup/ggml.sh $(STAMP)/build-tools $(STAMP)/torch
+	tools/setup/ggml.sh $(VENV)
+	touch $@
+
+$(STAMP)/packages: requirements/run.txt requirements/constraints.txt $(STAMP)/torch $(STAMP)/ggml
+	@echo '== Installing executorch, transformers and the test tools'
+	$(PIP_INSTALL) -r requirements/torch.txt -r requirements/run.txt
+	touch $@
+
+setup: system $(STAMP)/packages
+
+# --- build and install into .venv -------------------------------------------------------------------------------------
+
+build: setup
+	@[ -e build/release/build.ninja ] || $(CMAKE) --preset release
+	@$(CMAKE) --build --preset release -j $(JOBS)
+	@tools/setup/install_dev.sh $(VENV) build/release
+
+# --- the two commands -------------------------------------------------------------------------------------------------
+
+demo: build
+	@$(BIN)/python examples/semantic_search.py
+
+test: test-cpp test-python install-check
+
+test-cpp: build
+	@echo '== C++ tests'
+	@build/release/graft_tests --gtest_brief=1
+
+test-python: build
+	@echo '== Python tests$(if $(GRAFT_SLOW), (slow ones too))'
+	@$(BIN)/python -m pytest -q $(if $(GRAFT_SLOW),--slow) $(PYTEST_ARGS)
+
+install-check: build
+	@test/install_check.sh $(VENV) build/release
+
+# --- for developers ---------------------------------------------------------------------------------------------------
+
+asan tsan: %: setup
+	tools/setup/ggml_source.sh $(VENV) build/ggml-source
+	@[ -e build/$@/build.ninja ] || $(CMAKE) --preset $@
+	$(CMAKE) --build --preset $@ -j $(JOBS)
+	$(BIN)/ctest --preset $@
+
+cuda: setup
+	$(CMAKE) --preset cuda
+	$(CMAKE) --build --preset cuda -j $(JOBS)
+	$(BIN)/ctest --preset cuda
+
+wheel: setup
+	$(PIP) wheel --no-build-isolation --no-deps -w dist .
+
+wheel-check: setup
+	@test/wheel_check.sh $(VENV)
+
+CPP_FILES = git ls-files -co --exclude-standard 'include/*.h' 'src/*.h' 'src/*.cpp' 'test/*.cpp' 'examples/*.cpp'
+
+format:
+	@command -v clang-format >/dev/null || { echo 'clang-format is missing: apt-get install clang-format' >&2; exit 1; }
+	$(CPP_FILES) | xargs clang-format -i
+
+format-check:
+	@command -v clang-format >/dev/null || { echo 'clang-format is missing: apt-get install clang-format' >&2; exit 1; }
+	$(CPP_FILES) | xargs clang-format --dry-run -Werror
+
+tidy: build
+	@command -v clang-tidy >/dev/null || { echo 'clang-tidy is missing: apt-get install clang-tidy' >&2; exit 1; }
+	git ls-files 'src/*.cpp' | grep -v -e _test.cpp -e src/kernel/simd/isa/ | \
+	  xargs -P $(JOBS) -n 4 clang-tidy -quiet -p build/release
+
+bench: build
+	@$(MAKE) -C bench PYTHON=$(CURDIR)/$(BIN)/python
+
+clean:
+	rm -rf build dist

@@ -1,0 +1,19 @@
+"""Settings of all Python tests."""
+
+import pytest
+
+# Before any test module: the installed package, so that a test beside a module of python/graft belongs to it.
+import graft  # noqa: F401
+
+
+def pytest_addoption(parser):
+    parser.addoption("--slow", action="store_true", help="run the tests marked slow too")
+
+
+def pytest_collection_modifyitems(config, items):
+    if config.getoption("--slow"):
+        return
+    skip = pytest.mark.skip(reason="slow: make test GRAFT_SLOW=1")
+    for item in items:
+        if "slow" in item.keywords:
+            item.add_marker(skip)

@@ -1,0 +1,14 @@
+#!/usr/bin/env bash
+# Installs a build into the virtual environment as `pip install .` would, except that the Python files are links into
+# this tree: an edit needs no new install. usage: install_dev.sh VENV BUILD
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+venv=$1 build=$2
+site=$("$venv/bin/python" -c "import sysconfig; print(sysconfig.get_paths()['platlib'])")
+quiet() { "$@" >build/install.log || { cat build/install.log >&2; return 1; }; }
+
+quiet "$venv/bin/cmake" --install "$build" --component python --prefix "$site"
+quiet env CMAKE_INSTALL_MODE=ABS_SYMLINK_OR_COPY "$venv/bin/cmake" --install "$build" --component python_source \
+  --prefix "$site"
+# Links to files that were removed or renamed.
+find "$site/graft" -xtype l -delete
