@@ -8,6 +8,7 @@ import hashlib
 import importlib.metadata
 import math
 import operator
+import re
 from dataclasses import dataclass, field
 from typing import Any, Iterable, Mapping, Sequence
 
@@ -46,6 +47,9 @@ _TENSOR, _INT, _FLOAT, _BOOL = range(4)  # ValueKind
 (_A_NONE, _A_INT, _A_FLOAT, _A_BOOL, _A_STRING, _A_VALUE, _A_LIST, _A_DTYPE, _A_LAYOUT, _A_FORMAT, _A_DEVICE) = range(11)
 _USER, _WEIGHT, _STATE = range(3)  # InputKind
 _OUT_USER, _OUT_STATE, _OUT_INPUT = range(3)  # OutputKind
+
+# Names that ExecuTorch makes up for constants; two programs give them to different bytes.
+_LIFTED = re.compile(r"_lifted_tensor_constant\d+")
 
 
 class SerializeError(Exception):
@@ -710,10 +714,11 @@ def _method_of_export(builder: _ProgramBuilder, name: str, program: ExportedProg
             method.user_input(node, position)
         elif spec.kind in (_In.PARAMETER, _In.BUFFER, _In.CONSTANT_TENSOR):
             assert node is not None and spec.target is not None
-            persistent = spec.target in program.state_dict
             tensor = program.state_dict.get(spec.target)
             if tensor is None:
                 tensor = program.constants[spec.target]
+            persistent = spec.kind != _In.CONSTANT_TENSOR and spec.target in program.state_dict
+            persistent = persistent and _LIFTED.fullmatch(spec.target) is None
             if spec.target in mutated:
                 states[spec.target] = builder.state(spec.target, tensor, persistent=persistent)
                 method.state_input(node, states[spec.target])

@@ -1,0 +1,243 @@
+"""`graft.export`: from a PyTorch model to a package."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Any, Mapping, Sequence
+
+import torch
+from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge_transform_and_lower
+from executorch.exir.delegate import executorch_call_delegate
+from executorch.exir.passes import MemoryPlanningPass
+from executorch.exir.sym_util import eval_expr, eval_upper_bound
+from executorch.exir.tensor import TensorSpec
+from torch.export import ExportedProgram
+from torch.fx.passes.infra.pass_base import PassBase, PassResult
+from torch.utils import _pytree as pytree
+
+from graft import _targets
+from graft._predicate import Predicate
+from graft._serialize import SerializeError, Signature, weight_digests
+from graft.partitioner import GraftPartitioner
+
+_METHOD_FIELDS = {"model", "args", "kwargs", "dynamic_shapes"}
+
+
+class ExportError(Exception):
+    """A model that graft cannot run whole, or an argument of `export` that makes no sense."""
+
+
+def export(
+    model: torch.nn.Module | ExportedProgram | str | os.PathLike[str] | None = None,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    dynamic_shapes: Any = None,
+    path: str | os.PathLike[str],
+    methods: Mapping[str, Any] | None = None,
+    constant_methods: Mapping[str, Any] | None = None,
+    allow_fallback: bool = False,
+    external_weights: bool = False,
+    plan_outputs: bool = True,
+    predicate: Predicate | None = None,
+) -> Path:
+    """Writes `model` as a package (.pte) to `path` and returns the path. Overwrites; never leaves half a file.
+
+    model: a module (exported with `args`, `kwargs` and `dynamic_shapes` as torch.export.export takes them), an
+        ExportedProgram, or the path of a .pt2 file. Becomes the method "forward".
+    methods: instead of `model`, several by name: each an ExportedProgram, the path of a .pt2 file, or a dict with
+        "model", "args", "kwargs" and "dynamic_shapes".
+    constant_methods: constants that ExecuTorch's runners ask for by name ("get_max_seq_len", ...).
+    allow_fallback: leave nodes that graft does not run to ExecuTorch's kernels; otherwise they are an ExportError.
+    external_weights: put the weights beside the package, into a .ptd of the same stem.
+    plan_outputs: let ExecuTorch reserve memory for outputs. Stock callers crash without it.
+    predicate: answers which nodes run; the compiled engine by default.
+    """
+    target = Path(path)
+    if target.suffix != ".pte":
+        raise ExportError(f"export: expected a path that ends in .pte, found '{target}'")
+    with torch.no_grad():
+        programs = _programs(model, args, kwargs, dynamic_shapes, methods)
+        partitioners = _partitioners(programs, target.stem if external_weights else None, predicate)
+        try:
+            manager = to_edge_transform_and_lower(
+                programs,
+                partitioner={name: [partitioner] for name, partitioner in partitioners.items()},
+                constant_methods=dict(constant_methods or {}),
+                compile_config=EdgeCompileConfig(_skip_dim_order=True, _check_ir_validity=False),
+            )
+        except SerializeError as e:
+            raise ExportError(f"export: {e}") from e
+        if not allow_fallback:
+            _require_delegated(manager, partitioners)
+        program = manager.to_executorch(
+            ExecutorchBackendConfig(
+                memory_planning_pass=MemoryPlanningPass(alloc_graph_output=plan_outputs),
+                sym_shape_eval_pass=_PlannedShapes(),
+            )
+        )
+    _write(program, target)
+    return target
+
+
+def _programs(
+    model: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None, dynamic_shapes: Any, methods: Any
+) -> dict[str, ExportedProgram]:
+    if (model is None) == (methods is None):
+        raise ExportError("export: expected either a model or methods, found " + ("both" if methods else "neither"))
+    if methods is None:
+        return {"forward": _program(model, args, kwargs, dynamic_shapes, "forward")}
+    if args or kwargs or dynamic_shapes is not None:
+        raise ExportError("export: expected args, kwargs and dynamic_shapes inside each entry of methods")
+    if not methods:
+        raise ExportError("export: expected at least one method, found none")
+    programs = {}
+    for name, entry in methods.items():
+        if not isinstance(entry, Mapping):
+            entry = {"model": entry}
+        if "model" not in entry or not entry.keys() <= _METHOD_FIELDS:
+            raise ExportError(
+                f"export: method '{name}': expected 'model' and optionally 'args', 'kwargs', 'dynamic_shapes', "
+                f"found {sorted(entry)}"
+            )
+        programs[name] = _program(
+            entry["model"], entry.get("args", ()), entry.get("kwargs"), entry.get("dynamic_shapes"), name
+        )
+    return programs
+
+
+def _program(
+    model: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None, dynamic_shapes: Any, method: str
+) -> ExportedProgram:
+    if isinstance(model, torch.nn.Module):
+        return torch.export.export(model, tuple(args), dict(kwargs or {}), dynamic_shapes=dynamic_shapes)
+    if args or kwargs or dynamic_shapes is not None:
+        raise ExportError(f"export: method '{method}': args, kwargs and dynamic_shapes are fixed in a program exported before")
+    if isinstance(model, ExportedProgram):
+        return model
+    if isinstance(model, (str, os.PathLike)):
+        return torch.export.load(model)
+    raise ExportError(
+        f"export: method '{method}': expected a torch.nn.Module, an ExportedProgram or the path of a .pt2 file, "
+        f"found {type(model).__name__}"
+    )
+
+
+def _partitioners(
+    programs: Mapping[str, ExportedProgram], external: str | None, predicate: Predicate | None
+) -> dict[str, GraftPartitioner]:
+    content_keys = _ambiguous_names(programs)
+    partitioners = {}
+    for name, program in programs.items():
+        signature = Signature.of(program)
+        for what, spec, text in (
+            ("arguments", program.call_spec.in_spec, signature.in_spec),
+            ("results", program.call_spec.out_spec, signature.out_spec),
+        ):
+            if not text:
+                raise ExportError(
+                    f"export: method '{name}': expected {what} of classes that torch.utils._pytree can name in a "
+                    f"file (see serialized_type_name of torch.export.register_dataclass), found {spec}"
+                )
+        partitioners[name] = GraftPartitioner(
+            method=name,
+            signature=signature,
+            external_weights=external,
+            content_keys=content_keys,
+            predicate=predicate,
+        )
+    return partitioners
+
+
+def _ambiguous_names(programs: Mapping[str, ExportedProgram]) -> set[str]:
+    """Names that stand for different weights in different methods."""
+    if len(programs) < 2:
+        return set()
+    seen: dict[str, bytes] = {}
+    ambiguous = set()
+    for program in programs.values():
+        for name, digest in weight_digests(program).items():
+            if seen.setdefault(name, digest) != digest:
+                ambiguous.add(name)
+    return ambiguous
+
+
+def _require_delegated(manager: Any, partitioners: Mapping[str, GraftPartitioner]) -> None:
+    lines = []
+    for name, partitioner in partitioners.items():
+        for node in _left_over(manager.exported_program(name).graph_module):
+            target = _targets.resolve(node.target)
+            what = target.name if target is not None else str(node.target)
+            _, reason = partitioner.refused.get(node.name, (what, "its neighbours are not delegated"))
+            lines.append(f"  {name}: {what} (node '{node.name}'): {reason}")
+    if lines:
+        raise ExportError(
+            f"export: expected a model that graft runs whole, found {len(lines)} nodes that it does not run; "
+            "allow_fallback=True leaves them to ExecuTorch's kernels\n" + "\n".join(lines)
+        )
+
+
+def _left_over(module: torch.fx.GraphModule) -> list[torch.fx.Node]:
+    delegates = {n for n in module.graph.nodes if n.op == "call_function" and n.target is executorch_call_delegate}
+    return [
+        node
+        for node in module.graph.nodes
+        if node.op == "call_function"
+        and node not in delegates
+        and not (_targets.is_getitem(node) and node.args[0] in delegates)
+    ]
+
+
+class _PlannedShapes(PassBase):
+    """Sizes for ExecuTorch's memory plan: upper bounds, and those of the example where there is none or where the
+    upper bound is beyond what its files can hold. graft's own loader plans on real sizes and reads none of this."""
+
+    _LARGEST_SIZE = 2**31 - 1  # sizes are 32-bit in program.fbs
+    _LARGEST_TENSOR = 2**40  # bytes; nobody's memory, and far from overflow of sums of 64-bit offsets
+
+    def call(self, graph_module: torch.fx.GraphModule) -> PassResult:
+        for module in graph_module.modules():
+            if not isinstance(module, torch.fx.GraphModule):
+                continue
+            for node in module.graph.nodes:
+                for spec in pytree.tree_leaves(node.meta.get("spec")):
+                    if isinstance(spec, TensorSpec):
+                        self._fix(node, spec)
+        return PassResult(graph_module, True)
+
+    def _fix(self, node: torch.fx.Node, spec: TensorSpec) -> None:
+        shape = [eval_upper_bound(size) for size in spec.shape]
+        stride = [eval_upper_bound(step) for step in spec.stride]
+        total = spec.dtype.itemsize
+        for size in shape:
+            total *= size
+        if total > self._LARGEST_TENSOR or any(not 0 <= size <= self._LARGEST_SIZE for size in shape):
+            shape = [eval_expr(size) for size in spec.shape]
+            stride = [eval_expr(step) for step in spec.stride]
+        if None in shape or None in stride:
+            raise ExportError(
+                f"export: node '{node.name}': expected sizes with an upper bound where they depend on data, "
+                f"found {tuple(spec.shape)}"
+            )
+        spec.shape = shape
+        spec.stride = stride
+
+
+def _write(program: Any, path: Path) -> None:
+    """Both files appear whole or not at all; the .ptd first, since the .pte asks for it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
+        made = Path(folder) / path.name
+        with open(made, "wb") as file:
+            program.write_to_file(file)
+        data = Path(folder) / "data"
+        data.mkdir()
+        program.write_tensor_data_to_file(str(data))
+        for extra in data.iterdir():
+            os.replace(extra, path.parent / extra.name)
+        os.replace(made, path)
+
+
+__all__ = ["ExportError", "export"]

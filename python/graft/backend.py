@@ -1,0 +1,76 @@
+"""The ahead-of-time half of the ExecuTorch delegate: a delegated sub-program becomes a blob of the IR, its weights
+named data of the package."""
+
+from __future__ import annotations
+
+import json
+from typing import final
+
+from executorch.exir._serialize._named_data_store import NamedDataStore
+from executorch.exir.backend.backend_details import BackendDetails, CompileSpec, ExportedProgram, PreprocessResult
+
+from graft._serialize import Signature, serialize
+
+BACKEND_ID = "GraftBackend"
+# Compile specs.
+SIGNATURE_SPEC = "graft.signature"  # JSON: the whole method as its caller sees it
+METHOD_SPEC = "graft.method"  # name of the method
+EXTERNAL_SPEC = "graft.external"  # put weights into the .ptd of this name
+CONTENT_KEYS_SPEC = "graft.content_keys"  # JSON list: weights to key by content
+# Marks a loaded program: its key lies in the program's own bytes, so that methods of one loaded program see one
+# address and share state, and two loaded programs do not.
+SESSION_KEY = "graft.session"
+# ggml wants tensors at multiples of 32; cache lines and vector loads want 64.
+WEIGHT_ALIGNMENT = 64
+
+
+def signature_spec(signature: Signature) -> CompileSpec:
+    text = json.dumps(
+        {
+            "in_spec": signature.in_spec,
+            "out_spec": signature.out_spec,
+            "user_input_names": list(signature.user_input_names),
+        }
+    )
+    return CompileSpec(SIGNATURE_SPEC, text.encode())
+
+
+@final
+class GraftBackend(BackendDetails):
+    @classmethod
+    def copy_exported_program_for_preprocess(
+        cls, edge_program: ExportedProgram, compile_specs: list[CompileSpec]
+    ) -> ExportedProgram:
+        return edge_program  # preprocess only reads; a deep copy would copy all weights
+
+    @staticmethod
+    def preprocess(edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
+        specs = {spec.key: bytes(spec.value).decode() for spec in compile_specs}
+        text = json.loads(specs[SIGNATURE_SPEC]) if SIGNATURE_SPEC in specs else {}
+        signature = Signature(
+            text.get("in_spec", ""), text.get("out_spec", ""), tuple(text.get("user_input_names", ()))
+        )
+        blob = serialize(
+            {specs.get(METHOD_SPEC, "forward"): edge_program},
+            signature=signature,
+            content_keys=json.loads(specs.get(CONTENT_KEYS_SPEC, "[]")),
+        )
+        store = NamedDataStore()
+        store.add_named_data(SESSION_KEY, b"graft")
+        for key, data in blob.weights.items():
+            store.add_named_data(
+                key, data.tobytes(), alignment=WEIGHT_ALIGNMENT, external_tag=specs.get(EXTERNAL_SPEC)
+            )
+        handles = {
+            node.name: (node.meta["debug_handle"],)
+            for node in edge_program.graph.nodes
+            if node.op == "call_function" and isinstance(node.meta.get("debug_handle"), int)
+        }
+        return PreprocessResult(
+            processed_bytes=blob.data,
+            debug_handle_map=handles,
+            data_store_output=store.get_named_data_store_output(),
+        )
+
+
+__all__ = ["BACKEND_ID", "GraftBackend"]
