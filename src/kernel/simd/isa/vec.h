@@ -1,0 +1,260 @@
+#pragma once
+
+// The f32 vector that kernels in this folder are written with. Included only by isa/*.cpp, once per instruction set:
+// everything is static and inside graft::simd::GRAFT_ISA, and nothing of the standard library is instantiated (see
+// kernel/simd/dispatch.h).
+
+#include <cstdint>
+
+#include "graft/dtype.h"
+#include "kernel/simd/isa/half.h"
+
+#if defined(__AVX512F__) || defined(__AVX2__)
+// GCC 12 warns about the undefined values that its own intrinsics start from.
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#include <immintrin.h>
+#pragma GCC diagnostic pop
+#endif
+
+#define GRAFT_VEC static inline __attribute__((always_inline, unused))
+
+namespace graft::simd::GRAFT_ISA {
+
+using i64 = std::int64_t;
+
+#if defined(__AVX512F__)
+constexpr int kLanes = 16;
+#elif defined(__AVX2__)
+constexpr int kLanes = 8;
+#else
+constexpr int kLanes = 4;
+#endif
+
+typedef float vf __attribute__((vector_size(kLanes * 4)));
+typedef std::int32_t vi __attribute__((vector_size(kLanes * 4)));
+typedef float vf_unaligned __attribute__((vector_size(kLanes * 4), aligned(4), may_alias));
+typedef std::uint16_t vh __attribute__((vector_size(kLanes * 2)));
+typedef std::uint16_t vh_unaligned __attribute__((vector_size(kLanes * 2), aligned(2), may_alias));
+typedef float v4 __attribute__((vector_size(16)));
+typedef float v4_unaligned __attribute__((vector_size(16), aligned(4), may_alias));
+
+GRAFT_VEC vf splat(float x) {
+#if defined(__AVX512F__)
+  return (vf)_mm512_set1_ps(x);
+#elif defined(__AVX2__)
+  return (vf)_mm256_set1_ps(x);
+#else
+  return vf{x, x, x, x};
+#endif
+}
+
+GRAFT_VEC vf zero() { return vf{}; }
+GRAFT_VEC vf load(const float* p) { return *reinterpret_cast<const vf_unaligned*>(p); }
+GRAFT_VEC void store(float* p, vf v) { *reinterpret_cast<vf_unaligned*>(p) = v; }
+
+// a * b + c, fused where the instruction set has it.
+GRAFT_VEC vf fma(vf a, vf b, vf c) {
+#if defined(__AVX512F__)
+  return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__AVX2__)
+  return (vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#else
+  return a * b + c;
+#endif
+}
+
+// The first n lanes (0 < n <= kLanes); the others are zero.
+GRAFT_VEC vf load_n(const float* p, int n) {
+#if defined(__AVX512F__)
+  return (vf)_mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1u), p);
+#else
+  vf v{};
+  for (int i = 0; i < n; ++i) v[i] = p[i];
+  return v;
+#endif
+}
+
+GRAFT_VEC void store_n(float* p, vf v, int n) {
+#if defined(__AVX512F__)
+  _mm512_mask_storeu_ps(p, (__mmask16)((1u << n) - 1u), (__m512)v);
+#else
+  for (int i = 0; i < n; ++i) p[i] = v[i];
+#endif
+}
+
+GRAFT_VEC vi as_int(vf v) { return (vi)v; }
+GRAFT_VEC vf as_float(vi v) { return (vf)v; }
+// Lane-wise condition ? a : b; the condition's lanes are 0 or -1.
+GRAFT_VEC vf select(vi condition, vf a, vf b) { return condition ? a : b; }
+GRAFT_VEC vf absolute(vf x) { return as_float(as_int(x) & 0x7fffffff); }
+// NaN wins, as in PyTorch.
+GRAFT_VEC vf max_nan(vf a, vf b) { return select((a > b) | (a != a), a, b); }
+
+// --- kLanes elements in memory, any alignment ---
+
+GRAFT_VEC vf load_bf16(const std::uint16_t* p) {
+  const vh h = *reinterpret_cast<const vh_unaligned*>(p);
+  return as_float(__builtin_convertvector(h, vi) << 16);
+}
+
+// Round to nearest even; every NaN becomes 0x7fc0, as PyTorch does.
+GRAFT_VEC void store_bf16(std::uint16_t* p, vf v) {
+  const vi u = as_int(v);
+  const vi rounded = ((u + 0x7fff + ((u >> 16) & 1)) >> 16) & 0xffff;
+  const vi nan = vi{} + 0x7fc0;
+  *reinterpret_cast<vh_unaligned*>(p) = __builtin_convertvector((v != v) ? nan : rounded, vh);
+}
+
+GRAFT_VEC vf load_f16(const std::uint16_t* p) {
+#if defined(__AVX512F__)
+  return (vf)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+#elif defined(__AVX2__)
+  return (vf)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+#else
+  vf v{};
+  for (int i = 0; i < kLanes; ++i) v[i] = f16_to_float(p[i]);
+  return v;
+#endif
+}
+
+GRAFT_VEC void store_f16(std::uint16_t* p, vf v) {
+#if defined(__AVX512F__)
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph((__m512)v, _MM_FROUND_TO_NEAREST_INT));
+#elif defined(__AVX2__)
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT));
+#else
+  for (int i = 0; i < kLanes; ++i) p[i] = float_to_f16(v[i]);
+#endif
+}
+
+// Element types as tags, so that one template serves f32, f16 and bf16 memory with f32 arithmetic.
+struct F32 {
+  using Stored = float;
+  GRAFT_VEC vf load(const Stored* p) { return GRAFT_ISA::load(p); }
+  GRAFT_VEC void store(Stored* p, vf v) { GRAFT_ISA::store(p, v); }
+  GRAFT_VEC float get(const Stored* p) { return *p; }
+  GRAFT_VEC void put(Stored* p, float x) { *p = x; }
+};
+struct F16 {
+  using Stored = std::uint16_t;
+  GRAFT_VEC vf load(const Stored* p) { return load_f16(p); }
+  GRAFT_VEC void store(Stored* p, vf v) { store_f16(p, v); }
+  GRAFT_VEC float get(const Stored* p) { return f16_to_float(*p); }
+  GRAFT_VEC void put(Stored* p, float x) { *p = float_to_f16(x); }
+};
+struct BF16 {
+  using Stored = std::uint16_t;
+  GRAFT_VEC vf load(const Stored* p) { return load_bf16(p); }
+  GRAFT_VEC void store(Stored* p, vf v) { store_bf16(p, v); }
+  GRAFT_VEC float get(const Stored* p) { return bf16_to_float(*p); }
+  GRAFT_VEC void put(Stored* p, float x) { *p = float_to_bf16(x); }
+};
+
+// The first n lanes of any element type; the others are zero.
+template <typename T>
+GRAFT_VEC vf load_some(const typename T::Stored* p, i64 n) {
+  if (n >= kLanes) return T::load(p);
+  vf v{};
+  for (int i = 0; i < static_cast<int>(n); ++i) v[i] = T::get(p + i);
+  return v;
+}
+template <typename T>
+GRAFT_VEC void store_some(typename T::Stored* p, vf v, i64 n) {
+  if (n >= kLanes) {
+    T::store(p, v);
+    return;
+  }
+  for (int i = 0; i < static_cast<int>(n); ++i) T::put(p + i, v[i]);
+}
+
+// --- reductions over lanes ---
+
+GRAFT_VEC float sum_lanes(vf v) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_add_ps((__m512)v);
+#else
+  float s[kLanes];
+  store(s, v);
+  for (int w = kLanes / 2; w > 0; w /= 2) {
+    for (int i = 0; i < w; ++i) s[i] += s[i + w];
+  }
+  return s[0];
+#endif
+}
+
+GRAFT_VEC float max_lanes_nan(vf v) {
+  float s[kLanes];
+  store(s, v);
+  float m = s[0];
+  for (int i = 1; i < kLanes; ++i) {
+    if (s[i] > m || s[i] != s[i]) m = s[i];
+  }
+  return m;
+}
+
+// --- functions, about 1 ulp ---
+
+GRAFT_VEC vf exp(vf x) {
+  const vf low = splat(-104.f);
+  const vf high = splat(89.f);
+  x = select(x < low, low, x);  // NaN compares false and stays
+  x = select(x > high, high, x);
+  const vf magic = splat(12582912.f);  // 1.5 * 2^23: adding it rounds to an integer
+  const vf shifted = fma(x, splat(1.44269504088896341f), magic);
+  const vf n = shifted - magic;
+  vf r = fma(n, splat(-0.693145751953125f), x);
+  r = fma(n, splat(-1.428606765330187045e-06f), r);
+  vf p = splat(1.9875691500e-4f);
+  p = fma(p, r, splat(1.3981999507e-3f));
+  p = fma(p, r, splat(8.3334519073e-3f));
+  p = fma(p, r, splat(4.1665795894e-2f));
+  p = fma(p, r, splat(1.6666665459e-1f));
+  p = fma(p, r, splat(5.0000001201e-1f));
+  p = fma(p, r * r, r) + 1.f;
+  // 2^n in two factors: n reaches below the normal exponents.
+  const vi e = as_int(shifted) - 0x4b400000;
+  const vi half = e >> 1;
+  const vf scale_a = as_float((half + 127) << 23);
+  const vf scale_b = as_float((e - half + 127) << 23);
+  return p * scale_a * scale_b;
+}
+
+GRAFT_VEC vf sigmoid(vf x) { return 1.f / (1.f + exp(-x)); }
+
+GRAFT_VEC vf erf(vf a) {
+  const vf t = absolute(a);
+  const vf s = a * a;
+  vf r = fma(splat(-1.72853470e-5f), t, splat(3.83197126e-4f));
+  const vf u = fma(splat(-3.88396438e-3f), t, splat(2.42546219e-2f));
+  r = fma(r, s, u);
+  r = fma(r, t, splat(-1.06777877e-1f));
+  r = fma(r, t, splat(-6.34846687e-1f));
+  r = fma(r, t, splat(-1.28717512e-1f));
+  r = fma(r, t, -t);
+  // Beyond 4 the result is 1 to the last bit, and the polynomial would overflow.
+  r = select(t > 4.f, splat(-30.f), r);
+  const vf far = as_float(as_int(1.f - exp(r)) | (as_int(a) & static_cast<std::int32_t>(0x80000000)));
+  vf q = splat(-5.96761703e-4f);
+  q = fma(q, s, splat(4.99119423e-3f));
+  q = fma(q, s, splat(-2.67681349e-2f));
+  q = fma(q, s, splat(1.12819925e-1f));
+  q = fma(q, s, splat(-3.76125336e-1f));
+  q = fma(q, s, splat(1.28379166e-1f));
+  q = fma(q, a, a);
+  return select(t > 0.927734375f, far, q);  // NaN compares false and comes through q
+}
+
+GRAFT_VEC vf gelu_erf(vf x) { return 0.5f * x * (1.f + erf(x * 0.70710678118654752f)); }
+
+// 0.5 x (1 + tanh(u)) = x * sigmoid(2u), without tanh's cancellation.
+GRAFT_VEC vf gelu_tanh(vf x) {
+  const vf u = 0.79788456080286536f * fma(0.044715f * x * x, x, x);
+  return x * sigmoid(2.f * u);
+}
+
+GRAFT_VEC vf silu(vf x) { return x * sigmoid(x); }
+GRAFT_VEC vf relu(vf x) { return select(x < 0.f, zero(), x); }
+
+}  // namespace graft::simd::GRAFT_ISA
