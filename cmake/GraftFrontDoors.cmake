@@ -40,6 +40,17 @@ file(GLOB_RECURSE executorch_sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_D
 list(FILTER executorch_sources EXCLUDE REGEX "_test\\.cpp$")
 if(GRAFT_EXECUTORCH AND executorch_sources)
   find_package(executorch 1.5 CONFIG REQUIRED COMPONENTS runtime HINTS "${GRAFT_EXECUTORCH_ROOT}/share/cmake")
+  # The package's target writes the absolute folder of this machine's wheel into what links it. Ours is found from the
+  # Python package, and in the build tree CMake adds what is needed.
+  get_property(executorch_targets DIRECTORY PROPERTY IMPORTED_TARGETS)
+  list(FILTER executorch_targets INCLUDE REGEX "^executorch::")
+  foreach(target IN LISTS executorch_targets)
+    get_target_property(options ${target} INTERFACE_LINK_OPTIONS)
+    if(options)
+      list(FILTER options EXCLUDE REGEX "rpath")
+      set_target_properties(${target} PROPERTIES INTERFACE_LINK_OPTIONS "${options}")
+    endif()
+  endforeach()
   add_library(graft_executorch SHARED ${executorch_sources})
   graft_target(graft_executorch)
   set_target_properties(graft_executorch PROPERTIES INSTALL_RPATH "$ORIGIN;$ORIGIN/../../executorch/lib")

@@ -1,0 +1,59 @@
+#!/usr/bin/env bash
+# The C++ install must stand on its own: installed, moved elsewhere, and used with .venv hidden and an empty
+# environment. usage: install_check.sh VENV BUILD
+set -euo pipefail
+cd "$(dirname "$0")/.."
+root=$PWD venv=$PWD/$1 build=$2
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+fail() { echo "install check: $*" >&2; exit 1; }
+
+echo "== Install check"
+"$venv/bin/cmake" --install "$build" --component sdk --prefix "$work/made" >"$work/log" 2>&1 || { cat "$work/log"; exit 1; }
+mv "$work/made" "$work/moved"
+prefix=$work/moved
+
+# A model to run: y = 2 x + 1 in f32. x is zeros in the example.
+"$venv/bin/python" - "$work/model.pte" <<'PYTHON'
+import sys
+import torch
+import graft
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return x * 2 + 1
+
+graft.export(Model(), (torch.zeros(3),), path=sys.argv[1])
+PYTHON
+
+# The example is configured and built against the moved prefix alone. The environment's own cmake is only the tool.
+cp -r examples/cpp "$work/example"
+"$venv/bin/cmake" -S "$work/example" -B "$work/example/build" -DCMAKE_PREFIX_PATH="$prefix" -G Ninja \
+  -DCMAKE_MAKE_PROGRAM="$venv/bin/ninja" -DCMAKE_BUILD_TYPE=Release >"$work/log" 2>&1 || { cat "$work/log"; exit 1; }
+"$venv/bin/cmake" --build "$work/example/build" >"$work/log" 2>&1 || { cat "$work/log"; exit 1; }
+
+# Hides .venv where this kernel lets us mount; nothing of this shell's environment is passed on either way.
+hidden() {
+  if unshare -rm mount -t tmpfs none "$venv" 2>/dev/null; then
+    unshare -rm sh -c 'mount -t tmpfs none "$1" && shift && exec env -i "$@"' sh "$venv" "$@"
+  else
+    env -i "$@"
+  fi
+}
+run_model=$work/example/build/run_model
+output=$(hidden "$run_model" "$work/model.pte")
+[ "$output" = "f32[3] 1 ..." ] || fail "the example printed '$output'"
+hidden "$prefix/bin/graft" --help >"$work/log" || fail "bin/graft --help failed"
+
+libraries=$(hidden "$(command -v ldd)" "$run_model" "$prefix/bin/graft" "$prefix"/lib*/libgraft.so)
+grep -E 'libpython|libtorch|libexecutorch|not found' <<<"$libraries" && fail "a library that must not be needed"
+grep -F "$root" <<<"$libraries" && fail "something is loaded from the source tree"
+for file in "$prefix"/lib*/*.so* "$prefix/bin/graft"; do
+  grep -qF -e "$root" -e "$work/made" < <(readelf -d "$file") && fail "$file remembers where it was built"
+done
+grep -rlF -e "$root" -e "$work/made" "$prefix"/lib*/cmake && fail "the CMake package remembers where it was built"
+grep -rlE "include *[<\"]ggml" "$prefix/include" && fail "a public header includes ggml"
+
+library=$(echo "$prefix"/lib*/libgraft.so)
+strip -o "$work/stripped" "$library"
+echo "   the moved install runs; libgraft.so stripped: $(($(stat -c %s "$work/stripped") / 1024)) KiB"
