@@ -1,0 +1,38 @@
+#pragma once
+
+#include <cstdint>
+
+#include "kernel/kernel.h"
+
+// Reads and writes at places that index tensors name. Both kernels work on one iteration space, the shape of all their
+// operands. Where the tensor that is indexed lies is told by its "window": a descriptor over that space whose strides
+// are those of the tensor's own dimensions, and 0 along the dimensions that only number the indices. An element's
+// address is the window's plus, for each index tensor k, index * stride[k].
+namespace graft {
+
+inline constexpr int kMaxIndexTensors = 6;
+
+struct IndexAttrs {
+  std::int32_t count = 0;      // index tensors
+  bool wrap = false;           // negative indices count from the end
+  std::int32_t dim[kMaxIndexTensors] = {};     // dimension of the indexed tensor, for messages
+  std::int64_t size[kMaxIndexTensors] = {};    // its size
+  std::int64_t stride[kMaxIndexTensors] = {};  // its stride in bytes
+};
+
+// inputs {window of the source, index tensors (i32 or i64)...}, outputs {to}: copies elements of any dtype.
+// Fails the run on an index out of range, without reading there.
+extern const Kernel kGather;
+
+enum class ScatterMode : std::int32_t { assign, add, multiply, amax, amin };
+struct ScatterAttrs {
+  IndexAttrs index;
+  ScatterMode mode = ScatterMode::assign;
+};
+
+// inputs {values, index tensors...}, outputs {window of the target}: writes values, or combines them with what is
+// there. Places named more than once see their values in row-major order of the iteration space (the last one stays).
+// Fails the run on an index out of range, without writing there.
+extern const Kernel kScatter;
+
+}  // namespace graft

@@ -1,0 +1,350 @@
+// Reads and writes at places that index tensors name.
+#include "kernel/index.h"
+
+#include <algorithm>
+#include <optional>
+
+#include "base/check.h"
+#include "op/dims.h"
+#include "plan/lowering.h"
+
+namespace graft {
+namespace {
+
+std::size_t at(int dim) { return static_cast<std::size_t>(dim); }
+
+// One iteration space: see kernel/index.h.
+struct Places {
+  Shape shape;
+  std::array<int, kMaxRank> own_dim{};  // dimension of the indexed tensor, -1 where the space numbers the indices
+  std::vector<Tensor> indices;          // each expanded to `shape`
+  IndexAttrs attrs;
+
+  void add_index(const Tensor& index, int dim) {
+    attrs.dim[attrs.count] = dim;
+    indices.push_back(expanded(index, shape));
+    ++attrs.count;
+  }
+
+  // The window of a tensor, and its sizes and strides in the attributes.
+  Tensor window(const Tensor& tensor) {
+    Tensor result = tensor;
+    result.desc.shape = shape;
+    result.desc.strides = {};
+    for (int d = 0; d < shape.rank(); ++d) {
+      const int own = own_dim[at(d)];
+      if (own >= 0) result.desc.strides[at(d)] = tensor.stride(own);
+    }
+    for (int k = 0; k < attrs.count; ++k) {
+      const int dim = attrs.dim[k];
+      attrs.size[k] = tensor.rank() > 0 ? tensor.size(dim) : 1;
+      attrs.stride[k] = tensor.rank() > 0 ? tensor.stride(dim) * static_cast<std::int64_t>(byte_size(tensor.dtype())) : 0;
+      GRAFT_CHECK(InvalidArgument, shape.numel() == 0 || attrs.size[k] > 0, "dimension ", dim,
+                  " has size 0, and no index is in range");
+    }
+    return result;
+  }
+
+  std::vector<Tensor> operands(const Tensor& first) const {
+    std::vector<Tensor> result{first};
+    result.insert(result.end(), indices.begin(), indices.end());
+    return result;
+  }
+};
+
+Tensor gathered(Places& places, const Tensor& from, Lowering& lowering) {
+  const Tensor out = lowering.allocate(from.dtype(), places.shape);
+  if (out.numel() == 0) return out;
+  const Tensor window = places.window(from);
+  lowering.launch(kGather, places.operands(window), {out}, places.attrs);
+  return out;
+}
+
+// A copy of `self` with the values written at the places.
+Tensor scattered(Places& places, const Tensor& self, const Tensor& values, ScatterMode mode, Lowering& lowering) {
+  const Tensor out = lowering.allocate(self.dtype(), self.shape());
+  lowering.copy(self, out);
+  if (places.shape.numel() == 0) return out;
+  const Tensor window = places.window(out);
+  ScatterAttrs attrs{places.attrs, mode};
+  lowering.launch(kScatter, places.operands(expanded(lowering.cast(values, self.dtype()), places.shape)), {window},
+                  attrs);
+  return out;
+}
+
+Refusal refuse_index_dtype(const ir::Value& index) {
+  if (index.dtype == DType::i64 || index.dtype == DType::i32) return {};
+  if (index.dtype == DType::b8 || index.dtype == DType::u8) return "a mask as index: the output's size depends on data";
+  return str("indices of dtype ", name(index.dtype));
+}
+
+template <typename... Reasons>
+Refusal first_of(const Reasons&... reasons) {
+  Refusal result;
+  ((result = result.empty() ? reasons : result), ...);
+  return result;
+}
+
+// --- embedding, index_select ---
+
+Shape embedding_shape(const Call& call) {
+  const Tensor &weight = call.tensor("weight"), &indices = call.tensor("indices");
+  GRAFT_CHECK(InvalidArgument, weight.rank() == 2, "weight must have rank 2, got ", weight.shape().str());
+  Shape shape = indices.shape();
+  shape.push_back(weight.size(1));
+  return shape;
+}
+
+std::vector<Tensor> embedding_lower(const Call& call, std::span<const Shape> shapes, Lowering& lowering) {
+  Places places;
+  places.shape = shapes[0];
+  places.own_dim.fill(-1);
+  places.own_dim[at(places.shape.rank() - 1)] = 1;
+  const Tensor& indices = call.tensor("indices");
+  places.add_index(*try_reshape(indices, with_dim(indices.shape(), indices.rank(), 1)), 0);
+  return {gathered(places, call.tensor("weight"), lowering)};
+}
+
+Refusal refuse_embedding(const NodeView& node) {
+  return first_of(refuse_index_dtype(node.tensor("indices")), refuse_rank(node));
+}
+
+Shape index_select_shape(const Call& call) {
+  const Tensor &self = call.tensor("self"), &index = call.tensor("index");
+  GRAFT_CHECK(InvalidArgument, index.rank() <= 1, "index must have rank 1, got ", index.shape().str());
+  const int dim = wrap_dim(call.integer("dim"), self.rank());
+  Shape shape = self.shape();
+  if (self.rank() > 0) {
+    shape[dim] = index.numel();
+  } else {
+    GRAFT_CHECK(InvalidArgument, index.numel() == 1, "one index selects from a 0-d tensor, got ", index.numel());
+  }
+  return shape;
+}
+
+std::vector<Tensor> index_select_lower(const Call& call, std::span<const Shape> shapes, Lowering& lowering) {
+  const Tensor &self = call.tensor("self"), &index = call.tensor("index");
+  const int dim = wrap_dim(call.integer("dim"), self.rank());
+  Places places;
+  places.shape = shapes[0];
+  Shape along;
+  for (int d = 0; d < self.rank(); ++d) {
+    places.own_dim[at(d)] = d == dim ? -1 : d;
+    along.push_back(d == dim ? index.numel() : 1);
+  }
+  places.add_index(*try_reshape(index, along), dim);
+  return {gathered(places, self, lowering)};
+}
+
+Refusal refuse_index(const NodeView& node) {
+  return first_of(refuse_index_dtype(node.tensor("index")), refuse_rank(node));
+}
+
+// --- gather, scatter: index tensors with the rank of the tensor they index ---
+
+// `index` and `tensor` agree in every dimension but `dim`, where the index may be longer; 0-d counts as [1].
+void check_gather_index(const Tensor& index, const Tensor& tensor, std::string_view what, int dim) {
+  GRAFT_CHECK(InvalidArgument, std::max(index.rank(), 1) == std::max(tensor.rank(), 1), "index has rank ", index.rank(),
+              ", but ", what, " has rank ", tensor.rank());
+  for (int d = 0; d < std::min(index.rank(), tensor.rank()); ++d)
+    GRAFT_CHECK(InvalidArgument, d == dim || index.size(d) <= tensor.size(d), "index of size ", index.shape().str(),
+                " exceeds ", what, " of size ", tensor.shape().str(), " in dimension ", d);
+}
+
+Places places_along(const Tensor& self, const Tensor& index, int dim) {
+  Places places;
+  places.shape = index.shape();
+  for (int d = 0; d < index.rank(); ++d) places.own_dim[at(d)] = d == dim || self.rank() == 0 ? -1 : d;
+  places.add_index(index, dim);
+  return places;
+}
+
+Shape gather_shape(const Call& call) {
+  const Tensor &self = call.tensor("self"), &index = call.tensor("index");
+  const int dim = wrap_dim(call.integer("dim"), self.rank());
+  if (index.numel() > 0) check_gather_index(index, self, "self", dim);
+  return index.shape();
+}
+
+std::vector<Tensor> gather_lower(const Call& call, std::span<const Shape>, Lowering& lowering) {
+  const Tensor& self = call.tensor("self");
+  Places places = places_along(self, call.tensor("index"), wrap_dim(call.integer("dim"), self.rank()));
+  return {gathered(places, self, lowering)};
+}
+
+Shape scatter_shape(const Call& call) {
+  const Tensor &self = call.tensor("self"), &index = call.tensor("index");
+  const int dim = wrap_dim(call.integer("dim"), self.rank());
+  if (index.numel() == 0) return self.shape();
+  check_gather_index(index, self, "self", dim);
+  if (call.is_tensor("src")) {
+    const Tensor& src = call.tensor("src");
+    GRAFT_CHECK(InvalidArgument, src.dtype() == self.dtype(), "src has dtype ", name(src.dtype()), ", self ",
+                name(self.dtype()));
+    check_gather_index(index, src, "src", -1);
+  }
+  return self.shape();
+}
+
+std::optional<ScatterMode> mode_named(std::string_view name) {
+  if (name == "add" || name == "sum") return ScatterMode::add;
+  if (name == "multiply" || name == "prod") return ScatterMode::multiply;
+  if (name == "amax") return ScatterMode::amax;
+  if (name == "amin") return ScatterMode::amin;
+  return std::nullopt;
+}
+
+Tensor scatter(const Call& call, ScatterMode mode, Lowering& lowering) {
+  const Tensor &self = call.tensor("self"), &index = call.tensor("index");
+  Places places = places_along(self, index, wrap_dim(call.integer("dim"), self.rank()));
+  if (!call.is_tensor("src")) {
+    const Tensor value = call.is_tensor("value") ? call.tensor("value") : lowering.full(self.dtype(), {}, call.scalar("value"));
+    return scattered(places, self, value, mode, lowering);
+  }
+  Tensor src = call.tensor("src");
+  if (index.numel() == 0) return scattered(places, self, lowering.full(self.dtype(), {}, Scalar::of(false)), mode, lowering);
+  if (src.rank() == index.rank()) {
+    for (int d = 0; d < index.rank(); ++d) src = sliced(src, d, 0, index.size(d));
+  }
+  return scattered(places, self, src, mode, lowering);
+}
+
+std::vector<Tensor> scatter_lower(const Call& call, std::span<const Shape>, Lowering& lowering) {
+  return {scatter(call, ScatterMode::assign, lowering)};
+}
+
+std::vector<Tensor> scatter_add_lower(const Call& call, std::span<const Shape>, Lowering& lowering) {
+  return {scatter(call, ScatterMode::add, lowering)};
+}
+
+std::vector<Tensor> scatter_reduce_lower(const Call& call, std::span<const Shape>, Lowering& lowering) {
+  return {scatter(call, *mode_named(call.text("reduce")), lowering)};
+}
+
+Refusal refuse_scatter_reduce(const NodeView& node) {
+  if (!mode_named(node.arg("reduce").s)) return str("reduce='", node.arg("reduce").s, "'");
+  if (node.has("include_self") && node.constant("include_self") != 1) return "include_self=False";
+  return refuse_index(node);
+}
+
+// --- index, index_put: tensors for some dimensions, broadcast against each other ---
+
+Places index_places(const Tensor& self, const std::vector<std::optional<Tensor>>& given) {
+  GRAFT_CHECK(InvalidArgument, static_cast<int>(given.size()) <= self.rank(), "got ", given.size(),
+              " indices for a tensor of rank ", self.rank());
+  // The shape that all index tensors broadcast to.
+  Shape common;
+  int count = 0, first = -1, last = -1;
+  for (int d = 0; d < static_cast<int>(given.size()); ++d) {
+    if (!given[at(d)]) continue;
+    if (count++ == 0) first = d;
+    last = d;
+    const Shape shape = given[at(d)]->shape();
+    Shape merged;
+    const int rank = std::max(common.rank(), shape.rank());
+    for (int k = 0; k < rank; ++k) {
+      const int a = k - (rank - common.rank()), b = k - (rank - shape.rank());
+      const std::int64_t x = a < 0 ? 1 : common[a], y = b < 0 ? 1 : shape[b];
+      GRAFT_CHECK(InvalidArgument, x == y || x == 1 || y == 1, "index tensors of sizes ", common.str(), " and ",
+                  shape.str(), " cannot be broadcast together");
+      merged.push_back(x == 1 ? y : x);
+    }
+    common = merged;
+  }
+  GRAFT_CHECK(InvalidArgument, count > 0, "needs at least one index tensor");
+  // Index tensors next to each other keep their place; otherwise their common shape comes first.
+  const int position = last - first + 1 == count ? first : 0;
+
+  Places places;
+  places.attrs.wrap = true;
+  places.own_dim.fill(-1);
+  std::vector<int> free;
+  for (int d = 0; d < self.rank(); ++d)
+    if (d >= static_cast<int>(given.size()) || !given[at(d)]) free.push_back(d);
+  const int rank = static_cast<int>(free.size()) + common.rank();
+  for (int d = 0; d < rank; ++d) {
+    if (d >= position && d < position + common.rank()) {
+      places.shape.push_back(common[d - position]);
+    } else {
+      const int own = free[at(d < position ? d : d - common.rank())];
+      places.shape.push_back(self.size(own));
+      places.own_dim[at(d)] = own;
+    }
+  }
+  for (int d = 0; d < static_cast<int>(given.size()); ++d) {
+    if (!given[at(d)]) continue;
+    // Sizes of 1 for the free dimensions that follow, so that the index lines up with its part of the space.
+    Tensor index = expanded(*given[at(d)], common);
+    for (int k = position + common.rank(); k < rank; ++k)
+      index = *try_reshape(index, with_dim(index.shape(), index.rank(), 1));
+    places.add_index(index, d);
+  }
+  return places;
+}
+
+std::vector<Shape> index_shape(const Call& call) {
+  return {index_places(call.tensor("self"), call.optional_tensors("indices")).shape};
+}
+
+std::vector<Tensor> index_lower(const Call& call, std::span<const Shape>, Lowering& lowering) {
+  Places places = index_places(call.tensor("self"), call.optional_tensors("indices"));
+  return {gathered(places, call.tensor("self"), lowering)};
+}
+
+std::vector<Shape> index_put_shape(const Call& call) {
+  const Tensor& self = call.tensor("self");
+  const Places places = index_places(self, call.optional_tensors("indices"));
+  const Tensor& values = call.tensor("values");
+  GRAFT_CHECK(InvalidArgument, values.dtype() == self.dtype(), "values have dtype ", name(values.dtype()), ", self ",
+              name(self.dtype()));
+  expanded(values, places.shape);  // throws where the values do not fit
+  return {self.shape()};
+}
+
+std::vector<Tensor> index_put_lower(const Call& call, std::span<const Shape>, Lowering& lowering) {
+  const Tensor& self = call.tensor("self");
+  Places places = index_places(self, call.optional_tensors("indices"));
+  return {scattered(places, self, call.tensor("values"),
+                    call.boolean("accumulate") ? ScatterMode::add : ScatterMode::assign, lowering)};
+}
+
+Refusal refuse_index_list(const NodeView& node) {
+  int count = 0, rank = 0;
+  for (const ir::Value* index : node.tensors("indices")) {
+    if (!index) continue;
+    ++count;
+    rank = std::max(rank, index->rank());
+    if (Refusal reason = refuse_index_dtype(*index); !reason.empty()) return reason;
+  }
+  if (count == 0) return "no index tensor";
+  if (count > kMaxIndexTensors) return str("more than ", kMaxIndexTensors, " index tensors");
+  // index_put's own output does not show the rank of the space.
+  if (node.tensor("self").rank() - count + rank > kMaxRank) return str("more than ", kMaxRank, " dimensions");
+  return refuse_rank(node);
+}
+
+template <Shape (*rule)(const Call&)>
+std::vector<Shape> one_shape(const Call& call) {
+  return {rule(call)};
+}
+
+}  // namespace
+
+std::span<const Operator> index_operators() {
+  static constexpr Operator operators[] = {
+      {"aten.embedding.default", refuse_embedding, one_shape<embedding_shape>, embedding_lower, false},
+      {"aten.index_select.default", refuse_index, one_shape<index_select_shape>, index_select_lower, false},
+      {"aten.gather.default", refuse_index, one_shape<gather_shape>, gather_lower, false},
+      {"aten.scatter.src", refuse_index, one_shape<scatter_shape>, scatter_lower, false},
+      {"aten.scatter.value", refuse_index, one_shape<scatter_shape>, scatter_lower, false},
+      {"aten.scatter.reduce", refuse_scatter_reduce, one_shape<scatter_shape>, scatter_reduce_lower, false},
+      {"aten.scatter.value_reduce", refuse_scatter_reduce, one_shape<scatter_shape>, scatter_reduce_lower, false},
+      {"aten.scatter_add.default", refuse_index, one_shape<scatter_shape>, scatter_add_lower, false},
+      {"aten.scatter_reduce.two", refuse_scatter_reduce, one_shape<scatter_shape>, scatter_reduce_lower, false},
+      {"aten.index.Tensor", refuse_index_list, index_shape, index_lower, false},
+      {"aten.index_put.default", refuse_index_list, index_put_shape, index_put_lower, false},
+  };
+  return operators;
+}
+
+}  // namespace graft
