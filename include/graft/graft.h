@@ -128,7 +128,17 @@ class GRAFT_API CancelToken {
   std::shared_ptr<std::atomic<bool>> flag_;
 };
 
+// One launch of a profiled run. Times are in nanoseconds from the start of the run.
+struct NodeTiming {
+  std::string node;    // name of the PyTorch node
+  std::string kernel;  // "ggml MUL_MAT", "graft layer_norm"
+  std::int64_t start_ns = 0;
+  std::int64_t end_ns = 0;
+};
+
 struct RunOptions {
+  // When given: filled with one entry per launch. The run takes an instrumented loop; without it the clock is not read.
+  std::vector<NodeTiming>* profile = nullptr;
   std::optional<std::chrono::steady_clock::time_point> deadline;
   const CancelToken* cancel = nullptr;
 };

@@ -9,7 +9,7 @@
 namespace graft {
 
 #define GRAFT_OPERATOR_FAMILIES(X) \
-  X(binary_operators)
+  X(view_operators)
 
 #define GRAFT_DECLARE(family) std::span<const Operator> family();
 GRAFT_OPERATOR_FAMILIES(GRAFT_DECLARE)

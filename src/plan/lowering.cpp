@@ -13,6 +13,11 @@ std::string_view name(Segment segment) {
   return names[static_cast<std::size_t>(segment)];
 }
 
+std::string kernel_name(const Launch& launch) {
+  return launch.kernel ? "graft " + std::string(launch.kernel->name)
+                       : std::string("ggml ") + ggml_op_name(static_cast<ggml_op>(launch.ggml_op));
+}
+
 RefreshLevel refresh_level(Segment segment) {
   switch (segment) {
     case Segment::input:

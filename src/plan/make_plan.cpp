@@ -314,9 +314,15 @@ class Planner {
 
 }  // namespace
 
+std::size_t user_input_count(const ir::Method& method) {
+  std::size_t count = method.user_input_names.size();
+  for (const ir::Input& input : method.inputs)
+    if (input.kind == ir::InputKind::user) count = std::max<std::size_t>(count, input.index + 1);
+  return count;
+}
+
 void check_inputs(const ir::Method& method, std::span<const InputDesc> inputs) {
-  std::size_t count = 0;
-  for (const ir::Input& input : method.inputs) count += input.kind == ir::InputKind::user;
+  const std::size_t count = user_input_count(method);
   GRAFT_CHECK(InvalidArgument, inputs.size() == count, "method '", method.name, "' takes ", count, " inputs, got ",
               inputs.size());
   // Dimensions with the same symbolic expression must have the same size.

@@ -19,7 +19,10 @@ struct PlanOptions {
   bool prefer_ggml = false;  // lower to ggml's own kernels wherever they are exact
 };
 
-// Checks the inputs against the method's declared dtypes, ranks and ranges. Throws InvalidArgument naming the input.
+// Positions of the user's flattened arguments. Those that the graph does not read (None, a constant) have no value.
+std::size_t user_input_count(const ir::Method& method);
+
+// Checks the inputs (one per position) against the method's declared dtypes, ranks and ranges. Throws InvalidArgument naming the input.
 void check_inputs(const ir::Method& method, std::span<const InputDesc> inputs);
 
 // The shape key: what must be equal for a plan to serve a call again. Sizes of the tensors and values of the numbers.

@@ -54,6 +54,9 @@ struct Launch {
   std::uint32_t node = 0;                // index into Plan::node_names
 };
 
+// Which code runs a launch: "ggml MUL_MAT" or "graft layer_norm".
+std::string kernel_name(const Launch& launch);
+
 struct PlanOutput {
   ir::OutputKind kind = ir::OutputKind::user;
   std::uint32_t index = 0;

@@ -295,7 +295,7 @@ std::size_t Executable::bind(std::span<std::byte* const> bases) {
   return rewrites;
 }
 
-void Executable::compute() {
+void Executable::compute(std::vector<Clock::time_point>* stamps) {
   if (plan_->launches.empty()) return;
   const ThreadPoolLease pool(threads_);
   ggml_cplan cplan{};
@@ -305,6 +305,20 @@ void Executable::compute() {
   cplan.threadpool = pool.get();
   cplan.abort_callback = [](void* user) { return static_cast<RunControl*>(user)->should_stop(); };
   cplan.abort_callback_data = control_;
+  // ggml polls the callback after every node: the place to take the time when a profile is asked for.
+  struct Profile {
+    RunControl* control;
+    std::vector<Clock::time_point>* stamps;
+  } profile{control_, stamps};
+  if (stamps) {
+    stamps->reserve(plan_->launches.size());
+    cplan.abort_callback = [](void* user) {
+      auto& p = *static_cast<Profile*>(user);
+      if (p.stamps->size() < p.stamps->capacity()) p.stamps->push_back(Clock::now());
+      return p.control->should_stop();
+    };
+    cplan.abort_callback_data = &profile;
+  }
   ggml_graph_compute(graph_, &cplan);
 }
 

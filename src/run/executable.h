@@ -44,8 +44,10 @@ class Executable {
   std::size_t bind(std::span<std::byte* const> bases);
   RefreshLevel last_level() const { return last_level_; }
 
-  // Runs the graph with the process's thread pool. Errors are left in the control's slot.
-  void compute();
+  // Runs the graph with the process's thread pool. Errors are left in the control's slot. With `stamps`, the time after
+  // each launch is appended (an instrumented loop; without it the clock is not read).
+  using Clock = std::chrono::steady_clock;
+  void compute(std::vector<Clock::time_point>* stamps = nullptr);
 
   int graph_nodes() const;
   std::size_t metadata_bytes() const { return metadata_.size() + work_.size(); }

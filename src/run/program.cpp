@@ -81,12 +81,16 @@ MethodInfo method_info(const ir::Method& method) {
   info.name = method.name;
   info.in_spec = method.in_spec;
   info.out_spec = method.out_spec;
+  info.inputs.resize(user_input_count(method));
+  for (std::size_t i = 0; i < info.inputs.size(); ++i) {
+    info.inputs[i].kind = Value::Kind::none;
+    if (i < method.user_input_names.size()) info.inputs[i].name = method.user_input_names[i];
+  }
   for (const ir::Input& input : method.inputs) {
     if (input.kind != ir::InputKind::user) continue;
-    if (info.inputs.size() <= input.index) info.inputs.resize(input.index + 1);
-    const std::string& label = input.index < method.user_input_names.size() ? method.user_input_names[input.index]
-                                                                            : method.values[input.value].name;
-    info.inputs[input.index] = value_info(method.values[input.value], label);
+    const std::string& given = info.inputs[input.index].name;
+    info.inputs[input.index] =
+        value_info(method.values[input.value], given.empty() ? method.values[input.value].name : given);
   }
   for (const ir::Output& output : method.outputs) {
     if (output.kind != ir::OutputKind::user) continue;

@@ -88,7 +88,12 @@ struct Session::Impl {
       const std::uint32_t position = method.input_routes[i];
       const Value& value = inputs[position];
       InputDesc& desc = input_descs[i];
+      desc = InputDesc{};
       desc.is_tensor = value.kind == Value::Kind::tensor;
+      if (method.info.inputs[position].kind == Value::Kind::none) {  // a constant of the export: nothing reads it
+        desc.is_tensor = false;
+        continue;
+      }
       switch (value.kind) {
         case Value::Kind::tensor: desc.desc = TensorDesc(value.tensor.dtype, value.tensor.shape); break;
         case Value::Kind::integer: desc.scalar = Scalar::of(value.i); break;
@@ -198,6 +203,24 @@ struct Session::Impl {
     counters.rewrites += graph.executable->bind(graph.bases);
   }
 
+  static void profile(Graph& graph, std::vector<NodeTiming>& timings) {
+    std::vector<Executable::Clock::time_point> stamps;
+    const Executable::Clock::time_point begin = Executable::Clock::now();
+    graph.executable->compute(&stamps);
+    const auto since = [&](Executable::Clock::time_point t) {
+      return std::chrono::duration_cast<std::chrono::nanoseconds>(t - begin).count();
+    };
+    const Plan& plan = graph.executable->plan();
+    timings.clear();
+    std::int64_t start = 0;
+    for (std::size_t i = 0; i < stamps.size() && i < plan.launches.size(); ++i) {
+      const Launch& launch = plan.launches[i];
+      const std::int64_t end = since(stamps[i]);
+      timings.push_back({plan.node_names[launch.node], kernel_name(launch), start, end});
+      start = end;
+    }
+  }
+
   void compute(Graph& graph, const RunOptions& run_options) {
     control.error.clear();
     control.timed_out = false;
@@ -207,7 +230,11 @@ struct Session::Impl {
     if (control.cancel && control.cancel->load()) throw Cancelled("the run was cancelled before it began");
     ++(graph.counts_as_miss ? counters.plan_misses : counters.plan_hits);
     graph.counts_as_miss = false;
-    graph.executable->compute();
+    if (run_options.profile) {
+      profile(graph, *run_options.profile);
+    } else {
+      graph.executable->compute();
+    }
     ++counters.runs;
     counters.kernels_launched += graph.executable->plan().launches.size();
     if (control.error.failed()) throw ExecutionError(std::string(control.error.message()));

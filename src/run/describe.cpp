@@ -1,0 +1,86 @@
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "graft/graft.h"
+#include "run/program_impl.h"
+
+namespace graft {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+Json describe(const ValueInfo& value) {
+  constexpr const char* kinds[] = {"none", "tensor", "integer", "real", "boolean", "text"};
+  Json out{{"name", value.name}, {"kind", kinds[static_cast<std::size_t>(value.kind)]}};
+  if (value.kind != Value::Kind::tensor) return out;
+  out["dtype"] = name(value.dtype);
+  out["dims"] = Json::array();
+  for (const DimInfo& dim : value.dims) {
+    if (dim.min == dim.max) {
+      out["dims"].push_back(dim.min);
+      continue;
+    }
+    Json range{{"min", dim.min}, {"expr", dim.expr}};
+    range["max"] = dim.max == ir::kUnbounded ? Json() : Json(dim.max);
+    out["dims"].push_back(range);
+  }
+  return out;
+}
+
+Json describe(const Plan& plan) {
+  std::map<std::string, int> kernels;
+  for (const Launch& launch : plan.launches) ++kernels[kernel_name(launch)];
+  Json allocations = Json::array();
+  for (std::size_t id = 0; id < plan.allocations.size(); ++id) {
+    const Allocation& a = plan.allocations[id];
+    allocations.push_back({{"id", id}, {"segment", name(a.segment)}, {"index", a.index}, {"bytes", a.bytes}, {"hits", a.hits}});
+  }
+  return {{"key", plan.key},
+          {"launches", plan.launches.size()},
+          {"arena_bytes", plan.arena_bytes},
+          {"kernels", kernels},
+          {"allocations", allocations}};
+}
+
+Json describe(const LoadedMethod& method) {
+  Json inputs = Json::array();
+  Json outputs = Json::array();
+  for (const ValueInfo& v : method.info.inputs) inputs.push_back(describe(v));
+  for (const ValueInfo& v : method.info.outputs) outputs.push_back(describe(v));
+  std::map<std::string, int> ops;
+  for (const ir::Node& node : method.graph().nodes) ++ops[method.ir.op_of(node).target];
+  Json weights = Json::object();
+  for (const ir::Weight& w : method.ir.weights) {
+    Json& row = weights[w.storage == ir::Storage::plain ? std::string(name(w.dtype)) : w.block_type];
+    row["count"] = row.value("count", 0) + 1;
+    row["bytes"] = row.value("bytes", std::uint64_t{0}) + w.byte_size;
+  }
+  return {{"name", method.info.name}, {"inputs", inputs},   {"outputs", outputs},
+          {"ops", ops},               {"weights", weights}, {"folded_constants", method.constants.size()}};
+}
+
+}  // namespace
+
+std::string Program::describe() const {
+  Json methods = Json::array();
+  for (const LoadedMethod& method : impl_->methods) methods.push_back(graft::describe(method));
+  const auto held = impl_->plans.list();
+  for (const auto& [index, plan] : held) methods[index]["plans"].push_back(graft::describe(*plan));
+  Json states = Json::array();
+  for (const StateInfo& state : impl_->states)
+    states.push_back({{"fqn", state.fqn}, {"tensor", state.desc.str()}, {"bytes", state.desc.byte_count()}});
+  const WeightStats& w = impl_->weight_stats;
+  const Json out{{"graft", version()},
+                 {"source", impl_->source},
+                 {"device", impl_->device},
+                 {"methods", methods},
+                 {"states", states},
+                 {"weights",
+                  {{"count", w.count},
+                   {"bytes", w.mapped_bytes},
+                   {"copied_bytes", w.copied_bytes},
+                   {"constant_bytes", w.constant_bytes}}}};
+  return out.dump(2);
+}
+
+}  // namespace graft
