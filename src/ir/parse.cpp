@@ -137,9 +137,11 @@ class Decoder {
     if (in == nullptr) return out;
     GRAFT_CHECK(InvalidProgram, in->size() <= static_cast<std::size_t>(kMaxRank), owner, ": at most ", kMaxRank,
                 " dimensions, found ", in->size());
-    for (std::int64_t size : *in) {
-      GRAFT_CHECK(InvalidProgram, size >= 0, owner, ": size of dimension ", out.rank(), " must not be negative, found ",
-                  size);
+    for (std::size_t d = 0; d < in->size(); ++d) {
+      // The verifier checks the alignment of a vector's length, not of its elements.
+      std::int64_t size;
+      std::memcpy(&size, in->Data() + d * sizeof(size), sizeof(size));
+      GRAFT_CHECK(InvalidProgram, size >= 0, owner, ": size of dimension ", d, " must not be negative, found ", size);
       out.push_back(size);
     }
     return out;

@@ -1,0 +1,66 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/mapped_file.h"
+#include "program_generated.h"
+
+// ExecuTorch's containers, as bytes. A file is hostile: every offset, count and size is checked here, before use.
+namespace graft {
+
+namespace et = executorch_flatbuffer;
+
+// A named piece of a file.
+struct NamedBytes {
+  std::string_view key;
+  std::span<const std::byte> bytes;  // in the mapping
+};
+
+// A .pte: a flatbuffer with the program, followed by segments of data.
+class PteFile {
+ public:
+  // Throws NotFound, SystemError or InvalidProgram; all name the path.
+  explicit PteFile(const std::string& path);
+
+  const std::shared_ptr<const MappedFile>& file() const { return file_; }
+  const et::Program& program() const { return *program_; }
+  const std::vector<NamedBytes>& named_data() const { return named_data_; }
+
+  // The blob that a delegate was compiled to. Throws InvalidProgram.
+  std::span<const std::byte> processed(const et::BackendDelegate& delegate) const;
+  // `byte_count` bytes of the constant tensor with that buffer index. Throws InvalidProgram.
+  std::span<const std::byte> constant(std::uint32_t buffer_index, std::uint64_t byte_count) const;
+
+ private:
+  void read();
+  std::span<const std::byte> segment(std::uint64_t index) const;
+
+  std::shared_ptr<const MappedFile> file_;
+  const et::Program* program_ = nullptr;  // in the mapping
+  std::vector<std::span<const std::byte>> segments_;
+  std::vector<NamedBytes> named_data_;
+};
+
+// A .ptd: named data alone.
+class PtdFile {
+ public:
+  // Throws NotFound, SystemError or InvalidProgram; all name the path.
+  explicit PtdFile(const std::string& path);
+
+  const std::shared_ptr<const MappedFile>& file() const { return file_; }
+  const std::vector<NamedBytes>& named_data() const { return named_data_; }
+
+ private:
+  void read();
+
+  std::shared_ptr<const MappedFile> file_;
+  std::vector<NamedBytes> named_data_;
+};
+
+}  // namespace graft
