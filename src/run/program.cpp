@@ -6,6 +6,7 @@
 #include "graft/graft.h"
 #include "kernel/simd/cpu_check.h"
 #include "op/operator.h"
+#include "package/package.h"
 #include "run/device.h"
 #include "run/fold.h"
 #include "run/log.h"
@@ -94,18 +95,16 @@ MethodInfo method_info(const ir::Method& method) {
   }
   for (const ir::Output& output : method.outputs) {
     if (output.kind != ir::OutputKind::user) continue;
-    if (output.arg.is_value()) {
-      info.outputs.push_back(value_info(method.values[output.arg.value()], method.values[output.arg.value()].name));
-    } else {
-      ValueInfo constant;
-      constant.kind = Value::Kind::none;
-      info.outputs.push_back(constant);
-    }
+    if (info.outputs.size() <= output.index) info.outputs.resize(output.index + 1);
+    ValueInfo& out = info.outputs[output.index];
+    out.kind = Value::Kind::none;
+    if (output.arg.is_value())
+      out = value_info(method.values[output.arg.value()], method.values[output.arg.value()].name);
   }
   return info;
 }
 
-std::unique_ptr<Program::Impl> build_program(std::vector<MethodSource> sources, const Program::WeightLookup& weights,
+std::unique_ptr<Program::Impl> build_program(std::vector<ir::Program> sources, const Program::WeightLookup& weights,
                                              const LoadOptions& options, std::string source,
                                              std::shared_ptr<const void> keep_alive) {
   simd::check_cpu();
@@ -116,18 +115,17 @@ std::unique_ptr<Program::Impl> build_program(std::vector<MethodSource> sources, 
   impl->keep_alive = std::move(keep_alive);
   impl->device = resolve_device(options.device);
   std::set<const std::byte*> seen;
-  for (MethodSource& from : sources) {
+  for (ir::Program& from : sources) {
     LoadedMethod method;
-    method.ir = std::move(from.ir);
-    method.info = std::move(from.info);
-    method.input_routes = std::move(from.input_routes);
-    method.output_routes = std::move(from.output_routes);
+    method.ir = std::move(from);
+    method.info = method_info(method.graph());
     check_operators(method.ir);
     for (const ir::Weight& weight : method.ir.weights) method.weights.push_back(place_weight(*impl, weight, weights, seen));
     for (const ir::State& state : method.ir.states) method.states.push_back(place_state(*impl, state, method));
     const ir::Method& graph = method.graph();
+    method.user_outputs.resize(method.info.outputs.size());
     for (std::uint32_t i = 0; i < graph.outputs.size(); ++i)
-      if (graph.outputs[i].kind == ir::OutputKind::user) method.user_outputs.push_back(i);
+      if (graph.outputs[i].kind == ir::OutputKind::user) method.user_outputs[graph.outputs[i].index] = i;
     fold_constants(method);
     for (const FoldedConstant& constant : method.constants) impl->weight_stats.constant_bytes += constant.memory.size();
     impl->methods.push_back(std::move(method));
@@ -161,18 +159,26 @@ std::shared_ptr<const Program> Program::from_ir(std::span<const std::byte> blob,
                                                 const LoadOptions& options) {
   ir::Program parsed = ir::parse(blob);
   ir::verify(parsed);
-  std::vector<MethodSource> sources;
+  std::vector<ir::Program> sources;
   for (const ir::Method& method : parsed.methods) {
-    MethodSource from;
-    from.ir = parsed;
-    from.ir.methods = {method};
-    from.info = method_info(method);
-    for (std::uint32_t i = 0; i < from.info.inputs.size(); ++i) from.input_routes.push_back(i);
-    for (std::uint32_t i = 0; i < from.info.outputs.size(); ++i)
-      from.output_routes.push_back({OutputRoute::Kind::graph, i, {}});
-    sources.push_back(std::move(from));
+    ir::Program one = parsed;
+    one.methods = {method};
+    sources.push_back(std::move(one));
   }
   return std::shared_ptr<const Program>(new Program(build_program(std::move(sources), weights, options, "the IR", nullptr)));
+}
+
+std::shared_ptr<const Program> Program::load(const std::string& path, const LoadOptions& options) {
+  const std::shared_ptr<const Package> package = Package::open(path, options.data_files);
+  if (options.verify_hashes) package->verify_hashes();
+  std::vector<ir::Program> sources;
+  for (const PackageMethod& method : package->methods()) {
+    GRAFT_CHECK(Unsupported, method.fully_delegated, path, ": method '", method.name,
+                "' needs ExecuTorch's runtime, graft alone cannot run it: ", method.why_not);
+    sources.push_back(method.program);
+  }
+  const auto weights = [&](std::string_view key) { return package->data(key).bytes; };
+  return std::shared_ptr<const Program>(new Program(build_program(std::move(sources), weights, options, path, package)));
 }
 
 std::vector<std::string> Program::method_names() const {

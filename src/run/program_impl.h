@@ -22,14 +22,6 @@ struct FoldedConstant {
   std::string node;
 };
 
-// Where each output of a package's method comes from.
-struct OutputRoute {
-  enum class Kind : std::uint8_t { graph, input, constant };
-  Kind kind = Kind::graph;
-  std::uint32_t index = 0;  // graph: output of the graph; input: input of the method
-  Value constant;
-};
-
 // One method, ready to be planned.
 struct LoadedMethod {
   ir::Program ir;  // exactly one method
@@ -37,9 +29,7 @@ struct LoadedMethod {
   std::vector<std::byte*> weights;          // by weight index of `ir`
   std::vector<FoldedConstant> constants;    // by index of constant inputs
   std::vector<std::uint32_t> states;        // by state index of `ir`: index into Program::Impl::states
-  std::vector<std::uint32_t> input_routes;  // graph input i is input input_routes[i] of the method
-  std::vector<OutputRoute> output_routes;   // one per output of the method
-  // Indices into the graph's outputs of those that belong to the user, in order.
+  // Output i of the method is output user_outputs[i] of the graph (the others write states and inputs).
   std::vector<std::uint32_t> user_outputs;
 
   const ir::Method& graph() const { return ir.methods[0]; }
@@ -113,17 +103,12 @@ struct Program::Impl {
                          int threads) const;
 };
 
-// The info of an IR method as the user sees it (identity routing).
+// What an IR method takes and returns.
 MethodInfo method_info(const ir::Method& method);
 
-// Makes a program from methods whose `ir` is parsed and verified: looks up weights, merges states, folds constants.
-struct MethodSource {
-  ir::Program ir;  // one method
-  std::vector<std::uint32_t> input_routes;
-  std::vector<OutputRoute> output_routes;
-  MethodInfo info;
-};
-std::unique_ptr<Program::Impl> build_program(std::vector<MethodSource> sources, const Program::WeightLookup& weights,
+// Makes a program from IR that is parsed and verified, each with exactly one method: looks up weights, merges states,
+// folds constants.
+std::unique_ptr<Program::Impl> build_program(std::vector<ir::Program> sources, const Program::WeightLookup& weights,
                                              const LoadOptions& options, std::string source,
                                              std::shared_ptr<const void> keep_alive);
 

@@ -26,26 +26,22 @@ std::string_view kind_name(Value::Kind kind) {
   return names[static_cast<std::size_t>(kind)];
 }
 
-// An output that is an input: the caller's output memory gets a copy.
-void copy_through(const Value& input, Value& output, std::size_t position, std::string_view method) {
-  if (input.kind != Value::Kind::tensor) {
-    output = input;
-    return;
-  }
-  const TensorDesc desc(input.tensor.dtype, input.tensor.shape);
-  GRAFT_CHECK(InvalidArgument,
-              output.kind == Value::Kind::tensor && output.tensor.dtype == desc.dtype &&
-                  output.tensor.shape == desc.shape && (output.tensor.data || desc.numel() == 0),
-              "output ", position, " of method '", method, "' must be a tensor ", desc.str(), " with memory");
-  if (desc.numel() > 0) std::memmove(output.tensor.data, input.tensor.data, desc.byte_count());
-}
-
 Value from_scalar(const Scalar& s) {
   switch (s.kind) {
     case ir::ValueKind::real: return Value::of(s.f);
     case ir::ValueKind::boolean: return Value::of(s.i != 0);
     default: return Value::of(s.i);
   }
+}
+
+// A result that is not a tensor.
+Value number_of(const PlanOutput& out) {
+  if (out.is_none) return {};
+  if (!out.is_text) return from_scalar(out.scalar);
+  Value text;
+  text.kind = Value::Kind::text;
+  text.text = out.text;
+  return text;
 }
 
 }  // namespace
@@ -83,14 +79,13 @@ struct Session::Impl {
   void describe_inputs(const LoadedMethod& method, std::span<const Value> inputs) {
     GRAFT_CHECK(InvalidArgument, inputs.size() == method.info.inputs.size(), "method '", method.info.name, "' takes ",
                 method.info.inputs.size(), " inputs, got ", inputs.size());
-    input_descs.resize(method.input_routes.size());
+    input_descs.resize(inputs.size());
     for (std::size_t i = 0; i < input_descs.size(); ++i) {
-      const std::uint32_t position = method.input_routes[i];
-      const Value& value = inputs[position];
+      const Value& value = inputs[i];
       InputDesc& desc = input_descs[i];
       desc = InputDesc{};
       desc.is_tensor = value.kind == Value::Kind::tensor;
-      if (method.info.inputs[position].kind == Value::Kind::none) {  // a constant of the export: nothing reads it
+      if (method.info.inputs[i].kind == Value::Kind::none) {  // a constant of the export: nothing reads it
         desc.is_tensor = false;
         continue;
       }
@@ -100,8 +95,7 @@ struct Session::Impl {
         case Value::Kind::boolean: desc.scalar = Scalar::of(value.i != 0); break;
         case Value::Kind::real: desc.scalar = Scalar::of(value.f); break;
         default:
-          throw InvalidArgument(str("input ", position, " of method '", method.info.name,
-                                    "' must be a tensor or a number, got ", kind_name(value.kind)));
+          throw InvalidArgument(str("input ", i, " of method '", method.info.name, "' must be a tensor or a number, got ", kind_name(value.kind)));
       }
     }
   }
@@ -155,14 +149,13 @@ struct Session::Impl {
   }
 
   std::byte* input_base(const LoadedMethod& method, std::uint32_t index, std::span<const Value> inputs) {
-    const std::uint32_t position = method.input_routes[index];
-    const TensorView& tensor = inputs[position].tensor;
+    const TensorView& tensor = inputs[index].tensor;
     const std::size_t bytes = input_descs[index].desc.byte_count();
     if (bytes == 0) return nullptr;
-    GRAFT_CHECK(InvalidArgument, tensor.data, "input ", position, " of method '", method.info.name, "' (",
+    GRAFT_CHECK(InvalidArgument, tensor.data, "input ", index, " of method '", method.info.name, "' (",
                 input_descs[index].desc.str(), ") has no data: its pointer is null");
     if (aligned(tensor.data, tensor.dtype)) return static_cast<std::byte*>(tensor.data);
-    GRAFT_CHECK(InvalidArgument, !options.strict_zero_copy, "input ", position, " of method '", method.info.name,
+    GRAFT_CHECK(InvalidArgument, !options.strict_zero_copy, "input ", index, " of method '", method.info.name,
                 "' must be aligned to ", byte_size(tensor.dtype), " bytes (strict_zero_copy), its address is ",
                 tensor.data);
     if (staging.size() <= index) staging.resize(index + 1);
@@ -286,30 +279,9 @@ std::vector<Value> Session::output_values(std::string_view name, std::span<const
   impl_->describe_inputs(method, inputs);
   const Plan& plan = impl_->graph_for(index).executable->plan();
   std::vector<Value> values;
-  for (const OutputRoute& route : method.output_routes) {
-    switch (route.kind) {
-      case OutputRoute::Kind::constant: values.push_back(route.constant); break;
-      case OutputRoute::Kind::input: {
-        Value value = inputs[route.index];
-        value.tensor.data = nullptr;
-        values.push_back(value);
-        break;
-      }
-      case OutputRoute::Kind::graph: {
-        const PlanOutput& out = plan.outputs[method.user_outputs[route.index]];
-        Value value;
-        if (out.is_tensor) {
-          value = Value::of(TensorView{nullptr, out.desc.dtype, out.desc.shape});
-        } else if (out.is_text) {
-          value.kind = Value::Kind::text;
-          value.text = out.text;
-        } else if (!out.is_none) {
-          value = from_scalar(out.scalar);
-        }
-        values.push_back(std::move(value));
-        break;
-      }
-    }
+  for (const std::uint32_t position : method.user_outputs) {
+    const PlanOutput& out = plan.outputs[position];
+    values.push_back(out.is_tensor ? Value::of(TensorView{nullptr, out.desc.dtype, out.desc.shape}) : number_of(out));
   }
   return values;
 }
@@ -322,16 +294,14 @@ void Session::run_into(std::string_view name, std::span<const Value> inputs, std
   impl_->describe_inputs(method, inputs);
   Impl::Graph& graph = impl_->graph_for(index);
   const Plan& plan = graph.executable->plan();
-  GRAFT_CHECK(InvalidArgument, outputs.size() == method.output_routes.size(), "method '", name, "' returns ",
-              method.output_routes.size(), " outputs, got room for ", outputs.size());
+  GRAFT_CHECK(InvalidArgument, outputs.size() == method.user_outputs.size(), "method '", name, "' returns ",
+              method.user_outputs.size(), " outputs, got room for ", outputs.size());
 
   std::byte* output_data[kMaxOutputs] = {};
   GRAFT_CHECK(Unsupported, plan.outputs.size() <= kMaxOutputs, "a method has at most ", kMaxOutputs, " outputs, '", name,
               "' has ", plan.outputs.size());
   for (std::size_t i = 0; i < outputs.size(); ++i) {
-    const OutputRoute& route = method.output_routes[i];
-    if (route.kind != OutputRoute::Kind::graph) continue;
-    const std::uint32_t position = method.user_outputs[route.index];
+    const std::uint32_t position = method.user_outputs[i];
     const PlanOutput& out = plan.outputs[position];
     if (!out.is_tensor) continue;
     const TensorView& given = outputs[i].tensor;
@@ -348,20 +318,8 @@ void Session::run_into(std::string_view name, std::span<const Value> inputs, std
   }
   impl_->bind(graph, inputs, output_data);
   impl_->compute(graph, options);
-  for (std::size_t i = 0; i < outputs.size(); ++i) {
-    const OutputRoute& route = method.output_routes[i];
-    if (route.kind == OutputRoute::Kind::constant) {
-      outputs[i] = route.constant;
-    } else if (route.kind == OutputRoute::Kind::input) {
-      copy_through(inputs[route.index], outputs[i], i, name);
-    } else if (const PlanOutput& out = plan.outputs[method.user_outputs[route.index]]; !out.is_tensor) {
-      outputs[i] = out.is_none ? Value{} : from_scalar(out.scalar);
-      if (out.is_text) {
-        outputs[i].kind = Value::Kind::text;
-        outputs[i].text = out.text;
-      }
-    }
-  }
+  for (std::size_t i = 0; i < outputs.size(); ++i)
+    if (const PlanOutput& out = plan.outputs[method.user_outputs[i]]; !out.is_tensor) outputs[i] = number_of(out);
 }
 
 std::vector<Value> Session::run(std::string_view name, std::span<const Value> inputs, const RunOptions& options) {
