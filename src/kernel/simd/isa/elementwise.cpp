@@ -3,9 +3,13 @@
 
 namespace graft::simd::GRAFT_ISA {
 
+extern const BlockFns kBlocksF32;
+extern const BlockFns kBlocksF64;
+extern const BlockFns kBlocksI64;
+extern const BlockFns kBlocksB8;
 extern const ConvertFns kConvert;
 
 extern const ElementwiseTable kElementwise;
-const ElementwiseTable kElementwise = {{}, &kConvert};
+const ElementwiseTable kElementwise = {{&kBlocksF32, &kBlocksF64, &kBlocksI64, &kBlocksB8}, &kConvert};
 
 }  // namespace graft::simd::GRAFT_ISA
