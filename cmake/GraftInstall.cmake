@@ -2,6 +2,10 @@
 #   sdk            for C++ (the default of `cmake --install`): libgraft with ggml beside it, headers, graftConfig, graft
 #   python         the binary part of the Python package, for wheels and for .venv
 #   python_source  its Python files, for .venv only (scikit-build-core takes them itself)
+# Builds on ggml's source are for sanitizers and are not installed.
+if(GRAFT_GGML_SOURCE)
+  return()
+endif()
 include(CMakePackageConfigHelpers)
 
 # --- sdk ---
@@ -21,27 +25,18 @@ install(FILES "${CMAKE_BINARY_DIR}/graftConfig.cmake" "${CMAKE_BINARY_DIR}/graft
 install(FILES LICENSE THIRD_PARTY_LICENSES.md DESTINATION ${CMAKE_INSTALL_DATADIR}/licenses/graft COMPONENT sdk)
 
 # ggml's libraries, under the names that the loader looks for. They find each other through $ORIGIN.
-if(GRAFT_GGML_SOURCE)
-  foreach(part ggml ggml-base ggml-cpu ggml-cuda)
-    if(TARGET ${part})
-      set_target_properties(${part} PROPERTIES INSTALL_RPATH "$ORIGIN")
-      install(TARGETS ${part} LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} NAMELINK_SKIP COMPONENT sdk)
-    endif()
-  endforeach()
-else()
-  foreach(part ggml ggml-base ggml-cpu ggml-cuda)
-    if(TARGET ggml::${part})
-      get_target_property(location ggml::${part} IMPORTED_LOCATION)
-      file(GLOB by_soname "${location}.[0-9]*")
-      list(FILTER by_soname INCLUDE REGEX "\\.so\\.[0-9]+$")
-      foreach(link IN LISTS by_soname)
-        cmake_path(GET link FILENAME name)
-        file(REAL_PATH "${link}" real)
-        install(FILES "${real}" DESTINATION ${CMAKE_INSTALL_LIBDIR} RENAME "${name}" COMPONENT sdk)
-      endforeach()
-    endif()
-  endforeach()
-endif()
+foreach(part ggml ggml-base ggml-cpu ggml-cuda)
+  if(TARGET ggml::${part})
+    get_target_property(location ggml::${part} IMPORTED_LOCATION)
+    file(GLOB by_soname "${location}.[0-9]*")
+    list(FILTER by_soname INCLUDE REGEX "\\.so\\.[0-9]+$")
+    foreach(link IN LISTS by_soname)
+      cmake_path(GET link FILENAME name)
+      file(REAL_PATH "${link}" real)
+      install(FILES "${real}" DESTINATION ${CMAKE_INSTALL_LIBDIR} RENAME "${name}" COMPONENT sdk)
+    endforeach()
+  endif()
+endforeach()
 
 # --- python ---
 set(package_dir graft)
