@@ -133,6 +133,7 @@ GRAFT_VEC void store_f16(std::uint16_t* p, vf v) {
 struct F32 {
   using Stored = float;
   GRAFT_VEC vf load(const Stored* p) { return GRAFT_ISA::load(p); }
+  GRAFT_VEC vf load_tail(const Stored* p, int n) { return load_n(p, n); }
   GRAFT_VEC void store(Stored* p, vf v) { GRAFT_ISA::store(p, v); }
   GRAFT_VEC float get(const Stored* p) { return *p; }
   GRAFT_VEC void put(Stored* p, float x) { *p = x; }
@@ -140,6 +141,11 @@ struct F32 {
 struct F16 {
   using Stored = std::uint16_t;
   GRAFT_VEC vf load(const Stored* p) { return load_f16(p); }
+  GRAFT_VEC vf load_tail(const Stored* p, int n) {
+    vf v{};
+    for (int i = 0; i < n; ++i) v[i] = get(p + i);
+    return v;
+  }
   GRAFT_VEC void store(Stored* p, vf v) { store_f16(p, v); }
   GRAFT_VEC float get(const Stored* p) { return f16_to_float(*p); }
   GRAFT_VEC void put(Stored* p, float x) { *p = float_to_f16(x); }
@@ -147,6 +153,11 @@ struct F16 {
 struct BF16 {
   using Stored = std::uint16_t;
   GRAFT_VEC vf load(const Stored* p) { return load_bf16(p); }
+  GRAFT_VEC vf load_tail(const Stored* p, int n) {
+    vf v{};
+    for (int i = 0; i < n; ++i) v[i] = get(p + i);
+    return v;
+  }
   GRAFT_VEC void store(Stored* p, vf v) { store_bf16(p, v); }
   GRAFT_VEC float get(const Stored* p) { return bf16_to_float(*p); }
   GRAFT_VEC void put(Stored* p, float x) { *p = float_to_bf16(x); }
@@ -155,10 +166,7 @@ struct BF16 {
 // The first n lanes of any element type; the others are zero.
 template <typename T>
 GRAFT_VEC vf load_some(const typename T::Stored* p, i64 n) {
-  if (n >= kLanes) return T::load(p);
-  vf v{};
-  for (int i = 0; i < static_cast<int>(n); ++i) v[i] = T::get(p + i);
-  return v;
+  return n >= kLanes ? T::load(p) : T::load_tail(p, static_cast<int>(n));
 }
 template <typename T>
 GRAFT_VEC void store_some(typename T::Stored* p, vf v, i64 n) {
@@ -167,6 +175,18 @@ GRAFT_VEC void store_some(typename T::Stored* p, vf v, i64 n) {
     return;
   }
   for (int i = 0; i < static_cast<int>(n); ++i) T::put(p + i, v[i]);
+}
+
+// Lanes at and beyond n become `fill`.
+GRAFT_VEC vf keep_n(vf v, i64 n, float fill) {
+#if defined(__AVX512F__)
+  const vi lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+#elif defined(__AVX2__)
+  const vi lane = {0, 1, 2, 3, 4, 5, 6, 7};
+#else
+  const vi lane = {0, 1, 2, 3};
+#endif
+  return n >= kLanes ? v : select(lane < static_cast<std::int32_t>(n), v, splat(fill));
 }
 
 // --- reductions over lanes ---
