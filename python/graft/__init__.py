@@ -8,11 +8,28 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+_ERRORS = (
+    "Cancelled",
+    "Error",
+    "ExecutionError",
+    "ExportError",
+    "InvalidArgument",
+    "InvalidProgram",
+    "NotFound",
+    "SystemError",
+    "Unsupported",
+)
 _WHERE = {
+    "load": "graft.runtime",
+    "CancelToken": "graft.runtime",
+    "Method": "graft.runtime",
+    "Model": "graft.runtime",
+    "devices": "graft._C",
+    "version": "graft._C",
     "export": "graft._export",
-    "ExportError": "graft._export",
     "GraftPartitioner": "graft.partitioner",
     "GraftBackend": "graft.backend",
+    **dict.fromkeys(_ERRORS, "graft.errors"),
 }
 
 __all__ = sorted(_WHERE)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Mapping, Sequence
+from typing import Any
 
 import torch
 from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge_transform_and_lower
@@ -20,13 +21,10 @@ from torch.utils import _pytree as pytree
 from graft import _targets
 from graft._predicate import Predicate
 from graft._serialize import SerializeError, Signature, weight_digests
+from graft.errors import ExportError
 from graft.partitioner import GraftPartitioner
 
 _METHOD_FIELDS = {"model", "args", "kwargs", "dynamic_shapes"}
-
-
-class ExportError(Exception):
-    """A model that graft cannot run whole, or an argument of `export` that makes no sense."""
 
 
 def export(
@@ -114,7 +112,10 @@ def _program(
     if isinstance(model, torch.nn.Module):
         return torch.export.export(model, tuple(args), dict(kwargs or {}), dynamic_shapes=dynamic_shapes)
     if args or kwargs or dynamic_shapes is not None:
-        raise ExportError(f"export: method '{method}': args, kwargs and dynamic_shapes are fixed in a program exported before")
+        raise ExportError(
+            f"export: method '{method}': expected args, kwargs and dynamic_shapes with a module only; "
+            "a program exported before has its own"
+        )
     if isinstance(model, ExportedProgram):
         return model
     if isinstance(model, (str, os.PathLike)):
@@ -240,4 +241,4 @@ def _write(program: Any, path: Path) -> None:
         os.replace(made, path)
 
 
-__all__ = ["ExportError", "export"]
+__all__ = ["export"]

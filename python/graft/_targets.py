@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import functools
 import operator
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Callable
+from typing import Any
 
 import torch
 from torch._ops import HigherOrderOperator, OpOverload
@@ -175,7 +176,7 @@ def bind(params: tuple[Param, ...], args: tuple[Any, ...], kwargs: dict[str, Any
     """Arguments by name, without those left out. Raises TypeError for one the schema lacks."""
     if len(args) > len(params):
         raise TypeError(f"takes {len(params)} arguments, found {len(args)}")
-    values = {param.name: arg for param, arg in zip(params, args)}
+    values = {param.name: arg for param, arg in zip(params, args, strict=False)}
     names = {param.name for param in params}
     for name, value in kwargs.items():
         if name not in names or name in values:
@@ -217,4 +218,3 @@ def python_arg_names(count: int) -> list[str]:
 def is_getitem(node: torch.fx.Node) -> bool:
     """Picks one result of a node that has several."""
     return node.op == "call_function" and node.target is operator.getitem
-

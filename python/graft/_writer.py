@@ -8,7 +8,8 @@ layout that has drifted from the schema fails there.
 from __future__ import annotations
 
 import math
-from typing import Any, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import flatbuffers
 from flatbuffers import number_types as _nt

@@ -58,9 +58,7 @@ class GraftBackend(BackendDetails):
         store = NamedDataStore()
         store.add_named_data(SESSION_KEY, b"graft")
         for key, data in blob.weights.items():
-            store.add_named_data(
-                key, data.tobytes(), alignment=WEIGHT_ALIGNMENT, external_tag=specs.get(EXTERNAL_SPEC)
-            )
+            store.add_named_data(key, data.tobytes(), alignment=WEIGHT_ALIGNMENT, external_tag=specs.get(EXTERNAL_SPEC))
         handles = {
             node.name: (node.meta["debug_handle"],)
             for node in edge_program.graph.nodes
