@@ -103,6 +103,7 @@ class GRAFT_API Program {
 
   struct Impl;
   const Impl& impl() const { return *impl_; }
+  static std::shared_ptr<const Program> from_impl(std::unique_ptr<Impl> impl);
 
  private:
   explicit Program(std::unique_ptr<Impl> impl);

@@ -9,6 +9,8 @@
 namespace graft {
 
 #define GRAFT_OPERATOR_FAMILIES(X) \
+  X(index_operators)  \
+  X(linear_operators) \
   X(view_operators)
 
 #define GRAFT_DECLARE(family) std::span<const Operator> family();

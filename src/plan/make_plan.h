@@ -25,6 +25,9 @@ std::size_t user_input_count(const ir::Method& method);
 // Checks the inputs (one per position) against the method's declared dtypes, ranks and ranges. Throws InvalidArgument naming the input.
 void check_inputs(const ir::Method& method, std::span<const InputDesc> inputs);
 
+// True when kinds, dtypes and ranks are those of the method: what is left to check when the sizes are known to fit.
+bool same_types(const ir::Method& method, std::span<const InputDesc> inputs);
+
 // The shape key: what must be equal for a plan to serve a call again. Sizes of the tensors and values of the numbers.
 std::vector<std::int64_t> plan_key(std::span<const InputDesc> inputs);
 

@@ -155,6 +155,10 @@ PlanCache::Result Program::Impl::plan(std::uint32_t index, std::span<const Input
 Program::Program(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Program::~Program() = default;
 
+std::shared_ptr<const Program> Program::from_impl(std::unique_ptr<Impl> impl) {
+  return std::shared_ptr<const Program>(new Program(std::move(impl)));
+}
+
 std::shared_ptr<const Program> Program::from_ir(std::span<const std::byte> blob, const WeightLookup& weights,
                                                 const LoadOptions& options) {
   ir::Program parsed = ir::parse(blob);
@@ -165,7 +169,7 @@ std::shared_ptr<const Program> Program::from_ir(std::span<const std::byte> blob,
     one.methods = {method};
     sources.push_back(std::move(one));
   }
-  return std::shared_ptr<const Program>(new Program(build_program(std::move(sources), weights, options, "the IR", nullptr)));
+  return from_impl(build_program(std::move(sources), weights, options, "the IR", nullptr));
 }
 
 std::shared_ptr<const Program> Program::load(const std::string& path, const LoadOptions& options) {
@@ -178,7 +182,7 @@ std::shared_ptr<const Program> Program::load(const std::string& path, const Load
     sources.push_back(method.program);
   }
   const auto weights = [&](std::string_view key) { return package->data(key).bytes; };
-  return std::shared_ptr<const Program>(new Program(build_program(std::move(sources), weights, options, path, package)));
+  return from_impl(build_program(std::move(sources), weights, options, path, package));
 }
 
 std::vector<std::string> Program::method_names() const {

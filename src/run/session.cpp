@@ -107,7 +107,8 @@ struct Session::Impl {
     for (const InputDesc& input : input_descs) append_key(input);
     for (auto it = graphs.begin(); it != graphs.end(); ++it) {
       if (it->method != index || it->executable->plan().key != key) continue;
-      check_inputs(method.graph(), input_descs);  // equal sizes do not make equal dtypes
+      // Equal sizes do not make equal dtypes or ranks.
+      if (!same_types(method.graph(), input_descs)) check_inputs(method.graph(), input_descs);
       if (it != graphs.begin()) graphs.splice(graphs.begin(), graphs, it);
       return graphs.front();
     }
@@ -297,9 +298,10 @@ void Session::run_into(std::string_view name, std::span<const Value> inputs, std
   GRAFT_CHECK(InvalidArgument, outputs.size() == method.user_outputs.size(), "method '", name, "' returns ",
               method.user_outputs.size(), " outputs, got room for ", outputs.size());
 
-  std::byte* output_data[kMaxOutputs] = {};
+  std::byte* output_data[kMaxOutputs];
   GRAFT_CHECK(Unsupported, plan.outputs.size() <= kMaxOutputs, "a method has at most ", kMaxOutputs, " outputs, '", name,
               "' has ", plan.outputs.size());
+  std::fill_n(output_data, plan.outputs.size(), nullptr);
   for (std::size_t i = 0; i < outputs.size(); ++i) {
     const std::uint32_t position = method.user_outputs[i];
     const PlanOutput& out = plan.outputs[position];
