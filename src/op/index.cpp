@@ -203,7 +203,9 @@ Tensor scatter(const Call& call, ScatterMode mode, Lowering& lowering) {
   }
   Tensor src = call.tensor("src");
   if (index.numel() == 0) return scattered(places, self, lowering.full(self.dtype(), {}, Scalar::of(false)), mode, lowering);
-  if (src.rank() == index.rank()) {
+  if (src.rank() != index.rank()) {
+    src = *try_reshape(src.rank() == 0 ? src : sliced(src, 0, 0, 1), index.shape());  // 0-d counts as [1]
+  } else {
     for (int d = 0; d < index.rank(); ++d) src = sliced(src, d, 0, index.size(d));
   }
   return scattered(places, self, src, mode, lowering);

@@ -1,0 +1,445 @@
+#include "kernel/reduce.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <type_traits>
+
+#include "kernel/strided.h"
+
+namespace graft {
+namespace {
+
+using Int = std::int64_t;
+
+// Outputs accumulated at once when the innermost dimension in memory is one that stays.
+constexpr Int kTile = 64;
+// Independent accumulators of one output, so that additions need not wait for each other.
+constexpr Int kLanes = 16;
+
+template <typename T>
+bool is_nan(T x) {
+  return x != x;
+}
+
+// Wide type that values of block type T accumulate in.
+template <typename T>
+using Wide = std::conditional_t<std::is_floating_point_v<T>, double, Int>;
+
+template <typename T>
+T wrapping_add(T a, T b) {
+  if constexpr (std::is_integral_v<T>) return static_cast<T>(static_cast<std::uint64_t>(a) + static_cast<std::uint64_t>(b));
+  else return a + b;
+}
+
+template <typename T>
+T wrapping_mul(T a, T b) {
+  if constexpr (std::is_integral_v<T>) return static_cast<T>(static_cast<std::uint64_t>(a) * static_cast<std::uint64_t>(b));
+  else return a * b;
+}
+
+// A reducer: `Acc`, its start value, how an element enters (x; its place; the output's shift; the op's parameter) and
+// how two accumulators merge.
+template <typename T>
+struct Sum {
+  using Acc = Wide<T>;
+  static constexpr Acc kStart = 0;
+  static void step(Acc& acc, T x, Int, double, double) { acc = wrapping_add<Acc>(acc, static_cast<Acc>(x)); }
+  static void merge(Acc& acc, const Acc& other) { acc = wrapping_add(acc, other); }
+};
+
+template <typename T>
+struct Product {
+  using Acc = Wide<T>;
+  static constexpr Acc kStart = 1;
+  static void step(Acc& acc, T x, Int, double, double) { acc = wrapping_mul<Acc>(acc, static_cast<Acc>(x)); }
+  static void merge(Acc& acc, const Acc& other) { acc = wrapping_mul(acc, other); }
+};
+
+template <typename T, bool largest>
+struct Extreme {
+  using Acc = Wide<T>;
+  static constexpr bool kFloat = std::is_floating_point_v<T>;
+  static constexpr Acc kLow = kFloat ? -std::numeric_limits<Acc>::infinity() : std::numeric_limits<Acc>::min();
+  static constexpr Acc kHigh = kFloat ? std::numeric_limits<Acc>::infinity() : std::numeric_limits<Acc>::max();
+  static constexpr Acc kStart = largest ? kLow : kHigh;
+  static void merge(Acc& acc, const Acc& x) { acc = (largest ? x > acc : x < acc) || is_nan(x) ? x : acc; }
+  static void step(Acc& acc, T x, Int, double, double) { merge(acc, static_cast<Acc>(x)); }
+};
+
+template <typename T, bool largest>
+struct AbsExtreme : Extreme<T, largest> {
+  using Acc = Wide<T>;
+  static constexpr Acc kStart = largest ? 0 : std::numeric_limits<Acc>::infinity();
+  static void step(Acc& acc, T x, Int, double, double) { Extreme<T, largest>::merge(acc, std::fabs(static_cast<Acc>(x))); }
+};
+
+template <typename T>
+struct Any {
+  using Acc = Int;
+  static constexpr Acc kStart = 0;
+  static void step(Acc& acc, T x, Int, double, double) { acc |= x != T(0); }
+  static void merge(Acc& acc, const Acc& other) { acc |= other; }
+};
+
+template <typename T>
+struct All {
+  using Acc = Int;
+  static constexpr Acc kStart = 1;
+  static void step(Acc& acc, T x, Int, double, double) { acc &= x != T(0); }
+  static void merge(Acc& acc, const Acc& other) { acc &= other; }
+};
+
+template <typename T>
+struct CountNonzero {
+  using Acc = Int;
+  static constexpr Acc kStart = 0;
+  static void step(Acc& acc, T x, Int, double, double) { acc += x != T(0); }
+  static void merge(Acc& acc, const Acc& other) { acc += other; }
+};
+
+// Sums of a function of the element; floats only.
+template <typename T, double (*function)(double x, double shift, double parameter)>
+struct SumOf {
+  using Acc = double;
+  static constexpr Acc kStart = 0;
+  static void step(Acc& acc, T x, Int, double shift, double parameter) {
+    acc += function(static_cast<double>(x), shift, parameter);
+  }
+  static void merge(Acc& acc, const Acc& other) { acc += other; }
+};
+
+inline double absolute(double x, double, double) { return std::fabs(x); }
+inline double squared(double x, double, double) { return x * x; }
+inline double power(double x, double, double p) { return std::pow(std::fabs(x), p); }
+inline double squared_difference(double x, double mean, double) { return (x - mean) * (x - mean); }
+inline double exponential(double x, double shift, double) { return std::exp(x - shift); }
+
+template <typename T, bool largest>
+struct ArgExtreme {
+  struct Acc {
+    Wide<T> value;
+    Int place;
+  };
+  static constexpr Acc kStart{0, -1};
+  static bool beats(Wide<T> x, Wide<T> y) { return is_nan(x) ? !is_nan(y) : (largest ? x > y : x < y); }
+  static void step(Acc& acc, T x, Int place, double, double) {
+    const auto value = static_cast<Wide<T>>(x);
+    if (acc.place < 0 || beats(value, acc.value)) acc = {value, place};
+  }
+  static void merge(Acc& acc, const Acc& other) {
+    if (other.place < 0) return;
+    if (acc.place < 0 || beats(other.value, acc.value) ||
+        (!beats(acc.value, other.value) && other.place < acc.place))
+      acc = other;
+  }
+};
+
+// Dimensions of one kind, outermost first, merged where exact. Strides in bytes of the input.
+struct Dims {
+  int rank = 0;
+  Int total = 1;
+  Int sizes[kMaxRank] = {};
+  Int strides[kMaxRank] = {};
+
+  void add(Int size, Int stride) {
+    total *= size;
+    if (size == 1) return;
+    if (rank > 0 && strides[rank - 1] == stride * size) {
+      sizes[rank - 1] *= size;
+      strides[rank - 1] = stride;
+      return;
+    }
+    sizes[rank] = size;
+    strides[rank++] = stride;
+  }
+  void finish() {
+    if (rank == 0) sizes[rank++] = 1;
+  }
+  Int inner() const { return sizes[rank - 1]; }
+  Int inner_stride() const { return strides[rank - 1]; }
+  Int offset(Int element) const {
+    Int result = 0;
+    for (int d = rank - 1; d >= 0; --d) {
+      result += element % sizes[d] * strides[d];
+      element /= sizes[d];
+    }
+    return result;
+  }
+};
+
+struct Job {
+  ReduceAttrs attrs;
+  Dims kept, reduced;
+  bool tiled = false;  // several outputs at once, along the innermost kept dimension
+  const std::byte* data = nullptr;
+  simd::LoadFn load = nullptr;
+  bool is_block = false;  // the input's dtype is the block type
+};
+
+template <typename T>
+const T* block_of(const Job& job, const std::byte* from, Int stride, Int n, T* buffer) {
+  if (job.is_block && stride == static_cast<Int>(sizeof(T))) return reinterpret_cast<const T*>(from);
+  job.load(from, stride, n, buffer);
+  return buffer;
+}
+
+// Elements [begin, end) of the reduced dimensions into the accumulators of outputs `first` .. `first + width`.
+template <typename R, typename T>
+void accumulate(const Job& job, Int first, Int width, Int begin, Int end, typename R::Acc* acc, const double* shift) {
+  alignas(64) T buffer[kBlock];
+  const double parameter = job.attrs.parameter;
+  const std::byte* base = job.data + job.kept.offset(first);
+  if (job.tiled) {
+    for (Int r = begin; r < end; ++r) {
+      const T* x = block_of(job, base + job.reduced.offset(r), job.kept.inner_stride(), width, buffer);
+      for (Int j = 0; j < width; ++j) R::step(acc[j], x[j], r, shift[j], parameter);
+    }
+    return;
+  }
+  typename R::Acc lanes[kLanes];
+  for (auto& lane : lanes) lane = R::kStart;
+  const Int inner = job.reduced.inner(), stride = job.reduced.inner_stride();
+  for (Int r = begin; r < end;) {
+    const Int n = std::min({inner - r % inner, end - r, kBlock});
+    const T* x = block_of(job, base + job.reduced.offset(r), stride, n, buffer);
+    Int i = 0;
+    for (; i + kLanes <= n; i += kLanes)
+      for (Int j = 0; j < kLanes; ++j) R::step(lanes[j], x[i + j], r + i + j, shift[0], parameter);
+    for (Int j = 0; i + j < n; ++j) R::step(lanes[j], x[i + j], r + i + j, shift[0], parameter);
+    r += n;
+  }
+  for (const auto& lane : lanes) R::merge(acc[0], lane);
+}
+
+
+// Accumulators of `width` outputs from `first` are complete: writes the outputs.
+template <typename R>
+void write(const KernelContext& ctx, const Job& job, Int first, Int width, const typename R::Acc* acc,
+           const double* shift) {
+  const auto count = static_cast<double>(job.reduced.total);
+  const double parameter = job.attrs.parameter;
+  double real[2][kTile];
+  Int integer[2][kTile];
+  bool is_integer[2] = {false, true};
+  for (Int j = 0; j < width; ++j) {
+    if constexpr (std::is_same_v<typename R::Acc, double>) {
+      double v = acc[j];
+      switch (job.attrs.op) {
+        case ReduceOp::mean: v /= count; break;
+        case ReduceOp::root_of_squares: v = std::sqrt(v); break;
+        case ReduceOp::power_norm: v = std::pow(v, 1 / parameter); break;
+        case ReduceOp::variance:
+        case ReduceOp::deviation:
+        case ReduceOp::mean_and_variance:
+          v /= std::max(0.0, count - parameter);
+          if (job.attrs.op == ReduceOp::deviation) v = std::sqrt(v);
+          real[1][j] = shift[j];
+          is_integer[1] = false;
+          break;
+        case ReduceOp::log_sum_exp: v = std::log(v) + shift[j]; break;
+        default: break;
+      }
+      real[0][j] = v;
+    } else if constexpr (std::is_same_v<typename R::Acc, Int>) {
+      is_integer[0] = true;
+      integer[0][j] = acc[j];
+    } else {
+      const bool place_only = job.attrs.op == ReduceOp::argmax || job.attrs.op == ReduceOp::argmin;
+      is_integer[0] = place_only || std::is_same_v<decltype(acc[j].value), Int>;
+      integer[0][j] = place_only ? acc[j].place : static_cast<Int>(is_integer[0] ? acc[j].value : 0);
+      real[0][j] = static_cast<double>(acc[j].value);
+      integer[1][j] = acc[j].place;
+    }
+  }
+  const simd::ConvertFns& convert = *simd::elementwise().convert;
+  for (std::size_t k = 0; k < ctx.output_descs.size(); ++k) {
+    const DType dtype = ctx.output_descs[k].dtype;
+    const auto size = static_cast<Int>(byte_size(dtype));
+    const auto type = is_integer[k] ? simd::BlockClass::i64 : simd::BlockClass::f64;
+    const void* block = is_integer[k] ? static_cast<const void*>(integer[k]) : real[k];
+    convert.store[static_cast<int>(type)][static_cast<int>(dtype)](block, size, width,
+                                                                   ctx.output<std::byte>(static_cast<int>(k)) + first * size);
+  }
+}
+
+// The pass before the last that gives the shift of each output, from its accumulators.
+double shift_of(ReduceOp op, double acc, Int count) {
+  if (op == ReduceOp::log_sum_exp) return std::isinf(acc) ? 0 : acc;  // keeps inf - inf out
+  return acc / static_cast<double>(count);
+}
+
+struct NoPass {};
+
+Int width_at(const Job& job, Int first, Int end) {
+  return job.tiled ? std::min({kTile, job.kept.inner() - first % job.kept.inner(), end - first}) : 1;
+}
+
+// Every thread reduces outputs of its own, completely.
+template <typename First, typename R, typename T>
+void by_output(const KernelContext& ctx, const Job& job) {
+  const Int outputs = job.kept.total;
+  Int begin = 0, end = outputs;
+  if (outputs * std::max<Int>(job.reduced.total, 1) < kMinParallelElements) {
+    if (ctx.thread != 0) return;
+  } else {
+    const KernelContext::Range share = ctx.share(outputs);
+    begin = share.begin;
+    end = share.end;
+  }
+  for (Int o = begin; o < end;) {
+    const Int width = width_at(job, o, end);
+    double shift[kTile] = {};
+    if constexpr (!std::is_same_v<First, NoPass>) {
+      typename First::Acc acc[kTile];
+      std::fill(acc, acc + width, First::kStart);
+      accumulate<First, T>(job, o, width, 0, job.reduced.total, acc, shift);
+      for (Int j = 0; j < width; ++j) shift[j] = shift_of(job.attrs.op, acc[j], job.reduced.total);
+    }
+    typename R::Acc acc[kTile];
+    std::fill(acc, acc + width, R::kStart);
+    accumulate<R, T>(job, o, width, 0, job.reduced.total, acc, shift);
+    write<R>(ctx, job, o, width, acc, shift);
+    o += width;
+  }
+}
+
+// Partial results of this thread's part of the reduced dimensions, for all outputs, into `mine`.
+template <typename R, typename T>
+void partials(const KernelContext& ctx, const Job& job, typename R::Acc* mine, const double* shifts) {
+  const KernelContext::Range share = ctx.share(job.reduced.total);
+  for (Int o = 0; o < job.kept.total;) {
+    const Int width = width_at(job, o, job.kept.total);
+    std::fill(mine + o, mine + o + width, R::kStart);
+    accumulate<R, T>(job, o, width, share.begin, share.end, mine + o, shifts + o);
+    o += width;
+  }
+}
+
+template <typename R>
+void fold(const KernelContext& ctx, const typename R::Acc* all, Int outputs, Int first, Int width,
+          typename R::Acc* acc) {
+  std::fill(acc, acc + width, R::kStart);
+  for (int t = 0; t < ctx.threads; ++t)
+    for (Int j = 0; j < width; ++j) R::merge(acc[j], all[t * outputs + first + j]);
+}
+
+constexpr Int kFewOutputsPerThread = 4;
+struct Partial {
+  Int words[2];
+};
+
+// Few outputs: threads share each output's elements; partial results meet in the scratch, in thread order.
+// Scratch: [threads][outputs] partial results, then [outputs] shifts.
+template <typename First, typename R, typename T>
+void by_element(const KernelContext& ctx, const Job& job) {
+  const Int outputs = job.kept.total;
+  auto* shifts = reinterpret_cast<double*>(ctx.scratch_bytes + ctx.threads * outputs * static_cast<Int>(sizeof(Partial)));
+  for (Int o = ctx.thread; o < outputs; o += ctx.threads) shifts[o] = 0;
+  ctx.barrier();
+  if constexpr (!std::is_same_v<First, NoPass>) {
+    auto* all = reinterpret_cast<typename First::Acc*>(ctx.scratch_bytes);
+    partials<First, T>(ctx, job, all + ctx.thread * outputs, shifts);
+    ctx.barrier();
+    for (Int o = ctx.thread; o < outputs; o += ctx.threads) {
+      typename First::Acc acc[1];
+      fold<First>(ctx, all, outputs, o, 1, acc);
+      shifts[o] = shift_of(job.attrs.op, acc[0], job.reduced.total);
+    }
+    ctx.barrier();
+  }
+  auto* all = reinterpret_cast<typename R::Acc*>(ctx.scratch_bytes);
+  static_assert(sizeof(typename R::Acc) <= sizeof(Partial));
+  partials<R, T>(ctx, job, all + ctx.thread * outputs, shifts);
+  ctx.barrier();
+  if (ctx.thread != 0) return;
+  for (Int o = 0; o < outputs; o += kTile) {
+    const Int width = std::min(kTile, outputs - o);
+    typename R::Acc acc[kTile];
+    fold<R>(ctx, all, outputs, o, width, acc);
+    write<R>(ctx, job, o, width, acc, shifts + o);
+  }
+}
+
+template <typename First, typename R, typename T>
+void execute(const KernelContext& ctx, const Job& job) {
+  if (ctx.threads > 1 && reduce_scratch_bytes(job.kept.total, job.kept.total * job.reduced.total, ctx.threads) > 0) {
+    by_element<First, R, T>(ctx, job);
+  } else {
+    by_output<First, R, T>(ctx, job);
+  }
+}
+
+template <typename T>
+void dispatch(const KernelContext& ctx, const Job& job) {
+  switch (job.attrs.op) {
+    case ReduceOp::sum: return execute<NoPass, Sum<T>, T>(ctx, job);
+    case ReduceOp::prod: return execute<NoPass, Product<T>, T>(ctx, job);
+    case ReduceOp::amax: return execute<NoPass, Extreme<T, true>, T>(ctx, job);
+    case ReduceOp::amin: return execute<NoPass, Extreme<T, false>, T>(ctx, job);
+    case ReduceOp::any: return execute<NoPass, Any<T>, T>(ctx, job);
+    case ReduceOp::all: return execute<NoPass, All<T>, T>(ctx, job);
+    case ReduceOp::count_nonzero: return execute<NoPass, CountNonzero<T>, T>(ctx, job);
+    case ReduceOp::argmax:
+    case ReduceOp::max_and_index: return execute<NoPass, ArgExtreme<T, true>, T>(ctx, job);
+    case ReduceOp::argmin:
+    case ReduceOp::min_and_index: return execute<NoPass, ArgExtreme<T, false>, T>(ctx, job);
+    default: break;
+  }
+  if constexpr (std::is_floating_point_v<T>) {
+    switch (job.attrs.op) {
+      case ReduceOp::mean: return execute<NoPass, Sum<T>, T>(ctx, job);
+      case ReduceOp::abs_sum: return execute<NoPass, SumOf<T, absolute>, T>(ctx, job);
+      case ReduceOp::root_of_squares: return execute<NoPass, SumOf<T, squared>, T>(ctx, job);
+      case ReduceOp::power_norm: return execute<NoPass, SumOf<T, power>, T>(ctx, job);
+      case ReduceOp::abs_max: return execute<NoPass, AbsExtreme<T, true>, T>(ctx, job);
+      case ReduceOp::abs_min: return execute<NoPass, AbsExtreme<T, false>, T>(ctx, job);
+      case ReduceOp::variance:
+      case ReduceOp::deviation:
+      case ReduceOp::mean_and_variance: return execute<Sum<T>, SumOf<T, squared_difference>, T>(ctx, job);
+      case ReduceOp::log_sum_exp: return execute<Extreme<T, true>, SumOf<T, exponential>, T>(ctx, job);
+      default: break;
+    }
+  }
+  ctx.fail("this reduction has no meaning for integers");
+}
+
+void reduce(const KernelContext& ctx) noexcept {
+  Job job;
+  job.attrs = ctx.attrs<ReduceAttrs>();
+  job.data = ctx.input<std::byte>(0);
+  const TensorDesc& x = ctx.in(0);
+  const auto size = static_cast<Int>(byte_size(x.dtype));
+  for (int d = 0; d < x.rank(); ++d) {
+    const bool reduced = (job.attrs.reduced >> d & 1u) != 0;
+    (reduced ? job.reduced : job.kept).add(x.shape[d], x.strides[static_cast<std::size_t>(d)] * size);
+  }
+  job.kept.finish();
+  job.reduced.finish();
+  if (job.kept.total == 0) return;
+  // Along which kind of dimension memory is walked in the inner loop.
+  const Int across = std::abs(job.kept.inner_stride()), along = std::abs(job.reduced.inner_stride());
+  job.tiled = job.kept.inner() >= 4 && across > 0 && (across < along || job.reduced.inner() == 1);
+  const auto type = x.dtype == DType::f64 ? simd::BlockClass::f64
+                    : is_float(x.dtype)   ? simd::BlockClass::f32
+                                          : simd::BlockClass::i64;
+  job.load = simd::elementwise().convert->load[static_cast<int>(type)][static_cast<int>(x.dtype)];
+  job.is_block = x.dtype == DType::f32 || x.dtype == DType::f64 || x.dtype == DType::i64;
+  switch (type) {
+    case simd::BlockClass::f32: return dispatch<float>(ctx, job);
+    case simd::BlockClass::f64: return dispatch<double>(ctx, job);
+    default: return dispatch<Int>(ctx, job);
+  }
+}
+
+}  // namespace
+
+const Kernel kReduce{"reduce", reduce};
+
+std::int64_t reduce_scratch_bytes(std::int64_t outputs, std::int64_t inputs, int max_threads) {
+  if (max_threads < 2 || outputs == 0 || outputs >= kFewOutputsPerThread * max_threads) return 0;
+  if (inputs < 2 * kMinParallelElements) return 0;
+  return outputs * (max_threads * static_cast<Int>(sizeof(Partial)) + static_cast<Int>(sizeof(double)));
+}
+
+}  // namespace graft

@@ -1,0 +1,22 @@
+#pragma once
+
+#include <cstdint>
+
+#include "kernel/kernel.h"
+
+namespace graft {
+
+struct SortAttrs {
+  std::int32_t dim = 0;
+  bool descending = false;
+  bool indices_only = false;
+};
+// inputs {x}; outputs {values, places (i64)}, or {places} with `indices_only`: the first entries along the dimension,
+// as many as the outputs have there, in order. Equal entries keep their order; NaN counts as the largest; -0 equals 0.
+// Any strides. Scratch: sort_scratch_bytes().
+extern const Kernel kSort;
+
+// `lines`: elements of x but for the sorted dimension, which has `size`.
+std::int64_t sort_scratch_bytes(std::int64_t lines, std::int64_t size, int max_threads);
+
+}  // namespace graft
