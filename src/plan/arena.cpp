@@ -6,6 +6,7 @@
 #include <limits>
 #include <map>
 #include <set>
+#include <tuple>
 #include <utility>
 
 #include "base/check.h"
@@ -19,14 +20,14 @@ using Order = std::vector<Index>;
 constexpr std::int64_t kUnplaced = -1;
 constexpr std::int64_t kNoLimit = std::numeric_limits<std::int64_t>::max();
 
-// Steps (looks at one placed piece, about a nanosecond each) that one greedy strategy may take at most. Keeps a plan of any
-// size well below a second, and the lists of conflicts below 64 MB.
+// Steps (looks at one placed piece, about a nanosecond each) that one greedy strategy may take at most. Keeps a plan of
+// any size well below a second, and the lists of conflicts below 64 MB.
 constexpr std::int64_t kGreedyStepLimit = 40'000'000;
-// Steps for the strategies after the two that always run, local search included. Keeps a plan of 200 pieces that misses the
-// bound well below 150 microseconds.
-constexpr std::int64_t kExtraSteps = 30'000;
+// Steps for the strategies after the two that always run, local search included. Keeps a plan of 200 pieces that
+// misses the bound well below 150 microseconds.
+constexpr std::int64_t kExtraSteps = 40'000;
 // A conflict list is sorted before it is used; this is what one of its entries costs in steps.
-constexpr std::int64_t kListedStepCost = 6;
+constexpr std::int64_t kListedStepCost = 4;
 
 // A piece that takes room, with its size rounded up.
 struct Piece {
@@ -34,6 +35,9 @@ struct Piece {
   std::int32_t first;
   std::int32_t last;
 };
+
+// Which of the pieces alive at one launch is placed first.
+enum class AtOneLaunch { largest, oldest, youngest, longest_to_live };
 
 // Everything the strategies share: the pieces and what follows from their lifetimes alone.
 class Planner {
@@ -46,9 +50,12 @@ class Planner {
   std::string_view strategy() const { return strategy_; }
 
  private:
-  struct Placed {
+  struct Block {
     std::int64_t offset;
     std::int64_t end;
+  };
+  struct Placed {
+    Block block;
     std::int32_t first;
     std::int32_t last;
   };
@@ -58,37 +65,41 @@ class Planner {
   void offer(std::string_view strategy, std::int64_t bytes);
   void list_conflicts();
   Order by_size() const;
-  Order by_breadth() const;
-  Order by_duration() const;
-  Order by_area() const;
+  Order by_breadth(AtOneLaunch rule) const;
   std::int64_t best_fit_in_time(bool backwards);
-  std::int64_t place_in_order(const Order& order, bool lowest_gap, std::int64_t limit);
-  void collect_conflicting(Index piece);
-  void greedy(std::string_view strategy, Order order, bool lowest_gap);
+  std::int64_t place_in_order(const Order& order, std::int64_t limit);
+  void collect_listed(Index piece);
+  void collect_by_scan(const Piece& piece);
+  void greedy(std::string_view strategy, Order order);
+  std::vector<Index> kinds() const;
+  void extra(std::string_view strategy, AtOneLaunch rule);
+  void hang_one_kind();
   void search();
 
   std::vector<Piece> pieces_;
-  Order starts_;                          // pieces by first launch
-  Order ends_;                            // pieces by last launch
-  std::vector<std::int64_t> live_;        // per entry of starts_: bytes alive once it is
-  std::int64_t bound_ = 0;                // the largest of them
-  std::int64_t greedy_steps_ = 0;         // what one greedy strategy costs
+  Order starts_;                    // pieces by first launch
+  Order ends_;                      // pieces by last launch
+  std::vector<std::int64_t> live_;  // per entry of starts_: bytes alive once it is
+  std::int64_t bound_ = 0;          // the largest of them
+  std::int64_t greedy_steps_ = 0;   // what one greedy strategy costs
   std::int64_t budget_ = kExtraSteps;
-  bool listed_ = false;                   // conflicts_ is filled; otherwise all placed pieces are looked at
-  std::vector<std::size_t> list_begin_;   // per piece, into conflicts_
+  bool listed_ = false;                  // conflicts_ is filled; otherwise all placed pieces are looked at
+  std::vector<std::size_t> list_begin_;  // per piece, into conflicts_
   Order conflicts_;
 
-  std::vector<std::int64_t> offsets_;     // of the strategy that runs
-  std::vector<Placed> placed_;            // by offset; only those that conflict with the next piece when listed_
+  std::vector<std::int64_t> offsets_;  // of the strategy that runs
+  std::vector<bool> hang_;             // per piece: placed from the top down
+  std::vector<Placed> placed_;         // by offset; kept only when the conflicts are not listed
+  std::vector<Block> blocks_;          // what the piece to be placed must not touch, by offset
   std::vector<std::int64_t> best_;
   std::int64_t best_bytes_ = kNoLimit;
-  Order best_order_;                      // the greedy order that came closest, where local search begins
+  Order best_order_;  // the greedy order that came closest, where local search begins
   std::int64_t best_order_bytes_ = kNoLimit;
-  bool best_order_lowest_gap_ = false;
   std::string_view strategy_ = "empty";
 };
 
-Planner::Planner(std::vector<Piece> pieces) : pieces_(std::move(pieces)), offsets_(pieces_.size(), kUnplaced) {
+Planner::Planner(std::vector<Piece> pieces)
+    : pieces_(std::move(pieces)), offsets_(pieces_.size(), kUnplaced), hang_(pieces_.size(), false) {
   const std::size_t count = size();
   starts_.resize(count);
   for (std::size_t i = 0; i < count; ++i) starts_[i] = static_cast<Index>(i);
@@ -149,10 +160,11 @@ void Planner::offer(std::string_view strategy, std::int64_t bytes) {
 }
 
 // What ggml's graph allocator does: in the order of the launches, the smallest free block that fits (the highest one
-// among equals), the open end when none does; freed neighbours merge. Backwards, it plans the launches from last to first.
+// among equals), the open end when none does; freed neighbours merge. Backwards, it plans the launches from last to
+// first.
 std::int64_t Planner::best_fit_in_time(bool backwards) {
   const std::size_t count = size();
-  std::map<std::int64_t, std::int64_t> free_at;            // offset to bytes, below `top`
+  std::map<std::int64_t, std::int64_t> free_at;             // offset to bytes, below `top`
   std::set<std::pair<std::int64_t, std::int64_t>> by_size;  // (bytes, -offset)
   std::int64_t top = 0;                                     // the open end begins here
   std::int64_t peak = 0;
@@ -215,15 +227,15 @@ std::int64_t Planner::best_fit_in_time(bool backwards) {
 
 Order Planner::by_size() const {
   Order order = starts_;
-  std::sort(order.begin(), order.end(), [&](Index a, Index b) {
-    return std::pair(-pieces_[a].bytes, a) < std::pair(-pieces_[b].bytes, b);
-  });
+  std::sort(order.begin(), order.end(),
+            [&](Index a, Index b) { return std::pair(-pieces_[a].bytes, a) < std::pair(-pieces_[b].bytes, b); });
   return order;
 }
 
-// Busiest launch first, all pieces alive there by size, then the next launch: what a piece is sorted by is the busiest
-// launch of its life, found by a table of maxima over runs of powers of two.
-Order Planner::by_breadth() const {
+// Busiest launch first, all pieces alive there by the rule, then the next launch: what a piece is sorted by is the
+// busiest launch of its life, found by a table of maxima over runs of powers of two. Pieces that come or go together
+// are placed side by side by a rule on time, so that the room they leave is in one block.
+Order Planner::by_breadth(AtOneLaunch rule) const {
   const std::size_t count = size();
   std::vector<std::vector<Index>> busiest{Order(count)};  // into starts_
   for (std::size_t i = 0; i < count; ++i) busiest[0][i] = static_cast<Index>(i);
@@ -243,91 +255,113 @@ Order Planner::by_breadth() const {
     const auto level = static_cast<std::size_t>(std::bit_width(end - begin) - 1);
     key[starts_[begin]] = busier(busiest[level][begin], busiest[level][end - (std::size_t{1} << level)]);
   }
+  const auto rank = [&](Index i) -> std::int64_t {
+    switch (rule) {
+      case AtOneLaunch::largest:
+        return -pieces_[i].bytes;
+      case AtOneLaunch::oldest:
+        return pieces_[i].first;
+      case AtOneLaunch::youngest:
+        return -std::int64_t{pieces_[i].first};
+      case AtOneLaunch::longest_to_live:
+        return -std::int64_t{pieces_[i].last};
+    }
+    GRAFT_ASSERT(false);
+  };
   Order order = starts_;
   std::sort(order.begin(), order.end(), [&](Index a, Index b) {
     if (key[a] != key[b]) return std::pair(-live_[key[a]], key[a]) < std::pair(-live_[key[b]], key[b]);
-    return std::pair(-pieces_[a].bytes, a) < std::pair(-pieces_[b].bytes, b);
+    return std::tuple(rank(a), -pieces_[a].bytes, a) < std::tuple(rank(b), -pieces_[b].bytes, b);
   });
   return order;
 }
 
-Order Planner::by_duration() const {
-  const auto duration = [&](Index i) { return std::int64_t{pieces_[i].last} - pieces_[i].first; };
-  Order order = by_size();
-  std::stable_sort(order.begin(), order.end(), [&](Index a, Index b) { return duration(a) > duration(b); });
-  return order;
-}
-
-Order Planner::by_area() const {
-  const auto area = [&](Index i) {  // a rank only, so that rounding cannot hurt; the product of two integers may overflow
-    return static_cast<double>(pieces_[i].bytes) * (static_cast<double>(pieces_[i].last) - pieces_[i].first + 1);
-  };
-  Order order = by_size();
-  std::stable_sort(order.begin(), order.end(), [&](Index a, Index b) { return area(a) > area(b); });
-  return order;
-}
-
-// Fills placed_ with the placed pieces that conflict with this one, by offset.
-void Planner::collect_conflicting(Index piece) {
-  placed_.clear();
+// Both fill blocks_ with the placed pieces that conflict with this one, by offset.
+void Planner::collect_listed(Index piece) {
+  blocks_.clear();
   for (std::size_t i = list_begin_[piece]; i < list_begin_[piece + 1]; ++i) {
     const Index other = conflicts_[i];
     if (offsets_[other] == kUnplaced) continue;
-    placed_.push_back({offsets_[other], offsets_[other] + pieces_[other].bytes, 0, 0});
+    blocks_.push_back({offsets_[other], offsets_[other] + pieces_[other].bytes});
   }
-  std::sort(placed_.begin(), placed_.end(), [](const Placed& a, const Placed& b) { return a.offset < b.offset; });
+  std::sort(blocks_.begin(), blocks_.end(), [](const Block& a, const Block& b) { return a.offset < b.offset; });
 }
 
-// One piece after the other into the smallest gap it fits (the lowest gap when `lowest_gap`) between those placed
-// before it, else on top of them. Returns the peak, or kNoLimit as soon as it would pass `limit`.
-std::int64_t Planner::place_in_order(const Order& order, bool lowest_gap, std::int64_t limit) {
+void Planner::collect_by_scan(const Piece& piece) {
+  blocks_.resize(placed_.size());
+  std::size_t count = 0;
+  for (const Placed& other : placed_) {  // no branch: whether two lives meet cannot be predicted
+    blocks_[count] = other.block;
+    count += static_cast<std::size_t>((other.first <= piece.last) & (piece.first <= other.last));
+  }
+  blocks_.resize(count);
+}
+
+// One piece after the other into the smallest gap it fits between those placed before it, else on top of them (those
+// in hang_ below the bound, when there is room). Returns the peak, or kNoLimit as soon as it would pass `limit`.
+std::int64_t Planner::place_in_order(const Order& order, std::int64_t limit) {
   std::fill(offsets_.begin(), offsets_.end(), kUnplaced);
   placed_.clear();
   std::int64_t peak = 0;
   for (const Index index : order) {
     const Piece piece = pieces_[index];
-    if (listed_) collect_conflicting(index);
+    if (listed_) {
+      collect_listed(index);
+    } else {
+      collect_by_scan(piece);
+    }
     std::int64_t floor = 0;
     std::int64_t best = kUnplaced;
     std::int64_t best_gap = kNoLimit;
-    for (const Placed& other : placed_) {
-      if (!listed_ && (other.first > piece.last || piece.first > other.last)) continue;
+    for (const Block& other : blocks_) {
       const std::int64_t gap = other.offset - floor;
       if (gap >= piece.bytes && gap < best_gap) {
         best = floor;
         best_gap = gap;
-        if (lowest_gap) break;
       }
       floor = std::max(floor, other.end);
     }
-    if (best == kUnplaced) best = floor;
+    if (best == kUnplaced) best = hang_[index] ? std::max(floor, bound_ - piece.bytes) : floor;
     const std::int64_t end = best + piece.bytes;
     if (end > limit) return kNoLimit;
     peak = std::max(peak, end);
     offsets_[index] = best;
     if (!listed_) {
       const auto above = std::upper_bound(placed_.begin(), placed_.end(), best,
-                                          [](std::int64_t offset, const Placed& p) { return offset < p.offset; });
-      placed_.insert(above, {best, end, piece.first, piece.last});
+                                          [](std::int64_t offset, const Placed& p) { return offset < p.block.offset; });
+      placed_.insert(above, {{best, end}, piece.first, piece.last});
     }
   }
   return peak;
 }
 
-void Planner::greedy(std::string_view strategy, Order order, bool lowest_gap) {
-  const std::int64_t peak = place_in_order(order, lowest_gap, kNoLimit);
+void Planner::greedy(std::string_view strategy, Order order) {
+  const std::int64_t peak = place_in_order(order, kNoLimit);
   offer(strategy, peak);
   if (peak >= best_order_bytes_) return;
   best_order_bytes_ = peak;
   best_order_ = std::move(order);
-  best_order_lowest_gap_ = lowest_gap;
 }
 
-// Whatever sticks out at the top is placed earlier the next time; a step that does not raise the peak is kept.
+// Pieces of one size and one length of life: the layers of a network repeat them, and must all change together.
+std::vector<Index> Planner::kinds() const {
+  std::map<std::pair<std::int64_t, std::int64_t>, Index> known;
+  std::vector<Index> kinds(size());
+  for (std::size_t i = 0; i < size(); ++i) {
+    const std::pair key(pieces_[i].bytes, std::int64_t{pieces_[i].last} - pieces_[i].first);
+    kinds[i] = known.emplace(key, static_cast<Index>(known.size())).first->second;
+  }
+  return kinds;
+}
+
+// Places a piece that sticks out at the top earlier the next time, with all of its kind; a step that does not raise
+// the peak is kept.
 void Planner::search() {
+  if (done() || size() < 2 || budget_ < 2 * greedy_steps_) return;
+  budget_ -= greedy_steps_;
+  const std::vector<Index> kind = kinds();
   Order order = best_order_;
-  std::int64_t current = best_order_bytes_;
-  place_in_order(order, best_order_lowest_gap_, kNoLimit);
+  std::int64_t current = place_in_order(order, kNoLimit);
   std::vector<std::int64_t> kept = offsets_;
   std::uint64_t random = 0x9e3779b97f4a7c15U;
   const auto below = [&](std::size_t end) {  // xorshift: a fixed sequence, the same everywhere
@@ -336,18 +370,38 @@ void Planner::search() {
     random ^= random << 17U;
     return static_cast<std::size_t>(random % end);
   };
+  const auto move = [](Order& in, std::size_t from, std::size_t to) {
+    const auto at = in.begin() + static_cast<std::ptrdiff_t>(from);
+    std::rotate(in.begin() + static_cast<std::ptrdiff_t>(to), at, at + 1);
+  };
+  std::vector<std::size_t> tops;
   for (; budget_ >= greedy_steps_ && !done(); budget_ -= greedy_steps_) {
-    std::size_t top = order.size();
-    for (std::size_t i = 0; i < order.size(); ++i) {
-      if (kept[order[i]] + pieces_[order[i]].bytes == current) top = i;
+    tops.clear();
+    for (std::size_t i = 1; i < order.size(); ++i) {
+      if (kept[order[i]] + pieces_[order[i]].bytes == current) tops.push_back(i);
     }
-    // Every fourth move takes any piece, lest the same two change places for ever.
-    const std::size_t from = top == 0 || below(4) == 0 ? 1 + below(order.size() - 1) : top;
+    // Every fourth step takes any piece, lest the same two change places for ever.
+    const bool any = below(4) == 0 || tops.empty();
+    const std::size_t from = any ? 1 + below(order.size() - 1) : tops[below(tops.size())];
     const std::size_t to = below(from);
+    const Index moved = kind[order[from]];
+    const Index passed = kind[order[to]];
     Order next = order;
-    std::rotate(next.begin() + static_cast<std::ptrdiff_t>(to), next.begin() + static_cast<std::ptrdiff_t>(from),
-                next.begin() + static_cast<std::ptrdiff_t>(from) + 1);
-    const std::int64_t peak = place_in_order(next, below(2) == 0, current);
+    if (moved == passed) {
+      move(next, from, to);
+    } else {
+      for (std::size_t i = 0; i < next.size(); ++i) {
+        if (kind[next[i]] != moved) continue;
+        const Piece& piece = pieces_[next[i]];
+        for (std::size_t j = i; j-- > 0;) {
+          const Piece& other = pieces_[next[j]];
+          if (kind[next[j]] != passed || other.first > piece.last || piece.first > other.last) continue;
+          move(next, i, j);
+          break;
+        }
+      }
+    }
+    const std::int64_t peak = place_in_order(next, current);
     if (peak > current) continue;
     offer("local search", peak);
     current = peak;
@@ -356,35 +410,43 @@ void Planner::search() {
   }
 }
 
+// A greedy strategy, when the budget allows it.
+void Planner::extra(std::string_view strategy, AtOneLaunch rule) {
+  if (done() || budget_ < greedy_steps_) return;
+  budget_ -= greedy_steps_;
+  greedy(strategy, by_breadth(rule));
+}
+
+// Two busy launches of a layer often want one long-lived piece, such as the residual stream, at opposite ends: from the
+// bottom up it would lie in the middle of the second. So one kind at a time is placed from the top down. May use
+// three quarters of what is left of the budget.
+void Planner::hang_one_kind() {
+  const std::int64_t keep = budget_ / 4;
+  if (done() || budget_ - greedy_steps_ < keep) return;
+  const std::vector<Index> kind = kinds();
+  const Order order = by_breadth(AtOneLaunch::oldest);
+  const Index count = *std::max_element(kind.begin(), kind.end()) + 1;
+  for (Index hung = 0; hung < count && budget_ - greedy_steps_ >= keep && !done(); ++hung, budget_ -= greedy_steps_) {
+    for (std::size_t i = 0; i < size(); ++i) hang_[i] = kind[i] == hung;
+    offer("greedy by breadth, one kind from the top", place_in_order(order, best_bytes_));
+  }
+  std::fill(hang_.begin(), hang_.end(), false);
+}
+
 void Planner::run() {
   offer("best fit in launch order", best_fit_in_time(false));
   if (done()) return;
   if (greedy_steps_ <= kGreedyStepLimit) {
     if (listed_) list_conflicts();
-    greedy("greedy by size", by_size(), false);
-    if (!done()) greedy("greedy by breadth", by_breadth(), false);
+    greedy("greedy by size", by_size());
+    if (!done()) greedy("greedy by breadth, oldest first", by_breadth(AtOneLaunch::oldest));
   }
   if (!done()) offer("best fit in reverse launch order", best_fit_in_time(true));
-
-  using Make = Order (Planner::*)() const;
-  struct Variant {
-    std::string_view name;
-    Make order;
-    bool lowest_gap;
-  };
-  static constexpr Variant kVariants[] = {
-      {"greedy by duration", &Planner::by_duration, false},
-      {"greedy by size and duration", &Planner::by_area, false},
-      {"greedy by size, lowest gap", &Planner::by_size, true},
-      {"greedy by breadth, lowest gap", &Planner::by_breadth, true},
-      {"greedy by duration, lowest gap", &Planner::by_duration, true},
-  };
-  for (const Variant& variant : kVariants) {
-    if (done() || budget_ < greedy_steps_) return;
-    budget_ -= greedy_steps_;
-    greedy(variant.name, (this->*variant.order)(), variant.lowest_gap);
-  }
-  if (!done() && size() > 1) search();
+  extra("greedy by breadth, longest to live first", AtOneLaunch::longest_to_live);
+  hang_one_kind();
+  extra("greedy by breadth, largest first", AtOneLaunch::largest);
+  extra("greedy by breadth, youngest first", AtOneLaunch::youngest);
+  search();
 }
 
 }  // namespace

@@ -11,8 +11,8 @@ namespace graft {
 namespace {
 
 std::string describe(std::size_t index, const Lifetime& lifetime, std::int64_t offset) {
-  return str("piece ", index, " (bytes ", offset, " to ", offset + lifetime.bytes, ", launches ", lifetime.first, " to ",
-             lifetime.last, ")");
+  return str("piece ", index, " (bytes ", offset, " to ", offset + lifetime.bytes, ", launches ", lifetime.first,
+             " to ", lifetime.last, ")");
 }
 
 }  // namespace
@@ -62,7 +62,8 @@ std::optional<std::string> find_overlap(std::span<const Lifetime> lifetimes, std
   std::map<std::int64_t, std::size_t> alive;  // by offset
   auto ended = ends.begin();
   for (const std::size_t piece : starts) {
-    for (; ended != ends.end() && lifetimes[*ended].last < lifetimes[piece].first; ++ended) alive.erase(offsets[*ended]);
+    for (; ended != ends.end() && lifetimes[*ended].last < lifetimes[piece].first; ++ended)
+      alive.erase(offsets[*ended]);
     const auto above = alive.lower_bound(offsets[piece]);
     std::optional<std::size_t> other;
     if (above != alive.end() && above->first - offsets[piece] < lifetimes[piece].bytes) other = above->second;

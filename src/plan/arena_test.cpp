@@ -1,0 +1,396 @@
+#include "plan/arena.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <functional>
+#include <limits>
+#include <numeric>
+
+#include "graft/error.h"
+#include "plan/arena_check.h"
+#include "plan/arena_generators.h"
+
+namespace graft {
+namespace {
+
+constexpr std::int64_t kAlignment = 64;
+
+std::int64_t rounded(std::int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
+bool together(const Lifetime& a, const Lifetime& b) { return a.first <= b.last && b.first <= a.last; }
+
+// --- references, written plainly and apart from the planner ---
+
+// Largest first, each into the smallest gap between the placed ones that it is alive with.
+std::int64_t reference_greedy_by_size(const std::vector<Lifetime>& pieces) {
+  std::vector<std::size_t> order(pieces.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::stable_sort(order.begin(), order.end(),
+                   [&](std::size_t a, std::size_t b) { return rounded(pieces[a].bytes) > rounded(pieces[b].bytes); });
+  struct Block {
+    std::int64_t begin, end;
+    std::size_t piece;
+  };
+  std::vector<Block> placed;
+  std::int64_t peak = 0;
+  for (const std::size_t i : order) {
+    const std::int64_t bytes = rounded(pieces[i].bytes);
+    if (bytes == 0) continue;
+    std::vector<Block> others;
+    for (const Block& block : placed) {
+      if (together(pieces[block.piece], pieces[i])) others.push_back(block);
+    }
+    std::sort(others.begin(), others.end(), [](const Block& a, const Block& b) { return a.begin < b.begin; });
+    std::int64_t at = -1;
+    std::int64_t smallest = std::numeric_limits<std::int64_t>::max();
+    std::int64_t previous = 0;
+    for (const Block& block : others) {
+      if (block.begin - previous >= bytes && block.begin - previous < smallest) {
+        at = previous;
+        smallest = block.begin - previous;
+      }
+      previous = std::max(previous, block.end);
+    }
+    if (at < 0) at = previous;
+    placed.push_back({at, at + bytes, i});
+    peak = std::max(peak, at + bytes);
+  }
+  return peak;
+}
+
+// ggml's graph allocator (ggml-alloc.c, one chunk): the outputs of a launch first, then whatever it read last is freed.
+// A list of free blocks by address, the last of which is the open end; best fit among the others, the later of equals.
+std::int64_t reference_ggml(const std::vector<Lifetime>& pieces) {
+  struct Block {
+    std::int64_t offset, bytes;
+  };
+  std::vector<Block> blocks{{0, std::numeric_limits<std::int64_t>::max() / 2}};
+  std::vector<std::int64_t> offsets(pieces.size(), -1);
+  std::int64_t peak = 0;
+  std::int32_t end = 0;
+  for (const Lifetime& piece : pieces) end = std::max(end, piece.last);
+  for (std::int32_t launch = 0; launch <= end; ++launch) {
+    for (std::size_t i = 0; i < pieces.size(); ++i) {
+      if (pieces[i].first != launch || pieces[i].bytes == 0) continue;
+      const std::int64_t bytes = rounded(pieces[i].bytes);
+      std::size_t best = blocks.size() - 1;
+      std::int64_t best_bytes = std::numeric_limits<std::int64_t>::max();
+      for (std::size_t b = 0; b + 1 < blocks.size(); ++b) {
+        if (blocks[b].bytes < bytes || blocks[b].bytes > best_bytes) continue;
+        best = b;
+        best_bytes = blocks[b].bytes;
+      }
+      offsets[i] = blocks[best].offset;
+      peak = std::max(peak, offsets[i] + bytes);
+      blocks[best].offset += bytes;
+      blocks[best].bytes -= bytes;
+      if (blocks[best].bytes == 0) blocks.erase(blocks.begin() + static_cast<std::ptrdiff_t>(best));
+    }
+    for (std::size_t i = 0; i < pieces.size(); ++i) {
+      if (pieces[i].last != launch || pieces[i].bytes == 0) continue;
+      blocks.push_back({offsets[i], rounded(pieces[i].bytes)});
+      std::sort(blocks.begin(), blocks.end(), [](const Block& a, const Block& b) { return a.offset < b.offset; });
+      for (std::size_t b = 0; b + 1 < blocks.size();) {
+        if (blocks[b].offset + blocks[b].bytes == blocks[b + 1].offset) {
+          blocks[b].bytes += blocks[b + 1].bytes;
+          blocks.erase(blocks.begin() + static_cast<std::ptrdiff_t>(b) + 1);
+        } else {
+          ++b;
+        }
+      }
+    }
+  }
+  return peak;
+}
+
+// The smallest arena there is. Some best layout has every piece at 0 or resting on another; building it from the bottom
+// up, a piece lands on the highest placed one that it is alive with. So all orders with rising offsets are tried.
+class Exact {
+ public:
+  Exact(const std::vector<Lifetime>& all, std::int64_t upper) : best_(upper) {
+    for (const Lifetime& piece : all) {
+      if (piece.bytes > 0) pieces_.push_back({rounded(piece.bytes), piece.first, piece.last});
+    }
+    bound_ = live_lower_bound(all, kAlignment);
+    floor_.assign(pieces_.size(), 0);
+    placed_.assign(pieces_.size(), false);
+  }
+  std::int64_t solve() {
+    extend(0, 0, 0);
+    return best_;
+  }
+
+ private:
+  // What the launches where some piece begins need at least: the height there plus all that is still to come.
+  bool hopeless() const {
+    for (std::size_t at = 0; at < pieces_.size(); ++at) {
+      std::int64_t height = 0;
+      std::int64_t lowest = std::numeric_limits<std::int64_t>::max();
+      std::int64_t open = 0;
+      for (std::size_t i = 0; i < pieces_.size(); ++i) {
+        if (pieces_[i].first > pieces_[at].first || pieces_[i].last < pieces_[at].first) continue;
+        if (placed_[i]) {
+          height = std::max(height, floor_[i] + pieces_[i].bytes);
+        } else {
+          open += pieces_[i].bytes;
+          lowest = std::min(lowest, floor_[i]);
+        }
+      }
+      if (open > 0 && std::max(height, lowest) + open >= best_) return true;
+    }
+    return false;
+  }
+  void extend(std::size_t count, std::int64_t low, std::int64_t peak) {
+    if (best_ == bound_) return;
+    if (count == pieces_.size()) {
+      best_ = std::min(best_, peak);
+      return;
+    }
+    if (hopeless()) return;
+    for (std::size_t i = 0; i < pieces_.size(); ++i) {
+      if (placed_[i] || floor_[i] < low) continue;
+      const std::int64_t top = floor_[i] + pieces_[i].bytes;
+      if (top >= best_) continue;
+      const std::vector<std::int64_t> before = floor_;
+      placed_[i] = true;
+      for (std::size_t j = 0; j < pieces_.size(); ++j) {
+        if (!placed_[j] && together(pieces_[i], pieces_[j])) floor_[j] = std::max(floor_[j], top);
+      }
+      extend(count + 1, floor_[i], std::max(peak, top));
+      placed_[i] = false;
+      floor_ = before;
+    }
+  }
+
+  std::vector<Lifetime> pieces_;
+  std::vector<std::int64_t> floor_;  // offset of a placed piece; where an open one would land
+  std::vector<bool> placed_;
+  std::int64_t bound_ = 0;
+  std::int64_t best_;
+};
+
+double milliseconds(const std::function<void()>& body) {
+  const auto begin = std::chrono::steady_clock::now();
+  body();
+  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count();
+}
+
+// --- the verifier ---
+
+TEST(ArenaCheck, AcceptsPiecesThatShareBytesOrLaunchesButNotBoth) {
+  const std::vector<Lifetime> pieces{{100, 0, 1}, {100, 1, 2}, {100, 2, 3}, {0, 0, 3}};
+  EXPECT_EQ(find_overlap(pieces, std::vector<std::int64_t>{0, 128, 0, 0}, kAlignment), std::nullopt);
+}
+
+TEST(ArenaCheck, NamesBothPieces) {
+  const std::vector<Lifetime> pieces{{100, 0, 1}, {100, 1, 2}};
+  EXPECT_EQ(find_overlap(pieces, std::vector<std::int64_t>{0, 64}, kAlignment),
+            "piece 0 (bytes 0 to 100, launches 0 to 1) overlaps piece 1 (bytes 64 to 164, launches 1 to 2)");
+  EXPECT_TRUE(find_overlap(pieces, std::vector<std::int64_t>{64, 0}, kAlignment).has_value());
+  EXPECT_TRUE(find_overlap(pieces, std::vector<std::int64_t>{64, 64}, kAlignment).has_value());
+}
+
+TEST(ArenaCheck, RefusesBrokenOffsetsAndLifetimes) {
+  const std::vector<Lifetime> one{{64, 0, 0}};
+  EXPECT_EQ(find_overlap(one, std::vector<std::int64_t>{}, kAlignment), "expected 1 offsets, found 0");
+  EXPECT_EQ(find_overlap(one, std::vector<std::int64_t>{32}, kAlignment),
+            "piece 0: expected an offset that is a multiple of 64, found 32");
+  EXPECT_TRUE(find_overlap(one, std::vector<std::int64_t>{-64}, kAlignment).has_value());
+  EXPECT_TRUE(find_overlap(std::vector<Lifetime>{{64, 1, 0}}, std::vector<std::int64_t>{0}, kAlignment).has_value());
+  EXPECT_TRUE(find_overlap(std::vector<Lifetime>{{-1, 0, 0}}, std::vector<std::int64_t>{0}, kAlignment).has_value());
+}
+
+// Each layout is broken by moving one piece onto another that is alive with it.
+TEST(ArenaCheck, FindsAPlantedOverlap) {
+  int planted = 0;
+  for (std::uint64_t seed = 0; seed < 500; ++seed) {
+    const std::vector<Lifetime> pieces = testing::random_intervals(seed);
+    std::vector<std::int64_t> offsets = plan_arena(pieces, kAlignment).offsets;
+    testing::Draw draw(seed);
+    const auto i = static_cast<std::size_t>(draw(0, static_cast<std::int64_t>(pieces.size()) - 1));
+    for (std::size_t j = 0; j < pieces.size(); ++j) {
+      if (j == i || pieces[i].bytes == 0 || pieces[j].bytes == 0 || !together(pieces[i], pieces[j])) continue;
+      offsets[i] = offsets[j];
+      ASSERT_TRUE(find_overlap(pieces, offsets, kAlignment).has_value()) << "seed " << seed;
+      ++planted;
+      break;
+    }
+  }
+  EXPECT_GT(planted, 300);
+}
+
+TEST(ArenaCheck, LowerBoundIsTheBusiestLaunch) {
+  EXPECT_EQ(live_lower_bound({}, kAlignment), 0);
+  const std::vector<Lifetime> pieces{{1, 0, 1}, {65, 1, 2}, {640, 3, 3}, {0, 0, 9}, {64, 2, 3}};
+  EXPECT_EQ(live_lower_bound(pieces, kAlignment), 704);
+  const std::int32_t end = std::numeric_limits<std::int32_t>::max();
+  EXPECT_EQ(live_lower_bound(std::vector<Lifetime>{{1, -1, end}, {1, end, end}}, kAlignment), 128);
+}
+
+// --- the planner ---
+
+struct Generator {
+  const char* name;
+  std::vector<Lifetime> (*make)(std::uint64_t seed);
+};
+
+class ArenaOn : public ::testing::TestWithParam<Generator> {};
+
+TEST_P(ArenaOn, NoOverlapAndNeverAboveGreedyBySizeOrGgml) {
+  double worst = 1;
+  for (std::uint64_t seed = 0; seed < 1000; ++seed) {
+    const std::vector<Lifetime> pieces = GetParam().make(seed);
+    const ArenaLayout layout = plan_arena(pieces, kAlignment);
+    ASSERT_EQ(find_overlap(pieces, layout.offsets, kAlignment), std::nullopt) << "seed " << seed;
+    std::int64_t end = 0;
+    for (std::size_t i = 0; i < pieces.size(); ++i) {
+      if (pieces[i].bytes == 0) {
+        EXPECT_EQ(layout.offsets[i], 0);
+      } else {
+        end = std::max(end, layout.offsets[i] + rounded(pieces[i].bytes));
+      }
+    }
+    ASSERT_EQ(layout.bytes, end) << "seed " << seed;
+    ASSERT_LE(layout.bytes, reference_greedy_by_size(pieces)) << "seed " << seed;
+    ASSERT_LE(layout.bytes, reference_ggml(pieces)) << "seed " << seed;
+    const std::int64_t bound = live_lower_bound(pieces, kAlignment);
+    ASSERT_GE(layout.bytes, bound) << "seed " << seed;
+    if (bound > 0) worst = std::max(worst, static_cast<double>(layout.bytes) / static_cast<double>(bound));
+  }
+  RecordProperty("worst_ratio_to_lower_bound", std::to_string(worst));
+  if (GetParam().make == testing::transformer_like) {
+    EXPECT_LE(worst, 1.01);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Generators, ArenaOn,
+    ::testing::Values(Generator{"ChainWithSkips", testing::chain_with_skips},
+                      Generator{"TransformerLike", testing::transformer_like},
+                      Generator{"RandomIntervals", [](std::uint64_t seed) { return testing::random_intervals(seed); }}),
+    [](const auto& test) { return test.param.name; });
+
+TEST(Arena, AtMostFivePercentAboveTheOptimumOfSmallGraphs) {
+  double worst = 1;
+  for (std::uint64_t seed = 0; seed < 3000; ++seed) {
+    const std::vector<Lifetime> pieces = testing::random_intervals(seed, 12);
+    const std::int64_t planned = plan_arena(pieces, kAlignment).bytes;
+    const std::int64_t optimum = Exact(pieces, planned).solve();
+    if (optimum == 0) continue;
+    worst = std::max(worst, static_cast<double>(planned) / static_cast<double>(optimum));
+    ASSERT_LE(static_cast<double>(planned), 1.05 * static_cast<double>(optimum)) << "seed " << seed;
+  }
+  RecordProperty("worst_ratio_to_optimum", std::to_string(worst));
+}
+
+// Holds the branch and bound, with its pruning, against all orders without any.
+TEST(ArenaReference, ExactMatchesEveryOrderOfFivePieces) {
+  for (std::uint64_t seed = 0; seed < 200; ++seed) {
+    const std::vector<Lifetime> pieces = testing::random_intervals(seed, 5);
+    std::vector<std::size_t> order(pieces.size());
+    std::iota(order.begin(), order.end(), std::size_t{0});
+    std::int64_t best = std::numeric_limits<std::int64_t>::max();
+    do {
+      std::vector<std::int64_t> offsets(pieces.size(), 0);
+      std::int64_t peak = 0;
+      for (std::size_t a = 0; a < order.size(); ++a) {
+        const std::size_t i = order[a];
+        for (std::size_t b = 0; b < a; ++b) {
+          const std::size_t j = order[b];
+          if (pieces[i].bytes == 0 || pieces[j].bytes == 0 || !together(pieces[i], pieces[j])) continue;
+          offsets[i] = std::max(offsets[i], offsets[j] + rounded(pieces[j].bytes));
+        }
+        if (pieces[i].bytes > 0) peak = std::max(peak, offsets[i] + rounded(pieces[i].bytes));
+      }
+      best = std::min(best, peak);
+    } while (std::next_permutation(order.begin(), order.end()));
+    EXPECT_EQ(Exact(pieces, std::numeric_limits<std::int64_t>::max() / 4).solve(), best) << "seed " << seed;
+  }
+}
+
+TEST(Arena, SmallCases) {
+  const ArenaLayout none = plan_arena({}, kAlignment);
+  EXPECT_EQ(none.bytes, 0);
+  EXPECT_EQ(none.strategy, "empty");
+  const ArenaLayout zero = plan_arena(std::vector<Lifetime>{{0, 0, 5}, {0, 2, 3}}, kAlignment);
+  EXPECT_EQ(zero.bytes, 0);
+  EXPECT_EQ(zero.offsets, (std::vector<std::int64_t>{0, 0}));
+  const ArenaLayout one =
+      plan_arena(std::vector<Lifetime>{{1, -1, std::numeric_limits<std::int32_t>::max()}}, kAlignment);
+  EXPECT_EQ(one.bytes, 64);
+  // A piece read by the launch that writes the next one must not be handed to it.
+  EXPECT_EQ(plan_arena(std::vector<Lifetime>{{64, 0, 1}, {64, 1, 2}, {64, 2, 3}}, kAlignment).bytes, 128);
+}
+
+// The layers of this network want the residual stream at opposite ends of attention and feed-forward: no order of
+// pieces stacked from the bottom was seen to meet the bound.
+TEST(Arena, APieceCanHangFromTheTop) {
+  const std::vector<Lifetime> pieces = testing::transformer_like(162);
+  EXPECT_EQ(plan_arena(pieces, kAlignment).bytes, live_lower_bound(pieces, kAlignment));
+}
+
+TEST(Arena, TwoHundredPiecesWithinTheBudgetOfAPlan) {
+  testing::Draw draw(3);
+  std::vector<Lifetime> pieces;
+  for (int i = 0; i < 200; ++i) {
+    const auto first = static_cast<std::int32_t>(draw(0, 199));
+    pieces.push_back({draw(1, 1 << 20), first, std::min(199, first + static_cast<std::int32_t>(draw(0, 60)))});
+  }
+  double best = milliseconds([&] { plan_arena(pieces, kAlignment); });
+  for (int i = 0; i < 20; ++i) best = std::min(best, milliseconds([&] { plan_arena(pieces, kAlignment); }));
+  RecordProperty("microseconds", std::to_string(best * 1e3));
+  EXPECT_LT(best, 10);  // about 0.1 without a sanitizer; an unbounded search would take far more
+}
+
+TEST(Arena, SameLayoutEachTime) {
+  for (std::uint64_t seed = 0; seed < 50; ++seed) {
+    const std::vector<Lifetime> pieces = testing::random_intervals(seed);
+    const ArenaLayout a = plan_arena(pieces, kAlignment);
+    const ArenaLayout b = plan_arena(pieces, kAlignment);
+    EXPECT_EQ(a.offsets, b.offsets);
+    EXPECT_EQ(a.strategy, b.strategy);
+  }
+}
+
+TEST(Arena, SizesThatDoNotFitInt64AreAnError) {
+  const std::int64_t huge = std::numeric_limits<std::int64_t>::max();
+  EXPECT_THROW(plan_arena(std::vector<Lifetime>{{huge, 0, 0}}, kAlignment), Unsupported);
+  EXPECT_THROW(plan_arena(std::vector<Lifetime>{{huge / 2, 0, 0}, {huge / 2, 1, 1}, {huge / 2, 2, 2}}, kAlignment),
+               Unsupported);
+}
+
+TEST(Arena, FiftyThousandPiecesTenThousandDeep) {
+  testing::Draw draw(7);
+  std::vector<Lifetime> pieces;
+  for (std::int32_t launch = 0; launch < 50'000; ++launch) {
+    pieces.push_back({draw(1, 1 << 16), launch, launch + static_cast<std::int32_t>(draw(8'000, 12'000))});
+  }
+  ArenaLayout layout;
+  const double took = milliseconds([&] { layout = plan_arena(pieces, kAlignment); });
+  RecordProperty("milliseconds", std::to_string(took));
+  RecordProperty("ratio_to_lower_bound", std::to_string(static_cast<double>(layout.bytes) /
+                                                        static_cast<double>(live_lower_bound(pieces, kAlignment))));
+  EXPECT_EQ(find_overlap(pieces, layout.offsets, kAlignment), std::nullopt);
+  // Far above what it takes, so that a sanitizer or a busy machine does not fail it; a quadratic planner would.
+  EXPECT_LT(took, 5'000);
+}
+
+TEST(Arena, ManyPiecesWithShortLivesStillGetTheGreedyStrategies) {
+  testing::Draw draw(9);
+  std::vector<Lifetime> pieces;
+  for (std::int32_t launch = 0; launch < 50'000; ++launch) {
+    pieces.push_back({draw(1, 1 << 16), launch, launch + static_cast<std::int32_t>(draw(1, 20))});
+  }
+  ArenaLayout layout;
+  const double took = milliseconds([&] { layout = plan_arena(pieces, kAlignment); });
+  RecordProperty("milliseconds", std::to_string(took));
+  EXPECT_EQ(find_overlap(pieces, layout.offsets, kAlignment), std::nullopt);
+  EXPECT_NE(layout.strategy, "best fit in launch order");
+  EXPECT_LE(static_cast<double>(layout.bytes), 1.1 * static_cast<double>(live_lower_bound(pieces, kAlignment)));
+  EXPECT_LT(took, 5'000);
+}
+
+}  // namespace
+}  // namespace graft
