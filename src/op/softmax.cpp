@@ -1,0 +1,75 @@
+// Softmax and log-softmax over any dimension.
+#include <ggml.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <vector>
+
+#include "base/check.h"
+#include "kernel/rows.h"
+#include "op/dims.h"
+#include "op/operator.h"
+#include "plan/lowering.h"
+
+namespace graft {
+namespace {
+
+Refusal refuse_softmax(const NodeView& node) {
+  const DType to = node.output().dtype;
+  if (!is_float(to)) return str("the output is ", name(to), ", expected a floating-point dtype");
+  if (node.tensor("self").rank() > kMaxRank) return str("self has more than ", kMaxRank, " dimensions");
+  return {};
+}
+
+std::vector<Shape> softmax_shape(const Call& call) {
+  const Shape& shape = call.tensor("self").shape();
+  wrap_dim(call.integer("dim"), shape.rank());
+  return {shape};
+}
+
+bool launch_ggml_softmax(const Tensor& input, const Tensor& out, Lowering& lowering) {
+  if (input.dtype() != DType::f32 || out.dtype() != DType::f32 || input.rank() > 4 || input.numel() == 0) return false;
+  std::array<std::int32_t, 16> params{};
+  params[0] = std::bit_cast<std::int32_t>(1.f);  // scale; params[1], the slope of ALiBi, stays 0
+  lowering.launch_ggml(GGML_OP_SOFT_MAX, {input}, out, params);
+  return true;
+}
+
+template <bool logarithm>
+std::vector<Tensor> lower_softmax(const Call& call, std::span<const Shape> shapes, Lowering& lowering) {
+  const DType to = call.output_dtype();
+  Tensor input = call.tensor("self");
+  // The kernel widens f16 and bf16 itself; PyTorch converts to the asked dtype before it computes.
+  const bool widened = to == DType::f32 && (input.dtype() == DType::f16 || input.dtype() == DType::bf16);
+  if (!widened) input = lowering.cast(input, to);
+  const int rank = shapes[0].rank();
+  const int dim = wrap_dim(call.integer("dim"), rank);
+  // The dimension goes last: swapping it with the last one is its own inverse.
+  std::array<int, static_cast<std::size_t>(kMaxRank)> order{};
+  for (int d = 0; d < rank; ++d) order[static_cast<std::size_t>(d)] = d;
+  if (rank > 0) std::swap(order[static_cast<std::size_t>(dim)], order[static_cast<std::size_t>(rank - 1)]);
+  const std::span<const int> swap(order.data(), static_cast<std::size_t>(rank));
+  const Tensor rows = lowering.contiguous(permuted(input, swap));
+  const Tensor out = lowering.allocate(to, rows.shape());
+  const bool done = !logarithm && lowering.prefer_ggml() && launch_ggml_softmax(rows, out, lowering);
+  if (!done) {
+    const SoftmaxAttrs attrs{rank == 0 ? 1 : rows.size(rank - 1), logarithm ? 1 : 0};
+    lowering.launch(kSoftmax, {rows}, {out}, attrs, 0, rows.dtype() == to ? 1u : 0u);
+  }
+  return {permuted(out, swap)};
+}
+
+}  // namespace
+
+std::span<const Operator> softmax_operators() {
+  static constexpr Operator kOperators[] = {
+      {"aten._softmax.default", refuse_softmax, softmax_shape, lower_softmax<false>},
+      {"aten.softmax.int", refuse_softmax, softmax_shape, lower_softmax<false>, true},
+      {"aten._log_softmax.default", refuse_softmax, softmax_shape, lower_softmax<true>},
+      {"aten.log_softmax.int", refuse_softmax, softmax_shape, lower_softmax<true>, true},
+  };
+  return kOperators;
+}
+
+}  // namespace graft
