@@ -9,7 +9,10 @@
 namespace graft {
 
 #define GRAFT_OPERATOR_FAMILIES(X) \
-  X(index_operators)  \
+  X(index_operators)    \
+  X(movement_operators) \
+  X(reduce_operators)   \
+  X(sort_operators)     \
   X(linear_operators) \
   X(view_operators)
 
