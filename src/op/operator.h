@@ -41,6 +41,9 @@ class NodeView {
   bool has(std::string_view name) const;                     // present and not None
   bool is_tensor(std::string_view name) const;               // a tensor value (not a number)
   const ir::Value& tensor(std::string_view name) const;      // must be a tensor value
+  ir::ValueKind value_kind(std::string_view name) const {    // of a value computed in the graph
+    return method_.values[arg(name).value()].kind;
+  }
   std::vector<const ir::Value*> tensors(std::string_view name) const;  // a list; nullptr where an item is None
   std::optional<std::int64_t> constant(std::string_view name) const;   // integer or boolean known at export
   const ir::Value& output(std::size_t i = 0) const;
