@@ -236,7 +236,7 @@ class Decoder {
 }  // namespace
 
 Program parse(std::span<const std::byte> blob) {
-  constexpr std::size_t kIdentifierBytes = flatbuffers::FlatBufferBuilder::kFileIdentifierLength;
+  constexpr std::size_t kIdentifierBytes = 4;
   constexpr std::size_t kHeaderBytes = sizeof(flatbuffers::uoffset_t) + kIdentifierBytes;
   GRAFT_CHECK(InvalidProgram, blob.size() >= kHeaderBytes && blob.size() <= kMaxBlobBytes, "a graft program has ",
               kHeaderBytes, " to ", kMaxBlobBytes, " bytes, found ", blob.size());

@@ -16,7 +16,7 @@ static_assert(std::endian::native == std::endian::little, "the containers are li
 
 constexpr std::size_t kIdentifierOffset = sizeof(flatbuffers::uoffset_t);
 // Both containers put a header of their own between the identifier and the rest of the flatbuffer.
-constexpr std::size_t kHeaderOffset = kIdentifierOffset + flatbuffers::FlatBufferBuilder::kFileIdentifierLength;
+constexpr std::size_t kHeaderOffset = kIdentifierOffset + 4;
 constexpr std::string_view kPteHeaderMagic = "eh00";
 constexpr std::string_view kPtdHeaderMagic = "FH01";
 constexpr std::size_t kMagicBytes = 4;

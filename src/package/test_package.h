@@ -47,6 +47,7 @@ class TemporaryFolder {
 
   std::string write(const std::string& name, std::span<const std::byte> bytes) const {
     const std::string path = (path_ / name).string();
+    std::filesystem::remove(path);  // some file systems flush a file that is truncated and rewritten
     std::ofstream file(path, std::ios::binary | std::ios::trunc);
     file.write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
     return path;
