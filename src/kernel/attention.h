@@ -1,0 +1,26 @@
+#pragma once
+
+#include <cstdint>
+
+#include "kernel/kernel.h"
+#include "kernel/simd/attention.h"
+
+namespace graft {
+
+struct AttentionAttrs {
+  float scale = 1;
+  std::int32_t causal = 0;  // query t sees keys 0 .. t, counted from the first of both (PyTorch's top-left alignment)
+  std::int32_t has_mask = 0;
+};
+
+// Scaled dot-product attention. Inputs q [..., T, D], k [..., S, D], v [..., S, Dv] of one dtype (f32, f16, bf16) with
+// the last dimension's elements next to each other, and when has_mask a mask [..., T, S], bool (false: not seen) or
+// f32, f16, bf16 (added), of any strides. Leading dimensions are equal in all (expanded: stride 0 shares a head of k
+// and v among queries). Output 0 [..., T, Dv] of that dtype, last dimension contiguous; output 1, when present, f32
+// [..., T] contiguous: the logarithm of each query's sum of exponentials.
+extern const Kernel kAttention;
+
+// The same with the kernels of a given level.
+void run_attention(const KernelContext& ctx, const simd::AttentionTable& table) noexcept;
+
+}  // namespace graft
