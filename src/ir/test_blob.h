@@ -20,6 +20,8 @@ struct BlobOptions {
   std::int64_t weight_rows = 4;
   std::vector<std::uint8_t> sha256;
   std::int64_t state_size = 4;
+  std::string initial_key;  // not empty: the state starts with this weight
+  std::vector<std::uint8_t> initial_sha256;
   int list_depth = 0;  // > 0: wraps argument "b" of linear in that many lists
 };
 
@@ -56,12 +58,17 @@ inline std::vector<std::byte> make_blob(const BlobOptions& options = {}) {
       b.CreateString("input"), b.CreateString("weight"), b.CreateString("bias")};
   const std::vector<flatbuffers::Offset<fb::Op>> ops = {fb::CreateOpDirect(b, "aten.linear.default", &names)};
   const std::vector<std::int64_t> sizes = {options.weight_rows, 4};
-  const std::vector<flatbuffers::Offset<fb::Weight>> weights = {
+  std::vector<flatbuffers::Offset<fb::Weight>> weights = {
       fb::CreateWeightDirect(b, options.weight_key.c_str(), "l.weight", fb::DType::f32, &sizes, fb::Storage::plain,
                              nullptr, -1, -1, 0, options.weight_bytes, &options.sha256)};
   const std::vector<std::int64_t> state_sizes = {options.state_size};
+  if (!options.initial_key.empty())
+    weights.push_back(fb::CreateWeightDirect(
+        b, options.initial_key.c_str(), "h", fb::DType::f32, &state_sizes, fb::Storage::plain, nullptr, -1, -1, 0,
+        static_cast<std::uint64_t>(options.state_size) * 4, &options.initial_sha256));
+  const std::int32_t initial = options.initial_key.empty() ? -1 : 1;
   const std::vector<flatbuffers::Offset<fb::State>> states = {
-      fb::CreateStateDirect(b, "h", fb::DType::f32, &state_sizes, -1, true)};
+      fb::CreateStateDirect(b, "h", fb::DType::f32, &state_sizes, initial, true)};
   const auto features = b.CreateVectorOfStrings(options.features);
   const std::vector<flatbuffers::Offset<fb::Producer>> producers = {fb::CreateProducerDirect(b, "test", "1")};
   const auto producer_vector = b.CreateVector(producers);

@@ -24,6 +24,12 @@ std::string hex(std::span<const std::uint8_t> bytes) {
   return out;
 }
 
+// Whether two initial values are the same; null means zeros. Equal content may have a key per method.
+bool same_values(const ir::Weight* a, const ir::Weight* b) {
+  if (a == nullptr || b == nullptr) return a == b;
+  return a->key == b->key || (!a->sha256.empty() && a->sha256 == b->sha256);
+}
+
 }  // namespace
 
 std::shared_ptr<const Package> Package::open(const std::string& path, std::span<const std::string> data_files) {
@@ -132,10 +138,8 @@ void Package::check_methods_agree() const {
       GRAFT_CHECK(InvalidProgram, first.state->dtype == state.dtype && first.state->shape == state.shape, "state '",
                   state.fqn, "' is ", name(first.state->dtype), first.state->shape.str(), " in method '",
                   first.method->name, "' and ", name(state.dtype), state.shape.str(), " in method '", method.name, "'");
-      const bool same_initial = first.initial == nullptr || initial == nullptr ? first.initial == initial
-                                                                               : first.initial->key == initial->key;
-      GRAFT_CHECK(InvalidProgram, same_initial, "state '", state.fqn, "' starts with other values in method '",
-                  method.name, "' than in method '", first.method->name, "'");
+      GRAFT_CHECK(InvalidProgram, same_values(first.initial, initial), "state '", state.fqn, method.name,
+                  "' than in method '", first.method->name, "'");
     }
   }
 }

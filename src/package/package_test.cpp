@@ -144,6 +144,24 @@ TEST_F(PackageTest, TwoMethodsShareWeightsAndStates) {
   EXPECT_THAT(error_of<InvalidProgram>(spec), HasSubstr("method 'forward' appears twice"));
 }
 
+TEST_F(PackageTest, MethodsAgreeOnHowAStateStarts) {
+  PteSpec spec = simple();
+  spec.named.push_back({"h0", bytes_of(16)});
+  spec.named.push_back({"h1", bytes_of(16)});
+  BlobOptions options;
+  options.initial_key = "h0";
+  options.initial_sha256.assign(32, 5);
+  spec.plans = {test::delegated_plan(make_blob(options)), test::delegated_plan(make_blob(), "decode")};
+  EXPECT_THAT(error_of<InvalidProgram>(spec),
+              HasSubstr("state 'h' starts with other values in method 'decode' than in method 'forward'"));
+  options.initial_key = "h1";  // the same content under another key
+  spec.plans[1].blob = make_blob(options);
+  EXPECT_EQ(open(spec)->methods().size(), 2U);
+  options.initial_sha256.assign(32, 6);
+  spec.plans[1].blob = make_blob(options);
+  EXPECT_THAT(error_of<InvalidProgram>(spec), HasSubstr("starts with other values"));
+}
+
 // Everything the plan routes around the delegate ends up in the graph.
 TEST_F(PackageTest, OutputsThatTheDelegateDoesNotMake) {
   PteSpec spec = simple();
