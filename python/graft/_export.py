@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -166,21 +167,29 @@ def _ambiguous_names(programs: Mapping[str, ExportedProgram]) -> set[str]:
 
 
 def _require_delegated(manager: Any, partitioners: Mapping[str, GraftPartitioner]) -> None:
-    lines = []
+    refused: dict[tuple[str, str, str], list[str]] = defaultdict(list)
     for name, partitioner in partitioners.items():
-        for node in _left_over(manager.exported_program(name).graph_module):
+        left = _left_over(manager.exported_program(name).graph_module)
+        # What only accompanies a refused node (its list items, sizes left to it) needs no line of its own.
+        for node in [node for node in left if node.name in partitioner.refused] or left:
             target = _targets.resolve(node.target)
             what = target.name if target is not None else str(node.target)
-            _, reason = partitioner.refused.get(node.name, (what, "its neighbours are not delegated"))
-            lines.append(f"  {name}: {what} (node '{node.name}'): {reason}")
-    if lines:
-        raise ExportError(
-            f"export: expected a model that graft runs whole, found {len(lines)} nodes that it does not run; "
-            "allow_fallback=True leaves them to ExecuTorch's kernels\n" + "\n".join(lines)
-        )
+            _, reason = partitioner.refused.get(node.name, (what, "not delegated"))
+            refused[name, what, reason].append(node.name)
+    if not refused:
+        return
+    lines = []
+    for (name, what, reason), nodes in refused.items():
+        shown = ", ".join(f"'{node}'" for node in nodes[:3]) + (f" and {len(nodes) - 3} more" if len(nodes) > 3 else "")
+        lines.append(f"  {name}: {what} (node {shown}): {reason}")
+    raise ExportError(
+        f"export: expected a model that graft runs whole, found {sum(map(len, refused.values()))} nodes that it does "
+        "not run; allow_fallback=True leaves them to ExecuTorch's kernels\n" + "\n".join(lines)
+    )
 
 
 def _left_over(module: torch.fx.GraphModule) -> list[torch.fx.Node]:
+    """Calls outside the delegates."""
     delegates = {n for n in module.graph.nodes if n.op == "call_function" and n.target is executorch_call_delegate}
     return [
         node

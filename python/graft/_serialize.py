@@ -37,6 +37,7 @@ __all__ = [
     "Blob",
     "SerializeError",
     "Signature",
+    "declared_lower_bounds",
     "serialize",
     "serialize_graph",
     "serialize_op",
@@ -55,6 +56,7 @@ def serialize(
     content: bool = True,
     signature: Signature | None = None,
     content_keys: Iterable[str] = (),
+    lower_bounds: Mapping[str, int] | None = None,
 ) -> Blob:
     """One blob for a program (its method is named "forward") or for several by method name.
 
@@ -66,7 +68,7 @@ def serialize(
     methods = {"forward": program} if isinstance(program, ExportedProgram) else dict(program)
     builder = ProgramBuilder(strict=strict, content=content, content_keys=frozenset(content_keys))
     for name, exported in methods.items():
-        _method_of_export(builder, name, exported, signature or Signature.of(exported))
+        _method_of_export(builder, name, exported, signature or Signature.of(exported), lower_bounds or {})
     return builder.finish()
 
 
@@ -164,8 +166,20 @@ def _symbolic(mode: Any, tensor: torch.Tensor, ranges: Mapping[int, tuple[int, i
     return fake
 
 
-def _method_of_export(builder: ProgramBuilder, name: str, program: ExportedProgram, signature: Signature) -> None:
-    method = MethodBuilder(builder, name, program.graph_module, program.range_constraints)
+def declared_lower_bounds(program: ExportedProgram) -> dict[str, int]:
+    """Lower bounds below 2 by symbol, as the model's owner declared them. ExecuTorch's passes turn them into 2."""
+    bounds = program.range_constraints.items()
+    return {str(expr): int(found.lower) for expr, found in bounds if expr.is_symbol and found.lower in (0, 1)}
+
+
+def _method_of_export(
+    builder: ProgramBuilder, name: str, program: ExportedProgram, signature: Signature, lower_bounds: Mapping[str, int]
+) -> None:
+    ranges = dict(program.range_constraints)
+    for expr, found in ranges.items():
+        if found.lower == 2 and str(expr) in lower_bounds:
+            ranges[expr] = ValueRanges(lower_bounds[str(expr)], found.upper)
+    method = MethodBuilder(builder, name, program.graph_module, ranges)
     specs = program.graph_signature
     mutated = {
         spec.target for spec in specs.output_specs if spec.kind in (_Out.BUFFER_MUTATION, _Out.PARAMETER_MUTATION)

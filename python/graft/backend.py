@@ -17,6 +17,7 @@ SIGNATURE_SPEC = "graft.signature"  # JSON: the whole method as its caller sees 
 METHOD_SPEC = "graft.method"  # name of the method
 EXTERNAL_SPEC = "graft.external"  # put weights into the .ptd of this name
 CONTENT_KEYS_SPEC = "graft.content_keys"  # JSON list: weights to key by content
+LOWER_BOUNDS_SPEC = "graft.lower_bounds"  # JSON: lower bounds of sizes by symbol
 # Marks a loaded program: its key lies in the program's own bytes, so that methods of one loaded program see one
 # address and share state, and two loaded programs do not.
 SESSION_KEY = "graft.session"
@@ -54,6 +55,7 @@ class GraftBackend(BackendDetails):
             {specs.get(METHOD_SPEC, "forward"): edge_program},
             signature=signature,
             content_keys=json.loads(specs.get(CONTENT_KEYS_SPEC, "[]")),
+            lower_bounds=json.loads(specs.get(LOWER_BOUNDS_SPEC, "{}")),
         )
         store = NamedDataStore()
         store.add_named_data(SESSION_KEY, b"graft")

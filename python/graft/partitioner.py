@@ -14,7 +14,7 @@ from executorch.exir.backend.utils import tag_constant_data
 
 from graft import _targets, backend
 from graft._predicate import Predicate, engine, has_delegate, refused_nodes
-from graft._serialize import Signature, serialize
+from graft._serialize import Signature, declared_lower_bounds, serialize
 
 _SCALARS = (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool)
 
@@ -44,6 +44,7 @@ class GraftPartitioner(Partitioner):
         self._external_weights = external_weights
         self._content_keys = sorted(content_keys)
         self._predicate = predicate
+        self._lower_bounds: dict[str, int] = {}
         # Node name -> (target, reason) of the nodes that the last partition() left to others.
         self.refused: dict[str, tuple[str, str]] = {}
 
@@ -54,6 +55,7 @@ class GraftPartitioner(Partitioner):
         operator kept whole is not delegated, so one refused instance means that all of its kind are decomposed."""
         if has_delegate(ep.graph):
             return [], None  # asked again after lowering
+        self._lower_bounds = declared_lower_bounds(ep)
         predicate = self._predicate or engine()
         wanted = set(predicate.preserved_targets())
         instances: dict[torch._ops.OpOverload, list[str]] = defaultdict(list)
@@ -66,12 +68,18 @@ class GraftPartitioner(Partitioner):
         return [op for op, names in instances.items() if not refused.keys() & set(names)], None
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
-        blob = serialize(exported_program, strict=False, content=False)
+        blob = serialize(exported_program, strict=False, content=False, lower_bounds=self._lower_bounds)
         self.refused = refused_nodes(self._predicate or engine(), blob)
         signature = exported_program.graph_signature
         states = set(signature.buffers_to_mutate.values())
         inputs = {name for name, fqn in signature.inputs_to_buffers.items() if fqn in states}
-        tags = _assign(exported_program.graph, self.refused, inputs.union(signature.user_inputs))
+        graph = exported_program.graph
+        tags = _assign(graph, self.refused, inputs.union(signature.user_inputs))
+        for node in _drop_lone_numbers(graph, tags):
+            self.refused[node.name] = (
+                _targets.resolve(node.target).name,
+                "ExecuTorch takes no delegate whose only result is a number",
+            )
         for node, part in tags.items():
             node.meta["delegation_tag"] = f"graft_{part}"
         tag_constant_data(exported_program)
@@ -88,6 +96,8 @@ class GraftPartitioner(Partitioner):
         specs.append(CompileSpec(backend.METHOD_SPEC, self._method.encode()))
         if self._external_weights is not None:
             specs.append(CompileSpec(backend.EXTERNAL_SPEC, self._external_weights.encode()))
+        if self._lower_bounds:
+            specs.append(CompileSpec(backend.LOWER_BOUNDS_SPEC, json.dumps(self._lower_bounds).encode()))
         if self._content_keys:
             specs.append(CompileSpec(backend.CONTENT_KEYS_SPEC, json.dumps(self._content_keys).encode()))
         return specs
@@ -147,6 +157,23 @@ def _leave_shared_scalars(graph: torch.fx.Graph, accepted: set[torch.fx.Node], p
         users = [user for user in node.users if user.op != "output"]
         if any(user not in accepted or part[user] != part[node] for user in users):
             accepted.discard(node)
+
+
+def _drop_lone_numbers(graph: torch.fx.Graph, tags: dict[torch.fx.Node, int]) -> list[torch.fx.Node]:
+    """Takes nodes out of `tags` until no part's only result is a number, and returns them."""
+    results: dict[int, set[torch.fx.Node]] = defaultdict(set)
+    for node, number in tags.items():
+        if any(tags.get(user) != number for user in node.users):
+            results[number].add(node)
+    dropped = []
+    for node in reversed(graph.nodes):
+        number = tags.get(node)
+        if number is None or not _is_scalar(node) or results[number] != {node}:
+            continue
+        del tags[node]
+        dropped.append(node)
+        results[number] = {n for n in node.all_input_nodes if tags.get(n) == number}
+    return dropped
 
 
 def _is_scalar(node: torch.fx.Node) -> bool:
