@@ -138,8 +138,8 @@ void Package::check_methods_agree() const {
       GRAFT_CHECK(InvalidProgram, first.state->dtype == state.dtype && first.state->shape == state.shape, "state '",
                   state.fqn, "' is ", name(first.state->dtype), first.state->shape.str(), " in method '",
                   first.method->name, "' and ", name(state.dtype), state.shape.str(), " in method '", method.name, "'");
-      GRAFT_CHECK(InvalidProgram, same_values(first.initial, initial), "state '", state.fqn, method.name,
-                  "' than in method '", first.method->name, "'");
+      GRAFT_CHECK(InvalidProgram, same_values(first.initial, initial), "state '", state.fqn,
+                  "' starts with other values in method '", method.name, "' than in method '", first.method->name, "'");
     }
   }
 }
