@@ -118,7 +118,7 @@ format-check:
 
 tidy: build
 	@command -v clang-tidy >/dev/null || { echo 'clang-tidy is missing: apt-get install clang-tidy' >&2; exit 1; }
-	git ls-files 'src/*.cpp' | grep -v -e _test.cpp -e src/kernel/simd/isa/ | \
+	git ls-files 'src/*.cpp' | grep -v -e _test.cpp -e src/kernel/simd/ | \
 	  xargs -P $(JOBS) -n 4 clang-tidy -quiet -p build/release
 
 bench: build
