@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import sys
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from ir_text import FakePredicate, Method, read
 from torch.export import Dim
 
 import graft
-from graft.backend import EXTERNAL_SPEC, SESSION_KEY
+from graft.backend import EXTERNAL_SPEC, SESSION_KEY, SIGNATURE_SPEC
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
 
@@ -150,9 +151,12 @@ def test_every_kind_of_argument(tmp_path):
         Kinds(), args, {"scale": 0.5, "flags": (True, False)}, path=tmp_path / "p.pte", predicate=FakePredicate()
     )
     (method,) = methods_of(path)["forward"]
-    spec = torch.utils._pytree.treespec_loads(method.table["in_spec"])
-    assert spec.num_leaves == len(method.table["user_input_names"]) == 7
-    assert torch.utils._pytree.treespec_loads(method.table["out_spec"]).num_leaves == 5
+    in_spec, out_spec = (torch.utils._pytree.treespec_loads(method.table[s]) for s in ("in_spec", "out_spec"))
+    assert (in_spec.num_leaves, out_spec.num_leaves) == (7, 5)
+    assert sorted(method.table["user_input_names"]) == ["pair_a", "x"]
+    specs = {s.key: bytes(s.value) for s in package(path).program.execution_plan[0].delegates[0].compile_specs}
+    names = json.loads(specs[SIGNATURE_SPEC])["user_input_names"]
+    assert names == ["x", "pair_a", "n", "nothing", "scale", "flags_0", "flags_1"]
 
 
 def test_classes_need_a_name(tmp_path):

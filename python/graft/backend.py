@@ -9,7 +9,7 @@ from typing import final
 from executorch.exir._serialize._named_data_store import NamedDataStore
 from executorch.exir.backend.backend_details import BackendDetails, CompileSpec, ExportedProgram, PreprocessResult
 
-from graft._serialize import Signature, serialize
+from graft._serialize import Signature, serialize, user_input_names
 
 BACKEND_ID = "GraftBackend"
 # Compile specs.
@@ -47,9 +47,11 @@ class GraftBackend(BackendDetails):
     @staticmethod
     def preprocess(edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
         specs = {spec.key: bytes(spec.value).decode() for spec in compile_specs}
-        text = json.loads(specs[SIGNATURE_SPEC]) if SIGNATURE_SPEC in specs else {}
+        whole = json.loads(specs.get(SIGNATURE_SPEC, "{}"))
+        # Specs are those of the whole method; names are those of the delegate's own arguments, which may be fewer
+        # (unused inputs) or others (values between delegates).
         signature = Signature(
-            text.get("in_spec", ""), text.get("out_spec", ""), tuple(text.get("user_input_names", ()))
+            whole.get("in_spec", ""), whole.get("out_spec", ""), tuple(user_input_names(edge_program))
         )
         blob = serialize(
             {specs.get(METHOD_SPEC, "forward"): edge_program},
