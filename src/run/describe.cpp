@@ -52,8 +52,9 @@ Json describe(const LoadedMethod& method) {
   Json weights = Json::object();
   for (const ir::Weight& w : method.ir.weights) {
     Json& row = weights[w.storage == ir::Storage::plain ? std::string(name(w.dtype)) : w.block_type];
-    row["count"] = row.value("count", 0) + 1;
-    row["bytes"] = row.value("bytes", std::uint64_t{0}) + w.byte_size;
+    if (row.is_null()) row = {{"count", 0}, {"bytes", 0}};
+    row["count"] = row["count"].get<int>() + 1;
+    row["bytes"] = row["bytes"].get<std::uint64_t>() + w.byte_size;
   }
   return {{"name", method.info.name}, {"inputs", inputs},   {"outputs", outputs},
           {"ops", ops},               {"weights", weights}, {"folded_constants", method.constants.size()}};

@@ -50,6 +50,7 @@ class Folder {
     ir::Method constants = method_;
     constants.outputs.clear();
     constants.nodes.clear();
+    constants.user_input_names.clear();
     std::vector<ir::Node> rest;
     std::vector<ir::ValueId> results;
     for (std::size_t i = 0; i < method_.nodes.size(); ++i) {
