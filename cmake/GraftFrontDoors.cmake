@@ -6,7 +6,9 @@ list(FILTER cli_sources EXCLUDE REGEX "_test\\.cpp$")
 if(GRAFT_CLI AND cli_sources)
   find_package(CLI11 CONFIG REQUIRED)
   find_package(nlohmann_json CONFIG REQUIRED)
-  find_package(ZLIB REQUIRED)
+  # libzip's own CMake files name programs that distributions package apart, and fail without them.
+  find_path(GRAFT_ZIP_INCLUDE zip.h REQUIRED)
+  find_library(GRAFT_ZIP_LIBRARY zip REQUIRED)
   add_executable(graft_cli ${cli_sources})
   graft_target(graft_cli)
   set_target_properties(graft_cli PROPERTIES
@@ -14,8 +16,17 @@ if(GRAFT_CLI AND cli_sources)
     # The C++ install, and the environment's bin next to the Python package.
     INSTALL_RPATH "$ORIGIN/../${CMAKE_INSTALL_LIBDIR};$ORIGIN/../${python_lib_dir}")
   target_include_directories(graft_cli PRIVATE "${CMAKE_CURRENT_SOURCE_DIR}/src")
-  target_link_libraries(graft_cli PRIVATE graft CLI11::CLI11 nlohmann_json::nlohmann_json ZLIB::ZLIB)
-  target_compile_definitions(graft_cli PRIVATE GRAFT_VERSION="${PROJECT_VERSION}")
+  target_link_libraries(graft_cli PRIVATE graft CLI11::CLI11 nlohmann_json::nlohmann_json "${GRAFT_ZIP_LIBRARY}")
+  target_include_directories(graft_cli SYSTEM PRIVATE "${GRAFT_ZIP_INCLUDE}")
+
+  # Its parts are tested with the engine's; src/cli/cli_test.py drives the program as a whole.
+  if(TARGET graft_tests)
+    file(GLOB_RECURSE cli_test_sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/src/cli/*_test.cpp")
+    list(FILTER cli_sources EXCLUDE REGEX "/main\\.cpp$")
+    target_sources(graft_tests PRIVATE ${cli_sources} ${cli_test_sources})
+    target_include_directories(graft_tests SYSTEM PRIVATE "${GRAFT_ZIP_INCLUDE}")
+    target_link_libraries(graft_tests PRIVATE nlohmann_json::nlohmann_json "${GRAFT_ZIP_LIBRARY}")
+  endif()
 endif()
 
 file(GLOB_RECURSE python_sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/src/python/*.cpp")

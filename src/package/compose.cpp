@@ -240,8 +240,8 @@ class Composer {
   void connect_input(std::size_t position, ir::ValueId id, Index index, const std::string& name) {
     const std::string what = str("input ", position, " of the delegate");
     const ir::Value& expected = graph().values[id];
-    check_kind(expected, value(index), what);
     const auto found = input_of_.find(index);
+    check_kind(expected, value(index), found != input_of_.end(), what);
     if (found != input_of_.end()) {
       PlanInput& input = inputs_[found->second];
       if (input.value) {
@@ -265,18 +265,21 @@ class Composer {
   }
 
   // That an EValue can be bound to a value of the delegate.
-  static void check_kind(const ir::Value& expected, const et::EValue& found, const std::string& what) {
+  static void check_kind(const ir::Value& expected, const et::EValue& found, bool is_method_input,
+                         const std::string& what) {
     const auto rule = [&](bool holds, const auto&... parts) {
       GRAFT_CHECK(InvalidProgram, holds, what, ": the graph expects ", expected.str(), ", the package passes ",
                   parts...);
     };
     const std::string kind = et::EnumNameKernelTypes(found.val_type());
+    // ExecuTorch writes an input of the method that is a symbolic number as Null.
+    const bool symbolic = is_method_input && found.val_type() == et::KernelTypes::Null;
     switch (expected.kind) {
       case ir::ValueKind::integer:
-        rule(found.val_as_Int() != nullptr, kind);
+        rule(symbolic || found.val_as_Int() != nullptr, kind);
         break;
       case ir::ValueKind::real:
-        rule(found.val_as_Double() != nullptr, kind);
+        rule(symbolic || found.val_as_Double() != nullptr, kind);
         break;
       case ir::ValueKind::boolean:
         rule(found.val_as_Bool() != nullptr, kind);

@@ -27,9 +27,18 @@ Json describe(const ValueInfo& value) {
   return out;
 }
 
-Json describe(const Plan& plan) {
+Json describe(const Plan& plan, const LoadedMethod& method) {
+  std::map<std::string, std::string> target_of;  // by node name
+  for (const ir::Node& node : method.graph().nodes) target_of[node.name] = method.ir.op_of(node).target;
   std::map<std::string, int> kernels;
-  for (const Launch& launch : plan.launches) ++kernels[kernel_name(launch)];
+  std::map<std::string, std::map<std::string, int>> ops;  // launches by operator and kernel
+  for (const Launch& launch : plan.launches) {
+    const std::string kernel = kernel_name(launch);
+    const std::string& node = plan.node_names[launch.node];
+    const auto target = target_of.find(node);
+    ++kernels[kernel];
+    ++ops[target == target_of.end() ? node : target->second][kernel];
+  }
   Json allocations = Json::array();
   for (std::size_t id = 0; id < plan.allocations.size(); ++id) {
     const Allocation& a = plan.allocations[id];
@@ -39,6 +48,7 @@ Json describe(const Plan& plan) {
           {"launches", plan.launches.size()},
           {"arena_bytes", plan.arena_bytes},
           {"kernels", kernels},
+          {"ops", ops},
           {"allocations", allocations}};
 }
 
@@ -66,7 +76,7 @@ std::string Program::describe() const {
   Json methods = Json::array();
   for (const LoadedMethod& method : impl_->methods) methods.push_back(graft::describe(method));
   const auto held = impl_->plans.list();
-  for (const auto& [index, plan] : held) methods[index]["plans"].push_back(graft::describe(*plan));
+  for (const auto& [index, plan] : held) methods[index]["plans"].push_back(graft::describe(*plan, impl_->methods[index]));
   Json states = Json::array();
   for (const StateInfo& state : impl_->states)
     states.push_back({{"fqn", state.fqn}, {"tensor", state.desc.str()}, {"bytes", state.desc.byte_count()}});
@@ -81,7 +91,7 @@ std::string Program::describe() const {
                    {"bytes", w.mapped_bytes},
                    {"copied_bytes", w.copied_bytes},
                    {"constant_bytes", w.constant_bytes}}}};
-  return out.dump(2);
+  return out.dump(2, ' ', false, Json::error_handler_t::replace);  // names come from files and may not be UTF-8
 }
 
 }  // namespace graft

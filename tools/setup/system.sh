@@ -24,7 +24,7 @@ have_header gtest/gtest.h || need libgtest-dev
 have_header gmock/gmock.h || need libgmock-dev
 have_header CLI/CLI.hpp || need libcli11-dev
 have_header nlohmann/json.hpp || need nlohmann-json3-dev
-have_header zlib.h || need zlib1g-dev
+have_header zip.h || need libzip-dev
 
 [ ${#packages[@]} -eq 0 ] && exit 0
 if ! command -v apt-get >/dev/null; then

@@ -1,0 +1,41 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+// What each command does once its options are read. They print to stdout and throw graft::Error.
+namespace graft::cli {
+
+// How a program is loaded and run; common to the commands that take a file.
+struct ProgramArgs {
+  std::string file;
+  std::string method;
+  std::string device;
+  std::vector<std::string> data_files;
+  int threads = 0;
+};
+
+struct RunArgs {
+  ProgramArgs program;
+  std::vector<std::string> inputs;
+  std::string inputs_npz;
+  std::string output_dir;
+  std::string outputs_npz;
+  std::int64_t repeat = 0;
+  bool profile = false;
+  std::optional<double> timeout_s;  // of each call
+};
+void run(const RunArgs& args);
+
+struct InspectArgs {
+  ProgramArgs program;
+  std::vector<std::string> shapes;
+  bool json = false;
+};
+void inspect(const InspectArgs& args);
+
+void list_devices();
+
+}  // namespace graft::cli

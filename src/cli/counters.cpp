@@ -1,0 +1,28 @@
+#include "cli/counters.h"
+
+#include "cli/text.h"
+
+namespace graft::cli {
+
+std::vector<std::pair<std::string, std::uint64_t>> counter_list(const Counters& c) {
+  return {{"runs", c.runs},
+          {"plan_hits", c.plan_hits},
+          {"plan_misses", c.plan_misses},
+          {"graphs_built", c.graphs_built},
+          {"rewrites", c.rewrites},
+          {"kernels_launched", c.kernels_launched},
+          {"io_copies", c.io_copies},
+          {"io_bytes_copied", c.io_bytes_copied},
+          {"arena_allocations", c.arena_allocations},
+          {"arena_bytes", c.arena_bytes},
+          {"state_bytes", c.state_bytes},
+          {"staging_bytes", c.staging_bytes}};
+}
+
+std::string counter_table(const Counters& counters) {
+  Table table({{"counter"}, {"value", Table::Align::right}});
+  for (const auto& [name, value] : counter_list(counters)) table.add({name, std::to_string(value)});
+  return table.text(2);
+}
+
+}  // namespace graft::cli

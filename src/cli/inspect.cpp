@@ -1,0 +1,156 @@
+#include <iostream>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "cli/commands.h"
+#include "cli/counters.h"
+#include "cli/inputs.h"
+#include "cli/text.h"
+
+namespace graft::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+constexpr auto kRight = Table::Align::right;
+
+std::string count_text(const Json& number) { return std::to_string(number.get<std::uint64_t>()); }
+
+void print_values(const char* title, const std::vector<ValueInfo>& values) {
+  if (values.empty()) {
+    std::cout << "  " << title << ": none\n";
+    return;
+  }
+  std::cout << "  " << title << "\n";
+  Table table({{"#", kRight}, {"name"}, {"type"}});
+  for (std::size_t i = 0; i < values.size(); ++i) table.add({std::to_string(i), values[i].name, type_text(values[i])});
+  std::cout << table.text(4);
+}
+
+// Kernel names with their launches: "graft copy 3, ggml ADD 1".
+std::string kernels_text(const Json& kernels) {
+  std::string out;
+  for (const auto& [kernel, launches] : kernels.items())
+    out += str(out.empty() ? "" : ", ", kernel, " ", launches.get<std::uint64_t>());
+  return out;
+}
+
+void print_ops(const Json& method, const Json* plan) {
+  std::uint64_t total = 0;
+  for (const auto& [op, count] : method["ops"].items()) total += count.get<std::uint64_t>();
+  std::cout << "  ops: " << total << " nodes\n";
+  const Json* launched = plan && plan->contains("ops") ? &(*plan)["ops"] : nullptr;
+  std::vector<Table::Column> columns = {{"op"}, {"count", kRight}};
+  if (launched) columns.push_back({"kernels by launches in the plan ('-': a view or a number, nothing to run)"});
+  Table table(columns);
+  for (const auto& [op, count] : method["ops"].items()) {
+    std::vector<std::string> cells = {op, count_text(count)};
+    if (launched) cells.push_back(launched->contains(op) ? kernels_text((*launched)[op]) : "-");
+    table.add(std::move(cells));
+  }
+  std::cout << table.text(4);
+}
+
+void print_weights(const Json& method) {
+  if (method["weights"].empty()) {
+    std::cout << "  weights: none\n";
+    return;
+  }
+  std::cout << "  weights\n";
+  Table table({{"type"}, {"tensors", kRight}, {"bytes", kRight}, {""}});
+  for (const auto& [type, row] : method["weights"].items())
+    table.add(
+        {type, count_text(row["count"]), count_text(row["bytes"]), bytes_text(row["bytes"].get<std::uint64_t>())});
+  std::cout << table.text(4);
+}
+
+void print_plan(const Json& plan, const std::string& device) {
+  const auto launches = plan["launches"].get<std::uint64_t>();
+  const auto arena = plan["arena_bytes"].get<std::uint64_t>();
+  // The key lists all sizes one after the other; the tables above say which input has how many.
+  std::cout << "  plan for the sizes " << plan["key"].dump() << ": " << launches
+            << (launches == 1 ? " launch" : " launches") << ", arena " << arena << " bytes (" << bytes_text(arena)
+            << ")\n";
+  if (launches == 0) return;
+  Table kernels({{"kernel"}, {"launches", kRight}, {"device"}});
+  for (const auto& [kernel, count] : plan["kernels"].items()) kernels.add({kernel, count_text(count), device});
+  std::cout << kernels.text(4);
+}
+
+void print_human(const Json& all, const Program& program, const std::optional<Counters>& counters) {
+  const std::string device = all["device"].get<std::string>();
+  const Json& weights = all["weights"];
+  std::cout << printable(all["source"].get<std::string>()) << ": graft " << all["graft"].get<std::string>()
+            << ", device " << device << "\nweights: " << weights["count"] << " in "
+            << bytes_text(weights["bytes"].get<std::uint64_t>()) << ", of these copied "
+            << bytes_text(weights["copied_bytes"].get<std::uint64_t>()) << "; folded constants "
+            << bytes_text(weights["constant_bytes"].get<std::uint64_t>()) << "\n";
+  for (const Json& method : all["methods"]) {
+    const MethodInfo& info = program.method(method["name"].get<std::string>());
+    std::cout << "\nmethod " << printable(info.name) << "\n";
+    print_values("inputs", info.inputs);
+    print_values("outputs", info.outputs);
+    const Json* plan = method.contains("plans") && !method["plans"].empty() ? &method["plans"][0] : nullptr;
+    print_ops(method, plan);
+    print_weights(method);
+    if (plan) {
+      print_plan(*plan, device);
+    } else if (method.contains("plan_error")) {
+      std::cout << "  no plan: " << printable(method["plan_error"].get<std::string>()) << "\n";
+    } else {
+      std::cout << "  no plan: sizes are open; give --shape NAME=SIZES\n";
+    }
+  }
+  if (!all["states"].empty()) {
+    std::cout << "\nstates\n";
+    Table table({{"name"}, {"type"}, {"bytes", kRight}});
+    for (const Json& state : all["states"])
+      table.add({state["fqn"].get<std::string>(), state["tensor"].get<std::string>(), count_text(state["bytes"])});
+    std::cout << table.text(2);
+  }
+  if (counters) std::cout << "\ncounters after planning\n" << counter_table(*counters);
+}
+
+}  // namespace
+
+void inspect(const InspectArgs& args) {
+  LoadOptions load_options;
+  load_options.device = args.program.device;
+  load_options.data_files = args.program.data_files;
+  const std::shared_ptr<const Program> program = Program::load(args.program.file, load_options);
+  SessionOptions session_options;
+  session_options.threads = args.program.threads;
+  Session session(program, session_options);
+  bool planned = false;
+  if (!args.shapes.empty() || !args.program.method.empty()) {
+    const MethodInfo& method = pick_method(*program, args.program.method);
+    session.output_values(method.name, shaped_inputs(method, args.shapes));
+    planned = true;
+  }
+  // Methods whose sizes are all fixed have one plan; that it fails is part of what is shown.
+  std::vector<std::pair<std::string, std::string>> errors;
+  for (const std::string& name : program->method_names()) {
+    const MethodInfo& method = program->method(name);
+    if (planned && (args.program.method.empty() || args.program.method == name)) continue;
+    if (!all_static(method)) continue;
+    try {
+      session.output_values(name, shaped_inputs(method, {}));
+      planned = true;
+    } catch (const Error& error) {
+      errors.emplace_back(name, error.what());
+    }
+  }
+  Json all = Json::parse(program->describe());
+  for (Json& method : all["methods"])
+    for (const auto& [name, message] : errors)
+      if (method["name"] == name) method["plan_error"] = message;
+  if (planned)
+    for (const auto& [name, value] : counter_list(session.counters())) all["counters"][name] = value;
+  if (args.json) {
+    std::cout << all.dump(2, ' ', false, Json::error_handler_t::replace) << "\n";
+  } else {
+    print_human(all, *program, planned ? std::optional(session.counters()) : std::nullopt);
+  }
+}
+
+}  // namespace graft::cli

@@ -1,0 +1,142 @@
+// The command line. Exit codes: 0 done, 1 an error of the file, the data or the system, 2 wrong use. Every error is one
+// line on stderr that begins with "graft: ".
+#include <CLI/CLI.hpp>
+#include <exception>
+#include <iostream>
+#include <new>
+#include <string>
+
+#include "cli/commands.h"
+#include "cli/text.h"
+
+namespace {
+
+using namespace graft::cli;
+
+constexpr int kFailed = 1;
+constexpr int kWrongUse = 2;
+
+constexpr const char* kAbout = R"(Runs torch.export programs (.pte files of graft.export) on ggml.)";
+
+constexpr const char* kExamples = R"(Examples:
+  graft run model.pte --input input_ids=ids.npy --input attention_mask=mask.npy --outputs out.npz
+  graft inspect model.pte --shape input_ids=1,7 --shape attention_mask=1,7
+  graft devices
+
+`graft COMMAND --help` says more. GRAFT_LOG=info shows what graft and ggml log.)";
+
+constexpr const char* kRunNotes = R"(Examples:
+  graft run model.pte --input input_ids=ids.npy --input 1=mask.npy --outputs out.npz
+  graft run model.pte --inputs in.npz --output-dir out --repeat 20 --profile
+  graft run model.pte --input x=x.npy --input steps=7 --threads 4 --timeout 2.5
+
+NumPy and graft types: float16/32/64, int8/16/32/64, uint8 and bool are the same on both sides. NumPy has no
+bfloat16: bf16 tensors are read from and written as uint16 arrays of their bits. Nothing else is converted.
+Arrays in Fortran order or big-endian are read correctly.
+Outputs are those of the first call. --repeat and --profile call again with the same inputs; a program with
+state (a cache) moves on with each call.)";
+
+constexpr const char* kInspectNotes = R"(Examples:
+  graft inspect model.pte
+  graft inspect model.pte --shape input_ids=1,7 --shape attention_mask=1,7
+  graft inspect model.pte --json | python3 -m json.tool
+
+A plan is what runs for given input sizes. It is shown when all sizes are fixed or given with --shape.)";
+
+void add_program_options(CLI::App& command, ProgramArgs& args) {
+  command.add_option("FILE", args.file, "the program: a .pte file")->required()->type_name("");
+  command.add_option("--method", args.method, "which method (default: the only one, or forward)")->type_name("NAME");
+  command.add_option("--device", args.device, "device by name, see `graft devices` (default: $GRAFT_DEVICE, or cpu)")
+      ->type_name("NAME");
+  command.add_option("--data", args.data_files, "a .ptd file with weights; repeat for more")
+      ->type_name("FILE.ptd")
+      ->allow_extra_args(false);
+  command.add_option("--threads", args.threads, "threads (default: $GRAFT_THREADS, or the CPUs that may be used)")
+      ->check(CLI::Range(1, 4096).description("from 1 to 4096"))
+      ->type_name("N");
+}
+
+int wrong_use(const std::string& message, const std::string& command) {
+  std::cerr << "graft: " << printable(message) << " (see: " << command << " --help)\n";
+  return kWrongUse;
+}
+
+int failed(const std::string& message) {
+  std::cout.flush();
+  std::cerr << "graft: " << printable(message) << "\n";
+  return kFailed;
+}
+
+int dispatch(int argc, char** argv) {
+  CLI::App app(kAbout, "graft");
+  app.footer(kExamples);
+  app.set_version_flag("--version", "graft " + std::string(graft::version()))
+      ->description("Print the version and exit");
+  app.require_subcommand(1);
+
+  RunArgs run_args;
+  CLI::App* run_command = app.add_subcommand("run", "Run a method on .npy or .npz inputs.");
+  run_command->footer(kRunNotes);
+  add_program_options(*run_command, run_args.program);
+  run_command
+      ->add_option("--input", run_args.inputs, "NAME_OR_INDEX=FILE.npy, for a number NAME_OR_INDEX=7; repeat for more")
+      ->type_name("NAME=FILE")
+      ->allow_extra_args(false);
+  run_command
+      ->add_option("--inputs", run_args.inputs_npz, "a .npz file with inputs by name, by index, or arr_0, arr_1 ...")
+      ->type_name("FILE.npz");
+  CLI::Option* folder =
+      run_command->add_option("--output-dir", run_args.output_dir, "folder for one .npy file per output")
+          ->type_name("FOLDER");
+  run_command->add_option("--outputs", run_args.outputs_npz, "a .npz file for all outputs")
+      ->excludes(folder)
+      ->type_name("FILE.npz");
+  run_command
+      ->add_option("--repeat", run_args.repeat, "call this many times more; print times, peak memory and counters")
+      ->type_name("N")
+      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1'000'000'000}).description("at least 1"));
+  run_command->add_flag("--profile", run_args.profile, "call once more, timed by kernel and node");
+  run_command->add_option("--timeout", run_args.timeout_s, "seconds that each call may take")
+      ->check(CLI::Validator(CLI::PositiveNumber).description("above 0"))
+      ->type_name("S");
+
+  InspectArgs inspect_args;
+  CLI::App* inspect_command = app.add_subcommand("inspect", "Show methods, inputs, operators, weights and plans.");
+  inspect_command->footer(kInspectNotes);
+  add_program_options(*inspect_command, inspect_args.program);
+  inspect_command
+      ->add_option("--shape", inspect_args.shapes, "NAME_OR_INDEX=1,7 makes the plan for it; repeat for more inputs")
+      ->type_name("NAME=SIZES")
+      ->allow_extra_args(false);
+  inspect_command->add_flag("--json", inspect_args.json, "print JSON");
+
+  CLI::App* devices_command = app.add_subcommand("devices", "List the devices of this build and machine.");
+  devices_command->footer("Example:\n  graft devices");
+
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
+    const auto chosen = app.get_subcommands();
+    return wrong_use(error.what(), chosen.empty() ? "graft" : "graft " + chosen[0]->get_name());
+  }
+  if (run_command->parsed()) run(run_args);
+  if (inspect_command->parsed()) inspect(inspect_args);
+  if (devices_command->parsed()) list_devices();
+  std::cout.flush();
+  return std::cout ? 0 : failed("cannot write to stdout");
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    return dispatch(argc, argv);
+  } catch (const graft::Error& error) {
+    return failed(error.what());
+  } catch (const std::bad_alloc&) {
+    return failed("not enough memory");
+  } catch (const std::exception& error) {
+    return failed(str("internal error, please report it: ", error.what()));
+  }
+}
