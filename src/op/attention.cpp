@@ -31,6 +31,7 @@ Refusal refuse_attention(const NodeView& node) {
   if (node.has("attn_mask")) {
     const ir::Value& mask = node.tensor("attn_mask");
     if (mask.dtype != DType::b8 && !has_kernel(mask.dtype)) return str("attn_mask is ", name(mask.dtype));
+    if (mask.rank() < 2) return str("attn_mask has rank ", mask.rank(), ", expected at least 2");
   }
   const ir::Arg& dropout = node.arg("dropout_p");
   const bool no_dropout = (dropout.kind == ir::Arg::Kind::real && dropout.f == 0) ||

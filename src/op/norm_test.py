@@ -1,0 +1,67 @@
+"""Normalizations against eager."""
+
+import pytest
+import torch
+from graft.testing import check_op, run_op, tolerance
+
+aten = torch.ops.aten
+FLOATS = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
+SHAPES = [((5,), 1), ((3, 17), 1), ((2, 3, 64), 1), ((2, 3, 64), 2), ((4, 384), 1), ((2, 5, 3), 3), ((0, 7), 1), ((2, 1), 1)]
+
+
+def _tensor(shape, dtype, scale=1.0, offset=0.0):
+    return (torch.randn(shape, dtype=torch.float64) * scale + offset).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize(("shape", "dims"), SHAPES)
+@pytest.mark.parametrize("affine", [0, 1, 2])
+def test_layer_norm(shape, dims, dtype, affine):
+    size = shape[len(shape) - dims :]
+    for offset in (0.0, 3.0):
+        args = [_tensor(shape, dtype, offset=offset), list(size), None, None]
+        for i in range(affine):
+            args[2 + i] = _tensor(size, dtype)
+        atol = 5e-6 if dtype == torch.float32 else None
+        check_op(aten.layer_norm.default, (*args, 1e-5), atol=atol)
+        check_op(aten.native_layer_norm.default, (*args, 1e-5), atol=atol)
+
+
+def test_layer_norm_of_a_large_mean():
+    x = torch.randn(3, 512, dtype=torch.float32) + 1000
+    exact = torch.nn.functional.layer_norm(x.double(), [512])
+    (actual,) = run_op(aten.layer_norm.default, (x, [512]))
+    # One rounding of the mean is 3e-5 of a deviation.
+    assert (actual.double() - exact).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize(("shape", "dims"), [s for s in SHAPES if 0 not in s[0]])
+@pytest.mark.parametrize("eps", [None, 1e-6])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_rms_norm(shape, dims, dtype, eps, weighted):
+    size = shape[len(shape) - dims :]
+    check_op(
+        aten.rms_norm.default,
+        (_tensor(shape, dtype), list(size), _tensor(size, dtype) if weighted else None, eps),
+        atol=5e-6 if dtype == torch.float32 else None,
+    )
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("shape", [(2, 6), (2, 6, 5), (3, 6, 4, 7), (1, 12, 33)])
+@pytest.mark.parametrize("affine", [0, 1, 2])
+def test_group_norm(shape, dtype, affine):
+    for groups in (1, 2, 3, 6):
+        x = _tensor(shape, dtype, offset=0.5)
+        weight = _tensor(shape[1:2], dtype) if affine > 0 else None
+        bias = _tensor(shape[1:2], dtype) if affine > 1 else None
+        # Single elements of a group leave rounding only; the statistics of eager's half precision are half precision.
+        atol = max(2e-5, tolerance(dtype)[0] * 4) if dtype != torch.float64 else None
+        check_op(aten.group_norm.default, (x, groups, weight, bias, 1e-3), atol=atol)
+        pixels = x[0, 0].numel() if len(shape) > 2 else 1
+        check_op(
+            aten.native_group_norm.default,
+            (x, weight, bias, shape[0], shape[1], pixels, groups, 1e-3),
+            atol=atol,
+        )
