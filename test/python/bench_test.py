@@ -1,0 +1,139 @@
+"""The parts of bench/ that turn samples into statements, and the protocol of its workers."""
+
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCH = Path(__file__).resolve().parents[2] / "bench"
+
+
+@pytest.fixture(scope="module")
+def bench():
+    """bench/ is a folder of scripts, not a package: importable for these tests only."""
+    sys.path.insert(0, str(BENCH))
+    before = set(sys.modules)
+    try:
+        yield {name: importlib.import_module(name) for name in ("workloads", "peers", "report", "run", "machine")}
+    finally:
+        sys.path.remove(str(BENCH))
+        for name in set(sys.modules) - before:
+            if str(getattr(sys.modules[name], "__file__", "") or "").startswith(str(BENCH)):
+                del sys.modules[name]
+
+
+IDENTITY = {"versions": {"some": "1.0"}, "fingerprint": ""}
+
+
+def entry_of(rounds):
+    return {
+        "title": "a title",
+        "key": {"machine": {}, "workload": {}, "peers": {"graft": IDENTITY, "eager": IDENTITY}},
+        "machine": {
+            "cpu": "a cpu", "family": "1", "model": "2", "hypervisor": True, "usable_cpus": 2, "memory_gb": 1,
+            "kernel": "6", "python": "3", "flags": ["avx2"],
+        },
+        "left_out": {"openvino": "not installed"},
+        "peers": {"graft": {"peak_mb": 30.0, "imports_mb": 10.0, "load_ms": 5.0}},
+        "rounds": rounds,
+    }  # fmt: skip
+
+
+def round_of(times, error=1e-6):
+    return {
+        "session": "2026-01-01",
+        "load_average": 0.5,
+        "ms": {"8 tokens": times},
+        "max_abs_error": {"8 tokens": dict.fromkeys(times, error)},
+    }
+
+
+def workload_of(bench, **changes):
+    fields = {
+        "name": "w", "title": "a title", "model": "minilm", "threads": 2, "rounds": 3, "warmup": 1, "calls": 3,
+        "tolerance": 1e-4, "peers": ("graft", "eager", "openvino"), "cases": ({"name": "8 tokens", "tokens": 8},),
+        "goals": ({"case": "8 tokens", "peer": "eager", "at_most": 1.3},),
+    }  # fmt: skip
+    return bench["workloads"].Workload(**{**fields, **changes})
+
+
+def test_ratios_pair_only_turns_of_one_round(bench):
+    # The machine was three times slower in the second round: the ratio of the medians of all samples would be 3.
+    entry = entry_of([round_of({"graft": [1.0, 2.0, 9.0], "eager": [4.0]}), round_of({"graft": [3.0]}),
+                      round_of({"graft": [6.0], "eager": [12.0]})])  # fmt: skip
+    assert bench["report"].ratios(entry, "8 tokens", "graft", "eager") == [0.5, 0.5]
+
+
+def test_table_states_ratios_goals_errors_and_who_is_missing(bench):
+    entry = entry_of([round_of({"graft": [3.0], "eager": [2.0]}, error=1e-3)])
+    text = bench["report"].markdown({"workloads": {"w": entry}}, {"w": workload_of(bench)})
+    assert "| **graft** | 3.00 (3.00) | 1.0e-03 **above 0.0001** | 30 | 20 | 5 |" in text
+    assert "| eager 1.0 | 1.50 (1.50 to 1.50) |" in text
+    assert "8 tokens: at most 1.3 x eager: does not hold (1.50)" in text
+    assert "openvino left out: not installed" in text
+
+
+def test_a_round_is_complete_when_all_chosen_peers_ran(bench):
+    entry = entry_of([round_of({"graft": [1.0], "eager": [1.0]}), round_of({"graft": [1.0]})])
+    assert bench["run"].complete(entry, ["graft"]) == 2
+    assert bench["run"].complete(entry, ["graft", "eager"]) == 1
+
+
+@pytest.mark.parametrize(
+    "peers, expected",
+    [
+        ({"graft": IDENTITY, "eager": IDENTITY}, True),
+        ({"graft": IDENTITY}, True),
+        ({"graft": {**IDENTITY, "fingerprint": "rebuilt"}}, False),
+        ({"graft": IDENTITY, "openvino": IDENTITY}, False),
+    ],
+)
+def test_what_a_rerun_may_add_to(bench, peers, expected):
+    old = entry_of([])["key"]
+    assert bench["run"].continues(old, {**old, "peers": peers}) is expected
+
+
+def test_samples_of_another_machine_do_not_count(bench):
+    old = entry_of([])["key"]
+    assert not bench["run"].continues(old, {**old, "machine": {"cpu": "another"}})
+
+
+def test_results_are_replaced_whole(bench, tmp_path):
+    path = tmp_path / "results.json"
+    bench["report"].write({"format": 1, "workloads": {}}, path)
+    assert bench["report"].read(path) == {"format": 1, "workloads": {}}
+    assert [file.name for file in tmp_path.iterdir()] == ["results.json"]
+    path.write_text(json.dumps({"format": 99}))
+    with pytest.raises(SystemExit, match="expected format 1, found 99"):
+        bench["report"].read(path)
+
+
+def test_every_entry_names_known_peers(bench):
+    for workload in bench["workloads"].load().values():
+        assert set(workload.peers) <= set(bench["peers"].MODULES)
+        for peer in workload.peers:
+            assert bench["peers"].get(peer).environment in ("project", "peers")
+
+
+def test_a_goal_of_an_unknown_case_is_an_error(bench, tmp_path):
+    text = (BENCH / "workloads.toml").read_text().replace('case = "8 tokens"', 'case = "9 tokens"')
+    file = tmp_path / "workloads.toml"
+    file.write_text(text)
+    with pytest.raises(ValueError, match="9 tokens"):
+        bench["workloads"].load(file)
+
+
+def test_an_absent_peer_ends_with_a_reason_on_one_line(bench, tmp_path):
+    log = tmp_path / "log"
+    with pytest.raises(bench["run"].PeerFailed, match="nobody"):
+        bench["run"].call(sys.executable, "identify", "nobody", log=log, threads=1)
+
+
+def test_worker_keeps_what_libraries_print_out_of_its_answers():
+    program = "import os, worker, sys; sys.argv = ['worker', 'identify', 'eager']; worker.main(); print('noise')"
+    done = subprocess.run([sys.executable, "-c", program], cwd=BENCH, capture_output=True, text=True, check=True)
+    assert [json.loads(line)["fingerprint"] for line in done.stdout.splitlines()] == [""]
+    assert "noise" in done.stderr
