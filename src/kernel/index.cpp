@@ -25,10 +25,14 @@ void move(const std::byte* from, std::int64_t from_stride, std::byte* to, std::i
     return;
   }
   switch (size) {
-    case 1: return move_elements<std::uint8_t>(from, from_stride, to, to_stride, n);
-    case 2: return move_elements<std::uint16_t>(from, from_stride, to, to_stride, n);
-    case 4: return move_elements<std::uint32_t>(from, from_stride, to, to_stride, n);
-    default: return move_elements<std::uint64_t>(from, from_stride, to, to_stride, n);
+    case 1:
+      return move_elements<std::uint8_t>(from, from_stride, to, to_stride, n);
+    case 2:
+      return move_elements<std::uint16_t>(from, from_stride, to, to_stride, n);
+    case 4:
+      return move_elements<std::uint32_t>(from, from_stride, to, to_stride, n);
+    default:
+      return move_elements<std::uint64_t>(from, from_stride, to, to_stride, n);
   }
 }
 
@@ -154,11 +158,16 @@ struct Space {
 template <typename T>
 T combined(ScatterMode mode, T a, T b) {
   switch (mode) {
-    case ScatterMode::add: return static_cast<T>(a + b);
-    case ScatterMode::multiply: return static_cast<T>(a * b);
-    case ScatterMode::amax: return b > a || b != b ? b : a;
-    case ScatterMode::amin: return b < a || b != b ? b : a;
-    case ScatterMode::assign: break;
+    case ScatterMode::add:
+      return static_cast<T>(a + b);
+    case ScatterMode::multiply:
+      return static_cast<T>(a * b);
+    case ScatterMode::amax:
+      return b > a || b != b ? b : a;
+    case ScatterMode::amin:
+      return b < a || b != b ? b : a;
+    case ScatterMode::assign:
+      break;
   }
   return b;
 }
@@ -195,9 +204,15 @@ class Combiner {
       const std::byte* from = values + i * values_stride;
       std::byte* to = target + i * target_stride;
       switch (class_) {
-        case BlockClass::f32: block<float>(from, values_stride, to, target_stride, count); break;
-        case BlockClass::f64: block<double>(from, values_stride, to, target_stride, count); break;
-        default: block<std::int64_t>(from, values_stride, to, target_stride, count); break;
+        case BlockClass::f32:
+          block<float>(from, values_stride, to, target_stride, count);
+          break;
+        case BlockClass::f64:
+          block<double>(from, values_stride, to, target_stride, count);
+          break;
+        default:
+          block<std::int64_t>(from, values_stride, to, target_stride, count);
+          break;
       }
     }
   }

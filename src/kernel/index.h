@@ -13,8 +13,8 @@ namespace graft {
 inline constexpr int kMaxIndexTensors = 6;
 
 struct IndexAttrs {
-  std::int32_t count = 0;      // index tensors
-  bool wrap = false;           // negative indices count from the end
+  std::int32_t count = 0;                      // index tensors
+  bool wrap = false;                           // negative indices count from the end
   std::int32_t dim[kMaxIndexTensors] = {};     // dimension of the indexed tensor, for messages
   std::int64_t size[kMaxIndexTensors] = {};    // its size
   std::int64_t stride[kMaxIndexTensors] = {};  // its stride in bytes

@@ -28,14 +28,18 @@ using Wide = std::conditional_t<std::is_floating_point_v<T>, double, Int>;
 
 template <typename T>
 T wrapping_add(T a, T b) {
-  if constexpr (std::is_integral_v<T>) return static_cast<T>(static_cast<std::uint64_t>(a) + static_cast<std::uint64_t>(b));
-  else return a + b;
+  if constexpr (std::is_integral_v<T>)
+    return static_cast<T>(static_cast<std::uint64_t>(a) + static_cast<std::uint64_t>(b));
+  else
+    return a + b;
 }
 
 template <typename T>
 T wrapping_mul(T a, T b) {
-  if constexpr (std::is_integral_v<T>) return static_cast<T>(static_cast<std::uint64_t>(a) * static_cast<std::uint64_t>(b));
-  else return a * b;
+  if constexpr (std::is_integral_v<T>)
+    return static_cast<T>(static_cast<std::uint64_t>(a) * static_cast<std::uint64_t>(b));
+  else
+    return a * b;
 }
 
 // A reducer: `Acc`, its start value, how an element enters (x; its place; the output's shift; the op's parameter) and
@@ -71,7 +75,9 @@ template <typename T, bool largest>
 struct AbsExtreme : Extreme<T, largest> {
   using Acc = Wide<T>;
   static constexpr Acc kStart = largest ? 0 : std::numeric_limits<Acc>::infinity();
-  static void step(Acc& acc, T x, Int, double, double) { Extreme<T, largest>::merge(acc, std::fabs(static_cast<Acc>(x))); }
+  static void step(Acc& acc, T x, Int, double, double) {
+    Extreme<T, largest>::merge(acc, std::fabs(static_cast<Acc>(x)));
+  }
 };
 
 template <typename T>
@@ -129,8 +135,7 @@ struct ArgExtreme {
   }
   static void merge(Acc& acc, const Acc& other) {
     if (other.place < 0) return;
-    if (acc.place < 0 || beats(other.value, acc.value) ||
-        (!beats(acc.value, other.value) && other.place < acc.place))
+    if (acc.place < 0 || beats(other.value, acc.value) || (!beats(acc.value, other.value) && other.place < acc.place))
       acc = other;
   }
 };
@@ -212,7 +217,6 @@ void accumulate(const Job& job, Int first, Int width, Int begin, Int end, typena
   for (const auto& lane : lanes) R::merge(acc[0], lane);
 }
 
-
 // Accumulators of `width` outputs from `first` are complete: writes the outputs.
 template <typename R>
 void write(const KernelContext& ctx, const Job& job, Int first, Int width, const typename R::Acc* acc,
@@ -226,9 +230,15 @@ void write(const KernelContext& ctx, const Job& job, Int first, Int width, const
     if constexpr (std::is_same_v<typename R::Acc, double>) {
       double v = acc[j];
       switch (job.attrs.op) {
-        case ReduceOp::mean: v /= count; break;
-        case ReduceOp::root_of_squares: v = std::sqrt(v); break;
-        case ReduceOp::power_norm: v = std::pow(v, 1 / parameter); break;
+        case ReduceOp::mean:
+          v /= count;
+          break;
+        case ReduceOp::root_of_squares:
+          v = std::sqrt(v);
+          break;
+        case ReduceOp::power_norm:
+          v = std::pow(v, 1 / parameter);
+          break;
         case ReduceOp::variance:
         case ReduceOp::deviation:
         case ReduceOp::mean_and_variance:
@@ -237,8 +247,11 @@ void write(const KernelContext& ctx, const Job& job, Int first, Int width, const
           real[1][j] = shift[j];
           is_integer[1] = false;
           break;
-        case ReduceOp::log_sum_exp: v = std::log(v) + shift[j]; break;
-        default: break;
+        case ReduceOp::log_sum_exp:
+          v = std::log(v) + shift[j];
+          break;
+        default:
+          break;
       }
       real[0][j] = v;
     } else if constexpr (std::is_same_v<typename R::Acc, Int>) {
@@ -258,8 +271,8 @@ void write(const KernelContext& ctx, const Job& job, Int first, Int width, const
     const auto size = static_cast<Int>(byte_size(dtype));
     const auto type = is_integer[k] ? simd::BlockClass::i64 : simd::BlockClass::f64;
     const void* block = is_integer[k] ? static_cast<const void*>(integer[k]) : real[k];
-    convert.store[static_cast<int>(type)][static_cast<int>(dtype)](block, size, width,
-                                                                   ctx.output<std::byte>(static_cast<int>(k)) + first * size);
+    convert.store[static_cast<int>(type)][static_cast<int>(dtype)](
+        block, size, width, ctx.output<std::byte>(static_cast<int>(k)) + first * size);
   }
 }
 
@@ -334,7 +347,8 @@ struct Partial {
 template <typename First, typename R, typename T>
 void by_element(const KernelContext& ctx, const Job& job) {
   const Int outputs = job.kept.total;
-  auto* shifts = reinterpret_cast<double*>(ctx.scratch_bytes + ctx.threads * outputs * static_cast<Int>(sizeof(Partial)));
+  auto* shifts =
+      reinterpret_cast<double*>(ctx.scratch_bytes + ctx.threads * outputs * static_cast<Int>(sizeof(Partial)));
   for (Int o = ctx.thread; o < outputs; o += ctx.threads) shifts[o] = 0;
   ctx.barrier();
   if constexpr (!std::is_same_v<First, NoPass>) {
@@ -373,32 +387,51 @@ void execute(const KernelContext& ctx, const Job& job) {
 template <typename T>
 void dispatch(const KernelContext& ctx, const Job& job) {
   switch (job.attrs.op) {
-    case ReduceOp::sum: return execute<NoPass, Sum<T>, T>(ctx, job);
-    case ReduceOp::prod: return execute<NoPass, Product<T>, T>(ctx, job);
-    case ReduceOp::amax: return execute<NoPass, Extreme<T, true>, T>(ctx, job);
-    case ReduceOp::amin: return execute<NoPass, Extreme<T, false>, T>(ctx, job);
-    case ReduceOp::any: return execute<NoPass, Any<T>, T>(ctx, job);
-    case ReduceOp::all: return execute<NoPass, All<T>, T>(ctx, job);
-    case ReduceOp::count_nonzero: return execute<NoPass, CountNonzero<T>, T>(ctx, job);
+    case ReduceOp::sum:
+      return execute<NoPass, Sum<T>, T>(ctx, job);
+    case ReduceOp::prod:
+      return execute<NoPass, Product<T>, T>(ctx, job);
+    case ReduceOp::amax:
+      return execute<NoPass, Extreme<T, true>, T>(ctx, job);
+    case ReduceOp::amin:
+      return execute<NoPass, Extreme<T, false>, T>(ctx, job);
+    case ReduceOp::any:
+      return execute<NoPass, Any<T>, T>(ctx, job);
+    case ReduceOp::all:
+      return execute<NoPass, All<T>, T>(ctx, job);
+    case ReduceOp::count_nonzero:
+      return execute<NoPass, CountNonzero<T>, T>(ctx, job);
     case ReduceOp::argmax:
-    case ReduceOp::max_and_index: return execute<NoPass, ArgExtreme<T, true>, T>(ctx, job);
+    case ReduceOp::max_and_index:
+      return execute<NoPass, ArgExtreme<T, true>, T>(ctx, job);
     case ReduceOp::argmin:
-    case ReduceOp::min_and_index: return execute<NoPass, ArgExtreme<T, false>, T>(ctx, job);
-    default: break;
+    case ReduceOp::min_and_index:
+      return execute<NoPass, ArgExtreme<T, false>, T>(ctx, job);
+    default:
+      break;
   }
   if constexpr (std::is_floating_point_v<T>) {
     switch (job.attrs.op) {
-      case ReduceOp::mean: return execute<NoPass, Sum<T>, T>(ctx, job);
-      case ReduceOp::abs_sum: return execute<NoPass, SumOf<T, absolute>, T>(ctx, job);
-      case ReduceOp::root_of_squares: return execute<NoPass, SumOf<T, squared>, T>(ctx, job);
-      case ReduceOp::power_norm: return execute<NoPass, SumOf<T, power>, T>(ctx, job);
-      case ReduceOp::abs_max: return execute<NoPass, AbsExtreme<T, true>, T>(ctx, job);
-      case ReduceOp::abs_min: return execute<NoPass, AbsExtreme<T, false>, T>(ctx, job);
+      case ReduceOp::mean:
+        return execute<NoPass, Sum<T>, T>(ctx, job);
+      case ReduceOp::abs_sum:
+        return execute<NoPass, SumOf<T, absolute>, T>(ctx, job);
+      case ReduceOp::root_of_squares:
+        return execute<NoPass, SumOf<T, squared>, T>(ctx, job);
+      case ReduceOp::power_norm:
+        return execute<NoPass, SumOf<T, power>, T>(ctx, job);
+      case ReduceOp::abs_max:
+        return execute<NoPass, AbsExtreme<T, true>, T>(ctx, job);
+      case ReduceOp::abs_min:
+        return execute<NoPass, AbsExtreme<T, false>, T>(ctx, job);
       case ReduceOp::variance:
       case ReduceOp::deviation:
-      case ReduceOp::mean_and_variance: return execute<Sum<T>, SumOf<T, squared_difference>, T>(ctx, job);
-      case ReduceOp::log_sum_exp: return execute<Extreme<T, true>, SumOf<T, exponential>, T>(ctx, job);
-      default: break;
+      case ReduceOp::mean_and_variance:
+        return execute<Sum<T>, SumOf<T, squared_difference>, T>(ctx, job);
+      case ReduceOp::log_sum_exp:
+        return execute<Extreme<T, true>, SumOf<T, exponential>, T>(ctx, job);
+      default:
+        break;
     }
   }
   ctx.fail("this reduction has no meaning for integers");
@@ -426,9 +459,12 @@ void reduce(const KernelContext& ctx) noexcept {
   job.load = simd::elementwise().convert->load[static_cast<int>(type)][static_cast<int>(x.dtype)];
   job.is_block = x.dtype == DType::f32 || x.dtype == DType::f64 || x.dtype == DType::i64;
   switch (type) {
-    case simd::BlockClass::f32: return dispatch<float>(ctx, job);
-    case simd::BlockClass::f64: return dispatch<double>(ctx, job);
-    default: return dispatch<Int>(ctx, job);
+    case simd::BlockClass::f32:
+      return dispatch<float>(ctx, job);
+    case simd::BlockClass::f64:
+      return dispatch<double>(ctx, job);
+    default:
+      return dispatch<Int>(ctx, job);
   }
 }
 

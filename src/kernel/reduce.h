@@ -11,23 +11,23 @@ enum class ReduceOp : std::int32_t {
   sum,
   mean,
   prod,
-  amax,          // NaN wins
+  amax,  // NaN wins
   amin,
-  any,           // NaN counts as true
+  any,  // NaN counts as true
   all,
   count_nonzero,
-  abs_sum,       // 1-norm
+  abs_sum,          // 1-norm
   root_of_squares,  // 2-norm
-  abs_max,       // infinity norm
+  abs_max,          // infinity norm
   abs_min,
-  power_norm,    // (sum |x|^p)^(1/p), p in `parameter`
-  variance,      // parameter: correction
-  deviation,     // its square root
+  power_norm,         // (sum |x|^p)^(1/p), p in `parameter`
+  variance,           // parameter: correction
+  deviation,          // its square root
   mean_and_variance,  // second output: the mean
   log_sum_exp,
-  argmax,        // i64 output: first place of the largest (or first NaN), counted along the reduced dimensions
+  argmax,  // i64 output: first place of the largest (or first NaN), counted along the reduced dimensions
   argmin,
-  max_and_index, // second output (i64): its place
+  max_and_index,  // second output (i64): its place
   min_and_index,
 };
 

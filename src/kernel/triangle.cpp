@@ -47,10 +47,18 @@ void triangle(const KernelContext& ctx) noexcept {
     std::byte* out = ctx.output<std::byte>() + to * size;
     const std::int64_t in_stride = x.strides[column_dim] * size, out_stride = y.strides[column_dim] * size;
     switch (size) {
-      case 1: copy_or_zero<std::uint8_t>(in, in_stride, out, out_stride, columns, begin, end); break;
-      case 2: copy_or_zero<std::uint16_t>(in, in_stride, out, out_stride, columns, begin, end); break;
-      case 4: copy_or_zero<std::uint32_t>(in, in_stride, out, out_stride, columns, begin, end); break;
-      default: copy_or_zero<std::uint64_t>(in, in_stride, out, out_stride, columns, begin, end); break;
+      case 1:
+        copy_or_zero<std::uint8_t>(in, in_stride, out, out_stride, columns, begin, end);
+        break;
+      case 2:
+        copy_or_zero<std::uint16_t>(in, in_stride, out, out_stride, columns, begin, end);
+        break;
+      case 4:
+        copy_or_zero<std::uint32_t>(in, in_stride, out, out_stride, columns, begin, end);
+        break;
+      default:
+        copy_or_zero<std::uint64_t>(in, in_stride, out, out_stride, columns, begin, end);
+        break;
     }
   }
 }

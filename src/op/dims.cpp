@@ -6,8 +6,8 @@ namespace graft {
 
 int wrap_dim(std::int64_t dim, int rank) {
   const int bound = rank > 0 ? rank : 1;
-  GRAFT_CHECK(InvalidArgument, dim >= -bound && dim < bound, "dimension ", dim, " is out of range for a tensor of rank ",
-              rank);
+  GRAFT_CHECK(InvalidArgument, dim >= -bound && dim < bound, "dimension ", dim,
+              " is out of range for a tensor of rank ", rank);
   return static_cast<int>(dim < 0 ? dim + bound : dim);
 }
 

@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "base/check.h"
+#include "op/common.h"
 #include "op/dims.h"
 #include "plan/lowering.h"
 
@@ -38,7 +39,8 @@ struct Places {
     for (int k = 0; k < attrs.count; ++k) {
       const int dim = attrs.dim[k];
       attrs.size[k] = tensor.rank() > 0 ? tensor.size(dim) : 1;
-      attrs.stride[k] = tensor.rank() > 0 ? tensor.stride(dim) * static_cast<std::int64_t>(byte_size(tensor.dtype())) : 0;
+      attrs.stride[k] =
+          tensor.rank() > 0 ? tensor.stride(dim) * static_cast<std::int64_t>(byte_size(tensor.dtype())) : 0;
       GRAFT_CHECK(InvalidArgument, shape.numel() == 0 || attrs.size[k] > 0, "dimension ", dim,
                   " has size 0, and no index is in range");
     }
@@ -198,11 +200,13 @@ Tensor scatter(const Call& call, ScatterMode mode, Lowering& lowering) {
   const Tensor &self = call.tensor("self"), &index = call.tensor("index");
   Places places = places_along(self, index, wrap_dim(call.integer("dim"), self.rank()));
   if (!call.is_tensor("src")) {
-    const Tensor value = call.is_tensor("value") ? call.tensor("value") : lowering.full(self.dtype(), {}, call.scalar("value"));
+    const Tensor value =
+        call.is_tensor("value") ? call.tensor("value") : lowering.full(self.dtype(), {}, call.scalar("value"));
     return scattered(places, self, value, mode, lowering);
   }
   Tensor src = call.tensor("src");
-  if (index.numel() == 0) return scattered(places, self, lowering.full(self.dtype(), {}, Scalar::of(false)), mode, lowering);
+  if (index.numel() == 0)
+    return scattered(places, self, lowering.full(self.dtype(), {}, Scalar::of(false)), mode, lowering);
   if (src.rank() != index.rank()) {
     src = *try_reshape(src.rank() == 0 ? src : sliced(src, 0, 0, 1), index.shape());  // 0-d counts as [1]
   } else {
@@ -241,17 +245,7 @@ Places index_places(const Tensor& self, const std::vector<std::optional<Tensor>>
     if (!given[at(d)]) continue;
     if (count++ == 0) first = d;
     last = d;
-    const Shape shape = given[at(d)]->shape();
-    Shape merged;
-    const int rank = std::max(common.rank(), shape.rank());
-    for (int k = 0; k < rank; ++k) {
-      const int a = k - (rank - common.rank()), b = k - (rank - shape.rank());
-      const std::int64_t x = a < 0 ? 1 : common[a], y = b < 0 ? 1 : shape[b];
-      GRAFT_CHECK(InvalidArgument, x == y || x == 1 || y == 1, "index tensors of sizes ", common.str(), " and ",
-                  shape.str(), " cannot be broadcast together");
-      merged.push_back(x == 1 ? y : x);
-    }
-    common = merged;
+    common = broadcast_shapes(common, given[at(d)]->shape());
   }
   GRAFT_CHECK(InvalidArgument, count > 0, "needs at least one index tensor");
   // Index tensors next to each other keep their place; otherwise their common shape comes first.

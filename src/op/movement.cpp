@@ -134,7 +134,8 @@ std::vector<Tensor> repeat_lower(const Call& call, std::span<const Shape> shapes
   Shape one, many;
   const int lead = static_cast<int>(repeats.size()) - self.rank();
   int rank = 0;
-  for (int d = 0; d < static_cast<int>(repeats.size()); ++d) rank += repeats[static_cast<std::size_t>(d)] == 1 || d < lead ? 1 : 2;
+  for (int d = 0; d < static_cast<int>(repeats.size()); ++d)
+    rank += repeats[static_cast<std::size_t>(d)] == 1 || d < lead ? 1 : 2;
   if (rank <= kMaxRank) {
     const Tensor out = lowering.allocate(self.dtype(), shapes[0]);
     if (out.numel() == 0) return {out};
@@ -222,8 +223,8 @@ struct Pad {
 std::vector<Pad> pads_of(const Call& call) {
   const Tensor& self = call.tensor("self");
   const Sizes given = call.integers("pad");
-  GRAFT_CHECK(InvalidArgument, given.size() % 2 == 0 && given.size() / 2 <= static_cast<std::size_t>(self.rank()), "got ",
-              given.size(), " paddings for a tensor of rank ", self.rank());
+  GRAFT_CHECK(InvalidArgument, given.size() % 2 == 0 && given.size() / 2 <= static_cast<std::size_t>(self.rank()),
+              "got ", given.size(), " paddings for a tensor of rank ", self.rank());
   std::vector<Pad> pads(static_cast<std::size_t>(self.rank()));
   for (std::size_t i = 0; i < given.size() / 2; ++i)  // the last dimension comes first
     pads[pads.size() - 1 - i] = {given[2 * i], given[2 * i + 1]};
@@ -235,7 +236,8 @@ Shape pad_shape(const Call& call) {
   Shape shape;
   int d = 0;
   for (const Pad& pad : pads_of(call)) {
-    const std::int64_t size = self.size(d), kept = size + std::min<std::int64_t>(pad.before, 0) + std::min<std::int64_t>(pad.after, 0);
+    const std::int64_t size = self.size(d),
+                       kept = size + std::min<std::int64_t>(pad.before, 0) + std::min<std::int64_t>(pad.after, 0);
     GRAFT_CHECK(InvalidArgument, kept >= 0, "padding ", pad.before, " and ", pad.after, " cuts more than dimension ", d,
                 " of size ", size, " has");
     shape.push_back(kept + std::max<std::int64_t>(pad.before, 0) + std::max<std::int64_t>(pad.after, 0));
@@ -338,8 +340,8 @@ std::span<const Operator> movement_operators() {
       {"aten.triu.default", refuse_rank, one_shape<triangle_shape>, triangle_lower<true>, true},
       {"aten.select_scatter.default", refuse_rank, one_shape<scatter_shape<selected_window>>,
        scatter_lower<selected_window>, false},
-      {"aten.slice_scatter.default", refuse_rank, one_shape<scatter_shape<sliced_window>>,
-       scatter_lower<sliced_window>, false},
+      {"aten.slice_scatter.default", refuse_rank, one_shape<scatter_shape<sliced_window>>, scatter_lower<sliced_window>,
+       false},
       {"aten.diagonal_scatter.default", refuse_rank, one_shape<scatter_shape<diagonal_window>>,
        scatter_lower<diagonal_window>, false},
   };

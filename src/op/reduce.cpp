@@ -112,9 +112,9 @@ std::vector<Shape> norm_shape(const Call& call) {
 std::vector<Tensor> lower_norm(const Call& call, std::span<const Shape> shapes, Lowering& lowering) {
   const double order = order_of(call);
   const Tensor out = lowering.allocate(call.output_dtype(), shapes[0]);
-  const ReduceOp op = order == 0   ? ReduceOp::count_nonzero
-                      : order == 1 ? ReduceOp::abs_sum
-                      : order == 2 ? ReduceOp::root_of_squares
+  const ReduceOp op = order == 0          ? ReduceOp::count_nonzero
+                      : order == 1        ? ReduceOp::abs_sum
+                      : order == 2        ? ReduceOp::root_of_squares
                       : std::isinf(order) ? (order > 0 ? ReduceOp::abs_max : ReduceOp::abs_min)
                                           : ReduceOp::power_norm;
   launch_reduce(op, widened(call.tensor("self"), out.dtype(), lowering), reduced_dims(call), {out}, order, lowering);
@@ -158,7 +158,8 @@ Refusal refuse_integer_result(const NodeView& node) {
 
 // PyTorch itself fails on an empty list here.
 Refusal refuse_empty_dims(const NodeView& node) {
-  if (node.arg("dim").kind == ir::Arg::Kind::list && node.arg("dim").items.empty()) return "an empty list of dimensions";
+  if (node.arg("dim").kind == ir::Arg::Kind::list && node.arg("dim").items.empty())
+    return "an empty list of dimensions";
   return refuse_integer_result(node);
 }
 

@@ -130,7 +130,8 @@ Scalar pow(const Call& call) {
 Scalar neg(const Call& call) {
   const Scalar a = call.scalar("a");
   if (a.is_real()) return Scalar::of(-a.f);
-  return Scalar::of(whole(call, a.i == std::numeric_limits<Integer>::min(), a.i == std::numeric_limits<Integer>::min() ? 0 : -a.i));
+  return Scalar::of(
+      whole(call, a.i == std::numeric_limits<Integer>::min(), a.i == std::numeric_limits<Integer>::min() ? 0 : -a.i));
 }
 
 Scalar pos(const Call& call) {
@@ -146,7 +147,9 @@ Scalar abs(const Call& call) {
 
 // long double holds every int64 and every double exactly on the machines we build for (x86-64, AArch64).
 static_assert(std::numeric_limits<long double>::digits >= 64);
-long double exact(const Scalar& s) { return s.is_real() ? static_cast<long double>(s.f) : static_cast<long double>(s.i); }
+long double exact(const Scalar& s) {
+  return s.is_real() ? static_cast<long double>(s.f) : static_cast<long double>(s.i);
+}
 
 template <typename Compare>
 Scalar compare(const Call& call, Compare compare) {
@@ -154,12 +157,24 @@ Scalar compare(const Call& call, Compare compare) {
   return Scalar::of(static_cast<bool>(compare(exact(a), exact(b))));
 }
 
-Scalar eq(const Call& call) { return compare(call, [](auto x, auto y) { return x == y; }); }
-Scalar ne(const Call& call) { return compare(call, [](auto x, auto y) { return x != y; }); }
-Scalar lt(const Call& call) { return compare(call, [](auto x, auto y) { return x < y; }); }
-Scalar le(const Call& call) { return compare(call, [](auto x, auto y) { return x <= y; }); }
-Scalar gt(const Call& call) { return compare(call, [](auto x, auto y) { return x > y; }); }
-Scalar ge(const Call& call) { return compare(call, [](auto x, auto y) { return x >= y; }); }
+Scalar eq(const Call& call) {
+  return compare(call, [](auto x, auto y) { return x == y; });
+}
+Scalar ne(const Call& call) {
+  return compare(call, [](auto x, auto y) { return x != y; });
+}
+Scalar lt(const Call& call) {
+  return compare(call, [](auto x, auto y) { return x < y; });
+}
+Scalar le(const Call& call) {
+  return compare(call, [](auto x, auto y) { return x <= y; });
+}
+Scalar gt(const Call& call) {
+  return compare(call, [](auto x, auto y) { return x > y; });
+}
+Scalar ge(const Call& call) {
+  return compare(call, [](auto x, auto y) { return x >= y; });
+}
 
 Scalar larger(const Call& call) {
   const auto [a, b] = operands(call);
@@ -172,9 +187,7 @@ Scalar smaller(const Call& call) {
 }
 
 // torch.sym_max and sym_min give a float as soon as one operand is one.
-Scalar promoted(const Call& call, const Scalar& s) {
-  return operands(call).real() ? Scalar::of(s.to_double()) : s;
-}
+Scalar promoted(const Call& call, const Scalar& s) { return operands(call).real() ? Scalar::of(s.to_double()) : s; }
 Scalar sym_max(const Call& call) { return promoted(call, larger(call)); }
 Scalar sym_min(const Call& call) { return promoted(call, smaller(call)); }
 
@@ -213,9 +226,15 @@ Scalar bits(const Call& call, Combine combine) {
   return both ? Scalar::of(r != 0) : Scalar::of(r);
 }
 
-Scalar bit_and(const Call& call) { return bits(call, [](Integer x, Integer y) { return x & y; }); }
-Scalar bit_or(const Call& call) { return bits(call, [](Integer x, Integer y) { return x | y; }); }
-Scalar bit_xor(const Call& call) { return bits(call, [](Integer x, Integer y) { return x ^ y; }); }
+Scalar bit_and(const Call& call) {
+  return bits(call, [](Integer x, Integer y) { return x & y; });
+}
+Scalar bit_or(const Call& call) {
+  return bits(call, [](Integer x, Integer y) { return x | y; });
+}
+Scalar bit_xor(const Call& call) {
+  return bits(call, [](Integer x, Integer y) { return x ^ y; });
+}
 Scalar bit_not(const Call& call) { return Scalar::of(~call.integer("a")); }
 
 Integer shift_count(const Call& call) {

@@ -40,12 +40,12 @@ std::vector<Tensor> list_lower(const Call& call, std::span<const Shape>, Lowerin
 
 template <ViewFn view>
 constexpr Operator view_operator(std::string_view target, Refusal (*refuse)(const NodeView&) = refuse_rank) {
-  return {target, refuse, view_shape<view>, view_lower<view>, false};
+  return {target, refuse, view_shape<view>, view_lower<view>, false, true};
 }
 
 template <ListFn views>
 constexpr Operator list_operator(std::string_view target) {
-  return {target, refuse_rank, list_shape<views>, list_lower<views>, false};
+  return {target, refuse_rank, list_shape<views>, list_lower<views>, false, true};
 }
 
 int dim_of(const Call& call, std::string_view name, int rank) { return wrap_dim(call.integer(name), rank); }
@@ -132,7 +132,7 @@ std::vector<Tensor> reshape_lower(const Call& call, std::span<const Shape> shape
 
 template <Shape (*rule)(const Call&)>
 constexpr Operator reshape_operator(std::string_view target) {
-  return {target, refuse_rank, reshape_shape<rule>, reshape_lower, false};
+  return {target, refuse_rank, reshape_shape<rule>, reshape_lower, false, true};
 }
 
 // --- permutations ---
@@ -391,7 +391,8 @@ Tensor as_strided(const Call& call) {
   for (int d = 0; d < result.rank(); ++d) {
     const std::int64_t stride = strides[static_cast<std::size_t>(d)];
     std::int64_t reach = 0;
-    fits = fits && stride >= 0 && !__builtin_mul_overflow(std::max<std::int64_t>(result.size(d) - 1, 0), stride, &reach) &&
+    fits = fits && stride >= 0 &&
+           !__builtin_mul_overflow(std::max<std::int64_t>(result.size(d) - 1, 0), stride, &reach) &&
            !__builtin_add_overflow(last, reach, &last);
     result.desc.strides[static_cast<std::size_t>(d)] = stride;
   }

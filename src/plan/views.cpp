@@ -86,10 +86,11 @@ Tensor sliced(const Tensor& tensor, int dim, std::int64_t start, std::int64_t le
   Tensor result = tensor;
   result.desc.shape[dim] = length;
   result.desc.strides[index(dim)] = tensor.stride(dim) * step;
-  if (length == 0) return result;  // no element is read: the offset stays inside the buffer
+  if (length == 0) return result;
   const std::int64_t last = start + (length - 1) * step;
   GRAFT_ASSERT(start >= 0 && start < tensor.size(dim) && last >= 0 && last < tensor.size(dim));
-  result.offset += start * tensor.stride(dim) * element_size(tensor);
+  // Without elements the buffer may have no bytes either: the offset stays inside.
+  if (tensor.numel() > 0) result.offset += start * tensor.stride(dim) * element_size(tensor);
   return result;
 }
 

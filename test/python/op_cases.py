@@ -1,0 +1,233 @@
+"""Random arguments for differential tests of operators, and the comparison with eager PyTorch.
+
+A case is a number that seeds everything: `@given(seeds)` and `Cases(seed)`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+import os
+import random
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import graft
+import pytest
+import torch
+from graft import _C
+from graft import testing
+from graft._dtypes import DTYPES, NUMBER_OF
+from graft._serialize import serialize_graph
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch.utils import _pytree as pytree
+
+SIZES = (0, 1, 2, 3, 5, 31, 32, 33, 257)
+FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+ALL = (*FLOATS, *INTEGERS, torch.bool)
+
+#: The cases of one operator, each a seed.
+many = settings(
+    max_examples=int(os.environ.get("GRAFT_CASES", "200")),
+    deadline=None,
+    database=None,
+    derandomize=True,
+    suppress_health_check=list(HealthCheck),
+)
+
+
+def cases(test: Callable[..., None]) -> Callable[..., None]:
+    """Decorator: runs `test(..., case=Cases(seed))` on 200 seeds."""
+    return many(given(case=st.integers(0, 2**40).map(Cases))(test))
+
+
+class Cases:
+    """Draws arguments. Same seed, same arguments."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self._seed = seed
+        self._torch = torch.Generator().manual_seed(seed)
+
+    def __repr__(self) -> str:
+        return f"Cases({self._seed})"
+
+    def pick(self, options: Sequence[Any]) -> Any:
+        return self.random.choice(options)
+
+    def chance(self, probability: float) -> bool:
+        return self.random.random() < probability
+
+    def shape(self, low: int = 0, high: int = 8, most: int = 6000, empty: bool = True) -> list[int]:
+        rank = self.random.randint(low, high)
+        sizes: list[int] = []
+        count = 1
+        for _ in range(rank):
+            fitting = [s for s in SIZES if s * count <= most and (s > 0 or (empty and self.chance(0.2)))]
+            size = self.pick(fitting or [1])
+            sizes.append(size)
+            count *= max(size, 1)
+        self.random.shuffle(sizes)
+        return sizes
+
+    def tensor(self, shape: Sequence[int], dtype: torch.dtype = torch.float32, special: bool = True) -> torch.Tensor:
+        """Random values; with `special`, some NaN, infinities, -0 and the extremes of integers among them."""
+        if dtype == torch.bool:
+            return torch.rand(tuple(shape), generator=self._torch) < self.pick([0.0, 0.3, 0.7, 1.0])
+        if not dtype.is_floating_point:
+            low = 0 if dtype == torch.uint8 else -20
+            result = torch.randint(low, 20, tuple(shape), generator=self._torch).to(dtype)
+            values = [torch.iinfo(dtype).min, torch.iinfo(dtype).max]
+        else:
+            result = torch.randn(tuple(shape), generator=self._torch).to(dtype)
+            values = [float("nan"), float("inf"), float("-inf"), -0.0, 0.0]
+        if special and self.chance(0.4) and result.numel():
+            flat = result.view(-1)
+            for _ in range(self.random.randint(1, 4)):
+                flat[self.random.randrange(flat.numel())] = self.pick(values)
+        return result
+
+    def dim(self, rank: int) -> int:
+        return self.random.randint(-max(rank, 1), max(rank, 1) - 1)
+
+    def dims(self, rank: int, at_least: int = 0) -> list[int]:
+        count = self.random.randint(min(at_least, rank), rank)
+        return [d - rank if self.chance(0.5) else d for d in self.random.sample(range(rank), count)]
+
+    def permutation(self, rank: int) -> list[int]:
+        return self.random.sample(range(rank), rank)
+
+    def factors(self, count: int, most: int = 6) -> list[int]:
+        """Sizes that multiply to `count`, with ones among them."""
+        sizes: list[int] = []
+        while count > 1 and len(sizes) < most - 2:
+            factor = self.pick([f for f in range(2, count + 1) if count % f == 0])
+            sizes.append(factor)
+            count //= factor
+        if count != 1:
+            sizes.append(count)
+        while len(sizes) < most and self.chance(0.4):
+            sizes.insert(self.random.randint(0, len(sizes)), 1)
+        return sizes
+
+    def indices(self, shape: Sequence[int], size: int, negative: bool = False) -> torch.Tensor:
+        """In range for `size`, which must be positive unless `shape` is empty."""
+        low = -size if negative and self.chance(0.5) else 0
+        high = max(size, low + 1)
+        return torch.randint(low, high, tuple(shape), generator=self._torch).to(self.pick([torch.int64, torch.int32]))
+
+    def check(self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None, **limits: Any) -> None:
+        """Against eager, on contiguous operands and on strided ones; where eager fails, graft must fail too."""
+        kwargs = dict(kwargs or {})
+        testing.check_op(target, args, kwargs, threads=self.pick([1, 2]), **limits)
+        if self.chance(0.5):
+            self.check_strided(target, args, kwargs, **limits)
+
+    def check_strided(self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], **limits: Any) -> None:
+        """The same call where every tensor is a view of a larger one, made inside the program."""
+        leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
+        graph = torch.fx.Graph()
+        inputs: list[torch.Tensor] = []
+        nodes: list[Any] = []
+        for leaf in leaves:
+            if not isinstance(leaf, torch.Tensor):
+                nodes.append(leaf)
+                continue
+            base, steps = self._disguised(leaf)
+            node = graph.placeholder(f"input_{len(inputs)}")
+            node.meta["val"] = base
+            inputs.append(base)
+            value = base
+            for step_target, step_args in steps:
+                node = graph.call_function(step_target, (node, *step_args))
+                value = step_target(value, *step_args)
+                node.meta["val"] = value
+            assert value.shape == leaf.shape
+            nodes.append(node)
+        with torch.no_grad():
+            expected = target(*args, **kwargs)
+        node_args, node_kwargs = pytree.tree_unflatten(nodes, spec)
+        call = graph.call_function(target, node_args, node_kwargs)
+        call.meta["val"] = expected
+        if isinstance(expected, torch.Tensor):
+            expected = [expected]
+            graph.output((call,))
+        else:
+            picks = []
+            for i, item in enumerate(expected):
+                pick = graph.call_function(operator.getitem, (call, i))
+                pick.meta["val"] = item
+                picks.append(pick)
+            graph.output(tuple(picks))
+        blob = serialize_graph(torch.fx.GraphModule(torch.nn.Module(), graph)).data
+        actual = run_blob(blob, inputs, self.pick([1, 2]))
+        for i, (a, e) in enumerate(zip(actual, expected, strict=True)):
+            assert a.dtype == e.dtype and a.shape == e.shape
+            atol, rtol = testing.tolerance(e.dtype)
+            testing._compare(
+                a, e, limits.get("atol", atol), limits.get("rtol", rtol), f"{target} on views of {args} {kwargs}: {i}"
+            )
+
+    def _disguised(self, tensor: torch.Tensor) -> tuple[torch.Tensor, list[tuple[Any, tuple[Any, ...]]]]:
+        """A contiguous tensor, and the views that make `tensor` of it."""
+        aten = torch.ops.aten
+        steps: list[tuple[Any, tuple[Any, ...]]] = []
+        base = tensor
+        for kind in self.random.sample(["permute", "slice", "flip"], 2):
+            if tensor.dim() == 0:
+                break
+            if kind == "permute":
+                order = self.permutation(tensor.dim())
+                base = base.permute(order)
+                steps.append((aten.permute.default, ([order.index(d) for d in range(tensor.dim())],)))
+            elif kind == "slice":
+                dim = self.random.randrange(tensor.dim())
+                grown = list(base.shape)
+                grown[dim] = 2 * grown[dim] + 1
+                filler = torch.zeros(grown, dtype=base.dtype)
+                filler.narrow(dim, 1, grown[dim] - 1)[(slice(None),) * dim + (slice(None, None, 2),)] = base
+                base = filler
+                steps.append((aten.slice.Tensor, (dim, 1, None, 2)))
+            else:
+                dim = self.random.randrange(tensor.dim())
+                base = base.flip(dim)
+                steps.append((aten.flip.default, ([dim],)))
+        return base.contiguous(), steps[::-1]
+
+    def check_or_fail(
+        self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None, **limits: Any
+    ) -> None:
+        """Like `check` where eager gives a result; nothing to compare where eager refuses the arguments."""
+        try:
+            with torch.no_grad():
+                target(*args, **dict(kwargs or {}))
+        except (RuntimeError, IndexError, ValueError):
+            return
+        self.check(target, args, kwargs, **limits)
+
+
+def run_blob(blob: bytes, tensors: Sequence[torch.Tensor], threads: int) -> list[torch.Tensor]:
+    program = _C.Program.from_ir(blob, {})
+    session = _C.Session(program, threads=threads)
+    (name,) = program.method_names()
+    inputs = [(t.data_ptr(), NUMBER_OF[t.dtype], tuple(t.shape)) for t in tensors]
+    results, outputs = [], []
+    for _, number, shape in session.output_values(name, inputs):
+        tensor = torch.empty(shape, dtype=DTYPES[number])
+        tensor.view(torch.uint8).fill_(0xA5) if tensor.dim() else tensor.fill_(77)
+        results.append(tensor)
+        outputs.append((tensor.data_ptr(), number, shape))
+    session.run_into(name, inputs, outputs)
+    return results
+
+
+def fails(message: str, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> None:
+    """The run on graft must fail with that text, where eager on in-range data would work."""
+    with pytest.raises(graft.Error, match=message):
+        testing.run_op(target, args, kwargs)
+
+
+def product(*options: Sequence[Any]) -> list[tuple[Any, ...]]:
+    return list(itertools.product(*options))
