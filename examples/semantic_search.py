@@ -81,6 +81,22 @@ def export_package(model: SentenceEmbedder, path: Path) -> None:
     graft.export(model, example_inputs(), dynamic_shapes=dynamic_shapes(), path=path)
 
 
+def load_or_export(model: SentenceEmbedder, path: Path):
+    """The package at `path`; made first when it is not there, or was made by a version whose files are not ours."""
+    import graft
+
+    if path.exists():
+        try:
+            return graft.load(path)
+        except (graft.InvalidProgram, graft.Unsupported) as error:
+            print(f"{path} does not load ({error})")
+    print(f"exporting MiniLM to {path} (once) ...", flush=True)
+    start = time.perf_counter()
+    export_package(model, path)
+    print(f"exported in {time.perf_counter() - start:.1f} s")
+    return graft.load(path)
+
+
 def tokens(tokenizer: transformers.PreTrainedTokenizerBase, texts: list[str]) -> tuple[torch.Tensor, torch.Tensor]:
     batch = tokenizer(texts, padding=True, truncation=True, max_length=MAX_LENGTH, return_tensors="pt")
     return batch["input_ids"], batch["attention_mask"]
@@ -130,17 +146,10 @@ def main() -> None:
     options = parser.parse_args()
     transformers.utils.logging.disable_progress_bar()
 
-    import graft
-
     folder = model_folder()
     model = SentenceEmbedder(folder)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    if not options.package.exists():
-        print(f"exporting MiniLM to {options.package} (once) ...", flush=True)
-        start = time.perf_counter()
-        export_package(model, options.package)
-        print(f"exported in {time.perf_counter() - start:.1f} s")
-    package = graft.load(options.package)
+    package = load_or_export(model, options.package)
 
     print(f"\nquestion: {options.question}")
     for score, sentence in search(package, tokenizer, options.question, SENTENCES):

@@ -141,7 +141,8 @@ def _partitioners(
             if not text:
                 raise ExportError(
                     f"export: method '{name}': expected {what} of classes that torch.utils._pytree can name in a "
-                    f"file (see serialized_type_name of torch.export.register_dataclass), found {spec}"
+                    "file (serialized_type_name of torch.export.register_dataclass, or "
+                    f"torch.utils._pytree._register_namedtuple), found {spec}"
                 )
         partitioners[name] = GraftPartitioner(
             method=name,

@@ -20,7 +20,10 @@ from torch.utils import _pytree as pytree
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
-from graft import _targets
+from graft import (
+    _pytree,  # noqa: F401  (names the classes that operators return)
+    _targets,
+)
 from graft._dtypes import NUMBER_OF
 from graft._writer import Writer
 from graft.errors import Error

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from graft import _C
+from graft import _C, _pytree  # noqa: F401  (_pytree: names the classes that operators return)
 from graft._dtypes import DTYPES, NUMBER_OF
 from graft.errors import InvalidArgument
 
