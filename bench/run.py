@@ -181,6 +181,9 @@ def measure(workload: Workload, chosen: list[str], rounds: int, results_path: Pa
             report.write(results, kept)
             say(f"  starting over; the samples so far are kept in {kept.name}")
         entry = {"key": key, "rounds": [], "peers": {}}
+    for peer, reason in entry.get("left_out", {}).items():
+        if peer not in chosen:
+            left_out[peer] = reason
     entry.update(title=workload.title, machine=facts, cores=cores, left_out=left_out)
     if complete(entry, identities) >= rounds:
         say(f"  all {rounds} rounds are there")
