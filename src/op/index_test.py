@@ -1,0 +1,181 @@
+"""Indexing against eager; indices out of range fail the run and touch nothing."""
+
+import pytest
+import torch
+from graft import Error
+from graft.testing import check_op, run_op
+from op_cases import ALL, FLOATS, Cases, cases
+
+aten = torch.ops.aten
+
+
+@cases
+def test_embedding(case):
+    weight = case.tensor([case.pick([1, 31, 257]), case.pick([0, 1, 3, 32, 33])], case.pick(ALL))
+    case.check(aten.embedding.default, (weight, case.indices(case.shape(0, 7, 300), weight.shape[0]), case.pick([-1, 0])))
+
+
+@cases
+def test_index_select(case):
+    x = case.tensor(case.shape(0, empty=False), case.pick(ALL))
+    dim = case.dim(x.dim())
+    shape = case.pick([[], [1], [5], [33], [0]]) if x.dim() else case.pick([[], [1]])
+    case.check(aten.index_select.default, (x, dim, case.indices(shape, x.shape[dim] if x.dim() else 1)))
+
+
+def _within(case: Cases, shape, dim: int) -> list[int]:
+    """Sizes of an index tensor: no larger than `shape` but along `dim`."""
+    sizes = [case.pick([s, max(s - 1, 0), 1 if s else 0]) for s in shape]
+    if sizes:
+        sizes[dim] = case.pick([0, 1, 3, 33])
+    return sizes
+
+
+@cases
+def test_gather(case):
+    x = case.tensor(case.shape(0, most=2000, empty=False), case.pick(ALL))
+    dim = case.dim(x.dim())
+    index = case.indices(_within(case, x.shape, dim), x.shape[dim] if x.dim() else 1)
+    case.check(aten.gather.default, (x, dim, index))
+
+
+def _unique(case: Cases, shape, dim: int, size: int) -> torch.Tensor:
+    """Indices of which no two along `dim` are equal."""
+    order = torch.stack([torch.randperm(size, generator=case._torch)[: shape[dim]] for _ in range(64)])
+    index = torch.zeros(shape, dtype=torch.int64)
+    lines = index.movedim(dim, -1)
+    pick = torch.randint(0, 64, lines.shape[:-1], generator=case._torch)
+    lines.copy_(order[pick])
+    return index
+
+
+@cases
+def test_scatter(case):
+    x = case.tensor(case.shape(0, most=2000, empty=False), case.pick(ALL))
+    dim = case.dim(x.dim())
+    sizes = [case.pick([s, max(s - 1, 1), 1]) for s in x.shape]
+    index = _unique(case, sizes, dim, x.shape[dim]) if x.dim() else torch.tensor(0)
+    src = case.tensor([s + case.pick([0, 2]) for s in sizes], x.dtype)
+    case.check(aten.scatter.src, (x, dim, index, src))
+    case.check(aten.scatter.value, (x, dim, index, case.pick([0, 1, 3])))
+
+
+@cases
+def test_scatter_combines(case):
+    dtype = case.pick([*FLOATS[:2], torch.float64, torch.int64, torch.int32, torch.uint8])
+    x = case.tensor(case.shape(0, most=2000, empty=False), dtype, False)
+    dim = case.dim(x.dim())
+    sizes = _within(case, x.shape, dim)
+    index = case.indices(sizes, x.shape[dim] if x.dim() else 1).long()
+    src = case.tensor(sizes, dtype, False)
+    limits = {"atol": 0.05, "rtol": 0.02} if dtype == torch.float16 else {"atol": 1e-5} if dtype.is_floating_point else {}
+    case.check(aten.scatter_add.default, (x, dim, index, src), **limits)
+    case.check(aten.scatter.reduce, (x, dim, index, src), {"reduce": "add"}, **limits)
+    case.check(aten.scatter.value_reduce, (x, dim, index, 2), {"reduce": case.pick(["add", "multiply"])}, **limits)
+    for reduce in ("sum", "amax", "amin"):
+        case.check(aten.scatter_reduce.two, (x, dim, index, src, reduce), **limits)
+    if dtype != torch.float16:
+        case.check(aten.scatter_reduce.two, (x, dim, index, src, "prod"), **limits)
+
+
+def _index_list(case: Cases, x: torch.Tensor, unique: bool = False) -> list:
+    common = case.shape(0, 3, 40, empty=case.chance(0.2))
+    chosen = case.random.sample(range(x.dim()), case.random.randint(1, min(x.dim(), 3)))
+    indices: list = [None] * (max(chosen) + 1 + (case.chance(0.3) and max(chosen) + 1 < x.dim()))
+    for dim in chosen:
+        shape = [1 if case.chance(0.3) else s for s in common][case.random.randint(0, len(common)) :]
+        indices[dim] = case.indices(shape, x.shape[dim], negative=True)
+    if unique:
+        indices = [None] * len(indices)
+        indices[chosen[0]] = torch.randperm(x.shape[chosen[0]], generator=case._torch)[: case.pick([1, 3, 33])]
+    return indices
+
+
+@cases
+def test_index(case):
+    x = case.tensor(case.shape(1, 5, 2000, empty=False), case.pick(ALL))
+    case.check_or_fail(aten.index.Tensor, (x, _index_list(case, x)))
+
+
+@cases
+def test_index_put(case):
+    x = case.tensor(case.shape(1, 5, 2000, empty=False), case.pick(ALL))
+    indices = _index_list(case, x, unique=True)
+    values = case.tensor(aten.index.Tensor(x, indices).shape, x.dtype)
+    case.check(aten.index_put.default, (x, indices, values))
+    case.check(aten.index_put.default, (x, indices, values.flatten()[:1].reshape([])))
+
+
+@cases
+def test_index_put_accumulates(case):
+    x = case.tensor(case.shape(1, 5, 2000, empty=False), case.pick([torch.float32, torch.float64, torch.int64]), False)
+    indices = [None if i is None else i.long() for i in _index_list(case, x)]
+    try:
+        part = aten.index.Tensor(x, indices)
+    except IndexError:  # the index tensors do not broadcast
+        return
+    case.check(aten.index_put.default, (x, indices, case.tensor(part.shape, x.dtype, False), True), atol=1e-4)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_the_last_of_duplicates_stays(threads):
+    for width in (1, 5, 4096):
+        index = torch.randint(0, 7, (1000,))
+        values = torch.arange(1000.0)[:, None].expand(1000, width).contiguous()
+        expected = torch.zeros(7, width)
+        for i, row in zip(index.tolist(), values, strict=True):
+            expected[i] = row
+        (actual,) = run_op(aten.index_put.default, (torch.zeros(7, width), [index], values), threads=threads)
+        assert torch.equal(actual, expected)
+        check_op(aten.index_put.default, (torch.zeros(7, width).double(), [index], values.double(), True), threads=threads)
+
+
+_OUT = r"index {} is out of range for dimension {} of size 5"
+
+
+def _fails(target, bad, good, message: str) -> None:
+    """`good` runs; `bad`, the same shapes with one index out of range, fails with the message; then `good` runs again."""
+    from graft import _C
+    from graft._dtypes import DTYPES, NUMBER_OF
+    from graft._serialize import serialize_op
+    from torch.utils import _pytree as pytree
+
+    program = _C.Program.from_ir(serialize_op(target, good), {})
+    session = _C.Session(program, threads=2)
+    (name,) = program.method_names()
+
+    def run(args):
+        tensors = [t for t in pytree.tree_leaves(args) if isinstance(t, torch.Tensor)]
+        inputs = [(t.data_ptr(), NUMBER_OF[t.dtype], tuple(t.shape)) for t in tensors]
+        out = [torch.empty(v[2], dtype=DTYPES[v[1]]) for v in session.output_values(name, inputs)]
+        session.run_into(name, inputs, [(t.data_ptr(), NUMBER_OF[t.dtype], tuple(t.shape)) for t in out])
+        return out[0]
+
+    expected = target(*good)
+    assert torch.equal(run(good), expected)
+    with pytest.raises(Error, match=message):
+        run(bad)
+    assert torch.equal(run(good), expected)
+
+
+
+@pytest.mark.parametrize("index", [5, -1, 2**40, -(2**63)])
+def test_out_of_range_without_wrapping(index):
+    x, ok, bad = torch.arange(10.0).view(5, 2), torch.tensor([1, 4]), torch.tensor([1, index])
+    _fails(aten.embedding.default, (x, bad), (x, ok), _OUT.format(index, 0))
+    _fails(aten.index_select.default, (x, 0, bad), (x, 0, ok), _OUT.format(index, 0))
+    _fails(aten.gather.default, (x, 0, bad[:, None]), (x, 0, ok[:, None]), _OUT.format(index, 0))
+    _fails(aten.scatter.src, (x, 0, bad[:, None], x), (x, 0, ok[:, None], x), _OUT.format(index, 0))
+
+
+@pytest.mark.parametrize("index", [5, -6, 2**40, -(2**63)])
+def test_out_of_range_with_wrapping(index):
+    x, ok, bad = torch.arange(10.0).view(2, 5), torch.tensor([1, -5]), torch.tensor([1, index])
+    _fails(aten.index.Tensor, (x, [None, bad]), (x, [None, ok]), _OUT.format(index, 1))
+    value = torch.tensor(1.0)
+    _fails(aten.index_put.default, (x, [None, bad], value), (x, [None, ok], value), _OUT.format(index, 1))
+
+
+def test_masks_are_refused():
+    with pytest.raises(Error, match="mask"):
+        run_op(aten.index.Tensor, (torch.zeros(3), [torch.tensor([True, False, True])]))
