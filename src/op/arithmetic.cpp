@@ -44,33 +44,41 @@ constexpr ElementwiseSpec kAddcmul{
 constexpr ElementwiseSpec kAddcdiv{
     ElementwiseOp::addcdiv, {"self", "tensor1", "tensor2"}, ComputeRule::output, take_value};
 constexpr ElementwiseSpec kLerp{ElementwiseOp::lerp, {"self", "end", "weight"}, ComputeRule::output, nullptr, true};
-constexpr ElementwiseSpec kPow{ElementwiseOp::pow, {"self", "exponent"}};
+// A negative exponent in a tensor of integers gives 0, 1 or -1; as a number it is refused before.
+void allow_negative(const Call&, Number* params) { params[0] = {}; }
+constexpr ElementwiseSpec kPow{ElementwiseOp::pow, {"self", "exponent"}, ComputeRule::output, allow_negative};
+
+// A function of one tensor computed in the dtype of its result.
+Tensor emit_one(Lowering& lowering, ElementwiseOp op, DType dtype, const Tensor& x) {
+  return emit(lowering, {op, dtype, dtype, {}, false}, std::array{Binding{x, {}}}, x.shape());
+}
 
 // --- div with a rounding mode ---
 
+constexpr ElementwiseSpec kDivTrunc = two(ElementwiseOp::div_trunc);
+
 Refusal refuse_div_mode(const NodeView& node) {
-  const ElementwiseSpec* spec = &kDiv;
-  if (node.has("rounding_mode")) spec = node.arg("rounding_mode").s == "floor" ? &kFloorDivide : nullptr;
-  constexpr ElementwiseSpec trunc = two(ElementwiseOp::div_trunc);
-  return refuse_spec(spec != nullptr ? *spec : trunc, node);
+  if (!node.has("rounding_mode")) return refuse_spec(kDiv, node);
+  const std::string_view mode = node.arg("rounding_mode").s;
+  if (mode == "floor") return refuse_spec(kFloorDivide, node);
+  if (mode == "trunc") return refuse_spec(kDivTrunc, node);
+  return str("rounding_mode: expected None, 'trunc' or 'floor', got '", mode, "'");
 }
 
 std::vector<Tensor> lower_div_mode(const Call& call, std::span<const Shape> shapes, Lowering& lowering) {
   if (!call.has("rounding_mode")) return lower_spec(kDiv, call, shapes, lowering);
-  const std::string_view mode = call.text("rounding_mode");
-  GRAFT_CHECK(InvalidArgument, mode == "floor" || mode == "trunc",
-              "rounding_mode: expected None, 'trunc' or 'floor', got '", mode, "'");
-  constexpr ElementwiseSpec trunc = two(ElementwiseOp::div_trunc);
-  return lower_spec(mode == "floor" ? kFloorDivide : trunc, call, shapes, lowering);
+  if (call.text("rounding_mode") == "floor") return lower_spec(kFloorDivide, call, shapes, lowering);
+  const DType dtype = call.output_dtype();
+  if (dtype != DType::f16 && dtype != DType::bf16) return lower_spec(kDivTrunc, call, shapes, lowering);
+  // PyTorch rounds the quotient to the half before it cuts the fraction off.
+  const std::array operands{operand(call, "self"), operand(call, "other")};
+  const Tensor quotient = emit(lowering, {ElementwiseOp::div, dtype, dtype, {}, false}, operands, shapes[0]);
+  return {emit_one(lowering, ElementwiseOp::trunc, dtype, quotient)};
 }
 
 std::vector<Shape> shape_two(const Call& call) { return shape_of_spec(kDiv, call); }
 
 // --- pow with a number as exponent: PyTorch computes the common ones without pow ---
-
-Tensor emit_one(Lowering& lowering, ElementwiseOp op, DType dtype, const Tensor& x) {
-  return emit(lowering, {op, dtype, dtype, {}, false}, std::array{Binding{x, {}}}, x.shape());
-}
 
 std::vector<Tensor> lower_pow_scalar(const Call& call, std::span<const Shape> shapes, Lowering& lowering) {
   const Tensor& self = call.tensor("self");
