@@ -26,6 +26,7 @@ from graft.errors import ExportError
 from graft.partitioner import GraftPartitioner
 
 _METHOD_FIELDS = {"model", "args", "kwargs", "dynamic_shapes"}
+_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 def export(
@@ -118,12 +119,28 @@ def _program(
             "a program exported before has its own"
         )
     if isinstance(model, ExportedProgram):
-        return model
+        return _borrow(model)
     if isinstance(model, (str, os.PathLike)):
         return torch.export.load(model)
     raise ExportError(
         f"export: method '{method}': expected a torch.nn.Module, an ExportedProgram or the path of a .pt2 file, "
         f"found {type(model).__name__}"
+    )
+
+
+def _borrow(program: ExportedProgram) -> ExportedProgram:
+    """The same program with dictionaries of its own: lowering takes entries out of them, and the caller's program must
+    stay as it is. The tensors are shared."""
+    return ExportedProgram(
+        root=program.graph_module,
+        graph=program.graph,
+        graph_signature=program.graph_signature,
+        state_dict=dict(program.state_dict),
+        range_constraints=program.range_constraints,
+        module_call_graph=program.module_call_graph,
+        example_inputs=program.example_inputs,
+        constants=dict(program.constants),
+        verifiers=[program.verifier],
     )
 
 
@@ -213,6 +230,9 @@ class _PlannedShapes(PassBase):
             if not isinstance(module, torch.fx.GraphModule):
                 continue
             for node in module.graph.nodes:
+                if node.op == "placeholder" and isinstance(node.meta.get("val"), _SYMBOLIC):
+                    # ExecuTorch writes None for a number that varies, and then accepts nothing else.
+                    node.meta["spec"] = node.meta["val"].node.hint
                 for spec in pytree.tree_leaves(node.meta.get("spec")):
                     if isinstance(spec, TensorSpec):
                         self._fix(node, spec)

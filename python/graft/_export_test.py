@@ -75,6 +75,23 @@ def test_exported_program_and_file(tmp_path):
     assert targets[0] == targets[1]
 
 
+def test_exported_program_stays_as_it_was(tmp_path):
+    class Scaled(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("table", torch.arange(3.0), persistent=False)
+            self.register_buffer("seen", torch.zeros(3))
+
+        def forward(self, x):
+            self.seen.add_(x)
+            return x * self.table + torch.tensor([1.0, 2.0, 3.0])
+
+    program = torch.export.export(Scaled(), (torch.ones(3),))
+    packages = [graft.export(program, path=tmp_path / f"{i}.pte", predicate=FakePredicate()) for i in range(2)]
+    assert packages[0].read_bytes() == packages[1].read_bytes()
+    assert program.module()(torch.ones(3)).tolist() == [1.0, 3.0, 5.0]
+
+
 def test_error_lists_refused_nodes_and_writes_nothing(tmp_path):
     path = tmp_path / "p.pte"
     path.write_text("old")
