@@ -30,6 +30,8 @@ endif()
 find_package(Threads REQUIRED)
 
 add_library(graft_flags INTERFACE)
+# Assertions name files from the project's root, not from this machine's.
+target_compile_options(graft_flags INTERFACE "-fmacro-prefix-map=${CMAKE_CURRENT_SOURCE_DIR}/=")
 target_compile_options(graft_flags INTERFACE -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wnon-virtual-dtor
                                              $<$<BOOL:${GRAFT_WERROR}>:-Werror>)
 # Warnings that follow values through inlined code depend on the compiler's version and on the optimization: they are
