@@ -78,6 +78,10 @@ def _tables(workload: Workload, entry: dict[str, Any]) -> list[str]:
     present = [peer for peer in workload.peers if any(samples(entry, case, peer) for case in workload.case_names)]
     lines = [f"## {entry['title']}", ""]
     lines += [_machine(workload, entry), ""]
+    # The workers themselves make a load of `threads` at most, since they take turns.
+    load = statistics.median(done["load_average"] for done in entry["rounds"])
+    if load > max(workload.threads, entry["machine"]["usable_cpus"]) + 1:
+        lines += [f"**The machine was busy with other work (load average {load:g}): these numbers say little.**", ""]
     lines += ["Milliseconds, median (minimum):", ""]
     head = [*workload.case_names, "max abs error", "peak memory, MB", "above imports, MB", "load, ms"]
     lines += [_row(["", *head]), _row(["---", *["---:"] * len(head)])]

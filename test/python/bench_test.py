@@ -74,6 +74,11 @@ def test_table_states_ratios_goals_errors_and_who_is_missing(bench):
     assert "| eager 1.0 | 1.50 (1.50 to 1.50) |" in text
     assert "8 tokens: at most 1.3 x eager: does not hold (1.50)" in text
     assert "openvino left out: not installed" in text
+    assert "busy" not in text
+    entry["rounds"][0]["load_average"] = 9.5
+    assert "busy with other work (load average 9.5)" in bench["report"].markdown(
+        {"workloads": {"w": entry}}, {"w": workload_of(bench)}
+    )
 
 
 def test_a_round_is_complete_when_all_chosen_peers_ran(bench):
