@@ -9,7 +9,9 @@ namespace {
 constexpr i64 kKeys = 48;
 // With no more queries than this, lanes are elements of a head instead.
 constexpr i64 kFewQueries = kTileRows < 8 ? kTileRows : 8;
-constexpr i64 kFewKeys = 192;
+constexpr i64 kFewKeys = 96;
+// Keys whose rows are asked for ahead of their use.
+constexpr i64 kAhead = 16;
 
 // acc[r][lanes] += sum_k s[k][r] * v[k][lanes]: like tile(), with S stored by k.
 template <int R, int NV>
@@ -182,17 +184,29 @@ void many_queries(const AttentionHead& h, i64 t0, i64 t1) {
   }
 }
 
+GRAFT_VEC void prefetch_row(const void* data, DType dtype, i64 index, i64 elements) {
+  const char* p = static_cast<const char*>(at(data, dtype, index));
+  const i64 bytes = elements * (dtype == DType::f32 ? 4 : 2);
+  for (i64 i = 0; i < bytes; i += 64) __builtin_prefetch(p + i);
+}
+
 // scores[i][s] of queries against n keys from s0 on.
 template <typename T>
 void few_scores(const AttentionHead& h, const float* q, int queries, i64 s0, i64 n, float* scores) {
   const typename T::Stored* k = static_cast<const typename T::Stored*>(h.k) + s0 * h.k_row;
-  float sums[kDotRows * kDotColumns];
+  alignas(16) float sums[kDotSums];
   for (int i = 0; i < queries; i += kDotRows) {
     const int count = static_cast<int>(smaller(kDotRows, queries - i));
     for (i64 s = 0; s < n;) {
-      const bool full = n - s >= kDotColumns;
-      const int step = full ? kDotColumns : 1;
-      dot_block_of<T>(count, full)(q + i * h.d, h.d, k, h.k_row, h.d, s, sums);
+      const int step = n - s >= dot_columns(queries) ? dot_columns(queries) : 1;
+      if (i == 0) {
+        // Rows of a head are a token apart: too far for the CPU to guess. The values are read right after the scores.
+        for (i64 y = s0 + s; y < s0 + s + step; ++y) {
+          prefetch_row(h.k, h.dtype, (y + kAhead < h.s ? y + kAhead : y) * h.k_row, h.d);
+          prefetch_row(h.v, h.dtype, y * h.v_row, h.dv);
+        }
+      }
+      dot_block_of<T>(count, step)(q + i * h.d, h.d, k, h.k_row, h.d, s, sums);
       for (int x = 0; x < count; ++x) {
         for (int y = 0; y < step; ++y) scores[(i + x) * kFewKeys + s + y] = sums[x * step + y];
       }

@@ -70,7 +70,7 @@ void dot(const float* few, i64 few_stride, int rows, const MatrixView& many, i64
   // Results are gathered so that the epilogue works on whole vectors along q: there r is p and j is q.
   constexpr i64 kGather = 2 * kPanel;
   alignas(64) float gathered[kMaxDotRows][kGather];
-  float sums[kDotRows * kDotColumns];
+  alignas(16) float sums[kDotSums];
   Epilogue e = epilogue;
   e.bias_r = epilogue.bias_j;
   e.bias_j = epilogue.bias_r;
@@ -79,13 +79,12 @@ void dot(const float* few, i64 few_stride, int rows, const MatrixView& many, i64
   for (i64 start = q0; start < q1; start += kGather) {
     const i64 end = smaller(start + kGather, q1);
     for (i64 q = start; q < end;) {
-      const bool full = end - q >= kDotColumns;
-      const int step = full ? kDotColumns : 1;
+      const int step = end - q >= dot_columns(rows) ? dot_columns(rows) : 1;
       for (int p = 0; p < rows; p += kDotRows) {
         const int count = static_cast<int>(smaller(kDotRows, rows - p));
-        const DotBlock block = many.dtype == DType::f32    ? dot_block_of<F32>(count, full)
-                               : many.dtype == DType::bf16 ? dot_block_of<BF16>(count, full)
-                                                           : dot_block_of<F16>(count, full);
+        const DotBlock block = many.dtype == DType::f32    ? dot_block_of<F32>(count, step)
+                               : many.dtype == DType::bf16 ? dot_block_of<BF16>(count, step)
+                                                           : dot_block_of<F16>(count, step);
         block(few + p * few_stride, few_stride, many.data, many.row, depth, q, sums);
         for (int i = 0; i < count; ++i) {
           for (int x = 0; x < step; ++x) gathered[p + i][q - start + x] = sums[i * step + x];

@@ -124,14 +124,18 @@ GRAFT_LOCAL void pack(const MatrixView& v, i64 depth, i64 columns, i64 panel, i6
 // apart.
 template <int R, int NV>
 void tile(const float* s, i64 s_row, const float* v, i64 v_row, i64 depth, float* acc, bool accumulate) {
-  vf c[R][NV];
-  for (int r = 0; r < R; ++r) {
-    for (int n = 0; n < NV; ++n) c[r][n] = zero();
+  // Small tiles take several steps of k side by side: one sum at a time would wait for itself.
+  constexpr int kSteps = R * NV <= 2 ? 4 : R * NV <= 6 ? 2 : 1;
+  vf c[kSteps][R][NV];
+  for (int x = 0; x < kSteps; ++x) {
+    for (int r = 0; r < R; ++r) {
+      for (int n = 0; n < NV; ++n) c[x][r][n] = zero();
+    }
   }
   // Rows in groups of three, so that one pointer and one stride address a group (x86 has 16 general registers).
   const float* group[(R + 2) / 3];
   for (int g = 0; g < (R + 2) / 3; ++g) group[g] = s + 3 * g * s_row;
-  for (i64 k = 0; k < depth; ++k) {
+  const auto step = [&](vf(&sums)[R][NV]) __attribute__((always_inline)) {
     vf x[NV];
 #pragma GCC unroll 2
     for (int n = 0; n < NV; ++n) x[n] = load(v + n * kLanes);
@@ -139,17 +143,25 @@ void tile(const float* s, i64 s_row, const float* v, i64 v_row, i64 depth, float
     for (int r = 0; r < R; ++r) {
       const vf b = splat(group[r / 3][(r % 3) * s_row]);
 #pragma GCC unroll 2
-      for (int n = 0; n < NV; ++n) c[r][n] = fma(b, x[n], c[r][n]);
+      for (int n = 0; n < NV; ++n) sums[r][n] = fma(b, x[n], sums[r][n]);
     }
 #pragma GCC unroll 4
     for (int g = 0; g < (R + 2) / 3; ++g) ++group[g];
     v += v_row;
+  };
+  i64 k = 0;
+  for (; k + kSteps <= depth; k += kSteps) {
+#pragma GCC unroll 4
+    for (int x = 0; x < kSteps; ++x) step(c[x]);
   }
+  for (; k < depth; ++k) step(c[0]);
   // A block's sum is added as a whole: its rounding error does not grow with the sums before it.
   for (int r = 0; r < R; ++r) {
     for (int n = 0; n < NV; ++n) {
+      vf sum = c[0][r][n];
+      for (int x = 1; x < kSteps; ++x) sum += c[x][r][n];
       float* to = acc + r * kPanel + n * kLanes;
-      store(to, accumulate ? load(to) + c[r][n] : c[r][n]);
+      store(to, accumulate ? load(to) + sum : sum);
     }
   }
 }
@@ -267,6 +279,11 @@ constexpr int kDotColumns = 6;
 constexpr int kDotColumns = 3;
 #endif
 constexpr int kDotRows = 4;
+// One row alone: more columns keep more sums, and more reads, going.
+constexpr int kDotColumnsOfOne = 8;
+// Columns that dot_block_of() takes at once for `rows` rows in all.
+GRAFT_VEC int dot_columns(i64 rows) { return rows == 1 ? kDotColumnsOfOne : kDotColumns; }
+constexpr int kDotSums = 4 * kDotColumns > kDotColumnsOfOne ? 4 * kDotColumns : kDotColumnsOfOne;
 
 // sums[p * Q + q] = few[p] . many[q] over `depth`, for P rows and Q columns.
 template <typename T, int P, int Q>
@@ -281,7 +298,7 @@ GRAFT_VEC void dot_tile(const float* few, i64 few_stride, const typename T::Stor
     vf a[P];
 #pragma GCC unroll 4
     for (int p = 0; p < P; ++p) a[p] = load(few + p * few_stride + k);
-#pragma GCC unroll 6
+#pragma GCC unroll 8
     for (int q = 0; q < Q; ++q) {
       const vf b = T::load(many + q * many_stride + k);
 #pragma GCC unroll 4
@@ -297,9 +314,14 @@ GRAFT_VEC void dot_tile(const float* few, i64 few_stride, const typename T::Stor
       for (int p = 0; p < P; ++p) c[p][q] = fma(a[p], b, c[p][q]);
     }
   }
-  for (int p = 0; p < P; ++p) {
-    for (int q = 0; q < Q; ++q) sums[p * Q + q] = sum_lanes(c[p][q]);
+  constexpr int kFours = P * Q / 4 * 4;
+#pragma GCC unroll 8
+  for (int i = 0; i < kFours; i += 4) {
+    store4(sums + i, sum_lanes4(c[i / Q][i % Q], c[(i + 1) / Q][(i + 1) % Q], c[(i + 2) / Q][(i + 2) % Q],
+                                c[(i + 3) / Q][(i + 3) % Q]));
   }
+#pragma GCC unroll 3
+  for (int i = kFours; i < P * Q; ++i) sums[i] = sum_lanes(c[i / Q][i % Q]);
 }
 
 template <typename T, int P, int Q>
@@ -310,13 +332,17 @@ void dot_block(const float* few, i64 few_stride, const void* many, i64 many_stri
 
 using DotBlock = void (*)(const float*, i64, const void*, i64, i64, i64, float*);
 
+// The block of p rows and 1 or dot_columns() columns.
 template <typename T>
-GRAFT_VEC DotBlock dot_block_of(int p, bool full) {
+GRAFT_VEC DotBlock dot_block_of(int p, int columns) {
   switch (p) {
-    case 1: return full ? dot_block<T, 1, kDotColumns> : dot_block<T, 1, 1>;
-    case 2: return full ? dot_block<T, 2, kDotColumns> : dot_block<T, 2, 1>;
-    case 3: return full ? dot_block<T, 3, kDotColumns> : dot_block<T, 3, 1>;
-    default: return full ? dot_block<T, 4, kDotColumns> : dot_block<T, 4, 1>;
+    case 1:
+      return columns == 1             ? dot_block<T, 1, 1>
+             : columns == kDotColumns ? dot_block<T, 1, kDotColumns>
+                                      : dot_block<T, 1, kDotColumnsOfOne>;
+    case 2: return columns == 1 ? dot_block<T, 2, 1> : dot_block<T, 2, kDotColumns>;
+    case 3: return columns == 1 ? dot_block<T, 3, 1> : dot_block<T, 3, kDotColumns>;
+    default: return columns == 1 ? dot_block<T, 4, 1> : dot_block<T, 4, kDotColumns>;
   }
 }
 

@@ -204,6 +204,43 @@ GRAFT_VEC float sum_lanes(vf v) {
 #endif
 }
 
+// {sum of a, sum of b, sum of c, sum of d} in fewer steps than four sums.
+GRAFT_VEC v4 sum_lanes4(vf a, vf b, vf c, vf d) {
+#if defined(__AVX512F__)
+#define GRAFT_LOW 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29
+#define GRAFT_HIGH 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31
+#define GRAFT_LOW2 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29
+#define GRAFT_HIGH2 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31
+#elif defined(__AVX2__)
+#define GRAFT_LOW 0, 8, 1, 9, 4, 12, 5, 13
+#define GRAFT_HIGH 2, 10, 3, 11, 6, 14, 7, 15
+#define GRAFT_LOW2 0, 1, 8, 9, 4, 5, 12, 13
+#define GRAFT_HIGH2 2, 3, 10, 11, 6, 7, 14, 15
+#else
+#define GRAFT_LOW 0, 4, 1, 5
+#define GRAFT_HIGH 2, 6, 3, 7
+#define GRAFT_LOW2 0, 1, 4, 5
+#define GRAFT_HIGH2 2, 3, 6, 7
+#endif
+  const vf ab = __builtin_shufflevector(a, b, GRAFT_LOW) + __builtin_shufflevector(a, b, GRAFT_HIGH);
+  const vf cd = __builtin_shufflevector(c, d, GRAFT_LOW) + __builtin_shufflevector(c, d, GRAFT_HIGH);
+  // Each group of four lanes: a, b, c, d.
+  const vf abcd = __builtin_shufflevector(ab, cd, GRAFT_LOW2) + __builtin_shufflevector(ab, cd, GRAFT_HIGH2);
+#undef GRAFT_LOW
+#undef GRAFT_HIGH
+#undef GRAFT_LOW2
+#undef GRAFT_HIGH2
+#if defined(__AVX512F__)
+  const v4 x = __builtin_shufflevector(abcd, abcd, 0, 1, 2, 3) + __builtin_shufflevector(abcd, abcd, 4, 5, 6, 7);
+  const v4 y = __builtin_shufflevector(abcd, abcd, 8, 9, 10, 11) + __builtin_shufflevector(abcd, abcd, 12, 13, 14, 15);
+  return x + y;
+#elif defined(__AVX2__)
+  return __builtin_shufflevector(abcd, abcd, 0, 1, 2, 3) + __builtin_shufflevector(abcd, abcd, 4, 5, 6, 7);
+#else
+  return abcd;
+#endif
+}
+
 GRAFT_VEC float max_lanes_nan(vf v) {
   float s[kLanes];
   store(s, v);
