@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cctype>
 #include <charconv>
+#include <nlohmann/json.hpp>
 #include <set>
 #include <utility>
 
@@ -146,6 +147,53 @@ Shape parse_shape(const std::string& text, const std::string& what) {
   return Shape(sizes);
 }
 
+using Json = nlohmann::json;
+
+// Deeper trees than this keep the graph's names: the text comes from a file, and the walk is recursive.
+constexpr int kMaxDepth = 100;
+
+// The keys of a node of a pytree spec, when its context lists one text per child (dict, dataclass, ModelOutput).
+std::vector<std::string> keys_of(const Json& node) {
+  const std::size_t children = node.at("children_spec").size();
+  std::vector<std::string> keys;
+  if (!node.at("context").is_string()) return keys;
+  Json context = Json::parse(node.at("context").get<std::string>(), nullptr, false);
+  // Dataclasses: [[names of fields], [names of fields that are None]].
+  if (context.is_array() && !context.empty() && context[0].is_array()) context = Json(context[0]);
+  if (!context.is_array() || context.size() != children) return keys;
+  for (const Json& key : context)
+    if (key.is_string()) keys.push_back(key.get<std::string>());
+  if (keys.size() != children) keys.clear();
+  return keys;
+}
+
+// One name per leaf: the keys and positions that lead to it, "" for leaves without a key.
+void leaf_names(const Json& node, const std::string& path, bool keyed, int depth, std::vector<std::string>& names) {
+  if (depth > kMaxDepth) throw std::out_of_range("too deep");
+  const Json& children = node.at("children_spec");
+  if (node.at("type").is_null()) {
+    names.push_back(keyed ? path : "");
+    return;
+  }
+  const std::vector<std::string> keys = keys_of(node);
+  for (std::size_t i = 0; i < children.size(); ++i)
+    leaf_names(children[i], str(path, path.empty() ? "" : ".", keys.empty() ? std::to_string(i) : keys[i]),
+               keyed || !keys.empty(), depth + 1, names);
+}
+
+// Empty when the spec is unknown or does not have a leaf per output.
+std::vector<std::string> names_in_spec(const MethodInfo& method) {
+  std::vector<std::string> names;
+  const Json spec = Json::parse(method.out_spec, nullptr, false);
+  try {
+    leaf_names(spec.at(1), "", false, 0, names);
+  } catch (const std::exception&) {  // another protocol of specs: the graph's names remain
+    names.clear();
+  }
+  if (names.size() != method.outputs.size()) names.clear();
+  return names;
+}
+
 bool is_static(const ValueInfo& info) {
   return info.kind == Value::Kind::tensor &&
          std::all_of(info.dims.begin(), info.dims.end(), [](const DimInfo& dim) { return dim.min == dim.max; });
@@ -210,8 +258,9 @@ bool all_static(const MethodInfo& method) {
 std::vector<std::string> output_names(const MethodInfo& method) {
   std::vector<std::string> names;
   std::set<std::string> taken;
+  const std::vector<std::string> in_spec = names_in_spec(method);
   for (std::size_t i = 0; i < method.outputs.size(); ++i) {
-    std::string name = method.outputs[i].name;
+    std::string name = in_spec.empty() || in_spec[i].empty() ? method.outputs[i].name : in_spec[i];
     for (char& c : name)
       if (!std::isalnum(static_cast<unsigned char>(c)) && c != '_' && c != '-' && c != '.') c = '_';
     if (name.empty() || name[0] == '.') name = str("output_", i);

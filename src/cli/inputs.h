@@ -25,7 +25,8 @@ std::vector<Value> shaped_inputs(const MethodInfo& method, const std::vector<std
 // True when shaped_inputs(method, {}) succeeds: no input is a number or has an open dimension.
 bool all_static(const MethodInfo& method);
 
-// Names for files: the program's, made of letters, digits and "._-" only, made different where two are equal.
+// Names for files: the keys of the dict or dataclass that the method returns, else the graph's; made of letters, digits
+// and "._-" only, made different where two are equal.
 std::vector<std::string> output_names(const MethodInfo& method);
 
 }  // namespace graft::cli

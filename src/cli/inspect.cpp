@@ -16,14 +16,14 @@ constexpr auto kRight = Table::Align::right;
 
 std::string count_text(const Json& number) { return std::to_string(number.get<std::uint64_t>()); }
 
-void print_values(const char* title, const std::vector<ValueInfo>& values) {
+void print_values(const char* title, const std::vector<ValueInfo>& values, const std::vector<std::string>& names) {
   if (values.empty()) {
     std::cout << "  " << title << ": none\n";
     return;
   }
   std::cout << "  " << title << "\n";
   Table table({{"#", kRight}, {"name"}, {"type"}});
-  for (std::size_t i = 0; i < values.size(); ++i) table.add({std::to_string(i), values[i].name, type_text(values[i])});
+  for (std::size_t i = 0; i < values.size(); ++i) table.add({std::to_string(i), names[i], type_text(values[i])});
   std::cout << table.text(4);
 }
 
@@ -41,7 +41,7 @@ void print_ops(const Json& method, const Json* plan) {
   std::cout << "  ops: " << total << " nodes\n";
   const Json* launched = plan && plan->contains("ops") ? &(*plan)["ops"] : nullptr;
   std::vector<Table::Column> columns = {{"op"}, {"count", kRight}};
-  if (launched) columns.push_back({"kernels by launches in the plan ('-': a view or a number, nothing to run)"});
+  if (launched) columns.push_back({"kernels with launches in the plan (-: a view or a number)"});
   Table table(columns);
   for (const auto& [op, count] : method["ops"].items()) {
     std::vector<std::string> cells = {op, count_text(count)};
@@ -88,8 +88,10 @@ void print_human(const Json& all, const Program& program, const std::optional<Co
   for (const Json& method : all["methods"]) {
     const MethodInfo& info = program.method(method["name"].get<std::string>());
     std::cout << "\nmethod " << printable(info.name) << "\n";
-    print_values("inputs", info.inputs);
-    print_values("outputs", info.outputs);
+    std::vector<std::string> input_names;
+    for (const ValueInfo& input : info.inputs) input_names.push_back(input.name);
+    print_values("inputs", info.inputs, input_names);
+    print_values("outputs", info.outputs, output_names(info));
     const Json* plan = method.contains("plans") && !method["plans"].empty() ? &method["plans"][0] : nullptr;
     print_ops(method, plan);
     print_weights(method);

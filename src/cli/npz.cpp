@@ -91,6 +91,7 @@ std::vector<NamedArray> read_npz(const std::string& path) {
 }
 
 void write_npz(const std::string& path, std::span<const NamedTensor> tensors) {
+  if (tensors.empty()) fail("no output to write to '", path, "'");  // libzip would write no file
   Archive archive = open(path, ZIP_CREATE | ZIP_TRUNCATE);
   // libzip reads the data when the archive is closed: headers must live until then.
   std::vector<std::string> headers;

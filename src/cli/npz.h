@@ -21,7 +21,7 @@ struct NamedTensor {
   TensorView tensor;
 };
 // Written beside the file and moved into its place; not compressed, as numpy.savez. Names must differ. Throws
-// SystemError.
+// InvalidArgument when there is nothing to write, SystemError.
 void write_npz(const std::string& path, std::span<const NamedTensor> tensors);
 
 }  // namespace graft::cli

@@ -116,11 +116,11 @@ void print_times(double load_ms, double first_ms, std::vector<double> times) {
   rusage usage{};
   ::getrusage(RUSAGE_SELF, &usage);
   Table table({{"time"}, {"ms", Table::Align::right}});
-  table.add({"load", fixed(load_ms, 3)});
-  table.add({"first call (plan and run)", fixed(first_ms, 3)});
-  table.add({str(n, n == 1 ? " more call, min" : " more calls, min"), fixed(times.front(), 3)});
-  table.add({"median", fixed(median, 3)});
-  table.add({"max", fixed(times.back(), 3)});
+  table.add({"load", fixed(load_ms, 4)});
+  table.add({"first call (plan and run)", fixed(first_ms, 4)});
+  table.add({str(n, n == 1 ? " more call, min" : " more calls, min"), fixed(times.front(), 4)});
+  table.add({"median", fixed(median, 4)});
+  table.add({"max", fixed(times.back(), 4)});
   std::cout << "\n"
             << table.text(2)
             << "\npeak memory of the process: " << bytes_text(static_cast<std::uint64_t>(usage.ru_maxrss) * 1024)
@@ -153,7 +153,7 @@ void print_profile(const std::vector<NodeTiming>& profile) {
     std::stable_sort(rows.begin(), rows.end(), [](const auto& a, const auto& b) { return a.second.ns > b.second.ns; });
     return rows;
   };
-  const auto ms = [](std::int64_t ns) { return fixed(static_cast<double>(ns) / 1e6, 3); };
+  const auto ms = [](std::int64_t ns) { return fixed(static_cast<double>(ns) / 1e6, 4); };
 
   std::cout << "\nprofile of one more call: " << profile.size() << " launches, " << ms(total) << " ms\n";
   constexpr auto right = Table::Align::right;

@@ -1,0 +1,282 @@
+"""Drives the command line as a person does: files in, files out, exit codes, messages."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import struct
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.export import Dim
+
+import graft
+
+
+def binary() -> str:
+    given = os.environ.get("GRAFT_CLI")
+    beside = Path(sys.executable).parent / "graft"
+    found = given or (str(beside) if beside.exists() else shutil.which("graft"))
+    assert found, "the command line is not installed beside this Python (make build), and GRAFT_CLI is not set"
+    return found
+
+
+def call(*args: object, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [binary(), *map(str, args)], capture_output=True, text=True, timeout=120, env={**os.environ, **(env or {})}
+    )
+
+
+def good(*args: object) -> str:
+    done = call(*args)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def bad(*args: object, code: int = 1) -> str:
+    """The message: one line, whatever went wrong."""
+    done = call(*args)
+    assert done.returncode == code, (done.returncode, done.stdout, done.stderr)
+    assert done.stderr.startswith("graft: ") and done.stderr.count("\n") == 1, done.stderr
+    return done.stderr
+
+
+class Model(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor, n: int) -> dict[str, object]:
+        y = torch.nn.functional.gelu(self.linear(x))
+        return {"y": y, "size": x.shape[0] * 2 + n, "half": y.to(torch.bfloat16), "positive": y > 0}
+
+
+class Same(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.permute(1, 0).contiguous()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("cli")
+    torch.manual_seed(0)
+    model = Model().eval()
+    shapes = {"x": {0: Dim("batch", min=1, max=16)}, "n": Dim.DYNAMIC}
+    graft.export(model, (torch.randn(3, 8), 5), path=str(path / "model.pte"), dynamic_shapes=shapes)
+    x = torch.randn(7, 8)
+    np.save(path / "x.npy", x.numpy())
+    with torch.no_grad():
+        torch.save(model(x, 3), path / "expected.pt")
+    return path
+
+
+def check_outputs(found: dict[str, np.ndarray], folder: Path) -> None:
+    expected = torch.load(folder / "expected.pt")
+    assert set(found) == {"y", "size", "half", "positive"}
+    np.testing.assert_allclose(found["y"], expected["y"].numpy(), atol=1e-6)
+    assert found["size"].dtype == np.int64 and found["size"].shape == () and found["size"] == expected["size"]
+    np.testing.assert_array_equal(found["positive"], expected["positive"].numpy())
+    assert found["half"].dtype == np.uint16
+    half = torch.from_numpy(found["half"].view(np.int16)).view(torch.bfloat16)
+    torch.testing.assert_close(half, expected["half"])
+
+
+def test_npy_in_and_out(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "a" / "b"
+    done = call("run", folder / "model.pte", "--input", f"x={folder / 'x.npy'}", "--input", "n=3", "--output-dir", out)
+    assert done.returncode == 0, done.stderr
+    assert "'half' is bf16" in done.stderr
+    check_outputs({p.stem: np.load(p) for p in out.iterdir()}, folder)
+
+
+@pytest.mark.parametrize("names", [("x", "n"), ("0", "1"), ("arr_0", "arr_1")])
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_npz_in_and_out(folder: Path, tmp_path: Path, names, save) -> None:
+    x = np.asfortranarray(np.load(folder / "x.npy")).astype(">f4")
+    save(tmp_path / "in.npz", **{names[0]: x, names[1]: np.int64(3)})
+    good("run", folder / "model.pte", "--inputs", tmp_path / "in.npz", "--outputs", tmp_path / "out.npz")
+    check_outputs(dict(np.load(tmp_path / "out.npz")), folder)
+
+
+DTYPES = "float32 float16 float64 int8 uint8 int16 int32 int64 bool bfloat16".split()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_dtype_passes_through_unchanged(tmp_path: Path, dtype: str) -> None:
+    element = getattr(torch, dtype)
+    bits = torch.randint(0, 2 if dtype == "bool" else 100, (3, 5)).to(element)
+    graft.export(Same(), (bits,), path=str(tmp_path / "m.pte"))
+    array = bits.view(torch.int16).numpy().view(np.uint16) if dtype == "bfloat16" else bits.numpy()
+    np.save(tmp_path / "x.npy", array)
+    good("run", tmp_path / "m.pte", "--input", f"0={tmp_path / 'x.npy'}", "--outputs", tmp_path / "out.npz")
+    (found,) = dict(np.load(tmp_path / "out.npz")).values()
+    assert found.dtype == array.dtype
+    np.testing.assert_array_equal(found, array.T)
+
+
+def test_repeat_and_profile(folder: Path) -> None:
+    args = ["run", folder / "model.pte", "--input", f"x={folder / 'x.npy'}", "--input", "n=3", "--threads", 1]
+    text = good(*args, "--repeat", 5, "--profile")
+    rows = {line.rsplit(None, 1)[0].strip(): line.rsplit(None, 1)[1] for line in text.splitlines() if " " in line.strip()}
+    assert rows["runs"] == "6" and rows["plan_misses"] == "1" and rows["plan_hits"] == "5" and rows["io_copies"] == "0"
+    assert float(rows["5 more calls, min"]) <= float(rows["median"]) <= float(rows["max"])
+    assert "1 thread, counters" in text and "peak memory" in text
+    profile = text[text.index("profile of one more call") :]
+    assert "kernel" in profile and "node" in profile and "linear" in profile
+
+
+def test_inspect(folder: Path) -> None:
+    text = good("inspect", folder / "model.pte")
+    for part in ("f32[", "=1..16, 8]", "integer", "aten.linear.default", "aten.gelu.default", "no plan", "144"):
+        assert part in text, part
+    text = good("inspect", folder / "model.pte", "--shape", "x=7,8", "--shape", "n=3")
+    assert "plan for the sizes [7,8,3]" in text and "arena" in text and "counters" in text
+
+
+def test_inspect_json(folder: Path) -> None:
+    described = json.loads(good("inspect", folder / "model.pte", "--json", "--shape", "0=7,8", "--shape", "1=3"))
+    (method,) = described["methods"]
+    assert [i["name"] for i in method["inputs"]] == ["x", "n"]
+    assert method["ops"]["aten.linear.default"] == 1
+    assert method["weights"] == {"f32": {"count": 2, "bytes": 144}}
+    (plan,) = method["plans"]
+    assert plan["launches"] == sum(plan["kernels"].values()) > 0
+    assert sum(plan["ops"]["aten.linear.default"].values()) >= 1
+    assert described["counters"]["runs"] == 0
+    assert "plans" not in json.loads(good("inspect", folder / "model.pte", "--json"))["methods"][0]
+
+
+def test_inspect_plans_fixed_sizes_by_itself(tmp_path: Path) -> None:
+    graft.export(Same(), (torch.randn(3, 5),), path=str(tmp_path / "m.pte"))
+    assert "plan for the sizes [3,5]: 1 launch," in good("inspect", tmp_path / "m.pte")
+
+
+def test_devices_version_help() -> None:
+    assert "cpu" in good("devices")
+    assert good("--version").startswith("graft ")
+    for command in ("run", "inspect", "devices"):
+        assert "Example" in good(command, "--help") and command in good("--help")
+
+
+def test_wrong_use_is_exit_code_2(folder: Path) -> None:
+    assert "--help" in bad(code=2)
+    assert "FILE" in bad("run", code=2)
+    assert "--bogus" in bad("run", folder / "model.pte", "--bogus", code=2)
+    bad("run", folder / "model.pte", "--repeat", 0, code=2)
+    bad("run", folder / "model.pte", "--timeout", "-1", code=2)
+    bad("run", folder / "model.pte", "--outputs", "a.npz", "--output-dir", "b", code=2)
+
+
+def test_mistakes_are_named(folder: Path, tmp_path: Path) -> None:
+    model, x = folder / "model.pte", f"x={folder / 'x.npy'}"
+    assert "nope.pte" in bad("run", tmp_path / "nope.pte")
+    assert "missing input 1 ('n'" in bad("run", model, "--input", x)
+    assert "no input 'z'" in bad("run", model, "--input", f"z={folder / 'x.npy'}")
+    assert "given twice" in bad("run", model, "--input", x, "--input", f"0={folder / 'x.npy'}")
+    assert "must be integer" in bad("run", model, "--input", x, "--input", "n=many")
+    assert "nope.npy" in bad("run", model, "--input", "x=nope.npy", "--input", "n=3")
+    assert "folder" in bad("run", model, "--input", f"x={tmp_path}", "--input", "n=3")
+    assert "no method 'backward'" in bad("run", model, "--method", "backward")
+    assert "no device 'tpu7'" in bad("run", model, "--device", "tpu7")
+    np.save(tmp_path / "x.npy", np.zeros((7, 8)))
+    assert "must be f32" in bad("run", model, "--input", f"x={tmp_path / 'x.npy'}", "--input", "n=3")
+    np.save(tmp_path / "x.npy", np.zeros((17, 8), np.float32))
+    assert "17" in bad("run", model, "--input", f"x={tmp_path / 'x.npy'}", "--input", "n=3")
+    np.save(tmp_path / "x.npy", np.zeros((7, 8, 1), np.float32))
+    bad("run", model, "--input", f"x={tmp_path / 'x.npy'}", "--input", "n=3")
+    args = ["run", model, "--input", x, "--input", "n=3"]
+    assert "deadline" in bad(*args, "--timeout", "1e-9")
+    assert "sizes with commas" in bad("inspect", model, "--shape", "x=7x8")
+    assert "17" in bad("inspect", model, "--shape", "x=17,8", "--shape", "n=3")
+
+
+def npy(header: bytes, data: bytes = b"", version: int = 1, length: int | None = None) -> bytes:
+    size = len(header) if length is None else length
+    return b"\x93NUMPY" + bytes([version, 0]) + struct.pack("<H" if version == 1 else "<I", size) + header + data
+
+
+GOOD = b"{'descr': '<f4', 'fortran_order': False, 'shape': (7, 8), }"
+HOSTILE = {
+    "empty": b"",
+    "not npy": b"hello, I am a text",
+    "header longer than the file": npy(GOOD, length=65535),
+    "4 GB header": npy(GOOD, version=2, length=0xFFFFFFFF),
+    "version 9": npy(GOOD, bytes(224), version=9),
+    "no data": npy(GOOD),
+    "short data": npy(GOOD, bytes(223)),
+    "long data": npy(GOOD, bytes(225)),
+    "no keys": npy(b"{}"),
+    "not a dict": npy(b"[1, 2]"),
+    "unclosed": npy(b"{'descr': '<f4"),
+    "a petabyte": npy(GOOD.replace(b"7, 8", b"1000000, 1000000, 1000")),
+    "overflow": npy(GOOD.replace(b"7, 8", b"4294967296, 4294967296, 4294967296")),
+    "hidden overflow": npy(GOOD.replace(b"7, 8", b"0, 4294967296, 4294967296, 4294967296")),
+    "objects": npy(GOOD.replace(b"<f4", b"|O"), b"\x80\x03"),
+    "complex": npy(GOOD.replace(b"<f4", b"<c8")),
+    "record": npy(b"{'descr': [('a', '<f4')], 'fortran_order': False, 'shape': (7, 8), }"),
+    "nine dimensions": npy(GOOD.replace(b"7, 8", b"1, 1, 1, 1, 1, 1, 1, 1, 1"), bytes(4)),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_npy(folder: Path, tmp_path: Path, name: str) -> None:
+    (tmp_path / "x.npy").write_bytes(HOSTILE[name])
+    assert "x.npy" in bad("run", folder / "model.pte", "--input", f"x={tmp_path / 'x.npy'}", "--input", "n=3")
+    with zipfile.ZipFile(tmp_path / "in.npz", "w") as archive:
+        archive.writestr("x.npy", HOSTILE[name])
+    assert "in.npz[x.npy]" in bad("run", folder / "model.pte", "--inputs", tmp_path / "in.npz", "--input", "n=3")
+
+
+def test_hostile_npz(folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "in.npz"
+    args = ("run", folder / "model.pte", "--input", "n=3", "--inputs", file)
+    file.write_bytes(b"PK\x03\x04 but no archive")
+    assert "in.npz" in bad(*args)
+    np.savez_compressed(file, x=np.random.default_rng(0).standard_normal((7, 8)).astype(np.float32))
+    whole = file.read_bytes()
+    for cut in (10, 100, len(whole) // 2, len(whole) - 1):
+        file.write_bytes(whole[:cut])
+        assert "in.npz" in bad(*args)
+    damaged = bytearray(whole)
+    damaged[len(whole) // 2] ^= 0x10  # inside the data: the checksum tells
+    file.write_bytes(damaged)
+    assert "in.npz" in bad(*args)
+    # The archive claims more bytes than its data can give.
+    entry = whole.index(b"PK\x01\x02")
+    claim = bytearray(whole)
+    claim[entry + 24 : entry + 28] = struct.pack("<I", 0xF0000000)
+    file.write_bytes(claim)
+    assert "in.npz" in bad(*args)
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("notes.txt", "hello")
+    assert ".npy files only" in bad(*args)
+
+
+def test_outputs_that_cannot_be_written(folder: Path, tmp_path: Path) -> None:
+    args = ["run", folder / "model.pte", "--input", f"x={folder / 'x.npy'}", "--input", "n=3"]
+    for where in (["--outputs", tmp_path / "no" / "folder" / "out.npz"], ["--output-dir", folder / "x.npy" / "out"]):
+        done = call(*args, *where)
+        assert done.returncode == 1
+        assert done.stderr.splitlines()[-1].startswith("graft: cannot "), done.stderr
+
+
+def test_outputs_that_cannot_be_written(folder: Path, tmp_path: Path) -> None:
+    args = ["run", folder / "model.pte", "--input", f"x={folder / 'x.npy'}", "--input", "n=3"]
+    for where in (["--outputs", tmp_path / "no" / "folder" / "out.npz"], ["--output-dir", folder / "x.npy" / "out"]):
+        done = call(*args, *where)
+        assert done.returncode == 1
+        assert done.stderr.splitlines()[-1].startswith("graft: cannot "), done.stderr
+
+
+def test_full_disk_is_an_error(folder: Path) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("no /dev/full")
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([binary(), "inspect", folder / "model.pte"], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 1 and done.stderr == "graft: cannot write to stdout\n"
