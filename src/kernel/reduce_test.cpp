@@ -1,0 +1,182 @@
+#include "kernel/reduce.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <numeric>
+#include <random>
+#include <thread>
+
+#include "kernel/sort.h"
+
+namespace graft {
+namespace {
+
+struct Operand {
+  TensorDesc desc;
+  void* data;
+};
+
+// Runs a kernel with scratch, several outputs and threads of the test's own.
+template <typename Attrs>
+void run(const Kernel& kernel, const Operand& input, const std::vector<Operand>& outputs, int threads,
+         const Attrs& attrs, std::int64_t scratch_bytes) {
+  std::vector<TensorDesc> descs;
+  std::vector<void*> data;
+  for (const Operand& o : outputs) {
+    descs.push_back(o.desc);
+    data.push_back(o.data);
+  }
+  std::vector<double> scratch(static_cast<std::size_t>(scratch_bytes + 7) / sizeof(double));
+  const void* in = input.data;
+  ErrorSlot error;
+  LaunchBarrier barrier;
+  KernelContext ctx;
+  ctx.threads = threads;
+  ctx.input_descs = {&input.desc, 1};
+  ctx.output_descs = descs;
+  ctx.inputs = &in;
+  ctx.outputs = data.data();
+  ctx.attr_bytes = reinterpret_cast<const std::byte*>(&attrs);
+  ctx.scratch_bytes = reinterpret_cast<std::byte*>(scratch.data());
+  ctx.launch_barrier = &barrier;
+  ctx.error = &error;
+  std::vector<std::thread> pool;
+  for (int t = 1; t < threads; ++t)
+    pool.emplace_back([&, t] {
+      KernelContext mine = ctx;
+      mine.thread = t;
+      kernel.run(mine);
+    });
+  kernel.run(ctx);
+  for (std::thread& t : pool) t.join();
+  EXPECT_FALSE(error.failed()) << error.message();
+}
+
+std::vector<float> reduce(const std::vector<float>& x, const TensorDesc& desc, ReduceAttrs attrs, std::int64_t outputs,
+                          int threads) {
+  std::vector<float> out(static_cast<std::size_t>(outputs), -77);
+  run(kReduce, {desc, const_cast<float*>(x.data())}, {{TensorDesc(DType::f32, Shape{outputs}), out.data()}}, threads,
+      attrs, reduce_scratch_bytes(outputs, desc.numel(), threads));
+  return out;
+}
+
+TEST(Reduce, EverySetOfDimensionsOfAPermutedTensor) {
+  const Shape shape{3, 5, 2, 130};
+  std::vector<float> x(static_cast<std::size_t>(shape.numel()));
+  std::mt19937 random(3);
+  for (float& v : x) v = static_cast<float>(static_cast<int>(random() % 100)) - 50;
+  const std::vector<int> orders[] = {{0, 1, 2, 3}, {3, 0, 1, 2}, {2, 3, 1, 0}};
+  const TensorDesc base(DType::f32, shape);
+  for (const std::vector<int>& order : orders) {
+    TensorDesc desc = base;
+    for (int d = 0; d < 4; ++d) {
+      const auto from = order[static_cast<std::size_t>(d)];
+      desc.shape[d] = shape[from];
+      desc.strides[static_cast<std::size_t>(d)] = base.strides[static_cast<std::size_t>(from)];
+    }
+    for (std::uint32_t reduced = 0; reduced < 16; ++reduced) {
+      std::int64_t outputs = 1;
+      for (int d = 0; d < 4; ++d)
+        if (!(reduced >> d & 1u)) outputs *= desc.shape[d];
+      std::vector<float> sums(static_cast<std::size_t>(outputs), 0), highest(sums.size(), -1000);
+      for (std::int64_t i = 0; i < shape.numel(); ++i) {
+        std::int64_t at[4], rest = i, address = 0, to = 0;
+        for (int d = 3; d >= 0; --d) {
+          at[d] = rest % desc.shape[d];
+          rest /= desc.shape[d];
+          address += at[d] * desc.strides[static_cast<std::size_t>(d)];
+        }
+        for (int d = 0; d < 4; ++d)
+          if (!(reduced >> d & 1u)) to = to * desc.shape[d] + at[d];
+        const float v = x[static_cast<std::size_t>(address)];
+        sums[static_cast<std::size_t>(to)] += v;
+        highest[static_cast<std::size_t>(to)] = std::max(highest[static_cast<std::size_t>(to)], v);
+      }
+      for (int threads : {1, 2}) {
+        EXPECT_EQ(reduce(x, desc, {ReduceOp::sum, reduced, 0}, outputs, threads), sums) << reduced;
+        EXPECT_EQ(reduce(x, desc, {ReduceOp::amax, reduced, 0}, outputs, threads), highest) << reduced;
+      }
+    }
+  }
+}
+
+TEST(Reduce, ASumIsAsGoodAsOneInDouble) {
+  std::vector<float> x(200003);
+  std::mt19937 random(4);
+  std::normal_distribution<float> normal(0.5f);
+  double exact = 0;
+  for (float& v : x) exact += v = normal(random);
+  const TensorDesc desc(DType::f32, Shape{static_cast<std::int64_t>(x.size())});
+  for (int threads : {1, 2, 3}) {
+    const float sum = reduce(x, desc, {ReduceOp::sum, 1, 0}, 1, threads)[0];
+    EXPECT_NEAR(sum, exact, std::fabs(exact) * 1e-7);
+    EXPECT_EQ(sum, reduce(x, desc, {ReduceOp::sum, 1, 0}, 1, threads)[0]);  // the same again
+    const float deviation = reduce(x, desc, {ReduceOp::deviation, 1, 1}, 1, threads)[0];
+    EXPECT_NEAR(deviation, 1, 0.01);
+  }
+}
+
+TEST(Reduce, NanWinsAndTheFirstPlaceCounts) {
+  std::vector<float> x(100000, 1);
+  x[60000] = x[70000] = 5;
+  std::int64_t place = -1;
+  const TensorDesc desc(DType::f32, Shape{100000});
+  const TensorDesc one(DType::i64, Shape{});
+  for (int threads : {1, 2}) {
+    run(kReduce, {desc, x.data()}, {{one, &place}}, threads, ReduceAttrs{ReduceOp::argmax, 1, 0},
+        reduce_scratch_bytes(1, 100000, threads));
+    EXPECT_EQ(place, 60000);
+    x[80000] = x[90000] = std::nanf("");
+    run(kReduce, {desc, x.data()}, {{one, &place}}, threads, ReduceAttrs{ReduceOp::argmin, 1, 0},
+        reduce_scratch_bytes(1, 100000, threads));
+    EXPECT_EQ(place, 80000);
+    EXPECT_TRUE(std::isnan(reduce(x, desc, {ReduceOp::amax, 1, 0}, 1, threads)[0]));
+    x[80000] = x[90000] = 1;
+  }
+}
+
+TEST(Reduce, NoElements) {
+  const TensorDesc empty(DType::f32, Shape{0, 4});
+  EXPECT_EQ(reduce({}, empty, {ReduceOp::sum, 1, 0}, 4, 2), std::vector<float>(4, 0));
+  EXPECT_EQ(reduce({}, empty, {ReduceOp::prod, 1, 0}, 4, 2), std::vector<float>(4, 1));
+  EXPECT_TRUE(std::isnan(reduce({}, empty, {ReduceOp::mean, 1, 0}, 4, 2)[0]));
+  EXPECT_TRUE(std::isnan(reduce({}, empty, {ReduceOp::variance, 1, 1}, 4, 2)[0]));
+}
+
+TEST(Scan, BothDirectionsOfMemory) {
+  std::vector<std::int32_t> x(200 * 300), y(x.size());
+  std::iota(x.begin(), x.end(), 0);
+  const TensorDesc desc(DType::i32, Shape{200, 300});
+  for (int threads : {1, 2}) {
+    for (std::int32_t dim : {0, 1}) {
+      run(kScan, {desc, x.data()}, {{desc, y.data()}}, threads, ScanAttrs{ScanOp::sum, dim}, 0);
+      std::int32_t sum = 0;
+      const std::size_t step = dim == 0 ? 300 : 1, length = dim == 0 ? 200 : 300, start = dim == 0 ? 7 : 7 * 300;
+      for (std::size_t i = 0; i < length; ++i) {
+        sum += x[start + i * step];
+        ASSERT_EQ(y[start + i * step], sum);
+      }
+    }
+  }
+}
+
+TEST(Sort, StableWithNanLastAndMinusZeroEqualToZero) {
+  std::vector<float> x = {3, 0.f, std::nanf(""), -0.f, -INFINITY, 3, INFINITY};
+  std::vector<float> values(7);
+  std::vector<std::int64_t> places(7);
+  const TensorDesc desc(DType::f32, Shape{7}), indices(DType::i64, Shape{7});
+  run(kSort, {desc, x.data()}, {{desc, values.data()}, {indices, places.data()}}, 2, SortAttrs{},
+      sort_scratch_bytes(1, 7, 2));
+  EXPECT_EQ(places, (std::vector<std::int64_t>{4, 1, 3, 0, 5, 6, 2}));
+  EXPECT_TRUE(std::signbit(values[2]));
+  SortAttrs down;
+  down.descending = true;
+  const TensorDesc two(DType::f32, Shape{3}), two_indices(DType::i64, Shape{3});
+  run(kSort, {desc, x.data()}, {{two, values.data()}, {two_indices, places.data()}}, 2, down,
+      sort_scratch_bytes(1, 7, 2));
+  EXPECT_EQ((std::vector<std::int64_t>(places.begin(), places.begin() + 3)), (std::vector<std::int64_t>{2, 6, 0}));
+}
+
+}  // namespace
+}  // namespace graft
