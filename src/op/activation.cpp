@@ -109,7 +109,7 @@ std::vector<Shape> shape_dropout(const Call& call) {
 }
 std::vector<Tensor> lower_dropout(const Call& call, std::span<const Shape> shapes, Lowering& lowering) {
   std::vector<Tensor> results{call.tensor("input")};
-  if (shapes.size() > 1) results.push_back(lowering.full(DType::b8, shapes[1], Scalar::of(true)));
+  if (shapes.size() > 1) results.push_back(lowering.full(call.output_dtype(1), shapes[1], Scalar::of(true)));
   return results;
 }
 

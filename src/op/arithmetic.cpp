@@ -29,7 +29,7 @@ constexpr ElementwiseSpec kSub{ElementwiseOp::sub, {"self", "other"}, ComputeRul
 constexpr ElementwiseSpec kRsub{ElementwiseOp::sub, {"other", "self"}, ComputeRule::output, take_alpha, true};
 constexpr ElementwiseSpec kMul = two(ElementwiseOp::mul, true);
 constexpr ElementwiseSpec kDiv = two(ElementwiseOp::div, true);
-constexpr ElementwiseSpec kFloorDivide = two(ElementwiseOp::div_floor);
+constexpr ElementwiseSpec kFloorDivide = two(ElementwiseOp::div_floor, true);
 constexpr ElementwiseSpec kRemainder = two(ElementwiseOp::remainder);
 constexpr ElementwiseSpec kFmod = two(ElementwiseOp::fmod);
 constexpr ElementwiseSpec kMaximum = two(ElementwiseOp::maximum);
@@ -55,7 +55,7 @@ Tensor emit_one(Lowering& lowering, ElementwiseOp op, DType dtype, const Tensor&
 
 // --- div with a rounding mode ---
 
-constexpr ElementwiseSpec kDivTrunc = two(ElementwiseOp::div_trunc);
+constexpr ElementwiseSpec kDivTrunc = two(ElementwiseOp::div_trunc, true);
 
 Refusal refuse_div_mode(const NodeView& node) {
   if (!node.has("rounding_mode")) return refuse_spec(kDiv, node);
@@ -69,9 +69,10 @@ std::vector<Tensor> lower_div_mode(const Call& call, std::span<const Shape> shap
   if (!call.has("rounding_mode")) return lower_spec(kDiv, call, shapes, lowering);
   if (call.text("rounding_mode") == "floor") return lower_spec(kFloorDivide, call, shapes, lowering);
   const DType dtype = call.output_dtype();
-  if (dtype != DType::f16 && dtype != DType::bf16) return lower_spec(kDivTrunc, call, shapes, lowering);
-  // PyTorch rounds the quotient to the half before it cuts the fraction off.
   const std::array operands{operand(call, "self"), operand(call, "other")};
+  const bool by_number = !operands[1].tensor || operands[1].tensor->numel() == 1;
+  if ((dtype != DType::f16 && dtype != DType::bf16) || by_number) return lower_spec(kDivTrunc, call, shapes, lowering);
+  // PyTorch rounds the quotient of two tensors to the half before it cuts the fraction off.
   const Tensor quotient = emit(lowering, {ElementwiseOp::div, dtype, dtype, {}, false}, operands, shapes[0]);
   return {emit_one(lowering, ElementwiseOp::trunc, dtype, quotient)};
 }

@@ -20,7 +20,8 @@ def test_function(name):
     def check(case):
         tensor = case.tensor(case.shape(), case.pick(ALL))
         if tensor.dtype.is_floating_point and case.chance(0.5):
-            tensor = tensor * case.pick([0.01, 10, 100, 1000])
+            # Eager's vectorized sinh and cosh are infinite from 89 on, where the results still fit.
+            tensor = tensor * case.pick([0.01, 10, 100, 1000] if name not in ("sinh", "cosh") else [0.01, 10])
         # PyTorch computes some of these functions of halves with the half's precision between the steps.
         case.check_or_fail(target, (tensor,), **({"rtol": 4e-3} if tensor.dtype == torch.float16 else {}))
 
