@@ -1,0 +1,61 @@
+#include "kernel/simd/dispatch.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+
+#include "graft/error.h"
+#include "kernel/simd/cpu_check.h"
+
+namespace graft::simd {
+namespace {
+
+// The level is settled once per process: each case runs in one of its own. Writes what came of it to stderr.
+[[noreturn]] void report_choice(const char* wanted) {
+  if (wanted != nullptr) {
+    setenv("GRAFT_ISA", wanted, 1);
+  } else {
+    unsetenv("GRAFT_ISA");
+  }
+  try {
+    std::fprintf(stderr, "chose %s\n", std::string(name(active_isa())).c_str());
+  } catch (const InvalidArgument& e) {
+    std::fprintf(stderr, "%s\n", e.what());
+  }
+  std::exit(0);
+}
+
+class DispatchDeathTest : public testing::Test {
+ protected:
+  void SetUp() override { testing::FLAGS_gtest_death_test_style = "threadsafe"; }
+};
+
+TEST_F(DispatchDeathTest, TheHighestLevelIsTheDefault) {
+  const std::string best(name(available_isas().back()));
+  EXPECT_EXIT(report_choice(nullptr), testing::ExitedWithCode(0), "chose " + best);
+  EXPECT_EXIT(report_choice(""), testing::ExitedWithCode(0), "chose " + best);
+}
+
+TEST_F(DispatchDeathTest, TheEnvironmentForcesALevel) {
+  for (const Isa isa : available_isas()) {
+    const std::string wanted(name(isa));
+    EXPECT_EXIT(report_choice(wanted.c_str()), testing::ExitedWithCode(0), "chose " + wanted);
+  }
+}
+
+TEST_F(DispatchDeathTest, AnUnknownLevelIsAnError) {
+  EXPECT_EXIT(report_choice("avx9"), testing::ExitedWithCode(0), "GRAFT_ISA: expected one of baseline.*got \"avx9\"");
+}
+
+TEST(Dispatch, BaselineIsAlwaysThereAndLevelsAscend) {
+  ASSERT_FALSE(available_isas().empty());
+  EXPECT_EQ(available_isas().front(), Isa::baseline);
+  for (std::size_t i = 1; i < available_isas().size(); ++i) EXPECT_LT(available_isas()[i - 1], available_isas()[i]);
+}
+
+TEST(CpuCheck, PassesWhereTheseTestsRun) { EXPECT_NO_THROW(check_cpu()); }
+
+}  // namespace
+}  // namespace graft::simd
