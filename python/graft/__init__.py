@@ -6,7 +6,10 @@ Names are imported when first used: loading a package must not cost the import o
 from __future__ import annotations
 
 import importlib
+import warnings
 from typing import Any
+
+from graft import errors as _errors
 
 _ERRORS = (
     "Cancelled",
@@ -46,3 +49,19 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+def _register() -> None:
+    """ExecuTorch's runtime must know the delegate before it loads a package."""
+    from graft import executorch
+
+    if not executorch.available():
+        return
+    try:
+        executorch.register()
+    except _errors.Error as e:
+        # Everything but ExecuTorch's runtime works; `graft.executorch.register()` raises this again.
+        warnings.warn(f"graft: {e}", RuntimeWarning, stacklevel=3)
+
+
+_register()

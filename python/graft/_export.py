@@ -52,7 +52,8 @@ def export(
     constant_methods: constants that ExecuTorch's runners ask for by name ("get_max_seq_len", ...).
     allow_fallback: leave nodes that graft does not run to ExecuTorch's kernels; otherwise they are an ExportError.
     external_weights: put the weights beside the package, into a .ptd of the same stem.
-    plan_outputs: let ExecuTorch reserve memory for outputs. Stock callers crash without it.
+    plan_outputs: let ExecuTorch reserve memory for outputs at their upper bounds. Without it the caller of a C++ Module
+        must set each output's memory; a call without is an error.
     predicate: answers which nodes run; the compiled engine by default.
     """
     target = Path(path)
@@ -72,6 +73,8 @@ def export(
             raise ExportError(f"export: {e}") from e
         if not allow_fallback:
             _require_delegated(manager, partitioners)
+        if not plan_outputs:
+            _require_own_outputs({name: manager.exported_program(name) for name in programs})
         program = manager.to_executorch(
             ExecutorchBackendConfig(
                 memory_planning_pass=MemoryPlanningPass(alloc_graph_output=plan_outputs),
@@ -206,6 +209,18 @@ def _require_delegated(manager: Any, partitioners: Mapping[str, GraftPartitioner
     )
 
 
+def _require_own_outputs(programs: Mapping[str, ExportedProgram]) -> None:
+    """ExecuTorch knows an output that is an input as one tensor: memory set for the output would hide the input."""
+    for name, program in programs.items():
+        inputs = set(program.graph_signature.user_inputs)
+        for i, output in enumerate(program.graph_signature.user_outputs):
+            if isinstance(output, str) and output in inputs:
+                raise ExportError(
+                    f"export: method '{name}': expected outputs of their own with plan_outputs=False, found that output "
+                    f"{i} is the input '{output}' itself; return a clone of it"
+                )
+
+
 def _left_over(module: torch.fx.GraphModule) -> list[torch.fx.Node]:
     """Calls outside the delegates."""
     delegates = {n for n in module.graph.nodes if n.op == "call_function" and n.target is executorch_call_delegate}
@@ -231,7 +246,7 @@ class _PlannedShapes(PassBase):
                 continue
             for node in module.graph.nodes:
                 if node.op == "placeholder" and isinstance(node.meta.get("val"), _SYMBOLIC):
-                    # ExecuTorch writes None for a number that varies, and then accepts nothing else.
+                    # By default None, which matches no number. ExecuTorch takes this one value, graft any.
                     node.meta["spec"] = node.meta["val"].node.hint
                 for spec in pytree.tree_leaves(node.meta.get("spec")):
                     if isinstance(spec, TensorSpec):

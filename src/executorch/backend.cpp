@@ -8,10 +8,11 @@
 #include <executorch/runtime/platform/platform.h>
 
 #include <algorithm>
-#include <cstring>
+#include <array>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "graft/graft.h"
@@ -50,48 +51,80 @@ struct Handle {
   }
 };
 
-// Runs `work`; exceptions become a log line and the Error code closest to their type.
+// ExecuTorch cuts a line of its log at 256 bytes; a longer message takes several.
+void log_error(std::string_view what, std::string_view message) {
+  constexpr std::size_t kLine = 200;
+  while (!message.empty()) {
+    const std::string_view line = message.substr(0, kLine);
+    ET_LOG(Error, "graft: %.*s: %.*s", static_cast<int>(what.size()), what.data(), static_cast<int>(line.size()),
+           line.data());
+    message.remove_prefix(line.size());
+  }
+}
+
+// The Error code closest to the type of the exception being handled; its message goes to `report(text)`.
+template <typename Report>
+Status status_of_exception(Report&& report) {
+  const auto as = [&](Status status, const std::exception& e) {
+    report(e.what());
+    return status;
+  };
+  try {
+    throw;
+  } catch (const InvalidArgument& e) {
+    return as(Status::InvalidArgument, e);
+  } catch (const InvalidProgram& e) {
+    return as(Status::InvalidProgram, e);
+  } catch (const Unsupported& e) {
+    return as(Status::NotSupported, e);
+  } catch (const NotFound& e) {
+    return as(Status::NotFound, e);
+  } catch (const SystemError& e) {
+    return as(Status::MemoryAllocationFailed, e);
+  } catch (const std::bad_alloc& e) {
+    return as(Status::MemoryAllocationFailed, e);
+  } catch (const std::exception& e) {
+    return as(Status::Internal, e);
+  } catch (...) {
+    report("an exception of unknown type");
+    return Status::Internal;
+  }
+}
+
+// Runs `work`; exceptions become a log line and an Error code.
 template <typename Work>
-Status guarded(const char* what, Work&& work) {
+Status guarded(std::string_view what, Work&& work) {
   try {
     return work();
-  } catch (const InvalidArgument& e) {
-    ET_LOG(Error, "graft: %s: %s", what, e.what());
-    return Status::InvalidArgument;
-  } catch (const InvalidProgram& e) {
-    ET_LOG(Error, "graft: %s: %s", what, e.what());
-    return Status::InvalidProgram;
-  } catch (const Unsupported& e) {
-    ET_LOG(Error, "graft: %s: %s", what, e.what());
-    return Status::NotSupported;
-  } catch (const NotFound& e) {
-    ET_LOG(Error, "graft: %s: %s", what, e.what());
-    return Status::NotFound;
-  } catch (const SystemError& e) {
-    ET_LOG(Error, "graft: %s: %s", what, e.what());
-    return Status::MemoryAllocationFailed;
-  } catch (const std::bad_alloc& e) {
-    ET_LOG(Error, "graft: %s: %s", what, e.what());
-    return Status::MemoryAllocationFailed;
-  } catch (const std::exception& e) {
-    ET_LOG(Error, "graft: %s: %s", what, e.what());
-    return Status::Internal;
+  } catch (...) {
+    return status_of_exception([&](std::string_view message) { log_error(what, message); });
   }
 }
 
 DType dtype_of(ScalarType type, std::size_t arg) {
   switch (type) {
-    case ScalarType::Float: return DType::f32;
-    case ScalarType::Half: return DType::f16;
-    case ScalarType::BFloat16: return DType::bf16;
-    case ScalarType::Double: return DType::f64;
-    case ScalarType::Char: return DType::i8;
-    case ScalarType::Byte: return DType::u8;
-    case ScalarType::Short: return DType::i16;
-    case ScalarType::Int: return DType::i32;
-    case ScalarType::Long: return DType::i64;
-    case ScalarType::Bool: return DType::b8;
-    default: throw InvalidArgument("argument " + std::to_string(arg) + " has a dtype that graft does not take");
+    case ScalarType::Float:
+      return DType::f32;
+    case ScalarType::Half:
+      return DType::f16;
+    case ScalarType::BFloat16:
+      return DType::bf16;
+    case ScalarType::Double:
+      return DType::f64;
+    case ScalarType::Char:
+      return DType::i8;
+    case ScalarType::Byte:
+      return DType::u8;
+    case ScalarType::Short:
+      return DType::i16;
+    case ScalarType::Int:
+      return DType::i32;
+    case ScalarType::Long:
+      return DType::i64;
+    case ScalarType::Bool:
+      return DType::b8;
+    default:
+      throw InvalidArgument("argument " + std::to_string(arg) + " has a dtype that graft does not take");
   }
 }
 
@@ -119,11 +152,37 @@ Value to_value(const EValue& value, std::size_t arg, bool data) {
   return Value::of(view);
 }
 
-// Options of the next loads, set through ExecuTorch's set_option; a load's own runtime specs win.
-struct Options {
-  std::mutex mutex;
-  int threads = 0;
-  std::string device;
+// Options of the loads to come; a load's own runtime specs win.
+class Options {
+ public:
+  struct Values {
+    int threads = 0;     // 0: GRAFT_THREADS, else the CPUs this process may use
+    std::string device;  // "": GRAFT_DEVICE, else the CPU
+  };
+
+  Values get() const {
+    const std::lock_guard lock(mutex_);
+    return values_;
+  }
+
+  // All or none. Throws InvalidArgument or NotFound.
+  void set(Values values) {
+    if (values.threads < 0)
+      throw InvalidArgument("option 'threads' must not be negative, got " + std::to_string(values.threads));
+    std::string known;
+    bool found = values.device.empty();
+    for (const DeviceInfo& info : devices()) {
+      found = found || info.name == values.device;
+      known += (known.empty() ? "" : ", ") + info.name;
+    }
+    if (!found) throw NotFound("option 'device': no device '" + values.device + "'; this machine has: " + known);
+    const std::lock_guard lock(mutex_);
+    values_ = std::move(values);
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  Values values_;
 };
 
 class GraftBackend final : public executorch::runtime::BackendInterface {
@@ -144,38 +203,46 @@ class GraftBackend final : public executorch::runtime::BackendInterface {
 
   void destroy(DelegateHandle* delegate) const override { delete static_cast<Handle*>(delegate); }
 
-  Status set_option(BackendOptionContext& /*context*/, const Span<BackendOption>& options) override {
-    const std::lock_guard lock(options_.mutex);
-    for (const BackendOption& option : options) {
-      const int* number = std::get_if<int>(&option.value);
-      const auto* text = std::get_if<std::array<char, executorch::runtime::kMaxOptionValueLength>>(&option.value);
-      if (std::strcmp(option.key, "threads") == 0 && number && *number >= 0) {
-        options_.threads = *number;
-      } else if (std::strcmp(option.key, "device") == 0 && text) {
-        options_.device = text->data();
-      } else {
-        ET_LOG(Error, "graft: option '%s' must be 'threads' (int) or 'device' (text)", option.key);
-        return Status::InvalidArgument;
+  Status set_option(BackendOptionContext& /*context*/, const Span<BackendOption>& given) override {
+    return guarded("set_option", [&] {
+      Options::Values values = options_.get();
+      for (const BackendOption& option : given) {
+        const std::string_view key = option.key;
+        const int* number = std::get_if<int>(&option.value);
+        const auto* text = std::get_if<Text>(&option.value);
+        if (key == "threads" && number) {
+          values.threads = *number;
+        } else if (key == "device" && text) {
+          values.device = text->data();
+        } else {
+          throw InvalidArgument("option '" + std::string(key) + "' must be 'threads' (int) or 'device' (text)");
+        }
       }
-    }
-    return Status::Ok;
+      options_.set(std::move(values));
+      return Status::Ok;
+    });
   }
 
-  Status get_option(BackendOptionContext& /*context*/, Span<BackendOption>& options) override {
-    const std::lock_guard lock(options_.mutex);
-    for (BackendOption& option : options) {
-      if (std::strcmp(option.key, "threads") == 0) {
-        option.value = options_.threads;
-      } else if (std::strcmp(option.key, "device") == 0) {
-        std::array<char, executorch::runtime::kMaxOptionValueLength> text{};
-        std::copy_n(options_.device.data(), std::min(options_.device.size(), text.size() - 1), text.data());
+  Status get_option(BackendOptionContext& /*context*/, Span<BackendOption>& asked) override {
+    const Options::Values values = options_.get();
+    for (BackendOption& option : asked) {
+      const std::string_view key = option.key;
+      if (key == "threads") {
+        option.value = values.threads;
+      } else if (key == "device") {
+        Text text{};
+        std::copy_n(values.device.data(), std::min(values.device.size(), text.size() - 1), text.data());
         option.value = text;
       }
     }
     return Status::Ok;
   }
 
+  Options& options() { return options_; }
+
  private:
+  using Text = std::array<char, executorch::runtime::kMaxOptionValueLength>;
+
   Status load(Handle& handle, BackendInitContext& context, FreeableBuffer* processed) const {
     const auto* bytes = static_cast<const std::byte*>(processed->data());
     handle.blob.assign(bytes, bytes + processed->size());
@@ -183,11 +250,9 @@ class GraftBackend final : public executorch::runtime::BackendInterface {
 
     LoadOptions load_options;
     SessionOptions session_options;
-    {
-      const std::lock_guard lock(options_.mutex);
-      load_options.device = options_.device;
-      session_options.threads = options_.threads;
-    }
+    const Options::Values set = options_.get();
+    load_options.device = set.device;
+    session_options.threads = set.threads;
     if (const auto device = context.get_runtime_spec<const char*>("device"); device.ok()) load_options.device = *device;
     if (const auto threads = context.get_runtime_spec<int>("threads"); threads.ok()) session_options.threads = *threads;
 
@@ -221,7 +286,8 @@ class GraftBackend final : public executorch::runtime::BackendInterface {
     for (std::size_t i = 0; i < handle.outputs.size(); ++i) {
       Value& value = handle.outputs[i];
       if (value.kind != Value::Kind::tensor) continue;
-      if (const Status status = place_output(*args[n_in + i], n_in + i, value.tensor); status != Status::Ok) return status;
+      if (const Status status = place_output(*args[n_in + i], n_in + i, value.tensor); status != Status::Ok)
+        return status;
     }
 
     RunOptions options;
@@ -236,10 +302,17 @@ class GraftBackend final : public executorch::runtime::BackendInterface {
       const Value& value = handle.outputs[i];
       EValue& out = *args[n_in + i];
       switch (value.kind) {
-        case Value::Kind::integer: out = EValue(value.i); break;
-        case Value::Kind::real: out = EValue(value.f); break;
-        case Value::Kind::boolean: out = EValue(value.i != 0); break;
-        default: break;
+        case Value::Kind::integer:
+          out = EValue(value.i);
+          break;
+        case Value::Kind::real:
+          out = EValue(value.f);
+          break;
+        case Value::Kind::boolean:
+          out = EValue(value.i != 0);
+          break;
+        default:
+          break;
       }
     }
     return Status::Ok;
@@ -275,13 +348,12 @@ class GraftBackend final : public executorch::runtime::BackendInterface {
       return begin + static_cast<et_timestamp_t>(ns) * ratio.denominator / ratio.numerator;
     };
     for (const NodeTiming& t : profile)
-      executorch::runtime::event_tracer_log_profiling_delegate(&tracer, t.node.c_str(),
-                                                               executorch::runtime::kUnsetDelegateDebugIntId,
-                                                               ticks(t.start_ns), ticks(t.end_ns), t.kernel.data(),
-                                                               t.kernel.size());
+      executorch::runtime::event_tracer_log_profiling_delegate(
+          &tracer, t.node.c_str(), executorch::runtime::kUnsetDelegateDebugIntId, ticks(t.start_ns), ticks(t.end_ns),
+          t.kernel.data(), t.kernel.size());
   }
 
-  mutable Options options_;
+  Options options_;
 };
 
 GraftBackend& instance() {
@@ -295,7 +367,24 @@ const Status registered = executorch::runtime::register_backend({"GraftBackend",
 }  // namespace
 }  // namespace graft
 
-// For Python: ExecuTorch's error code of the registration; 0 is success.
-extern "C" __attribute__((visibility("default"))) int graft_executorch_registered() {
-  return static_cast<int>(graft::registered);
+// The C interface, for callers that cannot reach ExecuTorch's set_option (Python among them). Results are ExecuTorch's
+// error codes; 0 is success.
+#define GRAFT_C_API extern "C" __attribute__((visibility("default")))
+
+GRAFT_C_API int graft_executorch_registered() { return static_cast<int>(graft::registered); }
+
+// Options of the loads to come: 0 threads means GRAFT_THREADS, else the CPUs this process may use; an empty device
+// means GRAFT_DEVICE, else the CPU. On failure `message` (of `size` bytes, ends with a zero byte) says why.
+GRAFT_C_API int graft_executorch_set_options(int threads, const char* device, char* message, std::size_t size) {
+  try {
+    graft::instance().options().set({threads, device});
+    return 0;
+  } catch (...) {
+    return static_cast<int>(graft::status_of_exception([&](std::string_view text) {
+      if (size == 0) return;
+      const std::size_t length = std::min(text.size(), size - 1);
+      std::copy_n(text.data(), length, message);
+      message[length] = '\0';
+    }));
+  }
 }

@@ -1,0 +1,74 @@
+"""The delegate for ExecuTorch's runtime: `GraftBackend`, registered when graft is imported.
+
+    import graft
+    from executorch.runtime import Runtime
+    Runtime.get().load_program("model.pte").load_method("forward").execute((x,))
+
+C++ programs link the library that `library()` names; see examples/executorch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.util
+from pathlib import Path
+
+from graft.errors import Error, InvalidArgument, NotFound, SystemError
+
+__all__ = ["library", "register", "set_options"]
+
+# Codes of executorch::runtime::Error.
+_INVALID_ARGUMENT, _NOT_FOUND = 0x12, 0x20
+
+
+def library() -> Path:
+    """The shared library with the delegate. Raises graft.NotFound when this build has none."""
+    path = Path(__file__).parent / "lib" / "libgraft_executorch.so"
+    if not path.exists():
+        raise NotFound(f"this build of graft has no ExecuTorch delegate: {path} is missing")
+    return path
+
+
+def available() -> bool:
+    """Whether this build has the delegate and ExecuTorch is installed."""
+    try:
+        library()
+    except NotFound:
+        return False
+    return importlib.util.find_spec("executorch") is not None
+
+
+@functools.cache
+def register() -> ctypes.CDLL:
+    """Makes ExecuTorch's runtime, in this process, run packages of graft. `import graft` does it: a few milliseconds,
+    and ExecuTorch's Python modules are not imported."""
+    path = library()
+    try:
+        # The library registers itself when it is loaded.
+        loaded = ctypes.CDLL(str(path))
+    except OSError as e:
+        raise SystemError(f"the ExecuTorch delegate does not load: {e}") from e
+    code = loaded.graft_executorch_registered()
+    if code == _INVALID_ARGUMENT:
+        raise Error("ExecuTorch has a backend 'GraftBackend' already: another copy of graft is loaded in this process")
+    if code:
+        raise Error(f"ExecuTorch refuses the backend 'GraftBackend' with error 0x{code:x}")
+    return loaded
+
+
+def set_options(*, threads: int = 0, device: str = "") -> None:
+    """How methods that ExecuTorch loads from now on run. threads: 0 means GRAFT_THREADS, else the CPUs this process may
+    use. device: a name of `graft.devices()`; "" means GRAFT_DEVICE, else the CPU.
+
+    What is left out returns to its default. In C++: executorch::runtime::set_option("GraftBackend", ...).
+    """
+    if not isinstance(threads, int) or not -(2**31) <= threads < 2**31:
+        raise InvalidArgument(f"option 'threads' must be an int of 32 bits, got {threads!r}")
+    if not isinstance(device, str):
+        raise InvalidArgument(f"option 'device' must be a str, got {type(device).__name__}")
+    message = ctypes.create_string_buffer(1024)
+    code = register().graft_executorch_set_options(threads, device.encode(), message, ctypes.c_size_t(len(message)))
+    if code:
+        kind = {_INVALID_ARGUMENT: InvalidArgument, _NOT_FOUND: NotFound}.get(code, Error)
+        raise kind(message.value.decode(errors="replace"))
