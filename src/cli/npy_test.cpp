@@ -135,7 +135,7 @@ TEST(Npy, DamagedFilesAreErrors) {
   std::mt19937 random(7);
   for (int i = 0; i < 20000; ++i) {
     std::string bad = good;
-    for (unsigned flips = random() % 4 + 1; flips > 0; --flips) {
+    for (auto flips = random() % 4 + 1; flips > 0; --flips) {
       char& byte = bad[random() % bad.size()];
       byte = static_cast<char>(byte ^ (1 << random() % 8));
     }
