@@ -34,6 +34,7 @@ constexpr int kLanes = 4;
 
 typedef float vf __attribute__((vector_size(kLanes * 4)));
 typedef std::int32_t vi __attribute__((vector_size(kLanes * 4)));
+typedef std::uint32_t vu __attribute__((vector_size(kLanes * 4)));
 typedef float vf_unaligned __attribute__((vector_size(kLanes * 4), aligned(4), may_alias));
 typedef std::uint16_t vh __attribute__((vector_size(kLanes * 2)));
 typedef std::uint16_t vh_unaligned __attribute__((vector_size(kLanes * 2), aligned(2), may_alias));
@@ -85,6 +86,8 @@ GRAFT_VEC void store_n(float* p, vf v, int n) {
 }
 
 GRAFT_VEC vi as_int(vf v) { return (vi)v; }
+// Bit patterns, for arithmetic that wraps on NaN and on lanes whose result is not used.
+GRAFT_VEC vu as_bits(vf v) { return (vu)v; }
 GRAFT_VEC vf as_float(vi v) { return (vf)v; }
 // Lane-wise condition ? a : b; the condition's lanes are 0 or -1.
 GRAFT_VEC vf select(vi condition, vf a, vf b) { return condition ? a : b; }
@@ -101,9 +104,9 @@ GRAFT_VEC vf load_bf16(const std::uint16_t* p) {
 
 // Round to nearest even; every NaN becomes 0x7fc0, as PyTorch does.
 GRAFT_VEC void store_bf16(std::uint16_t* p, vf v) {
-  const vi u = as_int(v);
-  const vi rounded = ((u + 0x7fff + ((u >> 16) & 1)) >> 16) & 0xffff;
-  const vi nan = vi{} + 0x7fc0;
+  const vu u = as_bits(v);
+  const vu rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
+  const vu nan = vu{} + 0x7fc0u;
   *reinterpret_cast<vh_unaligned*>(p) = __builtin_convertvector((v != v) ? nan : rounded, vh);
 }
 
@@ -271,7 +274,7 @@ GRAFT_VEC vf exp(vf x) {
   p = fma(p, r, splat(5.0000001201e-1f));
   p = fma(p, r * r, r) + 1.f;
   // 2^n in two factors: n reaches below the normal exponents.
-  const vi e = as_int(shifted) - 0x4b400000;
+  const vi e = (vi)(as_bits(shifted) - 0x4b400000u);
   const vi half = e >> 1;
   const vf scale_a = as_float((half + 127) << 23);
   const vf scale_b = as_float((e - half + 127) << 23);

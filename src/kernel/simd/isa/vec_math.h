@@ -52,9 +52,9 @@ GRAFT_VEC vf truncate(vf x) {
 GRAFT_VEC vf log(vf x) {
   const vi tiny = x < 0x1p-126f;
   const vf scaled = select(tiny, x * 0x1p23f, x);
-  const vi bits = as_int(scaled);
-  const vi exponent = (bits - 0x3f3504f3) >> 23;
-  const vf f = as_float(bits - (exponent << 23)) - 1.f;
+  const vu bits = as_bits(scaled);
+  const vi exponent = (vi)(bits - 0x3f3504f3u) >> 23;
+  const vf f = as_float((vi)(bits - ((vu)exponent << 23))) - 1.f;
   const vf e = __builtin_convertvector(exponent, vf) - select(tiny, splat(23.f), zero());
   const vf z = f * f;
   vf p = splat(7.0376836292e-2f);
@@ -133,7 +133,7 @@ GRAFT_VEC vf sin_reduced(vf x, int quarter) {
   vf r = fma(n, splat(-1.57079601e+00f), x);
   r = fma(n, splat(-3.13916473e-07f), r);
   r = fma(n, splat(-5.39030253e-15f), r);
-  const vi q = as_int(shifted) + quarter;
+  const vi q = (vi)(as_bits(shifted) + static_cast<std::uint32_t>(quarter));
   const vf s = r * r;
   vf c = splat(2.44677067e-5f);
   c = fma(c, s, splat(-1.38877297e-3f));
