@@ -28,7 +28,10 @@ def test_activation(name):
 def test_gelu(kind):
     @cases
     def check(case):
-        case.check(aten.gelu.default, (floats(case),), {"approximate": kind})
+        tensor = floats(case)
+        # Eager's vectorized gelu of infinity is NaN, its scalar one infinity: which comes depends on the place.
+        tensor = torch.where(torch.isinf(tensor), 7, tensor)
+        case.check(aten.gelu.default, (tensor,), {"approximate": kind})
 
     check()
 
