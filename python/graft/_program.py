@@ -30,6 +30,7 @@ from graft.errors import Error
 
 FORMAT_MAJOR, FORMAT_MINOR = 1, 0
 UNBOUNDED = 2**63 - 1
+MAX_RANK = 8
 _INT_MIN = -(2**63)
 
 # The numbers of the schema's enumerations.
@@ -140,9 +141,9 @@ class ProgramBuilder:
 
     def weight(self, fqn: str, tensor: torch.Tensor, *, named: bool) -> int:
         """Index of the weight with this content and shape; equal bytes share a key whatever they are called."""
-        dtype = NUMBER_OF.get(tensor.dtype)
-        if dtype is None:
-            raise SerializeError(f"weight '{fqn}': expected one of {_dtype_names()}, found {tensor.dtype}")
+        if problem := unheld(tensor):
+            raise SerializeError(f"weight '{fqn}': {problem}")
+        dtype = NUMBER_OF[tensor.dtype]
         sizes = tuple(int(n) for n in tensor.shape)
         if self.content:
             data = tensor_bytes(tensor, f"weight '{fqn}'")
@@ -168,9 +169,9 @@ class ProgramBuilder:
         return index
 
     def state(self, fqn: str, tensor: torch.Tensor, *, persistent: bool) -> int:
-        dtype = NUMBER_OF.get(tensor.dtype)
-        if dtype is None:
-            raise SerializeError(f"state '{fqn}': expected one of {_dtype_names()}, found {tensor.dtype}")
+        if problem := unheld(tensor):
+            raise SerializeError(f"state '{fqn}': {problem}")
+        dtype = NUMBER_OF[tensor.dtype]
         initial = -1
         if self.content and tensor_bytes(tensor, f"state '{fqn}'").any():
             initial = self.weight(fqn, tensor, named=persistent)
@@ -210,6 +211,17 @@ class ProgramBuilder:
             methods=w.refs(self.methods),
         )
         return Blob(w.finish(root), self.weights, self.problems)
+
+
+def unheld(tensor: torch.Tensor) -> str:
+    """Why the format cannot hold such a tensor; empty when it can."""
+    if tensor.layout != torch.strided:
+        return f"expected a dense tensor, found {tensor.layout}"
+    if tensor.dtype not in NUMBER_OF:
+        return f"expected one of {_dtype_names()}, found {tensor.dtype}"
+    if tensor.dim() > MAX_RANK:
+        return f"expected at most {MAX_RANK} dimensions, found {tensor.dim()}"
+    return ""
 
 
 def _dtype_names() -> str:
@@ -417,15 +429,10 @@ class MethodBuilder:
         w = self._w
         kind, dtype, dims = _TENSOR, 0, None
         if isinstance(value, torch.Tensor):
-            number = NUMBER_OF.get(value.dtype)
-            if number is None or value.layout != torch.strided:
-                found = value.dtype if number is None else value.layout
-                self._bad_values[len(self._values)] = (
-                    f"'{name}': expected a dense tensor of {_dtype_names()}, found {found}"
-                )
-                number = 0
-            dtype = number
-            dims = w.refs([self._dim(size, floor=0) for size in value.shape])
+            if problem := unheld(value):
+                self._bad_values[len(self._values)] = f"'{name}': {problem}"
+            dtype = NUMBER_OF.get(value.dtype, 0)
+            dims = w.refs([self._dim(size, floor=0) for size in value.shape[:MAX_RANK]])
         elif isinstance(value, (bool, torch.SymBool)):
             kind, dtype = _BOOL, NUMBER_OF[torch.bool]
             if isinstance(value, bool):

@@ -3,6 +3,7 @@ PyTorch's own schemas (`_targets.py`)."""
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import operator
 import re
@@ -29,6 +30,7 @@ from graft._program import (
     SerializeError,
     Signature,
     tensor_bytes,
+    unheld,
     user_input_names,
 )
 
@@ -187,6 +189,7 @@ def _method_of_export(
     placeholders = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
     positions: dict[str, int] = {}
     states: dict[str, int] = {}
+    others: list[torch.fx.Node] = []  # weights and states that the format cannot hold, as inputs that nobody can use
     for spec in specs.input_specs:
         node = placeholders.get(spec.arg.name)
         if spec.kind == _In.USER_INPUT:
@@ -203,20 +206,28 @@ def _method_of_export(
                 tensor = program.constants[spec.target]
             persistent = spec.kind != _In.CONSTANT_TENSOR and spec.target in program.state_dict
             persistent = persistent and _LIFTED.fullmatch(spec.target) is None
-            if spec.target in mutated:
+            if not builder.strict and unheld(tensor):
+                others.append(node)
+            elif spec.target in mutated:
                 states[spec.target] = builder.state(spec.target, tensor, persistent=persistent)
                 method.state_input(node, states[spec.target])
             elif method.is_live(node):
                 method.weight_input(node, builder.weight(spec.target, tensor, named=persistent))
         elif node is not None and method.is_live(node) and builder.strict:
             raise SerializeError(f"input '{spec.arg.name}': expected a tensor or a number, found {spec.kind.name}")
+    for position, node in enumerate(others, len(positions)):
+        method.user_input(node, position)
+    if others:
+        names = (*signature.user_input_names, *(node.name for node in others))
+        signature = dataclasses.replace(signature, user_input_names=names)
     method.nodes()
     results = method.output_node.args[0]
     results = list(results) if isinstance(results, (list, tuple)) else [results]
     user = 0
     for spec, arg in zip(specs.output_specs, results):
         if spec.kind in (_Out.BUFFER_MUTATION, _Out.PARAMETER_MUTATION):
-            method.output(OUT_STATE, arg, states[spec.target])
+            if spec.target in states:  # not one of `others`
+                method.output(OUT_STATE, arg, states[spec.target])
         elif spec.kind == _Out.USER_INPUT_MUTATION:
             method.output(OUT_INPUT, arg, positions[spec.target])
         elif spec.kind in (_Out.USER_OUTPUT, _Out.LOSS_OUTPUT):

@@ -83,6 +83,7 @@ class GraftPartitioner(Partitioner):
         for node, part in tags.items():
             node.meta["delegation_tag"] = f"graft_{part}"
         tag_constant_data(exported_program)
+        _leave_shared_constants(exported_program)
         _tag_states(exported_program)
         spec = DelegationSpec(backend.BACKEND_ID, self._specs(exported_program))
         return PartitionResult(
@@ -178,6 +179,16 @@ def _drop_lone_numbers(graph: torch.fx.Graph, tags: dict[torch.fx.Node, int]) ->
 
 def _is_scalar(node: torch.fx.Node) -> bool:
     return isinstance(node.meta.get("val"), _SCALARS)
+
+
+def _leave_shared_constants(program: ExportedProgram) -> None:
+    """A constant that is neither parameter nor buffer, and is used in several places, becomes an input of its
+    delegates. ExecuTorch would copy it once for each use, under one name, and then find that name twice in a part."""
+    constants = program.graph_signature.inputs_to_lifted_tensor_constants
+    for node in program.graph.nodes:
+        if node.op == "placeholder" and node.name in constants:
+            if len({user.meta.get("delegation_tag") for user in node.users}) > 1:
+                node.meta.pop("delegation_tag", None)
 
 
 def _tag_states(program: ExportedProgram) -> None:

@@ -212,7 +212,7 @@ std::span<const Operator> reduce_operators() {
       {"aten.norm.ScalarOpt_dim_dtype", refuse_norm, norm_shape, lower_norm, true},
       {"aten.norm.ScalarOpt_dtype", refuse_norm, norm_shape, lower_norm, true},
       {"aten.cumsum.default", refuse_bool_result, scan_shape, lower_scan<ScanOp::sum>, false},
-      {"aten.cumprod.default", refuse_bool_result, scan_shape, lower_scan<ScanOp::prod>, true},
+      {"aten.cumprod.default", refuse_bool_result, scan_shape, lower_scan<ScanOp::prod>},
   };
   return operators;
 }

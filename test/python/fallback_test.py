@@ -1,0 +1,260 @@
+"""Operators that the engine refuses stay with ExecuTorch's kernels, and everything around them stays delegated.
+
+Every operator kind that is kept whole at export is tried with two instances that the engine accepts and one that it
+refuses. One refused instance means that all of its kind are decomposed (ExecuTorch fails a program in which an operator
+kept whole is not delegated), so each kind's decomposition has to come out right too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from executorch.exir._serialize._program import deserialize_pte_binary
+from executorch.runtime import Runtime
+from torch.utils import _pytree as pytree
+
+import graft
+from graft import _C
+
+aten = torch.ops.aten
+WEIGHT, ROW = torch.randn(5, 4), torch.randn(4)
+
+# Kind -> its arguments for a tensor of any rank, [2, 3, 4] with ones between.
+ANY_RANK: dict[str, Callable[[torch.Tensor], tuple[Any, ...]]] = {
+    "addcdiv.default": lambda x: (x, x, x.abs() + 1),
+    "addcmul.default": lambda x: (x, x, x + 1),
+    "all.default": lambda x: (x > -9,),
+    "all.dim": lambda x: (x > 0, -1),
+    "all.dims": lambda x: (x > 0, [-1, 0]),
+    "aminmax.default": lambda x: (x,),
+    "clamp_max.Tensor": lambda x: (x, x.flip(-1)),
+    "clamp_max.default": lambda x: (x, 0.1),
+    "clamp_min.Tensor": lambda x: (x, x.flip(-1)),
+    "clamp_min.default": lambda x: (x, 0.1),
+    "count_nonzero.default": lambda x: (x > 0,),
+    "count_nonzero.dim_IntList": lambda x: (x > 0, [-1]),
+    "elu.default": lambda x: (x,),
+    "floor_divide.Scalar": lambda x: (x, 0.3),
+    "floor_divide.default": lambda x: (x, x.abs() + 0.5),
+    "frac.default": lambda x: (x * 3,),
+    "gelu.default": lambda x: (x,),
+    "group_norm.default": lambda x: (x, 1),
+    "hardsigmoid.default": lambda x: (x,),
+    "hardswish.default": lambda x: (x,),
+    "hardtanh.default": lambda x: (x,),
+    "layer_norm.default": lambda x: (x, [4], ROW, ROW),
+    "leaky_relu.default": lambda x: (x,),
+    "lerp.Scalar": lambda x: (x, x.flip(-1), 0.3),
+    "lerp.Tensor": lambda x: (x, x.flip(-1), x.sigmoid()),
+    "linalg_vector_norm.default": lambda x: (x, 2, [-1]),
+    "linear.default": lambda x: (x, WEIGHT),
+    "log_softmax.int": lambda x: (x, -1),
+    "logsumexp.default": lambda x: (x, [-1]),
+    "masked_fill.Scalar": lambda x: (x, x > 0, 1.5),
+    "masked_fill.Tensor": lambda x: (x, x > 0, torch.tensor(1.5)),
+    "matmul.default": lambda x: (x, x.transpose(-1, -2)),
+    "mish.default": lambda x: (x,),
+    "norm.Scalar": lambda x: (x,),
+    "norm.ScalarOpt_dim": lambda x: (x, 2, [-1]),
+    "norm.ScalarOpt_dim_dtype": lambda x: (x, 2, [-1], False),
+    "norm.ScalarOpt_dtype": lambda x: (x, 2),
+    "repeat_interleave.self_int": lambda x: (x, 2, -1),
+    "rms_norm.default": lambda x: (x, [4], ROW, 1e-5),
+    "_fused_rms_norm.default": lambda x: (x, [4], ROW, 1e-5),
+    "roll.default": lambda x: (x, [1], [-1]),
+    "rsub.Scalar": lambda x: (x, 2),
+    "rsub.Tensor": lambda x: (x, x.flip(-1)),
+    "scaled_dot_product_attention.default": lambda x: (x, x, x),
+    "silu.default": lambda x: (x,),
+    "softmax.int": lambda x: (x, -1),
+    "softplus.default": lambda x: (x,),
+    "std.correction": lambda x: (x, [-1]),
+    "tril.default": lambda x: (x,),
+    "triu.default": lambda x: (x,),
+    "var_mean.correction": lambda x: (x, [-1]),
+}
+KEYWORDS = {
+    "norm.ScalarOpt_dim_dtype": {"dtype": torch.float32},
+    "norm.ScalarOpt_dtype": {"dtype": torch.float32},
+}
+
+
+def overload(kind: str) -> torch._ops.OpOverload:
+    packet, name = kind.split(".")
+    return getattr(getattr(aten, packet), name)
+
+
+# Kinds whose ranks are fixed: arguments that the engine takes, and arguments that it refuses.
+FIXED_RANK: dict[str, tuple[Callable[[], tuple[Any, ...]], Callable[[], tuple[Any, ...]]]] = {
+    "mv.default": (
+        lambda: (torch.randn(3, 4), torch.randn(4)),
+        lambda: (torch.randn(3, 4, dtype=torch.complex64), torch.randn(4, dtype=torch.complex64)),
+    ),
+    "baddbmm.default": (
+        lambda: (torch.randn(2, 3, 5), torch.randn(2, 3, 4), torch.randn(2, 4, 5)),
+        lambda: tuple(torch.randn(*s, dtype=torch.complex64) for s in ((2, 3, 5), (2, 3, 4), (2, 4, 5))),
+    ),
+    "_scaled_dot_product_flash_attention_for_cpu.default": (
+        lambda: tuple(torch.randn(1, 2, 3, 8) for _ in range(3)),
+        lambda: tuple(torch.randn(1, 2, 3, 2000) for _ in range(3)),  # larger heads than the kernel holds
+    ),
+}
+
+# The engine takes what the refused instance is decomposed into.
+DECOMPOSED_IS_ACCEPTED = {"_scaled_dot_product_flash_attention_for_cpu.default"}
+
+
+class Three(torch.nn.Module):
+    """Two instances that the engine takes around one that it refuses."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+
+    def call(self, *args):
+        if self.kind in ANY_RANK:
+            args = ANY_RANK[self.kind](*args)
+        results = overload(self.kind)(*args, **KEYWORDS.get(self.kind, {}))
+        return results[0] if "attention" in self.kind else results
+
+    def forward(self, one, refused, two):
+        # Something of ours before and after each.
+        first, last = self.call(one[0] * 2, *one[1:]), self.call(two[0] + 1, *two[1:])
+        return pytree.tree_map(torch.neg, first) if floats(first) else first, self.call(*refused), last
+
+
+def floats(results) -> bool:
+    return all(x.is_floating_point() for x in pytree.tree_leaves(results))
+
+
+def arguments(kind: str):
+    if kind in ANY_RANK:
+        deep = torch.randn(2, 1, 1, 1, 1, 1, 1, 3, 4)  # one dimension more than the engine has
+        return (torch.randn(2, 3, 4),), (deep,), (torch.randn(2, 3, 4),)
+    good, bad = FIXED_RANK[kind]
+    return good(), bad(), good()
+
+
+def test_every_kind_kept_whole_is_here():
+    kept = {name.removeprefix("aten.") for name in _C.preserved_targets()}
+    assert kept == ANY_RANK.keys() | FIXED_RANK.keys()
+
+
+@pytest.mark.parametrize("kind", [*ANY_RANK, *FIXED_RANK])
+def test_one_refused_among_two_accepted(kind, tmp_path):
+    model, args = Three(kind), arguments(kind)
+    program = torch.export.export(model, args)
+    assert sum(node.target == overload(kind) for node in program.graph.nodes) == 3, "the test lost its subject"
+    path = graft.export(program, path=tmp_path / "model.pte", allow_fallback=True)
+    (plan,) = deserialize_pte_binary(path.read_bytes()).program.execution_plan
+    if kind not in DECOMPOSED_IS_ACCEPTED:
+        assert plan.operators, "nothing was refused"
+    assert plan.delegates, "nothing was accepted"
+    method = Runtime.get().load_program(str(path)).load_method("forward")
+    found, expected = method.execute(pytree.tree_leaves(args)), pytree.tree_leaves(model(*args))
+    assert len(found) == len(expected)
+    for i, (ours, eager) in enumerate(zip(found, expected, strict=True)):
+        torch.testing.assert_close(ours, eager, atol=1e-5, rtol=1e-5, msg=lambda text, i=i: f"result {i}: {text}")
+
+
+@pytest.mark.parametrize("kind", ["linear.default", "gelu.default", "softmax.int", "mv.default", "layer_norm.default"])
+def test_refused_without_fallback(kind, tmp_path):
+    """The error names the nodes, what they are and why; the accepted instances are not among them."""
+    model, args = Three(kind), arguments(kind)
+    with pytest.raises(graft.ExportError) as caught:
+        graft.export(model, args, path=tmp_path / "model.pte")
+    text = str(caught.value)
+    assert "allow_fallback=True" in text and not list(tmp_path.iterdir())
+    lines = text.splitlines()[1:]
+    reason = "expected at most 8 dimensions, found 9" if kind in ANY_RANK else "found torch.complex64"
+    assert lines and all(line.startswith("  forward: aten.") and "(node '" in line for line in lines)
+    assert any(reason in line for line in lines)
+
+
+class Shared(torch.nn.Module):
+    """A constant that delegated nodes use twice and a refused one once."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        if kind == "parameter":
+            self.scale = torch.nn.Parameter(ROW.clone())
+        elif kind == "attribute":
+            self.scale = ROW.clone()
+        else:
+            self.register_buffer("scale", ROW.clone(), persistent=kind == "persistent buffer")
+
+    def forward(self, one, deep):
+        return one * self.scale, deep * self.scale, one + self.scale
+
+
+@pytest.mark.parametrize("kind", ["parameter", "attribute", "persistent buffer", "buffer"])
+def test_constants_on_both_sides(kind, tmp_path):
+    model, (one, deep, _) = Shared(kind), [args[0] for args in arguments("gelu.default")]
+    path = graft.export(model, (one, deep), path=tmp_path / "model.pte", allow_fallback=True)
+    found = Runtime.get().load_program(str(path)).load_method("forward").execute((one, deep))
+    assert all(torch.equal(a, b) for a, b in zip(found, model(one, deep), strict=True))
+
+
+class Rotation(torch.nn.Module):
+    """A complex table, as rotary embeddings have it: the format has no such dtype."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.polar(torch.ones(3, 4), torch.rand(3, 4)))
+
+    def forward(self, x):
+        return x * 2 + 1, self.table * self.table
+
+
+def test_a_weight_that_the_format_cannot_hold(tmp_path):
+    model, x = Rotation(), torch.randn(3)
+    with pytest.raises(graft.ExportError, match="aten.mul.Tensor .*found torch.complex64"):
+        graft.export(model, (x,), path=tmp_path / "model.pte")
+    path = graft.export(model, (x,), path=tmp_path / "model.pte", allow_fallback=True)
+    (plan,) = deserialize_pte_binary(path.read_bytes()).program.execution_plan
+    assert [op.name for op in plan.operators] == ["aten::mul"] and len(plan.delegates) == 1
+    found = Runtime.get().load_program(str(path)).load_method("forward").execute((x,))
+    for ours, eager in zip(found, model(x), strict=True):
+        torch.testing.assert_close(ours, eager, atol=1e-6, rtol=1e-6)
+
+
+class Mixed(torch.nn.Module):
+    """Refused in the middle: what comes before and after it is delegated, with a dynamic size and numbers from it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = torch.nn.Linear(4, 8), torch.nn.Linear(8, 4)
+
+    def forward(self, x):
+        rows = x.shape[0]
+        hidden = self.up(x)
+        deep = hidden.reshape(rows, 1, 1, 1, 1, 1, 1, 2, 4) * 2
+        return self.down(torch.tanh(deep).reshape(rows, 8)) + rows, rows * 2
+
+
+def test_refused_between_two_parts_with_a_dynamic_size(tmp_path):
+    model = Mixed()
+    sizes = ({0: torch.export.Dim("rows", min=1, max=50)},)
+    path = graft.export(
+        model, (torch.randn(7, 4),), dynamic_shapes=sizes, path=tmp_path / "model.pte", allow_fallback=True
+    )
+    (plan,) = deserialize_pte_binary(path.read_bytes()).program.execution_plan
+    assert len(plan.delegates) == 2
+    method = Runtime.get().load_program(str(path)).load_method("forward")
+    for rows in (7, 1, 50, 3):
+        x = torch.randn(rows, 4)
+        found, double = method.execute((x,))
+        torch.testing.assert_close(found, model(x)[0].detach(), atol=1e-5, rtol=1e-5)
+        assert double == 2 * rows
+
+
+def test_our_own_loader_says_why_it_does_not_run_such_a_package(tmp_path):
+    path = graft.export(
+        Shared("buffer"), (torch.randn(2, 3, 4), arguments("gelu.default")[1][0]), path=tmp_path / "model.pte",
+        allow_fallback=True,
+    )
+    with pytest.raises(graft.Unsupported, match="ExecuTorch"):
+        graft.load(path)
