@@ -38,27 +38,30 @@ system:
 
 $(STAMP)/venv: | system
 	@echo '== Making the virtual environment .venv'
-	$(PYTHON) -m venv $(VENV)
-	mkdir -p $(STAMP) && touch $@
+	@$(PYTHON) -m venv $(VENV)
+	@mkdir -p $(STAMP) && touch $@
 
 $(STAMP)/torch: requirements/torch.txt $(STAMP)/venv
 	@echo '== Installing torch'
-	$(PIP_INSTALL) -r requirements/torch.txt
-	touch $@
+	@$(PIP_INSTALL) -r requirements/torch.txt
+	@touch $@
 
 $(STAMP)/build-tools: requirements/build.txt $(STAMP)/venv
 	@echo '== Installing the build tools'
-	$(PIP_INSTALL) -q -r requirements/build.txt
-	touch $@
+	@$(PIP_INSTALL) -q -r requirements/build.txt
+	@touch $@
 
-$(STAMP)/ggml: requirements/ggml.txt tools/setup/ggml.sh $(STAMP)/build-tools $(STAMP)/torch
-	tools/setup/ggml.sh $(VENV)
-	touch $@
+# ggml is built for one CPU: carried to another, it is looked at again, and built again if it does not fit.
+CPU := $(shell grep -m1 -e '^flags' -e '^Features' /proc/cpuinfo 2>/dev/null | cksum | cut -d' ' -f1)
+GGML_STAMP := $(STAMP)/ggml-$(CPU)
+$(GGML_STAMP): requirements/ggml.txt tools/setup/ggml.sh $(STAMP)/build-tools $(STAMP)/torch
+	@tools/setup/ggml.sh $(VENV)
+	@touch $@
 
-$(STAMP)/packages: requirements/run.txt requirements/constraints.txt $(STAMP)/torch $(STAMP)/ggml
+$(STAMP)/packages: requirements/run.txt requirements/constraints.txt $(STAMP)/torch $(GGML_STAMP)
 	@echo '== Installing executorch, transformers and the test tools'
-	$(PIP_INSTALL) -r requirements/torch.txt -r requirements/run.txt
-	touch $@
+	@$(PIP_INSTALL) -r requirements/torch.txt -r requirements/run.txt
+	@touch $@
 
 setup: system $(STAMP)/packages
 

@@ -9,6 +9,7 @@
 #include "ggml-backend.h"
 #include "ggml.h"
 #include "graft/graft.h"
+#include "kernel/simd/cpu_check.h"
 #include "run/log.h"
 
 namespace graft {
@@ -24,6 +25,7 @@ std::string lower(std::string text) {
 std::string_view version() { return GRAFT_VERSION; }
 
 std::vector<DeviceInfo> devices() {
+  simd::check_cpu();  // before ggml's backends are touched: they start with instructions of the CPU they were built for
   install_ggml_log();
   std::vector<DeviceInfo> out;
   for (std::size_t i = 0; i < ggml_backend_dev_count(); ++i) {
