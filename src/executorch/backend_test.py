@@ -122,6 +122,12 @@ def test_bit_identical_to_our_own_loader_at_any_size(package):
         torch.testing.assert_close(found[2], expected[2], atol=1e-5, rtol=1e-5)
 
 
+def test_a_program_in_memory(package):
+    call = inputs(2, 21)
+    program = Runtime.get().load_program(package.read_bytes())  # the bytes live as long as this
+    assert same(load(package).execute(call), program.load_method("forward").execute(call))
+
+
 def test_no_elements(package):
     found = load(package).execute((torch.zeros(3, 0, dtype=torch.int64), torch.zeros(3, 0, dtype=torch.int64)))
     assert torch.equal(found[0], torch.zeros(3, HIDDEN)) and found[1] == 0 and found[2].shape == (3, 0, HIDDEN)
@@ -276,29 +282,24 @@ def test_options(package):
         graft.executorch.set_options()
 
 
-def threads_used(package: Path, setting: int) -> int:
-    """Threads that a fresh process has more after it ran the package."""
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are counted in /proc")
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one CPU")
+def test_option_threads_reaches_the_pool(package):
+    """In a process of its own: the pool lives as long as the process."""
     code = f"""
         import os, torch, graft, graft.executorch
         from executorch.runtime import Runtime
         torch.set_num_threads(1)
-        graft.executorch.set_options(threads={setting})
-        method = Runtime.get().load_program({str(package)!r}).load_method("forward")
         ids = torch.ones(4, 64, dtype=torch.int64)
-        before = set(os.listdir("/proc/self/task"))
-        method.execute((ids, ids))
-        print(len(set(os.listdir("/proc/self/task")) - before))
+        before = len(os.listdir("/proc/self/task"))
+        for threads in (1, 2):
+            graft.executorch.set_options(threads=threads)
+            Runtime.get().load_program({str(package)!r}).load_method("forward").execute((ids, ids))
+            print(len(os.listdir("/proc/self/task")) - before)
     """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    return int(done.stdout)
-
-
-@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are counted in /proc")
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one CPU")
-def test_option_threads_reaches_the_pool(package):
-    assert threads_used(package, 1) == 0
-    assert threads_used(package, 2) == 1
+    assert done.stdout.split() == ["0", "1"]
 
 
 def vectors(text: str) -> dict[int, torch.Tensor]:
