@@ -3,7 +3,7 @@
 # environment. usage: install_check.sh VENV BUILD
 set -euo pipefail
 cd "$(dirname "$0")/.."
-root=$PWD venv=$PWD/$1 build=$2
+root=$PWD venv=$(cd "$1" && pwd) build=$2
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 fail() { echo "install check: $*" >&2; exit 1; }

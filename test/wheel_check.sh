@@ -2,7 +2,7 @@
 # `pip install .` into an environment that has the dependencies but not this tree's build. usage: wheel_check.sh VENV
 set -euo pipefail
 cd "$(dirname "$0")/.."
-venv=$PWD/$1
+venv=$(cd "$1" && pwd)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 fail() { echo "wheel check: $*" >&2; exit 1; }
