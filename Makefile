@@ -111,13 +111,11 @@ wheel-check: setup
 
 CPP_FILES = git ls-files -co --exclude-standard 'include/*.h' 'src/*.h' 'src/*.cpp' 'test/*.cpp' 'examples/*.cpp'
 
-format:
-	@command -v clang-format >/dev/null || { echo 'clang-format is missing: apt-get install clang-format' >&2; exit 1; }
-	$(CPP_FILES) | xargs clang-format -i
+CLANG_FORMAT ?= $(firstword $(shell command -v clang-format clang-format-14 clang-format-18))
 
-format-check:
-	@command -v clang-format >/dev/null || { echo 'clang-format is missing: apt-get install clang-format' >&2; exit 1; }
-	$(CPP_FILES) | xargs clang-format --dry-run -Werror
+format format-check:
+	@[ -n "$(CLANG_FORMAT)" ] || { echo 'clang-format is missing: apt-get install clang-format' >&2; exit 1; }
+	@$(CPP_FILES) | xargs $(CLANG_FORMAT) $(if $(filter format,$@),-i,--dry-run -Werror)
 
 tidy: build
 	@command -v clang-tidy >/dev/null || { echo 'clang-tidy is missing: apt-get install clang-tidy' >&2; exit 1; }
