@@ -28,9 +28,9 @@ namespace graft {
 struct Value {
   enum class Kind : std::uint8_t { none, tensor, integer, real, boolean, text };
   Kind kind = Kind::none;
-  TensorView tensor;            // contiguous, element-aligned
-  std::int64_t i = 0;           // integer, boolean
-  double f = 0;                 // real
+  TensorView tensor;   // contiguous, element-aligned
+  std::int64_t i = 0;  // integer, boolean
+  double f = 0;        // real
   std::string text;
   std::shared_ptr<void> owner;  // keeps tensor.data alive when graft allocated it; empty for the caller's memory
 
@@ -56,24 +56,24 @@ struct MethodInfo {
   std::string name;
   std::vector<ValueInfo> inputs;
   std::vector<ValueInfo> outputs;
-  std::string in_spec;   // pytree specs as torch.utils._pytree writes them; empty when unknown
+  std::string in_spec;  // pytree specs as torch.utils._pytree writes them; empty when unknown
   std::string out_spec;
 };
 
 // Counts since the session was made. All are monotonic except the *_bytes marked "now".
 struct Counters {
   std::uint64_t runs = 0;
-  std::uint64_t plan_hits = 0;        // calls served by a plan that was there
-  std::uint64_t plan_misses = 0;      // calls that made a plan
-  std::uint64_t graphs_built = 0;     // ggml graphs instantiated from plans
-  std::uint64_t rewrites = 0;         // tensor addresses rewritten because a buffer moved
+  std::uint64_t plan_hits = 0;     // calls served by a plan that was there
+  std::uint64_t plan_misses = 0;   // calls that made a plan
+  std::uint64_t graphs_built = 0;  // ggml graphs instantiated from plans
+  std::uint64_t rewrites = 0;      // tensor addresses rewritten because a buffer moved
   std::uint64_t kernels_launched = 0;
-  std::uint64_t io_copies = 0;        // inputs and outputs that could not be bound as they were
+  std::uint64_t io_copies = 0;  // inputs and outputs that could not be bound as they were
   std::uint64_t io_bytes_copied = 0;
   std::uint64_t arena_allocations = 0;
-  std::uint64_t arena_bytes = 0;      // now
-  std::uint64_t state_bytes = 0;      // now
-  std::uint64_t staging_bytes = 0;    // now
+  std::uint64_t arena_bytes = 0;    // now
+  std::uint64_t state_bytes = 0;    // now
+  std::uint64_t staging_bytes = 0;  // now
 };
 
 struct LoadOptions {
@@ -111,9 +111,9 @@ class GRAFT_API Program {
 };
 
 struct SessionOptions {
-  int threads = 0;                 // 0: GRAFT_THREADS, else the CPUs this process may use
-  std::size_t max_graphs = 16;     // instantiated plans kept, least recently used dropped first
-  bool strict_zero_copy = false;   // an input or output that would need a copy throws InvalidArgument instead
+  int threads = 0;                // 0: GRAFT_THREADS, else the CPUs this process may use
+  std::size_t max_graphs = 16;    // instantiated plans kept, least recently used dropped first
+  bool strict_zero_copy = false;  // an input or output that would need a copy throws InvalidArgument instead
 };
 
 // May be called from any thread to stop the run in progress at its next node.

@@ -24,7 +24,7 @@ std::string str(const Parts&... parts) {
   ((condition) ? static_cast<void>(0) : ::graft::assertion_failed(#condition, __FILE__, __LINE__))
 
 // A user error: throws the typed error with the parts as its message.
-#define GRAFT_CHECK(ErrorType, condition, ...)                      \
-  do {                                                              \
-    if (!(condition)) throw ErrorType(::graft::str(__VA_ARGS__));   \
+#define GRAFT_CHECK(ErrorType, condition, ...)                    \
+  do {                                                            \
+    if (!(condition)) throw ErrorType(::graft::str(__VA_ARGS__)); \
   } while (false)

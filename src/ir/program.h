@@ -36,7 +36,17 @@ struct Value {
 
 struct Arg {
   enum class Kind : std::uint8_t {
-    none, integer, real, boolean, string, value, list, dtype, layout, memory_format, device
+    none,
+    integer,
+    real,
+    boolean,
+    string,
+    value,
+    list,
+    dtype,
+    layout,
+    memory_format,
+    device
   };
   Kind kind = Kind::none;
   std::int64_t i = 0;  // integer, boolean, value id, DType

@@ -70,7 +70,9 @@ void check(const Case& c, simd::Isa isa, int threads) {
   run_on_threads(inputs, {&out, &lse}, attrs, 0, threads,
                  [&](const KernelContext& ctx) { run_attention(ctx, simd::attention(isa)); });
   EXPECT_TRUE(out.guards_intact() && lse.guards_intact());
-  const double unit = c.dtype == DType::f32 ? 2e-6 + 1e-8 * static_cast<double>(c.d) : c.dtype == DType::bf16 ? 1.0 / 128 : 1.0 / 1024;
+  const double unit = c.dtype == DType::f32    ? 2e-6 + 1e-8 * static_cast<double>(c.d)
+                      : c.dtype == DType::bf16 ? 1.0 / 128
+                                               : 1.0 / 1024;
   int wrong = 0;
   for (i64 b = 0; b < c.batch; ++b) {
     for (i64 t = 0; t < c.t; ++t) {

@@ -123,10 +123,14 @@ void run_copy(const KernelContext& ctx) noexcept {
   const Walk walk = make_walk(descs);
   if (walk.total == 0) return;
   switch (byte_size(to)) {
-    case 1: return copy_same<std::uint8_t>(ctx, walk);
-    case 2: return copy_same<std::uint16_t>(ctx, walk);
-    case 4: return copy_same<std::uint32_t>(ctx, walk);
-    default: return copy_same<std::uint64_t>(ctx, walk);
+    case 1:
+      return copy_same<std::uint8_t>(ctx, walk);
+    case 2:
+      return copy_same<std::uint16_t>(ctx, walk);
+    case 4:
+      return copy_same<std::uint32_t>(ctx, walk);
+    default:
+      return copy_same<std::uint64_t>(ctx, walk);
   }
 }
 

@@ -4,8 +4,8 @@
 #include <limits>
 #include <numeric>
 
-#include "kernel/kernels.h"
 #include "kernel/kernel_test_util.h"
+#include "kernel/kernels.h"
 
 namespace graft {
 namespace {
@@ -54,8 +54,8 @@ TEST(Copy, ContiguousOfEverySize) {
 }
 
 TEST(Copy, HeadsTransposed) {  // [B, T, H, D] read as [B, H, T, D]
-  expect_copies<float>(strided(DType::f32, {2, 6, 37, 64}, {37 * 6 * 64, 64, 6 * 64, 1}),
-                       {DType::f32, {2, 6, 37, 64}}, 2 * 6 * 37 * 64);
+  expect_copies<float>(strided(DType::f32, {2, 6, 37, 64}, {37 * 6 * 64, 64, 6 * 64, 1}), {DType::f32, {2, 6, 37, 64}},
+                       2 * 6 * 37 * 64);
 }
 
 TEST(Copy, MatrixTransposedInTiles) {
@@ -82,8 +82,8 @@ TEST(Copy, BroadcastAndNegativeStep) {
   expect_copies<float>(strided(DType::f32, {300, 40}, {1, 0}), {DType::f32, {300, 40}}, 40 * 300);
   const std::vector<float> source = {0, 1, 2, 3, 4};
   std::vector<float> target(5);
-  ASSERT_EQ(run_kernel(kCopy, {{strided(DType::f32, {5}, {-1}), source.data() + 4}}, {{DType::f32, {5}}, target.data()}),
-            "");
+  ASSERT_EQ(
+      run_kernel(kCopy, {{strided(DType::f32, {5}, {-1}), source.data() + 4}}, {{DType::f32, {5}}, target.data()}), "");
   EXPECT_EQ(target, (std::vector<float>{4, 3, 2, 1, 0}));
 }
 

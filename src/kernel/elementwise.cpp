@@ -20,9 +20,12 @@ void run_elementwise(const KernelContext& ctx) noexcept {
   job.params = attrs.params;
   if (job.function == nullptr) return ctx.fail(std::string(simd::name(attrs.op)) + ": no function of this class");
   switch (run_blocks(ctx, job)) {
-    case simd::kBlockZeroDivision: return ctx.fail("ZeroDivisionError: integer division by zero");
-    case simd::kBlockNegativeExponent: return ctx.fail("Integers to negative integer powers are not allowed.");
-    default: return;
+    case simd::kBlockZeroDivision:
+      return ctx.fail("ZeroDivisionError: integer division by zero");
+    case simd::kBlockNegativeExponent:
+      return ctx.fail("Integers to negative integer powers are not allowed.");
+    default:
+      return;
   }
 }
 

@@ -130,7 +130,8 @@ TEST(Elementwise, SpecialValues) {
         } else {
           EXPECT_EQ(got[i], c.expected[i]) << simd::name(c.op) << " of " << special[i];
           const bool zeros = special[i] == 0 && c.expected[i] == 0;
-          EXPECT_TRUE(!zeros || std::signbit(got[i]) == std::signbit(c.expected[i])) << simd::name(c.op) << " of " << special[i];
+          EXPECT_TRUE(!zeros || std::signbit(got[i]) == std::signbit(c.expected[i]))
+              << simd::name(c.op) << " of " << special[i];
         }
       }
     }

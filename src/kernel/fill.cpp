@@ -34,8 +34,9 @@ void run_arange(const KernelContext& ctx) noexcept {
     std::int64_t integers[kBlock];
     for (std::int64_t i = 0; i < n; ++i) {
       // Unsigned: the same wrap-around that a narrower output has.
-      integers[i] = static_cast<std::int64_t>(static_cast<std::uint64_t>(attrs.start.i) +
-                                              static_cast<std::uint64_t>(p + i) * static_cast<std::uint64_t>(attrs.step.i));
+      integers[i] =
+          static_cast<std::int64_t>(static_cast<std::uint64_t>(attrs.start.i) +
+                                    static_cast<std::uint64_t>(p + i) * static_cast<std::uint64_t>(attrs.step.i));
       reals[i] = attrs.start.f + static_cast<double>(p + i) * attrs.step.f;
     }
     store(real ? static_cast<const void*>(reals) : integers, stride, n, ctx.output<std::byte>() + p * stride);

@@ -42,7 +42,7 @@ class LaunchBarrier {
 // operands; a kernel divides the work by (thread, threads). Data pointers are those of element [0, 0, ...].
 // An empty operand may have a null pointer.
 struct KernelContext {
-  int thread = 0;   // 0 .. threads - 1
+  int thread = 0;  // 0 .. threads - 1
   int threads = 1;
   std::span<const TensorDesc> input_descs;
   std::span<const TensorDesc> output_descs;
@@ -52,7 +52,7 @@ struct KernelContext {
   std::byte* scratch_bytes = nullptr;     // shared by the threads, 64-byte aligned, as large as asked for at emission
   LaunchBarrier* launch_barrier = nullptr;
   ErrorSlot* error = nullptr;
-  std::string_view node;                  // name of the PyTorch node, for messages
+  std::string_view node;  // name of the PyTorch node, for messages
 
   const TensorDesc& in(int i) const { return input_descs[static_cast<std::size_t>(i)]; }
   const TensorDesc& out(int i = 0) const { return output_descs[static_cast<std::size_t>(i)]; }
@@ -74,7 +74,8 @@ struct KernelContext {
   void barrier() const {
     if (threads > 1) launch_barrier->wait(threads);
   }
-  // Records a failure that names the node. The kernel should then return (after its barriers) without touching bad data.
+  // Records a failure that names the node. The kernel should then return (after its barriers) without touching bad
+  // data.
   void fail(const std::string& what) const noexcept;
 
   // The share [begin, end) of `count` work items of this thread.

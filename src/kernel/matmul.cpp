@@ -125,10 +125,14 @@ class Product {
 
   void run() const {
     switch (s_.mode) {
-      case Schedule::Mode::nothing: return;
-      case Schedule::Mode::no_sum: return no_sum();
-      case Schedule::Mode::dot: return dot();
-      case Schedule::Mode::tiles: return tiles();
+      case Schedule::Mode::nothing:
+        return;
+      case Schedule::Mode::no_sum:
+        return no_sum();
+      case Schedule::Mode::dot:
+        return dot();
+      case Schedule::Mode::tiles:
+        return tiles();
     }
   }
 
@@ -328,13 +332,20 @@ void plain(const KernelContext& ctx) {
 
 void run_plain_matmul(const KernelContext& ctx) noexcept {
   switch (ctx.out().dtype) {
-    case DType::f64: return plain<double>(ctx);
-    case DType::i8: return plain<std::int8_t>(ctx);
-    case DType::u8: return plain<std::uint8_t>(ctx);
-    case DType::i16: return plain<std::int16_t>(ctx);
-    case DType::i32: return plain<std::int32_t>(ctx);
-    case DType::i64: return plain<std::int64_t>(ctx);
-    default: return ctx.fail("matmul: no kernel for this dtype");
+    case DType::f64:
+      return plain<double>(ctx);
+    case DType::i8:
+      return plain<std::int8_t>(ctx);
+    case DType::u8:
+      return plain<std::uint8_t>(ctx);
+    case DType::i16:
+      return plain<std::int16_t>(ctx);
+    case DType::i32:
+      return plain<std::int32_t>(ctx);
+    case DType::i64:
+      return plain<std::int64_t>(ctx);
+    default:
+      return ctx.fail("matmul: no kernel for this dtype");
   }
 }
 

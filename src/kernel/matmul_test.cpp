@@ -38,10 +38,14 @@ TensorDesc matrix(DType dtype, i64 batch, i64 rows, i64 cols, bool transposed, i
 
 double activated(double x, simd::Activation activation) {
   switch (activation) {
-    case simd::Activation::none: return x;
-    case simd::Activation::relu: return x < 0 ? 0 : x;
-    case simd::Activation::silu: return x / (1 + std::exp(-x));
-    case simd::Activation::gelu_erf: return 0.5 * x * (1 + std::erf(x / std::sqrt(2.0)));
+    case simd::Activation::none:
+      return x;
+    case simd::Activation::relu:
+      return x < 0 ? 0 : x;
+    case simd::Activation::silu:
+      return x / (1 + std::exp(-x));
+    case simd::Activation::gelu_erf:
+      return 0.5 * x * (1 + std::erf(x / std::sqrt(2.0)));
     case simd::Activation::gelu_tanh:
       return 0.5 * x * (1 + std::tanh(std::sqrt(2 / 3.14159265358979323846) * (x + 0.044715 * x * x * x)));
   }

@@ -36,8 +36,10 @@ Walk make_walk(std::span<const TensorDesc* const> operands) {
     if (out.shape[d] != 1) order[at(rank++)] = d;
   }
   if (walk.total == 0) return walk;
-  std::stable_sort(order.begin(), order.begin() + rank,
-                   [&](int a, int b) { return out.strides[at(a)] > out.strides[at(b)]; });
+  // An insertion sort: stable, and unlike std::stable_sort it never allocates.
+  for (int i = 1; i < rank; ++i)
+    for (int j = i; j > 0 && out.strides[at(order[at(j)])] > out.strides[at(order[at(j - 1)])]; --j)
+      std::swap(order[at(j)], order[at(j - 1)]);
 
   int merged = 0;
   for (int i = 0; i < rank; ++i) {
@@ -88,7 +90,8 @@ void Cursor::advance(std::int64_t n) {
 }
 
 KernelContext::Range share_elements(const KernelContext& ctx, std::int64_t total) {
-  if (total < kMinParallelElements) return ctx.thread == 0 ? KernelContext::Range{0, total} : KernelContext::Range{0, 0};
+  if (total < kMinParallelElements)
+    return ctx.thread == 0 ? KernelContext::Range{0, total} : KernelContext::Range{0, 0};
   constexpr std::int64_t kUnit = 64;
   const KernelContext::Range units = ctx.share((total + kUnit - 1) / kUnit);
   return {std::min(units.begin * kUnit, total), std::min(units.end * kUnit, total)};
@@ -112,10 +115,14 @@ void fill_block(BlockClass c, const void* first, std::int64_t n, void* block) {
     std::fill_n(static_cast<T*>(block), n, value);
   };
   switch (c) {
-    case BlockClass::f32: return fill(float{});
-    case BlockClass::f64: return fill(double{});
-    case BlockClass::i64: return fill(std::int64_t{});
-    case BlockClass::b8: return fill(std::uint8_t{});
+    case BlockClass::f32:
+      return fill(float{});
+    case BlockClass::f64:
+      return fill(double{});
+    case BlockClass::i64:
+      return fill(std::int64_t{});
+    case BlockClass::b8:
+      return fill(std::uint8_t{});
   }
 }
 
@@ -123,10 +130,14 @@ void fill_immediate(BlockClass c, const simd::Number& number, void* block) {
   const float f = static_cast<float>(number.f);
   const std::uint8_t b = number.f != 0 || number.i != 0;
   switch (c) {
-    case BlockClass::f32: return fill_block(c, &f, kBlock, block);
-    case BlockClass::f64: return fill_block(c, &number.f, kBlock, block);
-    case BlockClass::i64: return fill_block(c, &number.i, kBlock, block);
-    case BlockClass::b8: return fill_block(c, &b, kBlock, block);
+    case BlockClass::f32:
+      return fill_block(c, &f, kBlock, block);
+    case BlockClass::f64:
+      return fill_block(c, &number.f, kBlock, block);
+    case BlockClass::i64:
+      return fill_block(c, &number.i, kBlock, block);
+    case BlockClass::b8:
+      return fill_block(c, &b, kBlock, block);
   }
 }
 
@@ -328,8 +339,8 @@ int run_blocks(const KernelContext& ctx, const BlockJob& job) {
     if ((job.immediate_mask >> k) & 1u) {
       fill_immediate(c, job.immediates[at(k)], blocks[k].bytes);
     } else {
-      inputs[k] = make_operand(walk, 1 + tensor_of[k], ctx.in(tensor_of[k]),
-                               const_cast<void*>(ctx.inputs[tensor_of[k]]), c);
+      inputs[k] =
+          make_operand(walk, 1 + tensor_of[k], ctx.in(tensor_of[k]), const_cast<void*>(ctx.inputs[tensor_of[k]]), c);
     }
   }
   const Operand output = make_operand(walk, 0, ctx.out(), ctx.outputs[0], job.output_class);

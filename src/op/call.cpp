@@ -38,8 +38,7 @@ const ir::Value& NodeView::tensor(std::string_view name) const {
 
 std::vector<const ir::Value*> NodeView::tensors(std::string_view name) const {
   std::vector<const ir::Value*> out;
-  for (const ir::Arg& item : arg(name).items)
-    out.push_back(item.is_value() ? &method_.values[item.value()] : nullptr);
+  for (const ir::Arg& item : arg(name).items) out.push_back(item.is_value() ? &method_.values[item.value()] : nullptr);
   return out;
 }
 
@@ -103,13 +102,17 @@ std::vector<std::optional<Tensor>> Call::optional_tensors(std::string_view name)
 
 Scalar Call::scalar_of(const ir::Arg& a) const {
   switch (a.kind) {
-    case ir::Arg::Kind::integer: return Scalar::of(a.i);
-    case ir::Arg::Kind::boolean: return Scalar::of(a.i != 0);
-    case ir::Arg::Kind::real: return Scalar::of(a.f);
+    case ir::Arg::Kind::integer:
+      return Scalar::of(a.i);
+    case ir::Arg::Kind::boolean:
+      return Scalar::of(a.i != 0);
+    case ir::Arg::Kind::real:
+      return Scalar::of(a.f);
     case ir::Arg::Kind::value:
       if (!bindings_[a.value()].tensor) return bindings_[a.value()].scalar;
       break;
-    default: break;
+    default:
+      break;
   }
   throw InvalidProgram(str(target(), ": an argument of node ", node_.name, " must be a number"));
 }

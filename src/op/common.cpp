@@ -51,9 +51,12 @@ void ResultType::add_tensor(DType dtype, int rank) { (rank > 0 ? dimensioned_ : 
 
 void ResultType::add_number(ir::ValueKind kind) {
   switch (kind) {
-    case ir::ValueKind::real: return numbers_.add(DType::f32);
-    case ir::ValueKind::boolean: return numbers_.add(DType::b8);
-    default: return numbers_.add(DType::i64);
+    case ir::ValueKind::real:
+      return numbers_.add(DType::f32);
+    case ir::ValueKind::boolean:
+      return numbers_.add(DType::b8);
+    default:
+      return numbers_.add(DType::i64);
   }
 }
 
@@ -139,10 +142,13 @@ bool exact_in(DType from, DType compute) {
   switch (compute) {
     case DType::f32:
     case DType::f64:
-    case DType::i64: return true;
+    case DType::i64:
+      return true;
     case DType::f16:
-    case DType::bf16: return from == DType::i8 || from == DType::u8;
-    default: return byte_size(from) < byte_size(compute);
+    case DType::bf16:
+      return from == DType::i8 || from == DType::u8;
+    default:
+      return byte_size(from) < byte_size(compute);
   }
 }
 
@@ -155,11 +161,20 @@ bool is_row_vector(const Tensor& t, std::int64_t columns) {
 bool emit_ggml(Lowering& lowering, const Elementwise& what, std::span<const Binding> operands, const Tensor& out) {
   int ggml_op = 0;
   switch (what.op) {
-    case ElementwiseOp::add: ggml_op = GGML_OP_ADD; break;
-    case ElementwiseOp::sub: ggml_op = GGML_OP_SUB; break;
-    case ElementwiseOp::mul: ggml_op = GGML_OP_MUL; break;
-    case ElementwiseOp::div: ggml_op = GGML_OP_DIV; break;
-    default: return false;
+    case ElementwiseOp::add:
+      ggml_op = GGML_OP_ADD;
+      break;
+    case ElementwiseOp::sub:
+      ggml_op = GGML_OP_SUB;
+      break;
+    case ElementwiseOp::mul:
+      ggml_op = GGML_OP_MUL;
+      break;
+    case ElementwiseOp::div:
+      ggml_op = GGML_OP_DIV;
+      break;
+    default:
+      return false;
   }
   if (what.output != DType::f32 || out.rank() < 2 || out.numel() == 0) return false;
   if ((what.op == ElementwiseOp::add || what.op == ElementwiseOp::sub) && what.params[0].f != 1) return false;
@@ -230,9 +245,12 @@ Refusal refuse_spec(const ElementwiseSpec& spec, const NodeView& node) {
     if (Refusal r = refuse_rank_of(node.tensor(name)); !r.empty()) return r;
   }
   switch (spec.rule) {
-    case ComputeRule::logical: return {};
-    case ComputeRule::promoted: return refuse_elementwise(spec.op, result_type(node, spec.operands));
-    default: return refuse_elementwise(spec.op, node.output().dtype);
+    case ComputeRule::logical:
+      return {};
+    case ComputeRule::promoted:
+      return refuse_elementwise(spec.op, result_type(node, spec.operands));
+    default:
+      return refuse_elementwise(spec.op, node.output().dtype);
   }
 }
 
@@ -255,9 +273,15 @@ std::vector<Tensor> lower_spec(const ElementwiseSpec& spec, const Call& call, st
   what.params[0] = {1, 1};
   if (spec.params != nullptr) spec.params(call, what.params.data());
   switch (spec.rule) {
-    case ComputeRule::output: what.compute = what.output; break;
-    case ComputeRule::promoted: what.compute = result_type(operands); break;
-    case ComputeRule::logical: what.compute = DType::b8; break;
+    case ComputeRule::output:
+      what.compute = what.output;
+      break;
+    case ComputeRule::promoted:
+      what.compute = result_type(operands);
+      break;
+    case ComputeRule::logical:
+      what.compute = DType::b8;
+      break;
   }
   return {emit(lowering, what, operands, shapes[0])};
 }

@@ -38,10 +38,10 @@ class NodeView {
   std::string_view target() const;
   const ir::Node& node() const { return node_; }
   const ir::Arg& arg(std::string_view name) const;
-  bool has(std::string_view name) const;                     // present and not None
-  bool is_tensor(std::string_view name) const;               // a tensor value (not a number)
-  const ir::Value& tensor(std::string_view name) const;      // must be a tensor value
-  ir::ValueKind value_kind(std::string_view name) const {    // of a value computed in the graph
+  bool has(std::string_view name) const;                   // present and not None
+  bool is_tensor(std::string_view name) const;             // a tensor value (not a number)
+  const ir::Value& tensor(std::string_view name) const;    // must be a tensor value
+  ir::ValueKind value_kind(std::string_view name) const {  // of a value computed in the graph
     return method_.values[arg(name).value()].kind;
   }
   std::vector<const ir::Value*> tensors(std::string_view name) const;  // a list; nullptr where an item is None
@@ -76,13 +76,13 @@ class Call {
   std::optional<Tensor> optional_tensor(std::string_view name) const;
   std::vector<Tensor> tensors(std::string_view name) const;
   std::vector<std::optional<Tensor>> optional_tensors(std::string_view name) const;
-  Scalar scalar(std::string_view name) const;                // any number, computed in the graph or not
+  Scalar scalar(std::string_view name) const;  // any number, computed in the graph or not
   std::int64_t integer(std::string_view name) const;
   double real(std::string_view name) const;
   bool boolean(std::string_view name) const;
   std::string_view text(std::string_view name) const;
-  std::vector<std::int64_t> integers(std::string_view name) const;    // a list of ints; a lone int is a list of one
-  DType output_dtype(std::size_t i = 0) const;               // as the exporter recorded it
+  std::vector<std::int64_t> integers(std::string_view name) const;  // a list of ints; a lone int is a list of one
+  DType output_dtype(std::size_t i = 0) const;                      // as the exporter recorded it
   std::size_t output_count() const { return node_.outputs.size(); }
 
  private:

@@ -9,20 +9,20 @@
 namespace graft {
 
 #define GRAFT_OPERATOR_FAMILIES(X) \
-  X(activation_operators) \
-  X(arithmetic_operators) \
-  X(attention_operators) \
-  X(cast_operators) \
-  X(creation_operators) \
-  X(index_operators) \
-  X(linear_operators) \
-  X(logic_operators) \
-  X(movement_operators) \
-  X(norm_operators) \
-  X(reduce_operators) \
-  X(softmax_operators) \
-  X(sort_operators) \
-  X(unary_operators) \
+  X(activation_operators)          \
+  X(arithmetic_operators)          \
+  X(attention_operators)           \
+  X(cast_operators)                \
+  X(creation_operators)            \
+  X(index_operators)               \
+  X(linear_operators)              \
+  X(logic_operators)               \
+  X(movement_operators)            \
+  X(norm_operators)                \
+  X(reduce_operators)              \
+  X(softmax_operators)             \
+  X(sort_operators)                \
+  X(unary_operators)               \
   X(view_operators)
 
 #define GRAFT_DECLARE(family) std::span<const Operator> family();

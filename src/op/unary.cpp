@@ -51,8 +51,7 @@ void take_decimals(const Call& call, Number* params) {
   params[0].f = std::pow(10.0, static_cast<double>(std::abs(decimals)));
   params[1].f = decimals < 0 ? 1 : 0;
 }
-constexpr ElementwiseSpec kRoundDecimals{
-    ElementwiseOp::round_decimals, {"self"}, ComputeRule::output, take_decimals};
+constexpr ElementwiseSpec kRoundDecimals{ElementwiseOp::round_decimals, {"self"}, ComputeRule::output, take_decimals};
 
 const Operator kOperators[] = {
     elementwise_operator<kNeg>("aten.neg.default"),

@@ -21,9 +21,12 @@ std::string kernel_name(const Launch& launch) {
 RefreshLevel refresh_level(Segment segment) {
   switch (segment) {
     case Segment::input:
-    case Segment::output: return RefreshLevel::io;
-    case Segment::arena: return RefreshLevel::arena_and_io;
-    default: return RefreshLevel::all;
+    case Segment::output:
+      return RefreshLevel::io;
+    case Segment::arena:
+      return RefreshLevel::arena_and_io;
+    default:
+      return RefreshLevel::all;
   }
 }
 
@@ -67,7 +70,8 @@ void Lowering::add_launch(Launch launch) {
     }
   }
   // A launch that writes nothing has no work to do.
-  const bool writes = std::any_of(launch.outputs.begin(), launch.outputs.end(), [](const Tensor& t) { return t.numel() > 0; });
+  const bool writes =
+      std::any_of(launch.outputs.begin(), launch.outputs.end(), [](const Tensor& t) { return t.numel() > 0; });
   if (!writes) return;
   launch.node = node_;
   launches_.push_back(std::move(launch));

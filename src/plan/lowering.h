@@ -32,8 +32,8 @@ class Lowering {
   }
   void launch(const Kernel& kernel, std::vector<Tensor> inputs, std::vector<Tensor> outputs);
 
-  // Launches a ggml op. The caller has checked that ggml's kernel takes these dtypes and layouts (ggml aborts otherwise).
-  // Operands have rank at most 4 and are handed over with their sizes reversed, as ggml orders them.
+  // Launches a ggml op. The caller has checked that ggml's kernel takes these dtypes and layouts (ggml aborts
+  // otherwise). Operands have rank at most 4 and are handed over with their sizes reversed, as ggml orders them.
   void launch_ggml(int ggml_op, std::vector<Tensor> inputs, const Tensor& output,
                    const std::array<std::int32_t, 16>& params = {}, std::uint32_t inplace = 0);
 
@@ -79,8 +79,9 @@ ByteSpan byte_span(const TensorDesc& desc);
 // View arithmetic on descriptors; all free, none checks data.
 // The same elements with another shape when the strides allow it; nullopt when only a copy can do it.
 std::optional<Tensor> try_reshape(const Tensor& tensor, const Shape& shape);
-Tensor permuted(const Tensor& tensor, std::span<const int> dims);  // output dim d is input dim dims[d], as torch.permute
-Tensor expanded(const Tensor& tensor, const Shape& shape);         // broadcast to `shape`, stride 0 where a size grew
+Tensor permuted(const Tensor& tensor,
+                std::span<const int> dims);                 // output dim d is input dim dims[d], as torch.permute
+Tensor expanded(const Tensor& tensor, const Shape& shape);  // broadcast to `shape`, stride 0 where a size grew
 Tensor sliced(const Tensor& tensor, int dim, std::int64_t start, std::int64_t length, std::int64_t step = 1);
 
 // Rows (matrices, ...) of the last dims collapsed: [prod of leading sizes, last sizes...]. Tensor must be contiguous.

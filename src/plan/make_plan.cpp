@@ -29,7 +29,9 @@ Shape shape_of(const ir::Value& value) {
 class Planner {
  public:
   Planner(const ir::Program& program, const ir::Method& method, const PlanOptions& options)
-      : program_(program), method_(method), lowering_(options.max_threads, options.prefer_ggml),
+      : program_(program),
+        method_(method),
+        lowering_(options.max_threads, options.prefer_ggml),
         bindings_(method.values.size()) {}
 
   Plan run(std::span<const InputDesc> inputs) {
@@ -137,7 +139,8 @@ class Planner {
     // A value read from a state or input that another late write changes must be saved before the first write.
     for (auto& [from, to] : late_writes) {
       const Segment segment = lowering_.buffers()[from.buffer].segment;
-      if (late_writes.size() > 1 && (segment == Segment::state || segment == Segment::input) && from.buffer != to.buffer) {
+      if (late_writes.size() > 1 && (segment == Segment::state || segment == Segment::input) &&
+          from.buffer != to.buffer) {
         const Tensor saved = lowering_.allocate(from.dtype(), from.shape());
         lowering_.copy(from, saved);
         from = saved;
@@ -151,12 +154,24 @@ class Planner {
     const ir::Arg& arg = output.arg;
     if (!arg.is_value()) {
       switch (arg.kind) {
-        case ir::Arg::Kind::none: out.is_none = true; break;
-        case ir::Arg::Kind::string: out.is_text = true; out.text = arg.s; break;
-        case ir::Arg::Kind::integer: out.scalar = Scalar::of(arg.i); break;
-        case ir::Arg::Kind::boolean: out.scalar = Scalar::of(arg.i != 0); break;
-        case ir::Arg::Kind::real: out.scalar = Scalar::of(arg.f); break;
-        default: throw InvalidProgram(str("output ", position, " of method '", method_.name, "' has no value"));
+        case ir::Arg::Kind::none:
+          out.is_none = true;
+          break;
+        case ir::Arg::Kind::string:
+          out.is_text = true;
+          out.text = arg.s;
+          break;
+        case ir::Arg::Kind::integer:
+          out.scalar = Scalar::of(arg.i);
+          break;
+        case ir::Arg::Kind::boolean:
+          out.scalar = Scalar::of(arg.i != 0);
+          break;
+        case ir::Arg::Kind::real:
+          out.scalar = Scalar::of(arg.f);
+          break;
+        default:
+          throw InvalidProgram(str("output ", position, " of method '", method_.name, "' has no value"));
       }
       return;
     }
@@ -199,8 +214,8 @@ class Planner {
         output.kind == ir::OutputKind::state_mutation ? ir::InputKind::state : ir::InputKind::user;
     for (const ir::Input& input : method_.inputs)
       if (input.kind == kind && input.index == output.index) return bindings_[input.value].tensor->buffer;
-    throw InvalidProgram(str("method '", method_.name, "' writes ",
-                             kind == ir::InputKind::state ? "state " : "input ", output.index, " without reading it"));
+    throw InvalidProgram(str("method '", method_.name, "' writes ", kind == ir::InputKind::state ? "state " : "input ",
+                             output.index, " without reading it"));
   }
 
   template <typename Visit>
@@ -260,8 +275,8 @@ class Planner {
         Buffer& in_buffer = plan_.buffers[in.buffer];
         const bool same_place = in_buffer.segment == Segment::arena && in_buffer.bytes == out_buffer.bytes &&
                                 in.offset == out.offset && in.shape() == out.shape() &&
-                                byte_size(in.dtype()) == byte_size(out.dtype()) &&
-                                in.desc.contiguous() && out.desc.contiguous();
+                                byte_size(in.dtype()) == byte_size(out.dtype()) && in.desc.contiguous() &&
+                                out.desc.contiguous();
         // Another operand that reads the same buffer at other places would see half-written data.
         const auto uses = std::count_if(launch.inputs.begin(), launch.inputs.end(),
                                         [&](const Tensor& t) { return t.buffer == in.buffer; });
@@ -297,8 +312,10 @@ class Planner {
     std::map<std::pair<Segment, std::uint32_t>, std::uint32_t> ids;
     for (Buffer& b : plan_.buffers) {
       const std::uint32_t index = b.segment == Segment::arena ? 0 : b.index;
-      const auto [it, fresh] = ids.try_emplace({b.segment, index}, static_cast<std::uint32_t>(plan_.allocations.size()));
-      if (fresh) plan_.allocations.push_back({b.segment, index, b.segment == Segment::arena ? plan_.arena_bytes : b.bytes, 0});
+      const auto [it, fresh] =
+          ids.try_emplace({b.segment, index}, static_cast<std::uint32_t>(plan_.allocations.size()));
+      if (fresh)
+        plan_.allocations.push_back({b.segment, index, b.segment == Segment::arena ? plan_.arena_bytes : b.bytes, 0});
       b.allocation = it->second;
     }
     for (Launch& launch : plan_.launches)
@@ -351,8 +368,9 @@ void check_inputs(const ir::Method& method, std::span<const InputDesc> inputs) {
       const std::int64_t size = given.desc.shape[d];
       GRAFT_CHECK(InvalidArgument, size >= dim.min && size <= dim.max, input_name(method, input.index),
                   ": size of dimension ", d, " must be ",
-                  dim.is_static() ? str(dim.min) : dim.max == ir::kUnbounded ? str("at least ", dim.min)
-                                                                             : str("in ", dim.min, "..", dim.max),
+                  dim.is_static()             ? str(dim.min)
+                  : dim.max == ir::kUnbounded ? str("at least ", dim.min)
+                                              : str("in ", dim.min, "..", dim.max),
                   ", got ", size);
       if (dim.is_static() || dim.expr.empty()) continue;
       const auto [it, fresh] =

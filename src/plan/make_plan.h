@@ -22,7 +22,8 @@ struct PlanOptions {
 // Positions of the user's flattened arguments. Those that the graph does not read (None, a constant) have no value.
 std::size_t user_input_count(const ir::Method& method);
 
-// Checks the inputs (one per position) against the method's declared dtypes, ranks and ranges. Throws InvalidArgument naming the input.
+// Checks the inputs (one per position) against the method's declared dtypes, ranks and ranges. Throws InvalidArgument
+// naming the input.
 void check_inputs(const ir::Method& method, std::span<const InputDesc> inputs);
 
 // True when kinds, dtypes and ranks are those of the method: what is left to check when the sizes are known to fit.

@@ -23,8 +23,8 @@ struct Buffer {
   std::uint32_t allocation = 0;  // id in Plan::allocations
   std::int64_t offset = 0;       // bytes from the base of that allocation (arena: set by the planner)
   std::int64_t bytes = 0;
-  std::int32_t first_use = -1;   // launch that writes it first (arena), -1 when it exists before the run
-  std::int32_t last_use = -1;    // last launch that touches it
+  std::int32_t first_use = -1;  // launch that writes it first (arena), -1 when it exists before the run
+  std::int32_t last_use = -1;   // last launch that touches it
 };
 
 // A row of the table of memory: everything with this id moves together when its base address changes.
@@ -32,7 +32,7 @@ struct Allocation {
   Segment segment = Segment::arena;
   std::uint32_t index = 0;
   std::int64_t bytes = 0;
-  std::uint32_t hits = 0;        // operands of launches that lie in it
+  std::uint32_t hits = 0;  // operands of launches that lie in it
 };
 
 // How much a changed base costs to rewrite, cheapest first.
@@ -42,16 +42,16 @@ std::string_view name(RefreshLevel level);
 
 // One kernel launch: a ggml op or a kernel of ours. Pure data.
 struct Launch {
-  std::int32_t ggml_op = 0;              // enum ggml_op; GGML_OP_CUSTOM when `kernel` is set
-  const Kernel* kernel = nullptr;        // static storage: code, not state
-  std::array<std::int32_t, 16> params{}; // ggml op_params
-  std::vector<std::byte> attrs;          // the POD of a kernel of ours
-  std::vector<Tensor> inputs;            // ggml ops: rank at most 4
-  std::vector<Tensor> outputs;           // ggml ops: exactly one
+  std::int32_t ggml_op = 0;               // enum ggml_op; GGML_OP_CUSTOM when `kernel` is set
+  const Kernel* kernel = nullptr;         // static storage: code, not state
+  std::array<std::int32_t, 16> params{};  // ggml op_params
+  std::vector<std::byte> attrs;           // the POD of a kernel of ours
+  std::vector<Tensor> inputs;             // ggml ops: rank at most 4
+  std::vector<Tensor> outputs;            // ggml ops: exactly one
   std::int64_t scratch_bytes = 0;
-  BufferId scratch = 0;                  // valid when scratch_bytes > 0
-  std::uint32_t inplace = 0;             // inputs (by bit) whose memory output 0 may take over
-  std::uint32_t node = 0;                // index into Plan::node_names
+  BufferId scratch = 0;       // valid when scratch_bytes > 0
+  std::uint32_t inplace = 0;  // inputs (by bit) whose memory output 0 may take over
+  std::uint32_t node = 0;     // index into Plan::node_names
 };
 
 // Which code runs a launch: "ggml MUL_MAT" or "graft layer_norm".
@@ -61,11 +61,11 @@ struct PlanOutput {
   ir::OutputKind kind = ir::OutputKind::user;
   std::uint32_t index = 0;
   bool is_tensor = false;
-  TensorDesc desc;         // tensors
-  BufferId buffer = 0;     // tensors: buffer of segment output, state or input
+  TensorDesc desc;      // tensors
+  BufferId buffer = 0;  // tensors: buffer of segment output, state or input
   bool is_none = false;
   bool is_text = false;
-  Scalar scalar;           // numbers
+  Scalar scalar;  // numbers
   std::string text;
 };
 

@@ -173,7 +173,7 @@ TEST(Views, SliceMovesTheOffsetAndScalesTheStride) {
   EXPECT_EQ(to.shape(), (Shape{4, 3}));
   EXPECT_EQ(to.offset, 64 + 4);
   EXPECT_EQ(to.stride(1), 2);
-  EXPECT_EQ(sliced(from, 0, 4, 0).offset, 64);  // empty: nothing beyond the buffer
+  EXPECT_EQ(sliced(from, 0, 4, 0).offset, 64);            // empty: nothing beyond the buffer
   EXPECT_EQ(sliced(tensor({0, 6}), 1, 2, 3).offset, 64);  // already empty
   EXPECT_THROW(sliced(from, 1, 1, 3, 3), std::logic_error);
   const Tensor reversed = sliced(from, 0, 3, 4, -1);

@@ -77,12 +77,18 @@ Value to_value(nb::handle object) {
 
 nb::object from_value(const Value& value) {
   switch (value.kind) {
-    case Value::Kind::none: return nb::none();
-    case Value::Kind::integer: return nb::int_(value.i);
-    case Value::Kind::boolean: return nb::bool_(value.i != 0);
-    case Value::Kind::real: return nb::float_(value.f);
-    case Value::Kind::text: return nb::str(value.text.c_str(), value.text.size());
-    case Value::Kind::tensor: break;
+    case Value::Kind::none:
+      return nb::none();
+    case Value::Kind::integer:
+      return nb::int_(value.i);
+    case Value::Kind::boolean:
+      return nb::bool_(value.i != 0);
+    case Value::Kind::real:
+      return nb::float_(value.f);
+    case Value::Kind::text:
+      return nb::str(value.text.c_str(), value.text.size());
+    case Value::Kind::tensor:
+      break;
   }
   nb::list sizes;
   for (std::int64_t size : value.tensor.shape.sizes()) sizes.append(size);
@@ -246,9 +252,9 @@ NB_MODULE(_C, m) {
             RunOptions options;
             options.cancel = cancel;
             if (timeout > 0)
-              options.deadline = std::chrono::steady_clock::now() +
-                                 std::chrono::duration_cast<std::chrono::steady_clock::duration>(
-                                     std::chrono::duration<double>(timeout));
+              options.deadline =
+                  std::chrono::steady_clock::now() + std::chrono::duration_cast<std::chrono::steady_clock::duration>(
+                                                         std::chrono::duration<double>(timeout));
             nb::gil_scoped_release release;
             s.run_into(method, in, out, options);
           },

@@ -42,14 +42,12 @@ Json describe(const Plan& plan, const LoadedMethod& method) {
   Json allocations = Json::array();
   for (std::size_t id = 0; id < plan.allocations.size(); ++id) {
     const Allocation& a = plan.allocations[id];
-    allocations.push_back({{"id", id}, {"segment", name(a.segment)}, {"index", a.index}, {"bytes", a.bytes}, {"hits", a.hits}});
+    allocations.push_back(
+        {{"id", id}, {"segment", name(a.segment)}, {"index", a.index}, {"bytes", a.bytes}, {"hits", a.hits}});
   }
-  return {{"key", plan.key},
-          {"launches", plan.launches.size()},
-          {"arena_bytes", plan.arena_bytes},
-          {"kernels", kernels},
-          {"ops", ops},
-          {"allocations", allocations}};
+  return {
+      {"key", plan.key}, {"launches", plan.launches.size()}, {"arena_bytes", plan.arena_bytes}, {"kernels", kernels},
+      {"ops", ops},      {"allocations", allocations}};
 }
 
 Json describe(const LoadedMethod& method) {
@@ -66,8 +64,9 @@ Json describe(const LoadedMethod& method) {
     row["count"] = row["count"].get<int>() + 1;
     row["bytes"] = row["bytes"].get<std::uint64_t>() + w.byte_size;
   }
-  return {{"name", method.info.name}, {"inputs", inputs},   {"outputs", outputs},
-          {"ops", ops},               {"weights", weights}, {"folded_constants", method.constants.size()}};
+  return {{"name", method.info.name}, {"inputs", inputs},
+          {"outputs", outputs},       {"ops", ops},
+          {"weights", weights},       {"folded_constants", method.constants.size()}};
 }
 
 }  // namespace
@@ -76,7 +75,8 @@ std::string Program::describe() const {
   Json methods = Json::array();
   for (const LoadedMethod& method : impl_->methods) methods.push_back(graft::describe(method));
   const auto held = impl_->plans.list();
-  for (const auto& [index, plan] : held) methods[index]["plans"].push_back(graft::describe(*plan, impl_->methods[index]));
+  for (const auto& [index, plan] : held)
+    methods[index]["plans"].push_back(graft::describe(*plan, impl_->methods[index]));
   Json states = Json::array();
   for (const StateInfo& state : impl_->states)
     states.push_back({{"fqn", state.fqn}, {"tensor", state.desc.str()}, {"bytes", state.desc.byte_count()}});

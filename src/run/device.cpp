@@ -61,9 +61,9 @@ std::string resolve_device(const std::string& name) {
 void check_ggml() {
   static constexpr std::string_view built_version = GRAFT_GGML_VERSION;
   static constexpr std::string_view built_commit = GRAFT_GGML_COMMIT;
-  GRAFT_CHECK(Unsupported, built_version == ggml_version() && built_commit == ggml_commit(), "graft was built for ggml ",
-              built_version, " (", built_commit, "), but ggml ", ggml_version(), " (", ggml_commit(),
-              ") is loaded in this process");
+  GRAFT_CHECK(Unsupported, built_version == ggml_version() && built_commit == ggml_commit(),
+              "graft was built for ggml ", built_version, " (", built_commit, "), but ggml ", ggml_version(), " (",
+              ggml_commit(), ") is loaded in this process");
 }
 
 }  // namespace graft

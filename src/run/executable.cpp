@@ -13,16 +13,24 @@ namespace {
 
 ggml_type ggml_type_of(DType dtype) {
   switch (dtype) {
-    case DType::f32: return GGML_TYPE_F32;
-    case DType::f16: return GGML_TYPE_F16;
-    case DType::bf16: return GGML_TYPE_BF16;
-    case DType::f64: return GGML_TYPE_F64;
-    case DType::i16: return GGML_TYPE_I16;
-    case DType::i32: return GGML_TYPE_I32;
-    case DType::i64: return GGML_TYPE_I64;
+    case DType::f32:
+      return GGML_TYPE_F32;
+    case DType::f16:
+      return GGML_TYPE_F16;
+    case DType::bf16:
+      return GGML_TYPE_BF16;
+    case DType::f64:
+      return GGML_TYPE_F64;
+    case DType::i16:
+      return GGML_TYPE_I16;
+    case DType::i32:
+      return GGML_TYPE_I32;
+    case DType::i64:
+      return GGML_TYPE_I64;
     case DType::i8:
     case DType::u8:
-    case DType::b8: return GGML_TYPE_I8;
+    case DType::b8:
+      return GGML_TYPE_I8;
   }
   GRAFT_ASSERT(false);
   return GGML_TYPE_COUNT;
@@ -43,9 +51,8 @@ GgmlLayout ggml_layout(const TensorDesc& desc) {
     const int d = desc.rank() - 1 - i;
     if (d >= 0) out.ne[i] = desc.shape[d];
     // The stride of a dimension of size 1 is free; ggml's checks want the row-major one.
-    out.nb[i] = d >= 0 && out.ne[i] != 1
-                    ? static_cast<std::size_t>(desc.strides[static_cast<std::size_t>(d)]) * element
-                    : next;
+    out.nb[i] =
+        d >= 0 && out.ne[i] != 1 ? static_cast<std::size_t>(desc.strides[static_cast<std::size_t>(d)]) * element : next;
     next = out.nb[i] * static_cast<std::size_t>(out.ne[i]);
   }
   return out;
@@ -130,7 +137,10 @@ struct Executable::Builder {
   std::vector<ggml_tensor*> order;
 
   explicit Builder(Executable& executable)
-      : self(executable), plan(*executable.plan_), by_allocation(plan.allocations.size()), producers(plan.buffers.size()) {}
+      : self(executable),
+        plan(*executable.plan_),
+        by_allocation(plan.allocations.size()),
+        producers(plan.buffers.size()) {}
 
   void refresh(BufferId buffer, void** slot, std::int64_t offset) {
     const Buffer& b = plan.buffers[buffer];
@@ -150,8 +160,9 @@ struct Executable::Builder {
   // The whole buffer as bytes: how kernels of ours see their operands.
   static GgmlLayout bytes_layout(const Buffer& buffer) {
     const std::int64_t n = std::max<std::int64_t>(buffer.bytes, 1);
-    return {GGML_TYPE_I8, {n, 1, 1, 1}, {1, static_cast<std::size_t>(n), static_cast<std::size_t>(n),
-                                         static_cast<std::size_t>(n)}};
+    return {GGML_TYPE_I8,
+            {n, 1, 1, 1},
+            {1, static_cast<std::size_t>(n), static_cast<std::size_t>(n), static_cast<std::size_t>(n)}};
   }
 
   Producer& producer(BufferId buffer) {
@@ -222,8 +233,7 @@ struct Executable::Builder {
     for (std::size_t i = 1; i < launch.outputs.size(); ++i) add_source(launch.outputs[i], kernel->output_deltas);
     if (launch.scratch_bytes > 0) refresh(launch.scratch, &kernel->scratch, 0);
 
-    ggml_tensor* dst =
-        new_tensor(out.buffer, 0, bytes_layout(plan.buffers[out.buffer]), plan.node_names[launch.node]);
+    ggml_tensor* dst = new_tensor(out.buffer, 0, bytes_layout(plan.buffers[out.buffer]), plan.node_names[launch.node]);
     dst->op = GGML_OP_CUSTOM;
     const CustomParams params{&Executable::run_kernel, GGML_N_TASKS_MAX, kernel.get()};
     std::memcpy(dst->op_params, &params, sizeof(params));

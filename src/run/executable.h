@@ -69,8 +69,8 @@ class Executable {
   ggml_context* context_ = nullptr;
   ggml_cgraph* graph_ = nullptr;
   std::vector<std::unique_ptr<KernelLaunch>> kernels_;
-  std::vector<RefreshEntry> entries_;      // grouped by allocation id
-  std::vector<std::uint32_t> first_entry_; // entries of id i: [first_entry_[i], first_entry_[i + 1])
+  std::vector<RefreshEntry> entries_;       // grouped by allocation id
+  std::vector<std::uint32_t> first_entry_;  // entries of id i: [first_entry_[i], first_entry_[i + 1])
   std::vector<std::byte*> last_bases_;
   bool bound_ = false;
   RefreshLevel last_level_ = RefreshLevel::none;

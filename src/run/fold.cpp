@@ -28,7 +28,8 @@ std::int64_t static_bytes(const ir::Value& value) {
 
 class Folder {
  public:
-  explicit Folder(LoadedMethod& loaded) : loaded_(loaded), method_(loaded.ir.methods[0]), constant_(method_.values.size()) {}
+  explicit Folder(LoadedMethod& loaded)
+      : loaded_(loaded), method_(loaded.ir.methods[0]), constant_(method_.values.size()) {}
 
   void run() {
     for (const ir::Input& input : method_.inputs) constant_[input.value] = input.kind == ir::InputKind::weight;
@@ -115,18 +116,25 @@ class Folder {
     std::vector<std::byte*> bases;
     for (const Allocation& a : plan->allocations) {
       switch (a.segment) {
-        case Segment::weight: bases.push_back(loaded_.weights[a.index]); break;
-        case Segment::arena: bases.push_back(arena.data()); break;
-        case Segment::output: bases.push_back(memory[a.index].data()); break;
-        default: GRAFT_ASSERT(false);
+        case Segment::weight:
+          bases.push_back(loaded_.weights[a.index]);
+          break;
+        case Segment::arena:
+          bases.push_back(arena.data());
+          break;
+        case Segment::output:
+          bases.push_back(memory[a.index].data());
+          break;
+        default:
+          GRAFT_ASSERT(false);
       }
     }
     RunControl control;
     Executable executable(plan, threads, &control);
     executable.bind(bases);
     executable.compute();
-    GRAFT_CHECK(InvalidProgram, !control.error.failed(), "method '", method_.name, "': constant folding failed: ",
-                control.error.message());
+    GRAFT_CHECK(InvalidProgram, !control.error.failed(), "method '", method_.name,
+                "': constant folding failed: ", control.error.message());
     for (std::size_t i = 0; i < results.size(); ++i) {
       ir::Input input;
       input.value = results[i];

@@ -19,10 +19,18 @@ ValueInfo value_info(const ir::Value& value, std::string label) {
   ValueInfo info;
   info.name = std::move(label);
   switch (value.kind) {
-    case ir::ValueKind::tensor: info.kind = Value::Kind::tensor; break;
-    case ir::ValueKind::integer: info.kind = Value::Kind::integer; break;
-    case ir::ValueKind::real: info.kind = Value::Kind::real; break;
-    case ir::ValueKind::boolean: info.kind = Value::Kind::boolean; break;
+    case ir::ValueKind::tensor:
+      info.kind = Value::Kind::tensor;
+      break;
+    case ir::ValueKind::integer:
+      info.kind = Value::Kind::integer;
+      break;
+    case ir::ValueKind::real:
+      info.kind = Value::Kind::real;
+      break;
+    case ir::ValueKind::boolean:
+      info.kind = Value::Kind::boolean;
+      break;
   }
   info.dtype = value.dtype;
   for (const ir::Dim& dim : value.dims) info.dims.push_back({dim.min, dim.max, dim.expr});
@@ -56,7 +64,8 @@ std::byte* place_weight(Program::Impl& impl, const ir::Weight& weight, const Pro
     it->second = AlignedMemory(data.size());
     std::memcpy(it->second.data(), data.data(), data.size());
     impl.weight_stats.copied_bytes += data.size();
-    log(LogLevel::info, str("weight '", weight.fqn, "' copied: its address in the file is not a multiple of ", element));
+    log(LogLevel::info,
+        str("weight '", weight.fqn, "' copied: its address in the file is not a multiple of ", element));
   }
   return it->second.data();
 }
@@ -120,7 +129,8 @@ std::unique_ptr<Program::Impl> build_program(std::vector<ir::Program> sources, c
     method.ir = std::move(from);
     method.info = method_info(method.graph());
     check_operators(method.ir);
-    for (const ir::Weight& weight : method.ir.weights) method.weights.push_back(place_weight(*impl, weight, weights, seen));
+    for (const ir::Weight& weight : method.ir.weights)
+      method.weights.push_back(place_weight(*impl, weight, weights, seen));
     for (const ir::State& state : method.ir.states) method.states.push_back(place_state(*impl, state, method));
     const ir::Method& graph = method.graph();
     method.user_outputs.resize(method.info.outputs.size());

@@ -26,9 +26,9 @@ struct FoldedConstant {
 struct LoadedMethod {
   ir::Program ir;  // exactly one method
   MethodInfo info;
-  std::vector<std::byte*> weights;          // by weight index of `ir`
-  std::vector<FoldedConstant> constants;    // by index of constant inputs
-  std::vector<std::uint32_t> states;        // by state index of `ir`: index into Program::Impl::states
+  std::vector<std::byte*> weights;        // by weight index of `ir`
+  std::vector<FoldedConstant> constants;  // by index of constant inputs
+  std::vector<std::uint32_t> states;      // by state index of `ir`: index into Program::Impl::states
   // Output i of the method is output user_outputs[i] of the graph (the others write states and inputs).
   std::vector<std::uint32_t> user_outputs;
 
@@ -81,14 +81,14 @@ class PlanCache {
 struct WeightStats {
   std::uint64_t count = 0;
   std::uint64_t mapped_bytes = 0;
-  std::uint64_t copied_bytes = 0;   // misaligned in the file
-  std::uint64_t constant_bytes = 0; // folded
+  std::uint64_t copied_bytes = 0;    // misaligned in the file
+  std::uint64_t constant_bytes = 0;  // folded
 };
 
 struct Program::Impl {
   explicit Impl(std::size_t max_plans) : plans(max_plans) {}
 
-  std::string source;               // path, for messages
+  std::string source;                      // path, for messages
   std::shared_ptr<const void> keep_alive;  // the mapped files
   std::vector<LoadedMethod> methods;
   std::vector<StateInfo> states;

@@ -17,9 +17,7 @@ namespace {
 // Addresses of a run's outputs are collected on the stack: the steady state allocates nothing.
 constexpr std::size_t kMaxOutputs = 1024;
 
-bool aligned(const void* data, DType dtype) {
-  return reinterpret_cast<std::uintptr_t>(data) % byte_size(dtype) == 0;
-}
+bool aligned(const void* data, DType dtype) { return reinterpret_cast<std::uintptr_t>(data) % byte_size(dtype) == 0; }
 
 std::string_view kind_name(Value::Kind kind) {
   constexpr std::string_view names[] = {"None", "a tensor", "an integer", "a float", "a bool", "a text"};
@@ -28,9 +26,12 @@ std::string_view kind_name(Value::Kind kind) {
 
 Value from_scalar(const Scalar& s) {
   switch (s.kind) {
-    case ir::ValueKind::real: return Value::of(s.f);
-    case ir::ValueKind::boolean: return Value::of(s.i != 0);
-    default: return Value::of(s.i);
+    case ir::ValueKind::real:
+      return Value::of(s.f);
+    case ir::ValueKind::boolean:
+      return Value::of(s.i != 0);
+    default:
+      return Value::of(s.i);
   }
 }
 
@@ -90,12 +91,21 @@ struct Session::Impl {
         continue;
       }
       switch (value.kind) {
-        case Value::Kind::tensor: desc.desc = TensorDesc(value.tensor.dtype, value.tensor.shape); break;
-        case Value::Kind::integer: desc.scalar = Scalar::of(value.i); break;
-        case Value::Kind::boolean: desc.scalar = Scalar::of(value.i != 0); break;
-        case Value::Kind::real: desc.scalar = Scalar::of(value.f); break;
+        case Value::Kind::tensor:
+          desc.desc = TensorDesc(value.tensor.dtype, value.tensor.shape);
+          break;
+        case Value::Kind::integer:
+          desc.scalar = Scalar::of(value.i);
+          break;
+        case Value::Kind::boolean:
+          desc.scalar = Scalar::of(value.i != 0);
+          break;
+        case Value::Kind::real:
+          desc.scalar = Scalar::of(value.f);
+          break;
         default:
-          throw InvalidArgument(str("input ", i, " of method '", method.info.name, "' must be a tensor or a number, got ", kind_name(value.kind)));
+          throw InvalidArgument(str("input ", i, " of method '", method.info.name,
+                                    "' must be a tensor or a number, got ", kind_name(value.kind)));
       }
     }
   }
@@ -186,12 +196,24 @@ struct Session::Impl {
       const Allocation& allocation = plan.allocations[id];
       std::byte*& base = graph.bases[id];
       switch (allocation.segment) {
-        case Segment::weight: base = method.weights[allocation.index]; break;
-        case Segment::constant: base = method.constants[allocation.index].memory.data(); break;
-        case Segment::state: base = state(method.states[allocation.index]); break;
-        case Segment::arena: base = arena.data(); break;
-        case Segment::input: base = input_base(method, allocation.index, inputs); break;
-        case Segment::output: base = output_data[allocation.index]; break;
+        case Segment::weight:
+          base = method.weights[allocation.index];
+          break;
+        case Segment::constant:
+          base = method.constants[allocation.index].memory.data();
+          break;
+        case Segment::state:
+          base = state(method.states[allocation.index]);
+          break;
+        case Segment::arena:
+          base = arena.data();
+          break;
+        case Segment::input:
+          base = input_base(method, allocation.index, inputs);
+          break;
+        case Segment::output:
+          base = output_data[allocation.index];
+          break;
       }
     }
     counters.rewrites += graph.executable->bind(graph.bases);
@@ -235,7 +257,6 @@ struct Session::Impl {
     if (control.timed_out) throw Cancelled("the deadline passed");
     if (control.cancel && control.cancel->load()) throw Cancelled("the run was cancelled");
   }
-
 };
 
 namespace {
@@ -299,19 +320,20 @@ void Session::run_into(std::string_view name, std::span<const Value> inputs, std
               method.user_outputs.size(), " outputs, got room for ", outputs.size());
 
   std::byte* output_data[kMaxOutputs];
-  GRAFT_CHECK(Unsupported, plan.outputs.size() <= kMaxOutputs, "a method has at most ", kMaxOutputs, " outputs, '", name,
-              "' has ", plan.outputs.size());
+  GRAFT_CHECK(Unsupported, plan.outputs.size() <= kMaxOutputs, "a method has at most ", kMaxOutputs, " outputs, '",
+              name, "' has ", plan.outputs.size());
   std::fill_n(output_data, plan.outputs.size(), nullptr);
   for (std::size_t i = 0; i < outputs.size(); ++i) {
     const std::uint32_t position = method.user_outputs[i];
     const PlanOutput& out = plan.outputs[position];
     if (!out.is_tensor) continue;
     const TensorView& given = outputs[i].tensor;
-    GRAFT_CHECK(InvalidArgument,
-                outputs[i].kind == Value::Kind::tensor && given.dtype == out.desc.dtype && given.shape == out.desc.shape,
-                "output ", i, " of method '", name, "' must be a tensor ", out.desc.str(), ", got ",
-                outputs[i].kind == Value::Kind::tensor ? TensorDesc(given.dtype, given.shape).str()
-                                                       : std::string(kind_name(outputs[i].kind)));
+    GRAFT_CHECK(
+        InvalidArgument,
+        outputs[i].kind == Value::Kind::tensor && given.dtype == out.desc.dtype && given.shape == out.desc.shape,
+        "output ", i, " of method '", name, "' must be a tensor ", out.desc.str(), ", got ",
+        outputs[i].kind == Value::Kind::tensor ? TensorDesc(given.dtype, given.shape).str()
+                                               : std::string(kind_name(outputs[i].kind)));
     GRAFT_CHECK(InvalidArgument, given.data || out.desc.numel() == 0, "output ", i, " of method '", name, "' (",
                 out.desc.str(), ") has no memory: its pointer is null");
     GRAFT_CHECK(InvalidArgument, aligned(given.data, given.dtype), "output ", i, " of method '", name,

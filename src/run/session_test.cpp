@@ -142,7 +142,8 @@ TEST(Session, WrongInputsNameWhatWasExpectedAndFound) {
     return std::string("no error");
   };
   EXPECT_THAT(message({}), HasSubstr("takes 1 inputs, got 0"));
-  EXPECT_THAT(message({tensor(ints, DType::i64, {3, 3})}), HasSubstr("input 0 ('x') of method 'forward' must have dtype f32, got i64"));
+  EXPECT_THAT(message({tensor(ints, DType::i64, {3, 3})}),
+              HasSubstr("input 0 ('x') of method 'forward' must have dtype f32, got i64"));
   EXPECT_THAT(message({tensor(x, {9})}), HasSubstr("(rank 2), got f32[9] (rank 1)"));
   EXPECT_THAT(message({tensor(x, {1, 9})}), HasSubstr("size of dimension 1 must be 3, got 9"));
   EXPECT_THAT(message({Value::of(TensorView{nullptr, DType::f32, {600, 3}})}), HasSubstr("must be in 0..512, got 600"));
@@ -246,9 +247,9 @@ TEST(Session, StatesKeepTheirValueFromRunToRun) {
   GraphBuilder graph;
   const auto x = graph.input("x", DType::f32, {fixed(2)});
   const auto s = graph.state("sum", DType::f32, {2});
-  const auto next = graph.node("aten.add.Tensor",
-                               {{"self", Arg::of_value(s)}, {"other", Arg::of_value(x)}, {"alpha", of_int(1)}},
-                               DType::f32, {fixed(2)});
+  const auto next =
+      graph.node("aten.add.Tensor", {{"self", Arg::of_value(s)}, {"other", Arg::of_value(x)}, {"alpha", of_int(1)}},
+                 DType::f32, {fixed(2)});
   graph.mutate_state(0, next);
   graph.output(s);  // what it was before this run
   const auto program = graph.build();

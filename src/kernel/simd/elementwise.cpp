@@ -17,10 +17,13 @@ extern const ElementwiseTable kElementwise;
 const ElementwiseTable& elementwise(Isa isa) {
   switch (isa) {
 #ifdef GRAFT_HAVE_X86_ISA
-    case Isa::avx512: return avx512::kElementwise;
-    case Isa::avx2: return avx2::kElementwise;
+    case Isa::avx512:
+      return avx512::kElementwise;
+    case Isa::avx2:
+      return avx2::kElementwise;
 #endif
-    default: return baseline::kElementwise;
+    default:
+      return baseline::kElementwise;
   }
 }
 

@@ -134,17 +134,29 @@ int64_t f_clamp(int64_t x, int64_t low, int64_t high, const Number*) { return f_
 int64_t f_addcmul(int64_t a, int64_t b, int64_t c, const Number* p) { return s(u(a) + u(p[0].i) * u(b) * u(c)); }
 
 template <typename T>
-uint8_t t_eq(T a, T b) { return a == b; }
+uint8_t t_eq(T a, T b) {
+  return a == b;
+}
 template <typename T>
-uint8_t t_ne(T a, T b) { return a != b; }
+uint8_t t_ne(T a, T b) {
+  return a != b;
+}
 template <typename T>
-uint8_t t_lt(T a, T b) { return a < b; }
+uint8_t t_lt(T a, T b) {
+  return a < b;
+}
 template <typename T>
-uint8_t t_le(T a, T b) { return a <= b; }
+uint8_t t_le(T a, T b) {
+  return a <= b;
+}
 template <typename T>
-uint8_t t_gt(T a, T b) { return a > b; }
+uint8_t t_gt(T a, T b) {
+  return a > b;
+}
 template <typename T>
-uint8_t t_ge(T a, T b) { return a >= b; }
+uint8_t t_ge(T a, T b) {
+  return a >= b;
+}
 
 uint8_t b_identity(uint8_t x) { return x; }
 uint8_t b_not(uint8_t x) { return x ^ 1; }
@@ -153,13 +165,13 @@ uint8_t b_or(uint8_t a, uint8_t b) { return a | b; }
 uint8_t b_xor(uint8_t a, uint8_t b) { return a ^ b; }
 
 #define GRAFT_SET(name, ...) t.of[static_cast<int>(ElementwiseOp::name)] = __VA_ARGS__;
-#define GRAFT_COMPARE(T)                          \
-  GRAFT_SET(eq, map2<T, uint8_t, t_eq<T>>)        \
-  GRAFT_SET(ne, map2<T, uint8_t, t_ne<T>>)        \
-  GRAFT_SET(lt, map2<T, uint8_t, t_lt<T>>)        \
-  GRAFT_SET(le, map2<T, uint8_t, t_le<T>>)        \
-  GRAFT_SET(gt, map2<T, uint8_t, t_gt<T>>)        \
-  GRAFT_SET(ge, map2<T, uint8_t, t_ge<T>>)        \
+#define GRAFT_COMPARE(T)                   \
+  GRAFT_SET(eq, map2<T, uint8_t, t_eq<T>>) \
+  GRAFT_SET(ne, map2<T, uint8_t, t_ne<T>>) \
+  GRAFT_SET(lt, map2<T, uint8_t, t_lt<T>>) \
+  GRAFT_SET(le, map2<T, uint8_t, t_le<T>>) \
+  GRAFT_SET(gt, map2<T, uint8_t, t_gt<T>>) \
+  GRAFT_SET(ge, map2<T, uint8_t, t_ge<T>>) \
   GRAFT_SET(where, where<T>)
 
 constexpr BlockFns make_i64() {
@@ -167,32 +179,33 @@ constexpr BlockFns make_i64() {
 #define GRAFT_MAP1(name) GRAFT_SET(name, map1<int64_t, int64_t, f_##name>)
 #define GRAFT_MAP2(name) GRAFT_SET(name, map2<int64_t, int64_t, f_##name>)
 #define GRAFT_DIVIDE(name) GRAFT_SET(name, divide<f_##name>)
-  GRAFT_MAP1(identity) GRAFT_MAP1(neg) GRAFT_MAP1(abs) GRAFT_MAP1(sign) GRAFT_MAP1(square) GRAFT_MAP1(relu)
-  GRAFT_MAP1(bitwise_not) GRAFT_MAP1(logical_not)
-  // Rounding leaves integers as they are.
-  GRAFT_SET(floor, map1<int64_t, int64_t, f_identity>) GRAFT_SET(ceil, map1<int64_t, int64_t, f_identity>)
-  GRAFT_SET(trunc, map1<int64_t, int64_t, f_identity>) GRAFT_SET(round, map1<int64_t, int64_t, f_identity>)
-  GRAFT_SET(isnan, map1<int64_t, uint8_t, t_never>) GRAFT_SET(isinf, map1<int64_t, uint8_t, t_never>)
-  GRAFT_SET(isfinite, map1<int64_t, uint8_t, t_always>)
-  GRAFT_SET(add, map2p<f_add>) GRAFT_SET(sub, map2p<f_sub>) GRAFT_MAP2(mul)
-  GRAFT_DIVIDE(div_trunc) GRAFT_DIVIDE(div_floor) GRAFT_DIVIDE(remainder) GRAFT_DIVIDE(fmod) GRAFT_SET(pow, pow)
-  GRAFT_MAP2(maximum) GRAFT_MAP2(minimum) GRAFT_SET(fmax, map2<int64_t, int64_t, f_maximum>)
-  GRAFT_SET(fmin, map2<int64_t, int64_t, f_minimum>)
-  GRAFT_MAP2(bitwise_and) GRAFT_MAP2(bitwise_or) GRAFT_MAP2(bitwise_xor) GRAFT_MAP2(shift_left)
-  GRAFT_MAP2(shift_right) GRAFT_MAP2(logical_and) GRAFT_MAP2(logical_or) GRAFT_MAP2(logical_xor)
-  GRAFT_COMPARE(int64_t) GRAFT_SET(clamp, map3<f_clamp>) GRAFT_SET(addcmul, map3<f_addcmul>)
-  return t;
+  GRAFT_MAP1(identity)
+  GRAFT_MAP1(neg) GRAFT_MAP1(abs) GRAFT_MAP1(sign) GRAFT_MAP1(square) GRAFT_MAP1(relu) GRAFT_MAP1(bitwise_not)
+      GRAFT_MAP1(logical_not)
+      // Rounding leaves integers as they are.
+      GRAFT_SET(floor, map1<int64_t, int64_t, f_identity>) GRAFT_SET(ceil, map1<int64_t, int64_t, f_identity>)
+          GRAFT_SET(trunc, map1<int64_t, int64_t, f_identity>) GRAFT_SET(round, map1<int64_t, int64_t, f_identity>)
+              GRAFT_SET(isnan, map1<int64_t, uint8_t, t_never>) GRAFT_SET(isinf, map1<int64_t, uint8_t, t_never>)
+                  GRAFT_SET(isfinite, map1<int64_t, uint8_t, t_always>) GRAFT_SET(add, map2p<f_add>)
+                      GRAFT_SET(sub, map2p<f_sub>) GRAFT_MAP2(mul) GRAFT_DIVIDE(div_trunc) GRAFT_DIVIDE(div_floor)
+                          GRAFT_DIVIDE(remainder) GRAFT_DIVIDE(fmod) GRAFT_SET(pow, pow) GRAFT_MAP2(maximum)
+                              GRAFT_MAP2(minimum) GRAFT_SET(fmax, map2<int64_t, int64_t, f_maximum>)
+                                  GRAFT_SET(fmin, map2<int64_t, int64_t, f_minimum>) GRAFT_MAP2(bitwise_and)
+                                      GRAFT_MAP2(bitwise_or) GRAFT_MAP2(bitwise_xor) GRAFT_MAP2(shift_left)
+                                          GRAFT_MAP2(shift_right) GRAFT_MAP2(logical_and) GRAFT_MAP2(logical_or)
+                                              GRAFT_MAP2(logical_xor) GRAFT_COMPARE(int64_t)
+                                                  GRAFT_SET(clamp, map3<f_clamp>)
+                                                      GRAFT_SET(addcmul, map3<f_addcmul>) return t;
 }
 
 constexpr BlockFns make_b8() {
   BlockFns t{};
 #define GRAFT_BOOL2(name, f) GRAFT_SET(name, map2<uint8_t, uint8_t, f>)
-  GRAFT_SET(identity, map1<uint8_t, uint8_t, b_identity>) GRAFT_SET(bitwise_not, map1<uint8_t, uint8_t, b_not>)
-  GRAFT_SET(logical_not, map1<uint8_t, uint8_t, b_not>) GRAFT_BOOL2(mul, b_and) GRAFT_BOOL2(minimum, b_and)
-  GRAFT_BOOL2(maximum, b_or) GRAFT_BOOL2(bitwise_and, b_and) GRAFT_BOOL2(bitwise_or, b_or)
-  GRAFT_BOOL2(bitwise_xor, b_xor) GRAFT_BOOL2(logical_and, b_and) GRAFT_BOOL2(logical_or, b_or)
-  GRAFT_BOOL2(logical_xor, b_xor) GRAFT_COMPARE(uint8_t)
-  return t;
+  GRAFT_SET(identity, map1<uint8_t, uint8_t, b_identity>)
+  GRAFT_SET(bitwise_not, map1<uint8_t, uint8_t, b_not>) GRAFT_SET(logical_not, map1<uint8_t, uint8_t, b_not>)
+      GRAFT_BOOL2(mul, b_and) GRAFT_BOOL2(minimum, b_and) GRAFT_BOOL2(maximum, b_or) GRAFT_BOOL2(bitwise_and, b_and)
+          GRAFT_BOOL2(bitwise_or, b_or) GRAFT_BOOL2(bitwise_xor, b_xor) GRAFT_BOOL2(logical_and, b_and)
+              GRAFT_BOOL2(logical_or, b_or) GRAFT_BOOL2(logical_xor, b_xor) GRAFT_COMPARE(uint8_t) return t;
 }
 
 }  // namespace

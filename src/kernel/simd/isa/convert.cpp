@@ -29,12 +29,8 @@ inline float value(BF16 s) { return bf16_to_float(s.bits); }
 inline int32_t value(B8 s) { return s.byte != 0; }
 
 // Out of range and NaN give the smallest integer, as the x86 conversion that PyTorch compiles to does.
-inline int64_t to_i64(double x) {
-  return x >= -0x1.0p63 && x < 0x1.0p63 ? static_cast<int64_t>(x) : INT64_MIN;
-}
-inline int64_t to_i64(float x) {
-  return x >= -0x1.0p63f && x < 0x1.0p63f ? static_cast<int64_t>(x) : INT64_MIN;
-}
+inline int64_t to_i64(double x) { return x >= -0x1.0p63 && x < 0x1.0p63 ? static_cast<int64_t>(x) : INT64_MIN; }
+inline int64_t to_i64(float x) { return x >= -0x1.0p63f && x < 0x1.0p63f ? static_cast<int64_t>(x) : INT64_MIN; }
 inline int32_t to_i32(double x) { return x > -2147483649.0 && x < 2147483648.0 ? static_cast<int32_t>(x) : INT32_MIN; }
 inline int32_t to_i32(float x) { return x >= -0x1.0p31f && x < 0x1.0p31f ? static_cast<int32_t>(x) : INT32_MIN; }
 
@@ -126,9 +122,9 @@ const ConvertFns kConvert = {
      {store<double, float>, store<double, F16>, store<double, BF16>, store<double, double>, store<double, int8_t>,
       store<double, uint8_t>, store<double, int16_t>, store<double, int32_t>, store<double, int64_t>,
       store<double, B8>},
-     {store<int64_t, float>, store<int64_t, F16>, store<int64_t, BF16>, store<int64_t, double>,
-      store<int64_t, int8_t>, store<int64_t, uint8_t>, store<int64_t, int16_t>, store<int64_t, int32_t>,
-      store<int64_t, int64_t>, store<int64_t, B8>},
+     {store<int64_t, float>, store<int64_t, F16>, store<int64_t, BF16>, store<int64_t, double>, store<int64_t, int8_t>,
+      store<int64_t, uint8_t>, store<int64_t, int16_t>, store<int64_t, int32_t>, store<int64_t, int64_t>,
+      store<int64_t, B8>},
      {store<B8, float>, store<B8, F16>, store<B8, BF16>, store<B8, double>, store<B8, int8_t>, store<B8, uint8_t>,
       store<B8, int16_t>, store<B8, int32_t>, store<B8, int64_t>, store<B8, B8>}}};
 

@@ -182,11 +182,16 @@ constexpr Tile kTiles[2][kTileRows] = {{tile<1, 1>, tile<2, 1>, tile<3, 1>, tile
 
 GRAFT_VEC vf activate(vf x, Activation activation) {
   switch (activation) {
-    case Activation::none: return x;
-    case Activation::relu: return relu(x);
-    case Activation::silu: return silu(x);
-    case Activation::gelu_erf: return gelu_erf(x);
-    case Activation::gelu_tanh: return gelu_tanh(x);
+    case Activation::none:
+      return x;
+    case Activation::relu:
+      return relu(x);
+    case Activation::silu:
+      return silu(x);
+    case Activation::gelu_erf:
+      return gelu_erf(x);
+    case Activation::gelu_tanh:
+      return gelu_tanh(x);
   }
   return x;
 }
@@ -340,9 +345,12 @@ GRAFT_VEC DotBlock dot_block_of(int p, int columns) {
       return columns == 1             ? dot_block<T, 1, 1>
              : columns == kDotColumns ? dot_block<T, 1, kDotColumns>
                                       : dot_block<T, 1, kDotColumnsOfOne>;
-    case 2: return columns == 1 ? dot_block<T, 2, 1> : dot_block<T, 2, kDotColumns>;
-    case 3: return columns == 1 ? dot_block<T, 3, 1> : dot_block<T, 3, kDotColumns>;
-    default: return columns == 1 ? dot_block<T, 4, 1> : dot_block<T, 4, kDotColumns>;
+    case 2:
+      return columns == 1 ? dot_block<T, 2, 1> : dot_block<T, 2, kDotColumns>;
+    case 3:
+      return columns == 1 ? dot_block<T, 3, 1> : dot_block<T, 3, kDotColumns>;
+    default:
+      return columns == 1 ? dot_block<T, 4, 1> : dot_block<T, 4, kDotColumns>;
   }
 }
 
