@@ -17,7 +17,7 @@ PIP := $(BIN)/pip --disable-pip-version-check
 PIP_INSTALL := $(PIP) install -c requirements/constraints.txt
 
 .PHONY: all help demo test test-cpp test-python build setup system format format-check tidy asan tsan cuda bench \
-        install-check wheel wheel-check clean
+        install-check wheel wheel-check ops-report clean
 all: build
 
 help:
@@ -29,6 +29,7 @@ help:
 	@echo 'make install-check   the C++ install, moved away from here, runs examples/cpp'
 	@echo 'make wheel-check     pip install . into an environment of its own'
 	@echo 'make format | tidy   clang-format, clang-tidy'
+	@echo 'make ops-report      the differential tests of all operators, and docs/ops.md from them'
 	@echo 'make bench           measurements (bench/README.md)'
 
 # --- set-up -----------------------------------------------------------------------------------------------------------
@@ -121,6 +122,11 @@ tidy: build
 	@command -v clang-tidy >/dev/null || { echo 'clang-tidy is missing: apt-get install clang-tidy' >&2; exit 1; }
 	git ls-files 'src/*.cpp' | grep -v -e _test.cpp -e src/kernel/simd/ | \
 	  xargs -P $(JOBS) -n 4 clang-tidy -quiet -p build/release
+
+ops-report: build
+	@rm -rf build/ops-report && mkdir -p build/ops-report
+	@GRAFT_OPS_REPORT=$(CURDIR)/build/ops-report $(BIN)/python -m pytest -q src/op
+	@$(BIN)/python tools/docs/ops.py build/ops-report docs/ops.md
 
 bench: build
 	@$(MAKE) -C bench PYTHON=$(CURDIR)/$(BIN)/python

@@ -5,7 +5,8 @@
 
 `check_op` runs the operator eagerly and on graft on the same arguments and compares dtype, shape and values: integers
 and booleans exactly, floats within `atol + rtol * |eager|`, NaN where eager has NaN, infinities with their sign.
-Every call is counted per operator; GRAFT_OPS_REPORT names the file that collects the counts for docs/ops.md.
+Every call is counted per operator; with GRAFT_OPS_REPORT each process writes its counts, and the kernels that ran, to a
+file of its own in the folder of that name. `make ops-report` makes docs/ops.md of them.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from graft import _C
+from graft import _targets
 from graft._dtypes import DTYPES, NUMBER_OF
 from graft._serialize import serialize_op
 
@@ -33,6 +35,7 @@ _TOLERANCE = {
     torch.float64: (1e-12, 1e-12),
 }
 
+_REPORT = os.environ.get("GRAFT_OPS_REPORT")
 _report: dict[str, dict[str, Any]] = {}
 
 
@@ -63,6 +66,8 @@ def run_op(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None = 
             results.append(value)
             outputs.append(value)
     session.run_into(name, inputs, outputs)
+    if _REPORT:
+        _note_kernels(target, program)
     return results
 
 
@@ -126,17 +131,32 @@ def _compare(actual: torch.Tensor, expected: torch.Tensor, atol: float, rtol: fl
     return float(error.max()) if error.numel() else 0.0
 
 
+def _entry(target: Any) -> dict[str, Any]:
+    name = _targets.resolve(target).name
+    return _report.setdefault(name, {"cases": 0, "dtypes": set(), "worst": 0.0, "kernels": set()})
+
+
 def _count(target: Any, dtypes: Sequence[torch.dtype], worst: float) -> None:
-    entry = _report.setdefault(str(target), {"cases": 0, "dtypes": set(), "worst": 0.0})
+    entry = _entry(target)
     entry["cases"] += 1
     entry["dtypes"].update(str(d).removeprefix("torch.") for d in dtypes)
     entry["worst"] = max(entry["worst"], worst)
 
 
+def _note_kernels(target: Any, program: _C.Program) -> None:
+    (method,) = json.loads(program.describe())["methods"]
+    kernels = _entry(target)["kernels"]
+    for plan in method["plans"]:
+        for node, names in plan["ops"].items():
+            if node != "output":  # copies of views into the caller's memory
+                kernels.update(names)
+    if method["folded_constants"]:
+        kernels.add("folded at load")
+
+
 @atexit.register
 def _write_report() -> None:
-    path = os.environ.get("GRAFT_OPS_REPORT")
-    if path and _report:
-        rows = {k: {**v, "dtypes": sorted(v["dtypes"])} for k, v in sorted(_report.items())}
-        with open(f"{path}.{os.getpid()}", "w", encoding="utf-8") as f:
+    if _REPORT and _report:
+        rows = {k: {f: sorted(v) if isinstance(v, set) else v for f, v in row.items()} for k, row in _report.items()}
+        with open(os.path.join(_REPORT, f"{os.getpid()}.json"), "w", encoding="utf-8") as f:
             json.dump(rows, f)
