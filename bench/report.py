@@ -1,6 +1,6 @@
 """Tables from the raw samples, and from nothing else.
 
-    python report.py [RESULTS.json]     writes RESULTS.md beside it
+    python report.py [RESULTS.json]     writes RESULTS.md beside it; of results.json, also the README's table
 """
 
 from __future__ import annotations
@@ -16,11 +16,14 @@ import workloads
 from workloads import BENCH, Workload
 
 FORMAT = 1
+README = BENCH.parent / "README.md"
+README_MARKS = ("<!-- bench:begin -->", "<!-- bench:end -->")
 CAVEAT = (
     "Times of one machine at one time. A shared or virtual machine is noisy, and other machines favour other engines: "
     "compare the columns of one table, which were measured in turns in the same minutes, and not numbers of different "
-    "tables. The minimum is what the engine can do; the median is what it did."
+    "tables."
 )
+MINIMUM = "The minimum is what the engine can do; the median is what it did."
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -74,14 +77,69 @@ def markdown(results: dict[str, Any], known: dict[str, Workload]) -> str:
     return "\n".join(parts)
 
 
+def readme_section(results: dict[str, Any], known: dict[str, Workload]) -> str:
+    """What the README says: per workload the medians, errors and memory of all peers, and the caveats."""
+    lines = []
+    for name, entry in results["workloads"].items():
+        if name not in known:
+            continue
+        workload = known[name]
+        ran = [peer for peer in workload.peers if any(samples(entry, case, peer) for case in workload.case_names)]
+        lines += [f"{entry['title']}. Milliseconds per call, median:", ""]
+        lines += [_row(["", *workload.case_names, "max abs error", "memory above imports, MB"])]
+        lines += [_row(["---", *["---:"] * (len(workload.case_names) + 2)])]
+        for peer in ran:
+            times = [samples(entry, case, peer) for case in workload.case_names]
+            error, known_memory = worst_error(entry, peer), entry["peers"].get(peer)
+            cells = [f"{statistics.median(found):.2f}" if found else "failed" for found in times]
+            cells.append("" if error is None else f"{error:.1e}")
+            cells.append(f"{known_memory['peak_mb'] - known_memory['imports_mb']:.0f}" if known_memory else "")
+            lines.append(_row([_title(peer, entry), *cells]))
+        facts = entry["machine"]
+        lines += ["", f"Measured on {facts['cpu']}{' (virtual machine)' if facts['hypervisor'] else ''}, "
+                  f"{facts['usable_cpus']} CPUs, with {workload.threads} threads per peer, {len(entry['rounds'])} rounds "
+                  f"of {workload.calls} calls; the CPU has {'AVX-512' if 'avx512f' in facts['flags'] else 'no AVX-512'}. "
+                  "Errors are against eager PyTorch on the same inputs; memory is the process's largest, less what it held after "
+                  "importing Python packages.", ""]  # fmt: skip
+        if load := _busy(workload, entry):
+            lines += [load, ""]
+    return "\n".join([*lines, CAVEAT])
+
+
+def update_readme(section: str, path: Path = README) -> None:
+    """Replaces what lies between the marks."""
+    begin, end = README_MARKS
+    head, found, rest = path.read_text().partition(begin)
+    _, closed, tail = rest.partition(end)
+    if not found or not closed:
+        raise SystemExit(f"bench: expected the lines {begin} and {end} in {path}")
+    path.write_text(f"{head}{begin}\n{section}\n{end}{tail}")
+
+
+def write_tables(path: Path, known: dict[str, Workload]) -> Path:
+    """RESULTS.md beside RESULTS.json, and the README's table when these are the project's own results."""
+    results = read(path)
+    table = path.with_suffix(".md")
+    table.write_text(markdown(results, known))
+    if path.resolve() == BENCH / "results.json":
+        update_readme(readme_section(results, known))
+    return table
+
+
+def _busy(workload: Workload, entry: dict[str, Any]) -> str:
+    # The workers themselves make a load of `threads` at most, since they take turns.
+    load = statistics.median(done["load_average"] for done in entry["rounds"])
+    if load <= max(workload.threads, entry["machine"]["usable_cpus"]) + 1:
+        return ""
+    return f"**The machine was busy with other work (load average {load:g}): these numbers say little.**"
+
+
 def _tables(workload: Workload, entry: dict[str, Any]) -> list[str]:
     present = [peer for peer in workload.peers if any(samples(entry, case, peer) for case in workload.case_names)]
     lines = [f"## {entry['title']}", ""]
     lines += [_machine(workload, entry), ""]
-    # The workers themselves make a load of `threads` at most, since they take turns.
-    load = statistics.median(done["load_average"] for done in entry["rounds"])
-    if load > max(workload.threads, entry["machine"]["usable_cpus"]) + 1:
-        lines += [f"**The machine was busy with other work (load average {load:g}): these numbers say little.**", ""]
+    if load := _busy(workload, entry):
+        lines += [load, ""]
     lines += ["Milliseconds, median (minimum):", ""]
     head = [*workload.case_names, "max abs error", "peak memory, MB", "above imports, MB", "load, ms"]
     lines += [_row(["", *head]), _row(["---", *["---:"] * len(head)])]
@@ -118,7 +176,7 @@ def _tables(workload: Workload, entry: dict[str, Any]) -> list[str]:
         lines.append(f"- {peer} left out: {reason}")
     if entry["left_out"]:
         lines.append("")
-    lines += [CAVEAT, ""]
+    lines += [f"{CAVEAT} {MINIMUM}", ""]
     return lines
 
 
@@ -159,4 +217,4 @@ def _row(cells: list[str]) -> str:
 
 if __name__ == "__main__":
     path = Path(sys.argv[1]) if len(sys.argv) > 1 else BENCH / "results.json"
-    path.with_suffix(".md").write_text(markdown(read(path), workloads.load()))
+    write_tables(path, workloads.load())

@@ -285,9 +285,7 @@ def main() -> None:
         workload = all_workloads[name]
         chosen = [peer for peer in workload.peers if (not only or peer in only) and peer not in without]
         measure(workload, chosen, options.rounds or workload.rounds, options.results, options.fresh)
-    table = options.results.with_suffix(".md")
-    table.write_text(report.markdown(report.read(options.results), all_workloads))
-    print(table.read_text())
+    print(report.write_tables(options.results, all_workloads).read_text())
 
 
 if __name__ == "__main__":

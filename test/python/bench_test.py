@@ -81,6 +81,30 @@ def test_table_states_ratios_goals_errors_and_who_is_missing(bench):
     )
 
 
+def test_readme_table_is_rewritten_between_its_marks(bench, tmp_path):
+    report = bench["report"]
+    entry = entry_of([round_of({"graft": [3.0], "eager": [2.0]}), round_of({"graft": [5.0], "eager": [2.0]})])
+    section = report.readme_section({"workloads": {"w": entry}}, {"w": workload_of(bench)})
+    assert "| **graft** | 4.00 | 1.0e-06 | 20 |" in section
+    readme = tmp_path / "README.md"
+    readme.write_text("before\n<!-- bench:begin -->\nold\n<!-- bench:end -->\nafter\n")
+    for _ in range(2):
+        report.update_readme(section, readme)
+    assert readme.read_text() == f"before\n<!-- bench:begin -->\n{section}\n<!-- bench:end -->\nafter\n"
+    readme.write_text("no marks")
+    with pytest.raises(SystemExit, match="bench:begin"):
+        report.update_readme(section, readme)
+
+
+def test_readme_shows_the_results_there_are(bench):
+    report = bench["report"]
+    results = BENCH / "results.json"
+    if not results.exists():
+        pytest.skip("no results")
+    section = report.readme_section(report.read(results), bench["workloads"].load())
+    assert section in report.README.read_text(), "python bench/report.py writes it"
+
+
 def test_a_round_is_complete_when_all_chosen_peers_ran(bench):
     entry = entry_of([round_of({"graft": [1.0], "eager": [1.0]}), round_of({"graft": [1.0]})])
     assert bench["run"].complete(entry, ["graft"]) == 2
