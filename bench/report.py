@@ -1,6 +1,8 @@
 """Tables from the raw samples, and from nothing else.
 
     python report.py [RESULTS.json]     writes RESULTS.md beside it; of results.json, also the README's table
+
+The README is left as it is while peers are missing from the samples or the machine was busy with other work.
 """
 
 from __future__ import annotations
@@ -106,6 +108,20 @@ def readme_section(results: dict[str, Any], known: dict[str, Workload]) -> str:
     return "\n".join([*lines, CAVEAT])
 
 
+def unfit_for_readme(results: dict[str, Any], known: dict[str, Workload]) -> str:
+    """Why these results should not be in the README; empty when they should."""
+    for name, workload in known.items():
+        entry = results["workloads"].get(name)
+        if entry is None:
+            return f"no samples of {name}"
+        ran = {peer for peer in workload.peers if any(samples(entry, case, peer) for case in workload.case_names)}
+        if missing := set(workload.peers) - ran - set(entry["left_out"]):
+            return f"no samples of {', '.join(sorted(missing))}"
+        if _busy(workload, entry):
+            return "the machine was busy with other work"
+    return ""
+
+
 def update_readme(section: str, path: Path = README) -> None:
     """Replaces what lies between the marks."""
     begin, end = README_MARKS
@@ -122,7 +138,10 @@ def write_tables(path: Path, known: dict[str, Workload]) -> Path:
     table = path.with_suffix(".md")
     table.write_text(markdown(results, known))
     if path.resolve() == BENCH / "results.json":
-        update_readme(readme_section(results, known))
+        if reason := unfit_for_readme(results, known):
+            print(f"bench: the README keeps its table: {reason}", file=sys.stderr)
+        else:
+            update_readme(readme_section(results, known))
     return table
 
 
