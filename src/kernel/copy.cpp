@@ -69,8 +69,7 @@ void copy_transposed(const KernelContext& ctx, Walk walk, int dim) {
   const std::int64_t row_tiles = (rows + kTile - 1) / kTile;
   const std::int64_t column_tiles = (columns + kTile - 1) / kTile;
   const std::int64_t tiles = walk.total / (rows * columns) * row_tiles * column_tiles;
-  KernelContext::Range range{0, ctx.thread == 0 ? tiles : 0};
-  if (walk.total >= kMinParallelElements) range = ctx.share(tiles);
+  const KernelContext::Range range = ctx.share(tiles);
 
   Cursor cursor(walk);
   for (std::int64_t t = range.begin; t < range.end; ++t) {
@@ -136,6 +135,6 @@ void run_copy(const KernelContext& ctx) noexcept {
 
 }  // namespace
 
-const Kernel kCopy{"copy", run_copy};
+const Kernel kCopy{"copy", run_copy, kMinParallelElements};
 
 }  // namespace graft

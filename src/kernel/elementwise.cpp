@@ -31,6 +31,6 @@ void run_elementwise(const KernelContext& ctx) noexcept {
 
 }  // namespace
 
-const Kernel kElementwise{"elementwise", run_elementwise};
+const Kernel kElementwise{"elementwise", run_elementwise, kMinParallelElements};
 
 }  // namespace graft

@@ -45,7 +45,7 @@ void run_arange(const KernelContext& ctx) noexcept {
 
 }  // namespace
 
-const Kernel kFill{"fill", run_fill};
-const Kernel kArange{"arange", run_arange};
+const Kernel kFill{"fill", run_fill, kMinParallelElements};
+const Kernel kArange{"arange", run_arange, kMinParallelElements};
 
 }  // namespace graft

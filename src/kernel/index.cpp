@@ -255,7 +255,7 @@ void scatter(const KernelContext& ctx) noexcept {
   for (int d = 0; d < window.rank(); ++d) {
     if (window.shape[d] == 0) return;
     if (window.shape[d] == 1) continue;
-    std::int64_t strides[kMaxIndexTensors + 2];
+    std::int64_t strides[kMaxIndexTensors + 2] = {};
     for (int k = 0; k < operands; ++k) {
       const TensorDesc& desc = k == 0 ? window : ctx.in(k - 1);
       strides[k] = desc.strides[static_cast<std::size_t>(d)] * static_cast<std::int64_t>(byte_size(desc.dtype));
@@ -309,7 +309,7 @@ void scatter(const KernelContext& ctx) noexcept {
 
 }  // namespace
 
-const Kernel kGather{"gather", gather};
+const Kernel kGather{"gather", gather, kMinParallelElements};
 const Kernel kScatter{"scatter", scatter};
 
 }  // namespace graft

@@ -4,10 +4,6 @@
 
 #include "base/check.h"
 
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
-
 namespace graft {
 
 void ErrorSlot::fail(std::string_view message) noexcept {
@@ -21,20 +17,6 @@ void ErrorSlot::fail(std::string_view message) noexcept {
 void ErrorSlot::clear() noexcept {
   length_ = 0;
   state_.store(kEmpty, std::memory_order_release);
-}
-
-void LaunchBarrier::wait(int threads) noexcept {
-  const int generation = generation_.load(std::memory_order_acquire);
-  if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == threads) {
-    arrived_.store(0, std::memory_order_relaxed);
-    generation_.fetch_add(1, std::memory_order_release);
-    return;
-  }
-  while (generation_.load(std::memory_order_acquire) == generation) {
-#if defined(__x86_64__)
-    _mm_pause();
-#endif
-  }
 }
 
 void KernelContext::fail(const std::string& what) const noexcept {

@@ -28,29 +28,19 @@ class ErrorSlot {
   std::size_t length_ = 0;
 };
 
-// A sense-reversing spin barrier among the threads that run one launch.
-class LaunchBarrier {
- public:
-  void wait(int threads) noexcept;
-
- private:
-  std::atomic<int> arrived_{0};
-  std::atomic<int> generation_{0};
-};
-
-// What a kernel of ours sees on one thread of one launch. All threads of the launch call the kernel with the same
-// operands; a kernel divides the work by (thread, threads). Data pointers are those of element [0, 0, ...].
-// An empty operand may have a null pointer.
+// What a kernel of ours sees of one share of one phase of a launch. The work of a phase is divided into as many shares
+// as the run has threads; shares run side by side in any order on any thread, the phases one after the other. Data
+// pointers are those of element [0, 0, ...]. An empty operand may have a null pointer.
 struct KernelContext {
-  int thread = 0;  // 0 .. threads - 1
+  int thread = 0;  // the share: 0 .. threads - 1
   int threads = 1;
+  int phase = 0;  // 0 .. phases - 1
   std::span<const TensorDesc> input_descs;
   std::span<const TensorDesc> output_descs;
   const void* const* inputs = nullptr;
   void* const* outputs = nullptr;
   const std::byte* attr_bytes = nullptr;  // the POD given at emission
   std::byte* scratch_bytes = nullptr;     // shared by the threads, 64-byte aligned, as large as asked for at emission
-  LaunchBarrier* launch_barrier = nullptr;
   ErrorSlot* error = nullptr;
   std::string_view node;  // name of the PyTorch node, for messages
 
@@ -69,10 +59,6 @@ struct KernelContext {
     Attrs a;
     std::memcpy(&a, attr_bytes, sizeof(a));
     return a;
-  }
-  // Every thread of the launch must reach it the same number of times.
-  void barrier() const {
-    if (threads > 1) launch_barrier->wait(threads);
   }
   // Records a failure that names the node. The kernel should then return (after its barriers) without touching bad
   // data.
@@ -94,6 +80,11 @@ struct KernelContext {
 struct Kernel {
   std::string_view name;  // "copy", "binary", "layer_norm": shown by `graft inspect`
   void (*run)(const KernelContext&) noexcept;
+  // A launch with fewer elements in its outputs runs on one thread: a second one costs more than it saves.
+  std::int64_t parallel_from = 0;
+  // The phases of a launch with these descriptors, attributes and number of threads (data pointers are not set). A
+  // phase begins when all shares of the one before it are done. Without the function there is one.
+  int (*phases)(const KernelContext&) noexcept = nullptr;
 };
 
 }  // namespace graft

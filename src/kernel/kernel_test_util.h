@@ -9,6 +9,22 @@
 // Runs a kernel by hand, as the executor does, with threads of the test's own.
 namespace graft {
 
+// All shares of each phase, side by side.
+template <typename Run>
+void run_phases(int phases, const KernelContext& ctx, Run run) {
+  for (int phase = 0; phase < phases; ++phase) {
+    std::vector<std::thread> pool;
+    for (int t = 0; t < ctx.threads; ++t)
+      pool.emplace_back([=, &run] {
+        KernelContext mine = ctx;
+        mine.thread = t;
+        mine.phase = phase;
+        run(mine);
+      });
+    for (std::thread& t : pool) t.join();
+  }
+}
+
 struct TestOperand {
   TensorDesc desc;
   const void* data;
@@ -30,7 +46,6 @@ std::string run_kernel(const Kernel& kernel, const std::vector<TestOperand>& inp
     input_data.push_back(o.data);
   }
   ErrorSlot error;
-  LaunchBarrier barrier;
   KernelContext ctx;
   ctx.threads = threads;
   ctx.input_descs = input_descs;
@@ -38,18 +53,9 @@ std::string run_kernel(const Kernel& kernel, const std::vector<TestOperand>& inp
   ctx.inputs = input_data.data();
   ctx.outputs = &output.data;
   ctx.attr_bytes = reinterpret_cast<const std::byte*>(&attrs);
-  ctx.launch_barrier = &barrier;
   ctx.error = &error;
   ctx.node = "node";
-  std::vector<std::thread> pool;
-  for (int t = 1; t < threads; ++t)
-    pool.emplace_back([=, &kernel] {
-      KernelContext mine = ctx;
-      mine.thread = t;
-      kernel.run(mine);
-    });
-  kernel.run(ctx);
-  for (std::thread& t : pool) t.join();
+  run_phases(kernel.phases ? kernel.phases(ctx) : 1, ctx, kernel.run);
   return error.failed() ? std::string(error.message()) : std::string();
 }
 

@@ -123,6 +123,13 @@ class Product {
   Product(const KernelContext& ctx, const simd::MatmulTable& table)
       : ctx_(ctx), table_(table), attrs_(ctx.attrs<MatmulAttrs>()), s_(schedule_of(ctx.in(0), ctx.in(1), table)) {}
 
+  // Operands that are widened or packed take two phases, the packing of each piece and its products.
+  int phases() const {
+    if (s_.mode == Schedule::Mode::dot) return s_.widen_few ? 2 : 1;
+    if (s_.mode != Schedule::Mode::tiles || !s_.packed) return 1;
+    return static_cast<int>(2 * ceil_div(s_.batch, s_.group) * pieces_per_group());
+  }
+
   void run() const {
     switch (s_.mode) {
       case Schedule::Mode::nothing:
@@ -190,7 +197,7 @@ class Product {
     const i64 many_rows = s_.b_is_few ? s_.m : s_.n;
     float* scratch = reinterpret_cast<float*>(ctx_.scratch_bytes);
     const auto few_of = [&](i64 item) { return s_.b_is_few ? b(item, true) : a(item, false); };
-    if (s_.widen_few) {
+    if (s_.widen_few && ctx_.phase == 0) {
       share_units(ctx_, s_.batch, few_rows, [&](i64 item, i64 first, i64 last) {
         const MatrixView few = few_of(item);
         for (i64 r = first; r < last; ++r) {
@@ -198,7 +205,7 @@ class Product {
                        scratch + (item * few_rows + r) * s_.k);
         }
       });
-      ctx_.barrier();
+      return;
     }
     constexpr i64 kRowsPerUnit = 12;
     share_units(ctx_, s_.batch, ceil_div(many_rows, kRowsPerUnit), [&](i64 item, i64 first, i64 last) {
@@ -211,25 +218,21 @@ class Product {
     });
   }
 
+  i64 columns() const { return s_.a_is_vector ? s_.m : s_.n; }
+  i64 pieces_per_group() const { return ceil_div(ceil_div(columns(), table_.panel_width), s_.panels); }
+
   void tiles() const {
-    const i64 columns = s_.a_is_vector ? s_.m : s_.n;
     const i64 rows = s_.a_is_vector ? s_.n : s_.m;
     const i64 width = table_.panel_width;
-    const i64 all_panels = ceil_div(columns, width);
     float* packed = s_.packed ? reinterpret_cast<float*>(ctx_.scratch_bytes) : nullptr;
-    for (i64 item = 0; item < s_.batch; item += s_.group) {
-      const i64 group = std::min(s_.group, s_.batch - item);
-      for (i64 panel = 0; panel < all_panels; panel += s_.panels) {
-        const i64 panels = std::min(s_.panels, all_panels - panel);
-        const i64 piece_columns = std::min(columns - panel * width, panels * width);
-        if (s_.packed) {
-          if (item > 0 || panel > 0) ctx_.barrier();  // the last piece is still being read
-          pack(item, group, panel, panels, piece_columns, packed);
-          ctx_.barrier();
-        }
-        compute(item, group, panel, panels, piece_columns, rows, packed);
-      }
-    }
+    const i64 piece = s_.packed ? ctx_.phase / 2 : 0;
+    const i64 item = piece / pieces_per_group() * s_.group;
+    const i64 panel = piece % pieces_per_group() * s_.panels;
+    const i64 group = std::min(s_.group, s_.batch - item);
+    const i64 panels = std::min(s_.panels, ceil_div(columns(), width) - panel);
+    const i64 piece_columns = std::min(columns() - panel * width, panels * width);
+    if (s_.packed && ctx_.phase % 2 == 0) return pack(item, group, panel, panels, piece_columns, packed);
+    compute(item, group, panel, panels, piece_columns, rows, packed);
   }
 
   // V of batch `item` from column panel * width on.
@@ -281,6 +284,7 @@ class Product {
 };
 
 void run_matmul_here(const KernelContext& ctx) noexcept { run_matmul(ctx, simd::matmul()); }
+int phases_here(const KernelContext& ctx) noexcept { return matmul_phases(ctx, simd::matmul()); }
 
 template <typename T>
 void plain(const KernelContext& ctx) {
@@ -351,7 +355,7 @@ void run_plain_matmul(const KernelContext& ctx) noexcept {
 
 }  // namespace
 
-const Kernel kMatmul = {"matmul", run_matmul_here};
+const Kernel kMatmul = {"matmul", run_matmul_here, 0, phases_here};
 const Kernel kPlainMatmul = {"plain_matmul", run_plain_matmul};
 
 std::int64_t matmul_scratch_bytes(const TensorDesc& a, const TensorDesc& b) {
@@ -363,5 +367,9 @@ std::int64_t matmul_scratch_bytes(const TensorDesc& a, const TensorDesc& b, cons
 }
 
 void run_matmul(const KernelContext& ctx, const simd::MatmulTable& table) noexcept { Product(ctx, table).run(); }
+
+int matmul_phases(const KernelContext& ctx, const simd::MatmulTable& table) noexcept {
+  return Product(ctx, table).phases();
+}
 
 }  // namespace graft

@@ -26,6 +26,7 @@ std::int64_t matmul_scratch_bytes(const TensorDesc& a, const TensorDesc& b);
 
 // The same two with the kernels of a given level: kMatmul uses simd::matmul().
 void run_matmul(const KernelContext& ctx, const simd::MatmulTable& table) noexcept;
+int matmul_phases(const KernelContext& ctx, const simd::MatmulTable& table) noexcept;
 std::int64_t matmul_scratch_bytes(const TensorDesc& a, const TensorDesc& b, const simd::MatmulTable& table);
 
 // The same for the dtypes that have no vector kernel: f64 with f64 sums, i8, u8, i16, i32 and i64 with wrapping

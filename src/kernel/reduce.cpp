@@ -342,30 +342,46 @@ struct Partial {
   Int words[2];
 };
 
-// Few outputs: threads share each output's elements; partial results meet in the scratch, in thread order.
+bool divides_elements(Int outputs, Int inputs, int threads) {
+  return reduce_scratch_bytes(outputs, inputs, threads) > 0;
+}
+
+// Few outputs: threads share each output's elements; partial results meet in the scratch, in the order of the shares.
 // Scratch: [threads][outputs] partial results, then [outputs] shifts.
+enum ElementPhase : int { kZeroShifts, kFirstPass, kShifts, kLastPass, kFinish, kElementPhases };
+
 template <typename First, typename R, typename T>
 void by_element(const KernelContext& ctx, const Job& job) {
   const Int outputs = job.kept.total;
   auto* shifts =
       reinterpret_cast<double*>(ctx.scratch_bytes + ctx.threads * outputs * static_cast<Int>(sizeof(Partial)));
-  for (Int o = ctx.thread; o < outputs; o += ctx.threads) shifts[o] = 0;
-  ctx.barrier();
-  if constexpr (!std::is_same_v<First, NoPass>) {
-    auto* all = reinterpret_cast<typename First::Acc*>(ctx.scratch_bytes);
-    partials<First, T>(ctx, job, all + ctx.thread * outputs, shifts);
-    ctx.barrier();
-    for (Int o = ctx.thread; o < outputs; o += ctx.threads) {
-      typename First::Acc acc[1];
-      fold<First>(ctx, all, outputs, o, 1, acc);
-      shifts[o] = shift_of(job.attrs.op, acc[0], job.reduced.total);
-    }
-    ctx.barrier();
-  }
-  auto* all = reinterpret_cast<typename R::Acc*>(ctx.scratch_bytes);
   static_assert(sizeof(typename R::Acc) <= sizeof(Partial));
-  partials<R, T>(ctx, job, all + ctx.thread * outputs, shifts);
-  ctx.barrier();
+  auto* all = reinterpret_cast<typename R::Acc*>(ctx.scratch_bytes);
+  switch (ctx.phase) {
+    case kZeroShifts:
+      for (Int o = ctx.thread; o < outputs; o += ctx.threads) shifts[o] = 0;
+      return;
+    case kFirstPass:
+      if constexpr (!std::is_same_v<First, NoPass>) {
+        auto* first = reinterpret_cast<typename First::Acc*>(ctx.scratch_bytes);
+        partials<First, T>(ctx, job, first + ctx.thread * outputs, shifts);
+      }
+      return;
+    case kShifts:
+      if constexpr (!std::is_same_v<First, NoPass>) {
+        const auto* first = reinterpret_cast<const typename First::Acc*>(ctx.scratch_bytes);
+        for (Int o = ctx.thread; o < outputs; o += ctx.threads) {
+          typename First::Acc acc[1];
+          fold<First>(ctx, first, outputs, o, 1, acc);
+          shifts[o] = shift_of(job.attrs.op, acc[0], job.reduced.total);
+        }
+      }
+      return;
+    case kLastPass:
+      return partials<R, T>(ctx, job, all + ctx.thread * outputs, shifts);
+    default:
+      break;
+  }
   if (ctx.thread != 0) return;
   for (Int o = 0; o < outputs; o += kTile) {
     const Int width = std::min(kTile, outputs - o);
@@ -377,7 +393,7 @@ void by_element(const KernelContext& ctx, const Job& job) {
 
 template <typename First, typename R, typename T>
 void execute(const KernelContext& ctx, const Job& job) {
-  if (ctx.threads > 1 && reduce_scratch_bytes(job.kept.total, job.kept.total * job.reduced.total, ctx.threads) > 0) {
+  if (divides_elements(job.kept.total, job.kept.total * job.reduced.total, ctx.threads)) {
     by_element<First, R, T>(ctx, job);
   } else {
     by_output<First, R, T>(ctx, job);
@@ -468,9 +484,17 @@ void reduce(const KernelContext& ctx) noexcept {
   }
 }
 
+int reduce_phases(const KernelContext& ctx) noexcept {
+  const auto reduced = ctx.attrs<ReduceAttrs>().reduced;
+  Int outputs = 1;
+  for (int d = 0; d < ctx.in(0).rank(); ++d)
+    if ((reduced >> d & 1u) == 0) outputs *= ctx.in(0).shape[d];
+  return divides_elements(outputs, ctx.in(0).numel(), ctx.threads) ? kElementPhases : 1;
+}
+
 }  // namespace
 
-const Kernel kReduce{"reduce", reduce};
+const Kernel kReduce{"reduce", reduce, 0, reduce_phases};
 
 std::int64_t reduce_scratch_bytes(std::int64_t outputs, std::int64_t inputs, int max_threads) {
   if (max_threads < 2 || outputs == 0 || outputs >= kFewOutputsPerThread * max_threads) return 0;

@@ -5,8 +5,9 @@
 #include <cmath>
 #include <numeric>
 #include <random>
-#include <thread>
 
+
+#include "kernel/kernel_test_util.h"
 #include "kernel/sort.h"
 
 namespace graft {
@@ -30,7 +31,6 @@ void run(const Kernel& kernel, const Operand& input, const std::vector<Operand>&
   std::vector<double> scratch(static_cast<std::size_t>(scratch_bytes + 7) / sizeof(double));
   const void* in = input.data;
   ErrorSlot error;
-  LaunchBarrier barrier;
   KernelContext ctx;
   ctx.threads = threads;
   ctx.input_descs = {&input.desc, 1};
@@ -39,17 +39,8 @@ void run(const Kernel& kernel, const Operand& input, const std::vector<Operand>&
   ctx.outputs = data.data();
   ctx.attr_bytes = reinterpret_cast<const std::byte*>(&attrs);
   ctx.scratch_bytes = reinterpret_cast<std::byte*>(scratch.data());
-  ctx.launch_barrier = &barrier;
   ctx.error = &error;
-  std::vector<std::thread> pool;
-  for (int t = 1; t < threads; ++t)
-    pool.emplace_back([&, t] {
-      KernelContext mine = ctx;
-      mine.thread = t;
-      kernel.run(mine);
-    });
-  kernel.run(ctx);
-  for (std::thread& t : pool) t.join();
+  run_phases(kernel.phases ? kernel.phases(ctx) : 1, ctx, kernel.run);
   EXPECT_FALSE(error.failed()) << error.message();
 }
 

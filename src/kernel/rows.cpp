@@ -223,9 +223,12 @@ void run_softmax(const KernelContext& ctx, const simd::RowsTable& table) noexcep
   }
 }
 
-const Kernel kLayerNorm = {"layer_norm", layer_norm_here};
-const Kernel kRmsNorm = {"rms_norm", rms_norm_here};
-const Kernel kGroupNorm = {"group_norm", group_norm_here};
-const Kernel kSoftmax = {"softmax", softmax_here};
+// Elements; some 2 microseconds of one thread.
+constexpr i64 kMinParallel = 4096;
+
+const Kernel kLayerNorm = {"layer_norm", layer_norm_here, kMinParallel};
+const Kernel kRmsNorm = {"rms_norm", rms_norm_here, kMinParallel};
+const Kernel kGroupNorm = {"group_norm", group_norm_here, kMinParallel};
+const Kernel kSoftmax = {"softmax", softmax_here, kMinParallel};
 
 }  // namespace graft

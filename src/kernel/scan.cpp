@@ -45,9 +45,7 @@ void scan_lines(const KernelContext& ctx, const ScanAttrs& attrs, BlockClass typ
   const simd::ConvertFns& convert = *simd::elementwise().convert;
   const simd::LoadFn load = convert.load[static_cast<int>(type)][static_cast<int>(from.dtype)];
   const simd::StoreFn store = convert.store[static_cast<int>(type)][static_cast<int>(to.dtype)];
-  if (walk.total * length < kMinParallelElements && ctx.thread != 0) return;
-  const KernelContext::Range share =
-      walk.total * length < kMinParallelElements ? KernelContext::Range{0, walk.total} : ctx.share(walk.total);
+  const KernelContext::Range share = ctx.share(walk.total);
   Cursor cursor(walk);
   if (share.begin < share.end) cursor.seek(share.begin);
   const T start = attrs.op == ScanOp::sum ? T(0) : T(1);
@@ -75,6 +73,6 @@ void scan(const KernelContext& ctx) noexcept {
 
 }  // namespace
 
-const Kernel kScan{"scan", scan};
+const Kernel kScan{"scan", scan, kMinParallelElements};
 
 }  // namespace graft

@@ -90,8 +90,6 @@ void Cursor::advance(std::int64_t n) {
 }
 
 KernelContext::Range share_elements(const KernelContext& ctx, std::int64_t total) {
-  if (total < kMinParallelElements)
-    return ctx.thread == 0 ? KernelContext::Range{0, total} : KernelContext::Range{0, 0};
   constexpr std::int64_t kUnit = 64;
   const KernelContext::Range units = ctx.share((total + kUnit - 1) / kUnit);
   return {std::min(units.begin * kUnit, total), std::min(units.end * kUnit, total)};

@@ -53,8 +53,7 @@ class Cursor {
   std::array<std::int64_t, kMaxOperands> offsets_{};
 };
 
-// The share of this thread, in elements: multiples of 64 so that threads do not write one cache line, and everything
-// to thread 0 when the whole is small.
+// The share of this thread, in elements: multiples of 64 so that threads do not write one cache line.
 KernelContext::Range share_elements(const KernelContext& ctx, std::int64_t total);
 
 // Elements of a block: small enough for four blocks of doubles in the first-level cache.

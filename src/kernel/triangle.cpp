@@ -26,12 +26,7 @@ void triangle(const KernelContext& ctx) noexcept {
   const std::int64_t total = columns > 0 ? y.numel() / columns : 0;  // rows of all matrices
   if (total == 0) return;
   const auto row_dim = static_cast<std::size_t>(rank - 2), column_dim = static_cast<std::size_t>(rank - 1);
-  KernelContext::Range share{0, total};
-  if (total * columns < kMinParallelElements) {
-    if (ctx.thread != 0) return;
-  } else {
-    share = ctx.share(total);
-  }
+  const KernelContext::Range share = ctx.share(total);
   for (std::int64_t at = share.begin; at < share.end; ++at) {
     const std::int64_t row = at % rows;
     std::int64_t from = row * x.strides[row_dim], to = row * y.strides[row_dim], rest = at / rows;
@@ -65,6 +60,6 @@ void triangle(const KernelContext& ctx) noexcept {
 
 }  // namespace
 
-const Kernel kTriangle{"triangle", triangle};
+const Kernel kTriangle{"triangle", triangle, kMinParallelElements};
 
 }  // namespace graft

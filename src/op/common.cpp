@@ -202,7 +202,7 @@ bool emit_ggml(Lowering& lowering, const Elementwise& what, std::span<const Bind
 Tensor emit(Lowering& lowering, const Elementwise& what, std::span<const Binding> operands, const Shape& shape) {
   GRAFT_ASSERT(static_cast<int>(operands.size()) == simd::operand_count(what.op));
   const Tensor out = lowering.allocate(what.output, shape);
-  if (out.numel() == 0 || emit_ggml(lowering, what, operands, out)) return out;
+  if (out.numel() == 0 || (lowering.prefer_ggml() && emit_ggml(lowering, what, operands, out))) return out;
 
   ElementwiseAttrs attrs;
   attrs.op = what.op;

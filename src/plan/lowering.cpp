@@ -89,6 +89,9 @@ void Lowering::launch_bytes(const Kernel& kernel, std::vector<Tensor> inputs, st
   launch.outputs = std::move(outputs);
   launch.attrs = std::move(attrs);
   launch.inplace = inplace;
+  std::int64_t elements = 0;
+  for (const Tensor& t : launch.outputs) elements = std::max(elements, t.numel());
+  launch.serial = elements < kernel.parallel_from;
   if (scratch_bytes > 0) {
     launch.scratch_bytes = scratch_bytes;
     Buffer scratch;

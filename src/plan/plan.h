@@ -52,6 +52,7 @@ struct Launch {
   BufferId scratch = 0;       // valid when scratch_bytes > 0
   std::uint32_t inplace = 0;  // inputs (by bit) whose memory output 0 may take over
   std::uint32_t node = 0;     // index into Plan::node_names
+  bool serial = false;        // a kernel of ours that runs on one thread: it has too little work for more
 };
 
 // Which code runs a launch: "ggml MUL_MAT" or "graft layer_norm".

@@ -6,7 +6,7 @@
 #include "base/check.h"
 #include "ggml-cpu.h"
 #include "ggml.h"
-#include "run/thread_pool.h"
+#include "run/thread_team.h"
 
 namespace graft {
 namespace {
@@ -58,11 +58,6 @@ GgmlLayout ggml_layout(const TensorDesc& desc) {
   return out;
 }
 
-bool same_layout(const ggml_tensor& tensor, const GgmlLayout& layout) {
-  return tensor.type == layout.type && std::equal(layout.ne, layout.ne + GGML_MAX_DIMS, tensor.ne) &&
-         std::equal(layout.nb, layout.nb + GGML_MAX_DIMS, tensor.nb);
-}
-
 // As ggml stores the parameters of GGML_OP_CUSTOM (ggml_custom_op_params, internal to ggml; checked by a test).
 struct CustomParams {
   ggml_custom_op_t fun;
@@ -83,184 +78,197 @@ bool RunControl::should_stop() {
   return false;
 }
 
-// The userdata of one custom op.
+// A launch of a kernel of ours with its addresses.
 struct Executable::KernelLaunch {
   const Launch* launch = nullptr;
   std::string_view node;
   std::vector<TensorDesc> inputs;
   std::vector<TensorDesc> outputs;
-  // Bytes from the data pointer of the ggml tensor that carries the operand to element [0, 0, ...].
-  std::vector<std::int64_t> input_deltas;
-  std::vector<std::int64_t> output_deltas;
+  void** operands = nullptr;  // inputs, then outputs: data pointers of element [0, 0, ...]
   void* scratch = nullptr;
-  LaunchBarrier barrier;
-  ErrorSlot* error = nullptr;
+  int phases = 1;
 };
 
-void Executable::run_kernel(ggml_tensor* dst, int thread, int threads, void* user) {
-  auto& launch = *static_cast<KernelLaunch*>(user);
-  const void* inputs[GGML_MAX_SRC] = {};
-  void* outputs[GGML_MAX_SRC] = {};
-  const std::size_t n_in = launch.inputs.size();
-  for (std::size_t i = 0; i < n_in; ++i)
-    inputs[i] = static_cast<const char*>(dst->src[i]->data) + launch.input_deltas[i];
-  outputs[0] = static_cast<char*>(dst->data) + launch.output_deltas[0];
-  for (std::size_t i = 1; i < launch.outputs.size(); ++i)
-    outputs[i] = static_cast<char*>(dst->src[n_in + i - 1]->data) + launch.output_deltas[i];
+// Consecutive launches kernels_[begin, end): the userdata of a custom op, and the work of the team.
+struct Executable::Group final : TeamWork {
+  Executable& self;
+  std::size_t begin;
+  std::size_t end;
+  // The step under way: a launch that all threads run, and its phase.
+  std::size_t current = 0;
+  int phase = 0;
+  bool running = false;
+
+  Group(Executable& executable, std::size_t first) : self(executable), begin(first), end(first) {}
+
+  void start() {
+    current = begin;
+    phase = 0;
+    running = false;
+  }
+
+  // Finishes the step, does launches that are one thread's work, and stops at the next that all threads run.
+  bool next() noexcept override {
+    if (running && ++phase < self.kernels_[current].phases) return true;
+    if (running && !self.after_launch()) return false;
+    if (running) ++current;
+    running = false;
+    for (; current < end; ++current) {
+      const KernelLaunch& launch = self.kernels_[current];
+      if (!launch.launch->serial && self.threads_ > 1) {
+        phase = 0;
+        return running = true;
+      }
+      for (int p = 0; p < launch.phases; ++p) self.run_share(launch, p, 0, 1);
+      if (!self.after_launch()) return false;
+    }
+    return false;
+  }
+
+  void share(int share, int shares) noexcept override {
+    self.run_share(self.kernels_[current], phase, share, shares);
+  }
+};
+
+void Executable::run_share(const KernelLaunch& launch, int phase, int share, int shares) {
   KernelContext context;
-  context.thread = thread;
-  context.threads = threads;
+  context.thread = share;
+  context.threads = shares;
+  context.phase = phase;
   context.input_descs = launch.inputs;
   context.output_descs = launch.outputs;
-  context.inputs = inputs;
-  context.outputs = outputs;
+  context.inputs = launch.operands;
+  context.outputs = launch.operands + launch.inputs.size();
   context.attr_bytes = launch.launch->attrs.data();
   context.scratch_bytes = static_cast<std::byte*>(launch.scratch);
-  context.launch_barrier = &launch.barrier;
-  context.error = launch.error;
+  context.error = &control_->error;
   context.node = launch.node;
   launch.launch->kernel->run(context);
 }
 
-// Turns the plan's launches into ggml tensors and a graph.
+// Takes the time and decides whether to go on. One thread at a time.
+bool Executable::after_launch() {
+  if (stamps_) stamps_->push_back(Clock::now());  // room was reserved
+  stop_ = control_->should_stop();
+  return !stop_;
+}
+
+void Executable::compute_group(ggml_tensor*, int thread, int, void* user) {
+  if (thread != 0) return;  // ggml calls the function on each thread of its pool
+  auto& group = *static_cast<Group*>(user);
+  group.start();
+  if (group.self.has_ggml_ops_) {
+    run_alone(group, group.self.threads_);
+  } else {
+    group.self.team_->run(group);
+  }
+}
+
+// Turns the plan's launches into launch records, ggml tensors and a graph.
 struct Executable::Builder {
   Executable& self;
   const Plan& plan;
   std::vector<std::vector<RefreshEntry>> by_allocation;
-  // Per buffer: the tensor that last wrote it (or the leaf that stands for it) and where that tensor starts in it.
-  struct Producer {
-    ggml_tensor* tensor = nullptr;
-    std::int64_t offset = 0;
-    std::vector<std::pair<std::int64_t, ggml_tensor*>> views;  // by offset; valid for this producer
-  };
-  std::vector<Producer> producers;
-  std::vector<ggml_tensor*> order;
+  std::vector<ggml_tensor*> nodes;
+  std::size_t next_operand = 0;
+  bool group_open = false;
 
   explicit Builder(Executable& executable)
-      : self(executable),
-        plan(*executable.plan_),
-        by_allocation(plan.allocations.size()),
-        producers(plan.buffers.size()) {}
+      : self(executable), plan(*executable.plan_), by_allocation(plan.allocations.size()) {}
 
   void refresh(BufferId buffer, void** slot, std::int64_t offset) {
     const Buffer& b = plan.buffers[buffer];
     by_allocation[b.allocation].push_back({slot, b.offset + offset});
   }
 
-  ggml_tensor* new_tensor(BufferId buffer, std::int64_t offset, const GgmlLayout& layout, std::string_view label) {
-    ggml_tensor* t = ggml_new_tensor(self.context_, layout.type, GGML_MAX_DIMS, layout.ne);
-    std::copy(layout.nb, layout.nb + GGML_MAX_DIMS, t->nb);
-    const std::size_t length = std::min(label.size(), static_cast<std::size_t>(GGML_MAX_NAME - 1));
-    std::memcpy(t->name, label.data(), length);
-    t->name[length] = 0;
-    refresh(buffer, &t->data, offset);
-    return t;
-  }
-
-  // The whole buffer as bytes: how kernels of ours see their operands.
-  static GgmlLayout bytes_layout(const Buffer& buffer) {
-    const std::int64_t n = std::max<std::int64_t>(buffer.bytes, 1);
-    return {GGML_TYPE_I8,
-            {n, 1, 1, 1},
-            {1, static_cast<std::size_t>(n), static_cast<std::size_t>(n), static_cast<std::size_t>(n)}};
-  }
-
-  Producer& producer(BufferId buffer) {
-    Producer& p = producers[buffer];
-    if (!p.tensor) {
-      p.tensor = new_tensor(buffer, 0, bytes_layout(plan.buffers[buffer]), name(plan.buffers[buffer].segment));
-      p.offset = 0;
-    }
-    return p;
-  }
-
-  ggml_tensor* ggml_operand(const Tensor& t) {
+  ggml_tensor* new_tensor(const Tensor& t, std::string_view label) {
     const GgmlLayout layout = ggml_layout(t.desc);
-    Producer& p = producers[t.buffer];
-    if (!p.tensor) {  // a leaf: no view needed
-      p.tensor = new_tensor(t.buffer, t.offset, layout, name(plan.buffers[t.buffer].segment));
-      p.offset = t.offset;
-      return p.tensor;
-    }
-    if (p.offset == t.offset && same_layout(*p.tensor, layout)) return p.tensor;
-    for (const auto& [offset, view] : p.views)
-      if (offset == t.offset && same_layout(*view, layout)) return view;
-    ggml_tensor* view = new_tensor(t.buffer, t.offset, layout, "view");
-    if (p.tensor->op != GGML_OP_NONE) {
-      view->op = GGML_OP_VIEW;
-      view->src[0] = p.tensor;
-      view->view_src = p.tensor->view_src ? p.tensor->view_src : p.tensor;
-      view->view_offs = static_cast<std::size_t>(t.offset - p.offset);
-    }
-    p.views.emplace_back(t.offset, view);
-    return view;
+    ggml_tensor* tensor = ggml_new_tensor(self.context_, layout.type, GGML_MAX_DIMS, layout.ne);
+    std::copy(layout.nb, layout.nb + GGML_MAX_DIMS, tensor->nb);
+    const std::size_t length = std::min(label.size(), static_cast<std::size_t>(GGML_MAX_NAME - 1));
+    std::memcpy(tensor->name, label.data(), length);
+    tensor->name[length] = 0;
+    refresh(t.buffer, &tensor->data, t.offset);
+    return tensor;
   }
 
-  void set_producer(BufferId buffer, ggml_tensor* tensor, std::int64_t offset) {
-    producers[buffer] = {tensor, offset, {}};
-  }
-
+  // Operands are leaves: the graph runs in the order of the plan, which knows all dependencies through memory.
   void add_ggml(const Launch& launch) {
-    std::vector<ggml_tensor*> sources;
-    for (const Tensor& t : launch.inputs) sources.push_back(ggml_operand(t));
+    group_open = false;
+    self.has_ggml_ops_ = true;
     const Tensor& out = launch.outputs[0];
-    ggml_tensor* dst = new_tensor(out.buffer, out.offset, ggml_layout(out.desc), plan.node_names[launch.node]);
+    ggml_tensor* dst = new_tensor(out, plan.node_names[launch.node]);
     dst->op = static_cast<ggml_op>(launch.ggml_op);
     std::memcpy(dst->op_params, launch.params.data(), sizeof(dst->op_params));
-    std::copy(sources.begin(), sources.end(), dst->src);
-    set_producer(out.buffer, dst, out.offset);
-    order.push_back(dst);
+    for (std::size_t i = 0; i < launch.inputs.size(); ++i)
+      dst->src[i] = new_tensor(launch.inputs[i], name(plan.buffers[launch.inputs[i].buffer].segment));
+    nodes.push_back(dst);
+    self.is_ggml_op_.push_back(true);
+  }
+
+  void open_group() {
+    self.groups_.push_back(std::make_unique<Group>(self, self.kernels_.size()));
+    ggml_tensor* node = ggml_new_tensor_1d(self.context_, GGML_TYPE_I8, 1);
+    node->op = GGML_OP_CUSTOM;
+    node->data = self.metadata_.data();  // ggml reads and writes none of it
+    const CustomParams params{&Executable::compute_group, 1, self.groups_.back().get()};
+    std::memcpy(node->op_params, &params, sizeof(params));
+    nodes.push_back(node);
+    self.is_ggml_op_.push_back(false);
+    group_open = true;
+  }
+
+  void add_operand(const Tensor& t) {
+    refresh(t.buffer, &self.operands_[next_operand], t.offset);
+    ++next_operand;
   }
 
   void add_kernel(const Launch& launch) {
-    auto kernel = std::make_unique<KernelLaunch>();
-    kernel->launch = &launch;
-    kernel->node = plan.node_names[launch.node];
-    kernel->error = &self.control_->error;
-    std::vector<ggml_tensor*> sources;
-    const auto add_source = [&](const Tensor& t, std::vector<std::int64_t>& deltas) {
-      const Producer& p = producer(t.buffer);
-      sources.push_back(p.tensor);
-      deltas.push_back(t.offset - p.offset);
-    };
+    if (!group_open) open_group();
+    KernelLaunch& kernel = self.kernels_.emplace_back();
+    kernel.launch = &launch;
+    kernel.node = plan.node_names[launch.node];
+    kernel.operands = self.operands_.data() + next_operand;
     for (const Tensor& t : launch.inputs) {
-      kernel->inputs.push_back(t.desc);
-      add_source(t, kernel->input_deltas);
+      kernel.inputs.push_back(t.desc);
+      add_operand(t);
     }
-    const Tensor& out = launch.outputs[0];
-    kernel->output_deltas.push_back(out.offset);
-    for (const Tensor& t : launch.outputs) kernel->outputs.push_back(t.desc);
-    for (std::size_t i = 1; i < launch.outputs.size(); ++i) add_source(launch.outputs[i], kernel->output_deltas);
-    if (launch.scratch_bytes > 0) refresh(launch.scratch, &kernel->scratch, 0);
+    for (const Tensor& t : launch.outputs) {
+      kernel.outputs.push_back(t.desc);
+      add_operand(t);
+    }
+    if (launch.scratch_bytes > 0) refresh(launch.scratch, &kernel.scratch, 0);
 
-    ggml_tensor* dst = new_tensor(out.buffer, 0, bytes_layout(plan.buffers[out.buffer]), plan.node_names[launch.node]);
-    dst->op = GGML_OP_CUSTOM;
-    const CustomParams params{&Executable::run_kernel, GGML_N_TASKS_MAX, kernel.get()};
-    std::memcpy(dst->op_params, &params, sizeof(params));
-    std::copy(sources.begin(), sources.end(), dst->src);
-    set_producer(out.buffer, dst, 0);
-    order.push_back(dst);
-    self.kernels_.push_back(std::move(kernel));
-  }
-
-  // An upper bound of the tensors needed: one per launch, one per operand (view or leaf).
-  std::size_t tensor_bound() const {
-    std::size_t n = 0;
-    for (const Launch& launch : plan.launches) n += 1 + launch.inputs.size() + launch.outputs.size();
-    return n;
+    if (launch.kernel->phases) {
+      KernelContext context;
+      context.threads = launch.serial ? 1 : self.threads_;
+      context.input_descs = kernel.inputs;
+      context.output_descs = kernel.outputs;
+      context.attr_bytes = launch.attrs.data();
+      kernel.phases = launch.kernel->phases(context);
+    }
+    self.groups_.back()->end = self.kernels_.size();
   }
 };
 
 Executable::Executable(std::shared_ptr<const Plan> plan, int threads, RunControl* control)
     : plan_(std::move(plan)), threads_(threads), control_(control) {
-  Builder builder(*this);
-  const std::size_t tensors = builder.tensor_bound();
+  std::size_t kernels = 0;
+  std::size_t operands = 0;
+  std::size_t tensors = 1;  // at most one per ggml operand, and one per group
+  for (const Launch& launch : plan_->launches) {
+    tensors += launch.kernel ? 0 : 2 + launch.inputs.size();
+    operands += launch.kernel ? launch.inputs.size() + launch.outputs.size() : 0;
+    kernels += launch.kernel ? 1 : 0;
+  }
+  kernels_.reserve(kernels);  // the refresh table points into both
+  operands_.resize(operands);
   // Nodes and leafs each have a list of the graph's size.
-  const std::size_t graph_size = std::max<std::size_t>(tensors, 1);
-  metadata_ = AlignedMemory(tensors * ggml_tensor_overhead() + ggml_graph_overhead_custom(graph_size, false));
+  metadata_ = AlignedMemory(tensors * ggml_tensor_overhead() + ggml_graph_overhead_custom(tensors, false));
   context_ = ggml_init({metadata_.size(), metadata_.data(), true});
   GRAFT_CHECK(SystemError, context_, "cannot make a ggml context of ", metadata_.size(), " bytes");
 
+  Builder builder(*this);
   for (const Launch& launch : plan_->launches) {
     if (launch.kernel) {
       builder.add_kernel(launch);
@@ -268,9 +276,9 @@ Executable::Executable(std::shared_ptr<const Plan> plan, int threads, RunControl
       builder.add_ggml(launch);
     }
   }
-  // One expansion per node, in our order: the parents are visited already, so ggml's recursion stays shallow.
-  graph_ = ggml_new_graph_custom(context_, graph_size, false);
-  for (ggml_tensor* node : builder.order) ggml_build_forward_expand(graph_, node);
+  // One expansion per node, in our order: no node is another's parent, so ggml has nothing to reorder.
+  graph_ = ggml_new_graph_custom(context_, tensors, false);
+  for (ggml_tensor* node : builder.nodes) ggml_build_forward_expand(graph_, node);
 
   first_entry_.push_back(0);
   for (const std::vector<RefreshEntry>& entries : builder.by_allocation) {
@@ -280,7 +288,7 @@ Executable::Executable(std::shared_ptr<const Plan> plan, int threads, RunControl
   last_bases_.assign(plan_->allocations.size(), nullptr);
 
   if (!plan_->launches.empty()) {
-    const ggml_cplan cplan = ggml_graph_plan(graph_, threads_, nullptr);
+    const ggml_cplan cplan = ggml_graph_plan(graph_, has_ggml_ops_ ? threads_ : 1, nullptr);
     work_ = AlignedMemory(cplan.work_size);
   }
 }
@@ -307,29 +315,26 @@ std::size_t Executable::bind(std::span<std::byte* const> bases) {
 
 void Executable::compute(std::vector<Clock::time_point>* stamps) {
   if (plan_->launches.empty()) return;
-  const ThreadPoolLease pool(threads_);
+  ThreadTeam team(threads_);
+  team_ = &team;
+  stop_ = false;
+  stamps_ = stamps;
+  if (stamps_) stamps_->reserve(plan_->launches.size());
   ggml_cplan cplan{};
   cplan.work_size = work_.size();
   cplan.work_data = reinterpret_cast<std::uint8_t*>(work_.data());
-  cplan.n_threads = threads_;
-  cplan.threadpool = pool.get();
-  cplan.abort_callback = [](void* user) { return static_cast<RunControl*>(user)->should_stop(); };
-  cplan.abort_callback_data = control_;
-  // ggml polls the callback after every node: the place to take the time when a profile is asked for.
-  struct Profile {
-    RunControl* control;
-    std::vector<Clock::time_point>* stamps;
-  } profile{control_, stamps};
-  if (stamps) {
-    stamps->reserve(plan_->launches.size());
-    cplan.abort_callback = [](void* user) {
-      auto& p = *static_cast<Profile*>(user);
-      if (p.stamps->size() < p.stamps->capacity()) p.stamps->push_back(Clock::now());
-      return p.control->should_stop();
-    };
-    cplan.abort_callback_data = &profile;
-  }
+  cplan.n_threads = has_ggml_ops_ ? threads_ : 1;
+  cplan.threadpool = team.ggml_pool(cplan.n_threads);
+  next_node_ = 0;
+  // ggml polls it after every node on its first thread; a group has polled for its own launches.
+  cplan.abort_callback = [](void* user) {
+    auto& self = *static_cast<Executable*>(user);
+    const bool is_ggml_op = self.is_ggml_op_[self.next_node_++];
+    return is_ggml_op ? !self.after_launch() : self.stop_;
+  };
+  cplan.abort_callback_data = this;
   ggml_graph_compute(graph_, &cplan);
+  team_ = nullptr;
 }
 
 int Executable::graph_nodes() const { return ggml_graph_n_nodes(graph_); }

@@ -16,7 +16,9 @@ struct ggml_tensor;
 
 namespace graft {
 
-// What stops a run between two nodes, and what it found.
+class ThreadTeam;
+
+// What stops a run between two launches, and what it found.
 struct RunControl {
   ErrorSlot error;
   const std::atomic<bool>* cancel = nullptr;
@@ -24,10 +26,14 @@ struct RunControl {
   std::chrono::steady_clock::time_point deadline;
   bool timed_out = false;
 
-  bool should_stop();  // polled after every node by one thread
+  bool should_stop();  // polled after every launch by one thread
 };
 
-// A plan instantiated as a ggml graph, for one session: ggml tensors keep addresses, so they cannot be shared.
+// A plan instantiated for one session: launch records and ggml tensors keep addresses, so they cannot be shared.
+// Consecutive launches of kernels of ours are one node of the ggml graph, a custom op, and a ggml op is a node of its
+// own. ggml computes the graph on the calling thread, and a group brings in the process's thread team: a node of ggml's
+// costs a barrier that waits for every thread however busy its core is, and ggml's workers spin for milliseconds after a
+// run (docs/performance.md). A graph that has ggml ops too is computed by ggml's own pool, its groups by one thread.
 // Everything is allocated here once; bind() and compute() allocate nothing.
 class Executable {
  public:
@@ -39,13 +45,13 @@ class Executable {
 
   const Plan& plan() const { return *plan_; }
 
-  // `bases`: one address per allocation id of the plan (null only where nothing of it is touched). Rewrites the tensors
+  // `bases`: one address per allocation id of the plan (null only where nothing of it is touched). Rewrites the entries
   // of those ids whose base changed since the last call; returns how many addresses were rewritten.
   std::size_t bind(std::span<std::byte* const> bases);
   RefreshLevel last_level() const { return last_level_; }
 
-  // Runs the graph with the process's thread pool. Errors are left in the control's slot. With `stamps`, the time after
-  // each launch is appended (an instrumented loop; without it the clock is not read).
+  // Runs the graph. Errors are left in the control's slot. With `stamps`, the time after each launch is appended (an
+  // instrumented loop; without it the clock is not read).
   using Clock = std::chrono::steady_clock;
   void compute(std::vector<Clock::time_point>* stamps = nullptr);
 
@@ -54,12 +60,15 @@ class Executable {
 
  private:
   struct KernelLaunch;
+  struct Group;
   struct Builder;
   struct RefreshEntry {
     void** slot;
     std::int64_t offset;
   };
-  static void run_kernel(ggml_tensor* dst, int thread, int threads, void* user);
+  static void compute_group(ggml_tensor* dst, int thread, int threads, void* user);
+  void run_share(const KernelLaunch& launch, int phase, int share, int shares);
+  bool after_launch();
 
   std::shared_ptr<const Plan> plan_;
   int threads_;
@@ -68,12 +77,22 @@ class Executable {
   AlignedMemory work_;
   ggml_context* context_ = nullptr;
   ggml_cgraph* graph_ = nullptr;
-  std::vector<std::unique_ptr<KernelLaunch>> kernels_;
+  std::vector<bool> is_ggml_op_;  // by node
+  bool has_ggml_ops_ = false;
+  std::vector<KernelLaunch> kernels_;
+  std::vector<std::unique_ptr<Group>> groups_;
+  std::vector<void*> operands_;             // addresses of all kernels' operands
   std::vector<RefreshEntry> entries_;       // grouped by allocation id
   std::vector<std::uint32_t> first_entry_;  // entries of id i: [first_entry_[i], first_entry_[i + 1])
   std::vector<std::byte*> last_bases_;
   bool bound_ = false;
   RefreshLevel last_level_ = RefreshLevel::none;
+
+  // Of the run under way.
+  bool stop_ = false;
+  ThreadTeam* team_ = nullptr;
+  std::size_t next_node_ = 0;
+  std::vector<Clock::time_point>* stamps_ = nullptr;
 };
 
 }  // namespace graft

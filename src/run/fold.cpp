@@ -6,7 +6,7 @@
 #include "base/check.h"
 #include "op/operator.h"
 #include "run/executable.h"
-#include "run/thread_pool.h"
+#include "run/thread_team.h"
 
 namespace graft {
 namespace {

@@ -9,7 +9,7 @@
 #include "graft/graft.h"
 #include "run/executable.h"
 #include "run/program_impl.h"
-#include "run/thread_pool.h"
+#include "run/thread_team.h"
 
 namespace graft {
 namespace {

@@ -5,10 +5,9 @@
 #include <cstring>
 #include <functional>
 #include <random>
-#include <thread>
 #include <vector>
 
-#include "kernel/kernel.h"
+#include "kernel/kernel_test_util.h"
 #include "kernel/simd/dispatch.h"
 #include "kernel/simd/isa/half.h"
 
@@ -74,7 +73,8 @@ class TestTensor {
 template <typename Attrs>
 void run_on_threads(const std::vector<const TestTensor*>& inputs, const std::vector<TestTensor*>& outputs,
                     const Attrs& attrs, std::int64_t scratch_bytes, int threads,
-                    const std::function<void(const KernelContext&)>& run) {
+                    const std::function<void(const KernelContext&)>& run,
+                    const std::function<int(const KernelContext&)>& phases = nullptr) {
   std::vector<TensorDesc> in, out;
   std::vector<const void*> in_data;
   std::vector<void*> out_data;
@@ -91,7 +91,6 @@ void run_on_threads(const std::vector<const TestTensor*>& inputs, const std::vec
   std::byte* scratch = memory.data() + memory.size() - static_cast<std::size_t>(scratch_bytes);
   scratch -= reinterpret_cast<std::uintptr_t>(scratch) % 64;
   ErrorSlot error;
-  LaunchBarrier barrier;
   KernelContext ctx;
   ctx.threads = threads;
   ctx.input_descs = in;
@@ -100,19 +99,9 @@ void run_on_threads(const std::vector<const TestTensor*>& inputs, const std::vec
   ctx.outputs = out_data.data();
   ctx.attr_bytes = reinterpret_cast<const std::byte*>(&attrs);
   ctx.scratch_bytes = scratch;
-  ctx.launch_barrier = &barrier;
   ctx.error = &error;
   ctx.node = "node";
-  std::vector<std::thread> pool;
-  for (int t = 1; t < threads; ++t) {
-    pool.emplace_back([ctx, t, &run] {
-      KernelContext mine = ctx;
-      mine.thread = t;
-      run(mine);
-    });
-  }
-  run(ctx);
-  for (std::thread& t : pool) t.join();
+  run_phases(phases ? phases(ctx) : 1, ctx, run);
 }
 
 }  // namespace graft

@@ -1,0 +1,248 @@
+#include "run/thread_team.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+
+#include <algorithm>
+#include <atomic>
+#include <charconv>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <string>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+#include "base/check.h"
+#include "base/spin.h"
+#include "ggml-cpu.h"
+#include "ggml.h"
+
+namespace graft {
+namespace {
+
+constexpr int kMaxThreads = 512;
+
+// A step that is open for threads to take shares of: its number, which only grows, and its shares. No shares: no run is
+// under way.
+struct OpenStep {
+  static constexpr int kShareBits = 10;
+  std::uint64_t epoch;
+  int shares;
+
+  static OpenStep of(std::uint64_t word) {
+    return {word >> kShareBits, static_cast<int>(word & ((1u << kShareBits) - 1))};
+  }
+  std::uint64_t word() const { return epoch << kShareBits | static_cast<std::uint64_t>(shares); }
+};
+
+}  // namespace
+
+struct ThreadTeam::Impl {
+  // Of share i of the steps: the last step in which somebody took it. A thread takes it by moving this to the step's
+  // number; a step is done only when all its shares were taken, so that a thread that comes late finds nothing.
+  struct alignas(64) Share {
+    std::atomic<std::uint64_t> taken{0};
+  };
+  struct alignas(64) Worker {
+    std::atomic<std::uint32_t> wakes{0};
+    std::atomic<bool> asleep{false};
+    std::thread thread;
+  };
+
+  std::mutex mutex;
+  std::vector<std::unique_ptr<Worker>> workers;  // thread i + 1 of a run
+  std::unique_ptr<Share[]> shares{new Share[kMaxThreads]};
+  std::unique_ptr<ggml_threadpool, void (*)(ggml_threadpool*)> caller_pool{nullptr, ggml_threadpool_free};
+  std::unique_ptr<ggml_threadpool, void (*)(ggml_threadpool*)> pool{nullptr, ggml_threadpool_free};
+  int pool_threads = 0;
+  const int cpus = usable_cpus();
+
+  // Of the run under way: written before its first step is published.
+  TeamWork* work = nullptr;
+  int threads = 0;
+
+  alignas(64) std::atomic<std::uint64_t> open{0};
+  alignas(64) std::atomic<int> finished{0};
+  alignas(64) std::atomic<int> sleepers{0};
+
+  void publish(OpenStep step) {
+    // Pairs with sleep(): either the sleeper sees the step or this sees the sleeper.
+    open.store(step.word(), std::memory_order_seq_cst);
+    if (step.shares == 0 || sleepers.load(std::memory_order_seq_cst) == 0) return;
+    for (int i = 0; i < step.shares - 1; ++i) {
+      Worker& worker = *workers[static_cast<std::size_t>(i)];
+      if (!worker.asleep.load(std::memory_order_relaxed)) continue;
+      worker.wakes.fetch_add(1, std::memory_order_release);
+      worker.wakes.notify_one();
+    }
+  }
+
+  // Begins the step after `epoch`, or ends the run.
+  void advance(std::uint64_t epoch) {
+    finished.store(0, std::memory_order_relaxed);
+    const int count = threads;
+    publish({epoch + 1, work->next() ? count : 0});
+  }
+
+  // Takes one share of the step and does it; false when there is none left.
+  bool help(OpenStep step, int thread) {
+    for (int i = 0; i < step.shares; ++i) {
+      const int share = (thread + i) % step.shares;
+      std::atomic<std::uint64_t>& taken = shares[static_cast<std::size_t>(share)].taken;
+      std::uint64_t last = taken.load(std::memory_order_relaxed);
+      if (last >= step.epoch || !taken.compare_exchange_strong(last, step.epoch, std::memory_order_acq_rel)) continue;
+      // The step cannot end before this share does: what belongs to the run may be read from here on.
+      work->share(share, step.shares);
+      if (finished.fetch_add(1, std::memory_order_acq_rel) + 1 == step.shares) advance(step.epoch);
+      return true;
+    }
+    return false;
+  }
+
+  // On a worker: until something other than `word` is open.
+  void wait(std::uint64_t word, Worker& self) {
+    const auto changed = [&] { return open.load(std::memory_order_seq_cst) != word; };
+    if (spin_until(OpenStep::of(word).shares <= cpus ? kSpinRounds : 0, changed)) return;
+    const std::uint32_t wakes = self.wakes.load(std::memory_order_acquire);
+    self.asleep.store(true, std::memory_order_relaxed);
+    sleepers.fetch_add(1, std::memory_order_seq_cst);
+    if (!changed()) self.wakes.wait(wakes, std::memory_order_acquire);
+    sleepers.fetch_sub(1, std::memory_order_relaxed);
+    self.asleep.store(false, std::memory_order_relaxed);
+  }
+
+  void work_for_ever(Worker& self, int thread) {
+    for (;;) {
+      const std::uint64_t word = open.load(std::memory_order_acquire);
+      const OpenStep step = OpenStep::of(word);
+      if (thread >= step.shares || !help(step, thread)) wait(word, self);
+    }
+  }
+
+  void run(TeamWork& job, int count) {
+    work = &job;
+    threads = count;
+    const std::uint64_t last = OpenStep::of(open.load(std::memory_order_relaxed)).epoch;
+    advance(last);
+    for (;;) {
+      const std::uint64_t word = open.load(std::memory_order_acquire);
+      const OpenStep step = OpenStep::of(word);
+      if (step.shares == 0) return;
+      if (help(step, 0)) continue;
+      const auto changed = [&] { return open.load(std::memory_order_acquire) != word; };
+      if (!spin_until(count <= cpus ? kSpinRounds : 0, changed))
+        while (!changed()) sched_yield();
+    }
+  }
+
+  void grow(int count) {
+    while (static_cast<int>(workers.size()) < count - 1) {
+      auto worker = std::make_unique<Worker>();
+      // Signals are the caller's: a handler of the application never runs on a worker.
+      sigset_t all;
+      sigset_t before;
+      sigfillset(&all);
+      pthread_sigmask(SIG_SETMASK, &all, &before);
+      try {
+        worker->thread = std::thread([this, self = worker.get(), id = static_cast<int>(workers.size()) + 1] {
+          work_for_ever(*self, id);
+        });
+      } catch (const std::system_error& error) {
+        pthread_sigmask(SIG_SETMASK, &before, nullptr);
+        throw SystemError(str("cannot start thread ", workers.size() + 1, " of ", count, ": ", error.what()));
+      }
+      pthread_sigmask(SIG_SETMASK, &before, nullptr);
+      workers.push_back(std::move(worker));
+    }
+  }
+
+  // Never destroyed: workers may sleep in it when the process ends.
+  static std::atomic<Impl*>& current() {
+    static std::atomic<Impl*> team = [] {
+      // The workers do not exist in a forked child and the lock may be held by a thread that is gone: the child gets a
+      // new team and leaks the old one.
+      pthread_atfork(nullptr, nullptr, [] { current().store(new Impl, std::memory_order_release); });
+      return new Impl;
+    }();
+    return team;
+  }
+};
+
+namespace {
+
+// CPUs allowed by cgroup v2 ("max 100000" or "150000 100000") or v1; 0 when there is no limit.
+int cgroup_cpus() {
+  double quota = -1;
+  double period = 0;
+  std::string word;
+  if (std::ifstream v2("/sys/fs/cgroup/cpu.max"); v2 >> word >> period) {
+    quota = word == "max" ? -1 : std::strtod(word.c_str(), nullptr);
+  } else {
+    std::ifstream v1_quota("/sys/fs/cgroup/cpu/cpu.cfs_quota_us");
+    std::ifstream v1_period("/sys/fs/cgroup/cpu/cpu.cfs_period_us");
+    if (!(v1_quota >> quota) || !(v1_period >> period)) return 0;
+  }
+  if (quota <= 0 || period <= 0) return 0;
+  return std::max(1, static_cast<int>(std::ceil(quota / period)));
+}
+
+}  // namespace
+
+int usable_cpus() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  int cpus = sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 1;
+  if (const int limit = cgroup_cpus(); limit > 0) cpus = std::min(cpus, limit);
+  return std::clamp(cpus, 1, kMaxThreads);
+}
+
+int resolve_threads(int requested) {
+  GRAFT_CHECK(InvalidArgument, requested >= 0 && requested <= kMaxThreads, "threads must be in 1..", kMaxThreads,
+              " (or 0 for the default), got ", requested);
+  if (requested > 0) return requested;
+  if (const char* text = std::getenv("GRAFT_THREADS"); text && *text) {
+    int threads = 0;
+    const char* end = text + std::strlen(text);
+    const auto [parsed, error] = std::from_chars(text, end, threads);
+    GRAFT_CHECK(InvalidArgument, error == std::errc() && parsed == end && threads >= 1 && threads <= kMaxThreads,
+                "GRAFT_THREADS must be a number in 1..", kMaxThreads, ", got '", text, "'");
+    return threads;
+  }
+  return usable_cpus();
+}
+
+ThreadTeam::ThreadTeam(int threads)
+    : impl_(*Impl::current().load(std::memory_order_acquire)), lock_(impl_.mutex), threads_(threads) {
+  impl_.grow(threads);
+}
+
+ThreadTeam::~ThreadTeam() = default;
+
+void ThreadTeam::run(TeamWork& work) {
+  if (threads_ == 1) return run_alone(work, 1);
+  impl_.run(work, threads_);
+}
+
+void run_alone(TeamWork& work, int shares) {
+  while (work.next())
+    for (int i = 0; i < shares; ++i) work.share(i, shares);
+}
+
+ggml_threadpool* ThreadTeam::ggml_pool(int threads) {
+  auto& pool = threads == 1 ? impl_.caller_pool : impl_.pool;
+  if (!pool || (threads > 1 && impl_.pool_threads < threads)) {
+    pool.reset();
+    ggml_threadpool_params params = ggml_threadpool_params_default(threads);
+    params.poll = threads == 1 ? 0 : 1;  // 131,072 rounds before a worker sleeps, ggml's smallest number but none
+    pool.reset(ggml_threadpool_new(&params));
+    GRAFT_CHECK(SystemError, pool, "cannot start a ggml pool of ", threads, " threads");
+    if (threads > 1) impl_.pool_threads = threads;
+  }
+  return pool.get();
+}
+
+}  // namespace graft

@@ -1,0 +1,62 @@
+#pragma once
+
+#include <memory>
+#include <mutex>
+
+struct ggml_threadpool;
+
+namespace graft {
+
+// CPUs this process may use: its affinity mask, bounded by the cgroup's CPU quota; at least 1.
+int usable_cpus();
+
+// The number of threads for a request (0: GRAFT_THREADS, else usable_cpus()). Throws InvalidArgument when the request
+// or GRAFT_THREADS is not a number in 1..512.
+int resolve_threads(int requested);
+
+// Work in steps of as many shares as there are threads: a step begins when all shares of the one before it are done.
+class TeamWork {
+ public:
+  // Prepares the next step; false when there is none. Called by one thread at a time, after all that was done before.
+  virtual bool next() noexcept = 0;
+  // Share 0 .. shares - 1 of the step, in any order, on any threads.
+  virtual void share(int share, int shares) noexcept = 0;
+
+ protected:
+  ~TeamWork() = default;
+};
+
+// The process's one team of worker threads. A run leases it whole; others wait. After fork() the child starts with a
+// team of its own.
+//
+// A thread that has nothing to do takes any share of the step that nobody has begun, so that a worker whose core is
+// busy with something else is never waited for, unless it stopped in the middle of a share; the last to finish a step
+// begins the next. Workers spin for some 50 microseconds after they were useful, then sleep; with more threads than CPUs
+// they never spin.
+class ThreadTeam {
+ public:
+  // Leases the team with at least `threads` threads, the caller's among them. Throws SystemError when a thread cannot
+  // be started.
+  explicit ThreadTeam(int threads);
+  ~ThreadTeam();
+  ThreadTeam(const ThreadTeam&) = delete;
+  ThreadTeam& operator=(const ThreadTeam&) = delete;
+
+  // Does all of the work, with the calling thread. Allocates nothing.
+  void run(TeamWork& work);
+
+  // ggml's own pool, for graphs with nodes of ggml's: `threads` is 1 or the team's. Made when first asked for.
+  ggml_threadpool* ggml_pool(int threads);
+
+  struct Impl;
+
+ private:
+  Impl& impl_;
+  std::unique_lock<std::mutex> lock_;
+  int threads_;
+};
+
+// The same on the calling thread alone.
+void run_alone(TeamWork& work, int shares);
+
+}  // namespace graft
