@@ -16,7 +16,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 PIP := $(BIN)/pip --disable-pip-version-check
 PIP_INSTALL := $(PIP) install -c requirements/constraints.txt
 
-.PHONY: all help demo test test-cpp test-python build setup system format format-check tidy asan tsan cuda bench \
+.PHONY: all help demo test test-cpp test-python build setup system format format-check tidy asan tsan cuda bench bench-overhead \
         install-check wheel wheel-check ops-report clean
 all: build
 
@@ -31,6 +31,7 @@ help:
 	@echo 'make format | tidy   clang-format, clang-tidy'
 	@echo 'make ops-report      the differential tests of all operators, and docs/ops.md from them'
 	@echo 'make bench           measurements (bench/README.md)'
+	@echo 'make bench-overhead  planning, and the cost of a call around its kernels'
 
 # --- set-up -----------------------------------------------------------------------------------------------------------
 
@@ -130,6 +131,10 @@ ops-report: build
 
 bench: build
 	@$(MAKE) -C bench PYTHON=$(CURDIR)/$(BIN)/python
+
+bench-overhead: demo
+	@$(CMAKE) --build --preset release -j $(JOBS) --target graft_overhead
+	@build/release/graft_overhead build/demo/minilm.pte
 
 clean:
 	rm -rf build dist

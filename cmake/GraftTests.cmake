@@ -15,3 +15,10 @@ if(graft_test_sources)
   add_dependencies(graft_tests graft_schema)
   add_test(NAME graft_tests COMMAND graft_tests)
 endif()
+
+# Measures planning and the cost of a cached call; it looks inside the engine, so it is linked as the tests are.
+add_executable(graft_overhead EXCLUDE_FROM_ALL bench/overhead.cpp ${graft_all_objects})
+graft_target(graft_overhead)
+set_target_properties(graft_overhead PROPERTIES BUILD_RPATH "${GRAFT_GGML_RPATH}")
+target_link_libraries(graft_overhead PRIVATE graft_includes)
+add_dependencies(graft_overhead graft_schema)

@@ -157,6 +157,7 @@ class MethodVerifier {
     user_values_.resize(users);
     std::vector<bool> taken_users;
     std::vector<bool> taken_states;
+    std::vector<bool> taken_constants;
     for (std::size_t i = 0; i < method_.inputs.size(); ++i) {
       const Input& input = method_.inputs[i];
       const std::string owner = str("input ", i);
@@ -182,6 +183,9 @@ class MethodVerifier {
                ", its state '", state.fqn, "' is ", name(state.dtype), state.shape.str());
           break;
         }
+        case InputKind::constant:  // made by constant folding, never read from a file
+          take(taken_constants, input.index, method_.inputs.size(), owner, "constants");
+          break;
         default:
           rule(false, owner, "kind ", static_cast<int>(input.kind), " is not known");
       }

@@ -49,6 +49,8 @@ void check_operators(const ir::Program& program) {
 // The address of a weight: in the file where its alignment allows, else in a copy made once for all methods.
 std::byte* place_weight(Program::Impl& impl, const ir::Weight& weight, const Program::WeightLookup& lookup,
                         std::set<const std::byte*>& seen) {
+  GRAFT_CHECK(Unsupported, weight.storage == ir::Storage::plain, "weight '", weight.key, "' (", weight.fqn,
+              ") is stored in ", weight.block_type, " blocks; only plain tensors are supported");
   const std::span<const std::byte> data = lookup(weight.key);
   GRAFT_CHECK(InvalidProgram, data.size() == weight.byte_size, "weight '", weight.key, "' (", weight.fqn,
               ") must have ", weight.byte_size, " bytes, the data has ", data.size());
@@ -137,6 +139,7 @@ std::unique_ptr<Program::Impl> build_program(std::vector<ir::Program> sources, c
     for (std::uint32_t i = 0; i < graph.outputs.size(); ++i)
       if (graph.outputs[i].kind == ir::OutputKind::user) method.user_outputs[graph.outputs[i].index] = i;
     fold_constants(method);
+    ir::verify(method.ir);  // each pass over the IR leaves it valid
     for (const FoldedConstant& constant : method.constants) impl->weight_stats.constant_bytes += constant.memory.size();
     impl->methods.push_back(std::move(method));
   }

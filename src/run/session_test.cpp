@@ -370,6 +370,21 @@ TEST(Session, ProfileNamesEveryLaunch) {
   EXPECT_LE(profile[0].start_ns, profile[0].end_ns);
 }
 
+TEST(Program, BlockStorageIsRefusedBeforeItsBytesAreRead) {
+  LinearProgram linear;
+  ir::Program& program = linear.graph.program();
+  program.weights[0].storage = ir::Storage::ggml_block;
+  program.weights[0].block_type = "q8_0";
+  program.weights[0].byte_size = 4;
+  try {
+    linear.graph.build();
+    FAIL() << "built";
+  } catch (const Unsupported& e) {
+    EXPECT_THAT(e.what(), HasSubstr("weight 'w'"));
+    EXPECT_THAT(e.what(), HasSubstr("q8_0"));
+  }
+}
+
 TEST(Program, UnknownOperatorIsNamed) {
   GraphBuilder graph;
   const auto x = graph.input("x", DType::f32, {fixed(2)});

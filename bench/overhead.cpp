@@ -1,0 +1,133 @@
+// What graft costs around its kernels: planning a new shape, and a call whose plan is cached.
+// usage: graft_overhead PACKAGE.pte [--json FILE]      (a MiniLM package: ids and mask [1, T]; `make bench` runs it)
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "graft/graft.h"
+#include "run/executable.h"
+#include "run/program_impl.h"
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using Samples = std::vector<double>;
+
+double micros(Clock::duration d) { return std::chrono::duration<double, std::micro>(d).count(); }
+
+double quantile(Samples samples, double q) {
+  std::sort(samples.begin(), samples.end());
+  return samples[static_cast<std::size_t>(q * static_cast<double>(samples.size() - 1))];
+}
+
+nlohmann::json report(const char* what, const Samples& samples) {
+  const double median = quantile(samples, 0.5);
+  const double p99 = quantile(samples, 0.99);
+  std::printf("%-58s median %8.2f us   p99 %8.2f us   (%zu samples)\n", what, median, p99, samples.size());
+  return {{"what", what}, {"unit", "us"}, {"median", median}, {"p99", p99}, {"samples", samples}};
+}
+
+// Kernels that do nothing but say when they ran.
+Clock::time_point first_kernel;
+Clock::time_point last_kernel;
+const graft::Kernel kReturn{"return", [](const graft::KernelContext&) noexcept {}};
+const graft::Kernel kFirst{"first", [](const graft::KernelContext& ctx) noexcept {
+                             if (ctx.thread == 0) first_kernel = Clock::now();
+                           }};
+const graft::Kernel kLast{"last", [](const graft::KernelContext& ctx) noexcept {
+                            if (ctx.thread == ctx.threads - 1) last_kernel = Clock::now();
+                          }};
+
+struct Inputs {
+  explicit Inputs(std::int64_t tokens)
+      : ids(static_cast<std::size_t>(tokens), 101),
+        mask(static_cast<std::size_t>(tokens), 1),
+        values{graft::Value::of(graft::TensorView{ids.data(), graft::DType::i64, {1, tokens}}),
+               graft::Value::of(graft::TensorView{mask.data(), graft::DType::i64, {1, tokens}})},
+        descs(2) {
+    for (graft::InputDesc& desc : descs) {
+      desc.is_tensor = true;
+      desc.desc = graft::TensorDesc(graft::DType::i64, {1, tokens});
+    }
+  }
+  std::vector<std::int64_t> ids;
+  std::vector<std::int64_t> mask;
+  std::vector<graft::Value> values;
+  std::vector<graft::InputDesc> descs;
+};
+
+// A plan and its executable for a length that was not seen before.
+Samples planning(const graft::Program& program, int threads) {
+  const graft::LoadedMethod& method = program.impl().methods[0];
+  std::vector<std::int64_t> lengths(512);
+  for (std::size_t i = 0; i < lengths.size(); ++i) lengths[i] = static_cast<std::int64_t>(i + 1);
+  std::shuffle(lengths.begin(), lengths.end(), std::mt19937(1));
+  Samples samples;
+  graft::RunControl control;
+  for (const std::int64_t length : lengths) {
+    const Inputs inputs(length);
+    graft::PlanOptions options;
+    options.max_threads = threads;
+    const Clock::time_point begin = Clock::now();
+    auto plan = std::make_shared<const graft::Plan>(make_plan(method.ir, method.graph(), inputs.descs, options));
+    const graft::Executable executable(std::move(plan), threads, &control);
+    samples.push_back(micros(Clock::now() - begin));
+  }
+  return samples;
+}
+
+// From entry to the first kernel plus from the last kernel to return, all kernels replaced by a return.
+Samples cached_call(const std::shared_ptr<const graft::Program>& program, int threads) {
+  constexpr std::int64_t kTokens = 8;
+  constexpr int kCalls = 20000;
+  const Inputs inputs(kTokens);
+  const graft::LoadedMethod& method = program->impl().methods[0];
+  program->impl().plans.get(0, threads, {1, kTokens, 1, kTokens}, [&] {
+    graft::PlanOptions options;
+    options.max_threads = threads;
+    graft::Plan plan = make_plan(method.ir, method.graph(), inputs.descs, options);
+    for (graft::Launch& launch : plan.launches) launch.kernel = &kReturn;
+    plan.launches.front().kernel = &kFirst;
+    plan.launches.back().kernel = &kLast;
+    return plan;
+  });
+  graft::SessionOptions options;
+  options.threads = threads;
+  graft::Session session(program, options);
+  std::vector<graft::Value> outputs = session.run(method.info.name, inputs.values);
+  Samples samples;
+  for (int i = 0; i < kCalls; ++i) {
+    const Clock::time_point entry = Clock::now();
+    session.run_into(method.info.name, inputs.values, outputs);
+    const Clock::time_point end = Clock::now();
+    samples.push_back(micros(first_kernel - entry) + micros(end - last_kernel));
+  }
+  if (session.counters().graphs_built != 1 || session.counters().plan_misses != 0)
+    throw graft::Error("the calls were to reuse one plan and one graph");
+  return samples;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) try {
+  const std::string usage = "usage: graft_overhead PACKAGE.pte [--json FILE]";
+  if (argc != 2 && !(argc == 4 && std::string(argv[2]) == "--json")) throw graft::InvalidArgument(usage);
+  const auto program = graft::Program::load(argv[1]);
+  nlohmann::json rows;
+  rows.push_back(report("plan and graph for a new length, 2 threads", planning(*program, 2)));
+  for (int threads : {1, 2}) {
+    const auto fresh = graft::Program::load(argv[1]);
+    const std::string what = "cached call around its kernels, " + std::to_string(threads) + " thread(s)";
+    rows.push_back(report(what.c_str(), cached_call(fresh, threads)));
+  }
+  if (argc == 4) std::ofstream(argv[3]) << rows.dump() << '\n';
+  return 0;
+} catch (const std::exception& error) {
+  std::fprintf(stderr, "graft_overhead: %s\n", error.what());
+  return 1;
+}
