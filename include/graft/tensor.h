@@ -43,12 +43,12 @@ struct GRAFT_API TensorDesc {
   std::array<std::int64_t, kMaxRank> strides{};
 
   TensorDesc() = default;
-  // Row-major (contiguous) strides.
+  // Row-major (contiguous) strides. Throws InvalidArgument when the bytes of the sizes other than 0 do not fit 64 bits.
   TensorDesc(DType dtype, const Shape& shape);
 
   int rank() const { return shape.rank(); }
   std::int64_t numel() const { return shape.numel(); }
-  std::size_t byte_count() const { return static_cast<std::size_t>(numel()) * byte_size(dtype); }
+  std::size_t byte_count() const;  // throws InvalidArgument when it does not fit 64 bits
   // True when the elements lie row-major without gaps (dimensions of size 1 ignored, empty tensors included).
   bool contiguous() const;
   std::string str() const;  // "f32[1, 7, 384]"

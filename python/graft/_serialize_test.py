@@ -349,6 +349,44 @@ def test_what_the_format_lacks():
     assert [t for t in method.targets() if not t.startswith("unsupported.")] == ["aten.add.Tensor"]
 
 
+@pytest.mark.parametrize(
+    ("target", "args", "message"),
+    [
+        (torch.ops.aten.cumsum.default, (0.5,), "argument 'dim' must be of kind int, found float 0.5"),
+        (torch.ops.aten.cumsum.default, ("0",), "argument 'dim' must be of kind int, found str '0'"),
+        (torch.ops.aten.permute.default, ([1.0, 0],), "argument 'dims' must be of kind int, found float 1.0"),
+        (torch.ops.aten.sum.dim_IntList, ([0], 1), "argument 'keepdim' must be of kind bool, found int 1"),
+        (torch.ops.aten.sum.dim_IntList, ([0], 0.5), "argument 'keepdim' must be of kind bool, found float 0.5"),
+        (torch.ops.aten.leaky_relu.default, (torch.float32,), "argument 'negative_slope' must be of kind number, found"),
+        (torch.ops.aten.mul.Tensor, ("2",), "argument 'other' must be of kind Tensor, found str '2'"),
+        (torch.ops.aten.gelu.default, {"approximate": 1}, "argument 'approximate' must be of kind str, found int 1"),
+    ],
+)
+def test_arguments_of_another_kind_than_the_schema_are_refused(target, args, message):
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    x.meta["val"] = torch.randn(3, 2)
+    args, kwargs = ((), args) if isinstance(args, dict) else (args, {})
+    node = graph.call_function(target, (x, *args), kwargs)
+    node.meta["val"] = torch.randn(3, 2)
+    graph.output((node,))
+    module = torch.fx.GraphModule(torch.nn.Module(), graph)
+    with pytest.raises(SerializeError, match=message):
+        serialize_graph(module)
+    assert len(serialize_graph(module, strict=False).problems) == 1
+
+
+def test_a_tensor_is_no_integer():
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    x.meta["val"] = torch.randn(3, 2)
+    node = graph.call_function(torch.ops.aten.cumsum.default, (x, x))
+    node.meta["val"] = torch.randn(3, 2)
+    graph.output((node,))
+    with pytest.raises(SerializeError, match="argument 'dim' must be of kind int, found Tensor 'x'"):
+        serialize_graph(torch.fx.GraphModule(torch.nn.Module(), graph))
+
+
 def test_in_place_operators_are_refused():
     class InPlace(torch.nn.Module):
         def forward(self, x):

@@ -72,6 +72,7 @@ class Param:
     is_float: bool  # an int given for it is stored as a float
     list_size: int | None  # a lone number given for it stands for that many (0: a list of unknown length)
     enum: str  # "MemoryFormat", "ScalarType" or "Layout" where the schema writes a default as a number; else ""
+    kind: str  # of an item or the argument itself: "int", "float", "bool", "str", "Tensor", ...
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,7 @@ def _param(argument: torch._C.Argument) -> Param:
         is_float=isinstance(plain, torch._C.FloatType),
         list_size=list_size,
         enum=str(real) if str(real) in _ENUMS else "",
+        kind=str(real.getElementType() if isinstance(real, torch._C.ListType) else real),
     )
 
 
@@ -185,12 +187,41 @@ def bind(params: tuple[Param, ...], args: tuple[Any, ...], kwargs: dict[str, Any
     return values
 
 
+_KINDS = {
+    "int": (int, torch.SymInt),
+    "float": (int, float, torch.SymInt, torch.SymFloat),
+    "bool": (bool, torch.SymBool),
+    "str": (str,),
+    "number": (bool, int, float, complex, torch.SymBool, torch.SymInt, torch.SymFloat),
+    # `x * 2` has a number where the schema has a tensor.
+    "Tensor": (torch.Tensor, bool, int, float, complex, torch.SymBool, torch.SymInt, torch.SymFloat),
+}
+
+
+def _check_kind(param: Param, value: Any) -> None:
+    """Raises TypeError for a value of another kind than the schema's: no reader may guess what it means."""
+    if isinstance(value, (list, tuple)):
+        for item in value:
+            _check_kind(param, item)
+        return
+    found = value.meta.get("val") if isinstance(value, torch.fx.Node) else value
+    allowed = _KINDS.get(param.kind)
+    if found is None or allowed is None or isinstance(found, allowed):
+        return
+    if isinstance(found, (list, tuple)):  # a node with several results given for a list
+        return
+    shown = f"'{value.name}'" if isinstance(value, torch.fx.Node) else repr(value)
+    raise TypeError(f"argument '{param.name}' must be of kind {param.kind}, found {type(found).__name__} {shown}")
+
+
 def complete(params: tuple[Param, ...], values: dict[str, Any]) -> list[Any]:
-    """All arguments in schema order, defaults filled in. Raises TypeError when a required one is missing."""
+    """All arguments in schema order, defaults filled in. Raises TypeError when a required one is missing or one is of
+    another kind than the schema says."""
     result = []
     for param in params:
         if param.name in values:
             value = values[param.name]
+            _check_kind(param, value)
         elif param.required:
             raise TypeError(f"missing argument '{param.name}'")
         else:

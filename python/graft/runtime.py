@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from graft import _C, _pytree  # noqa: F401  (_pytree: names the classes that operators return)
 from graft._dtypes import DTYPES, NUMBER_OF
-from graft.errors import InvalidArgument
+from graft.errors import InvalidArgument, InvalidProgram
 
 __all__ = ["CancelToken", "Method", "Model", "load"]
 
@@ -25,6 +25,10 @@ CancelToken = _C.CancelToken
 
 def _flat_value(value: Any, where: str, keep: list[torch.Tensor]) -> Any:
     if not isinstance(value, torch.Tensor):
+        if value is not None and not isinstance(value, (bool, int, float, str)):
+            raise InvalidArgument(f"{where}: must be a tensor, a number, a text or None, got {type(value).__name__}")
+        if isinstance(value, int) and not -(2**63) <= value < 2**63:
+            raise InvalidArgument(f"{where}: must fit 64 bits, got {value}")
         return value
     number = NUMBER_OF.get(value.dtype)
     if number is None:
@@ -38,6 +42,23 @@ def _flat_value(value: Any, where: str, keep: list[torch.Tensor]) -> Any:
     return (tensor.data_ptr(), number, tuple(tensor.shape))
 
 
+def _arrangement(info: Mapping[str, Any], key: str, items: str) -> pytree.TreeSpec | None:
+    """How arguments or results nest, as the package says: text from a file, so nothing in it is taken for granted."""
+    if not info[key]:
+        return None
+    try:
+        spec = pytree.treespec_loads(info[key])
+        leaves = range(spec.num_leaves)
+        if len(leaves) != len(info[items]):
+            raise ValueError(f"it arranges {len(leaves)} values, the method has {len(info[items])} {items}")
+        tree = pytree.tree_unflatten(leaves, spec)
+        if key == "in_spec" and not (isinstance(tree, tuple) and list(map(type, tree)) == [tuple, dict]):
+            raise ValueError("it must be a tuple of arguments and a dict of keyword arguments")
+    except Exception as e:  # the parser raises whatever it meets
+        raise InvalidProgram(f"method '{info['name']}': its {key} cannot be read: {type(e).__name__}: {e}") from e
+    return spec
+
+
 class Method:
     """One method of a loaded package. Calls with the arguments that the module's `forward` took at export."""
 
@@ -45,8 +66,8 @@ class Method:
         self._session = session
         self._info = info
         self.name: str = info["name"]
-        self._in_spec = pytree.treespec_loads(info["in_spec"]) if info["in_spec"] else None
-        self._out_spec = pytree.treespec_loads(info["out_spec"]) if info["out_spec"] else None
+        self._in_spec = _arrangement(info, "in_spec", "inputs")
+        self._out_spec = _arrangement(info, "out_spec", "outputs")
 
     def _flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         if self._in_spec is None:

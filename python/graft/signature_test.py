@@ -65,6 +65,17 @@ def test_sizes_in_and_out(tmp_path):
         check(model, loaded, torch.randn(n, 4))
 
 
+def test_a_number_that_changes(tmp_path):
+    class Scales(torch.nn.Module):
+        def forward(self, x, n: int):
+            return x * n, torch.arange(n), n + 1
+
+    model = Scales()
+    loaded = round_trip(tmp_path, model, (torch.randn(3), 5), dynamic_shapes={"x": None, "n": Dim.DYNAMIC})
+    for n in (5, 2, 7, 5):
+        check(model, loaded, torch.randn(3), n)
+
+
 def test_unbounded_dimension(tmp_path):
     class Pairs(torch.nn.Module):
         def forward(self, x):

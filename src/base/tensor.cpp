@@ -1,6 +1,6 @@
 #include "graft/tensor.h"
 
-#include <limits>
+#include <cstdint>
 
 #include "base/check.h"
 
@@ -43,10 +43,21 @@ std::string Shape::str() const {
 
 TensorDesc::TensorDesc(DType element, const Shape& sizes) : dtype(element), shape(sizes) {
   std::int64_t stride = 1;
+  bool fits = true;
   for (int d = shape.rank() - 1; d >= 0; --d) {
     strides[static_cast<std::size_t>(d)] = stride;
-    stride *= shape[d] > 0 ? shape[d] : 1;
+    if (shape[d] > 0) fits = fits && !__builtin_mul_overflow(stride, shape[d], &stride);
   }
+  const auto size = static_cast<std::int64_t>(byte_size(dtype));
+  GRAFT_CHECK(InvalidArgument, fits && !__builtin_mul_overflow(stride, size, &stride), "the size of ", str(),
+              " does not fit 64 bits");
+}
+
+std::size_t TensorDesc::byte_count() const {
+  std::size_t bytes = 0;
+  GRAFT_CHECK(InvalidArgument, !__builtin_mul_overflow(numel(), byte_size(dtype), &bytes) && bytes <= PTRDIFF_MAX,
+              "the size of ", str(), " does not fit 64 bits");
+  return bytes;
 }
 
 bool TensorDesc::contiguous() const {
@@ -55,7 +66,7 @@ bool TensorDesc::contiguous() const {
     if (shape[d] == 0) return true;
     if (shape[d] == 1) continue;
     if (strides[static_cast<std::size_t>(d)] != expected) return false;
-    expected *= shape[d];
+    if (__builtin_mul_overflow(expected, shape[d], &expected)) return false;
   }
   return true;
 }

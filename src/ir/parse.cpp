@@ -4,6 +4,7 @@
 #include <string>
 
 #include "base/check.h"
+#include "base/utf8.h"
 #include "graft_generated.h"
 #include "ir/program.h"
 
@@ -123,6 +124,7 @@ class Decoder {
   std::string text(const flatbuffers::String* in) {
     if (in == nullptr) return {};
     spend(in->size());
+    GRAFT_CHECK(InvalidProgram, is_utf8(in->string_view()), "a text of ", in->size(), " bytes is not UTF-8");
     return in->str();
   }
 

@@ -130,10 +130,16 @@ double Call::real(std::string_view name) const { return scalar(name).to_double()
 
 bool Call::boolean(std::string_view name) const {
   const Scalar s = scalar(name);
-  return s.is_real() ? s.f != 0 : s.i != 0;
+  GRAFT_CHECK(InvalidProgram, !s.is_real() && (s.i == 0 || s.i == 1), target(), ": argument ", name, " of node ",
+              node_.name, " must be a bool, got ", s.to_double());
+  return s.i != 0;
 }
 
-std::string_view Call::text(std::string_view name) const { return arg(name).s; }
+std::string_view Call::text(std::string_view name) const {
+  GRAFT_CHECK(InvalidProgram, arg(name).kind == ir::Arg::Kind::string, target(), ": argument ", name, " of node ",
+              node_.name, " must be a text");
+  return arg(name).s;
+}
 
 std::vector<std::int64_t> Call::integers(std::string_view name) const {
   const ir::Arg& a = arg(name);

@@ -192,8 +192,13 @@ Scalar sym_max(const Call& call) { return promoted(call, larger(call)); }
 Scalar sym_min(const Call& call) { return promoted(call, smaller(call)); }
 
 Scalar to_float(const Call& call) { return Scalar::of(call.real("a")); }
-Scalar to_bool(const Call& call) { return Scalar::of(call.boolean("a")); }
-Scalar negated(const Call& call) { return Scalar::of(!call.boolean("a")); }
+// Whether Python takes the number for true.
+bool truth(const Call& call) {
+  const Scalar a = call.scalar("a");
+  return a.is_real() ? a.f != 0 : a.i != 0;
+}
+Scalar to_bool(const Call& call) { return Scalar::of(truth(call)); }
+Scalar negated(const Call& call) { return Scalar::of(!truth(call)); }
 
 template <double (*round)(double)>
 Scalar rounded(const Call& call) {
@@ -201,7 +206,7 @@ Scalar rounded(const Call& call) {
   return a.is_real() ? integer_of(call, round(a.f)) : Scalar::of(a.i);
 }
 
-Scalar choose(const Call& call) { return call.boolean("a") ? call.scalar("b") : call.scalar("c"); }
+Scalar choose(const Call& call) { return truth(call) ? call.scalar("b") : call.scalar("c"); }
 
 Scalar sym_sum(const Call& call) {
   Integer total = 0;

@@ -7,6 +7,7 @@
 #include <unordered_map>
 
 #include "base/check.h"
+#include "base/utf8.h"
 
 namespace graft {
 namespace {
@@ -40,7 +41,11 @@ std::optional<DType> to_dtype(et::ScalarType type) {
   }
 }
 
-std::string text_of(const flatbuffers::String* text) { return text == nullptr ? "" : text->str(); }
+std::string text_of(const flatbuffers::String* text) {
+  if (text == nullptr) return {};
+  GRAFT_CHECK(InvalidProgram, is_utf8(text->string_view()), "a text of ", text->size(), " bytes is not UTF-8");
+  return text->str();
+}
 
 template <typename T>
 std::size_t size_of(const flatbuffers::Vector<T>* vector) {
@@ -83,8 +88,8 @@ class Composer {
     apply_substitutions();
     graph().user_input_names = std::move(input_names_);
     if (const auto* specs = plan_.container_meta_type()) {
-      if (specs->encoded_inp_str() != nullptr) graph().in_spec = specs->encoded_inp_str()->str();
-      if (specs->encoded_out_str() != nullptr) graph().out_spec = specs->encoded_out_str()->str();
+      graph().in_spec = text_of(specs->encoded_inp_str());
+      graph().out_spec = text_of(specs->encoded_out_str());
     }
     return std::move(out_);
   }
@@ -477,7 +482,7 @@ class Composer {
       around_.add(weight.key,
                   bytes == 0 ? std::span<const std::byte>{} : around_.pte.constant(tensor.data_buffer_idx(), bytes));
     }
-    weight.fqn = extra != nullptr && extra->fully_qualified_name() != nullptr ? extra->fully_qualified_name()->str()
+    weight.fqn = extra != nullptr && extra->fully_qualified_name() != nullptr ? text_of(extra->fully_qualified_name())
                                                                               : weight.key;
     out_.weights.push_back(std::move(weight));
     return static_cast<Index>(out_.weights.size() - 1);

@@ -5,6 +5,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <string>
 #include <tuple>
@@ -28,7 +29,10 @@ std::span<const std::byte> bytes_of(const nb::bytes& data) {
 // graft.errors holds the Python classes, so that each is also the built-in kind of exception a caller expects.
 void raise_as(const char* name, const std::exception& e) {
   const nb::object type = nb::module_::import_("graft.errors").attr(name);
-  PyErr_SetString(type.ptr(), e.what());
+  // A path in the message may hold bytes that are no text.
+  const nb::object message =
+      nb::steal(PyUnicode_DecodeUTF8(e.what(), static_cast<Py_ssize_t>(std::strlen(e.what())), "backslashreplace"));
+  PyErr_SetObject(type.ptr(), message.ptr());
 }
 
 void translate(const std::exception_ptr& pointer, void*) {
