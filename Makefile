@@ -16,8 +16,8 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 PIP := $(BIN)/pip --disable-pip-version-check
 PIP_INSTALL := $(PIP) install -c requirements/constraints.txt
 
-.PHONY: all help demo test test-cpp test-python build setup system format format-check tidy asan tsan cuda bench bench-overhead \
-        install-check wheel wheel-check ops-report clean
+.PHONY: all help demo test test-cpp test-python build setup system format format-check tidy asan tsan planted cuda \
+        bench bench-overhead install-check wheel wheel-check ops-report clean
 all: build
 
 help:
@@ -25,6 +25,7 @@ help:
 	@echo 'make test            C++ and Python tests, and the install check (GRAFT_SLOW=1: the slow ones too)'
 	@echo 'make build           the engine and its front doors, installed into .venv'
 	@echo 'make asan | tsan     C++ tests with sanitizers, ggml included'
+	@echo 'make planted         plants known bugs one by one and requires that the tests notice'
 	@echo 'make cuda            build and C++ tests on a ggml with CUDA'
 	@echo 'make install-check   the C++ install, moved away from here, runs examples/cpp'
 	@echo 'make wheel-check     pip install . into an environment of its own'
@@ -99,6 +100,11 @@ asan tsan: %: setup
 	@[ -e build/$@/build.ninja ] || $(CMAKE) --preset $@
 	$(CMAKE) --build --preset $@ -j $(JOBS)
 	$(BIN)/ctest --preset $@
+
+planted: setup
+	@[ -e build/planted/build.ninja ] || $(CMAKE) --preset planted
+	@$(CMAKE) --build --preset planted -j $(JOBS)
+	@$(BIN)/python test/planted_bugs.py
 
 cuda: setup
 	$(CMAKE) --preset cuda

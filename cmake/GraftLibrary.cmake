@@ -16,7 +16,8 @@ target_include_directories(graft_includes INTERFACE "${CMAKE_CURRENT_SOURCE_DIR}
 target_include_directories(graft_includes SYSTEM INTERFACE "${GRAFT_GENERATED}" "${GRAFT_FLATBUFFERS_INCLUDE}")
 target_link_libraries(graft_includes INTERFACE ggml::ggml Threads::Threads)
 target_compile_definitions(graft_includes INTERFACE
-  GRAFT_VERSION="${PROJECT_VERSION}" GRAFT_GGML_VERSION="${GRAFT_GGML_RELEASE}" GRAFT_GGML_COMMIT="${GRAFT_GGML_COMMIT}")
+  GRAFT_VERSION="${PROJECT_VERSION}" GRAFT_GGML_VERSION="${GRAFT_GGML_RELEASE}" GRAFT_GGML_COMMIT="${GRAFT_GGML_COMMIT}"
+  $<$<BOOL:${GRAFT_PLANTED_BUGS}>:GRAFT_PLANTED_BUGS>)
 
 add_library(graft_objects OBJECT ${graft_sources})
 graft_target(graft_objects)

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <string>
 
+#include "base/plant.h"
 #include "kernel/strided.h"
 
 namespace graft {
@@ -65,7 +66,8 @@ class Indices {
     for (int k = 0; k < attrs_.count; ++k) {
       const std::int64_t given = read_index(base_[k] + offset(k), dtype_[k]);
       const std::int64_t size = attrs_.size[k];
-      const std::int64_t index = given < 0 && attrs_.wrap ? given + size : given;
+      std::int64_t index = given < 0 && attrs_.wrap ? given + size : given;
+      if (GRAFT_PLANT("bad-index-is-clamped")) index = std::clamp<std::int64_t>(index, 0, size - 1);
       if (index < 0 || index >= size) {
         fail(given, k);
         return false;

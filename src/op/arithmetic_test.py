@@ -203,3 +203,4 @@ def test_integers_above_two_to_the_24():
     big = torch.tensor([2**24 + 1, 2**53 + 1, -(2**62)])
     for target in (aten.add.Tensor, aten.mul.Tensor, aten.sub.Tensor):
         Cases(0).check(target, (big, torch.tensor([1, 3, 1])))
+        Cases(0).check(target, (big, 2**40 + 1))

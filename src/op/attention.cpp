@@ -8,7 +8,8 @@
 #include <vector>
 
 #include "base/check.h"
-#include "op/operator.h"
+#include "base/plant.h"
+#include "op/common.h"
 #include "plan/lowering.h"
 
 namespace graft {
@@ -149,11 +150,17 @@ std::vector<Tensor> lower_attention(const Call& call, std::span<const Shape> sha
       grouped(expanded(readable(call.tensor("query"), lowering), with(sizes.batch, {sizes.t, sizes.d}))),
       shared(readable(call.tensor("key"), lowering), sizes), shared(readable(call.tensor("value"), lowering), sizes)};
   AttentionAttrs attrs;
-  attrs.scale =
-      static_cast<float>(call.has("scale") ? call.real("scale") : 1 / std::sqrt(static_cast<double>(sizes.d)));
+  const bool given_scale = call.has("scale") && !GRAFT_PLANT("attention-scale-dropped");
+  attrs.scale = static_cast<float>(given_scale ? call.real("scale") : 1 / std::sqrt(static_cast<double>(sizes.d)));
   attrs.causal = call.boolean("is_causal") ? 1 : 0;
-  if (call.has("attn_mask")) {
-    inputs.push_back(grouped(expanded(call.tensor("attn_mask"), with(sizes.batch, {sizes.t, sizes.s}))));
+  if (GRAFT_PLANT("one-query-aligned-bottom-right") && sizes.t == 1) attrs.causal = 0;
+  if (call.has("attn_mask") && !GRAFT_PLANT("attention-mask-dropped")) {
+    Tensor mask = call.tensor("attn_mask");
+    if (GRAFT_PLANT("bool-mask-is-added")) mask = lowering.cast(mask, DType::f32);
+    if (GRAFT_PLANT("mask-is-scaled-again") && mask.dtype() == DType::f32)
+      mask = emit(lowering, {simd::ElementwiseOp::mul, DType::f32, DType::f32, {}, false},
+                  std::array{Binding{mask, {}}, Binding{{}, Scalar::of(double{attrs.scale})}}, mask.shape());
+    inputs.push_back(grouped(expanded(mask, with(sizes.batch, {sizes.t, sizes.s}))));
     attrs.has_mask = 1;
   }
   // Heads of one token lie together, as in PyTorch's kernel: what follows merges them without a copy.

@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "base/check.h"
+#include "base/plant.h"
 #include "op/common.h"
 #include "op/dims.h"
 #include "plan/lowering.h"
@@ -299,9 +300,11 @@ std::vector<Shape> index_put_shape(const Call& call) {
 
 std::vector<Tensor> index_put_lower(const Call& call, std::span<const Shape>, Lowering& lowering) {
   const Tensor& self = call.tensor("self");
-  Places places = index_places(self, call.optional_tensors("indices"));
-  return {scattered(places, self, call.tensor("values"),
-                    call.boolean("accumulate") ? ScatterMode::add : ScatterMode::assign, lowering)};
+  std::vector<std::optional<Tensor>> indices = call.optional_tensors("indices");
+  if (GRAFT_PLANT("index-put-on-the-first-axis")) std::erase_if(indices, [](const auto& t) { return !t; });
+  Places places = index_places(self, indices);
+  const bool adds = call.boolean("accumulate") && !GRAFT_PLANT("index-put-never-accumulates");
+  return {scattered(places, self, call.tensor("values"), adds ? ScatterMode::add : ScatterMode::assign, lowering)};
 }
 
 Refusal refuse_index_list(const NodeView& node) {

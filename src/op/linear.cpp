@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "base/check.h"
+#include "base/plant.h"
 #include "kernel/matmul.h"
 #include "op/operator.h"
 #include "plan/lowering.h"
@@ -272,7 +273,9 @@ std::vector<Tensor> lower_linear(const Call& call, std::span<const Shape> shapes
 
 template <auto first, auto second>
 std::vector<Tensor> lower_product(const Call& call, std::span<const Shape> shapes, Lowering& lowering) {
-  return {product(row_matrix(call.tensor(first())), column_matrix(call.tensor(second())), {}, shapes[0], lowering)};
+  Tensor right = column_matrix(call.tensor(second()));
+  if (GRAFT_PLANT("mm-is-a-b-transposed") && right.size(0) == right.size(1)) right = transposed(right);
+  return {product(row_matrix(call.tensor(first())), right, {}, shapes[0], lowering)};
 }
 
 template <auto first, auto second>

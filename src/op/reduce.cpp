@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "base/check.h"
+#include "base/plant.h"
 #include "op/dims.h"
 #include "plan/lowering.h"
 
@@ -36,7 +37,11 @@ Tensor widened(const Tensor& x, DType result, Lowering& lowering) {
 // Which dimensions `dim` names: nothing and [] mean all of them, except for any and all, which take [] as it is.
 DimSet reduced_dims(const Call& call) {
   const bool logical = call.target() == "aten.any.dims" || call.target() == "aten.all.dims";
-  return dims_of(call, "dim", call.tensor("self").rank(), !logical);
+  DimSet dims = dims_of(call, "dim", call.tensor("self").rank(), !logical);
+  if (GRAFT_PLANT("mean-of-the-last-dim") && call.target() == "aten.mean.dim" && dims.count() == 1)
+    return DimSet().set(static_cast<std::size_t>(call.tensor("self").rank() - 1));
+  if (GRAFT_PLANT("sum-over-one-dim") && dims.count() > 1) dims &= ~(dims.to_ulong() - 1);
+  return dims;
 }
 
 bool keeps_dims(const Call& call) { return call.has("keepdim") && call.boolean("keepdim"); }
@@ -132,7 +137,8 @@ template <ScanOp op>
 std::vector<Tensor> lower_scan(const Call& call, std::span<const Shape> shapes, Lowering& lowering) {
   const Tensor out = lowering.allocate(call.output_dtype(), shapes[0]);
   const Tensor x = widened(call.tensor("self"), out.dtype(), lowering);
-  const ScanAttrs attrs{op, wrap_dim(call.integer("dim"), x.rank())};
+  const ScanAttrs attrs{op, GRAFT_PLANT("cumsum-along-the-last-dim") ? std::max(x.rank() - 1, 0)
+                                                                     : wrap_dim(call.integer("dim"), x.rank())};
   lowering.launch(kScan, {x}, {out}, attrs);
   return {out};
 }

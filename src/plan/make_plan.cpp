@@ -5,6 +5,7 @@
 #include <map>
 
 #include "base/check.h"
+#include "base/plant.h"
 #include "plan/arena.h"
 #include "plan/arena_check.h"
 #include "plan/lowering.h"
@@ -79,6 +80,8 @@ class Planner {
       }
       buffer.bytes = static_cast<std::int64_t>(desc.byte_count());
       binding.tensor = Tensor{lowering_.add_buffer(buffer), 0, desc};
+      if (GRAFT_PLANT("i64-weights-read-as-i32") && input.kind == ir::InputKind::weight && desc.dtype == DType::i64)
+        binding.tensor = lowering_.cast({binding.tensor->buffer, 0, TensorDesc(DType::i32, desc.shape)}, DType::i64);
     }
   }
 
@@ -106,7 +109,9 @@ class Planner {
     GRAFT_ASSERT(results.size() == shapes.size());
     for (std::size_t i = 0; i < results.size(); ++i) {
       GRAFT_ASSERT(results[i].shape() == shapes[i]);
-      GRAFT_ASSERT(results[i].dtype() == call.output_dtype(i));
+      GRAFT_CHECK(InvalidProgram, results[i].dtype() == call.output_dtype(i), "node ", node.name, " (", target,
+                  "): output ", i, " is ", name(results[i].dtype()), ", but the program declares ",
+                  name(call.output_dtype(i)));
       bindings_[node.outputs[i]].tensor = results[i];
     }
   }
@@ -146,7 +151,8 @@ class Planner {
         from = saved;
       }
     }
-    for (const auto& [from, to] : late_writes) lowering_.copy(from, to);
+    for (const auto& [from, to] : late_writes)
+      if (!GRAFT_PLANT("state-write-dropped")) lowering_.copy(from, to);
   }
 
   void bind_output(const ir::Output& output, std::uint32_t position, PlanOutput& out, std::vector<bool>& is_output,
@@ -186,6 +192,7 @@ class Planner {
     if (output.kind != ir::OutputKind::user) {
       const BufferId target = mutated_buffer(output);
       out.buffer = target;
+      if (GRAFT_PLANT("state-written-before-it-is-read")) lowering_.copy(value, Tensor{target, 0, out.desc});
       if (value.buffer != target || value.offset != 0 || !value.desc.contiguous())
         late_writes.emplace_back(value, Tensor{target, 0, out.desc});
       return;
@@ -297,7 +304,8 @@ class Planner {
       const Buffer& b = plan_.buffers[id];
       if (b.segment != Segment::arena || b.first_use < 0) continue;
       ids.push_back(id);
-      lifetimes.push_back({b.bytes, b.first_use, b.last_use});
+      const bool early = GRAFT_PLANT("memory-reused-too-early") && b.last_use > b.first_use;
+      lifetimes.push_back({b.bytes, b.first_use, early ? b.last_use - 1 : b.last_use});
     }
     const ArenaLayout layout = plan_arena(lifetimes, kArenaAlignment);
     for (std::size_t i = 0; i < ids.size(); ++i) plan_.buffers[ids[i]].offset = layout.offsets[i];
@@ -351,6 +359,8 @@ void check_inputs(const ir::Method& method, std::span<const InputDesc> inputs) {
     if (value.kind != ir::ValueKind::tensor) {
       GRAFT_CHECK(InvalidArgument, !given.is_tensor, input_name(method, input.index), " must be a number, got ",
                   given.desc.str());
+      GRAFT_CHECK(InvalidArgument, !given.scalar.is_real() || value.kind == ir::ValueKind::real,
+                  input_name(method, input.index), " must be ", value.str(), ", got ", given.scalar.f);
       if (value.dims.size() == 1 && !given.scalar.is_real())
         GRAFT_CHECK(InvalidArgument, given.scalar.i >= value.dims[0].min && given.scalar.i <= value.dims[0].max,
                     input_name(method, input.index), " must be in ", value.dims[0].min, "..", value.dims[0].max,
@@ -366,6 +376,7 @@ void check_inputs(const ir::Method& method, std::span<const InputDesc> inputs) {
     for (int d = 0; d < value.rank(); ++d) {
       const ir::Dim& dim = value.dims[static_cast<std::size_t>(d)];
       const std::int64_t size = given.desc.shape[d];
+      if (GRAFT_PLANT("input-sizes-unchecked")) continue;
       GRAFT_CHECK(InvalidArgument, size >= dim.min && size <= dim.max, input_name(method, input.index),
                   ": size of dimension ", d, " must be ",
                   dim.is_static()             ? str(dim.min)
@@ -387,6 +398,7 @@ bool same_types(const ir::Method& method, std::span<const InputDesc> inputs) {
     const ir::Value& value = method.values[input.value];
     const InputDesc& given = inputs[input.index];
     if (given.is_tensor != (value.kind == ir::ValueKind::tensor)) return false;
+    if (!given.is_tensor && given.scalar.is_real() != (value.kind == ir::ValueKind::real)) return false;
     if (given.is_tensor && (given.desc.dtype != value.dtype || given.desc.rank() != value.rank())) return false;
   }
   return true;

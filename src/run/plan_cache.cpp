@@ -1,4 +1,5 @@
 #include "base/check.h"
+#include "base/plant.h"
 #include "run/program_impl.h"
 
 namespace graft {
@@ -28,7 +29,7 @@ PlanCache::Result PlanCache::get(std::uint32_t method, int threads, const std::v
       order_.push_front(key);
       slot->used = order_.begin();
       slots_.emplace(key, slot);
-      if (slots_.size() > capacity_) {
+      if (slots_.size() > capacity_ && !GRAFT_PLANT("plan-cache-unbounded")) {
         slots_.erase(order_.back());
         order_.pop_back();
       }

@@ -97,8 +97,10 @@ TEST(Session, SteadyStateRewritesOnlyWhatMoved) {
   for (int i = 0; i < 5; ++i) session.run_into("forward", in, out);
   EXPECT_EQ(session.counters().rewrites, first) << "same buffers: nothing to rewrite";
 
+  x2[0] = 50;
   in[0] = tensor(x2, {3, 3});
   session.run_into("forward", in, out);
+  EXPECT_EQ(y, linear_reference(x2));
   EXPECT_EQ(session.counters().rewrites, first + 1) << "the input is one operand";
 
   out[0] = tensor(y2, {3, 2});
@@ -161,6 +163,59 @@ TEST(Session, DtypeIsCheckedOnHitsToo) {
   std::vector<std::int64_t> ints(9);
   session.run("forward", std::vector{tensor(x, {3, 3})});
   EXPECT_THROW(session.run("forward", std::vector{tensor(ints, DType::i64, {3, 3})}), InvalidArgument);
+}
+
+// Room of the right sizes and another dtype would be written as raw bytes.
+TEST(Session, WrongOutputsAreRefused) {
+  LinearProgram linear;
+  Session session(linear.program);
+  std::vector<float> x = counting(9);
+  std::vector<float> y(9);
+  std::vector<std::int32_t> ints(6, -1);
+  const std::vector<Value> in{tensor(x, {3, 3})};
+  const auto message = [&](Value room) {
+    try {
+      session.run_into("forward", in, std::span(&room, 1));
+    } catch (const InvalidArgument& e) {
+      return std::string(e.what());
+    }
+    return std::string("no error");
+  };
+  EXPECT_THAT(message(tensor(ints, DType::i32, {3, 2})), HasSubstr("must be a tensor f32[3, 2], got i32[3, 2]"));
+  EXPECT_EQ(ints, std::vector<std::int32_t>(6, -1));
+  EXPECT_THAT(message(tensor(y, {3, 3})), HasSubstr("got f32[3, 3]"));
+  EXPECT_THAT(message(tensor(y, {6})), HasSubstr("got f32[6]"));
+  EXPECT_THAT(message(Value::of(1.5)), HasSubstr("got a float"));
+  EXPECT_THAT(message(Value::of(TensorView{nullptr, DType::f32, {3, 2}})), HasSubstr("pointer is null"));
+  EXPECT_EQ(message(tensor(y, {3, 2})), "no error");
+  y.resize(6);
+  EXPECT_EQ(y, linear_reference(x));
+}
+
+// The sum of the sizes, and any hash of them, can be equal.
+TEST(Session, SizesInAnotherOrderAreAnotherPlan) {
+  GraphBuilder graph;
+  const auto x = graph.input("x", DType::f32, {dynamic(1, 8, "m"), dynamic(1, 8, "n")});
+  graph.output(graph.node("aten.permute.default", {{"self", Arg::of_value(x)}, {"dims", test::of_ints({1, 0})}},
+                          DType::f32, {dynamic(1, 8, "n"), dynamic(1, 8, "m")}));
+  Session session(graph.build());
+  std::vector<float> data = counting(6);
+  EXPECT_EQ(floats(session.run("forward", std::vector{tensor(data, {2, 3})})[0]),
+            (std::vector<float>{0, 3, 1, 4, 2, 5}));
+  EXPECT_EQ(floats(session.run("forward", std::vector{tensor(data, {3, 2})})[0]),
+            (std::vector<float>{0, 2, 4, 1, 3, 5}));
+  EXPECT_EQ(session.counters().plan_misses, 2u);
+}
+
+// What a buffer holds never decides whether it is bound anew: its first bytes may be those of the last one.
+TEST(Session, AnInputThatBeginsLikeTheLastOneIsRead) {
+  LinearProgram linear;
+  Session session(linear.program);
+  std::vector<float> first = counting(300);
+  std::vector<float> second = first;
+  second.back() = -1;
+  EXPECT_EQ(floats(session.run("forward", std::vector{tensor(first, {100, 3})})[0]), linear_reference(first));
+  EXPECT_EQ(floats(session.run("forward", std::vector{tensor(second, {100, 3})})[0]), linear_reference(second));
 }
 
 TEST(Session, DimensionsWithOneSymbolMustAgree) {
@@ -385,6 +440,67 @@ TEST(Program, BlockStorageIsRefusedBeforeItsBytesAreRead) {
   }
 }
 
+// An argument of another kind than the operator's must not be read as if it were 0, false or "".
+TEST(Program, ArgumentsOfAnotherKindAreErrors) {
+  std::vector<float> data{3, 1, 2};
+  const auto message = [&](const std::string& target, const GraphBuilder::Args& rest) {
+    GraphBuilder graph;
+    const auto x = graph.input("x", DType::f32, {fixed(3)});
+    GraphBuilder::Args args{{"self", Arg::of_value(x)}};
+    args.insert(args.end(), rest.begin(), rest.end());
+    graph.output(graph.node(target, args, DType::f32, {fixed(3)}));
+    try {
+      Session session(graph.build());
+      session.run("forward", std::vector{tensor(data, {3})});
+    } catch (const InvalidProgram& e) {
+      return std::string(e.what());
+    } catch (const Unsupported& e) {
+      return std::string(e.what());
+    }
+    return std::string("no error");
+  };
+  const Arg text{Arg::Kind::string, 0, 0, "none", {}};
+  const Arg tensor_x = Arg::of_value(0);
+  EXPECT_THAT(message("aten.cumsum.default", {{"dim", of_real(0.5)}}), HasSubstr("must be an integer, got 0.5"));
+  EXPECT_THAT(message("aten.cumsum.default", {{"dim", text}}), HasSubstr("must be a number"));
+  EXPECT_THAT(message("aten.cumsum.default", {{"dim", tensor_x}}), HasSubstr("must be a number"));
+  EXPECT_THAT(message("aten.cumsum.default", {}), HasSubstr("must be a number"));
+  EXPECT_THAT(message("aten.flip.default", {{"dims", test::of_list({of_real(0)})}}), HasSubstr("must hold integers"));
+  EXPECT_THAT(message("aten.gelu.default", {{"approximate", of_int(1)}}), HasSubstr("approximate"));
+  EXPECT_THAT(message("aten.leaky_relu.default", {{"negative_slope", text}}), HasSubstr("must be a number"));
+  EXPECT_THAT(message("aten.cat.default", {{"tensors", of_int(1)}, {"dim", of_int(0)}}), HasSubstr("list of tensors"));
+  EXPECT_THAT(message("aten.add.Tensor", {{"other", of_none()}, {"alpha", of_int(1)}}), HasSubstr("must be a number"));
+  EXPECT_EQ(message("aten.cumsum.default", {{"dim", of_int(0)}}), "no error");
+
+  const auto sorted = [&](const Arg& descending) {
+    GraphBuilder graph;
+    const auto in = graph.input("x", DType::f32, {fixed(3)});
+    graph.output(graph.node("aten.argsort.default",
+                            {{"self", Arg::of_value(in)}, {"dim", of_int(0)}, {"descending", descending}}, DType::i64,
+                            {fixed(3)}));
+    Session session(graph.build());
+    return session.run("forward", std::vector{tensor(data, {3})}).size();
+  };
+  EXPECT_THROW(sorted(of_real(0.5)), InvalidProgram);
+  EXPECT_THROW(sorted(of_int(2)), InvalidProgram);
+  EXPECT_EQ(sorted(of_int(1)), 1u);
+}
+
+TEST(Program, ADtypeThatTheOperatorDoesNotGiveIsAnError) {
+  GraphBuilder graph;
+  const auto x = graph.input("x", DType::f32, {fixed(2), fixed(3)});
+  graph.output(graph.node("aten.permute.default", {{"self", Arg::of_value(x)}, {"dims", test::of_ints({1, 0})}},
+                          DType::i64, {fixed(3), fixed(2)}));
+  Session session(graph.build());
+  std::vector<float> data(6);
+  try {
+    session.run("forward", std::vector{tensor(data, {2, 3})});
+    FAIL() << "f32 was read as i64";
+  } catch (const InvalidProgram& e) {
+    EXPECT_THAT(e.what(), HasSubstr("node n0 (aten.permute.default): output 0 is f32, but the program declares i64"));
+  }
+}
+
 TEST(Program, UnknownOperatorIsNamed) {
   GraphBuilder graph;
   const auto x = graph.input("x", DType::f32, {fixed(2)});
@@ -395,6 +511,11 @@ TEST(Program, UnknownOperatorIsNamed) {
   } catch (const Unsupported& e) {
     EXPECT_THAT(e.what(), HasSubstr("aten.no_such_op.default"));
   }
+  // Another overload of an operator that there is: what it means is not known.
+  GraphBuilder overload;
+  const auto y = overload.input("y", DType::f32, {fixed(2)});
+  overload.output(overload.node("aten.relu.no_such_overload", {{"self", Arg::of_value(y)}}, DType::f32, {fixed(2)}));
+  EXPECT_THROW(overload.build(), Unsupported);
 }
 
 }  // namespace
