@@ -23,7 +23,7 @@ void take_elu(const Call& call, Number* params) {
 }
 void take_slope(const Call& call, Number* params) { params[0].f = call.real("negative_slope"); }
 void take_softplus(const Call& call, Number* params) {
-  params[0].f = GRAFT_PLANT("softplus-beta-ignored") ? 1 : call.real("beta");
+  params[0].f = call.real("beta");
   params[1].f = call.real("threshold");
 }
 

@@ -276,6 +276,7 @@ std::vector<Tensor> lower_spec(const ElementwiseSpec& spec, const Call& call, st
   what.opmath = spec.opmath;
   what.params[0] = {1, 1};
   if (spec.params != nullptr) spec.params(call, what.params.data());
+  if (GRAFT_PLANT("softplus-beta-ignored") && spec.op == ElementwiseOp::softplus) what.params[0].f = 1;
   switch (spec.rule) {
     case ComputeRule::output:
       what.compute = what.output;
