@@ -71,8 +71,9 @@ struct Counters {
   std::uint64_t io_copies = 0;  // inputs and outputs that could not be bound as they were
   std::uint64_t io_bytes_copied = 0;
   std::uint64_t arena_allocations = 0;
-  std::uint64_t arena_bytes = 0;    // now
-  std::uint64_t state_bytes = 0;    // now
+  std::uint64_t arena_bytes = 0;  // now
+  std::uint64_t state_bytes = 0;  // now
+  std::uint64_t state_bytes_written = 0;
   std::uint64_t staging_bytes = 0;  // now
 };
 
@@ -144,6 +145,12 @@ struct RunOptions {
   const CancelToken* cancel = nullptr;
 };
 
+// A mutable buffer of the program as one session holds it.
+struct StateView {
+  std::string name;   // fully qualified, as in the PyTorch module
+  TensorView tensor;  // the session's own memory: valid as long as the session, changed by its runs
+};
+
 // One caller's use of a program: its states, its arena, its bindings. Not for two threads at once (throws
 // InvalidArgument); make one session per thread.
 class GRAFT_API Session {
@@ -162,6 +169,9 @@ class GRAFT_API Session {
   // Runs into memory of the caller: each tensor output must have data, dtype and shape as `output_values` says.
   void run_into(std::string_view method, std::span<const Value> inputs, std::span<Value> outputs,
                 const RunOptions& options = {});
+
+  // All states, in the program's order.
+  std::vector<StateView> states();
 
   const Counters& counters() const;
   int threads() const;

@@ -16,7 +16,8 @@ std::vector<std::pair<std::string, std::uint64_t>> counter_list(const Counters& 
           {"arena_allocations", c.arena_allocations},
           {"arena_bytes", c.arena_bytes},
           {"state_bytes", c.state_bytes},
-          {"staging_bytes", c.staging_bytes}};
+          {"staging_bytes", c.staging_bytes},
+          {"state_bytes_written", c.state_bytes_written}};
 }
 
 std::string counter_table(const Counters& counters) {

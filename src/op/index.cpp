@@ -63,11 +63,15 @@ Tensor gathered(Places& places, const Tensor& from, Lowering& lowering) {
   return out;
 }
 
-// A copy of `self` with the values written at the places.
+// `self` with the values written at the places.
 Tensor scattered(Places& places, const Tensor& self, const Tensor& values, ScatterMode mode, Lowering& lowering) {
-  const Tensor out = lowering.allocate(self.dtype(), self.shape());
-  lowering.copy(self, out);
+  const Tensor out = lowering.writable(self);
   if (places.shape.numel() == 0) return out;
+  if (lowering.in_state(out)) {
+    const Tensor kept = gathered(places, self, lowering);
+    lowering.undo(kScatter, places.operands(kept), {places.window(out)},
+                  ScatterAttrs{places.attrs, ScatterMode::assign});
+  }
   const Tensor window = places.window(out);
   ScatterAttrs attrs{places.attrs, mode};
   lowering.launch(kScatter, places.operands(expanded(lowering.cast(values, self.dtype()), places.shape)), {window},
@@ -334,14 +338,17 @@ std::span<const Operator> index_operators() {
       {"aten.embedding.default", refuse_embedding, one_shape<embedding_shape>, embedding_lower, false},
       {"aten.index_select.default", refuse_index, one_shape<index_select_shape>, index_select_lower, false},
       {"aten.gather.default", refuse_index, one_shape<gather_shape>, gather_lower, false},
-      {"aten.scatter.src", refuse_index, one_shape<scatter_shape>, scatter_lower, false},
-      {"aten.scatter.value", refuse_index, one_shape<scatter_shape>, scatter_lower, false},
-      {"aten.scatter.reduce", refuse_scatter_reduce, one_shape<scatter_shape>, scatter_reduce_lower, false},
-      {"aten.scatter.value_reduce", refuse_scatter_reduce, one_shape<scatter_shape>, scatter_reduce_lower, false},
-      {"aten.scatter_add.default", refuse_index, one_shape<scatter_shape>, scatter_add_lower, false},
-      {"aten.scatter_reduce.two", refuse_scatter_reduce, one_shape<scatter_shape>, scatter_reduce_lower, false},
+      {"aten.scatter.src", refuse_index, one_shape<scatter_shape>, scatter_lower, false, false, true},
+      {"aten.scatter.value", refuse_index, one_shape<scatter_shape>, scatter_lower, false, false, true},
+      {"aten.scatter.reduce", refuse_scatter_reduce, one_shape<scatter_shape>, scatter_reduce_lower, false, false,
+       true},
+      {"aten.scatter.value_reduce", refuse_scatter_reduce, one_shape<scatter_shape>, scatter_reduce_lower, false, false,
+       true},
+      {"aten.scatter_add.default", refuse_index, one_shape<scatter_shape>, scatter_add_lower, false, false, true},
+      {"aten.scatter_reduce.two", refuse_scatter_reduce, one_shape<scatter_shape>, scatter_reduce_lower, false, false,
+       true},
       {"aten.index.Tensor", refuse_index_list, index_shape, index_lower, false},
-      {"aten.index_put.default", refuse_index_list, index_put_shape, index_put_lower, false},
+      {"aten.index_put.default", refuse_index_list, index_put_shape, index_put_lower, false, false, true},
   };
   return operators;
 }

@@ -321,9 +321,14 @@ std::vector<Tensor> scatter_lower(const Call& call, std::span<const Shape>, Lowe
     // All of it is replaced, unless the part is in another order: only a slice can have this shape.
     return {src};
   }
-  const Tensor out = lowering.allocate(self.dtype(), self.shape());
-  lowering.copy(self, out);
-  lowering.copy(src, window(call, out));
+  const Tensor out = lowering.writable(self);
+  const Tensor target = window(call, out);
+  if (lowering.in_state(out)) {
+    const Tensor kept = lowering.allocate(target.dtype(), target.shape());
+    lowering.copy(target, kept);
+    lowering.undo_copy(kept, target);
+  }
+  lowering.copy(src, target);
   return {out};
 }
 
@@ -342,11 +347,11 @@ std::span<const Operator> movement_operators() {
       {"aten.tril.default", refuse_rank, one_shape<triangle_shape>, triangle_lower<false>, true},
       {"aten.triu.default", refuse_rank, one_shape<triangle_shape>, triangle_lower<true>, true},
       {"aten.select_scatter.default", refuse_rank, one_shape<scatter_shape<selected_window>>,
-       scatter_lower<selected_window>, false},
+       scatter_lower<selected_window>, false, false, true},
       {"aten.slice_scatter.default", refuse_rank, one_shape<scatter_shape<sliced_window>>, scatter_lower<sliced_window>,
-       false},
+       false, false, true},
       {"aten.diagonal_scatter.default", refuse_rank, one_shape<scatter_shape<diagonal_window>>,
-       scatter_lower<diagonal_window>, false},
+       scatter_lower<diagonal_window>, false, false, true},
   };
   return operators;
 }

@@ -109,6 +109,9 @@ struct Operator {
   bool preserve = false;
   // Makes views of its inputs only: costs nothing at run time, so it is never folded.
   bool view = false;
+  // The result is argument "self" with part of its elements overwritten: `lower` takes the tensor to write from
+  // Lowering::writable(), and it is a state's own memory where the planner allows it.
+  bool updates = false;
 };
 
 // An operator on numbers ("aten.sym_size.int", "python.mul"): evaluated while planning, never launched.

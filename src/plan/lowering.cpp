@@ -131,6 +131,27 @@ Tensor Lowering::contiguous(const Tensor& tensor) {
   return copied;
 }
 
+Tensor Lowering::writable(const Tensor& tensor) {
+  if (updates_state_ && in_state(tensor)) return tensor;
+  const Tensor copied = allocate(tensor.dtype(), tensor.shape());
+  copy(tensor, copied);
+  return copied;
+}
+
+void Lowering::undo_copy(const Tensor& kept, const Tensor& target) {
+  const std::size_t mark = launches_.size();
+  copy(kept, target);
+  take_undo(mark);
+}
+
+void Lowering::take_undo(std::size_t mark) {
+  GRAFT_ASSERT(updates_state_);
+  if (launches_.size() == mark) return;  // nothing to write
+  GRAFT_ASSERT(launches_.size() == mark + 1);
+  undo_.push_back({std::move(launches_.back()), static_cast<std::uint32_t>(mark)});
+  launches_.pop_back();
+}
+
 Tensor Lowering::cast(const Tensor& tensor, DType dtype) {
   if (tensor.dtype() == dtype) return tensor;
   const Tensor out = allocate(dtype, tensor.shape());

@@ -46,25 +46,47 @@ class Lowering {
   // A new tensor with every element set to the value, converted as PyTorch converts a Python number.
   Tensor full(DType dtype, const Shape& shape, const Scalar& value);
 
+  // A tensor with the elements of `tensor` that the node may overwrite in part: a copy, or in a node that updates a
+  // state in place the state itself.
+  Tensor writable(const Tensor& tensor);
+  // True for a state's own memory. What a node is about to overwrite there must be kept and `undo_*` be called, before
+  // the launch that writes: a run that fails leaves every state as it was.
+  bool in_state(const Tensor& tensor) const { return buffers_[tensor.buffer].segment == Segment::state; }
+  // The launch that puts the kept elements back. Its operands are kept to the end of the run.
+  template <typename Attrs>
+  void undo(const Kernel& kernel, std::vector<Tensor> inputs, std::vector<Tensor> outputs, const Attrs& attrs) {
+    const std::size_t mark = launches_.size();
+    launch(kernel, std::move(inputs), std::move(outputs), attrs);
+    take_undo(mark);
+  }
+  void undo_copy(const Tensor& kept, const Tensor& target);
+
   // True when ggml's own kernels should be preferred to ours (a device other than the CPU).
   bool prefer_ggml() const { return prefer_ggml_; }
   int max_threads() const { return max_threads_; }
 
   // --- used by the planner, not by operators ---
-  void begin_node(std::uint32_t node_index) { node_ = node_index; }
+  void begin_node(std::uint32_t node_index, bool updates_state = false) {
+    node_ = node_index;
+    updates_state_ = updates_state;
+  }
   BufferId add_buffer(const Buffer& buffer);
   std::vector<Buffer>& buffers() { return buffers_; }
   std::vector<Launch>& launches() { return launches_; }
+  std::vector<UndoLaunch>& undo_launches() { return undo_; }
 
  private:
   void launch_bytes(const Kernel& kernel, std::vector<Tensor> inputs, std::vector<Tensor> outputs,
                     std::vector<std::byte> attrs, std::int64_t scratch_bytes, std::uint32_t inplace);
   void add_launch(Launch launch);
+  void take_undo(std::size_t mark);
 
   std::vector<Buffer> buffers_;
   std::vector<Launch> launches_;
   std::vector<std::pair<Tensor, Tensor>> contiguous_copies_;  // (strided tensor, its copy)
+  std::vector<UndoLaunch> undo_;
   std::uint32_t node_ = 0;
+  bool updates_state_ = false;
   int max_threads_;
   bool prefer_ggml_;
 };

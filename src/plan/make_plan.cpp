@@ -6,9 +6,11 @@
 
 #include "base/check.h"
 #include "base/plant.h"
+#include "kernel/index.h"
 #include "plan/arena.h"
 #include "plan/arena_check.h"
 #include "plan/lowering.h"
+#include "plan/state_updates.h"
 
 namespace graft {
 namespace {
@@ -37,10 +39,12 @@ class Planner {
 
   Plan run(std::span<const InputDesc> inputs) {
     bind_inputs(inputs);
-    for (const ir::Node& node : method_.nodes) lower(node);
+    const std::vector<bool> updates_state = find_state_updates(program_, method_);
+    for (std::size_t i = 0; i < method_.nodes.size(); ++i) lower(method_.nodes[i], updates_state[i]);
     bind_outputs();
     plan_.buffers = std::move(lowering_.buffers());
     plan_.launches = std::move(lowering_.launches());
+    plan_.undo = std::move(lowering_.undo_launches());
     drop_dead_launches();
     merge_inplace();
     lay_out_arena();
@@ -85,7 +89,7 @@ class Planner {
     }
   }
 
-  void lower(const ir::Node& node) {
+  void lower(const ir::Node& node, bool updates_state) {
     const std::string& target = program_.op_of(node).target;
     const Call call(program_, method_, node, bindings_);
     if (const ScalarOperator* op = find_scalar_operator(target)) {
@@ -94,7 +98,7 @@ class Planner {
     }
     const Operator* op = find_operator(target);
     GRAFT_CHECK(Unsupported, op, "node ", node.name, ": no operator '", target, "'");
-    lowering_.begin_node(static_cast<std::uint32_t>(plan_.node_names.size()));
+    lowering_.begin_node(static_cast<std::uint32_t>(plan_.node_names.size()), updates_state);
     plan_.node_names.push_back(node.name);
 
     std::vector<Shape> shapes;
@@ -151,6 +155,7 @@ class Planner {
         from = saved;
       }
     }
+    plan_.commit_begin = static_cast<std::uint32_t>(lowering_.launches().size());
     for (const auto& [from, to] : late_writes)
       if (!GRAFT_PLANT("state-write-dropped")) lowering_.copy(from, to);
   }
@@ -235,6 +240,8 @@ class Planner {
   void drop_dead_launches() {
     std::vector<bool> needed(plan_.buffers.size(), false);
     std::vector<bool> live(plan_.launches.size(), false);
+    for (const UndoLaunch& undo : plan_.undo)
+      for (const Tensor& t : undo.launch.inputs) needed[t.buffer] = true;
     for (std::size_t i = plan_.launches.size(); i-- > 0;) {
       const Launch& launch = plan_.launches[i];
       for (const Tensor& t : launch.outputs)
@@ -242,13 +249,18 @@ class Planner {
       if (!live[i]) continue;
       for (const Tensor& t : launch.inputs) needed[t.buffer] = true;
     }
-    std::size_t kept = 0;
+    std::vector<std::uint32_t> position(plan_.launches.size() + 1);  // by old index: how many launches stay before it
+    std::uint32_t kept = 0;
     for (std::size_t i = 0; i < plan_.launches.size(); ++i) {
+      position[i] = kept;
       if (!live[i]) continue;
       if (kept != i) plan_.launches[kept] = std::move(plan_.launches[i]);
       ++kept;
     }
+    position.back() = kept;
     plan_.launches.resize(kept);
+    plan_.commit_begin = position[plan_.commit_begin];
+    for (UndoLaunch& undo : plan_.undo) undo.after = position[undo.after];
   }
 
   void find_lifetimes() {
@@ -260,6 +272,17 @@ class Planner {
         b.last_use = static_cast<std::int32_t>(i);
       });
     }
+    // What an undo reads is kept to the end of the run, and beyond it.
+    for (UndoLaunch& undo : plan_.undo)
+      for_each_buffer(undo.launch, [&](BufferId id) {
+        plan_.buffers[id].last_use = static_cast<std::int32_t>(plan_.launches.size());
+      });
+  }
+
+  // A scatter's output is a window whose elements share places; it writes one element per value.
+  static std::int64_t written_bytes(const Launch& launch, const Tensor& out) {
+    const std::int64_t elements = launch.kernel == &kScatter ? launch.inputs[0].numel() : out.numel();
+    return elements * static_cast<std::int64_t>(byte_size(out.dtype()));
   }
 
   // Lets an output take over the memory of an input that dies at the same launch.
@@ -295,6 +318,7 @@ class Planner {
         break;
       }
     }
+    for (UndoLaunch& undo : plan_.undo) for_each_buffer(undo.launch, [&](BufferId& id) { id = merged[id]; });
   }
 
   void lay_out_arena() {
@@ -328,6 +352,11 @@ class Planner {
     }
     for (Launch& launch : plan_.launches)
       for_each_buffer(launch, [&](BufferId id) { ++plan_.allocations[plan_.buffers[id].allocation].hits; });
+    for (UndoLaunch& undo : plan_.undo)
+      for_each_buffer(undo.launch, [&](BufferId id) { ++plan_.allocations[plan_.buffers[id].allocation].hits; });
+    for (const Launch& launch : plan_.launches)
+      for (const Tensor& t : launch.outputs)
+        if (plan_.buffers[t.buffer].segment == Segment::state) plan_.state_bytes_written += written_bytes(launch, t);
   }
 
   const ir::Program& program_;

@@ -58,6 +58,12 @@ struct Launch {
 // Which code runs a launch: "ggml MUL_MAT" or "graft layer_norm".
 std::string kernel_name(const Launch& launch);
 
+// Puts back what a launch overwrote in a state, from a copy made before.
+struct UndoLaunch {
+  Launch launch;
+  std::uint32_t after = 0;  // how many launches must have finished for the copy to be there
+};
+
 struct PlanOutput {
   ir::OutputKind kind = ir::OutputKind::user;
   std::uint32_t index = 0;
@@ -76,9 +82,14 @@ struct Plan {
   std::vector<Allocation> allocations;
   std::vector<Buffer> buffers;
   std::vector<Launch> launches;
+  // From here on launches write states and mutated inputs with values that are ready: they run to the end once the
+  // first of them runs, so that a run that is stopped leaves all as it was.
+  std::uint32_t commit_begin = 0;
+  std::vector<UndoLaunch> undo;  // of states written before; run last to first when the run does not reach its end
   std::vector<PlanOutput> outputs;
   std::vector<std::string> node_names;
   std::int64_t arena_bytes = 0;
+  std::int64_t state_bytes_written = 0;  // by one run
 };
 
 }  // namespace graft

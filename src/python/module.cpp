@@ -126,6 +126,7 @@ nb::dict to_dict(const Counters& c) {
   d["arena_bytes"] = c.arena_bytes;
   d["state_bytes"] = c.state_bytes;
   d["staging_bytes"] = c.staging_bytes;
+  d["state_bytes_written"] = c.state_bytes_written;
   return d;
 }
 

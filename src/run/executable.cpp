@@ -126,9 +126,7 @@ struct Executable::Group final : TeamWork {
     return false;
   }
 
-  void share(int share, int shares) noexcept override {
-    self.run_share(self.kernels_[current], phase, share, shares);
-  }
+  void share(int share, int shares) noexcept override { self.run_share(self.kernels_[current], phase, share, shares); }
 };
 
 void Executable::run_share(const KernelLaunch& launch, int phase, int share, int shares) {
@@ -150,8 +148,18 @@ void Executable::run_share(const KernelLaunch& launch, int phase, int share, int
 // Takes the time and decides whether to go on. One thread at a time.
 bool Executable::after_launch() {
   if (stamps_) stamps_->push_back(Clock::now());  // room was reserved
-  stop_ = control_->should_stop();
+  ++finished_;
+  const bool committing = finished_ > plan_->commit_begin;  // a launch that cannot fail has written a state
+  stop_ = finished_ < plan_->launches.size() && !committing && control_->should_stop();
   return !stop_;
+}
+
+void Executable::undo() {
+  for (std::size_t i = plan_->undo.size(); i-- > 0;) {
+    if (plan_->undo[i].after > finished_) continue;
+    const KernelLaunch& launch = kernels_[first_undo_ + i];
+    for (int phase = 0; phase < launch.phases; ++phase) run_share(launch, phase, 0, 1);
+  }
 }
 
 void Executable::compute_group(ggml_tensor*, int thread, int, void* user) {
@@ -226,6 +234,11 @@ struct Executable::Builder {
 
   void add_kernel(const Launch& launch) {
     if (!group_open) open_group();
+    add_record(launch, launch.serial ? 1 : self.threads_);
+    self.groups_.back()->end = self.kernels_.size();
+  }
+
+  void add_record(const Launch& launch, int threads) {
     KernelLaunch& kernel = self.kernels_.emplace_back();
     kernel.launch = &launch;
     kernel.node = plan.node_names[launch.node];
@@ -242,13 +255,12 @@ struct Executable::Builder {
 
     if (launch.kernel->phases) {
       KernelContext context;
-      context.threads = launch.serial ? 1 : self.threads_;
+      context.threads = threads;
       context.input_descs = kernel.inputs;
       context.output_descs = kernel.outputs;
       context.attr_bytes = launch.attrs.data();
       kernel.phases = launch.kernel->phases(context);
     }
-    self.groups_.back()->end = self.kernels_.size();
   }
 };
 
@@ -262,7 +274,8 @@ Executable::Executable(std::shared_ptr<const Plan> plan, int threads, RunControl
     operands += launch.kernel ? launch.inputs.size() + launch.outputs.size() : 0;
     kernels += launch.kernel ? 1 : 0;
   }
-  kernels_.reserve(kernels);  // the refresh table points into both
+  for (const UndoLaunch& undo : plan_->undo) operands += undo.launch.inputs.size() + undo.launch.outputs.size();
+  kernels_.reserve(kernels + plan_->undo.size());  // the refresh table points into both
   operands_.resize(operands);
   // Nodes and leafs each have a list of the graph's size.
   metadata_ = AlignedMemory(tensors * ggml_tensor_overhead() + ggml_graph_overhead_custom(tensors, false));
@@ -277,6 +290,8 @@ Executable::Executable(std::shared_ptr<const Plan> plan, int threads, RunControl
       builder.add_ggml(launch);
     }
   }
+  first_undo_ = kernels_.size();
+  for (const UndoLaunch& undo : plan_->undo) builder.add_record(undo.launch, 1);
   // One expansion per node, in our order: no node is another's parent, so ggml has nothing to reorder.
   graph_ = ggml_new_graph_custom(context_, tensors, false);
   for (ggml_tensor* node : builder.nodes) ggml_build_forward_expand(graph_, node);
@@ -319,8 +334,9 @@ std::size_t Executable::bind(std::span<std::byte* const> bases) {
   return rewrites;
 }
 
-void Executable::compute(std::vector<Clock::time_point>* stamps) {
-  if (plan_->launches.empty()) return;
+bool Executable::compute(std::vector<Clock::time_point>* stamps) {
+  finished_ = 0;
+  if (plan_->launches.empty()) return true;
   ThreadTeam team(threads_);
   team_ = &team;
   stop_ = false;
@@ -341,6 +357,9 @@ void Executable::compute(std::vector<Clock::time_point>* stamps) {
   cplan.abort_callback_data = this;
   ggml_graph_compute(graph_, &cplan);
   team_ = nullptr;
+  if (finished_ == plan_->launches.size() && !control_->error.failed()) return true;
+  undo();
+  return false;
 }
 
 int Executable::graph_nodes() const { return ggml_graph_n_nodes(graph_); }

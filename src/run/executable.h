@@ -32,8 +32,8 @@ struct RunControl {
 // A plan instantiated for one session: launch records and ggml tensors keep addresses, so they cannot be shared.
 // Consecutive launches of kernels of ours are one node of the ggml graph, a custom op, and a ggml op is a node of its
 // own. ggml computes the graph on the calling thread, and a group brings in the process's thread team: a node of ggml's
-// costs a barrier that waits for every thread however busy its core is, and ggml's workers spin for milliseconds after a
-// run (docs/performance.md). A graph that has ggml ops too is computed by ggml's own pool, its groups by one thread.
+// costs a barrier that waits for every thread however busy its core is, and ggml's workers spin for milliseconds after
+// a run (docs/performance.md). A graph that has ggml ops too is computed by ggml's own pool, its groups by one thread.
 // Everything is allocated here once; bind() and compute() allocate nothing.
 class Executable {
  public:
@@ -50,11 +50,13 @@ class Executable {
   std::size_t bind(std::span<std::byte* const> bases);
   RefreshLevel last_level() const { return last_level_; }
 
-  // Runs the graph. Errors are left in the control's slot. With `stamps`, the time after each launch is appended (an
-  // instrumented loop; without it the clock is not read).
+  // Runs the graph to its end, or until the control stops it; false when it did not reach the end: then every state is
+  // as it was before, and the control says why. With `stamps`, the time after each launch is appended (an instrumented
+  // loop; without it the clock is not read).
   using Clock = std::chrono::steady_clock;
-  void compute(std::vector<Clock::time_point>* stamps = nullptr);
+  bool compute(std::vector<Clock::time_point>* stamps = nullptr);
 
+  std::size_t launches_finished() const { return finished_; }  // by the last run
   int graph_nodes() const;
   std::size_t metadata_bytes() const { return metadata_.size() + work_.size(); }
 
@@ -69,6 +71,7 @@ class Executable {
   static void compute_group(ggml_tensor* dst, int thread, int threads, void* user);
   void run_share(const KernelLaunch& launch, int phase, int share, int shares);
   bool after_launch();
+  void undo();
 
   std::shared_ptr<const Plan> plan_;
   int threads_;
@@ -80,6 +83,7 @@ class Executable {
   std::vector<bool> is_ggml_op_;  // by node
   bool has_ggml_ops_ = false;
   std::vector<KernelLaunch> kernels_;
+  std::size_t first_undo_ = 0;  // kernels_ from here on are those of Plan::undo
   std::vector<std::unique_ptr<Group>> groups_;
   std::vector<void*> operands_;             // addresses of all kernels' operands
   std::vector<RefreshEntry> entries_;       // grouped by allocation id
@@ -90,6 +94,7 @@ class Executable {
 
   // Of the run under way.
   bool stop_ = false;
+  std::size_t finished_ = 0;  // launches
   ThreadTeam* team_ = nullptr;
   std::size_t next_node_ = 0;
   std::vector<Clock::time_point>* stamps_ = nullptr;

@@ -234,10 +234,10 @@ struct Session::Impl {
     counters.rewrites += graph.executable->bind(graph.bases);
   }
 
-  static void profile(Graph& graph, std::vector<NodeTiming>& timings) {
+  static bool profile(Graph& graph, std::vector<NodeTiming>& timings) {
     std::vector<Executable::Clock::time_point> stamps;
     const Executable::Clock::time_point begin = Executable::Clock::now();
-    graph.executable->compute(&stamps);
+    const bool finished = graph.executable->compute(&stamps);
     const auto since = [&](Executable::Clock::time_point t) {
       return std::chrono::duration_cast<std::chrono::nanoseconds>(t - begin).count();
     };
@@ -250,6 +250,7 @@ struct Session::Impl {
       timings.push_back({plan.node_names[launch.node], kernel_name(launch), start, end});
       start = end;
     }
+    return finished;
   }
 
   void compute(Graph& graph, const RunOptions& run_options) {
@@ -259,18 +260,18 @@ struct Session::Impl {
     control.has_deadline = run_options.deadline.has_value();
     if (control.has_deadline) control.deadline = *run_options.deadline;
     if (control.cancel && control.cancel->load()) throw Cancelled("the run was cancelled before it began");
+    if (control.has_deadline && std::chrono::steady_clock::now() >= control.deadline)
+      throw Cancelled("the deadline passed before the run began");
     ++(graph.counts_as_miss ? counters.plan_misses : counters.plan_hits);
     graph.counts_as_miss = false;
-    if (run_options.profile) {
-      profile(graph, *run_options.profile);
-    } else {
-      graph.executable->compute();
-    }
+    const bool finished = run_options.profile ? profile(graph, *run_options.profile) : graph.executable->compute();
+    counters.kernels_launched += graph.executable->launches_finished();
     ++counters.runs;
-    counters.kernels_launched += graph.executable->plan().launches.size();
-    if (control.error.failed()) throw ExecutionError(std::string(control.error.message()));
-    if (control.timed_out) throw Cancelled("the deadline passed");
-    if (control.cancel && control.cancel->load()) throw Cancelled("the run was cancelled");
+    if (!finished) {
+      if (control.error.failed()) throw ExecutionError(std::string(control.error.message()));
+      throw Cancelled(control.timed_out ? "the deadline passed" : "the run was cancelled");
+    }
+    counters.state_bytes_written += static_cast<std::uint64_t>(graph.executable->plan().state_bytes_written);
   }
 };
 
@@ -304,6 +305,14 @@ Session::Session(std::shared_ptr<const Program> program, const SessionOptions& o
 Session::Session(Session&&) noexcept = default;
 Session& Session::operator=(Session&&) noexcept = default;
 Session::~Session() = default;
+
+std::vector<StateView> Session::states() {
+  std::vector<StateView> views;
+  const std::vector<StateInfo>& infos = impl_->loaded().states;
+  for (std::uint32_t i = 0; i < infos.size(); ++i)
+    views.push_back({infos[i].fqn, {impl_->state(i), infos[i].desc.dtype, infos[i].desc.shape}});
+  return views;
+}
 
 const Counters& Session::counters() const { return impl_->counters; }
 int Session::threads() const { return impl_->threads; }
