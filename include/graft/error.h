@@ -43,6 +43,12 @@ class GRAFT_API SystemError : public Error {
   using Error::Error;
 };
 
+// In use by somebody else, or full, at this moment: the same call may succeed later.
+class GRAFT_API Busy : public Error {
+ public:
+  using Error::Error;
+};
+
 // A kernel met data it must not act on, such as an index out of range. The session stays usable.
 class GRAFT_API ExecutionError : public Error {
  public:

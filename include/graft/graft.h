@@ -10,6 +10,7 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <future>
 #include <memory>
 #include <optional>
 #include <span>
@@ -111,10 +112,27 @@ class GRAFT_API Program {
   std::unique_ptr<Impl> impl_;
 };
 
+// Memory for the intermediate tensors of sessions that never run at the same time: as large as the largest of them
+// needs. A session without one has its own.
+class GRAFT_API Arena {
+ public:
+  Arena();
+  ~Arena();
+  std::size_t bytes() const;  // now; grows with the plans that run in it
+
+  struct Impl;
+  Impl& impl() { return *impl_; }
+
+ private:
+  std::unique_ptr<Impl> impl_;
+};
+
 struct SessionOptions {
-  int threads = 0;                // 0: GRAFT_THREADS, else the CPUs this process may use
-  std::size_t max_graphs = 16;    // instantiated plans kept, least recently used dropped first
-  bool strict_zero_copy = false;  // an input or output that would need a copy throws InvalidArgument instead
+  int threads = 0;                  // 0: GRAFT_THREADS, else the CPUs this process may use
+  std::size_t max_graphs = 16;      // instantiated plans kept, least recently used dropped first
+  bool strict_zero_copy = false;    // an input or output that would need a copy throws InvalidArgument instead
+  std::shared_ptr<Arena> arena;     // shared with other sessions; two of them running at once: the second throws Busy
+  std::size_t queue_capacity = 16;  // runs that may wait in submit()
 };
 
 // May be called from any thread to stop the run in progress at its next node.
@@ -143,6 +161,24 @@ struct RunOptions {
   std::vector<NodeTiming>* profile = nullptr;
   std::optional<std::chrono::steady_clock::time_point> deadline;
   const CancelToken* cancel = nullptr;
+  // Memory that the caller lends for the intermediate tensors of this run: at least PlanInfo::arena_bytes, aligned to
+  // 64 bytes. Empty: the session's arena.
+  std::span<std::byte> arena;
+};
+
+// What a plan needs and where it keeps what; ids as `graft inspect --plan` lists them.
+struct AllocationInfo {
+  std::string_view segment;  // "weight", "constant", "state", "arena", "input" or "output"
+  std::uint32_t index = 0;   // which weight, state, input, ...
+  std::int64_t bytes = 0;
+  std::uint32_t entries = 0;   // addresses that are rewritten when it moves
+  const void* base = nullptr;  // its address in the last run; null before the first
+};
+struct PlanInfo {
+  std::int64_t arena_bytes = 0;
+  std::size_t metadata_bytes = 0;  // of the instantiated plan: ggml graph and launch records
+  std::size_t launches = 0;
+  std::vector<AllocationInfo> allocations;  // by allocation id
 };
 
 // A mutable buffer of the program as one session holds it.
@@ -151,8 +187,8 @@ struct StateView {
   TensorView tensor;  // the session's own memory: valid as long as the session, changed by its runs
 };
 
-// One caller's use of a program: its states, its arena, its bindings. Not for two threads at once (throws
-// InvalidArgument); make one session per thread.
+// One caller's use of a program: its states, its arena, its bindings. Not for two threads at once (throws Busy); make
+// one session per thread. Calls on a closed session throw InvalidArgument.
 class GRAFT_API Session {
  public:
   explicit Session(std::shared_ptr<const Program> program, const SessionOptions& options = {});
@@ -170,8 +206,30 @@ class GRAFT_API Session {
   void run_into(std::string_view method, std::span<const Value> inputs, std::span<Value> outputs,
                 const RunOptions& options = {});
 
+  // The same in the background, in the order of submission; tensors of the inputs must stay valid until then. Throws
+  // Busy when `queue_capacity` runs wait already. Errors of the run come out of the future.
+  std::future<std::vector<Value>> submit(std::string method, std::vector<Value> inputs, RunOptions options = {});
+  // Finishes the submitted runs and frees all memory. Called by the destructor.
+  void close();
+
+  // The plan for these inputs, made when there is none: what to lend, and where things are.
+  PlanInfo plan(std::string_view method, std::span<const Value> inputs);
+
+  // Promises that this tensor input has, from its next run on, one address: it is no longer compared. A debug build
+  // throws InvalidArgument when it moved.
+  void freeze_input(std::string_view method, std::size_t input);
+
   // All states, in the program's order.
   std::vector<StateView> states();
+  // Every state as at load.
+  void reset();
+  // A session of the same program and options with copies of the states; arena and plans' graphs are its own (a shared
+  // arena stays shared).
+  Session fork();
+  // All states to and from a file. `restore` throws InvalidProgram for a file of another program or a damaged one, and
+  // then changes nothing.
+  void save(const std::string& path);
+  void restore(const std::string& path);
 
   const Counters& counters() const;
   int threads() const;

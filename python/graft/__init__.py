@@ -12,6 +12,7 @@ from typing import Any
 from graft import errors as _errors
 
 _ERRORS = (
+    "Busy",
     "Cancelled",
     "Error",
     "ExecutionError",

@@ -25,6 +25,10 @@ class SystemError(Error, OSError):
     """The operating system refused: memory, descriptors, a file that cannot be read."""
 
 
+class Busy(Error):
+    """In use by somebody else, or full, at this moment: the same call may succeed later."""
+
+
 class ExecutionError(Error):
     """A kernel met data it must not act on, such as an index out of range. The session stays usable."""
 

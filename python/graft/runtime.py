@@ -6,6 +6,7 @@ allocated by torch and written in place by the engine, so they belong to the cal
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -174,6 +175,36 @@ class Model:
     def counters(self) -> dict[str, int]:
         """Counts since the model was loaded: runs, plan_hits, plan_misses, rewrites, io_copies, arena_bytes, ..."""
         return self._session.counters()
+
+    def states(self) -> dict[str, torch.Tensor]:
+        """Copies of the mutable buffers, by their fully qualified names."""
+        out = {}
+        for name, (address, dtype, sizes) in self._session.states():
+            tensor = torch.empty(sizes, dtype=DTYPES[dtype])
+            if tensor.numel():
+                ctypes.memmove(tensor.data_ptr(), address, tensor.numel() * tensor.element_size())
+            out[name] = tensor
+        return out
+
+    def reset(self) -> None:
+        """Every state as at load."""
+        self._session.reset()
+
+    def fork(self) -> Model:
+        """Another model of the same program with copies of the states."""
+        return Model(self._program, self._session.fork())
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes all states to a file."""
+        self._session.save(os.fspath(path))
+
+    def restore(self, path: str | os.PathLike[str]) -> None:
+        """Reads all states from a file that `save` wrote for the same program; changes nothing when that fails."""
+        self._session.restore(os.fspath(path))
+
+    def close(self) -> None:
+        """Frees the memory; later calls raise `InvalidArgument`."""
+        self._session.close()
 
     def describe(self) -> dict[str, Any]:
         """What `graft inspect --json` prints."""

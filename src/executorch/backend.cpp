@@ -79,6 +79,8 @@ Status status_of_exception(Report&& report) {
     return as(Status::NotSupported, e);
   } catch (const NotFound& e) {
     return as(Status::NotFound, e);
+  } catch (const Busy& e) {
+    return as(Status::InvalidState, e);
   } catch (const SystemError& e) {
     return as(Status::MemoryAllocationFailed, e);
   } catch (const std::bad_alloc& e) {

@@ -49,6 +49,7 @@ class Planner {
     merge_inplace();
     lay_out_arena();
     list_allocations();
+    list_aliases();
     plan_.key = plan_key(inputs);
     return std::move(plan_);
   }
@@ -347,7 +348,8 @@ class Planner {
       const auto [it, fresh] =
           ids.try_emplace({b.segment, index}, static_cast<std::uint32_t>(plan_.allocations.size()));
       if (fresh)
-        plan_.allocations.push_back({b.segment, index, b.segment == Segment::arena ? plan_.arena_bytes : b.bytes, 0});
+        plan_.allocations.push_back(
+            {b.segment, index, b.segment == Segment::arena ? plan_.arena_bytes : b.bytes, 0, false});
       b.allocation = it->second;
     }
     for (Launch& launch : plan_.launches)
@@ -357,6 +359,41 @@ class Planner {
     for (const Launch& launch : plan_.launches)
       for (const Tensor& t : launch.outputs)
         if (plan_.buffers[t.buffer].segment == Segment::state) plan_.state_bytes_written += written_bytes(launch, t);
+  }
+
+  void list_aliases() {
+    for (const PlanOutput& out : plan_.outputs)
+      if (out.kind == ir::OutputKind::input_mutation && out.is_tensor)
+        plan_.allocations[plan_.buffers[out.buffer].allocation].mutated = true;
+    find_lifetimes();
+    for (const Buffer& out : plan_.buffers) {
+      if (out.segment != Segment::output || out.first_use < 0) continue;
+      for (const Buffer& in : plan_.buffers) {
+        if (in.segment != Segment::input || plan_.allocations[in.allocation].mutated) continue;
+        const bool exact = in.last_use == out.first_use;
+        if (in.last_use < out.first_use ||
+            (exact && writes_in_place(plan_.launches[at(exact ? in.last_use : 0)], out, in)))
+          plan_.aliases.push_back({out.allocation, in.allocation, exact});
+      }
+    }
+  }
+
+  static std::size_t at(std::int32_t index) { return static_cast<std::size_t>(index); }
+
+  // The launch reads element by element what it writes at the same place.
+  bool writes_in_place(const Launch& launch, const Buffer& out, const Buffer& in) const {
+    const Tensor& to = launch.outputs[0];
+    if (&plan_.buffers[to.buffer] != &out || !to.desc.contiguous() || to.offset != 0) return false;
+    int uses = 0;
+    bool same = false;
+    for (std::size_t k = 0; k < launch.inputs.size(); ++k) {
+      const Tensor& from = launch.inputs[k];
+      if (&plan_.buffers[from.buffer] != &in) continue;
+      ++uses;
+      same = ((launch.inplace >> k) & 1u) && from.shape() == to.shape() && from.offset == 0 && from.desc.contiguous() &&
+             byte_size(from.dtype()) == byte_size(to.dtype()) && in.bytes == out.bytes;
+    }
+    return uses == 1 && same;
   }
 
   const ir::Program& program_;

@@ -33,6 +33,14 @@ struct Allocation {
   std::uint32_t index = 0;
   std::int64_t bytes = 0;
   std::uint32_t hits = 0;  // operands of launches that lie in it
+  bool mutated = false;    // an input that the run writes
+};
+
+// An output that may share memory with an input: it is first written when the input has been read for the last time.
+struct Alias {
+  std::uint32_t output = 0;  // allocation ids
+  std::uint32_t input = 0;
+  bool exact = false;  // only as the very same bytes: the last reader is the first writer
 };
 
 // How much a changed base costs to rewrite, cheapest first.
@@ -80,6 +88,7 @@ struct PlanOutput {
 struct Plan {
   std::vector<std::int64_t> key;
   std::vector<Allocation> allocations;
+  std::vector<Alias> aliases;
   std::vector<Buffer> buffers;
   std::vector<Launch> launches;
   // From here on launches write states and mutated inputs with values that are ready: they run to the end once the

@@ -48,6 +48,8 @@ void translate(const std::exception_ptr& pointer, void*) {
     raise_as("NotFound", e);
   } catch (const SystemError& e) {
     raise_as("SystemError", e);
+  } catch (const Busy& e) {
+    raise_as("Busy", e);
   } catch (const ExecutionError& e) {
     raise_as("ExecutionError", e);
   } catch (const Cancelled& e) {
@@ -96,7 +98,8 @@ nb::object from_value(const Value& value) {
   }
   nb::list sizes;
   for (std::int64_t size : value.tensor.shape.sizes()) sizes.append(size);
-  return nb::make_tuple(nb::int_(0), static_cast<int>(value.tensor.dtype), nb::tuple(sizes));
+  return nb::make_tuple(reinterpret_cast<std::uintptr_t>(value.tensor.data), static_cast<int>(value.tensor.dtype),
+                        nb::tuple(sizes));
 }
 
 std::vector<Value> to_values(const nb::list& objects) {
@@ -266,5 +269,17 @@ NB_MODULE(_C, m) {
           nb::arg("method"), nb::arg("inputs"), nb::arg("outputs"), nb::arg("timeout") = 0.0,
           nb::arg("cancel").none() = nb::none())
       .def("counters", [](const Session& s) { return to_dict(s.counters()); })
+      .def("states",
+           [](Session& s) {
+             nb::list out;
+             for (const StateView& state : s.states())
+               out.append(nb::make_tuple(state.name, from_value(Value::of(state.tensor))));
+             return out;
+           })
+      .def("reset", &Session::reset)
+      .def("fork", &Session::fork)
+      .def("save", &Session::save, nb::arg("path"), nb::call_guard<nb::gil_scoped_release>())
+      .def("restore", &Session::restore, nb::arg("path"), nb::call_guard<nb::gil_scoped_release>())
+      .def("close", &Session::close, nb::call_guard<nb::gil_scoped_release>())
       .def_prop_ro("threads", &Session::threads);
 }

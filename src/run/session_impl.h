@@ -1,0 +1,127 @@
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <future>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <thread>
+#include <vector>
+
+#include "base/aligned.h"
+#include "base/check.h"
+#include "graft/graft.h"
+#include "run/executable.h"
+#include "run/program_impl.h"
+
+namespace graft {
+
+// Taken for the time of a call; throws Busy with `message` when it is taken already.
+class BusyGuard {
+ public:
+  BusyGuard(std::atomic_flag& busy, const char* message) : busy_(busy) {
+    GRAFT_CHECK(Busy, !busy_.test_and_set(std::memory_order_acquire), message);
+  }
+  ~BusyGuard() {
+    busy_.clear(std::memory_order_release);
+    busy_.notify_one();
+  }
+  BusyGuard(const BusyGuard&) = delete;
+  BusyGuard& operator=(const BusyGuard&) = delete;
+
+ private:
+  std::atomic_flag& busy_;
+};
+
+inline constexpr const char* kSessionInUse = "the session is in use by another thread; make one session per thread";
+
+inline bool is_aligned(const void* data, DType dtype) {
+  return reinterpret_cast<std::uintptr_t>(data) % byte_size(dtype) == 0;
+}
+
+struct Arena::Impl {
+  AlignedMemory memory;
+  std::atomic_flag busy = ATOMIC_FLAG_INIT;
+};
+
+// Files: session.cpp (a call from entry to return), session_bind.cpp (addresses), session_state.cpp (states),
+// session_queue.cpp (submit and close).
+struct Session::Impl {
+  Impl(std::shared_ptr<const Program> loaded_program, const SessionOptions& session_options);
+  ~Impl();
+
+  std::shared_ptr<const Program> program;
+  SessionOptions options;
+  int threads = 1;
+  Counters counters;
+  RunControl control;
+  std::shared_ptr<Arena> arena;
+  std::vector<AlignedMemory> states;
+  std::atomic_flag busy = ATOMIC_FLAG_INIT;
+  bool closed = false;
+
+  struct Graph {
+    std::uint32_t method = 0;
+    std::unique_ptr<Executable> executable;
+    std::vector<std::byte*> bases;
+    bool counts_as_miss = false;  // its plan was made for a run that has not happened yet
+  };
+  std::list<Graph> graphs;  // most recently used first
+
+  // Reused from call to call, so that the steady state allocates nothing.
+  std::vector<InputDesc> input_descs;
+  std::vector<std::int64_t> key;
+  std::vector<AlignedMemory> staging;
+  std::vector<std::pair<std::uint32_t, std::byte*>>
+      frozen;  // (method << 16 | input) and its address, null before a run
+
+  const Program::Impl& loaded() const { return program->impl(); }
+  void check_open() const;  // throws InvalidArgument
+
+  // --- session.cpp ---
+  void describe_inputs(const LoadedMethod& method, std::span<const Value> inputs);
+  // The instantiated plan for the described inputs; it stands at the front of `graphs`.
+  Graph& graph_for(std::uint32_t method);
+  void append_key(const InputDesc& input);
+  void run_into(std::string_view name, std::span<const Value> inputs, std::span<Value> outputs,
+                const RunOptions& run_options);
+  std::vector<Value> output_values(std::string_view name, std::span<const Value> inputs);
+  std::vector<Value> run(std::string_view name, std::span<const Value> inputs, const RunOptions& run_options);
+  void compute(Graph& graph, const RunOptions& run_options);
+  static bool profile(Graph& graph, std::vector<NodeTiming>& timings);
+
+  // --- session_bind.cpp ---
+  void bind(Graph& graph, std::span<const Value> inputs, std::span<std::byte* const> output_data,
+            const RunOptions& run_options);
+  std::byte* input_base(const LoadedMethod& method, std::uint32_t method_index, std::uint32_t index,
+                        std::span<const Value> inputs);
+  std::byte* arena_base(std::int64_t bytes, const RunOptions& run_options);
+  void check_overlaps(const Graph& graph) const;
+  // Mutated inputs that were staged go back to the caller's memory.
+  void return_staged(const Graph& graph, std::span<const Value> inputs);
+
+  // --- session_state.cpp ---
+  std::byte* state(std::uint32_t index);
+  void reset_state(std::uint32_t index);
+
+  // --- session_queue.cpp ---
+  struct Job {
+    std::string method;
+    std::vector<Value> inputs;
+    RunOptions options;
+    std::promise<std::vector<Value>> result;
+  };
+  std::mutex queue_mutex;
+  std::condition_variable queue_changed;
+  std::deque<Job> queue;
+  bool queue_closed = false;
+  std::thread worker;
+  std::future<std::vector<Value>> submit(Job job);
+  void work();
+  void drain();
+};
+
+}  // namespace graft
