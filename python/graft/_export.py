@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import warnings
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -50,7 +51,8 @@ def export(
     methods: instead of `model`, several by name: each an ExportedProgram, the path of a .pt2 file, or a dict with
         "model", "args", "kwargs" and "dynamic_shapes".
     constant_methods: constants that ExecuTorch's runners ask for by name ("get_max_seq_len", ...).
-    allow_fallback: leave nodes that graft does not run to ExecuTorch's kernels; otherwise they are an ExportError.
+    allow_fallback: leave nodes that graft does not run to ExecuTorch's kernels; otherwise they are an ExportError. A
+        RuntimeWarning names those that ExecuTorch has no kernel for either.
     external_weights: put the weights beside the package, into a .ptd of the same stem.
     plan_outputs: let ExecuTorch reserve memory for outputs at their upper bounds. Without it the caller of a C++ Module
         must set each output's memory; a call without is an error.
@@ -81,6 +83,8 @@ def export(
                 sym_shape_eval_pass=_PlannedShapes(),
             )
         )
+    if allow_fallback:
+        _warn_of_missing_kernels(program.executorch_program, partitioners)
     _write(program, target)
     return target
 
@@ -219,6 +223,27 @@ def _require_own_outputs(programs: Mapping[str, ExportedProgram]) -> None:
                     f"export: method '{name}': expected outputs of their own with plan_outputs=False, found that output "
                     f"{i} is the input '{output}' itself; return a clone of it"
                 )
+
+
+def _warn_of_missing_kernels(program: Any, partitioners: Mapping[str, GraftPartitioner]) -> None:
+    """ExecuTorch finds out only when it loads the method, and says no more than a number."""
+    from executorch.runtime import Runtime
+
+    known = Runtime.get().operator_registry.operator_names
+    for plan in program.execution_plan:
+        for op in plan.operators:
+            name = f"{op.name}.{op.overload}" if op.overload else op.name
+            if name in known:
+                continue
+            target = op.name.replace("::", ".") + "."
+            refused = partitioners[plan.name].refused if plan.name in partitioners else {}
+            reasons = [f"node '{node}': {why}" for node, (of, why) in refused.items() if of.startswith(target)]
+            warnings.warn(
+                f"export: method '{plan.name}': {name} is left to ExecuTorch{''.join(f' ({r})' for r in reasons[:1])}, "
+                "which has no kernel for it here; the method loads only where one is registered",
+                RuntimeWarning,
+                stacklevel=3,
+            )
 
 
 def _left_over(module: torch.fx.GraphModule) -> list[torch.fx.Node]:

@@ -235,13 +235,14 @@ class MethodBuilder:
         self,
         program: ProgramBuilder,
         name: str,
-        module: torch.fx.GraphModule,
+        module: torch.fx.GraphModule | torch.fx.Graph,
         ranges: Mapping[sympy.Expr, ValueRanges],
     ) -> None:
         self._program = program
         self._w = program.writer
         self._name = name
         self._module = module
+        self._graph = module if isinstance(module, torch.fx.Graph) else module.graph
         self._ranges = ranges
         self._range_cache: dict[sympy.Expr, tuple[int, int]] = {}
         self._bad_values: dict[int, str] = {}
@@ -251,7 +252,7 @@ class MethodBuilder:
         self._outputs: list[int] = []
         # What a node stands for: a value id or a nested list of them.
         self._results: dict[torch.fx.Node, Any] = {}
-        self.output_node = next(node for node in reversed(module.graph.nodes) if node.op == "output")
+        self.output_node = next(node for node in reversed(self._graph.nodes) if node.op == "output")
         self._live = self._liveness()
 
     # Inputs and outputs ------------------------------------------------------------------------------------------
@@ -308,7 +309,7 @@ class MethodBuilder:
     def _liveness(self) -> set[torch.fx.Node]:
         """Nodes that an output needs, or that change something; assertions are neither."""
         live: set[torch.fx.Node] = set()
-        for node in reversed(self._module.graph.nodes):
+        for node in reversed(self._graph.nodes):
             if node.op == "output":
                 live.add(node)
             elif node.op in ("call_function", "call_method", "call_module"):
@@ -324,7 +325,7 @@ class MethodBuilder:
 
     def nodes(self) -> None:
         """All live nodes in graph order. Placeholders must have been declared before."""
-        for node in self._module.graph.nodes:
+        for node in self._graph.nodes:
             if node not in self._live or node.op in ("placeholder", "output"):
                 continue
             if node.op == "get_attr":

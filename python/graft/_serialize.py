@@ -74,12 +74,15 @@ def serialize(
     return builder.finish()
 
 
-def serialize_graph(module: torch.fx.GraphModule, *, strict: bool = True, content: bool = True) -> Blob:
-    """A plain fx graph whose nodes carry `meta["val"]`: placeholders are user inputs, attributes weights."""
+def serialize_graph(
+    module: torch.fx.GraphModule | torch.fx.Graph, *, strict: bool = True, content: bool = True
+) -> Blob:
+    """A plain fx graph whose nodes carry `meta["val"]`: placeholders are user inputs, attributes weights. A graph
+    without attributes needs no module."""
     builder = ProgramBuilder(strict=strict, content=content)
     method = MethodBuilder(builder, "forward", module, {})
     names = []
-    for node in module.graph.nodes:
+    for node in (module if isinstance(module, torch.fx.Graph) else module.graph).nodes:
         if node.op == "placeholder":
             method.user_input(node, len(names))
             names.append(node.name)
@@ -137,7 +140,7 @@ def serialize_op(
         graph.output(tuple(results))
     else:
         graph.output((node,))
-    return serialize_graph(torch.fx.GraphModule(torch.nn.Module(), graph)).data
+    return serialize_graph(graph).data
 
 
 def weight_digests(program: ExportedProgram) -> dict[str, bytes]:

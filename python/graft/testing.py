@@ -5,7 +5,7 @@
 
 `check_op` runs the operator eagerly and on graft on the same arguments and compares dtype, shape and values: integers
 and booleans exactly, floats within `atol + rtol * |eager|`, NaN where eager has NaN, infinities with their sign.
-Every call is counted per operator; with GRAFT_OPS_REPORT each process writes its counts, and the kernels that ran, to a
+Every comparison is counted per operator; with GRAFT_OPS_REPORT each process writes its counts, and the kernels that ran, to a
 file of its own in the folder of that name. `make ops-report` makes docs/ops.md of them.
 """
 
@@ -14,7 +14,7 @@ from __future__ import annotations
 import atexit
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ from graft import _targets
 from graft._dtypes import DTYPES, NUMBER_OF
 from graft._serialize import serialize_op
 
-__all__ = ["check_op", "run_op", "tolerance"]
+__all__ = ["case_counts", "check_op", "check_results", "run_blob", "run_op", "tolerance"]
 
 # Error of one rounding of the result dtype, a few times over: kernels accumulate in f32 (f64 for f64).
 _TOLERANCE = {
@@ -46,12 +46,18 @@ def tolerance(dtype: torch.dtype) -> tuple[float, float]:
 
 def run_op(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None, *, threads: int = 2) -> list[Any]:
     """The operator's results on graft, flattened. Raises graft's errors; `graft.Unsupported` when it is refused."""
-    blob = serialize_op(target, args, kwargs)
+    tensors = [t.detach().contiguous() for t in _tensors(args, kwargs)]
+    return run_blob(serialize_op(target, args, kwargs), tensors, threads=threads, target=target)
+
+
+def run_blob(
+    blob: bytes, tensors: Sequence[torch.Tensor], *, threads: int = 2, target: Any = None, node: str | None = None
+) -> list[Any]:
+    """Results, flattened, of a program with one method and without weights. The report lists the kernels of all its
+    nodes, or of the node of that name, under `target`."""
     program = _C.Program.from_ir(blob, {})
     session = _C.Session(program, threads=threads)
     (name,) = program.method_names()
-    leaves = pytree.tree_leaves((tuple(args), dict(kwargs or {})))
-    tensors = [t.detach().contiguous() for t in leaves if isinstance(t, torch.Tensor)]
     inputs = [(t.data_ptr(), NUMBER_OF[t.dtype], tuple(t.shape)) for t in tensors]
     results: list[Any] = []
     outputs: list[Any] = []
@@ -66,8 +72,8 @@ def run_op(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None = 
             results.append(value)
             outputs.append(value)
     session.run_into(name, inputs, outputs)
-    if _REPORT:
-        _note_kernels(target, program)
+    if _REPORT and target is not None:
+        _note_kernels(target, program, node)
     return results
 
 
@@ -76,29 +82,74 @@ def check_op(
     args: Sequence[Any],
     kwargs: Mapping[str, Any] | None = None,
     *,
+    threads: int = 2,
+    reference: Callable[..., Any] | None = None,
+    **limits: Any,
+) -> None:
+    """Compares graft with eager PyTorch on one call; raises AssertionError that describes the first difference.
+
+    reference: called with the same arguments instead of `target`, where eager leaves open what the result is. limits:
+    as `check_results` takes them.
+    """
+    with torch.no_grad():
+        expected = (reference or target)(*args, **dict(kwargs or {}))
+    check_results(target, args, kwargs, run_op(target, args, kwargs, threads=threads), expected, **limits)
+
+
+def check_results(
+    target: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+    actual: Sequence[Any],
+    expected: Any,
+    *,
     atol: float | None = None,
     rtol: float | None = None,
-    threads: int = 2,
+    values: bool = True,
+    note: str = "",
 ) -> None:
-    """Compares graft with eager PyTorch on one call; raises AssertionError that describes the first difference."""
-    with torch.no_grad():
-        expected = [x for x in pytree.tree_leaves(target(*args, **dict(kwargs or {}))) if x is not None]
-    actual = run_op(target, args, kwargs, threads=threads)
-    label = f"{target}({_describe(args)}{', ' + _describe(kwargs) if kwargs else ''})"
+    """Compares results that are there already, and counts the comparison.
+
+    atol, rtol: by default those of the result's dtype (`tolerance`). values: whether the values are compared too, not
+    only dtype and shape. note: for the message.
+    """
+    expected = [x for x in pytree.tree_leaves(expected) if x is not None]
+    label = _Label(target, args, kwargs, note)
     assert len(actual) == len(expected), f"{label}: {len(actual)} results, eager has {len(expected)}"
-    worst = 0.0
+    worst = 0.0 if values else None
     for i, (a, e) in enumerate(zip(actual, expected, strict=True)):
         if not isinstance(e, torch.Tensor):
             assert a == e, f"{label}: result {i} is {a}, eager has {e}"
             continue
         assert a.dtype == e.dtype, f"{label}: result {i} has dtype {a.dtype}, eager has {e.dtype}"
         assert a.shape == e.shape, f"{label}: result {i} has shape {tuple(a.shape)}, eager has {tuple(e.shape)}"
-        default_atol, default_rtol = tolerance(e.dtype)
-        worst = max(
-            worst,
-            _compare(a, e, default_atol if atol is None else atol, default_rtol if rtol is None else rtol, f"{label}: result {i}"),
-        )
-    _count(target, [t.dtype for t in pytree.tree_leaves((args, kwargs or {})) if isinstance(t, torch.Tensor)], worst)
+        if values:
+            by_dtype = tolerance(e.dtype)
+            error = _compare(
+                a, e, by_dtype[0] if atol is None else atol, by_dtype[1] if rtol is None else rtol, label, i
+            )
+            worst = max(worst, error)
+    _count(target, [t.dtype for t in _tensors(args, kwargs)], worst)
+
+
+def case_counts() -> dict[str, int]:
+    """Comparisons so far in this process, by operator as the engine names it."""
+    return {name: row["cases"] for name, row in _report.items()}
+
+
+def _tensors(args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> list[torch.Tensor]:
+    return [t for t in pytree.tree_leaves((tuple(args), dict(kwargs or {}))) if isinstance(t, torch.Tensor)]
+
+
+class _Label:
+    """The call in words; most calls never need them."""
+
+    def __init__(self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None, note: str) -> None:
+        self._call = target, args, kwargs, note
+
+    def __str__(self) -> str:
+        target, args, kwargs, note = self._call
+        return f"{target}({_describe(args)}{', ' + _describe(kwargs) if kwargs else ''}){note and ' ' + note}"
 
 
 def _describe(tree: Any) -> str:
@@ -110,47 +161,50 @@ def _describe(tree: Any) -> str:
     return ", ".join(one(x) if not isinstance(x, list | tuple) else "[" + _describe(x) + "]" for x in tree)
 
 
-def _compare(actual: torch.Tensor, expected: torch.Tensor, atol: float, rtol: float, label: str) -> float:
+def _compare(actual: torch.Tensor, expected: torch.Tensor, atol: float, rtol: float, label: _Label, i: int) -> float:
+    """The largest error relative to 1 + |eager| over finite elements."""
     if expected.numel() == 0:
         return 0.0
     if not expected.dtype.is_floating_point:
-        wrong = actual != expected
-        if wrong.any():
-            where = tuple(wrong.nonzero()[0].tolist())
-            raise AssertionError(f"{label}[{where}] is {actual[where].item()}, eager has {expected[where].item()}")
+        if not torch.equal(actual, expected):
+            where = tuple((actual != expected).nonzero()[0].tolist())
+            found, wanted = actual[where].item(), expected[where].item()
+            raise AssertionError(f"{label}: result {i}[{where}] is {found}, eager has {wanted}")
         return 0.0
     a, e = actual.double(), expected.double()
     finite = torch.isfinite(e)
-    wrong = torch.where(
-        finite, ~((a - e).abs() <= atol + rtol * e.abs()), ~((a == e) | (torch.isnan(a) & torch.isnan(e)))
-    )
+    magnitude = e.abs()
+    difference = (a - e).abs()
+    wrong = torch.where(finite, ~(difference <= atol + rtol * magnitude), ~((a == e) | (torch.isnan(a) & torch.isnan(e))))
     if wrong.any():
         where = tuple(wrong.nonzero()[0].tolist())
-        raise AssertionError(f"{label}[{where}] is {a[where].item()!r}, eager has {e[where].item()!r} (atol {atol}, rtol {rtol})")
-    error = ((a - e).abs() / (1 + e.abs()))[finite]
+        found, wanted = a[where].item(), e[where].item()
+        raise AssertionError(f"{label}: result {i}[{where}] is {found!r}, eager has {wanted!r} (atol {atol}, rtol {rtol})")
+    error = (difference / (1 + magnitude))[finite]
     return float(error.max()) if error.numel() else 0.0
 
 
 def _entry(target: Any) -> dict[str, Any]:
     name = _targets.resolve(target).name
-    return _report.setdefault(name, {"cases": 0, "dtypes": set(), "worst": 0.0, "kernels": set()})
+    return _report.setdefault(name, {"cases": 0, "dtypes": set(), "worst": None, "kernels": set()})
 
 
-def _count(target: Any, dtypes: Sequence[torch.dtype], worst: float) -> None:
+def _count(target: Any, dtypes: Sequence[torch.dtype], worst: float | None) -> None:
     entry = _entry(target)
     entry["cases"] += 1
     entry["dtypes"].update(str(d).removeprefix("torch.") for d in dtypes)
-    entry["worst"] = max(entry["worst"], worst)
+    if worst is not None:
+        entry["worst"] = max(entry["worst"] or 0.0, worst)
 
 
-def _note_kernels(target: Any, program: _C.Program) -> None:
+def _note_kernels(target: Any, program: _C.Program, node: str | None) -> None:
     (method,) = json.loads(program.describe())["methods"]
     kernels = _entry(target)["kernels"]
     for plan in method["plans"]:
-        for node, names in plan["ops"].items():
-            if node != "output":  # copies of views into the caller's memory
-                kernels.update(names)
-    if method["folded_constants"]:
+        for name, used in plan["ops"].items():
+            if name == node or (node is None and name != "output"):  # "output": copies of views for the caller
+                kernels.update(used)
+    if method["folded_constants"] and node is None:
         kernels.add("folded at load")
 
 

@@ -4,6 +4,7 @@ import graft
 import pytest
 import torch
 from graft.testing import check_op, run_op
+from op_cases import Cases, cases
 
 sdpa = torch.ops.aten.scaled_dot_product_attention.default
 flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
@@ -83,6 +84,49 @@ def test_flash_variant_with_logsumexp(causal):
         _check((*args, 0.0, causal), target=flash)
         if not causal:
             _check((*args, 0.0, causal), {"attn_mask": torch.randn(t, t)}, target=flash)
+
+
+def _draw(case: Cases, batch: list[int], kv_batch: list[int], dtypes) -> tuple[list[torch.Tensor], list[int]]:
+    """Query, key and value, and the sizes of a mask."""
+    dtype, t, s, d = case.pick(dtypes), case.pick(SIZES), case.pick(SIZES), case.pick([1, 8, 24, 64])
+    qkv = [case.tensor([*batch, t, d], dtype, False), case.tensor([*kv_batch, s, d], dtype, False)]
+    return [*qkv, case.tensor([*kv_batch, s, case.pick([d, d, 5])], dtype, False)], [t, s]
+
+
+def _mask(case: Cases, batch: list[int], sizes: list[int]) -> torch.Tensor:
+    shape = [1 if case.chance(0.3) else size for size in [*batch, *sizes]][case.random.randint(0, len(batch)) :]
+    return case.tensor(shape, torch.bool) if case.chance(0.5) else case.tensor(shape, torch.float32, False)
+
+
+SIZES = [1, 2, 7, 31, 32, 33, 65]
+
+
+@cases
+def test_any_attention(case):
+    batch = [case.pick([1, 2, 3]) for _ in range(case.random.randint(0, 4))]
+    kv_batch = list(batch)
+    kwargs = {"scale": case.pick([0.01, 1.0, -0.5])} if case.chance(0.3) else {}
+    if len(batch) >= 2 and case.chance(0.3):
+        batch[-1], kwargs["enable_gqa"] = 2 * batch[-1], True
+    qkv, sizes = _draw(case, batch, kv_batch, FLOATS)
+    if case.chance(0.3) and kwargs.get("scale", 1) > 0:  # with a negative one eager gives NaN
+        kwargs["is_causal"] = True
+    elif case.chance(0.6):
+        mask = _mask(case, batch, sizes)
+        kwargs["attn_mask"] = mask if mask.dtype == torch.bool else mask.to(qkv[0].dtype)
+    case.check_or_fail(sdpa, qkv, kwargs, **({"atol": 5e-6} if qkv[0].dtype == torch.float32 else {}))
+
+
+@cases
+def test_any_flash_variant(case):
+    batch = [case.pick([1, 2, 3]), case.pick([1, 2, 4])]
+    qkv, sizes = _draw(case, batch, batch, [torch.float32])
+    qkv[2] = qkv[2][..., :1].expand(qkv[1].shape).contiguous()  # it takes heads of one size only
+    kwargs = {"scale": case.pick([0.01, 1.0])} if case.chance(0.3) else {}
+    causal = case.chance(0.3)
+    if not causal and case.chance(0.5):
+        kwargs["attn_mask"] = case.tensor(sizes, torch.float32, False)
+    case.check_or_fail(flash, (*qkv, 0.0, causal), kwargs, atol=5e-6)
 
 
 def test_what_is_refused():

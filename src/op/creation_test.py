@@ -51,6 +51,25 @@ def test_like():
     check()
 
 
+def test_empty():
+    """The values are whatever the memory holds, in eager too: dtype and shape are compared."""
+
+    @cases
+    def check(case):
+        dtype = {"dtype": case.pick(ALL)} if case.chance(0.7) else {}
+        tensor = case.tensor(case.shape(), case.pick(ALL))
+        shape = case.shape()
+        strides = list(torch.empty(shape, device="meta").stride())
+        case.check(aten.empty.memory_format, (shape,), dtype, values=False)
+        case.check(aten.empty_strided.default, (shape, strides), dtype, values=False)
+        case.check(aten.empty_permuted.default, (shape, case.permutation(len(shape))), dtype, values=False)
+        case.check(aten.empty_like.default, (tensor,), dtype, values=False)
+        case.check(aten.new_empty.default, (tensor, shape), dtype, values=False)
+        case.check(aten.new_empty_strided.default, (tensor, shape, strides), dtype, values=False)
+
+    check()
+
+
 def test_scalar_tensor():
     @cases
     def check(case):
@@ -84,26 +103,134 @@ def test_arange_of_floats():
     check()
 
 
-def test_cast():
+def computed(case, n):
+    """A number that follows from the size n."""
+    return case.pick([lambda: n, lambda: n + 1, lambda: 2 * n - 3, lambda: n // 2, lambda: -n, lambda: n % 7 + 1])()
+
+
+def computed_size(case, n):
+    return case.pick([lambda: n, lambda: n + 2, lambda: n // 3, lambda: 3 * n, lambda: n * n % 40])()
+
+
+def again(case, draw):
+    """What `draw` gives must be the same each time it is called."""
+    state = case.random.getstate()
+
+    def same(*args):
+        case.random.setstate(state)
+        return draw(*args)
+
+    return same
+
+
+def test_arange_with_computed_numbers():
     @cases
     def check(case):
-        source, target = case.pick(ALL), case.pick(ALL)
-        tensor = case.tensor(case.shape(), source)
-        if source.is_floating_point and not target.is_floating_point and target != torch.bool:
-            # Outside the target's range C leaves the result open.
-            tensor = torch.nan_to_num(tensor, 0, 100, 0).abs().clamp(0, 100) * case.pick([1, 1.5])
-            tensor = tensor.clamp(max=120).to(source)
-        case.check(aten._to_copy.default, (tensor,), {"dtype": target})
-        case.check(aten.to.dtype, (tensor, target))
+        kwargs = {"dtype": case.pick([torch.int64, torch.int32, torch.float32])} if case.chance(0.5) else {}
+        case.check_computed(aten.arange.default, again(case, lambda _, n: (computed_size(case, n),)), **kwargs)
+        case.check_computed(aten.arange.start, again(case, lambda _, n: (computed(case, n), 1000 + n)), **kwargs)
+        case.check_computed(
+            aten.arange.start_step, again(case, lambda _, n: (-n, computed_size(case, n), n % 5 + 1)), **kwargs
+        )
 
     check()
 
 
-@pytest.mark.parametrize("target", [aten.clone.default, aten.alias.default, aten.detach.default], ids=str)
+def test_arange_between_computed_numbers_in_fractions():
+    @cases
+    def check(case):
+        dtype = case.pick([torch.float32, torch.float64])
+        case.check_computed(aten.arange.start_step, lambda _, n: (n, n * 3 + 1, 0.5), dtype=dtype)
+        case.check_computed(aten.arange.start_step, lambda _, n: (0.25, n // 2, 0.125), dtype=dtype)
+
+    check()
+
+
+def test_filled_with_computed_numbers():
+    @cases
+    def check(case):
+        dtype = case.pick([{}, {"dtype": torch.float32}, {"dtype": torch.int64}, {"dtype": torch.float16}])
+
+        def full(_, n):
+            return [computed_size(case, n), case.pick([2, 0, n])], case.pick([3, computed(case, n)])
+
+        case.check_computed(aten.full.default, again(case, full), **dtype)
+        case.check_computed(aten.full.default, lambda _, n: ([n, 2], n / 3), dtype=torch.float64)
+        case.check_computed(aten.new_full.default, again(case, lambda x, n: (x, *full(x, n))), **dtype)
+        case.check_computed(aten.full_like.default, again(case, lambda x, n: (x, computed(case, n))), **dtype)
+        case.check_computed(aten.fill.Scalar, again(case, lambda x, n: (x, computed(case, n))))
+        case.check_computed(aten.scalar_tensor.default, again(case, lambda _, n: (computed(case, n),)), **dtype)
+        for name in ("zeros", "ones"):
+            case.check_computed(
+                getattr(aten, name).default, again(case, lambda _, n: ([2, computed_size(case, n)],)), **dtype
+            )
+
+    check()
+
+
+def convertible(case, source, target):
+    """Values that `target` holds, but for the fraction: beyond its range C leaves the result open."""
+    tensor = case.tensor(case.shape(), source)
+    if source.is_floating_point and not target.is_floating_point and target != torch.bool:
+        tensor = torch.nan_to_num(tensor, 0, 100, 0).abs().clamp(0, 100) * case.pick([1, 1.5])
+        tensor = tensor.clamp(max=120).to(source)
+    return tensor
+
+
+def test_cast():
+    @cases
+    def check(case):
+        target = case.pick(ALL)
+        tensor = convertible(case, case.pick(ALL), target)
+        case.check(aten._to_copy.default, (tensor,), {"dtype": target})
+        case.check(aten.to.dtype, (tensor, target))
+        case.check(aten.to.dtype_layout, (tensor,), {"dtype": target, "layout": torch.strided, "device": "cpu"})
+        case.check(aten.to.device, (tensor, torch.device("cpu"), target, False, case.chance(0.5)))
+
+    check()
+
+
+@pytest.mark.parametrize("target", [aten.to.other, aten.type_as.default], ids=str)
+def test_cast_to_the_dtype_of_another(target):
+    @cases
+    def check(case):
+        other = case.tensor(case.shape(), case.pick(ALL))
+        case.check(target, (convertible(case, case.pick(ALL), other.dtype), other))
+
+    check()
+
+
+COPIES = [
+    aten.clone.default,
+    aten.alias.default,
+    aten.detach.default,
+    aten.positive.default,
+    aten.lift.default,
+    aten.lift_fresh.default,
+    aten.lift_fresh_copy.default,
+]
+
+
+@pytest.mark.parametrize("target", COPIES, ids=str)
 def test_copies(target):
     @cases
     def check(case):
-        case.check(target, (case.tensor(case.shape(), case.pick(ALL)),))
+        case.check_or_fail(target, (case.tensor(case.shape(), case.pick(ALL)),))
+
+    check()
+
+
+@pytest.mark.parametrize("target", [aten.clone.default, aten.contiguous.default], ids=str)
+def test_memory_formats(target):
+    """They decide about strides, not about values."""
+
+    @cases
+    def check(case):
+        tensor = case.tensor(case.shape(), case.pick(ALL))
+        formats = [torch.contiguous_format, torch.preserve_format] if target is aten.clone.default else [torch.contiguous_format]
+        if tensor.dim() == 4:
+            formats.append(torch.channels_last)
+        case.check(target, (tensor,), {"memory_format": case.pick(formats)})
 
     check()
 

@@ -110,6 +110,20 @@ def test_shifts(name):
     check()
 
 
+@pytest.mark.parametrize("name", ["__lshift__", "__rshift__"])
+def test_shift_operators(name):
+    """What `x << y` exports to."""
+    packet = getattr(aten, name)
+
+    @cases
+    def check(case):
+        tensors = pair(case, INTEGERS)
+        case.check_or_fail(packet.Tensor, tensors)
+        case.check_or_fail(packet.Scalar, (tensors[0], case.pick([0, 1, 3, 7, 8, 15, 31, 33, 63, 64, -1])))
+
+    check()
+
+
 def condition(case, shape):
     return case.tensor([1 if case.chance(0.25) else s for s in shape], case.pick([torch.bool, torch.bool, torch.uint8]))
 

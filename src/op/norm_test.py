@@ -3,6 +3,7 @@
 import pytest
 import torch
 from graft.testing import check_op, run_op, tolerance
+from op_cases import Cases, cases
 
 aten = torch.ops.aten
 FLOATS = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
@@ -65,3 +66,47 @@ def test_group_norm(shape, dtype, affine):
             (x, weight, bias, shape[0], shape[1], pixels, groups, 1e-3),
             atol=atol,
         )
+
+
+def _without_infinities(x: torch.Tensor) -> torch.Tensor:
+    """Eager's mean of an infinity is NaN in these operators."""
+    return x.nan_to_num(float("nan"), 1, -1)
+
+
+def _row_norm(case: Cases) -> tuple[torch.Tensor, list[int], torch.Tensor | None, torch.Tensor | None, dict]:
+    """Input, normalized sizes, weight or None, bias or None, limits."""
+    x = _without_infinities(case.tensor(case.shape(1, empty=False), case.pick(FLOATS)))
+    size = list(x.shape[case.random.randrange(x.dim()) :])
+    weight = case.tensor(size, x.dtype) if case.chance(0.6) else None
+    bias = case.tensor(size, x.dtype, False) if weight is not None and case.chance(0.6) else None
+    return x, size, weight, bias, {"atol": 1e-5} if x.dtype == torch.float32 else {}
+
+
+@cases
+def test_any_layer_norm(case):
+    x, size, weight, bias, limits = _row_norm(case)
+    # The larger eps, the less a variance of nearly 0 magnifies roundings.
+    args = (x, size, weight, bias, case.pick([1e-3, 1e-2]))
+    case.check(aten.layer_norm.default, args, **limits)
+    case.check(aten.native_layer_norm.default, args, **limits)
+
+
+@cases
+def test_any_rms_norm(case):
+    x, size, weight, _, limits = _row_norm(case)
+    args = (x, size, weight, case.pick([None, 1e-6, 1e-3]))
+    case.check(aten.rms_norm.default, args, **limits)
+    case.check(aten._fused_rms_norm.default, args, **limits)
+
+
+@cases
+def test_any_group_norm(case):
+    shape = [case.pick([1, 2, 3]), case.pick([2, 6, 12]), *case.shape(0, 6, 300, empty=False)]
+    x = _without_infinities(case.tensor(shape, case.pick(FLOATS)))
+    groups = case.pick([g for g in (1, 2, 3, 6) if x.shape[1] % g == 0])
+    weight = case.tensor(x.shape[1:2], x.dtype, False) if case.chance(0.6) else None
+    bias = case.tensor(x.shape[1:2], x.dtype, False) if weight is not None and case.chance(0.6) else None
+    atol = max(2e-5, tolerance(x.dtype)[0] * 4) if x.dtype != torch.float64 else None
+    case.check(aten.group_norm.default, (x, groups, weight, bias, 1e-3), atol=atol)
+    sizes = (x.shape[0], x.shape[1], x[0, 0].numel(), groups)
+    case.check(aten.native_group_norm.default, (x, weight, bias, *sizes, 1e-3), atol=atol)

@@ -168,6 +168,15 @@ def test_norm(case):
 
 
 @cases
+def test_norm_in_another_dtype(case):
+    x = case.tensor(case.shape(), case.pick([torch.float32, torch.float16, torch.bfloat16]), False)
+    kwargs = {"dtype": case.pick([torch.float32, torch.float64])}
+    order = case.pick([None, 0, 1, 2, float("inf")])
+    case.check_or_fail(aten.norm.ScalarOpt_dtype, (x, order), kwargs)
+    case.check_or_fail(aten.norm.ScalarOpt_dim_dtype, (x, order, case.dims(x.dim()), case.chance(0.5)), kwargs)
+
+
+@cases
 def test_cumsum(case):
     x = _any(case)
     _summed(case, aten.cumsum.default, (x, case.dim(x.dim())), _dtype(case, x), x)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from graft.testing import check_op, run_op
+from graft.testing import check_op
 from op_cases import ALL, Cases, cases
 
 aten = torch.ops.aten
@@ -13,17 +13,26 @@ def _tensor(case: Cases) -> torch.Tensor:
     return x.round() if x.dtype.is_floating_point and case.chance(0.5) else x
 
 
+def _stable(x: torch.Tensor, dim: int = -1, descending: bool = False):
+    """Without being asked, eager may change the order of equal elements; ours is the stable one."""
+    return torch.sort(x, dim=dim, descending=descending, stable=True)
+
+
 @cases
 def test_sort(case):
     x = _tensor(case)
-    dim, descending = case.dim(x.dim()), case.chance(0.5)
-    case.check(aten.sort.stable, (x,), {"stable": True, "dim": dim, "descending": descending})
-    # Without being asked, eager may change the order of equal elements; ours is the stable one.
-    values, places = run_op(aten.sort.default, (x, dim, descending))
-    expected = torch.sort(x, dim=dim, descending=descending, stable=True)
-    assert torch.equal(places, expected[1])
-    assert torch.equal(values.nan_to_num(77), expected[0].nan_to_num(77))
-    case.check(aten.argsort.stable, (x,), {"stable": True, "dim": dim, "descending": descending})
+    args = (x, case.dim(x.dim()), case.chance(0.5))
+    keywords = {"stable": True, "dim": args[1], "descending": args[2]}
+    case.check(aten.sort.stable, (x,), keywords)
+    case.check(aten.sort.default, args, reference=_stable)
+    case.check(aten.argsort.stable, (x,), keywords)
+    case.check(aten.argsort.default, args, reference=lambda *given: _stable(*given)[1])
+
+
+def _first(x: torch.Tensor, k: int, dim: int, largest: bool):
+    """Among equal elements PyTorch promises no order: ours are the first ones."""
+    sorted_ = _stable(x, dim, largest)
+    return [part.narrow(dim, 0, k) if x.dim() else part for part in sorted_]
 
 
 @cases
@@ -33,16 +42,10 @@ def test_topk(case):
     dim, largest = case.dim(x.dim()), case.chance(0.5)
     size = x.shape[dim] if x.dim() else 1
     args = (x, case.pick([size, size // 2, min(size, 1), 0]), dim, largest)
-    values, places = run_op(aten.topk.default, args)
-    expected = aten.topk.default(*args)[0]
-    # Among equal elements PyTorch promises no order: ours are the first ones.
-    assert torch.equal(values.nan_to_num(77), expected.nan_to_num(77))
-    stable = torch.sort(x, dim=dim, descending=largest, stable=True)[1]
-    assert torch.equal(places, stable.narrow(dim, 0, args[1]) if x.dim() else stable)
-    if x.dtype.is_floating_point:
+    case.check(aten.topk.default, args, reference=_first)
+    if x.dtype.is_floating_point and x.numel() < 250:
         distinct = torch.randperm(x.numel()).to(x.dtype).view(x.shape)
-        if x.numel() < 250:
-            case.check(aten.topk.default, (distinct, *args[1:]))
+        case.check(aten.topk.default, (distinct, *args[1:]))
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])

@@ -412,7 +412,7 @@ Tensor as_strided(const Call& call) {
   return result;
 }
 
-Tensor identity(const Call& call) { return call.tensor(call.has("self") ? "self" : "input"); }
+Tensor identity(const Call& call) { return call.tensor("self"); }
 
 Tensor view_dtype(const Call& call) {
   Tensor result = call.tensor("self");
@@ -511,7 +511,6 @@ std::span<const Operator> view_operators() {
       view_operator<as_strided>("aten.as_strided.default"),
       view_operator<identity>("aten.alias.default"),
       view_operator<identity>("aten.detach.default"),
-      view_operator<identity>("aten.lift_fresh_copy.default"),
   };
   return operators;
 }

@@ -201,9 +201,17 @@ def test_same_elements(target, case):
     case.check(target, (_tensor(case),))
 
 
-def test_as_strided():
-    x = torch.arange(24.0)
+@cases
+def test_as_strided(case):
     # Of contiguous tensors only: what lies around a view is not known.
-    check_op(aten.as_strided.default, (x, [3, 4], [4, 1]))
-    check_op(aten.as_strided.default, (x, [3, 2, 2], [1, 0, 5], 7))
-    check_op(aten.as_strided.default, (x, [0, 4], [4, 1], 3))
+    x = case.tensor([257], case.pick(ALL))
+    sizes, strides = [], []
+    start = last = case.pick([0, 0, 1, 7])
+    for _ in range(case.random.randint(0, 8)):
+        stride = case.pick([0, 1, 1, 2, 5, 31])
+        size = case.pick([s for s in (0, 1, 2, 3, 5, 33) if last + (s - 1) * stride < 257 and (s or case.chance(0.1))])
+        last += max(size - 1, 0) * stride
+        sizes.append(size)
+        strides.append(stride)
+    args = (x, sizes, strides) if start == 0 else (x, sizes, strides, start)
+    check_op(aten.as_strided.default, args)

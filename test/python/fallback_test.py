@@ -143,6 +143,7 @@ def test_every_kind_kept_whole_is_here():
     assert kept == ANY_RANK.keys() | FIXED_RANK.keys()
 
 
+@pytest.mark.filterwarnings("error:export")  # ExecuTorch has a kernel for each
 @pytest.mark.parametrize("kind", [*ANY_RANK, *FIXED_RANK])
 def test_one_refused_among_two_accepted(kind, tmp_path):
     model, args = Three(kind), arguments(kind)
@@ -172,6 +173,20 @@ def test_refused_without_fallback(kind, tmp_path):
     reason = "expected at most 8 dimensions, found 9" if kind in ANY_RANK else "found torch.complex64"
     assert lines and all(line.startswith("  forward: aten.") and "(node '" in line for line in lines)
     assert any(reason in line for line in lines)
+
+
+class Products(torch.nn.Module):
+    def forward(self, x):
+        return torch.cumprod(x * 2, -1) + 1
+
+
+def test_refused_and_unknown_to_executorch(tmp_path):
+    """Nobody has a kernel: the export says so, not only the error number of ExecuTorch at load."""
+    _, (deep,), _ = arguments("gelu.default")
+    with pytest.warns(RuntimeWarning, match="'forward': aten::cumprod.out .*found 9.* no kernel"):
+        path = graft.export(Products(), (deep,), path=tmp_path / "model.pte", allow_fallback=True)
+    with pytest.raises(RuntimeError):
+        Runtime.get().load_program(str(path)).load_method("forward")
 
 
 class Shared(torch.nn.Module):

@@ -1,0 +1,21 @@
+"""Every operator that the engine has is compared with eager; this looks back at the other tests of this folder."""
+
+from pathlib import Path
+
+import pytest
+from graft import _C, testing
+from op_cases import many
+
+
+def test_every_operator_has_its_cases(request):
+    collected = {item.path for item in request.session.items}
+    whole = collected >= set(Path(__file__).parent.glob("*_test.py"))
+    if not whole or getattr(request.session, "graft_deselected", False) or any("::" in a for a in request.config.args):
+        pytest.skip("needs a run of all tests of src/op")
+    # Fewer cases than usual are for a quick look; eager then refuses some operators in most of them.
+    wanted = many.max_examples if many.max_examples >= 200 else 1
+    counts = testing.case_counts()
+    numbers = ("python.", "aten.sym_")  # evaluated while a plan is made: scalar_test.cpp
+    targets = [name for name in _C.operator_targets() if not name.startswith(numbers)]
+    few = {name: counts.get(name, 0) for name in targets if counts.get(name, 0) < wanted}
+    assert not few, f"operators with less than {wanted} cases: {few}"
