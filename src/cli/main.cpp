@@ -9,9 +9,8 @@
 #include "cli/commands.h"
 #include "cli/text.h"
 
+namespace graft::cli {
 namespace {
-
-using namespace graft::cli;
 
 constexpr int kFailed = 1;
 constexpr int kWrongUse = 2;
@@ -70,7 +69,7 @@ int failed(const std::string& message) {
 int dispatch(int argc, char** argv) {
   CLI::App app(kAbout, "graft");
   app.footer(kExamples);
-  app.set_version_flag("--version", "graft " + std::string(graft::version()))
+  app.set_version_flag("--version", "graft " + std::string(version()))
       ->description("Print the version and exit");
   app.require_subcommand(1);
 
@@ -128,15 +127,17 @@ int dispatch(int argc, char** argv) {
 }
 
 }  // namespace
+}  // namespace graft::cli
 
 int main(int argc, char** argv) {
+  using graft::cli::failed;
   try {
-    return dispatch(argc, argv);
+    return graft::cli::dispatch(argc, argv);
   } catch (const graft::Error& error) {
     return failed(error.what());
   } catch (const std::bad_alloc&) {
     return failed("not enough memory");
   } catch (const std::exception& error) {
-    return failed(str("internal error, please report it: ", error.what()));
+    return failed(graft::cli::str("internal error, please report it: ", error.what()));
   }
 }

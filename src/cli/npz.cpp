@@ -113,7 +113,7 @@ void write_npz(const std::string& path, std::span<const NamedTensor> tensors) {
       fail<SystemError>("cannot write '", path, "[", item.name, "]': ", zip_strerror(archive.get()));
   }
   if (zip_close(archive.get()) != 0) fail<SystemError>("cannot write '", path, "': ", zip_strerror(archive.get()));
-  archive.release();  // closed: freed already
+  static_cast<void>(archive.release());  // closed: freed already
 }
 
 }  // namespace graft::cli

@@ -127,11 +127,14 @@ def test_arange_with_computed_numbers():
     @cases
     def check(case):
         kwargs = {"dtype": case.pick([torch.int64, torch.int32, torch.float32])} if case.chance(0.5) else {}
-        case.check_computed(aten.arange.default, again(case, lambda _, n: (computed_size(case, n),)), **kwargs)
-        case.check_computed(aten.arange.start, again(case, lambda _, n: (computed(case, n), 1000 + n)), **kwargs)
-        case.check_computed(
-            aten.arange.start_step, again(case, lambda _, n: (-n, computed_size(case, n), n % 5 + 1)), **kwargs
+        target, draw = case.pick(
+            [
+                (aten.arange.default, lambda _, n: (computed_size(case, n),)),
+                (aten.arange.start, lambda _, n: (computed(case, n), 1000 + n)),
+                (aten.arange.start_step, lambda _, n: (-n, computed_size(case, n), n % 5 + 1)),
+            ]
         )
+        case.check_computed(target, again(case, draw), **kwargs)
 
     check()
 
@@ -140,8 +143,8 @@ def test_arange_between_computed_numbers_in_fractions():
     @cases
     def check(case):
         dtype = case.pick([torch.float32, torch.float64])
-        case.check_computed(aten.arange.start_step, lambda _, n: (n, n * 3 + 1, 0.5), dtype=dtype)
-        case.check_computed(aten.arange.start_step, lambda _, n: (0.25, n // 2, 0.125), dtype=dtype)
+        ends = case.pick([lambda _, n: (n, n * 3 + 1, 0.5), lambda _, n: (0.25, n // 2, 0.125)])
+        case.check_computed(aten.arange.start_step, ends, dtype=dtype)
 
     check()
 
@@ -154,16 +157,19 @@ def test_filled_with_computed_numbers():
         def full(_, n):
             return [computed_size(case, n), case.pick([2, 0, n])], case.pick([3, computed(case, n)])
 
-        case.check_computed(aten.full.default, again(case, full), **dtype)
-        case.check_computed(aten.full.default, lambda _, n: ([n, 2], n / 3), dtype=torch.float64)
-        case.check_computed(aten.new_full.default, again(case, lambda x, n: (x, *full(x, n))), **dtype)
-        case.check_computed(aten.full_like.default, again(case, lambda x, n: (x, computed(case, n))), **dtype)
-        case.check_computed(aten.fill.Scalar, again(case, lambda x, n: (x, computed(case, n))))
-        case.check_computed(aten.scalar_tensor.default, again(case, lambda _, n: (computed(case, n),)), **dtype)
-        for name in ("zeros", "ones"):
-            case.check_computed(
-                getattr(aten, name).default, again(case, lambda _, n: ([2, computed_size(case, n)],)), **dtype
-            )
+        target, draw, kwargs = case.pick(
+            [
+                (aten.full.default, full, dtype),
+                (aten.full.default, lambda _, n: ([n, 2], n / 3), {"dtype": torch.float64}),
+                (aten.new_full.default, lambda x, n: (x, *full(x, n)), dtype),
+                (aten.full_like.default, lambda x, n: (x, computed(case, n)), dtype),
+                (aten.fill.Scalar, lambda x, n: (x, computed(case, n)), {}),
+                (aten.scalar_tensor.default, lambda _, n: (computed(case, n),), dtype),
+                (aten.zeros.default, lambda _, n: ([2, computed_size(case, n)],), dtype),
+                (aten.new_ones.default, lambda x, n: (x, [2, computed_size(case, n)]), dtype),
+            ]
+        )
+        case.check_computed(target, again(case, draw), **kwargs)
 
     check()
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from graft.testing import check_op, tolerance
+from op_cases import INTEGERS, Cases, cases
 
 aten = torch.ops.aten
 FLOATS = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
@@ -108,6 +109,35 @@ def test_integers_are_exact(dtype):
     if dtype == torch.int64:
         big = torch.tensor([[2**53 + 1, 2**62]])
         check_op(aten.mm.default, (big, torch.tensor([[1], [4]])))
+
+
+def _number(case: Cases, dtype: torch.dtype):
+    return case.pick([0.5, -2, 0, 1] if dtype.is_floating_point else [3, -2, 0, 1])
+
+
+@cases
+def test_any_product(case):
+    dtype = case.pick(FLOATS if case.chance(0.7) else INTEGERS)
+    m, k, n = (case.pick([0, 1, 2, 5, 31, 32, 33]) for _ in range(3))
+    batch = case.pick([0, 1, 2, 3])
+    atol, rtol = tolerance(dtype)
+    limits = {"atol": 3 * atol * max(k, 1) ** 0.5, "rtol": 2 * rtol}
+
+    def draw(*shape: int) -> torch.Tensor:
+        return case.tensor(shape, dtype, False)
+
+    a, b, a3, b3 = draw(m, k), draw(k, n), draw(batch, m, k), draw(batch, k, n)
+    case.check(aten.mm.default, (a, b), **limits)
+    case.check(aten.mv.default, (a, draw(k)), **limits)
+    case.check(aten.bmm.default, (a3, b3), **limits)
+    bias = {"beta": _number(case, dtype), "alpha": _number(case, dtype)}
+    case.check(aten.addmm.default, (draw(*case.pick([(n,), (1, n), (m, 1), (m, n), ()])), a, b), bias, **limits)
+    added = draw(*case.pick([(n,), (1, n), (m, 1), (batch, m, n), (1, m, n)]))
+    case.check_or_fail(aten.baddbmm.default, (added, a3, b3), bias, **limits)
+    case.check_or_fail(aten.linear.default, (a3, draw(n, k), draw(n) if case.chance(0.5) else None), **limits)
+    left = draw(*case.pick([(k,), (m, k), (batch, m, k), (2, 1, m, k)]))
+    right = draw(*case.pick([(k,), (k, n), (batch, k, n), (1, k, n)]))
+    case.check_or_fail(aten.matmul.default, (left, right), **limits)
 
 
 def test_infinity_and_nan():

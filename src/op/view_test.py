@@ -202,6 +202,28 @@ def test_same_elements(target, case):
 
 
 @cases
+def test_computed_sizes(case):
+    """x is [n, 3, 2]."""
+    target, draw = case.pick(
+        [
+            (aten.view.default, lambda x, n: (x, [n * 3, 2])),
+            (aten.reshape.default, lambda x, n: (x, [2, n, -1])),
+            (aten.expand.default, lambda x, n: (x, [n + 1, n, 3, 2])),
+            (aten.slice.Tensor, lambda x, n: (x, 0, n // 3, n // 2 + 1)),
+            (aten.slice.Tensor, lambda x, n: (x, 0, -(n // 2), n - 1, 2)),
+            (aten.narrow.default, lambda x, n: (x, 0, n // 2, n - n // 2)),
+            (aten.select.int, lambda x, n: (x, 0, n // 2)),
+            (aten.repeat.default, lambda x, n: (x, [1, n % 3 + 1, 2])),
+            (aten.roll.default, lambda x, n: (x, [n // 2], [0])),
+            (aten.add.Tensor, lambda x, n: (x, n)),
+            (aten.mul.Scalar, lambda x, n: (x, n / 2)),
+            (aten.tril.default, lambda x, n: (x, n - 3)),
+        ]
+    )
+    case.check_computed(target, draw)
+
+
+@cases
 def test_as_strided(case):
     # Of contiguous tensors only: what lies around a view is not known.
     x = case.tensor([257], case.pick(ALL))
