@@ -237,9 +237,10 @@ def _warn_of_missing_kernels(program: Any, partitioners: Mapping[str, GraftParti
                 continue
             target = op.name.replace("::", ".") + "."
             refused = partitioners[plan.name].refused if plan.name in partitioners else {}
-            reasons = [f"node '{node}': {why}" for node, (of, why) in refused.items() if of.startswith(target)]
+            reasons = [f"node '{node}': {text}" for node, (of, text) in refused.items() if of.startswith(target)]
+            why = f" ({reasons[0]})" if reasons else ""
             warnings.warn(
-                f"export: method '{plan.name}': {name} is left to ExecuTorch{''.join(f' ({r})' for r in reasons[:1])}, "
+                f"export: method '{plan.name}': {name} is left to ExecuTorch{why}, "
                 "which has no kernel for it here; the method loads only where one is registered",
                 RuntimeWarning,
                 stacklevel=3,

@@ -175,11 +175,13 @@ def _compare(actual: torch.Tensor, expected: torch.Tensor, atol: float, rtol: fl
     finite = torch.isfinite(e)
     magnitude = e.abs()
     difference = (a - e).abs()
-    wrong = torch.where(finite, ~(difference <= atol + rtol * magnitude), ~((a == e) | (torch.isnan(a) & torch.isnan(e))))
+    same = (a == e) | (torch.isnan(a) & torch.isnan(e))
+    wrong = ~torch.where(finite, difference <= atol + rtol * magnitude, same)
     if wrong.any():
         where = tuple(wrong.nonzero()[0].tolist())
         found, wanted = a[where].item(), e[where].item()
-        raise AssertionError(f"{label}: result {i}[{where}] is {found!r}, eager has {wanted!r} (atol {atol}, rtol {rtol})")
+        limits = f"(atol {atol}, rtol {rtol})"
+        raise AssertionError(f"{label}: result {i}[{where}] is {found!r}, eager has {wanted!r} {limits}")
     error = (difference / (1 + magnitude))[finite]
     return float(error.max()) if error.numel() else 0.0
 

@@ -69,8 +69,7 @@ int failed(const std::string& message) {
 int dispatch(int argc, char** argv) {
   CLI::App app(kAbout, "graft");
   app.footer(kExamples);
-  app.set_version_flag("--version", "graft " + std::string(version()))
-      ->description("Print the version and exit");
+  app.set_version_flag("--version", "graft " + std::string(version()))->description("Print the version and exit");
   app.require_subcommand(1);
 
   RunArgs run_args;
