@@ -141,6 +141,7 @@ bench: build
 bench-overhead: demo
 	@$(CMAKE) --build --preset release -j $(JOBS) --target graft_overhead
 	@build/release/graft_overhead build/demo/minilm.pte
+	@$(BIN)/python bench/beside_torch.py build/demo/minilm.pte
 
 clean:
 	rm -rf build dist

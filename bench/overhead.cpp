@@ -1,4 +1,4 @@
-// What graft costs around its kernels: planning a new shape, and a call whose plan is cached.
+// What graft costs around its kernels: planning a new shape, a call whose plan is cached, and cancelling a run.
 // usage: graft_overhead PACKAGE.pte [--json FILE]      (a MiniLM package: ids and mask [1, T]; `make bench` runs it)
 #include <algorithm>
 #include <chrono>
@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <random>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "graft/graft.h"
@@ -112,6 +113,60 @@ Samples cached_call(const std::shared_ptr<const graft::Program>& program, int th
   return samples;
 }
 
+// From cancel() on another thread to the end of the run, and the longest launch, which it has to wait for.
+struct CancelLatency {
+  Samples latency;
+  Samples longest_launch;
+};
+CancelLatency cancelling(const std::shared_ptr<const graft::Program>& program, int threads) {
+  constexpr std::int64_t kTokens = 256;
+  constexpr int kCalls = 400;
+  const Inputs inputs(kTokens);
+  const std::string& method = program->impl().methods[0].info.name;
+  graft::SessionOptions options;
+  options.threads = threads;
+  graft::Session session(program, options);
+  std::vector<graft::Value> outputs = session.run(method, inputs.values);
+  CancelLatency result;
+  double run_micros = 0;
+  for (int i = 0; i < 20; ++i) {
+    std::vector<graft::NodeTiming> profile;
+    graft::RunOptions profiled;
+    profiled.profile = &profile;
+    session.run_into(method, inputs.values, outputs, profiled);
+    double longest = 0;
+    for (const graft::NodeTiming& node : profile)
+      longest = std::max(longest, static_cast<double>(node.end_ns - node.start_ns) / 1e3);
+    result.longest_launch.push_back(longest);
+    run_micros = static_cast<double>(profile.back().end_ns) / 1e3;
+  }
+  std::mt19937 random(1);
+  std::uniform_real_distribution<double> when(0, 0.9 * run_micros);
+  while (static_cast<int>(result.latency.size()) < kCalls) {
+    graft::CancelToken token;
+    graft::RunOptions run;
+    run.cancel = &token;
+    Clock::time_point asked;
+    const auto delay = std::chrono::duration<double, std::micro>(when(random));
+    std::thread canceller([&, start = Clock::now()] {
+      std::this_thread::sleep_until(start + std::chrono::duration_cast<Clock::duration>(delay));
+      asked = Clock::now();
+      token.cancel();
+    });
+    Clock::time_point end;
+    bool cancelled = false;
+    try {
+      session.run_into(method, inputs.values, outputs, run);
+    } catch (const graft::Cancelled&) {
+      cancelled = true;
+    }
+    end = Clock::now();
+    canceller.join();
+    if (cancelled && end > asked) result.latency.push_back(micros(end - asked));
+  }
+  return result;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) try {
@@ -125,6 +180,9 @@ int main(int argc, char** argv) try {
     const std::string what = "cached call around its kernels, " + std::to_string(threads) + " thread(s)";
     rows.push_back(report(what.c_str(), cached_call(fresh, threads)));
   }
+  const CancelLatency cancelled = cancelling(program, 2);
+  rows.push_back(report("longest launch of a run at 256 tokens, 2 threads", cancelled.longest_launch));
+  rows.push_back(report("from cancel() to the end of the run", cancelled.latency));
   if (argc == 4) std::ofstream(argv[3]) << rows.dump() << '\n';
   return 0;
 } catch (const std::exception& error) {

@@ -362,6 +362,15 @@ bool Executable::compute(std::vector<Clock::time_point>* stamps) {
   return false;
 }
 
+std::size_t Executable::metadata_bytes() const {
+  std::size_t bytes = sizeof(*this) + metadata_.size() + work_.size() + kernels_.size() * sizeof(KernelLaunch) +
+                      operands_.size() * sizeof(void*) + entries_.size() * sizeof(RefreshEntry) +
+                      first_entry_.size() * sizeof(std::uint32_t) + last_bases_.size() * sizeof(void*) +
+                      groups_.size() * (sizeof(Group) + sizeof(void*)) + is_ggml_op_.size() / 8;
+  for (const KernelLaunch& k : kernels_) bytes += (k.inputs.size() + k.outputs.size()) * sizeof(TensorDesc);
+  return bytes;
+}
+
 int Executable::graph_nodes() const { return ggml_graph_n_nodes(graph_); }
 
 }  // namespace graft

@@ -58,7 +58,7 @@ class Executable {
 
   std::size_t launches_finished() const { return finished_; }  // by the last run
   int graph_nodes() const;
-  std::size_t metadata_bytes() const { return metadata_.size() + work_.size(); }
+  std::size_t metadata_bytes() const;  // everything an instantiated plan holds but its arena
 
  private:
   struct KernelLaunch;

@@ -1,9 +1,17 @@
 #include <gtest/gtest.h>
-#include <sys/resource.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
 #include <time.h>
+#include <unistd.h>
 
 #include <atomic>
+#include <cstddef>
 #include <cstdlib>
+#include <fstream>
+#include <initializer_list>
 #include <new>
 #include <thread>
 #include <vector>
@@ -49,8 +57,8 @@ GraphBuilder::Args add_args(ir::ValueId a, ir::ValueId b) {
 }
 
 // A chain of `depth` additions on each of `branches` branches; every branch's last value is kept alive to the end.
-std::shared_ptr<const Program> branches(GraphBuilder& graph, int count, int depth) {
-  const std::vector<ir::Dim> dims{dynamic(1, 64, "n")};
+std::shared_ptr<const Program> branches(GraphBuilder& graph, int count, int depth, std::int64_t most = 64) {
+  const std::vector<ir::Dim> dims{dynamic(1, most, "n")};
   const auto x = graph.input("x", DType::f32, dims);
   std::vector<ir::ValueId> ends;
   for (int b = 0; b < count; ++b) {
@@ -63,6 +71,20 @@ std::shared_ptr<const Program> branches(GraphBuilder& graph, int count, int dept
     sum = graph.node("aten.add.Tensor", add_args(sum, ends[i]), DType::f32, dims);
   graph.output(sum);
   return graph.build();
+}
+
+// From here on the process ends with SIGSYS when any of its threads makes one of these calls. False where there is no
+// such filter.
+bool forbid(std::initializer_list<long> calls) {
+  std::vector<sock_filter> code{BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr))};
+  for (const long call : calls) {
+    code.push_back(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, static_cast<std::uint32_t>(call), 0, 1));
+    code.push_back(BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS));
+  }
+  code.push_back(BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW));
+  const sock_fprog program{static_cast<unsigned short>(code.size()), code.data()};
+  return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
+         syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &program) == 0;
 }
 
 TEST(Steady, RunsAllocateNothingOfOurs) {
@@ -82,6 +104,97 @@ TEST(Steady, RunsAllocateNothingOfOurs) {
   // ggml makes two small ones in each compute (ggml_cpu_init makes and frees a context); ours are none.
   EXPECT_LE(allocations.load(), 2 * kRuns);
   EXPECT_EQ(y[0], 3.f * 21.f);
+}
+
+// In a process whose kernel ends it at any call that maps memory, opens or writes.
+TEST(Steady, AThousandRunsMapOpenAndWriteNothing) {
+  if (!kCountsAllocations) GTEST_SKIP() << "a sanitizer makes system calls of its own";
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    GraphBuilder graph;
+    SessionOptions options;
+    options.threads = 2;
+    Session session(branches(graph, 3, 20, 20000), options);
+    std::vector<float> x(20000, 1.f);
+    std::vector<float> y(20000);
+    std::vector<Value> in{tensor(x, {20000})};
+    std::vector<Value> out{tensor(y, {20000})};
+    session.run_into("forward", in, out);
+    if (!forbid({SYS_mmap, SYS_munmap, SYS_mremap, SYS_brk, SYS_open, SYS_openat, SYS_write, SYS_writev, SYS_clone3}))
+      _exit(77);
+    for (int i = 0; i < 1000; ++i) session.run_into("forward", in, out);
+    _exit(y[0] == 3.f * 21.f && session.counters().graphs_built == 1 ? 0 : 1);
+  }
+  int status = -1;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  if (WIFEXITED(status) && WEXITSTATUS(status) == 77) GTEST_SKIP() << "this system has no seccomp filters";
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0)
+      << (WIFSIGNALED(status) && WTERMSIG(status) == SIGSYS ? "a forbidden system call" : "wrong result");
+}
+
+TEST(Steady, ForbiddenCallsAreFound) {
+  if (!kCountsAllocations) GTEST_SKIP() << "a sanitizer makes system calls of its own";
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    if (!forbid({SYS_openat})) _exit(77);
+    std::fopen("/dev/null", "r");
+    _exit(0);
+  }
+  int status = -1;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  if (WIFEXITED(status) && WEXITSTATUS(status) == 77) GTEST_SKIP() << "this system has no seccomp filters";
+  EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGSYS);
+}
+
+std::size_t resident_bytes() {
+  std::ifstream statm("/proc/self/statm");
+  std::size_t pages = 0;
+  statm >> pages >> pages;
+  return pages * static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+}
+
+TEST(Steady, AHugeInputIsReadWhereItLies) {
+  if (!kCountsAllocations) GTEST_SKIP() << "a sanitizer keeps memory of its own";
+  constexpr std::int64_t kCount = 128 << 20;  // 512 MB
+  GraphBuilder graph;
+  const auto x = graph.input("x", DType::f32, {dynamic(1, kCount, "n")});
+  graph.output(graph.node("aten.sum.dim_IntList",
+                          {{"self", Arg::of_value(x)},
+                           {"dim", test::of_ints({0})},
+                           {"keepdim", test::of_int(0)},
+                           {"dtype", test::of_none()}},
+                          DType::f32, {}));
+  Session session(graph.build());
+  std::vector<float> data(static_cast<std::size_t>(kCount), 1.f);
+  const std::vector<Value> in{tensor(data, {kCount})};
+  const std::size_t before = resident_bytes();
+  const std::vector<Value> out = session.run("forward", in);
+  EXPECT_LT(resident_bytes(), before + (16u << 20));
+  EXPECT_EQ(*static_cast<const float*>(out[0].tensor.data), static_cast<float>(kCount));
+  EXPECT_EQ(session.counters().io_copies, 0u);
+}
+
+TEST(Steady, ASessionCostsItsStateItsArenaAndLessThanAKibibytePerNode) {
+  if (!kCountsAllocations) GTEST_SKIP() << "a sanitizer keeps memory of its own";
+  GraphBuilder graph;
+  const std::shared_ptr<const Program> program = branches(graph, 5, 400, 1 << 16);
+  std::vector<float> x(1 << 16, 1.f);
+  std::vector<float> y(1 << 16);
+  std::vector<Value> in{tensor(x, {1 << 16})};
+  std::vector<Value> out{tensor(y, {1 << 16})};
+  SessionOptions options;
+  options.threads = 1;
+  Session(program, options).run_into("forward", in, out);  // the plan and the thread team exist now
+  Session session(program, options);
+  const std::size_t before = resident_bytes();
+  session.run_into("forward", in, out);
+  const std::size_t after = resident_bytes();
+  const PlanInfo plan = session.plan("forward", in);
+  EXPECT_LE(plan.metadata_bytes, plan.launches * 1024);
+  const std::size_t expected = session.counters().arena_bytes + session.counters().state_bytes + plan.launches * 1024;
+  EXPECT_LE(after, before + expected + (1u << 20)) << "beyond what is reported";
 }
 
 TEST(Steady, FiftyThousandNodesWithDeepBranches) {
