@@ -302,6 +302,31 @@ def test_option_threads_reaches_the_pool(package):
     assert done.stdout.split() == ["0", "1"]
 
 
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are counted in /proc")
+def test_five_models_share_one_team_of_threads_and_give_the_bits_of_graft(package, tmp_path):
+    others = [export(tmp_path / f"model{seed}.pte", Encoder(seed)) for seed in range(1, 5)]
+    code = f"""
+        import os, torch, graft, graft.executorch
+        from executorch.runtime import Runtime
+        torch.set_num_threads(1)
+        graft.executorch.set_options(threads=2)
+        ids = torch.arange(4 * 64).reshape(4, 64)
+        mask = torch.ones_like(ids)
+        before = len(os.listdir("/proc/self/task"))
+        programs = [Runtime.get().load_program(path) for path in {[str(p) for p in (package, *others)]!r}]
+        methods = [program.load_method("forward") for program in programs]
+        results = [method.execute((ids, mask)) for method in methods]
+        print(len(os.listdir("/proc/self/task")) - before)
+        for path, result in zip({[str(p) for p in (package, *others)]!r}, results):
+            ours = graft.load(path, threads=2)(ids, mask)
+            assert all(torch.equal(torch.as_tensor(a), torch.as_tensor(b)) for a, b in zip(result, ours)), path
+        print(len(os.listdir("/proc/self/task")) - before)
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["1", "1"]
+
+
 def vectors(text: str) -> dict[int, torch.Tensor]:
     """What run_module prints."""
     lines = [line.split(":") for line in text.splitlines()]
