@@ -2,13 +2,14 @@
 set(GRAFT_GGML_WANTED 0.25)
 if(GRAFT_GGML_SOURCE)
   set(GGML_OPENMP OFF CACHE BOOL "" FORCE)
+  set(GGML_RPC ON CACHE BOOL "" FORCE)
   set(GGML_BUILD_TESTS OFF CACHE BOOL "" FORCE)
   set(GGML_BUILD_EXAMPLES OFF CACHE BOOL "" FORCE)
   set(GGML_CCACHE OFF CACHE BOOL "" FORCE)  # ours is set already
   set(BUILD_SHARED_LIBS ON)
   add_subdirectory("${GRAFT_GGML_SOURCE}" "${CMAKE_BINARY_DIR}/ggml" EXCLUDE_FROM_ALL SYSTEM)
   unset(BUILD_SHARED_LIBS)
-  foreach(part ggml ggml-base ggml-cpu ggml-cuda)
+  foreach(part ggml ggml-base ggml-cpu ggml-rpc ggml-cuda)
     if(TARGET ${part} AND NOT TARGET ggml::${part})
       add_library(ggml::${part} ALIAS ${part})
     endif()
@@ -22,12 +23,12 @@ else()
   if(NOT ggml_FOUND)
     message(FATAL_ERROR
       "No ggml ${GRAFT_GGML_WANTED} in ${GRAFT_SITE_PACKAGES}. It comes with llama-cpp-python; install that first:\n"
-      "  CMAKE_ARGS=\"-DGGML_OPENMP=OFF -DLLAVA_BUILD=OFF\" pip install llama-cpp-python==0.3.36\n"
+      "  CMAKE_ARGS=\"-DGGML_OPENMP=OFF -DGGML_RPC=ON -DLLAVA_BUILD=OFF\" pip install llama-cpp-python==0.3.36\n"
       "or give -DGRAFT_GGML_SOURCE=<folder of ggml's source>.")
   endif()
   if(GGML_OPENMP_ENABLED)
     message(FATAL_ERROR "The ggml in ${GRAFT_SITE_PACKAGES} was built with OpenMP: its thread pool would have no "
-                        "threads. Build llama-cpp-python again with CMAKE_ARGS=\"-DGGML_OPENMP=OFF -DLLAVA_BUILD=OFF\".")
+                        "threads. Build llama-cpp-python again with CMAKE_ARGS=\"-DGGML_OPENMP=OFF -DGGML_RPC=ON -DLLAVA_BUILD=OFF\".")
   endif()
   # Compared at load with those of the ggml that the process really has.
   set(GRAFT_GGML_RELEASE "${GGML_VERSION}")
@@ -39,6 +40,6 @@ endif()
 if(GRAFT_CUDA AND NOT TARGET ggml::ggml-cuda)
   message(FATAL_ERROR
     "GRAFT_CUDA is on, but this ggml has no CUDA backend. Build it with one first:\n"
-    "  CMAKE_ARGS=\"-DGGML_OPENMP=OFF -DLLAVA_BUILD=OFF -DGGML_CUDA=ON\" pip install --force-reinstall --no-deps "
+    "  CMAKE_ARGS=\"-DGGML_OPENMP=OFF -DGGML_RPC=ON -DLLAVA_BUILD=OFF -DGGML_CUDA=ON\" pip install --force-reinstall --no-deps "
     "--no-binary :all: llama-cpp-python==0.3.36")
 endif()

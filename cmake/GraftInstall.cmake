@@ -25,7 +25,7 @@ install(FILES "${CMAKE_BINARY_DIR}/graftConfig.cmake" "${CMAKE_BINARY_DIR}/graft
 install(FILES LICENSE THIRD_PARTY_LICENSES.md DESTINATION ${CMAKE_INSTALL_DATADIR}/licenses/graft COMPONENT sdk)
 
 # ggml's libraries, under the names that the loader looks for. They find each other through $ORIGIN.
-foreach(part ggml ggml-base ggml-cpu ggml-cuda)
+foreach(part ggml ggml-base ggml-cpu ggml-rpc ggml-cuda)
   if(TARGET ggml::${part})
     get_target_property(location ggml::${part} IMPORTED_LOCATION)
     file(GLOB by_soname "${location}.[0-9]*")

@@ -14,6 +14,14 @@ if(graft_test_sources)
     $<$<IN_LIST:avx2,${graft_isas}>:GRAFT_HAVE_X86_ISA>)
   add_dependencies(graft_tests graft_schema)
   add_test(NAME graft_tests COMMAND graft_tests)
+
+  # The device of the tests.
+  add_executable(graft_rpc_server test/rpc_server/main.cpp)
+  graft_target(graft_rpc_server)
+  set_target_properties(graft_rpc_server PROPERTIES BUILD_RPATH "${GRAFT_GGML_RPATH}")
+  target_link_libraries(graft_rpc_server PRIVATE ggml::ggml)
+  add_dependencies(graft_tests graft_rpc_server)
+  target_compile_definitions(graft_tests PRIVATE GRAFT_RPC_SERVER="$<TARGET_FILE:graft_rpc_server>")
 endif()
 
 # Measures planning and the cost of a cached call; it looks inside the engine, so it is linked as the tests are.

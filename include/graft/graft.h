@@ -76,6 +76,13 @@ struct Counters {
   std::uint64_t state_bytes = 0;  // now
   std::uint64_t state_bytes_written = 0;
   std::uint64_t staging_bytes = 0;  // now
+  // Programs on a device other than the CPU. A stage is a part of a run on one side.
+  std::uint64_t stages = 0;
+  std::uint64_t uploads = 0;  // copies to the device, without those of weights
+  std::uint64_t upload_bytes = 0;
+  std::uint64_t downloads = 0;
+  std::uint64_t download_bytes = 0;
+  std::uint64_t device_bytes = 0;  // now; without weights
 };
 
 struct LoadOptions {

@@ -17,7 +17,13 @@ std::vector<std::pair<std::string, std::uint64_t>> counter_list(const Counters& 
           {"arena_bytes", c.arena_bytes},
           {"state_bytes", c.state_bytes},
           {"staging_bytes", c.staging_bytes},
-          {"state_bytes_written", c.state_bytes_written}};
+          {"state_bytes_written", c.state_bytes_written},
+          {"stages", c.stages},
+          {"uploads", c.uploads},
+          {"upload_bytes", c.upload_bytes},
+          {"downloads", c.downloads},
+          {"download_bytes", c.download_bytes},
+          {"device_bytes", c.device_bytes}};
 }
 
 std::string counter_table(const Counters& counters) {

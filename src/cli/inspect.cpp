@@ -64,7 +64,7 @@ void print_weights(const Json& method) {
   std::cout << table.text(4);
 }
 
-void print_plan(const Json& plan, const std::string& device) {
+void print_plan(const Json& plan) {
   const auto launches = plan["launches"].get<std::uint64_t>();
   const auto arena = plan["arena_bytes"].get<std::uint64_t>();
   // The key lists all sizes one after the other; the tables above say which input has how many.
@@ -73,8 +73,14 @@ void print_plan(const Json& plan, const std::string& device) {
             << ")\n";
   if (launches == 0) return;
   Table kernels({{"kernel"}, {"launches", kRight}, {"device"}});
-  for (const auto& [kernel, count] : plan["kernels"].items()) kernels.add({kernel, count_text(count), device});
+  for (const auto& [device, launched] : plan["devices"].items())
+    for (const auto& [kernel, count] : launched.items()) kernels.add({kernel, count_text(count), device});
   std::cout << kernels.text(4);
+  if (!plan.contains("stages")) return;
+  std::cout << "  stages: " << plan["stages"].size() << ", per run " << plan["uploads"] << " uploads ("
+            << bytes_text(plan["upload_bytes"].get<std::uint64_t>()) << ") and " << plan["downloads"] << " downloads ("
+            << bytes_text(plan["download_bytes"].get<std::uint64_t>()) << "); "
+            << bytes_text(plan["device_bytes"].get<std::uint64_t>()) << " on the device\n";
 }
 
 void print_human(const Json& all, const Program& program, const std::optional<Counters>& counters) {
@@ -96,7 +102,7 @@ void print_human(const Json& all, const Program& program, const std::optional<Co
     print_ops(method, plan);
     print_weights(method);
     if (plan) {
-      print_plan(*plan, device);
+      print_plan(*plan);
     } else if (method.contains("plan_error")) {
       std::cout << "  no plan: " << printable(method["plan_error"].get<std::string>()) << "\n";
     } else {

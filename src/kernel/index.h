@@ -24,6 +24,13 @@ struct IndexAttrs {
 // Fails the run on an index out of range, without reading there.
 extern const Kernel kGather;
 
+struct CheckIndexAttrs {
+  std::int64_t size = 0;  // at most the largest i32
+};
+// inputs {indices, i32 or i64}, outputs {i32}, both contiguous: the same indices, for ggml's GET_ROWS, which checks
+// nothing. Fails the run on an index that is negative or not below `size`.
+extern const Kernel kCheckIndex;
+
 enum class ScatterMode : std::int32_t { assign, add, multiply, amax, amin };
 struct ScatterAttrs {
   IndexAttrs index;

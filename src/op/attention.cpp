@@ -10,6 +10,7 @@
 #include "base/check.h"
 #include "base/plant.h"
 #include "op/common.h"
+#include "op/device.h"
 #include "plan/lowering.h"
 
 namespace graft {
@@ -143,6 +144,15 @@ Tensor shared(const Tensor& tensor, const Sizes& sizes) {
 std::vector<Tensor> lower_attention(const Call& call, std::span<const Shape> shapes, Lowering& lowering) {
   const Sizes sizes = sizes_of(call);
   const DType dtype = call.output_dtype();
+  if (lowering.has_device() && shapes.size() == 1) {
+    const std::optional<Tensor> mask = call.optional_tensor("attn_mask");
+    device::Attention what{call.tensor("query"), call.tensor("key"), call.tensor("value")};
+    what.mask = mask ? &*mask : nullptr;
+    what.scale = call.has("scale") ? call.real("scale") : 1 / std::sqrt(static_cast<double>(sizes.d));
+    what.causal = call.boolean("is_causal");
+    const Tensor result = lowering.allocate(dtype, shapes[0]);
+    if (device::attention(lowering, what, result)) return {result};
+  }
   const auto grouped = [&](const Tensor& tensor) {
     return sizes.group == 1 ? tensor : split_heads(tensor, sizes.group);
   };

@@ -4,9 +4,9 @@
 
 #include "base/check.h"
 #include "base/plant.h"
-#include "ggml.h"
 #include "kernel/kernels.h"
 #include "kernel/strided.h"
+#include "op/device.h"
 #include "plan/lowering.h"
 
 namespace graft {
@@ -156,57 +156,12 @@ bool exact_in(DType from, DType compute) {
   }
 }
 
-bool is_row_vector(const Tensor& t, std::int64_t columns) {
-  return t.rank() >= 1 && t.numel() == columns && t.size(t.rank() - 1) == columns && t.desc.contiguous();
-}
-
-// ggml's own add, sub, mul, div for contiguous f32 rows, which its GPU backends fuse with their neighbours. Its
-// broadcast goes one way and is slow along the row, so only whole rows are left to it.
-bool emit_ggml(Lowering& lowering, const Elementwise& what, std::span<const Binding> operands, const Tensor& out) {
-  int ggml_op = 0;
-  switch (what.op) {
-    case ElementwiseOp::add:
-      ggml_op = GGML_OP_ADD;
-      break;
-    case ElementwiseOp::sub:
-      ggml_op = GGML_OP_SUB;
-      break;
-    case ElementwiseOp::mul:
-      ggml_op = GGML_OP_MUL;
-      break;
-    case ElementwiseOp::div:
-      ggml_op = GGML_OP_DIV;
-      break;
-    default:
-      return false;
-  }
-  if (what.output != DType::f32 || out.rank() < 2 || out.numel() == 0) return false;
-  if ((what.op == ElementwiseOp::add || what.op == ElementwiseOp::sub) && what.params[0].f != 1) return false;
-  for (const Binding& b : operands)
-    if (!b.tensor || b.tensor->dtype() != DType::f32 || !b.tensor->desc.contiguous()) return false;
-  Tensor a = *operands[0].tensor;
-  Tensor b = *operands[1].tensor;
-  const std::int64_t columns = out.size(out.rank() - 1);
-  const bool commutes = what.op == ElementwiseOp::add || what.op == ElementwiseOp::mul;
-  if (commutes && a.shape() != out.shape()) std::swap(a, b);
-  if (a.shape() != out.shape()) return false;
-  if (b.shape() == out.shape()) {
-    b = collapsed(b, 1);
-  } else if (is_row_vector(b, columns)) {
-    b.desc = TensorDesc(DType::f32, {1, columns});
-  } else {
-    return false;
-  }
-  lowering.launch_ggml(ggml_op, {collapsed(a, 1), b}, collapsed(out, 1), {}, 1);
-  return true;
-}
-
 }  // namespace
 
 Tensor emit(Lowering& lowering, const Elementwise& what, std::span<const Binding> operands, const Shape& shape) {
   GRAFT_ASSERT(static_cast<int>(operands.size()) == simd::operand_count(what.op));
   const Tensor out = lowering.allocate(what.output, shape);
-  if (out.numel() == 0 || (lowering.prefer_ggml() && emit_ggml(lowering, what, operands, out))) return out;
+  if (out.numel() == 0 || device::elementwise(lowering, what, operands, out)) return out;
 
   ElementwiseAttrs attrs;
   attrs.op = what.op;

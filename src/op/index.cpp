@@ -7,6 +7,7 @@
 #include "base/check.h"
 #include "base/plant.h"
 #include "op/common.h"
+#include "op/device.h"
 #include "op/dims.h"
 #include "plan/lowering.h"
 
@@ -103,6 +104,11 @@ Shape embedding_shape(const Call& call) {
 }
 
 std::vector<Tensor> embedding_lower(const Call& call, std::span<const Shape> shapes, Lowering& lowering) {
+  if (lowering.has_device()) {
+    const Tensor out = lowering.allocate(call.output_dtype(), shapes[0]);
+    if (device::embedding(lowering, call.tensor("weight"), lowering.contiguous(call.tensor("indices")), out))
+      return {out};
+  }
   Places places;
   places.shape = shapes[0];
   places.own_dim.fill(-1);

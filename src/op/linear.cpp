@@ -1,6 +1,4 @@
 // Matrix products: linear, addmm, mm, bmm, baddbmm, matmul, mv.
-#include <ggml.h>
-
 #include <algorithm>
 #include <array>
 #include <optional>
@@ -8,6 +6,7 @@
 #include "base/check.h"
 #include "base/plant.h"
 #include "kernel/matmul.h"
+#include "op/device.h"
 #include "op/operator.h"
 #include "plan/lowering.h"
 
@@ -178,20 +177,11 @@ struct Addend {
   Scalar beta = Scalar::of(std::int64_t{1});
 };
 
-// ggml's own product: for devices where only ggml's kernels run. It contracts the last dim of both operands.
-bool launch_ggml_product(const Tensor& a, const Tensor& b, const Addend& addend, const Tensor& out,
-                         Lowering& lowering) {
-  const Tensor weight = transposed(b);
-  const bool plain = !addend.bias && addend.alpha.to_double() == 1;
-  if (!plain || out.rank() > 4 || out.dtype() != DType::f32 || out.numel() == 0 || a.numel() == 0) return false;
-  if (!weight.desc.contiguous() || !a.desc.contiguous() || !out.desc.contiguous()) return false;
-  lowering.launch_ggml(GGML_OP_MUL_MAT, {weight, a}, out);
-  return true;
-}
-
 // out = alpha * a b + beta * bias for a, b and out of the same batch sizes.
 void launch_product(const Tensor& a, const Tensor& b, const Addend& addend, const Tensor& out, Lowering& lowering) {
-  if (lowering.prefer_ggml() && launch_ggml_product(a, b, addend, out, lowering)) return;
+  if (addend.alpha.to_double() == 1 && (!addend.bias || addend.beta.to_double() == 1) &&
+      device::matmul(lowering, a, b, addend.bias ? &*addend.bias : nullptr, out))
+    return;
   std::vector<Tensor> inputs = {a, b};
   if (addend.bias) inputs.push_back(expanded(*addend.bias, out.shape()));
   if (has_vector_kernel(out.dtype())) {
@@ -260,13 +250,6 @@ std::vector<Tensor> lower_linear(const Call& call, std::span<const Shape> shapes
   addend.bias = call.optional_tensor("bias");
   const Tensor flat = reshaped(input, Shape{rows, k}, lowering);
   const Tensor flat_out = *try_reshape(out, Shape{rows, n});
-  if (lowering.prefer_ggml() && addend.bias && addend.bias->desc.contiguous() && out.dtype() == DType::f32) {
-    const Tensor product = lowering.allocate(out.dtype(), flat_out.shape());
-    if (launch_ggml_product(flat, weight, {}, product, lowering)) {
-      lowering.launch_ggml(GGML_OP_ADD, {product, *addend.bias}, flat_out);
-      return {out};
-    }
-  }
   launch_product(flat, weight, addend, flat_out, lowering);
   return {out};
 }

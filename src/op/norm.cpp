@@ -1,6 +1,4 @@
 // Layer, RMS and group normalization.
-#include <ggml.h>
-
 #include <array>
 #include <bit>
 #include <limits>
@@ -9,6 +7,7 @@
 
 #include "base/check.h"
 #include "kernel/rows.h"
+#include "op/device.h"
 #include "op/operator.h"
 #include "plan/lowering.h"
 
@@ -95,38 +94,17 @@ double eps_of(const Call& call, DType dtype) {
                              : static_cast<double>(std::numeric_limits<float>::epsilon());
 }
 
-bool launch_ggml_norm(ggml_op op, const Operands& o, Lowering& lowering) {
-  for (const Tensor& t : o.inputs) {
-    if (t.dtype() != DType::f32) return false;
-  }
-  if (o.outputs.size() != 1 || o.outputs[0].numel() == 0) return false;
-  const Shape rows{o.outputs[0].numel() / o.attrs.row, o.attrs.row};
-  std::array<std::int32_t, 16> params{};
-  params[0] = std::bit_cast<std::int32_t>(static_cast<float>(o.attrs.eps));
-  // The last step writes the output.
-  const Tensor target = *try_reshape(o.outputs[0], rows);
-  Tensor current = *try_reshape(o.inputs[0], rows);
-  for (std::size_t step = 0; step < o.inputs.size(); ++step) {
-    const Tensor next = step + 1 == o.inputs.size() ? target : lowering.allocate(DType::f32, rows);
-    if (step == 0) {
-      lowering.launch_ggml(op, {current}, next, params);
-    } else {
-      const bool is_weight = step == 1 && o.attrs.has_weight != 0;
-      lowering.launch_ggml(is_weight ? GGML_OP_MUL : GGML_OP_ADD,
-                           {current, *try_reshape(o.inputs[step], Shape{o.attrs.row})}, next);
-    }
-    current = next;
-  }
-  return true;
-}
-
-template <const Kernel& kernel, ggml_op op>
+template <const Kernel& kernel, device::Norm kind>
 std::vector<Tensor> lower_last_dims(const Call& call, std::span<const Shape> shapes, Lowering& lowering) {
   Operands o = operands_of(call, shapes, lowering);
   o.attrs.row = 1;
   for (const std::int64_t size : call.integers("normalized_shape")) o.attrs.row *= size;
   o.attrs.eps = eps_of(call, o.inputs[0].dtype());
-  if (lowering.prefer_ggml() && launch_ggml_norm(op, o, lowering)) return o.outputs;
+  const Tensor* weight = o.attrs.has_weight != 0 ? &o.inputs[1] : nullptr;
+  const Tensor* bias = o.attrs.has_bias != 0 ? &o.inputs.back() : nullptr;
+  if (o.outputs.size() == 1 &&
+      device::norm(lowering, kind, o.inputs[0], weight, bias, o.attrs.row, o.attrs.eps, o.outputs[0]))
+    return o.outputs;
   // A row is read before it is written, but statistics are not the input's to overwrite.
   lowering.launch(kernel, o.inputs, o.outputs, o.attrs, 0, 1u);
   return o.outputs;
@@ -176,10 +154,12 @@ std::vector<Tensor> lower_group_norm(const Call& call, std::span<const Shape> sh
 
 std::span<const Operator> norm_operators() {
   static constexpr Operator kOperators[] = {
-      {"aten.layer_norm.default", refuse_norm, last_dims_shape, lower_last_dims<kLayerNorm, GGML_OP_NORM>, true},
-      {"aten.native_layer_norm.default", refuse_norm, last_dims_shape, lower_last_dims<kLayerNorm, GGML_OP_NORM>},
-      {"aten.rms_norm.default", refuse_norm, last_dims_shape, lower_last_dims<kRmsNorm, GGML_OP_RMS_NORM>, true},
-      {"aten._fused_rms_norm.default", refuse_norm, last_dims_shape, lower_last_dims<kRmsNorm, GGML_OP_RMS_NORM>, true},
+      {"aten.layer_norm.default", refuse_norm, last_dims_shape, lower_last_dims<kLayerNorm, device::Norm::layer>, true},
+      {"aten.native_layer_norm.default", refuse_norm, last_dims_shape,
+       lower_last_dims<kLayerNorm, device::Norm::layer>},
+      {"aten.rms_norm.default", refuse_norm, last_dims_shape, lower_last_dims<kRmsNorm, device::Norm::rms>, true},
+      {"aten._fused_rms_norm.default", refuse_norm, last_dims_shape, lower_last_dims<kRmsNorm, device::Norm::rms>,
+       true},
       {"aten.group_norm.default", refuse_group_norm, group_norm_shape, lower_group_norm, true},
       {"aten.native_group_norm.default", refuse_group_norm, group_norm_shape, lower_group_norm},
   };

@@ -1,13 +1,11 @@
 // Softmax and log-softmax over any dimension.
-#include <ggml.h>
-
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <vector>
 
 #include "base/check.h"
 #include "kernel/rows.h"
+#include "op/device.h"
 #include "op/dims.h"
 #include "op/operator.h"
 #include "plan/lowering.h"
@@ -28,14 +26,6 @@ std::vector<Shape> softmax_shape(const Call& call) {
   return {shape};
 }
 
-bool launch_ggml_softmax(const Tensor& input, const Tensor& out, Lowering& lowering) {
-  if (input.dtype() != DType::f32 || out.dtype() != DType::f32 || input.rank() > 4 || input.numel() == 0) return false;
-  std::array<std::int32_t, 16> params{};
-  params[0] = std::bit_cast<std::int32_t>(1.f);  // scale; params[1], the slope of ALiBi, stays 0
-  lowering.launch_ggml(GGML_OP_SOFT_MAX, {input}, out, params);
-  return true;
-}
-
 template <bool logarithm>
 std::vector<Tensor> lower_softmax(const Call& call, std::span<const Shape> shapes, Lowering& lowering) {
   const DType to = call.output_dtype();
@@ -52,7 +42,7 @@ std::vector<Tensor> lower_softmax(const Call& call, std::span<const Shape> shape
   const std::span<const int> swap(order.data(), static_cast<std::size_t>(rank));
   const Tensor rows = lowering.contiguous(permuted(input, swap));
   const Tensor out = lowering.allocate(to, rows.shape());
-  const bool done = !logarithm && lowering.prefer_ggml() && launch_ggml_softmax(rows, out, lowering);
+  const bool done = !logarithm && device::softmax(lowering, rows, out);
   if (!done) {
     const SoftmaxAttrs attrs{rank == 0 ? 1 : rows.size(rank - 1), logarithm ? 1 : 0};
     lowering.launch(kSoftmax, {rows}, {out}, attrs, 0, rows.dtype() == to ? 1u : 0u);

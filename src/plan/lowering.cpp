@@ -105,9 +105,10 @@ void Lowering::launch(const Kernel& kernel, std::vector<Tensor> inputs, std::vec
   launch_bytes(kernel, std::move(inputs), std::move(outputs), {}, 0, 0);
 }
 
-void Lowering::launch_ggml(int ggml_op, std::vector<Tensor> inputs, const Tensor& output,
-                           const std::array<std::int32_t, 16>& params, std::uint32_t inplace) {
-  if (output.numel() == 0) return;
+namespace {
+
+Launch ggml_launch(int ggml_op, std::vector<Tensor> inputs, const Tensor& output,
+                   const std::array<std::int32_t, 16>& params, std::uint32_t inplace) {
   for ([[maybe_unused]] const Tensor& t : inputs) GRAFT_ASSERT(t.rank() <= GGML_MAX_DIMS && t.numel() > 0);
   GRAFT_ASSERT(output.rank() <= GGML_MAX_DIMS && inputs.size() <= GGML_MAX_SRC);
   Launch launch;
@@ -116,7 +117,50 @@ void Lowering::launch_ggml(int ggml_op, std::vector<Tensor> inputs, const Tensor
   launch.inputs = std::move(inputs);
   launch.outputs = {output};
   launch.inplace = inplace;
+  return launch;
+}
+
+}  // namespace
+
+void Lowering::launch_ggml(int ggml_op, std::vector<Tensor> inputs, const Tensor& output,
+                           const std::array<std::int32_t, 16>& params, std::uint32_t inplace) {
+  if (output.numel() == 0) return;
+  Launch launch = ggml_launch(ggml_op, std::move(inputs), output, params, inplace);
+  launch.on_device = device_ && device_->supports(launch);
   add_launch(std::move(launch));
+}
+
+bool Lowering::launch_device(int ggml_op, std::vector<Tensor> inputs, const Tensor& output,
+                             const std::array<std::int32_t, 16>& params, std::uint32_t inplace) {
+  if (!device_ || output.numel() == 0) return false;
+  Launch launch = ggml_launch(ggml_op, std::move(inputs), output, params, inplace);
+  launch.on_device = device_->supports(launch);
+  if (!launch.on_device) return false;
+  add_launch(std::move(launch));
+  return true;
+}
+
+// Floating-point copies that ggml has: the same dtype, or to and from f32; rank at most 4 once dimensions are merged.
+// Repeated elements (stride 0) go through ggml's REPEAT, which wants the sizes before the repetition.
+bool Lowering::copy_on_device(const Tensor& from, const Tensor& to) {
+  if (!device_ || from.numel() == 0 || !is_float(from.dtype()) || !is_float(to.dtype())) return false;
+  if (from.dtype() == DType::f64 || to.dtype() == DType::f64) return false;
+  if (from.dtype() != to.dtype() && from.dtype() != DType::f32 && to.dtype() != DType::f32) return false;
+  Tensor source = from, target = to;
+  merge_dims(source, target);
+  if (source.rank() > GGML_MAX_DIMS) return false;
+  bool repeats = false;
+  for (int d = 0; d < source.rank(); ++d) {
+    if (source.stride(d) < 0 || target.stride(d) <= 0) return false;
+    if (source.stride(d) != 0) continue;
+    repeats = true;
+    source.desc.shape[d] = 1;
+  }
+  if (!repeats) return launch_device(GGML_OP_CPY, {source}, target);
+  const int last = source.rank() - 1;
+  if (from.dtype() != DType::f32 || to.dtype() != DType::f32 || !to.desc.contiguous()) return false;
+  if (source.size(last) != 1 && source.stride(last) != 1) return false;
+  return launch_device(GGML_OP_REPEAT, {source}, target);
 }
 
 Tensor Lowering::contiguous(const Tensor& tensor) {
@@ -161,6 +205,7 @@ Tensor Lowering::cast(const Tensor& tensor, DType dtype) {
 
 void Lowering::copy(const Tensor& from, const Tensor& to) {
   GRAFT_ASSERT(from.shape() == to.shape());
+  if (copy_on_device(from, to)) return;
   launch(kCopy, {from}, {to});
 }
 

@@ -11,11 +11,20 @@
 
 namespace graft {
 
+// What a device other than the CPU can do; asked while a plan is made.
+class DeviceOps {
+ public:
+  virtual ~DeviceOps() = default;
+  // Whether the device runs this launch of a ggml op with exactly these dtypes, sizes and strides.
+  virtual bool supports(const Launch& launch) const = 0;
+  virtual std::int64_t alignment() const = 0;  // of tensors in its memory, bytes
+};
+
 // Collects the launches of a plan while operators lower themselves.
 class Lowering {
  public:
-  // `max_threads`: the most threads that will run a launch (for scratch sizes). `prefer_ggml`: see below.
-  explicit Lowering(int max_threads, bool prefer_ggml = false) : max_threads_(max_threads), prefer_ggml_(prefer_ggml) {}
+  // `max_threads`: the most threads that will run a launch (for scratch sizes). `device`: null for the CPU.
+  explicit Lowering(int max_threads, const DeviceOps* device = nullptr) : max_threads_(max_threads), device_(device) {}
 
   // A new contiguous arena tensor. Nothing is written to it.
   Tensor allocate(DType dtype, const Shape& shape);
@@ -36,6 +45,12 @@ class Lowering {
   // otherwise). Operands have rank at most 4 and are handed over with their sizes reversed, as ggml orders them.
   void launch_ggml(int ggml_op, std::vector<Tensor> inputs, const Tensor& output,
                    const std::array<std::int32_t, 16>& params = {}, std::uint32_t inplace = 0);
+
+  // The same for the plan's device: false, and nothing launched, when there is none or it lacks the op. The operator
+  // must have checked that ggml's op computes what PyTorch does; then it falls back to a kernel of ours.
+  bool launch_device(int ggml_op, std::vector<Tensor> inputs, const Tensor& output,
+                     const std::array<std::int32_t, 16>& params = {}, std::uint32_t inplace = 0);
+  bool has_device() const { return device_ != nullptr; }
 
   // The same elements, row-major without gaps: the tensor itself when it is, else a copy (made once per tensor).
   Tensor contiguous(const Tensor& tensor);
@@ -61,8 +76,6 @@ class Lowering {
   }
   void undo_copy(const Tensor& kept, const Tensor& target);
 
-  // True when ggml's own kernels should be preferred to ours (a device other than the CPU).
-  bool prefer_ggml() const { return prefer_ggml_; }
   int max_threads() const { return max_threads_; }
 
   // --- used by the planner, not by operators ---
@@ -80,6 +93,7 @@ class Lowering {
                     std::vector<std::byte> attrs, std::int64_t scratch_bytes, std::uint32_t inplace);
   void add_launch(Launch launch);
   void take_undo(std::size_t mark);
+  bool copy_on_device(const Tensor& from, const Tensor& to);
 
   std::vector<Buffer> buffers_;
   std::vector<Launch> launches_;
@@ -88,7 +102,7 @@ class Lowering {
   std::uint32_t node_ = 0;
   bool updates_state_ = false;
   int max_threads_;
-  bool prefer_ggml_;
+  const DeviceOps* device_;
 };
 
 // Bytes from the lowest to one past the highest byte that the tensor's elements touch, relative to its offset.
@@ -105,6 +119,8 @@ Tensor permuted(const Tensor& tensor,
                 std::span<const int> dims);                 // output dim d is input dim dims[d], as torch.permute
 Tensor expanded(const Tensor& tensor, const Shape& shape);  // broadcast to `shape`, stride 0 where a size grew
 Tensor sliced(const Tensor& tensor, int dim, std::int64_t start, std::int64_t length, std::int64_t step = 1);
+// Two tensors of one shape as the fewest dimensions that walk both in the same order (at least one).
+void merge_dims(Tensor& a, Tensor& b);
 
 // Rows (matrices, ...) of the last dims collapsed: [prod of leading sizes, last sizes...]. Tensor must be contiguous.
 Tensor collapsed(const Tensor& tensor, int keep_last);

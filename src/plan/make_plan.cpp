@@ -10,6 +10,7 @@
 #include "plan/arena.h"
 #include "plan/arena_check.h"
 #include "plan/lowering.h"
+#include "plan/stages.h"
 #include "plan/state_updates.h"
 
 namespace graft {
@@ -34,12 +35,16 @@ class Planner {
   Planner(const ir::Program& program, const ir::Method& method, const PlanOptions& options)
       : program_(program),
         method_(method),
-        lowering_(options.max_threads, options.prefer_ggml),
+        lowering_(options.max_threads, options.device),
+        device_(options.device),
         bindings_(method.values.size()) {}
 
   Plan run(std::span<const InputDesc> inputs) {
     bind_inputs(inputs);
-    const std::vector<bool> updates_state = find_state_updates(program_, method_);
+    std::vector<bool> updates_state = find_state_updates(program_, method_);
+    // With a device, states are written at the end of the run alone, by the CPU: a run that fails on either side has
+    // then changed none.
+    if (device_) updates_state.assign(updates_state.size(), false);
     for (std::size_t i = 0; i < method_.nodes.size(); ++i) lower(method_.nodes[i], updates_state[i]);
     bind_outputs();
     plan_.buffers = std::move(lowering_.buffers());
@@ -50,6 +55,7 @@ class Planner {
     lay_out_arena();
     list_allocations();
     list_aliases();
+    if (device_) cut_stages(plan_, device_->alignment());
     plan_.key = plan_key(inputs);
     return std::move(plan_);
   }
@@ -332,11 +338,12 @@ class Planner {
       const bool early = GRAFT_PLANT("memory-reused-too-early") && b.last_use > b.first_use;
       lifetimes.push_back({b.bytes, b.first_use, early ? b.last_use - 1 : b.last_use});
     }
-    const ArenaLayout layout = plan_arena(lifetimes, kArenaAlignment);
+    const std::int64_t alignment = device_ ? std::max(kArenaAlignment, device_->alignment()) : kArenaAlignment;
+    const ArenaLayout layout = plan_arena(lifetimes, alignment);
     for (std::size_t i = 0; i < ids.size(); ++i) plan_.buffers[ids[i]].offset = layout.offsets[i];
     plan_.arena_bytes = layout.bytes;
 #ifndef NDEBUG
-    const std::optional<std::string> overlap = find_overlap(lifetimes, layout.offsets, kArenaAlignment);
+    const std::optional<std::string> overlap = find_overlap(lifetimes, layout.offsets, alignment);
     GRAFT_ASSERT(!overlap.has_value());
 #endif
   }
@@ -348,8 +355,7 @@ class Planner {
       const auto [it, fresh] =
           ids.try_emplace({b.segment, index}, static_cast<std::uint32_t>(plan_.allocations.size()));
       if (fresh)
-        plan_.allocations.push_back(
-            {b.segment, index, b.segment == Segment::arena ? plan_.arena_bytes : b.bytes, 0, false});
+        plan_.allocations.push_back({b.segment, index, b.segment == Segment::arena ? plan_.arena_bytes : b.bytes});
       b.allocation = it->second;
     }
     for (Launch& launch : plan_.launches)
@@ -399,6 +405,7 @@ class Planner {
   const ir::Program& program_;
   const ir::Method& method_;
   Lowering lowering_;
+  const DeviceOps* device_;
   std::vector<Binding> bindings_;
   Plan plan_;
 };

@@ -3,6 +3,7 @@
 #include <span>
 
 #include "ir/program.h"
+#include "plan/lowering.h"
 #include "plan/plan.h"
 
 namespace graft {
@@ -15,8 +16,8 @@ struct InputDesc {
 };
 
 struct PlanOptions {
-  int max_threads = 1;       // threads that will run the launches; sizes the kernels' scratch
-  bool prefer_ggml = false;  // lower to ggml's own kernels wherever they are exact
+  int max_threads = 1;                // threads that will run the launches; sizes the kernels' scratch
+  const DeviceOps* device = nullptr;  // runs what it can; null: the CPU runs everything
 };
 
 // Positions of the user's flattened arguments. Those that the graph does not read (None, a constant) have no value.

@@ -34,6 +34,10 @@ struct Allocation {
   std::int64_t bytes = 0;
   std::uint32_t hits = 0;  // operands of launches that lie in it
   bool mutated = false;    // an input that the run writes
+  // Plans of a device other than the CPU. Weights and constants have memory of their own there, shared by all sessions;
+  // everything else lies in the session's block on the device, at this offset.
+  bool on_device = false;
+  std::int64_t device_offset = 0;
 };
 
 // An output that may share memory with an input: it is first written when the input has been read for the last time.
@@ -61,6 +65,31 @@ struct Launch {
   std::uint32_t inplace = 0;  // inputs (by bit) whose memory output 0 may take over
   std::uint32_t node = 0;     // index into Plan::node_names
   bool serial = false;        // a kernel of ours that runs on one thread: it has too little work for more
+  bool on_device = false;     // runs on the plan's device, not on the CPU
+};
+
+enum class Side : std::uint8_t { host, device };
+
+// Bytes that go from one side to the other in one copy. The device's bytes are one range of the session's block; on the
+// host they may lie in several allocations.
+struct Transfer {
+  struct Piece {
+    std::uint32_t allocation = 0;
+    std::int64_t offset = 0;  // bytes, in the allocation
+    std::int64_t bytes = 0;
+    std::int64_t at = 0;  // bytes, in the transfer
+  };
+  std::int64_t device_offset = 0;
+  std::int64_t bytes = 0;
+  std::vector<Piece> pieces;
+};
+
+// Launches [begin, end) on one side, after `transfers` to that side. The last stage of a plan may have no launches.
+struct Stage {
+  Side side = Side::host;
+  std::uint32_t begin = 0;
+  std::uint32_t end = 0;
+  std::vector<Transfer> transfers;
 };
 
 // Which code runs a launch: "ggml MUL_MAT" or "graft layer_norm".
@@ -99,6 +128,8 @@ struct Plan {
   std::vector<std::string> node_names;
   std::int64_t arena_bytes = 0;
   std::int64_t state_bytes_written = 0;  // by one run
+  std::vector<Stage> stages;            // empty: all launches run on the CPU
+  std::int64_t device_block_bytes = 0;  // of the session's block on the device
 };
 
 }  // namespace graft

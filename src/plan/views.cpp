@@ -94,6 +94,41 @@ Tensor sliced(const Tensor& tensor, int dim, std::int64_t start, std::int64_t le
   return result;
 }
 
+void merge_dims(Tensor& a, Tensor& b) {
+  GRAFT_ASSERT(a.shape() == b.shape());
+  Tensor x = a, y = b;
+  Shape shape;
+  std::array<std::int64_t, kMaxRank> x_strides{}, y_strides{};
+  for (int d = 0; d < a.rank(); ++d) {
+    const std::int64_t size = a.size(d);
+    if (size == 1) continue;
+    const int last = shape.rank() - 1;
+    // The dimension before goes on where this one ends, in both tensors.
+    if (last >= 0 && x_strides[index(last)] == a.stride(d) * size && y_strides[index(last)] == b.stride(d) * size) {
+      shape[last] *= size;
+      x_strides[index(last)] = a.stride(d);
+      y_strides[index(last)] = b.stride(d);
+      continue;
+    }
+    x_strides[index(shape.rank())] = a.stride(d);
+    y_strides[index(shape.rank())] = b.stride(d);
+    shape.push_back(size);
+  }
+  if (shape.rank() == 0) {
+    shape.push_back(1);
+    x_strides[0] = y_strides[0] = 1;
+  }
+  x.desc.shape = y.desc.shape = shape;
+  x.desc.strides = {};
+  y.desc.strides = {};
+  for (int d = 0; d < shape.rank(); ++d) {
+    x.desc.strides[index(d)] = x_strides[index(d)];
+    y.desc.strides[index(d)] = y_strides[index(d)];
+  }
+  a = x;
+  b = y;
+}
+
 Tensor collapsed(const Tensor& tensor, int keep_last) {
   GRAFT_ASSERT(keep_last >= 0 && keep_last <= tensor.rank() && tensor.desc.contiguous());
   const int lead = tensor.rank() - keep_last;

@@ -130,6 +130,12 @@ nb::dict to_dict(const Counters& c) {
   d["state_bytes"] = c.state_bytes;
   d["staging_bytes"] = c.staging_bytes;
   d["state_bytes_written"] = c.state_bytes_written;
+  d["stages"] = c.stages;
+  d["uploads"] = c.uploads;
+  d["upload_bytes"] = c.upload_bytes;
+  d["downloads"] = c.downloads;
+  d["download_bytes"] = c.download_bytes;
+  d["device_bytes"] = c.device_bytes;
   return d;
 }
 

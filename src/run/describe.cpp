@@ -2,6 +2,7 @@
 #include <nlohmann/json.hpp>
 
 #include "graft/graft.h"
+#include "plan/stages.h"
 #include "run/program_impl.h"
 
 namespace graft {
@@ -27,16 +28,18 @@ Json describe(const ValueInfo& value) {
   return out;
 }
 
-Json describe(const Plan& plan, const LoadedMethod& method) {
+Json describe(const Plan& plan, const LoadedMethod& method, const std::string& device) {
   std::map<std::string, std::string> target_of;  // by node name
   for (const ir::Node& node : method.graph().nodes) target_of[node.name] = method.ir.op_of(node).target;
   std::map<std::string, int> kernels;
-  std::map<std::string, std::map<std::string, int>> ops;  // launches by operator and kernel
+  std::map<std::string, std::map<std::string, int>> devices;  // launches by device and kernel
+  std::map<std::string, std::map<std::string, int>> ops;      // launches by operator and kernel
   for (const Launch& launch : plan.launches) {
     const std::string kernel = kernel_name(launch);
     const std::string& node = plan.node_names[launch.node];
     const auto target = target_of.find(node);
     ++kernels[kernel];
+    ++devices[launch.on_device ? device : "cpu"][kernel];
     ++ops[target == target_of.end() ? node : target->second][kernel];
   }
   Json allocations = Json::array();
@@ -45,9 +48,26 @@ Json describe(const Plan& plan, const LoadedMethod& method) {
     allocations.push_back(
         {{"id", id}, {"segment", name(a.segment)}, {"index", a.index}, {"bytes", a.bytes}, {"hits", a.hits}});
   }
-  return {
-      {"key", plan.key}, {"launches", plan.launches.size()}, {"arena_bytes", plan.arena_bytes}, {"kernels", kernels},
-      {"ops", ops},      {"allocations", allocations}};
+  Json out{{"key", plan.key},
+           {"launches", plan.launches.size()},
+           {"arena_bytes", plan.arena_bytes},
+           {"kernels", kernels},
+           {"devices", devices},
+           {"ops", ops},
+           {"allocations", allocations}};
+  if (plan.stages.empty()) return out;
+  const Traffic t = traffic(plan);
+  out["device_bytes"] = plan.device_block_bytes;
+  out["uploads"] = t.uploads;
+  out["upload_bytes"] = t.upload_bytes;
+  out["downloads"] = t.downloads;
+  out["download_bytes"] = t.download_bytes;
+  out["stages"] = Json::array();
+  for (const Stage& stage : plan.stages)
+    out["stages"].push_back({{"device", stage.side == Side::device ? device : "cpu"},
+                             {"launches", stage.end - stage.begin},
+                             {"transfers", stage.transfers.size()}});
+  return out;
 }
 
 Json describe(const LoadedMethod& method) {
@@ -76,21 +96,25 @@ std::string Program::describe() const {
   for (const LoadedMethod& method : impl_->methods) methods.push_back(graft::describe(method));
   const auto held = impl_->plans.list();
   for (const auto& [index, plan] : held)
-    methods[index]["plans"].push_back(graft::describe(*plan, impl_->methods[index]));
+    methods[index]["plans"].push_back(graft::describe(*plan, impl_->methods[index], impl_->device));
   Json states = Json::array();
   for (const StateInfo& state : impl_->states)
     states.push_back({{"fqn", state.fqn}, {"tensor", state.desc.str()}, {"bytes", state.desc.byte_count()}});
   const WeightStats& w = impl_->weight_stats;
-  const Json out{{"graft", version()},
-                 {"source", impl_->source},
-                 {"device", impl_->device},
-                 {"methods", methods},
-                 {"states", states},
-                 {"weights",
-                  {{"count", w.count},
-                   {"bytes", w.mapped_bytes},
-                   {"copied_bytes", w.copied_bytes},
-                   {"constant_bytes", w.constant_bytes}}}};
+  Json out{{"graft", version()},
+           {"source", impl_->source},
+           {"device", impl_->device},
+           {"methods", methods},
+           {"states", states},
+           {"weights",
+            {{"count", w.count},
+             {"bytes", w.mapped_bytes},
+             {"copied_bytes", w.copied_bytes},
+             {"constant_bytes", w.constant_bytes}}}};
+  if (impl_->on_device) {
+    out["weights"]["device_count"] = impl_->on_device->uploads();
+    out["weights"]["device_bytes"] = impl_->on_device->uploaded_bytes();
+  }
   return out.dump(2, ' ', false, Json::error_handler_t::replace);  // names come from files and may not be UTF-8
 }
 

@@ -4,6 +4,7 @@
 #include <cctype>
 #include <cstdlib>
 #include <string_view>
+#include <vector>
 
 #include "base/check.h"
 #include "ggml-backend.h"
@@ -11,6 +12,7 @@
 #include "graft/graft.h"
 #include "kernel/simd/cpu_check.h"
 #include "run/log.h"
+#include "run/rpc.h"
 
 namespace graft {
 namespace {
@@ -18,6 +20,16 @@ namespace {
 std::string lower(std::string text) {
   std::transform(text.begin(), text.end(), text.begin(), [](unsigned char c) { return std::tolower(c); });
   return text;
+}
+
+constexpr std::string_view kCpu = "cpu";
+
+std::vector<ggml_backend_dev_t> ggml_devices() {
+  std::vector<ggml_backend_dev_t> out;
+  for (std::size_t i = 0; i < ggml_backend_dev_count(); ++i) out.push_back(ggml_backend_dev_get(i));
+  for (ggml_backend_dev_t device : rpc_devices())
+    if (std::find(out.begin(), out.end(), device) == out.end()) out.push_back(device);
+  return out;
 }
 
 }  // namespace
@@ -28,8 +40,7 @@ std::vector<DeviceInfo> devices() {
   simd::check_cpu();  // before ggml's backends are touched: they start with instructions of the CPU they were built for
   install_ggml_log();
   std::vector<DeviceInfo> out;
-  for (std::size_t i = 0; i < ggml_backend_dev_count(); ++i) {
-    ggml_backend_dev_t device = ggml_backend_dev_get(i);
+  for (ggml_backend_dev_t device : ggml_devices()) {
     DeviceInfo info;
     info.name = lower(ggml_backend_dev_name(device));
     info.description = ggml_backend_dev_description(device);
@@ -47,8 +58,9 @@ std::string resolve_device(const std::string& name) {
   std::string wanted = name;
   const char* environment = std::getenv("GRAFT_DEVICE");
   if (wanted.empty() && environment) wanted = environment;
-  if (wanted.empty()) wanted = "cpu";
+  if (wanted.empty()) wanted = kCpu;
   wanted = lower(wanted);
+  if (wanted == kCpu) return wanted;
   std::string known;
   for (const DeviceInfo& device : devices()) {
     if (device.name == wanted) return wanted;
@@ -56,6 +68,13 @@ std::string resolve_device(const std::string& name) {
   }
   throw NotFound(str("no device '", wanted, "'", name.empty() && environment ? " (from GRAFT_DEVICE)" : "",
                      "; this machine has: ", known));
+}
+
+ggml_backend_dev_t find_device(const std::string& name) {
+  if (name == kCpu) return nullptr;
+  for (ggml_backend_dev_t device : ggml_devices())
+    if (lower(ggml_backend_dev_name(device)) == name) return device;
+  throw NotFound(str("device '", name, "' is gone"));
 }
 
 void check_ggml() {

@@ -2,11 +2,17 @@
 
 #include <string>
 
+#include "ggml-backend.h"
+
 namespace graft {
 
 // The device to use: `name`, else GRAFT_DEVICE, else "cpu". Names compare without case. Throws NotFound listing the
-// devices there are.
+// devices there are. GRAFT_RPC=HOST:PORT,... adds the devices of ggml's RPC servers; SystemError names one that does
+// not answer. "cpu" is found without asking them.
 std::string resolve_device(const std::string& name);
+
+// ggml's device of a resolved name; null for "cpu", which needs none.
+ggml_backend_dev_t find_device(const std::string& name);
 
 // Compares the ggml that was loaded with the one graft was built for. Throws Unsupported naming both.
 void check_ggml();

@@ -7,57 +7,12 @@
 #include "base/plant.h"
 #include "ggml-cpu.h"
 #include "ggml.h"
+#include "run/device_run.h"
+#include "run/ggml_layout.h"
 #include "run/thread_team.h"
 
 namespace graft {
 namespace {
-
-ggml_type ggml_type_of(DType dtype) {
-  switch (dtype) {
-    case DType::f32:
-      return GGML_TYPE_F32;
-    case DType::f16:
-      return GGML_TYPE_F16;
-    case DType::bf16:
-      return GGML_TYPE_BF16;
-    case DType::f64:
-      return GGML_TYPE_F64;
-    case DType::i16:
-      return GGML_TYPE_I16;
-    case DType::i32:
-      return GGML_TYPE_I32;
-    case DType::i64:
-      return GGML_TYPE_I64;
-    case DType::i8:
-    case DType::u8:
-    case DType::b8:
-      return GGML_TYPE_I8;
-  }
-  GRAFT_ASSERT(false);
-  return GGML_TYPE_COUNT;
-}
-
-// A tensor as ggml describes it: sizes innermost first, strides in bytes, always four of each.
-struct GgmlLayout {
-  ggml_type type;
-  std::int64_t ne[GGML_MAX_DIMS];
-  std::size_t nb[GGML_MAX_DIMS];
-};
-
-GgmlLayout ggml_layout(const TensorDesc& desc) {
-  GgmlLayout out{ggml_type_of(desc.dtype), {1, 1, 1, 1}, {}};
-  const std::size_t element = byte_size(desc.dtype);
-  std::size_t next = element;
-  for (int i = 0; i < GGML_MAX_DIMS; ++i) {
-    const int d = desc.rank() - 1 - i;
-    if (d >= 0) out.ne[i] = desc.shape[d];
-    // The stride of a dimension of size 1 is free; ggml's checks want the row-major one.
-    out.nb[i] =
-        d >= 0 && out.ne[i] != 1 ? static_cast<std::size_t>(desc.strides[static_cast<std::size_t>(d)]) * element : next;
-    next = out.nb[i] * static_cast<std::size_t>(out.ne[i]);
-  }
-  return out;
-}
 
 // As ggml stores the parameters of GGML_OP_CUSTOM (ggml_custom_op_params, internal to ggml; checked by a test).
 struct CustomParams {
@@ -149,8 +104,8 @@ void Executable::run_share(const KernelLaunch& launch, int phase, int share, int
 bool Executable::after_launch() {
   if (stamps_) stamps_->push_back(Clock::now());  // room was reserved
   ++finished_;
-  const bool committing = finished_ > plan_->commit_begin;  // a launch that cannot fail has written a state
-  stop_ = finished_ < plan_->launches.size() && !committing && control_->should_stop();
+  const bool committing = begin_ + finished_ > plan_->commit_begin;  // a launch that cannot fail has written a state
+  stop_ = finished_ < launches_.size() && !committing && control_->should_stop();
   return !stop_;
 }
 
@@ -191,9 +146,7 @@ struct Executable::Builder {
   }
 
   ggml_tensor* new_tensor(const Tensor& t, std::string_view label) {
-    const GgmlLayout layout = ggml_layout(t.desc);
-    ggml_tensor* tensor = ggml_new_tensor(self.context_, layout.type, GGML_MAX_DIMS, layout.ne);
-    std::copy(layout.nb, layout.nb + GGML_MAX_DIMS, tensor->nb);
+    ggml_tensor* tensor = graft::new_tensor(self.context_, ggml_layout(t.desc));
     const std::size_t length = std::min(label.size(), static_cast<std::size_t>(GGML_MAX_NAME - 1));
     std::memcpy(tensor->name, label.data(), length);
     tensor->name[length] = 0;
@@ -264,12 +217,24 @@ struct Executable::Builder {
   }
 };
 
-Executable::Executable(std::shared_ptr<const Plan> plan, int threads, RunControl* control)
-    : plan_(std::move(plan)), threads_(threads), control_(control) {
+Executable::Executable(std::shared_ptr<const Plan> plan, int threads, RunControl* control, SessionDevice* device)
+    : Executable(plan, 0, plan->stages.empty() ? static_cast<std::uint32_t>(plan->launches.size()) : 0, threads,
+                 control) {
+  if (!plan_->stages.empty()) device_run_ = std::make_unique<DeviceRun>(plan_, threads, control, device);
+}
+
+Executable::Executable(std::shared_ptr<const Plan> plan, std::uint32_t begin, std::uint32_t end, int threads,
+                       RunControl* control)
+    : plan_(std::move(plan)),
+      begin_(begin),
+      launches_(plan_->launches.data() + begin, end - begin),
+      threads_(threads),
+      control_(control) {
+  GRAFT_ASSERT(plan_->stages.empty() || plan_->undo.empty());
   std::size_t kernels = 0;
   std::size_t operands = 0;
   std::size_t tensors = 1;  // at most one per ggml operand, and one per group
-  for (const Launch& launch : plan_->launches) {
+  for (const Launch& launch : launches_) {
     tensors += launch.kernel ? 0 : 2 + launch.inputs.size();
     operands += launch.kernel ? launch.inputs.size() + launch.outputs.size() : 0;
     kernels += launch.kernel ? 1 : 0;
@@ -283,7 +248,7 @@ Executable::Executable(std::shared_ptr<const Plan> plan, int threads, RunControl
   GRAFT_CHECK(SystemError, context_, "cannot make a ggml context of ", metadata_.size(), " bytes");
 
   Builder builder(*this);
-  for (const Launch& launch : plan_->launches) {
+  for (const Launch& launch : launches_) {
     if (launch.kernel) {
       builder.add_kernel(launch);
     } else {
@@ -303,7 +268,7 @@ Executable::Executable(std::shared_ptr<const Plan> plan, int threads, RunControl
   }
   last_bases_.assign(plan_->allocations.size(), nullptr);
 
-  if (!plan_->launches.empty()) {
+  if (!launches_.empty()) {
     const ggml_cplan cplan = ggml_graph_plan(graph_, has_ggml_ops_ ? threads_ : 1, nullptr);
     work_ = AlignedMemory(cplan.work_size);
   }
@@ -314,6 +279,7 @@ Executable::~Executable() {
 }
 
 std::size_t Executable::bind(std::span<std::byte* const> bases) {
+  if (device_run_) return device_run_->bind(bases);
   GRAFT_ASSERT(bases.size() == last_bases_.size());
   std::size_t rewrites = 0;
   last_level_ = RefreshLevel::none;
@@ -335,13 +301,14 @@ std::size_t Executable::bind(std::span<std::byte* const> bases) {
 }
 
 bool Executable::compute(std::vector<Clock::time_point>* stamps) {
+  if (device_run_) return device_run_->compute(stamps);
   finished_ = 0;
-  if (plan_->launches.empty()) return true;
+  if (launches_.empty()) return true;
   ThreadTeam team(threads_);
   team_ = &team;
   stop_ = false;
   stamps_ = stamps;
-  if (stamps_) stamps_->reserve(plan_->launches.size());
+  if (stamps_) stamps_->reserve(stamps_->size() + launches_.size());
   ggml_cplan cplan{};
   cplan.work_size = work_.size();
   cplan.work_data = reinterpret_cast<std::uint8_t*>(work_.data());
@@ -357,12 +324,17 @@ bool Executable::compute(std::vector<Clock::time_point>* stamps) {
   cplan.abort_callback_data = this;
   ggml_graph_compute(graph_, &cplan);
   team_ = nullptr;
-  if (finished_ == plan_->launches.size() && !control_->error.failed()) return true;
+  if (finished_ == launches_.size() && !control_->error.failed()) return true;
   undo();
   return false;
 }
 
+std::size_t Executable::launches_finished() const { return device_run_ ? device_run_->launches_finished() : finished_; }
+
+int Executable::graph_nodes() const { return device_run_ ? device_run_->graph_nodes() : ggml_graph_n_nodes(graph_); }
+
 std::size_t Executable::metadata_bytes() const {
+  if (device_run_) return device_run_->metadata_bytes();
   std::size_t bytes = sizeof(*this) + metadata_.size() + work_.size() + kernels_.size() * sizeof(KernelLaunch) +
                       operands_.size() * sizeof(void*) + entries_.size() * sizeof(RefreshEntry) +
                       first_entry_.size() * sizeof(std::uint32_t) + last_bases_.size() * sizeof(void*) +
@@ -370,7 +342,5 @@ std::size_t Executable::metadata_bytes() const {
   for (const KernelLaunch& k : kernels_) bytes += (k.inputs.size() + k.outputs.size()) * sizeof(TensorDesc);
   return bytes;
 }
-
-int Executable::graph_nodes() const { return ggml_graph_n_nodes(graph_); }
 
 }  // namespace graft

@@ -16,6 +16,8 @@ struct ggml_tensor;
 
 namespace graft {
 
+class DeviceRun;
+class SessionDevice;
 class ThreadTeam;
 
 // What stops a run between two launches, and what it found.
@@ -37,8 +39,11 @@ struct RunControl {
 // Everything is allocated here once; bind() and compute() allocate nothing.
 class Executable {
  public:
-  // `control` must outlive the executable.
-  Executable(std::shared_ptr<const Plan> plan, int threads, RunControl* control);
+  // `control` must outlive the executable, and so must `device`: the one that the plan was made for, null for the CPU.
+  Executable(std::shared_ptr<const Plan> plan, int threads, RunControl* control, SessionDevice* device = nullptr);
+  // Launches [begin, end) alone, on the CPU, of a plan with stages.
+  Executable(std::shared_ptr<const Plan> plan, std::uint32_t begin, std::uint32_t end, int threads,
+             RunControl* control);
   ~Executable();
   Executable(const Executable&) = delete;
   Executable& operator=(const Executable&) = delete;
@@ -52,11 +57,11 @@ class Executable {
 
   // Runs the graph to its end, or until the control stops it; false when it did not reach the end: then every state is
   // as it was before, and the control says why. With `stamps`, the time after each launch is appended (an instrumented
-  // loop; without it the clock is not read).
+  // loop; without it the clock is not read). What fails on a device throws ExecutionError; states are as before then.
   using Clock = std::chrono::steady_clock;
   bool compute(std::vector<Clock::time_point>* stamps = nullptr);
 
-  std::size_t launches_finished() const { return finished_; }  // by the last run
+  std::size_t launches_finished() const;  // by the last run
   int graph_nodes() const;
   std::size_t metadata_bytes() const;  // everything an instantiated plan holds but its arena
 
@@ -74,6 +79,9 @@ class Executable {
   void undo();
 
   std::shared_ptr<const Plan> plan_;
+  std::uint32_t begin_;                    // launches_ are those of the plan from here on
+  std::span<const Launch> launches_;       // what runs here
+  std::unique_ptr<DeviceRun> device_run_;  // of a plan with stages: runs them, and there are no launches here
   int threads_;
   RunControl* control_;
   AlignedMemory metadata_;

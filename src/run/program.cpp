@@ -126,6 +126,8 @@ std::unique_ptr<Program::Impl> build_program(std::vector<ir::Program> sources, c
   impl->source = std::move(source);
   impl->keep_alive = std::move(keep_alive);
   impl->device = resolve_device(options.device);
+  if (ggml_backend_dev_t device = find_device(impl->device))
+    impl->on_device = std::make_unique<ProgramDevice>(device, impl->device);
   std::set<const std::byte*> seen;
   for (ir::Program& from : sources) {
     LoadedMethod method;
@@ -162,6 +164,7 @@ PlanCache::Result Program::Impl::plan(std::uint32_t index, std::span<const Input
   return plans.get(index, threads, key, [&] {
     PlanOptions options;
     options.max_threads = threads;
+    options.device = on_device.get();
     return make_plan(method.ir, method.graph(), inputs, options);
   });
 }

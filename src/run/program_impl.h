@@ -13,6 +13,7 @@
 #include "graft/graft.h"
 #include "ir/program.h"
 #include "plan/make_plan.h"
+#include "run/program_device.h"
 
 namespace graft {
 
@@ -95,6 +96,7 @@ struct Program::Impl {
   std::map<std::string, AlignedMemory, std::less<>> copied_weights;  // by key
   WeightStats weight_stats;
   std::string device;
+  std::unique_ptr<ProgramDevice> on_device;  // null for the CPU
   mutable PlanCache plans;
 
   // Index of the method. Throws NotFound, listing the methods there are.

@@ -57,6 +57,7 @@ bool CancelToken::cancelled() const { return flag_->load(); }
 
 Session::Impl::Impl(std::shared_ptr<const Program> loaded_program, const SessionOptions& session_options)
     : program(std::move(loaded_program)), options(session_options), threads(resolve_threads(options.threads)) {
+  if (const ProgramDevice* on_device = loaded().on_device.get()) device = std::make_unique<SessionDevice>(*on_device);
   arena = options.arena ? options.arena : std::make_shared<Arena>();
 }
 
@@ -135,7 +136,7 @@ Session::Impl::Graph& Session::Impl::graph_for(std::uint32_t index) {
   graph.method = index;
   graph.counts_as_miss = !found.hit;
   graph.bases.assign(found.plan->allocations.size(), nullptr);
-  graph.executable = std::make_unique<Executable>(std::move(found.plan), threads, &control);
+  graph.executable = std::make_unique<Executable>(std::move(found.plan), threads, &control, device.get());
   ++counters.graphs_built;
   graphs.push_front(std::move(graph));
   if (graphs.size() > std::max<std::size_t>(options.max_graphs, 1)) graphs.pop_back();
@@ -184,6 +185,7 @@ void Session::Impl::compute(Graph& graph, const RunOptions& run_options) {
   const bool finished = run_options.profile ? profile(graph, *run_options.profile) : graph.executable->compute();
   counters.kernels_launched += graph.executable->launches_finished();
   ++counters.runs;
+  if (device) device->write_counters(counters);
   if (!finished) {
     if (control.error.failed()) throw ExecutionError(std::string(control.error.message()));
     throw Cancelled(control.timed_out ? "the deadline passed" : "the run was cancelled");

@@ -16,6 +16,7 @@
 #include "graft/graft.h"
 #include "run/executable.h"
 #include "run/program_impl.h"
+#include "run/session_device.h"
 
 namespace graft {
 
@@ -58,6 +59,7 @@ struct Session::Impl {
   int threads = 1;
   Counters counters;
   RunControl control;
+  std::unique_ptr<SessionDevice> device;  // null for the CPU; the graphs use it
   std::shared_ptr<Arena> arena;
   std::vector<AlignedMemory> states;
   std::atomic_flag busy = ATOMIC_FLAG_INIT;

@@ -1,4 +1,4 @@
-"""Exit status 0 when the installed ggml was built without OpenMP and for a CPU like this one."""
+"""Exit status 0 when the installed ggml was built without OpenMP, with RPC and for a CPU like this one."""
 
 import ctypes
 import pathlib
@@ -27,6 +27,8 @@ def problems(site: pathlib.Path) -> list[str]:
     found = []
     if not re.search(r'set\(GGML_OPENMP_ENABLED "OFF"\)', config):
         found.append("it was built with OpenMP")
+    if not (site / "llama_cpp/lib/libggml-rpc.so").exists():
+        found.append("it was built without RPC")
     match = re.search(r"^flags\s*:(.*)$", pathlib.Path("/proc/cpuinfo").read_text(), re.M)
     if match is None:  # not an x86 CPU
         return found

@@ -7,8 +7,9 @@ venv=$(cd "$1" && pwd)
 log=build/ggml-build.log
 mkdir -p build
 
-# GGML_OPENMP=OFF: with OpenMP ggml's own thread pool has no threads. The rest leaves out what graft does not use.
-export CMAKE_ARGS="-DGGML_OPENMP=OFF -DLLAVA_BUILD=OFF -DLLAMA_OPENSSL=OFF ${GRAFT_GGML_CMAKE_ARGS:-}"
+# GGML_OPENMP=OFF: with OpenMP ggml's own thread pool has no threads. GGML_RPC=ON: devices of other processes and
+# machines (GRAFT_RPC), and the device of the tests. The rest leaves out what graft does not use.
+export CMAKE_ARGS="-DGGML_OPENMP=OFF -DGGML_RPC=ON -DLLAVA_BUILD=OFF -DLLAMA_OPENSSL=OFF ${GRAFT_GGML_CMAKE_ARGS:-}"
 # Without build isolation, so that the pinned cmake and ninja of the environment do the work.
 export PATH="$venv/bin:$PATH"
 

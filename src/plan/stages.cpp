@@ -1,0 +1,186 @@
+#include "plan/stages.h"
+
+#include <algorithm>
+#include <array>
+
+#include "base/check.h"
+#include "ggml.h"
+#include "kernel/kernels.h"
+#include "plan/lowering.h"
+
+namespace graft {
+namespace {
+
+// Pieces up to this size that are neighbours on the device travel together, gathered on the host first: copying them
+// there costs less than one more call of the device's driver.
+constexpr std::int64_t kGatheredBytes = 64 * 1024;
+
+std::int64_t align_up(std::int64_t value, std::int64_t alignment) { return (value + alignment - 1) & -alignment; }
+
+bool is_shared(Segment segment) { return segment == Segment::weight || segment == Segment::constant; }
+
+// True when the tensor's elements are all bytes of the buffer.
+bool covers(const Tensor& tensor, const Buffer& buffer) {
+  if (static_cast<std::int64_t>(tensor.desc.byte_count()) != buffer.bytes) return false;
+  const ByteSpan span = byte_span(tensor.desc);
+  bool overlaps = false;  // a stride of 0 names an element twice
+  for (int d = 0; d < tensor.rank(); ++d) overlaps = overlaps || (tensor.size(d) > 1 && tensor.stride(d) == 0);
+  return !overlaps && tensor.offset + span.low == 0 && span.high - span.low == buffer.bytes;
+}
+
+bool is_copy(const Launch& launch) {
+  return !launch.kernel && (launch.ggml_op == GGML_OP_CPY || launch.ggml_op == GGML_OP_REPEAT);
+}
+
+class Cutter {
+ public:
+  Cutter(Plan& plan, std::int64_t alignment) : plan_(plan), alignment_(alignment), valid_(plan.buffers.size()) {}
+
+  void run() {
+    for (BufferId id = 0; id < plan_.buffers.size(); ++id) {
+      const Segment segment = plan_.buffers[id].segment;
+      valid(id, Side::host) = segment != Segment::arena && segment != Segment::output;
+      valid(id, Side::device) = is_shared(segment);
+    }
+    for (std::uint32_t i = 0; i < plan_.launches.size(); ++i) place(i);
+    open(Side::host, static_cast<std::uint32_t>(plan_.launches.size()));
+    for (BufferId id = 0; id < plan_.buffers.size(); ++id)
+      if (plan_.buffers[id].segment != Segment::arena) need(id, Side::host);
+    // Nothing to do after the last launch.
+    if (moved_.back().empty() && plan_.stages.back().begin == plan_.stages.back().end && plan_.stages.size() > 1) {
+      plan_.stages.pop_back();
+      moved_.pop_back();
+    }
+    lay_out_device();
+    for (std::size_t s = 0; s < plan_.stages.size(); ++s) plan_.stages[s].transfers = transfers(moved_[s]);
+  }
+
+ private:
+  static Side other(Side side) { return side == Side::host ? Side::device : Side::host; }
+  bool& valid(BufferId id, Side side) { return valid_[id][static_cast<std::size_t>(side)]; }
+
+  // Goes on with the last stage when it is on that side.
+  void open(Side side, std::uint32_t launch) {
+    if (plan_.stages.empty() || plan_.stages.back().side != side) {
+      plan_.stages.push_back({side, launch, launch, {}});
+      moved_.emplace_back();
+    }
+  }
+
+  // The bytes of a buffer on the other side are as they were when this stage began: only this side works in it. So the
+  // transfer may happen before the stage. The arena gives a buffer's place to nobody else as long as it lives.
+  void need(BufferId id, Side side) {
+    if (valid(id, side) || !valid(id, other(side))) return;
+    moved_.back().push_back(id);
+    valid(id, side) = true;
+  }
+
+  static void copy_on_host(Launch& launch) {
+    launch.on_device = false;
+    launch.ggml_op = GGML_OP_CUSTOM;
+    launch.kernel = &kCopy;
+    launch.serial = launch.outputs[0].numel() < kCopy.parallel_from;
+    launch.inputs[0] = expanded(launch.inputs[0], launch.outputs[0].shape());  // REPEAT has it unexpanded
+  }
+
+  void place(std::uint32_t i) {
+    Launch& launch = plan_.launches[i];
+    if (launch.on_device && is_copy(launch)) {
+      const BufferId from = launch.inputs[0].buffer;
+      const BufferId to = launch.outputs[0].buffer;
+      const bool commits = i >= plan_.commit_begin;
+      if (commits || (!valid(from, Side::device) && !valid(to, Side::device))) copy_on_host(launch);
+    }
+    const Side side = launch.on_device ? Side::device : Side::host;
+    open(side, i);
+    for (const Tensor& t : launch.inputs)
+      if (t.numel() > 0) need(t.buffer, side);
+    for (const Tensor& t : launch.outputs) {
+      if (t.numel() == 0) continue;
+      // Kernels of ours may leave parts of an output as they were; ggml's ops write all of it.
+      if (launch.kernel || !covers(t, plan_.buffers[t.buffer])) need(t.buffer, side);
+      valid(t.buffer, side) = true;
+      valid(t.buffer, other(side)) = false;
+    }
+    plan_.stages.back().end = i + 1;
+  }
+
+  // Memory on the device for every allocation that is touched there.
+  void lay_out_device() {
+    const auto touch = [&](BufferId id) { plan_.allocations[plan_.buffers[id].allocation].on_device = true; };
+    for (const Launch& launch : plan_.launches) {
+      if (!launch.on_device) continue;
+      for (const Tensor& t : launch.inputs) touch(t.buffer);
+      for (const Tensor& t : launch.outputs) touch(t.buffer);
+    }
+    std::int64_t end = 0;
+    for (Allocation& a : plan_.allocations) {
+      if (!a.on_device || is_shared(a.segment)) continue;
+      a.device_offset = end;
+      end = align_up(end + a.bytes, alignment_);
+    }
+    plan_.device_block_bytes = end;
+  }
+
+  std::vector<Transfer> transfers(const std::vector<BufferId>& buffers) const {
+    std::vector<Transfer> pieces;  // one buffer each, by place on the device
+    for (const BufferId id : buffers) {
+      const Buffer& b = plan_.buffers[id];
+      if (b.bytes == 0) continue;
+      pieces.push_back(
+          {plan_.allocations[b.allocation].device_offset + b.offset, b.bytes, {{b.allocation, b.offset, b.bytes, 0}}});
+    }
+    std::sort(pieces.begin(), pieces.end(),
+              [](const Transfer& a, const Transfer& b) { return a.device_offset < b.device_offset; });
+    std::vector<Transfer> out;
+    for (Transfer& next : pieces) {
+      if (out.empty() || !join(out.back(), next)) out.push_back(std::move(next));
+    }
+    return out;
+  }
+
+  // Appends `next` when nothing but padding lies between: bytes that belong to no buffer.
+  bool join(Transfer& last, const Transfer& next) const {
+    const std::int64_t end = last.device_offset + last.bytes;
+    if (next.device_offset < end || next.device_offset != align_up(end, alignment_)) return false;
+    const Transfer::Piece& piece = next.pieces[0];
+    Transfer::Piece& before = last.pieces.back();
+    const std::int64_t at = next.device_offset - last.device_offset;
+    const bool neighbours_on_host =
+        before.allocation == piece.allocation && piece.offset - before.offset == at - before.at;
+    if (neighbours_on_host && last.pieces.size() == 1) {
+      before.bytes = piece.offset + piece.bytes - before.offset;
+    } else {
+      if (before.bytes > kGatheredBytes || piece.bytes > kGatheredBytes) return false;
+      last.pieces.push_back({piece.allocation, piece.offset, piece.bytes, at});
+    }
+    last.bytes = at + next.bytes;
+    return true;
+  }
+
+  Plan& plan_;
+  std::int64_t alignment_;
+  std::vector<std::array<bool, 2>> valid_;    // by buffer and side
+  std::vector<std::vector<BufferId>> moved_;  // by stage: buffers to bring to its side
+};
+
+}  // namespace
+
+void cut_stages(Plan& plan, std::int64_t alignment) {
+  GRAFT_ASSERT(plan.stages.empty() && alignment > 0 && (alignment & (alignment - 1)) == 0);
+  Cutter(plan, alignment).run();
+}
+
+Traffic traffic(const Plan& plan) {
+  Traffic out;
+  for (const Stage& stage : plan.stages) {
+    const bool up = stage.side == Side::device;
+    for (const Transfer& t : stage.transfers) {
+      ++(up ? out.uploads : out.downloads);
+      (up ? out.upload_bytes : out.download_bytes) += static_cast<std::uint64_t>(t.bytes);
+    }
+  }
+  return out;
+}
+
+}  // namespace graft

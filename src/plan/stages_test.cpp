@@ -1,0 +1,207 @@
+#include "plan/stages.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "ggml.h"
+#include "kernel/kernels.h"
+#include "plan/lowering.h"
+
+namespace graft {
+namespace {
+
+using ::testing::ElementsAre;
+
+// Plans by hand: vectors of f32, one buffer each, arena buffers laid out one after the other at multiples of 64.
+class PlanBuilder {
+ public:
+  Tensor vector(Segment segment, std::int64_t n = 16) {
+    Buffer buffer;
+    buffer.segment = segment;
+    buffer.index = static_cast<std::uint32_t>(plan_.buffers.size());
+    buffer.bytes = n * 4;
+    if (segment == Segment::arena) {
+      if (arena_ < 0) {
+        arena_ = static_cast<std::int64_t>(plan_.allocations.size());
+        plan_.allocations.push_back({Segment::arena, 0, 0});
+      }
+      buffer.allocation = static_cast<std::uint32_t>(arena_);
+      Allocation& arena = plan_.allocations[buffer.allocation];
+      buffer.offset = arena.bytes;
+      arena.bytes = plan_.arena_bytes = (buffer.offset + buffer.bytes + 63) / 64 * 64;
+    } else {
+      buffer.allocation = static_cast<std::uint32_t>(plan_.allocations.size());
+      plan_.allocations.push_back({segment, buffer.index, buffer.bytes});
+    }
+    plan_.buffers.push_back(buffer);
+    Tensor t;
+    t.buffer = static_cast<BufferId>(plan_.buffers.size() - 1);
+    t.desc = TensorDesc(DType::f32, {n});
+    return t;
+  }
+  void device(std::vector<Tensor> inputs, const Tensor& out, int op = GGML_OP_ADD) {
+    Launch launch;
+    launch.ggml_op = op;
+    launch.inputs = std::move(inputs);
+    launch.outputs = {out};
+    launch.on_device = true;
+    plan_.launches.push_back(launch);
+  }
+  void host(std::vector<Tensor> inputs, const Tensor& out) {
+    Launch launch;
+    launch.ggml_op = GGML_OP_CUSTOM;
+    launch.kernel = &kElementwise;
+    launch.inputs = std::move(inputs);
+    launch.outputs = {out};
+    plan_.launches.push_back(launch);
+  }
+  Plan cut() {
+    plan_.commit_begin = static_cast<std::uint32_t>(plan_.launches.size());
+    cut_stages(plan_, 64);
+    return plan_;
+  }
+
+ private:
+  Plan plan_;
+  std::int64_t arena_ = -1;
+};
+
+// "D 0-2 <3,4" is a stage on the device with launches 0 and 1, after the transfer of buffers 3 and 4 together.
+std::vector<std::string> text(const Plan& plan) {
+  std::vector<std::string> out;
+  for (const Stage& stage : plan.stages) {
+    std::string line =
+        (stage.side == Side::device ? "D " : "H ") + std::to_string(stage.begin) + "-" + std::to_string(stage.end);
+    for (const Transfer& t : stage.transfers) {
+      std::string names;
+      for (const Transfer::Piece& piece : t.pieces)
+        for (BufferId id = 0; id < plan.buffers.size(); ++id) {
+          const Buffer& b = plan.buffers[id];
+          if (b.allocation == piece.allocation && b.offset >= piece.offset &&
+              b.offset + b.bytes <= piece.offset + piece.bytes)
+            names += (names.empty() ? "" : ",") + std::to_string(id);
+        }
+      line += " <" + names;
+    }
+    out.push_back(line);
+  }
+  return out;
+}
+
+TEST(Stages, OneStageOnTheDevice) {
+  PlanBuilder b;
+  const Tensor x = b.vector(Segment::input), w = b.vector(Segment::weight), y = b.vector(Segment::output);
+  b.device({x, w}, y);
+  const Plan plan = b.cut();
+  EXPECT_THAT(text(plan), ElementsAre("D 0-1 <0", "H 1-1 <2"));
+  EXPECT_TRUE(plan.allocations[1].on_device);
+  EXPECT_EQ(plan.device_block_bytes, 128) << "input and output; weights have memory of their own";
+}
+
+TEST(Stages, APlanForTheCpuAloneIsOneStage) {
+  PlanBuilder b;
+  const Tensor x = b.vector(Segment::input), y = b.vector(Segment::output);
+  b.host({x}, y);
+  const Plan plan = b.cut();
+  EXPECT_THAT(text(plan), ElementsAre("H 0-1"));
+  EXPECT_EQ(plan.device_block_bytes, 0);
+  EXPECT_FALSE(plan.allocations[0].on_device);
+}
+
+TEST(Stages, NoLaunches) {
+  PlanBuilder b;
+  b.vector(Segment::input);
+  EXPECT_THAT(text(b.cut()), ElementsAre("H 0-0"));
+}
+
+TEST(Stages, TransfersHappenOnceAndOnlyWhereNeeded) {
+  PlanBuilder b;
+  const Tensor x = b.vector(Segment::input), t1 = b.vector(Segment::arena), t2 = b.vector(Segment::arena),
+               t3 = b.vector(Segment::arena), y = b.vector(Segment::output);
+  b.device({x, x}, t1);
+  b.host({t1, x}, t2);     // t1 comes down; x is still valid here
+  b.device({t1, t2}, t3);  // t1 is still valid there
+  b.host({t3, t1}, y);
+  EXPECT_THAT(text(b.cut()), ElementsAre("D 0-1 <0", "H 1-2 <1", "D 2-3 <2", "H 3-4 <3"));
+}
+
+TEST(Stages, WritingOnOneSideMakesTheOtherStale) {
+  PlanBuilder b;
+  const Tensor x = b.vector(Segment::input), s = b.vector(Segment::state), y = b.vector(Segment::output);
+  b.device({s, x}, s);  // in place
+  b.host({s, x}, s);
+  b.device({s, x}, y);
+  EXPECT_THAT(text(b.cut()), ElementsAre("D 0-1 <0,1", "H 1-2 <1", "D 2-3 <1", "H 3-3 <2"));
+}
+
+TEST(Stages, StatesAndWrittenInputsEndOnTheHost) {
+  PlanBuilder b;
+  const Tensor x = b.vector(Segment::input), s = b.vector(Segment::state), t = b.vector(Segment::arena);
+  b.device({x, s}, t);
+  b.device({t, t}, s);
+  b.device({t, t}, x);
+  EXPECT_THAT(text(b.cut()), ElementsAre("D 0-3 <0,1", "H 3-3 <0,1"));
+}
+
+TEST(Stages, PartsOfABufferFromBothSides) {
+  PlanBuilder b;
+  const Tensor x = b.vector(Segment::input, 8), whole = b.vector(Segment::arena, 16), y = b.vector(Segment::output);
+  b.device({x, x}, sliced(whole, 0, 0, 8));
+  b.host({x}, sliced(whole, 0, 8, 8));  // the first half comes down with the buffer before
+  b.device({whole, whole}, y);
+  EXPECT_THAT(text(b.cut()), ElementsAre("D 0-1 <0", "H 1-2 <1", "D 2-3 <1", "H 3-3 <2"));
+}
+
+TEST(Stages, AWholeOverwriteNeedsNoTransfer) {
+  PlanBuilder b;
+  const Tensor x = b.vector(Segment::input), s = b.vector(Segment::state);
+  b.device({x, x}, s);
+  EXPECT_THAT(text(b.cut()), ElementsAre("D 0-1 <0", "H 1-1 <1"));
+}
+
+TEST(Stages, CopiesStayWhereTheirSourceIs) {
+  PlanBuilder b;
+  const Tensor x = b.vector(Segment::input), t = b.vector(Segment::arena), u = b.vector(Segment::arena),
+               y = b.vector(Segment::output);
+  b.device({x}, t, GGML_OP_CPY);  // x is on the host only: the copy goes up, not x as well
+  b.device({t, t}, u);
+  b.device({u}, y, GGML_OP_CPY);
+  const Plan plan = b.cut();
+  EXPECT_THAT(text(plan), ElementsAre("H 0-1", "D 1-3 <1", "H 3-3 <3"));
+  EXPECT_EQ(plan.launches[0].kernel, &kCopy);
+}
+
+TEST(Stages, SmallPiecesTravelTogetherAndLargeOnesAlone) {
+  PlanBuilder b;
+  constexpr std::int64_t kLarge = 64 * 1024;
+  const Tensor x = b.vector(Segment::input, 3), z = b.vector(Segment::input, 5),
+               large = b.vector(Segment::input, kLarge), y = b.vector(Segment::output, 3);
+  b.device({x, z, large}, y);
+  const Plan plan = b.cut();
+  ASSERT_THAT(text(plan), ElementsAre("D 0-1 <0,1 <2", "H 1-1 <3"));
+  const Transfer& together = plan.stages[0].transfers[0];
+  EXPECT_EQ(together.bytes, 64 + 20);
+  EXPECT_EQ(together.pieces[1].at, 64);
+  EXPECT_EQ(plan.stages[0].transfers[1].device_offset, 128);
+  const Traffic t = traffic(plan);
+  EXPECT_EQ(t.uploads, 2u);
+  EXPECT_EQ(t.upload_bytes, 84u + 4 * kLarge);
+  EXPECT_EQ(t.downloads, 1u);
+  EXPECT_EQ(t.download_bytes, 12u);
+}
+
+TEST(Stages, NeighboursInTheArenaAreOnePieceOfAnySize) {
+  PlanBuilder b;
+  constexpr std::int64_t kLarge = 64 * 1024;
+  const Tensor x = b.vector(Segment::input), t = b.vector(Segment::arena, kLarge), u = b.vector(Segment::arena, kLarge),
+               y = b.vector(Segment::output, kLarge);
+  b.host({x}, t);
+  b.host({x}, u);
+  b.device({t, u}, y);
+  const Plan plan = b.cut();
+  ASSERT_THAT(text(plan), ElementsAre("H 0-2", "D 2-3 <1,2", "H 3-3 <3"));
+  EXPECT_EQ(plan.stages[1].transfers[0].pieces.size(), 1u);
+}
+
+}  // namespace
+}  // namespace graft

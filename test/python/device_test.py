@@ -1,0 +1,228 @@
+"""Programs on a device other than the CPU: ggml's RPC backend, in a process of its own on the loopback interface."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from executorch.runtime import Runtime
+from torch import nn
+
+import graft
+import graft.executorch
+
+TOLERANCE = 1e-5  # of the largest value
+
+# Serves the CPU of this machine until its parent dies.
+SERVER = """
+import ctypes, signal, sys
+library, endpoint = sys.argv[1:]
+ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+ggml = ctypes.CDLL(library)
+ggml.ggml_backend_reg_by_name.restype = ctypes.c_void_p
+ggml.ggml_backend_dev_by_type.restype = ctypes.c_void_p
+ggml.ggml_backend_reg_get_proc_address.restype = ctypes.c_void_p
+ggml.ggml_backend_reg_get_proc_address.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
+start = ggml.ggml_backend_reg_get_proc_address(ggml.ggml_backend_reg_by_name(b"RPC"), b"ggml_backend_rpc_start_server")
+cpu = ctypes.c_void_p(ggml.ggml_backend_dev_by_type(0))
+size = ctypes.c_size_t
+ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_char_p, size, size, ctypes.c_void_p)(start)(
+    endpoint.encode(), None, 1, 1, ctypes.addressof(cpu))
+"""
+
+
+def loaded_ggml() -> str:
+    graft.devices()
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        if "/libggml.so" in line:
+            return line.split(maxsplit=5)[5]
+    raise AssertionError("ggml is not loaded")
+
+
+def serve() -> str:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    endpoint = f"127.0.0.1:{port}"
+    process = subprocess.Popen([sys.executable, "-c", SERVER, loaded_ggml(), endpoint], stdout=subprocess.DEVNULL)
+    for _ in range(500):
+        assert process.poll() is None, "the RPC server ended"
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return endpoint
+        time.sleep(0.02)
+    raise AssertionError("the RPC server does not listen")
+
+
+@pytest.fixture(scope="module")
+def device() -> str:
+    """The server outlives the tests: ggml ends a process that talks to a server which dies."""
+    os.environ["GRAFT_RPC"] = serve()
+    assert "rpc0" in [name for name, *_ in graft.devices()]
+    return "rpc0"
+
+
+def differ(found: torch.Tensor, expected: torch.Tensor) -> float:
+    assert found.shape == expected.shape and found.dtype == expected.dtype
+    return ((found - expected).abs().max() / expected.abs().max()).item()
+
+
+class Encoder(nn.Module):
+    """Two layers of a sentence encoder, as MiniLM has six."""
+
+    def __init__(self, size: int = 48, heads: int = 4) -> None:
+        super().__init__()
+        config = transformers.BertConfig(
+            vocab_size=100, hidden_size=size, num_hidden_layers=2, num_attention_heads=heads, intermediate_size=4 * size
+        )
+        self.bert = transformers.BertModel(config, add_pooling_layer=False)
+
+    def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        hidden = self.bert(input_ids=ids, attention_mask=mask).last_hidden_state
+        weights = mask.unsqueeze(-1).to(hidden.dtype)
+        return nn.functional.normalize((hidden * weights).sum(1) / weights.sum(1), dim=-1)
+
+
+class Decoder(nn.Module):
+    """A Qwen3-shaped decoder without a cache: grouped heads, norms of heads, rotary positions, a gated MLP."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        config = transformers.Qwen3Config(
+            vocab_size=100, hidden_size=48, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+            num_key_value_heads=2, head_dim=16, tie_word_embeddings=True,
+        )  # fmt: skip
+        self.model = transformers.Qwen3ForCausalLM(config)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.model(input_ids=ids, use_cache=False).logits
+
+
+class Mixed(nn.Module):
+    """Ops that the device has between ops that it lacks: sort, gather, cumsum, comparisons."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(12, 12)
+        self.second = nn.Linear(12, 5)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        values, order = torch.sort(self.first(x), dim=-1)
+        picked = torch.gather(torch.tanh(x), -1, order)
+        kept = torch.where(picked > 0, picked + values, values.cumsum(-1))
+        return self.second(kept), torch.cat([values, kept * 2], -1)
+
+
+def token_ids(batch: int, length: int) -> torch.Tensor:
+    return torch.randint(0, 100, (batch, length), generator=torch.Generator().manual_seed(length))
+
+
+LENGTH = torch.export.Dim("length", min=2, max=64)
+
+
+def encoder_case():
+    mask = torch.ones(2, 9, dtype=torch.int64)
+    mask[1, 5:] = 0
+    return Encoder(), (token_ids(2, 9), mask), ({1: LENGTH}, {1: LENGTH})
+
+
+def decoder_case():
+    return Decoder(), (token_ids(1, 7),), ({1: LENGTH},)
+
+
+def mixed_case():
+    return Mixed(), (torch.randn(4, 12, generator=torch.Generator().manual_seed(1)),), None
+
+
+@pytest.fixture(scope="module", params=[encoder_case, decoder_case, mixed_case], ids=lambda c: c.__name__)
+def case(request, tmp_path_factory):
+    torch.manual_seed(3)
+    module, args, dynamic = request.param()
+    path = tmp_path_factory.mktemp("device") / "net.pte"
+    graft.export(module.eval(), args, dynamic_shapes=dynamic, path=path)
+    with torch.no_grad():
+        return request.param.__name__, path, args, module(*args)
+
+
+def results(value) -> list[torch.Tensor]:
+    return list(value) if isinstance(value, (tuple, list)) else [value]
+
+
+def test_results_are_those_of_the_cpu(case, device):
+    name, path, args, eager = case
+    reference = results(graft.load(path, device="cpu")(*args))
+    model = graft.load(path, device=device)
+    for _ in range(2):
+        for found, cpu, expected in zip(results(model(*args)), reference, results(eager), strict=True):
+            assert differ(found, cpu) <= TOLERANCE
+            assert differ(found, expected) <= 10 * TOLERANCE
+    counters = model.counters()
+    (plan,) = model.describe()["methods"][0]["plans"]
+    on_device = sum(plan["devices"][device].values())
+    assert counters["stages"] == 2 * len(plan["stages"])
+    assert counters["uploads"] == 2 * plan["uploads"] > 0
+    assert counters["download_bytes"] == 2 * plan["download_bytes"] > 0
+    assert counters["device_bytes"] == plan["device_bytes"] > 0
+    if name == "mixed_case":
+        assert len(plan["stages"]) > 2 and "graft sort" in plan["devices"]["cpu"]
+    else:
+        # Positions, masks and indices are computed on the CPU; the layers are one stage.
+        assert on_device > 2 * sum(plan["devices"]["cpu"].values())
+    weights = model.describe()["weights"]
+    assert 0 < weights["device_bytes"] <= weights["bytes"] + weights["constant_bytes"]
+
+
+def test_environment_names_the_device(case, device, monkeypatch):
+    _, path, args, _ = case
+    monkeypatch.setenv("GRAFT_DEVICE", device)
+    model = graft.load(path)
+    model(*args)
+    assert model.describe()["device"] == device
+    assert model.counters()["uploads"] > 0
+
+
+def test_executorch_option_names_the_device(case, device):
+    _, path, args, eager = case
+    graft.executorch.set_options(device=device)
+    try:
+        method = Runtime.get().load_program(str(path)).load_method("forward")
+    finally:
+        graft.executorch.set_options()
+    # The option is gone; the method stays where it was loaded.
+    for found, expected in zip(method.execute(args), results(eager), strict=True):
+        assert differ(found, expected) <= 10 * TOLERANCE
+    with pytest.raises(graft.NotFound, match="rpc0"):
+        graft.executorch.set_options(device="rpc9")
+
+
+def test_unknown_device_lists_what_there_is(case, device):
+    with pytest.raises(graft.NotFound, match=r"no device 'tpu'.*cpu.*rpc0"):
+        graft.load(case[1], device="tpu")
+
+
+# A server serves one process at a time: this one has its own.
+def test_command_line(case):
+    _, path, args, _ = case
+    graft_cli = shutil.which("graft", path=str(Path(sys.executable).parent)) or shutil.which("graft")
+    environment = {**os.environ, "GRAFT_RPC": serve()}
+    listed = subprocess.run([graft_cli, "devices"], env=environment, capture_output=True, text=True, check=True)
+    assert "rpc0" in listed.stdout
+    shapes = [f"--shape={name}={','.join(map(str, arg.shape))}" for name, arg in zip(input_names(path), args, strict=True)]
+    command = [graft_cli, "inspect", str(path), "--device", "rpc0", *shapes]
+    text = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    assert "rpc0" in text and "stages: " in text
+    plan = json.loads(subprocess.run([*command, "--json"], env=environment, capture_output=True, check=True).stdout)
+    assert plan["methods"][0]["plans"][0]["devices"]["rpc0"]
+
+
+def input_names(path: Path) -> list[str]:
+    return [i["name"] for i in graft.load(path, device="cpu").describe()["methods"][0]["inputs"]]
