@@ -259,6 +259,19 @@ bool norm(Lowering& lowering, Norm kind, const Tensor& input, const Tensor* weig
   return true;
 }
 
+bool reduce(Lowering& lowering, Reduction kind, const Tensor& input, const Tensor& out) {
+  if (!lowering.has_device() || input.numel() == 0 || !is_small_float(input.dtype()) || !is_small_float(out.dtype()))
+    return false;
+  const Tensor target = f32_target(lowering, out);
+  const std::int64_t count = out.numel();
+  const Tensor whole = lowering.contiguous(widened(lowering, input));
+  const Tensor rows = *try_reshape(whole, Shape{count, input.numel() / count});
+  const int op = kind == Reduction::sum ? GGML_OP_SUM_ROWS : GGML_OP_MEAN;
+  if (!lowering.launch_device(op, {rows}, *try_reshape(target, Shape{count, 1}))) return false;
+  finish(lowering, target, out);
+  return true;
+}
+
 bool softmax(Lowering& lowering, const Tensor& input, const Tensor& out) {
   if (!lowering.has_device() || out.numel() == 0 || !is_small_float(input.dtype()) || !is_small_float(out.dtype()))
     return false;

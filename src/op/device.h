@@ -22,6 +22,10 @@ enum class Norm { layer, rms };
 bool norm(Lowering& lowering, Norm kind, const Tensor& input, const Tensor* weight, const Tensor* bias,
           std::int64_t row, double eps, const Tensor& out);
 
+// Sum or mean over the last dims, as many as `out` (contiguous) leaves out.
+enum class Reduction { sum, mean };
+bool reduce(Lowering& lowering, Reduction kind, const Tensor& input, const Tensor& out);
+
 // Softmax over the last dim of a contiguous tensor.
 bool softmax(Lowering& lowering, const Tensor& input, const Tensor& out);
 

@@ -5,6 +5,7 @@
 
 #include "base/check.h"
 #include "base/plant.h"
+#include "op/device.h"
 #include "op/dims.h"
 #include "plan/lowering.h"
 
@@ -74,10 +75,26 @@ std::vector<Tensor> lower(const Call& call, std::span<const Shape> shapes, Lower
   return lower_reduce(call, shapes, lowering, op);
 }
 
+// True when the dims are the last ones: then each result is made from one row.
+bool reduces_rows(const Call& call) {
+  const DimSet dims = reduced_dims(call);
+  const int rank = call.tensor("self").rank();
+  const int count = static_cast<int>(dims.count());
+  for (int d = 0; d < rank; ++d)
+    if (dims.test(static_cast<std::size_t>(d)) != (d >= rank - count)) return false;
+  return count > 0;
+}
+
 // Arithmetic happens in the output's dtype: sum, mean, prod, log_sum_exp.
 template <ReduceOp op>
 std::vector<Tensor> lower_arithmetic(const Call& call, std::span<const Shape> shapes, Lowering& lowering) {
   const Tensor out = lowering.allocate(call.output_dtype(), shapes[0]);
+  if constexpr (op == ReduceOp::sum || op == ReduceOp::mean) {
+    if (reduces_rows(call) &&
+        device::reduce(lowering, op == ReduceOp::sum ? device::Reduction::sum : device::Reduction::mean,
+                       call.tensor("self"), out))
+      return {out};
+  }
   launch_reduce(op, widened(call.tensor("self"), out.dtype(), lowering), reduced_dims(call), {out}, 0, lowering);
   return {out};
 }

@@ -51,6 +51,7 @@ class Planner {
     plan_.launches = std::move(lowering_.launches());
     plan_.undo = std::move(lowering_.undo_launches());
     drop_dead_launches();
+    if (device_) order_for_stages(plan_);
     merge_inplace();
     lay_out_arena();
     list_allocations();

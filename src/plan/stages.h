@@ -6,6 +6,10 @@
 
 namespace graft {
 
+// Brings launches of one side together, as far as what they read and write allows: a pass over the launches before
+// their lifetimes are known. Those from Plan::commit_begin on stay last.
+void order_for_stages(Plan& plan);
+
 // Cuts the launches of a plan into stages that run on the CPU or on the plan's device, in the plan's order, and finds
 // the transfers between them. Needs Launch::on_device, the allocations and the arena's layout; fills Plan::stages, the
 // device fields of the allocations and Plan::device_block_bytes. A pure function over the plan.

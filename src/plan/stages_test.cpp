@@ -55,6 +55,10 @@ class PlanBuilder {
     launch.outputs = {out};
     plan_.launches.push_back(launch);
   }
+  Plan uncut() {
+    plan_.commit_begin = static_cast<std::uint32_t>(plan_.launches.size());
+    return plan_;
+  }
   Plan cut() {
     plan_.commit_begin = static_cast<std::uint32_t>(plan_.launches.size());
     cut_stages(plan_, 64);
@@ -188,6 +192,48 @@ TEST(Stages, SmallPiecesTravelTogetherAndLargeOnesAlone) {
   EXPECT_EQ(t.upload_bytes, 84u + 4 * kLarge);
   EXPECT_EQ(t.downloads, 1u);
   EXPECT_EQ(t.download_bytes, 12u);
+}
+
+TEST(Stages, OrderBringsLaunchesOfOneSideTogether) {
+  PlanBuilder b;
+  const Tensor x = b.vector(Segment::input), t1 = b.vector(Segment::arena), t2 = b.vector(Segment::arena),
+               t3 = b.vector(Segment::arena), t4 = b.vector(Segment::arena), y = b.vector(Segment::output);
+  b.device({x, x}, t1);    // 0
+  b.host({x}, t2);         // 1: independent of 0
+  b.device({t1, t2}, t3);  // 2
+  b.host({x}, t4);         // 3: independent of all
+  b.host({t4}, t4);        // 4
+  b.device({t3, t4}, y);   // 5
+  Plan plan = b.uncut();
+  order_for_stages(plan);
+  cut_stages(plan, 64);
+  EXPECT_THAT(text(plan), ElementsAre("H 0-3", "D 3-6 <0 <2 <4", "H 6-6 <5"));
+}
+
+TEST(Stages, OrderKeepsWhatOverwritesAfterItsReaders) {
+  PlanBuilder b;
+  const Tensor x = b.vector(Segment::input), t = b.vector(Segment::arena), u = b.vector(Segment::arena),
+               y = b.vector(Segment::output);
+  b.host({x}, t);
+  b.device({t, t}, u);  // reads t before it changes
+  b.host({x}, t);
+  b.device({t, u}, y);
+  Plan plan = b.uncut();
+  order_for_stages(plan);
+  ASSERT_EQ(plan.launches.size(), 4u);
+  EXPECT_EQ(plan.launches[1].outputs[0].buffer, u.buffer);
+  EXPECT_EQ(plan.launches[2].outputs[0].buffer, t.buffer);
+}
+
+TEST(Stages, LaunchesThatCommitStayLast) {
+  PlanBuilder b;
+  const Tensor x = b.vector(Segment::input), s = b.vector(Segment::state), t = b.vector(Segment::arena);
+  b.device({x, x}, t);
+  b.host({x}, s);  // ready at once, but it changes a state
+  Plan plan = b.uncut();
+  plan.commit_begin = 1;
+  order_for_stages(plan);
+  EXPECT_EQ(plan.launches[1].outputs[0].buffer, s.buffer);
 }
 
 TEST(Stages, NeighboursInTheArenaAreOnePieceOfAnySize) {

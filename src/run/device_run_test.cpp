@@ -161,6 +161,23 @@ TEST_F(OnDevice, FunctionsOfOneOperand) {
   }
 }
 
+TEST_F(OnDevice, SumsAndMeansOfTheLastDims) {
+  for (const char* name : {"sum.dim_IntList", "mean.dim"}) {
+    for (const bool last : {true, false}) {
+      SCOPED_TRACE(std::string(name) + (last ? " of the last dim" : " of the middle"));
+      GraphBuilder graph;
+      const auto x = graph.input("x", DType::f32, {fixed(3), fixed(5), fixed(70)});
+      graph.output(
+          graph.node(std::string("aten.") + name,
+                     {{"self", of(x)}, {"dim", of_ints({last ? -1 : 1})}, {"keepdim", of_int(0)}, {"dtype", of_none()}},
+                     DType::f32, {fixed(3), fixed(last ? 5 : 70)}));
+      std::vector<float> data = noise(1050, 3);
+      compare(graph, {tensor(data, {3, 5, 70})});
+      EXPECT_EQ(places(*program).device, last ? 1u : 0u);
+    }
+  }
+}
+
 ir::Arg text(std::string value) {
   Arg arg;
   arg.kind = Arg::Kind::string;
