@@ -64,7 +64,7 @@ struct Inputs {
 
 // A plan and its executable for a length that was not seen before.
 Samples planning(const graft::Program& program, int threads) {
-  const graft::LoadedMethod& method = program.impl().methods[0];
+  const auto graph = program.impl().graph(0);
   std::vector<std::int64_t> lengths(512);
   for (std::size_t i = 0; i < lengths.size(); ++i) lengths[i] = static_cast<std::int64_t>(i + 1);
   std::shuffle(lengths.begin(), lengths.end(), std::mt19937(1));
@@ -75,7 +75,7 @@ Samples planning(const graft::Program& program, int threads) {
     graft::PlanOptions options;
     options.max_threads = threads;
     const Clock::time_point begin = Clock::now();
-    auto plan = std::make_shared<const graft::Plan>(make_plan(method.ir, method.graph(), inputs.descs, options));
+    auto plan = std::make_shared<const graft::Plan>(make_plan(*graph, graph->methods[0], inputs.descs, options));
     const graft::Executable executable(std::move(plan), threads, &control);
     samples.push_back(micros(Clock::now() - begin));
   }
@@ -91,7 +91,7 @@ Samples cached_call(const std::shared_ptr<const graft::Program>& program, int th
   program->impl().plans.get(0, threads, {1, kTokens, 1, kTokens}, [&] {
     graft::PlanOptions options;
     options.max_threads = threads;
-    graft::Plan plan = make_plan(method.ir, method.graph(), inputs.descs, options);
+    graft::Plan plan = make_plan(*graph, graph->methods[0], inputs.descs, options);
     for (graft::Launch& launch : plan.launches) launch.kernel = &kReturn;
     plan.launches.front().kernel = &kFirst;
     plan.launches.back().kernel = &kLast;

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <functional>
 #include <future>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -86,19 +87,66 @@ struct Counters {
 };
 
 struct LoadOptions {
-  std::vector<std::string> data_files;  // .ptd files with weights that the package names but does not hold
-  std::string device;                   // "" means GRAFT_DEVICE or "cpu"; an unknown name throws NotFound
-  std::size_t max_plans = 64;           // plans kept per program, least recently used dropped first
-  bool verify_hashes = false;           // check each weight's SHA-256 (reads every weight once)
+  // Files with weights that the package names but does not hold: .ptd, safetensors, the *.index.json of a sharded
+  // safetensors checkpoint, or GGUF. A weight is looked up by its key, then by its fully qualified name.
+  std::vector<std::string> weights;
+  // The same in memory of the caller, by key or fully qualified name: read where it lies, before any file is asked.
+  // Throws InvalidArgument when dtype or sizes are not the weight's, when it is not aligned to its element, or when the
+  // program has no such weight.
+  std::map<std::string, TensorView, std::less<>> tensors;
+  // Held as long as the program: owns the memory of `tensors` and of load_memory(). Null: the caller keeps it alive.
+  std::shared_ptr<const void> keep_alive;
+  std::string device;          // "" means GRAFT_DEVICE or "cpu"; an unknown name throws NotFound
+  std::size_t max_plans = 64;  // plans kept per program, least recently used dropped first
+  bool verify_hashes = false;  // check each weight's SHA-256 (reads every weight once)
+  // Called as each phase of the load begins, with its name (PhaseStats::name). What it throws ends the load and reaches
+  // the caller as it is.
+  std::function<void(std::string_view phase)> on_phase;
+};
+
+// One phase of a program's life. Those of the load come in this order and happen once: "parse" (containers and graphs
+// decoded), "verify" (graphs checked, every node put to the predicate), "weights" (found and placed), "constants"
+// (folded), "states" (matched across methods), "shrink" (what only loading needed is freed). An error of the load says
+// its phase. "plans" and "launch list" follow, as often as sessions meet new sizes.
+struct PhaseStats {
+  std::string name;
+  std::uint64_t times = 0;
+  double milliseconds = 0;  // of all times together
+  // parse: host memory of the graphs. verify: none. weights, constants: of their tensors. states: of one session's.
+  // shrink: freed. plans: of the plans. launch list: of graphs and launch records. All times together.
+  std::uint64_t bytes = 0;
+};
+
+// What a program holds. Bytes are bytes of memory, mapped or allocated; those marked "now" may go down.
+struct ProgramStats {
+  std::vector<PhaseStats> phases;
+  std::uint64_t weight_count = 0;       // distinct ones: tied weights count once
+  std::uint64_t weight_bytes = 0;       // of these; the same for any number of methods, plans and sessions
+  std::uint64_t given_bytes = 0;        // of these, in memory of the caller
+  std::uint64_t copied_count = 0;       // of these, copied because of their alignment in the file
+  std::uint64_t copied_bytes = 0;       // the same in bytes
+  std::uint64_t constant_bytes = 0;     // folded constants
+  std::uint64_t graph_bytes = 0;        // now: what only planning needs; 0 after shrink()
+  std::uint64_t graph_bytes_freed = 0;  // by shrink() so far
+  std::uint64_t graphs_read_again = 0;  // for planning after shrink()
 };
 
 // A loaded package: verified graph, weights mapped from the file, folded constants. Immutable; shared by any number of
 // sessions and threads.
 class GRAFT_API Program {
  public:
-  // Reads a .pte. Throws NotFound, SystemError, InvalidProgram or Unsupported.
+  // Reads a .pte. Throws NotFound, SystemError, InvalidProgram, Unsupported or InvalidArgument; the message names the
+  // phase of the load.
+  // Weights stay in the mapped files. Replacing one of these by rename() (as graft.export does) is safe at any time;
+  // writing into one changes the weights of programs that have it mapped, and truncating one makes the next touch of a
+  // lost page a SIGBUS. Nothing else that is read after the load can end like that: see shrink().
   static std::shared_ptr<const Program> load(const std::string& path, const LoadOptions& options = {});
-  // A program from IR bytes (schema/graft.fbs) and its weights by key; the caller's memory must outlive the program.
+  // The same of a .pte in memory, aligned to 16 bytes. LoadOptions::keep_alive, or the caller, keeps it alive as long
+  // as the program.
+  static std::shared_ptr<const Program> load_memory(std::span<const std::byte> package,
+                                                    const LoadOptions& options = {});
+  // A program from IR bytes (schema/graft.fbs), which it copies, and its weights by key, which must outlive it.
+  // LoadOptions::weights and tensors are not for it: `weights` answers for all.
   using WeightLookup = std::function<std::span<const std::byte>(std::string_view key)>;
   static std::shared_ptr<const Program> from_ir(std::span<const std::byte> blob, const WeightLookup& weights,
                                                 const LoadOptions& options = {});
@@ -109,6 +157,13 @@ class GRAFT_API Program {
   const MethodInfo& method(std::string_view name) const;
   // What `graft inspect --json` prints, as JSON text.
   std::string describe() const;
+  ProgramStats stats() const;
+
+  // Frees what only planning needs: the graphs. From then on they are read again from the package each time a plan is
+  // made for sizes that are new, and freed after it; constants are not computed again. When the file changed on disk
+  // since the load, that is an InvalidProgram, and runs of plans that are there stay right. From any thread, while
+  // sessions run.
+  void shrink() const;
 
   struct Impl;
   const Impl& impl() const { return *impl_; }

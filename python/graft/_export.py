@@ -27,6 +27,7 @@ from graft.errors import ExportError
 from graft.partitioner import GraftPartitioner
 
 _METHOD_FIELDS = {"model", "args", "kwargs", "dynamic_shapes"}
+_WEIGHTS = ("package", "ptd", "external")
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
@@ -40,7 +41,7 @@ def export(
     methods: Mapping[str, Any] | None = None,
     constant_methods: Mapping[str, Any] | None = None,
     allow_fallback: bool = False,
-    external_weights: bool = False,
+    weights: str = "package",
     plan_outputs: bool = True,
     predicate: Predicate | None = None,
 ) -> Path:
@@ -53,7 +54,9 @@ def export(
     constant_methods: constants that ExecuTorch's runners ask for by name ("get_max_seq_len", ...).
     allow_fallback: leave nodes that graft does not run to ExecuTorch's kernels; otherwise they are an ExportError. A
         RuntimeWarning names those that ExecuTorch has no kernel for either.
-    external_weights: put the weights beside the package, into a .ptd of the same stem.
+    weights: where parameters and buffers go. "package": into the .pte. "ptd": beside it, into a .ptd of the same stem.
+        "external": nowhere; `graft.load(path, weights=[...])` finds parameters and persistent buffers by their names in
+        safetensors, GGUF or .ptd files, and what the exporter made (constants, other buffers) lies in the .pte.
     plan_outputs: let ExecuTorch reserve memory for outputs at their upper bounds. Without it the caller of a C++ Module
         must set each output's memory; a call without is an error.
     predicate: answers which nodes run; the compiled engine by default.
@@ -61,9 +64,11 @@ def export(
     target = Path(path)
     if target.suffix != ".pte":
         raise ExportError(f"export: expected a path that ends in .pte, found '{target}'")
+    if weights not in _WEIGHTS:
+        raise ExportError(f"export: expected weights to be one of {', '.join(map(repr, _WEIGHTS))}, found {weights!r}")
     with torch.no_grad():
         programs = _programs(model, args, kwargs, dynamic_shapes, methods)
-        partitioners = _partitioners(programs, target.stem if external_weights else None, predicate)
+        partitioners = _partitioners(programs, weights, target.stem, predicate)
         try:
             manager = to_edge_transform_and_lower(
                 programs,
@@ -152,7 +157,7 @@ def _borrow(program: ExportedProgram) -> ExportedProgram:
 
 
 def _partitioners(
-    programs: Mapping[str, ExportedProgram], external: str | None, predicate: Predicate | None
+    programs: Mapping[str, ExportedProgram], weights: str, stem: str, predicate: Predicate | None
 ) -> dict[str, GraftPartitioner]:
     content_keys = _ambiguous_names(programs)
     partitioners = {}
@@ -171,11 +176,23 @@ def _partitioners(
         partitioners[name] = GraftPartitioner(
             method=name,
             signature=signature,
-            external_weights=external,
+            external_weights=stem if weights == "ptd" else None,
+            leave_out=_first_names(program) if weights == "external" else None,
             content_keys=content_keys,
             predicate=predicate,
         )
     return partitioners
+
+
+def _first_names(program: ExportedProgram) -> dict[str, str]:
+    """Of each tied weight, the name that a checkpoint has it under: the first. torch's lowering keeps another one."""
+    first: dict[Any, str] = {}
+    names = {}
+    for name, tensor in program.state_dict.items():
+        memory = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
+        if tensor.numel() > 0 and first.setdefault(memory, name) != name:
+            names[name] = first[memory]
+    return names
 
 
 def _ambiguous_names(programs: Mapping[str, ExportedProgram]) -> set[str]:

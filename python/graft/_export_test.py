@@ -112,7 +112,7 @@ def test_fallback_leaves_refused_nodes_to_executorch(tmp_path):
 
 def test_external_weights(tmp_path):
     model = Product()
-    path = graft.export(model, INPUTS, path=tmp_path / "p.pte", predicate=FakePredicate(), external_weights=True)
+    path = graft.export(model, INPUTS, path=tmp_path / "p.pte", predicate=FakePredicate(), weights="ptd")
     assert sorted(os.listdir(tmp_path)) == ["p.ptd", "p.pte"]
     content = model.line.weight.detach().numpy().tobytes()
     assert content in (tmp_path / "p.ptd").read_bytes() and content not in path.read_bytes()

@@ -74,7 +74,8 @@ class Signature:
 @dataclass
 class Blob:
     data: bytes
-    # Key -> the bytes, as an array of u8 that may borrow the tensor's memory. Empty when made without content.
+    # Key -> the bytes, as an array of u8 that may borrow the tensor's memory. Empty when made without content; without
+    # the named ones when these are left out.
     weights: dict[str, np.ndarray] = field(default_factory=dict)
     # (method index, node name) -> (target, reason) for nodes that the format cannot hold (only when not strict).
     problems: dict[tuple[int, str], tuple[str, str]] = field(default_factory=dict)
@@ -121,10 +122,18 @@ def tensor_bytes(tensor: torch.Tensor, what: str) -> np.ndarray:
 class ProgramBuilder:
     """What methods share: operators, weights, states."""
 
-    def __init__(self, *, strict: bool, content: bool, content_keys: frozenset[str] = frozenset()) -> None:
+    def __init__(
+        self,
+        *,
+        strict: bool,
+        content: bool,
+        content_keys: frozenset[str] = frozenset(),
+        leave_out: Mapping[str, str] | None = None,
+    ) -> None:
         self.strict = strict
         self.content = content
         self.content_keys = content_keys
+        self.leave_out = leave_out
         self.writer = Writer()
         self.methods: list[int] = []
         self.weights: dict[str, np.ndarray] = {}
@@ -132,7 +141,8 @@ class ProgramBuilder:
         self._ops: dict[tuple[str, tuple[str, ...]], int] = {}
         self._weight_index: dict[Any, int] = {}
         self._weight_tables: list[dict[str, Any]] = []
-        self._key_of_digest: dict[bytes, str] = {}
+        self._key_of_content: dict[Any, str] = {}
+        self._taken: set[str] = set()
         self._states: dict[str, int] = {}
         self._state_tables: list[dict[str, Any]] = []
 
@@ -140,16 +150,21 @@ class ProgramBuilder:
         return self._ops.setdefault((target, tuple(arg_names)), len(self._ops))
 
     def weight(self, fqn: str, tensor: torch.Tensor, *, named: bool) -> int:
-        """Index of the weight with this content and shape; equal bytes share a key whatever they are called."""
+        """Index of the weight with this content and shape; equal bytes share a key whatever they are called. Named
+        weights that are left out share one only when they are one tensor: what a file holds under two names that are
+        equal now may differ."""
         if problem := unheld(tensor):
             raise SerializeError(f"weight '{fqn}': {problem}")
         dtype = NUMBER_OF[tensor.dtype]
         sizes = tuple(int(n) for n in tensor.shape)
+        named = named and fqn not in self.content_keys
+        left_out = named and self.leave_out is not None
         if self.content:
             data = tensor_bytes(tensor, f"weight '{fqn}'")
             digest = hashlib.sha256(data).digest()
-            identity: Any = (digest, dtype, sizes)
-            key = self._key_of_digest.get(digest)
+            content: Any = (tensor.data_ptr(), sizes, tensor.stride()) if left_out and data.nbytes else digest
+            key = self._key_of_content.get(content)
+            identity: Any = (content, dtype, sizes)
         else:
             data, digest, key = None, bytes(32), fqn
             identity = (fqn, dtype, sizes)
@@ -157,10 +172,12 @@ class ProgramBuilder:
         if index is not None:
             return index
         if data is not None and key is None:
-            key = fqn if named and fqn not in self.content_keys and fqn not in self.weights else None
-            key = key or f"graft.const.{digest.hex()}"
-            self._key_of_digest[digest] = key
-            self.weights[key] = data
+            key = self.leave_out.get(fqn, fqn) if left_out else fqn
+            key = key if named and key not in self._taken else f"graft.const.{digest.hex()}"
+            self._key_of_content[content] = key
+            self._taken.add(key)
+            if not left_out:
+                self.weights[key] = data
         index = self._weight_index[identity] = len(self._weight_tables)
         count = math.prod(sizes)
         self._weight_tables.append(
@@ -173,7 +190,8 @@ class ProgramBuilder:
             raise SerializeError(f"state '{fqn}': {problem}")
         dtype = NUMBER_OF[tensor.dtype]
         initial = -1
-        if self.content and tensor_bytes(tensor, f"state '{fqn}'").any():
+        left_out = self.leave_out is not None and persistent  # its file may have other values than zeros
+        if self.content and (left_out or tensor_bytes(tensor, f"state '{fqn}'").any()):
             initial = self.weight(fqn, tensor, named=persistent)
         table = dict(fqn=fqn, dtype=dtype, sizes=tuple(tensor.shape), initial=initial, persistent=persistent)
         index = self._states.get(fqn)

@@ -58,6 +58,7 @@ def serialize(
     content: bool = True,
     signature: Signature | None = None,
     content_keys: Iterable[str] = (),
+    leave_out: Mapping[str, str] | None = None,
     lower_bounds: Mapping[str, int] | None = None,
 ) -> Blob:
     """One blob for a program (its method is named "forward") or for several by method name.
@@ -68,7 +69,9 @@ def serialize(
     they have a name, because another method gives the same name to other bytes.
     """
     methods = {"forward": program} if isinstance(program, ExportedProgram) else dict(program)
-    builder = ProgramBuilder(strict=strict, content=content, content_keys=frozenset(content_keys))
+    builder = ProgramBuilder(
+        strict=strict, content=content, content_keys=frozenset(content_keys), leave_out=leave_out
+    )
     for name, exported in methods.items():
         _method_of_export(builder, name, exported, signature or Signature.of(exported), lower_bounds or {})
     return builder.finish()

@@ -16,6 +16,7 @@ BACKEND_ID = "GraftBackend"
 SIGNATURE_SPEC = "graft.signature"  # JSON: the whole method as its caller sees it
 METHOD_SPEC = "graft.method"  # name of the method
 EXTERNAL_SPEC = "graft.external"  # put weights into the .ptd of this name
+LEAVE_OUT_SPEC = "graft.leave_out"  # present: leave out parameters and persistent buffers; JSON: names in their files
 CONTENT_KEYS_SPEC = "graft.content_keys"  # JSON list: weights to key by content
 LOWER_BOUNDS_SPEC = "graft.lower_bounds"  # JSON: lower bounds of sizes by symbol
 # Marks a loaded program: its key lies in the program's own bytes, so that methods of one loaded program see one
@@ -57,6 +58,7 @@ class GraftBackend(BackendDetails):
             {specs.get(METHOD_SPEC, "forward"): edge_program},
             signature=signature,
             content_keys=json.loads(specs.get(CONTENT_KEYS_SPEC, "[]")),
+            leave_out=json.loads(specs[LEAVE_OUT_SPEC]) if LEAVE_OUT_SPEC in specs else None,
             lower_bounds=json.loads(specs.get(LOWER_BOUNDS_SPEC, "{}")),
         )
         store = NamedDataStore()

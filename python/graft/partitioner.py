@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,8 +23,10 @@ class GraftPartitioner(Partitioner):
     """Delegates to graft every node that the engine accepts.
 
     compile_specs: handed to the backend besides its own. method: name of the method, for messages and the package.
-    external_weights: name of a .ptd that takes the weights; by default they lie in the .pte. content_keys: weights
-    to be keyed by content because another method of the package gives their names to other bytes.
+    external_weights: name of a .ptd that takes the weights; by default they lie in the .pte. leave_out: when
+    given, parameters and persistent buffers lie in neither, but in files given at load; it maps names to the names that
+    files have instead. content_keys: weights to be keyed by content because
+    another method of the package gives their names to other bytes.
     """
 
     def __init__(
@@ -34,6 +36,7 @@ class GraftPartitioner(Partitioner):
         method: str = "forward",
         signature: Signature | None = None,
         external_weights: str | None = None,
+        leave_out: Mapping[str, str] | None = None,
         content_keys: Iterable[str] = (),
         predicate: Predicate | None = None,
     ) -> None:
@@ -42,6 +45,7 @@ class GraftPartitioner(Partitioner):
         self._method = method
         self._signature = signature
         self._external_weights = external_weights
+        self._leave_out = leave_out
         self._content_keys = sorted(content_keys)
         self._predicate = predicate
         self._lower_bounds: dict[str, int] = {}
@@ -97,6 +101,8 @@ class GraftPartitioner(Partitioner):
         specs.append(CompileSpec(backend.METHOD_SPEC, self._method.encode()))
         if self._external_weights is not None:
             specs.append(CompileSpec(backend.EXTERNAL_SPEC, self._external_weights.encode()))
+        if self._leave_out is not None:
+            specs.append(CompileSpec(backend.LEAVE_OUT_SPEC, json.dumps(self._leave_out).encode()))
         if self._lower_bounds:
             specs.append(CompileSpec(backend.LOWER_BOUNDS_SPEC, json.dumps(self._lower_bounds).encode()))
         if self._content_keys:

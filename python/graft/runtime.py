@@ -9,9 +9,10 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
@@ -206,6 +207,17 @@ class Model:
         """Frees the memory; later calls raise `InvalidArgument`."""
         self._session.close()
 
+    def stats(self) -> dict[str, Any]:
+        """What the program holds and what its phases cost: phases (name, times, milliseconds, bytes), weight_count,
+        weight_bytes, given_bytes, copied_count, copied_bytes, constant_bytes, graph_bytes, graph_bytes_freed,
+        graphs_read_again. Units as in graft.h (ProgramStats)."""
+        return self._program.stats()
+
+    def shrink(self) -> None:
+        """Frees what only planning needs. For sizes that are new afterwards it is read again from the package; when that
+        changed on disk since the load, they raise `graft.InvalidProgram` and sizes that ran before run on."""
+        self._program.shrink()
+
     def describe(self) -> dict[str, Any]:
         """What `graft inspect --json` prints."""
         return json.loads(self._program.describe())
@@ -215,29 +227,58 @@ class Model:
         return self._session.threads
 
 
+def _given(name: str, tensor: Any, owner: list[Any]) -> tuple[int, int, tuple[int, ...]]:
+    """A weight in memory of the caller. It is not copied, so it must lie as the engine reads it."""
+    where = f"tensors['{name}']"
+    if not isinstance(tensor, torch.Tensor):
+        raise InvalidArgument(f"{where}: must be a tensor, got {type(tensor).__name__}")
+    if tensor.device.type != "cpu" or not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
+        raise InvalidArgument(f"{where}: must be contiguous and on the CPU")
+    return _flat_value(tensor, where, owner)
+
+
+def _memory(package: Any, owner: list[Any]) -> tuple[int, int]:
+    """Address and size of an object with a buffer, which stays exported as long as `owner` holds the array."""
+    try:
+        array = np.frombuffer(package, np.uint8)
+    except (TypeError, ValueError) as e:
+        raise InvalidArgument(f"load: must be a path or an object with a buffer: {e}") from e
+    owner.append(array)
+    return (array.ctypes.data, array.nbytes)
+
+
 def load(
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] | Any,
     *,
-    data_files: Iterable[str | os.PathLike[str]] = (),
+    weights: Iterable[str | os.PathLike[str]] = (),
+    tensors: Mapping[str, torch.Tensor] | None = None,
     device: str = "",
     threads: int = 0,
     max_plans: int = 64,
     strict_zero_copy: bool = False,
     verify_hashes: bool = False,
+    on_phase: Callable[[str], None] | None = None,
 ) -> Model:
-    """Loads a package written by `graft.export`.
+    """Loads a package written by `graft.export`: a path, or the package itself as an object with a buffer (bytes, mmap).
 
-    `data_files`: .ptd files with the weights of a package exported with `external_weights=True`. `device`: a name of
-    `graft.devices()`; "" means GRAFT_DEVICE, else the CPU. `threads`: 0 means GRAFT_THREADS, else the CPUs this process
+    `weights`: files with weights that the package leaves out: .ptd, .safetensors, .safetensors.index.json (its shards
+    lie beside it), .gguf. `tensors`: the same in memory, by name: used where they lie, before any file is asked. The
+    model keeps them, and a package in memory, alive. `on_phase` is called with the name of each phase of the load as it
+    begins; what it raises ends the load. `device`: a name of `graft.devices()`; "" means GRAFT_DEVICE, else the CPU. `threads`: 0 means GRAFT_THREADS, else the CPUs this process
     may use. `strict_zero_copy`: an input that would have to be copied is an error. Raises `graft.NotFound`,
     `graft.InvalidProgram` or `graft.Unsupported`.
     """
+    owner: list[Any] = []
+    views = {name: _given(name, tensor, owner) for name, tensor in (tensors or {}).items()}
     program = _C.Program.load(
-        os.fspath(path),
+        os.fspath(path) if isinstance(path, (str, os.PathLike)) else _memory(path, owner),
+        weights=[os.fspath(f) for f in weights],
+        tensors=views,
+        owner=owner or None,
         device=device,
-        data_files=[os.fspath(f) for f in data_files],
         max_plans=max_plans,
         verify_hashes=verify_hashes,
+        on_phase=on_phase,
     )
     session = _C.Session(program, threads=threads, strict_zero_copy=strict_zero_copy)
     return Model(program, session)

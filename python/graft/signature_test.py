@@ -32,8 +32,8 @@ def check(model, loaded, *args, **kwargs):
 
 
 def round_trip(tmp_path, model, args=(), kwargs=None, **options):
-    data = [tmp_path / "p.ptd"] if options.get("external_weights") else []
-    return graft.load(graft.export(model, args, kwargs, path=tmp_path / "p.pte", **options), data_files=data)
+    data = [tmp_path / "p.ptd"] if options.get("weights") == "ptd" else []
+    return graft.load(graft.export(model, args, kwargs, path=tmp_path / "p.pte", **options), weights=data)
 
 
 def test_nested_arguments_and_results(tmp_path):
@@ -143,7 +143,7 @@ def test_tied_weights_and_weights_outside(tmp_path):
 
     model = Tied()
     ids = torch.tensor([[1, 31, 0]])
-    check(model, round_trip(tmp_path, model, (ids,), external_weights=True), torch.tensor([[5, 5, 2]]))
+    check(model, round_trip(tmp_path, model, (ids,), weights="ptd"), torch.tensor([[5, 5, 2]]))
     with pytest.raises(graft.Error, match="weight"):
         graft.load(tmp_path / "p.pte")
 

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstring>
 #include <limits>
 #include <system_error>
 
@@ -32,19 +33,66 @@ std::shared_ptr<const MappedFile> MappedFile::open(const std::string& path) {
   return file;
 }
 
+std::shared_ptr<const MappedFile> MappedFile::of_memory(std::span<const std::byte> bytes, std::string label,
+                                                        std::shared_ptr<const void> owner) {
+  std::shared_ptr<MappedFile> file(new MappedFile(std::move(label), -1));
+  file->bytes_ = bytes;
+  file->owner_ = std::move(owner);
+  return file;
+}
+
+struct stat MappedFile::status() const {
+  struct stat out {};
+  GRAFT_CHECK(SystemError, ::fstat(descriptor_, &out) == 0, "cannot read '", path_, "': ", reason(errno));
+  return out;
+}
+
 void MappedFile::map() {
-  struct stat status {};
-  GRAFT_CHECK(SystemError, ::fstat(descriptor_, &status) == 0, "cannot read '", path_, "': ", reason(errno));
-  GRAFT_CHECK(SystemError, S_ISREG(status.st_mode), "cannot map '", path_, "': not a regular file");
-  static_assert(sizeof(std::size_t) >= sizeof(status.st_size));
-  const auto size = static_cast<std::size_t>(status.st_size);
+  const struct stat found = status();
+  GRAFT_CHECK(SystemError, S_ISREG(found.st_mode), "cannot map '", path_, "': not a regular file");
+  modified_ = found.st_mtim;
+  static_assert(sizeof(std::size_t) >= sizeof(found.st_size));
+  const auto size = static_cast<std::size_t>(found.st_size);
   if (size == 0) return;
   void* data = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, descriptor_, 0);
   GRAFT_CHECK(SystemError, data != MAP_FAILED, "cannot map the ", size, " bytes of '", path_, "': ", reason(errno));
   bytes_ = {static_cast<const std::byte*>(data), size};
 }
 
+std::vector<std::byte> MappedFile::read(std::uint64_t offset, std::size_t count) const {
+  std::vector<std::byte> out(count);
+  read_into(offset, out);
+  return out;
+}
+
+void MappedFile::read_into(std::uint64_t offset, std::span<std::byte> out) const {
+  GRAFT_ASSERT(offset <= bytes_.size() && out.size() <= bytes_.size() - offset);
+  if (is_memory()) {
+    if (!out.empty()) std::memcpy(out.data(), bytes_.data() + offset, out.size());
+    return;
+  }
+  for (std::size_t done = 0; done < out.size();) {
+    const ssize_t got = ::pread(descriptor_, out.data() + done, out.size() - done, static_cast<off_t>(offset + done));
+    if (got < 0 && errno == EINTR) continue;
+    GRAFT_CHECK(SystemError, got >= 0, "cannot read '", path_, "': ", reason(errno));
+    GRAFT_CHECK(InvalidProgram, got > 0, "'", path_, "' changed on disk since it was loaded: it ends at byte ",
+                offset + done, ", it had ", bytes_.size());
+    done += static_cast<std::size_t>(got);
+  }
+}
+
+void MappedFile::check_unchanged() const {
+  if (is_memory()) return;
+  const struct stat now = status();
+  const auto size = static_cast<std::size_t>(now.st_size);
+  GRAFT_CHECK(InvalidProgram, size == bytes_.size(), "'", path_, "' changed on disk since it was loaded: it had ",
+              bytes_.size(), " bytes, now ", size);
+  GRAFT_CHECK(InvalidProgram, now.st_mtim.tv_sec == modified_.tv_sec && now.st_mtim.tv_nsec == modified_.tv_nsec, "'",
+              path_, "' changed on disk since it was loaded: it was written to");
+}
+
 MappedFile::~MappedFile() {
+  if (is_memory()) return;
   if (!bytes_.empty()) ::munmap(const_cast<std::byte*>(bytes_.data()), bytes_.size());
   ::close(descriptor_);
 }

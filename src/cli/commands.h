@@ -13,7 +13,7 @@ struct ProgramArgs {
   std::string file;
   std::string method;
   std::string device;
-  std::vector<std::string> data_files;
+  std::vector<std::string> weights;
   int threads = 0;
 };
 
@@ -33,6 +33,7 @@ struct InspectArgs {
   ProgramArgs program;
   std::vector<std::string> shapes;
   bool json = false;
+  bool phases = false;
 };
 void inspect(const InspectArgs& args);
 

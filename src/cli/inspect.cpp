@@ -1,3 +1,4 @@
+#include <cmath>
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -83,6 +84,21 @@ void print_plan(const Json& plan) {
             << bytes_text(plan["device_bytes"].get<std::uint64_t>()) << " on the device\n";
 }
 
+// The phases of this program so far, and what shrinking it frees.
+void print_phases(const Program& program) {
+  constexpr double kMicros = 1000;
+  const ProgramStats before = program.stats();
+  program.shrink();
+  const ProgramStats after = program.stats();
+  std::cout << "\nphases\n";
+  Table table({{"phase"}, {"times", kRight}, {"microseconds", kRight}, {"bytes", kRight}});
+  for (const PhaseStats& p : before.phases)
+    table.add({p.name, std::to_string(p.times), std::to_string(std::llround(p.milliseconds * kMicros)),
+               std::to_string(p.bytes)});
+  std::cout << table.text(2) << "  graphs in memory: " << before.graph_bytes << " bytes, after shrink "
+            << after.graph_bytes << "\n";
+}
+
 void print_human(const Json& all, const Program& program, const std::optional<Counters>& counters) {
   const std::string device = all["device"].get<std::string>();
   const Json& weights = all["weights"];
@@ -124,7 +140,7 @@ void print_human(const Json& all, const Program& program, const std::optional<Co
 void inspect(const InspectArgs& args) {
   LoadOptions load_options;
   load_options.device = args.program.device;
-  load_options.data_files = args.program.data_files;
+  load_options.weights = args.program.weights;
   const std::shared_ptr<const Program> program = Program::load(args.program.file, load_options);
   SessionOptions session_options;
   session_options.threads = args.program.threads;
@@ -158,6 +174,7 @@ void inspect(const InspectArgs& args) {
     std::cout << all.dump(2, ' ', false, Json::error_handler_t::replace) << "\n";
   } else {
     print_human(all, *program, planned ? std::optional(session.counters()) : std::nullopt);
+    if (args.phases) print_phases(*program);
   }
 }
 

@@ -39,6 +39,7 @@ constexpr const char* kInspectNotes = R"(Examples:
   graft inspect model.pte
   graft inspect model.pte --shape input_ids=1,7 --shape attention_mask=1,7
   graft inspect model.pte --json | python3 -m json.tool
+  graft inspect model.pte --weights model.safetensors --phases
 
 A plan is what runs for given input sizes. It is shown when all sizes are fixed or given with --shape.)";
 
@@ -47,8 +48,12 @@ void add_program_options(CLI::App& command, ProgramArgs& args) {
   command.add_option("--method", args.method, "which method (default: the only one, or forward)")->type_name("NAME");
   command.add_option("--device", args.device, "device by name, see `graft devices` (default: $GRAFT_DEVICE, or cpu)")
       ->type_name("NAME");
-  command.add_option("--data", args.data_files, "a .ptd file with weights; repeat for more")
-      ->type_name("FILE.ptd")
+  command
+      .add_option(
+          "--weights", args.weights,
+          "a file of weights that the program leaves out: .ptd, .safetensors, .safetensors.index.json or .gguf; "
+          "repeat for more")
+      ->type_name("FILE")
       ->allow_extra_args(false);
   command.add_option("--threads", args.threads, "threads (default: $GRAFT_THREADS, or the CPUs that may be used)")
       ->check(CLI::Range(1, 4096).description("from 1 to 4096"))
@@ -107,6 +112,8 @@ int dispatch(int argc, char** argv) {
       ->type_name("NAME=SIZES")
       ->allow_extra_args(false);
   inspect_command->add_flag("--json", inspect_args.json, "print JSON");
+  inspect_command->add_flag("--phases", inspect_args.phases,
+                            "print what each phase of loading and planning took, and memory before and after shrinking");
 
   CLI::App* devices_command = app.add_subcommand("devices", "List the devices of this build and machine.");
   devices_command->footer("Example:\n  graft devices");

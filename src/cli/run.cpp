@@ -177,7 +177,7 @@ void run(const RunArgs& args) {
   const Clock::time_point load_start = Clock::now();
   LoadOptions load_options;
   load_options.device = args.program.device;
-  load_options.data_files = args.program.data_files;
+  load_options.weights = args.program.weights;
   const std::shared_ptr<const Program> program = Program::load(args.program.file, load_options);
   const double load_ms = ms_since(load_start);
   const MethodInfo& method = pick_method(*program, args.program.method);

@@ -222,7 +222,7 @@ def test_state_lives_in_each_loaded_program(tmp_path):
 
 
 def test_weights_in_a_file_of_their_own(package, tmp_path, capfd):
-    path = export(tmp_path / "encoder.pte", external_weights=True)
+    path = export(tmp_path / "encoder.pte", weights="ptd")
     call = inputs(2, 11)
     assert same(load(package).execute(call), load(path, data_path=str(tmp_path / "encoder.ptd")).execute(call))
     # Python's runtime loads the method as far as it goes and fails when it is called.

@@ -1,5 +1,7 @@
 #include "ir/program.h"
 
+#include <type_traits>
+
 #include "base/check.h"
 
 namespace graft::ir {
@@ -26,7 +28,45 @@ std::string_view kind_name(ValueKind kind) {
   return "unknown";
 }
 
+// What lies outside an object: the elements of a vector with what they hold, the characters of a long string. (A class,
+// so that the overloads see one another.)
+struct Outside {
+  static std::size_t held(const std::string& text) {
+    const auto* self = reinterpret_cast<const char*>(&text);
+    const bool inside = text.data() >= self && text.data() < self + sizeof(text);
+    return inside ? 0 : text.capacity() + 1;
+  }
+  static std::size_t held(const Dim& dim) { return held(dim.expr); }
+  static std::size_t held(const Producer& producer) { return held(producer.name) + held(producer.version); }
+  template <typename T>
+  static std::size_t held(const std::vector<T>& items) {
+    std::size_t bytes = items.capacity() * sizeof(T);
+    if constexpr (!std::is_arithmetic_v<T>)
+      for (const T& item : items) bytes += held(item);
+    return bytes;
+  }
+  static std::size_t held(const Arg& arg) { return held(arg.s) + held(arg.items); }
+  static std::size_t held(const Value& value) { return held(value.name) + held(value.dims); }
+  static std::size_t held(const Op& op) { return held(op.target) + held(op.arg_names); }
+  static std::size_t held(const Node& node) {
+    return held(node.name) + held(node.args) + held(node.outputs) + held(node.origin);
+  }
+  static std::size_t held(const Weight& w) { return held(w.key) + held(w.fqn) + held(w.block_type) + held(w.sha256); }
+  static std::size_t held(const State& state) { return held(state.fqn); }
+  static std::size_t held(const Input&) { return 0; }
+  static std::size_t held(const Output& output) { return held(output.arg); }
+  static std::size_t held(const Method& m) {
+    return held(m.name) + held(m.values) + held(m.nodes) + held(m.inputs) + held(m.outputs) + held(m.in_spec) +
+           held(m.out_spec) + held(m.user_input_names);
+  }
+};
+
 }  // namespace
+
+std::size_t host_bytes(const Program& p) {
+  return sizeof(p) + Outside::held(p.producers) + Outside::held(p.ops) + Outside::held(p.weights) +
+         Outside::held(p.states) + Outside::held(p.methods);
+}
 
 std::string Value::str() const {
   if (kind != ValueKind::tensor) {

@@ -146,6 +146,9 @@ inline constexpr std::uint16_t kFormatMinor = 0;
 // Lists of arguments nest at most this deep.
 inline constexpr int kMaxListDepth = 8;
 
+// Bytes of memory that the program holds, its own object included.
+std::size_t host_bytes(const Program& program);
+
 // Decodes a blob written to schema/graft.fbs. The bytes are hostile until verified: throws InvalidProgram.
 // The result owns all it holds.
 Program parse(std::span<const std::byte> blob);

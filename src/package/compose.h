@@ -20,7 +20,7 @@ struct PlanSurroundings {
 };
 
 // One method of a package: decides whether graft alone can run it and, if so, makes the graph whose inputs and outputs
-// are those of the execution plan. Throws InvalidProgram naming the method.
+// are those of the execution plan. Throws InvalidProgram naming the method. The graph is yet to be verified.
 PackageMethod compose(const et::ExecutionPlan& plan, const PlanSurroundings& around);
 
 }  // namespace graft

@@ -92,19 +92,10 @@ std::vector<NamedBytes> read_named(const flatbuffers::Vector<flatbuffers::Offset
   return out;
 }
 
-template <typename Fn>
-void naming(const std::string& path, Fn&& fn) {
-  try {
-    fn();
-  } catch (const InvalidProgram& error) {
-    throw InvalidProgram(str("'", path, "': ", error.what()));
-  }
-}
-
 }  // namespace
 
-PteFile::PteFile(const std::string& path) : file_(MappedFile::open(path)) {
-  naming(path, [this] { read(); });
+PteFile::PteFile(std::shared_ptr<const MappedFile> file) : file_(std::move(file)) {
+  naming_file(file_->path(), [this] { read(); });
 }
 
 void PteFile::read() {
@@ -128,8 +119,19 @@ void PteFile::read() {
       area = slice(bytes, base, size != 0 ? size : bytes.size() - base, "the segment data");
     }
   }
-  verify_flatbuffer(program, [](flatbuffers::Verifier& verifier) { return et::VerifyProgramBuffer(verifier); });
-  program_ = et::GetProgram(program.data());
+  const auto verified = [](Bytes flatbuffer) {
+    verify_flatbuffer(flatbuffer, [](flatbuffers::Verifier& verifier) { return et::VerifyProgramBuffer(verifier); });
+    return et::GetProgram(flatbuffer.data());
+  };
+  // Memory cannot be taken away under the reader; of a file it is a copy that is read.
+  if (!file_->is_memory()) {
+    head_ = file_->read(0, program.size());
+    program_ = verified(head_);
+  }
+  if (program_ == nullptr || (program_->constant_buffer() != nullptr && program_->constant_buffer()->size() > 1)) {
+    program_ = verified(program);
+    head_ = {};
+  }
   GRAFT_CHECK(InvalidProgram, program_->version() <= kPteSchemaVersion, "schema version ", program_->version(),
               ": this graft reads versions up to ", kPteSchemaVersion);
   segments_ = read_segments(program_->segments(), area);
@@ -177,8 +179,8 @@ Bytes PteFile::constant(std::uint32_t buffer_index, std::uint64_t byte_count) co
   return slice(bytes, 0, byte_count, what);
 }
 
-PtdFile::PtdFile(const std::string& path) : file_(MappedFile::open(path)) {
-  naming(path, [this] { read(); });
+PtdFile::PtdFile(std::shared_ptr<const MappedFile> file) : file_(std::move(file)) {
+  naming_file(file_->path(), [this] { read(); });
 }
 
 void PtdFile::read() {

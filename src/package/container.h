@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/check.h"
 #include "base/mapped_file.h"
 #include "program_generated.h"
 
@@ -16,17 +17,32 @@ namespace graft {
 
 namespace et = executorch_flatbuffer;
 
+// The bytes at offset 4 of a .ptd.
+inline constexpr std::string_view kPtdIdentifier = "FT01";
+
+// Does `work`; an InvalidProgram that does not begin with the file's name gets it in front.
+template <typename Work>
+auto naming_file(const std::string& path, Work&& work) {
+  const std::string quoted = "'" + path + "'";
+  try {
+    return work();
+  } catch (const InvalidProgram& error) {
+    if (std::string_view(error.what()).starts_with(quoted)) throw;
+    throw InvalidProgram(quoted + ": " + error.what());
+  }
+}
+
 // A named piece of a file.
 struct NamedBytes {
-  std::string_view key;
+  std::string_view key;              // lives as long as the object that returned it
   std::span<const std::byte> bytes;  // in the mapping
 };
 
 // A .pte: a flatbuffer with the program, followed by segments of data.
 class PteFile {
  public:
-  // Throws NotFound, SystemError or InvalidProgram; all name the path.
-  explicit PteFile(const std::string& path);
+  // Throws SystemError or InvalidProgram; both name the path.
+  explicit PteFile(std::shared_ptr<const MappedFile> file);
 
   const std::shared_ptr<const MappedFile>& file() const { return file_; }
   const et::Program& program() const { return *program_; }
@@ -42,7 +58,8 @@ class PteFile {
   std::span<const std::byte> segment(std::uint64_t index) const;
 
   std::shared_ptr<const MappedFile> file_;
-  const et::Program* program_ = nullptr;  // in the mapping
+  std::vector<std::byte> head_;           // a copy of the flatbuffer
+  const et::Program* program_ = nullptr;  // in head_; in the mapping when the flatbuffer holds constants itself
   std::vector<std::span<const std::byte>> segments_;
   std::vector<NamedBytes> named_data_;
 };
@@ -50,10 +67,9 @@ class PteFile {
 // A .ptd: named data alone.
 class PtdFile {
  public:
-  // Throws NotFound, SystemError or InvalidProgram; all name the path.
-  explicit PtdFile(const std::string& path);
+  // Throws InvalidProgram naming the path.
+  explicit PtdFile(std::shared_ptr<const MappedFile> file);
 
-  const std::shared_ptr<const MappedFile>& file() const { return file_; }
   const std::vector<NamedBytes>& named_data() const { return named_data_; }
 
  private:

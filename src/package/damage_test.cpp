@@ -4,7 +4,7 @@
 
 #include "graft/error.h"
 #include "ir/test_blob.h"
-#include "package/package.h"
+#include "package/open_package.h"
 #include "package/test_package.h"
 
 // Damaged packages: each opens or throws InvalidProgram or NotFound, and nothing else happens. Run under the address
@@ -42,14 +42,11 @@ class Damage : public ::testing::Test {
   // True when the package opened.
   bool opens(const std::string& path, const std::vector<std::string>& data_files = {}) {
     try {
-      const auto package = Package::open(path, data_files);
+      const auto package = test::OpenPackage::open(path, data_files);
       package->verify_hashes();
-      for (const PackageMethod& method : package->methods()) {
-        for (const ir::Weight& weight : method.program.weights) {
-          const PackageData data = package->data(weight.key);
-          for (const std::byte b : data.bytes) sum_ += std::to_integer<unsigned>(b);
-        }
-      }
+      package->for_each_weight([this](const ir::Weight&, const FoundWeight& found) {
+        for (const std::byte b : found.bytes) sum_ += std::to_integer<unsigned>(b);
+      });
       return true;
     } catch (const InvalidProgram&) {
     } catch (const NotFound&) {

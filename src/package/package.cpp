@@ -1,10 +1,10 @@
 #include "package/package.h"
 
 #include <algorithm>
-#include <set>
+#include <functional>
+#include <map>
 
 #include "base/check.h"
-#include "base/plant.h"
 #include "base/sha256.h"
 #include "package/compose.h"
 #include "package/container.h"
@@ -31,97 +31,65 @@ bool same_values(const ir::Weight* a, const ir::Weight* b) {
   return a->key == b->key || (!a->sha256.empty() && a->sha256 == b->sha256);
 }
 
-}  // namespace
+// Reads execution plans of a .pte. Its errors do not name the file.
+class Reader {
+ public:
+  explicit Reader(const std::shared_ptr<const MappedFile>& file)
+      : pte_(file), data_{file, {}}, budget_(file->bytes().size() * kMaxBlobReuse) {}
 
-std::shared_ptr<const Package> Package::open(const std::string& path, std::span<const std::string> data_files) {
-  std::shared_ptr<Package> package(new Package());
-  package->read(path, data_files);
-  return package;
-}
-
-void Package::read(const std::string& path, std::span<const std::string> data_files) {
-  const PteFile pte(path);
-  files_.push_back(pte.file());
-  for (const NamedBytes& named : pte.named_data()) add(named.key, named.bytes, 0);
-  for (const std::string& data_file : data_files) {
-    const PtdFile ptd(data_file);
-    files_.push_back(ptd.file());
-    for (const NamedBytes& named : ptd.named_data()) add(named.key, named.bytes, files_.size() - 1);
+  std::size_t count() const {
+    const auto* plans = pte_.program().execution_plan();
+    return plans == nullptr ? 0 : plans->size();
   }
+
+  void read_named_data() {
+    for (const NamedBytes& named : pte_.named_data()) add(named.key, named.bytes);
+  }
+
+  PackageMethod method(std::size_t index) {
+    const PlanSurroundings around{pte_, [&](const et::BackendDelegate& delegate) { return blob(delegate); },
+                                  [this](std::string_view key, std::span<const std::byte> bytes) {
+                                    // Two methods may hold the same constant; a file may not claim one of these keys
+                                    // for something else.
+                                    const auto known = data_.tensors.find(key);
+                                    if (known == data_.tensors.end() || known->second.bytes.data() != bytes.data() ||
+                                        known->second.bytes.size() != bytes.size())
+                                      add(key, bytes);
+                                  }};
+    return compose(*pte_.program().execution_plan()->Get(static_cast<flatbuffers::uoffset_t>(index)), around);
+  }
+
+  WeightFile take_data() { return std::move(data_); }
+
+ private:
   // Plans may share a blob. Decoding it for each of them is linear in the file only when that is bounded.
-  std::size_t budget = pte.file()->bytes().size() * kMaxBlobReuse;
-  const PlanSurroundings around{
-      pte,
-      [&](const et::BackendDelegate& delegate) {
-        const std::span<const std::byte> blob = pte.processed(delegate);
-        GRAFT_CHECK(InvalidProgram, blob.size() <= budget, "its methods share delegate data beyond reason");
-        budget -= blob.size();
-        return blob;
-      },
-      [this](std::string_view key, std::span<const std::byte> bytes) {
-        // Two methods may hold the same constant; a file may not claim one of these keys for something else.
-        const auto known = find(key);
-        if (!known || known->bytes.data() != bytes.data() || known->bytes.size() != bytes.size()) add(key, bytes, 0);
-      }};
-  try {
-    if (const auto* plans = pte.program().execution_plan()) {
-      for (const et::ExecutionPlan* plan : *plans) {
-        methods_.push_back(compose(*plan, around));
-        const std::string& name = methods_.back().name;
-        GRAFT_CHECK(InvalidProgram,
-                    std::none_of(methods_.begin(), methods_.end() - 1, [&](const auto& m) { return m.name == name; }),
-                    "method '", name, "' appears twice");
-      }
-    }
-    if (GRAFT_PLANT("missing-weights-are-zeros"))
-      for (const PackageMethod& m : methods_)
-        for (const ir::Weight& w : m.program.weights)
-          data_.try_emplace(w.key, PackageData{{new std::byte[w.byte_size]{}, w.byte_size}, 0, 0});
-    check_weights();
-    check_methods_agree();
-  } catch (const InvalidProgram& error) {
-    throw InvalidProgram(str("'", path, "': ", error.what()));
-  } catch (const NotFound& error) {
-    throw NotFound(str("'", path, "': ", error.what()));
+  std::span<const std::byte> blob(const et::BackendDelegate& delegate) {
+    const std::span<const std::byte> bytes = pte_.processed(delegate);
+    GRAFT_CHECK(InvalidProgram, bytes.size() <= budget_, "its methods share delegate data beyond reason");
+    budget_ -= bytes.size();
+    const MappedFile& file = *pte_.file();
+    const std::span<const std::byte> all = file.bytes();
+    const std::less<const std::byte*> before;
+    if (file.is_memory() || bytes.empty() || before(bytes.data(), all.data()) ||
+        !before(bytes.data(), all.data() + all.size()))
+      return bytes;
+    blob_ = file.read(static_cast<std::uint64_t>(bytes.data() - all.data()), bytes.size());
+    return blob_;
   }
-}
 
-void Package::add(std::string_view key, std::span<const std::byte> bytes, std::size_t file) {
-  const auto offset = static_cast<std::uint64_t>(bytes.empty() ? 0 : bytes.data() - files_[file]->bytes().data());
-  const auto [it, fresh] = data_.try_emplace(std::string(key), PackageData{bytes, file, offset});
-  GRAFT_CHECK(InvalidProgram, fresh, "data '", key, "' is in '", files_[it->second.file]->path(), "' and again in '",
-              files_[file]->path(), "'");
-}
-
-std::optional<PackageData> Package::find(std::string_view key) const {
-  const auto it = data_.find(key);
-  if (it == data_.end()) return std::nullopt;
-  return it->second;
-}
-
-PackageData Package::data(std::string_view key) const {
-  const auto found = find(key);
-  if (!found) {
-    std::string searched;
-    for (const auto& file : files_) searched += (searched.empty() ? "'" : ", '") + file->path() + "'";
-    throw NotFound(str("no data '", key, "' in ", searched, "; give the .ptd file that holds it"));
+  void add(std::string_view key, std::span<const std::byte> bytes) {
+    const bool fresh = data_.tensors.emplace(std::string(key), StoredTensor{bytes, {}, {}, {}}).second;
+    GRAFT_CHECK(InvalidProgram, fresh, "data '", key, "' appears twice");
   }
-  return *found;
-}
 
-void Package::check_weights() const {
-  for (const PackageMethod& method : methods_) {
-    for (const ir::Weight& weight : method.program.weights) {
-      const PackageData found = data(weight.key);
-      GRAFT_CHECK(InvalidProgram, found.bytes.size() == weight.byte_size || GRAFT_PLANT("weight-size-unchecked"),
-                  "method '", method.name, "': weight '", weight.key, "' (", weight.fqn, ") must have ",
-                  weight.byte_size, " bytes, '", files_[found.file]->path(), "' has ", found.bytes.size());
-    }
-  }
-}
+  PteFile pte_;
+  WeightFile data_;
+  std::size_t budget_;
+  std::vector<std::byte> blob_;
+};
 
 // Methods share weights by key and states by name.
-void Package::check_methods_agree() const {
+void check_methods_agree(const Package& package) {
   std::map<std::string_view, std::pair<const ir::Weight*, const PackageMethod*>> weights;
   struct SeenState {
     const ir::State* state;
@@ -129,7 +97,7 @@ void Package::check_methods_agree() const {
     const PackageMethod* method;
   };
   std::map<std::string_view, SeenState> states;
-  for (const PackageMethod& method : methods_) {
+  for (const PackageMethod& method : package.methods) {
     for (const ir::Weight& weight : method.program.weights) {
       const auto& [first, owner] = weights.try_emplace(weight.key, &weight, &method).first->second;
       GRAFT_CHECK(InvalidProgram, first->byte_size == weight.byte_size && first->sha256 == weight.sha256, "weight '",
@@ -149,18 +117,54 @@ void Package::check_methods_agree() const {
   }
 }
 
-void Package::verify_hashes() const {
-  std::set<std::string_view> done;
-  for (const PackageMethod& method : methods_) {
-    for (const ir::Weight& weight : method.program.weights) {
-      if (weight.sha256.empty() || !done.insert(weight.key).second) continue;
-      const PackageData found = data(weight.key);
-      const auto digest = sha256(found.bytes);
-      GRAFT_CHECK(InvalidProgram, std::equal(digest.begin(), digest.end(), weight.sha256.begin(), weight.sha256.end()),
-                  "'", files_[found.file]->path(), "': weight '", weight.key, "' (", weight.fqn,
-                  ") is not what was exported: its SHA-256 must be ", hex(weight.sha256), ", found ", hex(digest));
+}  // namespace
+
+Package read_package(const std::shared_ptr<const MappedFile>& file) {
+  return naming_file(file->path(), [&] {
+    Reader reader(file);
+    reader.read_named_data();
+    Package out;
+    for (std::size_t i = 0; i < reader.count(); ++i) {
+      PackageMethod method = reader.method(i);
+      GRAFT_CHECK(
+          InvalidProgram,
+          std::none_of(out.methods.begin(), out.methods.end(), [&](const auto& m) { return m.name == method.name; }),
+          "method '", method.name, "' appears twice");
+      out.methods.push_back(std::move(method));
     }
-  }
+    out.data = reader.take_data();
+    return out;
+  });
+}
+
+PackageMethod read_method(const std::shared_ptr<const MappedFile>& file, std::size_t index) {
+  return naming_file(file->path(), [&] {
+    Reader reader(file);
+    GRAFT_CHECK(InvalidProgram, index < reader.count(), "it has ", reader.count(), " methods, not ", index + 1);
+    return reader.method(index);
+  });
+}
+
+void verify(const Package& package) {
+  naming_file(package.data.file->path(), [&] {
+    for (const PackageMethod& method : package.methods) {
+      if (!method.fully_delegated) continue;
+      try {
+        ir::verify(method.program);
+      } catch (const InvalidProgram& error) {
+        throw InvalidProgram(str("method '", method.name, "': ", error.what()));
+      }
+    }
+    check_methods_agree(package);
+  });
+}
+
+void verify_hash(const ir::Weight& weight, const FoundWeight& found) {
+  if (weight.sha256.empty()) return;
+  const auto digest = sha256(found.bytes);
+  GRAFT_CHECK(InvalidProgram, std::equal(digest.begin(), digest.end(), weight.sha256.begin(), weight.sha256.end()),
+              found.where, ": weight '", weight.key, "' (", weight.fqn,
+              ") is not what was exported: its SHA-256 must be ", hex(weight.sha256), ", found ", hex(digest));
 }
 
 }  // namespace graft

@@ -1,4 +1,4 @@
-#include "package/package.h"
+#include "package/open_package.h"
 
 #include <fcntl.h>
 #include <gmock/gmock.h>
@@ -17,14 +17,16 @@ using ir::test::BlobOptions;
 using ir::test::make_blob;
 using test::Blob;
 using test::bytes_of;
+using test::OpenPackage;
+using test::PackageData;
 using test::PteSpec;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 class PackageTest : public ::testing::Test {
  protected:
-  std::shared_ptr<const Package> open(const PteSpec& spec, const std::vector<std::string>& data_files = {}) {
-    return Package::open(folder_.write("model.pte", make_pte(spec)), data_files);
+  std::shared_ptr<OpenPackage> open(const PteSpec& spec, const std::vector<std::string>& data_files = {}) {
+    return OpenPackage::open(folder_.write("model.pte", make_pte(spec)), data_files);
   }
 
   // The message of `Error`, or "" when the package opens.
@@ -66,10 +68,10 @@ TEST_F(PackageTest, FullyDelegatedMethod) {
   EXPECT_EQ(graph.outputs[0].kind, ir::OutputKind::state_mutation);
   EXPECT_EQ(graph.outputs[1].arg.value(), 3U);
 
-  const PackageData data = package->data("w");
+  const PackageData data = package->data("w").value();
   EXPECT_EQ(Blob(data.bytes.begin(), data.bytes.end()), bytes_of(64));
-  EXPECT_EQ(data.bytes.data(), package->files()[data.file]->bytes().data() + data.offset);
-  EXPECT_EQ(package->find("v"), std::nullopt);
+  EXPECT_EQ(data.bytes.data(), package->file(data.file).bytes().data() + data.offset);
+  EXPECT_FALSE(package->data("v"));
 }
 
 TEST_F(PackageTest, InlineBlobAndOldHeader) {
@@ -89,18 +91,18 @@ TEST_F(PackageTest, BlobUnderTheMethodsName) {
 TEST_F(PackageTest, WeightsInDataFiles) {
   PteSpec spec = simple();
   spec.named.clear();
-  EXPECT_THAT(error_of<NotFound>(spec), AllOf(HasSubstr("model.pte"), HasSubstr("no data 'w'")));
+  EXPECT_THAT(error_of<NotFound>(spec), AllOf(HasSubstr("model.pte"), HasSubstr("no weight 'w' (l.weight)")));
   const std::string ptd = folder_.write("w.ptd", test::make_ptd({{"v", bytes_of(3)}, {"w", bytes_of(64, 7)}}));
   const auto package = open(spec, {ptd});
-  const PackageData data = package->data("w");
+  const PackageData data = package->data("w").value();
   EXPECT_EQ(data.file, 1U);
   EXPECT_EQ(data.bytes[0], std::byte{7});
-  EXPECT_EQ(package->files()[1]->path(), ptd);
+  EXPECT_EQ(package->file(1).path(), ptd);
 
   EXPECT_THAT(error_of<NotFound>(spec, {ptd + "x"}), HasSubstr("w.ptdx"));
   EXPECT_THAT(error_of<InvalidProgram>(simple(), {ptd}), HasSubstr("data 'w' is in"));
   const std::string pte = folder_.write("again.pte", make_pte(simple()));
-  EXPECT_THAT(error_of<InvalidProgram>(spec, {pte}), HasSubstr("again.pte': not a ptd file"));
+  EXPECT_THAT(error_of<InvalidProgram>(spec, {pte}), HasSubstr("again.pte': not a file of weights"));
   const std::string newer = folder_.write("newer.ptd", test::make_ptd({{"w", bytes_of(64)}}, 1));
   EXPECT_THAT(error_of<InvalidProgram>(spec, {newer}), HasSubstr("schema version 1"));
 }
@@ -210,7 +212,7 @@ TEST_F(PackageTest, OutputsThatTheDelegateDoesNotMake) {
   EXPECT_EQ(output(8).s, "hello");
   EXPECT_EQ(&graph.values[output(9).value()], users[2]);
   EXPECT_EQ(output(10).value(), output(7).value());
-  const PackageData constant = package->data(program.weights[1].key);
+  const PackageData constant = package->data(program.weights[1].key).value();
   EXPECT_EQ(Blob(constant.bytes.begin(), constant.bytes.end()), bytes_of(16, 40));
 }
 
@@ -219,7 +221,7 @@ TEST_F(PackageTest, ConstantsOutsideThePte) {
   spec.plans[0].values.push_back(test::tensor({4}));
   spec.plans[0].values.back().external = "c";
   spec.plans[0].outputs = {2};
-  EXPECT_THAT(error_of<NotFound>(spec), HasSubstr("no data 'c'"));
+  EXPECT_THAT(error_of<NotFound>(spec), HasSubstr("no weight 'c'"));
   const std::string ptd = folder_.write("c.ptd", test::make_ptd({{"c", bytes_of(16)}}));
   EXPECT_TRUE(open(spec, {ptd})->methods()[0].fully_delegated);
 }
@@ -235,7 +237,7 @@ TEST_F(PackageTest, ConstantsHandedToTheDelegate) {
   ASSERT_TRUE(package->methods()[0].fully_delegated) << package->methods()[0].why_not;
   const ir::Program& program = package->methods()[0].program;
   EXPECT_EQ(program.methods[0].inputs.back().kind, ir::InputKind::weight);
-  EXPECT_EQ(package->data(program.weights[1].key).bytes.size(), 256U);
+  EXPECT_EQ(package->data(program.weights[1].key)->bytes.size(), 256U);
   spec.constants = {bytes_of(16)};
   EXPECT_THAT(error_of<InvalidProgram>(spec), HasSubstr("constant 1 (256 bytes at 0) reaches beyond"));
 }
@@ -332,10 +334,10 @@ TEST_F(PackageTest, CallsThatDoNotFitTheBlob) {
 }
 
 TEST_F(PackageTest, OtherFiles) {
-  EXPECT_THROW(Package::open((folder_.path() / "none.pte").string()), NotFound);
-  EXPECT_THROW(Package::open(folder_.path().string()), SystemError);
-  EXPECT_THROW(Package::open(folder_.write("empty.pte", {})), InvalidProgram);
-  EXPECT_THROW(Package::open(folder_.write("other.pte", bytes_of(200))), InvalidProgram);
+  EXPECT_THROW(OpenPackage::open((folder_.path() / "none.pte").string()), NotFound);
+  EXPECT_THROW(OpenPackage::open(folder_.path().string()), SystemError);
+  EXPECT_THROW(OpenPackage::open(folder_.write("empty.pte", {})), InvalidProgram);
+  EXPECT_THROW(OpenPackage::open(folder_.write("other.pte", bytes_of(200))), InvalidProgram);
   PteSpec newer = simple();
   newer.version = 1;
   EXPECT_THAT(error_of<InvalidProgram>(newer), HasSubstr("schema version 1"));
@@ -355,13 +357,13 @@ TEST_F(PackageTest, Above4GB) {
               static_cast<ssize_t>(segment.bytes.size()));
   }
   ::close(file);
-  const auto package = Package::open(path);
-  const PackageData data = package->data("w");
+  const auto package = OpenPackage::open(path);
+  const PackageData data = package->data("w").value();
   EXPECT_GT(data.offset, std::uint64_t{5} << 30);
   EXPECT_EQ(Blob(data.bytes.begin(), data.bytes.end()), bytes_of(64));
 
   ASSERT_EQ(::truncate(path.c_str(), static_cast<off_t>(std::int64_t{5} << 30)), 0);
-  EXPECT_THROW(Package::open(path), InvalidProgram);
+  EXPECT_THROW(OpenPackage::open(path), InvalidProgram);
 }
 
 }  // namespace

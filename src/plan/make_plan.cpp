@@ -466,18 +466,6 @@ void check_inputs(const ir::Method& method, std::span<const InputDesc> inputs) {
   }
 }
 
-bool same_types(const ir::Method& method, std::span<const InputDesc> inputs) {
-  for (const ir::Input& input : method.inputs) {
-    if (input.kind != ir::InputKind::user) continue;
-    const ir::Value& value = method.values[input.value];
-    const InputDesc& given = inputs[input.index];
-    if (given.is_tensor != (value.kind == ir::ValueKind::tensor)) return false;
-    if (!given.is_tensor && given.scalar.is_real() != (value.kind == ir::ValueKind::real)) return false;
-    if (given.is_tensor && (given.desc.dtype != value.dtype || given.desc.rank() != value.rank())) return false;
-  }
-  return true;
-}
-
 std::vector<std::int64_t> plan_key(std::span<const InputDesc> inputs) {
   std::vector<std::int64_t> key;
   for (const InputDesc& input : inputs) {

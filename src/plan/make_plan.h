@@ -27,9 +27,6 @@ std::size_t user_input_count(const ir::Method& method);
 // naming the input.
 void check_inputs(const ir::Method& method, std::span<const InputDesc> inputs);
 
-// True when kinds, dtypes and ranks are those of the method: what is left to check when the sizes are known to fit.
-bool same_types(const ir::Method& method, std::span<const InputDesc> inputs);
-
 // The shape key: what must be equal for a plan to serve a call again. Sizes of the tensors and values of the numbers.
 std::vector<std::int64_t> plan_key(std::span<const InputDesc> inputs);
 

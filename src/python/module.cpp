@@ -173,14 +173,67 @@ std::vector<std::tuple<std::size_t, std::string, std::string, std::string>> refu
   return out;
 }
 
-LoadOptions load_options(const std::string& device, std::vector<std::string> data_files, std::size_t max_plans,
-                         bool verify_hashes) {
+// Python objects that a program borrows memory from. Released with the GIL held, wherever the program ends.
+std::shared_ptr<const void> keep(nb::object object) {
+  return {new nb::object(std::move(object)), [](const nb::object* kept) {
+            nb::gil_scoped_acquire acquire;
+            delete kept;
+          }};
+}
+
+std::span<const std::byte> memory_of(nb::handle address_and_bytes) {
+  const auto fields = nb::cast<nb::tuple>(address_and_bytes);
+  return {reinterpret_cast<const std::byte*>(nb::cast<std::uintptr_t>(fields[0])),  // NOLINT
+          nb::cast<std::size_t>(fields[1])};
+}
+
+// `package` is a path, or the (address, bytes) of a package in memory; `tensors` maps names to tensors as they
+// are given to a run; `owner` keeps that memory alive; `on_phase` is called with the name of each phase.
+std::shared_ptr<Program> load_program(const nb::object& package, std::vector<std::string> weights,
+                                      const nb::dict& tensors, nb::object owner, const std::string& device,
+                                      std::size_t max_plans, bool verify_hashes, const nb::object& on_phase) {
   LoadOptions options;
+  options.weights = std::move(weights);
+  for (const auto& [name, tensor] : tensors) options.tensors[nb::cast<std::string>(name)] = to_value(tensor).tensor;
+  if (!owner.is_none()) options.keep_alive = keep(std::move(owner));
   options.device = device;
-  options.data_files = std::move(data_files);
   options.max_plans = max_plans;
   options.verify_hashes = verify_hashes;
-  return options;
+  if (!on_phase.is_none())
+    options.on_phase = [&on_phase](std::string_view phase) {
+      nb::gil_scoped_acquire acquire;
+      on_phase(nb::str(phase.data(), phase.size()));
+    };
+  const bool is_path = nb::isinstance<nb::str>(package);
+  const std::string path = is_path ? nb::cast<std::string>(package) : "";
+  const std::span<const std::byte> memory = is_path ? std::span<const std::byte>{} : memory_of(package);
+  nb::gil_scoped_release release;
+  return std::const_pointer_cast<Program>(is_path ? Program::load(path, options)
+                                                  : Program::load_memory(memory, options));
+}
+
+nb::dict to_dict(const ProgramStats& s) {
+  nb::list phases;
+  for (const PhaseStats& p : s.phases) {
+    nb::dict phase;
+    phase["name"] = p.name;
+    phase["times"] = p.times;
+    phase["milliseconds"] = p.milliseconds;
+    phase["bytes"] = p.bytes;
+    phases.append(phase);
+  }
+  nb::dict d;
+  d["phases"] = phases;
+  d["weight_count"] = s.weight_count;
+  d["weight_bytes"] = s.weight_bytes;
+  d["given_bytes"] = s.given_bytes;
+  d["copied_count"] = s.copied_count;
+  d["copied_bytes"] = s.copied_bytes;
+  d["constant_bytes"] = s.constant_bytes;
+  d["graph_bytes"] = s.graph_bytes;
+  d["graph_bytes_freed"] = s.graph_bytes_freed;
+  d["graphs_read_again"] = s.graphs_read_again;
+  return d;
 }
 
 }  // namespace
@@ -202,16 +255,10 @@ NB_MODULE(_C, m) {
   });
 
   nb::class_<Program>(m, "Program")
-      .def_static(
-          "load",
-          [](const std::string& path, const std::string& device, std::vector<std::string> data_files,
-             std::size_t max_plans, bool verify_hashes) {
-            const LoadOptions options = load_options(device, std::move(data_files), max_plans, verify_hashes);
-            nb::gil_scoped_release release;
-            return std::const_pointer_cast<Program>(Program::load(path, options));
-          },
-          nb::arg("path"), nb::kw_only(), nb::arg("device") = "", nb::arg("data_files") = std::vector<std::string>(),
-          nb::arg("max_plans") = 64, nb::arg("verify_hashes") = false)
+      .def_static("load", &load_program, nb::arg("package"), nb::kw_only(),
+                  nb::arg("weights") = std::vector<std::string>(), nb::arg("tensors") = nb::dict(),
+                  nb::arg("owner").none() = nb::none(), nb::arg("device") = "", nb::arg("max_plans") = 64,
+                  nb::arg("verify_hashes") = false, nb::arg("on_phase").none() = nb::none())
       .def_static(
           "from_ir",
           [](const nb::bytes& blob, const nb::dict& weights) {
@@ -228,7 +275,9 @@ NB_MODULE(_C, m) {
           nb::arg("blob"), nb::arg("weights"))
       .def("method_names", &Program::method_names)
       .def("method", [](const Program& p, const std::string& name) { return to_dict(p.method(name)); })
-      .def("describe", &Program::describe);
+      .def("describe", &Program::describe)
+      .def("stats", [](const Program& p) { return to_dict(p.stats()); })
+      .def("shrink", &Program::shrink, nb::call_guard<nb::gil_scoped_release>());
 
   nb::class_<CancelToken>(m, "CancelToken")
       .def(nb::init<>())

@@ -28,9 +28,9 @@ Json describe(const ValueInfo& value) {
   return out;
 }
 
-Json describe(const Plan& plan, const LoadedMethod& method, const std::string& device) {
+Json describe(const Plan& plan, const ir::Program& graph, const std::string& device) {
   std::map<std::string, std::string> target_of;  // by node name
-  for (const ir::Node& node : method.graph().nodes) target_of[node.name] = method.ir.op_of(node).target;
+  for (const ir::Node& node : graph.methods[0].nodes) target_of[node.name] = graph.op_of(node).target;
   std::map<std::string, int> kernels;
   std::map<std::string, std::map<std::string, int>> devices;  // launches by device and kernel
   std::map<std::string, std::map<std::string, int>> ops;      // launches by operator and kernel
@@ -70,15 +70,15 @@ Json describe(const Plan& plan, const LoadedMethod& method, const std::string& d
   return out;
 }
 
-Json describe(const LoadedMethod& method) {
+Json describe(const LoadedMethod& method, const ir::Program& graph) {
   Json inputs = Json::array();
   Json outputs = Json::array();
   for (const ValueInfo& v : method.info.inputs) inputs.push_back(describe(v));
   for (const ValueInfo& v : method.info.outputs) outputs.push_back(describe(v));
   std::map<std::string, int> ops;
-  for (const ir::Node& node : method.graph().nodes) ++ops[method.ir.op_of(node).target];
+  for (const ir::Node& node : graph.methods[0].nodes) ++ops[graph.op_of(node).target];
   Json weights = Json::object();
-  for (const ir::Weight& w : method.ir.weights) {
+  for (const ir::Weight& w : graph.weights) {
     Json& row = weights[w.storage == ir::Storage::plain ? std::string(name(w.dtype)) : w.block_type];
     if (row.is_null()) row = {{"count", 0}, {"bytes", 0}};
     row["count"] = row["count"].get<int>() + 1;
@@ -93,24 +93,37 @@ Json describe(const LoadedMethod& method) {
 
 std::string Program::describe() const {
   Json methods = Json::array();
-  for (const LoadedMethod& method : impl_->methods) methods.push_back(graft::describe(method));
   const auto held = impl_->plans.list();
-  for (const auto& [index, plan] : held)
-    methods[index]["plans"].push_back(graft::describe(*plan, impl_->methods[index], impl_->device));
+  for (std::uint32_t i = 0; i < impl_->methods.size(); ++i) {
+    const std::shared_ptr<const ir::Program> graph = impl_->graph(i);
+    methods.push_back(graft::describe(impl_->methods[i], *graph));
+    for (const auto& [index, plan] : held)
+      if (index == i) methods[i]["plans"].push_back(graft::describe(*plan, *graph, impl_->device));
+  }
   Json states = Json::array();
   for (const StateInfo& state : impl_->states)
     states.push_back({{"fqn", state.fqn}, {"tensor", state.desc.str()}, {"bytes", state.desc.byte_count()}});
-  const WeightStats& w = impl_->weight_stats;
+  const ProgramStats stats = impl_->stats();
+  Json phases = Json::array();
+  for (const PhaseStats& p : stats.phases)
+    phases.push_back({{"name", p.name}, {"times", p.times}, {"milliseconds", p.milliseconds}, {"bytes", p.bytes}});
   Json out{{"graft", version()},
            {"source", impl_->source},
            {"device", impl_->device},
            {"methods", methods},
            {"states", states},
            {"weights",
-            {{"count", w.count},
-             {"bytes", w.mapped_bytes},
-             {"copied_bytes", w.copied_bytes},
-             {"constant_bytes", w.constant_bytes}}}};
+            {{"count", stats.weight_count},
+             {"bytes", stats.weight_bytes},
+             {"given_bytes", stats.given_bytes},
+             {"copied_count", stats.copied_count},
+             {"copied_bytes", stats.copied_bytes},
+             {"constant_bytes", stats.constant_bytes}}},
+           {"graphs",
+            {{"bytes", stats.graph_bytes},
+             {"bytes_freed", stats.graph_bytes_freed},
+             {"read_again", stats.graphs_read_again}}},
+           {"phases", phases}};
   if (impl_->on_device) {
     out["weights"]["device_count"] = impl_->on_device->uploads();
     out["weights"]["device_bytes"] = impl_->on_device->uploaded_bytes();

@@ -442,7 +442,9 @@ TEST_F(OnDevice, SessionsOfSeveralThreads) {
   graph.output(graph.node("aten.linear.default", {{"input", of(x)}, {"weight", of(w)}, {"bias", of_none()}}, DType::f32,
                           {dynamic(1, 9, "n"), fixed(6)}));
   const auto loaded = graph.build(on_device());
-  const auto reference = graph.build({{}, "cpu"});
+  LoadOptions on_cpu;
+  on_cpu.device = "cpu";
+  const auto reference = graph.build(on_cpu);
   std::atomic<int> wrong = 0;
   std::vector<std::thread> threads;
   for (int t = 0; t < 3; ++t)

@@ -28,10 +28,12 @@ std::int64_t static_bytes(const ir::Value& value) {
 
 class Folder {
  public:
-  explicit Folder(LoadedMethod& loaded)
-      : loaded_(loaded), method_(loaded.ir.methods[0]), constant_(method_.values.size()) {}
+  explicit Folder(ir::Program& graph) : graph_(graph), method_(graph.methods[0]), constant_(method_.values.size()) {}
 
-  void run() {
+  // Takes the constant nodes out of the graph. `evaluate` gets them as a method without inputs but weights, and the ids
+  // of its results, which become inputs of the rest.
+  template <typename Evaluate>
+  void run(Evaluate&& evaluate) {
     for (const ir::Input& input : method_.inputs) constant_[input.value] = input.kind == ir::InputKind::weight;
     std::vector<bool> folded(method_.nodes.size(), false);
     for (std::size_t i = 0; i < method_.nodes.size(); ++i) {
@@ -39,7 +41,10 @@ class Folder {
       if (folded[i])
         for (ir::ValueId id : method_.nodes[i].outputs) constant_[id] = true;
     }
-    if (std::none_of(folded.begin(), folded.end(), [](bool f) { return f; })) return;
+    if (std::none_of(folded.begin(), folded.end(), [](bool f) { return f; })) {
+      evaluate(ir::Method{}, std::vector<ir::ValueId>{});
+      return;
+    }
 
     // The values that the rest of the method still reads.
     std::vector<bool> read(method_.values.size(), false);
@@ -71,6 +76,8 @@ class Folder {
     }
     std::erase_if(constants.inputs, [](const ir::Input& input) { return input.kind != ir::InputKind::weight; });
     evaluate(constants, results);
+    for (std::size_t i = 0; i < results.size(); ++i)
+      method_.inputs.push_back({results[i], ir::InputKind::constant, static_cast<std::uint32_t>(i)});
     method_.nodes = std::move(rest);
   }
 
@@ -91,7 +98,7 @@ class Folder {
   }
 
   bool foldable(const ir::Node& node) const {
-    const Operator* op = find_operator(loaded_.ir.op_of(node).target);
+    const Operator* op = find_operator(graph_.op_of(node).target);
     if (!op || op->view) return false;
     std::int64_t in = 0;
     for (const ir::Arg& arg : node.args)
@@ -105,53 +112,68 @@ class Folder {
     return out <= std::max(kAlwaysKept, in > ir::kUnbounded / kMaxGrowth ? in : in * kMaxGrowth);
   }
 
-  void evaluate(const ir::Method& constants, const std::vector<ir::ValueId>& results) {
-    const int threads = resolve_threads(0);
-    PlanOptions options;
-    options.max_threads = threads;
-    const auto plan = std::make_shared<const Plan>(make_plan(loaded_.ir, constants, {}, options));
-    std::vector<AlignedMemory> memory;
-    for (const PlanOutput& out : plan->outputs) memory.emplace_back(out.desc.byte_count());
-    const AlignedMemory arena(static_cast<std::size_t>(plan->arena_bytes));
-    std::vector<std::byte*> bases;
-    for (const Allocation& a : plan->allocations) {
-      switch (a.segment) {
-        case Segment::weight:
-          bases.push_back(loaded_.weights[a.index]);
-          break;
-        case Segment::arena:
-          bases.push_back(arena.data());
-          break;
-        case Segment::output:
-          bases.push_back(memory[a.index].data());
-          break;
-        default:
-          GRAFT_ASSERT(false);
-      }
-    }
-    RunControl control;
-    Executable executable(plan, threads, &control);
-    executable.bind(bases);
-    executable.compute();
-    GRAFT_CHECK(InvalidProgram, !control.error.failed(), "method '", method_.name,
-                "': constant folding failed: ", control.error.message());
-    for (std::size_t i = 0; i < results.size(); ++i) {
-      ir::Input input;
-      input.value = results[i];
-      input.kind = ir::InputKind::constant;
-      input.index = static_cast<std::uint32_t>(loaded_.constants.size());
-      method_.inputs.push_back(input);
-      loaded_.constants.push_back({std::move(memory[i]), method_.values[results[i]].name});
-    }
-  }
-
-  LoadedMethod& loaded_;
+  ir::Program& graph_;
   ir::Method& method_;
   std::vector<bool> constant_;
 };
 
+// The results of a method that reads weights alone.
+std::vector<AlignedMemory> evaluate(const ir::Program& graph, const ir::Method& constants,
+                                    std::span<std::byte* const> weights) {
+  const int threads = resolve_threads(0);
+  PlanOptions options;
+  options.max_threads = threads;
+  const auto plan = std::make_shared<const Plan>(make_plan(graph, constants, {}, options));
+  std::vector<AlignedMemory> memory;
+  for (const PlanOutput& out : plan->outputs) memory.emplace_back(out.desc.byte_count());
+  const AlignedMemory arena(static_cast<std::size_t>(plan->arena_bytes));
+  std::vector<std::byte*> bases;
+  for (const Allocation& a : plan->allocations) {
+    switch (a.segment) {
+      case Segment::weight:
+        bases.push_back(weights[a.index]);
+        break;
+      case Segment::arena:
+        bases.push_back(arena.data());
+        break;
+      case Segment::output:
+        bases.push_back(memory[a.index].data());
+        break;
+      default:
+        GRAFT_ASSERT(false);
+    }
+  }
+  RunControl control;
+  Executable executable(plan, threads, &control);
+  executable.bind(bases);
+  executable.compute();
+  GRAFT_CHECK(InvalidProgram, !control.error.failed(), "method '", constants.name,
+              "': constant folding failed: ", control.error.message());
+  return memory;
+}
+
 }  // namespace
 
-void fold_constants(LoadedMethod& method) { Folder(method).run(); }
+void fold_constants(ir::Program& graph, LoadedMethod& method) {
+  Folder(graph).run([&](const ir::Method& constants, const std::vector<ir::ValueId>& results) {
+    if (results.empty()) return;
+    std::vector<AlignedMemory> memory = evaluate(graph, constants, method.weights);
+    for (std::size_t i = 0; i < results.size(); ++i)
+      method.constants.push_back({std::move(memory[i]), graph.methods[0].values[results[i]].name});
+  });
+}
+
+void fold_again(ir::Program& graph, const LoadedMethod& method) {
+  Folder(graph).run([&](const ir::Method&, const std::vector<ir::ValueId>& results) {
+    bool same = results.size() == method.constants.size();
+    for (std::size_t i = 0; same && i < results.size(); ++i) {
+      const FoldedConstant& constant = method.constants[i];
+      const ir::Value& value = graph.methods[0].values[results[i]];
+      same = value.name == constant.node && static_cast<std::int64_t>(constant.memory.size()) == static_bytes(value);
+    }
+    GRAFT_CHECK(InvalidProgram, same, "method '", method.info.name,
+                "': the program changed since it was loaded: other constants are folded");
+  });
+}
 
 }  // namespace graft

@@ -1,16 +1,9 @@
 #include <algorithm>
-#include <cstring>
-#include <set>
+#include <chrono>
 
 #include "base/check.h"
-#include "base/plant.h"
 #include "graft/graft.h"
-#include "kernel/simd/cpu_check.h"
-#include "op/operator.h"
-#include "package/package.h"
-#include "run/device.h"
 #include "run/fold.h"
-#include "run/log.h"
 #include "run/program_impl.h"
 
 namespace graft {
@@ -38,53 +31,37 @@ ValueInfo value_info(const ir::Value& value, std::string label) {
   return info;
 }
 
-void check_operators(const ir::Program& program) {
-  const ir::Method& method = program.methods[0];
-  for (const ir::Node& node : method.nodes) {
-    const Refusal reason = refuse(NodeView(program, method, node));
-    GRAFT_CHECK(Unsupported, reason.empty(), "method '", method.name, "': node ", node.name, " (",
-                program.op_of(node).target, ") cannot run: ", reason);
-  }
+std::uint64_t host_bytes(const Plan& plan) {
+  std::uint64_t bytes = sizeof(plan) + plan.key.capacity() * sizeof(plan.key[0]) +
+                        plan.allocations.capacity() * sizeof(Allocation) + plan.buffers.capacity() * sizeof(Buffer) +
+                        plan.launches.capacity() * sizeof(Launch) + plan.outputs.capacity() * sizeof(PlanOutput);
+  for (const Launch& launch : plan.launches)
+    bytes += launch.attrs.capacity() + (launch.inputs.capacity() + launch.outputs.capacity()) * sizeof(Tensor);
+  for (const std::string& name : plan.node_names) bytes += sizeof(name) + name.capacity();
+  return bytes;
 }
 
-// The address of a weight: in the file where its alignment allows, else in a copy made once for all methods.
-std::byte* place_weight(Program::Impl& impl, const ir::Weight& weight, const Program::WeightLookup& lookup,
-                        std::set<const std::byte*>& seen) {
-  GRAFT_CHECK(Unsupported, weight.storage == ir::Storage::plain, "weight '", weight.key, "' (", weight.fqn,
-              ") is stored in ", weight.block_type, " blocks; only plain tensors are supported");
-  const std::span<const std::byte> data = lookup(weight.key);
-  GRAFT_CHECK(InvalidProgram, data.size() == weight.byte_size || GRAFT_PLANT("weight-size-unchecked"), "weight '",
-              weight.key, "' (", weight.fqn, ") must have ", weight.byte_size, " bytes, the data has ", data.size());
-  const std::size_t element = byte_size(weight.dtype);
-  if (seen.insert(data.data()).second) {
-    ++impl.weight_stats.count;
-    impl.weight_stats.mapped_bytes += data.size();
-  }
-  if (reinterpret_cast<std::uintptr_t>(data.data()) % element == 0)
-    return const_cast<std::byte*>(data.data());  // never written: weights are inputs of launches only
-  const auto [it, fresh] = impl.copied_weights.try_emplace(weight.key);
-  if (fresh) {
-    it->second = AlignedMemory(data.size());
-    std::memcpy(it->second.data(), data.data(), data.size());
-    impl.weight_stats.copied_bytes += data.size();
-    log(LogLevel::info,
-        str("weight '", weight.fqn, "' copied: its address in the file is not a multiple of ", element));
-  }
-  return it->second.data();
+bool same_kinds(const std::vector<ValueInfo>& a, const std::vector<ValueInfo>& b) {
+  return std::ranges::equal(a, b, [](const ValueInfo& x, const ValueInfo& y) {
+    return x.name == y.name && x.kind == y.kind && x.dtype == y.dtype && x.dims.size() == y.dims.size();
+  });
 }
 
-std::uint32_t place_state(Program::Impl& impl, const ir::State& state, const LoadedMethod& method) {
-  const std::byte* initial = state.initial >= 0 ? method.weights[static_cast<std::size_t>(state.initial)] : nullptr;
-  const TensorDesc desc(state.dtype, state.shape);
-  for (std::uint32_t i = 0; i < impl.states.size(); ++i) {
-    if (impl.states[i].fqn != state.fqn || GRAFT_PLANT("state-per-method")) continue;
-    GRAFT_CHECK(InvalidProgram, impl.states[i].desc.dtype == desc.dtype && impl.states[i].desc.shape == desc.shape,
-                "state '", state.fqn, "' is ", impl.states[i].desc.str(), " in one method and ", desc.str(),
-                " in method '", method.info.name, "'");
-    return i;
-  }
-  impl.states.push_back({state.fqn, desc, initial});
-  return static_cast<std::uint32_t>(impl.states.size() - 1);
+// Whether what was made from the graph of a method at load fits the one that was read again: a plan of it is bound to
+// these weights, states and outputs.
+bool fits(const ir::Program& graph, const LoadedMethod& method, const std::vector<StateInfo>& states) {
+  const MethodInfo info = method_info(graph.methods[0]);
+  const auto same_weight = [](const ir::Weight& weight, std::size_t bytes) {
+    return weight.storage == ir::Storage::plain && weight.byte_size == bytes;
+  };
+  const auto same_state = [&](const ir::State& state, std::uint32_t index) {
+    return state.fqn == states[index].fqn && state.dtype == states[index].desc.dtype &&
+           state.shape == states[index].desc.shape;
+  };
+  return info.name == method.info.name && same_kinds(info.inputs, method.info.inputs) &&
+         same_kinds(info.outputs, method.info.outputs) && user_outputs(graph.methods[0]) == method.user_outputs &&
+         std::ranges::equal(graph.weights, method.weight_bytes, same_weight) &&
+         std::ranges::equal(graph.states, method.states, same_state);
 }
 
 }  // namespace
@@ -116,37 +93,24 @@ MethodInfo method_info(const ir::Method& method) {
   return info;
 }
 
-std::unique_ptr<Program::Impl> build_program(std::vector<ir::Program> sources, const Program::WeightLookup& weights,
-                                             const LoadOptions& options, std::string source,
-                                             std::shared_ptr<const void> keep_alive) {
-  simd::check_cpu();
-  check_ggml();
-  install_ggml_log();
-  auto impl = std::make_unique<Program::Impl>(options.max_plans);
-  impl->source = std::move(source);
-  impl->keep_alive = std::move(keep_alive);
-  impl->device = resolve_device(options.device);
-  if (ggml_backend_dev_t device = find_device(impl->device))
-    impl->on_device = std::make_unique<ProgramDevice>(device, impl->device);
-  std::set<const std::byte*> seen;
-  for (ir::Program& from : sources) {
-    LoadedMethod method;
-    method.ir = std::move(from);
-    method.info = method_info(method.graph());
-    check_operators(method.ir);
-    for (const ir::Weight& weight : method.ir.weights)
-      method.weights.push_back(place_weight(*impl, weight, weights, seen));
-    for (const ir::State& state : method.ir.states) method.states.push_back(place_state(*impl, state, method));
-    const ir::Method& graph = method.graph();
-    method.user_outputs.resize(method.info.outputs.size());
-    for (std::uint32_t i = 0; i < graph.outputs.size(); ++i)
-      if (graph.outputs[i].kind == ir::OutputKind::user) method.user_outputs[graph.outputs[i].index] = i;
-    fold_constants(method);
-    ir::verify(method.ir);  // each pass over the IR leaves it valid
-    for (const FoldedConstant& constant : method.constants) impl->weight_stats.constant_bytes += constant.memory.size();
-    impl->methods.push_back(std::move(method));
+std::vector<std::uint32_t> user_outputs(const ir::Method& graph) {
+  std::vector<std::uint32_t> out;
+  for (std::uint32_t i = 0; i < graph.outputs.size(); ++i) {
+    if (graph.outputs[i].kind != ir::OutputKind::user) continue;
+    const std::uint32_t position = graph.outputs[i].index;
+    if (out.size() <= position) out.resize(position + 1);
+    out[position] = i;
   }
-  return impl;
+  return out;
+}
+
+bool same_types(const MethodInfo& method, std::span<const InputDesc> inputs) {
+  return std::ranges::equal(method.inputs, inputs, [](const ValueInfo& value, const InputDesc& given) {
+    if (value.kind == Value::Kind::none) return true;  // nothing reads it
+    if (given.is_tensor != (value.kind == Value::Kind::tensor)) return false;
+    if (!given.is_tensor) return given.scalar.is_real() == (value.kind == Value::Kind::real);
+    return given.desc.dtype == value.dtype && given.desc.rank() == static_cast<int>(value.dims.size());
+  });
 }
 
 std::uint32_t Program::Impl::find(std::string_view name) const {
@@ -160,13 +124,61 @@ std::uint32_t Program::Impl::find(std::string_view name) const {
 
 PlanCache::Result Program::Impl::plan(std::uint32_t index, std::span<const InputDesc> inputs,
                                       const std::vector<std::int64_t>& key, int threads) const {
-  const LoadedMethod& method = methods[index];
   return plans.get(index, threads, key, [&] {
+    using Clock = std::chrono::steady_clock;
+    const Clock::time_point start = Clock::now();
+    const std::shared_ptr<const ir::Program> program = graph(index);
     PlanOptions options;
     options.max_threads = threads;
     options.device = on_device.get();
-    return make_plan(method.ir, method.graph(), inputs, options);
+    Plan plan = make_plan(*program, program->methods[0], inputs, options);
+    phases.add(kPlansPhase, std::chrono::duration<double, std::milli>(Clock::now() - start).count(), host_bytes(plan));
+    return plan;
   });
+}
+
+std::shared_ptr<const ir::Program> Program::Impl::graph(std::uint32_t index) const {
+  const LoadedMethod& method = methods[index];
+  const std::lock_guard lock(method.graph->mutex);
+  if (method.graph->kept) return method.graph->kept;
+  if (auto made = method.graph->made.lock()) return made;
+  for (const auto& file : files) file->check_unchanged();
+  auto again = std::make_shared<ir::Program>(read_method(index));
+  ir::verify(*again);
+  GRAFT_CHECK(InvalidProgram, again->methods.size() == 1 && fits(*again, method, states), "method '", method.info.name,
+              "' of ", source, " changed since it was loaded");
+  fold_again(*again, method);
+  method.graph->made = again;
+  ++graphs_read_again;
+  return again;
+}
+
+void Program::Impl::check_inputs(std::uint32_t index, std::span<const InputDesc> inputs) const {
+  graft::check_inputs(graph(index)->methods[0], inputs);
+}
+
+void Program::Impl::shrink() const {
+  for (const LoadedMethod& method : methods) {
+    std::shared_ptr<const ir::Program> dropped;  // freed after the lock, by the last that plans with it
+    const std::lock_guard lock(method.graph->mutex);
+    dropped.swap(method.graph->kept);
+    if (!dropped) continue;
+    graph_bytes_freed += ir::host_bytes(*dropped);
+    method.graph->made = dropped;
+  }
+}
+
+ProgramStats Program::Impl::stats() const {
+  ProgramStats out = weight_stats;
+  out.phases = phases.list();
+  for (const LoadedMethod& method : methods) {
+    const std::lock_guard lock(method.graph->mutex);
+    const auto made = method.graph->made.lock();
+    if (const auto& held = method.graph->kept ? method.graph->kept : made) out.graph_bytes += ir::host_bytes(*held);
+  }
+  out.graph_bytes_freed = graph_bytes_freed;
+  out.graphs_read_again = graphs_read_again;
+  return out;
 }
 
 Program::Program(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -176,32 +188,6 @@ std::shared_ptr<const Program> Program::from_impl(std::unique_ptr<Impl> impl) {
   return std::shared_ptr<const Program>(new Program(std::move(impl)));
 }
 
-std::shared_ptr<const Program> Program::from_ir(std::span<const std::byte> blob, const WeightLookup& weights,
-                                                const LoadOptions& options) {
-  ir::Program parsed = ir::parse(blob);
-  ir::verify(parsed);
-  std::vector<ir::Program> sources;
-  for (const ir::Method& method : parsed.methods) {
-    ir::Program one = parsed;
-    one.methods = {method};
-    sources.push_back(std::move(one));
-  }
-  return from_impl(build_program(std::move(sources), weights, options, "the IR", nullptr));
-}
-
-std::shared_ptr<const Program> Program::load(const std::string& path, const LoadOptions& options) {
-  const std::shared_ptr<const Package> package = Package::open(path, options.data_files);
-  if (options.verify_hashes) package->verify_hashes();
-  std::vector<ir::Program> sources;
-  for (const PackageMethod& method : package->methods()) {
-    GRAFT_CHECK(Unsupported, method.fully_delegated, path, ": method '", method.name,
-                "' needs ExecuTorch's runtime, graft alone cannot run it: ", method.why_not);
-    sources.push_back(method.program);
-  }
-  const auto weights = [&](std::string_view key) { return package->data(key).bytes; };
-  return from_impl(build_program(std::move(sources), weights, options, path, package));
-}
-
 std::vector<std::string> Program::method_names() const {
   std::vector<std::string> names;
   for (const LoadedMethod& method : impl_->methods) names.push_back(method.info.name);
@@ -209,5 +195,8 @@ std::vector<std::string> Program::method_names() const {
 }
 
 const MethodInfo& Program::method(std::string_view name) const { return impl_->methods[impl_->find(name)].info; }
+
+ProgramStats Program::stats() const { return impl_->stats(); }
+void Program::shrink() const { impl_->shrink(); }
 
 }  // namespace graft

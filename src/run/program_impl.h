@@ -1,5 +1,7 @@
 #pragma once
 
+#include <array>
+#include <atomic>
 #include <functional>
 #include <list>
 #include <map>
@@ -12,10 +14,15 @@
 #include "base/aligned.h"
 #include "graft/graft.h"
 #include "ir/program.h"
+#include "package/weights.h"
 #include "plan/make_plan.h"
+#include "run/phases.h"
 #include "run/program_device.h"
 
 namespace graft {
+
+// Decodes one method of the program again, before folding.
+using ReadMethod = std::function<ir::Program(std::size_t method)>;
 
 // A tensor computed once at load from weights alone.
 struct FoldedConstant {
@@ -23,18 +30,27 @@ struct FoldedConstant {
   std::string node;
 };
 
-// One method, ready to be planned.
+// One method, ready to be planned and run.
 struct LoadedMethod {
-  ir::Program ir;  // exactly one method
   MethodInfo info;
-  std::vector<std::byte*> weights;        // by weight index of `ir`
+  std::vector<std::byte*> weights;        // by weight index of the graph
+  std::vector<std::size_t> weight_bytes;  // the same
   std::vector<FoldedConstant> constants;  // by index of constant inputs
-  std::vector<std::uint32_t> states;      // by state index of `ir`: index into Program::Impl::states
+  std::vector<std::uint32_t> states;      // by state index of the graph: index into Program::Impl::states
   // Output i of the method is output user_outputs[i] of the graph (the others write states and inputs).
   std::vector<std::uint32_t> user_outputs;
 
-  const ir::Method& graph() const { return ir.methods[0]; }
+  // What only planning needs.
+  struct Graph {
+    std::mutex mutex;
+    std::shared_ptr<const ir::Program> kept;  // exactly one method, constants folded; null after shrink()
+    std::weak_ptr<const ir::Program> made;    // read again, in use by whoever plans
+  };
+  std::unique_ptr<Graph> graph = std::make_unique<Graph>();
 };
+
+// True when kinds, dtypes and ranks are those that the method takes: what is left to check when sizes are known to fit.
+bool same_types(const MethodInfo& method, std::span<const InputDesc> inputs);
 
 // A mutable buffer of the program; every session has memory of its own for it.
 struct StateInfo {
@@ -79,39 +95,49 @@ class PlanCache {
   std::list<Key> order_;  // most recently used first
 };
 
-struct WeightStats {
-  std::uint64_t count = 0;
-  std::uint64_t mapped_bytes = 0;
-  std::uint64_t copied_bytes = 0;    // misaligned in the file
-  std::uint64_t constant_bytes = 0;  // folded
-};
-
 struct Program::Impl {
   explicit Impl(std::size_t max_plans) : plans(max_plans) {}
 
-  std::string source;                      // path, for messages
-  std::shared_ptr<const void> keep_alive;  // the mapped files
+  std::string source;                                    // path, for messages
+  std::vector<std::shared_ptr<const MappedFile>> files;  // the package first
+  std::shared_ptr<const void> keep_alive;                // of the caller's memory
+  ReadMethod read_method;
   std::vector<LoadedMethod> methods;
   std::vector<StateInfo> states;
-  std::map<std::string, AlignedMemory, std::less<>> copied_weights;  // by key
-  WeightStats weight_stats;
+  std::vector<AlignedMemory> copied_weights;
+  ProgramStats weight_stats;  // its counts and bytes of weights and constants
   std::string device;
   std::unique_ptr<ProgramDevice> on_device;  // null for the CPU
+  // Of a program with states: what a file of them depends on. SHA-256 of methods, states and weights by name and type
+  // and, where known, content.
+  std::array<std::uint8_t, 32> fingerprint{};
   mutable PlanCache plans;
+  mutable PhaseLog phases;
+  mutable std::atomic<std::uint64_t> graph_bytes_freed = 0;
+  mutable std::atomic<std::uint64_t> graphs_read_again = 0;
 
   // Index of the method. Throws NotFound, listing the methods there are.
   std::uint32_t find(std::string_view name) const;
   PlanCache::Result plan(std::uint32_t method, std::span<const InputDesc> inputs, const std::vector<std::int64_t>& key,
                          int threads) const;
+  // The graph of a method (one method, constants folded), read again when it was dropped. Throws InvalidProgram when
+  // the files changed since the load. From any thread.
+  std::shared_ptr<const ir::Program> graph(std::uint32_t method) const;
+  // Throws InvalidArgument naming the input that the method does not take.
+  void check_inputs(std::uint32_t method, std::span<const InputDesc> inputs) const;
+  void shrink() const;
+  ProgramStats stats() const;
 };
 
 // What an IR method takes and returns.
 MethodInfo method_info(const ir::Method& method);
+// By position of a user output: which output of the method it is.
+std::vector<std::uint32_t> user_outputs(const ir::Method& method);
 
-// Makes a program from IR that is parsed and verified, each with exactly one method: looks up weights, merges states,
-// folds constants.
-std::unique_ptr<Program::Impl> build_program(std::vector<ir::Program> sources, const Program::WeightLookup& weights,
-                                             const LoadOptions& options, std::string source,
-                                             std::shared_ptr<const void> keep_alive);
+// Makes a program from graphs with one method each: the phases of a load after the files are opened. `find` is asked
+// once per key; `read_method` must give the same graphs again.
+std::unique_ptr<Program::Impl> build_program(std::vector<ir::Program> sources, const FindWeight& find,
+                                             const ReadMethod& read_method, const LoadOptions& options,
+                                             std::string source);
 
 }  // namespace graft

@@ -127,7 +127,7 @@ Session::Impl::Graph& Session::Impl::graph_for(std::uint32_t index) {
   for (auto it = graphs.begin(); it != graphs.end(); ++it) {
     if (it->method != index || !same_key(it->executable->plan().key, key)) continue;
     // Equal sizes do not make equal dtypes or ranks.
-    if (!same_types(method.graph(), input_descs)) check_inputs(method.graph(), input_descs);
+    if (!same_types(method.info, input_descs)) loaded().check_inputs(index, input_descs);
     if (it != graphs.begin()) graphs.splice(graphs.begin(), graphs, it);
     return graphs.front();
   }
@@ -136,7 +136,11 @@ Session::Impl::Graph& Session::Impl::graph_for(std::uint32_t index) {
   graph.method = index;
   graph.counts_as_miss = !found.hit;
   graph.bases.assign(found.plan->allocations.size(), nullptr);
+  const Executable::Clock::time_point start = Executable::Clock::now();
   graph.executable = std::make_unique<Executable>(std::move(found.plan), threads, &control, device.get());
+  loaded().phases.add(kLaunchListPhase,
+                      std::chrono::duration<double, std::milli>(Executable::Clock::now() - start).count(),
+                      graph.executable->metadata_bytes());
   ++counters.graphs_built;
   graphs.push_front(std::move(graph));
   if (graphs.size() > std::max<std::size_t>(options.max_graphs, 1)) graphs.pop_back();

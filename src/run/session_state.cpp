@@ -25,20 +25,6 @@ struct FileHead {
   Digest program;
 };
 
-// What a file of states depends on: methods, states and weights of the program by name, type and, where known, content.
-Digest fingerprint(const Program::Impl& program) {
-  std::string text;
-  for (const LoadedMethod& method : program.methods) {
-    text += "method " + method.info.name + "\n";
-    for (const ir::Weight& weight : method.ir.weights) {
-      text += str("weight ", weight.fqn, " ", name(weight.dtype), weight.shape.str(), " ");
-      text.append(weight.sha256.begin(), weight.sha256.end());
-    }
-  }
-  for (const StateInfo& state : program.states) text += str("state ", state.fqn, " ", state.desc.str(), "\n");
-  return sha256(std::as_bytes(std::span(text)));
-}
-
 }  // namespace
 
 void Session::Impl::reset_state(std::uint32_t index) {
@@ -102,7 +88,7 @@ void Session::save(const std::string& path) {
   std::memcpy(head.magic, kMagic, sizeof(kMagic));
   head.version = kVersion;
   head.states = static_cast<std::uint32_t>(infos.size());
-  head.program = fingerprint(impl_->loaded());
+  head.program = impl_->loaded().fingerprint;
   std::memcpy(bytes.data(), &head, sizeof(head));
   std::size_t at = sizeof(head);
   for (std::uint32_t i = 0; i < infos.size(); ++i) {
@@ -136,7 +122,7 @@ void Session::restore(const std::string& path) {
               " is not a file of states");
   GRAFT_CHECK(InvalidProgram, head.version == kVersion, path, ": version of the file must be ", kVersion, ", found ",
               head.version);
-  GRAFT_CHECK(InvalidProgram, head.states == infos.size() && head.program == fingerprint(impl_->loaded()), path,
+  GRAFT_CHECK(InvalidProgram, head.states == infos.size() && head.program == impl_->loaded().fingerprint, path,
               " holds ", head.states, " states of another program, not the ", infos.size(), " of ",
               impl_->loaded().source);
   std::vector<std::byte> bytes(total);

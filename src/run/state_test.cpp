@@ -110,8 +110,8 @@ std::vector<std::vector<float>> states_of(Session& session) {
 
 TEST(State, WrittenInPlaceInTheOrderOfTheProgram) {
   Decoder decoder;
-  const ir::Method& method = decoder.program->impl().methods[0].graph();
-  const std::vector<bool> in_place = find_state_updates(decoder.program->impl().methods[0].ir, method);
+  const auto graph = decoder.program->impl().graph(0);
+  const std::vector<bool> in_place = find_state_updates(*graph, graph->methods[0]);
   EXPECT_EQ(std::count(in_place.begin(), in_place.end(), true), 2);
 
   Session session(decoder.program);
@@ -185,7 +185,8 @@ TEST(State, ARunStoppedAfterAnyLaunchLeavesThemAsTheyWere) {
     inputs[1].desc = TensorDesc(DType::i64, {2});
     PlanOptions options;
     options.max_threads = session.threads();
-    Plan plan = make_plan(impl.methods[0].ir, impl.methods[0].graph(), inputs, options);
+    const auto graph = impl.graph(0);
+    Plan plan = make_plan(*graph, graph->methods[0], inputs, options);
     launches = plan.launches.size();
     commit_begin = plan.commit_begin;
     std::atomic<bool> flag{false};

@@ -101,15 +101,16 @@ class GraphBuilder {
   ir::Program& program() { return program_; }
   ir::Method& method() { return program_.methods[0]; }
 
-  // The builder must outlive the program: its weights are not copied.
+  // The builder must outlive the program: its weights are not copied, and its graph is read again after shrink().
   std::shared_ptr<const Program> build(const LoadOptions& options = {}) {
     ir::verify(program_);
-    const auto lookup = [this](std::string_view key) -> std::span<const std::byte> {
+    const auto find = [this](const ir::Weight& weight) -> FoundWeight {
       for (const auto& [name, bytes] : weights_)
-        if (name == key) return bytes;
-      throw NotFound("no weight '" + std::string(key) + "'");
+        if (name == weight.key) return {bytes, FoundWeight::Origin::package, "the test"};
+      throw NotFound("no weight '" + weight.key + "'");
     };
-    return Program::from_impl(build_program({program_}, lookup, options, "test", nullptr));
+    const auto again = [this](std::size_t) { return program_; };
+    return Program::from_impl(build_program({program_}, find, again, options, "test"));
   }
 
  private:

@@ -155,26 +155,26 @@ def test_files_that_are_not_there(tmp_path, package):
     with pytest.raises(graft.SystemError, match=str(tmp_path)):
         graft.load(tmp_path)
     with pytest.raises(graft.NotFound, match="none.ptd"):
-        graft.load(package, data_files=[tmp_path / "none.ptd"])
+        graft.load(package, weights=[tmp_path / "none.ptd"])
 
 
 # --- weights ---
 
 
 def test_missing_and_wrong_sized_weights(tmp_path):
-    path = export(tmp_path / "a.pte", external_weights=True)
-    export(tmp_path / "b.pte", Lookup(ROWS + 2), external_weights=True)
-    with pytest.raises(graft.NotFound, match=r"a.pte.*table.weight"):
+    path = export(tmp_path / "a.pte", weights="ptd")
+    export(tmp_path / "b.pte", Lookup(ROWS + 2), weights="ptd")
+    with pytest.raises(graft.NotFound, match=r"no weight 'table.weight' in .*a.pte'"):
         graft.load(path)
     with pytest.raises(graft.InvalidProgram, match=r"'table.weight'.* must have 84 bytes, .*b.ptd' has 108"):
-        graft.load(path, data_files=[tmp_path / "b.ptd"])
+        graft.load(path, weights=[tmp_path / "b.ptd"])
     with pytest.raises(graft.InvalidProgram, match="a.pte"):
-        graft.load(path, data_files=[path])
+        graft.load(path, weights=[path])
     whole = (tmp_path / "a.ptd").read_bytes()
     (tmp_path / "cut.ptd").write_bytes(whole[: len(whole) - 4])
     with pytest.raises(graft.InvalidProgram, match="cut.ptd"):
-        graft.load(path, data_files=[tmp_path / "cut.ptd"])
-    good_call(graft.load(path, data_files=[tmp_path / "a.ptd"], verify_hashes=True))
+        graft.load(path, weights=[tmp_path / "cut.ptd"])
+    good_call(graft.load(path, weights=[tmp_path / "a.ptd"], verify_hashes=True))
 
 
 def test_a_damaged_weight_is_found_by_its_hash(package, tmp_path):
@@ -394,8 +394,8 @@ def test_executorch_damaged_delegate(package, tmp_path, capfd):
 
 
 def test_executorch_missing_weight(tmp_path, capfd):
-    path = export(tmp_path / "a.pte", external_weights=True)
-    export(tmp_path / "b.pte", Lookup(ROWS + 2), external_weights=True)
+    path = export(tmp_path / "a.pte", weights="ptd")
+    export(tmp_path / "b.pte", Lookup(ROWS + 2), weights="ptd")
     for data, message in [(None, "table.weight"), (tmp_path / "b.ptd", "table.weight")]:
         capfd.readouterr()
         with pytest.raises(RuntimeError):

@@ -1,0 +1,213 @@
+#include "package/weights.h"
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <numeric>
+
+#include "base/check.h"
+#include "base/plant.h"
+#include "package/container.h"
+
+namespace graft {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr std::string_view kGgufMagic = "GGUF";
+constexpr std::string_view kIndexSuffix = ".index.json";
+
+bool has_text(std::span<const std::byte> bytes, std::size_t at, std::string_view text) {
+  return bytes.size() >= at + text.size() && std::memcmp(bytes.data() + at, text.data(), text.size()) == 0;
+}
+
+WeightFile read_ptd(std::shared_ptr<const MappedFile> file) {
+  const PtdFile ptd(file);
+  WeightFile out{std::move(file), {}};
+  for (const NamedBytes& named : ptd.named_data()) {
+    const bool fresh = out.tensors.emplace(named.key, StoredTensor{named.bytes, {}, {}, {}}).second;
+    GRAFT_CHECK(InvalidProgram, fresh, "data '", named.key, "' appears twice");
+  }
+  return out;
+}
+
+WeightFile read_one(const std::shared_ptr<const MappedFile>& file) {
+  const std::span<const std::byte> bytes = file->bytes();
+  if (has_text(bytes, 0, kGgufMagic)) return read_gguf(file);
+  if (has_text(bytes, 4, kPtdIdentifier)) return read_ptd(file);
+  GRAFT_CHECK(InvalidProgram, has_text(bytes, 8, "{"), "not a file of weights: neither .ptd nor safetensors nor GGUF");
+  return read_safetensors(file);
+}
+
+// The shards that an index names, each with those of its tensors that the index says are there.
+std::vector<WeightFile> read_index(const std::shared_ptr<const MappedFile>& file) {
+  const std::vector<std::byte> text = file->read(0, file->bytes().size());
+  const auto* first = reinterpret_cast<const char*>(text.data());
+  const Json index = Json::parse(first, first + text.size(), nullptr, /*allow_exceptions=*/false);
+  const auto map = index.is_object() ? index.find("weight_map") : index.end();
+  GRAFT_CHECK(InvalidProgram, map != index.end() && map->is_object(),
+              "not an index of weights: it must be a JSON object with a 'weight_map'");
+  std::map<std::string, WeightFile> shards;
+  std::map<std::string, WeightFile> opened;
+  for (const auto& [name, where] : map->items()) {
+    GRAFT_CHECK(InvalidProgram, where.is_string(), "weight '", name, "': its shard must be a text");
+    const auto shard = where.get<std::string>();
+    GRAFT_CHECK(InvalidProgram, !shard.empty() && shard != ".." && shard.find('/') == std::string::npos, "weight '",
+                name, "': its shard must be a file beside the index, found '", shard, "'");
+    auto at = opened.find(shard);
+    if (at == opened.end()) {
+      const auto beside = MappedFile::open((std::filesystem::path(file->path()).parent_path() / shard).string());
+      at = opened.emplace(shard, naming_file(beside->path(), [&] { return read_one(beside); })).first;
+      shards.emplace(shard, WeightFile{beside, {}});
+    }
+    const auto tensor = at->second.tensors.find(name);
+    GRAFT_CHECK(InvalidProgram, tensor != at->second.tensors.end(), "weight '", name, "' is not in its shard '", shard,
+                "'");
+    shards.at(shard).tensors.insert(*tensor);
+  }
+  std::vector<WeightFile> out;
+  for (auto& [name, shard] : shards) out.push_back(std::move(shard));
+  return out;
+}
+
+// Where two formats may differ in how they write one shape: leading dimensions of size 1 (GGUF has always four).
+std::vector<std::int64_t> without_leading_ones(const Shape& shape) {
+  const auto sizes = shape.sizes();
+  return {std::find_if(sizes.begin(), sizes.end(), [](std::int64_t size) { return size != 1; }), sizes.end()};
+}
+
+std::string label(const ir::Weight& weight) {
+  return str("weight '", weight.key, weight.fqn == weight.key ? "'" : "' (" + weight.fqn + ")");
+}
+
+// Edits that make one text of the other.
+std::size_t distance(std::string_view a, std::string_view b) {
+  std::vector<std::size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), std::size_t{0});
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    std::size_t diagonal = row[0]++;
+    for (std::size_t j = 0; j < b.size(); ++j) {
+      const std::size_t change = diagonal + (a[i] != b[j]);
+      diagonal = row[j + 1];
+      row[j + 1] = std::min({row[j] + 1, row[j + 1] + 1, change});
+    }
+  }
+  return row[b.size()];
+}
+
+}  // namespace
+
+std::vector<WeightFile> open_weights(const std::string& path) {
+  const auto file = MappedFile::open(path);
+  return naming_file(path, [&]() -> std::vector<WeightFile> {
+    if (path.ends_with(kIndexSuffix)) return read_index(file);
+    std::vector<WeightFile> out;
+    out.push_back(read_one(file));
+    return out;
+  });
+}
+
+void check_size(const ir::Weight& weight, const FoundWeight& found) {
+  if (found.bytes.size() == weight.byte_size || GRAFT_PLANT("weight-size-unchecked")) return;
+  throw InvalidProgram(
+      str(label(weight), " must have ", weight.byte_size, " bytes, ", found.where, " has ", found.bytes.size()));
+}
+
+std::string close_names(std::string_view name, const std::vector<std::string_view>& names) {
+  constexpr std::size_t kMost = 3;
+  constexpr std::size_t kLongest = 256;  // bytes compared: names come from files
+  std::vector<std::pair<std::size_t, std::string_view>> ranked;
+  for (std::string_view other : names) {
+    // A prefix more or less ("model.") is the usual difference between a checkpoint and a program.
+    const bool part = other.ends_with("." + std::string(name)) || name.ends_with("." + std::string(other));
+    const std::size_t edits = part ? 0 : distance(name.substr(0, kLongest), other.substr(0, kLongest));
+    if (part || edits <= name.size() / 3) ranked.emplace_back(edits, other);
+  }
+  std::sort(ranked.begin(), ranked.end());
+  std::string out;
+  for (std::size_t i = 0; i < std::min(kMost, ranked.size()); ++i)
+    out += str(i == 0 ? "'" : ", '", ranked[i].second, "'");
+  return out;
+}
+
+void WeightStore::add_files(const std::string& path) {
+  for (WeightFile& file : open_weights(path)) files_.push_back(std::move(file));
+}
+
+FoundWeight WeightStore::find(const ir::Weight& weight) {
+  for (const std::string* name : {&weight.key, &weight.fqn}) {
+    if (auto found = in_memory(*name, weight)) return *found;
+    if (auto found = in_files(*name, weight)) return *found;
+    if (weight.key == weight.fqn) break;
+  }
+  if (GRAFT_PLANT("missing-weights-are-zeros"))
+    return {{new std::byte[weight.byte_size]{}, weight.byte_size}, FoundWeight::Origin::package, ""};
+  std::string searched;
+  for (const WeightFile& file : files_) searched += (searched.empty() ? "'" : ", '") + file.file->path() + "'";
+  const std::string close = like(weight);
+  throw NotFound(str("no ", label(weight), " in ", searched, close.empty() ? "" : "; names like it there: ", close,
+                     "; give the file that holds it (weights)"));
+}
+
+std::optional<FoundWeight> WeightStore::in_memory(const std::string& name, const ir::Weight& weight) {
+  const auto found = memory_.find(name);
+  if (found == memory_.end()) return std::nullopt;
+  used_.insert(name);
+  const TensorView& given = found->second;
+  const TensorDesc expected(weight.dtype, weight.shape);
+  GRAFT_CHECK(InvalidArgument, given.dtype == weight.dtype && given.shape == weight.shape, label(weight), " must be ",
+              expected.str(), ", the memory given is ", TensorDesc(given.dtype, given.shape).str());
+  const std::size_t bytes = expected.byte_count();
+  GRAFT_CHECK(InvalidArgument, given.data || bytes == 0, label(weight), ": the memory given is null");
+  GRAFT_CHECK(InvalidArgument, reinterpret_cast<std::uintptr_t>(given.data) % byte_size(weight.dtype) == 0,
+              label(weight), ": the memory given must be aligned to ", byte_size(weight.dtype),
+              " bytes, its address is ", given.data);
+  FoundWeight out{{static_cast<const std::byte*>(given.data), bytes}, FoundWeight::Origin::memory, "the memory given"};
+  return out;
+}
+
+std::optional<FoundWeight> WeightStore::in_files(const std::string& name, const ir::Weight& weight) const {
+  const WeightFile* holder = nullptr;
+  const StoredTensor* tensor = nullptr;
+  for (const WeightFile& file : files_) {
+    const auto found = file.tensors.find(name);
+    if (found == file.tensors.end()) continue;
+    GRAFT_CHECK(InvalidProgram, !tensor, "data '", name, "' is in '", holder ? holder->file->path() : "",
+                "' and again in '", file.file->path(), "'");
+    holder = &file;
+    tensor = &found->second;
+  }
+  if (!tensor) return std::nullopt;
+  const std::string where = "'" + holder->file->path() + "'";
+  if (!tensor->type.empty()) {
+    GRAFT_CHECK(Unsupported, tensor->dtype, label(weight), " is stored as ", tensor->type, " in ", where,
+                "; only plain tensors are supported");
+    GRAFT_CHECK(InvalidProgram, *tensor->dtype == weight.dtype, label(weight), " must have dtype ",
+                graft::name(weight.dtype), ", ", where, " has ", tensor->type);
+    GRAFT_CHECK(InvalidProgram,
+                tensor->shape && without_leading_ones(*tensor->shape) == without_leading_ones(weight.shape),
+                label(weight), " must have sizes ", weight.shape.str(), ", ", where, " has ",
+                tensor->shape ? tensor->shape->str() : str("more than ", kMaxRank, " of them"));
+  }
+  FoundWeight out{tensor->bytes, holder == &files_[0] ? FoundWeight::Origin::package : FoundWeight::Origin::file,
+                  where};
+  check_size(weight, out);
+  return out;
+}
+
+std::string WeightStore::like(const ir::Weight& weight) const {
+  std::vector<std::string_view> names;
+  for (const WeightFile& file : files_)
+    for (const auto& [name, tensor] : file.tensors) names.push_back(name);
+  for (const auto& [name, view] : memory_) names.push_back(name);
+  return close_names(weight.fqn.empty() ? weight.key : weight.fqn, names);
+}
+
+void WeightStore::check_memory_used() const {
+  for (const auto& [name, view] : memory_)
+    GRAFT_CHECK(InvalidArgument, used_.contains(name), "memory was given for weight '", name,
+                "', which the program does not have");
+}
+
+}  // namespace graft

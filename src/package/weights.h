@@ -1,0 +1,86 @@
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/mapped_file.h"
+#include "ir/program.h"
+
+// Where the bytes of weights come from: the package, files beside it, memory of the caller. All by name.
+namespace graft {
+
+// A tensor of a file, in its mapping. Files that say what their tensors are (safetensors, GGUF) fill the rest in.
+struct StoredTensor {
+  std::span<const std::byte> bytes;
+  std::string type;            // as the file calls it: "BF16", "q8_0"; empty where it does not say
+  std::optional<DType> dtype;  // empty where graft has no such dtype, or the file does not say
+  std::optional<Shape> shape;
+};
+
+struct WeightFile {
+  std::shared_ptr<const MappedFile> file;
+  std::map<std::string, StoredTensor, std::less<>> tensors;
+};
+
+// Opens a file of weights: .ptd, safetensors or GGUF, told apart by their first bytes, or the index of a sharded
+// checkpoint (*.index.json), whose shards lie beside it. Every offset, size and count is checked against the file.
+// Throws NotFound, SystemError or InvalidProgram; all name the file.
+std::vector<WeightFile> open_weights(const std::string& path);
+
+// The readers of one format each; `file` is mapped and the errors do not name it.
+WeightFile read_safetensors(std::shared_ptr<const MappedFile> file);
+WeightFile read_gguf(std::shared_ptr<const MappedFile> file);
+
+// The bytes found for a weight.
+struct FoundWeight {
+  enum class Origin { package, file, memory };
+  std::span<const std::byte> bytes;
+  Origin origin = Origin::package;
+  std::string where;  // "'model.pte'", for messages
+};
+using FindWeight = std::function<FoundWeight(const ir::Weight& weight)>;
+
+// Throws InvalidProgram unless the bytes are as many as the weight has.
+void check_size(const ir::Weight& weight, const FoundWeight& found);
+
+// Looks weights up by key, then by fully qualified name: in the caller's memory first, then in all files.
+class WeightStore {
+ public:
+  using Memory = std::map<std::string, TensorView, std::less<>>;
+
+  // `package`: what the package itself holds; always there.
+  explicit WeightStore(WeightFile package) { files_.push_back(std::move(package)); }
+  void add_files(const std::string& path);
+  void add_memory(Memory memory) { memory_ = std::move(memory); }
+
+  // Throws NotFound naming the key, where it was looked for and names like it; InvalidProgram for data of another size,
+  // dtype or shape, or found in two files; Unsupported for a type that graft does not compute with; InvalidArgument for
+  // the caller's memory of another dtype or shape, null, or not aligned to its element.
+  FoundWeight find(const ir::Weight& weight);
+  // Throws InvalidArgument naming memory of the caller that no weight asked for.
+  void check_memory_used() const;
+
+  const std::vector<WeightFile>& files() const { return files_; }
+
+ private:
+  std::optional<FoundWeight> in_memory(const std::string& name, const ir::Weight& weight);
+  std::optional<FoundWeight> in_files(const std::string& name, const ir::Weight& weight) const;
+  std::string like(const ir::Weight& weight) const;
+
+  std::vector<WeightFile> files_;  // the package first
+  Memory memory_;
+  std::set<std::string, std::less<>> used_;  // names of `memory_` that were found
+};
+
+// Up to three of `names` that are most like `name`, as "'a', 'b'"; empty when none is.
+std::string close_names(std::string_view name, const std::vector<std::string_view>& names);
+
+}  // namespace graft

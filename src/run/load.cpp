@@ -1,0 +1,321 @@
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <optional>
+
+#include "base/check.h"
+#include "base/plant.h"
+#include "base/sha256.h"
+#include "graft/graft.h"
+#include "kernel/simd/cpu_check.h"
+#include "op/operator.h"
+#include "package/package.h"
+#include "run/device.h"
+#include "run/fold.h"
+#include "run/log.h"
+#include "run/program_impl.h"
+
+namespace graft {
+namespace {
+
+// FlatBuffers reads scalars in place, and ExecuTorch aligns segments to 16 at least.
+constexpr std::size_t kPackageAlignment = 16;
+
+void check_operators(const ir::Program& program) {
+  const ir::Method& method = program.methods[0];
+  for (const ir::Node& node : method.nodes) {
+    const Refusal reason = refuse(NodeView(program, method, node));
+    GRAFT_CHECK(Unsupported, reason.empty(), "method '", method.name, "': node ", node.name, " (",
+                program.op_of(node).target, ") cannot run: ", reason);
+  }
+}
+
+// A program on its way through the phases of its load. What it holds is freed when one of them throws.
+class Loader {
+ public:
+  Loader(const LoadOptions& options, std::string source)
+      : options_(options), impl_(std::make_unique<Program::Impl>(options.max_plans)) {
+    simd::check_cpu();
+    check_ggml();
+    install_ggml_log();
+    impl_->source = std::move(source);
+    impl_->keep_alive = options.keep_alive;
+    impl_->device = resolve_device(options.device);
+    if (ggml_backend_dev_t device = find_device(impl_->device))
+      impl_->on_device = std::make_unique<ProgramDevice>(device, impl_->device);
+  }
+
+  Program::Impl& impl() { return *impl_; }
+
+  // Work that opens, decodes or checks what only the caller knows, and returns the bytes to note for it.
+  void phase(std::string_view name, const std::function<std::uint64_t()>& work) {
+    run_phase(impl_->phases, options_, name, work);
+  }
+
+  // The graphs, with one method each, valid and checked by `check_operators`.
+  void set_graphs(std::vector<ir::Program> graphs) { graphs_ = std::move(graphs); }
+  const std::vector<ir::Program>& graphs() const { return graphs_; }
+
+  std::uint64_t host_bytes() const {
+    std::uint64_t bytes = 0;
+    for (const ir::Program& graph : graphs_) bytes += ir::host_bytes(graph);
+    return bytes;
+  }
+
+  void check_nodes() const {
+    for (const ir::Program& graph : graphs_) check_operators(graph);
+  }
+
+  std::uint64_t place_weights(const FindWeight& find) {
+    for (const ir::Program& graph : graphs_) {
+      LoadedMethod method;
+      method.info = method_info(graph.methods[0]);
+      for (const ir::Weight& weight : graph.weights) {
+        method.weights.push_back(place_weight(weight, find));
+        method.weight_bytes.push_back(static_cast<std::size_t>(weight.byte_size));
+      }
+      impl_->methods.push_back(std::move(method));
+    }
+    return impl_->weight_stats.weight_bytes;
+  }
+
+  std::uint64_t fold() {
+    for (std::size_t i = 0; i < graphs_.size(); ++i) {
+      fold_constants(graphs_[i], impl_->methods[i]);
+      ir::verify(graphs_[i]);  // each pass over the IR leaves it valid
+      for (const FoldedConstant& constant : impl_->methods[i].constants)
+        impl_->weight_stats.constant_bytes += constant.memory.size();
+    }
+    return impl_->weight_stats.constant_bytes;
+  }
+
+  std::uint64_t place_states() {
+    for (std::size_t i = 0; i < graphs_.size(); ++i) {
+      LoadedMethod& method = impl_->methods[i];
+      for (const ir::State& state : graphs_[i].states) method.states.push_back(place_state(state, method));
+      method.user_outputs = user_outputs(graphs_[i].methods[0]);
+    }
+    std::uint64_t bytes = 0;
+    for (const StateInfo& state : impl_->states) bytes += state.desc.byte_count();
+    if (!impl_->states.empty()) impl_->fingerprint = fingerprint();
+    return bytes;
+  }
+
+  std::unique_ptr<Program::Impl> finish(ReadMethod read_method) {
+    impl_->read_method = std::move(read_method);
+    for (std::size_t i = 0; i < graphs_.size(); ++i)
+      impl_->methods[i].graph->kept = std::make_shared<const ir::Program>(std::move(graphs_[i]));
+    return std::move(impl_);
+  }
+
+ private:
+  // The address of a weight: where it was found if its alignment allows, else in a copy made once for all methods.
+  std::byte* place_weight(const ir::Weight& weight, const FindWeight& find) {
+    GRAFT_CHECK(Unsupported, weight.storage == ir::Storage::plain, "weight '", weight.key, "' (", weight.fqn,
+                ") is stored in ", weight.block_type, " blocks; only plain tensors are supported");
+    FoundWeight found = find(weight);
+    ProgramStats& stats = impl_->weight_stats;
+    // Only what a package says of its own data is taken at its word: a checkpoint may hold two values where the
+    // exported model had one.
+    if (found.origin == FoundWeight::Origin::package && !weight.sha256.empty())
+      found.bytes = tied_.try_emplace({weight.sha256, found.bytes.size()}, found.bytes).first->second;
+    const auto [placed, fresh] = placed_.try_emplace(found.bytes.data(), found.bytes);
+    if (fresh || placed->second.size() < found.bytes.size()) {
+      if (options_.verify_hashes) verify_hash(weight, found);
+      const std::uint64_t counted = fresh ? 0 : placed->second.size();
+      placed->second = found.bytes;
+      stats.weight_count += fresh && !found.bytes.empty();
+      stats.weight_bytes += found.bytes.size() - counted;
+      if (found.origin == FoundWeight::Origin::memory) stats.given_bytes += found.bytes.size() - counted;
+    }
+    const std::size_t element = byte_size(weight.dtype);
+    if (reinterpret_cast<std::uintptr_t>(found.bytes.data()) % element == 0)
+      return const_cast<std::byte*>(found.bytes.data());  // never written: weights are inputs of launches only
+    const auto [copy, first] = copies_.try_emplace({found.bytes.data(), found.bytes.size()}, nullptr);
+    if (first) {
+      AlignedMemory memory(found.bytes.size());
+      std::memcpy(memory.data(), found.bytes.data(), found.bytes.size());
+      copy->second = memory.data();
+      impl_->copied_weights.push_back(std::move(memory));
+      ++stats.copied_count;
+      stats.copied_bytes += found.bytes.size();
+      log(LogLevel::info,
+          str("weight '", weight.fqn, "' copied: its address in the file is not a multiple of ", element));
+    }
+    return copy->second;
+  }
+
+  std::uint32_t place_state(const ir::State& state, const LoadedMethod& method) {
+    const std::byte* initial = state.initial >= 0 ? method.weights[static_cast<std::size_t>(state.initial)] : nullptr;
+    const TensorDesc desc(state.dtype, state.shape);
+    std::vector<StateInfo>& states = impl_->states;
+    for (std::uint32_t i = 0; i < states.size(); ++i) {
+      if (states[i].fqn != state.fqn || GRAFT_PLANT("state-per-method")) continue;
+      GRAFT_CHECK(InvalidProgram, states[i].desc.dtype == desc.dtype && states[i].desc.shape == desc.shape, "state '",
+                  state.fqn, "' is ", states[i].desc.str(), " in one method and ", desc.str(), " in method '",
+                  method.info.name, "'");
+      return i;
+    }
+    states.push_back({state.fqn, desc, initial});
+    return static_cast<std::uint32_t>(states.size() - 1);
+  }
+
+  std::array<std::uint8_t, 32> fingerprint() const {
+    std::string text;
+    for (const ir::Program& graph : graphs_) {
+      text += "method " + graph.methods[0].name + "\n";
+      for (const ir::Weight& weight : graph.weights) {
+        text += str("weight ", weight.fqn, " ", name(weight.dtype), weight.shape.str(), " ");
+        text.append(weight.sha256.begin(), weight.sha256.end());
+      }
+    }
+    for (const StateInfo& state : impl_->states) text += str("state ", state.fqn, " ", state.desc.str(), "\n");
+    return sha256(std::as_bytes(std::span(text)));
+  }
+
+  using Bytes = std::span<const std::byte>;
+
+  const LoadOptions& options_;
+  std::unique_ptr<Program::Impl> impl_;
+  std::vector<ir::Program> graphs_;
+  std::map<const std::byte*, Bytes, std::less<>> placed_;
+  std::map<std::pair<std::vector<std::uint8_t>, std::size_t>, Bytes> tied_;  // by content
+  std::map<std::pair<const std::byte*, std::size_t>, std::byte*> copies_;
+};
+
+std::uint64_t host_bytes(const WeightFile& file) {
+  std::uint64_t bytes = 0;
+  for (const auto& [name, tensor] : file.tensors) bytes += sizeof(name) + sizeof(tensor) + name.size();
+  return bytes;
+}
+
+std::shared_ptr<const Program> load_package(const std::function<std::shared_ptr<const MappedFile>()>& open,
+                                            const std::string& source, const LoadOptions& options) {
+  Loader loader(options, source);
+  std::shared_ptr<const MappedFile> file;
+  Package package;
+  loader.phase("parse", [&] {
+    file = open();
+    package = read_package(file);
+    std::uint64_t bytes = 0;
+    for (const PackageMethod& method : package.methods) bytes += ir::host_bytes(method.program);
+    return bytes;
+  });
+  loader.phase("verify", [&] {
+    verify(package);
+    std::vector<ir::Program> graphs;
+    for (PackageMethod& method : package.methods) {
+      GRAFT_CHECK(Unsupported, method.fully_delegated, source, ": method '", method.name,
+                  "' needs ExecuTorch's runtime, graft alone cannot run it: ", method.why_not);
+      graphs.push_back(std::move(method.program));
+    }
+    loader.set_graphs(std::move(graphs));
+    loader.check_nodes();
+    return 0;
+  });
+  std::optional<WeightStore> store(std::move(package.data));
+  loader.phase("weights", [&] {
+    for (const std::string& path : options.weights) store->add_files(path);
+    store->add_memory(options.tensors);
+    const std::uint64_t bytes = loader.place_weights([&](const ir::Weight& weight) { return store->find(weight); });
+    store->check_memory_used();
+    return bytes;
+  });
+  loader.phase("constants", [&] { return loader.fold(); });
+  loader.phase("states", [&] { return loader.place_states(); });
+  loader.phase("shrink", [&] {
+    std::uint64_t bytes = 0;
+    for (const WeightFile& from : store->files()) {
+      from.file->check_unchanged();  // what was checked is what is mapped
+      loader.impl().files.push_back(from.file);
+      bytes += host_bytes(from);
+    }
+    store.reset();
+    return bytes;
+  });
+  return Program::from_impl(loader.finish([file](std::size_t method) {
+    PackageMethod again = read_method(file, method);
+    GRAFT_CHECK(InvalidProgram, again.fully_delegated, "method '", again.name, "' of '", file->path(),
+                "' changed on disk since it was loaded");
+    return std::move(again.program);
+  }));
+}
+
+ir::Program method_of(ir::Program program, std::size_t method) {
+  ir::Method one = std::move(program.methods[method]);
+  program.methods.clear();
+  program.methods.push_back(std::move(one));
+  return program;
+}
+
+}  // namespace
+
+std::unique_ptr<Program::Impl> build_program(std::vector<ir::Program> sources, const FindWeight& find,
+                                             const ReadMethod& read_method, const LoadOptions& options,
+                                             std::string source) {
+  Loader loader(options, std::move(source));
+  loader.set_graphs(std::move(sources));
+  loader.phase("verify", [&] {
+    loader.check_nodes();
+    return 0;
+  });
+  loader.phase("weights", [&] { return loader.place_weights(find); });
+  loader.phase("constants", [&] { return loader.fold(); });
+  loader.phase("states", [&] { return loader.place_states(); });
+  return loader.finish(read_method);
+}
+
+std::shared_ptr<const Program> Program::from_ir(std::span<const std::byte> blob, const WeightLookup& weights,
+                                                const LoadOptions& options) {
+  GRAFT_CHECK(InvalidArgument, options.weights.empty() && options.tensors.empty(),
+              "from_ir takes its weights from the lookup alone, got files or memory besides");
+  Loader loader(options, "the IR");
+  const auto kept = std::make_shared<const std::vector<std::byte>>(blob.begin(), blob.end());
+  ir::Program parsed;
+  loader.phase("parse", [&] {
+    parsed = ir::parse(*kept);
+    return ir::host_bytes(parsed);
+  });
+  loader.phase("verify", [&] {
+    ir::verify(parsed);
+    std::vector<ir::Program> graphs;
+    for (std::size_t i = 0; i < parsed.methods.size(); ++i)
+      graphs.push_back(method_of(parsed.methods.size() == 1 ? std::move(parsed) : parsed, i));
+    loader.set_graphs(std::move(graphs));
+    loader.check_nodes();
+    return 0;
+  });
+  loader.phase("weights", [&] {
+    std::map<std::string, std::span<const std::byte>, std::less<>> answers;
+    return loader.place_weights([&](const ir::Weight& weight) {
+      auto known = answers.find(weight.key);
+      if (known == answers.end()) known = answers.emplace(weight.key, weights(weight.key)).first;
+      FoundWeight found{known->second, FoundWeight::Origin::file, "the data"};
+      check_size(weight, found);
+      return found;
+    });
+  });
+  loader.phase("constants", [&] { return loader.fold(); });
+  loader.phase("states", [&] { return loader.place_states(); });
+  loader.phase("shrink", [&] { return std::uint64_t{0}; });
+  return from_impl(loader.finish([kept](std::size_t method) { return method_of(ir::parse(*kept), method); }));
+}
+
+std::shared_ptr<const Program> Program::load(const std::string& path, const LoadOptions& options) {
+  return load_package([&] { return MappedFile::open(path); }, path, options);
+}
+
+std::shared_ptr<const Program> Program::load_memory(std::span<const std::byte> package, const LoadOptions& options) {
+  const std::string label = "the package in memory";
+  return load_package(
+      [&] {
+        GRAFT_CHECK(InvalidArgument,
+                    package.empty() || reinterpret_cast<std::uintptr_t>(package.data()) % kPackageAlignment == 0, label,
+                    " must be aligned to ", kPackageAlignment, " bytes, its address is ",
+                    static_cast<const void*>(package.data()));
+        return MappedFile::of_memory(package, label, options.keep_alive);
+      },
+      label, options);
+}
+
+}  // namespace graft
