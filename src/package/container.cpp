@@ -1,5 +1,6 @@
 #include "package/container.h"
 
+#include <algorithm>
 #include <bit>
 #include <cstring>
 
@@ -100,21 +101,23 @@ PteFile::PteFile(std::shared_ptr<const MappedFile> file) : file_(std::move(file)
 
 void PteFile::read() {
   const Bytes bytes = file_->bytes();
-  check_identifier(bytes, et::ProgramIdentifier(), "pte");
+  const std::size_t start_bytes = std::min<std::size_t>(bytes.size(), kHeaderOffset + kPteHeaderBytesWithSize);
+  const std::vector<std::byte> start = file_->read(0, start_bytes);
+  check_identifier(start, et::ProgramIdentifier(), "pte");
   Bytes program = bytes;
   Bytes area;
-  if (bytes.size() >= kHeaderOffset + kPteHeaderBytes && text(bytes, kHeaderOffset, kMagicBytes) == kPteHeaderMagic) {
-    const auto length = load<std::uint32_t>(bytes, kHeaderOffset + 4);
+  if (start.size() >= kHeaderOffset + kPteHeaderBytes && text(start, kHeaderOffset, kMagicBytes) == kPteHeaderMagic) {
+    const auto length = load<std::uint32_t>(start, kHeaderOffset + 4);
     GRAFT_CHECK(InvalidProgram, length >= kPteHeaderBytes, "its header must have at least ", kPteHeaderBytes,
                 " bytes, found ", length);
-    program = slice(bytes, 0, load<std::uint64_t>(bytes, kHeaderOffset + 8), "the program");
+    program = slice(bytes, 0, load<std::uint64_t>(start, kHeaderOffset + 8), "the program");
     GRAFT_CHECK(InvalidProgram, program.size() >= kHeaderOffset + length, "the program of ", program.size(),
                 " bytes ends within its header of ", length);
-    const auto base = load<std::uint64_t>(bytes, kHeaderOffset + 16);
+    const auto base = load<std::uint64_t>(start, kHeaderOffset + 16);
     if (base != 0) {
       GRAFT_CHECK(InvalidProgram, base >= program.size() && base <= bytes.size(), "the segments start at ", base,
                   ", outside ", program.size(), " to ", bytes.size(), ": the file is truncated or damaged");
-      const auto size = length >= kPteHeaderBytesWithSize ? load<std::uint64_t>(bytes, kHeaderOffset + 24) : 0;
+      const auto size = length >= kPteHeaderBytesWithSize ? load<std::uint64_t>(start, kHeaderOffset + 24) : 0;
       // Writers that do not fill the size in leave 0.
       area = slice(bytes, base, size != 0 ? size : bytes.size() - base, "the segment data");
     }
