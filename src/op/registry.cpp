@@ -14,6 +14,7 @@ namespace graft {
   X(arithmetic_operators)          \
   X(attention_operators)           \
   X(cast_operators)                \
+  X(conv_operators)                \
   X(creation_operators)            \
   X(index_operators)               \
   X(linear_operators)              \
