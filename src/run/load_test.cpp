@@ -414,7 +414,7 @@ TEST_F(Load, ALongLife) {
   const std::size_t descriptors = entries_of("/proc/self/fd");
   const std::size_t tasks = entries_of("/proc/self/task");
   const auto maps = mappings();
-  const std::size_t memory = resident();
+  [[maybe_unused]] const std::size_t memory = resident();
   for (int i = 0; i < 90; ++i) cycle();
   EXPECT_EQ(entries_of("/proc/self/fd"), descriptors);
   EXPECT_EQ(entries_of("/proc/self/task"), tasks);
