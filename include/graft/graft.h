@@ -156,7 +156,8 @@ class GRAFT_API Program {
   // Throws NotFound, listing the methods there are.
   const MethodInfo& method(std::string_view name) const;
   // What `graft inspect --json` prints, as JSON text.
-  std::string describe() const;
+  // With `whole_plans`, each plan lists its launches in order and the logical address of every tensor.
+  std::string describe(bool whole_plans = false) const;
   ProgramStats stats() const;
 
   // Frees what only planning needs: the graphs. From then on they are read again from the package each time a plan is

@@ -152,6 +152,25 @@ def test_inspect_json(folder: Path) -> None:
     assert "plans" not in json.loads(good("inspect", folder / "model.pte", "--json"))["methods"][0]
 
 
+def test_inspect_plan(folder: Path) -> None:
+    arguments = ("inspect", folder / "model.pte", "--plan", "--shape", "0=7,8", "--shape", "1=3")
+    text = good(*arguments)
+    assert "memory by allocation id" in text and "launches (< reads, > writes" in text and "metadata" in text
+    (plan,) = json.loads(good(*arguments, "--json"))["methods"][0]["plans"]
+    assert 0 < plan["metadata_bytes"]
+    assert len(plan["order"]) == plan["launches"]
+    entries = [0] * len(plan["allocations"])
+    for launch in plan["order"]:
+        for tensor in launch["inputs"] + launch["outputs"]:
+            allocation = plan["allocations"][tensor["allocation"]]
+            assert allocation["segment"] == tensor["segment"]
+            assert 0 <= tensor["offset"] < max(allocation["bytes"], 1)
+            entries[tensor["allocation"]] += 1
+        if launch["scratch_bytes"]:
+            entries[[a["segment"] for a in plan["allocations"]].index("arena")] += 1
+    assert entries == [a["hits"] for a in plan["allocations"]]
+
+
 def test_inspect_plans_fixed_sizes_by_itself(tmp_path: Path) -> None:
     graft.export(Same(), (torch.randn(3, 5),), path=str(tmp_path / "m.pte"))
     assert "plan for the sizes [3,5]: 1 launch," in good("inspect", tmp_path / "m.pte")

@@ -34,6 +34,7 @@ struct InspectArgs {
   std::vector<std::string> shapes;
   bool json = false;
   bool phases = false;
+  bool plan = false;
 };
 void inspect(const InspectArgs& args);
 

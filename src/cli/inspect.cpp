@@ -1,5 +1,6 @@
 #include <cmath>
 #include <iostream>
+#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -84,6 +85,32 @@ void print_plan(const Json& plan) {
             << bytes_text(plan["device_bytes"].get<std::uint64_t>()) << " on the device\n";
 }
 
+// The table of memory and the launches in order, each tensor by its logical address.
+void print_whole_plan(const Json& plan) {
+  Table memory({{"id", kRight}, {"segment"}, {"index", kRight}, {"bytes", kRight}, {"entries", kRight}});
+  for (const Json& a : plan["allocations"])
+    memory.add({count_text(a["id"]), a["segment"].get<std::string>(), count_text(a["index"]), count_text(a["bytes"]),
+                count_text(a["hits"])});
+  std::cout << "  memory by allocation id\n" << memory.text(4);
+  if (plan.contains("metadata_bytes")) std::cout << "  metadata: " << plan["metadata_bytes"] << " bytes\n";
+  Table order({{"#", kRight}, {"node"}, {"kernel"}, {"tensor"}, {"id+offset"}, {"alive"}});
+  std::size_t index = 0;
+  for (const Json& launch : plan["order"]) {
+    bool first = true;
+    for (const char* side : {"inputs", "outputs"})
+      for (const Json& t : launch[side]) {
+        const std::string alive = t["segment"] == "arena" ? t["first_use"].dump() + ".." + t["last_use"].dump() : "";
+        order.add({first ? std::to_string(index) : "", first ? printable(launch["node"].get<std::string>()) : "",
+                   first ? launch["kernel"].get<std::string>() : "",
+                   (side[0] == 'i' ? "< " : "> ") + t["tensor"].get<std::string>(),
+                   t["segment"].get<std::string>() + " " + t["allocation"].dump() + "+" + t["offset"].dump(), alive});
+        first = false;
+      }
+    ++index;
+  }
+  std::cout << "  launches (< reads, > writes; alive: first and last launch)\n" << order.text(4);
+}
+
 // The phases of this program so far, and what shrinking it frees.
 void print_phases(const Program& program) {
   constexpr double kMicros = 1000;
@@ -119,6 +146,7 @@ void print_human(const Json& all, const Program& program, const std::optional<Co
     print_weights(method);
     if (plan) {
       print_plan(*plan);
+      if (plan->contains("order")) print_whole_plan(*plan);
     } else if (method.contains("plan_error")) {
       std::cout << "  no plan: " << printable(method["plan_error"].get<std::string>()) << "\n";
     } else {
@@ -146,9 +174,10 @@ void inspect(const InspectArgs& args) {
   session_options.threads = args.program.threads;
   Session session(program, session_options);
   bool planned = false;
+  std::map<std::string, std::size_t> metadata;  // of the one plan made for each method
   if (!args.shapes.empty() || !args.program.method.empty()) {
     const MethodInfo& method = pick_method(*program, args.program.method);
-    session.output_values(method.name, shaped_inputs(method, args.shapes));
+    metadata[method.name] = session.plan(method.name, shaped_inputs(method, args.shapes)).metadata_bytes;
     planned = true;
   }
   // Methods whose sizes are all fixed have one plan; that it fails is part of what is shown.
@@ -158,16 +187,19 @@ void inspect(const InspectArgs& args) {
     if (planned && (args.program.method.empty() || args.program.method == name)) continue;
     if (!all_static(method)) continue;
     try {
-      session.output_values(name, shaped_inputs(method, {}));
+      metadata[name] = session.plan(name, shaped_inputs(method, {})).metadata_bytes;
       planned = true;
     } catch (const Error& error) {
       errors.emplace_back(name, error.what());
     }
   }
-  Json all = Json::parse(program->describe());
+  Json all = Json::parse(program->describe(args.plan));
   for (Json& method : all["methods"])
     for (const auto& [name, message] : errors)
       if (method["name"] == name) method["plan_error"] = message;
+  for (Json& method : all["methods"])
+    if (const auto found = metadata.find(method["name"].get<std::string>()); found != metadata.end())
+      method["plans"][0]["metadata_bytes"] = found->second;
   if (planned)
     for (const auto& [name, value] : counter_list(session.counters())) all["counters"][name] = value;
   if (args.json) {

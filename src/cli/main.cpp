@@ -112,8 +112,11 @@ int dispatch(int argc, char** argv) {
       ->type_name("NAME=SIZES")
       ->allow_extra_args(false);
   inspect_command->add_flag("--json", inspect_args.json, "print JSON");
-  inspect_command->add_flag("--phases", inspect_args.phases,
-                            "print what each phase of loading and planning took, and memory before and after shrinking");
+  inspect_command->add_flag("--plan", inspect_args.plan,
+                            "List memory by allocation id and every launch with its tensors");
+  inspect_command->add_flag(
+      "--phases", inspect_args.phases,
+      "print what each phase of loading and planning took, and memory before and after shrinking");
 
   CLI::App* devices_command = app.add_subcommand("devices", "List the devices of this build and machine.");
   devices_command->footer("Example:\n  graft devices");

@@ -275,7 +275,7 @@ NB_MODULE(_C, m) {
           nb::arg("blob"), nb::arg("weights"))
       .def("method_names", &Program::method_names)
       .def("method", [](const Program& p, const std::string& name) { return to_dict(p.method(name)); })
-      .def("describe", &Program::describe)
+      .def("describe", &Program::describe, nb::arg("whole_plans") = false)
       .def("stats", [](const Program& p) { return to_dict(p.stats()); })
       .def("shrink", &Program::shrink, nb::call_guard<nb::gil_scoped_release>());
 

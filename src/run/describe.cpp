@@ -28,7 +28,34 @@ Json describe(const ValueInfo& value) {
   return out;
 }
 
-Json describe(const Plan& plan, const ir::Program& graph, const std::string& device) {
+// Every tensor of every launch by its logical address, in the order of the launches.
+Json describe_order(const Plan& plan) {
+  const auto operands = [&](const std::vector<Tensor>& tensors) {
+    Json out = Json::array();
+    for (const Tensor& t : tensors) {
+      const Buffer& b = plan.buffers[t.buffer];
+      out.push_back({{"tensor", t.desc.str()},
+                     {"strides", std::vector<std::int64_t>(t.desc.strides.begin(), t.desc.strides.begin() + t.rank())},
+                     {"segment", name(b.segment)},
+                     {"allocation", b.allocation},
+                     {"offset", b.offset + t.offset},
+                     {"first_use", b.first_use},
+                     {"last_use", b.last_use}});
+    }
+    return out;
+  };
+  Json order = Json::array();
+  for (const Launch& launch : plan.launches)
+    order.push_back({{"node", plan.node_names[launch.node]},
+                     {"kernel", kernel_name(launch)},
+                     {"one_thread", launch.serial},
+                     {"inputs", operands(launch.inputs)},
+                     {"outputs", operands(launch.outputs)},
+                     {"scratch_bytes", launch.scratch_bytes}});
+  return order;
+}
+
+Json describe(const Plan& plan, const ir::Program& graph, const std::string& device, bool whole) {
   std::map<std::string, std::string> target_of;  // by node name
   for (const ir::Node& node : graph.methods[0].nodes) target_of[node.name] = graph.op_of(node).target;
   std::map<std::string, int> kernels;
@@ -55,6 +82,7 @@ Json describe(const Plan& plan, const ir::Program& graph, const std::string& dev
            {"devices", devices},
            {"ops", ops},
            {"allocations", allocations}};
+  if (whole) out["order"] = describe_order(plan);
   if (plan.stages.empty()) return out;
   const Traffic t = traffic(plan);
   out["device_bytes"] = plan.device_block_bytes;
@@ -91,14 +119,14 @@ Json describe(const LoadedMethod& method, const ir::Program& graph) {
 
 }  // namespace
 
-std::string Program::describe() const {
+std::string Program::describe(bool whole_plans) const {
   Json methods = Json::array();
   const auto held = impl_->plans.list();
   for (std::uint32_t i = 0; i < impl_->methods.size(); ++i) {
     const std::shared_ptr<const ir::Program> graph = impl_->graph(i);
     methods.push_back(graft::describe(impl_->methods[i], *graph));
     for (const auto& [index, plan] : held)
-      if (index == i) methods[i]["plans"].push_back(graft::describe(*plan, *graph, impl_->device));
+      if (index == i) methods[i]["plans"].push_back(graft::describe(*plan, *graph, impl_->device, whole_plans));
   }
   Json states = Json::array();
   for (const StateInfo& state : impl_->states)
