@@ -9,6 +9,7 @@
 #include "kernel/index.h"
 #include "plan/arena.h"
 #include "plan/arena_check.h"
+#include "plan/fuse.h"
 #include "plan/lowering.h"
 #include "plan/stages.h"
 #include "plan/state_updates.h"
@@ -50,6 +51,7 @@ class Planner {
     plan_.buffers = std::move(lowering_.buffers());
     plan_.launches = std::move(lowering_.launches());
     plan_.undo = std::move(lowering_.undo_launches());
+    fuse_activations(plan_);
     drop_dead_launches();
     if (device_) order_for_stages(plan_);
     merge_inplace();
