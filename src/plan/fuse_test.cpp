@@ -41,10 +41,12 @@ TEST(Fuse, AnActivationBecomesPartOfTheProductThatItAloneReads) {
   const auto silu = [](float v) { return v / (1 + std::exp(-v)); };
   const auto relu = [](float v) { return std::isnan(v) ? v : std::max(v, 0.f); };
   for (const std::string name : {"aten.relu.default", "aten.silu.default"}) {
-    Session fused(Net(name, false).program);
+    const Net alone(name, false);
+    Session fused(alone.program);
     const Value out = fused.run("forward", in)[0];
     EXPECT_EQ(fused.counters().kernels_launched, 1u);
-    Session apart(Net(name, true).program);
+    const Net seen(name, true);
+    Session apart(seen.program);
     const Value reference = apart.run("forward", in)[0];
     EXPECT_EQ(apart.counters().kernels_launched, 2u) << "the sum is asked for, so it must be there";
     for (std::size_t i = 0; i < 18; ++i) {
