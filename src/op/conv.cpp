@@ -9,6 +9,7 @@
 #include "base/check.h"
 #include "kernel/matmul.h"
 #include "op/operator.h"
+#include "op/spatial.h"
 #include "plan/lowering.h"
 
 namespace graft {
@@ -62,21 +63,6 @@ struct Convolution {
       GRAFT_CHECK(InvalidArgument, bias == Shape{channels}, "bias has size ", bias.str(), ", expected [", channels,
                   "]");
     }
-  }
-
-  // The tensor with three spatial dimensions.
-  Tensor widened(Tensor tensor) const {
-    const TensorDesc from = tensor.desc;
-    Shape shape{from.shape[0], from.shape[1]};
-    for (int d = spatial; d < 3; ++d) shape.push_back(1);
-    for (int d = 0; d < spatial; ++d) shape.push_back(from.shape[2 + d]);
-    TensorDesc to(from.dtype, shape);
-    to.strides[0] = from.strides[0];
-    to.strides[1] = from.strides[1];
-    for (int d = 0; d < spatial; ++d)
-      to.strides[static_cast<std::size_t>(5 - spatial + d)] = from.strides[static_cast<std::size_t>(2 + d)];
-    tensor.desc = to;
-    return tensor;
   }
 
  private:
@@ -165,8 +151,9 @@ std::vector<Tensor> lower_convolution(const Call& call, std::span<const Shape> s
   const ConvAttrs& attrs = conv.attrs;
   const Tensor result = lowering.allocate(call.output_dtype(), shapes[0]);
   if (result.numel() == 0) return {result};
-  const Tensor x = conv.widened(call.tensor("input")), out = conv.widened(result);
-  const Tensor weight = conv.widened(lowering.contiguous(call.tensor("weight")));
+  const Tensor x = with_three_spatial(call.tensor("input"), conv.spatial),
+               out = with_three_spatial(result, conv.spatial);
+  const Tensor weight = with_three_spatial(lowering.contiguous(call.tensor("weight")), conv.spatial);
   std::optional<Tensor> bias = call.optional_tensor("bias");
   if (bias) bias = lowering.contiguous(*bias);
   std::vector<Tensor> inputs = {x, weight};

@@ -21,6 +21,7 @@ namespace graft {
   X(logic_operators)               \
   X(movement_operators)            \
   X(norm_operators)                \
+  X(pool_operators)                \
   X(reduce_operators)              \
   X(softmax_operators)             \
   X(sort_operators)                \
