@@ -124,7 +124,8 @@ def _program(
     model: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None, dynamic_shapes: Any, method: str
 ) -> ExportedProgram:
     if isinstance(model, torch.nn.Module):
-        return torch.export.export(model, tuple(args), dict(kwargs or {}), dynamic_shapes=dynamic_shapes)
+        args, kwargs = _apart((tuple(args), dict(kwargs or {})))
+        return torch.export.export(model, args, kwargs, dynamic_shapes=dynamic_shapes)
     if args or kwargs or dynamic_shapes is not None:
         raise ExportError(
             f"export: method '{method}': expected args, kwargs and dynamic_shapes with a module only; "
@@ -138,6 +139,20 @@ def _program(
         f"export: method '{method}': expected a torch.nn.Module, an ExportedProgram or the path of a .pt2 file, "
         f"found {type(model).__name__}"
     )
+
+
+def _apart(inputs: Any) -> Any:
+    """The same inputs where no tensor occurs twice: torch.export takes one tensor given for two arguments as a promise
+    that they are always the same, and the program would never look at the second."""
+    seen: set[int] = set()
+
+    def own(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor) or id(leaf) not in seen:
+            seen.add(id(leaf))
+            return leaf
+        return leaf.clone()
+
+    return pytree.tree_map(own, inputs)
 
 
 def _borrow(program: ExportedProgram) -> ExportedProgram:

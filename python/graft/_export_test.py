@@ -262,3 +262,14 @@ def test_decoder_without_cache_is_one_delegate(tmp_path):
     assert "CausalLMOutputWithPast" in method.table["out_spec"]
     weights = [w for w in method.program["weights"] if w["fqn"] in ("lm_head.weight", "model.embed_tokens.weight")]
     assert len(weights) == 1
+
+
+def test_one_tensor_given_twice_stays_two_inputs(tmp_path):
+    class Difference(torch.nn.Module):
+        def forward(self, x, y):
+            return 2 * x - y
+
+    example = torch.zeros(3)
+    path = graft.export(Difference(), (example, example), path=tmp_path / "p.pte")
+    x, y = torch.arange(3.0), torch.tensor([5.0, 7.0, 9.0])
+    assert torch.equal(graft.load(path)(x, y), 2 * x - y)

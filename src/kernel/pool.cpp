@@ -32,6 +32,16 @@ Window window_of(const PoolAttrs& attrs, const TensorDesc& x, const TensorDesc& 
   return {first, std::min(end, in), step, std::min(end, in + attrs.padding[d]) - start};
 }
 
+// The largest of no elements.
+template <typename T>
+T lowest(DType dtype) {
+  if constexpr (std::is_floating_point_v<T>) {
+    return -std::numeric_limits<T>::infinity();
+  } else {
+    return dtype == DType::u8 ? 0 : static_cast<T>(~std::uint64_t{0} << (8 * byte_size(dtype) - 1));
+  }
+}
+
 // Scratch of a thread: the windows along a line, a line of the input, results and places of a line of the output.
 i64 thread_bytes(const TensorDesc& x, const TensorDesc& out) {
   const i64 width = out.shape[4];
@@ -90,10 +100,9 @@ class Pool {
   void largest(i64 from, const Window& d, const Window& h) const {
     const i64 width = out_.shape[4];
     const bool places = ctx_.output_descs.size() > 1;
-    constexpr Sum kLowest =
-        std::is_floating_point_v<Sum> ? -std::numeric_limits<Sum>::infinity() : std::numeric_limits<Sum>::lowest();
+    const Sum none = lowest<Sum>(x_.dtype);
     for (i64 o = 0; o < width; ++o) {
-      results_[o] = kLowest;
+      results_[o] = none;
       places_[o] = (d.first * x_.shape[3] + h.first) * x_.shape[4] + windows_[o].first;
     }
     for (i64 id = d.first; id < d.end; id += d.step) {
