@@ -28,8 +28,8 @@ struct Affine {
   const void* bias = nullptr;
   DType weight_dtype = DType::f32, bias_dtype = DType::f32;
 
-  Affine(const KernelContext& ctx, const NormAttrs& attrs) {
-    int i = 1;
+  // Input `i` is the first of them.
+  Affine(const KernelContext& ctx, const NormAttrs& attrs, int i = 1) {
     if (attrs.has_weight != 0) {
       weight = ctx.inputs[i];
       weight_dtype = ctx.in(i++).dtype;
@@ -134,6 +134,7 @@ void softmax_f64(const double* x, double* y, i64 n, bool logarithm) {
 void layer_norm_here(const KernelContext& ctx) noexcept { run_layer_norm(ctx, simd::rows()); }
 void rms_norm_here(const KernelContext& ctx) noexcept { run_rms_norm(ctx, simd::rows()); }
 void group_norm_here(const KernelContext& ctx) noexcept { run_group_norm(ctx, simd::rows()); }
+void batch_norm_here(const KernelContext& ctx) noexcept { run_batch_norm(ctx, simd::rows()); }
 void softmax_here(const KernelContext& ctx) noexcept { run_softmax(ctx, simd::rows()); }
 
 }  // namespace
@@ -207,6 +208,30 @@ void run_group_norm(const KernelContext& ctx, const simd::RowsTable& table) noex
   }
 }
 
+void run_batch_norm(const KernelContext& ctx, const simd::RowsTable& table) noexcept {
+  const auto attrs = ctx.attrs<NormAttrs>();
+  const DType dtype = ctx.in(0).dtype;
+  const Affine affine(ctx, attrs, 3);
+  const auto [begin, end] = ctx.share(element_count(ctx.in(0)) / attrs.inner);
+  for (i64 plane = begin; plane < end; ++plane) {
+    const i64 channel = plane % attrs.channels;
+    const double mean = value_at(ctx.inputs[1], ctx.in(1).dtype, channel, table);
+    double scale = inverse_root(value_at(ctx.inputs[2], ctx.in(2).dtype, channel, table), attrs.eps, dtype);
+    if (affine.weight != nullptr) scale *= value_at(affine.weight, affine.weight_dtype, channel, table);
+    const double bias = affine.bias == nullptr ? 0 : value_at(affine.bias, affine.bias_dtype, channel, table);
+    const void* x = at(ctx.inputs[0], dtype, plane * attrs.inner);
+    void* y = at(ctx.outputs[0], dtype, plane * attrs.inner);
+    if (dtype == DType::f64) {
+      for (i64 i = 0; i < attrs.inner; ++i) {
+        static_cast<double*>(y)[i] = (static_cast<const double*>(x)[i] - mean) * scale + bias;
+      }
+    } else {
+      table.normalize_channel(x, y, dtype, attrs.inner, static_cast<float>(mean), static_cast<float>(scale),
+                              static_cast<float>(bias));
+    }
+  }
+}
+
 void run_softmax(const KernelContext& ctx, const simd::RowsTable& table) noexcept {
   const auto attrs = ctx.attrs<SoftmaxAttrs>();
   if (attrs.row == 0) return;
@@ -229,6 +254,7 @@ constexpr i64 kMinParallel = 4096;
 const Kernel kLayerNorm = {"layer_norm", layer_norm_here, kMinParallel};
 const Kernel kRmsNorm = {"rms_norm", rms_norm_here, kMinParallel};
 const Kernel kGroupNorm = {"group_norm", group_norm_here, kMinParallel};
+const Kernel kBatchNorm = {"batch_norm", batch_norm_here, kMinParallel};
 const Kernel kSoftmax = {"softmax", softmax_here, kMinParallel};
 
 }  // namespace graft

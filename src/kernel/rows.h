@@ -25,6 +25,11 @@ extern const Kernel kLayerNorm;
 extern const Kernel kRmsNorm;  // output 1, when present: 1 / sqrt(mean square + eps)
 extern const Kernel kGroupNorm;
 
+// Normalization with given statistics: inputs x, seen as planes of `inner` elements of `channels` channels by turns, then
+// mean and variance [channels], weight and bias [channels] when present; all but x of float dtypes of their own. `row` is
+// not used. Output: the input's dtype and shape.
+extern const Kernel kBatchNorm;
+
 // Softmax over rows of `row` elements. Output: the input's dtype, or f32 for f16 and bf16.
 struct SoftmaxAttrs {
   std::int64_t row = 0;
@@ -36,6 +41,7 @@ extern const Kernel kSoftmax;
 void run_layer_norm(const KernelContext& ctx, const simd::RowsTable& table) noexcept;
 void run_rms_norm(const KernelContext& ctx, const simd::RowsTable& table) noexcept;
 void run_group_norm(const KernelContext& ctx, const simd::RowsTable& table) noexcept;
+void run_batch_norm(const KernelContext& ctx, const simd::RowsTable& table) noexcept;
 void run_softmax(const KernelContext& ctx, const simd::RowsTable& table) noexcept;
 
 }  // namespace graft

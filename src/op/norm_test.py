@@ -110,3 +110,66 @@ def test_any_group_norm(case):
     case.check(aten.group_norm.default, (x, groups, weight, bias, 1e-3), atol=atol)
     sizes = (x.shape[0], x.shape[1], x[0, 0].numel(), groups)
     case.check(aten.native_group_norm.default, (x, weight, bias, *sizes, 1e-3), atol=atol)
+
+
+def _channels(case, rank_low=2):
+    """Input [N, C, ...] with variance in each channel, weight, bias, mean, variance; some half inputs with f32 statistics."""
+    dtype = case.pick(FLOATS)
+    shape = [case.pick([1, 2, 5]), case.pick([1, 3, 17]), *[case.pick([1, 2, 7, 33]) for _ in range(case.random.randint(rank_low - 2, 3))]]
+    x = case.tensor(shape, dtype, special=False) * 2 + 0.5
+    other = case.pick([dtype, torch.float32]) if dtype in (torch.float16, torch.bfloat16) else dtype
+    parts = [case.tensor(shape[1:2], other, special=False) for _ in range(4)]
+    parts[3] = parts[3].abs() + 0.25
+    weight, bias = (p if case.chance(0.6) else None for p in parts[:2])
+    return x, weight, bias, parts[2], parts[3]
+
+
+def _norm_limits(x):
+    return {"atol": max(2e-5, tolerance(x.dtype)[0] * 4)} if x.dtype != torch.float64 else {}
+
+
+@pytest.mark.parametrize("form", ["no_training", "native", "batch_norm"])
+def test_batch_norm_with_given_statistics(form):
+    @cases
+    def check(case):
+        x, *rest = _channels(case)
+        if case.chance(0.1):
+            x = x[:0]
+        eps = case.pick([1e-5, 1e-3, 0.1])
+        target, args = {
+            "no_training": (aten._native_batch_norm_legit_no_training.default, (x, *rest, 0.1, eps)),
+            "native": (aten.native_batch_norm.default, (x, *rest, False, 0.1, eps)),
+            "batch_norm": (aten.batch_norm.default, (x, *rest, False, 0.1, eps, True)),
+        }[form]
+        case.check_or_fail(target, args, **_norm_limits(x))
+
+    check()
+
+
+def test_batch_norm_with_the_statistics_of_the_input():
+    @cases
+    def check(case):
+        x, weight, bias, *_ = _channels(case)
+        # A single element per channel leaves only rounding, times 1 / sqrt(eps).
+        eps = case.pick([1e-5, 1e-3]) if x[:, 0].numel() > 4 else 0.1
+        limits = _norm_limits(x)
+        if x.dtype in (torch.float16, torch.bfloat16):
+            limits["atol"] *= 4  # the statistics of eager's half precision are half precision
+        case.check_or_fail(aten._native_batch_norm_legit.no_stats, (x, weight, bias, True, 0.1, eps), **limits)
+
+    check()
+
+
+def test_instance_norm():
+    @cases
+    def check(case):
+        x, weight, bias, mean, variance = _channels(case, 3)
+        eps = case.pick([1e-5, 1e-3]) if x[0, 0].numel() > 4 else 0.1
+        of_input = case.chance(0.6)
+        given = (None, None) if of_input else (mean, variance)
+        limits = _norm_limits(x)
+        if x.dtype in (torch.float16, torch.bfloat16):
+            limits["atol"] *= 4
+        case.check_or_fail(aten.instance_norm.default, (x, weight, bias, *given, of_input, 0.1, eps, True), **limits)
+
+    check()

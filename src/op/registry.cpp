@@ -13,6 +13,7 @@ namespace graft {
   X(activation_operators)          \
   X(arithmetic_operators)          \
   X(attention_operators)           \
+  X(batch_norm_operators)          \
   X(cast_operators)                \
   X(conv_operators)                \
   X(creation_operators)            \
