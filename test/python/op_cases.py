@@ -36,6 +36,10 @@ many = settings(
     suppress_health_check=list(HealthCheck),
 )
 
+#: Drawn bit by bit: for integers hypothesis also tries constants of the modules that happen to be imported, and the
+#: same test would see other cases in another selection of tests.
+_SEEDS = st.tuples(*[st.booleans()] * 24).map(lambda bits: sum(bit << i for i, bit in enumerate(bits)))
+
 
 def cases(test: Callable[..., None]) -> Callable[..., None]:
     """Decorator: runs `test(..., case=Cases(seed))` on 200 seeds that eager accepts some call of."""
@@ -46,7 +50,7 @@ def cases(test: Callable[..., None]) -> Callable[..., None]:
         if case.refused and not case.compared:
             reject()
 
-    return many(given(case=st.integers(0, 2**40).map(Cases))(counted))
+    return many(given(case=_SEEDS.map(Cases))(counted))
 
 
 class Cases:
