@@ -190,12 +190,23 @@ class GRAFT_API Arena {
   std::unique_ptr<Impl> impl_;
 };
 
+// How the rows of a cache of keys and values are stored. q8_0: blocks of 32 elements, 8 bits each and a scale.
+enum class KvType : std::uint8_t { computed, f32, f16, bf16, q8_0 };  // computed: as the model computes them
+
+// The cache of a program with graft::attention nodes. Its memory is reserved at once and touched as it fills.
+struct KvOptions {
+  std::int64_t rows = 1;       // sequences: the largest batch
+  std::int64_t length = 4096;  // tokens of each
+  KvType type = KvType::computed;
+};
+
 struct SessionOptions {
   int threads = 0;                  // 0: GRAFT_THREADS, else the CPUs this process may use
   std::size_t max_graphs = 16;      // instantiated plans kept, least recently used dropped first
   bool strict_zero_copy = false;    // an input or output that would need a copy throws InvalidArgument instead
   std::shared_ptr<Arena> arena;     // shared with other sessions; two of them running at once: the second throws Busy
   std::size_t queue_capacity = 16;  // runs that may wait in submit()
+  KvOptions kv;
 };
 
 // May be called from any thread to stop the run in progress at its next node.
@@ -289,6 +300,15 @@ class GRAFT_API Session {
   // A session of the same program and options with copies of the states; arena and plans' graphs are its own (a shared
   // arena stays shared).
   Session fork();
+  // The cache of keys and values; InvalidArgument for a program without one. Tokens that each row holds:
+  std::span<const std::int64_t> kv_lengths();
+  // Keeps the first `length` tokens of every row that has more. The memory stays.
+  void kv_truncate(std::int64_t length);
+  // Row i becomes a copy of what row rows[i] was; rows beyond become empty. At most KvOptions::rows.
+  void kv_select(std::span<const std::int64_t> rows);
+  // Another size; what the cache holds stays. Throws InvalidArgument when that would not fit.
+  void kv_resize(std::int64_t rows, std::int64_t length);
+
   // All states to and from a file. `restore` throws InvalidProgram for a file of another program or a damaged one, and
   // then changes nothing.
   void save(const std::string& path);

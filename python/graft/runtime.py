@@ -191,6 +191,22 @@ class Model:
         """Every state as at load."""
         self._session.reset()
 
+    def kv_lengths(self) -> list[int]:
+        """Tokens that each row of the cache of keys and values holds."""
+        return self._session.kv_lengths()
+
+    def kv_truncate(self, length: int) -> None:
+        """Keeps the first `length` tokens of every row of the cache that has more."""
+        self._session.kv_truncate(length)
+
+    def kv_select(self, rows: Sequence[int]) -> None:
+        """Row i of the cache becomes a copy of what row `rows[i]` was; rows beyond become empty."""
+        self._session.kv_select(list(rows))
+
+    def kv_resize(self, rows: int, length: int) -> None:
+        """Another size of the cache; what it holds stays."""
+        self._session.kv_resize(rows, length)
+
     def fork(self) -> Model:
         """Another model of the same program with copies of the states."""
         return Model(self._program, self._session.fork())
@@ -257,6 +273,9 @@ def load(
     max_plans: int = 64,
     strict_zero_copy: bool = False,
     verify_hashes: bool = False,
+    kv_rows: int = 1,
+    kv_length: int = 4096,
+    kv_dtype: str = "computed",
     on_phase: Callable[[str], None] | None = None,
 ) -> Model:
     """Loads a package written by `graft.export`: a path, or the package itself as an object with a buffer (bytes, mmap).
@@ -264,9 +283,11 @@ def load(
     `weights`: files with weights that the package leaves out: .ptd, .safetensors, .safetensors.index.json (its shards
     lie beside it), .gguf. `tensors`: the same in memory, by name: used where they lie, before any file is asked. The
     model keeps them, and a package in memory, alive. `on_phase` is called with the name of each phase of the load as it
-    begins; what it raises ends the load. `device`: a name of `graft.devices()`; "" means GRAFT_DEVICE, else the CPU. `threads`: 0 means GRAFT_THREADS, else the CPUs this process
-    may use. `strict_zero_copy`: an input that would have to be copied is an error. Raises `graft.NotFound`,
-    `graft.InvalidProgram` or `graft.Unsupported`.
+    begins; what it raises ends the load. `device`: a name of `graft.devices()`; "" means GRAFT_DEVICE, else the CPU.
+    `threads`: 0 means GRAFT_THREADS, else the CPUs this process may use. `strict_zero_copy`: an input that would have to
+    be copied is an error. `kv_rows`, `kv_length`, `kv_dtype`: of a program with attention over a cache: sequences,
+    tokens of each, and how they are stored ("computed" as the model computes them, "f32", "f16", "bf16", "q8_0").
+    Raises `graft.NotFound`, `graft.InvalidProgram` or `graft.Unsupported`.
     """
     owner: list[Any] = []
     views = {name: _given(name, tensor, owner) for name, tensor in (tensors or {}).items()}
@@ -280,5 +301,12 @@ def load(
         verify_hashes=verify_hashes,
         on_phase=on_phase,
     )
-    session = _C.Session(program, threads=threads, strict_zero_copy=strict_zero_copy)
+    session = _C.Session(
+        program,
+        threads=threads,
+        strict_zero_copy=strict_zero_copy,
+        kv_rows=kv_rows,
+        kv_length=kv_length,
+        kv_type=kv_dtype,
+    )
     return Model(program, session)

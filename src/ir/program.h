@@ -88,12 +88,16 @@ struct Weight {
   std::vector<std::uint8_t> sha256;
 };
 
+// `kv` and `kv_length` exist in memory only (src/pass/kv_cache.h): their sizes are the session's choice.
+enum class StateKind : std::uint8_t { plain, kv, kv_length };
+
 struct State {
   std::string fqn;
   DType dtype = DType::f32;
   Shape shape;
   std::int32_t initial = -1;
   bool persistent = false;
+  StateKind kind = StateKind::plain;
 };
 
 // `constant` exists in memory only: the result of constant folding, index into the method's folded constants.

@@ -39,6 +39,7 @@ void run_attention(const KernelContext& ctx, const simd::AttentionTable& table) 
   head.s = k.shape[rank - 2];
   head.dv = v.shape[rank - 1];
   head.dtype = q.dtype;
+  head.kv = simd::row_type(k.dtype);
   head.q_row = stride(q, 2);
   head.k_row = stride(k, 2);
   head.v_row = stride(v, 2);

@@ -18,6 +18,7 @@ namespace graft {
   X(conv_operators)                \
   X(creation_operators)            \
   X(index_operators)               \
+  X(kv_attention_operators)        \
   X(linear_operators)              \
   X(logic_operators)               \
   X(movement_operators)            \

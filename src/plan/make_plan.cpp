@@ -10,6 +10,7 @@
 #include "plan/arena.h"
 #include "plan/arena_check.h"
 #include "plan/fuse.h"
+#include "plan/kv_shape.h"
 #include "plan/lowering.h"
 #include "plan/stages.h"
 #include "plan/state_updates.h"
@@ -38,6 +39,7 @@ class Planner {
         method_(method),
         lowering_(options.max_threads, options.device),
         device_(options.device),
+        kv_(options.kv),
         bindings_(method.values.size()) {}
 
   Plan run(std::span<const InputDesc> inputs) {
@@ -60,6 +62,7 @@ class Planner {
     list_aliases();
     if (device_) cut_stages(plan_, device_->alignment());
     plan_.key = plan_key(inputs);
+    if (has_kv_cache(program_.states)) append_kv_key(kv_, plan_.key);
     return std::move(plan_);
   }
 
@@ -89,7 +92,7 @@ class Planner {
           break;
         case ir::InputKind::state:
           buffer.segment = Segment::state;
-          desc = TensorDesc(value.dtype, shape_of(value));
+          desc = state_desc(program_.states[input.index], kv_);
           break;
       }
       buffer.bytes = static_cast<std::int64_t>(desc.byte_count());
@@ -409,6 +412,7 @@ class Planner {
   const ir::Method& method_;
   Lowering lowering_;
   const DeviceOps* device_;
+  KvOptions kv_;
   std::vector<Binding> bindings_;
   Plan plan_;
 };
@@ -478,6 +482,14 @@ std::vector<std::int64_t> plan_key(std::span<const InputDesc> inputs) {
     }
   }
   return key;
+}
+
+void append_kv_key(const KvOptions& kv, std::vector<std::int64_t>& key) {
+  key.insert(key.end(), {kv.rows, kv.length, static_cast<std::int64_t>(kv.type)});
+}
+
+bool has_kv_cache(std::span<const ir::State> states) {
+  return std::ranges::any_of(states, [](const ir::State& s) { return s.kind != ir::StateKind::plain; });
 }
 
 Plan make_plan(const ir::Program& program, const ir::Method& method, std::span<const InputDesc> inputs,

@@ -2,6 +2,7 @@
 
 #include <span>
 
+#include "graft/graft.h"
 #include "ir/program.h"
 #include "plan/lowering.h"
 #include "plan/plan.h"
@@ -18,6 +19,7 @@ struct InputDesc {
 struct PlanOptions {
   int max_threads = 1;                // threads that will run the launches; sizes the kernels' scratch
   const DeviceOps* device = nullptr;  // runs what it can; null: the CPU runs everything
+  KvOptions kv;                       // of programs with a cache of keys and values
 };
 
 // Positions of the user's flattened arguments. Those that the graph does not read (None, a constant) have no value.
@@ -27,8 +29,11 @@ std::size_t user_input_count(const ir::Method& method);
 // naming the input.
 void check_inputs(const ir::Method& method, std::span<const InputDesc> inputs);
 
-// The shape key: what must be equal for a plan to serve a call again. Sizes of the tensors and values of the numbers.
+// The shape key: what must be equal for a plan to serve a call again. Sizes of the tensors, values of the numbers and,
+// of a program with a cache of keys and values, its sizes and type.
 std::vector<std::int64_t> plan_key(std::span<const InputDesc> inputs);
+void append_kv_key(const KvOptions& kv, std::vector<std::int64_t>& key);
+bool has_kv_cache(std::span<const ir::State> states);
 
 // Makes the plan of a method for these inputs: runs the shape rules forward, lowers every node, lays out the arena.
 // Pure: depends on the arguments alone. Throws InvalidArgument where the shapes cannot work, InvalidProgram where a

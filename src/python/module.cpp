@@ -165,6 +165,13 @@ nb::dict to_dict(const MethodInfo& info) {
   return d;
 }
 
+KvType kv_type_named(const std::string& name) {
+  constexpr std::string_view names[] = {"computed", "f32", "f16", "bf16", "q8_0"};
+  for (std::size_t i = 0; i < std::size(names); ++i)
+    if (name == names[i]) return static_cast<KvType>(i);
+  throw InvalidArgument("kv_type must be computed, f32, f16, bf16 or q8_0, got '" + name + "'");
+}
+
 // Nodes that cannot run here: (method index, node name, target, reason).
 std::vector<std::tuple<std::size_t, std::string, std::string, std::string>> refusals(const nb::bytes& blob) {
   std::vector<std::tuple<std::size_t, std::string, std::string, std::string>> out;
@@ -288,14 +295,18 @@ NB_MODULE(_C, m) {
   nb::class_<Session>(m, "Session")
       .def(
           "__init__",
-          [](Session* self, std::shared_ptr<Program> program, int threads, std::size_t max_graphs, bool strict) {
+          [](Session* self, std::shared_ptr<Program> program, int threads, std::size_t max_graphs, bool strict,
+             std::int64_t kv_rows, std::int64_t kv_length, const std::string& kv_type) {
             SessionOptions options;
+            options.kv = {kv_rows, kv_length, kv_type_named(kv_type)};
             options.threads = threads;
             options.max_graphs = max_graphs;
             options.strict_zero_copy = strict;
             new (self) Session(std::move(program), options);
           },
-          nb::arg("program"), nb::arg("threads") = 0, nb::arg("max_graphs") = 16, nb::arg("strict_zero_copy") = false)
+          nb::arg("program"), nb::arg("threads") = 0, nb::arg("max_graphs") = 16, nb::arg("strict_zero_copy") = false,
+          nb::arg("kv_rows") = KvOptions{}.rows, nb::arg("kv_length") = KvOptions{}.length,
+          nb::arg("kv_type") = "computed")
       .def("output_values",
            [](Session& s, const std::string& method, const nb::list& inputs) {
              const std::vector<Value> values = to_values(inputs);
@@ -331,6 +342,15 @@ NB_MODULE(_C, m) {
                out.append(nb::make_tuple(state.name, from_value(Value::of(state.tensor))));
              return out;
            })
+      .def("kv_lengths",
+           [](Session& s) {
+             const std::span<const std::int64_t> lengths = s.kv_lengths();
+             return std::vector<std::int64_t>(lengths.begin(), lengths.end());
+           })
+      .def("kv_truncate", &Session::kv_truncate, nb::arg("length"))
+      .def(
+          "kv_select", [](Session& s, const std::vector<std::int64_t>& rows) { s.kv_select(rows); }, nb::arg("rows"))
+      .def("kv_resize", &Session::kv_resize, nb::arg("rows"), nb::arg("length"))
       .def("reset", &Session::reset)
       .def("fork", &Session::fork)
       .def("save", &Session::save, nb::arg("path"), nb::call_guard<nb::gil_scoped_release>())

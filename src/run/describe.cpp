@@ -2,6 +2,7 @@
 #include <nlohmann/json.hpp>
 
 #include "graft/graft.h"
+#include "plan/kv_shape.h"
 #include "plan/stages.h"
 #include "run/program_impl.h"
 
@@ -130,7 +131,9 @@ std::string Program::describe(bool whole_plans) const {
   }
   Json states = Json::array();
   for (const StateInfo& state : impl_->states)
-    states.push_back({{"fqn", state.fqn}, {"tensor", state.desc.str()}, {"bytes", state.desc.byte_count()}});
+    states.push_back({{"fqn", state.state.fqn},
+                      {"tensor", state_desc(state.state, {}).str()},
+                      {"bytes", state_desc(state.state, {}).byte_count()}});
   const ProgramStats stats = impl_->stats();
   Json phases = Json::array();
   for (const PhaseStats& p : stats.phases)

@@ -10,6 +10,8 @@
 #include "kernel/simd/cpu_check.h"
 #include "op/operator.h"
 #include "package/package.h"
+#include "pass/kv_cache.h"
+#include "plan/kv_shape.h"
 #include "run/device.h"
 #include "run/fold.h"
 #include "run/log.h"
@@ -53,7 +55,13 @@ class Loader {
   }
 
   // The graphs, with one method each, valid and checked by `check_operators`.
-  void set_graphs(std::vector<ir::Program> graphs) { graphs_ = std::move(graphs); }
+  void set_graphs(std::vector<ir::Program> graphs) {
+    graphs_ = std::move(graphs);
+    for (ir::Program& graph : graphs_) {
+      add_kv_cache(graph);
+      ir::verify(graph);
+    }
+  }
   const std::vector<ir::Program>& graphs() const { return graphs_; }
 
   std::uint64_t host_bytes() const {
@@ -96,7 +104,7 @@ class Loader {
       method.user_outputs = user_outputs(graphs_[i].methods[0]);
     }
     std::uint64_t bytes = 0;
-    for (const StateInfo& state : impl_->states) bytes += state.desc.byte_count();
+    for (const StateInfo& state : impl_->states) bytes += state_desc(state.state, {}).byte_count();
     if (!impl_->states.empty()) impl_->fingerprint = fingerprint();
     return bytes;
   }
@@ -147,16 +155,16 @@ class Loader {
 
   std::uint32_t place_state(const ir::State& state, const LoadedMethod& method) {
     const std::byte* initial = state.initial >= 0 ? method.weights[static_cast<std::size_t>(state.initial)] : nullptr;
-    const TensorDesc desc(state.dtype, state.shape);
     std::vector<StateInfo>& states = impl_->states;
     for (std::uint32_t i = 0; i < states.size(); ++i) {
-      if (states[i].fqn != state.fqn || GRAFT_PLANT("state-per-method")) continue;
-      GRAFT_CHECK(InvalidProgram, states[i].desc.dtype == desc.dtype && states[i].desc.shape == desc.shape, "state '",
-                  state.fqn, "' is ", states[i].desc.str(), " in one method and ", desc.str(), " in method '",
-                  method.info.name, "'");
+      const ir::State& known = states[i].state;
+      if (known.fqn != state.fqn || GRAFT_PLANT("state-per-method")) continue;
+      GRAFT_CHECK(InvalidProgram, known.dtype == state.dtype && known.shape == state.shape && known.kind == state.kind,
+                  "state '", state.fqn, "' is ", TensorDesc(known.dtype, known.shape).str(), " in one method and ",
+                  TensorDesc(state.dtype, state.shape).str(), " in method '", method.info.name, "'");
       return i;
     }
-    states.push_back({state.fqn, desc, initial});
+    states.push_back({state, initial});
     return static_cast<std::uint32_t>(states.size() - 1);
   }
 
@@ -169,7 +177,8 @@ class Loader {
         text.append(weight.sha256.begin(), weight.sha256.end());
       }
     }
-    for (const StateInfo& state : impl_->states) text += str("state ", state.fqn, " ", state.desc.str(), "\n");
+    for (const StateInfo& state : impl_->states)
+      text += str("state ", state.state.fqn, " ", state_desc(state.state, {}).str(), "\n");
     return sha256(std::as_bytes(std::span(text)));
   }
 

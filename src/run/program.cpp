@@ -3,6 +3,7 @@
 
 #include "base/check.h"
 #include "graft/graft.h"
+#include "pass/kv_cache.h"
 #include "run/fold.h"
 #include "run/program_impl.h"
 
@@ -55,8 +56,9 @@ bool fits(const ir::Program& graph, const LoadedMethod& method, const std::vecto
     return weight.storage == ir::Storage::plain && weight.byte_size == bytes;
   };
   const auto same_state = [&](const ir::State& state, std::uint32_t index) {
-    return state.fqn == states[index].fqn && state.dtype == states[index].desc.dtype &&
-           state.shape == states[index].desc.shape;
+    const ir::State& known = states[index].state;
+    return state.fqn == known.fqn && state.kind == known.kind && state.dtype == known.dtype &&
+           state.shape == known.shape;
   };
   return info.name == method.info.name && same_kinds(info.inputs, method.info.inputs) &&
          same_kinds(info.outputs, method.info.outputs) && user_outputs(graph.methods[0]) == method.user_outputs &&
@@ -113,6 +115,10 @@ bool same_types(const MethodInfo& method, std::span<const InputDesc> inputs) {
   });
 }
 
+bool Program::Impl::has_kv_cache() const {
+  return std::ranges::any_of(states, [](const StateInfo& s) { return s.state.kind != ir::StateKind::plain; });
+}
+
 std::uint32_t Program::Impl::find(std::string_view name) const {
   std::string known;
   for (std::uint32_t i = 0; i < methods.size(); ++i) {
@@ -123,7 +129,7 @@ std::uint32_t Program::Impl::find(std::string_view name) const {
 }
 
 PlanCache::Result Program::Impl::plan(std::uint32_t index, std::span<const InputDesc> inputs,
-                                      const std::vector<std::int64_t>& key, int threads) const {
+                                      const std::vector<std::int64_t>& key, int threads, const KvOptions& kv) const {
   return plans.get(index, threads, key, [&] {
     using Clock = std::chrono::steady_clock;
     const Clock::time_point start = Clock::now();
@@ -131,6 +137,7 @@ PlanCache::Result Program::Impl::plan(std::uint32_t index, std::span<const Input
     PlanOptions options;
     options.max_threads = threads;
     options.device = on_device.get();
+    options.kv = kv;
     Plan plan = make_plan(*program, program->methods[0], inputs, options);
     phases.add(kPlansPhase, std::chrono::duration<double, std::milli>(Clock::now() - start).count(), host_bytes(plan));
     return plan;
@@ -144,6 +151,7 @@ std::shared_ptr<const ir::Program> Program::Impl::graph(std::uint32_t index) con
   if (auto made = method.graph->made.lock()) return made;
   for (const auto& file : files) file->check_unchanged();
   auto again = std::make_shared<ir::Program>(read_method(index));
+  add_kv_cache(*again);
   ir::verify(*again);
   GRAFT_CHECK(InvalidProgram, again->methods.size() == 1 && fits(*again, method, states), "method '", method.info.name,
               "' of ", source, " changed since it was loaded");

@@ -54,8 +54,7 @@ bool same_types(const MethodInfo& method, std::span<const InputDesc> inputs);
 
 // A mutable buffer of the program; every session has memory of its own for it.
 struct StateInfo {
-  std::string fqn;
-  TensorDesc desc;
+  ir::State state;
   const std::byte* initial = nullptr;  // null: zeros
 };
 
@@ -116,10 +115,11 @@ struct Program::Impl {
   mutable std::atomic<std::uint64_t> graph_bytes_freed = 0;
   mutable std::atomic<std::uint64_t> graphs_read_again = 0;
 
+  bool has_kv_cache() const;
   // Index of the method. Throws NotFound, listing the methods there are.
   std::uint32_t find(std::string_view name) const;
   PlanCache::Result plan(std::uint32_t method, std::span<const InputDesc> inputs, const std::vector<std::int64_t>& key,
-                         int threads) const;
+                         int threads, const KvOptions& kv) const;
   // The graph of a method (one method, constants folded), read again when it was dropped. Throws InvalidProgram when
   // the files changed since the load. From any thread.
   std::shared_ptr<const ir::Program> graph(std::uint32_t method) const;

@@ -59,6 +59,8 @@ Session::Impl::Impl(std::shared_ptr<const Program> loaded_program, const Session
     : program(std::move(loaded_program)), options(session_options), threads(resolve_threads(options.threads)) {
   if (const ProgramDevice* on_device = loaded().on_device.get()) device = std::make_unique<SessionDevice>(*on_device);
   arena = options.arena ? options.arena : std::make_shared<Arena>();
+  has_kv = loaded().has_kv_cache();
+  if (has_kv) check_kv(options.kv);
 }
 
 Session::Impl::~Impl() { drain(); }
@@ -124,6 +126,7 @@ Session::Impl::Graph& Session::Impl::graph_for(std::uint32_t index) {
   const LoadedMethod& method = loaded().methods[index];
   key.clear();
   for (const InputDesc& input : input_descs) append_key(input);
+  if (has_kv) append_kv_key(options.kv, key);
   for (auto it = graphs.begin(); it != graphs.end(); ++it) {
     if (it->method != index || !same_key(it->executable->plan().key, key)) continue;
     // Equal sizes do not make equal dtypes or ranks.
@@ -131,7 +134,7 @@ Session::Impl::Graph& Session::Impl::graph_for(std::uint32_t index) {
     if (it != graphs.begin()) graphs.splice(graphs.begin(), graphs, it);
     return graphs.front();
   }
-  PlanCache::Result found = loaded().plan(index, input_descs, key, threads);
+  PlanCache::Result found = loaded().plan(index, input_descs, key, threads, options.kv);
   Graph graph;
   graph.method = index;
   graph.counts_as_miss = !found.hit;

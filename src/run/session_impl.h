@@ -14,6 +14,7 @@
 #include "base/aligned.h"
 #include "base/check.h"
 #include "graft/graft.h"
+#include "plan/kv_shape.h"
 #include "run/executable.h"
 #include "run/program_impl.h"
 #include "run/session_device.h"
@@ -62,6 +63,7 @@ struct Session::Impl {
   std::unique_ptr<SessionDevice> device;  // null for the CPU; the graphs use it
   std::shared_ptr<Arena> arena;
   std::vector<AlignedMemory> states;
+  bool has_kv = false;
   std::atomic_flag busy = ATOMIC_FLAG_INIT;
   bool closed = false;
 
@@ -108,6 +110,17 @@ struct Session::Impl {
   // --- session_state.cpp ---
   std::byte* state(std::uint32_t index);
   void reset_state(std::uint32_t index);
+  TensorDesc desc_of(std::uint32_t index) const { return state_desc(loaded().states[index].state, options.kv); }
+  // The bytes of a state that hold something: all, or of a cache of keys and values the tokens of `lengths` (by row).
+  struct Range {
+    std::size_t offset = 0, bytes = 0;
+  };
+  std::vector<Range> used_ranges(std::uint32_t index, std::span<const std::int64_t> lengths) const;
+
+  // --- session_kv.cpp ---
+  void check_kv(const KvOptions& kv) const;
+  // Tokens of each row. Asserts that there is a cache.
+  std::span<std::int64_t> lengths();
 
   // --- session_queue.cpp ---
   struct Job {

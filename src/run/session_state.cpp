@@ -12,10 +12,10 @@
 namespace graft {
 namespace {
 
-// A file of states: magic, version, fingerprint of the program, then the bytes of all states in the program's order,
-// then the SHA-256 of everything before. Little-endian, as packages are.
+// A file of states: the head, then of each state in the program's order the bytes that hold something, then the SHA-256
+// of everything before. Little-endian, as packages are. A cache's lengths come before its keys and values.
 constexpr char kMagic[8] = {'G', 'R', 'A', 'F', 'T', 'S', 'T', 'A'};
-constexpr std::uint32_t kVersion = 1;
+constexpr std::uint32_t kVersion = 2;
 using Digest = std::array<std::uint8_t, 32>;
 
 struct FileHead {
@@ -23,16 +23,33 @@ struct FileHead {
   std::uint32_t version;
   std::uint32_t states;
   Digest program;
+  std::int64_t kv_rows;  // of a program with a cache of keys and values, else 0
+  std::int64_t kv_type;
 };
 
 }  // namespace
 
+std::vector<Session::Impl::Range> Session::Impl::used_ranges(std::uint32_t index,
+                                                             std::span<const std::int64_t> lengths) const {
+  const TensorDesc desc = desc_of(index);
+  if (loaded().states[index].state.kind != ir::StateKind::kv) return {{0, desc.byte_count()}};
+  std::vector<Range> ranges;  // of [rows, heads, slots, size]
+  const std::size_t slot = static_cast<std::size_t>(desc.shape[3]) * byte_size(desc.dtype);
+  for (std::int64_t r = 0; r < desc.shape[0]; ++r) {
+    const auto tokens = static_cast<std::size_t>(lengths[static_cast<std::size_t>(r)]);
+    if (tokens == 0) continue;
+    for (std::int64_t h = 0; h < desc.shape[1]; ++h)
+      ranges.push_back({static_cast<std::size_t>((r * desc.shape[1] + h) * desc.shape[2]) * slot, tokens * slot});
+  }
+  return ranges;
+}
+
 void Session::Impl::reset_state(std::uint32_t index) {
   const StateInfo& info = loaded().states[index];
-  const std::size_t bytes = info.desc.byte_count();
+  const std::size_t bytes = desc_of(index).byte_count();
   if (info.initial) {
     std::memcpy(states[index].data(), info.initial, bytes);
-  } else {
+  } else if (info.state.kind != ir::StateKind::kv) {  // a cache is empty when its lengths are 0
     std::memset(states[index].data(), 0, bytes);
   }
 }
@@ -41,7 +58,7 @@ std::byte* Session::Impl::state(std::uint32_t index) {
   if (states.size() <= index) states.resize(loaded().states.size());
   AlignedMemory& memory = states[index];
   if (!memory.data()) {
-    const std::size_t bytes = loaded().states[index].desc.byte_count();
+    const std::size_t bytes = desc_of(index).byte_count();
     memory = AlignedMemory(bytes);
     reset_state(index);
     counters.state_bytes += bytes;
@@ -55,7 +72,7 @@ std::vector<StateView> Session::states() {
   std::vector<StateView> views;
   const std::vector<StateInfo>& infos = impl_->loaded().states;
   for (std::uint32_t i = 0; i < infos.size(); ++i)
-    views.push_back({infos[i].fqn, {impl_->state(i), infos[i].desc.dtype, infos[i].desc.shape}});
+    views.push_back({infos[i].state.fqn, {impl_->state(i), impl_->desc_of(i).dtype, impl_->desc_of(i).shape}});
   return views;
 }
 
@@ -72,29 +89,37 @@ Session Session::fork() {
   SessionOptions options = impl_->options;
   options.threads = impl_->threads;
   Session copy(impl_->program, options);
-  for (std::uint32_t i = 0; i < impl_->states.size(); ++i)
-    if (impl_->states[i].data()) std::memcpy(copy.impl_->state(i), impl_->states[i].data(), impl_->states[i].size());
+  const std::span<const std::int64_t> lengths = impl_->has_kv ? impl_->lengths() : std::span<std::int64_t>();
+  for (std::uint32_t i = 0; i < impl_->states.size(); ++i) {
+    if (!impl_->states[i].data()) continue;
+    std::byte* to = copy.impl_->state(i);
+    for (const auto& [offset, bytes] : impl_->used_ranges(i, lengths))
+      std::memcpy(to + offset, impl_->states[i].data() + offset, bytes);
+  }
   return copy;
 }
 
 void Session::save(const std::string& path) {
   const BusyGuard guard(impl_->busy, kSessionInUse);
   impl_->check_open();
-  const std::vector<StateInfo>& infos = impl_->loaded().states;
-  std::size_t total = sizeof(FileHead);
-  for (const StateInfo& info : infos) total += info.desc.byte_count();
-  std::vector<std::byte> bytes(total);
+  const auto states = static_cast<std::uint32_t>(impl_->loaded().states.size());
   FileHead head{};
   std::memcpy(head.magic, kMagic, sizeof(kMagic));
   head.version = kVersion;
-  head.states = static_cast<std::uint32_t>(infos.size());
+  head.states = states;
   head.program = impl_->loaded().fingerprint;
+  std::span<const std::int64_t> lengths;
+  if (impl_->has_kv) {
+    head.kv_rows = impl_->options.kv.rows;
+    head.kv_type = static_cast<std::int64_t>(impl_->options.kv.type);
+    lengths = impl_->lengths();
+  }
+  std::vector<std::byte> bytes(sizeof(head));
   std::memcpy(bytes.data(), &head, sizeof(head));
-  std::size_t at = sizeof(head);
-  for (std::uint32_t i = 0; i < infos.size(); ++i) {
-    const std::size_t size = infos[i].desc.byte_count();
-    if (size > 0) std::memcpy(bytes.data() + at, impl_->state(i), size);
-    at += size;
+  for (std::uint32_t i = 0; i < states; ++i) {
+    const std::byte* from = impl_->state(i);
+    for (const auto& [offset, size] : impl_->used_ranges(i, lengths))
+      bytes.insert(bytes.end(), from + offset, from + offset + size);
   }
   const Digest digest = sha256(bytes);
   // Under another name first: a full disk or a crash leaves an earlier file as it was.
@@ -113,32 +138,50 @@ void Session::restore(const std::string& path) {
   impl_->check_open();
   std::ifstream file(path, std::ios::binary);
   GRAFT_CHECK(NotFound, file, "cannot open ", path);
-  const std::vector<StateInfo>& infos = impl_->loaded().states;
-  std::size_t total = sizeof(FileHead);
-  for (const StateInfo& info : infos) total += info.desc.byte_count();
+  const std::string content((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  const std::span<const std::byte> bytes = std::as_bytes(std::span(content));
   FileHead head{};
-  file.read(reinterpret_cast<char*>(&head), sizeof(head));
-  GRAFT_CHECK(InvalidProgram, file && std::equal(kMagic, kMagic + sizeof(kMagic), head.magic), path,
+  const bool whole = bytes.size() >= sizeof(head) + sizeof(Digest);
+  if (whole) std::memcpy(&head, bytes.data(), sizeof(head));
+  GRAFT_CHECK(InvalidProgram, whole && std::equal(kMagic, kMagic + sizeof(kMagic), head.magic), path,
               " is not a file of states");
   GRAFT_CHECK(InvalidProgram, head.version == kVersion, path, ": version of the file must be ", kVersion, ", found ",
               head.version);
+  const std::vector<StateInfo>& infos = impl_->loaded().states;
   GRAFT_CHECK(InvalidProgram, head.states == infos.size() && head.program == impl_->loaded().fingerprint, path,
               " holds ", head.states, " states of another program, not the ", infos.size(), " of ",
               impl_->loaded().source);
-  std::vector<std::byte> bytes(total);
-  std::memcpy(bytes.data(), &head, sizeof(head));
-  file.read(reinterpret_cast<char*>(bytes.data()) + sizeof(head), static_cast<std::streamsize>(total - sizeof(head)));
+  const std::span<const std::byte> hashed = bytes.first(bytes.size() - sizeof(Digest));
   Digest digest{};
-  file.read(reinterpret_cast<char*>(digest.data()), static_cast<std::streamsize>(digest.size()));
-  GRAFT_CHECK(InvalidProgram, file && digest == sha256(bytes) && file.peek() == std::ifstream::traits_type::eof(), path,
-              " is damaged: its length or checksum is wrong");
-  // Nothing was changed before all of it was checked.
+  std::memcpy(digest.data(), bytes.data() + hashed.size(), sizeof(digest));
+  GRAFT_CHECK(InvalidProgram, digest == sha256(hashed), path, " is damaged: its length or checksum is wrong");
+  const KvOptions& kv = impl_->options.kv;
+  if (impl_->has_kv)
+    GRAFT_CHECK(InvalidArgument, head.kv_rows == kv.rows && head.kv_type == static_cast<std::int64_t>(kv.type), path,
+                " holds a cache of ", head.kv_rows, " rows of type ", head.kv_type, ", the session's has ", kv.rows,
+                " rows of type ", static_cast<int>(kv.type));
+  // Nothing is changed before all of it was checked.
+  std::vector<std::int64_t> lengths;
+  std::vector<std::pair<std::byte*, std::span<const std::byte>>> copies;
   std::size_t at = sizeof(head);
-  for (std::uint32_t i = 0; i < infos.size(); ++i) {
-    const std::size_t size = infos[i].desc.byte_count();
-    if (size > 0) std::memcpy(impl_->state(i), bytes.data() + at, size);
+  const auto take = [&](std::size_t size) {
+    GRAFT_CHECK(InvalidProgram, size <= hashed.size() - at, path, " is damaged: it ends too early");
     at += size;
+    return hashed.subspan(at - size, size);
+  };
+  for (std::uint32_t i = 0; i < infos.size(); ++i) {
+    std::byte* to = impl_->state(i);
+    for (const auto& [offset, size] : impl_->used_ranges(i, lengths)) copies.emplace_back(to + offset, take(size));
+    if (infos[i].state.kind != ir::StateKind::kv_length) continue;
+    lengths.resize(static_cast<std::size_t>(kv.rows));
+    std::memcpy(lengths.data(), copies.back().second.data(), copies.back().second.size());
+    for (const std::int64_t length : lengths)
+      GRAFT_CHECK(InvalidArgument, length >= 0 && length <= kv.length, path, " holds ", length,
+                  " tokens, the session's cache has room for ", kv.length);
   }
+  GRAFT_CHECK(InvalidProgram, at == hashed.size(), path, " is damaged: bytes are left over");
+  for (const auto& [to, from] : copies)
+    if (!from.empty()) std::memcpy(to, from.data(), from.size());
 }
 
 }  // namespace graft

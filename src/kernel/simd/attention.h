@@ -11,11 +11,25 @@ namespace graft::simd {
 
 inline constexpr std::int64_t kMaxHeadSize = 512;
 
-// One head. q [T, D], k [S, D], v [S, Dv], output [T, Dv]; all of `dtype` (f32, f16, bf16), elements of the last dim
-// next to each other, rows the given strides apart (in elements). D and Dv at most kMaxHeadSize.
+// How rows of keys and values are stored. q8_0: ggml's blocks of 32 elements, an f16 scale and 32 int8 each.
+enum class RowType : std::uint8_t { f32, f16, bf16, q8_0 };
+inline constexpr std::int64_t kQ8Block = 32;
+inline constexpr std::int64_t kQ8Bytes = 34;
+// The type of rows of a dtype: f32, f16 or bf16; u8 stands for the bytes of q8_0 blocks.
+inline RowType row_type(DType dtype) {
+  return dtype == DType::f32    ? RowType::f32
+         : dtype == DType::f16  ? RowType::f16
+         : dtype == DType::bf16 ? RowType::bf16
+                                : RowType::q8_0;
+}
+
+// One head. q [T, D], k [S, D], v [S, Dv], output [T, Dv]; q and output of `dtype` (f32, f16, bf16), elements of the
+// last dim next to each other, rows the given strides apart (in elements). D and Dv at most kMaxHeadSize; of q8_0 rows
+// D, Dv and the strides are multiples of kQ8Block.
 struct AttentionHead {
   std::int64_t t = 0, s = 0, d = 0, dv = 0;
   DType dtype = DType::f32;
+  RowType kv = RowType::f32;
   const void* q = nullptr;
   const void* k = nullptr;
   const void* v = nullptr;
@@ -25,15 +39,23 @@ struct AttentionHead {
   const void* mask = nullptr;
   DType mask_dtype = DType::b8;
   std::int64_t mask_row = 0, mask_col = 0;
-  bool causal = false;  // query t sees keys 0 .. t
+  // Which keys a query sees when causal: `group` queries in a row are heads of one token, query t belongs to token
+  // t / group, whose position is that + shift. It sees the keys up to its position, of these the last `window` and
+  // those of its own chunk (0: all). Tokens before `first_token` are padding and see none.
+  bool causal = false;
+  std::int64_t group = 1, shift = 0, first_token = 0, window = 0, chunk = 0;
   float scale = 1;
-  float* lse = nullptr;  // log of the sum of exponentials of each query's scores; may be null
+  float softcap = 0;            // scores become softcap * tanh(score / softcap) before the mask; 0: as they are
+  const float* sink = nullptr;  // [group]: a score that takes part in the softmax without a value; may be null
+  float* lse = nullptr;         // log of the sum of exponentials of each query's scores; may be null
 };
 
 struct AttentionTable {
   int block;  // queries that are best done in one call
   // Queries [t0, t1), at most `block` of them. A query that sees no key gives zeros, as PyTorch.
   void (*run)(const AttentionHead& head, std::int64_t t0, std::int64_t t1);
+  // Converts n elements of a row of keys or values, each rounded once; n a multiple of kQ8Block for q8_0.
+  void (*store_row)(const void* from, DType dtype, std::int64_t n, RowType type, void* to);
 };
 
 // The table of a level that is available here.

@@ -1,6 +1,7 @@
 #include "kernel/simd/attention.h"
 
 #include "kernel/simd/isa/tile.h"
+#include "kernel/simd/isa/vec_math.h"
 
 namespace graft::simd::GRAFT_ISA {
 namespace {
@@ -82,8 +83,78 @@ GRAFT_VEC void add_mask_row(const AttentionHead& h, i64 t, i64 s0, i64 n, float*
 // The maximum to subtract: a query without a key so far has -inf, and -inf - -inf would be NaN.
 GRAFT_VEC vf finite_shift(vf m) { return select(m == kMinusInfinity, zero(), m); }
 
-// Keys that queries up to t1 - 1 see.
-GRAFT_VEC i64 keys_seen(const AttentionHead& h, i64 t1) { return h.causal ? smaller(h.s, t1) : h.s; }
+// Query t sees the keys [keys_begin, keys_end); both grow with t.
+GRAFT_VEC i64 keys_end(const AttentionHead& h, i64 t) {
+  if (!h.causal) return h.s;
+  const i64 token = t / h.group;
+  if (token < h.first_token) return 0;
+  const i64 end = token + h.shift + 1;
+  return end < 0 ? 0 : smaller(h.s, end);
+}
+
+GRAFT_VEC i64 keys_begin(const AttentionHead& h, i64 t) {
+  if (!h.causal) return 0;
+  const i64 token = t / h.group;
+  const i64 position = (token < h.first_token ? h.first_token : token) + h.shift;
+  i64 begin = h.window > 0 ? position - h.window + 1 : 0;
+  if (h.chunk > 0 && position >= 0 && position / h.chunk * h.chunk > begin) begin = position / h.chunk * h.chunk;
+  return begin < 0 ? 0 : begin;
+}
+
+// Where row `index / row` of keys or values lies, `index` in elements.
+GRAFT_VEC const void* row_at(const void* data, RowType type, i64 index) {
+  if (type == RowType::q8_0) return static_cast<const char*>(data) + index / kQ8Block * kQ8Bytes;
+  return static_cast<const char*>(data) + index * (type == RowType::f32 ? 4 : 2);
+}
+
+// `n` elements of a row from element `first` on, as f32.
+GRAFT_LOCAL void widen_row(const void* data, RowType type, i64 index, i64 first, i64 n, float* to) {
+  if (type == RowType::f32) return widen_as<F32>(static_cast<const float*>(data) + index + first, 1, n, to);
+  const std::uint16_t* half = static_cast<const std::uint16_t*>(data) + index + first;
+  if (type == RowType::f16) return widen_as<F16>(half, 1, n, to);
+  if (type == RowType::bf16) return widen_as<BF16>(half, 1, n, to);
+  for (i64 i = 0; i < n;) {  // a panel may begin inside a block
+    const i64 element = index + first + i, inside = element % kQ8Block;
+    const i64 count = smaller(kQ8Block - inside, n - i);
+    const char* block = static_cast<const char*>(row_at(data, type, element));
+    std::uint16_t bits;
+    __builtin_memcpy(&bits, block, 2);
+    const float scale = f16_to_float(bits);
+    const signed char* q = reinterpret_cast<const signed char*>(block + 2) + inside;
+    for (i64 j = 0; j < count; ++j) to[i + j] = scale * static_cast<float>(q[j]);
+    i += count;
+  }
+}
+
+void store_row(const void* from, DType dtype, i64 n, RowType type, void* to) {
+  if (type == RowType::f32) return widen(from, dtype, 1, n, static_cast<float*>(to));
+  alignas(64) float wide[kMaxHeadSize];
+  widen(from, dtype, 1, n, wide);
+  if (type == RowType::f16 || type == RowType::bf16) {
+    std::uint16_t* half = static_cast<std::uint16_t*>(to);
+    i64 i = 0;
+    for (; i + kLanes <= n; i += kLanes)
+      type == RowType::f16 ? store_f16(half + i, load(wide + i)) : store_bf16(half + i, load(wide + i));
+    for (; i < n; ++i) half[i] = type == RowType::f16 ? float_to_f16(wide[i]) : float_to_bf16(wide[i]);
+    return;
+  }
+  char* block = static_cast<char*>(to);
+  for (i64 i = 0; i < n; i += kQ8Block, block += kQ8Bytes) {
+    float top = 0;
+    for (i64 j = 0; j < kQ8Block; ++j) {
+      const float a = __builtin_fabsf(wide[i + j]);
+      top = a > top || a != a ? a : top;
+    }
+    const float scale = top / 127.f;
+    const float inverse = scale == 0.f ? 0.f : 1.f / scale;
+    const std::uint16_t bits = float_to_f16(scale);
+    __builtin_memcpy(block, &bits, 2);
+    for (i64 j = 0; j < kQ8Block; ++j)
+      block[2 + j] = static_cast<char>(static_cast<signed char>(__builtin_rintf(wide[i + j] * inverse)));
+  }
+}
+
+GRAFT_VEC vf cap(vf x, float softcap) { return softcap * tanh(x * (1.f / softcap)); }
 
 // Scores of a block with queries in the lanes: mask and causality.
 void mask_block(const AttentionHead& h, i64 t0, int queries, i64 s0, i64 n, float* scores) {
@@ -99,10 +170,18 @@ void mask_block(const AttentionHead& h, i64 t0, int queries, i64 s0, i64 n, floa
       }
     }
   }
-  if (!h.causal) return;
-  for (i64 s = 0; s < n; ++s) {
-    const i64 blind = s0 + s - t0;  // queries before this lane do not see the key
-    for (i64 j = 0; j < smaller(blind, queries); ++j) scores[s * kPanel + j] = kMinusInfinity;
+  if (!h.causal || (s0 + n <= keys_end(h, t0) && s0 >= keys_begin(h, t0 + queries - 1))) return;
+  for (int c = 0; c < queries; c += kLanes) {
+    vi begin{}, end{};  // of each lane, counted from s0
+    for (int j = 0; j < kLanes && c + j < queries; ++j) {
+      begin[j] = static_cast<std::int32_t>(keys_begin(h, t0 + c + j) - s0);
+      end[j] = static_cast<std::int32_t>(keys_end(h, t0 + c + j) - s0);
+    }
+    for (i64 s = 0; s < n; ++s) {
+      float* row = scores + s * kPanel + c;
+      const vi key = vi{} + static_cast<std::int32_t>(s);
+      store(row, select((begin <= key) & (key < end), load(row), splat(kMinusInfinity)));
+    }
   }
 }
 
@@ -119,23 +198,30 @@ void many_queries(const AttentionHead& h, i64 t0, i64 t1) {
   for (i64 i = 0; i < h.dv * kPanel; i += kLanes) store(acc + i, zero());
   vf largest[2] = {splat(kMinusInfinity), splat(kMinusInfinity)};
   vf total[2] = {zero(), zero()};
-  const i64 end = keys_seen(h, t1);
-  for (i64 s0 = 0; s0 < end; s0 += kKeys) {
+  if (h.sink != nullptr) {
+    for (int j = 0; j < queries; ++j) {
+      largest[j / kLanes][j % kLanes] = h.sink[(t0 + j) % h.group];
+      total[j / kLanes][j % kLanes] = 1;
+    }
+  }
+  const i64 begin = keys_begin(h, t0), end = keys_end(h, t1 - 1);
+  for (i64 s0 = begin; s0 < end; s0 += kKeys) {
     const i64 n = smaller(kKeys, end - s0);
     for (i64 s = 0; s < n; s += kTileRows) {
       const int rows = static_cast<int>(smaller(kTileRows, n - s));
       const float* k = static_cast<const float*>(h.k) + (s0 + s) * h.k_row;
       i64 k_row = h.k_row;
-      if (h.dtype != DType::f32) {
-        for (int i = 0; i < rows; ++i) {
-          widen(at(h.k, h.dtype, (s0 + s + i) * h.k_row), h.dtype, 1, h.d, wide + i * h.d);
-        }
+      if (h.kv != RowType::f32) {
+        for (int i = 0; i < rows; ++i) widen_row(h.k, h.kv, (s0 + s + i) * h.k_row, 0, h.d, wide + i * h.d);
         k = wide;
         k_row = h.d;
       }
       kTiles[vectors - 1][rows - 1](k, k_row, q, kPanel, h.d, p + s * kPanel, false);
     }
-    if (h.mask != nullptr || (h.causal && s0 + n > t0 + 1)) mask_block(h, t0, queries, s0, n, p);
+    if (h.softcap != 0) {
+      for (i64 i = 0; i < n * kPanel; i += kLanes) store(p + i, cap(load(p + i), h.softcap));
+    }
+    mask_block(h, t0, queries, s0, n, p);
     for (int c = 0; c < vectors; ++c) {
       float* column = p + c * kLanes;
       vf m = largest[c];
@@ -150,14 +236,14 @@ void many_queries(const AttentionHead& h, i64 t0, i64 t1) {
       }
       total[c] = fma(total[c], keep, sum);
       largest[c] = m;
-      if (s0 > 0) {
+      if (s0 > begin) {
         for (i64 i = 0; i < h.dv; ++i) store(acc + i * kPanel + c * kLanes, load(acc + i * kPanel + c * kLanes) * keep);
       }
     }
     const float* v = static_cast<const float*>(h.v) + s0 * h.v_row;
     i64 v_row = h.v_row;
-    if (h.dtype != DType::f32) {
-      for (i64 s = 0; s < n; ++s) widen(at(h.v, h.dtype, (s0 + s) * h.v_row), h.dtype, 1, h.dv, wide + s * h.dv);
+    if (h.kv != RowType::f32) {
+      for (i64 s = 0; s < n; ++s) widen_row(h.v, h.kv, (s0 + s) * h.v_row, 0, h.dv, wide + s * h.dv);
       v = wide;
       v_row = h.dv;
     }
@@ -184,9 +270,9 @@ void many_queries(const AttentionHead& h, i64 t0, i64 t1) {
   }
 }
 
-GRAFT_VEC void prefetch_row(const void* data, DType dtype, i64 index, i64 elements) {
-  const char* p = static_cast<const char*>(at(data, dtype, index));
-  const i64 bytes = elements * (dtype == DType::f32 ? 4 : 2);
+GRAFT_VEC void prefetch_row(const void* data, RowType type, i64 index, i64 elements) {
+  const char* p = static_cast<const char*>(row_at(data, type, index));
+  const i64 bytes = static_cast<const char*>(row_at(data, type, index + elements)) - p;
   for (i64 i = 0; i < bytes; i += 64) __builtin_prefetch(p + i);
 }
 
@@ -202,8 +288,8 @@ void few_scores(const AttentionHead& h, const float* q, int queries, i64 s0, i64
       if (i == 0) {
         // Rows of a head are a token apart: too far for the CPU to guess. The values are read right after the scores.
         for (i64 y = s0 + s; y < s0 + s + step; ++y) {
-          prefetch_row(h.k, h.dtype, (y + kAhead < h.s ? y + kAhead : y) * h.k_row, h.d);
-          prefetch_row(h.v, h.dtype, y * h.v_row, h.dv);
+          prefetch_row(h.k, h.kv, (y + kAhead < h.s ? y + kAhead : y) * h.k_row, h.d);
+          prefetch_row(h.v, h.kv, y * h.v_row, h.dv);
         }
       }
       dot_block_of<T>(count, step)(q + i * h.d, h.d, k, h.k_row, h.d, s, sums);
@@ -212,6 +298,25 @@ void few_scores(const AttentionHead& h, const float* q, int queries, i64 s0, i64
       }
       s += step;
     }
+  }
+}
+
+// The same for blocks of integers, which are widened first.
+void few_scores_widened(const AttentionHead& h, const float* q, int queries, i64 s0, i64 n, float* scores) {
+  constexpr i64 kRows = 8;
+  alignas(64) float wide[kRows * kMaxHeadSize];
+  AttentionHead block = h;
+  block.k = wide;
+  block.v = wide;
+  block.k_row = h.d;
+  block.v_row = 0;
+  block.dv = 0;
+  block.kv = RowType::f32;
+  for (i64 s = 0; s < n; s += kRows) {
+    const i64 rows = smaller(kRows, n - s);
+    for (i64 i = 0; i < rows; ++i) widen_row(h.k, h.kv, (s0 + s + i) * h.k_row, 0, h.d, wide + i * h.d);
+    block.s = rows;
+    few_scores<F32>(block, q, queries, 0, rows, scores + s);
   }
 }
 
@@ -228,28 +333,33 @@ void few_queries(const AttentionHead& h, i64 t0, i64 t1) {
   for (int i = 0; i < queries; ++i) {
     widen(at(h.q, h.dtype, (t0 + i) * h.q_row), h.dtype, 1, h.d, q + i * h.d);
     for (i64 x = 0; x < h.d; ++x) q[i * h.d + x] *= h.scale;
-    largest[i] = kMinusInfinity;
-    total[i] = 0;
+    largest[i] = h.sink != nullptr ? h.sink[(t0 + i) % h.group] : kMinusInfinity;
+    total[i] = h.sink != nullptr ? 1 : 0;
   }
   for (i64 panel = 0; panel < panels; ++panel) {
     for (i64 i = 0; i < queries * kPanel; i += kLanes) store(acc[panel] + i, zero());
   }
-  const i64 end = keys_seen(h, t1);
-  for (i64 s0 = 0; s0 < end; s0 += kFewKeys) {
+  const i64 begin = keys_begin(h, t0), end = keys_end(h, t1 - 1);
+  for (i64 s0 = begin; s0 < end; s0 += kFewKeys) {
     const i64 n = smaller(kFewKeys, end - s0);
-    if (h.dtype == DType::f32) {
+    if (h.kv == RowType::f32) {
       few_scores<F32>(h, q, queries, s0, n, scores);
-    } else if (h.dtype == DType::bf16) {
+    } else if (h.kv == RowType::bf16) {
       few_scores<BF16>(h, q, queries, s0, n, scores);
-    } else {
+    } else if (h.kv == RowType::f16) {
       few_scores<F16>(h, q, queries, s0, n, scores);
+    } else {
+      few_scores_widened(h, q, queries, s0, n, scores);
     }
     for (int i = 0; i < queries; ++i) {
       float* row = scores + i * kFewKeys;
-      if (h.mask != nullptr) add_mask_row(h, t0 + i, s0, n, row);
-      if (h.causal) {
-        for (i64 s = t0 + i + 1 > s0 ? t0 + i + 1 - s0 : 0; s < n; ++s) row[s] = kMinusInfinity;
+      if (h.softcap != 0) {
+        for (i64 s = 0; s < n; s += kLanes)
+          store_some<F32>(row + s, cap(load_some<F32>(row + s, n - s), h.softcap), n - s);
       }
+      if (h.mask != nullptr) add_mask_row(h, t0 + i, s0, n, row);
+      for (i64 s = 0; s < smaller(keys_begin(h, t0 + i) - s0, n); ++s) row[s] = kMinusInfinity;
+      for (i64 s = keys_end(h, t0 + i) > s0 ? keys_end(h, t0 + i) - s0 : 0; s < n; ++s) row[s] = kMinusInfinity;
       vf m = splat(largest[i]);
       for (i64 s = 0; s < n; s += kLanes) m = max_nan(keep_n(load_some<F32>(row + s, n - s), n - s, kMinusInfinity), m);
       const float top = max_lanes_nan(m);
@@ -263,7 +373,7 @@ void few_queries(const AttentionHead& h, i64 t0, i64 t1) {
       }
       total[i] = total[i] * keep + sum_lanes(sum);
       largest[i] = top;
-      if (s0 > 0) {
+      if (s0 > begin) {
         for (i64 panel = 0; panel < panels; ++panel) {
           float* a = acc[panel] + i * kPanel;
           for (int x = 0; x < kPanel; x += kLanes) store(a + x, load(a + x) * keep);
@@ -274,9 +384,9 @@ void few_queries(const AttentionHead& h, i64 t0, i64 t1) {
       const int width = static_cast<int>(smaller(kPanel, h.dv - panel * kPanel));
       const float* v = static_cast<const float*>(h.v) + s0 * h.v_row + panel * kPanel;
       i64 v_row = h.v_row;
-      if (h.dtype != DType::f32 || width != kPanel) {
+      if (h.kv != RowType::f32 || width != kPanel) {
         for (i64 s = 0; s < n; ++s) {
-          widen(at(h.v, h.dtype, (s0 + s) * h.v_row + panel * kPanel), h.dtype, 1, width, wide + s * kPanel);
+          widen_row(h.v, h.kv, (s0 + s) * h.v_row, panel * kPanel, width, wide + s * kPanel);
           for (int x = width; x < kPanel; ++x) wide[s * kPanel + x] = 0;
         }
         v = wide;
@@ -312,6 +422,6 @@ void run(const AttentionHead& head, i64 t0, i64 t1) {
 
 }  // namespace
 
-const AttentionTable kAttention = {kPanel, run};
+const AttentionTable kAttention = {kPanel, run, store_row};
 
 }  // namespace graft::simd::GRAFT_ISA

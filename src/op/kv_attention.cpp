@@ -1,0 +1,121 @@
+// Attention over a cache of keys and values: the custom op of the exporter, and what src/pass/kv_cache.cpp makes of it.
+#include <algorithm>
+#include <array>
+#include <vector>
+
+#include "base/check.h"
+#include "base/plant.h"
+#include "kernel/cached_attention.h"
+#include "op/operator.h"
+#include "plan/lowering.h"
+
+namespace graft {
+namespace {
+
+bool has_kernel(DType dtype) { return dtype == DType::f32 || dtype == DType::f16 || dtype == DType::bf16; }
+
+Refusal refuse_kv_attention(const NodeView& node) {
+  const ir::Value& query = node.tensor("query");
+  if (!has_kernel(query.dtype)) return str("query is ", name(query.dtype), ", expected f32, f16 or bf16");
+  for (const std::string_view argument : {"query", "key", "value"}) {
+    const ir::Value& v = node.tensor(argument);
+    if (v.dtype != query.dtype) return str(argument, " is ", name(v.dtype), " but query is ", name(query.dtype));
+    if (v.rank() != 4) return str(argument, " has rank ", v.rank(), ", expected 4");
+    if (!v.dims[1].is_static() || !v.dims[3].is_static())
+      return str(argument, " is ", v.str(), ", expected heads and their size to be known");
+    if (v.dims[3].max > simd::kMaxHeadSize)
+      return str(argument, " has heads of size ", v.dims[3].max, ", at most ", simd::kMaxHeadSize);
+  }
+  const std::int64_t heads = query.dims[1].min, shared = node.tensor("key").dims[1].min;
+  if (shared <= 0 || heads % shared != 0) return str(heads, " query heads cannot be divided among ", shared);
+  if (node.has("mask")) return "mask is not supported: what a token sees follows from its position";
+  const ir::Value& position = node.tensor("cache_position");
+  if (position.dtype != DType::i64 || position.rank() != 2) return str("cache_position is ", position.str());
+  if (node.has("sinks") && node.tensor("sinks").dtype != DType::f32)
+    return str("sinks are ", name(node.tensor("sinks").dtype), ", expected f32");
+  for (const std::string_view argument : {"layer", "window", "chunk"}) {
+    const auto value = node.constant(argument);
+    if (!value || *value < 0) return str(argument, " must be known at export and not negative");
+  }
+  if (node.output().dtype != query.dtype) return str("the output is ", name(node.output().dtype));
+  return {};
+}
+
+std::vector<Shape> kv_attention_shape(const Call& call) {
+  const Shape& q = call.tensor("query").shape();
+  const Shape& k = call.tensor("key").shape();
+  const Shape& v = call.tensor("value").shape();
+  GRAFT_CHECK(InvalidArgument, q.rank() == 4 && k.rank() == 4 && v.rank() == 4,
+              "query, key and value must have rank 4");
+  GRAFT_CHECK(InvalidArgument, q[3] == k[3] && k[1] == v[1] && k[1] > 0 && q[1] % k[1] == 0, "heads of query ", q.str(),
+              ", key ", k.str(), " and value ", v.str(), " do not fit each other");
+  const Shape tokens{q[0], q[2]};
+  GRAFT_CHECK(
+      InvalidArgument,
+      Shape({k[0], k[2]}) == tokens && Shape({v[0], v[2]}) == tokens && call.tensor("cache_position").shape() == tokens,
+      "query ", q.str(), ", key ", k.str(), ", value ", v.str(), " and cache_position ",
+      call.tensor("cache_position").shape().str(), " have different batches or tokens");
+  if (call.has("sinks"))
+    GRAFT_CHECK(InvalidArgument, call.tensor("sinks").shape() == Shape{q[1]}, "sinks have size ",
+                call.tensor("sinks").shape().str(), ", expected one per head of query ", q.str());
+  return {Shape{q[0], q[2], q[1], v[3]}};
+}
+
+std::vector<Tensor> lower_without_cache(const Call&, std::span<const Shape>, Lowering&) {
+  throw InvalidProgram("graft.attention is run with the cache that loading gives it");
+}
+
+// The kernel reads rows whose elements lie next to each other.
+Tensor readable(const Tensor& tensor, Lowering& lowering) {
+  return tensor.size(3) <= 1 || tensor.stride(3) == 1 ? tensor : lowering.contiguous(tensor);
+}
+
+std::vector<Tensor> lower_cached_attention(const Call& call, std::span<const Shape> shapes, Lowering& lowering) {
+  const Tensor out = lowering.allocate(call.output_dtype(), shapes[0]);
+  const Tensor& key_cache = call.tensor("key_cache");
+  GRAFT_CHECK(InvalidArgument, shapes[0][0] <= key_cache.size(0), "a batch of ", shapes[0][0],
+              " needs as many rows of the cache, the session has ", key_cache.size(0));
+  if (out.numel() == 0) return {out};
+  CachedAttentionAttrs attrs;
+  attrs.scale = static_cast<float>(call.real("scale"));
+  attrs.softcap = GRAFT_PLANT("attention-softcap-dropped") ? 0 : static_cast<float>(call.real("softcap"));
+  attrs.window = GRAFT_PLANT("attention-window-dropped") ? 0 : call.integer("window");
+  attrs.chunk = call.integer("chunk");
+  std::vector<Tensor> inputs;
+  for (const std::string_view argument : {"query", "key", "value"})
+    inputs.push_back(readable(call.tensor(argument), lowering));
+  inputs.push_back(lowering.contiguous(call.tensor("cache_position")));
+  if (call.has("sinks") && !GRAFT_PLANT("attention-sinks-dropped")) {
+    attrs.has_sinks = 1;
+    inputs.push_back(lowering.contiguous(call.tensor("sinks")));
+  }
+  lowering.launch(kCachedAttention, std::move(inputs), {out, key_cache, call.tensor("value_cache")}, attrs);
+  return {out};
+}
+
+std::vector<Shape> cache_positions_shape(const Call& call) {
+  return {call.tensor("position").shape(), call.tensor("length").shape()};
+}
+
+std::vector<Tensor> lower_cache_positions(const Call& call, std::span<const Shape> shapes, Lowering& lowering) {
+  const Tensor position = lowering.contiguous(call.tensor("position"));
+  const Tensor length = lowering.contiguous(call.tensor("length"));
+  GRAFT_CHECK(InvalidArgument, shapes[0][0] <= length.size(0), "a batch of ", shapes[0][0],
+              " needs as many rows of the cache, the session has ", length.size(0));
+  std::vector<Tensor> out = {lowering.allocate(DType::i64, shapes[0]), lowering.allocate(DType::i64, shapes[1])};
+  lowering.launch(kCachePositions, {position, length}, out, CachePositionsAttrs{call.tensor("cache").size(2)});
+  return out;
+}
+
+}  // namespace
+
+std::span<const Operator> kv_attention_operators() {
+  static constexpr Operator kOperators[] = {
+      {"graft.attention.default", refuse_kv_attention, kv_attention_shape, lower_without_cache},
+      {"graft.cached_attention", refuse_kv_attention, kv_attention_shape, lower_cached_attention},
+      {"graft.cache_positions", nullptr, cache_positions_shape, lower_cache_positions},
+  };
+  return kOperators;
+}
+
+}  // namespace graft

@@ -1,0 +1,121 @@
+#include "pass/kv_cache.h"
+
+#include <algorithm>
+#include <set>
+#include <string>
+
+#include "base/check.h"
+
+namespace graft {
+namespace {
+
+constexpr std::string_view kAttentionTarget = "graft.attention.default";
+
+ir::Dim any_size() { return {1, ir::kUnbounded, {}}; }
+ir::Dim size(std::int64_t n) { return {n, n, {}}; }
+
+class KvCache {
+ public:
+  KvCache(ir::Program& program, ir::Method& method) : program_(program), method_(method) {}
+
+  void run() {
+    std::vector<std::size_t> found;
+    for (std::size_t n = 0; n < method_.nodes.size(); ++n)
+      if (program_.op_of(method_.nodes[n]).target == kAttentionTarget) found.push_back(n);
+    if (found.empty()) return;
+    const std::vector<std::string> names = program_.op_of(method_.nodes[found[0]]).arg_names;
+    const ir::ValueId given = tensor_arg(method_.nodes[found[0]], names, "cache_position");
+    const ir::ValueId length = add_state("kv.length", ir::StateKind::kv_length, DType::i64, {any_size()});
+    const ir::ValueId position = add_value("cache_position_checked", DType::i64, method_.values[given].dims);
+    const ir::ValueId after = add_value("kv_length_after", DType::i64, {any_size()});
+    const std::uint32_t caching = add_op(names);
+
+    std::set<std::int64_t> layers;
+    for (const std::size_t n : found) {
+      ir::Node& node = method_.nodes[n];
+      GRAFT_CHECK(InvalidProgram, tensor_arg(node, names, "cache_position") == given, "method '", method_.name,
+                  "': node ", node.name, " has a cache_position of its own; all attention nodes must share one");
+      const ir::Arg& layer = node.args[index_of(names, "layer")];
+      GRAFT_CHECK(InvalidProgram, layer.kind == ir::Arg::Kind::integer && layer.i >= 0 && layers.insert(layer.i).second,
+                  "method '", method_.name, "': node ", node.name, " needs a layer of its own, found ", layer.i);
+      const ir::ValueId key = add_cache(node, names, "key", layer.i), value = add_cache(node, names, "value", layer.i);
+      node.op = caching;
+      node.args[index_of(names, "cache_position")] = ir::Arg::of_value(position);
+      node.args.push_back(ir::Arg::of_value(key));
+      node.args.push_back(ir::Arg::of_value(value));
+    }
+    ir::Node check;
+    check.name = "cache_positions";
+    check.op = static_cast<std::uint32_t>(program_.ops.size());
+    program_.ops.push_back({"graft.cache_positions", {"position", "length", "cache"}});
+    const ir::ValueId first_cache = method_.nodes[found[0]].args[names.size()].value();
+    check.args = {ir::Arg::of_value(given), ir::Arg::of_value(length), ir::Arg::of_value(first_cache)};
+    check.outputs = {position, after};
+    method_.nodes.insert(method_.nodes.begin() + static_cast<std::ptrdiff_t>(found[0]), check);
+    const auto state = std::ranges::find(program_.states, "kv.length", &ir::State::fqn) - program_.states.begin();
+    method_.outputs.push_back(
+        {ir::OutputKind::state_mutation, ir::Arg::of_value(after), static_cast<std::uint32_t>(state)});
+  }
+
+ private:
+  static std::size_t index_of(const std::vector<std::string>& names, std::string_view name) {
+    const auto it = std::ranges::find(names, name);
+    GRAFT_CHECK(InvalidProgram, it != names.end(), kAttentionTarget, " has no argument '", name, "'");
+    return static_cast<std::size_t>(it - names.begin());
+  }
+
+  ir::ValueId tensor_arg(const ir::Node& node, const std::vector<std::string>& names, std::string_view name) const {
+    const ir::Arg& arg = node.args[index_of(names, name)];
+    GRAFT_CHECK(InvalidProgram, arg.is_value() && method_.values[arg.value()].kind == ir::ValueKind::tensor, "method '",
+                method_.name, "': node ", node.name, ": ", name, " must be a tensor");
+    return arg.value();
+  }
+
+  ir::ValueId add_value(std::string name, DType dtype, std::vector<ir::Dim> dims) {
+    method_.values.push_back({std::move(name), ir::ValueKind::tensor, dtype, std::move(dims)});
+    return static_cast<ir::ValueId>(method_.values.size() - 1);
+  }
+
+  std::uint32_t add_op(std::vector<std::string> names) {
+    names.insert(names.end(), {"key_cache", "value_cache"});
+    program_.ops.push_back({"graft.cached_attention", std::move(names)});
+    return static_cast<std::uint32_t>(program_.ops.size() - 1);
+  }
+
+  ir::ValueId add_cache(const ir::Node& node, const std::vector<std::string>& names, std::string_view side,
+                        std::int64_t layer) {
+    const ir::Value& from = method_.values[tensor_arg(node, names, side)];
+    GRAFT_CHECK(InvalidProgram, from.rank() == 4 && from.dims[1].is_static() && from.dims[3].is_static(), "method '",
+                method_.name, "': node ", node.name, ": ", side,
+                " must be [B, heads, T, size] with heads and size known, ", "found ", from.str());
+    const std::vector<ir::Dim> dims = {any_size(), size(from.dims[1].min), any_size(), size(from.dims[3].min)};
+    return add_state(str("kv.", layer, ".", side), ir::StateKind::kv, from.dtype, dims);
+  }
+
+  ir::ValueId add_state(const std::string& fqn, ir::StateKind kind, DType dtype, const std::vector<ir::Dim>& dims) {
+    ir::State state;
+    state.fqn = fqn;
+    state.kind = kind;
+    state.dtype = dtype;
+    for (const ir::Dim& dim : dims) state.shape.push_back(dim.min);
+    auto it = std::ranges::find(program_.states, fqn, &ir::State::fqn);
+    if (it == program_.states.end()) it = program_.states.insert(it, state);
+    GRAFT_CHECK(InvalidProgram, it->kind == kind && it->dtype == dtype && it->shape == state.shape, "state '", fqn,
+                "' is ", name(it->dtype), it->shape.str(), " in one place and ", name(dtype), state.shape.str(),
+                " in another");
+    const ir::ValueId value = add_value(fqn, dtype, dims);
+    method_.inputs.push_back({value, ir::InputKind::state, static_cast<std::uint32_t>(it - program_.states.begin())});
+    return value;
+  }
+
+  ir::Program& program_;
+  ir::Method& method_;
+};
+
+}  // namespace
+
+void add_kv_cache(ir::Program& program) {
+  for (ir::Method& method : program.methods) KvCache(program, method).run();
+}
+
+}  // namespace graft

@@ -1,0 +1,14 @@
+#pragma once
+
+#include "ir/program.h"
+
+namespace graft {
+
+// A graph of graft.attention nodes has no memory of its own: the exported program is a function of its inputs. This
+// pass gives each layer the states that it attends to and writes: `kv.<layer>.key` and `kv.<layer>.value` [rows, Hkv,
+// slots, D], whose rows and slots each session chooses (SessionOptions::kv), and one `kv.length` [rows], which graft.
+// cache_positions checks the tokens' positions against. Methods that name the same layer share its states.
+// Throws InvalidProgram when the nodes of a method do not share one `cache_position`, or two take one layer.
+void add_kv_cache(ir::Program& program);
+
+}  // namespace graft

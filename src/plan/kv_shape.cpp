@@ -1,0 +1,32 @@
+#include "plan/kv_shape.h"
+
+#include "base/check.h"
+#include "kernel/simd/attention.h"
+
+namespace graft {
+
+TensorDesc state_desc(const ir::State& state, const KvOptions& kv) {
+  Shape shape = state.shape;
+  if (state.kind == ir::StateKind::plain) return {state.dtype, shape};
+  shape[0] = kv.rows;
+  if (state.kind == ir::StateKind::kv_length) return {state.dtype, shape};
+  shape[2] = kv.length;
+  switch (kv.type) {
+    case KvType::computed:
+      return {state.dtype, shape};
+    case KvType::f32:
+      return {DType::f32, shape};
+    case KvType::f16:
+      return {DType::f16, shape};
+    case KvType::bf16:
+      return {DType::bf16, shape};
+    case KvType::q8_0:
+      break;
+  }
+  GRAFT_CHECK(InvalidArgument, shape[3] % simd::kQ8Block == 0, "state '", state.fqn, "' has rows of ", shape[3],
+              " elements; a q8_0 cache needs a multiple of ", simd::kQ8Block);
+  shape[3] = shape[3] / simd::kQ8Block * simd::kQ8Bytes;
+  return {DType::u8, shape};
+}
+
+}  // namespace graft

@@ -1,0 +1,301 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdio>
+#include <random>
+
+#include "run/test_graph.h"
+
+// A session's cache of keys and values: what runs write, and what a caller does to it between runs.
+namespace graft {
+namespace {
+
+using ir::Arg;
+using test::dynamic;
+using test::fixed;
+using test::GraphBuilder;
+using test::of_int;
+using test::of_none;
+using test::of_real;
+using test::tensor;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+constexpr std::int64_t kHeads = 2, kSize = 32;
+
+struct Attributes {
+  std::int64_t window = 0;
+  double softcap = 0;
+  bool sinks = false;  // so large that nothing else counts
+  int layers = 2;
+};
+
+// Two layers of attention over x [B, 2, T, 32]: q = k = v = x, the second on the first's result.
+struct Model {
+  GraphBuilder graph;
+  std::shared_ptr<const Program> program;
+
+  explicit Model(Attributes attributes = {}) {
+    const ir::Dim b = dynamic(1, 8, "b"), t = dynamic(1, 64, "t");
+    const auto x = graph.input("x", DType::f32, {b, fixed(kHeads), t, fixed(kSize)});
+    const auto position = graph.input("cache_position", DType::i64, {b, t});
+    const auto sinks = attributes.sinks ? Arg::of_value(graph.weight("sinks", {80, 80}, {kHeads})) : of_none();
+    const auto attend = [&](ir::ValueId in, std::int64_t layer) {
+      return graph.node("graft.attention.default",
+                        {{"query", Arg::of_value(in)},
+                         {"key", Arg::of_value(in)},
+                         {"value", Arg::of_value(in)},
+                         {"cache_position", Arg::of_value(position)},
+                         {"sinks", sinks},
+                         {"mask", of_none()},
+                         {"layer", of_int(layer)},
+                         {"scale", of_real(0.3)},
+                         {"window", of_int(attributes.window)},
+                         {"chunk", of_int(0)},
+                         {"softcap", of_real(attributes.softcap)}},
+                        DType::f32, {b, t, fixed(kHeads), fixed(kSize)});
+    };
+    const auto first = attend(x, 0);
+    if (attributes.layers == 1) {
+      graph.output(first);
+      program = graph.build();
+      return;
+    }
+    const auto back =
+        graph.node("aten.transpose.int", {{"self", Arg::of_value(first)}, {"dim0", of_int(1)}, {"dim1", of_int(2)}},
+                   DType::f32, {b, fixed(kHeads), t, fixed(kSize)});
+    graph.output(attend(back, 1));
+    program = graph.build();
+  }
+};
+
+SessionOptions with(KvOptions kv) {
+  SessionOptions options;
+  options.threads = 2;
+  options.kv = kv;
+  return options;
+}
+
+// Tokens [from, to) of `rows` sequences that depend on (row, position) alone.
+std::vector<float> tokens_of(std::vector<int> rows, std::int64_t from, std::int64_t to) {
+  std::vector<float> x;
+  for (const int row : rows)
+    for (std::int64_t h = 0; h < kHeads; ++h)
+      for (std::int64_t t = from; t < to; ++t) {
+        std::mt19937 rng(static_cast<unsigned>(row * 1000 + t * 10 + h));
+        std::uniform_real_distribution<float> values(-1, 1);
+        for (std::int64_t i = 0; i < kSize; ++i) x.push_back(values(rng));
+      }
+  return x;
+}
+
+std::vector<float> run(Session& session, std::vector<int> rows, std::int64_t from, std::int64_t to) {
+  std::vector<float> x = tokens_of(rows, from, to);
+  std::vector<std::int64_t> position;
+  for (std::size_t r = 0; r < rows.size(); ++r)
+    for (std::int64_t t = from; t < to; ++t) position.push_back(t);
+  const auto batch = static_cast<std::int64_t>(rows.size());
+  const std::vector<Value> in = {tensor(x, {batch, kHeads, to - from, kSize}),
+                                 tensor(position, DType::i64, {batch, to - from})};
+  const Value out = session.run("forward", in)[0];
+  const auto* data = static_cast<const float*>(out.tensor.data);
+  return {data, data + out.tensor.shape.numel()};
+}
+
+void expect_near(const std::vector<float>& a, const std::vector<float>& b, float limit) {
+  ASSERT_EQ(a.size(), b.size());
+  for (std::size_t i = 0; i < a.size(); ++i) ASSERT_NEAR(a[i], b[i], limit) << "at " << i;
+}
+
+std::vector<float> last(const std::vector<float>& all, std::int64_t tokens) {  // of one row
+  return {all.end() - tokens * kHeads * kSize, all.end()};
+}
+
+TEST(KvCache, PiecesGiveWhatTheWholeGives) {
+  Model model;
+  Session whole(model.program, with({}));
+  const std::vector<float> expected = run(whole, {1}, 0, 20);
+  EXPECT_THAT(whole.kv_lengths(), ElementsAre(20));
+  Session pieces(model.program, with({}));
+  run(pieces, {1}, 0, 7);
+  run(pieces, {1}, 7, 15);
+  for (std::int64_t t = 15; t < 20; ++t) {
+    const std::vector<float> got = run(pieces, {1}, t, t + 1);
+    const std::vector<float> want(expected.begin() + t * kHeads * kSize, expected.begin() + (t + 1) * kHeads * kSize);
+    expect_near(got, want, 2e-6f);
+  }
+  EXPECT_THAT(pieces.kv_lengths(), ElementsAre(20));
+  // The positions are no part of a plan: five steps made one.
+  EXPECT_EQ(pieces.counters().plan_misses + pieces.counters().plan_hits, 7u);
+  EXPECT_EQ(pieces.counters().graphs_built, 3u);
+}
+
+// [B, heads, T, size] as [B, T, heads, size].
+std::vector<float> tokens_first(const std::vector<float>& x, std::int64_t tokens) {
+  std::vector<float> out(x.size());
+  for (std::int64_t h = 0; h < kHeads; ++h)
+    for (std::int64_t t = 0; t < tokens; ++t)
+      std::copy_n(x.begin() + (h * tokens + t) * kSize, kSize, out.begin() + (t * kHeads + h) * kSize);
+  return out;
+}
+
+TEST(KvCache, AWindowOfOneGivesTheTokenItself) {
+  Model model({.window = 1, .layers = 1});
+  Session session(model.program, with({}));
+  expect_near(run(session, {1}, 0, 12), tokens_first(tokens_of({1}, 0, 12), 12), 1e-6f);
+}
+
+TEST(KvCache, ATinySoftcapGivesTheMean) {
+  Model model({.softcap = 1e-6, .layers = 1});
+  Session session(model.program, with({}));
+  const std::vector<float> x = tokens_first(tokens_of({1}, 0, 12), 12);
+  std::vector<float> mean(kHeads * kSize, 0);
+  for (std::size_t i = 0; i < x.size(); ++i) mean[i % mean.size()] += x[i] / 12;
+  expect_near(last(run(session, {1}, 0, 12), 1), mean, 1e-5f);
+}
+
+TEST(KvCache, LargeSinksTakeAll) {
+  Model model({.sinks = true, .layers = 1});
+  Session session(model.program, with({}));
+  const std::vector<float> got = run(session, {1}, 0, 12);
+  expect_near(got, std::vector<float>(got.size(), 0), 1e-6f);
+}
+
+TEST(KvCache, TypesOfTheCache) {
+  Model model;
+  Session exact(model.program, with({}));
+  const std::vector<float> expected = run(exact, {1}, 0, 30);
+  for (const auto& [type, limit, bytes] :
+       {std::tuple{KvType::f32, 0.f, 4.0}, std::tuple{KvType::f16, 1e-3f, 2.0}, std::tuple{KvType::bf16, 1e-2f, 2.0},
+        std::tuple{KvType::q8_0, 1e-2f, 1.0625}}) {
+    Session session(model.program, with({1, 64, type}));
+    expect_near(run(session, {1}, 0, 30), expected, limit);
+    EXPECT_EQ(session.counters().state_bytes, static_cast<std::uint64_t>(64 * kHeads * kSize * 4 * bytes) + 8);
+  }
+}
+
+TEST(KvCache, RowsAreApart) {
+  Model model;
+  Session session(model.program, with({3, 64}));
+  const std::vector<float> both = run(session, {4, 5}, 0, 9);
+  EXPECT_THAT(session.kv_lengths(), ElementsAre(9, 9, 0));
+  Session alone(model.program, with({}));
+  const std::vector<float> five = run(alone, {5}, 0, 9);
+  expect_near(last(both, 9), five, 2e-6f);
+}
+
+TEST(KvCache, TruncateAndGoOn) {
+  Model model;
+  Session session(model.program, with({}));
+  const std::vector<float> first = run(session, {1}, 0, 12);
+  session.kv_truncate(8);
+  EXPECT_THAT(session.kv_lengths(), ElementsAre(8));
+  expect_near(run(session, {1}, 8, 12), last(first, 4), 2e-6f);
+  // A smaller position truncates by itself.
+  expect_near(run(session, {1}, 5, 12), last(first, 7), 2e-6f);
+  session.reset();
+  EXPECT_THAT(session.kv_lengths(), ElementsAre(0));
+  expect_near(run(session, {1}, 0, 12), first, 2e-6f);
+}
+
+TEST(KvCache, SelectedRowsAreCopies) {
+  Model model;
+  Session session(model.program, with({4, 64}));
+  run(session, {1, 2, 3}, 0, 6);
+  session.kv_select(std::vector<std::int64_t>{2, 0, 0, 1});
+  EXPECT_THAT(session.kv_lengths(), ElementsAre(6, 6, 6, 6));
+  const std::vector<float> got = run(session, {3, 1, 1, 2}, 6, 9);
+  Session fresh(model.program, with({4, 64}));
+  run(fresh, {3, 1, 1, 2}, 0, 6);
+  expect_near(got, run(fresh, {3, 1, 1, 2}, 6, 9), 2e-6f);
+  session.kv_select(std::vector<std::int64_t>{1});
+  EXPECT_THAT(session.kv_lengths(), ElementsAre(9, 0, 0, 0));
+}
+
+TEST(KvCache, ForkSaveRestoreResize) {
+  Model model;
+  Session session(model.program, with({2, 64, KvType::f16}));
+  run(session, {1, 2}, 0, 10);
+  const std::string path = ::testing::TempDir() + "graft_kv_cache";
+  session.save(path);
+  Session fork = session.fork();
+  const std::vector<float> expected = run(session, {1, 2}, 10, 14);
+  EXPECT_EQ(run(fork, {1, 2}, 10, 14), expected);
+  EXPECT_THAT(fork.kv_lengths(), ElementsAre(14, 14));
+  Session later(model.program, with({2, 32, KvType::f16}));  // room for fewer tokens
+  later.restore(path);
+  EXPECT_EQ(run(later, {1, 2}, 10, 14), expected);
+  later.restore(path);
+  later.kv_resize(5, 200);
+  EXPECT_THAT(later.kv_lengths(), ElementsAre(10, 10, 0, 0, 0));
+  EXPECT_EQ(run(later, {1, 2}, 10, 14), expected);
+  Session small(model.program, with({2, 9, KvType::f16}));
+  EXPECT_THROW(small.restore(path), InvalidArgument);
+  Session other(model.program, with({1, 64, KvType::f16}));
+  EXPECT_THROW(other.restore(path), InvalidArgument);
+  EXPECT_THROW(later.kv_resize(1, 200), InvalidArgument);
+  EXPECT_THROW(later.kv_resize(2, 13), InvalidArgument);
+  std::remove(path.c_str());
+}
+
+template <typename Error>
+void expect_error(const std::function<void()>& call, const std::string& text) {
+  try {
+    call();
+    ADD_FAILURE() << "no error: expected '" << text << "'";
+  } catch (const Error& e) {
+    EXPECT_THAT(e.what(), HasSubstr(text));
+  }
+}
+
+TEST(KvCache, WrongPositionsAreErrorsThatChangeNothing) {
+  Model model;
+  Session session(model.program, with({2, 16}));
+  run(session, {1}, 0, 5);
+  expect_error<ExecutionError>([&] { run(session, {1}, 6, 8); },
+                               "row 0: position 6 leaves a gap: the cache holds 5 tokens");
+  expect_error<ExecutionError>([&] { run(session, {1}, 5, 17); }, "position 16 is beyond the cache of 16 tokens");
+  expect_error<InvalidArgument>([&] { run(session, {1, 2, 3}, 0, 1); }, "a batch of 3 needs as many rows");
+  const auto with_positions = [&](std::vector<std::int64_t> position) {
+    std::vector<float> x = tokens_of({1}, 0, static_cast<std::int64_t>(position.size()));
+    const auto n = static_cast<std::int64_t>(position.size());
+    session.run("forward", std::vector<Value>{tensor(x, {1, kHeads, n, kSize}), tensor(position, DType::i64, {1, n})});
+  };
+  expect_error<ExecutionError>([&] { with_positions({5, 7}); }, "position 7 of token 1, expected 6");
+  expect_error<ExecutionError>([&] { with_positions({5, -1}); }, "padding must come before");
+  EXPECT_THAT(session.kv_lengths(), ElementsAre(5, 0));
+  with_positions({-1, -1, 5});
+  EXPECT_THAT(session.kv_lengths(), ElementsAre(6, 0));
+}
+
+TEST(KvCache, AStoppedRunDoesNotAdvance) {
+  Model model;
+  Session session(model.program, with({}));
+  const std::vector<float> expected = run(session, {1}, 0, 6);
+  CancelToken cancel;
+  cancel.cancel();
+  std::vector<float> x = tokens_of({9}, 6, 7);
+  std::vector<std::int64_t> position = {6};
+  RunOptions options;
+  options.cancel = &cancel;
+  EXPECT_THROW(
+      session.run("forward", std::vector<Value>{tensor(x, {1, kHeads, 1, kSize}), tensor(position, DType::i64, {1, 1})},
+                  options),
+      Cancelled);
+  EXPECT_THAT(session.kv_lengths(), ElementsAre(6));
+}
+
+TEST(KvCache, BadOptions) {
+  Model model;
+  EXPECT_THROW(Session(model.program, with({0, 16})), InvalidArgument);
+  EXPECT_THROW(Session(model.program, with({1, 0})), InvalidArgument);
+  GraphBuilder plain;
+  const auto x = plain.input("x", DType::f32, {fixed(2)});
+  plain.output(plain.node("aten.relu.default", {{"self", Arg::of_value(x)}}, DType::f32, {fixed(2)}));
+  Session session(plain.build());
+  expect_error<InvalidArgument>([&] { session.kv_lengths(); }, "no cache of keys and values");
+}
+
+}  // namespace
+}  // namespace graft
