@@ -88,6 +88,7 @@ Samples cached_call(const std::shared_ptr<const graft::Program>& program, int th
   constexpr int kCalls = 20000;
   const Inputs inputs(kTokens);
   const graft::LoadedMethod& method = program->impl().methods[0];
+  const std::shared_ptr<const graft::ir::Program> graph = program->impl().graph(0);
   program->impl().plans.get(0, threads, {1, kTokens, 1, kTokens}, [&] {
     graft::PlanOptions options;
     options.max_threads = threads;

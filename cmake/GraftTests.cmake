@@ -25,7 +25,7 @@ if(graft_test_sources)
 endif()
 
 # Measures planning and the cost of a cached call; it looks inside the engine, so it is linked as the tests are.
-add_executable(graft_overhead EXCLUDE_FROM_ALL bench/overhead.cpp ${graft_all_objects})
+add_executable(graft_overhead bench/overhead.cpp ${graft_all_objects})
 graft_target(graft_overhead)
 set_target_properties(graft_overhead PROPERTIES BUILD_RPATH "${GRAFT_GGML_RPATH}")
 target_link_libraries(graft_overhead PRIVATE graft_includes)
