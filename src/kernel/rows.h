@@ -30,6 +30,10 @@ extern const Kernel kGroupNorm;
 // not used. Output: the input's dtype and shape.
 extern const Kernel kBatchNorm;
 
+// Rotary position embedding. Inputs x [B, H, T, D] f32 with the elements of a row next to each other, cos and sin
+// f32 of x's shape (expanded: stride 0), their rows contiguous. Output [B, H, T, D] f32, rows contiguous. No attributes.
+extern const Kernel kRope;
+
 // Softmax over rows of `row` elements. Output: the input's dtype, or f32 for f16 and bf16.
 struct SoftmaxAttrs {
   std::int64_t row = 0;
@@ -42,6 +46,7 @@ void run_layer_norm(const KernelContext& ctx, const simd::RowsTable& table) noex
 void run_rms_norm(const KernelContext& ctx, const simd::RowsTable& table) noexcept;
 void run_group_norm(const KernelContext& ctx, const simd::RowsTable& table) noexcept;
 void run_batch_norm(const KernelContext& ctx, const simd::RowsTable& table) noexcept;
+void run_rope(const KernelContext& ctx, const simd::RowsTable& table) noexcept;
 void run_softmax(const KernelContext& ctx, const simd::RowsTable& table) noexcept;
 
 }  // namespace graft

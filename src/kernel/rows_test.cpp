@@ -198,6 +198,31 @@ TEST(Softmax, RowsWithoutFiniteValuesAreNanAndStayAlone) {
   }
 }
 
+TEST(Rope, EverySizeAndHeadsSideBySide) {
+  for (const simd::Isa isa : simd::available_isas()) {
+    for (const i64 n : {2, 6, 16, 30, 34, 64, 128}) {
+      const i64 heads = 3, tokens = 2;
+      TensorDesc by_token(DType::f32, Shape{1, heads, tokens, n});  // memory [1, tokens, heads, n]
+      by_token.strides = {heads * tokens * n, n, heads * n, 1};
+      TensorDesc shared(DType::f32, Shape{1, heads, tokens, n});
+      shared.strides = {0, 0, n, 1};
+      TestTensor x(by_token, heads * tokens * n), y(by_token, heads * tokens * n);
+      TestTensor cos(shared, tokens * n), sin(shared, tokens * n);
+      std::mt19937 rng(static_cast<unsigned>(n));
+      for (TestTensor* t : {&x, &cos, &sin}) t->fill(rng, -1, 1);
+      run_on_threads({&x, &cos, &sin}, {&y}, 0, 0, 2,
+                     [&](const KernelContext& ctx) { run_rope(ctx, simd::rows(isa)); });
+      EXPECT_TRUE(y.guards_intact());
+      for (i64 t = 0; t < tokens; ++t)
+        for (i64 i = 0; i < heads * n; ++i) {
+          const i64 d = i % n, row = t * heads * n + i - d;
+          const double turned = d < n / 2 ? -x.get(row + d + n / 2) : x.get(row + d - n / 2);
+          EXPECT_NEAR(y.get(row + d), x.get(row + d) * cos.get(t * n + d) + turned * sin.get(t * n + d), 2e-7);
+        }
+    }
+  }
+}
+
 TEST(LayerNorm, NanStaysInItsRow) {
   for (const simd::Isa isa : simd::available_isas()) {
     TestTensor x(TensorDesc(DType::f32, Shape{2, 37})), y(x.desc);

@@ -25,6 +25,7 @@ namespace graft {
   X(norm_operators)                \
   X(pool_operators)                \
   X(reduce_operators)              \
+  X(rope_operators)                \
   X(softmax_operators)             \
   X(sort_operators)                \
   X(unary_operators)               \

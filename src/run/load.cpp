@@ -10,7 +10,7 @@
 #include "kernel/simd/cpu_check.h"
 #include "op/operator.h"
 #include "package/package.h"
-#include "pass/kv_cache.h"
+#include "pass/passes.h"
 #include "plan/kv_shape.h"
 #include "run/device.h"
 #include "run/fold.h"
@@ -57,10 +57,7 @@ class Loader {
   // The graphs, with one method each, valid and checked by `check_operators`.
   void set_graphs(std::vector<ir::Program> graphs) {
     graphs_ = std::move(graphs);
-    for (ir::Program& graph : graphs_) {
-      add_kv_cache(graph);
-      ir::verify(graph);
-    }
+    for (ir::Program& graph : graphs_) run_passes(graph);
   }
   const std::vector<ir::Program>& graphs() const { return graphs_; }
 
@@ -263,8 +260,8 @@ std::unique_ptr<Program::Impl> build_program(std::vector<ir::Program> sources, c
                                              const ReadMethod& read_method, const LoadOptions& options,
                                              std::string source) {
   Loader loader(options, std::move(source));
-  loader.set_graphs(std::move(sources));
   loader.phase("verify", [&] {
+    loader.set_graphs(std::move(sources));
     loader.check_nodes();
     return 0;
   });

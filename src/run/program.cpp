@@ -3,7 +3,7 @@
 
 #include "base/check.h"
 #include "graft/graft.h"
-#include "pass/kv_cache.h"
+#include "pass/passes.h"
 #include "run/fold.h"
 #include "run/program_impl.h"
 
@@ -151,8 +151,8 @@ std::shared_ptr<const ir::Program> Program::Impl::graph(std::uint32_t index) con
   if (auto made = method.graph->made.lock()) return made;
   for (const auto& file : files) file->check_unchanged();
   auto again = std::make_shared<ir::Program>(read_method(index));
-  add_kv_cache(*again);
   ir::verify(*again);
+  run_passes(*again);
   GRAFT_CHECK(InvalidProgram, again->methods.size() == 1 && fits(*again, method, states), "method '", method.info.name,
               "' of ", source, " changed since it was loaded");
   fold_again(*again, method);

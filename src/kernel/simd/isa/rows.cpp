@@ -136,6 +136,20 @@ GRAFT_VEC float largest(const Stored<T>* x, i64 n) {
   return max_lanes_nan(max_nan(max_nan(m[0], m[1]), max_nan(m[2], m[3])));
 }
 
+void rotate(const float* x, const float* cos, const float* sin, i64 n, float* y) {
+  const i64 half = n / 2;
+  i64 i = 0;
+  for (; i + kLanes <= half; i += kLanes) {
+    const vf a = load(x + i), b = load(x + half + i);
+    store(y + i, a * load(cos + i) - b * load(sin + i));
+    store(y + half + i, fma(b, load(cos + half + i), a * load(sin + half + i)));
+  }
+  for (; i < half; ++i) {
+    y[i] = x[i] * cos[i] - x[half + i] * sin[i];
+    y[half + i] = x[half + i] * cos[half + i] + x[i] * sin[half + i];
+  }
+}
+
 template <typename T, typename U>
 void softmax_as(const Stored<T>* x, Stored<U>* y, i64 n, bool logarithm) {
   if (n == 0) return;
@@ -198,6 +212,6 @@ void softmax(const void* x, DType x_dtype, void* y, DType y_dtype, i64 n, bool l
 
 }  // namespace
 
-const RowsTable kRows = {moments, normalize, normalize_channel, mean_square, softmax};
+const RowsTable kRows = {moments, normalize, normalize_channel, mean_square, rotate, softmax};
 
 }  // namespace graft::simd::GRAFT_ISA

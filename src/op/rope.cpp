@@ -1,0 +1,55 @@
+// Rotary position embedding, as src/pass/rope.cpp finds it.
+#include <array>
+
+#include "base/check.h"
+#include "kernel/rows.h"
+#include "op/operator.h"
+#include "plan/lowering.h"
+
+namespace graft {
+namespace {
+
+Refusal refuse_rope(const NodeView& node) {
+  for (const std::string_view argument : {"self", "cos", "sin"}) {
+    const ir::Value& value = node.tensor(argument);
+    if (value.dtype != DType::f32 || value.rank() != 4)
+      return str(argument, " is ", value.str(), ", expected f32 of rank 4");
+    if (!value.dims[3].is_static() || value.dims[3].min != node.tensor("self").dims[3].min ||
+        value.dims[3].min % 2 != 0)
+      return str(argument, " is ", value.str(), ", expected the same even last size in all");
+  }
+  return {};
+}
+
+std::vector<Shape> rope_shape(const Call& call) {
+  const Shape& shape = call.tensor("self").shape();
+  for (const std::string_view argument : {"cos", "sin"}) expanded(call.tensor(argument), shape);  // throws
+  return {shape};
+}
+
+// The kernel reads rows whose elements lie next to each other.
+Tensor readable(const Tensor& tensor, Lowering& lowering) {
+  return tensor.stride(3) == 1 ? tensor : lowering.contiguous(tensor);
+}
+
+std::vector<Tensor> lower_rope(const Call& call, std::span<const Shape> shapes, Lowering& lowering) {
+  const Shape& shape = shapes[0];
+  // The heads of a token lie together, as projections leave them and attention reads them.
+  constexpr std::array<int, 4> kTokensFirst = {0, 2, 1, 3};
+  const Tensor out = permuted(lowering.allocate(DType::f32, {shape[0], shape[2], shape[1], shape[3]}), kTokensFirst);
+  if (out.numel() == 0) return {out};
+  lowering.launch(kRope,
+                  {readable(call.tensor("self"), lowering), expanded(readable(call.tensor("cos"), lowering), shape),
+                   expanded(readable(call.tensor("sin"), lowering), shape)},
+                  {out});
+  return {out};
+}
+
+}  // namespace
+
+std::span<const Operator> rope_operators() {
+  static constexpr Operator kOperators[] = {{"graft.rope", refuse_rope, rope_shape, lower_rope}};
+  return kOperators;
+}
+
+}  // namespace graft

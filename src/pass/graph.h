@@ -1,0 +1,43 @@
+#pragma once
+
+#include <optional>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "ir/program.h"
+
+namespace graft {
+
+// A method as passes look at it: which node makes a value, what a node is, and putting another operator in its place.
+class Graph {
+ public:
+  Graph(ir::Program& program, ir::Method& method);
+
+  // The node that makes the value; null for an input, another operator, or a value that is no result 0.
+  const ir::Node* producer(const ir::Arg& arg, std::string_view target) const;
+  bool is(const ir::Node& node, std::string_view target) const { return program_.op_of(node).target == target; }
+  // Asserts that the operator has the argument.
+  const ir::Arg& arg(const ir::Node& node, std::string_view name) const;
+  // Null for what is no tensor.
+  const ir::Value* tensor(const ir::Arg& arg) const;
+  const ir::Value& output(const ir::Node& node) const { return method_.values[node.outputs[0]]; }
+
+  // A number written in the graph, not computed.
+  static std::optional<double> number(const ir::Arg& arg);
+  // The integers of a list of them.
+  static std::optional<std::vector<std::int64_t>> integers(const ir::Arg& arg);
+
+  // The node keeps its name, its place and its results.
+  using Args = std::vector<std::pair<std::string, ir::Arg>>;
+  void replace(ir::Node& node, std::string_view target, Args args);
+
+  std::vector<ir::Node>& nodes() { return method_.nodes; }
+
+ private:
+  ir::Program& program_;
+  ir::Method& method_;
+  std::vector<std::size_t> producers_;  // by value: index of the node, or kNone
+};
+
+}  // namespace graft

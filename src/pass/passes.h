@@ -1,0 +1,22 @@
+#pragma once
+
+#include "ir/program.h"
+
+namespace graft {
+
+// What happens to every graph at load, before its weights are placed: the passes below in this order. Each leaves a
+// valid program that computes the same; the graph alone decides what they do, so that a graph that is read again comes
+// out the same.
+void run_passes(ir::Program& program);
+
+// pow, mean, add, rsqrt and multiplications that spell a root-mean-square norm over the last dimension in f32 become
+// one aten.rms_norm. A norm in f16 or bf16 stays as it is: PyTorch rounds between the steps.
+void fuse_rms_norm(ir::Program& program);
+
+// x * cos + cat(-x[d/2:], x[:d/2]) * sin in f32 becomes one graft.rope.
+void fuse_rope(ir::Program& program);
+
+// Nodes whose results nothing reads go.
+void drop_dead_nodes(ir::Program& program);
+
+}  // namespace graft

@@ -1,0 +1,199 @@
+#include "pass/passes.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "run/test_graph.h"
+
+// Each pass: the graph before and after, the numbers of both, and what looks alike and must stay.
+namespace graft {
+namespace {
+
+using ir::Arg;
+using test::dynamic;
+using test::fixed;
+using test::GraphBuilder;
+using test::of_int;
+using test::of_ints;
+using test::of_list;
+using test::of_none;
+using test::of_real;
+using test::tensor;
+using ::testing::ElementsAre;
+
+std::vector<std::string> targets(const ir::Program& program) {
+  std::vector<std::string> out;
+  for (const ir::Node& node : program.methods[0].nodes) out.push_back(program.op_of(node).target);
+  return out;
+}
+
+std::vector<std::string> after_passes(ir::Program program) {
+  run_passes(program);
+  return targets(program);
+}
+
+Arg of_bool(bool v) { return {Arg::Kind::boolean, v ? 1 : 0, 0, {}, {}}; }
+
+struct NormOptions {
+  double eps = 1e-5;
+  double exponent = 2;
+  std::int64_t dim = -1;
+  bool keepdim = true;
+  bool weight_first = true;
+  bool square_by_mul = false;
+  DType dtype = DType::f32;
+  bool weight = true;
+};
+
+// weight * (x * rsqrt(mean(x ^ 2) + eps)) of x [n, 8].
+void add_norm(GraphBuilder& graph, const NormOptions& o = {}) {
+  const std::vector<ir::Dim> dims = {dynamic(1, 64, "n"), fixed(8)}, column = {dynamic(1, 64, "n"), fixed(1)};
+  const auto x = graph.input("x", o.dtype, dims);
+  const auto square =
+      o.square_by_mul
+          ? graph.node("aten.mul.Tensor", {{"self", Arg::of_value(x)}, {"other", Arg::of_value(x)}}, o.dtype, dims)
+          : graph.node("aten.pow.Tensor_Scalar", {{"self", Arg::of_value(x)}, {"exponent", of_real(o.exponent)}},
+                       o.dtype, dims);
+  const auto mean = graph.node("aten.mean.dim",
+                               {{"self", Arg::of_value(square)},
+                                {"dim", of_ints({o.dim})},
+                                {"keepdim", of_bool(o.keepdim)},
+                                {"dtype", of_none()}},
+                               o.dtype, o.dim == 0 ? std::vector<ir::Dim>{fixed(1), fixed(8)} : column);
+  const auto shifted =
+      graph.node("aten.add.Tensor", {{"self", Arg::of_value(mean)}, {"other", of_real(o.eps)}, {"alpha", of_int(1)}},
+                 o.dtype, column);
+  const auto inverse = graph.node("aten.rsqrt.default", {{"self", Arg::of_value(shifted)}}, o.dtype, column);
+  const auto normal =
+      graph.node("aten.mul.Tensor", {{"self", Arg::of_value(x)}, {"other", Arg::of_value(inverse)}}, o.dtype, dims);
+  if (!o.weight) return graph.output(normal);
+  const auto w = graph.weight("w", {1, 2, 3, 4, 5, 6, 7, 8}, {8});
+  const auto a = Arg::of_value(o.weight_first ? w : normal), b = Arg::of_value(o.weight_first ? normal : w);
+  graph.output(graph.node("aten.mul.Tensor", {{"self", a}, {"other", b}}, o.dtype, dims));
+}
+
+TEST(FuseRmsNorm, BeforeAndAfter) {
+  for (const bool weight_first : {true, false}) {
+    for (const bool square_by_mul : {true, false}) {
+      GraphBuilder graph;
+      add_norm(graph, {.eps = 0.25, .weight_first = weight_first, .square_by_mul = square_by_mul});
+      EXPECT_EQ(targets(graph.program()).size(), 6u);
+      EXPECT_THAT(after_passes(graph.program()), ElementsAre("aten.rms_norm.default"));
+      Session session(graph.build());
+      std::vector<float> x = {1, -2, 3, -4, 5, -6, 7, -8, 1, 1, 1, 1, 1, 1, 1, 1};
+      const Value out = session.run("forward", std::vector<Value>{tensor(x, {2, 8})})[0];
+      for (std::size_t i = 0; i < 16; ++i) {
+        const double mean = i < 8 ? 204.0 / 8 : 1;
+        const double want = static_cast<double>(i % 8 + 1) * static_cast<double>(x[i]) / std::sqrt(mean + 0.25);
+        EXPECT_NEAR(static_cast<double>(static_cast<const float*>(out.tensor.data)[i]), want, 1e-5);
+      }
+    }
+  }
+}
+
+TEST(FuseRmsNorm, WithoutAWeight) {
+  GraphBuilder graph;
+  add_norm(graph, {.weight = false});
+  EXPECT_THAT(after_passes(graph.program()), ElementsAre("aten.rms_norm.default"));
+}
+
+TEST(FuseRmsNorm, WhatOnlyLooksAlikeStays) {
+  for (const NormOptions& o : {NormOptions{.exponent = 3}, NormOptions{.dim = 0}, NormOptions{.dtype = DType::bf16},
+                               NormOptions{.keepdim = false}}) {
+    GraphBuilder graph;
+    add_norm(graph, o);
+    EXPECT_EQ(after_passes(graph.program()).size(), 6u);
+  }
+}
+
+struct RopeOptions {
+  std::int64_t cut = 4;      // where x is divided
+  bool negate_first = true;  // cat(-second, first)
+  bool swapped = false;      // cat(first, -second)
+  bool cos_first = false;
+  std::int64_t batch_of_x = 0;  // 0: as that of cos
+};
+
+// x * cos + cat(-x[4:], x[:4]) * sin of x [n, 2, t, 8] and cos, sin [n, 1, t, 8].
+void add_rope(GraphBuilder& graph, const RopeOptions& o = {}) {
+  const ir::Dim n = dynamic(1, 4, "n"), t = dynamic(1, 64, "t");
+  const ir::Dim batch = o.batch_of_x ? fixed(o.batch_of_x) : n;
+  const std::vector<ir::Dim> dims = {batch, fixed(2), t, fixed(8)}, angles = {n, fixed(1), t, fixed(8)};
+  const std::vector<ir::Dim> result = {n, fixed(2), t, fixed(8)};
+  const auto half = [&](std::int64_t size) { return std::vector<ir::Dim>{batch, fixed(2), t, fixed(size)}; };
+  const auto x = graph.input("x", DType::f32, dims);
+  const auto cos = graph.input("cos", DType::f32, angles), sin = graph.input("sin", DType::f32, angles);
+  const auto mul = [&](ir::ValueId a, ir::ValueId b, const std::vector<ir::Dim>& d) {
+    return graph.node("aten.mul.Tensor", {{"self", Arg::of_value(a)}, {"other", Arg::of_value(b)}}, DType::f32, d);
+  };
+  const auto slice = [&](std::int64_t from, std::int64_t to, std::int64_t size) {
+    return graph.node("aten.slice.Tensor",
+                      {{"self", Arg::of_value(x)},
+                       {"dim", of_int(3)},
+                       {"start", of_int(from)},
+                       {"end", of_int(to)},
+                       {"step", of_int(1)}},
+                      DType::f32, half(size));
+  };
+  const auto plain = o.cos_first ? mul(cos, x, result) : mul(x, cos, result);
+  const auto first = slice(0, o.cut, o.cut);
+  const auto second = slice(o.cut, std::numeric_limits<std::int64_t>::max(), 8 - o.cut);
+  const auto negative = graph.node("aten.neg.default", {{"self", Arg::of_value(o.negate_first ? second : first)}},
+                                   DType::f32, half(o.negate_first ? 8 - o.cut : o.cut));
+  const auto other = o.negate_first ? first : second;
+  const auto parts = o.swapped ? of_list({Arg::of_value(other), Arg::of_value(negative)})
+                               : of_list({Arg::of_value(negative), Arg::of_value(other)});
+  const auto turned = graph.node("aten.cat.default", {{"tensors", parts}, {"dim", of_int(-1)}}, DType::f32, dims);
+  graph.output(graph.node(
+      "aten.add.Tensor",
+      {{"self", Arg::of_value(plain)}, {"other", Arg::of_value(mul(turned, sin, result))}, {"alpha", of_int(1)}},
+      DType::f32, result));
+}
+
+TEST(FuseRope, BeforeAndAfter) {
+  for (const bool cos_first : {false, true}) {
+    GraphBuilder graph;
+    add_rope(graph, {.cos_first = cos_first});
+    EXPECT_EQ(targets(graph.program()).size(), 7u);
+    EXPECT_THAT(after_passes(graph.program()), ElementsAre("graft.rope"));
+    Session session(graph.build());
+    std::vector<float> x(2 * 2 * 3 * 8), cos(2 * 3 * 8), sin(2 * 3 * 8);
+    for (std::size_t i = 0; i < x.size(); ++i) x[i] = std::sin(static_cast<float>(i));
+    for (std::size_t i = 0; i < cos.size(); ++i) {
+      cos[i] = std::cos(static_cast<float>(i) * 0.7f);
+      sin[i] = std::sin(static_cast<float>(i) * 0.3f);
+    }
+    const Value out = session.run("forward", std::vector<Value>{tensor(x, {2, 2, 3, 8}), tensor(cos, {2, 1, 3, 8}),
+                                                                tensor(sin, {2, 1, 3, 8})})[0];
+    for (std::size_t i = 0; i < x.size(); ++i) {
+      const std::size_t d = i % 8, row = i / 8 * 8, angle = (i / 48 * 3 + i / 8 % 3) * 8 + d;
+      const float turned = d < 4 ? -x[row + d + 4] : x[row + d - 4];
+      EXPECT_NEAR(static_cast<const float*>(out.tensor.data)[i], x[i] * cos[angle] + turned * sin[angle], 1e-6f) << i;
+    }
+  }
+}
+
+TEST(FuseRope, WhatOnlyLooksAlikeStays) {
+  for (const RopeOptions& o : {RopeOptions{.cut = 3}, RopeOptions{.negate_first = false}, RopeOptions{.swapped = true},
+                               RopeOptions{.batch_of_x = 1}}) {
+    GraphBuilder graph;
+    add_rope(graph, o);
+    EXPECT_EQ(after_passes(graph.program()).size(), 7u);
+  }
+}
+
+TEST(DropDeadNodes, ChainsGoAndResultsStay) {
+  GraphBuilder graph;
+  const auto x = graph.input("x", DType::f32, {fixed(2)});
+  const auto relu = [&](ir::ValueId v) {
+    return graph.node("aten.relu.default", {{"self", Arg::of_value(v)}}, DType::f32, {fixed(2)});
+  };
+  relu(relu(x));
+  graph.output(relu(x));
+  EXPECT_THAT(after_passes(graph.program()), ElementsAre("aten.relu.default"));
+}
+
+}  // namespace
+}  // namespace graft
