@@ -125,6 +125,8 @@ struct ProgramStats {
   std::uint64_t given_bytes = 0;        // of these, in memory of the caller
   std::uint64_t copied_count = 0;       // of these, copied because of their alignment in the file
   std::uint64_t copied_bytes = 0;       // the same in bytes
+  std::uint64_t converted_count = 0;    // copies in the dtype of their values of weights stored in another type
+  std::uint64_t converted_bytes = 0;    // the same in bytes
   std::uint64_t constant_bytes = 0;     // folded constants
   std::uint64_t graph_bytes = 0;        // now: what only planning needs; 0 after shrink()
   std::uint64_t graph_bytes_freed = 0;  // by shrink() so far

@@ -132,8 +132,10 @@ void print_human(const Json& all, const Program& program, const std::optional<Co
   std::cout << printable(all["source"].get<std::string>()) << ": graft " << all["graft"].get<std::string>()
             << ", device " << device << "\nweights: " << weights["count"] << " in "
             << bytes_text(weights["bytes"].get<std::uint64_t>()) << ", of these copied "
-            << bytes_text(weights["copied_bytes"].get<std::uint64_t>()) << "; folded constants "
-            << bytes_text(weights["constant_bytes"].get<std::uint64_t>()) << "\n";
+            << bytes_text(weights["copied_bytes"].get<std::uint64_t>());
+  if (weights["converted_count"] != 0)
+    std::cout << ", converted to f32 " << bytes_text(weights["converted_bytes"].get<std::uint64_t>());
+  std::cout << "; folded constants " << bytes_text(weights["constant_bytes"].get<std::uint64_t>()) << "\n";
   for (const Json& method : all["methods"]) {
     const MethodInfo& info = program.method(method["name"].get<std::string>());
     std::cout << "\nmethod " << printable(info.name) << "\n";

@@ -68,6 +68,22 @@ std::size_t host_bytes(const Program& p) {
          Outside::held(p.states) + Outside::held(p.methods);
 }
 
+Stored stored_of(const Weight& weight) {
+  GRAFT_ASSERT(weight.storage != Storage::affine);
+  if (weight.storage == Storage::plain) return Stored::as(weight.dtype);
+  const std::optional<BlockType> type = find_block_type(weight.block_type);
+  GRAFT_ASSERT(type);
+  return {weight.storage == Storage::panels ? Stored::Kind::panels : Stored::Kind::blocks, DType::f32, *type};
+}
+
+void set_stored(Weight& weight, const Stored& stored) {
+  constexpr Storage kStorages[] = {Storage::plain, Storage::ggml_block, Storage::panels};
+  weight.storage = kStorages[static_cast<std::size_t>(stored.kind)];
+  weight.dtype = stored.dtype;
+  weight.block_type = stored.is_plain() ? std::string() : std::string(block_type_name(stored.block));
+  if (stored.kind != Stored::Kind::panels) weight.byte_size = stored_bytes(stored, weight.shape);
+}
+
 std::string Value::str() const {
   if (kind != ValueKind::tensor) {
     const std::string out(kind_name(kind));

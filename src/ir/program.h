@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "base/stored.h"
 #include "graft/dtype.h"
 #include "graft/tensor.h"
 
@@ -72,7 +73,8 @@ struct Node {
   std::string origin;
 };
 
-enum class Storage : std::uint8_t { plain, ggml_block, affine };
+// `panels` exists in memory only: what a kernel of ours makes of blocks at load (Stored::Kind::panels).
+enum class Storage : std::uint8_t { plain, ggml_block, affine, panels };
 
 struct Weight {
   std::string key;
@@ -149,6 +151,10 @@ inline constexpr std::uint16_t kFormatMajor = 1;
 inline constexpr std::uint16_t kFormatMinor = 0;
 // Lists of arguments nest at most this deep.
 inline constexpr int kMaxListDepth = 8;
+
+// Between a weight's fields and what they say about its elements; neither for affine storage.
+Stored stored_of(const Weight& weight);
+void set_stored(Weight& weight, const Stored& stored);  // byte_size too, but that of panels is their maker's to say
 
 // Bytes of memory that the program holds, its own object included.
 std::size_t host_bytes(const Program& program);

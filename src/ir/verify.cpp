@@ -57,8 +57,17 @@ void check_weight(const Program& program, std::size_t index) {
   }
   GRAFT_RULE(weight.scale == -1 && weight.zero_point == -1, owner,
              ": only affine storage has a scale and a zero point, found ", weight.scale, " and ", weight.zero_point);
-  if (weight.storage == Storage::ggml_block) {
+  if (weight.storage == Storage::ggml_block || weight.storage == Storage::panels) {
     GRAFT_RULE(!weight.block_type.empty(), owner, ": block storage without a block type");
+    const std::optional<BlockType> type = find_block_type(weight.block_type);
+    GRAFT_RULE(type, owner, ": block type '", weight.block_type, "' is not known");
+    GRAFT_RULE(weight.dtype == DType::f32, owner, ": values stored in blocks must be f32, found ", name(weight.dtype));
+    const std::string reason = refuse_blocks(*type, weight.shape);
+    GRAFT_RULE(reason.empty(), owner, " cannot be stored as ", weight.block_type, ": ", reason);
+    if (weight.storage == Storage::panels) return;
+    const std::uint64_t bytes = stored_bytes(Stored::as_blocks(*type), weight.shape);
+    GRAFT_RULE(weight.byte_size == bytes, owner, ": ", weight.block_type, weight.shape.str(), " takes ", bytes,
+               " bytes, found ", weight.byte_size);
     return;
   }
   GRAFT_RULE(weight.storage == Storage::plain, owner, ": storage ", static_cast<int>(weight.storage), " is not known");
@@ -172,8 +181,11 @@ class MethodVerifier {
           rule(input.index < program_.weights.size(), owner, "there are ", program_.weights.size(),
                " weights, found index ", input.index);
           const Weight& weight = program_.weights[input.index];
-          rule(fits(value, weight.dtype, weight.shape), owner, "value '", value.name, "' is ", value.str(),
-               ", its weight '", weight.key, "' is ", name(weight.dtype), weight.shape.str());
+          // Values of f32 may be stored as another float.
+          const bool half = weight.storage == Storage::plain &&
+                            (weight.dtype == DType::f16 || weight.dtype == DType::bf16) && value.dtype == DType::f32;
+          rule(fits(value, half ? DType::f32 : weight.dtype, weight.shape), owner, "value '", value.name, "' is ",
+               value.str(), ", its weight '", weight.key, "' is ", name(weight.dtype), weight.shape.str());
           break;
         }
         case InputKind::state: {

@@ -6,6 +6,7 @@
 
 #include "base/check.h"
 #include "base/plant.h"
+#include "kernel/block_rows.h"
 #include "op/common.h"
 #include "op/device.h"
 #include "op/dims.h"
@@ -103,11 +104,24 @@ Shape embedding_shape(const Call& call) {
   return shape;
 }
 
+// Rows of a weight that is stored in another type than its dtype.
+Tensor stored_rows(const Tensor& weight, const Tensor& indices, const Shape& shape, Lowering& lowering) {
+  const Tensor out = lowering.allocate(weight.dtype(), shape);
+  BlockRowsAttrs attrs;
+  attrs.type = weight.stored->block;
+  attrs.panels = weight.stored->kind == Stored::Kind::panels ? 1 : 0;
+  attrs.rows = weight.size(0);
+  lowering.launch(kBlockRows, {lowering.bytes_of(weight), lowering.contiguous(indices)}, {out}, attrs);
+  return out;
+}
+
 std::vector<Tensor> embedding_lower(const Call& call, std::span<const Shape> shapes, Lowering& lowering) {
+  const Tensor& weight = call.tensor("weight");
+  if (weight.stored && !weight.stored->is_plain())
+    return {stored_rows(weight, call.tensor("indices"), shapes[0], lowering)};
   if (lowering.has_device()) {
     const Tensor out = lowering.allocate(call.output_dtype(), shapes[0]);
-    if (device::embedding(lowering, call.tensor("weight"), lowering.contiguous(call.tensor("indices")), out))
-      return {out};
+    if (device::embedding(lowering, weight, lowering.contiguous(call.tensor("indices")), out)) return {out};
   }
   Places places;
   places.shape = shapes[0];
@@ -115,7 +129,7 @@ std::vector<Tensor> embedding_lower(const Call& call, std::span<const Shape> sha
   places.own_dim[at(places.shape.rank() - 1)] = 1;
   const Tensor& indices = call.tensor("indices");
   places.add_index(*try_reshape(indices, with_dim(indices.shape(), indices.rank(), 1)), 0);
-  return {gathered(places, call.tensor("weight"), lowering)};
+  return {lowering.cast(gathered(places, as_stored(weight), lowering), weight.dtype())};
 }
 
 Refusal refuse_embedding(const NodeView& node) {
@@ -138,6 +152,7 @@ Shape index_select_shape(const Call& call) {
 std::vector<Tensor> index_select_lower(const Call& call, std::span<const Shape> shapes, Lowering& lowering) {
   const Tensor &self = call.tensor("self"), &index = call.tensor("index");
   const int dim = wrap_dim(call.integer("dim"), self.rank());
+  if (self.stored && !self.stored->is_plain()) return {stored_rows(self, index, shapes[0], lowering)};
   Places places;
   places.shape = shapes[0];
   Shape along;
@@ -146,7 +161,7 @@ std::vector<Tensor> index_select_lower(const Call& call, std::span<const Shape> 
     along.push_back(d == dim ? index.numel() : 1);
   }
   places.add_index(*try_reshape(index, along), dim);
-  return {gathered(places, self, lowering)};
+  return {lowering.cast(gathered(places, as_stored(self), lowering), self.dtype())};
 }
 
 Refusal refuse_index(const NodeView& node) {
@@ -337,12 +352,23 @@ std::vector<Shape> one_shape(const Call& call) {
   return {rule(call)};
 }
 
+StoredUse stored_use_of_embedding(const NodeView&, std::string_view argument) {
+  return argument == "weight" ? StoredUse::rows : StoredUse::none;
+}
+
+StoredUse stored_use_of_index_select(const NodeView& node, std::string_view argument) {
+  const std::optional<std::int64_t> dim = node.constant("dim");
+  return argument == "self" && (dim == 0 || dim == -2) ? StoredUse::rows : StoredUse::none;
+}
+
 }  // namespace
 
 std::span<const Operator> index_operators() {
   static constexpr Operator operators[] = {
-      {"aten.embedding.default", refuse_embedding, one_shape<embedding_shape>, embedding_lower, false},
-      {"aten.index_select.default", refuse_index, one_shape<index_select_shape>, index_select_lower, false},
+      {"aten.embedding.default", refuse_embedding, one_shape<embedding_shape>, embedding_lower, false, false, false,
+       stored_use_of_embedding},
+      {"aten.index_select.default", refuse_index, one_shape<index_select_shape>, index_select_lower, false, false,
+       false, stored_use_of_index_select},
       {"aten.gather.default", refuse_index, one_shape<gather_shape>, gather_lower, false},
       {"aten.scatter.src", refuse_index, one_shape<scatter_shape>, scatter_lower, false, false, true},
       {"aten.scatter.value", refuse_index, one_shape<scatter_shape>, scatter_lower, false, false, true},

@@ -5,6 +5,7 @@
 
 #include "base/check.h"
 #include "base/plant.h"
+#include "kernel/block_matmul.h"
 #include "kernel/matmul.h"
 #include "op/device.h"
 #include "op/operator.h"
@@ -177,19 +178,40 @@ struct Addend {
   Scalar beta = Scalar::of(std::int64_t{1});
 };
 
+MatmulAttrs attrs_of(const Addend& addend) {
+  MatmulAttrs attrs;
+  attrs.alpha = static_cast<float>(addend.alpha.to_double());
+  attrs.beta = static_cast<float>(addend.beta.to_double());
+  attrs.has_bias = addend.bias ? 1 : 0;
+  return attrs;
+}
+
+// The same for a b whose columns are rows of a weight stored in blocks. All are matrices.
+void launch_block_product(const Tensor& a, const Tensor& b, const Addend& addend, const Tensor& out,
+                          Lowering& lowering) {
+  GRAFT_ASSERT(a.rank() == 2 && b.rank() == 2 && b.stride(0) == 1);
+  BlockMatmulAttrs attrs;
+  attrs.product = attrs_of(addend);
+  attrs.type = b.stored->block;
+  attrs.panels = b.stored->kind == Stored::Kind::panels ? 1 : 0;
+  std::vector<Tensor> inputs = {a.stride(1) == 1 ? a : lowering.contiguous(a), lowering.bytes_of(b)};
+  if (addend.bias) inputs.push_back(expanded(*addend.bias, out.shape()));
+  const std::int64_t scratch = block_matmul_scratch_bytes(attrs, a.size(0), a.size(1));
+  lowering.launch(kBlockMatmul, std::move(inputs), {out}, attrs, scratch);
+}
+
 // out = alpha * a b + beta * bias for a, b and out of the same batch sizes.
-void launch_product(const Tensor& a, const Tensor& b, const Addend& addend, const Tensor& out, Lowering& lowering) {
+void launch_product(const Tensor& a, const Tensor& weight, const Addend& addend, const Tensor& out,
+                    Lowering& lowering) {
+  if (weight.stored && !weight.stored->is_plain()) return launch_block_product(a, weight, addend, out, lowering);
+  const Tensor b = as_stored(weight);
   if (addend.alpha.to_double() == 1 && (!addend.bias || addend.beta.to_double() == 1) &&
       device::matmul(lowering, a, b, addend.bias ? &*addend.bias : nullptr, out))
     return;
   std::vector<Tensor> inputs = {a, b};
   if (addend.bias) inputs.push_back(expanded(*addend.bias, out.shape()));
   if (has_vector_kernel(out.dtype())) {
-    MatmulAttrs attrs;
-    attrs.alpha = static_cast<float>(addend.alpha.to_double());
-    attrs.beta = static_cast<float>(addend.beta.to_double());
-    attrs.has_bias = addend.bias ? 1 : 0;
-    lowering.launch(kMatmul, std::move(inputs), {out}, attrs, matmul_scratch_bytes(a.desc, b.desc));
+    lowering.launch(kMatmul, std::move(inputs), {out}, attrs_of(addend), matmul_scratch_bytes(a.desc, b.desc));
     return;
   }
   PlainMatmulAttrs attrs;
@@ -278,18 +300,29 @@ std::vector<Tensor> lower_added(const Call& call, std::span<const Shape> shapes,
   return {product(call.tensor(first()), call.tensor(second()), addend, shapes[0], lowering)};
 }
 
+StoredUse stored_use_of_linear(const NodeView&, std::string_view argument) {
+  return argument == "weight" ? StoredUse::rows : StoredUse::none;
+}
+
+// mat2 of mm and addmm, other of matmul.
+StoredUse stored_use_of_product(const NodeView&, std::string_view argument) {
+  return argument == "mat2" || argument == "other" ? StoredUse::columns : StoredUse::none;
+}
+
 }  // namespace
 
 std::span<const Operator> linear_operators() {
   static constexpr Operator kOperators[] = {
-      {"aten.linear.default", refuse_linear, linear_shape, lower_linear, true},
-      {"aten.addmm.default", refuse_addmm, added_shape<mat1_name, mat2_name>, lower_added<mat1_name, mat2_name>},
+      {"aten.linear.default", refuse_linear, linear_shape, lower_linear, true, false, false, stored_use_of_linear},
+      {"aten.addmm.default", refuse_addmm, added_shape<mat1_name, mat2_name>, lower_added<mat1_name, mat2_name>, false,
+       false, false, stored_use_of_product},
       {"aten.baddbmm.default", refuse_baddbmm, added_shape<batch1_name, batch2_name>,
        lower_added<batch1_name, batch2_name>, true},
-      {"aten.mm.default", refuse_product<2>, named_shape<self_name, mat2_name>, lower_product<self_name, mat2_name>},
+      {"aten.mm.default", refuse_product<2>, named_shape<self_name, mat2_name>, lower_product<self_name, mat2_name>,
+       false, false, false, stored_use_of_product},
       {"aten.bmm.default", refuse_product<3>, named_shape<self_name, mat2_name>, lower_product<self_name, mat2_name>},
       {"aten.matmul.default", refuse_matmul, named_shape<self_name, other_name>, lower_product<self_name, other_name>,
-       true},
+       true, false, false, stored_use_of_product},
       {"aten.mv.default", refuse_mv, named_shape<self_name, vec_name>, lower_product<self_name, vec_name>, true},
   };
   return kOperators;

@@ -94,6 +94,15 @@ class Call {
   std::span<const Binding> bindings_;
 };
 
+// How an operator reads a matrix of a weight that is stored in another type than its dtype (base/stored.h). For every
+// other use the weight is converted at load.
+enum class StoredUse : std::uint8_t {
+  none,
+  rows,        // reads it, stored along its last dimension
+  columns,     // reads the transposed view of one that is
+  transposes,  // makes that view
+};
+
 // The reason why an instance is refused; empty when it is accepted.
 using Refusal = std::string;
 
@@ -112,6 +121,8 @@ struct Operator {
   // The result is argument "self" with part of its elements overwritten: `lower` takes the tensor to write from
   // Lowering::writable(), and it is a state's own memory where the planner allows it.
   bool updates = false;
+  // Of the named argument, a matrix; nullptr: none, for all arguments.
+  StoredUse (*stored_use)(const NodeView&, std::string_view argument) = nullptr;
 };
 
 // An operator on numbers ("aten.sym_size.int", "python.mul"): evaluated while planning, never launched.

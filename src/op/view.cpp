@@ -472,6 +472,34 @@ SliceRange slice_range(const Call& call, std::int64_t size) {
   return range;
 }
 
+namespace {
+
+// Whether it swaps the dimensions of a matrix, which may be a weight that is stored in another type.
+StoredUse stored_use_of_transpose(const NodeView& node, std::string_view argument) {
+  if (argument != "self" || node.tensor("self").rank() != 2) return StoredUse::none;
+  const auto is = [](const ir::Arg& arg, std::int64_t dim) {
+    return arg.kind == ir::Arg::Kind::integer && (arg.i == dim || arg.i == dim - 2);
+  };
+  if (node.target() == "aten.permute.default") {
+    const std::vector<ir::Arg>& dims = node.arg("dims").items;
+    return dims.size() == 2 && is(dims[0], 1) && is(dims[1], 0) ? StoredUse::transposes : StoredUse::none;
+  }
+  if (node.target() == "aten.transpose.int") {
+    const ir::Arg &a = node.arg("dim0"), &b = node.arg("dim1");
+    return (is(a, 0) && is(b, 1)) || (is(a, 1) && is(b, 0)) ? StoredUse::transposes : StoredUse::none;
+  }
+  return StoredUse::transposes;
+}
+
+template <Tensor (*rule)(const Call&)>
+constexpr Operator transposing_operator(std::string_view target) {
+  Operator result = view_operator<rule>(target);
+  result.stored_use = stored_use_of_transpose;
+  return result;
+}
+
+}  // namespace
+
 std::span<const Operator> view_operators() {
   static constexpr Operator operators[] = {
       reshape_operator<size_shape>("aten.view.default"),
@@ -482,11 +510,11 @@ std::span<const Operator> view_operators() {
       reshape_operator<unflatten_shape>("aten.unflatten.int"),
       reshape_operator<ravel_shape>("aten.ravel.default"),
       reshape_operator<other_shape>("aten.view_as.default"),
-      view_operator<permute>("aten.permute.default"),
-      view_operator<transpose<'0', '1', false>>("aten.transpose.int"),
+      transposing_operator<permute>("aten.permute.default"),
+      transposing_operator<transpose<'0', '1', false>>("aten.transpose.int"),
       view_operator<transpose<'0', '1', false>>("aten.swapdims.default"),
       view_operator<transpose<'0', '1', true>>("aten.swapaxes.default"),
-      view_operator<transpose_matrix>("aten.t.default"),
+      transposing_operator<transpose_matrix>("aten.t.default"),
       view_operator<movedim>("aten.movedim.int"),
       view_operator<movedim>("aten.movedim.intlist"),
       view_operator<unsqueeze>("aten.unsqueeze.default"),

@@ -32,6 +32,12 @@ std::optional<DType> to_dtype(ggml_type type) {
   }
 }
 
+std::optional<Stored> to_stored(ggml_type type) {
+  if (const std::optional<DType> dtype = to_dtype(type)) return Stored::as(*dtype);
+  if (const std::optional<BlockType> block = find_block_type(ggml_type_name(type))) return Stored::as_blocks(*block);
+  return std::nullopt;
+}
+
 struct Reading {
   const MappedFile* file;
   std::exception_ptr error;
@@ -84,8 +90,8 @@ WeightFile read_gguf(std::shared_ptr<const MappedFile> file) {
     StoredTensor tensor;
     tensor.bytes = out.file->bytes().subspan(base + offset, bytes);
     tensor.type = ggml_type_name(type);
-    tensor.dtype = to_dtype(type);
-    if (tensor.dtype) tensor.shape = shape_of(gguf_get_tensor_ne(context.get(), i));
+    tensor.stored = to_stored(type);
+    if (tensor.stored) tensor.shape = shape_of(gguf_get_tensor_ne(context.get(), i));
     out.tensors.emplace(name, std::move(tensor));
   }
   return out;

@@ -40,7 +40,8 @@ StoredTensor tensor(const Json& entry, std::span<const std::byte> data, const st
   };
   StoredTensor out;
   out.type = field("dtype", Json::value_t::string).get<std::string>();
-  out.dtype = to_dtype(out.type);
+  const std::optional<DType> dtype = to_dtype(out.type);
+  if (dtype) out.stored = Stored::as(*dtype);
   const Json& offsets = field("data_offsets", Json::value_t::array);
   GRAFT_CHECK(InvalidProgram, offsets.size() == 2, owner, ": expected two data_offsets, found ", offsets.size());
   const std::uint64_t begin = number(offsets[0], owner);
@@ -49,9 +50,9 @@ StoredTensor tensor(const Json& entry, std::span<const std::byte> data, const st
               " do not lie in the ", data.size(), " bytes of data there are: the file is truncated or damaged");
   out.bytes = data.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(end - begin));
   const Json& sizes = field("shape", Json::value_t::array);
-  if (!out.dtype || sizes.size() > static_cast<std::size_t>(kMaxRank)) return out;  // refused when a weight asks for it
+  if (!dtype || sizes.size() > static_cast<std::size_t>(kMaxRank)) return out;  // refused when a weight asks for it
   Shape shape;
-  std::uint64_t bytes = byte_size(*out.dtype);
+  std::uint64_t bytes = byte_size(*dtype);
   for (const Json& size : sizes) {
     const std::uint64_t value = number(size, owner);
     shape.push_back(static_cast<std::int64_t>(value));

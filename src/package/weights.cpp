@@ -77,6 +77,13 @@ std::vector<std::int64_t> without_leading_ones(const Shape& shape) {
   return {std::find_if(sizes.begin(), sizes.end(), [](std::int64_t size) { return size != 1; }), sizes.end()};
 }
 
+// Values of f32 may be stored as any type that they can be made of.
+bool may_be_stored_as(const ir::Weight& weight, const Stored& stored) {
+  const bool f32 = weight.dtype == DType::f32;
+  if (!stored.is_plain()) return f32 && refuse_blocks(stored.block, weight.shape).empty();
+  return stored.dtype == weight.dtype || (f32 && (stored.dtype == DType::f16 || stored.dtype == DType::bf16));
+}
+
 std::string label(const ir::Weight& weight) {
   return str("weight '", weight.key, weight.fqn == weight.key ? "'" : "' (" + weight.fqn + ")");
 }
@@ -109,9 +116,10 @@ std::vector<WeightFile> open_weights(const std::string& path) {
 }
 
 void check_size(const ir::Weight& weight, const FoundWeight& found) {
-  if (found.bytes.size() == weight.byte_size || GRAFT_PLANT("weight-size-unchecked")) return;
+  const std::uint64_t expected = found.stored ? stored_bytes(*found.stored, weight.shape) : weight.byte_size;
+  if (found.bytes.size() == expected || GRAFT_PLANT("weight-size-unchecked")) return;
   throw InvalidProgram(
-      str(label(weight), " must have ", weight.byte_size, " bytes, ", found.where, " has ", found.bytes.size()));
+      str(label(weight), " must have ", expected, " bytes, ", found.where, " has ", found.bytes.size()));
 }
 
 std::string close_names(std::string_view name, const std::vector<std::string_view>& names) {
@@ -181,17 +189,17 @@ std::optional<FoundWeight> WeightStore::in_files(const std::string& name, const 
   if (!tensor) return std::nullopt;
   const std::string where = "'" + holder->file->path() + "'";
   if (!tensor->type.empty()) {
-    GRAFT_CHECK(Unsupported, tensor->dtype, label(weight), " is stored as ", tensor->type, " in ", where,
-                "; only plain tensors are supported");
-    GRAFT_CHECK(InvalidProgram, *tensor->dtype == weight.dtype, label(weight), " must have dtype ",
+    GRAFT_CHECK(Unsupported, tensor->stored, label(weight), " is stored as ", tensor->type, " in ", where,
+                ", a type that graft does not compute with");
+    GRAFT_CHECK(InvalidProgram, may_be_stored_as(weight, *tensor->stored), label(weight), " must have dtype ",
                 graft::name(weight.dtype), ", ", where, " has ", tensor->type);
     GRAFT_CHECK(InvalidProgram,
                 tensor->shape && without_leading_ones(*tensor->shape) == without_leading_ones(weight.shape),
                 label(weight), " must have sizes ", weight.shape.str(), ", ", where, " has ",
                 tensor->shape ? tensor->shape->str() : str("more than ", kMaxRank, " of them"));
   }
-  FoundWeight out{tensor->bytes, holder == &files_[0] ? FoundWeight::Origin::package : FoundWeight::Origin::file,
-                  where};
+  FoundWeight out{tensor->bytes, holder == &files_[0] ? FoundWeight::Origin::package : FoundWeight::Origin::file, where,
+                  tensor->stored, holder->file};
   check_size(weight, out);
   return out;
 }

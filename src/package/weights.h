@@ -20,8 +20,8 @@ namespace graft {
 // A tensor of a file, in its mapping. Files that say what their tensors are (safetensors, GGUF) fill the rest in.
 struct StoredTensor {
   std::span<const std::byte> bytes;
-  std::string type;            // as the file calls it: "BF16", "q8_0"; empty where it does not say
-  std::optional<DType> dtype;  // empty where graft has no such dtype, or the file does not say
+  std::string type;              // as the file calls it: "BF16", "q8_0"; empty where it does not say
+  std::optional<Stored> stored;  // empty where graft computes with no such type, or the file does not say
   std::optional<Shape> shape;
 };
 
@@ -44,7 +44,9 @@ struct FoundWeight {
   enum class Origin { package, file, memory };
   std::span<const std::byte> bytes;
   Origin origin = Origin::package;
-  std::string where;  // "'model.pte'", for messages
+  std::string where;                                 // "'model.pte'", for messages
+  std::optional<Stored> stored = std::nullopt;       // empty: as the weight's table says
+  std::shared_ptr<const MappedFile> file = nullptr;  // that holds them, where it is known
 };
 using FindWeight = std::function<FoundWeight(const ir::Weight& weight)>;
 
@@ -61,9 +63,10 @@ class WeightStore {
   void add_files(const std::string& path);
   void add_memory(Memory memory) { memory_ = std::move(memory); }
 
-  // Throws NotFound naming the key, where it was looked for and names like it; InvalidProgram for data of another size,
-  // dtype or shape, or found in two files; Unsupported for a type that graft does not compute with; InvalidArgument for
-  // the caller's memory of another dtype or shape, null, or not aligned to its element.
+  // What a file says of its tensors wins over the weight's table where both hold values of f32: as f32, f16, bf16 or in
+  // blocks. Throws NotFound naming the key, where it was looked for and names like it; InvalidProgram for data of
+  // another size, dtype or shape, or found in two files; Unsupported for a type that graft does not compute with;
+  // InvalidArgument for the caller's memory of another dtype or shape, null, or not aligned to its element.
   FoundWeight find(const ir::Weight& weight);
   // Throws InvalidArgument naming memory of the caller that no weight asked for.
   void check_memory_used() const;

@@ -3,6 +3,7 @@
 #include <cstring>
 #include <optional>
 
+#include "kernel/block_matmul.h"
 #include "kernel/kernels.h"
 #include "kernel/matmul.h"
 
@@ -64,7 +65,9 @@ void fuse_activations(Plan& plan) {
     const Segment target = plan.buffers[to.buffer].segment;
     if ((target != Segment::arena && target != Segment::output) || uses[to.buffer].writes != 1) continue;
     Launch& product = plan.launches[sum.writer];
-    if (product.kernel != &kMatmul || product.outputs[0].buffer != from.buffer) continue;
+    // The attributes of both kernels begin with those of a product.
+    if ((product.kernel != &kMatmul && product.kernel != &kBlockMatmul) || product.outputs[0].buffer != from.buffer)
+      continue;
     const bool whole = is_whole(from, plan.buffers[from.buffer]) && is_whole(to, plan.buffers[to.buffer]) &&
                        is_whole(product.outputs[0], plan.buffers[from.buffer]);
     if (!whole) continue;

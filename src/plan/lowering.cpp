@@ -64,7 +64,7 @@ Tensor Lowering::allocate(DType dtype, const Shape& shape) {
 void Lowering::add_launch(Launch launch) {
   for (const std::vector<Tensor>* tensors : {&launch.inputs, &launch.outputs}) {
     for (const Tensor& t : *tensors) {
-      GRAFT_ASSERT(t.buffer < buffers_.size());
+      GRAFT_ASSERT(t.buffer < buffers_.size() && !t.stored);
       const ByteSpan span = byte_span(t.desc);
       GRAFT_ASSERT(t.offset + span.low >= 0 && t.offset + span.high <= buffers_[t.buffer].bytes);
     }
@@ -194,6 +194,10 @@ void Lowering::take_undo(std::size_t mark) {
   GRAFT_ASSERT(launches_.size() == mark + 1);
   undo_.push_back({std::move(launches_.back()), static_cast<std::uint32_t>(mark)});
   launches_.pop_back();
+}
+
+Tensor Lowering::bytes_of(const Tensor& tensor) const {
+  return {tensor.buffer, 0, TensorDesc(DType::u8, Shape{buffers_[tensor.buffer].bytes})};
 }
 
 Tensor Lowering::cast(const Tensor& tensor, DType dtype) {

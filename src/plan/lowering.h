@@ -56,6 +56,8 @@ class Lowering {
   Tensor contiguous(const Tensor& tensor);
   // The same values in another dtype by PyTorch's conversion rules; the tensor itself when it has that dtype.
   Tensor cast(const Tensor& tensor, DType dtype);
+  // All bytes of the tensor's buffer, u8 [bytes]: what is stored in blocks or panels.
+  Tensor bytes_of(const Tensor& tensor) const;
   // Copies `from` into `to` (same shape, any strides, dtype converted).
   void copy(const Tensor& from, const Tensor& to);
   // A new tensor with every element set to the value, converted as PyTorch converts a Python number.
@@ -104,6 +106,9 @@ class Lowering {
   int max_threads_;
   const DeviceOps* device_;
 };
+
+// A weight stored as another float, as a tensor of that; any other tensor as it is.
+Tensor as_stored(const Tensor& tensor);
 
 // Bytes from the lowest to one past the highest byte that the tensor's elements touch, relative to its offset.
 struct ByteSpan {

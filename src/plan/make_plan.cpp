@@ -96,7 +96,14 @@ class Planner {
           break;
       }
       buffer.bytes = static_cast<std::int64_t>(desc.byte_count());
-      binding.tensor = Tensor{lowering_.add_buffer(buffer), 0, desc};
+      std::optional<Stored> stored;
+      if (input.kind == ir::InputKind::weight) {
+        const ir::Weight& weight = program_.weights[input.index];
+        stored = ir::stored_of(weight);
+        if (*stored == Stored::as(value.dtype)) stored.reset();
+        buffer.bytes = static_cast<std::int64_t>(weight.byte_size);
+      }
+      binding.tensor = Tensor{lowering_.add_buffer(buffer), 0, desc, stored};
       if (GRAFT_PLANT("i64-weights-read-as-i32") && input.kind == ir::InputKind::weight && desc.dtype == DType::i64)
         binding.tensor = lowering_.cast({binding.tensor->buffer, 0, TensorDesc(DType::i32, desc.shape)}, DType::i64);
     }

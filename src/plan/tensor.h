@@ -1,7 +1,9 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
+#include "base/stored.h"
 #include "graft/tensor.h"
 
 namespace graft {
@@ -13,6 +15,9 @@ struct Tensor {
   BufferId buffer = 0;
   std::int64_t offset = 0;  // bytes from the start of the buffer to element [0, 0, ...]
   TensorDesc desc;
+  // A weight whose stored type is not its dtype: `desc` describes its values, and only an operator that says so
+  // (Operator::stored_use) gets it. Launches take what is stored: as_stored(), Lowering::bytes_of().
+  std::optional<Stored> stored = std::nullopt;
 
   DType dtype() const { return desc.dtype; }
   const Shape& shape() const { return desc.shape; }

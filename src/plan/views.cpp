@@ -48,6 +48,15 @@ std::optional<Tensor> try_reshape(const Tensor& tensor, const Shape& shape) {
   return result;
 }
 
+Tensor as_stored(const Tensor& tensor) {
+  Tensor result = tensor;
+  if (!tensor.stored) return result;
+  GRAFT_ASSERT(tensor.stored->is_plain() && tensor.offset == 0);
+  result.desc.dtype = tensor.stored->dtype;
+  result.stored.reset();
+  return result;
+}
+
 Tensor permuted(const Tensor& tensor, std::span<const int> dims) {
   GRAFT_ASSERT(static_cast<int>(dims.size()) == tensor.rank());
   Tensor result = tensor;

@@ -236,6 +236,8 @@ nb::dict to_dict(const ProgramStats& s) {
   d["given_bytes"] = s.given_bytes;
   d["copied_count"] = s.copied_count;
   d["copied_bytes"] = s.copied_bytes;
+  d["converted_count"] = s.converted_count;
+  d["converted_bytes"] = s.converted_bytes;
   d["constant_bytes"] = s.constant_bytes;
   d["graph_bytes"] = s.graph_bytes;
   d["graph_bytes_freed"] = s.graph_bytes_freed;

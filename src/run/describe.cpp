@@ -149,6 +149,8 @@ std::string Program::describe(bool whole_plans) const {
              {"given_bytes", stats.given_bytes},
              {"copied_count", stats.copied_count},
              {"copied_bytes", stats.copied_bytes},
+             {"converted_count", stats.converted_count},
+             {"converted_bytes", stats.converted_bytes},
              {"constant_bytes", stats.constant_bytes}}},
            {"graphs",
             {{"bytes", stats.graph_bytes},

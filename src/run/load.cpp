@@ -11,11 +11,13 @@
 #include "op/operator.h"
 #include "package/package.h"
 #include "pass/passes.h"
+#include "pass/stored_weights.h"
 #include "plan/kv_shape.h"
 #include "run/device.h"
 #include "run/fold.h"
 #include "run/log.h"
 #include "run/program_impl.h"
+#include "run/weight_placer.h"
 
 namespace graft {
 namespace {
@@ -36,7 +38,9 @@ void check_operators(const ir::Program& program) {
 class Loader {
  public:
   Loader(const LoadOptions& options, std::string source)
-      : options_(options), impl_(std::make_unique<Program::Impl>(options.max_plans)) {
+      : options_(options),
+        impl_(std::make_unique<Program::Impl>(options.max_plans)),
+        placer_(options.verify_hashes, *impl_) {
     simd::check_cpu();
     check_ggml();
     install_ggml_log();
@@ -72,13 +76,22 @@ class Loader {
   }
 
   std::uint64_t place_weights(const FindWeight& find) {
-    for (const ir::Program& graph : graphs_) {
+    for (ir::Program& graph : graphs_) {
       LoadedMethod method;
       method.info = method_info(graph.methods[0]);
-      for (const ir::Weight& weight : graph.weights) {
-        method.weights.push_back(place_weight(weight, find));
+      std::vector<FoundWeight> found;
+      for (ir::Weight& weight : graph.weights) {
+        found.push_back(placer_.find(weight, find));
         method.weight_bytes.push_back(static_cast<std::size_t>(weight.byte_size));
+        method.stored.push_back(*found.back().stored);
+        ir::set_stored(weight, *found.back().stored);
       }
+      const std::vector<ConvertedWeight> converted = convert_stored_weights(graph, impl_->on_device != nullptr);
+      method.weights.assign(graph.weights.size(), nullptr);
+      for (const ConvertedWeight& c : converted)
+        method.weights[c.weight] = placer_.converted(graph.weights[c.weight], found[c.source]);
+      for (std::size_t i = 0; i < found.size(); ++i)
+        if (!method.weights[i]) method.weights[i] = placer_.as_stored(graph.weights[i], found[i]);
       impl_->methods.push_back(std::move(method));
     }
     return impl_->weight_stats.weight_bytes;
@@ -114,42 +127,6 @@ class Loader {
   }
 
  private:
-  // The address of a weight: where it was found if its alignment allows, else in a copy made once for all methods.
-  std::byte* place_weight(const ir::Weight& weight, const FindWeight& find) {
-    GRAFT_CHECK(Unsupported, weight.storage == ir::Storage::plain, "weight '", weight.key, "' (", weight.fqn,
-                ") is stored in ", weight.block_type, " blocks; only plain tensors are supported");
-    FoundWeight found = find(weight);
-    ProgramStats& stats = impl_->weight_stats;
-    // Only what a package says of its own data is taken at its word: a checkpoint may hold two values where the
-    // exported model had one.
-    if (found.origin == FoundWeight::Origin::package && !weight.sha256.empty())
-      found.bytes = tied_.try_emplace({weight.sha256, found.bytes.size()}, found.bytes).first->second;
-    const auto [placed, fresh] = placed_.try_emplace(found.bytes.data(), found.bytes);
-    if (fresh || placed->second.size() < found.bytes.size()) {
-      if (options_.verify_hashes) verify_hash(weight, found);
-      const std::uint64_t counted = fresh ? 0 : placed->second.size();
-      placed->second = found.bytes;
-      stats.weight_count += fresh && !found.bytes.empty();
-      stats.weight_bytes += found.bytes.size() - counted;
-      if (found.origin == FoundWeight::Origin::memory) stats.given_bytes += found.bytes.size() - counted;
-    }
-    const std::size_t element = byte_size(weight.dtype);
-    if (reinterpret_cast<std::uintptr_t>(found.bytes.data()) % element == 0)
-      return const_cast<std::byte*>(found.bytes.data());  // never written: weights are inputs of launches only
-    const auto [copy, first] = copies_.try_emplace({found.bytes.data(), found.bytes.size()}, nullptr);
-    if (first) {
-      AlignedMemory memory(found.bytes.size());
-      std::memcpy(memory.data(), found.bytes.data(), found.bytes.size());
-      copy->second = memory.data();
-      impl_->copied_weights.push_back(std::move(memory));
-      ++stats.copied_count;
-      stats.copied_bytes += found.bytes.size();
-      log(LogLevel::info,
-          str("weight '", weight.fqn, "' copied: its address in the file is not a multiple of ", element));
-    }
-    return copy->second;
-  }
-
   std::uint32_t place_state(const ir::State& state, const LoadedMethod& method) {
     const std::byte* initial = state.initial >= 0 ? method.weights[static_cast<std::size_t>(state.initial)] : nullptr;
     std::vector<StateInfo>& states = impl_->states;
@@ -179,14 +156,10 @@ class Loader {
     return sha256(std::as_bytes(std::span(text)));
   }
 
-  using Bytes = std::span<const std::byte>;
-
   const LoadOptions& options_;
   std::unique_ptr<Program::Impl> impl_;
+  WeightPlacer placer_;
   std::vector<ir::Program> graphs_;
-  std::map<const std::byte*, Bytes, std::less<>> placed_;
-  std::map<std::pair<std::vector<std::uint8_t>, std::size_t>, Bytes> tied_;  // by content
-  std::map<std::pair<const std::byte*, std::size_t>, std::byte*> copies_;
 };
 
 std::uint64_t host_bytes(const WeightFile& file) {

@@ -4,6 +4,7 @@
 #include "base/check.h"
 #include "graft/graft.h"
 #include "pass/passes.h"
+#include "pass/stored_weights.h"
 #include "run/fold.h"
 #include "run/program_impl.h"
 
@@ -52,9 +53,7 @@ bool same_kinds(const std::vector<ValueInfo>& a, const std::vector<ValueInfo>& b
 // these weights, states and outputs.
 bool fits(const ir::Program& graph, const LoadedMethod& method, const std::vector<StateInfo>& states) {
   const MethodInfo info = method_info(graph.methods[0]);
-  const auto same_weight = [](const ir::Weight& weight, std::size_t bytes) {
-    return weight.storage == ir::Storage::plain && weight.byte_size == bytes;
-  };
+  const auto same_weight = [](const ir::Weight& weight, std::size_t bytes) { return weight.byte_size == bytes; };
   const auto same_state = [&](const ir::State& state, std::uint32_t index) {
     const ir::State& known = states[index].state;
     return state.fqn == known.fqn && state.kind == known.kind && state.dtype == known.dtype &&
@@ -155,6 +154,8 @@ std::shared_ptr<const ir::Program> Program::Impl::graph(std::uint32_t index) con
   run_passes(*again);
   GRAFT_CHECK(InvalidProgram, again->methods.size() == 1 && fits(*again, method, states), "method '", method.info.name,
               "' of ", source, " changed since it was loaded");
+  for (std::size_t i = 0; i < method.stored.size(); ++i) ir::set_stored(again->weights[i], method.stored[i]);
+  convert_stored_weights(*again, on_device != nullptr);
   fold_again(*again, method);
   method.graph->made = again;
   ++graphs_read_again;

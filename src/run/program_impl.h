@@ -33,8 +33,11 @@ struct FoldedConstant {
 // One method, ready to be planned and run.
 struct LoadedMethod {
   MethodInfo info;
-  std::vector<std::byte*> weights;        // by weight index of the graph
-  std::vector<std::size_t> weight_bytes;  // the same
+  // By weight index of the graph, which after the load has those of the file first, then conversions of them.
+  std::vector<std::byte*> weights;
+  // How the weights of the graph in the file are stored, as they were found, and the bytes that the graph gives them.
+  std::vector<Stored> stored;
+  std::vector<std::size_t> weight_bytes;
   std::vector<FoldedConstant> constants;  // by index of constant inputs
   std::vector<std::uint32_t> states;      // by state index of the graph: index into Program::Impl::states
   // Output i of the method is output user_outputs[i] of the graph (the others write states and inputs).
@@ -103,8 +106,8 @@ struct Program::Impl {
   ReadMethod read_method;
   std::vector<LoadedMethod> methods;
   std::vector<StateInfo> states;
-  std::vector<AlignedMemory> copied_weights;
-  ProgramStats weight_stats;  // its counts and bytes of weights and constants
+  std::vector<AlignedMemory> made_weights;  // copied and converted ones
+  ProgramStats weight_stats;                // its counts and bytes of weights and constants
   std::string device;
   std::unique_ptr<ProgramDevice> on_device;  // null for the CPU
   // Of a program with states: what a file of them depends on. SHA-256 of methods, states and weights by name and type

@@ -53,6 +53,10 @@ struct MatmulTable {
   void (*dot)(const float* few, std::int64_t few_stride, int rows, const MatrixView& many, std::int64_t depth,
               std::int64_t q0, std::int64_t q1, const Epilogue& epilogue);
 
+  // The epilogue alone: writes rows x width sums, rows panel_width apart, to O[r0 + r, j0 + j]; width is at most
+  // panel_width. Changes `sums`.
+  void (*finish)(const Epilogue& epilogue, float* sums, std::int64_t r0, int rows, std::int64_t j0, int width);
+
   // Converts n elements to f32.
   void (*widen)(const void* from, DType dtype, std::int64_t stride, std::int64_t n, float* to);
 };

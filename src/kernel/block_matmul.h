@@ -1,0 +1,25 @@
+#pragma once
+
+#include <cstdint>
+
+#include "base/stored.h"
+#include "kernel/kernel.h"
+#include "kernel/matmul.h"
+
+namespace graft {
+
+struct BlockMatmulAttrs {
+  MatmulAttrs product;
+  BlockType type = -1;
+  std::int16_t panels = 0;  // 1: the weight is laid out in panels
+};
+
+// The product with a weight [N, K] stored in ggml's blocks. Inputs: a [M, K] f32 with column stride 1, the weight's
+// bytes (u8) and, when has_bias, bias [M, N] of any strides; output [M, N], any strides. Rows of a are quantized first,
+// to the type that ggml multiplies the weight's with: the error of a product is ggml's. Sums are kept in f32.
+extern const Kernel kBlockMatmul;
+
+// Scratch that it needs for an a [rows, depth].
+std::int64_t block_matmul_scratch_bytes(const BlockMatmulAttrs& attrs, std::int64_t rows, std::int64_t depth);
+
+}  // namespace graft

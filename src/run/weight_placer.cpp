@@ -1,0 +1,84 @@
+#include "run/weight_placer.h"
+
+#include <ggml.h>
+
+#include <cstring>
+
+#include "base/check.h"
+#include "package/package.h"
+#include "run/log.h"
+
+namespace graft {
+namespace {
+
+// Of the numbers in ggml's blocks: 16-bit scales.
+constexpr std::size_t kBlockAlignment = 2;
+
+ggml_type ggml_type_of(const Stored& stored) {
+  if (!stored.is_plain()) return static_cast<ggml_type>(stored.block);
+  return stored.dtype == DType::bf16 ? GGML_TYPE_BF16 : GGML_TYPE_F16;
+}
+
+}  // namespace
+
+FoundWeight WeightPlacer::find(const ir::Weight& weight, const FindWeight& find) {
+  GRAFT_CHECK(Unsupported, weight.storage != ir::Storage::affine, "weight '", weight.key, "' (", weight.fqn,
+              ") is stored as affine ", weight.block_type, "; only plain tensors and ggml's blocks are supported");
+  FoundWeight found = find(weight);
+  if (!found.stored) found.stored = ir::stored_of(weight);
+  ProgramStats& stats = program_.weight_stats;
+  // Only what a package says of its own data is taken at its word: a checkpoint may hold two values where the
+  // exported model had one.
+  if (found.origin == FoundWeight::Origin::package && !weight.sha256.empty())
+    found.bytes = tied_.try_emplace({weight.sha256, found.bytes.size()}, found.bytes).first->second;
+  const auto [placed, fresh] = placed_.try_emplace(found.bytes.data(), found.bytes);
+  if (fresh || placed->second.size() < found.bytes.size()) {
+    if (verify_hashes_) verify_hash(weight, found);
+    const std::uint64_t counted = fresh ? 0 : placed->second.size();
+    placed->second = found.bytes;
+    stats.weight_count += fresh && !found.bytes.empty();
+    stats.weight_bytes += found.bytes.size() - counted;
+    if (found.origin == FoundWeight::Origin::memory) stats.given_bytes += found.bytes.size() - counted;
+  }
+  return found;
+}
+
+std::byte* WeightPlacer::keep(AlignedMemory memory) {
+  program_.made_weights.push_back(std::move(memory));
+  return program_.made_weights.back().data();
+}
+
+std::byte* WeightPlacer::as_stored(const ir::Weight& weight, const FoundWeight& found) {
+  const std::size_t alignment = found.stored->is_plain() ? byte_size(found.stored->dtype) : kBlockAlignment;
+  if (reinterpret_cast<std::uintptr_t>(found.bytes.data()) % alignment == 0)
+    return const_cast<std::byte*>(found.bytes.data());  // never written: weights are inputs of launches only
+  const auto [copy, first] = copies_.try_emplace({found.bytes.data(), found.bytes.size()}, nullptr);
+  if (!first) return copy->second;
+  AlignedMemory memory(found.bytes.size());
+  std::memcpy(memory.data(), found.bytes.data(), found.bytes.size());
+  copy->second = keep(std::move(memory));
+  ++program_.weight_stats.copied_count;
+  program_.weight_stats.copied_bytes += found.bytes.size();
+  log(LogLevel::info,
+      str("weight '", weight.fqn, "' copied: its address in the file is not a multiple of ", alignment));
+  return copy->second;
+}
+
+std::byte* WeightPlacer::converted(const ir::Weight& weight, const FoundWeight& found) {
+  const auto [place, first] = conversions_.try_emplace({found.bytes.data(), found.bytes.size()}, nullptr);
+  if (!first) return place->second;
+  const TensorDesc desc(DType::f32, weight.shape);
+  AlignedMemory memory(desc.byte_count());
+  if (desc.numel() > 0) {
+    const auto to_float = ggml_get_type_traits(ggml_type_of(*found.stored))->to_float;
+    const std::byte* from = as_stored(weight, found);
+    to_float(from, reinterpret_cast<float*>(memory.data()), desc.numel());
+  }
+  place->second = keep(std::move(memory));
+  ++program_.weight_stats.converted_count;
+  program_.weight_stats.converted_bytes += desc.byte_count();
+  log(LogLevel::info, str("weight '", weight.fqn, "' converted from ", found.stored->str(), " to f32"));
+  return place->second;
+}
+
+}  // namespace graft
