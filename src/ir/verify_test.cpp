@@ -159,6 +159,18 @@ const std::vector<Case>& cases() {
       {"PlainWithAScale", [](Program& p, Method&) { p.weights[0].scale = 0; }, "only affine storage has a scale"},
       {"BlockWithoutType", [](Program& p, Method&) { p.weights[0].storage = Storage::ggml_block; },
        "without a block type"},
+      {"BlockOfUnknownType",
+       [](Program& p, Method&) {
+         p.weights[0].storage = Storage::ggml_block;
+         p.weights[0].block_type = "q9_0";
+       },
+       "block type 'q9_0' is not known"},
+      {"RowsThatDoNotDivideIntoBlocks",
+       [](Program& p, Method&) {
+         p.weights[0].storage = Storage::ggml_block;
+         p.weights[0].block_type = "q4_K";
+       },
+       "do not divide into blocks of 256"},
       {"AffineWithoutScale",
        [](Program& p, Method&) {
          p.weights[0].storage = Storage::affine;

@@ -38,7 +38,7 @@ struct NoAttrs {};
 // The error message of the run, empty when it succeeded.
 template <typename Attrs = NoAttrs>
 std::string run_kernel(const Kernel& kernel, const std::vector<TestOperand>& inputs, const TestOutput& output,
-                       int threads = 1, const Attrs& attrs = {}) {
+                       int threads = 1, const Attrs& attrs = {}, std::byte* scratch = nullptr) {
   std::vector<TensorDesc> input_descs;
   std::vector<const void*> input_data;
   for (const TestOperand& o : inputs) {
@@ -53,6 +53,7 @@ std::string run_kernel(const Kernel& kernel, const std::vector<TestOperand>& inp
   ctx.inputs = input_data.data();
   ctx.outputs = &output.data;
   ctx.attr_bytes = reinterpret_cast<const std::byte*>(&attrs);
+  ctx.scratch_bytes = scratch;
   ctx.error = &error;
   ctx.node = "node";
   run_phases(kernel.phases ? kernel.phases(ctx) : 1, ctx, kernel.run);

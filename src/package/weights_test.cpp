@@ -134,13 +134,31 @@ TEST_F(Weights, DtypeAndSizesMustBeThoseOfTheProgram) {
   EXPECT_EQ(text(store(files[0]).find(renamed).bytes), text(content));
 }
 
-TEST_F(Weights, BlocksAndForeignTypesAreRefusedOnlyWhenAskedFor) {
+TEST_F(Weights, ValuesOfF32MayBeStoredAsHalvesOrInBlocks) {
   const std::string gguf = folder_.write(
-      "q.gguf", make_gguf({{"q", GGML_TYPE_Q8_0, {32, 1}, bytes_of(34)}, {"w", GGML_TYPE_F32, {2}, bytes_of(8)}},
+      "q.gguf", make_gguf({{"q", GGML_TYPE_Q8_0, {64, 2}, bytes_of(136)}, {"b", GGML_TYPE_BF16, {4}, bytes_of(8)}},
+                          folder_.path()));
+  const std::string path = folder_.write("h.safetensors", make_safetensors({{"w", "F16", {2, 3}, bytes_of(12)}}));
+  EXPECT_EQ(store(gguf).find(weight("b", DType::f32, {4})).stored, Stored::as(DType::bf16));
+  EXPECT_EQ(store(path).find(weight("w", DType::f32, {2, 3})).stored, Stored::as(DType::f16));
+  const FoundWeight blocks = store(gguf).find(weight("q", DType::f32, {2, 64}));
+  EXPECT_EQ(blocks.stored, Stored::as_blocks(*find_block_type("Q8_0")));
+  EXPECT_EQ(text(blocks.bytes), text(bytes_of(136)));
+  // No other dtype is made of them, and the sizes must be right.
+  EXPECT_THAT(find_error<InvalidProgram>(store(gguf), weight("q", DType::f16, {2, 64})),
+              AllOf(HasSubstr("weight 'q' must have dtype f16"), HasSubstr("has q8_0")));
+  EXPECT_THAT(find_error<InvalidProgram>(store(gguf), weight("b", DType::f16, {4})), HasSubstr("has bf16"));
+  EXPECT_THAT(find_error<InvalidProgram>(store(gguf), weight("q", DType::f32, {64, 2})), HasSubstr("must have"));
+  EXPECT_THAT(find_error<InvalidProgram>(store(gguf), weight("q", DType::f32, {1, 64})), HasSubstr("must have sizes"));
+}
+
+TEST_F(Weights, ForeignTypesAreRefusedOnlyWhenAskedFor) {
+  const std::string gguf = folder_.write(
+      "q.gguf", make_gguf({{"q", GGML_TYPE_Q8_K, {256, 1}, bytes_of(292)}, {"w", GGML_TYPE_F32, {2}, bytes_of(8)}},
                           folder_.path()));
   EXPECT_EQ(store(gguf).find(weight("w", DType::f32, {2})).bytes.size(), 8U);
-  EXPECT_THAT(find_error<Unsupported>(store(gguf), weight("q", DType::f32, {1, 32})),
-              AllOf(HasSubstr("weight 'q' is stored as q8_0"), HasSubstr("q.gguf")));
+  EXPECT_THAT(find_error<Unsupported>(store(gguf), weight("q", DType::f32, {1, 256})),
+              AllOf(HasSubstr("weight 'q' is stored as q8_K"), HasSubstr("q.gguf")));
   const std::string f8 = folder_.write("f8.safetensors", make_safetensors({{"q", "F8_E4M3", {8}, bytes_of(8)}}));
   EXPECT_THAT(find_error<Unsupported>(store(f8), weight("q", DType::f32, {2})), HasSubstr("stored as F8_E4M3"));
 }

@@ -1,0 +1,198 @@
+#include "kernel/block_matmul.h"
+
+#include <ggml-cpu.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <numeric>
+
+#include "base/aligned.h"
+#include "kernel/block_rows.h"
+#include "kernel/block_test_util.h"
+#include "kernel/kernel_test_util.h"
+
+namespace graft {
+namespace {
+
+using i64 = std::int64_t;
+using test::all_block_types;
+using test::dequantized;
+using test::quantized;
+using test::random_values;
+
+struct Problem {
+  BlockType type;
+  i64 m, n, k;
+  std::vector<float> a;
+  std::vector<std::byte> weight;
+  std::vector<float> values;  // of the weight
+
+  Problem(BlockType t, i64 rows, i64 columns, i64 depth) : type(t), m(rows), n(columns), k(depth) {
+    a = random_values(m * k, 1);
+    for (std::size_t i = 0; i < a.size(); i += 37) a[i] *= 8;  // outliers, as activations have
+    weight = quantized(type, random_values(n * k, 2), k);
+    values = dequantized(type, weight, k);
+  }
+
+  // What the product may differ by from that of the values in exact arithmetic. Activations are rounded to 8 bits of
+  // the largest of their block (its scale, and that times the block's sum, to 16-bit floats), sums to f32.
+  double bound(i64 r, i64 j) const {
+    const auto dot_type = ggml_get_type_traits_cpu(static_cast<ggml_type>(type))->vec_dot_type;
+    const i64 block = ggml_blck_size(dot_type);
+    double sum = 0;
+    for (i64 k0 = 0; k0 < k; k0 += block) {
+      float largest = 0;
+      for (i64 x = k0; x < k0 + block; ++x) largest = std::max(largest, std::abs(a[at(r * k + x)]));
+      for (i64 x = k0; x < k0 + block; ++x)
+        sum += std::abs(values[at(j * k + x)]) * largest * (1.01 / 254 + 1.0 / 2048);
+    }
+    return sum + 1e-5;
+  }
+  double exact(i64 r, i64 j) const {
+    double sum = 0;
+    for (i64 x = 0; x < k; ++x)
+      sum += static_cast<double>(a[at(r * k + x)]) * static_cast<double>(values[at(j * k + x)]);
+    return sum;
+  }
+  static std::size_t at(i64 i) { return static_cast<std::size_t>(i); }
+};
+
+struct Options {
+  int threads = 1;
+  bool bias = false;
+  float alpha = 1, beta = 1;
+  simd::Activation activation = simd::Activation::none;
+  std::size_t shift = 0;  // of the weight from an aligned address, bytes
+  i64 a_gap = 0;          // elements between rows of a
+};
+
+std::vector<float> bias_of(const Problem& p) { return random_values(p.n, 3); }
+
+std::vector<float> product(const Problem& p, const Options& o = {}) {
+  AlignedMemory weight(p.weight.size() + o.shift);
+  std::memcpy(weight.data() + o.shift, p.weight.data(), p.weight.size());
+  std::vector<float> a(static_cast<std::size_t>(p.m * (p.k + o.a_gap)));
+  for (i64 r = 0; r < p.m; ++r) std::copy_n(p.a.data() + r * p.k, p.k, a.data() + r * (p.k + o.a_gap));
+  TensorDesc a_desc(DType::f32, Shape{p.m, p.k});
+  a_desc.strides[0] += o.a_gap;
+  const std::vector<float> bias = bias_of(p);
+  TensorDesc bias_desc(DType::f32, Shape{p.m, p.n});
+  bias_desc.strides[0] = 0;
+  BlockMatmulAttrs attrs;
+  attrs.product = {o.alpha, o.beta, o.activation, o.bias ? 1 : 0};
+  attrs.type = p.type;
+  const AlignedMemory scratch(static_cast<std::size_t>(block_matmul_scratch_bytes(attrs, p.m, p.k)));
+  std::vector<float> out(static_cast<std::size_t>(p.m * p.n), std::nanf(""));
+  std::vector<TestOperand> inputs = {
+      {a_desc, a.data()}, {TensorDesc(DType::u8, Shape{static_cast<i64>(p.weight.size())}), weight.data() + o.shift}};
+  if (o.bias) inputs.push_back({bias_desc, bias.data()});
+  const std::string error = run_kernel(kBlockMatmul, inputs, {TensorDesc(DType::f32, Shape{p.m, p.n}), out.data()},
+                                       o.threads, attrs, scratch.data());
+  EXPECT_EQ(error, "");
+  return out;
+}
+
+// ggml's own product of the same operands.
+std::vector<float> ggml_product(const Problem& p) {
+  ggml_context* context = ggml_init({std::size_t{64} << 20, nullptr, false});
+  ggml_tensor* weight = ggml_new_tensor_2d(context, static_cast<ggml_type>(p.type), p.k, p.n);
+  ggml_tensor* a = ggml_new_tensor_2d(context, GGML_TYPE_F32, p.k, p.m);
+  std::memcpy(weight->data, p.weight.data(), p.weight.size());
+  std::memcpy(a->data, p.a.data(), p.a.size() * sizeof(float));
+  ggml_tensor* out = ggml_mul_mat(context, weight, a);
+  ggml_cgraph* graph = ggml_new_graph(context);
+  ggml_build_forward_expand(graph, out);
+  ggml_graph_compute_with_ctx(context, graph, 1);
+  std::vector<float> result(static_cast<std::size_t>(p.m * p.n));
+  std::memcpy(result.data(), out->data, result.size() * sizeof(float));
+  ggml_free(context);
+  return result;
+}
+
+void check(const Problem& p, const std::vector<float>& out) {
+  for (i64 r = 0; r < p.m; ++r)
+    for (i64 j = 0; j < p.n; ++j)
+      ASSERT_NEAR(out[Problem::at(r * p.n + j)], p.exact(r, j), p.bound(r, j))
+          << block_type_name(p.type) << " M " << p.m << " N " << p.n << " K " << p.k << " at " << r << ", " << j;
+}
+
+TEST(BlockMatmul, EveryTypeIsWithinTheErrorOfQuantizedActivations) {
+  ggml_cpu_init();
+  EXPECT_GE(all_block_types().size(), 20U);
+  for (const BlockType type : all_block_types()) {
+    for (const i64 m : {1, 2, 3, 31}) {
+      const Problem p(type, m, 37, 512);
+      check(p, product(p, {.threads = 2}));
+    }
+  }
+}
+
+// The sum of squared errors is no larger than ggml's; where both compute alike the results are nearly the same.
+TEST(BlockMatmul, TheErrorIsNotLargerThanGgmls) {
+  for (const BlockType type : all_block_types()) {
+    for (const i64 m : {1, 33}) {
+      const Problem p(type, m, 64, 1024);
+      const std::vector<float> ours = product(p), theirs = ggml_product(p);
+      double our_error = 0, their_error = 0;
+      for (i64 i = 0; i < p.m * p.n; ++i) {
+        const double exact = p.exact(i / p.n, i % p.n);
+        our_error += std::pow(static_cast<double>(ours[Problem::at(i)]) - exact, 2);
+        their_error += std::pow(static_cast<double>(theirs[Problem::at(i)]) - exact, 2);
+      }
+      EXPECT_LE(our_error, 1.02 * their_error) << block_type_name(type) << " M " << m;
+    }
+  }
+}
+
+TEST(BlockMatmul, SizesAroundTheBordersOfTiles) {
+  for (const char* name : {"q8_0", "q4_0", "q4_K", "q6_K"}) {
+    const BlockType type = *find_block_type(name);
+    for (const i64 m : {1, 2, 3, 5, 6, 7, 12, 13, 16, 17, 33})
+      for (const i64 n : {1, 15, 16, 17, 31, 32, 33, 65}) {
+        const Problem p(type, m, n, block_elements(type) * (n % 2 == 0 ? 1 : 3));
+        for (const int threads : {1, 2}) check(p, product(p, {.threads = threads}));
+      }
+  }
+}
+
+TEST(BlockMatmul, EpilogueGapsAndUnalignedWeights) {
+  const Problem p(*find_block_type("q8_0"), 5, 40, 96);
+  const std::vector<float> plain = product(p), bias = bias_of(p);
+  EXPECT_EQ(product(p, {.shift = 2}), plain);
+  EXPECT_EQ(product(p, {.shift = 34, .a_gap = 3}), plain);
+  const std::vector<float> out =
+      product(p, {.threads = 2, .bias = true, .alpha = 0.5f, .beta = 2, .activation = simd::Activation::relu});
+  for (std::size_t i = 0; i < out.size(); ++i)
+    EXPECT_NEAR(out[i], std::max(0.f, 0.5f * plain[i] + 2 * bias[i % 40]), 1e-5f);
+}
+
+TEST(BlockRows, EveryTypeIsExact) {
+  for (const BlockType type : all_block_types()) {
+    const i64 k = 512, n = 19;
+    const std::vector<std::byte> weight = quantized(type, random_values(n * k, 4), k);
+    const std::vector<float> values = dequantized(type, weight, k);
+    const std::vector<i64> indices = {0, 18, 7, 7, 3, 1};
+    std::vector<float> out(indices.size() * k);
+    BlockRowsAttrs attrs;
+    attrs.type = type;
+    attrs.rows = n;
+    const auto run = [&](const std::vector<i64>& at, int threads) {
+      return run_kernel(kBlockRows,
+                        {{TensorDesc(DType::u8, Shape{static_cast<i64>(weight.size())}), weight.data()},
+                         {TensorDesc(DType::i64, Shape{2, 3}), at.data()}},
+                        {TensorDesc(DType::f32, Shape{2, 3, k}), out.data()}, threads, attrs);
+    };
+    EXPECT_EQ(run(indices, 2), "");
+    for (std::size_t i = 0; i < indices.size(); ++i)
+      EXPECT_EQ(std::memcmp(out.data() + i * k, values.data() + indices[i] * k, k * sizeof(float)), 0)
+          << block_type_name(type) << " " << i;
+    EXPECT_THAT(run({0, 1, 2, 19, 4, 5}, 1),
+                ::testing::HasSubstr("index 19 is out of range for dimension 0 of size 19"));
+    EXPECT_THAT(run({0, 1, 2, -1, 4, 5}, 1), ::testing::HasSubstr("index -1 is out of range"));
+  }
+}
+
+}  // namespace
+}  // namespace graft
