@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 
 from graft import _targets
 from graft._predicate import Predicate
+from graft._quantize import stored_types
 from graft._serialize import SerializeError, Signature, weight_digests
 from graft.errors import ExportError
 from graft.partitioner import GraftPartitioner
@@ -42,6 +43,7 @@ def export(
     constant_methods: Mapping[str, Any] | None = None,
     allow_fallback: bool = False,
     weights: str = "package",
+    quantize: str | Mapping[str, str] | None = None,
     plan_outputs: bool = True,
     predicate: Predicate | None = None,
 ) -> Path:
@@ -57,6 +59,10 @@ def export(
     weights: where parameters and buffers go. "package": into the .pte. "ptd": beside it, into a .ptd of the same stem.
         "external": nowhere; `graft.load(path, weights=[...])` finds parameters and persistent buffers by their names in
         safetensors, GGUF or .ptd files, and what the exporter made (constants, other buffers) lies in the .pte.
+    quantize: a type to store matrices of f32 in that linear layers and embeddings alone read: "f16", "bf16" or a block
+        format of ggml ("q8_0", "q4_0", "q4_k", "q6_k", ...); or types by patterns of names ({"*": "q8_0", "head": "q6_k"},
+        the last that fits counts). A RuntimeWarning names weights whose rows do not divide into blocks, and the type
+        they got instead. Not for weights="external".
     plan_outputs: let ExecuTorch reserve memory for outputs at their upper bounds. Without it the caller of a C++ Module
         must set each output's memory; a call without is an error.
     predicate: answers which nodes run; the compiled engine by default.
@@ -66,9 +72,11 @@ def export(
         raise ExportError(f"export: expected a path that ends in .pte, found '{target}'")
     if weights not in _WEIGHTS:
         raise ExportError(f"export: expected weights to be one of {', '.join(map(repr, _WEIGHTS))}, found {weights!r}")
+    if quantize is not None and weights == "external":
+        raise ExportError("export: expected weights in the package or a .ptd with quantize: quantized weights are new ones")
     with torch.no_grad():
         programs = _programs(model, args, kwargs, dynamic_shapes, methods)
-        partitioners = _partitioners(programs, weights, target.stem, predicate)
+        partitioners = _partitioners(programs, weights, target.stem, predicate, quantize)
         try:
             manager = to_edge_transform_and_lower(
                 programs,
@@ -172,7 +180,11 @@ def _borrow(program: ExportedProgram) -> ExportedProgram:
 
 
 def _partitioners(
-    programs: Mapping[str, ExportedProgram], weights: str, stem: str, predicate: Predicate | None
+    programs: Mapping[str, ExportedProgram],
+    weights: str,
+    stem: str,
+    predicate: Predicate | None,
+    quantize: str | Mapping[str, str] | None,
 ) -> dict[str, GraftPartitioner]:
     content_keys = _ambiguous_names(programs)
     partitioners = {}
@@ -193,6 +205,7 @@ def _partitioners(
             signature=signature,
             external_weights=stem if weights == "ptd" else None,
             leave_out=_first_names(program) if weights == "external" else None,
+            quantize=stored_types(program, quantize) if quantize is not None else None,
             content_keys=content_keys,
             predicate=predicate,
         )

@@ -25,6 +25,7 @@ from graft import (
     _targets,
 )
 from graft._dtypes import NUMBER_OF
+from graft._quantize import HALVES, quantize
 from graft._writer import Writer
 from graft.errors import Error
 
@@ -50,6 +51,7 @@ _TENSOR, _INT, _FLOAT, _BOOL = range(4)  # ValueKind
 ) = range(11)  # ArgKind
 _USER, _WEIGHT, _STATE = range(3)  # InputKind
 OUT_USER, OUT_STATE, OUT_INPUT = range(3)  # OutputKind
+_BLOCKS = 1  # Storage.ggml_block
 
 
 class SerializeError(Error):
@@ -129,11 +131,13 @@ class ProgramBuilder:
         content: bool,
         content_keys: frozenset[str] = frozenset(),
         leave_out: Mapping[str, str] | None = None,
+        quantize: Mapping[str, str] | None = None,
     ) -> None:
         self.strict = strict
         self.content = content
         self.content_keys = content_keys
         self.leave_out = leave_out
+        self.quantize = quantize or {}
         self.writer = Writer()
         self.methods: list[int] = []
         self.weights: dict[str, np.ndarray] = {}
@@ -159,12 +163,13 @@ class ProgramBuilder:
         sizes = tuple(int(n) for n in tensor.shape)
         named = named and fqn not in self.content_keys
         left_out = named and self.leave_out is not None
+        kind = self.quantize.get(fqn) if self.content else None
         if self.content:
-            data = tensor_bytes(tensor, f"weight '{fqn}'")
+            data = tensor_bytes(tensor, f"weight '{fqn}'") if kind is None else quantize(tensor, kind)
             digest = hashlib.sha256(data).digest()
             content: Any = (tensor.data_ptr(), sizes, tensor.stride()) if left_out and data.nbytes else digest
             key = self._key_of_content.get(content)
-            identity: Any = (content, dtype, sizes)
+            identity: Any = (content, dtype, sizes, kind)
         else:
             data, digest, key = None, bytes(32), fqn
             identity = (fqn, dtype, sizes)
@@ -179,10 +184,13 @@ class ProgramBuilder:
             if not left_out:
                 self.weights[key] = data
         index = self._weight_index[identity] = len(self._weight_tables)
-        count = math.prod(sizes)
-        self._weight_tables.append(
-            dict(key=key, fqn=fqn, dtype=dtype, sizes=sizes, byte_size=count * tensor.dtype.itemsize, sha256=digest)
-        )
+        table: dict[str, Any] = dict(key=key, fqn=fqn, dtype=dtype, sizes=sizes, sha256=digest)
+        table["byte_size"] = math.prod(sizes) * tensor.dtype.itemsize if data is None else data.nbytes
+        if kind in HALVES:
+            table["dtype"] = NUMBER_OF[HALVES[kind]]
+        elif kind is not None:
+            table.update(storage=_BLOCKS, block_type=kind)
+        self._weight_tables.append(table)
         return index
 
     def state(self, fqn: str, tensor: torch.Tensor, *, persistent: bool) -> int:
@@ -211,6 +219,8 @@ class ProgramBuilder:
         weights = []
         for t in self._weight_tables:
             refs = dict(key=w.string(t["key"]), fqn=w.string(t["fqn"]), sizes=w.i64s(t["sizes"]))
+            if "block_type" in t:
+                refs["block_type"] = w.string(t["block_type"])
             weights.append(w.table("Weight", **{**t, **refs, "sha256": w.u8s(t["sha256"])}))
         states = [
             w.table("State", **{**t, "fqn": w.string(t["fqn"]), "sizes": w.i64s(t["sizes"])})

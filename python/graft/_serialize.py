@@ -60,17 +60,19 @@ def serialize(
     content_keys: Iterable[str] = (),
     leave_out: Mapping[str, str] | None = None,
     lower_bounds: Mapping[str, int] | None = None,
+    quantize: Mapping[str, str] | None = None,
 ) -> Blob:
     """One blob for a program (its method is named "forward") or for several by method name.
 
     strict: raise SerializeError for a node that the format cannot hold; otherwise list it under `problems` and write
     it under a target that no reader accepts. content: hash the weights and hand back their bytes; without it keys and
     hashes say nothing (enough to ask which nodes run). content_keys: names of weights to be keyed by content although
-    they have a name, because another method gives the same name to other bytes.
+    they have a name, because another method gives the same name to other bytes. quantize: types by names of
+    weights that are written as that type (see _quantize.py) instead of their own.
     """
     methods = {"forward": program} if isinstance(program, ExportedProgram) else dict(program)
     builder = ProgramBuilder(
-        strict=strict, content=content, content_keys=frozenset(content_keys), leave_out=leave_out
+        strict=strict, content=content, content_keys=frozenset(content_keys), leave_out=leave_out, quantize=quantize
     )
     for name, exported in methods.items():
         _method_of_export(builder, name, exported, signature or Signature.of(exported), lower_bounds or {})

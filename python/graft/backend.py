@@ -18,6 +18,7 @@ METHOD_SPEC = "graft.method"  # name of the method
 EXTERNAL_SPEC = "graft.external"  # put weights into the .ptd of this name
 LEAVE_OUT_SPEC = "graft.leave_out"  # present: leave out parameters and persistent buffers; JSON: names in their files
 CONTENT_KEYS_SPEC = "graft.content_keys"  # JSON list: weights to key by content
+QUANTIZE_SPEC = "graft.quantize"  # JSON: types to write weights as, by name
 LOWER_BOUNDS_SPEC = "graft.lower_bounds"  # JSON: lower bounds of sizes by symbol
 # Marks a loaded program: its key lies in the program's own bytes, so that methods of one loaded program see one
 # address and share state, and two loaded programs do not.
@@ -59,6 +60,7 @@ class GraftBackend(BackendDetails):
             signature=signature,
             content_keys=json.loads(specs.get(CONTENT_KEYS_SPEC, "[]")),
             leave_out=json.loads(specs[LEAVE_OUT_SPEC]) if LEAVE_OUT_SPEC in specs else None,
+            quantize=json.loads(specs.get(QUANTIZE_SPEC, "{}")),
             lower_bounds=json.loads(specs.get(LOWER_BOUNDS_SPEC, "{}")),
         )
         store = NamedDataStore()

@@ -25,7 +25,7 @@ class GraftPartitioner(Partitioner):
     compile_specs: handed to the backend besides its own. method: name of the method, for messages and the package.
     external_weights: name of a .ptd that takes the weights; by default they lie in the .pte. leave_out: when
     given, parameters and persistent buffers lie in neither, but in files given at load; it maps names to the names that
-    files have instead. content_keys: weights to be keyed by content because
+    files have instead. quantize: types to write weights as, by name. content_keys: weights to be keyed by content because
     another method of the package gives their names to other bytes.
     """
 
@@ -37,6 +37,7 @@ class GraftPartitioner(Partitioner):
         signature: Signature | None = None,
         external_weights: str | None = None,
         leave_out: Mapping[str, str] | None = None,
+        quantize: Mapping[str, str] | None = None,
         content_keys: Iterable[str] = (),
         predicate: Predicate | None = None,
     ) -> None:
@@ -46,6 +47,7 @@ class GraftPartitioner(Partitioner):
         self._signature = signature
         self._external_weights = external_weights
         self._leave_out = leave_out
+        self._quantize = dict(quantize or {})
         self._content_keys = sorted(content_keys)
         self._predicate = predicate
         self._lower_bounds: dict[str, int] = {}
@@ -101,6 +103,8 @@ class GraftPartitioner(Partitioner):
         specs.append(CompileSpec(backend.METHOD_SPEC, self._method.encode()))
         if self._external_weights is not None:
             specs.append(CompileSpec(backend.EXTERNAL_SPEC, self._external_weights.encode()))
+        if self._quantize:
+            specs.append(CompileSpec(backend.QUANTIZE_SPEC, json.dumps(self._quantize).encode()))
         if self._leave_out is not None:
             specs.append(CompileSpec(backend.LEAVE_OUT_SPEC, json.dumps(self._leave_out).encode()))
         if self._lower_bounds:

@@ -14,6 +14,7 @@
 #include "base/check.h"
 #include "graft/graft.h"
 #include "graft/predicate.h"
+#include "graft/quantize.h"
 
 // The Python binding: numbers and addresses in, numbers and addresses out. Tensors are made and owned by torch; this
 // module never sees one, only (address, dtype, sizes).
@@ -262,6 +263,21 @@ NB_MODULE(_C, m) {
       out.append(nb::make_tuple(d.name, d.description, d.memory_total, d.memory_free));
     return out;
   });
+
+  m.def("storable_type", [](const std::string& wanted, const std::vector<std::int64_t>& sizes) {
+    return storable_type(wanted, Shape(std::span(sizes)));
+  });
+  m.def("stored_byte_count", [](const std::string& type, const std::vector<std::int64_t>& sizes) {
+    return stored_byte_count(type, Shape(std::span(sizes)));
+  });
+  m.def(
+      "quantize",
+      [](const nb::tuple& tensor, const std::string& type, std::uintptr_t out, std::size_t bytes, int threads) {
+        const TensorView view = to_value(tensor).tensor;
+        nb::gil_scoped_release release;
+        quantize(view, type, {reinterpret_cast<std::byte*>(out), bytes}, threads);  // NOLINT
+      },
+      nb::arg("tensor"), nb::arg("type"), nb::arg("out"), nb::arg("bytes"), nb::arg("threads") = 1);
 
   nb::class_<Program>(m, "Program")
       .def_static("load", &load_program, nb::arg("package"), nb::kw_only(),

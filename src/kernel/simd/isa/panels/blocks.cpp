@@ -1,0 +1,286 @@
+// Compiled for AVX2 and for AVX-512 with VNNI only: see cmake/GraftLibrary.cmake.
+#include "kernel/simd/blocks.h"
+
+#include "kernel/simd/isa/tile.h"
+
+namespace graft::simd::GRAFT_ISA {
+namespace {
+
+#if defined(__AVX512VNNI__)
+typedef __m512i vb;
+constexpr int kTileM = 6;
+#else
+typedef __m256i vb;
+constexpr int kTileM = 2;
+#endif
+constexpr int kVectorBytes = sizeof(vb);
+constexpr int kParts = 64 / kVectorBytes;  // vectors across a panel
+static_assert(kLanes * kParts == kPanelColumns && kPanel == 2 * kLanes);
+// Bytes ahead of what is read that a product with one row asks for: it waits for nothing but memory.
+constexpr int kAhead = 4096;
+
+GRAFT_VEC vb load_bytes(const std::byte* p) {
+#if defined(__AVX512VNNI__)
+  return _mm512_loadu_si512(p);
+#else
+  return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+#endif
+}
+
+GRAFT_VEC vb splat_int(std::int32_t x) {
+#if defined(__AVX512VNNI__)
+  return _mm512_set1_epi32(x);
+#else
+  return _mm256_set1_epi32(x);
+#endif
+}
+
+GRAFT_VEC std::int32_t int_at(const std::int8_t* p) {
+  std::int32_t x;
+  __builtin_memcpy(&x, p, 4);
+  return x;
+}
+
+GRAFT_VEC vb low_half(vb x) {
+#if defined(__AVX512VNNI__)
+  return _mm512_and_si512(x, _mm512_set1_epi8(15));
+#else
+  return _mm256_and_si256(x, _mm256_set1_epi8(15));
+#endif
+}
+GRAFT_VEC vb high_half(vb x) {
+#if defined(__AVX512VNNI__)
+  return _mm512_and_si512(_mm512_srli_epi16(x, 4), _mm512_set1_epi8(15));
+#else
+  return _mm256_and_si256(_mm256_srli_epi16(x, 4), _mm256_set1_epi8(15));
+#endif
+}
+
+GRAFT_VEC vf to_float(vb x) {
+#if defined(__AVX512VNNI__)
+  return (vf)_mm512_cvtepi32_ps(x);
+#else
+  return (vf)_mm256_cvtepi32_ps(x);
+#endif
+}
+
+// kLanes unsigned bytes as numbers.
+GRAFT_VEC vf load_u8(const std::byte* p) {
+#if defined(__AVX512VNNI__)
+  return to_float(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+#else
+  return to_float(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+#endif
+}
+
+GRAFT_VEC vf load_scales(const std::byte* p, int part) {
+  return load_f16(reinterpret_cast<const std::uint16_t*>(p) + part * kLanes);
+}
+
+// sums[i] += w[4 i] * a[4 i] + ... + w[4 i + 3] * a[4 i + 3]. `w` is unsigned and `a` signed; with `wide`, w is above
+// 127 and has the zero 128.
+template <bool wide>
+GRAFT_VEC vb dot4(vb sums, vb w, vb a) {
+#if defined(__AVX512VNNI__)
+  return _mm512_dpbusd_epi32(sums, w, a);
+#else
+  // The sum of two products must fit 16 bits: it does for |w| <= 128, which w without its zero is.
+  if (wide) {
+    w = _mm256_xor_si256(w, _mm256_set1_epi8(static_cast<char>(0x80)));
+    a = _mm256_sign_epi8(a, w);
+    w = _mm256_abs_epi8(w);
+  }
+  return _mm256_add_epi32(sums, _mm256_madd_epi16(_mm256_maddubs_epi16(w, a), _mm256_set1_epi16(1)));
+#endif
+}
+
+// What the formats differ in. A group is what lies together: blocks, then their scales.
+struct Q8_0 {
+  static constexpr PanelFormat kFormat = PanelFormat::q8_0;
+  static constexpr int kGroup = 2, kBlockBytes = 512, kZero = kParts == 1 ? 128 : 0;
+  static constexpr bool kWide = true, kHalves = false, kMinimum = false;
+};
+struct Q4_0 {
+  static constexpr PanelFormat kFormat = PanelFormat::q4_0;
+  static constexpr int kGroup = 2, kBlockBytes = 256, kZero = 8;
+  static constexpr bool kWide = false, kHalves = true, kMinimum = false;
+};
+struct Q4_K {
+  static constexpr PanelFormat kFormat = PanelFormat::q4_k;
+  static constexpr int kGroup = 8, kBlockBytes = 256, kZero = 0;
+  static constexpr bool kWide = false, kHalves = true, kMinimum = true;
+};
+
+// The sums of one block of 32 for M rows and N vectors of columns.
+template <typename F, int M, int N>
+GRAFT_VEC void block_sums(const std::byte* const (&q)[N], const std::int8_t* a, i64 depth, vb (&sums)[M][N]) {
+  constexpr int kVectors = F::kHalves ? 4 : 8;
+#pragma GCC unroll 8
+  for (int i = 0; i < kVectors; ++i) {
+    vb w[N];
+#pragma GCC unroll 2
+    for (int n = 0; n < N; ++n) {
+      w[n] = load_bytes(q[n] + i * 64);
+      if (M == 1) __builtin_prefetch(q[n] + i * 64 + kAhead);
+    }
+#pragma GCC unroll 6
+    for (int m = 0; m < M; ++m) {
+      const std::int8_t* row = a + m * depth + i * 4;
+      const vb low = splat_int(int_at(row));
+#pragma GCC unroll 2
+      for (int n = 0; n < N; ++n) sums[m][n] = dot4<F::kWide>(sums[m][n], F::kHalves ? low_half(w[n]) : w[n], low);
+      if (F::kHalves) {
+        const vb high = splat_int(int_at(row + 16));
+#pragma GCC unroll 2
+        for (int n = 0; n < N; ++n) sums[m][n] = dot4<F::kWide>(sums[m][n], high_half(w[n]), high);
+      }
+    }
+  }
+}
+
+template <typename F, int M, int N>
+void tile(const std::byte* panels, i64 panel_stride, const QuantizedRows& rows, i64 row, i64 depth, float* out) {
+  const i64 blocks = depth / kPanelBlock;
+  const std::byte* base[N];
+  for (int n = 0; n < N; ++n) base[n] = panels + n / kParts * panel_stride;
+  const std::int8_t* a = rows.q + row * depth;
+  const float* scale = rows.scale + row * blocks;
+  const std::int32_t* sum = F::kMinimum ? nullptr : rows.sum + row * blocks;
+  const float* scaled_sum = F::kMinimum ? rows.scaled_sum + row * blocks : nullptr;
+  vf total[M][N];
+  for (int m = 0; m < M; ++m) {
+    for (int n = 0; n < N; ++n) total[m][n] = zero();
+  }
+  for (i64 first = 0; first < blocks; first += F::kGroup) {
+    const int group = static_cast<int>(smaller(F::kGroup, blocks - first));
+    const i64 tail = group * F::kBlockBytes;  // where the group's scales begin
+    vf unit[N], unit_of_minimum[N];
+    if (F::kMinimum) {
+      for (int n = 0; n < N; ++n) {
+        unit[n] = load_scales(base[n] + tail + 256, n % kParts);
+        unit_of_minimum[n] = load_scales(base[n] + tail + 288, n % kParts);
+      }
+    }
+    for (int g = 0; g < group; ++g) {
+      const i64 b = first + g;
+      vb sums[M][N];
+      for (int m = 0; m < M; ++m) {
+        for (int n = 0; n < N; ++n) sums[m][n] = splat_int(F::kZero == 0 ? 0 : sum[m * blocks + b]);
+      }
+      const std::byte* q[N];
+      for (int n = 0; n < N; ++n) q[n] = base[n] + g * F::kBlockBytes + n % kParts * kVectorBytes;
+      block_sums<F, M, N>(q, a + b * kPanelBlock, depth, sums);
+#pragma GCC unroll 2
+      for (int n = 0; n < N; ++n) {
+        const std::byte* at = base[n] + tail;
+        const int lane = n % kParts * kLanes;
+        vf s;
+        if (F::kMinimum) {
+          s = load_u8(at + g * 16 + lane) * unit[n];
+          const vf minimum = load_u8(at + 128 + g * 16 + lane) * unit_of_minimum[n];
+#pragma GCC unroll 6
+          for (int m = 0; m < M; ++m) {
+            total[m][n] = total[m][n] - minimum * splat(scaled_sum[m * blocks + b]);
+          }
+        } else {
+          s = load_scales(at + g * 32, n % kParts);
+        }
+#pragma GCC unroll 6
+        for (int m = 0; m < M; ++m) {
+          total[m][n] = fma(to_float(sums[m][n]) * s, splat(scale[m * blocks + b]), total[m][n]);
+        }
+      }
+    }
+    for (int n = 0; n < N; ++n) base[n] += panel_bytes(F::kFormat, group * kPanelBlock);
+  }
+  for (int m = 0; m < M; ++m) {
+    for (int n = 0; n < N; ++n) store(out + m * kPanel + n * kLanes, total[m][n]);
+  }
+}
+
+using TileOfRows = void (*)(const std::byte*, i64, const QuantizedRows&, i64, i64, float*);
+
+#if defined(__AVX512VNNI__)
+template <typename F, int N>
+constexpr TileOfRows kTilesOfRows[kTileM] = {tile<F, 1, N>, tile<F, 2, N>, tile<F, 3, N>,
+                                             tile<F, 4, N>, tile<F, 5, N>, tile<F, 6, N>};
+#else
+template <typename F, int N>
+constexpr TileOfRows kTilesOfRows[kTileM] = {tile<F, 1, N>, tile<F, 2, N>};
+#endif
+
+template <typename F>
+void tiles_of(const std::byte* panels, const QuantizedRows& quantized, i64 rows, i64 depth, i64 columns, i64 j0, i64 j1,
+              const Epilogue& e) {
+  alignas(64) float out[kTileM * kPanel];
+  const i64 stride = panel_bytes(F::kFormat, depth);
+  for (i64 j = j0; j < j1; j += kPanel) {
+    const int width = static_cast<int>(smaller(kPanel, columns - j));
+    // Two vectors, of which the second may lie beyond the last panel.
+    const bool two = kParts == 2 || width > kPanelColumns;
+    const std::byte* at = panels + j / kPanelColumns * stride;
+    for (i64 r = 0; r < rows; r += kTileM) {
+      const int count = static_cast<int>(smaller(kTileM, rows - r));
+      (two ? kTilesOfRows<F, 2> : kTilesOfRows<F, 1>)[count - 1](at, stride, quantized, r, depth, out);
+      finish(e, out, r, count, j, width);
+    }
+  }
+}
+
+void tiles(PanelFormat format, const std::byte* panels, const QuantizedRows& quantized, i64 rows, i64 depth,
+           i64 columns, i64 j0, i64 j1, const Epilogue& e) {
+  switch (format) {
+    case PanelFormat::q8_0:
+      return tiles_of<Q8_0>(panels, quantized, rows, depth, columns, j0, j1, e);
+    case PanelFormat::q4_0:
+      return tiles_of<Q4_0>(panels, quantized, rows, depth, columns, j0, j1, e);
+    case PanelFormat::q4_k:
+      return tiles_of<Q4_K>(panels, quantized, rows, depth, columns, j0, j1, e);
+  }
+}
+
+int zero_of(PanelFormat format) {
+  return format == PanelFormat::q8_0 ? Q8_0::kZero : format == PanelFormat::q4_0 ? Q4_0::kZero : Q4_K::kZero;
+}
+
+void quantize(PanelFormat format, const float* from, i64 k0, i64 k1, i64 row, i64 depth, const QuantizedRows& to) {
+  constexpr int kVectors = kPanelBlock / kLanes;
+  constexpr float kRound = 12582912.f;  // 1.5 * 2^23: adding it rounds to whole numbers, its low bits are theirs
+  typedef std::int8_t bytes __attribute__((vector_size(kLanes)));
+  const int zero_point = zero_of(format);
+  for (i64 k = k0; k < k1; k += kPanelBlock) {
+    vf x[kVectors], largest = zero();
+    for (int i = 0; i < kVectors; ++i) {
+      x[i] = load(from + k + i * kLanes);
+      largest = max_nan(absolute(x[i]), largest);
+    }
+    float most = 0;
+    for (int i = 0; i < kLanes; ++i) {
+      if (largest[i] > most || largest[i] != largest[i]) most = largest[i];
+    }
+    const float inverse = most > 1e-36f ? 127.f / most : 0.f;  // of less, the inverse is infinite
+    vi sum{};
+    for (int i = 0; i < kVectors; ++i) {
+      const vi q = as_int(x[i] * inverse + kRound) - as_int(splat(kRound));
+      const bytes b = __builtin_convertvector(q, bytes);
+      __builtin_memcpy(to.q + row * depth + k + i * kLanes, &b, kLanes);
+      sum += q;
+    }
+    std::int32_t whole = 0;
+    for (int i = 0; i < kLanes; ++i) whole += sum[i];
+    const i64 block = row * (depth / kPanelBlock) + k / kPanelBlock;
+    const float scale = most / 127.f;
+    to.scale[block] = scale;
+    if (format == PanelFormat::q4_k) {
+      to.scaled_sum[block] = scale * static_cast<float>(whole);
+    } else {
+      to.sum[block] = -zero_point * whole;
+    }
+  }
+}
+
+}  // namespace
+
+const PanelTable kPanels = {kPanel, quantize, tiles};
+
+}  // namespace graft::simd::GRAFT_ISA
