@@ -41,8 +41,8 @@ class Converter {
         continue;
       }
       const Uses uses = uses_of(input.value);
-      if (uses.as_stored) as_stored = true;
-      if (!uses.as_stored) {
+      as_stored = as_stored || uses.as_stored || !uses.other;
+      if (uses.other && !uses.as_stored) {
         converted.push_back(input.value);
       } else if (uses.other) {
         const ir::ValueId value = copy_of(input.value);

@@ -85,6 +85,12 @@ TEST(StoredWeights, OtherUsesReadOneConversion) {
   EXPECT_NE(both.method().outputs[2].arg.value(), both.w);
 }
 
+TEST(StoredWeights, WhatNothingReadsIsNotConverted) {
+  Graph graph;
+  graph.output(graph.x);
+  EXPECT_THAT(graph.convert(), ElementsAre());
+}
+
 TEST(StoredWeights, AViewThatIsReadTwoWaysIsConverted) {
   Graph graph;
   const ir::ValueId view = graph.transposed({1, 0});
