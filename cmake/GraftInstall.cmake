@@ -38,6 +38,8 @@ foreach(part ggml ggml-base ggml-cpu ggml-rpc ggml-cuda)
   endif()
 endforeach()
 
+install(FILES "${GRAFT_ONIG_FILE}" DESTINATION ${CMAKE_INSTALL_LIBDIR} RENAME "${GRAFT_ONIG_SONAME}" COMPONENT sdk)
+
 # --- python ---
 set(package_dir graft)
 if(SKBUILD)
@@ -48,6 +50,7 @@ else()
     OUTPUT_VARIABLE scripts_dir OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
 endif()
 install(TARGETS graft LIBRARY DESTINATION ${package_dir}/lib COMPONENT python EXCLUDE_FROM_ALL)
+install(FILES "${GRAFT_ONIG_FILE}" DESTINATION ${package_dir}/lib RENAME "${GRAFT_ONIG_SONAME}" COMPONENT python EXCLUDE_FROM_ALL)
 if(TARGET graft_executorch)
   install(TARGETS graft_executorch LIBRARY DESTINATION ${package_dir}/lib COMPONENT python EXCLUDE_FROM_ALL)
 endif()

@@ -1,7 +1,7 @@
 # libgraft. Its objects are compiled once and linked into the shared library and into the tests, which need
 # symbols that the library hides.
 set(graft_sources "")
-foreach(stage base ir package op kernel pass plan run)
+foreach(stage base ir package op kernel pass plan run text)
   file(GLOB_RECURSE found CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/src/${stage}/*.cpp")
   list(APPEND graft_sources ${found})
 endforeach()
@@ -17,8 +17,10 @@ list(FILTER graft_isa_sources EXCLUDE REGEX "/isa/panels/")
 # What every object of the library sees.
 add_library(graft_includes INTERFACE)
 target_include_directories(graft_includes INTERFACE "${CMAKE_CURRENT_SOURCE_DIR}/include" "${CMAKE_CURRENT_SOURCE_DIR}/src")
-target_include_directories(graft_includes SYSTEM INTERFACE "${GRAFT_GENERATED}" "${GRAFT_FLATBUFFERS_INCLUDE}")
-target_link_libraries(graft_includes INTERFACE ggml::ggml Threads::Threads)
+target_include_directories(graft_includes SYSTEM INTERFACE "${GRAFT_GENERATED}" "${GRAFT_FLATBUFFERS_INCLUDE}"
+                           "${GRAFT_ONIG_INCLUDE}" "${GRAFT_UTF8PROC_INCLUDE}")
+target_link_libraries(graft_includes INTERFACE ggml::ggml Threads::Threads nlohmann_json::nlohmann_json
+                                               "${GRAFT_ONIG_LIBRARY}" "${GRAFT_UTF8PROC_LIBRARY}")
 target_compile_definitions(graft_includes INTERFACE
   GRAFT_VERSION="${PROJECT_VERSION}" GRAFT_GGML_VERSION="${GRAFT_GGML_RELEASE}" GRAFT_GGML_COMMIT="${GRAFT_GGML_COMMIT}"
   $<$<BOOL:${GRAFT_PLANTED_BUGS}>:GRAFT_PLANTED_BUGS>)
@@ -72,8 +74,9 @@ set_target_properties(graft PROPERTIES LINKER_LANGUAGE CXX EXPORT_NAME graft)
 target_compile_features(graft PUBLIC cxx_std_20)
 target_include_directories(graft PUBLIC $<BUILD_INTERFACE:${CMAKE_CURRENT_SOURCE_DIR}/include>
                                         $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
-target_link_libraries(graft PRIVATE $<BUILD_INTERFACE:ggml::ggml> $<BUILD_INTERFACE:Threads::Threads>)
-target_link_options(graft PRIVATE -Wl,--no-undefined)
+target_link_libraries(graft PRIVATE $<BUILD_INTERFACE:ggml::ggml> $<BUILD_INTERFACE:Threads::Threads>
+                                    $<BUILD_INTERFACE:${GRAFT_ONIG_LIBRARY}> $<BUILD_INTERFACE:${GRAFT_UTF8PROC_LIBRARY}>)
+target_link_options(graft PRIVATE -Wl,--no-undefined -Wl,--exclude-libs,ALL)
 
 # llama-cpp-python installs ggml twice under one SONAME. Its own Python code loads the copy in llama_cpp/lib by path, so
 # ours must be that same file, whichever of the two is imported first.

@@ -31,6 +31,8 @@ _WHERE = {
     "devices": "graft._C",
     "version": "graft._C",
     "export": "graft._export",
+    "Detokenizer": "graft._C",
+    "Tokenizer": "graft.tokenizer",
     "GraftPartitioner": "graft.partitioner",
     "GraftBackend": "graft.backend",
     **dict.fromkeys(_ERRORS, "graft.errors"),

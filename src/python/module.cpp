@@ -249,6 +249,10 @@ nb::dict to_dict(const ProgramStats& s) {
 }  // namespace
 }  // namespace graft
 
+namespace graft {
+void bind_tokenizer(nb::module_& m);  // tokenizer.cpp
+}
+
 NB_MODULE(_C, m) {
   using namespace graft;  // NOLINT: the binding is the whole library under Python names
   nb::register_exception_translator(translate);
@@ -303,6 +307,8 @@ NB_MODULE(_C, m) {
       .def("describe", &Program::describe, nb::arg("whole_plans") = false)
       .def("stats", [](const Program& p) { return to_dict(p.stats()); })
       .def("shrink", &Program::shrink, nb::call_guard<nb::gil_scoped_release>());
+
+  bind_tokenizer(m);
 
   nb::class_<CancelToken>(m, "CancelToken")
       .def(nb::init<>())

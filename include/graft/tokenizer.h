@@ -1,0 +1,107 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "graft/export.h"
+
+// Text to token ids and back, and prompts from chat messages. Ids are those of Hugging Face tokenizers for the same
+// file.
+namespace graft {
+
+// The named data of a package that hold a tokenizer: tokenizer.json, and tokenizer_config.json with its chat template.
+inline constexpr std::string_view kTokenizerKey = "graft.tokenizer.json";
+inline constexpr std::string_view kTokenizerConfigKey = "graft.tokenizer_config.json";
+
+struct EncodeOptions {
+  // What the file's post-processor puts around a text, such as BOS or [CLS] and [SEP].
+  bool add_special = true;
+  // At most so many ids, those of add_special included; the end of the text is cut off. 0: no limit. The limit that a
+  // file states is truncation(); it is not applied by itself.
+  std::size_t max_length = 0;
+};
+
+// Immutable; any number of threads may use one.
+class GRAFT_API Tokenizer {
+ public:
+  // `tokenizer_json`: the content of a Hugging Face tokenizer.json. `config_json`: that of tokenizer_config.json, which
+  // names the special tokens and often holds the chat template; may be empty. Throws InvalidProgram for documents that
+  // are damaged or contradict themselves, Unsupported naming a part (normalizer, pre-tokenizer, model, post-processor,
+  // decoder) that is not known.
+  static std::shared_ptr<const Tokenizer> from_json(std::string_view tokenizer_json, std::string_view config_json = {});
+  // The vocabulary in a GGUF file; its weights are not read. Throws as from_json, and NotFound or SystemError.
+  static std::shared_ptr<const Tokenizer> from_gguf(const std::string& path);
+  // By what the path is: a folder with tokenizer.json (and tokenizer_config.json, chat_template.jinja where they are
+  // there), a tokenizer.json with the same files beside it, a .gguf file, or a package of graft that carries a
+  // tokenizer.
+  static std::shared_ptr<const Tokenizer> load(const std::string& path);
+
+  virtual ~Tokenizer();
+  Tokenizer(const Tokenizer&) = delete;
+  Tokenizer& operator=(const Tokenizer&) = delete;
+
+  // Bytes that are not UTF-8 become U+FFFD, one for each maximal part that is ill-formed (Python's errors="replace").
+  virtual std::vector<std::int64_t> encode(std::string_view text, const EncodeOptions& options = {}) const = 0;
+  // UTF-8; bytes of tokens that form none become U+FFFD. Throws InvalidArgument for an id that has no token.
+  virtual std::string decode(std::span<const std::int64_t> ids, bool skip_special = false) const = 0;
+
+  // One more than the largest id.
+  virtual std::int64_t size() const = 0;
+  // How the vocabulary writes a token ("Ġthe", "<0x0A>"). Throws InvalidArgument for an id that has no token.
+  virtual const std::string& piece(std::int64_t id) const = 0;
+  // Empty when there is no such token.
+  virtual std::optional<std::int64_t> find(std::string_view piece) const = 0;
+  virtual bool is_special(std::int64_t id) const = 0;
+
+  // As the files name them; empty where they don't. A model may stop at more tokens than `eos`.
+  struct SpecialIds {
+    std::optional<std::int64_t> bos, eos, unk, pad;
+  };
+  virtual const SpecialIds& special_ids() const = 0;
+  // The max_length of the file's truncation; empty when it has none.
+  virtual std::optional<std::size_t> truncation() const = 0;
+  // The Jinja template of the files; empty when they have none.
+  virtual const std::string& chat_template() const = 0;
+  // SHA-256 of all pieces with their ids, in hex: the same vocabulary has the same one.
+  virtual std::string identity() const = 0;
+
+  // The chat template on `variables_json`, an object: {"messages": [{"role": ..., "content": ...}, ...],
+  // "add_generation_prompt": true, "tools": ..., ...}, with bos_token and the like added. As transformers'
+  // apply_chat_template(tokenize=False). Throws InvalidArgument when there is no template, the variables are no JSON
+  // object, or the template raises an exception; InvalidProgram for a template that cannot be parsed.
+  std::string apply_chat_template(std::string_view variables_json) const;
+  // Another template than the tokenizer's own.
+  std::string apply_chat_template(std::string_view variables_json, std::string_view chat_template) const;
+
+ protected:
+  Tokenizer() = default;
+  // bos_token, eos_token and further names that templates use, as a JSON object.
+  virtual const std::string& template_variables() const = 0;
+};
+
+// Text from ids that come one after the other: what add() returns one after the other is decode() of all ids, in whole
+// UTF-8 characters. Ids whose bytes are not yet a character are kept until it is complete. One thread at a time.
+class GRAFT_API Detokenizer {
+ public:
+  explicit Detokenizer(std::shared_ptr<const Tokenizer> tokenizer, bool skip_special = true);
+
+  // The text that this id adds, possibly none yet.
+  std::string add(std::int64_t id);
+  // What is left; bytes of an unfinished character become U+FFFD. The next add() begins a new text.
+  std::string finish();
+
+ private:
+  std::shared_ptr<const Tokenizer> tokenizer_;
+  bool skip_special_;
+  std::vector<std::int64_t> ids_;  // since the text before the last one that was returned
+  std::size_t returned_ids_ = 0;   // how many of them have been returned
+  std::string returned_;           // the text of those
+};
+
+}  // namespace graft

@@ -1,0 +1,13 @@
+#pragma once
+
+#include <string>
+#include <string_view>
+
+namespace graft::text {
+
+// A Jinja chat template as transformers renders it. `variables_json`: the caller's variables; `defaults_json`: further
+// ones, which the caller's replace. Throws as Tokenizer::apply_chat_template.
+std::string render_chat_template(std::string_view source, std::string_view variables_json,
+                                 std::string_view defaults_json);
+
+}  // namespace graft::text

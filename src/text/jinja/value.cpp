@@ -1,0 +1,365 @@
+#include "text/jinja/value.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+
+#include "text/unicode.h"
+
+namespace graft::text::jinja {
+namespace {
+
+void append_hex(std::string& out, std::uint32_t value, int digits) {
+  for (int shift = 4 * (digits - 1); shift >= 0; shift -= 4) out += "0123456789abcdef"[value >> shift & 15];
+}
+
+std::string python_quoted(std::string_view text) {
+  const char quote = text.find('\'') != text.npos && text.find('"') == text.npos ? '"' : '\'';
+  std::string out(1, quote);
+  for (std::size_t at = 0; at < text.size();) {
+    const char32_t c = next_char(text, at);
+    if (c == static_cast<char32_t>(quote) || c == '\\') {
+      out += '\\';
+      append_char(out, c);
+    } else if (c == '\n') {
+      out += "\\n";
+    } else if (c == '\r') {
+      out += "\\r";
+    } else if (c == '\t') {
+      out += "\\t";
+    } else if (is_printable(c)) {
+      append_char(out, c);
+    } else {
+      const int digits = c < 0x100 ? 2 : c < 0x10000 ? 4 : 8;
+      out += digits == 2 ? "\\x" : digits == 4 ? "\\u" : "\\U";
+      append_hex(out, c, digits);
+    }
+  }
+  return out + quote;
+}
+
+std::string joined(const Values& items, const char* open, const char* close) {
+  std::string out = open;
+  for (std::size_t i = 0; i < items.size(); ++i) out += (i > 0 ? ", " : "") + items[i].repr();
+  return out + close;
+}
+
+void append_json_text(std::string& out, std::string_view text, bool ascii) {
+  out += '"';
+  for (std::size_t at = 0; at < text.size();) {
+    const char32_t c = next_char(text, at);
+    switch (c) {
+      case '"':
+        out += "\\\"";
+        break;
+      case '\\':
+        out += "\\\\";
+        break;
+      case '\n':
+        out += "\\n";
+        break;
+      case '\r':
+        out += "\\r";
+        break;
+      case '\t':
+        out += "\\t";
+        break;
+      case '\b':
+        out += "\\b";
+        break;
+      case '\f':
+        out += "\\f";
+        break;
+      default:
+        if (c < 0x20 || (ascii && c > 0x7E && c < 0x10000)) {
+          out += "\\u";
+          append_hex(out, c, 4);
+        } else if (ascii && c >= 0x10000) {
+          out += "\\u";
+          append_hex(out, 0xD800 + ((c - 0x10000) >> 10), 4);
+          out += "\\u";
+          append_hex(out, 0xDC00 + ((c - 0x10000) & 0x3FF), 4);
+        } else {
+          append_char(out, c);
+        }
+    }
+  }
+  out += '"';
+}
+
+std::string json_key(const Value& key) {
+  if (const std::string* text = key.text()) return *text;
+  if (const bool* b = key.as<bool>()) return *b ? "true" : "false";
+  if (key.is_none()) return "null";
+  GRAFT_CHECK(InvalidArgument, key.is_number(), "JSON keys cannot be of type ", key.type_name());
+  return key.str();
+}
+
+void append_json(std::string& out, const Value& value, const JsonStyle& style, int depth) {
+  const bool lines = style.indent >= 0;
+  const auto new_line = [&](int level) {
+    if (!lines) return;
+    out += '\n';
+    out.append(static_cast<std::size_t>(style.indent * level), ' ');
+  };
+  const std::string separator = !style.item_separator.empty() ? style.item_separator : lines ? "," : ", ";
+  if (const std::string* text = value.text()) {
+    append_json_text(out, *text, style.ensure_ascii);
+  } else if (const bool* b = value.as<bool>()) {
+    out += *b ? "true" : "false";
+  } else if (value.is_none()) {
+    out += "null";
+  } else if (const double* real = value.as<double>()) {
+    out += std::isnan(*real) ? "NaN" : std::isinf(*real) ? (*real > 0 ? "Infinity" : "-Infinity") : float_text(*real);
+  } else if (value.is_number()) {
+    out += value.str();
+  } else if (const Sequence* sequence = value.sequence();
+             sequence != nullptr &&
+             (sequence->kind == Sequence::Kind::list || sequence->kind == Sequence::Kind::tuple)) {
+    out += '[';
+    for (std::size_t i = 0; i < sequence->items.size(); ++i) {
+      if (i > 0) out += separator;
+      new_line(depth + 1);
+      append_json(out, sequence->items[i], style, depth + 1);
+    }
+    if (!sequence->items.empty()) new_line(depth);
+    out += ']';
+  } else if (const Dict* dict = value.dict()) {
+    auto entries = dict->entries;
+    if (style.sort_keys)
+      std::stable_sort(entries.begin(), entries.end(),
+                       [](const auto& one, const auto& two) { return one.first < two.first; });
+    out += '{';
+    for (std::size_t i = 0; i < entries.size(); ++i) {
+      if (i > 0) out += separator;
+      new_line(depth + 1);
+      append_json_text(out, json_key(entries[i].first), style.ensure_ascii);
+      out += style.key_separator;
+      append_json(out, entries[i].second, style, depth + 1);
+    }
+    if (!entries.empty()) new_line(depth);
+    out += '}';
+  } else {
+    throw InvalidArgument(graft::str("a value of type ", value.type_name(), " cannot be written as JSON"));
+  }
+}
+
+}  // namespace
+
+const Value* Dict::find(const Value& key) const {
+  for (const auto& [k, v] : entries)
+    if (k == key) return &v;
+  return nullptr;
+}
+
+const Value* Dict::find(std::string_view key) const {
+  for (const auto& [k, v] : entries)
+    if (k.text() != nullptr && *k.text() == key) return &v;
+  return nullptr;
+}
+
+void Dict::set(Value key, Value value) {
+  for (auto& [k, v] : entries)
+    if (k == key) {
+      v = std::move(value);
+      return;
+    }
+  entries.emplace_back(std::move(key), std::move(value));
+}
+
+const Value* Arguments::get(std::size_t index, std::string_view name) const {
+  if (index < positional.size()) return &positional[index];
+  for (const auto& [n, value] : named)
+    if (n == name) return &value;
+  return nullptr;
+}
+
+Value Value::of(const nlohmann::ordered_json& json) {
+  using Type = nlohmann::ordered_json::value_t;
+  switch (json.type()) {
+    case Type::boolean:
+      return json.get<bool>();
+    case Type::number_integer:
+      return json.get<std::int64_t>();
+    case Type::number_unsigned: {
+      const auto n = json.get<std::uint64_t>();
+      GRAFT_CHECK(InvalidArgument, n <= INT64_MAX, "the number ", n, " is too large for a template");
+      return static_cast<std::int64_t>(n);
+    }
+    case Type::number_float:
+      return json.get<double>();
+    case Type::string:
+      return json.get<std::string>();
+    case Type::array: {
+      Values items;
+      for (const auto& item : json) items.push_back(of(item));
+      return list(std::move(items));
+    }
+    case Type::object: {
+      Dict dict;
+      for (const auto& [key, value] : json.items()) dict.entries.emplace_back(Value(key), of(value));
+      return dict;
+    }
+    default:
+      return None{};
+  }
+}
+
+bool Value::truth() const {
+  if (is_undefined() || is_none()) return false;
+  if (const bool* b = as<bool>()) return *b;
+  if (const auto* i = as<std::int64_t>()) return *i != 0;
+  if (const double* d = as<double>()) return *d != 0;
+  if (text() != nullptr) return !text()->empty();
+  if (const Sequence* s = sequence()) return s->kind == Sequence::Kind::generator || !s->items.empty();
+  if (dict() != nullptr) return !dict()->entries.empty();
+  return true;
+}
+
+std::string Value::str() const {
+  if (text() != nullptr) return *text();
+  return is_undefined() ? "" : repr();
+}
+
+std::string Value::repr() const {
+  if (is_undefined()) return "Undefined";
+  if (is_none()) return "None";
+  if (const bool* b = as<bool>()) return *b ? "True" : "False";
+  if (const auto* i = as<std::int64_t>()) return std::to_string(*i);
+  if (const double* d = as<double>()) return float_text(*d);
+  if (text() != nullptr) return python_quoted(*text());
+  if (const Sequence* s = sequence()) {
+    if (s->kind == Sequence::Kind::tuple) return joined(s->items, "(", s->items.size() == 1 ? ",)" : ")");
+    return joined(s->items, "[", "]");
+  }
+  if (const Dict* d = dict()) {
+    std::string out = "{";
+    for (std::size_t i = 0; i < d->entries.size(); ++i)
+      out += (i > 0 ? ", " : "") + d->entries[i].first.repr() + ": " + d->entries[i].second.repr();
+    return out + "}";
+  }
+  throw InvalidArgument(graft::str("a ", type_name(), " cannot be printed"));
+}
+
+const char* Value::type_name() const {
+  constexpr const char* names[] = {"Undefined", "NoneType", "bool", "int",      "float",
+                                   "str",       "list",     "dict", "function", "namespace"};
+  if (const Sequence* s = sequence()) {
+    constexpr const char* kinds[] = {"list", "tuple", "view", "generator"};
+    return kinds[static_cast<std::size_t>(s->kind)];
+  }
+  return names[held_.index()];
+}
+
+double Value::real() const {
+  if (const double* d = as<double>()) return *d;
+  return static_cast<double>(integer());
+}
+
+std::int64_t Value::integer() const {
+  if (const bool* b = as<bool>()) return *b ? 1 : 0;
+  const auto* i = as<std::int64_t>();
+  GRAFT_CHECK(InvalidArgument, i != nullptr, "an integer was expected, found a value of type ", type_name());
+  return *i;
+}
+
+Values Value::iterate() const {
+  if (const Sequence* s = sequence()) return s->items;
+  if (is_undefined()) return {};
+  Values out;
+  if (const Dict* d = dict()) {
+    for (const auto& entry : d->entries) out.push_back(entry.first);
+    return out;
+  }
+  if (const std::string* t = text()) {
+    for (std::size_t at = 0; at < t->size();) {
+      const std::size_t begin = at;
+      at += char_length((*t)[at]);
+      out.emplace_back(t->substr(begin, at - begin));
+    }
+    return out;
+  }
+  throw InvalidArgument(graft::str("a value of type ", type_name(), " cannot be iterated"));
+}
+
+std::size_t Value::length() const {
+  if (const Sequence* s = sequence(); s != nullptr && s->kind != Sequence::Kind::generator) return s->items.size();
+  if (const Dict* d = dict()) return d->entries.size();
+  if (const std::string* t = text()) return count_chars(*t);
+  if (is_undefined()) return 0;
+  throw InvalidArgument(graft::str("a value of type ", type_name(), " has no length"));
+}
+
+bool Value::operator==(const Value& other) const {
+  if (is_number() && other.is_number()) {
+    if (is_integer() && other.is_integer()) return integer() == other.integer();
+    return real() == other.real();
+  }
+  if (held_.index() != other.held_.index()) return false;
+  if (text() != nullptr) return *text() == *other.text();
+  if (const Sequence* s = sequence()) return s->kind == other.sequence()->kind && s->items == other.sequence()->items;
+  if (const Dict* d = dict()) {
+    if (d->entries.size() != other.dict()->entries.size()) return false;
+    return std::all_of(d->entries.begin(), d->entries.end(), [&](const auto& entry) {
+      const Value* value = other.dict()->find(entry.first);
+      return value != nullptr && *value == entry.second;
+    });
+  }
+  if (callable() != nullptr) return callable() == other.callable();
+  if (space() != nullptr) return space() == other.space();
+  return true;  // none and none, undefined and undefined
+}
+
+bool Value::operator<(const Value& other) const {
+  if (is_integer() && other.is_integer()) return integer() < other.integer();
+  if (is_number() && other.is_number()) return real() < other.real();
+  if (text() != nullptr && other.text() != nullptr) return *text() < *other.text();
+  if (sequence() != nullptr && other.sequence() != nullptr)
+    return std::lexicographical_compare(sequence()->items.begin(), sequence()->items.end(),
+                                        other.sequence()->items.begin(), other.sequence()->items.end());
+  throw InvalidArgument(graft::str("values of type ", type_name(), " and ", other.type_name(), " have no order"));
+}
+
+std::string to_json(const Value& value, const JsonStyle& style) {
+  std::string out;
+  append_json(out, value, style, 0);
+  return out;
+}
+
+std::string float_text(double value) {
+  if (std::isnan(value)) return "nan";
+  if (std::isinf(value)) return value > 0 ? "inf" : "-inf";
+  // The shortest digits that read back the same; Python's choice between the two notations.
+  char buffer[64];
+  const double size = std::fabs(value);
+  const bool fixed = size == 0 || (size >= 1e-4 && size < 1e16);
+  const auto end = std::to_chars(buffer, buffer + sizeof buffer, value,
+                                 fixed ? std::chars_format::fixed : std::chars_format::scientific);
+  std::string out(buffer, end.ptr);
+  if (fixed && out.find('.') == std::string::npos) out += ".0";
+  return out;
+}
+
+bool is_python_space(char32_t c) { return is_white_space(c) || (c >= 0x1C && c <= 0x1F); }
+
+std::string stripped(std::string_view text, bool left, bool right, std::string_view chars) {
+  const std::u32string set = chars_of(chars);
+  const auto goes = [&](char32_t c) { return set.empty() ? is_python_space(c) : set.find(c) != set.npos; };
+  std::size_t begin = 0;
+  std::size_t end = text.size();
+  while (left && begin < end) {
+    std::size_t after = begin;
+    if (!goes(next_char(text, after))) break;
+    begin = after;
+  }
+  while (right && begin < end) {
+    std::size_t last = end - 1;
+    while ((static_cast<unsigned char>(text[last]) & 0xC0) == 0x80) --last;
+    std::size_t after = last;
+    if (!goes(next_char(text, after))) break;
+    end = last;
+  }
+  return std::string(text.substr(begin, end - begin));
+}
+
+}  // namespace graft::text::jinja

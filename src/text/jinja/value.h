@@ -1,0 +1,145 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "base/check.h"
+
+// Values of templates: those of Python that a template can meet.
+namespace graft::text::jinja {
+
+class Value;
+using Values = std::vector<Value>;
+using Named = std::vector<std::pair<std::string, Value>>;
+
+struct Undefined {
+  std::string name;  // for messages
+};
+struct None {};
+
+// Lists, tuples, what dict.items() and range() return, and generators: what filters such as `map` return, which are
+// true even when empty and have no length.
+struct Sequence {
+  enum class Kind { list, tuple, view, generator };
+  Kind kind = Kind::list;
+  Values items;
+};
+
+// In the order of insertion. Few entries: searched one by one.
+struct Dict {
+  std::vector<std::pair<Value, Value>> entries;
+  const Value* find(const Value& key) const;
+  const Value* find(std::string_view key) const;
+  void set(Value key, Value value);
+};
+
+struct Arguments {
+  Values positional;
+  Named named;
+
+  // The argument at `index` or with that name; null when it was not given.
+  const Value* get(std::size_t index, std::string_view name) const;
+};
+
+struct Callable {
+  std::string name;
+  std::function<Value(const Arguments&)> call;
+  Named attributes;  // of `loop`, which can be called too
+};
+
+// namespace(): the one thing whose attributes a template can set.
+struct Namespace {
+  Named attributes;
+};
+
+class Value {
+ public:
+  using Held = std::variant<Undefined, None, bool, std::int64_t, double, std::string, std::shared_ptr<const Sequence>,
+                            std::shared_ptr<const Dict>, std::shared_ptr<const Callable>, std::shared_ptr<Namespace>>;
+
+  Value() : held_(Undefined{}) {}
+  Value(None none) : held_(none) {}                                           // NOLINT: values convert implicitly
+  Value(bool b) : held_(b) {}                                                 // NOLINT
+  Value(std::int64_t i) : held_(i) {}                                         // NOLINT
+  Value(std::size_t n) : held_(static_cast<std::int64_t>(n)) {}               // NOLINT
+  Value(double d) : held_(d) {}                                               // NOLINT
+  Value(std::string text) : held_(std::move(text)) {}                         // NOLINT
+  Value(const char* text) : held_(std::string(text)) {}                       // NOLINT
+  Value(Dict dict) : held_(std::make_shared<const Dict>(std::move(dict))) {}  // NOLINT
+  Value(Callable callable) : held_(std::make_shared<const Callable>(std::move(callable))) {}  // NOLINT
+  Value(std::shared_ptr<Namespace> ns) : held_(std::move(ns)) {}                              // NOLINT
+  static Value undefined(std::string name) { return Value(Held(Undefined{std::move(name)})); }
+  static Value list(Values items, Sequence::Kind kind = Sequence::Kind::list) {
+    return Value(Held(std::make_shared<const Sequence>(Sequence{kind, std::move(items)})));
+  }
+  static Value of(const nlohmann::ordered_json& json);
+
+  // Null when it is something else.
+  template <typename T>
+  const T* as() const {
+    return std::get_if<T>(&held_);
+  }
+  const std::string* text() const { return as<std::string>(); }
+  const Sequence* sequence() const { return pointed<std::shared_ptr<const Sequence>>(); }
+  const Dict* dict() const { return pointed<std::shared_ptr<const Dict>>(); }
+  const Callable* callable() const { return pointed<std::shared_ptr<const Callable>>(); }
+  Namespace* space() const {
+    const auto* held = as<std::shared_ptr<Namespace>>();
+    return held != nullptr ? held->get() : nullptr;
+  }
+  bool is_undefined() const { return as<Undefined>() != nullptr; }
+  bool is_none() const { return as<None>() != nullptr; }
+  bool is_number() const { return as<bool>() || as<std::int64_t>() || as<double>(); }
+  bool is_integer() const { return as<bool>() || as<std::int64_t>(); }
+
+  bool truth() const;
+  // As Python's str(); empty for what is undefined.
+  std::string str() const;
+  std::string repr() const;
+  const char* type_name() const;  // as Python has it
+  double real() const;            // of a number
+  std::int64_t integer() const;   // of an integer or a bool
+  // What a loop goes through: items, keys, characters. Throws InvalidArgument for what cannot be iterated.
+  Values iterate() const;
+  std::size_t length() const;  // throws InvalidArgument where there is none
+
+  bool operator==(const Value& other) const;
+  // Throws InvalidArgument for what has no order.
+  bool operator<(const Value& other) const;
+
+ private:
+  explicit Value(Held held) : held_(std::move(held)) {}
+  template <typename Pointer>
+  auto pointed() const -> typename Pointer::element_type* {
+    const auto* held = as<Pointer>();
+    return held != nullptr ? held->get() : nullptr;
+  }
+
+  Held held_;
+};
+
+// json.dumps() of Python. `indent` below 0: on one line.
+struct JsonStyle {
+  bool ensure_ascii = false;
+  std::int64_t indent = -1;
+  bool sort_keys = false;
+  std::string item_separator;  // empty: as Python has it
+  std::string key_separator = ": ";
+};
+std::string to_json(const Value& value, const JsonStyle& style);
+
+std::string float_text(double value);
+
+// Python's str.isspace(): white space, and the separators of ASCII.
+bool is_python_space(char32_t c);
+// At both ends, or one; `chars` empty: white space.
+std::string stripped(std::string_view text, bool left, bool right, std::string_view chars = {});
+
+}  // namespace graft::text::jinja

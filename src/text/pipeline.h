@@ -1,0 +1,41 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "graft/tokenizer.h"
+#include "text/added_tokens.h"
+#include "text/decoder.h"
+#include "text/model.h"
+#include "text/normalizer.h"
+#include "text/pre_tokenizer.h"
+
+namespace graft::text {
+
+// What a tokenizer is made of, whichever file it comes from.
+struct Parts {
+  std::unique_ptr<const Normalizer> normalizer;       // may be null
+  std::unique_ptr<const PreTokenizer> pre_tokenizer;  // may be null
+  std::unique_ptr<const Model> model;                 // never null
+  std::unique_ptr<const Decoder> decoder;             // null: pieces joined by spaces
+  std::vector<AddedToken> added_tokens;               // without ids: they are given as Hugging Face tokenizers does
+  std::vector<TokenId> prefix, suffix;                // put around a text with add_special
+  std::optional<std::size_t> truncation;
+};
+
+// What stands beside the vocabulary: names of special tokens and the chat template.
+struct Surroundings {
+  std::string bos, eos, unk, pad;  // empty: none
+  std::string chat_template;
+  std::string template_variables = "{}";
+};
+
+std::shared_ptr<const Tokenizer> make_tokenizer(Parts parts, Surroundings surroundings);
+
+// tokenizer_config.json; may be empty.
+Surroundings read_config(std::string_view config_json);
+// The same document with another chat template.
+std::string with_chat_template(std::string_view config_json, std::string_view chat_template);
+
+}  // namespace graft::text
