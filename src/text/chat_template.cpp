@@ -1,5 +1,60 @@
 #include "text/chat_template.h"
+
 #include "base/check.h"
+#include "base/utf8.h"
+#include "text/jinja/interpreter.h"
+#include "text/jinja/syntax.h"
+
 namespace graft::text {
-std::string render_chat_template(std::string_view, std::string_view, std::string_view) { throw Unsupported("chat templates are not rendered yet"); }
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+Json parse_object(std::string_view text, const char* what) {
+  Json out;
+  try {
+    out = Json::parse(text.begin(), text.end());
+  } catch (const Json::exception& error) {
+    throw InvalidArgument(str(what, " are not valid JSON: ", error.what()));
+  }
+  GRAFT_CHECK(InvalidArgument, out.is_object(), what, " should be a JSON object, found a ", out.type_name());
+  return out;
+}
+
+// A message's reasoning has had three names; templates find it under those that they know.
+Json with_reasoning(const Json& message) {
+  if (!message.is_object()) return message;
+  for (const char* name : {"reasoning_content", "thinking", "reasoning"}) {
+    const auto found = message.find(name);
+    if (found == message.end() || found->is_null()) continue;
+    Json out = Json::object();
+    out["thinking"] = *found;
+    for (const auto& [key, value] : message.items()) out[key] = value;
+    out["reasoning_content"] = *found;
+    return out;
+  }
+  return message;
+}
+
+}  // namespace
+
+std::string render_chat_template(std::string_view source, std::string_view variables_json,
+                                 std::string_view defaults_json) {
+  GRAFT_CHECK(InvalidProgram, is_utf8(source), "the chat template is not UTF-8");
+  const Json given = parse_object(variables_json, "the variables of the chat template");
+  Json all = {{"tools", nullptr}, {"documents", nullptr}, {"add_generation_prompt", false}};
+  all.update(parse_object(defaults_json, "the special tokens"));
+  all.update(given);
+  GRAFT_CHECK(InvalidArgument, !all.contains("messages") || all["messages"].is_array(),
+              "'messages' should be an array of messages");
+  jinja::Named variables;
+  for (auto& [name, value] : all.items()) {
+    if (name == "messages")
+      for (Json& message : value) message = with_reasoning(message);
+    variables.emplace_back(name, jinja::Value::of(value));
+  }
+  const jinja::Body body = jinja::parse(source);
+  return jinja::Interpreter(variables).render(body);
+}
+
 }  // namespace graft::text
