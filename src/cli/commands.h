@@ -40,4 +40,14 @@ void inspect(const InspectArgs& args);
 
 void list_devices();
 
+struct TokenizeArgs {
+  std::string file;                 // a tokenizer
+  std::optional<std::string> text;  // standard input where it is missing
+  bool decode = false;              // the text is ids
+  bool pieces = false;
+  bool no_special = false;    // encode without BOS and the like
+  bool skip_special = false;  // decode without them
+};
+void tokenize(const TokenizeArgs& args);
+
 }  // namespace graft::cli

@@ -21,6 +21,7 @@ constexpr const char* kExamples = R"(Examples:
   graft run model.pte --input input_ids=ids.npy --input attention_mask=mask.npy --outputs out.npz
   graft inspect model.pte --shape input_ids=1,7 --shape attention_mask=1,7
   graft devices
+  graft tokenize tokenizer.json "Hello, world!"
 
 `graft COMMAND --help` says more. GRAFT_LOG=info shows what graft and ggml log.)";
 
@@ -42,6 +43,13 @@ constexpr const char* kInspectNotes = R"(Examples:
   graft inspect model.pte --weights model.safetensors --phases
 
 A plan is what runs for given input sizes. It is shown when all sizes are fixed or given with --shape.)";
+
+constexpr const char* kTokenizeNotes = R"(Examples:
+  graft tokenize tokenizer.json "Hello, world!"
+  graft tokenize model.gguf --pieces < prompt.txt
+  graft tokenize model-folder --decode "9707 11 1879 0"
+
+Input that is not UTF-8 is read with U+FFFD in the place of what is wrong.)";
 
 void add_program_options(CLI::App& command, ProgramArgs& args) {
   command.add_option("FILE", args.file, "the program: a .pte file")->required()->type_name("");
@@ -121,6 +129,21 @@ int dispatch(int argc, char** argv) {
   CLI::App* devices_command = app.add_subcommand("devices", "List the devices of this build and machine.");
   devices_command->footer("Example:\n  graft devices");
 
+  TokenizeArgs tokenize_args;
+  CLI::App* tokenize_command = app.add_subcommand("tokenize", "Turn text into token ids, and back.");
+  tokenize_command->footer(kTokenizeNotes);
+  tokenize_command
+      ->add_option("FILE", tokenize_args.file,
+                   "a tokenizer: tokenizer.json, a folder with one, a .gguf file, or a .pte file that carries one")
+      ->required()
+      ->type_name("");
+  tokenize_command->add_option("TEXT", tokenize_args.text, "the text (default: standard input)")->type_name("");
+  tokenize_command->add_flag("--decode", tokenize_args.decode, "TEXT is ids, with spaces or commas between");
+  tokenize_command->add_flag("--pieces", tokenize_args.pieces, "one line per token: id, piece, text");
+  tokenize_command->add_flag("--no-special", tokenize_args.no_special,
+                             "without BOS and what else is put around a text");
+  tokenize_command->add_flag("--skip-special", tokenize_args.skip_special, "with --decode: leave special tokens out");
+
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
@@ -131,6 +154,7 @@ int dispatch(int argc, char** argv) {
   if (run_command->parsed()) run(run_args);
   if (inspect_command->parsed()) inspect(inspect_args);
   if (devices_command->parsed()) list_devices();
+  if (tokenize_command->parsed()) tokenize(tokenize_args);
   std::cout.flush();
   return std::cout ? 0 : failed("cannot write to stdout");
 }

@@ -71,7 +71,11 @@ Value real_arithmetic(const std::string& sign, double a, double b) {
 }  // namespace
 
 Value add(const Value& left, const Value& right) {
-  if (left.text() != nullptr && right.text() != nullptr) return *left.text() + *right.text();
+  if (left.text() != nullptr && right.text() != nullptr) {
+    if (!left.is_markup() && !right.is_markup()) return *left.text() + *right.text();
+    const auto safe = [](const Value& side) { return side.is_markup() ? *side.text() : escaped_html(*side.text()); };
+    return Value::markup(safe(left) + safe(right));
+  }
   if (left.is_integer() && right.is_integer()) {
     std::int64_t out = 0;
     GRAFT_CHECK(InvalidArgument, !__builtin_add_overflow(left.integer(), right.integer(), &out), "the sum of ",

@@ -126,31 +126,7 @@ Value absolute(I, V value, A) {
   return std::abs(value.integer());
 }
 
-Value escaped(I, V value, A) {
-  std::string out;
-  for (char c : value.str()) {
-    switch (c) {
-      case '&':
-        out += "&amp;";
-        break;
-      case '<':
-        out += "&lt;";
-        break;
-      case '>':
-        out += "&gt;";
-        break;
-      case '"':
-        out += "&#34;";
-        break;
-      case '\'':
-        out += "&#39;";
-        break;
-      default:
-        out += c;
-    }
-  }
-  return out;
-}
+Value escaped(I, V value, A) { return value.is_markup() ? value : Value::markup(escaped_html(value.str())); }
 
 Value truncated(I, V value, A a) {
   const auto chars = [](const std::string& text) { return static_cast<std::int64_t>(count_chars(text)); };
@@ -226,7 +202,7 @@ Filter find_text_filter(const std::string& name) {
       {"lower", [](I, V v, A) -> Value { return lowercase(v.str()); }},
       {"replace", [](I, V v, A a) { return call_method(v, "replace", a); }},
       {"round", rounded},
-      {"safe", [](I, V v, A) -> Value { return v.str(); }},
+      {"safe", [](I, V v, A) { return Value::markup(v.str()); }},
       {"string", [](I, V v, A) -> Value { return v.str(); }},
       {"title", titled},
       {"trim", trimmed},

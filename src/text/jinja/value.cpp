@@ -197,7 +197,11 @@ Value Value::of(const nlohmann::ordered_json& json) {
     }
     case Type::object: {
       Dict dict;
-      for (const auto& [key, value] : json.items()) dict.entries.emplace_back(Value(key), of(value));
+      for (const auto& [key, value] : json.items()) {
+        auto& entry = dict.entries.emplace_back();
+        entry.first = Value(key);
+        entry.second = of(value);
+      }
       return dict;
     }
     default:
@@ -337,6 +341,32 @@ std::string float_text(double value) {
                                  fixed ? std::chars_format::fixed : std::chars_format::scientific);
   std::string out(buffer, end.ptr);
   if (fixed && out.find('.') == std::string::npos) out += ".0";
+  return out;
+}
+
+std::string escaped_html(std::string_view text) {
+  std::string out;
+  for (char c : text) {
+    switch (c) {
+      case '&':
+        out += "&amp;";
+        break;
+      case '<':
+        out += "&lt;";
+        break;
+      case '>':
+        out += "&gt;";
+        break;
+      case '"':
+        out += "&#34;";
+        break;
+      case '\'':
+        out += "&#39;";
+        break;
+      default:
+        out += c;
+    }
+  }
   return out;
 }
 

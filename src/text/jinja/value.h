@@ -81,6 +81,14 @@ class Value {
   }
   static Value of(const nlohmann::ordered_json& json);
 
+  // Text that the filters `safe` and `escape` return: what is added to it is escaped for HTML.
+  static Value markup(std::string text) {
+    Value out(std::move(text));
+    out.markup_ = true;
+    return out;
+  }
+  bool is_markup() const { return markup_; }
+
   // Null when it is something else.
   template <typename T>
   const T* as() const {
@@ -123,6 +131,7 @@ class Value {
   }
 
   Held held_;
+  bool markup_ = false;
 };
 
 // json.dumps() of Python. `indent` below 0: on one line.
@@ -136,6 +145,7 @@ struct JsonStyle {
 std::string to_json(const Value& value, const JsonStyle& style);
 
 std::string float_text(double value);
+std::string escaped_html(std::string_view text);
 
 // Python's str.isspace(): white space, and the separators of ASCII.
 bool is_python_space(char32_t c);
