@@ -12,10 +12,9 @@ namespace graft::text {
 using Json = nlohmann::json;
 
 // `what` names the document in messages: "tokenizer.json".
-inline Json parse_json(std::string_view document, const std::string& what,
-                       const Json::parser_callback_t& callback = nullptr) {
+inline Json parse_json(std::string_view document, const std::string& what) {
   try {
-    return Json::parse(document.begin(), document.end(), callback);
+    return Json::parse(document.begin(), document.end());
   } catch (const Json::exception& error) {
     throw InvalidProgram(str(what, " is not valid JSON: ", error.what()));
   }

@@ -10,71 +10,119 @@ namespace graft {
 namespace text {
 namespace {
 
-// Takes a model's vocabulary and merges out of the document while it is parsed: as JSON values they would take several
-// times the memory and the time. What is not as expected stays in the document, for the reader to complain about.
-class LargePartsReader {
+// Reads the document into a value, but for a model's vocabulary and merges: those have hundreds of thousands of entries
+// and go where they are needed at once. What is not as expected goes into the value, for its reader to complain about.
+class DocumentReader : public nlohmann::json_sax<Json> {
  public:
-  bool operator()(int depth, Json::parse_event_t event, Json& value) {
-    switch (event) {
-      case Json::parse_event_t::key:
-        if (depth == 1) in_model_ = value == "model";
-        if (depth == 2)
-          part_ = !in_model_          ? Part::none
-                  : value == "vocab"  ? Part::vocab
-                  : value == "merges" ? Part::merges
-                                      : Part::none;
-        if (depth == 3 && part_ == Part::vocab) token_ = value.get_ref<const std::string&>();
-        return true;
-      case Json::parse_event_t::value:
-        if (part_ == Part::vocab && depth == 3 && value.is_number_integer()) {
-          // In an array (Unigram) the depth is the same, but no key came before.
-          if (in_array_) return true;
-          large.vocab.emplace_back(std::move(token_), value.get<TokenId>());
-          return false;
-        }
-        if (part_ == Part::merges && depth == 3 && value.is_string()) {
-          add_merge(value.get_ref<const std::string&>());
-          return false;
-        }
-        if (part_ == Part::merges && depth == 4 && value.is_string()) {
-          pair_.push_back(std::move(value.get_ref<std::string&>()));
-          return false;
-        }
-        return true;
-      case Json::parse_event_t::array_start:
-        if (depth == 2) in_array_ = true;
-        if (depth == 3) pair_.clear();
-        return true;
-      case Json::parse_event_t::array_end:
-        if (depth == 2) in_array_ = false;
-        if (part_ != Part::merges || depth != 3) return true;
-        GRAFT_CHECK(InvalidProgram, pair_.size() == 2, "tokenizer.json: merge ", large.merges.size(), " has ",
-                    pair_.size(), " parts, expected 2");
-        large.merges.push_back({std::move(pair_[0]), std::move(pair_[1])});
-        return false;
-      default:
-        return true;
-    }
-  }
-
+  Json document;
   LargeParts large;
+  std::string error;
+
+  bool null() override { return put(nullptr); }
+  bool boolean(bool value) override { return put(value); }
+  bool number_integer(std::int64_t value) override { return put_number(value); }
+  bool number_unsigned(std::uint64_t value) override {
+    return value <= INT64_MAX ? put_number(static_cast<std::int64_t>(value)) : put(value);
+  }
+  bool number_float(double value, const std::string&) override { return put(value); }
+  bool binary(Json::binary_t&) override { return false; }
+  bool string(std::string& value) override {
+    if (inside_ == Part::merges) {
+      if (stack_.size() == kPartDepth) return add_merge(value);
+      pair_.push_back(std::move(value));
+      return true;
+    }
+    return put(std::move(value));
+  }
+  bool key(std::string& name) override {
+    key_ = std::move(name);
+    return true;
+  }
+  bool start_object(std::size_t) override {
+    const Part part = part_here(Part::vocab);
+    return open(part, Json::object());
+  }
+  bool start_array(std::size_t) override {
+    if (inside_ == Part::merges) {
+      pair_.clear();
+      stack_.push_back(nullptr);
+      return true;
+    }
+    return open(part_here(Part::merges), Json::array());
+  }
+  bool end_object() override { return close(); }
+  bool end_array() override {
+    if (inside_ == Part::merges && stack_.size() > kPartDepth) {
+      GRAFT_CHECK(InvalidProgram, pair_.size() == 2 && stack_.size() == kPartDepth + 1, "tokenizer.json: merge ",
+                  large.merges.size(), " should be two tokens");
+      large.merges.push_back({std::move(pair_[0]), std::move(pair_[1])});
+    }
+    return close();
+  }
+  bool parse_error(std::size_t, const std::string&, const nlohmann::detail::exception& e) override {
+    error = e.what();
+    return false;
+  }
 
  private:
   enum class Part { none, vocab, merges };
+  // In the document, in its model, in the large part of that.
+  static constexpr std::size_t kPartDepth = 3;
+  static constexpr std::size_t kMaxDepth = 200;
 
-  void add_merge(const std::string& line) {
-    if (line.starts_with("#version")) return;
+  // The part that begins here, if it is the one that such a value begins.
+  Part part_here(Part begun) const {
+    if (inside_ != Part::none || stack_.size() + 1 != kPartDepth || !stack_.back()->is_object() || !in_model_)
+      return Part::none;
+    return key_ == (begun == Part::vocab ? "vocab" : "merges") ? begun : Part::none;
+  }
+  bool open(Part part, Json value) {
+    GRAFT_CHECK(InvalidProgram, inside_ == Part::none && stack_.size() < kMaxDepth, "tokenizer.json: ",
+                inside_ == Part::none ? "it is nested too deeply" : "the vocabulary or the merges have lists in lists");
+    if (stack_.size() == 1) in_model_ = key_ == "model";
+    Json* at = place(std::move(value));
+    stack_.push_back(at);
+    inside_ = part;
+    return true;
+  }
+  bool close() {
+    stack_.pop_back();
+    if (stack_.size() < kPartDepth) inside_ = Part::none;
+    return true;
+  }
+  Json* place(Json value) {
+    if (stack_.empty()) return &(document = std::move(value));
+    Json& parent = *stack_.back();
+    if (parent.is_object()) return &(parent[key_] = std::move(value));
+    parent.push_back(std::move(value));
+    return &parent.back();
+  }
+  bool put(Json value) {
+    GRAFT_CHECK(InvalidProgram, inside_ == Part::none, "tokenizer.json: the model's ",
+                inside_ == Part::vocab ? "vocabulary has '" + key_ + "' with " : "merges have ",
+                value.dump().substr(0, 80), inside_ == Part::vocab ? " for an id" : "");
+    place(std::move(value));
+    return true;
+  }
+  bool put_number(std::int64_t value) {
+    if (inside_ != Part::vocab) return put(value);
+    large.vocab.emplace_back(std::move(key_), value);
+    return true;
+  }
+  bool add_merge(const std::string& line) {
+    if (line.starts_with("#version")) return true;
     const std::size_t space = line.find(' ');
     GRAFT_CHECK(InvalidProgram, space != std::string::npos && line.find(' ', space + 1) == std::string::npos,
                 "tokenizer.json: merge ", large.merges.size(), " is '", line,
                 "', expected two tokens and a space between");
     large.merges.push_back({line.substr(0, space), line.substr(space + 1)});
+    return true;
   }
 
-  Part part_ = Part::none;
+  std::vector<Json*> stack_;  // the values that are not closed yet; null: a pair of merges
+  Part inside_ = Part::none;
   bool in_model_ = false;
-  bool in_array_ = false;
-  std::string token_;
+  std::string key_;
   std::vector<std::string> pair_;
 };
 
@@ -204,8 +252,10 @@ std::string with_chat_template(std::string_view config_json, std::string_view ch
 
 std::shared_ptr<const Tokenizer> Tokenizer::from_json(std::string_view tokenizer_json, std::string_view config_json) {
   using namespace text;  // NOLINT: the reader of this document is all there
-  text::LargePartsReader reader;
-  const Json document = parse_json(tokenizer_json, "tokenizer.json", std::ref(reader));
+  DocumentReader reader;
+  const bool parsed = Json::sax_parse(tokenizer_json.begin(), tokenizer_json.end(), &reader);
+  GRAFT_CHECK(InvalidProgram, parsed, "tokenizer.json is not valid JSON: ", reader.error);
+  const Json& document = reader.document;
   GRAFT_CHECK(InvalidProgram, document.is_object(), "tokenizer.json should be an object");
   const Json& version = member(document, "version");
   GRAFT_CHECK(Unsupported, version.is_null() || version == "1.0", "tokenizer.json has the unknown version ",

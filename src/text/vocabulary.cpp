@@ -13,7 +13,9 @@ Vocabulary::Vocabulary(std::vector<std::pair<std::string, TokenId>> entries) {
   }
   pieces_.resize(static_cast<std::size_t>(end));
   used_.resize(pieces_.size());
-  ids_.reserve(entries.size());
+  std::size_t slots = 16;
+  while (slots < entries.size() * 2) slots *= 2;
+  slots_.resize(slots);
   for (auto& [piece, id] : entries) {
     const auto index = static_cast<std::size_t>(id);
     GRAFT_CHECK(InvalidProgram, !used_[index] || pieces_[index] == piece, "the tokens '", pieces_[index], "' and '",
@@ -21,10 +23,10 @@ Vocabulary::Vocabulary(std::vector<std::pair<std::string, TokenId>> entries) {
     if (used_[index]) continue;
     pieces_[index] = std::move(piece);
     used_[index] = true;
-    const auto [at, is_new] = ids_.try_emplace(pieces_[index], id);
-    if (is_new) continue;
-    ids_.erase(at);
-    ids_.emplace(pieces_[index], id);
+    const std::uint32_t hash = hash_of(pieces_[index]);
+    Slot& slot = slots_[slot_of(pieces_[index], hash)];
+    size_ += slot.id < 0;
+    slot = {hash, static_cast<std::int32_t>(id)};
   }
 }
 

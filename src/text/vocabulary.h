@@ -4,7 +4,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
-#include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "base/check.h"
@@ -22,22 +22,17 @@ class Vocabulary {
   // two pieces have. A piece that comes twice has its last id.
   explicit Vocabulary(std::vector<std::pair<std::string, TokenId>> entries);
 
-  // Views into the pieces: not to be copied.
-  Vocabulary(const Vocabulary&) = delete;
-  Vocabulary& operator=(const Vocabulary&) = delete;
-  Vocabulary(Vocabulary&&) = default;
-  Vocabulary& operator=(Vocabulary&&) = default;
-
   std::optional<TokenId> find(std::string_view piece) const {
-    const auto found = ids_.find(piece);
-    return found == ids_.end() ? std::nullopt : std::optional<TokenId>(found->second);
+    const Slot& slot = slots_[slot_of(piece, hash_of(piece))];
+    return slot.id < 0 ? std::nullopt : std::optional<TokenId>(slot.id);
   }
   // Null for an id without a piece.
   const std::string* piece(TokenId id) const {
     const auto index = static_cast<std::size_t>(id);
     return id >= 0 && index < pieces_.size() && used_[index] ? &pieces_[index] : nullptr;
   }
-  std::size_t size() const { return ids_.size(); }
+  // How many pieces there are.
+  std::size_t size() const { return size_; }
   // One more than the largest id.
   TokenId end_id() const { return static_cast<TokenId>(pieces_.size()); }
 
@@ -45,9 +40,28 @@ class Vocabulary {
   std::vector<TokenId> byte_ids() const;
 
  private:
+  // Open addressing: reading a merge looks three pieces up, reading a text one for every character.
+  struct Slot {
+    std::uint32_t hash = 0;
+    std::int32_t id = -1;  // -1: free
+  };
+  static std::uint32_t hash_of(std::string_view piece) {
+    const std::size_t hash = std::hash<std::string_view>()(piece);
+    return static_cast<std::uint32_t>(hash ^ hash >> 32);
+  }
+  // The slot that has the piece, or the free one where it belongs.
+  std::size_t slot_of(std::string_view piece, std::uint32_t hash) const {
+    const std::size_t mask = slots_.size() - 1;
+    for (std::size_t at = hash & mask;; at = (at + 1) & mask) {
+      const Slot& slot = slots_[at];
+      if (slot.id < 0 || (slot.hash == hash && pieces_[static_cast<std::size_t>(slot.id)] == piece)) return at;
+    }
+  }
+
   std::vector<std::string> pieces_;
   std::vector<bool> used_;
-  std::unordered_map<std::string_view, TokenId> ids_;
+  std::vector<Slot> slots_;  // a power of two, at most half of them used
+  std::size_t size_ = 0;
 };
 
 }  // namespace graft::text
