@@ -299,3 +299,40 @@ def test_full_disk_is_an_error(folder: Path) -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run([binary(), "inspect", folder / "model.pte"], stdout=full, stderr=subprocess.PIPE, text=True)
     assert done.returncode == 1 and done.stderr == "graft: cannot write to stdout\n"
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    model = {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2, "c": 3}, "merges": [["a", "b"]]}
+    processor = {
+        "type": "TemplateProcessing",
+        "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+        "pair": [],
+        "special_tokens": {"<s>": {"id": "<s>", "ids": [4], "tokens": ["<s>"]}},
+    }
+    document = {"model": model, "decoder": {"type": "Fuse"}, "post_processor": processor}
+    path.write_text(json.dumps(document | {"added_tokens": [{"id": 4, "content": "<s>", "special": True}]}))
+    return path
+
+
+def test_tokenize(tokenizer):
+    assert good("tokenize", tokenizer, "abc") == "4 2 3\n"
+    assert good("tokenize", tokenizer, "abc", "--no-special") == "2 3\n"
+    assert good("tokenize", tokenizer.parent, "--decode", "4 2, 3") == "<s>abc\n"
+    assert good("tokenize", tokenizer, "--decode", "--skip-special", "4 2 3") == "abc\n"
+    assert [line.split() for line in good("tokenize", tokenizer, "ca", "--pieces").splitlines()] == [
+        ["id", "piece", "text"],
+        ["4", "<s>", '"<s>"'],
+        ["3", "c", '"c"'],
+        ["0", "a", '"a"'],
+    ]
+    given = subprocess.run([binary(), "tokenize", str(tokenizer)], input="cab", capture_output=True, text=True, check=True)
+    assert given.stdout == "4 3 2\n"
+
+
+def test_tokenize_errors(tokenizer, tmp_path):
+    assert "'x'" in bad("tokenize", tokenizer, "--decode", "1 x")
+    assert "no token 99" in bad("tokenize", tokenizer, "--decode", "99")
+    assert "none.json" in bad("tokenize", tmp_path / "none.json", "a")
+    assert "FILE" in bad("tokenize", code=2)
