@@ -33,6 +33,7 @@ _WHERE = {
     "export": "graft._export",
     "Detokenizer": "graft._C",
     "Tokenizer": "graft.tokenizer",
+    "export_llm": "graft.llm.export",
     "GraftPartitioner": "graft.partitioner",
     "GraftBackend": "graft.backend",
     **dict.fromkeys(_ERRORS, "graft.errors"),

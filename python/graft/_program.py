@@ -73,6 +73,17 @@ class Signature:
         return Signature(_dumps(call.in_spec), _dumps(call.out_spec), tuple(user_input_names(program)))
 
 
+@dataclass(frozen=True)
+class StoredWeight:
+    """Where a weight without data in the program lies, and how."""
+
+    key: str  # of the package's data, or the name in files given at load
+    byte_size: int  # as stored
+    dtype: torch.dtype  # as stored; of the program's own tensor for blocks
+    block_type: str = ""  # of ggml ("q8_0") when it is stored in blocks
+    sha256: bytes = b""  # of the stored bytes; empty when not known
+
+
 @dataclass
 class Blob:
     data: bytes
@@ -132,12 +143,14 @@ class ProgramBuilder:
         content_keys: frozenset[str] = frozenset(),
         leave_out: Mapping[str, str] | None = None,
         quantize: Mapping[str, str] | None = None,
+        stored: Mapping[str, StoredWeight] | None = None,
     ) -> None:
         self.strict = strict
         self.content = content
         self.content_keys = content_keys
         self.leave_out = leave_out
         self.quantize = quantize or {}
+        self.stored = stored or {}
         self.writer = Writer()
         self.methods: list[int] = []
         self.weights: dict[str, np.ndarray] = {}
@@ -161,6 +174,8 @@ class ProgramBuilder:
             raise SerializeError(f"weight '{fqn}': {problem}")
         dtype = NUMBER_OF[tensor.dtype]
         sizes = tuple(int(n) for n in tensor.shape)
+        if self.content and fqn in self.stored:
+            return self._stored_weight(fqn, self.stored[fqn], dtype, sizes)
         named = named and fqn not in self.content_keys
         left_out = named and self.leave_out is not None
         kind = self.quantize.get(fqn) if self.content else None
@@ -191,6 +206,26 @@ class ProgramBuilder:
         elif kind is not None:
             table.update(storage=_BLOCKS, block_type=kind)
         self._weight_tables.append(table)
+        return index
+
+    def _stored_weight(self, fqn: str, stored: StoredWeight, dtype: int, sizes: tuple[int, ...]) -> int:
+        """Tied weights have one key."""
+        index = self._weight_index.get((stored.key, dtype, sizes))
+        if index is None:
+            index = self._weight_index[stored.key, dtype, sizes] = len(self._weight_tables)
+            self._taken.add(stored.key)
+            kind = dict(storage=_BLOCKS, block_type=stored.block_type) if stored.block_type else {}
+            self._weight_tables.append(
+                dict(
+                    key=stored.key,
+                    fqn=fqn,
+                    dtype=dtype if stored.block_type else NUMBER_OF[stored.dtype],
+                    sizes=sizes,
+                    byte_size=stored.byte_size,
+                    sha256=stored.sha256,
+                    **kind,
+                )
+            )
         return index
 
     def state(self, fqn: str, tensor: torch.Tensor, *, persistent: bool) -> int:

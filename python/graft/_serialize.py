@@ -29,6 +29,7 @@ from graft._program import (
     ProgramBuilder,
     SerializeError,
     Signature,
+    StoredWeight,
     tensor_bytes,
     unheld,
     user_input_names,
@@ -39,6 +40,7 @@ __all__ = [
     "Blob",
     "SerializeError",
     "Signature",
+    "StoredWeight",
     "declared_lower_bounds",
     "serialize",
     "serialize_graph",
@@ -61,6 +63,7 @@ def serialize(
     leave_out: Mapping[str, str] | None = None,
     lower_bounds: Mapping[str, int] | None = None,
     quantize: Mapping[str, str] | None = None,
+    stored: Mapping[str, StoredWeight] | None = None,
 ) -> Blob:
     """One blob for a program (its method is named "forward") or for several by method name.
 
@@ -68,11 +71,17 @@ def serialize(
     it under a target that no reader accepts. content: hash the weights and hand back their bytes; without it keys and
     hashes say nothing (enough to ask which nodes run). content_keys: names of weights to be keyed by content although
     they have a name, because another method gives the same name to other bytes. quantize: types by names of
-    weights that are written as that type (see _quantize.py) instead of their own.
+    weights that are written as that type (see _quantize.py) instead of their own. stored: weights by qualified name that
+    are described instead of looked at: their tensors may be without data (FakeTensor).
     """
     methods = {"forward": program} if isinstance(program, ExportedProgram) else dict(program)
     builder = ProgramBuilder(
-        strict=strict, content=content, content_keys=frozenset(content_keys), leave_out=leave_out, quantize=quantize
+        strict=strict,
+        content=content,
+        content_keys=frozenset(content_keys),
+        leave_out=leave_out,
+        quantize=quantize,
+        stored=stored,
     )
     for name, exported in methods.items():
         _method_of_export(builder, name, exported, signature or Signature.of(exported), lower_bounds or {})

@@ -1,0 +1,192 @@
+"""`graft.export_llm`: from a causal language model to a package."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+
+from graft._predicate import Predicate
+from graft._serialize import StoredWeight
+from graft.errors import ExportError
+from graft.llm import container
+from graft.llm.lower import lower
+from graft.llm.source import Source, open_source, tied_names
+from graft.llm.stored import Stored
+from graft.llm.trace import trace
+
+# Named data of the package.
+METADATA = "graft.llm.json"
+WEIGHT_FILES = "graft.weights.json"  # JSON list: files of weights, relative to the package's folder
+_WEIGHTS = ("package", "external")
+
+
+def export_llm(
+    model: Any,
+    path: str | os.PathLike[str],
+    *,
+    weights: str = "package",
+    quantize: str | Mapping[str, str] | None = None,
+    context: int | None = None,
+    progress: bool = False,
+    predicate: Predicate | None = None,
+) -> Path:
+    """Writes a causal language model as a package (.pte) to `path` and returns the path. Never leaves half a file.
+
+    model: a folder with config.json and safetensors, a name on the Hugging Face hub (with HF_HUB_OFFLINE its local cache
+        alone is asked), a GGUF file, or a transformers model.
+    weights: "package": copied into the package, as they are stored. "external": left where they lie; the package knows
+        their files relative to its own folder. What has no file of its own (constants, tensors that transformers makes of
+        others) is in the package.
+    quantize: a ggml type ("q8_0") for all matrices, or types by patterns of names ({"*": "q4_k", "lm_head*": "q6_k"}, the
+        last that fits counts). Embeddings and matrices of linear layers alone are quantized.
+    context: the most tokens of a prompt; by default the model's max_position_embeddings.
+    progress: says on stderr what is done.
+
+    The package's method is forward(input_ids [B, T], position_ids [B, T], cache_position [B, T], logits_to_keep [K]) ->
+    logits [B, K, V]. cache_position is the row of the cache for each token, negative for padding; logits_to_keep are
+    indices along T.
+    """
+    target = Path(path)
+    if target.suffix != ".pte":
+        raise ExportError(f"export_llm: expected a path that ends in .pte, found '{target}'")
+    if weights not in _WEIGHTS:
+        raise ExportError(f"export_llm: expected weights to be one of {', '.join(map(repr, _WEIGHTS))}, found {weights!r}")
+    if quantize is not None and weights != "package":
+        raise ExportError("export_llm: expected weights='package' with quantize: quantized weights are new ones")
+    say = _say if progress else _silent
+    say(f"reading {model if isinstance(model, (str, os.PathLike)) else type(model).__name__}")
+    source = open_source(model)
+    config = source.model.config.get_text_config()
+    most = getattr(config, "max_position_embeddings", None)
+    context = context or most
+    if not isinstance(context, int) or context < 1 or (most and context > most):
+        raise ExportError(f"export_llm: expected a context from 1 to {most}, found {context}")
+    say(f"tracing {type(source.model).__name__}, {config.num_hidden_layers} layers")
+    program = trace(source.model, context=context)
+    placed = _place(source, weights)
+    program, blob = lower(program, {name: weight.described for name, weight in placed.items()}, predicate)
+    names = _used_weights(program)
+    used = [weight for name, weight in placed.items() if name in names]
+    copied = {weight.described.key: weight.stored for weight in used if weight.copied}
+    if weights == "external" and copied:
+        say(f"{len(copied)} weights have no file of their own and go into the package")
+    bar = _Bar(sum(stored.byte_size for stored in copied.values()), progress)
+    data: dict[str, Any] = {
+        key: container.Piece(stored.byte_size, stored.chunks, bar.advance) for key, stored in copied.items()
+    }
+    data.update({f"graft.{name}": content for name, content in source.files.items()})
+    data[METADATA] = json.dumps(_metadata(source, program, context, quantize), indent=1).encode()
+    if files := sorted({str(weight.stored.file) for weight in used if not weight.copied}):
+        folder = target.resolve().parent
+        data[WEIGHT_FILES] = json.dumps([os.path.relpath(Path(file).resolve(), folder) for file in files]).encode()
+    say(f"writing {target}")
+    with bar:
+        container.write(target, "forward", program, blob, data)
+    return target
+
+
+@dataclass(frozen=True)
+class _Placed:
+    described: StoredWeight  # what the program says of the weight
+    stored: Stored
+    copied: bool  # into the package
+
+
+def _place(source: Source, weights: str) -> dict[str, _Placed]:
+    """By qualified name; tied names have the same entry."""
+    placed = {}
+    for name, stored in source.weights.items():
+        copied = weights == "package" or stored.file is None
+        described = StoredWeight(
+            key=name if copied else stored.name,
+            byte_size=stored.byte_size,
+            dtype=stored.dtype,
+            block_type=stored.block_type,
+        )
+        placed[name] = _Placed(described, stored, copied)
+    for name, first in tied_names(source.model).items():
+        placed[name] = placed[first]
+    return placed
+
+
+def _used_weights(program: ExportedProgram) -> set[str]:
+    read = {node.name for node in program.graph.nodes if node.op == "placeholder" and node.users}
+    return {spec.target for spec in program.graph_signature.input_specs if spec.target and spec.arg.name in read}
+
+
+def _metadata(source: Source, program: ExportedProgram, context: int, quantize: Any) -> dict[str, Any]:
+    config = source.model.config.get_text_config()
+    generation = json.loads(source.files.get("generation_config.json", b"{}"))
+
+    def ids(name: str) -> list[int]:
+        found = generation.get(name, getattr(config, name, None))
+        return [] if found is None else list(found) if isinstance(found, (list, tuple)) else [found]
+
+    layers = []
+    for node in program.graph.nodes:
+        if node.target is torch.ops.graft.attention.default:
+            key, value = (node.args[i].meta["val"] for i in (1, 2))
+            layers.append(
+                {
+                    "layer": node.kwargs["layer"],
+                    "kv_heads": int(key.shape[1]),
+                    "key_size": int(key.shape[3]),
+                    "value_size": int(value.shape[3]),
+                    "window": node.kwargs.get("window", 0),
+                    "chunk": node.kwargs.get("chunk", 0),
+                }
+            )
+    return {
+        "version": 1,
+        "source": source.name,
+        "architecture": type(source.model).__name__,
+        "model_type": config.model_type,
+        "vocab_size": config.vocab_size,
+        "context_length": context,
+        "bos_token_ids": ids("bos_token_id"),
+        "eos_token_ids": ids("eos_token_id"),
+        "pad_token_ids": ids("pad_token_id"),
+        "quantize": quantize,
+        "kv": sorted(layers, key=lambda layer: layer["layer"]),
+    }
+
+
+def _say(text: str) -> None:
+    print(f"graft: {text}", file=sys.stderr, flush=True)
+
+
+def _silent(_: str) -> None:
+    pass
+
+
+class _Bar:
+    """Bytes written, on stderr when that is a terminal."""
+
+    def __init__(self, total: int, shown: bool) -> None:
+        self._total, self._shown, self._bar = total, shown, None
+
+    def __enter__(self) -> _Bar:
+        if self._shown and self._total:
+            from tqdm import tqdm
+
+            self._bar = tqdm(total=self._total, unit="B", unit_scale=True, disable=None, file=sys.stderr)
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def advance(self, count: int) -> None:
+        if self._bar is not None:
+            self._bar.update(count)
+
+
+__all__ = ["METADATA", "WEIGHT_FILES", "export_llm"]

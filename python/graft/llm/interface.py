@@ -1,0 +1,197 @@
+"""What transformers' models are told while they are traced: attention, masks, experts and cache of graft.
+
+Models that dispatch through AttentionInterface then have one `graft::attention` per layer, and no mask: which keys a
+token sees follows from `cache_position`, the window and the chunk. A model whose mask says anything else is an error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import AttentionInterface, AttentionMaskInterface, masking_utils
+from transformers.cache_utils import Cache, DynamicLayer
+from transformers.integrations.moe import ExpertsInterface
+
+from graft.errors import ExportError
+from graft.llm import ops
+
+NAME = "graft"
+
+# The tensor that all layers share is no argument of a model's layers.
+_cache_position: contextvars.ContextVar[torch.Tensor] = contextvars.ContextVar("graft_cache_position")
+
+
+@contextlib.contextmanager
+def positions(cache_position: torch.Tensor) -> Iterator[None]:
+    """Within it, attention uses this cache_position [B, T]."""
+    token = _cache_position.set(cache_position)
+    try:
+        yield
+    finally:
+        _cache_position.reset(token)
+
+
+@dataclass(frozen=True)
+class Visible:
+    """A mask in words: causal, and within a window or chunk (0: none). Models hand it through like a tensor."""
+
+    window: int = 0
+    chunk: int = 0
+
+
+# The functions that transformers makes masks of, known by their code: equal code with known cells means the same mask.
+_CAUSAL = masking_utils.causal_mask_function
+_BOTH = masking_utils.and_masks().__code__
+_WINDOW = masking_utils.sliding_window_overlay(1).__code__
+_CHUNK = masking_utils.chunked_overlay(1, torch.zeros(1, dtype=torch.long)).__code__
+
+
+def _visible(function: Any) -> Visible:
+    window, chunk, causal = 0, 0, False
+    left = [function]
+    while left:
+        part = left.pop()
+        code = getattr(part, "__code__", None)
+        cells = dict(zip(code.co_freevars, (cell.cell_contents for cell in part.__closure__ or ()))) if code else {}
+        if part is _CAUSAL:
+            causal = True
+        elif code is _BOTH:
+            left.extend(cells["mask_functions"])
+        elif code is _WINDOW:
+            window = min(window, cells["sliding_window"]) if window else cells["sliding_window"]
+        elif code is _CHUNK and chunk in (0, cells["chunk_size"]):
+            chunk = cells["chunk_size"]
+        else:
+            raise ExportError(
+                "export_llm: expected masks that are causal, with a window or in chunks, found "
+                f"{getattr(part, '__qualname__', part)}"
+            )
+    if not causal:
+        raise ExportError("export_llm: expected a causal mask, found one that looks ahead")
+    return Visible(window, chunk)
+
+
+def _mask(*_: Any, mask_function: Any = _CAUSAL, **__: Any) -> Visible:
+    # An attention_mask among the arguments is one of ones, made by a model that was called without: padding is negative
+    # in cache_position.
+    return _visible(mask_function)
+
+
+def _attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: Any,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    position_bias: torch.Tensor | None = None,
+    is_causal: bool | None = None,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    layer = getattr(module, "layer_idx", None)
+    where = f"export_llm: attention {type(module).__name__} of layer {layer}"
+    if layer is None:
+        raise ExportError(f"{where}: expected a layer_idx, found none")
+    if not isinstance(attention_mask, Visible):
+        raise ExportError(f"{where}: expected the mask of graft, found {type(attention_mask).__name__}")
+    if position_bias is not None:
+        raise ExportError(f"{where}: expected positions by rotation or embedding, found a position_bias")
+    if is_causal is False or getattr(module, "is_causal", True) is False:
+        raise ExportError(f"{where}: expected causal attention, found is_causal=False")
+    if getattr(module, "kv_shared_layer_index", None) is not None:
+        raise ExportError(f"{where}: expected keys and values of its own, found those of another layer")
+    if query.shape[1] % key.shape[1] or key.shape[1] != value.shape[1]:
+        raise ExportError(
+            f"{where}: expected query heads in equal groups for each KV head, found {query.shape[1]} and {key.shape[1]}"
+        )
+    scale = float(query.shape[-1] ** -0.5 if scaling is None else scaling)
+    result = ops.attention(
+        query,
+        key,
+        value,
+        _cache_position.get(),
+        sinks=s_aux,
+        layer=layer,
+        scale=scale,
+        window=attention_mask.window,
+        chunk=attention_mask.chunk,
+        softcap=float(softcap or 0.0),
+    )
+    return result, None
+
+
+def _experts(
+    module: torch.nn.Module, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+) -> torch.Tensor:
+    """tokens x k rows, each times the matrices of its expert: hidden_states [N, H], top_k_index and -weights [N, K]."""
+
+    def product(rows: torch.Tensor, name: str) -> torch.Tensor:
+        bias = getattr(module, f"{name}_bias") if module.has_bias else None
+        return ops.expert_linear(rows, top_k_index, getattr(module, name), bias, transposed=module.is_transposed)
+
+    rows = hidden_states.unsqueeze(1)
+    if module.has_gate:
+        inner = module._apply_gate(product(rows, "gate_up_proj"))
+    else:
+        inner = module.act_fn(product(rows, "up_proj"))
+    result = product(inner, "down_proj")
+    if module.has_post_expert_norm:
+        result = module.post_expert_norm(result)
+    return (result * top_k_weights.unsqueeze(-1)).sum(1).to(hidden_states.dtype)
+
+
+class _NoCacheLayer(DynamicLayer):
+    """Hands keys and values through: the cache is the engine's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_initialized = True
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        pass
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return key_states, value_states
+
+    def get_seq_length(self) -> int:
+        return 0
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return query_length, 0
+
+
+def no_cache(layers: int) -> Cache:
+    """Without any cache object, models look for packed sequences in the positions."""
+    return Cache(layers=[_NoCacheLayer() for _ in range(layers)])
+
+
+@contextlib.contextmanager
+def registered(model: torch.nn.Module) -> Iterator[None]:
+    """Within it, the model's attention, masks and experts are those of graft."""
+    configs = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}
+    names = ("_attn_implementation_internal", "_experts_implementation_internal")
+    before = [(config, {name: getattr(config, name, None) for name in names}) for config in configs.values()]
+    try:
+        for config, _ in before:
+            for name in names:
+                setattr(config, name, NAME)
+        yield
+    finally:
+        for config, values in before:
+            for name, value in values.items():
+                setattr(config, name, value)
+
+
+AttentionInterface.register(NAME, _attention)
+AttentionMaskInterface.register(NAME, _mask)
+ExpertsInterface.register(NAME, _experts)

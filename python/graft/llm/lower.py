@@ -1,0 +1,75 @@
+"""From the traced program to the blob of the package."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+
+import torch
+from torch.export import ExportedProgram
+
+from graft import _targets
+from graft._predicate import Predicate, engine, refused_nodes
+from graft._serialize import Blob, SerializeError, StoredWeight, serialize
+from graft.errors import ExportError
+
+_CASTS = {
+    torch.ops.aten.to.dtype,
+    torch.ops.aten.to.dtype_layout,
+    torch.ops.aten.to.device,
+    torch.ops.aten._to_copy.default,
+}
+_SAME = {torch.ops.aten.alias.default, torch.ops.aten.detach.default, torch.ops.aten.lift_fresh_copy.default}
+
+
+def lower(
+    program: ExportedProgram, stored: Mapping[str, StoredWeight], predicate: Predicate | None = None
+) -> tuple[ExportedProgram, Blob]:
+    """The program as it is written, and its blob. Raises ExportError for nodes that graft does not run."""
+    predicate = predicate or engine()
+    _drop_no_ops(program)
+    asked = serialize(program, strict=False, content=False)
+    if refused_nodes(predicate, asked):
+        # Decomposing retraces the program, so that is for those that need it: operators that change their argument, or
+        # that graft knows only the parts of.
+        program = program.run_decompositions({})
+        _drop_no_ops(program)
+        if refused := refused_nodes(predicate, serialize(program, strict=False, content=False)):
+            raise ExportError(_message(refused))
+    try:
+        return program, serialize(program, stored=stored)
+    except SerializeError as e:
+        raise ExportError(f"export_llm: {e}") from e
+
+
+def _drop_no_ops(program: ExportedProgram) -> None:
+    """Casts to the dtype that is there already, multiplication by 1, assertions."""
+    graph = program.graph
+    for node in list(graph.nodes):
+        if node.op != "call_function":
+            continue
+        target = _targets.resolve(node.target)
+        if target is not None and target.is_assertion:
+            graph.erase_node(node)
+            continue
+        same = node.target in _SAME
+        if node.target in _CASTS:
+            same = node.args[0].meta["val"].dtype == node.meta["val"].dtype
+        elif node.target is torch.ops.aten.mul.Tensor and isinstance(node.args[1], (int, float)):
+            same = node.args[1] == 1 and node.args[0].meta["val"].dtype == node.meta["val"].dtype
+        if same and node.args[0].op == "call_function":  # an output that is an input stays a node of its own
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
+    graph.eliminate_dead_code()
+    program.graph_module.recompile()
+
+
+def _message(refused: Mapping[str, tuple[str, str]]) -> str:
+    by_reason: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for name, why in refused.items():
+        by_reason[why].append(name)
+    lines = [
+        f"  {target} (node '{names[0]}'" + (f" and {len(names) - 1} more" if len(names) > 1 else "") + f"): {reason}"
+        for (target, reason), names in by_reason.items()
+    ]
+    return "export_llm: expected a model that graft runs whole, found\n" + "\n".join(lines)

@@ -1,0 +1,107 @@
+"""Operators that PyTorch does not have: `graft::attention` and `graft::expert_linear`.
+
+What is written here is their definition. It runs in eager PyTorch for tests of exported programs and knows no cache:
+there, all keys are those of the call itself. The engine keeps the keys and values of earlier calls.
+"""
+
+from __future__ import annotations
+
+import torch
+
+
+torch.library.define(
+    "graft::attention",
+    "(Tensor query, Tensor key, Tensor value, Tensor cache_position, *, Tensor? sinks=None, Tensor? mask=None, int layer, "
+    "float scale, int window=0, int chunk=0, float softcap=0.0) -> Tensor",
+)
+
+
+@torch.library.impl("graft::attention", "default")
+def _attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    cache_position: torch.Tensor,
+    *,
+    sinks: torch.Tensor | None = None,
+    mask: torch.Tensor | None = None,
+    layer: int,
+    scale: float,
+    window: int = 0,
+    chunk: int = 0,
+    softcap: float = 0.0,
+) -> torch.Tensor:
+    """Causal attention of one layer over its cache.
+
+    query [B, H, T, D], key [B, Hkv, T, D], value [B, Hkv, T, Dv], cache_position [B, T] -> [B, T, H, Dv].
+    cache_position: the row of the cache that a token has; it sees the keys of its row and of smaller ones. A negative
+    one is padding: nobody sees it, and its result is zeros. window w: only keys s with p - w < s. chunk c: only keys
+    with s // c == p // c. softcap c: scores become c * tanh(scores / c). sinks [H]: a score per head that joins the
+    softmax's sum and has no value. mask: keys seen besides all this; not used by the exporter.
+    """
+    if mask is not None:
+        raise NotImplementedError("graft::attention: no mask in eager mode")
+    groups = query.shape[1] // key.shape[1]
+    key = key.repeat_interleave(groups, 1)
+    value = value.repeat_interleave(groups, 1)
+    of_query, of_key = cache_position[:, None, :, None], cache_position[:, None, None, :]
+    seen = (of_key <= of_query) & (of_key >= 0)
+    if window:
+        seen = seen & (of_key > of_query - window)
+    if chunk:
+        seen = seen & (of_key // chunk == of_query // chunk)
+    scores = (query @ key.transpose(2, 3)) * scale
+    if softcap:
+        scores = softcap * torch.tanh(scores / softcap)
+    scores = scores.masked_fill(~seen, -torch.inf)
+    if sinks is not None:
+        column = sinks.reshape(1, -1, 1, 1).expand(scores.shape[0], -1, scores.shape[2], 1)
+        weights = torch.cat([scores, column.to(scores.dtype)], -1).softmax(-1)[..., :-1]
+    else:
+        weights = scores.softmax(-1)
+    weights = weights.masked_fill(of_query < 0, 0.0)
+    return (weights @ value).transpose(1, 2).contiguous()
+
+
+@torch.library.register_fake("graft::attention")
+def _(query, key, value, cache_position, **_):
+    return query.new_empty(query.shape[0], query.shape[2], query.shape[1], value.shape[3])
+
+
+torch.library.define(
+    "graft::expert_linear",
+    "(Tensor input, Tensor experts, Tensor weight, Tensor? bias=None, *, bool transposed=False) -> Tensor",
+)
+
+
+@torch.library.impl("graft::expert_linear", "default")
+def _expert_linear(
+    input: torch.Tensor,
+    experts: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    transposed: bool = False,
+) -> torch.Tensor:
+    """Each row times the matrix of its own expert.
+
+    input [N, K, in], or [N, 1, in] for one row used by all K experts; experts [N, K], numbers of experts; weight
+    [E, out, in], with transposed [E, in, out]; bias [E, out] -> [N, K, out].
+    """
+    result = input.new_empty(*experts.shape, weight.shape[2 if transposed else 1])
+    rows = input.expand(*experts.shape, input.shape[2])
+    for expert in experts.unique().tolist():
+        chosen = experts == expert
+        matrix = weight[expert] if transposed else weight[expert].t()
+        product = rows[chosen] @ matrix
+        result[chosen] = product if bias is None else product + bias[expert]
+    return result
+
+
+@torch.library.register_fake("graft::expert_linear")
+def _(input, experts, weight, bias=None, *, transposed=False):
+    return input.new_empty(experts.shape[0], experts.shape[1], weight.shape[2 if transposed else 1])
+
+
+attention = torch.ops.graft.attention.default
+expert_linear = torch.ops.graft.expert_linear.default

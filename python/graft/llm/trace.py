@@ -1,0 +1,123 @@
+"""From a causal language model to a program, without its weights.
+
+The program has one method, `forward`, in float32:
+    input_ids [B, T], position_ids [B, T], cache_position [B, T], logits_to_keep [K] (indices along T) -> logits [B, K, V]
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.export import Dim, ExportedProgram
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from graft.errors import ExportError
+from graft.llm import interface
+
+INPUTS = ("input_ids", "position_ids", "cache_position", "logits_to_keep")
+_ATTENDING = {"full_attention", "sliding_attention", "chunked_attention"}
+
+
+@contextlib.contextmanager
+def without_weights() -> Iterator[None]:
+    """Models made within it have parameters without memory, and buffers with their real values."""
+    register = torch.nn.Module.register_parameter
+
+    def register_meta(module: torch.nn.Module, name: str, parameter: Any) -> None:
+        if parameter is not None and not parameter.is_meta:
+            parameter = torch.nn.Parameter(parameter.detach().to("meta"), requires_grad=False)
+        register(module, name, parameter)
+
+    torch.nn.Module.register_parameter = register_meta
+    try:
+        yield
+    finally:
+        torch.nn.Module.register_parameter = register
+
+
+def trace(model: torch.nn.Module, *, context: int) -> ExportedProgram:
+    """The program of a transformers model for causal language modelling.
+
+    Its parameters stay as they are called in the model, and are tensors without data (FakeTensor, float32): what they
+    are worth plays no part here. context: the most tokens that one call takes.
+    """
+    config = model.config.get_text_config()
+    _check(config)
+    mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
+    skeleton = _with_positions(_skeleton(model, mode), config.num_hidden_layers).eval()
+    batch, tokens, kept = Dim("batch", min=1), Dim("tokens", min=1, max=context), Dim("kept", min=1, max=context)
+    # Sizes that differ: equal ones would look like one.
+    ids = torch.zeros(2, 5, dtype=torch.long)
+    example = (ids, ids.clone(), ids.clone(), torch.zeros(3, dtype=torch.long))
+    dims = ({0: batch, 1: tokens}, {0: batch, 1: tokens}, {0: batch, 1: tokens}, {0: kept})
+    with interface.registered(skeleton), torch.no_grad():
+        program = torch.export.export(skeleton, example, dynamic_shapes=dims, strict=False)
+    _check_layers(program, config)
+    return program
+
+
+def _with_positions(model: torch.nn.Module, layers: int) -> torch.nn.Module:
+    """The same model with cache_position among its arguments. Not a module around it, so that names stay."""
+    kind = type(model)
+
+    def forward(
+        self: torch.nn.Module,
+        input_ids: torch.Tensor,
+        position_ids: torch.Tensor,
+        cache_position: torch.Tensor,
+        logits_to_keep: torch.Tensor,
+    ) -> torch.Tensor:
+        with interface.positions(cache_position):
+            return kind.forward(
+                self,
+                input_ids=input_ids,
+                position_ids=position_ids,
+                past_key_values=interface.no_cache(layers),
+                use_cache=True,
+                logits_to_keep=logits_to_keep,
+            ).logits
+
+    model.__class__ = type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
+    return model
+
+
+def _skeleton(model: torch.nn.Module, mode: FakeTensorMode) -> torch.nn.Module:
+    """A copy with float32 parameters that have no data. Buffers keep theirs."""
+    made: dict[int, Any] = {}
+    with mode:
+        for tensor in model.parameters():
+            dtype = torch.float32 if tensor.is_floating_point() else tensor.dtype
+            made[id(tensor)] = torch.nn.Parameter(torch.empty(tensor.shape, dtype=dtype), requires_grad=False)
+    for tensor in model.buffers():
+        if tensor.is_meta:
+            raise ExportError("export_llm: expected buffers with values, found one on the meta device")
+        if tensor.is_floating_point():
+            made[id(tensor)] = tensor.detach().to(torch.float32).clone()
+    return copy.deepcopy(model, made)
+
+
+def _check(config: Any) -> None:
+    if (kinds := set(getattr(config, "layer_types", None) or ())) - _ATTENDING:
+        raise ExportError(f"export_llm: expected layers of attention, found {', '.join(sorted(kinds - _ATTENDING))}")
+    rope = getattr(config, "rope_parameters", None) or {}
+    for kind in [rope, *(v for v in rope.values() if isinstance(v, dict))]:
+        if kind.get("rope_type") == "dynamic":
+            raise ExportError(
+                "export_llm: expected rotary frequencies that do not depend on the prompt's length, found rope_type 'dynamic'"
+            )
+
+
+def _check_layers(program: ExportedProgram, config: Any) -> None:
+    layers = [
+        node.kwargs["layer"] for node in program.graph.nodes if node.target is torch.ops.graft.attention.default
+    ]
+    if sorted(layers) != list(range(config.num_hidden_layers)):
+        raise ExportError(
+            f"export_llm: expected one attention through transformers' AttentionInterface in each of "
+            f"{config.num_hidden_layers} layers, found them in {sorted(layers)}; {config.model_type} cannot be exported"
+        )

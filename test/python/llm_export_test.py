@@ -1,0 +1,293 @@
+"""Export of language models up to the package: the exported program in eager mode against the model, and what the package
+holds. `llm_test.py` runs packages on graft."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from executorch.exir._serialize._program import deserialize_pte_binary
+from safetensors.torch import load_file, save_file
+
+import graft
+import llm_models
+from graft.errors import ExportError
+from graft.llm import interface
+from graft.llm.trace import trace, without_weights
+
+CASES = [pytest.param(m, id=m.name, marks=[pytest.mark.slow] if m.slow else []) for m in llm_models.MODELS]
+
+
+def padded(batch, tokens, pads):
+    """Prompts padded on the left: ids, mask, position_ids, cache_position."""
+    ids = torch.randint(3, llm_models.VOCAB, (batch, tokens), generator=torch.Generator().manual_seed(tokens))
+    mask = torch.ones(batch, tokens, dtype=torch.long)
+    for row, pad in enumerate(pads):
+        mask[row, :pad] = 0
+    positions = mask.cumsum(1) - 1
+    return ids, mask, positions.clamp(min=0), positions.masked_fill(mask == 0, -1)
+
+
+def run_eagerly(program, model, *inputs):
+    """The exported program with the model's weights, on PyTorch with graft's definition of its operators."""
+    weights = model.state_dict()
+    args = [
+        weights[spec.target] if spec.target in weights else program.constants[spec.target]
+        for spec in program.graph_signature.input_specs
+        if spec.target is not None
+    ]
+    with torch.no_grad():
+        return program.graph_module(*args, *inputs)[-1]
+
+
+@pytest.mark.parametrize("small", CASES)
+def test_the_exported_program_is_the_model(small):
+    model = small.make()
+    program = trace(model, context=llm_models.CONTEXT)
+    assert all(isinstance(t, torch._subclasses.FakeTensor) for name, t in program.state_dict.items())
+    for batch, tokens, pads in ((1, 1, ()), (1, 5, ()), (3, 40, (0, 3, 22))):
+        ids, mask, positions, cache_position = padded(batch, tokens, pads)
+        keep = torch.tensor([tokens - 1, 0] if tokens > 1 else [0])
+        with torch.no_grad():
+            expected = model(ids, attention_mask=mask, position_ids=positions).logits[:, keep]
+        found = run_eagerly(program, model, ids, positions, cache_position, keep)
+        real = mask[:, keep] == 1
+        assert (found - expected)[real].abs().max() <= 1e-5 * expected[real].abs().max()
+
+
+def test_windows_are_seen_by_the_tests():
+    """Without its window, a model gives other numbers: the comparison above can fail."""
+    model = llm_models.BY_NAME["mistral"].make()
+    program = trace(model, context=llm_models.CONTEXT)
+    for node in program.graph.nodes:
+        if node.target is torch.ops.graft.attention.default:
+            assert node.kwargs["window"] == 7
+            node.update_kwarg("window", 0)
+    program.graph_module.recompile()
+    ids, mask, positions, cache_position = padded(1, 40, ())
+    keep = torch.arange(40)
+    with torch.no_grad():
+        expected = model(ids).logits
+    found = run_eagerly(program, model, ids, positions, cache_position, keep)
+    assert (found - expected).abs().max() > 0.01 * expected.abs().max()
+
+
+def attributes(model):
+    program = trace(model, context=64)
+    return [dict(n.kwargs) for n in program.graph.nodes if n.target is torch.ops.graft.attention.default]
+
+
+def test_what_attention_is_told():
+    gemma = attributes(llm_models.BY_NAME["gemma2"].make())
+    assert [(a.get("window", 0), a["softcap"], round(a["scale"], 6)) for a in gemma] == [
+        (8, 2.0, round(20**-0.5, 6)),
+        (0, 2.0, round(20**-0.5, 6)),
+        (8, 2.0, round(20**-0.5, 6)),
+    ]
+    config = transformers.Llama4TextConfig(
+        **{**llm_models._LLAMA, "num_hidden_layers": 4},
+        intermediate_size_mlp=64,
+        attention_chunk_size=6,
+        num_local_experts=2,
+        num_experts_per_tok=1,
+        moe_layers=[],
+    )
+    llama4 = transformers.AutoModelForCausalLM.from_config(config).eval()
+    assert {a.get("chunk", 0) for a in attributes(llama4)} == {0, 6}
+
+
+def test_no_mask_is_left_in_the_graph():
+    program = trace(llm_models.BY_NAME["gemma3"].make(), context=64)
+    targets = {str(n.target) for n in program.graph.nodes if n.op == "call_function"}
+    assert not targets & {"aten.where.self", "aten.le.Tensor", "aten.gt.Tensor", "aten.arange.default"}, targets
+
+
+def rope(kind):
+    return transformers.LlamaConfig(**llm_models._LLAMA, rope_parameters={"rope_type": kind, "rope_theta": 1e4, "factor": 2.0})
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (lambda: rope("dynamic"), "rope_type 'dynamic'"),
+        (
+            lambda: transformers.BloomConfig(vocab_size=99, hidden_size=32, n_layer=2, n_head=4, seq_length=64),
+            "AttentionInterface|BloomForCausalLM",
+        ),
+        (
+            lambda: transformers.Gemma3TextConfig(**llm_models._LLAMA, use_bidirectional_attention=True),
+            "causal",
+        ),
+    ],
+)
+def test_what_cannot_be_expressed_is_an_error(config, message):
+    with without_weights():
+        model = transformers.AutoModelForCausalLM.from_config(config()).eval()
+    with pytest.raises(ExportError, match=message):
+        trace(model, context=64)
+
+
+def test_masks_are_known_by_their_code():
+    from transformers import masking_utils as masks
+
+    def custom(batch_idx, head_idx, q_idx, kv_idx):
+        return kv_idx <= q_idx
+
+    assert interface._visible(masks.sliding_window_causal_mask_function(5)) == interface.Visible(window=5)
+    assert interface._visible(masks.and_masks(masks.causal_mask_function)) == interface.Visible()
+    for function in (
+        custom,
+        masks.bidirectional_mask_function,
+        masks.sliding_window_overlay(3),
+        masks.or_masks(masks.causal_mask_function, custom),
+        masks.and_masks(masks.causal_mask_function, custom),
+    ):
+        with pytest.raises(ExportError):
+            interface._visible(function)
+
+
+def test_the_model_stays_as_it_was():
+    model = llm_models.BY_NAME["qwen3"].make()
+    before = {name: tensor.data_ptr() for name, tensor in model.state_dict().items()}
+    trace(model, context=64)
+    assert type(model) is transformers.Qwen3ForCausalLM
+    assert model.config._attn_implementation == "eager"
+    assert {name: tensor.data_ptr() for name, tensor in model.state_dict().items()} == before
+
+
+def test_tracing_needs_no_memory_for_weights():
+    code = """
+import resource, transformers, torch
+from graft.llm.source import make_empty
+from graft.llm.trace import trace
+config = transformers.Qwen3Config(hidden_size=8192, intermediate_size=16384, num_hidden_layers=2, head_dim=128,
+                                  num_attention_heads=64, num_key_value_heads=8, vocab_size=151936)
+trace(make_empty(config), context=1024)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) < 900  # MiB; the weights are 12 GB
+
+
+# Packages ---------------------------------------------------------------------------------------------------------
+
+
+def saved(tmp_path, name="qwen3", **config):
+    """A folder as Hugging Face writes it."""
+    model = llm_models.BY_NAME[name].make()
+    folder = tmp_path / name
+    model.save_pretrained(folder)
+    (folder / "tokenizer.json").write_text('{"a": "tokenizer"}')
+    return model, folder
+
+
+def contents(path):
+    file = deserialize_pte_binary(Path(path).read_bytes())
+    return file, {key: file.named_data.buffers[entry.buffer_index] for key, entry in file.named_data.pte_data.items()}
+
+
+def bytes_of(tensor):
+    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def test_package_holds_the_files_weights(tmp_path):
+    model, folder = saved(tmp_path)
+    path = graft.export_llm(folder, tmp_path / "m.pte", context=128)
+    _, data = contents(path)
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        assert data[name] == bytes_of(tensor), name
+    assert "lm_head.weight" not in data  # tied: once
+    assert data["graft.tokenizer.json"] == b'{"a": "tokenizer"}'
+    about = json.loads(data["graft.llm.json"])
+    assert about["architecture"] == "Qwen3ForCausalLM"
+    assert (about["vocab_size"], about["context_length"]) == (llm_models.VOCAB, 128)
+    assert (about["bos_token_ids"], about["eos_token_ids"]) == ([1], [2])
+    assert about["kv"][2] == {"layer": 2, "kv_heads": 2, "key_size": 16, "value_size": 16, "window": 0, "chunk": 0}
+
+
+def test_package_refers_to_files(tmp_path):
+    _, folder = saved(tmp_path)
+    (tmp_path / "out").mkdir()
+    path = graft.export_llm(folder, tmp_path / "out" / "m.pte", weights="external")
+    _, data = contents(path)
+    assert json.loads(data["graft.weights.json"]) == ["../qwen3/model.safetensors"]
+    assert not [key for key in data if key.startswith("model.")]
+    assert path.stat().st_size < 200_000
+
+
+def test_halves_stay_halves(tmp_path):
+    model, folder = saved(tmp_path)
+    model.to(torch.bfloat16).save_pretrained(folder)
+    _, data = contents(graft.export_llm(folder, tmp_path / "m.pte"))
+    name = "model.layers.1.mlp.up_proj.weight"
+    assert data[name] == bytes_of(load_file(folder / "model.safetensors")[name])
+    assert len(data[name]) == 80 * 48 * 2
+
+
+def test_experts_are_stacked_as_transformers_does(tmp_path):
+    model, folder = saved(tmp_path, "mixtral")
+    names = load_file(folder / "model.safetensors")
+    assert any(".experts.0." in name for name in names)  # the checkpoint has one tensor for each
+    _, data = contents(graft.export_llm(folder, tmp_path / "m.pte"))
+    name = "model.layers.0.mlp.experts.gate_up_proj"
+    assert data[name] == bytes_of(model.state_dict()[name])
+
+
+@pytest.mark.parametrize("damage", ["missing", "extra", "size"])
+def test_weights_that_do_not_fit_are_listed(tmp_path, damage):
+    _, folder = saved(tmp_path)
+    tensors = load_file(folder / "model.safetensors")
+    name = "model.layers.1.mlp.up_proj.weight"
+    if damage == "missing":
+        del tensors[name]
+    elif damage == "extra":
+        name = "model.layers.1.mlp.side_proj.weight"
+        tensors[name] = torch.zeros(3)
+    else:
+        tensors[name] = tensors[name][:-1].contiguous()
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ExportError, match=name):
+        graft.export_llm(folder, tmp_path / "m.pte")
+    assert not (tmp_path / "m.pte").exists()
+
+
+def test_a_failed_write_leaves_nothing(tmp_path, monkeypatch):
+    _, folder = saved(tmp_path)
+    (tmp_path / "m.pte").write_bytes(b"before")
+    from graft.llm import stored
+
+    def full(*_):
+        def chunks():
+            yield b"x"
+            raise OSError(28, "No space left on device")
+
+        return chunks
+
+    monkeypatch.setattr(stored, "file_range", full)
+    with pytest.raises(OSError, match="No space"):
+        graft.export_llm(folder, tmp_path / "m.pte")
+    assert (tmp_path / "m.pte").read_bytes() == b"before"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["m.pte", "qwen3"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (dict(path="m.bin"), "ends in .pte"),
+        (dict(model="nowhere.gguf"), "no folder or GGUF file"),
+        (dict(weights="somewhere"), "'package', 'external'"),
+        (dict(context=100_000), "context from 1 to 512"),
+        (dict(model=3), "found int"),
+        (dict(quantize="q8_0", weights="external"), "weights='package'"),
+    ],
+)
+def test_wrong_arguments(tmp_path, arguments, message):
+    _, folder = saved(tmp_path)
+    arguments = {"model": folder, "path": "m.pte", **arguments}
+    arguments["path"] = tmp_path / arguments["path"]
+    with pytest.raises(ExportError, match=message):
+        graft.export_llm(arguments.pop("model"), **arguments)

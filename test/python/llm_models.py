@@ -1,0 +1,135 @@
+"""Small random language models, one per architecture that graft's tests cover.
+
+Each has a head size other than hidden size / heads and fewer KV heads than heads where the architecture allows, a window
+shorter than the prompts, and softcaps that change the results. Weights are drawn wide, so that what is left out shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import transformers
+
+VOCAB = 199
+CONTEXT = 512
+
+
+@dataclass(frozen=True)
+class SmallModel:
+    name: str
+    config: Callable[[], Any]
+    slow: bool = False
+
+    def make(self) -> Any:
+        """The model in f32, always with the same weights. Its attention is eager PyTorch's."""
+        config = self.config()
+        config._attn_implementation = "eager"
+        torch.manual_seed(len(self.name) + 7)
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if parameter.dim() == 1:  # norms, biases, sinks
+                    parameter.add_(torch.randn_like(parameter) * 0.3)
+                elif "embed" in name or "wte" in name or "wpe" in name:
+                    parameter.copy_(torch.randn_like(parameter))
+                else:
+                    parameter.copy_(torch.randn_like(parameter) * 1.5 / parameter.shape[-1] ** 0.5)
+        return model.requires_grad_(False)
+
+
+_COMMON = dict(
+    vocab_size=VOCAB,
+    hidden_size=48,
+    num_hidden_layers=3,
+    num_attention_heads=6,
+    max_position_embeddings=CONTEXT,
+    bos_token_id=1,
+    eos_token_id=2,
+    pad_token_id=0,
+)
+_LLAMA = dict(_COMMON, num_key_value_heads=2, head_dim=16, intermediate_size=80)
+_EXPERTS = dict(_LLAMA, num_experts_per_tok=2)
+
+
+def _of(name: str, base: dict[str, Any], **own: Any) -> Callable[[], Any]:
+    return lambda: getattr(transformers, f"{name}Config")(**{**base, **own})
+
+
+MODELS: tuple[SmallModel, ...] = (
+    SmallModel("llama", _of("Llama", _LLAMA, attention_bias=True)),
+    SmallModel("qwen2", _of("Qwen2", _LLAMA, use_sliding_window=True, sliding_window=9, max_window_layers=1)),
+    SmallModel("qwen3", _of("Qwen3", _LLAMA, tie_word_embeddings=True)),
+    SmallModel(
+        "qwen3_moe",
+        _of("Qwen3Moe", _EXPERTS, num_experts=5, moe_intermediate_size=24, norm_topk_prob=True, mlp_only_layers=[1]),
+    ),
+    SmallModel("mixtral", _of("Mixtral", _EXPERTS, num_local_experts=5, sliding_window=11)),
+    SmallModel("mistral", _of("Mistral", _LLAMA, sliding_window=7)),
+    SmallModel(
+        "gemma2",
+        _of(
+            "Gemma2",
+            _LLAMA,
+            sliding_window=8,
+            attn_logit_softcapping=2.0,
+            final_logit_softcapping=6.0,
+            query_pre_attn_scalar=20,
+        ),
+    ),
+    SmallModel(
+        "gemma3",
+        lambda: transformers.Gemma3TextConfig(
+            **_LLAMA, sliding_window=8, sliding_window_pattern=2, query_pre_attn_scalar=20
+        ),
+    ),
+    SmallModel("phi3", _of("Phi3", _LLAMA, sliding_window=10, partial_rotary_factor=0.5)),
+    SmallModel("smollm3", _of("SmolLM3", _LLAMA, no_rope_layers=[1, 0, 1])),
+    SmallModel(
+        "gpt2",
+        lambda: transformers.GPT2Config(
+            vocab_size=VOCAB, n_embd=48, n_layer=3, n_head=6, n_positions=CONTEXT, bos_token_id=1, eos_token_id=2
+        ),
+    ),
+    SmallModel("opt", _of("OPT", _COMMON, ffn_dim=80, word_embed_proj_dim=32, do_layer_norm_before=True)),
+    SmallModel("gpt_neox", _of("GPTNeoX", _COMMON, intermediate_size=80, rotary_pct=0.5), slow=True),
+    SmallModel("cohere", _of("Cohere", _LLAMA, logit_scale=0.25, use_qk_norm=True), slow=True),
+    SmallModel("olmo2", _of("Olmo2", _LLAMA), slow=True),
+    SmallModel(
+        "granite",
+        _of(
+            "Granite",
+            _LLAMA,
+            embedding_multiplier=3.0,
+            logits_scaling=2.0,
+            residual_multiplier=0.5,
+            attention_multiplier=0.2,
+        ),
+        slow=True,
+    ),
+    SmallModel("gpt_oss", _of("GptOss", _EXPERTS, num_local_experts=5, sliding_window=8), slow=True),
+    SmallModel(
+        "deepseek_v3",
+        lambda: transformers.DeepseekV3Config(
+            **{k: v for k, v in _COMMON.items()},
+            num_key_value_heads=6,
+            intermediate_size=80,
+            moe_intermediate_size=24,
+            n_routed_experts=6,
+            n_shared_experts=1,
+            n_group=2,
+            topk_group=1,
+            num_experts_per_tok=2,
+            first_k_dense_replace=1,
+            kv_lora_rank=16,
+            q_lora_rank=20,
+            qk_rope_head_dim=8,
+            qk_nope_head_dim=12,
+            v_head_dim=10,
+        ),
+        slow=True,
+    ),
+)
+BY_NAME = {model.name: model for model in MODELS}
