@@ -21,6 +21,7 @@ namespace graft {
   X(kv_attention_operators)        \
   X(linear_operators)              \
   X(logic_operators)               \
+  X(moe_operators)                 \
   X(movement_operators)            \
   X(norm_operators)                \
   X(pool_operators)                \

@@ -134,8 +134,10 @@ def _experts(
     """tokens x k rows, each times the matrices of its expert: hidden_states [N, H], top_k_index and -weights [N, K]."""
 
     def product(rows: torch.Tensor, name: str) -> torch.Tensor:
-        bias = getattr(module, f"{name}_bias") if module.has_bias else None
-        return ops.expert_linear(rows, top_k_index, getattr(module, name), bias, transposed=module.is_transposed)
+        weight = getattr(module, name)
+        if module.is_transposed:  # [E, in, out] in the checkpoint; turned around once, when the package is loaded
+            weight = weight.transpose(1, 2).contiguous()
+        return ops.expert_linear(rows, top_k_index, weight, getattr(module, f"{name}_bias") if module.has_bias else None)
 
     rows = hidden_states.unsqueeze(1)
     if module.has_gate:

@@ -70,7 +70,7 @@ def _(query, key, value, cache_position, **_):
 
 torch.library.define(
     "graft::expert_linear",
-    "(Tensor input, Tensor experts, Tensor weight, Tensor? bias=None, *, bool transposed=False) -> Tensor",
+    "(Tensor input, Tensor experts, Tensor weight, Tensor? bias=None) -> Tensor",
 )
 
 
@@ -80,27 +80,24 @@ def _expert_linear(
     experts: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
-    *,
-    transposed: bool = False,
 ) -> torch.Tensor:
     """Each row times the matrix of its own expert.
 
     input [N, K, in], or [N, 1, in] for one row used by all K experts; experts [N, K], numbers of experts; weight
-    [E, out, in], with transposed [E, in, out]; bias [E, out] -> [N, K, out].
+    [E, out, in], bias [E, out] -> [N, K, out].
     """
-    result = input.new_empty(*experts.shape, weight.shape[2 if transposed else 1])
+    result = input.new_empty(*experts.shape, weight.shape[1])
     rows = input.expand(*experts.shape, input.shape[2])
     for expert in experts.unique().tolist():
         chosen = experts == expert
-        matrix = weight[expert] if transposed else weight[expert].t()
-        product = rows[chosen] @ matrix
+        product = rows[chosen] @ weight[expert].t()
         result[chosen] = product if bias is None else product + bias[expert]
     return result
 
 
 @torch.library.register_fake("graft::expert_linear")
-def _(input, experts, weight, bias=None, *, transposed=False):
-    return input.new_empty(experts.shape[0], experts.shape[1], weight.shape[2 if transposed else 1])
+def _(input, experts, weight, bias=None):
+    return input.new_empty(experts.shape[0], experts.shape[1], weight.shape[1])
 
 
 attention = torch.ops.graft.attention.default

@@ -1,0 +1,90 @@
+"""`graft export`: the command line of `graft.export_llm`. The C++ program hands its arguments over."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import warnings
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+_FAILED, _WRONG_USE, _INTERRUPTED = 1, 2, 130
+_EXAMPLES = """examples:
+  graft export Qwen/Qwen3-0.6B -o qwen3.pte
+  graft export ./model -o model.pte --quantize q4_k --keep lm_head=q6_k
+  graft export model.gguf -o model.pte --weights external"""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        print(f"graft: {message} (see: graft export --help)", file=sys.stderr)
+        sys.exit(_WRONG_USE)
+
+
+def _parser() -> _Parser:
+    parser = _Parser(
+        prog="graft export",
+        description="Makes a package of a causal language model.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("model", metavar="MODEL", help="a folder or hub name of Hugging Face, or a .gguf file")
+    parser.add_argument("-o", "--output", metavar="FILE.pte", required=True, help="the package to write")
+    parser.add_argument(
+        "--weights",
+        choices=("package", "external"),
+        default="package",
+        help="copied into the package, or left in their files, which the package finds beside it (default: package)",
+    )
+    parser.add_argument("--quantize", metavar="TYPE", help="store matrices as this ggml type: q8_0, q4_0, q4_k, q6_k, ...")
+    parser.add_argument(
+        "--keep",
+        metavar="NAME=TYPE",
+        action="append",
+        default=[],
+        help="another type for the weights whose names contain NAME (* stands for anything); repeat for more",
+    )
+    parser.add_argument("--context", type=int, metavar="N", help="the most tokens of a prompt (default: the model's)")
+    return parser
+
+
+def _rules(parser: _Parser, quantize: str | None, keep: Sequence[str]) -> dict[str, str] | None:
+    rules = {} if quantize is None else {"*": quantize}
+    for rule in keep:
+        name, equals, kind = rule.partition("=")
+        if not name or not equals or not kind:
+            parser.error(f"--keep: expected NAME=TYPE, found '{rule}'")
+        rules[f"*{name}*"] = kind
+    return rules or None
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    rules = _rules(parser, options.quantize, options.keep)
+    # What libraries say of themselves is no word on the export.
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    warnings.simplefilter("ignore")
+    from graft.errors import Error
+
+    try:
+        from graft.llm.export import export_llm
+
+        extra: dict[str, Any] = {} if options.context is None else {"context": options.context}
+        export_llm(options.model, options.output, weights=options.weights, quantize=rules, progress=True, **extra)
+    except ModuleNotFoundError as e:
+        print(f"graft: export needs the Python package '{e.name}'", file=sys.stderr)
+        return _FAILED
+    except (Error, OSError) as e:
+        print(f"graft: {e}", file=sys.stderr)
+        return _FAILED
+    except KeyboardInterrupt:
+        print("graft: interrupted; nothing was written", file=sys.stderr)
+        return _INTERRUPTED
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
