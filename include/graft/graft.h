@@ -88,7 +88,8 @@ struct Counters {
 
 struct LoadOptions {
   // Files with weights that the package names but does not hold: .ptd, safetensors, the *.index.json of a sharded
-  // safetensors checkpoint, or GGUF. A weight is looked up by its key, then by its fully qualified name.
+  // safetensors checkpoint, or GGUF. A weight is looked up by its key, then by its fully qualified name. Without any,
+  // and without `tensors`, the files that the package itself names (as export_llm writes with weights="external").
   std::vector<std::string> weights;
   // The same in memory of the caller, by key or fully qualified name: read where it lies, before any file is asked.
   // Throws InvalidArgument when dtype or sizes are not the weight's, when it is not aligned to its element, or when the

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -49,5 +50,8 @@ struct TokenizeArgs {
   bool skip_special = false;  // decode without them
 };
 void tokenize(const TokenizeArgs& args);
+
+// Becomes `python -m graft.llm.cli` with these arguments; returns only by throwing.
+void export_model(std::span<char* const> arguments);
 
 }  // namespace graft::cli

@@ -4,7 +4,9 @@
 #include <exception>
 #include <iostream>
 #include <new>
+#include <span>
 #include <string>
+#include <string_view>
 
 #include "cli/commands.h"
 #include "cli/text.h"
@@ -22,6 +24,7 @@ constexpr const char* kExamples = R"(Examples:
   graft inspect model.pte --shape input_ids=1,7 --shape attention_mask=1,7
   graft devices
   graft tokenize tokenizer.json "Hello, world!"
+  graft export Qwen/Qwen3-0.6B -o qwen3.pte
 
 `graft COMMAND --help` says more. GRAFT_LOG=info shows what graft and ggml log.)";
 
@@ -143,6 +146,10 @@ int dispatch(int argc, char** argv) {
   tokenize_command->add_flag("--no-special", tokenize_args.no_special,
                              "without BOS and what else is put around a text");
   tokenize_command->add_flag("--skip-special", tokenize_args.skip_special, "with --decode: leave special tokens out");
+
+  app.add_subcommand("export", "Make a package of a language model of Hugging Face or a GGUF file (Python).");
+  if (argc > 1 && std::string_view(argv[1]) == "export")  // its options are those of the Python program
+    export_model({argv + 2, static_cast<std::size_t>(argc - 2)});
 
   try {
     app.parse(argc, argv);

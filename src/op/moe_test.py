@@ -3,8 +3,9 @@
 import pytest
 import torch
 from graft import errors
+from graft._serialize import serialize_op
 from graft.llm import ops
-from graft.testing import check_op, run_op
+from graft.testing import check_op, run_blob, run_op
 from op_cases import cases
 
 
@@ -32,9 +33,10 @@ def test_only_chosen_experts_are_read():
 
 @pytest.mark.parametrize("wrong", [-1, 4, 2**40])
 def test_an_expert_out_of_range_fails_the_run(wrong):
-    chosen = torch.tensor([[0, 1], [2, wrong]])
+    x, weight = torch.randn(2, 1, 8), torch.randn(4, 5, 8)
+    blob = serialize_op(ops.expert_linear, (x, torch.zeros(2, 2, dtype=torch.long), weight))
     with pytest.raises(errors.ExecutionError, match=f"expert {wrong} is out of range for 4 experts"):
-        run_op(ops.expert_linear, (torch.randn(2, 1, 8), chosen, torch.randn(4, 5, 8)))
+        run_blob(blob, [x, torch.tensor([[0, 1], [2, wrong]]), weight])
 
 
 def test_equal_bits_for_any_order_of_rows():

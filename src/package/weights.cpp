@@ -17,6 +17,7 @@ using Json = nlohmann::json;
 
 constexpr std::string_view kGgufMagic = "GGUF";
 constexpr std::string_view kIndexSuffix = ".index.json";
+constexpr std::string_view kWeightFiles = "graft.weights.json";  // written by python/graft/llm/export.py
 
 bool has_text(std::span<const std::byte> bytes, std::size_t at, std::string_view text) {
   return bytes.size() >= at + text.size() && std::memcmp(bytes.data() + at, text.data(), text.size()) == 0;
@@ -111,6 +112,23 @@ std::vector<WeightFile> open_weights(const std::string& path) {
     if (path.ends_with(kIndexSuffix)) return read_index(file);
     std::vector<WeightFile> out;
     out.push_back(read_one(file));
+    return out;
+  });
+}
+
+std::vector<std::string> weight_files_of(const WeightFile& package) {
+  const auto found = package.tensors.find(kWeightFiles);
+  if (found == package.tensors.end()) return {};
+  return naming_file(package.file->path(), [&] {
+    const auto* first = reinterpret_cast<const char*>(found->second.bytes.data());
+    const Json names = Json::parse(first, first + found->second.bytes.size(), nullptr, /*allow_exceptions=*/false);
+    GRAFT_CHECK(InvalidProgram, names.is_array(), "'", kWeightFiles, "' must be a JSON list of paths");
+    std::vector<std::string> out;
+    for (const Json& name : names) {
+      GRAFT_CHECK(InvalidProgram, name.is_string() && !name.get<std::string>().empty(), "'", kWeightFiles,
+                  "' must be a list of paths, item ", out.size(), " is none");
+      out.push_back((std::filesystem::path(package.file->path()).parent_path() / name.get<std::string>()).string());
+    }
     return out;
   });
 }

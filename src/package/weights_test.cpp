@@ -257,6 +257,21 @@ TEST_F(Weights, SafetensorsHeaders) {
 
 // Every length, every byte changed and seeded damage: each file opens or is an InvalidProgram, and nothing else
 // happens. Run under the sanitizers too.
+TEST_F(Weights, APackageNamesFilesBesideIt) {
+  const auto files_of = [&](const std::string& json) {
+    const std::string path = folder_.write("package", blob(json));
+    WeightFile package{MappedFile::open(path), {}};
+    package.tensors["graft.weights.json"].bytes = package.file->bytes();
+    return weight_files_of(package);
+  };
+  const std::string here = folder_.path().string();
+  EXPECT_THAT(files_of(R"(["a.safetensors", "../b.gguf"])"), ElementsAre(here + "/a.safetensors", here + "/../b.gguf"));
+  EXPECT_TRUE(files_of("[]").empty());
+  EXPECT_TRUE(weight_files_of({MappedFile::open(folder_.write("none", bytes_of(8))), {}}).empty());
+  for (const char* wrong : {"", "{}", "[1]", R"([""])", "[\"a\"", "\xff"})
+    EXPECT_THROW(files_of(wrong), InvalidProgram) << wrong;
+}
+
 TEST_F(Weights, DamagedFiles) {
   const Blob good[] = {
       make_safetensors({{"w", "F32", {2, 3}, bytes_of(24)}, {"v", "BOOL", {5}, bytes_of(5)}}),

@@ -17,18 +17,7 @@ import llm_models
 from graft.errors import ExportError
 from graft.llm import interface
 from graft.llm.trace import trace, without_weights
-
-CASES = [pytest.param(m, id=m.name, marks=[pytest.mark.slow] if m.slow else []) for m in llm_models.MODELS]
-
-
-def padded(batch, tokens, pads):
-    """Prompts padded on the left: ids, mask, position_ids, cache_position."""
-    ids = torch.randint(3, llm_models.VOCAB, (batch, tokens), generator=torch.Generator().manual_seed(tokens))
-    mask = torch.ones(batch, tokens, dtype=torch.long)
-    for row, pad in enumerate(pads):
-        mask[row, :pad] = 0
-    positions = mask.cumsum(1) - 1
-    return ids, mask, positions.clamp(min=0), positions.masked_fill(mask == 0, -1)
+from llm_models import CASES, left_padded
 
 
 def run_eagerly(program, model, *inputs):
@@ -49,7 +38,7 @@ def test_the_exported_program_is_the_model(small):
     program = trace(model, context=llm_models.CONTEXT)
     assert all(isinstance(t, torch._subclasses.FakeTensor) for name, t in program.state_dict.items())
     for batch, tokens, pads in ((1, 1, ()), (1, 5, ()), (3, 40, (0, 3, 22))):
-        ids, mask, positions, cache_position = padded(batch, tokens, pads)
+        ids, mask, positions, cache_position = left_padded(batch, tokens, pads)
         keep = torch.tensor([tokens - 1, 0] if tokens > 1 else [0])
         with torch.no_grad():
             expected = model(ids, attention_mask=mask, position_ids=positions).logits[:, keep]
@@ -67,7 +56,7 @@ def test_windows_are_seen_by_the_tests():
             assert node.kwargs["window"] == 7
             node.update_kwarg("window", 0)
     program.graph_module.recompile()
-    ids, mask, positions, cache_position = padded(1, 40, ())
+    ids, mask, positions, cache_position = left_padded(1, 40, ())
     keep = torch.arange(40)
     with torch.no_grad():
         expected = model(ids).logits

@@ -6,10 +6,11 @@ shorter than the prompts, and softcaps that change the results. Weights are draw
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import torch
 import transformers
 
@@ -133,3 +134,14 @@ MODELS: tuple[SmallModel, ...] = (
     ),
 )
 BY_NAME = {model.name: model for model in MODELS}
+CASES = [pytest.param(m, id=m.name, marks=[pytest.mark.slow] if m.slow else []) for m in MODELS]
+
+
+def left_padded(batch: int, tokens: int, pads: Sequence[int]) -> tuple[torch.Tensor, ...]:
+    """Prompts padded on the left: ids, attention mask, position_ids, cache_position."""
+    ids = torch.randint(3, VOCAB, (batch, tokens), generator=torch.Generator().manual_seed(tokens))
+    mask = torch.ones(batch, tokens, dtype=torch.long)
+    for row, pad in enumerate(pads):
+        mask[row, :pad] = 0
+    positions = mask.cumsum(1) - 1
+    return ids, mask, positions.clamp(min=0), positions.masked_fill(mask == 0, -1)

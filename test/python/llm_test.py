@@ -1,0 +1,230 @@
+"""Packages of language models on graft against the models in eager PyTorch, in f32: prompts of several lengths, padding on
+the left, prompts in parts, decoding. The same comparison fails for programs from which something was left out."""
+
+import dataclasses
+import os
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+import graft
+import llm_models
+from graft.llm import export
+from graft.runtime import Model
+from llm_models import CASES, left_padded
+
+LIMIT = 1e-4  # of the largest logit
+DATA = Path(os.environ.get("GRAFT_TEST_DATA", Path(__file__).parents[3] / "shared" / "data"))
+
+
+@dataclasses.dataclass
+class Pair:
+    """A model and its package."""
+
+    eager: torch.nn.Module
+    package: Model
+
+    def expected(self, ids, mask=None, positions=None):
+        with torch.no_grad():
+            return self.eager(ids, attention_mask=mask, position_ids=positions).logits
+
+    def run(self, ids, positions=None, rows=None):
+        """Logits of all tokens. rows: of the cache, as far as it is filled in this call; by default after what is there."""
+        batch, count = ids.shape
+        start = self.package.kv_lengths()[0] if rows is None else 0
+        rows = torch.arange(start, start + count).expand(batch, -1) if rows is None else rows
+        positions = rows.clamp(min=0) if positions is None else positions
+        return self.package(ids, positions.contiguous(), rows.contiguous(), torch.arange(count))
+
+
+def make_pair(folder, model, change=None):
+    """change: is given the traced program, to spoil it."""
+    path = Path(folder) / "model.pte"
+    with pytest.MonkeyPatch.context() as patch:
+        if change is not None:
+            whole = export.trace
+
+            def spoiled(*args, **kwargs):
+                program = whole(*args, **kwargs)
+                change(program)
+                program.graph_module.recompile()
+                return program
+
+            patch.setattr(export, "trace", spoiled)
+        graft.export_llm(model, path)
+    return Pair(model, graft.load(path, kv_rows=3, kv_length=llm_models.CONTEXT, kv_dtype="f32"))
+
+
+@pytest.fixture(scope="module", params=CASES)
+def pair(request, tmp_path_factory):
+    return make_pair(tmp_path_factory.mktemp(request.param.name), request.param.make())
+
+
+def tokens(count, batch=1):
+    return torch.randint(3, llm_models.VOCAB, (batch, count), generator=torch.Generator().manual_seed(count))
+
+
+def error(found, expected):
+    assert found.shape == expected.shape and found.isfinite().all()
+    return float((found - expected).abs().max() / expected.abs().max())
+
+
+def check(found, expected):
+    worst = error(found, expected)
+    assert worst <= LIMIT
+    first, second = expected.topk(2, -1).values.unbind(-1)
+    clear = first - second > 2 * (found - expected).abs().max()
+    assert (found.argmax(-1) == expected.argmax(-1))[clear].all()
+    print(f"largest error {worst:.1e} of the largest logit; {float(clear.float().mean()):.0%} of the tokens are clear")
+
+
+@pytest.mark.parametrize("count", [1, 5, 64, 300])
+def test_prompts(pair, count):
+    pair.package.reset()
+    check(pair.run(tokens(count)), pair.expected(tokens(count)))
+
+
+def test_padding_on_the_left(pair):
+    pair.package.reset()
+    ids, mask, positions, rows = left_padded(3, 40, (0, 3, 22))
+    found, expected = pair.run(ids, positions, rows), pair.expected(ids, mask, positions)
+    real = mask == 1
+    check(found[real][None], expected[real][None])
+    assert pair.package.kv_lengths() == [40, 37, 18]
+    # One token more for each.
+    more = tokens(3).T
+    lengths = torch.tensor(pair.package.kv_lengths())[:, None]
+    mask = torch.cat([mask, torch.ones(3, 1, dtype=torch.long)], 1)
+    whole = pair.expected(torch.cat([ids, more], 1), mask, torch.cat([positions, lengths], 1))
+    check(pair.run(more, lengths, lengths), whole[:, -1:])
+
+
+def test_a_prompt_in_parts(pair):
+    pair.package.reset()
+    ids = tokens(64)
+    parts = [pair.run(part) for part in ids.split([20, 1, 30, 13], 1)]
+    check(torch.cat(parts, 1), pair.expected(ids))
+
+
+def test_decoding(pair):
+    pair.package.reset()
+    ids = tokens(64)
+    steps = [pair.run(ids[:, :5]), *(pair.run(ids[:, i : i + 1]) for i in range(5, 64))]
+    check(torch.cat(steps, 1), pair.expected(ids))
+    pair.package.kv_truncate(30)
+    check(pair.run(ids[:, 30:40]), pair.expected(ids[:, :40])[:, 30:])
+
+
+def test_only_kept_positions_are_multiplied(pair):
+    pair.package.reset()
+    ids = tokens(64)
+    rows = torch.arange(64)[None]
+    keep = torch.tensor([63, 7])
+    found = pair.package(ids, rows, rows, keep)
+    check(found, pair.expected(ids)[:, keep])
+
+
+# What the comparison must notice ----------------------------------------------------------------------------------
+
+
+def attention_nodes(program):
+    return [node for node in program.graph.nodes if node.target is torch.ops.graft.attention.default]
+
+
+def without(argument):
+    def change(program):
+        for node in attention_nodes(program):
+            node.kwargs = {name: value for name, value in node.kwargs.items() if name != argument}
+
+    return change
+
+
+def without_last_layer(program):
+    """The last attention gives what goes into the layer's projection: nothing of the others."""
+    last = attention_nodes(program)[-1]
+    with program.graph.inserting_after(last):
+        zeros = program.graph.call_function(torch.ops.aten.mul.Tensor, (last, 0.0))
+        zeros.meta["val"] = last.meta["val"]
+    last.replace_all_uses_with(zeros, delete_user_cb=lambda user: user is not zeros)
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("mistral", without("window")),
+        ("gemma2", without("window")),
+        ("gemma2", without("softcap")),
+        pytest.param("gpt_oss", without("sinks"), marks=pytest.mark.slow),
+        ("llama", without_last_layer),
+    ],
+)
+def test_a_program_without_it_fails(tmp_path, name, change):
+    pair = make_pair(tmp_path, llm_models.BY_NAME[name].make(), change)
+    assert error(pair.run(tokens(64)), pair.expected(tokens(64))) > 10 * LIMIT
+
+
+def test_a_call_without_it_fails(tmp_path):
+    pair = make_pair(tmp_path, llm_models.BY_NAME["qwen3"].make())
+    ids, mask, positions, rows = left_padded(3, 40, (0, 3, 22))
+    expected, real = pair.expected(ids, mask, positions), mask == 1
+    seen = torch.arange(40).expand(3, -1)  # padding is no padding
+    assert error(pair.run(ids, positions, seen)[real], expected[real]) > 10 * LIMIT
+    pair.package.reset()
+    pair.run(ids[:1, :20])
+    rows = torch.arange(20, 40)[None]  # the second part is turned as if it were the first
+    assert error(pair.run(ids[:1, 20:], rows - 20, rows), expected[:1, 20:]) > 10 * LIMIT
+
+
+# Trained models ---------------------------------------------------------------------------------------------------
+
+
+def data(name):
+    folder = DATA / name
+    if not folder.is_dir():
+        pytest.skip(f"no folder {folder}: set GRAFT_TEST_DATA")
+    return folder
+
+
+def greedy(model, ids, count):
+    """`count` tokens after `ids`."""
+    made, now, start = [], torch.tensor([ids]), 0
+    while len(made) < count:
+        rows = torch.arange(start, start + now.shape[1])[None]
+        logits = model(now, rows, rows, torch.tensor([now.shape[1] - 1]))
+        made.append(int(logits[0, -1].argmax()))
+        start += now.shape[1]
+        now = torch.tensor([made[-1:]])
+    return made
+
+
+@pytest.mark.parametrize("weights", ["package", "external"])
+@pytest.mark.parametrize("file", ["", "stories260K-f32.gguf"])
+def test_stories(tmp_path, file, weights):
+    folder = data("stories260K")
+    model = graft.load(graft.export_llm(folder / file, tmp_path / "m.pte", weights=weights), kv_length=512)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    assert tokenizer.decode(greedy(model, [1], 200)).strip() == (folder / "expected.txt").read_text().strip()
+    model.reset()
+    prompt, rows = torch.tensor([[1, 403, 407, 261, 378]]), torch.arange(5)[None]
+    logits = model(prompt, rows, rows, torch.tensor([4]))[0, 0]
+    for token, value in {432: 17.7994, 383: 14.2813, 322: 9.7097, 353: 9.5873, 323: 9.1342}.items():
+        assert float(logits[token]) == pytest.approx(value, abs=1e-4)
+
+
+def test_perplexity(tmp_path):
+    folder = data("kjv3m")
+    model = graft.load(graft.export_llm(folder, tmp_path / "m.pte"), kv_rows=16, kv_length=256)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    ids = tokenizer((folder / "heldout.txt").read_text(), add_special_tokens=False, return_tensors="pt").input_ids[0]
+    total, scored = 0.0, 0
+    rows = torch.arange(256)[None]
+    for begin in range(0, len(ids) - 256, 256):
+        window = ids[begin : begin + 257]
+        model.reset()
+        logits = model(window[None, :-1], rows, rows, rows[0])[0].log_softmax(-1)
+        total -= float(logits.gather(1, window[1:, None]).sum())
+        scored += 256
+    assert scored == 20_480
+    assert float(torch.tensor(total / scored).exp()) == pytest.approx(31.071, rel=1e-3)
