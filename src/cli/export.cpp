@@ -37,7 +37,7 @@ std::string find_python() {
   for (const fs::path& folder : folders) {
     for (const char* name : {"python3", "python"}) {
       const std::string path = (folder / name).string();
-      if (::access(path.c_str(), X_OK) == 0) return path;
+      if (fs::is_regular_file(path, error) && ::access(path.c_str(), X_OK) == 0) return path;
     }
   }
   throw NotFound(

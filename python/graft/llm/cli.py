@@ -44,7 +44,7 @@ def _parser() -> _Parser:
         metavar="NAME=TYPE",
         action="append",
         default=[],
-        help="another type for the weights whose names contain NAME (* stands for anything); repeat for more",
+        help="another type for the weights whose names end in the parts NAME (* stands for anything); repeat for more",
     )
     parser.add_argument("--context", type=int, metavar="N", help="the most tokens of a prompt (default: the model's)")
     return parser
@@ -56,7 +56,7 @@ def _rules(parser: _Parser, quantize: str | None, keep: Sequence[str]) -> dict[s
         name, equals, kind = rule.partition("=")
         if not name or not equals or not kind:
             parser.error(f"--keep: expected NAME=TYPE, found '{rule}'")
-        rules[f"*{name}*"] = kind
+        rules[name] = kind
     return rules or None
 
 

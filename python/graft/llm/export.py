@@ -45,8 +45,9 @@ def export_llm(
     weights: "package": copied into the package, as they are stored. "external": left where they lie; the package knows
         their files relative to its own folder. What has no file of its own (constants, tensors that transformers makes of
         others) is in the package.
-    quantize: a ggml type ("q8_0") for all matrices, or types by patterns of names ({"*": "q4_k", "lm_head*": "q6_k"}, the
-        last that fits counts). Embeddings and matrices of linear layers alone are quantized.
+    quantize: a type ("q8_0", "q4_k", "bf16") for all matrices that linear layers and embeddings alone read, or types by
+        patterns of names: {"*": "q4_k", "lm_head": "q6_k"}, the last that fits counts, and fits the last parts of a name
+        too. Where rows do not divide into blocks the nearest type that they divide into is taken.
     context: the most tokens of a prompt; by default the model's max_position_embeddings.
     progress: says on stderr what is done.
 
@@ -71,6 +72,11 @@ def export_llm(
         raise ExportError(f"export_llm: expected a context from 1 to {most}, found {context}")
     say(f"tracing {type(source.model).__name__}, {config.num_hidden_layers} layers")
     program = trace(source.model, context=context)
+    if quantize is not None:
+        from graft.llm.quantized import quantized
+
+        rules = {"*": quantize} if isinstance(quantize, str) else dict(quantize)
+        source.weights.update(quantized(program, source.weights, _all_names(source), rules, say))
     placed = _place(source, weights)
     program, blob = lower(program, {name: weight.described for name, weight in placed.items()}, predicate)
     names = _used_weights(program)
@@ -115,6 +121,13 @@ def _place(source: Source, weights: str) -> dict[str, _Placed]:
     for name, first in tied_names(source.model).items():
         placed[name] = placed[first]
     return placed
+
+
+def _all_names(source: Source) -> dict[str, list[str]]:
+    names = {name: [name] for name in source.weights}
+    for name, first in tied_names(source.model).items():
+        names[first].append(name)
+    return names
 
 
 def _used_weights(program: ExportedProgram) -> set[str]:

@@ -55,8 +55,18 @@ def trace(model: torch.nn.Module, *, context: int) -> ExportedProgram:
     ids = torch.zeros(2, 5, dtype=torch.long)
     example = (ids, ids.clone(), ids.clone(), torch.zeros(3, dtype=torch.long))
     dims = ({0: batch, 1: tokens}, {0: batch, 1: tokens}, {0: batch, 1: tokens}, {0: kept})
-    with interface.registered(skeleton), torch.no_grad():
-        program = torch.export.export(skeleton, example, dynamic_shapes=dims, strict=False)
+    try:
+        with interface.registered(skeleton), torch.no_grad():
+            program = torch.export.export(skeleton, example, dynamic_shapes=dims, strict=False)
+    except ExportError:
+        raise
+    except Exception as e:  # whatever the model's code or the tracer raises
+        kind = type(model).__name__
+        if not getattr(model, "_supports_attention_backend", False):
+            raise ExportError(
+                f"export_llm: {kind} cannot be exported: it does not use transformers' AttentionInterface"
+            ) from e
+        raise ExportError(f"export_llm: {kind} cannot be traced: {type(e).__name__}: {e}") from e
     _check_layers(program, config)
     return program
 

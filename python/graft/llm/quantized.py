@@ -1,0 +1,83 @@
+"""Matrices written as another type than they are stored in: quantized while the package is written."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+
+from graft import _quantize
+from graft.errors import InvalidArgument, ExportError
+from graft.llm.stored import Stored
+
+_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+_ELEMENTS = 1 << 22  # quantized at once
+
+
+def quantized(
+    program: ExportedProgram,
+    weights: Mapping[str, Stored],
+    names: Mapping[str, list[str]],
+    rules: Mapping[str, str],
+    say: Callable[[str], None],
+) -> dict[str, Stored]:
+    """Those of `weights` that the rules (graft._quantize) give another type: matrices that linear layers and embeddings
+    alone read. names: of each, all the names it has."""
+    matrices = _matrices(program)
+    used: set[str] = set()
+    result = {}
+    for name, stored in weights.items():
+        if len(stored.sizes) != 2 or stored.block_type or stored.dtype not in _FLOATS:
+            continue
+        if not all(matrices.get(alias, True) for alias in names[name]):
+            continue
+        wanted = _quantize.type_of(rules, names[name])
+        if wanted is None:
+            continue
+        used.add(wanted)
+        try:
+            kind = _quantize.storable_type(wanted, stored.sizes)
+        except InvalidArgument as e:
+            raise ExportError(f"export_llm: {e}") from e
+        if kind.lower() != wanted.lower():
+            say(f"{name}: rows of {stored.sizes[1]} elements do not divide into blocks of {wanted}; stored as {kind}")
+        result[name] = _as(stored, kind)
+    for kind in set(rules.values()) - used:
+        say(f"no weight is stored as {kind}")
+    return result
+
+
+def _matrices(program: ExportedProgram) -> dict[str, bool]:
+    """By name, whether rows are all that is read of a parameter."""
+    placeholders = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
+    reads: dict[str, bool] = defaultdict(lambda: True)
+    for spec in program.graph_signature.input_specs:
+        if spec.target is not None:
+            node = placeholders[spec.arg.name]
+            reads[spec.target] &= all(_quantize._reads(user, node) for user in node.users)
+    return reads
+
+
+def _as(stored: Stored, kind: str) -> Stored:
+    rows, columns = stored.sizes
+    step = max(1, _ELEMENTS // columns)
+    half = _quantize.HALVES.get(kind)
+
+    def chunks() -> Iterator[Any]:
+        tensor = stored.tensor()
+        for begin in range(0, rows, step):
+            yield _quantize.quantize(tensor[begin : begin + step], kind).data
+
+    from graft import _C
+
+    return Stored(
+        name=stored.name,
+        sizes=stored.sizes,
+        dtype=half or torch.float32,
+        byte_size=_C.stored_byte_count(kind, list(stored.sizes)),
+        chunks=chunks,
+        block_type="" if half else kind,
+    )
