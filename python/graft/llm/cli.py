@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import sys
 import warnings
@@ -67,6 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # What libraries say of themselves is no word on the export.
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
     from graft.errors import Error
 
     try:
@@ -78,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"graft: export needs the Python package '{e.name}'", file=sys.stderr)
         return _FAILED
     except (Error, OSError) as e:
-        print(f"graft: {e}", file=sys.stderr)
+        print(f"graft: {str(e).removeprefix('export_llm: ')}", file=sys.stderr)
         return _FAILED
     except KeyboardInterrupt:
         print("graft: interrupted; nothing was written", file=sys.stderr)

@@ -1,0 +1,124 @@
+"""GGUF files of every architecture that the exporter knows: the package against the transformers model with the same
+weights, and against llama.cpp on the same file."""
+
+import pytest
+import torch
+import transformers
+
+import graft
+import llm_models
+from graft.errors import ExportError
+from gguf_writer import llama_cpp_logits, tensors_of, values_of, write_gguf
+
+_BASE = {**llm_models._LLAMA, "pad_token_id": None}
+# (architecture, configuration, keys of the file besides the usual ones)
+FILES = {
+    "llama": (lambda: transformers.LlamaConfig(**_BASE), {}),
+    "llama_scaled": (
+        lambda: transformers.LlamaConfig(
+            **_BASE, rope_parameters={"rope_type": "linear", "factor": 4.0, "rope_theta": 5e4}, tie_word_embeddings=True
+        ),
+        {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0},
+    ),
+    "qwen2": (lambda: transformers.Qwen2Config(**{**_BASE, "head_dim": 8}), {}),
+    "qwen3": (lambda: transformers.Qwen3Config(**_BASE, tie_word_embeddings=True), {}),
+    "qwen3moe": (
+        lambda: transformers.Qwen3MoeConfig(
+            **_BASE, num_experts=5, num_experts_per_tok=2, moe_intermediate_size=24, norm_topk_prob=True
+        ),
+        {"expert_count": 5, "expert_used_count": 2, "expert_feed_forward_length": 24},
+    ),
+    "gemma2": (
+        lambda: transformers.Gemma2Config(
+            **_BASE,
+            sliding_window=8,
+            attn_logit_softcapping=2.0,
+            final_logit_softcapping=6.0,
+            query_pre_attn_scalar=16,
+        ),
+        {"attention.sliding_window": 8, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 6.0},
+    ),
+    "gemma3": (
+        lambda: transformers.Gemma3TextConfig(
+            **{**_BASE, "num_hidden_layers": 7}, sliding_window=8, query_pre_attn_scalar=16
+        ),
+        {"attention.sliding_window": 8},
+    ),
+    "phi3": (
+        lambda: transformers.Phi3Config(**{**_BASE, "head_dim": 8}, partial_rotary_factor=0.5),
+        {"attention.key_length": 8, "attention.value_length": 8, "rope.dimension_count": 4},
+    ),
+}
+
+
+def write(tmp_path, name, values=(), tensors=()):
+    make, own = FILES[name]
+    architecture = name.removesuffix("_scaled")
+    model = llm_models.SmallModel(name, make).make()
+    path = tmp_path / f"{name}.gguf"
+    write_gguf(
+        path,
+        {**values_of(model.config, architecture, **own), **dict(values)},
+        {**tensors_of(model, architecture), **dict(tensors)},
+    )
+    return model, path
+
+
+def logits(package, ids):
+    rows = torch.arange(len(ids))
+    return package(torch.tensor([ids]), rows[None], rows[None], rows)[0]
+
+
+def error(found, expected):
+    return float((found - expected).abs().max() / expected.abs().max())
+
+
+@pytest.mark.parametrize("weights", ["package", "external"])
+@pytest.mark.parametrize("name", FILES)
+def test_architectures(tmp_path, name, weights):
+    model, path = write(tmp_path, name)
+    ids = torch.randint(3, llm_models.VOCAB, (40,), generator=torch.Generator().manual_seed(1)).tolist()
+    package = graft.load(graft.export_llm(path, tmp_path / "m.pte", weights=weights), kv_length=64)
+    found = logits(package, ids)
+    with torch.no_grad():
+        expected = model(torch.tensor([ids])).logits[0]
+    assert error(found, expected) <= 1e-4
+    assert error(llama_cpp_logits(path, ids), found) <= 1e-3
+
+
+def test_frequencies_of_the_file_count(tmp_path):
+    """Llama 3.1 and later have a factor for each rotary frequency."""
+    factors = torch.linspace(1, 7, 8)
+    _, path = write(tmp_path, "llama", tensors={"rope_freqs.weight": factors})
+    ids = list(range(3, 43))
+    found = logits(graft.load(graft.export_llm(path, tmp_path / "m.pte"), kv_length=64), ids)
+    expected = llama_cpp_logits(path, ids)
+    assert error(found, expected) <= 1e-3
+    _, plain = write(tmp_path, "llama")
+    assert error(logits(graft.load(graft.export_llm(plain, tmp_path / "p.pte"), kv_length=64), ids), expected) > 1e-2
+
+
+@pytest.mark.parametrize(
+    ("values", "tensors", "message"),
+    [
+        ({"general.architecture": "mamba"}, {}, "architectures llama, qwen2.*found 'mamba'"),
+        ({"llama.expert_count": 8}, {}, "keys that graft knows, found llama.expert_count"),
+        ({"llama.rope.scaling.type": "yarn"}, {}, "'none' or 'linear', found 'yarn'"),
+        ({}, {"blk.0.attn_gate.weight": torch.zeros(3)}, "found besides: blk.0.attn_gate.weight"),
+        ({}, {"output_norm.weight": torch.zeros(3)}, r"model.norm.weight: the model has \[48\], the file \[3\]"),
+    ],
+)
+def test_what_is_not_understood_is_an_error(tmp_path, values, tensors, message):
+    _, path = write(tmp_path, "llama", values, tensors)
+    with pytest.raises(ExportError, match=message):
+        graft.export_llm(path, tmp_path / "m.pte")
+
+
+def test_damaged_files(tmp_path):
+    _, path = write(tmp_path, "llama")
+    whole = path.read_bytes()
+    for kept in (4, 20, 300, len(whole) - 5000):
+        path.write_bytes(whole[:kept])
+        with pytest.raises(ExportError):
+            graft.export_llm(path, tmp_path / "m.pte")
+    assert not (tmp_path / "m.pte").exists()

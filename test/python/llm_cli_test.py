@@ -1,0 +1,86 @@
+"""`graft export` as a person calls it: the C++ program, which starts the Python beside it."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import graft
+import llm_models
+
+
+def binary():
+    path = os.environ.get("GRAFT_CLI") or Path(sys.executable).parent / "graft"
+    if not Path(path).exists():
+        pytest.skip(f"no command line at {path}: make build")
+    return str(path)
+
+
+def call(*args, **settings):
+    settings = {"capture_output": True, "text": True, **settings}
+    return subprocess.run([binary(), "export", *map(str, args)], **settings)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("cli") / "model"
+    llm_models.BY_NAME["qwen3"].make().save_pretrained(path)
+    return path
+
+
+def test_export(tmp_path, folder):
+    done = call(folder, "-o", tmp_path / "m.pte", "--weights", "external", "--context", 100)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == ""
+    assert [line.split()[1] for line in done.stderr.splitlines()] == ["reading", "tracing", "writing"]
+    model = graft.load(tmp_path / "m.pte", kv_length=100)
+    assert model.forward.info["inputs"][0]["name"] == "input_ids"
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "message"),
+    [
+        (["nowhere.gguf", "-o", "m.pte"], 1, "there is no folder or GGUF file 'nowhere.gguf'"),
+        (["MODEL", "-o", "m.bin"], 1, "expected a path that ends in .pte, found 'm.bin'"),
+        (["MODEL", "-o", "/proc/none/m.pte"], 1, "/proc/none"),
+        (["MODEL"], 2, "required: -o/--output"),
+        (["MODEL", "-o", "m.pte", "--keep", "lm_head"], 2, "--keep: expected NAME=TYPE, found 'lm_head'"),
+        (["MODEL", "-o", "m.pte", "--weight", "package"], 2, "unrecognized arguments: --weight package"),
+    ],
+)
+def test_mistakes(folder, tmp_path, args, code, message):
+    done = call(*[folder if word == "MODEL" else word for word in args], cwd=tmp_path)
+    assert done.returncode == code
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("graft: ") and message in last, done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_interrupted(folder, tmp_path):
+    with subprocess.Popen([binary(), "export", folder, "-o", tmp_path / "m.pte"], stderr=subprocess.PIPE, text=True) as run:
+        for line in run.stderr:
+            if "tracing" in line:
+                break
+        time.sleep(0.2)
+        run.send_signal(signal.SIGINT)
+        rest = run.stderr.read()
+    assert run.returncode == 130, rest
+    assert rest.splitlines()[-1] == "graft: interrupted; nothing was written"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_python(tmp_path):
+    alone = tmp_path / "graft"
+    alone.write_bytes(Path(binary()).read_bytes())
+    alone.chmod(0o755)
+    libraries = Path(graft.__file__).parent / "lib"
+    paths = os.pathsep.join(map(str, [libraries, libraries.parent.parent / "llama_cpp" / "lib"]))
+    done = subprocess.run(
+        [alone, "export", "x", "-o", "y.pte"], capture_output=True, text=True, env={"LD_LIBRARY_PATH": paths}
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("graft: export needs Python with the package graft"), done.stderr
