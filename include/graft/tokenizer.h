@@ -15,9 +15,11 @@
 // file.
 namespace graft {
 
-// The named data of a package that hold a tokenizer: tokenizer.json, and tokenizer_config.json with its chat template.
+// The named data of a package that hold a tokenizer: tokenizer.json, and tokenizer_config.json with its chat template;
+// or the key-value pairs of a GGUF file, as a GGUF file without tensors.
 inline constexpr std::string_view kTokenizerKey = "graft.tokenizer.json";
 inline constexpr std::string_view kTokenizerConfigKey = "graft.tokenizer_config.json";
+inline constexpr std::string_view kTokenizerGgufKey = "graft.tokenizer.gguf";
 
 struct EncodeOptions {
   // What the file's post-processor puts around a text, such as BOS or [CLS] and [SEP].

@@ -24,8 +24,12 @@ enum TokenType : std::int32_t { kNormal = 1, kUnknown = 2, kControl = 3, kUserDe
 class Head {
  public:
   explicit Head(const std::string& path) {
-    context_.reset(gguf_init_from_file(path.c_str(), {/*no_alloc=*/true, /*ctx=*/nullptr}));
-    GRAFT_CHECK(InvalidProgram, context_, "it is not a GGUF file, or its head is damaged");
+    context_.reset(gguf_init_from_file(path.c_str(), kHeadAlone));
+    check();
+  }
+  explicit Head(std::span<const std::byte> bytes) {
+    context_.reset(gguf_init_from_buffer(bytes.data(), bytes.size(), kHeadAlone));
+    check();
   }
 
   std::optional<std::string> text(const char* key) const {
@@ -56,6 +60,9 @@ class Head {
   }
 
  private:
+  static constexpr gguf_init_params kHeadAlone = {/*no_alloc=*/true, /*ctx=*/nullptr};
+
+  void check() const { GRAFT_CHECK(InvalidProgram, context_, "it is not a GGUF file, or its head is damaged"); }
   std::int64_t find(const char* key, gguf_type type) const {
     const std::int64_t at = gguf_find_key(context_.get(), key);
     if (at < 0) return at;
@@ -281,6 +288,10 @@ std::shared_ptr<const Tokenizer> read(const Head& head) {
 std::shared_ptr<const Tokenizer> Tokenizer::from_gguf(const std::string& path) {
   MappedFile::open(path);  // for its errors: ggml's reader has one for all
   return naming_file(path, [&] { return text::read(text::Head(path)); });
+}
+
+std::shared_ptr<const Tokenizer> text::read_gguf_tokenizer(std::span<const std::byte> bytes) {
+  return read(Head(bytes));
 }
 
 }  // namespace graft

@@ -39,10 +39,13 @@ std::shared_ptr<const Tokenizer> load_package(const std::string& path) {
   const PteFile package(MappedFile::open(path));
   std::string_view tokenizer;
   std::string_view config;
+  std::span<const std::byte> gguf;
   for (const NamedBytes& named : package.named_data()) {
     if (named.key == kTokenizerKey) tokenizer = view(named.bytes);
     if (named.key == kTokenizerConfigKey) config = view(named.bytes);
+    if (named.key == kTokenizerGgufKey) gguf = named.bytes;
   }
+  if (tokenizer.empty() && !gguf.empty()) return naming_file(path, [&] { return text::read_gguf_tokenizer(gguf); });
   GRAFT_CHECK(NotFound, !tokenizer.empty(), "'", path, "' carries no tokenizer (named data '", kTokenizerKey,
               "'); give one with --tokenizer");
   return naming_file(path, [&] { return Tokenizer::from_json(tokenizer, config); });

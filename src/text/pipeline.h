@@ -33,6 +33,9 @@ struct Surroundings {
 
 std::shared_ptr<const Tokenizer> make_tokenizer(Parts parts, Surroundings surroundings);
 
+// The vocabulary of a GGUF file in memory. Throws as Tokenizer::from_gguf.
+std::shared_ptr<const Tokenizer> read_gguf_tokenizer(std::span<const std::byte> bytes);
+
 // tokenizer_config.json; may be empty.
 Surroundings read_config(std::string_view config_json);
 // The same document with another chat template.

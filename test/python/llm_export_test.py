@@ -172,6 +172,7 @@ def saved(tmp_path, name="qwen3", **config):
     folder = tmp_path / name
     model.save_pretrained(folder)
     (folder / "tokenizer.json").write_text('{"a": "tokenizer"}')
+    (folder / "chat_template.jinja").write_text("{{ messages }}")
     return model, folder
 
 
@@ -192,6 +193,7 @@ def test_package_holds_the_files_weights(tmp_path):
         assert data[name] == bytes_of(tensor), name
     assert "lm_head.weight" not in data  # tied: once
     assert data["graft.tokenizer.json"] == b'{"a": "tokenizer"}'
+    assert json.loads(data["graft.tokenizer_config.json"])["chat_template"] == "{{ messages }}"
     about = json.loads(data["graft.llm.json"])
     assert about["architecture"] == "Qwen3ForCausalLM"
     assert (about["vocab_size"], about["context_length"]) == (llm_models.VOCAB, 128)

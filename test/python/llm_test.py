@@ -203,8 +203,10 @@ def greedy(model, ids, count):
 @pytest.mark.parametrize("file", ["", "stories260K-f32.gguf"])
 def test_stories(tmp_path, file, weights):
     folder = data("stories260K")
-    model = graft.load(graft.export_llm(folder / file, tmp_path / "m.pte", weights=weights), kv_length=512)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    path = graft.export_llm(folder / file, tmp_path / "m.pte", weights=weights)
+    model = graft.load(path, kv_length=512)
+    tokenizer = graft.Tokenizer.load(path)  # of the package
+    assert tokenizer.encode("Once upon a time") == [1, 403, 407, 261, 378]
     assert tokenizer.decode(greedy(model, [1], 200)).strip() == (folder / "expected.txt").read_text().strip()
     model.reset()
     prompt, rows = torch.tensor([[1, 403, 407, 261, 378]]), torch.arange(5)[None]
@@ -213,9 +215,8 @@ def test_stories(tmp_path, file, weights):
         assert float(logits[token]) == pytest.approx(value, abs=1e-4)
 
 
-def test_perplexity(tmp_path):
-    folder = data("kjv3m")
-    model = graft.load(graft.export_llm(folder, tmp_path / "m.pte"), kv_rows=16, kv_length=256)
+def perplexity(package, folder):
+    model = graft.load(package, kv_length=256)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     ids = tokenizer((folder / "heldout.txt").read_text(), add_special_tokens=False, return_tensors="pt").input_ids[0]
     total, scored = 0.0, 0
@@ -227,4 +228,41 @@ def test_perplexity(tmp_path):
         total -= float(logits.gather(1, window[1:, None]).sum())
         scored += 256
     assert scored == 20_480
-    assert float(torch.tensor(total / scored).exp()) == pytest.approx(31.071, rel=1e-3)
+    return float(torch.tensor(total / scored).exp())
+
+
+def test_perplexity(tmp_path):
+    folder = data("kjv3m")
+    path = graft.export_llm(folder, tmp_path / "m.pte")
+    assert perplexity(path, folder) == pytest.approx(31.071, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("quantize", "bytes_per_weight", "limit"),
+    [
+        ("q8_0", 1.07, 5e-3),
+        pytest.param({"*": "q4_k", "lm_head": "q6_k"}, 0.63, 5e-2, marks=pytest.mark.slow),
+    ],
+)
+def test_quantized_while_it_is_written(tmp_path, quantize, bytes_per_weight, limit):
+    folder = data("kjv3m")
+    path = graft.export_llm(folder, tmp_path / "m.pte", quantize=quantize)
+    assert path.stat().st_size < 3.4e6 * bytes_per_weight + 200_000
+    assert perplexity(path, folder) == pytest.approx(31.071, rel=limit)
+
+
+def test_rows_that_do_not_divide_into_blocks(tmp_path, capsys):
+    model = llm_models.BY_NAME["qwen3"].make()
+    graft.export_llm(model, tmp_path / "m.pte", quantize="q8_0", progress=True)
+    said = capsys.readouterr().err
+    assert "model.layers.0.mlp.up_proj.weight: rows of 48 elements do not divide into blocks of q8_0; stored as f16" in said
+    assert error(Pair(model, graft.load(tmp_path / "m.pte", kv_length=64)).run(tokens(40)), model(tokens(40)).logits) < 0.01
+
+
+def test_halves_are_read_as_they_are(tmp_path):
+    model = llm_models.BY_NAME["llama"].make().to(torch.bfloat16)
+    path = graft.export_llm(model, tmp_path / "m.pte")
+    package = graft.load(path, kv_length=64, kv_dtype="f32")
+    found, expected = Pair(model, package).run(tokens(40)), model.to(torch.float32)(tokens(40)).logits
+    assert error(found, expected) <= LIMIT
+    assert package.stats()["weight_bytes"] < 1.1 * sum(2 * t.numel() for t in model.parameters())

@@ -299,7 +299,5 @@ def open_gguf(path: Path) -> Any:
     config = reader.config()
     model = make_empty(config)
     reader.frequencies(model)
-    files = {"tokenizer.gguf": file.vocabulary}
-    if isinstance(template := file.values.get("tokenizer.chat_template"), str):
-        files["chat_template.jinja"] = template.encode()
-    return Source(path.name, model, match(model, reader.weights(config), path.name), files)
+    weights = match(model, reader.weights(config), path.name)
+    return Source(path.name, model, weights, {"tokenizer.gguf": file.vocabulary})

@@ -6,6 +6,7 @@ lies, and what its tokenizer is made of.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from graft.llm.stored import Stored, of_tensor, read_checkpoint
 from graft.llm.trace import without_weights
 
 # Of a folder of Hugging Face, what the runner needs besides the weights.
-TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
+TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
 # Buffers that old checkpoints hold and models compute.
 _COMPUTED = (".inv_freq", ".masked_bias", ".attn.bias", ".attention.bias")
 _WANTED = ["*.json", "*.safetensors", "*.jinja"]
@@ -97,8 +98,17 @@ def _of_folder(folder: Path, name: str) -> Source:
         raise ExportError(f"export_llm: '{folder}' has no configuration that transformers reads: {e}") from e
     model = make_empty(config)
     weights = match(model, read_checkpoint(folder), name, lambda: _converted(folder, name))
+    return Source(name, model, weights, _text_files(folder))
+
+
+def _text_files(folder: Path) -> dict[str, bytes]:
     files = {file: (folder / file).read_bytes() for file in TEXT_FILES if (folder / file).exists()}
-    return Source(name, model, weights, files)
+    template = folder / "chat_template.jinja"
+    if template.exists():  # the package has it where older folders do
+        config = json.loads(files.get("tokenizer_config.json", b"{}"))
+        config["chat_template"] = template.read_text(encoding="utf-8")
+        files["tokenizer_config.json"] = json.dumps(config, ensure_ascii=False).encode()
+    return files
 
 
 def tied_names(model: torch.nn.Module) -> dict[str, str]:
