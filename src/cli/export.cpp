@@ -41,7 +41,8 @@ std::string find_python() {
     }
   }
   throw NotFound(
-      "export needs Python with the package graft: no python3 beside this program, and VIRTUAL_ENV names no environment "
+      "export needs Python with the package graft: no python3 beside this program, and VIRTUAL_ENV names no "
+      "environment "
       "with one");
 }
 

@@ -104,8 +104,8 @@ class ExpertLinear {
   // The rows of some places, in_ apart.
   const float* gathered(i64 at, int rows) const {
     if (rows == 1) return row(pair_at_[at]);
-    auto* to = reinterpret_cast<float*>(ctx_.scratch_bytes + aligned((experts_ + 1 + pairs_) * 8)) +
-               ctx_.thread * kRows * in_;
+    auto* to =
+        reinterpret_cast<float*>(ctx_.scratch_bytes + aligned((experts_ + 1 + pairs_) * 8)) + ctx_.thread * kRows * in_;
     for (int r = 0; r < rows; ++r) std::copy_n(row(pair_at_[at + r]), in_, to + r * in_);
     return to;
   }

@@ -16,8 +16,8 @@ Refusal refuse_expert_linear(const NodeView& node) {
     if (!node.has(argument)) continue;
     const ir::Value& value = node.tensor(argument);
     if (value.rank() != rank) return str(argument, " has rank ", value.rank(), ", expected ", rank);
-    const bool fits = argument == "experts" ? value.dtype == DType::i64 || value.dtype == DType::i32
-                                            : value.dtype == DType::f32;
+    const bool fits =
+        argument == "experts" ? value.dtype == DType::i64 || value.dtype == DType::i32 : value.dtype == DType::f32;
     if (!fits) return str(argument, " is ", name(value.dtype));
   }
   return {};
