@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <vector>
 
-#include "pass/kv_cache.h"
-
 namespace graft {
 namespace {
 
@@ -31,16 +29,16 @@ void drop_dead_nodes(ir::Program& program) {
   }
 }
 
-void run_passes(ir::Program& program) {
+void run_passes(ir::Program& program, const ScalarWeight& scalar) {
   const auto run = [&](void (*pass)(ir::Program&)) {
     pass(program);
 #ifndef NDEBUG
     ir::verify(program);
 #endif
   };
+  inline_scalars(program, scalar);
   run(fuse_rms_norm);
   run(fuse_rope);
-  run(add_kv_cache);
   ir::verify(program);
 }
 

@@ -1,13 +1,23 @@
 #pragma once
 
+#include <functional>
+#include <optional>
+
 #include "ir/program.h"
 
 namespace graft {
 
-// What happens to every graph at load, before its weights are placed: the passes below in this order. Each leaves a
-// valid program that computes the same; the graph alone decides what they do, so that a graph that is read again comes
+// The value of a weight without dimensions, by index; nothing when it cannot be known.
+using ScalarWeight = std::function<std::optional<double>(std::uint32_t weight)>;
+
+// What happens to every graph at load, once its weights are placed: the passes below in this order. Each leaves a valid
+// program that computes the same; graph and weights alone decide what they do, so that a graph that is read again comes
 // out the same.
-void run_passes(ir::Program& program);
+void run_passes(ir::Program& program, const ScalarWeight& scalar);
+
+// A weight without dimensions that is added, multiplied or the like becomes a number in the graph. (ExecuTorch's edge
+// dialect makes weights of the numbers that a model was written with.)
+void inline_scalars(ir::Program& program, const ScalarWeight& scalar);
 
 // pow, mean, add, rsqrt and multiplications that spell a root-mean-square norm over the last dimension in f32 become
 // one aten.rms_norm. A norm in f16 or bf16 stays as it is: PyTorch rounds between the steps.

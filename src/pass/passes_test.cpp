@@ -30,7 +30,7 @@ std::vector<std::string> targets(const ir::Program& program) {
 }
 
 std::vector<std::string> after_passes(ir::Program program) {
-  run_passes(program);
+  run_passes(program, [](std::uint32_t) { return std::nullopt; });
   return targets(program);
 }
 
@@ -182,6 +182,26 @@ TEST(FuseRope, WhatOnlyLooksAlikeStays) {
     add_rope(graph, o);
     EXPECT_EQ(after_passes(graph.program()).size(), 7u);
   }
+}
+
+TEST(InlineScalars, AWeightWithoutDimensionsBecomesANumber) {
+  GraphBuilder graph;
+  const auto x = graph.input("x", DType::f32, {fixed(2)});
+  const auto half = graph.weight("half", {0.5f}, {});
+  const auto add = [&](ir::ValueId a, ir::ValueId b) {
+    return graph.node("aten.add.Tensor",
+                      {{"self", Arg::of_value(a)}, {"other", Arg::of_value(b)}, {"alpha", of_int(3)}}, DType::f32,
+                      {fixed(2)});
+  };
+  graph.output(add(half, add(x, half)));
+  ir::Program program = graph.program();
+  inline_scalars(program, [](std::uint32_t) { return 0.5; });
+  EXPECT_EQ(program.methods[0].nodes[0].args[1].kind, Arg::Kind::real);
+  EXPECT_TRUE(program.methods[0].nodes[1].args[0].is_value());  // the first operand stays a tensor
+  Session session(graph.build());
+  std::vector<float> data = {1, 2};
+  const Value out = session.run("forward", std::vector<Value>{tensor(data, {2})})[0];
+  EXPECT_EQ(static_cast<const float*>(out.tensor.data)[0], 8);  // 0.5 + 3 * (1 + 3 * 0.5)
 }
 
 TEST(DropDeadNodes, ChainsGoAndResultsStay) {

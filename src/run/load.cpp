@@ -10,7 +10,7 @@
 #include "kernel/simd/cpu_check.h"
 #include "op/operator.h"
 #include "package/package.h"
-#include "pass/passes.h"
+#include "pass/kv_cache.h"
 #include "pass/stored_weights.h"
 #include "plan/kv_shape.h"
 #include "run/device.h"
@@ -61,7 +61,10 @@ class Loader {
   // The graphs, with one method each, valid and checked by `check_operators`.
   void set_graphs(std::vector<ir::Program> graphs) {
     graphs_ = std::move(graphs);
-    for (ir::Program& graph : graphs_) run_passes(graph);
+    for (ir::Program& graph : graphs_) {
+      add_kv_cache(graph);
+      ir::verify(graph);
+    }
   }
   const std::vector<ir::Program>& graphs() const { return graphs_; }
 
@@ -99,6 +102,8 @@ class Loader {
 
   std::uint64_t fold() {
     for (std::size_t i = 0; i < graphs_.size(); ++i) {
+      run_passes(graphs_[i], scalar_weights(graphs_[i], impl_->methods[i]));
+      check_operators(graphs_[i]);
       fold_constants(graphs_[i], impl_->methods[i]);
       ir::verify(graphs_[i]);  // each pass over the IR leaves it valid
       for (const FoldedConstant& constant : impl_->methods[i].constants)

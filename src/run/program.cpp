@@ -1,9 +1,10 @@
 #include <algorithm>
 #include <chrono>
+#include <cstring>
 
 #include "base/check.h"
 #include "graft/graft.h"
-#include "pass/passes.h"
+#include "pass/kv_cache.h"
 #include "pass/stored_weights.h"
 #include "run/fold.h"
 #include "run/program_impl.h"
@@ -105,6 +106,16 @@ std::vector<std::uint32_t> user_outputs(const ir::Method& graph) {
   return out;
 }
 
+ScalarWeight scalar_weights(const ir::Program& graph, const LoadedMethod& method) {
+  return [&](std::uint32_t weight) -> std::optional<double> {
+    const ir::Weight& info = graph.weights[weight];
+    if (info.dtype != DType::f32 || info.shape.rank() != 0 || info.byte_size != sizeof(float)) return std::nullopt;
+    float value = 0;
+    std::memcpy(&value, method.weights[weight], sizeof(value));
+    return static_cast<double>(value);
+  };
+}
+
 bool same_types(const MethodInfo& method, std::span<const InputDesc> inputs) {
   return std::ranges::equal(method.inputs, inputs, [](const ValueInfo& value, const InputDesc& given) {
     if (value.kind == Value::Kind::none) return true;  // nothing reads it
@@ -151,11 +162,12 @@ std::shared_ptr<const ir::Program> Program::Impl::graph(std::uint32_t index) con
   for (const auto& file : files) file->check_unchanged();
   auto again = std::make_shared<ir::Program>(read_method(index));
   ir::verify(*again);
-  run_passes(*again);
+  add_kv_cache(*again);
   GRAFT_CHECK(InvalidProgram, again->methods.size() == 1 && fits(*again, method, states), "method '", method.info.name,
               "' of ", source, " changed since it was loaded");
   for (std::size_t i = 0; i < method.stored.size(); ++i) ir::set_stored(again->weights[i], method.stored[i]);
   convert_stored_weights(*again, on_device != nullptr);
+  run_passes(*again, scalar_weights(*again, method));
   fold_again(*again, method);
   method.graph->made = again;
   ++graphs_read_again;

@@ -15,6 +15,7 @@
 #include "graft/graft.h"
 #include "ir/program.h"
 #include "package/weights.h"
+#include "pass/passes.h"
 #include "plan/make_plan.h"
 #include "run/phases.h"
 #include "run/program_device.h"
@@ -136,6 +137,9 @@ struct Program::Impl {
 MethodInfo method_info(const ir::Method& method);
 // By position of a user output: which output of the method it is.
 std::vector<std::uint32_t> user_outputs(const ir::Method& method);
+
+// Reads weights without dimensions of a graph whose weights are placed.
+ScalarWeight scalar_weights(const ir::Program& graph, const LoadedMethod& method);
 
 // Makes a program from graphs with one method each: the phases of a load after the files are opened. `find` is asked
 // once per key; `read_method` must give the same graphs again.
