@@ -197,9 +197,11 @@ std::shared_ptr<const Program> load_package(const std::function<std::shared_ptr<
     loader.check_nodes();
     return 0;
   });
+  std::vector<std::string> weight_files = options.weights;
+  if (weight_files.empty() && options.tensors.empty()) weight_files = weight_files_of(package.data);
   std::optional<WeightStore> store(std::move(package.data));
   loader.phase("weights", [&] {
-    for (const std::string& path : options.weights) store->add_files(path);
+    for (const std::string& path : weight_files) store->add_files(path);
     store->add_memory(options.tensors);
     const std::uint64_t bytes = loader.place_weights([&](const ir::Weight& weight) { return store->find(weight); });
     store->check_memory_used();
