@@ -1,8 +1,8 @@
 """Tokenizers from Python: ids as Hugging Face tokenizers gives them, computed by graft's C++ library.
 
-    tokenizer = graft.Tokenizer.load("model-folder")
-    ids = tokenizer.encode("Hello, world!")
-    prompt = tokenizer.apply_chat_template([{"role": "user", "content": "Hi"}], add_generation_prompt=True)
+tokenizer = graft.Tokenizer.load("model-folder")
+ids = tokenizer.encode("Hello, world!")
+prompt = tokenizer.apply_chat_template([{"role": "user", "content": "Hi"}], add_generation_prompt=True)
 """
 
 from __future__ import annotations

@@ -426,7 +426,10 @@ CALL = {
         {
             "type": "function",
             "id": "abc123XYZ",
-            "function": {"name": "get_weather", "arguments": {"city": "Zürich", "n": 3, "f": 1.5, "b": True, "x": None}},
+            "function": {
+                "name": "get_weather",
+                "arguments": {"city": "Zürich", "n": 3, "f": 1.5, "b": True, "x": None},
+            },
         }
     ],
 }
@@ -450,15 +453,28 @@ CHATS = [
         "add_generation_prompt": True,
     },
     {"messages": [said("user", "Weather?")], "tools": [TOOL], "add_generation_prompt": True},
-    {"messages": [said("system", "s"), said("user", "w?"), CALL, RESULT], "tools": [TOOL], "add_generation_prompt": True},
-    {"messages": [said("user", "w?"), CALL, RESULT, said("assistant", "It is 20."), said("user", "thx")], "tools": [TOOL, TOOL]},
+    {
+        "messages": [said("system", "s"), said("user", "w?"), CALL, RESULT],
+        "tools": [TOOL],
+        "add_generation_prompt": True,
+    },
+    {
+        "messages": [said("user", "w?"), CALL, RESULT, said("assistant", "It is 20."), said("user", "thx")],
+        "tools": [TOOL, TOOL],
+    },
     {"messages": [said("user", "q")], "enable_thinking": False, "add_generation_prompt": True},
-    {"messages": [said("user", [{"type": "text", "text": " hello "}, {"type": "image"}])], "add_generation_prompt": True},
+    {
+        "messages": [said("user", [{"type": "text", "text": " hello "}, {"type": "image"}])],
+        "add_generation_prompt": True,
+    },
     {"messages": [said("user", "a"), said("assistant", "b", reasoning_content="why"), said("user", "c")]},
     {"messages": [said("user", "a"), said("assistant", "b", reasoning="why")]},
     {"messages": [said("user", "a")], "documents": [{"title": "T", "text": "doc 1"}, {"text": "2"}]},
     {"messages": [said("assistant", "first")]},
-    {"messages": [said("system", "/no_think be brief"), said("user", "q"), said("assistant", "\na")], "add_generation_prompt": True},
+    {
+        "messages": [said("system", "/no_think be brief"), said("user", "q"), said("assistant", "\na")],
+        "add_generation_prompt": True,
+    },
     {"messages": []},
 ]
 
@@ -581,8 +597,26 @@ def test_errors_name_the_line(tokenizer):
 
 @pytest.mark.parametrize(
     "source",
-    ["{{", "{% if %}", "{% if x %}", "{{ 'a }}", "{{ (1 }}", "{% endfor %}", "{{ 1 + }}", "{% for x %}{% endfor %}", "{# a", "{{ ? }}"]
-    + ["{% break %}", "{{ a b }}", "{% raw %}", "{{ [1, }}", "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}", "{{ 99999999999999999999 }}"],
+    [
+        "{{",
+        "{% if %}",
+        "{% if x %}",
+        "{{ 'a }}",
+        "{{ (1 }}",
+        "{% endfor %}",
+        "{{ 1 + }}",
+        "{% for x %}{% endfor %}",
+        "{# a",
+        "{{ ? }}",
+    ]
+    + [
+        "{% break %}",
+        "{{ a b }}",
+        "{% raw %}",
+        "{{ [1, }}",
+        "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}",
+        "{{ 99999999999999999999 }}",
+    ],
 )
 def test_what_cannot_be_parsed(tokenizer, source):
     with pytest.raises(graft.InvalidProgram, match="chat template, line 1"):
@@ -617,7 +651,9 @@ def test_no_template_and_bad_variables(tokenizer):
 
 def test_the_templates_of_the_files():
     document = json.dumps({"model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}})
-    one = graft.Tokenizer.from_json(document, json.dumps({"chat_template": "{{ eos_token }}!", "eos_token": {"content": "E"}}))
+    one = graft.Tokenizer.from_json(
+        document, json.dumps({"chat_template": "{{ eos_token }}!", "eos_token": {"content": "E"}})
+    )
     assert one.apply_chat_template([]) == "E!"
     several = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]
     assert graft.Tokenizer.from_json(document, json.dumps({"chat_template": several})).apply_chat_template([]) == "d"

@@ -51,7 +51,9 @@ def of_json(hf, path, pre, **more):
     return write(path, model="gpt2", pre=pre, tokens=tokens, token_type=types, merges=merges, **more)
 
 
-@pytest.mark.parametrize(("name", "pre"), [("qwen", "qwen2"), ("gpt2", "gpt-2"), ("llama3", "llama-bpe"), ("deepseek", "deepseek-v3")])
+@pytest.mark.parametrize(
+    ("name", "pre"), [("qwen", "qwen2"), ("gpt2", "gpt-2"), ("llama3", "llama-bpe"), ("deepseek", "deepseek-v3")]
+)
 def test_byte_level(name, pre, tmp_path):
     needs = getattr(CASES[name], "needs", None)
     if needs is not None and not needs.exists():
@@ -65,7 +67,8 @@ def test_byte_level(name, pre, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("pre", "contraction", "digits"), [("gpt-4o", "(?i:'s|'t|'re|'ve|'m|'ll|'d)?", r"\p{N}{1,3}"), ("tekken", "", r"\p{N}")]
+    ("pre", "contraction", "digits"),
+    [("gpt-4o", "(?i:'s|'t|'re|'ve|'m|'ll|'d)?", r"\p{N}{1,3}"), ("tekken", "", r"\p{N}")],
 )
 def test_expressions_with_large_letters(pre, contraction, digits, tmp_path):
     upper, lower = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
@@ -102,7 +105,15 @@ def test_word_piece(tmp_path):
     tokens = [t if t in special else t[2:] if t.startswith("##") else "▁" + t for t, _ in vocab]
     types = [3 if t in special else 1 for t, _ in vocab]
     mine = graft.Tokenizer.load(
-        write(tmp_path / "v.gguf", model="bert", tokens=tokens, token_type=types, unknown_token_id=100, cls_token_id=101, seperator_token_id=102)
+        write(
+            tmp_path / "v.gguf",
+            model="bert",
+            tokens=tokens,
+            token_type=types,
+            unknown_token_id=100,
+            cls_token_id=101,
+            seperator_token_id=102,
+        )
     )
     given = texts(2000, 6, sorted(special))
     expected = [e.ids for e in hf.encode_batch([t.decode("utf-8", "replace") for t in given])]

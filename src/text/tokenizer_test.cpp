@@ -95,6 +95,17 @@ TEST(Pattern, CutsCoverTheText) {
   EXPECT_EQ(text::Pattern::regex("x*").replace("axb", "-"), "-a-b-");
 }
 
+TEST(Pattern, ManyThreadsSearchWithOne) {
+  const auto words = text::Pattern::regex(R"(\p{L}+|\s+(?!\S)|\s+)");
+  const std::size_t expected = words.find("ab  ç 1 xyz").size();
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 4; ++i)
+    threads.emplace_back([&] {
+      for (int k = 0; k < 500; ++k) EXPECT_EQ(words.find("ab  ç 1 xyz").size(), expected);
+    });
+  for (std::thread& thread : threads) thread.join();
+}
+
 TEST(Pattern, WhatCannotBeUsedIsNamed) {
   EXPECT_THAT([] { text::Pattern::regex("(a"); }, ThrowsMessage<InvalidProgram>(HasSubstr("'(a'")));
   const auto slow = text::Pattern::regex("(a|aa)+$");

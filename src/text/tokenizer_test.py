@@ -25,12 +25,16 @@ def compare(hf, mine, given):
         expected = [e.ids for e in hf.encode_batch(as_text, add_special_tokens=add_special)]
         ids = mine.encode_all(given, add_special=add_special)
         wrong = [i for i in range(len(given)) if ids[i] != expected[i]]
-        assert not wrong, f"{len(wrong)} of {len(given)}: {given[wrong[0]]!r}: {ids[wrong[0]]}, not {expected[wrong[0]]}"
+        assert (
+            not wrong
+        ), f"{len(wrong)} of {len(given)}: {given[wrong[0]]!r}: {ids[wrong[0]]}, not {expected[wrong[0]]}"
         for skip in (True, False):
             decoded = hf.decode_batch(expected, skip_special_tokens=skip)
             back = [mine.decode(i, skip_special=skip) for i in ids]
             wrong = [i for i in range(len(given)) if back[i] != decoded[i]]
-            assert not wrong, f"{len(wrong)} of {len(given)}: {ids[wrong[0]]}: {back[wrong[0]]!r}, not {decoded[wrong[0]]!r}"
+            assert (
+                not wrong
+            ), f"{len(wrong)} of {len(given)}: {ids[wrong[0]]}: {back[wrong[0]]!r}, not {decoded[wrong[0]]!r}"
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -66,7 +70,9 @@ def test_small():
     tokenizer = make(named())
     assert tokenizer.encode("abcab") == [3, 2, 3]
     assert tokenizer.decode([3, 2, 3]) == "abcab"
-    assert len(tokenizer) == 4 and tokenizer.piece(3) == "ab" and tokenizer.find("ab") == 3 and tokenizer.find("x") is None
+    assert (
+        len(tokenizer) == 4 and tokenizer.piece(3) == "ab" and tokenizer.find("ab") == 3 and tokenizer.find("x") is None
+    )
 
 
 def test_merges_as_lines():
@@ -76,7 +82,9 @@ def test_merges_as_lines():
 
 
 def test_special_tokens_and_identity():
-    document = named(added_tokens=[{"id": 4, "content": "<s>", "special": True}, {"id": 5, "content": "</s>", "special": True}])
+    document = named(
+        added_tokens=[{"id": 4, "content": "<s>", "special": True}, {"id": 5, "content": "</s>", "special": True}]
+    )
     tokenizer = make(document, {"bos_token": "<s>", "eos_token": {"content": "</s>"}, "pad_token": None})
     assert tokenizer.special_ids == {"bos": 4, "eos": 5, "unk": None, "pad": None}
     assert tokenizer.is_special(4) and not tokenizer.is_special(0)
@@ -86,18 +94,29 @@ def test_special_tokens_and_identity():
 
 
 def test_tokens_of_the_configuration():
-    config = {"added_tokens_decoder": {"5": {"content": "<b>", "special": True}, "4": {"content": "<a>", "special": True}}}
+    config = {
+        "added_tokens_decoder": {"5": {"content": "<b>", "special": True}, "4": {"content": "<a>", "special": True}}
+    }
     assert make(named(), config).encode("<b><a>") == [5, 4]
 
 
 def test_limit_of_length():
     processor = {
         "type": "TemplateProcessing",
-        "single": [{"SpecialToken": {"id": "[C]", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "[S]", "type_id": 0}}],
+        "single": [
+            {"SpecialToken": {"id": "[C]", "type_id": 0}},
+            {"Sequence": {"id": "A", "type_id": 0}},
+            {"SpecialToken": {"id": "[S]", "type_id": 0}},
+        ],
         "pair": [],
-        "special_tokens": {"[C]": {"id": "[C]", "ids": [0], "tokens": ["[C]"]}, "[S]": {"id": "[S]", "ids": [1], "tokens": ["[S]"]}},
+        "special_tokens": {
+            "[C]": {"id": "[C]", "ids": [0], "tokens": ["[C]"]},
+            "[S]": {"id": "[S]", "ids": [1], "tokens": ["[S]"]},
+        },
     }
-    tokenizer = make(named(post_processor=processor, truncation={"max_length": 3, "stride": 0, "strategy": "LongestFirst"}))
+    tokenizer = make(
+        named(post_processor=processor, truncation={"max_length": 3, "stride": 0, "strategy": "LongestFirst"})
+    )
     assert tokenizer.truncation == 3
     assert tokenizer.encode("cccc") == [0, 2, 2, 2, 2, 1]
     assert tokenizer.encode("cccc", max_length=4) == [0, 2, 2, 1]
@@ -111,7 +130,15 @@ def test_limit_of_length():
 def test_bytes_that_are_no_text():
     hf = CASES["gpt2"]()
     tokenizer = graft.Tokenizer.from_json(hf.to_str())
-    for bad in (b"a\xffb", b"\xe2\x82", b"\xf0\x9f\x98x", b"\xed\xa0\x80", b"\xc0\xaf", b"\x80\x80", b"\xf4\x90\x80\x80"):
+    for bad in (
+        b"a\xffb",
+        b"\xe2\x82",
+        b"\xf0\x9f\x98x",
+        b"\xed\xa0\x80",
+        b"\xc0\xaf",
+        b"\x80\x80",
+        b"\xf4\x90\x80\x80",
+    ):
         assert tokenizer.encode(bad) == hf.encode(bad.decode("utf-8", "replace")).ids, bad
 
 
@@ -155,7 +182,10 @@ UNKNOWN = [
     ({"decoder": {"type": "Mystery"}}, "decoder .*'Mystery'"),
     ({"post_processor": {"type": "Mystery"}}, "post-processor .*'Mystery'"),
     ({"model": {"type": "Mystery"}}, "model .*'Mystery'"),
-    ({"pre_tokenizer": {"type": "Split", "pattern": {"String": "a"}, "behavior": "Mystery", "invert": False}}, "'Mystery'"),
+    (
+        {"pre_tokenizer": {"type": "Split", "pattern": {"String": "a"}, "behavior": "Mystery", "invert": False}},
+        "'Mystery'",
+    ),
     ({"pre_tokenizer": {"type": "Metaspace", "replacement": "_", "prepend_scheme": "mystery"}}, "'mystery'"),
     ({"version": "2.0"}, "version"),
     ({"model": {"type": "BPE", "dropout": 0.1, "vocab": {"a": 0}, "merges": []}}, "dropout"),
@@ -179,7 +209,10 @@ DAMAGED = [
     ({"model": {"type": "BPE", "vocab": {"a": 0}, "merges": ["a"]}}, "merge 0"),
     ({"model": {"type": "BPE", "vocab": {"a": 0}, "merges": [1]}}, "merges have 1"),
     ({"model": {"type": "BPE", "vocab": {"a": 0}, "merges": [["a", "x"]]}}, "'ax'"),
-    ({"model": {"type": "WordPiece", "vocab": {"a": 0}, "unk_token": "[UNK]", "continuing_subword_prefix": "##"}}, "UNK"),
+    (
+        {"model": {"type": "WordPiece", "vocab": {"a": 0}, "unk_token": "[UNK]", "continuing_subword_prefix": "##"}},
+        "UNK",
+    ),
     ({"model": {"type": "Unigram", "vocab": [["a"]]}}, "pairs"),
     ({"model": {"type": "Unigram", "vocab": [["a", 0.0]], "unk_id": 3}}, "unk_id"),
     ({"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "("}, "behavior": "Isolated", "invert": False}}, r"'\('"),
@@ -201,7 +234,9 @@ def test_damage_is_named(parts, message):
         make(named(**parts))
 
 
-@pytest.mark.parametrize("document", ["", "{", "[]", "7", '{"model": {"type": "BPE", "vocab": {"a": 0}, "merges": [', "\xff"])
+@pytest.mark.parametrize(
+    "document", ["", "{", "[]", "7", '{"model": {"type": "BPE", "vocab": {"a": 0}, "merges": [', "\xff"]
+)
 def test_what_is_no_json(document):
     with pytest.raises(graft.InvalidProgram, match="tokenizer.json"):
         graft.Tokenizer.from_json(document.encode("latin-1"))
@@ -217,7 +252,9 @@ def test_a_byte_fewer_is_an_error_not_a_crash():
 
 
 def test_files(tmp_path):
-    (tmp_path / "tokenizer.json").write_text(json.dumps(named(added_tokens=[{"id": 4, "content": "<e>", "special": True}])))
+    (tmp_path / "tokenizer.json").write_text(
+        json.dumps(named(added_tokens=[{"id": 4, "content": "<e>", "special": True}]))
+    )
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<e>", "chat_template": "old"}))
     (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}{{ eos_token }}")
     for path in (tmp_path, tmp_path / "tokenizer.json"):

@@ -9,10 +9,30 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 import graft
 
 # Of Han beyond the first plane, one in 61.
-CODES = [*range(1, 0xD800), *range(0xE000, 0x20000), *range(0x20000, 0x2F800, 61), *range(0x2F800, 0x2FA20), *range(0x30000, 0x110000, 61)]
+CODES = [
+    *range(1, 0xD800),
+    *range(0xE000, 0x20000),
+    *range(0x20000, 0x2F800, 61),
+    *range(0x2F800, 0x2FA20),
+    *range(0x30000, 0x110000, 61),
+]
 CHARS = [chr(c) for c in CODES + [*range(0xE0000, 0xE0200)]]
 # Letters whose lowercase form came after Unicode 15.
-NEW_CASES = {chr(c) for c in [0x1C89, 0xA7CB, 0xA7CC, 0xA7CE, 0xA7D2, 0xA7D4, 0xA7DA, 0xA7DC, *range(0x10D50, 0x10D66), *range(0x16EA0, 0x16EB9)]}
+NEW_CASES = {
+    chr(c)
+    for c in [
+        0x1C89,
+        0xA7CB,
+        0xA7CC,
+        0xA7CE,
+        0xA7D2,
+        0xA7D4,
+        0xA7DA,
+        0xA7DC,
+        *range(0x10D50, 0x10D66),
+        *range(0x16EA0, 0x16EB9),
+    ]
+}
 
 
 def byte_tokenizer(**parts):

@@ -17,9 +17,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 
 DATA = Path(os.environ.get("GRAFT_TEST_DATA", Path(__file__).parents[3] / "shared" / "data"))
 GPT2_SPECIAL = ["<|endoftext|>"]
-LLAMA3_EXPRESSION = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
+LLAMA3_EXPRESSION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 DEEPSEEK_EXPRESSION = (
     r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -32,9 +30,37 @@ _WORDS = (
     "１２３ ٣٤٥ foo_bar() http://a.b/c?d=e <tag> {} == != -> … — “q” 'q' $5 100% C++ e.g. U.S.A."
 ).split(" ")
 _EMOJI = ["👍🏽", "👨‍👩‍👧‍👦", "🏳️‍🌈", "🇫🇷", "❤️", "1️⃣", "🤦🏽‍♂️", "😀"]
-_SPACES = [" ", "  ", "   ", "\n", "\n\n", "\t", "\r\n", "\r", "\u00a0", "\u2003", "\u3000", "\u200b", "\u2028", "\u0085", "\x0b", "\x1c", "\ufeff"]
+_SPACES = [
+    " ",
+    "  ",
+    "   ",
+    "\n",
+    "\n\n",
+    "\t",
+    "\r\n",
+    "\r",
+    "\u00a0",
+    "\u2003",
+    "\u3000",
+    "\u200b",
+    "\u2028",
+    "\u0085",
+    "\x0b",
+    "\x1c",
+    "\ufeff",
+]
 _MARKS = ["\u0301", "\u0308", "\u0327", "\u0323", "\u20dd", "\u0e31", "\u093c", "\u05b4", "\u064e", "\u200d", "\ufe0f"]
-_BAD = [b"\xff", b"\xc3", b"\xe2\x82", b"\xf0\x9f\x98", b"\xed\xa0\x80", b"\xc0\xaf", b"\x80", b"\xf5\x80\x80\x80", b"\xe0\x80\x80"]
+_BAD = [
+    b"\xff",
+    b"\xc3",
+    b"\xe2\x82",
+    b"\xf0\x9f\x98",
+    b"\xed\xa0\x80",
+    b"\xc0\xaf",
+    b"\x80",
+    b"\xf5\x80\x80\x80",
+    b"\xe0\x80\x80",
+]
 
 
 @functools.cache
@@ -82,7 +108,9 @@ def texts(count: int, seed: int, special: list[str]) -> list[bytes]:
 
 def _corpus() -> list[str]:
     rng = random.Random(1)
-    words = [w for w in _WORDS if w] + ["".join(rng.choice("abcdefgh") for _ in range(rng.randint(2, 7))) for _ in range(300)]
+    words = [w for w in _WORDS if w] + [
+        "".join(rng.choice("abcdefgh") for _ in range(rng.randint(2, 7))) for _ in range(300)
+    ]
     return [" ".join(rng.choices(words, k=12)) + rng.choice([".", "!\n", "\n\n", "  "]) for _ in range(800)]
 
 
@@ -92,19 +120,30 @@ def gpt2() -> tokenizers.Tokenizer:
     t.decoder = decoders.ByteLevel()
     t.post_processor = processors.ByteLevel(trim_offsets=False)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    t.train_from_iterator(_corpus(), trainers.BpeTrainer(vocab_size=900, special_tokens=GPT2_SPECIAL, initial_alphabet=alphabet, show_progress=False))
+    t.train_from_iterator(
+        _corpus(),
+        trainers.BpeTrainer(
+            vocab_size=900, special_tokens=GPT2_SPECIAL, initial_alphabet=alphabet, show_progress=False
+        ),
+    )
     return t
 
 
 def llama3(expression: str = LLAMA3_EXPRESSION) -> tokenizers.Tokenizer:
     t = tokenizers.Tokenizer(models.BPE(ignore_merges=True))
     t.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(Regex(expression), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+        [
+            pre_tokenizers.Split(Regex(expression), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
     )
     t.decoder = decoders.ByteLevel()
     special = ["<|begin_of_text|>", "<|eot_id|>"]
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    t.train_from_iterator(_corpus(), trainers.BpeTrainer(vocab_size=1100, special_tokens=special, initial_alphabet=alphabet, show_progress=False))
+    t.train_from_iterator(
+        _corpus(),
+        trainers.BpeTrainer(vocab_size=1100, special_tokens=special, initial_alphabet=alphabet, show_progress=False),
+    )
     t.post_processor = processors.Sequence(
         [
             processors.ByteLevel(trim_offsets=False),
@@ -133,7 +172,9 @@ def gemma() -> tokenizers.Tokenizer:
     t = tokenizers.Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
     t.normalizer = normalizers.Replace(" ", "▁")
     t.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
-    special = ["<pad>", "<eos>", "<bos>", "<unk>", "<start_of_turn>", "<end_of_turn>"] + [f"<0x{b:02X}>" for b in range(256)]
+    special = ["<pad>", "<eos>", "<bos>", "<unk>", "<start_of_turn>", "<end_of_turn>"] + [
+        f"<0x{b:02X}>" for b in range(256)
+    ]
     t.train_from_iterator(_corpus(), trainers.BpeTrainer(vocab_size=1400, special_tokens=special, show_progress=False))
     # The bytes are tokens of the model alone; runs of spaces and line ends are added ones.
     document = json.loads(t.to_str())
@@ -150,7 +191,9 @@ def metaspace(scheme: str = "first", split: bool = False) -> tokenizers.Tokenize
     t = gemma()
     t.normalizer = None
     t.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=split)
-    t.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    t.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
     t.add_tokens([AddedToken("<mask>", lstrip=True, rstrip=True, special=True), AddedToken("word", single_word=True)])
     return t
 
@@ -162,8 +205,12 @@ def unigram() -> tokenizers.Tokenizer:
 
     written = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(_corpus()), model_writer=written, vocab_size=500, model_type="unigram",
-        normalization_rule_name="nmt_nfkc", minloglevel=2,
+        sentence_iterator=iter(_corpus()),
+        model_writer=written,
+        vocab_size=500,
+        model_type="unigram",
+        normalization_rule_name="nmt_nfkc",
+        minloglevel=2,
     )
     proto = sentencepiece_model_pb2.ModelProto.FromString(written.getvalue())
     vocab = [(p.piece, p.score) for p in proto.pieces]
@@ -200,7 +247,9 @@ def roberta() -> tokenizers.Tokenizer:
 def oddities() -> tokenizers.Tokenizer:
     """Parts that are rare: a word-end suffix, accents stripped, digits and punctuation apart, unknown characters."""
     t = tokenizers.Tokenizer(models.BPE(unk_token="[UNK]", end_of_word_suffix="</w>"))
-    t.normalizer = normalizers.Sequence([normalizers.NFKD(), normalizers.StripAccents(), normalizers.Nmt(), normalizers.Lowercase()])
+    t.normalizer = normalizers.Sequence(
+        [normalizers.NFKD(), normalizers.StripAccents(), normalizers.Nmt(), normalizers.Lowercase()]
+    )
     t.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Whitespace(),
@@ -211,16 +260,24 @@ def oddities() -> tokenizers.Tokenizer:
             pre_tokenizers.Split(Regex("[aeiou]+"), "removed", invert=True),
         ]
     )
-    trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=["[UNK]"], end_of_word_suffix="</w>", show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, special_tokens=["[UNK]"], end_of_word_suffix="</w>", show_progress=False
+    )
     t.train_from_iterator(_corpus(), trainer)
     t.decoder = decoders.BPEDecoder()
     return t
 
 
 def word_level() -> tokenizers.Tokenizer:
-    t = tokenizers.Tokenizer(models.WordLevel({w: i for i, w in enumerate(["[UNK]", "the", "of", ".", "中文"])}, unk_token="[UNK]"))
-    t.normalizer = normalizers.Sequence([normalizers.NFD(), normalizers.BertNormalizer(lowercase=False, strip_accents=True)])
-    t.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Punctuation("merged_with_previous")])
+    t = tokenizers.Tokenizer(
+        models.WordLevel({w: i for i, w in enumerate(["[UNK]", "the", "of", ".", "中文"])}, unk_token="[UNK]")
+    )
+    t.normalizer = normalizers.Sequence(
+        [normalizers.NFD(), normalizers.BertNormalizer(lowercase=False, strip_accents=True)]
+    )
+    t.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Punctuation("merged_with_previous")]
+    )
     return t
 
 
@@ -248,5 +305,5 @@ CASES = {
     "word-level": word_level,
 }
 
-if "pytest" not in sys.modules:  # python text_cases.py CASE: writes its tokenizer.json
+if __name__ == "__main__":  # python text_cases.py CASE: its tokenizer.json
     print(CASES[sys.argv[1]]().to_str())
