@@ -41,24 +41,31 @@ std::vector<Shape> expert_linear_shape(const Call& call) {
 std::vector<Tensor> expert_linear_lower(const Call& call, std::span<const Shape> shapes, Lowering& lowering) {
   const Tensor out = lowering.allocate(DType::f32, shapes[0]);
   if (out.numel() == 0) return {out};
+  const Tensor& weight = call.tensor("weight");
+  ExpertLinearAttrs attrs{weight.size(0), weight.size(1), weight.size(2), -1, 0};
+  if (weight.stored && !weight.stored->is_plain()) attrs.block = weight.stored->block;
   std::vector<Tensor> inputs = {lowering.contiguous(call.tensor("input")), lowering.contiguous(call.tensor("experts")),
-                                lowering.contiguous(call.tensor("weight"))};
-  ExpertLinearAttrs attrs;
+                                attrs.block >= 0 ? lowering.bytes_of(weight) : lowering.contiguous(as_stored(weight))};
   if (call.has("bias")) {
     inputs.push_back(lowering.contiguous(call.tensor("bias")));
     attrs.has_bias = 1;
   }
   const std::int64_t scratch =
-      expert_linear_scratch_bytes(inputs[0].desc, inputs[1].desc, inputs[2].desc, lowering.max_threads());
+      expert_linear_scratch_bytes(attrs, inputs[0].desc, inputs[1].desc, lowering.max_threads());
   lowering.launch(kExpertLinear, std::move(inputs), {out}, attrs, scratch);
   return {out};
+}
+
+StoredUse stored_use_of_expert_linear(const NodeView&, std::string_view argument) {
+  return argument == "weight" ? StoredUse::rows : StoredUse::none;
 }
 
 }  // namespace
 
 std::span<const Operator> moe_operators() {
   static constexpr Operator kTable[] = {
-      {"graft.expert_linear.default", refuse_expert_linear, expert_linear_shape, expert_linear_lower, true},
+      {"graft.expert_linear.default", refuse_expert_linear, expert_linear_shape, expert_linear_lower, true, false,
+       false, stored_use_of_expert_linear},
   };
   return kTable;
 }

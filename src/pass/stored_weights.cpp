@@ -105,8 +105,9 @@ class Converter {
   bool takes_as_stored(const ir::Node& node, std::size_t a) const {
     if (none_as_stored_ || !node.args[a].is_value()) return false;
     const ir::Value& value = method_.values[node.args[a].value()];
-    // A matrix without elements has no rows to read.
-    if (value.rank() != 2 || value.dims[0].min == 0 || value.dims[1].min == 0) return false;
+    // A matrix without elements has no rows to read; neither has a stack of them (graft.expert_linear).
+    const auto empty = [](const ir::Dim& dim) { return dim.min == 0; };
+    if (value.rank() < 2 || value.rank() > 3 || std::ranges::any_of(value.dims, empty)) return false;
     const StoredUse how = use(node, a);
     return how == StoredUse::rows || (how == StoredUse::transposes && reads_columns(node.outputs[0]));
   }

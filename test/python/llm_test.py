@@ -266,3 +266,30 @@ def test_halves_are_read_as_they_are(tmp_path):
     found, expected = Pair(model, package).run(tokens(40)), model.to(torch.float32)(tokens(40)).logits
     assert error(found, expected) <= LIMIT
     assert package.stats()["weight_bytes"] < 1.1 * sum(2 * t.numel() for t in model.parameters())
+
+
+@pytest.fixture(scope="module")
+def wide_experts():
+    """Rows that divide into blocks."""
+    config = {**llm_models._EXPERTS, "hidden_size": 64, "moe_intermediate_size": 32, "num_experts": 6}
+    small = llm_models.SmallModel("wide_experts", lambda: transformers.Qwen3MoeConfig(**config, norm_topk_prob=True))
+    return small.make()
+
+
+def test_experts_in_halves(tmp_path, wide_experts):
+    model = wide_experts.to(torch.bfloat16)
+    package = graft.load(graft.export_llm(model, tmp_path / "m.pte"), kv_length=64, kv_dtype="f32")
+    found, expected = Pair(model, package).run(tokens(40)), model.to(torch.float32)(tokens(40)).logits
+    assert error(found, expected) <= LIMIT
+    assert package.stats()["weight_bytes"] < 1.1 * sum(2 * t.numel() for t in model.parameters())
+
+
+def test_experts_in_blocks(tmp_path, wide_experts):
+    model = wide_experts.to(torch.float32)
+    path = graft.export_llm(model, tmp_path / "m.pte", quantize={"*experts*": "q8_0"})
+    package = graft.load(path, kv_length=64, kv_dtype="f32")
+    found, expected = Pair(model, package).run(tokens(40)), model(tokens(40)).logits
+    assert torch.nn.functional.cosine_similarity(found, expected, -1).min() > 0.999
+    experts = sum(t.numel() for name, t in model.named_parameters() if "experts" in name)
+    rest = sum(4 * t.numel() for name, t in model.named_parameters() if "experts" not in name)
+    assert package.stats()["weight_bytes"] < 1.01 * (experts * 34 / 32 + rest)

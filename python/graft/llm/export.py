@@ -45,7 +45,7 @@ def export_llm(
     weights: "package": copied into the package, as they are stored. "external": left where they lie; the package knows
         their files relative to its own folder. What has no file of its own (constants, tensors that transformers makes of
         others) is in the package.
-    quantize: a type ("q8_0", "q4_k", "bf16") for all matrices that linear layers and embeddings alone read, or types by
+    quantize: a type ("q8_0", "q4_k", "bf16") for all matrices that linear layers, experts and embeddings alone read, or types by
         patterns of names: {"*": "q4_k", "lm_head": "q6_k"}, the last that fits counts, and fits the last parts of a name
         too. Where rows do not divide into blocks the nearest type that they divide into is taken.
     context: the most tokens of a prompt; by default the model's max_position_embeddings.

@@ -10,10 +10,17 @@ import torch
 from torch.export import ExportedProgram
 
 from graft import _quantize
-from graft.errors import InvalidArgument, ExportError
+from graft.errors import ExportError, InvalidArgument
+from graft.llm import ops  # noqa: F401  (defines graft::expert_linear)
 from graft.llm.stored import Stored
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+# Operators that read rows of a matrix as they are stored, and the position of that argument.
+_READERS = {
+    torch.ops.aten.linear.default: 1,
+    torch.ops.aten.embedding.default: 0,
+    torch.ops.graft.expert_linear.default: 2,
+}
 _ELEMENTS = 1 << 22  # quantized at once
 
 
@@ -24,15 +31,15 @@ def quantized(
     rules: Mapping[str, str],
     say: Callable[[str], None],
 ) -> dict[str, Stored]:
-    """Those of `weights` that the rules (graft._quantize) give another type: matrices that linear layers and embeddings
-    alone read. names: of each, all the names it has."""
+    """Those of `weights` that the rules (graft._quantize) give another type: matrices that linear layers, experts and
+    embeddings alone read. names: of each, all the names it has."""
     matrices = _matrices(program)
     used: set[str] = set()
     result = {}
     for name, stored in weights.items():
-        if len(stored.sizes) != 2 or stored.block_type or stored.dtype not in _FLOATS:
+        if len(stored.sizes) not in (2, 3) or stored.block_type or stored.dtype not in _FLOATS:
             continue
-        if not all(matrices.get(alias, True) for alias in names[name]):
+        if not all(matrices.get(alias, False) for alias in names[name] if alias in matrices):
             continue
         wanted = _quantize.type_of(rules, names[name])
         if wanted is None:
@@ -43,7 +50,7 @@ def quantized(
         except InvalidArgument as e:
             raise ExportError(f"export_llm: {e}") from e
         if kind.lower() != wanted.lower():
-            say(f"{name}: rows of {stored.sizes[1]} elements do not divide into blocks of {wanted}; stored as {kind}")
+            say(f"{name}: rows of {stored.sizes[-1]} elements do not divide into blocks of {wanted}; stored as {kind}")
         result[name] = _as(stored, kind)
     for kind in set(rules.values()) - used:
         say(f"no weight is stored as {kind}")
@@ -57,18 +64,23 @@ def _matrices(program: ExportedProgram) -> dict[str, bool]:
     for spec in program.graph_signature.input_specs:
         if spec.target is not None:
             node = placeholders[spec.arg.name]
-            reads[spec.target] &= all(_quantize._reads(user, node) for user in node.users)
+            reads[spec.target] &= all(_reads_rows(user, node) for user in node.users)
     return reads
 
 
+def _reads_rows(user: torch.fx.Node, weight: torch.fx.Node) -> bool:
+    position = _READERS.get(user.target)
+    return position is not None and [i for i, arg in enumerate(user.args) if arg is weight] == [position]
+
+
 def _as(stored: Stored, kind: str) -> Stored:
-    rows, columns = stored.sizes
+    columns = stored.sizes[-1]
     step = max(1, _ELEMENTS // columns)
     half = _quantize.HALVES.get(kind)
 
     def chunks() -> Iterator[Any]:
-        tensor = stored.tensor()
-        for begin in range(0, rows, step):
+        tensor = stored.tensor().reshape(-1, columns)
+        for begin in range(0, tensor.shape[0], step):
             yield _quantize.quantize(tensor[begin : begin + step], kind).data
 
     from graft import _C
