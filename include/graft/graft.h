@@ -99,6 +99,9 @@ struct LoadOptions {
   std::shared_ptr<const void> keep_alive;
   std::string device;          // "" means GRAFT_DEVICE or "cpu"; an unknown name throws NotFound
   std::size_t max_plans = 64;  // plans kept per program, least recently used dropped first
+  // Lay weights in block formats out for graft's own kernels where it has one for the format on this CPU. Without it ggml's
+  // products read them where they lie.
+  bool pack_weights = true;
   bool verify_hashes = false;  // check each weight's SHA-256 (reads every weight once)
   // Called as each phase of the load begins, with its name (PhaseStats::name). What it throws ends the load and reaches
   // the caller as it is.
@@ -128,6 +131,8 @@ struct ProgramStats {
   std::uint64_t copied_bytes = 0;       // the same in bytes
   std::uint64_t converted_count = 0;    // copies in the dtype of their values of weights stored in another type
   std::uint64_t converted_bytes = 0;    // the same in bytes
+  std::uint64_t packed_count = 0;       // laid out for our kernels; these take the place of what is in the file
+  std::uint64_t packed_bytes = 0;       // the same in bytes
   std::uint64_t constant_bytes = 0;     // folded constants
   std::uint64_t graph_bytes = 0;        // now: what only planning needs; 0 after shrink()
   std::uint64_t graph_bytes_freed = 0;  // by shrink() so far

@@ -81,6 +81,15 @@ void MappedFile::read_into(std::uint64_t offset, std::span<std::byte> out) const
   }
 }
 
+void MappedFile::release(std::span<const std::byte> range) const {
+  if (is_memory() || range.empty()) return;
+  GRAFT_ASSERT(range.data() >= bytes_.data() && range.data() + range.size() <= bytes_.data() + bytes_.size());
+  const auto page = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
+  const auto begin = (reinterpret_cast<std::uintptr_t>(range.data()) + page - 1) / page * page;
+  const auto end = reinterpret_cast<std::uintptr_t>(range.data() + range.size()) / page * page;
+  if (begin < end) ::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);  // NOLINT
+}
+
 void MappedFile::check_unchanged() const {
   if (is_memory()) return;
   const struct stat now = status();

@@ -40,6 +40,9 @@ class GRAFT_API MappedFile {
   std::vector<std::byte> read(std::uint64_t offset, std::size_t count) const;
   // The same into memory of the caller.
   void read_into(std::uint64_t offset, std::span<std::byte> out) const;
+  // Gives the memory of pages back that lie wholly in `range` of bytes(), which is not read any more; reading it again
+  // is right, and slow. Does nothing for memory of the caller.
+  void release(std::span<const std::byte> range) const;
   // Throws InvalidProgram when size or time of modification are not those of the time it was mapped.
   void check_unchanged() const;
 

@@ -77,11 +77,18 @@ Stored stored_of(const Weight& weight) {
 }
 
 void set_stored(Weight& weight, const Stored& stored) {
-  constexpr Storage kStorages[] = {Storage::plain, Storage::ggml_block, Storage::panels};
-  weight.storage = kStorages[static_cast<std::size_t>(stored.kind)];
+  GRAFT_ASSERT(stored.kind != Stored::Kind::panels);
+  weight.storage = stored.is_plain() ? Storage::plain : Storage::ggml_block;
   weight.dtype = stored.dtype;
   weight.block_type = stored.is_plain() ? std::string() : std::string(block_type_name(stored.block));
-  if (stored.kind != Stored::Kind::panels) weight.byte_size = stored_bytes(stored, weight.shape);
+  weight.byte_size = stored_bytes(stored, weight.shape);
+}
+
+void set_panels(Weight& weight, std::uint64_t bytes) {
+  GRAFT_ASSERT(weight.storage == Storage::ggml_block);
+  weight.storage = Storage::panels;
+  weight.key += " in panels";  // what has one key has one size
+  weight.byte_size = bytes;
 }
 
 std::string Value::str() const {

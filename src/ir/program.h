@@ -154,7 +154,8 @@ inline constexpr int kMaxListDepth = 8;
 
 // Between a weight's fields and what they say about its elements; neither for affine storage.
 Stored stored_of(const Weight& weight);
-void set_stored(Weight& weight, const Stored& stored);  // byte_size too, but that of panels is their maker's to say
+void set_stored(Weight& weight, const Stored& stored);  // plain or blocks; byte_size too
+void set_panels(Weight& weight, std::uint64_t bytes);   // of blocks, which are now laid out in panels
 
 // Bytes of memory that the program holds, its own object included.
 std::size_t host_bytes(const Program& program);

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "kernel/panels.h"
 
 namespace graft {
 namespace {
@@ -18,6 +19,80 @@ constexpr i64 kRowsAtOnce = 16;
 constexpr i64 kQuantizedAtOnce = 1024;
 
 i64 ceil_div(i64 a, i64 b) { return (a + b - 1) / b; }
+
+simd::Epilogue epilogue_of(const KernelContext& ctx, const MatmulAttrs& attrs) {
+  const TensorDesc& out = ctx.out();
+  simd::Epilogue e;
+  e.alpha = attrs.alpha;
+  e.beta = attrs.beta;
+  e.activation = attrs.activation;
+  e.out = ctx.outputs[0];
+  e.out_dtype = out.dtype;
+  e.out_r = out.strides[0];
+  e.out_j = out.strides[1];
+  if (attrs.has_bias != 0) {
+    e.bias = ctx.inputs[2];
+    e.bias_dtype = ctx.in(2).dtype;
+    e.bias_r = ctx.in(2).strides[0];
+    e.bias_j = ctx.in(2).strides[1];
+  }
+  return e;
+}
+
+// The product by our own kernels, of a weight in panels.
+class PanelProduct {
+ public:
+  PanelProduct(const KernelContext& ctx, const simd::PanelTable& table)
+      : ctx_(ctx),
+        attrs_(ctx.attrs<BlockMatmulAttrs>()),
+        format_(*panel_format(attrs_.type)),
+        table_(table),
+        rows_(ctx.in(0).shape[0]),
+        depth_(ctx.in(0).shape[1]) {}
+
+  static i64 scratch_bytes(i64 rows, i64 depth) {
+    return align(rows * depth) + 2 * align(rows * (depth / simd::kPanelBlock) * 4);
+  }
+
+  void run() const { ctx_.phase == 0 ? quantize() : multiply(); }
+
+ private:
+  static i64 align(i64 bytes) { return ceil_div(bytes, 64) * 64; }
+
+  simd::QuantizedRows quantized() const {
+    const i64 blocks = align(rows_ * (depth_ / simd::kPanelBlock) * 4);
+    std::byte* scale = ctx_.scratch_bytes + align(rows_ * depth_);
+    simd::QuantizedRows out;
+    out.q = reinterpret_cast<std::int8_t*>(ctx_.scratch_bytes);
+    out.scale = reinterpret_cast<float*>(scale);
+    out.sum = reinterpret_cast<std::int32_t*>(scale + blocks);
+    out.scaled_sum = reinterpret_cast<float*>(scale + blocks);
+    return out;
+  }
+
+  void quantize() const {
+    const i64 pieces = ceil_div(depth_, kQuantizedAtOnce);
+    const auto [begin, end] = ctx_.share(rows_ * pieces);
+    for (i64 unit = begin; unit < end; ++unit) {
+      const i64 row = unit / pieces, k = unit % pieces * kQuantizedAtOnce;
+      table_.quantize(format_, ctx_.input<float>(0) + row * ctx_.in(0).strides[0], k,
+                      std::min(k + kQuantizedAtOnce, depth_), row, depth_, quantized());
+    }
+  }
+
+  void multiply() const {
+    const i64 columns = ctx_.out().shape[1], width = table_.tile_columns;
+    const auto [begin, end] = ctx_.share(ceil_div(columns, width));
+    table_.tiles(format_, ctx_.input<std::byte>(1), quantized(), rows_, depth_, columns, begin * width,
+                 std::min(end * width, columns), epilogue_of(ctx_, attrs_.product));
+  }
+
+  const KernelContext& ctx_;
+  const BlockMatmulAttrs attrs_;
+  const simd::PanelFormat format_;
+  const simd::PanelTable& table_;
+  const i64 rows_, depth_;
+};
 
 // The product by ggml's own functions for one type: any type on any CPU.
 class GgmlProduct {
@@ -46,31 +121,12 @@ class GgmlProduct {
     }
   }
 
-  simd::Epilogue epilogue() const {
-    const TensorDesc& out = ctx_.out();
-    simd::Epilogue e;
-    e.alpha = attrs_.product.alpha;
-    e.beta = attrs_.product.beta;
-    e.activation = attrs_.product.activation;
-    e.out = ctx_.outputs[0];
-    e.out_dtype = out.dtype;
-    e.out_r = out.strides[0];
-    e.out_j = out.strides[1];
-    if (attrs_.product.has_bias != 0) {
-      e.bias = ctx_.inputs[2];
-      e.bias_dtype = ctx_.in(2).dtype;
-      e.bias_r = ctx_.in(2).strides[0];
-      e.bias_j = ctx_.in(2).strides[1];
-    }
-    return e;
-  }
-
   void multiply() const {
     constexpr i64 kMostColumns = 64;
     alignas(64) float sums[kRowsAtOnce * kMostColumns];
     const simd::MatmulTable& table = simd::matmul();
     const i64 width = table.panel_width;
-    const simd::Epilogue e = epilogue();
+    const simd::Epilogue e = epilogue_of(ctx_, attrs_.product);
     const i64 row_bytes = block_row_bytes(attrs_.type, depth_);
     const auto [begin, end] = ctx_.share(ceil_div(columns_, width));
     for (i64 panel = begin; panel < end; ++panel) {
@@ -95,7 +151,10 @@ class GgmlProduct {
   const i64 rows_, depth_, columns_, quantized_row_;
 };
 
-void run_block_matmul(const KernelContext& ctx) noexcept { GgmlProduct(ctx).run(); }
+void run_block_matmul(const KernelContext& ctx) noexcept {
+  if (ctx.attrs<BlockMatmulAttrs>().panels != 0) return run_panel_product(ctx, *simd::panels());
+  GgmlProduct(ctx).run();
+}
 
 // Quantizing the rows of a, and the products.
 int phases_of_block_matmul(const KernelContext&) noexcept { return 2; }
@@ -104,7 +163,12 @@ int phases_of_block_matmul(const KernelContext&) noexcept { return 2; }
 
 const Kernel kBlockMatmul = {"block_matmul", run_block_matmul, 0, phases_of_block_matmul};
 
+void run_panel_product(const KernelContext& ctx, const simd::PanelTable& table) noexcept {
+  PanelProduct(ctx, table).run();
+}
+
 std::int64_t block_matmul_scratch_bytes(const BlockMatmulAttrs& attrs, std::int64_t rows, std::int64_t depth) {
+  if (attrs.panels != 0) return PanelProduct::scratch_bytes(rows, depth);
   const ggml_type type = ggml_get_type_traits_cpu(static_cast<ggml_type>(attrs.type))->vec_dot_type;
   return rows * static_cast<std::int64_t>(ggml_row_size(type, depth));
 }

@@ -5,6 +5,7 @@
 #include "base/stored.h"
 #include "kernel/kernel.h"
 #include "kernel/matmul.h"
+#include "kernel/simd/blocks.h"
 
 namespace graft {
 
@@ -18,6 +19,9 @@ struct BlockMatmulAttrs {
 // bytes (u8) and, when has_bias, bias [M, N] of any strides; output [M, N], any strides. Rows of a are quantized first,
 // to the type that ggml multiplies the weight's with: the error of a product is ggml's. Sums are kept in f32.
 extern const Kernel kBlockMatmul;
+
+// The same for weights in panels, with the kernels of a given level: kBlockMatmul uses simd::panels().
+void run_panel_product(const KernelContext& ctx, const simd::PanelTable& table) noexcept;
 
 // Scratch that it needs for an a [rows, depth].
 std::int64_t block_matmul_scratch_bytes(const BlockMatmulAttrs& attrs, std::int64_t rows, std::int64_t depth);

@@ -12,6 +12,7 @@
 #include "kernel/block_rows.h"
 #include "kernel/block_test_util.h"
 #include "kernel/kernel_test_util.h"
+#include "kernel/panels.h"
 
 namespace graft {
 namespace {
@@ -64,15 +65,52 @@ struct Options {
   bool bias = false;
   float alpha = 1, beta = 1;
   simd::Activation activation = simd::Activation::none;
-  std::size_t shift = 0;  // of the weight from an aligned address, bytes
-  i64 a_gap = 0;          // elements between rows of a
+  std::size_t shift = 0;           // of the weight from an aligned address, bytes
+  i64 a_gap = 0;                   // elements between rows of a
+  const Kernel* panels = nullptr;  // the product of a weight in panels
 };
+
+int two_phases(const KernelContext&) noexcept { return 2; }
+
+// Every level of this machine that has one.
+std::vector<const Kernel*> panel_kernels() {
+  std::vector<const Kernel*> out;
+#ifdef GRAFT_HAVE_X86_ISA
+  static const Kernel kAvx2 = {
+      "avx2", [](const KernelContext& ctx) noexcept { run_panel_product(ctx, simd::avx2::kPanels); }, 0, two_phases};
+  static const Kernel kVnni = {
+      "vnni", [](const KernelContext& ctx) noexcept { run_panel_product(ctx, simd::avx512vnni::kPanels); }, 0,
+      two_phases};
+  for (const simd::Isa isa : simd::available_isas()) {
+    if (simd::panels(isa) == &simd::avx2::kPanels && out.empty()) out.push_back(&kAvx2);
+    if (simd::panels(isa) == &simd::avx512vnni::kPanels) out.push_back(&kVnni);
+  }
+#endif
+  return out;
+}
+
+std::vector<BlockType> panel_types() {
+  std::vector<BlockType> out;
+  for (const BlockType type : all_block_types())
+    if (panel_format(type)) out.push_back(type);
+  return out;
+}
+
+std::vector<std::byte> in_panels(const Problem& p) {
+  const simd::PanelFormat format = *panel_format(p.type);
+  std::vector<std::byte> out(static_cast<std::size_t>(panels_bytes(format, p.n, p.k)));
+  const i64 panels = (p.n + simd::kPanelColumns - 1) / simd::kPanelColumns;
+  fill_panels(format, p.weight.data(), p.n, p.k, panels / 2, panels, out.data());
+  fill_panels(format, p.weight.data(), p.n, p.k, 0, panels / 2, out.data());
+  return out;
+}
 
 std::vector<float> bias_of(const Problem& p) { return random_values(p.n, 3); }
 
 std::vector<float> product(const Problem& p, const Options& o = {}) {
-  AlignedMemory weight(p.weight.size() + o.shift);
-  std::memcpy(weight.data() + o.shift, p.weight.data(), p.weight.size());
+  const std::vector<std::byte> bytes = o.panels ? in_panels(p) : p.weight;
+  AlignedMemory weight(bytes.size() + o.shift);
+  std::memcpy(weight.data() + o.shift, bytes.data(), bytes.size());
   std::vector<float> a(static_cast<std::size_t>(p.m * (p.k + o.a_gap)));
   for (i64 r = 0; r < p.m; ++r) std::copy_n(p.a.data() + r * p.k, p.k, a.data() + r * (p.k + o.a_gap));
   TensorDesc a_desc(DType::f32, Shape{p.m, p.k});
@@ -83,13 +121,15 @@ std::vector<float> product(const Problem& p, const Options& o = {}) {
   BlockMatmulAttrs attrs;
   attrs.product = {o.alpha, o.beta, o.activation, o.bias ? 1 : 0};
   attrs.type = p.type;
+  attrs.panels = o.panels ? 1 : 0;
   const AlignedMemory scratch(static_cast<std::size_t>(block_matmul_scratch_bytes(attrs, p.m, p.k)));
   std::vector<float> out(static_cast<std::size_t>(p.m * p.n), std::nanf(""));
   std::vector<TestOperand> inputs = {
-      {a_desc, a.data()}, {TensorDesc(DType::u8, Shape{static_cast<i64>(p.weight.size())}), weight.data() + o.shift}};
+      {a_desc, a.data()}, {TensorDesc(DType::u8, Shape{static_cast<i64>(bytes.size())}), weight.data() + o.shift}};
   if (o.bias) inputs.push_back({bias_desc, bias.data()});
-  const std::string error = run_kernel(kBlockMatmul, inputs, {TensorDesc(DType::f32, Shape{p.m, p.n}), out.data()},
-                                       o.threads, attrs, scratch.data());
+  const std::string error =
+      run_kernel(o.panels ? *o.panels : kBlockMatmul, inputs, {TensorDesc(DType::f32, Shape{p.m, p.n}), out.data()},
+                 o.threads, attrs, scratch.data());
   EXPECT_EQ(error, "");
   return out;
 }
@@ -166,6 +206,90 @@ TEST(BlockMatmul, EpilogueGapsAndUnalignedWeights) {
       product(p, {.threads = 2, .bias = true, .alpha = 0.5f, .beta = 2, .activation = simd::Activation::relu});
   for (std::size_t i = 0; i < out.size(); ++i)
     EXPECT_NEAR(out[i], std::max(0.f, 0.5f * plain[i] + 2 * bias[i % 40]), 1e-5f);
+}
+
+// Scales of activations are not rounded to 16 bits as ggml's are: the error is smaller.
+TEST(Panels, TheErrorIsNotLargerThanGgmls) {
+  for (const Kernel* kernel : panel_kernels())
+    for (const BlockType type : panel_types())
+      for (const i64 m : {1, 33}) {
+        const Problem p(type, m, 64, 1024);
+        const std::vector<float> ours = product(p, {.panels = kernel}), theirs = ggml_product(p);
+        double our_error = 0, their_error = 0;
+        for (i64 i = 0; i < p.m * p.n; ++i) {
+          const double exact = p.exact(i / p.n, i % p.n);
+          our_error += std::pow(static_cast<double>(ours[Problem::at(i)]) - exact, 2);
+          their_error += std::pow(static_cast<double>(theirs[Problem::at(i)]) - exact, 2);
+        }
+        EXPECT_LE(our_error, 1.02 * their_error) << kernel->name << " " << block_type_name(type) << " M " << m;
+        check(p, ours);
+      }
+}
+
+TEST(Panels, SizesAroundTheBordersOfTiles) {
+  for (const Kernel* kernel : panel_kernels())
+    for (const BlockType type : panel_types())
+      for (const i64 m : {1, 2, 3, 4, 5, 6, 7, 13, 31, 33})
+        for (const i64 n : {1, 7, 15, 16, 17, 31, 32, 33, 48, 65}) {
+          const Problem p(type, m, n, block_elements(type) * (n % 2 == 0 ? 2 : 1 + n % 3));
+          for (const int threads : {1, 2, 3}) check(p, product(p, {.threads = threads, .panels = kernel}));
+        }
+}
+
+TEST(Panels, EpilogueGapsAndUnalignedWeights) {
+  for (const Kernel* kernel : panel_kernels())
+    for (const BlockType type : panel_types()) {
+      const Problem p(type, 5, 40, 256);
+      const std::vector<float> plain = product(p, {.panels = kernel}), bias = bias_of(p);
+      EXPECT_EQ(product(p, {.shift = 2, .panels = kernel}), plain);
+      EXPECT_EQ(product(p, {.shift = 33, .a_gap = 3, .panels = kernel}), plain);
+      Options options{.threads = 2, .bias = true, .alpha = 0.5f, .beta = 2, .panels = kernel};
+      options.activation = simd::Activation::relu;
+      const std::vector<float> out = product(p, options);
+      for (std::size_t i = 0; i < out.size(); ++i)
+        EXPECT_NEAR(out[i], std::max(0.f, 0.5f * plain[i] + 2 * bias[i % 40]), 1e-5f);
+    }
+}
+
+// The smallest number that a byte holds does not come from ggml's quantizer; files may have it.
+TEST(Panels, EveryByteOfQ8) {
+  const BlockType type = *find_block_type("q8_0");
+  for (const Kernel* kernel : panel_kernels()) {
+    Problem p(type, 6, 40, 64);
+    for (std::size_t i = 0; i < p.weight.size(); ++i)
+      if (i % 34 >= 2) p.weight[i] = i % 3 == 0 ? std::byte{0x80} : i % 3 == 1 ? std::byte{0x7f} : std::byte{0x81};
+    p.values = dequantized(type, p.weight, p.k);
+    check(p, product(p, {.panels = kernel}));
+  }
+}
+
+TEST(Panels, NumbersThatCannotBeQuantized) {
+  for (const Kernel* kernel : panel_kernels()) {
+    Problem p(*find_block_type("q8_0"), 3, 16, 64);
+    for (i64 k = 0; k < 64; ++k) p.a[Problem::at(k)] = 1e-40f;
+    p.a[64 + 7] = std::nanf("");
+    p.a[128 + 40] = INFINITY;
+    const std::vector<float> out = product(p, {.panels = kernel});
+    for (std::size_t j = 0; j < 16; ++j) {
+      EXPECT_NEAR(out[j], 0, 1e-30f);
+      EXPECT_FALSE(std::isfinite(out[16 + j]));
+      EXPECT_FALSE(std::isfinite(out[32 + j]));
+    }
+  }
+}
+
+TEST(Panels, RowsAreExact) {
+  for (const BlockType type : panel_types())
+    for (const i64 n : {1, 16, 37}) {
+      const Problem p(type, 1, n, block_elements(type) * 3);
+      const std::vector<std::byte> panels = in_panels(p);
+      std::vector<float> row(static_cast<std::size_t>(p.k));
+      for (i64 r = 0; r < n; ++r) {
+        row_of_panels(*panel_format(type), panels.data(), p.k, r, row.data());
+        EXPECT_EQ(std::memcmp(row.data(), p.values.data() + r * p.k, row.size() * sizeof(float)), 0)
+            << block_type_name(type) << " " << n << " " << r;
+      }
+    }
 }
 
 TEST(BlockRows, EveryTypeIsExact) {

@@ -4,6 +4,8 @@
 
 #include <string>
 
+#include "kernel/panels.h"
+
 namespace graft {
 namespace {
 
@@ -23,13 +25,18 @@ void run_block_rows(const KernelContext& ctx) noexcept {
   const auto attrs = ctx.attrs<BlockRowsAttrs>();
   const std::int64_t depth = ctx.out().shape[ctx.out().rank() - 1];
   const std::int64_t row_bytes = block_row_bytes(attrs.type, depth);
+  const auto format = attrs.panels != 0 ? panel_format(attrs.type) : std::nullopt;
   const auto to_float = ggml_get_type_traits(static_cast<ggml_type>(attrs.type))->to_float;
   const auto [begin, end] = ctx.share(ctx.in(1).numel());
   for (std::int64_t i = begin; i < end; ++i) {
     const std::int64_t index = index_at(ctx, i);
     if (index < 0 || index >= attrs.rows) return fail(ctx, index, attrs.rows);
     float* to = ctx.output<float>() + i * depth;
-    to_float(ctx.input<std::byte>(0) + index * row_bytes, to, depth);
+    if (format) {
+      row_of_panels(*format, ctx.input<std::byte>(0), depth, index, to);
+    } else {
+      to_float(ctx.input<std::byte>(0) + index * row_bytes, to, depth);
+    }
   }
 }
 

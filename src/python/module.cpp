@@ -239,6 +239,8 @@ nb::dict to_dict(const ProgramStats& s) {
   d["copied_bytes"] = s.copied_bytes;
   d["converted_count"] = s.converted_count;
   d["converted_bytes"] = s.converted_bytes;
+  d["packed_count"] = s.packed_count;
+  d["packed_bytes"] = s.packed_bytes;
   d["constant_bytes"] = s.constant_bytes;
   d["graph_bytes"] = s.graph_bytes;
   d["graph_bytes_freed"] = s.graph_bytes_freed;

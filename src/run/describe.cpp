@@ -151,6 +151,8 @@ std::string Program::describe(bool whole_plans) const {
              {"copied_bytes", stats.copied_bytes},
              {"converted_count", stats.converted_count},
              {"converted_bytes", stats.converted_bytes},
+             {"packed_count", stats.packed_count},
+             {"packed_bytes", stats.packed_bytes},
              {"constant_bytes", stats.constant_bytes}}},
            {"graphs",
             {{"bytes", stats.graph_bytes},

@@ -7,6 +7,7 @@
 #include "base/plant.h"
 #include "base/sha256.h"
 #include "graft/graft.h"
+#include "kernel/panels.h"
 #include "kernel/simd/cpu_check.h"
 #include "op/operator.h"
 #include "package/package.h"
@@ -94,10 +95,21 @@ class Loader {
       for (const ConvertedWeight& c : converted)
         method.weights[c.weight] = placer_.converted(graph.weights[c.weight], found[c.source]);
       for (std::size_t i = 0; i < found.size(); ++i)
-        if (!method.weights[i]) method.weights[i] = placer_.as_stored(graph.weights[i], found[i]);
+        if (!method.weights[i]) method.weights[i] = place(graph.weights[i], found[i]);
+      for (std::size_t i = 0; i < found.size(); ++i) {
+        const ir::Weight& weight = graph.weights[i];
+        method.panel_bytes.push_back(weight.storage == ir::Storage::panels ? weight.byte_size : 0);
+      }
       impl_->methods.push_back(std::move(method));
     }
     return impl_->weight_stats.weight_bytes;
+  }
+
+  // What is left in blocks is read by operators that take panels as well.
+  std::byte* place(ir::Weight& weight, const FoundWeight& found) {
+    const bool panels = options_.pack_weights && !found.stored->is_plain() && weight.shape.rank() == 2 &&
+                        weight.shape.numel() > 0 && panel_format(found.stored->block);
+    return panels ? placer_.in_panels(weight, found) : placer_.as_stored(weight, found);
   }
 
   std::uint64_t fold() {

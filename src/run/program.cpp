@@ -167,6 +167,8 @@ std::shared_ptr<const ir::Program> Program::Impl::graph(std::uint32_t index) con
               "' of ", source, " changed since it was loaded");
   for (std::size_t i = 0; i < method.stored.size(); ++i) ir::set_stored(again->weights[i], method.stored[i]);
   convert_stored_weights(*again, on_device != nullptr);
+  for (std::size_t i = 0; i < method.panel_bytes.size(); ++i)
+    if (method.panel_bytes[i] > 0) ir::set_panels(again->weights[i], method.panel_bytes[i]);
   run_passes(*again, scalar_weights(*again, method));
   fold_again(*again, method);
   method.graph->made = again;

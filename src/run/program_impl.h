@@ -38,6 +38,7 @@ struct LoadedMethod {
   std::vector<std::byte*> weights;
   // How the weights of the graph in the file are stored, as they were found, and the bytes that the graph gives them.
   std::vector<Stored> stored;
+  std::vector<std::size_t> panel_bytes;  // 0: not in panels
   std::vector<std::size_t> weight_bytes;
   std::vector<FoldedConstant> constants;  // by index of constant inputs
   std::vector<std::uint32_t> states;      // by state index of the graph: index into Program::Impl::states

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "kernel/block_test_util.h"
+#include "kernel/simd/blocks.h"
 #include "run/test_graph.h"
 
 namespace graft {
@@ -70,12 +71,14 @@ struct Graph : GraphBuilder {
                   {fixed(kRows), fixed(kDepth)}));
   }
 
-  std::shared_ptr<const Program> build_with(const StoredData& data) {
+  std::shared_ptr<const Program> build_with(const StoredData& data, bool pack = true) {
     const auto find = [&data](const ir::Weight&) {
       return FoundWeight{data.bytes, FoundWeight::Origin::file, "the test", data.stored};
     };
     const auto again = [this](std::size_t) { return program(); };
-    return Program::from_impl(build_program({program()}, find, again, {}, "test"));
+    LoadOptions options;
+    options.pack_weights = pack;
+    return Program::from_impl(build_program({program()}, find, again, options, "test"));
   }
 };
 
@@ -125,6 +128,21 @@ TEST_F(StoredWeightsRun, NothingIsConvertedWhereProductsAndLookupsReadIt) {
     Session(program).run("forward", std::vector{tensor(ids_, DType::i64, {3})});
     expect_results(program, data, false);
   }
+}
+
+TEST_F(StoredWeightsRun, PanelsTakeThePlaceOfBlocks) {
+  Graph graph(false);
+  std::uint64_t packed = 0;
+  for (const BlockType type : test::all_block_types()) {
+    const StoredData data = stored_data(Stored::as_blocks(type));
+    EXPECT_EQ(graph.build_with(data, false)->stats().packed_bytes, 0U);
+    expect_results(graph.build_with(data, false), data, false);
+    const ProgramStats stats = graph.build_with(data)->stats();
+    packed += stats.packed_count;
+    // 24 rows are filled up to 32; q4_K's scales take a little more.
+    EXPECT_LE(stats.packed_bytes, data.bytes.size() * 32 / 24 * 103 / 100);
+  }
+  EXPECT_EQ(packed > 0, simd::panels() != nullptr);
 }
 
 TEST_F(StoredWeightsRun, AnyOtherUseReadsOneConversion) {

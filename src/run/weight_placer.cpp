@@ -2,11 +2,15 @@
 
 #include <ggml.h>
 
+#include <algorithm>
 #include <cstring>
+#include <thread>
 
 #include "base/check.h"
+#include "kernel/panels.h"
 #include "package/package.h"
 #include "run/log.h"
+#include "run/thread_team.h"
 
 namespace graft {
 namespace {
@@ -78,6 +82,31 @@ std::byte* WeightPlacer::converted(const ir::Weight& weight, const FoundWeight& 
   ++program_.weight_stats.converted_count;
   program_.weight_stats.converted_bytes += desc.byte_count();
   log(LogLevel::info, str("weight '", weight.fqn, "' converted from ", found.stored->str(), " to f32"));
+  return place->second;
+}
+
+std::byte* WeightPlacer::in_panels(ir::Weight& weight, const FoundWeight& found) {
+  const simd::PanelFormat format = *panel_format(found.stored->block);
+  const std::int64_t rows = weight.shape[0], depth = weight.shape[1];
+  const auto bytes = static_cast<std::size_t>(panels_bytes(format, rows, depth));
+  ir::set_panels(weight, bytes);
+  const auto [place, first] = panels_.try_emplace({found.bytes.data(), found.bytes.size()}, nullptr);
+  if (!first) return place->second;
+  AlignedMemory memory(bytes);
+  const std::int64_t panels = (rows + simd::kPanelColumns - 1) / simd::kPanelColumns;
+  const std::int64_t parts = std::clamp<std::int64_t>(resolve_threads(0), 1, panels);
+  {
+    std::vector<std::jthread> team;
+    const auto part = [&](std::int64_t i) {
+      fill_panels(format, found.bytes.data(), rows, depth, panels * i / parts, panels * (i + 1) / parts, memory.data());
+    };
+    for (std::int64_t i = 1; i < parts; ++i) team.emplace_back(part, i);
+    part(0);
+  }
+  place->second = keep(std::move(memory));
+  ++program_.weight_stats.packed_count;
+  program_.weight_stats.packed_bytes += bytes;
+  if (found.file) found.file->release(found.bytes);
   return place->second;
 }
 

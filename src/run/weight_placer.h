@@ -23,6 +23,8 @@ class WeightPlacer {
   FoundWeight find(const ir::Weight& weight, const FindWeight& find);
   // The address to read the weight at as it is stored: where it was found if its alignment allows, else in a copy.
   std::byte* as_stored(const ir::Weight& weight, const FoundWeight& found);
+  // Blocks that our kernels want in panels: there, and `weight` says so. The pages they were found in are released.
+  std::byte* in_panels(ir::Weight& weight, const FoundWeight& found);
   // The same values as elements of f32.
   std::byte* converted(const ir::Weight& weight, const FoundWeight& found);
 
@@ -38,6 +40,7 @@ class WeightPlacer {
   std::map<std::pair<std::vector<std::uint8_t>, std::size_t>, Bytes> tied_;  // by content
   std::map<Key, std::byte*> copies_;
   std::map<Key, std::byte*> conversions_;
+  std::map<Key, std::byte*> panels_;
 };
 
 }  // namespace graft
