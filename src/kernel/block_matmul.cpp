@@ -51,7 +51,9 @@ class PanelProduct {
         depth_(ctx.in(0).shape[1]) {}
 
   static i64 scratch_bytes(i64 rows, i64 depth) {
-    return align(rows * depth) + 2 * align(rows * (depth / simd::kPanelBlock) * 4);
+    // Sums of up to two halves of each block.
+    const i64 blocks = rows * (depth / simd::kPanelBlock);
+    return align(rows * depth) + align(blocks * 4) + align(blocks * 2 * 4);
   }
 
   void run() const { ctx_.phase == 0 ? quantize() : multiply(); }

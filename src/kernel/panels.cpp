@@ -17,6 +17,7 @@ using simd::PanelFormat;
 
 // ggml's blocks.
 constexpr i64 kQ8Bytes = 34, kQ4Bytes = 18, kQ4KBytes = 144;  // of 32, 32 and 256 elements
+constexpr i64 kQ6KBytes = 210;                                // of 256
 constexpr i64 kQ4KScales = 4, kQ4KQuants = 16;                // where they begin
 
 float f16_at(const std::byte* p) {
@@ -38,6 +39,14 @@ void scales_of_q4_k(const std::byte* packed, i64 b, unsigned& scale, unsigned& m
   }
 }
 
+// Element e of 256, as ggml packs them: 0 to 63.
+unsigned q6_k_at(const std::byte* block, i64 e) {
+  const i64 half = e / 128, quarter = e % 128 / 32, l = e % 32;
+  const unsigned low = u8_at(block + half * 64 + quarter % 2 * 32 + l) >> (quarter < 2 ? 0 : 4) & 15;
+  const unsigned high = u8_at(block + 128 + half * 32 + l) >> (2 * quarter) & 3;
+  return low | high << 4;
+}
+
 // Where the parts of a block lie in a panel.
 struct Place {
   i64 quants = 0;
@@ -47,14 +56,15 @@ struct Place {
 
 Place place_of(PanelFormat format, i64 depth, i64 block) {
   const i64 blocks = depth / kPanelBlock;
-  const i64 group = format == PanelFormat::q4_k ? 8 : 2;
-  const i64 block_bytes = format == PanelFormat::q8_0 ? 512 : 256;
+  const bool by_256 = format == PanelFormat::q4_k || format == PanelFormat::q6_k;
+  const i64 group = by_256 ? 8 : 2;
+  const i64 block_bytes = format == PanelFormat::q8_0 ? 512 : format == PanelFormat::q6_k ? 384 : 256;
   const i64 first = block / group * group, count = std::min(group, blocks - first);
   const i64 start = simd::panel_bytes(format, first * kPanelBlock);
   Place place;
   place.in_group = block - first;
   place.quants = start + place.in_group * block_bytes;
-  place.scales = start + count * block_bytes + (format == PanelFormat::q4_k ? 0 : place.in_group * 32);
+  place.scales = start + count * block_bytes + (by_256 ? 0 : place.in_group * 32);
   return place;
 }
 
@@ -87,6 +97,25 @@ void fill_q4_k(const std::byte* from, i64 column, const Place& place, std::byte*
   std::memcpy(scales + 288 + column * 2, from + 2, 2);
 }
 
+void fill_q6_k(const std::byte* from, i64 column, const Place& place, std::byte* panel) {
+  std::byte* quants = panel + place.quants + column * 4;
+  for (i64 i = 0; i < kPanelBlock / 2; ++i) {
+    const unsigned a = q6_k_at(from, place.in_group * 32 + i), b = q6_k_at(from, place.in_group * 32 + 16 + i);
+    quants[i / 4 * 64 + i % 4] = static_cast<std::byte>((a & 15) | (b & 15) << 4);
+  }
+  for (i64 vector = 0; vector < 2; ++vector)
+    for (i64 j = 0; j < 4; ++j) {
+      unsigned bits = 0;
+      for (unsigned quad = 0; quad < 4; ++quad)
+        bits |= q6_k_at(from, place.in_group * 32 + vector * 16 + quad * 4 + j) >> 4 << (2 * quad);
+      quants[256 + vector * 64 + j] = static_cast<std::byte>(bits);
+    }
+  std::byte* scales = panel + place.scales;
+  for (i64 h = 0; h < 2; ++h)
+    scales[(place.in_group * 2 + h) * kPanelColumns + column] = from[192 + place.in_group * 2 + h];
+  std::memcpy(scales + 256 + column * 2, from + 208, 2);
+}
+
 }  // namespace
 
 std::optional<PanelFormat> panel_format(BlockType type) {
@@ -98,6 +127,8 @@ std::optional<PanelFormat> panel_format(BlockType type) {
       return PanelFormat::q4_0;
     case GGML_TYPE_Q4_K:
       return PanelFormat::q4_k;
+    case GGML_TYPE_Q6_K:
+      return PanelFormat::q6_k;
     default:
       return std::nullopt;
   }
@@ -110,8 +141,9 @@ i64 panels_bytes(PanelFormat format, i64 rows, i64 depth) {
 void fill_panels(PanelFormat format, const std::byte* blocks, i64 rows, i64 depth, i64 begin, i64 end,
                  std::byte* panels) {
   const i64 bytes = simd::panel_bytes(format, depth);
-  const bool by_256 = format == PanelFormat::q4_k;
-  const i64 block_bytes = by_256 ? kQ4KBytes : format == PanelFormat::q8_0 ? kQ8Bytes : kQ4Bytes;
+  const bool by_256 = format == PanelFormat::q4_k || format == PanelFormat::q6_k;
+  constexpr i64 kBytes[] = {kQ8Bytes, kQ4Bytes, kQ4KBytes, kQ6KBytes};
+  const i64 block_bytes = kBytes[static_cast<int>(format)];
   const i64 row_bytes = depth / (by_256 ? 256 : kPanelBlock) * block_bytes;
   for (i64 p = begin; p < end; ++p) {
     std::byte* panel = panels + p * bytes;
@@ -125,8 +157,10 @@ void fill_panels(PanelFormat format, const std::byte* blocks, i64 rows, i64 dept
           fill_q8_0(row + b * block_bytes, c, place, panel);
         } else if (format == PanelFormat::q4_0) {
           fill_q4_0(row + b * block_bytes, c, place, panel);
-        } else {
+        } else if (format == PanelFormat::q4_k) {
           fill_q4_k(row + b / 8 * block_bytes, c, place, panel);
+        } else {
+          fill_q6_k(row + b / 8 * block_bytes, c, place, panel);
         }
       }
     }
@@ -145,7 +179,7 @@ void row_of_panels(PanelFormat format, const std::byte* panels, i64 depth, i64 r
       const i64 at = place.in_group * kPanelColumns + column;
       scale = f16_at(scales + 256 + column * 2) * static_cast<float>(u8_at(scales + at));
       minimum = f16_at(scales + 288 + column * 2) * static_cast<float>(u8_at(scales + 128 + at));
-    } else {
+    } else if (format != PanelFormat::q6_k) {
       scale = f16_at(scales + column * 2);
     }
     for (i64 i = 0; i < kPanelBlock; ++i) {
@@ -155,7 +189,14 @@ void row_of_panels(PanelFormat format, const std::byte* panels, i64 depth, i64 r
       }
       const i64 half = i % 16;
       const unsigned byte = u8_at(quants + half / 4 * 64 + half % 4);
-      const auto q = static_cast<int>(i < 16 ? byte & 15 : byte >> 4);
+      auto q = static_cast<int>(i < 16 ? byte & 15 : byte >> 4);
+      if (format == PanelFormat::q6_k) {
+        q |= static_cast<int>(u8_at(quants + 256 + i / 16 * 64 + i % 4) >> (i % 16 / 4 * 2) & 3) << 4;
+        const std::byte s = scales[(place.in_group * 2 + i / 16) * kPanelColumns + column];
+        to[i] = f16_at(scales + 256 + column * 2) * static_cast<float>(static_cast<std::int8_t>(s)) *
+                static_cast<float>(q - 32);
+        continue;
+      }
       to[i] = format == PanelFormat::q4_0 ? scale * static_cast<float>(q - 8) : scale * static_cast<float>(q) - minimum;
     }
   }

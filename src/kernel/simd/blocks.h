@@ -14,27 +14,40 @@
 //   q8_0  a pair of blocks: 2 x [8][64], then 2 x f16 scale[16]; a last block alone likewise. zero = 128
 //   q4_0  a pair of blocks: 2 x [4][64], then 2 x f16 scale[16]; likewise. Low halves of the bytes of vector i hold
 //         elements 4 i to 4 i + 3 of the block, high halves those 16 on. zero = 8
-//   q4_k  eight blocks: 8 x [4][64] as q4_0, then u8 scale[8][16], u8 minimum[8][16], f16 unit of scale[16], f16 unit
-//   of
-//         minimum[16]. zero = 0
+//   q4_k  eight blocks: 8 x [4][64] as q4_0, then u8 scale[8][16], u8 minimum[8][16], f16 unit of scale[16],
+//         f16 unit of minimum[16]. zero = 0
+//   q6_k  eight blocks: 8 x ([4][64] the low four bits as q4_0, then [2][64] the high two: vector h has those of
+//         elements 16 h to 16 h + 15, four to a byte, the first in the lowest bits), then s8 scale[16][16], each of 16
+//         elements, f16 unit of scale[16]. zero = 32
 namespace graft::simd {
 
 inline constexpr int kPanelColumns = 16;
 inline constexpr int kPanelBlock = 32;
 
-enum class PanelFormat : std::int32_t { q8_0, q4_0, q4_k };
+enum class PanelFormat : std::int32_t { q8_0, q4_0, q4_k, q6_k };
 
 // Bytes of a panel of that depth.
 constexpr std::int64_t panel_bytes(PanelFormat format, std::int64_t depth) {
   const std::int64_t blocks = depth / kPanelBlock;
-  return format == PanelFormat::q8_0 ? blocks * 544 : format == PanelFormat::q4_0 ? blocks * 288 : blocks / 8 * 2368;
+  switch (format) {
+    case PanelFormat::q8_0:
+      return blocks * 544;
+    case PanelFormat::q4_0:
+      return blocks * 288;
+    case PanelFormat::q4_k:
+      return blocks / 8 * 2368;
+    case PanelFormat::q6_k:
+      return blocks / 8 * 3360;
+  }
+  return 0;
 }
 
 // Rows of the other operand, quantized: x = scale * q for blocks of kPanelBlock.
 struct QuantizedRows {
-  std::int8_t* q = nullptr;     // [rows, depth]
-  float* scale = nullptr;       // [rows, depth / kPanelBlock]
-  std::int32_t* sum = nullptr;  // [rows, depth / kPanelBlock]: -zero * the block's sum of q
+  std::int8_t* q = nullptr;  // [rows, depth]
+  float* scale = nullptr;    // [rows, depth / kPanelBlock]
+  // [rows, depth / kPanelBlock]: -zero * the block's sum of q. q6_k: [rows, depth / 16], of halves of a block.
+  std::int32_t* sum = nullptr;
   float* scaled_sum = nullptr;  // q4_k, in the place of `sum`: scale * the block's sum of q
 };
 

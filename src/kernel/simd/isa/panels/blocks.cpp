@@ -56,6 +56,19 @@ GRAFT_VEC vb high_half(vb x) {
 #endif
 }
 
+// The two bits of quadruple i of four in `high`, above the four bits of x.
+GRAFT_VEC vb with_high_bits(vb x, vb high, int i) {
+#if defined(__AVX512VNNI__)
+  const __m128i left = _mm_cvtsi32_si128(i < 2 ? 4 - 2 * i : 0), right = _mm_cvtsi32_si128(i < 2 ? 0 : 2 * i - 4);
+  const vb shifted = i < 2 ? _mm512_sll_epi16(high, left) : _mm512_srl_epi16(high, right);
+  return _mm512_or_si512(x, _mm512_and_si512(shifted, _mm512_set1_epi8(0x30)));
+#else
+  const __m128i left = _mm_cvtsi32_si128(i < 2 ? 4 - 2 * i : 0), right = _mm_cvtsi32_si128(i < 2 ? 0 : 2 * i - 4);
+  const vb shifted = i < 2 ? _mm256_sll_epi16(high, left) : _mm256_srl_epi16(high, right);
+  return _mm256_or_si256(x, _mm256_and_si256(shifted, _mm256_set1_epi8(0x30)));
+#endif
+}
+
 GRAFT_VEC vf to_float(vb x) {
 #if defined(__AVX512VNNI__)
   return (vf)_mm512_cvtepi32_ps(x);
@@ -70,6 +83,15 @@ GRAFT_VEC vf load_u8(const std::byte* p) {
   return to_float(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
 #else
   return to_float(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+#endif
+}
+
+// The same of signed bytes.
+GRAFT_VEC vf load_s8(const std::byte* p) {
+#if defined(__AVX512VNNI__)
+  return to_float(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+#else
+  return to_float(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
 #endif
 }
 
@@ -198,6 +220,51 @@ void tile(const std::byte* panels, i64 panel_stride, const QuantizedRows& rows, 
   }
 }
 
+// q6_k has a scale for 16 elements: two sums a block, of one vector of columns at a time, the `part`-th of a panel.
+template <int M>
+void tile_of_q6_k(const std::byte* panel, int part, const QuantizedRows& rows, i64 row, i64 depth, float* out) {
+  constexpr int kBlockBytes = 384;
+  const i64 blocks = depth / kPanelBlock;
+  const std::int8_t* a = rows.q + row * depth;
+  const float* scale = rows.scale + row * blocks;
+  const std::int32_t* sum = rows.sum + row * blocks * 2;
+  vf total[M];
+  for (int m = 0; m < M; ++m) total[m] = zero();
+  for (i64 first = 0; first < blocks; first += 8, panel += panel_bytes(PanelFormat::q6_k, 256)) {
+    const std::byte* tail = panel + 8 * kBlockBytes;
+    const vf unit = load_scales(tail + 256, part);
+    for (int g = 0; g < 8; ++g) {
+      const i64 b = first + g;
+      const std::byte* q = panel + g * kBlockBytes + part * kVectorBytes;
+      const vb high0 = load_bytes(q + 256), high1 = load_bytes(q + 320);
+      vb sums[M][2];
+      for (int m = 0; m < M; ++m) {
+        for (int h = 0; h < 2; ++h) sums[m][h] = splat_int(sum[(m * blocks + b) * 2 + h]);
+      }
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i) {
+        const vb x = load_bytes(q + i * 64);
+        if (M == 1) __builtin_prefetch(q + i * 64 + kAhead);
+        const vb w0 = with_high_bits(low_half(x), high0, i), w1 = with_high_bits(high_half(x), high1, i);
+#pragma GCC unroll 6
+        for (int m = 0; m < M; ++m) {
+          const std::int8_t* at = a + m * depth + b * kPanelBlock + i * 4;
+          sums[m][0] = dot4<false>(sums[m][0], w0, splat_int(int_at(at)));
+          sums[m][1] = dot4<false>(sums[m][1], w1, splat_int(int_at(at + 16)));
+        }
+      }
+      for (int h = 0; h < 2; ++h) {
+        const vf s = load_s8(tail + (g * 2 + h) * 16 + part * kLanes) * unit;
+#pragma GCC unroll 6
+        for (int m = 0; m < M; ++m) {
+          total[m] = fma(to_float(sums[m][h]) * s, splat(scale[m * blocks + b]), total[m]);
+        }
+      }
+    }
+  }
+  for (int m = 0; m < M; ++m) store(out + m * kPanel, total[m]);
+}
+
 using TileOfRows = void (*)(const std::byte*, i64, const QuantizedRows&, i64, i64, float*);
 
 #if defined(__AVX512VNNI__)
@@ -208,6 +275,19 @@ constexpr TileOfRows kTilesOfRows[kTileM] = {tile<F, 1, N>, tile<F, 2, N>, tile<
 template <typename F, int N>
 constexpr TileOfRows kTilesOfRows[kTileM] = {tile<F, 1, N>, tile<F, 2, N>};
 #endif
+
+using TileOfQ6K = void (*)(const std::byte*, int, const QuantizedRows&, i64, i64, float*);
+#if defined(__AVX512VNNI__)
+constexpr TileOfQ6K kTilesOfQ6K[kTileM] = {tile_of_q6_k<1>, tile_of_q6_k<2>, tile_of_q6_k<3>,
+                                           tile_of_q6_k<4>, tile_of_q6_k<5>, tile_of_q6_k<6>};
+#else
+constexpr TileOfQ6K kTilesOfQ6K[kTileM] = {tile_of_q6_k<1>, tile_of_q6_k<2>};
+#endif
+
+struct Q6_K {
+  static constexpr PanelFormat kFormat = PanelFormat::q6_k;
+  static constexpr int kZero = 32;
+};
 
 template <typename F>
 void tiles_of(const std::byte* panels, const QuantizedRows& quantized, i64 rows, i64 depth, i64 columns, i64 j0, i64 j1,
@@ -221,7 +301,14 @@ void tiles_of(const std::byte* panels, const QuantizedRows& quantized, i64 rows,
     const std::byte* at = panels + j / kPanelColumns * stride;
     for (i64 r = 0; r < rows; r += kTileM) {
       const int count = static_cast<int>(smaller(kTileM, rows - r));
-      (two ? kTilesOfRows<F, 2> : kTilesOfRows<F, 1>)[count - 1](at, stride, quantized, r, depth, out);
+      if constexpr (F::kFormat == PanelFormat::q6_k) {
+        for (int n = 0; n < (two ? 2 : 1); ++n) {
+          const std::byte* panel = at + n / kParts * stride;
+          kTilesOfQ6K[count - 1](panel, n % kParts, quantized, r, depth, out + n * kLanes);
+        }
+      } else {
+        (two ? kTilesOfRows<F, 2> : kTilesOfRows<F, 1>)[count - 1](at, stride, quantized, r, depth, out);
+      }
       finish(e, out, r, count, j, width);
     }
   }
@@ -236,11 +323,14 @@ void tiles(PanelFormat format, const std::byte* panels, const QuantizedRows& qua
       return tiles_of<Q4_0>(panels, quantized, rows, depth, columns, j0, j1, e);
     case PanelFormat::q4_k:
       return tiles_of<Q4_K>(panels, quantized, rows, depth, columns, j0, j1, e);
+    case PanelFormat::q6_k:
+      return tiles_of<Q6_K>(panels, quantized, rows, depth, columns, j0, j1, e);
   }
 }
 
 int zero_of(PanelFormat format) {
-  return format == PanelFormat::q8_0 ? Q8_0::kZero : format == PanelFormat::q4_0 ? Q4_0::kZero : Q4_K::kZero;
+  constexpr int kZeros[] = {Q8_0::kZero, Q4_0::kZero, Q4_K::kZero, Q6_K::kZero};
+  return kZeros[static_cast<int>(format)];
 }
 
 void quantize(PanelFormat format, const float* from, i64 k0, i64 k1, i64 row, i64 depth, const QuantizedRows& to) {
@@ -259,22 +349,26 @@ void quantize(PanelFormat format, const float* from, i64 k0, i64 k1, i64 row, i6
       if (largest[i] > most || largest[i] != largest[i]) most = largest[i];
     }
     const float inverse = most > 1e-36f ? 127.f / most : 0.f;  // of less, the inverse is infinite
-    vi sum{};
+    vi sums[2] = {};                                           // of each half of the block
     for (int i = 0; i < kVectors; ++i) {
       const vi q = as_int(x[i] * inverse + kRound) - as_int(splat(kRound));
       const bytes b = __builtin_convertvector(q, bytes);
       __builtin_memcpy(to.q + row * depth + k + i * kLanes, &b, kLanes);
-      sum += q;
+      sums[i / (kVectors / 2)] += q;
     }
-    std::int32_t whole = 0;
-    for (int i = 0; i < kLanes; ++i) whole += sum[i];
+    std::int32_t half[2] = {};
+    for (int h = 0; h < 2; ++h) {
+      for (int i = 0; i < kLanes; ++i) half[h] += sums[h][i];
+    }
     const i64 block = row * (depth / kPanelBlock) + k / kPanelBlock;
     const float scale = most / 127.f;
     to.scale[block] = scale;
     if (format == PanelFormat::q4_k) {
-      to.scaled_sum[block] = scale * static_cast<float>(whole);
+      to.scaled_sum[block] = scale * static_cast<float>(half[0] + half[1]);
+    } else if (format == PanelFormat::q6_k) {
+      for (int h = 0; h < 2; ++h) to.sum[block * 2 + h] = -zero_point * half[h];
     } else {
-      to.sum[block] = -zero_point * whole;
+      to.sum[block] = -zero_point * (half[0] + half[1]);
     }
   }
 }
