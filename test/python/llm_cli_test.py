@@ -1,6 +1,7 @@
 """`graft export` as a person calls it: the C++ program, which starts the Python beside it."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -39,6 +40,20 @@ def test_export(tmp_path, folder):
     assert [line.split()[1] for line in done.stderr.splitlines()] == ["reading", "tracing", "writing"]
     model = graft.load(tmp_path / "m.pte", kv_length=100)
     assert model.forward.info["inputs"][0]["name"] == "input_ids"
+
+
+def test_a_name_on_the_hub(tmp_path, folder):
+    """From the local cache, which is all there is offline."""
+    cache = tmp_path / "hub" / "models--graft--tiny"
+    (cache / "refs").mkdir(parents=True)
+    (cache / "refs" / "main").write_text("0" * 40)
+    (cache / "snapshots").mkdir()
+    shutil.copytree(folder, cache / "snapshots" / ("0" * 40))
+    env = {**os.environ, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    done = call("graft/tiny", "-o", tmp_path / "m.pte", env=env)
+    assert done.returncode == 0, done.stderr
+    missing = call("graft/none", "-o", tmp_path / "n.pte", env=env)
+    assert missing.returncode == 1 and "'graft/none' is no folder" in missing.stderr.splitlines()[-1], missing.stderr
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ import graft
 import llm_models
 from graft.errors import ExportError
 from graft.llm import interface
+from graft.llm.lower import lower
 from graft.llm.trace import trace, without_weights
 from llm_models import CASES, left_padded
 
@@ -283,3 +284,36 @@ def test_wrong_arguments(tmp_path, arguments, message):
     arguments["path"] = tmp_path / arguments["path"]
     with pytest.raises(ExportError, match=message):
         graft.export_llm(arguments.pop("model"), **arguments)
+
+
+# Programs as they are written --------------------------------------------------------------------------------------
+
+
+class InPlace(torch.nn.Module):
+    def __init__(self, kind):
+        super().__init__()
+        self.kind = kind
+
+    def forward(self, x):
+        top, _ = x.exp().topk(2, -1)
+        view = top.view(-1) if self.kind == "viewed" else None
+        before = top.sum(-1, keepdim=True)
+        top /= before
+        after = top * 2
+        return (before, after) if view is None else (before, after, view + 1)
+
+
+@pytest.mark.parametrize("kind", ["own", "viewed"])
+def test_operators_that_change_their_argument(kind):
+    module, x = InPlace(kind), torch.randn(3, 5)
+    program = torch.export.export(module, (x,))
+    lowered, _ = lower(program, {})
+    targets = [node.target for node in lowered.graph.nodes]
+    assert torch.ops.aten.div_.Tensor not in targets and torch.ops.aten.div.Tensor in targets
+    for found, expected in zip(lowered.module()(x), module(x), strict=True):
+        assert torch.equal(found, expected)
+
+
+def test_a_mixture_of_experts_is_not_retraced(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.export.ExportedProgram, "run_decompositions", lambda *_: pytest.fail("retraced"))
+    graft.export_llm(llm_models.BY_NAME["mixtral"].make(), tmp_path / "m.pte")

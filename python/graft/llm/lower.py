@@ -28,6 +28,7 @@ def lower(
     """The program as it is written, and its blob. Raises ExportError for nodes that graft does not run."""
     predicate = predicate or engine()
     _drop_no_ops(program)
+    _make_functional(program)
     asked = serialize(program, strict=False, content=False)
     if refused_nodes(predicate, asked):
         # Decomposing retraces the program, so that is for those that need it: operators that change their argument, or
@@ -62,6 +63,52 @@ def _drop_no_ops(program: ExportedProgram) -> None:
             graph.erase_node(node)
     graph.eliminate_dead_code()
     program.graph_module.recompile()
+
+
+def _make_functional(program: ExportedProgram) -> None:
+    """Operators that change their first argument become those that do not, where that is all there is to it: the
+    argument is a value of its own that nobody has a view of. (Routers divide the chosen weights by their sum so.)"""
+    order = {node: i for i, node in enumerate(program.graph.nodes)}
+    for node in order:
+        twin = _functional_twin(node)
+        if twin is None:
+            continue
+        changed = node.args[0]
+        if not _is_own(changed) or any(_may_view(user) for user in changed.users if user is not node):
+            continue
+        changed.replace_all_uses_with(node, delete_user_cb=lambda user, at=order[node]: order[user] > at)
+        node.target = twin
+    program.graph_module.recompile()
+
+
+def _functional_twin(node: torch.fx.Node) -> torch._ops.OpOverload | None:
+    """`aten.div.Tensor` for `aten.div_.Tensor`, when it gives the same dtype and sizes."""
+    if not isinstance(node.target, torch._ops.OpOverload) or not node.target._schema.is_mutable:
+        return None
+    name = node.target._schema.name.removeprefix("aten::")
+    if node.target.namespace != "aten" or not name.endswith("_") or name.startswith("_"):
+        return None
+    twin = getattr(getattr(torch.ops.aten, name[:-1], None), node.target._overloadname, None)
+    tensors = [arg.meta["val"] for arg in node.all_input_nodes if isinstance(arg.meta.get("val"), torch.Tensor)]
+    same = all(t.dtype == tensors[0].dtype and t.is_floating_point() for t in tensors)
+    if twin is None or twin._schema.is_mutable or not same or tensors[0].shape != node.meta["val"].shape:
+        return None
+    return twin if [a.name for a in twin._schema.arguments] == [a.name for a in node.target._schema.arguments] else None
+
+
+def _is_own(node: torch.fx.Node) -> bool:
+    """Whether the value is new memory, made by its node."""
+    maker = node.args[0] if _targets.is_getitem(node) else node
+    return maker.op == "call_function" and isinstance(maker.target, torch._ops.OpOverload) and not _may_view(maker)
+
+
+def _may_view(node: torch.fx.Node) -> bool:
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return True
+    schema = node.target._schema
+    # `reshape`, `to` and `contiguous` may give their input back without saying so.
+    composite = torch._C._dispatch_has_kernel_for_dispatch_key(node.target.name(), "CompositeImplicitAutograd")
+    return composite or schema.is_mutable or any(result.alias_info is not None for result in schema.returns)
 
 
 def _message(refused: Mapping[str, tuple[str, str]]) -> str:

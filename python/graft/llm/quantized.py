@@ -79,9 +79,9 @@ def _as(stored: Stored, kind: str) -> Stored:
     half = _quantize.HALVES.get(kind)
 
     def chunks() -> Iterator[Any]:
-        tensor = stored.tensor().reshape(-1, columns)
-        for begin in range(0, tensor.shape[0], step):
-            yield _quantize.quantize(tensor[begin : begin + step], kind).data
+        row = columns * stored.dtype.itemsize
+        for piece in _pieces(stored.chunks(), step * row):
+            yield _quantize.quantize(torch.frombuffer(piece, dtype=stored.dtype).reshape(-1, columns), kind).data
 
     from graft import _C
 
@@ -93,3 +93,19 @@ def _as(stored: Stored, kind: str) -> Stored:
         chunks=chunks,
         block_type="" if half else kind,
     )
+
+
+def _pieces(chunks: Iterator[Any], size: int) -> Iterator[bytearray]:
+    """The same bytes in pieces of that size; the last may be smaller."""
+    piece = bytearray()
+    for chunk in chunks:
+        view = memoryview(chunk)
+        while view:
+            taken = view[: size - len(piece)]
+            piece += taken
+            view = view[len(taken) :]
+            if len(piece) == size:
+                yield piece
+                piece = bytearray()
+    if piece:
+        yield piece
