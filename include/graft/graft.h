@@ -99,8 +99,8 @@ struct LoadOptions {
   std::shared_ptr<const void> keep_alive;
   std::string device;          // "" means GRAFT_DEVICE or "cpu"; an unknown name throws NotFound
   std::size_t max_plans = 64;  // plans kept per program, least recently used dropped first
-  // Lay weights in block formats out for graft's own kernels where it has one for the format on this CPU. Without it ggml's
-  // products read them where they lie.
+  // Lay weights in block formats out for graft's own kernels where it has one for the format on this CPU. Without it
+  // ggml's products read them where they lie.
   bool pack_weights = true;
   bool verify_hashes = false;  // check each weight's SHA-256 (reads every weight once)
   // Called as each phase of the load begins, with its name (PhaseStats::name). What it throws ends the load and reaches

@@ -21,8 +21,8 @@ struct AttentionAttrs {
 extern const Kernel kAttention;
 
 // A mask as ggml's softmax takes it. Input: a mask as above, its leading dimensions not expanded. Output 0: f32, the
-// same sizes, contiguous, to be added. Output 1: f32 [..., T, 1] contiguous: 0 for a query that sees no key, else 1. Its
-// row of output 0 is zeros, so that the softmax is not NaN; PyTorch's result for it is 0.
+// same sizes, contiguous, to be added. Output 1: f32 [..., T, 1] contiguous: 0 for a query that sees no key, else 1.
+// Its row of output 0 is zeros, so that the softmax is not NaN; PyTorch's result for it is 0.
 extern const Kernel kAttentionMask;
 
 // kAttention with the kernels of a given level.

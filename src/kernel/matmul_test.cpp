@@ -79,9 +79,10 @@ void check(const Case& c, simd::Isa isa, int threads) {
   std::vector<const TestTensor*> inputs = {&a, &b};
   if (c.bias != Case::kNoBias) inputs.push_back(&bias);
   const simd::MatmulTable& table = simd::matmul(isa);
-  run_on_threads(inputs, {&out}, attrs, matmul_scratch_bytes(a_desc, b_desc, table), threads,
-                 [&](const KernelContext& ctx) { run_matmul(ctx, table); },
-                 [&](const KernelContext& ctx) { return matmul_phases(ctx, table); });
+  run_on_threads(
+      inputs, {&out}, attrs, matmul_scratch_bytes(a_desc, b_desc, table), threads,
+      [&](const KernelContext& ctx) { run_matmul(ctx, table); },
+      [&](const KernelContext& ctx) { return matmul_phases(ctx, table); });
   EXPECT_TRUE(out.guards_intact());
   i64 wrong = 0;
   for (i64 x = 0; x < c.batch; ++x) {
@@ -217,9 +218,10 @@ TEST(Matmul, NanAndInfinityReachTheirResultsAndNoOther) {
       b.desc = TensorDesc(DType::f32, Shape{k, n});
       b.desc.strides = {1, k};
       const simd::MatmulTable& table = simd::matmul(isa);
-      run_on_threads({&a, &b}, {&out}, MatmulAttrs{}, matmul_scratch_bytes(a.desc, b.desc, table), 1,
-                     [&](const KernelContext& ctx) { run_matmul(ctx, table); },
-                 [&](const KernelContext& ctx) { return matmul_phases(ctx, table); });
+      run_on_threads(
+          {&a, &b}, {&out}, MatmulAttrs{}, matmul_scratch_bytes(a.desc, b.desc, table), 1,
+          [&](const KernelContext& ctx) { run_matmul(ctx, table); },
+          [&](const KernelContext& ctx) { return matmul_phases(ctx, table); });
       for (i64 r = 0; r < m; ++r) {
         for (i64 c = 0; c < n; ++c) {
           const double x = out.get(r * n + c);

@@ -6,7 +6,6 @@
 #include <numeric>
 #include <random>
 
-
 #include "kernel/kernel_test_util.h"
 #include "kernel/sort.h"
 

@@ -25,13 +25,14 @@ extern const Kernel kLayerNorm;
 extern const Kernel kRmsNorm;  // output 1, when present: 1 / sqrt(mean square + eps)
 extern const Kernel kGroupNorm;
 
-// Normalization with given statistics: inputs x, seen as planes of `inner` elements of `channels` channels by turns, then
-// mean and variance [channels], weight and bias [channels] when present; all but x of float dtypes of their own. `row` is
-// not used. Output: the input's dtype and shape.
+// Normalization with given statistics: inputs x, seen as planes of `inner` elements of `channels` channels by turns,
+// then mean and variance [channels], weight and bias [channels] when present; all but x of float dtypes of their own.
+// `row` is not used. Output: the input's dtype and shape.
 extern const Kernel kBatchNorm;
 
 // Rotary position embedding. Inputs x [B, H, T, D] f32 with the elements of a row next to each other, cos and sin
-// f32 of x's shape (expanded: stride 0), their rows contiguous. Output [B, H, T, D] f32, rows contiguous. No attributes.
+// f32 of x's shape (expanded: stride 0), their rows contiguous. Output [B, H, T, D] f32, rows contiguous. No
+// attributes.
 extern const Kernel kRope;
 
 // Softmax over rows of `row` elements. Output: the input's dtype, or f32 for f16 and bf16.

@@ -180,7 +180,8 @@ Tensor emit(Lowering& lowering, const Elementwise& what, std::span<const Binding
     }
     Tensor tensor = *operands[k].tensor;
     // PyTorch's kernels read only a second operand without dimensions as a number.
-    if (!exact_in(tensor.dtype(), compute) && !(wide && k == 1 && tensor.rank() == 0)) tensor = lowering.cast(tensor, compute);
+    if (!exact_in(tensor.dtype(), compute) && !(wide && k == 1 && tensor.rank() == 0))
+      tensor = lowering.cast(tensor, compute);
     if (tensor.dtype() == what.output && tensor.shape() == shape && tensor.desc.contiguous())
       inplace |= 1u << inputs.size();
     inputs.push_back(tensor);

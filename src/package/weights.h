@@ -35,8 +35,8 @@ struct WeightFile {
 // Throws NotFound, SystemError or InvalidProgram; all name the file.
 std::vector<WeightFile> open_weights(const std::string& path);
 
-// The files that a package says its other weights lie in ("graft.weights.json": paths relative to the package's folder);
-// none when it says nothing. Throws InvalidProgram.
+// The files that a package says its other weights lie in ("graft.weights.json": paths relative to the package's
+// folder); none when it says nothing. Throws InvalidProgram.
 std::vector<std::string> weight_files_of(const WeightFile& package);
 
 // The readers of one format each; `file` is mapped and the errors do not name it.

@@ -128,8 +128,8 @@ struct Plan {
   std::vector<std::string> node_names;
   std::int64_t arena_bytes = 0;
   std::int64_t state_bytes_written = 0;  // by one run
-  std::vector<Stage> stages;            // empty: all launches run on the CPU
-  std::int64_t device_block_bytes = 0;  // of the session's block on the device
+  std::vector<Stage> stages;             // empty: all launches run on the CPU
+  std::int64_t device_block_bytes = 0;   // of the session's block on the device
 };
 
 }  // namespace graft

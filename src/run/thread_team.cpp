@@ -148,9 +148,8 @@ struct ThreadTeam::Impl {
       sigfillset(&all);
       pthread_sigmask(SIG_SETMASK, &all, &before);
       try {
-        worker->thread = std::thread([this, self = worker.get(), id = static_cast<int>(workers.size()) + 1] {
-          work_for_ever(*self, id);
-        });
+        worker->thread = std::thread(
+            [this, self = worker.get(), id = static_cast<int>(workers.size()) + 1] { work_for_ever(*self, id); });
       } catch (const std::system_error& error) {
         pthread_sigmask(SIG_SETMASK, &before, nullptr);
         throw SystemError(str("cannot start thread ", workers.size() + 1, " of ", count, ": ", error.what()));

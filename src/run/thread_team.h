@@ -31,8 +31,8 @@ class TeamWork {
 //
 // A thread that has nothing to do takes any share of the step that nobody has begun, so that a worker whose core is
 // busy with something else is never waited for, unless it stopped in the middle of a share; the last to finish a step
-// begins the next. Workers spin for some 50 microseconds after they were useful, then sleep; with more threads than CPUs
-// they never spin.
+// begins the next. Workers spin for some 50 microseconds after they were useful, then sleep; with more threads than
+// CPUs they never spin.
 class ThreadTeam {
  public:
   // Leases the team with at least `threads` threads, the caller's among them. Throws SystemError when a thread cannot

@@ -23,8 +23,8 @@ struct RowsTable {
   // Mean of squares. n > 0.
   float (*mean_square)(const void* x, DType dtype, std::int64_t n);
 
-  // y[i] = x[i] * cos[i] - x[i + n / 2] * sin[i] in the first half, x[i] * cos[i] + x[i - n / 2] * sin[i] in the second:
-  // rotary position embedding. n is even; y is not x.
+  // y[i] = x[i] * cos[i] - x[i + n / 2] * sin[i] in the first half, x[i] * cos[i] + x[i - n / 2] * sin[i] in the
+  // second: rotary position embedding. n is even; y is not x.
   void (*rotate)(const float* x, const float* cos, const float* sin, std::int64_t n, float* y);
 
   // Softmax, or its logarithm, of a row. A row whose largest value is -inf gives NaN, as PyTorch. y is x's dtype or
