@@ -25,11 +25,11 @@ class Tied(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.words = nn.Embedding(50, 256)
-        self.up = nn.Linear(256, 100)
-        self.down = nn.Linear(100, 256, bias=False)
+        self.words = nn.Embedding(48, 256)
+        self.up = nn.Linear(256, 80)
+        self.down = nn.Linear(80, 256, bias=False)
         self.norm = nn.LayerNorm(256)
-        self.head = nn.Linear(256, 50, bias=False)
+        self.head = nn.Linear(256, 48, bias=False)
         self.head.weight = self.words.weight
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
@@ -89,14 +89,14 @@ def test_bytes() -> None:
 
 
 def test_export(tied: nn.Module, tmp_path: Path) -> None:
-    ids = torch.randint(0, 50, (2, 9))
-    with pytest.warns(RuntimeWarning, match="'down.weight': rows of 100 .* blocks of q8_0; stored as f16"):
+    ids = torch.randint(0, 48, (2, 9))
+    with pytest.warns(RuntimeWarning, match="'down.weight': rows of 80 .* blocks of q8_0; stored as f16"):
         path = graft.export(tied, (ids,), path=tmp_path / "q.pte", quantize="q8_0")
     model = graft.load(path)
     assert weights_of(model) == {
-        "f32": {"count": 3, "bytes": 4 * (100 + 256 + 256)},
-        "f16": {"count": 1, "bytes": 2 * 256 * 100},
-        "q8_0": {"count": 2, "bytes": 34 * 8 * (50 + 100)},  # the tied one once
+        "f32": {"count": 3, "bytes": 4 * (80 + 256 + 256)},
+        "f16": {"count": 1, "bytes": 2 * 256 * 80},
+        "q8_0": {"count": 2, "bytes": 34 * 8 * (48 + 80)},  # the tied one once
     }
     stats = model.stats()
     assert stats["converted_bytes"] == stats["copied_bytes"] == 0
@@ -117,13 +117,13 @@ def test_export(tied: nn.Module, tmp_path: Path) -> None:
 
 def test_checkpoint_of_bf16(tied: nn.Module, tmp_path: Path) -> None:
     """A program in f32 whose weights lie in a checkpoint as bf16: nothing but norms and biases becomes f32."""
-    ids = torch.randint(0, 50, (2, 9))
+    ids = torch.randint(0, 48, (2, 9))
     half = {name: tensor.bfloat16() for name, tensor in tied.state_dict().items() if name != "head.weight"}
     save_file(half, tmp_path / "model.safetensors")
     path = graft.export(tied, (ids,), path=tmp_path / "e.pte", weights="external")
     model = graft.load(path, weights=[tmp_path / "model.safetensors"])
-    small = 100 + 256 + 256
-    assert model.stats()["weight_bytes"] == 2 * (50 * 256 + 2 * 256 * 100 + small)
+    small = 80 + 256 + 256
+    assert model.stats()["weight_bytes"] == 2 * (48 * 256 + 2 * 256 * 80 + small)
     assert model.stats()["converted_bytes"] == 4 * small
     tied.load_state_dict({**{name: t.float() for name, t in half.items()}, "head.weight": half["words.weight"].float()})
     assert torch.allclose(model(ids), tied(ids), atol=1e-5, rtol=1e-5)
