@@ -215,6 +215,21 @@ def test_stories(tmp_path, file, weights):
         assert float(logits[token]) == pytest.approx(value, abs=1e-4)
 
 
+def test_under_executorch(tmp_path):
+    from executorch.runtime import Runtime
+
+    model = llm_models.BY_NAME["gemma2"].make()
+    path = graft.export_llm(model, tmp_path / "m.pte", context=64)
+    method = Runtime.get().load_program(path).load_method("forward")
+    ids = tokens(40)
+    steps = []
+    for rows in torch.arange(40)[None].split([20, 1, 19], 1):
+        keep = torch.arange(rows.shape[1])
+        steps.append(method.execute((ids[:, rows[0]].contiguous(), rows.contiguous(), rows.contiguous(), keep))[0].clone())
+    with torch.no_grad():
+        check(torch.cat(steps, 1), model(ids).logits)
+
+
 def perplexity(package, folder):
     model = graft.load(package, kv_length=256)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
