@@ -11,7 +11,7 @@ import transformers
 
 import graft
 import llm_models
-from graft.llm import export
+from graft.llm import export, interface
 from graft.runtime import Model
 from llm_models import CASES, left_padded
 
@@ -228,6 +228,47 @@ def test_under_executorch(tmp_path):
         steps.append(method.execute((ids[:, rows[0]].contiguous(), rows.contiguous(), rows.contiguous(), keep))[0].clone())
     with torch.no_grad():
         check(torch.cat(steps, 1), model(ids).logits)
+
+
+class ForTextRunner(torch.nn.Module):
+    """A model as ExecuTorch's TextLLMRunner calls it: tokens [1, T], the first one's position [1] -> logits [1, V]."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.lm = model
+
+    def forward(self, tokens, start_pos):
+        rows = (start_pos + torch.arange(tokens.shape[1])).unsqueeze(0)
+        with interface.positions(rows):
+            return self.lm(
+                input_ids=tokens,
+                position_ids=rows,
+                past_key_values=interface.no_cache(self.lm.config.num_hidden_layers),
+                use_cache=True,
+                logits_to_keep=1,
+            ).logits[:, -1]
+
+
+def test_text_runner_of_executorch(tmp_path):
+    from executorch.extension.llm.runner import GenerationConfig, TextLLMRunner
+
+    folder = data("stories260K")
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval().requires_grad_(False)
+    module = ForTextRunner(model)
+    example = (torch.zeros(1, 5, dtype=torch.long), torch.zeros(1, dtype=torch.long))
+    with interface.registered(module), torch.no_grad():
+        dims = ({1: torch.export.Dim("tokens", min=1, max=128)}, None)
+        program = torch.export.export(module, example, dynamic_shapes=dims, strict=False)
+    asked = dict(get_bos_id=1, get_eos_ids=[2], get_vocab_size=512, get_max_seq_len=256, get_max_context_len=256)
+    asked.update(use_kv_cache=True, enable_dynamic_shape=True)
+    path = graft.export(program, path=tmp_path / "m.pte", constant_methods=asked)
+    said = []
+    settings = GenerationConfig(max_new_tokens=60, temperature=0.0, echo=False, seq_len=200)
+    TextLLMRunner(str(path), str(folder / "tokenizer.json")).generate("Once upon a time", settings, said.append)
+    made = greedy(graft.load(graft.export_llm(folder, tmp_path / "g.pte"), kv_length=256), [403, 407, 261, 378], 60)
+    expected = transformers.AutoTokenizer.from_pretrained(folder).decode(made)
+    # Its tokenizer drops the spaces of this vocabulary.
+    assert "".join(said).replace(" ", "") == expected.replace(" ", "")
 
 
 def perplexity(package, folder):
