@@ -173,47 +173,55 @@ void tile(const std::byte* panels, i64 panel_stride, const QuantizedRows& rows, 
   for (int m = 0; m < M; ++m) {
     for (int n = 0; n < N; ++n) total[m][n] = zero();
   }
-  for (i64 first = 0; first < blocks; first += F::kGroup) {
-    const int group = static_cast<int>(smaller(F::kGroup, blocks - first));
-    const i64 tail = group * F::kBlockBytes;  // where the group's scales begin
-    vf unit[N], unit_of_minimum[N];
-    if (F::kMinimum) {
-      for (int n = 0; n < N; ++n) {
-        unit[n] = load_scales(base[n] + tail + 256, n % kParts);
-        unit_of_minimum[n] = load_scales(base[n] + tail + 288, n % kParts);
-      }
+  vf unit[N] = {}, unit_of_minimum[N] = {};
+  // Block `b`, the g-th of a group that begins at `start` of its panel and has its scales at `tail`.
+  const auto block = [&](i64 b, i64 g, i64 start, i64 tail) __attribute__((always_inline)) {
+    vb sums[M][N];
+    for (int m = 0; m < M; ++m) {
+      for (int n = 0; n < N; ++n) sums[m][n] = splat_int(F::kZero == 0 ? 0 : sum[m * blocks + b]);
     }
-    for (int g = 0; g < group; ++g) {
-      const i64 b = first + g;
-      vb sums[M][N];
-      for (int m = 0; m < M; ++m) {
-        for (int n = 0; n < N; ++n) sums[m][n] = splat_int(F::kZero == 0 ? 0 : sum[m * blocks + b]);
-      }
-      const std::byte* q[N];
-      for (int n = 0; n < N; ++n) q[n] = base[n] + g * F::kBlockBytes + n % kParts * kVectorBytes;
-      block_sums<F, M, N>(q, a + b * kPanelBlock, depth, sums);
+    const std::byte* q[N];
+    for (int n = 0; n < N; ++n) q[n] = base[n] + start + g * F::kBlockBytes + n % kParts * kVectorBytes;
+    block_sums<F, M, N>(q, a + b * kPanelBlock, depth, sums);
 #pragma GCC unroll 2
-      for (int n = 0; n < N; ++n) {
-        const std::byte* at = base[n] + tail;
-        const int lane = n % kParts * kLanes;
-        vf s;
-        if (F::kMinimum) {
-          s = load_u8(at + g * 16 + lane) * unit[n];
-          const vf minimum = load_u8(at + 128 + g * 16 + lane) * unit_of_minimum[n];
+    for (int n = 0; n < N; ++n) {
+      const std::byte* at = base[n] + tail;
+      const int lane = n % kParts * kLanes;
+      vf s;
+      if (F::kMinimum) {
+        s = load_u8(at + g * 16 + lane) * unit[n];
+        const vf minimum = load_u8(at + 128 + g * 16 + lane) * unit_of_minimum[n];
 #pragma GCC unroll 6
-          for (int m = 0; m < M; ++m) {
-            total[m][n] = total[m][n] - minimum * splat(scaled_sum[m * blocks + b]);
-          }
-        } else {
-          s = load_scales(at + g * 32, n % kParts);
-        }
+        for (int m = 0; m < M; ++m) total[m][n] = total[m][n] - minimum * splat(scaled_sum[m * blocks + b]);
+      } else {
+        s = load_scales(at + g * 32, n % kParts);
+      }
 #pragma GCC unroll 6
-        for (int m = 0; m < M; ++m) {
-          total[m][n] = fma(to_float(sums[m][n]) * s, splat(scale[m * blocks + b]), total[m][n]);
-        }
+      for (int m = 0; m < M; ++m) {
+        total[m][n] = fma(to_float(sums[m][n]) * s, splat(scale[m * blocks + b]), total[m][n]);
       }
     }
-    for (int n = 0; n < N; ++n) base[n] += panel_bytes(F::kFormat, group * kPanelBlock);
+  };
+  if constexpr (M > 3 && !F::kMinimum) {
+    // One loop, so that the many totals stay in registers.
+    for (i64 b = 0; b < blocks; ++b) {
+      const i64 g = b % F::kGroup, first = b - g;
+      const i64 start = panel_bytes(F::kFormat, first * kPanelBlock);
+      block(b, g, start, start + smaller(F::kGroup, blocks - first) * F::kBlockBytes);
+    }
+  } else {
+    for (i64 first = 0; first < blocks; first += F::kGroup) {
+      const i64 group = smaller(F::kGroup, blocks - first);
+      const i64 tail = group * F::kBlockBytes;
+      if (F::kMinimum) {
+        for (int n = 0; n < N; ++n) {
+          unit[n] = load_scales(base[n] + tail + 256, n % kParts);
+          unit_of_minimum[n] = load_scales(base[n] + tail + 288, n % kParts);
+        }
+      }
+      for (i64 g = 0; g < group; ++g) block(first + g, g, 0, tail);
+      for (int n = 0; n < N; ++n) base[n] += panel_bytes(F::kFormat, group * kPanelBlock);
+    }
   }
   for (int m = 0; m < M; ++m) {
     for (int n = 0; n < N; ++n) store(out + m * kPanel + n * kLanes, total[m][n]);
@@ -344,22 +352,18 @@ void quantize(PanelFormat format, const float* from, i64 k0, i64 k1, i64 row, i6
       x[i] = load(from + k + i * kLanes);
       largest = max_nan(absolute(x[i]), largest);
     }
-    float most = 0;
-    for (int i = 0; i < kLanes; ++i) {
-      if (largest[i] > most || largest[i] != largest[i]) most = largest[i];
-    }
+    const float most = max_lanes_nan(largest);
     const float inverse = most > 1e-36f ? 127.f / most : 0.f;  // of less, the inverse is infinite
     vi sums[2] = {};                                           // of each half of the block
     for (int i = 0; i < kVectors; ++i) {
       const vi q = as_int(x[i] * inverse + kRound) - as_int(splat(kRound));
       const bytes b = __builtin_convertvector(q, bytes);
       __builtin_memcpy(to.q + row * depth + k + i * kLanes, &b, kLanes);
-      sums[i / (kVectors / 2)] += q;
+      // Of bytes that are no numbers, beside an infinite scale or one that is none, the sum must not overflow either.
+      sums[i / (kVectors / 2)] += (vi)((vu)q << 24) >> 24;
     }
     std::int32_t half[2] = {};
-    for (int h = 0; h < 2; ++h) {
-      for (int i = 0; i < kLanes; ++i) half[h] += sums[h][i];
-    }
+    for (int h = 0; h < 2; ++h) half[h] = static_cast<std::int32_t>(sum_lanes(__builtin_convertvector(sums[h], vf)));
     const i64 block = row * (depth / kPanelBlock) + k / kPanelBlock;
     const float scale = most / 127.f;
     to.scale[block] = scale;
