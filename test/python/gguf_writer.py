@@ -10,8 +10,10 @@ from typing import Any
 
 import torch
 
+from graft._quantize import quantize
+
 _ALIGNMENT = 32
-_F32 = 0
+_TYPES = {"f32": 0, "q4_0": 2, "q8_0": 8, "q4_K": 12, "q6_K": 14}  # as ggml numbers them
 _quiet: list[Any] = []
 
 
@@ -30,22 +32,36 @@ def _value(value: Any) -> bytes:
     return struct.pack("<I", 8) + _text(value)
 
 
-def write_gguf(path: Path, values: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> Path:
-    """Tensors in f32. Values: bool, int (u32), float (f32) or text."""
+def write_gguf(path: Path, values: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], kind: str = "f32") -> Path:
+    """Matrices in that type, everything else in f32. Values: bool, int (u32), float (f32) or text."""
     head = [b"GGUF", struct.pack("<IQQ", 3, len(tensors), len(values))]
     head += [_text(key) + _value(value) for key, value in values.items()]
     offset, data = 0, []
     for name, tensor in tensors.items():
         sizes = list(reversed(tensor.shape))
         head.append(_text(name) + struct.pack("<I", len(sizes)) + struct.pack(f"<{len(sizes)}Q", *sizes))
-        head.append(struct.pack("<IQ", _F32, offset))
-        content = tensor.detach().to(torch.float32).contiguous().numpy().tobytes()
+        stored = kind if tensor.dim() > 1 else "f32"
+        head.append(struct.pack("<IQ", _TYPES[stored], offset))
+        plain = tensor.detach().to(torch.float32).contiguous()
+        content = plain.numpy().tobytes() if stored == "f32" else quantize(plain, stored).tobytes()
         content += bytes(-len(content) % _ALIGNMENT)
         data.append(content)
         offset += len(content)
     whole = b"".join(head)
     path.write_bytes(whole + bytes(-len(whole) % _ALIGNMENT) + b"".join(data))
     return path
+
+
+def rounded(tensor: torch.Tensor, kind: str) -> torch.Tensor:
+    """What a matrix is worth after it was stored as that type."""
+    import graft._C  # noqa: F401  (brings ggml into the process)
+
+    data = quantize(tensor, kind)
+    result = torch.empty(tensor.shape)
+    convert = getattr(ctypes.CDLL("libggml-base.so.0"), f"dequantize_row_{kind}")
+    convert.argtypes, convert.restype = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64], None
+    convert(data.ctypes.data, result.data_ptr(), tensor.numel())
+    return result
 
 
 # Architectures ----------------------------------------------------------------------------------------------------

@@ -60,7 +60,7 @@ def test_a_name_on_the_hub(tmp_path, folder):
     ("args", "code", "message"),
     [
         (["nowhere.gguf", "-o", "m.pte"], 1, "there is no folder or GGUF file 'nowhere.gguf'"),
-        (["MODEL", "-o", "m.bin"], 1, "expected a path that ends in .pte, found 'm.bin'"),
+        (["MODEL", "-o", "m.bin"], 2, "expected a path that ends in .pte, found 'm.bin'"),
         (["MODEL", "-o", "/proc/none/m.pte"], 1, "/proc/none"),
         (["MODEL"], 2, "required: -o/--output"),
         (["MODEL", "-o", "m.pte", "--keep", "lm_head"], 2, "--keep: expected NAME=TYPE, found 'lm_head'"),
