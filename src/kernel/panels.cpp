@@ -28,6 +28,28 @@ float f16_at(const std::byte* p) {
 
 unsigned u8_at(const std::byte* p) { return std::to_integer<unsigned>(*p); }
 
+i64 ggml_block_bytes(PanelFormat format) {
+  switch (format) {
+    case PanelFormat::q8_0:
+      return kQ8Bytes;
+    case PanelFormat::q4_0:
+      return kQ4Bytes;
+    case PanelFormat::q4_k:
+      return kQ4KBytes;
+    case PanelFormat::q6_k:
+      return kQ6KBytes;
+  }
+  return 0;
+}
+
+// Four bytes at once.
+std::uint32_t quad_at(const std::byte* p) {
+  std::uint32_t quad;
+  std::memcpy(&quad, p, sizeof(quad));
+  return quad;
+}
+void put_quad(std::byte* p, std::uint32_t quad) { std::memcpy(p, &quad, sizeof(quad)); }
+
 // Six bits each of scale and minimum of block `b` of eight, as ggml packs them.
 void scales_of_q4_k(const std::byte* packed, i64 b, unsigned& scale, unsigned& minimum) {
   if (b < 4) {
@@ -37,14 +59,6 @@ void scales_of_q4_k(const std::byte* packed, i64 b, unsigned& scale, unsigned& m
     scale = (u8_at(packed + b + 4) & 15) | (u8_at(packed + b - 4) >> 6 << 4);
     minimum = (u8_at(packed + b + 4) >> 4) | (u8_at(packed + b) >> 6 << 4);
   }
-}
-
-// Element e of 256, as ggml packs them: 0 to 63.
-unsigned q6_k_at(const std::byte* block, i64 e) {
-  const i64 half = e / 128, quarter = e % 128 / 32, l = e % 32;
-  const unsigned low = u8_at(block + half * 64 + quarter % 2 * 32 + l) >> (quarter < 2 ? 0 : 4) & 15;
-  const unsigned high = u8_at(block + 128 + half * 32 + l) >> (2 * quarter) & 3;
-  return low | high << 4;
 }
 
 // Where the parts of a block lie in a panel.
@@ -70,23 +84,25 @@ Place place_of(PanelFormat format, i64 depth, i64 block) {
 
 void fill_q8_0(const std::byte* from, i64 column, const Place& place, std::byte* panel) {
   std::memcpy(panel + place.scales + column * 2, from, 2);
-  for (i64 i = 0; i < kPanelBlock; ++i)
-    panel[place.quants + i / 4 * 64 + column * 4 + i % 4] = from[2 + i] ^ std::byte{0x80};
+  std::byte* quants = panel + place.quants + column * 4;
+  for (i64 quad = 0; quad < 8; ++quad) put_quad(quants + quad * 64, quad_at(from + 2 + quad * 4) ^ 0x80808080U);
 }
 
 void fill_q4_0(const std::byte* from, i64 column, const Place& place, std::byte* panel) {
   std::memcpy(panel + place.scales + column * 2, from, 2);
   // ggml's bytes hold element i in the low half and i + 16 in the high half, as ours do.
-  for (i64 i = 0; i < kPanelBlock / 2; ++i) panel[place.quants + i / 4 * 64 + column * 4 + i % 4] = from[2 + i];
+  std::byte* quants = panel + place.quants + column * 4;
+  for (i64 quad = 0; quad < 4; ++quad) put_quad(quants + quad * 64, quad_at(from + 2 + quad * 4));
 }
 
 void fill_q4_k(const std::byte* from, i64 column, const Place& place, std::byte* panel) {
   // 64 elements to 32 bytes: the low halves are one block of 32, the high halves the next.
   const std::byte* quants = from + kQ4KQuants + place.in_group / 2 * 32;
   const unsigned shift = place.in_group % 2 == 0 ? 0 : 4;
-  for (i64 i = 0; i < kPanelBlock / 2; ++i) {
-    const unsigned low = u8_at(quants + i) >> shift & 15, high = u8_at(quants + i + 16) >> shift & 15;
-    panel[place.quants + i / 4 * 64 + column * 4 + i % 4] = static_cast<std::byte>(low | high << 4);
+  for (i64 quad = 0; quad < 4; ++quad) {
+    const std::uint32_t low = quad_at(quants + quad * 4) >> shift & 0x0f0f0f0fU;
+    const std::uint32_t high = quad_at(quants + quad * 4 + 16) >> shift & 0x0f0f0f0fU;
+    put_quad(panel + place.quants + quad * 64 + column * 4, low | high << 4);
   }
   unsigned scale = 0, minimum = 0;
   scales_of_q4_k(from + kQ4KScales, place.in_group, scale, minimum);
@@ -98,18 +114,18 @@ void fill_q4_k(const std::byte* from, i64 column, const Place& place, std::byte*
 }
 
 void fill_q6_k(const std::byte* from, i64 column, const Place& place, std::byte* panel) {
+  // 128 elements to 64 bytes of four bits and 32 of two: blocks 0 and 1 have the low halves of the former, blocks 2 and
+  // 3 the high halves; each has two bits of all of the latter.
+  const i64 quarter = place.in_group % 4;
+  const std::byte* low = from + place.in_group / 4 * 64 + quarter % 2 * 32;
+  const std::byte* high = from + 128 + place.in_group / 4 * 32;
+  const auto low_at = [&](i64 quad) { return quad_at(low + quad * 4) >> (quarter < 2 ? 0 : 4) & 0x0f0f0f0fU; };
+  const auto high_at = [&](i64 quad) { return quad_at(high + quad * 4) >> (2 * quarter) & 0x03030303U; };
   std::byte* quants = panel + place.quants + column * 4;
-  for (i64 i = 0; i < kPanelBlock / 2; ++i) {
-    const unsigned a = q6_k_at(from, place.in_group * 32 + i), b = q6_k_at(from, place.in_group * 32 + 16 + i);
-    quants[i / 4 * 64 + i % 4] = static_cast<std::byte>((a & 15) | (b & 15) << 4);
-  }
-  for (i64 vector = 0; vector < 2; ++vector)
-    for (i64 j = 0; j < 4; ++j) {
-      unsigned bits = 0;
-      for (unsigned quad = 0; quad < 4; ++quad)
-        bits |= q6_k_at(from, place.in_group * 32 + vector * 16 + quad * 4 + j) >> 4 << (2 * quad);
-      quants[256 + vector * 64 + j] = static_cast<std::byte>(bits);
-    }
+  for (i64 quad = 0; quad < 4; ++quad) put_quad(quants + quad * 64, low_at(quad) | low_at(quad + 4) << 4);
+  for (i64 h = 0; h < 2; ++h)
+    put_quad(quants + 256 + h * 64,
+             high_at(4 * h) | high_at(4 * h + 1) << 2 | high_at(4 * h + 2) << 4 | high_at(4 * h + 3) << 6);
   std::byte* scales = panel + place.scales;
   for (i64 h = 0; h < 2; ++h)
     scales[(place.in_group * 2 + h) * kPanelColumns + column] = from[192 + place.in_group * 2 + h];
@@ -142,8 +158,7 @@ void fill_panels(PanelFormat format, const std::byte* blocks, i64 rows, i64 dept
                  std::byte* panels) {
   const i64 bytes = simd::panel_bytes(format, depth);
   const bool by_256 = format == PanelFormat::q4_k || format == PanelFormat::q6_k;
-  constexpr i64 kBytes[] = {kQ8Bytes, kQ4Bytes, kQ4KBytes, kQ6KBytes};
-  const i64 block_bytes = kBytes[static_cast<int>(format)];
+  const i64 block_bytes = ggml_block_bytes(format);
   const i64 row_bytes = depth / (by_256 ? 256 : kPanelBlock) * block_bytes;
   for (i64 p = begin; p < end; ++p) {
     std::byte* panel = panels + p * bytes;

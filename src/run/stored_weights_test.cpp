@@ -145,6 +145,37 @@ TEST_F(StoredWeightsRun, PanelsTakeThePlaceOfBlocks) {
   EXPECT_EQ(packed > 0, simd::panels() != nullptr);
 }
 
+// The activation that alone reads a product becomes part of it, as it does with weights of f32.
+TEST_F(StoredWeightsRun, ActivationsBecomePartOfTheProduct) {
+  GraphBuilder graph;
+  const StoredData data = stored_data(Stored::as_blocks(*find_block_type("q8_0")));
+  const auto w = graph.weight("w", std::vector<float>(kRows * kDepth), {kRows, kDepth});
+  const auto x = graph.input("x", DType::f32, {fixed(2), fixed(kDepth)});
+  const auto sum = graph.node("aten.linear.default",
+                              {{"input", Arg::of_value(x)}, {"weight", Arg::of_value(w)}, {"bias", test::of_none()}},
+                              DType::f32, {fixed(2), fixed(kRows)});
+  graph.output(graph.node("aten.relu.default", {{"self", Arg::of_value(sum)}}, DType::f32, {fixed(2), fixed(kRows)}));
+  const auto find = [&data](const ir::Weight&) {
+    return FoundWeight{data.bytes, FoundWeight::Origin::file, "the test", data.stored};
+  };
+  const auto again = [&graph](std::size_t) { return graph.program(); };
+  Session session(Program::from_impl(build_program({graph.program()}, find, again, {}, "test")));
+  std::vector<float> rows = test::random_values(2 * kDepth, 6);
+  const std::vector<Value> out = session.run("forward", std::vector{tensor(rows, {2, kDepth})});
+  EXPECT_EQ(session.counters().kernels_launched, 1U);
+  int zeros = 0;
+  for (std::int64_t i = 0; i < 2 * kRows; ++i) {
+    double dot = 0;
+    for (std::int64_t k = 0; k < kDepth; ++k)
+      dot +=
+          static_cast<double>(rows[i / kRows * kDepth + k]) * static_cast<double>(data.values[i % kRows * kDepth + k]);
+    const float found = static_cast<const float*>(out[0].tensor.data)[i];
+    EXPECT_NEAR(found, std::max(dot, 0.0), 0.5);
+    zeros += found == 0 ? 1 : 0;
+  }
+  EXPECT_GT(zeros, 5);
+}
+
 TEST_F(StoredWeightsRun, AnyOtherUseReadsOneConversion) {
   Graph graph(true);
   for (const Stored& stored : all_stored()) {
