@@ -76,7 +76,8 @@ def test_mistakes(folder, tmp_path, args, code, message):
 
 
 def test_interrupted(folder, tmp_path):
-    with subprocess.Popen([binary(), "export", folder, "-o", tmp_path / "m.pte"], stderr=subprocess.PIPE, text=True) as run:
+    command = [binary(), "export", folder, "-o", tmp_path / "m.pte"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as run:
         for line in run.stderr:
             if "tracing" in line:
                 break

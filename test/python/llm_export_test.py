@@ -1,5 +1,5 @@
-"""Export of language models up to the package: the exported program in eager mode against the model, and what the package
-holds. `llm_test.py` runs packages on graft."""
+"""Export of language models up to the package: the exported program in eager mode against the model, and what the
+package holds. `llm_test.py` runs packages on graft."""
 
 import json
 import subprocess
@@ -97,7 +97,8 @@ def test_no_mask_is_left_in_the_graph():
 
 
 def rope(kind):
-    return transformers.LlamaConfig(**llm_models._LLAMA, rope_parameters={"rope_type": kind, "rope_theta": 1e4, "factor": 2.0})
+    parameters = {"rope_type": kind, "rope_theta": 1e4, "factor": 2.0}
+    return transformers.LlamaConfig(**llm_models._LLAMA, rope_parameters=parameters)
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,9 @@ def _parser() -> _Parser:
         default="package",
         help="copied into the package, or left in their files, which the package finds beside it (default: package)",
     )
-    parser.add_argument("--quantize", metavar="TYPE", help="store matrices as this ggml type: q8_0, q4_0, q4_k, q6_k, ...")
+    parser.add_argument(
+        "--quantize", metavar="TYPE", help="store matrices as this ggml type: q8_0, q4_0, q4_k, q6_k, ..."
+    )
     parser.add_argument(
         "--keep",
         metavar="NAME=TYPE",

@@ -40,14 +40,14 @@ def export_llm(
 ) -> Path:
     """Writes a causal language model as a package (.pte) to `path` and returns the path. Never leaves half a file.
 
-    model: a folder with config.json and safetensors, a name on the Hugging Face hub (with HF_HUB_OFFLINE its local cache
-        alone is asked), a GGUF file, or a transformers model.
+    model: a folder with config.json and safetensors, a name on the Hugging Face hub (with HF_HUB_OFFLINE its local
+        cache alone is asked), a GGUF file, or a transformers model.
     weights: "package": copied into the package, as they are stored. "external": left where they lie; the package knows
-        their files relative to its own folder. What has no file of its own (constants, tensors that transformers makes of
-        others) is in the package.
-    quantize: a type ("q8_0", "q4_k", "bf16") for all matrices that linear layers, experts and embeddings alone read, or types by
-        patterns of names: {"*": "q4_k", "lm_head": "q6_k"}, the last that fits counts, and fits the last parts of a name
-        too. Where rows do not divide into blocks the nearest type that they divide into is taken.
+        their files relative to its own folder. What has no file of its own (constants, tensors that transformers makes
+        of others) is in the package.
+    quantize: a type ("q8_0", "q4_k", "bf16") for all matrices that linear layers, experts and embeddings alone read, or
+        types by patterns of names: {"*": "q4_k", "lm_head": "q6_k"}, the last that fits counts, and fits the last parts
+        of a name too. Where rows do not divide into blocks the nearest type that they divide into is taken.
     context: the most tokens of a prompt; by default the model's max_position_embeddings.
     progress: says on stderr what is done.
 
@@ -59,7 +59,8 @@ def export_llm(
     if target.suffix != ".pte":
         raise ExportError(f"export_llm: expected a path that ends in .pte, found '{target}'")
     if weights not in _WEIGHTS:
-        raise ExportError(f"export_llm: expected weights to be one of {', '.join(map(repr, _WEIGHTS))}, found {weights!r}")
+        known = ", ".join(map(repr, _WEIGHTS))
+        raise ExportError(f"export_llm: expected weights to be one of {known}, found {weights!r}")
     if quantize is not None and weights != "package":
         raise ExportError("export_llm: expected weights='package' with quantize: quantized weights are new ones")
     say = _say if progress else _silent

@@ -90,7 +90,8 @@ class File:
         if not context:
             raise ExportError(f"export_llm: '{path}' cannot be read as GGUF")
         try:
-            self.values = {self._key(lib, context, i): self._value(lib, context, i) for i in range(lib.gguf_get_n_kv(context))}
+            pairs = range(lib.gguf_get_n_kv(context))
+            self.values = {self._key(lib, context, i): self._value(lib, context, i) for i in pairs}
             tensors = (self._tensor(lib, context, i, path) for i in range(lib.gguf_get_n_tensors(context)))
             self.tensors = {tensor.name: tensor for tensor in tensors}
             self.vocabulary = self._pairs(lib, context)

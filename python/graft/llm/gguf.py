@@ -85,7 +85,8 @@ class _Reader:
         self.name = file.values.get("general.architecture")
         if self.name not in _ARCHITECTURES:
             raise ExportError(
-                f"export_llm: '{path}': expected one of the architectures {', '.join(_ARCHITECTURES)}, found {self.name!r}"
+                f"export_llm: '{path}': expected one of the architectures {', '.join(_ARCHITECTURES)}, "
+                f"found {self.name!r}"
             )
         self.architecture = _ARCHITECTURES[self.name]
 
@@ -108,7 +109,9 @@ class _Reader:
             if to not in config and key != "vocab_size":
                 raise ExportError(f"export_llm: '{self.path}': expected the key '{self.name}.{key}', found none")
             if isinstance(config.get(to), list):
-                raise ExportError(f"export_llm: '{self.path}': expected one '{self.name}.{key}' for all layers, found a list")
+                raise ExportError(
+                    f"export_llm: '{self.path}': expected one '{self.name}.{key}' for all layers, found a list"
+                )
         heads = config["hidden_size"] // config["num_attention_heads"]
         config["head_dim"] = self.get("attention.key_length", heads)
         if self.get("attention.value_length", config["head_dim"]) != config["head_dim"]:
@@ -174,7 +177,11 @@ class _Reader:
             offset = self.architecture.norm_offset
             if stored.dtype != torch.float32 or stored.block_type:
                 raise ExportError(f"export_llm: '{self.path}': expected '{stored.name}' in f32, found {stored.dtype}")
-            return changed(stored, lambda data: (torch.frombuffer(bytearray(data), dtype=torch.float32) - offset).numpy().tobytes())
+
+            def less(data: bytes) -> bytes:
+                return (torch.frombuffer(bytearray(data), dtype=torch.float32) - offset).numpy().tobytes()
+
+            return changed(stored, less)
         return stored
 
     def _stack_experts(self, layer: int, left: dict[str, Stored], result: dict[str, Stored]) -> None:
@@ -207,7 +214,8 @@ class _Reader:
         rotary = model.model.rotary_emb
         if rotary.inv_freq.shape != factors.sizes:
             raise ExportError(
-                f"export_llm: '{self.path}': expected {rotary.inv_freq.shape[0]} rope_freqs, found {list(factors.sizes)}"
+                f"export_llm: '{self.path}': expected {rotary.inv_freq.shape[0]} rope_freqs, "
+                f"found {list(factors.sizes)}"
             )
         rotary.inv_freq.div_(factors.tensor().to(torch.float32))
 

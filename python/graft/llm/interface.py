@@ -137,7 +137,8 @@ def _experts(
         weight = getattr(module, name)
         if module.is_transposed:  # [E, in, out] in the checkpoint; turned around once, when the package is loaded
             weight = weight.transpose(1, 2).contiguous()
-        return ops.expert_linear(rows, top_k_index, weight, getattr(module, f"{name}_bias") if module.has_bias else None)
+        bias = getattr(module, f"{name}_bias") if module.has_bias else None
+        return ops.expert_linear(rows, top_k_index, weight, bias)
 
     rows = hidden_states.unsqueeze(1)
     if module.has_gate:

@@ -11,8 +11,8 @@ import torch
 
 torch.library.define(
     "graft::attention",
-    "(Tensor query, Tensor key, Tensor value, Tensor cache_position, *, Tensor? sinks=None, Tensor? mask=None, int layer, "
-    "float scale, int window=0, int chunk=0, float softcap=0.0) -> Tensor",
+    "(Tensor query, Tensor key, Tensor value, Tensor cache_position, *, Tensor? sinks=None, Tensor? mask=None, "
+    "int layer, float scale, int window=0, int chunk=0, float softcap=0.0) -> Tensor",
 )
 
 

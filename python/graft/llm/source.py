@@ -85,7 +85,8 @@ def make_empty(config: Any) -> torch.nn.Module:
         try:
             model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
         except (ValueError, KeyError) as e:
-            raise ExportError(f"export_llm: {config.model_type} is no causal language model of transformers: {e}") from e
+            kind = config.model_type
+            raise ExportError(f"export_llm: {kind} is no causal language model of transformers: {e}") from e
     return model.eval()
 
 

@@ -1,4 +1,5 @@
-"""Weights as they lie in files: safetensors, or tensors in memory. They are described here and read when a package is written."""
+"""Weights as they lie in files: safetensors, or tensors in memory. They are described here and read when a package is
+written."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """From a causal language model to a program, without its weights.
 
 The program has one method, `forward`, in float32:
-    input_ids [B, T], position_ids [B, T], cache_position [B, T], logits_to_keep [K] (indices along T) -> logits [B, K, V]
+    input_ids [B, T], position_ids [B, T], cache_position [B, T], logits_to_keep [K] (indices along T)
+    -> logits [B, K, V]
 """
 
 from __future__ import annotations
@@ -118,7 +119,8 @@ def _check(config: Any) -> None:
     for kind in [rope, *(v for v in rope.values() if isinstance(v, dict))]:
         if kind.get("rope_type") == "dynamic":
             raise ExportError(
-                "export_llm: expected rotary frequencies that do not depend on the prompt's length, found rope_type 'dynamic'"
+                "export_llm: expected rotary frequencies that do not depend on the prompt's length, "
+                "found rope_type 'dynamic'"
             )
 
 
