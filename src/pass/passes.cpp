@@ -29,7 +29,7 @@ void drop_dead_nodes(ir::Program& program) {
   }
 }
 
-void run_passes(ir::Program& program, const ScalarWeight& scalar) {
+void run_passes(ir::Program& program, const ScalarWeight& scalar, bool on_device) {
   const auto run = [&](void (*pass)(ir::Program&)) {
     pass(program);
 #ifndef NDEBUG
@@ -38,7 +38,7 @@ void run_passes(ir::Program& program, const ScalarWeight& scalar) {
   };
   inline_scalars(program, scalar);
   run(fuse_rms_norm);
-  run(fuse_rope);
+  if (!on_device) run(fuse_rope);
   ir::verify(program);
 }
 

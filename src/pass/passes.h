@@ -12,8 +12,9 @@ using ScalarWeight = std::function<std::optional<double>(std::uint32_t weight)>;
 
 // What happens to every graph at load, once its weights are placed: the passes below in this order. Each leaves a valid
 // program that computes the same; graph and weights alone decide what they do, so that a graph that is read again comes
-// out the same.
-void run_passes(ir::Program& program, const ScalarWeight& scalar);
+// out the same. `on_device`: the program runs on a device other than the CPU, which has the parts of a rotary embedding
+// and not the whole, so that stays as it is.
+void run_passes(ir::Program& program, const ScalarWeight& scalar, bool on_device = false);
 
 // A weight without dimensions that is added, multiplied or the like becomes a number in the graph. (ExecuTorch's edge
 // dialect makes weights of the numbers that a model was written with.)

@@ -114,7 +114,7 @@ class Loader {
 
   std::uint64_t fold() {
     for (std::size_t i = 0; i < graphs_.size(); ++i) {
-      run_passes(graphs_[i], scalar_weights(graphs_[i], impl_->methods[i]));
+      run_passes(graphs_[i], scalar_weights(graphs_[i], impl_->methods[i]), impl_->on_device != nullptr);
       check_operators(graphs_[i]);
       fold_constants(graphs_[i], impl_->methods[i]);
       ir::verify(graphs_[i]);  // each pass over the IR leaves it valid

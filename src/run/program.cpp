@@ -169,7 +169,7 @@ std::shared_ptr<const ir::Program> Program::Impl::graph(std::uint32_t index) con
   convert_stored_weights(*again, on_device != nullptr);
   for (std::size_t i = 0; i < method.panel_bytes.size(); ++i)
     if (method.panel_bytes[i] > 0) ir::set_panels(again->weights[i], method.panel_bytes[i]);
-  run_passes(*again, scalar_weights(*again, method));
+  run_passes(*again, scalar_weights(*again, method), on_device != nullptr);
   fold_again(*again, method);
   method.graph->made = again;
   ++graphs_read_again;

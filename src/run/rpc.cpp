@@ -1,6 +1,7 @@
 #include "run/rpc.h"
 
 #include <netdb.h>
+#include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -18,6 +19,25 @@ namespace {
 
 using AddServer = ggml_backend_reg_t (*)(const char* endpoint);
 
+// A server of ggml serves one connection after the other and keeps few waiting: beyond these a connection attempt would
+// wait for minutes.
+constexpr int kConnectMilliseconds = 5000;
+
+std::string why_not_connected(int socket, const addrinfo& address) {
+  if (::connect(socket, address.ai_addr, address.ai_addrlen) == 0) return "";
+  if (errno != EINPROGRESS) return std::strerror(errno);
+  pollfd waiting{socket, POLLOUT, 0};
+  int ready = 0;
+  do {
+    ready = ::poll(&waiting, 1, kConnectMilliseconds);
+  } while (ready < 0 && errno == EINTR);
+  if (ready == 0) return "no answer within 5 seconds: the server may be busy with another process";
+  int error = 0;
+  socklen_t size = sizeof(error);
+  if (ready < 0 || ::getsockopt(socket, SOL_SOCKET, SO_ERROR, &error, &size) != 0) error = errno;
+  return error == 0 ? "" : std::strerror(error);
+}
+
 // Whether somebody listens there; an error text otherwise. ggml resolves IPv4 addresses only.
 std::string why_unreachable(const std::string& host, const std::string& port) {
   addrinfo hints{};
@@ -27,11 +47,11 @@ std::string why_unreachable(const std::string& host, const std::string& port) {
   if (const int error = getaddrinfo(host.c_str(), port.c_str(), &hints, &found); error != 0) return gai_strerror(error);
   std::string why = "no address";
   for (const addrinfo* a = found; a && !why.empty(); a = a->ai_next) {
-    const int socket = ::socket(a->ai_family, a->ai_socktype | SOCK_CLOEXEC, a->ai_protocol);
-    if (socket < 0 || ::connect(socket, a->ai_addr, a->ai_addrlen) != 0) {
+    const int socket = ::socket(a->ai_family, a->ai_socktype | SOCK_CLOEXEC | SOCK_NONBLOCK, a->ai_protocol);
+    if (socket < 0) {
       why = std::strerror(errno);
     } else {
-      why.clear();
+      why = why_not_connected(socket, *a);
     }
     if (socket >= 0) ::close(socket);
   }
