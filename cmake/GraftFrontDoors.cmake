@@ -9,6 +9,8 @@ if(GRAFT_CLI AND cli_sources)
   # libzip's own CMake files name programs that distributions package apart, and fail without them.
   find_path(GRAFT_ZIP_INCLUDE zip.h REQUIRED)
   find_library(GRAFT_ZIP_LIBRARY zip REQUIRED)
+  find_path(GRAFT_EDIT_INCLUDE histedit.h REQUIRED)
+  find_library(GRAFT_EDIT_LIBRARY edit REQUIRED)
   add_executable(graft_cli ${cli_sources})
   graft_target(graft_cli)
   set_target_properties(graft_cli PROPERTIES
@@ -16,16 +18,18 @@ if(GRAFT_CLI AND cli_sources)
     # The C++ install, and the environment's bin next to the Python package.
     INSTALL_RPATH "$ORIGIN/../${CMAKE_INSTALL_LIBDIR};$ORIGIN/../${python_lib_dir}")
   target_include_directories(graft_cli PRIVATE "${CMAKE_CURRENT_SOURCE_DIR}/src")
-  target_link_libraries(graft_cli PRIVATE graft CLI11::CLI11 nlohmann_json::nlohmann_json "${GRAFT_ZIP_LIBRARY}")
-  target_include_directories(graft_cli SYSTEM PRIVATE "${GRAFT_ZIP_INCLUDE}")
+  target_link_libraries(graft_cli PRIVATE graft CLI11::CLI11 nlohmann_json::nlohmann_json "${GRAFT_ZIP_LIBRARY}"
+                                          "${GRAFT_EDIT_LIBRARY}")
+  target_include_directories(graft_cli SYSTEM PRIVATE "${GRAFT_ZIP_INCLUDE}" "${GRAFT_EDIT_INCLUDE}")
 
   # Its parts are tested with the engine's; src/cli/cli_test.py drives the program as a whole.
   if(TARGET graft_tests)
     file(GLOB_RECURSE cli_test_sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/src/cli/*_test.cpp")
     list(FILTER cli_sources EXCLUDE REGEX "/main\\.cpp$")
     target_sources(graft_tests PRIVATE ${cli_sources} ${cli_test_sources})
-    target_include_directories(graft_tests SYSTEM PRIVATE "${GRAFT_ZIP_INCLUDE}")
-    target_link_libraries(graft_tests PRIVATE nlohmann_json::nlohmann_json "${GRAFT_ZIP_LIBRARY}")
+    target_include_directories(graft_tests SYSTEM PRIVATE "${GRAFT_ZIP_INCLUDE}" "${GRAFT_EDIT_INCLUDE}")
+    target_link_libraries(graft_tests PRIVATE nlohmann_json::nlohmann_json CLI11::CLI11 "${GRAFT_ZIP_LIBRARY}"
+                                              "${GRAFT_EDIT_LIBRARY}")
   endif()
 endif()
 

@@ -34,6 +34,7 @@ _WHERE = {
     "Detokenizer": "graft._C",
     "Tokenizer": "graft.tokenizer",
     "export_llm": "graft.llm.export",
+    "TextGenerator": "graft.llm.generate",
     "GraftPartitioner": "graft.partitioner",
     "GraftBackend": "graft.backend",
     **dict.fromkeys(_ERRORS, "graft.errors"),

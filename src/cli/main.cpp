@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "cli/commands.h"
+#include "cli/llm_commands.h"
 #include "cli/text.h"
 
 namespace graft::cli {
@@ -22,6 +23,7 @@ constexpr const char* kAbout = R"(Runs torch.export programs (.pte files of graf
 constexpr const char* kExamples = R"(Examples:
   graft run model.pte --input input_ids=ids.npy --input attention_mask=mask.npy --outputs out.npz
   graft inspect model.pte --shape input_ids=1,7 --shape attention_mask=1,7
+  graft generate llm.pte --prompt "Once upon a time" --max-new-tokens 100
   graft devices
   graft tokenize tokenizer.json "Hello, world!"
   graft export Qwen/Qwen3-0.6B -o qwen3.pte
@@ -147,12 +149,16 @@ int dispatch(int argc, char** argv) {
                              "without BOS and what else is put around a text");
   tokenize_command->add_flag("--skip-special", tokenize_args.skip_special, "with --decode: leave special tokens out");
 
+  LlmCommands llm_commands(app);
+  int code = 0;
+
   app.add_subcommand("export", "Make a package of a language model of Hugging Face or a GGUF file (Python).");
   if (argc > 1 && std::string_view(argv[1]) == "export")  // its options are those of the Python program
     export_model({argv + 2, static_cast<std::size_t>(argc - 2)});
 
   try {
     app.parse(argc, argv);
+    code = llm_commands.run().value_or(0);
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
     const auto chosen = app.get_subcommands();
@@ -163,7 +169,7 @@ int dispatch(int argc, char** argv) {
   if (devices_command->parsed()) list_devices();
   if (tokenize_command->parsed()) tokenize(tokenize_args);
   std::cout.flush();
-  return std::cout ? 0 : failed("cannot write to stdout");
+  return std::cout ? code : failed("cannot write to stdout");
 }
 
 }  // namespace

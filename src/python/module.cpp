@@ -253,6 +253,7 @@ nb::dict to_dict(const ProgramStats& s) {
 
 namespace graft {
 void bind_tokenizer(nb::module_& m);  // tokenizer.cpp
+void bind_llm(nb::module_& m);        // llm.cpp
 }
 
 NB_MODULE(_C, m) {
@@ -383,4 +384,6 @@ NB_MODULE(_C, m) {
       .def("restore", &Session::restore, nb::arg("path"), nb::call_guard<nb::gil_scoped_release>())
       .def("close", &Session::close, nb::call_guard<nb::gil_scoped_release>())
       .def_prop_ro("threads", &Session::threads);
+
+  bind_llm(m);
 }

@@ -18,6 +18,7 @@
 
 #include "plan/lowering.h"
 #include "run/executable.h"
+#include "run/test_allocations.h"
 #include "run/test_graph.h"
 
 // Counts every allocation of the process, ggml's included: operator new and malloc both come here.
@@ -37,13 +38,29 @@ extern "C" void* calloc(std::size_t count, std::size_t bytes) {
   if (counting.load(std::memory_order_relaxed)) allocations.fetch_add(1, std::memory_order_relaxed);
   return __libc_calloc(count, bytes);
 }
-constexpr bool kCountsAllocations = true;
+constexpr bool kCounts = true;
 #else
-constexpr bool kCountsAllocations = false;
+constexpr bool kCounts = false;
 #endif
+
+namespace graft::test {
+
+const bool kCountsAllocations = kCounts;
+void begin_counting_allocations() {
+  allocations = 0;
+  counting = true;
+}
+long end_counting_allocations() {
+  counting = false;
+  return allocations;
+}
+
+}  // namespace graft::test
 
 namespace graft {
 namespace {
+
+using test::kCountsAllocations;
 
 using ir::Arg;
 using test::dynamic;
@@ -97,12 +114,10 @@ TEST(Steady, RunsAllocateNothingOfOurs) {
   std::vector<Value> out{tensor(y, {8})};
   session.run_into("forward", in, out);
   constexpr int kRuns = 1000;
-  allocations = 0;
-  counting = true;
+  test::begin_counting_allocations();
   for (int i = 0; i < kRuns; ++i) session.run_into("forward", in, out);
-  counting = false;
   // ggml makes two small ones in each compute (ggml_cpu_init makes and frees a context); ours are none.
-  EXPECT_LE(allocations.load(), 2 * kRuns);
+  EXPECT_LE(test::end_counting_allocations(), 2 * kRuns);
   EXPECT_EQ(y[0], 3.f * 21.f);
 }
 

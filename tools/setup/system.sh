@@ -25,6 +25,7 @@ have_header gmock/gmock.h || need libgmock-dev
 have_header CLI/CLI.hpp || need libcli11-dev
 have_header nlohmann/json.hpp || need nlohmann-json3-dev
 have_header zip.h || need libzip-dev
+have_header histedit.h || need libedit-dev
 have_header oniguruma.h || need libonig-dev
 have_header utf8proc.h || need libutf8proc-dev
 

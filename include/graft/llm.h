@@ -1,0 +1,251 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <random>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "graft/export.h"
+#include "graft/graft.h"
+#include "graft/tokenizer.h"
+
+// Language models: text in, streamed text out.
+//
+//   auto model = graft::LanguageModel::load("model.pte");
+//   graft::TextGenerator generator(model);
+//   generator.generate(model->encode("Once upon a time"), {.max_new_tokens = 32},
+//                      [](std::size_t, std::string_view text) { std::cout << text << std::flush; });
+namespace graft {
+
+// The named data of a package that says what its language model is: JSON, written by graft.export_llm.
+inline constexpr std::string_view kLanguageModelKey = "graft.llm.json";
+
+struct LanguageModelInfo {
+  std::string architecture;  // "Qwen3ForCausalLM"
+  std::string source;        // what was exported
+  std::int64_t vocab_size = 0;
+  std::int64_t context_length = 0;  // the most tokens of a sequence
+  std::vector<std::int64_t> bos_token_ids, eos_token_ids;
+};
+
+// A program that takes token ids and gives logits, with its tokenizer. Immutable; shared by any number of threads.
+class GRAFT_API LanguageModel {
+ public:
+  // A package of graft.export_llm. `tokenizer`: a path as Tokenizer::load takes it, instead of the package's own.
+  // Throws InvalidArgument when the package is no language model or the tokenizer has another vocabulary than the
+  // model.
+  static std::shared_ptr<const LanguageModel> load(const std::string& path, const LoadOptions& options = {},
+                                                   const std::string& tokenizer = {});
+  // `tokenizer` may be null: for callers that use ids alone. Throws as load does.
+  LanguageModel(std::shared_ptr<const Program> program, LanguageModelInfo info,
+                std::shared_ptr<const Tokenizer> tokenizer);
+
+  const LanguageModelInfo& info() const { return info_; }
+  const std::shared_ptr<const Program>& program() const { return program_; }
+  bool has_tokenizer() const { return tokenizer_ != nullptr; }
+  // Throws NotFound when there is none.
+  const std::shared_ptr<const Tokenizer>& tokenizer() const;
+  // The ids of a prompt, with what the tokenizer puts around it. An empty prompt is BOS alone. Throws InvalidArgument
+  // when the text is not UTF-8.
+  std::vector<std::int64_t> encode(std::string_view prompt, bool add_special = true) const;
+
+ private:
+  std::shared_ptr<const Program> program_;
+  LanguageModelInfo info_;
+  std::shared_ptr<const Tokenizer> tokenizer_;
+};
+
+struct DecoderOptions {
+  int threads = 0;                        // as in SessionOptions
+  std::int64_t rows = 1;                  // sequences side by side
+  std::int64_t length = 0;                // tokens of the cache for each; 0: the model's context
+  KvType kv_type = KvType::computed;      // how keys and values are stored
+  std::int64_t prefill_chunk_size = 512;  // the most tokens of one run
+};
+
+// Sequences of tokens, one per row of a cache of keys and values: tokens in, logits out. For one thread at a time.
+class GRAFT_API Decoder {
+ public:
+  explicit Decoder(std::shared_ptr<const LanguageModel> model, const DecoderOptions& options = {});
+
+  using Tokens = std::span<const std::int64_t>;
+
+  // Appends rows[r] to sequence r, for the first rows.size() sequences, in one run of `width` tokens per row: a row
+  // with fewer is padded on its left, so equal widths share one plan, whatever the rows hold. Returns the logits of the
+  // last `keep` places of each row [rows, keep, vocabulary]; those of padding mean nothing. They are the caller's to
+  // overwrite and valid until the next call. When it throws, no sequence has changed. Throws InvalidArgument for an id
+  // outside the vocabulary and for sequences that would be longer than the cache, with both numbers.
+  std::span<float> run(std::span<const Tokens> rows, std::int64_t width, std::int64_t keep,
+                       const RunOptions& options = {});
+  // The same of any length, in runs of at most prefill_chunk_size tokens: the logits of the last token of each row
+  // [rows, 1, vocabulary]. When it throws, the sequences are as before.
+  std::span<float> prefill(std::span<const Tokens> rows, const RunOptions& options = {});
+  // Appends to the first sequence and hands out the logits of every token [n, vocabulary], piece by piece in order.
+  void score(Tokens tokens, const std::function<void(std::span<float> logits)>& take, const RunOptions& options = {});
+
+  // Tokens of a sequence.
+  std::int64_t length(std::size_t row) const { return lengths_[row]; }
+  std::int64_t capacity() const { return options_.length; }
+  const DecoderOptions& options() const { return options_; }
+  // Keeps the first `length` tokens of a sequence.
+  void truncate(std::size_t row, std::int64_t length);
+
+  const LanguageModel& model() const { return *model_; }
+  Session& session() { return session_; }
+
+ private:
+  struct Call {  // the buffers of runs of one size
+    std::int64_t batch = 0, width = 0, keep = 0;
+    std::uint64_t used = 0;
+    std::vector<std::int64_t> ids, positions, cache_positions, kept;
+    std::vector<Value> inputs, outputs;
+  };
+  Call& call_for(std::int64_t batch, std::int64_t width, std::int64_t keep);
+  void check(std::span<const Tokens> rows) const;
+  std::span<float> prefill(std::span<const Tokens> rows, bool all, const std::function<void(std::span<float>)>& take,
+                           const RunOptions& options);
+
+  std::shared_ptr<const LanguageModel> model_;
+  DecoderOptions options_;
+  Session session_;
+  std::vector<std::int64_t> lengths_;
+  std::vector<Call> calls_;
+  std::vector<Tokens> pieces_;
+  std::vector<float> logits_;
+  std::uint64_t clock_ = 0;
+};
+
+// Named as in Hugging Face's GenerationConfig and meaning the same. The next token is drawn from the logits after
+// repetition penalty, temperature, top-k, top-p and min-p, in this order.
+struct GenerationOptions {
+  std::int64_t max_new_tokens = 256;
+  double temperature = 0;  // 0: greedy, the token with the largest logit
+  std::int64_t top_k = 0;  // 0: all
+  double top_p = 1;
+  double min_p = 0;
+  double repetition_penalty = 1;
+  std::uint64_t seed = 0;  // row r of a batch draws from seed + r
+  bool ignore_eos = false;
+  std::vector<std::int64_t> eos_token_ids = {};  // besides the model's
+  std::vector<std::string> stop_strings = {};    // the text ends before the first of them
+  bool skip_special_tokens = true;
+  // Drafts of this many tokens are copied from where the last ones stood before, and verified in one run; 0: none. The
+  // tokens are those that would come without.
+  std::int64_t prompt_lookup_num_tokens = 0;
+  std::int64_t max_matching_ngram_size = 2;
+};
+
+// The probabilities [vocabulary] that the next token is drawn from, after `tokens`. Throws InvalidArgument for options
+// that make no sense, such as a top_p above 1.
+GRAFT_API std::vector<float> token_probabilities(std::span<const float> logits, std::span<const std::int64_t> tokens,
+                                                 const GenerationOptions& options);
+
+enum class FinishReason : std::uint8_t { length, eos, stop_string, context, cancelled };
+GRAFT_API std::string_view name(FinishReason reason);  // "length", "eos", ...
+
+struct Generation {
+  std::vector<std::int64_t> tokens;  // the new ones, the last of EOS included
+  std::string text;
+  FinishReason reason = FinishReason::length;
+};
+
+struct GenerationStats {
+  std::int64_t prompt_tokens = 0;  // of all rows
+  std::int64_t reused_tokens = 0;  // of these, in the cache already
+  std::int64_t new_tokens = 0;
+  std::int64_t decode_runs = 0;
+  std::int64_t drafted_tokens = 0;  // guessed by prompt lookup
+  std::int64_t accepted_tokens = 0;
+  double prefill_seconds = 0;  // to the first token's logits
+  double decode_seconds = 0;   // from there to the end
+};
+
+// Generates text. Keeps the tokens of its last call in the cache: what a new prompt has in common with them from the
+// start is not computed again. For one thread at a time.
+class GRAFT_API TextGenerator {
+ public:
+  explicit TextGenerator(std::shared_ptr<const LanguageModel> model, const DecoderOptions& options = {});
+
+  // Called with the row of the batch and new text of it, in whole UTF-8 characters.
+  using OnText = std::function<void(std::size_t row, std::string_view text)>;
+
+  // A batch, one generation per prompt. A prompt of no tokens, more prompts than rows, and a prompt that leaves no room
+  // in the cache throw InvalidArgument. Where the cache ends before max_new_tokens, the generation ends with
+  // FinishReason::context. `cancel` ends all that are not finished; what they have is returned.
+  std::vector<Generation> generate(std::span<const std::vector<std::int64_t>> prompts,
+                                   const GenerationOptions& options = {}, const OnText& on_text = {},
+                                   const CancelToken* cancel = nullptr);
+  Generation generate(const std::vector<std::int64_t>& prompt, const GenerationOptions& options = {},
+                      const OnText& on_text = {}, const CancelToken* cancel = nullptr);
+
+  const GenerationStats& stats() const { return stats_; }  // of the last call
+  Decoder& decoder() { return decoder_; }
+
+ private:
+  std::shared_ptr<const LanguageModel> model_;
+  Decoder decoder_;
+  std::vector<std::vector<std::int64_t>> cached_;  // by row: the tokens that the cache holds
+  GenerationStats stats_;
+};
+
+struct ChatMessage {
+  std::string role;  // "system", "user", "assistant", ...
+  std::string content;
+};
+
+// The prompt of a conversation: the chat template of the model's tokenizer, or `chat_template`, on the messages, ending
+// where the answer begins. Throws InvalidArgument when there is no template.
+GRAFT_API std::string chat_prompt(const LanguageModel& model, std::span<const ChatMessage> messages,
+                                  std::string_view chat_template = {});
+
+struct PerplexityOptions {
+  std::int64_t window = 256;  // each window begins with an empty cache
+  int threads = 0;
+  KvType kv_type = KvType::computed;
+  const CancelToken* cancel = nullptr;
+  std::function<void(std::int64_t window, std::int64_t windows, double perplexity)> on_window = {};  // after each
+};
+struct Perplexity {
+  std::int64_t windows = 0;
+  std::int64_t scored = 0;  // tokens
+  double perplexity = 0;
+  // With a reference: KL(reference || model) in nats, mean over the scored tokens; how many have the same most likely
+  // token; the reference's own perplexity.
+  double mean_kl = 0;
+  double top1_agreement = 0;
+  double reference_perplexity = 0;
+};
+// A window of W tokens scores the W tokens that follow each of its own, so all but the first token of the text and the
+// rest that fills no window are scored. Throws InvalidArgument when the text fills none, or `reference` (may be null)
+// has another vocabulary.
+GRAFT_API Perplexity perplexity(const std::shared_ptr<const LanguageModel>& model, std::span<const std::int64_t> tokens,
+                                const PerplexityOptions& options = {},
+                                const std::shared_ptr<const LanguageModel>& reference = nullptr);
+
+// Texts to vectors with an encoder such as MiniLM: a program with the inputs input_ids, attention_mask and, where it
+// has it, token_type_ids [B, T], whose first output is the hidden states [B, T, H] or vectors [B, H].
+class GRAFT_API TextEncoder {
+ public:
+  TextEncoder(std::shared_ptr<const Program> program, std::shared_ptr<const Tokenizer> tokenizer,
+              const SessionOptions& options = {});
+
+  // [texts, size()], row by row: the mean over the tokens of each text, of length 1. Texts longer than the program
+  // takes or than the tokenizer's file says are cut off there.
+  std::vector<float> embed(std::span<const std::string> texts, const RunOptions& options = {});
+  std::int64_t size() const { return size_; }  // of a vector; 0 before the first call
+
+ private:
+  std::shared_ptr<const Tokenizer> tokenizer_;
+  Session session_;
+  std::string method_;
+  std::int64_t max_tokens_ = 0;
+  std::int64_t size_ = 0;
+};
+
+}  // namespace graft

@@ -1,0 +1,100 @@
+"""Text from a package of `graft.export_llm`: the engine's own generator, as `graft generate` uses it."""
+
+from __future__ import annotations
+
+import codecs
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from graft import _C
+
+__all__ = ["Generation", "TextGenerator", "token_probabilities"]
+
+
+@dataclass(frozen=True)
+class Generation:
+    text: str
+    tokens: list[int]  # the new ones
+    reason: str  # why it ended: length, eos, stop_string, context or cancelled
+
+
+class TextGenerator:
+    """Generates text; a new prompt that begins as the last one went on is not computed from its beginning.
+
+    rows: the largest batch. length: tokens of the cache; 0 means the model's context. kv_type: how keys and values are
+    stored: computed (as the model computes them), f32, f16, bf16 or q8_0.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        tokenizer: str | os.PathLike[str] = "",
+        weights: Iterable[str | os.PathLike[str]] = (),
+        device: str = "",
+        threads: int = 0,
+        rows: int = 1,
+        length: int = 0,
+        kv_type: str = "computed",
+        prefill_chunk_size: int = 512,
+    ) -> None:
+        files = [os.fspath(file) for file in weights]
+        self.model = _C.LanguageModel.load(os.fspath(path), os.fspath(tokenizer), files, device)
+        self._generator = _C.TextGenerator(self.model, threads, rows, length, kv_type, prefill_chunk_size)
+
+    def generate(
+        self,
+        prompt: str | Sequence[int] | Sequence[Mapping[str, str]],
+        *,
+        on_text: Callable[[str], None] | None = None,
+        cancel: _C.CancelToken | None = None,
+        **settings: Any,
+    ) -> Generation:
+        """One text. prompt: a text, token ids, or chat messages ({"role": ..., "content": ...}). on_text: called with new
+        text as it comes. settings: max_new_tokens, temperature, top_k, top_p, min_p, repetition_penalty, seed,
+        ignore_eos, eos_token_ids, stop_strings, skip_special_tokens, prompt_lookup_num_tokens, max_matching_ngram_size,
+        as in Hugging Face's GenerationConfig; a temperature of 0, the default, is greedy.
+        """
+        show = None if on_text is None else lambda _, text: on_text(text.decode())
+        return self._run([self._ids(prompt)], settings, show, cancel)[0]
+
+    def generate_batch(
+        self, prompts: Iterable[Any], *, cancel: _C.CancelToken | None = None, **settings: Any
+    ) -> list[Generation]:
+        """A text for each prompt, computed side by side. At most `rows`."""
+        return self._run([self._ids(prompt) for prompt in prompts], settings, None, cancel)
+
+    def logits(self, ids: Sequence[int]) -> torch.Tensor:
+        """Those of every token [len(ids), vocabulary], f32."""
+        flat = torch.frombuffer(bytearray(self._generator.logits(list(ids))), dtype=torch.float32)
+        return flat.view(len(ids), -1)
+
+    @property
+    def stats(self) -> dict[str, Any]:
+        """Of the last call: tokens of prompts and texts, drafts, seconds."""
+        return self._generator.stats()
+
+    @property
+    def plans(self) -> int:
+        return self._generator.plans()
+
+    def _ids(self, prompt: Any) -> list[int]:
+        if isinstance(prompt, str):
+            return self.model.encode(codecs.encode(prompt, "utf-8"))
+        if prompt and isinstance(prompt[0], Mapping):
+            return self.model.chat_prompt([[message["role"], message["content"]] for message in prompt])
+        return list(prompt)
+
+    def _run(self, prompts: list[list[int]], settings: dict[str, Any], show: Any, cancel: Any) -> list[Generation]:
+        results = self._generator.generate(prompts, settings, show, cancel)
+        return [Generation(text.decode(), tokens, reason) for tokens, text, reason in results]
+
+
+def token_probabilities(logits: torch.Tensor, tokens: Sequence[int], **settings: Any) -> torch.Tensor:
+    """The probabilities [vocabulary] that the next token is drawn from, given its logits and the tokens before it."""
+    data = logits.detach().to(torch.float32).contiguous().numpy().tobytes()
+    return torch.frombuffer(bytearray(_C.token_probabilities(data, list(tokens), settings)), dtype=torch.float32)

@@ -1,0 +1,50 @@
+#include <iostream>
+
+#include "cli/line_editor.h"
+#include "cli/llm_commands.h"
+#include "cli/text.h"
+
+namespace graft::cli {
+
+int chat(const ChatArgs& args) {
+  const auto model = load_model(args.model);
+  const std::string chat_template = args.chat_template.empty() ? "" : read_text(args.chat_template);
+  const std::int64_t context = args.decode.context > 0 ? args.decode.context : model->info().context_length;
+  TextGenerator generator(model, decoder_options(args.model, args.decode, 1, context));
+  std::vector<ChatMessage> first;
+  if (!args.system.empty()) first.push_back({"system", args.system});
+  std::vector<ChatMessage> messages = first;
+  LineEditor lines("> ");
+  const CancelToken cancel;
+  const CancelOnInterrupt guard(cancel);
+  while (const auto line = lines.read()) {
+    cancel.reset();
+    if (line->empty()) continue;
+    if (*line == "/clear") {
+      messages = first;
+      continue;
+    }
+    messages.push_back({"user", *line});
+    const auto on_text = [](std::size_t, std::string_view text) { std::cout << text << std::flush; };
+    try {
+      const Generation answer = generator.generate(model->encode(chat_prompt(*model, messages, chat_template), false),
+                                                   args.decode.options, on_text, &cancel);
+      std::cout << std::endl;
+      if (answer.reason == FinishReason::context) std::cerr << "graft: the context is full; /clear begins anew\n";
+      if (answer.text.empty() && answer.reason == FinishReason::cancelled) {
+        messages.pop_back();  // as if it had not been asked
+      } else {
+        messages.push_back({"assistant", answer.text});
+      }
+    } catch (const InvalidArgument& error) {
+      // Such as a message that the context has no room for: the conversation is as before it.
+      std::cerr << "graft: " << printable(error.what()) << "\n";
+      messages.pop_back();
+      continue;
+    }
+    if (args.decode.stats) print_stats(generator, {0, generator.stats().prefill_seconds});
+  }
+  return 0;
+}
+
+}  // namespace graft::cli

@@ -1,0 +1,114 @@
+#include <algorithm>
+#include <chrono>
+#include <iostream>
+#include <nlohmann/json.hpp>
+
+#include "cli/llm_commands.h"
+#include "cli/text.h"
+
+namespace graft::cli {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+std::vector<ChatMessage> read_messages(const std::string& path) {
+  try {
+    std::vector<ChatMessage> messages;
+    for (const nlohmann::json& message : nlohmann::json::parse(read_text(path)))
+      messages.push_back({message.at("role").get<std::string>(), message.at("content").get<std::string>()});
+    return messages;
+  } catch (const nlohmann::json::exception& error) {
+    fail(R"(expected [{"role": "...", "content": "..."}, ...] in ')", path, "': ", error.what());
+  }
+}
+
+std::vector<std::vector<std::int64_t>> encode_prompts(const GenerateArgs& args, const LanguageModel& model) {
+  const int kinds = !args.prompts.empty() + !args.prompt_file.empty() + !args.messages_file.empty();
+  if (kinds != 1) fail("expected one of --prompt, --prompt-file and --messages, found ", kinds);
+  if (!args.messages_file.empty()) {
+    const std::string chat_template = args.chat_template.empty() ? "" : read_text(args.chat_template);
+    const std::string prompt = chat_prompt(model, read_messages(args.messages_file), chat_template);
+    return {model.encode(prompt, false)};
+  }
+  if (!args.prompt_file.empty()) return {model.encode(read_text(args.prompt_file))};
+  std::vector<std::vector<std::int64_t>> encoded;
+  for (const std::string& prompt : args.prompts) encoded.push_back(model.encode(prompt));
+  return encoded;
+}
+
+void print_logits(TextGenerator& generator, std::span<const std::vector<std::int64_t>> prompts,
+                  const CancelToken& cancel) {
+  Decoder& decoder = generator.decoder();
+  const std::int64_t vocabulary = decoder.model().info().vocab_size;
+  RunOptions options;
+  options.cancel = &cancel;
+  for (const auto& prompt : prompts) {
+    std::int64_t rows = 0;
+    decoder.truncate(0, 0);
+    decoder.score(
+        prompt, [&](std::span<float> logits) { rows += std::ssize(logits) / vocabulary; }, options);
+    std::cerr << "prefill logits: [1, " << rows << ", " << vocabulary << "]\n";
+  }
+  decoder.truncate(0, 0);
+  std::cerr << "decode logits: [" << prompts.size() << ", 1, " << vocabulary << "]\n";
+}
+
+std::string_view why(FinishReason reason) {
+  switch (reason) {
+    case FinishReason::context:
+      return "the context is full";
+    case FinishReason::cancelled:
+      return "interrupted";
+    default:
+      return "";
+  }
+}
+
+}  // namespace
+
+int generate(const GenerateArgs& args) {
+  const auto start = Clock::now();
+  const CancelToken cancel;
+  const CancelOnInterrupt guard(cancel);
+  const auto model = load_model(args.model);
+  Speeds speeds;
+  speeds.load_seconds = seconds_since(start);
+  const auto prompts = encode_prompts(args, *model);
+  std::int64_t longest = 0;
+  for (const auto& prompt : prompts) longest = std::max(longest, std::ssize(prompt));
+  const std::int64_t most = model->info().context_length;
+  if (args.decode.context > most) fail("--context is ", args.decode.context, ", the model's context ", most);
+  const std::int64_t context = args.decode.context > 0 ? args.decode.context : most;
+  // A cache no longer than what can come; the check of the prompt's length is the generator's.
+  const std::int64_t wanted =
+      std::max(args.decode.options.max_new_tokens, args.decode.options.prompt_lookup_num_tokens);
+  const std::int64_t length = longest < context && wanted < context - longest ? longest + wanted + 1 : context;
+  TextGenerator generator(model,
+                          decoder_options(args.model, args.decode, std::ssize(prompts), std::min(length, context)));
+  if (args.all_logits) print_logits(generator, prompts, cancel);
+  const bool stream = prompts.size() == 1;
+  const auto on_text = [&](std::size_t, std::string_view text) {
+    if (stream) std::cout << text << std::flush;
+  };
+  const double before = seconds_since(start);
+  const std::vector<Generation> results = generator.generate(prompts, args.decode.options, on_text, &cancel);
+  speeds.first_token_seconds = before + generator.stats().prefill_seconds;
+  bool stopped = false;
+  for (std::size_t r = 0; r < results.size(); ++r) {
+    if (!stream) std::cout << (r ? "\n" : "") << "==> prompt " << r << " <==\n" << results[r].text << "\n";
+    const std::string_view reason = why(results[r].reason);
+    stopped |= results[r].reason == FinishReason::cancelled;
+    if (reason.empty()) continue;
+    std::cout << std::flush;
+    std::cerr << (stream ? "\n" : "") << "graft: " << reason << " after " << results[r].tokens.size() << " tokens";
+    if (results[r].reason == FinishReason::context) std::cerr << ": it has room for " << generator.decoder().capacity();
+    std::cerr << "\n";
+  }
+  std::cout << std::flush;
+  if (args.decode.stats) print_stats(generator, speeds);
+  return stopped ? kInterrupted : 0;
+}
+
+}  // namespace graft::cli

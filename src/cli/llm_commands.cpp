@@ -1,0 +1,163 @@
+#include "cli/llm_commands.h"
+
+namespace graft::cli {
+namespace {
+
+constexpr const char* kGenerateNotes = R"(Examples:
+  graft generate model.pte --prompt "Once upon a time" --max-new-tokens 200
+  graft generate model.pte --prompt A --prompt B --do-sample --temperature 0.8 --top-p 0.95 --seed 7
+  graft generate model.pte --messages chat.json --stats
+
+The settings have Hugging Face's names and meaning. The token with the largest logit is taken unless --do-sample or a
+--temperature above 0 is given; nothing is cut off unless --top-k, --top-p or --min-p says so. An empty prompt means the
+token that begins a text. With one prompt its text is streamed to stdout; with several, the texts follow when all are
+done, a line "==> prompt N <==" before each. Ctrl-C ends the text (exit code 130).)";
+
+constexpr const char* kChatNotes = R"(Examples:
+  graft chat model.pte
+  graft chat model.pte --system "Answer in one sentence." --temperature 0.7
+
+A line is a message. Ctrl-C stops the answer and keeps the session; "/clear" begins a new conversation; Ctrl-D ends.)";
+
+constexpr const char* kPerplexityNotes = R"(Examples:
+  graft perplexity model.pte --text heldout.txt
+  graft perplexity model-q8.pte --text heldout.txt --against model.pte
+
+Each window of W tokens begins with an empty cache and scores the W tokens that follow each of its own. With --against,
+also the mean of KL(reference || model) in nats and how often both have the same most likely token.)";
+
+constexpr const char* kEmbedNotes = R"(Examples:
+  graft embed minilm.pte --tokenizer tokenizer.json "A sentence" "Another one"
+  graft embed minilm.pte --tokenizer tokenizer.json --output vectors.npy "A sentence"
+
+The mean of the last hidden states over the tokens of each text, of length 1: one line of numbers for each.)";
+
+void add_model_options(CLI::App& command, ModelArgs& args, bool cache) {
+  command.add_option("FILE", args.file, "the package: a .pte file")->required()->type_name("");
+  command
+      .add_option("--tokenizer", args.tokenizer,
+                  "tokenizer.json, a folder with one, or a .gguf (default: the package's own)")
+      ->type_name("FILE");
+  command.add_option("--device", args.device, "device by name, see `graft devices` (default: $GRAFT_DEVICE, or cpu)")
+      ->type_name("NAME");
+  command.add_option("--weights", args.weights, "a file of weights that the package leaves out; repeat for more")
+      ->type_name("FILE")
+      ->allow_extra_args(false);
+  command.add_option("--threads", args.threads, "threads (default: $GRAFT_THREADS, or the CPUs that may be used)")
+      ->check(CLI::Range(1, 4096).description("from 1 to 4096"))
+      ->type_name("N");
+  if (!cache) return;
+  command
+      .add_option("--kv-type", args.kv_type,
+                  "how keys and values are stored: f32, f16, bf16 or q8_0 (default: as the model computes them)")
+      ->check(CLI::IsMember(std::vector<std::string>{"f32", "f16", "bf16", "q8_0"}).description(""))
+      ->type_name("TYPE");
+}
+
+void add_decode_options(CLI::App& command, DecodeArgs& args) {
+  GenerationOptions& options = args.options;
+  const auto number = [&](const char* flag, auto& value, const char* about) {
+    return command.add_option(flag, value, about)->type_name("N");
+  };
+  number("--max-new-tokens", options.max_new_tokens, "tokens to generate at most")->capture_default_str();
+  command.add_flag("--do-sample", args.do_sample, "draw tokens by their probabilities (temperature 1 unless given)");
+  number("--temperature", options.temperature, "divides the logits; 0: the most likely token");
+  number("--top-k", options.top_k, "only the N most likely tokens");
+  number("--top-p", options.top_p, "only the most likely tokens whose probabilities reach N");
+  number("--min-p", options.min_p, "only tokens at least N times as probable as the most likely one");
+  number("--repetition-penalty", options.repetition_penalty, "above 1: tokens that were there become less likely");
+  number("--seed", options.seed, "of the random numbers; equal seeds give equal texts")->capture_default_str();
+  command.add_flag("--ignore-eos", options.ignore_eos, "go on after the token that ends a text");
+  command.add_option("--eos-token-id", options.eos_token_ids, "a token that ends the text too; repeat for more")
+      ->type_name("ID")
+      ->allow_extra_args(false);
+  command.add_option("--stop-strings", options.stop_strings, "the text ends before this string; repeat for more")
+      ->type_name("TEXT")
+      ->allow_extra_args(false);
+  command.add_flag("--keep-special-tokens", args.keep_special_tokens, "show special tokens in the text");
+  number("--prompt-lookup-num-tokens", options.prompt_lookup_num_tokens,
+         "guess so many tokens from the text before and verify them in one run; the text stays the same");
+  number("--max-matching-ngram-size", options.max_matching_ngram_size, "tokens that must match for a guess");
+  number("--context", args.context, "tokens of the cache (default: what is needed, at most the model's context)")
+      ->check(CLI::PositiveNumber.description(""));
+  number("--prefill-chunk-size", args.prefill_chunk_size, "tokens of a prompt that are computed at once")
+      ->check(CLI::PositiveNumber.description(""))
+      ->capture_default_str();
+  command.add_flag("--stats", args.stats, "print speeds, plans and memory to stderr");
+}
+
+void settle(const CLI::App& command, DecodeArgs& args) {
+  const bool temperature_given = command.count("--temperature") > 0;
+  if (args.do_sample && temperature_given && args.options.temperature == 0)
+    throw CLI::ValidationError("--do-sample", "needs a --temperature above 0");
+  if (args.do_sample && !temperature_given) args.options.temperature = 1;
+  for (const char* filter : {"--top-k", "--top-p", "--min-p"})
+    if (command.count(filter) > 0 && !args.do_sample && !temperature_given)
+      throw CLI::ValidationError(filter, "plays a part only with --do-sample or a --temperature above 0");
+  args.options.skip_special_tokens = !args.keep_special_tokens;
+}
+
+}  // namespace
+
+LlmCommands::LlmCommands(CLI::App& app) {
+  generate_ = app.add_subcommand("generate", "Generate text with a language model.");
+  generate_->footer(kGenerateNotes);
+  add_model_options(*generate_, generate_args_.model, true);
+  add_decode_options(*generate_, generate_args_.decode);
+  generate_->add_option("--prompt", generate_args_.prompts, "the text to go on from; repeat for a batch")
+      ->type_name("TEXT")
+      ->allow_extra_args(false);
+  generate_->add_option("--prompt-file", generate_args_.prompt_file, "a file with the prompt; - for stdin")
+      ->type_name("FILE");
+  generate_
+      ->add_option("--messages", generate_args_.messages_file,
+                   R"(a JSON file with chat messages, [{"role": "user", "content": "..."}, ...]; - for stdin)")
+      ->type_name("FILE");
+  generate_->add_option("--chat-template", generate_args_.chat_template, "a Jinja file, for --messages")
+      ->type_name("FILE");
+  generate_->add_flag("--all-logits", generate_args_.all_logits,
+                      "compute the logits of every token of the prompt, and print the sizes of all logits");
+
+  chat_ = app.add_subcommand("chat", "Talk with a language model.");
+  chat_->footer(kChatNotes);
+  add_model_options(*chat_, chat_args_.model, true);
+  add_decode_options(*chat_, chat_args_.decode);
+  chat_->add_option("--system", chat_args_.system, "the first message, from the system")->type_name("TEXT");
+  chat_->add_option("--chat-template", chat_args_.chat_template, "a Jinja file instead of the model's own")
+      ->type_name("FILE");
+
+  perplexity_ = app.add_subcommand("perplexity", "Measure how well a language model predicts a text.");
+  perplexity_->footer(kPerplexityNotes);
+  add_model_options(*perplexity_, perplexity_args_.model, true);
+  perplexity_->add_option("--text", perplexity_args_.text, "a file with the text; - for stdin")
+      ->required()
+      ->type_name("FILE");
+  perplexity_->add_option("--window", perplexity_args_.window, "tokens of a window")
+      ->check(CLI::PositiveNumber.description(""))
+      ->capture_default_str()
+      ->type_name("N");
+  perplexity_->add_option("--against", perplexity_args_.against, "another package to compare with")->type_name("FILE");
+
+  embed_ = app.add_subcommand("embed", "Turn texts into vectors with an encoder.");
+  embed_->footer(kEmbedNotes);
+  add_model_options(*embed_, embed_args_.model, false);
+  embed_->add_option("TEXT", embed_args_.texts, "the texts")->required()->type_name("");
+  embed_->add_option("--output", embed_args_.output, "a .npy file [texts, size] in f32, instead of stdout")
+      ->type_name("FILE.npy");
+}
+
+std::optional<int> LlmCommands::run() {
+  if (generate_->parsed()) {
+    settle(*generate_, generate_args_.decode);
+    return generate(generate_args_);
+  }
+  if (chat_->parsed()) {
+    settle(*chat_, chat_args_.decode);
+    return chat(chat_args_);
+  }
+  if (perplexity_->parsed()) return perplexity(perplexity_args_);
+  if (embed_->parsed()) return embed(embed_args_);
+  return std::nullopt;
+}
+
+}  // namespace graft::cli

@@ -1,0 +1,113 @@
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "graft/llm.h"
+
+// The commands for language models: generate, chat, perplexity, embed. Text goes to stdout, everything else to stderr.
+namespace graft::cli {
+
+struct ModelArgs {
+  std::string file;
+  std::string tokenizer;
+  std::string device;
+  std::vector<std::string> weights;
+  int threads = 0;
+  std::string kv_type;  // empty: as the model computes them
+};
+
+struct DecodeArgs {
+  GenerationOptions options;
+  bool do_sample = false;
+  bool keep_special_tokens = false;
+  std::int64_t context = 0;  // 0: as much as needed
+  std::int64_t prefill_chunk_size = DecoderOptions{}.prefill_chunk_size;
+  bool stats = false;
+};
+
+struct GenerateArgs {
+  ModelArgs model;
+  DecodeArgs decode;
+  std::vector<std::string> prompts;
+  std::string prompt_file;
+  std::string messages_file;
+  std::string chat_template;
+  bool all_logits = false;
+};
+
+struct ChatArgs {
+  ModelArgs model;
+  DecodeArgs decode;
+  std::string system;
+  std::string chat_template;
+};
+
+struct PerplexityArgs {
+  ModelArgs model;
+  std::string text;
+  std::string against;
+  std::int64_t window = PerplexityOptions{}.window;
+};
+
+struct EmbedArgs {
+  ModelArgs model;
+  std::vector<std::string> texts;
+  std::string output;
+};
+
+// Return the exit code; throw graft::Error.
+int generate(const GenerateArgs& args);
+int chat(const ChatArgs& args);
+int perplexity(const PerplexityArgs& args);
+int embed(const EmbedArgs& args);
+
+// Their options on the command line.
+class LlmCommands {
+ public:
+  explicit LlmCommands(CLI::App& app);
+  // The exit code of the one that was given; empty when it was none of these. Throws CLI::ParseError for options that
+  // do not fit each other.
+  std::optional<int> run();
+
+ private:
+  CLI::App* generate_ = nullptr;
+  CLI::App* chat_ = nullptr;
+  CLI::App* perplexity_ = nullptr;
+  CLI::App* embed_ = nullptr;
+  GenerateArgs generate_args_;
+  ChatArgs chat_args_;
+  PerplexityArgs perplexity_args_;
+  EmbedArgs embed_args_;
+};
+
+// --- for the commands ---
+
+inline constexpr int kInterrupted = 130;  // exit code, as shells have it for Ctrl-C
+
+std::shared_ptr<const LanguageModel> load_model(const ModelArgs& args);
+DecoderOptions decoder_options(const ModelArgs& model, const DecodeArgs& decode, std::int64_t rows,
+                               std::int64_t length);
+KvType kv_type_named(const std::string& name);
+std::string read_text(const std::string& path);  // "-": stdin
+
+struct Speeds {
+  double load_seconds = 0;
+  double first_token_seconds = 0;  // from the start of the program's work
+};
+void print_stats(TextGenerator& generator, const Speeds& speeds);
+
+// While it lives, Ctrl-C cancels the token instead of ending the process. One at a time.
+class CancelOnInterrupt {
+ public:
+  explicit CancelOnInterrupt(const CancelToken& token);
+  ~CancelOnInterrupt();
+  CancelOnInterrupt(const CancelOnInterrupt&) = delete;
+  CancelOnInterrupt& operator=(const CancelOnInterrupt&) = delete;
+};
+
+}  // namespace graft::cli

@@ -1,0 +1,103 @@
+#include <sys/resource.h>
+
+#include <csignal>
+#include <fstream>
+#include <iostream>
+#include <iterator>
+#include <map>
+
+#include "cli/llm_commands.h"
+#include "cli/text.h"
+
+namespace graft::cli {
+namespace {
+
+// A signal handler has no argument of ours: what it cancels must be where it can find it.
+std::atomic<const CancelToken*> interrupted{nullptr};
+static_assert(std::atomic<const CancelToken*>::is_always_lock_free && std::atomic<bool>::is_always_lock_free);
+
+extern "C" void on_interrupt(int) {
+  if (const CancelToken* token = interrupted.load()) token->cancel();
+}
+
+}  // namespace
+
+CancelOnInterrupt::CancelOnInterrupt(const CancelToken& token) {
+  interrupted = &token;
+  struct sigaction action {};
+  action.sa_handler = on_interrupt;
+  sigemptyset(&action.sa_mask);
+  sigaction(SIGINT, &action, nullptr);
+}
+
+CancelOnInterrupt::~CancelOnInterrupt() {
+  std::signal(SIGINT, SIG_DFL);
+  interrupted = nullptr;
+}
+
+std::shared_ptr<const LanguageModel> load_model(const ModelArgs& args) {
+  LoadOptions options;
+  options.device = args.device;
+  options.weights = args.weights;
+  return LanguageModel::load(args.file, options, args.tokenizer);
+}
+
+DecoderOptions decoder_options(const ModelArgs& model, const DecodeArgs& decode, std::int64_t rows,
+                               std::int64_t length) {
+  DecoderOptions options;
+  options.threads = model.threads;
+  options.kv_type = kv_type_named(model.kv_type);
+  options.rows = rows;
+  options.length = length;
+  options.prefill_chunk_size = decode.prefill_chunk_size;
+  return options;
+}
+
+KvType kv_type_named(const std::string& name) {
+  const std::map<std::string, KvType> types{{"", KvType::computed},
+                                            {"f32", KvType::f32},
+                                            {"f16", KvType::f16},
+                                            {"bf16", KvType::bf16},
+                                            {"q8_0", KvType::q8_0}};
+  return types.at(name);
+}
+
+std::string read_text(const std::string& path) {
+  const auto all = [](std::istream& in) {
+    return std::string(std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>());
+  };
+  if (path == "-") return all(std::cin);
+  std::ifstream file(path, std::ios::binary);
+  if (!file) fail<NotFound>("cannot read '", path, "'");
+  std::string text = all(file);
+  if (file.bad()) fail<SystemError>("cannot read '", path, "'");
+  return text;
+}
+
+void print_stats(TextGenerator& generator, const Speeds& speeds) {
+  const GenerationStats& stats = generator.stats();
+  const Counters& counters = generator.decoder().session().counters();
+  const auto rate = [](std::int64_t count, double seconds) {
+    return seconds > 0 ? static_cast<double>(count) / seconds : 0;
+  };
+  const std::int64_t computed = stats.prompt_tokens - stats.reused_tokens;
+  // The first token of each row comes with the prompt.
+  const std::int64_t decoded = std::max<std::int64_t>(stats.new_tokens - generator.decoder().options().rows, 0);
+  rusage usage{};
+  ::getrusage(RUSAGE_SELF, &usage);
+  Table table({{"", Table::Align::left}, {"", Table::Align::right}, {"", Table::Align::left}});
+  if (speeds.load_seconds > 0) table.add({"load", fixed(speeds.load_seconds, 3), "s"});
+  table.add({"time to first token", fixed(speeds.first_token_seconds, 3), "s"});
+  table.add({str("prefill, ", computed, " tokens"), fixed(rate(computed, stats.prefill_seconds), 1), "tokens/s"});
+  if (stats.reused_tokens > 0) table.add({"in the cache before", std::to_string(stats.reused_tokens), "tokens"});
+  table.add({str("decode, ", decoded, " tokens"), fixed(rate(decoded, stats.decode_seconds), 1), "tokens/s"});
+  if (stats.drafted_tokens > 0)
+    table.add({"drafts accepted", str(stats.accepted_tokens, " of ", stats.drafted_tokens), "tokens"});
+  table.add({"runs", str(counters.runs), ""});
+  table.add({"plans made", str(counters.graphs_built), ""});
+  table.add({"cache of keys and values", bytes_text(counters.state_bytes), "reserved"});
+  table.add({"peak memory of the process", bytes_text(static_cast<std::uint64_t>(usage.ru_maxrss) * 1024), ""});
+  std::cerr << "\n" << table.text(2);
+}
+
+}  // namespace graft::cli

@@ -1,0 +1,163 @@
+#include <algorithm>
+#include <limits>
+
+#include "base/check.h"
+#include "graft/llm.h"
+
+namespace graft {
+namespace {
+
+constexpr std::string_view kMethod = "forward";
+constexpr std::int64_t kPadding = -1;  // cache_position of a token that is none
+// Buffers of runs of one size: a prefill chunk, the rest of a prompt, a step, a step with drafts.
+constexpr std::size_t kCalls = 4;
+
+DecoderOptions checked(DecoderOptions options, const LanguageModel* model) {
+  GRAFT_CHECK(InvalidArgument, model, "a decoder needs a model");
+  const LanguageModelInfo& info = model->info();
+  if (options.length == 0) options.length = info.context_length;
+  GRAFT_CHECK(InvalidArgument, options.length >= 1 && options.length <= info.context_length, "a cache of ",
+              options.length, " tokens: the model's context is ", info.context_length);
+  GRAFT_CHECK(InvalidArgument, options.rows >= 1, "a cache has at least 1 row, got ", options.rows);
+  GRAFT_CHECK(InvalidArgument, options.prefill_chunk_size >= 1, "prefill_chunk_size must be at least 1, got ",
+              options.prefill_chunk_size);
+  return options;
+}
+
+SessionOptions session_options(const DecoderOptions& options) {
+  SessionOptions session;
+  session.threads = options.threads;
+  session.kv = {options.rows, options.length, options.kv_type};
+  return session;
+}
+
+}  // namespace
+
+Decoder::Decoder(std::shared_ptr<const LanguageModel> model, const DecoderOptions& options)
+    : model_(std::move(model)),
+      options_(checked(options, model_.get())),
+      session_(model_->program(), session_options(options_)),
+      lengths_(static_cast<std::size_t>(options_.rows), 0) {
+  session_.kv_lengths();  // a program without a cache is refused here
+  calls_.reserve(kCalls);
+  pieces_.reserve(lengths_.size());
+}
+
+void Decoder::check(std::span<const Tokens> rows) const {
+  GRAFT_CHECK(InvalidArgument, !rows.empty() && rows.size() <= lengths_.size(), "a batch of ", rows.size(),
+              " sequences: the cache has ", lengths_.size(), " rows");
+  const std::int64_t vocabulary = model_->info().vocab_size;
+  for (std::size_t r = 0; r < rows.size(); ++r) {
+    const std::int64_t length = lengths_[r] + std::ssize(rows[r]);
+    GRAFT_CHECK(InvalidArgument, length <= options_.length, "sequence ", r, " would have ", length,
+                " tokens, the context has room for ", options_.length);
+    for (const std::int64_t id : rows[r])
+      GRAFT_CHECK(InvalidArgument, id >= 0 && id < vocabulary, "token ", id, " is not in the vocabulary of ",
+                  vocabulary, " tokens");
+  }
+}
+
+Decoder::Call& Decoder::call_for(std::int64_t batch, std::int64_t width, std::int64_t keep) {
+  ++clock_;
+  for (Call& call : calls_)
+    if (call.batch == batch && call.width == width && call.keep == keep) {
+      call.used = clock_;
+      return call;
+    }
+  if (calls_.size() == kCalls)
+    calls_.erase(std::ranges::min_element(calls_, {}, [](const Call& call) { return call.used; }));
+  Call& call = calls_.emplace_back();
+  call.batch = batch;
+  call.width = width;
+  call.keep = keep;
+  call.used = clock_;
+  const auto places = static_cast<std::size_t>(batch * width);
+  for (auto* ids : {&call.ids, &call.positions, &call.cache_positions}) {
+    ids->resize(places);
+    call.inputs.push_back(Value::of(TensorView{ids->data(), DType::i64, Shape{batch, width}}));
+  }
+  for (std::int64_t k = width - keep; k < width; ++k) call.kept.push_back(k);
+  call.inputs.push_back(Value::of(TensorView{call.kept.data(), DType::i64, Shape{keep}}));
+  const std::int64_t vocabulary = model_->info().vocab_size;
+  const auto count = static_cast<std::size_t>(batch * keep * vocabulary);
+  if (logits_.size() < count) logits_ = std::vector<float>(count);
+  call.outputs.push_back(Value::of(TensorView{nullptr, DType::f32, Shape{batch, keep, vocabulary}}));
+  return call;
+}
+
+std::span<float> Decoder::run(std::span<const Tokens> rows, std::int64_t width, std::int64_t keep,
+                              const RunOptions& options) {
+  check(rows);
+  GRAFT_CHECK(InvalidArgument, keep >= 1 && keep <= width, "a run of ", width, " tokens cannot keep the logits of ",
+              keep);
+  for (const Tokens row : rows)
+    GRAFT_CHECK(InvalidArgument, std::ssize(row) <= width, "a run of ", width, " tokens per row got one of ",
+                row.size());
+  Call& call = call_for(std::ssize(rows), width, keep);
+  for (std::size_t r = 0; r < rows.size(); ++r) {
+    const auto count = rows[r].size();
+    const auto first = r * static_cast<std::size_t>(width);
+    const auto begin = first + static_cast<std::size_t>(width) - count;
+    std::fill(call.ids.begin() + static_cast<std::ptrdiff_t>(first),
+              call.ids.begin() + static_cast<std::ptrdiff_t>(begin), 0);
+    std::fill(call.positions.begin() + static_cast<std::ptrdiff_t>(first),
+              call.positions.begin() + static_cast<std::ptrdiff_t>(begin), 0);
+    std::fill(call.cache_positions.begin() + static_cast<std::ptrdiff_t>(first),
+              call.cache_positions.begin() + static_cast<std::ptrdiff_t>(begin), kPadding);
+    for (std::size_t i = 0; i < count; ++i) {
+      call.ids[begin + i] = rows[r][i];
+      call.positions[begin + i] = call.cache_positions[begin + i] = lengths_[r] + static_cast<std::int64_t>(i);
+    }
+  }
+  call.outputs[0].tensor.data = logits_.data();
+  session_.run_into(kMethod, call.inputs, call.outputs, options);
+  for (std::size_t r = 0; r < rows.size(); ++r) lengths_[r] += std::ssize(rows[r]);
+  return std::span(logits_).first(static_cast<std::size_t>(call.outputs[0].tensor.shape.numel()));
+}
+
+std::span<float> Decoder::prefill(std::span<const Tokens> rows, bool all,
+                                  const std::function<void(std::span<float>)>& take, const RunOptions& options) {
+  check(rows);
+  std::int64_t total = 0;
+  for (const Tokens row : rows) total = std::max(total, std::ssize(row));
+  GRAFT_CHECK(InvalidArgument, total > 0, "there are no tokens to begin with");
+  const std::vector<std::int64_t> before = lengths_;
+  std::span<float> logits;
+  try {
+    for (std::int64_t begin = 0; begin < total; begin += options_.prefill_chunk_size) {
+      const std::int64_t width = std::min(options_.prefill_chunk_size, total - begin);
+      pieces_.clear();
+      for (const Tokens row : rows) {
+        const std::int64_t padding = total - std::ssize(row);
+        const std::int64_t from = std::max<std::int64_t>(begin - padding, 0);
+        const std::int64_t to = std::max<std::int64_t>(begin + width - padding, 0);
+        pieces_.push_back(row.subspan(static_cast<std::size_t>(from), static_cast<std::size_t>(to - from)));
+      }
+      logits = run(pieces_, width, all ? width : 1, options);
+      if (take) take(logits);
+    }
+  } catch (...) {
+    lengths_ = before;
+    throw;
+  }
+  return logits;
+}
+
+std::span<float> Decoder::prefill(std::span<const Tokens> rows, const RunOptions& options) {
+  return prefill(rows, false, {}, options);
+}
+
+void Decoder::score(Tokens tokens, const std::function<void(std::span<float>)>& take, const RunOptions& options) {
+  prefill({&tokens, 1}, true, take, options);
+}
+
+void Decoder::truncate(std::size_t row, std::int64_t length) {
+  GRAFT_CHECK(InvalidArgument, row < lengths_.size(), "the cache has ", lengths_.size(), " rows, got row ", row);
+  GRAFT_CHECK(InvalidArgument, length >= 0 && length <= lengths_[row], "sequence ", row, " has ", lengths_[row],
+              " tokens, got ", length, " to keep");
+  lengths_[row] = length;
+  // A run at a smaller position truncates its row; here the rows that have more are cut, if this is the longest.
+  session_.kv_truncate(std::ranges::max(lengths_));
+}
+
+}  // namespace graft

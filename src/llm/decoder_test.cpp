@@ -1,0 +1,162 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "llm/sampler.h"
+#include "llm/test_model.h"
+#include "run/test_allocations.h"
+
+// Runs of tokens through the cache: however they are cut and padded, the same logits.
+namespace graft {
+namespace {
+
+using test::SmallLanguageModel;
+using ::testing::HasSubstr;
+using Ids = std::vector<std::int64_t>;
+using Tokens = Decoder::Tokens;
+
+constexpr std::int64_t kVocabulary = SmallLanguageModel::kVocabulary;
+
+Ids some_ids(std::size_t count, unsigned seed) {
+  std::mt19937 rng(seed);
+  Ids ids;
+  for (std::size_t i = 0; i < count; ++i) ids.push_back(static_cast<std::int64_t>(rng() % kVocabulary));
+  return ids;
+}
+
+std::vector<float> prefill(Decoder& decoder, const std::vector<Ids>& rows) {
+  const std::vector<Tokens> spans(rows.begin(), rows.end());
+  const std::span<float> logits = decoder.prefill(spans);
+  return {logits.begin(), logits.end()};
+}
+
+void expect_near(std::span<const float> a, std::span<const float> b) {
+  ASSERT_EQ(a.size(), b.size());
+  for (std::size_t i = 0; i < a.size(); ++i) ASSERT_NEAR(a[i], b[i], 1e-5f) << "at " << i;
+}
+
+TEST(Decoder, ChunksAndStepsGiveWhatTheWholeGives) {
+  const SmallLanguageModel small;
+  const Ids ids = some_ids(40, 1);
+  Decoder whole(small.model);
+  const std::vector<float> expected = prefill(whole, {ids});
+  Decoder chunks(small.model, {.threads = 2, .length = 64, .prefill_chunk_size = 7});
+  expect_near(prefill(chunks, {ids}), expected);
+  EXPECT_EQ(chunks.length(0), 40);
+  std::vector<float> all;
+  Decoder scored(small.model, {.prefill_chunk_size = 9});
+  scored.score(ids, [&](std::span<float> logits) { all.insert(all.end(), logits.begin(), logits.end()); });
+  ASSERT_EQ(all.size(), 40u * kVocabulary);
+  expect_near(std::span(all).last(kVocabulary), expected);
+}
+
+TEST(Decoder, StepsGiveWhatTheWholeGives) {
+  const SmallLanguageModel small;
+  const Ids ids = some_ids(40, 1);
+  Decoder whole(small.model), steps(small.model);
+  const std::vector<float> expected = prefill(whole, {ids});
+  std::span<float> logits;
+  for (const std::int64_t id : ids) {
+    const Tokens one(&id, 1);
+    logits = steps.run({&one, 1}, 1, 1);
+  }
+  expect_near(logits, expected);
+  EXPECT_EQ(steps.session().counters().graphs_built, 1u);
+}
+
+TEST(Decoder, RowsOfABatchAreWhatTheyAreAlone) {
+  const SmallLanguageModel small;
+  const std::vector<Ids> rows = {some_ids(3, 1), some_ids(20, 2), some_ids(11, 3)};
+  Decoder batch(small.model, {.rows = 3, .prefill_chunk_size = 6});
+  const std::vector<float> together = prefill(batch, rows);
+  // One row goes on with two tokens, one with none, one with one.
+  const Ids two = {4, 5}, one = {6};
+  const std::vector<Tokens> next = {two, {}, one};
+  const std::span<float> later = batch.run(next, 3, 2);
+  EXPECT_EQ(batch.length(1), 20);
+  for (std::size_t r = 0; r < rows.size(); ++r) {
+    Decoder alone(small.model);
+    expect_near(std::span(together).subspan(r * kVocabulary, kVocabulary), prefill(alone, {rows[r]}));
+    if (next[r].empty()) continue;
+    const std::vector<float> expected = prefill(alone, {Ids(next[r].begin(), next[r].end())});
+    expect_near(later.subspan((r * 2 + 1) * kVocabulary, kVocabulary), expected);
+  }
+}
+
+TEST(Decoder, TruncatedSequencesGoOn) {
+  const SmallLanguageModel small;
+  const Ids ids = some_ids(30, 5);
+  Decoder decoder(small.model, {.rows = 2});
+  const std::vector<float> expected = prefill(decoder, {ids, ids});
+  decoder.truncate(0, 10);
+  decoder.truncate(1, 25);
+  expect_near(prefill(decoder, {Ids(ids.begin() + 10, ids.end()), Ids(ids.begin() + 25, ids.end())}), expected);
+  EXPECT_THROW(decoder.truncate(0, 31), InvalidArgument);
+}
+
+template <typename Error>
+void expect_error(const std::function<void()>& call, const std::string& text) {
+  try {
+    call();
+    ADD_FAILURE() << "no error: expected '" << text << "'";
+  } catch (const Error& e) {
+    EXPECT_THAT(e.what(), HasSubstr(text));
+  }
+}
+
+TEST(Decoder, ErrorsChangeNothing) {
+  const SmallLanguageModel small;
+  Decoder decoder(small.model, {.length = 20, .prefill_chunk_size = 4});
+  const Ids ids = some_ids(20, 5);
+  Decoder fresh(small.model, {.length = 20});
+  const std::vector<float> expected = prefill(fresh, {ids});
+  prefill(decoder, {Ids(ids.begin(), ids.begin() + 12)});
+  expect_error<InvalidArgument>([&] { prefill(decoder, {some_ids(9, 1)}); },
+                                "would have 21 tokens, the context has room for 20");
+  expect_error<InvalidArgument>([&] { prefill(decoder, {{1, 24}}); }, "token 24 is not in the vocabulary of 24");
+  expect_error<InvalidArgument>([&] { prefill(decoder, {{-1}}); }, "token -1");
+  expect_error<InvalidArgument>([&] { prefill(decoder, {{1}, {2}}); }, "a batch of 2 sequences: the cache has 1 rows");
+  CancelToken cancel;
+  cancel.cancel();
+  RunOptions options;
+  options.cancel = &cancel;
+  const Tokens more(ids.data(), 8);
+  EXPECT_THROW(decoder.prefill({&more, 1}, options), Cancelled);
+  EXPECT_EQ(decoder.length(0), 12);
+  expect_near(prefill(decoder, {Ids(ids.begin() + 12, ids.end())}), expected);
+  EXPECT_THROW(Decoder(small.model, {.length = 97}), InvalidArgument);
+  EXPECT_THROW(Decoder(small.model, {.rows = 0}), InvalidArgument);
+  EXPECT_THROW(Decoder(small.model, {.prefill_chunk_size = 0}), InvalidArgument);
+}
+
+TEST(Decoder, StepsAllocateNothingOfOurs) {
+  if (!test::kCountsAllocations) GTEST_SKIP() << "a sanitizer owns malloc in this build";
+  const SmallLanguageModel small;
+  Decoder decoder(small.model);
+  GenerationOptions options;
+  options.temperature = 0.7;
+  options.top_k = 12;
+  options.top_p = 0.9;
+  options.min_p = 0.01;
+  options.repetition_penalty = 1.1;
+  llm::Sampler sampler(options, kVocabulary, 1);
+  Ids sequence = some_ids(10, 1);
+  sequence.reserve(SmallLanguageModel::kContext);
+  prefill(decoder, {sequence});
+  const auto step = [&] {
+    const Tokens last(&sequence.back(), 1);
+    sequence.push_back(sampler.next(decoder.run({&last, 1}, 1, 1)));
+    sampler.see({&sequence.back(), 1});
+  };
+  step();
+  constexpr int kSteps = 60;
+  test::begin_counting_allocations();
+  for (int i = 0; i < kSteps; ++i) step();
+  // ggml makes two small ones in each compute; ours are none.
+  EXPECT_LE(test::end_counting_allocations(), 2 * kSteps);
+  const Counters& counters = decoder.session().counters();
+  EXPECT_EQ(counters.graphs_built, 2u);
+  EXPECT_EQ(counters.io_copies, 0u);
+}
+
+}  // namespace
+}  // namespace graft

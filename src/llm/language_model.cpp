@@ -1,0 +1,114 @@
+#include <nlohmann/json.hpp>
+
+#include "base/check.h"
+#include "base/mapped_file.h"
+#include "base/utf8.h"
+#include "graft/llm.h"
+#include "package/container.h"
+
+namespace graft {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr std::string_view kMethod = "forward";
+
+std::string_view text_of(std::span<const std::byte> bytes) {
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+LanguageModelInfo parse_info(const std::string& path, std::string_view text) {
+  LanguageModelInfo info;
+  try {
+    const Json json = Json::parse(text);
+    info.architecture = json.at("architecture").get<std::string>();
+    info.source = json.value("source", "");
+    info.vocab_size = json.at("vocab_size").get<std::int64_t>();
+    info.context_length = json.at("context_length").get<std::int64_t>();
+    info.bos_token_ids = json.at("bos_token_ids").get<std::vector<std::int64_t>>();
+    info.eos_token_ids = json.at("eos_token_ids").get<std::vector<std::int64_t>>();
+  } catch (const Json::exception& error) {
+    throw InvalidProgram(str("'", path, "': '", kLanguageModelKey, "' cannot be read: ", error.what()));
+  }
+  return info;
+}
+
+bool is_ids(const ValueInfo& value, std::size_t rank) {
+  return value.kind == Value::Kind::tensor && value.dtype == DType::i64 && value.dims.size() == rank;
+}
+
+// What Decoder relies on.
+void check_method(const Program& program, const LanguageModelInfo& info) {
+  const MethodInfo& method = program.method(kMethod);
+  const bool inputs = method.inputs.size() == 4 && is_ids(method.inputs[0], 2) && is_ids(method.inputs[1], 2) &&
+                      is_ids(method.inputs[2], 2) && is_ids(method.inputs[3], 1);
+  GRAFT_CHECK(InvalidArgument, inputs, "method '", kMethod,
+              "' is no language model: expected the inputs input_ids, position_ids, cache_position [B, T] and "
+              "logits_to_keep [K] in i64");
+  const bool outputs = method.outputs.size() == 1 && method.outputs[0].kind == Value::Kind::tensor &&
+                       method.outputs[0].dtype == DType::f32 && method.outputs[0].dims.size() == 3;
+  GRAFT_CHECK(InvalidArgument, outputs, "method '", kMethod,
+              "' is no language model: expected one output, logits [B, K, vocabulary] in f32");
+  const DimInfo& vocabulary = method.outputs[0].dims[2];
+  GRAFT_CHECK(InvalidArgument, vocabulary.min == info.vocab_size && vocabulary.max == info.vocab_size,
+              "the program gives ", vocabulary.max, " logits, its description says that the vocabulary has ",
+              info.vocab_size, " tokens");
+  GRAFT_CHECK(InvalidArgument, info.context_length >= 1, "the context of a language model is at least 1, got ",
+              info.context_length);
+}
+
+}  // namespace
+
+std::shared_ptr<const LanguageModel> LanguageModel::load(const std::string& path, const LoadOptions& options,
+                                                         const std::string& tokenizer) {
+  std::string description;
+  bool carries_tokenizer = false;
+  {
+    const PteFile package(MappedFile::open(path));
+    for (const NamedBytes& named : package.named_data()) {
+      if (named.key == kLanguageModelKey) description = text_of(named.bytes);
+      carries_tokenizer |= named.key == kTokenizerKey || named.key == kTokenizerGgufKey;
+    }
+  }
+  GRAFT_CHECK(InvalidArgument, !description.empty(), "'", path, "' is not the package of a language model: it has no '",
+              kLanguageModelKey, "'; graft.export_llm writes such packages");
+  LanguageModelInfo info = parse_info(path, description);
+  std::shared_ptr<const Tokenizer> own, given;
+  if (carries_tokenizer) own = Tokenizer::load(path);
+  if (!tokenizer.empty()) {
+    given = Tokenizer::load(tokenizer);
+    GRAFT_CHECK(InvalidArgument, !own || own->identity() == given->identity(), "the tokenizer '", tokenizer,
+                "' has another vocabulary (", given->size(), " tokens) than the one that '", path,
+                "' was exported with (", own->size(), " tokens)");
+  }
+  return std::make_shared<const LanguageModel>(Program::load(path, options), std::move(info),
+                                               given ? std::move(given) : std::move(own));
+}
+
+LanguageModel::LanguageModel(std::shared_ptr<const Program> program, LanguageModelInfo info,
+                             std::shared_ptr<const Tokenizer> tokenizer)
+    : program_(std::move(program)), info_(std::move(info)), tokenizer_(std::move(tokenizer)) {
+  GRAFT_CHECK(InvalidArgument, program_, "a language model needs a program");
+  check_method(*program_, info_);
+  // A model may have more rows than its tokenizer has tokens: vocabularies are padded to round sizes.
+  GRAFT_CHECK(InvalidArgument, !tokenizer_ || tokenizer_->size() <= info_.vocab_size,
+              "the tokenizer has another vocabulary than the model: ", tokenizer_->size(), " tokens, the model has ",
+              info_.vocab_size);
+}
+
+const std::shared_ptr<const Tokenizer>& LanguageModel::tokenizer() const {
+  GRAFT_CHECK(NotFound, tokenizer_, "the package carries no tokenizer; give one");
+  return tokenizer_;
+}
+
+std::vector<std::int64_t> LanguageModel::encode(std::string_view prompt, bool add_special) const {
+  GRAFT_CHECK(InvalidArgument, is_utf8(prompt), "the prompt is not UTF-8");
+  if (prompt.empty()) {
+    GRAFT_CHECK(InvalidArgument, !info_.bos_token_ids.empty(),
+                "an empty prompt means the token that begins a text (BOS), which this model does not have");
+    return {info_.bos_token_ids.front()};
+  }
+  return tokenizer()->encode(prompt, {.add_special = add_special});
+}
+
+}  // namespace graft

@@ -1,0 +1,48 @@
+#pragma once
+
+#include <cstdint>
+#include <random>
+#include <span>
+#include <vector>
+
+#include "graft/llm.h"
+
+namespace graft::llm {
+
+// Throws InvalidArgument naming the option that makes no sense.
+void check(const GenerationOptions& options);
+
+// Draws the tokens of one sequence. The definitions and their order are those of Hugging Face's logits processors.
+class Sampler {
+ public:
+  // `seed` instead of the options'.
+  Sampler(const GenerationOptions& options, std::int64_t vocabulary, std::uint64_t seed);
+
+  // The sequence goes on with these tokens.
+  void see(std::span<const std::int64_t> tokens);
+  // The next token. Overwrites the logits. Allocates nothing.
+  std::int64_t next(std::span<float> logits);
+  // The probabilities that next() draws from.
+  std::vector<float> probabilities(std::span<float> logits);
+
+ private:
+  struct Candidate {
+    float logit = 0;
+    std::int32_t id = 0;
+  };
+  // Candidates that are left, with their logits; weights_ are their probabilities times the returned sum.
+  double filter(std::span<const float> logits);
+  void penalize(std::span<float> logits) const;
+  void keep_top_k();
+  void keep_top_p();
+  void keep_min_p();
+
+  GenerationOptions options_;
+  std::mt19937_64 random_;
+  std::vector<std::uint8_t> seen_;      // by token; empty without a penalty
+  std::vector<std::int64_t> seen_ids_;  // each once
+  std::vector<Candidate> candidates_;
+  std::vector<double> weights_;
+};
+
+}  // namespace graft::llm

@@ -1,0 +1,102 @@
+#include "llm/sampler.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <map>
+
+#include "llm/lookup.h"
+#include "llm/stop.h"
+
+// The distributions are compared with transformers' in test/python/llm_sampling_test.py.
+namespace graft::llm {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+using Ids = std::vector<std::int64_t>;
+
+constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+TEST(Sampler, DrawsAsOftenAsTheProbabilitiesSay) {
+  const std::vector<float> logits = {0, 1, -kInfinity, 2, 0.5f, kNaN};
+  GenerationOptions options;
+  options.temperature = 1;
+  Sampler sampler(options, 6, 7);
+  std::vector<float> copy = logits;
+  const std::vector<float> probabilities = Sampler(options, 6, 0).probabilities(copy);
+  std::map<std::int64_t, int> drawn;
+  constexpr int kDraws = 20000;
+  for (int i = 0; i < kDraws; ++i) {
+    copy = logits;
+    ++drawn[sampler.next(copy)];
+  }
+  for (std::int64_t id = 0; id < 6; ++id)
+    EXPECT_NEAR(drawn[id], kDraws * probabilities[static_cast<std::size_t>(id)], 300) << id;
+  EXPECT_EQ(drawn[2] + drawn[5], 0);
+}
+
+TEST(Sampler, SeedsGiveTheSameDraws) {
+  GenerationOptions options;
+  options.temperature = 1;
+  const auto draws = [&](std::uint64_t seed) {
+    Sampler sampler(options, 50, seed);
+    Ids out;
+    for (int i = 0; i < 30; ++i) {
+      std::vector<float> flat(50, 0.f);
+      out.push_back(sampler.next(flat));
+    }
+    return out;
+  };
+  EXPECT_EQ(draws(3), draws(3));
+  EXPECT_NE(draws(3), draws(4));
+}
+
+TEST(Sampler, LogitsWithoutANumberAreAnError) {
+  for (const double temperature : {0.0, 1.0}) {
+    GenerationOptions options;
+    options.temperature = temperature;
+    Sampler sampler(options, 3, 0);
+    std::vector<float> none = {kNaN, -kInfinity, kNaN};
+    EXPECT_THROW(sampler.next(none), ExecutionError);
+  }
+}
+
+TEST(Lookup, TheLatestPlaceOfTheLongestMatch) {
+  Ids draft;
+  const auto drafted = [&](const Ids& tokens, std::int64_t ngram, std::int64_t most) {
+    lookup_draft(tokens, ngram, most, draft);
+    return draft;
+  };
+  EXPECT_THAT(drafted({1, 2, 3, 4, 1, 2}, 2, 8), ElementsAre(3, 4, 1, 2));
+  EXPECT_THAT(drafted({1, 2, 3, 4, 1, 2}, 2, 2), ElementsAre(3, 4));
+  EXPECT_THAT(drafted({1, 2, 3, 9, 2, 5, 1, 2}, 2, 1), ElementsAre(3));
+  EXPECT_THAT(drafted({1, 2, 3, 9, 2, 5, 1, 2}, 1, 1), ElementsAre(5));
+  EXPECT_THAT(drafted({1, 2, 7, 1, 2, 8, 1, 2}, 2, 1), ElementsAre(8));
+  EXPECT_THAT(drafted({1, 2, 3}, 2, 4), IsEmpty());
+  EXPECT_THAT(drafted({1, 1, 1}, 3, 4), ElementsAre(1));
+  EXPECT_THAT(drafted({1}, 2, 4), IsEmpty());
+  EXPECT_THAT(drafted({1, 1}, 2, 0), IsEmpty());
+}
+
+TEST(StopStrings, HoldBackWhatMayBeTheirBeginning) {
+  StopStrings stops({"###", "the end"});
+  EXPECT_EQ(stops.add("a #"), "a ");
+  EXPECT_EQ(stops.add("#b th"), "##b ");
+  EXPECT_EQ(stops.add("e "), "");
+  EXPECT_EQ(stops.add("evening"), "the evening");
+  EXPECT_EQ(stops.add(" the e"), " ");
+  EXPECT_FALSE(stops.stopped());
+  EXPECT_EQ(stops.add("nd of it"), "");
+  EXPECT_TRUE(stops.stopped());
+  EXPECT_EQ(stops.finish(), "");
+  EXPECT_EQ(stops.add("more"), "");
+  StopStrings open({"xyz"});
+  EXPECT_EQ(open.add("abxy"), "ab");
+  EXPECT_EQ(open.finish(), "xy");
+}
+
+}  // namespace
+}  // namespace graft::llm

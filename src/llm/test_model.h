@@ -1,0 +1,81 @@
+#pragma once
+
+#include <cmath>
+#include <random>
+
+#include "graft/llm.h"
+#include "run/test_graph.h"
+
+// Test only: a language model of one layer, without a tokenizer. Its next token depends on all tokens before.
+namespace graft::test {
+
+struct SmallLanguageModel {
+  static constexpr std::int64_t kVocabulary = 24, kSize = 16, kContext = 96;
+  GraphBuilder graph;
+  std::shared_ptr<const LanguageModel> model;
+
+  // `sharpness`: how much attention prefers some tokens.
+  explicit SmallLanguageModel(std::vector<std::int64_t> eos = {}, double sharpness = 0.5, unsigned seed = 1) {
+    const ir::Dim b = dynamic(1, 8, "b"), t = dynamic(1, kContext, "t"), k = dynamic(1, kContext, "k");
+    const ir::Dim c = fixed(kSize), one = fixed(1), v = fixed(kVocabulary);
+    const auto ids = graph.input("input_ids", DType::i64, {b, t});
+    const auto positions = graph.input("position_ids", DType::i64, {b, t});
+    const auto cache_position = graph.input("cache_position", DType::i64, {b, t});
+    const auto keep = graph.input("logits_to_keep", DType::i64, {k});
+    const auto of = [](ir::ValueId id) { return ir::Arg::of_value(id); };
+    const auto embed = [&](ir::ValueId table, ir::ValueId index) {
+      return graph.node("aten.embedding.default",
+                        {{"weight", of(table)},
+                         {"indices", of(index)},
+                         {"padding_idx", of_int(-1)},
+                         {"scale_grad_by_freq", ir::Arg{ir::Arg::Kind::boolean, 0, 0, {}, {}}},
+                         {"sparse", ir::Arg{ir::Arg::Kind::boolean, 0, 0, {}, {}}}},
+                        DType::f32, {b, t, c});
+    };
+    const auto tokens = graph.weight("tokens", numbers(kVocabulary * kSize, seed), {kVocabulary, kSize});
+    const auto places = graph.weight("places", numbers(kContext * kSize, seed + 1), {kContext, kSize});
+    const auto x =
+        graph.node("aten.add.Tensor",
+                   {{"self", of(embed(tokens, ids))}, {"other", of(embed(places, positions))}, {"alpha", of_int(1)}},
+                   DType::f32, {b, t, c});
+    const auto heads =
+        graph.node("aten.unsqueeze.default", {{"self", of(x)}, {"dim", of_int(1)}}, DType::f32, {b, one, t, c});
+    const auto attended = graph.node("graft.attention.default",
+                                     {{"query", of(heads)},
+                                      {"key", of(heads)},
+                                      {"value", of(heads)},
+                                      {"cache_position", of(cache_position)},
+                                      {"sinks", of_none()},
+                                      {"mask", of_none()},
+                                      {"layer", of_int(0)},
+                                      {"scale", of_real(sharpness)},
+                                      {"window", of_int(0)},
+                                      {"chunk", of_int(0)},
+                                      {"softcap", of_real(0)}},
+                                     DType::f32, {b, t, one, c});
+    const auto merged =
+        graph.node("aten.squeeze.dim", {{"self", of(attended)}, {"dim", of_int(2)}}, DType::f32, {b, t, c});
+    const auto kept =
+        graph.node("aten.index_select.default", {{"self", of(merged)}, {"dim", of_int(1)}, {"index", of(keep)}},
+                   DType::f32, {b, k, c});
+    const auto head = graph.weight("head", numbers(kVocabulary * kSize, seed + 2), {kVocabulary, kSize});
+    graph.output(graph.node("aten.linear.default", {{"input", of(kept)}, {"weight", of(head)}, {"bias", of_none()}},
+                            DType::f32, {b, k, v}));
+    LanguageModelInfo info;
+    info.architecture = "Small";
+    info.vocab_size = kVocabulary;
+    info.context_length = kContext;
+    info.eos_token_ids = std::move(eos);
+    model = std::make_shared<const LanguageModel>(graph.build(), info, nullptr);
+  }
+
+ private:
+  static std::vector<float> numbers(std::int64_t count, unsigned seed) {
+    std::mt19937 rng(seed);
+    std::vector<float> out;
+    for (std::int64_t i = 0; i < count; ++i) out.push_back(static_cast<float>(rng() % 2001) / 1000.f - 1.f);
+    return out;
+  }
+};
+
+}  // namespace graft::test

@@ -1,0 +1,151 @@
+#include "graft/llm.h"
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <array>
+#include <cstring>
+
+// The binding of language models: ids in, ids and bytes of text out. python/graft/llm/generate.py makes str and
+// tensors.
+namespace nb = nanobind;
+
+namespace graft {
+namespace {
+
+using ModelPtr = std::shared_ptr<LanguageModel>;
+using Ids = std::vector<std::int64_t>;
+
+nb::bytes bytes_of(std::string_view text) { return nb::bytes(text.data(), text.size()); }
+
+nb::bytes bytes_of(std::span<const float> numbers) {
+  return nb::bytes(reinterpret_cast<const char*>(numbers.data()), numbers.size_bytes());
+}
+
+GenerationOptions options_of(const nb::dict& settings) {
+  GenerationOptions options;
+  for (const auto& [key, value] : settings) {
+    const auto name = nb::cast<std::string>(key);
+    const auto set = [&](std::string_view wanted, auto& field) {
+      if (name != wanted) return false;
+      field = nb::cast<std::decay_t<decltype(field)>>(value);
+      return true;
+    };
+    if (set("max_new_tokens", options.max_new_tokens) || set("temperature", options.temperature) ||
+        set("top_k", options.top_k) || set("top_p", options.top_p) || set("min_p", options.min_p) ||
+        set("repetition_penalty", options.repetition_penalty) || set("seed", options.seed) ||
+        set("ignore_eos", options.ignore_eos) || set("eos_token_ids", options.eos_token_ids) ||
+        set("stop_strings", options.stop_strings) || set("skip_special_tokens", options.skip_special_tokens) ||
+        set("prompt_lookup_num_tokens", options.prompt_lookup_num_tokens) ||
+        set("max_matching_ngram_size", options.max_matching_ngram_size))
+      continue;
+    throw InvalidArgument("there is no setting '" + name + "'");
+  }
+  return options;
+}
+
+KvType kv_type_named(const std::string& name) {
+  constexpr std::array<std::string_view, 5> names = {"computed", "f32", "f16", "bf16", "q8_0"};
+  for (std::size_t i = 0; i < names.size(); ++i)
+    if (name == names[i]) return static_cast<KvType>(i);
+  throw InvalidArgument("kv_type must be computed, f32, f16, bf16 or q8_0, got '" + name + "'");
+}
+
+nb::list generate(TextGenerator& generator, const std::vector<Ids>& prompts, const nb::dict& settings,
+                  const nb::object& on_text, const CancelToken* cancel) {
+  const GenerationOptions options = options_of(settings);
+  TextGenerator::OnText show;
+  if (!on_text.is_none())
+    show = [&](std::size_t row, std::string_view text) {
+      const nb::gil_scoped_acquire acquire;
+      on_text(row, bytes_of(text));
+    };
+  std::vector<Generation> results;
+  {
+    const nb::gil_scoped_release release;
+    results = generator.generate(prompts, options, show, cancel);
+  }
+  nb::list out;
+  for (const Generation& g : results)
+    out.append(nb::make_tuple(g.tokens, bytes_of(g.text), std::string(name(g.reason))));
+  return out;
+}
+
+nb::dict to_dict(const GenerationStats& stats) {
+  nb::dict d;
+  d["prompt_tokens"] = stats.prompt_tokens;
+  d["reused_tokens"] = stats.reused_tokens;
+  d["new_tokens"] = stats.new_tokens;
+  d["decode_runs"] = stats.decode_runs;
+  d["drafted_tokens"] = stats.drafted_tokens;
+  d["accepted_tokens"] = stats.accepted_tokens;
+  d["prefill_seconds"] = stats.prefill_seconds;
+  d["decode_seconds"] = stats.decode_seconds;
+  return d;
+}
+
+}  // namespace
+
+void bind_llm(nb::module_& m) {
+  nb::class_<LanguageModel>(m, "LanguageModel")
+      .def_static(
+          "load",
+          [](const std::string& path, const std::string& tokenizer, std::vector<std::string> weights,
+             const std::string& device) {
+            LoadOptions options;
+            options.weights = std::move(weights);
+            options.device = device;
+            const nb::gil_scoped_release release;
+            return std::const_pointer_cast<LanguageModel>(LanguageModel::load(path, options, tokenizer));
+          },
+          nb::arg("path"), nb::arg("tokenizer") = "", nb::arg("weights") = std::vector<std::string>(),
+          nb::arg("device") = "")
+      .def("encode",
+           [](const LanguageModel& model, const nb::bytes& prompt) {
+             return model.encode({prompt.c_str(), prompt.size()});
+           })
+      .def("chat_prompt",
+           [](const LanguageModel& model, const std::vector<std::vector<std::string>>& messages) {
+             std::vector<ChatMessage> list;
+             for (const auto& message : messages) list.push_back({message.at(0), message.at(1)});
+             return model.encode(chat_prompt(model, list), false);
+           })
+      .def_prop_ro("vocab_size", [](const LanguageModel& model) { return model.info().vocab_size; })
+      .def_prop_ro("context_length", [](const LanguageModel& model) { return model.info().context_length; })
+      .def_prop_ro("eos_token_ids", [](const LanguageModel& model) { return model.info().eos_token_ids; });
+
+  nb::class_<TextGenerator>(m, "TextGenerator")
+      .def(
+          "__init__",
+          [](TextGenerator* self, const ModelPtr& model, int threads, std::int64_t rows, std::int64_t length,
+             const std::string& kv_type, std::int64_t prefill_chunk_size) {
+            new (self) TextGenerator(model, {threads, rows, length, kv_type_named(kv_type), prefill_chunk_size});
+          },
+          nb::arg("model"), nb::arg("threads"), nb::arg("rows"), nb::arg("length"), nb::arg("kv_type"),
+          nb::arg("prefill_chunk_size"))
+      .def("generate", &generate, nb::arg("prompts"), nb::arg("settings"), nb::arg("on_text").none(),
+           nb::arg("cancel").none())
+      .def("stats", [](const TextGenerator& generator) { return to_dict(generator.stats()); })
+      .def("plans", [](TextGenerator& generator) { return generator.decoder().session().counters().graphs_built; })
+      .def("logits", [](TextGenerator& generator, const Ids& ids) {
+        std::vector<float> all;
+        Decoder& decoder = generator.decoder();
+        {
+          const nb::gil_scoped_release release;
+          decoder.truncate(0, 0);
+          decoder.score(ids, [&](std::span<float> logits) { all.insert(all.end(), logits.begin(), logits.end()); });
+          decoder.truncate(0, 0);
+        }
+        return bytes_of(std::span<const float>(all));
+      });
+
+  m.def("token_probabilities", [](const nb::bytes& logits, const Ids& tokens, const nb::dict& settings) {
+    std::vector<float> numbers(logits.size() / sizeof(float));
+    std::memcpy(numbers.data(), logits.c_str(), numbers.size() * sizeof(float));
+    return bytes_of(std::span<const float>(token_probabilities(numbers, tokens, options_of(settings))));
+  });
+}
+
+}  // namespace graft
