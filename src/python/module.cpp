@@ -254,7 +254,7 @@ nb::dict to_dict(const ProgramStats& s) {
 namespace graft {
 void bind_tokenizer(nb::module_& m);  // tokenizer.cpp
 void bind_llm(nb::module_& m);        // llm.cpp
-}
+}  // namespace graft
 
 NB_MODULE(_C, m) {
   using namespace graft;  // NOLINT: the binding is the whole library under Python names

@@ -181,7 +181,8 @@ constexpr BlockFns make_i64() {
 #define GRAFT_DIVIDE(name) GRAFT_SET(name, divide<f_##name>)
   GRAFT_MAP1(identity)
   GRAFT_MAP1(neg)
-  GRAFT_MAP1(abs) GRAFT_MAP1(sign) GRAFT_MAP1(square) GRAFT_MAP1(relu) GRAFT_MAP1(bitwise_not) GRAFT_MAP1(logical_not)
+  GRAFT_MAP1(abs)
+  GRAFT_MAP1(sign) GRAFT_MAP1(square) GRAFT_MAP1(relu) GRAFT_MAP1(bitwise_not) GRAFT_MAP1(logical_not)
       // Rounding leaves integers as they are.
       GRAFT_SET(floor, map1<int64_t, int64_t, f_identity>) GRAFT_SET(ceil, map1<int64_t, int64_t, f_identity>)
           GRAFT_SET(trunc, map1<int64_t, int64_t, f_identity>) GRAFT_SET(round, map1<int64_t, int64_t, f_identity>)
@@ -203,10 +204,10 @@ constexpr BlockFns make_b8() {
 #define GRAFT_BOOL2(name, f) GRAFT_SET(name, map2<uint8_t, uint8_t, f>)
   GRAFT_SET(identity, map1<uint8_t, uint8_t, b_identity>)
   GRAFT_SET(bitwise_not, map1<uint8_t, uint8_t, b_not>)
-  GRAFT_SET(logical_not, map1<uint8_t, uint8_t, b_not>) GRAFT_BOOL2(mul, b_and) GRAFT_BOOL2(minimum, b_and)
-      GRAFT_BOOL2(maximum, b_or) GRAFT_BOOL2(bitwise_and, b_and) GRAFT_BOOL2(bitwise_or, b_or)
-          GRAFT_BOOL2(bitwise_xor, b_xor) GRAFT_BOOL2(logical_and, b_and) GRAFT_BOOL2(logical_or, b_or)
-              GRAFT_BOOL2(logical_xor, b_xor) GRAFT_COMPARE(uint8_t) return t;
+  GRAFT_SET(logical_not, map1<uint8_t, uint8_t, b_not>)
+  GRAFT_BOOL2(mul, b_and) GRAFT_BOOL2(minimum, b_and) GRAFT_BOOL2(maximum, b_or) GRAFT_BOOL2(bitwise_and, b_and)
+      GRAFT_BOOL2(bitwise_or, b_or) GRAFT_BOOL2(bitwise_xor, b_xor) GRAFT_BOOL2(logical_and, b_and)
+          GRAFT_BOOL2(logical_or, b_or) GRAFT_BOOL2(logical_xor, b_xor) GRAFT_COMPARE(uint8_t) return t;
 }
 
 }  // namespace
