@@ -155,7 +155,8 @@ def arguments(kind: str):
 
 
 def test_every_kind_kept_whole_is_here():
-    kept = {name.removeprefix("aten.") for name in _C.preserved_targets()}
+    # Operators of graft have nothing to be decomposed into.
+    kept = {name.removeprefix("aten.") for name in _C.preserved_targets() if name.startswith("aten.")}
     assert kept == ANY_RANK.keys() | FIXED_RANK.keys() | NEVER_REFUSED
 
 
