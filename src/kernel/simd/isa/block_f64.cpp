@@ -173,6 +173,8 @@ int where(const void* const* in, void* out, int64_t n, const Number*) {
   return kBlockOk;
 }
 
+// Lists of macros without semicolons.
+// clang-format off
 constexpr BlockFns make() {
   BlockFns t{};
 #define GRAFT_SET(name, ...) t.of[static_cast<int>(ElementwiseOp::name)] = __VA_ARGS__;
@@ -182,28 +184,23 @@ constexpr BlockFns make() {
 #define GRAFT_MAP3(name) GRAFT_SET(name, map3<f_##name>)
 #define GRAFT_TEST1(name) GRAFT_SET(name, test1<t_##name>)
 #define GRAFT_TEST2(name) GRAFT_SET(name, test2<t_##name>)
-  GRAFT_MAP1(identity)
-  GRAFT_MAP1(neg)
-  GRAFT_MAP1(abs)
-  GRAFT_MAP1(sign) GRAFT_MAP1(exp) GRAFT_MAP1(exp2) GRAFT_MAP1(expm1) GRAFT_MAP1(log) GRAFT_MAP1(log1p) GRAFT_MAP1(log2)
-      GRAFT_MAP1(log10) GRAFT_MAP1(sqrt) GRAFT_MAP1(rsqrt) GRAFT_MAP1(reciprocal) GRAFT_MAP1(square) GRAFT_MAP1(sin)
-          GRAFT_MAP1(cos) GRAFT_MAP1(tan) GRAFT_MAP1(asin) GRAFT_MAP1(acos) GRAFT_MAP1(atan) GRAFT_MAP1(sinh)
-              GRAFT_MAP1(cosh) GRAFT_MAP1(tanh) GRAFT_MAP1(asinh) GRAFT_MAP1(acosh) GRAFT_MAP1(atanh) GRAFT_MAP1(erf)
-                  GRAFT_MAP1(erfc) GRAFT_MAP1(floor) GRAFT_MAP1(ceil) GRAFT_MAP1(trunc) GRAFT_MAP1(round)
-                      GRAFT_MAP1P(round_decimals) GRAFT_MAP1(frac) GRAFT_MAP1(sigmoid) GRAFT_MAP1(relu) GRAFT_MAP1(silu)
-                          GRAFT_MAP1(gelu_erf) GRAFT_MAP1(gelu_tanh) GRAFT_MAP1P(elu) GRAFT_MAP1P(leaky_relu)
-                              GRAFT_MAP1(hardsigmoid) GRAFT_MAP1(hardswish) GRAFT_MAP1(mish) GRAFT_MAP1P(softplus)
-                                  GRAFT_TEST1(isnan) GRAFT_TEST1(isinf) GRAFT_TEST1(isfinite) GRAFT_MAP1(logical_not)
-                                      GRAFT_MAP2(add) GRAFT_MAP2(sub) GRAFT_MAP2(mul) GRAFT_MAP2(div)
-                                          GRAFT_MAP2(div_trunc) GRAFT_MAP2(div_floor) GRAFT_MAP2(remainder)
-                                              GRAFT_MAP2(fmod) GRAFT_MAP2(pow) GRAFT_MAP2(maximum) GRAFT_MAP2(minimum)
-                                                  GRAFT_MAP2(fmax) GRAFT_MAP2(fmin) GRAFT_MAP2(atan2) GRAFT_MAP2(hypot)
-                                                      GRAFT_MAP2(copysign) GRAFT_TEST2(eq) GRAFT_TEST2(ne)
-                                                          GRAFT_TEST2(lt) GRAFT_TEST2(le) GRAFT_TEST2(gt)
-                                                              GRAFT_TEST2(ge) GRAFT_SET(where, where) GRAFT_MAP3(clamp)
-                                                                  GRAFT_MAP3(addcmul) GRAFT_MAP3(addcdiv)
-                                                                      GRAFT_MAP3(lerp) return t;
+  GRAFT_MAP1(identity) GRAFT_MAP1(neg) GRAFT_MAP1(abs) GRAFT_MAP1(sign) GRAFT_MAP1(exp) GRAFT_MAP1(exp2)
+  GRAFT_MAP1(expm1) GRAFT_MAP1(log) GRAFT_MAP1(log1p) GRAFT_MAP1(log2) GRAFT_MAP1(log10) GRAFT_MAP1(sqrt)
+  GRAFT_MAP1(rsqrt) GRAFT_MAP1(reciprocal) GRAFT_MAP1(square) GRAFT_MAP1(sin) GRAFT_MAP1(cos) GRAFT_MAP1(tan)
+  GRAFT_MAP1(asin) GRAFT_MAP1(acos) GRAFT_MAP1(atan) GRAFT_MAP1(sinh) GRAFT_MAP1(cosh) GRAFT_MAP1(tanh)
+  GRAFT_MAP1(asinh) GRAFT_MAP1(acosh) GRAFT_MAP1(atanh) GRAFT_MAP1(erf) GRAFT_MAP1(erfc) GRAFT_MAP1(floor)
+  GRAFT_MAP1(ceil) GRAFT_MAP1(                       trunc) GRAFT_MAP1(round) GRAFT_MAP1P(round_decimals)
+  GRAFT_MAP1(frac) GRAFT_MAP1(sigmoid) GRAFT_MAP1(relu) GRAFT_MAP1(silu) GRAFT_MAP1(gelu_erf) GRAFT_MAP1(gelu_tanh)
+  GRAFT_MAP1P(elu) GRAFT_MAP1P(leaky_relu) GRAFT_MAP1(hardsigmoid) GRAFT_MAP1(hardswish) GRAFT_MAP1(mish)
+  GRAFT_MAP1P(softplus) GRAFT_TEST1(isnan) GRAFT_TEST1(isinf) GRAFT_TEST1(isfinite) GRAFT_MAP1(logical_not)
+  GRAFT_MAP2(add) GRAFT_MAP2(sub) GRAFT_MAP2(mul) GRAFT_MAP2(div) GRAFT_MAP2(div_trunc) GRAFT_MAP2(div_floor)
+  GRAFT_MAP2(remainder) GRAFT_MAP2(fmod) GRAFT_MAP2(pow) GRAFT_MAP2(maximum) GRAFT_MAP2(minimum) GRAFT_MAP2(fmax)
+  GRAFT_MAP2(fmin) GRAFT_MAP2(atan2) GRAFT_MAP2(hypot) GRAFT_MAP2(copysign) GRAFT_TEST2(eq) GRAFT_TEST2(ne)
+  GRAFT_TEST2(lt) GRAFT_TEST2(le) GRAFT_TEST2(gt) GRAFT_TEST2(ge) GRAFT_SET(where, where) GRAFT_MAP3(clamp)
+  GRAFT_MAP3(addcmul) GRAFT_MAP3(addcdiv) GRAFT_MAP3(lerp)
+  return t;
 }
+// clang-format on
 
 }  // namespace
 

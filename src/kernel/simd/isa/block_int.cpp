@@ -174,6 +174,8 @@ uint8_t b_xor(uint8_t a, uint8_t b) { return a ^ b; }
   GRAFT_SET(ge, map2<T, uint8_t, t_ge<T>>) \
   GRAFT_SET(where, where<T>)
 
+// Lists of macros without semicolons.
+// clang-format off
 constexpr BlockFns make_i64() {
   BlockFns t{};
 #define GRAFT_MAP1(name) GRAFT_SET(name, map1<int64_t, int64_t, f_##name>)
@@ -181,34 +183,35 @@ constexpr BlockFns make_i64() {
 #define GRAFT_DIVIDE(name) GRAFT_SET(name, divide<f_##name>)
   GRAFT_MAP1(identity)
   GRAFT_MAP1(neg)
-  GRAFT_MAP1(abs)
-  GRAFT_MAP1(sign) GRAFT_MAP1(square) GRAFT_MAP1(relu) GRAFT_MAP1(bitwise_not) GRAFT_MAP1(logical_not)
-      // Rounding leaves integers as they are.
-      GRAFT_SET(floor, map1<int64_t, int64_t, f_identity>) GRAFT_SET(ceil, map1<int64_t, int64_t, f_identity>)
-          GRAFT_SET(trunc, map1<int64_t, int64_t, f_identity>) GRAFT_SET(round, map1<int64_t, int64_t, f_identity>)
-              GRAFT_SET(isnan, map1<int64_t, uint8_t, t_never>) GRAFT_SET(isinf, map1<int64_t, uint8_t, t_never>)
-                  GRAFT_SET(isfinite, map1<int64_t, uint8_t, t_always>) GRAFT_SET(add, map2p<f_add>)
-                      GRAFT_SET(sub, map2p<f_sub>) GRAFT_MAP2(mul) GRAFT_DIVIDE(div_trunc) GRAFT_DIVIDE(div_floor)
-                          GRAFT_DIVIDE(remainder) GRAFT_DIVIDE(fmod) GRAFT_SET(pow, pow) GRAFT_MAP2(maximum)
-                              GRAFT_MAP2(minimum) GRAFT_SET(fmax, map2<int64_t, int64_t, f_maximum>)
-                                  GRAFT_SET(fmin, map2<int64_t, int64_t, f_minimum>) GRAFT_MAP2(bitwise_and)
-                                      GRAFT_MAP2(bitwise_or) GRAFT_MAP2(bitwise_xor) GRAFT_MAP2(shift_left)
-                                          GRAFT_MAP2(shift_right) GRAFT_MAP2(logical_and) GRAFT_MAP2(logical_or)
-                                              GRAFT_MAP2(logical_xor) GRAFT_COMPARE(int64_t)
-                                                  GRAFT_SET(clamp, map3<f_clamp>)
-                                                      GRAFT_SET(addcmul, map3<f_addcmul>) return t;
+  GRAFT_MAP1(abs) GRAFT_MAP1(sign) GRAFT_MAP1(square) GRAFT_MAP1(relu) GRAFT_MAP1(bitwise_not) GRAFT_MAP1(logical_not)
+  // Rounding leaves integers as they are.
+  GRAFT_SET(floor, map1<int64_t, int64_t, f_identity>) GRAFT_SET(ceil, map1<int64_t, int64_t, f_identity>)
+  GRAFT_SET(trunc, map1<int64_t, int64_t, f_identity>) GRAFT_SET(round, map1<int64_t, int64_t, f_identity>)
+  GRAFT_SET(isnan, map1<int64_t, uint8_t, t_never>) GRAFT_SET(isinf, map1<int64_t, uint8_t, t_never>)
+  GRAFT_SET(isfinite, map1<int64_t, uint8_t, t_always>) GRAFT_SET(add, map2p<f_add>) GRAFT_SET(sub, map2p<f_sub>)
+  GRAFT_MAP2(mul) GRAFT_DIVIDE(div_trunc) GRAFT_DIVIDE(div_floor) GRAFT_DIVIDE(remainder) GRAFT_DIVIDE(fmod)
+  GRAFT_SET(pow, pow) GRAFT_MAP2(maximum) GRAFT_MAP2(minimum) GRAFT_SET(fmax, map2<int64_t, int64_t, f_maximum>)
+  GRAFT_SET(fmin, map2<int64_t, int64_t, f_minimum>) GRAFT_MAP2(bitwise_and) GRAFT_MAP2(bitwise_or)
+  GRAFT_MAP2(bitwise_xor) GRAFT_MAP2(shift_left) GRAFT_MAP2(shift_right) GRAFT_MAP2(logical_and)
+  GRAFT_MAP2(logical_or) GRAFT_MAP2(logical_xor) GRAFT_COMPARE(int64_t) GRAFT_SET(clamp, map3<f_clamp>)
+  GRAFT_SET(addcmul, map3<f_addcmul>)
+  return t;
 }
+// clang-format on
 
+// Lists of macros without semicolons.
+// clang-format off
 constexpr BlockFns make_b8() {
   BlockFns t{};
 #define GRAFT_BOOL2(name, f) GRAFT_SET(name, map2<uint8_t, uint8_t, f>)
-  GRAFT_SET(identity, map1<uint8_t, uint8_t, b_identity>)
-  GRAFT_SET(bitwise_not, map1<uint8_t, uint8_t, b_not>)
-  GRAFT_SET(logical_not, map1<uint8_t, uint8_t, b_not>)
-  GRAFT_BOOL2(mul, b_and) GRAFT_BOOL2(minimum, b_and) GRAFT_BOOL2(maximum, b_or) GRAFT_BOOL2(bitwise_and, b_and)
-      GRAFT_BOOL2(bitwise_or, b_or) GRAFT_BOOL2(bitwise_xor, b_xor) GRAFT_BOOL2(logical_and, b_and)
-          GRAFT_BOOL2(logical_or, b_or) GRAFT_BOOL2(logical_xor, b_xor) GRAFT_COMPARE(uint8_t) return t;
+  GRAFT_SET(identity, map1<uint8_t, uint8_t, b_identity>) GRAFT_SET(bitwise_not, map1<uint8_t, uint8_t, b_not>)
+  GRAFT_SET(logical_not, map1<uint8_t, uint8_t, b_not>) GRAFT_BOOL2(mul, b_and) GRAFT_BOOL2(minimum, b_and)
+  GRAFT_BOOL2(maximum, b_or) GRAFT_BOOL2(bitwise_and, b_and) GRAFT_BOOL2(bitwise_or, b_or)
+  GRAFT_BOOL2(bitwise_xor, b_xor) GRAFT_BOOL2(logical_and, b_and) GRAFT_BOOL2(logical_or, b_or)
+  GRAFT_BOOL2(logical_xor, b_xor) GRAFT_COMPARE(uint8_t)
+  return t;
 }
+// clang-format on
 
 }  // namespace
 
