@@ -77,7 +77,9 @@ def test_mistakes(folder, tmp_path, args, code, message):
 
 def test_interrupted(folder, tmp_path):
     command = [binary(), "export", folder, "-o", tmp_path / "m.pte"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as run:
+    # Tests that are started in the background may have the signal ignored, and a child would inherit that.
+    heeding = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # noqa: E731
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=heeding) as run:
         for line in run.stderr:
             if "tracing" in line:
                 break
