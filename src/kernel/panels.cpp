@@ -3,6 +3,7 @@
 #include <ggml.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 
 #include "base/check.h"
@@ -19,6 +20,7 @@ using simd::PanelFormat;
 constexpr i64 kQ8Bytes = 34, kQ4Bytes = 18, kQ4KBytes = 144;  // of 32, 32 and 256 elements
 constexpr i64 kQ6KBytes = 210;                                // of 256
 constexpr i64 kQ4KScales = 4, kQ4KQuants = 16;                // where they begin
+constexpr i64 kVectorBytes = kPanelColumns * 4;
 
 float f16_at(const std::byte* p) {
   ggml_fp16_t half;
@@ -41,14 +43,6 @@ i64 ggml_block_bytes(PanelFormat format) {
   }
   return 0;
 }
-
-// Four bytes at once.
-std::uint32_t quad_at(const std::byte* p) {
-  std::uint32_t quad;
-  std::memcpy(&quad, p, sizeof(quad));
-  return quad;
-}
-void put_quad(std::byte* p, std::uint32_t quad) { std::memcpy(p, &quad, sizeof(quad)); }
 
 // Six bits each of scale and minimum of block `b` of eight, as ggml packs them.
 void scales_of_q4_k(const std::byte* packed, i64 b, unsigned& scale, unsigned& minimum) {
@@ -82,54 +76,87 @@ Place place_of(PanelFormat format, i64 depth, i64 block) {
   return place;
 }
 
-void fill_q8_0(const std::byte* from, i64 column, const Place& place, std::byte* panel) {
-  std::memcpy(panel + place.scales + column * 2, from, 2);
-  std::byte* quants = panel + place.quants + column * 4;
-  for (i64 quad = 0; quad < 8; ++quad) put_quad(quants + quad * 64, quad_at(from + 2 + quad * 4) ^ 0x80808080U);
+// Four words of four bytes, consecutive elements of one row each.
+typedef std::uint32_t Words __attribute__((vector_size(16)));
+
+Words words_at(const std::byte* p) {
+  Words words;
+  std::memcpy(&words, p, sizeof(words));
+  return words;
 }
 
-void fill_q4_0(const std::byte* from, i64 column, const Place& place, std::byte* panel) {
-  std::memcpy(panel + place.scales + column * 2, from, 2);
+// Blocks of four rows beside each other, of as many columns of a panel.
+using FourRows = std::array<const std::byte*, 4>;
+
+// Word i of each of four rows, from `of(row)`, to vector i of the panel.
+template <typename Of>
+void transpose(const FourRows& rows, std::byte* to, const Of& of) {
+  const Words a = of(rows[0]), b = of(rows[1]), c = of(rows[2]), d = of(rows[3]);
+  const Words ab_low = __builtin_shufflevector(a, b, 0, 4, 1, 5), ab_high = __builtin_shufflevector(a, b, 2, 6, 3, 7);
+  const Words cd_low = __builtin_shufflevector(c, d, 0, 4, 1, 5), cd_high = __builtin_shufflevector(c, d, 2, 6, 3, 7);
+  const Words words[] = {
+      __builtin_shufflevector(ab_low, cd_low, 0, 1, 4, 5), __builtin_shufflevector(ab_low, cd_low, 2, 3, 6, 7),
+      __builtin_shufflevector(ab_high, cd_high, 0, 1, 4, 5), __builtin_shufflevector(ab_high, cd_high, 2, 3, 6, 7)};
+  for (int i = 0; i < 4; ++i) std::memcpy(to + i * kVectorBytes, &words[i], sizeof(Words));
+}
+
+// Halves of bytes: those of `low` and above them those of `high`.
+Words halves(Words low, Words high) { return (low & 0x0f0f0f0fU) | (high & 0x0f0f0f0fU) << 4; }
+
+void fill_q8_0(const FourRows& rows, i64 column, const Place& place, std::byte* panel) {
+  std::byte* quants = panel + place.quants + column * 4;
+  for (i64 half = 0; half < 2; ++half)
+    transpose(rows, quants + half * 4 * kVectorBytes,
+              [&](const std::byte* from) { return words_at(from + 2 + half * 16) ^ 0x80808080U; });
+  for (i64 c = 0; c < 4; ++c) std::memcpy(panel + place.scales + (column + c) * 2, rows[c], 2);
+}
+
+void fill_q4_0(const FourRows& rows, i64 column, const Place& place, std::byte* panel) {
   // ggml's bytes hold element i in the low half and i + 16 in the high half, as ours do.
-  std::byte* quants = panel + place.quants + column * 4;
-  for (i64 quad = 0; quad < 4; ++quad) put_quad(quants + quad * 64, quad_at(from + 2 + quad * 4));
+  transpose(rows, panel + place.quants + column * 4, [](const std::byte* from) { return words_at(from + 2); });
+  for (i64 c = 0; c < 4; ++c) std::memcpy(panel + place.scales + (column + c) * 2, rows[c], 2);
 }
 
-void fill_q4_k(const std::byte* from, i64 column, const Place& place, std::byte* panel) {
+void fill_q4_k(const FourRows& rows, i64 column, const Place& place, std::byte* panel) {
   // 64 elements to 32 bytes: the low halves are one block of 32, the high halves the next.
-  const std::byte* quants = from + kQ4KQuants + place.in_group / 2 * 32;
   const unsigned shift = place.in_group % 2 == 0 ? 0 : 4;
-  for (i64 quad = 0; quad < 4; ++quad) {
-    const std::uint32_t low = quad_at(quants + quad * 4) >> shift & 0x0f0f0f0fU;
-    const std::uint32_t high = quad_at(quants + quad * 4 + 16) >> shift & 0x0f0f0f0fU;
-    put_quad(panel + place.quants + quad * 64 + column * 4, low | high << 4);
-  }
-  unsigned scale = 0, minimum = 0;
-  scales_of_q4_k(from + kQ4KScales, place.in_group, scale, minimum);
+  transpose(rows, panel + place.quants + column * 4, [&](const std::byte* from) {
+    const std::byte* quants = from + kQ4KQuants + place.in_group / 2 * 32;
+    return halves(words_at(quants) >> shift, words_at(quants + 16) >> shift);
+  });
   std::byte* scales = panel + place.scales;
-  scales[place.in_group * kPanelColumns + column] = static_cast<std::byte>(scale);
-  scales[128 + place.in_group * kPanelColumns + column] = static_cast<std::byte>(minimum);
-  std::memcpy(scales + 256 + column * 2, from, 2);
-  std::memcpy(scales + 288 + column * 2, from + 2, 2);
+  for (i64 c = 0; c < 4; ++c) {
+    unsigned scale = 0, minimum = 0;
+    scales_of_q4_k(rows[c] + kQ4KScales, place.in_group, scale, minimum);
+    scales[place.in_group * kPanelColumns + column + c] = static_cast<std::byte>(scale);
+    scales[128 + place.in_group * kPanelColumns + column + c] = static_cast<std::byte>(minimum);
+    if (place.in_group > 0) continue;
+    std::memcpy(scales + 256 + (column + c) * 2, rows[c], 2);
+    std::memcpy(scales + 288 + (column + c) * 2, rows[c] + 2, 2);
+  }
 }
 
-void fill_q6_k(const std::byte* from, i64 column, const Place& place, std::byte* panel) {
+void fill_q6_k(const FourRows& rows, i64 column, const Place& place, std::byte* panel) {
   // 128 elements to 64 bytes of four bits and 32 of two: blocks 0 and 1 have the low halves of the former, blocks 2 and
   // 3 the high halves; each has two bits of all of the latter.
   const i64 quarter = place.in_group % 4;
-  const std::byte* low = from + place.in_group / 4 * 64 + quarter % 2 * 32;
-  const std::byte* high = from + 128 + place.in_group / 4 * 32;
-  const auto low_at = [&](i64 quad) { return quad_at(low + quad * 4) >> (quarter < 2 ? 0 : 4) & 0x0f0f0f0fU; };
-  const auto high_at = [&](i64 quad) { return quad_at(high + quad * 4) >> (2 * quarter) & 0x03030303U; };
   std::byte* quants = panel + place.quants + column * 4;
-  for (i64 quad = 0; quad < 4; ++quad) put_quad(quants + quad * 64, low_at(quad) | low_at(quad + 4) << 4);
-  for (i64 h = 0; h < 2; ++h)
-    put_quad(quants + 256 + h * 64,
-             high_at(4 * h) | high_at(4 * h + 1) << 2 | high_at(4 * h + 2) << 4 | high_at(4 * h + 3) << 6);
+  transpose(rows, quants, [&](const std::byte* from) {
+    const std::byte* low = from + place.in_group / 4 * 64 + quarter % 2 * 32;
+    const unsigned shift = quarter < 2 ? 0 : 4;
+    return halves(words_at(low) >> shift, words_at(low + 16) >> shift);
+  });
   std::byte* scales = panel + place.scales;
-  for (i64 h = 0; h < 2; ++h)
-    scales[(place.in_group * 2 + h) * kPanelColumns + column] = from[192 + place.in_group * 2 + h];
-  std::memcpy(scales + 256 + column * 2, from + 208, 2);
+  for (i64 c = 0; c < 4; ++c) {
+    const std::byte* high = rows[c] + 128 + place.in_group / 4 * 32;
+    for (i64 h = 0; h < 2; ++h) {
+      const Words bits = words_at(high + h * 16) >> static_cast<unsigned>(2 * quarter) & 0x03030303U;
+      const std::uint32_t word = bits[0] | bits[1] << 2 | bits[2] << 4 | bits[3] << 6;
+      std::memcpy(quants + 4 * kVectorBytes + h * kVectorBytes + c * 4, &word, sizeof(word));
+      scales[(place.in_group * 2 + h) * kPanelColumns + column + c] = rows[c][192 + place.in_group * 2 + h];
+    }
+    if (place.in_group == 0) std::memcpy(scales + 256 + (column + c) * 2, rows[c] + 208, 2);
+  }
 }
 
 }  // namespace
@@ -160,22 +187,31 @@ void fill_panels(PanelFormat format, const std::byte* blocks, i64 rows, i64 dept
   const bool by_256 = format == PanelFormat::q4_k || format == PanelFormat::q6_k;
   const i64 block_bytes = ggml_block_bytes(format);
   const i64 row_bytes = depth / (by_256 ? 256 : kPanelBlock) * block_bytes;
+  static constexpr std::byte kNothing[kQ6KBytes] = {};  // a block with a scale of 0, for rows past the last
   for (i64 p = begin; p < end; ++p) {
     std::byte* panel = panels + p * bytes;
-    const i64 columns = std::min<i64>(kPanelColumns, rows - p * kPanelColumns);
-    if (columns < kPanelColumns) std::memset(panel, 0, static_cast<std::size_t>(bytes));  // scales of 0
     for (i64 b = 0; b < depth / kPanelBlock; ++b) {
       const Place place = place_of(format, depth, b);
-      for (i64 c = 0; c < columns; ++c) {
-        const std::byte* row = blocks + (p * kPanelColumns + c) * row_bytes;
-        if (format == PanelFormat::q8_0) {
-          fill_q8_0(row + b * block_bytes, c, place, panel);
-        } else if (format == PanelFormat::q4_0) {
-          fill_q4_0(row + b * block_bytes, c, place, panel);
-        } else if (format == PanelFormat::q4_k) {
-          fill_q4_k(row + b / 8 * block_bytes, c, place, panel);
-        } else {
-          fill_q6_k(row + b / 8 * block_bytes, c, place, panel);
+      const i64 at = (by_256 ? b / 8 : b) * block_bytes;
+      for (i64 column = 0; column < kPanelColumns; column += 4) {
+        FourRows four;
+        for (i64 c = 0; c < 4; ++c) {
+          const i64 row = p * kPanelColumns + column + c;
+          four[static_cast<std::size_t>(c)] = row < rows ? blocks + row * row_bytes + at : kNothing;
+        }
+        switch (format) {
+          case PanelFormat::q8_0:
+            fill_q8_0(four, column, place, panel);
+            break;
+          case PanelFormat::q4_0:
+            fill_q4_0(four, column, place, panel);
+            break;
+          case PanelFormat::q4_k:
+            fill_q4_k(four, column, place, panel);
+            break;
+          case PanelFormat::q6_k:
+            fill_q6_k(four, column, place, panel);
+            break;
         }
       }
     }

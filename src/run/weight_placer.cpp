@@ -58,7 +58,7 @@ std::byte* WeightPlacer::as_stored(const ir::Weight& weight, const FoundWeight& 
     return const_cast<std::byte*>(found.bytes.data());  // never written: weights are inputs of launches only
   const auto [copy, first] = copies_.try_emplace({found.bytes.data(), found.bytes.size()}, nullptr);
   if (!first) return copy->second;
-  AlignedMemory memory(found.bytes.size());
+  AlignedMemory memory = AlignedMemory::on_huge_pages(found.bytes.size());
   std::memcpy(memory.data(), found.bytes.data(), found.bytes.size());
   copy->second = keep(std::move(memory));
   ++program_.weight_stats.copied_count;
@@ -72,7 +72,7 @@ std::byte* WeightPlacer::converted(const ir::Weight& weight, const FoundWeight& 
   const auto [place, first] = conversions_.try_emplace({found.bytes.data(), found.bytes.size()}, nullptr);
   if (!first) return place->second;
   const TensorDesc desc(DType::f32, weight.shape);
-  AlignedMemory memory(desc.byte_count());
+  AlignedMemory memory = AlignedMemory::on_huge_pages(desc.byte_count());
   if (desc.numel() > 0) {
     const auto to_float = ggml_get_type_traits(ggml_type_of(*found.stored))->to_float;
     const std::byte* from = as_stored(weight, found);
@@ -92,7 +92,7 @@ std::byte* WeightPlacer::in_panels(ir::Weight& weight, const FoundWeight& found)
   ir::set_panels(weight, bytes);
   const auto [place, first] = panels_.try_emplace({found.bytes.data(), found.bytes.size()}, nullptr);
   if (!first) return place->second;
-  AlignedMemory memory(bytes);
+  AlignedMemory memory = AlignedMemory::on_huge_pages(bytes);
   const std::int64_t panels = (rows + simd::kPanelColumns - 1) / simd::kPanelColumns;
   const std::int64_t parts = std::clamp<std::int64_t>(resolve_threads(0), 1, panels);
   {
