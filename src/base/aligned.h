@@ -20,8 +20,8 @@ class AlignedMemory {
   AlignedMemory() = default;
   explicit AlignedMemory(std::size_t bytes) : AlignedMemory(bytes, kAlignment) {}
 
-  // For memory that is written as a whole: on huge pages where the system has them, which take fewer faults to write and
-  // fewer entries of the translation cache to read. Their granularity adds nothing: the rest of the last one is not
+  // For memory that is written as a whole: on huge pages where the system has them, which take fewer faults to write
+  // and fewer entries of the translation cache to read. Their granularity adds nothing: the rest of the last one is not
   // asked for.
   static AlignedMemory on_huge_pages(std::size_t bytes) {
     if (bytes < kHugePage) return AlignedMemory(bytes);
