@@ -1,5 +1,7 @@
 """Settings of all Python tests."""
 
+import os
+
 import pytest
 
 # Before any test module: the installed package, so that a test beside a module of python/graft belongs to it.
@@ -17,3 +19,8 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         if "slow" in item.keywords:
             item.add_marker(skip)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_exported_programs_of_the_user(tmp_path_factory):
+    os.environ["GRAFT_CACHE"] = str(tmp_path_factory.mktemp("graft-cache"))

@@ -92,6 +92,7 @@ struct LoadOptions {
   // and without `tensors`, the files that the package itself names (as export_llm writes with weights="external").
   std::vector<std::string> weights;
   // The same in memory of the caller, by key or fully qualified name: read where it lies, before any file is asked.
+  // Of an f32 weight it may be f16 or bf16, as in files.
   // Throws InvalidArgument when dtype or sizes are not the weight's, when it is not aligned to its element, or when the
   // program has no such weight.
   std::map<std::string, TensorView, std::less<>> tensors;
@@ -316,6 +317,14 @@ class GRAFT_API Session {
   void kv_select(std::span<const std::int64_t> rows);
   // Another size; what the cache holds stays. Throws InvalidArgument when that would not fit.
   void kv_resize(std::int64_t rows, std::int64_t length);
+  // Tokens of one row of a layer as f32: `keys` [Hkv, count, D] and `values` [Hkv, count, Dv], contiguous, are those
+  // from token `first` on. kv_read throws InvalidArgument for tokens that the row does not hold. kv_write changes no
+  // length: kv_set_lengths says afterwards, row by row, how many tokens there are.
+  void kv_read(std::int64_t layer, std::int64_t row, std::int64_t first, const TensorView& keys,
+               const TensorView& values);
+  void kv_write(std::int64_t layer, std::int64_t row, std::int64_t first, const TensorView& keys,
+                const TensorView& values);
+  void kv_set_lengths(std::span<const std::int64_t> lengths);
 
   // All states to and from a file. `restore` throws InvalidProgram for a file of another program or a damaged one, and
   // then changes nothing.

@@ -35,6 +35,8 @@ _WHERE = {
     "Tokenizer": "graft.tokenizer",
     "export_llm": "graft.llm.export",
     "TextGenerator": "graft.llm.generate",
+    "compile": "graft.hf.compiler",
+    "AutoModelForCausalLM": "graft.hf.auto",
     "GraftPartitioner": "graft.partitioner",
     "GraftBackend": "graft.backend",
     **dict.fromkeys(_ERRORS, "graft.errors"),
@@ -44,6 +46,8 @@ __all__ = sorted(_WHERE)
 
 
 def __getattr__(name: str) -> Any:
+    if name == "hf":
+        return importlib.import_module("graft.hf")
     module = _WHERE.get(name)
     if module is None:
         raise AttributeError(f"module 'graft' has no attribute '{name}'")

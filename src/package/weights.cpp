@@ -181,15 +181,17 @@ std::optional<FoundWeight> WeightStore::in_memory(const std::string& name, const
   if (found == memory_.end()) return std::nullopt;
   used_.insert(name);
   const TensorView& given = found->second;
-  const TensorDesc expected(weight.dtype, weight.shape);
-  GRAFT_CHECK(InvalidArgument, given.dtype == weight.dtype && given.shape == weight.shape, label(weight), " must be ",
-              expected.str(), ", the memory given is ", TensorDesc(given.dtype, given.shape).str());
-  const std::size_t bytes = expected.byte_count();
+  const Stored stored = Stored::as(given.dtype);
+  const TensorDesc expected(weight.dtype, weight.shape), found_desc(given.dtype, given.shape);
+  GRAFT_CHECK(InvalidArgument, may_be_stored_as(weight, stored) && given.shape == weight.shape, label(weight),
+              " must be ", expected.str(), ", the memory given is ", found_desc.str());
+  const std::size_t bytes = found_desc.byte_count();
   GRAFT_CHECK(InvalidArgument, given.data || bytes == 0, label(weight), ": the memory given is null");
-  GRAFT_CHECK(InvalidArgument, reinterpret_cast<std::uintptr_t>(given.data) % byte_size(weight.dtype) == 0,
-              label(weight), ": the memory given must be aligned to ", byte_size(weight.dtype),
+  GRAFT_CHECK(InvalidArgument, reinterpret_cast<std::uintptr_t>(given.data) % byte_size(given.dtype) == 0,
+              label(weight), ": the memory given must be aligned to ", byte_size(given.dtype),
               " bytes, its address is ", given.data);
-  FoundWeight out{{static_cast<const std::byte*>(given.data), bytes}, FoundWeight::Origin::memory, "the memory given"};
+  FoundWeight out{
+      {static_cast<const std::byte*>(given.data), bytes}, FoundWeight::Origin::memory, "the memory given", stored};
   return out;
 }
 

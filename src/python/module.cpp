@@ -378,6 +378,16 @@ NB_MODULE(_C, m) {
       .def(
           "kv_select", [](Session& s, const std::vector<std::int64_t>& rows) { s.kv_select(rows); }, nb::arg("rows"))
       .def("kv_resize", &Session::kv_resize, nb::arg("rows"), nb::arg("length"))
+      .def(
+          "kv_read",
+          [](Session& s, std::int64_t layer, std::int64_t row, std::int64_t first, const nb::tuple& keys,
+             const nb::tuple& values) { s.kv_read(layer, row, first, to_value(keys).tensor, to_value(values).tensor); })
+      .def("kv_write",
+           [](Session& s, std::int64_t layer, std::int64_t row, std::int64_t first, const nb::tuple& keys,
+              const nb::tuple& values) {
+             s.kv_write(layer, row, first, to_value(keys).tensor, to_value(values).tensor);
+           })
+      .def("kv_set_lengths", [](Session& s, const std::vector<std::int64_t>& lengths) { s.kv_set_lengths(lengths); })
       .def("reset", &Session::reset)
       .def("fork", &Session::fork)
       .def("save", &Session::save, nb::arg("path"), nb::call_guard<nb::gil_scoped_release>())

@@ -239,6 +239,33 @@ TEST(KvCache, ForkSaveRestoreResize) {
   std::remove(path.c_str());
 }
 
+// Tokens that were read from one cache and written into another are worth the same there.
+TEST(KvCache, TokensGoInAndOut) {
+  Model model;
+  for (const KvType type : {KvType::f32, KvType::f16, KvType::bf16, KvType::q8_0}) {
+    Session from(model.program, with({2, 64, type})), to(model.program, with({3, 32, type}));
+    run(from, {1, 2}, 0, 10);
+    const std::int64_t count = 10;
+    std::vector<float> keys(kHeads * count * kSize), values(keys.size());
+    const Value k = tensor(keys, {kHeads, count, kSize}), v = tensor(values, {kHeads, count, kSize});
+    for (std::int64_t layer = 0; layer < 2; ++layer)
+      for (std::int64_t row = 0; row < 2; ++row) {
+        from.kv_read(layer, row, 0, k.tensor, v.tensor);
+        EXPECT_EQ(keys, values);  // as the model has them
+        to.kv_write(layer, row, 0, k.tensor, v.tensor);
+      }
+    to.kv_set_lengths(std::vector<std::int64_t>{10, 10, 0});
+    // Rounding what is rounded already changes nothing; scales of q8_0 may differ in their last bit.
+    expect_near(run(to, {1, 2}, 10, 14), run(from, {1, 2}, 10, 14), type == KvType::q8_0 ? 1e-3f : 0.f);
+    EXPECT_THROW(from.kv_read(0, 0, 5, k.tensor, v.tensor), InvalidArgument);
+    EXPECT_THROW(from.kv_read(2, 0, 0, k.tensor, v.tensor), InvalidArgument);
+    EXPECT_THROW(from.kv_read(0, 2, 0, k.tensor, v.tensor), InvalidArgument);
+    EXPECT_THROW(to.kv_write(0, 0, 23, k.tensor, v.tensor), InvalidArgument);
+    EXPECT_THROW(to.kv_set_lengths(std::vector<std::int64_t>{33, 0, 0}), InvalidArgument);
+    EXPECT_THROW(to.kv_set_lengths(std::vector<std::int64_t>{1}), InvalidArgument);
+  }
+}
+
 template <typename Error>
 void expect_error(const std::function<void()>& call, const std::string& text) {
   try {

@@ -1,0 +1,27 @@
+"""Hugging Face models on graft: `graft.compile(model)`, and exported programs with static caches.
+
+compiler: a model's forward becomes a call of the engine. causal: what its class does then. engine: program and sessions of one model. cache: cache objects
+of transformers as handles on sessions. masks: what attention masks say. store: exported programs on disk. auto: models
+without torch weights. static: the export route that needs only torch.export.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+_WHERE = {
+    "AutoModelForCausalLM": "graft.hf.auto",
+    "export_static": "graft.hf.static",
+    "attach": "graft.hf.static",
+    "StaticKV": "graft.hf.static",
+    "register_exporter": "graft.hf.exporter",
+}
+
+__all__ = sorted(_WHERE)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module 'graft.hf' has no attribute '{name}'")
+    return getattr(importlib.import_module(_WHERE[name]), name)

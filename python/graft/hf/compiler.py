@@ -1,0 +1,93 @@
+"""`graft.compile`: the computation of a Hugging Face model moves to the engine; the object and its callers stay."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from graft.errors import ExportError, InvalidArgument
+from graft.hf import causal
+from graft.hf.engine import Engine
+from graft.hf.program import Progress, export, load
+
+
+def compile(  # noqa: A001  (as torch.compile)
+    model: Any,
+    *,
+    max_length: int | None = None,
+    quantize: str | Mapping[str, str] | None = None,
+    device: str | None = None,
+    buckets: Sequence[int] | None = None,
+    release_weights: bool = False,
+    kv_dtype: str = "computed",
+    threads: int = 0,
+    progress: bool | None = None,
+) -> Any:
+    """Lets graft compute what the model computes, and returns the same object.
+
+    A causal language model keeps all of `generate()`: sampling, beams, assisted decoding, caches of the caller. Models
+    without a cache (encoders, vision models) and sentence-transformers' objects keep their calls. Weights stay where
+    torch has them and are read there; a model whose weights change is compiled again.
+
+    max_length: the most tokens of a sequence, reserved at once; by default caches grow as needed.
+    quantize: a type of ggml ("q8_0", "q4_k", ...) for all matrices, or types by patterns of names.
+    device: a name of `graft.devices()`; by default GRAFT_DEVICE, else the CPU.
+    buckets: lengths that prompts are padded to, so that few plans serve all; longer ones are computed in pieces. By
+        default each length has a plan of its own.
+    release_weights: the module's own weights become meta tensors. With quantize that frees their memory.
+    kv_dtype: how caches are stored: "computed" (f32), "f16", "bf16" or "q8_0".
+    threads: 0 means GRAFT_THREADS, else the CPUs that this process may use.
+    progress: show a bar; by default when stderr is a terminal.
+
+    `model.graft` is the engine: `model.graft.stats()` says what was made and run. Exported programs are kept in a folder
+    (GRAFT_CACHE, by default ~/.cache/graft), so that the next process only loads.
+    """
+    from graft.hf import encoder
+
+    if encoder.is_wrapped(model) or encoder.is_encoder(model):
+        if max_length is not None or kv_dtype != "computed":
+            raise InvalidArgument("graft.compile: max_length and kv_dtype are for models with a cache")
+        return encoder.compile_encoder(model, quantize, device, buckets, release_weights, threads, progress)
+    kind = causal.check(model)
+    started = time.perf_counter()
+    with Progress(progress) as say:
+        from graft.llm.source import _named, tied_names
+        from graft.llm.stored import of_tensor
+
+        tensors = _named(model)
+        weights = {name: of_tensor(name, tensor) for name, tensor in tensors.items()}
+        exported = _exported(model, kind, weights, tied_names(model), quantize, tensors, say)
+        program = load(exported, tensors, [], device or "", say)
+    model.graft = Engine(
+        program,
+        exported.layers,
+        vocab_size=exported.vocab_size,
+        max_length=max_length,
+        buckets=buckets,
+        threads=threads,
+        kv_dtype=kv_dtype,
+        compiled={"seconds": time.perf_counter() - started, "from_disk": exported.found, "file": str(exported.package)},
+    )
+    causal.take_over(model, kind, release_weights)
+    return model
+
+
+def _exported(
+    model: Any, kind: type, weights: Any, tied: Any, quantize: Any, tensors: Mapping[str, torch.Tensor], say: Any
+) -> Any:
+    from graft.hf import store
+
+    compiled = type(model)
+    model.__class__ = kind  # what is exported is the model, also of one that is compiled already
+    try:
+        return export(model, weights, tied, quantize, lambda: store.digest_of_tensors(tensors), say)
+    except ExportError as e:
+        raise ExportError(str(e).replace("export_llm:", "graft.compile:") + causal.hint(model)) from e
+    finally:
+        model.__class__ = compiled
+
+
+__all__ = ["compile"]

@@ -1,0 +1,229 @@
+"""The engine of one compiled language model: its program, and sessions that hold caches of keys and values."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from graft import _C
+from graft._dtypes import NUMBER_OF
+from graft.errors import InvalidArgument
+
+_I64, _F32 = NUMBER_OF[torch.int64], NUMBER_OF[torch.float32]
+_IDLE_SESSIONS = 2  # kept for the next cache
+_SMALLEST = 256  # tokens of a cache that grows
+_SUMMED = ("runs", "plan_hits", "plan_misses", "graphs_built", "rewrites", "io_copies", "io_bytes_copied")
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Geometry of one layer's keys and values."""
+
+    heads: int
+    key_size: int
+    value_size: int
+
+
+def check_buckets(buckets: Sequence[int] | None) -> tuple[int, ...]:
+    if buckets is None:
+        return ()
+    sizes = tuple(buckets)
+    if not sizes or any(not isinstance(size, int) or size < 1 for size in sizes) or len(set(sizes)) != len(sizes):
+        raise InvalidArgument(f"buckets: expected different lengths of at least 1, found {buckets!r}")
+    return tuple(sorted({1, *sizes}))
+
+
+class Engine:
+    """What `model.graft` is."""
+
+    def __init__(
+        self,
+        program: _C.Program,
+        layers: Sequence[Layer],
+        *,
+        vocab_size: int,
+        max_length: int | None = None,
+        buckets: Sequence[int] | None = None,
+        threads: int = 0,
+        kv_dtype: str = "computed",
+        compiled: Mapping[str, Any] | None = None,
+    ) -> None:
+        if max_length is not None and (not isinstance(max_length, int) or max_length < 1):
+            raise InvalidArgument(f"max_length: expected at least 1 token, found {max_length!r}")
+        self.program = program
+        self.layers = tuple(layers)
+        self.vocab_size = vocab_size
+        self.max_length = max_length
+        self.buckets = check_buckets(buckets)
+        self._threads, self._kv_dtype = threads, kv_dtype
+        self._compiled = dict(compiled or {})
+        self._lock = threading.Lock()
+        self._idle: list[_C.Session] = []
+        self._live: dict[int, _C.Session] = {}
+        self._closed = dict.fromkeys(_SUMMED, 0)
+        self._plans: dict[tuple[int, int, int], list[float]] = {}
+        self.counts = dict.fromkeys(
+            ("sessions", "imported", "materialized", "reordered", "resized", "forked", "padded_tokens", "rearranged"), 0
+        )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Engine:
+        return self  # the weights are those of the model that was compiled
+
+    # --- sessions ---
+
+    def room(self, tokens: int) -> int:
+        """The length of a cache for so many tokens."""
+        if self.max_length is not None:
+            if tokens > self.max_length:
+                raise InvalidArgument(
+                    f"the cache has room for {self.max_length} tokens, {tokens} are needed; "
+                    "compile with a larger max_length, or without one"
+                )
+            return self.max_length
+        return max(_SMALLEST, 1 << (tokens - 1).bit_length())
+
+    def open(self, rows: int, length: int) -> _C.Session:
+        """An empty session; `give_back` ends its use."""
+        with self._lock:
+            session = self._idle.pop() if self._idle else None
+        if session is None:
+            session = _C.Session(
+                self.program, threads=self._threads, kv_rows=rows, kv_length=length, kv_type=self._kv_dtype
+            )
+            self.counts["sessions"] += 1
+        else:
+            session.reset()
+            session.kv_resize(rows, length)
+        with self._lock:
+            self._live[id(session)] = session
+        return session
+
+    def adopt(self, session: _C.Session) -> None:
+        with self._lock:
+            self._live[id(session)] = session
+
+    def give_back(self, session: _C.Session) -> None:
+        with self._lock:
+            self._live.pop(id(session), None)
+            if len(self._idle) < _IDLE_SESSIONS:
+                self._idle.append(session)
+                return
+            counters = session.counters()
+            for name in _SUMMED:
+                self._closed[name] += counters[name]
+        session.close()
+
+    # --- runs ---
+
+    def bucket(self, tokens: int) -> int:
+        """How many tokens the call has that computes the first of so many: more than `tokens` means padding."""
+        for size in self.buckets:
+            if size >= tokens:
+                return size
+        return self.buckets[-1] if self.buckets else tokens
+
+    def run(
+        self, session: _C.Session, ids: torch.Tensor, positions: torch.Tensor, cached: torch.Tensor, keep: torch.Tensor
+    ) -> torch.Tensor:
+        """ids, positions, cached [B, T] (cached: token of the cache, -1 for padding), keep [K] along T, all int64 and
+        contiguous -> logits [B, K, V] f32."""
+        rows, tokens = ids.shape
+        kept = keep.shape[0]
+        logits = torch.empty(rows, kept, self.vocab_size)
+        sizes = (rows, tokens)
+        started = time.perf_counter()
+        session.run_into(
+            "forward",
+            [
+                (ids.data_ptr(), _I64, sizes),
+                (positions.data_ptr(), _I64, sizes),
+                (cached.data_ptr(), _I64, sizes),
+                (keep.data_ptr(), _I64, (kept,)),
+            ],
+            [(logits.data_ptr(), _F32, (rows, kept, self.vocab_size))],
+        )
+        milliseconds = (time.perf_counter() - started) * 1e3
+        plan = self._plans.setdefault((rows, tokens, kept), [0, 0.0])
+        plan[0] += 1
+        plan[1] += milliseconds
+        return logits
+
+    def run_pieces(
+        self, session: _C.Session, ids: torch.Tensor, positions: torch.Tensor, cached: torch.Tensor, keep: torch.Tensor
+    ) -> torch.Tensor:
+        """The same in calls whose lengths are those of the buckets."""
+        rows, total = ids.shape
+        if not self.buckets:
+            return self.run(session, ids, positions, cached, keep)
+        results, begin = [], 0
+        wanted = keep.tolist()
+        while begin < total:
+            size = self.bucket(total - begin)
+            end = min(begin + size, total)
+            here = [index - begin for index in wanted if begin <= index < end]
+            pads = size - (end - begin)
+            # One kept token or all: else each number of them would be a plan of its own.
+            kept = [pads + here[0] if here else size - 1] if len(here) < 2 else range(size)
+            logits = self.run(
+                session,
+                *(_padded(t[:, begin:end], pads, fill) for t, fill in ((ids, 0), (positions, 0), (cached, -1))),
+                torch.tensor(kept),
+            )
+            self.counts["padded_tokens"] += pads * rows
+            if here:
+                results.append(logits if len(here) == 1 else logits[:, [pads + index for index in here]])
+            begin = end
+        logits = results[0] if len(results) == 1 else torch.cat(results, 1)
+        order = sorted(range(len(wanted)), key=lambda i: wanted[i])
+        if order != list(range(len(wanted))):
+            back = [0] * len(order)
+            for place, index in enumerate(order):
+                back[index] = place
+            logits = logits[:, back]
+        return logits
+
+    def stats(self) -> dict[str, Any]:
+        """What was compiled and run: plans (batch, tokens, kept logits; calls and milliseconds of each), plan_hits and
+        plan_misses, io_copies, sessions, milliseconds of prompts and of single tokens, caches imported, materialized,
+        reordered and resized, weights (bytes in all, in torch's memory, copied, converted)."""
+        with self._lock:
+            totals = dict(self._closed)
+            for session in (*self._live.values(), *self._idle):
+                counters = session.counters()
+                for name in _SUMMED:
+                    totals[name] += counters[name]
+        program = self.program.stats()
+        plans = [
+            {"batch": rows, "tokens": tokens, "kept": kept, "calls": int(calls), "milliseconds": milliseconds}
+            for (rows, tokens, kept), (calls, milliseconds) in sorted(self._plans.items())
+        ]
+        prompts = [plan for plan in plans if plan["tokens"] > 1]
+        steps = [plan for plan in plans if plan["tokens"] == 1]
+        return {
+            **totals,
+            **self.counts,
+            "plans": plans,
+            "prompt_calls": sum(plan["calls"] for plan in prompts),
+            "prompt_milliseconds": sum(plan["milliseconds"] for plan in prompts),
+            "step_calls": sum(plan["calls"] for plan in steps),
+            "step_milliseconds": sum(plan["milliseconds"] for plan in steps),
+            "buckets": self.buckets,
+            "weights": {
+                name: program[name]
+                for name in ("weight_bytes", "given_bytes", "copied_bytes", "converted_bytes", "packed_bytes")
+            },
+            "phases": program["phases"],
+            "compiled": dict(self._compiled),
+        }
+
+
+def _padded(tensor: torch.Tensor, pads: int, fill: int) -> torch.Tensor:
+    return torch.nn.functional.pad(tensor, (pads, 0), value=fill).contiguous()
+
+
+__all__ = ["Engine", "Layer", "check_buckets"]

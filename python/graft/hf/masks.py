@@ -1,0 +1,141 @@
+"""What an attention mask says of padding. The engine makes its own masks from positions; nothing else in a given one may
+get lost, so one that says more than padding, causality, window and chunk is an error."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from graft.errors import InvalidArgument, Unsupported
+
+
+@dataclass(frozen=True)
+class Reach:
+    """How far the tokens of a kind of layer see back. 0: no limit."""
+
+    window: int = 0
+    chunk: int = 0
+
+
+def reaches(config: Any) -> dict[str, Reach]:
+    """By kind of layer, as transformers calls them in its dicts of masks."""
+    config = config.get_text_config()
+    kinds = set(getattr(config, "layer_types", None) or ())
+    window, chunk = getattr(config, "sliding_window", None) or 0, getattr(config, "attention_chunk_size", None) or 0
+    if not kinds:
+        kinds = {"sliding_attention" if window else "chunked_attention" if chunk else "full_attention"}
+    known = {"sliding_attention": Reach(window=window), "chunked_attention": Reach(chunk=chunk)}
+    return {kind: known.get(kind, Reach()) for kind in kinds}
+
+
+def real_columns(
+    mask: Any, rows: int, past: int, tokens: int, held: torch.Tensor | None, kinds: Mapping[str, Reach]
+) -> torch.Tensor | None:
+    """bool [rows, past + tokens]: which columns are tokens and not padding; None: all.
+
+    mask: as generate() hands it over: None, [rows, columns], [rows, 1, tokens, columns] or such by kind of layer.
+    held: the same of the past; None: all are tokens. kinds: of the model's layers.
+    """
+    if isinstance(mask, Mapping):
+        given = [(kind, kinds[kind], entry) for kind, entry in mask.items() if kind in kinds and entry is not None]
+        if unknown := set(mask) - set(kinds):
+            # A model may be asked for masks that none of its layers uses.
+            if not given and any(mask[kind] is not None for kind in unknown):
+                raise InvalidArgument(f"attention_mask: expected masks of {sorted(kinds)}, found {sorted(mask)}")
+        real = _of_each(given, rows, past, tokens, held)
+    elif mask is None:
+        real = None
+    elif not isinstance(mask, torch.Tensor) or mask.dim() not in (2, 4):
+        found = list(mask.shape) if isinstance(mask, torch.Tensor) else type(mask).__name__
+        raise InvalidArgument(f"attention_mask: expected 2 or 4 dimensions, found {found}")
+    elif mask.dim() == 4:
+        real = _of_each([(kind, reach, mask) for kind, reach in kinds.items()], rows, past, tokens, held)
+    else:
+        real = _of_columns(mask, rows, past, tokens, held)
+    if real is None and held is not None:
+        real = torch.cat([held, torch.ones(rows, tokens, dtype=torch.bool)], 1)
+    return real
+
+
+def _of_columns(
+    mask: torch.Tensor, rows: int, past: int, tokens: int, held: torch.Tensor | None
+) -> torch.Tensor | None:
+    columns = past + tokens
+    if mask.shape[0] != rows or mask.shape[1] < columns:
+        raise InvalidArgument(
+            f"attention_mask: expected [{rows}, {columns}] for {past} tokens of the cache and {tokens} new ones, "
+            f"found {list(mask.shape)}"
+        )
+    real = mask[:, :columns] != 0
+    if bool(real.all()):
+        if held is not None:
+            _check_past(real[:, :past], held)
+        return None
+    _check_past(real[:, :past], held)
+    return real
+
+
+def _check_past(real: torch.Tensor, held: torch.Tensor | None) -> None:
+    if not bool(real.all() if held is None else torch.equal(real, held)):
+        raise Unsupported(
+            "attention_mask: expected the same for tokens of the cache as when they were computed; to hide or show "
+            "some of them, compute them again with a new cache"
+        )
+
+
+def _of_each(
+    given: list[tuple[str, Reach, Any]], rows: int, past: int, tokens: int, held: torch.Tensor | None
+) -> torch.Tensor | None:
+    """Of masks [rows, 1, tokens, columns], which must agree."""
+    if not given:
+        return None
+    seen = [_visible(kind, entry, rows, past, tokens) for kind, _, entry in given]
+    before = torch.ones(rows, past, dtype=torch.bool) if held is None else held
+    new = [entry[:, :, past:].any(1) for entry in seen]
+    real = torch.cat([before, new[0]], 1)
+    for (kind, reach, entry), visible in zip(given, seen):
+        first = _first_column(entry, past, tokens)
+        expected = _expected(real, reach, past)[:, :, first:]
+        chosen = real[:, past:]  # rows of padding say nothing
+        if not torch.equal(expected[chosen], visible[:, :, first:][chosen]):
+            raise Unsupported(
+                f"attention_mask: expected a mask of {kind} that is causal, with padding alone besides, found another; "
+                "models compiled with graft see what follows from positions"
+            )
+    return None if bool(real.all()) else real
+
+
+def _first_column(entry: torch.Tensor, past: int, tokens: int) -> int:
+    """Masks of layers that keep only a window begin later than the first token."""
+    return max(past + tokens - entry.shape[3], 0)
+
+
+def _visible(kind: str, entry: Any, rows: int, past: int, tokens: int) -> torch.Tensor:
+    """bool [rows, tokens, past + tokens]."""
+    if not isinstance(entry, torch.Tensor) or entry.dim() != 4 or entry.shape[2] != tokens or entry.shape[3] < tokens:
+        found = list(entry.shape) if isinstance(entry, torch.Tensor) else type(entry).__name__
+        raise InvalidArgument(f"attention_mask of {kind}: expected [{rows}, 1, {tokens}, columns], found {found}")
+    seen = entry if entry.dtype == torch.bool else entry > torch.finfo(entry.dtype).min / 2
+    if entry.shape[1] > 1 and not torch.equal(seen, seen[:, :1].expand_as(seen)):
+        raise Unsupported(f"attention_mask of {kind}: expected one mask for all heads, found {entry.shape[1]} different")
+    seen = seen[:, 0].expand(rows, -1, -1)
+    first = _first_column(entry, past, tokens)
+    return torch.nn.functional.pad(seen[:, :, : past + tokens - first], (first, 0))
+
+
+def _expected(real: torch.Tensor, reach: Reach, past: int) -> torch.Tensor:
+    """bool [rows, tokens, columns]: what the engine lets each new token see."""
+    positions = real.cumsum(1) - 1
+    query, key = positions[:, past:, None], positions[:, None, :]
+    visible = (key <= query) & real[:, None, :]
+    if reach.window:
+        visible &= key > query - reach.window
+    if reach.chunk:
+        visible &= key // reach.chunk == query // reach.chunk
+    return visible
+
+
+__all__ = ["Reach", "real_columns", "reaches"]

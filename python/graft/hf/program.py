@@ -1,0 +1,188 @@
+"""The program of a causal language model, exported once and kept on disk (`store`), and loaded with its weights where
+they lie: in torch's memory, or in their files."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from graft import _C
+from graft.errors import ExportError
+from graft.hf import store
+from graft.hf.engine import Layer
+from graft.runtime import _given
+
+_LARGEST_CONTEXT = 1 << 20  # of a model that does not say
+
+
+@dataclass
+class Exported:
+    package: Path
+    layers: list[Layer]
+    vocab_size: int
+    keys: list[str]  # weights that are not in the package, as they are called at load
+    found: bool  # on disk
+
+
+def context_of(model: torch.nn.Module) -> int:
+    most = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    return most if isinstance(most, int) and most > 0 else _LARGEST_CONTEXT
+
+
+def export(
+    model: torch.nn.Module,
+    weights: Mapping[str, Any],
+    tied: Mapping[str, str],
+    quantize: str | Mapping[str, str] | None,
+    digest: Callable[[], str],
+    say: Callable[[str], None],
+) -> Exported:
+    """weights: graft.llm.stored.Stored by name, those of `tied` under their first name alone. digest: of all their
+    bytes; asked for when the package is to hold them, which is when they are quantized."""
+    rules = None if quantize is None else {"*": quantize} if isinstance(quantize, str) else dict(quantize)
+    key = store.digest_of(
+        {
+            "model": _identity(model),
+            "versions": store.versions(),
+            "weights": [
+                (name, stored.name, list(stored.sizes), str(stored.dtype), stored.block_type, stored.file is None)
+                for name, stored in sorted(weights.items())
+            ],
+            "tied": sorted(tied.items()),
+            "quantize": list(rules.items()) if rules else None,
+            "content": digest() if rules else None,
+        }
+    )
+    if (entry := store.find(key)) is not None:
+        return _read(*entry, found=True)
+    return _read(*store.put(key, lambda path: _write(path, model, weights, tied, rules, say)), found=False)
+
+
+def _read(package: Path, about: Mapping[str, Any], found: bool) -> Exported:
+    layers = [Layer(*layer) for layer in about["layers"]]
+    return Exported(package, layers, about["vocab_size"], about["keys"], found)
+
+
+def _identity(model: torch.nn.Module) -> dict[str, Any]:
+    kind = type(model)
+    source = None
+    if not kind.__module__.startswith("transformers."):  # else its version says it
+        try:
+            source = store.digest_of(inspect.getsource(inspect.getmodule(kind)))
+        except (OSError, TypeError):
+            source = "unknown"
+    buffers = dict(model.named_buffers())
+    return {
+        "class": f"{kind.__module__}.{kind.__qualname__}",
+        "source": source,
+        "config": model.config.to_dict(),
+        "buffers": store.digest_of_tensors(buffers),
+    }
+
+
+def _write(
+    path: Path,
+    model: torch.nn.Module,
+    weights: Mapping[str, Any],
+    tied: Mapping[str, str],
+    rules: Mapping[str, str] | None,
+    say: Callable[[str], None],
+) -> dict[str, Any]:
+    from graft._serialize import StoredWeight
+    from graft.llm import container
+    from graft.llm.export import _used_weights
+    from graft.llm.lower import lower
+    from graft.llm.trace import trace
+
+    say("tracing")
+    program = trace(model, context=context_of(model))
+    all_weights = dict(weights)
+    if rules:
+        from graft.llm.quantized import quantized
+
+        names = {name: [name] for name in weights}
+        for name, first in tied.items():
+            names[first].append(name)
+        all_weights.update(quantized(program, weights, names, rules, lambda _: None))
+    copied = rules is not None
+    described = {
+        name: StoredWeight(
+            key=name if copied or stored.file is None else stored.name,
+            byte_size=stored.byte_size,
+            dtype=stored.dtype,
+            block_type=stored.block_type,
+        )
+        for name, stored in all_weights.items()
+    }
+    described.update({name: described[first] for name, first in tied.items()})
+    say("lowering")
+    program, blob = lower(program, described)
+    used = {tied.get(name, name) for name in _used_weights(program)} & set(weights)
+    data = {}
+    say("writing")
+    if copied:
+        for name in used:
+            stored = all_weights[name]
+            data[described[name].key] = container.Piece(stored.byte_size, stored.chunks)
+    container.write(path, "forward", program, blob, data)
+    layers = {}
+    for node in program.graph.nodes:
+        if node.target is torch.ops.graft.attention.default:
+            key, value = (node.args[i].meta["val"] for i in (1, 2))
+            layers[node.kwargs["layer"]] = (int(key.shape[1]), int(key.shape[3]), int(value.shape[3]))
+    (output,) = (node for node in program.graph.nodes if node.op == "output")
+    return {
+        "layers": [layers[i] for i in sorted(layers)],
+        "vocab_size": int(output.args[0][-1].meta["val"].shape[-1]),
+        "keys": [] if copied else sorted(described[name].key for name in used),
+    }
+
+
+def load(
+    exported: Exported, tensors: Mapping[str, torch.Tensor], files: list[Path], device: str, say: Callable[[str], None]
+) -> _C.Program:
+    """tensors: in memory, by key; they stay alive as long as the program."""
+    owner: list[Any] = []
+    views = {}
+    for name in exported.keys:
+        if name in tensors:
+            tensor = tensors[name].detach()
+            if tensor.device.type != "cpu":
+                raise ExportError(f"graft.compile: expected weights on the CPU, found '{name}' on {tensor.device}")
+            views[name] = _given(name, tensor.contiguous(), owner)
+    return _C.Program.load(
+        str(exported.package),
+        weights=[str(file) for file in files],
+        tensors=views,
+        owner=owner or None,
+        device=device,
+        on_phase=lambda phase: say(f"loading: {phase}"),
+    )
+
+
+class Progress:
+    """Steps of a compilation as a bar on stderr, when that is a terminal (or when it is asked for)."""
+
+    def __init__(self, shown: bool | None) -> None:
+        from tqdm import tqdm
+
+        disable = None if shown is None else not shown
+        self._bar = tqdm(total=9, desc="graft.compile", disable=disable, leave=False, bar_format="{desc} {bar} {elapsed}")
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._bar.close()
+
+    def __call__(self, step: str) -> None:
+        self._bar.set_description_str(f"graft.compile: {step}")
+        self._bar.update()
+
+
+__all__ = ["Exported", "Progress", "context_of", "export", "load"]
