@@ -24,3 +24,14 @@ def pytest_collection_modifyitems(config, items):
 @pytest.fixture(scope="session", autouse=True)
 def _no_exported_programs_of_the_user(tmp_path_factory):
     os.environ["GRAFT_CACHE"] = str(tmp_path_factory.mktemp("graft-cache"))
+
+
+@pytest.fixture(scope="module")
+def one_thread():
+    """For models that are too small for more: eager PyTorch's threads would wait for each other."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -12,6 +12,7 @@ import llm_models
 
 NAMES = ("qwen3", "llama", "gemma3", "gpt2", "mixtral")
 CLOSE = 1e-4  # of the largest logit
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 class Pair:
@@ -53,14 +54,6 @@ class Pair:
         for a, b in zip(expected.logits, found.logits):
             assert (a - b).abs().max() <= CLOSE * a.abs().max()
         return found
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def _slow(dtype, name):

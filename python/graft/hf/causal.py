@@ -160,7 +160,7 @@ class Compiled:
         state = State(engine, [], self._graft_dtype) if cache is None else state_of(cache, engine)
         if state is None:
             past = int(cache.get_seq_length()) if cache.layers else 0
-            real = real_columns(mask, rows, past, tokens, None, self._graft_reaches)
+            real = real_columns(mask, rows, past, tokens, None, self._graft_reaches, new=True)
             state = adopt(cache, engine, self._graft_dtype, None if real is None else real[:, :past])
         real = real_columns(mask, rows, state.columns, tokens, state.real, self._graft_reaches)
         state.prepare(rows, state.columns + tokens)
@@ -240,7 +240,7 @@ def _cache_positions(
     before = real[:, :past].sum(1, keepdim=True)
     cached = (before + new.cumsum(1) - 1).masked_fill(~new, -1)
     if bool((new[:, :-1] & ~new[:, 1:]).any()):
-        return cached, new.to(torch.int8).argsort(1, stable=True)
+        return cached, new.to(torch.int8).argsort(dim=1, stable=True)
     return cached, None
 
 

@@ -160,15 +160,15 @@ class Engine:
         rows, total = ids.shape
         if not self.buckets:
             return self.run(session, ids, positions, cached, keep)
-        results, begin = [], 0
+        results, places, begin = [], [], 0
         wanted = keep.tolist()
         while begin < total:
             size = self.bucket(total - begin)
             end = min(begin + size, total)
-            here = [index - begin for index in wanted if begin <= index < end]
             pads = size - (end - begin)
+            here = [(place, pads + index - begin) for place, index in enumerate(wanted) if begin <= index < end]
             # One kept token or all: else each number of them would be a plan of its own.
-            kept = [pads + here[0] if here else size - 1] if len(here) < 2 else range(size)
+            kept = [here[0][1] if here else size - 1] if len(here) < 2 else range(size)
             logits = self.run(
                 session,
                 *(_padded(t[:, begin:end], pads, fill) for t, fill in ((ids, 0), (positions, 0), (cached, -1))),
@@ -176,15 +176,12 @@ class Engine:
             )
             self.counts["padded_tokens"] += pads * rows
             if here:
-                results.append(logits if len(here) == 1 else logits[:, [pads + index for index in here]])
+                results.append(logits if len(here) == 1 else logits[:, [index for _, index in here]])
+                places += [place for place, _ in here]
             begin = end
         logits = results[0] if len(results) == 1 else torch.cat(results, 1)
-        order = sorted(range(len(wanted)), key=lambda i: wanted[i])
-        if order != list(range(len(wanted))):
-            back = [0] * len(order)
-            for place, index in enumerate(order):
-                back[index] = place
-            logits = logits[:, back]
+        if places != sorted(places):
+            logits = logits[:, torch.tensor(places).argsort()]
         return logits
 
     def stats(self) -> dict[str, Any]:

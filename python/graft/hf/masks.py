@@ -32,12 +32,20 @@ def reaches(config: Any) -> dict[str, Reach]:
 
 
 def real_columns(
-    mask: Any, rows: int, past: int, tokens: int, held: torch.Tensor | None, kinds: Mapping[str, Reach]
+    mask: Any,
+    rows: int,
+    past: int,
+    tokens: int,
+    held: torch.Tensor | None,
+    kinds: Mapping[str, Reach],
+    *,
+    new: bool = False,
 ) -> torch.Tensor | None:
     """bool [rows, past + tokens]: which columns are tokens and not padding; None: all.
 
     mask: as generate() hands it over: None, [rows, columns], [rows, 1, tokens, columns] or such by kind of layer.
-    held: the same of the past; None: all are tokens. kinds: of the model's layers.
+    held: the same of the past; None: all are tokens. kinds: of the model's layers. new: nothing is known of the past
+    but what the mask says.
     """
     if isinstance(mask, Mapping):
         given = [(kind, kinds[kind], entry) for kind, entry in mask.items() if kind in kinds and entry is not None]
@@ -54,14 +62,14 @@ def real_columns(
     elif mask.dim() == 4:
         real = _of_each([(kind, reach, mask) for kind, reach in kinds.items()], rows, past, tokens, held)
     else:
-        real = _of_columns(mask, rows, past, tokens, held)
+        real = _of_columns(mask, rows, past, tokens, held, new)
     if real is None and held is not None:
         real = torch.cat([held, torch.ones(rows, tokens, dtype=torch.bool)], 1)
     return real
 
 
 def _of_columns(
-    mask: torch.Tensor, rows: int, past: int, tokens: int, held: torch.Tensor | None
+    mask: torch.Tensor, rows: int, past: int, tokens: int, held: torch.Tensor | None, new: bool
 ) -> torch.Tensor | None:
     columns = past + tokens
     if mask.shape[0] != rows or mask.shape[1] < columns:
@@ -70,15 +78,14 @@ def _of_columns(
             f"found {list(mask.shape)}"
         )
     real = mask[:, :columns] != 0
-    if bool(real.all()):
-        if held is not None:
-            _check_past(real[:, :past], held)
-        return None
-    _check_past(real[:, :past], held)
-    return real
+    if not new:
+        _check_past(real[:, :past], held)
+    return None if bool(real.all()) else real
 
 
 def _check_past(real: torch.Tensor, held: torch.Tensor | None) -> None:
+    if real.shape[1] == 0:
+        return
     if not bool(real.all() if held is None else torch.equal(real, held)):
         raise Unsupported(
             "attention_mask: expected the same for tokens of the cache as when they were computed; to hide or show "

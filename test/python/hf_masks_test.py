@@ -1,0 +1,110 @@
+"""Attention masks as callers and `generate()` hand them over, against eager PyTorch."""
+
+import pytest
+import torch
+from transformers import DynamicCache
+from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
+
+import graft
+import llm_models
+
+CLOSE = 1e-4
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(scope="module", params=["qwen3", "gemma3"])
+def models(request):
+    small = llm_models.BY_NAME[request.param]
+    return small.make(), graft.compile(small.make(), threads=1)
+
+
+def logits(models, ids, **options):
+    with torch.no_grad():
+        return [model(ids, **options).logits for model in models]
+
+
+def close(results, real):
+    expected, found = (result[real] for result in results)
+    assert (expected - found).abs().max() <= CLOSE * expected.abs().max()
+
+
+@pytest.mark.parametrize("rows", [
+    [[1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1], [0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 1]],
+    [[1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0], [1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1]],
+    [[0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 0], [1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0]],
+])  # fmt: skip
+@pytest.mark.parametrize("dtype", [torch.long, torch.bool, torch.float32])
+def test_padding_on_either_side(models, rows, dtype):
+    mask = torch.tensor(rows)
+    ids = torch.randint(3, llm_models.VOCAB, mask.shape, generator=torch.Generator().manual_seed(1))
+    positions = (mask.cumsum(1) - 1).clamp(min=0)
+    close(logits(models, ids, attention_mask=mask.to(dtype), position_ids=positions), mask == 1)
+    kept = logits(models, ids, attention_mask=mask, position_ids=positions, logits_to_keep=torch.tensor([6, 2]))
+    close(kept, mask[:, [6, 2]] == 1)
+
+
+def masks_of(model, ids, mask, positions, cache=None):
+    """The dict of 4-D masks that models make of a 2-D one."""
+    model.config._attn_implementation = "sdpa"  # whose masks are bool; those of "eager" are added
+    embeds = torch.zeros(*ids.shape, 1)
+    made = dict(
+        config=model.config, inputs_embeds=embeds, attention_mask=mask, past_key_values=cache, position_ids=positions
+    )
+    result = {"full_attention": create_causal_mask(**made)}
+    if getattr(model.config, "sliding_window", None):
+        result["sliding_attention"] = create_sliding_window_causal_mask(**made)
+    model.config._attn_implementation = "eager"
+    return result
+
+
+@pytest.mark.parametrize("as_floats", [False, True])
+def test_masks_of_four_dimensions(models, as_floats):
+    ids, mask, positions, _ = llm_models.left_padded(3, 12, (0, 2, 6))
+    made = masks_of(models[0], ids, mask, positions)
+    added = {k: torch.zeros(m.shape).masked_fill(~m, torch.finfo(torch.float32).min) for k, m in made.items()}
+    with torch.no_grad():
+        expected = models[0](ids, attention_mask=added, position_ids=positions).logits
+        found = models[1](ids, attention_mask=added if as_floats else made, position_ids=positions).logits
+        close((expected, found), mask == 1)
+        if len(made) == 1:
+            found = models[1](ids, attention_mask=made["full_attention"], position_ids=positions).logits
+            close((expected, found), mask == 1)
+
+
+def test_padding_of_earlier_calls_stays(models):
+    ids, mask, positions, _ = llm_models.left_padded(2, 10, (0, 4))
+    longer = torch.cat([mask, torch.tensor([[1, 1], [0, 1]])], 1)  # and more of it between
+    following = (longer.cumsum(1) - 1)[:, -2:]
+    results = []
+    for model in models:
+        cache = DynamicCache(config=model.config)
+        with torch.no_grad():
+            model(ids, attention_mask=mask, position_ids=positions, past_key_values=cache)
+            results.append(
+                model(ids[:, :2], attention_mask=longer, position_ids=following, past_key_values=cache).logits
+            )
+    if "sliding_attention" in (models[0].config.layer_types or ()):
+        # Eager windows count columns, padding in between included; graft's count tokens. The rows without are equal.
+        close(results, torch.tensor([[True, True], [False, False]]))
+    else:
+        close(results, torch.tensor([[True, True], [False, True]]))
+
+
+def test_masks_that_say_more_are_errors(models):
+    compiled = models[1]
+    ids, mask, positions, _ = llm_models.left_padded(2, 8, (0, 3))
+    prefix = {kind: torch.ones(2, 1, 8, 8, dtype=torch.bool) for kind in ("full_attention", "sliding_attention")}
+    with pytest.raises(graft.Unsupported, match="causal"):
+        compiled(ids, attention_mask=prefix)
+    with pytest.raises(graft.Unsupported, match="causal"):
+        compiled(ids, attention_mask=prefix["full_attention"])
+    cache = DynamicCache()
+    compiled(ids, attention_mask=mask, past_key_values=cache)
+    with pytest.raises(graft.Unsupported, match="compute them again"):
+        compiled(ids[:, :1], attention_mask=torch.ones(2, 9), past_key_values=cache)
+    with pytest.raises(graft.InvalidArgument, match=r"expected \[2, 9\]"):
+        compiled(ids[:, :1], attention_mask=torch.ones(2, 1), past_key_values=cache)
+    with pytest.raises(graft.InvalidArgument, match="2 or 4 dimensions"):
+        compiled(ids, attention_mask=torch.ones(2, 8, 8))
+    with pytest.raises(graft.InvalidArgument, match="position_ids"):
+        compiled(ids, position_ids=torch.zeros(3, 2, 8, dtype=torch.long))
