@@ -207,6 +207,9 @@ struct KvOptions {
   std::int64_t rows = 1;       // sequences: the largest batch
   std::int64_t length = 4096;  // tokens of each
   KvType type = KvType::computed;
+  // Layers that see a window of the last `w` tokens keep w - 1 + room of them, in a ring, where that is less than
+  // `length`: so many tokens may be taken back. A run of more tokens keeps a copy of its keys and values to its end.
+  std::int64_t room = 512;
 };
 
 struct SessionOptions {
@@ -311,15 +314,19 @@ class GRAFT_API Session {
   Session fork();
   // The cache of keys and values; InvalidArgument for a program without one. Tokens that each row holds:
   std::span<const std::int64_t> kv_lengths();
-  // Keeps the first `length` tokens of every row that has more. The memory stays.
+  // Keeps the first `length` tokens of every row that has more. The memory stays. Throws InvalidArgument when a layer
+  // with a window no longer holds what the next token sees (KvOptions::room); 0 always works.
   void kv_truncate(std::int64_t length);
+  // The smallest length above 0 to which the row can be truncated.
+  std::int64_t kv_shortest(std::int64_t row);
   // Row i becomes a copy of what row rows[i] was; rows beyond become empty. At most KvOptions::rows.
   void kv_select(std::span<const std::int64_t> rows);
   // Another size; what the cache holds stays. Throws InvalidArgument when that would not fit.
   void kv_resize(std::int64_t rows, std::int64_t length);
   // Tokens of one row of a layer as f32: `keys` [Hkv, count, D] and `values` [Hkv, count, Dv], contiguous, are those
   // from token `first` on. kv_read throws InvalidArgument for tokens that the row does not hold. kv_write changes no
-  // length: kv_set_lengths says afterwards, row by row, how many tokens there are.
+  // length: kv_set_lengths says afterwards, row by row, how many tokens there are. Layers with a window hold their last
+  // tokens only (KvOptions::room); kv_set_lengths throws InvalidArgument where kv_truncate does.
   void kv_read(std::int64_t layer, std::int64_t row, std::int64_t first, const TensorView& keys,
                const TensorView& values);
   void kv_write(std::int64_t layer, std::int64_t row, std::int64_t first, const TensorView& keys,

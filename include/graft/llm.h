@@ -84,7 +84,8 @@ class GRAFT_API Decoder {
   std::span<float> run(std::span<const Tokens> rows, std::int64_t width, std::int64_t keep,
                        const RunOptions& options = {});
   // The same of any length, in runs of at most prefill_chunk_size tokens: the logits of the last token of each row
-  // [rows, 1, vocabulary]. When it throws, the sequences are as before.
+  // [rows, 1, vocabulary]. When it throws, the sequences are as before, or empty where a layer with a window no longer
+  // holds what they need.
   std::span<float> prefill(std::span<const Tokens> rows, const RunOptions& options = {});
   // Appends to the first sequence and hands out the logits of every token [n, vocabulary], piece by piece in order.
   void score(Tokens tokens, const std::function<void(std::span<float> logits)>& take, const RunOptions& options = {});
@@ -93,8 +94,11 @@ class GRAFT_API Decoder {
   std::int64_t length(std::size_t row) const { return lengths_[row]; }
   std::int64_t capacity() const { return options_.length; }
   const DecoderOptions& options() const { return options_; }
-  // Keeps the first `length` tokens of a sequence.
+  // Keeps the first `length` tokens of a sequence: 0, or at least shortest(row) of them.
   void truncate(std::size_t row, std::int64_t length);
+  // How far back a sequence can go without losing what layers with a window see: at most prefill_chunk_size tokens
+  // may be taken back where that matters, as many as wanted elsewhere (1).
+  std::int64_t shortest(std::size_t row);
 
   const LanguageModel& model() const { return *model_; }
   Session& session() { return session_; }

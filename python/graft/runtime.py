@@ -196,8 +196,16 @@ class Model:
         return self._session.kv_lengths()
 
     def kv_truncate(self, length: int) -> None:
-        """Keeps the first `length` tokens of every row of the cache that has more."""
+        """Keeps the first `length` tokens of every row of the cache that has more.
+
+        Raises `graft.InvalidArgument` when a layer with a window no longer holds what the next token sees (`kv_room` of
+        `graft.load`); 0 always works.
+        """
         self._session.kv_truncate(length)
+
+    def kv_shortest(self, row: int) -> int:
+        """The smallest length above 0 to which a row of the cache can be truncated."""
+        return self._session.kv_shortest(row)
 
     def kv_select(self, rows: Sequence[int]) -> None:
         """Row i of the cache becomes a copy of what row `rows[i]` was; rows beyond become empty."""
@@ -276,6 +284,7 @@ def load(
     kv_rows: int = 1,
     kv_length: int = 4096,
     kv_dtype: str = "computed",
+    kv_room: int = 512,
     on_phase: Callable[[str], None] | None = None,
 ) -> Model:
     """Loads a package written by `graft.export`: a path, or the package itself as an object with a buffer (bytes, mmap).
@@ -287,6 +296,8 @@ def load(
     `threads`: 0 means GRAFT_THREADS, else the CPUs this process may use. `strict_zero_copy`: an input that would have to
     be copied is an error. `kv_rows`, `kv_length`, `kv_dtype`: of a program with attention over a cache: sequences,
     tokens of each, and how they are stored ("computed" as the model computes them, "f32", "f16", "bf16", "q8_0").
+    `kv_room`: layers that see a window of the last w tokens keep w - 1 + kv_room of them where that is less than
+    `kv_length`: so many tokens can be taken back; a run of more keeps copies of its keys and values to its end.
     Raises `graft.NotFound`, `graft.InvalidProgram` or `graft.Unsupported`.
     """
     owner: list[Any] = []
@@ -308,5 +319,6 @@ def load(
         kv_rows=kv_rows,
         kv_length=kv_length,
         kv_type=kv_dtype,
+        kv_room=kv_room,
     )
     return Model(program, session)

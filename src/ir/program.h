@@ -90,8 +90,8 @@ struct Weight {
   std::vector<std::uint8_t> sha256;
 };
 
-// `kv` and `kv_length` exist in memory only (src/pass/kv_cache.h): their sizes are the session's choice.
-enum class StateKind : std::uint8_t { plain, kv, kv_length };
+// All but `plain` exist in memory only (src/pass/kv_cache.h): their sizes are the session's choice.
+enum class StateKind : std::uint8_t { plain, kv, kv_length, kv_first };
 
 struct State {
   std::string fqn;
@@ -100,6 +100,9 @@ struct State {
   std::int32_t initial = -1;
   bool persistent = false;
   StateKind kind = StateKind::plain;
+  // kv: one number, how many positions a token sees at most, when the session may keep them as a ring. kv_first: the
+  // different ones of the program.
+  std::vector<std::int64_t> reaches = {};
 };
 
 // `constant` exists in memory only: the result of constant folding, index into the method's folded constants.

@@ -1,8 +1,11 @@
 #include "kernel/cached_attention.h"
 
 #include <algorithm>
+#include <cstring>
 #include <limits>
 #include <string>
+
+#include "base/plant.h"
 
 namespace graft {
 namespace {
@@ -14,23 +17,69 @@ std::byte* at(const void* p, const TensorDesc& desc, i64 i0, i64 i1, i64 i2) {
   return static_cast<std::byte*>(const_cast<void*>(p)) + index * static_cast<i64>(byte_size(desc.dtype));
 }
 
-enum Operand { kQuery, kKey, kValue, kPosition, kSinks };
+enum Operand { kQuery, kKey, kValue, kPosition, kMore };  // then sinks; then the rings of keys and values
 enum Result { kOut, kKeyCache, kValueCache };
 
+i64 slot_of(i64 position, i64 ring) {
+  if (GRAFT_PLANT("ring-slot-off-by-one")) ++position;
+  return ring > 0 ? position % ring : position;
+}
+
+// The first place of a row that is no padding.
+i64 first_token(const i64* row, i64 tokens) {
+  i64 t = 0;
+  while (t < tokens && row[t] < 0) ++t;
+  return t;
+}
+
 void write_rows(const KernelContext& ctx, const simd::AttentionTable& table) {
+  const auto attrs = ctx.attrs<CachedAttentionAttrs>();
   const TensorDesc& key = ctx.in(kKey);
   const i64 batch = key.shape[0], heads = key.shape[1], tokens = key.shape[2];
   const i64* position = ctx.input<i64>(kPosition);
-  const auto [begin, end] = ctx.share(batch * heads * tokens);
+  const i64 history = attrs.staged != 0 ? attrs.history : 0, places = history + tokens;
+  const auto [begin, end] = ctx.share(batch * heads * places);
   for (i64 item = begin; item < end; ++item) {
-    const i64 t = item % tokens, head = item / tokens % heads, b = item / tokens / heads;
-    const i64 slot = position[b * tokens + t];
-    if (slot < 0) continue;
+    const i64 place = item % places, head = item / places % heads, b = item / places / heads;
+    const i64 t = place - history;
+    const i64* row = position + b * tokens;
     for (const int side : {0, 1}) {
       const TensorDesc &from = ctx.in(kKey + side), &cache = ctx.out(kKeyCache + side);
-      table.store_row(at(ctx.inputs[kKey + side], from, b, head, t), from.dtype, from.shape[3],
-                      simd::row_type(cache.dtype), at(ctx.outputs[kKeyCache + side], cache, b, head, slot));
+      void* target = ctx.outputs[kKeyCache + side];
+      if (t >= 0) {
+        if (row[t] < 0) continue;
+        const i64 slot = attrs.staged != 0 ? place : slot_of(row[t], attrs.ring);
+        table.store_row(at(ctx.inputs[kKey + side], from, b, head, t), from.dtype, from.shape[3],
+                        simd::row_type(cache.dtype), at(target, cache, b, head, slot));
+        continue;
+      }
+      // What was there before: -t positions before that of place 0 of the tokens.
+      const i64 first = first_token(row, tokens);
+      const i64 before = first == tokens ? -1 : row[first] - first + t;
+      if (before < 0 || before >= row[first]) continue;
+      const int ring = kMore + attrs.has_sinks + side;
+      const std::size_t bytes = static_cast<std::size_t>(cache.shape[3]) * byte_size(cache.dtype);
+      std::memcpy(at(target, cache, b, head, place),
+                  at(ctx.inputs[ring], ctx.in(ring), b, head, slot_of(before, attrs.ring)), bytes);
     }
+  }
+}
+
+void store_in_ring(const KernelContext& ctx) noexcept {
+  enum { kStagedKey, kStagedValue, kTokens };
+  const TensorDesc &staged = ctx.in(kStagedKey), &ring = ctx.out(0), &rows = ctx.in(kTokens);
+  const i64 batch = staged.shape[0], heads = staged.shape[1], tokens = rows.shape[1], slots = ring.shape[2];
+  const auto [begin, end] = ctx.share(batch * heads);
+  for (i64 item = begin; item < end; ++item) {
+    const i64 head = item % heads, b = item / heads;
+    const i64* row = ctx.input<i64>(kTokens) + b * tokens;
+    for (i64 t = std::max(first_token(row, tokens), tokens - slots); t < tokens; ++t)
+      for (const int side : {0, 1}) {
+        const TensorDesc &from = ctx.in(side), &to = ctx.out(side);
+        const std::size_t bytes = static_cast<std::size_t>(to.shape[3]) * byte_size(to.dtype);
+        std::memcpy(at(ctx.outputs[side], to, b, head, row[t] % slots),
+                    at(ctx.inputs[side], from, b, head, staged.shape[2] - tokens + t), bytes);
+      }
   }
 }
 
@@ -51,6 +100,7 @@ void attend(const KernelContext& ctx, const simd::AttentionTable& table) {
   head.causal = true;
   head.window = attrs.window;
   head.chunk = attrs.chunk;
+  head.ring = attrs.staged != 0 ? 0 : attrs.ring;
   head.scale = attrs.scale;
   head.softcap = attrs.softcap;
   // One token: the heads that share keys are the queries of one call, so that each key is read once.
@@ -69,16 +119,16 @@ void attend(const KernelContext& ctx, const simd::AttentionTable& table) {
     const i64 first = one ? call * group : call;  // query head
     const i64 from = one ? call : call / group;   // head of keys and values
     const i64* row = position + b * tokens;
-    head.first_token = 0;
-    while (head.first_token < tokens && row[head.first_token] < 0) ++head.first_token;
+    head.first_token = first_token(row, tokens);
     const bool padding = head.first_token == tokens;
     head.shift = padding ? 0 : row[head.first_token] - head.first_token;
     head.s = padding ? 0 : row[tokens - 1] + 1;
+    head.origin = attrs.staged != 0 ? head.shift - attrs.history : 0;
     head.q = at(ctx.inputs[kQuery], q, b, first, 0);
     head.k = at(ctx.outputs[kKeyCache], key_cache, b, from, 0);
     head.v = at(ctx.outputs[kValueCache], value_cache, b, from, 0);
     head.out = at(ctx.outputs[kOut], out, b, 0, first);
-    head.sink = attrs.has_sinks != 0 ? ctx.input<float>(kSinks) + first : nullptr;
+    head.sink = attrs.has_sinks != 0 ? ctx.input<float>(kMore) + first : nullptr;
     table.run(head, block * table.block, std::min((block + 1) * table.block, head.t));
   }
 }
@@ -86,41 +136,77 @@ void attend(const KernelContext& ctx, const simd::AttentionTable& table) {
 void run(const KernelContext& ctx) noexcept { run_cached_attention(ctx, simd::attention()); }
 int phases(const KernelContext&) noexcept { return 2; }
 
+struct Tokens {
+  i64 begin = 0, end = 0;  // positions; equal: the row has padding alone
+};
+
+// The positions of a row's tokens; a message when they are not as kCachePositions says.
+std::string read_positions(const i64* from, i64 tokens, i64 length, i64 capacity, Tokens& found) {
+  found = {};
+  bool any = false;
+  for (i64 t = 0; t < tokens; ++t) {
+    if (from[t] < 0) {
+      if (any)
+        return "token " + std::to_string(t) + " is padding (" + std::to_string(from[t]) +
+               "); padding must come before the first token";
+      continue;
+    }
+    if (!any && from[t] > length)
+      return "position " + std::to_string(from[t]) + " leaves a gap: the cache holds " + std::to_string(length) +
+             " tokens";
+    if (any && from[t] != found.end)
+      return "position " + std::to_string(from[t]) + " of token " + std::to_string(t) + ", expected " +
+             std::to_string(found.end);
+    if (from[t] >= capacity)
+      return "position " + std::to_string(from[t]) + " is beyond the cache of " + std::to_string(capacity) + " tokens";
+    if (!any) found.begin = from[t];
+    found.end = from[t] + 1;
+    any = true;
+  }
+  return {};
+}
+
 void check_positions(const KernelContext& ctx) noexcept {
   if (ctx.thread != 0) return;
   const TensorDesc& desc = ctx.in(0);
   const i64 batch = desc.shape[0], tokens = desc.shape[1], rows = ctx.in(1).shape[0];
-  const i64 capacity = ctx.attrs<CachePositionsAttrs>().capacity;
-  const i64* length = ctx.input<i64>(1);
+  const auto attrs = ctx.attrs<CachePositionsAttrs>();
+  const i64 kinds = attrs.reaches;
+  const i64 *length = ctx.input<i64>(1), *first = kinds > 0 ? ctx.input<i64>(2) : nullptr;
   i64* new_length = ctx.output<i64>(1);
+  i64* new_first = kinds > 0 ? ctx.output<i64>(2) : nullptr;
   std::copy_n(length, rows, new_length);
+  if (kinds > 0) std::copy_n(first, rows * kinds, new_first);
   for (i64 b = 0; b < batch; ++b) {
+    const auto fail = [&](const std::string& what) { ctx.fail("row " + std::to_string(b) + ": " + what); };
     const i64* from = ctx.input<i64>(0) + b * tokens;
     i64* to = ctx.output<i64>(0) + b * tokens;
-    const auto fail = [&](const std::string& what) { ctx.fail("row " + std::to_string(b) + ": " + what); };
-    i64 next = -1;
-    for (i64 t = 0; t < tokens; ++t) {
-      if (from[t] < 0) {
-        if (next >= 0)
-          return fail("token " + std::to_string(t) + " is padding (" + std::to_string(from[t]) +
-                      "); padding must come before the first token");
-        to[t] = -1;
-        continue;
-      }
-      if (next < 0 && from[t] > length[b])
-        return fail("position " + std::to_string(from[t]) + " leaves a gap: the cache holds " +
-                    std::to_string(length[b]) + " tokens");
-      if (next >= 0 && from[t] != next)
-        return fail("position " + std::to_string(from[t]) + " of token " + std::to_string(t) + ", expected " +
-                    std::to_string(next));
-      if (from[t] >= capacity)
-        return fail("position " + std::to_string(from[t]) + " is beyond the cache of " + std::to_string(capacity) +
-                    " tokens");
-      to[t] = from[t];
-      next = from[t] + 1;
+    Tokens found;
+    const std::string wrong = read_positions(from, tokens, length[b], attrs.capacity, found);
+    if (!wrong.empty()) return fail(wrong);
+    std::transform(from, from + tokens, to, [](i64 p) { return std::max<i64>(p, -1); });
+    if (found.end == found.begin) continue;
+    new_length[b] = found.end;
+    for (std::size_t k = 0; k < static_cast<std::size_t>(kinds); ++k) {
+      i64& held = new_first[b * kinds + static_cast<i64>(k)];
+      const i64 seen = std::max<i64>(found.begin - attrs.reach[k] + 1, 0);
+      if (found.begin > 0 && seen < held)
+        return fail("position " + std::to_string(found.begin) + " sees the tokens from " + std::to_string(seen) +
+                    " on; of its window of " + std::to_string(attrs.reach[k]) + " the cache holds those from " +
+                    std::to_string(held) + " on");
+      if (found.begin == 0) held = 0;
+      if (attrs.slots[k] > 0) held = std::max(held, found.end - attrs.slots[k]);
     }
-    if (next >= 0) new_length[b] = next;
   }
+  // Nothing fails from here on. A row that is truncated is so even if the run is stopped: its slots are overwritten.
+  i64* length_state = ctx.output<i64>(kinds > 0 ? 3 : 2);
+  for (i64 b = 0; b < batch; ++b) {
+    const i64* to = ctx.output<i64>(0) + b * tokens;
+    const i64 t = first_token(to, tokens);
+    if (t < tokens) length_state[b] = std::min(length_state[b], to[t]);
+  }
+  if (kinds > 0 && attrs.staged == 0 && !GRAFT_PLANT("ring-forgets-what-it-lost"))
+    std::copy_n(new_first, rows * kinds, ctx.output<i64>(4));
 }
 
 }  // namespace
@@ -134,6 +220,7 @@ void run_cached_attention(const KernelContext& ctx, const simd::AttentionTable& 
 }
 
 const Kernel kCachedAttention = {"cached_attention", run, 0, phases};
+const Kernel kRingStore = {"ring_store", store_in_ring};
 const Kernel kCachePositions = {"cache_positions", check_positions, std::numeric_limits<i64>::max()};
 
 }  // namespace graft

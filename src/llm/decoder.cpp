@@ -27,7 +27,7 @@ DecoderOptions checked(DecoderOptions options, const LanguageModel* model) {
 SessionOptions session_options(const DecoderOptions& options) {
   SessionOptions session;
   session.threads = options.threads;
-  session.kv = {options.rows, options.length, options.kv_type};
+  session.kv = {options.rows, options.length, options.kv_type, std::min(options.prefill_chunk_size, options.length)};
   return session;
 }
 
@@ -137,7 +137,7 @@ std::span<float> Decoder::prefill(std::span<const Tokens> rows, bool all,
       if (take) take(logits);
     }
   } catch (...) {
-    lengths_ = before;
+    for (std::size_t r = 0; r < rows.size(); ++r) lengths_[r] = before[r] >= shortest(r) ? before[r] : 0;
     throw;
   }
   return logits;
@@ -151,10 +151,15 @@ void Decoder::score(Tokens tokens, const std::function<void(std::span<float>)>& 
   prefill({&tokens, 1}, true, take, options);
 }
 
+std::int64_t Decoder::shortest(std::size_t row) { return session_.kv_shortest(static_cast<std::int64_t>(row)); }
+
 void Decoder::truncate(std::size_t row, std::int64_t length) {
   GRAFT_CHECK(InvalidArgument, row < lengths_.size(), "the cache has ", lengths_.size(), " rows, got row ", row);
   GRAFT_CHECK(InvalidArgument, length >= 0 && length <= lengths_[row], "sequence ", row, " has ", lengths_[row],
               " tokens, got ", length, " to keep");
+  GRAFT_CHECK(InvalidArgument, length == 0 || length == lengths_[row] || length >= shortest(row), "sequence ", row,
+              " of ", lengths_[row], " tokens cannot go back to ", length, ", only to ", shortest(row),
+              " or more: layers with a window hold no more");
   lengths_[row] = length;
   // A run at a smaller position truncates its row; here the rows that have more are cut, if this is the longest.
   session_.kv_truncate(std::ranges::max(lengths_));

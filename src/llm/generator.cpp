@@ -153,7 +153,8 @@ std::vector<Generation> TextGenerator::generate(std::span<const std::vector<std:
   for (std::size_t r = 0; r < prompts.size(); ++r) {
     // The last token is computed in any case: its logits are wanted.
     const Tokens held = Tokens(cached_[r]).first(static_cast<std::size_t>(decoder_.length(r)));
-    const std::int64_t same = std::min(common_prefix(held, prompts[r]), std::ssize(prompts[r]) - 1);
+    std::int64_t same = std::min(common_prefix(held, prompts[r]), std::ssize(prompts[r]) - 1);
+    if (same < std::ssize(held) && same < decoder_.shortest(r)) same = 0;
     decoder_.truncate(r, same);
     cached_[r] = prompts[r];
     feeds.push_back(Tokens(prompts[r]).subspan(static_cast<std::size_t>(same)));

@@ -7,6 +7,7 @@
 #include "base/plant.h"
 #include "kernel/cached_attention.h"
 #include "op/operator.h"
+#include "plan/kv_shape.h"
 #include "plan/lowering.h"
 
 namespace graft {
@@ -76,7 +77,11 @@ std::vector<Tensor> lower_cached_attention(const Call& call, std::span<const Sha
   GRAFT_CHECK(InvalidArgument, shapes[0][0] <= key_cache.size(0), "a batch of ", shapes[0][0],
               " needs as many rows of the cache, the session has ", key_cache.size(0));
   if (out.numel() == 0) return {out};
+  const std::int64_t reach = call.integer("reach"), tokens = shapes[0][1];
   CachedAttentionAttrs attrs;
+  attrs.ring = ring_slots(reach, lowering.kv());
+  attrs.staged = attrs.ring > 0 && tokens > lowering.kv().room ? 1 : 0;
+  attrs.history = reach - 1;
   attrs.scale = static_cast<float>(call.real("scale"));
   attrs.softcap = GRAFT_PLANT("attention-softcap-dropped") ? 0 : static_cast<float>(call.real("softcap"));
   attrs.window = GRAFT_PLANT("attention-window-dropped") ? 0 : call.integer("window");
@@ -89,21 +94,53 @@ std::vector<Tensor> lower_cached_attention(const Call& call, std::span<const Sha
     attrs.has_sinks = 1;
     inputs.push_back(lowering.contiguous(call.tensor("sinks")));
   }
-  lowering.launch(kCachedAttention, std::move(inputs), {out, key_cache, call.tensor("value_cache")}, attrs);
+  const Tensor& value_cache = call.tensor("value_cache");
+  if (attrs.staged == 0) {
+    lowering.launch(kCachedAttention, std::move(inputs), {out, key_cache, value_cache}, attrs);
+    return {out};
+  }
+  std::vector<Tensor> staged;
+  for (const Tensor& cache : {key_cache, value_cache}) {
+    inputs.push_back(cache);
+    staged.push_back(
+        lowering.allocate(cache.dtype(), Shape{shapes[0][0], cache.size(1), attrs.history + tokens, cache.size(3)}));
+  }
+  const Tensor position = inputs[3];
+  lowering.launch(kCachedAttention, std::move(inputs), {out, staged[0], staged[1]}, attrs);
+  if (!GRAFT_PLANT("long-prefill-not-kept"))
+    lowering.launch_at_end(kRingStore, {staged[0], staged[1], position}, {key_cache, value_cache}, 0);
   return {out};
 }
 
 std::vector<Shape> cache_positions_shape(const Call& call) {
-  return {call.tensor("position").shape(), call.tensor("length").shape()};
+  std::vector<Shape> shapes = {call.tensor("position").shape(), call.tensor("length").shape()};
+  if (call.has("first")) shapes.push_back(call.tensor("first").shape());
+  return shapes;
 }
 
 std::vector<Tensor> lower_cache_positions(const Call& call, std::span<const Shape> shapes, Lowering& lowering) {
-  const Tensor position = lowering.contiguous(call.tensor("position"));
-  const Tensor length = lowering.contiguous(call.tensor("length"));
+  const Tensor &position = call.tensor("position"), &length = call.tensor("length");
   GRAFT_CHECK(InvalidArgument, shapes[0][0] <= length.size(0), "a batch of ", shapes[0][0],
               " needs as many rows of the cache, the session has ", length.size(0));
-  std::vector<Tensor> out = {lowering.allocate(DType::i64, shapes[0]), lowering.allocate(DType::i64, shapes[1])};
-  lowering.launch(kCachePositions, {position, length}, out, CachePositionsAttrs{call.tensor("cache").size(2)});
+  CachePositionsAttrs attrs;
+  attrs.capacity = lowering.kv().length;
+  attrs.staged = shapes[0][1] > lowering.kv().room ? 1 : 0;
+  std::vector<Tensor> inputs = {lowering.contiguous(position), length}, states = {length}, out;
+  for (const Shape& shape : shapes) out.push_back(lowering.allocate(DType::i64, shape));
+  if (call.has("first")) {
+    const std::vector<std::int64_t> reaches = call.integers("reaches");
+    GRAFT_ASSERT(reaches.size() <= attrs.reach.size());
+    attrs.reaches = std::ssize(reaches);
+    for (std::size_t k = 0; k < reaches.size(); ++k) {
+      attrs.reach[k] = reaches[k];
+      attrs.slots[k] = ring_slots(reaches[k], lowering.kv());
+    }
+    inputs.push_back(call.tensor("first"));
+    states.push_back(call.tensor("first"));
+  }
+  std::vector<Tensor> written = out;
+  written.insert(written.end(), states.begin(), states.end());
+  lowering.launch(kCachePositions, std::move(inputs), std::move(written), attrs);
   return out;
 }
 

@@ -1,10 +1,13 @@
 #include "pass/kv_cache.h"
 
 #include <algorithm>
+#include <map>
+#include <optional>
 #include <set>
 #include <string>
 
 #include "base/check.h"
+#include "kernel/cached_attention.h"
 
 namespace graft {
 namespace {
@@ -14,9 +17,50 @@ constexpr std::string_view kAttentionTarget = "graft.attention.default";
 ir::Dim any_size() { return {1, ir::kUnbounded, {}}; }
 ir::Dim size(std::int64_t n) { return {n, n, {}}; }
 
+std::size_t index_of(const std::vector<std::string>& names, std::string_view name) {
+  const auto it = std::ranges::find(names, name);
+  GRAFT_CHECK(InvalidProgram, it != names.end(), kAttentionTarget, " has no argument '", name, "'");
+  return static_cast<std::size_t>(it - names.begin());
+}
+
+// How many positions a token of a layer sees at most, itself among them; 0: all. A layer is seen as widely as the most
+// of its methods see it.
+class Reaches {
+ public:
+  explicit Reaches(const ir::Program& program) {
+    for (const ir::Method& method : program.methods)
+      for (const ir::Node& node : method.nodes) {
+        if (program.op_of(node).target != kAttentionTarget) continue;
+        const std::vector<std::string>& names = program.op_of(node).arg_names;
+        const auto number = [&](std::string_view name) {
+          const ir::Arg& arg = node.args[index_of(names, name)];
+          return arg.kind == ir::Arg::Kind::integer ? std::max<std::int64_t>(arg.i, 0) : 0;
+        };
+        const std::int64_t window = number("window"), chunk = number("chunk");
+        const std::int64_t reach = window > 0 && chunk > 0 ? std::min(window, chunk) : std::max(window, chunk);
+        const auto [it, fresh] = by_layer_.try_emplace(number("layer"), reach);
+        if (!fresh) it->second = it->second == 0 || reach == 0 ? 0 : std::max(it->second, reach);
+      }
+    for (const auto& [layer, reach] : by_layer_)
+      if (reach > 0 && std::ranges::find(all_, reach) == all_.end() && all_.size() < kMaxReaches) all_.push_back(reach);
+  }
+
+  const std::vector<std::int64_t>& all() const { return all_; }
+  // 0 also for a layer whose number has no place in all().
+  std::int64_t of(std::int64_t layer) const {
+    const auto it = by_layer_.find(layer);
+    return it != by_layer_.end() && std::ranges::find(all_, it->second) != all_.end() ? it->second : 0;
+  }
+
+ private:
+  std::map<std::int64_t, std::int64_t> by_layer_;
+  std::vector<std::int64_t> all_;
+};
+
 class KvCache {
  public:
-  KvCache(ir::Program& program, ir::Method& method) : program_(program), method_(method) {}
+  KvCache(ir::Program& program, ir::Method& method, const Reaches& reaches)
+      : program_(program), method_(method), reaches_(reaches) {}
 
   void run() {
     std::vector<std::size_t> found;
@@ -25,7 +69,11 @@ class KvCache {
     if (found.empty()) return;
     const std::vector<std::string> names = program_.op_of(method_.nodes[found[0]]).arg_names;
     const ir::ValueId given = tensor_arg(method_.nodes[found[0]], names, "cache_position");
-    const ir::ValueId length = add_state("kv.length", ir::StateKind::kv_length, DType::i64, {any_size()});
+    const ir::ValueId length = add_state("kv.length", ir::StateKind::kv_length, DType::i64, {any_size()}, {});
+    const std::vector<std::int64_t>& reaches = reaches_.all();
+    const std::vector<ir::Dim> first_dims = {any_size(), size(std::ssize(reaches))};
+    std::optional<ir::ValueId> first;
+    if (!reaches.empty()) first = add_state("kv.first", ir::StateKind::kv_first, DType::i64, first_dims, reaches);
     const ir::ValueId position = add_value("cache_position_checked", DType::i64, method_.values[given].dims);
     const ir::ValueId after = add_value("kv_length_after", DType::i64, {any_size()});
     const std::uint32_t caching = add_op(names);
@@ -43,27 +91,28 @@ class KvCache {
       node.args[index_of(names, "cache_position")] = ir::Arg::of_value(position);
       node.args.push_back(ir::Arg::of_value(key));
       node.args.push_back(ir::Arg::of_value(value));
+      node.args.push_back(integer(reaches_.of(layer.i)));
     }
     ir::Node check;
     check.name = "cache_positions";
     check.op = static_cast<std::uint32_t>(program_.ops.size());
-    program_.ops.push_back({"graft.cache_positions", {"position", "length", "cache"}});
-    const ir::ValueId first_cache = method_.nodes[found[0]].args[names.size()].value();
-    check.args = {ir::Arg::of_value(given), ir::Arg::of_value(length), ir::Arg::of_value(first_cache)};
+    program_.ops.push_back({"graft.cache_positions", {"position", "length", "first", "reaches"}});
+    ir::Arg list;
+    list.kind = ir::Arg::Kind::list;
+    for (const std::int64_t reach : reaches) list.items.push_back(integer(reach));
+    check.args = {ir::Arg::of_value(given), ir::Arg::of_value(length), first ? ir::Arg::of_value(*first) : ir::Arg(),
+                  list};
     check.outputs = {position, after};
+    write_state("kv.length", after);
+    if (first) {
+      const ir::ValueId first_after = add_value("kv_first_after", DType::i64, first_dims);
+      check.outputs.push_back(first_after);
+      write_state("kv.first", first_after);
+    }
     method_.nodes.insert(method_.nodes.begin() + static_cast<std::ptrdiff_t>(found[0]), check);
-    const auto state = std::ranges::find(program_.states, "kv.length", &ir::State::fqn) - program_.states.begin();
-    method_.outputs.push_back(
-        {ir::OutputKind::state_mutation, ir::Arg::of_value(after), static_cast<std::uint32_t>(state)});
   }
 
  private:
-  static std::size_t index_of(const std::vector<std::string>& names, std::string_view name) {
-    const auto it = std::ranges::find(names, name);
-    GRAFT_CHECK(InvalidProgram, it != names.end(), kAttentionTarget, " has no argument '", name, "'");
-    return static_cast<std::size_t>(it - names.begin());
-  }
-
   ir::ValueId tensor_arg(const ir::Node& node, const std::vector<std::string>& names, std::string_view name) const {
     const ir::Arg& arg = node.args[index_of(names, name)];
     GRAFT_CHECK(InvalidProgram, arg.is_value() && method_.values[arg.value()].kind == ir::ValueKind::tensor, "method '",
@@ -76,8 +125,16 @@ class KvCache {
     return static_cast<ir::ValueId>(method_.values.size() - 1);
   }
 
+  void write_state(std::string_view fqn, ir::ValueId value) {
+    const auto state = std::ranges::find(program_.states, fqn, &ir::State::fqn) - program_.states.begin();
+    method_.outputs.push_back(
+        {ir::OutputKind::state_mutation, ir::Arg::of_value(value), static_cast<std::uint32_t>(state)});
+  }
+
+  static ir::Arg integer(std::int64_t n) { return {ir::Arg::Kind::integer, n, 0, {}, {}}; }
+
   std::uint32_t add_op(std::vector<std::string> names) {
-    names.insert(names.end(), {"key_cache", "value_cache"});
+    names.insert(names.end(), {"key_cache", "value_cache", "reach"});
     program_.ops.push_back({"graft.cached_attention", std::move(names)});
     return static_cast<std::uint32_t>(program_.ops.size() - 1);
   }
@@ -89,14 +146,18 @@ class KvCache {
                 method_.name, "': node ", node.name, ": ", side,
                 " must be [B, heads, T, size] with heads and size known, ", "found ", from.str());
     const std::vector<ir::Dim> dims = {any_size(), size(from.dims[1].min), any_size(), size(from.dims[3].min)};
-    return add_state(str("kv.", layer, ".", side), ir::StateKind::kv, from.dtype, dims);
+    std::vector<std::int64_t> reaches;
+    if (const std::int64_t reach = reaches_.of(layer); reach > 0) reaches.push_back(reach);
+    return add_state(str("kv.", layer, ".", side), ir::StateKind::kv, from.dtype, dims, reaches);
   }
 
-  ir::ValueId add_state(const std::string& fqn, ir::StateKind kind, DType dtype, const std::vector<ir::Dim>& dims) {
+  ir::ValueId add_state(const std::string& fqn, ir::StateKind kind, DType dtype, const std::vector<ir::Dim>& dims,
+                        const std::vector<std::int64_t>& reaches) {
     ir::State state;
     state.fqn = fqn;
     state.kind = kind;
     state.dtype = dtype;
+    state.reaches = reaches;
     for (const ir::Dim& dim : dims) state.shape.push_back(dim.min);
     auto it = std::ranges::find(program_.states, fqn, &ir::State::fqn);
     if (it == program_.states.end()) it = program_.states.insert(it, state);
@@ -110,12 +171,14 @@ class KvCache {
 
   ir::Program& program_;
   ir::Method& method_;
+  const Reaches& reaches_;
 };
 
 }  // namespace
 
 void add_kv_cache(ir::Program& program) {
-  for (ir::Method& method : program.methods) KvCache(program, method).run();
+  const Reaches reaches(program);
+  for (ir::Method& method : program.methods) KvCache(program, method, reaches).run();
 }
 
 }  // namespace graft

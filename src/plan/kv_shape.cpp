@@ -5,12 +5,17 @@
 
 namespace graft {
 
+std::int64_t ring_slots(std::int64_t reach, const KvOptions& kv) {
+  return reach > 0 && reach - 1 + kv.room < kv.length ? reach - 1 + kv.room : 0;
+}
+
 TensorDesc state_desc(const ir::State& state, const KvOptions& kv) {
   Shape shape = state.shape;
   if (state.kind == ir::StateKind::plain) return {state.dtype, shape};
   shape[0] = kv.rows;
-  if (state.kind == ir::StateKind::kv_length) return {state.dtype, shape};
-  shape[2] = kv.length;
+  if (state.kind != ir::StateKind::kv) return {state.dtype, shape};
+  const std::int64_t ring = state.reaches.empty() ? 0 : ring_slots(state.reaches[0], kv);
+  shape[2] = ring > 0 ? ring : kv.length;
   switch (kv.type) {
     case KvType::computed:
       return {state.dtype, shape};

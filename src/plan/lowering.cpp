@@ -196,6 +196,16 @@ void Lowering::take_undo(std::size_t mark) {
   launches_.pop_back();
 }
 
+void Lowering::hold_back(std::size_t mark) {
+  std::move(launches_.begin() + static_cast<std::ptrdiff_t>(mark), launches_.end(), std::back_inserter(held_back_));
+  launches_.resize(mark);
+}
+
+void Lowering::launch_held_back() {
+  std::move(held_back_.begin(), held_back_.end(), std::back_inserter(launches_));
+  held_back_.clear();
+}
+
 Tensor Lowering::bytes_of(const Tensor& tensor) const {
   return {tensor.buffer, 0, TensorDesc(DType::u8, Shape{buffers_[tensor.buffer].bytes})};
 }

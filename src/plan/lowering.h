@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "graft/graft.h"
 #include "plan/plan.h"
 
 namespace graft {
@@ -24,7 +25,8 @@ class DeviceOps {
 class Lowering {
  public:
   // `max_threads`: the most threads that will run a launch (for scratch sizes). `device`: null for the CPU.
-  explicit Lowering(int max_threads, const DeviceOps* device = nullptr) : max_threads_(max_threads), device_(device) {}
+  explicit Lowering(int max_threads, const DeviceOps* device = nullptr, const KvOptions& kv = {})
+      : max_threads_(max_threads), device_(device), kv_(kv) {}
 
   // A new contiguous arena tensor. Nothing is written to it.
   Tensor allocate(DType dtype, const Shape& shape);
@@ -78,7 +80,17 @@ class Lowering {
   }
   void undo_copy(const Tensor& kept, const Tensor& target);
 
+  // A launch that writes states, at the end of the run, when it can no longer fail.
+  template <typename Attrs>
+  void launch_at_end(const Kernel& kernel, std::vector<Tensor> inputs, std::vector<Tensor> outputs,
+                     const Attrs& attrs) {
+    const std::size_t mark = launches_.size();
+    launch(kernel, std::move(inputs), std::move(outputs), attrs);
+    hold_back(mark);
+  }
+
   int max_threads() const { return max_threads_; }
+  const KvOptions& kv() const { return kv_; }  // of the session that the plan is for
 
   // --- used by the planner, not by operators ---
   void begin_node(std::uint32_t node_index, bool updates_state = false) {
@@ -89,22 +101,26 @@ class Lowering {
   std::vector<Buffer>& buffers() { return buffers_; }
   std::vector<Launch>& launches() { return launches_; }
   std::vector<UndoLaunch>& undo_launches() { return undo_; }
+  void launch_held_back();
 
  private:
   void launch_bytes(const Kernel& kernel, std::vector<Tensor> inputs, std::vector<Tensor> outputs,
                     std::vector<std::byte> attrs, std::int64_t scratch_bytes, std::uint32_t inplace);
   void add_launch(Launch launch);
   void take_undo(std::size_t mark);
+  void hold_back(std::size_t mark);
   bool copy_on_device(const Tensor& from, const Tensor& to);
 
   std::vector<Buffer> buffers_;
   std::vector<Launch> launches_;
   std::vector<std::pair<Tensor, Tensor>> contiguous_copies_;  // (strided tensor, its copy)
   std::vector<UndoLaunch> undo_;
+  std::vector<Launch> held_back_;
   std::uint32_t node_ = 0;
   bool updates_state_ = false;
   int max_threads_;
   const DeviceOps* device_;
+  KvOptions kv_;
 };
 
 // A weight stored as another float, as a tensor of that; any other tensor as it is.

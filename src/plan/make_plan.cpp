@@ -37,7 +37,7 @@ class Planner {
   Planner(const ir::Program& program, const ir::Method& method, const PlanOptions& options)
       : program_(program),
         method_(method),
-        lowering_(options.max_threads, options.device),
+        lowering_(options.max_threads, options.device, options.kv),
         device_(options.device),
         kv_(options.kv),
         bindings_(method.values.size()) {}
@@ -178,6 +178,7 @@ class Planner {
     plan_.commit_begin = static_cast<std::uint32_t>(lowering_.launches().size());
     for (const auto& [from, to] : late_writes)
       if (!GRAFT_PLANT("state-write-dropped")) lowering_.copy(from, to);
+    lowering_.launch_held_back();
   }
 
   void bind_output(const ir::Output& output, std::uint32_t position, PlanOutput& out, std::vector<bool>& is_output,
@@ -492,7 +493,7 @@ std::vector<std::int64_t> plan_key(std::span<const InputDesc> inputs) {
 }
 
 void append_kv_key(const KvOptions& kv, std::vector<std::int64_t>& key) {
-  key.insert(key.end(), {kv.rows, kv.length, static_cast<std::int64_t>(kv.type)});
+  key.insert(key.end(), {kv.rows, kv.length, static_cast<std::int64_t>(kv.type), kv.room});
 }
 
 bool has_kv_cache(std::span<const ir::State> states) {

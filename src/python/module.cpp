@@ -323,9 +323,9 @@ NB_MODULE(_C, m) {
       .def(
           "__init__",
           [](Session* self, std::shared_ptr<Program> program, int threads, std::size_t max_graphs, bool strict,
-             std::int64_t kv_rows, std::int64_t kv_length, const std::string& kv_type) {
+             std::int64_t kv_rows, std::int64_t kv_length, const std::string& kv_type, std::int64_t kv_room) {
             SessionOptions options;
-            options.kv = {kv_rows, kv_length, kv_type_named(kv_type)};
+            options.kv = {kv_rows, kv_length, kv_type_named(kv_type), kv_room};
             options.threads = threads;
             options.max_graphs = max_graphs;
             options.strict_zero_copy = strict;
@@ -333,7 +333,7 @@ NB_MODULE(_C, m) {
           },
           nb::arg("program"), nb::arg("threads") = 0, nb::arg("max_graphs") = 16, nb::arg("strict_zero_copy") = false,
           nb::arg("kv_rows") = KvOptions{}.rows, nb::arg("kv_length") = KvOptions{}.length,
-          nb::arg("kv_type") = "computed")
+          nb::arg("kv_type") = "computed", nb::arg("kv_room") = KvOptions{}.room)
       .def("output_values",
            [](Session& s, const std::string& method, const nb::list& inputs) {
              const std::vector<Value> values = to_values(inputs);
@@ -375,6 +375,7 @@ NB_MODULE(_C, m) {
              return std::vector<std::int64_t>(lengths.begin(), lengths.end());
            })
       .def("kv_truncate", &Session::kv_truncate, nb::arg("length"))
+      .def("kv_shortest", &Session::kv_shortest, nb::arg("row"))
       .def(
           "kv_select", [](Session& s, const std::vector<std::int64_t>& rows) { s.kv_select(rows); }, nb::arg("rows"))
       .def("kv_resize", &Session::kv_resize, nb::arg("rows"), nb::arg("length"))

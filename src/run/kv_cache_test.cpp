@@ -3,110 +3,27 @@
 
 #include <cmath>
 #include <cstdio>
-#include <random>
 
-#include "run/test_graph.h"
+#include "run/test_kv_model.h"
 
 // A session's cache of keys and values: what runs write, and what a caller does to it between runs.
 namespace graft {
 namespace {
 
 using ir::Arg;
-using test::dynamic;
+using test::expect_error;
+using test::expect_near;
 using test::fixed;
 using test::GraphBuilder;
-using test::of_int;
-using test::of_none;
-using test::of_real;
+using test::run;
 using test::tensor;
+using test::tokens_of;
+using test::with;
 using ::testing::ElementsAre;
-using ::testing::HasSubstr;
 
-constexpr std::int64_t kHeads = 2, kSize = 32;
+constexpr std::int64_t kHeads = test::KvModel::kHeads, kSize = test::KvModel::kSize;
 
-struct Attributes {
-  std::int64_t window = 0;
-  double softcap = 0;
-  bool sinks = false;  // so large that nothing else counts
-  int layers = 2;
-};
-
-// Two layers of attention over x [B, 2, T, 32]: q = k = v = x, the second on the first's result.
-struct Model {
-  GraphBuilder graph;
-  std::shared_ptr<const Program> program;
-
-  explicit Model(Attributes attributes = {}) {
-    const ir::Dim b = dynamic(1, 8, "b"), t = dynamic(1, 64, "t");
-    const auto x = graph.input("x", DType::f32, {b, fixed(kHeads), t, fixed(kSize)});
-    const auto position = graph.input("cache_position", DType::i64, {b, t});
-    const auto sinks = attributes.sinks ? Arg::of_value(graph.weight("sinks", {80, 80}, {kHeads})) : of_none();
-    const auto attend = [&](ir::ValueId in, std::int64_t layer) {
-      return graph.node("graft.attention.default",
-                        {{"query", Arg::of_value(in)},
-                         {"key", Arg::of_value(in)},
-                         {"value", Arg::of_value(in)},
-                         {"cache_position", Arg::of_value(position)},
-                         {"sinks", sinks},
-                         {"mask", of_none()},
-                         {"layer", of_int(layer)},
-                         {"scale", of_real(0.3)},
-                         {"window", of_int(attributes.window)},
-                         {"chunk", of_int(0)},
-                         {"softcap", of_real(attributes.softcap)}},
-                        DType::f32, {b, t, fixed(kHeads), fixed(kSize)});
-    };
-    const auto first = attend(x, 0);
-    if (attributes.layers == 1) {
-      graph.output(first);
-      program = graph.build();
-      return;
-    }
-    const auto back =
-        graph.node("aten.transpose.int", {{"self", Arg::of_value(first)}, {"dim0", of_int(1)}, {"dim1", of_int(2)}},
-                   DType::f32, {b, fixed(kHeads), t, fixed(kSize)});
-    graph.output(attend(back, 1));
-    program = graph.build();
-  }
-};
-
-SessionOptions with(KvOptions kv) {
-  SessionOptions options;
-  options.threads = 2;
-  options.kv = kv;
-  return options;
-}
-
-// Tokens [from, to) of `rows` sequences that depend on (row, position) alone.
-std::vector<float> tokens_of(std::vector<int> rows, std::int64_t from, std::int64_t to) {
-  std::vector<float> x;
-  for (const int row : rows)
-    for (std::int64_t h = 0; h < kHeads; ++h)
-      for (std::int64_t t = from; t < to; ++t) {
-        std::mt19937 rng(static_cast<unsigned>(row * 1000 + t * 10 + h));
-        std::uniform_real_distribution<float> values(-1, 1);
-        for (std::int64_t i = 0; i < kSize; ++i) x.push_back(values(rng));
-      }
-  return x;
-}
-
-std::vector<float> run(Session& session, std::vector<int> rows, std::int64_t from, std::int64_t to) {
-  std::vector<float> x = tokens_of(rows, from, to);
-  std::vector<std::int64_t> position;
-  for (std::size_t r = 0; r < rows.size(); ++r)
-    for (std::int64_t t = from; t < to; ++t) position.push_back(t);
-  const auto batch = static_cast<std::int64_t>(rows.size());
-  const std::vector<Value> in = {tensor(x, {batch, kHeads, to - from, kSize}),
-                                 tensor(position, DType::i64, {batch, to - from})};
-  const Value out = session.run("forward", in)[0];
-  const auto* data = static_cast<const float*>(out.tensor.data);
-  return {data, data + out.tensor.shape.numel()};
-}
-
-void expect_near(const std::vector<float>& a, const std::vector<float>& b, float limit) {
-  ASSERT_EQ(a.size(), b.size());
-  for (std::size_t i = 0; i < a.size(); ++i) ASSERT_NEAR(a[i], b[i], limit) << "at " << i;
-}
+using Model = test::KvModel;
 
 std::vector<float> last(const std::vector<float>& all, std::int64_t tokens) {  // of one row
   return {all.end() - tokens * kHeads * kSize, all.end()};
@@ -263,16 +180,6 @@ TEST(KvCache, TokensGoInAndOut) {
     EXPECT_THROW(to.kv_write(0, 0, 23, k.tensor, v.tensor), InvalidArgument);
     EXPECT_THROW(to.kv_set_lengths(std::vector<std::int64_t>{33, 0, 0}), InvalidArgument);
     EXPECT_THROW(to.kv_set_lengths(std::vector<std::int64_t>{1}), InvalidArgument);
-  }
-}
-
-template <typename Error>
-void expect_error(const std::function<void()>& call, const std::string& text) {
-  try {
-    call();
-    ADD_FAILURE() << "no error: expected '" << text << "'";
-  } catch (const Error& e) {
-    EXPECT_THAT(e.what(), HasSubstr(text));
   }
 }
 

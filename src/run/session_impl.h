@@ -111,16 +111,32 @@ struct Session::Impl {
   std::byte* state(std::uint32_t index);
   void reset_state(std::uint32_t index);
   TensorDesc desc_of(std::uint32_t index) const { return state_desc(loaded().states[index].state, options.kv); }
-  // The bytes of a state that hold something: all, or of a cache of keys and values the tokens of `lengths` (by row).
+  // The bytes of a state that hold something: all, or of a cache of keys and values its tokens, row by row, head by
+  // head and in the order of their positions.
   struct Range {
     std::size_t offset = 0, bytes = 0;
   };
-  std::vector<Range> used_ranges(std::uint32_t index, std::span<const std::int64_t> lengths) const;
+  std::vector<Range> used_ranges(std::uint32_t index);
 
   // --- session_kv.cpp ---
   void check_kv(const KvOptions& kv) const;
-  // Tokens of each row. Asserts that there is a cache.
+  // Tokens of each row. Throws InvalidArgument when there is no cache.
   std::span<std::int64_t> lengths();
+  // The first positions that caches with windows still hold, [rows, kinds of windows]; empty when no layer has one.
+  std::span<std::int64_t> firsts();
+  // What a token sees in layers of each kind (ir::State::reaches).
+  std::span<const std::int64_t> reaches() const;
+  // The column of `firsts` that a cache of keys and values follows; none: it holds all tokens.
+  std::optional<std::size_t> kind_of(const ir::State& state) const;
+  // Slots of the rings of that kind; 0: they hold all tokens.
+  std::int64_t slots_of(std::size_t kind) const;
+  // The positions [first, second) that a cache holds of a row.
+  std::pair<std::int64_t, std::int64_t> held(const ir::State& state, std::size_t row);
+  // The smallest length above 0 that a row can have next: what the token after it sees is there.
+  std::int64_t shortest(std::size_t row);
+  // Throws InvalidArgument when the row cannot have that length: the next token would see tokens that are lost.
+  void check_reach(std::size_t row, std::int64_t length);
+  std::span<std::int64_t> numbers_of(ir::StateKind kind);
 
   // --- session_queue.cpp ---
   struct Job {

@@ -15,7 +15,7 @@ namespace {
 // A file of states: the head, then of each state in the program's order the bytes that hold something, then the SHA-256
 // of everything before. Little-endian, as packages are. A cache's lengths come before its keys and values.
 constexpr char kMagic[8] = {'G', 'R', 'A', 'F', 'T', 'S', 'T', 'A'};
-constexpr std::uint32_t kVersion = 2;
+constexpr std::uint32_t kVersion = 3;
 using Digest = std::array<std::uint8_t, 32>;
 
 struct FileHead {
@@ -29,17 +29,21 @@ struct FileHead {
 
 }  // namespace
 
-std::vector<Session::Impl::Range> Session::Impl::used_ranges(std::uint32_t index,
-                                                             std::span<const std::int64_t> lengths) const {
+std::vector<Session::Impl::Range> Session::Impl::used_ranges(std::uint32_t index) {
   const TensorDesc desc = desc_of(index);
-  if (loaded().states[index].state.kind != ir::StateKind::kv) return {{0, desc.byte_count()}};
+  const ir::State& info = loaded().states[index].state;
+  if (info.kind != ir::StateKind::kv) return {{0, desc.byte_count()}};
   std::vector<Range> ranges;  // of [rows, heads, slots, size]
   const std::size_t slot = static_cast<std::size_t>(desc.shape[3]) * byte_size(desc.dtype);
   for (std::int64_t r = 0; r < desc.shape[0]; ++r) {
-    const auto tokens = static_cast<std::size_t>(lengths[static_cast<std::size_t>(r)]);
-    if (tokens == 0) continue;
+    const auto [begin, end] = held(info, static_cast<std::size_t>(r));
     for (std::int64_t h = 0; h < desc.shape[1]; ++h)
-      ranges.push_back({static_cast<std::size_t>((r * desc.shape[1] + h) * desc.shape[2]) * slot, tokens * slot});
+      for (std::int64_t p = begin, n = 0; p < end; p += n) {
+        const std::int64_t at = p % desc.shape[2];
+        n = std::min(end - p, desc.shape[2] - at);
+        ranges.push_back({static_cast<std::size_t>((r * desc.shape[1] + h) * desc.shape[2] + at) * slot,
+                          static_cast<std::size_t>(n) * slot});
+      }
   }
   return ranges;
 }
@@ -89,11 +93,10 @@ Session Session::fork() {
   SessionOptions options = impl_->options;
   options.threads = impl_->threads;
   Session copy(impl_->program, options);
-  const std::span<const std::int64_t> lengths = impl_->has_kv ? impl_->lengths() : std::span<std::int64_t>();
   for (std::uint32_t i = 0; i < impl_->states.size(); ++i) {
     if (!impl_->states[i].data()) continue;
     std::byte* to = copy.impl_->state(i);
-    for (const auto& [offset, bytes] : impl_->used_ranges(i, lengths))
+    for (const auto& [offset, bytes] : impl_->used_ranges(i))
       std::memcpy(to + offset, impl_->states[i].data() + offset, bytes);
   }
   return copy;
@@ -108,17 +111,15 @@ void Session::save(const std::string& path) {
   head.version = kVersion;
   head.states = states;
   head.program = impl_->loaded().fingerprint;
-  std::span<const std::int64_t> lengths;
   if (impl_->has_kv) {
     head.kv_rows = impl_->options.kv.rows;
     head.kv_type = static_cast<std::int64_t>(impl_->options.kv.type);
-    lengths = impl_->lengths();
   }
   std::vector<std::byte> bytes(sizeof(head));
   std::memcpy(bytes.data(), &head, sizeof(head));
   for (std::uint32_t i = 0; i < states; ++i) {
     const std::byte* from = impl_->state(i);
-    for (const auto& [offset, size] : impl_->used_ranges(i, lengths))
+    for (const auto& [offset, size] : impl_->used_ranges(i))
       bytes.insert(bytes.end(), from + offset, from + offset + size);
   }
   const Digest digest = sha256(bytes);
@@ -161,7 +162,7 @@ void Session::restore(const std::string& path) {
                 " holds a cache of ", head.kv_rows, " rows of type ", head.kv_type, ", the session's has ", kv.rows,
                 " rows of type ", static_cast<int>(kv.type));
   // Nothing is changed before all of it was checked.
-  std::vector<std::int64_t> lengths;
+  std::vector<std::int64_t> lengths, firsts;
   std::vector<std::pair<std::byte*, std::span<const std::byte>>> copies;
   std::size_t at = sizeof(head);
   const auto take = [&](std::size_t size) {
@@ -169,19 +170,69 @@ void Session::restore(const std::string& path) {
     at += size;
     return hashed.subspan(at - size, size);
   };
+  const auto take_numbers = [&](std::size_t count) {
+    std::vector<std::int64_t> numbers(count);
+    const std::span<const std::byte> from = take(count * sizeof(std::int64_t));
+    if (count > 0) std::memcpy(numbers.data(), from.data(), from.size());
+    return numbers;
+  };
+  const auto rows = static_cast<std::size_t>(kv.rows);
   for (std::uint32_t i = 0; i < infos.size(); ++i) {
+    const ir::State& info = infos[i].state;
+    const TensorDesc desc = impl_->desc_of(i);
     std::byte* to = impl_->state(i);
-    for (const auto& [offset, size] : impl_->used_ranges(i, lengths)) copies.emplace_back(to + offset, take(size));
-    if (infos[i].state.kind != ir::StateKind::kv_length) continue;
-    lengths.resize(static_cast<std::size_t>(kv.rows));
-    std::memcpy(lengths.data(), copies.back().second.data(), copies.back().second.size());
-    for (const std::int64_t length : lengths)
-      GRAFT_CHECK(InvalidArgument, length >= 0 && length <= kv.length, path, " holds ", length,
-                  " tokens, the session's cache has room for ", kv.length);
+    switch (info.kind) {
+      case ir::StateKind::plain:
+        copies.emplace_back(to, take(desc.byte_count()));
+        break;
+      case ir::StateKind::kv_length:
+        lengths = take_numbers(rows);
+        for (const std::int64_t length : lengths)
+          GRAFT_CHECK(InvalidArgument, length >= 0 && length <= kv.length, path, " holds ", length,
+                      " tokens, the session's cache has room for ", kv.length);
+        break;
+      case ir::StateKind::kv_first:
+        firsts = take_numbers(rows * info.reaches.size());
+        for (std::size_t f = 0; f < firsts.size(); ++f) {
+          const std::int64_t length = lengths[f / info.reaches.size()];
+          GRAFT_CHECK(InvalidProgram, firsts[f] >= 0 && (length == 0 || firsts[f] <= length), path,
+                      " is damaged: ", firsts[f], " is no first of ", length, " tokens");
+        }
+        break;
+      case ir::StateKind::kv: {
+        const std::size_t slot = static_cast<std::size_t>(desc.shape[3]) * byte_size(desc.dtype);
+        const std::optional<std::size_t> kind = impl_->kind_of(info);
+        for (std::size_t r = 0; r < rows; ++r) {
+          const std::int64_t length = lengths[r];
+          const std::int64_t first = kind ? std::min(firsts[r * (firsts.size() / rows) + *kind], length) : 0;
+          for (std::int64_t h = 0; h < desc.shape[1]; ++h) {
+            const std::span<const std::byte> tokens = take(static_cast<std::size_t>(length - first) * slot);
+            std::byte* row =
+                to +
+                static_cast<std::size_t>((static_cast<std::int64_t>(r) * desc.shape[1] + h) * desc.shape[2]) * slot;
+            // A smaller ring keeps the last of them.
+            for (std::int64_t p = std::max(first, length - desc.shape[2]), n = 0; p < length; p += n) {
+              n = std::min(length - p, desc.shape[2] - p % desc.shape[2]);
+              copies.emplace_back(
+                  row + static_cast<std::size_t>(p % desc.shape[2]) * slot,
+                  tokens.subspan(static_cast<std::size_t>(p - first) * slot, static_cast<std::size_t>(n) * slot));
+            }
+          }
+        }
+        break;
+      }
+    }
   }
   GRAFT_CHECK(InvalidProgram, at == hashed.size(), path, " is damaged: bytes are left over");
   for (const auto& [to, from] : copies)
     if (!from.empty()) std::memcpy(to, from.data(), from.size());
+  if (!impl_->has_kv) return;
+  std::ranges::copy(lengths, impl_->lengths().begin());
+  for (std::size_t f = 0; f < firsts.size(); ++f) {
+    const std::size_t kinds = firsts.size() / rows;
+    const std::int64_t slots = impl_->slots_of(f % kinds), length = lengths[f / kinds];
+    impl_->firsts()[f] = length == 0 ? 0 : std::max(firsts[f], slots > 0 ? length - slots : 0);
+  }
 }
 
 }  // namespace graft

@@ -126,6 +126,29 @@ def test_only_kept_positions_are_multiplied(pair):
     check(found, pair.expected(ids)[:, keep])
 
 
+@pytest.mark.parametrize("name", ["qwen2", "mixtral", "gemma2", "gemma3", "phi3"])
+def test_windows_as_rings(tmp_path, name):
+    """Windows of 7 to 11 tokens with room for 6: prompts shorter and longer than that, padded and not, taken back."""
+    pair = make_pair(tmp_path, llm_models.BY_NAME[name].make())
+    pair.package = graft.load(tmp_path / "model.pte", kv_rows=3, kv_length=llm_models.CONTEXT, kv_room=6)
+    ids = tokens(100)
+    parts = [pair.run(part) for part in ids.split([4, 30, 1, 1, 6, 58], 1)]
+    check(torch.cat(parts, 1), pair.expected(ids))
+    pair.package.kv_truncate(94)
+    check(pair.run(ids[:, 94:]), pair.expected(ids)[:, 94:])
+    with pytest.raises(graft.InvalidArgument, match="row 0 of 100 tokens cannot be truncated to 80"):
+        pair.package.kv_truncate(80)
+    pair.package.reset()
+    ids, mask, positions, rows = left_padded(3, 40, (0, 3, 22))
+    expected = pair.expected(ids, mask, positions)
+    for begin, end in [(0, 20), (20, 26), (26, 40)]:
+        part = slice(begin, end)
+        found = pair.run(ids[:, part], positions[:, part], rows[:, part])
+        real = mask[:, part] == 1
+        check(found[real][None], expected[:, part][real][None])
+    assert pair.package.kv_lengths() == [40, 37, 18]
+
+
 # What the comparison must notice ----------------------------------------------------------------------------------
 
 

@@ -35,6 +35,8 @@ struct AttentionHead {
   const void* v = nullptr;
   void* out = nullptr;
   std::int64_t q_row = 0, k_row = 0, v_row = 0, out_row = 0;
+  // Row of keys and values where key s lies: s - origin, or of a ring of that many rows (s - origin) % ring.
+  std::int64_t origin = 0, ring = 0;
   // Added to the scores when float; where a bool is false the key is not seen. May be null; any strides.
   const void* mask = nullptr;
   DType mask_dtype = DType::b8;

@@ -101,6 +101,10 @@ GRAFT_VEC i64 keys_begin(const AttentionHead& h, i64 t) {
   return begin < 0 ? 0 : begin;
 }
 
+// The row of keys and values where key s lies, and how many of the `n` keys from it on lie next to each other.
+GRAFT_VEC i64 row_of(const AttentionHead& h, i64 s) { return h.ring > 0 ? (s - h.origin) % h.ring : s - h.origin; }
+GRAFT_VEC i64 together(const AttentionHead& h, i64 row, i64 n) { return h.ring > 0 ? smaller(n, h.ring - row) : n; }
+
 // Where row `index / row` of keys or values lies, `index` in elements.
 GRAFT_VEC const void* row_at(const void* data, RowType type, i64 index) {
   if (type == RowType::q8_0) return static_cast<const char*>(data) + index / kQ8Block * kQ8Bytes;
@@ -205,14 +209,15 @@ void many_queries(const AttentionHead& h, i64 t0, i64 t1) {
     }
   }
   const i64 begin = keys_begin(h, t0), end = keys_end(h, t1 - 1);
-  for (i64 s0 = begin; s0 < end; s0 += kKeys) {
-    const i64 n = smaller(kKeys, end - s0);
+  for (i64 s0 = begin, n = 0; s0 < end; s0 += n) {
+    const i64 row0 = row_of(h, s0);
+    n = together(h, row0, smaller(kKeys, end - s0));
     for (i64 s = 0; s < n; s += kTileRows) {
       const int rows = static_cast<int>(smaller(kTileRows, n - s));
-      const float* k = static_cast<const float*>(h.k) + (s0 + s) * h.k_row;
+      const float* k = static_cast<const float*>(h.k) + (row0 + s) * h.k_row;
       i64 k_row = h.k_row;
       if (h.kv != RowType::f32) {
-        for (int i = 0; i < rows; ++i) widen_row(h.k, h.kv, (s0 + s + i) * h.k_row, 0, h.d, wide + i * h.d);
+        for (int i = 0; i < rows; ++i) widen_row(h.k, h.kv, (row0 + s + i) * h.k_row, 0, h.d, wide + i * h.d);
         k = wide;
         k_row = h.d;
       }
@@ -240,10 +245,10 @@ void many_queries(const AttentionHead& h, i64 t0, i64 t1) {
         for (i64 i = 0; i < h.dv; ++i) store(acc + i * kPanel + c * kLanes, load(acc + i * kPanel + c * kLanes) * keep);
       }
     }
-    const float* v = static_cast<const float*>(h.v) + s0 * h.v_row;
+    const float* v = static_cast<const float*>(h.v) + row0 * h.v_row;
     i64 v_row = h.v_row;
     if (h.kv != RowType::f32) {
-      for (i64 s = 0; s < n; ++s) widen_row(h.v, h.kv, (s0 + s) * h.v_row, 0, h.dv, wide + s * h.dv);
+      for (i64 s = 0; s < n; ++s) widen_row(h.v, h.kv, (row0 + s) * h.v_row, 0, h.dv, wide + s * h.dv);
       v = wide;
       v_row = h.dv;
     }
@@ -276,10 +281,10 @@ GRAFT_VEC void prefetch_row(const void* data, RowType type, i64 index, i64 eleme
   for (i64 i = 0; i < bytes; i += 64) __builtin_prefetch(p + i);
 }
 
-// scores[i][s] of queries against n keys from s0 on.
+// scores[i][s] of queries against the n keys from `row0` on; rows end at `row_end`.
 template <typename T>
-void few_scores(const AttentionHead& h, const float* q, int queries, i64 s0, i64 n, float* scores) {
-  const typename T::Stored* k = static_cast<const typename T::Stored*>(h.k) + s0 * h.k_row;
+void few_scores(const AttentionHead& h, const float* q, int queries, i64 row0, i64 row_end, i64 n, float* scores) {
+  const typename T::Stored* k = static_cast<const typename T::Stored*>(h.k) + row0 * h.k_row;
   alignas(16) float sums[kDotSums];
   for (int i = 0; i < queries; i += kDotRows) {
     const int count = static_cast<int>(smaller(kDotRows, queries - i));
@@ -287,8 +292,8 @@ void few_scores(const AttentionHead& h, const float* q, int queries, i64 s0, i64
       const int step = n - s >= dot_columns(queries) ? dot_columns(queries) : 1;
       if (i == 0) {
         // Rows of a head are a token apart: too far for the CPU to guess. The values are read right after the scores.
-        for (i64 y = s0 + s; y < s0 + s + step; ++y) {
-          prefetch_row(h.k, h.kv, (y + kAhead < h.s ? y + kAhead : y) * h.k_row, h.d);
+        for (i64 y = row0 + s; y < row0 + s + step; ++y) {
+          prefetch_row(h.k, h.kv, (y + kAhead < row_end ? y + kAhead : y) * h.k_row, h.d);
           prefetch_row(h.v, h.kv, y * h.v_row, h.dv);
         }
       }
@@ -302,7 +307,7 @@ void few_scores(const AttentionHead& h, const float* q, int queries, i64 s0, i64
 }
 
 // The same for blocks of integers, which are widened first.
-void few_scores_widened(const AttentionHead& h, const float* q, int queries, i64 s0, i64 n, float* scores) {
+void few_scores_widened(const AttentionHead& h, const float* q, int queries, i64 row0, i64 n, float* scores) {
   constexpr i64 kRows = 8;
   alignas(64) float wide[kRows * kMaxHeadSize];
   AttentionHead block = h;
@@ -314,9 +319,8 @@ void few_scores_widened(const AttentionHead& h, const float* q, int queries, i64
   block.kv = RowType::f32;
   for (i64 s = 0; s < n; s += kRows) {
     const i64 rows = smaller(kRows, n - s);
-    for (i64 i = 0; i < rows; ++i) widen_row(h.k, h.kv, (s0 + s + i) * h.k_row, 0, h.d, wide + i * h.d);
-    block.s = rows;
-    few_scores<F32>(block, q, queries, 0, rows, scores + s);
+    for (i64 i = 0; i < rows; ++i) widen_row(h.k, h.kv, (row0 + s + i) * h.k_row, 0, h.d, wide + i * h.d);
+    few_scores<F32>(block, q, queries, 0, rows, rows, scores + s);
   }
 }
 
@@ -340,16 +344,17 @@ void few_queries(const AttentionHead& h, i64 t0, i64 t1) {
     for (i64 i = 0; i < queries * kPanel; i += kLanes) store(acc[panel] + i, zero());
   }
   const i64 begin = keys_begin(h, t0), end = keys_end(h, t1 - 1);
-  for (i64 s0 = begin; s0 < end; s0 += kFewKeys) {
-    const i64 n = smaller(kFewKeys, end - s0);
+  for (i64 s0 = begin, n = 0; s0 < end; s0 += n) {
+    const i64 row0 = row_of(h, s0), row_end = h.ring > 0 ? h.ring : h.s - h.origin;
+    n = together(h, row0, smaller(kFewKeys, end - s0));
     if (h.kv == RowType::f32) {
-      few_scores<F32>(h, q, queries, s0, n, scores);
+      few_scores<F32>(h, q, queries, row0, row_end, n, scores);
     } else if (h.kv == RowType::bf16) {
-      few_scores<BF16>(h, q, queries, s0, n, scores);
+      few_scores<BF16>(h, q, queries, row0, row_end, n, scores);
     } else if (h.kv == RowType::f16) {
-      few_scores<F16>(h, q, queries, s0, n, scores);
+      few_scores<F16>(h, q, queries, row0, row_end, n, scores);
     } else {
-      few_scores_widened(h, q, queries, s0, n, scores);
+      few_scores_widened(h, q, queries, row0, n, scores);
     }
     for (int i = 0; i < queries; ++i) {
       float* row = scores + i * kFewKeys;
@@ -382,11 +387,11 @@ void few_queries(const AttentionHead& h, i64 t0, i64 t1) {
     }
     for (i64 panel = 0; panel < panels; ++panel) {
       const int width = static_cast<int>(smaller(kPanel, h.dv - panel * kPanel));
-      const float* v = static_cast<const float*>(h.v) + s0 * h.v_row + panel * kPanel;
+      const float* v = static_cast<const float*>(h.v) + row0 * h.v_row + panel * kPanel;
       i64 v_row = h.v_row;
       if (h.kv != RowType::f32 || width != kPanel) {
         for (i64 s = 0; s < n; ++s) {
-          widen_row(h.v, h.kv, (s0 + s) * h.v_row, panel * kPanel, width, wide + s * kPanel);
+          widen_row(h.v, h.kv, (row0 + s) * h.v_row, panel * kPanel, width, wide + s * kPanel);
           for (int x = width; x < kPanel; ++x) wide[s * kPanel + x] = 0;
         }
         v = wide;
