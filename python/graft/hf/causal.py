@@ -65,8 +65,10 @@ def hint(model: Any) -> str:
     return ""
 
 
-def take_over(model: PreTrainedModel, kind: type, release_weights: bool) -> None:
-    dtype = model.dtype
+def take_over(
+    model: PreTrainedModel, kind: type, release_weights: bool, dtype: torch.dtype | None = None
+) -> None:
+    dtype = dtype or model.dtype
     model.__class__ = _class_of(kind)
     model._graft_dtype = dtype
     model._graft_reaches = reaches(model.config)

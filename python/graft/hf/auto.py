@@ -1,0 +1,98 @@
+"""Models straight from their files: code and configuration of transformers, weights mapped by the engine."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from graft.errors import ExportError
+from graft.hf import causal, store
+from graft.hf.engine import Engine
+from graft.hf.program import Progress, export, load
+
+
+class AutoModelForCausalLM:
+    """The twin of `graft.compile` that never has the weights in torch's memory."""
+
+    def __init__(self) -> None:
+        raise TypeError("AutoModelForCausalLM: use AutoModelForCausalLM.from_pretrained(name_or_dir)")
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        name_or_dir: str | os.PathLike[str],
+        *,
+        max_length: int | None = None,
+        quantize: str | Mapping[str, str] | None = None,
+        device: str | None = None,
+        buckets: Sequence[int] | None = None,
+        kv_dtype: str = "computed",
+        threads: int = 0,
+        progress: bool | None = None,
+    ) -> Any:
+        """A model of transformers, compiled, whose parameters are meta tensors. name_or_dir: a folder with config.json
+        and safetensors, a name on the Hugging Face hub, or a GGUF file. The rest as `graft.compile`.
+
+        Weights are read where they lie in the files; quantized ones are written once into the folder of exported
+        programs. Checkpoints whose tensors transformers puts together anew (stacked experts) are an exception: these
+        are in memory."""
+        from graft.llm.source import open_source, tied_names
+
+        started = time.perf_counter()
+        with Progress(progress) as say:
+            say("reading")
+            try:
+                source = open_source(os.fspath(name_or_dir))
+                model, weights = source.model, source.weights
+                tied = tied_names(model)
+                files = sorted({stored.file for stored in weights.values() if stored.file is not None})
+                made = {name: stored.tensor() for name, stored in weights.items() if stored.file is None}
+
+                def digest() -> str:
+                    return store.digest_of_files(files) + store.digest_of_tensors(made)
+
+                exported = export(model, weights, tied, quantize, digest, say)
+            except ExportError as e:
+                text = str(e).replace("export_llm:", "AutoModelForCausalLM.from_pretrained:")
+                raise ExportError(text) from e
+            program = load(exported, made, [] if quantize else files, device or "", say)
+        kind = type(model)
+        model.graft = Engine(
+            program,
+            exported.layers,
+            vocab_size=exported.vocab_size,
+            max_length=max_length,
+            buckets=buckets,
+            threads=threads,
+            kv_dtype=kv_dtype,
+            compiled={
+                "seconds": time.perf_counter() - started,
+                "from_disk": exported.found,
+                "file": str(exported.package),
+            },
+        )
+        causal.take_over(model, kind, release_weights=True, dtype=_dtype(weights))
+        model.config._name_or_path = os.fspath(name_or_dir)
+        if settings := source.files.get("generation_config.json"):
+            from transformers import GenerationConfig
+
+            model.generation_config = GenerationConfig.from_dict(json.loads(settings))
+        return model
+
+
+def _dtype(weights: Mapping[str, Any]) -> torch.dtype:
+    """That of most elements."""
+    elements: Counter[torch.dtype] = Counter()
+    for stored in weights.values():
+        if not stored.block_type and stored.dtype.is_floating_point:
+            elements[stored.dtype] += torch.Size(stored.sizes).numel()
+    return elements.most_common(1)[0][0] if elements else torch.float32
+
+
+__all__ = ["AutoModelForCausalLM"]
