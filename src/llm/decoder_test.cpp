@@ -128,6 +128,59 @@ TEST(Decoder, ErrorsChangeNothing) {
   EXPECT_THROW(Decoder(small.model, {.prefill_chunk_size = 0}), InvalidArgument);
 }
 
+TEST(Decoder, AHundredTokensAndThreeHundredStepsMakeTwoPlans) {
+  const SmallLanguageModel small({}, 0.5, 1, 512);
+  Decoder decoder(small.model);
+  const Ids prompt = some_ids(100, 1);
+  const Tokens tokens(prompt);
+  std::span<float> logits = decoder.prefill({&tokens, 1});
+  for (int i = 0; i < 300; ++i) {
+    const std::int64_t next = std::ranges::max_element(logits) - logits.begin();
+    const Tokens one(&next, 1);
+    logits = decoder.run({&one, 1}, 1, 1);
+  }
+  EXPECT_EQ(decoder.length(0), 400);
+  EXPECT_EQ(decoder.session().counters().plan_misses, 2u);  // the prompt's and the step's
+  EXPECT_EQ(decoder.session().counters().graphs_built, 2u);
+}
+
+TEST(Decoder, AContextOf32768TokensIsDecodedWithOnePlanAndNoMemoryOfOurs) {
+  constexpr std::int64_t kLong = 32768, kChunk = 512, kSteps = 4;
+  const SmallLanguageModel small({}, 0.5, 1, kLong);
+  Decoder decoder(small.model);
+  ASSERT_EQ(decoder.capacity(), kLong);
+  const Ids ids = some_ids(kLong, 1);
+  const auto piece = [&](std::int64_t width) {
+    const Tokens tokens(ids.data() + decoder.length(0), static_cast<std::size_t>(width));
+    decoder.run({&tokens, 1}, width, 1);
+  };
+  const Counters& counters = decoder.session().counters();
+  piece(kChunk);
+  piece(1);
+  EXPECT_EQ(counters.plan_misses, 2u);
+  // Steps all the way, every 512 tokens, the last ones included.
+  long allocations = 0;
+  std::int64_t steps = 1;
+  while (decoder.length(0) + kChunk <= kLong) {
+    piece(std::min(kChunk, kLong - kSteps - decoder.length(0)));
+    test::begin_counting_allocations();
+    for (std::int64_t i = 0; i < kSteps && decoder.length(0) < kLong; ++i, ++steps) piece(1);
+    allocations += test::end_counting_allocations();
+  }
+  while (decoder.length(0) < kLong) piece(1);
+  EXPECT_LE(counters.plan_misses, 3u) << "the last piece may be a shorter one";
+  if (test::kCountsAllocations) {
+    EXPECT_LE(allocations, 2 * steps);  // ggml's two in each compute
+  }
+  EXPECT_EQ(counters.state_bytes, kLong * SmallLanguageModel::kSize * 4 * 2 + 8u);
+  const Tokens more(ids.data(), 1);
+  expect_error<InvalidArgument>(
+      [&] {
+        decoder.run({&more, 1}, 1, 1);
+      },
+      "would have 32769 tokens, the context has room for 32768");
+}
+
 TEST(Decoder, StepsAllocateNothingOfOurs) {
   if (!test::kCountsAllocations) GTEST_SKIP() << "a sanitizer owns malloc in this build";
   const SmallLanguageModel small;

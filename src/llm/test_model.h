@@ -15,8 +15,9 @@ struct SmallLanguageModel {
   std::shared_ptr<const LanguageModel> model;
 
   // `sharpness`: how much attention prefers some tokens.
-  explicit SmallLanguageModel(std::vector<std::int64_t> eos = {}, double sharpness = 0.5, unsigned seed = 1) {
-    const ir::Dim b = dynamic(1, 8, "b"), t = dynamic(1, kContext, "t"), k = dynamic(1, kContext, "k");
+  explicit SmallLanguageModel(std::vector<std::int64_t> eos = {}, double sharpness = 0.5, unsigned seed = 1,
+                              std::int64_t context = kContext) {
+    const ir::Dim b = dynamic(1, 8, "b"), t = dynamic(1, context, "t"), k = dynamic(1, context, "k");
     const ir::Dim c = fixed(kSize), one = fixed(1), v = fixed(kVocabulary);
     const auto ids = graph.input("input_ids", DType::i64, {b, t});
     const auto positions = graph.input("position_ids", DType::i64, {b, t});
@@ -33,7 +34,7 @@ struct SmallLanguageModel {
                         DType::f32, {b, t, c});
     };
     const auto tokens = graph.weight("tokens", numbers(kVocabulary * kSize, seed), {kVocabulary, kSize});
-    const auto places = graph.weight("places", numbers(kContext * kSize, seed + 1), {kContext, kSize});
+    const auto places = graph.weight("places", numbers(context * kSize, seed + 1), {context, kSize});
     const auto x =
         graph.node("aten.add.Tensor",
                    {{"self", of(embed(tokens, ids))}, {"other", of(embed(places, positions))}, {"alpha", of_int(1)}},
@@ -64,7 +65,7 @@ struct SmallLanguageModel {
     LanguageModelInfo info;
     info.architecture = "Small";
     info.vocab_size = kVocabulary;
-    info.context_length = kContext;
+    info.context_length = context;
     info.eos_token_ids = std::move(eos);
     model = std::make_shared<const LanguageModel>(graph.build(), info, nullptr);
   }

@@ -150,7 +150,9 @@ class Loader {
     for (std::uint32_t i = 0; i < states.size(); ++i) {
       const ir::State& known = states[i].state;
       if (known.fqn != state.fqn || GRAFT_PLANT("state-per-method")) continue;
-      GRAFT_CHECK(InvalidProgram, known.dtype == state.dtype && known.shape == state.shape && known.kind == state.kind,
+      GRAFT_CHECK(InvalidProgram,
+                  known.dtype == state.dtype && known.shape == state.shape && known.kind == state.kind &&
+                      known.reaches == state.reaches,
                   "state '", state.fqn, "' is ", TensorDesc(known.dtype, known.shape).str(), " in one method and ",
                   TensorDesc(state.dtype, state.shape).str(), " in method '", method.info.name, "'");
       return i;
