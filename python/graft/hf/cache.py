@@ -9,7 +9,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import cache_utils
@@ -17,7 +17,9 @@ from transformers import cache_utils
 from graft import _C
 from graft._dtypes import NUMBER_OF
 from graft.errors import InvalidArgument, Unsupported
-from graft.hf.engine import Engine
+
+if TYPE_CHECKING:
+    from graft.hf.engine import Engine
 
 _F32 = NUMBER_OF[torch.float32]
 
@@ -77,7 +79,7 @@ class State:
         if self.session is not None and rows != self.rows:
             if self.columns:
                 raise InvalidArgument(f"the cache holds {self.rows} rows, the batch has {rows}")
-            self._drop()
+            self.close()
         if self.session is None:
             self._capacity = self.limit or self.engine.room(columns)
             self._hold(self.engine.open(rows, self._capacity))
@@ -92,7 +94,8 @@ class State:
         self._release = weakref.finalize(self, self.engine.give_back, session)
         self._release.atexit = False
 
-    def _drop(self) -> None:
+    def close(self) -> None:
+        """Gives the session back at once."""
         if self.session is not None:
             self._release()
             self.session = None
@@ -107,14 +110,16 @@ class State:
         self.columns, self.real = 0, None
 
     def crop(self, removed: int) -> None:
-        self.columns = max(self.columns - removed, 0)
-        if self.real is not None:
-            self.real = self.real[:, : self.columns]
-
-    def advance(self, real: torch.Tensor | None, tokens: int) -> None:
-        """real: of all columns, the new ones included."""
-        self.columns += tokens
-        self.real = real
+        columns = max(self.columns - removed, 0)
+        real = None if self.real is None else self.real[:, :columns]
+        left = [columns] * self.rows if real is None else real.sum(1).tolist()
+        for row, length in enumerate(left):
+            if 0 < length < (shortest := self.session.kv_shortest(row)):
+                raise InvalidArgument(
+                    f"crop: row {row} of the cache can go back to {shortest} tokens, as many as its layers with a window "
+                    f"still need, not to {length}"
+                )
+        self.columns, self.real = columns, real
 
     def select(self, rows: Sequence[int]) -> None:
         """Row i becomes what row rows[i] was; there are as many rows afterwards."""
@@ -133,6 +138,39 @@ class State:
             self.real = self.real[list(rows)]
         self.rows = len(rows)
         self.engine.counts["reordered"] += 1
+
+    def compute(
+        self, ids: torch.Tensor, positions: torch.Tensor, real: torch.Tensor | None, keep: torch.Tensor
+    ) -> torch.Tensor:
+        """Runs new columns, ids and positions [rows, tokens]; real: of all columns, these included. Logits of the kept
+        ones, [rows, kept, vocabulary]."""
+        rows, tokens = ids.shape
+        self.prepare(rows, self.columns + tokens)
+        cached, order = self._cache_positions(real, tokens)
+        if order is None:
+            logits = self.engine.run_pieces(self.session, ids.contiguous(), positions, cached, keep)
+        else:
+            self.engine.counts["rearranged"] += 1
+            moved = (t.gather(1, order).contiguous() for t in (ids, positions, cached))
+            logits = self.engine.run_pieces(self.session, *moved, torch.arange(tokens))
+            back = order.argsort(1)[:, keep]
+            logits = logits.gather(1, back[:, :, None].expand(-1, -1, logits.shape[2]))
+        self.columns += tokens
+        self.real = real
+        return logits
+
+    def _cache_positions(self, real: torch.Tensor | None, tokens: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The token of the cache that each new column is [rows, tokens], -1 for padding; and the order in which the
+        engine takes the columns, when that is another than theirs: padding comes first."""
+        past = self.columns
+        if real is None:
+            return torch.arange(past, past + tokens).expand(self.rows, -1).contiguous(), None
+        new = real[:, past:]
+        before = real[:, :past].sum(1, keepdim=True)
+        cached = (before + new.cumsum(1) - 1).masked_fill(~new, -1)
+        if bool((new[:, :-1] & ~new[:, 1:]).any()):
+            return cached, new.to(torch.int8).argsort(dim=1, stable=True)
+        return cached, None
 
     def fork(self) -> State:
         copy = State(self.engine, self.kinds, self.dtype)
@@ -187,14 +225,24 @@ class State:
             # Static layers hold their columns from the start; those of a full window are its last.
             sides = [side[:, :, :held] if kind.static else side[:, :, side.shape[2] - held :] for side in sides]
             for row in range(rows):
-                chosen = slice(None) if real is None else real[row, first:]
-                before = first if real is None else int(real[row, :first].sum())
-                pieces = [side[row][:, chosen].to("cpu", torch.float32).contiguous() for side in sides]
-                self.session.kv_write(number, row, before, *(_described(piece) for piece in pieces))
+                columns_of_row = torch.arange(first, columns)
+                before = first
+                if real is not None:
+                    before = int(real[row, :first].sum())
+                    columns_of_row = columns_of_row[real[row, first:]]
+                pieces = [side[row][:, columns_of_row - first].to("cpu", torch.float32) for side in sides]
+                self._write(number, row, before, [piece.contiguous() for piece in pieces], columns_of_row)
         self.columns = columns
         self.real = None if real is None or bool(real.all()) else real.clone()
-        self.session.kv_set_lengths(self.lengths())
+        self._finish_writing()
         self.engine.counts["imported"] += 1
+
+    def _write(self, layer: int, row: int, first: int, sides: Sequence[torch.Tensor], columns: torch.Tensor) -> None:
+        """Keys and values [heads, tokens, size] of a row's tokens from `first` on, which are in these columns."""
+        self.session.kv_write(layer, row, first, *(_described(side) for side in sides))
+
+    def _finish_writing(self) -> None:
+        self.session.kv_set_lengths(self.lengths())
 
 
 def _described(tensor: torch.Tensor) -> tuple[int, int, tuple[int, ...]]:
@@ -322,7 +370,7 @@ def adopt(cache: Any, engine: Engine, dtype: torch.dtype, real: torch.Tensor | N
     kinds = [Kind.of(layer) for layer in layers] or [Kind()] * len(engine.layers)
     if len(kinds) != len(engine.layers):
         raise InvalidArgument(f"past_key_values: the cache has {len(kinds)} layers, the model {len(engine.layers)}")
-    state = State(engine, kinds, dtype)
+    state = engine.new_state(kinds, dtype)
     columns = int(cache.get_seq_length()) if layers else 0
     if columns:
         state.take_over(layers, columns, real)

@@ -159,30 +159,18 @@ class Compiled:
     def _logits(self, ids: torch.Tensor, mask: Any, position_ids: Any, cache: Any, to_keep: Any) -> torch.Tensor:
         engine = self.graft
         rows, tokens = ids.shape
-        state = State(engine, [], self._graft_dtype) if cache is None else state_of(cache, engine)
+        state = engine.new_state((), self._graft_dtype) if cache is None else state_of(cache, engine)
         if state is None:
             past = int(cache.get_seq_length()) if cache.layers else 0
             real = real_columns(mask, rows, past, tokens, None, self._graft_reaches, new=True)
             state = adopt(cache, engine, self._graft_dtype, None if real is None else real[:, :past])
         real = real_columns(mask, rows, state.columns, tokens, state.real, self._graft_reaches)
-        state.prepare(rows, state.columns + tokens)
         positions = self._positions(position_ids, ids, state, real)
-        keep = _kept(to_keep, tokens)
-        cached, order = _cache_positions(state, real, rows, tokens)
         try:
-            if order is None:
-                logits = engine.run_pieces(state.session, ids.contiguous(), positions, cached, keep)
-            else:
-                engine.counts["rearranged"] += 1
-                moved = (t.gather(1, order).contiguous() for t in (ids, positions, cached))
-                logits = engine.run_pieces(state.session, *moved, torch.arange(tokens))
-                back = order.argsort(1)[:, keep]
-                logits = logits.gather(1, back[:, :, None].expand(-1, -1, logits.shape[2]))
-            state.advance(real, tokens)
+            return state.compute(ids, positions, real, _kept(to_keep, tokens))
         finally:
             if cache is None:
-                state._drop()
-        return logits
+                state.close()
 
     def _positions(
         self, position_ids: torch.Tensor | None, ids: torch.Tensor, state: State, real: torch.Tensor | None
@@ -228,22 +216,6 @@ def _kept(to_keep: int | torch.Tensor, tokens: int) -> torch.Tensor:
     if isinstance(to_keep, torch.Tensor):
         return torch.arange(tokens)[to_keep]
     return torch.arange(tokens)[slice(-to_keep, None)]
-
-
-def _cache_positions(
-    state: State, real: torch.Tensor | None, rows: int, tokens: int
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The token of the cache that each new column is [rows, tokens], -1 for padding; and the order in which the engine
-    takes the columns, when that is another than theirs: padding comes first."""
-    past = state.columns
-    if real is None:
-        return torch.arange(past, past + tokens).expand(rows, -1).contiguous(), None
-    new = real[:, past:]
-    before = real[:, :past].sum(1, keepdim=True)
-    cached = (before + new.cumsum(1) - 1).masked_fill(~new, -1)
-    if bool((new[:, :-1] & ~new[:, 1:]).any()):
-        return cached, new.to(torch.int8).argsort(dim=1, stable=True)
-    return cached, None
 
 
 __all__ = ["Compiled", "check", "hint", "refuse_outputs", "take_over"]

@@ -13,6 +13,7 @@ import torch
 from graft import _C
 from graft._dtypes import NUMBER_OF
 from graft.errors import InvalidArgument
+from graft.hf.cache import Kind, State
 
 _I64, _F32 = NUMBER_OF[torch.int64], NUMBER_OF[torch.float32]
 _IDLE_SESSIONS = 2  # kept for the next cache
@@ -73,6 +74,9 @@ class Engine:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Engine:
         return self  # the weights are those of the model that was compiled
+
+    def new_state(self, kinds: Sequence[Kind], dtype: torch.dtype) -> State:
+        return State(self, kinds, dtype)
 
     # --- sessions ---
 

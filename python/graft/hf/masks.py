@@ -105,7 +105,7 @@ def _of_each(
     real = torch.cat([before, new[0]], 1)
     for (kind, reach, entry), visible in zip(given, seen):
         first = _first_column(entry, past, tokens)
-        expected = _expected(real, reach, past)[:, :, first:]
+        expected = visible_columns(real, reach, past)[:, :, first:]
         chosen = real[:, past:]  # rows of padding say nothing
         if not torch.equal(expected[chosen], visible[:, :, first:][chosen]):
             raise Unsupported(
@@ -133,8 +133,9 @@ def _visible(kind: str, entry: Any, rows: int, past: int, tokens: int) -> torch.
     return torch.nn.functional.pad(seen[:, :, : past + tokens - first], (first, 0))
 
 
-def _expected(real: torch.Tensor, reach: Reach, past: int) -> torch.Tensor:
-    """bool [rows, tokens, columns]: what the engine lets each new token see."""
+def visible_columns(real: torch.Tensor, reach: Reach, past: int) -> torch.Tensor:
+    """bool [rows, tokens, columns]: what each token from column `past` on sees. Windows and chunks count tokens, padding
+    left out."""
     positions = real.cumsum(1) - 1
     query, key = positions[:, past:, None], positions[:, None, :]
     visible = (key <= query) & real[:, None, :]
@@ -145,4 +146,4 @@ def _expected(real: torch.Tensor, reach: Reach, past: int) -> torch.Tensor:
     return visible
 
 
-__all__ = ["Reach", "real_columns", "reaches"]
+__all__ = ["Reach", "real_columns", "reaches", "visible_columns"]
