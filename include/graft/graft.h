@@ -135,6 +135,7 @@ struct ProgramStats {
   std::uint64_t packed_count = 0;       // laid out for our kernels; these take the place of what is in the file
   std::uint64_t packed_bytes = 0;       // the same in bytes
   std::uint64_t constant_bytes = 0;     // folded constants
+  std::uint64_t released_bytes = 0;     // of the weights, those that only constants were made of: not read any more
   std::uint64_t graph_bytes = 0;        // now: what only planning needs; 0 after shrink()
   std::uint64_t graph_bytes_freed = 0;  // by shrink() so far
   std::uint64_t graphs_read_again = 0;  // for planning after shrink()

@@ -34,12 +34,7 @@ Refusal refuse_convolution(const NodeView& node) {
   return {};
 }
 
-// The arguments, checked, with an entry for each of three spatial dimensions (leading ones of size 1).
-struct Convolution {
-  ConvAttrs attrs;
-  int spatial = 0;  // as the caller has them
-  Shape out;        // as the caller sees it
-
+struct Convolution : ConvolutionSizes {
   explicit Convolution(const Call& call) {
     const Shape &input = call.tensor("input").shape(), &weight = call.tensor("weight").shape();
     spatial = input.rank() - 2;
@@ -173,6 +168,8 @@ std::vector<Tensor> lower_convolution(const Call& call, std::span<const Shape> s
 }
 
 }  // namespace
+
+ConvolutionSizes convolution_sizes(const Call& call) { return Convolution(call); }
 
 std::span<const Operator> conv_operators() {
   static constexpr Operator kOperators[] = {

@@ -17,8 +17,9 @@ def test_every_operator_has_its_cases(request):
     counts = testing.case_counts()
     numbers = ("python.", "aten.sym_")  # evaluated while a plan is made: scalar_test.cpp
     # Over a cache, or made by a pass from operators of PyTorch: src/kernel/cached_attention_test.cpp,
-    # src/run/kv_cache_test.cpp, src/pass/passes_test.cpp and test/python/llm_test.py.
+    # src/run/kv_cache_test.cpp, src/pass/passes_test.cpp, test/python/llm_test.py and test/python/torchao_test.py.
     elsewhere = {"graft.attention.default", "graft.cached_attention", "graft.cache_positions", "graft.rope"}
+    elsewhere |= {"graft.quantized_linear", "graft.quantized_conv", "graft.pack_int4"}
     targets = [name for name in _C.operator_targets() if not name.startswith(numbers) and name not in elsewhere]
     few = {name: counts.get(name, 0) for name in targets if counts.get(name, 0) < wanted}
     assert not few, f"operators with less than {wanted} cases: {few}"

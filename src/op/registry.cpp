@@ -25,6 +25,7 @@ namespace graft {
   X(movement_operators)            \
   X(norm_operators)                \
   X(pool_operators)                \
+  X(quantize_operators)            \
   X(reduce_operators)              \
   X(rope_operators)                \
   X(softmax_operators)             \

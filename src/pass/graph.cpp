@@ -18,7 +18,8 @@ Graph::Graph(ir::Program& program, ir::Method& method)
 }
 
 const ir::Node* Graph::producer(const ir::Arg& arg, std::string_view target) const {
-  if (!arg.is_value() || producers_[arg.value()] == kNone) return nullptr;
+  // A pass may have added values since.
+  if (!arg.is_value() || arg.value() >= producers_.size() || producers_[arg.value()] == kNone) return nullptr;
   const ir::Node& node = method_.nodes[producers_[arg.value()]];
   return is(node, target) ? &node : nullptr;
 }

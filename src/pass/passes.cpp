@@ -37,6 +37,7 @@ void run_passes(ir::Program& program, const ScalarWeight& scalar, bool on_device
 #endif
   };
   inline_scalars(program, scalar);
+  if (!on_device) run(fuse_quantized);
   run(fuse_rms_norm);
   if (!on_device) run(fuse_rope);
   ir::verify(program);

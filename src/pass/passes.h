@@ -13,7 +13,7 @@ using ScalarWeight = std::function<std::optional<double>(std::uint32_t weight)>;
 // What happens to every graph at load, once its weights are placed: the passes below in this order. Each leaves a valid
 // program that computes the same; graph and weights alone decide what they do, so that a graph that is read again comes
 // out the same. `on_device`: the program runs on a device other than the CPU, which has the parts of a rotary embedding
-// and not the whole, so that stays as it is.
+// and of products with quantized weights and not the whole, so these stay as they are.
 void run_passes(ir::Program& program, const ScalarWeight& scalar, bool on_device = false);
 
 // A weight without dimensions that is added, multiplied or the like becomes a number in the graph. (ExecuTorch's edge
@@ -26,6 +26,10 @@ void fuse_rms_norm(ir::Program& program);
 
 // x * cos + cat(-x[d/2:], x[:d/2]) * sin in f32 becomes one graft.rope.
 void fuse_rope(ir::Program& program);
+
+// Linear layers and convolutions with weights that torchao or PT2E quantized read these as they are: products of f32
+// where the input is f32, of integers where it was quantized too. Weights of 4 bits are packed two to a byte.
+void fuse_quantized(ir::Program& program);
 
 // Nodes whose results nothing reads go.
 void drop_dead_nodes(ir::Program& program);

@@ -241,6 +241,7 @@ nb::dict to_dict(const ProgramStats& s) {
   d["converted_bytes"] = s.converted_bytes;
   d["packed_count"] = s.packed_count;
   d["packed_bytes"] = s.packed_bytes;
+  d["released_bytes"] = s.released_bytes;
   d["constant_bytes"] = s.constant_bytes;
   d["graph_bytes"] = s.graph_bytes;
   d["graph_bytes_freed"] = s.graph_bytes_freed;

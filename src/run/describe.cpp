@@ -153,6 +153,7 @@ std::string Program::describe(bool whole_plans) const {
              {"converted_bytes", stats.converted_bytes},
              {"packed_count", stats.packed_count},
              {"packed_bytes", stats.packed_bytes},
+             {"released_bytes", stats.released_bytes},
              {"constant_bytes", stats.constant_bytes}}},
            {"graphs",
             {{"bytes", stats.graph_bytes},

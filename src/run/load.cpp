@@ -101,6 +101,7 @@ class Loader {
         method.panel_bytes.push_back(weight.storage == ir::Storage::panels ? weight.byte_size : 0);
       }
       impl_->methods.push_back(std::move(method));
+      found_.push_back(std::move(found));
     }
     return impl_->weight_stats.weight_bytes;
   }
@@ -121,6 +122,7 @@ class Loader {
       for (const FoldedConstant& constant : impl_->methods[i].constants)
         impl_->weight_stats.constant_bytes += constant.memory.size();
     }
+    release_weights();
     return impl_->weight_stats.constant_bytes;
   }
 
@@ -144,6 +146,45 @@ class Loader {
   }
 
  private:
+  // Weights that only constants were made of give their pages back.
+  void release_weights() {
+    std::map<const std::byte*, bool> read;  // by address: whether some graph still reads it
+    for (std::size_t m = 0; m < graphs_.size(); ++m) {
+      const std::vector<bool> uses = used_weights(graphs_[m]);
+      for (std::size_t i = 0; i < found_[m].size(); ++i) {
+        const bool in_place = impl_->methods[m].weights[i] == found_[m][i].bytes.data();
+        read[found_[m][i].bytes.data()] |= uses[i] || !in_place;
+      }
+    }
+    for (const std::vector<FoundWeight>& found : found_) {
+      for (const FoundWeight& weight : found) {
+        bool& kept = read[weight.bytes.data()];
+        if (kept || weight.bytes.empty()) continue;
+        kept = true;  // once
+        impl_->weight_stats.released_bytes += weight.bytes.size();
+        if (weight.file) weight.file->release(weight.bytes);
+      }
+    }
+    found_.clear();
+  }
+
+  static std::vector<bool> used_weights(const ir::Program& graph) {
+    const ir::Method& method = graph.methods[0];
+    std::vector<bool> values(method.values.size(), false), weights(graph.weights.size(), false);
+    const auto mark = [&](const auto& self, const ir::Arg& arg) -> void {
+      if (arg.is_value()) values[arg.value()] = true;
+      for (const ir::Arg& item : arg.items) self(self, item);
+    };
+    for (const ir::Node& node : method.nodes)
+      for (const ir::Arg& arg : node.args) mark(mark, arg);
+    for (const ir::Output& output : method.outputs) mark(mark, output.arg);
+    for (const ir::Input& input : method.inputs)
+      if (input.kind == ir::InputKind::weight && values[input.value]) weights[input.index] = true;
+    for (const ir::State& state : graph.states)
+      if (state.initial >= 0) weights[static_cast<std::size_t>(state.initial)] = true;
+    return weights;
+  }
+
   std::uint32_t place_state(const ir::State& state, const LoadedMethod& method) {
     const std::byte* initial = state.initial >= 0 ? method.weights[static_cast<std::size_t>(state.initial)] : nullptr;
     std::vector<StateInfo>& states = impl_->states;
@@ -179,6 +220,7 @@ class Loader {
   std::unique_ptr<Program::Impl> impl_;
   WeightPlacer placer_;
   std::vector<ir::Program> graphs_;
+  std::vector<std::vector<FoundWeight>> found_;  // by graph and weight, until constants are folded
 };
 
 std::uint64_t host_bytes(const WeightFile& file) {

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
 
 #include "base/check.h"
@@ -109,7 +110,14 @@ std::vector<std::uint32_t> user_outputs(const ir::Method& graph) {
 ScalarWeight scalar_weights(const ir::Program& graph, const LoadedMethod& method) {
   return [&](std::uint32_t weight) -> std::optional<double> {
     const ir::Weight& info = graph.weights[weight];
-    if (info.dtype != DType::f32 || info.shape.rank() != 0 || info.byte_size != sizeof(float)) return std::nullopt;
+    if (info.shape.rank() != 0 || info.storage != ir::Storage::plain) return std::nullopt;
+    if (info.dtype == DType::i64) {
+      std::int64_t value = 0;
+      std::memcpy(&value, method.weights[weight], sizeof(value));
+      const bool exact = std::abs(value) < std::int64_t{1} << 53;
+      return exact ? std::optional(static_cast<double>(value)) : std::nullopt;
+    }
+    if (info.dtype != DType::f32 || info.byte_size != sizeof(float)) return std::nullopt;
     float value = 0;
     std::memcpy(&value, method.weights[weight], sizeof(value));
     return static_cast<double>(value);

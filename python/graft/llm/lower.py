@@ -60,6 +60,7 @@ def _drop_no_ops(program: ExportedProgram) -> None:
             same = node.args[1] == 1 and node.args[0].meta["val"].dtype == node.meta["val"].dtype
         if same and node.args[0].op == "call_function":  # an output that is an input stays a node of its own
             node.replace_all_uses_with(node.args[0])
+            program.graph_signature.replace_all_uses(node.name, node.args[0].name)
             graph.erase_node(node)
     graph.eliminate_dead_code()
     program.graph_module.recompile()

@@ -6,6 +6,7 @@ lies, and what its tokenizer is made of.
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import re
@@ -68,9 +69,21 @@ def _download(name: str) -> Path:
         raise ExportError(f"export_llm: '{name}' is no folder, and the Hugging Face hub does not give it: {e}") from e
 
 
+def _without_subclasses(model: torch.nn.Module) -> torch.nn.Module:
+    """The model, or where weights are subclasses of tensors (torchao's) a copy that has the tensors in them instead."""
+    from torch._functorch._aot_autograd.subclass_parametrization import unwrap_tensor_subclass_parameters
+    from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+    tensors = [*model.parameters(), *model.buffers()]
+    if not any(map(is_traceable_wrapper_subclass, tensors)):
+        return model
+    return unwrap_tensor_subclass_parameters(copy.deepcopy(model, {id(tensor): tensor for tensor in tensors}))
+
+
 def _of_model(model: torch.nn.Module) -> Source:
     if not hasattr(model, "config") or not hasattr(model.config, "get_text_config"):
         raise ExportError(f"export_llm: expected a transformers model, found {type(model).__name__}")
+    model = _without_subclasses(model)
     weights = {name: of_tensor(name, tensor) for name, tensor in _named(model).items()}
     generation = getattr(model, "generation_config", None)
     files = {} if generation is None else {"generation_config.json": generation.to_json_string().encode()}
