@@ -204,6 +204,83 @@ TEST(InlineScalars, AWeightWithoutDimensionsBecomesANumber) {
   EXPECT_EQ(static_cast<const float*>(out.tensor.data)[0], 8);  // 0.5 + 3 * (1 + 3 * 0.5)
 }
 
+// --- quantized weights ---
+
+struct Quantized {
+  std::int64_t group = 32;
+  double low = -8, high = 7;
+  bool dynamic = false;
+  DType zero = DType::i8;
+};
+
+// linear(x [n, 64], dequantized w [8, 64]), x quantized by rows or not.
+void add_quantized_linear(GraphBuilder& graph, const Quantized& o = {}) {
+  const std::vector<ir::Dim> dims = {dynamic(1, 64, "n"), fixed(64)}, rows = {dynamic(1, 64, "n"), fixed(1)};
+  const auto w = graph.weight("w", DType::i8, {8, 64});
+  const auto scale = graph.weight("scale", DType::f32, {8, 64 / o.group});
+  const auto zero = graph.weight("zero", o.zero, {8, 64 / o.group});
+  const auto dequantize = [&](ir::ValueId q, std::int64_t block, ir::ValueId s, ir::ValueId z, double low, double high,
+                              std::vector<ir::Dim> sizes) {
+    return graph.node("torchao.dequantize_affine.default",
+                      {{"input", Arg::of_value(q)},
+                       {"block_size", of_ints({1, block})},
+                       {"scale", Arg::of_value(s)},
+                       {"zero_point", Arg::of_value(z)},
+                       {"input_dtype", {Arg::Kind::dtype, static_cast<std::int64_t>(DType::i8), 0, {}, {}}},
+                       {"quant_min", of_int(static_cast<std::int64_t>(low))},
+                       {"quant_max", of_int(static_cast<std::int64_t>(high))},
+                       {"output_dtype", {Arg::Kind::dtype, static_cast<std::int64_t>(DType::f32), 0, {}, {}}}},
+                      DType::f32, sizes);
+  };
+  auto x = graph.input("x", o.dynamic ? DType::i8 : DType::f32, dims);
+  if (o.dynamic) {
+    const auto s = graph.input("s", DType::f32, rows), z = graph.input("z", DType::i8, rows);
+    x = dequantize(x, 64, s, z, -128, 127, dims);
+  }
+  const auto weight = dequantize(w, o.group, scale, zero, o.low, o.high, {fixed(8), fixed(64)});
+  graph.output(graph.node("aten.linear.default",
+                          {{"input", Arg::of_value(x)}, {"weight", Arg::of_value(weight)}, {"bias", of_none()}},
+                          DType::f32, {dynamic(1, 64, "n"), fixed(8)}));
+}
+
+std::vector<std::string> after_quantized(const Quantized& o) {
+  GraphBuilder graph;
+  add_quantized_linear(graph, o);
+  return after_passes(graph.program());
+}
+
+TEST(FuseQuantized, BeforeAndAfter) {
+  EXPECT_THAT(after_quantized({}), ElementsAre("graft.pack_int4", "graft.quantized_linear"));
+  EXPECT_THAT(after_quantized({.dynamic = true}), ElementsAre("graft.pack_int4", "graft.quantized_linear"));
+  EXPECT_THAT(after_quantized({.low = -128, .high = 127}), ElementsAre("graft.quantized_linear"));
+}
+
+TEST(FuseQuantized, WhatStays) {
+  // Groups that no block of 4 bits divides are read a byte each.
+  EXPECT_THAT(after_quantized({.group = 16}), ElementsAre("graft.quantized_linear"));
+  // A zero of a type that the kernel does not read.
+  EXPECT_THAT(after_quantized({.zero = DType::f32}),
+              ElementsAre("torchao.dequantize_affine.default", "aten.linear.default"));
+}
+
+TEST(InlineScalars, AnIntegerOfIntegers) {
+  GraphBuilder graph;
+  const auto x = graph.input("x", DType::i32, {fixed(2)});
+  const auto y = graph.input("y", DType::f32, {fixed(2)});
+  const auto seven = graph.weight("seven", DType::i64, {});
+  const auto product = [&](ir::ValueId a, DType dtype) {
+    return graph.node("aten.mul.Tensor", {{"self", Arg::of_value(a)}, {"other", Arg::of_value(seven)}}, dtype,
+                      {fixed(2)});
+  };
+  graph.output(product(x, DType::i32));
+  graph.output(product(y, DType::f32));
+  ir::Program program = graph.program();
+  inline_scalars(program, [](std::uint32_t) { return 7.0; });
+  EXPECT_EQ(program.methods[0].nodes[0].args[1].kind, Arg::Kind::integer);
+  EXPECT_EQ(program.methods[0].nodes[0].args[1].i, 7);
+  EXPECT_TRUE(program.methods[0].nodes[1].args[1].is_value());  // an integer tensor with floats stays one
+}
+
 TEST(DropDeadNodes, ChainsGoAndResultsStay) {
   GraphBuilder graph;
   const auto x = graph.input("x", DType::f32, {fixed(2)});

@@ -46,16 +46,22 @@ class GraphBuilder {
   }
 
   ir::ValueId weight(std::string key, const std::vector<float>& data, const Shape& shape) {
-    auto& bytes = weights_.emplace_back(key, std::vector<std::byte>(data.size() * sizeof(float))).second;
-    std::memcpy(bytes.data(), data.data(), bytes.size());
+    const ir::ValueId id = weight(std::move(key), DType::f32, shape);
+    std::memcpy(weights_.back().second.data(), data.data(), data.size() * sizeof(float));
+    return id;
+  }
+  // Of zeros.
+  ir::ValueId weight(std::string key, DType dtype, const Shape& shape) {
+    auto& bytes = weights_.emplace_back(key, std::vector<std::byte>(TensorDesc(dtype, shape).byte_count())).second;
     ir::Weight w;
     w.key = w.fqn = key;
+    w.dtype = dtype;
     w.shape = shape;
     w.byte_size = bytes.size();
     program_.weights.push_back(w);
     std::vector<ir::Dim> dims;
     for (std::int64_t size : shape.sizes()) dims.push_back(fixed(size));
-    const ir::ValueId id = value(std::move(key), ir::ValueKind::tensor, DType::f32, std::move(dims));
+    const ir::ValueId id = value(std::move(key), ir::ValueKind::tensor, dtype, std::move(dims));
     method().inputs.push_back({id, ir::InputKind::weight, static_cast<std::uint32_t>(program_.weights.size() - 1)});
     return id;
   }
