@@ -10,5 +10,16 @@ quiet() { "$@" >build/install.log || { cat build/install.log >&2; return 1; }; }
 quiet "$venv/bin/cmake" --install "$build" --component python --prefix "$site"
 quiet env CMAKE_INSTALL_MODE=ABS_SYMLINK_OR_COPY "$venv/bin/cmake" --install "$build" --component python_source \
   --prefix "$site"
+# The entry points, as an installed package has them.
+"$venv/bin/python" - "$site" <<'PYTHON'
+import pathlib, sys, tomllib
+project = tomllib.loads(pathlib.Path("pyproject.toml").read_text())["project"]
+folder = pathlib.Path(sys.argv[1]) / f"{project['name']}-{project['version']}.dist-info"
+folder.mkdir(exist_ok=True)
+(folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n")
+groups = project.get("entry-points", {})
+lines = [line for group, points in groups.items() for line in (f"[{group}]", *(f"{k} = {v}" for k, v in points.items()))]
+(folder / "entry_points.txt").write_text("\n".join(lines) + "\n")
+PYTHON
 # Links to files that were removed or renamed.
 find "$site/graft" -xtype l -delete

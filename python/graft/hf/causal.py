@@ -22,8 +22,8 @@ _PACKED_ADVICE = (
 )
 
 
-def check(model: Any) -> type:
-    """The class of a model that can be compiled. Raises Unsupported or InvalidArgument for others."""
+def check(model: Any, mixed: type | None = None) -> type:
+    """The class of a model that can be compiled; mixed: into the class of one that is compiled already. Raises Unsupported or InvalidArgument for others."""
     _check_adapters(model)
     if not isinstance(model, PreTrainedModel):
         raise InvalidArgument(f"graft.compile: expected a model of transformers, found {type(model).__name__}")
@@ -38,7 +38,7 @@ def check(model: Any) -> type:
             "accelerate, or torch.compile); load it without device_map"
         )
     kind = type(model)
-    if issubclass(kind, Compiled):
+    if issubclass(kind, mixed or Compiled):
         if any(p.is_meta for p in model.parameters()):
             raise InvalidArgument("graft.compile: this model is compiled and its weights were released; load it again")
         kind = kind._uncompiled

@@ -1,13 +1,251 @@
-"""Models without a cache: encoders, vision models, and what wraps them."""
+"""Models without a cache: encoders, vision models, and sentence-transformers' objects around them.
+
+Which inputs they are called with is not known before the first call, so that is when a program is exported: one for each
+set of arguments, for any batch and any length.
+"""
 
 from __future__ import annotations
 
+import functools
+import inspect
+import threading
+import time
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from graft.errors import ExportError, InvalidArgument, Unsupported
+from graft.hf import causal, store
+from graft.hf.program import Progress, _identity
+
+_CAUSAL = {name for names in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values() for name in ([names] if isinstance(names, str) else names)}
 
 
 def is_wrapped(model: Any) -> bool:
-    return False
+    return type(model).__module__.split(".")[0] == "sentence_transformers"
 
 
 def is_encoder(model: Any) -> bool:
-    return False
+    if not isinstance(model, PreTrainedModel):
+        return False
+    return type(model).__name__ not in _CAUSAL and not getattr(model.config, "is_encoder_decoder", False)
+
+
+def compile_encoder(
+    model: Any,
+    quantize: str | Mapping[str, str] | None,
+    device: str | None,
+    buckets: Sequence[int] | None,
+    release_weights: bool,
+    threads: int,
+    progress: bool | None,
+) -> Any:
+    if is_wrapped(model):
+        inner = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
+        if not inner:
+            raise InvalidArgument(f"graft.compile: expected a {type(model).__name__} around a model of transformers, found none")
+        compile_encoder(inner[0], quantize, device, buckets, release_weights, threads, progress)
+        return model
+    if buckets is not None:
+        raise InvalidArgument("graft.compile: buckets are for models with a cache; others have one plan for each length")
+    if release_weights:
+        raise InvalidArgument("graft.compile: release_weights is for models with a cache; others read their weights")
+    kind = causal.check(model, CompiledEncoder)
+    model.graft = EncoderEngine(model, kind, quantize, device or "", threads, progress)
+    model._graft_dtype = model.dtype
+    model.__class__ = _class_of(kind)
+    return model
+
+
+class EncoderEngine:
+    """`model.graft` of a model without a cache."""
+
+    def __init__(
+        self, model: Any, kind: type, quantize: Any, device: str, threads: int, progress: bool | None
+    ) -> None:
+        self._kind, self._quantize, self._device = kind, quantize, device
+        self._threads, self._progress = threads, progress
+        self._lock = threading.RLock()
+        self._loaded: dict[Any, Any] = {}
+        self._milliseconds = 0.0
+        self._calls = 0
+        self._compiled: list[dict[str, Any]] = []
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> EncoderEngine:
+        return self
+
+    def run(self, model: Any, arguments: Mapping[str, Any]) -> Any:
+        tensors = {name: value for name, value in sorted(arguments.items()) if isinstance(value, torch.Tensor)}
+        others = {name: value for name, value in arguments.items() if name not in tensors}
+        key = (
+            tuple((name, tensor.dtype, tensor.dim()) for name, tensor in tensors.items()),
+            tuple(sorted((name, repr(value)) for name, value in others.items())),
+        )
+        with self._lock:  # one session for all: calls follow each other
+            loaded = self._loaded.get(key)
+            if loaded is None:
+                loaded = self._loaded[key] = self._load(model, tensors, others)
+            started = time.perf_counter()
+            result = loaded(tensors)
+            self._milliseconds += (time.perf_counter() - started) * 1e3
+            self._calls += 1
+        return result
+
+    def _load(self, model: Any, tensors: Mapping[str, torch.Tensor], others: Mapping[str, Any]) -> Any:
+        from graft.runtime import load
+
+        started = time.perf_counter()
+        compiled = type(model)
+        model.__class__ = self._kind
+        try:
+            with Progress(self._progress) as say:
+                weights = dict(model.state_dict(keep_vars=True))
+                key = store.digest_of(
+                    {
+                        "model": _identity(model),
+                        "versions": store.versions(),
+                        "weights": [(n, list(t.shape), str(t.dtype)) for n, t in sorted(weights.items())],
+                        "inputs": [(n, str(t.dtype), _sizes(t)) for n, t in tensors.items()],
+                        "others": sorted((n, repr(v)) for n, v in others.items()),
+                        "quantize": str(self._quantize),
+                        "content": store.digest_of_tensors(weights) if self._quantize else None,
+                    }
+                )
+                entry = store.find(key)
+                found = entry is not None
+                if entry is None:
+                    entry = store.put(key, lambda path: _export(path, model, tensors, others, self._quantize, say))
+                package, about = entry
+                given = {name: weights[name.removeprefix(_PREFIX)].detach().contiguous() for name in about["keys"]}
+                loaded = load(package, tensors=given, device=self._device, threads=self._threads, on_phase=say)
+        finally:
+            model.__class__ = compiled
+        self._compiled.append({"seconds": time.perf_counter() - started, "from_disk": found, "file": str(package)})
+        return loaded
+
+    def stats(self) -> dict[str, Any]:
+        """calls, milliseconds, and of each program what the engine counts (graft.Model.counters) and how it was made."""
+        with self._lock:
+            programs = [loaded.counters() for loaded in self._loaded.values()]
+            return {
+                "calls": self._calls,
+                "milliseconds": self._milliseconds,
+                "programs": programs,
+                "weights": [
+                    {n: loaded._program.stats()[n] for n in ("weight_bytes", "given_bytes", "copied_bytes")}
+                    for loaded in self._loaded.values()
+                ],
+                "compiled": list(self._compiled),
+            }
+
+
+def _sizes(tensor: torch.Tensor) -> list[Any]:
+    """Batches are dynamic, and the second size of what has two: tokens, or samples of sound."""
+    return [None if i == 0 or (i == 1 and tensor.dim() == 2) else size for i, size in enumerate(tensor.shape)]
+
+
+def _export(
+    path: Any, model: Any, tensors: Mapping[str, torch.Tensor], others: Mapping[str, Any], quantize: Any, say: Any
+) -> dict[str, Any]:
+    from graft._export import export
+
+    examples, shapes = {}, {}
+    for name, tensor in tensors.items():
+        example = tensor.detach()
+        for dim, size in enumerate(_sizes(tensor)):
+            if size is None and example.shape[dim] < 2:  # a size of 1 would be taken for the only one
+                example = example.repeat_interleave(2, dim)
+        examples[name] = example
+        shapes[name] = {d: torch.export.Dim.AUTO for d, size in enumerate(_sizes(tensor)) if size is None}
+    say("tracing")
+    caller = _Caller(model, dict(others))
+    try:
+        with torch.no_grad():
+            program = torch.export.export(caller, (examples,), dynamic_shapes=(shapes,), strict=False)
+    except Exception as e:  # whatever the model's code or the tracer raises
+        kind = type(model).__name__
+        raise ExportError(f"graft.compile: {kind} cannot be traced: {type(e).__name__}: {e}") from e
+    say("lowering")
+    try:
+        export(program, path=path, quantize=quantize, weights="package" if quantize else "external")
+    except ExportError as e:
+        raise ExportError(f"graft.compile: {type(model).__name__}: {e}") from e
+    read = {node.name for node in program.graph.nodes if node.op == "placeholder" and node.users}
+    keys = {
+        spec.target
+        for spec in program.graph_signature.input_specs
+        if spec.target and spec.arg.name in read and spec.persistent is not False and spec.target in program.state_dict
+    }
+    return {"keys": [] if quantize else sorted(keys)}
+
+
+_PREFIX = "model."  # of the names of weights: the attribute of _Caller
+
+
+class _Caller(torch.nn.Module):
+    """The model with the arguments that are no tensors."""
+
+    def __init__(self, model: Any, others: dict[str, Any]) -> None:
+        super().__init__()
+        self.model, self._others = model, others
+
+    def forward(self, tensors: dict[str, torch.Tensor]) -> Any:
+        return self.model(**tensors, **self._others)
+
+
+class CompiledEncoder:
+    """Mixed into the class of a model without a cache."""
+
+    _uncompiled: type
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cpu")
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._graft_dtype
+
+
+_classes: dict[type, type] = {}
+
+
+def _class_of(kind: type) -> type:
+    made = _classes.get(kind)
+    if made is None:
+        signature = inspect.signature(kind.forward)
+
+        @functools.wraps(kind.forward)
+        def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+            bound = signature.bind(self, *args, **kwargs)
+            given = {name: value for name, value in list(bound.arguments.items())[1:]}
+            for name, parameter in signature.parameters.items():
+                if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+                    given.update(given.pop(name, {}))
+            return _call(self, {name: value for name, value in given.items() if value is not None})
+
+        names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "_uncompiled": kind, "forward": forward}
+        made = _classes[kind] = type(kind.__name__, (CompiledEncoder, kind), names)
+    return made
+
+
+def _call(model: Any, given: dict[str, Any]) -> Any:
+    wanted = {name: given.pop(name, None) for name in ("output_attentions", "output_hidden_states")}
+    causal.refuse_outputs(model.config, wanted, "use the model before graft.compile")
+    return_dict = given.pop("return_dict", True)
+    if model.training:
+        raise Unsupported("training mode: a compiled model computes no gradients; call model.eval()")
+    labels = given.pop("labels", None)
+    if labels is not None:
+        raise Unsupported("labels: a compiled model without a cache gives no loss; compute it from the logits")
+    for name, value in given.items():
+        if isinstance(value, torch.Tensor) and value.device.type != "cpu":
+            raise InvalidArgument(f"{name}: expected a tensor on the CPU, found one on {value.device}")
+    result = model.graft.run(model, given)
+    return result if return_dict or isinstance(result, tuple) else result.to_tuple()
+
+
+__all__ = ["CompiledEncoder", "EncoderEngine", "compile_encoder", "is_encoder", "is_wrapped"]
