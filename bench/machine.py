@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,17 @@ def facts() -> dict[str, Any]:
 def identity(machine: dict[str, Any]) -> dict[str, Any]:
     """Samples of one file come from machines that agree in this."""
     return {key: machine[key] for key in ("cpu", "family", "model", "usable_cpus", "flags")}
+
+
+def limits(threads: int, cores: list[int]) -> dict[str, float]:
+    """What the probe reaches on these cores (bench/roofline.cpp); empty where it is not built."""
+    probe = Path(__file__).resolve().parents[1] / "build" / "release" / "graft_roofline"
+    if not probe.exists():
+        return {}
+    done = subprocess.run(
+        [str(probe), str(threads)], check=True, stdout=subprocess.PIPE, preexec_fn=lambda: os.sched_setaffinity(0, cores)
+    )
+    return json.loads(done.stdout)
 
 
 def distinct_cores(count: int) -> list[int]:

@@ -35,6 +35,18 @@ def inputs(model: str, case: dict[str, Any]) -> list[np.ndarray]:
     return {"minilm": _minilm_inputs}[model](case)
 
 
+def work(model: str, case: dict[str, Any]) -> dict[str, float]:
+    """What a case needs at least, by the figures of the roofline probe; see language.work."""
+    return {"minilm": _minilm_work}[model](case)
+
+
+def _minilm_work(case: dict[str, Any]) -> dict[str, float]:
+    hidden, inner, layers, tokens = 384, 1536, 6, case["tokens"]
+    matrices = layers * hidden * (4 * hidden + 2 * inner)
+    attention = layers * 4 * tokens * tokens * hidden
+    return {"gflops_f32": (2 * tokens * matrices + attention) / 1e9, "gb_read": 4 * matrices / 1e9}
+
+
 def _minilm() -> Source:
     import torch
     from transformers import AutoModel

@@ -14,6 +14,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import language
+import models
 import workloads
 from workloads import BENCH, Workload
 
@@ -58,17 +60,40 @@ def ratios(entry: dict[str, Any], case: str, ours: str, other: str) -> list[floa
     return found
 
 
+def needed_ms(workload: Workload, entry: dict[str, Any], case: str) -> float | None:
+    """The least time for a case on this machine, by the best figures that the probe saw in the rounds."""
+    probes = [done["limits"] for done in entry["rounds"] if done.get("limits")]
+    if not probes:
+        return None
+    best = {key: max(probe[key] for probe in probes) for key in probes[0]}
+    needs = (language if workload.kind == "language" else models).work(*_work_of(workload, case))
+    if any(best.get(kind, 0) <= 0 for kind in needs):
+        return None
+    computing = sum(amount / best[kind] for kind, amount in needs.items() if kind != "gb_read")
+    return 1e3 * max(computing, needs["gb_read"] / best["gb_read"])
+
+
+def _work_of(workload: Workload, case: str) -> tuple[Any, dict[str, Any]]:
+    return (workload if workload.kind == "language" else workload.model), workload.case(case)
+
+
+def per_second(workload: Workload, case: str, ms: float) -> float:
+    """Tokens per second of a case of a language model."""
+    sizes = workload.case(case)
+    return 1e3 * (sizes["steps"] or sizes["prompt"]) / ms
+
+
 def worst_error(entry: dict[str, Any], peer: str) -> float | None:
     errors = [done["max_abs_error"][case][peer] for done in entry["rounds"] for case in done["max_abs_error"]
               if peer in done["max_abs_error"][case]]  # fmt: skip
     return max(errors, default=None)
 
 
-def quartiles(values: list[float]) -> tuple[float, float]:
+def middle(values: list[float]) -> tuple[float, float]:
     if len(values) < 2:
         return values[0], values[0]
-    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
-    return low, high
+    tenths = statistics.quantiles(values, n=10, method="inclusive")
+    return tenths[0], tenths[-1]
 
 
 def markdown(results: dict[str, Any], known: dict[str, Workload]) -> str:
@@ -87,13 +112,17 @@ def readme_section(results: dict[str, Any], known: dict[str, Workload]) -> str:
             continue
         workload = known[name]
         ran = [peer for peer in workload.peers if any(samples(entry, case, peer) for case in workload.case_names)]
-        lines += [f"{entry['title']}. Milliseconds per call, median:", ""]
-        lines += [_row(["", *workload.case_names, "max abs error", "memory above imports, MB"])]
+        unit = "Tokens per second" if tokens_count(workload, entry) else "Milliseconds per call"
+        lines += [f"{entry['title']}. {unit}, median:", ""]
+        lines += [_row(["", *workload.case_names, f"max {error_name(workload)}", "memory above imports, MB"])]
         lines += [_row(["---", *["---:"] * (len(workload.case_names) + 2)])]
         for peer in ran:
             times = [samples(entry, case, peer) for case in workload.case_names]
             error, known_memory = worst_error(entry, peer), entry["peers"].get(peer)
-            cells = [f"{statistics.median(found):.2f}" if found else "failed" for found in times]
+            cells = [
+                _shown(workload, entry, case, statistics.median(found)) if found else "failed"
+                for case, found in zip(workload.case_names, times)
+            ]
             cells.append("" if error is None else f"{error:.1e}")
             cells.append(f"{known_memory['peak_mb'] - known_memory['imports_mb']:.0f}" if known_memory else "")
             lines.append(_row([_title(peer, entry), *cells]))
@@ -159,14 +188,16 @@ def _tables(workload: Workload, entry: dict[str, Any]) -> list[str]:
     lines += [_machine(workload, entry), ""]
     if load := _busy(workload, entry):
         lines += [load, ""]
-    lines += ["Milliseconds, median (minimum):", ""]
-    head = [*workload.case_names, "max abs error", "peak memory, MB", "above imports, MB", "load, ms"]
+    unit = "Tokens per second" if tokens_count(workload, entry) else "Milliseconds"
+    best = "maximum" if unit != "Milliseconds" else "minimum"
+    lines += [f"{unit}, median ({best}):", ""]
+    head = [*workload.case_names, f"max {error_name(workload)}", "peak memory, MB", "above imports, MB", "load, ms"]
     lines += [_row(["", *head]), _row(["---", *["---:"] * len(head)])]
     for peer in present:
         cells = []
         for case in workload.case_names:
             times = samples(entry, case, peer)
-            cells.append(f"{statistics.median(times):.2f} ({min(times):.2f})" if times else "failed")
+            cells.append(f"{_shown(workload, entry, case, statistics.median(times))} ({_shown(workload, entry, case, min(times))})" if times else "failed")
         error = worst_error(entry, peer)
         mark = "" if error is None or error <= workload.tolerance else f" **above {workload.tolerance:g}**"
         cells.append("" if error is None else f"{error:.1e}{mark}")
@@ -177,19 +208,21 @@ def _tables(workload: Workload, entry: dict[str, Any]) -> list[str]:
             cells += ["", "", ""]
         lines.append(_row([_title(peer, entry), *cells]))
     lines.append("")
-    if "graft" in present:
-        lines += ["Time of graft divided by that of the peer, median over the rounds (quartiles); below 1, graft is faster:", ""]
+    ours = workload.peers[0]
+    if ours in present:
+        lines += ["Time of graft divided by that of the peer, median over the rounds (10th to 90th percentile); below 1, graft is faster:", ""]
         lines += [_row(["", *workload.case_names]), _row(["---", *["---:"] * len(workload.case_names)])]
         for peer in present:
-            if peer == "graft":
+            if peer == ours:
                 continue
             cells = []
             for case in workload.case_names:
-                found = ratios(entry, case, "graft", peer)
-                low, high = quartiles(found) if found else (0, 0)
+                found = ratios(entry, case, ours, peer)
+                low, high = middle(found) if found else (0, 0)
                 cells.append(f"{statistics.median(found):.2f} ({low:.2f} to {high:.2f})" if found else "")
             lines.append(_row([_title(peer, entry), *cells]))
         lines.append("")
+        lines += _limits(workload, entry, ours)
         lines += _goals(workload, entry)
     for peer, reason in entry["left_out"].items():
         lines.append(f"- {peer} left out: {reason}")
@@ -199,10 +232,38 @@ def _tables(workload: Workload, entry: dict[str, Any]) -> list[str]:
     return lines
 
 
+def _limits(workload: Workload, entry: dict[str, Any], ours: str) -> list[str]:
+    cells = []
+    for case in workload.case_names:
+        least, times = needed_ms(workload, entry, case), samples(entry, case, ours)
+        if least is None or not times:
+            return []
+        cells.append(f"{_shown(workload, entry, case, least)}: {100 * least / statistics.median(times):.0f} %")
+    probes = [done["limits"] for done in entry["rounds"] if done.get("limits")]
+    best = ", ".join(f"{key} {max(probe[key] for probe in probes):.0f}" for key in probes[0])
+    return [
+        f"The machine's limit for what has to be computed and read (probe: {best}), and the share of it that graft reaches:", "",
+        _row(["", *workload.case_names]), _row(["---", *["---:"] * len(cells)]), _row(["limit", *cells]), "",
+    ]  # fmt: skip
+
+
+def tokens_count(workload: Workload, entry: dict[str, Any]) -> bool:
+    """Whether cases are told in tokens per second: those of programs are whole processes."""
+    return workload.kind == "language" and not workload.peers[0].endswith("-program")
+
+
+def error_name(workload: Workload) -> str:
+    return "error, share of the largest logit" if workload.kind == "language" else "abs error"
+
+
+def _shown(workload: Workload, entry: dict[str, Any], case: str, ms: float) -> str:
+    return f"{per_second(workload, case, ms):.1f}" if tokens_count(workload, entry) else f"{ms:.2f}"
+
+
 def _goals(workload: Workload, entry: dict[str, Any]) -> list[str]:
     lines = []
     for goal in workload.goals:
-        found = ratios(entry, goal["case"], "graft", goal["peer"])
+        found = ratios(entry, goal["case"], workload.peers[0], goal["peer"])
         if found:
             ratio = statistics.median(found)
             verdict = "holds" if ratio <= goal["at_most"] else "does not hold"
@@ -225,7 +286,7 @@ def _machine(workload: Workload, entry: dict[str, Any]) -> str:
 
 def _title(peer: str, entry: dict[str, Any]) -> str:
     versions = entry["key"]["peers"][peer]["versions"]
-    if peer == "graft":
+    if peer.startswith("graft"):
         return "**graft**"
     return f"{peer} {next(iter(versions.values()))}"
 

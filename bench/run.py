@@ -38,12 +38,13 @@ class PeerFailed(Exception):
 
 
 def python_of(peer: str) -> str:
-    own = BENCH / ".venv" / "bin" / "python"
-    if peers.get(peer).environment == "project":
+    environment = peers.get(peer).environment
+    if environment == "project":
         return sys.executable
-    if not own.exists():
-        raise PeerFailed("its environment bench/.venv is missing")
-    return str(own)
+    folder = BENCH / {"peers": ".venv", "language": ".venv-language"}[environment]
+    if not (folder / "bin" / "python").exists():
+        raise PeerFailed(f"its environment bench/{folder.name} is missing")
+    return str(folder / "bin" / "python")
 
 
 def environment(threads: int) -> dict[str, str]:
@@ -142,11 +143,11 @@ def prepare(peer: str, workload: Workload, folder: Path, log: Path) -> dict[str,
     log.unlink(missing_ok=True)
     identity = call(python_of(peer), "identify", peer, log=log, threads=workload.threads)
     stamp = folder / "identity.json"
-    wanted = {**identity, "model": workload.model}
+    wanted = {**identity, "model": workload.model, "weights": workload.weights}
     if not stamp.exists() or json.loads(stamp.read_text()) != wanted:
         say(f"  {peer}: preparing")
         stamp.unlink(missing_ok=True)
-        call(python_of(peer), "prepare", peer, workload.model, str(folder), log=log, threads=workload.threads)
+        call(python_of(peer), "prepare", peer, workload.name, str(folder), log=log, threads=workload.threads)
         stamp.write_text(json.dumps(wanted))
     return identity
 
@@ -159,6 +160,7 @@ def measure(workload: Workload, chosen: list[str], rounds: int, results_path: Pa
     cores = machine.distinct_cores(workload.threads)
     left_out = {}
     identities = {}
+    call(sys.executable, "model", workload.name, str(cache / "model"), log=cache / "model.log", threads=workload.threads)
     for peer in chosen:
         try:
             identities[peer] = prepare(peer, workload, cache / peer, cache / f"{peer}.log")
@@ -191,8 +193,8 @@ def measure(workload: Workload, chosen: list[str], rounds: int, results_path: Pa
         report.write(results, results_path)
         return
 
-    call(sys.executable, "reference", workload.model, workload.name, str(cache / "references"),
-         log=cache / "reference.log", threads=workload.threads)  # fmt: skip
+    call(sys.executable, "reference", workload.name, str(cache / "references"), log=cache / "reference.log",
+         threads=workload.threads)  # fmt: skip
     workers: dict[str, Worker] = {}
     try:
         for peer in identities:
@@ -205,7 +207,8 @@ def measure(workload: Workload, chosen: list[str], rounds: int, results_path: Pa
         session = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
         # A round during which a peer failed still counts: the peer is not asked again in this run.
         while workers and complete(entry, workers) < rounds:
-            done = one_round(workload, entry, workers, len(entry["rounds"]))
+            limits = machine.limits(workload.threads, cores)
+            done = {"limits": limits, **one_round(workload, entry, workers, len(entry["rounds"]))}
             entry["rounds"].append({"session": session, **done})
             for peer, worker in list(workers.items()):
                 try:
@@ -244,7 +247,7 @@ def one_round(workload: Workload, entry: dict[str, Any], workers: dict[str, Work
         for peer in names[shift:] + names[:shift]:
             time.sleep(SETTLE_SECONDS)
             try:
-                turn = workers[peer].ask(do="turn", case=case)
+                turn = workers[peer].ask(do="turn", case=case, round=number)
             except PeerFailed as reason:
                 drop(entry, workers, peer, reason)
                 continue

@@ -23,6 +23,8 @@ class Workload:
     peers: tuple[str, ...]
     cases: tuple[dict[str, Any], ...]
     goals: tuple[dict[str, Any], ...] = ()
+    kind: str = "calls"  # or "language": cases of a prompt and steps, see language.py
+    weights: str = "f32"  # how a language model's matrices are stored, as ggml names it
 
     @property
     def case_names(self) -> list[str]:
@@ -34,7 +36,7 @@ class Workload:
     def measured(self) -> dict[str, Any]:
         """What a sample depends on: samples taken under another definition are not comparable."""
         fields = asdict(self)
-        return {key: fields[key] for key in ("name", "model", "threads", "warmup", "calls", "cases")}
+        return {key: fields[key] for key in ("name", "model", "weights", "threads", "warmup", "calls", "cases")}
 
 
 def load(path: Path = BENCH / "workloads.toml") -> dict[str, Workload]:

@@ -16,6 +16,12 @@ MODULES = {
     "aotinductor": "aot_inductor",
     "torch-compile": "torch_compile",
     "eager": "eager",
+    "graft-language": "graft_language",
+    "llama.cpp": "llama_cpp_language",
+    "openvino-genai": "openvino_language",
+    "ctranslate2": "ctranslate2_language",
+    "graft-program": "graft_program",
+    "llama.cpp-program": "llama_cpp_program",
 }
 
 
@@ -27,7 +33,9 @@ class Peer:
     """
 
     packages: tuple[str, ...] = ()  # whose versions identify it
-    environment = "project"  # or "peers": the virtual environment of bench/
+    environment = "project"  # or "peers", "language": the virtual environments of bench/
+    peak_mb: float | None = None  # where the memory that counts is not the worker's
+    seconds: float | None = None  # of the last `run`, where the peer's own clock says it better
 
     def prepare(self, source: Any, folder: Path) -> None:
         """Writes what `load` reads. `source`: models.Source."""
@@ -46,6 +54,9 @@ class Peer:
     def bind(self, arrays: list[np.ndarray]) -> Any:
         """Inputs in the peer's own form."""
         return arrays
+
+    def before(self, bound: Any) -> None:
+        """Ahead of every run that counts, and not timed."""
 
     def run(self, bound: Any) -> Any:
         raise NotImplementedError

@@ -154,7 +154,7 @@ def test_every_entry_names_known_peers(bench):
     for workload in bench["workloads"].load().values():
         assert set(workload.peers) <= set(bench["peers"].MODULES)
         for peer in workload.peers:
-            assert bench["peers"].get(peer).environment in ("project", "peers")
+            assert bench["peers"].get(peer).environment in ("project", "peers", "language")
 
 
 def test_a_goal_of_an_unknown_case_is_an_error(bench, tmp_path):

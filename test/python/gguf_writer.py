@@ -13,7 +13,7 @@ import torch
 from graft._quantize import quantize
 
 _ALIGNMENT = 32
-_TYPES = {"f32": 0, "q4_0": 2, "q8_0": 8, "q4_K": 12, "q6_K": 14}  # as ggml numbers them
+_TYPES = {"f32": 0, "f16": 1, "bf16": 30, "q4_0": 2, "q8_0": 8, "q4_K": 12, "q6_K": 14}  # as ggml numbers them
 _quiet: list[Any] = []
 
 
@@ -42,8 +42,7 @@ def write_gguf(path: Path, values: Mapping[str, Any], tensors: Mapping[str, torc
         head.append(_text(name) + struct.pack("<I", len(sizes)) + struct.pack(f"<{len(sizes)}Q", *sizes))
         stored = kind if tensor.dim() > 1 else "f32"
         head.append(struct.pack("<IQ", _TYPES[stored], offset))
-        plain = tensor.detach().to(torch.float32).contiguous()
-        content = plain.numpy().tobytes() if stored == "f32" else quantize(plain, stored).tobytes()
+        content = _stored(tensor.detach(), stored)
         content += bytes(-len(content) % _ALIGNMENT)
         data.append(content)
         offset += len(content)
@@ -52,8 +51,19 @@ def write_gguf(path: Path, values: Mapping[str, Any], tensors: Mapping[str, torc
     return path
 
 
+_DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+
+
+def _stored(tensor: torch.Tensor, kind: str) -> bytes:
+    if kind in _DTYPES:
+        return tensor.to(_DTYPES[kind]).contiguous().view(torch.uint8).numpy().tobytes()
+    return quantize(tensor.to(torch.float32).contiguous(), kind).tobytes()
+
+
 def rounded(tensor: torch.Tensor, kind: str) -> torch.Tensor:
     """What a matrix is worth after it was stored as that type."""
+    if kind in _DTYPES:
+        return tensor.to(_DTYPES[kind]).to(tensor.dtype)
     import graft._C  # noqa: F401  (brings ggml into the process)
 
     data = quantize(tensor, kind)

@@ -308,4 +308,6 @@ def open_gguf(path: Path) -> Any:
     model = make_empty(config)
     reader.frequencies(model)
     weights = match(model, reader.weights(config), path.name)
-    return Source(path.name, model, weights, {"tokenizer.gguf": file.vocabulary})
+    # A file without a vocabulary is a model of ids alone.
+    tokenizer = {"tokenizer.gguf": file.vocabulary} if "tokenizer.ggml.tokens" in file.values else {}
+    return Source(path.name, model, weights, tokenizer)

@@ -1,0 +1,147 @@
+"""Language models as workloads: random weights of a real shape, in files that the engines read; prompts and steps.
+
+A case is {prompt, steps}: `steps` 0 times the run of the whole prompt, otherwise the steps after it, one by one. A variant
+is one sequence of tokens, the same for all cases; rounds take turns with them, so that no prompt follows itself.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from peers.language import Text
+
+if TYPE_CHECKING:
+    from workloads import Workload
+
+TOOLS = Path(__file__).resolve().parents[1] / "test" / "python"
+VARIANTS = 7
+CONFIGS = {
+    "qwen3-0.6b": {
+        "vocab_size": 151936, "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28,
+        "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 40960,
+        "rms_norm_eps": 1e-6, "rope_theta": 1e6, "tie_word_embeddings": True,
+    },
+}  # fmt: skip
+
+
+def make(workload: Workload, folder: Path) -> None:
+    """`hf`: a folder of Hugging Face in bf16, with a tokenizer of as many words; and a GGUF file of the same weights."""
+    stamp = folder / "made.json"
+    wanted = {"model": workload.model, "weights": workload.weights}
+    if stamp.exists() and json.loads(stamp.read_text()) == wanted:
+        return
+    import torch
+    from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+    sys.path.append(str(TOOLS))
+    import gguf_writer
+
+    hf = folder.parent.parent / "models" / workload.model  # one for all types of weights
+    if not (hf / "model.safetensors").exists():
+        torch.manual_seed(0)
+        Qwen3ForCausalLM(Qwen3Config(**CONFIGS[workload.model])).to(torch.bfloat16).save_pretrained(hf)
+        _tokenizer(CONFIGS[workload.model]["vocab_size"]).save_pretrained(hf)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    (folder / "hf").symlink_to(hf.resolve())
+    model = AutoModelForCausalLM.from_pretrained(hf, dtype=torch.bfloat16)
+    gguf_writer.write_gguf(
+        folder / f"{workload.weights}.gguf",
+        gguf_writer.values_of(model.config, "qwen3"),
+        gguf_writer.tensors_of(model, "qwen3"),
+        workload.weights,
+    )
+    stamp.write_text(json.dumps(wanted))
+
+
+def _tokenizer(size: int) -> Any:
+    """Converters want one; a word is the number of its token."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = Tokenizer(models.WordLevel({f"t{i}": i for i in range(size)}, unk_token="t0"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=words, unk_token="t0", bos_token="t1", eos_token="t2")
+
+
+def tokens_of(variant: int, count: int) -> np.ndarray:
+    return np.random.default_rng(variant).integers(3, 150_000, count, dtype=np.int64)
+
+
+def write_references(workload: Workload, folder: Path) -> None:
+    """The logits after every case's last token: eager PyTorch in f32 on the weights as stored in the GGUF file."""
+    stamp = folder / "written.json"
+    ends = sorted({case["prompt"] + case["steps"] for case in workload.cases})
+    wanted = {"model": workload.model, "weights": workload.weights, "ends": ends, "variants": VARIANTS}
+    if stamp.exists() and json.loads(stamp.read_text()) == wanted:
+        return
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    sys.path.append(str(TOOLS))
+    import gguf_writer
+
+    model = AutoModelForCausalLM.from_pretrained(folder.parent / "model" / "hf", dtype=torch.float32).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.copy_(gguf_writer.rounded(parameter, workload.weights))
+        for variant in range(VARIANTS):
+            ids = torch.from_numpy(tokens_of(variant, ends[-1]))[None]
+            keep = torch.tensor(ends) - 1
+            logits = model(input_ids=ids, logits_to_keep=keep).logits[0]
+            np.savez(folder / f"{variant}.npz", logits=logits.numpy())
+    stamp.write_text(json.dumps(wanted))
+
+
+def read_references(workload: Workload, folder: Path) -> dict[str, list[tuple[Text, np.ndarray]]]:
+    ends = sorted({case["prompt"] + case["steps"] for case in workload.cases})
+    logits = []
+    for variant in range(VARIANTS):
+        with np.load(folder / f"{variant}.npz") as saved:
+            logits.append(saved["logits"])
+    cases: dict[str, list[tuple[Text, np.ndarray]]] = {}
+    for case in workload.cases:
+        count = case["prompt"] + case["steps"]
+        cases[case["name"]] = [
+            (Text(variant, tokens_of(variant, count), case["prompt"]), logits[variant][ends.index(count)])
+            for variant in range(VARIANTS)
+        ]
+    return cases
+
+
+def error(actual: np.ndarray, expected: np.ndarray, inputs: Text) -> float:
+    """Largest difference of the logits as a share of the largest logit.
+
+    For an engine that hands out tokens only: how far the reference has its token below the best one, after the prompt;
+    the steps are its own, and nothing is compared.
+    """
+    largest = float(np.abs(expected).max())
+    if actual.dtype == np.int64:
+        return 0.0 if inputs.steps else float(expected.max() - expected[actual[0]]) / largest
+    return float(np.abs(actual - expected).max()) / largest
+
+
+def work(workload: Workload, case: dict[str, Any]) -> dict[str, float]:
+    """What a case needs at least, by the figures of the roofline probe: operations (two for a product and its sum) of the
+    matrices in their precision and of attention in f32, and bytes read (weights once a run; keys and values in f16)."""
+    config = CONFIGS[workload.model]
+    hidden, layers, head = config["hidden_size"], config["num_hidden_layers"], config["head_dim"]
+    queries, keys = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
+    matrices = layers * hidden * (2 * queries + 2 * keys + 3 * config["intermediate_size"])
+    vocabulary = config["vocab_size"] * hidden
+    prompt, steps = case["prompt"], case["steps"]
+    runs, tokens = (steps, steps) if steps else (1, prompt)
+    seen = sum(range(prompt + 1, prompt + steps + 1)) if steps else prompt * (prompt + 1) // 2
+    bits = {"q8_0": 8.5, "q4_0": 4.5, "q4_K": 4.5, "bf16": 16, "f16": 16, "f32": 32}[workload.weights]
+    kind = {"bf16": "gflops_bf16", "f16": "gflops_f32", "f32": "gflops_f32"}.get(workload.weights, "gops_int8")
+    cached = 2 * layers * keys * 2 * (seen if steps else prompt)
+    needs = {"gflops_f32": 4.0 * seen * queries * layers / 1e9, "gb_read": (runs * (matrices + vocabulary) * bits / 8 + cached) / 1e9}
+    needs[kind] = needs.get(kind, 0.0) + 2.0 * (tokens * matrices + runs * vocabulary) / 1e9
+    return needs

@@ -1,0 +1,46 @@
+"""graft: `graft export` of the GGUF file, then graft.load; f16 keys and values, as llama.cpp has them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from peers.graft_package import Graft
+from peers.language import LanguagePeer, gguf
+
+CONTEXT = 2048
+
+
+class GraftLanguage(LanguagePeer):
+    packages = Graft.packages
+    fingerprint = Graft.fingerprint
+
+    def prepare(self, source: Any, folder: Path) -> None:
+        command = [str(Path(sys.executable).with_name("graft")), "export", str(gguf(source)), "-o", str(folder / "model.pte")]
+        subprocess.run([*command, "--context", str(CONTEXT)], check=True)
+
+    def import_runtime(self) -> None:
+        import graft
+        import torch
+
+        graft.load
+        self._torch = torch
+
+    def load(self, model: str, folder: Path, threads: int) -> None:
+        import graft
+
+        self._model = graft.load(folder / "model.pte", threads=threads, kv_length=CONTEXT, kv_dtype="f16")
+        self._forward = self._model.methods["forward"]
+
+    def clear(self) -> None:
+        self._model.kv_truncate(0)
+
+    def feed(self, tokens: list[int], past: int) -> Any:
+        torch = self._torch
+        positions = torch.arange(past, past + len(tokens))[None]
+        return self._forward(torch.tensor([tokens]), positions, positions, torch.tensor([len(tokens) - 1]))
+
+
+PEER = GraftLanguage()

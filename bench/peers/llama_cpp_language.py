@@ -1,0 +1,79 @@
+"""llama.cpp: a default native build of llama-cpp-python (with OpenMP), through llama.cpp's C functions.
+
+Loaded with each of flash attention on and off and micro-batches of 128 and 512; the fastest prefill of 512 tokens stays.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from peers.language import LanguagePeer, gguf
+
+CONTEXT = 2048
+SETTINGS = [(flash, ubatch) for flash in (1, 0) for ubatch in (512, 128)]
+
+
+class LlamaCpp(LanguagePeer):
+    packages = ("llama-cpp-python",)
+    environment = "language"
+
+    def prepare(self, source: Any, folder: Path) -> None:
+        link = folder / "model.gguf"
+        link.unlink(missing_ok=True)
+        link.symlink_to(gguf(source).resolve())
+
+    def import_runtime(self) -> None:
+        import llama_cpp
+
+        self._lib = llama_cpp
+
+    def load(self, model: str, folder: Path, threads: int) -> None:
+        lib = self._lib
+        self._quiet = lib.llama_log_callback(lambda *_: None)
+        lib.llama_log_set(self._quiet, ctypes.c_void_p(0))
+        lib.llama_backend_init()
+        print("llama.cpp:", lib.llama_print_system_info().decode(), file=sys.stderr)
+        self._model = lib.llama_model_load_from_file(str(folder / "model.gguf").encode(), lib.llama_model_default_params())
+        if not self._model:
+            raise RuntimeError("llama.cpp does not load the file")
+        self._width = lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(self._model))
+        seconds = {}
+        for setting in SETTINGS:
+            self._context = self._open(*setting, threads)
+            self.feed(list(range(8)), 0)
+            start = time.perf_counter()
+            for _ in range(2):
+                self.clear()
+                self.feed(list(range(512)), 0)
+            seconds[setting] = time.perf_counter() - start
+            lib.llama_free(self._context)
+        best = min(seconds, key=seconds.get)
+        print("llama.cpp: seconds by (flash attention, ubatch):", seconds, "chosen:", best, file=sys.stderr)
+        self._context = self._open(*best, threads)
+
+    def _open(self, flash: int, ubatch: int, threads: int) -> Any:
+        params = self._lib.llama_context_default_params()
+        params.n_ctx = params.n_batch = CONTEXT
+        params.n_ubatch = ubatch
+        params.n_threads = params.n_threads_batch = threads
+        params.flash_attn_type = flash
+        return self._lib.llama_init_from_model(self._model, params)
+
+    def clear(self) -> None:
+        self._lib.llama_memory_clear(self._lib.llama_get_memory(self._context), True)
+
+    def feed(self, tokens: list[int], past: int) -> Any:
+        lib = self._lib
+        array = (lib.llama_token * len(tokens))(*tokens)
+        if lib.llama_decode(self._context, lib.llama_batch_get_one(array, len(tokens))) != 0:
+            raise RuntimeError(f"llama_decode of {len(tokens)} tokens failed")
+        return np.ctypeslib.as_array(lib.llama_get_logits_ith(self._context, -1), (self._width,))
+
+
+PEER = LlamaCpp()
