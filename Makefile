@@ -17,7 +17,7 @@ PIP := $(BIN)/pip --disable-pip-version-check
 PIP_INSTALL := $(PIP) install -c requirements/constraints.txt
 
 .PHONY: all help demo test test-cpp test-python build setup system format format-check tidy asan tsan planted cuda \
-        bench bench-overhead install-check wheel wheel-check ops-report clean
+        bench bench-overhead install-check wheel wheel-check executorch-suite ops-report clean
 all: build
 
 help:
@@ -28,6 +28,7 @@ help:
 	@echo 'make planted         plants known bugs one by one and requires that the tests notice'
 	@echo 'make cuda            build and C++ tests on a ggml with CUDA'
 	@echo 'make install-check   the C++ install, moved away from here, runs examples/cpp'
+	@echo 'make executorch-suite  the operator tests that ExecuTorch ships for backends, on graft'
 	@echo 'make wheel-check     pip install . into an environment of its own'
 	@echo 'make format | tidy   clang-format, clang-tidy'
 	@echo 'make ops-report      the differential tests of all operators, and docs/ops.md from them'
@@ -129,6 +130,9 @@ tidy: build
 	@command -v clang-tidy >/dev/null || { echo 'clang-tidy is missing: apt-get install clang-tidy' >&2; exit 1; }
 	git ls-files 'src/*.cpp' | grep -v -e _test.cpp -e src/kernel/simd/ | \
 	  xargs -P $(JOBS) -n 4 clang-tidy -quiet -p build/release
+
+executorch-suite: build
+	@$(BIN)/python test/executorch_suite/run.py
 
 ops-report: build
 	@rm -rf build/ops-report && mkdir -p build/ops-report

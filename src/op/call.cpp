@@ -155,6 +155,15 @@ std::vector<std::int64_t> Call::integers(std::string_view name) const {
   return out;
 }
 
+std::vector<double> Call::reals(std::string_view name) const {
+  const ir::Arg& a = arg(name);
+  if (a.kind != ir::Arg::Kind::list) return {real(name)};
+  std::vector<double> out;
+  out.reserve(a.items.size());
+  for (const ir::Arg& item : a.items) out.push_back(scalar_of(item).to_double());
+  return out;
+}
+
 DType Call::output_dtype(std::size_t i) const {
   GRAFT_ASSERT(i < node_.outputs.size());
   return method_.values[node_.outputs[i]].dtype;

@@ -82,6 +82,7 @@ class Call {
   bool boolean(std::string_view name) const;
   std::string_view text(std::string_view name) const;
   std::vector<std::int64_t> integers(std::string_view name) const;  // a list of ints; a lone int is a list of one
+  std::vector<double> reals(std::string_view name) const;           // likewise of any numbers
   DType output_dtype(std::size_t i = 0) const;                      // as the exporter recorded it
   std::size_t output_count() const { return node_.outputs.size(); }
 

@@ -27,6 +27,7 @@ namespace graft {
   X(pool_operators)                \
   X(quantize_operators)            \
   X(reduce_operators)              \
+  X(resample_operators)            \
   X(rope_operators)                \
   X(softmax_operators)             \
   X(sort_operators)                \
