@@ -155,7 +155,7 @@ def tensors_of(model: torch.nn.Module, architecture: str) -> dict[str, torch.Ten
 # llama.cpp --------------------------------------------------------------------------------------------------------
 
 
-def llama_cpp_logits(path: Path, tokens: Sequence[int]) -> torch.Tensor:
+def llama_cpp_logits(path: Path, tokens: Sequence[int], threads: int = 1) -> torch.Tensor:
     """[T, V]: of every token of one prompt, with the cache in f32."""
     import llama_cpp as lib
 
@@ -168,7 +168,7 @@ def llama_cpp_logits(path: Path, tokens: Sequence[int]) -> torch.Tensor:
     try:
         params = lib.llama_context_default_params()
         params.n_ctx = params.n_batch = params.n_ubatch = max(64, len(tokens))
-        params.n_threads = params.n_threads_batch = 1
+        params.n_threads = params.n_threads_batch = threads
         params.type_k = params.type_v = 0  # f32
         params.flash_attn_type = 0
         context = lib.llama_init_from_model(model, params)
@@ -180,9 +180,10 @@ def llama_cpp_logits(path: Path, tokens: Sequence[int]) -> torch.Tensor:
                 batch.seq_id[i][0] = 0
             assert lib.llama_decode(context, batch) == 0
             width = lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(model))
-            rows = [lib.llama_get_logits_ith(context, i)[:width] for i in range(len(tokens))]
+            rows = ctypes.cast(lib.llama_get_logits(context), ctypes.POINTER(ctypes.c_float * (len(tokens) * width)))
+            logits = torch.frombuffer(rows.contents, dtype=torch.float32).reshape(len(tokens), width).clone()
             lib.llama_batch_free(batch)
-            return torch.tensor(rows)
+            return logits
         finally:
             lib.llama_free(context)
     finally:

@@ -341,38 +341,69 @@ int zero_of(PanelFormat format) {
   return kZeros[static_cast<int>(format)];
 }
 
+constexpr int kVectors = kPanelBlock / kLanes;
+
+// The largest of all lanes.
+GRAFT_VEC std::int32_t max_lanes(vi x) {
+#if defined(__AVX512VNNI__)
+  return _mm512_reduce_max_epi32((__m512i)x);
+#else
+  __m128i m = _mm_max_epi32(_mm256_castsi256_si128((__m256i)x), _mm256_extracti128_si256((__m256i)x, 1));
+  m = _mm_max_epi32(m, _mm_shuffle_epi32(m, 0x4e));
+  return _mm_cvtsi128_si32(_mm_max_epi32(m, _mm_shuffle_epi32(m, 0xb1)));
+#endif
+}
+
+// Rounds the numbers of a block, all at most 127, to bytes: each half of it.
+GRAFT_VEC void to_bytes(const vf (&x)[kVectors], __m128i (&halves)[2]) {
+#if defined(__AVX512VNNI__)
+  for (int h = 0; h < 2; ++h) halves[h] = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32((__m512)x[h]));
+#else
+  for (int h = 0; h < 2; ++h) {
+    const __m256i a = _mm256_cvtps_epi32((__m256)x[2 * h]), b = _mm256_cvtps_epi32((__m256)x[2 * h + 1]);
+    const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(a, b), 0xd8);
+    halves[h] = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+  }
+#endif
+}
+
+// The sum of 16 signed bytes.
+GRAFT_VEC std::int32_t sum_bytes(__m128i x) {
+  const __m128i sums = _mm_sad_epu8(_mm_xor_si128(x, _mm_set1_epi8(static_cast<char>(0x80))), _mm_setzero_si128());
+  return _mm_cvtsi128_si32(sums) + _mm_extract_epi32(sums, 2) - 16 * 128;
+}
+
 void quantize(PanelFormat format, const float* from, i64 k0, i64 k1, i64 row, i64 depth, const QuantizedRows& to) {
-  constexpr int kVectors = kPanelBlock / kLanes;
-  constexpr float kRound = 12582912.f;  // 1.5 * 2^23: adding it rounds to whole numbers, its low bits are theirs
-  typedef std::int8_t bytes __attribute__((vector_size(kLanes)));
   const int zero_point = zero_of(format);
   for (i64 k = k0; k < k1; k += kPanelBlock) {
-    vf x[kVectors], largest = zero();
+    // Of floats without sign the order is that of their bits, and what is no number comes last: one makes the block's
+    // scale none.
+    vf x[kVectors];
+    vi largest = {};
     for (int i = 0; i < kVectors; ++i) {
       x[i] = load(from + k + i * kLanes);
-      largest = max_nan(absolute(x[i]), largest);
+      const vi size = as_int(absolute(x[i]));
+      largest = size > largest ? size : largest;
     }
-    const float most = max_lanes_nan(largest);
+    const auto most = __builtin_bit_cast(float, max_lanes(largest));
     const float inverse = most > 1e-36f ? 127.f / most : 0.f;  // of less, the inverse is infinite
-    vi sums[2] = {};                                           // of each half of the block
-    for (int i = 0; i < kVectors; ++i) {
-      const vi q = as_int(x[i] * inverse + kRound) - as_int(splat(kRound));
-      const bytes b = __builtin_convertvector(q, bytes);
-      __builtin_memcpy(to.q + row * depth + k + i * kLanes, &b, kLanes);
-      // Of bytes that are no numbers, beside an infinite scale or one that is none, the sum must not overflow either.
-      sums[i / (kVectors / 2)] += (vi)((vu)q << 24) >> 24;
+    for (int i = 0; i < kVectors; ++i) x[i] = x[i] * inverse;
+    __m128i halves[2];
+    to_bytes(x, halves);
+    std::int32_t sums[2];
+    for (int h = 0; h < 2; ++h) {
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(to.q + row * depth + k + h * 16), halves[h]);
+      sums[h] = sum_bytes(halves[h]);
     }
-    std::int32_t half[2] = {};
-    for (int h = 0; h < 2; ++h) half[h] = static_cast<std::int32_t>(sum_lanes(__builtin_convertvector(sums[h], vf)));
     const i64 block = row * (depth / kPanelBlock) + k / kPanelBlock;
     const float scale = most / 127.f;
     to.scale[block] = scale;
     if (format == PanelFormat::q4_k) {
-      to.scaled_sum[block] = scale * static_cast<float>(half[0] + half[1]);
+      to.scaled_sum[block] = scale * static_cast<float>(sums[0] + sums[1]);
     } else if (format == PanelFormat::q6_k) {
-      for (int h = 0; h < 2; ++h) to.sum[block * 2 + h] = -zero_point * half[h];
+      for (int h = 0; h < 2; ++h) to.sum[block * 2 + h] = -zero_point * sums[h];
     } else {
-      to.sum[block] = -zero_point * (half[0] + half[1]);
+      to.sum[block] = -zero_point * (sums[0] + sums[1]);
     }
   }
 }
