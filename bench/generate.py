@@ -2,8 +2,8 @@
 
     python bench/generate.py [--tokens 64] [--prompt 128] [--layers 28]
 
-Each engine runs in a process of its own, whose peak memory is shown. `added` is what `graft.compile` costs per step over
-its engine: milliseconds of generate() per step, less those spent in the engine, less those of generate() with a model
+Each engine runs in a process of its own, whose peak memory is shown. `added` is what `graft.compile` costs per step
+over its engine: milliseconds of generate() per step, less those spent in the engine, less those of generate() with a model
 that does nothing.
 """
 

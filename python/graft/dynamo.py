@@ -1,4 +1,4 @@
-"""`torch.compile(model, backend="graft")`: graphs that TorchDynamo captures run on the engine. For inference, on the CPU."""
+"""`torch.compile(model, backend="graft")`: graphs that TorchDynamo captures run on the engine. For inference."""
 
 from __future__ import annotations
 
@@ -21,9 +21,6 @@ def backend(
 
     options: threads; device, a name of `graft.devices()`; quantize, as `graft.export` takes it. A graph with nodes that
     graft does not run is an error; so is one that needs gradients."""
-    from graft._export import export
-    from graft.runtime import load
-
     if torch.is_grad_enabled() and any(isinstance(t, torch.Tensor) and t.requires_grad for t in example_inputs):
         raise Unsupported(
             "torch.compile(backend='graft'): graft computes no gradients; call the model under torch.no_grad(), or "
@@ -127,7 +124,11 @@ class _Program(torch.nn.Module):
 def _is_buffer(node: torch.fx.Node) -> bool:
     """Whether the argument is an attribute of the module that is compiled."""
     source = getattr(node, "_dynamo_source", None)
-    return source is not None and getattr(source, "guard_source", None) is not None and source.guard_source.is_unspecialized_nn_module()
+    return (
+        source is not None
+        and getattr(source, "guard_source", None) is not None
+        and source.guard_source.is_unspecialized_nn_module()
+    )
 
 
 __all__ = ["backend"]

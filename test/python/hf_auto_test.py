@@ -114,7 +114,11 @@ print(1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before))
 """
     environment = {**os.environ, "GRAFT_CACHE": str(tmp_path / "cache")}
     grown = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "model")], env=environment, capture_output=True, text=True, check=True
+        [sys.executable, "-c", code, str(tmp_path / "model")],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     shutil.rmtree(tmp_path / "model")
     assert int(grown.stdout) < size / 2, (grown.stdout, size)

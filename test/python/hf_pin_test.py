@@ -7,7 +7,14 @@ import inspect
 import pytest
 import torch
 import transformers
-from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache, StaticCache, cache_utils, masking_utils
+from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    DynamicCache,
+    StaticCache,
+    cache_utils,
+    masking_utils,
+)
 from transformers.integrations.moe import ExpertsInterface
 
 import graft.hf.causal

@@ -22,7 +22,12 @@ def bert(kind, **options):
     torch.manual_seed(0)
     config = transformers.BertConfig(
         **dict(
-            vocab_size=99, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64, num_labels=3
+            vocab_size=99,
+            hidden_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            intermediate_size=64,
+            num_labels=3,
         ),
         **options,
     )
@@ -177,7 +182,12 @@ class Harness:
 
     def generate_until(self, ids, mask):
         return self.model.generate(
-            input_ids=ids, attention_mask=mask, max_length=ids.shape[1] + 8, pad_token_id=0, use_cache=True, do_sample=False
+            input_ids=ids,
+            attention_mask=mask,
+            max_length=ids.shape[1] + 8,
+            pad_token_id=0,
+            use_cache=True,
+            do_sample=False,
         )
 
 
@@ -190,6 +200,30 @@ def test_an_evaluation_harness():
         results.append((harness.loglikelihood(ids, ids[:, -3:]), harness.generate_until(ids, mask)))
     assert (results[0][0] - results[1][0]).abs().max() < 1e-3
     assert torch.equal(results[0][1], results[1][1])
+
+
+@pytest.mark.slow
+def test_lm_evaluation_harness_itself():
+    """Where it is installed: the adapter's scores and texts."""
+    huggingface = pytest.importorskip("lm_eval.models.huggingface")
+    from lm_eval.api.instance import Instance
+
+    folder = DATA / "stories260K"
+    if not folder.exists():
+        pytest.skip(f"no {folder}: set GRAFT_TEST_DATA")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+    pairs = [("Once upon a time", " there was a girl"), ("Lily went to the", " park")]
+    results = []
+    for one in (model, graft.compile(copy.deepcopy(model), threads=1)):
+        adapter = huggingface.HFLM(pretrained=one, tokenizer=tokenizer, batch_size=4, device="cpu", max_length=256)
+        scores = [Instance("loglikelihood", {}, pair, i) for i, pair in enumerate(pairs)]
+        settings = {"until": ["."], "max_gen_toks": 20, "do_sample": False}
+        texts = [Instance("generate_until", {}, (pair[0], settings), i) for i, pair in enumerate(pairs)]
+        results.append((adapter.loglikelihood(scores, disable_tqdm=True), adapter.generate_until(texts, disable_tqdm=True)))
+    for (expected, greedy), (found, same_greedy) in zip(results[0][0], results[1][0]):
+        assert abs(expected - found) < 1e-3 and greedy == same_greedy
+    assert results[0][1] == results[1][1]
 
 
 # --- adapters ---
@@ -263,7 +297,9 @@ def test_the_exporter_of_executorch(tmp_path):
     assert b"GraftBackend" in path.read_bytes()
     method = Runtime.get().load_program(path).load_method("forward")
     inputs = text(2, 7)
-    names = list(torch.utils._pytree.treespec_loads(exported.components["model"].metadata.in_spec).children()[1].context)
+    names = list(
+        torch.utils._pytree.treespec_loads(exported.components["model"].metadata.in_spec).children()[1].context
+    )
     same(model(**inputs)[0], method.execute([inputs[name] for name in names])[0])
 
 

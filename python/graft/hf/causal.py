@@ -23,7 +23,8 @@ _PACKED_ADVICE = (
 
 
 def check(model: Any, mixed: type | None = None) -> type:
-    """The class of a model that can be compiled; mixed: into the class of one that is compiled already. Raises Unsupported or InvalidArgument for others."""
+    """The class of a model that can be compiled. Raises Unsupported or InvalidArgument for others. mixed: what is mixed
+    into the class of one that is compiled already."""
     _check_adapters(model)
     if not isinstance(model, PreTrainedModel):
         raise InvalidArgument(f"graft.compile: expected a model of transformers, found {type(model).__name__}")
@@ -65,9 +66,7 @@ def hint(model: Any) -> str:
     return ""
 
 
-def take_over(
-    model: PreTrainedModel, kind: type, release_weights: bool, dtype: torch.dtype | None = None
-) -> None:
+def take_over(model: PreTrainedModel, kind: type, release_weights: bool, dtype: torch.dtype | None = None) -> None:
     dtype = dtype or model.dtype
     model.__class__ = _class_of(kind)
     model._graft_dtype = dtype

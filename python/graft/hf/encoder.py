@@ -21,7 +21,11 @@ from graft.errors import ExportError, InvalidArgument, Unsupported
 from graft.hf import causal, store
 from graft.hf.program import Progress, _identity
 
-_CAUSAL = {name for names in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values() for name in ([names] if isinstance(names, str) else names)}
+_CAUSAL = {
+    name
+    for names in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
+    for name in ([names] if isinstance(names, str) else names)
+}
 
 
 def is_wrapped(model: Any) -> bool:
@@ -46,11 +50,15 @@ def compile_encoder(
     if is_wrapped(model):
         inner = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
         if not inner:
-            raise InvalidArgument(f"graft.compile: expected a {type(model).__name__} around a model of transformers, found none")
+            raise InvalidArgument(
+                f"graft.compile: expected a {type(model).__name__} around a model of transformers, found none"
+            )
         compile_encoder(inner[0], quantize, device, buckets, release_weights, threads, progress)
         return model
     if buckets is not None:
-        raise InvalidArgument("graft.compile: buckets are for models with a cache; others have one plan for each length")
+        raise InvalidArgument(
+            "graft.compile: buckets are for models with a cache; others have one plan for each length"
+        )
     if release_weights:
         raise InvalidArgument("graft.compile: release_weights is for models with a cache; others read their weights")
     kind = causal.check(model, CompiledEncoder)
@@ -63,9 +71,7 @@ def compile_encoder(
 class EncoderEngine:
     """`model.graft` of a model without a cache."""
 
-    def __init__(
-        self, model: Any, kind: type, quantize: Any, device: str, threads: int, progress: bool | None
-    ) -> None:
+    def __init__(self, model: Any, kind: type, quantize: Any, device: str, threads: int, progress: bool | None) -> None:
         self._kind, self._quantize, self._device = kind, quantize, device
         self._threads, self._progress = threads, progress
         self._lock = threading.RLock()
@@ -227,7 +233,12 @@ def _class_of(kind: type) -> type:
                     given.update(given.pop(name, {}))
             return _call(self, {name: value for name, value in given.items() if value is not None})
 
-        names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "_uncompiled": kind, "forward": forward}
+        names = {
+            "__module__": kind.__module__,
+            "__qualname__": kind.__qualname__,
+            "_uncompiled": kind,
+            "forward": forward,
+        }
         made = _classes[kind] = type(kind.__name__, (CompiledEncoder, kind), names)
     return made
 

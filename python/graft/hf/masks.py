@@ -127,7 +127,9 @@ def _visible(kind: str, entry: Any, rows: int, past: int, tokens: int) -> torch.
         raise InvalidArgument(f"attention_mask of {kind}: expected [{rows}, 1, {tokens}, columns], found {found}")
     seen = entry if entry.dtype == torch.bool else entry > torch.finfo(entry.dtype).min / 2
     if entry.shape[1] > 1 and not torch.equal(seen, seen[:, :1].expand_as(seen)):
-        raise Unsupported(f"attention_mask of {kind}: expected one mask for all heads, found {entry.shape[1]} different")
+        raise Unsupported(
+            f"attention_mask of {kind}: expected one mask for all heads, found {entry.shape[1]} different"
+        )
     seen = seen[:, 0].expand(rows, -1, -1)
     first = _first_column(entry, past, tokens)
     return torch.nn.functional.pad(seen[:, :, : past + tokens - first], (first, 0))

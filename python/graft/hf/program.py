@@ -172,7 +172,9 @@ class Progress:
         from tqdm import tqdm
 
         disable = None if shown is None else not shown
-        self._bar = tqdm(total=9, desc="graft.compile", disable=disable, leave=False, bar_format="{desc} {bar} {elapsed}")
+        self._bar = tqdm(
+            total=9, desc="graft.compile", disable=disable, leave=False, bar_format="{desc} {bar} {elapsed}"
+        )
 
     def __enter__(self) -> Progress:
         return self

@@ -199,7 +199,9 @@ def _export(
         with torch.no_grad():
             return torch.export.export(stepper, args, dynamic_shapes=shapes, strict=strict)
     except Exception as e:  # whatever the model's code or the tracer raises
-        raise ExportError(f"export_static: {kind} cannot be exported for {tokens} tokens: {type(e).__name__}: {e}") from e
+        raise ExportError(
+            f"export_static: {kind} cannot be exported for {tokens} tokens: {type(e).__name__}: {e}"
+        ) from e
 
 
 def _layers_of(model: Any) -> tuple[Layer, ...]:
@@ -209,9 +211,7 @@ def _layers_of(model: Any) -> tuple[Layer, ...]:
         model(input_ids=torch.zeros(1, 1, dtype=torch.long), past_key_values=cache, use_cache=True)
     if any(not isinstance(layer, cache_utils.DynamicLayer) or layer.keys is None for layer in cache.layers):
         raise Unsupported(f"export_static: expected keys and values in each layer of {type(model).__name__}")
-    return tuple(
-        Layer(layer.keys.shape[1], layer.keys.shape[3], layer.values.shape[3]) for layer in cache.layers
-    )
+    return tuple(Layer(layer.keys.shape[1], layer.keys.shape[3], layer.values.shape[3]) for layer in cache.layers)
 
 
 # --- under generate() ---
@@ -310,7 +310,8 @@ class StaticState(State):
             count = min(size, tokens - begin)
             first = past + begin
             masks = {
-                kind: _masks(seen, reach, first, count, size, length) for kind, reach in self.engine.programs.kinds.items()
+                kind: _masks(seen, reach, first, count, size, length)
+                for kind, reach in self.engine.programs.kinds.items()
             }
             more = (0, size - count)  # columns of nobody, after the new ones
             logits, new = self.engine.step(
