@@ -2,19 +2,20 @@
 
     python bench/generate.py [--tokens 64] [--prompt 128] [--layers 28]
 
-Each engine runs in a process of its own, whose peak memory is shown. `added` is what `graft.compile` costs per step
-over its engine: milliseconds of generate() per step, less those spent in the engine, less those of generate() with a model
-that does nothing.
+Each engine runs in a process of its own; times are medians of all steps; the peak of memory is that of generating, the
+weights included. `added` is what `graft.compile` costs per step over its engine: milliseconds of generate(), less those in
+the engine, less those of generate() with a model that does nothing.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import resource
+import statistics
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 ENGINES = ("nothing", "graft", "eager dynamic", "eager static")
 
@@ -75,28 +76,51 @@ def measure(options: argparse.Namespace) -> None:
         settings["cache_implementation"] = "static"
         settings["max_cache_len"] = options.prompt + options.tokens + 1
 
-    def run(tokens: int) -> float:
-        started = time.perf_counter()
-        model.generate(ids, max_new_tokens=tokens, **settings)
-        return (time.perf_counter() - started) * 1e3
+    inside: list[float] = []
+    if options.engine == "graft":
+        run = model.graft.run
 
-    run(4)
-    best = None
+        def timed(*args):
+            started = time.perf_counter()
+            logits = run(*args)
+            inside.append((time.perf_counter() - started) * 1e3)
+            return logits
+
+        model.graft.run = timed
+
+    class Clock:
+        """A streamer: called with the prompt, then with each token."""
+
+        def __init__(self) -> None:
+            self.times = []
+
+        def put(self, _) -> None:
+            self.times.append(time.perf_counter())
+
+        def end(self) -> None:
+            pass
+
+    model.generate(ids, max_new_tokens=4, **settings)
+    Path("/proc/self/clear_refs").write_text("5")  # the peak from here on
+    steps, prompts, engine = [], [], []
+    before = model.graft.stats() if options.engine == "graft" else None
     for _ in range(options.repeat):
-        before = model.graft.stats() if options.engine == "graft" else None
-        short, long = run(1), run(1 + options.tokens)
-        step = (long - short) / options.tokens
-        inside = 0.0
-        if before is not None:
-            after = model.graft.stats()
-            inside = (after["step_milliseconds"] - before["step_milliseconds"]) / options.tokens
-            found["tensors_of_caches_per_step"] = sum(
-                after[name] - before[name] for name in ("materialized", "imported", "resized")
-            )
-        if best is None or step - inside < best[0] - best[1]:
-            best = (step, inside, short)
-    found.update(step_ms=best[0], engine_ms=best[1], prompt_ms=best[2])
-    found["peak_gb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+        clock = Clock()
+        inside.clear()
+        started = time.perf_counter()
+        model.generate(ids, max_new_tokens=1 + options.tokens, streamer=clock, **settings)
+        times = clock.times[1:]
+        prompts.append((times[0] - started) * 1e3)
+        steps += [(b - a) * 1e3 for a, b in zip(times, times[1:])]
+        engine += inside[1:]
+    if before is not None:
+        after = model.graft.stats()
+        names = ("materialized", "imported", "resized")
+        found["tensors_of_caches"] = sum(after[name] - before[name] for name in names)
+    median = statistics.median
+    found.update(step_ms=median(steps), engine_ms=median(engine) if engine else 0.0, prompt_ms=median(prompts))
+    status = Path("/proc/self/status").read_text()
+    found["peak_gb"] = int(status.split("VmHWM:")[1].split()[0]) / 1e6
     print(json.dumps(found))
 
 
@@ -124,7 +148,7 @@ def main() -> None:
         )
     graft, nothing = results["graft"], results["nothing"]
     print(f"added per step: {graft['step_ms'] - graft['engine_ms'] - nothing['step_ms']:.2f} ms")
-    print(f"tensors of caches made in the steps: {graft['tensors_of_caches_per_step']}")
+    print(f"tensors of caches made in the steps: {graft['tensors_of_caches']}")
     print(f"graft.compile: {graft['compile_seconds']:.1f} s")
 
 

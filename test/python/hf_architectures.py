@@ -61,6 +61,7 @@ MORE: tuple[SmallModel, ...] = (
     SmallModel("phimoe", _of("Phimoe", _EXPERTS, num_local_experts=5)),
     SmallModel("qwen2_moe", _of("Qwen2Moe", _EXPERTS, **_SHARED)),
     SmallModel("seed_oss", _of("SeedOss", _LLAMA)),
+    SmallModel("stablelm", _of("StableLm", _COMMON, num_key_value_heads=2, intermediate_size=80)),
     SmallModel("starcoder2", _of("Starcoder2", _LLAMA)),
     SmallModel("vaultgemma", _of("VaultGemma", _WINDOWED, query_pre_attn_scalar=20)),
 )
@@ -92,5 +93,4 @@ REFUSED: tuple[tuple[SmallModel, str], ...] = (
     (SmallModel("mamba", _of("Mamba", dict(vocab_size=99, hidden_size=48, num_hidden_layers=2))), "linear_attention"),
     (SmallModel("mpt", _of("Mpt", dict(vocab_size=99, d_model=48, n_layers=2, n_heads=6))), "AttentionInterface"),
     (SmallModel("qwen3_next", _of("Qwen3Next", _EXPERTS, **_SHARED)), "linear_attention"),
-    (SmallModel("stablelm", _of("StableLm", _COMMON, intermediate_size=80)), "AttentionInterface"),
 )

@@ -23,8 +23,8 @@ def prompt(tokens):
     return torch.randint(3, llm_models.VOCAB, (1, tokens), generator=torch.Generator().manual_seed(tokens))
 
 
-@pytest.mark.parametrize("name", ["qwen3", "gpt2", "mixtral"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["qwen3", pytest.param("gpt2", marks=pytest.mark.slow), "mixtral"])
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)])
 def test_a_folder(name, dtype, tmp_path):
     model = llm_models.BY_NAME[name].make().to(dtype)
     model.generation_config.max_new_tokens = 9

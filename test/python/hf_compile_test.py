@@ -171,7 +171,10 @@ def test_the_next_compilation_loads(small, tmp_path, monkeypatch):
     assert package.stat().st_size < 1_000_000
 
 
-@pytest.mark.parametrize("damage", ["package", "said", "cut", "gone", "foreign", "not json"])
+@pytest.mark.parametrize(
+    "damage",
+    ["package", "said", *(pytest.param(d, marks=pytest.mark.slow) for d in ("cut", "gone", "foreign", "json"))],
+)
 def test_damaged_entries_are_made_again(small, tmp_path, monkeypatch, damage):
     monkeypatch.setenv("GRAFT_CACHE", str(tmp_path))
     expected = make(small)(prompt(5)).logits

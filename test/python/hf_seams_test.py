@@ -220,7 +220,9 @@ def test_lm_evaluation_harness_itself():
         scores = [Instance("loglikelihood", {}, pair, i) for i, pair in enumerate(pairs)]
         settings = {"until": ["."], "max_gen_toks": 20, "do_sample": False}
         texts = [Instance("generate_until", {}, (pair[0], settings), i) for i, pair in enumerate(pairs)]
-        results.append((adapter.loglikelihood(scores, disable_tqdm=True), adapter.generate_until(texts, disable_tqdm=True)))
+        results.append(
+            (adapter.loglikelihood(scores, disable_tqdm=True), adapter.generate_until(texts, disable_tqdm=True))
+        )
     for (expected, greedy), (found, same_greedy) in zip(results[0][0], results[1][0]):
         assert abs(expected - found) < 1e-3 and greedy == same_greedy
     assert results[0][1] == results[1][1]
