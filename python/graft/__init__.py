@@ -25,6 +25,7 @@ _ERRORS = (
 )
 _WHERE = {
     "load": "graft.runtime",
+    "load_ops": "graft.runtime",
     "CancelToken": "graft.runtime",
     "Method": "graft.runtime",
     "Model": "graft.runtime",

@@ -20,7 +20,7 @@ from graft import _C, _pytree  # noqa: F401  (_pytree: names the classes that op
 from graft._dtypes import DTYPES, NUMBER_OF
 from graft.errors import InvalidArgument, InvalidProgram
 
-__all__ = ["CancelToken", "Method", "Model", "load"]
+__all__ = ["CancelToken", "Method", "Model", "load", "load_ops"]
 
 CancelToken = _C.CancelToken
 
@@ -269,6 +269,13 @@ def _memory(package: Any, owner: list[Any]) -> tuple[int, int]:
         raise InvalidArgument(f"load: must be a path or an object with a buffer: {e}") from e
     owner.append(array)
     return (array.ctypes.data, array.nbytes)
+
+
+def load_ops(path: str | os.PathLike[str]) -> None:
+    """Loads a shared library of operators (`graft_register_ops` in graft/op.h), once: exports and loads that follow in
+    this process have them. Raises `graft.SystemError` when it does not load, `graft.NotFound` when it has no such
+    function, `graft.InvalidArgument` for an operator that is there already."""
+    _C.load_ops(os.fspath(path))
 
 
 def load(

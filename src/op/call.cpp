@@ -117,6 +117,18 @@ Scalar Call::scalar_of(const ir::Arg& a) const {
   throw InvalidProgram(str(target(), ": an argument of node ", node_.name, " must be a number"));
 }
 
+std::vector<Binding> Call::items(std::string_view name) const {
+  std::vector<Binding> out;
+  for (const ir::Arg& item : arg(name).items) {
+    if (item.kind == ir::Arg::Kind::none) continue;
+    if (item.is_value() && bindings_[item.value()].tensor)
+      out.push_back({bindings_[item.value()].tensor, {}});
+    else
+      out.push_back({std::nullopt, scalar_of(item)});
+  }
+  return out;
+}
+
 Scalar Call::scalar(std::string_view name) const { return scalar_of(arg(name)); }
 
 std::int64_t Call::integer(std::string_view name) const {

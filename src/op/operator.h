@@ -37,6 +37,7 @@ class NodeView {
 
   std::string_view target() const;
   const ir::Node& node() const { return node_; }
+  const std::vector<std::string>& arg_names() const { return program_.op_of(node_).arg_names; }
   const ir::Arg& arg(std::string_view name) const;
   bool has(std::string_view name) const;                   // present and not None
   bool is_tensor(std::string_view name) const;             // a tensor value (not a number)
@@ -69,6 +70,7 @@ class Call {
 
   std::string_view target() const;
   const ir::Node& node() const { return node_; }
+  const std::vector<std::string>& arg_names() const { return program_.op_of(node_).arg_names; }
   const ir::Arg& arg(std::string_view name) const;
   bool has(std::string_view name) const;
   bool is_tensor(std::string_view name) const;
@@ -76,6 +78,8 @@ class Call {
   std::optional<Tensor> optional_tensor(std::string_view name) const;
   std::vector<Tensor> tensors(std::string_view name) const;
   std::vector<std::optional<Tensor>> optional_tensors(std::string_view name) const;
+  // The tensors and numbers of a list, without those that are None.
+  std::vector<Binding> items(std::string_view name) const;
   Scalar scalar(std::string_view name) const;  // any number, computed in the graph or not
   std::int64_t integer(std::string_view name) const;
   double real(std::string_view name) const;

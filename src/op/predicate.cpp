@@ -2,6 +2,7 @@
 
 #include "ir/program.h"
 #include "op/operator.h"
+#include "op/user.h"
 
 namespace graft {
 
@@ -23,6 +24,7 @@ std::vector<std::string> preserved_targets() {
   std::vector<std::string> out;
   for (const Operator* op : all_operators())
     if (op->preserve) out.emplace_back(op->target);
+  for (const Operator* op : user_operators()) out.emplace_back(op->target);
   return out;
 }
 
@@ -30,6 +32,7 @@ std::vector<std::string> operator_targets() {
   std::vector<std::string> out;
   for (const Operator* op : all_operators()) out.emplace_back(op->target);
   for (const ScalarOperator* op : all_scalar_operators()) out.emplace_back(op->target);
+  for (const Operator* op : user_operators()) out.emplace_back(op->target);
   return out;
 }
 

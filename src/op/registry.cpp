@@ -5,6 +5,7 @@
 #include "base/check.h"
 #include "base/plant.h"
 #include "op/operator.h"
+#include "op/user.h"
 
 // The list of all operators. A new family is one line here.
 namespace graft {
@@ -85,7 +86,7 @@ const Operator* find_operator(std::string_view target) {
     for (const Operator* op : all_operators())
       if (op->target.starts_with(target.substr(0, target.rfind('.')))) return op;
   const auto it = operator_table().find(target);
-  return it == operator_table().end() ? nullptr : it->second;
+  return it == operator_table().end() ? find_user_operator(target) : it->second;
 }
 
 const ScalarOperator* find_scalar_operator(std::string_view target) {

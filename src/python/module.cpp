@@ -13,6 +13,7 @@
 
 #include "base/check.h"
 #include "graft/graft.h"
+#include "graft/op.h"
 #include "graft/predicate.h"
 #include "graft/quantize.h"
 
@@ -265,6 +266,7 @@ NB_MODULE(_C, m) {
   m.def("refusals", &refusals, nb::arg("program"));
   m.def("preserved_targets", &preserved_targets);
   m.def("operator_targets", &operator_targets);
+  m.def("load_ops", &load_ops, nb::arg("path"));
   m.def("devices", [] {
     nb::list out;
     for (const DeviceInfo& d : devices())

@@ -1,0 +1,75 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "graft/export.h"
+#include "graft/tensor.h"
+
+// Operators of your own: what `torch.library` defines in Python, run inside graft's programs. docs/custom-operators.md.
+namespace graft {
+
+// A node of a program before any sizes are known. Arguments go by their names in the schema; for one it lacks, or of
+// another kind, the members throw InvalidArgument.
+class GRAFT_API OpNode {
+ public:
+  virtual ~OpNode();
+  virtual bool has(std::string_view argument) const = 0;        // present and not None
+  virtual bool is_tensor(std::string_view argument) const = 0;  // a tensor, not a number
+  virtual DType dtype(std::string_view tensor) const = 0;
+  virtual int rank(std::string_view tensor) const = 0;
+  virtual std::size_t output_count() const = 0;
+  virtual DType output_dtype(std::size_t i = 0) const = 0;
+  virtual int output_rank(std::size_t i = 0) const = 0;
+};
+
+// A node with its arguments, while a plan for certain sizes is made. No tensor has data yet.
+class GRAFT_API OpCall {
+ public:
+  virtual ~OpCall();
+  virtual bool has(std::string_view argument) const = 0;
+  virtual Shape shape(std::string_view tensor) const = 0;
+  virtual std::int64_t integer(std::string_view argument) const = 0;  // bools too
+  virtual double real(std::string_view argument) const = 0;           // any number
+  virtual std::string text(std::string_view argument) const = 0;
+  virtual std::vector<std::int64_t> integers(std::string_view argument) const = 0;
+};
+
+struct OpNumber {
+  double real = 0;
+  std::int64_t integer = 0;  // of integers and bools
+};
+
+// One share of a run. Shares run side by side, each with the same operands.
+struct OpRun {
+  std::span<const TensorView> inputs;   // tensors that are not None in the schema's order, lists spread; contiguous
+  std::span<const TensorView> outputs;  // contiguous, not initialized
+  std::span<const OpNumber> numbers;    // numbers and bools in the schema's order, lists spread
+  int share = 0;                        // 0 .. shares - 1
+  int shares = 1;
+};
+
+struct OpDefinition {
+  std::string target;  // "namespace.name.overload", the last is "default" where the schema names none
+  // Why a node is not taken, or nothing. Its answer must hold for all sizes. Without the function all are.
+  std::function<std::string(const OpNode&)> refuse;
+  // The sizes of each output. Throws InvalidArgument where the operator would fail.
+  std::function<std::vector<Shape>(const OpCall&)> shape;
+  // Computes the outputs from the inputs, and nothing else. What it throws ends the run with an ExecutionError.
+  std::function<void(const OpRun&)> run;
+  bool parallel = false;  // several shares at once, else one
+};
+
+// For this process, and for good. A program that is loaded, or exported, later may have the operator. Throws
+// InvalidArgument for a target that is there already or is no target, and without `shape` or `run`. Thread-safe.
+GRAFT_API void register_op(OpDefinition op);
+
+// Loads a shared library and calls its `extern "C" void graft_register_ops()`, once. Throws SystemError when it does
+// not load, NotFound without that function, and what the function throws.
+GRAFT_API void load_ops(const std::string& path);
+
+}  // namespace graft
