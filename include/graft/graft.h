@@ -211,6 +211,7 @@ struct KvOptions {
   // Layers that see a window of the last `w` tokens keep w - 1 + room of them, in a ring, where that is less than
   // `length`: so many tokens may be taken back. A run of more tokens keeps a copy of its keys and values to its end.
   std::int64_t room = 512;
+  std::int64_t source_length = 4096;  // of models with an encoder: the most tokens that it hands to the decoder
 };
 
 struct SessionOptions {

@@ -292,6 +292,7 @@ def load(
     kv_length: int = 4096,
     kv_dtype: str = "computed",
     kv_room: int = 512,
+    kv_source_length: int = 4096,
     on_phase: Callable[[str], None] | None = None,
 ) -> Model:
     """Loads a package written by `graft.export`: a path, or the package itself as an object with a buffer (bytes, mmap).
@@ -305,6 +306,7 @@ def load(
     tokens of each, and how they are stored ("computed" as the model computes them, "f32", "f16", "bf16", "q8_0").
     `kv_room`: layers that see a window of the last w tokens keep w - 1 + kv_room of them where that is less than
     `kv_length`: so many tokens can be taken back; a run of more keeps copies of its keys and values to its end.
+    `kv_source_length`: of models with an encoder, the most tokens that it hands to the decoder.
     Raises `graft.NotFound`, `graft.InvalidProgram` or `graft.Unsupported`.
     """
     owner: list[Any] = []
@@ -327,5 +329,6 @@ def load(
         kv_length=kv_length,
         kv_type=kv_dtype,
         kv_room=kv_room,
+        kv_source_length=kv_source_length,
     )
     return Model(program, session)

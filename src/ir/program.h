@@ -91,7 +91,7 @@ struct Weight {
 };
 
 // All but `plain` exist in memory only (src/pass/kv_cache.h): their sizes are the session's choice.
-enum class StateKind : std::uint8_t { plain, kv, kv_length, kv_first };
+enum class StateKind : std::uint8_t { plain, kv, kv_length, kv_first, kv_source, kv_source_length };
 
 struct State {
   std::string fqn;

@@ -17,7 +17,7 @@ std::byte* at(const void* p, const TensorDesc& desc, i64 i0, i64 i1, i64 i2) {
   return static_cast<std::byte*>(const_cast<void*>(p)) + index * static_cast<i64>(byte_size(desc.dtype));
 }
 
-enum Operand { kQuery, kKey, kValue, kPosition, kMore };  // then sinks; then the rings of keys and values
+enum Operand { kQuery, kKey, kValue, kPosition, kMore };  // then sinks, bias, the rings of keys and values
 enum Result { kOut, kKeyCache, kValueCache };
 
 i64 slot_of(i64 position, i64 ring) {
@@ -57,7 +57,7 @@ void write_rows(const KernelContext& ctx, const simd::AttentionTable& table) {
       const i64 first = first_token(row, tokens);
       const i64 before = first == tokens ? -1 : row[first] - first + t;
       if (before < 0 || before >= row[first]) continue;
-      const int ring = kMore + attrs.has_sinks + side;
+      const int ring = kMore + attrs.has_sinks + attrs.has_bias + side;
       const std::size_t bytes = static_cast<std::size_t>(cache.shape[3]) * byte_size(cache.dtype);
       std::memcpy(at(target, cache, b, head, place),
                   at(ctx.inputs[ring], ctx.in(ring), b, head, slot_of(before, attrs.ring)), bytes);
@@ -129,6 +129,11 @@ void attend(const KernelContext& ctx, const simd::AttentionTable& table) {
     head.v = at(ctx.outputs[kValueCache], value_cache, b, from, 0);
     head.out = at(ctx.outputs[kOut], out, b, 0, first);
     head.sink = attrs.has_sinks != 0 ? ctx.input<float>(kMore) + first : nullptr;
+    if (attrs.has_bias != 0) {
+      const int bias = kMore + attrs.has_sinks;
+      head.biases = ctx.in(bias).shape[1];
+      head.bias = ctx.input<float>(bias) + first * head.biases;
+    }
     table.run(head, block * table.block, std::min((block + 1) * table.block, head.t));
   }
 }

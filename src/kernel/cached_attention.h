@@ -14,6 +14,7 @@ struct CachedAttentionAttrs {
   std::int64_t window = 0;  // a token sees the last `window` positions, its own among them; 0: all
   std::int64_t chunk = 0;   // a token sees its own chunk of positions; 0: all
   std::int32_t has_sinks = 0;
+  std::int32_t has_bias = 0;
   std::int32_t staged = 0;   // see below
   std::int64_t ring = 0;     // slots of a ring: position p lies in slot p % ring; 0: in slot p
   std::int64_t history = 0;  // of staged tokens: reach - 1
@@ -22,7 +23,8 @@ struct CachedAttentionAttrs {
 // Attention of new tokens over a cache of keys and values, which the tokens join first.
 // Inputs: q [B, H, T, D], k [B, Hkv, T, D], v [B, Hkv, T, Dv] of one dtype (f32, f16, bf16), elements of the last dim
 // next to each other; position i64 [B, T] contiguous, as kCachePositions has checked them; with has_sinks sinks f32
-// [H] contiguous. Outputs: [B, T, H, Dv] of q's dtype, contiguous; the caches of keys [R, Hkv, C, D] and values
+// [H] contiguous; with has_bias a bias f32 [H, N] contiguous, which is added to the scores: of a key n positions back
+// element min(n, N - 1). Outputs: [B, T, H, Dv] of q's dtype, contiguous; the caches of keys [R, Hkv, C, D] and values
 // [R, Hkv, C, Dv], R >= B, contiguous: f32, f16, bf16, or u8 with 34 bytes for each 32 elements of a row (q8_0).
 // Row b of the batch uses row b of the caches; a token at position p is written to slot p and sees the slots up to p.
 // Padding (position -1) is not written; its output is zeros.

@@ -47,7 +47,7 @@ struct SmallLanguageModel {
                                       {"value", of(heads)},
                                       {"cache_position", of(cache_position)},
                                       {"sinks", of_none()},
-                                      {"mask", of_none()},
+                                      {"bias", of_none()},
                                       {"layer", of_int(0)},
                                       {"scale", of_real(sharpness)},
                                       {"window", of_int(0)},

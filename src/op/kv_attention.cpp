@@ -29,9 +29,10 @@ Refusal refuse_kv_attention(const NodeView& node) {
   }
   const std::int64_t heads = query.dims[1].min, shared = node.tensor("key").dims[1].min;
   if (shared <= 0 || heads % shared != 0) return str(heads, " query heads cannot be divided among ", shared);
-  if (node.has("mask")) return "mask is not supported: what a token sees follows from its position";
   const ir::Value& position = node.tensor("cache_position");
   if (position.dtype != DType::i64 || position.rank() != 2) return str("cache_position is ", position.str());
+  if (node.has("bias") && (node.tensor("bias").dtype != DType::f32 || node.tensor("bias").rank() != 2))
+    return str("bias is ", node.tensor("bias").str(), ", expected f32 [heads, distances]");
   if (node.has("sinks") && node.tensor("sinks").dtype != DType::f32)
     return str("sinks are ", name(node.tensor("sinks").dtype), ", expected f32");
   for (const std::string_view argument : {"layer", "window", "chunk"}) {
@@ -59,6 +60,9 @@ std::vector<Shape> kv_attention_shape(const Call& call) {
   if (call.has("sinks"))
     GRAFT_CHECK(InvalidArgument, call.tensor("sinks").shape() == Shape{q[1]}, "sinks have size ",
                 call.tensor("sinks").shape().str(), ", expected one per head of query ", q.str());
+  if (call.has("bias"))
+    GRAFT_CHECK(InvalidArgument, call.tensor("bias").size(0) == q[1] && call.tensor("bias").size(1) > 0,
+                "bias has size ", call.tensor("bias").shape().str(), ", expected a row per head of query ", q.str());
   return {Shape{q[0], q[2], q[1], v[3]}};
 }
 
@@ -93,6 +97,10 @@ std::vector<Tensor> lower_cached_attention(const Call& call, std::span<const Sha
   if (call.has("sinks") && !GRAFT_PLANT("attention-sinks-dropped")) {
     attrs.has_sinks = 1;
     inputs.push_back(lowering.contiguous(call.tensor("sinks")));
+  }
+  if (call.has("bias") && !GRAFT_PLANT("relative-bias-dropped")) {
+    attrs.has_bias = 1;
+    inputs.push_back(lowering.contiguous(call.tensor("bias")));
   }
   const Tensor& value_cache = call.tensor("value_cache");
   if (attrs.staged == 0) {

@@ -67,7 +67,8 @@ class KvCache {
     for (std::size_t n = 0; n < method_.nodes.size(); ++n)
       if (program_.op_of(method_.nodes[n]).target == kAttentionTarget) found.push_back(n);
     if (found.empty()) return;
-    const std::vector<std::string> names = program_.op_of(method_.nodes[found[0]]).arg_names;
+    std::vector<std::string> names = program_.op_of(method_.nodes[found[0]]).arg_names;
+    std::ranges::replace(names, "mask", "bias");  // its name, always None, in packages from before there was a bias
     const ir::ValueId given = tensor_arg(method_.nodes[found[0]], names, "cache_position");
     const ir::ValueId length = add_state("kv.length", ir::StateKind::kv_length, DType::i64, {any_size()}, {});
     const std::vector<std::int64_t>& reaches = reaches_.all();
@@ -179,6 +180,7 @@ class KvCache {
 void add_kv_cache(ir::Program& program) {
   const Reaches reaches(program);
   for (ir::Method& method : program.methods) KvCache(program, method, reaches).run();
+  add_source_cache(program);
 }
 
 }  // namespace graft

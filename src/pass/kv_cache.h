@@ -11,4 +11,9 @@ namespace graft {
 // Throws InvalidProgram when the nodes of a method do not share one `cache_position`, or two take one layer.
 void add_kv_cache(ir::Program& program);
 
+// The same for what an encoder hands to a decoder: graft.store_source and graft.source_attention nodes get the states
+// `kv.source.<layer>.key` and `kv.source.<layer>.value` [rows, Hkv, slots, D] and `kv.source.length` [rows]. Part of
+// add_kv_cache.
+void add_source_cache(ir::Program& program);
+
 }  // namespace graft

@@ -13,9 +13,9 @@ TensorDesc state_desc(const ir::State& state, const KvOptions& kv) {
   Shape shape = state.shape;
   if (state.kind == ir::StateKind::plain) return {state.dtype, shape};
   shape[0] = kv.rows;
-  if (state.kind != ir::StateKind::kv) return {state.dtype, shape};
+  if (state.kind != ir::StateKind::kv && state.kind != ir::StateKind::kv_source) return {state.dtype, shape};
   const std::int64_t ring = state.reaches.empty() ? 0 : ring_slots(state.reaches[0], kv);
-  shape[2] = ring > 0 ? ring : kv.length;
+  shape[2] = state.kind == ir::StateKind::kv_source ? kv.source_length : ring > 0 ? ring : kv.length;
   switch (kv.type) {
     case KvType::computed:
       return {state.dtype, shape};

@@ -326,9 +326,10 @@ NB_MODULE(_C, m) {
       .def(
           "__init__",
           [](Session* self, std::shared_ptr<Program> program, int threads, std::size_t max_graphs, bool strict,
-             std::int64_t kv_rows, std::int64_t kv_length, const std::string& kv_type, std::int64_t kv_room) {
+             std::int64_t kv_rows, std::int64_t kv_length, const std::string& kv_type, std::int64_t kv_room,
+             std::int64_t kv_source_length) {
             SessionOptions options;
-            options.kv = {kv_rows, kv_length, kv_type_named(kv_type), kv_room};
+            options.kv = {kv_rows, kv_length, kv_type_named(kv_type), kv_room, kv_source_length};
             options.threads = threads;
             options.max_graphs = max_graphs;
             options.strict_zero_copy = strict;
@@ -336,7 +337,8 @@ NB_MODULE(_C, m) {
           },
           nb::arg("program"), nb::arg("threads") = 0, nb::arg("max_graphs") = 16, nb::arg("strict_zero_copy") = false,
           nb::arg("kv_rows") = KvOptions{}.rows, nb::arg("kv_length") = KvOptions{}.length,
-          nb::arg("kv_type") = "computed", nb::arg("kv_room") = KvOptions{}.room)
+          nb::arg("kv_type") = "computed", nb::arg("kv_room") = KvOptions{}.room,
+          nb::arg("kv_source_length") = KvOptions{}.source_length)
       .def("output_values",
            [](Session& s, const std::string& method, const nb::list& inputs) {
              const std::vector<Value> values = to_values(inputs);

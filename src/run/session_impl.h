@@ -122,6 +122,10 @@ struct Session::Impl {
   void check_kv(const KvOptions& kv) const;
   // Tokens of each row. Throws InvalidArgument when there is no cache.
   std::span<std::int64_t> lengths();
+  // Tokens of each row that an encoder left; empty for a program without one.
+  std::span<std::int64_t> source_lengths();
+  // Keys and values of tokens.
+  static bool is_tokens(ir::StateKind kind) { return kind == ir::StateKind::kv || kind == ir::StateKind::kv_source; }
   // The first positions that caches with windows still hold, [rows, kinds of windows]; empty when no layer has one.
   std::span<std::int64_t> firsts();
   // What a token sees in layers of each kind (ir::State::reaches).

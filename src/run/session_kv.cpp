@@ -21,6 +21,8 @@ void Session::Impl::check_kv(const KvOptions& kv) const {
               " tokens, got ", kv.length);
   GRAFT_CHECK(InvalidArgument, kv.room >= 1 && kv.room <= kMaxTokens, "a cache has room for 1 to ", kMaxTokens,
               " tokens beside a window, got ", kv.room);
+  GRAFT_CHECK(InvalidArgument, kv.source_length >= 1 && kv.source_length <= kMaxTokens, "a cache has room for 1 to ",
+              kMaxTokens, " tokens of an encoder, got ", kv.source_length);
   for (const StateInfo& info : loaded().states) state_desc(info.state, kv);  // throws
 }
 
@@ -35,6 +37,8 @@ std::span<std::int64_t> Session::Impl::lengths() {
   GRAFT_CHECK(InvalidArgument, has_kv, "the program has no cache of keys and values: no graft::attention nodes");
   return numbers_of(ir::StateKind::kv_length);
 }
+
+std::span<std::int64_t> Session::Impl::source_lengths() { return numbers_of(ir::StateKind::kv_source_length); }
 
 std::span<std::int64_t> Session::Impl::firsts() { return numbers_of(ir::StateKind::kv_first); }
 
@@ -52,7 +56,7 @@ std::optional<std::size_t> Session::Impl::kind_of(const ir::State& state) const 
 std::int64_t Session::Impl::slots_of(std::size_t kind) const { return ring_slots(reaches()[kind], options.kv); }
 
 std::pair<std::int64_t, std::int64_t> Session::Impl::held(const ir::State& state, std::size_t row) {
-  const std::int64_t length = lengths()[row];
+  const std::int64_t length = state.kind == ir::StateKind::kv_source ? source_lengths()[row] : lengths()[row];
   const std::optional<std::size_t> kind = kind_of(state);
   return {kind ? std::min(firsts()[row * reaches().size() + *kind], length) : 0, length};
 }
@@ -108,6 +112,10 @@ void Session::kv_select(std::span<const std::int64_t> rows) {
                 lengths.size(), " rows, got row ", row);
   std::vector<std::int64_t> after(lengths.size(), 0);
   for (std::size_t i = 0; i < rows.size(); ++i) after[i] = lengths[static_cast<std::size_t>(rows[i])];
+  const std::span<std::int64_t> source_lengths = impl_->source_lengths();
+  std::vector<std::int64_t> source_after(source_lengths.size(), 0);
+  for (std::size_t i = 0; i < rows.size() && !source_after.empty(); ++i)
+    source_after[i] = source_lengths[static_cast<std::size_t>(rows[i])];
   const std::span<std::int64_t> firsts = impl_->firsts();
   const std::size_t kinds = firsts.size() / lengths.size();
   std::vector<std::int64_t> first_after(firsts.size(), 0);
@@ -116,7 +124,8 @@ void Session::kv_select(std::span<const std::int64_t> rows) {
                 first_after.begin() + static_cast<std::ptrdiff_t>(i * kinds));
   std::vector<std::byte> kept;
   for (std::uint32_t s = 0; s < impl_->states.size(); ++s) {
-    if (impl_->loaded().states[s].state.kind != ir::StateKind::kv || !impl_->states[s].data()) continue;
+    if (!Impl::is_tokens(impl_->loaded().states[s].state.kind) || !impl_->states[s].data()) continue;
+    const bool of_source = impl_->loaded().states[s].state.kind == ir::StateKind::kv_source;
     const TensorDesc desc = impl_->desc_of(s);
     const std::size_t slot = static_cast<std::size_t>(desc.shape[3]) * byte_size(desc.dtype);
     const std::size_t head = slot * static_cast<std::size_t>(desc.shape[2]);
@@ -125,7 +134,9 @@ void Session::kv_select(std::span<const std::int64_t> rows) {
     const std::optional<std::size_t> kind = impl_->kind_of(impl_->loaded().states[s].state);
     const auto used = [&](std::size_t i) {
       const bool round = kind && first_after[i * kinds + *kind] > 0;
-      return static_cast<std::size_t>(round ? desc.shape[2] : std::min(after[i], desc.shape[2])) * slot;
+      return static_cast<std::size_t>(round ? desc.shape[2]
+                                            : std::min(of_source ? source_after[i] : after[i], desc.shape[2])) *
+             slot;
     };
     // Head by head: what is read is set aside before the first row is written.
     for (std::size_t h = 0; h < heads; ++h) {
@@ -148,6 +159,7 @@ void Session::kv_select(std::span<const std::int64_t> rows) {
   }
   std::ranges::copy(after, lengths.begin());
   std::ranges::copy(first_after, firsts.begin());
+  std::ranges::copy(source_after, source_lengths.begin());
 }
 
 void Session::kv_resize(std::int64_t rows, std::int64_t length) {
@@ -162,6 +174,11 @@ void Session::kv_resize(std::int64_t rows, std::int64_t length) {
     GRAFT_CHECK(InvalidArgument, lengths[r] == 0 || (static_cast<std::int64_t>(r) < rows && lengths[r] <= length),
                 "row ", r, " holds ", lengths[r], " tokens; they do not fit a cache of ", rows, " rows of ", length);
   const std::vector<std::int64_t> before(lengths.begin(), lengths.end());
+  for (std::size_t r = static_cast<std::size_t>(rows); r < impl_->source_lengths().size(); ++r)
+    GRAFT_CHECK(InvalidArgument, impl_->source_lengths()[r] == 0, "row ", r, " holds ", impl_->source_lengths()[r],
+                " tokens of an encoder; they do not fit a cache of ", rows, " rows");
+  const std::span<const std::int64_t> sources = impl_->source_lengths();
+  const std::vector<std::int64_t> source_before(sources.begin(), sources.end());
   // By state: what it holds, while the sizes are the old ones.
   const std::size_t kinds = impl_->reaches().size();
   const std::span<const std::int64_t> firsts = impl_->firsts();
@@ -176,7 +193,8 @@ void Session::kv_resize(std::int64_t rows, std::int64_t length) {
     if (info.kind == ir::StateKind::plain || !impl_->states[s].data()) continue;
     const TensorDesc from = impl_->desc_of(s), to = state_desc(info, kv);
     AlignedMemory memory(to.byte_count());
-    if (info.kind == ir::StateKind::kv_length) {
+    const std::vector<std::int64_t>& held = info.kind == ir::StateKind::kv_source ? source_before : before;
+    if (info.kind == ir::StateKind::kv_length || info.kind == ir::StateKind::kv_source_length) {
       std::memset(memory.data(), 0, memory.size());
       std::memcpy(memory.data(), impl_->states[s].data(), std::min(from.byte_count(), to.byte_count()));
     } else if (info.kind == ir::StateKind::kv_first) {
@@ -189,9 +207,9 @@ void Session::kv_resize(std::int64_t rows, std::int64_t length) {
           const auto head = static_cast<std::int64_t>(r) * from.shape[1] + h;
           const std::byte* source = impl_->states[s].data() + static_cast<std::size_t>(head * from.shape[2]) * slot;
           std::byte* target = memory.data() + static_cast<std::size_t>(head * to.shape[2]) * slot;
-          for (std::int64_t p = kind ? first_after[r * kinds + *kind] : 0, n = 0; p < before[r]; p += n) {
+          for (std::int64_t p = kind ? first_after[r * kinds + *kind] : 0, n = 0; p < held[r]; p += n) {
             const std::int64_t at = p % from.shape[2], place = p % to.shape[2];
-            n = std::min({before[r] - p, from.shape[2] - at, to.shape[2] - place});
+            n = std::min({held[r] - p, from.shape[2] - at, to.shape[2] - place});
             std::memcpy(target + static_cast<std::size_t>(place) * slot, source + static_cast<std::size_t>(at) * slot,
                         static_cast<std::size_t>(n) * slot);
           }

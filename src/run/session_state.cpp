@@ -32,7 +32,7 @@ struct FileHead {
 std::vector<Session::Impl::Range> Session::Impl::used_ranges(std::uint32_t index) {
   const TensorDesc desc = desc_of(index);
   const ir::State& info = loaded().states[index].state;
-  if (info.kind != ir::StateKind::kv) return {{0, desc.byte_count()}};
+  if (!is_tokens(info.kind)) return {{0, desc.byte_count()}};
   std::vector<Range> ranges;  // of [rows, heads, slots, size]
   const std::size_t slot = static_cast<std::size_t>(desc.shape[3]) * byte_size(desc.dtype);
   for (std::int64_t r = 0; r < desc.shape[0]; ++r) {
@@ -53,7 +53,7 @@ void Session::Impl::reset_state(std::uint32_t index) {
   const std::size_t bytes = desc_of(index).byte_count();
   if (info.initial) {
     std::memcpy(states[index].data(), info.initial, bytes);
-  } else if (info.state.kind != ir::StateKind::kv) {  // a cache is empty when its lengths are 0
+  } else if (!is_tokens(info.state.kind)) {  // a cache is empty when its lengths are 0
     std::memset(states[index].data(), 0, bytes);
   }
 }
@@ -162,7 +162,7 @@ void Session::restore(const std::string& path) {
                 " holds a cache of ", head.kv_rows, " rows of type ", head.kv_type, ", the session's has ", kv.rows,
                 " rows of type ", static_cast<int>(kv.type));
   // Nothing is changed before all of it was checked.
-  std::vector<std::int64_t> lengths, firsts;
+  std::vector<std::int64_t> lengths, firsts, source_lengths;
   std::vector<std::pair<std::byte*, std::span<const std::byte>>> copies;
   std::size_t at = sizeof(head);
   const auto take = [&](std::size_t size) {
@@ -199,11 +199,18 @@ void Session::restore(const std::string& path) {
                       " is damaged: ", firsts[f], " is no first of ", length, " tokens");
         }
         break;
+      case ir::StateKind::kv_source_length:
+        source_lengths = take_numbers(rows);
+        for (const std::int64_t length : source_lengths)
+          GRAFT_CHECK(InvalidArgument, length >= 0 && length <= kv.source_length, path, " holds ", length,
+                      " tokens of an encoder, the session's cache has room for ", kv.source_length);
+        break;
+      case ir::StateKind::kv_source:
       case ir::StateKind::kv: {
         const std::size_t slot = static_cast<std::size_t>(desc.shape[3]) * byte_size(desc.dtype);
         const std::optional<std::size_t> kind = impl_->kind_of(info);
         for (std::size_t r = 0; r < rows; ++r) {
-          const std::int64_t length = lengths[r];
+          const std::int64_t length = info.kind == ir::StateKind::kv ? lengths[r] : source_lengths[r];
           const std::int64_t first = kind ? std::min(firsts[r * (firsts.size() / rows) + *kind], length) : 0;
           for (std::int64_t h = 0; h < desc.shape[1]; ++h) {
             const std::span<const std::byte> tokens = take(static_cast<std::size_t>(length - first) * slot);
@@ -228,6 +235,7 @@ void Session::restore(const std::string& path) {
     if (!from.empty()) std::memcpy(to, from.data(), from.size());
   if (!impl_->has_kv) return;
   std::ranges::copy(lengths, impl_->lengths().begin());
+  std::ranges::copy(source_lengths, impl_->source_lengths().begin());
   for (std::size_t f = 0; f < firsts.size(); ++f) {
     const std::size_t kinds = firsts.size() / rows;
     const std::int64_t slots = impl_->slots_of(f % kinds), length = lengths[f / kinds];

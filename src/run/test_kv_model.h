@@ -26,7 +26,7 @@ inline ir::ValueId attention(GraphBuilder& graph, ir::ValueId x, ir::ValueId pos
                      {"value", ir::Arg::of_value(x)},
                      {"cache_position", ir::Arg::of_value(position)},
                      {"sinks", node.sinks},
-                     {"mask", of_none()},
+                     {"bias", of_none()},
                      {"layer", of_int(node.layer)},
                      {"scale", of_real(0.3)},
                      {"window", of_int(node.window)},

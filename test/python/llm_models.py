@@ -29,12 +29,18 @@ class SmallModel:
         config = self.config()
         config._attn_implementation = "eager"
         torch.manual_seed(len(self.name) + 7)
-        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+        auto = transformers.AutoModelForCausalLM
+        if config.is_encoder_decoder:
+            speech = config.model_type == "whisper"
+            auto = transformers.AutoModelForSpeechSeq2Seq if speech else transformers.AutoModelForSeq2SeqLM
+        model = auto.from_config(config, dtype=torch.float32).eval()
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 if parameter.dim() == 1:  # norms, biases, sinks
                     parameter.add_(torch.randn_like(parameter) * 0.3)
-                elif "embed" in name or "wte" in name or "wpe" in name:
+                elif name.endswith(("SelfAttention.q.weight", "EncDecAttention.q.weight")):  # T5 scales nothing
+                    parameter.copy_(torch.randn_like(parameter) * 0.3 / parameter.shape[-1] ** 0.5)
+                elif any(part in name for part in ("embed", "wte", "wpe", "shared", "attention_bias")):
                     parameter.copy_(torch.randn_like(parameter))
                 else:
                     parameter.copy_(torch.randn_like(parameter) * 1.5 / parameter.shape[-1] ** 0.5)
@@ -133,7 +139,50 @@ MODELS: tuple[SmallModel, ...] = (
         slow=True,
     ),
 )
-BY_NAME = {model.name: model for model in MODELS}
+
+
+def whisper(source: int) -> SmallModel:
+    """Its encoder takes sources of one length alone."""
+    config = _of(
+        "Whisper", _SEQ2SEQ, num_mel_bins=8, max_source_positions=source, max_target_positions=96, bos_token_id=1
+    )
+    return SmallModel(f"whisper{source}", config)
+
+
+# Encoder and decoder of different depth, and heads where the architecture allows.
+_SEQ2SEQ = dict(
+    vocab_size=VOCAB,
+    d_model=48,
+    encoder_layers=2,
+    decoder_layers=3,
+    encoder_attention_heads=4,
+    decoder_attention_heads=6,
+    encoder_ffn_dim=80,
+    decoder_ffn_dim=64,
+    pad_token_id=0,
+    eos_token_id=2,
+    decoder_start_token_id=1,
+)
+_T5 = dict(
+    vocab_size=VOCAB,
+    d_model=48,
+    d_kv=16,
+    d_ff=80,
+    num_layers=2,
+    num_decoder_layers=3,
+    num_heads=4,
+    relative_attention_num_buckets=12,
+    relative_attention_max_distance=40,
+    decoder_start_token_id=0,
+)
+SEQ2SEQ: tuple[SmallModel, ...] = (
+    SmallModel("t5", _of("T5", _T5)),
+    SmallModel("t5_gated", _of("T5", _T5, feed_forward_proj="gated-gelu", tie_word_embeddings=False), slow=True),
+    SmallModel("bart", _of("Bart", _SEQ2SEQ, max_position_embeddings=CONTEXT, scale_embedding=True)),
+    whisper(64),
+)
+BY_NAME = {model.name: model for model in (*MODELS, *SEQ2SEQ)}
+SEQ2SEQ_CASES = [pytest.param(m, id=m.name, marks=[pytest.mark.slow] if m.slow else []) for m in SEQ2SEQ]
 CASES = [pytest.param(m, id=m.name, marks=[pytest.mark.slow] if m.slow else []) for m in MODELS]
 
 

@@ -1,4 +1,4 @@
-"""Writes a package whose only method is one call of graft's delegate.
+"""Writes a package whose methods are each one call of graft's delegate.
 
 `graft.export` goes through ExecuTorch's lowering, which retraces the program several times: minutes for a model of many
 layers, and it wants weights in memory. Here the graph is serialized as it was traced, and the container around it is
@@ -64,16 +64,23 @@ class Piece(FileBackedData):
 
 
 def write(
-    path: Path, method: str, program: ExportedProgram, blob: Blob, data: Mapping[str, bytes | FileBackedData]
+    path: Path,
+    method: str,
+    program: ExportedProgram,
+    blob: Blob,
+    data: Mapping[str, bytes | FileBackedData],
+    others: Mapping[str, tuple[ExportedProgram, Blob]] | None = None,
 ) -> None:
-    """The package, whole or not at all. data: named data besides the blob's weights."""
+    """The package, whole or not at all. data: named data besides the blobs' weights. others: further methods."""
+    methods = {method: (program, blob), **(others or {})}
     named: dict[str, bytes | FileBackedData] = {SESSION_KEY: b"graft"}
-    named.update({key: value.tobytes() for key, value in blob.weights.items()})
+    for _, one in methods.values():
+        named.update({key: value.tobytes() for key, value in one.weights.items()})
     named.update(data)
     entries = {key: DataEntry(i, WEIGHT_ALIGNMENT, None) for i, key in enumerate(named)}
     pte = serialize_pte_binary(
         PTEFile(
-            program=_program(method, program, blob),
+            program=_program(methods),
             named_data=NamedDataStoreOutput(buffers=list(named.values()), pte_data=entries, external_data={}),
         ),
         extract_delegate_segments=True,
@@ -92,7 +99,18 @@ def replace(path: Path, content: Cord) -> None:
         os.replace(made, path)
 
 
-def _program(method: str, program: ExportedProgram, blob: Blob) -> schema.Program:
+def _program(methods: Mapping[str, tuple[ExportedProgram, Blob]]) -> schema.Program:
+    return schema.Program(
+        version=0,
+        execution_plan=[_plan(i, name, program) for i, (name, (program, _)) in enumerate(methods.items())],
+        constant_buffer=[schema.Buffer(b"")],
+        backend_delegate_data=[schema.BackendDelegateInlineData(blob.data) for _, blob in methods.values()],
+        segments=[],
+        constant_segment=schema.SubsegmentOffsets(0, []),
+    )
+
+
+def _plan(index: int, method: str, program: ExportedProgram) -> schema.ExecutionPlan:
     signature = Signature.of(program)
     by_name = {node.name: node.meta["val"] for node in program.graph.nodes if "val" in node.meta}
     inputs = [by_name[name] for name in program.graph_signature.user_inputs]
@@ -100,7 +118,7 @@ def _program(method: str, program: ExportedProgram, blob: Blob) -> schema.Progra
     values = [schema.EValue(_tensor(value)) for value in (*inputs, *outputs)]
     indices = list(range(len(values)))
     call = schema.Instruction(schema.DelegateCall(delegate_index=0, args=indices))
-    plan = schema.ExecutionPlan(
+    return schema.ExecutionPlan(
         name=method,
         container_meta_type=schema.ContainerMetadata(signature.in_spec, signature.out_spec),
         values=values,
@@ -111,19 +129,11 @@ def _program(method: str, program: ExportedProgram, blob: Blob) -> schema.Progra
         delegates=[
             schema.BackendDelegate(
                 id=BACKEND_ID,
-                processed=schema.BackendDelegateDataReference(schema.DataLocation.INLINE, 0),
+                processed=schema.BackendDelegateDataReference(schema.DataLocation.INLINE, index),
                 compile_specs=[signature_spec(signature), CompileSpec(METHOD_SPEC, method.encode())],
             )
         ],
         non_const_buffer_sizes=[0],
-    )
-    return schema.Program(
-        version=0,
-        execution_plan=[plan],
-        constant_buffer=[schema.Buffer(b"")],
-        backend_delegate_data=[schema.BackendDelegateInlineData(blob.data)],
-        segments=[],
-        constant_segment=schema.SubsegmentOffsets(0, []),
     )
 
 

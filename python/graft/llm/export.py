@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,12 +48,14 @@ def export_llm(
     quantize: a type ("q8_0", "q4_k", "bf16") for all matrices that linear layers, experts and embeddings alone read, or
         types by patterns of names: {"*": "q4_k", "lm_head": "q6_k"}, the last that fits counts, and fits the last parts
         of a name too. Where rows do not divide into blocks the nearest type that they divide into is taken.
-    context: the most tokens of a prompt; by default the model's max_position_embeddings.
+    context: the most tokens of a prompt; by default the model's max_position_embeddings, or 1024 for models with an
+        encoder that have none.
     progress: says on stderr what is done.
 
-    The package's method is forward(input_ids [B, T], position_ids [B, T], cache_position [B, T], logits_to_keep [K]) ->
+    The method of a model without an encoder is forward(input_ids [B, T], position_ids [B, T], cache_position [B, T], logits_to_keep [K]) ->
     logits [B, K, V]. cache_position is the row of the cache for each token, negative for padding; logits_to_keep are
-    indices along T.
+    indices along T. A model with an encoder and a decoder has encode(input_ids [B, S], attention_mask [B, S]) or
+    encode(input_features [B, M, F]) besides, which runs once for a source and leaves its keys and values in the cache.
     """
     target = Path(path)
     if target.suffix != ".pte":
@@ -67,20 +69,29 @@ def export_llm(
     say(f"reading {model if isinstance(model, (str, os.PathLike)) else type(model).__name__}")
     source = open_source(model)
     config = source.model.config.get_text_config()
-    most = getattr(config, "max_position_embeddings", None)
+    with_encoder = bool(getattr(config, "is_encoder_decoder", False))
+    most = _most_tokens(config, _DECODER_SIZES)
+    if with_encoder and most is None:  # positions by distance have no end
+        context = context or _WITHOUT_POSITIONS
     context = context or most
     if not isinstance(context, int) or context < 1 or (most and context > most):
         raise ExportError(f"export_llm: expected a context from 1 to {most}, found {context}")
     say(f"tracing {type(source.model).__name__}, {config.num_hidden_layers} layers")
-    program = trace(source.model, context=context)
-    if quantize is not None:
-        from graft.llm.quantized import quantized
+    if with_encoder:
+        from graft.llm import seq2seq
 
+        source_context = _most_tokens(config, _ENCODER_SIZES) or context
+        programs = seq2seq.trace(source.model, context=context, source_context=source_context)
+    else:
+        programs = {"forward": trace(source.model, context=context)}
+    if quantize is not None:
         rules = {"*": quantize} if isinstance(quantize, str) else dict(quantize)
-        source.weights.update(quantized(program, source.weights, _all_names(source), rules, say))
+        source.weights.update(_quantized(programs.values(), source, rules, say))
     placed = _place(source, weights)
-    program, blob = lower(program, {name: weight.described for name, weight in placed.items()}, predicate)
-    names = _used_weights(program)
+    described = {name: weight.described for name, weight in placed.items()}
+    lowered = {name: lower(program, described, predicate, name) for name, program in programs.items()}
+    program, blob = lowered.pop("forward")
+    names = set().union(_used_weights(program), *(_used_weights(other) for other, _ in lowered.values()))
     used = [weight for name, weight in placed.items() if name in names]
     copied = {weight.described.key: weight.stored for weight in used if weight.copied}
     if weights == "external" and copied:
@@ -90,14 +101,42 @@ def export_llm(
         key: container.Piece(stored.byte_size, stored.chunks, bar.advance) for key, stored in copied.items()
     }
     data.update({f"graft.{name}": content for name, content in source.files.items()})
-    data[METADATA] = json.dumps(_metadata(source, program, context, quantize), indent=1).encode()
+    metadata = _metadata(source, program, context, quantize)
+    if with_encoder:
+        metadata["encoder"] = _encoder_metadata(source, source_context)
+    data[METADATA] = json.dumps(metadata, indent=1).encode()
     if files := sorted({str(weight.stored.file) for weight in used if not weight.copied}):
         folder = target.resolve().parent
         data[WEIGHT_FILES] = json.dumps([os.path.relpath(Path(file).resolve(), folder) for file in files]).encode()
     say(f"writing {target}")
     with bar:
-        container.write(target, "forward", program, blob, data)
+        container.write(target, "forward", program, blob, data, lowered)
     return target
+
+
+# What configurations call the most tokens of a call.
+_DECODER_SIZES = ("max_target_positions", "max_position_embeddings")
+_WITHOUT_POSITIONS = 1024  # when the configuration says nothing
+_ENCODER_SIZES = ("max_source_positions", "max_position_embeddings")
+
+
+def _most_tokens(config: Any, names: tuple[str, ...]) -> int | None:
+    return next((getattr(config, name) for name in names if getattr(config, name, None) is not None), None)
+
+
+def _quantized(
+    programs: Collection[ExportedProgram], source: Source, rules: Mapping[str, str], say: Callable[[str], None]
+) -> dict[str, Stored]:
+    """A weight is quantized when each program that reads it can read it so."""
+    from graft.llm.quantized import quantized
+
+    names, refused, found = _all_names(source), set(), {}
+    for program in programs:
+        made = quantized(program, source.weights, names, rules, say)
+        first = {alias: name for name, aliases in names.items() for alias in aliases}
+        refused |= {first.get(name, name) for name in _used_weights(program)} - made.keys()
+        found.update(made)
+    return {name: stored for name, stored in found.items() if name not in refused}
 
 
 @dataclass(frozen=True)
@@ -170,6 +209,19 @@ def _metadata(source: Source, program: ExportedProgram, context: int, quantize: 
         "pad_token_ids": ids("pad_token_id"),
         "quantize": quantize,
         "kv": sorted(layers, key=lambda layer: layer["layer"]),
+    }
+
+
+def _encoder_metadata(source: Source, context: int) -> dict[str, Any]:
+    from graft.llm import seq2seq
+
+    config = source.model.config
+    generation = json.loads(source.files.get("generation_config.json", b"{}"))
+    start = generation.get("decoder_start_token_id", getattr(config, "decoder_start_token_id", None))
+    return {
+        "input": "features" if seq2seq.takes_features(source.model) else "text",
+        "context_length": context,
+        "decoder_start_token_ids": [] if start is None else [start],
     }
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +34,28 @@ def positions(cache_position: torch.Tensor) -> Iterator[None]:
         yield
     finally:
         _cache_position.reset(token)
+
+
+# Attentions of another kind, by their modules: those of encoders, and those between encoder and decoder.
+_instead: contextvars.ContextVar[Mapping[torch.nn.Module, Any]] = contextvars.ContextVar("graft_instead", default={})
+
+
+@contextlib.contextmanager
+def instead(functions: Mapping[torch.nn.Module, Any]) -> Iterator[None]:
+    """Within it, these functions (module, query, key, value, mask, scaling, position_bias) -> [B, T, H, D] serve their
+    modules."""
+    token = _instead.set({**_instead.get(), **functions})
+    try:
+        yield
+    finally:
+        _instead.reset(token)
+
+
+@dataclass(frozen=True)
+class Unpadded:
+    """A mask in words: everything but padding. padding [B, S] is 0 there; None: there is none."""
+
+    padding: torch.Tensor | None
 
 
 @dataclass(frozen=True)
@@ -76,7 +98,11 @@ def _visible(function: Any) -> Visible:
     return Visible(window, chunk)
 
 
-def _mask(*_: Any, mask_function: Any = _CAUSAL, **__: Any) -> Visible:
+def _mask(
+    *_: Any, mask_function: Any = _CAUSAL, attention_mask: torch.Tensor | None = None, **__: Any
+) -> Visible | Unpadded:
+    if mask_function is masking_utils.bidirectional_mask_function:
+        return Unpadded(attention_mask)
     # An attention_mask among the arguments is one of ones, made by a model that was called without: padding is negative
     # in cache_position.
     return _visible(mask_function)
@@ -96,14 +122,16 @@ def _attention(
     is_causal: bool | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
+    if function := _instead.get().get(module):
+        return function(module, query, key, value, attention_mask, scaling, position_bias), None
     layer = getattr(module, "layer_idx", None)
     where = f"export_llm: attention {type(module).__name__} of layer {layer}"
     if layer is None:
         raise ExportError(f"{where}: expected a layer_idx, found none")
     if not isinstance(attention_mask, Visible):
         raise ExportError(f"{where}: expected the mask of graft, found {type(attention_mask).__name__}")
-    if position_bias is not None:
-        raise ExportError(f"{where}: expected positions by rotation or embedding, found a position_bias")
+    if position_bias is not None and position_bias.dim() != 2:
+        raise ExportError(f"{where}: expected a position_bias that depends on the distance alone, found another")
     if is_causal is False or getattr(module, "is_causal", True) is False:
         raise ExportError(f"{where}: expected causal attention, found is_causal=False")
     if getattr(module, "kv_shared_layer_index", None) is not None:
@@ -119,6 +147,7 @@ def _attention(
         value,
         _cache_position.get(),
         sinks=s_aux,
+        bias=position_bias,
         layer=layer,
         scale=scale,
         window=attention_mask.window,

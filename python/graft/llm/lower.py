@@ -19,11 +19,22 @@ _CASTS = {
     torch.ops.aten.to.device,
     torch.ops.aten._to_copy.default,
 }
+# Operators that PyTorch would keep, and that graft knows the parts of, or under another name.
+_PARTS = {
+    torch.ops.aten.conv1d.default: lambda x, weight, bias=None, stride=(1,), padding=(0,), dilation=(1,), groups=1: (
+        torch.convolution(x, weight, bias, stride, padding, dilation, False, (0,), groups)
+    ),
+    torch.ops.aten.min.other: torch.minimum,
+    torch.ops.aten.max.other: torch.maximum,
+}
 _SAME = {torch.ops.aten.alias.default, torch.ops.aten.detach.default, torch.ops.aten.lift_fresh_copy.default}
 
 
 def lower(
-    program: ExportedProgram, stored: Mapping[str, StoredWeight], predicate: Predicate | None = None
+    program: ExportedProgram,
+    stored: Mapping[str, StoredWeight],
+    predicate: Predicate | None = None,
+    method: str = "forward",
 ) -> tuple[ExportedProgram, Blob]:
     """The program as it is written, and its blob. Raises ExportError for nodes that graft does not run."""
     predicate = predicate or engine()
@@ -33,12 +44,12 @@ def lower(
     if refused_nodes(predicate, asked):
         # Decomposing retraces the program, so that is for those that need it: operators that change their argument, or
         # that graft knows only the parts of.
-        program = program.run_decompositions({})
+        program = program.run_decompositions(_PARTS)
         _drop_no_ops(program)
         if refused := refused_nodes(predicate, serialize(program, strict=False, content=False)):
             raise ExportError(_message(refused))
     try:
-        return program, serialize(program, stored=stored)
+        return program, serialize({method: program}, stored=stored)
     except SerializeError as e:
         raise ExportError(f"export_llm: {e}") from e
 

@@ -1,4 +1,4 @@
-"""Operators that PyTorch does not have: `graft::attention` and `graft::expert_linear`.
+"""Operators that PyTorch does not have: attention over a cache, over what an encoder left, and `graft::expert_linear`.
 
 What is written here is their definition. It runs in eager PyTorch for tests of exported programs and knows no cache:
 there, all keys are those of the call itself. The engine keeps the keys and values of earlier calls.
@@ -11,7 +11,7 @@ import torch
 
 torch.library.define(
     "graft::attention",
-    "(Tensor query, Tensor key, Tensor value, Tensor cache_position, *, Tensor? sinks=None, Tensor? mask=None, "
+    "(Tensor query, Tensor key, Tensor value, Tensor cache_position, *, Tensor? sinks=None, Tensor? bias=None, "
     "int layer, float scale, int window=0, int chunk=0, float softcap=0.0) -> Tensor",
 )
 
@@ -24,7 +24,7 @@ def _attention(
     cache_position: torch.Tensor,
     *,
     sinks: torch.Tensor | None = None,
-    mask: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
     layer: int,
     scale: float,
     window: int = 0,
@@ -37,10 +37,8 @@ def _attention(
     cache_position: the row of the cache that a token has; it sees the keys of its row and of smaller ones. A negative
     one is padding: nobody sees it, and its result is zeros. window w: only keys s with p - w < s. chunk c: only keys
     with s // c == p // c. softcap c: scores become c * tanh(scores / c). sinks [H]: a score per head that joins the
-    softmax's sum and has no value. mask: keys seen besides all this; not used by the exporter.
+    softmax's sum and has no value. bias [H, N]: added to the scores; of a key n rows back element min(n, N - 1).
     """
-    if mask is not None:
-        raise NotImplementedError("graft::attention: no mask in eager mode")
     groups = query.shape[1] // key.shape[1]
     key = key.repeat_interleave(groups, 1)
     value = value.repeat_interleave(groups, 1)
@@ -53,6 +51,9 @@ def _attention(
     scores = (query @ key.transpose(2, 3)) * scale
     if softcap:
         scores = softcap * torch.tanh(scores / softcap)
+    if bias is not None:
+        distance = (of_query - of_key)[:, 0].clamp(0, bias.shape[1] - 1)
+        scores = scores + bias[:, distance].transpose(0, 1)
     scores = scores.masked_fill(~seen, -torch.inf)
     if sinks is not None:
         column = sinks.reshape(1, -1, 1, 1).expand(scores.shape[0], -1, scores.shape[2], 1)
@@ -66,6 +67,47 @@ def _attention(
 @torch.library.register_fake("graft::attention")
 def _(query, key, value, cache_position, **_):
     return query.new_empty(query.shape[0], query.shape[2], query.shape[1], value.shape[3])
+
+
+torch.library.define(
+    "graft::store_source", "(Tensor key, Tensor value, Tensor position, *, int layer) -> Tensor"
+)
+torch.library.define(
+    "graft::source_attention", "(Tensor query, *, int layer, int kv_heads, float scale) -> Tensor"
+)
+
+# In eager PyTorch, what was stored last: keys, values and positions by layer.
+_sources: dict[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
+
+
+@torch.library.impl("graft::store_source", "default")
+def _store_source(key: torch.Tensor, value: torch.Tensor, position: torch.Tensor, *, layer: int) -> torch.Tensor:
+    """Keeps what an encoder hands to one layer of a decoder, for `source_attention`.
+
+    key, value [B, Hkv, S, D]; position [B, S]: 0, 1, 2, ... for the tokens of each row, negative for padding -> position.
+    """
+    _sources[layer] = (key, value, position)
+    return position.clone()
+
+
+@torch.library.register_fake("graft::store_source")
+def _(key, value, position, **_):
+    return torch.empty_like(position)
+
+
+@torch.library.impl("graft::source_attention", "default")
+def _source_attention(query: torch.Tensor, *, layer: int, kv_heads: int, scale: float) -> torch.Tensor:
+    """Attention over all that was stored for the layer and is no padding: query [B, H, T, D] -> [B, T, H, D]."""
+    key, value, position = _sources[layer]
+    groups = query.shape[1] // kv_heads
+    scores = (query @ key.repeat_interleave(groups, 1).transpose(2, 3)) * scale
+    weights = scores.masked_fill((position < 0)[:, None, None, :], -torch.inf).softmax(-1)
+    return (weights @ value.repeat_interleave(groups, 1)).transpose(1, 2).contiguous()
+
+
+@torch.library.register_fake("graft::source_attention")
+def _(query, **_):
+    return query.new_empty(query.shape[0], query.shape[2], query.shape[1], query.shape[3])
 
 
 torch.library.define(
@@ -101,4 +143,6 @@ def _(input, experts, weight, bias=None):
 
 
 attention = torch.ops.graft.attention.default
+store_source = torch.ops.graft.store_source.default
+source_attention = torch.ops.graft.source_attention.default
 expert_linear = torch.ops.graft.expert_linear.default

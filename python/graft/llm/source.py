@@ -90,13 +90,21 @@ def _of_model(model: torch.nn.Module) -> Source:
     return Source(type(model).__name__, model, weights, files)
 
 
-def make_empty(config: Any) -> torch.nn.Module:
-    """The model of a configuration, without memory for its parameters."""
+def _auto(config: Any) -> Any:
+    """The class of transformers that makes models of this kind with a head that gives logits."""
     import transformers
 
+    if not getattr(config, "is_encoder_decoder", False):
+        return transformers.AutoModelForCausalLM
+    speech = type(config) in transformers.models.auto.modeling_auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING
+    return transformers.AutoModelForSpeechSeq2Seq if speech else transformers.AutoModelForSeq2SeqLM
+
+
+def make_empty(config: Any) -> torch.nn.Module:
+    """The model of a configuration, without memory for its parameters."""
     with without_weights():
         try:
-            model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+            model = _auto(config).from_config(config, dtype=torch.float32)
         except (ValueError, KeyError) as e:
             kind = config.model_type
             raise ExportError(f"export_llm: {kind} is no causal language model of transformers: {e}") from e
@@ -205,7 +213,8 @@ def _converted(folder: Path, name: str) -> dict[str, Stored]:
     """All weights as transformers loads them, in memory: for checkpoints whose tensors are not those of the model."""
     import transformers
 
-    model, info = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype="auto", output_loading_info=True)
+    auto = _auto(transformers.AutoConfig.from_pretrained(folder))
+    model, info = auto.from_pretrained(folder, dtype="auto", output_loading_info=True)
     problems = [
         f"  {what}: {key}" for what in ("missing_keys", "unexpected_keys", "mismatched_keys") for key in info[what]
     ]

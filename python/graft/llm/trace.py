@@ -50,26 +50,32 @@ def trace(model: torch.nn.Module, *, context: int) -> ExportedProgram:
     config = model.config.get_text_config()
     _check(config)
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
-    skeleton = _with_positions(_skeleton(model, mode), config.num_hidden_layers).eval()
+    skeleton = _with_positions(skeleton_of(model, mode), config.num_hidden_layers).eval()
     batch, tokens, kept = Dim("batch", min=1), Dim("tokens", min=1, max=context), Dim("kept", min=1, max=context)
     # Sizes that differ: equal ones would look like one.
     ids = torch.zeros(2, 5, dtype=torch.long)
     example = (ids, ids.clone(), ids.clone(), torch.zeros(3, dtype=torch.long))
     dims = ({0: batch, 1: tokens}, {0: batch, 1: tokens}, {0: batch, 1: tokens}, {0: kept})
+    program = traced(skeleton, example, dims)
+    _check_layers(program, config)
+    return program
+
+
+def traced(skeleton: torch.nn.Module, example: tuple[Any, ...], dims: tuple[Any, ...]) -> ExportedProgram:
+    """torch.export of a skeleton with graft's attention."""
     try:
         with interface.registered(skeleton), torch.no_grad():
-            program = torch.export.export(skeleton, example, dynamic_shapes=dims, strict=False)
+            return torch.export.export(skeleton, example, dynamic_shapes=dims, strict=False)
     except ExportError:
         raise
     except Exception as e:  # whatever the model's code or the tracer raises
-        kind = type(model).__name__
-        if not getattr(model, "_supports_attention_backend", False):
+        kind = type(skeleton).__name__
+        with_encoder = getattr(skeleton.config, "is_encoder_decoder", False)  # those do not say
+        if not with_encoder and not getattr(skeleton, "_supports_attention_backend", False):
             raise ExportError(
                 f"export_llm: {kind} cannot be exported: it does not use transformers' AttentionInterface"
             ) from e
         raise ExportError(f"export_llm: {kind} cannot be traced: {type(e).__name__}: {e}") from e
-    _check_layers(program, config)
-    return program
 
 
 def _with_positions(model: torch.nn.Module, layers: int) -> torch.nn.Module:
@@ -97,7 +103,7 @@ def _with_positions(model: torch.nn.Module, layers: int) -> torch.nn.Module:
     return model
 
 
-def _skeleton(model: torch.nn.Module, mode: FakeTensorMode) -> torch.nn.Module:
+def skeleton_of(model: torch.nn.Module, mode: FakeTensorMode) -> torch.nn.Module:
     """A copy with float32 parameters that have no data. Buffers keep theirs."""
     made: dict[int, Any] = {}
     with mode:

@@ -46,6 +46,10 @@ struct AttentionHead {
   // those of its own chunk (0: all). Tokens before `first_token` are padding and see none.
   bool causal = false;
   std::int64_t group = 1, shift = 0, first_token = 0, window = 0, chunk = 0;
+  // Added to the scores of causal attention, after the softcap: bias[min(position - key, biases - 1)]; heads of one
+  // group have rows of bias `biases` apart. May be null.
+  const float* bias = nullptr;
+  std::int64_t biases = 0;
   float scale = 1;
   float softcap = 0;            // scores become softcap * tanh(score / softcap) before the mask; 0: as they are
   const float* sink = nullptr;  // [group]: a score that takes part in the softmax without a value; may be null

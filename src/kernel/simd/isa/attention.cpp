@@ -160,6 +160,12 @@ void store_row(const void* from, DType dtype, i64 n, RowType type, void* to) {
 
 GRAFT_VEC vf cap(vf x, float softcap) { return softcap * tanh(x * (1.f / softcap)); }
 
+// What a query adds to the score of key s.
+GRAFT_VEC float bias_at(const AttentionHead& h, i64 t, i64 s) {
+  const i64 distance = t / h.group + h.shift - s;
+  return distance < 0 ? 0.f : h.bias[t % h.group * h.biases + smaller(distance, h.biases - 1)];
+}
+
 // Scores of a block with queries in the lanes: mask and causality.
 void mask_block(const AttentionHead& h, i64 t0, int queries, i64 s0, i64 n, float* scores) {
   if (h.mask != nullptr) {
@@ -172,6 +178,11 @@ void mask_block(const AttentionHead& h, i64 t0, int queries, i64 s0, i64 n, floa
       for (int j = 0; j < queries; ++j) {
         for (i64 s = 0; s < n; ++s) scores[s * kPanel + j] += mask_at(h, t0 + j, s0 + s);
       }
+    }
+  }
+  if (h.bias != nullptr) {
+    for (int j = 0; j < queries; ++j) {
+      for (i64 s = 0; s < n; ++s) scores[s * kPanel + j] += bias_at(h, t0 + j, s0 + s);
     }
   }
   if (!h.causal || (s0 + n <= keys_end(h, t0) && s0 >= keys_begin(h, t0 + queries - 1))) return;
@@ -363,6 +374,9 @@ void few_queries(const AttentionHead& h, i64 t0, i64 t1) {
           store_some<F32>(row + s, cap(load_some<F32>(row + s, n - s), h.softcap), n - s);
       }
       if (h.mask != nullptr) add_mask_row(h, t0 + i, s0, n, row);
+      if (h.bias != nullptr) {
+        for (i64 s = 0; s < n; ++s) row[s] += bias_at(h, t0 + i, s0 + s);
+      }
       for (i64 s = 0; s < smaller(keys_begin(h, t0 + i) - s0, n); ++s) row[s] = kMinusInfinity;
       for (i64 s = keys_end(h, t0 + i) > s0 ? keys_end(h, t0 + i) - s0 : 0; s < n; ++s) row[s] = kMinusInfinity;
       vf m = splat(largest[i]);
