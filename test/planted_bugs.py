@@ -57,6 +57,12 @@ BUGS = {
     "ring-slot-off-by-one": "KvRing.ResizedAndRestoredElsewhere",
     "ring-forgets-what-it-lost": "KvRing.AFailedRunLeavesWhatTheNextOneSees",
     "long-prefill-not-kept": "KvRing.ResizedAndRestoredElsewhere",
+    "relative-bias-dropped": "test/python/seq2seq_test.py::test_decoding_in_parts_and_a_padded_batch[t5]",
+    "source-not-refreshed": "test/python/seq2seq_test.py::test_a_new_source_begins_anew[t5]",
+    # Language models
+    "kept-positions-from-the-first": "Decoder.ChunksAndStepsGiveWhatTheWholeGives",
+    "rejected-drafts-kept": "TextGenerator.DraftsDoNotChangeTheTokens",
+    "block-scale-of-the-next-block": "StoredWeightsRun.NothingIsConvertedWhereProductsAndLookupsReadIt",
     # Arguments that were ignored
     "alpha-ignored": _OP + "arithmetic_test.py::test_sums",
     "gelu-kind-ignored": _OP + "activation_test.py::test_gelu",
@@ -116,7 +122,8 @@ def make_package(build: Path) -> Path:
     """A folder with the package `graft` of that build: it is never installed."""
     package = build / "site" / "graft"
     package.mkdir(parents=True, exist_ok=True)
-    sources = [*(ROOT / "python" / "graft").glob("*.py"), *(build / "python" / "graft").glob("_C*.so")]
+    own = ROOT / "python" / "graft"
+    sources = [*own.glob("*.py"), own / "llm", own / "hf", *(build / "python" / "graft").glob("_C*.so")]
     sources += build.glob("**/graft/_fb")
     for source in sources:
         link = package / source.name

@@ -26,12 +26,36 @@ namespace graft {
 // The named data of a package that says what its language model is: JSON, written by graft.export_llm.
 inline constexpr std::string_view kLanguageModelKey = "graft.llm.json";
 
+// Named as in Hugging Face's GenerationConfig and meaning the same. The next token is drawn from the logits after
+// repetition penalty, temperature, top-k, top-p and min-p, in this order.
+struct GenerationOptions {
+  std::int64_t max_new_tokens = 256;
+  double temperature = 0;  // 0: greedy, the token with the largest logit
+  std::int64_t top_k = 0;  // 0: all
+  double top_p = 1;
+  double min_p = 0;
+  double repetition_penalty = 1;
+  std::uint64_t seed = 0;  // row r of a batch draws from seed + r
+  bool ignore_eos = false;
+  std::vector<std::int64_t> eos_token_ids = {};  // besides the model's
+  std::vector<std::string> stop_strings = {};    // the text ends before the first of them
+  bool skip_special_tokens = true;
+  // Drafts of this many tokens are copied from where the last ones stood before, and verified in one run; 0: none. The
+  // tokens are those that would come without.
+  std::int64_t prompt_lookup_num_tokens = 0;
+  std::int64_t max_matching_ngram_size = 2;
+};
+
 struct LanguageModelInfo {
   std::string architecture;  // "Qwen3ForCausalLM"
   std::string source;        // what was exported
   std::int64_t vocab_size = 0;
   std::int64_t context_length = 0;  // the most tokens of a sequence
   std::vector<std::int64_t> bos_token_ids, eos_token_ids;
+  // What the model's generation_config.json sets, as transformers takes it: sampling settings of a model that does not
+  // sample stand here too, with a temperature of 0.
+  GenerationOptions generation = {};
+  double sampling_temperature = 1;  // when it is asked to sample
 };
 
 // A program that takes token ids and gives logits, with its tokenizer. Immutable; shared by any number of threads.
@@ -123,26 +147,6 @@ class GRAFT_API Decoder {
   std::vector<Tokens> pieces_;
   std::vector<float> logits_;
   std::uint64_t clock_ = 0;
-};
-
-// Named as in Hugging Face's GenerationConfig and meaning the same. The next token is drawn from the logits after
-// repetition penalty, temperature, top-k, top-p and min-p, in this order.
-struct GenerationOptions {
-  std::int64_t max_new_tokens = 256;
-  double temperature = 0;  // 0: greedy, the token with the largest logit
-  std::int64_t top_k = 0;  // 0: all
-  double top_p = 1;
-  double min_p = 0;
-  double repetition_penalty = 1;
-  std::uint64_t seed = 0;  // row r of a batch draws from seed + r
-  bool ignore_eos = false;
-  std::vector<std::int64_t> eos_token_ids = {};  // besides the model's
-  std::vector<std::string> stop_strings = {};    // the text ends before the first of them
-  bool skip_special_tokens = true;
-  // Drafts of this many tokens are copied from where the last ones stood before, and verified in one run; 0: none. The
-  // tokens are those that would come without.
-  std::int64_t prompt_lookup_num_tokens = 0;
-  std::int64_t max_matching_ngram_size = 2;
 };
 
 // The probabilities [vocabulary] that the next token is drawn from, after `tokens`. Throws InvalidArgument for options

@@ -8,6 +8,7 @@ namespace graft::cli {
 
 int chat(const ChatArgs& args) {
   const auto model = load_model(args.model);
+  const GenerationOptions options = settled(args.decode, model->info());
   const std::string chat_template = args.chat_template.empty() ? "" : read_text(args.chat_template);
   const std::int64_t context = args.decode.context > 0 ? args.decode.context : model->info().context_length;
   TextGenerator generator(model, decoder_options(args.model, args.decode, 1, context));
@@ -28,7 +29,7 @@ int chat(const ChatArgs& args) {
     const auto on_text = [](std::size_t, std::string_view text) { std::cout << text << std::flush; };
     try {
       const Generation answer = generator.generate(model->encode(chat_prompt(*model, messages, chat_template), false),
-                                                   args.decode.options, on_text, &cancel);
+                                                   options, on_text, &cancel);
       std::cout << std::endl;
       if (answer.reason == FinishReason::context) std::cerr << "graft: the context is full; /clear begins anew\n";
       if (answer.text.empty() && answer.reason == FinishReason::cancelled) {

@@ -75,6 +75,7 @@ int generate(const GenerateArgs& args) {
   const auto model = load_model(args.model);
   Speeds speeds;
   speeds.load_seconds = seconds_since(start);
+  const GenerationOptions options = settled(args.decode, model->info());
   const auto prompts = encode_prompts(args, *model);
   std::int64_t longest = 0;
   for (const auto& prompt : prompts) longest = std::max(longest, std::ssize(prompt));
@@ -82,8 +83,7 @@ int generate(const GenerateArgs& args) {
   if (args.decode.context > most) fail("--context is ", args.decode.context, ", the model's context ", most);
   const std::int64_t context = args.decode.context > 0 ? args.decode.context : most;
   // A cache no longer than what can come; the check of the prompt's length is the generator's.
-  const std::int64_t wanted =
-      std::max(args.decode.options.max_new_tokens, args.decode.options.prompt_lookup_num_tokens);
+  const std::int64_t wanted = std::max(options.max_new_tokens, options.prompt_lookup_num_tokens);
   const std::int64_t length = longest < context && wanted < context - longest ? longest + wanted + 1 : context;
   TextGenerator generator(model,
                           decoder_options(args.model, args.decode, std::ssize(prompts), std::min(length, context)));
@@ -93,7 +93,7 @@ int generate(const GenerateArgs& args) {
     if (stream) std::cout << text << std::flush;
   };
   const double before = seconds_since(start);
-  const std::vector<Generation> results = generator.generate(prompts, args.decode.options, on_text, &cancel);
+  const std::vector<Generation> results = generator.generate(prompts, options, on_text, &cancel);
   speeds.first_token_seconds = before + generator.stats().prefill_seconds;
   bool stopped = false;
   for (std::size_t r = 0; r < results.size(); ++r) {

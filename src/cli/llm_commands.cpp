@@ -61,7 +61,8 @@ void add_decode_options(CLI::App& command, DecodeArgs& args) {
   };
   number("--max-new-tokens", options.max_new_tokens, "tokens to generate at most")->capture_default_str();
   command.add_flag("--do-sample", args.do_sample, "draw tokens by their probabilities (temperature 1 unless given)");
-  number("--temperature", options.temperature, "divides the logits; 0: the most likely token");
+  number("--temperature", options.temperature,
+         "divides the logits; 0: the most likely token (default: as the model says, else 0)");
   number("--top-k", options.top_k, "only the N most likely tokens");
   number("--top-p", options.top_p, "only the most likely tokens whose probabilities reach N");
   number("--min-p", options.min_p, "only tokens at least N times as probable as the most likely one");
@@ -86,18 +87,31 @@ void add_decode_options(CLI::App& command, DecodeArgs& args) {
   command.add_flag("--stats", args.stats, "print speeds, plans and memory to stderr");
 }
 
-void settle(const CLI::App& command, DecodeArgs& args) {
-  const bool temperature_given = command.count("--temperature") > 0;
-  if (args.do_sample && temperature_given && args.options.temperature == 0)
-    throw CLI::ValidationError("--do-sample", "needs a --temperature above 0");
-  if (args.do_sample && !temperature_given) args.options.temperature = 1;
-  for (const char* filter : {"--top-k", "--top-p", "--min-p"})
-    if (command.count(filter) > 0 && !args.do_sample && !temperature_given)
-      throw CLI::ValidationError(filter, "plays a part only with --do-sample or a --temperature above 0");
-  args.options.skip_special_tokens = !args.keep_special_tokens;
+void note_given(const CLI::App& command, DecodeArgs& args) {
+  for (const CLI::Option* option : command.get_options())
+    if (option->count() > 0) args.given.push_back(option->get_name());
 }
 
 }  // namespace
+
+GenerationOptions settled(const DecodeArgs& args, const LanguageModelInfo& model) {
+  const auto given = [&](std::string_view flag) { return std::ranges::find(args.given, flag) != args.given.end(); };
+  const GenerationOptions& own = model.generation;
+  GenerationOptions options = args.options;
+  if (args.do_sample && given("--temperature") && options.temperature == 0)
+    throw CLI::ValidationError("--do-sample", "needs a --temperature above 0");
+  if (!given("--temperature")) options.temperature = args.do_sample ? model.sampling_temperature : own.temperature;
+  for (const char* filter : {"--top-k", "--top-p", "--min-p"})
+    if (given(filter) && options.temperature == 0)
+      throw CLI::ValidationError(filter, "plays a part only with --do-sample or a --temperature above 0");
+  if (!given("--top-k")) options.top_k = own.top_k;
+  if (!given("--top-p")) options.top_p = own.top_p;
+  if (!given("--min-p")) options.min_p = own.min_p;
+  if (!given("--repetition-penalty")) options.repetition_penalty = own.repetition_penalty;
+  if (!given("--max-new-tokens")) options.max_new_tokens = own.max_new_tokens;
+  options.skip_special_tokens = !args.keep_special_tokens;
+  return options;
+}
 
 LlmCommands::LlmCommands(CLI::App& app) {
   generate_ = app.add_subcommand("generate", "Generate text with a language model.");
@@ -148,11 +162,11 @@ LlmCommands::LlmCommands(CLI::App& app) {
 
 std::optional<int> LlmCommands::run() {
   if (generate_->parsed()) {
-    settle(*generate_, generate_args_.decode);
+    note_given(*generate_, generate_args_.decode);
     return generate(generate_args_);
   }
   if (chat_->parsed()) {
-    settle(*chat_, chat_args_.decode);
+    note_given(*chat_, chat_args_.decode);
     return chat(chat_args_);
   }
   if (perplexity_->parsed()) return perplexity(perplexity_args_);

@@ -22,7 +22,8 @@ struct ModelArgs {
 };
 
 struct DecodeArgs {
-  GenerationOptions options;
+  GenerationOptions options;       // see settled()
+  std::vector<std::string> given;  // the flags that were given
   bool do_sample = false;
   bool keep_special_tokens = false;
   std::int64_t context = 0;  // 0: as much as needed
@@ -65,6 +66,10 @@ int generate(const GenerateArgs& args);
 int chat(const ChatArgs& args);
 int perplexity(const PerplexityArgs& args);
 int embed(const EmbedArgs& args);
+
+// The options that were given; what was not is as the model's generation_config.json says. Throws CLI::ParseError when
+// they do not fit each other.
+GenerationOptions settled(const DecodeArgs& args, const LanguageModelInfo& model);
 
 // Their options on the command line.
 class LlmCommands {

@@ -2,6 +2,7 @@
 #include <chrono>
 
 #include "base/check.h"
+#include "base/plant.h"
 #include "graft/llm.h"
 #include "llm/lookup.h"
 #include "llm/sampler.h"
@@ -195,7 +196,8 @@ std::vector<Generation> TextGenerator::generate(std::span<const std::vector<std:
         }
         stats_.drafted_tokens += static_cast<std::int64_t>(count) - 1;
         stats_.accepted_tokens += static_cast<std::int64_t>(right) - 1;
-        if (right < count) decoder_.truncate(r, decoder_.length(r) - static_cast<std::int64_t>(count - right));
+        if (right < count && !GRAFT_PLANT("rejected-drafts-kept"))
+          decoder_.truncate(r, decoder_.length(r) - static_cast<std::int64_t>(count - right));
       }
     }
   } catch (const Cancelled&) {

@@ -4,6 +4,7 @@
 #include "base/mapped_file.h"
 #include "base/utf8.h"
 #include "graft/llm.h"
+#include "llm/sampler.h"
 #include "package/container.h"
 
 namespace graft {
@@ -27,6 +28,17 @@ LanguageModelInfo parse_info(const std::string& path, std::string_view text) {
     info.context_length = json.at("context_length").get<std::int64_t>();
     info.bos_token_ids = json.at("bos_token_ids").get<std::vector<std::int64_t>>();
     info.eos_token_ids = json.at("eos_token_ids").get<std::vector<std::int64_t>>();
+    if (const auto found = json.find("generation"); found != json.end()) {
+      GenerationOptions& options = info.generation;
+      options.max_new_tokens = found->value("max_new_tokens", options.max_new_tokens);
+      options.top_k = found->value("top_k", options.top_k);
+      options.top_p = found->value("top_p", options.top_p);
+      options.min_p = found->value("min_p", options.min_p);
+      options.repetition_penalty = found->value("repetition_penalty", options.repetition_penalty);
+      info.sampling_temperature = found->value("temperature", info.sampling_temperature);
+      if (found->value("do_sample", false)) options.temperature = info.sampling_temperature;
+      llm::check(options);
+    }
   } catch (const Json::exception& error) {
     throw InvalidProgram(str("'", path, "': '", kLanguageModelKey, "' cannot be read: ", error.what()));
   }

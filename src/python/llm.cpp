@@ -7,6 +7,7 @@
 
 #include <array>
 #include <cstring>
+#include <optional>
 
 // The binding of language models: ids in, ids and bytes of text out. python/graft/llm/generate.py makes str and
 // tensors.
@@ -24,8 +25,9 @@ nb::bytes bytes_of(std::span<const float> numbers) {
   return nb::bytes(reinterpret_cast<const char*>(numbers.data()), numbers.size_bytes());
 }
 
-GenerationOptions options_of(const nb::dict& settings) {
-  GenerationOptions options;
+GenerationOptions options_of(const nb::dict& settings, const LanguageModelInfo& model) {
+  GenerationOptions options = model.generation;
+  std::optional<bool> do_sample;
   for (const auto& [key, value] : settings) {
     const auto name = nb::cast<std::string>(key);
     const auto set = [&](std::string_view wanted, auto& field) {
@@ -41,8 +43,14 @@ GenerationOptions options_of(const nb::dict& settings) {
         set("prompt_lookup_num_tokens", options.prompt_lookup_num_tokens) ||
         set("max_matching_ngram_size", options.max_matching_ngram_size))
       continue;
+    if (name == "do_sample") {
+      do_sample = nb::cast<bool>(value);
+      continue;
+    }
     throw InvalidArgument("there is no setting '" + name + "'");
   }
+  if (do_sample && !*do_sample) options.temperature = 0;
+  if (do_sample && *do_sample && options.temperature == 0) options.temperature = model.sampling_temperature;
   return options;
 }
 
@@ -55,7 +63,7 @@ KvType kv_type_named(const std::string& name) {
 
 nb::list generate(TextGenerator& generator, const std::vector<Ids>& prompts, const nb::dict& settings,
                   const nb::object& on_text, const CancelToken* cancel) {
-  const GenerationOptions options = options_of(settings);
+  const GenerationOptions options = options_of(settings, generator.decoder().model().info());
   TextGenerator::OnText show;
   if (!on_text.is_none())
     show = [&](std::size_t row, std::string_view text) {
@@ -144,7 +152,7 @@ void bind_llm(nb::module_& m) {
   m.def("token_probabilities", [](const nb::bytes& logits, const Ids& tokens, const nb::dict& settings) {
     std::vector<float> numbers(logits.size() / sizeof(float));
     std::memcpy(numbers.data(), logits.c_str(), numbers.size() * sizeof(float));
-    return bytes_of(std::span<const float>(token_probabilities(numbers, tokens, options_of(settings))));
+    return bytes_of(std::span<const float>(token_probabilities(numbers, tokens, options_of(settings, {}))));
   });
 }
 

@@ -1,6 +1,7 @@
 """`graft export` as a person calls it: the C++ program, which starts the Python beside it."""
 
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -73,6 +74,20 @@ def test_mistakes(folder, tmp_path, args, code, message):
     last = done.stderr.splitlines()[-1]
     assert last.startswith("graft: ") and message in last, done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_no_room_for_the_package(folder, tmp_path):
+    """A limit on the size of files fails as a full disk does, in the middle of the write."""
+    (tmp_path / "m.pte").write_bytes(b"before")
+
+    def limited():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+
+    done = call(folder, "-o", tmp_path / "m.pte", preexec_fn=limited)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("graft: ") and "File too large" in done.stderr, done.stderr
+    assert (tmp_path / "m.pte").read_bytes() == b"before"
+    assert [p.name for p in tmp_path.iterdir()] == ["m.pte"]
 
 
 def test_interrupted(folder, tmp_path):

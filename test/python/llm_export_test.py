@@ -251,6 +251,42 @@ def test_weights_that_do_not_fit_are_listed(tmp_path, damage):
     assert not (tmp_path / "m.pte").exists()
 
 
+def test_all_weights_that_do_not_fit_are_listed(tmp_path):
+    _, folder = saved(tmp_path)
+    tensors = load_file(folder / "model.safetensors")
+    gone = [name for name in tensors if ".layers.1." in name]
+    for name in gone:
+        del tensors[name]
+    changed = [name for name in tensors if ".layers.2.mlp" in name]
+    for name in changed:
+        tensors[name] = tensors[name][:-1].contiguous()
+    more = [f"model.layers.7.{i}.weight" for i in range(30)]
+    tensors.update({name: torch.zeros(3) for name in more})
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ExportError) as error:
+        graft.export_llm(folder, tmp_path / "m.pte")
+    lines = str(error.value).splitlines()[1:]
+    assert len(gone) > 5 and len(changed) == 3
+    for name in gone:
+        assert any(line.startswith(f"  missing: {name} [") for line in lines), name
+    for name in changed:
+        assert any(line.startswith(f"  {name}: the model has [") for line in lines), name
+    for name in more:
+        assert f"  not in the model: {name}" in lines
+    assert len(lines) == len(gone) + len(changed) + len(more)
+    assert sorted(p.name for p in tmp_path.iterdir()) == [folder.name]
+
+
+def test_weights_of_another_architecture(tmp_path):
+    _, folder = saved(tmp_path)
+    _, other = saved(tmp_path, "gpt2")
+    (other / "model.safetensors").rename(folder / "model.safetensors")
+    with pytest.raises(ExportError, match="expected the weights of Qwen3ForCausalLM, found others") as error:
+        graft.export_llm(folder, tmp_path / "m.pte")
+    assert "missing: model.layers.0.self_attn.q_proj.weight" in str(error.value)
+    assert "not in the model: " in str(error.value) and not (tmp_path / "m.pte").exists()
+
+
 def test_a_failed_write_leaves_nothing(tmp_path, monkeypatch):
     _, folder = saved(tmp_path)
     (tmp_path / "m.pte").write_bytes(b"before")

@@ -127,6 +127,43 @@ def test_seeds_and_sampling(kjv):
     assert greedy == good("generate", kjv, *flags[:4], "--do-sample", "--top-k", 1)
 
 
+def test_the_models_own_settings(kjv, tmp_path):
+    """generation_config.json says what is not given, as under transformers."""
+    folder = tmp_path / "kjv3m"
+    shutil.copytree(data("kjv3m"), folder)
+    own = {"temperature": 0.9, "top_k": 7, "top_p": 0.95, "min_p": 0.02, "repetition_penalty": 1.2}
+    config = json.loads((folder / "generation_config.json").read_text())
+    flags = ("--prompt", "And the king", "--max-new-tokens", 30)
+    (folder / "generation_config.json").write_text(json.dumps({**config, **own, "do_sample": True}))
+    sampling = graft.export_llm(folder, tmp_path / "sampling.pte")
+    (folder / "generation_config.json").write_text(json.dumps({**config, **own, "max_new_tokens": 5}))
+    greedy = graft.export_llm(folder, tmp_path / "greedy.pte")
+
+    def spelled(values):
+        return [word for name, value in values.items() for word in ("--" + name.replace("_", "-"), value)]
+
+    given = spelled(own)
+    # All of them, some of them given, none of them to count.
+    assert good("generate", sampling, *flags, "--seed", 3) == good("generate", kjv, *flags, *given, "--seed", 3)
+    found = good("generate", sampling, *flags, "--seed", 3, "--top-k", 2)
+    assert found == good("generate", kjv, *flags, *spelled({**own, "top_k": 2}), "--seed", 3)
+    assert found != good("generate", sampling, *flags, "--seed", 3)
+    plain = good("generate", kjv, *flags, "--repetition-penalty", 1.2)
+    assert plain == good("generate", sampling, *flags, "--temperature", 0) == good("generate", greedy, *flags)
+    assert plain.startswith(good("generate", greedy, *flags[:2]))  # its max_new_tokens
+    # A model that does not sample by itself does so with its own settings.
+    assert good("generate", greedy, *flags, "--do-sample", "--seed", 3) == good("generate", sampling, *flags, "--seed", 3)
+    # transformers' top_k is 50 where nothing is said.
+    drawn = good("generate", kjv, *flags, "--do-sample", "--seed", 4)
+    assert drawn == good("generate", kjv, *flags, "--do-sample", "--top-k", 50, "--seed", 4)
+    # The same from Python.
+    settings = {"max_new_tokens": 30, "seed": 3}
+    text = graft.TextGenerator(sampling).generate("And the king", **settings).text
+    assert text == graft.TextGenerator(greedy).generate("And the king", do_sample=True, **settings).text
+    assert text == graft.TextGenerator(kjv).generate("And the king", **own, **settings).text
+    assert plain == graft.TextGenerator(sampling).generate("And the king", do_sample=False, **settings).text
+
+
 def test_stop_strings(kjv):
     whole = good("generate", kjv, "--prompt", "And the king said", "--max-new-tokens", 25)
     stops = ("--stop-strings", "thou shalt", "--stop-strings", "zz")

@@ -208,8 +208,15 @@ def _metadata(source: Source, program: ExportedProgram, context: int, quantize: 
         "eos_token_ids": ids("eos_token_id"),
         "pad_token_ids": ids("pad_token_id"),
         "quantize": quantize,
+        "generation": _generation(generation),
         "kv": sorted(layers, key=lambda layer: layer["layer"]),
     }
+
+
+def _generation(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What a generation_config.json sets of what the runner knows, with transformers' default where it has another."""
+    known = ("do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens")
+    return {"top_k": 50, **{name: config[name] for name in known if config.get(name) is not None}}
 
 
 def _encoder_metadata(source: Source, context: int) -> dict[str, Any]:

@@ -57,7 +57,8 @@ class TextGenerator:
         """One text. prompt: a text, token ids, or chat messages ({"role": ..., "content": ...}). on_text: called with new
         text as it comes. settings: max_new_tokens, temperature, top_k, top_p, min_p, repetition_penalty, seed,
         ignore_eos, eos_token_ids, stop_strings, skip_special_tokens, prompt_lookup_num_tokens, max_matching_ngram_size,
-        as in Hugging Face's GenerationConfig; a temperature of 0, the default, is greedy.
+        do_sample, as in Hugging Face's GenerationConfig; a temperature of 0 is greedy. What is not given is as the
+        model's generation_config.json says, else greedy.
         """
         show = None if on_text is None else lambda _, text: on_text(text.decode())
         return self._run([self._ids(prompt)], settings, show, cancel)[0]

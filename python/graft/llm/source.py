@@ -119,7 +119,7 @@ def _of_folder(folder: Path, name: str) -> Source:
     except (OSError, ValueError, KeyError) as e:
         raise ExportError(f"export_llm: '{folder}' has no configuration that transformers reads: {e}") from e
     model = make_empty(config)
-    weights = match(model, read_checkpoint(folder), name, lambda: _converted(folder, name))
+    weights = match(model, read_checkpoint(folder), name, lambda: _converted(folder))
     return Source(name, model, weights, _text_files(folder))
 
 
@@ -153,7 +153,8 @@ def match(
     model: torch.nn.Module, found: dict[str, Stored], source: str, convert: Any = None
 ) -> dict[str, Stored]:
     """Each of the model's weights among those found, by name. Raises ExportError that lists what is missing, what is
-    left over and what has other sizes. convert: gives weights that transformers makes of others (stacked experts)."""
+    left over and what has other sizes. convert: gives weights that transformers makes of others (stacked experts), and
+    the names that it leaves over."""
     wanted = _named(model)
     prefix = getattr(model, "base_model_prefix", "") + "."
     result, missing = {}, []
@@ -167,10 +168,10 @@ def match(
         else:
             missing.append(name)
     if missing and convert is not None:
-        made = convert()
+        made, left = convert()
         result = {name: result.get(name, made.get(name)) for name in wanted}
         missing = [name for name, stored in result.items() if stored is None]
-        used = set(found)  # transformers says itself what it leaves over
+        used = set(found) - left  # transformers says itself what it leaves over
     extra = _left_over(model, found, used, result)
     problems = [f"  missing: {name} {list(wanted[name].shape)}" for name in missing]
     problems += [f"  not in the model: {name}" for name in sorted(extra)]
@@ -180,10 +181,9 @@ def match(
         if stored is not None and tuple(wanted[name].shape) != stored.sizes
     ]
     if problems:
-        shown = problems[:20] + ([f"  and {len(problems) - 20} more"] if len(problems) > 20 else [])
         raise ExportError(
             f"export_llm: expected the weights of {type(model).__name__}, found others in '{source}'\n"
-            + "\n".join(shown)
+            + "\n".join(problems)
         )
     return result
 
@@ -209,18 +209,16 @@ def _same(a: Stored, b: Stored) -> bool:
     return (a.sizes, a.dtype) == (b.sizes, b.dtype) and all(x == y for x, y in zip(a.chunks(), b.chunks(), strict=True))
 
 
-def _converted(folder: Path, name: str) -> dict[str, Stored]:
-    """All weights as transformers loads them, in memory: for checkpoints whose tensors are not those of the model."""
+def _converted(folder: Path) -> tuple[dict[str, Stored], set[str]]:
+    """The weights as transformers loads them, in memory, and the names that it has no use for: for checkpoints whose
+    tensors are not those of the model."""
     import transformers
 
     auto = _auto(transformers.AutoConfig.from_pretrained(folder))
-    model, info = auto.from_pretrained(folder, dtype="auto", output_loading_info=True)
-    problems = [
-        f"  {what}: {key}" for what in ("missing_keys", "unexpected_keys", "mismatched_keys") for key in info[what]
-    ]
-    if problems:
-        raise ExportError(
-            f"export_llm: expected the weights of {type(model).__name__}, found others in '{name}'\n"
-            + "\n".join(problems[:20])
-        )
-    return {key: of_tensor(key, tensor) for key, tensor in _named(model).items()}
+    model, info = auto.from_pretrained(
+        folder, dtype="auto", output_loading_info=True, ignore_mismatched_sizes=True
+    )
+    # Where it found nothing that fits, it made something up.
+    made_up = {*info["missing_keys"], *(key[0] for key in info["mismatched_keys"])}
+    made = {key: of_tensor(key, tensor) for key, tensor in _named(model).items() if key not in made_up}
+    return made, set(info["unexpected_keys"])
