@@ -212,7 +212,8 @@ def test_programs_in_eager_pytorch():
         flat = []
         values = iter(inputs)
         for spec in program.graph_signature.input_specs:
-            flat.append(next(values) if spec.target is None else weights.get(spec.target, program.constants.get(spec.target)))
+            known = weights.get(spec.target, program.constants.get(spec.target))
+            flat.append(next(values) if spec.target is None else known)
         return torch.fx.Interpreter(program.graph_module).run(*flat)[0]
 
     ids = tokens(2, 20)

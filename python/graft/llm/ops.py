@@ -84,7 +84,8 @@ _sources: dict[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
 def _store_source(key: torch.Tensor, value: torch.Tensor, position: torch.Tensor, *, layer: int) -> torch.Tensor:
     """Keeps what an encoder hands to one layer of a decoder, for `source_attention`.
 
-    key, value [B, Hkv, S, D]; position [B, S]: 0, 1, 2, ... for the tokens of each row, negative for padding -> position.
+    key, value [B, Hkv, S, D]; position [B, S]: 0, 1, 2, ... for the tokens of each row, negative for padding. The
+    result is the position.
     """
     _sources[layer] = (key, value, position)
     return position.clone()
