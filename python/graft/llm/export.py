@@ -52,11 +52,11 @@ def export_llm(
         encoder that have none.
     progress: says on stderr what is done.
 
-    The method of a model without an encoder is forward(input_ids [B, T], position_ids [B, T], cache_position [B, T],
-    logits_to_keep [K]) -> logits [B, K, V]. cache_position is the row of the cache for each token, negative for padding;
-    logits_to_keep are indices along T. A model with an encoder and a decoder has encode(input_ids [B, S], attention_mask
-    [B, S]) or encode(input_features [B, M, F]) besides, which runs once for a source and leaves its keys and values in
-    the cache.
+    A model without an encoder has one method, forward(input_ids [B, T], position_ids [B, T], cache_position [B, T],
+    logits_to_keep [K]) -> logits [B, K, V]. cache_position is the row of the cache for each token, negative for
+    padding; logits_to_keep are indices along T. A model with an encoder and a decoder has encode(input_ids [B, S],
+    attention_mask [B, S]) or encode(input_features [B, M, F]) besides, which runs once for a source and leaves its keys
+    and values in the cache.
     """
     target = Path(path)
     if target.suffix != ".pte":
