@@ -26,11 +26,36 @@ class Model(torch.nn.Module):
 graft.export(Model(), (torch.zeros(3),), path=sys.argv[1])
 PYTHON
 
-# The example is configured and built against the moved prefix alone. The environment's own cmake is only the tool.
-cp -r examples/cpp "$work/example"
-"$venv/bin/cmake" -S "$work/example" -B "$work/example/build" -DCMAKE_PREFIX_PATH="$prefix" -G Ninja \
-  -DCMAKE_MAKE_PROGRAM="$venv/bin/ninja" -DCMAKE_BUILD_TYPE=Release >"$work/log" 2>&1 || { cat "$work/log"; exit 1; }
-"$venv/bin/cmake" --build "$work/example/build" >"$work/log" 2>&1 || { cat "$work/log"; exit 1; }
+# And a language model of random weights whose tokens are letters.
+"$venv/bin/python" - "$work/talk.pte" <<'PYTHON'
+import sys
+from pathlib import Path
+import tokenizers
+import torch
+import transformers
+import graft
+
+folder = Path(sys.argv[1]).with_name("talk")
+letters = {letter: i for i, letter in enumerate(["<unk>", *"abcdefghijklmnopqrstuvwxyz"])}
+words = tokenizers.Tokenizer(tokenizers.models.BPE(letters, [], unk_token="<unk>"))
+words.decoder = tokenizers.decoders.Fuse()
+transformers.PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>").save_pretrained(folder)
+torch.manual_seed(0)
+config = transformers.LlamaConfig(
+    vocab_size=27, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2,
+    max_position_embeddings=64, bos_token_id=None, eos_token_id=None,
+)
+transformers.LlamaForCausalLM(config).save_pretrained(folder)
+graft.export_llm(folder, sys.argv[1])
+PYTHON
+
+# The examples are configured and built against the moved prefix alone. The environment's own cmake is only the tool.
+for example in cpp language_model; do
+  cp -r "examples/$example" "$work/$example"
+  "$venv/bin/cmake" -S "$work/$example" -B "$work/$example/build" -DCMAKE_PREFIX_PATH="$prefix" -G Ninja \
+    -DCMAKE_MAKE_PROGRAM="$venv/bin/ninja" -DCMAKE_BUILD_TYPE=Release >"$work/log" 2>&1 || { cat "$work/log"; exit 1; }
+  "$venv/bin/cmake" --build "$work/$example/build" >"$work/log" 2>&1 || { cat "$work/log"; exit 1; }
+done
 
 # Hides .venv where this kernel lets us mount; nothing of this shell's environment is passed on either way.
 hidden() {
@@ -40,9 +65,11 @@ hidden() {
     env -i "$@"
   fi
 }
-run_model=$work/example/build/run_model
+run_model=$work/cpp/build/run_model
 output=$(hidden "$run_model" "$work/model.pte")
 [ "$output" = "f32[3] 1 ..." ] || fail "the example printed '$output'"
+talk=$(echo abc | hidden "$work/language_model/build/talk" "$work/talk.pte")
+[[ "$talk" =~ ^[a-z]{10,}$ ]] || fail "the talking example printed '$talk'"
 hidden "$prefix/bin/graft" --help >"$work/log" || fail "bin/graft --help failed"
 
 libraries=$(hidden "$(command -v ldd)" "$run_model" "$prefix/bin/graft" "$prefix"/lib*/libgraft.so)
