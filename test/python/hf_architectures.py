@@ -29,6 +29,7 @@ _SHARED = dict(num_experts=5, moe_intermediate_size=24, shared_expert_intermedia
 _OLD = dict(vocab_size=llm_models.VOCAB, n_embd=48, n_layer=3, n_head=6, n_positions=llm_models.CONTEXT)
 
 MORE: tuple[SmallModel, ...] = (
+    SmallModel("apertus", _of("Apertus", _LLAMA)),
     SmallModel("arcee", _of("Arcee", _LLAMA)),
     SmallModel("biogpt", _of("BioGpt", _COMMON, intermediate_size=80)),
     SmallModel("bitnet", _of("BitNet", _COMMON, num_key_value_heads=2, intermediate_size=80)),
@@ -68,7 +69,6 @@ MORE: tuple[SmallModel, ...] = (
 
 # What cannot be compiled yet: the model, and what the error says.
 REFUSED: tuple[tuple[SmallModel, str], ...] = (
-    (SmallModel("apertus", _of("Apertus", _LLAMA)), "aten.min.other"),
     (SmallModel("bloom", _of("Bloom", dict(vocab_size=99, hidden_size=48, n_layer=2, n_head=6))), "AttentionInterface"),
     (SmallModel("codegen", _of("CodeGen", dict(_OLD, n_head=4, rotary_dim=4))), "AttentionInterface"),
     (SmallModel("deepseek_v2", _of("DeepseekV2", _LATENT, **_ROUTED)), "aten.polar"),
