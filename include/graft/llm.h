@@ -46,6 +46,13 @@ struct GenerationOptions {
   std::int64_t max_matching_ngram_size = 2;
 };
 
+// Of a model with an encoder and a decoder (T5, BART, Whisper): what the encoder reads, and how the decoder begins.
+struct EncoderInfo {
+  bool takes_features = false;      // spectra [B, mels, frames] in f32 (Whisper) instead of token ids
+  std::int64_t context_length = 0;  // the most tokens of a source
+  std::vector<std::int64_t> decoder_start_token_ids;
+};
+
 struct LanguageModelInfo {
   std::string architecture;  // "Qwen3ForCausalLM"
   std::string source;        // what was exported
@@ -56,6 +63,7 @@ struct LanguageModelInfo {
   // sample stand here too, with a temperature of 0.
   GenerationOptions generation = {};
   double sampling_temperature = 1;  // when it is asked to sample
+  std::optional<EncoderInfo> encoder = {};
 };
 
 // A program that takes token ids and gives logits, with its tokenizer. Immutable; shared by any number of threads.
@@ -91,6 +99,7 @@ struct DecoderOptions {
   std::int64_t length = 0;                // tokens of the cache for each; 0: the model's context
   KvType kv_type = KvType::computed;      // how keys and values are stored
   std::int64_t prefill_chunk_size = 512;  // the most tokens of one run
+  std::int64_t source_length = 0;         // of a model with an encoder: tokens of a source; 0: the model's most
 };
 
 // Sequences of tokens, one per row of a cache of keys and values: tokens in, logits out. For one thread at a time.
@@ -99,6 +108,12 @@ class GRAFT_API Decoder {
   explicit Decoder(std::shared_ptr<const LanguageModel> model, const DecoderOptions& options = {});
 
   using Tokens = std::span<const std::int64_t>;
+
+  // Of a model with an encoder: reads the sources of the first sequences, which begin anew. Token ids of a text, or
+  // features [B, mels, frames] in f32. What the encoder makes of them stays in the cache until the next call. Throws
+  // InvalidArgument when the model takes no such sources, ExecutionError when a source is longer than source_length.
+  void encode(std::span<const Tokens> sources, const RunOptions& options = {});
+  void encode(const TensorView& features, const RunOptions& options = {});
 
   // Appends rows[r] to sequence r, for the first rows.size() sequences, in one run of `width` tokens per row: a row
   // with fewer is padded on its left, so equal widths share one plan, whatever the rows hold. Returns the logits of the
@@ -134,6 +149,7 @@ class GRAFT_API Decoder {
     std::vector<std::int64_t> ids, positions, cache_positions, kept;
     std::vector<Value> inputs, outputs;
   };
+  void encode(std::span<const Value> inputs, std::size_t rows, const RunOptions& options);
   Call& call_for(std::int64_t batch, std::int64_t width, std::int64_t keep);
   void check(std::span<const Tokens> rows) const;
   std::span<float> prefill(std::span<const Tokens> rows, bool all, const std::function<void(std::span<float>)>& take,
@@ -183,9 +199,11 @@ class GRAFT_API TextGenerator {
   // Called with the row of the batch and new text of it, in whole UTF-8 characters.
   using OnText = std::function<void(std::size_t row, std::string_view text)>;
 
-  // A batch, one generation per prompt. A prompt of no tokens, more prompts than rows, and a prompt that leaves no room
-  // in the cache throw InvalidArgument. Where the cache ends before max_new_tokens, the generation ends with
-  // FinishReason::context. `cancel` ends all that are not finished; what they have is returned.
+  // A batch, one generation per prompt. Of a model with an encoder of texts the prompts are what the encoder reads, and
+  // the decoder begins with the model's own token; of one with an encoder of features they are the decoder's
+  // beginnings, after decoder().encode(features). A prompt of no tokens, more prompts than rows, and a prompt that
+  // leaves no room in the cache throw InvalidArgument. Where the cache ends before max_new_tokens, the generation ends
+  // with FinishReason::context. `cancel` ends all that are not finished; what they have is returned.
   std::vector<Generation> generate(std::span<const std::vector<std::int64_t>> prompts,
                                    const GenerationOptions& options = {}, const OnText& on_text = {},
                                    const CancelToken* cancel = nullptr);
@@ -196,6 +214,10 @@ class GRAFT_API TextGenerator {
   Decoder& decoder() { return decoder_; }
 
  private:
+  // The same with prompts of the decoder; `start_seconds`: what was spent on the call before.
+  std::vector<Generation> go_on(std::span<const std::vector<std::int64_t>> prompts, const GenerationOptions& options,
+                                const OnText& on_text, const CancelToken* cancel, double start_seconds);
+
   std::shared_ptr<const LanguageModel> model_;
   Decoder decoder_;
   std::vector<std::vector<std::int64_t>> cached_;  // by row: the tokens that the cache holds

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/llm_commands.h"
+#include "cli/npy.h"
 #include "cli/text.h"
 
 namespace graft::cli {
@@ -27,6 +28,8 @@ std::vector<ChatMessage> read_messages(const std::string& path) {
 std::vector<std::vector<std::int64_t>> encode_prompts(const GenerateArgs& args, const LanguageModel& model) {
   const int kinds = !args.prompts.empty() + !args.prompt_file.empty() + !args.messages_file.empty();
   if (kinds != 1) fail("expected one of --prompt, --prompt-file and --messages, found ", kinds);
+  if (model.info().encoder && model.info().encoder->takes_features)
+    fail("the model's encoder reads features: give --features FILE.npy");
   if (!args.messages_file.empty()) {
     const std::string chat_template = args.chat_template.empty() ? "" : read_text(args.chat_template);
     const std::string prompt = chat_prompt(model, read_messages(args.messages_file), chat_template);
@@ -36,6 +39,17 @@ std::vector<std::vector<std::int64_t>> encode_prompts(const GenerateArgs& args, 
   std::vector<std::vector<std::int64_t>> encoded;
   for (const std::string& prompt : args.prompts) encoded.push_back(model.encode(prompt));
   return encoded;
+}
+
+// [batch, mels, frames]; one source may leave the batch out.
+Array read_features(const std::string& path) {
+  Array features = read_npy(path);
+  Shape& shape = features.tensor.shape;
+  if (shape.rank() == 2) shape = Shape{1, shape[0], shape[1]};
+  if (shape.rank() != 3 || shape[0] < 1 || features.tensor.dtype != DType::f32)
+    fail("expected f32 features [mels, frames] or [batch, mels, frames] in '", path, "', found ",
+         TensorDesc(features.tensor.dtype, features.tensor.shape).str());
+  return features;
 }
 
 void print_logits(TextGenerator& generator, std::span<const std::vector<std::int64_t>> prompts,
@@ -76,18 +90,35 @@ int generate(const GenerateArgs& args) {
   Speeds speeds;
   speeds.load_seconds = seconds_since(start);
   const GenerationOptions options = settled(args.decode, model->info());
-  const auto prompts = encode_prompts(args, *model);
+  const auto& encoder = model->info().encoder;
+  std::optional<Array> features;
+  if (!args.features_file.empty()) {
+    if (!encoder || !encoder->takes_features) fail("--features: the model has no encoder of features");
+    features = read_features(args.features_file);
+  }
+  const auto prompts =
+      features ? std::vector(static_cast<std::size_t>(features->tensor.shape[0]), encoder->decoder_start_token_ids)
+               : encode_prompts(args, *model);
   std::int64_t longest = 0;
   for (const auto& prompt : prompts) longest = std::max(longest, std::ssize(prompt));
+  const std::int64_t source_length = encoder && !features ? longest : 0;
+  if (source_length > 0) {
+    if (source_length > encoder->context_length)
+      fail("the prompt has ", source_length, " tokens, the model's encoder has room for ", encoder->context_length);
+    longest = std::ssize(encoder->decoder_start_token_ids);
+  }
   const std::int64_t most = model->info().context_length;
   if (args.decode.context > most) fail("--context is ", args.decode.context, ", the model's context ", most);
   const std::int64_t context = args.decode.context > 0 ? args.decode.context : most;
   // A cache no longer than what can come; the check of the prompt's length is the generator's.
   const std::int64_t wanted = std::max(options.max_new_tokens, options.prompt_lookup_num_tokens);
   const std::int64_t length = longest < context && wanted < context - longest ? longest + wanted + 1 : context;
-  TextGenerator generator(model,
-                          decoder_options(args.model, args.decode, std::ssize(prompts), std::min(length, context)));
+  DecoderOptions decoder = decoder_options(args.model, args.decode, std::ssize(prompts), std::min(length, context));
+  decoder.source_length = source_length;
+  TextGenerator generator(model, decoder);
+  if (args.all_logits && encoder) fail("--all-logits: not of a model with an encoder");
   if (args.all_logits) print_logits(generator, prompts, cancel);
+  if (features) generator.decoder().encode(features->tensor);
   const bool stream = prompts.size() == 1;
   const auto on_text = [&](std::size_t, std::string_view text) {
     if (stream) std::cout << text << std::flush;

@@ -127,6 +127,10 @@ LlmCommands::LlmCommands(CLI::App& app) {
       ->add_option("--messages", generate_args_.messages_file,
                    R"(a JSON file with chat messages, [{"role": "user", "content": "..."}, ...]; - for stdin)")
       ->type_name("FILE");
+  generate_
+      ->add_option("--features", generate_args_.features_file,
+                   "of a model such as Whisper: what its encoder reads, f32 [mels, frames] or [batch, mels, frames]")
+      ->type_name("FILE.npy");
   generate_->add_option("--chat-template", generate_args_.chat_template, "a Jinja file, for --messages")
       ->type_name("FILE");
   generate_->add_flag("--all-logits", generate_args_.all_logits,

@@ -8,7 +8,7 @@
 namespace graft {
 namespace {
 
-constexpr std::string_view kMethod = "forward";
+constexpr std::string_view kMethod = "forward", kEncode = "encode";
 constexpr std::int64_t kPadding = -1;  // cache_position of a token that is none
 // Buffers of runs of one size: a prefill chunk, the rest of a prompt, a step, a step with drafts.
 constexpr std::size_t kCalls = 4;
@@ -22,6 +22,8 @@ DecoderOptions checked(DecoderOptions options, const LanguageModel* model) {
   GRAFT_CHECK(InvalidArgument, options.rows >= 1, "a cache has at least 1 row, got ", options.rows);
   GRAFT_CHECK(InvalidArgument, options.prefill_chunk_size >= 1, "prefill_chunk_size must be at least 1, got ",
               options.prefill_chunk_size);
+  GRAFT_CHECK(InvalidArgument, options.source_length >= 0, "source_length is ", options.source_length);
+  if (info.encoder && options.source_length == 0) options.source_length = info.encoder->context_length;
   return options;
 }
 
@@ -56,6 +58,43 @@ void Decoder::check(std::span<const Tokens> rows) const {
       GRAFT_CHECK(InvalidArgument, id >= 0 && id < vocabulary, "token ", id, " is not in the vocabulary of ",
                   vocabulary, " tokens");
   }
+}
+
+void Decoder::encode(std::span<const Tokens> sources, const RunOptions& options) {
+  const auto& encoder = model_->info().encoder;
+  GRAFT_CHECK(InvalidArgument, encoder && !encoder->takes_features, "the model has no encoder of token ids");
+  GRAFT_CHECK(InvalidArgument, !sources.empty() && sources.size() <= lengths_.size(), "a batch of ", sources.size(),
+              " sources: the cache has ", lengths_.size(), " rows");
+  std::size_t width = 0;
+  for (const Tokens source : sources) {
+    GRAFT_CHECK(InvalidArgument, !source.empty(), "a source has no tokens");
+    width = std::max(width, source.size());
+  }
+  std::vector<std::int64_t> ids(sources.size() * width, 0), mask(ids.size(), 0);
+  for (std::size_t r = 0; r < sources.size(); ++r) {
+    std::ranges::copy(sources[r], ids.begin() + static_cast<std::ptrdiff_t>(r * width));
+    std::fill_n(mask.begin() + static_cast<std::ptrdiff_t>(r * width), sources[r].size(), 1);
+  }
+  const Shape shape{std::ssize(sources), static_cast<std::int64_t>(width)};
+  const Value inputs[] = {Value::of(TensorView{ids.data(), DType::i64, shape}),
+                          Value::of(TensorView{mask.data(), DType::i64, shape})};
+  encode(inputs, sources.size(), options);
+}
+
+void Decoder::encode(const TensorView& features, const RunOptions& options) {
+  const auto& encoder = model_->info().encoder;
+  GRAFT_CHECK(InvalidArgument, encoder && encoder->takes_features, "the model has no encoder of features");
+  GRAFT_CHECK(InvalidArgument,
+              features.shape.rank() == 3 && features.shape[0] >= 1 && features.shape[0] <= std::ssize(lengths_),
+              "features must be [B, mels, frames] with a batch of at most ", lengths_.size(),
+              ", the rows of the cache");
+  const Value input = Value::of(features);
+  encode({&input, 1}, static_cast<std::size_t>(features.shape[0]), options);
+}
+
+void Decoder::encode(std::span<const Value> inputs, std::size_t rows, const RunOptions& options) {
+  std::fill_n(lengths_.begin(), rows, 0);
+  session_.run(kEncode, inputs, options);
 }
 
 Decoder::Call& Decoder::call_for(std::int64_t batch, std::int64_t width, std::int64_t keep) {

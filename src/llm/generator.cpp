@@ -134,6 +134,23 @@ TextGenerator::TextGenerator(std::shared_ptr<const LanguageModel> model, const D
 std::vector<Generation> TextGenerator::generate(std::span<const std::vector<std::int64_t>> prompts,
                                                 const GenerationOptions& options, const OnText& on_text,
                                                 const CancelToken* cancel) {
+  const auto& encoder = model_->info().encoder;
+  if (!encoder || encoder->takes_features) return go_on(prompts, options, on_text, cancel, 0);
+  const auto start = Clock::now();
+  llm::check(options);
+  GRAFT_CHECK(InvalidArgument, !encoder->decoder_start_token_ids.empty(),
+              "the model does not say what its decoder begins with (decoder_start_token_id)");
+  const std::vector<Tokens> sources(prompts.begin(), prompts.end());
+  RunOptions run_options;
+  run_options.cancel = cancel;
+  decoder_.encode(sources, run_options);
+  const std::vector<std::vector<std::int64_t>> begun(prompts.size(), encoder->decoder_start_token_ids);
+  return go_on(begun, options, on_text, cancel, seconds_between(start, Clock::now()));
+}
+
+std::vector<Generation> TextGenerator::go_on(std::span<const std::vector<std::int64_t>> prompts,
+                                             const GenerationOptions& options, const OnText& on_text,
+                                             const CancelToken* cancel, double start_seconds) {
   const auto start = Clock::now();
   llm::check(options);
   stats_ = {};
@@ -208,7 +225,7 @@ std::vector<Generation> TextGenerator::generate(std::span<const std::vector<std:
     for (std::size_t r = 0; r < rows.size(); ++r) decoder_.truncate(r, 0);
     throw;
   }
-  stats_.prefill_seconds = seconds_between(start, first);
+  stats_.prefill_seconds = start_seconds + seconds_between(start, first);
   stats_.decode_seconds = seconds_between(first, Clock::now());
   std::vector<Generation> results;
   for (Row& row : rows) {

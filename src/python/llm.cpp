@@ -135,6 +135,14 @@ void bind_llm(nb::module_& m) {
           nb::arg("prefill_chunk_size"))
       .def("generate", &generate, nb::arg("prompts"), nb::arg("settings"), nb::arg("on_text").none(),
            nb::arg("cancel").none())
+      .def("encode_features",
+           [](TextGenerator& generator, const nb::bytes& numbers, const std::vector<std::int64_t>& sizes) {
+             const TensorDesc desc(DType::f32, Shape(std::span<const std::int64_t>(sizes)));
+             if (numbers.size() != desc.byte_count()) throw InvalidArgument("the features have other bytes than sizes");
+             const nb::gil_scoped_release release;
+             generator.decoder().encode(TensorView{const_cast<char*>(numbers.c_str()), DType::f32, desc.shape});
+             return generator.decoder().model().info().encoder->decoder_start_token_ids;
+           })
       .def("stats", [](const TextGenerator& generator) { return to_dict(generator.stats()); })
       .def("plans", [](TextGenerator& generator) { return generator.decoder().session().counters().graphs_built; })
       .def("logits", [](TextGenerator& generator, const Ids& ids) {

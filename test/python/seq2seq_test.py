@@ -1,16 +1,28 @@
 """Models with an encoder and a decoder on graft against eager PyTorch, in f32: the encoder runs once, its keys and
 values stay in the cache, the decoder goes on over them."""
 
+import subprocess
+
+import numpy as np
 import pytest
+import tokenizers
 import torch
+import transformers
 
 import graft
 import llm_models
+from llm_runner_test import binary
 from graft.llm import ops, seq2seq
 from llm_models import SEQ2SEQ_CASES, VOCAB
 from llm_test import LIMIT, check, error
 
 TOKENS = 64
+
+
+def run_cli(*args, code=0, err=False):
+    done = subprocess.run([binary(), *map(str, args)], capture_output=True, text=True)
+    assert done.returncode == code, done.stderr
+    return done.stderr if err else done.stdout
 
 
 class Pair:
@@ -137,6 +149,77 @@ def test_errors(pair):
         pair.package.encode(torch.ones(1, 4, dtype=torch.long), torch.zeros(1, 4, dtype=torch.long))
     with pytest.raises(graft.InvalidArgument, match="a batch of 4 needs as many rows"):
         pair.package.encode(*pair.source(5, 4)[0])
+
+
+# From text to text -------------------------------------------------------------------------------------------------
+
+
+PENALTY = 5.0  # small random models repeat themselves otherwise
+
+
+def greedy(model, source, start, count):
+    """Token by token from eager PyTorch, without any cache; what stands there already is less likely."""
+    ids = torch.tensor([[start]])
+    with torch.no_grad():
+        for _ in range(count):
+            logits = model(**source, decoder_input_ids=ids).logits[:, -1]
+            seen = logits[0, ids[0]]
+            logits[0, ids[0]] = torch.where(seen < 0, seen * PENALTY, seen / PENALTY)
+            ids = torch.cat([ids, logits.argmax(-1)[:, None]], 1)
+    return ids[0, 1:].tolist()
+
+
+def of_words(folder, model):
+    """A folder of Hugging Face with a tokenizer of as many words, whose text is the tokens' numbers."""
+    names = ["<unk>", *(f"w{i}" for i in range(1, VOCAB))]
+    words = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({name: i for i, name in enumerate(names)}, unk_token="<unk>")
+    )
+    words.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    transformers.PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>").save_pretrained(folder)
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("name", ["t5", "bart"])
+def test_text_to_text(tmp_path, name):
+    model = llm_models.BY_NAME[name].make()
+    package = graft.export_llm(of_words(tmp_path / "hf", model), tmp_path / "model.pte")
+    sources = [[5, 9, 30, 7], [11, 40, 8, 8, 21, 33, 17]]
+    start, count = model.config.decoder_start_token_id, 12
+    expected = [greedy(model, {"input_ids": torch.tensor([ids])}, start, count) for ids in sources]
+    assert expected[0] != expected[1] and len(set(expected[0])) > count / 2
+    generator = graft.TextGenerator(package, rows=2, length=40)
+    settings = {"max_new_tokens": count, "ignore_eos": True, "repetition_penalty": PENALTY}
+    assert [g.tokens for g in generator.generate_batch(sources, **settings)] == expected
+    # The cache of the first sources is of no use to the next.
+    assert [g.tokens for g in generator.generate_batch(sources[::-1], **settings)] == expected[::-1]
+    text = " ".join(f"w{i}" for i in sources[1])
+    assert generator.generate(text, **settings).tokens == expected[1]
+    flags = ("--max-new-tokens", count, "--ignore-eos", "--repetition-penalty", PENALTY)
+    found = run_cli("generate", package, "--prompt", text, *flags)
+    assert found == generator.generate(text, **settings).text != ""
+    with pytest.raises(graft.InvalidArgument, match="no encoder of features"):
+        generator.generate_from_features(torch.zeros(1, 4, 8))
+
+
+def test_features_to_text(tmp_path):
+    model = llm_models.whisper(64).make()
+    package = graft.export_llm(model, tmp_path / "model.pte")
+    features = torch.randn(2, model.config.num_mel_bins, 128, generator=torch.Generator().manual_seed(0))
+    start, count = model.config.decoder_start_token_id, 12
+    expected = [greedy(model, {"input_features": f[None]}, start, count) for f in features]
+    generator = graft.TextGenerator(package, rows=2, length=40)
+    found = generator.generate_from_features(
+        features, max_new_tokens=count, ignore_eos=True, repetition_penalty=PENALTY
+    )
+    assert [g.tokens for g in found] == expected
+    with pytest.raises(graft.InvalidArgument, match="rows of the cache"):
+        generator.generate_from_features(features.repeat(2, 1, 1))
+    np.save(tmp_path / "features.npy", features[0].numpy())
+    stats = run_cli("generate", package, "--features", tmp_path / "features.npy", "--max-new-tokens", 3, "--stats", err=True)
+    assert "runs " in stats
+    assert "give --features" in run_cli("generate", package, "--prompt", "w1", code=1, err=True)
 
 
 # What the comparison must notice ----------------------------------------------------------------------------------

@@ -23,7 +23,8 @@ class Generation:
 
 
 class TextGenerator:
-    """Generates text; a new prompt that begins as the last one went on is not computed from its beginning.
+    """Generates text; a new prompt that begins as the last one went on is not computed from its beginning. Of a model
+    with an encoder of texts (T5, BART) the prompt is what the encoder reads.
 
     rows: the largest batch. length: tokens of the cache; 0 means the model's context. kv_type: how keys and values are
     stored: computed (as the model computes them), f32, f16, bf16 or q8_0.
@@ -68,6 +69,14 @@ class TextGenerator:
     ) -> list[Generation]:
         """A text for each prompt, computed side by side. At most `rows`."""
         return self._run([self._ids(prompt) for prompt in prompts], settings, None, cancel)
+
+    def generate_from_features(
+        self, features: torch.Tensor, *, cancel: _C.CancelToken | None = None, **settings: Any
+    ) -> list[Generation]:
+        """A text for each source of a model whose encoder reads features (Whisper): f32 [batch, mels, frames]."""
+        plain = features.detach().to(torch.float32).contiguous()
+        begin = self._generator.encode_features(plain.numpy().tobytes(), list(plain.shape))
+        return self._run([list(begin) for _ in range(plain.shape[0])], settings, None, cancel)
 
     def logits(self, ids: Sequence[int]) -> torch.Tensor:
         """Those of every token [len(ids), vocabulary], f32."""
