@@ -15,10 +15,13 @@ def test_every_operator_has_its_cases(request):
     # Fewer cases than usual are for a quick look; eager then refuses some operators in most of them.
     wanted = many.max_examples if many.max_examples >= 200 else 1
     counts = testing.case_counts()
-    numbers = ("python.", "aten.sym_")  # evaluated while a plan is made: scalar_test.cpp
+    # Numbers are evaluated while a plan is made (scalar_test.cpp); test/python/custom_op_test.py registers the examples.
+    numbers = ("python.", "aten.sym_", "example.")
     # Over a cache, or made by a pass from operators of PyTorch: src/kernel/cached_attention_test.cpp,
-    # src/run/kv_cache_test.cpp, src/pass/passes_test.cpp, test/python/llm_test.py and test/python/torchao_test.py.
+    # src/run/kv_cache_test.cpp, src/pass/passes_test.cpp, test/python/llm_test.py, seq2seq_test.py and torchao_test.py.
     elsewhere = {"graft.attention.default", "graft.cached_attention", "graft.cache_positions", "graft.rope"}
+    elsewhere |= {"graft.store_source.default", "graft.source_attention.default", "graft.source_positions"}
+    elsewhere |= {"graft.stored_source", "graft.stored_source_attention"}
     elsewhere |= {"graft.quantized_linear", "graft.quantized_conv", "graft.pack_int4"}
     targets = [name for name in _C.operator_targets() if not name.startswith(numbers) and name not in elsewhere]
     few = {name: counts.get(name, 0) for name in targets if counts.get(name, 0) < wanted}

@@ -222,7 +222,7 @@ def test_weights_that_do_not_fit(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(graft.InvalidProgram, match=rf"'{name}'.*is not what was exported"):
         graft.load(path, weights=[tmp_path / "other.safetensors"], verify_hashes=True)
     for wrong, message in {
-        "half": (good[name].half(), "must be f32.*given is f16"),
+        "double": (good[name].double(), "must be f32.*given is f64"),
         "sizes": (good[name][:3].contiguous(), r"must be f32\[64, 64\], the memory given is f32\[3, 64\]"),
         "strided": (good[name].t(), "contiguous"),
         "misaligned": (torch.zeros(64 * 64 * 4 + 1, dtype=torch.uint8)[1:], "must be f32"),
