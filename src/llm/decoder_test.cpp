@@ -1,6 +1,6 @@
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "base/test_errors.h"
 #include "llm/sampler.h"
 #include "llm/test_model.h"
 #include "run/test_allocations.h"
@@ -9,8 +9,8 @@
 namespace graft {
 namespace {
 
+using test::expect_error;
 using test::SmallLanguageModel;
-using ::testing::HasSubstr;
 using Ids = std::vector<std::int64_t>;
 using Tokens = Decoder::Tokens;
 
@@ -91,16 +91,6 @@ TEST(Decoder, TruncatedSequencesGoOn) {
   decoder.truncate(1, 25);
   expect_near(prefill(decoder, {Ids(ids.begin() + 10, ids.end()), Ids(ids.begin() + 25, ids.end())}), expected);
   EXPECT_THROW(decoder.truncate(0, 31), InvalidArgument);
-}
-
-template <typename Error>
-void expect_error(const std::function<void()>& call, const std::string& text) {
-  try {
-    call();
-    ADD_FAILURE() << "no error: expected '" << text << "'";
-  } catch (const Error& e) {
-    EXPECT_THAT(e.what(), HasSubstr(text));
-  }
 }
 
 TEST(Decoder, ErrorsChangeNothing) {

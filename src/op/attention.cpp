@@ -114,12 +114,6 @@ std::vector<Shape> attention_shape(const Call& call) {
   return shapes;
 }
 
-// The kernel reads rows whose elements lie next to each other.
-Tensor readable(const Tensor& tensor, Lowering& lowering) {
-  const int last = tensor.rank() - 1;
-  return tensor.size(last) <= 1 || tensor.stride(last) == 1 ? tensor : lowering.contiguous(tensor);
-}
-
 // [..., H, rows, size] as [..., H / group, group, rows, size].
 Tensor split_heads(const Tensor& tensor, std::int64_t group) {
   Shape shape;
@@ -157,8 +151,9 @@ std::vector<Tensor> lower_attention(const Call& call, std::span<const Shape> sha
     return sizes.group == 1 ? tensor : split_heads(tensor, sizes.group);
   };
   std::vector<Tensor> inputs = {
-      grouped(expanded(readable(call.tensor("query"), lowering), with(sizes.batch, {sizes.t, sizes.d}))),
-      shared(readable(call.tensor("key"), lowering), sizes), shared(readable(call.tensor("value"), lowering), sizes)};
+      grouped(expanded(lowering.with_contiguous_rows(call.tensor("query")), with(sizes.batch, {sizes.t, sizes.d}))),
+      shared(lowering.with_contiguous_rows(call.tensor("key")), sizes),
+      shared(lowering.with_contiguous_rows(call.tensor("value")), sizes)};
   AttentionAttrs attrs;
   const bool given_scale = call.has("scale") && !GRAFT_PLANT("attention-scale-dropped");
   attrs.scale = static_cast<float>(given_scale ? call.real("scale") : 1 / std::sqrt(static_cast<double>(sizes.d)));

@@ -70,11 +70,6 @@ std::vector<Tensor> lower_without_cache(const Call&, std::span<const Shape>, Low
   throw InvalidProgram("graft.attention is run with the cache that loading gives it");
 }
 
-// The kernel reads rows whose elements lie next to each other.
-Tensor readable(const Tensor& tensor, Lowering& lowering) {
-  return tensor.size(3) <= 1 || tensor.stride(3) == 1 ? tensor : lowering.contiguous(tensor);
-}
-
 std::vector<Tensor> lower_cached_attention(const Call& call, std::span<const Shape> shapes, Lowering& lowering) {
   const Tensor out = lowering.allocate(call.output_dtype(), shapes[0]);
   const Tensor& key_cache = call.tensor("key_cache");
@@ -92,7 +87,7 @@ std::vector<Tensor> lower_cached_attention(const Call& call, std::span<const Sha
   attrs.chunk = call.integer("chunk");
   std::vector<Tensor> inputs;
   for (const std::string_view argument : {"query", "key", "value"})
-    inputs.push_back(readable(call.tensor(argument), lowering));
+    inputs.push_back(lowering.with_contiguous_rows(call.tensor(argument)));
   inputs.push_back(lowering.contiguous(call.tensor("cache_position")));
   if (call.has("sinks") && !GRAFT_PLANT("attention-sinks-dropped")) {
     attrs.has_sinks = 1;

@@ -27,11 +27,6 @@ std::vector<Shape> rope_shape(const Call& call) {
   return {shape};
 }
 
-// The kernel reads rows whose elements lie next to each other.
-Tensor readable(const Tensor& tensor, Lowering& lowering) {
-  return tensor.stride(3) == 1 ? tensor : lowering.contiguous(tensor);
-}
-
 std::vector<Tensor> lower_rope(const Call& call, std::span<const Shape> shapes, Lowering& lowering) {
   const Shape& shape = shapes[0];
   // The heads of a token lie together, as projections leave them and attention reads them.
@@ -39,8 +34,9 @@ std::vector<Tensor> lower_rope(const Call& call, std::span<const Shape> shapes, 
   const Tensor out = permuted(lowering.allocate(DType::f32, {shape[0], shape[2], shape[1], shape[3]}), kTokensFirst);
   if (out.numel() == 0) return {out};
   lowering.launch(kRope,
-                  {readable(call.tensor("self"), lowering), expanded(readable(call.tensor("cos"), lowering), shape),
-                   expanded(readable(call.tensor("sin"), lowering), shape)},
+                  {lowering.with_contiguous_rows(call.tensor("self")),
+                   expanded(lowering.with_contiguous_rows(call.tensor("cos")), shape),
+                   expanded(lowering.with_contiguous_rows(call.tensor("sin")), shape)},
                   {out});
   return {out};
 }

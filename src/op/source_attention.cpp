@@ -64,10 +64,6 @@ std::vector<Tensor> lower_without_cache(const Call&, std::span<const Shape>, Low
   throw InvalidProgram("what an encoder hands over is stored in the cache that loading gives it");
 }
 
-Tensor readable(const Tensor& tensor, Lowering& lowering) {
-  return tensor.size(3) <= 1 || tensor.stride(3) == 1 ? tensor : lowering.contiguous(tensor);
-}
-
 void check_rows(std::int64_t batch, const Tensor& cache) {
   GRAFT_CHECK(InvalidArgument, batch <= cache.size(0), "a batch of ", batch,
               " needs as many rows of the cache, the session has ", cache.size(0));
@@ -92,8 +88,8 @@ std::vector<Tensor> lower_store(const Call& call, std::span<const Shape>, Loweri
   check_rows(position.size(0), call.tensor("key_cache"));
   if (!GRAFT_PLANT("source-not-refreshed"))
     lowering.launch(kStoreSource,
-                    {readable(call.tensor("key"), lowering), readable(call.tensor("value"), lowering),
-                     lowering.contiguous(position)},
+                    {lowering.with_contiguous_rows(call.tensor("key")),
+                     lowering.with_contiguous_rows(call.tensor("value")), lowering.contiguous(position)},
                     {call.tensor("key_cache"), call.tensor("value_cache")}, 0);
   return {position};
 }
@@ -103,7 +99,7 @@ std::vector<Tensor> lower_attention(const Call& call, std::span<const Shape> sha
   check_rows(shapes[0][0], call.tensor("key_cache"));
   if (out.numel() == 0) return {out};
   lowering.launch(kSourceAttention,
-                  {readable(call.tensor("query"), lowering), call.tensor("length"), call.tensor("key_cache"),
+                  {lowering.with_contiguous_rows(call.tensor("query")), call.tensor("length"), call.tensor("key_cache"),
                    call.tensor("value_cache")},
                   {out}, SourceAttentionAttrs{static_cast<float>(call.real("scale"))});
   return {out};

@@ -8,14 +8,12 @@
 
 #include "base/check.h"
 #include "kernel/cached_attention.h"
+#include "pass/cache_states.h"
 
 namespace graft {
 namespace {
 
 constexpr std::string_view kAttentionTarget = "graft.attention.default";
-
-ir::Dim any_size() { return {1, ir::kUnbounded, {}}; }
-ir::Dim size(std::int64_t n) { return {n, n, {}}; }
 
 std::size_t index_of(const std::vector<std::string>& names, std::string_view name) {
   const auto it = std::ranges::find(names, name);
@@ -60,7 +58,7 @@ class Reaches {
 class KvCache {
  public:
   KvCache(ir::Program& program, ir::Method& method, const Reaches& reaches)
-      : program_(program), method_(method), reaches_(reaches) {}
+      : program_(program), method_(method), reaches_(reaches), states_(program, method) {}
 
   void run() {
     std::vector<std::size_t> found;
@@ -70,14 +68,17 @@ class KvCache {
     std::vector<std::string> names = program_.op_of(method_.nodes[found[0]]).arg_names;
     std::ranges::replace(names, "mask", "bias");  // its name, always None, in packages from before there was a bias
     const ir::ValueId given = tensor_arg(method_.nodes[found[0]], names, "cache_position");
-    const ir::ValueId length = add_state("kv.length", ir::StateKind::kv_length, DType::i64, {any_size()}, {});
+    const ir::ValueId length = states_.add_state("kv.length", ir::StateKind::kv_length, DType::i64, {any_size()});
     const std::vector<std::int64_t>& reaches = reaches_.all();
-    const std::vector<ir::Dim> first_dims = {any_size(), size(std::ssize(reaches))};
+    const std::vector<ir::Dim> first_dims = {any_size(), fixed_size(std::ssize(reaches))};
     std::optional<ir::ValueId> first;
-    if (!reaches.empty()) first = add_state("kv.first", ir::StateKind::kv_first, DType::i64, first_dims, reaches);
-    const ir::ValueId position = add_value("cache_position_checked", DType::i64, method_.values[given].dims);
-    const ir::ValueId after = add_value("kv_length_after", DType::i64, {any_size()});
-    const std::uint32_t caching = add_op(names);
+    if (!reaches.empty())
+      first = states_.add_state("kv.first", ir::StateKind::kv_first, DType::i64, first_dims, reaches);
+    const ir::ValueId position = states_.add_value("cache_position_checked", DType::i64, method_.values[given].dims);
+    const ir::ValueId after = states_.add_value("kv_length_after", DType::i64, {any_size()});
+    std::vector<std::string> cached_names = names;
+    cached_names.insert(cached_names.end(), {"key_cache", "value_cache", "reach"});
+    const std::uint32_t caching = states_.add_op("graft.cached_attention", std::move(cached_names));
 
     std::set<std::int64_t> layers;
     for (const std::size_t n : found) {
@@ -96,19 +97,18 @@ class KvCache {
     }
     ir::Node check;
     check.name = "cache_positions";
-    check.op = static_cast<std::uint32_t>(program_.ops.size());
-    program_.ops.push_back({"graft.cache_positions", {"position", "length", "first", "reaches"}});
+    check.op = states_.add_op("graft.cache_positions", {"position", "length", "first", "reaches"});
     ir::Arg list;
     list.kind = ir::Arg::Kind::list;
     for (const std::int64_t reach : reaches) list.items.push_back(integer(reach));
     check.args = {ir::Arg::of_value(given), ir::Arg::of_value(length), first ? ir::Arg::of_value(*first) : ir::Arg(),
                   list};
     check.outputs = {position, after};
-    write_state("kv.length", after);
+    states_.write_state("kv.length", after);
     if (first) {
-      const ir::ValueId first_after = add_value("kv_first_after", DType::i64, first_dims);
+      const ir::ValueId first_after = states_.add_value("kv_first_after", DType::i64, first_dims);
       check.outputs.push_back(first_after);
-      write_state("kv.first", first_after);
+      states_.write_state("kv.first", first_after);
     }
     method_.nodes.insert(method_.nodes.begin() + static_cast<std::ptrdiff_t>(found[0]), check);
   }
@@ -121,24 +121,7 @@ class KvCache {
     return arg.value();
   }
 
-  ir::ValueId add_value(std::string name, DType dtype, std::vector<ir::Dim> dims) {
-    method_.values.push_back({std::move(name), ir::ValueKind::tensor, dtype, std::move(dims)});
-    return static_cast<ir::ValueId>(method_.values.size() - 1);
-  }
-
-  void write_state(std::string_view fqn, ir::ValueId value) {
-    const auto state = std::ranges::find(program_.states, fqn, &ir::State::fqn) - program_.states.begin();
-    method_.outputs.push_back(
-        {ir::OutputKind::state_mutation, ir::Arg::of_value(value), static_cast<std::uint32_t>(state)});
-  }
-
   static ir::Arg integer(std::int64_t n) { return {ir::Arg::Kind::integer, n, 0, {}, {}}; }
-
-  std::uint32_t add_op(std::vector<std::string> names) {
-    names.insert(names.end(), {"key_cache", "value_cache", "reach"});
-    program_.ops.push_back({"graft.cached_attention", std::move(names)});
-    return static_cast<std::uint32_t>(program_.ops.size() - 1);
-  }
 
   ir::ValueId add_cache(const ir::Node& node, const std::vector<std::string>& names, std::string_view side,
                         std::int64_t layer) {
@@ -146,33 +129,17 @@ class KvCache {
     GRAFT_CHECK(InvalidProgram, from.rank() == 4 && from.dims[1].is_static() && from.dims[3].is_static(), "method '",
                 method_.name, "': node ", node.name, ": ", side,
                 " must be [B, heads, T, size] with heads and size known, ", "found ", from.str());
-    const std::vector<ir::Dim> dims = {any_size(), size(from.dims[1].min), any_size(), size(from.dims[3].min)};
+    const std::vector<ir::Dim> dims = {any_size(), fixed_size(from.dims[1].min), any_size(),
+                                       fixed_size(from.dims[3].min)};
     std::vector<std::int64_t> reaches;
     if (const std::int64_t reach = reaches_.of(layer); reach > 0) reaches.push_back(reach);
-    return add_state(str("kv.", layer, ".", side), ir::StateKind::kv, from.dtype, dims, reaches);
-  }
-
-  ir::ValueId add_state(const std::string& fqn, ir::StateKind kind, DType dtype, const std::vector<ir::Dim>& dims,
-                        const std::vector<std::int64_t>& reaches) {
-    ir::State state;
-    state.fqn = fqn;
-    state.kind = kind;
-    state.dtype = dtype;
-    state.reaches = reaches;
-    for (const ir::Dim& dim : dims) state.shape.push_back(dim.min);
-    auto it = std::ranges::find(program_.states, fqn, &ir::State::fqn);
-    if (it == program_.states.end()) it = program_.states.insert(it, state);
-    GRAFT_CHECK(InvalidProgram, it->kind == kind && it->dtype == dtype && it->shape == state.shape, "state '", fqn,
-                "' is ", name(it->dtype), it->shape.str(), " in one place and ", name(dtype), state.shape.str(),
-                " in another");
-    const ir::ValueId value = add_value(fqn, dtype, dims);
-    method_.inputs.push_back({value, ir::InputKind::state, static_cast<std::uint32_t>(it - program_.states.begin())});
-    return value;
+    return states_.add_state(str("kv.", layer, ".", side), ir::StateKind::kv, from.dtype, dims, reaches);
   }
 
   ir::Program& program_;
   ir::Method& method_;
   const Reaches& reaches_;
+  CacheStates states_;
 };
 
 }  // namespace

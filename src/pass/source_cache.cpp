@@ -2,6 +2,7 @@
 #include <string>
 
 #include "base/check.h"
+#include "pass/cache_states.h"
 #include "pass/kv_cache.h"
 
 namespace graft {
@@ -10,12 +11,10 @@ namespace {
 constexpr std::string_view kStore = "graft.store_source.default";
 constexpr std::string_view kAttention = "graft.source_attention.default";
 
-ir::Dim any_size() { return {1, ir::kUnbounded, {}}; }
-ir::Dim size(std::int64_t n) { return {n, n, {}}; }
-
 class SourceCache {
  public:
-  SourceCache(ir::Program& program, ir::Method& method) : program_(program), method_(method) {}
+  SourceCache(ir::Program& program, ir::Method& method)
+      : program_(program), method_(method), states_(program, method) {}
 
   void run() {
     const std::size_t count = method_.nodes.size();
@@ -30,19 +29,19 @@ class SourceCache {
     if (first_store == count) return;
     ir::Node& first = method_.nodes[first_store];
     ir::Arg& given = arg(first, "position");
-    const ir::ValueId length = add_state("kv.source.length", ir::StateKind::kv_source_length, DType::i64, {any_size()});
-    const ir::ValueId tokens = add_state("kv.length", ir::StateKind::kv_length, DType::i64, {any_size()});
+    const ir::ValueId length =
+        states_.add_state("kv.source.length", ir::StateKind::kv_source_length, DType::i64, {any_size()});
+    const ir::ValueId tokens = states_.add_state("kv.length", ir::StateKind::kv_length, DType::i64, {any_size()});
     ir::Node check;
     check.name = "source_positions";
-    check.op = add_op("graft.source_positions", {"position", "length", "decoder_length"});
+    check.op = states_.add_op("graft.source_positions", {"position", "length", "decoder_length"});
     check.args = {given, ir::Arg::of_value(length), ir::Arg::of_value(tokens)};
-    const ir::ValueId checked = add_value("source_position_checked", DType::i64, method_.values[given.value()].dims);
-    const ir::ValueId after = add_value("source_length_after", DType::i64, {any_size()});
+    const ir::ValueId checked =
+        states_.add_value("source_position_checked", DType::i64, method_.values[given.value()].dims);
+    const ir::ValueId after = states_.add_value("source_length_after", DType::i64, {any_size()});
     check.outputs = {checked, after};
     given = ir::Arg::of_value(checked);
-    const auto state = std::ranges::find(program_.states, "kv.source.length", &ir::State::fqn);
-    method_.outputs.push_back({ir::OutputKind::state_mutation, ir::Arg::of_value(after),
-                               static_cast<std::uint32_t>(state - program_.states.begin())});
+    states_.write_state("kv.source.length", after);
     method_.nodes.insert(method_.nodes.begin() + static_cast<std::ptrdiff_t>(first_store), check);
   }
 
@@ -58,7 +57,8 @@ class SourceCache {
     const ir::Arg heads = arg(node, "kv_heads");
     GRAFT_CHECK(InvalidProgram, heads.kind == ir::Arg::Kind::integer && heads.i > 0, where(node),
                 "kv_heads must be a number above 0");
-    const ir::ValueId length = add_state("kv.source.length", ir::StateKind::kv_source_length, DType::i64, {any_size()});
+    const ir::ValueId length =
+        states_.add_state("kv.source.length", ir::StateKind::kv_source_length, DType::i64, {any_size()});
     add_caches(node, "graft.stored_source_attention", query.dtype, heads.i, query.dims[3].min, query.dims[3].min,
                {{"length", length}});
   }
@@ -70,14 +70,15 @@ class SourceCache {
     GRAFT_CHECK(InvalidProgram, layer.kind == ir::Arg::Kind::integer && layer.i >= 0, where(node),
                 "layer must be a number of 0 or more");
     for (const auto& [side, row] : {std::pair{"key", key_size}, std::pair{"value", value_size}})
-      more.emplace_back(str(side, "_cache"), add_state(str("kv.source.", layer.i, ".", side), ir::StateKind::kv_source,
-                                                       dtype, {any_size(), size(heads), any_size(), size(row)}));
+      more.emplace_back(str(side, "_cache"),
+                        states_.add_state(str("kv.source.", layer.i, ".", side), ir::StateKind::kv_source, dtype,
+                                          {any_size(), fixed_size(heads), any_size(), fixed_size(row)}));
     std::vector<std::string> names = program_.op_of(node).arg_names;
     for (const auto& [name, value] : more) {
       names.push_back(name);
       node.args.push_back(ir::Arg::of_value(value));
     }
-    node.op = add_op(target, std::move(names));
+    node.op = states_.add_op(target, std::move(names));
   }
 
   std::string where(const ir::Node& node) const { return str("method '", method_.name, "': node ", node.name, ": "); }
@@ -101,38 +102,9 @@ class SourceCache {
     return value;
   }
 
-  ir::ValueId add_value(std::string name, DType dtype, std::vector<ir::Dim> dims) {
-    method_.values.push_back({std::move(name), ir::ValueKind::tensor, dtype, std::move(dims)});
-    return static_cast<ir::ValueId>(method_.values.size() - 1);
-  }
-
-  std::uint32_t add_op(std::string target, std::vector<std::string> names) {
-    program_.ops.push_back({std::move(target), std::move(names)});
-    return static_cast<std::uint32_t>(program_.ops.size() - 1);
-  }
-
-  // The method's value of the state, which is made when there is none.
-  ir::ValueId add_state(const std::string& fqn, ir::StateKind kind, DType dtype, const std::vector<ir::Dim>& dims) {
-    ir::State state;
-    state.fqn = fqn;
-    state.kind = kind;
-    state.dtype = dtype;
-    for (const ir::Dim& dim : dims) state.shape.push_back(dim.min);
-    auto it = std::ranges::find(program_.states, fqn, &ir::State::fqn);
-    if (it == program_.states.end()) it = program_.states.insert(it, state);
-    GRAFT_CHECK(InvalidProgram, it->kind == kind && it->dtype == dtype && it->shape == state.shape, "state '", fqn,
-                "' is ", name(it->dtype), it->shape.str(), " in one place and ", name(dtype), state.shape.str(),
-                " in another");
-    const auto index = static_cast<std::uint32_t>(it - program_.states.begin());
-    for (const ir::Input& input : method_.inputs)
-      if (input.kind == ir::InputKind::state && input.index == index) return input.value;
-    const ir::ValueId value = add_value(fqn, dtype, dims);
-    method_.inputs.push_back({value, ir::InputKind::state, index});
-    return value;
-  }
-
   ir::Program& program_;
   ir::Method& method_;
+  CacheStates states_;
 };
 
 }  // namespace

@@ -175,6 +175,11 @@ Tensor Lowering::contiguous(const Tensor& tensor) {
   return copied;
 }
 
+Tensor Lowering::with_contiguous_rows(const Tensor& tensor) {
+  const int last = tensor.rank() - 1;
+  return tensor.size(last) <= 1 || tensor.stride(last) == 1 ? tensor : contiguous(tensor);
+}
+
 Tensor Lowering::writable(const Tensor& tensor) {
   if (updates_state_ && in_state(tensor)) return tensor;
   const Tensor copied = allocate(tensor.dtype(), tensor.shape());

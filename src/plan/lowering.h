@@ -56,6 +56,8 @@ class Lowering {
 
   // The same elements, row-major without gaps: the tensor itself when it is, else a copy (made once per tensor).
   Tensor contiguous(const Tensor& tensor);
+  // The tensor when elements of its last dim lie beside each other, as most kernels read rows; else a contiguous copy.
+  Tensor with_contiguous_rows(const Tensor& tensor);
   // The same values in another dtype by PyTorch's conversion rules; the tensor itself when it has that dtype.
   Tensor cast(const Tensor& tensor, DType dtype);
   // All bytes of the tensor's buffer, u8 [bytes]: what is stored in blocks or panels.

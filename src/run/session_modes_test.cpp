@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "base/aligned.h"
+#include "base/test_errors.h"
 #include "run/test_graph.h"
 
 // Arenas, address refresh, aliasing, frozen inputs, states to and from files, runs in the background.
@@ -15,6 +16,7 @@ namespace {
 
 using ir::Arg;
 using test::dynamic;
+using test::expect_error;
 using test::fixed;
 using test::GraphBuilder;
 using test::of_int;
@@ -30,16 +32,6 @@ std::vector<float> counting(std::size_t n, float from = 0) {
 std::vector<float> floats(const Value& value) {
   const auto* data = static_cast<const float*>(value.tensor.data);
   return {data, data + value.tensor.shape.numel()};
-}
-
-template <typename E, typename F>
-void expect_error(F call, const std::string& text) {
-  try {
-    call();
-    ADD_FAILURE() << "no error; expected one about: " << text;
-  } catch (const E& e) {
-    EXPECT_THAT(e.what(), HasSubstr(text));
-  }
 }
 
 GraphBuilder::Args binary(ir::ValueId a, ir::ValueId b) {

@@ -1,11 +1,10 @@
 #pragma once
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <functional>
 #include <random>
 
+#include "base/test_errors.h"
 #include "run/test_graph.h"
 
 // Small programs with attention over a cache, for the tests of what sessions keep.
@@ -126,16 +125,6 @@ inline std::vector<float> run(Session& session, const std::vector<int>& rows, st
 inline void expect_near(const std::vector<float>& a, const std::vector<float>& b, float limit) {
   ASSERT_EQ(a.size(), b.size());
   for (std::size_t i = 0; i < a.size(); ++i) ASSERT_NEAR(a[i], b[i], limit) << "at " << i;
-}
-
-template <typename E>
-void expect_error(const std::function<void()>& call, const std::string& text) {
-  try {
-    call();
-    ADD_FAILURE() << "no error: expected '" << text << "'";
-  } catch (const E& e) {
-    EXPECT_THAT(e.what(), ::testing::HasSubstr(text));
-  }
 }
 
 }  // namespace graft::test

@@ -13,8 +13,7 @@ import torch
 
 from graft.errors import ExportError
 from graft.hf import causal, store
-from graft.hf.engine import Engine
-from graft.hf.program import Progress, export, load
+from graft.hf.program import Progress, engine_of, export, load
 
 
 class AutoModelForCausalLM:
@@ -63,19 +62,8 @@ class AutoModelForCausalLM:
                 raise ExportError(text) from e
             program = load(exported, made, [] if quantize else files, device or "", say)
         kind = type(model)
-        model.graft = Engine(
-            program,
-            exported.layers,
-            vocab_size=exported.vocab_size,
-            max_length=max_length,
-            buckets=buckets,
-            threads=threads,
-            kv_dtype=kv_dtype,
-            compiled={
-                "seconds": time.perf_counter() - started,
-                "from_disk": exported.found,
-                "file": str(exported.package),
-            },
+        model.graft = engine_of(
+            program, exported, started, max_length=max_length, buckets=buckets, threads=threads, kv_dtype=kv_dtype
         )
         causal.take_over(model, kind, release_weights=True, dtype=_dtype(weights))
         model.config._name_or_path = os.fspath(name_or_dir)

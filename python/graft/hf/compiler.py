@@ -10,8 +10,7 @@ import torch
 
 from graft.errors import ExportError, InvalidArgument
 from graft.hf import causal
-from graft.hf.engine import Engine
-from graft.hf.program import Progress, export, load
+from graft.hf.program import Progress, engine_of, export, load
 
 
 def compile(  # noqa: A001  (as torch.compile)
@@ -61,15 +60,8 @@ def compile(  # noqa: A001  (as torch.compile)
         weights = {name: of_tensor(name, tensor) for name, tensor in tensors.items()}
         exported = _exported(model, kind, weights, tied_names(model), quantize, tensors, say)
         program = load(exported, tensors, [], device or "", say)
-    model.graft = Engine(
-        program,
-        exported.layers,
-        vocab_size=exported.vocab_size,
-        max_length=max_length,
-        buckets=buckets,
-        threads=threads,
-        kv_dtype=kv_dtype,
-        compiled={"seconds": time.perf_counter() - started, "from_disk": exported.found, "file": str(exported.package)},
+    model.graft = engine_of(
+        program, exported, started, max_length=max_length, buckets=buckets, threads=threads, kv_dtype=kv_dtype
     )
     causal.take_over(model, kind, release_weights)
     return model

@@ -4,6 +4,7 @@ they lie: in torch's memory, or in their files."""
 from __future__ import annotations
 
 import inspect
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ import torch
 from graft import _C
 from graft.errors import ExportError
 from graft.hf import store
-from graft.hf.engine import Layer
+from graft.hf.engine import Engine, Layer
 from graft.runtime import _given
 
 _LARGEST_CONTEXT = 1 << 20  # of a model that does not say
@@ -165,6 +166,16 @@ def load(
     )
 
 
+def engine_of(program: _C.Program, exported: Exported, started: float, **options: Any) -> Engine:
+    """started: time.perf_counter() before the export. options: max_length, buckets, threads, kv_dtype, as Engine's."""
+    compiled = {
+        "seconds": time.perf_counter() - started,
+        "from_disk": exported.found,
+        "file": str(exported.package),
+    }
+    return Engine(program, exported.layers, vocab_size=exported.vocab_size, compiled=compiled, **options)
+
+
 class Progress:
     """Steps of a compilation as a bar on stderr, when that is a terminal (or when it is asked for)."""
 
@@ -187,4 +198,4 @@ class Progress:
         self._bar.update()
 
 
-__all__ = ["Exported", "Progress", "context_of", "export", "load"]
+__all__ = ["Exported", "Progress", "context_of", "engine_of", "export", "load"]

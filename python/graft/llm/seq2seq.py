@@ -22,7 +22,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from graft.errors import ExportError
 from graft.llm import interface, ops
-from graft.llm.trace import skeleton_of, traced
+from graft.llm.trace import become, skeleton_of, traced
 
 #: What models call the attention of a decoder layer over the encoder's result.
 _CROSS = ("encoder_attn", "EncDecAttention")
@@ -43,11 +43,11 @@ def trace(model: torch.nn.Module, *, context: int, source_context: int) -> dict[
 
     if takes_features(model):
         features = torch.zeros(2, *parts.feature_sizes())
-        _become(skeleton, kind, lambda self, input_features: parts.encode_features(input_features))
+        become(skeleton, kind, lambda self, input_features: parts.encode_features(input_features))
         encode = traced(skeleton, (features,), ({0: batch},))
     else:
         source = {0: batch, 1: Dim("source", min=1, max=source_context)}
-        _become(skeleton, kind, lambda self, input_ids, attention_mask: parts.encode_text(input_ids, attention_mask))
+        become(skeleton, kind, lambda self, input_ids, attention_mask: parts.encode_text(input_ids, attention_mask))
         encode = traced(skeleton, (ids, ids.clone()), (source, source))
 
     def forward(
@@ -59,14 +59,10 @@ def trace(model: torch.nn.Module, *, context: int, source_context: int) -> dict[
     ) -> torch.Tensor:
         return parts.decode(kind, input_ids, position_ids, cache_position, logits_to_keep)
 
-    _become(skeleton, kind, forward)
+    become(skeleton, kind, forward)
     example = (ids, ids.clone(), ids.clone(), torch.zeros(3, dtype=torch.long))
     dims = ({0: batch, 1: tokens}, {0: batch, 1: tokens}, {0: batch, 1: tokens}, {0: kept})
     return {"forward": traced(skeleton, example, dims), "encode": encode}
-
-
-def _become(model: torch.nn.Module, kind: type, forward: Callable[..., Any]) -> None:
-    model.__class__ = type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
 
 
 class _SourceLayer(DynamicLayer):

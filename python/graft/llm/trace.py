@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -78,6 +78,11 @@ def traced(skeleton: torch.nn.Module, example: tuple[Any, ...], dims: tuple[Any,
         raise ExportError(f"export_llm: {kind} cannot be traced: {type(e).__name__}: {e}") from e
 
 
+def become(model: torch.nn.Module, kind: type, forward: Callable[..., Any]) -> None:
+    """Gives the model of that class another forward, under the class's own name: its parameters' names stay."""
+    model.__class__ = type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
+
+
 def _with_positions(model: torch.nn.Module, layers: int) -> torch.nn.Module:
     """The same model with cache_position among its arguments. Not a module around it, so that names stay."""
     kind = type(model)
@@ -99,7 +104,7 @@ def _with_positions(model: torch.nn.Module, layers: int) -> torch.nn.Module:
                 logits_to_keep=logits_to_keep,
             ).logits
 
-    model.__class__ = type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
+    become(model, kind, forward)
     return model
 
 
