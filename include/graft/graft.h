@@ -323,7 +323,8 @@ class GRAFT_API Session {
   std::int64_t kv_shortest(std::int64_t row);
   // Row i becomes a copy of what row rows[i] was; rows beyond become empty. At most KvOptions::rows.
   void kv_select(std::span<const std::int64_t> rows);
-  // Another size; what the cache holds stays. Throws InvalidArgument when that would not fit.
+  // Another size; what the cache holds stays, and its memory too when it has that size already. Throws InvalidArgument
+  // when that would not fit.
   void kv_resize(std::int64_t rows, std::int64_t length);
   // Tokens of one row of a layer as f32: `keys` [Hkv, count, D] and `values` [Hkv, count, Dv], contiguous, are those
   // from token `first` on. kv_read throws InvalidArgument for tokens that the row does not hold. kv_write changes no

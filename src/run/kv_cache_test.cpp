@@ -156,6 +156,23 @@ TEST(KvCache, ForkSaveRestoreResize) {
   std::remove(path.c_str());
 }
 
+// The hand-over of a session from one use to the next touches no memory again.
+TEST(KvCache, ResizedToItsOwnSizeKeepsItsMemory) {
+  Model model;
+  Session session(model.program, with({2, 64}));
+  const std::vector<float> expected = run(session, {1, 2}, 0, 10);
+  std::vector<void*> before, after;
+  for (const StateView& state : session.states()) before.push_back(state.tensor.data);
+  session.kv_resize(2, 64);
+  for (const StateView& state : session.states()) after.push_back(state.tensor.data);
+  EXPECT_EQ(after, before);
+  EXPECT_THAT(session.kv_lengths(), ElementsAre(10, 10));
+  session.kv_resize(2, 65);
+  after.clear();
+  for (const StateView& state : session.states()) after.push_back(state.tensor.data);
+  EXPECT_NE(after, before);
+}
+
 // Tokens that were read from one cache and written into another are worth the same there.
 TEST(KvCache, TokensGoInAndOut) {
   Model model;

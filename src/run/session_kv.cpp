@@ -169,6 +169,7 @@ void Session::kv_resize(std::int64_t rows, std::int64_t length) {
   kv.rows = rows;
   kv.length = length;
   impl_->check_kv(kv);
+  if (rows == impl_->options.kv.rows && length == impl_->options.kv.length) return;
   const std::span<const std::int64_t> lengths = impl_->lengths();
   for (std::size_t r = 0; r < lengths.size(); ++r)
     GRAFT_CHECK(InvalidArgument, lengths[r] == 0 || (static_cast<std::int64_t>(r) < rows && lengths[r] <= length),
