@@ -44,6 +44,7 @@ def export(
     allow_fallback: bool = False,
     weights: str = "package",
     quantize: str | Mapping[str, str] | None = None,
+    plan_inputs: bool = True,
     plan_outputs: bool = True,
     predicate: Predicate | None = None,
 ) -> Path:
@@ -63,6 +64,8 @@ def export(
         format of ggml ("q8_0", "q4_0", "q4_k", "q6_k", ...); or types by patterns of names ({"*": "q8_0", "head": "q6_k"},
         the last that fits counts). A RuntimeWarning names weights whose rows do not divide into blocks, and the type
         they got instead. Not for weights="external".
+    plan_inputs: let ExecuTorch reserve memory for copies of the inputs at their upper bounds. Without it the inputs are
+        read where the caller has them, which must stay until the call ends; the memory then follows the sizes of the call.
     plan_outputs: let ExecuTorch reserve memory for outputs at their upper bounds. Without it the caller of a C++ Module
         must set each output's memory; a call without is an error.
     predicate: answers which nodes run; the compiled engine by default.
@@ -92,7 +95,7 @@ def export(
             _require_own_outputs({name: manager.exported_program(name) for name in programs})
         program = manager.to_executorch(
             ExecutorchBackendConfig(
-                memory_planning_pass=MemoryPlanningPass(alloc_graph_output=plan_outputs),
+                memory_planning_pass=MemoryPlanningPass(alloc_graph_input=plan_inputs, alloc_graph_output=plan_outputs),
                 sym_shape_eval_pass=_PlannedShapes(),
             )
         )
