@@ -1,10 +1,13 @@
-"""What `generate()` costs per token, on the shape of Qwen3-0.6B with random weights: graft beside eager PyTorch.
+"""What `generate()` costs per token, on the shape of Qwen3-0.6B with random weights: graft beside eager PyTorch and
+OpenVINO's OVModelForCausalLM, all in float32.
 
-    python bench/generate.py [--tokens 64] [--prompt 128] [--layers 28]
+    python bench/generate.py [--tokens 64] [--prompt 128] [--layers 28] [--rounds 3]
 
-Each engine runs in a process of its own; times are medians of all steps; the peak of memory is that of generating, the
-weights included. `added` is what `graft.compile` costs per step over its engine: milliseconds of generate(), less those in
-the engine, less those of generate() with a model that does nothing.
+The engines take turns, each time in a process of its own; times are medians of all steps of all rounds; the peak of memory
+is the largest while generating, the weights included. graft has compiled the model before, so it is found on disk; what the
+first compilation takes is printed beside. `added` is what `graft.compile` costs per step over its engine: milliseconds of
+generate(), less those in the engine, less those of generate() with a model that does nothing. OpenVINO runs from the
+environment that bench/run.py makes for the peers of language models, and is left out when that is not there.
 """
 
 from __future__ import annotations
@@ -17,19 +20,25 @@ import sys
 import time
 from pathlib import Path
 
-ENGINES = ("nothing", "graft", "eager dynamic", "eager static")
+ENGINES = ("nothing", "nothing, cold", "graft", "eager dynamic", "eager static", "openvino")
+BENCH = Path(__file__).parent
 
 
 def make(options: argparse.Namespace, engine: str):
     import torch
     import transformers
 
+    if engine == "openvino":
+        from optimum.intel import OVModelForCausalLM
+
+        exact = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": torch.get_num_threads()}
+        return OVModelForCausalLM.from_pretrained(openvino_model(options), ov_config=exact), {}
     torch.manual_seed(0)
     config = transformers.Qwen3Config(
         vocab_size=151936,
         hidden_size=1024,
         intermediate_size=3072,
-        num_hidden_layers=1 if engine == "nothing" else options.layers,
+        num_hidden_layers=1 if engine.startswith("nothing") else options.layers,
         num_attention_heads=16,
         num_key_value_heads=8,
         head_dim=128,
@@ -43,11 +52,14 @@ def make(options: argparse.Namespace, engine: str):
         started = time.perf_counter()
         graft.compile(model)
         return model, {"compile_seconds": time.perf_counter() - started}
-    if engine == "nothing":
+    if engine.startswith("nothing"):
+        import numpy
         from transformers.modeling_outputs import CausalLMOutputWithPast
 
         class Nothing(type(model)):
             logits = torch.zeros(1, 1, config.vocab_size)
+            read = numpy.ones(64 << 20 if engine == "nothing, cold" else 0, dtype=numpy.float32)
+            reading: list[float] = []  # milliseconds of each call
 
             def forward(
                 self,
@@ -59,11 +71,27 @@ def make(options: argparse.Namespace, engine: str):
                 logits_to_keep=0,
                 **_,
             ):
+                started = time.perf_counter()
+                self.read.max(initial=0)
+                self.reading.append((time.perf_counter() - started) * 1e3)
                 # A copy, as each engine gives new logits.
                 return CausalLMOutputWithPast(logits=self.logits.clone(), past_key_values=past_key_values)
 
         model.__class__ = Nothing
     return model, {}
+
+
+def openvino_model(options: argparse.Namespace) -> Path:
+    """The same weights as OpenVINO's files, made once."""
+    from optimum.intel import OVModelForCausalLM
+
+    folder = BENCH / "cache" / "generate" / f"{options.layers}-layers"
+    if not (folder / "openvino").exists():
+        make(options, "eager dynamic")[0].save_pretrained(folder / "torch")
+        model = OVModelForCausalLM.from_pretrained(folder / "torch", export=True, load_in_8bit=False, compile=False)
+        model.save_pretrained(folder / "unfinished")
+        (folder / "unfinished").rename(folder / "openvino")
+    return folder / "openvino"
 
 
 def measure(options: argparse.Namespace) -> None:
@@ -87,6 +115,8 @@ def measure(options: argparse.Namespace) -> None:
             return logits
 
         model.graft.run = timed
+    elif options.engine.startswith("nothing"):
+        inside = model.reading
 
     class Clock:
         """A streamer: called with the prompt, then with each token."""
@@ -119,6 +149,7 @@ def measure(options: argparse.Namespace) -> None:
         found["tensors_of_caches"] = sum(after[name] - before[name] for name in names)
     median = statistics.median
     found.update(step_ms=median(steps), engine_ms=median(engine) if engine else 0.0, prompt_ms=median(prompts))
+    found["outside_ms"] = median([a - b for a, b in zip(steps, engine)]) if engine else found["step_ms"]
     status = Path("/proc/self/status").read_text()
     found["peak_gb"] = int(status.split("VmHWM:")[1].split()[0]) / 1e6
     print(json.dumps(found))
@@ -130,26 +161,45 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=128)
     parser.add_argument("--layers", type=int, default=28)
     parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--engine", choices=ENGINES, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.engine:
         measure(options)
         return
-    results = {}
-    for engine in ENGINES:
-        numbers = [f"--{name}={getattr(options, name)}" for name in ("tokens", "prompt", "layers", "repeat")]
-        command = [sys.executable, __file__, "--engine", engine, *numbers]
-        results[engine] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    pythons = dict.fromkeys(ENGINES, sys.executable)
+    pythons["openvino"] = str(BENCH / ".venv-language" / "bin" / "python")
+    if not Path(pythons["openvino"]).exists():
+        del pythons["openvino"]
+    numbers = [f"--{name}={getattr(options, name)}" for name in ("tokens", "prompt", "layers", "repeat")]
+
+    def measured(engine: str) -> dict[str, float]:
+        command = [pythons[engine], __file__, "--engine", engine, *numbers]
+        return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
+
+    first_compile = measured("graft")["compile_seconds"]
+    if "openvino" in pythons:
+        measured("openvino")
+    rounds = [{engine: measured(engine) for engine in pythons} for _ in range(options.rounds)]
+    results = {
+        engine: {
+            name: (max if name == "peak_gb" else statistics.median)(found[engine][name] for found in rounds)
+            for name in rounds[0][engine]
+        }
+        for engine in pythons
+    }
     print(f"{options.prompt} tokens of prompt, {options.tokens} steps, {options.layers} layers")
     print(f"{'':16}{'step ms':>10}{'in engine':>11}{'prompt ms':>11}{'peak GB':>9}")
     for engine, found in results.items():
         print(
             f"{engine:16}{found['step_ms']:10.2f}{found['engine_ms']:11.2f}{found['prompt_ms']:11.1f}{found['peak_gb']:9.2f}"
         )
-    graft, nothing = results["graft"], results["nothing"]
-    print(f"added per step: {graft['step_ms'] - graft['engine_ms'] - nothing['step_ms']:.2f} ms")
+    graft = results["graft"]
+    for floor in ("nothing", "nothing, cold"):
+        added = [found["graft"]["outside_ms"] - found[floor]["outside_ms"] for found in rounds]
+        print(f'added per step, over "{floor}": {statistics.median(added):.2f} ms, by round {[round(n, 2) for n in added]}')
     print(f"tensors of caches made in the steps: {graft['tensors_of_caches']}")
-    print(f"graft.compile: {graft['compile_seconds']:.1f} s")
+    print(f"graft.compile: {first_compile:.1f} s at first, {graft['compile_seconds']:.2f} s from its cache on disk")
 
 
 if __name__ == "__main__":
