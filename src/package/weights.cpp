@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <exception>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <numeric>
@@ -17,6 +18,7 @@ using Json = nlohmann::json;
 
 constexpr std::string_view kGgufMagic = "GGUF";
 constexpr std::string_view kIndexSuffix = ".index.json";
+constexpr std::size_t kMostListed = 50;                          // weights in one message
 constexpr std::string_view kWeightFiles = "graft.weights.json";  // written by python/graft/llm/export.py
 
 bool has_text(std::span<const std::byte> bytes, std::size_t at, std::string_view text) {
@@ -161,19 +163,57 @@ void WeightStore::add_files(const std::string& path) {
   for (WeightFile& file : open_weights(path)) files_.push_back(std::move(file));
 }
 
-FoundWeight WeightStore::find(const ir::Weight& weight) {
+std::optional<FoundWeight> WeightStore::look_up(const ir::Weight& weight) {
   for (const std::string* name : {&weight.key, &weight.fqn}) {
-    if (auto found = in_memory(*name, weight)) return *found;
-    if (auto found = in_files(*name, weight)) return *found;
+    if (auto found = in_memory(*name, weight)) return found;
+    if (auto found = in_files(*name, weight)) return found;
     if (weight.key == weight.fqn) break;
   }
   if (GRAFT_PLANT("missing-weights-are-zeros"))
-    return {{new std::byte[weight.byte_size]{}, weight.byte_size}, FoundWeight::Origin::package, ""};
+    return FoundWeight{{new std::byte[weight.byte_size]{}, weight.byte_size}, FoundWeight::Origin::package, ""};
+  return std::nullopt;
+}
+
+FoundWeight WeightStore::find(const ir::Weight& weight) {
+  if (auto found = look_up(weight)) return *found;
+  throw NotFound(none_of({&weight}));
+}
+
+void WeightStore::check(const std::vector<const ir::Weight*>& weights) {
+  std::set<std::string_view> seen;
+  std::vector<const ir::Weight*> missing;
+  std::vector<std::string> wrong;
+  std::exception_ptr first;
+  for (const ir::Weight* weight : weights) {
+    if (!seen.insert(weight->key).second) continue;
+    try {
+      if (!look_up(*weight)) missing.push_back(weight);
+    } catch (const Error& error) {
+      if (!first) first = std::current_exception();
+      wrong.emplace_back(error.what());
+    }
+  }
+  if (missing.empty() && wrong.empty()) return;
+  if (wrong.empty()) throw NotFound(none_of(missing));
+  if (missing.empty() && wrong.size() == 1) std::rethrow_exception(first);
+  std::string text = str(missing.size() + wrong.size(), " of ", seen.size(), " weights do not fit the program");
+  for (std::size_t i = 0; i < std::min(wrong.size(), kMostListed); ++i) text += "\n  " + wrong[i];
+  if (wrong.size() > kMostListed) text += str("\n  and ", wrong.size() - kMostListed, " more");
+  if (!missing.empty()) text += "\n  " + none_of(missing);
+  throw InvalidProgram(text);
+}
+
+std::string WeightStore::none_of(const std::vector<const ir::Weight*>& weights) const {
   std::string searched;
   for (const WeightFile& file : files_) searched += (searched.empty() ? "'" : ", '") + file.file->path() + "'";
-  const std::string close = like(weight);
-  throw NotFound(str("no ", label(weight), " in ", searched, close.empty() ? "" : "; names like it there: ", close,
-                     "; give the file that holds it (weights)"));
+  std::string text = "no ";
+  for (std::size_t i = 0; i < std::min(weights.size(), kMostListed); ++i)
+    text += (i == 0 ? "" : ", ") + label(*weights[i]);
+  if (weights.size() > kMostListed) text += str(" and ", weights.size() - kMostListed, " more");
+  const std::string close = like(*weights[0]);
+  return str(
+      text, " in ", searched, close.empty() ? "" : "; names like it there: ", close,
+      weights.size() == 1 ? "; give the file that holds it (weights)" : "; give the files that hold them (weights)");
 }
 
 std::optional<FoundWeight> WeightStore::in_memory(const std::string& name, const ir::Weight& weight) {
@@ -233,9 +273,13 @@ std::string WeightStore::like(const ir::Weight& weight) const {
 }
 
 void WeightStore::check_memory_used() const {
+  std::string unused;
+  std::size_t count = 0;
   for (const auto& [name, view] : memory_)
-    GRAFT_CHECK(InvalidArgument, used_.contains(name), "memory was given for weight '", name,
-                "', which the program does not have");
+    if (!used_.contains(name) && ++count <= kMostListed) unused += str(count == 1 ? "'" : ", '", name, "'");
+  if (count > kMostListed) unused += str(" and ", count - kMostListed, " more");
+  GRAFT_CHECK(InvalidArgument, count == 0, "memory was given for weight", count == 1 ? " " : "s ", unused,
+              ", which the program does not have");
 }
 
 }  // namespace graft

@@ -72,6 +72,9 @@ class WeightStore {
   // another size, dtype or shape, or found in two files; Unsupported for a type that graft does not compute with;
   // InvalidArgument for the caller's memory of another dtype or shape, null, or not aligned to its element.
   FoundWeight find(const ir::Weight& weight);
+  // Throws what `find` throws for the one weight that it does not find or that does not fit; for several, an error that
+  // lists them: NotFound when none is there, else InvalidProgram.
+  void check(const std::vector<const ir::Weight*>& weights);
   // Throws InvalidArgument naming memory of the caller that no weight asked for.
   void check_memory_used() const;
 
@@ -80,6 +83,8 @@ class WeightStore {
  private:
   std::optional<FoundWeight> in_memory(const std::string& name, const ir::Weight& weight);
   std::optional<FoundWeight> in_files(const std::string& name, const ir::Weight& weight) const;
+  std::optional<FoundWeight> look_up(const ir::Weight& weight);
+  std::string none_of(const std::vector<const ir::Weight*>& weights) const;  // what NotFound says
   std::string like(const ir::Weight& weight) const;
 
   std::vector<WeightFile> files_;  // the package first

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <random>
 
+#include "base/test_errors.h"
 #include "ggml.h"
 #include "graft/error.h"
 #include "package/test_package.h"
@@ -174,6 +175,26 @@ TEST_F(Weights, AMissingKeyNamesItselfTheFilesAndNamesLikeIt) {
                              ::testing::Not(HasSubstr("lm_head"))));
   EXPECT_THAT(find_error<NotFound>(store(""), weight("x", DType::u8, {1})),
               HasSubstr("no weight 'x' in 'p.pte'; give"));
+}
+
+TEST_F(Weights, AllThatDoNotFitAreListed) {
+  const std::string path = folder_.write(
+      "m.safetensors", make_safetensors({{"a", "F32", {2}, bytes_of(8)}, {"b", "F32", {2}, bytes_of(8)}}));
+  const ir::Weight a = weight("a", DType::f32, {2}), wide = weight("a", DType::f32, {3}),
+                   b = weight("b", DType::i32, {2}), c = weight("c", DType::f32, {2}), d = weight("d", DType::u8, {1});
+  const auto check = [&](const std::vector<const ir::Weight*>& weights) {
+    WeightStore from = store(path);
+    from.check(weights);
+  };
+  check({&a, &a});
+  test::expect_error<NotFound>([&] { check({&a, &c}); }, "no weight 'c' in 'p.pte', '" + path + "'");
+  test::expect_error<NotFound>([&] { check({&c, &a, &d, &c}); }, "no weight 'c', weight 'd' in 'p.pte'");
+  test::expect_error<InvalidProgram>([&] { check({&a, &b}); }, "weight 'b' must have dtype i32");
+  test::expect_error<InvalidProgram>(
+      [&] {
+        check({&wide, &b, &c, &d});
+      },
+      "4 of 4 weights do not fit the program\n  weight 'a' must have sizes [3]");
 }
 
 TEST_F(Weights, ANameInTwoFiles) {

@@ -79,6 +79,13 @@ class Loader {
     for (const ir::Program& graph : graphs_) check_operators(graph);
   }
 
+  std::vector<const ir::Weight*> weights() const {
+    std::vector<const ir::Weight*> out;
+    for (const ir::Program& graph : graphs_)
+      for (const ir::Weight& weight : graph.weights) out.push_back(&weight);
+    return out;
+  }
+
   std::uint64_t place_weights(const FindWeight& find) {
     for (ir::Program& graph : graphs_) {
       LoadedMethod method;
@@ -259,6 +266,7 @@ std::shared_ptr<const Program> load_package(const std::function<std::shared_ptr<
   loader.phase("weights", [&] {
     for (const std::string& path : weight_files) store->add_files(path);
     store->add_memory(options.tensors);
+    store->check(loader.weights());
     const std::uint64_t bytes = loader.place_weights([&](const ir::Weight& weight) { return store->find(weight); });
     store->check_memory_used();
     return bytes;

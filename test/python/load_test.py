@@ -216,6 +216,15 @@ def test_weights_that_do_not_fit(folder: Path, tmp_path: Path) -> None:
         load({**good, name: good[name].double()})
     with pytest.raises(graft.InvalidProgram, match=rf"'{name}' must have sizes \[64, 64\], .* has \[64, 32\]"):
         load({**good, name: good[name][:, :32].contiguous()})
+    # All that do not fit are listed, not the first alone.
+    with pytest.raises(graft.NotFound) as none:
+        graft.load(path)
+    assert all(f"weight '{n}'" in str(none.value) for n in good)
+    left = dict(list(good.items())[2:])
+    with pytest.raises(graft.InvalidProgram) as several:
+        load({**left, name: good[name].double()} if name in left else {**left, list(left)[0]: torch.zeros(1).double()})
+    assert "phase weights: 3 of" in str(several.value)
+    assert all(f"weight '{n}'" in str(several.value) for n in list(good)[:2]) and "has F64" in str(several.value)
     # Another model with the same sizes: only its hashes tell.
     save_file({**good, name: good[name] + 1}, tmp_path / "other.safetensors")
     graft.load(path, weights=[tmp_path / "other.safetensors"])
