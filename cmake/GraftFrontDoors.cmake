@@ -11,6 +11,13 @@ if(GRAFT_CLI AND cli_sources)
   find_library(GRAFT_ZIP_LIBRARY zip REQUIRED)
   find_path(GRAFT_EDIT_INCLUDE histedit.h REQUIRED)
   find_library(GRAFT_EDIT_LIBRARY edit REQUIRED)
+  # The page of `graft inspect --html` is a file of its own that the program carries as text.
+  set(page "${GRAFT_GENERATED}/page_html.cpp")
+  add_custom_command(OUTPUT "${page}"
+    COMMAND "${CMAKE_COMMAND}" "-DINPUT=${CMAKE_CURRENT_SOURCE_DIR}/src/cli/page.html" "-DOUTPUT=${page}" -DNAME=kPage
+            -P "${CMAKE_CURRENT_SOURCE_DIR}/cmake/embed_text.cmake"
+    DEPENDS src/cli/page.html cmake/embed_text.cmake VERBATIM)
+  list(APPEND cli_sources "${page}")
   add_executable(graft_cli ${cli_sources})
   graft_target(graft_cli)
   set_target_properties(graft_cli PROPERTIES

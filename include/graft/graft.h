@@ -103,6 +103,10 @@ struct LoadOptions {
   // Lay weights in block formats out for graft's own kernels where it has one for the format on this CPU. Without it
   // ggml's products read them where they lie.
   bool pack_weights = true;
+  // Without them the plain lowering: ggml's op wherever ggml has one that computes what PyTorch means, on ggml's own
+  // threads, weights as they are stored; kernels of graft for the rest. For comparisons. No stored plan is used then.
+  bool fast_kernels = true;
+  bool stored_plans = true;    // use the plans that the package holds
   bool verify_hashes = false;  // check each weight's SHA-256 (reads every weight once)
   // Called as each phase of the load begins, with its name (PhaseStats::name). What it throws ends the load and reaches
   // the caller as it is.
@@ -139,6 +143,9 @@ struct ProgramStats {
   std::uint64_t graph_bytes = 0;        // now: what only planning needs; 0 after shrink()
   std::uint64_t graph_bytes_freed = 0;  // by shrink() so far
   std::uint64_t graphs_read_again = 0;  // for planning after shrink()
+  std::uint64_t plans_made = 0;         // by the planner
+  std::uint64_t plans_loaded = 0;       // taken from the package
+  std::uint64_t plans_stale = 0;        // of the package, made by another version or for another machine: not used
 };
 
 // A loaded package: verified graph, weights mapped from the file, folded constants. Immutable; shared by any number of
@@ -236,7 +243,8 @@ class GRAFT_API CancelToken {
   std::shared_ptr<std::atomic<bool>> flag_;
 };
 
-// One launch of a profiled run. Times are in nanoseconds from the start of the run.
+// One launch of a profiled run. Times are in nanoseconds from the start of the call; before the first launch its memory
+// is bound.
 struct NodeTiming {
   std::string node;    // name of the PyTorch node
   std::string kernel;  // "ggml MUL_MAT", "graft layer_norm"
@@ -302,6 +310,8 @@ class GRAFT_API Session {
 
   // The plan for these inputs, made when there is none: what to lend, and where things are.
   PlanInfo plan(std::string_view method, std::span<const Value> inputs);
+  // The same plan as bytes, for a package: LoadOptions::stored_plans.
+  std::vector<std::byte> stored_plan(std::string_view method, std::span<const Value> inputs);
 
   // Promises that this tensor input has, from its next run on, one address: it is no longer compared. A debug build
   // throws InvalidArgument when it moved.

@@ -29,6 +29,7 @@ _WHERE = {
     "CancelToken": "graft.runtime",
     "Method": "graft.runtime",
     "Model": "graft.runtime",
+    "Pipeline": "graft.pipeline",
     "devices": "graft._C",
     "version": "graft._C",
     "export": "graft._export",

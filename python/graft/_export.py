@@ -12,6 +12,9 @@ from typing import Any
 
 import torch
 from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge_transform_and_lower
+from executorch.exir._serialize._named_data_store import NamedDataStoreOutput
+from executorch.exir._serialize._serialize import serialize_for_executorch
+from executorch.exir._serialize.data_serializer import DataEntry
 from executorch.exir.delegate import executorch_call_delegate
 from executorch.exir.passes import MemoryPlanningPass
 from executorch.exir.sym_util import eval_expr, eval_upper_bound
@@ -20,7 +23,7 @@ from torch.export import ExportedProgram
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 from torch.utils import _pytree as pytree
 
-from graft import _targets
+from graft import _plans, _targets
 from graft._predicate import Predicate
 from graft._quantize import stored_types
 from graft._serialize import SerializeError, Signature, weight_digests
@@ -46,6 +49,8 @@ def export(
     quantize: str | Mapping[str, str] | None = None,
     plan_inputs: bool = True,
     plan_outputs: bool = True,
+    plans: Sequence[Any] | Mapping[str, Sequence[Any]] = (),
+    plan_threads: int = 0,
     predicate: Predicate | None = None,
 ) -> Path:
     """Writes `model` as a package (.pte) to `path` and returns the path. Overwrites; never leaves half a file.
@@ -68,6 +73,10 @@ def export(
         read where the caller has them, which must stay until the call ends; the memory then follows the sizes of the call.
     plan_outputs: let ExecuTorch reserve memory for outputs at their upper bounds. Without it the caller of a C++ Module
         must set each output's memory; a call without is an error.
+    plans: calls whose plans the package holds, so that their first run is not planned: tuples of example arguments, or
+        pairs of a tuple and a dict of keyword arguments; for other methods than "forward" lists of them by method. They
+        serve the version, device, instruction set and number of threads (plan_threads; 0: as `graft.load` chooses) that
+        they were made with; anywhere else plans are made as without. Not for weights="external".
     predicate: answers which nodes run; the compiled engine by default.
     """
     target = Path(path)
@@ -77,6 +86,12 @@ def export(
         raise ExportError(f"export: expected weights to be one of {', '.join(map(repr, _WEIGHTS))}, found {weights!r}")
     if quantize is not None and weights == "external":
         raise ExportError("export: expected weights in the package or a .ptd with quantize: quantized weights are new ones")
+    if plans and weights == "external":
+        raise ExportError("export: expected weights in the package or a .ptd with plans: planning loads the package")
+    config = ExecutorchBackendConfig(
+        memory_planning_pass=MemoryPlanningPass(alloc_graph_input=plan_inputs, alloc_graph_output=plan_outputs),
+        sym_shape_eval_pass=_PlannedShapes(),
+    )
     with torch.no_grad():
         programs = _programs(model, args, kwargs, dynamic_shapes, methods)
         partitioners = _partitioners(programs, weights, target.stem, predicate, quantize)
@@ -93,14 +108,11 @@ def export(
             _require_delegated(manager, partitioners)
         if not plan_outputs:
             _require_own_outputs({name: manager.exported_program(name) for name in programs})
-        program = manager.to_executorch(
-            ExecutorchBackendConfig(
-                memory_planning_pass=MemoryPlanningPass(alloc_graph_input=plan_inputs, alloc_graph_output=plan_outputs),
-                sym_shape_eval_pass=_PlannedShapes(),
-            )
-        )
+        program = manager.to_executorch(config)
     if allow_fallback:
         _warn_of_missing_kernels(program.executorch_program, partitioners)
+    if plans:
+        _add_plans(program, config, target, plans if isinstance(plans, Mapping) else {"forward": plans}, plan_threads)
     _write(program, target)
     return target
 
@@ -343,6 +355,28 @@ class _PlannedShapes(PassBase):
             )
         spec.shape = shape
         spec.stride = stride
+
+
+def _add_plans(
+    program: Any, config: ExecutorchBackendConfig, target: Path, plans: Mapping[str, Sequence[Any]], threads: int
+) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as folder:
+        first = Path(folder) / target.name
+        _write(program, first)
+        made = _plans.of_calls(first, plans, weights=sorted(Path(folder).glob("*.ptd")), threads=threads)
+    named = program._named_data or NamedDataStoreOutput(buffers=[], pte_data={}, external_data={})
+    entries = {key: DataEntry(len(named.buffers) + i, 16, None) for i, key in enumerate(made)}
+    program._pte_data, program._tensor_data = serialize_for_executorch(
+        program._emitter_output,
+        config,
+        program._data_serializer,
+        NamedDataStoreOutput(
+            buffers=[*named.buffers, *made.values()],
+            pte_data={**named.pte_data, **entries},
+            external_data=named.external_data,
+        ),
+    )
 
 
 def _write(program: Any, path: Path) -> None:

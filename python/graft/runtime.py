@@ -129,6 +129,13 @@ class Method:
             return results[0] if len(results) == 1 else tuple(results)
         return pytree.tree_unflatten(results, self._out_spec)
 
+    def stored_plan(self, *args: Any, **kwargs: Any) -> bytes:
+        """The plan for a call with these arguments, as packages hold it (`plans` of `graft.export`)."""
+        keep: list[torch.Tensor] = []
+        flat = self._flatten(args, kwargs)
+        inputs = [_flat_value(value, f"input {i} of method '{self.name}'", keep) for i, value in enumerate(flat)]
+        return self._session.stored_plan(self.name, inputs)
+
     def _flatten_out(self, out: Any, count: int) -> list[Any]:
         flat = pytree.tree_leaves(out)
         if len(flat) != count:
@@ -288,6 +295,8 @@ def load(
     max_plans: int = 64,
     strict_zero_copy: bool = False,
     verify_hashes: bool = False,
+    fast_kernels: bool = True,
+    stored_plans: bool = True,
     kv_rows: int = 1,
     kv_length: int = 4096,
     kv_dtype: str = "computed",
@@ -302,7 +311,8 @@ def load(
     model keeps them, and a package in memory, alive. `on_phase` is called with the name of each phase of the load as it
     begins; what it raises ends the load. `device`: a name of `graft.devices()`; "" means GRAFT_DEVICE, else the CPU.
     `threads`: 0 means GRAFT_THREADS, else the CPUs this process may use. `strict_zero_copy`: an input that would have to
-    be copied is an error. `kv_rows`, `kv_length`, `kv_dtype`: of a program with attention over a cache: sequences,
+    be copied is an error. `fast_kernels=False` gives the plain lowering, for comparisons: ggml's ops wherever ggml has
+    one, weights as they are stored. `stored_plans=False` leaves plans that the package holds alone. `kv_rows`, `kv_length`, `kv_dtype`: of a program with attention over a cache: sequences,
     tokens of each, and how they are stored ("computed" as the model computes them, "f32", "f16", "bf16", "q8_0").
     `kv_room`: layers that see a window of the last w tokens keep w - 1 + kv_room of them where that is less than
     `kv_length`: so many tokens can be taken back; a run of more keeps copies of its keys and values to its end.
@@ -319,6 +329,8 @@ def load(
         device=device,
         max_plans=max_plans,
         verify_hashes=verify_hashes,
+        fast_kernels=fast_kernels,
+        stored_plans=stored_plans,
         on_phase=on_phase,
     )
     session = _C.Session(

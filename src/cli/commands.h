@@ -16,6 +16,7 @@ struct ProgramArgs {
   std::string device;
   std::vector<std::string> weights;
   int threads = 0;
+  bool no_fast_kernels = false;
 };
 
 struct RunArgs {
@@ -26,6 +27,7 @@ struct RunArgs {
   std::string outputs_npz;
   std::int64_t repeat = 0;
   bool profile = false;
+  std::string trace;                // a file
   std::optional<double> timeout_s;  // of each call
 };
 void run(const RunArgs& args);
@@ -36,6 +38,7 @@ struct InspectArgs {
   bool json = false;
   bool phases = false;
   bool plan = false;
+  std::string html;  // a file
 };
 void inspect(const InspectArgs& args);
 

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 #include <iostream>
 #include <map>
@@ -8,6 +9,7 @@
 #include "cli/commands.h"
 #include "cli/counters.h"
 #include "cli/inputs.h"
+#include "cli/pictures.h"
 #include "cli/text.h"
 
 namespace graft::cli {
@@ -66,18 +68,46 @@ void print_weights(const Json& method) {
   std::cout << table.text(4);
 }
 
+// Kernels with the reason for each, most launches first, and the nodes that got them.
+void print_reasons(const Json& plan) {
+  struct Row {
+    std::uint64_t launches = 0;
+    std::string first;  // node
+  };
+  std::map<std::pair<std::string, std::string>, Row> rows;  // by kernel and reason
+  for (const Json& node : plan["nodes"])
+    for (const Json& launch : node["launches"]) {
+      Row& row = rows[{launch["kernel"].get<std::string>(), launch["why"].get<std::string>()}];
+      if (row.launches++ == 0) row.first = node["node"].get<std::string>();
+    }
+  std::vector<std::pair<std::pair<std::string, std::string>, Row>> sorted(rows.begin(), rows.end());
+  std::ranges::stable_sort(sorted, [](const auto& a, const auto& b) { return a.second.launches > b.second.launches; });
+  Table table({{"kernel"}, {"launches", kRight}, {"why"}, {"first node"}});
+  for (const auto& [key, row] : sorted)
+    table.add({key.first, std::to_string(row.launches), key.second, printable(row.first)});
+  std::cout << "  kernels and why (--plan lists them node by node)\n" << table.text(4);
+}
+
 void print_plan(const Json& plan) {
   const auto launches = plan["launches"].get<std::uint64_t>();
   const auto arena = plan["arena_bytes"].get<std::uint64_t>();
   // The key lists all sizes one after the other; the tables above say which input has how many.
-  std::cout << "  plan for the sizes " << plan["key"].dump() << ": " << launches
+  std::cout << "  plan for the sizes " << plan["sizes"].dump() << ": " << launches
             << (launches == 1 ? " launch" : " launches") << ", arena " << arena << " bytes (" << bytes_text(arena)
             << ")\n";
+  if (plan.contains("kv")) {
+    const Json& kv = plan["kv"];
+    Table cache({{"rows", kRight}, {"tokens", kRight}, {"stored as"}, {"room of windows", kRight}, {"source", kRight}});
+    cache.add({kv["rows"].dump(), kv["length"].dump(), kv["type"].get<std::string>(), kv["room"].dump(),
+               kv["source_length"].dump()});
+    std::cout << "  cache of keys and values\n" << cache.text(4);
+  }
   if (launches == 0) return;
   Table kernels({{"kernel"}, {"launches", kRight}, {"device"}});
   for (const auto& [device, launched] : plan["devices"].items())
     for (const auto& [kernel, count] : launched.items()) kernels.add({kernel, count_text(count), device});
   std::cout << kernels.text(4);
+  print_reasons(plan);
   if (!plan.contains("stages")) return;
   std::cout << "  stages: " << plan["stages"].size() << ", per run " << plan["uploads"] << " uploads ("
             << bytes_text(plan["upload_bytes"].get<std::uint64_t>()) << ") and " << plan["downloads"] << " downloads ("
@@ -93,6 +123,17 @@ void print_whole_plan(const Json& plan) {
                 count_text(a["hits"])});
   std::cout << "  memory by allocation id\n" << memory.text(4);
   if (plan.contains("metadata_bytes")) std::cout << "  metadata: " << plan["metadata_bytes"] << " bytes\n";
+  Table nodes({{"node"}, {"op"}, {"kernel"}, {"why"}});
+  for (const Json& node : plan["nodes"]) {
+    bool first_launch = true;
+    for (const Json& launch : node["launches"]) {
+      nodes.add({first_launch ? printable(node["node"].get<std::string>()) : "",
+                 first_launch ? node["op"].get<std::string>() : "", launch["kernel"].get<std::string>(),
+                 launch["why"].get<std::string>()});
+      first_launch = false;
+    }
+  }
+  std::cout << "  nodes and their kernels\n" << nodes.text(4);
   Table order({{"#", kRight}, {"node"}, {"kernel"}, {"tensor"}, {"id+offset"}, {"alive"}});
   std::size_t index = 0;
   for (const Json& launch : plan["order"]) {
@@ -165,12 +206,29 @@ void print_human(const Json& all, const Program& program, const std::optional<Co
   if (counters) std::cout << "\ncounters after planning\n" << counter_table(*counters);
 }
 
+// Times for the first plan of each method: of a run with made-up inputs, in a session of its own.
+void add_profiles(Json& page, const std::shared_ptr<const Program>& program, const InspectArgs& args) {
+  for (Json& method : page["methods"]) {
+    if (!method.contains("plans") || method["plans"].empty()) continue;
+    const MethodInfo& info = program->method(method["name"].get<std::string>());
+    const bool shaped = !args.shapes.empty() && (args.program.method.empty() || args.program.method == info.name);
+    Json& plan = method["plans"][0];
+    try {
+      plan["profile"] = profile_of(
+          program, info, shaped_inputs(info, shaped ? args.shapes : std::vector<std::string>{}), args.program.threads);
+    } catch (const Error& error) {
+      plan["profile_error"] = error.what();
+    }
+  }
+}
+
 }  // namespace
 
 void inspect(const InspectArgs& args) {
   LoadOptions load_options;
   load_options.device = args.program.device;
   load_options.weights = args.program.weights;
+  load_options.fast_kernels = !args.program.no_fast_kernels;
   const std::shared_ptr<const Program> program = Program::load(args.program.file, load_options);
   SessionOptions session_options;
   session_options.threads = args.program.threads;
@@ -204,6 +262,11 @@ void inspect(const InspectArgs& args) {
       method["plans"][0]["metadata_bytes"] = found->second;
   if (planned)
     for (const auto& [name, value] : counter_list(session.counters())) all["counters"][name] = value;
+  if (!args.html.empty()) {
+    Json page = Json::parse(program->describe(true));
+    add_profiles(page, program, args);
+    write_text(args.html, html_page(page));
+  }
   if (args.json) {
     std::cout << all.dump(2, ' ', false, Json::error_handler_t::replace) << "\n";
   } else {

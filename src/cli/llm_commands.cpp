@@ -43,6 +43,8 @@ void add_model_options(CLI::App& command, ModelArgs& args, bool cache) {
   command.add_option("--weights", args.weights, "a file of weights that the package leaves out; repeat for more")
       ->type_name("FILE")
       ->allow_extra_args(false);
+  command.add_flag("--no-fast-kernels", args.no_fast_kernels,
+                   "the plain lowering: ggml's ops wherever ggml has them, weights as they are stored");
   command.add_option("--threads", args.threads, "threads (default: $GRAFT_THREADS, or the CPUs that may be used)")
       ->check(CLI::Range(1, 4096).description("from 1 to 4096"))
       ->type_name("N");

@@ -19,6 +19,7 @@ struct ModelArgs {
   std::vector<std::string> weights;
   int threads = 0;
   std::string kv_type;  // empty: as the model computes them
+  bool no_fast_kernels = false;
 };
 
 struct DecodeArgs {

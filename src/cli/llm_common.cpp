@@ -39,6 +39,7 @@ std::shared_ptr<const LanguageModel> load_model(const ModelArgs& args) {
   LoadOptions options;
   options.device = args.device;
   options.weights = args.weights;
+  options.fast_kernels = !args.no_fast_kernels;
   return LanguageModel::load(args.file, options, args.tokenizer);
 }
 

@@ -38,7 +38,7 @@ constexpr const char* kRunNotes = R"(Examples:
 NumPy and graft types: float16/32/64, int8/16/32/64, uint8 and bool are the same on both sides. NumPy has no
 bfloat16: bf16 tensors are read from and written as uint16 arrays of their bits. Nothing else is converted.
 Arrays in Fortran order or big-endian are read correctly.
-Outputs are those of the first call. --repeat and --profile call again with the same inputs; a program with
+Outputs are those of the first call. --repeat, --profile and --trace call again with the same inputs; a program with
 state (a cache) moves on with each call.)";
 
 constexpr const char* kInspectNotes = R"(Examples:
@@ -71,6 +71,8 @@ void add_program_options(CLI::App& command, ProgramArgs& args) {
   command.add_option("--threads", args.threads, "threads (default: $GRAFT_THREADS, or the CPUs that may be used)")
       ->check(CLI::Range(1, 4096).description("from 1 to 4096"))
       ->type_name("N");
+  command.add_flag("--no-fast-kernels", args.no_fast_kernels,
+                   "the plain lowering: ggml's ops wherever ggml has them, weights as they are stored");
 }
 
 int wrong_use(const std::string& message, const std::string& command) {
@@ -112,6 +114,9 @@ int dispatch(int argc, char** argv) {
       ->type_name("N")
       ->check(CLI::Range(std::int64_t{1}, std::int64_t{1'000'000'000}).description("at least 1"));
   run_command->add_flag("--profile", run_args.profile, "call once more, timed by kernel and node");
+  run_command
+      ->add_option("--trace", run_args.trace, "call once more, timed by node; write a trace for Perfetto or Chrome")
+      ->type_name("FILE.json");
   run_command->add_option("--timeout", run_args.timeout_s, "seconds that each call may take")
       ->check(CLI::Validator(CLI::PositiveNumber).description("above 0"))
       ->type_name("S");
@@ -127,6 +132,9 @@ int dispatch(int argc, char** argv) {
   inspect_command->add_flag("--json", inspect_args.json, "print JSON");
   inspect_command->add_flag("--plan", inspect_args.plan,
                             "List memory by allocation id and every launch with its tensors");
+  inspect_command
+      ->add_option("--html", inspect_args.html, "write a page with pictures of memory, nodes and graph of the plans")
+      ->type_name("FILE.html");
   inspect_command->add_flag(
       "--phases", inspect_args.phases,
       "print what each phase of loading and planning took, and memory before and after shrinking");

@@ -12,6 +12,7 @@
 #include "cli/counters.h"
 #include "cli/inputs.h"
 #include "cli/npz.h"
+#include "cli/pictures.h"
 #include "cli/text.h"
 
 namespace graft::cli {
@@ -178,6 +179,7 @@ void run(const RunArgs& args) {
   LoadOptions load_options;
   load_options.device = args.program.device;
   load_options.weights = args.program.weights;
+  load_options.fast_kernels = !args.program.no_fast_kernels;
   const std::shared_ptr<const Program> program = Program::load(args.program.file, load_options);
   const double load_ms = ms_since(load_start);
   const MethodInfo& method = pick_method(*program, args.program.method);
@@ -214,6 +216,20 @@ void run(const RunArgs& args) {
     options.profile = &profile;
     session.run_into(method.name, inputs, outputs, options);
     print_profile(profile);
+  }
+  if (!args.trace.empty()) {
+    std::vector<NodeTiming> profile;
+    RunOptions options = call_options(args);
+    options.profile = &profile;
+    const Clock::time_point start = Clock::now();
+    session.run_into(method.name, inputs, outputs, options);
+    const auto wall = std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start).count();
+    write_text(args.trace, trace_json(*program, method.name, session.threads(), profile, wall));
+    std::int64_t sum = 0;
+    for (const NodeTiming& node : profile) sum += node.end_ns - node.start_ns;
+    std::cout << "\ntrace of one more call: " << profile.size() << " launches in "
+              << fixed(static_cast<double>(sum) / 1e6, 4) << " of " << fixed(static_cast<double>(wall) / 1e6, 4)
+              << " ms, written to " << printable(args.trace) << "\n";
   }
 }
 

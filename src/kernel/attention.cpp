@@ -69,6 +69,9 @@ void run_attention(const KernelContext& ctx, const simd::AttentionTable& table) 
   }
 }
 
-const Kernel kAttention = {"attention", attention_here};
+const Kernel kAttention = {"attention", attention_here, 0, nullptr, [](const KernelContext& ctx) {
+                             return std::string(name(ctx.in(0).dtype)) + ", one pass without a score matrix, " +
+                                    isa_name();
+                           }};
 
 }  // namespace graft

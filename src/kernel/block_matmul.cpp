@@ -163,7 +163,11 @@ int phases_of_block_matmul(const KernelContext&) noexcept { return 2; }
 
 }  // namespace
 
-const Kernel kBlockMatmul = {"block_matmul", run_block_matmul, 0, phases_of_block_matmul};
+const Kernel kBlockMatmul = {"block_matmul", run_block_matmul, 0, phases_of_block_matmul, [](const KernelContext& ctx) {
+                               const auto attrs = ctx.attrs<BlockMatmulAttrs>();
+                               return why_blocks(attrs.type, attrs.panels != 0) +
+                                      activation_text(attrs.product.activation);
+                             }};
 
 void run_panel_product(const KernelContext& ctx, const simd::PanelTable& table) noexcept {
   PanelProduct(ctx, table).run();

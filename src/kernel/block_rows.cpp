@@ -42,6 +42,9 @@ void run_block_rows(const KernelContext& ctx) noexcept {
 
 }  // namespace
 
-const Kernel kBlockRows = {"block_rows", run_block_rows};
+const Kernel kBlockRows = {"block_rows", run_block_rows, 0, nullptr, [](const KernelContext& ctx) {
+                             const auto attrs = ctx.attrs<BlockRowsAttrs>();
+                             return why_blocks(attrs.type, attrs.panels != 0);
+                           }};
 
 }  // namespace graft

@@ -224,7 +224,15 @@ void run_cached_attention(const KernelContext& ctx, const simd::AttentionTable& 
   }
 }
 
-const Kernel kCachedAttention = {"cached_attention", run, 0, phases};
+const Kernel kCachedAttention = {
+    "cached_attention", run, 0, phases, [](const KernelContext& ctx) {
+      const auto attrs = ctx.attrs<CachedAttentionAttrs>();
+      const TensorDesc &query = ctx.in(kQuery), &cache = ctx.out(kKeyCache);
+      const bool q8 = cache.dtype == DType::u8;
+      return "cache " + std::string(q8 ? "q8_0" : name(cache.dtype)) + (attrs.ring > 0 ? " in rings" : "") +
+             (query.shape[2] == 1 ? ", one token: heads that share keys together" : ", one pass over the used keys") +
+             ", " + isa_name();
+    }};
 const Kernel kRingStore = {"ring_store", store_in_ring};
 const Kernel kCachePositions = {"cache_positions", check_positions, std::numeric_limits<i64>::max()};
 

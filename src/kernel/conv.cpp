@@ -342,7 +342,9 @@ int phases_here(const KernelContext& ctx) noexcept { return conv_phases(ctx, sim
 
 }  // namespace
 
-const Kernel kConv = {"conv", conv_here, 0, phases_here};
+const Kernel kConv = {"conv", conv_here, 0, phases_here, [](const KernelContext& ctx) {
+                        return std::string(name(ctx.in(1).dtype)) + ", patches laid out per tile, " + isa_name();
+                      }};
 
 void run_conv(const KernelContext& ctx, const simd::MatmulTable& table) noexcept {
   const auto attrs = ctx.attrs<ConvAttrs>();

@@ -138,7 +138,10 @@ void depthwise_here(const KernelContext& ctx) noexcept { run_depthwise_conv(ctx,
 
 }  // namespace
 
-const Kernel kDepthwiseConv = {"depthwise_conv", depthwise_here, kMinParallel};
+const Kernel kDepthwiseConv = {"depthwise_conv", depthwise_here, kMinParallel, nullptr, [](const KernelContext& ctx) {
+                                 return std::string(name(ctx.in(1).dtype)) + ", one input channel per group, " +
+                                        isa_name();
+                               }};
 
 void run_depthwise_conv(const KernelContext& ctx, const simd::ConvTable& table) noexcept {
   const auto attrs = ctx.attrs<ConvAttrs>();

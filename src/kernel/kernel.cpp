@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "kernel/simd/dispatch.h"
 
 namespace graft {
 
@@ -26,5 +27,7 @@ void KernelContext::fail(const std::string& what) const noexcept {
     error->fail("out of memory while reporting a kernel error");
   }
 }
+
+std::string isa_name() { return std::string(simd::name(simd::active_isa())); }
 
 }  // namespace graft

@@ -76,6 +76,9 @@ struct KernelContext {
   }
 };
 
+// The inner loops in use: "avx512".
+std::string isa_name();
+
 // A kernel of ours: runs inside the ggml graph as a custom op with the graph's threads. `run` must not throw.
 struct Kernel {
   std::string_view name;  // "copy", "binary", "layer_norm": shown by `graft inspect`
@@ -85,6 +88,9 @@ struct Kernel {
   // The phases of a launch with these descriptors, attributes and number of threads (data pointers are not set). A
   // phase begins when all shares of the one before it are done. Without the function there is one.
   int (*phases)(const KernelContext&) noexcept = nullptr;
+  // Why a launch with these descriptors and attributes runs the way it does, for `graft inspect` (data pointers are not
+  // set): which layout, which inner loops. Without the function there is one way.
+  std::string (*why)(const KernelContext&) = nullptr;
 };
 
 }  // namespace graft

@@ -283,6 +283,25 @@ class Product {
   const Schedule s_;
 };
 
+std::string why_sums(const KernelContext& ctx) {
+  const Schedule s = schedule_of(ctx.in(0), ctx.in(1), simd::matmul());
+  const std::string types = std::string(name(ctx.in(0).dtype)) + " x " + std::string(name(ctx.in(1).dtype));
+  switch (s.mode) {
+    case Schedule::Mode::nothing:
+    case Schedule::Mode::no_sum:
+      return "nothing to add up";
+    case Schedule::Mode::dot:
+      return types + ", " + std::to_string(s.b_is_few ? s.n : s.m) + " rows: dot products, " + isa_name();
+    case Schedule::Mode::tiles:
+      break;
+  }
+  return types + ", tiles of " + isa_name() + (s.packed ? ", packed per run" : ", read in place");
+}
+
+std::string why_matmul(const KernelContext& ctx) {
+  return why_sums(ctx) + activation_text(ctx.attrs<MatmulAttrs>().activation);
+}
+
 void run_matmul_here(const KernelContext& ctx) noexcept { run_matmul(ctx, simd::matmul()); }
 int phases_here(const KernelContext& ctx) noexcept { return matmul_phases(ctx, simd::matmul()); }
 
@@ -355,8 +374,25 @@ void run_plain_matmul(const KernelContext& ctx) noexcept {
 
 }  // namespace
 
-const Kernel kMatmul = {"matmul", run_matmul_here, 0, phases_here};
-const Kernel kPlainMatmul = {"plain_matmul", run_plain_matmul};
+std::string activation_text(simd::Activation activation) {
+  switch (activation) {
+    case simd::Activation::none:
+      return "";
+    case simd::Activation::relu:
+      return ", relu on the way out";
+    case simd::Activation::silu:
+      return ", silu on the way out";
+    case simd::Activation::gelu_erf:
+    case simd::Activation::gelu_tanh:
+      return ", gelu on the way out";
+  }
+  return "";
+}
+
+const Kernel kMatmul = {"matmul", run_matmul_here, 0, phases_here, why_matmul};
+const Kernel kPlainMatmul = {"plain_matmul", run_plain_matmul, 0, nullptr, [](const KernelContext& ctx) {
+                               return std::string(name(ctx.out().dtype)) + " has no vector products";
+                             }};
 
 std::int64_t matmul_scratch_bytes(const TensorDesc& a, const TensorDesc& b) {
   return matmul_scratch_bytes(a, b, simd::matmul());

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "graft/tensor.h"
 #include "kernel/kernel.h"
@@ -14,6 +15,9 @@ struct MatmulAttrs {
   simd::Activation activation = simd::Activation::none;
   std::int32_t has_bias = 0;
 };
+
+// ", relu on the way out", for people; empty without an activation.
+std::string activation_text(simd::Activation activation);
 
 // Batched matrix product. Inputs: a [..., M, K], b [..., K, N] and, when has_bias, bias [..., M, N]; output [..., M,
 // N]. The batch dimensions of all are equal (expanded: stride 0 is legal, so that a bias [N] costs nothing). f32, f16

@@ -170,7 +170,12 @@ void run_here(const KernelContext& ctx) noexcept { run_expert_linear(ctx, simd::
 
 }  // namespace
 
-const Kernel kExpertLinear = {"expert_linear", run_here, 0, two_phases};
+const Kernel kExpertLinear = {
+    "expert_linear", run_here, 0, two_phases, [](const KernelContext& ctx) {
+      const auto attrs = ctx.attrs<ExpertLinearAttrs>();
+      if (attrs.block < 0) return std::string(name(ctx.in(2).dtype)) + " weights of experts, " + isa_name();
+      return "weights of experts are not packed: " + std::string(block_type_name(attrs.block)) + ", ggml's rows";
+    }};
 
 void run_expert_linear(const KernelContext& ctx, const simd::MatmulTable& table) noexcept {
   ExpertLinear(ctx, table).run();

@@ -255,4 +255,11 @@ void row_of_panels(PanelFormat format, const std::byte* panels, i64 depth, i64 r
   }
 }
 
+std::string why_blocks(BlockType type, bool panels) {
+  const std::string weight = str("weight ", block_type_name(type));
+  if (panels) return str(weight, " packed for ", simd::panels_name(simd::active_isa()));
+  return panel_format(type) ? str(weight, " was not packed: ggml's rows")
+                            : str(weight, " has no packed layout here: ggml's rows");
+}
+
 }  // namespace graft

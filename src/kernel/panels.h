@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <string>
 
 #include "base/stored.h"
 #include "kernel/simd/blocks.h"
@@ -14,6 +15,10 @@ namespace graft {
 // The layout for a block type; nullopt where ggml's own rows are kept: the type has none, or no kernel of this machine
 // reads it.
 std::optional<simd::PanelFormat> panel_format(BlockType type);
+
+// What reads a weight in blocks, for people: "weight q8_0 packed for avx512vnni", "weight q5_1 has no packed layout:
+// ggml's products".
+std::string why_blocks(BlockType type, bool panels);
 
 // Bytes of a weight [rows, depth] in panels: those of its blocks, but that rows are filled up to whole panels, and that
 // q4_K's scales take 8 bits each.

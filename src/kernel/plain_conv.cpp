@@ -89,6 +89,8 @@ void run_plain_conv(const KernelContext& ctx) noexcept {
 
 }  // namespace
 
-const Kernel kPlainConv = {"plain_conv", run_plain_conv};
+const Kernel kPlainConv = {"plain_conv", run_plain_conv, 0, nullptr, [](const KernelContext& ctx) {
+                             return std::string(name(ctx.out().dtype)) + " has no vector products";
+                           }};
 
 }  // namespace graft

@@ -190,7 +190,12 @@ void pack_int4(const KernelContext& ctx) noexcept {
 
 }  // namespace
 
-const Kernel kQuantizedMatmul = {"quantized_matmul", run_matmul, 0, matmul_phases};
+const Kernel kQuantizedMatmul = {
+    "quantized_matmul", run_matmul, 0, matmul_phases, [](const KernelContext& ctx) {
+      const std::string bits = std::to_string(ctx.attrs<QuantizedAttrs>().bits) + "-bit affine weight, ";
+      return bits +
+             (ctx.in(0).dtype == DType::f32 ? "input f32: products of f32" : "input quantized: products of integers");
+    }};
 const Kernel kPackInt4 = {"pack_int4", pack_int4};
 
 i64 quantized_matmul_scratch_bytes(const QuantizedAttrs& attrs, const TensorDesc& a, int threads) {

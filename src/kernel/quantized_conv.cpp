@@ -119,7 +119,9 @@ void run_conv(const KernelContext& ctx) noexcept { QuantizedConv(ctx).run(); }
 
 }  // namespace
 
-const Kernel kQuantizedConv = {"quantized_conv", run_conv};
+const Kernel kQuantizedConv = {"quantized_conv", run_conv, 0, nullptr, [](const KernelContext&) {
+                                 return std::string("8-bit affine weight and input: products of integers");
+                               }};
 
 i64 quantized_conv_scratch_bytes(const TensorDesc& weight, int threads) { return threads * Scratch(weight).total; }
 

@@ -8,6 +8,7 @@
 
 #include "base/check.h"
 #include "kernel/matmul.h"
+#include "op/device.h"
 #include "op/operator.h"
 #include "op/spatial.h"
 #include "plan/lowering.h"
@@ -151,6 +152,7 @@ std::vector<Tensor> lower_convolution(const Call& call, std::span<const Shape> s
   const Tensor weight = with_three_spatial(lowering.contiguous(call.tensor("weight")), conv.spatial);
   std::optional<Tensor> bias = call.optional_tensor("bias");
   if (bias) bias = lowering.contiguous(*bias);
+  if (device::convolution(lowering, x, weight, bias ? &*bias : nullptr, attrs, out)) return {result};
   std::vector<Tensor> inputs = {x, weight};
   if (bias) inputs.push_back(*bias);
   if (!has_vector_kernel(x.dtype())) {

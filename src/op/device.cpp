@@ -191,7 +191,8 @@ Tensor widened(Lowering& lowering, const Tensor& tensor) { return lowering.cast(
 
 bool elementwise(Lowering& lowering, const Elementwise& what, std::span<const Binding> operands, const Tensor& out) {
   if (!lowering.has_device() || out.numel() == 0 || operands.size() > 2) return false;
-  if (!is_small_float(what.output) || what.compute != what.output) return false;
+  if (!is_small_float(what.output) || what.compute != what.output)
+    return lowering.refused("ggml computes f32 elements alone, of one type in and out");
   for (const Binding& operand : operands)
     if (operand.tensor && operand.tensor->dtype() != what.compute) return false;
   const Tensor target = f32_target(lowering, out);
@@ -220,7 +221,9 @@ bool elementwise(Lowering& lowering, const Elementwise& what, std::span<const Bi
 
 bool matmul(Lowering& lowering, const Tensor& a, const Tensor& b, const Tensor* bias, const Tensor& out) {
   if (!lowering.has_device() || out.numel() == 0 || a.numel() == 0 || b.numel() == 0) return false;
-  if (!is_small_float(out.dtype()) || out.rank() > GGML_MAX_DIMS || !out.desc.contiguous()) return false;
+  if (!is_small_float(out.dtype())) return lowering.refused("ggml's MUL_MAT takes f32, f16 and bf16");
+  if (out.rank() > GGML_MAX_DIMS) return lowering.refused("ggml has four dimensions");
+  if (!out.desc.contiguous()) return lowering.refused("ggml's MUL_MAT writes a contiguous result");
   // ggml contracts the last dim of both. The second operand is taken as it is stored, f16 and bf16 too; the first one
   // and the result are f32.
   const Tensor weight = readable(lowering, transposed(b));
@@ -308,7 +311,8 @@ Tensor to_rank4(const Tensor& tensor) {
 
 bool attention(Lowering& lowering, const Attention& what, const Tensor& out) {
   if (!lowering.has_device() || out.numel() == 0 || what.k.numel() == 0 || out.rank() > GGML_MAX_DIMS) return false;
-  if (!is_small_float(out.dtype()) || (what.causal && what.mask)) return false;
+  if (!is_small_float(out.dtype())) return lowering.refused("ggml's products take f32, f16 and bf16");
+  if (what.causal && what.mask) return lowering.refused("ggml masks causally or by a tensor, not both");
   // A score of -inf times the scale must stay what it is.
   if (what.causal && !(what.scale > 0)) return false;
   if (what.mask && what.mask->rank() > GGML_MAX_DIMS) return false;
@@ -354,6 +358,32 @@ bool attention(Lowering& lowering, const Attention& what, const Tensor& out) {
   if (what.mask && !lowering.launch_device(GGML_OP_MUL, {result, seen}, to_rank4(target), {}, 1)) return false;
   finish(lowering, target, out);
   return true;
+}
+
+bool convolution(Lowering& lowering, const Tensor& x, const Tensor& weight, const Tensor* bias, const ConvAttrs& attrs,
+                 const Tensor& out) {
+  if (!lowering.plain() || out.numel() == 0) return false;
+  if (x.dtype() != DType::f32) return lowering.refused("ggml's CONV_2D takes f32");
+  if (attrs.transposed != 0) return lowering.refused("ggml's transposed convolutions have no padding, groups or bias");
+  if (x.size(2) != 1 || weight.size(2) != 1) return lowering.refused("ggml's CONV_3D takes f16 weights");
+  const std::int64_t channels = x.size(1);
+  const bool depthwise = attrs.groups > 1 && attrs.groups == channels && weight.size(0) == channels;
+  if (attrs.groups > 1 && !depthwise) return lowering.refused("ggml's CONV_2D has no groups");
+  // ggml lays out patches in 16 MB of scratch, whole ones.
+  constexpr std::int64_t kMostElements = 1 << 18;
+  if (weight.numel() / weight.size(0) + weight.size(0) > kMostElements)
+    return lowering.refused("a patch is too large for ggml's scratch");
+  const auto flat = [](const Tensor& t) { return *try_reshape(t, Shape{t.size(0), t.size(1), t.size(3), t.size(4)}); };
+  const auto at = [](std::int64_t value) { return static_cast<std::int32_t>(value); };
+  const Params params{at(attrs.stride[2]),  at(attrs.stride[1]),   at(attrs.padding[2]),
+                      at(attrs.padding[1]), at(attrs.dilation[2]), at(attrs.dilation[1])};
+  const Tensor target = flat(out);
+  const Tensor result = bias ? lowering.allocate(DType::f32, target.shape()) : target;
+  if (!lowering.launch_device(depthwise ? GGML_OP_CONV_2D_DW : GGML_OP_CONV_2D,
+                              {flat(weight), lowering.contiguous(flat(x))}, result, params))
+    return false;
+  return !bias ||
+         with_tensor(lowering, GGML_OP_ADD, result, *try_reshape(*bias, Shape{1, bias->numel(), 1, 1}), target);
 }
 
 }  // namespace graft::device

@@ -2,6 +2,7 @@
 
 #include <span>
 
+#include "kernel/conv.h"
 #include "op/common.h"
 
 // ggml's ops for devices other than the CPU, where they compute what PyTorch means. Every function returns false, and
@@ -43,5 +44,10 @@ struct Attention {
   bool causal = false;
 };
 bool attention(Lowering& lowering, const Attention& what, const Tensor& out);
+
+// A convolution of at most two spatial dimensions, x [N, C, 1, H, W] and weight [O, C / groups, 1, KH, KW], contiguous;
+// bias [O] or null; `out` contiguous. On the CPU only (Lowering::plain).
+bool convolution(Lowering& lowering, const Tensor& x, const Tensor& weight, const Tensor* bias, const ConvAttrs& attrs,
+                 const Tensor& out);
 
 }  // namespace graft::device

@@ -121,7 +121,7 @@ std::vector<Tensor> embedding_lower(const Call& call, std::span<const Shape> sha
     return {stored_rows(weight, call.tensor("indices"), shapes[0], lowering)};
   if (lowering.has_device()) {
     const Tensor out = lowering.allocate(call.output_dtype(), shapes[0]);
-    if (device::embedding(lowering, weight, lowering.contiguous(call.tensor("indices")), out)) return {out};
+    if (device::embedding(lowering, as_stored(weight), lowering.contiguous(call.tensor("indices")), out)) return {out};
   }
   Places places;
   places.shape = shapes[0];

@@ -203,11 +203,12 @@ void launch_block_product(const Tensor& a, const Tensor& b, const Addend& addend
 // out = alpha * a b + beta * bias for a, b and out of the same batch sizes.
 void launch_product(const Tensor& a, const Tensor& weight, const Addend& addend, const Tensor& out,
                     Lowering& lowering) {
-  if (weight.stored && !weight.stored->is_plain()) return launch_block_product(a, weight, addend, out, lowering);
-  const Tensor b = as_stored(weight);
+  const bool blocks = weight.stored && !weight.stored->is_plain();
+  const Tensor b = blocks ? weight : as_stored(weight);
   if (addend.alpha.to_double() == 1 && (!addend.bias || addend.beta.to_double() == 1) &&
       device::matmul(lowering, a, b, addend.bias ? &*addend.bias : nullptr, out))
     return;
+  if (blocks) return launch_block_product(a, weight, addend, out, lowering);
   std::vector<Tensor> inputs = {a, b};
   if (addend.bias) inputs.push_back(expanded(*addend.bias, out.shape()));
   if (has_vector_kernel(out.dtype())) {

@@ -64,7 +64,11 @@ Tensor Lowering::allocate(DType dtype, const Shape& shape) {
 void Lowering::add_launch(Launch launch) {
   for (const std::vector<Tensor>* tensors : {&launch.inputs, &launch.outputs}) {
     for (const Tensor& t : *tensors) {
-      GRAFT_ASSERT(t.buffer < buffers_.size() && !t.stored);
+      GRAFT_ASSERT(t.buffer < buffers_.size());
+      if (t.stored) {  // the weight of a ggml op, all of it
+        GRAFT_ASSERT(!launch.kernel && t.stored->kind == Stored::Kind::blocks && t.offset == 0 && t.desc.contiguous());
+        continue;
+      }
       const ByteSpan span = byte_span(t.desc);
       GRAFT_ASSERT(t.offset + span.low >= 0 && t.offset + span.high <= buffers_[t.buffer].bytes);
     }
@@ -89,6 +93,7 @@ void Lowering::launch_bytes(const Kernel& kernel, std::vector<Tensor> inputs, st
   launch.outputs = std::move(outputs);
   launch.attrs = std::move(attrs);
   launch.inplace = inplace;
+  if (device_) launch.refused = refusal_.empty() ? "ggml has no op that computes this as PyTorch does" : refusal_;
   std::int64_t elements = 0;
   for (const Tensor& t : launch.outputs) elements = std::max(elements, t.numel());
   launch.serial = elements < kernel.parallel_from;
@@ -126,7 +131,7 @@ void Lowering::launch_ggml(int ggml_op, std::vector<Tensor> inputs, const Tensor
                            const std::array<std::int32_t, 16>& params, std::uint32_t inplace) {
   if (output.numel() == 0) return;
   Launch launch = ggml_launch(ggml_op, std::move(inputs), output, params, inplace);
-  launch.on_device = device_ && device_->supports(launch);
+  launch.on_device = device_ && !plain() && device_->supports(launch);
   add_launch(std::move(launch));
 }
 
@@ -134,8 +139,8 @@ bool Lowering::launch_device(int ggml_op, std::vector<Tensor> inputs, const Tens
                              const std::array<std::int32_t, 16>& params, std::uint32_t inplace) {
   if (!device_ || output.numel() == 0) return false;
   Launch launch = ggml_launch(ggml_op, std::move(inputs), output, params, inplace);
-  launch.on_device = device_->supports(launch);
-  if (!launch.on_device) return false;
+  if (!device_->supports(launch)) return refused("ggml's op does not take these types or strides");
+  launch.on_device = !plain();
   add_launch(std::move(launch));
   return true;
 }
@@ -189,7 +194,7 @@ Tensor Lowering::writable(const Tensor& tensor) {
 
 void Lowering::undo_copy(const Tensor& kept, const Tensor& target) {
   const std::size_t mark = launches_.size();
-  copy(kept, target);
+  launch(kCopy, {kept}, {target});  // never ggml's: an undo runs outside of a graph
   take_undo(mark);
 }
 

@@ -18,6 +18,8 @@ class DeviceOps {
   virtual ~DeviceOps() = default;
   // Whether the device runs this launch of a ggml op with exactly these dtypes, sizes and strides.
   virtual bool supports(const Launch& launch) const = 0;
+  // The CPU itself: ggml's ops are wanted in the place of graft's kernels, and run among them.
+  virtual bool is_cpu() const { return false; }
   virtual std::int64_t alignment() const = 0;  // of tensors in its memory, bytes
 };
 
@@ -53,6 +55,13 @@ class Lowering {
   bool launch_device(int ggml_op, std::vector<Tensor> inputs, const Tensor& output,
                      const std::array<std::int32_t, 16>& params = {}, std::uint32_t inplace = 0);
   bool has_device() const { return device_ != nullptr; }
+  bool plain() const { return device_ && device_->is_cpu(); }
+  // The reason, of static storage, why ggml's op does not take the node; kernels of ours launched for it next keep it.
+  // Always false.
+  bool refused(std::string_view reason) {
+    refusal_ = reason;
+    return false;
+  }
 
   // The same elements, row-major without gaps: the tensor itself when it is, else a copy (made once per tensor).
   Tensor contiguous(const Tensor& tensor);
@@ -97,6 +106,7 @@ class Lowering {
   // --- used by the planner, not by operators ---
   void begin_node(std::uint32_t node_index, bool updates_state = false) {
     node_ = node_index;
+    refusal_ = {};
     updates_state_ = updates_state;
   }
   BufferId add_buffer(const Buffer& buffer);
@@ -122,6 +132,7 @@ class Lowering {
   bool updates_state_ = false;
   int max_threads_;
   const DeviceOps* device_;
+  std::string_view refusal_;
   KvOptions kv_;
 };
 

@@ -14,6 +14,7 @@
 #include "plan/lowering.h"
 #include "plan/stages.h"
 #include "plan/state_updates.h"
+#include "plan/stored_plan.h"
 
 namespace graft {
 namespace {
@@ -38,7 +39,8 @@ class Planner {
       : program_(program),
         method_(method),
         lowering_(options.max_threads, options.device, options.kv),
-        device_(options.device),
+        device_(options.device && !options.device->is_cpu() ? options.device : nullptr),
+        stored_(options.stored),
         kv_(options.kv),
         bindings_(method.values.size()) {}
 
@@ -53,7 +55,7 @@ class Planner {
     plan_.buffers = std::move(lowering_.buffers());
     plan_.launches = std::move(lowering_.launches());
     plan_.undo = std::move(lowering_.undo_launches());
-    fuse_activations(plan_);
+    if (!lowering_.plain()) fuse_activations(plan_);
     drop_dead_launches();
     if (device_) order_for_stages(plan_);
     merge_inplace();
@@ -353,6 +355,13 @@ class Planner {
       lifetimes.push_back({b.bytes, b.first_use, early ? b.last_use - 1 : b.last_use});
     }
     const std::int64_t alignment = device_ ? std::max(kArenaAlignment, device_->alignment()) : kArenaAlignment;
+    if (stored_ && fits(*stored_, lifetimes)) {
+      check_layout(*stored_, alignment);
+      for (std::size_t i = 0; i < ids.size(); ++i) plan_.buffers[ids[i]].offset = stored_->offsets[i];
+      plan_.arena_bytes = stored_->arena_bytes;
+      plan_.layout_was_stored = true;
+      return;
+    }
     const ArenaLayout layout = plan_arena(lifetimes, alignment);
     for (std::size_t i = 0; i < ids.size(); ++i) plan_.buffers[ids[i]].offset = layout.offsets[i];
     plan_.arena_bytes = layout.bytes;
@@ -420,6 +429,7 @@ class Planner {
   const ir::Method& method_;
   Lowering lowering_;
   const DeviceOps* device_;
+  const StoredPlan* stored_;
   KvOptions kv_;
   std::vector<Binding> bindings_;
   Plan plan_;

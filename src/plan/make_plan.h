@@ -16,10 +16,13 @@ struct InputDesc {
   Scalar scalar;
 };
 
+struct StoredPlan;
+
 struct PlanOptions {
-  int max_threads = 1;                // threads that will run the launches; sizes the kernels' scratch
-  const DeviceOps* device = nullptr;  // runs what it can; null: the CPU runs everything
-  KvOptions kv;                       // of programs with a cache of keys and values
+  int max_threads = 1;                 // threads that will run the launches; sizes the kernels' scratch
+  const DeviceOps* device = nullptr;   // runs what it can; null: graft's kernels on the CPU run everything
+  const StoredPlan* stored = nullptr;  // made before for these inputs; used where it fits
+  KvOptions kv;                        // of programs with a cache of keys and values
 };
 
 // Positions of the user's flattened arguments. Those that the graph does not read (None, a constant) have no value.
@@ -33,11 +36,12 @@ void check_inputs(const ir::Method& method, std::span<const InputDesc> inputs);
 // of a program with a cache of keys and values, its sizes and type.
 std::vector<std::int64_t> plan_key(std::span<const InputDesc> inputs);
 void append_kv_key(const KvOptions& kv, std::vector<std::int64_t>& key);
+inline constexpr std::size_t kKvKeyNumbers = 5;  // that append_kv_key adds
 bool has_kv_cache(std::span<const ir::State> states);
 
 // Makes the plan of a method for these inputs: runs the shape rules forward, lowers every node, lays out the arena.
 // Pure: depends on the arguments alone. Throws InvalidArgument where the shapes cannot work, InvalidProgram where a
-// shape rule contradicts what the program declares.
+// shape rule contradicts what the program declares, or when the stored plan fits and its layout is wrong.
 Plan make_plan(const ir::Program& program, const ir::Method& method, std::span<const InputDesc> inputs,
                const PlanOptions& options);
 

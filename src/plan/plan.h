@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "kernel/kernel.h"
@@ -66,6 +67,8 @@ struct Launch {
   std::uint32_t node = 0;     // index into Plan::node_names
   bool serial = false;        // a kernel of ours that runs on one thread: it has too little work for more
   bool on_device = false;     // runs on the plan's device, not on the CPU
+  // A kernel of ours where ggml's op was wanted: what ggml lacks. Static storage.
+  std::string_view refused;
 };
 
 enum class Side : std::uint8_t { host, device };
@@ -94,6 +97,8 @@ struct Stage {
 
 // Which code runs a launch: "ggml MUL_MAT" or "graft layer_norm".
 std::string kernel_name(const Launch& launch);
+// Why that code and not another: the layout of a weight, the inner loops, what ggml refused. For `graft inspect`.
+std::string kernel_reason(const Launch& launch);
 
 // Puts back what a launch overwrote in a state, from a copy made before.
 struct UndoLaunch {
@@ -127,6 +132,7 @@ struct Plan {
   std::vector<PlanOutput> outputs;
   std::vector<std::string> node_names;
   std::int64_t arena_bytes = 0;
+  bool layout_was_stored = false;        // the planner had nothing to do
   std::int64_t state_bytes_written = 0;  // by one run
   std::vector<Stage> stages;             // empty: all launches run on the CPU
   std::int64_t device_block_bytes = 0;   // of the session's block on the device

@@ -200,7 +200,8 @@ std::span<const std::byte> memory_of(nb::handle address_and_bytes) {
 // are given to a run; `owner` keeps that memory alive; `on_phase` is called with the name of each phase.
 std::shared_ptr<Program> load_program(const nb::object& package, std::vector<std::string> weights,
                                       const nb::dict& tensors, nb::object owner, const std::string& device,
-                                      std::size_t max_plans, bool verify_hashes, const nb::object& on_phase) {
+                                      std::size_t max_plans, bool verify_hashes, bool fast_kernels, bool stored_plans,
+                                      const nb::object& on_phase) {
   LoadOptions options;
   options.weights = std::move(weights);
   for (const auto& [name, tensor] : tensors) options.tensors[nb::cast<std::string>(name)] = to_value(tensor).tensor;
@@ -208,6 +209,8 @@ std::shared_ptr<Program> load_program(const nb::object& package, std::vector<std
   options.device = device;
   options.max_plans = max_plans;
   options.verify_hashes = verify_hashes;
+  options.fast_kernels = fast_kernels;
+  options.stored_plans = stored_plans;
   if (!on_phase.is_none())
     options.on_phase = [&on_phase](std::string_view phase) {
       nb::gil_scoped_acquire acquire;
@@ -247,6 +250,9 @@ nb::dict to_dict(const ProgramStats& s) {
   d["graph_bytes"] = s.graph_bytes;
   d["graph_bytes_freed"] = s.graph_bytes_freed;
   d["graphs_read_again"] = s.graphs_read_again;
+  d["plans_made"] = s.plans_made;
+  d["plans_loaded"] = s.plans_loaded;
+  d["plans_stale"] = s.plans_stale;
   return d;
 }
 
@@ -256,6 +262,7 @@ nb::dict to_dict(const ProgramStats& s) {
 namespace graft {
 void bind_tokenizer(nb::module_& m);  // tokenizer.cpp
 void bind_llm(nb::module_& m);        // llm.cpp
+void bind_pipeline(nb::module_& m);   // pipeline.cpp
 }  // namespace graft
 
 NB_MODULE(_C, m) {
@@ -293,7 +300,8 @@ NB_MODULE(_C, m) {
       .def_static("load", &load_program, nb::arg("package"), nb::kw_only(),
                   nb::arg("weights") = std::vector<std::string>(), nb::arg("tensors") = nb::dict(),
                   nb::arg("owner").none() = nb::none(), nb::arg("device") = "", nb::arg("max_plans") = 64,
-                  nb::arg("verify_hashes") = false, nb::arg("on_phase").none() = nb::none())
+                  nb::arg("verify_hashes") = false, nb::arg("fast_kernels") = true, nb::arg("stored_plans") = true,
+                  nb::arg("on_phase").none() = nb::none())
       .def_static(
           "from_ir",
           [](const nb::bytes& blob, const nb::dict& weights) {
@@ -366,6 +374,11 @@ NB_MODULE(_C, m) {
           },
           nb::arg("method"), nb::arg("inputs"), nb::arg("outputs"), nb::arg("timeout") = 0.0,
           nb::arg("cancel").none() = nb::none())
+      .def("stored_plan",
+           [](Session& s, const std::string& method, const nb::list& inputs) {
+             const std::vector<std::byte> plan = s.stored_plan(method, to_values(inputs));
+             return nb::bytes(reinterpret_cast<const char*>(plan.data()), plan.size());
+           })
       .def("counters", [](const Session& s) { return to_dict(s.counters()); })
       .def("states",
            [](Session& s) {
@@ -401,5 +414,6 @@ NB_MODULE(_C, m) {
       .def("close", &Session::close, nb::call_guard<nb::gil_scoped_release>())
       .def_prop_ro("threads", &Session::threads);
 
+  bind_pipeline(m);
   bind_llm(m);
 }

@@ -1,8 +1,11 @@
+#include <algorithm>
 #include <map>
 #include <nlohmann/json.hpp>
 
 #include "graft/graft.h"
 #include "plan/kv_shape.h"
+#include "plan/lowering.h"
+#include "plan/make_plan.h"
 #include "plan/stages.h"
 #include "run/program_impl.h"
 
@@ -29,6 +32,19 @@ Json describe(const ValueInfo& value) {
   return out;
 }
 
+// Of all elements that a launch reads and writes, those of repeated ones once.
+std::uint64_t touched_bytes(const Launch& launch) {
+  std::uint64_t bytes = 0;
+  for (const std::vector<Tensor>* tensors : {&launch.inputs, &launch.outputs})
+    for (const Tensor& t : *tensors) {
+      const ByteSpan span = byte_span(t.desc);
+      bytes += t.stored
+                   ? stored_bytes(*t.stored, t.shape())
+                   : std::min<std::uint64_t>(t.desc.byte_count(), static_cast<std::uint64_t>(span.high - span.low));
+    }
+  return bytes;
+}
+
 // Every tensor of every launch by its logical address, in the order of the launches.
 Json describe_order(const Plan& plan) {
   const auto operands = [&](const std::vector<Tensor>& tensors) {
@@ -36,6 +52,7 @@ Json describe_order(const Plan& plan) {
     for (const Tensor& t : tensors) {
       const Buffer& b = plan.buffers[t.buffer];
       out.push_back({{"tensor", t.desc.str()},
+                     {"buffer", t.buffer},
                      {"strides", std::vector<std::int64_t>(t.desc.strides.begin(), t.desc.strides.begin() + t.rank())},
                      {"segment", name(b.segment)},
                      {"allocation", b.allocation},
@@ -49,11 +66,45 @@ Json describe_order(const Plan& plan) {
   for (const Launch& launch : plan.launches)
     order.push_back({{"node", plan.node_names[launch.node]},
                      {"kernel", kernel_name(launch)},
+                     {"why", kernel_reason(launch)},
                      {"one_thread", launch.serial},
                      {"inputs", operands(launch.inputs)},
                      {"outputs", operands(launch.outputs)},
-                     {"scratch_bytes", launch.scratch_bytes}});
+                     {"touched_bytes", touched_bytes(launch)},
+                     {"scratch_bytes", launch.scratch_bytes},
+                     {"scratch", launch.scratch_bytes > 0 ? Json(launch.scratch) : Json()}});
   return order;
+}
+
+// Every piece of memory that launches touch: where it lies in its allocation, and when.
+Json describe_buffers(const Plan& plan) {
+  Json buffers = Json::array();
+  for (std::size_t id = 0; id < plan.buffers.size(); ++id) {
+    const Buffer& b = plan.buffers[id];
+    if (b.first_use < 0) continue;
+    buffers.push_back({{"id", id},
+                       {"segment", name(b.segment)},
+                       {"allocation", b.allocation},
+                       {"offset", b.offset},
+                       {"bytes", b.bytes},
+                       {"first_use", b.first_use},
+                       {"last_use", b.last_use}});
+  }
+  return buffers;
+}
+
+// Which kernels each node got, in the order of the program, and why. Nodes that are views or numbers have none.
+Json describe_nodes(const Plan& plan, const ir::Program& graph) {
+  std::map<std::string_view, Json> launches;  // by node name
+  for (const Launch& launch : plan.launches)
+    launches[plan.node_names[launch.node]].push_back({{"kernel", kernel_name(launch)}, {"why", kernel_reason(launch)}});
+  Json nodes = Json::array();
+  for (const ir::Node& node : graph.methods[0].nodes)
+    if (const auto found = launches.find(node.name); found != launches.end())
+      nodes.push_back({{"node", node.name}, {"op", graph.op_of(node).target}, {"launches", found->second}});
+  if (const auto found = launches.find("output"); found != launches.end())
+    nodes.push_back({{"node", "output"}, {"op", "output"}, {"launches", found->second}});
+  return nodes;
 }
 
 Json describe(const Plan& plan, const ir::Program& graph, const std::string& device, bool whole) {
@@ -77,13 +128,28 @@ Json describe(const Plan& plan, const ir::Program& graph, const std::string& dev
         {{"id", id}, {"segment", name(a.segment)}, {"index", a.index}, {"bytes", a.bytes}, {"hits", a.hits}});
   }
   Json out{{"key", plan.key},
+           {"sizes", plan.key},
            {"launches", plan.launches.size()},
            {"arena_bytes", plan.arena_bytes},
            {"kernels", kernels},
            {"devices", devices},
            {"ops", ops},
+           {"nodes", describe_nodes(plan, graph)},
            {"allocations", allocations}};
-  if (whole) out["order"] = describe_order(plan);
+  if (has_kv_cache(graph.states)) {  // its sizes end the key
+    constexpr const char* types[] = {"computed", "f32", "f16", "bf16", "q8_0"};
+    const std::size_t n = plan.key.size() - kKvKeyNumbers;
+    out["sizes"] = std::vector<std::int64_t>(plan.key.begin(), plan.key.begin() + static_cast<std::ptrdiff_t>(n));
+    out["kv"] = {{"rows", plan.key[n]},
+                 {"length", plan.key[n + 1]},
+                 {"type", types[static_cast<std::size_t>(plan.key[n + 2])]},
+                 {"room", plan.key[n + 3]},
+                 {"source_length", plan.key[n + 4]}};
+  }
+  if (whole) {
+    out["order"] = describe_order(plan);
+    out["buffers"] = describe_buffers(plan);
+  }
   if (plan.stages.empty()) return out;
   const Traffic t = traffic(plan);
   out["device_bytes"] = plan.device_block_bytes;

@@ -77,6 +77,12 @@ ggml_backend_dev_t find_device(const std::string& name) {
   throw NotFound(str("device '", name, "' is gone"));
 }
 
+ggml_backend_dev_t cpu_device() {
+  ggml_backend_dev_t device = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
+  GRAFT_CHECK(Unsupported, device, "this ggml has no CPU backend");
+  return device;
+}
+
 void check_ggml() {
   static constexpr std::string_view built_version = GRAFT_GGML_VERSION;
   static constexpr std::string_view built_commit = GRAFT_GGML_COMMIT;

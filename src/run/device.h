@@ -14,6 +14,9 @@ std::string resolve_device(const std::string& name);
 // ggml's device of a resolved name; null for "cpu", which needs none.
 ggml_backend_dev_t find_device(const std::string& name);
 
+// ggml's CPU backend, for its ops.
+ggml_backend_dev_t cpu_device();
+
 // Compares the ggml that was loaded with the one graft was built for. Throws Unsupported naming both.
 void check_ggml();
 

@@ -63,10 +63,13 @@ struct Executable::Group final : TeamWork {
     running = false;
   }
 
+  bool next() noexcept override { return step<false>(); }
+
   // Finishes the step, does launches that are one thread's work, and stops at the next that all threads run.
-  bool next() noexcept override {
+  template <bool timed>
+  bool step() noexcept {
     if (running && ++phase < self.kernels_[current].phases) return true;
-    if (running && !self.after_launch()) return false;
+    if (running && !self.after_launch<timed>()) return false;
     if (running) ++current;
     running = false;
     for (; current < end; ++current) {
@@ -76,12 +79,20 @@ struct Executable::Group final : TeamWork {
         return running = true;
       }
       for (int p = 0; p < launch.phases; ++p) self.run_share(launch, p, 0, 1);
-      if (!self.after_launch()) return false;
+      if (!self.after_launch<timed>()) return false;
     }
     return false;
   }
 
   void share(int share, int shares) noexcept override { self.run_share(self.kernels_[current], phase, share, shares); }
+};
+
+// The work of a group in the instrumented loop.
+struct Executable::TimedGroup final : TeamWork {
+  Group& group;
+  explicit TimedGroup(Group& g) : group(g) {}
+  bool next() noexcept override { return group.step<true>(); }
+  void share(int share, int shares) noexcept override { group.share(share, shares); }
 };
 
 void Executable::run_share(const KernelLaunch& launch, int phase, int share, int shares) {
@@ -100,9 +111,10 @@ void Executable::run_share(const KernelLaunch& launch, int phase, int share, int
   launch.launch->kernel->run(context);
 }
 
-// Takes the time and decides whether to go on. One thread at a time.
+// Decides whether to go on. One thread at a time. Only the instrumented loop takes the time.
+template <bool timed>
 bool Executable::after_launch() {
-  if (stamps_) stamps_->push_back(Clock::now());  // room was reserved
+  if constexpr (timed) stamps_->push_back(Clock::now());  // room was reserved
   ++finished_;
   const bool committing = begin_ + finished_ > plan_->commit_begin;  // a launch that cannot fail has written a state
   stop_ = finished_ < launches_.size() && !committing && control_->should_stop();
@@ -117,14 +129,44 @@ void Executable::undo() {
   }
 }
 
+template <bool timed>
 void Executable::compute_group(ggml_tensor*, int thread, int, void* user) {
   if (thread != 0) return;  // ggml calls the function on each thread of its pool
   auto& group = *static_cast<Group*>(user);
   group.start();
-  if (group.self.has_ggml_ops_) {
-    run_alone(group, group.self.threads_);
+  const auto run = [&](TeamWork& work) {
+    if (group.self.has_ggml_ops_) {
+      run_alone(work, group.self.threads_);
+    } else {
+      group.self.team_->run(work);
+    }
+  };
+  if constexpr (timed) {
+    TimedGroup work(group);
+    run(work);
   } else {
-    group.self.team_->run(group);
+    run(group);
+  }
+}
+
+// ggml polls it after every node on its first thread; a group has polled for its own launches.
+template <bool timed>
+bool Executable::after_node(void* user) {
+  auto& self = *static_cast<Executable*>(user);
+  const bool is_ggml_op = self.is_ggml_op_[self.next_node_++];
+  return is_ggml_op ? !self.after_launch<timed>() : self.stop_;
+}
+
+// Groups get the functions of one loop or the other, so that neither has to ask which it is.
+template <bool timed>
+void Executable::use_loop() {
+  for (int i = 0; i < ggml_graph_n_nodes(graph_); ++i) {
+    ggml_tensor* node = ggml_graph_node(graph_, i);
+    if (node->op != GGML_OP_CUSTOM) continue;
+    CustomParams params;
+    std::memcpy(&params, node->op_params, sizeof(params));
+    params.fun = &Executable::compute_group<timed>;
+    std::memcpy(node->op_params, &params, sizeof(params));
   }
 }
 
@@ -146,7 +188,7 @@ struct Executable::Builder {
   }
 
   ggml_tensor* new_tensor(const Tensor& t, std::string_view label) {
-    ggml_tensor* tensor = graft::new_tensor(self.context_, ggml_layout(t.desc));
+    ggml_tensor* tensor = graft::new_tensor(self.context_, ggml_layout(t));
     const std::size_t length = std::min(label.size(), static_cast<std::size_t>(GGML_MAX_NAME - 1));
     std::memcpy(tensor->name, label.data(), length);
     tensor->name[length] = 0;
@@ -173,7 +215,7 @@ struct Executable::Builder {
     ggml_tensor* node = ggml_new_tensor_1d(self.context_, GGML_TYPE_I8, 1);
     node->op = GGML_OP_CUSTOM;
     node->data = self.metadata_.data();  // ggml reads and writes none of it
-    const CustomParams params{&Executable::compute_group, 1, self.groups_.back().get()};
+    const CustomParams params{&Executable::compute_group<false>, 1, self.groups_.back().get()};
     std::memcpy(node->op_params, &params, sizeof(params));
     nodes.push_back(node);
     self.is_ggml_op_.push_back(false);
@@ -307,22 +349,25 @@ bool Executable::compute(std::vector<Clock::time_point>* stamps) {
   ThreadTeam team(threads_);
   team_ = &team;
   stop_ = false;
-  stamps_ = stamps;
-  if (stamps_) stamps_->reserve(stamps_->size() + launches_.size());
   ggml_cplan cplan{};
   cplan.work_size = work_.size();
   cplan.work_data = reinterpret_cast<std::uint8_t*>(work_.data());
   cplan.n_threads = has_ggml_ops_ ? threads_ : 1;
   cplan.threadpool = team.ggml_pool(cplan.n_threads);
   next_node_ = 0;
-  // ggml polls it after every node on its first thread; a group has polled for its own launches.
-  cplan.abort_callback = [](void* user) {
-    auto& self = *static_cast<Executable*>(user);
-    const bool is_ggml_op = self.is_ggml_op_[self.next_node_++];
-    return is_ggml_op ? !self.after_launch() : self.stop_;
-  };
+  cplan.abort_callback = &Executable::after_node<false>;
   cplan.abort_callback_data = this;
-  ggml_graph_compute(graph_, &cplan);
+  if (stamps) {
+    stamps->reserve(stamps->size() + launches_.size());
+    stamps_ = stamps;
+    use_loop<true>();
+    cplan.abort_callback = &Executable::after_node<true>;
+    ggml_graph_compute(graph_, &cplan);
+    use_loop<false>();
+    stamps_ = nullptr;
+  } else {
+    ggml_graph_compute(graph_, &cplan);
+  }
   team_ = nullptr;
   if (finished_ == launches_.size() && !control_->error.failed()) return true;
   undo();

@@ -68,13 +68,21 @@ class Executable {
  private:
   struct KernelLaunch;
   struct Group;
+  struct TimedGroup;
   struct Builder;
   struct RefreshEntry {
     void** slot;
     std::int64_t offset;
   };
+  // The loop is there twice: `timed` takes the time after each launch.
+  template <bool timed>
   static void compute_group(ggml_tensor* dst, int thread, int threads, void* user);
+  template <bool timed>
+  static bool after_node(void* user);
+  template <bool timed>
+  void use_loop();
   void run_share(const KernelLaunch& launch, int phase, int share, int shares);
+  template <bool timed>
   bool after_launch();
   void undo();
 
@@ -105,7 +113,7 @@ class Executable {
   std::size_t finished_ = 0;  // launches
   ThreadTeam* team_ = nullptr;
   std::size_t next_node_ = 0;
-  std::vector<Clock::time_point>* stamps_ = nullptr;
+  std::vector<Clock::time_point>* stamps_ = nullptr;  // of the instrumented loop
 };
 
 }  // namespace graft

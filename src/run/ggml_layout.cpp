@@ -49,6 +49,17 @@ GgmlLayout ggml_layout(const TensorDesc& desc) {
   return out;
 }
 
+GgmlLayout ggml_layout(const Tensor& tensor) {
+  GgmlLayout out = ggml_layout(tensor.desc);
+  if (!tensor.stored) return out;
+  GRAFT_ASSERT(tensor.stored->kind == Stored::Kind::blocks && tensor.desc.contiguous());
+  out.type = static_cast<ggml_type>(tensor.stored->block);
+  out.nb[0] = ggml_type_size(out.type);
+  out.nb[1] = ggml_row_size(out.type, out.ne[0]);
+  for (int i = 2; i < GGML_MAX_DIMS; ++i) out.nb[i] = out.nb[i - 1] * static_cast<std::size_t>(out.ne[i - 1]);
+  return out;
+}
+
 bool same_layout(const ggml_tensor& tensor, const GgmlLayout& layout) {
   return tensor.type == layout.type && std::equal(layout.ne, layout.ne + GGML_MAX_DIMS, tensor.ne) &&
          std::equal(layout.nb, layout.nb + GGML_MAX_DIMS, tensor.nb);

@@ -5,6 +5,7 @@
 
 #include "ggml.h"
 #include "graft/tensor.h"
+#include "plan/tensor.h"
 
 namespace graft {
 
@@ -17,6 +18,8 @@ struct GgmlLayout {
 
 // The rank must be at most 4.
 GgmlLayout ggml_layout(const TensorDesc& desc);
+// The same of a weight in ggml's blocks where the tensor says so; then it is contiguous.
+GgmlLayout ggml_layout(const Tensor& tensor);
 bool same_layout(const ggml_tensor& tensor, const GgmlLayout& layout);
 // `bytes` bytes in a row.
 GgmlLayout bytes_layout(std::int64_t bytes);

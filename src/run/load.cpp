@@ -26,6 +26,9 @@ namespace {
 // FlatBuffers reads scalars in place, and ExecuTorch aligns segments to 16 at least.
 constexpr std::size_t kPackageAlignment = 16;
 
+// Keys of named data with plans begin with it.
+constexpr std::string_view kPlanKey = "graft.plan.";
+
 void check_operators(const ir::Program& program) {
   const ir::Method& method = program.methods[0];
   for (const ir::Node& node : method.nodes) {
@@ -50,6 +53,8 @@ class Loader {
     impl_->device = resolve_device(options.device);
     if (ggml_backend_dev_t device = find_device(impl_->device))
       impl_->on_device = std::make_unique<ProgramDevice>(device, impl_->device);
+    if (!options.fast_kernels && !impl_->on_device)
+      impl_->plain = std::make_unique<ProgramDevice>(cpu_device(), impl_->device);
   }
 
   Program::Impl& impl() { return *impl_; }
@@ -115,14 +120,35 @@ class Loader {
 
   // What is left in blocks is read by operators that take panels as well.
   std::byte* place(ir::Weight& weight, const FoundWeight& found) {
-    const bool panels = options_.pack_weights && !found.stored->is_plain() && weight.shape.rank() == 2 &&
-                        weight.shape.numel() > 0 && panel_format(found.stored->block);
+    const bool panels = options_.pack_weights && options_.fast_kernels && !found.stored->is_plain() &&
+                        weight.shape.rank() == 2 && weight.shape.numel() > 0 && panel_format(found.stored->block);
     return panels ? placer_.in_panels(weight, found) : placer_.as_stored(weight, found);
+  }
+
+  // Plans that the package holds, each under a key that begins with kPlanKey. Those of another origin are left out.
+  void take_plans(const WeightFile& data) {
+    if (!options_.stored_plans || !options_.fast_kernels) return;
+    const PlanOrigin origin = plan_origin(impl_->device);
+    for (auto it = data.tensors.lower_bound(kPlanKey); it != data.tensors.end(); ++it) {
+      if (!it->first.starts_with(kPlanKey)) break;
+      std::optional<StoredPlan> plan =
+          decode_stored_plan(it->second.bytes, origin, str(impl_->source, ": stored plan '", it->first, "'"));
+      if (!plan) {
+        ++impl_->plans_stale;
+        log(LogLevel::info, str("stored plan '", it->first, "' was made by another version or for another machine"));
+        continue;
+      }
+      const bool known =
+          std::ranges::any_of(graphs_, [&](const ir::Program& g) { return g.methods[0].name == plan->method; });
+      GRAFT_CHECK(InvalidProgram, known, impl_->source, ": stored plan '", it->first, "' is of method '", plan->method,
+                  "', which there is not");
+      impl_->stored_plans.push_back(*std::move(plan));
+    }
   }
 
   std::uint64_t fold() {
     for (std::size_t i = 0; i < graphs_.size(); ++i) {
-      run_passes(graphs_[i], scalar_weights(graphs_[i], impl_->methods[i]), impl_->on_device != nullptr);
+      run_passes(graphs_[i], scalar_weights(graphs_[i], impl_->methods[i]), impl_->keeps_parts());
       check_operators(graphs_[i]);
       fold_constants(graphs_[i], impl_->methods[i]);
       ir::verify(graphs_[i]);  // each pass over the IR leaves it valid
@@ -258,6 +284,7 @@ std::shared_ptr<const Program> load_package(const std::function<std::shared_ptr<
     }
     loader.set_graphs(std::move(graphs));
     loader.check_nodes();
+    loader.take_plans(package.data);
     return 0;
   });
   std::vector<std::string> weight_files = options.weights;

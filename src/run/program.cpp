@@ -154,12 +154,28 @@ PlanCache::Result Program::Impl::plan(std::uint32_t index, std::span<const Input
     const std::shared_ptr<const ir::Program> program = graph(index);
     PlanOptions options;
     options.max_threads = threads;
-    options.device = on_device.get();
+    options.device = on_device ? on_device.get() : plain.get();
     options.kv = kv;
+    options.stored = stored_plan(index, key, threads);
     Plan plan = make_plan(*program, program->methods[0], inputs, options);
+    ++(plan.layout_was_stored ? plans_loaded : plans_made);
+    if (options.stored && !plan.layout_was_stored) ++plans_stale;
     phases.add(kPlansPhase, std::chrono::duration<double, std::milli>(Clock::now() - start).count(), host_bytes(plan));
     return plan;
   });
+}
+
+const StoredPlan* Program::Impl::stored_plan(std::uint32_t index, const std::vector<std::int64_t>& key,
+                                             int threads) const {
+  const std::span<const std::int64_t> sizes(key.data(), size_count(key));
+  bool other_threads = false;
+  for (const StoredPlan& plan : stored_plans) {
+    if (plan.method != methods[index].info.name || !std::ranges::equal(plan.sizes, sizes)) continue;
+    if (plan.threads == threads) return &plan;
+    other_threads = true;
+  }
+  plans_stale += other_threads ? 1 : 0;
+  return nullptr;
 }
 
 std::shared_ptr<const ir::Program> Program::Impl::graph(std::uint32_t index) const {
@@ -177,7 +193,7 @@ std::shared_ptr<const ir::Program> Program::Impl::graph(std::uint32_t index) con
   convert_stored_weights(*again, on_device != nullptr);
   for (std::size_t i = 0; i < method.panel_bytes.size(); ++i)
     if (method.panel_bytes[i] > 0) ir::set_panels(again->weights[i], method.panel_bytes[i]);
-  run_passes(*again, scalar_weights(*again, method), on_device != nullptr);
+  run_passes(*again, scalar_weights(*again, method), keeps_parts());
   fold_again(*again, method);
   method.graph->made = again;
   ++graphs_read_again;
@@ -209,6 +225,9 @@ ProgramStats Program::Impl::stats() const {
   }
   out.graph_bytes_freed = graph_bytes_freed;
   out.graphs_read_again = graphs_read_again;
+  out.plans_made = plans_made;
+  out.plans_loaded = plans_loaded;
+  out.plans_stale = plans_stale;
   return out;
 }
 

@@ -42,6 +42,7 @@ DeviceMemory::~DeviceMemory() {
 ProgramDevice::ProgramDevice(ggml_backend_dev_t device, std::string name)
     : device_(device),
       name_(std::move(name)),
+      is_cpu_(ggml_backend_dev_type(device) == GGML_BACKEND_DEVICE_TYPE_CPU),
       alignment_(static_cast<std::int64_t>(ggml_backend_buft_get_alignment(ggml_backend_dev_buffer_type(device)))) {}
 
 bool ProgramDevice::supports(const Launch& launch) const {
@@ -57,7 +58,7 @@ bool ProgramDevice::supports(const Launch& launch) const {
   out->op = static_cast<ggml_op>(launch.ggml_op);
   std::memcpy(out->op_params, launch.params.data(), sizeof(out->op_params));
   for (std::size_t i = 0; i < launch.inputs.size(); ++i)
-    out->src[i] = new_tensor(context, ggml_layout(launch.inputs[i].desc));
+    out->src[i] = new_tensor(context, ggml_layout(launch.inputs[i]));
   if (launch.ggml_op == GGML_OP_CPY)
     out->src[1] = out->view_src = new_tensor(context, ggml_layout(launch.outputs[0].desc));
   // Ops that want more memory than their result has are not for our arena.

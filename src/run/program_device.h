@@ -32,8 +32,8 @@ class DeviceMemory {
   std::size_t size_ = 0;
 };
 
-// A device other than the CPU as one program uses it: what it can run, and the program's weights and constants in its
-// memory, each once for all sessions. Safe from several threads.
+// A device of ggml as one program uses it, the CPU only for its ops (LoadOptions::fast_kernels): what it can run, and
+// the program's weights and constants in its memory, each once for all sessions. Safe from several threads.
 class ProgramDevice : public DeviceOps {
  public:
   ProgramDevice(ggml_backend_dev_t device, std::string name);
@@ -43,6 +43,7 @@ class ProgramDevice : public DeviceOps {
 
   bool supports(const Launch& launch) const override;
   std::int64_t alignment() const override { return alignment_; }
+  bool is_cpu() const override { return is_cpu_; }
 
   struct Resident {
     std::byte* base = nullptr;
@@ -61,6 +62,7 @@ class ProgramDevice : public DeviceOps {
  private:
   ggml_backend_dev_t device_;
   std::string name_;
+  bool is_cpu_;
   std::int64_t alignment_;
   mutable std::mutex mutex_;
   mutable std::vector<DeviceMemory> memory_;

@@ -17,6 +17,7 @@
 #include "package/weights.h"
 #include "pass/passes.h"
 #include "plan/make_plan.h"
+#include "plan/stored_plan.h"
 #include "run/phases.h"
 #include "run/program_device.h"
 
@@ -112,19 +113,29 @@ struct Program::Impl {
   ProgramStats weight_stats;                // its counts and bytes of weights and constants
   std::string device;
   std::unique_ptr<ProgramDevice> on_device;  // null for the CPU
+  std::unique_ptr<ProgramDevice> plain;      // the CPU's ops of ggml, without LoadOptions::fast_kernels
   // Of a program with states: what a file of them depends on. SHA-256 of methods, states and weights by name and type
   // and, where known, content.
   std::array<std::uint8_t, 32> fingerprint{};
+  std::vector<StoredPlan> stored_plans;  // of this machine, from the package
   mutable PlanCache plans;
   mutable PhaseLog phases;
   mutable std::atomic<std::uint64_t> graph_bytes_freed = 0;
   mutable std::atomic<std::uint64_t> graphs_read_again = 0;
+  mutable std::atomic<std::uint64_t> plans_made = 0, plans_loaded = 0, plans_stale = 0;
 
   bool has_kv_cache() const;
+  // Operators that only kernels of ours have whole are left in the parts that ggml has.
+  bool keeps_parts() const { return on_device || plain; }
   // Index of the method. Throws NotFound, listing the methods there are.
   std::uint32_t find(std::string_view name) const;
   PlanCache::Result plan(std::uint32_t method, std::span<const InputDesc> inputs, const std::vector<std::int64_t>& key,
                          int threads, const KvOptions& kv) const;
+  const StoredPlan* stored_plan(std::uint32_t method, const std::vector<std::int64_t>& key, int threads) const;
+  // How many numbers of a plan's key are sizes of inputs.
+  std::size_t size_count(const std::vector<std::int64_t>& key) const {
+    return key.size() - (has_kv_cache() ? kKvKeyNumbers : 0);
+  }
   // The graph of a method (one method, constants folded), read again when it was dropped. Throws InvalidProgram when
   // the files changed since the load. From any thread.
   std::shared_ptr<const ir::Program> graph(std::uint32_t method) const;

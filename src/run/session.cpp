@@ -159,16 +159,16 @@ void Session::Impl::append_key(const InputDesc& input) {
   for (std::int64_t size : input.desc.shape.sizes()) key.push_back(size);
 }
 
-bool Session::Impl::profile(Graph& graph, std::vector<NodeTiming>& timings) {
+bool Session::Impl::profile(Graph& graph, std::vector<NodeTiming>& timings, Executable::Clock::time_point begin) {
   std::vector<Executable::Clock::time_point> stamps;
-  const Executable::Clock::time_point begin = Executable::Clock::now();
+  const Executable::Clock::time_point computing = Executable::Clock::now();
   const bool finished = graph.executable->compute(&stamps);
   const auto since = [&](Executable::Clock::time_point t) {
     return std::chrono::duration_cast<std::chrono::nanoseconds>(t - begin).count();
   };
   const Plan& plan = graph.executable->plan();
   timings.clear();
-  std::int64_t start = 0;
+  std::int64_t start = since(computing);
   for (std::size_t i = 0; i < stamps.size() && i < plan.launches.size(); ++i) {
     const Launch& launch = plan.launches[i];
     const std::int64_t end = since(stamps[i]);
@@ -178,7 +178,7 @@ bool Session::Impl::profile(Graph& graph, std::vector<NodeTiming>& timings) {
   return finished;
 }
 
-void Session::Impl::compute(Graph& graph, const RunOptions& run_options) {
+void Session::Impl::compute(Graph& graph, const RunOptions& run_options, Executable::Clock::time_point begin) {
   control.error.clear();
   control.timed_out = false;
   control.cancel = run_options.cancel ? run_options.cancel->flag() : nullptr;
@@ -189,7 +189,7 @@ void Session::Impl::compute(Graph& graph, const RunOptions& run_options) {
     throw Cancelled("the deadline passed before the run began");
   ++(graph.counts_as_miss ? counters.plan_misses : counters.plan_hits);
   graph.counts_as_miss = false;
-  const bool finished = run_options.profile ? profile(graph, *run_options.profile) : graph.executable->compute();
+  const bool finished = run_options.profile ? profile(graph, *run_options.profile, begin) : graph.executable->compute();
   counters.kernels_launched += graph.executable->launches_finished();
   ++counters.runs;
   if (device) device->write_counters(counters);
@@ -214,6 +214,8 @@ std::vector<Value> Session::Impl::output_values(std::string_view name, std::span
 
 void Session::Impl::run_into(std::string_view name, std::span<const Value> inputs, std::span<Value> outputs,
                              const RunOptions& run_options) {
+  const Executable::Clock::time_point begin =
+      run_options.profile ? Executable::Clock::now() : Executable::Clock::time_point{};
   const std::uint32_t index = loaded().find(name);
   const LoadedMethod& method = loaded().methods[index];
   describe_inputs(method, inputs);
@@ -250,7 +252,7 @@ void Session::Impl::run_into(std::string_view name, std::span<const Value> input
     arena_guard.emplace(arena->impl().busy,
                         "the arena is in use by another session; sessions that share one take turns");
   bind(graph, inputs, output_data, run_options);
-  compute(graph, run_options);
+  compute(graph, run_options, begin);
   return_staged(graph, inputs);
   for (std::size_t i = 0; i < outputs.size(); ++i)
     if (const PlanOutput& out = plan.outputs[method.user_outputs[i]]; !out.is_tensor) outputs[i] = number_of(out);
@@ -294,6 +296,18 @@ PlanInfo Session::plan(std::string_view name, std::span<const Value> inputs) {
     info.allocations.push_back({graft::name(a.segment), a.index, a.bytes, a.hits, graph.bases[id]});
   }
   return info;
+}
+
+std::vector<std::byte> Session::stored_plan(std::string_view name, std::span<const Value> inputs) {
+  const BusyGuard guard(impl_->busy, kSessionInUse);
+  impl_->check_open();
+  const Program::Impl& program = impl_->loaded();
+  GRAFT_CHECK(InvalidArgument, !program.plain, "plans of a program without fast kernels are not stored");
+  const std::uint32_t method = program.find(name);
+  impl_->describe_inputs(program.methods[method], inputs);
+  const Plan& plan = impl_->graph_for(method).executable->plan();
+  return encode(stored_plan_of(plan, std::string(name), impl_->threads, program.size_count(plan.key)),
+                plan_origin(program.device));
 }
 
 void Session::run_into(std::string_view name, std::span<const Value> inputs, std::span<Value> outputs,

@@ -94,8 +94,8 @@ struct Session::Impl {
                 const RunOptions& run_options);
   std::vector<Value> output_values(std::string_view name, std::span<const Value> inputs);
   std::vector<Value> run(std::string_view name, std::span<const Value> inputs, const RunOptions& run_options);
-  void compute(Graph& graph, const RunOptions& run_options);
-  static bool profile(Graph& graph, std::vector<NodeTiming>& timings);
+  void compute(Graph& graph, const RunOptions& run_options, Executable::Clock::time_point begin);
+  static bool profile(Graph& graph, std::vector<NodeTiming>& timings, Executable::Clock::time_point begin);
 
   // --- session_bind.cpp ---
   void bind(Graph& graph, std::span<const Value> inputs, std::span<std::byte* const> output_data,

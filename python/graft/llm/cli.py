@@ -14,7 +14,8 @@ _FAILED, _WRONG_USE, _INTERRUPTED = 1, 2, 130
 _EXAMPLES = """examples:
   graft export Qwen/Qwen3-0.6B -o qwen3.pte
   graft export ./model -o model.pte --quantize q4_k --keep lm_head=q6_k
-  graft export model.gguf -o model.pte --weights external"""
+  graft export model.gguf -o model.pte --weights external
+  graft export ./model -o model.pte --plan seq=1,128"""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -50,6 +51,16 @@ def _parser() -> _Parser:
         help="another type for the weights whose names end in the parts NAME (* stands for anything); repeat for more",
     )
     parser.add_argument("--context", type=int, metavar="N", help="the most tokens of a prompt (default: the model's)")
+    parser.add_argument(
+        "--plan",
+        metavar="NAME=SIZES",
+        action="append",
+        default=[],
+        help="store the plans for these sizes: seq=1,128; repeat with batch or kept for all combinations",
+    )
+    parser.add_argument(
+        "--plan-threads", type=int, default=0, metavar="N", help="threads of these plans (default: those of this machine)"
+    )
     return parser
 
 
@@ -79,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from graft.llm.export import export_llm
 
         extra: dict[str, Any] = {} if options.context is None else {"context": options.context}
-        export_llm(options.model, options.output, weights=options.weights, quantize=rules, progress=True, **extra)
+        export_llm(options.model, options.output, weights=options.weights, quantize=rules, progress=True, plans=options.plan, plan_threads=options.plan_threads, **extra)
     except ModuleNotFoundError as e:
         print(f"graft: export needs the Python package '{e.name}'", file=sys.stderr)
         return _FAILED

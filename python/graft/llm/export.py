@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 
+from graft import _plans
 from graft._predicate import Predicate
 from graft._serialize import StoredWeight
 from graft.errors import ExportError
@@ -35,6 +36,8 @@ def export_llm(
     weights: str = "package",
     quantize: str | Mapping[str, str] | None = None,
     context: int | None = None,
+    plans: Sequence[str] = (),
+    plan_threads: int = 0,
     progress: bool = False,
     predicate: Predicate | None = None,
 ) -> Path:
@@ -50,6 +53,10 @@ def export_llm(
         of a name too. Where rows do not divide into blocks the nearest type that they divide into is taken.
     context: the most tokens of a prompt; by default the model's max_position_embeddings, or 1024 for models with an
         encoder that have none.
+    plans: sizes whose plans the package holds, so that a first run of these sizes is not planned: "seq=1,128" for one
+        token and 128; "batch=1,4" and "kept=..." (logits) beside it for all combinations, 1 where they are left out. They
+        serve the version, device, instruction set and number of threads (plan_threads; 0: as `graft.load` chooses) that
+        they were made with; anywhere else plans are made as without.
     progress: says on stderr what is done.
 
     A model without an encoder has one method, forward(input_ids [B, T], position_ids [B, T], cache_position [B, T],
@@ -109,10 +116,32 @@ def export_llm(
     if files := sorted({str(weight.stored.file) for weight in used if not weight.copied}):
         folder = target.resolve().parent
         data[WEIGHT_FILES] = json.dumps([os.path.relpath(Path(file).resolve(), folder) for file in files]).encode()
+    if plans:
+        say("planning")
+        sizes = _plans.sizes_of(plans, {"seq": context, "batch": _MOST_ROWS, "kept": context})
+        first = target.parent / f".{target.stem}.{os.getpid()}.pte"  # beside it: the package names files by folder
+        try:
+            container.write(first, "forward", program, blob, data, lowered)
+            data.update(_planned(first, sizes, context, plan_threads))
+        finally:
+            first.unlink(missing_ok=True)
     say(f"writing {target}")
     with bar:
         container.write(target, "forward", program, blob, data, lowered)
     return target
+
+
+_MOST_ROWS = 1024  # of a plan made at export
+
+
+def _planned(path: Path, sizes: list[dict[str, int]], context: int, threads: int) -> dict[str, bytes]:
+    def call(size: dict[str, int]) -> tuple[torch.Tensor, ...]:
+        ids = torch.zeros(size["batch"], size["seq"], dtype=torch.long)
+        return ids, ids, ids, torch.zeros(size["kept"], dtype=torch.long)
+
+    rows = max(size["batch"] for size in sizes)
+    calls = {"forward": [call(size) for size in sizes]}
+    return _plans.of_calls(path, calls, threads=threads, kv_rows=rows, kv_length=context)
 
 
 # What configurations call the most tokens of a call.

@@ -2,6 +2,15 @@
 
 namespace graft::simd {
 
+std::string_view panels_name(Isa isa) {
+  const PanelTable* table = panels(isa);
+#ifdef GRAFT_HAVE_X86_ISA
+  if (table == &avx512vnni::kPanels) return "avx512vnni";
+  if (table == &avx2::kPanels) return "avx2";
+#endif
+  return table ? "panels" : "";
+}
+
 const PanelTable* panels(Isa isa) {
 #ifdef GRAFT_HAVE_X86_ISA
   __builtin_cpu_init();

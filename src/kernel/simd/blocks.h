@@ -65,6 +65,9 @@ struct PanelTable {
                 std::int64_t depth, std::int64_t columns, std::int64_t j0, std::int64_t j1, const Epilogue& epilogue);
 };
 
+// "avx512vnni" or "avx2"; empty where there is no table.
+std::string_view panels_name(Isa isa);
+
 // The table of a level that is available here; null where there is none that is faster than ggml's own products.
 const PanelTable* panels(Isa isa);
 inline const PanelTable* panels() { return panels(active_isa()); }

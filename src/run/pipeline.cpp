@@ -1,0 +1,199 @@
+#include "graft/pipeline.h"
+
+#include <algorithm>
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include "base/check.h"
+
+namespace graft {
+
+struct Pipeline::Impl {
+  using Work = std::function<bool(Session&)>;  // false when it failed; never throws
+
+  struct Stream {
+    std::shared_ptr<Session> session;
+    std::deque<Work> queue;
+    bool busy = false;  // a worker runs its work, or it is in `ready`
+  };
+
+  std::vector<Stream> streams;
+  PipelineOptions options;
+  mutable std::mutex mutex;
+  std::condition_variable work_there, room_there, idle;
+  std::deque<std::size_t> ready;  // streams with work that nobody runs, longest waiting first
+  bool closed = false;
+  PipelineCounters counts;
+  std::vector<std::thread> workers;
+  std::vector<std::thread::id> own;  // of the workers
+  std::mutex joining;
+
+  Impl(std::vector<std::shared_ptr<Session>> sessions, const PipelineOptions& given) : options(given) {
+    GRAFT_CHECK(InvalidArgument, !sessions.empty(), "a pipeline needs at least one session, got none");
+    GRAFT_CHECK(InvalidArgument, options.workers > 0, "a pipeline needs at least one worker, got ", options.workers);
+    GRAFT_CHECK(InvalidArgument, options.capacity > 0, "a pipeline needs room for at least one run, got 0");
+    for (std::size_t i = 0; i < sessions.size(); ++i) {
+      GRAFT_CHECK(InvalidArgument, sessions[i], "session ", i, " of the pipeline is null");
+      const auto same = std::find(sessions.begin(), sessions.begin() + static_cast<std::ptrdiff_t>(i), sessions[i]);
+      GRAFT_CHECK(InvalidArgument, same == sessions.begin() + static_cast<std::ptrdiff_t>(i), "session ", i,
+                  " of the pipeline is there twice: its runs would have no order");
+    }
+    for (std::shared_ptr<Session>& session : sessions) streams.push_back({std::move(session), {}, false});
+    try {
+      // More than one for each session would never have anything to do.
+      const std::size_t count = std::min(streams.size(), static_cast<std::size_t>(options.workers));
+      for (std::size_t i = 0; i < count; ++i) own.push_back(workers.emplace_back([this] { work(); }).get_id());
+    } catch (const std::system_error& error) {
+      shutdown();
+      throw SystemError(str("cannot start a thread of the pipeline: ", error.what()));
+    }
+  }
+
+  bool on_own_thread() const { return std::ranges::find(own, std::this_thread::get_id()) != own.end(); }
+
+  bool has_room() const { return counts.waiting < options.capacity; }
+
+  // False when there is no room and it may not wait.
+  bool push(std::size_t index, Work work, bool may_wait) {
+    std::unique_lock lock(mutex);
+    GRAFT_CHECK(InvalidArgument, index < streams.size(), "the pipeline has ", streams.size(), " sessions, got index ",
+                index);
+    GRAFT_CHECK(InvalidArgument, !closed, "the pipeline was shut down");
+    if (!has_room() && !may_wait) return false;
+    GRAFT_CHECK(Busy, has_room() || !on_own_thread(), "the pipeline is full: ", counts.waiting,
+                " runs wait, and its own thread would wait for itself");
+    room_there.wait(lock, [&] { return closed || has_room(); });
+    GRAFT_CHECK(InvalidArgument, !closed, "the pipeline was shut down while a run waited for room");
+    Stream& stream = streams[index];
+    stream.queue.push_back(std::move(work));
+    ++counts.submitted;
+    counts.most_waiting = std::max(counts.most_waiting, ++counts.waiting);
+    make_ready(index);
+    return true;
+  }
+
+  void make_ready(std::size_t index) {
+    Stream& stream = streams[index];
+    if (stream.busy || stream.queue.empty()) return;
+    stream.busy = true;
+    ready.push_back(index);
+    work_there.notify_one();
+  }
+
+  void work() {
+    std::unique_lock lock(mutex);
+    for (;;) {
+      work_there.wait(lock, [&] { return !ready.empty() || (closed && counts.waiting == 0); });
+      if (ready.empty()) return;
+      const std::size_t index = ready.front();
+      ready.pop_front();
+      Stream& stream = streams[index];
+      Work run = std::move(stream.queue.front());
+      stream.queue.pop_front();
+      --counts.waiting;
+      ++counts.running;
+      room_there.notify_one();
+      lock.unlock();
+      const bool done = run(*stream.session);
+      run = nullptr;  // frees what it holds, without the lock
+      lock.lock();
+      --counts.running;
+      ++counts.finished;
+      counts.failed += done ? 0 : 1;
+      stream.busy = false;
+      make_ready(index);
+      if (counts.waiting == 0 && counts.running == 0) idle.notify_all();
+      if (closed && counts.waiting == 0) work_there.notify_all();
+    }
+  }
+
+  void shutdown() {
+    GRAFT_CHECK(InvalidArgument, !on_own_thread(), "a pipeline cannot be shut down by its own work");
+    {
+      const std::lock_guard lock(mutex);
+      closed = true;
+      work_there.notify_all();
+      room_there.notify_all();
+    }
+    const std::lock_guard lock(joining);
+    for (std::thread& worker : workers)
+      if (worker.joinable()) worker.join();
+  }
+
+  // The future and what fulfils it, exactly once.
+  template <typename T, typename Run>
+  static std::pair<std::future<T>, Work> promised(Run run) {
+    auto promise = std::make_shared<std::promise<T>>();
+    std::future<T> future = promise->get_future();
+    return {std::move(future), [promise, run = std::move(run)](Session& session) {
+              try {
+                if constexpr (std::is_void_v<T>) {
+                  run(session);
+                  promise->set_value();
+                } else {
+                  promise->set_value(run(session));
+                }
+                return true;
+              } catch (...) {
+                promise->set_exception(std::current_exception());
+                return false;
+              }
+            }};
+  }
+
+  static auto run_of(std::string method, std::vector<Value> inputs, const RunOptions& options) {
+    return promised<std::vector<Value>>([method = std::move(method), inputs = std::move(inputs),
+                                         options](Session& session) { return session.run(method, inputs, options); });
+  }
+};
+
+Pipeline::Pipeline(std::vector<std::shared_ptr<Session>> sessions, const PipelineOptions& options)
+    : impl_(std::make_unique<Impl>(std::move(sessions), options)) {}
+
+Pipeline::~Pipeline() { impl_->shutdown(); }
+
+std::future<std::vector<Value>> Pipeline::submit(std::size_t session, std::string method, std::vector<Value> inputs,
+                                                 RunOptions options) {
+  auto [future, work] = Impl::run_of(std::move(method), std::move(inputs), options);
+  impl_->push(session, std::move(work), true);
+  return std::move(future);
+}
+
+std::optional<std::future<std::vector<Value>>> Pipeline::try_submit(std::size_t session, std::string method,
+                                                                    std::vector<Value> inputs, RunOptions options) {
+  auto [future, work] = Impl::run_of(std::move(method), std::move(inputs), options);
+  if (!impl_->push(session, std::move(work), false)) return std::nullopt;
+  return std::move(future);
+}
+
+std::future<void> Pipeline::submit(std::size_t session, std::function<void(Session&)> work) {
+  GRAFT_CHECK(InvalidArgument, work, "the pipeline got work without a function");
+  auto [future, run] = Impl::promised<void>(std::move(work));
+  impl_->push(session, std::move(run), true);
+  return std::move(future);
+}
+
+std::optional<std::future<void>> Pipeline::try_submit(std::size_t session, std::function<void(Session&)> work) {
+  GRAFT_CHECK(InvalidArgument, work, "the pipeline got work without a function");
+  auto [future, run] = Impl::promised<void>(std::move(work));
+  if (!impl_->push(session, std::move(run), false)) return std::nullopt;
+  return std::move(future);
+}
+
+void Pipeline::drain() {
+  std::unique_lock lock(impl_->mutex);
+  GRAFT_CHECK(InvalidArgument, !impl_->on_own_thread(), "a pipeline cannot be drained by its own work");
+  impl_->idle.wait(lock, [&] { return impl_->counts.waiting == 0 && impl_->counts.running == 0; });
+}
+
+void Pipeline::shutdown() { impl_->shutdown(); }
+
+PipelineCounters Pipeline::counters() const {
+  const std::lock_guard lock(impl_->mutex);
+  return impl_->counts;
+}
+
+}  // namespace graft
