@@ -227,6 +227,9 @@ struct SessionOptions {
   bool strict_zero_copy = false;    // an input or output that would need a copy throws InvalidArgument instead
   std::shared_ptr<Arena> arena;     // shared with other sessions; two of them running at once: the second throws Busy
   std::size_t queue_capacity = 16;  // runs that may wait in submit()
+  // Of the random numbers that the program draws. They follow from it and from how many runs the session has finished,
+  // not from the number of threads; they are not those of PyTorch's generators.
+  std::uint64_t seed = 0;
   KvOptions kv;
 };
 
@@ -319,7 +322,7 @@ class GRAFT_API Session {
 
   // All states, in the program's order.
   std::vector<StateView> states();
-  // Every state as at load.
+  // Every state as at load, and random numbers from their beginning.
   void reset();
   // A session of the same program and options with copies of the states; arena and plans' graphs are its own (a shared
   // arena stays shared).

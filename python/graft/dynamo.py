@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -13,13 +14,15 @@ from torch.export import Dim
 
 from graft.errors import Unsupported
 
+_graphs = itertools.count()  # loaded in this process
+
 
 def backend(
     module: torch.fx.GraphModule, example_inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None
 ) -> Callable[..., Any]:
     """What torch.compile calls with a captured graph. Its weights are copied: compile again after changing them.
 
-    options: threads; device, a name of `graft.devices()`; quantize, as `graft.export` takes it. A graph with nodes that
+    options: threads; device, a name of `graft.devices()`; seed, of random numbers; quantize, as `graft.export` takes it. A graph with nodes that
     graft does not run is an error; so is one that needs gradients."""
     if torch.is_grad_enabled() and any(isinstance(t, torch.Tensor) and t.requires_grad for t in example_inputs):
         raise Unsupported(
@@ -56,7 +59,13 @@ class _Compiled:
             exported = torch.export.export(self._program, tuple(examples), dynamic_shapes=shapes, strict=False)
             path = export(exported, path=Path(folder) / "graph.pte", quantize=self._options.get("quantize"))
             # The file stays mapped when the folder is gone.
-            return load(path, threads=self._options.get("threads", 0), device=self._options.get("device", ""))
+            return load(
+                path,
+                threads=self._options.get("threads", 0),
+                device=self._options.get("device", ""),
+                # Nodes of two graphs may have one name.
+                seed=(self._options.get("seed", 0) + 0x9E3779B97F4A7C15 * next(_graphs)) % 2**64,
+            )
 
 
 def _argument(value: Any) -> Any:

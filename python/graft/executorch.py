@@ -57,18 +57,23 @@ def register() -> ctypes.CDLL:
     return loaded
 
 
-def set_options(*, threads: int = 0, device: str = "") -> None:
+def set_options(*, threads: int = 0, device: str = "", seed: int = 0) -> None:
     """How methods that ExecuTorch loads from now on run. threads: 0 means GRAFT_THREADS, else the CPUs this process may
-    use. device: a name of `graft.devices()`; "" means GRAFT_DEVICE, else the CPU.
+    use. device: a name of `graft.devices()`; "" means GRAFT_DEVICE, else the CPU. seed: of the random numbers that
+    programs draw, 32 bits.
 
     What is left out returns to its default. In C++: executorch::runtime::set_option("GraftBackend", ...).
     """
     if not isinstance(threads, int) or not -(2**31) <= threads < 2**31:
         raise InvalidArgument(f"option 'threads' must be an int of 32 bits, got {threads!r}")
+    if not isinstance(seed, int) or not 0 <= seed < 2**32:
+        raise InvalidArgument(f"option 'seed' must be an int from 0 to 2**32 - 1, got {seed!r}")
     if not isinstance(device, str):
         raise InvalidArgument(f"option 'device' must be a str, got {type(device).__name__}")
     message = ctypes.create_string_buffer(1024)
-    code = register().graft_executorch_set_options(threads, device.encode(), message, ctypes.c_size_t(len(message)))
+    code = register().graft_executorch_set_options(
+        threads, device.encode(), ctypes.c_int(seed if seed < 2**31 else seed - 2**32), message, ctypes.c_size_t(len(message))
+    )
     if code:
         kind = {_INVALID_ARGUMENT: InvalidArgument, _NOT_FOUND: NotFound}.get(code, Error)
         raise kind(message.value.decode(errors="replace"))

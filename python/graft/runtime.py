@@ -195,7 +195,7 @@ class Model:
         return out
 
     def reset(self) -> None:
-        """Every state as at load."""
+        """Every state as at load, and random numbers from their beginning."""
         self._session.reset()
 
     def kv_lengths(self) -> list[int]:
@@ -302,6 +302,7 @@ def load(
     kv_dtype: str = "computed",
     kv_room: int = 512,
     kv_source_length: int = 4096,
+    seed: int = 0,
     on_phase: Callable[[str], None] | None = None,
 ) -> Model:
     """Loads a package written by `graft.export`: a path, or the package itself as an object with a buffer (bytes, mmap).
@@ -316,7 +317,8 @@ def load(
     tokens of each, and how they are stored ("computed" as the model computes them, "f32", "f16", "bf16", "q8_0").
     `kv_room`: layers that see a window of the last w tokens keep w - 1 + kv_room of them where that is less than
     `kv_length`: so many tokens can be taken back; a run of more keeps copies of its keys and values to its end.
-    `kv_source_length`: of models with an encoder, the most tokens that it hands to the decoder.
+    `kv_source_length`: of models with an encoder, the most tokens that it hands to the decoder. `seed`: of the random
+    numbers that the program draws, 0 to 2**64 - 1.
     Raises `graft.NotFound`, `graft.InvalidProgram` or `graft.Unsupported`.
     """
     owner: list[Any] = []
@@ -342,5 +344,6 @@ def load(
         kv_type=kv_dtype,
         kv_room=kv_room,
         kv_source_length=kv_source_length,
+        seed=seed,
     )
     return Model(program, session)

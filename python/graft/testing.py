@@ -25,7 +25,7 @@ from graft import _targets
 from graft._dtypes import DTYPES, NUMBER_OF
 from graft._serialize import serialize_op
 
-__all__ = ["case_counts", "check_op", "check_results", "run_blob", "run_op", "tolerance"]
+__all__ = ["case_counts", "case_kinds", "check_op", "check_results", "run_blob", "run_op", "tolerance"]
 
 # Error of one rounding of the result dtype, a few times over: kernels accumulate in f32 (f64 for f64).
 _TOLERANCE = {
@@ -37,6 +37,9 @@ _TOLERANCE = {
 
 _REPORT = os.environ.get("GRAFT_OPS_REPORT")
 _report: dict[str, dict[str, Any]] = {}
+
+#: What a case may have besides: a tensor of rank above 4, one without elements, one that is a view of a larger one.
+_KINDS = ("wide", "empty", "strided")
 
 
 def tolerance(dtype: torch.dtype) -> tuple[float, float]:
@@ -106,12 +109,13 @@ def check_results(
     atol: float | None = None,
     rtol: float | None = None,
     values: bool = True,
+    strided: bool = False,
     note: str = "",
 ) -> None:
     """Compares results that are there already, and counts the comparison.
 
     atol, rtol: by default those of the result's dtype (`tolerance`). values: whether the values are compared too, not
-    only dtype and shape. note: for the message.
+    only dtype and shape. strided: the call was made on views, for the count. note: for the message.
     """
     expected = [x for x in pytree.tree_leaves(expected) if x is not None]
     label = _Label(target, args, kwargs, note)
@@ -129,12 +133,25 @@ def check_results(
                 a, e, by_dtype[0] if atol is None else atol, by_dtype[1] if rtol is None else rtol, label, i
             )
             worst = max(worst, error)
-    _count(target, [t.dtype for t in _tensors(args, kwargs)], worst)
+    given = _tensors(args, kwargs)
+    everything = [*given, *(t for t in expected if isinstance(t, torch.Tensor))]
+    kinds = {
+        "wide": any(t.dim() > 4 for t in everything),
+        "empty": any(t.numel() == 0 for t in everything),
+        "strided": strided,
+    }
+    _count(target, [t.dtype for t in given], worst, [kind for kind, has in kinds.items() if has])
 
 
 def case_counts() -> dict[str, int]:
     """Comparisons so far in this process, by operator as the engine names it."""
     return {name: row["cases"] for name, row in _report.items()}
+
+
+def case_kinds() -> dict[str, int]:
+    """Of all those comparisons, how many had a tensor of rank above 4 ("wide"), one without elements ("empty"), or
+    operands that are views of larger tensors ("strided")."""
+    return {kind: sum(row[kind] for row in _report.values()) for kind in _KINDS}
 
 
 def _tensors(args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> list[torch.Tensor]:
@@ -188,12 +205,15 @@ def _compare(actual: torch.Tensor, expected: torch.Tensor, atol: float, rtol: fl
 
 def _entry(target: Any) -> dict[str, Any]:
     name = _targets.resolve(target).name
-    return _report.setdefault(name, {"cases": 0, "dtypes": set(), "worst": None, "kernels": set()})
+    fresh = {"cases": 0, "dtypes": set(), "worst": None, "kernels": set(), **dict.fromkeys(_KINDS, 0)}
+    return _report.setdefault(name, fresh)
 
 
-def _count(target: Any, dtypes: Sequence[torch.dtype], worst: float | None) -> None:
+def _count(target: Any, dtypes: Sequence[torch.dtype], worst: float | None, kinds: Sequence[str]) -> None:
     entry = _entry(target)
     entry["cases"] += 1
+    for kind in kinds:
+        entry[kind] += 1
     entry["dtypes"].update(str(d).removeprefix("torch.") for d in dtypes)
     if worst is not None:
         entry["worst"] = max(entry["worst"] or 0.0, worst)

@@ -26,6 +26,7 @@ struct RunArgs {
   std::string output_dir;
   std::string outputs_npz;
   std::int64_t repeat = 0;
+  std::uint64_t seed = 0;
   bool profile = false;
   std::string trace;                // a file
   std::optional<double> timeout_s;  // of each call

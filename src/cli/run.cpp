@@ -186,6 +186,7 @@ void run(const RunArgs& args) {
   const std::vector<Value> inputs = read_inputs(method, args.inputs, args.inputs_npz);
   SessionOptions session_options;
   session_options.threads = args.program.threads;
+  session_options.seed = args.seed;
   Session session(program, session_options);
 
   const Clock::time_point first_start = Clock::now();

@@ -11,10 +11,12 @@
 #include <array>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "executorch/layout.h"
 #include "graft/graft.h"
 
 // The ExecuTorch delegate: EValues in, EValues out. It knows no op and no shape; all work is a graft::Session's.
@@ -44,6 +46,7 @@ struct Handle {
   std::unique_ptr<Session> session;
   std::vector<Value> inputs;
   std::vector<Value> outputs;
+  std::vector<std::vector<std::byte>> staged;  // by argument: row-major copies of those that lie otherwise
 
   ~Handle() {
     session.reset();
@@ -130,27 +133,35 @@ DType dtype_of(ScalarType type, std::size_t arg) {
   }
 }
 
-bool row_major(const ExecutorchTensor& tensor) {
-  const auto order = tensor.dim_order();
-  for (std::size_t d = 0; d < order.size(); ++d)
-    if (order[d] != d) return false;
-  return true;
+// The order of the tensor's dimensions in memory, outermost first.
+std::span<const std::uint8_t> order_of(const ExecutorchTensor& tensor) {
+  return {tensor.dim_order().data(), tensor.dim_order().size()};
 }
 
-Value to_value(const EValue& value, std::size_t arg, bool data) {
+// Memory for a row-major copy of the tensor; grows only.
+std::byte* staged(std::vector<std::byte>& memory, const TensorView& view) {
+  const std::size_t bytes = TensorDesc(view.dtype, view.shape).byte_count();
+  if (memory.size() < bytes) memory.resize(bytes);
+  return memory.data();
+}
+
+Value to_value(const EValue& value, std::size_t arg, std::vector<std::byte>& memory) {
   if (value.isNone()) return {};
   if (value.isInt()) return Value::of(value.toInt());
   if (value.isDouble()) return Value::of(value.toDouble());
   if (value.isBool()) return Value::of(value.toBool());
   if (!value.isTensor()) throw InvalidArgument("argument " + std::to_string(arg) + " is neither a tensor nor a number");
   const ExecutorchTensor& tensor = value.toTensor();
-  if (!row_major(tensor))
-    throw InvalidArgument("argument " + std::to_string(arg) + " must be row-major (dim order 0, 1, 2, ...)");
   TensorView view;
   view.dtype = dtype_of(tensor.scalar_type(), arg);
   for (SizesType size : tensor.sizes()) view.shape.push_back(size);
   // Inputs are read only; the engine's view type does not say so.
-  if (data) view.data = const_cast<void*>(tensor.const_data_ptr());
+  view.data = const_cast<void*>(tensor.const_data_ptr());
+  if (!row_major(order_of(tensor)) && view.shape.numel() > 0) {
+    view.data = staged(memory, view);
+    to_row_major(static_cast<const std::byte*>(tensor.const_data_ptr()), view.shape.sizes(), order_of(tensor),
+                 byte_size(view.dtype), static_cast<std::byte*>(view.data));
+  }
   return Value::of(view);
 }
 
@@ -160,6 +171,7 @@ class Options {
   struct Values {
     int threads = 0;     // 0: GRAFT_THREADS, else the CPUs this process may use
     std::string device;  // "": GRAFT_DEVICE, else the CPU
+    int seed = 0;        // of random numbers; its bits
   };
 
   Values get() const {
@@ -216,8 +228,11 @@ class GraftBackend final : public executorch::runtime::BackendInterface {
           values.threads = *number;
         } else if (key == "device" && text) {
           values.device = text->data();
+        } else if (key == "seed" && number) {
+          values.seed = *number;
         } else {
-          throw InvalidArgument("option '" + std::string(key) + "' must be 'threads' (int) or 'device' (text)");
+          throw InvalidArgument("option '" + std::string(key) +
+                                "' must be 'threads' (int), 'device' (text) or 'seed' (int)");
         }
       }
       options_.set(std::move(values));
@@ -231,6 +246,8 @@ class GraftBackend final : public executorch::runtime::BackendInterface {
       const std::string_view key = option.key;
       if (key == "threads") {
         option.value = values.threads;
+      } else if (key == "seed") {
+        option.value = values.seed;
       } else if (key == "device") {
         Text text{};
         std::copy_n(values.device.data(), std::min(values.device.size(), text.size() - 1), text.data());
@@ -257,6 +274,8 @@ class GraftBackend final : public executorch::runtime::BackendInterface {
     session_options.threads = set.threads;
     if (const auto device = context.get_runtime_spec<const char*>("device"); device.ok()) load_options.device = *device;
     if (const auto threads = context.get_runtime_spec<int>("threads"); threads.ok()) session_options.threads = *threads;
+    const auto seed = context.get_runtime_spec<int>("seed");
+    session_options.seed = static_cast<std::uint32_t>(seed.ok() ? *seed : set.seed);
 
     const auto* data = context.get_named_data_map();
     const auto weights = [&](std::string_view key) -> std::span<const std::byte> {
@@ -283,12 +302,14 @@ class GraftBackend final : public executorch::runtime::BackendInterface {
                             std::to_string(info.outputs.size()) + " outputs, got " + std::to_string(args.size()) +
                             " arguments");
     handle.inputs.clear();
-    for (std::size_t i = 0; i < n_in; ++i) handle.inputs.push_back(to_value(*args[i], i, true));
+    handle.staged.resize(args.size());
+    for (std::size_t i = 0; i < n_in; ++i) handle.inputs.push_back(to_value(*args[i], i, handle.staged[i]));
     handle.outputs = handle.session->output_values(handle.method, handle.inputs);
     for (std::size_t i = 0; i < handle.outputs.size(); ++i) {
       Value& value = handle.outputs[i];
       if (value.kind != Value::Kind::tensor) continue;
-      if (const Status status = place_output(*args[n_in + i], n_in + i, value.tensor); status != Status::Ok)
+      if (const Status status = place_output(*args[n_in + i], n_in + i, value.tensor, handle.staged[n_in + i]);
+          status != Status::Ok)
         return status;
     }
 
@@ -313,6 +334,9 @@ class GraftBackend final : public executorch::runtime::BackendInterface {
         case Value::Kind::boolean:
           out = EValue(value.i != 0);
           break;
+        case Value::Kind::tensor:
+          put_in_order(value.tensor, out.toTensor());
+          break;
         default:
           break;
       }
@@ -320,8 +344,15 @@ class GraftBackend final : public executorch::runtime::BackendInterface {
     return Status::Ok;
   }
 
+  // A result that was staged goes to its place.
+  static void put_in_order(const TensorView& view, ExecutorchTensor& tensor) {
+    if (row_major(order_of(tensor)) || view.shape.numel() == 0) return;
+    from_row_major(static_cast<const std::byte*>(view.data), view.shape.sizes(), order_of(tensor),
+                   byte_size(view.dtype), static_cast<std::byte*>(tensor.mutable_data_ptr()));
+  }
+
   // Resizes an output to the shape of this run and binds its memory.
-  static Status place_output(EValue& out, std::size_t arg, TensorView& view) {
+  static Status place_output(EValue& out, std::size_t arg, TensorView& view, std::vector<std::byte>& memory) {
     if (!out.isTensor()) throw InvalidArgument("output argument " + std::to_string(arg) + " must be a tensor");
     ExecutorchTensor& tensor = out.toTensor();
     if (dtype_of(tensor.scalar_type(), arg) != view.dtype)
@@ -340,6 +371,7 @@ class GraftBackend final : public executorch::runtime::BackendInterface {
       throw InvalidArgument("output argument " + std::to_string(arg) + " (" + view.shape.str() +
                             ") has no memory: the package was exported with plan_outputs=False, so the caller must set "
                             "each output's memory before it executes");
+    if (!row_major(order_of(tensor)) && view.shape.numel() > 0) view.data = staged(memory, view);
     return Status::Ok;
   }
 
@@ -376,10 +408,12 @@ const Status registered = executorch::runtime::register_backend({"GraftBackend",
 GRAFT_C_API int graft_executorch_registered() { return static_cast<int>(graft::registered); }
 
 // Options of the loads to come: 0 threads means GRAFT_THREADS, else the CPUs this process may use; an empty device
-// means GRAFT_DEVICE, else the CPU. On failure `message` (of `size` bytes, ends with a zero byte) says why.
-GRAFT_C_API int graft_executorch_set_options(int threads, const char* device, char* message, std::size_t size) {
+// means GRAFT_DEVICE, else the CPU; the seed is that of random numbers. On failure `message` (of `size` bytes, ends
+// with a zero byte) says why.
+GRAFT_C_API int graft_executorch_set_options(int threads, const char* device, int seed, char* message,
+                                             std::size_t size) {
   try {
-    graft::instance().options().set({threads, device});
+    graft::instance().options().set({threads, device, seed});
     return 0;
   } catch (...) {
     return static_cast<int>(graft::status_of_exception([&](std::string_view text) {

@@ -42,4 +42,14 @@ struct ScatterAttrs {
 // Fails the run on an index out of range, without writing there.
 extern const Kernel kScatter;
 
+struct MaskedScatterAttrs {
+  bool exact = false;
+};
+// inputs {self, mask (bool), source}, outputs {to}; all but the source contiguous and of one size; source contiguous,
+// of the dtype of self (any): where the mask is true the next element of the source, elsewhere that of self. Fails the
+// run when the mask has more true elements than the source has, or with `exact` another number. Scratch:
+// masked_scatter_scratch_bytes().
+extern const Kernel kMaskedScatter;
+std::int64_t masked_scatter_scratch_bytes(int max_threads);
+
 }  // namespace graft

@@ -28,6 +28,12 @@ class ErrorSlot {
   std::size_t length_ = 0;
 };
 
+// What random numbers follow from, besides the node and the place.
+struct RandomKey {
+  std::uint64_t seed = 0;
+  std::uint64_t run = 0;  // runs that the session has finished
+};
+
 // What a kernel of ours sees of one share of one phase of a launch. The work of a phase is divided into as many shares
 // as the run has threads; shares run side by side in any order on any thread, the phases one after the other. Data
 // pointers are those of element [0, 0, ...]. An empty operand may have a null pointer.
@@ -42,6 +48,7 @@ struct KernelContext {
   const std::byte* attr_bytes = nullptr;  // the POD given at emission
   std::byte* scratch_bytes = nullptr;     // shared by the threads, 64-byte aligned, as large as asked for at emission
   ErrorSlot* error = nullptr;
+  RandomKey random;
   std::string_view node;  // name of the PyTorch node, for messages
 
   const TensorDesc& in(int i) const { return input_descs[static_cast<std::size_t>(i)]; }

@@ -5,6 +5,8 @@
 #include <cmath>
 #include <cstring>
 
+#include "kernel/cubic.h"
+
 namespace graft {
 namespace {
 
@@ -113,10 +115,88 @@ void bilinear(const KernelContext& ctx) noexcept {
   ctx.in(0).dtype == DType::f64 ? bilinear_rows<double>(ctx) : bilinear_rows<float>(ctx);
 }
 
+template <typename T>
+void bicubic_rows(const KernelContext& ctx) {
+  const auto attrs = ctx.attrs<ResampleAttrs>();
+  const Shape &in = ctx.in(0).shape, &out = ctx.out().shape;
+  struct Place {
+    std::array<i64, 4> index;
+    std::array<T, 4> weight;
+  };
+  const auto place_of = [&](i64 at, int d, i64 size) {
+    const T factor = static_cast<T>(attrs.scale[d]), step = static_cast<T>(at);
+    const T place = attrs.align_corners != 0 ? factor * step : factor * (step + T(0.5)) - T(0.5);
+    const T low = std::floor(place);
+    Place result{{}, cubic_weights(place - low)};
+    for (i64 k = 0; k < 4; ++k)
+      result.index[static_cast<std::size_t>(k)] = std::clamp<i64>(static_cast<i64>(low) + k - 1, 0, size - 1);
+    return result;
+  };
+  constexpr i64 kColumns = 64;  // whose places are worked out at once
+  std::array<Place, kColumns> places;
+  const auto [begin, end] = ctx.share(out[0] * out[1] * out[3]);
+  for (i64 x0 = 0; x0 < out[4]; x0 += kColumns) {
+    const i64 count = std::min(kColumns, out[4] - x0);
+    for (i64 x = 0; x < count; ++x) places[static_cast<std::size_t>(x)] = place_of(x0 + x, 1, in[4]);
+    for (i64 row = begin; row < end; ++row) {
+      const Place y = place_of(row % out[3], 0, in[3]);
+      const T* plane = ctx.input<T>(0) + row / out[3] * in[3] * in[4];
+      T* to = ctx.output<T>() + row * out[4] + x0;
+      for (i64 x = 0; x < count; ++x) {
+        const Place& p = places[static_cast<std::size_t>(x)];
+        T sum = 0;
+        for (std::size_t j = 0; j < 4; ++j) {
+          const T* from = plane + y.index[j] * in[4];
+          T line = 0;
+          for (std::size_t i = 0; i < 4; ++i) line += p.weight[i] * from[p.index[i]];
+          sum += y.weight[j] * line;
+        }
+        to[x] = sum;
+      }
+    }
+  }
+}
+
+void bicubic(const KernelContext& ctx) noexcept {
+  ctx.in(0).dtype == DType::f64 ? bicubic_rows<double>(ctx) : bicubic_rows<float>(ctx);
+}
+
+template <typename T>
+void col2im_rows(const KernelContext& ctx) {
+  const auto attrs = ctx.attrs<Col2ImAttrs>();
+  const Shape& out = ctx.out().shape;
+  const i64 height = out[2], width = out[3], windows = attrs.windows[0] * attrs.windows[1];
+  const auto [begin, end] = ctx.share(out[0] * out[1] * height);
+  for (i64 row = begin; row < end; ++row) {
+    const i64 y = row % height, plane = row / height;
+    T* to = ctx.output<T>() + row * width;
+    std::fill_n(to, width, T(0));
+    for (i64 ky = 0; ky < attrs.kernel[0]; ++ky) {
+      const i64 top = y + attrs.padding[0] - ky * attrs.dilation[0];
+      if (top < 0 || top % attrs.stride[0] != 0 || top / attrs.stride[0] >= attrs.windows[0]) continue;
+      for (i64 kx = 0; kx < attrs.kernel[1]; ++kx) {
+        const T* from = ctx.input<T>(0) + ((plane * attrs.kernel[0] + ky) * attrs.kernel[1] + kx) * windows +
+                        top / attrs.stride[0] * attrs.windows[1];
+        const i64 shift = kx * attrs.dilation[1] - attrs.padding[1];
+        for (i64 w = 0; w < attrs.windows[1]; ++w) {
+          const i64 x = w * attrs.stride[1] + shift;
+          if (x >= 0 && x < width) to[x] += from[w];
+        }
+      }
+    }
+  }
+}
+
+void col2im(const KernelContext& ctx) noexcept {
+  ctx.in(0).dtype == DType::f64 ? col2im_rows<double>(ctx) : col2im_rows<float>(ctx);
+}
+
 }  // namespace
 
 const Kernel kMappedPad{"mapped_pad", mapped_pad, kMinParallelElements};
 const Kernel kNearest{"nearest", nearest, kMinParallelElements};
 const Kernel kBilinear{"bilinear", bilinear, kMinParallelElements};
+const Kernel kBicubic{"bicubic", bicubic, kMinParallelElements / 4};
+const Kernel kCol2Im{"col2im", col2im, kMinParallelElements};
 
 }  // namespace graft

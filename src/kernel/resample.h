@@ -26,5 +26,18 @@ struct ResampleAttrs {
 extern const Kernel kNearest;
 // f32 and f64: between the four nearest.
 extern const Kernel kBilinear;
+// f32 and f64: between the sixteen nearest; those outside are the ones at the border.
+extern const Kernel kBicubic;
+
+// inputs {columns [N, C * KH * KW, PH * PW]}, outputs {[N, C, H, W]}: every element of the output is the sum of the
+// elements of all windows that cover it. f32 and f64.
+struct Col2ImAttrs {
+  std::int64_t kernel[2] = {1, 1};
+  std::int64_t dilation[2] = {1, 1};
+  std::int64_t padding[2] = {0, 0};
+  std::int64_t stride[2] = {1, 1};
+  std::int64_t windows[2] = {1, 1};  // PH, PW
+};
+extern const Kernel kCol2Im;
 
 }  // namespace graft

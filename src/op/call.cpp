@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "base/check.h"
 #include "op/operator.h"
 
@@ -51,6 +53,31 @@ std::optional<std::int64_t> NodeView::constant(std::string_view name) const {
 const ir::Value& NodeView::output(std::size_t i) const {
   GRAFT_ASSERT(i < node_.outputs.size());
   return method_.values[node_.outputs[i]];
+}
+
+namespace {
+
+bool names(const ir::Arg& arg, ir::ValueId id) {
+  return (arg.is_value() && arg.value() == id) ||
+         std::any_of(arg.items.begin(), arg.items.end(), [id](const ir::Arg& item) { return names(item, id); });
+}
+
+}  // namespace
+
+bool NodeView::output_is_read(std::size_t i) const {
+  const ir::ValueId id = node_.outputs[i];
+  const auto by = [id](const ir::Node& node) {
+    return std::any_of(node.args.begin(), node.args.end(), [id](const ir::Arg& arg) { return names(arg, id); });
+  };
+  return std::any_of(method_.nodes.begin(), method_.nodes.end(), by) ||
+         std::any_of(method_.outputs.begin(), method_.outputs.end(),
+                     [id](const ir::Output& output) { return names(output.arg, id); });
+}
+
+Shape Call::least_shape(std::size_t i) const {
+  Shape shape;
+  for (const ir::Dim& dim : method_.values[node_.outputs[i]].dims) shape.push_back(dim.min);
+  return shape;
 }
 
 std::string_view Call::target() const { return program_.op_of(node_).target; }

@@ -24,5 +24,8 @@ def test_every_operator_has_its_cases(request):
     elsewhere |= {"graft.stored_source", "graft.stored_source_attention"}
     elsewhere |= {"graft.quantized_linear", "graft.quantized_conv", "graft.pack_int4"}
     targets = [name for name in _C.operator_targets() if not name.startswith(numbers) and name not in elsewhere]
+    all_of_them = sum(counts.values())
+    shares = {kind: count / all_of_them for kind, count in testing.case_kinds().items()}
+    assert min(shares.values()) >= 0.1, f"less than a tenth of {all_of_them} cases: {shares}"
     few = {name: counts.get(name, 0) for name in targets if counts.get(name, 0) < wanted}
     assert not few, f"operators with less than {wanted} cases: {few}"

@@ -313,7 +313,70 @@ std::vector<Tensor> index_lower(const Call& call, std::span<const Shape>, Loweri
   return {gathered(places, call.tensor("self"), lowering)};
 }
 
+// self[mask] = values: the mask is the only index and covers the first dimensions of self.
+bool by_mask(const Call& call) {
+  const std::vector<std::optional<Tensor>> indices = call.optional_tensors("indices");
+  return indices.size() == 1 && indices[0] && indices[0]->dtype() == DType::b8;
+}
+
+// The mask over all of self; throws where it does not cover whole leading dimensions.
+Tensor whole_mask(const Tensor& self, const Tensor& mask) {
+  Shape shape = mask.shape();
+  for (int d = 0; d < mask.rank(); ++d)
+    GRAFT_CHECK(InvalidArgument, d < self.rank() && mask.size(d) == self.size(d), "the shape of the mask ",
+                mask.shape().str(), " at index ", d, " does not match the shape of the indexed tensor ",
+                self.shape().str());
+  for (int d = mask.rank(); d < self.rank(); ++d) shape.push_back(1);
+  return *try_reshape(mask, shape);
+}
+
+// Whether every place that the mask selects gets the same values, whatever their number.
+bool same_for_all(const Tensor& self, const Tensor& mask, const Tensor& values) {
+  const int rest = self.rank() - mask.rank();
+  return values.rank() <= rest || (values.rank() == rest + 1 && values.size(0) == 1);
+}
+
+std::vector<Shape> masked_put_shape(const Call& call) {
+  const Tensor &self = call.tensor("self"), &values = call.tensor("values");
+  const Tensor mask = *call.optional_tensors("indices")[0];
+  whole_mask(self, mask);
+  GRAFT_CHECK(InvalidArgument, values.dtype() == self.dtype(), "values have dtype ", name(values.dtype()), ", self ",
+              name(self.dtype()));
+  Shape wanted;
+  if (!same_for_all(self, mask, values))
+    wanted.push_back(values.size(0));
+  else if (values.rank() > self.rank() - mask.rank())
+    wanted.push_back(1);
+  for (int d = mask.rank(); d < self.rank(); ++d) wanted.push_back(self.size(d));
+  expanded(values, wanted);  // throws where the values do not fit
+  return {self.shape()};
+}
+
+std::vector<Tensor> masked_put_lower(const Call& call, Lowering& lowering) {
+  const Tensor& self = call.tensor("self");
+  const Tensor given = *call.optional_tensors("indices")[0], mask = whole_mask(self, given);
+  Tensor values = call.tensor("values");
+  if (self.numel() == 0) return {self};
+  if (!same_for_all(self, given, values)) {
+    Shape wanted{values.size(0)};
+    for (int d = given.rank(); d < self.rank(); ++d) wanted.push_back(self.size(d));
+    const Tensor out = lowering.allocate(self.dtype(), self.shape());
+    lowering.launch(kMaskedScatter,
+                    {lowering.contiguous(self), lowering.contiguous(expanded(mask, self.shape())),
+                     lowering.contiguous(expanded(values, wanted))},
+                    {out}, MaskedScatterAttrs{true}, masked_scatter_scratch_bytes(lowering.max_threads()));
+    return {out};
+  }
+  if (values.rank() > self.rank() - given.rank()) values = sliced(values, 0, 0, 1);
+  if (values.rank() > self.rank() - given.rank()) values = *try_reshape(values, without_dim(values.shape(), 0));
+  Elementwise where;
+  where.op = simd::ElementwiseOp::where;
+  where.compute = where.output = self.dtype();
+  return {emit(lowering, where, std::vector<Binding>{{mask, {}}, {values, {}}, {self, {}}}, self.shape())};
+}
+
 std::vector<Shape> index_put_shape(const Call& call) {
+  if (by_mask(call)) return masked_put_shape(call);
   const Tensor& self = call.tensor("self");
   const Places places = index_places(self, call.optional_tensors("indices"));
   const Tensor& values = call.tensor("values");
@@ -324,6 +387,7 @@ std::vector<Shape> index_put_shape(const Call& call) {
 }
 
 std::vector<Tensor> index_put_lower(const Call& call, std::span<const Shape>, Lowering& lowering) {
+  if (by_mask(call)) return masked_put_lower(call, lowering);
   const Tensor& self = call.tensor("self");
   std::vector<std::optional<Tensor>> indices = call.optional_tensors("indices");
   if (GRAFT_PLANT("index-put-on-the-first-axis")) std::erase_if(indices, [](const auto& t) { return !t; });
@@ -345,6 +409,38 @@ Refusal refuse_index_list(const NodeView& node) {
   // index_put's own output does not show the rank of the space.
   if (node.tensor("self").rank() - count + rank > kMaxRank) return str("more than ", kMaxRank, " dimensions");
   return refuse_rank(node);
+}
+
+Refusal refuse_index_put(const NodeView& node) {
+  const std::vector<const ir::Value*> indices = node.tensors("indices");
+  if (indices.size() == 1 && indices[0] && indices[0]->dtype == DType::b8) {
+    if (node.constant("accumulate") != 0) return "accumulate=True with a mask";
+    if (indices[0]->rank() == 0) return "a mask without dimensions";
+    return first_of(refuse_rank_of(*indices[0]), refuse_rank(node));
+  }
+  return refuse_index_list(node);
+}
+
+// --- masked_scatter ---
+
+Refusal refuse_masked_scatter(const NodeView& node) {
+  if (node.tensor("mask").dtype != DType::b8) return str("mask is ", name(node.tensor("mask").dtype));
+  if (node.tensor("source").dtype != node.tensor("self").dtype)
+    return str("source is ", name(node.tensor("source").dtype), ", self ", name(node.tensor("self").dtype));
+  return first_of(refuse_rank_of(node.tensor("mask")), refuse_rank_of(node.tensor("source")), refuse_rank(node));
+}
+
+Shape masked_scatter_shape(const Call& call) {
+  return broadcast_shapes(call.tensor("self").shape(), call.tensor("mask").shape());
+}
+
+std::vector<Tensor> masked_scatter_lower(const Call& call, std::span<const Shape> shapes, Lowering& lowering) {
+  const Tensor out = lowering.allocate(call.output_dtype(), shapes[0]);
+  if (out.numel() == 0) return {out};
+  const auto whole = [&](std::string_view name) { return lowering.contiguous(expanded(call.tensor(name), shapes[0])); };
+  lowering.launch(kMaskedScatter, {whole("self"), whole("mask"), lowering.contiguous(call.tensor("source"))}, {out},
+                  MaskedScatterAttrs{}, masked_scatter_scratch_bytes(lowering.max_threads()));
+  return {out};
 }
 
 template <Shape (*rule)(const Call&)>
@@ -379,8 +475,9 @@ std::span<const Operator> index_operators() {
       {"aten.scatter_add.default", refuse_index, one_shape<scatter_shape>, scatter_add_lower, false, false, true},
       {"aten.scatter_reduce.two", refuse_scatter_reduce, one_shape<scatter_shape>, scatter_reduce_lower, false, false,
        true},
+      {"aten.masked_scatter.default", refuse_masked_scatter, one_shape<masked_scatter_shape>, masked_scatter_lower},
       {"aten.index.Tensor", refuse_index_list, index_shape, index_lower, false},
-      {"aten.index_put.default", refuse_index_list, index_put_shape, index_put_lower, false, false, true},
+      {"aten.index_put.default", refuse_index_put, index_put_shape, index_put_lower, false, false, true},
   };
   return operators;
 }

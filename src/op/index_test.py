@@ -1,9 +1,13 @@
 """Indexing against eager; indices out of range fail the run and touch nothing."""
 
+import operator
+
+import graft
 import pytest
 import torch
 from graft import Error
-from graft.testing import check_op, run_op
+from graft._serialize import serialize_graph
+from graft.testing import check_op, check_results, run_blob, run_op
 from op_cases import ALL, FLOATS, Cases, cases
 
 aten = torch.ops.aten
@@ -21,6 +25,98 @@ def test_index_select(case):
     dim = case.dim(x.dim())
     shape = case.pick([[], [1], [5], [33], [0]]) if x.dim() else case.pick([[], [1]])
     case.check(aten.index_select.default, (x, dim, case.indices(shape, x.shape[dim] if x.dim() else 1)))
+
+
+@cases
+def test_masked_scatter(case):
+    x = case.tensor(case.shape(0, most=2000), case.pick(ALL))
+    shape = [1 if case.chance(0.2) else n for n in x.shape][case.pick([0, 0, x.dim() // 2]) :]
+    mask = case.tensor(shape, torch.bool)
+    count = int(mask.expand(torch.broadcast_shapes(x.shape, mask.shape)).sum())
+    source = case.tensor([count + case.pick([0, 3])], x.dtype)
+    if case.chance(0.2) and source.numel() % 2 == 0:
+        source = source.view(2, -1)
+    case.check(aten.masked_scatter.default, (x, mask, source))
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_masked_scatter_by_threads(threads):
+    mask = torch.rand(9, 5000, generator=torch.Generator().manual_seed(1)) < 0.3
+    source = torch.arange(int(mask.sum()))
+    check_op(aten.masked_scatter.default, (torch.full((5000,), -1), mask, source), threads=threads)
+
+
+def test_masked_scatter_with_too_few_elements():
+    x, source = torch.full((9,), -1.0), torch.arange(3.0)
+    good, bad = [torch.arange(9) < n for n in (3, 4)]
+    target = aten.masked_scatter.default
+    _fails(target, (x, bad, source), (x, good, source), "the mask selects 4 elements, but source has 3")
+
+
+def _bags(case: Cases, target, args):
+    """The first result: graft computes no other."""
+    graph = torch.fx.Graph()
+    nodes, tensors = [], []
+    for value in args:
+        if isinstance(value, torch.Tensor):
+            node = graph.placeholder(f"input_{len(tensors)}")
+            base = value
+            if case.chance(0.5):  # on views
+                base = torch.stack([value, value + 1], -1)
+                node.meta["val"] = base
+                node = graph.call_function(aten.select.int, (node, -1, 0))
+            node.meta["val"] = value
+            tensors.append(base)
+            value = node
+        nodes.append(value)
+    call = graph.call_function(target, tuple(nodes))
+    call.meta["val"] = target(*args)
+    first = graph.call_function(operator.getitem, (call, 0))
+    first.meta["val"] = call.meta["val"][0]
+    graph.output((first,))
+    return run_blob(serialize_graph(graph).data, tensors, threads=case.pick([1, 2]), target=target, node=call.name)
+
+
+@pytest.mark.parametrize("target", [aten._embedding_bag.default, aten._embedding_bag_forward_only.default])
+def test_embedding_bag(target):
+    @cases
+    def check(case):
+        mode = case.pick([0, 0, 1, 2])
+        table = case.tensor([case.pick([1, 31, 257]), case.pick([1, 3, 32, 33])], case.pick(FLOATS), False)
+        indices = case.indices([case.pick([0, 1, 5, 33])], table.shape[0])
+        last = case.chance(0.3)
+        bags = case.pick([1, 2, 5])
+        offsets = [0, *sorted(case.random.randint(0, indices.numel()) for _ in range(bags - 1))]
+        offsets = torch.tensor(offsets + [indices.numel()] * last, dtype=indices.dtype)
+        weights = case.tensor([indices.numel()], table.dtype, False) if mode == 0 and case.chance(0.5) else None
+        padding = case.pick([-1, -1, 0, table.shape[0] - 1])
+        args = (table, indices, offsets, False, mode, False, weights, last, padding)
+        exact = [a.double() if isinstance(a, torch.Tensor) and a.is_floating_point() else a for a in args]
+        expected = target(*exact)[0].to(table.dtype)
+        limits = {"atol": 1e-5} if table.dtype == torch.float32 else {}
+        check_results(target, args, {}, _bags(case, target, args), expected, **limits)
+
+    check()
+
+
+@pytest.mark.parametrize(
+    ("indices", "offsets", "message"),
+    [
+        ([0, 5, 1], [0, 2], "index 5 is out of range for a table of 5 rows"),
+        ([0, -1, 1], [0, 2], "index -1 is out of range for a table of 5 rows"),
+        ([0, 1, 2], [1, 2], r"bag 0 is \[1, 2\) of 3 indices"),
+        ([0, 1, 2], [0, 4], r"bag 0 is \[0, 4\) of 3 indices"),
+        ([0, 1, 2], [0, -1], r"bag 0 is \[0, -1\) of 3 indices"),
+    ],
+)
+def test_embedding_bag_checks(tmp_path, indices, offsets, message):
+    net = torch.nn.EmbeddingBag(5, 3, mode="mean").requires_grad_(False)
+    good = torch.tensor([0, 4, 2]), torch.tensor([0, 2])
+    model = graft.load(graft.export(net, good, path=tmp_path / "bag.pte"))
+    assert torch.allclose(model(*good), net(*good))
+    with pytest.raises(Error, match=message):
+        model(torch.tensor(indices), torch.tensor(offsets))
+    assert torch.allclose(model(*good), net(*good))
 
 
 def _within(case: Cases, shape, dim: int) -> list[int]:
@@ -104,6 +200,25 @@ def test_index_put(case):
     values = case.tensor(aten.index.Tensor(x, indices).shape, x.dtype)
     case.check(aten.index_put.default, (x, indices, values))
     case.check(aten.index_put.default, (x, indices, values.flatten()[:1].reshape([])))
+
+
+@cases
+def test_index_put_by_a_mask(case):
+    x = case.tensor(case.shape(1, most=2000), case.pick(ALL))
+    rank = case.random.randint(1, x.dim())
+    mask, rest = case.tensor(x.shape[:rank], torch.bool), list(x.shape[rank:])
+    one = [n if case.chance(0.7) else 1 for n in rest][case.pick([0, 0, len(rest) // 2]) :]
+    for shape in ([], one, [1, *rest], [int(mask.sum()), *rest]):
+        case.check(aten.index_put.default, (x, [mask], case.tensor(shape, x.dtype)))
+
+
+def test_index_put_by_a_mask_with_the_wrong_number_of_values():
+    x, values = torch.zeros(9, 2), torch.ones(3, 2)
+    good = torch.arange(9) < 3
+    for count in (2, 4, 0):
+        bad = torch.arange(9) < count
+        message = f"the mask selects {2 * count} elements, but source has 6"
+        _fails(aten.index_put.default, (x, [bad], values), (x, [good], values), message)
 
 
 @cases

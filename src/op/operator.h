@@ -49,6 +49,7 @@ class NodeView {
   std::optional<std::int64_t> constant(std::string_view name) const;   // integer or boolean known at export
   const ir::Value& output(std::size_t i = 0) const;
   std::size_t output_count() const { return node_.outputs.size(); }
+  bool output_is_read(std::size_t i) const;  // by a node or as a result of the method
 
  private:
   const ir::Program& program_;
@@ -89,6 +90,7 @@ class Call {
   std::vector<double> reals(std::string_view name) const;           // likewise of any numbers
   DType output_dtype(std::size_t i = 0) const;                      // as the exporter recorded it
   std::size_t output_count() const { return node_.outputs.size(); }
+  Shape least_shape(std::size_t i) const;  // the smallest that the exporter recorded: of an output that nobody reads
 
  private:
   Scalar scalar_of(const ir::Arg& arg) const;
@@ -128,6 +130,8 @@ struct Operator {
   bool updates = false;
   // Of the named argument, a matrix; nullptr: none, for all arguments.
   StoredUse (*stored_use)(const NodeView&, std::string_view argument) = nullptr;
+  // Another result in every run, from the same arguments: never folded.
+  bool random = false;
 };
 
 // An operator on numbers ("aten.sym_size.int", "python.mul"): evaluated while planning, never launched.

@@ -18,6 +18,8 @@ namespace graft {
   X(cast_operators)                \
   X(conv_operators)                \
   X(creation_operators)            \
+  X(distance_operators)            \
+  X(embedding_bag_operators)       \
   X(index_operators)               \
   X(kv_attention_operators)        \
   X(linear_operators)              \
@@ -27,6 +29,7 @@ namespace graft {
   X(norm_operators)                \
   X(pool_operators)                \
   X(quantize_operators)            \
+  X(random_operators)              \
   X(reduce_operators)              \
   X(resample_operators)            \
   X(rope_operators)                \

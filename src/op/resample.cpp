@@ -1,4 +1,4 @@
-// Other sizes of spatial dimensions: padding with the tensor's own elements, and upsampling.
+// Other sizes of spatial dimensions: padding with the tensor's own elements, upsampling, sampling by a grid, col2im.
 #include "kernel/resample.h"
 
 #include <cmath>
@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "kernel/grid_sample.h"
 #include "op/operator.h"
 #include "op/spatial.h"
 #include "plan/lowering.h"
@@ -118,8 +119,9 @@ std::vector<Shape> upsample_shape(const Call& call) {
   return {out};
 }
 
-template <bool linear>
+template <const Kernel& kernel>
 std::vector<Tensor> lower_upsample(const Call& call, std::span<const Shape> shapes, Lowering& lowering) {
+  constexpr bool linear = &kernel != &kNearest;
   const Tensor& input = input_of(call);
   const bool halves = linear && input.dtype() != DType::f32 && input.dtype() != DType::f64;
   const Tensor from = lowering.contiguous(halves ? lowering.cast(input, DType::f32) : input);
@@ -134,8 +136,110 @@ std::vector<Tensor> lower_upsample(const Call& call, std::span<const Shape> shap
       if (attrs.align_corners != 0) scale = out_size > 1 ? (in_size - 1) / (out_size - 1) : 0;
       attrs.scale[i] = scale;
     }
-    lowering.launch(linear ? kBilinear : kNearest, {with_three_spatial(from, 2)}, {with_three_spatial(out, 2)}, attrs);
+    lowering.launch(kernel, {with_three_spatial(from, 2)}, {with_three_spatial(out, 2)}, attrs);
   }
+  return {lowering.cast(out, call.output_dtype())};
+}
+
+// f64 stays, other floats are computed in f32.
+Tensor computable(const Tensor& tensor, Lowering& lowering) {
+  return lowering.contiguous(tensor.dtype() == DType::f64 ? tensor : lowering.cast(tensor, DType::f32));
+}
+
+// --- grid_sampler_2d ---
+
+Refusal refuse_grid(const NodeView& node) {
+  const ir::Value &input = node.tensor("input"), &grid = node.tensor("grid");
+  if (input.rank() != 4 || grid.rank() != 4)
+    return str("input has rank ", input.rank(), ", grid ", grid.rank(), ", expected 4");
+  if (!is_float(input.dtype) || grid.dtype != input.dtype)
+    return str("input is ", name(input.dtype), ", grid ", name(grid.dtype), ", expected one floating-point dtype");
+  for (const std::string_view argument : {"interpolation_mode", "padding_mode"})
+    if (const std::optional<std::int64_t> mode = node.constant(argument); !mode || *mode < 0 || *mode > 2)
+      return str(argument, " must be 0, 1 or 2");
+  return {};
+}
+
+std::vector<Shape> grid_shape(const Call& call) {
+  const Shape &input = call.tensor("input").shape(), &grid = call.tensor("grid").shape();
+  GRAFT_CHECK(InvalidArgument, input[0] == grid[0], "input ", input.str(), " and grid ", grid.str(),
+              " have different batches");
+  GRAFT_CHECK(InvalidArgument, grid[3] == 2, "grid ", grid.str(), " must have 2 coordinates for each place");
+  constexpr std::int64_t kMost = 1 << 30;
+  GRAFT_CHECK(InvalidArgument, input[2] > 0 && input[3] > 0 && input[2] <= kMost && input[3] <= kMost, "input ",
+              input.str(), " has no pixel, or too many in a row");
+  return {Shape{input[0], input[1], grid[1], grid[2]}};
+}
+
+std::vector<Tensor> lower_grid(const Call& call, std::span<const Shape> shapes, Lowering& lowering) {
+  GridSampleAttrs attrs;
+  attrs.interpolation = static_cast<Interpolation>(call.integer("interpolation_mode"));
+  attrs.outside = static_cast<Outside>(call.integer("padding_mode"));
+  attrs.align_corners = call.boolean("align_corners") ? 1 : 0;
+  const Tensor input = computable(call.tensor("input"), lowering), grid = computable(call.tensor("grid"), lowering);
+  const Tensor out = lowering.allocate(input.dtype(), shapes[0]);
+  if (out.numel() > 0) lowering.launch(kGridSample, {input, grid}, {out}, attrs);
+  return {lowering.cast(out, call.output_dtype())};
+}
+
+// --- col2im ---
+
+Refusal refuse_col2im(const NodeView& node) {
+  const ir::Value& self = node.tensor("self");
+  if (self.rank() != 2 && self.rank() != 3) return str("self has rank ", self.rank(), ", expected 2 or 3");
+  return is_float(self.dtype) ? Refusal() : str("self is ", name(self.dtype), ", expected a floating-point dtype");
+}
+
+struct Fold {
+  Col2ImAttrs attrs;
+  Shape image;  // [N, C, H, W]
+
+  explicit Fold(const Call& call) {
+    const Tensor& self = call.tensor("self");
+    const std::int64_t rows = self.size(self.rank() - 2), columns = self.size(self.rank() - 1);
+    const auto pair = [&](std::string_view argument, std::int64_t least, std::int64_t* to) {
+      const Sizes given = call.integers(argument);
+      GRAFT_CHECK(InvalidArgument, given.size() == 1 || given.size() == 2, argument, " has ", given.size(),
+                  " entries, expected 2");
+      for (std::size_t i = 0; i < 2; ++i) {
+        to[i] = given[given.size() == 1 ? 0 : i];
+        GRAFT_CHECK(InvalidArgument, to[i] >= least && to[i] <= std::numeric_limits<std::int32_t>::max(), argument,
+                    " is ", to[i], ", expected ", least, " to 2147483647");
+      }
+    };
+    std::int64_t size[2] = {};
+    pair("output_size", 1, size);
+    pair("kernel_size", 1, attrs.kernel);
+    pair("dilation", 1, attrs.dilation);
+    pair("padding", 0, attrs.padding);
+    pair("stride", 1, attrs.stride);
+    for (int d = 0; d < 2; ++d) {
+      const std::int64_t free = size[d] + 2 * attrs.padding[d] - attrs.dilation[d] * (attrs.kernel[d] - 1) - 1;
+      GRAFT_CHECK(InvalidArgument, free >= 0, "no window fits into output_size ", size[d]);
+      attrs.windows[d] = free / attrs.stride[d] + 1;
+    }
+    const std::int64_t window = attrs.kernel[0] * attrs.kernel[1];
+    GRAFT_CHECK(InvalidArgument, rows > 0 && rows % window == 0, "self has ", rows,
+                " rows, expected a multiple of the ", window, " elements of a window");
+    std::int64_t windows = 0;
+    const bool overflow = __builtin_mul_overflow(attrs.windows[0], attrs.windows[1], &windows);
+    GRAFT_CHECK(InvalidArgument, !overflow && columns == windows, "self has ", columns, " columns, expected ", windows,
+                ", one for each window");
+    image = Shape{self.rank() == 3 ? self.size(0) : 1, rows / window, size[0], size[1]};
+  }
+};
+
+std::vector<Shape> col2im_shape(const Call& call) {
+  const Fold fold(call);
+  if (call.tensor("self").rank() == 3) return {fold.image};
+  return {Shape{fold.image[1], fold.image[2], fold.image[3]}};
+}
+
+std::vector<Tensor> lower_col2im(const Call& call, std::span<const Shape> shapes, Lowering& lowering) {
+  const Fold fold(call);
+  const Tensor self = computable(call.tensor("self"), lowering);
+  const Tensor out = lowering.allocate(self.dtype(), shapes[0]);
+  if (out.numel() > 0) lowering.launch(kCol2Im, {self}, {*try_reshape(out, fold.image)}, fold.attrs);
   return {lowering.cast(out, call.output_dtype())};
 }
 
@@ -149,10 +253,14 @@ std::span<const Operator> resample_operators() {
       pad_operator<1, PadMode::replicate>("aten.replication_pad1d.default"),
       pad_operator<2, PadMode::replicate>("aten.replication_pad2d.default"),
       pad_operator<3, PadMode::replicate>("aten.replication_pad3d.default"),
-      {"aten.upsample_nearest2d.vec", refuse_any, upsample_shape, lower_upsample<false>, true},
-      {"aten.upsample_nearest2d.default", refuse_any, upsample_shape, lower_upsample<false>, true},
-      {"aten.upsample_bilinear2d.vec", refuse_float, upsample_shape, lower_upsample<true>, true},
-      {"aten.upsample_bilinear2d.default", refuse_float, upsample_shape, lower_upsample<true>, true},
+      {"aten.upsample_nearest2d.vec", refuse_any, upsample_shape, lower_upsample<kNearest>, true},
+      {"aten.upsample_nearest2d.default", refuse_any, upsample_shape, lower_upsample<kNearest>, true},
+      {"aten.upsample_bilinear2d.vec", refuse_float, upsample_shape, lower_upsample<kBilinear>, true},
+      {"aten.upsample_bilinear2d.default", refuse_float, upsample_shape, lower_upsample<kBilinear>, true},
+      {"aten.upsample_bicubic2d.vec", refuse_float, upsample_shape, lower_upsample<kBicubic>, true},
+      {"aten.upsample_bicubic2d.default", refuse_float, upsample_shape, lower_upsample<kBicubic>, true},
+      {"aten.grid_sampler_2d.default", refuse_grid, grid_shape, lower_grid},
+      {"aten.col2im.default", refuse_col2im, col2im_shape, lower_col2im},
   };
   return kOperators;
 }

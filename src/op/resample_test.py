@@ -1,4 +1,4 @@
-"""Padding with a tensor's own elements, and upsampling, against eager."""
+"""Padding with a tensor's own elements, upsampling, sampling by a grid and col2im, against eager."""
 
 import pytest
 import torch
@@ -61,7 +61,8 @@ def test_upsample_nearest():
     check()
 
 
-def test_upsample_bilinear():
+@pytest.mark.parametrize("op", [aten.upsample_bilinear2d, aten.upsample_bicubic2d])
+def test_upsample(op):
     @cases
     def check(case):
         x = _input(case, FLOATS)
@@ -69,8 +70,56 @@ def test_upsample_bilinear():
         corners = case.chance(0.5)
         largest = float(x.abs().max()) if x.numel() else 0
         atol = {torch.float16: 2e-3, torch.bfloat16: 2e-2, torch.float64: 1e-12}.get(x.dtype, 4e-6) * max(largest, 1)
-        case.check(aten.upsample_bilinear2d.vec, (x, sizes, corners, factors), atol=atol)
+        case.check(op.vec, (x, sizes, corners, factors), atol=atol)
         sizes = sizes or [int(n * f) for n, f in zip(x.shape[2:], factors, strict=True)]
-        case.check(aten.upsample_bilinear2d.default, (x, sizes, corners, *(factors or ())), atol=atol)
+        case.check(op.default, (x, sizes, corners, *(factors or ())), atol=atol)
+
+    check()
+
+
+def _atol(x, most):
+    return {torch.float16: 4e-3, torch.bfloat16: 4e-2, torch.float64: 1e-11}.get(x.dtype, 1e-5) * max(most, 1)
+
+
+def _exact(x, grid, *rest):
+    return aten.grid_sampler_2d.default(x.double(), grid.double(), *rest).to(x.dtype)
+
+
+def test_grid_sampler():
+    @cases
+    def check(case):
+        dtype = case.pick(FLOATS)
+        n, c = case.pick([0, 1, 2]), case.pick([1, 3])
+        x = case.tensor([n, c, case.pick([1, 2, 7, 31]), case.pick([1, 2, 5, 33])], dtype, False)
+        # Some places far outside.
+        grid = case.tensor([n, case.pick([0, 1, 4, 9]), case.pick([1, 3, 31]), 2], dtype, False)
+        grid = grid * case.pick([0.3, 0.8, 3.0])
+        mode = case.pick([0, 1, 2])
+        # Halves: eager rounds places and weights. Places: nearest must not round the other way in f32 and f64.
+        reference = None if dtype in (torch.float32, torch.float64) else _exact
+        largest = float(x.abs().max()) if x.numel() else 0
+        args = (x, grid, mode, case.pick([0, 1, 2]), case.chance(0.5))
+        if mode == 1 and reference:
+            args = (x, grid, 0, *args[3:])
+        atol = _atol(x, largest) * (10 if grid.numel() and float(grid.abs().max()) > 2 else 1)
+        case.check(aten.grid_sampler_2d.default, args, reference=reference, atol=atol)
+
+    check()
+
+
+def test_col2im():
+    @cases
+    def check(case):
+        kernel, dilation, padding, stride, size = ([case.pick(o) for _ in range(2)] for o in ([1, 2, 3], [1, 2], [0, 1, 2], [1, 2, 3], [1, 4, 9, 31]))
+        windows = [(size[d] + 2 * padding[d] - dilation[d] * (kernel[d] - 1) - 1) // stride[d] + 1 for d in (0, 1)]
+        if min(windows) < 1:
+            case.refused += 1
+            return
+        shape = [case.pick([1, 3]) * kernel[0] * kernel[1], windows[0] * windows[1]]
+        if case.chance(0.7):
+            shape.insert(0, case.pick([0, 1, 2]))
+        x = case.tensor(shape, case.pick(FLOATS))
+        exact = lambda x, *rest: aten.col2im.default(x.double(), *rest).to(x.dtype)  # halves: eager rounds every sum
+        case.check_or_fail(aten.col2im.default, (x, size, kernel, dilation, padding, stride), reference=exact)
 
     check()

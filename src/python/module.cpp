@@ -335,18 +335,19 @@ NB_MODULE(_C, m) {
           "__init__",
           [](Session* self, std::shared_ptr<Program> program, int threads, std::size_t max_graphs, bool strict,
              std::int64_t kv_rows, std::int64_t kv_length, const std::string& kv_type, std::int64_t kv_room,
-             std::int64_t kv_source_length) {
+             std::int64_t kv_source_length, std::uint64_t seed) {
             SessionOptions options;
             options.kv = {kv_rows, kv_length, kv_type_named(kv_type), kv_room, kv_source_length};
             options.threads = threads;
             options.max_graphs = max_graphs;
             options.strict_zero_copy = strict;
+            options.seed = seed;
             new (self) Session(std::move(program), options);
           },
           nb::arg("program"), nb::arg("threads") = 0, nb::arg("max_graphs") = 16, nb::arg("strict_zero_copy") = false,
           nb::arg("kv_rows") = KvOptions{}.rows, nb::arg("kv_length") = KvOptions{}.length,
           nb::arg("kv_type") = "computed", nb::arg("kv_room") = KvOptions{}.room,
-          nb::arg("kv_source_length") = KvOptions{}.source_length)
+          nb::arg("kv_source_length") = KvOptions{}.source_length, nb::arg("seed") = 0)
       .def("output_values",
            [](Session& s, const std::string& method, const nb::list& inputs) {
              const std::vector<Value> values = to_values(inputs);

@@ -107,6 +107,7 @@ void Executable::run_share(const KernelLaunch& launch, int phase, int share, int
   context.attr_bytes = launch.launch->attrs.data();
   context.scratch_bytes = static_cast<std::byte*>(launch.scratch);
   context.error = &control_->error;
+  context.random = control_->random;
   context.node = launch.node;
   launch.launch->kernel->run(context);
 }

@@ -27,6 +27,7 @@ struct RunControl {
   bool has_deadline = false;
   std::chrono::steady_clock::time_point deadline;
   bool timed_out = false;
+  RandomKey random;
 
   bool should_stop();  // polled after every launch by one thread
 };

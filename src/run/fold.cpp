@@ -99,7 +99,7 @@ class Folder {
 
   bool foldable(const ir::Node& node) const {
     const Operator* op = find_operator(graph_.op_of(node).target);
-    if (!op || op->view) return false;
+    if (!op || op->view || op->random) return false;
     std::int64_t in = 0;
     for (const ir::Arg& arg : node.args)
       if (!constant_bytes(arg, in)) return false;

@@ -61,6 +61,7 @@ Session::Impl::Impl(std::shared_ptr<const Program> loaded_program, const Session
   arena = options.arena ? options.arena : std::make_shared<Arena>();
   has_kv = loaded().has_kv_cache();
   if (has_kv) check_kv(options.kv);
+  control.random.seed = options.seed;
 }
 
 Session::Impl::~Impl() { drain(); }
@@ -197,6 +198,7 @@ void Session::Impl::compute(Graph& graph, const RunOptions& run_options, Executa
     if (control.error.failed()) throw ExecutionError(std::string(control.error.message()));
     throw Cancelled(control.timed_out ? "the deadline passed" : "the run was cancelled");
   }
+  ++control.random.run;
   counters.state_bytes_written += static_cast<std::uint64_t>(graph.executable->plan().state_bytes_written);
 }
 std::vector<Value> Session::Impl::output_values(std::string_view name, std::span<const Value> inputs) {

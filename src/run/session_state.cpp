@@ -85,6 +85,7 @@ void Session::reset() {
   impl_->check_open();
   for (std::uint32_t i = 0; i < impl_->states.size(); ++i)
     if (impl_->states[i].data()) impl_->reset_state(i);
+  impl_->control.random.run = 0;
 }
 
 Session Session::fork() {
@@ -93,6 +94,7 @@ Session Session::fork() {
   SessionOptions options = impl_->options;
   options.threads = impl_->threads;
   Session copy(impl_->program, options);
+  copy.impl_->control.random = impl_->control.random;
   for (std::uint32_t i = 0; i < impl_->states.size(); ++i) {
     if (!impl_->states[i].data()) continue;
     std::byte* to = copy.impl_->state(i);

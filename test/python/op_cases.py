@@ -180,7 +180,7 @@ class Cases:
         call = _call(graph, target, node_args, node_kwargs, meta)
         blob = serialize_graph(graph).data
         actual = testing.run_blob(blob, inputs, threads=self.pick([1, 2]), target=target, node=call.name)
-        testing.check_results(target, args, kwargs, actual, expected, note="on views", **limits)
+        testing.check_results(target, args, kwargs, actual, expected, strided=True, note="on views", **limits)
 
     def check_computed(self, target: Any, make: Callable[[Any, Any], tuple[Any, ...]], **kwargs: Any) -> None:
         """With numbers that the program computes: one program, made for an input of unknown size [n, 3, 2], against

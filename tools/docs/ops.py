@@ -10,10 +10,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import torch
 from graft import _C
 
 DTYPES = ("float32", "float16", "bfloat16", "float64", "int64", "int32", "int16", "int8", "uint8", "bool")
 SHORT = ("f32", "f16", "bf16", "f64", "i64", "i32", "i16", "i8", "u8", "bool")
+COUNTS = ("cases", "wide", "empty", "strided")
 HEAD = """# Operators
 
 Made by `make ops-report` from a run of the tests under `src/op`; not edited by hand. Every operator overload of the
@@ -26,17 +28,61 @@ calls with numbers that the program computes from sizes, are cases of their own.
 - worst error: the largest |graft - eager| / (1 + |eager|) over all elements that are finite in eager, whatever their
   dtype. Results that are integers or booleans must be equal, so theirs is 0. "-": the values are whatever the memory
   holds, in eager too, and dtype and shape alone are compared.
+- rank > 4, empty, strided: of the cases, how many had a tensor of rank above 4, one without elements, operands that are
+  views of larger tensors.
 - kernels: what ran, over all cases. "graft ..." is a kernel of graft, "ggml ..." one of ggml's CPU backend; "view" costs
-  nothing at run time; "folded at load" means that the result depends on constants alone.
+  nothing at run time; "folded at load" means that the result depends on constants alone. The cases run on the CPU.
+
+On another device matrix products, elementwise functions, layer and RMS norm, softmax over the last dimension, sums and means
+over the last dimensions, embeddings, attention and copies are ggml's ops, where its backend has them for the dtype and sizes
+(`src/op/device.h`); the rest of a program runs on the CPU beside it.
 """
+LEFT_OUT = {
+    "training": "computes gradients",
+    "complex": "a complex tensor, which the engine has no dtype for; ExecuTorch's kernel runs it",
+    "data": "the size of the result, or a number of the program, depends on data",
+    "writes": "writes its arguments; torch.export replaces it by one that does not",
+    "layout": "asks for strides, which a value of the engine does not have",
+}
+# Operators of core ATen that graft lacks: why.
+WHY = {
+    "_fft_c2r": "complex",
+    "_fft_r2c": "complex",
+    "_local_scalar_dense": "data",
+    "nonzero": "data",
+    "_native_batch_norm_legit.default": "writes",
+    "atan2.out": "writes",
+    "resize_": "writes",
+    "sym_is_contiguous": "layout",
+}
+
+
+def left_out(targets: list[str]) -> dict[str, str]:
+    """Reasons by overload, for all of core ATen that is not among the targets."""
+    found = {}
+    for full in torch._C._dispatch_get_all_op_names():
+        namespace, _, name = full.partition("::")
+        if namespace != "aten":
+            continue
+        packet, _, overload = name.partition(".")
+        if torch.Tag.core not in getattr(getattr(torch.ops.aten, packet), overload or "default").tags:
+            continue
+        target = f"aten.{packet}.{overload or 'default'}"
+        if target not in targets:
+            kind = "training" if packet.endswith("_backward") else WHY.get(name) or WHY.get(packet)
+            kind = kind or WHY[f"{packet}.{overload or 'default'}"]
+            found[target] = LEFT_OUT[kind]
+    return dict(sorted(found.items()))
 
 
 def merged(folder: Path) -> dict[str, dict[str, Any]]:
     rows: dict[str, dict[str, Any]] = {}
     for file in sorted(folder.glob("*.json")):
         for name, row in json.loads(file.read_text()).items():
-            known = rows.setdefault(name, {"cases": 0, "dtypes": set(), "worst": None, "kernels": set()})
-            known["cases"] += row["cases"]
+            fresh = {"dtypes": set(), "worst": None, "kernels": set(), **dict.fromkeys(COUNTS, 0)}
+            known = rows.setdefault(name, fresh)
+            for count in COUNTS:
+                known[count] += row[count]
             known["worst"] = max((w for w in (known["worst"], row["worst"]) if w is not None), default=None)
             known["dtypes"].update(row["dtypes"])
             known["kernels"].update(row["kernels"])
@@ -49,17 +95,28 @@ def markdown(rows: dict[str, dict[str, Any]], targets: list[str]) -> str:
     tensors = sorted(set(targets) - set(numbers))
     tested = sum(rows.get(name, {}).get("cases", 0) > 0 for name in tensors)
     lines = [HEAD, f"{len(tensors)} operators on tensors, {tested} of them with cases here.", ""]
-    lines += ["| operator | dtypes | cases | worst error | kernels |", "| --- | --- | ---: | ---: | --- |"]
+    cases, wide, empty, strided = (sum(row[count] for row in rows.values()) for count in COUNTS)
+    lines[-1:] = [
+        f"{cases} cases in all; {100 * wide // cases} % have a tensor of rank above 4, {100 * empty // cases} % one "
+        f"without elements, {100 * strided // cases} % strided operands.",
+        "",
+    ]
+    lines += ["| operator | dtypes | cases | rank > 4 | empty | strided | worst error | kernels |"]
+    lines += ["| --- | --- | ---: | ---: | ---: | ---: | ---: | --- |"]
     for name in tensors:
         row = rows.get(name)
         if row is None or not row["cases"]:
-            lines.append(f"| {name} | | 0 | | |")
+            lines.append(f"| {name} | | 0 | | | | | |")
             continue
         dtypes = ", ".join(short for dtype, short in zip(DTYPES, SHORT, strict=True) if dtype in row["dtypes"])
         worst = "-" if row["worst"] is None else f"{row['worst']:.1e}" if row["worst"] else "0"
-        lines.append(f"| {name} | {dtypes} | {row['cases']} | {worst} | {', '.join(sorted(row['kernels'])) or 'view'} |")
+        counts = " | ".join(str(row[count]) for count in COUNTS)
+        lines.append(f"| {name} | {dtypes} | {counts} | {worst} | {', '.join(sorted(row['kernels'])) or 'view'} |")
     lines += ["", "Operators on numbers, evaluated while a plan is made and tested in `src/op/scalar_test.cpp`:", ""]
     lines.append(", ".join(sorted(numbers)) + ".")
+    lines += ["", "Operators of core ATen that graft refuses; a program with one is split around it (`allow_fallback=True`):"]
+    lines += ["", "| operator | why |", "| --- | --- |"]
+    lines += [f"| {target} | {why} |" for target, why in left_out(targets).items()]
     return "\n".join(lines) + "\n"
 
 
