@@ -2,6 +2,8 @@
 #include "kernel/index.h"
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 #include <optional>
 
 #include "base/check.h"
@@ -222,8 +224,9 @@ std::optional<ScatterMode> mode_named(std::string_view name) {
   return std::nullopt;
 }
 
-Tensor scatter(const Call& call, ScatterMode mode, Lowering& lowering) {
-  const Tensor &self = call.tensor("self"), &index = call.tensor("index");
+// Into `self`, which is argument "self" or has its shape.
+Tensor scatter(const Call& call, const Tensor& self, ScatterMode mode, Lowering& lowering) {
+  const Tensor& index = call.tensor("index");
   Places places = places_along(self, index, wrap_dim(call.integer("dim"), self.rank()));
   if (!call.is_tensor("src")) {
     const Tensor value =
@@ -242,20 +245,67 @@ Tensor scatter(const Call& call, ScatterMode mode, Lowering& lowering) {
 }
 
 std::vector<Tensor> scatter_lower(const Call& call, std::span<const Shape>, Lowering& lowering) {
-  return {scatter(call, ScatterMode::assign, lowering)};
+  return {scatter(call, call.tensor("self"), ScatterMode::assign, lowering)};
 }
 
 std::vector<Tensor> scatter_add_lower(const Call& call, std::span<const Shape>, Lowering& lowering) {
-  return {scatter(call, ScatterMode::add, lowering)};
+  return {scatter(call, call.tensor("self"), ScatterMode::add, lowering)};
+}
+
+// What changes nothing that it is combined with.
+Scalar neutral(ScatterMode mode, DType dtype) {
+  const bool largest = mode == ScatterMode::amin;
+  if (mode == ScatterMode::add) return Scalar::of(std::int64_t{0});
+  if (mode == ScatterMode::multiply) return Scalar::of(std::int64_t{1});
+  if (is_float(dtype)) return Scalar::of(largest ? HUGE_VAL : -HUGE_VAL);
+  if (dtype == DType::b8) return Scalar::of(largest);
+  const int bits = static_cast<int>(byte_size(dtype)) * 8;
+  if (dtype == DType::u8) return Scalar::of(std::int64_t{largest ? 255 : 0});
+  const std::int64_t most = std::numeric_limits<std::int64_t>::max() >> (64 - bits);
+  return Scalar::of(largest ? most : -most - 1);
+}
+
+// The sums divided by how many elements they are of.
+Tensor divided(const Call& call, const Tensor& sums, bool with_self, Lowering& lowering) {
+  const DType dtype = sums.dtype();
+  const auto number = [](int v) { return Scalar::of(std::int64_t{v}); };
+  Places places = places_along(sums, call.tensor("index"), wrap_dim(call.integer("dim"), sums.rank()));
+  const Tensor ones = lowering.full(dtype, {}, number(1));
+  const Tensor counts = scattered(places, lowering.full(dtype, sums.shape(), number(with_self ? 1 : 0)), ones,
+                                  ScatterMode::add, lowering);
+  const auto run = [&](simd::ElementwiseOp op, DType output, std::vector<Binding> operands) {
+    Elementwise what;
+    what.op = op;
+    what.compute = dtype;
+    what.output = output;
+    return emit(lowering, what, operands, sums.shape());
+  };
+  const Tensor none = run(simd::ElementwiseOp::eq, DType::b8, {{counts, {}}, {{}, number(0)}});
+  const Tensor divisors = run(simd::ElementwiseOp::where, dtype, {{none, {}}, {{}, number(1)}, {counts, {}}});
+  return run(is_float(dtype) ? simd::ElementwiseOp::div : simd::ElementwiseOp::div_floor, dtype,
+             {{sums, {}}, {divisors, {}}});
 }
 
 std::vector<Tensor> scatter_reduce_lower(const Call& call, std::span<const Shape>, Lowering& lowering) {
-  return {scatter(call, *mode_named(call.text("reduce")), lowering)};
+  const bool mean = call.text("reduce") == "mean",
+             with_self = !call.has("include_self") || call.boolean("include_self");
+  const ScatterMode mode = mean ? ScatterMode::add : *mode_named(call.text("reduce"));
+  Tensor self = call.tensor("self");
+  if (!with_self) {
+    Places places = places_along(self, call.tensor("index"), wrap_dim(call.integer("dim"), self.rank()));
+    self = scattered(places, self, lowering.full(self.dtype(), {}, neutral(mode, self.dtype())), ScatterMode::assign,
+                     lowering);
+  }
+  const Tensor reduced = scatter(call, self, mode, lowering);
+  return {mean ? divided(call, reduced, with_self, lowering) : reduced};
 }
 
 Refusal refuse_scatter_reduce(const NodeView& node) {
-  if (!mode_named(node.arg("reduce").s)) return str("reduce='", node.arg("reduce").s, "'");
-  if (node.has("include_self") && node.constant("include_self") != 1) return "include_self=False";
+  const std::string_view reduce = node.arg("reduce").s;
+  const bool mean = node.target() == "aten.scatter_reduce.two" && reduce == "mean";
+  if (!mode_named(reduce) && !mean) return str("reduce='", reduce, "'");
+  if (mean && node.tensor("self").dtype == DType::b8) return "reduce='mean' of bool";
+  if (node.has("include_self") && !node.constant("include_self")) return "include_self is not a constant";
   return refuse_index(node);
 }
 

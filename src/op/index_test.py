@@ -172,6 +172,9 @@ def test_scatter_combines(case):
         case.check(aten.scatter_reduce.two, (x, dim, index, src, reduce), **limits)
     if dtype != torch.float16:
         case.check(aten.scatter_reduce.two, (x, dim, index, src, "prod"), **limits)
+    reduce = case.pick(["sum", "amax", "amin", "mean", *["prod"] * (dtype != torch.float16)])
+    case.check(aten.scatter_reduce.two, (x, dim, index, src, reduce), {"include_self": False}, **limits)
+    case.check(aten.scatter_reduce.two, (x, dim, index, src, "mean"), **limits)
 
 
 def _index_list(case: Cases, x: torch.Tensor, unique: bool = False) -> list:

@@ -1,6 +1,7 @@
 """Random numbers: shape, moments, and that a seed determines them. They are not PyTorch's."""
 
 import graft
+import graft.executorch
 import pytest
 import torch
 from graft import _C, testing
@@ -148,3 +149,47 @@ def test_every_call_of_a_model_draws_its_own(tmp_path):
     assert not torch.equal(a, again[0]) and not torch.equal(c, again[2])
     model.reset()
     assert torch.equal(model(x)[0], a)
+
+
+class Picked(torch.nn.Module):
+    def forward(self, table, index):
+        return table[index] + torch.randn(3)
+
+
+def test_a_failed_run_draws_again(tmp_path):
+    table, good, bad = torch.zeros(5, 3), torch.tensor([1, 4]), torch.tensor([1, 5])
+    path = graft.export(Picked(), (table, good), path=tmp_path / "p.pte")
+    model, other = graft.load(path), graft.load(path)
+    runs = [model(table, good) for _ in range(3)]
+    assert torch.equal(other(table, good), runs[0])
+    with pytest.raises(graft.ExecutionError, match="index 5"):
+        other(table, bad)
+    assert torch.equal(other(table, good), runs[1])
+
+
+def test_seed_of_the_delegate(tmp_path):
+    from executorch.runtime import Runtime
+
+    table, index = torch.zeros(5, 3), torch.tensor([1, 4])
+    path = graft.export(Picked(), (table, index), path=tmp_path / "p.pte")
+    try:
+        graft.executorch.set_options(seed=2**32 - 1)
+        method = Runtime.get().load_program(str(path)).load_method("forward")
+        found = [method.execute([table, index])[0].clone() for _ in range(2)]
+    finally:
+        graft.executorch.set_options()
+    model = graft.load(path, seed=2**32 - 1)
+    assert all(torch.equal(a, model(table, index)) for a in found)
+    with pytest.raises(graft.InvalidArgument, match="seed"):
+        graft.executorch.set_options(seed=-1)
+
+
+@torch.no_grad()
+def test_graphs_of_torch_compile_draw_their_own():
+    def model(x):
+        a = x + torch.randn(x.shape)
+        torch._dynamo.graph_break()
+        return a, x + torch.randn(x.shape)
+
+    a, b = torch.compile(model, backend="graft")(torch.zeros(4, 5))
+    assert not torch.equal(a, b)

@@ -123,7 +123,7 @@ NEVER_REFUSED = {
 NO_FALLBACK = {
     "_int_mm.default",
     *(f"{kind}_pad{d}d.default" for kind in ("reflection", "replication") for d in (1, 2, 3)),
-    *(f"upsample_{kind}.{overload}" for kind in ("nearest2d", "bilinear2d") for overload in ("default", "vec")),
+    *(f"upsample_{kind}.{overload}" for kind in ("nearest2d", "bilinear2d", "bicubic2d") for overload in ("default", "vec")),
 }
 
 # The engine takes what the refused instance is decomposed into.
