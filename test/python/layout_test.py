@@ -37,7 +37,7 @@ class Net(torch.nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.features = torch.nn.Sequential(
-            torch.nn.Conv2d(3, 8, 3, 2, 1), Block(8, 8, 1), Block(8, 12, 2), Block(12, 12, 1)
+            torch.nn.Conv2d(3, 8, 3, 2, 1), Block(8, 12, 2), Block(12, 12, 1)
         )
         self.head = torch.nn.Linear(12, 10)
         self.eval()

@@ -15,16 +15,16 @@ def _close(found, expected):
 
 
 @pytest.mark.parametrize(
-    ("kind", "bidirectional", "batch_first"),
-    [(torch.nn.LSTM, True, True), (torch.nn.GRU, True, False), (torch.nn.RNN, False, True)],
+    ("kind", "layers", "bidirectional", "batch_first"),
+    [(torch.nn.LSTM, 1, True, True), (torch.nn.GRU, 2, False, False), (torch.nn.RNN, 1, True, False)],
 )
-def test_sequences(tmp_path, kind, bidirectional, batch_first):
+def test_sequences(tmp_path, kind, layers, bidirectional, batch_first):
     torch.manual_seed(0)
-    net = kind(FEATURES, HIDDEN, 2, bidirectional=bidirectional, batch_first=batch_first).eval()
+    net = kind(FEATURES, HIDDEN, layers, bidirectional=bidirectional, batch_first=batch_first).eval()
     batch = 0 if batch_first else 1
     size = [3, 3]
     size[batch] = 2
-    state = torch.randn(4 if bidirectional else 2, 2, HIDDEN)
+    state = torch.randn(2 * layers if bidirectional else layers, 2, HIDDEN)
     state = (state, torch.randn_like(state)) if kind is torch.nn.LSTM else state
     n = Dim("n", min=1, max=8)
     shapes = {"input": {batch: n}, "hx": ({1: n}, {1: n}) if kind is torch.nn.LSTM else {1: n}}
