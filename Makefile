@@ -17,7 +17,7 @@ PIP := $(BIN)/pip --disable-pip-version-check
 PIP_INSTALL := $(PIP) install -c requirements/constraints.txt
 
 .PHONY: all help demo test test-cpp test-python build setup system format format-check tidy asan tsan planted cuda \
-        bench bench-overhead install-check wheel wheel-check executorch-suite ops-report clean
+        fuzz coverage bench bench-overhead install-check wheel wheel-check executorch-suite ops-report clean
 all: build
 
 help:
@@ -25,6 +25,8 @@ help:
 	@echo 'make test            C++ and Python tests, and the install check (GRAFT_SLOW=1: the slow ones too)'
 	@echo 'make build           the engine and its front doors, installed into .venv'
 	@echo 'make asan | tsan     C++ tests with sanitizers, ggml included'
+	@echo 'make fuzz            libFuzzer with sanitizers on both kinds of files, FUZZ_SECONDS=60 each (needs clang)'
+	@echo 'make coverage        lines of loader, verifier and planner that the C++ tests reach; fails below 90 %'
 	@echo 'make planted         plants known bugs one by one and requires that the tests notice'
 	@echo 'make cuda            build and C++ tests on a ggml with CUDA'
 	@echo 'make install-check   the C++ install, moved away from here, runs examples/cpp'
@@ -101,6 +103,23 @@ asan tsan: %: setup
 	@[ -e build/$@/build.ninja ] || $(CMAKE) --preset $@
 	$(CMAKE) --build --preset $@ -j $(JOBS)
 	$(BIN)/ctest --preset $@
+
+FUZZ_SECONDS ?= 60
+CLANG ?= $(firstword $(shell command -v clang clang-14 clang-16 clang-18))
+CLANGXX ?= $(firstword $(shell command -v clang++ clang++-14 clang++-16 clang++-18))
+
+fuzz: build
+	@[ -n '$(CLANGXX)' ] || { echo 'clang is missing: apt-get install clang-14 libclang-rt-14-dev' >&2; exit 1; }
+	@[ -e build/fuzz/build.ninja ] || $(CMAKE) --preset fuzz -DCMAKE_C_COMPILER=$(CLANG) -DCMAKE_CXX_COMPILER=$(CLANGXX)
+	@$(CMAKE) --build --preset fuzz -j $(JOBS) --target fuzz_ir fuzz_package
+	@test/fuzz/run.sh build $(FUZZ_SECONDS)
+
+coverage: setup
+	@[ -e build/coverage/build.ninja ] || $(CMAKE) --preset coverage
+	@$(CMAKE) --build --preset coverage -j $(JOBS) --target graft_tests
+	@find build/coverage -name '*.gcda' -delete
+	@build/coverage/graft_tests --gtest_brief=1
+	@$(BIN)/python tools/coverage/lines.py build/coverage
 
 planted: setup
 	@[ -e build/planted/build.ninja ] || $(CMAKE) --preset planted

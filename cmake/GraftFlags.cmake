@@ -27,6 +27,10 @@ if(GRAFT_SANITIZE)
   add_link_options(-fsanitize=${GRAFT_SANITIZE})
 endif()
 
+if(GRAFT_FUZZ)
+  add_compile_options(-fsanitize=fuzzer-no-link)
+endif()
+
 find_package(Threads REQUIRED)
 
 add_library(graft_flags INTERFACE)

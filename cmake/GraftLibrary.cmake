@@ -33,7 +33,7 @@ add_dependencies(graft_objects graft_schema)
 # src/kernel/simd/isa/*.cpp: once per instruction set, each time in a namespace named by GRAFT_ISA.
 string(TOLOWER "${CMAKE_SYSTEM_PROCESSOR}" processor)
 set(graft_isas baseline)
-if(processor MATCHES "^(x86_64|amd64)$")
+if(processor MATCHES "^(x86_64|amd64)$" AND NOT GRAFT_FUZZ)  # its targets are no kernels
   list(APPEND graft_isas avx2 avx512)
   target_compile_definitions(graft_objects PUBLIC GRAFT_HAVE_X86_ISA)
 endif()

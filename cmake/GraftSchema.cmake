@@ -23,7 +23,7 @@ function(graft_flatbuffers_header schema)
   set(header "${GRAFT_GENERATED}/${stem}_generated.h")
   add_custom_command(
     OUTPUT "${header}"
-    COMMAND "${GRAFT_FLATC}" --cpp --scoped-enums -o "${GRAFT_GENERATED}" "${schema}"
+    COMMAND "${GRAFT_FLATC}" --cpp --scoped-enums --gen-object-api -o "${GRAFT_GENERATED}" "${schema}"
     DEPENDS "${schema}" COMMENT "flatc ${stem}.fbs" VERBATIM)
   set(GRAFT_GENERATED_HEADERS "${GRAFT_GENERATED_HEADERS};${header}" PARENT_SCOPE)
 endfunction()

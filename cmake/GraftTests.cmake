@@ -1,8 +1,8 @@
 # graft_tests: every src/**/*_test.cpp of the engine, linked with its objects.
 enable_testing()
 file(GLOB_RECURSE graft_test_sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/src/*_test.cpp"
-     "${CMAKE_CURRENT_SOURCE_DIR}/test/cpp/*.cpp")
-list(FILTER graft_test_sources EXCLUDE REGEX "/src/(python|executorch|cli)/")
+     "${CMAKE_CURRENT_SOURCE_DIR}/test/fuzz/*.cpp")
+list(FILTER graft_test_sources EXCLUDE REGEX "/src/(python|executorch|cli)/|/fuzz_")
 if(graft_test_sources)
   find_package(GTest CONFIG REQUIRED)
   add_executable(graft_tests ${graft_test_sources} ${graft_all_objects})

@@ -100,6 +100,10 @@ struct LoadOptions {
   std::shared_ptr<const void> keep_alive;
   std::string device;          // "" means GRAFT_DEVICE or "cpu"; an unknown name throws NotFound
   std::size_t max_plans = 64;  // plans kept per program, least recently used dropped first
+  // For packages of strangers: a plan (constant folding at the load makes one too) that would need more throws
+  // Unsupported. Bytes of one intermediate tensor or output, and of the arena as a whole; kernels to launch.
+  std::int64_t max_plan_bytes = INT64_MAX;
+  std::int64_t max_plan_launches = std::int64_t{1} << 20;
   // Lay weights in block formats out for graft's own kernels where it has one for the format on this CPU. Without it
   // ggml's products read them where they lie.
   bool pack_weights = true;

@@ -35,6 +35,8 @@ def _flat_value(value: Any, where: str, keep: list[torch.Tensor]) -> Any:
     number = NUMBER_OF.get(value.dtype)
     if number is None:
         raise InvalidArgument(f"{where}: dtype {value.dtype} is not supported")
+    if value.dim() > 8:
+        raise InvalidArgument(f"{where}: must have at most 8 dimensions, got {value.dim()}")
     tensor = value.detach()
     if tensor.device.type != "cpu":
         raise InvalidArgument(f"{where}: must be on the CPU, is on {tensor.device}")
@@ -293,6 +295,8 @@ def load(
     device: str = "",
     threads: int = 0,
     max_plans: int = 64,
+    max_plan_bytes: int = 2**63 - 1,
+    max_plan_launches: int = 1 << 20,
     strict_zero_copy: bool = False,
     verify_hashes: bool = False,
     fast_kernels: bool = True,
@@ -319,6 +323,8 @@ def load(
     `kv_length`: so many tokens can be taken back; a run of more keeps copies of its keys and values to its end.
     `kv_source_length`: of models with an encoder, the most tokens that it hands to the decoder. `seed`: of the random
     numbers that the program draws, 0 to 2**64 - 1.
+    `max_plan_bytes`, `max_plan_launches`: for packages of strangers; a call whose sizes need more (bytes of a tensor, or
+    of all intermediate ones together; kernels to launch) raises `graft.Unsupported`.
     Raises `graft.NotFound`, `graft.InvalidProgram` or `graft.Unsupported`.
     """
     owner: list[Any] = []
@@ -330,6 +336,8 @@ def load(
         owner=owner or None,
         device=device,
         max_plans=max_plans,
+        max_plan_bytes=max_plan_bytes,
+        max_plan_launches=max_plan_launches,
         verify_hashes=verify_hashes,
         fast_kernels=fast_kernels,
         stored_plans=stored_plans,

@@ -17,6 +17,8 @@ constexpr flatbuffers::uoffset_t kMaxTableDepth = 32;
 // graft's writer shares equal ones and stays below 30, a hostile file could ask for anything.
 constexpr std::size_t kMaxExpansion = 64;
 constexpr std::size_t kExpansionSlack = 1024 * 1024;
+// The same of one list, which is one allocation.
+constexpr std::size_t kMaxListGrowth = 10;
 // The largest buffer that FlatBuffers' signed 32-bit offsets reach.
 constexpr std::size_t kMaxBlobBytes = FLATBUFFERS_MAX_BUFFER_SIZE - 1;
 // Format features that this reader knows. None so far.
@@ -69,7 +71,9 @@ static_assert(static_cast<int>(fb::OutputKind::input_mutation) == static_cast<in
 
 class Decoder {
  public:
-  explicit Decoder(std::size_t blob_bytes) : budget_(blob_bytes * kMaxExpansion + kExpansionSlack) {}
+  explicit Decoder(std::size_t blob_bytes)
+      : budget_(blob_bytes * kMaxExpansion + kExpansionSlack),
+        largest_(std::max(blob_bytes * kMaxListGrowth, kExpansionSlack)) {}
 
   Program program(const fb::Program& in) {
     Program out;
@@ -110,6 +114,8 @@ class Decoder {
   void decode_all(const flatbuffers::Vector<flatbuffers::Offset<In>>* in, std::vector<Out>& out, Fn&& decode) {
     if (in == nullptr) return;
     spend(in->size() * sizeof(Out));
+    GRAFT_CHECK(InvalidProgram, in->size() * sizeof(Out) <= largest_, "a list of ", in->size(),
+                " items is too long for ", "its blob: its tables are shared beyond reason");
     out.reserve(in->size());
     for (const In* item : *in) out.push_back(decode(*item));
   }
@@ -233,6 +239,7 @@ class Decoder {
   }
 
   std::size_t budget_;
+  std::size_t largest_;  // bytes of one list
 };
 
 }  // namespace

@@ -342,6 +342,13 @@ int run_blocks(const KernelContext& ctx, const BlockJob& job) {
     }
   }
   const Operand output = make_operand(walk, 0, ctx.out(), ctx.outputs[0], job.output_class);
+  // A program may declare dtypes that PyTorch would not give.
+  bool convert = output.store != nullptr;
+  for (int k = 0; k < job.inputs; ++k) convert = convert && (((job.immediate_mask >> k) & 1u) || inputs[k].load);
+  if (!convert) {
+    ctx.fail("no conversion between the dtypes of its operands");
+    return simd::kBlockOk;
+  }
   if (walk.rank > 1 && walk.inner() < kShortRow) return GatherRunner(walk, job, inputs, output, blocks).run(begin, end);
   return RowRunner(walk, job, inputs, output, blocks).run(begin, end);
 }

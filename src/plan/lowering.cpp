@@ -48,6 +48,9 @@ ByteSpan byte_span(const TensorDesc& desc) {
 }
 
 BufferId Lowering::add_buffer(const Buffer& buffer) {
+  GRAFT_CHECK(Unsupported,
+              buffer.bytes <= limits_.bytes || (buffer.segment != Segment::arena && buffer.segment != Segment::output),
+              "a tensor takes ", buffer.bytes, " bytes, at most ", limits_.bytes, " are allowed (max_plan_bytes)");
   buffers_.push_back(buffer);
   return static_cast<BufferId>(buffers_.size() - 1);
 }
@@ -77,6 +80,8 @@ void Lowering::add_launch(Launch launch) {
   const bool writes =
       std::any_of(launch.outputs.begin(), launch.outputs.end(), [](const Tensor& t) { return t.numel() > 0; });
   if (!writes) return;
+  GRAFT_CHECK(Unsupported, static_cast<std::int64_t>(launches_.size()) < limits_.launches, "its plan has more than ",
+              limits_.launches, " launches, the most that are allowed (max_plan_launches)");
   launch.node = node_;
   launches_.push_back(std::move(launch));
 }

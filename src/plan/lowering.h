@@ -23,12 +23,19 @@ class DeviceOps {
   virtual std::int64_t alignment() const = 0;  // of tensors in its memory, bytes
 };
 
-// Collects the launches of a plan while operators lower themselves.
+// What a plan may need (LoadOptions::max_plan_bytes and max_plan_launches).
+struct PlanLimits {
+  std::int64_t bytes = INT64_MAX;
+  std::int64_t launches = std::int64_t{1} << 20;
+};
+
+// Collects the launches of a plan while operators lower themselves. Throws Unsupported beyond the limits.
 class Lowering {
  public:
   // `max_threads`: the most threads that will run a launch (for scratch sizes). `device`: null for the CPU.
-  explicit Lowering(int max_threads, const DeviceOps* device = nullptr, const KvOptions& kv = {})
-      : max_threads_(max_threads), device_(device), kv_(kv) {}
+  explicit Lowering(int max_threads, const DeviceOps* device = nullptr, const KvOptions& kv = {},
+                    const PlanLimits& limits = {})
+      : max_threads_(max_threads), device_(device), kv_(kv), limits_(limits) {}
 
   // A new contiguous arena tensor. Nothing is written to it.
   Tensor allocate(DType dtype, const Shape& shape);
@@ -134,6 +141,7 @@ class Lowering {
   const DeviceOps* device_;
   std::string_view refusal_;
   KvOptions kv_;
+  PlanLimits limits_;
 };
 
 // A weight stored as another float, as a tensor of that; any other tensor as it is.

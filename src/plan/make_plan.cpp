@@ -38,9 +38,10 @@ class Planner {
   Planner(const ir::Program& program, const ir::Method& method, const PlanOptions& options)
       : program_(program),
         method_(method),
-        lowering_(options.max_threads, options.device, options.kv),
+        lowering_(options.max_threads, options.device, options.kv, options.limits),
         device_(options.device && !options.device->is_cpu() ? options.device : nullptr),
         stored_(options.stored),
+        limits_(options.limits),
         kv_(options.kv),
         bindings_(method.values.size()) {}
 
@@ -114,7 +115,16 @@ class Planner {
   void lower(const ir::Node& node, bool updates_state) {
     const std::string& target = program_.op_of(node).target;
     const Call call(program_, method_, node, bindings_);
+    const auto check_outputs = [&](std::size_t count, bool tensors) {
+      GRAFT_CHECK(InvalidProgram, node.outputs.size() == count, "node ", node.name, " (", target, ") has ", count,
+                  " outputs, but the program declares ", node.outputs.size());
+      for (const ir::ValueId id : node.outputs)
+        GRAFT_CHECK(InvalidProgram, (method_.values[id].kind == ir::ValueKind::tensor) == tensors, "node ", node.name,
+                    " (", target, ") gives ", tensors ? "tensors" : "a number", ", but the program declares ",
+                    method_.values[id].str());
+    };
     if (const ScalarOperator* op = find_scalar_operator(target)) {
+      check_outputs(1, false);
       bindings_[node.outputs[0]].scalar = op->evaluate(call);
       return;
     }
@@ -129,9 +139,14 @@ class Planner {
     } catch (const InvalidArgument& e) {
       throw InvalidArgument(str("node ", node.name, " (", target, "): ", e.what()));
     }
-    GRAFT_ASSERT(shapes.size() == node.outputs.size());
+    check_outputs(shapes.size(), true);
     for (std::size_t i = 0; i < shapes.size(); ++i) check_shape(node, target, i, shapes[i]);
-    std::vector<Tensor> results = op->lower(call, shapes, lowering_);
+    std::vector<Tensor> results;
+    try {
+      results = op->lower(call, shapes, lowering_);
+    } catch (const Unsupported& e) {
+      throw Unsupported(str("method '", method_.name, "': node ", node.name, " (", target, "): ", e.what()));
+    }
     GRAFT_ASSERT(results.size() == shapes.size());
     for (std::size_t i = 0; i < results.size(); ++i) {
       GRAFT_ASSERT(results[i].shape() == shapes[i]);
@@ -218,7 +233,11 @@ class Planner {
     out.is_tensor = true;
     out.desc = TensorDesc(value.dtype(), value.shape());
     if (output.kind != ir::OutputKind::user) {
-      const BufferId target = mutated_buffer(output);
+      const Tensor& mutated = mutated_tensor(output);
+      GRAFT_CHECK(InvalidProgram, value.shape() == mutated.shape() && value.dtype() == mutated.dtype(), "method '",
+                  method_.name, "' writes ", out.desc.str(), " to ", what_is_mutated(output), ", which is ",
+                  mutated.desc.str());
+      const BufferId target = mutated.buffer;
       out.buffer = target;
       if (GRAFT_PLANT("state-written-before-it-is-read")) lowering_.copy(value, Tensor{target, 0, out.desc});
       if (value.buffer != target || value.offset != 0 || !value.desc.contiguous())
@@ -244,13 +263,16 @@ class Planner {
     lowering_.copy(value, Tensor{out.buffer, 0, out.desc});
   }
 
-  BufferId mutated_buffer(const ir::Output& output) const {
+  const Tensor& mutated_tensor(const ir::Output& output) const {
     const ir::InputKind kind =
         output.kind == ir::OutputKind::state_mutation ? ir::InputKind::state : ir::InputKind::user;
     for (const ir::Input& input : method_.inputs)
-      if (input.kind == kind && input.index == output.index) return bindings_[input.value].tensor->buffer;
-    throw InvalidProgram(str("method '", method_.name, "' writes ", kind == ir::InputKind::state ? "state " : "input ",
-                             output.index, " without reading it"));
+      if (input.kind == kind && input.index == output.index) return *bindings_[input.value].tensor;
+    throw InvalidProgram(str("method '", method_.name, "' writes ", what_is_mutated(output), " without reading it"));
+  }
+
+  static std::string what_is_mutated(const ir::Output& output) {
+    return str(output.kind == ir::OutputKind::state_mutation ? "state " : "input ", output.index);
   }
 
   template <typename Visit>
@@ -365,6 +387,9 @@ class Planner {
     const ArenaLayout layout = plan_arena(lifetimes, alignment);
     for (std::size_t i = 0; i < ids.size(); ++i) plan_.buffers[ids[i]].offset = layout.offsets[i];
     plan_.arena_bytes = layout.bytes;
+    GRAFT_CHECK(Unsupported, layout.bytes <= limits_.bytes, "method '", method_.name,
+                "': its intermediate tensors take ", layout.bytes, " bytes together, at most ", limits_.bytes,
+                " are allowed (max_plan_bytes)");
 #ifndef NDEBUG
     const std::optional<std::string> overlap = find_overlap(lifetimes, layout.offsets, alignment);
     GRAFT_ASSERT(!overlap.has_value());
@@ -430,6 +455,7 @@ class Planner {
   Lowering lowering_;
   const DeviceOps* device_;
   const StoredPlan* stored_;
+  PlanLimits limits_;
   KvOptions kv_;
   std::vector<Binding> bindings_;
   Plan plan_;

@@ -23,6 +23,7 @@ struct PlanOptions {
   const DeviceOps* device = nullptr;   // runs what it can; null: graft's kernels on the CPU run everything
   const StoredPlan* stored = nullptr;  // made before for these inputs; used where it fits
   KvOptions kv;                        // of programs with a cache of keys and values
+  PlanLimits limits;
 };
 
 // Positions of the user's flattened arguments. Those that the graph does not read (None, a constant) have no value.
@@ -41,7 +42,8 @@ bool has_kv_cache(std::span<const ir::State> states);
 
 // Makes the plan of a method for these inputs: runs the shape rules forward, lowers every node, lays out the arena.
 // Pure: depends on the arguments alone. Throws InvalidArgument where the shapes cannot work, InvalidProgram where a
-// shape rule contradicts what the program declares, or when the stored plan fits and its layout is wrong.
+// shape rule contradicts what the program declares, or when the stored plan fits and its layout is wrong, Unsupported
+// beyond the limits.
 Plan make_plan(const ir::Program& program, const ir::Method& method, std::span<const InputDesc> inputs,
                const PlanOptions& options);
 

@@ -200,14 +200,17 @@ std::span<const std::byte> memory_of(nb::handle address_and_bytes) {
 // are given to a run; `owner` keeps that memory alive; `on_phase` is called with the name of each phase.
 std::shared_ptr<Program> load_program(const nb::object& package, std::vector<std::string> weights,
                                       const nb::dict& tensors, nb::object owner, const std::string& device,
-                                      std::size_t max_plans, bool verify_hashes, bool fast_kernels, bool stored_plans,
-                                      const nb::object& on_phase) {
+                                      std::size_t max_plans, std::int64_t max_plan_bytes,
+                                      std::int64_t max_plan_launches, bool verify_hashes, bool fast_kernels,
+                                      bool stored_plans, const nb::object& on_phase) {
   LoadOptions options;
   options.weights = std::move(weights);
   for (const auto& [name, tensor] : tensors) options.tensors[nb::cast<std::string>(name)] = to_value(tensor).tensor;
   if (!owner.is_none()) options.keep_alive = keep(std::move(owner));
   options.device = device;
   options.max_plans = max_plans;
+  options.max_plan_bytes = max_plan_bytes;
+  options.max_plan_launches = max_plan_launches;
   options.verify_hashes = verify_hashes;
   options.fast_kernels = fast_kernels;
   options.stored_plans = stored_plans;
@@ -300,6 +303,7 @@ NB_MODULE(_C, m) {
       .def_static("load", &load_program, nb::arg("package"), nb::kw_only(),
                   nb::arg("weights") = std::vector<std::string>(), nb::arg("tensors") = nb::dict(),
                   nb::arg("owner").none() = nb::none(), nb::arg("device") = "", nb::arg("max_plans") = 64,
+                  nb::arg("max_plan_bytes") = INT64_MAX, nb::arg("max_plan_launches") = std::int64_t{1} << 20,
                   nb::arg("verify_hashes") = false, nb::arg("fast_kernels") = true, nb::arg("stored_plans") = true,
                   nb::arg("on_phase").none() = nb::none())
       .def_static(

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <optional>
+#include <set>
+#include <string_view>
 
 #include "base/check.h"
 #include "op/operator.h"
@@ -14,6 +16,17 @@ namespace {
 // A folded result may be this many times larger than its constant inputs, and small results may always be kept.
 constexpr std::int64_t kMaxGrowth = 2;
 constexpr std::int64_t kAlwaysKept = 64 * 1024;  // bytes
+// Bytes of all folded nodes' results together: a chain of nodes that each double must not.
+constexpr std::int64_t kMaxGrowthOfAll = 8;
+constexpr std::int64_t kAlwaysKeptOfAll = 512 * 1024;
+
+std::int64_t budget_of(const ir::Program& graph) {
+  std::int64_t bytes = 0;
+  std::set<std::string_view> keys;
+  for (const ir::Weight& weight : graph.weights)
+    if (keys.insert(weight.key).second) bytes += static_cast<std::int64_t>(weight.byte_size);
+  return bytes > ir::kUnbounded / 16 ? bytes : kAlwaysKeptOfAll + bytes * kMaxGrowthOfAll;
+}
 
 bool is_static(const ir::Value& value) {
   return std::all_of(value.dims.begin(), value.dims.end(), [](const ir::Dim& d) { return d.is_static(); });
@@ -28,7 +41,8 @@ std::int64_t static_bytes(const ir::Value& value) {
 
 class Folder {
  public:
-  explicit Folder(ir::Program& graph) : graph_(graph), method_(graph.methods[0]), constant_(method_.values.size()) {}
+  explicit Folder(ir::Program& graph)
+      : graph_(graph), method_(graph.methods[0]), constant_(method_.values.size()), budget_(budget_of(graph)) {}
 
   // Takes the constant nodes out of the graph. `evaluate` gets them as a method without inputs but weights, and the ids
   // of its results, which become inputs of the rest.
@@ -91,13 +105,13 @@ class Folder {
   bool constant_bytes(const ir::Arg& arg, std::int64_t& bytes) const {
     if (arg.is_value()) {
       if (!constant_[arg.value()]) return false;
-      bytes += static_bytes(method_.values[arg.value()]);
+      if (__builtin_add_overflow(bytes, static_bytes(method_.values[arg.value()]), &bytes)) return false;
     }
     return std::all_of(arg.items.begin(), arg.items.end(),
                        [&](const ir::Arg& item) { return constant_bytes(item, bytes); });
   }
 
-  bool foldable(const ir::Node& node) const {
+  bool foldable(const ir::Node& node) {
     const Operator* op = find_operator(graph_.op_of(node).target);
     if (!op || op->view || op->random) return false;
     std::int64_t in = 0;
@@ -107,22 +121,27 @@ class Folder {
     for (ir::ValueId id : node.outputs) {
       const ir::Value& value = method_.values[id];
       if (value.kind != ir::ValueKind::tensor || !is_static(value)) return false;
-      out += static_bytes(value);
+      if (__builtin_add_overflow(out, static_bytes(value), &out)) return false;
     }
-    return out <= std::max(kAlwaysKept, in > ir::kUnbounded / kMaxGrowth ? in : in * kMaxGrowth);
+    if (out > budget_ || out > std::max(kAlwaysKept, in > ir::kUnbounded / kMaxGrowth ? in : in * kMaxGrowth))
+      return false;
+    budget_ -= out;
+    return true;
   }
 
   ir::Program& graph_;
   ir::Method& method_;
   std::vector<bool> constant_;
+  std::int64_t budget_;
 };
 
 // The results of a method that reads weights alone.
 std::vector<AlignedMemory> evaluate(const ir::Program& graph, const ir::Method& constants,
-                                    std::span<std::byte* const> weights) {
+                                    std::span<std::byte* const> weights, const PlanLimits& limits) {
   const int threads = resolve_threads(0);
   PlanOptions options;
   options.max_threads = threads;
+  options.limits = limits;
   const auto plan = std::make_shared<const Plan>(make_plan(graph, constants, {}, options));
   std::vector<AlignedMemory> memory;
   for (const PlanOutput& out : plan->outputs) memory.emplace_back(out.desc.byte_count());
@@ -154,10 +173,10 @@ std::vector<AlignedMemory> evaluate(const ir::Program& graph, const ir::Method& 
 
 }  // namespace
 
-void fold_constants(ir::Program& graph, LoadedMethod& method) {
+void fold_constants(ir::Program& graph, LoadedMethod& method, const PlanLimits& limits) {
   Folder(graph).run([&](const ir::Method& constants, const std::vector<ir::ValueId>& results) {
     if (results.empty()) return;
-    std::vector<AlignedMemory> memory = evaluate(graph, constants, method.weights);
+    std::vector<AlignedMemory> memory = evaluate(graph, constants, method.weights, limits);
     for (std::size_t i = 0; i < results.size(); ++i)
       method.constants.push_back({std::move(memory[i]), graph.methods[0].values[results[i]].name});
   });

@@ -42,9 +42,7 @@ void check_operators(const ir::Program& program) {
 class Loader {
  public:
   Loader(const LoadOptions& options, std::string source)
-      : options_(options),
-        impl_(std::make_unique<Program::Impl>(options.max_plans)),
-        placer_(options.verify_hashes, *impl_) {
+      : options_(options), impl_(std::make_unique<Program::Impl>(options)), placer_(options.verify_hashes, *impl_) {
     simd::check_cpu();
     check_ggml();
     install_ggml_log();
@@ -150,7 +148,7 @@ class Loader {
     for (std::size_t i = 0; i < graphs_.size(); ++i) {
       run_passes(graphs_[i], scalar_weights(graphs_[i], impl_->methods[i]), impl_->keeps_parts());
       check_operators(graphs_[i]);
-      fold_constants(graphs_[i], impl_->methods[i]);
+      fold_constants(graphs_[i], impl_->methods[i], impl_->limits);
       ir::verify(graphs_[i]);  // each pass over the IR leaves it valid
       for (const FoldedConstant& constant : impl_->methods[i].constants)
         impl_->weight_stats.constant_bytes += constant.memory.size();

@@ -101,7 +101,8 @@ class PlanCache {
 };
 
 struct Program::Impl {
-  explicit Impl(std::size_t max_plans) : plans(max_plans) {}
+  explicit Impl(const LoadOptions& options)
+      : limits{options.max_plan_bytes, options.max_plan_launches}, plans(options.max_plans) {}
 
   std::string source;                                    // path, for messages
   std::vector<std::shared_ptr<const MappedFile>> files;  // the package first
@@ -118,6 +119,7 @@ struct Program::Impl {
   // and, where known, content.
   std::array<std::uint8_t, 32> fingerprint{};
   std::vector<StoredPlan> stored_plans;  // of this machine, from the package
+  PlanLimits limits;
   mutable PlanCache plans;
   mutable PhaseLog phases;
   mutable std::atomic<std::uint64_t> graph_bytes_freed = 0;

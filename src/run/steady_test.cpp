@@ -25,18 +25,32 @@
 namespace {
 std::atomic<bool> counting{false};
 std::atomic<long> allocations{0};
+std::atomic<std::size_t> largest{0};
+
+[[maybe_unused]] void note(std::size_t bytes) {
+  if (!counting.load(std::memory_order_relaxed)) return;
+  allocations.fetch_add(1, std::memory_order_relaxed);
+  std::size_t most = largest.load(std::memory_order_relaxed);
+  while (bytes > most && !largest.compare_exchange_weak(most, bytes, std::memory_order_relaxed)) {
+  }
+}
 }  // namespace
 
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 extern "C" void* __libc_malloc(std::size_t);
 extern "C" void* __libc_calloc(std::size_t, std::size_t);
+extern "C" void* __libc_memalign(std::size_t, std::size_t);
 extern "C" void* malloc(std::size_t bytes) {
-  if (counting.load(std::memory_order_relaxed)) allocations.fetch_add(1, std::memory_order_relaxed);
+  note(bytes);
   return __libc_malloc(bytes);
 }
 extern "C" void* calloc(std::size_t count, std::size_t bytes) {
-  if (counting.load(std::memory_order_relaxed)) allocations.fetch_add(1, std::memory_order_relaxed);
+  note(count * bytes);
   return __libc_calloc(count, bytes);
+}
+extern "C" void* aligned_alloc(std::size_t alignment, std::size_t bytes) {
+  note(bytes);
+  return __libc_memalign(alignment, bytes);
 }
 constexpr bool kCounts = true;
 #else
@@ -48,12 +62,14 @@ namespace graft::test {
 const bool kCountsAllocations = kCounts;
 void begin_counting_allocations() {
   allocations = 0;
+  largest = 0;
   counting = true;
 }
 long end_counting_allocations() {
   counting = false;
   return allocations;
 }
+std::size_t largest_allocation() { return largest; }
 
 }  // namespace graft::test
 

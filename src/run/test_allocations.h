@@ -1,11 +1,14 @@
 #pragma once
 
+#include <cstddef>
+
 // Test only: counts every allocation of the process, ggml's included. Defined in steady_test.cpp.
 namespace graft::test {
 
 // False where a sanitizer owns malloc: then nothing is counted.
 extern const bool kCountsAllocations;
 void begin_counting_allocations();
-long end_counting_allocations();  // how many there were
+long end_counting_allocations();   // how many there were
+std::size_t largest_allocation();  // its bytes
 
 }  // namespace graft::test

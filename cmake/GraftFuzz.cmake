@@ -1,0 +1,11 @@
+# fuzz_ir and fuzz_package: libFuzzer on the engine's objects. `make fuzz` builds and runs them.
+if(NOT CMAKE_CXX_COMPILER_ID MATCHES "Clang")
+  message(FATAL_ERROR "GRAFT_FUZZ needs clang for libFuzzer, the compiler is ${CMAKE_CXX_COMPILER_ID}")
+endif()
+foreach(target ir package)
+  add_executable(fuzz_${target} test/fuzz/fuzz_${target}.cpp test/fuzz/mutate.cpp test/fuzz/feed.cpp ${graft_all_objects})
+  graft_target(fuzz_${target})
+  target_link_libraries(fuzz_${target} PRIVATE graft_includes)
+  target_link_options(fuzz_${target} PRIVATE -fsanitize=fuzzer)
+  add_dependencies(fuzz_${target} graft_schema)
+endforeach()

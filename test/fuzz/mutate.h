@@ -1,0 +1,20 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+// Structured mutators: they take a file apart, change its tables and put it together again, so that what comes out is
+// mostly a well-formed file that says something wrong. The same seed gives the same mutant.
+namespace graft::fuzz {
+
+using Blob = std::vector<std::byte>;
+
+// Of a graft program (schema/graft.fbs). What is no program is damaged byte by byte.
+Blob mutate_ir(std::span<const std::byte> blob, std::uint64_t seed);
+
+// Of a .pte: the programs of its delegates, its flatbuffer, its header, its segments, or plain bytes.
+Blob mutate_package(std::span<const std::byte> file, std::uint64_t seed);
+
+}  // namespace graft::fuzz
