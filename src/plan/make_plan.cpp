@@ -61,6 +61,9 @@ class Planner {
     if (device_) order_for_stages(plan_);
     merge_inplace();
     lay_out_arena();
+    GRAFT_CHECK(Unsupported, plan_.arena_bytes <= limits_.bytes, "method '", method_.name,
+                "': its intermediate tensors take ", plan_.arena_bytes, " bytes together, at most ", limits_.bytes,
+                " are allowed (max_plan_bytes)");
     list_allocations();
     list_aliases();
     if (device_) cut_stages(plan_, device_->alignment());
@@ -387,9 +390,6 @@ class Planner {
     const ArenaLayout layout = plan_arena(lifetimes, alignment);
     for (std::size_t i = 0; i < ids.size(); ++i) plan_.buffers[ids[i]].offset = layout.offsets[i];
     plan_.arena_bytes = layout.bytes;
-    GRAFT_CHECK(Unsupported, layout.bytes <= limits_.bytes, "method '", method_.name,
-                "': its intermediate tensors take ", layout.bytes, " bytes together, at most ", limits_.bytes,
-                " are allowed (max_plan_bytes)");
 #ifndef NDEBUG
     const std::optional<std::string> overlap = find_overlap(lifetimes, layout.offsets, alignment);
     GRAFT_ASSERT(!overlap.has_value());
