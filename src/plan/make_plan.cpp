@@ -237,8 +237,10 @@ class Planner {
     out.desc = TensorDesc(value.dtype(), value.shape());
     if (output.kind != ir::OutputKind::user) {
       const Tensor& mutated = mutated_tensor(output);
-      GRAFT_CHECK(InvalidProgram, value.shape() == mutated.shape() && value.dtype() == mutated.dtype(), "method '",
-                  method_.name, "' writes ", out.desc.str(), " to ", what_is_mutated(output), ", which is ",
+      const bool cache = output.kind == ir::OutputKind::state_mutation &&
+                         program_.states[output.index].kind != ir::StateKind::plain;  // written by its own kernels
+      GRAFT_CHECK(InvalidProgram, cache || (value.shape() == mutated.shape() && value.dtype() == mutated.dtype()),
+                  "method '", method_.name, "' writes ", out.desc.str(), " to ", what_is_mutated(output), ", which is ",
                   mutated.desc.str());
       const BufferId target = mutated.buffer;
       out.buffer = target;
