@@ -60,6 +60,9 @@ struct MethodInfo {
   std::vector<ValueInfo> outputs;
   std::string in_spec;  // pytree specs as torch.utils._pytree writes them; empty when unknown
   std::string out_spec;
+  // 1: every run is one plan. More: sizes depend on data or parts run on conditions, and so many steps make up a run;
+  // what it returns is known after it alone.
+  std::size_t pieces = 1;
 };
 
 // Counts since the session was made. All are monotonic except the *_bytes marked "now".
@@ -112,6 +115,9 @@ struct LoadOptions {
   bool fast_kernels = true;
   bool stored_plans = true;    // use the plans that the package holds
   bool verify_hashes = false;  // check each weight's SHA-256 (reads every weight once)
+  // A method with sizes that depend on data is cut into pieces. What could run before a cut and is only needed behind
+  // it runs behind it when it is at most so many nodes.
+  std::size_t merge_pieces = 4;
   // Called as each phase of the load begins, with its name (PhaseStats::name). What it throws ends the load and reaches
   // the caller as it is.
   std::function<void(std::string_view phase)> on_phase;
@@ -225,6 +231,16 @@ struct KvOptions {
   std::int64_t source_length = 4096;  // of models with an encoder: the most tokens that it hands to the decoder
 };
 
+// Sizes that a dimension is padded up to, so that many sizes share few plans: inputs are padded at the end of the
+// dimension, results are cut back to the size that came in. A size above the largest has a plan of its own. What a
+// model makes of the padded part is the model's business: one that takes a mask gets zeros there, and results over the
+// rest are those without padding as far as the model heeds its mask.
+struct Buckets {
+  std::string dimension;            // as the program calls it ("s77"), or an input and its dimension ("input_ids.1")
+  std::vector<std::int64_t> sizes;  // ascending
+  std::map<std::string, double, std::less<>> padding;  // by name of the input, what it is padded with: 0 unless named
+};
+
 struct SessionOptions {
   int threads = 0;                  // 0: GRAFT_THREADS, else the CPUs this process may use
   std::size_t max_graphs = 16;      // instantiated plans kept, least recently used dropped first
@@ -234,6 +250,10 @@ struct SessionOptions {
   // Of the random numbers that the program draws. They follow from it and from how many runs the session has finished,
   // not from the number of threads; they are not those of PyTorch's generators.
   std::uint64_t seed = 0;
+  // The constructor throws InvalidArgument for sizes that are no ascending list within the dimension's range, for a
+  // dimension that no input has, and where padding cannot be undone: a method that writes states or inputs, that runs
+  // in pieces, or that has a result with a size made of the dimension's.
+  std::vector<Buckets> buckets;
   KvOptions kv;
 };
 

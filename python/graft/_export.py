@@ -20,6 +20,7 @@ from executorch.exir.passes import MemoryPlanningPass
 from executorch.exir.sym_util import eval_expr, eval_upper_bound
 from executorch.exir.tensor import TensorSpec
 from torch.export import ExportedProgram
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 from torch.utils import _pytree as pytree
 
@@ -108,7 +109,13 @@ def export(
             _require_delegated(manager, partitioners)
         if not plan_outputs:
             _require_own_outputs({name: manager.exported_program(name) for name in programs})
-        program = manager.to_executorch(config)
+        try:
+            program = manager.to_executorch(config)
+        except GuardOnDataDependentSymNode as e:
+            raise ExportError(
+                "export: expected results whose sizes depend on data in their first dimension alone, which is what "
+                f"ExecuTorch can order: {str(e).splitlines()[0]}"
+            ) from e
     if allow_fallback:
         _warn_of_missing_kernels(program.executorch_program, partitioners)
     if plans:
@@ -319,6 +326,14 @@ def _left_over(module: torch.fx.GraphModule) -> list[torch.fx.Node]:
     ]
 
 
+def _upper_bound(size: int | torch.SymInt) -> int | None:
+    """0 for a size that depends on data and has no bound: ExecuTorch refuses to hold such an output when it is made."""
+    try:
+        return eval_upper_bound(size)
+    except RuntimeError:
+        return 0
+
+
 class _PlannedShapes(PassBase):
     """Sizes for ExecuTorch's memory plan: upper bounds, and those of the example where there is none or where the
     upper bound is beyond what its files can hold. graft's own loader plans on real sizes and reads none of this."""
@@ -340,8 +355,8 @@ class _PlannedShapes(PassBase):
         return PassResult(graph_module, True)
 
     def _fix(self, node: torch.fx.Node, spec: TensorSpec) -> None:
-        shape = [eval_upper_bound(size) for size in spec.shape]
-        stride = [eval_upper_bound(step) for step in spec.stride]
+        shape = [_upper_bound(size) for size in spec.shape]
+        stride = [_upper_bound(step) for step in spec.stride]
         total = spec.dtype.itemsize
         for size in shape:
             total *= size

@@ -48,7 +48,8 @@ _TENSOR, _INT, _FLOAT, _BOOL = range(4)  # ValueKind
     _A_LAYOUT,
     _A_FORMAT,
     _A_DEVICE,
-) = range(11)  # ArgKind
+    _A_GRAPH,
+) = range(12)  # ArgKind
 _USER, _WEIGHT, _STATE = range(3)  # InputKind
 OUT_USER, OUT_STATE, OUT_INPUT = range(3)  # OutputKind
 _BLOCKS = 1  # Storage.ggml_block
@@ -153,6 +154,7 @@ class ProgramBuilder:
         self.stored = stored or {}
         self.writer = Writer()
         self.methods: list[int] = []
+        self.subgraphs: list[int] = []
         self.weights: dict[str, np.ndarray] = {}
         self.problems: dict[tuple[int, str], tuple[str, str]] = {}
         self._ops: dict[tuple[str, tuple[str, ...]], int] = {}
@@ -267,11 +269,12 @@ class ProgramBuilder:
             major=FORMAT_MAJOR,
             minor=FORMAT_MINOR,
             producers=w.refs(producers),
-            required_features=w.refs([]),
+            required_features=w.strings(["subgraphs"]) if self.subgraphs else w.refs([]),
             ops=ops,
             weights=w.refs(weights),
             states=w.refs(states),
             methods=w.refs(self.methods),
+            **({"subgraphs": w.refs(self.subgraphs)} if self.subgraphs else {}),
         )
         return Blob(w.finish(root), self.weights, self.problems)
 
@@ -300,8 +303,11 @@ class MethodBuilder:
         name: str,
         module: torch.fx.GraphModule | torch.fx.Graph,
         ranges: Mapping[sympy.Expr, ValueRanges],
+        *,
+        subgraph: bool = False,
     ) -> None:
         self._program = program
+        self._subgraph = subgraph
         self._w = program.writer
         self._name = name
         self._module = module
@@ -402,10 +408,28 @@ class MethodBuilder:
         value: Any = self._module
         for part in str(node.target).split("."):
             value = getattr(value, part)
+        if isinstance(value, torch.fx.GraphModule):
+            self._results[node] = self._call_graph(f"{self._name}.{node.target}", value)
+            return
         if not isinstance(value, torch.Tensor):
-            return  # a graph of a control-flow operator: its user finds no result for it
+            return  # its user finds no result for it
         node.meta.setdefault("val", value)
         self.weight_input(node, self._program.weight(str(node.target), value, named=False))
+
+    def _call_graph(self, name: str, module: torch.fx.GraphModule) -> _Graph:
+        """A graph of a control-flow operator."""
+        graph = MethodBuilder(self._program, name, module, self._ranges, subgraph=True)
+        names = []
+        for node in module.graph.nodes:
+            if node.op == "placeholder":
+                graph.user_input(node, len(names))
+                names.append(node.name)
+        graph.nodes()
+        flat = pytree.tree_leaves(graph.output_node.args[0], is_leaf=lambda x: x is None)
+        for position, arg in enumerate(flat):
+            graph.output(OUT_USER, arg, position)
+        self._program.subgraphs.append(graph.finish(Signature(user_input_names=tuple(names))))
+        return _Graph(len(self._program.subgraphs) - 1)
 
     def _call(self, node: torch.fx.Node) -> None:
         target = _targets.resolve(node.target) if node.op == "call_function" else None
@@ -428,7 +452,8 @@ class MethodBuilder:
         except (_Unsupported, TypeError) as e:
             if self._program.strict:
                 raise SerializeError(f"node '{node.name}' ({name}): {e}") from None
-            self._program.problems[(len(self._program.methods), node.name)] = (name, str(e))
+            if not self._subgraph:  # the engine refuses the node that calls it
+                self._program.problems[(len(self._program.methods), node.name)] = (name, str(e))
             if not results and node not in self._results:
                 results = self._declare_results(node)
             name, names, encoded = f"unsupported.{name}", [], []
@@ -445,7 +470,8 @@ class MethodBuilder:
         )
 
     def _input_values(self, node: torch.fx.Node) -> list[int]:
-        return [v for n in node.all_input_nodes for v in pytree.tree_leaves(self._results.get(n)) if v is not None]
+        leaves = [v for n in node.all_input_nodes for v in pytree.tree_leaves(self._results.get(n))]
+        return [v for v in leaves if isinstance(v, int)]
 
     def _arguments(self, node: torch.fx.Node, target: _targets.Target) -> tuple[str, list[str], list[Any]]:
         if target.params is None:
@@ -574,6 +600,8 @@ class MethodBuilder:
 
     def _ids(self, result: Any) -> int:
         w = self._w
+        if isinstance(result, _Graph):
+            return self._leaf(_A_GRAPH, i=result.index)
         if isinstance(result, list):
             items = [self._ids(item) for item in result]
             return w.shared(("list", *items), lambda: w.table("Arg", kind=_A_LIST, items=w.refs(items)))
@@ -614,6 +642,13 @@ class MethodBuilder:
             ("arg", kind, i, repr(f), s),
             lambda: w.table("Arg", kind=kind, i=i, f=f, s=None if s is None else w.string(s)),
         )
+
+
+@dataclass(frozen=True)
+class _Graph:
+    """What a node stands for that names a graph."""
+
+    index: int  # into Program.subgraphs
 
 
 class _Unsupported(Exception):

@@ -399,14 +399,20 @@ def test_in_place_operators_are_refused():
         serialize(program)
 
 
-def test_control_flow_is_a_problem_not_a_crash():
+def test_graphs_of_control_flow_are_subgraphs():
     class Branch(torch.nn.Module):
         def forward(self, x):
             return torch.cond(x.sum() > 0, lambda x: x + 1, lambda x: x - 1, (x,))
 
     program = torch.export.export(Branch(), (torch.randn(3),)).run_decompositions({})
-    blob = serialize(program, strict=False, content=False)
-    assert [target for target, _ in blob.problems.values()] == ["higher_order.cond"]
+    written = read(serialize(program).data)
+    assert written["required_features"] == ["subgraphs"]
+    assert [graph["name"] for graph in written["subgraphs"]] == ["forward.true_graph_0", "forward.false_graph_0"]
+    node = Method(written).node("higher_order.cond")
+    kinds = [arg.get("kind", "none") for arg in node["args"]]
+    assert kinds == ["value", "graph", "graph", "list"]
+    assert [arg.get("i", 0) for arg in node["args"][1:3]] == [0, 1]
+    assert "subgraphs" not in read(serialize_op(torch.ops.aten.neg.default, (torch.ones(2),)))
 
 
 def test_edge_names_become_aten_names():

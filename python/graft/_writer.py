@@ -71,6 +71,7 @@ _LAYOUTS: dict[str, tuple[tuple[str, str, int | float], ...]] = {
         ("weights", "ref", 0),
         ("states", "ref", 0),
         ("methods", "ref", 0),
+        ("subgraphs", "ref", 0),
     ),
 }
 

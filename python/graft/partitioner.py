@@ -132,6 +132,12 @@ def _assign(graph: torch.fx.Graph, refused: dict[str, Any], inputs: set[str]) ->
     _move_constants_to_users(graph, accepted, part, inputs)
     _leave_shared_scalars(graph, accepted, part)
     tags = {node: part[node] for node in graph.nodes if node in accepted}
+    # The graphs of a control-flow operator go where it goes.
+    for node in graph.nodes:
+        if node.op == "get_attr" and len({tags.get(user) for user in node.users}) == 1:
+            (user, *_) = node.users
+            if user in tags and isinstance(user.target, torch._ops.HigherOrderOperator):
+                tags[node] = tags[user]
     if any(node.op == "call_function" and node not in accepted for node in graph.nodes):
         useful = {part[node] for node in tags if not _is_scalar(node)}
         tags = {node: number for node, number in tags.items() if number in useful}

@@ -109,6 +109,8 @@ class Method:
             _flat_value(value, f"input {i} of method '{self.name}'", keep)
             for i, value in enumerate(self._flatten(args, kwargs))
         ]
+        if self._info["pieces"] > 1:
+            return self._arranged(self._run_pieces(inputs, out, timeout, cancel))
         values = self._session.output_values(self.name, inputs)
         given = None if out is None else self._flatten_out(out, len(values))
         results: list[Any] = []
@@ -127,6 +129,9 @@ class Method:
             results.append(tensor)
             outputs.append((tensor.data_ptr(), value[1], sizes))
         self._session.run_into(self.name, inputs, outputs, timeout or 0.0, cancel)
+        return self._arranged(results)
+
+    def _arranged(self, results: list[Any]) -> Any:
         if self._out_spec is None:
             return results[0] if len(results) == 1 else tuple(results)
         return pytree.tree_unflatten(results, self._out_spec)
@@ -137,6 +142,22 @@ class Method:
         flat = self._flatten(args, kwargs)
         inputs = [_flat_value(value, f"input {i} of method '{self.name}'", keep) for i, value in enumerate(flat)]
         return self._session.stored_plan(self.name, inputs)
+
+    def _run_pieces(self, inputs: list[Any], out: Any, timeout: float | None, cancel: CancelToken | None) -> list[Any]:
+        """Sizes of the results are known after the run; each is copied once into memory of torch's."""
+        given = None if out is None else self._flatten_out(out, len(self._info["outputs"]))
+        placed: dict[int, torch.Tensor] = {}
+
+        def place(i: int, number: int, sizes: tuple[int, ...]) -> int:
+            if given is None:
+                placed[i] = torch.empty(sizes, dtype=DTYPES[number])
+            else:
+                self._check_out(given[i], i, DTYPES[number], sizes)
+                placed[i] = given[i]
+            return placed[i].data_ptr()
+
+        values = self._session.run(self.name, inputs, place, timeout or 0.0, cancel)
+        return [placed.get(i, value) for i, value in enumerate(values)]
 
     def _flatten_out(self, out: Any, count: int) -> list[Any]:
         flat = pytree.tree_leaves(out)
@@ -301,6 +322,9 @@ def load(
     verify_hashes: bool = False,
     fast_kernels: bool = True,
     stored_plans: bool = True,
+    merge_pieces: int = 4,
+    buckets: Mapping[str, Sequence[int]] | None = None,
+    padding: Mapping[str, float] | None = None,
     kv_rows: int = 1,
     kv_length: int = 4096,
     kv_dtype: str = "computed",
@@ -321,6 +345,10 @@ def load(
     tokens of each, and how they are stored ("computed" as the model computes them, "f32", "f16", "bf16", "q8_0").
     `kv_room`: layers that see a window of the last w tokens keep w - 1 + kv_room of them where that is less than
     `kv_length`: so many tokens can be taken back; a run of more keeps copies of its keys and values to its end.
+    `merge_pieces`: of a method that is cut where sizes depend on data, how many nodes move behind a cut rather than have
+    their results handed across it. `buckets`: sizes that a dimension is padded up to, {"s77": [64, 128, 256]} by the
+    program's name of it or {"input_ids.1": [...]} by an input that has it: sizes in between share plans, results are cut
+    back, a size above the largest has a plan of its own. `padding`: what an input is padded with, 0 unless named here.
     `kv_source_length`: of models with an encoder, the most tokens that it hands to the decoder. `seed`: of the random
     numbers that the program draws, 0 to 2**64 - 1.
     `max_plan_bytes`, `max_plan_launches`: for packages of strangers; a call whose sizes need more (bytes of a tensor, or
@@ -342,6 +370,7 @@ def load(
         fast_kernels=fast_kernels,
         stored_plans=stored_plans,
         on_phase=on_phase,
+        merge_pieces=merge_pieces,
     )
     session = _C.Session(
         program,
@@ -353,5 +382,7 @@ def load(
         kv_room=kv_room,
         kv_source_length=kv_source_length,
         seed=seed,
+        buckets={str(name): [int(size) for size in sizes] for name, sizes in (buckets or {}).items()},
+        padding=dict(padding or {}),
     )
     return Model(program, session)

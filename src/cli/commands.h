@@ -28,8 +28,9 @@ struct RunArgs {
   std::int64_t repeat = 0;
   std::uint64_t seed = 0;
   bool profile = false;
-  std::string trace;                // a file
-  std::optional<double> timeout_s;  // of each call
+  std::string trace;                 // a file
+  std::vector<std::string> buckets;  // NAME=SIZES
+  std::optional<double> timeout_s;   // of each call
 };
 void run(const RunArgs& args);
 

@@ -250,6 +250,20 @@ std::vector<Value> shaped_inputs(const MethodInfo& method, const std::vector<std
   return inputs.finish("give --shape NAME=SIZES, such as --shape x=1,7 (numbers: --shape n=7)");
 }
 
+std::vector<Buckets> read_buckets(const std::vector<std::string>& assignments) {
+  std::vector<Buckets> out;
+  for (const std::string& assignment : assignments) {
+    const auto [key, value] = split(assignment, "NAME=SIZES, such as s77=64,128,256");
+    Buckets& buckets = out.emplace_back();
+    buckets.dimension = key;
+    for (std::size_t at = 0; at <= value.size(); at = std::min(value.find(',', at), value.size()) + 1) {
+      const Shape size = parse_shape(value.substr(at, value.find(',', at) - at), key);
+      buckets.sizes.insert(buckets.sizes.end(), size.sizes().begin(), size.sizes().end());
+    }
+  }
+  return out;
+}
+
 bool all_static(const MethodInfo& method) {
   return std::all_of(method.inputs.begin(), method.inputs.end(),
                      [](const ValueInfo& info) { return info.kind == Value::Kind::none || is_static(info); });

@@ -25,6 +25,9 @@ std::vector<Value> shaped_inputs(const MethodInfo& method, const std::vector<std
 // True when shaped_inputs(method, {}) succeeds: no input is a number or has an open dimension.
 bool all_static(const MethodInfo& method);
 
+// From NAME=64,128,256.
+std::vector<Buckets> read_buckets(const std::vector<std::string>& assignments);
+
 // Names for files: the keys of the dict or dataclass that the method returns, else the graph's; made of letters, digits
 // and "._-" only, made different where two are equal.
 std::vector<std::string> output_names(const MethodInfo& method);

@@ -185,9 +185,21 @@ void print_human(const Json& all, const Program& program, const std::optional<Co
     print_values("inputs", info.inputs, input_names);
     print_values("outputs", info.outputs, output_names(info));
     const Json* plan = method.contains("plans") && !method["plans"].empty() ? &method["plans"][0] : nullptr;
-    print_ops(method, plan);
-    print_weights(method);
-    if (plan) {
+    if (info.pieces == 1) {
+      print_ops(method, plan);
+      print_weights(method);
+    }
+    if (info.pieces > 1) {
+      std::cout << "  runs in " << info.pieces << " pieces\n";
+      Table table({{"piece"}, {"what"}, {"nodes", kRight}, {"plans", kRight}});
+      std::size_t number = 0;
+      for (const Json& step : method["steps"])
+        for (const Json& part : step["parts"])
+          table.add({std::to_string(number++),
+                     printable(step["kind"].get<std::string>() + " " + part["name"].get<std::string>()),
+                     count_text(part["nodes"]), std::to_string(part["plans"].size())});
+      std::cout << table.text(4);
+    } else if (plan) {
       print_plan(*plan);
       if (plan->contains("order")) print_whole_plan(*plan);
     } else if (method.contains("plan_error")) {
@@ -245,7 +257,7 @@ void inspect(const InspectArgs& args) {
   for (const std::string& name : program->method_names()) {
     const MethodInfo& method = program->method(name);
     if (planned && (args.program.method.empty() || args.program.method == name)) continue;
-    if (!all_static(method)) continue;
+    if (!all_static(method) || method.pieces > 1) continue;
     try {
       metadata[name] = session.plan(name, shaped_inputs(method, {})).metadata_bytes;
       planned = true;

@@ -115,6 +115,13 @@ int dispatch(int argc, char** argv) {
       ->add_option("--repeat", run_args.repeat, "call this many times more; print times, peak memory and counters")
       ->type_name("N")
       ->check(CLI::Range(std::int64_t{1}, std::int64_t{1'000'000'000}).description("at least 1"));
+  run_command
+      ->add_option(
+          "--bucket", run_args.buckets,
+          "NAME=64,128,256 pads a dimension up to the next of these sizes: NAME as `graft inspect` shows it, or "
+          "INPUT.DIMENSION; repeat for more")
+      ->type_name("NAME=SIZES")
+      ->allow_extra_args(false);
   run_command->add_flag("--profile", run_args.profile, "call once more, timed by kernel and node");
   run_command
       ->add_option("--trace", run_args.trace, "call once more, timed by node; write a trace for Perfetto or Chrome")

@@ -187,6 +187,7 @@ void run(const RunArgs& args) {
   SessionOptions session_options;
   session_options.threads = args.program.threads;
   session_options.seed = args.seed;
+  session_options.buckets = read_buckets(args.buckets);
   Session session(program, session_options);
 
   const Clock::time_point first_start = Clock::now();

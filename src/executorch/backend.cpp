@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstring>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -304,6 +305,7 @@ class GraftBackend final : public executorch::runtime::BackendInterface {
     handle.inputs.clear();
     handle.staged.resize(args.size());
     for (std::size_t i = 0; i < n_in; ++i) handle.inputs.push_back(to_value(*args[i], i, handle.staged[i]));
+    if (info.pieces > 1) return run_pieces(handle, context, args.data() + n_in);
     handle.outputs = handle.session->output_values(handle.method, handle.inputs);
     for (std::size_t i = 0; i < handle.outputs.size(); ++i) {
       Value& value = handle.outputs[i];
@@ -322,25 +324,35 @@ class GraftBackend final : public executorch::runtime::BackendInterface {
     if (tracer) report(*tracer, begin, profile);
 
     for (std::size_t i = 0; i < handle.outputs.size(); ++i) {
-      const Value& value = handle.outputs[i];
-      EValue& out = *args[n_in + i];
-      switch (value.kind) {
-        case Value::Kind::integer:
-          out = EValue(value.i);
-          break;
-        case Value::Kind::real:
-          out = EValue(value.f);
-          break;
-        case Value::Kind::boolean:
-          out = EValue(value.i != 0);
-          break;
-        case Value::Kind::tensor:
-          put_in_order(value.tensor, out.toTensor());
-          break;
-        default:
-          break;
-      }
+      set_number(*args[n_in + i], handle.outputs[i]);
+      if (handle.outputs[i].kind == Value::Kind::tensor)
+        put_in_order(handle.outputs[i].tensor, args[n_in + i]->toTensor());
     }
+    return Status::Ok;
+  }
+
+  // Sizes of the outputs are known after the run alone: they are copied into ExecuTorch's memory, once.
+  static Status run_pieces(Handle& handle, BackendExecutionContext& context, EValue** outputs) {
+    RunOptions options;
+    std::vector<NodeTiming> profile;
+    executorch::runtime::EventTracer* tracer = context.event_tracer();
+    if (tracer) options.profile = &profile;
+    const auto begin = executorch::runtime::pal_current_ticks();
+    handle.outputs = handle.session->run(handle.method, handle.inputs, options);
+    if (tracer) report(*tracer, begin, profile);
+    for (std::size_t i = 0; i < handle.outputs.size(); ++i) {
+      const Value& value = handle.outputs[i];
+      set_number(*outputs[i], value);
+      if (value.kind != Value::Kind::tensor) continue;
+      TensorView view = value.tensor;
+      const std::size_t arg = handle.inputs.size() + i;
+      if (const Status status = place_output(*outputs[i], arg, view, handle.staged[arg]); status != Status::Ok)
+        return status;
+      if (view.shape.numel() == 0) continue;
+      std::memcpy(view.data, value.tensor.data, TensorDesc(view.dtype, view.shape).byte_count());
+      put_in_order(view, outputs[i]->toTensor());
+    }
+    handle.outputs.clear();
     return Status::Ok;
   }
 
@@ -349,6 +361,22 @@ class GraftBackend final : public executorch::runtime::BackendInterface {
     if (row_major(order_of(tensor)) || view.shape.numel() == 0) return;
     from_row_major(static_cast<const std::byte*>(view.data), view.shape.sizes(), order_of(tensor),
                    byte_size(view.dtype), static_cast<std::byte*>(tensor.mutable_data_ptr()));
+  }
+
+  static void set_number(EValue& out, const Value& value) {
+    switch (value.kind) {
+      case Value::Kind::integer:
+        out = EValue(value.i);
+        break;
+      case Value::Kind::real:
+        out = EValue(value.f);
+        break;
+      case Value::Kind::boolean:
+        out = EValue(value.i != 0);
+        break;
+      default:
+        break;
+    }
   }
 
   // Resizes an output to the shape of this run and binds its memory.

@@ -21,8 +21,8 @@ constexpr std::size_t kExpansionSlack = 1024 * 1024;
 constexpr std::size_t kMaxListGrowth = 10;
 // The largest buffer that FlatBuffers' signed 32-bit offsets reach.
 constexpr std::size_t kMaxBlobBytes = FLATBUFFERS_MAX_BUFFER_SIZE - 1;
-// Format features that this reader knows. None so far.
-constexpr std::array<std::string_view, 0> kKnownFeatures{};
+// Format features that this reader knows.
+constexpr std::array<std::string_view, 1> kKnownFeatures{"subgraphs"};
 
 template <typename Enum>
 std::string enum_message(const char* what, Enum value) {
@@ -63,7 +63,7 @@ OutputKind to_ir(fb::OutputKind k) {
 static_assert(static_cast<int>(fb::DType::bool_) == static_cast<int>(DType::b8));
 static_assert(static_cast<int>(fb::DType::MAX) + 1 == static_cast<int>(kDTypeCount));
 static_assert(static_cast<int>(fb::ValueKind::bool_) == static_cast<int>(ValueKind::boolean));
-static_assert(static_cast<int>(fb::ArgKind::device) == static_cast<int>(Arg::Kind::device));
+static_assert(static_cast<int>(fb::ArgKind::graph) == static_cast<int>(Arg::Kind::graph));
 static_assert(static_cast<int>(fb::ArgKind::value) == static_cast<int>(Arg::Kind::value));
 static_assert(static_cast<int>(fb::Storage::affine) == static_cast<int>(Storage::affine));
 static_assert(static_cast<int>(fb::InputKind::state) == static_cast<int>(InputKind::state));
@@ -87,6 +87,7 @@ class Decoder {
     decode_all(in.weights(), out.weights, [&](const fb::Weight& w) { return weight(w); });
     decode_all(in.states(), out.states, [&](const fb::State& s) { return state(s); });
     decode_all(in.methods(), out.methods, [&](const fb::Method& m) { return method(m); });
+    decode_all(in.subgraphs(), out.subgraphs, [&](const fb::Method& m) { return method(m); });
     return out;
   }
 

@@ -65,7 +65,7 @@ struct Outside {
 
 std::size_t host_bytes(const Program& p) {
   return sizeof(p) + Outside::held(p.producers) + Outside::held(p.ops) + Outside::held(p.weights) +
-         Outside::held(p.states) + Outside::held(p.methods);
+         Outside::held(p.states) + Outside::held(p.methods) + Outside::held(p.subgraphs);
 }
 
 Stored stored_of(const Weight& weight) {

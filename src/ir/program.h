@@ -47,16 +47,18 @@ struct Arg {
     dtype,
     layout,
     memory_format,
-    device
+    device,
+    graph
   };
   Kind kind = Kind::none;
-  std::int64_t i = 0;  // integer, boolean, value id, DType
+  std::int64_t i = 0;  // integer, boolean, value id, DType, index into Program::subgraphs
   double f = 0;
   std::string s;
   std::vector<Arg> items;
 
   static Arg of_value(ValueId id) { return {Kind::value, static_cast<std::int64_t>(id), 0, {}, {}}; }
   bool is_value() const { return kind == Kind::value; }
+  bool is_graph() const { return kind == Kind::graph; }
   ValueId value() const { return static_cast<ValueId>(i); }
 };
 
@@ -144,6 +146,7 @@ struct Program {
   std::vector<Weight> weights;
   std::vector<State> states;
   std::vector<Method> methods;
+  std::vector<Method> subgraphs;  // what nodes of control flow call; one calls only those before it
 
   const Op& op_of(const Node& node) const { return ops[node.op]; }
   // Throws NotFound, listing the methods there are.
@@ -154,6 +157,9 @@ inline constexpr std::uint16_t kFormatMajor = 1;
 inline constexpr std::uint16_t kFormatMinor = 0;
 // Lists of arguments nest at most this deep.
 inline constexpr int kMaxListDepth = 8;
+// Sub-graphs call sub-graphs at most this deep, and a method with all it calls, each call counted, is at most so many.
+inline constexpr int kMaxGraphDepth = 8;
+inline constexpr std::uint64_t kMaxGraphCalls = 4096;
 
 // Between a weight's fields and what they say about its elements; neither for affine storage.
 Stored stored_of(const Weight& weight);

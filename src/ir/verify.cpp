@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -92,14 +93,25 @@ void check_state(const Program& program, const State& state) {
 
 class MethodVerifier {
  public:
-  MethodVerifier(const Program& program, const Method& method)
-      : program_(program), method_(method), defined_(method.values.size(), false) {}
+  // May call the first `subgraphs` of the program's.
+  MethodVerifier(const Program& program, const Method& method, std::size_t subgraphs)
+      : program_(program), method_(method), subgraphs_(subgraphs), defined_(method.values.size(), false) {}
 
   void run() {
     for (const Value& value : method_.values) check_value(value);
     check_inputs();
     for (std::size_t i = 0; i < method_.nodes.size(); ++i) check_node(i);
     check_outputs();
+  }
+
+  // Of a sub-graph: what its caller gives and takes is all there is.
+  void run_subgraph() {
+    run();
+    for (std::size_t i = 0; i < method_.inputs.size(); ++i)
+      rule(method_.inputs[i].kind == InputKind::user || method_.inputs[i].kind == InputKind::weight, str("input ", i),
+           "a sub-graph has user inputs and weights only");
+    for (std::size_t i = 0; i < method_.outputs.size(); ++i)
+      rule(method_.outputs[i].kind == OutputKind::user, str("output ", i), "a sub-graph has user outputs only");
   }
 
  private:
@@ -219,7 +231,7 @@ class MethodVerifier {
 
   void check_arg(const Arg& arg, const std::string& owner, const std::string& name, int depth) const {
     rule(depth <= kMaxListDepth, owner, "argument '", name, "': lists nest at most ", kMaxListDepth, " deep");
-    rule(arg.kind <= Arg::Kind::device, owner, "argument '", name, "': kind ", static_cast<int>(arg.kind),
+    rule(arg.kind <= Arg::Kind::graph, owner, "argument '", name, "': kind ", static_cast<int>(arg.kind),
          " is not known");
     if (arg.kind == Arg::Kind::list) {
       for (const Arg& item : arg.items) check_arg(item, owner, name, depth + 1);
@@ -241,6 +253,10 @@ class MethodVerifier {
       case Arg::Kind::dtype:
         rule(arg.i >= 0 && static_cast<std::uint64_t>(arg.i) < kDTypeCount, owner, "argument '", name, "': dtype ",
              arg.i, " is not known");
+        break;
+      case Arg::Kind::graph:
+        rule(arg.i >= 0 && static_cast<std::uint64_t>(arg.i) < subgraphs_, owner, "argument '", name,
+             "': the sub-graphs that it may call end at ", subgraphs_, ", found ", arg.i);
         break;
       default:
         break;
@@ -285,9 +301,34 @@ class MethodVerifier {
 
   const Program& program_;
   const Method& method_;
+  const std::size_t subgraphs_;
   std::vector<bool> defined_;
   std::vector<std::optional<ValueId>> user_values_;  // by position
 };
+
+// What a method calls, each call counted: one pass over the sub-graphs, which call only those before them.
+struct Calls {
+  std::uint64_t count = 1;
+  int depth = 0;
+};
+
+Calls calls_of(const Method& method, const std::vector<Calls>& known) {
+  Calls calls;
+  const auto visit = [&](const auto& self, const Arg& arg) -> void {
+    for (const Arg& item : arg.items) self(self, item);
+    if (!arg.is_graph()) return;
+    const Calls& callee = known[static_cast<std::size_t>(arg.i)];
+    calls.count = std::min(calls.count + callee.count, kMaxGraphCalls + 1);
+    calls.depth = std::max(calls.depth, callee.depth + 1);
+  };
+  for (const Node& node : method.nodes)
+    for (const Arg& arg : node.args) visit(visit, arg);
+  GRAFT_RULE(calls.depth <= kMaxGraphDepth, "method '", method.name, "': sub-graphs call one another at most ",
+             kMaxGraphDepth, " deep");
+  GRAFT_RULE(calls.count <= kMaxGraphCalls, "method '", method.name, "': it and what it calls are more than ",
+             kMaxGraphCalls, " graphs");
+  return calls;
+}
 
 }  // namespace
 
@@ -312,8 +353,15 @@ void verify(const Program& program) {
   std::unordered_set<std::string_view> names;
   for (const Method& method : program.methods) {
     check_unique(names, method.name, "method");
-    MethodVerifier(program, method).run();
+    MethodVerifier(program, method, program.subgraphs.size()).run();
   }
+  std::vector<Calls> calls;
+  for (const Method& graph : program.subgraphs) {
+    check_unique(names, graph.name, "sub-graph");
+    MethodVerifier(program, graph, calls.size()).run_subgraph();
+    calls.push_back(calls_of(graph, calls));
+  }
+  for (const Method& method : program.methods) calls_of(method, calls);
 }
 
 }  // namespace graft::ir

@@ -236,6 +236,74 @@ TEST(Verify, AcceptsWhatExportsHold) {
   EXPECT_THAT(error_of(program), HasSubstr("user input 0 has no value to write to"));
 }
 
+// A graph of one value that calls the given ones.
+Method subgraph(Program& program, std::string name, const std::vector<std::int64_t>& callees) {
+  Method graph;
+  graph.name = std::move(name);
+  graph.values = {program.methods[0].values[3], program.methods[0].values[3]};
+  graph.inputs = {{0, InputKind::user, 0}};
+  graph.outputs = {{OutputKind::user, Arg::of_value(0), 0}};
+  Node node;
+  node.op = static_cast<std::uint32_t>(program.ops.size());
+  node.name = "call";
+  node.outputs = {1};
+  Op op{"higher_order.cond", {}};
+  for (const std::int64_t callee : callees) {
+    op.arg_names.push_back("graph");
+    node.args.push_back({Arg::Kind::graph, callee, 0, {}, {}});
+  }
+  if (callees.empty()) return graph;
+  program.ops.push_back(op);
+  graph.nodes.push_back(node);
+  return graph;
+}
+
+TEST(Verify, SubgraphsCallThoseBeforeThem) {
+  Program program = parse(test::make_blob());
+  program.subgraphs.push_back(subgraph(program, "a", {}));
+  program.subgraphs.push_back(subgraph(program, "b", {0, 0}));
+  EXPECT_EQ(error_of(program), "");
+  for (const std::int64_t callee : {1, 2, -1}) {  // itself, one that is not there
+    Program bad = program;
+    bad.subgraphs[1].nodes[0].args[0].i = callee;
+    EXPECT_THAT(error_of(bad), HasSubstr("the sub-graphs that it may call end at 1, found " + std::to_string(callee)));
+  }
+  program.methods[0].nodes[0].args[2] = {Arg::Kind::graph, 2, 0, {}, {}};
+  EXPECT_THAT(error_of(program), HasSubstr("the sub-graphs that it may call end at 2, found 2"));
+}
+
+TEST(Verify, SubgraphsHaveUserInputsAndOutputsAlone) {
+  Program program = parse(test::make_blob());
+  program.subgraphs.push_back(subgraph(program, "a", {}));
+  Program bad = program;
+  bad.subgraphs[0].values[0] = bad.methods[0].values[2];
+  bad.subgraphs[0].inputs[0].kind = InputKind::state;
+  EXPECT_THAT(error_of(bad), HasSubstr("a sub-graph has user inputs and weights only"));
+  bad = program;
+  bad.subgraphs[0].outputs[0].kind = OutputKind::input_mutation;
+  EXPECT_THAT(error_of(bad), HasSubstr("a sub-graph has user outputs only"));
+  bad = program;
+  bad.subgraphs[0].name = "forward";
+  EXPECT_THAT(error_of(bad), HasSubstr("'forward' appears twice"));
+}
+
+TEST(Verify, SubgraphsNestSoDeepAndMultiplySoOften) {
+  Program program = parse(test::make_blob());
+  program.subgraphs.push_back(subgraph(program, "0", {}));
+  for (int i = 1; i <= kMaxGraphDepth; ++i) program.subgraphs.push_back(subgraph(program, std::to_string(i), {i - 1}));
+  EXPECT_EQ(error_of(program), "");
+  Program deep = program;
+  deep.subgraphs.push_back(subgraph(deep, "deep", {kMaxGraphDepth}));
+  EXPECT_THAT(error_of(deep), HasSubstr("call one another at most 8 deep"));
+
+  // Each calls the one before it four times: 4^8 calls in a small file.
+  Program wide = parse(test::make_blob());
+  wide.subgraphs.push_back(subgraph(wide, "0", {}));
+  for (int i = 1; i <= kMaxGraphDepth; ++i)
+    wide.subgraphs.push_back(subgraph(wide, std::to_string(i), {i - 1, i - 1, i - 1, i - 1}));
+  EXPECT_THAT(error_of(wide), HasSubstr("more than 4096 graphs"));
+}
+
 TEST(Verify, EmptyProgram) { EXPECT_EQ(error_of(Program{}), ""); }
 
 }  // namespace

@@ -450,8 +450,12 @@ Refusal refuse_index_list(const NodeView& node) {
   int count = 0, rank = 0;
   for (const ir::Value* index : node.tensors("indices")) {
     if (!index) continue;
-    ++count;
-    rank = std::max(rank, index->rank());
+    // A mask stands for the places where it is true: src/pass/masks.cpp puts them there.
+    const bool mask = index->dtype == DType::b8 || index->dtype == DType::u8;
+    count += mask ? index->rank() : 1;
+    rank = std::max(rank, mask ? 1 : index->rank());
+    if (mask && index->rank() == 0) return "a mask without dimensions";
+    if (mask) continue;
     if (Refusal reason = refuse_index_dtype(*index); !reason.empty()) return reason;
   }
   if (count == 0) return "no index tensor";

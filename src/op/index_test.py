@@ -294,6 +294,10 @@ def test_out_of_range_with_wrapping(index):
     _fails(aten.index_put.default, (x, [None, bad], value), (x, [None, ok], value), _OUT.format(index, 1))
 
 
-def test_masks_are_refused():
-    with pytest.raises(Error, match="mask"):
-        run_op(aten.index.Tensor, (torch.zeros(3), [torch.tensor([True, False, True])]))
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8])
+def test_masks(dtype):  # python/graft/pieces_test.py has more
+    x, mask = torch.arange(12.0).view(3, 4), torch.tensor([True, False, True]).to(dtype)
+    (found,) = run_op(aten.index.Tensor, (x, [mask]))
+    assert torch.equal(found, x[mask.bool()])
+    (found,) = run_op(aten.index_put.default, (x, [mask], torch.ones(2, 4)))
+    assert torch.equal(found, x.index_put((mask.bool(),), torch.ones(2, 4)))

@@ -50,6 +50,8 @@ class NodeView {
   const ir::Value& output(std::size_t i = 0) const;
   std::size_t output_count() const { return node_.outputs.size(); }
   bool output_is_read(std::size_t i) const;  // by a node or as a result of the method
+  const ir::Program& program() const { return program_; }
+  const ir::Method& method() const { return method_; }
 
  private:
   const ir::Program& program_;

@@ -4,6 +4,7 @@
 
 #include "base/check.h"
 #include "base/plant.h"
+#include "op/host.h"
 #include "op/operator.h"
 #include "op/user.h"
 
@@ -100,6 +101,8 @@ const ScalarOperator* find_scalar_operator(std::string_view target) {
 
 Refusal refuse(const NodeView& node) {
   if (const ScalarOperator* op = find_scalar_operator(node.target())) return op->refuse ? op->refuse(node) : Refusal();
+  if (node.target() == kCond || node.target() == kWhileLoop) return refuse_control_flow(node);
+  if (const HostOperator* op = find_host_operator(node.target())) return op->refuse ? op->refuse(node) : Refusal();
   const Operator* op = find_operator(node.target());
   if (!op) return "graft has no such operator";
   for (std::size_t i = 0; i < node.output_count(); ++i)

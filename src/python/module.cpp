@@ -164,6 +164,7 @@ nb::dict to_dict(const MethodInfo& info) {
   d["outputs"] = outputs;
   d["in_spec"] = info.in_spec;
   d["out_spec"] = info.out_spec;
+  d["pieces"] = info.pieces;
   return d;
 }
 
@@ -172,6 +173,28 @@ KvType kv_type_named(const std::string& name) {
   for (std::size_t i = 0; i < std::size(names); ++i)
     if (name == names[i]) return static_cast<KvType>(i);
   throw InvalidArgument("kv_type must be computed, f32, f16, bf16 or q8_0, got '" + name + "'");
+}
+
+// `padding`: numbers by input, for every dimension.
+std::vector<Buckets> to_buckets(const nb::dict& buckets, const nb::dict& padding) {
+  std::vector<Buckets> out;
+  for (const auto& [dimension, sizes] : buckets) {
+    Buckets& made = out.emplace_back();
+    made.dimension = nb::cast<std::string>(dimension);
+    made.sizes = nb::cast<std::vector<std::int64_t>>(sizes);
+    for (const auto& [input, number] : padding) made.padding[nb::cast<std::string>(input)] = nb::cast<double>(number);
+  }
+  return out;
+}
+
+RunOptions run_options(double timeout, const CancelToken* cancel) {
+  using Duration = std::chrono::steady_clock::duration;
+  RunOptions options;
+  options.cancel = cancel;
+  if (timeout > 0)
+    options.deadline =
+        std::chrono::steady_clock::now() + std::chrono::duration_cast<Duration>(std::chrono::duration<double>(timeout));
+  return options;
 }
 
 // Nodes that cannot run here: (method index, node name, target, reason).
@@ -202,7 +225,7 @@ std::shared_ptr<Program> load_program(const nb::object& package, std::vector<std
                                       const nb::dict& tensors, nb::object owner, const std::string& device,
                                       std::size_t max_plans, std::int64_t max_plan_bytes,
                                       std::int64_t max_plan_launches, bool verify_hashes, bool fast_kernels,
-                                      bool stored_plans, const nb::object& on_phase) {
+                                      bool stored_plans, const nb::object& on_phase, std::size_t merge_pieces) {
   LoadOptions options;
   options.weights = std::move(weights);
   for (const auto& [name, tensor] : tensors) options.tensors[nb::cast<std::string>(name)] = to_value(tensor).tensor;
@@ -214,6 +237,7 @@ std::shared_ptr<Program> load_program(const nb::object& package, std::vector<std
   options.verify_hashes = verify_hashes;
   options.fast_kernels = fast_kernels;
   options.stored_plans = stored_plans;
+  options.merge_pieces = merge_pieces;
   if (!on_phase.is_none())
     options.on_phase = [&on_phase](std::string_view phase) {
       nb::gil_scoped_acquire acquire;
@@ -305,7 +329,7 @@ NB_MODULE(_C, m) {
                   nb::arg("owner").none() = nb::none(), nb::arg("device") = "", nb::arg("max_plans") = 64,
                   nb::arg("max_plan_bytes") = INT64_MAX, nb::arg("max_plan_launches") = std::int64_t{1} << 20,
                   nb::arg("verify_hashes") = false, nb::arg("fast_kernels") = true, nb::arg("stored_plans") = true,
-                  nb::arg("on_phase").none() = nb::none())
+                  nb::arg("on_phase").none() = nb::none(), nb::arg("merge_pieces") = LoadOptions{}.merge_pieces)
       .def_static(
           "from_ir",
           [](const nb::bytes& blob, const nb::dict& weights) {
@@ -339,8 +363,9 @@ NB_MODULE(_C, m) {
           "__init__",
           [](Session* self, std::shared_ptr<Program> program, int threads, std::size_t max_graphs, bool strict,
              std::int64_t kv_rows, std::int64_t kv_length, const std::string& kv_type, std::int64_t kv_room,
-             std::int64_t kv_source_length, std::uint64_t seed) {
+             std::int64_t kv_source_length, std::uint64_t seed, const nb::dict& buckets, const nb::dict& padding) {
             SessionOptions options;
+            options.buckets = to_buckets(buckets, padding);
             options.kv = {kv_rows, kv_length, kv_type_named(kv_type), kv_room, kv_source_length};
             options.threads = threads;
             options.max_graphs = max_graphs;
@@ -351,7 +376,31 @@ NB_MODULE(_C, m) {
           nb::arg("program"), nb::arg("threads") = 0, nb::arg("max_graphs") = 16, nb::arg("strict_zero_copy") = false,
           nb::arg("kv_rows") = KvOptions{}.rows, nb::arg("kv_length") = KvOptions{}.length,
           nb::arg("kv_type") = "computed", nb::arg("kv_room") = KvOptions{}.room,
-          nb::arg("kv_source_length") = KvOptions{}.source_length, nb::arg("seed") = 0)
+          nb::arg("kv_source_length") = KvOptions{}.source_length, nb::arg("seed") = 0, nb::arg("buckets") = nb::dict(),
+          nb::arg("padding") = nb::dict())
+      // For methods in pieces: `place(i, dtype, sizes)` gives memory for output i once its sizes are known.
+      .def(
+          "run",
+          [](Session& s, const std::string& method, const nb::list& inputs, const nb::object& place, double timeout,
+             const CancelToken* cancel) {
+            const std::vector<Value> in = to_values(inputs);
+            const RunOptions options = run_options(timeout, cancel);
+            std::vector<Value> out;
+            {
+              nb::gil_scoped_release release;
+              out = s.run(method, in, options);
+            }
+            for (std::size_t i = 0; i < out.size(); ++i) {
+              if (out[i].kind != Value::Kind::tensor) continue;
+              const auto fields = nb::cast<nb::tuple>(from_value(out[i]));
+              const auto to = nb::cast<std::uintptr_t>(place(i, fields[1], fields[2]));
+              const std::size_t bytes = TensorDesc(out[i].tensor.dtype, out[i].tensor.shape).byte_count();
+              if (bytes > 0) std::memcpy(reinterpret_cast<void*>(to), out[i].tensor.data, bytes);  // NOLINT
+            }
+            return from_values(out);
+          },
+          nb::arg("method"), nb::arg("inputs"), nb::arg("place"), nb::arg("timeout") = 0.0,
+          nb::arg("cancel").none() = nb::none())
       .def("output_values",
            [](Session& s, const std::string& method, const nb::list& inputs) {
              const std::vector<Value> values = to_values(inputs);
@@ -368,12 +417,7 @@ NB_MODULE(_C, m) {
              const CancelToken* cancel) {
             const std::vector<Value> in = to_values(inputs);
             std::vector<Value> out = to_values(outputs);
-            RunOptions options;
-            options.cancel = cancel;
-            if (timeout > 0)
-              options.deadline =
-                  std::chrono::steady_clock::now() + std::chrono::duration_cast<std::chrono::steady_clock::duration>(
-                                                         std::chrono::duration<double>(timeout));
+            const RunOptions options = run_options(timeout, cancel);
             nb::gil_scoped_release release;
             s.run_into(method, in, out, options);
           },

@@ -184,14 +184,39 @@ Json describe(const LoadedMethod& method, const ir::Program& graph) {
           {"weights", weights},       {"folded_constants", method.constants.size()}};
 }
 
+// The steps of a method that is cut, with the plans of their parts.
+Json describe_steps(const Program::Impl& program, const LoadedMethod& method, bool whole_plans) {
+  constexpr const char* kinds[] = {"plan", "host", "cond", "loop"};
+  Json steps = Json::array();
+  const auto held = program.plans.list();
+  for (const Step& step : method.steps) {
+    Json parts = Json::array();
+    if (step.kind == Step::Kind::host)
+      parts.push_back({{"name", step.op.target}, {"nodes", 1}, {"plans", Json::array()}});
+    for (const std::uint32_t index : step.parts) {
+      const LoadedMethod& part = program.methods[index];
+      const std::shared_ptr<const ir::Program> graph = program.graph(index);
+      Json out{{"name", part.info.name}, {"nodes", graph->methods[0].nodes.size()}, {"plans", Json::array()}};
+      for (const auto& [owner, plan] : held)
+        if (owner == index) out["plans"].push_back(describe(*plan, *graph, program.device, whole_plans));
+      if (!part.steps.empty()) out["steps"] = describe_steps(program, part, whole_plans);
+      parts.push_back(out);
+    }
+    steps.push_back({{"kind", kinds[static_cast<std::size_t>(step.kind)]}, {"parts", parts}});
+  }
+  return steps;
+}
+
 }  // namespace
 
 std::string Program::describe(bool whole_plans) const {
   Json methods = Json::array();
   const auto held = impl_->plans.list();
-  for (std::uint32_t i = 0; i < impl_->methods.size(); ++i) {
+  for (std::uint32_t i = 0; i < impl_->public_methods; ++i) {
     const std::shared_ptr<const ir::Program> graph = impl_->graph(i);
     methods.push_back(graft::describe(impl_->methods[i], *graph));
+    methods[i]["pieces"] = impl_->methods[i].info.pieces;
+    if (!impl_->methods[i].steps.empty()) methods[i]["steps"] = describe_steps(*impl_, impl_->methods[i], whole_plans);
     for (const auto& [index, plan] : held)
       if (index == i) methods[i]["plans"].push_back(graft::describe(*plan, *graph, impl_->device, whole_plans));
   }

@@ -48,6 +48,7 @@ class Loader {
     install_ggml_log();
     impl_->source = std::move(source);
     impl_->keep_alive = options.keep_alive;
+    impl_->partition.merge = options.merge_pieces;
     impl_->device = resolve_device(options.device);
     if (ggml_backend_dev_t device = find_device(impl_->device))
       impl_->on_device = std::make_unique<ProgramDevice>(device, impl_->device);
@@ -62,13 +63,44 @@ class Loader {
     run_phase(impl_->phases, options_, name, work);
   }
 
-  // The graphs, with one method each, valid and checked by `check_operators`.
-  void set_graphs(std::vector<ir::Program> graphs) {
-    graphs_ = std::move(graphs);
-    for (ir::Program& graph : graphs_) {
-      add_kv_cache(graph);
-      ir::verify(graph);
+  // The graphs, with one method each; valid. Parts of those that are cut come behind all of them.
+  void set_graphs(std::vector<ir::Program> wholes) {
+    std::vector<std::vector<Part>> parts;
+    for (ir::Program& whole : wholes) {
+      add_kv_cache(whole);
+      ir::verify(whole);
+      check_operators(whole);
+      parts.push_back(partition(std::move(whole), impl_->partition));
     }
+    impl_->public_methods = parts.size();
+    std::size_t behind = parts.size();
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+      std::vector<std::uint32_t> index = {static_cast<std::uint32_t>(i)};
+      for (std::size_t p = 1; p < parts[i].size(); ++p) index.push_back(static_cast<std::uint32_t>(behind++));
+      for (Part& part : parts[i])
+        for (Step& step : part.steps)
+          for (std::uint32_t& named : step.parts) named = index[named];
+    }
+    const auto take = [&](std::size_t source, std::size_t p) {
+      Part& part = parts[source][p];
+      if (p > 0 && part.steps.empty()) ir::verify(part.graph);
+      LoadedMethod method;
+      method.source = static_cast<std::uint32_t>(source);
+      method.part = static_cast<std::uint32_t>(p);
+      method.steps = std::move(part.steps);
+      if (!method.steps.empty()) {
+        const ir::Method& whole = part.graph.methods[0];
+        method.signature.values = whole.values.size();
+        method.signature.inputs = whole.inputs;
+        for (const std::uint32_t position : user_outputs(whole))
+          method.signature.outputs.push_back(whole.outputs[position].arg);
+      }
+      impl_->methods.push_back(std::move(method));
+      graphs_.push_back(std::move(part.graph));
+    };
+    for (std::size_t i = 0; i < parts.size(); ++i) take(i, 0);
+    for (std::size_t i = 0; i < parts.size(); ++i)
+      for (std::size_t p = 1; p < parts[i].size(); ++p) take(i, p);
   }
   const std::vector<ir::Program>& graphs() const { return graphs_; }
 
@@ -76,10 +108,6 @@ class Loader {
     std::uint64_t bytes = 0;
     for (const ir::Program& graph : graphs_) bytes += ir::host_bytes(graph);
     return bytes;
-  }
-
-  void check_nodes() const {
-    for (const ir::Program& graph : graphs_) check_operators(graph);
   }
 
   std::vector<const ir::Weight*> weights() const {
@@ -90,9 +118,11 @@ class Loader {
   }
 
   std::uint64_t place_weights(const FindWeight& find) {
-    for (ir::Program& graph : graphs_) {
-      LoadedMethod method;
+    for (std::size_t g = 0; g < graphs_.size(); ++g) {
+      ir::Program& graph = graphs_[g];
+      LoadedMethod& method = impl_->methods[g];
       method.info = method_info(graph.methods[0]);
+      method.info.pieces = std::max<std::size_t>(method.steps.size(), 1);
       std::vector<FoundWeight> found;
       for (ir::Weight& weight : graph.weights) {
         found.push_back(placer_.find(weight, find));
@@ -110,7 +140,6 @@ class Loader {
         const ir::Weight& weight = graph.weights[i];
         method.panel_bytes.push_back(weight.storage == ir::Storage::panels ? weight.byte_size : 0);
       }
-      impl_->methods.push_back(std::move(method));
       found_.push_back(std::move(found));
     }
     return impl_->weight_stats.weight_bytes;
@@ -146,6 +175,7 @@ class Loader {
 
   std::uint64_t fold() {
     for (std::size_t i = 0; i < graphs_.size(); ++i) {
+      if (!impl_->methods[i].steps.empty()) continue;
       run_passes(graphs_[i], scalar_weights(graphs_[i], impl_->methods[i]), impl_->keeps_parts());
       check_operators(graphs_[i]);
       fold_constants(graphs_[i], impl_->methods[i], impl_->limits);
@@ -281,7 +311,6 @@ std::shared_ptr<const Program> load_package(const std::function<std::shared_ptr<
       graphs.push_back(std::move(method.program));
     }
     loader.set_graphs(std::move(graphs));
-    loader.check_nodes();
     loader.take_plans(package.data);
     return 0;
   });
@@ -331,7 +360,6 @@ std::unique_ptr<Program::Impl> build_program(std::vector<ir::Program> sources, c
   Loader loader(options, std::move(source));
   loader.phase("verify", [&] {
     loader.set_graphs(std::move(sources));
-    loader.check_nodes();
     return 0;
   });
   loader.phase("weights", [&] { return loader.place_weights(find); });
@@ -357,7 +385,6 @@ std::shared_ptr<const Program> Program::from_ir(std::span<const std::byte> blob,
     for (std::size_t i = 0; i < parsed.methods.size(); ++i)
       graphs.push_back(method_of(parsed.methods.size() == 1 ? std::move(parsed) : parsed, i));
     loader.set_graphs(std::move(graphs));
-    loader.check_nodes();
     return 0;
   });
   loader.phase("weights", [&] {

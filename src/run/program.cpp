@@ -139,7 +139,7 @@ bool Program::Impl::has_kv_cache() const {
 
 std::uint32_t Program::Impl::find(std::string_view name) const {
   std::string known;
-  for (std::uint32_t i = 0; i < methods.size(); ++i) {
+  for (std::uint32_t i = 0; i < public_methods; ++i) {
     if (methods[i].info.name == name) return i;
     known += (i ? ", '" : "'") + methods[i].info.name + "'";
   }
@@ -185,17 +185,23 @@ std::shared_ptr<const ir::Program> Program::Impl::graph(std::uint32_t index) con
   if (method.graph->kept) return method.graph->kept;
   if (auto made = method.graph->made.lock()) return made;
   for (const auto& file : files) file->check_unchanged();
-  auto again = std::make_shared<ir::Program>(read_method(index));
-  ir::verify(*again);
-  add_kv_cache(*again);
+  ir::Program whole = read_method(method.source);
+  ir::verify(whole);
+  add_kv_cache(whole);
+  std::vector<Part> parts = graft::partition(std::move(whole), partition);
+  GRAFT_CHECK(InvalidProgram, method.part < parts.size() && parts[method.part].steps.size() == method.steps.size(),
+              "method '", method.info.name, "' of ", source, " changed since it was loaded");
+  auto again = std::make_shared<ir::Program>(std::move(parts[method.part].graph));
   GRAFT_CHECK(InvalidProgram, again->methods.size() == 1 && fits(*again, method, states), "method '", method.info.name,
               "' of ", source, " changed since it was loaded");
   for (std::size_t i = 0; i < method.stored.size(); ++i) ir::set_stored(again->weights[i], method.stored[i]);
   convert_stored_weights(*again, on_device != nullptr);
   for (std::size_t i = 0; i < method.panel_bytes.size(); ++i)
     if (method.panel_bytes[i] > 0) ir::set_panels(again->weights[i], method.panel_bytes[i]);
-  run_passes(*again, scalar_weights(*again, method), keeps_parts());
-  fold_again(*again, method);
+  if (method.steps.empty()) {
+    run_passes(*again, scalar_weights(*again, method), keeps_parts());
+    fold_again(*again, method);
+  }
   method.graph->made = again;
   ++graphs_read_again;
   return again;
@@ -241,7 +247,7 @@ std::shared_ptr<const Program> Program::from_impl(std::unique_ptr<Impl> impl) {
 
 std::vector<std::string> Program::method_names() const {
   std::vector<std::string> names;
-  for (const LoadedMethod& method : impl_->methods) names.push_back(method.info.name);
+  for (std::size_t i = 0; i < impl_->public_methods; ++i) names.push_back(impl_->methods[i].info.name);
   return names;
 }
 

@@ -15,6 +15,7 @@
 #include "graft/graft.h"
 #include "ir/program.h"
 #include "package/weights.h"
+#include "pass/partition.h"
 #include "pass/passes.h"
 #include "plan/make_plan.h"
 #include "plan/stored_plan.h"
@@ -45,6 +46,18 @@ struct LoadedMethod {
   std::vector<std::uint32_t> states;      // by state index of the graph: index into Program::Impl::states
   // Output i of the method is output user_outputs[i] of the graph (the others write states and inputs).
   std::vector<std::uint32_t> user_outputs;
+  // Which part (pass/partition.h) of which method of the package it is; the method itself is part 0.
+  std::uint32_t source = 0;
+  std::uint32_t part = 0;
+  // Of a method that is cut: what a run does, one after another; parts are indices into Program::Impl::methods. Empty:
+  // the method has plans.
+  std::vector<Step> steps;
+  struct Signature {
+    std::size_t values = 0;
+    std::vector<ir::Input> inputs;
+    std::vector<ir::Arg> outputs;  // by position
+  };
+  Signature signature;  // of a method that is cut
 
   // What only planning needs.
   struct Graph {
@@ -108,7 +121,10 @@ struct Program::Impl {
   std::vector<std::shared_ptr<const MappedFile>> files;  // the package first
   std::shared_ptr<const void> keep_alive;                // of the caller's memory
   ReadMethod read_method;
+  // Those of the package first, then the parts of those that are cut.
   std::vector<LoadedMethod> methods;
+  std::size_t public_methods = 0;
+  PartitionOptions partition;
   std::vector<StateInfo> states;
   std::vector<AlignedMemory> made_weights;  // copied and converted ones
   ProgramStats weight_stats;                // its counts and bytes of weights and constants

@@ -20,17 +20,6 @@ std::string_view kind_name(Value::Kind kind) {
   return names[static_cast<std::size_t>(kind)];
 }
 
-Value from_scalar(const Scalar& s) {
-  switch (s.kind) {
-    case ir::ValueKind::real:
-      return Value::of(s.f);
-    case ir::ValueKind::boolean:
-      return Value::of(s.i != 0);
-    default:
-      return Value::of(s.i);
-  }
-}
-
 // A result that is not a tensor.
 Value number_of(const PlanOutput& out) {
   if (out.is_none) return {};
@@ -50,6 +39,17 @@ bool same_key(std::span<const std::int64_t> a, std::span<const std::int64_t> b) 
 
 }  // namespace
 
+Value from_scalar(const Scalar& s) {
+  switch (s.kind) {
+    case ir::ValueKind::real:
+      return Value::of(s.f);
+    case ir::ValueKind::boolean:
+      return Value::of(s.i != 0);
+    default:
+      return Value::of(s.i);
+  }
+}
+
 CancelToken::CancelToken() : flag_(std::make_shared<std::atomic<bool>>(false)) {}
 void CancelToken::cancel() const { flag_->store(true); }
 void CancelToken::reset() const { flag_->store(false); }
@@ -62,6 +62,7 @@ Session::Impl::Impl(std::shared_ptr<const Program> loaded_program, const Session
   has_kv = loaded().has_kv_cache();
   if (has_kv) check_kv(options.kv);
   control.random.seed = options.seed;
+  find_padded_dims();
 }
 
 Session::Impl::~Impl() { drain(); }
@@ -147,7 +148,9 @@ Session::Impl::Graph& Session::Impl::graph_for(std::uint32_t index) {
                       graph.executable->metadata_bytes());
   ++counters.graphs_built;
   graphs.push_front(std::move(graph));
-  if (graphs.size() > std::max<std::size_t>(options.max_graphs, 1)) graphs.pop_back();
+  // A run of a cut method needs a graph of each of its parts.
+  const std::size_t parts = loaded().methods.size() - loaded().public_methods;
+  if (graphs.size() > std::max<std::size_t>(options.max_graphs, 1) + parts) graphs.pop_back();
   return graphs.front();
 }
 
@@ -185,14 +188,15 @@ void Session::Impl::compute(Graph& graph, const RunOptions& run_options, Executa
   control.cancel = run_options.cancel ? run_options.cancel->flag() : nullptr;
   control.has_deadline = run_options.deadline.has_value();
   if (control.has_deadline) control.deadline = *run_options.deadline;
-  if (control.cancel && control.cancel->load()) throw Cancelled("the run was cancelled before it began");
+  const char* when = in_pieces ? "" : " before the run began";
+  if (control.cancel && control.cancel->load()) throw Cancelled(str("the run was cancelled", when));
   if (control.has_deadline && std::chrono::steady_clock::now() >= control.deadline)
-    throw Cancelled("the deadline passed before the run began");
+    throw Cancelled(str("the deadline passed", when));
   ++(graph.counts_as_miss ? counters.plan_misses : counters.plan_hits);
   graph.counts_as_miss = false;
   const bool finished = run_options.profile ? profile(graph, *run_options.profile, begin) : graph.executable->compute();
   counters.kernels_launched += graph.executable->launches_finished();
-  ++counters.runs;
+  if (!in_pieces) ++counters.runs;
   if (device) device->write_counters(counters);
   if (!finished) {
     if (control.error.failed()) throw ExecutionError(std::string(control.error.message()));
@@ -205,11 +209,17 @@ std::vector<Value> Session::Impl::output_values(std::string_view name, std::span
   const std::uint32_t index = loaded().find(name);
   const LoadedMethod& method = loaded().methods[index];
   describe_inputs(method, inputs);
+  if (!method.steps.empty()) return values_before_run(method, inputs);
+  std::vector<Value> padded_inputs;
+  std::vector<std::int64_t> sizes;
+  const bool pads = !padded.empty() && pad(index, inputs, padded_inputs, sizes);
+  if (pads) describe_inputs(method, padded_inputs);
   const Plan& plan = graph_for(index).executable->plan();
   std::vector<Value> values;
   for (const std::uint32_t position : method.user_outputs) {
     const PlanOutput& out = plan.outputs[position];
     values.push_back(out.is_tensor ? Value::of(TensorView{nullptr, out.desc.dtype, out.desc.shape}) : number_of(out));
+    if (pads && out.is_tensor) values.back().tensor.shape = cut_back(values.size() - 1, out.desc.shape, sizes);
   }
   return values;
 }
@@ -219,7 +229,19 @@ void Session::Impl::run_into(std::string_view name, std::span<const Value> input
   const Executable::Clock::time_point begin =
       run_options.profile ? Executable::Clock::now() : Executable::Clock::time_point{};
   const std::uint32_t index = loaded().find(name);
+  if (!loaded().methods[index].steps.empty()) return run_pieces(index, inputs, outputs, run_options);
+  if (!padded.empty()) {
+    std::vector<Value> padded_inputs;
+    std::vector<std::int64_t> sizes;
+    if (pad(index, inputs, padded_inputs, sizes)) return run_padded(index, padded_inputs, outputs, sizes, run_options);
+  }
+  run_plan(index, inputs, outputs, run_options);
+}
+
+void Session::Impl::run_plan(std::uint32_t index, std::span<const Value> inputs, std::span<Value> outputs,
+                             const RunOptions& run_options) {
   const LoadedMethod& method = loaded().methods[index];
+  const std::string& name = method.info.name;
   describe_inputs(method, inputs);
   Graph& graph = graph_for(index);
   const Plan& plan = graph.executable->plan();
@@ -262,6 +284,12 @@ void Session::Impl::run_into(std::string_view name, std::span<const Value> input
 
 std::vector<Value> Session::Impl::run(std::string_view name, std::span<const Value> inputs,
                                       const RunOptions& run_options) {
+  const std::uint32_t index = loaded().find(name);
+  if (const LoadedMethod& method = loaded().methods[index]; !method.steps.empty()) {
+    std::vector<Value> outputs(method.user_outputs.size());
+    run_pieces(index, inputs, outputs, run_options);
+    return outputs;
+  }
   std::vector<Value> outputs = output_values(name, inputs);
   for (Value& value : outputs) {
     if (value.kind != Value::Kind::tensor || value.tensor.data) continue;
@@ -289,6 +317,8 @@ PlanInfo Session::plan(std::string_view name, std::span<const Value> inputs) {
   const BusyGuard guard(impl_->busy, kSessionInUse);
   impl_->check_open();
   const std::uint32_t method = impl_->loaded().find(name);
+  GRAFT_CHECK(InvalidArgument, impl_->loaded().methods[method].steps.empty(), "method '", name, "' runs in ",
+              impl_->loaded().methods[method].steps.size(), " pieces, each with a plan of its own");
   impl_->describe_inputs(impl_->loaded().methods[method], inputs);
   const Impl::Graph& graph = impl_->graph_for(method);
   const Plan& plan = graph.executable->plan();
@@ -306,6 +336,8 @@ std::vector<std::byte> Session::stored_plan(std::string_view name, std::span<con
   const Program::Impl& program = impl_->loaded();
   GRAFT_CHECK(InvalidArgument, !program.plain, "plans of a program without fast kernels are not stored");
   const std::uint32_t method = program.find(name);
+  GRAFT_CHECK(InvalidArgument, program.methods[method].steps.empty(), "method '", name, "' runs in ",
+              program.methods[method].steps.size(), " pieces; their plans are not stored");
   impl_->describe_inputs(program.methods[method], inputs);
   const Plan& plan = impl_->graph_for(method).executable->plan();
   return encode(stored_plan_of(plan, std::string(name), impl_->threads, program.size_count(plan.key)),

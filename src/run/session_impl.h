@@ -49,8 +49,34 @@ struct Arena::Impl {
   std::atomic_flag busy = ATOMIC_FLAG_INIT;
 };
 
-// Files: session.cpp (a call from entry to return), session_bind.cpp (addresses), session_state.cpp (states),
-// session_queue.cpp (submit and close).
+// Memory for what a run of a cut method hands from piece to piece, and for its results: blocks that come back when the
+// last value in them is dropped, on whatever thread that is.
+class BlockPool : public std::enable_shared_from_this<BlockPool> {
+ public:
+  // Never null.
+  std::shared_ptr<void> take(std::size_t bytes);
+
+ private:
+  static constexpr std::size_t kMostFree = 64;
+  void give(AlignedMemory memory) noexcept;
+
+  std::mutex mutex_;
+  std::vector<AlignedMemory> free_;
+};
+
+// Where a method has a dimension that is padded (SessionOptions::buckets).
+struct PaddedDim {
+  std::uint32_t method = 0;
+  std::size_t buckets = 0;                          // index into SessionOptions::buckets
+  std::vector<std::pair<std::size_t, int>> inputs;  // and dimension
+  std::vector<std::pair<std::size_t, int>> outputs;
+};
+
+// A number of a plan as a caller's value.
+Value from_scalar(const Scalar& scalar);
+
+// Files: session.cpp (a call from entry to return), session_pieces.cpp (the same of cut methods), session_bind.cpp
+// (addresses), session_state.cpp (states), session_queue.cpp (submit and close).
 struct Session::Impl {
   Impl(std::shared_ptr<const Program> loaded_program, const SessionOptions& session_options);
   ~Impl();
@@ -66,6 +92,8 @@ struct Session::Impl {
   bool has_kv = false;
   std::atomic_flag busy = ATOMIC_FLAG_INIT;
   bool closed = false;
+  std::shared_ptr<BlockPool> blocks = std::make_shared<BlockPool>();
+  bool in_pieces = false;  // a run of a cut method is under way
 
   struct Graph {
     std::uint32_t method = 0;
@@ -93,9 +121,38 @@ struct Session::Impl {
   void run_into(std::string_view name, std::span<const Value> inputs, std::span<Value> outputs,
                 const RunOptions& run_options);
   std::vector<Value> output_values(std::string_view name, std::span<const Value> inputs);
+  void run_plan(std::uint32_t method, std::span<const Value> inputs, std::span<Value> outputs,
+                const RunOptions& run_options);
   std::vector<Value> run(std::string_view name, std::span<const Value> inputs, const RunOptions& run_options);
   void compute(Graph& graph, const RunOptions& run_options, Executable::Clock::time_point begin);
   static bool profile(Graph& graph, std::vector<NodeTiming>& timings, Executable::Clock::time_point begin);
+
+  // --- session_pieces.cpp ---
+  // Outputs without memory get some.
+  void run_pieces(std::uint32_t method, std::span<const Value> inputs, std::span<Value> outputs,
+                  const RunOptions& run_options);
+  // Any method, cut or not, on the way of a cut one.
+  void call(std::uint32_t method, std::span<const Value> inputs, std::span<Value> outputs,
+            const RunOptions& run_options);
+  void run_steps(const LoadedMethod& method, std::span<const Value> inputs, std::span<Value> outputs,
+                 const RunOptions& run_options);
+  void run_host(const Step& step, std::span<const Value> slots, std::span<Value> outputs);
+  void run_loop(const Step& step, std::vector<Value> values, std::span<Value> outputs, const RunOptions& run_options);
+  // Memory for a tensor output that has none; with memory, that it is of this type.
+  void* place(Value& output, DType dtype, const Shape& shape);
+  std::vector<Value> values_before_run(const LoadedMethod& method, std::span<const Value> inputs) const;
+
+  // --- session_buckets.cpp ---
+  void find_padded_dims();
+  // The inputs padded; false when none has to be. `sizes`: by entry of `padded`, the size that came in, -1 for one that
+  // is as it was.
+  bool pad(std::uint32_t method, std::span<const Value> inputs, std::vector<Value>& padded_inputs,
+           std::vector<std::int64_t>& sizes);
+  // The shape of a result without padding.
+  Shape cut_back(std::size_t output, Shape shape, std::span<const std::int64_t> sizes) const;
+  void run_padded(std::uint32_t method, std::span<const Value> inputs, std::span<Value> outputs,
+                  std::span<const std::int64_t> sizes, const RunOptions& run_options);
+  std::vector<PaddedDim> padded;
 
   // --- session_bind.cpp ---
   void bind(Graph& graph, std::span<const Value> inputs, std::span<std::byte* const> output_data,

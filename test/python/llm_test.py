@@ -54,7 +54,9 @@ def make_pair(folder, model, change=None):
 
             patch.setattr(export, "trace", spoiled)
         graft.export_llm(model, path)
-    return Pair(model, graft.load(path, kv_rows=3, kv_length=llm_models.CONTEXT, kv_dtype="f32"))
+    package = graft.load(path, kv_rows=3, kv_length=llm_models.CONTEXT, kv_dtype="f32")
+    assert all(method.info["pieces"] == 1 for method in package.methods.values())
+    return Pair(model, package)
 
 
 @pytest.fixture(scope="module", params=CASES)
