@@ -226,8 +226,6 @@ std::vector<Value> Session::Impl::output_values(std::string_view name, std::span
 
 void Session::Impl::run_into(std::string_view name, std::span<const Value> inputs, std::span<Value> outputs,
                              const RunOptions& run_options) {
-  const Executable::Clock::time_point begin =
-      run_options.profile ? Executable::Clock::now() : Executable::Clock::time_point{};
   const std::uint32_t index = loaded().find(name);
   if (!loaded().methods[index].steps.empty()) return run_pieces(index, inputs, outputs, run_options);
   if (!padded.empty()) {
@@ -240,6 +238,8 @@ void Session::Impl::run_into(std::string_view name, std::span<const Value> input
 
 void Session::Impl::run_plan(std::uint32_t index, std::span<const Value> inputs, std::span<Value> outputs,
                              const RunOptions& run_options) {
+  const Executable::Clock::time_point begin =
+      run_options.profile ? Executable::Clock::now() : Executable::Clock::time_point{};
   const LoadedMethod& method = loaded().methods[index];
   const std::string& name = method.info.name;
   describe_inputs(method, inputs);
