@@ -138,7 +138,7 @@ def check_results(
     kinds = {
         "wide": any(t.dim() > 4 for t in everything),
         "empty": any(t.numel() == 0 for t in everything),
-        "strided": strided,
+        "strided": strided and any(t.dim() > 0 for t in given),
     }
     _count(target, [t.dtype for t in given], worst, [kind for kind, has in kinds.items() if has])
 

@@ -74,7 +74,7 @@ def _bags(case: Cases, target, args):
     first = graph.call_function(operator.getitem, (call, 0))
     first.meta["val"] = call.meta["val"][0]
     graph.output((first,))
-    return run_blob(serialize_graph(graph).data, tensors, threads=case.pick([1, 2]), target=target, node=call.name)
+    return run_blob(serialize_graph(graph).data, tensors, threads=case.pick([1, 2]), target=target)
 
 
 @pytest.mark.parametrize("target", [aten._embedding_bag.default, aten._embedding_bag_forward_only.default])
