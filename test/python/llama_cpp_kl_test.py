@@ -74,9 +74,4 @@ def test_small(tmp_path, kind):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_qwen3_0_6b(tmp_path, kind):
-    config = transformers.Qwen3Config(
-        vocab_size=151936, hidden_size=1024, intermediate_size=3072, num_hidden_layers=28, num_attention_heads=16,
-        num_key_value_heads=8, head_dim=128, max_position_embeddings=40960, rms_norm_eps=1e-6, tie_word_embeddings=True,
-        rope_parameters={"rope_type": "default", "rope_theta": 1e6},
-    )  # fmt: skip
-    check(tmp_path, random_model(config), kind)
+    check(tmp_path, random_model(transformers.Qwen3Config(**llm_models.QWEN3_0_6B)), kind)

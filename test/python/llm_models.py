@@ -57,6 +57,20 @@ _COMMON = dict(
     eos_token_id=2,
     pad_token_id=0,
 )
+#: The configuration of Qwen3-0.6B.
+QWEN3_0_6B = dict(
+    vocab_size=151936,
+    hidden_size=1024,
+    intermediate_size=3072,
+    num_hidden_layers=28,
+    num_attention_heads=16,
+    num_key_value_heads=8,
+    head_dim=128,
+    max_position_embeddings=40960,
+    rms_norm_eps=1e-6,
+    rope_parameters={"rope_type": "default", "rope_theta": 1e6},
+    tie_word_embeddings=True,
+)
 _LLAMA = dict(_COMMON, num_key_value_heads=2, head_dim=16, intermediate_size=80)
 _EXPERTS = dict(_LLAMA, num_experts_per_tok=2)
 

@@ -11,10 +11,11 @@ import torch
 import transformers
 
 import graft
+from llm_models import QWEN3_0_6B
 from llm_runner_test import binary
 
 DATA = Path(os.environ.get("GRAFT_TEST_DATA", Path(__file__).parents[3] / "shared" / "data"))
-VOCABULARY, PROMPT = 151936, "The answer to the ultimate question is"
+VOCABULARY, PROMPT = QWEN3_0_6B["vocab_size"], "The answer to the ultimate question is"
 pytestmark = pytest.mark.slow
 
 
@@ -23,19 +24,7 @@ def folder(tmp_path_factory):
     tokenizer = DATA / "qwen_tokenizer" / "tokenizer.json"
     if not tokenizer.is_file():
         pytest.skip(f"no file {tokenizer}: set GRAFT_TEST_DATA")
-    config = transformers.Qwen3Config(
-        vocab_size=VOCABULARY,
-        hidden_size=1024,
-        intermediate_size=3072,
-        num_hidden_layers=28,
-        num_attention_heads=16,
-        num_key_value_heads=8,
-        head_dim=128,
-        max_position_embeddings=40960,
-        rms_norm_eps=1e-6,
-        rope_theta=1e6,
-        tie_word_embeddings=True,
-    )
+    config = transformers.Qwen3Config(**QWEN3_0_6B)
     torch.manual_seed(0)
     out = tmp_path_factory.mktemp("qwen3")
     transformers.Qwen3ForCausalLM(config).to(torch.bfloat16).save_pretrained(out)
