@@ -6,6 +6,8 @@ SHELL := /bin/bash
 
 PYTHON ?= python3
 JOBS ?= $(shell nproc)
+# Processes of pytest; each test uses the engine's threads besides.
+PYTEST_JOBS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.stamp
@@ -91,7 +93,7 @@ test-cpp: build
 
 test-python: build
 	@echo '== Python tests$(if $(GRAFT_SLOW), (slow ones too))'
-	@$(BIN)/python -m pytest -q $(if $(GRAFT_SLOW),--slow) $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -q -n $(PYTEST_JOBS) --dist loadfile $(if $(GRAFT_SLOW),--slow) $(PYTEST_ARGS)
 
 install-check: build
 	@test/install_check.sh $(VENV) build/release

@@ -26,4 +26,8 @@ GRAFT_API std::vector<std::string> preserved_targets();
 // All operators, on tensors and on numbers.
 GRAFT_API std::vector<std::string> operator_targets();
 
+// Those that run on the host between plans, since no plan can hold what they give: sizes and numbers that depend on
+// data, and calls of sub-graphs.
+GRAFT_API std::vector<std::string> host_operator_targets();
+
 }  // namespace graft

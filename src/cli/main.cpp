@@ -103,11 +103,11 @@ int dispatch(int argc, char** argv) {
   run_command
       ->add_option("--inputs", run_args.inputs_npz, "a .npz file with inputs by name, by index, or arr_0, arr_1 ...")
       ->type_name("FILE.npz");
+  run_command->add_option("--seed", run_args.seed, "of the random numbers that the program draws (default: 0)")
+      ->type_name("N");
   CLI::Option* folder =
-      run_command->add_option("--seed", run_args.seed, "of the random numbers that the program draws (default: 0)")
-          ->type_name("N");
-  run_command->add_option("--output-dir", run_args.output_dir, "folder for one .npy file per output")
-      ->type_name("FOLDER");
+      run_command->add_option("--output-dir", run_args.output_dir, "folder for one .npy file per output")
+          ->type_name("FOLDER");
   run_command->add_option("--outputs", run_args.outputs_npz, "a .npz file for all outputs")
       ->excludes(folder)
       ->type_name("FILE.npz");

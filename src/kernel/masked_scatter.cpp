@@ -19,7 +19,8 @@ void select(const T* self, const std::uint8_t* mask, const T* source, T* to, i64
 
 // First the true elements of each share, then the elements.
 void masked_scatter(const KernelContext& ctx) noexcept {
-  const auto [begin, end] = share_elements(ctx, ctx.out().numel());
+  const auto [first, last] = share_elements(ctx, ctx.out().numel());
+  const i64 begin = first, end = last;  // older compilers capture no structured bindings
   const std::uint8_t* mask = ctx.input<std::uint8_t>(1);
   i64* counts = reinterpret_cast<i64*>(ctx.scratch_bytes);
   if (ctx.phase == 0) {

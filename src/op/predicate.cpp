@@ -1,6 +1,7 @@
 #include "graft/predicate.h"
 
 #include "ir/program.h"
+#include "op/host.h"
 #include "op/operator.h"
 #include "op/user.h"
 
@@ -33,6 +34,12 @@ std::vector<std::string> operator_targets() {
   for (const Operator* op : all_operators()) out.emplace_back(op->target);
   for (const ScalarOperator* op : all_scalar_operators()) out.emplace_back(op->target);
   for (const Operator* op : user_operators()) out.emplace_back(op->target);
+  return out;
+}
+
+std::vector<std::string> host_operator_targets() {
+  std::vector<std::string> out = {std::string(kCond), std::string(kWhileLoop)};
+  for (const HostOperator& op : host_operators()) out.emplace_back(op.target);
   return out;
 }
 

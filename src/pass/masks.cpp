@@ -14,6 +14,7 @@ class MaskWriter {
   void run() {
     std::vector<ir::Node> nodes = std::move(method_.nodes);
     method_.nodes.clear();
+    method_.nodes.reserve(nodes.size());  // exact for the many methods that this pass leaves as they are
     for (ir::Node& node : nodes) {
       const std::string target = program_.op_of(node).target;
       if (target == "aten.index.Tensor" || target == "aten.index_put.default") rewrite(node, target);

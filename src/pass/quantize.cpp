@@ -13,7 +13,7 @@
 namespace graft {
 namespace {
 
-constexpr ir::Arg kNone{};
+const ir::Arg kNone{};
 
 // A tensor that is scale * (q - zero).
 struct Dequantized {

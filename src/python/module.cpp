@@ -300,6 +300,7 @@ NB_MODULE(_C, m) {
   m.def("refusals", &refusals, nb::arg("program"));
   m.def("preserved_targets", &preserved_targets);
   m.def("operator_targets", &operator_targets);
+  m.def("host_operator_targets", &host_operator_targets);
   m.def("load_ops", &load_ops, nb::arg("path"));
   m.def("devices", [] {
     nb::list out;

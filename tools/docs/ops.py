@@ -40,7 +40,6 @@ over the last dimensions, embeddings, attention and copies are ggml's ops, where
 LEFT_OUT = {
     "training": "computes gradients",
     "complex": "a complex tensor, which the engine has no dtype for; ExecuTorch's kernel runs it",
-    "data": "the size of the result, or a number of the program, depends on data",
     "writes": "writes its arguments; torch.export replaces it by one that does not",
     "layout": "asks for strides, which a value of the engine does not have",
 }
@@ -48,8 +47,6 @@ LEFT_OUT = {
 WHY = {
     "_fft_c2r": "complex",
     "_fft_r2c": "complex",
-    "_local_scalar_dense": "data",
-    "nonzero": "data",
     "_native_batch_norm_legit.default": "writes",
     "atan2.out": "writes",
     "resize_": "writes",
@@ -89,8 +86,8 @@ def merged(folder: Path) -> dict[str, dict[str, Any]]:
     return rows
 
 
-def markdown(rows: dict[str, dict[str, Any]], targets: list[str]) -> str:
-    """`targets`: all operators of the engine; those without a case are listed as such."""
+def markdown(rows: dict[str, dict[str, Any]], targets: list[str], host: list[str]) -> str:
+    """`targets`: all operators of the engine; those without a case are listed as such. `host`: those between plans."""
     numbers = [name for name in targets if name.startswith(("python.", "aten.sym_"))]
     tensors = sorted(set(targets) - set(numbers))
     tested = sum(rows.get(name, {}).get("cases", 0) > 0 for name in tensors)
@@ -114,9 +111,11 @@ def markdown(rows: dict[str, dict[str, Any]], targets: list[str]) -> str:
         lines.append(f"| {name} | {dtypes} | {counts} | {worst} | {', '.join(sorted(row['kernels'])) or 'view'} |")
     lines += ["", "Operators on numbers, evaluated while a plan is made and tested in `src/op/scalar_test.cpp`:", ""]
     lines.append(", ".join(sorted(numbers)) + ".")
+    lines += ["", "Operators that run between plans (`docs/partition.md`), tested in `python/graft/pieces_test.py`:", ""]
+    lines.append(", ".join(sorted(host)) + ".")
     lines += ["", "Operators of core ATen that graft refuses; a program with one is split around it (`allow_fallback=True`):"]
     lines += ["", "| operator | why |", "| --- | --- |"]
-    lines += [f"| {target} | {why} |" for target, why in left_out(targets).items()]
+    lines += [f"| {target} | {why} |" for target, why in left_out([*targets, *host]).items()]
     return "\n".join(lines) + "\n"
 
 
@@ -125,7 +124,7 @@ def main() -> None:
     rows = merged(folder)
     if not rows:
         raise SystemExit(f"ops: no counts in {folder}")
-    out.write_text(markdown(rows, _C.operator_targets()))
+    out.write_text(markdown(rows, _C.operator_targets(), _C.host_operator_targets()))
     print(f"{out}: {len(rows)} operators with cases")
 
 

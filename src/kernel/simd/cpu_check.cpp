@@ -23,13 +23,15 @@ void check_cpu() {
     missing += (missing.empty() ? "" : ", ");
     missing += what;
   };
-  // The names of __builtin_cpu_supports must be literals.
+  // The names of __builtin_cpu_supports must be literals. Older clang knows no "f16c".
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  const int f16c = __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0 ? 1 : 0;
   require(ggml_cpu_has_sse3(), __builtin_cpu_supports("sse3"), "SSE3");
   require(ggml_cpu_has_ssse3(), __builtin_cpu_supports("ssse3"), "SSSE3");
   require(ggml_cpu_has_avx(), __builtin_cpu_supports("avx"), "AVX");
   require(ggml_cpu_has_avx2(), __builtin_cpu_supports("avx2"), "AVX2");
   require(ggml_cpu_has_bmi2(), __builtin_cpu_supports("bmi2"), "BMI2");
-  require(ggml_cpu_has_f16c(), __builtin_cpu_supports("f16c"), "F16C");
+  require(ggml_cpu_has_f16c(), f16c, "F16C");
   require(ggml_cpu_has_fma(), __builtin_cpu_supports("fma"), "FMA");
   require(ggml_cpu_has_avx512(), __builtin_cpu_supports("avx512f"), "AVX-512 F");
   require(ggml_cpu_has_avx512(), __builtin_cpu_supports("avx512bw"), "AVX-512 BW");
@@ -39,7 +41,7 @@ void check_cpu() {
   require(ggml_cpu_has_avx512_vnni(), __builtin_cpu_supports("avx512vnni"), "AVX-512 VNNI");
   require(ggml_cpu_has_avx512_bf16(), __builtin_cpu_supports("avx512bf16"), "AVX-512 BF16");
   // Compilers differ in whether they know these two by name: bits of cpuid leaf 7.
-  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  eax = ebx = ecx = edx = 0;
   const bool has_leaf = __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) != 0;
   require(ggml_cpu_has_amx_int8(), has_leaf && (edx >> 25 & 1u) != 0, "AMX INT8");
   const bool has_subleaf = __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) != 0;
