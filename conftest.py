@@ -12,19 +12,18 @@ def pytest_addoption(parser):
     parser.addoption("--slow", action="store_true", help="run the tests marked slow too")
 
 
-class _ByFile:
-    """What pytest-xdist gives to one process as a whole: a file, since its fixtures are shared; and the tests of operators
-    together, since the last of them counts the cases of all."""
-
-    def _split_scope(self, nodeid):
-        file = nodeid.split("::", 1)[0]
-        return "src/op" if file.startswith("src/op/") else file
-
-
 def pytest_xdist_make_scheduler(config, log):
     from xdist.scheduler import LoadFileScheduling
 
-    return type("ByFile", (_ByFile, LoadFileScheduling), {})(config, log)
+    class ByFile(LoadFileScheduling):
+        """A process gets a whole file, since its fixtures are shared; and all tests of operators, since the last of them
+        counts the cases of all."""
+
+        def _split_scope(self, nodeid):
+            file = super()._split_scope(nodeid)
+            return "src/op" if file.startswith("src/op/") else file
+
+    return ByFile(config, log)
 
 
 def pytest_collection_modifyitems(config, items):

@@ -357,6 +357,18 @@ class MethodBuilder:
             raise SerializeError(f"output {index} of method '{self._name}': {e}") from None
         self._outputs.append(self._w.table("Output", kind=kind, arg=encoded, index=index))
 
+    def plain(self) -> int:
+        """The whole method of a graph whose placeholders are all the user's inputs and whose results are all the user's."""
+        names = []
+        for node in self._graph.nodes:
+            if node.op == "placeholder":
+                self.user_input(node, len(names))
+                names.append(node.name)
+        self.nodes()
+        for position, arg in enumerate(pytree.tree_leaves(self.output_node.args[0], is_leaf=lambda x: x is None)):
+            self.output(OUT_USER, arg, position)
+        return self.finish(Signature(user_input_names=tuple(names)))
+
     def finish(self, signature: Signature) -> int:
         w = self._w
         if self._program.strict and self._bad_values:
@@ -419,16 +431,7 @@ class MethodBuilder:
     def _call_graph(self, name: str, module: torch.fx.GraphModule) -> _Graph:
         """A graph of a control-flow operator."""
         graph = MethodBuilder(self._program, name, module, self._ranges, subgraph=True)
-        names = []
-        for node in module.graph.nodes:
-            if node.op == "placeholder":
-                graph.user_input(node, len(names))
-                names.append(node.name)
-        graph.nodes()
-        flat = pytree.tree_leaves(graph.output_node.args[0], is_leaf=lambda x: x is None)
-        for position, arg in enumerate(flat):
-            graph.output(OUT_USER, arg, position)
-        self._program.subgraphs.append(graph.finish(Signature(user_input_names=tuple(names))))
+        self._program.subgraphs.append(graph.plain())
         return _Graph(len(self._program.subgraphs) - 1)
 
     def _call(self, node: torch.fx.Node) -> None:

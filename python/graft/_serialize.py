@@ -94,17 +94,7 @@ def serialize_graph(
     """A plain fx graph whose nodes carry `meta["val"]`: placeholders are user inputs, attributes weights. A graph
     without attributes needs no module."""
     builder = ProgramBuilder(strict=strict, content=content)
-    method = MethodBuilder(builder, "forward", module, {})
-    names = []
-    for node in (module if isinstance(module, torch.fx.Graph) else module.graph).nodes:
-        if node.op == "placeholder":
-            method.user_input(node, len(names))
-            names.append(node.name)
-    method.nodes()
-    flat = pytree.tree_leaves(method.output_node.args[0], is_leaf=lambda x: x is None)
-    for position, arg in enumerate(flat):
-        method.output(OUT_USER, arg, position)
-    builder.methods.append(method.finish(Signature(user_input_names=tuple(names))))
+    builder.methods.append(MethodBuilder(builder, "forward", module, {}).plain())
     return builder.finish()
 
 

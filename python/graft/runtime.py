@@ -105,10 +105,7 @@ class Method:
         with `graft.Cancelled`. `cancel`: a token whose `cancel()` stops the run from another thread.
         """
         keep: list[torch.Tensor] = []
-        inputs = [
-            _flat_value(value, f"input {i} of method '{self.name}'", keep)
-            for i, value in enumerate(self._flatten(args, kwargs))
-        ]
+        inputs = self._inputs(args, kwargs, keep)
         if self._info["pieces"] > 1:
             return self._arranged(self._run_pieces(inputs, out, timeout, cancel))
         values = self._session.output_values(self.name, inputs)
@@ -139,9 +136,12 @@ class Method:
     def stored_plan(self, *args: Any, **kwargs: Any) -> bytes:
         """The plan for a call with these arguments, as packages hold it (`plans` of `graft.export`)."""
         keep: list[torch.Tensor] = []
+        return self._session.stored_plan(self.name, self._inputs(args, kwargs, keep))
+
+    def _inputs(self, args: Sequence[Any], kwargs: Mapping[str, Any], keep: list[torch.Tensor]) -> list[Any]:
+        """As the engine takes them; `keep` gets what must stay alive while it reads them."""
         flat = self._flatten(args, kwargs)
-        inputs = [_flat_value(value, f"input {i} of method '{self.name}'", keep) for i, value in enumerate(flat)]
-        return self._session.stored_plan(self.name, inputs)
+        return [_flat_value(value, f"input {i} of method '{self.name}'", keep) for i, value in enumerate(flat)]
 
     def _run_pieces(self, inputs: list[Any], out: Any, timeout: float | None, cancel: CancelToken | None) -> list[Any]:
         """Sizes of the results are known after the run; each is copied once into memory of torch's."""
@@ -341,8 +341,9 @@ def load(
     begins; what it raises ends the load. `device`: a name of `graft.devices()`; "" means GRAFT_DEVICE, else the CPU.
     `threads`: 0 means GRAFT_THREADS, else the CPUs this process may use. `strict_zero_copy`: an input that would have to
     be copied is an error. `fast_kernels=False` gives the plain lowering, for comparisons: ggml's ops wherever ggml has
-    one, weights as they are stored. `stored_plans=False` leaves plans that the package holds alone. `kv_rows`, `kv_length`, `kv_dtype`: of a program with attention over a cache: sequences,
-    tokens of each, and how they are stored ("computed" as the model computes them, "f32", "f16", "bf16", "q8_0").
+    one, weights as they are stored. `stored_plans=False` leaves plans that the package holds alone.
+    `kv_rows`, `kv_length`, `kv_dtype`: of a program with attention over a cache: sequences, tokens of each, and how they
+    are stored ("computed" as the model computes them, "f32", "f16", "bf16", "q8_0").
     `kv_room`: layers that see a window of the last w tokens keep w - 1 + kv_room of them where that is less than
     `kv_length`: so many tokens can be taken back; a run of more keeps copies of its keys and values to its end.
     `merge_pieces`: of a method that is cut where sizes depend on data, how many nodes move behind a cut rather than have
