@@ -220,6 +220,10 @@ class GRAFT_API Arena {
 // How the rows of a cache of keys and values are stored. q8_0: blocks of 32 elements, 8 bits each and a scale.
 enum class KvType : std::uint8_t { computed, f32, f16, bf16, q8_0 };  // computed: as the model computes them
 
+GRAFT_API std::string_view name(KvType type);
+// Throws InvalidArgument, listing the names there are.
+GRAFT_API KvType kv_type_named(std::string_view name);
+
 // The cache of a program with graft::attention nodes. Its memory is reserved at once and touched as it fills.
 struct KvOptions {
   std::int64_t rows = 1;       // sequences: the largest batch

@@ -18,7 +18,7 @@ struct ModelArgs {
   std::string device;
   std::vector<std::string> weights;
   int threads = 0;
-  std::string kv_type;  // empty: as the model computes them
+  std::string kv_type = "computed";
   bool no_fast_kernels = false;
 };
 
@@ -99,7 +99,6 @@ inline constexpr int kInterrupted = 130;  // exit code, as shells have it for Ct
 std::shared_ptr<const LanguageModel> load_model(const ModelArgs& args);
 DecoderOptions decoder_options(const ModelArgs& model, const DecodeArgs& decode, std::int64_t rows,
                                std::int64_t length);
-KvType kv_type_named(const std::string& name);
 std::string read_text(const std::string& path);  // "-": stdin
 
 struct Speeds {

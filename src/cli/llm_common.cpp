@@ -54,15 +54,6 @@ DecoderOptions decoder_options(const ModelArgs& model, const DecodeArgs& decode,
   return options;
 }
 
-KvType kv_type_named(const std::string& name) {
-  const std::map<std::string, KvType> types{{"", KvType::computed},
-                                            {"f32", KvType::f32},
-                                            {"f16", KvType::f16},
-                                            {"bf16", KvType::bf16},
-                                            {"q8_0", KvType::q8_0}};
-  return types.at(name);
-}
-
 std::string read_text(const std::string& path) {
   const auto all = [](std::istream& in) {
     return std::string(std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>());

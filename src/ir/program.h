@@ -62,6 +62,13 @@ struct Arg {
   ValueId value() const { return static_cast<ValueId>(i); }
 };
 
+// Calls visit with the id of every value in the argument and in the lists it holds.
+template <typename Visit>
+void for_each_value(const Arg& arg, const Visit& visit) {
+  if (arg.is_value()) visit(arg.value());
+  for (const Arg& item : arg.items) for_each_value(item, visit);
+}
+
 struct Op {
   std::string target;  // "aten.add.Tensor"
   std::vector<std::string> arg_names;
@@ -74,6 +81,12 @@ struct Node {
   std::vector<ValueId> outputs;
   std::string origin;
 };
+
+// Of all the node's arguments.
+template <typename Visit>
+void for_each_value(const Node& node, const Visit& visit) {
+  for (const Arg& arg : node.args) for_each_value(arg, visit);
+}
 
 // `panels` exists in memory only: what a kernel of ours makes of blocks at load (Stored::Kind::panels).
 enum class Storage : std::uint8_t { plain, ggml_block, affine, panels };

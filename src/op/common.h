@@ -36,6 +36,13 @@ class ResultType {
   Slot dimensioned_, zero_dim_, numbers_;
 };
 
+// Whether aten.index and aten.index_put take an index of this dtype as a mask: bool, or bytes, as PyTorch still allows.
+constexpr bool is_mask(DType index) { return index == DType::b8 || index == DType::u8; }
+
+// Whether aten.index_put takes its values in the order of the mask's true places, without a list of the places: one
+// index, a mask of bools.
+constexpr bool is_masked_put(std::size_t indices, DType first) { return indices == 1 && first == DType::b8; }
+
 // The argument as a tensor or number.
 Binding operand(const Call& call, std::string_view name);
 DType result_type(std::span<const Binding> operands);

@@ -85,7 +85,7 @@ Tensor scattered(Places& places, const Tensor& self, const Tensor& values, Scatt
 
 Refusal refuse_index_dtype(const ir::Value& index) {
   if (index.dtype == DType::i64 || index.dtype == DType::i32) return {};
-  if (index.dtype == DType::b8 || index.dtype == DType::u8) return "a mask as index: the output's size depends on data";
+  if (is_mask(index.dtype)) return "a mask as index: the output's size depends on data";
   return str("indices of dtype ", name(index.dtype));
 }
 
@@ -366,7 +366,7 @@ std::vector<Tensor> index_lower(const Call& call, std::span<const Shape>, Loweri
 // self[mask] = values: the mask is the only index and covers the first dimensions of self.
 bool by_mask(const Call& call) {
   const std::vector<std::optional<Tensor>> indices = call.optional_tensors("indices");
-  return indices.size() == 1 && indices[0] && indices[0]->dtype() == DType::b8;
+  return !indices.empty() && indices[0] && is_masked_put(indices.size(), indices[0]->dtype());
 }
 
 // The mask over all of self; throws where it does not cover whole leading dimensions.
@@ -451,7 +451,7 @@ Refusal refuse_index_list(const NodeView& node) {
   for (const ir::Value* index : node.tensors("indices")) {
     if (!index) continue;
     // A mask stands for the places where it is true: src/pass/masks.cpp puts them there.
-    const bool mask = index->dtype == DType::b8 || index->dtype == DType::u8;
+    const bool mask = is_mask(index->dtype);
     count += mask ? index->rank() : 1;
     rank = std::max(rank, mask ? 1 : index->rank());
     if (mask && index->rank() == 0) return "a mask without dimensions";
@@ -467,7 +467,7 @@ Refusal refuse_index_list(const NodeView& node) {
 
 Refusal refuse_index_put(const NodeView& node) {
   const std::vector<const ir::Value*> indices = node.tensors("indices");
-  if (indices.size() == 1 && indices[0] && indices[0]->dtype == DType::b8) {
+  if (!indices.empty() && indices[0] && is_masked_put(indices.size(), indices[0]->dtype)) {
     if (node.constant("accumulate") != 0) return "accumulate=True with a mask";
     if (indices[0]->rank() == 0) return "a mask without dimensions";
     return first_of(refuse_rank_of(*indices[0]), refuse_rank(node));

@@ -2,10 +2,10 @@
 
 #include <algorithm>
 
+#include "op/common.h"
+
 namespace graft {
 namespace {
-
-bool is_mask(const ir::Value& value) { return value.dtype == DType::b8 || value.dtype == DType::u8; }
 
 class MaskWriter {
  public:
@@ -28,7 +28,9 @@ class MaskWriter {
     const auto position = std::ranges::find(names, "indices") - names.begin();
     if (position == static_cast<std::ptrdiff_t>(names.size())) return;
     const ir::Arg indices = node.args[static_cast<std::size_t>(position)];
-    const auto masked = [&](const ir::Arg& item) { return item.is_value() && is_mask(method_.values[item.value()]); };
+    const auto masked = [&](const ir::Arg& item) {
+      return item.is_value() && is_mask(method_.values[item.value()].dtype);
+    };
     if (std::ranges::none_of(indices.items, masked)) return;
     if (target == "aten.index_put.default" && writes_by_mask(node, indices)) return;
     ir::Arg places;
@@ -47,7 +49,7 @@ class MaskWriter {
   bool writes_by_mask(const ir::Node& node, const ir::Arg& indices) const {
     const std::vector<std::string>& names = program_.op_of(node).arg_names;
     const auto position = static_cast<std::size_t>(std::ranges::find(names, "accumulate") - names.begin());
-    return indices.items.size() == 1 && method_.values[indices.items[0].value()].dtype == DType::b8 &&
+    return is_masked_put(indices.items.size(), method_.values[indices.items[0].value()].dtype) &&
            position < names.size() && node.args[position].i == 0;
   }
 

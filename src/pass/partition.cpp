@@ -11,17 +11,6 @@
 namespace graft {
 namespace {
 
-template <typename Visit>
-void for_each_value(const ir::Arg& arg, const Visit& visit) {
-  if (arg.is_value()) visit(arg.value());
-  for (const ir::Arg& item : arg.items) for_each_value(item, visit);
-}
-
-template <typename Visit>
-void for_each_input(const ir::Node& node, const Visit& visit) {
-  for (const ir::Arg& arg : node.args) for_each_value(arg, visit);
-}
-
 // Keeps the weights and states that the method reads.
 void drop_unused_tables(ir::Program& program) {
   ir::Method& method = program.methods[0];
@@ -158,7 +147,7 @@ class Partitioner::Cutter {
     for (std::size_t i = 0; i < method_.nodes.size(); ++i) {
       int phase = 0;
       bool free = !is_host(i);
-      for_each_input(method_.nodes[i], [&](ir::ValueId id) {
+      ir::for_each_value(method_.nodes[i], [&](ir::ValueId id) {
         free = free && is_free(id);
         if (const auto from = source_[id].node; from && !free_[*from])
           phase = std::max(phase, phase_[*from] + (is_host(*from) ? 1 : 0));
@@ -184,7 +173,7 @@ class Partitioner::Cutter {
         if (phase_[i] != phase) continue;
         if (is_host(i)) pinned[i] = true;
         if (pinned[i]) {
-          for_each_input(method_.nodes[i], [&](ir::ValueId id) {
+          ir::for_each_value(method_.nodes[i], [&](ir::ValueId id) {
             if (source_[id].node) pinned[*source_[id].node] = true;
           });
         } else {
@@ -205,12 +194,12 @@ class Partitioner::Cutter {
       const std::size_t node = *source_[id].node;
       if (!free_[node] || mine[node]) return;
       mine[node] = true;
-      for_each_input(method_.nodes[node], [&](ir::ValueId from) { self(self, from); });
+      ir::for_each_value(method_.nodes[node], [&](ir::ValueId from) { self(self, from); });
     };
     for (std::size_t i = 0; i < method_.nodes.size(); ++i) {
       if (phase_[i] != phase || is_host(i)) continue;
       mine[i] = true;
-      for_each_input(method_.nodes[i], [&](ir::ValueId id) { need(need, id); });
+      ir::for_each_value(method_.nodes[i], [&](ir::ValueId id) { need(need, id); });
     }
     std::vector<ir::ValueId> results;
     const auto result = [&](ir::ValueId id) {
@@ -293,7 +282,7 @@ class Partitioner::Cutter {
     for (std::size_t i = 0; i < method_.nodes.size(); ++i) {
       if (phase_[i] < phase || (phase_[i] == phase && !is_host(i))) continue;
       bool reads = false;
-      for_each_input(method_.nodes[i], [&](ir::ValueId from) { reads = reads || from == id; });
+      ir::for_each_value(method_.nodes[i], [&](ir::ValueId from) { reads = reads || from == id; });
       if (reads) return true;
     }
     return std::ranges::any_of(method_.outputs, [&](const ir::Output& output) {
@@ -305,11 +294,11 @@ class Partitioner::Cutter {
   // The values that a step of the node reads: all, but operands in a table that sub-graphs have as inputs of their own.
   template <typename Visit>
   void for_each_handed(const ir::Node& node, const Visit& visit) const {
-    if (!is_control(node)) return for_each_input(node, visit);
+    if (!is_control(node)) return ir::for_each_value(node, visit);
     const bool loop = owner_.program_.op_of(node).target == kWhileLoop;
     for (std::size_t a = 0; a < node.args.size(); ++a) {
       const bool own = loop ? a == 2 : a == 0;  // a loop changes what it carries
-      for_each_value(node.args[a], [&](ir::ValueId id) {
+      ir::for_each_value(node.args[a], [&](ir::ValueId id) {
         if (own || !is_stored(id)) visit(id);
       });
     }
@@ -372,9 +361,9 @@ class Partitioner::Cutter {
     for (std::size_t s = 0; s < steps_.size(); ++s) {
       const auto note = [&](ir::ValueId id) { last[id] = s; };
       for (const ir::ValueId id : steps_[s].outputs) note(id);
-      for (const ir::Arg& arg : steps_[s].inputs) for_each_value(arg, note);
-      for_each_value(steps_[s].predicate, note);
-      if (steps_[s].kind == Step::Kind::host) for_each_input(steps_[s].node, note);
+      for (const ir::Arg& arg : steps_[s].inputs) ir::for_each_value(arg, note);
+      ir::for_each_value(steps_[s].predicate, note);
+      if (steps_[s].kind == Step::Kind::host) ir::for_each_value(steps_[s].node, note);
     }
     for (const ir::Output& output : method_.outputs)
       if (output.arg.is_value()) last.erase(output.arg.value());

@@ -4,26 +4,19 @@
 #include <vector>
 
 namespace graft {
-namespace {
-
-void mark(const ir::Arg& arg, std::vector<bool>& read) {
-  if (arg.is_value()) read[arg.value()] = true;
-  for (const ir::Arg& item : arg.items) mark(item, read);
-}
-
-}  // namespace
 
 void drop_dead_nodes(ir::Program& program) {
   for (ir::Method& method : program.methods) {
     std::vector<bool> read(method.values.size(), false);
-    for (const ir::Output& output : method.outputs) mark(output.arg, read);
+    const auto mark = [&](ir::ValueId id) { read[id] = true; };
+    for (const ir::Output& output : method.outputs) ir::for_each_value(output.arg, mark);
     for (auto node = method.nodes.rbegin(); node != method.nodes.rend(); ++node) {
       const bool writes = program.op_of(*node).target.starts_with("graft.cache");  // the cache, beside its result
       if (!writes && std::ranges::none_of(node->outputs, [&](ir::ValueId id) { return read[id]; })) {
         node->outputs.clear();
         continue;
       }
-      for (const ir::Arg& arg : node->args) mark(arg, read);
+      ir::for_each_value(*node, mark);
     }
     std::erase_if(method.nodes, [](const ir::Node& node) { return node.outputs.empty(); });
   }

@@ -247,13 +247,9 @@ class Fuser {
 
   int uses(ir::ValueId value) const {
     int count = 0;
-    const auto look = [&](const auto& self, const ir::Arg& arg) -> void {
-      count += arg.is_value() && arg.value() == value;
-      for (const ir::Arg& item : arg.items) self(self, item);
-    };
-    for (const ir::Node& node : method_.nodes)
-      for (const ir::Arg& arg : node.args) look(look, arg);
-    for (const ir::Output& output : method_.outputs) look(look, output.arg);
+    const auto look = [&](ir::ValueId id) { count += id == value; };
+    for (const ir::Node& node : method_.nodes) ir::for_each_value(node, look);
+    for (const ir::Output& output : method_.outputs) ir::for_each_value(output.arg, look);
     return count;
   }
 

@@ -1,9 +1,26 @@
 #include "plan/kv_shape.h"
 
+#include <algorithm>
+#include <iterator>
+
 #include "base/check.h"
 #include "kernel/simd/attention.h"
 
 namespace graft {
+namespace {
+
+constexpr std::string_view kTypeNames[] = {"computed", "f32", "f16", "bf16", "q8_0"};
+
+}  // namespace
+
+std::string_view name(KvType type) { return kTypeNames[static_cast<std::size_t>(type)]; }
+
+KvType kv_type_named(std::string_view name) {
+  const auto found = std::ranges::find(kTypeNames, name);
+  GRAFT_CHECK(InvalidArgument, found != std::end(kTypeNames),
+              "a cache's type must be computed, f32, f16, bf16 or q8_0, got '", name, "'");
+  return static_cast<KvType>(found - std::begin(kTypeNames));
+}
 
 std::int64_t ring_slots(std::int64_t reach, const KvOptions& kv) {
   return reach > 0 && reach - 1 + kv.room < kv.length ? reach - 1 + kv.room : 0;

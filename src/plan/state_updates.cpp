@@ -28,8 +28,7 @@ class Finder {
       if (op && op->view && !node.args.empty() && node.args[0].is_value())
         for (const ir::ValueId id : node.outputs) root_[id] = root_[node.args[0].value()];
       const bool is_view = op && op->view;
-      if (!is_view)
-        for (const ir::Arg& arg : node.args) read(arg, n);
+      if (!is_view) ir::for_each_value(node, [&](ir::ValueId id) { reads_[root_[id]].push_back(n); });
     }
     for (const ir::Output& output : method.outputs)
       if (output.arg.is_value() && output.kind == ir::OutputKind::user) is_output_[root_[output.arg.value()]] = true;
@@ -45,11 +44,6 @@ class Finder {
   }
 
  private:
-  void read(const ir::Arg& arg, std::size_t node) {
-    if (arg.is_value()) reads_[root_[arg.value()]].push_back(node);
-    for (const ir::Arg& item : arg.items) read(item, node);
-  }
-
   // The updates that lead from the state's value at entry to `output`; empty when one of them needs a copy.
   std::vector<std::size_t> chain(const ir::Output& output) const {
     std::vector<std::size_t> updates;

@@ -54,13 +54,6 @@ GenerationOptions options_of(const nb::dict& settings, const LanguageModelInfo& 
   return options;
 }
 
-KvType kv_type_named(const std::string& name) {
-  constexpr std::array<std::string_view, 5> names = {"computed", "f32", "f16", "bf16", "q8_0"};
-  for (std::size_t i = 0; i < names.size(); ++i)
-    if (name == names[i]) return static_cast<KvType>(i);
-  throw InvalidArgument("kv_type must be computed, f32, f16, bf16 or q8_0, got '" + name + "'");
-}
-
 nb::list generate(TextGenerator& generator, const std::vector<Ids>& prompts, const nb::dict& settings,
                   const nb::object& on_text, const CancelToken* cancel) {
   const GenerationOptions options = options_of(settings, generator.decoder().model().info());

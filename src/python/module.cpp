@@ -168,13 +168,6 @@ nb::dict to_dict(const MethodInfo& info) {
   return d;
 }
 
-KvType kv_type_named(const std::string& name) {
-  constexpr std::string_view names[] = {"computed", "f32", "f16", "bf16", "q8_0"};
-  for (std::size_t i = 0; i < std::size(names); ++i)
-    if (name == names[i]) return static_cast<KvType>(i);
-  throw InvalidArgument("kv_type must be computed, f32, f16, bf16 or q8_0, got '" + name + "'");
-}
-
 // `padding`: numbers by input, for every dimension.
 std::vector<Buckets> to_buckets(const nb::dict& buckets, const nb::dict& padding) {
   std::vector<Buckets> out;

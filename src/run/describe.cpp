@@ -137,12 +137,11 @@ Json describe(const Plan& plan, const ir::Program& graph, const std::string& dev
            {"nodes", describe_nodes(plan, graph)},
            {"allocations", allocations}};
   if (has_kv_cache(graph.states)) {  // its sizes end the key
-    constexpr const char* types[] = {"computed", "f32", "f16", "bf16", "q8_0"};
     const std::size_t n = plan.key.size() - kKvKeyNumbers;
     out["sizes"] = std::vector<std::int64_t>(plan.key.begin(), plan.key.begin() + static_cast<std::ptrdiff_t>(n));
     out["kv"] = {{"rows", plan.key[n]},
                  {"length", plan.key[n + 1]},
-                 {"type", types[static_cast<std::size_t>(plan.key[n + 2])]},
+                 {"type", name(static_cast<KvType>(plan.key[n + 2]))},
                  {"room", plan.key[n + 3]},
                  {"source_length", plan.key[n + 4]}};
   }

@@ -29,11 +29,6 @@ Value tensor(std::vector<float>& data, const Shape& shape) {
   return Value::of(TensorView{data.data(), DType::f32, shape});
 }
 
-std::vector<float> floats(const Value& v) {
-  const auto* p = static_cast<const float*>(v.tensor.data);
-  return {p, p + v.tensor.shape.numel()};
-}
-
 // The largest difference, relative to the largest value.
 double difference(const std::vector<float>& a, const std::vector<float>& b) {
   EXPECT_EQ(a.size(), b.size());

@@ -62,10 +62,10 @@ class Folder {
 
     // The values that the rest of the method still reads.
     std::vector<bool> read(method_.values.size(), false);
+    const auto mark = [&](ir::ValueId id) { read[id] = true; };
     for (std::size_t i = 0; i < method_.nodes.size(); ++i)
-      if (!folded[i])
-        for (const ir::Arg& arg : method_.nodes[i].args) mark(arg, read);
-    for (const ir::Output& output : method_.outputs) mark(output.arg, read);
+      if (!folded[i]) ir::for_each_value(method_.nodes[i], mark);
+    for (const ir::Output& output : method_.outputs) ir::for_each_value(output.arg, mark);
 
     ir::Method constants = method_;
     constants.outputs.clear();
@@ -96,11 +96,6 @@ class Folder {
   }
 
  private:
-  static void mark(const ir::Arg& arg, std::vector<bool>& read) {
-    if (arg.is_value()) read[arg.value()] = true;
-    for (const ir::Arg& item : arg.items) mark(item, read);
-  }
-
   // Adds up the bytes of constant tensors; false when something is not constant.
   bool constant_bytes(const ir::Arg& arg, std::int64_t& bytes) const {
     if (arg.is_value()) {

@@ -25,6 +25,13 @@ using test::of_int;
 using test::of_list;
 using test::tensor;
 
+// Loads the program and runs it on x = four zeros.
+void load_and_run(GraphBuilder& graph) {
+  Session session(graph.build());
+  std::vector<float> data(4);
+  session.run("forward", std::vector{tensor(data, {4})});
+}
+
 TEST(Hostile, AMutationOfAnotherSizeIsAnError) {
   GraphBuilder graph;
   const auto x = graph.input("x", DType::f32, {dynamic(0, 8, "n")});
@@ -37,10 +44,7 @@ TEST(Hostile, AMutationOfAnotherSizeIsAnError) {
   out.kind = ir::OutputKind::input_mutation;
   out.arg = Arg::of_value(part);
   graph.method().outputs.push_back(out);
-  Session session(graph.build());
-  std::vector<float> data(4);
-  expect_error<InvalidProgram>([&] { session.run("forward", std::vector{tensor(data, {4})}); },
-                               "writes f32[1] to input 0, which is f32[4]");
+  expect_error<InvalidProgram>([&] { load_and_run(graph); }, "writes f32[1] to input 0, which is f32[4]");
 }
 
 TEST(Hostile, AnotherNumberOfOutputsIsAnError) {
@@ -49,9 +53,7 @@ TEST(Hostile, AnotherNumberOfOutputsIsAnError) {
   graph.output(graph.node("aten.relu.default", {{"self", Arg::of_value(x)}}, DType::f32, {fixed(4)}));
   graph.method().values.push_back({"more", ir::ValueKind::tensor, DType::f32, {fixed(4)}});
   graph.method().nodes[0].outputs.push_back(static_cast<ir::ValueId>(graph.method().values.size() - 1));
-  Session session(graph.build());
-  std::vector<float> data(4);
-  expect_error<InvalidProgram>([&] { session.run("forward", std::vector{tensor(data, {4})}); }, "has 1 outputs");
+  expect_error<InvalidProgram>([&] { load_and_run(graph); }, "has 1 outputs");
 }
 
 TEST(Hostile, ANumberInThePlaceOfATensorIsAnError) {
@@ -60,26 +62,14 @@ TEST(Hostile, ANumberInThePlaceOfATensorIsAnError) {
   graph.output(graph.node("aten.relu.default", {{"self", Arg::of_value(x)}}, DType::f32, {fixed(4)}));
   graph.method().values.back().kind = ir::ValueKind::integer;
   graph.method().values.back().dims.clear();
-  expect_error<Error>(
-      [&] {
-        Session session(graph.build());
-        std::vector<float> data(4);
-        session.run("forward", std::vector{tensor(data, {4})});
-      },
-      "n0");
+  expect_error<Error>([&] { load_and_run(graph); }, "n0");
 }
 
 TEST(Hostile, DtypesBetweenWhichNothingConvertsAreAnError) {
   GraphBuilder graph;
   const auto x = graph.input("x", DType::f32, {fixed(4)});
   graph.output(graph.node("aten.abs.default", {{"self", Arg::of_value(x)}}, DType::b8, {fixed(4)}));
-  expect_error<Error>(
-      [&] {
-        Session session(graph.build());
-        std::vector<float> data(4);
-        session.run("forward", std::vector{tensor(data, {4})});
-      },
-      "n0");
+  expect_error<Error>([&] { load_and_run(graph); }, "n0");
 }
 
 // Each constant is twice the one before: folding all of them would be 2^30 times the weight.

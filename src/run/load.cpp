@@ -232,13 +232,9 @@ class Loader {
   static std::vector<bool> used_weights(const ir::Program& graph) {
     const ir::Method& method = graph.methods[0];
     std::vector<bool> values(method.values.size(), false), weights(graph.weights.size(), false);
-    const auto mark = [&](const auto& self, const ir::Arg& arg) -> void {
-      if (arg.is_value()) values[arg.value()] = true;
-      for (const ir::Arg& item : arg.items) self(self, item);
-    };
-    for (const ir::Node& node : method.nodes)
-      for (const ir::Arg& arg : node.args) mark(mark, arg);
-    for (const ir::Output& output : method.outputs) mark(mark, output.arg);
+    const auto mark = [&](ir::ValueId id) { values[id] = true; };
+    for (const ir::Node& node : method.nodes) ir::for_each_value(node, mark);
+    for (const ir::Output& output : method.outputs) ir::for_each_value(output.arg, mark);
     for (const ir::Input& input : method.inputs)
       if (input.kind == ir::InputKind::weight && values[input.value]) weights[input.index] = true;
     for (const ir::State& state : graph.states)

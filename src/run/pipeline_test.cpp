@@ -51,6 +51,20 @@ std::int64_t number(const std::vector<Value>& outputs) {
 
 Value input(std::int64_t& x) { return Value::of(TensorView{&x, DType::i64, Shape{1}}); }
 
+// Keeps the worker of session 0 busy until it is released.
+struct Blocker {
+  std::latch started{1}, release{1};
+  std::future<void> done;
+
+  explicit Blocker(Pipeline& pipeline) {
+    done = pipeline.submit(0, [this](Session&) {
+      started.count_down();
+      release.wait();
+    });
+    started.wait();
+  }
+};
+
 std::uint64_t after(std::uint64_t s, std::int64_t x) { return 3 * s + static_cast<std::uint64_t>(x); }
 
 TEST(Pipeline, KeepsTheOrderOfEachSessionAndLosesNothing) {
@@ -94,13 +108,8 @@ TEST(Pipeline, CallersWaitWhileItIsFull) {
   PipelineOptions options;
   options.capacity = 2;
   Pipeline pipeline(net.sessions(2), options);
-  std::latch started(1), release(1);
   std::int64_t x = 1;
-  std::future<void> blocker = pipeline.submit(0, [&](Session&) {
-    started.count_down();
-    release.wait();
-  });
-  started.wait();
+  Blocker blocker(pipeline);
   std::vector<std::future<std::vector<Value>>> runs;
   for (std::size_t s : {0, 1}) runs.push_back(*pipeline.try_submit(s, "forward", {input(x)}));
   EXPECT_FALSE(pipeline.try_submit(1, "forward", {input(x)}).has_value());
@@ -112,11 +121,11 @@ TEST(Pipeline, CallersWaitWhileItIsFull) {
   });
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
   EXPECT_FALSE(accepted);  // the worker is stopped: there cannot be room
-  release.count_down();
+  blocker.release.count_down();
   caller.join();
   pipeline.drain();
   EXPECT_TRUE(accepted);
-  blocker.get();
+  blocker.done.get();
   EXPECT_EQ(number(runs[0].get()), 1);
   EXPECT_EQ(number(runs[1].get()), 1);
   EXPECT_EQ(number(runs[2].get()), 4);
@@ -171,22 +180,17 @@ TEST(Pipeline, ShutdownWakesThoseThatWaitForRoom) {
   PipelineOptions options;
   options.capacity = 1;
   Pipeline pipeline(net.sessions(1), options);
-  std::latch started(1), release(1);
   std::int64_t x = 1;
-  auto blocker = pipeline.submit(0, [&](Session&) {
-    started.count_down();
-    release.wait();
-  });
-  started.wait();
+  Blocker blocker(pipeline);
   auto accepted = pipeline.submit(0, "forward", {input(x)});
   std::jthread caller(
       [&] { expect_error<InvalidArgument>([&] { pipeline.submit(0, "forward", {input(x)}); }, "was shut down"); });
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
   std::jthread closer([&] { pipeline.shutdown(); });
   caller.join();
-  release.count_down();
+  blocker.release.count_down();
   closer.join();
-  blocker.get();
+  blocker.done.get();
   EXPECT_EQ(number(accepted.get()), 1);
 }
 

@@ -236,6 +236,29 @@ void Session::Impl::run_into(std::string_view name, std::span<const Value> input
   run_plan(index, inputs, outputs, run_options);
 }
 
+void check_output_count(const LoadedMethod& method, std::size_t given) {
+  GRAFT_CHECK(InvalidArgument, given == method.user_outputs.size(), "method '", method.info.name, "' returns ",
+              method.user_outputs.size(), " outputs, got room for ", given);
+}
+
+void check_output_alignment(const LoadedMethod& method, std::size_t i, const TensorView& given) {
+  GRAFT_CHECK(InvalidArgument, is_aligned(given.data, given.dtype), "output ", i, " of method '", method.info.name,
+              "' must be aligned to ", byte_size(given.dtype), " bytes, its address is ", given.data);
+}
+
+void check_output(const LoadedMethod& method, std::size_t i, const Value& output, const TensorDesc& wanted) {
+  const TensorView& given = output.tensor;
+  GRAFT_CHECK(InvalidArgument,
+              output.kind == Value::Kind::tensor &&
+                  (given.dtype == wanted.dtype || GRAFT_PLANT("output-dtype-unchecked")) && given.shape == wanted.shape,
+              "output ", i, " of method '", method.info.name, "' must be a tensor ", wanted.str(), ", got ",
+              output.kind == Value::Kind::tensor ? TensorDesc(given.dtype, given.shape).str()
+                                                 : std::string(kind_name(output.kind)));
+  GRAFT_CHECK(InvalidArgument, given.data || wanted.numel() == 0, "output ", i, " of method '", method.info.name, "' (",
+              wanted.str(), ") has no memory: its pointer is null");
+  check_output_alignment(method, i, given);
+}
+
 void Session::Impl::run_plan(std::uint32_t index, std::span<const Value> inputs, std::span<Value> outputs,
                              const RunOptions& run_options) {
   const Executable::Clock::time_point begin =
@@ -245,8 +268,7 @@ void Session::Impl::run_plan(std::uint32_t index, std::span<const Value> inputs,
   describe_inputs(method, inputs);
   Graph& graph = graph_for(index);
   const Plan& plan = graph.executable->plan();
-  GRAFT_CHECK(InvalidArgument, outputs.size() == method.user_outputs.size(), "method '", name, "' returns ",
-              method.user_outputs.size(), " outputs, got room for ", outputs.size());
+  check_output_count(method, outputs.size());
 
   std::byte* output_data[kMaxOutputs];
   GRAFT_CHECK(Unsupported, plan.outputs.size() <= kMaxOutputs, "a method has at most ", kMaxOutputs, " outputs, '",
@@ -256,19 +278,8 @@ void Session::Impl::run_plan(std::uint32_t index, std::span<const Value> inputs,
     const std::uint32_t position = method.user_outputs[i];
     const PlanOutput& out = plan.outputs[position];
     if (!out.is_tensor) continue;
-    const TensorView& given = outputs[i].tensor;
-    GRAFT_CHECK(InvalidArgument,
-                outputs[i].kind == Value::Kind::tensor &&
-                    (given.dtype == out.desc.dtype || GRAFT_PLANT("output-dtype-unchecked")) &&
-                    given.shape == out.desc.shape,
-                "output ", i, " of method '", name, "' must be a tensor ", out.desc.str(), ", got ",
-                outputs[i].kind == Value::Kind::tensor ? TensorDesc(given.dtype, given.shape).str()
-                                                       : std::string(kind_name(outputs[i].kind)));
-    GRAFT_CHECK(InvalidArgument, given.data || out.desc.numel() == 0, "output ", i, " of method '", name, "' (",
-                out.desc.str(), ") has no memory: its pointer is null");
-    GRAFT_CHECK(InvalidArgument, is_aligned(given.data, given.dtype), "output ", i, " of method '", name,
-                "' must be aligned to ", byte_size(given.dtype), " bytes, its address is ", given.data);
-    output_data[position] = static_cast<std::byte*>(given.data);
+    check_output(method, i, outputs[i], out.desc);
+    output_data[position] = static_cast<std::byte*>(outputs[i].tensor.data);
   }
   // One arena serves one run at a time.
   std::optional<BusyGuard> arena_guard;

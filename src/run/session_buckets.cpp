@@ -229,8 +229,7 @@ void Session::Impl::run_padded(std::uint32_t index, std::span<const Value> input
   const LoadedMethod& method = loaded().methods[index];
   describe_inputs(method, inputs);
   const Plan& plan = graph_for(index).executable->plan();
-  GRAFT_CHECK(InvalidArgument, outputs.size() == method.user_outputs.size(), "method '", method.info.name, "' returns ",
-              method.user_outputs.size(), " outputs, got room for ", outputs.size());
+  check_output_count(method, outputs.size());
   std::vector<Value> whole(outputs.begin(), outputs.end());
   std::vector<bool> cut(outputs.size(), false);
   for (std::size_t i = 0; i < outputs.size(); ++i) {
@@ -238,13 +237,7 @@ void Session::Impl::run_padded(std::uint32_t index, std::span<const Value> input
     if (!out.is_tensor) continue;
     const Shape shape = cut_back(i, out.desc.shape, sizes);
     if (shape == out.desc.shape) continue;
-    const TensorView& given = outputs[i].tensor;
-    GRAFT_CHECK(InvalidArgument,
-                outputs[i].kind == Value::Kind::tensor && given.dtype == out.desc.dtype && given.shape == shape,
-                "output ", i, " of method '", method.info.name, "' must be a tensor ",
-                TensorDesc(out.desc.dtype, shape).str(), ", got ", TensorDesc(given.dtype, given.shape).str());
-    GRAFT_CHECK(InvalidArgument, given.data || shape.numel() == 0, "output ", i, " of method '", method.info.name,
-                "' has no memory: its pointer is null");
+    check_output(method, i, outputs[i], {out.desc.dtype, shape});
     cut[i] = true;
     whole[i] = {};
     place(whole[i], out.desc.dtype, out.desc.shape);

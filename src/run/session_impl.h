@@ -75,6 +75,11 @@ struct PaddedDim {
 // A number of a plan as a caller's value.
 Value from_scalar(const Scalar& scalar);
 
+// What the caller gives for a method's outputs: throw InvalidArgument naming the output.
+void check_output_count(const LoadedMethod& method, std::size_t given);
+void check_output(const LoadedMethod& method, std::size_t i, const Value& output, const TensorDesc& wanted);
+void check_output_alignment(const LoadedMethod& method, std::size_t i, const TensorView& given);
+
 // Files: session.cpp (a call from entry to return), session_pieces.cpp (the same of cut methods), session_bind.cpp
 // (addresses), session_state.cpp (states), session_queue.cpp (submit and close).
 struct Session::Impl {

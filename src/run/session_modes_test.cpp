@@ -3,7 +3,6 @@
 
 #include <cstdio>
 #include <fstream>
-#include <numeric>
 #include <thread>
 
 #include "base/aligned.h"
@@ -15,24 +14,15 @@ namespace graft {
 namespace {
 
 using ir::Arg;
+using test::counting;
 using test::dynamic;
 using test::expect_error;
 using test::fixed;
+using test::floats;
 using test::GraphBuilder;
 using test::of_int;
 using test::tensor;
 using ::testing::HasSubstr;
-
-std::vector<float> counting(std::size_t n, float from = 0) {
-  std::vector<float> out(n);
-  std::iota(out.begin(), out.end(), from);
-  return out;
-}
-
-std::vector<float> floats(const Value& value) {
-  const auto* data = static_cast<const float*>(value.tensor.data);
-  return {data, data + value.tensor.shape.numel()};
-}
 
 GraphBuilder::Args binary(ir::ValueId a, ir::ValueId b) {
   return {{"self", Arg::of_value(a)}, {"other", Arg::of_value(b)}};

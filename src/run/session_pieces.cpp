@@ -150,13 +150,11 @@ void Session::Impl::run_pieces(std::uint32_t index, std::span<const Value> input
   const LoadedMethod& method = loaded().methods[index];
   describe_inputs(method, inputs);
   loaded().check_inputs(index, input_descs);
-  GRAFT_CHECK(InvalidArgument, outputs.size() == method.user_outputs.size(), "method '", method.info.name, "' returns ",
-              method.user_outputs.size(), " outputs, got room for ", outputs.size());
+  check_output_count(method, outputs.size());
   for (std::size_t i = 0; i < outputs.size(); ++i) {
     const TensorView& out = outputs[i].tensor;
     if (outputs[i].kind != Value::Kind::tensor || !out.data) continue;
-    GRAFT_CHECK(InvalidArgument, is_aligned(out.data, out.dtype), "output ", i, " of method '", method.info.name,
-                "' must be aligned to ", byte_size(out.dtype), " bytes, its address is ", out.data);
+    check_output_alignment(method, i, out);
     // Pieces write outputs while later ones still read inputs.
     for (std::size_t k = 0; k < inputs.size(); ++k)
       GRAFT_CHECK(InvalidArgument, inputs[k].kind != Value::Kind::tensor || !overlap(out, inputs[k].tensor), "output ",

@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <cstdlib>
 #include <new>
-#include <numeric>
 #include <thread>
 #include <vector>
 
@@ -17,8 +16,10 @@
 namespace graft {
 namespace {
 
+using test::counting;
 using test::dynamic;
 using test::fixed;
+using test::floats;
 using test::GraphBuilder;
 using test::of_int;
 using test::of_none;
@@ -44,17 +45,6 @@ struct LinearProgram {
     program = graph.build(options);
   }
 };
-
-std::vector<float> counting(std::size_t n) {
-  std::vector<float> out(n);
-  std::iota(out.begin(), out.end(), 0.f);
-  return out;
-}
-
-std::vector<float> floats(const Value& value) {
-  const auto* data = static_cast<const float*>(value.tensor.data);
-  return {data, data + value.tensor.shape.numel()};
-}
 
 std::vector<float> linear_reference(const std::vector<float>& x) {
   std::vector<float> out;

@@ -1,8 +1,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <numeric>
-
 #include "plan/state_updates.h"
 #include "run/executable.h"
 #include "run/test_graph.h"
@@ -12,8 +10,10 @@ namespace graft {
 namespace {
 
 using ir::Arg;
+using test::counting;
 using test::dynamic;
 using test::fixed;
+using test::floats;
 using test::GraphBuilder;
 using test::of_int;
 using test::of_list;
@@ -21,17 +21,6 @@ using test::of_none;
 using test::tensor;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-
-std::vector<float> counting(std::size_t n, float from = 0) {
-  std::vector<float> out(n);
-  std::iota(out.begin(), out.end(), from);
-  return out;
-}
-
-std::vector<float> floats(const Value& value) {
-  const auto* data = static_cast<const float*>(value.tensor.data);
-  return {data, data + value.tensor.shape.numel()};
-}
 
 // A decoder's memory in small. Each step takes rows x [n, 2] and their places at [n], and
 //   cache [6, 2]: cache[at] = x            (index_put, in place)

@@ -23,12 +23,12 @@
 
 // Counts every allocation of the process, ggml's included: operator new and malloc both come here.
 namespace {
-std::atomic<bool> counting{false};
+std::atomic<bool> counts_allocations{false};
 std::atomic<long> allocations{0};
 std::atomic<std::size_t> largest{0};
 
 [[maybe_unused]] void note(std::size_t bytes) {
-  if (!counting.load(std::memory_order_relaxed)) return;
+  if (!counts_allocations.load(std::memory_order_relaxed)) return;
   allocations.fetch_add(1, std::memory_order_relaxed);
   std::size_t most = largest.load(std::memory_order_relaxed);
   while (bytes > most && !largest.compare_exchange_weak(most, bytes, std::memory_order_relaxed)) {
@@ -63,10 +63,10 @@ const bool kCountsAllocations = kCounts;
 void begin_counting_allocations() {
   allocations = 0;
   largest = 0;
-  counting = true;
+  counts_allocations = true;
 }
 long end_counting_allocations() {
-  counting = false;
+  counts_allocations = false;
   return allocations;
 }
 std::size_t largest_allocation() { return largest; }

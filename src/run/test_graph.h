@@ -5,6 +5,7 @@
 #include <cstring>
 #include <initializer_list>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
@@ -26,6 +27,19 @@ inline ir::Arg of_ints(std::initializer_list<std::int64_t> values) {
   std::vector<ir::Arg> items;
   for (std::int64_t v : values) items.push_back(of_int(v));
   return of_list(std::move(items));
+}
+
+// from, from + 1, ...
+inline std::vector<float> counting(std::size_t n, float from = 0) {
+  std::vector<float> out(n);
+  std::iota(out.begin(), out.end(), from);
+  return out;
+}
+
+// A copy of the elements of an f32 tensor.
+inline std::vector<float> floats(const Value& value) {
+  const auto* data = static_cast<const float*>(value.tensor.data);
+  return {data, data + value.tensor.shape.numel()};
 }
 
 class GraphBuilder {

@@ -17,7 +17,7 @@ def bench():
     sys.path.insert(0, str(BENCH))
     before = set(sys.modules)
     try:
-        yield {name: importlib.import_module(name) for name in ("workloads", "peers", "report", "run", "machine")}
+        yield {name: importlib.import_module(name) for name in ("workloads", "peers", "report", "run", "machine", "vision")}
     finally:
         sys.path.remove(str(BENCH))
         for name in set(sys.modules) - before:
@@ -176,3 +176,21 @@ def test_worker_keeps_what_libraries_print_out_of_its_answers():
     done = subprocess.run([sys.executable, "-c", program], cwd=BENCH, capture_output=True, text=True, check=True)
     assert [json.loads(line)["fingerprint"] for line in done.stdout.splitlines()] == [""]
     assert "noise" in done.stderr
+
+
+@pytest.mark.parametrize("model", ["mobilenet-v2", "resnet-18", "vit-s16", "whisper-tiny-encoder", "silero-vad"])
+def test_work_of_networks_is_what_torch_counts(bench, model):
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.utils.flop_counter import FlopCounterMode
+
+    vision = bench["vision"]
+    module = vision.module(model)
+    inputs = [torch.from_numpy(array) for array in vision.inputs(model, {"batch": 1})]
+    # Attention by its products: the fused operator is not counted on a CPU.
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        module(*inputs)
+    gflops, gb_read = vision.WORK[model]
+    assert gflops == pytest.approx(counter.get_total_flops() / 1e9, rel=0.01)
+    if gb_read:
+        assert gb_read == pytest.approx(sum(p.numel() for p in module.parameters()) * 4e-9, rel=0.01)
