@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+import vision
+
 
 @dataclass(frozen=True)
 class Source:
@@ -16,7 +18,7 @@ class Source:
 
     module: Any
     example: tuple[Any, ...]
-    dynamic_shapes: dict[str, dict[int, Any]]
+    dynamic_shapes: dict[str, dict[int, Any]] | None  # None: all sizes are fixed
     input_names: list[str]
 
     def export(self) -> Any:
@@ -27,17 +29,29 @@ class Source:
 
 
 def source(model: str) -> Source:
-    return {"minilm": _minilm}[model]()
+    return _minilm() if model == "minilm" else _vision(model)
 
 
 def inputs(model: str, case: dict[str, Any]) -> list[np.ndarray]:
     """The same for every peer and every run."""
-    return {"minilm": _minilm_inputs}[model](case)
+    return _minilm_inputs(case) if model == "minilm" else vision.inputs(model, case)
 
 
 def work(model: str, case: dict[str, Any]) -> dict[str, float]:
     """What a case needs at least, by the figures of the roofline probe; see language.work."""
-    return {"minilm": _minilm_work}[model](case)
+    if model == "minilm":
+        return _minilm_work(case)
+    gflops, gb_read = vision.WORK[model]
+    return {"gflops_f32": gflops * case.get("batch", 1), "gb_read": gb_read}
+
+
+def _vision(model: str) -> Source:
+    """Of fixed sizes, as these networks are deployed."""
+    import torch
+
+    example = tuple(torch.from_numpy(array) for array in vision.inputs(model, {"batch": 1}))
+    names = ["x", "h", "c"][: len(example)]
+    return Source(vision.module(model), example, None, names)
 
 
 def _minilm_work(case: dict[str, Any]) -> dict[str, float]:
