@@ -9,14 +9,17 @@ namespace {
 #if defined(__AVX512VNNI__)
 typedef __m512i vb;
 constexpr int kTileM = 6;
+// Of no more rows one tile is made: then each panel is read once, which matters more than registers.
+constexpr int kMostRows = 8;
 #else
 typedef __m256i vb;
-constexpr int kTileM = 2;
+constexpr int kTileM = 2, kMostRows = 2;
 #endif
 constexpr int kVectorBytes = sizeof(vb);
 constexpr int kParts = 64 / kVectorBytes;  // vectors across a panel
 static_assert(kLanes * kParts == kPanelColumns && kPanel == 2 * kLanes);
-// Bytes ahead of what is read that a product with one row asks for: it waits for nothing but memory.
+// Bytes ahead of what is read that the first tile of rows asks for: with few rows a product waits for nothing but
+// memory. Later tiles find the panel in a cache; they ask for what they read anyway.
 constexpr int kAhead = 4096;
 
 GRAFT_VEC vb load_bytes(const std::byte* p) {
@@ -133,9 +136,17 @@ struct Q4_K {
   static constexpr bool kWide = false, kHalves = true, kMinimum = true;
 };
 
+// How far from what is read at byte `at` of `panels` panels side by side, each of `stride` bytes, the bytes lie that
+// are read kAhead bytes later; the panels after these follow them.
+GRAFT_VEC i64 bytes_ahead(i64 row, i64 at, i64 stride, i64 panels) {
+  if (row > 0) return 0;
+  return at + kAhead < stride ? kAhead : kAhead + (panels - 1) * stride;
+}
+
 // The sums of one block of 32 for M rows and N vectors of columns.
 template <typename F, int M, int N>
-GRAFT_VEC void block_sums(const std::byte* const (&q)[N], const std::int8_t* a, i64 depth, vb (&sums)[M][N]) {
+GRAFT_VEC void block_sums(const std::byte* const (&q)[N], const std::int8_t* a, i64 depth, i64 ahead,
+                          vb (&sums)[M][N]) {
   constexpr int kVectors = F::kHalves ? 4 : 8;
 #pragma GCC unroll 8
   for (int i = 0; i < kVectors; ++i) {
@@ -143,9 +154,9 @@ GRAFT_VEC void block_sums(const std::byte* const (&q)[N], const std::int8_t* a, 
 #pragma GCC unroll 2
     for (int n = 0; n < N; ++n) {
       w[n] = load_bytes(q[n] + i * 64);
-      if (M == 1) __builtin_prefetch(q[n] + i * 64 + kAhead);
+      __builtin_prefetch(q[n] + i * 64 + ahead);
     }
-#pragma GCC unroll 6
+#pragma GCC unroll 8
     for (int m = 0; m < M; ++m) {
       const std::int8_t* row = a + m * depth + i * 4;
       const vb low = splat_int(int_at(row));
@@ -169,6 +180,7 @@ void tile(const std::byte* panels, i64 panel_stride, const QuantizedRows& rows, 
   const float* scale = rows.scale + row * blocks;
   const std::int32_t* sum = F::kMinimum ? nullptr : rows.sum + row * blocks;
   const float* scaled_sum = F::kMinimum ? rows.scaled_sum + row * blocks : nullptr;
+  constexpr int kPanels = N / kParts;
   vf total[M][N];
   for (int m = 0; m < M; ++m) {
     for (int n = 0; n < N; ++n) total[m][n] = zero();
@@ -182,21 +194,23 @@ void tile(const std::byte* panels, i64 panel_stride, const QuantizedRows& rows, 
     }
     const std::byte* q[N];
     for (int n = 0; n < N; ++n) q[n] = base[n] + start + g * F::kBlockBytes + n % kParts * kVectorBytes;
-    block_sums<F, M, N>(q, a + b * kPanelBlock, depth, sums);
+    const i64 ahead = bytes_ahead(row, panel_bytes(F::kFormat, b * kPanelBlock), panel_stride, kPanels);
+    block_sums<F, M, N>(q, a + b * kPanelBlock, depth, ahead, sums);
 #pragma GCC unroll 2
     for (int n = 0; n < N; ++n) {
       const std::byte* at = base[n] + tail;
+      __builtin_prefetch(at + g * 32 + ahead);
       const int lane = n % kParts * kLanes;
       vf s;
       if (F::kMinimum) {
         s = load_u8(at + g * 16 + lane) * unit[n];
         const vf minimum = load_u8(at + 128 + g * 16 + lane) * unit_of_minimum[n];
-#pragma GCC unroll 6
+#pragma GCC unroll 8
         for (int m = 0; m < M; ++m) total[m][n] = total[m][n] - minimum * splat(scaled_sum[m * blocks + b]);
       } else {
         s = load_scales(at + g * 32, n % kParts);
       }
-#pragma GCC unroll 6
+#pragma GCC unroll 8
       for (int m = 0; m < M; ++m) {
         total[m][n] = fma(to_float(sums[m][n]) * s, splat(scale[m * blocks + b]), total[m][n]);
       }
@@ -232,6 +246,7 @@ void tile(const std::byte* panels, i64 panel_stride, const QuantizedRows& rows, 
 template <int M>
 void tile_of_q6_k(const std::byte* panel, int part, const QuantizedRows& rows, i64 row, i64 depth, float* out) {
   constexpr int kBlockBytes = 384;
+  const i64 ahead = row == 0 ? kAhead : 0;
   const i64 blocks = depth / kPanelBlock;
   const std::int8_t* a = rows.q + row * depth;
   const float* scale = rows.scale + row * blocks;
@@ -252,9 +267,9 @@ void tile_of_q6_k(const std::byte* panel, int part, const QuantizedRows& rows, i
 #pragma GCC unroll 4
       for (int i = 0; i < 4; ++i) {
         const vb x = load_bytes(q + i * 64);
-        if (M == 1) __builtin_prefetch(q + i * 64 + kAhead);
+        __builtin_prefetch(q + i * 64 + ahead);
         const vb w0 = with_high_bits(low_half(x), high0, i), w1 = with_high_bits(high_half(x), high1, i);
-#pragma GCC unroll 6
+#pragma GCC unroll 8
         for (int m = 0; m < M; ++m) {
           const std::int8_t* at = a + m * depth + b * kPanelBlock + i * 4;
           sums[m][0] = dot4<false>(sums[m][0], w0, splat_int(int_at(at)));
@@ -263,7 +278,7 @@ void tile_of_q6_k(const std::byte* panel, int part, const QuantizedRows& rows, i
       }
       for (int h = 0; h < 2; ++h) {
         const vf s = load_s8(tail + (g * 2 + h) * 16 + part * kLanes) * unit;
-#pragma GCC unroll 6
+#pragma GCC unroll 8
         for (int m = 0; m < M; ++m) {
           total[m] = fma(to_float(sums[m][h]) * s, splat(scale[m * blocks + b]), total[m]);
         }
@@ -277,19 +292,19 @@ using TileOfRows = void (*)(const std::byte*, i64, const QuantizedRows&, i64, i6
 
 #if defined(__AVX512VNNI__)
 template <typename F, int N>
-constexpr TileOfRows kTilesOfRows[kTileM] = {tile<F, 1, N>, tile<F, 2, N>, tile<F, 3, N>,
-                                             tile<F, 4, N>, tile<F, 5, N>, tile<F, 6, N>};
+constexpr TileOfRows kTilesOfRows[kMostRows] = {tile<F, 1, N>, tile<F, 2, N>, tile<F, 3, N>, tile<F, 4, N>,
+                                                tile<F, 5, N>, tile<F, 6, N>, tile<F, 7, N>, tile<F, 8, N>};
 #else
 template <typename F, int N>
-constexpr TileOfRows kTilesOfRows[kTileM] = {tile<F, 1, N>, tile<F, 2, N>};
+constexpr TileOfRows kTilesOfRows[kMostRows] = {tile<F, 1, N>, tile<F, 2, N>};
 #endif
 
 using TileOfQ6K = void (*)(const std::byte*, int, const QuantizedRows&, i64, i64, float*);
 #if defined(__AVX512VNNI__)
-constexpr TileOfQ6K kTilesOfQ6K[kTileM] = {tile_of_q6_k<1>, tile_of_q6_k<2>, tile_of_q6_k<3>,
-                                           tile_of_q6_k<4>, tile_of_q6_k<5>, tile_of_q6_k<6>};
+constexpr TileOfQ6K kTilesOfQ6K[kMostRows] = {tile_of_q6_k<1>, tile_of_q6_k<2>, tile_of_q6_k<3>, tile_of_q6_k<4>,
+                                              tile_of_q6_k<5>, tile_of_q6_k<6>, tile_of_q6_k<7>, tile_of_q6_k<8>};
 #else
-constexpr TileOfQ6K kTilesOfQ6K[kTileM] = {tile_of_q6_k<1>, tile_of_q6_k<2>};
+constexpr TileOfQ6K kTilesOfQ6K[kMostRows] = {tile_of_q6_k<1>, tile_of_q6_k<2>};
 #endif
 
 struct Q6_K {
@@ -300,15 +315,17 @@ struct Q6_K {
 template <typename F>
 void tiles_of(const std::byte* panels, const QuantizedRows& quantized, i64 rows, i64 depth, i64 columns, i64 j0, i64 j1,
               const Epilogue& e) {
-  alignas(64) float out[kTileM * kPanel];
+  alignas(64) float out[kMostRows * kPanel];
   const i64 stride = panel_bytes(F::kFormat, depth);
   for (i64 j = j0; j < j1; j += kPanel) {
     const int width = static_cast<int>(smaller(kPanel, columns - j));
     // Two vectors, of which the second may lie beyond the last panel.
     const bool two = kParts == 2 || width > kPanelColumns;
     const std::byte* at = panels + j / kPanelColumns * stride;
-    for (i64 r = 0; r < rows; r += kTileM) {
-      const int count = static_cast<int>(smaller(kTileM, rows - r));
+    // Tiles of equal heights, as few as there can be.
+    i64 left = rows <= kMostRows ? 1 : (rows + kTileM - 1) / kTileM;
+    for (i64 r = 0, count = 0; r < rows; r += count, --left) {
+      count = (rows - r + left - 1) / left;
       if constexpr (F::kFormat == PanelFormat::q6_k) {
         for (int n = 0; n < (two ? 2 : 1); ++n) {
           const std::byte* panel = at + n / kParts * stride;
@@ -317,7 +334,7 @@ void tiles_of(const std::byte* panels, const QuantizedRows& quantized, i64 rows,
       } else {
         (two ? kTilesOfRows<F, 2> : kTilesOfRows<F, 1>)[count - 1](at, stride, quantized, r, depth, out);
       }
-      finish(e, out, r, count, j, width);
+      finish(e, out, r, static_cast<int>(count), j, width);
     }
   }
 }
