@@ -291,6 +291,9 @@ struct RunOptions {
   // Memory that the caller lends for the intermediate tensors of this run: at least PlanInfo::arena_bytes, aligned to
   // 64 bytes. Empty: the session's arena.
   std::span<std::byte> arena;
+  // Row b of the batch is row kv_rows[b] of the cache of keys and values. Empty: row b. As many as the batch, no row
+  // twice; else the run throws InvalidArgument or ExecutionError. No part of the plan's key: all rows share one.
+  std::span<const std::int64_t> kv_rows;
 };
 
 // What a plan needs and where it keeps what; ids as `graft inspect --plan` lists them.

@@ -43,6 +43,7 @@ void write_rows(const KernelContext& ctx, const simd::AttentionTable& table) {
     const i64 place = item % places, head = item / places % heads, b = item / places / heads;
     const i64 t = place - history;
     const i64* row = position + b * tokens;
+    const i64 cached = ctx.kv_row(b);
     for (const int side : {0, 1}) {
       const TensorDesc &from = ctx.in(kKey + side), &cache = ctx.out(kKeyCache + side);
       void* target = ctx.outputs[kKeyCache + side];
@@ -50,7 +51,7 @@ void write_rows(const KernelContext& ctx, const simd::AttentionTable& table) {
         if (row[t] < 0) continue;
         const i64 slot = attrs.staged != 0 ? place : slot_of(row[t], attrs.ring);
         table.store_row(at(ctx.inputs[kKey + side], from, b, head, t), from.dtype, from.shape[3],
-                        simd::row_type(cache.dtype), at(target, cache, b, head, slot));
+                        simd::row_type(cache.dtype), at(target, cache, attrs.staged != 0 ? b : cached, head, slot));
         continue;
       }
       // What was there before: -t positions before that of place 0 of the tokens.
@@ -60,7 +61,7 @@ void write_rows(const KernelContext& ctx, const simd::AttentionTable& table) {
       const int ring = kMore + attrs.has_sinks + attrs.has_bias + side;
       const std::size_t bytes = static_cast<std::size_t>(cache.shape[3]) * byte_size(cache.dtype);
       std::memcpy(at(target, cache, b, head, place),
-                  at(ctx.inputs[ring], ctx.in(ring), b, head, slot_of(before, attrs.ring)), bytes);
+                  at(ctx.inputs[ring], ctx.in(ring), cached, head, slot_of(before, attrs.ring)), bytes);
     }
   }
 }
@@ -77,7 +78,7 @@ void store_in_ring(const KernelContext& ctx) noexcept {
       for (const int side : {0, 1}) {
         const TensorDesc &from = ctx.in(side), &to = ctx.out(side);
         const std::size_t bytes = static_cast<std::size_t>(to.shape[3]) * byte_size(to.dtype);
-        std::memcpy(at(ctx.outputs[side], to, b, head, row[t] % slots),
+        std::memcpy(at(ctx.outputs[side], to, ctx.kv_row(b), head, row[t] % slots),
                     at(ctx.inputs[side], from, b, head, staged.shape[2] - tokens + t), bytes);
       }
   }
@@ -125,8 +126,9 @@ void attend(const KernelContext& ctx, const simd::AttentionTable& table) {
     head.s = padding ? 0 : row[tokens - 1] + 1;
     head.origin = attrs.staged != 0 ? head.shift - attrs.history : 0;
     head.q = at(ctx.inputs[kQuery], q, b, first, 0);
-    head.k = at(ctx.outputs[kKeyCache], key_cache, b, from, 0);
-    head.v = at(ctx.outputs[kValueCache], value_cache, b, from, 0);
+    const i64 cached = attrs.staged != 0 ? b : ctx.kv_row(b);
+    head.k = at(ctx.outputs[kKeyCache], key_cache, cached, from, 0);
+    head.v = at(ctx.outputs[kValueCache], value_cache, cached, from, 0);
     head.out = at(ctx.outputs[kOut], out, b, 0, first);
     head.sink = attrs.has_sinks != 0 ? ctx.input<float>(kMore) + first : nullptr;
     if (attrs.has_bias != 0) {
@@ -180,6 +182,8 @@ void check_positions(const KernelContext& ctx) noexcept {
   const i64 *length = ctx.input<i64>(1), *first = kinds > 0 ? ctx.input<i64>(2) : nullptr;
   i64* new_length = ctx.output<i64>(1);
   i64* new_first = kinds > 0 ? ctx.output<i64>(2) : nullptr;
+  if (!ctx.kv_rows.empty() && std::ssize(ctx.kv_rows) != batch)
+    return ctx.fail("a batch of " + std::to_string(batch) + " got " + std::to_string(ctx.kv_rows.size()) + " kv_rows");
   std::copy_n(length, rows, new_length);
   if (kinds > 0) std::copy_n(first, rows * kinds, new_first);
   for (i64 b = 0; b < batch; ++b) {
@@ -187,13 +191,14 @@ void check_positions(const KernelContext& ctx) noexcept {
     const i64* from = ctx.input<i64>(0) + b * tokens;
     i64* to = ctx.output<i64>(0) + b * tokens;
     Tokens found;
-    const std::string wrong = read_positions(from, tokens, length[b], attrs.capacity, found);
+    const i64 cached = ctx.kv_row(b);
+    const std::string wrong = read_positions(from, tokens, length[cached], attrs.capacity, found);
     if (!wrong.empty()) return fail(wrong);
     std::transform(from, from + tokens, to, [](i64 p) { return std::max<i64>(p, -1); });
     if (found.end == found.begin) continue;
-    new_length[b] = found.end;
+    new_length[cached] = found.end;
     for (std::size_t k = 0; k < static_cast<std::size_t>(kinds); ++k) {
-      i64& held = new_first[b * kinds + static_cast<i64>(k)];
+      i64& held = new_first[cached * kinds + static_cast<i64>(k)];
       const i64 seen = std::max<i64>(found.begin - attrs.reach[k] + 1, 0);
       if (found.begin > 0 && seen < held)
         return fail("position " + std::to_string(found.begin) + " sees the tokens from " + std::to_string(seen) +
@@ -208,7 +213,7 @@ void check_positions(const KernelContext& ctx) noexcept {
   for (i64 b = 0; b < batch; ++b) {
     const i64* to = ctx.output<i64>(0) + b * tokens;
     const i64 t = first_token(to, tokens);
-    if (t < tokens) length_state[b] = std::min(length_state[b], to[t]);
+    if (t < tokens) length_state[ctx.kv_row(b)] = std::min(length_state[ctx.kv_row(b)], to[t]);
   }
   if (kinds > 0 && attrs.staged == 0 && !GRAFT_PLANT("ring-forgets-what-it-lost"))
     std::copy_n(new_first, rows * kinds, ctx.output<i64>(4));

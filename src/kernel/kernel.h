@@ -49,7 +49,8 @@ struct KernelContext {
   std::byte* scratch_bytes = nullptr;     // shared by the threads, 64-byte aligned, as large as asked for at emission
   ErrorSlot* error = nullptr;
   RandomKey random;
-  std::string_view node;  // name of the PyTorch node, for messages
+  std::span<const std::int64_t> kv_rows;  // by row of the batch: the row of the cache; empty: the same one
+  std::string_view node;                  // name of the PyTorch node, for messages
 
   const TensorDesc& in(int i) const { return input_descs[static_cast<std::size_t>(i)]; }
   const TensorDesc& out(int i = 0) const { return output_descs[static_cast<std::size_t>(i)]; }
@@ -67,6 +68,7 @@ struct KernelContext {
     std::memcpy(&a, attr_bytes, sizeof(a));
     return a;
   }
+  std::int64_t kv_row(std::int64_t b) const { return kv_rows.empty() ? b : kv_rows[static_cast<std::size_t>(b)]; }
   // Records a failure that names the node. The kernel should then return (after its barriers) without touching bad
   // data.
   void fail(const std::string& what) const noexcept;

@@ -20,6 +20,8 @@ void check_positions(const KernelContext& ctx) noexcept {
   const i64 batch = ctx.in(0).shape[0], tokens = ctx.in(0).shape[1], rows = ctx.out(1).shape[0];
   const i64 capacity = ctx.attrs<SourcePositionsAttrs>().capacity;
   i64 *length = ctx.output<i64>(1), *source_state = ctx.output<i64>(2), *decoder_state = ctx.output<i64>(3);
+  if (!ctx.kv_rows.empty() && std::ssize(ctx.kv_rows) != batch)
+    return ctx.fail("a batch of " + std::to_string(batch) + " got " + std::to_string(ctx.kv_rows.size()) + " kv_rows");
   std::copy_n(source_state, rows, length);
   for (i64 b = 0; b < batch; ++b) {
     const i64* from = ctx.input<i64>(0) + b * tokens;
@@ -36,10 +38,9 @@ void check_positions(const KernelContext& ctx) noexcept {
     if (next > capacity)
       return ctx.fail("row " + std::to_string(b) + " has " + std::to_string(next) + " tokens, the cache has room for " +
                       std::to_string(capacity) + " of an encoder");
-    length[b] = next;
+    length[ctx.kv_row(b)] = next;
   }
-  std::fill_n(source_state, batch, 0);
-  std::fill_n(decoder_state, batch, 0);
+  for (i64 b = 0; b < batch; ++b) source_state[ctx.kv_row(b)] = decoder_state[ctx.kv_row(b)] = 0;
 }
 
 void store(const KernelContext& ctx) noexcept {
@@ -54,7 +55,7 @@ void store(const KernelContext& ctx) noexcept {
     for (const int side : {0, 1}) {
       const TensorDesc &from = ctx.in(side), &cache = ctx.out(side);
       table.store_row(at(ctx.inputs[side], from, b, head, t), from.dtype, from.shape[3], simd::row_type(cache.dtype),
-                      at(ctx.outputs[side], cache, b, head, slot));
+                      at(ctx.outputs[side], cache, ctx.kv_row(b), head, slot));
     }
   }
 }
@@ -74,12 +75,13 @@ void attend(const KernelContext& ctx) noexcept {
   const i64 blocks = (tokens + table.block - 1) / table.block;
   for (i64 unit = ctx.thread; unit < batch * heads * blocks; unit += ctx.threads) {
     const i64 block = unit % blocks, h = unit / blocks % heads, b = unit / blocks / heads;
-    head.s = ctx.input<i64>(1)[b];
+    const i64 cached = ctx.kv_row(b);
+    head.s = ctx.input<i64>(1)[cached];
     if (head.s == 0)
       return ctx.fail("row " + std::to_string(b) + " has no source: the method that encodes it must run first");
     head.q = at(ctx.inputs[0], q, b, h, 0);
-    head.k = at(ctx.inputs[2], keys, b, h / group, 0);
-    head.v = at(ctx.inputs[3], values, b, h / group, 0);
+    head.k = at(ctx.inputs[2], keys, cached, h / group, 0);
+    head.v = at(ctx.inputs[3], values, cached, h / group, 0);
     head.out = at(ctx.outputs[0], out, b, 0, h);
     table.run(head, block * table.block, std::min((block + 1) * table.block, tokens));
   }

@@ -108,6 +108,7 @@ void Executable::run_share(const KernelLaunch& launch, int phase, int share, int
   context.scratch_bytes = static_cast<std::byte*>(launch.scratch);
   context.error = &control_->error;
   context.random = control_->random;
+  context.kv_rows = control_->kv_rows;
   context.node = launch.node;
   launch.launch->kernel->run(context);
 }

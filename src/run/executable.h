@@ -28,6 +28,7 @@ struct RunControl {
   std::chrono::steady_clock::time_point deadline;
   bool timed_out = false;
   RandomKey random;
+  std::span<const std::int64_t> kv_rows;
 
   bool should_stop();  // polled after every launch by one thread
 };

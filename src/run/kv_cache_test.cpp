@@ -48,6 +48,38 @@ TEST(KvCache, PiecesGiveWhatTheWholeGives) {
   EXPECT_EQ(pieces.counters().graphs_built, 3u);
 }
 
+TEST(KvCache, ABatchUsesTheRowsItNames) {
+  Model model;
+  Session first(model.program, with({})), second(model.program, with({}));
+  const std::vector<float> one = run(first, {1}, 0, 20), two = run(second, {2}, 0, 20);
+  Session session(model.program, with({.rows = 4}));
+  run(session, {1, 2}, 0, 7, -1, {3, 0});
+  EXPECT_THAT(session.kv_lengths(), ElementsAre(7, 0, 0, 7));
+  run(session, {5, 6}, 0, 3, -1, {1, 2});
+  run(session, {2}, 7, 19, -1, {0});
+  run(session, {1}, 7, 19, -1, {3});
+  EXPECT_THAT(session.kv_lengths(), ElementsAre(19, 3, 3, 19));
+  std::vector<float> want = last(two, 1);
+  const std::vector<float> more = last(one, 1);
+  want.insert(want.end(), more.begin(), more.end());
+  expect_near(run(session, {2, 1}, 19, 20, -1, {0, 3}), want, 2e-6f);
+  // Which rows is no part of a plan.
+  EXPECT_EQ(session.counters().graphs_built, 4u);
+  // A smaller position truncates the row of the cache, and no other one.
+  run(session, {1}, 4, 12, -1, {0});
+  EXPECT_THAT(session.kv_lengths(), ElementsAre(12, 3, 3, 20));
+}
+
+TEST(KvCache, RowsThatDoNotFit) {
+  Model model;
+  Session session(model.program, with({.rows = 3}));
+  expect_error<InvalidArgument>([&] { run(session, {1}, 0, 2, -1, {3}); }, "kv_rows: the cache has 3 rows, got row 3");
+  expect_error<InvalidArgument>([&] { run(session, {1}, 0, 2, -1, {-1}); }, "got row -1");
+  expect_error<InvalidArgument>([&] { run(session, {1, 2}, 0, 2, -1, {1, 1}); }, "row 1 stands twice");
+  expect_error<ExecutionError>([&] { run(session, {1, 2}, 0, 2, -1, {1}); }, "a batch of 2 got 1 kv_rows");
+  EXPECT_THAT(session.kv_lengths(), ElementsAre(0, 0, 0));
+}
+
 // [B, heads, T, size] as [B, T, heads, size].
 std::vector<float> tokens_first(const std::vector<float>& x, std::int64_t tokens) {
   std::vector<float> out(x.size());

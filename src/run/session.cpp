@@ -183,10 +183,12 @@ bool Session::Impl::profile(Graph& graph, std::vector<NodeTiming>& timings, Exec
 }
 
 void Session::Impl::compute(Graph& graph, const RunOptions& run_options, Executable::Clock::time_point begin) {
+  if (!run_options.kv_rows.empty()) check_kv_rows(run_options.kv_rows);
   control.error.clear();
   control.timed_out = false;
   control.cancel = run_options.cancel ? run_options.cancel->flag() : nullptr;
   control.has_deadline = run_options.deadline.has_value();
+  control.kv_rows = run_options.kv_rows;
   if (control.has_deadline) control.deadline = *run_options.deadline;
   const char* when = in_pieces ? "" : " before the run began";
   if (control.cancel && control.cancel->load()) throw Cancelled(str("the run was cancelled", when));

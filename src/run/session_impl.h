@@ -182,6 +182,7 @@ struct Session::Impl {
 
   // --- session_kv.cpp ---
   void check_kv(const KvOptions& kv) const;
+  void check_kv_rows(std::span<const std::int64_t> rows) const;
   // Tokens of each row. Throws InvalidArgument when there is no cache.
   std::span<std::int64_t> lengths();
   // Tokens of each row that an encoder left; empty for a program without one.

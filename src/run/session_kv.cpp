@@ -26,6 +26,15 @@ void Session::Impl::check_kv(const KvOptions& kv) const {
   for (const StateInfo& info : loaded().states) state_desc(info.state, kv);  // throws
 }
 
+void Session::Impl::check_kv_rows(std::span<const std::int64_t> rows) const {
+  GRAFT_CHECK(InvalidArgument, has_kv, "kv_rows: the program has no cache of keys and values");
+  for (auto row = rows.begin(); row != rows.end(); ++row) {
+    GRAFT_CHECK(InvalidArgument, *row >= 0 && *row < options.kv.rows, "kv_rows: the cache has ", options.kv.rows,
+                " rows, got row ", *row);
+    GRAFT_CHECK(InvalidArgument, std::find(rows.begin(), row, *row) == row, "kv_rows: row ", *row, " stands twice");
+  }
+}
+
 std::span<std::int64_t> Session::Impl::numbers_of(ir::StateKind kind) {
   for (std::uint32_t i = 0; i < loaded().states.size(); ++i)
     if (loaded().states[i].state.kind == kind)

@@ -105,9 +105,9 @@ inline std::vector<float> tokens_of(const std::vector<int>& rows, std::int64_t f
   return x;
 }
 
-// `index`: the third input of a model that may fail; below 0 when it has none.
+// `kv_rows`: as in RunOptions. `index`: the third input of a model that may fail; below 0 when it has none.
 inline std::vector<float> run(Session& session, const std::vector<int>& rows, std::int64_t from, std::int64_t to,
-                              std::int64_t index = -1) {
+                              std::int64_t index = -1, const std::vector<std::int64_t>& kv_rows = {}) {
   std::vector<float> x = tokens_of(rows, from, to);
   std::vector<std::int64_t> position;
   for (std::size_t r = 0; r < rows.size(); ++r)
@@ -117,7 +117,9 @@ inline std::vector<float> run(Session& session, const std::vector<int>& rows, st
                            tensor(position, DType::i64, {batch, to - from})};
   std::vector<std::int64_t> indices = {index};
   if (index >= 0) in.push_back(tensor(indices, DType::i64, {1}));
-  const Value out = session.run("forward", in)[0];
+  RunOptions options;
+  options.kv_rows = kv_rows;
+  const Value out = session.run("forward", in, options)[0];
   const auto* data = static_cast<const float*>(out.tensor.data);
   return {data, data + out.tensor.shape.numel()};
 }
