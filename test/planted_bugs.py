@@ -62,6 +62,7 @@ BUGS = {
     # Language models
     "kept-positions-from-the-first": "Decoder.ChunksAndStepsGiveWhatTheWholeGives",
     "rejected-drafts-kept": "TextGenerator.DraftsDoNotChangeTheTokens",
+    "prompts-read-into-row-0": "BatchGenerator.EveryTextIsTheOneItHasAlone",
     "block-scale-of-the-next-block": "StoredWeightsRun.NothingIsConvertedWhereProductsAndLookupsReadIt",
     # Arguments that were ignored
     "alpha-ignored": _OP + "arithmetic_test.py::test_sums",

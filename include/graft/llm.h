@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -122,6 +123,12 @@ class GRAFT_API Decoder {
   // outside the vocabulary and for sequences that would be longer than the cache, with both numbers.
   std::span<float> run(std::span<const Tokens> rows, std::int64_t width, std::int64_t keep,
                        const RunOptions& options = {});
+  // The same for other sequences than the first: rows[b] is appended to sequence sequences[b]. Equal numbers of rows
+  // share a plan, whichever they are. Throws InvalidArgument for a sequence that stands twice.
+  std::span<float> run(std::span<const std::int64_t> sequences, std::span<const Tokens> rows, std::int64_t width,
+                       std::int64_t keep, const RunOptions& options = {});
+  // Makes what a run of this size needs and runs nothing: the first run is then as fast as the others.
+  void prepare(std::int64_t rows, std::int64_t width, std::int64_t keep);
   // The same of any length, in runs of at most prefill_chunk_size tokens: the logits of the last token of each row
   // [rows, 1, vocabulary]. When it throws, the sequences are as before, or empty where a layer with a window no longer
   // holds what they need.
@@ -151,7 +158,7 @@ class GRAFT_API Decoder {
   };
   void encode(std::span<const Value> inputs, std::size_t rows, const RunOptions& options);
   Call& call_for(std::int64_t batch, std::int64_t width, std::int64_t keep);
-  void check(std::span<const Tokens> rows) const;
+  void check(std::span<const std::int64_t> sequences, std::span<const Tokens> rows) const;
   std::span<float> prefill(std::span<const Tokens> rows, bool all, const std::function<void(std::span<float>)>& take,
                            const RunOptions& options);
 
@@ -159,6 +166,7 @@ class GRAFT_API Decoder {
   DecoderOptions options_;
   Session session_;
   std::vector<std::int64_t> lengths_;
+  std::vector<std::int64_t> first_;  // 0, 1, 2, ...: the sequences of a run that names none
   std::vector<Call> calls_;
   std::vector<Tokens> pieces_;
   std::vector<float> logits_;
@@ -221,6 +229,67 @@ class GRAFT_API TextGenerator {
   std::shared_ptr<const LanguageModel> model_;
   Decoder decoder_;
   std::vector<std::vector<std::int64_t>> cached_;  // by row: the tokens that the cache holds
+  GenerationStats stats_;
+};
+
+// Generates many texts side by side, each with options of its own: requests join and leave between steps, and nothing
+// is planned anew for it. A step is one piece of the oldest prompt that is not read yet, at most
+// DecoderOptions::prefill_chunk_size tokens, and one token (with drafts: some) of every other text, computed together;
+// DecoderOptions::rows says how many texts go on at once, and the rest wait in order. Each text is the one that
+// TextGenerator gives for its prompt and options alone. A request begins in the row of the cache that has most in
+// common with its prompt, and that is not computed again. Not for models with an encoder. For one thread at a time.
+class GRAFT_API BatchGenerator {
+ public:
+  // Throws Unsupported for a model with an encoder.
+  explicit BatchGenerator(std::shared_ptr<const LanguageModel> model, const DecoderOptions& options = {});
+  ~BatchGenerator();
+  BatchGenerator(const BatchGenerator&) = delete;
+  BatchGenerator& operator=(const BatchGenerator&) = delete;
+
+  using Id = std::uint64_t;
+  using OnText = std::function<void(std::string_view text)>;  // new text, in whole UTF-8 characters
+
+  // Throws InvalidArgument for prompts and options as TextGenerator::generate does. May be called from on_text.
+  Id submit(std::vector<std::int64_t> prompt, const GenerationOptions& options = {}, OnText on_text = {});
+  // False when no request is left. When the run fails or is cancelled it throws and nothing has changed: the next step
+  // tries again. What on_text throws ends its request as cancelled and comes out when the step is complete.
+  bool step(const RunOptions& options = {});
+  // Ends a request with what it has; from on_text, when the step is over. False when it has ended already.
+  bool cancel(Id id);
+  // The text of a request that has ended, once; empty while it goes on. Throws NotFound for one that there is not.
+  std::optional<Generation> take(Id id);
+  // Makes all plans that steps can need, with drafts of so many tokens: no later step makes any.
+  void prepare(std::int64_t prompt_lookup_num_tokens = 0);
+
+  std::size_t waiting() const { return waiting_.size(); }  // have no row yet
+  std::size_t running() const;                             // have one
+  const GenerationStats& stats() const { return stats_; }  // since the beginning; seconds by kind of run
+  Decoder& decoder() { return decoder_; }
+
+ private:
+  struct Request;
+  void join();
+  void leave(std::size_t row, FinishReason reason);
+  void sweep();
+  void read_prompt(Request& request, const RunOptions& options);
+  void go_on(const RunOptions& options);
+  std::int64_t piece(std::int64_t rest) const;
+  template <typename Take>
+  void guarded(Request& request, const Take& take);
+
+  std::shared_ptr<const LanguageModel> model_;
+  Decoder decoder_;
+  std::int64_t drafts_ = 0;                     // the most that a request asked for: how wide steps with drafts are
+  std::vector<std::int64_t> widths_, batches_;  // of runs: of prompts, and rows of a step; ascending
+  std::vector<std::unique_ptr<Request>> waiting_;
+  std::vector<std::unique_ptr<Request>> rows_;     // by row of the cache; null: free
+  std::vector<std::vector<std::int64_t>> cached_;  // by free row: the tokens that it holds
+  std::vector<std::pair<Id, Generation>> ended_;
+  std::vector<std::int64_t> sequences_;  // of a run
+  std::vector<Decoder::Tokens> feeds_;
+  Id next_ = 0;
+  bool in_step_ = false;
+  std::exception_ptr thrown_;  // by on_text
   GenerationStats stats_;
 };
 

@@ -36,6 +36,7 @@ _WHERE = {
     "Detokenizer": "graft._C",
     "Tokenizer": "graft.tokenizer",
     "export_llm": "graft.llm.export",
+    "BatchGenerator": "graft.llm.generate",
     "TextGenerator": "graft.llm.generate",
     "compile": "graft.hf.compiler",
     "AutoModelForCausalLM": "graft.hf.auto",

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <limits>
+#include <numeric>
 
 #include "base/check.h"
 #include "base/plant.h"
@@ -10,8 +11,9 @@ namespace {
 
 constexpr std::string_view kMethod = "forward", kEncode = "encode";
 constexpr std::int64_t kPadding = -1;  // cache_position of a token that is none
-// Buffers of runs of one size: a prefill chunk, the rest of a prompt, a step, a step with drafts.
-constexpr std::size_t kCalls = 4;
+// Sizes of runs that buffers and graphs are kept for. A text takes four (a prefill chunk, the rest of a prompt, a step,
+// a step with drafts); BatchGenerator a few widths of prompts, and of steps as many as there are sizes of batches.
+constexpr std::size_t kCalls = 32;
 
 DecoderOptions checked(DecoderOptions options, const LanguageModel* model) {
   GRAFT_CHECK(InvalidArgument, model, "a decoder needs a model");
@@ -30,6 +32,7 @@ DecoderOptions checked(DecoderOptions options, const LanguageModel* model) {
 SessionOptions session_options(const DecoderOptions& options) {
   SessionOptions session;
   session.threads = options.threads;
+  session.max_graphs = kCalls;
   session.kv = {options.rows, options.length, options.kv_type, std::min(options.prefill_chunk_size, options.length)};
   return session;
 }
@@ -44,15 +47,20 @@ Decoder::Decoder(std::shared_ptr<const LanguageModel> model, const DecoderOption
   session_.kv_lengths();  // a program without a cache is refused here
   calls_.reserve(kCalls);
   pieces_.reserve(lengths_.size());
+  first_.resize(lengths_.size());
+  std::iota(first_.begin(), first_.end(), 0);
 }
 
-void Decoder::check(std::span<const Tokens> rows) const {
+void Decoder::check(std::span<const std::int64_t> sequences, std::span<const Tokens> rows) const {
   GRAFT_CHECK(InvalidArgument, !rows.empty() && rows.size() <= lengths_.size(), "a batch of ", rows.size(),
               " sequences: the cache has ", lengths_.size(), " rows");
   const std::int64_t vocabulary = model_->info().vocab_size;
   for (std::size_t r = 0; r < rows.size(); ++r) {
-    const std::int64_t length = lengths_[r] + std::ssize(rows[r]);
-    GRAFT_CHECK(InvalidArgument, length <= options_.length, "sequence ", r, " would have ", length,
+    const std::int64_t sequence = sequences[r];
+    GRAFT_CHECK(InvalidArgument, sequence >= 0 && sequence < std::ssize(lengths_), "the cache has ", lengths_.size(),
+                " rows, got row ", sequence);
+    const std::int64_t length = lengths_[static_cast<std::size_t>(sequence)] + std::ssize(rows[r]);
+    GRAFT_CHECK(InvalidArgument, length <= options_.length, "sequence ", sequence, " would have ", length,
                 " tokens, the context has room for ", options_.length);
     for (const std::int64_t id : rows[r])
       GRAFT_CHECK(InvalidArgument, id >= 0 && id < vocabulary, "token ", id, " is not in the vocabulary of ",
@@ -126,9 +134,26 @@ Decoder::Call& Decoder::call_for(std::int64_t batch, std::int64_t width, std::in
   return call;
 }
 
+void Decoder::prepare(std::int64_t rows, std::int64_t width, std::int64_t keep) {
+  GRAFT_CHECK(InvalidArgument, rows >= 1 && rows <= std::ssize(lengths_), "a batch of ", rows,
+              " sequences: the cache has ", lengths_.size(), " rows");
+  GRAFT_CHECK(InvalidArgument, keep >= 1 && keep <= width, "a run of ", width, " tokens cannot keep the logits of ",
+              keep);
+  session_.plan(kMethod, call_for(rows, width, keep).inputs);
+}
+
 std::span<float> Decoder::run(std::span<const Tokens> rows, std::int64_t width, std::int64_t keep,
                               const RunOptions& options) {
-  check(rows);
+  GRAFT_CHECK(InvalidArgument, rows.size() <= first_.size(), "a batch of ", rows.size(), " sequences: the cache has ",
+              first_.size(), " rows");
+  return run(std::span<const std::int64_t>(first_).first(rows.size()), rows, width, keep, options);
+}
+
+std::span<float> Decoder::run(std::span<const std::int64_t> sequences, std::span<const Tokens> rows, std::int64_t width,
+                              std::int64_t keep, const RunOptions& options) {
+  GRAFT_CHECK(InvalidArgument, sequences.size() == rows.size(), rows.size(), " rows for ", sequences.size(),
+              " sequences");
+  check(sequences, rows);
   GRAFT_CHECK(InvalidArgument, keep >= 1 && keep <= width, "a run of ", width, " tokens cannot keep the logits of ",
               keep);
   for (const Tokens row : rows)
@@ -147,18 +172,21 @@ std::span<float> Decoder::run(std::span<const Tokens> rows, std::int64_t width, 
               call.cache_positions.begin() + static_cast<std::ptrdiff_t>(begin), kPadding);
     for (std::size_t i = 0; i < count; ++i) {
       call.ids[begin + i] = rows[r][i];
-      call.positions[begin + i] = call.cache_positions[begin + i] = lengths_[r] + static_cast<std::int64_t>(i);
+      call.positions[begin + i] = call.cache_positions[begin + i] =
+          lengths_[static_cast<std::size_t>(sequences[r])] + static_cast<std::int64_t>(i);
     }
   }
   call.outputs[0].tensor.data = logits_.data();
-  session_.run_into(kMethod, call.inputs, call.outputs, options);
-  for (std::size_t r = 0; r < rows.size(); ++r) lengths_[r] += std::ssize(rows[r]);
+  RunOptions run_options = options;
+  run_options.kv_rows = sequences;
+  session_.run_into(kMethod, call.inputs, call.outputs, run_options);
+  for (std::size_t r = 0; r < rows.size(); ++r) lengths_[static_cast<std::size_t>(sequences[r])] += std::ssize(rows[r]);
   return std::span(logits_).first(static_cast<std::size_t>(call.outputs[0].tensor.shape.numel()));
 }
 
 std::span<float> Decoder::prefill(std::span<const Tokens> rows, bool all,
                                   const std::function<void(std::span<float>)>& take, const RunOptions& options) {
-  check(rows);
+  check(first_, rows);
   std::int64_t total = 0;
   for (const Tokens row : rows) total = std::max(total, std::ssize(row));
   GRAFT_CHECK(InvalidArgument, total > 0, "there are no tokens to begin with");

@@ -4,122 +4,18 @@
 #include "base/check.h"
 #include "base/plant.h"
 #include "graft/llm.h"
-#include "llm/lookup.h"
-#include "llm/sampler.h"
-#include "llm/stop.h"
+#include "llm/row.h"
 
 namespace graft {
 namespace {
 
 using Clock = std::chrono::steady_clock;
 using Tokens = Decoder::Tokens;
-
-// A token's text can depend on those before it: a word's leading space is dropped only at the beginning of a text.
-constexpr std::size_t kTokensBefore = 16;
+using llm::Row;
 
 double seconds_between(Clock::time_point from, Clock::time_point to) {
   return std::chrono::duration<double>(to - from).count();
 }
-
-// One sequence on its way.
-class Row {
- public:
-  Row(const LanguageModel& model, const GenerationOptions& options, std::size_t index, std::int64_t capacity,
-      std::vector<std::int64_t>& sequence, const TextGenerator::OnText& on_text)
-      : model_(model),
-        options_(options),
-        index_(index),
-        capacity_(capacity),
-        sequence_(sequence),
-        on_text_(on_text),
-        sampler_(options, model.info().vocab_size, options.seed + index),
-        stops_(options.stop_strings) {
-    const std::int64_t most = std::min(options.max_new_tokens, capacity + 1);
-    result_.tokens.reserve(static_cast<std::size_t>(most));
-    sequence_.reserve(sequence_.size() + static_cast<std::size_t>(most));
-    feed_.reserve(static_cast<std::size_t>(options.prompt_lookup_num_tokens) + 1);
-    sampler_.see(sequence_);
-    if (!model.has_tokenizer()) return;
-    text_.emplace(model.tokenizer(), options.skip_special_tokens);
-    for (const std::int64_t id : Tokens(sequence_).last(std::min(kTokensBefore, sequence_.size())))
-      if (id < model.tokenizer()->size()) text_->add(id);
-  }
-
-  bool done() const { return done_; }
-  Generation& result() { return result_; }
-
-  // What the next run takes: the last token and a draft of those after it; nothing once it is done.
-  const std::vector<std::int64_t>& next_feed() {
-    feed_.clear();
-    if (done_) return feed_;
-    const std::int64_t room =
-        std::min(capacity_ - std::ssize(sequence_), options_.max_new_tokens - std::ssize(result_.tokens) - 1);
-    const std::int64_t most = std::min(room, options_.prompt_lookup_num_tokens);
-    llm::lookup_draft(sequence_, options_.max_matching_ngram_size, most, feed_);
-    feed_.insert(feed_.begin(), sequence_.back());
-    return feed_;
-  }
-  const std::vector<std::int64_t>& feed() const { return feed_; }
-
-  // Takes the next token from these logits and returns it.
-  std::int64_t take(std::span<float> logits) {
-    const std::int64_t id = sampler_.next(logits);
-    result_.tokens.push_back(id);
-    sequence_.push_back(id);
-    sampler_.see({&id, 1});
-    // A model may have more ids than its tokenizer.
-    if (text_ && id < model_.tokenizer()->size()) show(text_->add(id));
-    if (stops_.stopped()) {
-      end(FinishReason::stop_string);
-    } else if (is_eos(id)) {
-      end(FinishReason::eos);
-    } else if (std::ssize(result_.tokens) >= options_.max_new_tokens) {
-      end(FinishReason::length);
-    } else if (std::ssize(sequence_) > capacity_) {
-      end(FinishReason::context);
-    }
-    return id;
-  }
-
-  void end(FinishReason reason) {
-    done_ = true;
-    result_.reason = reason;
-    if (text_ && !stops_.stopped()) {
-      show(text_->finish());
-      if (!stops_.stopped()) send(stops_.finish());
-    }
-  }
-
- private:
-  bool is_eos(std::int64_t id) const {
-    if (options_.ignore_eos) return false;
-    const auto among = [&](const std::vector<std::int64_t>& ids) { return std::ranges::find(ids, id) != ids.end(); };
-    return among(model_.info().eos_token_ids) || among(options_.eos_token_ids);
-  }
-  void show(std::string_view text) {
-    if (!text.empty()) send(stops_.add(text));
-  }
-  void send(std::string_view text) {
-    if (text.empty()) return;
-    result_.text += text;
-    if (on_text_) on_text_(index_, text);
-  }
-
-  const LanguageModel& model_;
-  const GenerationOptions& options_;
-  std::size_t index_;
-  std::int64_t capacity_;
-  std::vector<std::int64_t>& sequence_;  // prompt and what came
-  const TextGenerator::OnText& on_text_;
-  llm::Sampler sampler_;
-  llm::StopStrings stops_;
-  std::optional<Detokenizer> text_;
-  std::vector<std::int64_t> feed_;
-  Generation result_;
-  bool done_ = false;
-};
-
-std::int64_t common_prefix(Tokens a, Tokens b) { return std::ranges::mismatch(a, b).in1 - a.begin(); }
 
 }  // namespace
 
@@ -152,26 +48,18 @@ std::vector<Generation> TextGenerator::go_on(std::span<const std::vector<std::in
                                              const GenerationOptions& options, const OnText& on_text,
                                              const CancelToken* cancel, double start_seconds) {
   const auto start = Clock::now();
-  llm::check(options);
   stats_ = {};
   const std::int64_t capacity = decoder_.capacity(), vocabulary = model_->info().vocab_size;
   const std::int64_t drafts = options.prompt_lookup_num_tokens;
-  GRAFT_CHECK(InvalidArgument, drafts < capacity, "prompt_lookup_num_tokens is ", drafts, ", the context ", capacity);
+  llm::check_options(options, capacity);
   GRAFT_CHECK(InvalidArgument, !prompts.empty() && prompts.size() <= cached_.size(), "a batch of ", prompts.size(),
               " prompts: the cache has ", cached_.size(), " rows");
-  for (const auto& prompt : prompts) {
-    GRAFT_CHECK(InvalidArgument, !prompt.empty(), "a prompt has no tokens");
-    GRAFT_CHECK(InvalidArgument, std::ssize(prompt) <= capacity, "the prompt has ", prompt.size(),
-                " tokens, the context has room for ", capacity);
-    for (const std::int64_t id : prompt)
-      GRAFT_CHECK(InvalidArgument, id >= 0 && id < vocabulary, "token ", id,
-                  " of the prompt is not in the vocabulary of ", vocabulary, " tokens");
-  }
+  for (const auto& prompt : prompts) llm::check_prompt(prompt, capacity, vocabulary);
   std::vector<Tokens> feeds;
   for (std::size_t r = 0; r < prompts.size(); ++r) {
     // The last token is computed in any case: its logits are wanted.
     const Tokens held = Tokens(cached_[r]).first(static_cast<std::size_t>(decoder_.length(r)));
-    std::int64_t same = std::min(common_prefix(held, prompts[r]), std::ssize(prompts[r]) - 1);
+    std::int64_t same = std::min(llm::common_prefix(held, prompts[r]), std::ssize(prompts[r]) - 1);
     if (same < std::ssize(held) && same < decoder_.shortest(r)) same = 0;
     decoder_.truncate(r, same);
     cached_[r] = prompts[r];
@@ -205,12 +93,8 @@ std::vector<Generation> TextGenerator::go_on(std::span<const std::vector<std::in
       for (std::size_t r = 0; r < rows.size(); ++r) {
         const std::size_t count = feeds[r].size();
         if (count == 0) continue;
-        const std::size_t end = (r + 1) * static_cast<std::size_t>(width);
-        std::size_t right = 1;  // tokens of the feed that are the sequence's
-        for (;; ++right) {
-          const std::int64_t id = rows[r].take(logits_at(end - count + right - 1));
-          if (rows[r].done() || right == count || id != feeds[r][right]) break;
-        }
+        const std::size_t places = static_cast<std::size_t>(width * vocabulary);
+        const std::size_t right = rows[r].take_fed(logits.subspan(r * places, places));
         stats_.drafted_tokens += static_cast<std::int64_t>(count) - 1;
         stats_.accepted_tokens += static_cast<std::int64_t>(right) - 1;
         if (right < count && !GRAFT_PLANT("rejected-drafts-kept"))

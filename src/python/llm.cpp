@@ -74,6 +74,23 @@ nb::list generate(TextGenerator& generator, const std::vector<Ids>& prompts, con
   return out;
 }
 
+std::uint64_t submit(BatchGenerator& batch, const Ids& prompt, const nb::dict& settings, const nb::object& on_text) {
+  const GenerationOptions options = options_of(settings, batch.decoder().model().info());
+  BatchGenerator::OnText show;
+  if (!on_text.is_none()) {
+    // Released where the engine drops it, which may be without the interpreter's lock.
+    const std::shared_ptr<nb::object> function(new nb::object(on_text), [](nb::object* held) {
+      const nb::gil_scoped_acquire acquire;
+      delete held;
+    });
+    show = [function](std::string_view text) {
+      const nb::gil_scoped_acquire acquire;
+      (*function)(bytes_of(text));
+    };
+  }
+  return batch.submit(prompt, options, std::move(show));
+}
+
 nb::dict to_dict(const GenerationStats& stats) {
   nb::dict d;
   d["prompt_tokens"] = stats.prompt_tokens;
@@ -149,6 +166,41 @@ void bind_llm(nb::module_& m) {
         }
         return bytes_of(std::span<const float>(all));
       });
+
+  nb::class_<BatchGenerator>(m, "BatchGenerator")
+      .def(
+          "__init__",
+          [](BatchGenerator* self, const ModelPtr& model, int threads, std::int64_t rows, std::int64_t length,
+             const std::string& kv_type, std::int64_t prefill_chunk_size) {
+            new (self) BatchGenerator(model, {threads, rows, length, kv_type_named(kv_type), prefill_chunk_size});
+          },
+          nb::arg("model"), nb::arg("threads"), nb::arg("rows"), nb::arg("length"), nb::arg("kv_type"),
+          nb::arg("prefill_chunk_size"))
+      .def("submit", &submit, nb::arg("prompt"), nb::arg("settings"), nb::arg("on_text").none())
+      .def(
+          "step",
+          [](BatchGenerator& batch, const CancelToken* cancel) {
+            RunOptions options;
+            options.cancel = cancel;
+            const nb::gil_scoped_release release;
+            return batch.step(options);
+          },
+          nb::arg("cancel").none())
+      .def("cancel", &BatchGenerator::cancel, nb::arg("id"))
+      .def(
+          "take",
+          [](BatchGenerator& batch, std::uint64_t id) -> nb::object {
+            const std::optional<Generation> g = batch.take(id);
+            if (!g) return nb::none();
+            return nb::make_tuple(g->tokens, bytes_of(g->text), std::string(name(g->reason)));
+          },
+          nb::arg("id"))
+      .def("prepare", &BatchGenerator::prepare, nb::arg("prompt_lookup_num_tokens"),
+           nb::call_guard<nb::gil_scoped_release>())
+      .def_prop_ro("waiting", &BatchGenerator::waiting)
+      .def_prop_ro("running", &BatchGenerator::running)
+      .def("stats", [](const BatchGenerator& batch) { return to_dict(batch.stats()); })
+      .def("plans", [](BatchGenerator& batch) { return batch.decoder().session().counters().graphs_built; });
 
   m.def("token_probabilities", [](const nb::bytes& logits, const Ids& tokens, const nb::dict& settings) {
     std::vector<float> numbers(logits.size() / sizeof(float));

@@ -196,6 +196,60 @@ def test_generator_like_transformers(kjv, kjv_model):
     assert [len(r.tokens) for r in results] == [5, 5]
 
 
+def test_requests_join_and_leave(kjv):
+    prompts = ["And the king said", "In the", "Then came a man out of the city of David, and they", "The LORD is my", "And"]
+    settings = [
+        {"max_new_tokens": 12 + 5 * i, "prompt_lookup_num_tokens": i % 3, "temperature": 0.8 if i == 3 else 0.0, "seed": i}
+        for i in range(len(prompts))
+    ]
+    generator = graft.TextGenerator(kjv)
+    expected = [generator.generate(p, **s) for p, s in zip(prompts, settings, strict=True)]
+    batch = graft.BatchGenerator(kjv, rows=3, prefill_chunk_size=16)
+    batch.prepare(prompt_lookup_num_tokens=2)
+    plans = batch.plans
+    pieces: dict[int, list[str]] = {i: [] for i in range(len(prompts))}
+    ids: list[int] = []
+    while len(ids) < len(prompts) or batch.running + batch.waiting > 0:
+        if len(ids) < len(prompts):
+            ids.append(batch.submit(prompts[len(ids)], on_text=pieces[len(ids)].append, **settings[len(ids)]))
+        batch.step()
+        batch.step()
+    for i, request in enumerate(ids):
+        result = batch.take(request)
+        assert result == expected[i], i
+        assert "".join(pieces[i]) == result.text
+    assert batch.plans == plans
+    with pytest.raises(graft.errors.NotFound):
+        batch.take(ids[0])
+    stats = batch.stats
+    assert stats["new_tokens"] == sum(len(g.tokens) for g in expected)
+
+
+def test_what_on_text_raises_ends_its_request_alone(kjv):
+    batch = graft.BatchGenerator(kjv, rows=2)
+    seen: list[str] = []
+
+    def show(text: str) -> None:
+        seen.append(text)
+        if len(seen) == 4:
+            raise KeyError("enough")
+
+    bad = batch.submit("And the king said", on_text=show, max_new_tokens=30)
+    good_one = batch.submit("In the", max_new_tokens=30)
+    with pytest.raises(KeyError, match="enough"):
+        while batch.step():
+            pass
+    ended = batch.take(bad)
+    assert ended.reason == "cancelled" and ended.text == "".join(seen)
+    while batch.step():
+        pass
+    assert batch.take(good_one) == graft.TextGenerator(kjv).generate("In the", max_new_tokens=30)
+    stopped = batch.submit("And", max_new_tokens=30)
+    batch.step()
+    assert batch.take(stopped) is None
+    assert batch.cancel(stopped) and batch.take(stopped).reason == "cancelled"
+
+
 def test_ctrl_c_ends_the_text(kjv):
     args = [binary(), "generate", kjv, "--prompt", "And", "--max-new-tokens", "1000", "--ignore-eos", "--threads", "1"]
     whole = good(*args[1:])

@@ -12,7 +12,7 @@ import torch
 
 from graft import _C
 
-__all__ = ["Generation", "TextGenerator", "token_probabilities"]
+__all__ = ["BatchGenerator", "Generation", "TextGenerator", "token_probabilities"]
 
 
 @dataclass(frozen=True)
@@ -62,13 +62,13 @@ class TextGenerator:
         model's generation_config.json says, else greedy.
         """
         show = None if on_text is None else lambda _, text: on_text(text.decode())
-        return self._run([self._ids(prompt)], settings, show, cancel)[0]
+        return self._run([_ids(self.model, prompt)], settings, show, cancel)[0]
 
     def generate_batch(
         self, prompts: Iterable[Any], *, cancel: _C.CancelToken | None = None, **settings: Any
     ) -> list[Generation]:
         """A text for each prompt, computed side by side. At most `rows`."""
-        return self._run([self._ids(prompt) for prompt in prompts], settings, None, cancel)
+        return self._run([_ids(self.model, prompt) for prompt in prompts], settings, None, cancel)
 
     def generate_from_features(
         self, features: torch.Tensor, *, cancel: _C.CancelToken | None = None, **settings: Any
@@ -92,16 +92,94 @@ class TextGenerator:
     def plans(self) -> int:
         return self._generator.plans()
 
-    def _ids(self, prompt: Any) -> list[int]:
-        if isinstance(prompt, str):
-            return self.model.encode(codecs.encode(prompt, "utf-8"))
-        if prompt and isinstance(prompt[0], Mapping):
-            return self.model.chat_prompt([[message["role"], message["content"]] for message in prompt])
-        return list(prompt)
-
     def _run(self, prompts: list[list[int]], settings: dict[str, Any], show: Any, cancel: Any) -> list[Generation]:
         results = self._generator.generate(prompts, settings, show, cancel)
         return [Generation(text.decode(), tokens, reason) for tokens, text, reason in results]
+
+
+class BatchGenerator:
+    """Generates many texts side by side (continuous batching): requests join and leave between steps. The text of each is
+    the one that TextGenerator gives for it alone.
+
+    rows: texts that go on at once; more requests wait in order. The rest as in TextGenerator.
+
+        batch = graft.BatchGenerator("model.pte", rows=8)
+        ids = [batch.submit(prompt, max_new_tokens=100) for prompt in prompts]
+        while batch.step():
+            pass  # submit more, cancel some
+        texts = [batch.take(id).text for id in ids]
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        tokenizer: str | os.PathLike[str] = "",
+        weights: Iterable[str | os.PathLike[str]] = (),
+        device: str = "",
+        threads: int = 0,
+        rows: int = 8,
+        length: int = 0,
+        kv_type: str = "computed",
+        prefill_chunk_size: int = 512,
+    ) -> None:
+        files = [os.fspath(file) for file in weights]
+        self.model = _C.LanguageModel.load(os.fspath(path), os.fspath(tokenizer), files, device)
+        self._batch = _C.BatchGenerator(self.model, threads, rows, length, kv_type, prefill_chunk_size)
+
+    def submit(
+        self,
+        prompt: str | Sequence[int] | Sequence[Mapping[str, str]],
+        *,
+        on_text: Callable[[str], None] | None = None,
+        **settings: Any,
+    ) -> int:
+        """A request, to be computed by the steps that follow; prompt and settings as in TextGenerator.generate. Returns its
+        number. What on_text raises ends the request and comes out of step()."""
+        show = None if on_text is None else lambda text: on_text(text.decode())
+        return self._batch.submit(_ids(self.model, prompt), settings, show)
+
+    def step(self, *, cancel: _C.CancelToken | None = None) -> bool:
+        """A piece of one prompt and a token of every text that has begun. False when no request is left."""
+        return self._batch.step(cancel)
+
+    def cancel(self, request: int) -> bool:
+        """Ends it with what it has. False when it has ended already."""
+        return self._batch.cancel(request)
+
+    def take(self, request: int) -> Generation | None:
+        """The text of a request that has ended, once; None while it goes on."""
+        result = self._batch.take(request)
+        return None if result is None else Generation(result[1].decode(), result[0], result[2])
+
+    def prepare(self, *, prompt_lookup_num_tokens: int = 0) -> None:
+        """Makes the plans of all steps, so that none is made later."""
+        self._batch.prepare(prompt_lookup_num_tokens)
+
+    @property
+    def waiting(self) -> int:
+        return self._batch.waiting
+
+    @property
+    def running(self) -> int:
+        return self._batch.running
+
+    @property
+    def stats(self) -> dict[str, Any]:
+        """Since the beginning: tokens of prompts and texts, drafts, seconds spent on prompts and on steps."""
+        return self._batch.stats()
+
+    @property
+    def plans(self) -> int:
+        return self._batch.plans()
+
+
+def _ids(model: Any, prompt: Any) -> list[int]:
+    if isinstance(prompt, str):
+        return model.encode(codecs.encode(prompt, "utf-8"))
+    if prompt and isinstance(prompt[0], Mapping):
+        return model.chat_prompt([[message["role"], message["content"]] for message in prompt])
+    return list(prompt)
 
 
 def token_probabilities(logits: torch.Tensor, tokens: Sequence[int], **settings: Any) -> torch.Tensor:
