@@ -1,7 +1,8 @@
 """Language models as workloads: random weights of a real shape, in files that the engines read; prompts and steps.
 
 A case is {prompt, steps}: `steps` 0 times the run of the whole prompt, otherwise the steps after it, one by one. A variant
-is one sequence of tokens, the same for all cases; rounds take turns with them, so that no prompt follows itself.
+is one sequence of tokens, the same for all cases; rounds take turns with them, so that no prompt follows itself. With
+`sequences` there are so many of them, which take each step together.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 TOOLS = Path(__file__).resolve().parents[1] / "test" / "python"
 VARIANTS = 7
+BATCH_VARIANTS = 3  # of several sequences each
 CONFIGS = {
     "qwen3-0.6b": {
         "vocab_size": 151936, "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28,
@@ -74,11 +76,29 @@ def tokens_of(variant: int, count: int) -> np.ndarray:
     return np.random.default_rng(variant).integers(3, 150_000, count, dtype=np.int64)
 
 
+def _ends(workload: Workload) -> list[int]:
+    """Where logits are compared."""
+    lengths = {case["prompt"] + case["steps"] for case in workload.cases}
+    return sorted(lengths | {case["prompt"] for case in workload.cases if "sequences" in case})
+
+
+def _texts(workload: Workload) -> tuple[int, int]:
+    """Variants, and sequences of each: the same for all cases of a workload."""
+    sequences = {case.get("sequences", 0) for case in workload.cases}
+    if len(sequences) != 1:
+        raise ValueError(f"{workload.name}: cases of {sorted(sequences)} sequences")
+    [count] = sequences
+    return (BATCH_VARIANTS, count) if count else (VARIANTS, 1)
+
+
 def write_references(workload: Workload, folder: Path) -> None:
     """The logits after every case's last token: eager PyTorch in f32 on the weights as stored in the GGUF file."""
     stamp = folder / "written.json"
-    ends = sorted({case["prompt"] + case["steps"] for case in workload.cases})
-    wanted = {"model": workload.model, "weights": workload.weights, "ends": ends, "variants": VARIANTS}
+    ends = _ends(workload)
+    variants, sequences = _texts(workload)
+    wanted = {"model": workload.model, "weights": workload.weights, "ends": ends, "variants": variants}
+    if sequences > 1:
+        wanted["sequences"] = sequences
     if stamp.exists() and json.loads(stamp.read_text()) == wanted:
         return
     import torch
@@ -92,7 +112,7 @@ def write_references(workload: Workload, folder: Path) -> None:
         for parameter in model.parameters():
             if parameter.dim() > 1:
                 parameter.copy_(gguf_writer.rounded(parameter, workload.weights))
-        for variant in range(VARIANTS):
+        for variant in range(variants * sequences):
             ids = torch.from_numpy(tokens_of(variant, ends[-1]))[None]
             keep = torch.tensor(ends) - 1
             logits = model(input_ids=ids, logits_to_keep=keep).logits[0]
@@ -101,18 +121,24 @@ def write_references(workload: Workload, folder: Path) -> None:
 
 
 def read_references(workload: Workload, folder: Path) -> dict[str, list[tuple[Text, np.ndarray]]]:
-    ends = sorted({case["prompt"] + case["steps"] for case in workload.cases})
+    """Of a case of several sequences the expectation is [2, sequences, vocabulary]: after the prompts, after the steps."""
+    ends, (variants, sequences) = _ends(workload), _texts(workload)
     logits = []
-    for variant in range(VARIANTS):
+    for variant in range(variants * sequences):
         with np.load(folder / f"{variant}.npz") as saved:
             logits.append(saved["logits"])
     cases: dict[str, list[tuple[Text, np.ndarray]]] = {}
     for case in workload.cases:
-        count = case["prompt"] + case["steps"]
-        cases[case["name"]] = [
-            (Text(variant, tokens_of(variant, count), case["prompt"]), logits[variant][ends.index(count)])
-            for variant in range(VARIANTS)
-        ]
+        prompt, count = case["prompt"], case["prompt"] + case["steps"]
+        found = cases[case["name"]] = []
+        for variant in range(variants):
+            of = range(variant * sequences, (variant + 1) * sequences)
+            if "sequences" in case:
+                tokens = np.stack([tokens_of(i, count) for i in of])
+                expected = np.stack([[logits[i][ends.index(end)] for i in of] for end in (prompt, count)])
+            else:
+                tokens, expected = tokens_of(variant, count), logits[variant][ends.index(count)]
+            found.append((Text(variant, tokens, prompt), expected))
     return cases
 
 
@@ -122,10 +148,21 @@ def error(actual: np.ndarray, expected: np.ndarray, inputs: Text) -> float:
     For an engine that hands out tokens only: how far the reference has its token below the best one, after the prompt;
     the steps are its own, and nothing is compared.
     """
-    largest = float(np.abs(expected).max())
+    if inputs.tokens.ndim == 2:
+        if actual.dtype != np.int64:
+            return _largest_difference(actual, expected[1].reshape(-1))
+        return max(_below_the_best(int(token), logits) for token, logits in zip(actual, expected[0], strict=True))
     if actual.dtype == np.int64:
-        return 0.0 if inputs.steps else float(expected.max() - expected[actual[0]]) / largest
-    return float(np.abs(actual - expected).max()) / largest
+        return 0.0 if inputs.steps else _below_the_best(int(actual[0]), expected)
+    return _largest_difference(actual, expected)
+
+
+def _largest_difference(actual: np.ndarray, expected: np.ndarray) -> float:
+    return float(np.abs(actual - expected).max()) / float(np.abs(expected).max())
+
+
+def _below_the_best(token: int, logits: np.ndarray) -> float:
+    return float(logits.max() - logits[token]) / float(np.abs(logits).max())
 
 
 def work(workload: Workload, case: dict[str, Any]) -> dict[str, float]:
@@ -136,12 +173,12 @@ def work(workload: Workload, case: dict[str, Any]) -> dict[str, float]:
     queries, keys = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
     matrices = layers * hidden * (2 * queries + 2 * keys + 3 * config["intermediate_size"])
     vocabulary = config["vocab_size"] * hidden
-    prompt, steps = case["prompt"], case["steps"]
-    runs, tokens = (steps, steps) if steps else (1, prompt)
-    seen = sum(range(prompt + 1, prompt + steps + 1)) if steps else prompt * (prompt + 1) // 2
+    prompt, steps, sequences = case["prompt"], case["steps"], case.get("sequences", 1)
+    runs, tokens = (steps, steps * sequences) if steps else (1, prompt)
+    seen = sequences * sum(range(prompt + 1, prompt + steps + 1)) if steps else prompt * (prompt + 1) // 2
     bits = {"q8_0": 8.5, "q4_0": 4.5, "q4_K": 4.5, "bf16": 16, "f16": 16, "f32": 32}[workload.weights]
     kind = {"bf16": "gflops_bf16", "f16": "gflops_f32", "f32": "gflops_f32"}.get(workload.weights, "gops_int8")
     cached = 2 * layers * keys * 2 * (seen if steps else prompt)
     needs = {"gflops_f32": 4.0 * seen * queries * layers / 1e9, "gb_read": (runs * (matrices + vocabulary) * bits / 8 + cached) / 1e9}
-    needs[kind] = needs.get(kind, 0.0) + 2.0 * (tokens * matrices + runs * vocabulary) / 1e9
+    needs[kind] = needs.get(kind, 0.0) + 2.0 * (tokens * matrices + runs * sequences * vocabulary) / 1e9
     return needs

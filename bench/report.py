@@ -80,7 +80,7 @@ def _work_of(workload: Workload, case: str) -> tuple[Any, dict[str, Any]]:
 def per_second(workload: Workload, case: str, ms: float) -> float:
     """Tokens per second of a case of a language model."""
     sizes = workload.case(case)
-    return 1e3 * (sizes["steps"] or sizes["prompt"]) / ms
+    return 1e3 * (sizes["steps"] or sizes["prompt"]) * sizes.get("sequences", 1) / ms
 
 
 def worst_error(entry: dict[str, Any], peer: str) -> float | None:

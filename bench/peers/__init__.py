@@ -20,6 +20,9 @@ MODULES = {
     "llama.cpp": "llama_cpp_language",
     "openvino-genai": "openvino_language",
     "ctranslate2": "ctranslate2_language",
+    "graft-batch": "graft_batch",
+    "llama.cpp-batch": "llama_cpp_batch",
+    "openvino-genai-batch": "openvino_batch",
     "graft-program": "graft_program",
     "llama.cpp-program": "llama_cpp_program",
 }

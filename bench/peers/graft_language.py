@@ -16,6 +16,7 @@ CONTEXT = 2048
 class GraftLanguage(LanguagePeer):
     packages = Graft.packages
     fingerprint = Graft.fingerprint
+    rows = 1
 
     def prepare(self, source: Any, folder: Path) -> None:
         command = [str(Path(sys.executable).with_name("graft")), "export", str(gguf(source)), "-o", str(folder / "model.pte")]
@@ -31,7 +32,7 @@ class GraftLanguage(LanguagePeer):
     def load(self, model: str, folder: Path, threads: int) -> None:
         import graft
 
-        self._model = graft.load(folder / "model.pte", threads=threads, kv_length=CONTEXT, kv_dtype="f16")
+        self._model = graft.load(folder / "model.pte", threads=threads, kv_length=CONTEXT, kv_rows=self.rows, kv_dtype="f16")
         self._forward = self._model.methods["forward"]
 
     def clear(self) -> None:

@@ -1,6 +1,7 @@
 """What the peers of language models share: a case is `prefill` tokens or `steps` tokens one by one after a prompt.
 
-Inputs of a case: [prompt + steps] token ids of one variant, and the length of the prompt. `before` runs what is not timed
+Inputs of a case: [prompt + steps] token ids of one variant, and the length of the prompt; of a case of several sequences
+[sequences, prompt + steps], which take their steps together. `before` runs what is not timed
 (the prompt of a decode case); the steps are forced, so that every engine computes the same thing.
 """
 
@@ -18,7 +19,7 @@ from peers import Peer
 @dataclass
 class Text:
     variant: int
-    tokens: np.ndarray  # [prompt + steps] int64
+    tokens: np.ndarray  # [prompt + steps] or [sequences, prompt + steps] int64
     prompt: int
 
     @property
@@ -52,6 +53,26 @@ class LanguagePeer(Peer):
         else:
             output = self.feed(inputs.tokens[: inputs.prompt].tolist(), 0)
         self._at = (inputs.variant, len(inputs.tokens))
+        return output
+
+    def result(self, output: Any) -> np.ndarray:
+        return np.array(output, dtype=np.float32).reshape(-1)
+
+
+class BatchPeer(LanguagePeer):
+    """Several sequences: `feed_all` appends tokens [sequences, n] in one run and returns the logits of the last of each."""
+
+    def feed_all(self, tokens: np.ndarray, past: int) -> Any:
+        raise NotImplementedError
+
+    def before(self, inputs: Text) -> None:
+        self.clear()
+        self.feed_all(inputs.tokens[:, : inputs.prompt], 0)
+
+    def run(self, inputs: Text) -> Any:
+        output = None
+        for at in range(inputs.prompt, inputs.tokens.shape[1]):
+            output = self.feed_all(inputs.tokens[:, at : at + 1], at)
         return output
 
     def result(self, output: Any) -> np.ndarray:

@@ -22,6 +22,7 @@ SETTINGS = [(flash, ubatch) for flash in (1, 0) for ubatch in (512, 128)]
 class LlamaCpp(LanguagePeer):
     packages = ("llama-cpp-python",)
     environment = "language"
+    sequences = 1
 
     def prepare(self, source: Any, folder: Path) -> None:
         link = folder / "model.gguf"
@@ -60,6 +61,7 @@ class LlamaCpp(LanguagePeer):
     def _open(self, flash: int, ubatch: int, threads: int) -> Any:
         params = self._lib.llama_context_default_params()
         params.n_ctx = params.n_batch = CONTEXT
+        params.n_seq_max = self.sequences
         params.n_ubatch = ubatch
         params.n_threads = params.n_threads_batch = threads
         params.flash_attn_type = flash
