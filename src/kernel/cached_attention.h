@@ -26,13 +26,12 @@ struct CachedAttentionAttrs {
 // [H] contiguous; with has_bias a bias f32 [H, N] contiguous, which is added to the scores: of a key n positions back
 // element min(n, N - 1). Outputs: [B, T, H, Dv] of q's dtype, contiguous; the caches of keys [R, Hkv, C, D] and values
 // [R, Hkv, C, Dv], R >= B, contiguous: f32, f16, bf16, or u8 with 34 bytes for each 32 elements of a row (q8_0).
-// Row b of the batch uses row KernelContext::kv_row(b) of the caches; a token at position p is written to slot p and sees the slots up to p.
-// Padding (position -1) is not written; its output is zeros.
-// Of a ring a token sees at most the `reach` positions up to its own, and the ring has reach - 1 slots and one for each
-// of the tokens, so that none that they see is overwritten. For more tokens they are `staged`: two more inputs, the
-// rings of keys and values, are read, and the outputs are [B, Hkv, history + T, D] instead of the caches: what the
-// rings hold of the `history` = reach - 1 positions before the tokens, then the tokens, padding included. kRingStore
-// puts them into the ring.
+// Row b of the batch uses row KernelContext::kv_row(b) of the caches; a token at position p is written to slot p and
+// sees the slots up to p. Padding (position -1) is not written; its output is zeros. Of a ring a token sees at most the
+// `reach` positions up to its own, and the ring has reach - 1 slots and one for each of the tokens, so that none that
+// they see is overwritten. For more tokens they are `staged`: two more inputs, the rings of keys and values, are read,
+// and the outputs are [B, Hkv, history + T, D] instead of the caches: what the rings hold of the `history` = reach - 1
+// positions before the tokens, then the tokens, padding included. kRingStore puts them into the ring.
 extern const Kernel kCachedAttention;
 
 // Puts staged tokens into the ring, once the run can no longer fail. Inputs: keys and values as kCachedAttention staged
@@ -53,9 +52,9 @@ struct CachePositionsAttrs {
 // reaches]: the first position that the rings still hold; all contiguous. Outputs: position i64 [B, T], length i64 [R],
 // with `reaches` first, then the states of length and first themselves.
 // Each row must have its padding (negative) first, then positions that follow each other; the first at most the length
-// of the row of the cache: a smaller one truncates the row, at once. Fails the run otherwise, also when a ring lost what the first token sees.
-// Padding comes out as -1, length and first as they are after the tokens. Unless staged, the state `first` is raised
-// before anything is overwritten.
+// of the row of the cache: a smaller one truncates the row, at once. Fails the run otherwise, also when a ring lost
+// what the first token sees. Padding comes out as -1, length and first as they are after the tokens. Unless staged, the
+// state `first` is raised before anything is overwritten.
 extern const Kernel kCachePositions;
 
 // The same as kCachedAttention with the kernels of a given level.

@@ -3,8 +3,11 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <limits>
 
+#include "kernel/packed_conv.h"
 #include "kernel/simd/simd_test_util.h"
 
 namespace graft {
@@ -75,6 +78,68 @@ void expected(const Case& c, const TestTensor& x, const TestTensor& w, const Tes
                     }
 }
 
+TensorDesc channels_last(const Shape& shape) {
+  TensorDesc desc(DType::f32, shape);
+  const i64 channels = shape[1];
+  desc.strides = {shape.numel() / shape[0], 1, shape[3] * shape[4] * channels, shape[4] * channels, channels};
+  return desc;
+}
+
+// The kernels with packed weights, plain and with all that they do to a sum. `sums`: of every output, with its bias.
+void check_packed(const Case& c, const TestTensor& x, const TestTensor& w, const TestTensor& bias,
+                  const ConvAttrs& attrs, const std::vector<double>& sums, const std::vector<double>& sizes,
+                  simd::Isa isa, int threads) {
+  const simd::PackedConvTable& table = simd::packed_conv(isa);
+  const bool depthwise = is_depthwise(w.desc.shape, c.groups);
+  if (depthwise && !c.channels_last) return;  // what it takes
+  const TensorDesc out_desc = channels_last({c.batch, c.groups * c.outputs, c.out(0), c.out(1), c.out(2)});
+  std::mt19937 rng(1);
+  TestTensor scale(TensorDesc(DType::f32, Shape{out_desc.shape[1]})), residual(out_desc);
+  scale.fill(rng, 0.5, 2);
+  residual.fill(rng, -1, 1);
+  for (const bool all : {false, true}) {
+    TestTensor packed(TensorDesc(DType::f32, Shape{packed_conv_floats(w.desc.shape, c.groups, table)}));
+    std::vector<const TestTensor*> weights = {&w};
+    if (all) weights.push_back(&scale);
+    run_on_threads(weights, {&packed}, PackConvAttrs{c.groups, all ? 1 : 0}, 0, threads,
+                   [&](const KernelContext& ctx) { run_pack_conv(ctx, table); });
+    PackedConvAttrs packed_attrs;
+    packed_attrs.conv = attrs;
+    for (int d = 0; d < 3; ++d) packed_attrs.kernel[d] = c.kernel[d];
+    std::vector<const TestTensor*> inputs = {&x, &packed};
+    if (c.bias) inputs.push_back(&bias);
+    if (all) {
+      inputs.push_back(&residual);
+      packed_attrs.has_residual = packed_attrs.clamps = 1;
+      packed_attrs.low = -0.5f;
+      packed_attrs.high = 0.75f;
+    }
+    TestTensor out(out_desc);
+    if (depthwise) {
+      run_on_threads(inputs, {&out}, packed_attrs, packed_depthwise_scratch_bytes(packed_attrs, threads), threads,
+                     [&](const KernelContext& ctx) { run_packed_depthwise_conv(ctx, table); });
+    } else {
+      run_on_threads(
+          inputs, {&out}, packed_attrs, packed_conv_scratch_bytes(x.desc, packed_attrs, threads), threads,
+          [&](const KernelContext& ctx) { run_packed_conv(ctx, table); }, kPackedConv.phases);
+    }
+    EXPECT_TRUE(out.guards_intact());
+    const i64 positions = c.out(0) * c.out(1) * c.out(2), rows = out_desc.shape[1];
+    i64 wrong = 0;
+    for (i64 i = 0; i < out.elements(); ++i) {
+      const i64 channel = i / positions % rows,
+                at = (i / positions / rows * positions + i % positions) * rows + channel;
+      const double by = all ? scale.get(channel) : 1;
+      const auto index = static_cast<std::size_t>(i);
+      double want = sums[index] * by + (c.bias ? bias.get(channel) : 0);
+      if (all) want = std::min(std::max(want + residual.get(at), -0.5), 0.75);
+      if (std::fabs(out.get(at) - want) <= 4e-7 * (sizes[index] * by + 2)) continue;
+      if (++wrong < 4) ADD_FAILURE() << "packed, at " << i << ": got " << out.get(at) << ", expected " << want;
+    }
+    EXPECT_EQ(wrong, 0);
+  }
+}
+
 void check(const Case& c) {
   std::mt19937 rng(static_cast<unsigned>(c.channels * 7919 + c.outputs * 104729 + c.size[2] * 31 + c.kernel[2]));
   const i64 all = c.groups * c.channels, rows = c.groups * c.outputs;
@@ -132,6 +197,7 @@ void check(const Case& c) {
           [&](const KernelContext& ctx) { run_conv(ctx, table); },
           [&](const KernelContext& ctx) { return conv_phases(ctx, table); });
       compare(out);
+      if (!c.transposed && c.dtype == DType::f32) check_packed(c, x, w, bias, attrs, sums, sizes, isa, threads);
       if (c.transposed || c.channels != 1) continue;
       TestTensor again(out_desc);
       const simd::ConvTable& taps = simd::conv(isa);
@@ -269,6 +335,96 @@ TEST(DepthwiseConv, LinesAndStrides) {
              .stride = {1, 1, stride},
              .padding = {1, 2, 4},
              .dilation = {1, 2, 2}});
+    }
+  }
+}
+
+TEST(PackedConv, TilesPanelsAndPieces) {
+  for (const bool last : {false, true}) {
+    for (const i64 outputs : {8, 16, 17, 32, 33, 70})
+      for (const i64 channels : {1, 15, 256, 257, 600})
+        check({.channels = channels, .outputs = outputs, .size = {1, 3, 13}, .bias = true, .channels_last = last});
+    // A line for each sample; taps of a line beside each other and not; groups.
+    check({.batch = 2, .channels = 90, .outputs = 40, .size = {1, 9, 25}, .kernel = {1, 3, 3}, .channels_last = last});
+    check({.channels = 40,
+           .outputs = 20,
+           .size = {1, 9, 25},
+           .kernel = {1, 3, 3},
+           .stride = {1, 2, 2},
+           .dilation = {1, 1, 2},
+           .channels_last = last});
+    check({.batch = 3,
+           .groups = 3,
+           .channels = 10,
+           .outputs = 34,
+           .size = {1, 4, 5},
+           .kernel = {1, 3, 3},
+           .padding = {0, 1, 1},
+           .bias = true,
+           .channels_last = last});
+  }
+  // So many tiles that threads divide them, and samples laid out in two parts.
+  check({.channels = 5, .outputs = 9, .size = {1, 60, 77}, .channels_last = true});
+  check({.batch = 3, .channels = 300, .outputs = 8, .size = {1, 31, 63}, .kernel = {1, 1, 3}, .padding = {0, 0, 1}});
+}
+
+TEST(PackedConv, DepthwiseChannelsAroundTheVectors) {
+  for (const i64 groups : {2, 15, 16, 17, 40}) {
+    for (const i64 stride : {1, 2, 3}) {
+      for (const i64 width : {1, 2, 6, 7, 8, 21}) {
+        check({.batch = 2,
+               .groups = groups,
+               .size = {1, 6, width},
+               .kernel = {1, 3, 3},
+               .stride = {1, stride, stride},
+               .padding = {0, 1, 1},
+               .bias = true,
+               .channels_last = true});
+        check({.groups = groups,
+               .size = {2, 9, width},
+               .kernel = {2, 3, 5},
+               .stride = {1, 1, stride},
+               .padding = {1, 2, 4},
+               .dilation = {1, 2, 2},
+               .channels_last = true});
+      }
+    }
+  }
+}
+
+TEST(PackedConv, NaNStaysAndZeroTimesPaddingIsNotRead) {
+  for (const simd::Isa isa : simd::available_isas()) {
+    const simd::PackedConvTable& table = simd::packed_conv(isa);
+    // One channel of NaN and infinity by a 3 x 3 kernel of ones: outputs that do not see them are finite.
+    TestTensor x(channels_last({1, 2, 1, 5, 9})), w(TensorDesc(DType::f32, Shape{2, 1, 1, 3, 3}));
+    for (i64 i = 0; i < x.elements(); ++i) x.set(i, 1);
+    for (i64 i = 0; i < w.elements(); ++i) w.set(i, 1);
+    x.set(0, std::numeric_limits<double>::quiet_NaN());
+    x.set(1, std::numeric_limits<double>::infinity());
+    TestTensor packed(TensorDesc(DType::f32, Shape{packed_conv_floats(w.desc.shape, 2, table)}));
+    run_on_threads({&w}, {&packed}, PackConvAttrs{2, 0}, 0, 1,
+                   [&](const KernelContext& c) { run_pack_conv(c, table); });
+    PackedConvAttrs attrs;
+    attrs.conv.groups = 2;
+    attrs.conv.padding[1] = attrs.conv.padding[2] = 1;
+    attrs.kernel[1] = attrs.kernel[2] = 3;
+    attrs.clamps = 1;
+    attrs.low = 0;
+    attrs.high = 6;
+    TestTensor out(channels_last({1, 2, 1, 5, 9}));
+    run_on_threads({&x, &packed}, {&out}, attrs, packed_depthwise_scratch_bytes(attrs, 1), 1,
+                   [&](const KernelContext& c) { run_packed_depthwise_conv(c, table); });
+    for (i64 h = 0; h < 5; ++h) {
+      for (i64 col = 0; col < 9; ++col) {
+        const bool sees = h < 2 && col < 2;
+        const i64 edges = (h == 0 || h == 4) + (col == 0 || col == 8);
+        const double plain = edges == 0 ? 6 : edges == 1 ? 6 : 4;  // 9, 6 or 4 ones, clamped
+        EXPECT_EQ(std::isnan(out.get((h * 9 + col) * 2)), sees) << simd::name(isa) << " " << h << " " << col;
+        if (!sees) {
+          EXPECT_EQ(out.get((h * 9 + col) * 2), plain);
+        }
+        EXPECT_EQ(out.get((h * 9 + col) * 2 + 1), sees ? 6 : plain);
+      }
     }
   }
 }

@@ -191,9 +191,51 @@ void pool(const KernelContext& ctx) noexcept {
   }
 }
 
+// The most elements of a window.
+i64 most_in_window(const PoolAttrs& attrs, const TensorDesc& x) {
+  if (attrs.adaptive != 0) return x.shape[2] * x.shape[3] * x.shape[4];
+  i64 most = 1;
+  for (int d = 0; d < 3; ++d) most *= std::min(attrs.kernel[d], x.shape[2 + d]);
+  return most;
+}
+
+void channels_last_here(const KernelContext& ctx) noexcept { run_channels_last_pool(ctx, simd::packed_conv()); }
+
 }  // namespace
 
 const Kernel kPool = {"pool", pool, 2048};
+const Kernel kChannelsLastMaxPool = {"channels_last_max_pool", channels_last_here, 2048};
+
+std::int64_t channels_last_pool_scratch_bytes(const PoolAttrs& attrs, const TensorDesc& x, int threads) {
+  return threads * most_in_window(attrs, x) * static_cast<i64>(sizeof(const float*));
+}
+
+void run_channels_last_pool(const KernelContext& ctx, const simd::PackedConvTable& table) noexcept {
+  const auto attrs = ctx.attrs<PoolAttrs>();
+  const TensorDesc &x = ctx.in(0), &out = ctx.out();
+  const i64 channels = out.shape[1];
+  const float** inputs = reinterpret_cast<const float**>(ctx.scratch_bytes) + ctx.thread * most_in_window(attrs, x);
+  const auto [begin, end] = ctx.share(out.shape[0] * out.shape[2] * out.shape[3]);
+  for (i64 line = begin; line < end; ++line) {
+    const Window d = window_of(attrs, x, out, 0, line / out.shape[3] % out.shape[2]);
+    const Window h = window_of(attrs, x, out, 1, line % out.shape[3]);
+    const float* sample = ctx.input<float>(0) + line / out.shape[3] / out.shape[2] * x.strides[0];
+    for (i64 o = 0; o < out.shape[4]; ++o) {
+      const Window w = window_of(attrs, x, out, 2, o);
+      i64 count = 0;
+      for (i64 id = d.first; id < d.end; id += d.step)
+        for (i64 ih = h.first; ih < h.end; ih += h.step)
+          for (i64 iw = w.first; iw < w.end; iw += w.step)
+            inputs[count++] = sample + id * x.strides[2] + ih * x.strides[3] + iw * x.strides[4];
+      float* to = ctx.output<float>() + (line * out.shape[4] + o) * channels;
+      if (count == 0) {
+        std::fill_n(to, channels, lowest<float>(DType::f32));
+      } else {
+        table.largest(inputs, count, channels, to);
+      }
+    }
+  }
+}
 
 std::int64_t pool_scratch_bytes(const TensorDesc& x, const TensorDesc& out, int threads) {
   return threads * thread_bytes(x, out);

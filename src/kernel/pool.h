@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "kernel/kernel.h"
+#include "kernel/simd/packed_conv.h"
 
 namespace graft {
 
@@ -22,5 +23,11 @@ struct PoolAttrs {
 // the last of several. Averages: f32, f16, bf16 and f64 with f64 sums, i64 rounded towards zero. Largest: integers too.
 extern const Kernel kPool;
 std::int64_t pool_scratch_bytes(const TensorDesc& x, const TensorDesc& out, int threads);
+
+// The largest of f32 alone, without places: x with its channels beside each other, output [N, C, D', H', W'] as a
+// contiguous [N, D', H', W', C].
+extern const Kernel kChannelsLastMaxPool;
+std::int64_t channels_last_pool_scratch_bytes(const PoolAttrs& attrs, const TensorDesc& x, int threads);
+void run_channels_last_pool(const KernelContext& ctx, const simd::PackedConvTable& table) noexcept;
 
 }  // namespace graft

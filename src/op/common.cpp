@@ -158,9 +158,26 @@ bool exact_in(DType from, DType compute) {
 
 }  // namespace
 
+namespace {
+
+// In the order of dimensions in memory that an operand of all sizes has, as PyTorch: the first one's, unless another
+// one's is plain.
+Tensor allocate_result(Lowering& lowering, DType dtype, std::span<const Binding> operands, const Shape& shape) {
+  const Tensor* like = nullptr;
+  for (const Binding& operand : operands) {
+    if (!operand.tensor || operand.tensor->shape() != shape) continue;
+    if (operand.tensor->desc.contiguous()) return lowering.allocate(dtype, shape);
+    if (like == nullptr && is_dense(operand.tensor->desc)) like = &*operand.tensor;
+  }
+  if (like == nullptr || lowering.has_device()) return lowering.allocate(dtype, shape);
+  return lowering.allocate_like(dtype, *like);
+}
+
+}  // namespace
+
 Tensor emit(Lowering& lowering, const Elementwise& what, std::span<const Binding> operands, const Shape& shape) {
   GRAFT_ASSERT(static_cast<int>(operands.size()) == simd::operand_count(what.op));
-  const Tensor out = lowering.allocate(what.output, shape);
+  const Tensor out = allocate_result(lowering, what.output, operands, shape);
   if (out.numel() == 0 || device::elementwise(lowering, what, operands, out)) return out;
 
   ElementwiseAttrs attrs;
@@ -182,7 +199,7 @@ Tensor emit(Lowering& lowering, const Elementwise& what, std::span<const Binding
     // PyTorch's kernels read only a second operand without dimensions as a number.
     if (!exact_in(tensor.dtype(), compute) && !(wide && k == 1 && tensor.rank() == 0))
       tensor = lowering.cast(tensor, compute);
-    if (tensor.dtype() == what.output && tensor.shape() == shape && tensor.desc.contiguous())
+    if (tensor.dtype() == what.output && tensor.shape() == shape && tensor.desc.strides == out.desc.strides)
       inplace |= 1u << inputs.size();
     inputs.push_back(tensor);
   }

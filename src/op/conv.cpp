@@ -36,8 +36,8 @@ Refusal refuse_convolution(const NodeView& node) {
 }
 
 struct Convolution : ConvolutionSizes {
-  explicit Convolution(const Call& call) {
-    const Shape &input = call.tensor("input").shape(), &weight = call.tensor("weight").shape();
+  Convolution(const Call& call, const Shape& weight) {
+    const Shape& input = call.tensor("input").shape();
     spatial = input.rank() - 2;
     attrs.transposed = call.boolean("transposed") ? 1 : 0;
     attrs.groups = call.integer("groups");
@@ -107,7 +107,9 @@ struct Convolution : ConvolutionSizes {
   }
 };
 
-std::vector<Shape> convolution_shape(const Call& call) { return {Convolution(call).out}; }
+std::vector<Shape> convolution_shape(const Call& call) {
+  return {Convolution(call, call.tensor("weight").shape()).out};
+}
 
 // True when every output sees one position of the input, its own.
 bool is_pointwise(const ConvAttrs& attrs, const Shape& weight, const Shape& input, const Shape& out) {
@@ -143,7 +145,7 @@ void launch_pointwise(const ConvAttrs& attrs, const Tensor& x, const Tensor& wei
 }
 
 std::vector<Tensor> lower_convolution(const Call& call, std::span<const Shape> shapes, Lowering& lowering) {
-  const Convolution conv(call);
+  const Convolution conv(call, call.tensor("weight").shape());
   const ConvAttrs& attrs = conv.attrs;
   const Tensor result = lowering.allocate(call.output_dtype(), shapes[0]);
   if (result.numel() == 0) return {result};
@@ -171,7 +173,7 @@ std::vector<Tensor> lower_convolution(const Call& call, std::span<const Shape> s
 
 }  // namespace
 
-ConvolutionSizes convolution_sizes(const Call& call) { return Convolution(call); }
+ConvolutionSizes convolution_sizes(const Call& call, const Shape& weight) { return Convolution(call, weight); }
 
 std::span<const Operator> conv_operators() {
   static constexpr Operator kOperators[] = {

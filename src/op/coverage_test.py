@@ -23,6 +23,7 @@ def test_every_operator_has_its_cases(request):
     elsewhere |= {"graft.store_source.default", "graft.source_attention.default", "graft.source_positions"}
     elsewhere |= {"graft.stored_source", "graft.stored_source_attention"}
     elsewhere |= {"graft.quantized_linear", "graft.quantized_conv", "graft.pack_int4"}
+    elsewhere |= {"graft.pack_conv", "graft.packed_conv"}  # test/python/convolution_test.py
     targets = [name for name in _C.operator_targets() if not name.startswith(numbers) and name not in elsewhere]
     all_of_them = sum(counts.values())
     shares = {kind: count / all_of_them for kind, count in testing.case_kinds().items()}

@@ -111,6 +111,16 @@ std::vector<Shape> pool_shape(const Call& call) {
 template <int spatial, Kind kind, bool adaptive>
 std::vector<Tensor> pool_lower(const Call& call, std::span<const Shape> shapes, Lowering& lowering) {
   const PoolAttrs attrs = Pooling<spatial, kind, adaptive>(call).attrs;
+  if (const Tensor& self = call.tensor("self"); kind == Kind::largest && shapes.size() == 1 &&
+                                                self.dtype() == DType::f32 && self.rank() == spatial + 2 &&
+                                                has_channels_last(self) && !lowering.has_device()) {
+    const Tensor result = allocate_channels_last(DType::f32, shapes[0], lowering);
+    if (result.numel() == 0) return {result};
+    const Tensor x = with_three_spatial(self, spatial);
+    lowering.launch(kChannelsLastMaxPool, {x}, {with_three_spatial(result, spatial)}, attrs,
+                    channels_last_pool_scratch_bytes(attrs, x.desc, lowering.max_threads()));
+    return {result};
+  }
   std::vector<Tensor> results, outputs;
   for (std::size_t i = 0; i < shapes.size(); ++i) {
     results.push_back(lowering.allocate(call.output_dtype(i), shapes[i]));

@@ -350,12 +350,14 @@ std::vector<Tensor> lower_quantized_linear(const Call& call, std::span<const Sha
   return {out};
 }
 
-std::vector<Shape> quantized_conv_shape(const Call& call) { return {convolution_sizes(call).out}; }
+std::vector<Shape> quantized_conv_shape(const Call& call) {
+  return {convolution_sizes(call, call.tensor("weight").shape()).out};
+}
 
 std::vector<Tensor> lower_quantized_conv(const Call& call, std::span<const Shape> shapes, Lowering& lowering) {
   const Tensor out = lowering.allocate(DType::f32, shapes[0]);
   if (out.numel() == 0) return {out};
-  const ConvolutionSizes conv = convolution_sizes(call);
+  const ConvolutionSizes conv = convolution_sizes(call, call.tensor("weight").shape());
   const Tensor weight = with_three_spatial(lowering.contiguous(call.tensor("weight")), conv.spatial);
   QuantizedConvAttrs attrs;
   attrs.conv = conv.attrs;

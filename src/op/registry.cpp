@@ -33,6 +33,7 @@ namespace graft {
   X(random_operators)              \
   X(reduce_operators)              \
   X(resample_operators)            \
+  X(packed_conv_operators)         \
   X(rope_operators)                \
   X(softmax_operators)             \
   X(sort_operators)                \

@@ -1,6 +1,9 @@
 #include "op/spatial.h"
 
+#include <vector>
+
 #include "base/check.h"
+#include "plan/lowering.h"
 
 namespace graft {
 
@@ -18,6 +21,22 @@ Tensor with_three_spatial(const Tensor& tensor, int spatial) {
   Tensor result = tensor;
   result.desc = to;
   return result;
+}
+
+Tensor allocate_channels_last(DType dtype, const Shape& shape, Lowering& lowering) {
+  Shape last = {shape[0]};
+  std::vector<int> dims = {0, shape.rank() - 1};
+  for (int d = 2; d < shape.rank(); ++d) {
+    last.push_back(shape[d]);
+    dims.push_back(d - 1);
+  }
+  last.push_back(shape[1]);
+  return permuted(lowering.allocate(dtype, last), dims);
+}
+
+bool has_channels_last(const Tensor& x) {
+  constexpr std::int64_t kLeast = 8;
+  return x.rank() > 2 && x.stride(1) == 1 && x.size(1) >= kLeast && !x.desc.contiguous();
 }
 
 }  // namespace graft

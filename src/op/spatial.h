@@ -7,10 +7,16 @@
 namespace graft {
 
 class Call;
+class Lowering;
 
 // A tensor whose last `spatial` dimensions are the spatial ones, as [a, b, D, H, W]: the missing spatial dimensions
 // have size 1, and so has a missing first one. A view.
 Tensor with_three_spatial(const Tensor& tensor, int spatial);
+
+// A new tensor [N, C, ...] with its channels beside each other in memory.
+Tensor allocate_channels_last(DType dtype, const Shape& shape, Lowering& lowering);
+// Whether its channels are, and fill a vector.
+bool has_channels_last(const Tensor& x);
 
 // The arguments of a convolution (those of aten.convolution), with an entry for each of three spatial dimensions.
 struct ConvolutionSizes {
@@ -18,7 +24,7 @@ struct ConvolutionSizes {
   int spatial = 0;  // dimensions that the caller has
   Shape out;        // as the caller sees it
 };
-// Throws InvalidArgument where they do not fit each other.
-ConvolutionSizes convolution_sizes(const Call& call);
+// For a weight of these sizes. Throws InvalidArgument where they do not fit each other.
+ConvolutionSizes convolution_sizes(const Call& call, const Shape& weight);
 
 }  // namespace graft

@@ -68,4 +68,33 @@ void Graph::replace(ir::Node& node, std::string_view target, Args args) {
   if (it == program_.ops.end()) program_.ops.push_back(std::move(op));
 }
 
+ir::Arg Graph::add(std::string name, std::string_view target, Args args, DType dtype, std::vector<ir::Dim> dims) {
+  ir::Node node;
+  node.name = name;
+  node.outputs = {static_cast<ir::ValueId>(method_.values.size())};
+  method_.values.push_back({std::move(name), ir::ValueKind::tensor, dtype, std::move(dims)});
+  replace(node, target, std::move(args));
+  added_.push_back(std::move(node));
+  return ir::Arg::of_value(added_.back().outputs[0]);
+}
+
+void Graph::prepend_added() {
+  method_.nodes.insert(method_.nodes.begin(), added_.begin(), added_.end());
+  added_.clear();
+}
+
+bool Graph::is_weight(const ir::Arg& arg) const {
+  return arg.is_value() && std::ranges::any_of(method_.inputs, [&](const ir::Input& input) {
+           return input.kind == ir::InputKind::weight && input.value == arg.value();
+         });
+}
+
+int Graph::uses(ir::ValueId value) const {
+  int count = 0;
+  const auto look = [&](ir::ValueId id) { count += id == value; };
+  for (const ir::Node& node : method_.nodes) ir::for_each_value(node, look);
+  for (const ir::Output& output : method_.outputs) ir::for_each_value(output.arg, look);
+  return count;
+}
+
 }  // namespace graft

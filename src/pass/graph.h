@@ -32,12 +32,23 @@ class Graph {
   using Args = std::vector<std::pair<std::string, ir::Arg>>;
   void replace(ir::Node& node, std::string_view target, Args args);
 
+  // The value of a new node with one tensor result, of weights alone. prepend_added() puts all such nodes before the
+  // others, and is the last call.
+  ir::Arg add(std::string name, std::string_view target, Args args, DType dtype, std::vector<ir::Dim> dims);
+  void prepend_added();
+
+  // Whether it is a weight of the program, as it is stored there.
+  bool is_weight(const ir::Arg& arg) const;
+  // How often nodes and results read the value.
+  int uses(ir::ValueId value) const;
+
   std::vector<ir::Node>& nodes() { return method_.nodes; }
 
  private:
   ir::Program& program_;
   ir::Method& method_;
   std::vector<std::size_t> producers_;  // by value: index of the node, or kNone
+  std::vector<ir::Node> added_;
 };
 
 }  // namespace graft

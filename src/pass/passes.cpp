@@ -33,6 +33,7 @@ void run_passes(ir::Program& program, const ScalarWeight& scalar, bool on_device
   if (!on_device) run(fuse_quantized);
   run(fuse_rms_norm);
   if (!on_device) run(fuse_rope);
+  if (!on_device) run(pack_convolutions);
   ir::verify(program);
 }
 

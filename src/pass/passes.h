@@ -12,8 +12,8 @@ using ScalarWeight = std::function<std::optional<double>(std::uint32_t weight)>;
 
 // What happens to every graph at load, once its weights are placed: the passes below in this order. Each leaves a valid
 // program that computes the same; graph and weights alone decide what they do, so that a graph that is read again comes
-// out the same. `on_device`: the program runs on a device other than the CPU, which has the parts of a rotary embedding
-// and of products with quantized weights and not the whole, so these stay as they are.
+// out the same. `on_device`: the program runs on a device other than the CPU, which has the parts of a rotary
+// embedding, of products with quantized weights and of convolutions and not the whole, so these stay as they are.
 void run_passes(ir::Program& program, const ScalarWeight& scalar, bool on_device = false);
 
 // A weight without dimensions that is added, multiplied or the like becomes a number in the graph. (ExecuTorch's edge
@@ -30,6 +30,10 @@ void fuse_rope(ir::Program& program);
 // Linear layers and convolutions with weights that torchao or PT2E quantized read these as they are: products of f32
 // where the input is f32, of integers where it was quantized too. Weights of 4 bits are packed two to a byte.
 void fuse_quantized(ir::Program& program);
+
+// Convolutions in f32 with weights of the program read these packed (graft.packed_conv). A batch norm with given
+// statistics that alone reads one becomes part of its weight and bias.
+void pack_convolutions(ir::Program& program);
 
 // Nodes whose results nothing reads go.
 void drop_dead_nodes(ir::Program& program);

@@ -96,7 +96,7 @@ class Fuser {
     }
     for (ir::Node& node : method_.nodes)
       if (graph_.is(node, "aten.mul.Tensor") && !fuse_integers(node)) fuse_scale(node);
-    method_.nodes.insert(method_.nodes.begin(), packing_.begin(), packing_.end());
+    graph_.prepend_added();
   }
 
  private:
@@ -122,7 +122,8 @@ class Fuser {
     const auto group = group_of(*q, found->block);
     if (!group) return std::nullopt;
     Weight out{found->q, found->scale, found->zero, *group};
-    if (may_pack && found->four_bits && q->rank() == 2 && *group % simd::kNibbleBlock == 0 && is_weight(found->q)) {
+    if (may_pack && found->four_bits && q->rank() == 2 && *group % simd::kNibbleBlock == 0 &&
+        graph_.is_weight(found->q)) {
       out.q = packed(found->q);
       out.bits = 4;
     }
@@ -131,29 +132,16 @@ class Fuser {
     return out;
   }
 
-  bool is_weight(const ir::Arg& arg) const {
-    return std::ranges::any_of(method_.inputs, [&](const ir::Input& input) {
-      return input.kind == ir::InputKind::weight && input.value == arg.value();
-    });
-  }
-
   // The weight with two elements to a byte, made once: a constant, once folded.
   ir::Arg packed(const ir::Arg& weight) {
-    const auto [known, fresh] = packed_.try_emplace(weight.value(), 0);
-    if (fresh) {
-      ir::Value value = method_.values[weight.value()];
-      value.name += " in 4 bits";
-      value.dtype = DType::u8;
-      value.dims[1] = {value.dims[1].min / 2, value.dims[1].min / 2, {}};
-      ir::Node node;
-      node.name = value.name;
-      node.outputs = {static_cast<ir::ValueId>(method_.values.size())};
-      method_.values.push_back(std::move(value));
-      graph_.replace(node, "graft.pack_int4", {{"weight", weight}});
-      known->second = node.outputs[0];
-      packing_.push_back(std::move(node));
-    }
-    return ir::Arg::of_value(known->second);
+    const auto known = packed_.find(weight.value());
+    if (known != packed_.end()) return known->second;
+    const ir::Value& value = method_.values[weight.value()];
+    std::vector<ir::Dim> dims = value.dims;
+    dims[1] = {dims[1].min / 2, dims[1].min / 2, {}};
+    const ir::Arg made =
+        graph_.add(value.name + " in 4 bits", "graft.pack_int4", {{"weight", weight}}, DType::u8, std::move(dims));
+    return packed_.emplace(weight.value(), made).first->second;
   }
 
   Graph::Args arguments(const ir::Arg& input, const Dequantized* quantized, const Weight& weight,
@@ -245,19 +233,11 @@ class Fuser {
     return is(v, DType::f32) && v->rank() == 1 && count && size(*v, 0) == count;
   }
 
-  int uses(ir::ValueId value) const {
-    int count = 0;
-    const auto look = [&](ir::ValueId id) { count += id == value; };
-    for (const ir::Node& node : method_.nodes) ir::for_each_value(node, look);
-    for (const ir::Output& output : method_.outputs) ir::for_each_value(output.arg, look);
-    return count;
-  }
-
   // The scale of each column, multiplied after the product.
   void fuse_scale(ir::Node& node) {
     const ir::Arg product = graph_.arg(node, "self"), scale = graph_.arg(node, "other");
     const ir::Node* linear_node = graph_.producer(product, "graft.quantized_linear");
-    if (!linear_node || graph_.tensor(scale) == nullptr || uses(product.value()) != 1) return;
+    if (!linear_node || graph_.tensor(scale) == nullptr || graph_.uses(product.value()) != 1) return;
     const ir::Arg weight = graph_.arg(*linear_node, "weight"), input = graph_.arg(*linear_node, "input");
     const auto matrix = byte_matrix(weight);
     if (!matrix || graph_.arg(*linear_node, "weight_scale").kind != ir::Arg::Kind::none) return;
@@ -315,10 +295,10 @@ class Fuser {
   bool fuse_integers(ir::Node& node) {
     const ir::Node* by_row = graph_.producer(graph_.arg(node, "self"), "aten.mul.Tensor");
     const ir::Arg weight_scale = graph_.arg(node, "other");
-    if (!by_row || uses(by_row->outputs[0]) != 1) return false;
+    if (!by_row || graph_.uses(by_row->outputs[0]) != 1) return false;
     const auto sums = converted(graph_.arg(*by_row, "self"), DType::i32, DType::f32);
     auto found = sums ? match_integers(*sums) : std::nullopt;
-    if (!found || uses(sums->value()) != 1) return false;
+    if (!found || graph_.uses(sums->value()) != 1) return false;
     auto& [q, weight] = *found;
     const ir::Arg input_scale = graph_.arg(*by_row, "other");
     const ir::Value* scale = graph_.tensor(input_scale);
@@ -336,8 +316,7 @@ class Fuser {
   ir::Program& program_;
   ir::Method& method_;
   Graph graph_;
-  std::map<ir::ValueId, ir::ValueId> packed_;
-  std::vector<ir::Node> packing_;
+  std::map<ir::ValueId, ir::Arg> packed_;
 };
 
 }  // namespace

@@ -7,8 +7,9 @@ namespace graft {
 // Passes over the launches of a plan before memory is laid out. A launch that became part of another is left without
 // outputs, so that dropping dead launches removes it.
 
-// A matrix product whose f32 result is read by one activation alone (relu, silu, gelu) writes the activation's result.
-// The same numbers: the activation is applied to the f32 sum before it is stored.
-void fuse_activations(Plan& plan);
+// A matrix product or convolution whose f32 result one activation alone reads (relu, silu, gelu; of a convolution also
+// clamps) writes the activation's result, and a convolution whose result one addition alone reads writes the sum. The
+// same numbers: all of it is applied to the f32 sum before it is stored.
+void fuse_sums(Plan& plan);
 
 }  // namespace graft

@@ -35,6 +35,20 @@ std::string_view name(RefreshLevel level) {
   return names[static_cast<std::size_t>(level)];
 }
 
+bool is_dense(const TensorDesc& desc) {
+  std::vector<int> order;
+  for (int d = 0; d < desc.rank(); ++d)
+    if (desc.shape[d] != 1) order.push_back(d);
+  const auto stride = [&](int d) { return desc.strides[static_cast<std::size_t>(d)]; };
+  std::ranges::sort(order, {}, stride);
+  std::int64_t expected = 1;
+  for (const int d : order) {
+    if (stride(d) != expected) return false;
+    expected *= desc.shape[d];
+  }
+  return true;
+}
+
 ByteSpan byte_span(const TensorDesc& desc) {
   ByteSpan span;
   if (desc.numel() == 0) return span;
@@ -61,6 +75,13 @@ Tensor Lowering::allocate(DType dtype, const Shape& shape) {
   Buffer buffer;
   buffer.bytes = static_cast<std::int64_t>(tensor.desc.byte_count());
   tensor.buffer = add_buffer(buffer);
+  return tensor;
+}
+
+Tensor Lowering::allocate_like(DType dtype, const Tensor& like) {
+  GRAFT_ASSERT(is_dense(like.desc));
+  Tensor tensor = allocate(dtype, like.shape());
+  if (tensor.numel() > 0) tensor.desc.strides = like.desc.strides;
   return tensor;
 }
 

@@ -39,6 +39,8 @@ class Lowering {
 
   // A new contiguous arena tensor. Nothing is written to it.
   Tensor allocate(DType dtype, const Shape& shape);
+  // The same with the dimensions in memory in the order that they have in `like`, which has the shape and is dense.
+  Tensor allocate_like(DType dtype, const Tensor& like);
 
   // Launches a kernel of ours. `inplace` names the inputs (by bit) whose memory output 0 may take over when nothing
   // reads them later: only for kernels that read each element before they write the one at the same place.
@@ -153,6 +155,9 @@ struct ByteSpan {
   std::int64_t high = 0;
 };
 ByteSpan byte_span(const TensorDesc& desc);
+
+// Elements without gaps and overlaps, the dimensions in any order.
+bool is_dense(const TensorDesc& desc);
 
 // View arithmetic on descriptors; all free, none checks data.
 // The same elements with another shape when the strides allow it; nullopt when only a copy can do it.

@@ -56,7 +56,7 @@ class Planner {
     plan_.buffers = std::move(lowering_.buffers());
     plan_.launches = std::move(lowering_.launches());
     plan_.undo = std::move(lowering_.undo_launches());
-    if (!lowering_.plain()) fuse_activations(plan_);
+    if (!lowering_.plain()) fuse_sums(plan_);
     drop_dead_launches();
     if (device_) order_for_stages(plan_);
     merge_inplace();
@@ -355,8 +355,8 @@ class Planner {
         Buffer& in_buffer = plan_.buffers[in.buffer];
         const bool same_place = in_buffer.segment == Segment::arena && in_buffer.bytes == out_buffer.bytes &&
                                 in.offset == out.offset && in.shape() == out.shape() &&
-                                byte_size(in.dtype()) == byte_size(out.dtype()) && in.desc.contiguous() &&
-                                out.desc.contiguous();
+                                byte_size(in.dtype()) == byte_size(out.dtype()) && is_dense(out.desc) &&
+                                in.desc.strides == out.desc.strides;
         // Another operand that reads the same buffer at other places would see half-written data.
         const auto uses = std::count_if(launch.inputs.begin(), launch.inputs.end(),
                                         [&](const Tensor& t) { return t.buffer == in.buffer; });

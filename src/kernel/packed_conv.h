@@ -1,0 +1,50 @@
+#pragma once
+
+#include <cstdint>
+
+#include "kernel/conv.h"
+#include "kernel/kernel.h"
+#include "kernel/simd/packed_conv.h"
+
+// Convolutions in f32 with weights packed at load, not transposed, three spatial dimensions as in kernel/conv.h. Their
+// results lie channels last: [N, O, D', H', W'] with strides of a contiguous [N, D', H', W', O].
+namespace graft {
+
+// Weight [O, C / groups, KD, KH, KW] contiguous and, with has_scale, a scale [O] that multiplies each output channel;
+// output: the floats that packed_conv_floats() counts.
+struct PackConvAttrs {
+  std::int64_t groups = 1;
+  std::int32_t has_scale = 0;
+};
+extern const Kernel kPackConv;
+
+// Depthwise: one input and one output channel per group.
+bool is_depthwise(const Shape& weight, std::int64_t groups);
+std::int64_t packed_conv_floats(const Shape& weight, std::int64_t groups);
+
+// Inputs: x [N, C, D, H, W] of any strides (depthwise: channels beside each other); packed weight; with has_bias a
+// contiguous [O]; with has_residual a tensor like the output, channels beside each other and positions evenly apart.
+// output = clamp(activation(convolution + bias + residual)).
+struct PackedConvAttrs {
+  ConvAttrs conv;
+  std::int64_t kernel[3] = {1, 1, 1};
+  simd::Activation activation = simd::Activation::none;
+  std::int32_t clamps = 0;
+  float low = 0, high = 0;
+  std::int32_t has_residual = 0;
+};
+extern const Kernel kPackedConv;
+extern const Kernel kPackedDepthwiseConv;
+
+// Scratch that they need when they run on up to `threads` threads. Where the input has a padding, or its channels do
+// not lie beside each other, some samples of it are laid out.
+std::int64_t packed_conv_scratch_bytes(const TensorDesc& x, const PackedConvAttrs& attrs, int threads);
+std::int64_t packed_depthwise_scratch_bytes(const PackedConvAttrs& attrs, int threads);
+
+// The same with the loops of a given level. The packed weight depends on it.
+void run_pack_conv(const KernelContext& ctx, const simd::PackedConvTable& table) noexcept;
+std::int64_t packed_conv_floats(const Shape& weight, std::int64_t groups, const simd::PackedConvTable& table);
+void run_packed_conv(const KernelContext& ctx, const simd::PackedConvTable& table) noexcept;
+void run_packed_depthwise_conv(const KernelContext& ctx, const simd::PackedConvTable& table) noexcept;
+
+}  // namespace graft

@@ -1,0 +1,81 @@
+#pragma once
+
+#include <cstdint>
+
+#include "kernel/simd/dispatch.h"
+#include "kernel/simd/matmul.h"
+
+// Inner loops of convolutions in f32 whose channels lie beside each other in memory ("channels last") and whose weights
+// are packed, and of pools over them. Strides are in floats.
+namespace graft::simd {
+
+// What happens to a finished sum x of output channel j: out = clamp(activation(x + bias[j] + residual[j])).
+struct ChannelEpilogue {
+  const float* bias = nullptr;      // by channel; may be null
+  const float* residual = nullptr;  // as `out`; may be null
+  float* out = nullptr;
+  std::int64_t residual_row = 0, out_row = 0;  // from one position to the next
+  Activation activation = Activation::none;
+  bool clamps = false;  // a NaN stays
+  float low = 0, high = 0;
+};
+
+// A piece of the sum that an output is: `depth` inputs beside each other from `offset` on, and as many rows of a panel.
+struct ConvPiece {
+  std::int64_t offset = 0;
+  std::int64_t depth = 0;
+};
+
+// The most steps of a sum that are taken at once: a block of weights of that depth stays in the first-level cache.
+inline constexpr std::int64_t kConvDepth = 256;
+// Tiles whose partial sums are kept at once.
+inline constexpr int kConvTiles = 8;
+
+// Rows of a tile: outputs that are `row` floats of input apart.
+struct ConvTile {
+  const float* x = nullptr;
+  std::int64_t first = 0;  // of the outputs, for the epilogue
+  int rows = 0;            // 1 .. tile_rows
+};
+
+struct PackedConvTable {
+  int lanes;
+  int panel_width;  // output channels of a panel: weights lie as [panel][step of the sum][panel_width]
+  int tile_rows;    // the most rows of a tile
+
+  // `tiles` tiles (at most kConvTiles) of one panel, which has `width` channels: the sum over all pieces, each at most
+  // kConvDepth deep.
+  void (*tiles)(const ConvTile* tiles, int count, std::int64_t row, const ConvPiece* pieces, std::int64_t piece_count,
+                const float* panel, std::int64_t first_channel, int width, const ChannelEpilogue& epilogue);
+
+  // A line of outputs of a convolution with one input channel per output channel: out[o, c] = sum over lines l and
+  // taps t of weight[l, t, c] * lines[l][o * step + t * tap - pad, c], where that lies in [0, columns). A line that is
+  // null counts as zeros. Input columns are `channels` floats apart, weights [lines, taps, channels rounded up to
+  // lanes].
+  struct Line {
+    const float* const* lines = nullptr;
+    int line_count = 0;
+    std::int64_t taps = 0, tap = 1, step = 1, pad = 0, columns = 0, outputs = 0, channels = 0;
+    std::int64_t column = 0;  // floats from one input column to the next
+    const float* weight = nullptr;
+  };
+  void (*depthwise)(const Line& line, const ChannelEpilogue& epilogue);
+
+  // out[c] = the largest of inputs[0 .. count)[c], a NaN if one is; count > 0.
+  void (*largest)(const float* const* inputs, std::int64_t count, std::int64_t channels, float* out);
+};
+
+const PackedConvTable& packed_conv(Isa isa);
+inline const PackedConvTable& packed_conv() { return packed_conv(active_isa()); }
+
+namespace baseline {
+extern const PackedConvTable kPackedConv;
+}
+namespace avx2 {
+extern const PackedConvTable kPackedConv;
+}
+namespace avx512 {
+extern const PackedConvTable kPackedConv;
+}
+
+}  // namespace graft::simd

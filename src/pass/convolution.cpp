@@ -1,0 +1,152 @@
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "kernel/packed_conv.h"
+#include "pass/graph.h"
+#include "pass/passes.h"
+
+namespace graft {
+namespace {
+
+const ir::Arg kNone{};
+constexpr std::string_view kBatchNorm = "aten._native_batch_norm_legit_no_training.default";
+
+// Fewer output channels leave most of a panel empty.
+constexpr std::int64_t kLeastChannels = 8;
+// What constant folding keeps in any case, and how much larger a packed weight may be (run/fold.cpp).
+constexpr std::int64_t kSmallFloats = 16 * 1024;
+constexpr std::int64_t kMostGrowth = 2;
+
+ir::Arg integer(std::int64_t i) { return {ir::Arg::Kind::integer, i, 0, {}, {}}; }
+
+std::optional<Shape> static_shape(const ir::Value* value) {
+  if (value == nullptr || value->dtype != DType::f32) return std::nullopt;
+  Shape shape;
+  for (const ir::Dim& dim : value->dims) {
+    if (!dim.is_static() || dim.min < 1) return std::nullopt;
+    shape.push_back(dim.min);
+  }
+  return shape;
+}
+
+class Packer {
+ public:
+  Packer(ir::Program& program, ir::Method& method) : method_(method), graph_(program, method) {}
+
+  void run() {
+    for (ir::Node& node : graph_.nodes())
+      if (graph_.is(node, kBatchNorm)) pack_norm(node);
+    for (ir::Node& node : graph_.nodes())
+      if (graph_.is(node, "aten.convolution.default") && graph_.uses(node.outputs[0]) > 0) pack(node);
+    graph_.prepend_added();
+  }
+
+ private:
+  // The weight's sizes when the convolution can be packed.
+  std::optional<Shape> packable(const ir::Node& node) const {
+    const ir::Arg &input = graph_.arg(node, "input"), &weight = graph_.arg(node, "weight");
+    const ir::Arg& bias = graph_.arg(node, "bias");
+    const ir::Value* x = graph_.tensor(input);
+    if (x == nullptr || x->dtype != DType::f32 || x->rank() < 3 || x->rank() > 5) return std::nullopt;
+    if (!graph_.is_weight(weight) || Graph::number(graph_.arg(node, "groups")).value_or(0) < 1) return std::nullopt;
+    if (const ir::Arg& transposed = graph_.arg(node, "transposed");
+        transposed.kind != ir::Arg::Kind::boolean || transposed.i != 0)
+      return std::nullopt;
+    if (bias.kind != ir::Arg::Kind::none && !static_shape(graph_.tensor(bias))) return std::nullopt;
+    const std::optional<Shape> shape = static_shape(graph_.tensor(weight));
+    if (!shape || shape->rank() != x->rank()) return std::nullopt;
+    const std::int64_t groups = groups_of(node);
+    if ((*shape)[0] % groups != 0) return std::nullopt;
+    const Shape whole = five(*shape);
+    if (!is_depthwise(whole, groups) && (*shape)[0] / groups < kLeastChannels) return std::nullopt;
+    const std::int64_t floats = packed_conv_floats(whole, groups);
+    if (floats > std::max(kSmallFloats, kMostGrowth * whole.numel())) return std::nullopt;
+    return shape;
+  }
+
+  std::int64_t groups_of(const ir::Node& node) const { return graph_.arg(node, "groups").i; }
+
+  static Shape five(const Shape& weight) {
+    Shape out = {weight[0], weight[1]};
+    for (int d = weight.rank(); d < 5; ++d) out.push_back(1);
+    for (int d = 2; d < weight.rank(); ++d) out.push_back(weight[d]);
+    return out;
+  }
+
+  void pack(ir::Node& node) {
+    if (const auto shape = packable(node)) put(node, node, *shape, kNone, graph_.arg(node, "bias"));
+  }
+
+  // `at` becomes the convolution `conv` with another scale and bias.
+  void put(ir::Node& at, const ir::Node& conv, const Shape& shape, const ir::Arg& scale, const ir::Arg& bias) {
+    const std::int64_t floats = packed_conv_floats(five(shape), groups_of(conv));
+    const ir::Arg packed =
+        graph_.add(at.name + " packed", "graft.pack_conv",
+                   {{"weight", graph_.arg(conv, "weight")}, {"scale", scale}, {"groups", graph_.arg(conv, "groups")}},
+                   DType::f32, {{floats, floats, {}}});
+    ir::Arg sizes;
+    sizes.kind = ir::Arg::Kind::list;
+    for (const std::int64_t size : shape.sizes()) sizes.items.push_back(integer(size));
+    Graph::Args args = {
+        {"input", graph_.arg(conv, "input")}, {"weight", packed}, {"weight_size", sizes}, {"bias", bias}};
+    for (const char* name : {"stride", "padding", "dilation", "transposed", "output_padding", "groups"})
+      args.emplace_back(name, graph_.arg(conv, name));
+    graph_.replace(at, "graft.packed_conv", std::move(args));
+  }
+
+  // A norm with given statistics of what a convolution alone hands it: a scale and a shift of each channel.
+  void pack_norm(ir::Node& node) {
+    const ir::Node* conv = graph_.producer(graph_.arg(node, "input"), "aten.convolution.default");
+    if (conv == nullptr || graph_.uses(conv->outputs[0]) != 1) return;
+    for (std::size_t i = 1; i < node.outputs.size(); ++i)
+      if (graph_.uses(node.outputs[i]) != 0) return;
+    const auto shape = packable(*conv);
+    const auto eps = Graph::number(graph_.arg(node, "eps"));
+    if (!shape || !eps) return;
+    const Shape channels = {(*shape)[0]};
+    for (const char* name : {"weight", "bias", "running_mean", "running_var"}) {
+      const ir::Arg& arg = graph_.arg(node, name);
+      const bool optional = std::string_view(name) == "weight" || std::string_view(name) == "bias";
+      if (optional && arg.kind == ir::Arg::Kind::none) continue;
+      if (!graph_.is_weight(arg) || static_shape(graph_.tensor(arg)) != channels) return;
+    }
+    const ir::Arg conv_bias = graph_.arg(*conv, "bias");
+    if (conv_bias.kind != ir::Arg::Kind::none && !graph_.is_weight(conv_bias)) return;
+
+    const std::vector<ir::Dim> dims = {{channels[0], channels[0], {}}};
+    const auto add = [&](const char* what, std::string_view target, Graph::Args args) {
+      return graph_.add(node.name + " " + what, target, std::move(args), DType::f32, dims);
+    };
+    const auto binary = [&](const char* what, std::string_view target, const ir::Arg& a, const ir::Arg& b) {
+      Graph::Args args = {{"self", a}, {"other", b}};
+      if (target != "aten.mul.Tensor") args.emplace_back("alpha", integer(1));
+      return add(what, target, std::move(args));
+    };
+    const ir::Arg variance = binary("variance", "aten.add.Scalar", graph_.arg(node, "running_var"),
+                                    ir::Arg{ir::Arg::Kind::real, 0, *eps, {}, {}});
+    ir::Arg scale = add("deviation", "aten.rsqrt.default", {{"self", variance}});
+    if (const ir::Arg& weight = graph_.arg(node, "weight"); weight.kind != ir::Arg::Kind::none)
+      scale = binary("scale", "aten.mul.Tensor", scale, weight);
+    ir::Arg mean = graph_.arg(node, "running_mean");
+    if (conv_bias.kind != ir::Arg::Kind::none) mean = binary("mean", "aten.sub.Tensor", mean, conv_bias);
+    ir::Arg shift = binary("scaled", "aten.mul.Tensor", mean, scale);
+    const ir::Arg& bias = graph_.arg(node, "bias");
+    shift = bias.kind != ir::Arg::Kind::none ? binary("shift", "aten.sub.Tensor", bias, shift)
+                                             : add("shift", "aten.neg.default", {{"self", shift}});
+    node.outputs.resize(1);
+    put(node, ir::Node(*conv), *shape, scale, shift);
+  }
+
+  ir::Method& method_;
+  Graph graph_;
+};
+
+}  // namespace
+
+void pack_convolutions(ir::Program& program) {
+  for (ir::Method& method : program.methods) Packer(program, method).run();
+  drop_dead_nodes(program);
+}
+
+}  // namespace graft

@@ -1,0 +1,130 @@
+"""Convolutions with weights of the model: packed at load, with the norm, the activation and the sum behind them in them."""
+
+import random
+
+import graft
+import pytest
+import torch
+from torch import nn
+
+ACTIVATIONS = [nn.ReLU, nn.ReLU6, nn.SiLU, nn.GELU, lambda: nn.Hardtanh(-0.5, 0.7)]
+CONVS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
+NORMS = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
+POOLS = {1: nn.MaxPool1d, 2: nn.MaxPool2d, 3: nn.MaxPool3d}
+
+
+class Block(nn.Module):
+    """activation(norm(conv(x)) + short(x)), then perhaps a pool."""
+
+    def __init__(self, choose: random.Random, spatial: int) -> None:
+        super().__init__()
+        groups = choose.choice([1, 1, 1, 2])
+        depthwise = choose.random() < 0.3
+        inputs = groups * choose.choice([1, 3, 8, 17, 33])
+        outputs = inputs if depthwise else groups * choose.choice([8, 16, 24, 33, 70])
+        kernel, stride, dilation = choose.choice([1, 3, 3, 5]), choose.choice([1, 1, 2]), choose.choice([1, 1, 2])
+        padding = choose.choice([0, (kernel - 1) * dilation // 2])
+        geometry = {"stride": stride, "padding": padding, "dilation": dilation}
+        self.channels = inputs
+        self.conv = CONVS[spatial](
+            inputs, outputs, kernel, groups=inputs if depthwise else groups, bias=choose.random() < 0.5, **geometry
+        )
+        self.norm = NORMS[spatial](outputs, affine=choose.random() < 0.7) if choose.random() < 0.6 else nn.Identity()
+        self.short = CONVS[spatial](inputs, outputs, kernel, **geometry) if choose.random() < 0.5 else None
+        self.activation = choose.choice(ACTIVATIONS)() if choose.random() < 0.8 else nn.Identity()
+        self.pool = POOLS[spatial](2, ceil_mode=True) if choose.random() < 0.3 else nn.Identity()
+        # Panels that would stay nearly empty are not packed.
+        self.packed = outputs // (1 if depthwise else groups) >= 16
+        # One for each convolution and the pool, and a copy of the result, whose channels are last; depthwise ones need
+        # their input so, too.
+        self.launches = 2 + depthwise + (self.short is not None) + (not isinstance(self.pool, nn.Identity))
+
+    def forward(self, x):
+        y = self.norm(self.conv(x))
+        if self.short is not None:
+            y = y + self.short(x)
+        return self.pool(self.activation(y))
+
+
+def alive(block: nn.Module) -> nn.Module:
+    for norm in block.modules():
+        if isinstance(norm, nn.modules.batchnorm._BatchNorm):
+            nn.init.uniform_(norm.running_mean, -1, 1)
+            nn.init.uniform_(norm.running_var, 0.5, 2)
+            if norm.affine:
+                nn.init.uniform_(norm.weight, -2, 2)
+                nn.init.uniform_(norm.bias, -1, 1)
+    return block.eval().requires_grad_(False)
+
+
+@pytest.mark.parametrize("seed", range(36))
+def test_blocks_equal_eager(tmp_path, seed):
+    choose = random.Random(seed)
+    torch.manual_seed(seed)
+    spatial = choose.choice([1, 2, 2, 2, 3])
+    block = alive(Block(choose, spatial))
+    size = {1: 61, 2: 29, 3: 13}[spatial]
+    last = choose.random() < 0.5 and spatial > 1
+
+    def picture(batch: int, n: int) -> torch.Tensor:
+        x = torch.randn(batch, block.channels, *[n + 2 * d for d in range(spatial)])
+        return x.contiguous(memory_format={2: torch.channels_last, 3: torch.channels_last_3d}[spatial]) if last else x
+
+    batch = torch.export.Dim("batch", min=1, max=8)
+    file = tmp_path / "block.pte"
+    graft.export(block, (picture(2, size),), dynamic_shapes={"x": {0: batch}}, path=file)
+    model = graft.load(file, threads=choose.choice([1, 2]))
+    for n in (1, 3):
+        x = picture(n, size)
+        expected = block(x)
+        before = model.counters()["kernels_launched"]
+        torch.testing.assert_close(model(x), expected, atol=2e-5 * float(expected.abs().max()), rtol=1e-5)
+        if block.packed:
+            assert model.counters()["kernels_launched"] - before <= block.launches
+
+
+class Shared(nn.Module):
+    """A convolution whose result is read twice keeps its norm and its activation apart."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3, padding=1)
+        self.norm = nn.BatchNorm2d(8)
+
+    def forward(self, x):
+        y = self.conv(x)
+        return torch.relu(self.norm(y)), y, torch.relu(y) + y
+
+
+def test_what_is_read_twice_is_there(tmp_path):
+    torch.manual_seed(0)
+    model = alive(Shared())
+    x = torch.randn(2, 3, 17, 19)
+    graft.export(model, (x,), path=tmp_path / "m.pte")
+    for found, expected in zip(graft.load(tmp_path / "m.pte")(x), model(x), strict=True):
+        torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-5)
+
+
+def test_elements_outside_and_not_numbers(tmp_path):
+    """NaN and infinity reach exactly the outputs that see them, and a clamp keeps NaN."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(8, 16, 3, padding=1), nn.ReLU6(), nn.Conv2d(16, 16, 3, padding=1, groups=16), nn.ReLU()
+    ).eval().requires_grad_(False)
+    x = torch.randn(1, 8, 12, 14)
+    x[0, 3, 0, 0], x[0, 5, 11, 13], x[0, 0, 6, 6] = torch.nan, torch.inf, -torch.inf
+    graft.export(model, (x,), path=tmp_path / "m.pte")
+    torch.testing.assert_close(graft.load(tmp_path / "m.pte")(x), model(x), atol=1e-5, rtol=1e-5, equal_nan=True)
+
+
+def test_the_graph_says_what_was_packed(tmp_path):
+    torch.manual_seed(0)
+    model = alive(nn.Sequential(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU6()))
+    x = torch.randn(1, 3, 9, 9)
+    graft.export(model, (x,), path=tmp_path / "m.pte")
+    assert graft.load(tmp_path / "m.pte").counters()["kernels_launched"] == 0
+    loaded = graft.load(tmp_path / "m.pte")
+    loaded(x)
+    assert loaded.counters()["kernels_launched"] == 2  # the convolution and a copy of its result
+    plain = graft.load(tmp_path / "m.pte", fast_kernels=False)
+    torch.testing.assert_close(plain(x), loaded(x), atol=1e-5, rtol=1e-5)
