@@ -158,11 +158,12 @@ void Session::Impl::find_padded_dims() {
       padded.push_back(std::move(dim));
     }
     GRAFT_CHECK(InvalidArgument, found, label(buckets), ": no input has a dimension of that name that is not fixed");
-    for (const auto& [name, number] : buckets.padding) {
+    for (const auto& pair : buckets.padding) {
       const bool known = std::ranges::any_of(loaded().methods, [&](const LoadedMethod& method) {
-        return std::ranges::any_of(method.info.inputs, [&](const ValueInfo& input) { return input.name == name; });
+        return std::ranges::any_of(method.info.inputs,
+                                   [&](const ValueInfo& input) { return input.name == pair.first; });
       });
-      GRAFT_CHECK(InvalidArgument, known, label(buckets), ": no input '", name, "' to pad with ", number);
+      GRAFT_CHECK(InvalidArgument, known, label(buckets), ": no input '", pair.first, "' to pad with ", pair.second);
     }
   }
 }

@@ -89,6 +89,7 @@ std::shared_ptr<void> BlockPool::take(std::size_t bytes) {
   struct Block {
     std::shared_ptr<BlockPool> pool;
     AlignedMemory memory;
+    Block(std::shared_ptr<BlockPool> from, AlignedMemory taken) : pool(std::move(from)), memory(std::move(taken)) {}
     ~Block() { pool->give(std::move(memory)); }
   };
   auto block = std::make_shared<Block>(shared_from_this(), std::move(memory));
