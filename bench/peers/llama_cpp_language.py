@@ -16,6 +16,7 @@ import numpy as np
 from peers.language import LanguagePeer, gguf
 
 CONTEXT = 2048
+LEAST = 512  # tokens of each of several sequences
 SETTINGS = [(flash, ubatch) for flash in (1, 0) for ubatch in (512, 128)]
 
 
@@ -60,7 +61,8 @@ class LlamaCpp(LanguagePeer):
 
     def _open(self, flash: int, ubatch: int, threads: int) -> Any:
         params = self._lib.llama_context_default_params()
-        params.n_ctx = params.n_batch = CONTEXT
+        params.n_ctx = max(CONTEXT, LEAST * self.sequences)
+        params.n_batch = CONTEXT
         params.n_seq_max = self.sequences
         params.n_ubatch = ubatch
         params.n_threads = params.n_threads_batch = threads

@@ -70,7 +70,9 @@ struct Options {
   const Kernel* panels = nullptr;  // the product of a weight in panels
 };
 
+#ifdef GRAFT_HAVE_X86_ISA
 int two_phases(const KernelContext&) noexcept { return 2; }
+#endif
 
 // Every level of this machine that has one.
 std::vector<const Kernel*> panel_kernels() {
@@ -229,7 +231,7 @@ TEST(Panels, TheErrorIsNotLargerThanGgmls) {
 TEST(Panels, SizesAroundTheBordersOfTiles) {
   for (const Kernel* kernel : panel_kernels())
     for (const BlockType type : panel_types())
-      for (const i64 m : {1, 2, 3, 4, 5, 6, 7, 13, 31, 33})
+      for (const i64 m : {1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 31, 33})
         for (const i64 n : {1, 7, 15, 16, 17, 31, 32, 33, 48, 65}) {
           const Problem p(type, m, n, block_elements(type) * (n % 2 == 0 ? 2 : 1 + n % 3));
           for (const int threads : {1, 2, 3}) check(p, product(p, {.threads = threads, .panels = kernel}));
