@@ -7,7 +7,8 @@
 namespace graft::llm {
 
 // What followed the last `ngram` tokens of a sequence (or fewer, down to one) where they stood before: its latest such
-// place with tokens after it. At most `most` tokens into `draft`, which is empty when there is none.
+// place with tokens after it, repeated up to `most` tokens: `draft` has `most` of them, or none when there is no such
+// place.
 void lookup_draft(std::span<const std::int64_t> tokens, std::int64_t ngram, std::int64_t most,
                   std::vector<std::int64_t>& draft);
 

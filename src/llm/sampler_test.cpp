@@ -70,13 +70,14 @@ TEST(Lookup, TheLatestPlaceOfTheLongestMatch) {
     lookup_draft(tokens, ngram, most, draft);
     return draft;
   };
-  EXPECT_THAT(drafted({1, 2, 3, 4, 1, 2}, 2, 8), ElementsAre(3, 4, 1, 2));
+  EXPECT_THAT(drafted({1, 2, 3, 4, 1, 2}, 2, 8), ElementsAre(3, 4, 1, 2, 3, 4, 1, 2));
   EXPECT_THAT(drafted({1, 2, 3, 4, 1, 2}, 2, 2), ElementsAre(3, 4));
   EXPECT_THAT(drafted({1, 2, 3, 9, 2, 5, 1, 2}, 2, 1), ElementsAre(3));
   EXPECT_THAT(drafted({1, 2, 3, 9, 2, 5, 1, 2}, 1, 1), ElementsAre(5));
   EXPECT_THAT(drafted({1, 2, 7, 1, 2, 8, 1, 2}, 2, 1), ElementsAre(8));
   EXPECT_THAT(drafted({1, 2, 3}, 2, 4), IsEmpty());
-  EXPECT_THAT(drafted({1, 1, 1}, 3, 4), ElementsAre(1));
+  EXPECT_THAT(drafted({1, 1, 1}, 3, 4), ElementsAre(1, 1, 1, 1));
+  EXPECT_THAT(drafted({5, 1, 2, 1, 2}, 2, 5), ElementsAre(1, 2, 1, 2, 1));
   EXPECT_THAT(drafted({1}, 2, 4), IsEmpty());
   EXPECT_THAT(drafted({1, 1}, 2, 0), IsEmpty());
 }
