@@ -19,7 +19,7 @@ PIP := $(BIN)/pip --disable-pip-version-check
 PIP_INSTALL := $(PIP) install -c requirements/constraints.txt
 
 .PHONY: all help demo test test-cpp test-python build setup system format format-check tidy asan tsan planted cuda \
-        fuzz coverage bench bench-overhead install-check wheel wheel-check executorch-suite ops-report clean
+        fuzz coverage bench bench-overhead install-check wheel wheel-check aarch64-check executorch-suite ops-report clean
 all: build
 
 help:
@@ -34,6 +34,7 @@ help:
 	@echo 'make install-check   the C++ install, moved away from here, runs examples/cpp'
 	@echo 'make executorch-suite  the operator tests that ExecuTorch ships for backends, on graft'
 	@echo 'make wheel-check     pip install . into an environment of its own'
+	@echo 'make aarch64-check   kernels and their tests for aarch64, cross-compiled, under qemu-user (skipped without the tools)'
 	@echo 'make format | tidy   clang-format, clang-tidy'
 	@echo 'make ops-report      the differential tests of all operators, and docs/ops.md from them'
 	@echo 'make bench           measurements (bench/README.md)'
@@ -138,6 +139,9 @@ wheel: setup
 
 wheel-check: setup
 	@test/wheel_check.sh $(VENV)
+
+aarch64-check: setup
+	@test/aarch64/check.sh $(VENV) $(JOBS)
 
 CPP_FILES = git ls-files -co --exclude-standard 'include/*.h' 'src/*.h' 'src/*.cpp' 'test/*.cpp' 'examples/*.cpp'
 
