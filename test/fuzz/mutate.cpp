@@ -118,6 +118,37 @@ std::vector<std::uint64_t> aligned(std::span<const std::byte> bytes) {
   return out;
 }
 
+// UnPack() reads elements of eight bytes in place, and the verifier checks the alignment of a vector's length alone.
+template <typename T>
+bool can_read(const flatbuffers::Vector<T>* vector) {
+  return vector == nullptr || reinterpret_cast<std::uintptr_t>(vector->Data()) % sizeof(T) == 0;
+}
+bool can_unpack(const fb::Program& program) {
+  const auto can_read_sizes = [](const auto* items) {
+    return items == nullptr || std::ranges::all_of(*items, [](const auto* item) { return can_read(item->sizes()); });
+  };
+  return can_read_sizes(program.weights()) && can_read_sizes(program.states());
+}
+bool can_unpack(const et::Program& program) {
+  if (const auto* segment = program.constant_segment(); segment != nullptr && !can_read(segment->offsets()))
+    return false;
+  if (const auto* segments = program.mutable_data_segments())
+    for (const auto* segment : *segments)
+      if (!can_read(segment->offsets())) return false;
+  if (program.execution_plan() == nullptr) return true;
+  for (const auto* plan : *program.execution_plan()) {
+    if (plan->non_const_buffer_sizes() != nullptr && !can_read(plan->non_const_buffer_sizes())) return false;
+    if (plan->values() == nullptr) continue;
+    for (const auto* value : *plan->values()) {
+      const auto* ints = value->val_as_IntList();
+      const auto* reals = value->val_as_DoubleList();
+      if ((ints != nullptr && !can_read(ints->items())) || (reals != nullptr && !can_read(reals->items())))
+        return false;
+    }
+  }
+  return true;
+}
+
 Blob mutate_bytes(std::span<const std::byte> bytes, Random& random) {
   Blob out(bytes.begin(), bytes.end());
   if (out.empty() || random.one_in(8)) {
@@ -421,6 +452,7 @@ Blob mutate_ir(std::span<const std::byte> blob, Random& random) {
   const auto* data = reinterpret_cast<const std::uint8_t*>(copy.data());
   flatbuffers::Verifier verifier(data, blob.size(), 32, static_cast<flatbuffers::uoffset_t>(blob.size()));
   if (random.one_in(20) || blob.size() < 8 || !fb::VerifyProgramBuffer(verifier)) return mutate_bytes(blob, random);
+  if (!can_unpack(*fb::GetProgram(data))) return mutate_bytes(blob, random);
   const std::unique_ptr<fb::ProgramT> program(fb::GetProgram(data)->UnPack());
   IrMutator(*program, random).run();
   flatbuffers::FlatBufferBuilder b;
@@ -453,7 +485,7 @@ class PackageMutator {
     const std::vector<std::uint64_t> head = aligned(file_.first(header[0]));
     const auto* data = reinterpret_cast<const std::uint8_t*>(head.data());
     flatbuffers::Verifier verifier(data, header[0], 32, static_cast<flatbuffers::uoffset_t>(header[0]));
-    if (!et::VerifyProgramBuffer(verifier)) return false;
+    if (!et::VerifyProgramBuffer(verifier) || !can_unpack(*et::GetProgram(data))) return false;
     program_.reset(et::GetProgram(data)->UnPack());
     for (const auto& s : program_->segments) {
       const std::uint64_t room = file_.size() - header[1];

@@ -11,5 +11,5 @@ for target in ir package; do
   ASAN_OPTIONS=allocator_may_return_null=1:detect_stack_use_after_return=1 UBSAN_OPTIONS=print_stacktrace=1 \
     "$builds/fuzz/fuzz_$target" -max_total_time="$seconds" -timeout=10 -rss_limit_mb=2048 -malloc_limit_mb=100000 \
     -max_len=65536 -artifact_prefix="$found/$target-" -print_final_stats=1 "$corpus/$target" 2>&1 |
-    grep -v -e '^#[0-9]*\s*\(NEW\|REDUCE\|RELOAD\|pulse\)' -e '^INFO: Loaded'
+    grep -v -e '^#[0-9]*\s*\(NEW\|REDUCE\|RELOAD\|pulse\)' -e '^INFO: Loaded' -e NEW_FUNC
 done
