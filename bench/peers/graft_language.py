@@ -1,4 +1,4 @@
-"""graft: `graft export` of the GGUF file, then graft.load; f16 keys and values, as llama.cpp has them."""
+"""graft: `graft export --pack` of the GGUF file, then graft.load; f16 keys and values, as llama.cpp has them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class GraftLanguage(LanguagePeer):
 
     def prepare(self, source: Any, folder: Path) -> None:
         command = [str(Path(sys.executable).with_name("graft")), "export", str(gguf(source)), "-o", str(folder / "model.pte")]
-        subprocess.run([*command, "--context", str(CONTEXT)], check=True)
+        subprocess.run([*command, "--context", str(CONTEXT), "--pack"], check=True)
 
     def import_runtime(self) -> None:
         import graft

@@ -24,4 +24,12 @@ GRAFT_API std::uint64_t stored_byte_count(std::string_view type, const Shape& sh
 // `out` has stored_byte_count() bytes. Throws InvalidArgument, also for values that are infinite or NaN.
 GRAFT_API void quantize(const TensorView& tensor, std::string_view type, std::span<std::byte> out, int threads = 1);
 
+// Matrices in blocks can lie in a package in the layout that graft's kernels read, so that nothing is left to do when
+// it is loaded. The bytes that one takes; 0 where there is no such layout for the type or the shape.
+GRAFT_API std::uint64_t packed_byte_count(std::string_view type, const Shape& shape);
+
+// Lays out the blocks of a matrix. `out` has packed_byte_count() bytes. Throws InvalidArgument for other counts.
+GRAFT_API void pack_blocks(std::span<const std::byte> blocks, std::string_view type, const Shape& shape,
+                           std::span<std::byte> out);
+
 }  // namespace graft

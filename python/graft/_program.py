@@ -53,6 +53,7 @@ _TENSOR, _INT, _FLOAT, _BOOL = range(4)  # ValueKind
 _USER, _WEIGHT, _STATE = range(3)  # InputKind
 OUT_USER, OUT_STATE, OUT_INPUT = range(3)  # OutputKind
 _BLOCKS = 1  # Storage.ggml_block
+_PANELS = 3  # Storage.panels16
 
 
 class SerializeError(Error):
@@ -82,6 +83,7 @@ class StoredWeight:
     byte_size: int  # as stored
     dtype: torch.dtype  # as stored; of the program's own tensor for blocks
     block_type: str = ""  # of ggml ("q8_0") when it is stored in blocks
+    packed: bool = False  # these laid out for graft's kernels
     sha256: bytes = b""  # of the stored bytes; empty when not known
 
 
@@ -216,7 +218,8 @@ class ProgramBuilder:
         if index is None:
             index = self._weight_index[stored.key, dtype, sizes] = len(self._weight_tables)
             self._taken.add(stored.key)
-            kind = dict(storage=_BLOCKS, block_type=stored.block_type) if stored.block_type else {}
+            storage = _PANELS if stored.packed else _BLOCKS
+            kind = dict(storage=storage, block_type=stored.block_type) if stored.block_type else {}
             self._weight_tables.append(
                 dict(
                     key=stored.key,

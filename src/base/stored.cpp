@@ -51,11 +51,25 @@ std::string refuse_blocks(BlockType type, const Shape& shape) {
   return graft::str("rows of ", row, " elements do not divide into blocks of ", block_elements(type));
 }
 
+std::string refuse_panels(BlockType type, const Shape& shape) {
+  const ggml_type t = type_of(type);
+  if (t != GGML_TYPE_Q8_0 && t != GGML_TYPE_Q4_0 && t != GGML_TYPE_Q4_K && t != GGML_TYPE_Q6_K)
+    return graft::str("there is no layout of panels for ", block_type_name(type));
+  if (shape.rank() != 2) return graft::str("only matrices are laid out in panels, found ", shape.str());
+  return refuse_blocks(type, shape);
+}
+
 std::uint64_t stored_bytes(const Stored& stored, const Shape& shape) {
   if (stored.is_plain()) return TensorDesc(stored.dtype, shape).byte_count();
   // Blocks take fewer bytes than f32, whose number is checked here.
   const TensorDesc values(DType::f32, shape);
   const std::int64_t row = shape[shape.rank() - 1];
+  if (stored.kind == Stored::Kind::panels) {
+    // Rows up to a multiple of 16; the scales of q4_K take 64 bytes more for each 16 blocks.
+    const std::int64_t blocks = row / block_elements(stored.block);
+    const std::int64_t more = type_of(stored.block) == GGML_TYPE_Q4_K ? 64 * blocks : 0;
+    return static_cast<std::uint64_t>((shape[0] + 15) / 16 * (16 * block_row_bytes(stored.block, row) + more));
+  }
   return row == 0 ? 0 : static_cast<std::uint64_t>(values.numel() / row * block_row_bytes(stored.block, row));
 }
 

@@ -40,7 +40,9 @@ struct Stored {
 // Why a tensor of this shape cannot be stored in such blocks: "rows of 100 elements do not divide into blocks of 32";
 // empty when it can.
 std::string refuse_blocks(BlockType type, const Shape& shape);
-// Bytes of a tensor stored as plain elements or blocks. Throws InvalidArgument when they do not fit 64 bits.
+// The same for panels, which only matrices of some formats can be laid out in.
+std::string refuse_panels(BlockType type, const Shape& shape);
+// Bytes of a tensor stored so. Throws InvalidArgument when they do not fit 64 bits.
 std::uint64_t stored_bytes(const Stored& stored, const Shape& shape);
 
 }  // namespace graft

@@ -66,6 +66,7 @@ static_assert(static_cast<int>(fb::ValueKind::bool_) == static_cast<int>(ValueKi
 static_assert(static_cast<int>(fb::ArgKind::graph) == static_cast<int>(Arg::Kind::graph));
 static_assert(static_cast<int>(fb::ArgKind::value) == static_cast<int>(Arg::Kind::value));
 static_assert(static_cast<int>(fb::Storage::affine) == static_cast<int>(Storage::affine));
+static_assert(static_cast<int>(fb::Storage::panels16) == static_cast<int>(Storage::panels));
 static_assert(static_cast<int>(fb::InputKind::state) == static_cast<int>(InputKind::state));
 static_assert(static_cast<int>(fb::OutputKind::input_mutation) == static_cast<int>(OutputKind::input_mutation));
 

@@ -88,7 +88,7 @@ void for_each_value(const Node& node, const Visit& visit) {
   for (const Arg& arg : node.args) for_each_value(arg, visit);
 }
 
-// `panels` exists in memory only: what a kernel of ours makes of blocks at load (Stored::Kind::panels).
+// `panels`: Stored::Kind::panels.
 enum class Storage : std::uint8_t { plain, ggml_block, affine, panels };
 
 struct Weight {

@@ -63,10 +63,11 @@ void check_weight(const Program& program, std::size_t index) {
     const std::optional<BlockType> type = find_block_type(weight.block_type);
     GRAFT_RULE(type, owner, ": block type '", weight.block_type, "' is not known");
     GRAFT_RULE(weight.dtype == DType::f32, owner, ": values stored in blocks must be f32, found ", name(weight.dtype));
-    const std::string reason = refuse_blocks(*type, weight.shape);
+    const Stored stored = stored_of(weight);
+    const std::string reason =
+        weight.storage == Storage::panels ? refuse_panels(*type, weight.shape) : refuse_blocks(*type, weight.shape);
     GRAFT_RULE(reason.empty(), owner, " cannot be stored as ", weight.block_type, ": ", reason);
-    if (weight.storage == Storage::panels) return;
-    const std::uint64_t bytes = stored_bytes(Stored::as_blocks(*type), weight.shape);
+    const std::uint64_t bytes = stored_bytes(stored, weight.shape);
     GRAFT_RULE(weight.byte_size == bytes, owner, ": ", weight.block_type, weight.shape.str(), " takes ", bytes,
                " bytes, found ", weight.byte_size);
     return;

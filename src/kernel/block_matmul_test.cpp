@@ -253,6 +253,30 @@ TEST(Panels, EpilogueGapsAndUnalignedWeights) {
     }
 }
 
+TEST(Panels, BlocksComeBackBitForBit) {
+  for (const BlockType type : test::all_block_types()) {
+    const std::optional<simd::PanelFormat> format = layout_of(type);
+    if (!format) {
+      EXPECT_NE(refuse_panels(type, Shape{16, 256}), "");
+      continue;
+    }
+    for (const i64 rows : {1, 15, 16, 17, 48})
+      for (const i64 blocks : {1, 2, 3}) {
+        const i64 depth = blocks * block_elements(type), panels = (rows + 15) / 16;
+        std::vector<std::byte> from(static_cast<std::size_t>(rows * block_row_bytes(type, depth)));
+        std::mt19937 random(3);
+        for (std::byte& byte : from) byte = static_cast<std::byte>(random());
+        std::vector<std::byte> packed(stored_bytes({Stored::Kind::panels, DType::f32, type}, Shape{rows, depth}));
+        ASSERT_EQ(packed.size(), static_cast<std::size_t>(panels_bytes(*format, rows, depth)));
+        fill_panels(*format, from.data(), rows, depth, 0, panels, packed.data());
+        std::vector<std::byte> back(from.size());
+        blocks_of_panels(*format, packed.data(), rows, depth, panels / 2, panels, back.data());
+        blocks_of_panels(*format, packed.data(), rows, depth, 0, panels / 2, back.data());
+        EXPECT_EQ(back, from) << block_type_name(type) << " of " << rows << " x " << depth;
+      }
+  }
+}
+
 // The smallest number that a byte holds does not come from ggml's quantizer; files may have it.
 TEST(Panels, EveryByteOfQ8) {
   const BlockType type = *find_block_type("q8_0");

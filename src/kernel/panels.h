@@ -12,7 +12,10 @@
 // Weights laid out for the kernels of kernel/simd/blocks.h.
 namespace graft {
 
-// The layout for a block type; nullopt where ggml's own rows are kept: the type has none, or no kernel of this machine
+// The layout of a block type; nullopt where there is none.
+std::optional<simd::PanelFormat> layout_of(BlockType type);
+
+// The layout to read a block type in here; nullopt where ggml's own rows are kept: the type has none, or no kernel of this machine
 // reads it.
 std::optional<simd::PanelFormat> panel_format(BlockType type);
 
@@ -27,6 +30,10 @@ std::int64_t panels_bytes(simd::PanelFormat format, std::int64_t rows, std::int6
 // Lays out panels [begin, end) of a weight [rows, depth] of ggml's blocks.
 void fill_panels(simd::PanelFormat format, const std::byte* blocks, std::int64_t rows, std::int64_t depth,
                  std::int64_t begin, std::int64_t end, std::byte* panels);
+
+// And back, bit for bit. `blocks` is [rows, depth].
+void blocks_of_panels(simd::PanelFormat format, const std::byte* panels, std::int64_t rows, std::int64_t depth,
+                      std::int64_t begin, std::int64_t end, std::byte* blocks);
 
 // The values of one row: exactly those of ggml's blocks.
 void row_of_panels(simd::PanelFormat format, const std::byte* panels, std::int64_t depth, std::int64_t row, float* to);

@@ -51,6 +51,7 @@ struct FoundWeight {
   std::string where;                                 // "'model.pte'", for messages
   std::optional<Stored> stored = std::nullopt;       // empty: as the weight's table says
   std::shared_ptr<const MappedFile> file = nullptr;  // that holds them, where it is known
+  bool panels = false;                               // `stored` in blocks, and these laid out in panels
 };
 using FindWeight = std::function<FoundWeight(const ir::Weight& weight)>;
 

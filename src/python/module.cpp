@@ -317,6 +317,18 @@ NB_MODULE(_C, m) {
       },
       nb::arg("tensor"), nb::arg("type"), nb::arg("out"), nb::arg("bytes"), nb::arg("threads") = 1);
 
+  m.def("packed_byte_count", [](const std::string& type, const std::vector<std::int64_t>& sizes) {
+    return packed_byte_count(type, Shape(std::span(sizes)));
+  });
+  m.def(
+      "pack_blocks",
+      [](const nb::bytes& blocks, const std::string& type, const std::vector<std::int64_t>& sizes, std::uintptr_t out,
+         std::size_t bytes) {
+        pack_blocks({static_cast<const std::byte*>(blocks.data()), blocks.size()}, type, Shape(std::span(sizes)),
+                    {reinterpret_cast<std::byte*>(out), bytes});  // NOLINT
+      },
+      nb::arg("blocks"), nb::arg("type"), nb::arg("sizes"), nb::arg("out"), nb::arg("bytes"));
+
   nb::class_<Program>(m, "Program")
       .def_static("load", &load_program, nb::arg("package"), nb::kw_only(),
                   nb::arg("weights") = std::vector<std::string>(), nb::arg("tensors") = nb::dict(),

@@ -12,6 +12,7 @@
 
 #include "base/check.h"
 #include "base/stored.h"
+#include "kernel/panels.h"
 
 namespace graft {
 namespace {
@@ -115,6 +116,21 @@ void quantize(const TensorView& tensor, std::string_view type, std::span<std::by
     part(0);
   }
   GRAFT_CHECK(InvalidArgument, finite, "a tensor with infinite values or NaN cannot be stored as ", stored.str());
+}
+
+std::uint64_t packed_byte_count(std::string_view type, const Shape& shape) {
+  const Stored stored = stored_of(type);
+  if (stored.is_plain() || !refuse_panels(stored.block, shape).empty()) return 0;
+  return stored_bytes({Stored::Kind::panels, DType::f32, stored.block}, shape);
+}
+
+void pack_blocks(std::span<const std::byte> blocks, std::string_view type, const Shape& shape,
+                 std::span<std::byte> out) {
+  const std::uint64_t packed = packed_byte_count(type, shape), bytes = stored_byte_count(type, shape);
+  GRAFT_CHECK(InvalidArgument, packed > 0 && blocks.size() == bytes && out.size() == packed, shape.str(), " in ", type,
+              " takes ", bytes, " bytes and packed ", packed, ", got ", blocks.size(), " and room for ", out.size());
+  fill_panels(*layout_of(*find_block_type(type)), blocks.data(), shape[0], shape[1], 0,
+              (shape[0] + simd::kPanelColumns - 1) / simd::kPanelColumns, out.data());
 }
 
 }  // namespace graft

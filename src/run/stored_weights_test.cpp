@@ -5,7 +5,10 @@
 
 #include <cmath>
 
+#include "base/aligned.h"
+#include "graft/quantize.h"
 #include "kernel/block_test_util.h"
+#include "kernel/panels.h"
 #include "kernel/simd/blocks.h"
 #include "run/test_graph.h"
 
@@ -72,8 +75,11 @@ struct Graph : GraphBuilder {
   }
 
   std::shared_ptr<const Program> build_with(const StoredData& data, bool pack = true) {
-    const auto find = [&data](const ir::Weight&) {
-      return FoundWeight{data.bytes, FoundWeight::Origin::file, "the test", data.stored};
+    return build_with(data, data.bytes, pack);
+  }
+  std::shared_ptr<const Program> build_with(const StoredData& data, std::span<const std::byte> bytes, bool pack) {
+    const auto find = [&data, bytes](const ir::Weight&) {
+      return FoundWeight{bytes, FoundWeight::Origin::file, "the test", data.stored};
     };
     const auto again = [this](std::size_t) { return program(); };
     LoadOptions options;
@@ -143,6 +149,36 @@ TEST_F(StoredWeightsRun, PanelsTakeThePlaceOfBlocks) {
     EXPECT_LE(stats.packed_bytes, data.bytes.size() * 32 / 24 * 103 / 100);
   }
   EXPECT_EQ(packed > 0, simd::panels() != nullptr);
+}
+
+// Panels of a package are read where they lie, and laid out in blocks again for what reads blocks.
+TEST_F(StoredWeightsRun, PanelsOfThePackage) {
+  for (const BlockType type : test::all_block_types()) {
+    if (!layout_of(type)) continue;
+    const StoredData blocks = stored_data(Stored::as_blocks(type));
+    const Shape shape{kRows, kDepth};
+    const std::size_t count = packed_byte_count(block_type_name(type), shape);
+    const AlignedMemory memory(count + kAlignment);
+    for (const std::size_t shift : {std::size_t{0}, std::size_t{2}}) {
+      const std::span<std::byte> panels(memory.data() + shift, count);
+      pack_blocks(blocks.bytes, block_type_name(type), shape, panels);
+      StoredData packed = blocks;
+      packed.stored.kind = Stored::Kind::panels;
+      for (const bool other : {false, true}) {
+        Graph graph(other);
+        for (const bool pack : {true, false}) {
+          const auto program = graph.build_with(packed, panels, pack);
+          expect_results(program, blocks, other);
+          const ProgramStats stats = program->stats();
+          const bool in_panels = pack && simd::panels() != nullptr;
+          EXPECT_EQ(stats.packed_count, in_panels && shift > 0 ? 1U : 0U);
+          EXPECT_EQ(stats.copied_count, in_panels && !other ? 0U : 1U);
+          program->shrink();
+          expect_results(program, blocks, other);  // the graph is read again
+        }
+      }
+    }
+  }
 }
 
 // The activation that alone reads a product becomes part of it, as it does with weights of f32.

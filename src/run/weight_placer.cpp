@@ -23,6 +23,16 @@ ggml_type ggml_type_of(const Stored& stored) {
   return stored.dtype == DType::bf16 ? GGML_TYPE_BF16 : GGML_TYPE_F16;
 }
 
+// Calls work(begin, end) for the panels of that many rows, from several threads.
+template <typename Work>
+void for_panels(std::int64_t rows, const Work& work) {
+  const std::int64_t panels = (rows + simd::kPanelColumns - 1) / simd::kPanelColumns;
+  const std::int64_t parts = std::max<std::int64_t>(std::min<std::int64_t>(resolve_threads(0), panels), 1);
+  std::vector<std::jthread> team;
+  for (std::int64_t i = 1; i < parts; ++i) team.emplace_back(work, panels * i / parts, panels * (i + 1) / parts);
+  work(0, panels / parts);
+}
+
 }  // namespace
 
 FoundWeight WeightPlacer::find(const ir::Weight& weight, const FindWeight& find) {
@@ -30,6 +40,8 @@ FoundWeight WeightPlacer::find(const ir::Weight& weight, const FindWeight& find)
               ") is stored as affine ", weight.block_type, "; only plain tensors and ggml's blocks are supported");
   FoundWeight found = find(weight);
   if (!found.stored) found.stored = ir::stored_of(weight);
+  found.panels = found.stored->kind == Stored::Kind::panels;
+  if (found.panels) found.stored->kind = Stored::Kind::blocks;
   ProgramStats& stats = program_.weight_stats;
   // Only what a package says of its own data is taken at its word: a checkpoint may hold two values where the
   // exported model had one.
@@ -53,6 +65,7 @@ std::byte* WeightPlacer::keep(AlignedMemory memory) {
 }
 
 std::byte* WeightPlacer::as_stored(const ir::Weight& weight, const FoundWeight& found) {
+  if (found.panels) return as_blocks(weight, found);
   const std::size_t alignment = found.stored->is_plain() ? byte_size(found.stored->dtype) : kBlockAlignment;
   if (reinterpret_cast<std::uintptr_t>(found.bytes.data()) % alignment == 0)
     return const_cast<std::byte*>(found.bytes.data());  // never written: weights are inputs of launches only
@@ -85,23 +98,37 @@ std::byte* WeightPlacer::converted(const ir::Weight& weight, const FoundWeight& 
   return place->second;
 }
 
+std::byte* WeightPlacer::as_blocks(const ir::Weight& weight, const FoundWeight& found) {
+  const auto [copy, first] = copies_.try_emplace({found.bytes.data(), found.bytes.size()}, nullptr);
+  if (!first) return copy->second;
+  AlignedMemory memory = AlignedMemory::on_huge_pages(stored_bytes(*found.stored, weight.shape));
+  const simd::PanelFormat format = *layout_of(found.stored->block);
+  for_panels(weight.shape[0], [&](std::int64_t begin, std::int64_t end) {
+    blocks_of_panels(format, found.bytes.data(), weight.shape[0], weight.shape[1], begin, end, memory.data());
+  });
+  if (found.file) found.file->release(found.bytes);
+  ++program_.weight_stats.copied_count;
+  program_.weight_stats.copied_bytes += memory.size();
+  log(LogLevel::info, str("weight '", weight.fqn, "' lies in the package in panels and is laid out in blocks again"));
+  return copy->second = keep(std::move(memory));
+}
+
 std::byte* WeightPlacer::in_panels(ir::Weight& weight, const FoundWeight& found) {
   const simd::PanelFormat format = *panel_format(found.stored->block);
   const std::int64_t rows = weight.shape[0], depth = weight.shape[1];
   const auto bytes = static_cast<std::size_t>(panels_bytes(format, rows, depth));
   ir::set_panels(weight, bytes);
+  if (found.panels && reinterpret_cast<std::uintptr_t>(found.bytes.data()) % kAlignment == 0)
+    return const_cast<std::byte*>(found.bytes.data());  // never written, as in as_stored()
   const auto [place, first] = panels_.try_emplace({found.bytes.data(), found.bytes.size()}, nullptr);
   if (!first) return place->second;
   AlignedMemory memory = AlignedMemory::on_huge_pages(bytes);
-  const std::int64_t panels = (rows + simd::kPanelColumns - 1) / simd::kPanelColumns;
-  const std::int64_t parts = std::clamp<std::int64_t>(resolve_threads(0), 1, panels);
-  {
-    std::vector<std::jthread> team;
-    const auto part = [&](std::int64_t i) {
-      fill_panels(format, found.bytes.data(), rows, depth, panels * i / parts, panels * (i + 1) / parts, memory.data());
-    };
-    for (std::int64_t i = 1; i < parts; ++i) team.emplace_back(part, i);
-    part(0);
+  if (found.panels) {
+    std::memcpy(memory.data(), found.bytes.data(), bytes);
+  } else {
+    for_panels(rows, [&](std::int64_t begin, std::int64_t end) {
+      fill_panels(format, found.bytes.data(), rows, depth, begin, end, memory.data());
+    });
   }
   place->second = keep(std::move(memory));
   ++program_.weight_stats.packed_count;

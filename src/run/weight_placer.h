@@ -23,7 +23,8 @@ class WeightPlacer {
   FoundWeight find(const ir::Weight& weight, const FindWeight& find);
   // The address to read the weight at as it is stored: where it was found if its alignment allows, else in a copy.
   std::byte* as_stored(const ir::Weight& weight, const FoundWeight& found);
-  // Blocks that our kernels want in panels: there, and `weight` says so. The pages they were found in are released.
+  // Blocks that our kernels want in panels: where they were found as such, else laid out there, and the pages they were
+  // found in are released. `weight` says so.
   std::byte* in_panels(ir::Weight& weight, const FoundWeight& found);
   // The same values as elements of f32.
   std::byte* converted(const ir::Weight& weight, const FoundWeight& found);
@@ -33,6 +34,7 @@ class WeightPlacer {
   using Key = std::pair<const std::byte*, std::size_t>;  // found bytes
 
   std::byte* keep(AlignedMemory memory);
+  std::byte* as_blocks(const ir::Weight& weight, const FoundWeight& found);
 
   const bool verify_hashes_;
   Program::Impl& program_;

@@ -315,6 +315,7 @@ def test_a_failed_write_leaves_nothing(tmp_path, monkeypatch):
         (dict(context=100_000), "context from 1 to 512"),
         (dict(model=3), "found int"),
         (dict(quantize="q8_0", weights="external"), "weights='package'"),
+        (dict(pack=True, weights="external"), "weights='package'"),
     ],
 )
 def test_wrong_arguments(tmp_path, arguments, message):

@@ -333,6 +333,19 @@ def test_quantized_while_it_is_written(tmp_path, quantize, bytes_per_weight, lim
     assert perplexity(path, folder) == pytest.approx(31.071, rel=limit)
 
 
+@pytest.mark.parametrize("quantize", ["q8_0", {"*": "q4_0", "embed_tokens": "q5_1"}])
+def test_packed_weights_are_the_same_weights(tmp_path, quantize):
+    model = llm_models.BY_NAME["qwen3"].make()
+    plain = graft.export_llm(model, tmp_path / "plain.pte", quantize=quantize)
+    packed = graft.export_llm(model, tmp_path / "packed.pte", quantize=quantize, pack=True)
+    assert plain.read_bytes() != packed.read_bytes()
+    expected = Pair(model, graft.load(plain, kv_length=64)).run(tokens(40))
+    assert torch.equal(Pair(model, graft.load(packed, kv_length=64)).run(tokens(40)), expected)
+    # Where our kernels are not wanted, the blocks are there again.
+    expected = Pair(model, graft.load(plain, kv_length=64, fast_kernels=False)).run(tokens(40))
+    assert torch.equal(Pair(model, graft.load(packed, kv_length=64, fast_kernels=False)).run(tokens(40)), expected)
+
+
 def test_rows_that_do_not_divide_into_blocks(tmp_path, capsys):
     model = llm_models.BY_NAME["qwen3"].make()
     graft.export_llm(model, tmp_path / "m.pte", quantize="q8_0", progress=True)

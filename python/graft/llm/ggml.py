@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
+from graft import _C
 from graft.errors import ExportError
 from graft.llm.stored import Stored, file_range
 
@@ -158,4 +161,18 @@ def changed(stored: Stored, change: Callable[[bytes], bytes]) -> Stored:
     def chunks() -> Any:
         yield change(b"".join(stored.chunks()))
 
-    return Stored(stored.name, stored.sizes, stored.dtype, stored.byte_size, chunks, stored.block_type, None)
+    return dataclasses.replace(stored, chunks=chunks, file=None)
+
+
+def packed(stored: Stored) -> Stored:
+    """The same in the layout that graft's kernels read, where there is one for its type and shape."""
+    size = _C.packed_byte_count(stored.block_type, stored.sizes) if stored.block_type else 0
+    if size == 0:
+        return stored
+
+    def chunks() -> Any:
+        out = np.empty(size, np.uint8)
+        _C.pack_blocks(b"".join(stored.chunks()), stored.block_type, stored.sizes, out.ctypes.data, out.nbytes)
+        yield out.data
+
+    return dataclasses.replace(stored, byte_size=size, chunks=chunks, packed=True, file=None)

@@ -39,6 +39,7 @@ class Stored:
     byte_size: int
     chunks: Callable[[], Iterator[Any]]  # the bytes, in pieces
     block_type: str = ""  # of ggml, when stored in blocks
+    packed: bool = False  # these laid out for graft's kernels
     file: Path | None = None  # that holds it as it is
 
     def tensor(self) -> torch.Tensor:
