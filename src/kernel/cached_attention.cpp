@@ -236,6 +236,7 @@ const Kernel kCachedAttention = {
       const bool q8 = cache.dtype == DType::u8;
       return "cache " + std::string(q8 ? "q8_0" : name(cache.dtype)) + (attrs.ring > 0 ? " in rings" : "") +
              (query.shape[2] == 1 ? ", one token: heads that share keys together" : ", one pass over the used keys") +
+             (cache.dtype == DType::bf16 && simd::attention().bf16 && query.shape[2] > 8 ? ", products in bf16" : "") +
              ", " + isa_name();
     }};
 const Kernel kRingStore = {"ring_store", store_in_ring};

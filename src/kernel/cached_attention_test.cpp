@@ -61,15 +61,17 @@ std::vector<float> read_row(const std::byte* p, simd::RowType type, i64 n) {
   return out;
 }
 
-void check(const Case& c, simd::Isa isa, int threads) {
-  SCOPED_TRACE(testing::Message() << simd::name(isa) << " threads " << threads << " tokens " << c.tokens << " past "
-                                  << c.past[0] << " window " << c.window << " chunk " << c.chunk << " softcap "
-                                  << c.softcap << " sinks " << c.sinks << " type " << static_cast<int>(c.type) << " d "
-                                  << c.d);
+void check(const Case& c, const simd::AttentionTable& table, int threads) {
+  // Products in bf16: the queries are rounded here too, the weights of values by 2^-8 of them at most.
+  const bool bf16 = table.bf16 && c.type == simd::RowType::bf16 && c.tokens > 8;
+  const double unit = bf16 ? 0x1p-7 : 4e-6;  // values are at most 2
+  SCOPED_TRACE(testing::Message() << (table.bf16 ? "bf16" : "f32") << " block " << table.block << " threads " << threads
+                                  << " tokens " << c.tokens << " past " << c.past[0] << " window " << c.window
+                                  << " chunk " << c.chunk << " softcap " << c.softcap << " sinks " << c.sinks
+                                  << " type " << static_cast<int>(c.type) << " d " << c.d << " dv " << c.dv);
   std::mt19937 rng(static_cast<unsigned>(c.tokens * 31 + c.past[0]));
   const auto batch = static_cast<i64>(c.past.size());
   constexpr i64 slots = 150;
-  const simd::AttentionTable& table = simd::attention(isa);
   // As a projection leaves them: [B, T, H, D] seen as [B, H, T, D].
   const auto heads_of = [&](i64 heads, i64 size) {
     TensorDesc desc(DType::f32, Shape{batch, heads, c.tokens, size});
@@ -141,9 +143,14 @@ void check(const Case& c, simd::Isa isa, int threads) {
           const std::vector<float> key = read_row(row_of(key_cache, c.d, b, from, s), c.type, c.d);
           const std::vector<float> value = read_row(row_of(value_cache, c.dv, b, from, s), c.type, c.dv);
           double x = 0;
-          for (i64 i = 0; i < c.d; ++i)
-            x += q.get(b * q.desc.strides[0] + h * q.desc.strides[1] + t * q.desc.strides[2] + i) *
-                 static_cast<double>(key[static_cast<std::size_t>(i)]);
+          for (i64 i = 0; i < c.d; ++i) {
+            double query = q.get(b * q.desc.strides[0] + h * q.desc.strides[1] + t * q.desc.strides[2] + i);
+            if (bf16) {
+              using namespace simd::GRAFT_ISA;  // NOLINT
+              query = static_cast<double>(bf16_to_float(float_to_bf16(static_cast<float>(query))));
+            }
+            x += query * static_cast<double>(key[static_cast<std::size_t>(i)]);
+          }
           x *= static_cast<double>(scale);
           if (c.softcap != 0) x = static_cast<double>(c.softcap) * std::tanh(x / static_cast<double>(c.softcap));
           total += std::exp(x);
@@ -153,7 +160,7 @@ void check(const Case& c, simd::Isa isa, int threads) {
         for (i64 i = 0; i < c.dv; ++i) {
           const double expected = total == 0 ? 0 : want[static_cast<std::size_t>(i)] / total;
           const double got = out.get(((b * c.tokens + t) * c.heads + h) * c.dv + i);
-          if (!(std::fabs(got - expected) <= 4e-6 * (1 + std::fabs(expected))) && ++wrong < 4)
+          if (!(std::fabs(got - expected) <= unit * (1 + std::fabs(expected))) && ++wrong < 4)
             ADD_FAILURE() << "row " << b << ", token " << t << ", head " << h << ", element " << i << ": got " << got
                           << ", expected " << expected;
         }
@@ -171,9 +178,14 @@ void check(const Case& c, simd::Isa isa, int threads) {
 }
 
 void check_everywhere(const Case& c) {
-  for (const simd::Isa isa : simd::available_isas()) {
-    check(c, isa, 1);
-    check(c, isa, 3);
+  std::vector<const simd::AttentionTable*> tables;
+  for (const simd::Isa isa : simd::available_isas()) tables.push_back(&simd::attention(isa));
+#ifdef GRAFT_HAVE_X86_ISA
+  if (tables.back()->bf16) tables.push_back(&simd::avx512::kAttention);
+#endif
+  for (const simd::AttentionTable* table : tables) {
+    check(c, *table, 1);
+    check(c, *table, 3);
   }
 }
 
@@ -216,6 +228,19 @@ TEST(CachedAttention, TypesOfTheCache) {
     for (const i64 tokens : {1, 7, 40}) check_everywhere({.tokens = tokens, .past = {100, 3}, .type = type});
     check_everywhere({.tokens = 3, .d = 128, .dv = 96, .past = {100, 3}, .type = type});
   }
+}
+
+TEST(CachedAttention, Bf16AroundTheBordersOfTiles) {
+  const auto type = simd::RowType::bf16;
+  for (const i64 tokens : {8, 9, 15, 16, 17, 31, 32, 33, 65})
+    for (const i64 past : {0, 1, 2, 3, 14, 15, 16, 47})
+      check_everywhere({.tokens = tokens, .past = {past}, .padding = {0}, .type = type});
+  for (const i64 d : {1, 2, 6, 34, 128})
+    for (const i64 dv : {1, 2, 11, 12, 13, 31, 32, 33, 96})
+      check_everywhere({.tokens = 17, .d = d, .dv = dv, .past = {50}, .padding = {0}, .type = type});
+  check_everywhere({.tokens = 40, .past = {60, 0}, .softcap = 0.7f, .sinks = true, .type = type});
+  check_everywhere({.tokens = 40, .past = {60, 0}, .window = 9, .type = type});
+  check_everywhere({.tokens = 40, .past = {60, 0}, .padding = {3, 40}, .chunk = 7, .type = type});
 }
 
 TEST(CachedAttention, HeadsOfAnySizeAndGroup) {

@@ -62,6 +62,9 @@ struct AttentionTable {
   void (*run)(const AttentionHead& head, std::int64_t t0, std::int64_t t1);
   // Converts n elements of a row of keys or values, each rounded once; n a multiple of kQ8Block for q8_0.
   void (*store_row)(const void* from, DType dtype, std::int64_t n, RowType type, void* to);
+  // Whether products with many queries are in bf16 where keys and values are: queries and the weights of values are
+  // rounded to it. Sums are in f32 everywhere, and so are products with all other types.
+  bool bf16;
 };
 
 // The table of a level that is available here.
@@ -75,6 +78,10 @@ namespace avx2 {
 extern const AttentionTable kAttention;
 }
 namespace avx512 {
+extern const AttentionTable kAttention;
+}
+// Level avx512 on a CPU that has AVX-512 BF16 too.
+namespace avx512bf16 {
 extern const AttentionTable kAttention;
 }
 

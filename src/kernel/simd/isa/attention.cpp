@@ -1,15 +1,10 @@
 #include "kernel/simd/attention.h"
 
-#include "kernel/simd/isa/tile.h"
-#include "kernel/simd/isa/vec_math.h"
+#include "kernel/simd/isa/attention_tile.h"
 
 namespace graft::simd::GRAFT_ISA {
 namespace {
 
-// Keys of a block when each lane is a query: a multiple of kTileRows.
-constexpr i64 kKeys = 48;
-// With no more queries than this, lanes are elements of a head instead.
-constexpr i64 kFewQueries = kTileRows < 8 ? kTileRows : 8;
 constexpr i64 kFewKeys = 96;
 // Keys whose rows are asked for ahead of their use.
 constexpr i64 kAhead = 16;
@@ -55,55 +50,6 @@ constexpr TileByK kTilesByK[2][kTileRows] = {
     {tile_by_k<1, 1>, tile_by_k<2, 1>, tile_by_k<3, 1>, tile_by_k<4, 1>, tile_by_k<5, 1>, tile_by_k<6, 1>},
     {tile_by_k<1, 2>, tile_by_k<2, 2>, tile_by_k<3, 2>, tile_by_k<4, 2>, tile_by_k<5, 2>, tile_by_k<6, 2>}};
 #endif
-
-constexpr float kMinusInfinity = -__builtin_inff();
-
-// What the mask adds to the score of query t and key s.
-GRAFT_VEC float mask_at(const AttentionHead& h, i64 t, i64 s) {
-  const i64 index = t * h.mask_row + s * h.mask_col;
-  if (h.mask_dtype == DType::b8) return static_cast<const std::uint8_t*>(h.mask)[index] != 0 ? 0.f : kMinusInfinity;
-  return get(h.mask, h.mask_dtype, index);
-}
-
-// scores[i] += mask of query t and keys s0 + i.
-GRAFT_VEC void add_mask_row(const AttentionHead& h, i64 t, i64 s0, i64 n, float* scores) {
-  i64 i = 0;
-  if (h.mask_col == 1) {
-    if (h.mask_dtype == DType::f32) {
-      const float* m = static_cast<const float*>(h.mask) + t * h.mask_row + s0;
-      for (; i + kLanes <= n; i += kLanes) store(scores + i, load(scores + i) + load(m + i));
-    } else if (h.mask_dtype == DType::b8) {
-      const std::uint8_t* m = static_cast<const std::uint8_t*>(h.mask) + t * h.mask_row + s0;
-      for (; i < n; ++i) scores[i] = m[i] != 0 ? scores[i] : scores[i] + kMinusInfinity;
-    }
-  }
-  for (; i < n; ++i) scores[i] += mask_at(h, t, s0 + i);
-}
-
-// The maximum to subtract: a query without a key so far has -inf, and -inf - -inf would be NaN.
-GRAFT_VEC vf finite_shift(vf m) { return select(m == kMinusInfinity, zero(), m); }
-
-// Query t sees the keys [keys_begin, keys_end); both grow with t.
-GRAFT_VEC i64 keys_end(const AttentionHead& h, i64 t) {
-  if (!h.causal) return h.s;
-  const i64 token = t / h.group;
-  if (token < h.first_token) return 0;
-  const i64 end = token + h.shift + 1;
-  return end < 0 ? 0 : smaller(h.s, end);
-}
-
-GRAFT_VEC i64 keys_begin(const AttentionHead& h, i64 t) {
-  if (!h.causal) return 0;
-  const i64 token = t / h.group;
-  const i64 position = (token < h.first_token ? h.first_token : token) + h.shift;
-  i64 begin = h.window > 0 ? position - h.window + 1 : 0;
-  if (h.chunk > 0 && position >= 0 && position / h.chunk * h.chunk > begin) begin = position / h.chunk * h.chunk;
-  return begin < 0 ? 0 : begin;
-}
-
-// The row of keys and values where key s lies, and how many of the `n` keys from it on lie next to each other.
-GRAFT_VEC i64 row_of(const AttentionHead& h, i64 s) { return h.ring > 0 ? (s - h.origin) % h.ring : s - h.origin; }
-GRAFT_VEC i64 together(const AttentionHead& h, i64 row, i64 n) { return h.ring > 0 ? smaller(n, h.ring - row) : n; }
 
 // Where row `index / row` of keys or values lies, `index` in elements.
 GRAFT_VEC const void* row_at(const void* data, RowType type, i64 index) {
@@ -158,133 +104,52 @@ void store_row(const void* from, DType dtype, i64 n, RowType type, void* to) {
   }
 }
 
-GRAFT_VEC vf cap(vf x, float softcap) { return softcap * tanh(x * (1.f / softcap)); }
+// Many queries with products in f32, keys and values widened to it.
+class F32Products {
+ public:
+  static constexpr i64 kKeys = 48;  // a multiple of kTileRows
 
-// What a query adds to the score of key s.
-GRAFT_VEC float bias_at(const AttentionHead& h, i64 t, i64 s) {
-  const i64 distance = t / h.group + h.shift - s;
-  return distance < 0 ? 0.f : h.bias[t % h.group * h.biases + smaller(distance, h.biases - 1)];
-}
+  F32Products(const AttentionHead& h, i64 t0, int queries) : h_(h), vectors_(queries > kLanes ? 2 : 1) {
+    pack({at(h.q, h.dtype, t0 * h.q_row), h.dtype, 1, h.q_row}, h.d, queries, 0, 0, h.d, q_);
+    for (i64 i = 0; i < h.d * kPanel; i += kLanes) store(q_ + i, load(q_ + i) * h.scale);
+  }
 
-// Scores of a block with queries in the lanes: mask and causality.
-void mask_block(const AttentionHead& h, i64 t0, int queries, i64 s0, i64 n, float* scores) {
-  if (h.mask != nullptr) {
-    if (h.mask_row == 0) {
-      for (i64 s = 0; s < n; ++s) {
-        const vf add = splat(mask_at(h, t0, s0 + s));
-        for (int j = 0; j < queries; j += kLanes) store(scores + s * kPanel + j, load(scores + s * kPanel + j) + add);
-      }
-    } else {
-      for (int j = 0; j < queries; ++j) {
-        for (i64 s = 0; s < n; ++s) scores[s * kPanel + j] += mask_at(h, t0 + j, s0 + s);
-      }
-    }
-  }
-  if (h.bias != nullptr) {
-    for (int j = 0; j < queries; ++j) {
-      for (i64 s = 0; s < n; ++s) scores[s * kPanel + j] += bias_at(h, t0 + j, s0 + s);
-    }
-  }
-  if (!h.causal || (s0 + n <= keys_end(h, t0) && s0 >= keys_begin(h, t0 + queries - 1))) return;
-  for (int c = 0; c < queries; c += kLanes) {
-    vi begin{}, end{};  // of each lane, counted from s0
-    for (int j = 0; j < kLanes && c + j < queries; ++j) {
-      begin[j] = static_cast<std::int32_t>(keys_begin(h, t0 + c + j) - s0);
-      end[j] = static_cast<std::int32_t>(keys_end(h, t0 + c + j) - s0);
-    }
-    for (i64 s = 0; s < n; ++s) {
-      float* row = scores + s * kPanel + c;
-      const vi key = vi{} + static_cast<std::int32_t>(s);
-      store(row, select((begin <= key) & (key < end), load(row), splat(kMinusInfinity)));
-    }
-  }
-}
+  static inline __attribute__((always_inline)) vf weight(vf x) { return exp(x); }
 
-// Many queries: lane j of a vector is query t0 + j, so that the softmax needs no sums across lanes.
-void many_queries(const AttentionHead& h, i64 t0, i64 t1) {
-  const int queries = static_cast<int>(t1 - t0);
-  const int vectors = queries > kLanes ? 2 : 1;
-  alignas(64) float q[kMaxHeadSize * kPanel];    // [d][lane], scaled
-  alignas(64) float acc[kMaxHeadSize * kPanel];  // [dv][lane]
-  alignas(64) float p[kKeys * kPanel];           // [key][lane]
-  alignas(64) float wide[kKeys * kMaxHeadSize];  // keys or values of a block as f32
-  pack({at(h.q, h.dtype, t0 * h.q_row), h.dtype, 1, h.q_row}, h.d, queries, 0, 0, h.d, q);
-  for (i64 i = 0; i < h.d * kPanel; i += kLanes) store(q + i, load(q + i) * h.scale);
-  for (i64 i = 0; i < h.dv * kPanel; i += kLanes) store(acc + i, zero());
-  vf largest[2] = {splat(kMinusInfinity), splat(kMinusInfinity)};
-  vf total[2] = {zero(), zero()};
-  if (h.sink != nullptr) {
-    for (int j = 0; j < queries; ++j) {
-      largest[j / kLanes][j % kLanes] = h.sink[(t0 + j) % h.group];
-      total[j / kLanes][j % kLanes] = 1;
-    }
-  }
-  const i64 begin = keys_begin(h, t0), end = keys_end(h, t1 - 1);
-  for (i64 s0 = begin, n = 0; s0 < end; s0 += n) {
-    const i64 row0 = row_of(h, s0);
-    n = together(h, row0, smaller(kKeys, end - s0));
+  void scores(i64 row0, i64 n, float* p) {
     for (i64 s = 0; s < n; s += kTileRows) {
       const int rows = static_cast<int>(smaller(kTileRows, n - s));
-      const float* k = static_cast<const float*>(h.k) + (row0 + s) * h.k_row;
-      i64 k_row = h.k_row;
-      if (h.kv != RowType::f32) {
-        for (int i = 0; i < rows; ++i) widen_row(h.k, h.kv, (row0 + s + i) * h.k_row, 0, h.d, wide + i * h.d);
-        k = wide;
-        k_row = h.d;
+      const float* k = static_cast<const float*>(h_.k) + (row0 + s) * h_.k_row;
+      i64 k_row = h_.k_row;
+      if (h_.kv != RowType::f32) {
+        for (int i = 0; i < rows; ++i) widen_row(h_.k, h_.kv, (row0 + s + i) * h_.k_row, 0, h_.d, wide_ + i * h_.d);
+        k = wide_;
+        k_row = h_.d;
       }
-      kTiles[vectors - 1][rows - 1](k, k_row, q, kPanel, h.d, p + s * kPanel, false);
-    }
-    if (h.softcap != 0) {
-      for (i64 i = 0; i < n * kPanel; i += kLanes) store(p + i, cap(load(p + i), h.softcap));
-    }
-    mask_block(h, t0, queries, s0, n, p);
-    for (int c = 0; c < vectors; ++c) {
-      float* column = p + c * kLanes;
-      vf m = largest[c];
-      for (i64 s = 0; s < n; ++s) m = max_nan(load(column + s * kPanel), m);
-      const vf shift = finite_shift(m);
-      const vf keep = exp(largest[c] - shift);
-      vf sum = zero();
-      for (i64 s = 0; s < n; ++s) {
-        const vf e = exp(load(column + s * kPanel) - shift);
-        store(column + s * kPanel, e);
-        sum += e;
-      }
-      total[c] = fma(total[c], keep, sum);
-      largest[c] = m;
-      if (s0 > begin) {
-        for (i64 i = 0; i < h.dv; ++i) store(acc + i * kPanel + c * kLanes, load(acc + i * kPanel + c * kLanes) * keep);
-      }
-    }
-    const float* v = static_cast<const float*>(h.v) + row0 * h.v_row;
-    i64 v_row = h.v_row;
-    if (h.kv != RowType::f32) {
-      for (i64 s = 0; s < n; ++s) widen_row(h.v, h.kv, (row0 + s) * h.v_row, 0, h.dv, wide + s * h.dv);
-      v = wide;
-      v_row = h.dv;
-    }
-    for (i64 i = 0; i < h.dv; i += kTileRows) {
-      const int rows = static_cast<int>(smaller(kTileRows, h.dv - i));
-      kTilesByK[vectors - 1][rows - 1](v + i, v_row, p, n, acc + i * kPanel);
+      kTiles[vectors_ - 1][rows - 1](k, k_row, q_, kPanel, h_.d, p + s * kPanel, false);
     }
   }
-  for (int c = 0; c < vectors; ++c) {
-    const vf inverse = select(total[c] == 0.f, zero(), 1.f / total[c]);
-    for (i64 i = 0; i < h.dv; ++i) store(acc + i * kPanel + c * kLanes, load(acc + i * kPanel + c * kLanes) * inverse);
+
+  void add(i64 row0, i64 n, const float* p, float* acc) {
+    const float* v = static_cast<const float*>(h_.v) + row0 * h_.v_row;
+    i64 v_row = h_.v_row;
+    if (h_.kv != RowType::f32) {
+      for (i64 s = 0; s < n; ++s) widen_row(h_.v, h_.kv, (row0 + s) * h_.v_row, 0, h_.dv, wide_ + s * h_.dv);
+      v = wide_;
+      v_row = h_.dv;
+    }
+    for (i64 i = 0; i < h_.dv; i += kTileRows) {
+      const int rows = static_cast<int>(smaller(kTileRows, h_.dv - i));
+      kTilesByK[vectors_ - 1][rows - 1](v + i, v_row, p, n, acc + i * kPanel);
+    }
   }
-  Epilogue e;
-  e.out = const_cast<void*>(at(h.out, h.dtype, t0 * h.out_row));
-  e.out_dtype = h.dtype;
-  e.out_r = 1;
-  e.out_j = h.out_row;
-  for (i64 i = 0; i < h.dv; i += kTileRows) {
-    finish(e, acc + i * kPanel, i, static_cast<int>(smaller(kTileRows, h.dv - i)), 0, queries);
-  }
-  if (h.lse == nullptr) return;
-  for (int j = 0; j < queries; ++j) {
-    h.lse[t0 + j] = largest[j / kLanes][j % kLanes] + __builtin_logf(total[j / kLanes][j % kLanes]);
-  }
-}
+
+ private:
+  const AttentionHead& h_;
+  const int vectors_;
+  alignas(64) float q_[kMaxHeadSize * kPanel];    // [d][lane], scaled
+  alignas(64) float wide_[kKeys * kMaxHeadSize];  // keys or values of a block as f32
+};
 
 GRAFT_VEC void prefetch_row(const void* data, RowType type, i64 index, i64 elements) {
   const char* p = static_cast<const char*>(row_at(data, type, index));
@@ -435,12 +300,12 @@ void run(const AttentionHead& head, i64 t0, i64 t1) {
   if (t1 - t0 <= kFewQueries) {
     few_queries(head, t0, t1);
   } else {
-    many_queries(head, t0, t1);
+    many_queries<F32Products>(head, t0, t1);
   }
 }
 
 }  // namespace
 
-const AttentionTable kAttention = {kPanel, run, store_row};
+const AttentionTable kAttention = {kPanel, run, store_row, false};
 
 }  // namespace graft::simd::GRAFT_ISA

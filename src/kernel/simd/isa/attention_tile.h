@@ -1,0 +1,193 @@
+#pragma once
+
+#include "kernel/simd/attention.h"
+#include "kernel/simd/isa/tile.h"
+#include "kernel/simd/isa/vec_math.h"
+
+// What the kernels of attention share: which keys a query sees, and the softmax of blocks of scores. Included only by
+// isa/**.cpp: see vec.h.
+namespace graft::simd::GRAFT_ISA {
+namespace {
+
+// With no more queries than this, lanes are elements of a head instead.
+constexpr i64 kFewQueries = kTileRows < 8 ? kTileRows : 8;
+
+constexpr float kMinusInfinity = -__builtin_inff();
+
+// What the mask adds to the score of query t and key s.
+GRAFT_VEC float mask_at(const AttentionHead& h, i64 t, i64 s) {
+  const i64 index = t * h.mask_row + s * h.mask_col;
+  if (h.mask_dtype == DType::b8) return static_cast<const std::uint8_t*>(h.mask)[index] != 0 ? 0.f : kMinusInfinity;
+  return get(h.mask, h.mask_dtype, index);
+}
+
+// scores[i] += mask of query t and keys s0 + i.
+GRAFT_VEC void add_mask_row(const AttentionHead& h, i64 t, i64 s0, i64 n, float* scores) {
+  i64 i = 0;
+  if (h.mask_col == 1) {
+    if (h.mask_dtype == DType::f32) {
+      const float* m = static_cast<const float*>(h.mask) + t * h.mask_row + s0;
+      for (; i + kLanes <= n; i += kLanes) store(scores + i, load(scores + i) + load(m + i));
+    } else if (h.mask_dtype == DType::b8) {
+      const std::uint8_t* m = static_cast<const std::uint8_t*>(h.mask) + t * h.mask_row + s0;
+      for (; i < n; ++i) scores[i] = m[i] != 0 ? scores[i] : scores[i] + kMinusInfinity;
+    }
+  }
+  for (; i < n; ++i) scores[i] += mask_at(h, t, s0 + i);
+}
+
+// The maximum to subtract: a query without a key so far has -inf, and -inf - -inf would be NaN.
+GRAFT_VEC vf finite_shift(vf m) { return select(m == kMinusInfinity, zero(), m); }
+
+// Query t sees the keys [keys_begin, keys_end); both grow with t.
+GRAFT_VEC i64 keys_end(const AttentionHead& h, i64 t) {
+  if (!h.causal) return h.s;
+  const i64 token = t / h.group;
+  if (token < h.first_token) return 0;
+  const i64 end = token + h.shift + 1;
+  return end < 0 ? 0 : smaller(h.s, end);
+}
+
+GRAFT_VEC i64 keys_begin(const AttentionHead& h, i64 t) {
+  if (!h.causal) return 0;
+  const i64 token = t / h.group;
+  const i64 position = (token < h.first_token ? h.first_token : token) + h.shift;
+  i64 begin = h.window > 0 ? position - h.window + 1 : 0;
+  if (h.chunk > 0 && position >= 0 && position / h.chunk * h.chunk > begin) begin = position / h.chunk * h.chunk;
+  return begin < 0 ? 0 : begin;
+}
+
+// The row of keys and values where key s lies, and how many of the `n` keys from it on lie next to each other.
+GRAFT_VEC i64 row_of(const AttentionHead& h, i64 s) { return h.ring > 0 ? (s - h.origin) % h.ring : s - h.origin; }
+GRAFT_VEC i64 together(const AttentionHead& h, i64 row, i64 n) { return h.ring > 0 ? smaller(n, h.ring - row) : n; }
+
+GRAFT_VEC vf cap(vf x, float softcap) { return softcap * tanh(x * (1.f / softcap)); }
+
+// What a query adds to the score of key s.
+GRAFT_VEC float bias_at(const AttentionHead& h, i64 t, i64 s) {
+  const i64 distance = t / h.group + h.shift - s;
+  return distance < 0 ? 0.f : h.bias[t % h.group * h.biases + smaller(distance, h.biases - 1)];
+}
+
+// Scores of a block with queries in the lanes: mask and causality.
+GRAFT_LOCAL void mask_block(const AttentionHead& h, i64 t0, int queries, i64 s0, i64 n, float* scores) {
+  if (h.mask != nullptr) {
+    if (h.mask_row == 0) {
+      for (i64 s = 0; s < n; ++s) {
+        const vf add = splat(mask_at(h, t0, s0 + s));
+        for (int j = 0; j < queries; j += kLanes) store(scores + s * kPanel + j, load(scores + s * kPanel + j) + add);
+      }
+    } else {
+      for (int j = 0; j < queries; ++j) {
+        for (i64 s = 0; s < n; ++s) scores[s * kPanel + j] += mask_at(h, t0 + j, s0 + s);
+      }
+    }
+  }
+  if (h.bias != nullptr) {
+    for (int j = 0; j < queries; ++j) {
+      for (i64 s = 0; s < n; ++s) scores[s * kPanel + j] += bias_at(h, t0 + j, s0 + s);
+    }
+  }
+  if (!h.causal || (s0 + n <= keys_end(h, t0) && s0 >= keys_begin(h, t0 + queries - 1))) return;
+  for (int c = 0; c < queries; c += kLanes) {
+    vi begin{}, end{};  // of each lane, counted from s0
+    for (int j = 0; j < kLanes && c + j < queries; ++j) {
+      begin[j] = static_cast<std::int32_t>(keys_begin(h, t0 + c + j) - s0);
+      end[j] = static_cast<std::int32_t>(keys_end(h, t0 + c + j) - s0);
+    }
+    for (i64 s = 0; s < n; ++s) {
+      float* row = scores + s * kPanel + c;
+      const vi key = vi{} + static_cast<std::int32_t>(s);
+      store(row, select((begin <= key) & (key < end), load(row), splat(kMinusInfinity)));
+    }
+  }
+}
+
+// The larger of two numbers; b where one is not a number.
+GRAFT_VEC vf larger(vf a, vf b) {
+#if defined(__AVX512F__)
+  return (vf)_mm512_max_ps((__m512)a, (__m512)b);
+#else
+  return select(a > b, a, b);
+#endif
+}
+
+GRAFT_VEC bool all_ones(vf x) {
+#if defined(__AVX512F__)
+  return _mm512_cmpneq_ps_mask((__m512)x, _mm512_set1_ps(1.f)) == 0;
+#else
+  bool all = true;
+  for (int i = 0; i < kLanes; ++i) all &= x[i] == 1.f;
+  return all;
+#endif
+}
+
+// Many queries: lane j of a vector is query t0 + j, so that the softmax needs no sums across lanes. `Products` packs
+// the queries when it is made; scores() sets p[key][lane] for n keys from a row on, at most kKeys, weight() is
+// the exponential of what is not positive, and add() adds values by these weights to acc[dv][lane].
+template <typename Products>
+void many_queries(const AttentionHead& h, i64 t0, i64 t1) {
+  const int queries = static_cast<int>(t1 - t0);
+  const int vectors = queries > kLanes ? 2 : 1;
+  Products products(h, t0, queries);
+  alignas(64) float acc[kMaxHeadSize * kPanel];
+  alignas(64) float p[Products::kKeys * kPanel];
+  for (i64 i = 0; i < h.dv * kPanel; i += kLanes) store(acc + i, zero());
+  vf largest[2] = {splat(kMinusInfinity), splat(kMinusInfinity)};
+  vf total[2] = {zero(), zero()};
+  if (h.sink != nullptr) {
+    for (int j = 0; j < queries; ++j) {
+      largest[j / kLanes][j % kLanes] = h.sink[(t0 + j) % h.group];
+      total[j / kLanes][j % kLanes] = 1;
+    }
+  }
+  const i64 begin = keys_begin(h, t0), end = keys_end(h, t1 - 1);
+  for (i64 s0 = begin, n = 0; s0 < end; s0 += n) {
+    const i64 row0 = row_of(h, s0);
+    n = together(h, row0, smaller(Products::kKeys, end - s0));
+    products.scores(row0, n, p);
+    if (h.softcap != 0) {
+      for (i64 i = 0; i < n * kPanel; i += kLanes) store(p + i, cap(load(p + i), h.softcap));
+    }
+    mask_block(h, t0, queries, s0, n, p);
+    for (int c = 0; c < vectors; ++c) {
+      float* column = p + c * kLanes;
+      vf m = largest[c];
+      // A score that is not a number makes its weight none, and with it the query's total.
+      for (i64 s = 0; s < n; ++s) m = larger(load(column + s * kPanel), m);
+      const vf shift = finite_shift(m);
+      const vf keep = Products::weight(largest[c] - shift);
+      vf sum = zero();
+      for (i64 s = 0; s < n; ++s) {
+        const vf e = Products::weight(load(column + s * kPanel) - shift);
+        store(column + s * kPanel, e);
+        sum += e;
+      }
+      total[c] = fma(total[c], keep, sum);
+      largest[c] = m;
+      if (s0 > begin && !all_ones(keep)) {
+        for (i64 i = 0; i < h.dv; ++i) store(acc + i * kPanel + c * kLanes, load(acc + i * kPanel + c * kLanes) * keep);
+      }
+    }
+    products.add(row0, n, p, acc);
+  }
+  for (int c = 0; c < vectors; ++c) {
+    const vf inverse = select(total[c] == 0.f, zero(), 1.f / total[c]);
+    for (i64 i = 0; i < h.dv; ++i) store(acc + i * kPanel + c * kLanes, load(acc + i * kPanel + c * kLanes) * inverse);
+  }
+  Epilogue e;
+  e.out = const_cast<void*>(at(h.out, h.dtype, t0 * h.out_row));
+  e.out_dtype = h.dtype;
+  e.out_r = 1;
+  e.out_j = h.out_row;
+  for (i64 i = 0; i < h.dv; i += kTileRows) {
+    finish(e, acc + i * kPanel, i, static_cast<int>(smaller(kTileRows, h.dv - i)), 0, queries);
+  }
+  if (h.lse == nullptr) return;
+  for (int j = 0; j < queries; ++j) {
+    h.lse[t0 + j] = largest[j / kLanes][j % kLanes] + __builtin_logf(total[j / kLanes][j % kLanes]);
+  }
+}
+
+}  // namespace
+}  // namespace graft::simd::GRAFT_ISA
