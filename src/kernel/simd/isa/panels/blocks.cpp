@@ -21,6 +21,8 @@ static_assert(kLanes * kParts == kPanelColumns && kPanel == 2 * kLanes);
 // Bytes ahead of what is read that the first tile of rows asks for: with few rows a product waits for nothing but
 // memory. Later tiles find the panel in a cache; they ask for what they read anyway.
 constexpr int kAhead = 4096;
+// Bytes of panels that many rows ask for while they work on those before.
+constexpr i64 kMostAhead = 48 << 10;
 
 GRAFT_VEC vb load_bytes(const std::byte* p) {
 #if defined(__AVX512VNNI__)
@@ -171,8 +173,10 @@ GRAFT_VEC void block_sums(const std::byte* const (&q)[N], const std::int8_t* a, 
   }
 }
 
+// Rows of `out` are out_row elements apart.
 template <typename F, int M, int N>
-void tile(const std::byte* panels, i64 panel_stride, const QuantizedRows& rows, i64 row, i64 depth, float* out) {
+void tile(const std::byte* panels, i64 panel_stride, const QuantizedRows& rows, i64 row, i64 depth, float* out,
+          i64 out_row) {
   const i64 blocks = depth / kPanelBlock;
   const std::byte* base[N];
   for (int n = 0; n < N; ++n) base[n] = panels + n / kParts * panel_stride;
@@ -182,7 +186,9 @@ void tile(const std::byte* panels, i64 panel_stride, const QuantizedRows& rows, 
   const float* scaled_sum = F::kMinimum ? rows.scaled_sum + row * blocks : nullptr;
   constexpr int kPanels = N / kParts;
   vf total[M][N];
+#pragma GCC unroll 8
   for (int m = 0; m < M; ++m) {
+#pragma GCC unroll 2
     for (int n = 0; n < N; ++n) total[m][n] = zero();
   }
   vf unit[N] = {}, unit_of_minimum[N] = {};
@@ -218,11 +224,13 @@ void tile(const std::byte* panels, i64 panel_stride, const QuantizedRows& rows, 
   };
   if constexpr (M > 3 && !F::kMinimum) {
     // One loop, so that the many totals stay in registers.
-    for (i64 b = 0; b < blocks; ++b) {
-      const i64 g = b % F::kGroup, first = b - g;
-      const i64 start = panel_bytes(F::kFormat, first * kPanelBlock);
-      block(b, g, start, start + smaller(F::kGroup, blocks - first) * F::kBlockBytes);
+    static_assert(F::kGroup == 2);
+    i64 start = 0;
+    for (i64 b = 0; b + 2 <= blocks; b += 2, start += panel_bytes(F::kFormat, 2 * kPanelBlock)) {
+      block(b, 0, start, start + 2 * F::kBlockBytes);
+      block(b + 1, 1, start, start + 2 * F::kBlockBytes);
     }
+    if (blocks % 2 != 0) block(blocks - 1, 0, start, start + F::kBlockBytes);
   } else {
     for (i64 first = 0; first < blocks; first += F::kGroup) {
       const i64 group = smaller(F::kGroup, blocks - first);
@@ -237,14 +245,17 @@ void tile(const std::byte* panels, i64 panel_stride, const QuantizedRows& rows, 
       for (int n = 0; n < N; ++n) base[n] += panel_bytes(F::kFormat, group * kPanelBlock);
     }
   }
+#pragma GCC unroll 8
   for (int m = 0; m < M; ++m) {
-    for (int n = 0; n < N; ++n) store(out + m * kPanel + n * kLanes, total[m][n]);
+#pragma GCC unroll 2
+    for (int n = 0; n < N; ++n) store(out + m * out_row + n * kLanes, total[m][n]);
   }
 }
 
 // q6_k has a scale for 16 elements: two sums a block, of one vector of columns at a time, the `part`-th of a panel.
 template <int M>
-void tile_of_q6_k(const std::byte* panel, int part, const QuantizedRows& rows, i64 row, i64 depth, float* out) {
+void tile_of_q6_k(const std::byte* panel, int part, const QuantizedRows& rows, i64 row, i64 depth, float* out,
+                  i64 out_row) {
   constexpr int kBlockBytes = 384;
   const i64 ahead = row == 0 ? kAhead : 0;
   const i64 blocks = depth / kPanelBlock;
@@ -285,10 +296,10 @@ void tile_of_q6_k(const std::byte* panel, int part, const QuantizedRows& rows, i
       }
     }
   }
-  for (int m = 0; m < M; ++m) store(out + m * kPanel, total[m]);
+  for (int m = 0; m < M; ++m) store(out + m * out_row, total[m]);
 }
 
-using TileOfRows = void (*)(const std::byte*, i64, const QuantizedRows&, i64, i64, float*);
+using TileOfRows = void (*)(const std::byte*, i64, const QuantizedRows&, i64, i64, float*, i64);
 
 #if defined(__AVX512VNNI__)
 template <typename F, int N>
@@ -299,7 +310,7 @@ template <typename F, int N>
 constexpr TileOfRows kTilesOfRows[kMostRows] = {tile<F, 1, N>, tile<F, 2, N>};
 #endif
 
-using TileOfQ6K = void (*)(const std::byte*, int, const QuantizedRows&, i64, i64, float*);
+using TileOfQ6K = void (*)(const std::byte*, int, const QuantizedRows&, i64, i64, float*, i64);
 #if defined(__AVX512VNNI__)
 constexpr TileOfQ6K kTilesOfQ6K[kMostRows] = {tile_of_q6_k<1>, tile_of_q6_k<2>, tile_of_q6_k<3>, tile_of_q6_k<4>,
                                               tile_of_q6_k<5>, tile_of_q6_k<6>, tile_of_q6_k<7>, tile_of_q6_k<8>};
@@ -315,26 +326,40 @@ struct Q6_K {
 template <typename F>
 void tiles_of(const std::byte* panels, const QuantizedRows& quantized, i64 rows, i64 depth, i64 columns, i64 j0, i64 j1,
               const Epilogue& e) {
-  alignas(64) float out[kMostRows * kPanel];
+  alignas(64) float tile[kMostRows * kPanel];
   const i64 stride = panel_bytes(F::kFormat, depth);
+  // Tiles of equal heights, as few as there can be.
+  const i64 turns = rows <= kMostRows ? 1 : (rows + kTileM - 1) / kTileM;
+  // Sums that are the results already go to their place.
+  const bool plain = e.alpha == 1.f && e.bias == nullptr && e.activation == Activation::none && e.out_j == 1 &&
+                     e.out_dtype == DType::f32;
   for (i64 j = j0; j < j1; j += kPanel) {
     const int width = static_cast<int>(smaller(kPanel, columns - j));
     // Two vectors, of which the second may lie beyond the last panel.
     const bool two = kParts == 2 || width > kPanelColumns;
+    const bool in_place = plain && width == kPanel;
+    const i64 out_row = in_place ? e.out_r : kPanel;
     const std::byte* at = panels + j / kPanelColumns * stride;
-    // Tiles of equal heights, as few as there can be.
-    i64 left = rows <= kMostRows ? 1 : (rows + kTileM - 1) / kTileM;
+    // Meanwhile the panels that come next are asked for: the first tile would wait for memory. Not large ones, which
+    // every tile reads from the second-level cache.
+    const std::byte* next = at + 2 * stride;
+    const bool ahead = turns > 1 && j + kPanel < j1 && 2 * stride <= kMostAhead;
+    const std::byte* end = next + (!ahead ? 0 : columns - j - kPanel > kPanelColumns ? 2 * stride : stride);
+    const i64 lines = ((end - next) / turns + 63) / 64;
+    i64 left = turns;
     for (i64 r = 0, count = 0; r < rows; r += count, --left) {
       count = (rows - r + left - 1) / left;
+      for (i64 i = 0; i < lines && next < end; ++i, next += 64) __builtin_prefetch(next, 0, 2);
+      float* out = in_place ? static_cast<float*>(e.out) + r * e.out_r + j : tile;
       if constexpr (F::kFormat == PanelFormat::q6_k) {
         for (int n = 0; n < (two ? 2 : 1); ++n) {
           const std::byte* panel = at + n / kParts * stride;
-          kTilesOfQ6K[count - 1](panel, n % kParts, quantized, r, depth, out + n * kLanes);
+          kTilesOfQ6K[count - 1](panel, n % kParts, quantized, r, depth, out + n * kLanes, out_row);
         }
       } else {
-        (two ? kTilesOfRows<F, 2> : kTilesOfRows<F, 1>)[count - 1](at, stride, quantized, r, depth, out);
+        (two ? kTilesOfRows<F, 2> : kTilesOfRows<F, 1>)[count - 1](at, stride, quantized, r, depth, out, out_row);
       }
-      finish(e, out, r, static_cast<int>(count), j, width);
+      if (!in_place) finish(e, out, r, static_cast<int>(count), j, width);
     }
   }
 }
