@@ -4,6 +4,7 @@
 #include <ggml.h>
 
 #include <algorithm>
+#include <span>
 
 #include "base/check.h"
 #include "kernel/panels.h"
@@ -20,32 +21,34 @@ constexpr i64 kQuantizedAtOnce = 1024;
 
 i64 ceil_div(i64 a, i64 b) { return (a + b - 1) / b; }
 
-simd::Epilogue epilogue_of(const KernelContext& ctx, const MatmulAttrs& attrs) {
-  const TensorDesc& out = ctx.out();
+// Of output `output`, with the bias in input `bias` if there is one.
+simd::Epilogue epilogue_of(const KernelContext& ctx, const MatmulAttrs& attrs, int output = 0, int bias = 2) {
+  const TensorDesc& out = ctx.out(output);
   simd::Epilogue e;
   e.alpha = attrs.alpha;
   e.beta = attrs.beta;
   e.activation = attrs.activation;
-  e.out = ctx.outputs[0];
+  e.out = ctx.outputs[output];
   e.out_dtype = out.dtype;
   e.out_r = out.strides[0];
   e.out_j = out.strides[1];
   if (attrs.has_bias != 0) {
-    e.bias = ctx.inputs[2];
-    e.bias_dtype = ctx.in(2).dtype;
-    e.bias_r = ctx.in(2).strides[0];
-    e.bias_j = ctx.in(2).strides[1];
+    e.bias = ctx.inputs[bias];
+    e.bias_dtype = ctx.in(bias).dtype;
+    e.bias_r = ctx.in(bias).strides[0];
+    e.bias_j = ctx.in(bias).strides[1];
   }
   return e;
 }
 
-// The product by our own kernels, of a weight in panels.
-class PanelProduct {
+// Products by our own kernels, of weights in panels.
+class PanelProducts {
  public:
-  PanelProduct(const KernelContext& ctx, const simd::PanelTable& table)
+  PanelProducts(const KernelContext& ctx, BlockType type, std::span<const MatmulAttrs> products,
+                const simd::PanelTable& table)
       : ctx_(ctx),
-        attrs_(ctx.attrs<BlockMatmulAttrs>()),
-        format_(*panel_format(attrs_.type)),
+        products_(products),
+        format_(*panel_format(type)),
         table_(table),
         rows_(ctx.in(0).shape[0]),
         depth_(ctx.in(0).shape[1]) {}
@@ -82,15 +85,30 @@ class PanelProduct {
     }
   }
 
+  // A share is some tiles of all products one after the other.
   void multiply() const {
-    const i64 columns = ctx_.out().shape[1], width = table_.tile_columns;
-    const auto [begin, end] = ctx_.share(ceil_div(columns, width));
-    table_.tiles(format_, ctx_.input<std::byte>(1), quantized(), rows_, depth_, columns, begin * width,
-                 std::min(end * width, columns), epilogue_of(ctx_, attrs_.product));
+    const i64 width = table_.tile_columns;
+    i64 tiles = 0;
+    for (int p = 0; p < count(); ++p) tiles += ceil_div(ctx_.out(p).shape[1], width);
+    const auto [begin, end] = ctx_.share(tiles);
+    i64 first = 0;  // of the product
+    int bias = 1 + count();
+    for (int p = 0; p < count(); ++p) {
+      const MatmulAttrs& product = products_[static_cast<std::size_t>(p)];
+      const i64 columns = ctx_.out(p).shape[1], mine = ceil_div(columns, width);
+      const i64 from = std::max(begin - first, i64{0}), to = std::min(end - first, mine);
+      if (from < to)
+        table_.tiles(format_, ctx_.input<std::byte>(1 + p), quantized(), rows_, depth_, columns, from * width,
+                     std::min(to * width, columns), epilogue_of(ctx_, product, p, bias));
+      first += mine;
+      bias += product.has_bias != 0 ? 1 : 0;
+    }
   }
 
+  int count() const { return static_cast<int>(products_.size()); }
+
   const KernelContext& ctx_;
-  const BlockMatmulAttrs attrs_;
+  const std::span<const MatmulAttrs> products_;
   const simd::PanelFormat format_;
   const simd::PanelTable& table_;
   const i64 rows_, depth_;
@@ -170,11 +188,28 @@ const Kernel kBlockMatmul = {"block_matmul", run_block_matmul, 0, phases_of_bloc
                              }};
 
 void run_panel_product(const KernelContext& ctx, const simd::PanelTable& table) noexcept {
-  PanelProduct(ctx, table).run();
+  const auto attrs = ctx.attrs<BlockMatmulAttrs>();
+  PanelProducts(ctx, attrs.type, {&attrs.product, 1}, table).run();
+}
+
+const Kernel kBlockMatmuls = {"block_matmuls",
+                              [](const KernelContext& ctx) noexcept { run_panel_products(ctx, *simd::panels()); }, 0,
+                              phases_of_block_matmul,
+                              [](const KernelContext& ctx) {
+                                const auto attrs = ctx.attrs<BlockMatmulsAttrs>();
+                                std::string out = why_blocks(attrs.type, true);
+                                for (std::size_t p = 0; p < static_cast<std::size_t>(attrs.count); ++p)
+                                  out += activation_text(attrs.products[p].activation);
+                                return out + str(", ", attrs.count, " products of rows that are quantized once");
+                              }};
+
+void run_panel_products(const KernelContext& ctx, const simd::PanelTable& table) noexcept {
+  const auto attrs = ctx.attrs<BlockMatmulsAttrs>();
+  PanelProducts(ctx, attrs.type, std::span(attrs.products).first(static_cast<std::size_t>(attrs.count)), table).run();
 }
 
 std::int64_t block_matmul_scratch_bytes(const BlockMatmulAttrs& attrs, std::int64_t rows, std::int64_t depth) {
-  if (attrs.panels != 0) return PanelProduct::scratch_bytes(rows, depth);
+  if (attrs.panels != 0) return PanelProducts::scratch_bytes(rows, depth);
   const ggml_type type = ggml_get_type_traits_cpu(static_cast<ggml_type>(attrs.type))->vec_dot_type;
   return rows * static_cast<std::int64_t>(ggml_row_size(type, depth));
 }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 
 #include "base/stored.h"
@@ -22,6 +23,18 @@ extern const Kernel kBlockMatmul;
 
 // The same for weights in panels, with the kernels of a given level: kBlockMatmul uses simd::panels().
 void run_panel_product(const KernelContext& ctx, const simd::PanelTable& table) noexcept;
+
+// Products of the same rows with several weights in panels, all of one type: the rows are quantized once. Inputs: a,
+// the bytes of each weight, then the biases of those products that have one; an output for each.
+inline constexpr int kMostBlockProducts = 4;
+struct BlockMatmulsAttrs {
+  std::int32_t count = 0;
+  BlockType type = -1;
+  std::int16_t panels = 1;
+  std::array<MatmulAttrs, kMostBlockProducts> products;
+};
+extern const Kernel kBlockMatmuls;
+void run_panel_products(const KernelContext& ctx, const simd::PanelTable& table) noexcept;
 
 // Scratch that it needs for an a [rows, depth].
 std::int64_t block_matmul_scratch_bytes(const BlockMatmulAttrs& attrs, std::int64_t rows, std::int64_t depth);

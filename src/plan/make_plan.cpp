@@ -12,6 +12,7 @@
 #include "plan/fuse.h"
 #include "plan/kv_shape.h"
 #include "plan/lowering.h"
+#include "plan/merge_products.h"
 #include "plan/stages.h"
 #include "plan/state_updates.h"
 #include "plan/stored_plan.h"
@@ -58,6 +59,10 @@ class Planner {
     plan_.undo = std::move(lowering_.undo_launches());
     if (!lowering_.plain()) fuse_sums(plan_);
     drop_dead_launches();
+    if (!lowering_.plain()) {
+      merge_products(plan_);
+      drop_dead_launches();
+    }
     if (device_) order_for_stages(plan_);
     merge_inplace();
     lay_out_arena();

@@ -1,0 +1,114 @@
+#include "plan/merge_products.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+
+#include "kernel/block_test_util.h"
+#include "kernel/panels.h"
+#include "run/test_graph.h"
+
+namespace graft {
+namespace {
+
+using ir::Arg;
+using test::fixed;
+using test::GraphBuilder;
+using test::tensor;
+
+constexpr std::int64_t kTokens = 9, kDepth = 256;
+
+// Linear layers on weights in blocks.
+struct Net {
+  GraphBuilder graph;
+  std::map<std::string, std::pair<BlockType, std::vector<std::byte>>> blocks;
+  std::map<std::string, std::vector<float>> plain;
+  ir::ValueId x = graph.input("x", DType::f32, {fixed(kTokens), fixed(kDepth)});
+
+  ir::ValueId linear(const std::string& name, const char* type, std::int64_t columns, ir::ValueId of, bool bias) {
+    const BlockType block = *find_block_type(type);
+    const auto seed = static_cast<unsigned>(name.size() + static_cast<std::size_t>(columns));
+    blocks[name] = {block, test::quantized(block, test::random_values(columns * kDepth, seed), kDepth)};
+    const std::vector<float> nothing(static_cast<std::size_t>(columns * kDepth));
+    const auto w = graph.weight(name, nothing, {columns, kDepth});
+    Arg added = test::of_none();
+    if (bias) {
+      plain[name + ".bias"] = test::random_values(columns, 7);
+      added = Arg::of_value(graph.weight(name + ".bias", plain[name + ".bias"], {columns}));
+    }
+    return graph.node("aten.linear.default",
+                      {{"input", Arg::of_value(of)}, {"weight", Arg::of_value(w)}, {"bias", added}}, DType::f32,
+                      {fixed(kTokens), fixed(columns)});
+  }
+
+  std::vector<std::vector<float>> run(bool pack, std::uint64_t& launches, int threads = 2) {
+    const auto find = [this](const ir::Weight& weight) {
+      const auto found = blocks.find(weight.fqn);
+      if (found != blocks.end())
+        return FoundWeight{found->second.second, FoundWeight::Origin::file, "the test",
+                           Stored::as_blocks(found->second.first)};
+      return FoundWeight{std::as_bytes(std::span(plain.at(weight.fqn))), FoundWeight::Origin::file, "the test"};
+    };
+    LoadOptions options;
+    options.pack_weights = pack;
+    const auto again = [this](std::size_t) { return graph.program(); };
+    SessionOptions session_options;
+    session_options.threads = threads;
+    Session session(Program::from_impl(build_program({graph.program()}, find, again, options, "test")),
+                    session_options);
+    std::vector<float> rows = test::random_values(kTokens * kDepth, 3);
+    std::vector<std::vector<float>> out;
+    for (const Value& v : session.run("forward", std::vector{tensor(rows, {kTokens, kDepth})})) {
+      const float* data = static_cast<const float*>(v.tensor.data);
+      out.emplace_back(data, data + v.tensor.shape.numel());
+    }
+    launches = session.counters().kernels_launched;
+    return out;
+  }
+};
+
+TEST(MergeProducts, QueriesKeysAndValuesAreOneLaunch) {
+  if (!simd::panels()) GTEST_SKIP() << "no panels here";
+  const std::int64_t sizes[][3] = {{80, 33, 16}, {1, 31, 32}, {32, 1, 65}};
+  for (const char* type : {"q8_0", "q4_K", "q6_K"})
+    for (const auto& columns : sizes) {
+      const std::string names[] = {"query", "key", "value"};
+      Net net, alone[3];
+      for (std::size_t i = 0; i < 3; ++i) {
+        net.graph.output(net.linear(names[i], type, columns[i], net.x, i != 1));
+        alone[i].graph.output(alone[i].linear(names[i], type, columns[i], alone[i].x, i != 1));
+      }
+      std::uint64_t launches = 0;
+      for (const int threads : {1, 2}) {
+        const auto merged = net.run(true, launches, threads);
+        EXPECT_EQ(launches, 1U);
+        for (std::size_t i = 0; i < 3; ++i) EXPECT_EQ(merged.at(i), alone[i].run(true, launches, threads).at(0));
+      }
+      net.run(false, launches);
+      EXPECT_EQ(launches, 3U) << "ggml's rows";
+    }
+}
+
+TEST(MergeProducts, WhatDoesNotFitStaysApart) {
+  if (!simd::panels()) GTEST_SKIP() << "no panels here";
+  std::uint64_t launches = 0;
+  Net types;
+  types.graph.output(types.linear("a", "q8_0", 32, types.x, false));
+  types.graph.output(types.linear("b", "q4_0", 32, types.x, false));
+  types.run(true, launches);
+  EXPECT_EQ(launches, 2U) << "other blocks are quantized otherwise";
+
+  Net chain;
+  const auto middle = chain.linear("a", "q8_0", kDepth, chain.x, false);
+  chain.graph.output(chain.linear("b", "q8_0", 32, middle, false));
+  chain.run(true, launches);
+  EXPECT_EQ(launches, 2U) << "other rows";
+
+  Net five;
+  for (int i = 0; i < 5; ++i) five.graph.output(five.linear("w" + std::to_string(i), "q8_0", 32, five.x, false));
+  five.run(true, launches);
+  EXPECT_EQ(launches, 2U) << "four and one";
+}
+
+}  // namespace
+}  // namespace graft
