@@ -130,7 +130,7 @@ void many_queries(const AttentionHead& h, i64 t0, i64 t1) {
   const int queries = static_cast<int>(t1 - t0);
   const int vectors = queries > kLanes ? 2 : 1;
   Products products(h, t0, queries);
-  alignas(64) float acc[kMaxHeadSize * kPanel];
+  alignas(64) float acc[(kMaxHeadSize + 1) * kPanel];  // a vector may begin in the last row's middle
   alignas(64) float p[Products::kKeys * kPanel];
   for (i64 i = 0; i < h.dv * kPanel; i += kLanes) store(acc + i, zero());
   vf largest[2] = {splat(kMinusInfinity), splat(kMinusInfinity)};
@@ -180,8 +180,9 @@ void many_queries(const AttentionHead& h, i64 t0, i64 t1) {
   e.out_dtype = h.dtype;
   e.out_r = 1;
   e.out_j = h.out_row;
-  for (i64 i = 0; i < h.dv; i += kTileRows) {
-    finish(e, acc + i * kPanel, i, static_cast<int>(smaller(kTileRows, h.dv - i)), 0, queries);
+  // A few queries at a time: rows of the output may be kilobytes apart, where more would take each other's cache lines.
+  for (int j = 0; j < queries; j += 4) {
+    finish(e, acc + j, 0, static_cast<int>(h.dv), j, queries - j < 4 ? queries - j : 4);
   }
   if (h.lse == nullptr) return;
   for (int j = 0; j < queries; ++j) {
