@@ -34,7 +34,7 @@ int main(int argc, char** argv) try {
   graft::DecoderOptions options;
   options.threads = std::atoi(argv[3]);
   options.length = std::atoll(argv[4]);
-  options.kv_type = graft::KvType::f16;
+  options.kv_type = graft::KvType::bf16;
   graft::Decoder decoder(graft::LanguageModel::load(argv[1]), options);
   const std::vector<std::int64_t> prompt = read_tokens(argv[2]);
   const std::span<const std::int64_t> rows[] = {prompt};

@@ -167,7 +167,7 @@ def _below_the_best(token: int, logits: np.ndarray) -> float:
 
 def work(workload: Workload, case: dict[str, Any]) -> dict[str, float]:
     """What a case needs at least, by the figures of the roofline probe: operations (two for a product and its sum) of the
-    matrices in their precision and of attention in f32, and bytes read (weights once a run; keys and values in f16)."""
+    matrices in their precision and of attention in bf16, and bytes read (weights once a run; keys and values of 16 bits)."""
     config = CONFIGS[workload.model]
     hidden, layers, head = config["hidden_size"], config["num_hidden_layers"], config["head_dim"]
     queries, keys = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
@@ -179,6 +179,6 @@ def work(workload: Workload, case: dict[str, Any]) -> dict[str, float]:
     bits = {"q8_0": 8.5, "q4_0": 4.5, "q4_K": 4.5, "bf16": 16, "f16": 16, "f32": 32}[workload.weights]
     kind = {"bf16": "gflops_bf16", "f16": "gflops_f32", "f32": "gflops_f32"}.get(workload.weights, "gops_int8")
     cached = 2 * layers * keys * 2 * (seen if steps else prompt)
-    needs = {"gflops_f32": 4.0 * seen * queries * layers / 1e9, "gb_read": (runs * (matrices + vocabulary) * bits / 8 + cached) / 1e9}
+    needs = {"gflops_bf16": 4.0 * seen * queries * layers / 1e9, "gb_read": (runs * (matrices + vocabulary) * bits / 8 + cached) / 1e9}
     needs[kind] = needs.get(kind, 0.0) + 2.0 * (tokens * matrices + runs * sequences * vocabulary) / 1e9
     return needs

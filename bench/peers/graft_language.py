@@ -1,4 +1,5 @@
-"""graft: `graft export --pack` of the GGUF file, then graft.load; f16 keys and values, as llama.cpp has them."""
+"""graft: `graft export --pack` of the GGUF file, then graft.load; keys and values of 16 bits, as llama.cpp has them, here
+bf16: with these graft multiplies in bf16 where many queries attend."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ class GraftLanguage(LanguagePeer):
     def load(self, model: str, folder: Path, threads: int) -> None:
         import graft
 
-        self._model = graft.load(folder / "model.pte", threads=threads, kv_length=CONTEXT, kv_rows=self.rows, kv_dtype="f16")
+        self._model = graft.load(folder / "model.pte", threads=threads, kv_length=CONTEXT, kv_rows=self.rows, kv_dtype="bf16")
         self._forward = self._model.methods["forward"]
 
     def clear(self) -> None:

@@ -19,7 +19,7 @@ constexpr int kVectorBytes = sizeof(vb);
 constexpr int kParts = 64 / kVectorBytes;  // vectors across a panel
 static_assert(kLanes * kParts == kPanelColumns && kPanel == 2 * kLanes);
 // Bytes ahead of what is read that the first tile of rows asks for: with few rows a product waits for nothing but
-// memory. Later tiles find the panel in a cache; they ask for what they read anyway.
+// memory. Later tiles find the panel in a cache.
 constexpr int kAhead = 4096;
 // Bytes of panels that many rows ask for while they work on those before.
 constexpr i64 kMostAhead = 48 << 10;
@@ -140,15 +140,13 @@ struct Q4_K {
 
 // How far from what is read at byte `at` of `panels` panels side by side, each of `stride` bytes, the bytes lie that
 // are read kAhead bytes later; the panels after these follow them.
-GRAFT_VEC i64 bytes_ahead(i64 row, i64 at, i64 stride, i64 panels) {
-  if (row > 0) return 0;
+GRAFT_VEC i64 bytes_ahead(i64 at, i64 stride, i64 panels) {
   return at + kAhead < stride ? kAhead : kAhead + (panels - 1) * stride;
 }
 
 // The sums of one block of 32 for M rows and N vectors of columns.
 template <typename F, int M, int N>
-GRAFT_VEC void block_sums(const std::byte* const (&q)[N], const std::int8_t* a, i64 depth, i64 ahead,
-                          vb (&sums)[M][N]) {
+GRAFT_VEC void block_sums(const std::byte* const (&q)[N], const std::int8_t* a, i64 depth, vb (&sums)[M][N]) {
   constexpr int kVectors = F::kHalves ? 4 : 8;
 #pragma GCC unroll 8
   for (int i = 0; i < kVectors; ++i) {
@@ -156,7 +154,6 @@ GRAFT_VEC void block_sums(const std::byte* const (&q)[N], const std::int8_t* a, 
 #pragma GCC unroll 2
     for (int n = 0; n < N; ++n) {
       w[n] = load_bytes(q[n] + i * 64);
-      __builtin_prefetch(q[n] + i * 64 + ahead);
     }
 #pragma GCC unroll 8
     for (int m = 0; m < M; ++m) {
@@ -200,12 +197,19 @@ void tile(const std::byte* panels, i64 panel_stride, const QuantizedRows& rows, 
     }
     const std::byte* q[N];
     for (int n = 0; n < N; ++n) q[n] = base[n] + start + g * F::kBlockBytes + n % kParts * kVectorBytes;
-    const i64 ahead = bytes_ahead(row, panel_bytes(F::kFormat, b * kPanelBlock), panel_stride, kPanels);
-    block_sums<F, M, N>(q, a + b * kPanelBlock, depth, ahead, sums);
+    if (row == 0) {
+      const i64 ahead = bytes_ahead(panel_bytes(F::kFormat, b * kPanelBlock), panel_stride, kPanels);
+#pragma GCC unroll 2
+      for (int n = 0; n < N; ++n) {
+#pragma GCC unroll 8
+        for (int i = 0; i < F::kBlockBytes; i += 64) __builtin_prefetch(q[n] + i + ahead);
+        __builtin_prefetch(base[n] + tail + g * 32 + ahead);
+      }
+    }
+    block_sums<F, M, N>(q, a + b * kPanelBlock, depth, sums);
 #pragma GCC unroll 2
     for (int n = 0; n < N; ++n) {
       const std::byte* at = base[n] + tail;
-      __builtin_prefetch(at + g * 32 + ahead);
       const int lane = n % kParts * kLanes;
       vf s;
       if (F::kMinimum) {
