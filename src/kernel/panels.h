@@ -15,8 +15,8 @@ namespace graft {
 // The layout of a block type; nullopt where there is none.
 std::optional<simd::PanelFormat> layout_of(BlockType type);
 
-// The layout to read a block type in here; nullopt where ggml's own rows are kept: the type has none, or no kernel of this machine
-// reads it.
+// The layout to read a block type in here; nullopt where ggml's own rows are kept: the type has none, or no kernel of
+// this machine reads it.
 std::optional<simd::PanelFormat> panel_format(BlockType type);
 
 // What reads a weight in blocks, for people: "weight q8_0 packed for avx512vnni", "weight q5_1 has no packed layout:
