@@ -12,7 +12,7 @@ namespace {
 using simd::ElementwiseOp;
 using simd::Number;
 
-Number number(const Scalar& s) { return {s.to_double(), s.is_real() ? static_cast<std::int64_t>(s.f) : s.i}; }
+Number number(const Scalar& s) { return {s.to_double(), s.to_integer()}; }
 
 template <std::size_t kSlot>
 void take(const Call& call, std::string_view name, Number* params) {

@@ -218,8 +218,8 @@ void launch_product(const Tensor& a, const Tensor& weight, const Addend& addend,
   PlainMatmulAttrs attrs;
   attrs.alpha = addend.alpha.to_double();
   attrs.beta = addend.beta.to_double();
-  attrs.integer_alpha = addend.alpha.is_real() ? static_cast<std::int64_t>(addend.alpha.f) : addend.alpha.i;
-  attrs.integer_beta = addend.beta.is_real() ? static_cast<std::int64_t>(addend.beta.f) : addend.beta.i;
+  attrs.integer_alpha = addend.alpha.to_integer();
+  attrs.integer_beta = addend.beta.to_integer();
   attrs.has_bias = addend.bias ? 1 : 0;
   lowering.launch(kPlainMatmul, std::move(inputs), {out}, attrs);
 }

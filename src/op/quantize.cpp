@@ -308,7 +308,8 @@ void take_parameters(const Call& call, std::int64_t rows, std::int64_t blocks, L
   };
   const auto number = [&](std::string_view argument) {
     const std::int64_t value = call.integer(argument);
-    GRAFT_CHECK(InvalidArgument, std::abs(value) < 65536, argument, " is ", value, ", expected less than 65536");
+    GRAFT_CHECK(InvalidArgument, value > -65536 && value < 65536, argument, " is ", value,
+                ", expected less than 65536");
     return static_cast<std::int32_t>(value);
   };
   if (call.is_tensor("weight_scale"))

@@ -267,6 +267,9 @@ Tensor Lowering::full(DType dtype, const Shape& shape, const Scalar& value) {
   } else if (dtype == DType::b8) {
     attrs.i = value.is_real() ? value.f != 0 : value.i != 0;
   } else {
+    // As PyTorch; a NaN compares false.
+    GRAFT_CHECK(InvalidArgument, !value.is_real() || (value.f >= -0x1p63 && value.f < 0x1p63), "value ", value.f,
+                " cannot be converted to ", name(dtype), " without overflow");
     attrs.i = value.is_real() ? static_cast<std::int64_t>(value.f) : value.i;
   }
   launch(kFill, {}, {out}, attrs);

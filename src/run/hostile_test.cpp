@@ -1,7 +1,9 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
+#include <cmath>
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -90,6 +92,14 @@ TEST(Hostile, FoldingIsBounded) {
   EXPECT_LE(program->stats().constant_bytes, 10u * kBytes + 1024 * 1024);
   Session session(program);
   expect_error<Unsupported>([&] { session.output_values("forward", {}); }, "at most 1073741824 are allowed");
+}
+
+TEST(Hostile, ANumberThatNoIntegerHoldsIsAnError) {
+  for (const double value : {-std::numeric_limits<double>::infinity(), 1e19, std::nan("")}) {
+    GraphBuilder graph;
+    graph.output(graph.node("aten.scalar_tensor.default", {{"s", test::of_real(value)}}, DType::i64, {}));
+    expect_error<InvalidArgument>([&] { graph.build(); }, "cannot be converted to i64 without overflow");
+  }
 }
 
 TEST(Hostile, AListOfOneTableOverAndOverIsAnError) {
