@@ -102,6 +102,7 @@ const ScalarOperator* find_scalar_operator(std::string_view target) {
 
 Refusal refuse(const NodeView& node) {
   if (const ScalarOperator* op = find_scalar_operator(node.target())) return op->refuse ? op->refuse(node) : Refusal();
+  if (node.output_count() == 0) return "a node without outputs";
   if (node.target() == kCond || node.target() == kWhileLoop) return refuse_control_flow(node);
   if (const HostOperator* op = find_host_operator(node.target())) return op->refuse ? op->refuse(node) : Refusal();
   const Operator* op = find_operator(node.target());

@@ -367,7 +367,7 @@ Tensor unfold(const Call& call) {
   Tensor result = self;
   if (self.rank() > 0) {
     result.desc.shape[dim] = (whole - size) / step + 1;
-    result.desc.strides[static_cast<std::size_t>(dim)] = self.stride(dim) * step;
+    if (result.size(dim) > 1) result.desc.strides[static_cast<std::size_t>(dim)] = self.stride(dim) * step;
   }
   result.desc.shape.push_back(size);  // throws beyond the largest rank
   result.desc.strides[static_cast<std::size_t>(self.rank())] = self.rank() > 0 ? self.stride(dim) : 1;

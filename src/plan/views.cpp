@@ -94,7 +94,7 @@ Tensor sliced(const Tensor& tensor, int dim, std::int64_t start, std::int64_t le
   GRAFT_ASSERT(dim >= 0 && dim < tensor.rank() && length >= 0);
   Tensor result = tensor;
   result.desc.shape[dim] = length;
-  result.desc.strides[index(dim)] = tensor.stride(dim) * step;
+  if (length > 1) result.desc.strides[index(dim)] = tensor.stride(dim) * step;  // of one element any will do
   if (length == 0) return result;
   const std::int64_t last = start + (length - 1) * step;
   GRAFT_ASSERT(start >= 0 && start < tensor.size(dim) && last >= 0 && last < tensor.size(dim));

@@ -102,6 +102,31 @@ TEST(Hostile, ANumberThatNoIntegerHoldsIsAnError) {
   }
 }
 
+TEST(Hostile, ANodeWithoutOutputsIsAnError) {
+  GraphBuilder graph;
+  const auto x = graph.input("x", DType::f32, {fixed(4)});
+  graph.node("aten.sqrt.default", {{"self", Arg::of_value(x)}}, DType::f32, {fixed(4)});
+  graph.output(x);
+  graph.method().nodes[0].outputs.clear();
+  expect_error<Error>([&] { load_and_run(graph); }, "without outputs");
+}
+
+// Of a slice of one element the step does not matter, however large.
+TEST(Hostile, StepsOfASliceDoNotOverflow) {
+  GraphBuilder graph;
+  const auto x = graph.input("x", DType::f32, {fixed(4)});
+  graph.output(graph.node("aten.slice.Tensor",
+                          {{"self", Arg::of_value(x)},
+                           {"dim", of_int(0)},
+                           {"start", of_int(1)},
+                           {"end", of_int(4)},
+                           {"step", of_int(INT64_C(1) << 62)}},
+                          DType::f32, {fixed(1)}));
+  Session session(graph.build());
+  std::vector<float> data{0, 1, 2, 3};
+  EXPECT_EQ(test::floats(session.run("forward", std::vector{tensor(data, {4})})[0]), std::vector<float>{1});
+}
+
 TEST(Hostile, AListOfOneTableOverAndOverIsAnError) {
   flatbuffers::FlatBufferBuilder b;
   const auto value = fb::CreateValueDirect(b, "x");
