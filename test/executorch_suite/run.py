@@ -35,7 +35,9 @@ def _run(report: Path, expression: str | None) -> None:
     path = os.pathsep.join(filter(None, [str(here), os.environ.get("PYTHONPATH")]))
     # The root is where conftest.py lies.
     command = [sys.executable, "-m", "pytest", "-q", "--tb=no", "-p", "no:cacheprovider", "-p", "graft_flow"]
-    command += ["-W", "ignore", "--rootdir", str(_suite().parent), *(["-k", expression] if expression else []), str(_suite())]
+    command += ["-W", "ignore", "--rootdir", str(_suite().parent), *(["-k", expression] if expression else [])]
+    # By name: pytest passes by a folder that lies in a virtual environment.
+    command += [str(file) for file in sorted(_suite().glob("test_*.py"))]
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run(command, cwd=folder, env=os.environ | {"GRAFT_SUITE_REPORT": str(report), "PYTHONPATH": path})
 
