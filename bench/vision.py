@@ -122,7 +122,7 @@ def _vit_s16() -> Any:
         hidden_size=384, num_hidden_layers=12, num_attention_heads=6, intermediate_size=1536, num_labels=1000,
         attn_implementation="sdpa",
     )  # fmt: skip
-    return _First(ViTForImageClassification(config), "logits")
+    return _first_result(ViTForImageClassification(config), "logits")
 
 
 def _whisper_encoder() -> Any:
@@ -134,10 +134,10 @@ def _whisper_encoder() -> Any:
         d_model=384, encoder_layers=4, encoder_attention_heads=6, encoder_ffn_dim=1536, num_mel_bins=80,
         max_source_positions=WHISPER_FRAMES // 2, attn_implementation="sdpa",
     )  # fmt: skip
-    return _First(WhisperEncoder(config), "last_hidden_state")
+    return _first_result(WhisperEncoder(config), "last_hidden_state")
 
 
-def _First(model: Any, field: str) -> Any:  # noqa: N802
+def _first_result(model: Any, field: str) -> Any:
     from torch import nn
 
     class First(nn.Module):

@@ -1,11 +1,8 @@
 # ggml 0.25: from the package llama-cpp-python, or from source (sanitizers).
 set(GRAFT_GGML_WANTED 0.25)
 if(GRAFT_GGML_SOURCE)
-  set(GGML_OPENMP OFF CACHE BOOL "" FORCE)
+  include(GgmlFromSource)
   set(GGML_RPC ON CACHE BOOL "" FORCE)
-  set(GGML_BUILD_TESTS OFF CACHE BOOL "" FORCE)
-  set(GGML_BUILD_EXAMPLES OFF CACHE BOOL "" FORCE)
-  set(GGML_CCACHE OFF CACHE BOOL "" FORCE)  # ours is set already
   set(BUILD_SHARED_LIBS ON)
   add_subdirectory("${GRAFT_GGML_SOURCE}" "${CMAKE_BINARY_DIR}/ggml" EXCLUDE_FROM_ALL SYSTEM)
   unset(BUILD_SHARED_LIBS)

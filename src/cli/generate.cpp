@@ -1,18 +1,14 @@
 #include <algorithm>
-#include <chrono>
 #include <iostream>
 #include <nlohmann/json.hpp>
 
+#include "base/clock.h"
 #include "cli/llm_commands.h"
 #include "cli/npy.h"
 #include "cli/text.h"
 
 namespace graft::cli {
 namespace {
-
-using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
 std::vector<ChatMessage> read_messages(const std::string& path) {
   try {

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <string_view>
 
+#include "base/clock.h"
 #include "cli/text.h"
 
 namespace graft::cli {
@@ -16,7 +17,6 @@ extern const std::string_view kPage;  // page.html
 namespace {
 
 using Json = nlohmann::ordered_json;
-using Clock = std::chrono::steady_clock;
 
 constexpr int kProfiledRuns = 5;
 

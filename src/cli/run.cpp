@@ -8,6 +8,7 @@
 #include <memory>
 #include <utility>
 
+#include "base/clock.h"
 #include "cli/commands.h"
 #include "cli/counters.h"
 #include "cli/inputs.h"
@@ -17,12 +18,6 @@
 
 namespace graft::cli {
 namespace {
-
-using Clock = std::chrono::steady_clock;
-
-double ms_since(Clock::time_point start) {
-  return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
-}
 
 RunOptions call_options(const RunArgs& args) {
   RunOptions options;

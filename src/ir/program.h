@@ -57,6 +57,7 @@ struct Arg {
   std::vector<Arg> items;
 
   static Arg of_value(ValueId id) { return {Kind::value, static_cast<std::int64_t>(id), 0, {}, {}}; }
+  static Arg of_integer(std::int64_t i) { return {Kind::integer, i, 0, {}, {}}; }
   bool is_value() const { return kind == Kind::value; }
   bool is_graph() const { return kind == Kind::graph; }
   ValueId value() const { return static_cast<ValueId>(i); }

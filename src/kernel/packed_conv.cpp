@@ -338,6 +338,7 @@ void run_packed_depthwise_conv(const KernelContext& ctx, const PackedConvTable& 
   line.lines = lines;
   line.line_count = static_cast<int>(count);
   line.weight = ctx.input<float>(1);
+  const simd::ChannelEpilogue from_start = epilogue_of(ctx, attrs);
   for (i64 unit = begin; unit < end; ++unit) {
     const i64 h = unit % out[3], d = unit / out[3] % out[2], n = unit / out[3] / out[2];
     for (i64 kd = 0; kd < attrs.kernel[0]; ++kd) {
@@ -349,7 +350,7 @@ void run_packed_depthwise_conv(const KernelContext& ctx, const PackedConvTable& 
             inside ? ctx.input<float>(0) + n * x.strides[0] + from_d * x.strides[2] + from_h * x.strides[3] : nullptr;
       }
     }
-    simd::ChannelEpilogue e = epilogue_of(ctx, attrs);
+    simd::ChannelEpilogue e = from_start;
     offset(e, unit * out[4] * out[1]);
     table.depthwise(line, e);
   }

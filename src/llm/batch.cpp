@@ -1,8 +1,8 @@
 #include <algorithm>
-#include <chrono>
 #include <utility>
 
 #include "base/check.h"
+#include "base/clock.h"
 #include "base/plant.h"
 #include "graft/llm.h"
 #include "llm/row.h"
@@ -10,12 +10,9 @@
 namespace graft {
 namespace {
 
-using Clock = std::chrono::steady_clock;
 using Tokens = Decoder::Tokens;
 
 constexpr std::int64_t kSmallestWidth = 16;  // of a run of a prompt: fewer tokens hardly take less time
-
-double seconds_since(Clock::time_point from) { return std::chrono::duration<double>(Clock::now() - from).count(); }
 
 }  // namespace
 

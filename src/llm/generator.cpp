@@ -1,7 +1,7 @@
 #include <algorithm>
-#include <chrono>
 
 #include "base/check.h"
+#include "base/clock.h"
 #include "base/plant.h"
 #include "graft/llm.h"
 #include "llm/row.h"
@@ -9,13 +9,8 @@
 namespace graft {
 namespace {
 
-using Clock = std::chrono::steady_clock;
 using Tokens = Decoder::Tokens;
 using llm::Row;
-
-double seconds_between(Clock::time_point from, Clock::time_point to) {
-  return std::chrono::duration<double>(to - from).count();
-}
 
 }  // namespace
 
@@ -41,7 +36,7 @@ std::vector<Generation> TextGenerator::generate(std::span<const std::vector<std:
   run_options.cancel = cancel;
   decoder_.encode(sources, run_options);
   const std::vector<std::vector<std::int64_t>> begun(prompts.size(), encoder->decoder_start_token_ids);
-  return go_on(begun, options, on_text, cancel, seconds_between(start, Clock::now()));
+  return go_on(begun, options, on_text, cancel, seconds_since(start));
 }
 
 std::vector<Generation> TextGenerator::go_on(std::span<const std::vector<std::int64_t>> prompts,
@@ -110,7 +105,7 @@ std::vector<Generation> TextGenerator::go_on(std::span<const std::vector<std::in
     throw;
   }
   stats_.prefill_seconds = start_seconds + seconds_between(start, first);
-  stats_.decode_seconds = seconds_between(first, Clock::now());
+  stats_.decode_seconds = seconds_since(first);
   std::vector<Generation> results;
   for (Row& row : rows) {
     stats_.new_tokens += std::ssize(row.result().tokens);

@@ -18,14 +18,6 @@ Refusal refuse_f32(const NodeView& node, std::string_view argument, int least_ra
   return str(argument, " is ", value.str(), ", expected f32 of rank ", least_rank, " to ", most_rank);
 }
 
-// [O, C, D, H, W] of a weight with fewer spatial dimensions.
-Shape with_three_spatial(const Shape& weight) {
-  Shape out = {weight[0], weight[1]};
-  for (int d = weight.rank(); d < 5; ++d) out.push_back(1);
-  for (int d = 2; d < weight.rank(); ++d) out.push_back(weight[d]);
-  return out;
-}
-
 // --- graft.pack_conv(weight, scale?, groups) ---
 
 Refusal refuse_pack(const NodeView& node) {

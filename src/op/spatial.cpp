@@ -23,6 +23,13 @@ Tensor with_three_spatial(const Tensor& tensor, int spatial) {
   return result;
 }
 
+Shape with_three_spatial(const Shape& weight) {
+  Shape out = {weight[0], weight[1]};
+  for (int d = weight.rank(); d < 5; ++d) out.push_back(1);
+  for (int d = 2; d < weight.rank(); ++d) out.push_back(weight[d]);
+  return out;
+}
+
 Tensor allocate_channels_last(DType dtype, const Shape& shape, Lowering& lowering) {
   Shape last = {shape[0]};
   std::vector<int> dims = {0, shape.rank() - 1};

@@ -12,6 +12,8 @@ class Lowering;
 // A tensor whose last `spatial` dimensions are the spatial ones, as [a, b, D, H, W]: the missing spatial dimensions
 // have size 1, and so has a missing first one. A view.
 Tensor with_three_spatial(const Tensor& tensor, int spatial);
+// [O, C, D, H, W] of a weight [O, C, ...] with one to three spatial dimensions.
+Shape with_three_spatial(const Shape& weight);
 
 // A new tensor [N, C, ...] with its channels beside each other in memory.
 Tensor allocate_channels_last(DType dtype, const Shape& shape, Lowering& lowering);

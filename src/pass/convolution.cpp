@@ -1,8 +1,8 @@
-#include <algorithm>
 #include <optional>
 #include <utility>
 
 #include "kernel/packed_conv.h"
+#include "op/spatial.h"
 #include "pass/graph.h"
 #include "pass/passes.h"
 
@@ -14,11 +14,6 @@ constexpr std::string_view kBatchNorm = "aten._native_batch_norm_legit_no_traini
 
 // Fewer output channels leave most of a panel empty.
 constexpr std::int64_t kLeastChannels = 8;
-// What constant folding keeps in any case, and how much larger a packed weight may be (run/fold.cpp).
-constexpr std::int64_t kSmallFloats = 16 * 1024;
-constexpr std::int64_t kMostGrowth = 2;
-
-ir::Arg integer(std::int64_t i) { return {ir::Arg::Kind::integer, i, 0, {}, {}}; }
 
 std::optional<Shape> static_shape(const ir::Value* value) {
   if (value == nullptr || value->dtype != DType::f32) return std::nullopt;
@@ -58,21 +53,15 @@ class Packer {
     if (!shape || shape->rank() != x->rank()) return std::nullopt;
     const std::int64_t groups = groups_of(node);
     if ((*shape)[0] % groups != 0) return std::nullopt;
-    const Shape whole = five(*shape);
+    const Shape whole = with_three_spatial(*shape);
     if (!is_depthwise(whole, groups) && (*shape)[0] / groups < kLeastChannels) return std::nullopt;
     const std::int64_t floats = packed_conv_floats(whole, groups);
-    if (floats > std::max(kSmallFloats, kMostGrowth * whole.numel())) return std::nullopt;
+    constexpr auto size = static_cast<std::int64_t>(sizeof(float));
+    if (!is_kept_at_load(whole.numel() * size, floats * size)) return std::nullopt;
     return shape;
   }
 
   std::int64_t groups_of(const ir::Node& node) const { return graph_.arg(node, "groups").i; }
-
-  static Shape five(const Shape& weight) {
-    Shape out = {weight[0], weight[1]};
-    for (int d = weight.rank(); d < 5; ++d) out.push_back(1);
-    for (int d = 2; d < weight.rank(); ++d) out.push_back(weight[d]);
-    return out;
-  }
 
   void pack(ir::Node& node) {
     if (const auto shape = packable(node)) put(node, node, *shape, kNone, graph_.arg(node, "bias"));
@@ -80,14 +69,14 @@ class Packer {
 
   // `at` becomes the convolution `conv` with another scale and bias.
   void put(ir::Node& at, const ir::Node& conv, const Shape& shape, const ir::Arg& scale, const ir::Arg& bias) {
-    const std::int64_t floats = packed_conv_floats(five(shape), groups_of(conv));
+    const std::int64_t floats = packed_conv_floats(with_three_spatial(shape), groups_of(conv));
     const ir::Arg packed =
         graph_.add(at.name + " packed", "graft.pack_conv",
                    {{"weight", graph_.arg(conv, "weight")}, {"scale", scale}, {"groups", graph_.arg(conv, "groups")}},
                    DType::f32, {{floats, floats, {}}});
     ir::Arg sizes;
     sizes.kind = ir::Arg::Kind::list;
-    for (const std::int64_t size : shape.sizes()) sizes.items.push_back(integer(size));
+    for (const std::int64_t size : shape.sizes()) sizes.items.push_back(ir::Arg::of_integer(size));
     Graph::Args args = {
         {"input", graph_.arg(conv, "input")}, {"weight", packed}, {"weight_size", sizes}, {"bias", bias}};
     for (const char* name : {"stride", "padding", "dilation", "transposed", "output_padding", "groups"})
@@ -120,7 +109,7 @@ class Packer {
     };
     const auto binary = [&](const char* what, std::string_view target, const ir::Arg& a, const ir::Arg& b) {
       Graph::Args args = {{"self", a}, {"other", b}};
-      if (target != "aten.mul.Tensor") args.emplace_back("alpha", integer(1));
+      if (target != "aten.mul.Tensor") args.emplace_back("alpha", ir::Arg::of_integer(1));
       return add(what, target, std::move(args));
     };
     const ir::Arg variance = binary("variance", "aten.add.Scalar", graph_.arg(node, "running_var"),

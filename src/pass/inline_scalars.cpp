@@ -49,7 +49,7 @@ void inline_scalars(ir::Program& program, const ScalarWeight& scalar) {
       const bool whole = is_integer(method.values[node.args[1].value()].dtype);
       if (whole ? !is_integer(value.dtype) : !is_float(value.dtype)) continue;
       if (whole)
-        node.args[1] = {ir::Arg::Kind::integer, static_cast<std::int64_t>(number), 0, {}, {}};
+        node.args[1] = ir::Arg::of_integer(static_cast<std::int64_t>(number));
       else
         node.args[1] = {ir::Arg::Kind::real, 0, number, {}, {}};
     }

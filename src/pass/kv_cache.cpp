@@ -93,14 +93,14 @@ class KvCache {
       node.args[index_of(names, "cache_position")] = ir::Arg::of_value(position);
       node.args.push_back(ir::Arg::of_value(key));
       node.args.push_back(ir::Arg::of_value(value));
-      node.args.push_back(integer(reaches_.of(layer.i)));
+      node.args.push_back(ir::Arg::of_integer(reaches_.of(layer.i)));
     }
     ir::Node check;
     check.name = "cache_positions";
     check.op = states_.add_op("graft.cache_positions", {"position", "length", "first", "reaches"});
     ir::Arg list;
     list.kind = ir::Arg::Kind::list;
-    for (const std::int64_t reach : reaches) list.items.push_back(integer(reach));
+    for (const std::int64_t reach : reaches) list.items.push_back(ir::Arg::of_integer(reach));
     check.args = {ir::Arg::of_value(given), ir::Arg::of_value(length), first ? ir::Arg::of_value(*first) : ir::Arg(),
                   list};
     check.outputs = {position, after};
@@ -120,8 +120,6 @@ class KvCache {
                 method_.name, "': node ", node.name, ": ", name, " must be a tensor");
     return arg.value();
   }
-
-  static ir::Arg integer(std::int64_t n) { return {ir::Arg::Kind::integer, n, 0, {}, {}}; }
 
   ir::ValueId add_cache(const ir::Node& node, const std::vector<std::string>& names, std::string_view side,
                         std::int64_t layer) {

@@ -63,12 +63,10 @@ class MaskWriter {
       const std::string column_name = name + "_" + std::to_string(d);
       const ir::ValueId column = value(column_name, {ir::Dim{}});
       add(owner, column_name, "aten.select.int", {"self", "dim", "index"},
-          {ir::Arg::of_value(all), integer(1), integer(d)}, column);
+          {ir::Arg::of_value(all), ir::Arg::of_integer(1), ir::Arg::of_integer(d)}, column);
       places.push_back(ir::Arg::of_value(column));
     }
   }
-
-  static ir::Arg integer(std::int64_t i) { return {ir::Arg::Kind::integer, i, 0, {}, {}}; }
 
   ir::ValueId value(const std::string& name, std::vector<ir::Dim> dims) {
     method_.values.push_back({name, ir::ValueKind::tensor, DType::i64, std::move(dims)});

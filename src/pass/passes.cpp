@@ -5,6 +5,12 @@
 
 namespace graft {
 
+bool is_kept_at_load(std::int64_t input_bytes, std::int64_t result_bytes) {
+  constexpr std::int64_t kAlwaysKept = 64 * 1024;  // bytes
+  constexpr std::int64_t kMaxGrowth = 2;
+  return result_bytes <= kAlwaysKept || result_bytes / kMaxGrowth + result_bytes % kMaxGrowth <= input_bytes;
+}
+
 void drop_dead_nodes(ir::Program& program) {
   for (ir::Method& method : program.methods) {
     std::vector<bool> read(method.values.size(), false);

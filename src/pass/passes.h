@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <optional>
 
@@ -15,6 +16,10 @@ using ScalarWeight = std::function<std::optional<double>(std::uint32_t weight)>;
 // out the same. `on_device`: the program runs on a device other than the CPU, which has the parts of a rotary
 // embedding, of products with quantized weights and of convolutions and not the whole, so these stay as they are.
 void run_passes(ir::Program& program, const ScalarWeight& scalar, bool on_device = false);
+
+// Whether constant folding (run/fold.cpp) keeps the results of a node, given its inputs' bytes and theirs: small ones
+// always, others where they do not grow much.
+bool is_kept_at_load(std::int64_t input_bytes, std::int64_t result_bytes);
 
 // A weight without dimensions that is added, multiplied or the like becomes a number in the graph. (ExecuTorch's edge
 // dialect makes weights of the numbers that a model was written with.)

@@ -22,8 +22,6 @@ struct Dequantized {
   bool four_bits = false;           // q is -8 to 7
 };
 
-ir::Arg integer(std::int64_t i) { return {ir::Arg::Kind::integer, i, 0, {}, {}}; }
-
 bool is(const ir::Value* value, DType dtype) { return value != nullptr && value->dtype == dtype; }
 
 std::optional<std::int64_t> size(const ir::Value& value, int dim) {
@@ -158,8 +156,8 @@ class Fuser {
   Graph::Args linear(const ir::Arg& input, const Dequantized* quantized, const Weight& weight,
                      const ir::Arg& bias) const {
     Graph::Args args = arguments(input, quantized, weight, bias);
-    args.emplace_back("bits", integer(weight.bits));
-    args.emplace_back("group", integer(weight.group));
+    args.emplace_back("bits", ir::Arg::of_integer(weight.bits));
+    args.emplace_back("group", ir::Arg::of_integer(weight.group));
     return args;
   }
 

@@ -57,7 +57,7 @@ std::optional<Normalized> match_normalized(const Graph& graph, const ir::Arg& va
 
 void replace(Graph& graph, ir::Node& node, const Normalized& normalized, const ir::Arg& weight) {
   const std::int64_t size = *last_size(*graph.tensor(normalized.x));
-  ir::Arg sizes{ir::Arg::Kind::list, 0, 0, {}, {{ir::Arg::Kind::integer, size, 0, {}, {}}}};
+  ir::Arg sizes{ir::Arg::Kind::list, 0, 0, {}, {ir::Arg::of_integer(size)}};
   graph.replace(node, "aten.rms_norm.default",
                 {{"input", normalized.x},
                  {"normalized_shape", std::move(sizes)},

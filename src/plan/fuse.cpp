@@ -1,6 +1,5 @@
 #include "plan/fuse.h"
 
-#include <cstring>
 #include <limits>
 #include <optional>
 #include <utility>
@@ -26,8 +25,7 @@ struct Finish {
 
 std::optional<ElementwiseAttrs> elementwise_f32(const Launch& launch) {
   if (launch.kernel != &kElementwise) return std::nullopt;
-  ElementwiseAttrs attrs;
-  std::memcpy(&attrs, launch.attrs.data(), sizeof(attrs));
+  const auto attrs = attrs_of<ElementwiseAttrs>(launch);
   if (attrs.compute != simd::BlockClass::f32) return std::nullopt;
   return attrs;
 }
@@ -82,17 +80,6 @@ bool same_layout(const TensorDesc& a, const TensorDesc& b) {
 bool is_product(const Launch& launch) { return launch.kernel == &kMatmul || launch.kernel == &kBlockMatmul; }
 bool is_packed_conv(const Launch& launch) {
   return launch.kernel == &kPackedConv || launch.kernel == &kPackedDepthwiseConv;
-}
-
-template <typename Attrs>
-Attrs attrs_of(const Launch& launch) {
-  Attrs attrs;
-  std::memcpy(&attrs, launch.attrs.data(), sizeof(attrs));
-  return attrs;
-}
-template <typename Attrs>
-void set_attrs(Launch& launch, const Attrs& attrs) {
-  std::memcpy(launch.attrs.data(), &attrs, sizeof(attrs));
 }
 
 class Fuser {

@@ -11,13 +11,6 @@ namespace {
 // Launches in between that are looked at: layers of a block lie close together.
 constexpr std::size_t kReach = 32;
 
-template <typename Attrs>
-Attrs attrs_of(const Launch& launch) {
-  Attrs attrs;
-  std::memcpy(&attrs, launch.attrs.data(), sizeof(attrs));
-  return attrs;
-}
-
 bool same_tensor(const Tensor& a, const Tensor& b) {
   return a.buffer == b.buffer && a.offset == b.offset && a.dtype() == b.dtype() && a.shape() == b.shape() &&
          a.desc.strides == b.desc.strides;

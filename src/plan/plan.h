@@ -3,10 +3,12 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "base/check.h"
 #include "kernel/kernel.h"
 #include "op/operator.h"
 #include "plan/tensor.h"
@@ -70,6 +72,20 @@ struct Launch {
   // A kernel of ours where ggml's op was wanted: what ggml lacks. Static storage.
   std::string_view refused;
 };
+
+// The POD of a kernel of ours as it is, or its first part where it begins with an Attrs.
+template <typename Attrs>
+Attrs attrs_of(const Launch& launch) {
+  GRAFT_ASSERT(launch.attrs.size() >= sizeof(Attrs));
+  Attrs attrs;
+  std::memcpy(&attrs, launch.attrs.data(), sizeof(attrs));
+  return attrs;
+}
+template <typename Attrs>
+void set_attrs(Launch& launch, const Attrs& attrs) {
+  GRAFT_ASSERT(launch.attrs.size() >= sizeof(Attrs));
+  std::memcpy(launch.attrs.data(), &attrs, sizeof(attrs));
+}
 
 enum class Side : std::uint8_t { host, device };
 

@@ -87,7 +87,7 @@ std::size_t DeviceRun::bind_weights(std::span<std::byte* const> bases) {
   return rewrites;
 }
 
-bool DeviceRun::compute(std::vector<Executable::Clock::time_point>* stamps) {
+bool DeviceRun::compute(std::vector<Clock::time_point>* stamps) {
   finished_ = 0;
   if (stamps) stamps->reserve(plan_->launches.size());
   try {
@@ -99,7 +99,7 @@ bool DeviceRun::compute(std::vector<Executable::Clock::time_point>* stamps) {
 }
 
 // States and mutated inputs are written by the last stage alone, so a run may stop before any stage.
-bool DeviceRun::run_stages(std::vector<Executable::Clock::time_point>* stamps) {
+bool DeviceRun::run_stages(std::vector<Clock::time_point>* stamps) {
   std::byte* gathered = gathered_.data();
   for (std::size_t s = 0; s < stages_.size(); ++s) {
     const Stage& stage = plan_->stages[s];
@@ -114,7 +114,7 @@ bool DeviceRun::run_stages(std::vector<Executable::Clock::time_point>* stamps) {
       finished_ = stage.end;
       if (!stamps) continue;
       device_->synchronize();
-      stamps->resize(stage.end, Executable::Clock::now());
+      stamps->resize(stage.end, Clock::now());
       continue;
     }
     // From here on the device is idle: it has run its stage and read what was uploaded for it.

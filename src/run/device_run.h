@@ -25,7 +25,7 @@ class DeviceRun {
   DeviceRun& operator=(const DeviceRun&) = delete;
 
   std::size_t bind(std::span<std::byte* const> bases);
-  bool compute(std::vector<Executable::Clock::time_point>* stamps);
+  bool compute(std::vector<Clock::time_point>* stamps);
   std::size_t launches_finished() const { return finished_; }
 
   int graph_nodes() const;
@@ -35,7 +35,7 @@ class DeviceRun {
   struct StageRun;
   std::size_t rewrite(std::uint32_t allocation, std::byte* base, ggml_backend_buffer_t buffer);
   std::size_t bind_weights(std::span<std::byte* const> bases);
-  bool run_stages(std::vector<Executable::Clock::time_point>* stamps);
+  bool run_stages(std::vector<Clock::time_point>* stamps);
   void transfer(const Transfer& transfer, Side to, std::byte* gathered);
   void scatter(const Transfer& transfer, const std::byte* gathered);
 

@@ -27,7 +27,7 @@ static_assert(sizeof(CustomParams) <= GGML_MAX_OP_PARAMS);
 bool RunControl::should_stop() {
   if (error.failed()) return true;
   if (cancel && cancel->load(std::memory_order_relaxed)) return true;
-  if (has_deadline && std::chrono::steady_clock::now() >= deadline) {
+  if (has_deadline && Clock::now() >= deadline) {
     timed_out = true;
     return true;
   }

@@ -1,13 +1,13 @@
 #pragma once
 
 #include <atomic>
-#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <span>
 #include <vector>
 
 #include "base/aligned.h"
+#include "base/clock.h"
 #include "plan/plan.h"
 
 struct ggml_cgraph;
@@ -25,7 +25,7 @@ struct RunControl {
   ErrorSlot error;
   const std::atomic<bool>* cancel = nullptr;
   bool has_deadline = false;
-  std::chrono::steady_clock::time_point deadline;
+  Clock::time_point deadline;
   bool timed_out = false;
   RandomKey random;
   std::span<const std::int64_t> kv_rows;
@@ -60,7 +60,6 @@ class Executable {
   // Runs the graph to its end, or until the control stops it; false when it did not reach the end: then every state is
   // as it was before, and the control says why. With `stamps`, the time after each launch is appended (an instrumented
   // loop; without it the clock is not read). What fails on a device throws ExecutionError; states are as before then.
-  using Clock = std::chrono::steady_clock;
   bool compute(std::vector<Clock::time_point>* stamps = nullptr);
 
   std::size_t launches_finished() const;  // by the last run

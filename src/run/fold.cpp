@@ -7,15 +7,13 @@
 
 #include "base/check.h"
 #include "op/operator.h"
+#include "pass/passes.h"
 #include "run/executable.h"
 #include "run/thread_team.h"
 
 namespace graft {
 namespace {
 
-// A folded result may be this many times larger than its constant inputs, and small results may always be kept.
-constexpr std::int64_t kMaxGrowth = 2;
-constexpr std::int64_t kAlwaysKept = 64 * 1024;  // bytes
 // Bytes of all folded nodes' results together: a chain of nodes that each double must not.
 constexpr std::int64_t kMaxGrowthOfAll = 8;
 constexpr std::int64_t kAlwaysKeptOfAll = 512 * 1024;
@@ -118,8 +116,7 @@ class Folder {
       if (value.kind != ir::ValueKind::tensor || !is_static(value)) return false;
       if (__builtin_add_overflow(out, static_bytes(value), &out)) return false;
     }
-    if (out > budget_ || out > std::max(kAlwaysKept, in > ir::kUnbounded / kMaxGrowth ? in : in * kMaxGrowth))
-      return false;
+    if (out > budget_ || !is_kept_at_load(in, out)) return false;
     budget_ -= out;
     return true;
   }

@@ -1,9 +1,9 @@
 #include "run/phases.h"
 
 #include <algorithm>
-#include <chrono>
 
 #include "base/check.h"
+#include "base/clock.h"
 
 namespace graft {
 namespace {
@@ -43,7 +43,6 @@ std::vector<PhaseStats> PhaseLog::list() const {
 
 void run_phase(PhaseLog& log, const LoadOptions& options, std::string_view name,
                const std::function<std::uint64_t()>& work) {
-  using Clock = std::chrono::steady_clock;
   if (options.on_phase) options.on_phase(name);
   const Clock::time_point start = Clock::now();
   std::uint64_t bytes = 0;
@@ -52,7 +51,7 @@ void run_phase(PhaseLog& log, const LoadOptions& options, std::string_view name,
   } catch (const Error& error) {
     rethrow(error, str("load, phase ", name, ": "), TypedErrors{});
   }
-  log.add(name, std::chrono::duration<double, std::milli>(Clock::now() - start).count(), bytes);
+  log.add(name, ms_since(start), bytes);
 }
 
 }  // namespace graft

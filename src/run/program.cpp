@@ -1,9 +1,9 @@
 #include <algorithm>
-#include <chrono>
 #include <cstdlib>
 #include <cstring>
 
 #include "base/check.h"
+#include "base/clock.h"
 #include "graft/graft.h"
 #include "pass/kv_cache.h"
 #include "pass/stored_weights.h"
@@ -149,7 +149,6 @@ std::uint32_t Program::Impl::find(std::string_view name) const {
 PlanCache::Result Program::Impl::plan(std::uint32_t index, std::span<const InputDesc> inputs,
                                       const std::vector<std::int64_t>& key, int threads, const KvOptions& kv) const {
   return plans.get(index, threads, key, [&] {
-    using Clock = std::chrono::steady_clock;
     const Clock::time_point start = Clock::now();
     const std::shared_ptr<const ir::Program> program = graph(index);
     PlanOptions options;
@@ -161,7 +160,7 @@ PlanCache::Result Program::Impl::plan(std::uint32_t index, std::span<const Input
     Plan plan = make_plan(*program, program->methods[0], inputs, options);
     ++(plan.layout_was_stored ? plans_loaded : plans_made);
     if (options.stored && !plan.layout_was_stored) ++plans_stale;
-    phases.add(kPlansPhase, std::chrono::duration<double, std::milli>(Clock::now() - start).count(), host_bytes(plan));
+    phases.add(kPlansPhase, ms_since(start), host_bytes(plan));
     return plan;
   });
 }

@@ -141,11 +141,9 @@ Session::Impl::Graph& Session::Impl::graph_for(std::uint32_t index) {
   graph.method = index;
   graph.counts_as_miss = !found.hit;
   graph.bases.assign(found.plan->allocations.size(), nullptr);
-  const Executable::Clock::time_point start = Executable::Clock::now();
+  const Clock::time_point start = Clock::now();
   graph.executable = std::make_unique<Executable>(std::move(found.plan), threads, &control, device.get());
-  loaded().phases.add(kLaunchListPhase,
-                      std::chrono::duration<double, std::milli>(Executable::Clock::now() - start).count(),
-                      graph.executable->metadata_bytes());
+  loaded().phases.add(kLaunchListPhase, ms_since(start), graph.executable->metadata_bytes());
   ++counters.graphs_built;
   graphs.push_front(std::move(graph));
   // A run of a cut method needs a graph of each of its parts.
@@ -163,11 +161,11 @@ void Session::Impl::append_key(const InputDesc& input) {
   for (std::int64_t size : input.desc.shape.sizes()) key.push_back(size);
 }
 
-bool Session::Impl::profile(Graph& graph, std::vector<NodeTiming>& timings, Executable::Clock::time_point begin) {
-  std::vector<Executable::Clock::time_point> stamps;
-  const Executable::Clock::time_point computing = Executable::Clock::now();
+bool Session::Impl::profile(Graph& graph, std::vector<NodeTiming>& timings, Clock::time_point begin) {
+  std::vector<Clock::time_point> stamps;
+  const Clock::time_point computing = Clock::now();
   const bool finished = graph.executable->compute(&stamps);
-  const auto since = [&](Executable::Clock::time_point t) {
+  const auto since = [&](Clock::time_point t) {
     return std::chrono::duration_cast<std::chrono::nanoseconds>(t - begin).count();
   };
   const Plan& plan = graph.executable->plan();
@@ -182,7 +180,7 @@ bool Session::Impl::profile(Graph& graph, std::vector<NodeTiming>& timings, Exec
   return finished;
 }
 
-void Session::Impl::compute(Graph& graph, const RunOptions& run_options, Executable::Clock::time_point begin) {
+void Session::Impl::compute(Graph& graph, const RunOptions& run_options, Clock::time_point begin) {
   if (!run_options.kv_rows.empty()) check_kv_rows(run_options.kv_rows);
   control.error.clear();
   control.timed_out = false;
@@ -192,8 +190,7 @@ void Session::Impl::compute(Graph& graph, const RunOptions& run_options, Executa
   if (control.has_deadline) control.deadline = *run_options.deadline;
   const char* when = in_pieces ? "" : " before the run began";
   if (control.cancel && control.cancel->load()) throw Cancelled(str("the run was cancelled", when));
-  if (control.has_deadline && std::chrono::steady_clock::now() >= control.deadline)
-    throw Cancelled(str("the deadline passed", when));
+  if (control.has_deadline && Clock::now() >= control.deadline) throw Cancelled(str("the deadline passed", when));
   ++(graph.counts_as_miss ? counters.plan_misses : counters.plan_hits);
   graph.counts_as_miss = false;
   const bool finished = run_options.profile ? profile(graph, *run_options.profile, begin) : graph.executable->compute();
@@ -263,8 +260,7 @@ void check_output(const LoadedMethod& method, std::size_t i, const Value& output
 
 void Session::Impl::run_plan(std::uint32_t index, std::span<const Value> inputs, std::span<Value> outputs,
                              const RunOptions& run_options) {
-  const Executable::Clock::time_point begin =
-      run_options.profile ? Executable::Clock::now() : Executable::Clock::time_point{};
+  const Clock::time_point begin = run_options.profile ? Clock::now() : Clock::time_point{};
   const LoadedMethod& method = loaded().methods[index];
   const std::string& name = method.info.name;
   describe_inputs(method, inputs);

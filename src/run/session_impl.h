@@ -129,8 +129,8 @@ struct Session::Impl {
   void run_plan(std::uint32_t method, std::span<const Value> inputs, std::span<Value> outputs,
                 const RunOptions& run_options);
   std::vector<Value> run(std::string_view name, std::span<const Value> inputs, const RunOptions& run_options);
-  void compute(Graph& graph, const RunOptions& run_options, Executable::Clock::time_point begin);
-  static bool profile(Graph& graph, std::vector<NodeTiming>& timings, Executable::Clock::time_point begin);
+  void compute(Graph& graph, const RunOptions& run_options, Clock::time_point begin);
+  static bool profile(Graph& graph, std::vector<NodeTiming>& timings, Clock::time_point begin);
 
   // --- session_pieces.cpp ---
   // Outputs without memory get some.

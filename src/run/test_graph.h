@@ -19,7 +19,7 @@ namespace graft::test {
 inline ir::Dim fixed(std::int64_t size) { return {size, size, {}}; }
 inline ir::Dim dynamic(std::int64_t min, std::int64_t max, std::string expr) { return {min, max, std::move(expr)}; }
 
-inline ir::Arg of_int(std::int64_t v) { return {ir::Arg::Kind::integer, v, 0, {}, {}}; }
+inline ir::Arg of_int(std::int64_t v) { return ir::Arg::of_integer(v); }
 inline ir::Arg of_real(double v) { return {ir::Arg::Kind::real, 0, v, {}, {}}; }
 inline ir::Arg of_none() { return {}; }
 inline ir::Arg of_list(std::vector<ir::Arg> items) { return {ir::Arg::Kind::list, 0, 0, {}, std::move(items)}; }

@@ -22,13 +22,11 @@ class Generation:
     reason: str  # why it ended: length, eos, stop_string, context or cancelled
 
 
-class TextGenerator:
-    """Generates text; a new prompt that begins as the last one went on is not computed from its beginning. Of a model
-    with an encoder of texts (T5, BART) the prompt is what the encoder reads.
+class _Generator:
+    """What both generators are made of: a model and the engine's generator of this type, with `rows` rows by default."""
 
-    rows: the largest batch. length: tokens of the cache; 0 means the model's context. kv_type: how keys and values are
-    stored: computed (as the model computes them), f32, f16, bf16 or q8_0.
-    """
+    _type: Any
+    _rows: int
 
     def __init__(
         self,
@@ -38,14 +36,35 @@ class TextGenerator:
         weights: Iterable[str | os.PathLike[str]] = (),
         device: str = "",
         threads: int = 0,
-        rows: int = 1,
+        rows: int | None = None,
         length: int = 0,
         kv_type: str = "computed",
         prefill_chunk_size: int = 512,
     ) -> None:
         files = [os.fspath(file) for file in weights]
         self.model = _C.LanguageModel.load(os.fspath(path), os.fspath(tokenizer), files, device)
-        self._generator = _C.TextGenerator(self.model, threads, rows, length, kv_type, prefill_chunk_size)
+        rows = self._rows if rows is None else rows
+        self._generator = self._type(self.model, threads, rows, length, kv_type, prefill_chunk_size)
+
+    @property
+    def stats(self) -> dict[str, Any]:
+        """Tokens of prompts and texts, drafts, seconds: of the last call, or of a batch since the beginning."""
+        return self._generator.stats()
+
+    @property
+    def plans(self) -> int:
+        return self._generator.plans()
+
+
+class TextGenerator(_Generator):
+    """Generates text; a new prompt that begins as the last one went on is not computed from its beginning. Of a model
+    with an encoder of texts (T5, BART) the prompt is what the encoder reads.
+
+    rows: the largest batch (1). length: tokens of the cache; 0 means the model's context. kv_type: how keys and values are
+    stored: computed (as the model computes them), f32, f16, bf16 or q8_0.
+    """
+
+    _type, _rows = _C.TextGenerator, 1
 
     def generate(
         self,
@@ -83,25 +102,16 @@ class TextGenerator:
         flat = torch.frombuffer(bytearray(self._generator.logits(list(ids))), dtype=torch.float32)
         return flat.view(len(ids), -1)
 
-    @property
-    def stats(self) -> dict[str, Any]:
-        """Of the last call: tokens of prompts and texts, drafts, seconds."""
-        return self._generator.stats()
-
-    @property
-    def plans(self) -> int:
-        return self._generator.plans()
-
     def _run(self, prompts: list[list[int]], settings: dict[str, Any], show: Any, cancel: Any) -> list[Generation]:
         results = self._generator.generate(prompts, settings, show, cancel)
         return [Generation(text.decode(), tokens, reason) for tokens, text, reason in results]
 
 
-class BatchGenerator:
+class BatchGenerator(_Generator):
     """Generates many texts side by side (continuous batching): requests join and leave between steps. The text of each is
     the one that TextGenerator gives for it alone.
 
-    rows: texts that go on at once; more requests wait in order. The rest as in TextGenerator.
+    rows: texts that go on at once (8); more requests wait in order. The rest as in TextGenerator.
 
         batch = graft.BatchGenerator("model.pte", rows=8)
         ids = [batch.submit(prompt, max_new_tokens=100) for prompt in prompts]
@@ -110,22 +120,7 @@ class BatchGenerator:
         texts = [batch.take(id).text for id in ids]
     """
 
-    def __init__(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        tokenizer: str | os.PathLike[str] = "",
-        weights: Iterable[str | os.PathLike[str]] = (),
-        device: str = "",
-        threads: int = 0,
-        rows: int = 8,
-        length: int = 0,
-        kv_type: str = "computed",
-        prefill_chunk_size: int = 512,
-    ) -> None:
-        files = [os.fspath(file) for file in weights]
-        self.model = _C.LanguageModel.load(os.fspath(path), os.fspath(tokenizer), files, device)
-        self._batch = _C.BatchGenerator(self.model, threads, rows, length, kv_type, prefill_chunk_size)
+    _type, _rows = _C.BatchGenerator, 8
 
     def submit(
         self,
@@ -137,41 +132,32 @@ class BatchGenerator:
         """A request, to be computed by the steps that follow; prompt and settings as in TextGenerator.generate. Returns its
         number. What on_text raises ends the request and comes out of step()."""
         show = None if on_text is None else lambda text: on_text(text.decode())
-        return self._batch.submit(_ids(self.model, prompt), settings, show)
+        return self._generator.submit(_ids(self.model, prompt), settings, show)
 
     def step(self, *, cancel: _C.CancelToken | None = None) -> bool:
         """A piece of one prompt and a token of every text that has begun. False when no request is left."""
-        return self._batch.step(cancel)
+        return self._generator.step(cancel)
 
     def cancel(self, request: int) -> bool:
         """Ends it with what it has. False when it has ended already."""
-        return self._batch.cancel(request)
+        return self._generator.cancel(request)
 
     def take(self, request: int) -> Generation | None:
         """The text of a request that has ended, once; None while it goes on."""
-        result = self._batch.take(request)
+        result = self._generator.take(request)
         return None if result is None else Generation(result[1].decode(), result[0], result[2])
 
     def prepare(self, *, prompt_lookup_num_tokens: int = 0) -> None:
         """Makes the plans of all steps, so that none is made later."""
-        self._batch.prepare(prompt_lookup_num_tokens)
+        self._generator.prepare(prompt_lookup_num_tokens)
 
     @property
     def waiting(self) -> int:
-        return self._batch.waiting
+        return self._generator.waiting
 
     @property
     def running(self) -> int:
-        return self._batch.running
-
-    @property
-    def stats(self) -> dict[str, Any]:
-        """Since the beginning: tokens of prompts and texts, drafts, seconds spent on prompts and on steps."""
-        return self._batch.stats()
-
-    @property
-    def plans(self) -> int:
-        return self._batch.plans()
+        return self._generator.running
 
 
 def _ids(model: Any, prompt: Any) -> list[int]:

@@ -36,41 +36,12 @@ GRAFT_VEC void put(const ChannelEpilogue& e, vf x, i64 position, i64 channel, i6
 template <int R, int NV>
 void conv_tile(const ConvTile& at, i64 row, const ConvPiece* pieces, i64 count, const float* v, float* partial,
                bool first, bool last, i64 channel, i64 width, const ChannelEpilogue& e) {
-  constexpr int kSteps = R * NV <= 2 ? 4 : R * NV <= 6 ? 2 : 1;  // as tile() in tile.h
-  vf c[kSteps][R][NV];
-  for (int x = 0; x < kSteps; ++x) {
-    for (int r = 0; r < R; ++r) {
-      for (int n = 0; n < NV; ++n) c[x][r][n] = zero();
-    }
-  }
-  for (i64 p = 0; p < count; ++p) {
-    const float* group[(R + 2) / 3];
-    for (int g = 0; g < (R + 2) / 3; ++g) group[g] = at.x + pieces[p].offset + 3 * g * row;
-    const auto step = [&](vf(&sums)[R][NV]) __attribute__((always_inline)) {
-      vf x[NV];
-#pragma GCC unroll 2
-      for (int n = 0; n < NV; ++n) x[n] = load(v + n * kLanes);
-#pragma GCC unroll 12
-      for (int r = 0; r < R; ++r) {
-        const vf b = splat(group[r / 3][(r % 3) * row]);
-#pragma GCC unroll 2
-        for (int n = 0; n < NV; ++n) sums[r][n] = fma(b, x[n], sums[r][n]);
-      }
-#pragma GCC unroll 4
-      for (int g = 0; g < (R + 2) / 3; ++g) ++group[g];
-      v += kPanel;
-    };
-    i64 k = 0;
-    for (; k + kSteps <= pieces[p].depth; k += kSteps) {
-#pragma GCC unroll 4
-      for (int x = 0; x < kSteps; ++x) step(c[x]);
-    }
-    for (; k < pieces[p].depth; ++k) step(c[0]);
-  }
+  TileSums<R, NV> sums;
+  clear(sums);
+  for (i64 p = 0; p < count; ++p) add_products(at.x + pieces[p].offset, row, v, kPanel, pieces[p].depth, sums);
   for (int r = 0; r < R; ++r) {
     for (int n = 0; n < NV; ++n) {
-      vf sum = c[0][r][n];
-      for (int x = 1; x < kSteps; ++x) sum += c[x][r][n];
+      vf sum = total(sums, r, n);
       float* kept = partial + (r * NV + n) * kLanes;
       if (!first) sum += load(kept);
       if (last) {

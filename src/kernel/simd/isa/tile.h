@@ -120,22 +120,38 @@ GRAFT_LOCAL void pack(const MatrixView& v, i64 depth, i64 columns, i64 panel, i6
 
 // --- tiles ---
 
-// acc[r][0 .. NV vectors) (+)= S[r, k] * V[k, ...] over `depth` steps of k; S has k stride 1, acc rows are kPanel
-// apart.
+// The sums of R rows of NV vectors. Small tiles take several steps of k side by side: one sum at a time would wait for
+// itself.
 template <int R, int NV>
-void tile(const float* s, i64 s_row, const float* v, i64 v_row, i64 depth, float* acc, bool accumulate) {
-  // Small tiles take several steps of k side by side: one sum at a time would wait for itself.
-  constexpr int kSteps = R * NV <= 2 ? 4 : R * NV <= 6 ? 2 : 1;
+struct TileSums {
+  static constexpr int kSteps = R * NV <= 2 ? 4 : R * NV <= 6 ? 2 : 1;
   vf c[kSteps][R][NV];
-  for (int x = 0; x < kSteps; ++x) {
+};
+
+template <int R, int NV>
+GRAFT_VEC void clear(TileSums<R, NV>& sums) {
+  for (auto& step : sums.c) {
     for (int r = 0; r < R; ++r) {
-      for (int n = 0; n < NV; ++n) c[x][r][n] = zero();
+      for (int n = 0; n < NV; ++n) step[r][n] = zero();
     }
   }
+}
+
+template <int R, int NV>
+GRAFT_VEC vf total(const TileSums<R, NV>& sums, int r, int n) {
+  vf sum = sums.c[0][r][n];
+  for (int x = 1; x < sums.kSteps; ++x) sum += sums.c[x][r][n];
+  return sum;
+}
+
+// sums[r] += S[r, k] * V[k, ...] over `depth` steps of k; S has k stride 1. Moves v on to where they end.
+template <int R, int NV>
+GRAFT_VEC void add_products(const float* s, i64 s_row, const float*& v, i64 v_row, i64 depth, TileSums<R, NV>& sums) {
+  constexpr int kSteps = TileSums<R, NV>::kSteps;
   // Rows in groups of three, so that one pointer and one stride address a group (x86 has 16 general registers).
   const float* group[(R + 2) / 3];
   for (int g = 0; g < (R + 2) / 3; ++g) group[g] = s + 3 * g * s_row;
-  const auto step = [&](vf(&sums)[R][NV]) __attribute__((always_inline)) {
+  const auto step = [&](vf(&c)[R][NV]) __attribute__((always_inline)) {
     vf x[NV];
 #pragma GCC unroll 2
     for (int n = 0; n < NV; ++n) x[n] = load(v + n * kLanes);
@@ -143,7 +159,7 @@ void tile(const float* s, i64 s_row, const float* v, i64 v_row, i64 depth, float
     for (int r = 0; r < R; ++r) {
       const vf b = splat(group[r / 3][(r % 3) * s_row]);
 #pragma GCC unroll 2
-      for (int n = 0; n < NV; ++n) sums[r][n] = fma(b, x[n], sums[r][n]);
+      for (int n = 0; n < NV; ++n) c[r][n] = fma(b, x[n], c[r][n]);
     }
 #pragma GCC unroll 4
     for (int g = 0; g < (R + 2) / 3; ++g) ++group[g];
@@ -152,14 +168,21 @@ void tile(const float* s, i64 s_row, const float* v, i64 v_row, i64 depth, float
   i64 k = 0;
   for (; k + kSteps <= depth; k += kSteps) {
 #pragma GCC unroll 4
-    for (int x = 0; x < kSteps; ++x) step(c[x]);
+    for (int x = 0; x < kSteps; ++x) step(sums.c[x]);
   }
-  for (; k < depth; ++k) step(c[0]);
+  for (; k < depth; ++k) step(sums.c[0]);
+}
+
+// acc[r][0 .. NV vectors) (+)= S[r, k] * V[k, ...] over `depth` steps of k; acc rows are kPanel apart.
+template <int R, int NV>
+void tile(const float* s, i64 s_row, const float* v, i64 v_row, i64 depth, float* acc, bool accumulate) {
+  TileSums<R, NV> sums;
+  clear(sums);
+  add_products(s, s_row, v, v_row, depth, sums);
   // A block's sum is added as a whole: its rounding error does not grow with the sums before it.
   for (int r = 0; r < R; ++r) {
     for (int n = 0; n < NV; ++n) {
-      vf sum = c[0][r][n];
-      for (int x = 1; x < kSteps; ++x) sum += c[x][r][n];
+      const vf sum = total(sums, r, n);
       float* to = acc + r * kPanel + n * kLanes;
       store(to, accumulate ? load(to) + sum : sum);
     }

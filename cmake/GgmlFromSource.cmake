@@ -1,0 +1,5 @@
+# How graft builds ggml's source: threads of graft's own, the CPU backend alone unless more is asked for.
+set(GGML_OPENMP OFF CACHE BOOL "" FORCE)
+set(GGML_BUILD_TESTS OFF CACHE BOOL "" FORCE)
+set(GGML_BUILD_EXAMPLES OFF CACHE BOOL "" FORCE)
+set(GGML_CCACHE OFF CACHE BOOL "" FORCE)  # ours is set already
