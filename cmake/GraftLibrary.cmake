@@ -32,6 +32,10 @@ graft_target(graft_objects)
 target_link_libraries(graft_objects PUBLIC graft_includes)
 add_dependencies(graft_objects graft_schema)
 
+if(GRAFT_ALL_CPUS)
+  set_source_files_properties(src/base/ggml_cpu.cpp PROPERTIES COMPILE_DEFINITIONS GRAFT_GGML_MODULES)
+endif()
+
 # src/kernel/simd/isa/*.cpp: once per instruction set, each time in a namespace named by GRAFT_ISA.
 string(TOLOWER "${CMAKE_SYSTEM_PROCESSOR}" processor)
 set(graft_isas baseline)
@@ -84,6 +88,10 @@ target_link_libraries(graft PRIVATE $<BUILD_INTERFACE:ggml::ggml> $<BUILD_INTERF
                                     $<BUILD_INTERFACE:${GRAFT_ONIG_LIBRARY}> $<BUILD_INTERFACE:${GRAFT_UTF8PROC_LIBRARY}>)
 target_link_options(graft PRIVATE -Wl,--no-undefined -Wl,--exclude-libs,ALL)
 
+if(GRAFT_ALL_CPUS)
+  set_target_properties(graft PROPERTIES INSTALL_RPATH "$ORIGIN")
+  return()
+endif()
 # llama-cpp-python installs ggml twice under one SONAME. Its own Python code loads the copy in llama_cpp/lib by path, so
 # ours must be that same file, whichever of the two is imported first.
 if(EXISTS "${GRAFT_SITE_PACKAGES}/llama_cpp/lib/libggml.so" AND NOT GRAFT_GGML_SOURCE)

@@ -1,12 +1,12 @@
 #include "base/stored.h"
 
-#include <ggml-cpu.h>
 #include <ggml.h>
 
 #include <algorithm>
 #include <cctype>
 
 #include "base/check.h"
+#include "base/ggml_cpu.h"
 
 namespace graft {
 namespace {
@@ -26,7 +26,7 @@ std::optional<BlockType> find_block_type(std::string_view name) {
     const auto type = static_cast<ggml_type>(i);
     // Formats of intermediate results (q8_1, q8_K) have no product of their own; removed ones have no size.
     if (!ggml_is_quantized(type) || ggml_type_size(type) == 0 || !ggml_get_type_traits(type)->to_float ||
-        !ggml_get_type_traits_cpu(type)->vec_dot)
+        !ggml_cpu().type_traits(type)->vec_dot)
       continue;
     if (same_letters(name, ggml_type_name(type))) return static_cast<BlockType>(i);
   }

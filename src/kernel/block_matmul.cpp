@@ -1,12 +1,12 @@
 #include "kernel/block_matmul.h"
 
-#include <ggml-cpu.h>
 #include <ggml.h>
 
 #include <algorithm>
 #include <span>
 
 #include "base/check.h"
+#include "base/ggml_cpu.h"
 #include "kernel/panels.h"
 
 namespace graft {
@@ -120,7 +120,7 @@ class GgmlProduct {
   explicit GgmlProduct(const KernelContext& ctx)
       : ctx_(ctx),
         attrs_(ctx.attrs<BlockMatmulAttrs>()),
-        traits_(*ggml_get_type_traits_cpu(static_cast<ggml_type>(attrs_.type))),
+        traits_(*ggml_cpu().type_traits(static_cast<ggml_type>(attrs_.type))),
         rows_(ctx.in(0).shape[0]),
         depth_(ctx.in(0).shape[1]),
         columns_(ctx.out().shape[1]),
@@ -130,7 +130,7 @@ class GgmlProduct {
 
  private:
   void quantize() const {
-    const auto from_float = ggml_get_type_traits_cpu(traits_.vec_dot_type)->from_float;
+    const auto from_float = ggml_cpu().type_traits(traits_.vec_dot_type)->from_float;
     const i64 pieces = ceil_div(depth_, kQuantizedAtOnce);
     const auto [begin, end] = ctx_.share(rows_ * pieces);
     for (i64 unit = begin; unit < end; ++unit) {
@@ -210,7 +210,7 @@ void run_panel_products(const KernelContext& ctx, const simd::PanelTable& table)
 
 std::int64_t block_matmul_scratch_bytes(const BlockMatmulAttrs& attrs, std::int64_t rows, std::int64_t depth) {
   if (attrs.panels != 0) return PanelProducts::scratch_bytes(rows, depth);
-  const ggml_type type = ggml_get_type_traits_cpu(static_cast<ggml_type>(attrs.type))->vec_dot_type;
+  const ggml_type type = ggml_cpu().type_traits(static_cast<ggml_type>(attrs.type))->vec_dot_type;
   return rows * static_cast<std::int64_t>(ggml_row_size(type, depth));
 }
 

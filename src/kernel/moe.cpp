@@ -1,10 +1,11 @@
 #include "kernel/moe.h"
 
-#include <ggml-cpu.h>
 #include <ggml.h>
 
 #include <algorithm>
 #include <string>
+
+#include "base/ggml_cpu.h"
 
 namespace graft {
 namespace {
@@ -20,9 +21,7 @@ i64 ceil_div(i64 a, i64 b) { return (a + b - 1) / b; }
 
 i64 aligned(i64 bytes) { return ceil_div(bytes, 64) * 64; }
 
-const ggml_type_traits_cpu& traits_of(BlockType type) {
-  return *ggml_get_type_traits_cpu(static_cast<ggml_type>(type));
-}
+const ggml_type_traits_cpu& traits_of(BlockType type) { return *ggml_cpu().type_traits(static_cast<ggml_type>(type)); }
 
 i64 quantized_row_bytes(const ExpertLinearAttrs& attrs) {
   return static_cast<i64>(ggml_row_size(traits_of(attrs.block).vec_dot_type, attrs.in));
@@ -56,7 +55,7 @@ class ExpertLinear {
 
  private:
   void quantize() const {
-    const auto from_float = ggml_get_type_traits_cpu(traits_of(attrs_.block).vec_dot_type)->from_float;
+    const auto from_float = ggml_cpu().type_traits(traits_of(attrs_.block).vec_dot_type)->from_float;
     const i64 bytes = quantized_row_bytes(attrs_);
     const auto [begin, end] = ctx_.share(ctx_.in(0).shape[0] * ctx_.in(0).shape[1]);
     for (i64 row = begin; row < end; ++row) from_float(ctx_.input<float>(0) + row * in_, rows_ + row * bytes, in_);

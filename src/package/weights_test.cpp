@@ -7,12 +7,12 @@
 #include <cstring>
 #include <random>
 
+#include "base/log.h"
 #include "base/test_errors.h"
 #include "ggml.h"
 #include "graft/error.h"
 #include "package/test_package.h"
 #include "package/test_weights.h"
-#include "run/log.h"
 
 namespace graft {
 namespace {

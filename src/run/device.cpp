@@ -7,11 +7,13 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/ggml_cpu.h"
+#include "base/log.h"
 #include "ggml-backend.h"
 #include "ggml.h"
 #include "graft/graft.h"
 #include "kernel/simd/cpu_check.h"
-#include "run/log.h"
+#include "kernel/simd/dispatch.h"
 #include "run/rpc.h"
 
 namespace graft {
@@ -32,6 +34,12 @@ std::vector<ggml_backend_dev_t> ggml_devices() {
   return out;
 }
 
+// Which of several builds of the kernels this CPU has.
+std::string kernels_in_use() {
+  const std::string& module = ggml_cpu().module;
+  return str(" (kernels of graft: ", simd::name(simd::active_isa()), module.empty() ? "" : "; of ggml: ", module, ")");
+}
+
 }  // namespace
 
 std::string_view version() { return GRAFT_VERSION; }
@@ -44,6 +52,7 @@ std::vector<DeviceInfo> devices() {
     DeviceInfo info;
     info.name = lower(ggml_backend_dev_name(device));
     info.description = ggml_backend_dev_description(device);
+    if (ggml_backend_dev_type(device) == GGML_BACKEND_DEVICE_TYPE_CPU) info.description += kernels_in_use();
     std::size_t free = 0;
     std::size_t total = 0;
     ggml_backend_dev_memory(device, &free, &total);

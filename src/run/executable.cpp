@@ -4,8 +4,8 @@
 #include <cstring>
 
 #include "base/check.h"
+#include "base/ggml_cpu.h"
 #include "base/plant.h"
-#include "ggml-cpu.h"
 #include "ggml.h"
 #include "run/device_run.h"
 #include "run/ggml_layout.h"
@@ -313,7 +313,7 @@ Executable::Executable(std::shared_ptr<const Plan> plan, std::uint32_t begin, st
   last_bases_.assign(plan_->allocations.size(), nullptr);
 
   if (!launches_.empty()) {
-    const ggml_cplan cplan = ggml_graph_plan(graph_, has_ggml_ops_ ? threads_ : 1, nullptr);
+    const ggml_cplan cplan = ggml_cpu().graph_plan(graph_, has_ggml_ops_ ? threads_ : 1, nullptr);
     work_ = AlignedMemory(cplan.work_size);
   }
 }
@@ -364,11 +364,11 @@ bool Executable::compute(std::vector<Clock::time_point>* stamps) {
     stamps_ = stamps;
     use_loop<true>();
     cplan.abort_callback = &Executable::after_node<true>;
-    ggml_graph_compute(graph_, &cplan);
+    ggml_cpu().graph_compute(graph_, &cplan);
     use_loop<false>();
     stamps_ = nullptr;
   } else {
-    ggml_graph_compute(graph_, &cplan);
+    ggml_cpu().graph_compute(graph_, &cplan);
   }
   team_ = nullptr;
   if (finished_ == launches_.size() && !control_->error.failed()) return true;

@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "base/check.h"
+#include "base/log.h"
 #include "base/plant.h"
 #include "base/sha256.h"
 #include "graft/graft.h"
@@ -16,7 +17,6 @@
 #include "plan/kv_shape.h"
 #include "run/device.h"
 #include "run/fold.h"
-#include "run/log.h"
 #include "run/program_impl.h"
 #include "run/weight_placer.h"
 
@@ -43,8 +43,8 @@ class Loader {
  public:
   Loader(const LoadOptions& options, std::string source)
       : options_(options), impl_(std::make_unique<Program::Impl>(options)), placer_(options.verify_hashes, *impl_) {
-    simd::check_cpu();
     check_ggml();
+    simd::check_cpu();
     install_ggml_log();
     impl_->source = std::move(source);
     impl_->keep_alive = options.keep_alive;

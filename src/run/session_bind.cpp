@@ -1,7 +1,7 @@
 #include <cstring>
 
 #include "base/check.h"
-#include "run/log.h"
+#include "base/log.h"
 #include "run/session_impl.h"
 
 // The addresses of a run: every allocation of the plan gets its base.

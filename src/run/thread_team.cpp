@@ -17,8 +17,8 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/ggml_cpu.h"
 #include "base/spin.h"
-#include "ggml-cpu.h"
 #include "ggml.h"
 
 namespace graft {
@@ -56,8 +56,8 @@ struct ThreadTeam::Impl {
   std::mutex mutex;
   std::vector<std::unique_ptr<Worker>> workers;  // thread i + 1 of a run
   std::unique_ptr<Share[]> shares{new Share[kMaxThreads]};
-  std::unique_ptr<ggml_threadpool, void (*)(ggml_threadpool*)> caller_pool{nullptr, ggml_threadpool_free};
-  std::unique_ptr<ggml_threadpool, void (*)(ggml_threadpool*)> pool{nullptr, ggml_threadpool_free};
+  std::unique_ptr<ggml_threadpool, void (*)(ggml_threadpool*)> caller_pool{nullptr, ggml_cpu().threadpool_free};
+  std::unique_ptr<ggml_threadpool, void (*)(ggml_threadpool*)> pool{nullptr, ggml_cpu().threadpool_free};
   int pool_threads = 0;
   const int cpus = usable_cpus();
 
@@ -237,7 +237,7 @@ ggml_threadpool* ThreadTeam::ggml_pool(int threads) {
     pool.reset();
     ggml_threadpool_params params = ggml_threadpool_params_default(threads);
     params.poll = threads == 1 ? 0 : 1;  // 131,072 rounds before a worker sleeps, ggml's smallest number but none
-    pool.reset(ggml_threadpool_new(&params));
+    pool.reset(ggml_cpu().threadpool_new(&params));
     GRAFT_CHECK(SystemError, pool, "cannot start a ggml pool of ", threads, " threads");
     if (threads > 1) impl_.pool_threads = threads;
   }

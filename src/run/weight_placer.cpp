@@ -7,9 +7,9 @@
 #include <thread>
 
 #include "base/check.h"
+#include "base/log.h"
 #include "kernel/panels.h"
 #include "package/package.h"
-#include "run/log.h"
 #include "run/thread_team.h"
 
 namespace graft {
