@@ -19,7 +19,8 @@ PIP := $(BIN)/pip --disable-pip-version-check
 PIP_INSTALL := $(PIP) install -c requirements/constraints.txt
 
 .PHONY: all help demo test test-cpp test-python build setup system format format-check tidy asan tsan planted cuda \
-        fuzz coverage bench bench-overhead install-check wheel wheel-check aarch64-check executorch-suite ops-report clean
+        fuzz coverage bench bench-overhead install-check wheel wheel-check wheel-all-cpus \
+        wheel-all-cpus-check aarch64-check executorch-suite ops-report clean
 all: build
 
 help:
@@ -34,6 +35,7 @@ help:
 	@echo 'make install-check   the C++ install, moved away from here, runs examples/cpp'
 	@echo 'make executorch-suite  the operator tests that ExecuTorch ships for backends, on graft'
 	@echo 'make wheel-check     pip install . into an environment of its own'
+	@echo 'make wheel-all-cpus  a wheel for every CPU of this architecture; wheel-all-cpus-check also on CPUs of qemu-user'
 	@echo 'make aarch64-check   kernels and their tests for aarch64, cross-compiled, under qemu-user (skipped without the tools)'
 	@echo 'make format | tidy   clang-format, clang-tidy'
 	@echo 'make ops-report      the differential tests of all operators, and docs/ops.md from them'
@@ -139,6 +141,12 @@ wheel: setup
 
 wheel-check: setup
 	@test/wheel_check.sh $(VENV)
+
+wheel-all-cpus: setup
+	@tools/setup/wheel_all_cpus.sh $(VENV) dist/all-cpus
+
+wheel-all-cpus-check: wheel-all-cpus
+	@test/all_cpus_check.sh $(VENV) dist/all-cpus/graft-*.whl
 
 aarch64-check: setup
 	@test/aarch64/check.sh $(VENV) $(JOBS)

@@ -29,7 +29,10 @@ install(FILES LICENSE THIRD_PARTY_LICENSES.md DESTINATION ${CMAKE_INSTALL_DATADI
 if(GRAFT_ALL_CPUS)
   set(ggml_targets ggml ggml-base ${GGML_AVAILABLE_BACKENDS})
   set_target_properties(${ggml_targets} PROPERTIES INSTALL_RPATH "$ORIGIN")
-  install(TARGETS ${ggml_targets} LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} NAMELINK_SKIP COMPONENT sdk)
+  # libgraft's export names the libraries that it needs.
+  install(TARGETS ggml ggml-base EXPORT graftTargets
+          LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} NAMELINK_SKIP COMPONENT sdk)
+  install(TARGETS ${GGML_AVAILABLE_BACKENDS} LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT sdk)
   install(TARGETS ${ggml_targets} LIBRARY DESTINATION graft/lib NAMELINK_SKIP COMPONENT python EXCLUDE_FROM_ALL)
 endif()
 
