@@ -243,6 +243,22 @@ TEST(CachedAttention, Bf16AroundTheBordersOfTiles) {
   check_everywhere({.tokens = 40, .past = {60, 0}, .padding = {3, 40}, .chunk = 7, .type = type});
 }
 
+// A few queries of heads that are whole panels read keys and values in place, several queries and panels at a time.
+TEST(CachedAttention, FewQueriesOfWholePanels) {
+  for (const auto type : {simd::RowType::f32, simd::RowType::f16, simd::RowType::bf16}) {
+    for (const i64 group : {1, 2, 3, 4, 5, 7, 8})
+      check_everywhere(
+          {.heads = 2 * group, .shared = 2, .tokens = 1, .d = 64, .dv = 64, .past = {97, 3}, .type = type});
+    for (const i64 d : {8, 16, 32, 96, 128, 512})
+      for (const i64 dv : {8, 32, 48, 160})
+        for (const i64 tokens : {1, 3})
+          check_everywhere({.tokens = tokens, .d = d, .dv = dv, .past = {50}, .padding = {0}, .type = type});
+    for (const i64 past : {0, 1, 2, 3, 4, 94, 95, 96, 97, 192, 200})
+      check_everywhere({.tokens = 1, .d = 128, .dv = 128, .past = {past}, .padding = {0}, .type = type});
+    check_everywhere({.tokens = 5, .d = 64, .dv = 64, .past = {150, 0}, .window = 99, .sinks = true, .type = type});
+  }
+}
+
 TEST(CachedAttention, HeadsOfAnySizeAndGroup) {
   for (const i64 tokens : {1, 12}) {
     check_everywhere({.heads = 3, .shared = 3, .tokens = tokens, .d = 20, .dv = 7});

@@ -6,9 +6,6 @@ namespace graft::simd::GRAFT_ISA {
 namespace {
 
 constexpr i64 kFewKeys = 96;
-// Keys whose rows are asked for ahead of their use.
-constexpr i64 kAhead = 16;
-
 // acc[r][lanes] += sum_k s[k][r] * v[k][lanes]: like tile(), with S stored by k.
 template <int R, int NV>
 void tile_by_k(const float* s, i64 s_row, const float* v, i64 depth, float* acc) {
@@ -107,7 +104,7 @@ void store_row(const void* from, DType dtype, i64 n, RowType type, void* to) {
 // Many queries with products in f32, keys and values widened to it.
 class F32Products {
  public:
-  static constexpr i64 kKeys = 48;  // a multiple of kTileRows
+  static constexpr i64 kKeys = 72;  // a multiple of kTileRows
 
   F32Products(const AttentionHead& h, i64 t0, int queries) : h_(h), vectors_(queries > kLanes ? 2 : 1) {
     pack({at(h.q, h.dtype, t0 * h.q_row), h.dtype, 1, h.q_row}, h.d, queries, 0, 0, h.d, q_);
@@ -151,89 +148,244 @@ class F32Products {
   alignas(64) float wide_[kKeys * kMaxHeadSize];  // keys or values of a block as f32
 };
 
-GRAFT_VEC void prefetch_row(const void* data, RowType type, i64 index, i64 elements) {
-  const char* p = static_cast<const char*>(row_at(data, type, index));
-  const i64 bytes = static_cast<const char*>(row_at(data, type, index + elements)) - p;
-  for (i64 i = 0; i < bytes; i += 64) __builtin_prefetch(p + i);
+// Rows of one query, and panels of its results, that are summed at once: what the registers hold.
+constexpr int kRowsAtOnce = kTileRows < 8 ? 2 : 4;
+constexpr int kSumsAtOnce = kTileRows < 8 ? 8 : 16;
+constexpr int kKeysAtOnce = 4;
+typedef std::uint32_t vu_unaligned __attribute__((vector_size(kLanes * 4), aligned(4), may_alias));
+
+// kPanel elements of a row as two vectors. Of bf16 the first has the even places and the second the odd ones: a pair is
+// one word, and takes no shuffle. deal() and gather() bring a panel of f32 into that order and back.
+GRAFT_VEC void load_panel(F32, const float* p, vf& a, vf& b) {
+  a = load(p);
+  b = load(p + kLanes);
+}
+GRAFT_VEC void load_panel(F16, const std::uint16_t* p, vf& a, vf& b) {
+  a = load_f16(p);
+  b = load_f16(p + kLanes);
+}
+GRAFT_VEC void load_panel(BF16, const std::uint16_t* p, vf& a, vf& b) {
+  const vu words = *reinterpret_cast<const vu_unaligned*>(p);
+  a = (vf)(words << 16);
+  b = (vf)(words & 0xffff0000u);
+}
+GRAFT_VEC void deal(float* panel) {
+  float from[kPanel];
+  __builtin_memcpy(from, panel, sizeof(from));
+  for (int i = 0; i < kPanel; ++i) panel[i % 2 * kLanes + i / 2] = from[i];
+}
+GRAFT_VEC void gather(float* panel) {
+  float from[kPanel];
+  __builtin_memcpy(from, panel, sizeof(from));
+  for (int i = 0; i < kPanel; ++i) panel[i] = from[i % 2 * kLanes + i / 2];
 }
 
-// scores[i][s] of queries against the n keys from `row0` on; rows end at `row_end`.
-template <typename T>
-void few_scores(const AttentionHead& h, const float* q, int queries, i64 row0, i64 row_end, i64 n, float* scores) {
-  const typename T::Stored* k = static_cast<const typename T::Stored*>(h.k) + row0 * h.k_row;
-  alignas(16) float sums[kDotSums];
-  for (int i = 0; i < queries; i += kDotRows) {
-    const int count = static_cast<int>(smaller(kDotRows, queries - i));
-    for (i64 s = 0; s < n;) {
-      const int step = n - s >= dot_columns(queries) ? dot_columns(queries) : 1;
-      if (i == 0) {
-        // Rows of a head are a token apart: too far for the CPU to guess. The values are read right after the scores.
-        for (i64 y = row0 + s; y < row0 + s + step; ++y) {
-          prefetch_row(h.k, h.kv, (y + kAhead < row_end ? y + kAhead : y) * h.k_row, h.d);
-          prefetch_row(h.v, h.kv, y * h.v_row, h.dv);
-        }
+// Rows to ask for while others are worked on, one for each of these: with a few queries keys and values come from
+// memory, and rows may be a token apart, too far for the CPU to guess. May be none.
+struct Ahead {
+  const char* rows = nullptr;
+  i64 stride = 0, bytes = 0, count = 0;
+};
+GRAFT_VEC void ask(const Ahead& ahead, i64 row) {
+  if (row >= ahead.count) return;
+  const char* from = ahead.rows + row * ahead.stride;
+  for (i64 i = 0; i < ahead.bytes; i += 64) __builtin_prefetch(from + i);
+}
+
+// Queries, scores and results of few_queries().
+struct Few {
+  i64 depth = 0, panels = 0;  // elements of a query and of a result, padded with zeros to panels
+  alignas(64) float q[kFewQueries * (kMaxHeadSize + kPanel)];                 // [query][depth], scaled
+  alignas(64) float scores[kFewQueries * kFewKeys];                           // [query][key]
+  alignas(64) float keep[kFewQueries];                                        // by which earlier results are multiplied
+  alignas(64) float acc[(kMaxHeadSize / kPanel + 1) * kFewQueries * kPanel];  // [panel][query][kPanel]
+};
+
+// Scores of P queries from `i` on against K keys, the first of which is key s of the block.
+template <typename T, int P, int K>
+GRAFT_VEC void dots(Few& few, int i, const typename T::Stored* k, i64 k_row, i64 s) {
+  vf c[P][K];
+#pragma GCC unroll 4
+  for (int p = 0; p < P; ++p) {
+#pragma GCC unroll 4
+    for (int y = 0; y < K; ++y) c[p][y] = zero();
+  }
+  const float* q = few.q + i * few.depth;
+  for (i64 x = 0; x < few.depth; x += kPanel) {
+#pragma GCC unroll 4
+    for (int y = 0; y < K; ++y) {
+      vf a, b;
+      load_panel(T{}, k + y * k_row + x, a, b);
+#pragma GCC unroll 4
+      for (int p = 0; p < P; ++p) {
+        c[p][y] = fma(load(q + p * few.depth + x), a, c[p][y]);
+        c[p][y] = fma(load(q + p * few.depth + x + kLanes), b, c[p][y]);
       }
-      dot_block_of<T>(count, step)(q + i * h.d, h.d, k, h.k_row, h.d, s, sums);
-      for (int x = 0; x < count; ++x) {
-        for (int y = 0; y < step; ++y) scores[(i + x) * kFewKeys + s + y] = sums[x * step + y];
-      }
-      s += step;
+    }
+  }
+#pragma GCC unroll 4
+  for (int p = 0; p < P; ++p) {
+    float* to = few.scores + (i + p) * kFewKeys + s;
+    if constexpr (K == 4) {
+      store4(to, sum_lanes4(c[p][0], c[p][1], c[p][2], c[p][3]));
+    } else {
+      to[0] = sum_lanes(c[p][0]);
     }
   }
 }
 
-// The same for blocks of integers, which are widened first.
-void few_scores_widened(const AttentionHead& h, const float* q, int queries, i64 row0, i64 n, float* scores) {
+template <typename T, int P>
+void scores_of(Few& few, int i, const typename T::Stored* k, i64 k_row, i64 s, i64 n, const Ahead& values) {
+  const i64 end = s + n;
+  for (; s + kKeysAtOnce <= end; s += kKeysAtOnce, k += kKeysAtOnce * k_row) {
+    for (int y = 0; y < kKeysAtOnce; ++y) ask(values, s + y);
+    dots<T, P, kKeysAtOnce>(few, i, k, k_row, s);
+  }
+  for (; s < end; ++s, k += k_row) {
+    ask(values, s);
+    dots<T, P, 1>(few, i, k, k_row, s);
+  }
+}
+
+// Of all queries against n keys, the first of which is key s of the block.
+template <typename T>
+void scores_of(Few& few, int queries, const void* k, i64 k_row, i64 s, i64 n, const Ahead& values = {}) {
+  const auto* rows = static_cast<const typename T::Stored*>(k);
+  int i = 0;
+  const auto ahead = [&] { return i == 0 ? values : Ahead{}; };
+  for (; kRowsAtOnce == 4 && i + 4 <= queries; i += 4) scores_of<T, kRowsAtOnce>(few, i, rows, k_row, s, n, ahead());
+  for (; i + 2 <= queries; i += 2) scores_of<T, 2>(few, i, rows, k_row, s, n, ahead());
+  if (i < queries) scores_of<T, 1>(few, i, rows, k_row, s, n, ahead());
+}
+
+// C panels of the results of P queries: what there is of earlier blocks, kept in part, and the values of n keys by
+// their scores. A block's sum is added as a whole: its rounding error does not grow with the keys before.
+template <typename T, int P, int C>
+void add_panels(Few& few, int i, i64 panel, const typename T::Stored* v, i64 v_row, i64 n, const Ahead& keys) {
+  vf c[P][C][2];
+#pragma GCC unroll 4
+  for (int p = 0; p < P; ++p) {
+#pragma GCC unroll 4
+    for (int x = 0; x < C; ++x) c[p][x][0] = c[p][x][1] = zero();
+  }
+  const float* scores = few.scores + i * kFewKeys;
+  for (i64 s = 0; s < n; ++s, v += v_row) {
+    ask(keys, s);
+    vf by[P];
+#pragma GCC unroll 4
+    for (int p = 0; p < P; ++p) by[p] = splat(scores[p * kFewKeys + s]);
+#pragma GCC unroll 4
+    for (int x = 0; x < C; ++x) {
+      vf a, b;
+      load_panel(T{}, v + x * kPanel, a, b);
+#pragma GCC unroll 4
+      for (int p = 0; p < P; ++p) {
+        c[p][x][0] = fma(by[p], a, c[p][x][0]);
+        c[p][x][1] = fma(by[p], b, c[p][x][1]);
+      }
+    }
+  }
+#pragma GCC unroll 4
+  for (int p = 0; p < P; ++p) {
+    const vf keep = splat(few.keep[i + p]);
+#pragma GCC unroll 4
+    for (int x = 0; x < C; ++x) {
+      float* to = few.acc + ((panel + x) * kFewQueries + i + p) * kPanel;
+      store(to, fma(load(to), keep, c[p][x][0]));
+      store(to + kLanes, fma(load(to + kLanes), keep, c[p][x][1]));
+    }
+  }
+}
+
+template <typename T, int P>
+void add_values(Few& few, int i, i64 panel, i64 panels, const typename T::Stored* v, i64 v_row, i64 n,
+                const Ahead& keys) {
+  constexpr int kAtOnce = kSumsAtOnce / (2 * P) < 4 ? kSumsAtOnce / (2 * P) : 4;
+  const i64 begin = panel, end = panel + panels;
+  const auto ahead = [&] { return panel == begin ? keys : Ahead{}; };
+  for (; panel + kAtOnce <= end; panel += kAtOnce, v += kAtOnce * kPanel)
+    add_panels<T, P, kAtOnce>(few, i, panel, v, v_row, n, ahead());
+  for (; panel < end; ++panel, v += kPanel) add_panels<T, P, 1>(few, i, panel, v, v_row, n, ahead());
+}
+
+// Panels [panel, panel + panels) of the results of all queries.
+template <typename T>
+void add_values(Few& few, int queries, i64 panel, i64 panels, const void* v, i64 v_row, i64 n, const Ahead& keys = {}) {
+  const auto* rows = static_cast<const typename T::Stored*>(v);
+  int i = 0;
+  const auto ahead = [&] { return i == 0 ? keys : Ahead{}; };
+  for (; kRowsAtOnce == 4 && i + 4 <= queries; i += 4)
+    add_values<T, kRowsAtOnce>(few, i, panel, panels, rows, v_row, n, ahead());
+  for (; i + 2 <= queries; i += 2) add_values<T, 2>(few, i, panel, panels, rows, v_row, n, ahead());
+  if (i < queries) add_values<T, 1>(few, i, panel, panels, rows, v_row, n, ahead());
+}
+
+// Keys and values that are blocks of integers, or whose rows are no whole panels, are widened to such rows of f32.
+void scores_widened(Few& few, const AttentionHead& h, int queries, i64 row0, i64 n) {
   constexpr i64 kRows = 8;
-  alignas(64) float wide[kRows * kMaxHeadSize];
-  AttentionHead block = h;
-  block.k = wide;
-  block.v = wide;
-  block.k_row = h.d;
-  block.v_row = 0;
-  block.dv = 0;
-  block.kv = RowType::f32;
+  alignas(64) float wide[kRows * (kMaxHeadSize + kPanel)];
   for (i64 s = 0; s < n; s += kRows) {
     const i64 rows = smaller(kRows, n - s);
-    for (i64 i = 0; i < rows; ++i) widen_row(h.k, h.kv, (row0 + s + i) * h.k_row, 0, h.d, wide + i * h.d);
-    few_scores<F32>(block, q, queries, 0, rows, rows, scores + s);
+    for (i64 y = 0; y < rows; ++y) {
+      widen_row(h.k, h.kv, (row0 + s + y) * h.k_row, 0, h.d, wide + y * few.depth);
+      for (i64 x = h.d; x < few.depth; ++x) wide[y * few.depth + x] = 0;
+    }
+    scores_of<F32>(few, queries, wide, few.depth, s, rows);
+  }
+}
+void add_values_widened(Few& few, const AttentionHead& h, int queries, i64 row0, i64 n) {
+  alignas(64) float wide[kFewKeys * kPanel];
+  for (i64 panel = 0; panel < few.panels; ++panel) {
+    const i64 width = smaller(kPanel, h.dv - panel * kPanel);
+    for (i64 s = 0; s < n; ++s) {
+      widen_row(h.v, h.kv, (row0 + s) * h.v_row, panel * kPanel, width, wide + s * kPanel);
+      for (i64 x = width; x < kPanel; ++x) wide[s * kPanel + x] = 0;
+    }
+    add_values<F32>(few, queries, panel, 1, wide, kPanel, n);
   }
 }
 
 // Few queries (decoding): lanes are elements of a head; keys and values are read once for all queries.
 void few_queries(const AttentionHead& h, i64 t0, i64 t1) {
-  constexpr i64 kPanels = kMaxHeadSize / kPanel;
   const int queries = static_cast<int>(t1 - t0);
-  alignas(64) float q[kFewQueries * kMaxHeadSize];
-  alignas(64) float scores[kFewQueries * kFewKeys];
-  alignas(64) float acc[kPanels][kFewQueries * kPanel];
-  alignas(64) float wide[kFewKeys * kPanel];
+  const bool whole = h.kv != RowType::q8_0 && h.d % kPanel == 0 && h.dv % kPanel == 0;
+  const bool dealt = whole && h.kv == RowType::bf16;
+  Few few;
+  few.panels = (h.dv + kPanel - 1) / kPanel;
+  few.depth = (h.d + kPanel - 1) / kPanel * kPanel;
   float largest[kFewQueries], total[kFewQueries];
-  const i64 panels = (h.dv + kPanel - 1) / kPanel;
   for (int i = 0; i < queries; ++i) {
-    widen(at(h.q, h.dtype, (t0 + i) * h.q_row), h.dtype, 1, h.d, q + i * h.d);
-    for (i64 x = 0; x < h.d; ++x) q[i * h.d + x] *= h.scale;
+    float* q = few.q + i * few.depth;
+    widen(at(h.q, h.dtype, (t0 + i) * h.q_row), h.dtype, 1, h.d, q);
+    for (i64 x = 0; x < h.d; ++x) q[x] *= h.scale;
+    for (i64 x = h.d; x < few.depth; ++x) q[x] = 0;
+    for (i64 x = 0; dealt && x < few.depth; x += kPanel) deal(q + x);
     largest[i] = h.sink != nullptr ? h.sink[(t0 + i) % h.group] : kMinusInfinity;
     total[i] = h.sink != nullptr ? 1 : 0;
   }
-  for (i64 panel = 0; panel < panels; ++panel) {
-    for (i64 i = 0; i < queries * kPanel; i += kLanes) store(acc[panel] + i, zero());
-  }
+  for (i64 i = 0; i < few.panels * kFewQueries * kPanel; i += kLanes) store(few.acc + i, zero());
   const i64 begin = keys_begin(h, t0), end = keys_end(h, t1 - 1);
   for (i64 s0 = begin, n = 0; s0 < end; s0 += n) {
-    const i64 row0 = row_of(h, s0), row_end = h.ring > 0 ? h.ring : h.s - h.origin;
+    const i64 row0 = row_of(h, s0);
     n = together(h, row0, smaller(kFewKeys, end - s0));
-    if (h.kv == RowType::f32) {
-      few_scores<F32>(h, q, queries, row0, row_end, n, scores);
+    const void* k = row_at(h.k, h.kv, row0 * h.k_row);
+    const void* v = row_at(h.v, h.kv, row0 * h.v_row);
+    // The values of these keys are asked for with their scores, the keys after these with the values.
+    const i64 size = h.kv == RowType::f32 ? 4 : 2, next = row0 + n, rows = h.ring > 0 ? h.ring : h.s - h.origin;
+    const Ahead values = {static_cast<const char*>(v), h.v_row * size, h.dv * size, n};
+    const Ahead keys = {static_cast<const char*>(k) + n * h.k_row * size, h.k_row * size, h.d * size,
+                        rows - next < n ? rows - next : n};
+    if (!whole) {
+      scores_widened(few, h, queries, row0, n);
+    } else if (h.kv == RowType::f32) {
+      scores_of<F32>(few, queries, k, h.k_row, 0, n, values);
     } else if (h.kv == RowType::bf16) {
-      few_scores<BF16>(h, q, queries, row0, row_end, n, scores);
-    } else if (h.kv == RowType::f16) {
-      few_scores<F16>(h, q, queries, row0, row_end, n, scores);
+      scores_of<BF16>(few, queries, k, h.k_row, 0, n, values);
     } else {
-      few_scores_widened(h, q, queries, row0, n, scores);
+      scores_of<F16>(few, queries, k, h.k_row, 0, n, values);
     }
     for (int i = 0; i < queries; ++i) {
-      float* row = scores + i * kFewKeys;
+      float* row = few.scores + i * kFewKeys;
       if (h.softcap != 0) {
         for (i64 s = 0; s < n; s += kLanes)
           store_some<F32>(row + s, cap(load_some<F32>(row + s, n - s), h.softcap), n - s);
@@ -248,35 +400,24 @@ void few_queries(const AttentionHead& h, i64 t0, i64 t1) {
       for (i64 s = 0; s < n; s += kLanes) m = max_nan(keep_n(load_some<F32>(row + s, n - s), n - s, kMinusInfinity), m);
       const float top = max_lanes_nan(m);
       const vf shift = finite_shift(splat(top));
-      const float keep = exp(splat(largest[i]) - shift)[0];
+      few.keep[i] = exp(splat(largest[i]) - shift)[0];
       vf sum = zero();
       for (i64 s = 0; s < n; s += kLanes) {
         const vf e = keep_n(exp(load_some<F32>(row + s, n - s) - shift), n - s, 0.f);
         store_some<F32>(row + s, e, n - s);
         sum += e;
       }
-      total[i] = total[i] * keep + sum_lanes(sum);
+      total[i] = total[i] * few.keep[i] + sum_lanes(sum);
       largest[i] = top;
-      if (s0 > begin) {
-        for (i64 panel = 0; panel < panels; ++panel) {
-          float* a = acc[panel] + i * kPanel;
-          for (int x = 0; x < kPanel; x += kLanes) store(a + x, load(a + x) * keep);
-        }
-      }
     }
-    for (i64 panel = 0; panel < panels; ++panel) {
-      const int width = static_cast<int>(smaller(kPanel, h.dv - panel * kPanel));
-      const float* v = static_cast<const float*>(h.v) + row0 * h.v_row + panel * kPanel;
-      i64 v_row = h.v_row;
-      if (h.kv != RowType::f32 || width != kPanel) {
-        for (i64 s = 0; s < n; ++s) {
-          widen_row(h.v, h.kv, (row0 + s) * h.v_row, panel * kPanel, width, wide + s * kPanel);
-          for (int x = width; x < kPanel; ++x) wide[s * kPanel + x] = 0;
-        }
-        v = wide;
-        v_row = kPanel;
-      }
-      kTiles[width > kLanes][queries - 1](scores, kFewKeys, v, v_row, n, acc[panel], true);
+    if (!whole) {
+      add_values_widened(few, h, queries, row0, n);
+    } else if (h.kv == RowType::f32) {
+      add_values<F32>(few, queries, 0, few.panels, v, h.v_row, n, keys);
+    } else if (h.kv == RowType::bf16) {
+      add_values<BF16>(few, queries, 0, few.panels, v, h.v_row, n, keys);
+    } else {
+      add_values<F16>(few, queries, 0, few.panels, v, h.v_row, n, keys);
     }
   }
   Epilogue e;
@@ -284,13 +425,15 @@ void few_queries(const AttentionHead& h, i64 t0, i64 t1) {
   e.out_dtype = h.dtype;
   e.out_r = h.out_row;
   e.out_j = 1;
-  for (i64 panel = 0; panel < panels; ++panel) {
+  for (i64 panel = 0; panel < few.panels; ++panel) {
+    float* acc = few.acc + panel * kFewQueries * kPanel;
     for (int i = 0; i < queries; ++i) {
-      float* a = acc[panel] + i * kPanel;
+      float* a = acc + i * kPanel;
       const float inverse = total[i] == 0.f ? 0.f : 1.f / total[i];
       for (int x = 0; x < kPanel; x += kLanes) store(a + x, load(a + x) * inverse);
+      if (dealt) gather(a);
     }
-    finish(e, acc[panel], t0, queries, panel * kPanel, static_cast<int>(smaller(kPanel, h.dv - panel * kPanel)));
+    finish(e, acc, t0, queries, panel * kPanel, static_cast<int>(smaller(kPanel, h.dv - panel * kPanel)));
   }
   if (h.lse == nullptr) return;
   for (int i = 0; i < queries; ++i) h.lse[t0 + i] = largest[i] + __builtin_logf(total[i]);

@@ -66,7 +66,7 @@ constexpr PairTile kPairTiles[2][kTileRows] = {
 // Queries and weights are rounded to bf16; keys and values are in it. Sums stay in f32.
 class Bf16Products {
  public:
-  static constexpr i64 kKeys = 48;  // a multiple of kTileRows and of 2
+  static constexpr i64 kKeys = 72;  // a multiple of kTileRows and of 2
 
   Bf16Products(const AttentionHead& h, i64 t0, int queries) : h_(h), vectors_(queries > kLanes ? 2 : 1) {
     alignas(64) float wide[kMaxHeadSize * kPanel];
