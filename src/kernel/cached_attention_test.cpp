@@ -71,7 +71,7 @@ void check(const Case& c, const simd::AttentionTable& table, int threads) {
                                   << " type " << static_cast<int>(c.type) << " d " << c.d << " dv " << c.dv);
   std::mt19937 rng(static_cast<unsigned>(c.tokens * 31 + c.past[0]));
   const auto batch = static_cast<i64>(c.past.size());
-  constexpr i64 slots = 150;
+  constexpr i64 slots = 256;
   // As a projection leaves them: [B, T, H, D] seen as [B, H, T, D].
   const auto heads_of = [&](i64 heads, i64 size) {
     TensorDesc desc(DType::f32, Shape{batch, heads, c.tokens, size});
