@@ -19,7 +19,7 @@ PIP := $(BIN)/pip --disable-pip-version-check
 PIP_INSTALL := $(PIP) install -c requirements/constraints.txt
 
 .PHONY: all help demo test test-cpp test-python build setup system format format-check tidy asan tsan planted cuda \
-        fuzz coverage bench bench-overhead install-check wheel wheel-check wheel-all-cpus \
+        fuzz coverage bench bench-kernels bench-overhead install-check wheel wheel-check wheel-all-cpus \
         wheel-all-cpus-check aarch64-check executorch-suite ops-report clean
 all: build
 
@@ -40,6 +40,7 @@ help:
 	@echo 'make format | tidy   clang-format, clang-tidy'
 	@echo 'make ops-report      the differential tests of all operators, and docs/ops.md from them'
 	@echo 'make bench           measurements (bench/README.md)'
+	@echo 'make bench-kernels   what bounds each kernel, after make bench'
 	@echo 'make bench-overhead  planning, and the cost of a call around its kernels'
 
 # --- set-up -----------------------------------------------------------------------------------------------------------
@@ -174,6 +175,10 @@ ops-report: build
 
 bench: build
 	@$(MAKE) -C bench PYTHON=$(CURDIR)/$(BIN)/python
+
+bench-kernels: build
+	@$(CMAKE) --build --preset release -j $(JOBS) --target graft_kernel_times graft_roofline
+	@cd bench && ../$(BIN)/python kernels.py
 
 bench-overhead: demo
 	@$(CMAKE) --build --preset release -j $(JOBS) --target graft_overhead

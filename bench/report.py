@@ -106,7 +106,7 @@ def markdown(results: dict[str, Any], known: dict[str, Workload]) -> str:
 
 def readme_section(results: dict[str, Any], known: dict[str, Workload]) -> str:
     """What the README says: per workload the medians, errors and memory of all peers, and the caveats."""
-    lines = []
+    lines = ["![How much of what the machine can do each engine reaches](docs/pictures/bench.svg)", ""]
     for name, entry in results["workloads"].items():
         if name not in known:
             continue

@@ -31,11 +31,13 @@ set_target_properties(graft_overhead PROPERTIES BUILD_RPATH "${GRAFT_GGML_RPATH}
 target_link_libraries(graft_overhead PRIVATE graft_includes)
 add_dependencies(graft_overhead graft_schema)
 
-# The start of a language model, as a program of the library's users; and what the machine can do at most.
-add_executable(graft_first_token bench/first_token.cpp)
-graft_target(graft_first_token)
-set_target_properties(graft_first_token PROPERTIES BUILD_RPATH "${GRAFT_GGML_RPATH}")
-target_link_libraries(graft_first_token PRIVATE graft)
+# Programs of the library's users: the start of a language model, and times of launches. And what the machine can do at most.
+foreach(measured first_token kernel_times)
+  add_executable(graft_${measured} bench/${measured}.cpp)
+  graft_target(graft_${measured})
+  set_target_properties(graft_${measured} PROPERTIES BUILD_RPATH "${GRAFT_GGML_RPATH}")
+  target_link_libraries(graft_${measured} PRIVATE graft)
+endforeach()
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
   add_executable(graft_roofline bench/roofline.cpp)
   target_compile_features(graft_roofline PRIVATE cxx_std_20)

@@ -12,6 +12,7 @@ from peers.graft_package import Graft
 from peers.language import LanguagePeer, gguf
 
 CONTEXT = 2048
+CHUNK = 512
 
 
 class GraftLanguage(LanguagePeer):
@@ -41,8 +42,12 @@ class GraftLanguage(LanguagePeer):
 
     def feed(self, tokens: list[int], past: int) -> Any:
         torch = self._torch
-        positions = torch.arange(past, past + len(tokens))[None]
-        return self._forward(torch.tensor([tokens]), positions, positions, torch.tensor([len(tokens) - 1]))
+        # Pieces as `graft generate` takes them (DecoderOptions::prefill_chunk_size).
+        for begin in range(0, len(tokens), CHUNK):
+            piece = tokens[begin : begin + CHUNK]
+            positions = torch.arange(past + begin, past + begin + len(piece))[None]
+            out = self._forward(torch.tensor([piece]), positions, positions, torch.tensor([len(piece) - 1]))
+        return out
 
 
 PEER = GraftLanguage()

@@ -17,7 +17,7 @@ def bench():
     sys.path.insert(0, str(BENCH))
     before = set(sys.modules)
     try:
-        yield {name: importlib.import_module(name) for name in ("workloads", "peers", "report", "run", "machine", "vision")}
+        yield {name: importlib.import_module(name) for name in ("workloads", "peers", "report", "run", "machine", "vision", "kernels", "picture")}
     finally:
         sys.path.remove(str(BENCH))
         for name in set(sys.modules) - before:
@@ -194,3 +194,58 @@ def test_work_of_networks_is_what_torch_counts(bench, model):
     assert gflops == pytest.approx(counter.get_total_flops() / 1e9, rel=0.01)
     if gb_read:
         assert gb_read == pytest.approx(sum(p.numel() for p in module.parameters()) * 4e-9, rel=0.01)
+
+
+def launch(kernel, inputs, outputs, why="the one kernel for it"):
+    return {
+        "kernel": kernel, "why": why,
+        "inputs": [{"tensor": text} for text in inputs], "outputs": [{"tensor": text} for text in outputs],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("what", "past", "operations", "moved"),
+    [
+        (launch("graft matmul", ["f32[2, 8, 64]", "f32[64, 16]"], ["f32[2, 8, 16]"]), 0,
+         {"f32": 2 * 2 * 8 * 16 * 64}, 4 * (1024 + 1024 + 256)),
+        (launch("graft block_matmuls", ["f32[8, 64]", "u8[1088]", "u8[544]"], ["f32[8, 16]", "f32[8, 8]"]), 0,
+         {"int8": 2 * 64 * 8 * 24}, 4 * (512 + 192) + 1632),
+        # 40 channels take two panels of 32: 27 steps of the sum.
+        (launch("graft packed_conv", ["f32[1, 3, 1, 9, 9]", "f32[1728]"], ["f32[1, 40, 1, 7, 7]"]), 0,
+         {"f32": 2 * 40 * 49 * 27}, 4 * (243 + 1728 + 1960)),
+        (launch("graft attention", ["f32[1, 2, 5, 8]", "f32[1, 2, 7, 8]", "f32[1, 2, 7, 8]"], ["f32[1, 5, 2, 8]"]), 0,
+         {"f32": 4 * 2 * 5 * 7 * 8}, 4 * (80 + 112 + 112 + 80)),
+        # One token after three reads four of a cache of 100.
+        (launch("graft cached_attention", ["f32[1, 2, 1, 8]", "f32[1, 1, 1, 8]", "f32[1, 1, 1, 8]", "i64[1, 1]"],
+                ["f32[1, 1, 2, 8]", "bf16[1, 1, 100, 8]", "bf16[1, 1, 100, 8]"]), 3,
+         {"f32": 4 * 2 * 8 * 4}, 4 * (16 + 8 + 8 + 16) + 2 * 2 * 4 * 8),
+        (launch("graft gather", ["f32[1000, 8]", "i64[2]"], ["f32[2, 8]"]), 0, {}, 2 * 64),
+        (launch("graft elementwise", ["f32[4, 8]", "bool[]"], ["f32[4, 8]"]), 0, {}, 257),
+    ],
+)  # fmt: skip
+def test_work_of_a_launch(bench, what, past, operations, moved):
+    assert bench["kernels"].work(what, past) == (operations, moved)
+
+
+def test_what_bounds_a_kernel(bench):
+    kernels = bench["kernels"]
+    probe = {"gflops_f32": 100.0, "gflops_bf16": 200.0, "gops_int8": 400.0, "gb_read": 10.0}
+    rows = {
+        "a": kernels.Row(1, 1.0, 2e9, {"int8": 300e9}),
+        "b": kernels.Row(2, 1.0, 9e9, {"f32": 10e9}),
+        "c": kernels.Row(3, 1.0, 20e9, {}),
+        "d": kernels.Row(4, 1.0, 1e9, {"f32": 1e9}),
+        "too little to tell": kernels.Row(5, 0.001, 1e9, {}),
+    }
+    told = {line.split(" | ")[0].removeprefix("| "): line.split(" | ")[-1] for line in kernels.table(rows, probe)[2:]}
+    assert told == {"a": "int8 units |", "b": "memory |", "c": "caches |", "d": "neither |"}
+
+
+def test_picture(bench, tmp_path):
+    pytest.importorskip("matplotlib", reason="matplotlib is one of the packages of make bench")
+    times = round_of({"graft": [2.0, 2.1, 2.2], "eager": [4.0, 4.1, 4.2]})
+    times["limits"] = {"gflops_f32": 400.0, "gb_read": 40.0}
+    results = {"workloads": {"w": entry_of([times, times])}}
+    bench["picture"].draw(results, {"w": workload_of(bench)}, tmp_path / "bars.svg")
+    drawn = (tmp_path / "bars.svg").read_text()
+    assert "graft" in drawn and "eager" in drawn
