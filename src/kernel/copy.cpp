@@ -98,15 +98,6 @@ void copy_same(const KernelContext& ctx, const Walk& walk) {
   }
 }
 
-// The class through which a conversion is exact up to its last step.
-simd::BlockClass conversion_class(DType from, DType to) {
-  using simd::BlockClass;
-  if (to == DType::b8) return BlockClass::b8;
-  if (from == DType::f64 || to == DType::f64) return BlockClass::f64;
-  if (is_float(from) || is_float(to)) return BlockClass::f32;
-  return BlockClass::i64;
-}
-
 void run_copy(const KernelContext& ctx) noexcept {
   const DType from = ctx.in(0).dtype;
   const DType to = ctx.out().dtype;

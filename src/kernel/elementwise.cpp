@@ -16,7 +16,7 @@ void run_elementwise(const KernelContext& ctx) noexcept {
   if (attrs.op == ElementwiseOp::where) job.input_class[0] = BlockClass::b8;
   job.output_class = simd::gives_bool(attrs.op) ? BlockClass::b8 : attrs.compute;
   job.immediate_mask = attrs.immediate_mask;
-  for (int k = 0; k < kMaxBlockInputs; ++k) job.immediates[static_cast<std::size_t>(k)] = attrs.immediates[k];
+  for (int k = 0; k < job.inputs; ++k) job.immediates[static_cast<std::size_t>(k)] = attrs.immediates[k];
   job.params = attrs.params;
   if (job.function == nullptr) return ctx.fail(std::string(simd::name(attrs.op)) + ": no function of this class");
   switch (run_blocks(ctx, job)) {

@@ -1,6 +1,8 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
+#include <string>
 
 #include "kernel/kernel.h"
 #include "kernel/simd/elementwise.h"
@@ -37,5 +39,27 @@ struct ElementwiseAttrs {
   simd::Number params[3];
 };
 extern const Kernel kElementwise;
+
+// outputs {to}; inputs: at most kMaxChainInputs tensors, each of the shape of `to` or broadcast to it. Does what a
+// launch of kElementwise per step would do, each into a tensor of the shape and dtype `result`, the last one into `to`,
+// but by blocks that stay in the first-level cache: the numbers are the same. `to` may be one of the inputs.
+inline constexpr int kMaxChainSteps = 10;
+inline constexpr int kMaxChainInputs = 7;
+inline constexpr int kMaxChainImmediates = 8;  // in all steps together
+struct ChainStep {
+  ElementwiseAttrs what;
+  // Of each operand that is no immediate: the input, or kMaxChainInputs + the earlier step whose result it is.
+  std::array<std::int32_t, 3> from{};
+  DType result = DType::f32;
+};
+struct ElementwiseChainAttrs {
+  std::int32_t inputs = 0;
+  std::int32_t steps = 0;
+  std::array<ChainStep, kMaxChainSteps> step{};
+};
+extern const Kernel kElementwiseChain;
+
+// The operators of a chain: "mul, add, tanh".
+std::string chain_text(const ElementwiseChainAttrs& chain);
 
 }  // namespace graft

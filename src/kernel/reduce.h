@@ -52,7 +52,10 @@ struct ScanAttrs {
   std::int32_t dim = 0;
 };
 // inputs {x}, outputs {y}: running sums or products along a dimension; both of any strides, same shape.
-// Floats accumulate in double.
+// Floats accumulate in double. Scratch: scan_scratch_bytes().
 extern const Kernel kScan;
+
+// Scratch of a launch with few long lines, which threads share in parts; 0 otherwise.
+std::int64_t scan_scratch_bytes(const TensorDesc& x, const ScanAttrs& attrs);
 
 }  // namespace graft

@@ -151,6 +151,29 @@ TEST(Scan, BothDirectionsOfMemory) {
   }
 }
 
+TEST(Scan, LongLinesAndAnyNumberOfThreadsGiveTheSame) {
+  for (const auto& [lines, length] :
+       {std::pair<std::int64_t, std::int64_t>{1, 70001}, {3, 40000}, {17, 40000}, {6, 5}}) {
+    std::vector<float> x(static_cast<std::size_t>(lines * length)), y(x.size()), first;
+    std::mt19937 random(5);
+    std::normal_distribution<float> normal;
+    for (float& v : x) v = normal(random);
+    const TensorDesc desc(DType::f32, Shape{lines, length});
+    const ScanAttrs attrs{ScanOp::sum, 1};
+    for (int threads : {1, 2, 3}) {
+      run(kScan, {desc, x.data()}, {{desc, y.data()}}, threads, attrs, scan_scratch_bytes(desc, attrs));
+      if (threads == 1) first = y;
+      EXPECT_EQ(y, first) << threads << " threads";
+    }
+    double sum = 0;
+    for (std::size_t i = 0; i < x.size(); ++i) {
+      if (i % static_cast<std::size_t>(length) == 0) sum = 0;
+      sum += static_cast<double>(x[i]);
+      ASSERT_NEAR(y[i], sum, 1e-7 * std::fabs(sum) + 1e-9) << i;
+    }
+  }
+}
+
 TEST(Sort, StableWithNanLastAndMinusZeroEqualToZero) {
   std::vector<float> x = {3, 0.f, std::nanf(""), -0.f, -INFINITY, 3, INFINITY};
   std::vector<float> values(7);

@@ -120,22 +120,10 @@ void put_empty_statistics(const KernelContext& ctx, const simd::RowsTable& table
   }
 }
 
-void softmax_f64(const double* x, double* y, i64 n, bool logarithm) {
-  double top = -std::numeric_limits<double>::infinity();
-  for (i64 i = 0; i < n; ++i) {
-    if (x[i] > top || std::isnan(x[i])) top = x[i];
-  }
-  double total = 0;
-  for (i64 i = 0; i < n; ++i) total += std::exp(x[i] - top);
-  const double shift = std::log(total);
-  for (i64 i = 0; i < n; ++i) y[i] = logarithm ? x[i] - top - shift : std::exp(x[i] - top) / total;
-}
-
 void layer_norm_here(const KernelContext& ctx) noexcept { run_layer_norm(ctx, simd::rows()); }
 void rms_norm_here(const KernelContext& ctx) noexcept { run_rms_norm(ctx, simd::rows()); }
 void group_norm_here(const KernelContext& ctx) noexcept { run_group_norm(ctx, simd::rows()); }
 void batch_norm_here(const KernelContext& ctx) noexcept { run_batch_norm(ctx, simd::rows()); }
-void softmax_here(const KernelContext& ctx) noexcept { run_softmax(ctx, simd::rows()); }
 
 }  // namespace
 
@@ -232,22 +220,6 @@ void run_batch_norm(const KernelContext& ctx, const simd::RowsTable& table) noex
   }
 }
 
-void run_softmax(const KernelContext& ctx, const simd::RowsTable& table) noexcept {
-  const auto attrs = ctx.attrs<SoftmaxAttrs>();
-  if (attrs.row == 0) return;
-  const DType from = ctx.in(0).dtype, to = ctx.out().dtype;
-  const auto [begin, end] = ctx.share(element_count(ctx.in(0)) / attrs.row);
-  for (i64 r = begin; r < end; ++r) {
-    const void* x = at(ctx.inputs[0], from, r * attrs.row);
-    void* y = at(ctx.outputs[0], to, r * attrs.row);
-    if (from == DType::f64) {
-      softmax_f64(static_cast<const double*>(x), static_cast<double*>(y), attrs.row, attrs.logarithm != 0);
-    } else {
-      table.softmax(x, from, y, to, attrs.row, attrs.logarithm != 0);
-    }
-  }
-}
-
 // Elements; some 2 microseconds of one thread.
 constexpr i64 kMinParallel = 4096;
 
@@ -255,6 +227,5 @@ const Kernel kLayerNorm = {"layer_norm", layer_norm_here, kMinParallel};
 const Kernel kRmsNorm = {"rms_norm", rms_norm_here, kMinParallel};
 const Kernel kGroupNorm = {"group_norm", group_norm_here, kMinParallel};
 const Kernel kBatchNorm = {"batch_norm", batch_norm_here, kMinParallel};
-const Kernel kSoftmax = {"softmax", softmax_here, kMinParallel};
 
 }  // namespace graft

@@ -35,12 +35,17 @@ extern const Kernel kBatchNorm;
 // attributes.
 extern const Kernel kRope;
 
-// Softmax over rows of `row` elements. Output: the input's dtype, or f32 for f16 and bf16.
+// Softmax over rows of `row` elements, `inner` elements apart: the input is [.., row, inner]. Output: the input's
+// dtype, or f32 for f16 and bf16. Scratch: softmax_scratch_bytes().
 struct SoftmaxAttrs {
   std::int64_t row = 0;
+  std::int64_t inner = 1;
   std::int32_t logarithm = 0;
 };
 extern const Kernel kSoftmax;
+
+// Scratch of a launch with few long rows, which threads share in parts; 0 otherwise.
+std::int64_t softmax_scratch_bytes(const SoftmaxAttrs& attrs, std::int64_t elements);
 
 // The same with the kernels of a given level.
 void run_layer_norm(const KernelContext& ctx, const simd::RowsTable& table) noexcept;

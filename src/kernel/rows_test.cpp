@@ -149,7 +149,7 @@ TEST(Softmax, MatchesDoubleReference) {
     for (const DType to : {dtype, DType::f32}) {
       for (const int logarithm : {0, 1}) {
         TestTensor y(TensorDesc(to, Shape{rows, n}));
-        run_on_threads({&x}, {&y}, SoftmaxAttrs{n, logarithm}, 0, threads,
+        run_on_threads({&x}, {&y}, SoftmaxAttrs{n, 1, logarithm}, 0, threads,
                        [&](const KernelContext& ctx) { run_softmax(ctx, table); });
         EXPECT_TRUE(y.guards_intact());
         for (i64 r = 0; r < rows; ++r) {
@@ -186,7 +186,7 @@ TEST(Softmax, RowsWithoutFiniteValuesAreNanAndStayAlone) {
           for (i64 i = 0; i < n; ++i) x.set(i, std::isnan(poison) ? 1 : poison);
           x.set(n - 1, poison);
           for (i64 i = n; i < 2 * n; ++i) x.set(i, 0);
-          run_on_threads({&x}, {&y}, SoftmaxAttrs{n, logarithm}, 0, 1,
+          run_on_threads({&x}, {&y}, SoftmaxAttrs{n, 1, logarithm}, 0, 1,
                          [&](const KernelContext& ctx) { run_softmax(ctx, simd::rows(isa)); });
           for (i64 i = 0; i < n; ++i) {
             EXPECT_TRUE(std::isnan(y.get(i))) << n << " " << poison;
@@ -195,6 +195,70 @@ TEST(Softmax, RowsWithoutFiniteValuesAreNanAndStayAlone) {
         }
       }
     }
+  }
+}
+
+// Columns side by side, and long rows, which are divided into parts: f32, f16 and f64.
+TEST(Softmax, ColumnsAndLongRowsMatchADoubleReference) {
+  struct Sizes {
+    i64 outer, row, inner;
+  };
+  for (const auto& [outer, row, inner] :
+       {Sizes{2, 7, 3}, {1, 64, 257}, {3, 5, 600}, {1, 1, 300}, {2, 70000, 1}, {1, 65536, 1}, {1, 81921, 1}}) {
+    for (const DType dtype : {DType::f32, DType::bf16}) {
+      for (const DType to : {dtype, DType::f32}) {
+        for (const int logarithm : {0, 1}) {
+          const SoftmaxAttrs attrs{row, inner, logarithm};
+          std::mt19937 rng(static_cast<unsigned>(row));
+          TestTensor x(TensorDesc(dtype, Shape{outer, row, inner}));
+          x.fill(rng, -8, 8);
+          if (row > 1) x.set(0, -kInf);
+          const i64 bytes = softmax_scratch_bytes(attrs, outer * row * inner);
+          std::vector<double> first;
+          for (const int threads : {1, 2, 3}) {
+            SCOPED_TRACE(testing::Message() << outer << "x" << row << "x" << inner << " " << name(dtype) << " to "
+                                            << name(to) << " threads " << threads << " log " << logarithm);
+            TestTensor y(TensorDesc(to, x.desc.shape));
+            run_on_threads({&x}, {&y}, attrs, bytes, threads, kSoftmax.run, kSoftmax.phases);
+            ASSERT_TRUE(y.guards_intact());
+            std::vector<double> got;
+            for (i64 i = 0; i < y.elements(); ++i) got.push_back(y.get(i));
+            if (threads > 1) {
+              ASSERT_EQ(got, first) << "depends on the number of threads";
+            }
+            first = got;
+          }
+          for (i64 o = 0; o < outer; ++o)
+            for (i64 c = 0; c < inner; ++c) {
+              const auto at = [&](i64 r) { return (o * row + r) * inner + c; };
+              double total = 0;
+              for (i64 r = 0; r < row; ++r) total += std::exp(x.get(at(r)));
+              for (i64 r = 0; r < row; ++r) {
+                const double want = logarithm != 0 ? x.get(at(r)) - std::log(total) : std::exp(x.get(at(r))) / total;
+                if (std::isinf(want)) {
+                  ASSERT_EQ(first[static_cast<std::size_t>(at(r))], want);
+                  continue;
+                }
+                const double tolerance = (logarithm != 0 ? 1e-5 : want * 4e-6 + 1e-9) +
+                                         (to == DType::f32 ? 0 : ulp_of(to) * std::fabs(want));
+                ASSERT_NEAR(first[static_cast<std::size_t>(at(r))], want, tolerance);
+              }
+            }
+        }
+      }
+    }
+  }
+}
+
+TEST(Softmax, ALongRowWithNanOrWithoutFiniteValuesIsNan) {
+  const i64 n = 70000;
+  const SoftmaxAttrs attrs{n, 1, 0};
+  for (const double poison : {kNan, kInf, -kInf}) {
+    TestTensor x(TensorDesc(DType::f32, Shape{n})), y(x.desc);
+    for (i64 i = 0; i < n; ++i) x.set(i, poison == -kInf ? poison : 0);
+    x.set(n - 1, poison);
+    run_on_threads({&x}, {&y}, attrs, softmax_scratch_bytes(attrs, n), 2, kSoftmax.run, kSoftmax.phases);
+    for (i64 i = 0; i < n; ++i) ASSERT_TRUE(std::isnan(y.get(i))) << poison;
   }
 }
 

@@ -99,14 +99,13 @@ namespace {
 
 using simd::BlockClass;
 
-constexpr std::int64_t kClassBytes[simd::kBlockClassCount] = {4, 8, 8, 1};
-constexpr DType kClassDType[simd::kBlockClassCount] = {DType::f32, DType::f64, DType::i64, DType::b8};
 // Rows shorter than this are gathered into blocks of several rows, so that a block function runs on enough elements.
 constexpr std::int64_t kShortRow = 32;
 
-std::int64_t class_bytes(BlockClass c) { return kClassBytes[static_cast<int>(c)]; }
+std::int64_t class_bytes(BlockClass c) { return static_cast<std::int64_t>(byte_size(block_dtype(c))); }
 
-void fill_block(BlockClass c, const void* first, std::int64_t n, void* block) {
+// The first n elements become a copy of the element at `first`.
+void repeat_element(BlockClass c, const void* first, std::int64_t n, void* block) {
   const auto fill = [&]<typename T>(T) {
     T value;
     std::memcpy(&value, first, sizeof(T));
@@ -124,24 +123,24 @@ void fill_block(BlockClass c, const void* first, std::int64_t n, void* block) {
   }
 }
 
-void fill_immediate(BlockClass c, const simd::Number& number, void* block) {
+}  // namespace
+
+void fill_block(BlockClass c, const simd::Number& number, std::int64_t n, Block& block) {
   const float f = static_cast<float>(number.f);
   const std::uint8_t b = number.f != 0 || number.i != 0;
   switch (c) {
     case BlockClass::f32:
-      return fill_block(c, &f, kBlock, block);
+      return repeat_element(c, &f, n, block.bytes);
     case BlockClass::f64:
-      return fill_block(c, &number.f, kBlock, block);
+      return repeat_element(c, &number.f, n, block.bytes);
     case BlockClass::i64:
-      return fill_block(c, &number.i, kBlock, block);
+      return repeat_element(c, &number.i, n, block.bytes);
     case BlockClass::b8:
-      return fill_block(c, &b, kBlock, block);
+      return repeat_element(c, &b, n, block.bytes);
   }
 }
 
-struct Block {
-  alignas(64) std::byte bytes[kBlock * 8];
-};
+namespace {
 
 // One tensor operand of a launch, and how it becomes blocks.
 struct Operand {
@@ -165,7 +164,7 @@ Operand make_operand(const Walk& walk, int walk_index, const TensorDesc& desc, v
   o.walk_index = walk_index;
   o.data = static_cast<std::byte*>(data);
   o.block_class = c;
-  o.same = desc.dtype == kClassDType[static_cast<int>(c)];
+  o.same = desc.dtype == block_dtype(c);
   o.element_bytes = static_cast<std::int64_t>(byte_size(desc.dtype));
   o.linear = walk.linear(walk_index, o.element_bytes);
   o.inner_stride = walk.inner_stride(walk_index);
@@ -180,7 +179,7 @@ class RowRunner {
   RowRunner(const Walk& walk, const BlockJob& job, Operand* inputs, const Operand& output, Block* blocks)
       : cursor_(walk), job_(job), inputs_(inputs), output_(output), blocks_(blocks) {
     output_direct_ = output.same && output.inner_stride == output.element_bytes;
-    bool all_direct = output_direct_ && job.immediate_mask == 0;
+    bool all_direct = output_direct_ && job.immediate_mask == 0 && job.program == nullptr;
     for (int k = 0; k < job.inputs; ++k) all_direct = all_direct && direct(inputs[k]);
     limit_ = all_direct ? std::numeric_limits<std::int64_t>::max() : kBlock;
   }
@@ -203,11 +202,10 @@ class RowRunner {
     std::byte* out = output_.data + cursor_.offset(output_.walk_index);
     void* result = output_direct_ ? static_cast<void*>(out) : blocks_[job_.inputs].bytes;
     const void* in[kMaxBlockInputs] = {};
-    for (int k = 0; k < job_.inputs; ++k)
-      in[k] = input_block(k, n, job_.function == nullptr ? result : blocks_[k].bytes);
+    for (int k = 0; k < job_.inputs; ++k) in[k] = input_block(k, n, job_.passes_on() ? result : blocks_[k].bytes);
     int status = simd::kBlockOk;
-    if (job_.function != nullptr) {
-      status = job_.function(in, result, n, job_.params);
+    if (!job_.passes_on()) {
+      status = job_.apply(in, result, n);
     } else if (output_direct_ && in[0] == out) {
       return status;
     } else {
@@ -230,7 +228,7 @@ class RowRunner {
     if (o.filled_from != from || o.filled < n) {
       alignas(8) std::byte first[8];
       o.load(from, 0, 1, first);
-      fill_block(o.block_class, first, n, blocks_[k].bytes);
+      repeat_element(o.block_class, first, n, blocks_[k].bytes);
       o.filled_from = from;
       o.filled = n;
     }
@@ -260,11 +258,11 @@ class GatherRunner {
       void* result = direct ? static_cast<void*>(output_.data + p * output_.element_bytes) : blocks_[job_.inputs].bytes;
       const void* in[kMaxBlockInputs] = {};
       for (int k = 0; k < job_.inputs; ++k) in[k] = input_block(k, p, n);
-      if (job_.function == nullptr) {
+      if (job_.passes_on()) {
         scatter(in[0], p, n);
         continue;
       }
-      if (const int status = job_.function(in, result, n, job_.params); status != simd::kBlockOk) return status;
+      if (const int status = job_.apply(in, result, n); status != simd::kBlockOk) return status;
       if (!direct) scatter(result, p, n);
     }
     return simd::kBlockOk;
@@ -335,7 +333,7 @@ int run_blocks(const KernelContext& ctx, const BlockJob& job) {
   for (int k = 0; k < job.inputs; ++k) {
     const BlockClass c = job.input_class[at(k)];
     if ((job.immediate_mask >> k) & 1u) {
-      fill_immediate(c, job.immediates[at(k)], blocks[k].bytes);
+      fill_block(c, job.immediates[at(k)], std::min(end - begin, kBlock), blocks[k]);
     } else {
       inputs[k] =
           make_operand(walk, 1 + tensor_of[k], ctx.in(tensor_of[k]), const_cast<void*>(ctx.inputs[tensor_of[k]]), c);

@@ -58,18 +58,33 @@ KernelContext::Range share_elements(const KernelContext& ctx, std::int64_t total
 
 // Elements of a block: small enough for four blocks of doubles in the first-level cache.
 inline constexpr std::int64_t kBlock = 512;
-inline constexpr int kMaxBlockInputs = 3;
+inline constexpr int kMaxBlockInputs = kMaxOperands - 1;
+
+// A function of blocks that keeps what it needs: in[k] and out as those of a BlockFn, at most kBlock elements.
+class BlockProgram {
+ public:
+  virtual int run(const void* const* in, void* out, std::int64_t n) noexcept = 0;
+
+ protected:
+  ~BlockProgram() = default;
+};
 
 // What run_blocks does to each block. Input k of the function is the number `immediates[k]` when bit k of
 // `immediate_mask` is set, else the next input tensor of the launch.
 struct BlockJob {
-  simd::BlockFn function = nullptr;  // nullptr: one input, passed on as it is
+  simd::BlockFn function = nullptr;
+  BlockProgram* program = nullptr;  // in the place of the function; with neither, one input is passed on as it is
   int inputs = 1;
   std::array<simd::BlockClass, kMaxBlockInputs> input_class{};
   simd::BlockClass output_class = simd::BlockClass::f32;
   std::uint32_t immediate_mask = 0;
   std::array<simd::Number, kMaxBlockInputs> immediates{};
   const simd::Number* params = nullptr;
+
+  bool passes_on() const { return function == nullptr && program == nullptr; }
+  int apply(const void* const* in, void* out, std::int64_t n) const {
+    return program != nullptr ? program->run(in, out, n) : function(in, out, n, params);
+  }
 };
 
 // Runs the job over output 0 of the launch, on this thread's share. Operands are converted to and from the blocks'
@@ -82,5 +97,25 @@ constexpr simd::BlockClass block_class(DType dtype) {
   if (is_float(dtype)) return simd::BlockClass::f32;
   return dtype == DType::b8 ? simd::BlockClass::b8 : simd::BlockClass::i64;
 }
+
+// The class through which a conversion is exact up to its last step.
+constexpr simd::BlockClass conversion_class(DType from, DType to) {
+  if (to == DType::b8) return simd::BlockClass::b8;
+  if (from == DType::f64 || to == DType::f64) return simd::BlockClass::f64;
+  return is_float(from) || is_float(to) ? simd::BlockClass::f32 : simd::BlockClass::i64;
+}
+
+// The dtype whose elements are a block's own, and their size.
+constexpr DType block_dtype(simd::BlockClass c) {
+  constexpr DType dtypes[simd::kBlockClassCount] = {DType::f32, DType::f64, DType::i64, DType::b8};
+  return dtypes[static_cast<int>(c)];
+}
+
+// Memory of a block of any class.
+struct Block {
+  alignas(64) std::byte bytes[kBlock * 8];
+};
+// The first n elements become the number.
+void fill_block(simd::BlockClass c, const simd::Number& number, std::int64_t n, Block& block);
 
 }  // namespace graft

@@ -156,7 +156,7 @@ std::vector<Tensor> lower_scan(const Call& call, std::span<const Shape> shapes, 
   const Tensor x = widened(call.tensor("self"), out.dtype(), lowering);
   const ScanAttrs attrs{op, GRAFT_PLANT("cumsum-along-the-last-dim") ? std::max(x.rank() - 1, 0)
                                                                      : wrap_dim(call.integer("dim"), x.rank())};
-  lowering.launch(kScan, {x}, {out}, attrs);
+  lowering.launch(kScan, {x}, {out}, attrs, scan_scratch_bytes(x.desc, attrs));
   return {out};
 }
 

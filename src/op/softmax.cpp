@@ -35,19 +35,25 @@ std::vector<Tensor> lower_softmax(const Call& call, std::span<const Shape> shape
   if (!widened) input = lowering.cast(input, to);
   const int rank = shapes[0].rank();
   const int dim = wrap_dim(call.integer("dim"), rank);
-  // The dimension goes last: swapping it with the last one is its own inverse.
+  Shape shape = shapes[0];
+  if (rank == 0) shape.push_back(1);
+  SoftmaxAttrs attrs{shape[dim], 1, logarithm ? 1 : 0};
+  for (int d = dim + 1; d < rank; ++d) attrs.inner *= shape[d];
+  // ggml's op takes the last dimension, and rows that lie in memory as such are better than columns: swapping the
+  // dimension with the last one is its own inverse.
   std::array<int, static_cast<std::size_t>(kMaxRank)> order{};
   for (int d = 0; d < rank; ++d) order[static_cast<std::size_t>(d)] = d;
   if (rank > 0) std::swap(order[static_cast<std::size_t>(dim)], order[static_cast<std::size_t>(rank - 1)]);
   const std::span<const int> swap(order.data(), static_cast<std::size_t>(rank));
-  const Tensor rows = lowering.contiguous(permuted(input, swap));
+  const bool by_device = lowering.has_device() && !logarithm;
+  const bool swaps = attrs.inner != 1 && (by_device || permuted(input, swap).desc.contiguous());
+  if (swaps) attrs.inner = 1;
+  const Tensor rows = lowering.contiguous(swaps ? permuted(input, swap) : input);
   const Tensor out = lowering.allocate(to, rows.shape());
-  const bool done = !logarithm && device::softmax(lowering, rows, out);
-  if (!done) {
-    const SoftmaxAttrs attrs{rank == 0 ? 1 : rows.size(rank - 1), logarithm ? 1 : 0};
-    lowering.launch(kSoftmax, {rows}, {out}, attrs, 0, rows.dtype() == to ? 1u : 0u);
-  }
-  return {permuted(out, swap)};
+  if (!by_device || !device::softmax(lowering, rows, out))
+    lowering.launch(kSoftmax, {rows}, {out}, attrs, softmax_scratch_bytes(attrs, rows.numel()),
+                    rows.dtype() == to ? 1u : 0u);
+  return {swaps ? permuted(out, swap) : out};
 }
 
 }  // namespace

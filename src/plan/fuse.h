@@ -12,4 +12,8 @@ namespace graft {
 // same numbers: all of it is applied to the f32 sum before it is stored.
 void fuse_sums(Plan& plan);
 
+// Elementwise launches and conversions whose result one later such launch of the same shape alone reads become one
+// launch with it, kElementwiseChain: the same numbers without the tensors in between.
+void fuse_chains(Plan& plan);
+
 }  // namespace graft

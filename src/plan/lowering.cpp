@@ -14,6 +14,8 @@ std::string_view name(Segment segment) {
 }
 
 std::string kernel_name(const Launch& launch) {
+  if (launch.kernel == &kElementwiseChain)
+    return str("graft elementwise_chain: ", chain_text(attrs_of<ElementwiseChainAttrs>(launch)));
   return launch.kernel ? "graft " + std::string(launch.kernel->name)
                        : std::string("ggml ") + ggml_op_name(static_cast<ggml_op>(launch.ggml_op));
 }

@@ -61,6 +61,7 @@ class Planner {
     drop_dead_launches();
     if (!lowering_.plain()) {
       merge_products(plan_);
+      fuse_chains(plan_);
       drop_dead_launches();
     }
     if (device_) order_for_stages(plan_);
