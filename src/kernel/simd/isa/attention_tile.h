@@ -112,6 +112,22 @@ GRAFT_VEC vf larger(vf a, vf b) {
 #endif
 }
 
+#if defined(__AVX512F__)
+// e^x of what is not positive, as 2^n times the polynomial of what is left of x / ln 2: the product's rounding is x
+// times that of a float, which weights of a softmax do not show. Of less than 2^-160 nothing is left; what is not a
+// number stays.
+template <int N>
+GRAFT_VEC vf exp_by_powers_of_two(vf x, const float (&coefficients)[N]) {
+  const __m512 y = _mm512_max_ps(_mm512_set1_ps(-160.f), (__m512)(x * 1.44269504f));
+  const __m512 n = _mm512_roundscale_ps(y, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  const vf r = (vf)_mm512_sub_ps(y, n);
+  vf p = splat(coefficients[N - 1]);
+#pragma GCC unroll 8
+  for (int i = N - 2; i >= 0; --i) p = fma(p, r, splat(coefficients[i]));
+  return (vf)_mm512_scalef_ps((__m512)p, n);
+}
+#endif
+
 GRAFT_VEC bool all_ones(vf x) {
 #if defined(__AVX512F__)
   return _mm512_cmpneq_ps_mask((__m512)x, _mm512_set1_ps(1.f)) == 0;

@@ -259,11 +259,18 @@ GRAFT_VEC float max_lanes_nan(vf v) {
 GRAFT_VEC vf exp(vf x) {
   const vf low = splat(-104.f);
   const vf high = splat(89.f);
+#if defined(__AVX512F__)
+  x = (vf)_mm512_min_ps((__m512)high, _mm512_max_ps((__m512)low, (__m512)x));  // NaN, the second operand, stays
+  const __m512 whole =
+      _mm512_roundscale_ps((__m512)(x * 1.44269504088896341f), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  const vf n = (vf)whole;
+#else
   x = select(x < low, low, x);  // NaN compares false and stays
   x = select(x > high, high, x);
   const vf magic = splat(12582912.f);  // 1.5 * 2^23: adding it rounds to an integer
   const vf shifted = fma(x, splat(1.44269504088896341f), magic);
   const vf n = shifted - magic;
+#endif
   vf r = fma(n, splat(-0.693145751953125f), x);
   r = fma(n, splat(-1.428606765330187045e-06f), r);
   vf p = splat(1.9875691500e-4f);
@@ -273,12 +280,16 @@ GRAFT_VEC vf exp(vf x) {
   p = fma(p, r, splat(1.6666665459e-1f));
   p = fma(p, r, splat(5.0000001201e-1f));
   p = fma(p, r * r, r) + 1.f;
+#if defined(__AVX512F__)
+  return (vf)_mm512_scalef_ps((__m512)p, whole);
+#else
   // 2^n in two factors: n reaches below the normal exponents.
   const vi e = (vi)(as_bits(shifted) - 0x4b400000u);
   const vi half = e >> 1;
   const vf scale_a = as_float((half + 127) << 23);
   const vf scale_b = as_float((e - half + 127) << 23);
   return p * scale_a * scale_b;
+#endif
 }
 
 GRAFT_VEC vf sigmoid(vf x) { return 1.f / (1.f + exp(-x)); }
