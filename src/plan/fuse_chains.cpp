@@ -14,11 +14,6 @@ namespace {
 using simd::BlockClass;
 using simd::ElementwiseOp;
 
-bool same_tensor(const Tensor& a, const Tensor& b) {
-  return a.buffer == b.buffer && a.offset == b.offset && a.dtype() == b.dtype() && a.shape() == b.shape() &&
-         a.desc.strides == b.desc.strides;
-}
-
 // A chain while it grows: what a launch computes from its inputs.
 struct Chain {
   struct Input {

@@ -11,11 +11,6 @@ namespace {
 // Launches in between that are looked at: layers of a block lie close together.
 constexpr std::size_t kReach = 32;
 
-bool same_tensor(const Tensor& a, const Tensor& b) {
-  return a.buffer == b.buffer && a.offset == b.offset && a.dtype() == b.dtype() && a.shape() == b.shape() &&
-         a.desc.strides == b.desc.strides;
-}
-
 bool in_panels(const Launch& launch) {
   return launch.kernel == &kBlockMatmul && !launch.on_device && attrs_of<BlockMatmulAttrs>(launch).panels != 0;
 }

@@ -27,4 +27,10 @@ struct Tensor {
   std::int64_t numel() const { return desc.numel(); }
 };
 
+// Whether they are the same elements of memory in the same order.
+inline bool same_tensor(const Tensor& a, const Tensor& b) {
+  return a.buffer == b.buffer && a.offset == b.offset && a.dtype() == b.dtype() && a.shape() == b.shape() &&
+         a.desc.strides == b.desc.strides;
+}
+
 }  // namespace graft
