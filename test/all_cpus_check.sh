@@ -9,8 +9,6 @@ trap 'rm -rf "$work"' EXIT
 fail() { echo "all-cpus check: $*" >&2; exit 1; }
 
 echo "== Check of the wheel for all CPUs"
-unzip -p "$wheel" '*/METADATA' | grep -i 'Requires-Dist: llama' && fail "the wheel asks for a ggml besides its own"
-
 # An environment that sees the other one's packages, except graft and ggml.
 "$venv/bin/python" -m venv "$work/env"
 site() { "$1/bin/python" -c "import sysconfig; print(sysconfig.get_paths()['platlib'])"; }
@@ -22,15 +20,18 @@ for package in "$from"/*; do
   esac
 done
 "$work/env/bin/pip" install -q --no-deps "$wheel"
+grep -i 'Requires-Dist: llama' "$to"/graft-*.dist-info/METADATA && fail "the wheel asks for a ggml besides its own"
 graft=$work/env/bin/graft models="env -u PYTHONPATH $work/env/bin/python $models"
 cd "$work"
 env -u LD_LIBRARY_PATH ldd "$graft" "$to"/graft/lib/*.so* "$to"/graft/_C.* >libraries
 grep -F -e llama_cpp -e 'libggml' libraries | grep -vF "$work" && fail "a ggml from elsewhere is loaded"
 
+# qemu names the features of a CPU that it leaves out.
+quiet() { "$@" 2>errors || fail "$* gave: $(grep -v 'warning: TCG' errors | tail -20)"; }
+
 # The models with their inputs, and what eager PyTorch gives; then Python and the command line on this CPU.
-$models make models
-$models check models
-quiet() { "$@" 2>errors || fail "$* gave: $(grep -v 'warning: TCG' errors)"; }  # qemu names what it leaves out
+quiet $models make models
+quiet $models check models
 run() {  # NAME EXPECTED COMMAND: all models by the command line
   quiet "${@:3}" devices >devices
   found=$(sed -n 's/^cpu .*(\(kernels of graft.*\))$/\1/p' devices)
@@ -41,7 +42,7 @@ run() {  # NAME EXPECTED COMMAND: all models by the command line
       quiet "${@:3}" run "$model" --inputs "${model%.pte}.npz" --outputs "$1/$(basename "$model" .pte)$flag.npz" $flag >/dev/null
     done
   done
-  $models compare models "$1"
+  quiet $models compare models "$1"
   echo "   $1: $found"
 }
 run here 'kernels of graft: *; of ggml: libggml-cpu-*.so' "$graft"
