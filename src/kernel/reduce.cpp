@@ -5,6 +5,7 @@
 #include <limits>
 #include <type_traits>
 
+#include "kernel/simd/reduce.h"
 #include "kernel/strided.h"
 
 namespace graft {
@@ -13,9 +14,13 @@ namespace {
 using Int = std::int64_t;
 
 // Outputs accumulated at once when the innermost dimension in memory is one that stays.
-constexpr Int kTile = 64;
+constexpr Int kTile = 256;
 // Independent accumulators of one output, so that additions need not wait for each other.
-constexpr Int kLanes = 16;
+constexpr Int kLanes = simd::kReduceLanes;
+// The elements of an output are taken in parts of this many, whose results meet in their order: what comes out does not
+// depend on how many threads share them.
+constexpr Int kPart = 8192;
+constexpr Int part_count(Int elements) { return (elements + kPart - 1) / kPart; }
 
 template <typename T>
 bool is_nan(T x) {
@@ -43,10 +48,14 @@ T wrapping_mul(T a, T b) {
 }
 
 // A reducer: `Acc`, its start value, how an element enters (x; its place; the output's shift; the op's parameter) and
-// how two accumulators merge.
+// how two accumulators merge. `kKind`: the inner loop that does the same for floats, if there is one.
+using simd::ReduceKind;
+constexpr ReduceKind kNoKind = ReduceKind::count_;
+
 template <typename T>
 struct Sum {
   using Acc = Wide<T>;
+  static constexpr ReduceKind kKind = ReduceKind::sum;
   static constexpr Acc kStart = 0;
   static void step(Acc& acc, T x, Int, double, double) { acc = wrapping_add<Acc>(acc, static_cast<Acc>(x)); }
   static void merge(Acc& acc, const Acc& other) { acc = wrapping_add(acc, other); }
@@ -55,6 +64,7 @@ struct Sum {
 template <typename T>
 struct Product {
   using Acc = Wide<T>;
+  static constexpr ReduceKind kKind = kNoKind;
   static constexpr Acc kStart = 1;
   static void step(Acc& acc, T x, Int, double, double) { acc = wrapping_mul<Acc>(acc, static_cast<Acc>(x)); }
   static void merge(Acc& acc, const Acc& other) { acc = wrapping_mul(acc, other); }
@@ -63,6 +73,7 @@ struct Product {
 template <typename T, bool largest>
 struct Extreme {
   using Acc = Wide<T>;
+  static constexpr ReduceKind kKind = largest ? ReduceKind::largest : ReduceKind::smallest;
   static constexpr bool kFloat = std::is_floating_point_v<T>;
   static constexpr Acc kLow = kFloat ? -std::numeric_limits<Acc>::infinity() : std::numeric_limits<Acc>::min();
   static constexpr Acc kHigh = kFloat ? std::numeric_limits<Acc>::infinity() : std::numeric_limits<Acc>::max();
@@ -74,6 +85,7 @@ struct Extreme {
 template <typename T, bool largest>
 struct AbsExtreme : Extreme<T, largest> {
   using Acc = Wide<T>;
+  static constexpr ReduceKind kKind = kNoKind;
   static constexpr Acc kStart = largest ? 0 : std::numeric_limits<Acc>::infinity();
   static void step(Acc& acc, T x, Int, double, double) {
     Extreme<T, largest>::merge(acc, std::fabs(static_cast<Acc>(x)));
@@ -83,6 +95,7 @@ struct AbsExtreme : Extreme<T, largest> {
 template <typename T>
 struct Any {
   using Acc = Int;
+  static constexpr ReduceKind kKind = kNoKind;
   static constexpr Acc kStart = 0;
   static void step(Acc& acc, T x, Int, double, double) { acc |= x != T(0); }
   static void merge(Acc& acc, const Acc& other) { acc |= other; }
@@ -91,6 +104,7 @@ struct Any {
 template <typename T>
 struct All {
   using Acc = Int;
+  static constexpr ReduceKind kKind = kNoKind;
   static constexpr Acc kStart = 1;
   static void step(Acc& acc, T x, Int, double, double) { acc &= x != T(0); }
   static void merge(Acc& acc, const Acc& other) { acc &= other; }
@@ -99,15 +113,17 @@ struct All {
 template <typename T>
 struct CountNonzero {
   using Acc = Int;
+  static constexpr ReduceKind kKind = kNoKind;
   static constexpr Acc kStart = 0;
   static void step(Acc& acc, T x, Int, double, double) { acc += x != T(0); }
   static void merge(Acc& acc, const Acc& other) { acc += other; }
 };
 
 // Sums of a function of the element; floats only.
-template <typename T, double (*function)(double x, double shift, double parameter)>
+template <typename T, double (*function)(double x, double shift, double parameter), ReduceKind kind = kNoKind>
 struct SumOf {
   using Acc = double;
+  static constexpr ReduceKind kKind = kind;
   static constexpr Acc kStart = 0;
   static void step(Acc& acc, T x, Int, double shift, double parameter) {
     acc += function(static_cast<double>(x), shift, parameter);
@@ -123,6 +139,7 @@ inline double exponential(double x, double shift, double) { return std::exp(x - 
 
 template <typename T, bool largest>
 struct ArgExtreme {
+  static constexpr ReduceKind kKind = kNoKind;
   struct Acc {
     Wide<T> value;
     Int place;
@@ -189,16 +206,23 @@ const T* block_of(const Job& job, const std::byte* from, Int stride, Int n, T* b
   return buffer;
 }
 
+template <typename R, typename T>
+constexpr bool kHasLoop = std::is_same_v<T, float>&& R::kKind != kNoKind;
+
 // Elements [begin, end) of the reduced dimensions into the accumulators of outputs `first` .. `first + width`.
 template <typename R, typename T>
 void accumulate(const Job& job, Int first, Int width, Int begin, Int end, typename R::Acc* acc, const double* shift) {
   alignas(64) T buffer[kBlock];
   const double parameter = job.attrs.parameter;
+  const simd::ReduceTable& loops = simd::reduce();
   const std::byte* base = job.data + job.kept.offset(first);
   if (job.tiled) {
     for (Int r = begin; r < end; ++r) {
       const T* x = block_of(job, base + job.reduced.offset(r), job.kept.inner_stride(), width, buffer);
-      for (Int j = 0; j < width; ++j) R::step(acc[j], x[j], r, shift[j], parameter);
+      if constexpr (kHasLoop<R, T>)
+        loops.columns[static_cast<int>(R::kKind)](x, width, shift, acc);
+      else
+        for (Int j = 0; j < width; ++j) R::step(acc[j], x[j], r, shift[j], parameter);
     }
     return;
   }
@@ -208,13 +232,29 @@ void accumulate(const Job& job, Int first, Int width, Int begin, Int end, typena
   for (Int r = begin; r < end;) {
     const Int n = std::min({inner - r % inner, end - r, kBlock});
     const T* x = block_of(job, base + job.reduced.offset(r), stride, n, buffer);
-    Int i = 0;
-    for (; i + kLanes <= n; i += kLanes)
-      for (Int j = 0; j < kLanes; ++j) R::step(lanes[j], x[i + j], r + i + j, shift[0], parameter);
-    for (Int j = 0; i + j < n; ++j) R::step(lanes[j], x[i + j], r + i + j, shift[0], parameter);
+    if constexpr (kHasLoop<R, T>) {
+      loops.run[static_cast<int>(R::kKind)](x, n, shift[0], lanes);
+    } else {
+      Int i = 0;
+      for (; i + kLanes <= n; i += kLanes)
+        for (Int j = 0; j < kLanes; ++j) R::step(lanes[j], x[i + j], r + i + j, shift[0], parameter);
+      for (Int j = 0; i + j < n; ++j) R::step(lanes[j], x[i + j], r + i + j, shift[0], parameter);
+    }
     r += n;
   }
   for (const auto& lane : lanes) R::merge(acc[0], lane);
+}
+
+// All elements, part by part.
+template <typename R, typename T>
+void accumulate_all(const Job& job, Int first, Int width, typename R::Acc* acc, const double* shift) {
+  std::fill(acc, acc + width, R::kStart);
+  for (Int begin = 0; begin < job.reduced.total; begin += kPart) {
+    typename R::Acc part[kTile];
+    std::fill(part, part + width, R::kStart);
+    accumulate<R, T>(job, first, width, begin, std::min(begin + kPart, job.reduced.total), part, shift);
+    for (Int j = 0; j < width; ++j) R::merge(acc[j], part[j]);
+  }
 }
 
 // Accumulators of `width` outputs from `first` are complete: writes the outputs.
@@ -305,39 +345,41 @@ void by_output(const KernelContext& ctx, const Job& job) {
     double shift[kTile] = {};
     if constexpr (!std::is_same_v<First, NoPass>) {
       typename First::Acc acc[kTile];
-      std::fill(acc, acc + width, First::kStart);
-      accumulate<First, T>(job, o, width, 0, job.reduced.total, acc, shift);
+      accumulate_all<First, T>(job, o, width, acc, shift);
       for (Int j = 0; j < width; ++j) shift[j] = shift_of(job.attrs.op, acc[j], job.reduced.total);
     }
     typename R::Acc acc[kTile];
-    std::fill(acc, acc + width, R::kStart);
-    accumulate<R, T>(job, o, width, 0, job.reduced.total, acc, shift);
+    accumulate_all<R, T>(job, o, width, acc, shift);
     write<R>(ctx, job, o, width, acc, shift);
     o += width;
   }
 }
 
-// Partial results of this thread's part of the reduced dimensions, for all outputs, into `mine`.
+// Results of this thread's parts of the reduced dimensions, for all outputs, into `all`: [parts][outputs].
 template <typename R, typename T>
-void partials(const KernelContext& ctx, const Job& job, typename R::Acc* mine, const double* shifts) {
-  const KernelContext::Range share = ctx.share(job.reduced.total);
-  for (Int o = 0; o < job.kept.total;) {
-    const Int width = width_at(job, o, job.kept.total);
-    std::fill(mine + o, mine + o + width, R::kStart);
-    accumulate<R, T>(job, o, width, share.begin, share.end, mine + o, shifts + o);
-    o += width;
+void partials(const KernelContext& ctx, const Job& job, typename R::Acc* all, const double* shifts) {
+  const KernelContext::Range share = ctx.share(part_count(job.reduced.total));
+  for (Int part = share.begin; part < share.end; ++part) {
+    const Int begin = part * kPart, end = std::min(begin + kPart, job.reduced.total);
+    for (Int o = 0; o < job.kept.total;) {
+      const Int width = width_at(job, o, job.kept.total);
+      typename R::Acc* mine = all + part * job.kept.total + o;
+      std::fill(mine, mine + width, R::kStart);
+      accumulate<R, T>(job, o, width, begin, end, mine, shifts + o);
+      o += width;
+    }
   }
 }
 
 template <typename R>
-void fold(const KernelContext& ctx, const typename R::Acc* all, Int outputs, Int first, Int width,
-          typename R::Acc* acc) {
+void fold(const Job& job, const typename R::Acc* all, Int first, Int width, typename R::Acc* acc) {
   std::fill(acc, acc + width, R::kStart);
-  for (int t = 0; t < ctx.threads; ++t)
-    for (Int j = 0; j < width; ++j) R::merge(acc[j], all[t * outputs + first + j]);
+  for (Int part = 0; part < part_count(job.reduced.total); ++part)
+    for (Int j = 0; j < width; ++j) R::merge(acc[j], all[part * job.kept.total + first + j]);
 }
 
 constexpr Int kFewOutputsPerThread = 4;
+constexpr Int kFewestParts = 4;  // that are divided among threads
 struct Partial {
   Int words[2];
 };
@@ -346,15 +388,15 @@ bool divides_elements(Int outputs, Int inputs, int threads) {
   return reduce_scratch_bytes(outputs, inputs, threads) > 0;
 }
 
-// Few outputs: threads share each output's elements; partial results meet in the scratch, in the order of the shares.
-// Scratch: [threads][outputs] partial results, then [outputs] shifts.
+// Few outputs: threads share the parts of each output's elements, whose results meet in the scratch.
+// Scratch: [parts][outputs] results, then [outputs] shifts.
 enum ElementPhase : int { kZeroShifts, kFirstPass, kShifts, kLastPass, kFinish, kElementPhases };
 
 template <typename First, typename R, typename T>
 void by_element(const KernelContext& ctx, const Job& job) {
   const Int outputs = job.kept.total;
-  auto* shifts =
-      reinterpret_cast<double*>(ctx.scratch_bytes + ctx.threads * outputs * static_cast<Int>(sizeof(Partial)));
+  auto* shifts = reinterpret_cast<double*>(ctx.scratch_bytes +
+                                           part_count(job.reduced.total) * outputs * static_cast<Int>(sizeof(Partial)));
   static_assert(sizeof(typename R::Acc) <= sizeof(Partial));
   auto* all = reinterpret_cast<typename R::Acc*>(ctx.scratch_bytes);
   switch (ctx.phase) {
@@ -364,7 +406,7 @@ void by_element(const KernelContext& ctx, const Job& job) {
     case kFirstPass:
       if constexpr (!std::is_same_v<First, NoPass>) {
         auto* first = reinterpret_cast<typename First::Acc*>(ctx.scratch_bytes);
-        partials<First, T>(ctx, job, first + ctx.thread * outputs, shifts);
+        partials<First, T>(ctx, job, first, shifts);
       }
       return;
     case kShifts:
@@ -372,13 +414,13 @@ void by_element(const KernelContext& ctx, const Job& job) {
         const auto* first = reinterpret_cast<const typename First::Acc*>(ctx.scratch_bytes);
         for (Int o = ctx.thread; o < outputs; o += ctx.threads) {
           typename First::Acc acc[1];
-          fold<First>(ctx, first, outputs, o, 1, acc);
+          fold<First>(job, first, o, 1, acc);
           shifts[o] = shift_of(job.attrs.op, acc[0], job.reduced.total);
         }
       }
       return;
     case kLastPass:
-      return partials<R, T>(ctx, job, all + ctx.thread * outputs, shifts);
+      return partials<R, T>(ctx, job, all, shifts);
     default:
       break;
   }
@@ -386,7 +428,7 @@ void by_element(const KernelContext& ctx, const Job& job) {
   for (Int o = 0; o < outputs; o += kTile) {
     const Int width = std::min(kTile, outputs - o);
     typename R::Acc acc[kTile];
-    fold<R>(ctx, all, outputs, o, width, acc);
+    fold<R>(job, all, o, width, acc);
     write<R>(ctx, job, o, width, acc, shifts + o);
   }
 }
@@ -431,9 +473,9 @@ void dispatch(const KernelContext& ctx, const Job& job) {
       case ReduceOp::mean:
         return execute<NoPass, Sum<T>, T>(ctx, job);
       case ReduceOp::abs_sum:
-        return execute<NoPass, SumOf<T, absolute>, T>(ctx, job);
+        return execute<NoPass, SumOf<T, absolute, ReduceKind::absolutes>, T>(ctx, job);
       case ReduceOp::root_of_squares:
-        return execute<NoPass, SumOf<T, squared>, T>(ctx, job);
+        return execute<NoPass, SumOf<T, squared, ReduceKind::squares>, T>(ctx, job);
       case ReduceOp::power_norm:
         return execute<NoPass, SumOf<T, power>, T>(ctx, job);
       case ReduceOp::abs_max:
@@ -443,9 +485,9 @@ void dispatch(const KernelContext& ctx, const Job& job) {
       case ReduceOp::variance:
       case ReduceOp::deviation:
       case ReduceOp::mean_and_variance:
-        return execute<Sum<T>, SumOf<T, squared_difference>, T>(ctx, job);
+        return execute<Sum<T>, SumOf<T, squared_difference, ReduceKind::squared_differences>, T>(ctx, job);
       case ReduceOp::log_sum_exp:
-        return execute<Extreme<T, true>, SumOf<T, exponential>, T>(ctx, job);
+        return execute<Extreme<T, true>, SumOf<T, exponential, ReduceKind::exponentials>, T>(ctx, job);
       default:
         break;
     }
@@ -498,8 +540,9 @@ const Kernel kReduce{"reduce", reduce, 0, reduce_phases};
 
 std::int64_t reduce_scratch_bytes(std::int64_t outputs, std::int64_t inputs, int max_threads) {
   if (max_threads < 2 || outputs == 0 || outputs >= kFewOutputsPerThread * max_threads) return 0;
-  if (inputs < 2 * kMinParallelElements) return 0;
-  return outputs * (max_threads * static_cast<Int>(sizeof(Partial)) + static_cast<Int>(sizeof(double)));
+  const Int parts = part_count(inputs / outputs);
+  if (parts < kFewestParts) return 0;
+  return outputs * (parts * static_cast<Int>(sizeof(Partial)) + static_cast<Int>(sizeof(double)));
 }
 
 }  // namespace graft

@@ -40,7 +40,7 @@ struct ReduceAttrs {
 // inputs {x}, any strides; outputs: contiguous, one element per index of the dimensions that stay, in their order
 // (sizes of 1 in between do not matter). Floats accumulate in double, integers and bool in wrapping int64, whatever
 // the output's dtype is; conversion to it is the last step. An empty reduction gives the op's identity, NaN for mean.
-// Deterministic for a given number of threads. Scratch: reduce_scratch_bytes().
+// The same whatever the number of threads is. Scratch: reduce_scratch_bytes().
 extern const Kernel kReduce;
 
 // Scratch that a launch needs when its outputs are too few to divide among threads; 0 otherwise.

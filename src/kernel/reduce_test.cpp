@@ -7,6 +7,7 @@
 #include <random>
 
 #include "kernel/kernel_test_util.h"
+#include "kernel/simd/reduce.h"
 #include "kernel/sort.h"
 
 namespace graft {
@@ -123,6 +124,78 @@ TEST(Reduce, NanWinsAndTheFirstPlaceCounts) {
     EXPECT_EQ(place, 80000);
     EXPECT_TRUE(std::isnan(reduce(x, desc, {ReduceOp::amax, 1, 0}, 1, threads)[0]));
     x[80000] = x[90000] = 1;
+  }
+}
+
+// Few and many outputs, with the reduced dimension last and first: the number of threads does not show.
+TEST(Reduce, AnyNumberOfThreadsGivesTheSame) {
+  std::mt19937 random(6);
+  std::normal_distribution<float> normal(0.25f);
+  for (const auto& [rows, columns] :
+       {std::pair<std::int64_t, std::int64_t>{1, 100001}, {3, 40000}, {40000, 5}, {70, 300}}) {
+    std::vector<float> x(static_cast<std::size_t>(rows * columns));
+    for (float& v : x) v = normal(random);
+    const TensorDesc desc(DType::f32, Shape{rows, columns});
+    for (const std::uint32_t reduced : {1u, 2u, 3u}) {
+      const std::int64_t outputs = (reduced & 1u ? 1 : rows) * (reduced & 2u ? 1 : columns);
+      for (const ReduceOp op : {ReduceOp::sum, ReduceOp::variance, ReduceOp::log_sum_exp, ReduceOp::amin,
+                                ReduceOp::root_of_squares, ReduceOp::abs_sum, ReduceOp::argmax}) {
+        const std::vector<float> one = reduce(x, desc, {op, reduced, 0}, outputs, 1);
+        for (const int threads : {2, 3, 5})
+          EXPECT_EQ(reduce(x, desc, {op, reduced, 0}, outputs, threads), one) << threads;
+      }
+    }
+  }
+}
+
+TEST(Reduce, InnerLoopsOfEveryLevelMatchAPlainOne) {
+  std::mt19937 random(7);
+  std::normal_distribution<float> normal;
+  const auto plain = [](simd::ReduceKind kind, double sum, float v, double shift) {
+    const auto x = static_cast<double>(v);
+    switch (kind) {
+      case simd::ReduceKind::sum:
+        return sum + x;
+      case simd::ReduceKind::absolutes:
+        return sum + std::fabs(x);
+      case simd::ReduceKind::squares:
+        return sum + x * x;
+      case simd::ReduceKind::squared_differences:
+        return sum + (x - shift) * (x - shift);
+      case simd::ReduceKind::exponentials:
+        return sum + static_cast<double>(std::exp(v - static_cast<float>(shift)));
+      case simd::ReduceKind::largest:
+        return x > sum || std::isnan(x) ? x : sum;
+      default:
+        return x < sum || std::isnan(x) ? x : sum;
+    }
+  };
+  for (const simd::Isa isa : simd::available_isas()) {
+    for (int k = 0; k < simd::kReduceKinds; ++k) {
+      const auto kind = static_cast<simd::ReduceKind>(k);
+      for (const std::size_t n : {0, 1, 5, 15, 16, 31, 32, 33, 63, 64, 65, 200}) {
+        for (const bool has_nan : {false, true}) {
+          std::vector<float> memory(n + 1);
+          for (float& v : memory) v = normal(random);
+          if (has_nan && n > 3) memory[n / 2] = std::nanf("");
+          const float* x = memory.data() + 1;  // no vector's alignment
+          std::vector<double> lanes(simd::kReduceLanes, 0.5), expected = lanes, columns(n + 1, 0.5), shift(n + 1);
+          for (std::size_t i = 0; i < n; ++i) shift[i] = static_cast<double>(static_cast<float>(i) / 64);
+          simd::reduce(isa).run[k](x, static_cast<std::int64_t>(n), 0.125, lanes.data());
+          simd::reduce(isa).columns[k](x, static_cast<std::int64_t>(n), shift.data(), columns.data());
+          for (std::size_t i = 0; i < n; ++i)
+            expected[i % expected.size()] = plain(kind, expected[i % expected.size()], x[i], 0.125);
+          const auto close = [&](double got, double wanted) {
+            const double slack = kind == simd::ReduceKind::exponentials ? 1e-6 * wanted : 1e-15 * std::fabs(wanted);
+            EXPECT_TRUE((std::isnan(got) && std::isnan(wanted)) || std::fabs(got - wanted) <= slack)
+                << simd::name(isa) << " kind " << k << " n " << n << ": " << got << ", expected " << wanted;
+          };
+          for (std::size_t i = 0; i < lanes.size(); ++i) close(lanes[i], expected[i]);
+          for (std::size_t i = 0; i < n; ++i) close(columns[i], plain(kind, 0.5, x[i], shift[i]));
+          EXPECT_EQ(columns[n], 0.5);
+        }
+      }
+    }
   }
 }
 

@@ -23,8 +23,8 @@ Int run_count(Int lines, Int length) {
   return lines < kFewLines && length >= kLongLine ? (length + kRunLength - 1) / kRunLength : 1;
 }
 
-template <typename T>
-T combined(ScanOp op, T a, T b) {
+template <ScanOp op, typename T>
+T combined(T a, T b) {
   if constexpr (std::is_same_v<T, Int>) {
     const auto x = static_cast<std::uint64_t>(a), y = static_cast<std::uint64_t>(b);
     return static_cast<Int>(op == ScanOp::sum ? x + y : x * y);
@@ -33,11 +33,10 @@ T combined(ScanOp op, T a, T b) {
   }
 }
 
-template <typename T>
+template <ScanOp op, typename T>
 class Scanner {
  public:
-  Scanner(const KernelContext& ctx, const ScanAttrs& attrs, BlockClass type)
-      : ctx_(ctx), op_(attrs.op), start_(attrs.op == ScanOp::sum ? T(0) : T(1)) {
+  Scanner(const KernelContext& ctx, const ScanAttrs& attrs, BlockClass type) : ctx_(ctx) {
     const TensorDesc &from = ctx.in(0), &to = ctx.out();
     TensorDesc to_lines = to, from_lines = from;  // everything but the scanned dimension
     if (to.rank() > 0) {
@@ -83,10 +82,10 @@ class Scanner {
       const std::byte* x = ctx_.input<std::byte>(0) + cursor.offset(1);
       std::byte* y = ctx_.output<std::byte>() + cursor.offset(0);
       T running[kColumns], block[kColumns];
-      std::fill(running, running + n, start_);
+      std::fill(running, running + n, kStart);
       for (Int i = 0; i < length_; ++i) {
         load_(x + i * from_step_, walk_.inner_stride(1), n, block);
-        for (Int j = 0; j < n; ++j) running[j] = combined(op_, running[j], block[j]);
+        for (Int j = 0; j < n; ++j) running[j] = combined<op>(running[j], block[j]);
         store_(running, walk_.inner_stride(0), n, y + i * to_step_);
       }
       cursor.advance(n);
@@ -115,9 +114,9 @@ class Scanner {
     cursor.seek(line);
     Run run{ctx_.input<std::byte>(0) + cursor.offset(1) + at * from_step_,
             ctx_.output<std::byte>() + cursor.offset(0) + at * to_step_,
-            runs_ == 1 ? length_ : std::min(kRunLength, length_ - at), start_};
+            runs_ == 1 ? length_ : std::min(kRunLength, length_ - at), kStart};
     for (Int earlier = line * runs_; totals != nullptr && earlier < unit; ++earlier)
-      run.value = combined(op_, run.value, totals[earlier]);
+      run.value = combined<op>(run.value, totals[earlier]);
     return run;
   }
 
@@ -136,19 +135,18 @@ class Scanner {
       if (count == kRuns) {
         T value[kRuns] = {run[0].value, run[1].value, run[2].value, run[3].value};
         for (; done < all; ++done)
-          for (Int k = 0; k < kRuns; ++k) block[k][done] = value[k] = combined(op_, value[k], block[k][done]);
+          for (Int k = 0; k < kRuns; ++k) block[k][done] = value[k] = combined<op>(value[k], block[k][done]);
         for (Int k = 0; k < kRuns; ++k) run[k].value = value[k];
       }
       for (Int k = 0; k < count; ++k) {
-        for (Int i = done; i < width[k]; ++i) block[k][i] = run[k].value = combined(op_, run[k].value, block[k][i]);
+        for (Int i = done; i < width[k]; ++i) block[k][i] = run[k].value = combined<op>(run[k].value, block[k][i]);
         if (stores && width[k] > 0) store_(block[k], to_step_, width[k], run[k].y + at * to_step_);
       }
     }
   }
 
   const KernelContext& ctx_;
-  ScanOp op_;
-  T start_;
+  static constexpr T kStart = op == ScanOp::sum ? T(0) : T(1);
   Int length_ = 1, from_step_ = 0, to_step_ = 0, runs_ = 1;
   Walk walk_;
   simd::LoadFn load_;
@@ -157,8 +155,13 @@ class Scanner {
 
 void scan(const KernelContext& ctx) noexcept {
   const auto attrs = ctx.attrs<ScanAttrs>();
-  if (is_float(ctx.out().dtype)) return Scanner<double>(ctx, attrs, BlockClass::f64).run();
-  Scanner<Int>(ctx, attrs, BlockClass::i64).run();
+  const bool sums = attrs.op == ScanOp::sum;
+  if (is_float(ctx.out().dtype)) {
+    if (sums) return Scanner<ScanOp::sum, double>(ctx, attrs, BlockClass::f64).run();
+    return Scanner<ScanOp::prod, double>(ctx, attrs, BlockClass::f64).run();
+  }
+  if (sums) return Scanner<ScanOp::sum, Int>(ctx, attrs, BlockClass::i64).run();
+  Scanner<ScanOp::prod, Int>(ctx, attrs, BlockClass::i64).run();
 }
 
 Int length_of(const TensorDesc& x, const ScanAttrs& attrs) { return x.rank() > 0 ? x.shape[attrs.dim] : 1; }

@@ -13,7 +13,7 @@ using simd::BlockClass;
 using simd::ElementwiseOp;
 
 // Elements of a block: columns that are worked on side by side, or lanes of the sums along a row.
-constexpr i64 kLanes = 256;
+constexpr i64 kLanes = 512;
 // Elements of a part of a long row. Rows are divided where they are long and few, whatever the number of threads is, so
 // that it does not show in the result.
 constexpr i64 kPart = 1 << 14;
@@ -36,9 +36,10 @@ class Blocks {
         from_(ctx.in(0).dtype),
         to_(ctx.out().dtype) {}
 
-  bool keeps_result() const { return to_ == block_dtype(kClass); }  // y holds blocks as they are
+  // Where y holds blocks as they are.
+  bool keeps_blocks() const { return to_ == block_dtype(kClass); }
+  T* y_block(i64 at) const { return reinterpret_cast<T*>(y_) + at; }
   const T* x(i64 at, i64 n, T* buffer) const { return load(x_, from_, at, n, buffer); }
-  const T* y(i64 at, i64 n, T* buffer) const { return load(y_, to_, at, n, buffer); }
   void set_y(i64 at, i64 n, const T* block) const {
     const auto size = static_cast<i64>(byte_size(to_));
     table_.convert->store[static_cast<int>(kClass)][static_cast<int>(to_)](block, size, n, y_ + at * size);
@@ -80,28 +81,25 @@ void columns(const KernelContext& ctx, const SoftmaxAttrs& attrs) {
     std::fill_n(top, n, -std::numeric_limits<T>::infinity());
     std::fill_n(total, n, T(0));
     const auto at = [&](i64 r) { return first + r * attrs.inner; };
-    const auto exponential = [&](i64 r) {
-      blocks.apply(ElementwiseOp::sub, blocks.x(at(r), n, buffer), top, n, e);
-      blocks.apply(ElementwiseOp::exp, e, n, e);
-    };
-    const bool keeps = blocks.keeps_result() && attrs.logarithm == 0;
+    // Exponentials stay in y where that holds them as they are, and are computed again otherwise.
+    const bool keeps = blocks.keeps_blocks() && attrs.logarithm == 0;
+    const auto difference = [&](i64 r) { blocks.apply(ElementwiseOp::sub, blocks.x(at(r), n, buffer), top, n, e); };
     for (i64 r = 0; r < attrs.row; ++r) blocks.apply(ElementwiseOp::maximum, top, blocks.x(at(r), n, buffer), n, top);
     for (i64 r = 0; r < attrs.row; ++r) {
-      exponential(r);
-      blocks.apply(ElementwiseOp::add, total, e, n, total);
-      if (keeps) blocks.set_y(at(r), n, e);
+      T* to = keeps ? blocks.y_block(at(r)) : e;
+      difference(r);
+      blocks.apply(ElementwiseOp::exp, e, n, to);
+      blocks.apply(ElementwiseOp::add, total, to, n, total);
     }
     blocks.apply(attrs.logarithm != 0 ? ElementwiseOp::log : ElementwiseOp::reciprocal, total, n, total);
     for (i64 r = 0; r < attrs.row; ++r) {
-      if (attrs.logarithm != 0) {
-        blocks.apply(ElementwiseOp::sub, blocks.x(at(r), n, buffer), top, n, e);
-        blocks.apply(ElementwiseOp::sub, e, total, n, e);
-      } else if (keeps) {
-        blocks.apply(ElementwiseOp::mul, blocks.y(at(r), n, buffer), total, n, e);
-      } else {
-        exponential(r);
-        blocks.apply(ElementwiseOp::mul, e, total, n, e);
+      if (keeps) {
+        blocks.apply(ElementwiseOp::mul, blocks.y_block(at(r)), total, n, blocks.y_block(at(r)));
+        continue;
       }
+      difference(r);
+      if (attrs.logarithm == 0) blocks.apply(ElementwiseOp::exp, e, n, e);
+      blocks.apply(attrs.logarithm != 0 ? ElementwiseOp::sub : ElementwiseOp::mul, e, total, n, e);
       blocks.set_y(at(r), n, e);
     }
   }
@@ -119,6 +117,7 @@ void by_part(const KernelContext& ctx, const SoftmaxAttrs& attrs, i64 parts) {
   const Blocks<T> blocks(ctx);
   auto* part = reinterpret_cast<Part*>(ctx.scratch_bytes);
   const auto [begin, end] = ctx.share(ctx.in(0).numel() / attrs.row * parts);
+  const bool keeps = blocks.keeps_blocks() && attrs.logarithm == 0;
   alignas(64) T lanes[kLanes], shift[kLanes], last[kLanes], buffer[kLanes], e[kLanes];
   for (i64 unit = begin; unit < end; ++unit) {
     const i64 row = unit / parts;
@@ -147,9 +146,10 @@ void by_part(const KernelContext& ctx, const SoftmaxAttrs& attrs, i64 parts) {
       std::fill_n(lanes, kLanes, T(0));
       for (i64 at = first; at < stop; at += kLanes) {
         const i64 n = width(at);
+        T* to = keeps ? blocks.y_block(at) : e;
         difference(at, n);
-        blocks.apply(ElementwiseOp::exp, e, n, e);
-        blocks.apply(ElementwiseOp::add, lanes, e, n, lanes);
+        blocks.apply(ElementwiseOp::exp, e, n, to);
+        blocks.apply(ElementwiseOp::add, lanes, to, n, lanes);
       }
       part[unit].total = 0;
       for (const T lane : lanes) part[unit].total += static_cast<double>(lane);
@@ -158,6 +158,10 @@ void by_part(const KernelContext& ctx, const SoftmaxAttrs& attrs, i64 parts) {
     std::fill_n(last, kLanes, static_cast<T>(attrs.logarithm != 0 ? std::log(total) : 1 / total));
     for (i64 at = first; at < stop; at += kLanes) {
       const i64 n = width(at);
+      if (keeps) {
+        blocks.apply(ElementwiseOp::mul, blocks.y_block(at), last, n, blocks.y_block(at));
+        continue;
+      }
       difference(at, n);
       if (attrs.logarithm == 0) blocks.apply(ElementwiseOp::exp, e, n, e);
       blocks.apply(attrs.logarithm != 0 ? ElementwiseOp::sub : ElementwiseOp::mul, e, last, n, e);

@@ -46,7 +46,7 @@ std::vector<Tensor> lower_softmax(const Call& call, std::span<const Shape> shape
   if (rank > 0) std::swap(order[static_cast<std::size_t>(dim)], order[static_cast<std::size_t>(rank - 1)]);
   const std::span<const int> swap(order.data(), static_cast<std::size_t>(rank));
   const bool by_device = lowering.has_device() && !logarithm;
-  const bool swaps = attrs.inner != 1 && (by_device || permuted(input, swap).desc.contiguous());
+  const bool swaps = attrs.inner != 1 && (by_device || (attrs.row > 1 && permuted(input, swap).desc.contiguous()));
   if (swaps) attrs.inner = 1;
   const Tensor rows = lowering.contiguous(swaps ? permuted(input, swap) : input);
   const Tensor out = lowering.allocate(to, rows.shape());

@@ -211,8 +211,10 @@ float e_erfc(float x) { return __builtin_erfcf(x); }
 // --- functions of two and three ---
 
 // The product is rounded before the sum where alpha is 1 or the operands are exact: no contraction changes a plain sum.
-vf f_add(vf a, vf b, const Number* p) { return p[0].f == 1 ? a + b : fma(b, splat(param(p, 0)), a); }
-vf f_sub(vf a, vf b, const Number* p) { return p[0].f == 1 ? a - b : fma(b, splat(-param(p, 0)), a); }
+vf f_add(vf a, vf b, const Number*) { return a + b; }
+vf f_sub(vf a, vf b, const Number*) { return a - b; }
+vf f_add_multiple(vf a, vf b, const Number* p) { return fma(b, splat(param(p, 0)), a); }
+vf f_sub_multiple(vf a, vf b, const Number* p) { return fma(b, splat(-param(p, 0)), a); }
 vf f_mul(vf a, vf b, const Number*) { return a * b; }
 vf f_div(vf a, vf b, const Number*) { return a / b; }
 vf f_div_trunc(vf a, vf b, const Number*) { return truncate(a / b); }
@@ -269,6 +271,11 @@ int where(const void* const* in, void* out, i64 n, const Number*) {
   }
   for (; i < n; ++i) o[i] = c[i] ? a[i] : b[i];
   return kBlockOk;
+}
+
+template <vf (*F)(vf, vf, const Number*), vf (*FMultiple)(vf, vf, const Number*)>
+int with_alpha(const void* const* in, void* out, i64 n, const Number* params) {
+  return params[0].f == 1 ? map2<F>(in, out, n, params) : map2<FMultiple>(in, out, n, params);
 }
 
 constexpr BlockFns make() {
@@ -337,8 +344,8 @@ constexpr BlockFns make() {
   GRAFT_TEST1(isinf);
   GRAFT_TEST1(isfinite);
   GRAFT_MAP1(logical_not);
-  GRAFT_MAP2(add);
-  GRAFT_MAP2(sub);
+  GRAFT_SET(add, with_alpha<f_add, f_add_multiple>);
+  GRAFT_SET(sub, with_alpha<f_sub, f_sub_multiple>);
   GRAFT_MAP2(mul);
   GRAFT_MAP2(div);
   GRAFT_MAP2(div_trunc);

@@ -1,0 +1,45 @@
+#pragma once
+
+#include <cstdint>
+
+#include "kernel/simd/dispatch.h"
+
+// Inner loops of reductions of f32 elements in double.
+namespace graft::simd {
+
+enum class ReduceKind : std::uint8_t {
+  sum,
+  absolutes,
+  squares,
+  squared_differences,  // (x - shift)^2
+  exponentials,         // exp(x - shift), in f32
+  largest,              // NaN wins
+  smallest,
+  count_
+};
+inline constexpr int kReduceKinds = static_cast<int>(ReduceKind::count_);
+// Independent sums of one run of elements: an addition need not wait for the one before.
+inline constexpr int kReduceLanes = 32;
+
+struct ReduceTable {
+  // Element i of a run enters lanes[i % kReduceLanes].
+  void (*run[kReduceKinds])(const float* x, std::int64_t n, double shift, double* lanes);
+  // Element i enters sums[i], with shift[i].
+  void (*columns[kReduceKinds])(const float* x, std::int64_t n, const double* shift, double* sums);
+};
+
+// The table of a level that is available here. The same numbers at every level, but for the exponentials.
+const ReduceTable& reduce(Isa isa);
+inline const ReduceTable& reduce() { return reduce(active_isa()); }
+
+namespace baseline {
+extern const ReduceTable kReduce;
+}
+namespace avx2 {
+extern const ReduceTable kReduce;
+}
+namespace avx512 {
+extern const ReduceTable kReduce;
+}
+
+}  // namespace graft::simd
