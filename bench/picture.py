@@ -42,7 +42,7 @@ def draw(results: dict[str, Any], known: dict[str, workloads.Workload], out: Pat
     matplotlib.rcParams.update({"svg.hashsalt": "graft", "svg.fonttype": "none"})
     from matplotlib import pyplot
 
-    charts = [(known[name], entry) for name, entry in results["workloads"].items() if name in known]
+    charts = [(known[name], results["workloads"][name]) for name in report.fit_for_readme(results, known)]
     charts = [(workload, entry) for workload, entry in charts if report.needed_ms(workload, entry, workload.case_names[0])]
     if not charts:
         raise SystemExit("bench: no samples with the machine's limits: nothing to draw")

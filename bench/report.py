@@ -2,7 +2,7 @@
 
     python report.py [RESULTS.json]     writes RESULTS.md beside it; of results.json, also the README's table
 
-The README is left as it is while peers are missing from the samples or the machine was busy with other work.
+The README shows the workloads of which no peer's samples are missing and during which the machine was not busy otherwise.
 """
 
 from __future__ import annotations
@@ -107,10 +107,8 @@ def markdown(results: dict[str, Any], known: dict[str, Workload]) -> str:
 def readme_section(results: dict[str, Any], known: dict[str, Workload]) -> str:
     """What the README says: per workload the medians, errors and memory of all peers, and the caveats."""
     lines = ["![How much of what the machine can do each engine reaches](docs/pictures/bench.svg)", ""]
-    for name, entry in results["workloads"].items():
-        if name not in known:
-            continue
-        workload = known[name]
+    for name in fit_for_readme(results, known):
+        workload, entry = known[name], results["workloads"][name]
         ran = [peer for peer in workload.peers if any(samples(entry, case, peer) for case in workload.case_names)]
         unit = "Tokens per second" if tokens_count(workload, entry) else "Milliseconds per call"
         lines += [f"{entry['title']}. {unit}, median:", ""]
@@ -137,18 +135,20 @@ def readme_section(results: dict[str, Any], known: dict[str, Workload]) -> str:
     return "\n".join([*lines, CAVEAT])
 
 
-def unfit_for_readme(results: dict[str, Any], known: dict[str, Workload]) -> str:
+def fit_for_readme(results: dict[str, Any], known: dict[str, Workload]) -> list[str]:
+    """Names of the workloads whose results are complete and undisturbed, in the order of workloads.toml."""
+    return [
+        name for name, workload in known.items() if name in results["workloads"]
+        and not _unfit(workload, results["workloads"][name])
+    ]  # fmt: skip
+
+
+def _unfit(workload: Workload, entry: dict[str, Any]) -> str:
     """Why these results should not be in the README; empty when they should."""
-    for name, workload in known.items():
-        entry = results["workloads"].get(name)
-        if entry is None:
-            return f"no samples of {name}"
-        ran = {peer for peer in workload.peers if any(samples(entry, case, peer) for case in workload.case_names)}
-        if missing := set(workload.peers) - ran - set(entry["left_out"]):
-            return f"no samples of {', '.join(sorted(missing))}"
-        if _busy(workload, entry):
-            return "the machine was busy with other work"
-    return ""
+    ran = {peer for peer in workload.peers if any(samples(entry, case, peer) for case in workload.case_names)}
+    if missing := set(workload.peers) - ran - set(entry["left_out"]):
+        return f"no samples of {', '.join(sorted(missing))}"
+    return "the machine was busy with other work" if _busy(workload, entry) else ""
 
 
 def update_readme(section: str, path: Path = README) -> None:
@@ -167,9 +167,12 @@ def write_tables(path: Path, known: dict[str, Workload]) -> Path:
     table = path.with_suffix(".md")
     table.write_text(markdown(results, known))
     if path.resolve() == BENCH / "results.json":
-        if reason := unfit_for_readme(results, known):
-            print(f"bench: the README keeps its table: {reason}", file=sys.stderr)
-        else:
+        fit = fit_for_readme(results, known)
+        for name in known:
+            if name not in fit:
+                reason = _unfit(known[name], results["workloads"][name]) if name in results["workloads"] else "no samples"
+                print(f"bench: not in the README: {name}: {reason}", file=sys.stderr)
+        if fit:
             update_readme(readme_section(results, known))
     return table
 
