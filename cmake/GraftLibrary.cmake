@@ -54,6 +54,9 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_L
   list(APPEND graft_isa_flags_avx512vnni -Wno-uninitialized -Wno-maybe-uninitialized)
   list(APPEND graft_isa_flags_avx512bf16 -Wno-uninitialized -Wno-maybe-uninitialized)
 endif()
+# A residual is added as PyTorch adds it: rounded between the product and the sum.
+set_source_files_properties(src/kernel/simd/isa/quantized_conv.cpp src/kernel/simd/isa/panels/quantized_conv.cpp
+                            PROPERTIES COMPILE_OPTIONS -ffp-contract=off)
 set(graft_all_objects $<TARGET_OBJECTS:graft_objects>)
 if(graft_isa_sources)
   if("avx2" IN_LIST graft_isas)

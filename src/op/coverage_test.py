@@ -24,6 +24,7 @@ def test_every_operator_has_its_cases(request):
     elsewhere |= {"graft.stored_source", "graft.stored_source_attention"}
     elsewhere |= {"graft.quantized_linear", "graft.quantized_conv", "graft.pack_int4"}
     elsewhere |= {"graft.pack_conv", "graft.packed_conv"}  # test/python/convolution_test.py
+    elsewhere |= {"graft.pack_quantized_conv", "graft.packed_quantized_conv"}  # test/python/quantized_conv_test.py
     targets = [name for name in _C.operator_targets() if not name.startswith(numbers) and name not in elsewhere]
     all_of_them = sum(counts.values())
     shares = {kind: count / all_of_them for kind, count in testing.case_kinds().items()}

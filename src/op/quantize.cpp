@@ -97,14 +97,22 @@ std::int64_t bound(const Call& call, std::string_view argument, bool lower) {
 
 template <const Names& names, Blocking blocking, bool quantizes>
 std::vector<Tensor> lower_affine(const Call& call, std::span<const Shape> shapes, Lowering& lowering) {
-  const Tensor& input = call.tensor("input");
-  const Sizes block = block_of(call, blocking);
-  const Tensor out = lowering.allocate(call.output_dtype(), shapes[0]);
+  const Tensor& given = call.tensor("input");
+  // With parameters for all elements these may lie in any order.
+  const bool flat = blocking == Blocking::whole && is_dense(given.desc) && given.numel() > 0;
+  const Tensor out = flat ? lowering.allocate_like(call.output_dtype(), given)
+                          : lowering.allocate(call.output_dtype(), shapes[0]);
   if (out.numel() == 0) return {out};
+  const auto as_line = [](Tensor tensor) {
+    tensor.desc = TensorDesc(tensor.dtype(), Shape{tensor.numel()});
+    return tensor;
+  };
+  const Tensor input = flat ? as_line(given) : lowering.contiguous(given);
+  const Sizes block = flat ? Sizes{given.numel()} : block_of(call, blocking);
   const Shape blocks = blocks_of(input.shape(), block, call);
   AffineAttrs attrs;
   take_block(block, attrs.block);
-  std::vector<Tensor> inputs = {lowering.contiguous(input)};
+  std::vector<Tensor> inputs = {input};
   const auto take = [&](std::string_view argument) {
     const Tensor& tensor = call.tensor(argument);
     GRAFT_CHECK(InvalidArgument, tensor.numel() == blocks.numel(), call.target(), ": ", argument, " has ",
@@ -127,7 +135,8 @@ std::vector<Tensor> lower_affine(const Call& call, std::span<const Shape> shapes
     attrs.low = bound(call, names.low, true);
     attrs.high = bound(call, names.high, false);
   }
-  lowering.launch(quantizes ? kQuantizeAffine : kDequantizeAffine, std::move(inputs), {out}, attrs);
+  lowering.launch(quantizes ? kQuantizeAffine : kDequantizeAffine, std::move(inputs), {flat ? as_line(out) : out},
+                  attrs);
   return {out};
 }
 

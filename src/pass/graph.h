@@ -19,6 +19,7 @@ class Graph {
   bool is(const ir::Node& node, std::string_view target) const { return program_.op_of(node).target == target; }
   // Asserts that the operator has the argument.
   const ir::Arg& arg(const ir::Node& node, std::string_view name) const;
+  const std::vector<std::string>& names(const ir::Node& node) const { return program_.op_of(node).arg_names; }
   // Null for what is no tensor.
   const ir::Value* tensor(const ir::Arg& arg) const;
   const ir::Value& output(const ir::Node& node) const { return method_.values[node.outputs[0]]; }

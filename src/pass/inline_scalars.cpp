@@ -25,14 +25,14 @@ void take_converted(const ir::Method& method, const ir::Node& node, std::map<ir:
 
 }  // namespace
 
-void inline_scalars(ir::Program& program, const ScalarWeight& scalar) {
+void inline_scalars(ir::Program& program, const UniformWeight& uniform) {
   for (ir::Method& method : program.methods) {
     std::map<ir::ValueId, double> known;
     for (const ir::Input& input : method.inputs) {
       if (input.kind != ir::InputKind::weight || method.values[input.value].rank() != 0) continue;
       const DType dtype = method.values[input.value].dtype;
       if (dtype != DType::f32 && dtype != DType::i64) continue;
-      if (const auto value = scalar(input.index)) known[input.value] = *value;
+      if (const auto value = uniform(input.index)) known[input.value] = *value;
     }
     for (ir::Node& node : method.nodes) {
       const ir::Op& op = program.op_of(node);

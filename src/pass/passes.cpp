@@ -28,15 +28,16 @@ void drop_dead_nodes(ir::Program& program) {
   }
 }
 
-void run_passes(ir::Program& program, const ScalarWeight& scalar, bool on_device) {
+void run_passes(ir::Program& program, const UniformWeight& uniform, bool on_device) {
   const auto run = [&](void (*pass)(ir::Program&)) {
     pass(program);
 #ifndef NDEBUG
     ir::verify(program);
 #endif
   };
-  inline_scalars(program, scalar);
+  inline_scalars(program, uniform);
   if (!on_device) run(fuse_quantized);
+  if (!on_device) pack_quantized_convolutions(program, uniform);
   run(fuse_rms_norm);
   if (!on_device) run(fuse_rope);
   if (!on_device) run(pack_convolutions);

@@ -8,14 +8,14 @@
 
 namespace graft {
 
-// The value of a weight without dimensions, by index; nothing when it cannot be known.
-using ScalarWeight = std::function<std::optional<double>(std::uint32_t weight)>;
+// The number that all elements of a weight are, by index; nothing when they differ or it cannot be known.
+using UniformWeight = std::function<std::optional<double>(std::uint32_t weight)>;
 
 // What happens to every graph at load, once its weights are placed: the passes below in this order. Each leaves a valid
 // program that computes the same; graph and weights alone decide what they do, so that a graph that is read again comes
 // out the same. `on_device`: the program runs on a device other than the CPU, which has the parts of a rotary
 // embedding, of products with quantized weights and of convolutions and not the whole, so these stay as they are.
-void run_passes(ir::Program& program, const ScalarWeight& scalar, bool on_device = false);
+void run_passes(ir::Program& program, const UniformWeight& uniform, bool on_device = false);
 
 // Whether constant folding (run/fold.cpp) keeps the results of a node, given its inputs' bytes and theirs: small ones
 // always, others where they do not grow much.
@@ -23,7 +23,7 @@ bool is_kept_at_load(std::int64_t input_bytes, std::int64_t result_bytes);
 
 // A weight without dimensions that is added, multiplied or the like becomes a number in the graph. (ExecuTorch's edge
 // dialect makes weights of the numbers that a model was written with.)
-void inline_scalars(ir::Program& program, const ScalarWeight& scalar);
+void inline_scalars(ir::Program& program, const UniformWeight& uniform);
 
 // pow, mean, add, rsqrt and multiplications that spell a root-mean-square norm over the last dimension in f32 become
 // one aten.rms_norm. A norm in f16 or bf16 stays as it is: PyTorch rounds between the steps.
@@ -35,6 +35,11 @@ void fuse_rope(ir::Program& program);
 // Linear layers and convolutions with weights that torchao or PT2E quantized read these as they are: products of f32
 // where the input is f32, of integers where it was quantized too. Weights of 4 bits are packed two to a byte.
 void fuse_quantized(ir::Program& program);
+
+// Such convolutions of bytes with weights of the program read these packed (graft.packed_quantized_conv), and write bytes
+// where these alone are read: a clamp, the sum with another tensor of bytes, and what dequantizes and quantizes between
+// them become part of the convolution.
+void pack_quantized_convolutions(ir::Program& program, const UniformWeight& uniform);
 
 // Convolutions in f32 with weights of the program read these packed (graft.packed_conv). A batch norm with given
 // statistics that alone reads one becomes part of its weight and bias.

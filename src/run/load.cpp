@@ -176,7 +176,7 @@ class Loader {
   std::uint64_t fold() {
     for (std::size_t i = 0; i < graphs_.size(); ++i) {
       if (!impl_->methods[i].steps.empty()) continue;
-      run_passes(graphs_[i], scalar_weights(graphs_[i], impl_->methods[i]), impl_->keeps_parts());
+      run_passes(graphs_[i], uniform_weights(graphs_[i], impl_->methods[i]), impl_->keeps_parts());
       check_operators(graphs_[i]);
       fold_constants(graphs_[i], impl_->methods[i], impl_->limits);
       ir::verify(graphs_[i]);  // each pass over the IR leaves it valid

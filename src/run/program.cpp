@@ -107,20 +107,28 @@ std::vector<std::uint32_t> user_outputs(const ir::Method& graph) {
   return out;
 }
 
-ScalarWeight scalar_weights(const ir::Program& graph, const LoadedMethod& method) {
+template <typename T>
+std::optional<double> uniform_value(const std::byte* bytes, std::int64_t count) {
+  for (std::int64_t i = 1; i < count; ++i)
+    if (std::memcmp(bytes, bytes + i * static_cast<std::int64_t>(sizeof(T)), sizeof(T)) != 0) return std::nullopt;
+  T value{};
+  std::memcpy(&value, bytes, sizeof(T));
+  const auto number = static_cast<double>(value);
+  return std::abs(number) < 0x1p53 || std::is_floating_point_v<T> ? std::optional(number) : std::nullopt;
+}
+
+UniformWeight uniform_weights(const ir::Program& graph, const LoadedMethod& method) {
   return [&](std::uint32_t weight) -> std::optional<double> {
     const ir::Weight& info = graph.weights[weight];
-    if (info.shape.rank() != 0 || info.storage != ir::Storage::plain) return std::nullopt;
-    if (info.dtype == DType::i64) {
-      std::int64_t value = 0;
-      std::memcpy(&value, method.weights[weight], sizeof(value));
-      const bool exact = std::abs(value) < std::int64_t{1} << 53;
-      return exact ? std::optional(static_cast<double>(value)) : std::nullopt;
-    }
-    if (info.dtype != DType::f32 || info.byte_size != sizeof(float)) return std::nullopt;
-    float value = 0;
-    std::memcpy(&value, method.weights[weight], sizeof(value));
-    return static_cast<double>(value);
+    const std::int64_t count = info.shape.numel();
+    if (info.storage != ir::Storage::plain || count == 0) return std::nullopt;
+    if (info.byte_size != static_cast<std::uint64_t>(count) * byte_size(info.dtype)) return std::nullopt;
+    const std::byte* bytes = method.weights[weight];
+    if (info.dtype == DType::i64) return uniform_value<std::int64_t>(bytes, count);
+    if (info.dtype == DType::i32) return uniform_value<std::int32_t>(bytes, count);
+    if (info.dtype == DType::i8) return uniform_value<std::int8_t>(bytes, count);
+    if (info.dtype == DType::f32) return uniform_value<float>(bytes, count);
+    return std::nullopt;
   };
 }
 
@@ -198,7 +206,7 @@ std::shared_ptr<const ir::Program> Program::Impl::graph(std::uint32_t index) con
   for (std::size_t i = 0; i < method.panel_bytes.size(); ++i)
     if (method.panel_bytes[i] > 0) ir::set_panels(again->weights[i], method.panel_bytes[i]);
   if (method.steps.empty()) {
-    run_passes(*again, scalar_weights(*again, method), keeps_parts());
+    run_passes(*again, uniform_weights(*again, method), keeps_parts());
     fold_again(*again, method);
   }
   method.graph->made = again;

@@ -168,8 +168,8 @@ MethodInfo method_info(const ir::Method& method);
 // By position of a user output: which output of the method it is.
 std::vector<std::uint32_t> user_outputs(const ir::Method& method);
 
-// Reads weights without dimensions of a graph whose weights are placed.
-ScalarWeight scalar_weights(const ir::Program& graph, const LoadedMethod& method);
+// Reads weights of a graph whose weights are placed.
+UniformWeight uniform_weights(const ir::Program& graph, const LoadedMethod& method);
 
 // Makes a program from graphs with one method each: the phases of a load after the files are opened. `find` is asked
 // once per key; `read_method` must give the same graphs again.

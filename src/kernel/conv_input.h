@@ -1,0 +1,177 @@
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+
+#include "kernel/conv.h"
+
+// How convolutions with packed weights read their input: channels beside each other, in place or, with a padding or
+// another layout, from a copy of some samples with a border. Strides and offsets are in elements.
+namespace graft {
+
+inline std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+template <typename T>
+class ConvInput {
+  using i64 = std::int64_t;
+
+ public:
+  // `whole_lines`: the taps of a line must be one run, so channels and columns without gaps.
+  ConvInput(const TensorDesc& x, const ConvAttrs& conv, bool whole_lines = false) : x_(x), conv_(conv) {
+    bool padded = false;
+    for (int d = 0; d < 3; ++d) {
+      padded_[d] = x.shape[2 + d] + 2 * conv.padding[d];
+      padded = padded || conv.padding[d] != 0;
+    }
+    lays_out_ = padded || (x.strides[1] != 1 && x.shape[1] != 1) ||
+                (whole_lines && x.strides[4] != x.shape[1] && x.shape[4] != 1);
+    if (lays_out_) {
+      column = x.shape[1];
+      line = padded_[2] * column;
+      plane = padded_[1] * line;
+      sample = padded_[0] * plane;
+      constexpr auto size = static_cast<i64>(sizeof(T));
+      group_ = std::clamp<i64>(kLaidOutBytes / std::max<i64>(size * sample, 1), 1, std::max<i64>(x.shape[0], 1));
+    } else {
+      sample = x.strides[0];
+      plane = x.strides[2];
+      line = x.strides[3];
+      column = whole_lines ? x.shape[1] : x.strides[4];
+      group_ = std::max<i64>(x.shape[0], 1);
+    }
+  }
+
+  i64 sample = 0, plane = 0, line = 0, column = 0;  // from one to the next, of what is read
+
+  bool lays_out() const { return lays_out_; }
+  i64 scratch_bytes() const { return lays_out_ ? group_ * sample * static_cast<i64>(sizeof(T)) : 0; }
+  // Laying out and multiplying, for each group of samples.
+  int phases() const { return static_cast<int>(lays_out_ ? 2 * ceil_div(x_.shape[0], group_) : 1); }
+
+  // This thread's share of the phase: lays out, or calls multiply(x, first sample, samples).
+  template <typename Multiply>
+  void run(const KernelContext& ctx, std::byte* scratch, T padding, Multiply&& multiply) const {
+    if (!lays_out_) return multiply(ctx.input<T>(0), i64{0}, x_.shape[0]);
+    const i64 first = ctx.phase / 2 * group_, count = std::min(group_, x_.shape[0] - first);
+    T* copy = reinterpret_cast<T*>(scratch);
+    if (ctx.phase % 2 == 0) return lay_out(ctx, copy, padding, first, count);
+    multiply(static_cast<const T*>(copy), first, count);
+  }
+
+  // Lines of outputs that are evenly apart in the input; where all positions are, one line.
+  struct Lines {
+    i64 count[3] = {1, 1, 1};  // samples, planes, lines of each
+    i64 outputs = 0;           // of a line
+    i64 step = 0;              // elements of input from one output to the next
+
+    i64 all() const { return count[0] * count[1] * count[2]; }
+  };
+
+  Lines lines_of(const Shape& out, i64 samples) const {
+    Lines lines{{samples, out[2], out[3]}, out[4], conv_.stride[2] * column};
+    // A dimension joins those within it when its outputs go on where theirs end.
+    const i64 strides[3] = {sample, conv_.stride[0] * plane, conv_.stride[1] * line};
+    for (int d = 2; d >= 0; --d) {
+      if (lines.count[d] != 1 && strides[d] != lines.outputs * lines.step) break;
+      lines.outputs *= lines.count[d];
+      lines.count[d] = 1;
+    }
+    return lines;
+  }
+
+  // Where the inputs of a line's first output begin.
+  i64 offset_of(const Lines& lines, i64 index) const {
+    const i64 h = index % lines.count[2], d = index / lines.count[2] % lines.count[1],
+              n = index / lines.count[2] / lines.count[1];
+    return n * sample + d * conv_.stride[0] * plane + h * conv_.stride[1] * line;
+  }
+
+  // Part i of the outputs of all lines, which are cut into parts of at most `rows`.
+  struct Part {
+    i64 offset = 0;  // of its first output's inputs
+    i64 first = 0;   // output
+    int rows = 0;
+  };
+  Part part_of(const Lines& lines, i64 i, i64 rows) const {
+    const i64 per_line = ceil_div(lines.outputs, rows), at = i / per_line, part = i % per_line;
+    const i64 first = part * lines.outputs / per_line, last = (part + 1) * lines.outputs / per_line;
+    return {offset_of(lines, at) + first * lines.step, at * lines.outputs + first, static_cast<int>(last - first)};
+  }
+
+  // Calls add(offset, depth) for what lies beside each other of the inputs of an output, in the order of the packed
+  // weight; `whole`: the taps of a line do.
+  template <typename Add>
+  void for_each_run(const i64 (&kernel)[3], bool whole, Add&& add) const {
+    const i64 channels = x_.shape[1] / conv_.groups;
+    for (i64 d = 0; d < kernel[0]; ++d) {
+      for (i64 h = 0; h < kernel[1]; ++h) {
+        const i64 from = d * conv_.dilation[0] * plane + h * conv_.dilation[1] * line;
+        if (whole) {
+          add(from, kernel[2] * channels);
+          continue;
+        }
+        for (i64 w = 0; w < kernel[2]; ++w) add(from + w * conv_.dilation[2] * column, channels);
+      }
+    }
+  }
+
+ private:
+  // Samples are laid out together while they fit into this: then they stay in the caches.
+  static constexpr i64 kLaidOutBytes = i64{4} << 20;
+
+  void lay_out(const KernelContext& ctx, T* to, T padding, i64 first, i64 count) const {
+    const i64 lines = padded_[0] * padded_[1];
+    const auto [begin, end] = ctx.share(count * lines);
+    for (i64 unit = begin; unit < end; ++unit) {
+      const i64 n = first + unit / lines, d = unit % lines / padded_[1] - conv_.padding[0],
+                h = unit % padded_[1] - conv_.padding[1];
+      T* at = to + unit * line;
+      if (d < 0 || d >= x_.shape[2] || h < 0 || h >= x_.shape[3]) {
+        std::fill_n(at, line, padding);
+        continue;
+      }
+      const i64 pad = conv_.padding[2] * column;
+      std::fill_n(at, pad, padding);
+      copy_line(ctx.input<T>(0) + n * x_.strides[0] + d * x_.strides[2] + h * x_.strides[3], at + pad);
+      std::fill_n(at + line - pad, pad, padding);
+    }
+  }
+
+  void copy_line(const T* from, T* to) const {
+    const i64 channels = x_.shape[1], width = x_.shape[4];
+    if ((x_.strides[1] == 1 || channels == 1) && (x_.strides[4] == channels || width == 1)) {
+      std::memcpy(to, from, static_cast<std::size_t>(width * channels) * sizeof(T));
+      return;
+    }
+    for (i64 w = 0; w < width; ++w)
+      for (i64 c = 0; c < channels; ++c) to[w * channels + c] = from[w * x_.strides[4] + c * x_.strides[1]];
+  }
+
+  const TensorDesc& x_;
+  const ConvAttrs& conv_;
+  i64 padded_[3] = {};
+  bool lays_out_ = false;
+  i64 group_ = 1;  // samples that are laid out at a time
+};
+
+// Divides `tiles` tiles of `panels` panels among the threads; run(panel, first tile, one past the last).
+template <typename Run>
+void share_tiles(const KernelContext& ctx, std::int64_t tiles, std::int64_t panels, std::int64_t at_once, Run&& run) {
+  // With as many tiles for each thread, the tiles are divided among the threads, else tiles and panels are.
+  constexpr std::int64_t kManyTiles = 32;
+  if (tiles >= kManyTiles * ctx.threads) {
+    // Some tiles at a time by all panels: these inputs stay in the first caches.
+    const auto [begin, end] = ctx.share(tiles);
+    for (std::int64_t t = begin; t < end; t += at_once)
+      for (std::int64_t panel = 0; panel < panels; ++panel) run(panel, t, std::min(t + at_once, end));
+    return;
+  }
+  const auto [begin, end] = ctx.share(panels * tiles);
+  for (std::int64_t unit = begin; unit < end;) {
+    const std::int64_t panel = unit / tiles, last = std::min(end, (panel + 1) * tiles);
+    run(panel, unit - panel * tiles, last - panel * tiles);
+    unit = last;
+  }
+}
+
+}  // namespace graft

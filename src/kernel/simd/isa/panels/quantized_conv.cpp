@@ -1,0 +1,489 @@
+// Compiled for AVX2 and for AVX-512 with VNNI only: see cmake/GraftLibrary.cmake.
+#include "kernel/simd/quantized_conv.h"
+
+#include "kernel/simd/isa/vec.h"
+
+namespace graft::simd::GRAFT_ISA {
+namespace {
+
+using std::int32_t;
+using std::uint8_t;
+
+#if defined(__AVX512VNNI__)
+constexpr int kSumLanes = 16, kTileRows = 12;
+#else
+constexpr int kSumLanes = 8, kTileRows = 4;
+#endif
+
+// The first n bytes; the others are zero.
+GRAFT_VEC __m128i load_16(const uint8_t* p, i64 n) {
+  if (n >= 16) return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+#if defined(__AVX512VNNI__)
+  return _mm_maskz_loadu_epi8((__mmask16)((1u << n) - 1u), p);
+#else
+  alignas(16) uint8_t bytes[16] = {};
+  for (i64 i = 0; i < n; ++i) bytes[i] = p[i];
+  return _mm_load_si128(reinterpret_cast<const __m128i*>(bytes));
+#endif
+}
+GRAFT_VEC __m256i load_32(const uint8_t* p, i64 n) {
+  if (n >= 32) return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+#if defined(__AVX512VNNI__)
+  return _mm256_maskz_loadu_epi8((__mmask32)((1u << n) - 1u), p);
+#else
+  return _mm256_set_m128i(n > 16 ? load_16(p + 16, n - 16) : _mm_setzero_si128(), load_16(p, n));
+#endif
+}
+GRAFT_VEC void store_16(uint8_t* p, __m128i v, i64 n) {
+  if (n >= 16) return _mm_storeu_si128(reinterpret_cast<__m128i*>(p), v);
+#if defined(__AVX512VNNI__)
+  _mm_mask_storeu_epi8(p, (__mmask16)((1u << n) - 1u), v);
+#else
+  alignas(16) uint8_t bytes[16];
+  _mm_store_si128(reinterpret_cast<__m128i*>(bytes), v);
+  for (i64 i = 0; i < n; ++i) p[i] = bytes[i];
+#endif
+}
+GRAFT_VEC void store_32(uint8_t* p, __m256i v, i64 n) {
+  if (n >= 32) return _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), v);
+#if defined(__AVX512VNNI__)
+  _mm256_mask_storeu_epi8(p, (__mmask32)((1u << n) - 1u), v);
+#else
+  store_16(p, _mm256_castsi256_si128(v), n);
+  if (n > 16) store_16(p + 16, _mm256_extracti128_si256(v, 1), n - 16);
+#endif
+}
+
+// Vectors of sums of 4, 8 and 16 lanes. dot(): sums[i] + the four products of lane i; `a` is unsigned, `w` signed.
+// Without the instruction for it, products of the low seven bits and of the eighth: each pair of them fits 16 bits.
+struct V128 {
+  using Ints = __m128i;
+  using Floats = __m128;
+  static constexpr int kLanes = 4;
+  GRAFT_VEC Ints none() { return _mm_setzero_si128(); }
+  GRAFT_VEC Ints load(const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); }
+  GRAFT_VEC Ints bytes(const uint8_t* p, i64 n) { return load_16(p, n); }
+  GRAFT_VEC Ints splat(int32_t x) { return _mm_set1_epi32(x); }
+  GRAFT_VEC Ints splat_byte(uint8_t x) { return _mm_set1_epi8(static_cast<char>(x)); }
+  GRAFT_VEC Ints flipped(Ints a, Ints b) { return _mm_xor_si128(a, b); }
+  GRAFT_VEC Ints low8(Ints a, Ints b) { return _mm_unpacklo_epi8(a, b); }
+  GRAFT_VEC Ints high8(Ints a, Ints b) { return _mm_unpackhi_epi8(a, b); }
+  GRAFT_VEC Ints low16(Ints a, Ints b) { return _mm_unpacklo_epi16(a, b); }
+  GRAFT_VEC Ints high16(Ints a, Ints b) { return _mm_unpackhi_epi16(a, b); }
+  GRAFT_VEC Ints add(Ints a, Ints b) { return _mm_add_epi32(a, b); }
+  template <int bits>
+  GRAFT_VEC Ints shifted(Ints a) {
+    return _mm_srai_epi32(a, bits);
+  }
+  GRAFT_VEC Ints packed32(Ints a, Ints b) { return _mm_packs_epi32(a, b); }
+  GRAFT_VEC Ints packed16(Ints a, Ints b) { return _mm_packs_epi16(a, b); }
+  GRAFT_VEC Ints dot(Ints sums, Ints a, Ints w) {
+#if defined(__AVX512VNNI__)
+    return _mm_dpbusd_epi32(sums, a, w);
+#else
+    const Ints one = _mm_set1_epi16(1), most = _mm_set1_epi8(127);
+    const Ints low = _mm_madd_epi16(_mm_maddubs_epi16(_mm_and_si128(a, most), w), one);
+    const Ints high = _mm_madd_epi16(_mm_maddubs_epi16(_mm_andnot_si128(most, a), w), one);
+    return add(sums, add(low, high));
+#endif
+  }
+  GRAFT_VEC Floats floats(const float* p) { return _mm_loadu_ps(p); }
+  GRAFT_VEC Floats all(float x) { return _mm_set1_ps(x); }
+  GRAFT_VEC Floats from(Ints x) { return _mm_cvtepi32_ps(x); }
+  GRAFT_VEC Ints rounded(Floats x) { return _mm_cvtps_epi32(x); }
+  GRAFT_VEC Floats whole(Floats x) { return _mm_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+  GRAFT_VEC Floats times(Floats a, Floats b) { return _mm_mul_ps(a, b); }
+  GRAFT_VEC Floats sum(Floats a, Floats b) { return _mm_add_ps(a, b); }
+  GRAFT_VEC Floats fused(Floats a, Floats b, Floats c) { return _mm_fmadd_ps(a, b, c); }
+  GRAFT_VEC Floats clamped(Floats x, float low, float high) {
+    return _mm_min_ps(_mm_max_ps(x, all(low)), all(high));  // of a NaN, max gives its second operand
+  }
+  GRAFT_VEC void put_floats(float* to, Floats x) { _mm_storeu_ps(to, x); }
+  GRAFT_VEC void put4(uint8_t* to, Ints v, i64 n) { store_16(to, v, n); }
+};
+
+struct V256 {
+  using Ints = __m256i;
+  using Floats = __m256;
+  static constexpr int kLanes = 8;
+  GRAFT_VEC Ints none() { return _mm256_setzero_si256(); }
+  GRAFT_VEC Ints load(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
+  GRAFT_VEC Ints bytes(const uint8_t* p, i64 n) { return load_32(p, n); }
+  GRAFT_VEC Ints splat(int32_t x) { return _mm256_set1_epi32(x); }
+  GRAFT_VEC Ints splat_byte(uint8_t x) { return _mm256_set1_epi8(static_cast<char>(x)); }
+  GRAFT_VEC Ints flipped(Ints a, Ints b) { return _mm256_xor_si256(a, b); }
+  GRAFT_VEC Ints low8(Ints a, Ints b) { return _mm256_unpacklo_epi8(a, b); }
+  GRAFT_VEC Ints high8(Ints a, Ints b) { return _mm256_unpackhi_epi8(a, b); }
+  GRAFT_VEC Ints low16(Ints a, Ints b) { return _mm256_unpacklo_epi16(a, b); }
+  GRAFT_VEC Ints high16(Ints a, Ints b) { return _mm256_unpackhi_epi16(a, b); }
+  GRAFT_VEC Ints add(Ints a, Ints b) { return _mm256_add_epi32(a, b); }
+  template <int bits>
+  GRAFT_VEC Ints shifted(Ints a) {
+    return _mm256_srai_epi32(a, bits);
+  }
+  GRAFT_VEC Ints packed32(Ints a, Ints b) { return _mm256_packs_epi32(a, b); }
+  GRAFT_VEC Ints packed16(Ints a, Ints b) { return _mm256_packs_epi16(a, b); }
+  GRAFT_VEC Ints dot(Ints sums, Ints a, Ints w) {
+#if defined(__AVX512VNNI__)
+    return _mm256_dpbusd_epi32(sums, a, w);
+#else
+    const Ints one = _mm256_set1_epi16(1), most = _mm256_set1_epi8(127);
+    const Ints low = _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_and_si256(a, most), w), one);
+    const Ints high = _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_andnot_si256(most, a), w), one);
+    return add(sums, add(low, high));
+#endif
+  }
+  GRAFT_VEC Floats floats(const float* p) { return _mm256_loadu_ps(p); }
+  GRAFT_VEC Floats all(float x) { return _mm256_set1_ps(x); }
+  GRAFT_VEC Floats from(Ints x) { return _mm256_cvtepi32_ps(x); }
+  GRAFT_VEC Ints rounded(Floats x) { return _mm256_cvtps_epi32(x); }
+  GRAFT_VEC Floats whole(Floats x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+  GRAFT_VEC Floats times(Floats a, Floats b) { return _mm256_mul_ps(a, b); }
+  GRAFT_VEC Floats sum(Floats a, Floats b) { return _mm256_add_ps(a, b); }
+  GRAFT_VEC Floats fused(Floats a, Floats b, Floats c) { return _mm256_fmadd_ps(a, b, c); }
+  GRAFT_VEC Floats clamped(Floats x, float low, float high) {
+    return _mm256_min_ps(_mm256_max_ps(x, all(low)), all(high));
+  }
+  GRAFT_VEC void put_floats(float* to, Floats x) { _mm256_storeu_ps(to, x); }
+  GRAFT_VEC void put4(uint8_t* to, Ints v, i64 n) { store_32(to, v, n); }
+  // Of two vectors and of one: bytes that packed16(v, v) gives twice in each half.
+  GRAFT_VEC void put2(uint8_t* to, Ints v, i64 n) {
+    store_16(to, _mm256_castsi256_si128(_mm256_permute4x64_epi64(v, 0x08)), n);
+  }
+  GRAFT_VEC void put1(uint8_t* to, Ints v, i64 n) {
+    const __m128i both = _mm_unpacklo_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+    if (n >= 8) return _mm_storel_epi64(reinterpret_cast<__m128i*>(to), both);
+    store_16(to, both, n);
+  }
+  GRAFT_VEC Ints wide16(const uint8_t* p, i64 n, uint8_t flip) {
+    return _mm256_cvtepi8_epi16(V128::flipped(load_16(p, n), V128::splat_byte(flip)));
+  }
+  GRAFT_VEC Ints wide32(const uint8_t* p, i64 n, uint8_t flip) {
+    return _mm256_cvtepi8_epi32(V128::flipped(load_16(p, n < 8 ? n : 8), V128::splat_byte(flip)));
+  }
+};
+
+#if defined(__AVX512VNNI__)
+struct V512 {
+  using Ints = __m512i;
+  using Floats = __m512;
+  static constexpr int kLanes = 16;
+  GRAFT_VEC Ints none() { return _mm512_setzero_si512(); }
+  GRAFT_VEC Ints load(const void* p) { return _mm512_loadu_si512(p); }
+  GRAFT_VEC Ints bytes(const uint8_t* p, i64 n) {
+    return n >= 64 ? load(p) : _mm512_maskz_loadu_epi8((__mmask64)((1ull << n) - 1ull), p);
+  }
+  GRAFT_VEC Ints splat(int32_t x) { return _mm512_set1_epi32(x); }
+  GRAFT_VEC Ints splat_byte(uint8_t x) { return _mm512_set1_epi8(static_cast<char>(x)); }
+  GRAFT_VEC Ints flipped(Ints a, Ints b) { return _mm512_xor_si512(a, b); }
+  GRAFT_VEC Ints low8(Ints a, Ints b) { return _mm512_unpacklo_epi8(a, b); }
+  GRAFT_VEC Ints high8(Ints a, Ints b) { return _mm512_unpackhi_epi8(a, b); }
+  GRAFT_VEC Ints low16(Ints a, Ints b) { return _mm512_unpacklo_epi16(a, b); }
+  GRAFT_VEC Ints high16(Ints a, Ints b) { return _mm512_unpackhi_epi16(a, b); }
+  GRAFT_VEC Ints add(Ints a, Ints b) { return _mm512_add_epi32(a, b); }
+  template <int bits>
+  GRAFT_VEC Ints shifted(Ints a) {
+    return _mm512_srai_epi32(a, bits);
+  }
+  GRAFT_VEC Ints packed32(Ints a, Ints b) { return _mm512_packs_epi32(a, b); }
+  GRAFT_VEC Ints packed16(Ints a, Ints b) { return _mm512_packs_epi16(a, b); }
+  GRAFT_VEC Ints dot(Ints sums, Ints a, Ints w) { return _mm512_dpbusd_epi32(sums, a, w); }
+  GRAFT_VEC Floats floats(const float* p) { return _mm512_loadu_ps(p); }
+  GRAFT_VEC Floats all(float x) { return _mm512_set1_ps(x); }
+  GRAFT_VEC Floats from(Ints x) { return _mm512_cvtepi32_ps(x); }
+  GRAFT_VEC Ints rounded(Floats x) { return _mm512_cvtps_epi32(x); }
+  GRAFT_VEC Floats whole(Floats x) {
+    return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  }
+  GRAFT_VEC Floats times(Floats a, Floats b) { return _mm512_mul_ps(a, b); }
+  GRAFT_VEC Floats sum(Floats a, Floats b) { return _mm512_add_ps(a, b); }
+  GRAFT_VEC Floats fused(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
+  GRAFT_VEC Floats clamped(Floats x, float low, float high) {
+    return _mm512_min_ps(_mm512_max_ps(x, all(low)), all(high));
+  }
+  GRAFT_VEC void put_floats(float* to, Floats x) { _mm512_storeu_ps(to, x); }
+  GRAFT_VEC void put4(uint8_t* to, Ints v, i64 n) {
+    if (n >= 64) return _mm512_storeu_si512(to, v);
+    _mm512_mask_storeu_epi8(to, (__mmask64)((1ull << n) - 1ull), v);
+  }
+  GRAFT_VEC void put2(uint8_t* to, Ints v, i64 n) {
+    const __m512i even = _mm512_setr_epi64(0, 2, 4, 6, 0, 2, 4, 6);
+    store_32(to, _mm512_castsi512_si256(_mm512_permutexvar_epi64(even, v)), n);
+  }
+  GRAFT_VEC void put1(uint8_t* to, Ints v, i64 n) {
+    const __m512i fourth = _mm512_setr_epi32(0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12);
+    store_16(to, _mm512_castsi512_si128(_mm512_permutexvar_epi32(fourth, v)), n);
+  }
+  GRAFT_VEC Ints wide16(const uint8_t* p, i64 n, uint8_t flip) {
+    return _mm512_cvtepi8_epi16(V256::flipped(load_32(p, n), V256::splat_byte(flip)));
+  }
+  GRAFT_VEC Ints wide32(const uint8_t* p, i64 n, uint8_t flip) {
+    return _mm512_cvtepi8_epi32(V128::flipped(load_16(p, n), V128::splat_byte(flip)));
+  }
+};
+using Widest = V512;
+#else
+using Widest = V256;
+#endif
+
+// --- what becomes of a sum ---
+
+// n channels of a residual as integers, by place.
+template <typename V, int N>
+GRAFT_VEC void load_residual(const uint8_t* p, i64 n, uint8_t flip, typename V::Ints (&to)[N]) {
+  const auto none = V::none();
+  if constexpr (N == 4) {
+    const auto bytes = V::flipped(V::bytes(p, n), V::splat_byte(flip));
+    const auto low = V::low8(none, bytes), high = V::high8(none, bytes);
+    to[0] = V::template shifted<24>(V::low16(none, low));
+    to[1] = V::template shifted<24>(V::high16(none, low));
+    to[2] = V::template shifted<24>(V::low16(none, high));
+    to[3] = V::template shifted<24>(V::high16(none, high));
+  } else if constexpr (N == 2) {
+    const auto wide = V::wide16(p, n, flip);
+    to[0] = V::template shifted<16>(V::low16(none, wide));
+    to[1] = V::template shifted<16>(V::high16(none, wide));
+  } else {
+    to[0] = V::wide32(p, n, flip);
+  }
+}
+
+template <typename V, int N>
+GRAFT_VEC void put_bytes(uint8_t* to, const typename V::Ints (&q)[N], uint8_t flip, i64 n) {
+  const auto flips = V::splat_byte(flip);
+  if constexpr (N == 4) {
+    V::put4(to, V::flipped(V::packed16(V::packed32(q[0], q[1]), V::packed32(q[2], q[3])), flips), n);
+  } else if constexpr (N == 2) {
+    const auto wide = V::packed32(q[0], q[1]);
+    V::put2(to, V::flipped(V::packed16(wide, wide), flips), n);
+  } else {
+    const auto wide = V::packed32(q[0], q[0]);
+    V::put1(to, V::flipped(V::packed16(wide, wide), flips), n);
+  }
+}
+
+// n channels of one position, by place; `numbers` is the panel's scale, its bias follows.
+template <typename V, int N>
+GRAFT_VEC void finish(const QuantizedEpilogue& e, const typename V::Ints (&sums)[N], const float* numbers,
+                      i64 position, i64 channel, i64 n) {
+  constexpr int kWidth = N * V::kLanes;
+  typename V::Floats y[N];
+#pragma GCC unroll 4
+  for (int j = 0; j < N; ++j)
+    y[j] = V::fused(V::from(sums[j]), V::floats(numbers + j * V::kLanes), V::floats(numbers + kWidth + j * V::kLanes));
+  if (e.floats) {
+    alignas(64) float by_place[kWidth];
+    for (int j = 0; j < N; ++j) V::put_floats(by_place + j * V::kLanes, y[j]);
+    float* to = static_cast<float*>(e.out) + position * e.out_row + channel;
+    for (int c = 0; c < kWidth && c < n; ++c) to[c] = by_place[place_of(c, N, V::kLanes)];
+    return;
+  }
+  typename V::Floats t[N];
+#pragma GCC unroll 4
+  for (int j = 0; j < N; ++j) t[j] = V::clamped(V::times(y[j], V::all(e.first.inverse)), e.first.low, e.first.high);
+  if (e.residual != nullptr) {
+    typename V::Ints residual[N];
+    load_residual<V, N>(e.residual + position * e.residual_row + channel, n, e.residual_flip, residual);
+#pragma GCC unroll 4
+    for (int j = 0; j < N; ++j) {
+      const auto r = V::times(V::sum(V::from(residual[j]), V::all(-e.residual_zero)), V::all(e.residual_scale));
+      const auto both = V::sum(V::times(V::whole(t[j]), V::all(e.scale)), r);
+      t[j] = V::clamped(V::times(both, V::all(e.second.inverse)), e.second.low, e.second.high);
+    }
+  }
+  typename V::Ints q[N];
+#pragma GCC unroll 4
+  for (int j = 0; j < N; ++j) q[j] = V::add(V::rounded(t[j]), V::splat(e.zero));
+  put_bytes<V, N>(static_cast<uint8_t*>(e.out) + position * e.out_row + channel, q, e.flip, n);
+}
+
+// --- many input channels ---
+
+// R outputs of N vectors of channels.
+template <typename V, int N, int R>
+GRAFT_VEC void some_rows(const uint8_t* x, i64 first, i64 row, uint8_t flip, const ByteRun* runs, i64 run_count,
+                         const std::byte* panel, i64 first_channel, int width, const QuantizedEpilogue& e) {
+  constexpr int kWidth = N * V::kLanes;
+  const auto flips = V::splat_byte(flip);
+  typename V::Ints sums[R][N];
+#pragma GCC unroll 4
+  for (int j = 0; j < N; ++j) {
+    const auto start = V::load(panel + j * V::kLanes * 4);
+#pragma GCC unroll 12
+    for (int r = 0; r < R; ++r) sums[r][j] = start;
+  }
+  const std::byte* w = panel + 3 * kWidth * 4;
+  for (i64 i = 0; i < run_count; ++i) {
+    // Rows in groups of three, so that one pointer and one stride address a group (x86 has 16 general registers).
+    const uint8_t* group[(R + 2) / 3];
+    for (int g = 0; g < (R + 2) / 3; ++g) group[g] = x + runs[i].offset + 3 * g * row;
+    const auto step = [&](auto&& read) __attribute__((always_inline)) {
+      typename V::Ints weights[N];
+#pragma GCC unroll 4
+      for (int j = 0; j < N; ++j) weights[j] = V::load(w + j * V::kLanes * 4);
+#pragma GCC unroll 12
+      for (int r = 0; r < R; ++r) {
+        const auto a = V::flipped(V::splat(read(group[r / 3] + (r % 3) * row)), flips);
+#pragma GCC unroll 4
+        for (int j = 0; j < N; ++j) sums[r][j] = V::dot(sums[r][j], a, weights[j]);
+      }
+#pragma GCC unroll 4
+      for (int g = 0; g < (R + 2) / 3; ++g) group[g] += 4;
+      w += kWidth * 4;
+    };
+    for (i64 k = 0; k + 4 <= runs[i].depth; k += 4) {
+      step([](const uint8_t* p) __attribute__((always_inline)) {
+        int32_t word;
+        __builtin_memcpy(&word, p, 4);
+        return word;
+      });
+    }
+    // The last one to three bytes: nothing behind them is read.
+    if (const i64 rest = runs[i].depth % 4; rest != 0) {
+      step([rest](const uint8_t* p) __attribute__((always_inline)) {
+        const unsigned second = rest > 1 ? p[1] : 0u, third = rest > 2 ? p[2] : 0u;
+        return static_cast<int32_t>(p[0] | second << 8 | third << 16);
+      });
+    }
+  }
+  const float* numbers = reinterpret_cast<const float*>(panel) + kWidth;
+  for (int r = 0; r < R; ++r) finish<V, N>(e, sums[r], numbers, first + r, first_channel, width);
+}
+
+using Rows = void (*)(const uint8_t*, i64, i64, uint8_t, const ByteRun*, i64, const std::byte*, i64, int,
+                      const QuantizedEpilogue&);
+
+template <int N, int R>
+void rows_of(const uint8_t* x, i64 first, i64 row, uint8_t flip, const ByteRun* runs, i64 run_count,
+             const std::byte* panel, i64 first_channel, int width, const QuantizedEpilogue& e) {
+  some_rows<Widest, N, R>(x, first, row, flip, runs, run_count, panel, first_channel, width, e);
+}
+
+// With 4 vectors half as many rows fill the registers.
+#if defined(__AVX512VNNI__)
+constexpr int kRowsOfFour = 6;
+constexpr Rows kRowsOf4[] = {rows_of<4, 1>, rows_of<4, 2>, rows_of<4, 3>, rows_of<4, 4>, rows_of<4, 5>, rows_of<4, 6>};
+constexpr Rows kRowsOf2[] = {rows_of<2, 1>, rows_of<2, 2>, rows_of<2, 3>,  rows_of<2, 4>,  rows_of<2, 5>,  rows_of<2, 6>,
+                             rows_of<2, 7>, rows_of<2, 8>, rows_of<2, 9>, rows_of<2, 10>, rows_of<2, 11>, rows_of<2, 12>};
+constexpr Rows kRowsOf1[] = {rows_of<1, 1>, rows_of<1, 2>, rows_of<1, 3>,  rows_of<1, 4>,  rows_of<1, 5>,  rows_of<1, 6>,
+                             rows_of<1, 7>, rows_of<1, 8>, rows_of<1, 9>, rows_of<1, 10>, rows_of<1, 11>, rows_of<1, 12>};
+#else
+constexpr int kRowsOfFour = 2;
+constexpr Rows kRowsOf4[] = {rows_of<4, 1>, rows_of<4, 2>};
+constexpr Rows kRowsOf2[] = {rows_of<2, 1>, rows_of<2, 2>, rows_of<2, 3>, rows_of<2, 4>};
+constexpr Rows kRowsOf1[] = {rows_of<1, 1>, rows_of<1, 2>, rows_of<1, 3>, rows_of<1, 4>};
+#endif
+
+void conv_tile(const ByteTile& at, i64 row, uint8_t flip, const ByteRun* runs, i64 run_count, const std::byte* panel,
+               int vectors, i64 first_channel, int width, const QuantizedEpilogue& e) {
+  const Rows* all = vectors == 4 ? kRowsOf4 : vectors == 2 ? kRowsOf2 : kRowsOf1;
+  const int most = vectors == 4 ? kRowsOfFour : kTileRows;
+  for (int r = 0; r < at.rows;) {
+    const int left = at.rows - r, parts = (left + most - 1) / most, rows = (left + parts - 1) / parts;
+    all[rows - 1](at.x + r * row, at.first + r, row, flip, runs, run_count, panel, first_channel, width, e);
+    r += rows;
+  }
+}
+
+// --- one input channel per output channel ---
+
+using Line = QuantizedConvTable::Line;
+
+// The bytes of four columns, channel by channel and by place.
+template <typename V>
+GRAFT_VEC void interleave(const uint8_t* const (&columns)[4], i64 n, typename V::Ints flips,
+                          typename V::Ints (&to)[4]) {
+  typename V::Ints x[4];
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) x[i] = V::flipped(V::bytes(columns[i], n), flips);
+  const auto low01 = V::low8(x[0], x[1]), high01 = V::high8(x[0], x[1]);
+  const auto low23 = V::low8(x[2], x[3]), high23 = V::high8(x[2], x[3]);
+  to[0] = V::low16(low01, low23);
+  to[1] = V::high16(low01, low23);
+  to[2] = V::low16(high01, high23);
+  to[3] = V::high16(high01, high23);
+}
+
+template <typename V>
+GRAFT_VEC void start(const std::byte* block, typename V::Ints (&sums)[4]) {
+#pragma GCC unroll 4
+  for (int j = 0; j < 4; ++j) sums[j] = V::load(block + j * V::kLanes * 4);
+}
+
+template <typename V>
+GRAFT_VEC void add_dots(const typename V::Ints (&x)[4], const std::byte* w, typename V::Ints (&sums)[4]) {
+#pragma GCC unroll 4
+  for (int j = 0; j < 4; ++j) sums[j] = V::dot(sums[j], x[j], V::load(w + j * V::kLanes * 4));
+}
+
+template <typename V>
+void depthwise_block(const Line& d, const std::byte* block, i64 channel, i64 n, const QuantizedEpilogue& e) {
+  constexpr int kWidth = 4 * V::kLanes;
+  constexpr i64 kGroup = kWidth * 4;
+  const auto flips = V::splat_byte(d.flip);
+  const float* numbers = reinterpret_cast<const float*>(block) + kWidth;
+  const std::byte* weights = block + 3 * kWidth * 4;
+  typename V::Ints x[4];
+  i64 o = 0;
+  for (; d.pairs && o + 2 <= d.outputs; o += 2) {
+    typename V::Ints a[4], b[4];
+    start<V>(block, a);
+    start<V>(block, b);
+    for (i64 l = 0; l < d.lines; ++l) {
+      const uint8_t* const* at = d.columns + l * d.pitch + o;
+      const uint8_t* columns[4];
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i) columns[i] = at[i <= d.taps ? i : 0] + channel;
+      interleave<V>(columns, n, flips, x);
+      add_dots<V>(x, weights + 2 * l * kGroup, a);
+      add_dots<V>(x, weights + (2 * l + 1) * kGroup, b);
+    }
+    finish<V, 4>(e, a, numbers, o, channel, n);
+    finish<V, 4>(e, b, numbers, o + 1, channel, n);
+  }
+  const i64 groups = d.pairs ? 2 : (d.taps + 3) / 4;  // stored for a line
+  for (; o < d.outputs; ++o) {
+    typename V::Ints sums[4];
+    start<V>(block, sums);
+    for (i64 l = 0; l < d.lines; ++l) {
+      const uint8_t* const* at = d.columns + l * d.pitch + o * d.step;
+      for (i64 t = 0; t < d.taps; t += 4) {
+        const uint8_t* columns[4];
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; ++i) columns[i] = at[(t + i < d.taps ? t + i : t) * d.tap] + channel;
+        interleave<V>(columns, n, flips, x);
+        add_dots<V>(x, weights + (l * groups + t / 4) * kGroup, sums);
+      }
+    }
+    finish<V, 4>(e, sums, numbers, o, channel, n);
+  }
+}
+
+void depthwise(const Line& d, const QuantizedEpilogue& e) {
+  const i64 groups = d.pairs ? 2 : (d.taps + 3) / 4;
+  const std::byte* block = d.weight;
+  for (i64 c = 0; c < d.channels;) {
+    const i64 left = d.channels - c;
+    i64 width = 16;
+    if (left <= 16) {
+      depthwise_block<V128>(d, block, c, left, e);
+    } else {
+      width = left <= 32 ? 32 : 4 * kSumLanes;
+#if defined(__AVX512VNNI__)
+      if (width == 64)
+        depthwise_block<V512>(d, block, c, left < 64 ? left : 64, e);
+      else
+#endif
+        depthwise_block<V256>(d, block, c, left < 32 ? left : 32, e);
+    }
+    block += width * (12 + d.lines * groups * 4);
+    c += width;
+  }
+}
+
+}  // namespace
+
+extern const QuantizedConvTable kByteConv;
+const QuantizedConvTable kByteConv = {kSumLanes, 4, kTileRows, conv_tile, true, depthwise};
+
+}  // namespace graft::simd::GRAFT_ISA
