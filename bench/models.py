@@ -20,6 +20,8 @@ class Source:
     example: tuple[Any, ...]
     dynamic_shapes: dict[str, dict[int, Any]] | None  # None: all sizes are fixed
     input_names: list[str]
+    floating: Any = None  # the network in f32, where `module` is one that PT2E quantized
+    calibration: tuple[np.ndarray, ...] = ()  # the pictures that it was calibrated with
 
     def export(self) -> Any:
         import torch
@@ -41,8 +43,11 @@ def work(model: str, case: dict[str, Any]) -> dict[str, float]:
     """What a case needs at least, by the figures of the roofline probe; see language.work."""
     if model == "minilm":
         return _minilm_work(case)
-    gflops, gb_read = vision.WORK[model]
-    return {"gflops_f32": gflops * case.get("batch", 1), "gb_read": gb_read}
+    gflops, gb_read = vision.WORK[model.removesuffix("-int8")]
+    amount = gflops * case.get("batch", 1)
+    if model.endswith("-int8"):
+        return {"gops_int8": amount, "gb_read": gb_read / 4}
+    return {"gflops_f32": amount, "gb_read": gb_read}
 
 
 def _vision(model: str) -> Source:
@@ -51,6 +56,9 @@ def _vision(model: str) -> Source:
 
     example = tuple(torch.from_numpy(array) for array in vision.inputs(model, {"batch": 1}))
     names = ["x", "h", "c"][: len(example)]
+    if model.endswith("-int8"):
+        floating, pictures = vision.module(model.removesuffix("-int8")), vision.calibration()
+        return Source(vision.quantized(floating, pictures), example, None, names, floating, pictures)
     return Source(vision.module(model), example, None, names)
 
 

@@ -50,6 +50,30 @@ def inputs(model: str, case: dict[str, Any]) -> list[np.ndarray]:
     return [normal(case["batch"], 3, 224, 224)]
 
 
+def calibration() -> tuple[np.ndarray, ...]:
+    """A few pictures, other than those that are timed."""
+    random = np.random.default_rng(1)
+    return tuple(random.standard_normal((1, 3, 224, 224), dtype=np.float32) for _ in range(4))
+
+
+def quantized(floating: Any, pictures: tuple[np.ndarray, ...]) -> Any:
+    """In 8 bits, weights by output channel, as users of ExecuTorch quantize for its XNNPACK delegate."""
+    import torch
+    from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import (
+        XNNPACKQuantizer,
+        get_symmetric_quantization_config,
+    )
+    from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+
+    quantizer = XNNPACKQuantizer().set_global(get_symmetric_quantization_config(is_per_channel=True))
+    example = (torch.from_numpy(pictures[0]),)
+    with torch.no_grad():
+        prepared = prepare_pt2e(torch.export.export(floating, example).module(), quantizer)
+        for picture in pictures:
+            prepared(torch.from_numpy(picture))
+        return convert_pt2e(prepared)
+
+
 def _normed(inputs: int, outputs: int, kernel: int, stride: int = 1, groups: int = 1) -> list[torch.nn.Module]:
     """A convolution and its batch norm, with statistics that are not those of a norm that does nothing."""
     from torch import nn
