@@ -143,6 +143,12 @@ class ConvInput {
       std::memcpy(to, from, static_cast<std::size_t>(width * channels) * sizeof(T));
       return;
     }
+    constexpr i64 kFew = 4;  // channels, of a picture
+    if (channels <= kFew && x_.strides[4] == 1) {
+      for (i64 c = 0; c < channels; ++c)
+        for (i64 w = 0; w < width; ++w) to[w * channels + c] = from[w + c * x_.strides[1]];
+      return;
+    }
     for (i64 w = 0; w < width; ++w)
       for (i64 c = 0; c < channels; ++c) to[w * channels + c] = from[w * x_.strides[4] + c * x_.strides[1]];
   }

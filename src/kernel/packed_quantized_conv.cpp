@@ -194,7 +194,7 @@ class Products {
       : x_(x), attrs_(attrs), input_(x, attrs.conv, whole()) {}
 
   bool lays_out() const { return input_.lays_out(); }
-  i64 scratch_bytes(int threads) const { return runs_bytes(threads) + input_.scratch_bytes(); }
+  i64 scratch_bytes(int threads) const { return runs_bytes(threads) + input_.scratch_bytes() + kMostStep; }
   int phases() const { return input_.phases(); }
 
   void run(const KernelContext& ctx, const QuantizedConvTable& table) const {
@@ -210,10 +210,14 @@ class Products {
     return ceil_div(threads * run_count() * static_cast<i64>(sizeof(ByteRun)), 64) * 64;
   }
 
-  std::span<const ByteRun> runs_of(const KernelContext& ctx) const {
+  // Behind a run of what was laid out lie more bytes, which rows of zeros are multiplied with.
+  static constexpr i64 kMostStep = 4;
+  std::span<const ByteRun> runs_of(const KernelContext& ctx, i64 step) const {
     ByteRun* runs = reinterpret_cast<ByteRun*>(ctx.scratch_bytes) + ctx.thread * run_count();
     ByteRun* next = runs;
-    input_.for_each_run(attrs_.kernel, whole(), [&](i64 offset, i64 depth) { *next++ = {offset, depth}; });
+    input_.for_each_run(attrs_.kernel, whole(), [&](i64 offset, i64 depth) {
+      *next++ = {offset, lays_out() ? ceil_div(depth, step) * step : depth};
+    });
     return {runs, static_cast<std::size_t>(run_count())};
   }
 
@@ -223,7 +227,7 @@ class Products {
     const i64 groups = attrs_.conv.groups, channels = x_.shape[1] / groups, rows = out[1] / groups;
     const Shape weight = {out[1], channels, attrs_.kernel[0], attrs_.kernel[1], attrs_.kernel[2]};
     const Panels panels(rows, sum_rows(weight, attrs_.conv, table.step), table);
-    const std::span<const ByteRun> runs = runs_of(ctx);
+    const std::span<const ByteRun> runs = runs_of(ctx, table.step);
     const auto lines = input_.lines_of(out, samples);
     const simd::QuantizedEpilogue e = epilogue_of(ctx, attrs_, first_sample * out[2] * out[3] * out[4]);
     const i64 tiles = lines.all() * ceil_div(lines.outputs, table.tile_rows);

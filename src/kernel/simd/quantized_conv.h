@@ -8,7 +8,7 @@
 // weights are packed. Strides are in elements.
 namespace graft::simd {
 
-// round(x * inverse), half to even, clamped to [low, high]: a quantized number less its zero. A NaN becomes `low`.
+// round(x * inverse), half to even, clamped to [low, high]: a quantized number less its zero. A NaN becomes a bound.
 struct QuantizeTo {
   float inverse = 1;
   float low = -128, high = 127;

@@ -75,6 +75,9 @@ struct V128 {
   GRAFT_VEC Ints shifted(Ints a) {
     return _mm_srai_epi32(a, bits);
   }
+  GRAFT_VEC Ints splat_short(std::int16_t x) { return _mm_set1_epi16(x); }
+  GRAFT_VEC Ints add16(Ints a, Ints b) { return _mm_adds_epi16(a, b); }
+  GRAFT_VEC Ints clamped8(Ints x, Ints low, Ints high) { return _mm_min_epi8(_mm_max_epi8(x, low), high); }
   GRAFT_VEC Ints packed32(Ints a, Ints b) { return _mm_packs_epi32(a, b); }
   GRAFT_VEC Ints packed16(Ints a, Ints b) { return _mm_packs_epi16(a, b); }
   GRAFT_VEC Ints dot(Ints sums, Ints a, Ints w) {
@@ -95,9 +98,8 @@ struct V128 {
   GRAFT_VEC Floats times(Floats a, Floats b) { return _mm_mul_ps(a, b); }
   GRAFT_VEC Floats sum(Floats a, Floats b) { return _mm_add_ps(a, b); }
   GRAFT_VEC Floats fused(Floats a, Floats b, Floats c) { return _mm_fmadd_ps(a, b, c); }
-  GRAFT_VEC Floats clamped(Floats x, float low, float high) {
-    return _mm_min_ps(_mm_max_ps(x, all(low)), all(high));  // of a NaN, max gives its second operand
-  }
+  GRAFT_VEC Floats least(Floats x, Floats most) { return _mm_min_ps(x, most); }
+  GRAFT_VEC Floats most(Floats x, Floats least) { return _mm_max_ps(x, least); }
   GRAFT_VEC void put_floats(float* to, Floats x) { _mm_storeu_ps(to, x); }
   GRAFT_VEC void put4(uint8_t* to, Ints v, i64 n) { store_16(to, v, n); }
 };
@@ -121,6 +123,9 @@ struct V256 {
   GRAFT_VEC Ints shifted(Ints a) {
     return _mm256_srai_epi32(a, bits);
   }
+  GRAFT_VEC Ints splat_short(std::int16_t x) { return _mm256_set1_epi16(x); }
+  GRAFT_VEC Ints add16(Ints a, Ints b) { return _mm256_adds_epi16(a, b); }
+  GRAFT_VEC Ints clamped8(Ints x, Ints low, Ints high) { return _mm256_min_epi8(_mm256_max_epi8(x, low), high); }
   GRAFT_VEC Ints packed32(Ints a, Ints b) { return _mm256_packs_epi32(a, b); }
   GRAFT_VEC Ints packed16(Ints a, Ints b) { return _mm256_packs_epi16(a, b); }
   GRAFT_VEC Ints dot(Ints sums, Ints a, Ints w) {
@@ -141,9 +146,8 @@ struct V256 {
   GRAFT_VEC Floats times(Floats a, Floats b) { return _mm256_mul_ps(a, b); }
   GRAFT_VEC Floats sum(Floats a, Floats b) { return _mm256_add_ps(a, b); }
   GRAFT_VEC Floats fused(Floats a, Floats b, Floats c) { return _mm256_fmadd_ps(a, b, c); }
-  GRAFT_VEC Floats clamped(Floats x, float low, float high) {
-    return _mm256_min_ps(_mm256_max_ps(x, all(low)), all(high));
-  }
+  GRAFT_VEC Floats least(Floats x, Floats most) { return _mm256_min_ps(x, most); }
+  GRAFT_VEC Floats most(Floats x, Floats least) { return _mm256_max_ps(x, least); }
   GRAFT_VEC void put_floats(float* to, Floats x) { _mm256_storeu_ps(to, x); }
   GRAFT_VEC void put4(uint8_t* to, Ints v, i64 n) { store_32(to, v, n); }
   // Of two vectors and of one: bytes that packed16(v, v) gives twice in each half.
@@ -185,6 +189,9 @@ struct V512 {
   GRAFT_VEC Ints shifted(Ints a) {
     return _mm512_srai_epi32(a, bits);
   }
+  GRAFT_VEC Ints splat_short(std::int16_t x) { return _mm512_set1_epi16(x); }
+  GRAFT_VEC Ints add16(Ints a, Ints b) { return _mm512_adds_epi16(a, b); }
+  GRAFT_VEC Ints clamped8(Ints x, Ints low, Ints high) { return _mm512_min_epi8(_mm512_max_epi8(x, low), high); }
   GRAFT_VEC Ints packed32(Ints a, Ints b) { return _mm512_packs_epi32(a, b); }
   GRAFT_VEC Ints packed16(Ints a, Ints b) { return _mm512_packs_epi16(a, b); }
   GRAFT_VEC Ints dot(Ints sums, Ints a, Ints w) { return _mm512_dpbusd_epi32(sums, a, w); }
@@ -198,9 +205,8 @@ struct V512 {
   GRAFT_VEC Floats times(Floats a, Floats b) { return _mm512_mul_ps(a, b); }
   GRAFT_VEC Floats sum(Floats a, Floats b) { return _mm512_add_ps(a, b); }
   GRAFT_VEC Floats fused(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
-  GRAFT_VEC Floats clamped(Floats x, float low, float high) {
-    return _mm512_min_ps(_mm512_max_ps(x, all(low)), all(high));
-  }
+  GRAFT_VEC Floats least(Floats x, Floats most) { return _mm512_min_ps(x, most); }
+  GRAFT_VEC Floats most(Floats x, Floats least) { return _mm512_max_ps(x, least); }
   GRAFT_VEC void put_floats(float* to, Floats x) { _mm512_storeu_ps(to, x); }
   GRAFT_VEC void put4(uint8_t* to, Ints v, i64 n) {
     if (n >= 64) return _mm512_storeu_si512(to, v);
@@ -248,53 +254,72 @@ GRAFT_VEC void load_residual(const uint8_t* p, i64 n, uint8_t flip, typename V::
   }
 }
 
-template <typename V, int N>
-GRAFT_VEC void put_bytes(uint8_t* to, const typename V::Ints (&q)[N], uint8_t flip, i64 n) {
-  const auto flips = V::splat_byte(flip);
-  if constexpr (N == 4) {
-    V::put4(to, V::flipped(V::packed16(V::packed32(q[0], q[1]), V::packed32(q[2], q[3])), flips), n);
-  } else if constexpr (N == 2) {
-    const auto wide = V::packed32(q[0], q[1]);
-    V::put2(to, V::flipped(V::packed16(wide, wide), flips), n);
-  } else {
-    const auto wide = V::packed32(q[0], q[0]);
-    V::put1(to, V::flipped(V::packed16(wide, wide), flips), n);
+// The numbers of an epilogue in vectors. Bytes are clamped once they are bytes; before, only what would not fit 32 bits.
+template <typename V>
+struct Epilogue {
+  typename V::Floats inverse, most;
+  typename V::Ints zero, low, high, flips;
+
+  GRAFT_VEC Epilogue of(const QuantizedEpilogue& e) {
+    const QuantizeTo& last = e.residual != nullptr ? e.second : e.first;
+    const auto byte = [&](float bound) __attribute__((always_inline)) {
+      return V::splat_byte(static_cast<uint8_t>(static_cast<int32_t>(bound) + e.zero));
+    };
+    return {V::all(e.first.inverse), V::all(kMost),        V::splat_short(static_cast<std::int16_t>(e.zero)),
+            byte(last.low),          byte(last.high), V::splat_byte(e.flip)};
   }
+  static constexpr float kMost = 1 << 20;  // far beyond any byte
+};
+
+template <typename V, int N>
+GRAFT_VEC void put_bytes(uint8_t* to, const typename V::Ints (&q)[N], const Epilogue<V>& e, i64 n) {
+  const auto first = V::add16(V::packed32(q[0], q[N > 1 ? 1 : 0]), e.zero);
+  auto second = first;
+  if constexpr (N == 4) second = V::add16(V::packed32(q[2], q[3]), e.zero);
+  const auto bytes = V::flipped(V::clamped8(V::packed16(first, second), e.low, e.high), e.flips);
+  if constexpr (N == 4) {
+    V::put4(to, bytes, n);
+  } else if constexpr (N == 2) {
+    V::put2(to, bytes, n);
+  } else {
+    V::put1(to, bytes, n);
+  }
+}
+
+template <typename V, int N>
+GRAFT_VEC void put_numbers(float* to, const typename V::Floats (&y)[N], i64 n) {
+  constexpr int kWidth = N * V::kLanes;
+  alignas(64) float by_place[kWidth];
+  for (int j = 0; j < N; ++j) V::put_floats(by_place + j * V::kLanes, y[j]);
+  for (int c = 0; c < kWidth && c < n; ++c) to[c] = by_place[place_of(c, N, V::kLanes)];
 }
 
 // n channels of one position, by place; `numbers` is the panel's scale, its bias follows.
 template <typename V, int N>
-GRAFT_VEC void finish(const QuantizedEpilogue& e, const typename V::Ints (&sums)[N], const float* numbers,
-                      i64 position, i64 channel, i64 n) {
+GRAFT_VEC void finish(const QuantizedEpilogue& e, const Epilogue<V>& vectors, const typename V::Ints (&sums)[N],
+                      const float* numbers, i64 position, i64 channel, i64 n) {
   constexpr int kWidth = N * V::kLanes;
   typename V::Floats y[N];
 #pragma GCC unroll 4
   for (int j = 0; j < N; ++j)
     y[j] = V::fused(V::from(sums[j]), V::floats(numbers + j * V::kLanes), V::floats(numbers + kWidth + j * V::kLanes));
-  if (e.floats) {
-    alignas(64) float by_place[kWidth];
-    for (int j = 0; j < N; ++j) V::put_floats(by_place + j * V::kLanes, y[j]);
-    float* to = static_cast<float*>(e.out) + position * e.out_row + channel;
-    for (int c = 0; c < kWidth && c < n; ++c) to[c] = by_place[place_of(c, N, V::kLanes)];
-    return;
-  }
-  typename V::Floats t[N];
+  if (e.floats) return put_numbers<V, N>(static_cast<float*>(e.out) + position * e.out_row + channel, y, n);
 #pragma GCC unroll 4
-  for (int j = 0; j < N; ++j) t[j] = V::clamped(V::times(y[j], V::all(e.first.inverse)), e.first.low, e.first.high);
+  for (int j = 0; j < N; ++j) y[j] = V::times(y[j], vectors.inverse);
   if (e.residual != nullptr) {
     typename V::Ints residual[N];
     load_residual<V, N>(e.residual + position * e.residual_row + channel, n, e.residual_flip, residual);
 #pragma GCC unroll 4
     for (int j = 0; j < N; ++j) {
+      const auto t = V::whole(V::least(V::most(y[j], V::all(e.first.low)), V::all(e.first.high)));
       const auto r = V::times(V::sum(V::from(residual[j]), V::all(-e.residual_zero)), V::all(e.residual_scale));
-      const auto both = V::sum(V::times(V::whole(t[j]), V::all(e.scale)), r);
-      t[j] = V::clamped(V::times(both, V::all(e.second.inverse)), e.second.low, e.second.high);
+      y[j] = V::times(V::sum(V::times(t, V::all(e.scale)), r), V::all(e.second.inverse));
     }
   }
   typename V::Ints q[N];
 #pragma GCC unroll 4
-  for (int j = 0; j < N; ++j) q[j] = V::add(V::rounded(t[j]), V::splat(e.zero));
-  put_bytes<V, N>(static_cast<uint8_t*>(e.out) + position * e.out_row + channel, q, e.flip, n);
+  for (int j = 0; j < N; ++j) q[j] = V::rounded(V::least(y[j], vectors.most));
+  put_bytes<V, N>(static_cast<uint8_t*>(e.out) + position * e.out_row + channel, q, vectors, n);
 }
 
 // --- many input channels ---
@@ -347,7 +372,9 @@ GRAFT_VEC void some_rows(const uint8_t* x, i64 first, i64 row, uint8_t flip, con
     }
   }
   const float* numbers = reinterpret_cast<const float*>(panel) + kWidth;
-  for (int r = 0; r < R; ++r) finish<V, N>(e, sums[r], numbers, first + r, first_channel, width);
+  const auto vectors = Epilogue<V>::of(e);
+#pragma GCC unroll 12
+  for (int r = 0; r < R; ++r) finish<V, N>(e, vectors, sums[r], numbers, first + r, first_channel, width);
 }
 
 using Rows = void (*)(const uint8_t*, i64, i64, uint8_t, const ByteRun*, i64, const std::byte*, i64, int,
@@ -389,19 +416,24 @@ void conv_tile(const ByteTile& at, i64 row, uint8_t flip, const ByteRun* runs, i
 
 using Line = QuantizedConvTable::Line;
 
-// The bytes of four columns, channel by channel and by place.
+// The bytes of two columns beside each other, channel by channel.
 template <typename V>
-GRAFT_VEC void interleave(const uint8_t* const (&columns)[4], i64 n, typename V::Ints flips,
-                          typename V::Ints (&to)[4]) {
-  typename V::Ints x[4];
-#pragma GCC unroll 4
-  for (int i = 0; i < 4; ++i) x[i] = V::flipped(V::bytes(columns[i], n), flips);
-  const auto low01 = V::low8(x[0], x[1]), high01 = V::high8(x[0], x[1]);
-  const auto low23 = V::low8(x[2], x[3]), high23 = V::high8(x[2], x[3]);
-  to[0] = V::low16(low01, low23);
-  to[1] = V::high16(low01, low23);
-  to[2] = V::low16(high01, high23);
-  to[3] = V::high16(high01, high23);
+struct Pair {
+  typename V::Ints low, high;
+
+  GRAFT_VEC Pair of(const uint8_t* a, const uint8_t* b, i64 n, typename V::Ints flips) {
+    const auto x = V::flipped(V::bytes(a, n), flips), y = V::flipped(V::bytes(b, n), flips);
+    return {V::low8(x, y), V::high8(x, y)};
+  }
+};
+
+// The four bytes of each channel, by place.
+template <typename V>
+GRAFT_VEC void interleave(const Pair<V>& a, const Pair<V>& b, typename V::Ints (&to)[4]) {
+  to[0] = V::low16(a.low, b.low);
+  to[1] = V::high16(a.low, b.low);
+  to[2] = V::low16(a.high, b.high);
+  to[3] = V::high16(a.high, b.high);
 }
 
 template <typename V>
@@ -416,47 +448,78 @@ GRAFT_VEC void add_dots(const typename V::Ints (&x)[4], const std::byte* w, type
   for (int j = 0; j < 4; ++j) sums[j] = V::dot(sums[j], x[j], V::load(w + j * V::kLanes * 4));
 }
 
-template <typename V>
-void depthwise_block(const Line& d, const std::byte* block, i64 channel, i64 n, const QuantizedEpilogue& e) {
+// O outputs beside each other, two for each group of four columns.
+template <typename V, int O>
+GRAFT_VEC void depthwise_pairs(const Line& d, const std::byte* block, i64 o, i64 channel, i64 n,
+                               const QuantizedEpilogue& e, const Epilogue<V>& vectors) {
   constexpr int kWidth = 4 * V::kLanes;
-  constexpr i64 kGroup = kWidth * 4;
   const auto flips = V::splat_byte(d.flip);
+  const std::byte* w = block + 3 * kWidth * 4;
+  typename V::Ints sums[O][4];
+#pragma GCC unroll 4
+  for (int i = 0; i < O; ++i) start<V>(block, sums[i]);
+  for (i64 l = 0; l < d.lines; ++l, w += 2 * kWidth * 4) {
+    const uint8_t* const* at = d.columns + l * d.pitch + o;
+    Pair<V> pairs[O / 2 + 1];
+    // Fewer taps see fewer columns: the others' weights are 0.
+#pragma GCC unroll 3
+    for (int p = 0; p < O / 2 + 1; ++p) {
+      const i64 last = d.taps + O - 2, a = 2 * p < last ? 2 * p : last, b = 2 * p + 1 < last ? 2 * p + 1 : last;
+      pairs[p] = Pair<V>::of(at[a] + channel, at[b] + channel, n, flips);
+    }
+#pragma GCC unroll 2
+    for (int p = 0; p < O / 2; ++p) {
+      typename V::Ints x[4];
+      interleave<V>(pairs[p], pairs[p + 1], x);
+      add_dots<V>(x, w, sums[2 * p]);
+      add_dots<V>(x, w + kWidth * 4, sums[2 * p + 1]);
+    }
+  }
   const float* numbers = reinterpret_cast<const float*>(block) + kWidth;
+#pragma GCC unroll 4
+  for (int i = 0; i < O; ++i) finish<V, 4>(e, vectors, sums[i], numbers, o + i, channel, n);
+}
+
+template <typename V>
+GRAFT_VEC void depthwise_one(const Line& d, const std::byte* block, i64 o, i64 channel, i64 n,
+                             const QuantizedEpilogue& e, const Epilogue<V>& vectors) {
+  constexpr int kWidth = 4 * V::kLanes;
+  const auto flips = V::splat_byte(d.flip);
+  const i64 groups = d.pairs ? 2 : (d.taps + 3) / 4;  // stored for a line
   const std::byte* weights = block + 3 * kWidth * 4;
-  typename V::Ints x[4];
-  i64 o = 0;
-  for (; d.pairs && o + 2 <= d.outputs; o += 2) {
-    typename V::Ints a[4], b[4];
-    start<V>(block, a);
-    start<V>(block, b);
-    for (i64 l = 0; l < d.lines; ++l) {
-      const uint8_t* const* at = d.columns + l * d.pitch + o;
+  typename V::Ints sums[4], x[4];
+  start<V>(block, sums);
+  for (i64 l = 0; l < d.lines; ++l) {
+    const uint8_t* const* at = d.columns + l * d.pitch + o * d.step;
+    for (i64 t = 0; t < d.taps; t += 4) {
       const uint8_t* columns[4];
 #pragma GCC unroll 4
-      for (int i = 0; i < 4; ++i) columns[i] = at[i <= d.taps ? i : 0] + channel;
-      interleave<V>(columns, n, flips, x);
-      add_dots<V>(x, weights + 2 * l * kGroup, a);
-      add_dots<V>(x, weights + (2 * l + 1) * kGroup, b);
+      for (int i = 0; i < 4; ++i) columns[i] = at[(t + i < d.taps ? t + i : t) * d.tap] + channel;
+      interleave<V>(Pair<V>::of(columns[0], columns[1], n, flips), Pair<V>::of(columns[2], columns[3], n, flips), x);
+      add_dots<V>(x, weights + (l * groups + t / 4) * kWidth * 4, sums);
     }
-    finish<V, 4>(e, a, numbers, o, channel, n);
-    finish<V, 4>(e, b, numbers, o + 1, channel, n);
   }
-  const i64 groups = d.pairs ? 2 : (d.taps + 3) / 4;  // stored for a line
-  for (; o < d.outputs; ++o) {
-    typename V::Ints sums[4];
-    start<V>(block, sums);
-    for (i64 l = 0; l < d.lines; ++l) {
-      const uint8_t* const* at = d.columns + l * d.pitch + o * d.step;
-      for (i64 t = 0; t < d.taps; t += 4) {
-        const uint8_t* columns[4];
-#pragma GCC unroll 4
-        for (int i = 0; i < 4; ++i) columns[i] = at[(t + i < d.taps ? t + i : t) * d.tap] + channel;
-        interleave<V>(columns, n, flips, x);
-        add_dots<V>(x, weights + (l * groups + t / 4) * kGroup, sums);
-      }
-    }
-    finish<V, 4>(e, sums, numbers, o, channel, n);
+  finish<V, 4>(e, vectors, sums, reinterpret_cast<const float*>(block) + kWidth, o, channel, n);
+}
+
+template <typename V>
+GRAFT_VEC void depthwise_outputs(const Line& d, const std::byte* block, i64 channel, i64 n,
+                                 const QuantizedEpilogue& e) {
+  const auto vectors = Epilogue<V>::of(e);
+  i64 o = 0;
+  for (; d.pairs && o + 4 <= d.outputs; o += 4) depthwise_pairs<V, 4>(d, block, o, channel, n, e, vectors);
+  if (d.pairs && o + 2 <= d.outputs) {
+    depthwise_pairs<V, 2>(d, block, o, channel, n, e, vectors);
+    o += 2;
   }
+  for (; o < d.outputs; ++o) depthwise_one<V>(d, block, o, channel, n, e, vectors);
+}
+
+template <typename V>
+void depthwise_block(const Line& d, const std::byte* block, i64 channel, i64 n, const QuantizedEpilogue& e) {
+  // A whole block needs no masks.
+  if (n == 4 * V::kLanes) return depthwise_outputs<V>(d, block, channel, 4 * V::kLanes, e);
+  depthwise_outputs<V>(d, block, channel, n, e);
 }
 
 void depthwise(const Line& d, const QuantizedEpilogue& e) {
