@@ -58,16 +58,18 @@ class ConvInput {
     multiply(static_cast<const T*>(copy), first, count);
   }
 
-  // Lines of outputs that are evenly apart in the input; where all positions are, one line.
+  // Lines of outputs that are evenly apart in the input; where all positions are, one line. Each is cut into parts.
   struct Lines {
     i64 count[3] = {1, 1, 1};  // samples, planes, lines of each
     i64 outputs = 0;           // of a line
     i64 step = 0;              // elements of input from one output to the next
-
-    i64 all() const { return count[0] * count[1] * count[2]; }
+    i64 all = 1;               // lines
+    i64 parts = 0;             // of a line: the first `more` of them have least + 1 outputs, the others `least`
+    i64 least = 0, more = 0;
   };
 
-  Lines lines_of(const Shape& out, i64 samples) const {
+  // Parts of at most `rows` outputs.
+  Lines lines_of(const Shape& out, i64 samples, i64 rows) const {
     Lines lines{{samples, out[2], out[3]}, out[4], conv_.stride[2] * column};
     // A dimension joins those within it when its outputs go on where theirs end.
     const i64 strides[3] = {sample, conv_.stride[0] * plane, conv_.stride[1] * line};
@@ -76,6 +78,10 @@ class ConvInput {
       lines.outputs *= lines.count[d];
       lines.count[d] = 1;
     }
+    lines.all = lines.count[0] * lines.count[1] * lines.count[2];
+    lines.parts = ceil_div(lines.outputs, rows);
+    lines.least = lines.outputs / lines.parts;
+    lines.more = lines.outputs % lines.parts;
     return lines;
   }
 
@@ -86,16 +92,18 @@ class ConvInput {
     return n * sample + d * conv_.stride[0] * plane + h * conv_.stride[1] * line;
   }
 
-  // Part i of the outputs of all lines, which are cut into parts of at most `rows`.
+  // Part i of all lines.
   struct Part {
     i64 offset = 0;  // of its first output's inputs
     i64 first = 0;   // output
     int rows = 0;
   };
-  Part part_of(const Lines& lines, i64 i, i64 rows) const {
-    const i64 per_line = ceil_div(lines.outputs, rows), at = i / per_line, part = i % per_line;
-    const i64 first = part * lines.outputs / per_line, last = (part + 1) * lines.outputs / per_line;
-    return {offset_of(lines, at) + first * lines.step, at * lines.outputs + first, static_cast<int>(last - first)};
+  Part part_of(const Lines& lines, i64 i) const {
+    // Divisions take as long as a small tile: most inputs are one line.
+    const i64 at = lines.all == 1 ? 0 : i / lines.parts, part = i - at * lines.parts;
+    const i64 first = part * lines.least + std::min(part, lines.more);
+    const i64 offset = (lines.all == 1 ? 0 : offset_of(lines, at)) + first * lines.step;
+    return {offset, at * lines.outputs + first, static_cast<int>(lines.least + (part < lines.more ? 1 : 0))};
   }
 
   // Calls add(offset, depth) for what lies beside each other of the inputs of an output, in the order of the packed

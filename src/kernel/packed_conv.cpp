@@ -129,10 +129,10 @@ class PackedConvolution {
     const i64 depth = channels * attrs_.kernel[0] * attrs_.kernel[1] * attrs_.kernel[2];
     const i64 panels = ceil_div(rows, table.panel_width);
     const std::span<const ConvPiece> pieces = pieces_of(ctx);
-    const auto lines = input_.lines_of(out, samples);
+    const auto lines = input_.lines_of(out, samples, table.tile_rows);
     simd::ChannelEpilogue e = epilogue_of(ctx, attrs_);
     offset(e, first_sample * out[2] * out[3] * out[4] * out[1]);
-    const i64 tiles = lines.all() * ceil_div(lines.outputs, table.tile_rows);
+    const i64 tiles = lines.all * lines.parts;
     share_tiles(ctx, tiles, groups * panels, simd::kConvTiles, [&](i64 panel, i64 from, i64 to) {
       const i64 group = panel / panels, first_channel = panel % panels * table.panel_width;
       const int width = static_cast<int>(std::min<i64>(table.panel_width, rows - first_channel));
@@ -140,7 +140,7 @@ class PackedConvolution {
       for (i64 t = from; t < to; t += simd::kConvTiles) {
         const int count = static_cast<int>(std::min<i64>(simd::kConvTiles, to - t));
         for (int i = 0; i < count; ++i) {
-          const auto part = input_.part_of(lines, t + i, table.tile_rows);
+          const auto part = input_.part_of(lines, t + i);
           list[static_cast<std::size_t>(i)] = {x + part.offset + group * channels, part.first, part.rows};
         }
         table.tiles(list.data(), count, lines.step, pieces.data(), static_cast<i64>(pieces.size()),

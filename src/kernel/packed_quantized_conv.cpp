@@ -228,17 +228,18 @@ class Products {
     const Shape weight = {out[1], channels, attrs_.kernel[0], attrs_.kernel[1], attrs_.kernel[2]};
     const Panels panels(rows, sum_rows(weight, attrs_.conv, table.step), table);
     const std::span<const ByteRun> runs = runs_of(ctx, table.step);
-    const auto lines = input_.lines_of(out, samples);
+    const auto lines = input_.lines_of(out, samples, table.tile_rows);
     const simd::QuantizedEpilogue e = epilogue_of(ctx, attrs_, first_sample * out[2] * out[3] * out[4]);
-    const i64 tiles = lines.all() * ceil_div(lines.outputs, table.tile_rows);
+    const i64 tiles = lines.all * lines.parts;
     share_tiles(ctx, tiles, groups * panels.count, kTilesAtOnce, [&](i64 index, i64 from, i64 to) {
       const i64 group = index / panels.count, panel = index % panels.count;
       const std::byte* packed = ctx.input<std::byte>(1) + panels.offset(group, panel);
+      const int vectors = panels.vectors(panel), width = panels.channels(panel);
       for (i64 t = from; t < to; ++t) {
-        const auto part = input_.part_of(lines, t, table.tile_rows);
+        const auto part = input_.part_of(lines, t);
         const ByteTile tile{x + part.offset + group * channels, part.first, part.rows};
         table.tile(tile, lines.step, flip_of(x_), runs.data(), static_cast<i64>(runs.size()), packed,
-                   panels.vectors(panel), group * rows + panel * panels.width, panels.channels(panel), e);
+                   vectors, group * rows + panel * panels.width, width, e);
       }
     });
   }

@@ -315,7 +315,7 @@ def test_static_convolutions(folder, name):
     package = graft.load(_export(model, folder, x, dims))
     kinds = _operators(package)
     if name != "xnnpack dynamic":  # convolutions of that kind are quantized only where one output channel is one group
-        assert kinds.count("graft.quantized_conv") == 3
+        assert kinds.count("graft.quantized_conv") + kinds.count("graft.packed_quantized_conv") == 3
         assert _resident(package) <= _static_bytes(original)
     assert kinds.count("graft.quantized_linear") == 1
     assert "aten.convolution.default" not in kinds or name == "xnnpack dynamic"

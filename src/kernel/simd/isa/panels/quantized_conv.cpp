@@ -62,6 +62,7 @@ struct V128 {
   static constexpr int kLanes = 4;
   GRAFT_VEC Ints none() { return _mm_setzero_si128(); }
   GRAFT_VEC Ints load(const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); }
+  GRAFT_VEC void put(void* p, Ints x) { _mm_storeu_si128(static_cast<__m128i*>(p), x); }
   GRAFT_VEC Ints bytes(const uint8_t* p, i64 n) { return load_16(p, n); }
   GRAFT_VEC Ints splat(int32_t x) { return _mm_set1_epi32(x); }
   GRAFT_VEC Ints splat_byte(uint8_t x) { return _mm_set1_epi8(static_cast<char>(x)); }
@@ -110,6 +111,7 @@ struct V256 {
   static constexpr int kLanes = 8;
   GRAFT_VEC Ints none() { return _mm256_setzero_si256(); }
   GRAFT_VEC Ints load(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
+  GRAFT_VEC void put(void* p, Ints x) { _mm256_storeu_si256(static_cast<__m256i*>(p), x); }
   GRAFT_VEC Ints bytes(const uint8_t* p, i64 n) { return load_32(p, n); }
   GRAFT_VEC Ints splat(int32_t x) { return _mm256_set1_epi32(x); }
   GRAFT_VEC Ints splat_byte(uint8_t x) { return _mm256_set1_epi8(static_cast<char>(x)); }
@@ -174,6 +176,7 @@ struct V512 {
   static constexpr int kLanes = 16;
   GRAFT_VEC Ints none() { return _mm512_setzero_si512(); }
   GRAFT_VEC Ints load(const void* p) { return _mm512_loadu_si512(p); }
+  GRAFT_VEC void put(void* p, Ints x) { _mm512_storeu_si512(p, x); }
   GRAFT_VEC Ints bytes(const uint8_t* p, i64 n) {
     return n >= 64 ? load(p) : _mm512_maskz_loadu_epi8((__mmask64)((1ull << n) - 1ull), p);
   }
@@ -324,66 +327,80 @@ GRAFT_VEC void finish(const QuantizedEpilogue& e, const Epilogue<V>& vectors, co
 
 // --- many input channels ---
 
-// R outputs of N vectors of channels.
+// R outputs of N vectors of channels: their sums, row by row.
 template <typename V, int N, int R>
-GRAFT_VEC void some_rows(const uint8_t* x, i64 first, i64 row, uint8_t flip, const ByteRun* runs, i64 run_count,
-                         const std::byte* panel, i64 first_channel, int width, const QuantizedEpilogue& e) {
+GRAFT_VEC void add_rows(const uint8_t* x, i64 row, uint8_t flip, const ByteRun* runs, i64 run_count,
+                        const std::byte* panel, int32_t* to) {
   constexpr int kWidth = N * V::kLanes;
   const auto flips = V::splat_byte(flip);
   typename V::Ints sums[R][N];
-#pragma GCC unroll 4
-  for (int j = 0; j < N; ++j) {
-    const auto start = V::load(panel + j * V::kLanes * 4);
 #pragma GCC unroll 12
-    for (int r = 0; r < R; ++r) sums[r][j] = start;
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+    for (int j = 0; j < N; ++j) sums[r][j] = V::load(panel + j * V::kLanes * 4);
   }
   const std::byte* w = panel + 3 * kWidth * 4;
   for (i64 i = 0; i < run_count; ++i) {
-    // Rows in groups of three, so that one pointer and one stride address a group (x86 has 16 general registers).
-    const uint8_t* group[(R + 2) / 3];
-    for (int g = 0; g < (R + 2) / 3; ++g) group[g] = x + runs[i].offset + 3 * g * row;
-    const auto step = [&](auto&& read) __attribute__((always_inline)) {
-      typename V::Ints weights[N];
-#pragma GCC unroll 4
-      for (int j = 0; j < N; ++j) weights[j] = V::load(w + j * V::kLanes * 4);
-#pragma GCC unroll 12
-      for (int r = 0; r < R; ++r) {
-        const auto a = V::flipped(V::splat(read(group[r / 3] + (r % 3) * row)), flips);
-#pragma GCC unroll 4
-        for (int j = 0; j < N; ++j) sums[r][j] = V::dot(sums[r][j], a, weights[j]);
+    // The last one to three bytes of a run come from a copy: nothing behind them is read.
+    const i64 depth = runs[i].depth, rest = depth % 4;
+    uint8_t last[4 * R];
+    const uint8_t* from = x + runs[i].offset;
+    i64 stride = row, steps = depth / 4;
+    for (int part = 0; part < (rest != 0 ? 2 : 1); ++part) {
+      if (part == 1) {
+        for (int r = 0; r < R; ++r)
+          for (i64 k = 0; k < 4; ++k) last[4 * r + k] = k < rest ? from[r * row + depth - rest + k] : 0;
+        from = last;
+        stride = 4;
+        steps = 1;
       }
+      // Rows in groups of three, so that one pointer and one stride address a group (x86 has 16 general registers).
+      const uint8_t* group[(R + 2) / 3];
 #pragma GCC unroll 4
-      for (int g = 0; g < (R + 2) / 3; ++g) group[g] += 4;
-      w += kWidth * 4;
-    };
-    for (i64 k = 0; k + 4 <= runs[i].depth; k += 4) {
-      step([](const uint8_t* p) __attribute__((always_inline)) {
-        int32_t word;
-        __builtin_memcpy(&word, p, 4);
-        return word;
-      });
-    }
-    // The last one to three bytes: nothing behind them is read.
-    if (const i64 rest = runs[i].depth % 4; rest != 0) {
-      step([rest](const uint8_t* p) __attribute__((always_inline)) {
-        const unsigned second = rest > 1 ? p[1] : 0u, third = rest > 2 ? p[2] : 0u;
-        return static_cast<int32_t>(p[0] | second << 8 | third << 16);
-      });
+      for (int g = 0; g < (R + 2) / 3; ++g) group[g] = from + 3 * g * stride;
+      for (i64 k = 0; k < steps; ++k, w += kWidth * 4) {
+        typename V::Ints weights[N];
+#pragma GCC unroll 4
+        for (int j = 0; j < N; ++j) weights[j] = V::load(w + j * V::kLanes * 4);
+#pragma GCC unroll 12
+        for (int r = 0; r < R; ++r) {
+          int32_t word;
+          __builtin_memcpy(&word, group[r / 3] + (r % 3) * stride, 4);
+          const auto a = V::flipped(V::splat(word), flips);
+#pragma GCC unroll 4
+          for (int j = 0; j < N; ++j) sums[r][j] = V::dot(sums[r][j], a, weights[j]);
+        }
+#pragma GCC unroll 4
+        for (int g = 0; g < (R + 2) / 3; ++g) group[g] += 4;
+      }
     }
   }
-  const float* numbers = reinterpret_cast<const float*>(panel) + kWidth;
-  const auto vectors = Epilogue<V>::of(e);
 #pragma GCC unroll 12
-  for (int r = 0; r < R; ++r) finish<V, N>(e, vectors, sums[r], numbers, first + r, first_channel, width);
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+    for (int j = 0; j < N; ++j) V::put(to + (r * N + j) * V::kLanes, sums[r][j]);
+  }
 }
 
-using Rows = void (*)(const uint8_t*, i64, i64, uint8_t, const ByteRun*, i64, const std::byte*, i64, int,
-                      const QuantizedEpilogue&);
+template <typename V, int N>
+void finish_rows(const int32_t* kept, i64 first, int rows, const std::byte* panel, i64 channel, int width,
+                 const QuantizedEpilogue& e) {
+  const auto vectors = Epilogue<V>::of(e);
+  const float* numbers = reinterpret_cast<const float*>(panel) + N * V::kLanes;
+  for (int r = 0; r < rows; ++r) {
+    typename V::Ints sums[N];
+#pragma GCC unroll 4
+    for (int j = 0; j < N; ++j) sums[j] = V::load(kept + (r * N + j) * V::kLanes);
+    finish<V, N>(e, vectors, sums, numbers, first + r, channel, width);
+  }
+}
+
+using Rows = void (*)(const uint8_t*, i64, uint8_t, const ByteRun*, i64, const std::byte*, int32_t*);
 
 template <int N, int R>
-void rows_of(const uint8_t* x, i64 first, i64 row, uint8_t flip, const ByteRun* runs, i64 run_count,
-             const std::byte* panel, i64 first_channel, int width, const QuantizedEpilogue& e) {
-  some_rows<Widest, N, R>(x, first, row, flip, runs, run_count, panel, first_channel, width, e);
+void rows_of(const uint8_t* x, i64 row, uint8_t flip, const ByteRun* runs, i64 run_count, const std::byte* panel,
+             int32_t* to) {
+  add_rows<Widest, N, R>(x, row, flip, runs, run_count, panel, to);
 }
 
 // With 4 vectors half as many rows fill the registers.
@@ -403,13 +420,18 @@ constexpr Rows kRowsOf1[] = {rows_of<1, 1>, rows_of<1, 2>, rows_of<1, 3>, rows_o
 
 void conv_tile(const ByteTile& at, i64 row, uint8_t flip, const ByteRun* runs, i64 run_count, const std::byte* panel,
                int vectors, i64 first_channel, int width, const QuantizedEpilogue& e) {
+  alignas(64) int32_t sums[kTileRows * 4 * kSumLanes];
   const Rows* all = vectors == 4 ? kRowsOf4 : vectors == 2 ? kRowsOf2 : kRowsOf1;
   const int most = vectors == 4 ? kRowsOfFour : kTileRows;
   for (int r = 0; r < at.rows;) {
     const int left = at.rows - r, parts = (left + most - 1) / most, rows = (left + parts - 1) / parts;
-    all[rows - 1](at.x + r * row, at.first + r, row, flip, runs, run_count, panel, first_channel, width, e);
+    all[rows - 1](at.x + r * row, row, flip, runs, run_count, panel, sums + r * vectors * kSumLanes);
     r += rows;
   }
+  const auto finish = vectors == 4   ? finish_rows<Widest, 4>
+                      : vectors == 2 ? finish_rows<Widest, 2>
+                                     : finish_rows<Widest, 1>;
+  finish(sums, at.first, at.rows, panel, first_channel, width, e);
 }
 
 // --- one input channel per output channel ---
