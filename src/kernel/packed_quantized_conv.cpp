@@ -95,7 +95,8 @@ class Packer {
       const i64 width = vectors * table_.lanes;
       const Header to = cleared(panels.offset(group, panel), panels.bytes(panel), width);
       for (int c = 0; c < panels.channels(panel); ++c) {
-        const i64 row = group * panels.rows + panel * panels.width + c, place = simd::place_of(c, vectors, table_.lanes);
+        const i64 row = group * panels.rows + panel * panels.width + c,
+                  place = simd::place_of(c, vectors, table_.lanes);
         put_numbers(to, place, row);
         // Runs one after another, each from a row of its own on.
         const i64 run_depth = whole ? taps * channels : channels, run_rows = ceil_div(run_depth, table_.step);
@@ -238,8 +239,8 @@ class Products {
       for (i64 t = from; t < to; ++t) {
         const auto part = input_.part_of(lines, t);
         const ByteTile tile{x + part.offset + group * channels, part.first, part.rows};
-        table.tile(tile, lines.step, flip_of(x_), runs.data(), static_cast<i64>(runs.size()), packed,
-                   vectors, group * rows + panel * panels.width, width, e);
+        table.tile(tile, lines.step, flip_of(x_), runs.data(), static_cast<i64>(runs.size()), packed, vectors,
+                   group * rows + panel * panels.width, width, e);
       }
     });
   }
@@ -274,7 +275,8 @@ std::string way_out(const KernelContext& ctx) {
   const auto attrs = ctx.attrs<PackedQuantizedConvAttrs>();
   std::string text;
   if (attrs.has_residual != 0) text += ", a sum";
-  if (ctx.out().dtype != DType::f32) text += text.empty() ? ", quantized on the way out" : " and quantized on the way out";
+  if (ctx.out().dtype != DType::f32)
+    text += text.empty() ? ", quantized on the way out" : " and quantized on the way out";
   return text;
 }
 
@@ -336,9 +338,8 @@ void run_packed_quantized_depthwise_conv(const KernelContext& ctx, const Quantiz
         const i64 from_d = d * conv.stride[0] - conv.padding[0] + kd * conv.dilation[0];
         const i64 from_h = h * conv.stride[1] - conv.padding[1] + kh * conv.dilation[1];
         const bool inside = from_d >= 0 && from_d < x.shape[2] && from_h >= 0 && from_h < x.shape[3];
-        const std::uint8_t* from =
-            ctx.input<std::uint8_t>(0) +
-            (inside ? n * x.strides[0] + from_d * x.strides[2] + from_h * x.strides[3] : 0);
+        const std::uint8_t* from = ctx.input<std::uint8_t>(0) +
+                                   (inside ? n * x.strides[0] + from_d * x.strides[2] + from_h * x.strides[3] : 0);
         const auto** to = columns + (kd * attrs.kernel[1] + kh) * size.pitch;
         for (i64 c = 0; c < size.pitch; ++c) {
           const i64 column = c - conv.padding[2];
@@ -360,13 +361,13 @@ i64 packed_quantized_depthwise_scratch_bytes(const TensorDesc& x, const TensorDe
 }
 
 const Kernel kPackQuantizedConv = {"pack_quantized_conv", pack_here, kMinParallel};
-const Kernel kPackedQuantizedConv = {
-    "packed_quantized_conv", conv_here, kMinParallel, phases, [](const KernelContext& ctx) {
-      const auto attrs = ctx.attrs<PackedQuantizedConvAttrs>();
-      const bool lays_out = Products(ctx.in(0), attrs).lays_out();
-      return "8 bits, channels last, weights packed at load, " + isa_name() + (lays_out ? ", input laid out" : "") +
-             way_out(ctx);
-    }};
+const Kernel kPackedQuantizedConv = {"packed_quantized_conv", conv_here, kMinParallel, phases,
+                                     [](const KernelContext& ctx) {
+                                       const auto attrs = ctx.attrs<PackedQuantizedConvAttrs>();
+                                       const bool lays_out = Products(ctx.in(0), attrs).lays_out();
+                                       return "8 bits, channels last, weights packed at load, " + isa_name() +
+                                              (lays_out ? ", input laid out" : "") + way_out(ctx);
+                                     }};
 const Kernel kPackedQuantizedDepthwiseConv = {
     "packed_quantized_depthwise_conv", depthwise_here, kMinParallel, nullptr, [](const KernelContext& ctx) {
       return "8 bits, channels last, one input channel per group, " + isa_name() + way_out(ctx);

@@ -11,8 +11,8 @@
 namespace graft {
 
 // Weight [O, C / groups, KD, KH, KW] i8 without a zero, contiguous; with has_weight_scale its scale, f32 [O] or of one
-// element; with conv.has_bias a bias f32 [O]. Output: u8 [packed_quantized_conv_bytes()]. The input's zero is already in
-// the start of the sums, and its scale in the channels' scales.
+// element; with conv.has_bias a bias f32 [O]. Output: u8 [packed_quantized_conv_bytes()]. The input's zero is already
+// in the start of the sums, and its scale in the channels' scales.
 struct PackQuantizedConvAttrs {
   ConvAttrs conv;
   float input_scale = 1;
@@ -27,8 +27,8 @@ std::int64_t packed_quantized_conv_bytes(const Shape& weight, const ConvAttrs& c
 inline constexpr std::int64_t kLongestByteSum = 65536;
 
 // Inputs: x [N, C, D, H, W] i8 or u8 of any strides (depthwise: channels beside each other); the packed weight; with
-// has_residual a tensor of bytes [N, O, D', H', W'], channels beside each other and positions evenly apart. Output f32, or
-// i8 or u8: quantized by first; with a residual, dequantized again, the residual added, and quantized by second.
+// has_residual a tensor of bytes [N, O, D', H', W'], channels beside each other and positions evenly apart. Output f32,
+// or i8 or u8: quantized by first; with a residual, dequantized again, the residual added, and quantized by second.
 // Zeros are those of the bytes as they are stored.
 struct PackedQuantizedConvAttrs {
   ConvAttrs conv;

@@ -112,7 +112,8 @@ void check_at(const Case& c, const QuantizedConvTable& table, int threads) {
   const double depth = static_cast<double>(c.channels * c.kernel[0] * c.kernel[1] * c.kernel[2]);
   const int middle = c.output == DType::u8 ? 128 : 0, first_zero = middle + 5;
   attrs.scale = static_cast<float>(0.5 * std::sqrt(depth));
-  attrs.first = {1 / attrs.scale, static_cast<float>(middle - 100 - first_zero), static_cast<float>(middle + 120 - first_zero)};
+  attrs.first = {1 / attrs.scale, static_cast<float>(middle - 100 - first_zero),
+                 static_cast<float>(middle + 120 - first_zero)};
   attrs.zero = first_zero;
   const Shape out_shape = {c.batch, rows, c.out(0), c.out(1), c.out(2)};
   TestTensor residual(desc_of(c.output, out_shape, true)), out(desc_of(c.output, out_shape, true));
@@ -124,7 +125,8 @@ void check_at(const Case& c, const QuantizedConvTable& table, int threads) {
     attrs.residual_scale = attrs.scale * 0.75f;
     attrs.residual_zero = middle - 3;
     attrs.zero = middle - 11;
-    attrs.second = {0.625f / attrs.scale, static_cast<float>(middle - attrs.zero), static_cast<float>(middle + 127 - attrs.zero)};
+    attrs.second = {0.625f / attrs.scale, static_cast<float>(middle - attrs.zero),
+                    static_cast<float>(middle + 127 - attrs.zero)};
   }
   if (c.depthwise()) {
     run_on_threads(inputs, {&out}, attrs, packed_quantized_depthwise_scratch_bytes(x.desc, out.desc, attrs, threads),
@@ -166,15 +168,18 @@ void check_at(const Case& c, const QuantizedConvTable& table, int threads) {
             const double got = byte_at(out, at) - attrs.zero;
             Quantized want = quantized(y, attrs.first);
             if (c.residual) {
-              const double r = (byte_at(residual, at) - attrs.residual_zero) * static_cast<double>(attrs.residual_scale);
+              const double r =
+                  (byte_at(residual, at) - attrs.residual_zero) * static_cast<double>(attrs.residual_scale);
               const auto by = static_cast<double>(attrs.scale);
-              want = {quantized(want.least * by + r, attrs.second).least, quantized(want.most * by + r, attrs.second).most};
+              want = {quantized(want.least * by + r, attrs.second).least,
+                      quantized(want.most * by + r, attrs.second).most};
             }
             wrong += got < want.least || got > want.most;
           }
   EXPECT_EQ(wrong, 0) << "of " << out.elements() << ", groups " << c.groups << ", channels " << c.channels
                       << ", outputs " << c.outputs << ", size " << c.size[1] << " x " << c.size[2] << ", kernel "
-                      << c.kernel[1] << " x " << c.kernel[2] << ", lanes " << table.lanes << ", " << threads << " threads";
+                      << c.kernel[1] << " x " << c.kernel[2] << ", lanes " << table.lanes << ", " << threads
+                      << " threads";
 }
 
 void check(const Case& c) {
@@ -273,7 +278,8 @@ TEST(PackedQuantizedConv, LongSumsDoNotOverflow) {
   for (const simd::Isa isa : simd::available_isas()) {
     const QuantizedConvTable& table = simd::quantized_conv(isa);
     const i64 channels = kLongestByteSum;
-    TestTensor x(TensorDesc(DType::u8, Shape{1, channels, 1, 1, 1})), w(TensorDesc(DType::i8, Shape{8, channels, 1, 1, 1}));
+    TestTensor x(TensorDesc(DType::u8, Shape{1, channels, 1, 1, 1})),
+        w(TensorDesc(DType::i8, Shape{8, channels, 1, 1, 1}));
     std::fill_n(elements<std::uint8_t>(x), channels, std::uint8_t{255});
     std::fill_n(elements<std::int8_t>(w), 8 * channels, std::int8_t{-128});
     PackQuantizedConvAttrs pack;

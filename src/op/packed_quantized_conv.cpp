@@ -99,9 +99,10 @@ std::vector<Tensor> lower_pack(const Call& call, std::span<const Shape> shapes, 
   return {out};
 }
 
-// --- graft.packed_quantized_conv: the arguments of aten.convolution (the bias is in the weight); weight_size, the sizes
-// of the weight before; and, for a result of bytes, how it is quantized: by scale, zero, low and high; then, where there
-// is a residual with residual_scale and residual_zero, their sum by sum_scale, sum_zero, sum_low and sum_high ---
+// --- graft.packed_quantized_conv: the arguments of aten.convolution (the bias is in the weight); weight_size, the
+// sizes of the weight before; and, for a result of bytes, how it is quantized: by scale, zero, low and high; then,
+// where there is a residual with residual_scale and residual_zero, their sum by sum_scale, sum_zero, sum_low and
+// sum_high ---
 
 Refusal refuse_packed(const NodeView& node) {
   const ir::Value &input = node.tensor("input"), &weight = node.tensor("weight");

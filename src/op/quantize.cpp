@@ -100,8 +100,8 @@ std::vector<Tensor> lower_affine(const Call& call, std::span<const Shape> shapes
   const Tensor& given = call.tensor("input");
   // With parameters for all elements these may lie in any order.
   const bool flat = blocking == Blocking::whole && is_dense(given.desc) && given.numel() > 0;
-  const Tensor out = flat ? lowering.allocate_like(call.output_dtype(), given)
-                          : lowering.allocate(call.output_dtype(), shapes[0]);
+  const Tensor out =
+      flat ? lowering.allocate_like(call.output_dtype(), given) : lowering.allocate(call.output_dtype(), shapes[0]);
   if (out.numel() == 0) return {out};
   const auto as_line = [](Tensor tensor) {
     tensor.desc = TensorDesc(tensor.dtype(), Shape{tensor.numel()});

@@ -11,35 +11,35 @@
 // The list of all operators. A new family is one line here.
 namespace graft {
 
-#define GRAFT_OPERATOR_FAMILIES(X) \
-  X(activation_operators)          \
-  X(arithmetic_operators)          \
-  X(attention_operators)           \
-  X(batch_norm_operators)          \
-  X(cast_operators)                \
-  X(conv_operators)                \
-  X(creation_operators)            \
-  X(distance_operators)            \
-  X(embedding_bag_operators)       \
-  X(index_operators)               \
-  X(kv_attention_operators)        \
-  X(linear_operators)              \
-  X(logic_operators)               \
-  X(moe_operators)                 \
-  X(movement_operators)            \
-  X(norm_operators)                \
-  X(pool_operators)                \
-  X(quantize_operators)            \
-  X(random_operators)              \
-  X(reduce_operators)              \
-  X(resample_operators)            \
-  X(packed_conv_operators)         \
+#define GRAFT_OPERATOR_FAMILIES(X)   \
+  X(activation_operators)            \
+  X(arithmetic_operators)            \
+  X(attention_operators)             \
+  X(batch_norm_operators)            \
+  X(cast_operators)                  \
+  X(conv_operators)                  \
+  X(creation_operators)              \
+  X(distance_operators)              \
+  X(embedding_bag_operators)         \
+  X(index_operators)                 \
+  X(kv_attention_operators)          \
+  X(linear_operators)                \
+  X(logic_operators)                 \
+  X(moe_operators)                   \
+  X(movement_operators)              \
+  X(norm_operators)                  \
+  X(pool_operators)                  \
+  X(quantize_operators)              \
+  X(random_operators)                \
+  X(reduce_operators)                \
+  X(resample_operators)              \
+  X(packed_conv_operators)           \
   X(packed_quantized_conv_operators) \
-  X(rope_operators)                \
-  X(softmax_operators)             \
-  X(sort_operators)                \
-  X(source_attention_operators)    \
-  X(unary_operators)               \
+  X(rope_operators)                  \
+  X(softmax_operators)               \
+  X(sort_operators)                  \
+  X(source_attention_operators)      \
+  X(unary_operators)                 \
   X(view_operators)
 
 #define GRAFT_DECLARE(family) std::span<const Operator> family();

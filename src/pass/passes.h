@@ -36,9 +36,9 @@ void fuse_rope(ir::Program& program);
 // where the input is f32, of integers where it was quantized too. Weights of 4 bits are packed two to a byte.
 void fuse_quantized(ir::Program& program);
 
-// Such convolutions of bytes with weights of the program read these packed (graft.packed_quantized_conv), and write bytes
-// where these alone are read: a clamp, the sum with another tensor of bytes, and what dequantizes and quantizes between
-// them become part of the convolution.
+// Such convolutions of bytes with weights of the program read these packed (graft.packed_quantized_conv), and write
+// bytes where these alone are read: a clamp, the sum with another tensor of bytes, and what dequantizes and quantizes
+// between them become part of the convolution.
 void pack_quantized_convolutions(ir::Program& program, const UniformWeight& uniform);
 
 // Convolutions in f32 with weights of the program read these packed (graft.packed_conv). A batch norm with given

@@ -202,7 +202,8 @@ class Packer {
       if (conv == nullptr || graph_.arg(*conv, "residual").kind != ir::Arg::Kind::none) continue;
       if (sum->quantization.dtype != to.dtype || !same_size(sum->q, other->q)) continue;
       // Another scale would read the bytes as other numbers than were quantized.
-      if (graph_.arg(*conv, "scale").f != sum->quantization.scale || graph_.arg(*conv, "zero").i != sum->quantization.zero)
+      if (graph_.arg(*conv, "scale").f != sum->quantization.scale ||
+          graph_.arg(*conv, "zero").i != sum->quantization.zero)
         continue;
       Graph::Args args = arguments(*conv);
       at(args, "residual") = other->q;

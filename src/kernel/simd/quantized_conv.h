@@ -16,8 +16,8 @@ struct QuantizeTo {
 
 // What happens to a finished sum of integers of output channel c: y = sum * scale[c] + bias[c], with the scale and bias
 // of the panel, is what is written as f32. As a byte: t = first(y), of a residual r also
-// t = second(t * scale + (r - residual_zero) * residual_scale); then t + zero is written. Signed bytes are taken as they
-// are, unsigned ones less 128: zeros are given so, and a flip is 0x80 for unsigned ones and 0 for signed ones.
+// t = second(t * scale + (r - residual_zero) * residual_scale); then t + zero is written. Signed bytes are taken as
+// they are, unsigned ones less 128: zeros are given so, and a flip is 0x80 for unsigned ones and 0 for signed ones.
 struct QuantizedEpilogue {
   void* out = nullptr;
   std::int64_t out_row = 0;  // from one position to the next

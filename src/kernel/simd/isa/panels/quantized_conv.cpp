@@ -202,9 +202,7 @@ struct V512 {
   GRAFT_VEC Floats all(float x) { return _mm512_set1_ps(x); }
   GRAFT_VEC Floats from(Ints x) { return _mm512_cvtepi32_ps(x); }
   GRAFT_VEC Ints rounded(Floats x) { return _mm512_cvtps_epi32(x); }
-  GRAFT_VEC Floats whole(Floats x) {
-    return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-  }
+  GRAFT_VEC Floats whole(Floats x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
   GRAFT_VEC Floats times(Floats a, Floats b) { return _mm512_mul_ps(a, b); }
   GRAFT_VEC Floats sum(Floats a, Floats b) { return _mm512_add_ps(a, b); }
   GRAFT_VEC Floats fused(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
@@ -257,7 +255,8 @@ GRAFT_VEC void load_residual(const uint8_t* p, i64 n, uint8_t flip, typename V::
   }
 }
 
-// The numbers of an epilogue in vectors. Bytes are clamped once they are bytes; before, only what would not fit 32 bits.
+// The numbers of an epilogue in vectors. Bytes are clamped once they are bytes; before, only what would not fit 32
+// bits.
 template <typename V>
 struct Epilogue {
   typename V::Floats inverse, most;
@@ -268,7 +267,7 @@ struct Epilogue {
     const auto byte = [&](float bound) __attribute__((always_inline)) {
       return V::splat_byte(static_cast<uint8_t>(static_cast<int32_t>(bound) + e.zero));
     };
-    return {V::all(e.first.inverse), V::all(kMost),        V::splat_short(static_cast<std::int16_t>(e.zero)),
+    return {V::all(e.first.inverse), V::all(kMost),   V::splat_short(static_cast<std::int16_t>(e.zero)),
             byte(last.low),          byte(last.high), V::splat_byte(e.flip)};
   }
   static constexpr float kMost = 1 << 20;  // far beyond any byte
@@ -407,10 +406,12 @@ void rows_of(const uint8_t* x, i64 row, uint8_t flip, const ByteRun* runs, i64 r
 #if defined(__AVX512VNNI__)
 constexpr int kRowsOfFour = 6;
 constexpr Rows kRowsOf4[] = {rows_of<4, 1>, rows_of<4, 2>, rows_of<4, 3>, rows_of<4, 4>, rows_of<4, 5>, rows_of<4, 6>};
-constexpr Rows kRowsOf2[] = {rows_of<2, 1>, rows_of<2, 2>, rows_of<2, 3>,  rows_of<2, 4>,  rows_of<2, 5>,  rows_of<2, 6>,
-                             rows_of<2, 7>, rows_of<2, 8>, rows_of<2, 9>, rows_of<2, 10>, rows_of<2, 11>, rows_of<2, 12>};
-constexpr Rows kRowsOf1[] = {rows_of<1, 1>, rows_of<1, 2>, rows_of<1, 3>,  rows_of<1, 4>,  rows_of<1, 5>,  rows_of<1, 6>,
-                             rows_of<1, 7>, rows_of<1, 8>, rows_of<1, 9>, rows_of<1, 10>, rows_of<1, 11>, rows_of<1, 12>};
+constexpr Rows kRowsOf2[] = {rows_of<2, 1>, rows_of<2, 2>,  rows_of<2, 3>,  rows_of<2, 4>,
+                             rows_of<2, 5>, rows_of<2, 6>,  rows_of<2, 7>,  rows_of<2, 8>,
+                             rows_of<2, 9>, rows_of<2, 10>, rows_of<2, 11>, rows_of<2, 12>};
+constexpr Rows kRowsOf1[] = {rows_of<1, 1>, rows_of<1, 2>,  rows_of<1, 3>,  rows_of<1, 4>,
+                             rows_of<1, 5>, rows_of<1, 6>,  rows_of<1, 7>,  rows_of<1, 8>,
+                             rows_of<1, 9>, rows_of<1, 10>, rows_of<1, 11>, rows_of<1, 12>};
 #else
 constexpr int kRowsOfFour = 2;
 constexpr Rows kRowsOf4[] = {rows_of<4, 1>, rows_of<4, 2>};
