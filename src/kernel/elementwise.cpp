@@ -19,14 +19,7 @@ void run_elementwise(const KernelContext& ctx) noexcept {
   for (int k = 0; k < job.inputs; ++k) job.immediates[static_cast<std::size_t>(k)] = attrs.immediates[k];
   job.params = attrs.params;
   if (job.function == nullptr) return ctx.fail(std::string(simd::name(attrs.op)) + ": no function of this class");
-  switch (run_blocks(ctx, job)) {
-    case simd::kBlockZeroDivision:
-      return ctx.fail("ZeroDivisionError: integer division by zero");
-    case simd::kBlockNegativeExponent:
-      return ctx.fail("Integers to negative integer powers are not allowed.");
-    default:
-      return;
-  }
+  run_or_fail(ctx, job);
 }
 
 }  // namespace

@@ -141,14 +141,7 @@ void run_chain(const KernelContext& ctx) noexcept {
     }
   }
   job.output_class = result_class(attrs.step[static_cast<std::size_t>(attrs.steps - 1)].what);
-  switch (run_blocks(ctx, job)) {
-    case simd::kBlockZeroDivision:
-      return ctx.fail("ZeroDivisionError: integer division by zero");
-    case simd::kBlockNegativeExponent:
-      return ctx.fail("Integers to negative integer powers are not allowed.");
-    default:
-      return;
-  }
+  run_or_fail(ctx, job);
 }
 
 std::string why_chain(const KernelContext& ctx) {

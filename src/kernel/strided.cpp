@@ -351,4 +351,15 @@ int run_blocks(const KernelContext& ctx, const BlockJob& job) {
   return RowRunner(walk, job, inputs, output, blocks).run(begin, end);
 }
 
+void run_or_fail(const KernelContext& ctx, const BlockJob& job) {
+  switch (run_blocks(ctx, job)) {
+    case simd::kBlockZeroDivision:
+      return ctx.fail("ZeroDivisionError: integer division by zero");
+    case simd::kBlockNegativeExponent:
+      return ctx.fail("Integers to negative integer powers are not allowed.");
+    default:
+      return;
+  }
+}
+
 }  // namespace graft

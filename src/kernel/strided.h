@@ -90,6 +90,8 @@ struct BlockJob {
 // Runs the job over output 0 of the launch, on this thread's share. Operands are converted to and from the blocks'
 // classes; those that already lie as blocks are used in place. Returns the first status that is not kBlockOk.
 int run_blocks(const KernelContext& ctx, const BlockJob& job);
+// The same; a status that is not kBlockOk fails the launch, in PyTorch's words.
+void run_or_fail(const KernelContext& ctx, const BlockJob& job);
 
 // The class that holds all values of a dtype exactly.
 constexpr simd::BlockClass block_class(DType dtype) {

@@ -1,7 +1,6 @@
 // Convolutions with packed weights, as src/pass/convolution.cpp makes them.
 #include "kernel/packed_conv.h"
 
-#include <array>
 #include <vector>
 
 #include "base/check.h"
@@ -67,15 +66,6 @@ Refusal refuse_packed(const NodeView& node) {
   return node.has("bias") ? refuse_f32(node, "bias", 1, 1) : Refusal{};
 }
 
-Shape weight_size(const Call& call) {
-  Shape shape;
-  for (const std::int64_t size : call.integers("weight_size")) {
-    GRAFT_CHECK(InvalidArgument, size > 0, "weight_size holds ", size, ", expected at least 1 each");
-    shape.push_back(size);
-  }
-  return shape;
-}
-
 std::vector<Shape> packed_shape(const Call& call) {
   const Shape weight = weight_size(call);
   GRAFT_CHECK(InvalidArgument, weight.rank() == call.tensor("input").rank(), "weight_size has ", weight.rank(),
@@ -86,12 +76,6 @@ std::vector<Shape> packed_shape(const Call& call) {
   GRAFT_CHECK(InvalidArgument, call.tensor("weight").shape() == Shape{floats}, "weight has size ",
               call.tensor("weight").shape().str(), ", packed it has ", floats, " elements");
   return {convolution_sizes(call, weight).out};
-}
-
-// The tensor with its channels beside each other in memory.
-Tensor channels_last(const Tensor& x, Lowering& lowering) {
-  if (x.stride(1) == 1 || x.size(1) == 1) return x;
-  return permuted(lowering.contiguous(permuted(x, std::array{0, 2, 3, 4, 1})), std::array{0, 4, 1, 2, 3});
 }
 
 std::vector<Tensor> lower_packed(const Call& call, std::span<const Shape> shapes, Lowering& lowering) {

@@ -1,7 +1,6 @@
 // Convolutions of bytes with packed weights, as src/pass/quantized_convolution.cpp makes them.
 #include "kernel/packed_quantized_conv.h"
 
-#include <array>
 #include <vector>
 
 #include "base/check.h"
@@ -117,15 +116,6 @@ Refusal refuse_packed(const NodeView& node) {
                                                                                  : str("residual is ", residual.str());
 }
 
-Shape weight_size(const Call& call) {
-  Shape shape;
-  for (const std::int64_t size : call.integers("weight_size")) {
-    GRAFT_CHECK(InvalidArgument, size > 0, "weight_size holds ", size, ", expected at least 1 each");
-    shape.push_back(size);
-  }
-  return shape;
-}
-
 std::vector<Shape> packed_shape(const Call& call) {
   const Shape weight = weight_size(call);
   GRAFT_CHECK(InvalidArgument, weight.rank() == call.tensor("input").rank(), "weight_size has ", weight.rank(),
@@ -139,17 +129,6 @@ std::vector<Shape> packed_shape(const Call& call) {
     GRAFT_CHECK(InvalidArgument, call.tensor("residual").shape() == out, "residual has size ",
                 call.tensor("residual").shape().str(), ", expected ", out.str());
   return {out};
-}
-
-// The tensor with its channels beside each other in memory.
-Tensor channels_last(const Tensor& x, Lowering& lowering) {
-  if (x.stride(1) == 1 || x.size(1) == 1) return x;
-  return permuted(lowering.contiguous(permuted(x, std::array{0, 2, 3, 4, 1})), std::array{0, 4, 1, 2, 3});
-}
-
-// The same with positions evenly apart.
-Tensor dense_channels_last(const Tensor& x, Lowering& lowering) {
-  return permuted(lowering.contiguous(permuted(x, std::array{0, 2, 3, 4, 1})), std::array{0, 4, 1, 2, 3});
 }
 
 simd::QuantizeTo quantize_to(const Call& call, std::string_view scale, std::int32_t zero, std::string_view low,

@@ -1,5 +1,6 @@
 #include "op/spatial.h"
 
+#include <array>
 #include <vector>
 
 #include "base/check.h"
@@ -39,6 +40,23 @@ Tensor allocate_channels_last(DType dtype, const Shape& shape, Lowering& lowerin
   }
   last.push_back(shape[1]);
   return permuted(lowering.allocate(dtype, last), dims);
+}
+
+Shape weight_size(const Call& call) {
+  Shape shape;
+  for (const std::int64_t size : call.integers("weight_size")) {
+    GRAFT_CHECK(InvalidArgument, size > 0, "weight_size holds ", size, ", expected at least 1 each");
+    shape.push_back(size);
+  }
+  return shape;
+}
+
+Tensor dense_channels_last(const Tensor& x, Lowering& lowering) {
+  return permuted(lowering.contiguous(permuted(x, std::array{0, 2, 3, 4, 1})), std::array{0, 4, 1, 2, 3});
+}
+
+Tensor channels_last(const Tensor& x, Lowering& lowering) {
+  return x.stride(1) == 1 || x.size(1) == 1 ? x : dense_channels_last(x, lowering);
 }
 
 bool has_channels_last(const Tensor& x) {

@@ -17,8 +17,15 @@ Shape with_three_spatial(const Shape& weight);
 
 // A new tensor [N, C, ...] with its channels beside each other in memory.
 Tensor allocate_channels_last(DType dtype, const Shape& shape, Lowering& lowering);
+// A tensor [N, C, D, H, W] with its channels beside each other: as it is where they are, else a copy.
+Tensor channels_last(const Tensor& x, Lowering& lowering);
+// A copy where positions, too, are evenly apart.
+Tensor dense_channels_last(const Tensor& x, Lowering& lowering);
 // Whether its channels are, and fill a vector.
 bool has_channels_last(const Tensor& x);
+
+// The argument weight_size of a convolution with a packed weight. Throws InvalidArgument for a size below 1.
+Shape weight_size(const Call& call);
 
 // The arguments of a convolution (those of aten.convolution), with an entry for each of three spatial dimensions.
 struct ConvolutionSizes {

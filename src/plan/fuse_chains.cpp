@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <cstring>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -185,7 +184,7 @@ class ChainFuser {
     std::copy(chain.steps.begin(), chain.steps.end(), attrs.step.begin());
     launch.kernel = &kElementwiseChain;
     launch.attrs.resize(sizeof(attrs));
-    std::memcpy(launch.attrs.data(), &attrs, sizeof(attrs));
+    set_attrs(launch, attrs);
     launch.inputs.clear();
     launch.inplace = 0;
     for (const Chain::Input& input : chain.inputs) {
