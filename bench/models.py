@@ -22,6 +22,7 @@ class Source:
     input_names: list[str]
     floating: Any = None  # the network in f32, where `module` is one that PT2E quantized
     calibration: tuple[np.ndarray, ...] = ()  # the pictures that it was calibrated with
+    precision: str = "highest"  # of its products
 
     def export(self) -> Any:
         import torch
@@ -43,11 +44,22 @@ def work(model: str, case: dict[str, Any]) -> dict[str, float]:
     """What a case needs at least, by the figures of the roofline probe; see language.work."""
     if model == "minilm":
         return _minilm_work(case)
-    gflops, gb_read = vision.WORK[model.removesuffix("-int8")]
+    gflops, gb_read = vision.WORK[_plain(model)]
     amount = gflops * case.get("batch", 1)
+    if precision(model) == "medium":
+        return {"gflops_bf16": amount, "gb_read": gb_read / 2}
     if model.endswith("-int8"):
         return {"gops_int8": amount, "gb_read": gb_read / 4}
     return {"gflops_f32": amount, "gb_read": gb_read}
+
+
+def precision(model: str) -> str:
+    """Of its products, as torch.set_float32_matmul_precision names it."""
+    return "medium" if model.endswith("-bf16") else "highest"
+
+
+def _plain(model: str) -> str:
+    return model.removesuffix("-int8").removesuffix("-bf16")
 
 
 def _vision(model: str) -> Source:
@@ -57,9 +69,9 @@ def _vision(model: str) -> Source:
     example = tuple(torch.from_numpy(array) for array in vision.inputs(model, {"batch": 1}))
     names = ["x", "h", "c"][: len(example)]
     if model.endswith("-int8"):
-        floating, pictures = vision.module(model.removesuffix("-int8")), vision.calibration()
+        floating, pictures = vision.module(_plain(model)), vision.calibration()
         return Source(vision.quantized(floating, pictures), example, None, names, floating, pictures)
-    return Source(vision.module(model), example, None, names)
+    return Source(vision.module(_plain(model)), example, None, names, precision=precision(model))
 
 
 def _minilm_work(case: dict[str, Any]) -> dict[str, float]:

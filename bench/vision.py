@@ -43,6 +43,7 @@ def inputs(model: str, case: dict[str, Any]) -> list[np.ndarray]:
     def normal(*shape: int) -> np.ndarray:
         return random.standard_normal(shape, dtype=np.float32)
 
+    model = model.removesuffix("-bf16")
     if model == "silero-vad":
         return [normal(1, 576) * np.float32(0.1), normal(1, 128), normal(1, 128)]
     if model == "whisper-tiny-encoder":

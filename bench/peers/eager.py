@@ -20,6 +20,7 @@ class Eager(TorchPeer):
         import torch
 
         torch.set_num_threads(threads)
+        torch.set_float32_matmul_precision(models.precision(model))
         self._torch = torch
         self._module = models.source(model).module
 

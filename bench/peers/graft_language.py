@@ -1,5 +1,6 @@
 """graft: `graft export --pack` of the GGUF file, then graft.load; keys and values of 16 bits, as llama.cpp has them, here
-bf16: with these graft multiplies in bf16 where many queries attend."""
+bf16: with these graft multiplies in bf16 where many queries attend. Matrices in bf16 are multiplied in it, as llama.cpp
+does."""
 
 from __future__ import annotations
 
@@ -33,7 +34,9 @@ class GraftLanguage(LanguagePeer):
 
     def load(self, model: str, folder: Path, threads: int) -> None:
         import graft
+        import torch
 
+        torch.set_float32_matmul_precision("medium")
         self._model = graft.load(folder / "model.pte", threads=threads, kv_length=CONTEXT, kv_rows=self.rows, kv_dtype="bf16")
         self._forward = self._model.methods["forward"]
 

@@ -16,7 +16,13 @@ class Graft(TorchPeer):
     def prepare(self, source: Any, folder: Path) -> None:
         import graft
 
-        graft.export(source.module, source.example, dynamic_shapes=source.dynamic_shapes, path=folder / "model.pte")
+        graft.export(
+            source.module,
+            source.example,
+            dynamic_shapes=source.dynamic_shapes,
+            path=folder / "model.pte",
+            quantize="bf16" if source.precision == "medium" else None,
+        )
 
     def fingerprint(self) -> str:
         """Of the installed package, whose version stays the same from one build to the next."""
@@ -40,7 +46,10 @@ class Graft(TorchPeer):
 
     def load(self, model: str, folder: Path, threads: int) -> None:
         import graft
+        import models
+        import torch
 
+        torch.set_float32_matmul_precision(models.precision(model))
         self._model = graft.load(folder / "model.pte", threads=threads)
 
     def run(self, bound: Any) -> Any:

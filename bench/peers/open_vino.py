@@ -1,4 +1,5 @@
-"""OpenVINO on the same ONNX export, computing in f32 (it would take bf16 where the CPU has it)."""
+"""OpenVINO on the same ONNX export, computing in f32 (it would take bf16 where the CPU has it) unless the workload asks for
+bf16."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+import models
 from peers import Peer
 from peers.onnx_runtime import export_onnx
 
@@ -34,7 +36,7 @@ class OpenVino(Peer):
         options = {
             "INFERENCE_NUM_THREADS": threads,
             "PERFORMANCE_HINT": "LATENCY",
-            "INFERENCE_PRECISION_HINT": "f32",
+            "INFERENCE_PRECISION_HINT": "bf16" if models.precision(model) == "medium" else "f32",
         }
         self._compiled = openvino.Core().compile_model(str(folder / "model.xml"), "CPU", options)
         self._request = self._compiled.create_infer_request()

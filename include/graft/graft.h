@@ -89,6 +89,15 @@ struct Counters {
   std::uint64_t device_bytes = 0;  // now; without weights
 };
 
+// How products of f32 matrices are computed, as torch.set_float32_matmul_precision names it. highest: in f32. medium:
+// their elements may be rounded to bf16 where the CPU multiplies it (AVX-512 BF16), with sums in f32; products of at
+// most 8 rows, as in decoding, are in f32 all the same.
+enum class MatmulPrecision : std::uint8_t { highest, medium };
+
+// "highest" or "medium"; "high", which lets PyTorch use what is more exact than bf16, is highest. Throws
+// InvalidArgument for any other.
+GRAFT_API MatmulPrecision matmul_precision_named(std::string_view name);
+
 struct LoadOptions {
   // Files with weights that the package names but does not hold: .ptd, safetensors, the *.index.json of a sharded
   // safetensors checkpoint, or GGUF. A weight is looked up by its key, then by its fully qualified name. Without any,
@@ -113,8 +122,9 @@ struct LoadOptions {
   // Without them the plain lowering: ggml's op wherever ggml has one that computes what PyTorch means, on ggml's own
   // threads, weights as they are stored; kernels of graft for the rest. For comparisons. No stored plan is used then.
   bool fast_kernels = true;
-  bool stored_plans = true;    // use the plans that the package holds
-  bool verify_hashes = false;  // check each weight's SHA-256 (reads every weight once)
+  MatmulPrecision matmul_precision = MatmulPrecision::highest;  // of linear layers and matrix products, on the CPU
+  bool stored_plans = true;                                     // use the plans that the package holds
+  bool verify_hashes = false;                                   // check each weight's SHA-256 (reads every weight once)
   // A method with sizes that depend on data is cut into pieces. What could run before a cut and is only needed behind
   // it runs behind it when it is at most so many nodes.
   std::size_t merge_pieces = 4;

@@ -341,7 +341,9 @@ def load(
     begins; what it raises ends the load. `device`: a name of `graft.devices()`; "" means GRAFT_DEVICE, else the CPU.
     `threads`: 0 means GRAFT_THREADS, else the CPUs this process may use. `strict_zero_copy`: an input that would have to
     be copied is an error. `fast_kernels=False` gives the plain lowering, for comparisons: ggml's ops wherever ggml has
-    one, weights as they are stored. `stored_plans=False` leaves plans that the package holds alone.
+    one, weights as they are stored. Products of matrices in f32 follow torch.set_float32_matmul_precision as it is now:
+    with "medium" those of more than 8 rows may be computed in bf16, which is faster where the CPU multiplies it
+    (AVX-512 BF16). `stored_plans=False` leaves plans that the package holds alone.
     `kv_rows`, `kv_length`, `kv_dtype`: of a program with attention over a cache: sequences, tokens of each, and how they
     are stored ("computed" as the model computes them, "f32", "f16", "bf16", "q8_0").
     `kv_room`: layers that see a window of the last w tokens keep w - 1 + kv_room of them where that is less than
@@ -372,6 +374,7 @@ def load(
         stored_plans=stored_plans,
         on_phase=on_phase,
         merge_pieces=merge_pieces,
+        matmul_precision=torch.get_float32_matmul_precision(),
     )
     session = _C.Session(
         program,

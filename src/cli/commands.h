@@ -6,17 +6,13 @@
 #include <string>
 #include <vector>
 
+#include "cli/load_args.h"
+
 // What each command does once its options are read. They print to stdout and throw graft::Error.
 namespace graft::cli {
 
-// How a program is loaded and run; common to the commands that take a file.
-struct ProgramArgs {
-  std::string file;
+struct ProgramArgs : LoadArgs {
   std::string method;
-  std::string device;
-  std::vector<std::string> weights;
-  int threads = 0;
-  bool no_fast_kernels = false;
 };
 
 struct RunArgs {

@@ -237,11 +237,7 @@ void add_profiles(Json& page, const std::shared_ptr<const Program>& program, con
 }  // namespace
 
 void inspect(const InspectArgs& args) {
-  LoadOptions load_options;
-  load_options.device = args.program.device;
-  load_options.weights = args.program.weights;
-  load_options.fast_kernels = !args.program.no_fast_kernels;
-  const std::shared_ptr<const Program> program = Program::load(args.program.file, load_options);
+  const std::shared_ptr<const Program> program = Program::load(args.program.file, load_options_of(args.program));
   SessionOptions session_options;
   session_options.threads = args.program.threads;
   Session session(program, session_options);

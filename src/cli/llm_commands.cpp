@@ -33,21 +33,11 @@ constexpr const char* kEmbedNotes = R"(Examples:
 The mean of the last hidden states over the tokens of each text, of length 1: one line of numbers for each.)";
 
 void add_model_options(CLI::App& command, ModelArgs& args, bool cache) {
-  command.add_option("FILE", args.file, "the package: a .pte file")->required()->type_name("");
+  add_load_options(command, args, "the package: a .pte file");
   command
       .add_option("--tokenizer", args.tokenizer,
                   "tokenizer.json, a folder with one, or a .gguf (default: the package's own)")
       ->type_name("FILE");
-  command.add_option("--device", args.device, "device by name, see `graft devices` (default: $GRAFT_DEVICE, or cpu)")
-      ->type_name("NAME");
-  command.add_option("--weights", args.weights, "a file of weights that the package leaves out; repeat for more")
-      ->type_name("FILE")
-      ->allow_extra_args(false);
-  command.add_flag("--no-fast-kernels", args.no_fast_kernels,
-                   "the plain lowering: ggml's ops wherever ggml has them, weights as they are stored");
-  command.add_option("--threads", args.threads, "threads (default: $GRAFT_THREADS, or the CPUs that may be used)")
-      ->check(CLI::Range(1, 4096).description("from 1 to 4096"))
-      ->type_name("N");
   if (!cache) return;
   command
       .add_option("--kv-type", args.kv_type,

@@ -7,19 +7,15 @@
 #include <string>
 #include <vector>
 
+#include "cli/load_args.h"
 #include "graft/llm.h"
 
 // The commands for language models: generate, chat, perplexity, embed. Text goes to stdout, everything else to stderr.
 namespace graft::cli {
 
-struct ModelArgs {
-  std::string file;
+struct ModelArgs : LoadArgs {
   std::string tokenizer;
-  std::string device;
-  std::vector<std::string> weights;
-  int threads = 0;
   std::string kv_type = "computed";
-  bool no_fast_kernels = false;
 };
 
 struct DecodeArgs {

@@ -36,11 +36,7 @@ CancelOnInterrupt::~CancelOnInterrupt() {
 }
 
 std::shared_ptr<const LanguageModel> load_model(const ModelArgs& args) {
-  LoadOptions options;
-  options.device = args.device;
-  options.weights = args.weights;
-  options.fast_kernels = !args.no_fast_kernels;
-  return LanguageModel::load(args.file, options, args.tokenizer);
+  return LanguageModel::load(args.file, load_options_of(args), args.tokenizer);
 }
 
 DecoderOptions decoder_options(const ModelArgs& model, const DecodeArgs& decode, std::int64_t rows,

@@ -57,22 +57,8 @@ constexpr const char* kTokenizeNotes = R"(Examples:
 Input that is not UTF-8 is read with U+FFFD in the place of what is wrong.)";
 
 void add_program_options(CLI::App& command, ProgramArgs& args) {
-  command.add_option("FILE", args.file, "the program: a .pte file")->required()->type_name("");
+  add_load_options(command, args, "the program: a .pte file");
   command.add_option("--method", args.method, "which method (default: the only one, or forward)")->type_name("NAME");
-  command.add_option("--device", args.device, "device by name, see `graft devices` (default: $GRAFT_DEVICE, or cpu)")
-      ->type_name("NAME");
-  command
-      .add_option(
-          "--weights", args.weights,
-          "a file of weights that the program leaves out: .ptd, .safetensors, .safetensors.index.json or .gguf; "
-          "repeat for more")
-      ->type_name("FILE")
-      ->allow_extra_args(false);
-  command.add_option("--threads", args.threads, "threads (default: $GRAFT_THREADS, or the CPUs that may be used)")
-      ->check(CLI::Range(1, 4096).description("from 1 to 4096"))
-      ->type_name("N");
-  command.add_flag("--no-fast-kernels", args.no_fast_kernels,
-                   "the plain lowering: ggml's ops wherever ggml has them, weights as they are stored");
 }
 
 int wrong_use(const std::string& message, const std::string& command) {

@@ -171,11 +171,7 @@ void print_profile(const std::vector<NodeTiming>& profile) {
 
 void run(const RunArgs& args) {
   const Clock::time_point load_start = Clock::now();
-  LoadOptions load_options;
-  load_options.device = args.program.device;
-  load_options.weights = args.program.weights;
-  load_options.fast_kernels = !args.program.no_fast_kernels;
-  const std::shared_ptr<const Program> program = Program::load(args.program.file, load_options);
+  const std::shared_ptr<const Program> program = Program::load(args.program.file, load_options_of(args.program));
   const double load_ms = ms_since(load_start);
   const MethodInfo& method = pick_method(*program, args.program.method);
   const std::vector<Value> inputs = read_inputs(method, args.inputs, args.inputs_npz);

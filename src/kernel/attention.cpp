@@ -46,6 +46,7 @@ void run_attention(const KernelContext& ctx, const simd::AttentionTable& table) 
   head.out_row = stride(out, 2);
   head.scale = attrs.scale;
   head.causal = attrs.causal != 0;
+  head.in_bf16 = attrs.in_bf16 != 0;
   i64 items = 1;
   for (int d = 0; d + 2 < rank; ++d) items *= q.shape[d];
   const i64 blocks = (head.t + table.block - 1) / table.block;
@@ -70,8 +71,11 @@ void run_attention(const KernelContext& ctx, const simd::AttentionTable& table) 
 }
 
 const Kernel kAttention = {"attention", attention_here, 0, nullptr, [](const KernelContext& ctx) {
-                             return std::string(name(ctx.in(0).dtype)) + ", one pass without a score matrix, " +
-                                    isa_name();
+                             const bool in_bf16 =
+                                 simd::attention().bf16 && ctx.in(0).shape[ctx.in(0).rank() - 2] > 8 &&
+                                 (ctx.in(1).dtype == DType::bf16 || ctx.attrs<AttentionAttrs>().in_bf16 != 0);
+                             return std::string(name(ctx.in(0).dtype)) + ", one pass without a score matrix" +
+                                    (in_bf16 ? ", products in bf16, " : ", ") + isa_name();
                            }};
 
 }  // namespace graft

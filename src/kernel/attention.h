@@ -11,6 +11,7 @@ struct AttentionAttrs {
   float scale = 1;
   std::int32_t causal = 0;  // query t sees keys 0 .. t, counted from the first of both (PyTorch's top-left alignment)
   std::int32_t has_mask = 0;
+  std::int32_t in_bf16 = 0;  // f32 operands may be rounded to bf16: MatmulPrecision::medium
 };
 
 // Scaled dot-product attention. Inputs q [..., T, D], k [..., S, D], v [..., S, Dv] of one dtype (f32, f16, bf16) with

@@ -23,6 +23,7 @@ struct Case {
   bool causal = false;
   bool shared = false;       // one k and v for all heads: stride 0
   bool interleaved = false;  // memory as [T, batch, D], as projections leave it
+  bool in_bf16 = false;
 };
 
 TensorDesc rows_desc(DType dtype, i64 batch, i64 rows, i64 size, bool interleaved, bool shared) {
@@ -64,11 +65,11 @@ void check(const Case& c, simd::Isa isa, int threads) {
     for (i64 s = 0; s < c.s; ++s) mask.set(s, mask_dtype == DType::b8 ? 0 : -kInf);
   }
   const float scale = 1.2f / std::sqrt(static_cast<float>(c.d));
-  const AttentionAttrs attrs{scale, c.causal, c.mask != Case::kNoMask};
+  const AttentionAttrs attrs{scale, c.causal, c.mask != Case::kNoMask, c.in_bf16};
   std::vector<const TestTensor*> inputs = {&q, &k, &v};
   if (c.mask != Case::kNoMask) inputs.push_back(&mask);
-  run_on_threads(inputs, {&out, &lse}, attrs, 0, threads,
-                 [&](const KernelContext& ctx) { run_attention(ctx, simd::attention(isa)); });
+  const simd::AttentionTable& table = simd::attention(isa);
+  run_on_threads(inputs, {&out, &lse}, attrs, 0, threads, [&](const KernelContext& ctx) { run_attention(ctx, table); });
   EXPECT_TRUE(out.guards_intact() && lse.guards_intact());
   const double unit = c.dtype == DType::f32    ? 2e-6 + 1e-8 * static_cast<double>(c.d)
                       : c.dtype == DType::bf16 ? 1.0 / 128
@@ -76,11 +77,16 @@ void check(const Case& c, simd::Isa isa, int threads) {
   int wrong = 0;
   for (i64 b = 0; b < c.batch; ++b) {
     for (i64 t = 0; t < c.t; ++t) {
+      // Blocks of at most 8 queries are in f32.
+      const i64 queries = std::min<i64>(table.block, c.t - t / table.block * table.block);
+      const bool in_bf16 = c.in_bf16 && table.bf16 && c.dtype == DType::f32 && c.d % 2 == 0 && queries > 8;
+      const auto operand = [&](double x) { return in_bf16 ? rounded_to_bf16(x) : x; };
       std::vector<double> p(static_cast<std::size_t>(c.s));
       double top = -kInf, total = 0;
       for (i64 s = 0; s < c.s; ++s) {
         double x = 0;
-        for (i64 d = 0; d < c.d; ++d) x += q.get(place(q.desc, b, t, d)) * k.get(place(k.desc, b, s, d));
+        for (i64 d = 0; d < c.d; ++d)
+          x += operand(q.get(place(q.desc, b, t, d))) * operand(k.get(place(k.desc, b, s, d)));
         x *= static_cast<double>(scale);
         if (c.mask != Case::kNoMask) {
           const double m = mask.get(place(mask_desc, b, t, s));
@@ -98,10 +104,11 @@ void check(const Case& c, simd::Isa isa, int threads) {
       }
       for (i64 d = 0; d < c.dv; ++d) {
         double want = 0;
-        for (i64 s = 0; s < c.s; ++s) want += p[static_cast<std::size_t>(s)] * v.get(place(v.desc, b, s, d));
+        for (i64 s = 0; s < c.s; ++s) want += p[static_cast<std::size_t>(s)] * operand(v.get(place(v.desc, b, s, d)));
         want = total == 0 ? 0 : want / total;
         const double got = out.get(place(out.desc, b, t, d));
-        if (!(std::fabs(got - want) <= unit * (1 + std::fabs(want))) && ++wrong < 4) {
+        // The weights of values are rounded, too.
+        if (!(std::fabs(got - want) <= (in_bf16 ? 0x1p-8 : unit) * (1 + std::fabs(want))) && ++wrong < 4) {
           ADD_FAILURE() << "at [" << b << ", " << t << ", " << d << "]: got " << got << ", expected " << want;
         }
       }
@@ -142,6 +149,19 @@ TEST(Attention, EveryMask) {
       }
     }
   }
+}
+
+TEST(Attention, MediumPrecisionRoundsOperandsToBf16WhereTheCpuMultipliesIt) {
+  for (const i64 t : {8, 9, 16, 17, 32, 33, 41, 70}) {
+    for (const i64 s : {1, 2, 11, 12, 13, 71, 72, 73, 145}) {
+      for (const bool causal : {false, true}) check_everywhere({.t = t, .s = s, .causal = causal, .in_bf16 = true});
+    }
+  }
+  for (const i64 d : {2, 3, 30, 64, 128, 512}) {
+    for (const i64 dv : {1, 17, 64, 500}) check_everywhere({.t = 20, .s = 80, .d = d, .dv = dv, .in_bf16 = true});
+  }
+  check_everywhere({.t = 35, .s = 90, .mask = Case::kFloat, .interleaved = true, .in_bf16 = true});
+  check_everywhere({.t = 35, .s = 90, .dtype = DType::f16, .shared = true, .in_bf16 = true});
 }
 
 TEST(Attention, HalfPrecisionAndLayouts) {

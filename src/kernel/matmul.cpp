@@ -57,13 +57,23 @@ struct Schedule {
   bool b_is_few = false;     // dot: the few rows are columns of b
   bool widen_few = false;    // dot: they are copied to scratch as f32
   bool a_is_vector = false;  // tiles: V is a transposed, S is b transposed
+  bool pairs = false;        // tiles: in bf16
   bool packed = false;       // tiles
   i64 group = 1;             // tiles: batches packed at once
   i64 panels = 0;            // tiles: panels packed at once
   i64 scratch_bytes = 0;
+
+  i64 panel_bytes(const simd::MatmulTable& table) const {
+    return table.panel_width * 4 * (pairs ? ceil_div(k, 2) : k);  // a pair is as large as an f32
+  }
 };
 
-Schedule schedule_of(const TensorDesc& a_desc, const TensorDesc& b_desc, const simd::MatmulTable& table) {
+bool fits_bf16(const TensorDesc& desc, const MatmulAttrs& attrs) {
+  return desc.dtype == DType::bf16 || (attrs.in_bf16 != 0 && desc.dtype == DType::f32);
+}
+
+Schedule schedule_of(const MatmulAttrs& attrs, const TensorDesc& a_desc, const TensorDesc& b_desc,
+                     const simd::MatmulTable& table) {
   const Operand a(a_desc), b(b_desc);
   Schedule s;
   s.m = a.rows;
@@ -93,13 +103,14 @@ Schedule schedule_of(const TensorDesc& a_desc, const TensorDesc& b_desc, const s
   const i64 panels = ceil_div(columns, table.panel_width);
   const i64 v_col = s.a_is_vector ? a.row : b.col;
   const DType v_dtype = s.a_is_vector ? a_desc.dtype : b_desc.dtype;
-  s.packed = !(rows <= kInPlaceRows && v_dtype == DType::f32 && v_col == 1);
+  s.pairs = table.pairs != nullptr && fits_bf16(a_desc, attrs) && fits_bf16(b_desc, attrs);
+  s.packed = s.pairs || !(rows <= kInPlaceRows && v_dtype == DType::f32 && v_col == 1);
   s.panels = panels;
   if (!s.packed) {
     s.group = s.batch;
     return s;
   }
-  const i64 panel_bytes = table.panel_width * s.k * 4;
+  const i64 panel_bytes = s.panel_bytes(table);
   s.panels = std::clamp<i64>(kPackedBytes / panel_bytes, std::min<i64>(panels, 8), panels);
   s.group = s.panels < panels ? 1 : std::clamp<i64>(kPackedBytes / (panel_bytes * panels), 1, s.batch);
   s.scratch_bytes = s.group * s.panels * panel_bytes;
@@ -121,7 +132,10 @@ void share_units(const KernelContext& ctx, i64 batch, i64 units, F f) {
 class Product {
  public:
   Product(const KernelContext& ctx, const simd::MatmulTable& table)
-      : ctx_(ctx), table_(table), attrs_(ctx.attrs<MatmulAttrs>()), s_(schedule_of(ctx.in(0), ctx.in(1), table)) {}
+      : ctx_(ctx),
+        table_(table),
+        attrs_(ctx.attrs<MatmulAttrs>()),
+        s_(schedule_of(attrs_, ctx.in(0), ctx.in(1), table)) {}
 
   // Operands that are widened or packed take two phases, the packing of each piece and its products.
   int phases() const {
@@ -224,15 +238,14 @@ class Product {
   void tiles() const {
     const i64 rows = s_.a_is_vector ? s_.n : s_.m;
     const i64 width = table_.panel_width;
-    float* packed = s_.packed ? reinterpret_cast<float*>(ctx_.scratch_bytes) : nullptr;
     const i64 piece = s_.packed ? ctx_.phase / 2 : 0;
     const i64 item = piece / pieces_per_group() * s_.group;
     const i64 panel = piece % pieces_per_group() * s_.panels;
     const i64 group = std::min(s_.group, s_.batch - item);
     const i64 panels = std::min(s_.panels, ceil_div(columns(), width) - panel);
     const i64 piece_columns = std::min(columns() - panel * width, panels * width);
-    if (s_.packed && ctx_.phase % 2 == 0) return pack(item, group, panel, panels, piece_columns, packed);
-    compute(item, group, panel, panels, piece_columns, rows, packed);
+    if (s_.packed && ctx_.phase % 2 == 0) return pack(item, group, panel, panels, piece_columns);
+    compute(item, group, panel, panels, piece_columns, rows);
   }
 
   // V of batch `item` from column panel * width on.
@@ -242,20 +255,26 @@ class Product {
     return v;
   }
 
-  void pack(i64 item, i64 group, i64 panel, i64 panels, i64 columns, float* packed) const {
+  // The packed panels of the batch in place x of its group.
+  std::byte* packed_at(i64 x) const { return ctx_.scratch_bytes + x * s_.panels * s_.panel_bytes(table_); }
+
+  void pack(i64 item, i64 group, i64 panel, i64 panels, i64 columns) const {
     constexpr i64 kStep = 128;
     const i64 steps = ceil_div(s_.k, kStep);
     share_units(ctx_, group, panels * steps, [&](i64 x, i64 first, i64 last) {
       const MatrixView v = vector_operand(item + x, panel);
       for (i64 unit = first; unit < last; ++unit) {
-        const i64 k = unit % steps * kStep;
-        table_.pack(v, s_.k, columns, unit / steps, k, std::min(k + kStep, s_.k),
-                    packed + x * s_.panels * table_.panel_width * s_.k);
+        const i64 k = unit % steps * kStep, end = std::min(k + kStep, s_.k);
+        if (s_.pairs) {
+          table_.pairs->pack(v, s_.k, columns, unit / steps, k, end, reinterpret_cast<std::uint32_t*>(packed_at(x)));
+        } else {
+          table_.pack(v, s_.k, columns, unit / steps, k, end, reinterpret_cast<float*>(packed_at(x)));
+        }
       }
     });
   }
 
-  void compute(i64 item, i64 group, i64 panel, i64 panels, i64 columns, i64 rows, const float* packed) const {
+  void compute(i64 item, i64 group, i64 panel, i64 panels, i64 columns, i64 rows) const {
     const i64 blocks = ceil_div(rows, table_.tile_rows);
     // Whole rows of tiles per thread when there are enough; single tiles otherwise.
     const bool by_tile = group * blocks < 2 * ctx_.threads && ctx_.threads > 1;
@@ -265,10 +284,14 @@ class Product {
       if (e.bias != nullptr) e.bias = at(e.bias, e.bias_dtype, panel * table_.panel_width * e.bias_j);
       const MatrixView s = s_.a_is_vector ? b(item + x, true) : a(item + x, false);
       const MatrixView v = vector_operand(item + x, panel);
-      const float* from = packed == nullptr ? nullptr : packed + x * s_.panels * table_.panel_width * s_.k;
+      const std::byte* packed = s_.packed ? packed_at(x) : nullptr;
       const auto run = [&](i64 block0, i64 block1, i64 p0, i64 p1) {
-        table_.tiles(s, v, from, s_.k, columns, block0 * table_.tile_rows, std::min(block1 * table_.tile_rows, rows),
-                     p0, p1, e);
+        const i64 r0 = block0 * table_.tile_rows, r1 = std::min(block1 * table_.tile_rows, rows);
+        if (s_.pairs) {
+          table_.pairs->tiles(s, reinterpret_cast<const std::uint32_t*>(packed), s_.k, columns, r0, r1, p0, p1, e);
+        } else {
+          table_.tiles(s, v, reinterpret_cast<const float*>(packed), s_.k, columns, r0, r1, p0, p1, e);
+        }
       };
       if (!by_tile) return run(first, last, 0, panels);
       for (i64 unit = first; unit < last; ++unit) {
@@ -284,7 +307,7 @@ class Product {
 };
 
 std::string why_sums(const KernelContext& ctx) {
-  const Schedule s = schedule_of(ctx.in(0), ctx.in(1), simd::matmul());
+  const Schedule s = schedule_of(ctx.attrs<MatmulAttrs>(), ctx.in(0), ctx.in(1), simd::matmul());
   const std::string types = std::string(name(ctx.in(0).dtype)) + " x " + std::string(name(ctx.in(1).dtype));
   switch (s.mode) {
     case Schedule::Mode::nothing:
@@ -295,6 +318,7 @@ std::string why_sums(const KernelContext& ctx) {
     case Schedule::Mode::tiles:
       break;
   }
+  if (s.pairs) return types + ", products in bf16 of " + isa_name() + ", packed per run";
   return types + ", tiles of " + isa_name() + (s.packed ? ", packed per run" : ", read in place");
 }
 
@@ -394,12 +418,13 @@ const Kernel kPlainMatmul = {"plain_matmul", run_plain_matmul, 0, nullptr, [](co
                                return std::string(name(ctx.out().dtype)) + " has no vector products";
                              }};
 
-std::int64_t matmul_scratch_bytes(const TensorDesc& a, const TensorDesc& b) {
-  return matmul_scratch_bytes(a, b, simd::matmul());
+std::int64_t matmul_scratch_bytes(const MatmulAttrs& attrs, const TensorDesc& a, const TensorDesc& b) {
+  return matmul_scratch_bytes(attrs, a, b, simd::matmul());
 }
 
-std::int64_t matmul_scratch_bytes(const TensorDesc& a, const TensorDesc& b, const simd::MatmulTable& table) {
-  return schedule_of(a, b, table).scratch_bytes;
+std::int64_t matmul_scratch_bytes(const MatmulAttrs& attrs, const TensorDesc& a, const TensorDesc& b,
+                                  const simd::MatmulTable& table) {
+  return schedule_of(attrs, a, b, table).scratch_bytes;
 }
 
 void run_matmul(const KernelContext& ctx, const simd::MatmulTable& table) noexcept { Product(ctx, table).run(); }

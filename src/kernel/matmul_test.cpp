@@ -23,6 +23,7 @@ struct Case {
   float alpha = 1, beta = 1;
   simd::Activation activation = simd::Activation::none;
   i64 gap = 0;  // extra elements between rows
+  bool in_bf16 = false;
 };
 
 TensorDesc matrix(DType dtype, i64 batch, i64 rows, i64 cols, bool transposed, i64 gap, bool shared, i64* elements) {
@@ -75,22 +76,24 @@ void check(const Case& c, simd::Isa isa, int threads) {
   a.fill(rng, -1, 1);
   b.fill(rng, -1, 1);
   bias.fill(rng, -1, 1);
-  MatmulAttrs attrs{c.alpha, c.beta, c.activation, c.bias != Case::kNoBias};
+  MatmulAttrs attrs{c.alpha, c.beta, c.activation, c.bias != Case::kNoBias, c.in_bf16};
   std::vector<const TestTensor*> inputs = {&a, &b};
   if (c.bias != Case::kNoBias) inputs.push_back(&bias);
   const simd::MatmulTable& table = simd::matmul(isa);
   run_on_threads(
-      inputs, {&out}, attrs, matmul_scratch_bytes(a_desc, b_desc, table), threads,
+      inputs, {&out}, attrs, matmul_scratch_bytes(attrs, a_desc, b_desc, table), threads,
       [&](const KernelContext& ctx) { run_matmul(ctx, table); },
       [&](const KernelContext& ctx) { return matmul_phases(ctx, table); });
   EXPECT_TRUE(out.guards_intact());
+  const bool rounds = c.in_bf16 && table.pairs != nullptr && c.m > simd::kMaxDotRows && c.n > simd::kMaxDotRows;
+  const auto operand = [&](double x) { return rounds ? rounded_to_bf16(x) : x; };
   i64 wrong = 0;
   for (i64 x = 0; x < c.batch; ++x) {
     for (i64 r = 0; r < c.m; ++r) {
       for (i64 col = 0; col < c.n; ++col) {
         double sum = 0, size = 0;
         for (i64 k = 0; k < c.k; ++k) {
-          const double term = a.get(place(a_desc, x, r, k)) * b.get(place(b_desc, x, k, col));
+          const double term = operand(a.get(place(a_desc, x, r, k))) * operand(b.get(place(b_desc, x, k, col)));
           sum += term;
           size += std::fabs(term);
         }
@@ -192,6 +195,60 @@ TEST(Matmul, HalfPrecisionAccumulatesInF32AndRoundsOnce) {
   }
 }
 
+// Pairs of two steps: odd depths, depths around a block of 1024 steps and around a piece of packing, rows of odd
+// strides (whose pairs are not aligned), both parts of either operand, the tails of tiles and panels.
+TEST(Matmul, Bf16AroundTheBordersOfPairs) {
+  const auto bf16 = [](Case c) {
+    c.a_dtype = c.b_dtype = c.out_dtype = DType::bf16;
+    for (const i64 gap : {0, 1, 2}) {
+      c.gap = gap;
+      check_everywhere(c);
+    }
+  };
+  for (const i64 k : {1, 2, 3, 127, 128, 129, 1023, 1024, 1025, 1026}) {
+    for (const bool at : {false, true}) {
+      for (const bool bt : {false, true}) {
+        bf16({.m = 25, .n = 45, .k = k, .a_transposed = at, .b_transposed = bt});
+      }
+    }
+  }
+  for (const i64 m : {9, 12, 13, 24, 49, 61}) {
+    for (const i64 n : {9, 15, 16, 17, 32, 33, 64, 290}) {
+      bf16({.m = m, .n = n, .k = 38, .bias = Case::kPerColumn});
+      bf16({.batch = 3, .m = m, .n = n, .k = 33, .b_transposed = false, .activation = simd::Activation::gelu_erf});
+    }
+  }
+  bf16({.batch = 2, .m = 40, .n = 20, .k = 66, .share_b = true, .alpha = 0.5f});
+}
+
+TEST(Matmul, MediumPrecisionRoundsOperandsToBf16WhereTheCpuMultipliesIt) {
+  for (const DType a : {DType::f32, DType::bf16}) {
+    for (const DType b : {DType::f32, DType::bf16}) {
+      for (const bool at : {false, true}) {
+        for (const bool bt : {false, true}) {
+          for (const i64 m : {9, 31, 70}) {
+            check_everywhere({.m = m,
+                              .n = 45,
+                              .k = 131,
+                              .a_transposed = at,
+                              .b_transposed = bt,
+                              .a_dtype = a,
+                              .b_dtype = b,
+                              .bias = Case::kPerColumn,
+                              .gap = 3,
+                              .in_bf16 = true});
+          }
+          check_everywhere(
+              {.batch = 2, .m = 20, .n = 40, .k = 64, .a_transposed = at, .b_transposed = bt, .in_bf16 = true});
+        }
+      }
+    }
+  }
+  // In f32 all the same: few rows, and operands in f16.
+  check_everywhere({.m = 8, .n = 45, .k = 131, .in_bf16 = true});
+  check_everywhere({.m = 45, .n = 5, .k = 131, .in_bf16 = true});
+}
+
 TEST(Matmul, NothingToSum) {
   check_everywhere({.m = 3, .n = 5, .k = 0});
   check_everywhere({.m = 3, .n = 5, .k = 0, .bias = Case::kPerColumn, .beta = 3});
@@ -206,20 +263,20 @@ TEST(Matmul, NothingToDo) {
 
 TEST(Matmul, NanAndInfinityReachTheirResultsAndNoOther) {
   for (const simd::Isa isa : simd::available_isas()) {
-    for (const i64 m : {4, 30}) {
+    for (const auto& [m, dtype] : {std::pair<i64, DType>{4, DType::f32}, {30, DType::f32}, {30, DType::bf16}}) {
       const i64 n = 35, k = 33;
-      TestTensor a(TensorDesc(DType::f32, Shape{m, k})), w(TensorDesc(DType::f32, Shape{n, k}));
+      TestTensor a(TensorDesc(dtype, Shape{m, k})), w(TensorDesc(dtype, Shape{n, k}));
       TestTensor out(TensorDesc(DType::f32, Shape{m, n}));
       for (i64 i = 0; i < m * k; ++i) a.set(i, 1);
       for (i64 i = 0; i < n * k; ++i) w.set(i, 1);
       a.set(2 * k + 32, std::numeric_limits<double>::quiet_NaN());
       w.set(34 * k + 5, std::numeric_limits<double>::infinity());
       TestTensor b = w;
-      b.desc = TensorDesc(DType::f32, Shape{k, n});
+      b.desc = TensorDesc(dtype, Shape{k, n});
       b.desc.strides = {1, k};
       const simd::MatmulTable& table = simd::matmul(isa);
       run_on_threads(
-          {&a, &b}, {&out}, MatmulAttrs{}, matmul_scratch_bytes(a.desc, b.desc, table), 1,
+          {&a, &b}, {&out}, MatmulAttrs{}, matmul_scratch_bytes({}, a.desc, b.desc, table), 1,
           [&](const KernelContext& ctx) { run_matmul(ctx, table); },
           [&](const KernelContext& ctx) { return matmul_phases(ctx, table); });
       for (i64 r = 0; r < m; ++r) {

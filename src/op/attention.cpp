@@ -158,6 +158,7 @@ std::vector<Tensor> lower_attention(const Call& call, std::span<const Shape> sha
   const bool given_scale = call.has("scale") && !GRAFT_PLANT("attention-scale-dropped");
   attrs.scale = static_cast<float>(given_scale ? call.real("scale") : 1 / std::sqrt(static_cast<double>(sizes.d)));
   attrs.causal = call.boolean("is_causal") ? 1 : 0;
+  attrs.in_bf16 = lowering.matmul_precision() == MatmulPrecision::medium ? 1 : 0;
   if (GRAFT_PLANT("one-query-aligned-bottom-right") && sizes.t == 1) attrs.causal = 0;
   if (call.has("attn_mask") && !GRAFT_PLANT("attention-mask-dropped")) {
     Tensor mask = call.tensor("attn_mask");

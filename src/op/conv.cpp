@@ -139,7 +139,7 @@ void launch_pointwise(const ConvAttrs& attrs, const Tensor& x, const Tensor& wei
     inputs.push_back(expanded(*try_reshape(*bias, Shape{1, groups, rows, 1}), {batch, groups, rows, positions}));
   MatmulAttrs product;
   product.has_bias = bias ? 1 : 0;
-  const std::int64_t scratch = matmul_scratch_bytes(inputs[0].desc, inputs[1].desc);
+  const std::int64_t scratch = matmul_scratch_bytes(product, inputs[0].desc, inputs[1].desc);
   lowering.launch(kMatmul, std::move(inputs), {*try_reshape(out, Shape{batch, groups, rows, positions})}, product,
                   scratch);
 }

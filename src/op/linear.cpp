@@ -212,7 +212,9 @@ void launch_product(const Tensor& a, const Tensor& weight, const Addend& addend,
   std::vector<Tensor> inputs = {a, b};
   if (addend.bias) inputs.push_back(expanded(*addend.bias, out.shape()));
   if (has_vector_kernel(out.dtype())) {
-    lowering.launch(kMatmul, std::move(inputs), {out}, attrs_of(addend), matmul_scratch_bytes(a.desc, b.desc));
+    MatmulAttrs attrs = attrs_of(addend);
+    attrs.in_bf16 = lowering.matmul_precision() == MatmulPrecision::medium ? 1 : 0;
+    lowering.launch(kMatmul, std::move(inputs), {out}, attrs, matmul_scratch_bytes(attrs, a.desc, b.desc));
     return;
   }
   PlainMatmulAttrs attrs;

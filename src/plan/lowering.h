@@ -34,8 +34,8 @@ class Lowering {
  public:
   // `max_threads`: the most threads that will run a launch (for scratch sizes). `device`: null for the CPU.
   explicit Lowering(int max_threads, const DeviceOps* device = nullptr, const KvOptions& kv = {},
-                    const PlanLimits& limits = {})
-      : max_threads_(max_threads), device_(device), kv_(kv), limits_(limits) {}
+                    const PlanLimits& limits = {}, MatmulPrecision matmul_precision = MatmulPrecision::highest)
+      : max_threads_(max_threads), device_(device), kv_(kv), limits_(limits), matmul_precision_(matmul_precision) {}
 
   // A new contiguous arena tensor. Nothing is written to it.
   Tensor allocate(DType dtype, const Shape& shape);
@@ -110,6 +110,7 @@ class Lowering {
   }
 
   int max_threads() const { return max_threads_; }
+  MatmulPrecision matmul_precision() const { return matmul_precision_; }
   const KvOptions& kv() const { return kv_; }  // of the session that the plan is for
 
   // --- used by the planner, not by operators ---
@@ -144,6 +145,7 @@ class Lowering {
   std::string_view refusal_;
   KvOptions kv_;
   PlanLimits limits_;
+  MatmulPrecision matmul_precision_;
 };
 
 // A weight stored as another float, as a tensor of that; any other tensor as it is.

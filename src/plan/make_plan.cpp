@@ -39,7 +39,7 @@ class Planner {
   Planner(const ir::Program& program, const ir::Method& method, const PlanOptions& options)
       : program_(program),
         method_(method),
-        lowering_(options.max_threads, options.device, options.kv, options.limits),
+        lowering_(options.max_threads, options.device, options.kv, options.limits, options.matmul_precision),
         device_(options.device && !options.device->is_cpu() ? options.device : nullptr),
         stored_(options.stored),
         limits_(options.limits),

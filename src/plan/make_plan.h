@@ -24,6 +24,7 @@ struct PlanOptions {
   const StoredPlan* stored = nullptr;  // made before for these inputs; used where it fits
   KvOptions kv;                        // of programs with a cache of keys and values
   PlanLimits limits;
+  MatmulPrecision matmul_precision = MatmulPrecision::highest;
 };
 
 // Positions of the user's flattened arguments. Those that the graph does not read (None, a constant) have no value.

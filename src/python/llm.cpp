@@ -111,15 +111,16 @@ void bind_llm(nb::module_& m) {
       .def_static(
           "load",
           [](const std::string& path, const std::string& tokenizer, std::vector<std::string> weights,
-             const std::string& device) {
+             const std::string& device, const std::string& matmul_precision) {
             LoadOptions options;
             options.weights = std::move(weights);
             options.device = device;
+            options.matmul_precision = matmul_precision_named(matmul_precision);
             const nb::gil_scoped_release release;
             return std::const_pointer_cast<LanguageModel>(LanguageModel::load(path, options, tokenizer));
           },
           nb::arg("path"), nb::arg("tokenizer") = "", nb::arg("weights") = std::vector<std::string>(),
-          nb::arg("device") = "")
+          nb::arg("device") = "", nb::arg("matmul_precision") = "highest")
       .def("encode",
            [](const LanguageModel& model, const nb::bytes& prompt) {
              return model.encode({prompt.c_str(), prompt.size()});

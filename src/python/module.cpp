@@ -218,7 +218,8 @@ std::shared_ptr<Program> load_program(const nb::object& package, std::vector<std
                                       const nb::dict& tensors, nb::object owner, const std::string& device,
                                       std::size_t max_plans, std::int64_t max_plan_bytes,
                                       std::int64_t max_plan_launches, bool verify_hashes, bool fast_kernels,
-                                      bool stored_plans, const nb::object& on_phase, std::size_t merge_pieces) {
+                                      bool stored_plans, const nb::object& on_phase, std::size_t merge_pieces,
+                                      const std::string& matmul_precision) {
   LoadOptions options;
   options.weights = std::move(weights);
   for (const auto& [name, tensor] : tensors) options.tensors[nb::cast<std::string>(name)] = to_value(tensor).tensor;
@@ -231,6 +232,7 @@ std::shared_ptr<Program> load_program(const nb::object& package, std::vector<std
   options.fast_kernels = fast_kernels;
   options.stored_plans = stored_plans;
   options.merge_pieces = merge_pieces;
+  options.matmul_precision = matmul_precision_named(matmul_precision);
   if (!on_phase.is_none())
     options.on_phase = [&on_phase](std::string_view phase) {
       nb::gil_scoped_acquire acquire;
@@ -335,7 +337,8 @@ NB_MODULE(_C, m) {
                   nb::arg("owner").none() = nb::none(), nb::arg("device") = "", nb::arg("max_plans") = 64,
                   nb::arg("max_plan_bytes") = INT64_MAX, nb::arg("max_plan_launches") = std::int64_t{1} << 20,
                   nb::arg("verify_hashes") = false, nb::arg("fast_kernels") = true, nb::arg("stored_plans") = true,
-                  nb::arg("on_phase").none() = nb::none(), nb::arg("merge_pieces") = LoadOptions{}.merge_pieces)
+                  nb::arg("on_phase").none() = nb::none(), nb::arg("merge_pieces") = LoadOptions{}.merge_pieces,
+                  nb::arg("matmul_precision") = "highest")
       .def_static(
           "from_ir",
           [](const nb::bytes& blob, const nb::dict& weights) {

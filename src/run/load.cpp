@@ -399,6 +399,13 @@ std::shared_ptr<const Program> Program::from_ir(std::span<const std::byte> blob,
   return from_impl(loader.finish([kept](std::size_t method) { return method_of(ir::parse(*kept), method); }));
 }
 
+MatmulPrecision matmul_precision_named(std::string_view name) {
+  if (name == "medium") return MatmulPrecision::medium;
+  GRAFT_CHECK(InvalidArgument, name == "highest" || name == "high",
+              "the precision of matrix products must be highest, high or medium, got '", name, "'");
+  return MatmulPrecision::highest;
+}
+
 std::shared_ptr<const Program> Program::load(const std::string& path, const LoadOptions& options) {
   return load_package([&] { return MappedFile::open(path); }, path, options);
 }

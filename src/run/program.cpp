@@ -165,6 +165,7 @@ PlanCache::Result Program::Impl::plan(std::uint32_t index, std::span<const Input
     options.kv = kv;
     options.stored = stored_plan(index, key, threads);
     options.limits = limits;
+    options.matmul_precision = matmul_precision;
     Plan plan = make_plan(*program, program->methods[0], inputs, options);
     ++(plan.layout_was_stored ? plans_loaded : plans_made);
     if (options.stored && !plan.layout_was_stored) ++plans_stale;

@@ -115,7 +115,9 @@ class PlanCache {
 
 struct Program::Impl {
   explicit Impl(const LoadOptions& options)
-      : limits{options.max_plan_bytes, options.max_plan_launches}, plans(options.max_plans) {}
+      : limits{options.max_plan_bytes, options.max_plan_launches},
+        matmul_precision(options.matmul_precision),
+        plans(options.max_plans) {}
 
   std::string source;                                    // path, for messages
   std::vector<std::shared_ptr<const MappedFile>> files;  // the package first
@@ -136,6 +138,7 @@ struct Program::Impl {
   std::array<std::uint8_t, 32> fingerprint{};
   std::vector<StoredPlan> stored_plans;  // of this machine, from the package
   PlanLimits limits;
+  MatmulPrecision matmul_precision;
   mutable PlanCache plans;
   mutable PhaseLog phases;
   mutable std::atomic<std::uint64_t> graph_bytes_freed = 0;

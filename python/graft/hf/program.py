@@ -163,6 +163,7 @@ def load(
         owner=owner or None,
         device=device,
         on_phase=lambda phase: say(f"loading: {phase}"),
+        matmul_precision=torch.get_float32_matmul_precision(),
     )
 
 

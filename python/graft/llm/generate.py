@@ -42,7 +42,7 @@ class _Generator:
         prefill_chunk_size: int = 512,
     ) -> None:
         files = [os.fspath(file) for file in weights]
-        self.model = _C.LanguageModel.load(os.fspath(path), os.fspath(tokenizer), files, device)
+        self.model = _C.LanguageModel.load(os.fspath(path), os.fspath(tokenizer), files, device, torch.get_float32_matmul_precision())
         rows = self._rows if rows is None else rows
         self._generator = self._type(self.model, threads, rows, length, kv_type, prefill_chunk_size)
 

@@ -54,6 +54,7 @@ struct AttentionHead {
   float softcap = 0;            // scores become softcap * tanh(score / softcap) before the mask; 0: as they are
   const float* sink = nullptr;  // [group]: a score that takes part in the softmax without a value; may be null
   float* lse = nullptr;         // log of the sum of exponentials of each query's scores; may be null
+  bool in_bf16 = false;         // keys and values in f32 may be rounded to bf16: AttentionTable::bf16
 };
 
 struct AttentionTable {
@@ -62,8 +63,8 @@ struct AttentionTable {
   void (*run)(const AttentionHead& head, std::int64_t t0, std::int64_t t1);
   // Converts n elements of a row of keys or values, each rounded once; n a multiple of kQ8Block for q8_0.
   void (*store_row)(const void* from, DType dtype, std::int64_t n, RowType type, void* to);
-  // Whether products with many queries are in bf16 where keys and values are: queries and the weights of values are
-  // rounded to it. Sums are in f32 everywhere, and so are products with all other types.
+  // Whether products with many queries are in bf16 where keys and values are, or may be rounded to it: queries and the
+  // weights of values are rounded too. Sums are in f32 everywhere, and so are products with all other types.
   bool bf16;
 };
 

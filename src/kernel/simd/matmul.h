@@ -34,6 +34,20 @@ struct MatrixView {
   std::int64_t row = 0, col = 0;
 };
 
+// Products of bf16, to which f32 is rounded, two steps of k at once: the products are exact, sums are f32; subnormal
+// numbers count as zero. The steps 2i and 2i + 1 of a column are one number of 32 bits, the first in the low half;
+// after an odd depth there is a zero.
+struct PairProducts {
+  // As MatmulTable::pack, into panels of panel_width pairs for each two steps: a panel lies at
+  // packed + panel * panel_width * ceil(depth / 2). k0 is even, and k1 is even or the depth.
+  void (*pack)(const MatrixView& v, std::int64_t depth, std::int64_t columns, std::int64_t panel, std::int64_t k0,
+               std::int64_t k1, std::uint32_t* packed);
+
+  // As MatmulTable::tiles.
+  void (*tiles)(const MatrixView& s, const std::uint32_t* packed, std::int64_t depth, std::int64_t columns,
+                std::int64_t r0, std::int64_t r1, std::int64_t p0, std::int64_t p1, const Epilogue& epilogue);
+};
+
 struct MatmulTable {
   int panel_width;  // columns j of a panel
   int tile_rows;    // rows r of a tile
@@ -47,6 +61,8 @@ struct MatmulTable {
   // null, v is read in place (f32 with column stride 1).
   void (*tiles)(const MatrixView& s, const MatrixView& v, const float* packed, std::int64_t depth, std::int64_t columns,
                 std::int64_t r0, std::int64_t r1, std::int64_t p0, std::int64_t p1, const Epilogue& epilogue);
+
+  const PairProducts* pairs;  // null where the instruction set has none
 
   // Few rows against many: O[q, p] = sum_k many[q, k] * few[p, k] for q in [q0, q1), p in [0, rows). `few` holds f32
   // rows `few_stride` apart; `many` has column stride 1. r is q and j is p in the epilogue.
@@ -75,6 +91,9 @@ extern const MatmulTable kMatmul;
 }
 namespace avx512 {
 extern const MatmulTable kMatmul;
+}
+namespace avx512bf16 {
+extern const PairProducts kPairProducts;
 }
 
 }  // namespace graft::simd

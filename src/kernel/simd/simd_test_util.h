@@ -17,6 +17,10 @@ namespace graft {
 
 // A tensor in memory of its own, deliberately at an address that is only aligned to the element, with values that
 // bytes before and after guard against writes.
+inline double rounded_to_bf16(double x) {
+  return static_cast<double>(simd::GRAFT_ISA::bf16_to_float(simd::GRAFT_ISA::float_to_bf16(static_cast<float>(x))));
+}
+
 class TestTensor {
  public:
   TestTensor(const TensorDesc& d, std::int64_t elements) : desc(d), elements_(elements) {

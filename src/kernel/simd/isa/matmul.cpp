@@ -5,62 +5,41 @@
 namespace graft::simd::GRAFT_ISA {
 namespace {
 
-// A block of S of kTileRows x kDepthBlock f32 stays in the first-level cache while panels of V stream past it.
-constexpr i64 kDepthBlock = 512;
-// Partial sums of a chunk of tiles live on the stack between blocks of k: 48 x 256 f32 is 48 KiB.
-constexpr i64 kChunkRows = 48;
-constexpr i64 kChunkPanels = 256 / kPanel;
-
 void tiles(const MatrixView& s, const MatrixView& v, const float* packed, i64 depth, i64 columns, i64 r0, i64 r1,
            i64 p0, i64 p1, const Epilogue& e) {
-  alignas(64) float acc[kChunkRows / kTileRows * kChunkPanels][kTileRows * kPanel];
   alignas(64) float s_block[kTileRows * kDepthBlock];
   alignas(64) float v_block[kDepthBlock * kPanel];
   const bool s_in_place = s.dtype == DType::f32 && s.col == 1;
-  for (i64 row = r0; row < r1; row += kChunkRows) {
-    const i64 row_end = smaller(row + kChunkRows, r1);
-    for (i64 panel = p0; panel < p1; panel += kChunkPanels) {
-      const i64 panel_end = smaller(panel + kChunkPanels, p1);
-      for (i64 k = 0; k < depth; k += kDepthBlock) {
-        const i64 n = depth - k < kDepthBlock ? depth - k : kDepthBlock;
-        const bool last = k + n == depth;
-        i64 slot = 0;
-        for (i64 r = row; r < row_end; r += kTileRows) {
-          const int rows = static_cast<int>(smaller(kTileRows, row_end - r));
-          const float* sp = s_block;
-          i64 s_row = kDepthBlock;
-          if (s_in_place) {
-            sp = static_cast<const float*>(s.data) + r * s.row + k;
-            s_row = s.row;
-          } else {
-            for (int i = 0; i < rows; ++i) {
-              widen(at(s.data, s.dtype, (r + i) * s.row + k * s.col), s.dtype, s.col, n, s_block + i * kDepthBlock);
-            }
-          }
-          for (i64 p = panel; p < panel_end; ++p, ++slot) {
-            const int width = static_cast<int>(smaller(kPanel, columns - p * kPanel));
-            const float* vp;
-            i64 v_row = kPanel;
-            if (packed != nullptr) {
-              vp = packed + p * kPanel * depth + k * kPanel;
-            } else if (width == kPanel) {
-              vp = static_cast<const float*>(v.data) + k * v.row + p * kPanel;
-              v_row = v.row;
-            } else {
-              // Reading whole vectors in place would run over the end of the matrix.
-              const float* from = static_cast<const float*>(v.data) + k * v.row + p * kPanel;
-              for (i64 x = 0; x < n; ++x) {
-                for (int j = 0; j < kPanel; ++j) v_block[x * kPanel + j] = j < width ? from[x * v.row + j] : 0.f;
-              }
-              vp = v_block;
-            }
-            kTiles[width > kLanes][rows - 1](sp, s_row, vp, v_row, n, acc[slot], k > 0);
-            if (last) finish(e, acc[slot], r, rows, p * kPanel, width);
-          }
-        }
-      }
+  const float* sp = s_block;
+  const i64 s_row = s_in_place ? s.row : kDepthBlock;
+  const auto take_rows = [&](i64 r, int rows, i64 k, i64 n) {
+    if (s_in_place) {
+      sp = static_cast<const float*>(s.data) + r * s.row + k;
+      return;
     }
-  }
+    for (int i = 0; i < rows; ++i) {
+      widen(at(s.data, s.dtype, (r + i) * s.row + k * s.col), s.dtype, s.col, n, s_block + i * kDepthBlock);
+    }
+  };
+  const auto multiply = [&](int rows, i64 p, int width, i64 k, i64 n, float* acc) {
+    const float* vp;
+    i64 v_row = kPanel;
+    if (packed != nullptr) {
+      vp = packed + p * kPanel * depth + k * kPanel;
+    } else if (width == kPanel) {
+      vp = static_cast<const float*>(v.data) + k * v.row + p * kPanel;
+      v_row = v.row;
+    } else {
+      // Reading whole vectors in place would run over the end of the matrix.
+      const float* from = static_cast<const float*>(v.data) + k * v.row + p * kPanel;
+      for (i64 x = 0; x < n; ++x) {
+        for (int j = 0; j < kPanel; ++j) v_block[x * kPanel + j] = j < width ? from[x * v.row + j] : 0.f;
+      }
+      vp = v_block;
+    }
+    kTiles[width > kLanes][rows - 1](sp, s_row, vp, v_row, n, acc, k > 0);
+  };
+  for_each_tile(depth, kDepthBlock, columns, r0, r1, p0, p1, e, take_rows, multiply);
 }
 
 // --- few rows ---
@@ -102,6 +81,6 @@ void dot(const float* few, i64 few_stride, int rows, const MatrixView& many, i64
 
 }  // namespace
 
-const MatmulTable kMatmul = {kPanel, kTileRows, pack, tiles, dot, finish, widen};
+const MatmulTable kMatmul = {kPanel, kTileRows, pack, tiles, nullptr, dot, finish, widen};
 
 }  // namespace graft::simd::GRAFT_ISA

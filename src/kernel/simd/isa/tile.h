@@ -299,6 +299,43 @@ GRAFT_LOCAL void finish(const Epilogue& e, float* acc, i64 r0, int rows, i64 j0,
 
 GRAFT_VEC i64 smaller(i64 a, i64 b) { return a < b ? a : b; }
 
+// --- matrices of tiles ---
+
+// A block of S of kTileRows x kDepthBlock f32 stays in the first-level cache while panels of V stream past it.
+constexpr i64 kDepthBlock = 512;
+// Partial sums of a chunk of tiles live on the stack between blocks of k: 48 x 256 f32 is 48 KiB.
+constexpr i64 kChunkRows = 48;
+constexpr i64 kChunkPanels = 256 / kPanel;
+
+// Computes O for rows [r0, r1) and panels [p0, p1) of `columns` columns, in blocks of `block` steps of k:
+// take_rows(r, rows, k, n) makes S[r ... r + rows, k ... k + n] ready, multiply(rows, p, width, k, n, acc) adds its
+// product with panel p to acc (where k is 0 it sets acc). finish() does the rest.
+template <typename TakeRows, typename Multiply>
+GRAFT_VEC void for_each_tile(i64 depth, i64 block, i64 columns, i64 r0, i64 r1, i64 p0, i64 p1, const Epilogue& e,
+                             TakeRows take_rows, Multiply multiply) {
+  alignas(64) float acc[kChunkRows / kTileRows * kChunkPanels][kTileRows * kPanel];
+  for (i64 row = r0; row < r1; row += kChunkRows) {
+    const i64 row_end = smaller(row + kChunkRows, r1);
+    for (i64 panel = p0; panel < p1; panel += kChunkPanels) {
+      const i64 panel_end = smaller(panel + kChunkPanels, p1);
+      for (i64 k = 0; k < depth; k += block) {
+        const i64 n = smaller(block, depth - k);
+        const bool last = k + n == depth;
+        i64 slot = 0;
+        for (i64 r = row; r < row_end; r += kTileRows) {
+          const int rows = static_cast<int>(smaller(kTileRows, row_end - r));
+          take_rows(r, rows, k, n);
+          for (i64 p = panel; p < panel_end; ++p, ++slot) {
+            const int width = static_cast<int>(smaller(kPanel, columns - p * kPanel));
+            multiply(rows, p, width, k, n, acc[slot]);
+            if (last) finish(e, acc[slot], r, rows, p * kPanel, width);
+          }
+        }
+      }
+    }
+  }
+}
+
 // --- dot products: few rows ---
 
 #if defined(__AVX512F__)

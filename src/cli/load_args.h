@@ -1,0 +1,25 @@
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <string>
+#include <vector>
+
+#include "graft/graft.h"
+
+namespace graft::cli {
+
+// How a program is loaded; common to the commands that take a file.
+struct LoadArgs {
+  std::string file;
+  std::string device;
+  std::vector<std::string> weights;
+  int threads = 0;
+  bool no_fast_kernels = false;
+  std::string matmul_precision = "highest";
+};
+
+void add_load_options(CLI::App& command, LoadArgs& args, const std::string& about_file);
+// Throws what matmul_precision_named() throws.
+LoadOptions load_options_of(const LoadArgs& args);
+
+}  // namespace graft::cli
