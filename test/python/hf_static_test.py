@@ -123,30 +123,37 @@ def test_an_eager_cache_is_taken_over(models):
     assert (results[0] - results[1]).abs().max() <= CLOSE * results[0].abs().max()
 
 
-def test_on_graft():
-    """The fixture's slow cases, with one layer and one bucket."""
+@pytest.fixture(scope="module")
+def one_layer():
+    """A model of one layer, and its programs for one bucket."""
     config = llm_models.transformers.Qwen3Config(**{**llm_models._LLAMA, "num_hidden_layers": 1})
     torch.manual_seed(0)
-    eager = llm_models.transformers.Qwen3ForCausalLM(config).eval()
+    model = llm_models.transformers.Qwen3ForCausalLM(config).eval()
+    return model, graft.hf.export_static(model, 24, (8,))
+
+
+def test_on_graft(one_layer):
+    """The fixture's slow cases, with one layer and one bucket."""
+    eager, programs = one_layer
     attached = copy.deepcopy(eager)
-    graft.hf.attach(attached, graft.hf.export_static(attached, 32, (8,)), runtime="graft", threads=1)
+    graft.hf.attach(attached, programs, runtime="graft", threads=1)
     ids, mask, _, _ = llm_models.left_padded(2, 11, (0, 4))
     compare((eager, attached), ids, attention_mask=mask, max_new_tokens=8, cache_implementation="static")
     assert attached.graft.stats()["calls"] == {8: 2, 1: 7}
 
 
-def test_programs_are_files_too():
+def test_programs_are_files_too(one_layer):
     """Saved as .pt2, loaded, and run by hand."""
-    model = llm_models.BY_NAME["qwen3"].make()
-    programs = graft.hf.export_static(model, 24, (8,))
+    model, programs = one_layer
     assert set(programs.prefill) == {8} and programs.decode is programs.programs[1]
+    loaded = {}
     for tokens, program in programs.programs.items():
         mutated = program.graph_signature.buffers_to_mutate or program.graph_signature.user_inputs_to_mutate
         assert not mutated, tokens
         file = io.BytesIO()
         torch.export.save(program, file)
         file.seek(0)
-        programs.programs[tokens] = torch.export.load(file)
+        loaded[tokens] = torch.export.load(file)
     ids = prompt(9)
     with torch.no_grad():
         expected = model(ids).logits
@@ -155,7 +162,7 @@ def test_programs_are_files_too():
     for first, count in ((0, 8), (8, 1)):
         position = torch.arange(first, first + count)
         mask = torch.arange(24)[None, :] <= position[:, None]
-        logits, rows = programs.programs[count].module()(
+        logits, rows = loaded[count].module()(
             ids[:, first : first + count], position[None], position, {"full_attention": mask[None, None]}, cache
         )
         cache.apply(rows, position)
@@ -163,16 +170,16 @@ def test_programs_are_files_too():
     assert (torch.cat(found, 1) - expected).abs().max() <= CLOSE * expected.abs().max()
 
 
-def test_wrong_uses():
-    model = llm_models.BY_NAME["qwen3"].make()
+def test_wrong_uses(one_layer):
+    eager, programs = one_layer
+    model = copy.deepcopy(eager)
     for length, buckets in ((8, (16,)), (8, (1,)), (8, ())):
         with pytest.raises(graft.InvalidArgument, match="prefill_buckets"):
             graft.hf.export_static(model, length, buckets)
     with pytest.raises(graft.InvalidArgument, match="programs of export_static"):
         graft.hf.attach(model, {})
-    programs = graft.hf.export_static(model, 8, (4,))
     with pytest.raises(graft.InvalidArgument, match="runtime 'torch' or 'graft'"):
         graft.hf.attach(model, programs, runtime="onnx")
     graft.hf.attach(model, programs)
-    with pytest.raises(graft.InvalidArgument, match="room for 8 tokens, 9 are needed"):
-        model(prompt(9))
+    with pytest.raises(graft.InvalidArgument, match="room for 24 tokens, 25 are needed"):
+        model(prompt(25))

@@ -1,5 +1,7 @@
-"""`graft export` as a person calls it: the C++ program, which starts the Python beside it."""
+"""`graft export` as a person calls it: the C++ program, which starts the Python beside it. What that Python then says of
+mistakes is looked at in this process, where everything is imported already."""
 
+import logging
 import os
 import resource
 import shutil
@@ -7,12 +9,14 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 
 import pytest
 
 import graft
 import llm_models
+from graft.llm import cli
 
 
 def binary():
@@ -57,23 +61,46 @@ def test_a_name_on_the_hub(tmp_path, folder):
     assert missing.returncode == 1 and "'graft/none' is no folder" in missing.stderr.splitlines()[-1], missing.stderr
 
 
+def check_mistake(code, stderr, expected, message, tmp_path):
+    assert code == expected, stderr
+    last = stderr.splitlines()[-1]
+    assert last.startswith("graft: ") and message in last, stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize(
-    ("args", "code", "message"),
+    ("args", "message"),
     [
-        (["nowhere.gguf", "-o", "m.pte"], 1, "there is no folder or GGUF file 'nowhere.gguf'"),
-        (["MODEL", "-o", "m.bin"], 2, "expected a path that ends in .pte, found 'm.bin'"),
-        (["MODEL", "-o", "/proc/none/m.pte"], 1, "/proc/none"),
-        (["MODEL"], 2, "required: -o/--output"),
-        (["MODEL", "-o", "m.pte", "--keep", "lm_head"], 2, "--keep: expected NAME=TYPE, found 'lm_head'"),
-        (["MODEL", "-o", "m.pte", "--weight", "package"], 2, "unrecognized arguments: --weight package"),
+        (["MODEL", "-o", "m.bin"], "expected a path that ends in .pte, found 'm.bin'"),
+        (["MODEL"], "required: -o/--output"),
+        (["MODEL", "-o", "m.pte", "--keep", "lm_head"], "--keep: expected NAME=TYPE, found 'lm_head'"),
+        (["MODEL", "-o", "m.pte", "--weight", "package"], "unrecognized arguments: --weight package"),
     ],
 )
-def test_mistakes(folder, tmp_path, args, code, message):
+def test_wrong_arguments(folder, tmp_path, args, message):
     done = call(*[folder if word == "MODEL" else word for word in args], cwd=tmp_path)
-    assert done.returncode == code
-    last = done.stderr.splitlines()[-1]
-    assert last.startswith("graft: ") and message in last, done.stderr
-    assert list(tmp_path.iterdir()) == []
+    check_mistake(done.returncode, done.stderr, 2, message, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["nowhere.gguf", "-o", "m.pte"], "there is no folder or GGUF file 'nowhere.gguf'"),
+        (["MODEL", "-o", "/proc/none/m.pte"], "/proc/none"),
+        (["MODEL", "-o", "m.pte", "--plan", "tokens=1"], "one of the dimensions seq, batch, kept, found 'tokens'"),
+        (["MODEL", "-o", "m.pte", "--plan", "seq=0"], "expected sizes of seq from 1 to 512, found '0'"),
+        (["MODEL", "-o", "m.pte", "--plan", "seq"], "expected NAME=SIZES such as seq=1,128, found 'seq'"),
+    ],
+)
+def test_mistakes(folder, tmp_path, capfd, monkeypatch, args, message):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TRANSFORMERS_VERBOSITY", "error")  # or it would stay set
+    with warnings.catch_warnings():
+        try:
+            code = cli.main([str(folder) if word == "MODEL" else word for word in args])
+        finally:
+            logging.disable(logging.NOTSET)
+    check_mistake(code, capfd.readouterr().err, 1, message, tmp_path)
 
 
 def test_no_room_for_the_package(folder, tmp_path):

@@ -52,7 +52,19 @@ def growth_under_executorch(package: Path, x: Path) -> int:
     return int(done.stdout)
 
 
+class Beginning(torch.nn.Module):
+    """The blocks of MobileNetV2 with the largest activations, so weights hide nothing."""
+
+    def __init__(self, mobilenet):  # noqa: F811
+        super().__init__()
+        self.features = mobilenet.features[:7]
+
+    def forward(self, x):
+        return self.features(x).mean((2, 3))
+
+
 def test_mobilenet_at_64_takes_no_more_than_one_exported_for_64(mobilenet, tmp_path):  # noqa: F811
+    mobilenet = Beginning(mobilenet)  # noqa: F811
     x = torch.randn(1, 3, 64, 64)
     np.save(tmp_path / "x.npy", x.numpy())
     sizes = {d: 32 * Dim(name, min=1, max=64) for d, name in ((2, "rows"), (3, "columns"))}

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import graft
 import pytest
+from graft import _C
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
@@ -100,6 +101,17 @@ def test_quoted_code_is_that_of_the_source():
     sources = [file for kind in ("*.cpp", "*.h", "*_test.py") for file in (ROOT / "src").rglob(kind)]
     lines = {line for file in sources for line in file.read_text().splitlines()}
     assert [line for block in quoted for line in block.splitlines() if line not in lines] == []
+
+
+def test_the_table_of_operators_is_complete():
+    """docs/ops.md: a new operator needs `make ops-report`, and one that passes make a test in tools/docs/ops.py."""
+    text = (ROOT / "docs" / "ops.md").read_text()
+    named = re.findall(r"\b(?:\w+)(?:\.\w+)+\b", re.sub(r"`[^`]*`", "", text.split("| operator |", 1)[1]))
+    engine = {*_C.operator_targets(), *_C.host_operator_targets()}
+    engine = {name for name in engine if not name.startswith("example.")}  # registered by custom_op_test.py
+    assert sorted(engine - set(named)) == []
+    rows = re.findall(r"^\| (\S+) \| ", text.split("Operators of core ATen that graft refuses")[0], re.MULTILINE)
+    assert sorted(set(rows) - engine - {"operator", "---"}) == []
 
 
 def test_every_dependency_has_its_line():

@@ -199,16 +199,13 @@ def llm_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_language_models(llm_folder: Path, tmp_path: Path) -> None:
-    """On the command line, for weights beside the package too; a cache of any size serves."""
+    """On the command line, for weights beside the package too; a cache of any size serves. What is said of wrong sizes: llm_cli_test.py."""
     binary = os.environ.get("GRAFT_CLI") or Path(sys.executable).parent / "graft"
     if not Path(binary).exists():
         pytest.skip(f"no command line at {binary}: make build")
 
-    def export_llm(*args: str) -> subprocess.CompletedProcess[str]:
-        command = [str(binary), "export", str(llm_folder), "-o", str(tmp_path / "m.pte"), "--plan-threads", "1", *args]
-        return subprocess.run(command, capture_output=True, text=True)
-
-    done = export_llm("--plan", "seq=1,128", "--weights", "external")
+    command = [str(binary), "export", str(llm_folder), "-o", str(tmp_path / "m.pte"), "--plan-threads", "1"]
+    done = subprocess.run([*command, "--plan", "seq=1,128", "--weights", "external"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert [p.name for p in tmp_path.iterdir()] == ["m.pte"]
     ids = torch.randint(0, 199, (1, 129))
@@ -219,10 +216,3 @@ def test_language_models(llm_folder: Path, tmp_path: Path) -> None:
             part = slice(first, last)
             model(ids[:, part], places[:, part], places[:, part], torch.zeros(1, dtype=torch.long))
         assert counts(model) == (0, 2, 0)
-    for wanted, message in (
-        (("--plan", "tokens=1"), "expected one of the dimensions seq, batch, kept, found 'tokens'"),
-        (("--plan", "seq=0"), "expected sizes of seq from 1 to 512, found '0'"),
-        (("--plan", "seq"), "expected NAME=SIZES such as seq=1,128, found 'seq'"),
-    ):
-        wrong = export_llm(*wanted)
-        assert wrong.returncode == 1 and message in wrong.stderr, wrong.stderr

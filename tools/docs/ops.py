@@ -37,6 +37,26 @@ On another device matrix products, elementwise functions, layer and RMS norm, so
 over the last dimensions, embeddings, attention and copies are ggml's ops, where its backend has them for the dtype and sizes
 (`src/op/device.h`); the rest of a program runs on the CPU beside it.
 """
+# Operators that no program of torch.export has: graft's passes make them, or its export of language models. By operator,
+# the test that compares what they run.
+MADE = {
+    "graft.attention.default": "test/python/llm_test.py",
+    "graft.cache_positions": "src/run/kv_cache_test.cpp",
+    "graft.cached_attention": "src/kernel/cached_attention_test.cpp",
+    "graft.pack_conv": "test/python/convolution_test.py",
+    "graft.pack_int4": "src/pass/passes_test.cpp",
+    "graft.pack_quantized_conv": "test/python/quantized_conv_test.py",
+    "graft.packed_conv": "test/python/convolution_test.py",
+    "graft.packed_quantized_conv": "test/python/quantized_conv_test.py",
+    "graft.quantized_conv": "test/python/torchao_test.py",
+    "graft.quantized_linear": "src/pass/passes_test.cpp",
+    "graft.rope": "src/pass/passes_test.cpp",
+    "graft.source_attention.default": "test/python/seq2seq_test.py",
+    "graft.source_positions": "test/python/seq2seq_test.py",
+    "graft.store_source.default": "test/python/seq2seq_test.py",
+    "graft.stored_source": "test/python/seq2seq_test.py",
+    "graft.stored_source_attention": "test/python/seq2seq_test.py",
+}
 LEFT_OUT = {
     "training": "computes gradients",
     "complex": "a complex tensor, which the engine has no dtype for; ExecuTorch's kernel runs it",
@@ -87,11 +107,12 @@ def merged(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def markdown(rows: dict[str, dict[str, Any]], targets: list[str], host: list[str]) -> str:
-    """`targets`: all operators of the engine; those without a case are listed as such. `host`: those between plans."""
+    """`targets`: all operators of the engine. `host`: those between plans."""
     numbers = [name for name in targets if name.startswith(("python.", "aten.sym_"))]
-    tensors = sorted(set(targets) - set(numbers))
-    tested = sum(rows.get(name, {}).get("cases", 0) > 0 for name in tensors)
-    lines = [HEAD, f"{len(tensors)} operators on tensors, {tested} of them with cases here.", ""]
+    tensors = sorted(set(targets) - set(numbers) - MADE.keys())
+    if without := [name for name in tensors if not rows.get(name, {}).get("cases")]:
+        raise SystemExit(f"ops: no cases of {', '.join(without)}")
+    lines = [HEAD, f"{len(tensors)} operators on tensors.", ""]
     cases, wide, empty, strided = (sum(row[count] for row in rows.values()) for count in COUNTS)
     lines[-1:] = [
         f"{cases} cases in all; {100 * wide // cases} % have a tensor of rank above 4, {100 * empty // cases} % one "
@@ -101,14 +122,14 @@ def markdown(rows: dict[str, dict[str, Any]], targets: list[str], host: list[str
     lines += ["| operator | dtypes | cases | rank > 4 | empty | strided | worst error | kernels |"]
     lines += ["| --- | --- | ---: | ---: | ---: | ---: | ---: | --- |"]
     for name in tensors:
-        row = rows.get(name)
-        if row is None or not row["cases"]:
-            lines.append(f"| {name} | | 0 | | | | | |")
-            continue
+        row = rows[name]
         dtypes = ", ".join(short for dtype, short in zip(DTYPES, SHORT, strict=True) if dtype in row["dtypes"])
         worst = "-" if row["worst"] is None else f"{row['worst']:.1e}" if row["worst"] else "0"
         counts = " | ".join(str(row[count]) for count in COUNTS)
         lines.append(f"| {name} | {dtypes} | {counts} | {worst} | {', '.join(sorted(row['kernels'])) or 'view'} |")
+    lines += ["", "Operators that no program of torch.export has: graft's passes make them of others, or its export of "]
+    lines[-1] += "language models does."
+    lines += ["", "| operator | test |", "| --- | --- |", *(f"| {name} | `{test}` |" for name, test in MADE.items())]
     lines += ["", "Operators on numbers, evaluated while a plan is made and tested in `src/op/scalar_test.cpp`:", ""]
     lines.append(", ".join(sorted(numbers)) + ".")
     lines += ["", "Operators that run between plans (`docs/partition.md`), tested in `python/graft/pieces_test.py`:", ""]

@@ -17,7 +17,6 @@ from graft import _plans
 from graft._predicate import Predicate
 from graft._serialize import StoredWeight
 from graft.errors import ExportError
-from graft.llm import container
 from graft.llm.ggml import packed
 from graft.llm.lower import lower
 from graft.llm.source import Source, open_source, tied_names
@@ -91,7 +90,10 @@ def export_llm(
     context = context or most
     if not isinstance(context, int) or context < 1 or (most and context > most):
         raise ExportError(f"export_llm: expected a context from 1 to {most}, found {context}")
+    sizes = _plans.sizes_of(plans, {"seq": context, "batch": _MOST_ROWS, "kept": context})
     say(f"tracing {type(source.model).__name__}, {config.num_hidden_layers} layers")
+    from graft.llm import container  # ExecuTorch takes seconds to import: mistakes are said before
+
     if with_encoder:
         from graft.llm import seq2seq
 
@@ -127,7 +129,6 @@ def export_llm(
         data[WEIGHT_FILES] = json.dumps([os.path.relpath(Path(file).resolve(), folder) for file in files]).encode()
     if plans:
         say("planning")
-        sizes = _plans.sizes_of(plans, {"seq": context, "batch": _MOST_ROWS, "kept": context})
         first = target.parent / f".{target.stem}.{os.getpid()}.pte"  # beside it: the package names files by folder
         try:
             container.write(first, "forward", program, blob, data, lowered)
