@@ -144,9 +144,11 @@ GRAFT_VEC vf total(const TileSums<R, NV>& sums, int r, int n) {
   return sum;
 }
 
-// sums[r] += S[r, k] * V[k, ...] over `depth` steps of k; S has k stride 1. Moves v on to where they end.
+// sums[r] += S[r, k] * V[k, ...] over `depth` steps of k; S has k stride 1. Moves v on to where they end. Asks for the
+// elements of S that lie `ahead` elements behind those of this tile; none when that is 0.
 template <int R, int NV>
-GRAFT_VEC void add_products(const float* s, i64 s_row, const float*& v, i64 v_row, i64 depth, TileSums<R, NV>& sums) {
+GRAFT_VEC void add_products(const float* s, i64 s_row, const float*& v, i64 v_row, i64 depth, TileSums<R, NV>& sums,
+                            i64 ahead = 0) {
   constexpr int kSteps = TileSums<R, NV>::kSteps;
   // Rows in groups of three, so that one pointer and one stride address a group (x86 has 16 general registers).
   const float* group[(R + 2) / 3];
@@ -166,19 +168,30 @@ GRAFT_VEC void add_products(const float* s, i64 s_row, const float*& v, i64 v_ro
     v += v_row;
   };
   i64 k = 0;
-  for (; k + kSteps <= depth; k += kSteps) {
+  const auto steps_to = [&](i64 end) __attribute__((always_inline)) {
+    for (; k + kSteps <= end; k += kSteps) {
 #pragma GCC unroll 4
-    for (int x = 0; x < kSteps; ++x) step(sums.c[x]);
+      for (int x = 0; x < kSteps; ++x) step(sums.c[x]);
+    }
+  };
+  constexpr i64 kLine = 16;  // f32 of a cache line
+  if (ahead != 0) {
+    while (k + kLine <= depth) {
+#pragma GCC unroll 12
+      for (int r = 0; r < R; ++r) __builtin_prefetch(group[r / 3] + (r % 3) * s_row + ahead);
+      steps_to(k + kLine);
+    }
   }
+  steps_to(depth);
   for (; k < depth; ++k) step(sums.c[0]);
 }
 
 // acc[r][0 .. NV vectors) (+)= S[r, k] * V[k, ...] over `depth` steps of k; acc rows are kPanel apart.
 template <int R, int NV>
-void tile(const float* s, i64 s_row, const float* v, i64 v_row, i64 depth, float* acc, bool accumulate) {
+void tile(const float* s, i64 s_row, const float* v, i64 v_row, i64 depth, float* acc, bool accumulate, i64 ahead) {
   TileSums<R, NV> sums;
   clear(sums);
-  add_products(s, s_row, v, v_row, depth, sums);
+  add_products(s, s_row, v, v_row, depth, sums, ahead);
   // A block's sum is added as a whole: its rounding error does not grow with the sums before it.
   for (int r = 0; r < R; ++r) {
     for (int n = 0; n < NV; ++n) {
@@ -189,7 +202,7 @@ void tile(const float* s, i64 s_row, const float* v, i64 v_row, i64 depth, float
   }
 }
 
-using Tile = void (*)(const float*, i64, const float*, i64, i64, float*, bool);
+using Tile = void (*)(const float*, i64, const float*, i64, i64, float*, bool, i64);
 
 #if defined(__AVX512F__)
 constexpr Tile kTiles[2][kTileRows] = {{tile<1, 1>, tile<2, 1>, tile<3, 1>, tile<4, 1>, tile<5, 1>, tile<6, 1>,
