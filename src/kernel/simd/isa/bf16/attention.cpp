@@ -48,7 +48,7 @@ class Bf16Products {
     for (i64 s = 0; s < n; s += kTileRows) {
       const int rows = static_cast<int>(smaller(kTileRows, n - s));
       kPairTiles[vectors_ - 1][rows - 1](reinterpret_cast<const char*>(k + s * k_row), k_row * 2, sizeof(Pair), q_,
-                                         h_.d / 2, p + s * kPanel, false, h_.scale);
+                                         h_.d / 2, p + s * kPanel, false, h_.scale, 0);
     }
   }
 
@@ -65,8 +65,8 @@ class Bf16Products {
     for (i64 i = 0; i < h_.dv; i += kTileRows) {
       const int rows = static_cast<int>(smaller(kTileRows, h_.dv - i));
       kPairTiles[vectors_ - 1][rows - 1](reinterpret_cast<const char*>(v_ + i), sizeof(Pair),
-                                         h_.dv * static_cast<i64>(sizeof(Pair)), p_, pairs, acc + i * kPanel, true,
-                                         1.f);
+                                         h_.dv * static_cast<i64>(sizeof(Pair)), p_, pairs, acc + i * kPanel, true, 1.f,
+                                         0);
     }
   }
 

@@ -56,11 +56,12 @@ void pair_tiles(const MatrixView& s, const Pair* packed, i64 depth, i64 columns,
   constexpr i64 kBlock = 2 * kDepthBlock;
   alignas(64) std::uint16_t s_block[kTileRows * kBlock];
   const char* sp = nullptr;
-  i64 s_row = 0;
+  i64 s_row = 0, next_rows = 0;
   const auto take_rows = [&](i64 r, int rows, i64 k, i64 n) {
     if (s.dtype == DType::bf16 && s.col == 1 && n % 2 == 0) {
       sp = static_cast<const char*>(s.data) + (r * s.row + k) * 2;
       s_row = s.row * 2;
+      next_rows = kTileRows * s_row;
       return;
     }
     for (int i = 0; i < rows; ++i) {
@@ -69,10 +70,11 @@ void pair_tiles(const MatrixView& s, const Pair* packed, i64 depth, i64 columns,
     }
     sp = reinterpret_cast<const char*>(s_block);
     s_row = kBlock * 2;
+    next_rows = 0;
   };
   const auto multiply = [&](int rows, i64 p, int width, i64 k, i64 n, float* acc) {
     kPairTiles[width > kLanes][rows - 1](sp, s_row, sizeof(Pair), packed + (p * ((depth + 1) / 2) + k / 2) * kPanel,
-                                         (n + 1) / 2, acc, k > 0, 1.f);
+                                         (n + 1) / 2, acc, k > 0, 1.f, p == p0 ? next_rows : 0);
   };
   for_each_tile(depth, kBlock, columns, r0, r1, p0, p1, e, take_rows, multiply);
 }

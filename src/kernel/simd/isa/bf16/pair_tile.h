@@ -33,9 +33,11 @@ GRAFT_LOCAL void pair_rows(const std::uint16_t* a, const std::uint16_t* b, i64 n
 }
 
 // acc[r][lanes] (+)= sum over k of both numbers of a[r, k] * b[k][lanes], times `factor` where it is not added: `a`
-// with strides in bytes, of any alignment.
+// with strides in bytes, of any alignment. Asks for the bytes that lie `ahead` behind those of `a`; none when that is
+// 0.
 template <int R, int NV>
-void pair_tile(const char* a, i64 a_r, i64 a_k, const Pair* b, i64 depth, float* acc, bool accumulate, float factor) {
+void pair_tile(const char* a, i64 a_r, i64 a_k, const Pair* b, i64 depth, float* acc, bool accumulate, float factor,
+               i64 ahead) {
   __m512 c[R][NV];
 #pragma GCC unroll 12
   for (int r = 0; r < R; ++r) {
@@ -45,7 +47,7 @@ void pair_tile(const char* a, i64 a_r, i64 a_k, const Pair* b, i64 depth, float*
   // As tile() in isa/tile.h: a pointer and a stride address three rows.
   const char* group[(R + 2) / 3];
   for (int g = 0; g < (R + 2) / 3; ++g) group[g] = a + 3 * g * a_r;
-  for (i64 k = 0; k < depth; ++k) {
+  const auto step = [&]() __attribute__((always_inline)) {
     __m512bh x[NV];
 #pragma GCC unroll 2
     for (int n = 0; n < NV; ++n) x[n] = (__m512bh)_mm512_load_si512(b + n * kLanes);
@@ -60,7 +62,17 @@ void pair_tile(const char* a, i64 a_r, i64 a_k, const Pair* b, i64 depth, float*
 #pragma GCC unroll 4
     for (int g = 0; g < (R + 2) / 3; ++g) group[g] += a_k;
     b += kPanel;
+  };
+  i64 k = 0;
+  if (ahead != 0) {
+    constexpr i64 kLine = 64 / sizeof(Pair);
+    for (; k + kLine <= depth; k += kLine) {
+#pragma GCC unroll 12
+      for (int r = 0; r < R; ++r) __builtin_prefetch(group[r / 3] + (r % 3) * a_r + ahead);
+      for (i64 x = 0; x < kLine; ++x) step();
+    }
   }
+  for (; k < depth; ++k) step();
 #pragma GCC unroll 12
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 2
@@ -71,7 +83,7 @@ void pair_tile(const char* a, i64 a_r, i64 a_k, const Pair* b, i64 depth, float*
   }
 }
 
-using PairTile = void (*)(const char*, i64, i64, const Pair*, i64, float*, bool, float);
+using PairTile = void (*)(const char*, i64, i64, const Pair*, i64, float*, bool, float, i64);
 constexpr PairTile kPairTiles[2][kTileRows] = {
     {pair_tile<1, 1>, pair_tile<2, 1>, pair_tile<3, 1>, pair_tile<4, 1>, pair_tile<5, 1>, pair_tile<6, 1>,
      pair_tile<7, 1>, pair_tile<8, 1>, pair_tile<9, 1>, pair_tile<10, 1>, pair_tile<11, 1>, pair_tile<12, 1>},
