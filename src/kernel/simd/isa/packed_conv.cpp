@@ -31,14 +31,36 @@ GRAFT_VEC void put(const ChannelEpilogue& e, vf x, i64 position, i64 channel, i6
 
 // --- many input channels ---
 
+// Lines of memory that a tile asks for while it works: its share of the weights that are read after its own.
+struct Ahead {
+  const char* from;
+  i64 lines;
+};
+
+// Those that go with `steps` of the `all` steps left.
+GRAFT_VEC void ask(Ahead& ahead, i64 steps, i64 all) {
+  const i64 n = ahead.lines * steps / all;
+  for (i64 i = 0; i < n; ++i) __builtin_prefetch(ahead.from + i * 64, 0, 2);
+  ahead.from += n * 64;
+  ahead.lines -= n;
+}
+
 // R outputs of NV vectors of channels: the sum over some pieces. `partial`: sums of the pieces before, or those of
 // these.
 template <int R, int NV>
 void conv_tile(const ConvTile& at, i64 row, const ConvPiece* pieces, i64 count, const float* v, float* partial,
-               bool first, bool last, i64 channel, i64 width, const ChannelEpilogue& e) {
+               bool first, bool last, i64 channel, i64 width, const ChannelEpilogue& e, Ahead ahead, i64 left) {
   TileSums<R, NV> sums;
   clear(sums);
-  for (i64 p = 0; p < count; ++p) add_products(at.x + pieces[p].offset, row, v, kPanel, pieces[p].depth, sums);
+  constexpr i64 kSteps = 64;
+  for (i64 p = 0; p < count; ++p) {
+    for (i64 k = 0; k < pieces[p].depth; k += kSteps) {
+      const i64 n = smaller(kSteps, pieces[p].depth - k);
+      ask(ahead, n, left);
+      left -= n;
+      add_products(at.x + pieces[p].offset + k, row, v, kPanel, n, sums);
+    }
+  }
   for (int r = 0; r < R; ++r) {
     for (int n = 0; n < NV; ++n) {
       vf sum = total(sums, r, n);
@@ -54,7 +76,7 @@ void conv_tile(const ConvTile& at, i64 row, const ConvPiece* pieces, i64 count, 
 }
 
 using ConvTileFn = void (*)(const ConvTile&, i64, const ConvPiece*, i64, const float*, float*, bool, bool, i64, i64,
-                            const ChannelEpilogue&);
+                            const ChannelEpilogue&, Ahead, i64);
 
 #if defined(__AVX512F__)
 constexpr ConvTileFn kConvTileFns[2][kTileRows] = {
@@ -76,9 +98,14 @@ void conv_tiles(const ConvTile* tiles, int count, i64 row, const ConvPiece* piec
     // As many pieces as are taken at once; an empty sum is one block of none.
     i64 end = done, depth = 0;
     while (end < piece_count && (end == done || depth + pieces[end].depth <= kConvDepth)) depth += pieces[end++].depth;
+    const char* next = reinterpret_cast<const char*>(panel + depth * kPanel);
+    const i64 lines = depth * kPanel * 4 / 64;
     for (int t = 0; t < count; ++t) {
+      const i64 first = lines * t / count;
+      const Ahead ahead = {next + first * 64, lines * (t + 1) / count - first};
       kConvTileFns[width > kLanes][tiles[t].rows - 1](tiles[t], row, pieces + done, end - done, panel, partial[t],
-                                                      done == 0, end == piece_count, first_channel, width, e);
+                                                      done == 0, end == piece_count, first_channel, width, e, ahead,
+                                                      depth);
     }
     panel += depth * kPanel;
     done = end;
