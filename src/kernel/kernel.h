@@ -34,9 +34,9 @@ struct RandomKey {
   std::uint64_t run = 0;  // runs that the session has finished
 };
 
-// What a kernel of ours sees of one share of one phase of a launch. The work of a phase is divided into as many shares
-// as the run has threads; shares run side by side in any order on any thread, the phases one after the other. Data
-// pointers are those of element [0, 0, ...]. An empty operand may have a null pointer.
+// What a kernel of ours sees of one share of one phase of a launch. The work of a phase is divided into one share per
+// thread of the run or several (plan/shares.h); they run side by side in any order on any thread, the phases one after
+// the other. Data pointers are those of element [0, 0, ...]. An empty operand may have a null pointer.
 struct KernelContext {
   int thread = 0;  // the share: 0 .. threads - 1
   int threads = 1;

@@ -162,10 +162,10 @@ std::vector<Tensor> lower_convolution(const Call& call, std::span<const Shape> s
   } else if (is_pointwise(attrs, weight.shape(), x.shape(), out.shape())) {
     launch_pointwise(attrs, x, weight, bias, out, lowering);
   } else if (attrs.transposed == 0 && attrs.groups > 1 && weight.size(1) == 1) {
-    const std::int64_t scratch = depthwise_scratch_bytes(weight.desc, out.desc, attrs, lowering.max_threads());
+    const std::int64_t scratch = depthwise_scratch_bytes(weight.desc, out.desc, attrs, lowering.max_shares());
     lowering.launch(kDepthwiseConv, std::move(inputs), {out}, attrs, scratch);
   } else {
-    const std::int64_t scratch = conv_scratch_bytes(x.desc, weight.desc, out.desc, attrs, lowering.max_threads());
+    const std::int64_t scratch = conv_scratch_bytes(x.desc, weight.desc, out.desc, attrs, lowering.max_shares());
     lowering.launch(kConv, std::move(inputs), {out}, attrs, scratch);
   }
   return {result};

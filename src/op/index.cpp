@@ -414,7 +414,7 @@ std::vector<Tensor> masked_put_lower(const Call& call, Lowering& lowering) {
     lowering.launch(kMaskedScatter,
                     {lowering.contiguous(self), lowering.contiguous(expanded(mask, self.shape())),
                      lowering.contiguous(expanded(values, wanted))},
-                    {out}, MaskedScatterAttrs{true}, masked_scatter_scratch_bytes(lowering.max_threads()));
+                    {out}, MaskedScatterAttrs{true}, masked_scatter_scratch_bytes(lowering.max_shares()));
     return {out};
   }
   if (values.rank() > self.rank() - given.rank()) values = sliced(values, 0, 0, 1);
@@ -493,7 +493,7 @@ std::vector<Tensor> masked_scatter_lower(const Call& call, std::span<const Shape
   if (out.numel() == 0) return {out};
   const auto whole = [&](std::string_view name) { return lowering.contiguous(expanded(call.tensor(name), shapes[0])); };
   lowering.launch(kMaskedScatter, {whole("self"), whole("mask"), lowering.contiguous(call.tensor("source"))}, {out},
-                  MaskedScatterAttrs{}, masked_scatter_scratch_bytes(lowering.max_threads()));
+                  MaskedScatterAttrs{}, masked_scatter_scratch_bytes(lowering.max_shares()));
   return {out};
 }
 

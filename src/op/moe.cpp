@@ -51,7 +51,7 @@ std::vector<Tensor> expert_linear_lower(const Call& call, std::span<const Shape>
     attrs.has_bias = 1;
   }
   const std::int64_t scratch =
-      expert_linear_scratch_bytes(attrs, inputs[0].desc, inputs[1].desc, lowering.max_threads());
+      expert_linear_scratch_bytes(attrs, inputs[0].desc, inputs[1].desc, lowering.max_shares());
   lowering.launch(kExpertLinear, std::move(inputs), {out}, attrs, scratch);
   return {out};
 }

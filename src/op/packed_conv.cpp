@@ -90,13 +90,13 @@ std::vector<Tensor> lower_packed(const Call& call, std::span<const Shape> shapes
   std::vector<Tensor> inputs = {x, call.tensor("weight")};
   if (call.has("bias")) inputs.push_back(lowering.contiguous(call.tensor("bias")));
   const Tensor out = with_three_spatial(result, sizes.spatial);
-  const int threads = lowering.max_threads();
+  const int shares = lowering.max_shares();
   if (is_depthwise(weight, attrs.conv.groups)) {
     inputs[0] = channels_last(x, lowering);
     lowering.launch(kPackedDepthwiseConv, std::move(inputs), {out}, attrs,
-                    packed_depthwise_scratch_bytes(attrs, threads));
+                    packed_depthwise_scratch_bytes(attrs, shares));
   } else {
-    const std::int64_t scratch = packed_conv_scratch_bytes(x.desc, attrs, threads);
+    const std::int64_t scratch = packed_conv_scratch_bytes(x.desc, attrs, shares);
     lowering.launch(kPackedConv, std::move(inputs), {out}, attrs, scratch);
   }
   return {result};

@@ -118,7 +118,7 @@ std::vector<Tensor> pool_lower(const Call& call, std::span<const Shape> shapes, 
     if (result.numel() == 0) return {result};
     const Tensor x = with_three_spatial(self, spatial);
     lowering.launch(kChannelsLastMaxPool, {x}, {with_three_spatial(result, spatial)}, attrs,
-                    channels_last_pool_scratch_bytes(attrs, x.desc, lowering.max_threads()));
+                    channels_last_pool_scratch_bytes(attrs, x.desc, lowering.max_shares()));
     return {result};
   }
   std::vector<Tensor> results, outputs;
@@ -128,7 +128,7 @@ std::vector<Tensor> pool_lower(const Call& call, std::span<const Shape> shapes, 
   }
   if (results[0].numel() == 0) return results;
   const Tensor x = with_three_spatial(call.tensor("self"), spatial);
-  const std::int64_t scratch = pool_scratch_bytes(x.desc, outputs[0].desc, lowering.max_threads());
+  const std::int64_t scratch = pool_scratch_bytes(x.desc, outputs[0].desc, lowering.max_shares());
   lowering.launch(kPool, {x}, outputs, attrs, scratch);
   return results;
 }

@@ -244,7 +244,7 @@ std::vector<Tensor> lower_int_mm(const Call& call, std::span<const Shape> shapes
   attrs.group = a.size(1);
   std::vector<Tensor> inputs = {lowering.contiguous(a),
                                 lowering.contiguous(permuted(call.tensor("mat2"), std::array{1, 0}))};
-  const std::int64_t scratch = quantized_matmul_scratch_bytes(attrs, inputs[0].desc, lowering.max_threads());
+  const std::int64_t scratch = quantized_matmul_scratch_bytes(attrs, inputs[0].desc, lowering.max_shares());
   lowering.launch(kQuantizedMatmul, std::move(inputs), {out}, attrs, scratch);
   return {out};
 }
@@ -355,7 +355,7 @@ std::vector<Tensor> lower_quantized_linear(const Call& call, std::span<const Sha
     inputs.push_back(expanded(call.tensor("bias"), flat.shape()));
     attrs.has_bias = 1;
   }
-  const std::int64_t scratch = quantized_matmul_scratch_bytes(attrs, inputs[0].desc, lowering.max_threads());
+  const std::int64_t scratch = quantized_matmul_scratch_bytes(attrs, inputs[0].desc, lowering.max_shares());
   lowering.launch(kQuantizedMatmul, std::move(inputs), {flat}, attrs, scratch);
   return {out};
 }
@@ -378,7 +378,7 @@ std::vector<Tensor> lower_quantized_conv(const Call& call, std::span<const Shape
     inputs.push_back(lowering.contiguous(call.tensor("bias")));
     attrs.quantized.has_bias = 1;
   }
-  const std::int64_t scratch = quantized_conv_scratch_bytes(weight.desc, lowering.max_threads());
+  const std::int64_t scratch = quantized_conv_scratch_bytes(weight.desc, lowering.max_shares());
   lowering.launch(kQuantizedConv, std::move(inputs), {with_three_spatial(out, conv.spatial)}, attrs, scratch);
   return {out};
 }

@@ -22,7 +22,7 @@ std::int64_t reduced_count(const Shape& shape, const DimSet& dims) {
 void launch_reduce(ReduceOp op, const Tensor& x, const DimSet& dims, std::vector<Tensor> outputs, double parameter,
                    Lowering& lowering) {
   const ReduceAttrs attrs{op, static_cast<std::uint32_t>(dims.to_ulong()), parameter};
-  const std::int64_t scratch = reduce_scratch_bytes(outputs[0].numel(), x.numel(), lowering.max_threads());
+  const std::int64_t scratch = reduce_scratch_bytes(outputs[0].numel(), x.numel(), lowering.max_shares());
   lowering.launch(kReduce, {x}, std::move(outputs), attrs, scratch);
 }
 

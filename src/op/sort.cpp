@@ -35,7 +35,7 @@ std::vector<Tensor> launch_sort(const Call& call, std::span<const Shape> shapes,
   for (std::size_t i = 0; i < shapes.size(); ++i) outputs.push_back(lowering.allocate(call.output_dtype(i), shapes[i]));
   if (outputs[0].numel() == 0) return outputs;
   const std::int64_t size = self.rank() > 0 ? self.size(attrs.dim) : 1;
-  lowering.launch(kSort, {self}, outputs, attrs, sort_scratch_bytes(self.numel() / size, size, lowering.max_threads()));
+  lowering.launch(kSort, {self}, outputs, attrs, sort_scratch_bytes(self.numel() / size, size, lowering.max_shares()));
   if (GRAFT_PLANT("sort-returns-places-as-values")) outputs[0] = lowering.cast(outputs.back(), outputs[0].dtype());
   return outputs;
 }

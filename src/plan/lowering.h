@@ -32,10 +32,10 @@ struct PlanLimits {
 // Collects the launches of a plan while operators lower themselves. Throws Unsupported beyond the limits.
 class Lowering {
  public:
-  // `max_threads`: the most threads that will run a launch (for scratch sizes). `device`: null for the CPU.
-  explicit Lowering(int max_threads, const DeviceOps* device = nullptr, const KvOptions& kv = {},
+  // `max_shares`: the most threads that will run a launch (for scratch sizes). `device`: null for the CPU.
+  explicit Lowering(int max_shares, const DeviceOps* device = nullptr, const KvOptions& kv = {},
                     const PlanLimits& limits = {}, MatmulPrecision matmul_precision = MatmulPrecision::highest)
-      : max_threads_(max_threads), device_(device), kv_(kv), limits_(limits), matmul_precision_(matmul_precision) {}
+      : max_shares_(max_shares), device_(device), kv_(kv), limits_(limits), matmul_precision_(matmul_precision) {}
 
   // A new contiguous arena tensor. Nothing is written to it.
   Tensor allocate(DType dtype, const Shape& shape);
@@ -109,7 +109,7 @@ class Lowering {
     hold_back(mark);
   }
 
-  int max_threads() const { return max_threads_; }
+  int max_shares() const { return max_shares_; }
   MatmulPrecision matmul_precision() const { return matmul_precision_; }
   const KvOptions& kv() const { return kv_; }  // of the session that the plan is for
 
@@ -140,7 +140,7 @@ class Lowering {
   std::vector<Launch> held_back_;
   std::uint32_t node_ = 0;
   bool updates_state_ = false;
-  int max_threads_;
+  int max_shares_;
   const DeviceOps* device_;
   std::string_view refusal_;
   KvOptions kv_;

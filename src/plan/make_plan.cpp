@@ -13,6 +13,7 @@
 #include "plan/kv_shape.h"
 #include "plan/lowering.h"
 #include "plan/merge_products.h"
+#include "plan/shares.h"
 #include "plan/stages.h"
 #include "plan/state_updates.h"
 #include "plan/stored_plan.h"
@@ -39,7 +40,8 @@ class Planner {
   Planner(const ir::Program& program, const ir::Method& method, const PlanOptions& options)
       : program_(program),
         method_(method),
-        lowering_(options.max_threads, options.device, options.kv, options.limits, options.matmul_precision),
+        lowering_(most_shares(options.max_threads), options.device, options.kv, options.limits,
+                  options.matmul_precision),
         device_(options.device && !options.device->is_cpu() ? options.device : nullptr),
         stored_(options.stored),
         limits_(options.limits),

@@ -6,6 +6,7 @@
 #include "plan/kv_shape.h"
 #include "plan/lowering.h"
 #include "plan/make_plan.h"
+#include "plan/shares.h"
 #include "plan/stages.h"
 #include "run/program_impl.h"
 
@@ -32,19 +33,6 @@ Json describe(const ValueInfo& value) {
   return out;
 }
 
-// Of all elements that a launch reads and writes, those of repeated ones once.
-std::uint64_t touched_bytes(const Launch& launch) {
-  std::uint64_t bytes = 0;
-  for (const std::vector<Tensor>* tensors : {&launch.inputs, &launch.outputs})
-    for (const Tensor& t : *tensors) {
-      const ByteSpan span = byte_span(t.desc);
-      bytes += t.stored
-                   ? stored_bytes(*t.stored, t.shape())
-                   : std::min<std::uint64_t>(t.desc.byte_count(), static_cast<std::uint64_t>(span.high - span.low));
-    }
-  return bytes;
-}
-
 // Every tensor of every launch by its logical address, in the order of the launches.
 Json describe_order(const Plan& plan) {
   const auto operands = [&](const std::vector<Tensor>& tensors) {
@@ -68,6 +56,7 @@ Json describe_order(const Plan& plan) {
                      {"kernel", kernel_name(launch)},
                      {"why", kernel_reason(launch)},
                      {"one_thread", launch.serial},
+                     {"shares_per_thread", shares_per_thread(launch)},
                      {"inputs", operands(launch.inputs)},
                      {"outputs", operands(launch.outputs)},
                      {"touched_bytes", touched_bytes(launch)},

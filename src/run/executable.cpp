@@ -7,6 +7,7 @@
 #include "base/ggml_cpu.h"
 #include "base/plant.h"
 #include "ggml.h"
+#include "plan/shares.h"
 #include "run/device_run.h"
 #include "run/ggml_layout.h"
 #include "run/thread_team.h"
@@ -42,6 +43,7 @@ struct Executable::KernelLaunch {
   std::vector<TensorDesc> outputs;
   void** operands = nullptr;  // inputs, then outputs: data pointers of element [0, 0, ...]
   void* scratch = nullptr;
+  int shares_each = 0;  // of every thread, in a phase; 0: the thread that comes to the launch runs it alone
   int phases = 1;
 };
 
@@ -63,25 +65,26 @@ struct Executable::Group final : TeamWork {
     running = false;
   }
 
-  bool next() noexcept override { return step<false>(); }
+  int next() noexcept override { return step<false>(); }
 
   // Finishes the step, does launches that are one thread's work, and stops at the next that all threads run.
   template <bool timed>
-  bool step() noexcept {
-    if (running && ++phase < self.kernels_[current].phases) return true;
-    if (running && !self.after_launch<timed>()) return false;
+  int step() noexcept {
+    if (running && ++phase < self.kernels_[current].phases) return self.kernels_[current].shares_each;
+    if (running && !self.after_launch<timed>()) return 0;
     if (running) ++current;
     running = false;
     for (; current < end; ++current) {
       const KernelLaunch& launch = self.kernels_[current];
-      if (!launch.launch->serial && self.threads_ > 1) {
+      if (launch.shares_each > 0) {
         phase = 0;
-        return running = true;
+        running = true;
+        return launch.shares_each;
       }
       for (int p = 0; p < launch.phases; ++p) self.run_share(launch, p, 0, 1);
-      if (!self.after_launch<timed>()) return false;
+      if (!self.after_launch<timed>()) return 0;
     }
-    return false;
+    return 0;
   }
 
   void share(int share, int shares) noexcept override { self.run_share(self.kernels_[current], phase, share, shares); }
@@ -91,7 +94,7 @@ struct Executable::Group final : TeamWork {
 struct Executable::TimedGroup final : TeamWork {
   Group& group;
   explicit TimedGroup(Group& g) : group(g) {}
-  bool next() noexcept override { return group.step<true>(); }
+  int next() noexcept override { return group.step<true>(); }
   void share(int share, int shares) noexcept override { group.share(share, shares); }
 };
 
@@ -136,18 +139,11 @@ void Executable::compute_group(ggml_tensor*, int thread, int, void* user) {
   if (thread != 0) return;  // ggml calls the function on each thread of its pool
   auto& group = *static_cast<Group*>(user);
   group.start();
-  const auto run = [&](TeamWork& work) {
-    if (group.self.has_ggml_ops_) {
-      run_alone(work, group.self.threads_);
-    } else {
-      group.self.team_->run(work);
-    }
-  };
   if constexpr (timed) {
     TimedGroup work(group);
-    run(work);
+    group.self.team_->run(work);
   } else {
-    run(group);
+    group.self.team_->run(group);
   }
 }
 
@@ -201,7 +197,6 @@ struct Executable::Builder {
   // Operands are leaves: the graph runs in the order of the plan, which knows all dependencies through memory.
   void add_ggml(const Launch& launch) {
     group_open = false;
-    self.has_ggml_ops_ = true;
     const Tensor& out = launch.outputs[0];
     ggml_tensor* dst = new_tensor(out, plan.node_names[launch.node]);
     dst->op = static_cast<ggml_op>(launch.ggml_op);
@@ -231,13 +226,15 @@ struct Executable::Builder {
 
   void add_kernel(const Launch& launch) {
     if (!group_open) open_group();
-    add_record(launch, launch.serial ? 1 : self.threads_);
+    const bool alone = launch.serial || self.threads_ == 1 || self.has_ggml_ops_;
+    add_record(launch, alone ? 0 : shares_per_thread(launch));
     self.groups_.back()->end = self.kernels_.size();
   }
 
-  void add_record(const Launch& launch, int threads) {
+  void add_record(const Launch& launch, int shares_each) {
     KernelLaunch& kernel = self.kernels_.emplace_back();
     kernel.launch = &launch;
+    kernel.shares_each = shares_each;
     kernel.node = plan.node_names[launch.node];
     kernel.operands = self.operands_.data() + next_operand;
     for (const Tensor& t : launch.inputs) {
@@ -252,7 +249,7 @@ struct Executable::Builder {
 
     if (launch.kernel->phases) {
       KernelContext context;
-      context.threads = threads;
+      context.threads = std::max(1, self.threads_ * shares_each);
       context.input_descs = kernel.inputs;
       context.output_descs = kernel.outputs;
       context.attr_bytes = launch.attrs.data();
@@ -282,6 +279,7 @@ Executable::Executable(std::shared_ptr<const Plan> plan, std::uint32_t begin, st
     tensors += launch.kernel ? 0 : 2 + launch.inputs.size();
     operands += launch.kernel ? launch.inputs.size() + launch.outputs.size() : 0;
     kernels += launch.kernel ? 1 : 0;
+    has_ggml_ops_ |= launch.kernel == nullptr;
   }
   for (const UndoLaunch& undo : plan_->undo) operands += undo.launch.inputs.size() + undo.launch.outputs.size();
   kernels_.reserve(kernels + plan_->undo.size());  // the refresh table points into both
@@ -300,7 +298,7 @@ Executable::Executable(std::shared_ptr<const Plan> plan, std::uint32_t begin, st
     }
   }
   first_undo_ = kernels_.size();
-  for (const UndoLaunch& undo : plan_->undo) builder.add_record(undo.launch, 1);
+  for (const UndoLaunch& undo : plan_->undo) builder.add_record(undo.launch, 0);
   // One expansion per node, in our order: no node is another's parent, so ggml has nothing to reorder.
   graph_ = ggml_new_graph_custom(context_, tensors, false);
   for (ggml_tensor* node : builder.nodes) ggml_build_forward_expand(graph_, node);

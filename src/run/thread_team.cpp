@@ -26,26 +26,33 @@ namespace {
 
 constexpr int kMaxThreads = 512;
 
-// A step that is open for threads to take shares of: its number, which only grows, and its shares. No shares: no run is
-// under way.
+// A step that is open for threads to take shares of: its number, which only grows, the shares of each thread, and the
+// threads of the run. No shares: no run is under way.
 struct OpenStep {
-  static constexpr int kShareBits = 10;
+  static constexpr int kThreadBits = 10;
+  static constexpr int kShareBits = 3;
+  static_assert(kMaxThreads < 1 << kThreadBits && kMostSharesPerThread < 1 << kShareBits);
   std::uint64_t epoch;
-  int shares;
+  int shares_each;
+  int threads;
 
   static OpenStep of(std::uint64_t word) {
-    return {word >> kShareBits, static_cast<int>(word & ((1u << kShareBits) - 1))};
+    return {word >> (kThreadBits + kShareBits), static_cast<int>(word >> kThreadBits & ((1u << kShareBits) - 1)),
+            static_cast<int>(word & ((1u << kThreadBits) - 1))};
   }
-  std::uint64_t word() const { return epoch << kShareBits | static_cast<std::uint64_t>(shares); }
+  std::uint64_t word() const {
+    return (epoch << kShareBits | static_cast<std::uint64_t>(shares_each)) << kThreadBits |
+           static_cast<std::uint64_t>(threads);
+  }
 };
 
 }  // namespace
 
 struct ThreadTeam::Impl {
-  // Of share i of the steps: the last step in which somebody took it. A thread takes it by moving this to the step's
+  // Of share i of each thread: the last step in which somebody took it. A thread takes it by moving this to the step's
   // number; a step is done only when all its shares were taken, so that a thread that comes late finds nothing.
-  struct alignas(64) Share {
-    std::atomic<std::uint64_t> taken{0};
+  struct alignas(64) Shares {
+    std::atomic<std::uint64_t> taken[kMostSharesPerThread]{};
   };
   struct alignas(64) Worker {
     std::atomic<std::uint32_t> wakes{0};
@@ -55,15 +62,13 @@ struct ThreadTeam::Impl {
 
   std::mutex mutex;
   std::vector<std::unique_ptr<Worker>> workers;  // thread i + 1 of a run
-  std::unique_ptr<Share[]> shares{new Share[kMaxThreads]};
+  std::unique_ptr<Shares[]> shares{new Shares[kMaxThreads]};
   std::unique_ptr<ggml_threadpool, void (*)(ggml_threadpool*)> caller_pool{nullptr, ggml_cpu().threadpool_free};
   std::unique_ptr<ggml_threadpool, void (*)(ggml_threadpool*)> pool{nullptr, ggml_cpu().threadpool_free};
   int pool_threads = 0;
   const int cpus = usable_cpus();
 
-  // Of the run under way: written before its first step is published.
-  TeamWork* work = nullptr;
-  int threads = 0;
+  TeamWork* work = nullptr;  // of the run under way: written before its first step is published
 
   alignas(64) std::atomic<std::uint64_t> open{0};
   alignas(64) std::atomic<int> finished{0};
@@ -72,8 +77,8 @@ struct ThreadTeam::Impl {
   void publish(OpenStep step) {
     // Pairs with sleep(): either the sleeper sees the step or this sees the sleeper.
     open.store(step.word(), std::memory_order_seq_cst);
-    if (step.shares == 0 || sleepers.load(std::memory_order_seq_cst) == 0) return;
-    for (int i = 0; i < step.shares - 1; ++i) {
+    if (step.shares_each == 0 || sleepers.load(std::memory_order_seq_cst) == 0) return;
+    for (int i = 0; i < step.threads - 1; ++i) {
       Worker& worker = *workers[static_cast<std::size_t>(i)];
       if (!worker.asleep.load(std::memory_order_relaxed)) continue;
       worker.wakes.fetch_add(1, std::memory_order_release);
@@ -81,32 +86,33 @@ struct ThreadTeam::Impl {
     }
   }
 
-  // Begins the step after `epoch`, or ends the run.
-  void advance(std::uint64_t epoch) {
+  // Begins the step after `done`, or ends the run.
+  void advance(OpenStep done) {
     finished.store(0, std::memory_order_relaxed);
-    const int count = threads;
-    publish({epoch + 1, work->next() ? count : 0});
+    publish({done.epoch + 1, work->next(), done.threads});
   }
 
-  // Takes one share of the step and does it; false when there is none left.
-  bool help(OpenStep step, int thread) {
-    for (int i = 0; i < step.shares; ++i) {
-      const int share = (thread + i) % step.shares;
-      std::atomic<std::uint64_t>& taken = shares[static_cast<std::size_t>(share)].taken;
-      std::uint64_t last = taken.load(std::memory_order_relaxed);
-      if (last >= step.epoch || !taken.compare_exchange_strong(last, step.epoch, std::memory_order_acq_rel)) continue;
-      // The step cannot end before this share does: what belongs to the run may be read from here on.
-      work->share(share, step.shares);
-      if (finished.fetch_add(1, std::memory_order_acq_rel) + 1 == step.shares) advance(step.epoch);
-      return true;
+  // Does shares of the step that nobody has begun, first those of the thread: caches keep what they hold of them from
+  // step to step.
+  void help(OpenStep step, int thread) {
+    const int all = step.threads * step.shares_each;
+    for (int i = 0; i < step.threads; ++i) {
+      const int owner = thread + i < step.threads ? thread + i : thread + i - step.threads;
+      for (int k = 0; k < step.shares_each; ++k) {
+        std::atomic<std::uint64_t>& taken = shares[static_cast<std::size_t>(owner)].taken[k];
+        std::uint64_t last = taken.load(std::memory_order_relaxed);
+        if (last >= step.epoch || !taken.compare_exchange_strong(last, step.epoch, std::memory_order_acq_rel)) continue;
+        // The step cannot end before this share does: what belongs to the run may be read from here on.
+        work->share(owner * step.shares_each + k, all);
+        if (finished.fetch_add(1, std::memory_order_acq_rel) + 1 == all) return advance(step);
+      }
     }
-    return false;
   }
 
   // On a worker: until something other than `word` is open.
   void wait(std::uint64_t word, Worker& self) {
     const auto changed = [&] { return open.load(std::memory_order_seq_cst) != word; };
-    if (spin_until(OpenStep::of(word).shares <= cpus ? kSpinRounds : 0, changed)) return;
+    if (spin_until(OpenStep::of(word).threads <= cpus ? kSpinRounds : 0, changed)) return;
     const std::uint32_t wakes = self.wakes.load(std::memory_order_acquire);
     self.asleep.store(true, std::memory_order_relaxed);
     sleepers.fetch_add(1, std::memory_order_seq_cst);
@@ -119,22 +125,21 @@ struct ThreadTeam::Impl {
     for (;;) {
       const std::uint64_t word = open.load(std::memory_order_acquire);
       const OpenStep step = OpenStep::of(word);
-      if (thread >= step.shares || !help(step, thread)) wait(word, self);
+      if (thread < step.threads) help(step, thread);
+      wait(word, self);
     }
   }
 
-  void run(TeamWork& job, int count) {
+  void run(TeamWork& job, int threads) {
     work = &job;
-    threads = count;
-    const std::uint64_t last = OpenStep::of(open.load(std::memory_order_relaxed)).epoch;
-    advance(last);
+    advance({OpenStep::of(open.load(std::memory_order_relaxed)).epoch, 0, threads});
     for (;;) {
       const std::uint64_t word = open.load(std::memory_order_acquire);
       const OpenStep step = OpenStep::of(word);
-      if (step.shares == 0) return;
-      if (help(step, 0)) continue;
+      if (step.shares_each == 0) return;
+      help(step, 0);
       const auto changed = [&] { return open.load(std::memory_order_acquire) != word; };
-      if (!spin_until(count <= cpus ? kSpinRounds : 0, changed))
+      if (!spin_until(threads <= cpus ? kSpinRounds : 0, changed))
         while (!changed()) sched_yield();
     }
   }
@@ -221,15 +226,7 @@ ThreadTeam::ThreadTeam(int threads)
 
 ThreadTeam::~ThreadTeam() = default;
 
-void ThreadTeam::run(TeamWork& work) {
-  if (threads_ == 1) return run_alone(work, 1);
-  impl_.run(work, threads_);
-}
-
-void run_alone(TeamWork& work, int shares) {
-  while (work.next())
-    for (int i = 0; i < shares; ++i) work.share(i, shares);
-}
+void ThreadTeam::run(TeamWork& work) { impl_.run(work, threads_); }
 
 ggml_threadpool* ThreadTeam::ggml_pool(int threads) {
   auto& pool = threads == 1 ? impl_.caller_pool : impl_.pool;

@@ -3,6 +3,8 @@
 #include <memory>
 #include <mutex>
 
+#include "plan/shares.h"
+
 struct ggml_threadpool;
 
 namespace graft {
@@ -14,11 +16,12 @@ int usable_cpus();
 // or GRAFT_THREADS is not a number in 1..512.
 int resolve_threads(int requested);
 
-// Work in steps of as many shares as there are threads: a step begins when all shares of the one before it are done.
+// Work in steps of shares: a step begins when all shares of the one before it are done.
 class TeamWork {
  public:
-  // Prepares the next step; false when there is none. Called by one thread at a time, after all that was done before.
-  virtual bool next() noexcept = 0;
+  // Prepares the next step and returns how many shares of it each thread has, at most kMostSharesPerThread; 0 when
+  // there is no step. Called by one thread at a time, after all that was done before.
+  virtual int next() noexcept = 0;
   // Share 0 .. shares - 1 of the step, in any order, on any threads.
   virtual void share(int share, int shares) noexcept = 0;
 
@@ -29,10 +32,10 @@ class TeamWork {
 // The process's one team of worker threads. A run leases it whole; others wait. After fork() the child starts with a
 // team of its own.
 //
-// A thread that has nothing to do takes any share of the step that nobody has begun, so that a worker whose core is
-// busy with something else is never waited for, unless it stopped in the middle of a share; the last to finish a step
-// begins the next. Workers spin for some 50 microseconds after they were useful, then sleep; with more threads than
-// CPUs they never spin.
+// Thread t begins with shares t * n .. t * n + n - 1. One that has nothing left to do takes any share of the step that
+// nobody has begun, so that a worker whose core is busy with something else is never waited for, unless it stopped in
+// the middle of a share; the last to finish a step begins the next. Workers spin for some 50 microseconds after they
+// were useful, then sleep; with more threads than CPUs they never spin.
 class ThreadTeam {
  public:
   // Leases the team with at least `threads` threads, the caller's among them. Throws SystemError when a thread cannot
@@ -55,8 +58,5 @@ class ThreadTeam {
   std::unique_lock<std::mutex> lock_;
   int threads_;
 };
-
-// The same on the calling thread alone.
-void run_alone(TeamWork& work, int shares);
 
 }  // namespace graft

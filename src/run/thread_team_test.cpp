@@ -11,29 +11,34 @@
 namespace graft {
 namespace {
 
-// Counts every share, and finds a share that ran outside its step.
+// Counts every share, and finds a share that ran outside its step. Steps have one share per thread and the most in
+// turn.
 struct CountedSteps final : TeamWork {
-  explicit CountedSteps(int count, int shares_per_step) : steps(count), expected(shares_per_step) {
-    runs.reset(new std::atomic<int>[static_cast<std::size_t>(count * shares_per_step)] {});
+  CountedSteps(int count, int thread_count) : steps(count), threads(thread_count) {
+    runs.reset(new std::atomic<int>[static_cast<std::size_t>(count * most())] {});
   }
 
-  bool next() noexcept override {
-    for (int i = 0; current >= 0 && i < expected; ++i)
-      if (runs[static_cast<std::size_t>(current * expected + i)].load() != 1) ++wrong;
+  int most() const { return threads * kMostSharesPerThread; }
+  int each() const { return current % 2 == 0 ? 1 : kMostSharesPerThread; }
+  std::atomic<int>& count_of(int share) { return runs[static_cast<std::size_t>(current * most() + share)]; }
+
+  int next() noexcept override {
+    for (int i = 0; current >= 0 && i < most(); ++i)
+      if (count_of(i).load() != (i < threads * each() ? 1 : 0)) ++wrong;
     ++current;
     plain += current;  // not atomic: a data race here is a bug of the team's
-    return current < steps;
+    return current < steps ? each() : 0;
   }
   void share(int share, int shares) noexcept override {
-    if (shares != expected) ++wrong;
+    if (shares != threads * each()) ++wrong;
     const int before = plain;
-    ++runs[static_cast<std::size_t>(current * expected + share)];
+    ++count_of(share);
     if (slow_share == share) std::this_thread::sleep_for(std::chrono::microseconds(100));
     if (plain != before) ++wrong;
   }
 
   int steps;
-  int expected;
+  int threads;
   int current = -1;
   int plain = 0;
   int slow_share = -1;
@@ -52,9 +57,34 @@ TEST(ThreadTeam, EveryShareOnceAndStepsInOrder) {
   }
 }
 
+// A thread that is held up in a share is not waited for: the other one does all the rest, in every step.
+TEST(ThreadTeam, SharesNobodyHasBegunAreTakenOver) {
+  struct HeldUp final : TeamWork {
+    int steps = 0;
+    std::atomic<int> done{0};
+    std::atomic<bool> gave_up{false};
+    int next() noexcept override {
+      done = 0;
+      return steps++ < 20 ? kMostSharesPerThread : 0;
+    }
+    void share(int share, int shares) noexcept override {
+      if (share == 0) {
+        const auto end = std::chrono::steady_clock::now() + std::chrono::minutes(1);
+        while (done < shares - 1 && !gave_up)
+          if (std::chrono::steady_clock::now() > end) gave_up = true;
+      } else {
+        ++done;
+      }
+    }
+  } work;
+  ThreadTeam(2).run(work);
+  EXPECT_FALSE(work.gave_up);
+  EXPECT_EQ(work.steps, 21);
+}
+
 // One share takes longer than the others spin, so that they sleep and must be woken for the next step.
 TEST(ThreadTeam, SleepersAreWokenWithinARun) {
-  for (int slow : {0, 1}) {
+  for (int slow : {0, 1, kMostSharesPerThread}) {
     CountedSteps work(50, 2);
     work.slow_share = slow;
     ThreadTeam(2).run(work);
@@ -76,13 +106,6 @@ TEST(ThreadTeam, LeasesOfSeveralThreadsTakeTurns) {
     });
   for (std::thread& t : callers) t.join();
   EXPECT_EQ(wrong, 0);
-}
-
-TEST(ThreadTeam, Alone) {
-  CountedSteps work(20, 3);
-  run_alone(work, 3);
-  EXPECT_EQ(work.wrong, 0);
-  EXPECT_EQ(work.current, work.steps);
 }
 
 }  // namespace

@@ -1,0 +1,33 @@
+#include "plan/shares.h"
+
+#include <algorithm>
+
+#include "plan/lowering.h"
+
+namespace graft {
+namespace {
+
+// Some 50 microseconds of two cores.
+constexpr std::uint64_t kMinBytes = std::uint64_t{1} << 20;
+
+}  // namespace
+
+std::uint64_t touched_bytes(const Launch& launch) {
+  std::uint64_t bytes = 0;
+  for (const std::vector<Tensor>* tensors : {&launch.inputs, &launch.outputs})
+    for (const Tensor& t : *tensors) {
+      const ByteSpan span = byte_span(t.desc);
+      bytes += t.stored
+                   ? stored_bytes(*t.stored, t.shape())
+                   : std::min<std::uint64_t>(t.desc.byte_count(), static_cast<std::uint64_t>(span.high - span.low));
+    }
+  return bytes;
+}
+
+int shares_per_thread(const Launch& launch) {
+  return !launch.serial && touched_bytes(launch) >= kMinBytes ? kMostSharesPerThread : 1;
+}
+
+int most_shares(int threads) { return threads > 1 ? threads * kMostSharesPerThread : 1; }
+
+}  // namespace graft

@@ -1,0 +1,22 @@
+#pragma once
+
+#include <cstdint>
+
+#include "plan/plan.h"
+
+namespace graft {
+
+inline constexpr int kMostSharesPerThread = 4;
+
+// Bytes of all elements that a launch reads and writes, those of repeated ones once.
+std::uint64_t touched_bytes(const Launch& launch);
+
+// How many shares of each phase of the launch a thread gets. With several, the other threads take over what a thread
+// has not begun when its core is slow or busy with something else; each costs a fraction of a microsecond, so launches
+// with little to do have one.
+int shares_per_thread(const Launch& launch);
+
+// The most shares that a phase of a launch has on so many threads.
+int most_shares(int threads);
+
+}  // namespace graft
