@@ -25,7 +25,8 @@ std::uint64_t touched_bytes(const Launch& launch) {
 }
 
 int shares_per_thread(const Launch& launch) {
-  return !launch.serial && touched_bytes(launch) >= kMinBytes ? kMostSharesPerThread : 1;
+  const bool heavy = launch.kernel != nullptr && !launch.serial && touched_bytes(launch) >= kMinBytes;
+  return heavy ? kMostSharesPerThread : 1;
 }
 
 int most_shares(int threads) { return threads > 1 ? threads * kMostSharesPerThread : 1; }

@@ -13,7 +13,7 @@ std::uint64_t touched_bytes(const Launch& launch);
 
 // How many shares of each phase of the launch a thread gets. With several, the other threads take over what a thread
 // has not begun when its core is slow or busy with something else; each costs a fraction of a microsecond, so launches
-// with little to do have one.
+// with little to do have one, and so have ops of ggml.
 int shares_per_thread(const Launch& launch);
 
 // The most shares that a phase of a launch has on so many threads.

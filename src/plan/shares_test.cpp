@@ -34,10 +34,13 @@ TEST(Shares, RepeatedElementsCountOnce) {
   EXPECT_EQ(touched_bytes(launch_of({repeated}, TensorDesc(DType::f32, {16}))), 1024u * 4 + 16 * 4);
 }
 
-TEST(Shares, LaunchesOfOneThreadAreNotDivided) {
+TEST(Shares, LaunchesOfOneThreadAndOpsOfGgmlAreNotDivided) {
   const TensorDesc big(DType::f32, {1024, 1024});
   Launch launch = launch_of({big}, big);
   launch.serial = true;
+  EXPECT_EQ(shares_per_thread(launch), 1);
+  launch = launch_of({big}, big);
+  launch.kernel = nullptr;
   EXPECT_EQ(shares_per_thread(launch), 1);
 }
 
