@@ -226,7 +226,11 @@ ThreadTeam::ThreadTeam(int threads)
 
 ThreadTeam::~ThreadTeam() = default;
 
-void ThreadTeam::run(TeamWork& work) { impl_.run(work, threads_); }
+void ThreadTeam::run(TeamWork& work) {
+  if (threads_ > 1) return impl_.run(work, threads_);
+  while (const int shares = work.next())
+    for (int i = 0; i < shares; ++i) work.share(i, shares);
+}
 
 ggml_threadpool* ThreadTeam::ggml_pool(int threads) {
   auto& pool = threads == 1 ? impl_.caller_pool : impl_.pool;
