@@ -362,8 +362,9 @@ constexpr int kDotColumnsOfOne = 8;
 // Columns that dot_block_of() takes at once for `rows` rows in all.
 GRAFT_VEC int dot_columns(i64 rows) { return rows == 1 ? kDotColumnsOfOne : kDotColumns; }
 constexpr int kDotSums = 4 * kDotColumns > kDotColumnsOfOne ? 4 * kDotColumns : kDotColumnsOfOne;
+static_assert(kDotSums % 4 == 0);
 
-// sums[p * Q + q] = few[p] . many[q] over `depth`, for P rows and Q columns.
+// sums[p * Q + q] = few[p] . many[q] over `depth`, for P rows and Q columns; up to three more are written behind.
 template <typename T, int P, int Q>
 GRAFT_VEC void dot_tile(const float* few, i64 few_stride, const typename T::Stored* many, i64 many_stride, i64 depth,
                         float* sums) {
@@ -394,14 +395,14 @@ GRAFT_VEC void dot_tile(const float* few, i64 few_stride, const typename T::Stor
       for (int p = 0; p < P; ++p) c[p][q] = fma(a[p], b, c[p][q]);
     }
   }
-  constexpr int kFours = P * Q / 4 * 4;
+  // By fours to the end: how the lanes of a sum are added must not depend on what is computed with it.
+  constexpr int kLast = P * Q - 1;
 #pragma GCC unroll 8
-  for (int i = 0; i < kFours; i += 4) {
-    store4(sums + i, sum_lanes4(c[i / Q][i % Q], c[(i + 1) / Q][(i + 1) % Q], c[(i + 2) / Q][(i + 2) % Q],
-                                c[(i + 3) / Q][(i + 3) % Q]));
+  for (int i = 0; i <= kLast; i += 4) {
+    const int i1 = i + 1 < kLast ? i + 1 : kLast, i2 = i + 2 < kLast ? i + 2 : kLast,
+              i3 = i + 3 < kLast ? i + 3 : kLast;
+    store4(sums + i, sum_lanes4(c[i / Q][i % Q], c[i1 / Q][i1 % Q], c[i2 / Q][i2 % Q], c[i3 / Q][i3 % Q]));
   }
-#pragma GCC unroll 3
-  for (int i = kFours; i < P * Q; ++i) sums[i] = sum_lanes(c[i / Q][i % Q]);
 }
 
 template <typename T, int P, int Q>
