@@ -32,7 +32,7 @@ struct PlanLimits {
 // Collects the launches of a plan while operators lower themselves. Throws Unsupported beyond the limits.
 class Lowering {
  public:
-  // `max_shares`: the most threads that will run a launch (for scratch sizes). `device`: null for the CPU.
+  // `max_shares`: the most shares that a launch will be divided into (for scratch sizes). `device`: null for the CPU.
   explicit Lowering(int max_shares, const DeviceOps* device = nullptr, const KvOptions& kv = {},
                     const PlanLimits& limits = {}, MatmulPrecision matmul_precision = MatmulPrecision::highest)
       : max_shares_(max_shares), device_(device), kv_(kv), limits_(limits), matmul_precision_(matmul_precision) {}
