@@ -14,6 +14,7 @@ import argparse
 import datetime
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -235,16 +236,19 @@ def complete(entry: dict[str, Any], names: Iterable[str]) -> int:
     return sum(all(name in turns for turns in done["ms"].values() for name in names) for done in entry["rounds"])
 
 
+def turns(names: list[str], case: str, number: int) -> list[str]:
+    """An order of the round's own: what the one before leaves behind, such as empty caches, is not always the same."""
+    return random.Random(f"{case} {number}").sample(names, len(names))
+
+
 def one_round(workload: Workload, entry: dict[str, Any], workers: dict[str, Worker], number: int) -> dict[str, Any]:
-    """Every case by every peer. Who begins changes from round to round, so that no one always follows the same one."""
+    """Every case by every peer."""
     samples: dict[str, dict[str, list[float]]] = {}
     errors: dict[str, dict[str, float]] = {}
     load = os.getloadavg()[0]
     for case in workload.case_names:
         samples[case], errors[case] = {}, {}
-        names = list(workers)
-        shift = number % max(len(names), 1)
-        for peer in names[shift:] + names[:shift]:
+        for peer in turns(list(workers), case, number):
             time.sleep(SETTLE_SECONDS)
             try:
                 turn = workers[peer].ask(do="turn", case=case, round=number)

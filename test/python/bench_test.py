@@ -60,6 +60,15 @@ def workload_of(bench, **changes):
     return bench["workloads"].Workload(**{**fields, **changes})
 
 
+def test_no_peer_always_follows_the_same_one(bench):
+    names = ["graft", "onnxruntime", "openvino", "eager"]
+    orders = [bench["run"].turns(names, "8 tokens", number) for number in range(30)]
+    assert all(sorted(order) == sorted(names) for order in orders)
+    for peer in names:
+        before = {order[order.index(peer) - 1] for order in orders if order.index(peer) > 0}
+        assert before == set(names) - {peer}
+
+
 def test_ratios_pair_only_turns_of_one_round(bench):
     # The machine was three times slower in the second round: the ratio of the medians of all samples would be 3.
     entry = entry_of([round_of({"graft": [1.0, 2.0, 9.0], "eager": [4.0]}), round_of({"graft": [3.0]}),
