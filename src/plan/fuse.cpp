@@ -10,6 +10,7 @@
 #include "kernel/matmul.h"
 #include "kernel/packed_conv.h"
 #include "plan/lowering.h"
+#include "plan/uses.h"
 
 namespace graft {
 namespace {
@@ -84,18 +85,7 @@ bool is_packed_conv(const Launch& launch) {
 
 class Fuser {
  public:
-  explicit Fuser(Plan& plan) : plan_(plan), uses_(plan.buffers.size()) {
-    for (std::size_t i = 0; i < plan.launches.size(); ++i) {
-      for (const Tensor& t : plan.launches[i].inputs) ++uses_[t.buffer].count;
-      for (const Tensor& t : plan.launches[i].outputs) {
-        ++uses_[t.buffer].count;
-        ++uses_[t.buffer].writes;
-        uses_[t.buffer].writer = i;
-      }
-    }
-    for (const UndoLaunch& undo : plan.undo)
-      for (const Tensor& t : undo.launch.inputs) ++uses_[t.buffer].count;
-  }
+  explicit Fuser(Plan& plan) : plan_(plan), uses_(uses_of(plan)) {}
 
   void run() {
     for (std::size_t i = 0; i < plan_.launches.size(); ++i)
@@ -103,17 +93,11 @@ class Fuser {
   }
 
  private:
-  struct Uses {
-    std::size_t count = 0;
-    std::size_t writer = 0;  // the last launch that writes it
-    std::size_t writes = 0;
-  };
-
   // The launch that wrote all of `from`, when it is read for `to` alone and both lie in memory in the same way: then
   // nothing can tell whether that launch writes `to` instead.
   Launch* source(const Tensor& from, const Tensor& to) const {
-    const Uses& sum = uses_[from.buffer];
-    if (plan_.buffers[from.buffer].segment != Segment::arena || sum.count != 2 || sum.writes != 1) return nullptr;
+    const BufferUses& sum = uses_[from.buffer];
+    if (plan_.buffers[from.buffer].segment != Segment::arena || sum.reads != 1 || sum.writes != 1) return nullptr;
     const Segment target = plan_.buffers[to.buffer].segment;
     if ((target != Segment::arena && target != Segment::output) || uses_[to.buffer].writes != 1) return nullptr;
     Launch& launch = plan_.launches[sum.writer];
@@ -193,7 +177,7 @@ class Fuser {
   }
 
   Plan& plan_;
-  std::vector<Uses> uses_;
+  std::vector<BufferUses> uses_;
 };
 
 }  // namespace

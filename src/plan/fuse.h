@@ -12,6 +12,10 @@ namespace graft {
 // same numbers: all of it is applied to the f32 sum before it is stored.
 void fuse_sums(Plan& plan);
 
+// A depthwise convolution becomes one launch with the pointwise convolutions before and after it where what lies
+// between them is large: lines of it at a time. Needs a plan without dead launches.
+void fuse_separable(Plan& plan, int most_shares);
+
 // Elementwise launches and conversions whose result one later such launch of the same shape alone reads become one
 // launch with it, kElementwiseChain: the same numbers without the tensors in between.
 void fuse_chains(Plan& plan);

@@ -62,6 +62,7 @@ class Planner {
     if (!lowering_.plain()) fuse_sums(plan_);
     drop_dead_launches();
     if (!lowering_.plain()) {
+      fuse_separable(plan_, lowering_.max_shares());
       merge_products(plan_);
       fuse_chains(plan_);
       drop_dead_launches();

@@ -7,21 +7,40 @@ namespace {
 
 // --- what becomes of a sum ---
 
-GRAFT_VEC vf finished(const ChannelEpilogue& e, vf x, i64 position, i64 channel, i64 n) {
-  if (e.bias != nullptr) x += load_some<F32>(e.bias + channel, n);
-  if (e.residual != nullptr) x += load_some<F32>(e.residual + position * e.residual_row + channel, n);
-  if (e.activation != Activation::none) x = activate(x, e.activation);
-  if (e.clamps) {
-    x = select(x < splat(e.low), splat(e.low), x);  // NaN compares false and stays
-    x = select(x > splat(e.high), splat(e.high), x);
-  }
-  return x;
+constexpr float kInfinity = __builtin_inff();
+
+// A ChannelEpilogue with what all channels share in registers: stores of results could change it where it lies.
+struct Epilogue {
+  const float *bias, *residual;
+  float* out;
+  i64 residual_row, out_row;
+  Activation activation;
+  vf low, high;  // without bounds the infinities, which change nothing
+};
+
+GRAFT_VEC Epilogue in_registers(const ChannelEpilogue& e) {
+  return {e.bias,
+          e.residual,
+          e.out,
+          e.residual_row,
+          e.out_row,
+          e.activation,
+          splat(e.clamps ? e.low : -kInfinity),
+          splat(e.clamps ? e.high : kInfinity)};
+}
+
+// Without a bias -0, which changes nothing; n > 0.
+GRAFT_VEC vf bias_of(const Epilogue& e, i64 channel, i64 n) {
+  return e.bias == nullptr ? splat(-0.f) : load_some<F32>(e.bias + channel, n);
 }
 
 // n channels of one position; n > 0.
-GRAFT_VEC void put(const ChannelEpilogue& e, vf x, i64 position, i64 channel, i64 n) {
+GRAFT_VEC void put(const Epilogue& e, vf x, vf bias, i64 position, i64 channel, i64 n) {
   float* to = e.out + position * e.out_row + channel;
-  x = finished(e, x, position, channel, n);
+  x += bias;
+  if (e.residual != nullptr) x += load_some<F32>(e.residual + position * e.residual_row + channel, n);
+  if (e.activation != Activation::none) x = activate(x, e.activation);
+  x = at_most(at_least(x, e.low), e.high);
   if (n >= kLanes) {
     store(to, x);
   } else {
@@ -39,10 +58,71 @@ struct Ahead {
 
 // Those that go with `steps` of the `all` steps left.
 GRAFT_VEC void ask(Ahead& ahead, i64 steps, i64 all) {
-  const i64 n = ahead.lines * steps / all;
+  const i64 n = steps == all ? ahead.lines : ahead.lines * steps / all;  // a division takes as long as a small tile
   for (i64 i = 0; i < n; ++i) __builtin_prefetch(ahead.from + i * 64, 0, 2);
   ahead.from += n * 64;
   ahead.lines -= n;
+}
+
+// The sums of R positions and `width` channels, which fill NV - 1 vectors and `rest` lanes of the last one.
+template <int R, int NV, bool kPart, bool kResidual>
+GRAFT_VEC void put_sums(const Epilogue& e, const vf (&x)[R][NV], i64 first, i64 channel, i64 rest) {
+  constexpr int kLast = NV - 1;
+  vf bias[NV];
+#pragma GCC unroll 2
+  for (int n = 0; n < kLast; ++n) bias[n] = bias_of(e, channel + n * kLanes, kLanes);
+  bias[kLast] = bias_of(e, channel + kLast * kLanes, rest);
+  float* out = e.out + first * e.out_row + channel;
+  const float* residual = kResidual ? e.residual + first * e.residual_row + channel : nullptr;
+#pragma GCC unroll 12
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 2
+    for (int n = 0; n < NV; ++n) {
+      const bool part = kPart && n == kLast;
+      vf sum = x[r][n] + bias[n];
+      if (kResidual) sum += part ? load_n(residual + n * kLanes, static_cast<int>(rest)) : load(residual + n * kLanes);
+      sum = at_most(at_least(sum, e.low), e.high);
+      if (part) {
+        store_n(out + n * kLanes, sum, static_cast<int>(rest));
+      } else {
+        store(out + n * kLanes, sum);
+      }
+    }
+    out += e.out_row;
+    if (kResidual) residual += e.residual_row;
+  }
+}
+
+// The same with whatever there is, of sums in memory.
+__attribute__((noinline)) void put_any(const Epilogue& e, const float* sums, i64 positions, i64 first, i64 channel,
+                                       i64 width) {
+  const i64 vectors = (width + kLanes - 1) / kLanes;
+  for (i64 r = 0; r < positions; ++r)
+    for (i64 n = 0; n < vectors; ++n, sums += kLanes) {
+      const i64 left = width - n * kLanes;
+      put(e, load(sums), bias_of(e, channel + n * kLanes, left), first + r, channel + n * kLanes, left);
+    }
+}
+
+template <int R, int NV>
+GRAFT_VEC void put_tile(const Epilogue& e, const vf (&x)[R][NV], i64 first, i64 channel, i64 width) {
+  const i64 rest = width - (NV - 1) * kLanes;
+  if (e.activation != Activation::none) {
+    alignas(64) float sums[R * NV * kLanes];
+#pragma GCC unroll 12
+    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 2
+      for (int n = 0; n < NV; ++n) store(sums + (r * NV + n) * kLanes, x[r][n]);
+    }
+    const Epilogue copy = e;  // so that the other stays in registers
+    put_any(copy, sums, R, first, channel, width);
+  } else if (rest >= kLanes) {
+    e.residual == nullptr ? put_sums<R, NV, false, false>(e, x, first, channel, kLanes)
+                          : put_sums<R, NV, false, true>(e, x, first, channel, kLanes);
+  } else {
+    e.residual == nullptr ? put_sums<R, NV, true, false>(e, x, first, channel, rest)
+                          : put_sums<R, NV, true, true>(e, x, first, channel, rest);
+  }
 }
 
 // R outputs of NV vectors of channels: the sum over some pieces. `partial`: sums of the pieces before, or those of
@@ -61,17 +141,27 @@ void conv_tile(const ConvTile& at, i64 row, const ConvPiece* pieces, i64 count, 
       add_products(at.x + pieces[p].offset + k, row, v, kPanel, n, sums);
     }
   }
+  vf x[R][NV];
+#pragma GCC unroll 12
   for (int r = 0; r < R; ++r) {
-    for (int n = 0; n < NV; ++n) {
-      vf sum = total(sums, r, n);
-      float* kept = partial + (r * NV + n) * kLanes;
-      if (!first) sum += load(kept);
-      if (last) {
-        put(e, sum, at.first + r, channel + n * kLanes, width - n * kLanes);
-      } else {
-        store(kept, sum);
-      }
+#pragma GCC unroll 2
+    for (int n = 0; n < NV; ++n) x[r][n] = total(sums, r, n);
+  }
+  if (!first) {
+#pragma GCC unroll 12
+    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 2
+      for (int n = 0; n < NV; ++n) x[r][n] += load(partial + (r * NV + n) * kLanes);
     }
+  }
+  if (last) {
+    put_tile<R, NV>(in_registers(e), x, at.first, channel, width);
+    return;
+  }
+#pragma GCC unroll 12
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 2
+    for (int n = 0; n < NV; ++n) store(partial + (r * NV + n) * kLanes, x[r][n]);
   }
 }
 
@@ -116,83 +206,8 @@ void conv_tiles(const ConvTile* tiles, int count, i64 row, const ConvPiece* piec
 
 using Line = PackedConvTable::Line;
 
-// O outputs beside each other, all of whose columns exist.
-template <int O>
-GRAFT_VEC void depthwise_block(const Line& d, i64 channels, i64 output, const ChannelEpilogue& e) {
-  const i64 from = (output * d.step - d.pad) * d.column;
-  const i64 next = d.step * d.column;
-  for (i64 c = 0; c < d.channels; c += kLanes) {
-    const i64 n = d.channels - c;
-    vf sums[O];
-#pragma GCC unroll 4
-    for (int o = 0; o < O; ++o) sums[o] = zero();
-    const float* w = d.weight + c;
-    for (int l = 0; l < d.line_count; ++l, w += d.taps * channels) {
-      if (d.lines[l] == nullptr) continue;
-      const float* x = d.lines[l] + from + c;
-      for (i64 t = 0; t < d.taps; ++t) {
-        const vf weight = load(w + t * channels);
-        const float* at = x + t * d.tap * d.column;
-        if (n >= kLanes) {
-#pragma GCC unroll 4
-          for (int o = 0; o < O; ++o) sums[o] = fma(load(at + o * next), weight, sums[o]);
-        } else {
-#pragma GCC unroll 4
-          for (int o = 0; o < O; ++o) sums[o] = fma(load_n(at + o * next, static_cast<int>(n)), weight, sums[o]);
-        }
-      }
-    }
-#pragma GCC unroll 4
-    for (int o = 0; o < O; ++o) put(e, sums[o], output + o, c, n);
-  }
-}
-
-// The same for three lines of three taps beside each other: each input is read once for all outputs that see it.
-template <int O, int S>
-GRAFT_VEC void depthwise_3x3(const Line& d, i64 channels, i64 output, const ChannelEpilogue& e) {
-  constexpr int kColumns = (O - 1) * S + 3;
-  const i64 from = (output * S - d.pad) * d.column;
-  const i64 whole = d.channels / kLanes * kLanes;
-  for (i64 c = 0; c < whole; c += kLanes) {
-    vf sums[O];
-#pragma GCC unroll 4
-    for (int o = 0; o < O; ++o) sums[o] = zero();
-#pragma GCC unroll 3
-    for (int l = 0; l < 3; ++l) {
-      if (d.lines[l] == nullptr) continue;
-      const float* x = d.lines[l] + from + c;
-      const float* w = d.weight + 3 * l * channels + c;
-      vf weight[3];
-#pragma GCC unroll 3
-      for (int t = 0; t < 3; ++t) weight[t] = load(w + t * channels);
-#pragma GCC unroll 12
-      for (int i = 0; i < kColumns; ++i) {
-        const vf value = load(x + i * d.column);
-#pragma GCC unroll 4
-        for (int o = 0; o < O; ++o) {
-          if (i - o * S >= 0 && i - o * S < 3) sums[o] = fma(value, weight[i - o * S], sums[o]);
-        }
-      }
-    }
-#pragma GCC unroll 4
-    for (int o = 0; o < O; ++o) put(e, sums[o], output + o, c, kLanes);
-  }
-  if (whole == d.channels) return;
-  Line rest = d;  // the last channels, which fill no vector
-  const float* lines[3];
-  for (int l = 0; l < 3; ++l) lines[l] = d.lines[l] == nullptr ? nullptr : d.lines[l] + whole;
-  rest.lines = lines;
-  rest.weight += whole;
-  rest.channels -= whole;
-  ChannelEpilogue last = e;
-  last.bias = e.bias == nullptr ? nullptr : e.bias + whole;
-  last.residual = e.residual == nullptr ? nullptr : e.residual + whole;
-  last.out += whole;
-  depthwise_block<O>(rest, channels, output, last);
-}
-
-// One output, of whose columns some lie outside.
-void depthwise_edge(const Line& d, i64 channels, i64 output, const ChannelEpilogue& e) {
+// One output of any kernel, some of whose columns may lie outside.
+void depthwise_any(const Line& d, i64 channels, i64 output, const Epilogue& e) {
   const i64 first = output * d.step - d.pad;
   for (i64 c = 0; c < d.channels; c += kLanes) {
     const i64 n = d.channels - c;
@@ -206,12 +221,100 @@ void depthwise_edge(const Line& d, i64 channels, i64 output, const ChannelEpilog
                   load(d.weight + (l * d.taps + t) * channels + c), sum);
       }
     }
-    put(e, sum, output, c, n);
+    put(e, sum, bias_of(e, c, n), output, c, n);
   }
 }
 
-void depthwise(const Line& d, const ChannelEpilogue& e) {
+// O outputs beside each other, all of whose columns exist.
+template <int O>
+void depthwise_block(const Line& d, i64 channels, i64 output, const Epilogue& e) {
+  const i64 from = (output * d.step - d.pad) * d.column;
+  const i64 next = d.step * d.column;
+  for (i64 c = 0; c < d.channels; c += kLanes) {
+    const i64 n = d.channels - c;
+    vf sums[O][1];
+#pragma GCC unroll 4
+    for (int o = 0; o < O; ++o) sums[o][0] = zero();
+    const float* w = d.weight + c;
+    for (int l = 0; l < d.line_count; ++l, w += d.taps * channels) {
+      if (d.lines[l] == nullptr) continue;
+      const float* x = d.lines[l] + from + c;
+      for (i64 t = 0; t < d.taps; ++t) {
+        const vf weight = load(w + t * channels);
+        const float* at = x + t * d.tap * d.column;
+        if (n >= kLanes) {
+#pragma GCC unroll 4
+          for (int o = 0; o < O; ++o) sums[o][0] = fma(load(at + o * next), weight, sums[o][0]);
+        } else {
+#pragma GCC unroll 4
+          for (int o = 0; o < O; ++o) sums[o][0] = fma(load_n(at + o * next, static_cast<int>(n)), weight, sums[o][0]);
+        }
+      }
+    }
+    put_tile<O, 1>(e, sums, output, c, n);
+  }
+}
+
+// O outputs of three lines of three taps beside each other: each input is read once for all outputs that see it. Of
+// their columns the first and the last may lie outside.
+template <int O, int S>
+void depthwise_3x3(const Line& d, i64 channels, i64 output, const Epilogue& e) {
+  constexpr int kColumns = (O - 1) * S + 3;
+  const i64 first = output * S - d.pad;
+  const bool left = first<0, right = first + kColumns> d.columns;
+  const auto add = [&](i64 c, auto&& value_at) __attribute__((always_inline)) {
+    vf sums[O][1];
+#pragma GCC unroll 4
+    for (int o = 0; o < O; ++o) sums[o][0] = zero();
+#pragma GCC unroll 3
+    for (int l = 0; l < 3; ++l) {
+      if (d.lines[l] == nullptr) continue;
+      const float* x = d.lines[l] + first * d.column + c;
+      const float* w = d.weight + 3 * l * channels + c;
+      vf weight[3];
+#pragma GCC unroll 3
+      for (int t = 0; t < 3; ++t) weight[t] = load(w + t * channels);
+#pragma GCC unroll 12
+      for (int i = 0; i < kColumns; ++i) {
+        if ((i == 0 && left) || (i == kColumns - 1 && right)) continue;
+        const vf value = value_at(x + i * d.column);
+#pragma GCC unroll 4
+        for (int o = 0; o < O; ++o) {
+          if (i - o * S >= 0 && i - o * S < 3) sums[o][0] = fma(value, weight[i - o * S], sums[o][0]);
+        }
+      }
+    }
+    put_tile<O, 1>(e, sums, output, c, d.channels - c);
+  };
+  i64 c = 0;
+  for (; c + kLanes <= d.channels; c += kLanes)
+    add(
+        c, [](const float* x) __attribute__((always_inline)) { return load(x); });
+  if (c == d.channels) return;
+  const int rest = static_cast<int>(d.channels - c);
+  add(
+      c, [&](const float* x) __attribute__((always_inline)) { return load_n(x, rest); });
+}
+
+using DepthwiseFn = void (*)(const Line&, i64, i64, const Epilogue&);
+constexpr int kMostOutputs = 4;
+constexpr DepthwiseFn kDepthwise3x3[2][kMostOutputs] = {
+    {depthwise_3x3<1, 1>, depthwise_3x3<2, 1>, depthwise_3x3<3, 1>, depthwise_3x3<4, 1>},
+    {depthwise_3x3<1, 2>, depthwise_3x3<2, 2>, depthwise_3x3<3, 2>, depthwise_3x3<4, 2>}};
+
+void depthwise(const Line& d, const ChannelEpilogue& epilogue) {
+  const Epilogue e = in_registers(epilogue);
   const i64 channels = (d.channels + kLanes - 1) / kLanes * kLanes;
+  if (d.line_count == 3 && d.taps == 3 && d.tap == 1 && d.step <= 2 && d.pad <= 1) {
+    // Of such a line no output sees more than one column outside on each side.
+    const i64 blocks = (d.outputs + kMostOutputs - 1) / kMostOutputs;
+    for (i64 block = 0, o = 0; block < blocks; ++block) {
+      const i64 n = (d.outputs - o + blocks - block - 1) / (blocks - block);
+      kDepthwise3x3[d.step - 1][n - 1](d, channels, o, e);
+      o += n;
+    }
+    return;
+  }
   // Outputs in [inner, outer) see columns that exist.
   const i64 reach = (d.taps - 1) * d.tap + 1;
   i64 inner = (d.pad + d.step - 1) / d.step;
@@ -221,19 +324,10 @@ void depthwise(const Line& d, const ChannelEpilogue& e) {
   if (outer > d.outputs) outer = d.outputs;
   if (outer < inner) outer = inner;
   i64 o = 0;
-  for (; o < inner; ++o) depthwise_edge(d, channels, o, e);
-  const bool three = d.line_count == 3 && d.taps == 3 && d.tap == 1;
-  for (; o + 4 <= outer; o += 4) {
-    if (three && d.step == 1) {
-      depthwise_3x3<4, 1>(d, channels, o, e);
-    } else if (three && d.step == 2) {
-      depthwise_3x3<4, 2>(d, channels, o, e);
-    } else {
-      depthwise_block<4>(d, channels, o, e);
-    }
-  }
+  for (; o < inner; ++o) depthwise_any(d, channels, o, e);
+  for (; o + kMostOutputs <= outer; o += kMostOutputs) depthwise_block<kMostOutputs>(d, channels, o, e);
   for (; o < outer; ++o) depthwise_block<1>(d, channels, o, e);
-  for (; o < d.outputs; ++o) depthwise_edge(d, channels, o, e);
+  for (; o < d.outputs; ++o) depthwise_any(d, channels, o, e);
 }
 
 // --- pools ---

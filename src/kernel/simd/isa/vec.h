@@ -95,6 +95,26 @@ GRAFT_VEC vf absolute(vf x) { return as_float(as_int(x) & 0x7fffffff); }
 // NaN wins, as in PyTorch.
 GRAFT_VEC vf max_nan(vf a, vf b) { return select((a > b) | (a != a), a, b); }
 
+// The larger of x and low, the smaller of x and high; a NaN in x stays, and so does -0 beside 0.
+GRAFT_VEC vf at_least(vf x, vf low) {
+#if defined(__AVX512F__)
+  return (vf)_mm512_max_ps((__m512)low, (__m512)x);
+#elif defined(__AVX2__)
+  return (vf)_mm256_max_ps((__m256)low, (__m256)x);
+#else
+  return select(x < low, low, x);
+#endif
+}
+GRAFT_VEC vf at_most(vf x, vf high) {
+#if defined(__AVX512F__)
+  return (vf)_mm512_min_ps((__m512)high, (__m512)x);
+#elif defined(__AVX2__)
+  return (vf)_mm256_min_ps((__m256)high, (__m256)x);
+#else
+  return select(x > high, high, x);
+#endif
+}
+
 // --- kLanes elements in memory, any alignment ---
 
 GRAFT_VEC vf load_bf16(const std::uint16_t* p) {

@@ -1,0 +1,164 @@
+#define GRAFT_ISA test_reference
+#include "kernel/separable_conv.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <optional>
+#include <random>
+
+#include "kernel/simd/simd_test_util.h"
+
+namespace graft {
+namespace {
+
+using i64 = std::int64_t;
+
+struct Case {
+  i64 batch = 1, inputs = 8, channels = 16, outputs = 8;  // 0 inputs or outputs: no convolution there
+  i64 height = 9, width = 9;
+  i64 kernel = 3, stride = 1, padding = 1, dilation = 1;
+  bool residual = false;
+};
+
+TensorDesc channels_last(i64 n, i64 c, i64 h, i64 w) {
+  TensorDesc desc(DType::f32, Shape{n, c, 1, h, w});
+  desc.strides = {h * w * c, 1, h * w * c, w * c, c};
+  return desc;
+}
+
+void fill(TestTensor& tensor, unsigned seed) {
+  std::mt19937 rng(seed);
+  tensor.fill(rng, -1, 1);
+}
+
+// A convolution by itself, the reference: its own tests compare it with plain sums.
+struct Conv {
+  PackedConvAttrs attrs;
+  TestTensor packed, bias;
+
+  Conv(i64 outputs, i64 inputs, i64 groups, i64 lines, i64 columns, const simd::PackedConvTable& table, unsigned seed)
+      : packed(TensorDesc(DType::f32, Shape{1})), bias(TensorDesc(DType::f32, Shape{outputs})) {
+    TestTensor weight(TensorDesc(DType::f32, Shape{outputs, inputs / groups, 1, lines, columns}));
+    fill(weight, seed);
+    fill(bias, seed + 1);
+    packed = TestTensor(TensorDesc(DType::f32, Shape{packed_conv_floats(weight.desc.shape, groups, table)}));
+    run_on_threads({&weight}, {&packed}, PackConvAttrs{groups, 0}, 0, 1,
+                   [&](const KernelContext& c) { run_pack_conv(c, table); });
+    attrs.conv.groups = groups;
+    attrs.conv.has_bias = 1;
+    attrs.kernel[1] = lines;
+    attrs.kernel[2] = columns;
+  }
+
+  void run(const TestTensor& x, TestTensor& out, const TestTensor* residual, const simd::PackedConvTable& table) const {
+    std::vector<const TestTensor*> operands = {&x, &packed, &bias};
+    if (residual != nullptr) operands.push_back(residual);
+    if (attrs.conv.groups > 1) {
+      run_on_threads(operands, {&out}, attrs, packed_depthwise_scratch_bytes(attrs, 1), 1,
+                     [&](const KernelContext& c) { run_packed_depthwise_conv(c, table); });
+    } else {
+      run_on_threads(
+          operands, {&out}, attrs, packed_conv_scratch_bytes(x.desc, attrs, 1), 1,
+          [&](const KernelContext& c) { run_packed_conv(c, table); }, kPackedConv.phases);
+    }
+  }
+};
+
+void check(const Case& c) {
+  const i64 reach = (c.kernel - 1) * c.dilation + 1;
+  const i64 out_h = (c.height + 2 * c.padding - reach) / c.stride + 1;
+  const i64 out_w = (c.width + 2 * c.padding - reach) / c.stride + 1;
+  const i64 first = c.inputs > 0 ? c.inputs : c.channels, last = c.outputs > 0 ? c.outputs : c.channels;
+  for (const simd::Isa isa : simd::available_isas()) {
+    const simd::PackedConvTable& table = simd::packed_conv(isa);
+    TestTensor x(channels_last(c.batch, first, c.height, c.width));
+    fill(x, 1);
+    x.set(3, std::numeric_limits<double>::quiet_NaN());
+    TestTensor residual(channels_last(c.batch, last, out_h, out_w));
+    fill(residual, 2);
+    SeparableConvAttrs attrs;
+    attrs.channels = c.channels;
+
+    std::optional<Conv> expand, project;
+    Conv depthwise(c.channels, c.channels, c.channels, c.kernel, c.kernel, table, 3);
+    for (int d = 1; d < 3; ++d) {
+      depthwise.attrs.conv.stride[d] = c.stride;
+      depthwise.attrs.conv.padding[d] = c.padding;
+      depthwise.attrs.conv.dilation[d] = c.dilation;
+    }
+    depthwise.attrs.activation = simd::Activation::silu;
+    std::vector<const TestTensor*> operands = {&x};
+    TestTensor expanded(channels_last(c.batch, c.channels, c.height, c.width));
+    TestTensor between(channels_last(c.batch, c.channels, out_h, out_w));
+    TestTensor expected(channels_last(c.batch, last, out_h, out_w)), out(expected.desc);
+    if (c.inputs > 0) {
+      expand.emplace(c.channels, c.inputs, 1, 1, 1, table, 5);
+      expand->attrs.clamps = 1;
+      expand->attrs.low = -0.5f;
+      expand->attrs.high = 0.75f;
+      attrs.has_expand = 1;
+      attrs.expand = expand->attrs;
+      operands.insert(operands.end(), {&expand->packed, &expand->bias});
+      expand->run(x, expanded, nullptr, table);
+    }
+    attrs.depthwise = depthwise.attrs;
+    operands.insert(operands.end(), {&depthwise.packed, &depthwise.bias});
+    depthwise.run(c.inputs > 0 ? expanded : x, c.outputs > 0 ? between : expected, nullptr, table);
+    if (c.outputs > 0) {
+      project.emplace(c.outputs, c.channels, 1, 1, 1, table, 7);
+      project->attrs.has_residual = c.residual ? 1 : 0;
+      attrs.has_project = 1;
+      attrs.project = project->attrs;
+      operands.insert(operands.end(), {&project->packed, &project->bias});
+      if (c.residual) operands.push_back(&residual);
+      project->run(between, expected, c.residual ? &residual : nullptr, table);
+    }
+
+    TestTensor alone(out.desc);
+    for (const int threads : {1, 2, 3, 8}) {
+      fill(out, 9);
+      run_on_threads(operands, {&out}, attrs, separable_conv_scratch_bytes(x.desc, out.desc, attrs, threads), threads,
+                     [&](const KernelContext& ctx) { run_separable_conv(ctx, table); });
+      EXPECT_TRUE(out.guards_intact());
+      if (threads == 1) alone = out;
+      i64 wrong = 0;
+      for (i64 i = 0; i < out.elements(); ++i) {
+        const double got = out.get(i), want = expected.get(i), one = alone.get(i);
+        const bool fits = std::isnan(want) ? std::isnan(got) : std::fabs(got - want) <= 2e-6 * (1 + std::fabs(want));
+        const bool same = got == one || (std::isnan(got) && std::isnan(one));
+        if (fits && same) continue;
+        if (++wrong < 4)
+          ADD_FAILURE() << simd::name(isa) << ", " << threads << " threads, at " << i << ": " << got << ", apart "
+                        << want << ", with one thread " << one;
+      }
+    }
+  }
+}
+
+TEST(SeparableConv, TheSumsOfThreeLaunches) {
+  for (const i64 inputs : {0, 1, 16, 33})
+    for (const i64 outputs : {0, 1, 24, 40})
+      for (const i64 channels : {2, 16, 33})
+        check({.batch = 2, .inputs = inputs, .channels = channels, .outputs = outputs, .residual = outputs == 24});
+}
+
+TEST(SeparableConv, LinesAndStrides) {
+  for (const i64 height : {1, 2, 5, 24})
+    for (const i64 stride : {1, 2, 3, 5})
+      for (const i64 width : {1, 7, 30}) {
+        check({.height = height, .width = width, .stride = stride});
+        check({.height = height, .width = width, .kernel = 5, .stride = stride, .padding = 4, .dilation = 2});
+      }
+}
+
+TEST(SeparableConv, BandsOfLines) {
+  check({.inputs = 24, .channels = 144, .outputs = 24, .height = 40, .width = 56, .residual = true});
+  check({.inputs = 16, .channels = 96, .outputs = 24, .height = 30, .width = 112, .stride = 2});
+  // A line is more than a band; sums of several pieces.
+  check({.inputs = 300, .channels = 600, .outputs = 8, .height = 5, .width = 130});
+}
+
+}  // namespace
+}  // namespace graft

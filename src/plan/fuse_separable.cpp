@@ -1,0 +1,131 @@
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "kernel/kernels.h"
+#include "kernel/separable_conv.h"
+#include "plan/fuse.h"
+#include "plan/uses.h"
+
+namespace graft {
+namespace {
+
+// Tensors in between that are smaller stay in the caches anyway, and lines that two shares both expand cost more than
+// their memory.
+constexpr std::int64_t kMinBytes = std::int64_t{1} << 20;
+
+bool all(const std::int64_t (&values)[3], std::int64_t expected) {
+  return values[0] == expected && values[1] == expected && values[2] == expected;
+}
+
+bool is_pointwise(const Launch& launch) {
+  if (launch.kernel != &kPackedConv || launch.outputs.size() != 1) return false;
+  const auto attrs = attrs_of<PackedConvAttrs>(launch);
+  return all(attrs.kernel, 1) && all(attrs.conv.stride, 1) && all(attrs.conv.padding, 0) && attrs.conv.groups == 1;
+}
+
+bool is_planar_depthwise(const Launch& launch) {
+  if (launch.kernel != &kPackedDepthwiseConv || launch.outputs.size() != 1) return false;
+  const auto attrs = attrs_of<PackedConvAttrs>(launch);
+  return attrs.kernel[0] == 1 && attrs.conv.padding[0] == 0 && launch.inputs[0].shape()[2] == 1 &&
+         attrs.has_residual == 0;
+}
+
+// Positions [H, W] of x [N, C, 1, H, W] evenly apart, channels beside each other.
+bool is_even(const TensorDesc& x) {
+  return (x.strides[1] == 1 || x.shape[1] == 1) && x.strides[3] == x.shape[4] * x.strides[4];
+}
+
+class SeparableFuser {
+ public:
+  explicit SeparableFuser(Plan& plan) : plan_(plan), uses_(uses_of(plan)) {}
+
+  void run(int most_shares) {
+    for (std::size_t i = 0; i < plan_.launches.size(); ++i)
+      if (is_planar_depthwise(plan_.launches[i])) fuse(i, most_shares);
+  }
+
+ private:
+  void fuse(std::size_t i, int most_shares) {
+    Launch& depthwise = plan_.launches[i];
+    Launch* expand = maker_of(depthwise.inputs[0]);
+    if (expand != nullptr && (!is_pointwise(*expand) || attrs_of<PackedConvAttrs>(*expand).has_residual != 0 ||
+                              !is_even(expand->inputs[0].desc) || overwritten(*expand, i)))
+      expand = nullptr;
+    Launch* project = reader_of(depthwise.outputs[0]);
+    if (project != nullptr && (!is_pointwise(*project) || overwritten(depthwise, index_of(*project)) ||
+                               (expand != nullptr && overwritten(*expand, index_of(*project)))))
+      project = nullptr;
+    if ((expand == nullptr || expand->outputs[0].desc.byte_count() < kMinBytes) &&
+        (project == nullptr || depthwise.outputs[0].desc.byte_count() < kMinBytes))
+      return;
+
+    SeparableConvAttrs attrs;
+    attrs.channels = depthwise.outputs[0].shape()[1];
+    Launch fused = project != nullptr ? *project : depthwise;
+    fused.kernel = &kSeparableConv;
+    fused.inputs = {expand != nullptr ? expand->inputs[0] : depthwise.inputs[0]};
+    const auto take = [&](Launch& launch, PackedConvAttrs& into) {
+      into = attrs_of<PackedConvAttrs>(launch);
+      fused.inputs.insert(fused.inputs.end(), launch.inputs.begin() + 1, launch.inputs.end());
+    };
+    if (expand != nullptr) {
+      attrs.has_expand = 1;
+      take(*expand, attrs.expand);
+    }
+    take(depthwise, attrs.depthwise);
+    if (project != nullptr) {
+      attrs.has_project = 1;
+      take(*project, attrs.project);
+    }
+    fused.inplace = 0;
+    fused.serial = false;
+    fused.attrs.resize(sizeof(attrs));
+    set_attrs(fused, attrs);
+    fused.scratch_bytes = separable_conv_scratch_bytes(fused.inputs[0].desc, fused.outputs[0].desc, attrs, most_shares);
+    Buffer scratch;
+    scratch.bytes = fused.scratch_bytes;
+    fused.scratch = static_cast<BufferId>(plan_.buffers.size());
+    plan_.buffers.push_back(scratch);
+    if (expand != nullptr) expand->outputs.clear();
+    depthwise.outputs.clear();
+    (project != nullptr ? *project : depthwise) = std::move(fused);
+  }
+
+  std::size_t index_of(const Launch& launch) const { return static_cast<std::size_t>(&launch - plan_.launches.data()); }
+
+  // The launch that wrote all of a tensor that nothing else reads.
+  Launch* maker_of(const Tensor& tensor) {
+    const BufferUses& uses = uses_[tensor.buffer];
+    if (!between_two(tensor, uses)) return nullptr;
+    Launch& launch = plan_.launches[uses.writer];
+    return launch.outputs.size() == 1 && same_tensor(launch.outputs[0], tensor) ? &launch : nullptr;
+  }
+  Launch* reader_of(const Tensor& tensor) {
+    const BufferUses& uses = uses_[tensor.buffer];
+    if (!between_two(tensor, uses)) return nullptr;
+    Launch& launch = plan_.launches[uses.reader];
+    return !launch.inputs.empty() && same_tensor(launch.inputs[0], tensor) ? &launch : nullptr;
+  }
+  bool between_two(const Tensor& tensor, const BufferUses& uses) const {
+    return plan_.buffers[tensor.buffer].segment == Segment::arena && uses.reads == 1 && uses.writes == 1;
+  }
+
+  // Whether a launch after this one and before `end` writes what it reads.
+  bool overwritten(const Launch& launch, std::size_t end) const {
+    for (std::size_t i = index_of(launch) + 1; i < end; ++i)
+      for (const Tensor& written : plan_.launches[i].outputs)
+        for (const Tensor& read : launch.inputs)
+          if (written.buffer == read.buffer) return true;
+    return false;
+  }
+
+  Plan& plan_;
+  const std::vector<BufferUses> uses_;
+};
+
+}  // namespace
+
+void fuse_separable(Plan& plan, int most_shares) { SeparableFuser(plan).run(most_shares); }
+
+}  // namespace graft
