@@ -8,6 +8,7 @@
 #include <optional>
 #include <random>
 
+#include "base/check.h"
 #include "kernel/simd/simd_test_util.h"
 
 namespace graft {
@@ -20,6 +21,11 @@ struct Case {
   i64 height = 9, width = 9;
   i64 kernel = 3, stride = 1, padding = 1, dilation = 1;
   bool residual = false;
+  i64 expand_kernel = 1, expand_stride = 1, expand_padding = 0;
+  bool channels_last = true;  // the input
+
+  i64 middle(i64 size) const { return (size + 2 * expand_padding - expand_kernel) / expand_stride + 1; }
+  i64 out(i64 size) const { return (middle(size) + 2 * padding - (kernel - 1) * dilation - 1) / stride + 1; }
 };
 
 TensorDesc channels_last(i64 n, i64 c, i64 h, i64 w) {
@@ -67,19 +73,22 @@ struct Conv {
 };
 
 void check(const Case& c) {
-  const i64 reach = (c.kernel - 1) * c.dilation + 1;
-  const i64 out_h = (c.height + 2 * c.padding - reach) / c.stride + 1;
-  const i64 out_w = (c.width + 2 * c.padding - reach) / c.stride + 1;
+  const i64 out_h = c.out(c.height), out_w = c.out(c.width);
+  SCOPED_TRACE(str(c.inputs, " to ", c.channels, " to ", c.outputs, " channels of [", c.height, ", ", c.width, "], kernel ",
+                   c.kernel, ", stride ", c.stride, ", before it kernel ", c.expand_kernel, ", stride ", c.expand_stride));
   const i64 first = c.inputs > 0 ? c.inputs : c.channels, last = c.outputs > 0 ? c.outputs : c.channels;
   for (const simd::Isa isa : simd::available_isas()) {
     const simd::PackedConvTable& table = simd::packed_conv(isa);
-    TestTensor x(channels_last(c.batch, first, c.height, c.width));
+    TestTensor x(c.channels_last ? channels_last(c.batch, first, c.height, c.width)
+                                 : TensorDesc(DType::f32, Shape{c.batch, first, 1, c.height, c.width}));
     fill(x, 1);
     x.set(3, std::numeric_limits<double>::quiet_NaN());
     TestTensor residual(channels_last(c.batch, last, out_h, out_w));
     fill(residual, 2);
     SeparableConvAttrs attrs;
     attrs.channels = c.channels;
+    attrs.height = c.middle(c.height);
+    attrs.width = c.middle(c.width);
 
     std::optional<Conv> expand, project;
     Conv depthwise(c.channels, c.channels, c.channels, c.kernel, c.kernel, table, 3);
@@ -90,11 +99,15 @@ void check(const Case& c) {
     }
     depthwise.attrs.activation = simd::Activation::silu;
     std::vector<const TestTensor*> operands = {&x};
-    TestTensor expanded(channels_last(c.batch, c.channels, c.height, c.width));
+    TestTensor expanded(channels_last(c.batch, c.channels, attrs.height, attrs.width));
     TestTensor between(channels_last(c.batch, c.channels, out_h, out_w));
     TestTensor expected(channels_last(c.batch, last, out_h, out_w)), out(expected.desc);
     if (c.inputs > 0) {
-      expand.emplace(c.channels, c.inputs, 1, 1, 1, table, 5);
+      expand.emplace(c.channels, c.inputs, 1, c.expand_kernel, c.expand_kernel, table, 5);
+      for (int d = 1; d < 3; ++d) {
+        expand->attrs.conv.stride[d] = c.expand_stride;
+        expand->attrs.conv.padding[d] = c.expand_padding;
+      }
       expand->attrs.clamps = 1;
       expand->attrs.low = -0.5f;
       expand->attrs.high = 0.75f;
@@ -119,8 +132,9 @@ void check(const Case& c) {
     TestTensor alone(out.desc);
     for (const int threads : {1, 2, 3, 8}) {
       fill(out, 9);
-      run_on_threads(operands, {&out}, attrs, separable_conv_scratch_bytes(x.desc, out.desc, attrs, threads), threads,
-                     [&](const KernelContext& ctx) { run_separable_conv(ctx, table); });
+      run_on_threads(
+          operands, {&out}, attrs, separable_conv_scratch_bytes(x.desc, out.desc, attrs, threads), threads,
+          [&](const KernelContext& ctx) { run_separable_conv(ctx, table); }, kSeparableConv.phases);
       EXPECT_TRUE(out.guards_intact());
       if (threads == 1) alone = out;
       i64 wrong = 0;
@@ -153,9 +167,35 @@ TEST(SeparableConv, LinesAndStrides) {
       }
 }
 
+TEST(SeparableConv, AnyConvolutionBefore) {
+  for (const bool last : {false, true})
+    for (const i64 inputs : {1, 3, 20})
+      for (const i64 kernel : {1, 3, 4})
+        for (const i64 stride : {1, 2})
+          for (const i64 padding : {0, 1})
+            check({.batch = 2,
+                   .inputs = inputs,
+                   .channels = 20,
+                   .height = 13,
+                   .width = 30,
+                   .expand_kernel = kernel,
+                   .expand_stride = stride,
+                   .expand_padding = padding,
+                   .channels_last = last});
+}
+
 TEST(SeparableConv, BandsOfLines) {
   check({.inputs = 24, .channels = 144, .outputs = 24, .height = 40, .width = 56, .residual = true});
   check({.inputs = 16, .channels = 96, .outputs = 24, .height = 30, .width = 112, .stride = 2});
+  // Two groups of samples that are laid out.
+  check({.batch = 2,
+         .inputs = 70,
+         .channels = 8,
+         .outputs = 8,
+         .height = 100,
+         .width = 100,
+         .expand_kernel = 3,
+         .expand_padding = 1});
   // A line is more than a band; sums of several pieces.
   check({.inputs = 300, .channels = 600, .outputs = 8, .height = 5, .width = 130});
 }

@@ -12,8 +12,8 @@ namespace graft {
 // same numbers: all of it is applied to the f32 sum before it is stored.
 void fuse_sums(Plan& plan);
 
-// A depthwise convolution becomes one launch with the pointwise convolutions before and after it where what lies
-// between them is large: lines of it at a time. Needs a plan without dead launches.
+// A depthwise convolution becomes one launch with the convolution before it and the pointwise one after it where what
+// lies between them is large: lines of it at a time. Needs a plan without dead launches.
 void fuse_separable(Plan& plan, int most_shares);
 
 // Elementwise launches and conversions whose result one later such launch of the same shape alone reads become one

@@ -10,30 +10,32 @@
 namespace graft {
 namespace {
 
-// Tensors in between that are smaller stay in the caches anyway, and lines that two shares both expand cost more than
-// their memory.
-constexpr std::int64_t kMinBytes = std::int64_t{1} << 20;
+// What lies between smaller ones goes from core to core in less time than reading all weights on each core takes.
+constexpr std::int64_t kMinBytes = std::int64_t{256} << 10;
 
-bool all(const std::int64_t (&values)[3], std::int64_t expected) {
-  return values[0] == expected && values[1] == expected && values[2] == expected;
-}
-
-bool is_pointwise(const Launch& launch) {
-  if (launch.kernel != &kPackedConv || launch.outputs.size() != 1) return false;
+bool is_planar(const Launch& launch) {
   const auto attrs = attrs_of<PackedConvAttrs>(launch);
-  return all(attrs.kernel, 1) && all(attrs.conv.stride, 1) && all(attrs.conv.padding, 0) && attrs.conv.groups == 1;
+  return attrs.kernel[0] == 1 && attrs.conv.padding[0] == 0 && launch.inputs[0].shape()[2] == 1;
 }
 
 bool is_planar_depthwise(const Launch& launch) {
-  if (launch.kernel != &kPackedDepthwiseConv || launch.outputs.size() != 1) return false;
-  const auto attrs = attrs_of<PackedConvAttrs>(launch);
-  return attrs.kernel[0] == 1 && attrs.conv.padding[0] == 0 && launch.inputs[0].shape()[2] == 1 &&
-         attrs.has_residual == 0;
+  return launch.kernel == &kPackedDepthwiseConv && launch.outputs.size() == 1 && is_planar(launch) &&
+         attrs_of<PackedConvAttrs>(launch).has_residual == 0;
 }
 
-// Positions [H, W] of x [N, C, 1, H, W] evenly apart, channels beside each other.
-bool is_even(const TensorDesc& x) {
-  return (x.strides[1] == 1 || x.shape[1] == 1) && x.strides[3] == x.shape[4] * x.strides[4];
+bool can_expand(const Launch& launch) {
+  if (launch.kernel != &kPackedConv || launch.outputs.size() != 1 || !is_planar(launch)) return false;
+  const auto attrs = attrs_of<PackedConvAttrs>(launch);
+  return attrs.conv.groups == 1 && attrs.has_residual == 0;
+}
+
+bool can_project(const Launch& launch) {
+  if (launch.kernel != &kPackedConv || launch.outputs.size() != 1) return false;
+  const auto attrs = attrs_of<PackedConvAttrs>(launch);
+  const auto all = [](const std::int64_t(&values)[3], std::int64_t expected) {
+    return values[0] == expected && values[1] == expected && values[2] == expected;
+  };
+  return all(attrs.kernel, 1) && all(attrs.conv.stride, 1) && all(attrs.conv.padding, 0) && attrs.conv.groups == 1;
 }
 
 class SeparableFuser {
@@ -49,11 +51,9 @@ class SeparableFuser {
   void fuse(std::size_t i, int most_shares) {
     Launch& depthwise = plan_.launches[i];
     Launch* expand = maker_of(depthwise.inputs[0]);
-    if (expand != nullptr && (!is_pointwise(*expand) || attrs_of<PackedConvAttrs>(*expand).has_residual != 0 ||
-                              !is_even(expand->inputs[0].desc) || overwritten(*expand, i)))
-      expand = nullptr;
+    if (expand != nullptr && (!can_expand(*expand) || overwritten(*expand, i))) expand = nullptr;
     Launch* project = reader_of(depthwise.outputs[0]);
-    if (project != nullptr && (!is_pointwise(*project) || overwritten(depthwise, index_of(*project)) ||
+    if (project != nullptr && (!can_project(*project) || overwritten(depthwise, index_of(*project)) ||
                                (expand != nullptr && overwritten(*expand, index_of(*project)))))
       project = nullptr;
     if ((expand == nullptr || expand->outputs[0].desc.byte_count() < kMinBytes) &&
@@ -61,7 +61,10 @@ class SeparableFuser {
       return;
 
     SeparableConvAttrs attrs;
-    attrs.channels = depthwise.outputs[0].shape()[1];
+    const Shape& between = depthwise.inputs[0].shape();
+    attrs.channels = between[1];
+    attrs.height = between[3];
+    attrs.width = between[4];
     Launch fused = project != nullptr ? *project : depthwise;
     fused.kernel = &kSeparableConv;
     fused.inputs = {expand != nullptr ? expand->inputs[0] : depthwise.inputs[0]};

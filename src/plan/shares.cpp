@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "kernel/separable_conv.h"
 #include "plan/lowering.h"
 
 namespace graft {
@@ -25,6 +26,8 @@ std::uint64_t touched_bytes(const Launch& launch) {
 }
 
 int shares_per_thread(const Launch& launch) {
+  // Its shares repeat lines of each other's.
+  if (launch.kernel == &kSeparableConv) return 1;
   const bool heavy = launch.kernel != nullptr && !launch.serial && touched_bytes(launch) >= kMinBytes;
   return heavy ? kMostSharesPerThread : 1;
 }

@@ -56,9 +56,11 @@ struct Ahead {
   i64 lines;
 };
 
-// Those that go with `steps` of the `all` steps left.
+// Those that go with `steps` of the `all` steps left: as many as tiles that come in full numbers need, and in the end
+// what is left.
 GRAFT_VEC void ask(Ahead& ahead, i64 steps, i64 all) {
-  const i64 n = steps == all ? ahead.lines : ahead.lines * steps / all;  // a division takes as long as a small tile
+  constexpr i64 kSteps = kConvTiles * 64 / (4 * kPanel);
+  const i64 n = steps == all ? ahead.lines : smaller(ahead.lines, steps / kSteps + 1);
   for (i64 i = 0; i < n; ++i) __builtin_prefetch(ahead.from + i * 64, 0, 2);
   ahead.from += n * 64;
   ahead.lines -= n;
@@ -115,7 +117,7 @@ GRAFT_VEC void put_tile(const Epilogue& e, const vf (&x)[R][NV], i64 first, i64 
       for (int n = 0; n < NV; ++n) store(sums + (r * NV + n) * kLanes, x[r][n]);
     }
     const Epilogue copy = e;  // so that the other stays in registers
-    put_any(copy, sums, R, first, channel, width);
+    put_any(copy, sums, R, first, channel, smaller(width, NV * kLanes));
   } else if (rest >= kLanes) {
     e.residual == nullptr ? put_sums<R, NV, false, false>(e, x, first, channel, kLanes)
                           : put_sums<R, NV, false, true>(e, x, first, channel, kLanes);
