@@ -81,6 +81,9 @@ def work(launch: dict[str, Any], past: int) -> tuple[dict[str, float], float]:
     if kernel == "packed_conv":  # weights lie in panels of 32 channels (bench/README.md)
         channels = outputs[0].shape[1]
         return {"f32": 2.0 * outputs[0].count * inputs[1].count / (-(-channels // 32) * 32)}, moved
+    if kernel == "winograd_conv":  # as many operations as the sums over nine taps would take
+        channels = outputs[0].shape[1]
+        return {"f32": 2.0 * outputs[0].count * inputs[1].count / (-(-channels // 32) * 32) * 9 / 16}, moved
     if kernel == "packed_depthwise_conv":
         channels = outputs[0].shape[1]
         return {"f32": 2.0 * outputs[0].count * inputs[1].count / (-(-channels // 16) * 16)}, moved

@@ -9,6 +9,7 @@
 
 #include "kernel/packed_conv.h"
 #include "kernel/simd/simd_test_util.h"
+#include "kernel/winograd_conv.h"
 
 namespace graft {
 namespace {
@@ -114,6 +115,23 @@ void check_packed(const Case& c, const TestTensor& x, const TestTensor& w, const
       packed_attrs.low = -0.5f;
       packed_attrs.high = 0.75f;
     }
+    // `slack`: of the sum of absolute terms, by output.
+    const auto compare = [&](const TestTensor& out, const char* what, auto&& slack) {
+      EXPECT_TRUE(out.guards_intact());
+      const i64 positions = c.out(0) * c.out(1) * c.out(2), rows = out_desc.shape[1];
+      i64 wrong = 0;
+      for (i64 i = 0; i < out.elements(); ++i) {
+        const i64 channel = i / positions % rows,
+                  at = (i / positions / rows * positions + i % positions) * rows + channel;
+        const double by = all ? scale.get(channel) : 1;
+        const auto index = static_cast<std::size_t>(i);
+        double want = sums[index] * by + (c.bias ? bias.get(channel) : 0);
+        if (all) want = std::min(std::max(want + residual.get(at), -0.5), 0.75);
+        if (std::fabs(out.get(at) - want) <= slack(index) * by + 8e-7) continue;
+        if (++wrong < 4) ADD_FAILURE() << what << ", at " << i << ": got " << out.get(at) << ", expected " << want;
+      }
+      EXPECT_EQ(wrong, 0);
+    };
     TestTensor out(out_desc);
     if (depthwise) {
       run_on_threads(inputs, {&out}, packed_attrs, packed_depthwise_scratch_bytes(packed_attrs, threads), threads,
@@ -123,20 +141,17 @@ void check_packed(const Case& c, const TestTensor& x, const TestTensor& w, const
           inputs, {&out}, packed_attrs, packed_conv_scratch_bytes(x.desc, packed_attrs, threads), threads,
           [&](const KernelContext& ctx) { run_packed_conv(ctx, table); }, kPackedConv.phases);
     }
-    EXPECT_TRUE(out.guards_intact());
-    const i64 positions = c.out(0) * c.out(1) * c.out(2), rows = out_desc.shape[1];
-    i64 wrong = 0;
-    for (i64 i = 0; i < out.elements(); ++i) {
-      const i64 channel = i / positions % rows,
-                at = (i / positions / rows * positions + i % positions) * rows + channel;
-      const double by = all ? scale.get(channel) : 1;
-      const auto index = static_cast<std::size_t>(i);
-      double want = sums[index] * by + (c.bias ? bias.get(channel) : 0);
-      if (all) want = std::min(std::max(want + residual.get(at), -0.5), 0.75);
-      if (std::fabs(out.get(at) - want) <= 4e-7 * (sizes[index] * by + 2)) continue;
-      if (++wrong < 4) ADD_FAILURE() << "packed, at " << i << ": got " << out.get(at) << ", expected " << want;
-    }
-    EXPECT_EQ(wrong, 0);
+    compare(out, "packed", [&](std::size_t i) { return 4e-7 * sizes[i]; });
+    if (!fits_winograd(w.desc.shape, attrs) || x.desc.strides[1] != 1 || x.desc.shape[2] != 1) continue;
+    const WinogradLoops loops(isa);
+    TestTensor transformed(TensorDesc(DType::f32, Shape{winograd_floats(w.desc.shape, loops)})), tiled(out_desc);
+    run_on_threads(weights, {&transformed}, PackConvAttrs{1, all ? 1 : 0}, 0, threads,
+                   [&](const KernelContext& ctx) { run_pack_winograd(ctx, loops); });
+    inputs[1] = &transformed;
+    run_on_threads(inputs, {&tiled}, packed_attrs, winograd_scratch_bytes(x.desc, out_desc, threads, loops), threads,
+                   [&](const KernelContext& ctx) { run_winograd_conv(ctx, loops); });
+    const double largest = *std::ranges::max_element(sizes);
+    compare(tiled, "by Winograd", [&](std::size_t) { return 4e-7 * largest; });
   }
 }
 
@@ -426,6 +441,85 @@ TEST(PackedConv, NaNStaysAndZeroTimesPaddingIsNotRead) {
         EXPECT_EQ(out.get((h * 9 + col) * 2 + 1), sees ? 6 : plain);
       }
     }
+  }
+}
+
+TEST(WinogradConv, TilesPanelsAndChunks) {
+  for (const i64 height : {1, 2, 3, 8})
+    for (const i64 width : {1, 2, 5, 14})
+      for (const i64 padding : {0, 1, 2}) {
+        if (height + 2 * padding < 3 || width + 2 * padding < 3) continue;
+        check({.batch = 2,
+               .channels = 5,
+               .outputs = 9,
+               .size = {1, height, width},
+               .kernel = {1, 3, 3},
+               .padding = {0, padding, padding},
+               .bias = true,
+               .channels_last = true});
+      }
+  for (const i64 channels : {1, 16, 33, 300})
+    for (const i64 outputs : {1, 16, 33, 70})
+      check({.channels = channels,
+             .outputs = outputs,
+             .size = {1, 7, 9},
+             .kernel = {1, 3, 3},
+             .padding = {0, 1, 1},
+             .channels_last = true});
+  // Tiles in several chunks; weights so large that threads divide panels.
+  check({.batch = 2,
+         .channels = 64,
+         .outputs = 32,
+         .size = {1, 30, 31},
+         .kernel = {1, 3, 3},
+         .padding = {0, 1, 1},
+         .channels_last = true});
+  check({.channels = 130,
+         .outputs = 100,
+         .size = {1, 33, 40},
+         .kernel = {1, 3, 3},
+         .padding = {0, 1, 1},
+         .channels_last = true});
+}
+
+TEST(WinogradConv, WhatIsNotFiniteReachesThoseThatSeeIt) {
+  for (const simd::Isa isa : simd::available_isas()) {
+    const WinogradLoops loops(isa);
+    TestTensor x(channels_last({1, 3, 1, 7, 8})), w(TensorDesc(DType::f32, Shape{20, 3, 1, 3, 3}));
+    std::mt19937 rng(1);
+    x.fill(rng, -1, 1);
+    w.fill(rng, -1, 1);
+    TestTensor before = x;
+    const i64 nan_at = 1 * 8 + 2, infinity_at = 5 * 8 + 7;  // positions
+    x.set(nan_at * 3 + 1, std::numeric_limits<double>::quiet_NaN());
+    x.set(infinity_at * 3, std::numeric_limits<double>::infinity());
+    TestTensor packed(TensorDesc(DType::f32, Shape{winograd_floats(w.desc.shape, loops)}));
+    run_on_threads({&w}, {&packed}, PackConvAttrs{}, 0, 1,
+                   [&](const KernelContext& c) { run_pack_winograd(c, loops); });
+    PackedConvAttrs attrs;
+    attrs.conv.padding[1] = attrs.conv.padding[2] = 1;
+    attrs.kernel[1] = attrs.kernel[2] = 3;
+    TestTensor out(channels_last({1, 20, 1, 7, 8})), finite(out.desc);
+    for (auto [input, to] : {std::pair{&x, &out}, std::pair{&before, &finite}})
+      run_on_threads({input, &packed}, {to}, attrs, winograd_scratch_bytes(x.desc, out.desc, 1, loops), 1,
+                     [&](const KernelContext& c) { run_winograd_conv(c, loops); });
+    for (i64 h = 0; h < 7; ++h)
+      for (i64 col = 0; col < 8; ++col)
+        for (i64 o = 0; o < 20; ++o) {
+          const i64 at = (h * 8 + col) * 20 + o;
+          const auto sees = [&](i64 position) {
+            return std::abs(h - position / 8) <= 1 && std::abs(col - position % 8) <= 1;
+          };
+          if (sees(nan_at)) {
+            EXPECT_TRUE(std::isnan(out.get(at))) << h << " " << col;
+          } else if (sees(infinity_at)) {
+            const i64 tap = (5 - h + 1) * 3 + 7 - col + 1;
+            EXPECT_TRUE(std::isinf(out.get(at)) && std::signbit(out.get(at)) == std::signbit(w.get(o * 27 + tap)))
+                << h << " " << col << ": " << out.get(at);
+          } else {
+            EXPECT_NEAR(out.get(at), finite.get(at), 4e-6) << simd::name(isa) << " " << h << " " << col;
+          }
+        }
   }
 }
 

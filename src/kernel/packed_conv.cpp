@@ -17,24 +17,6 @@ using simd::PackedConvTable;
 
 constexpr i64 kMinParallel = 4096;
 
-simd::ChannelEpilogue epilogue_of(const KernelContext& ctx, const PackedConvAttrs& attrs) {
-  simd::ChannelEpilogue e;
-  const TensorDesc& out = ctx.out();
-  e.out = ctx.output<float>();
-  e.out_row = out.shape[1];
-  if (attrs.conv.has_bias != 0) e.bias = ctx.input<float>(2);
-  if (attrs.has_residual != 0) {
-    const int at = 2 + attrs.conv.has_bias;
-    e.residual = ctx.input<float>(at);
-    e.residual_row = out.shape[1];
-  }
-  e.activation = attrs.activation;
-  e.clamps = attrs.clamps != 0;
-  e.low = attrs.low;
-  e.high = attrs.high;
-  return e;
-}
-
 void offset(simd::ChannelEpilogue& e, i64 floats) {
   e.out += floats;
   if (e.residual != nullptr) e.residual += floats;
@@ -130,7 +112,7 @@ class PackedConvolution {
     const i64 panels = ceil_div(rows, table.panel_width);
     const std::span<const ConvPiece> pieces = pieces_of(ctx);
     const auto lines = input_.lines_of(out, samples, table.tile_rows);
-    simd::ChannelEpilogue e = epilogue_of(ctx, attrs_);
+    simd::ChannelEpilogue e = channel_epilogue(ctx, attrs_);
     offset(e, first_sample * out[2] * out[3] * out[4] * out[1]);
     const i64 tiles = lines.all * lines.parts;
     share_tiles(ctx, tiles, groups * panels, simd::kConvTiles, [&](i64 panel, i64 from, i64 to) {
@@ -173,6 +155,24 @@ std::string why(const KernelContext& ctx) {
 }
 
 }  // namespace
+
+simd::ChannelEpilogue channel_epilogue(const KernelContext& ctx, const PackedConvAttrs& attrs) {
+  simd::ChannelEpilogue e;
+  const TensorDesc& out = ctx.out();
+  e.out = ctx.output<float>();
+  e.out_row = out.shape[1];
+  if (attrs.conv.has_bias != 0) e.bias = ctx.input<float>(2);
+  if (attrs.has_residual != 0) {
+    const int at = 2 + attrs.conv.has_bias;
+    e.residual = ctx.input<float>(at);
+    e.residual_row = out.shape[1];
+  }
+  e.activation = attrs.activation;
+  e.clamps = attrs.clamps != 0;
+  e.low = attrs.low;
+  e.high = attrs.high;
+  return e;
+}
 
 bool is_depthwise(const Shape& weight, i64 groups) { return groups > 1 && weight[0] == groups && weight[1] == 1; }
 
@@ -218,7 +218,7 @@ void run_packed_depthwise_conv(const KernelContext& ctx, const PackedConvTable& 
   line.lines = lines;
   line.line_count = static_cast<int>(count);
   line.weight = ctx.input<float>(1);
-  const simd::ChannelEpilogue from_start = epilogue_of(ctx, attrs);
+  const simd::ChannelEpilogue from_start = channel_epilogue(ctx, attrs);
   for (i64 unit = begin; unit < end; ++unit) {
     const i64 h = unit % out[3], d = unit / out[3] % out[2], n = unit / out[3] / out[2];
     for (i64 kd = 0; kd < attrs.kernel[0]; ++kd) {

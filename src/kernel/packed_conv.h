@@ -33,6 +33,8 @@ struct PackedConvAttrs {
   float low = 0, high = 0;
   std::int32_t has_residual = 0;
 };
+// What becomes of a sum, of a launch with these attributes.
+simd::ChannelEpilogue channel_epilogue(const KernelContext& ctx, const PackedConvAttrs& attrs);
 extern const Kernel kPackedConv;
 extern const Kernel kPackedDepthwiseConv;
 

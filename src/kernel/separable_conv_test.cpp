@@ -74,8 +74,9 @@ struct Conv {
 
 void check(const Case& c) {
   const i64 out_h = c.out(c.height), out_w = c.out(c.width);
-  SCOPED_TRACE(str(c.inputs, " to ", c.channels, " to ", c.outputs, " channels of [", c.height, ", ", c.width, "], kernel ",
-                   c.kernel, ", stride ", c.stride, ", before it kernel ", c.expand_kernel, ", stride ", c.expand_stride));
+  SCOPED_TRACE(str(c.inputs, " to ", c.channels, " to ", c.outputs, " channels of [", c.height, ", ", c.width,
+                   "], kernel ", c.kernel, ", stride ", c.stride, ", before it kernel ", c.expand_kernel, ", stride ",
+                   c.expand_stride));
   const i64 first = c.inputs > 0 ? c.inputs : c.channels, last = c.outputs > 0 ? c.outputs : c.channels;
   for (const simd::Isa isa : simd::available_isas()) {
     const simd::PackedConvTable& table = simd::packed_conv(isa);

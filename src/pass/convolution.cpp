@@ -2,6 +2,7 @@
 #include <utility>
 
 #include "kernel/packed_conv.h"
+#include "kernel/winograd_conv.h"
 #include "op/spatial.h"
 #include "pass/graph.h"
 #include "pass/passes.h"
@@ -14,6 +15,10 @@ constexpr std::string_view kBatchNorm = "aten._native_batch_norm_legit_no_traini
 
 // Fewer output channels leave most of a panel empty.
 constexpr std::int64_t kLeastChannels = 8;
+
+// Winograd's products pay from so many channels on either side, and so many outputs of a sample: with fewer, reading
+// weights 16/9 as large takes what they save.
+constexpr std::int64_t kWinogradChannels = 32, kWinogradOutputs = 144;
 
 std::optional<Shape> static_shape(const ir::Value* value) {
   if (value == nullptr || value->dtype != DType::f32) return std::nullopt;
@@ -67,13 +72,28 @@ class Packer {
     if (const auto shape = packable(node)) put(node, node, *shape, kNone, graph_.arg(node, "bias"));
   }
 
+  // With sizes of the input known when it is packed.
+  bool by_winograd(const ir::Node& conv, const Shape& shape) const {
+    if (shape.rank() != 4 || shape[0] < kWinogradChannels || shape[1] < kWinogradChannels) return false;
+    const std::optional<Shape> out = static_shape(graph_.tensor(ir::Arg::of_value(conv.outputs[0])));
+    if (!out || (*out)[2] * (*out)[3] < kWinogradOutputs) return false;
+    ConvAttrs attrs;
+    attrs.groups = groups_of(conv);
+    for (const auto& [name, to] : {std::pair{"stride", &attrs.stride}, std::pair{"dilation", &attrs.dilation}})
+      for (const ir::Arg& item : graph_.arg(conv, name).items)
+        if (Graph::number(item).value_or(0) != 1) (*to)[2] = 0;
+    return fits_winograd(with_three_spatial(shape), attrs);
+  }
+
   // `at` becomes the convolution `conv` with another scale and bias.
   void put(ir::Node& at, const ir::Node& conv, const Shape& shape, const ir::Arg& scale, const ir::Arg& bias) {
-    const std::int64_t floats = packed_conv_floats(with_three_spatial(shape), groups_of(conv));
-    const ir::Arg packed =
-        graph_.add(at.name + " packed", "graft.pack_conv",
-                   {{"weight", graph_.arg(conv, "weight")}, {"scale", scale}, {"groups", graph_.arg(conv, "groups")}},
-                   DType::f32, {{floats, floats, {}}});
+    const bool winograd = by_winograd(conv, shape);
+    const Shape whole = with_three_spatial(shape);
+    const std::int64_t floats = winograd ? winograd_floats(whole) : packed_conv_floats(whole, groups_of(conv));
+    Graph::Args weight = {{"weight", graph_.arg(conv, "weight")}, {"scale", scale}};
+    if (!winograd) weight.emplace_back("groups", graph_.arg(conv, "groups"));
+    const ir::Arg packed = graph_.add(at.name + " packed", winograd ? "graft.pack_winograd" : "graft.pack_conv",
+                                      std::move(weight), DType::f32, {{floats, floats, {}}});
     ir::Arg sizes;
     sizes.kind = ir::Arg::Kind::list;
     for (const std::int64_t size : shape.sizes()) sizes.items.push_back(ir::Arg::of_integer(size));
@@ -81,7 +101,7 @@ class Packer {
         {"input", graph_.arg(conv, "input")}, {"weight", packed}, {"weight_size", sizes}, {"bias", bias}};
     for (const char* name : {"stride", "padding", "dilation", "transposed", "output_padding", "groups"})
       args.emplace_back(name, graph_.arg(conv, name));
-    graph_.replace(at, "graft.packed_conv", std::move(args));
+    graph_.replace(at, winograd ? "graft.winograd_conv" : "graft.packed_conv", std::move(args));
   }
 
   // A norm with given statistics of what a convolution alone hands it: a scale and a shift of each channel.

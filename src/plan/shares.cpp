@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "kernel/separable_conv.h"
+#include "kernel/winograd_conv.h"
 #include "plan/lowering.h"
 
 namespace graft {
@@ -26,8 +27,8 @@ std::uint64_t touched_bytes(const Launch& launch) {
 }
 
 int shares_per_thread(const Launch& launch) {
-  // Its shares repeat lines of each other's.
-  if (launch.kernel == &kSeparableConv) return 1;
+  // Their shares repeat some of each other's work.
+  if (launch.kernel == &kSeparableConv || launch.kernel == &kWinogradConv) return 1;
   const bool heavy = launch.kernel != nullptr && !launch.serial && touched_bytes(launch) >= kMinBytes;
   return heavy ? kMostSharesPerThread : 1;
 }

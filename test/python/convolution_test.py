@@ -1,5 +1,6 @@
 """Convolutions with weights of the model: packed at load, with the norm, the activation and the sum behind them in them."""
 
+import json
 import random
 
 import graft
@@ -115,6 +116,97 @@ def test_elements_outside_and_not_numbers(tmp_path):
     x[0, 3, 0, 0], x[0, 5, 11, 13], x[0, 0, 6, 6] = torch.nan, torch.inf, -torch.inf
     graft.export(model, (x,), path=tmp_path / "m.pte")
     torch.testing.assert_close(graft.load(tmp_path / "m.pte")(x), model(x), atol=1e-5, rtol=1e-5, equal_nan=True)
+
+
+def kernels(loaded) -> list[str]:
+    (plan,) = json.loads(loaded._program.describe(True))["methods"][0]["plans"]
+    return [launch["kernel"].removeprefix("graft ") for launch in plan["order"]]
+
+
+class Inverted(nn.Module):
+    """MobileNetV2's: expand, depthwise, project, the input added where the sizes allow."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int, bias: bool = True) -> None:
+        super().__init__()
+        middle = 6 * inputs
+        self.adds = stride == 1 and inputs == outputs
+        self.layers = nn.Sequential(
+            nn.Conv2d(inputs, middle, 1, bias=bias),
+            nn.BatchNorm2d(middle),
+            nn.ReLU6(),
+            nn.Conv2d(middle, middle, 3, stride, 1, groups=middle, bias=bias),
+            nn.BatchNorm2d(middle),
+            nn.ReLU6(),
+            nn.Conv2d(middle, outputs, 1, bias=bias),
+            nn.BatchNorm2d(outputs),
+        )
+
+    def forward(self, x):
+        return x + self.layers(x) if self.adds else self.layers(x)
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_depthwise_convolutions_with_those_around_them(tmp_path, batch):
+    torch.manual_seed(0)
+    first = nn.Sequential(nn.Conv2d(3, 24, 3, 2, 1), nn.BatchNorm2d(24), nn.ReLU6(), nn.Conv2d(24, 24, 3, 1, 1, groups=24))
+    model = alive(nn.Sequential(first, nn.Hardswish(), Inverted(24, 24, 1), Inverted(24, 24, 1, bias=False), Inverted(24, 40, 2)))
+    x = torch.randn(batch, 3, 160, 132)
+    graft.export(model, (x,), path=tmp_path / "m.pte")
+    loaded = graft.load(tmp_path / "m.pte")
+    expected = model(x)
+    torch.testing.assert_close(loaded(x), expected, atol=1e-5 * expected.abs().max().item(), rtol=1e-5)
+    assert [kernel for kernel in kernels(loaded) if "conv" in kernel] == 4 * ["separable_conv"]
+    plain = graft.load(tmp_path / "m.pte", fast_kernels=False)
+    torch.testing.assert_close(plain(x), expected, atol=1e-5 * expected.abs().max().item(), rtol=1e-5)
+
+
+def test_what_lies_between_is_asked_for(tmp_path):
+    """Tensors that something else reads, too, are there; small ones are not worth a launch by bands."""
+
+    class Seen(nn.Module):
+        def __init__(self, which: int) -> None:
+            super().__init__()
+            self.layers = Inverted(24, 32, 1).layers
+            self.which = which
+
+        def forward(self, x):
+            results = []
+            for layer in self.layers:
+                x = layer(x)
+                results.append(x)
+            return x, results[self.which]
+
+    torch.manual_seed(0)
+    for which, names in [
+        (2, ["packed_conv", "separable_conv"]),
+        (5, ["separable_conv", "packed_conv"]),
+    ]:
+        model, x = alive(Seen(which)), torch.randn(1, 24, 40, 40)
+        graft.export(model, (x,), path=tmp_path / "m.pte")
+        loaded = graft.load(tmp_path / "m.pte")
+        for got, expected in zip(loaded(x), model(x), strict=True):
+            torch.testing.assert_close(got, expected, atol=1e-5 * expected.abs().max().item(), rtol=1e-5)
+        assert [kernel for kernel in kernels(loaded) if "conv" in kernel] == names
+    model, x = alive(Inverted(24, 24, 1)), torch.randn(1, 24, 14, 14)
+    graft.export(model, (x,), path=tmp_path / "m.pte")
+    loaded = graft.load(tmp_path / "m.pte")
+    loaded(x)
+    assert [kernel for kernel in kernels(loaded) if "conv" in kernel] == ["packed_conv", "packed_depthwise_conv", "packed_conv"]
+
+
+@pytest.mark.parametrize("size", [12, 15, 28])
+def test_three_by_three_taps_by_winograd(tmp_path, size):
+    torch.manual_seed(0)
+    model = alive(nn.Sequential(nn.Conv2d(40, 48, 3, padding=1), nn.BatchNorm2d(48), nn.SiLU(), nn.Conv2d(48, 33, 3)))
+    x = torch.randn(2, 40, size, size)
+    graft.export(model, (x,), path=tmp_path / "m.pte")
+    loaded = graft.load(tmp_path / "m.pte")
+    torch.testing.assert_close(loaded(x), model(x), atol=1e-5, rtol=1e-5)
+    by_winograd = (size >= 12) + (size - 2 >= 12)
+    assert kernels(loaded).count("winograd_conv") == by_winograd
+    # What is not finite reaches the outputs that see it and no others.
+    x[0, 3, 0, 0], x[0, 5, size - 1, size - 1], x[1, 0, 6, 6] = torch.nan, torch.inf, -torch.inf
+    torch.testing.assert_close(loaded(x), model(x), atol=1e-5, rtol=1e-5, equal_nan=True)
 
 
 def test_the_graph_says_what_was_packed(tmp_path):

@@ -46,6 +46,7 @@ MADE = {
     "graft.pack_conv": "test/python/convolution_test.py",
     "graft.pack_int4": "src/pass/passes_test.cpp",
     "graft.pack_quantized_conv": "test/python/quantized_conv_test.py",
+    "graft.pack_winograd": "test/python/convolution_test.py",
     "graft.packed_conv": "test/python/convolution_test.py",
     "graft.packed_quantized_conv": "test/python/quantized_conv_test.py",
     "graft.quantized_conv": "test/python/torchao_test.py",
@@ -56,6 +57,7 @@ MADE = {
     "graft.store_source.default": "test/python/seq2seq_test.py",
     "graft.stored_source": "test/python/seq2seq_test.py",
     "graft.stored_source_attention": "test/python/seq2seq_test.py",
+    "graft.winograd_conv": "test/python/convolution_test.py",
 }
 LEFT_OUT = {
     "training": "computes gradients",
