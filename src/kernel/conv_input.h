@@ -1,7 +1,9 @@
 #pragma once
 
 #include <algorithm>
+#include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include "kernel/conv.h"
 
@@ -10,6 +12,20 @@
 namespace graft {
 
 inline std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+// Signed bytes as unsigned ones that count 128 more, and back; `to` may be `from`.
+inline void flip_bytes(const std::uint8_t* from, std::uint8_t* to, std::int64_t n) {
+  typedef std::uint8_t Block __attribute__((vector_size(16)));
+  constexpr std::int64_t kBlock = sizeof(Block);
+  std::int64_t i = 0;
+  for (; i + kBlock <= n; i += kBlock) {
+    Block block;
+    std::memcpy(&block, from + i, sizeof(block));
+    block ^= 0x80;
+    std::memcpy(to + i, &block, sizeof(block));
+  }
+  for (; i < n; ++i) to[i] = from[i] ^ 0x80;
+}
 
 template <typename T>
 class ConvInput {
@@ -48,13 +64,14 @@ class ConvInput {
   // Laying out and multiplying, for each group of samples.
   int phases() const { return static_cast<int>(lays_out_ ? 2 * ceil_div(x_.shape[0], group_) : 1); }
 
-  // This thread's share of the phase: lays out, or calls multiply(x, first sample, samples).
+  // This thread's share of the phase: lays out, or calls multiply(x, first sample, samples). `flips`: what is laid out,
+  // padding included, is flipped.
   template <typename Multiply>
-  void run(const KernelContext& ctx, std::byte* scratch, T padding, Multiply&& multiply) const {
+  void run(const KernelContext& ctx, std::byte* scratch, T padding, Multiply&& multiply, bool flips = false) const {
     if (!lays_out_) return multiply(ctx.input<T>(0), i64{0}, x_.shape[0]);
     const i64 first = ctx.phase / 2 * group_, count = std::min(group_, x_.shape[0] - first);
     T* copy = reinterpret_cast<T*>(scratch);
-    if (ctx.phase % 2 == 0) return lay_out(ctx, copy, padding, first, count);
+    if (ctx.phase % 2 == 0) return lay_out(ctx, copy, padding, flips, first, count);
     multiply(static_cast<const T*>(copy), first, count);
   }
 
@@ -127,7 +144,11 @@ class ConvInput {
   // Samples are laid out together while they fit into this: then they stay in the caches.
   static constexpr i64 kLaidOutBytes = i64{4} << 20;
 
-  void lay_out(const KernelContext& ctx, T* to, T padding, i64 first, i64 count) const {
+  void lay_out(const KernelContext& ctx, T* to, T padding, bool flips, i64 first, i64 count) const {
+    const auto flip = [flips](T* at, i64 n) {
+      if constexpr (std::is_same_v<T, std::uint8_t>)
+        if (flips) flip_bytes(at, at, n);
+    };
     const i64 lines = padded_[0] * padded_[1];
     const auto [begin, end] = ctx.share(count * lines);
     for (i64 unit = begin; unit < end; ++unit) {
@@ -136,12 +157,14 @@ class ConvInput {
       T* at = to + unit * line;
       if (d < 0 || d >= x_.shape[2] || h < 0 || h >= x_.shape[3]) {
         std::fill_n(at, line, padding);
+        flip(at, line);
         continue;
       }
       const i64 pad = conv_.padding[2] * column;
       std::fill_n(at, pad, padding);
       copy_line(ctx.input<T>(0) + n * x_.strides[0] + d * x_.strides[2] + h * x_.strides[3], at + pad);
       std::fill_n(at + line - pad, pad, padding);
+      flip(at, line);
     }
   }
 

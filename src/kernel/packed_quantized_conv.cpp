@@ -6,6 +6,7 @@
 
 #include "kernel/conv_input.h"
 #include "kernel/packed_conv.h"
+#include "kernel/quantized_panels.h"
 
 namespace graft {
 namespace {
@@ -18,10 +19,6 @@ using simd::QuantizedConvTable;
 constexpr i64 kMinParallel = 4096;
 // Tiles by all panels: these inputs stay in the first caches.
 constexpr i64 kTilesAtOnce = 4;
-// Of a place: the start of the sum, the scale and the bias.
-constexpr i64 kHeader = 12;
-
-std::uint8_t flip_of(const TensorDesc& desc) { return desc.dtype == DType::i8 ? 0x80 : 0; }
 
 // A place's numbers at the front of a panel or block of `width` places.
 struct Header {
@@ -32,42 +29,9 @@ struct Header {
       : start(reinterpret_cast<std::int32_t*>(panel)),
         scale(reinterpret_cast<float*>(panel) + width),
         bias(scale + width),
-        weights(panel + kHeader * width) {}
+        weights(panel + kPlaceHeaderBytes * width) {}
 };
 
-// The output channels of a group in panels: whole ones of 4 vectors, and a last one of 1, 2 or 4.
-struct Panels {
-  i64 width, count, rows, row_bytes;  // row_bytes: of a place's weights
-  int lanes;
-
-  Panels(i64 channels, i64 sum_rows, const QuantizedConvTable& table)
-      : width(4 * table.lanes),
-        count(ceil_div(channels, width)),
-        rows(channels),
-        row_bytes(sum_rows * table.step),
-        lanes(table.lanes) {}
-  int channels(i64 panel) const { return static_cast<int>(std::min(width, rows - panel * width)); }
-  int vectors(i64 panel) const {
-    const int needed = static_cast<int>(ceil_div(channels(panel), lanes));
-    return needed == 3 ? 4 : needed;
-  }
-  i64 bytes(i64 panel) const { return vectors(panel) * lanes * (kHeader + row_bytes); }
-  i64 group_bytes() const { return (count - 1) * bytes(0) + bytes(count - 1); }
-  i64 offset(i64 group, i64 panel) const { return group * group_bytes() + panel * bytes(0); }
-};
-
-// The taps of a line are one run.
-bool whole_lines(const ConvAttrs& conv, i64 taps) { return conv.dilation[2] == 1 && conv.groups == 1 && taps > 1; }
-
-// Rows of the packed weight that a sum takes.
-i64 sum_rows(const Shape& weight, const ConvAttrs& conv, i64 step) {
-  if (whole_lines(conv, weight[4])) return weight[2] * weight[3] * ceil_div(weight[4] * weight[1], step);
-  return weight[2] * weight[3] * weight[4] * ceil_div(weight[1], step);
-}
-
-bool packs_pairs(const ConvAttrs& conv, i64 taps, const QuantizedConvTable& table) {
-  return table.packs_pairs && taps <= 3 && conv.stride[2] == 1 && conv.dilation[2] == 1;
-}
 // Groups of taps of a line of a depthwise weight.
 i64 tap_groups(const ConvAttrs& conv, i64 taps, const QuantizedConvTable& table) {
   return packs_pairs(conv, taps, table) ? 2 : ceil_div(taps, table.step);
@@ -86,7 +50,7 @@ class Packer {
 
   void panels() const {
     const i64 taps = shape_[4], lines = shape_[2] * shape_[3], channels = shape_[1];
-    const Panels panels(shape_[0] / attrs_.conv.groups, sum_rows(shape_, attrs_.conv, table_.step), table_);
+    const BytePanels panels(shape_[0] / attrs_.conv.groups, sum_rows(shape_, attrs_.conv, table_.step), table_);
     const bool whole = whole_lines(attrs_.conv, taps);
     const auto [begin, end] = ctx_.share(attrs_.conv.groups * panels.count);
     for (i64 unit = begin; unit < end; ++unit) {
@@ -118,7 +82,7 @@ class Packer {
     i64 offset = 0;
     for (i64 first = 0; first < shape_[0];) {
       const int width = table_.block_width(shape_[0] - first);
-      const i64 bytes = width * (kHeader + lines * groups * table_.step);
+      const i64 bytes = width * (kPlaceHeaderBytes + lines * groups * table_.step);
       const Header to = cleared(offset, bytes, width);
       for (int c = 0; c < width && first + c < shape_[0]; ++c) {
         const i64 place = simd::place_of(c, 4, width / 4);
@@ -165,27 +129,15 @@ class Packer {
 
 // --- running ---
 
+// From output position `first` on.
 simd::QuantizedEpilogue epilogue_of(const KernelContext& ctx, const PackedQuantizedConvAttrs& attrs, i64 first) {
   const TensorDesc& out = ctx.out();
-  simd::QuantizedEpilogue e;
+  simd::QuantizedEpilogue e = way_out(attrs, out.dtype, attrs.has_residual != 0 ? &ctx.in(2) : nullptr);
   e.out_row = out.shape[1];
-  e.floats = out.dtype == DType::f32;
   e.out = ctx.output<std::byte>() + first * e.out_row * (e.floats ? 4 : 1);
-  if (e.floats) return e;
-  const auto less_128 = [](const TensorDesc& desc) { return desc.dtype == DType::u8 ? 128 : 0; };
-  const auto flip = [](const TensorDesc& desc) -> std::uint8_t { return desc.dtype == DType::u8 ? 0x80 : 0; };
-  e.first = attrs.first;
-  e.zero = attrs.zero - less_128(out);
-  e.flip = flip(out);
   if (attrs.has_residual == 0) return e;
-  const TensorDesc& residual = ctx.in(2);
-  e.second = attrs.second;
-  e.residual_row = out.shape[1];
+  e.residual_row = e.out_row;
   e.residual = ctx.input<std::uint8_t>(2) + first * e.residual_row;
-  e.scale = attrs.scale;
-  e.residual_scale = attrs.residual_scale;
-  e.residual_zero = static_cast<float>(attrs.residual_zero - less_128(residual));
-  e.residual_flip = flip(residual);
   return e;
 }
 
@@ -195,13 +147,15 @@ class Products {
       : x_(x), attrs_(attrs), input_(x, attrs.conv, whole()) {}
 
   bool lays_out() const { return input_.lays_out(); }
-  i64 scratch_bytes(int threads) const { return runs_bytes(threads) + input_.scratch_bytes() + kMostStep; }
+  i64 scratch_bytes(int threads) const { return runs_bytes(threads) + input_.scratch_bytes() + kMostByteStep; }
   int phases() const { return input_.phases(); }
 
   void run(const KernelContext& ctx, const QuantizedConvTable& table) const {
     if (ctx.out().numel() == 0) return;
-    input_.run(ctx, ctx.scratch_bytes + runs_bytes(ctx.threads), static_cast<std::uint8_t>(attrs_.input_zero),
-               [&](const std::uint8_t* x, i64 first, i64 samples) { multiply(ctx, table, x, first, samples); });
+    input_.run(
+        ctx, ctx.scratch_bytes + runs_bytes(ctx.threads), static_cast<std::uint8_t>(attrs_.input_zero),
+        [&](const std::uint8_t* x, i64 first, i64 samples) { multiply(ctx, table, x, first, samples); },
+        flip_of(x_.dtype) != 0);
   }
 
  private:
@@ -211,8 +165,6 @@ class Products {
     return ceil_div(threads * run_count() * static_cast<i64>(sizeof(ByteRun)), 64) * 64;
   }
 
-  // Behind a run of what was laid out lie more bytes, which rows of zeros are multiplied with.
-  static constexpr i64 kMostStep = 4;
   std::span<const ByteRun> runs_of(const KernelContext& ctx, i64 step) const {
     ByteRun* runs = reinterpret_cast<ByteRun*>(ctx.scratch_bytes) + ctx.thread * run_count();
     ByteRun* next = runs;
@@ -227,11 +179,12 @@ class Products {
     const Shape& out = ctx.out().shape;
     const i64 groups = attrs_.conv.groups, channels = x_.shape[1] / groups, rows = out[1] / groups;
     const Shape weight = {out[1], channels, attrs_.kernel[0], attrs_.kernel[1], attrs_.kernel[2]};
-    const Panels panels(rows, sum_rows(weight, attrs_.conv, table.step), table);
+    const BytePanels panels(rows, sum_rows(weight, attrs_.conv, table.step), table);
     const std::span<const ByteRun> runs = runs_of(ctx, table.step);
     const auto lines = input_.lines_of(out, samples, table.tile_rows);
     const simd::QuantizedEpilogue e = epilogue_of(ctx, attrs_, first_sample * out[2] * out[3] * out[4]);
     const i64 tiles = lines.all * lines.parts;
+    const std::uint8_t flip = lays_out() ? 0 : flip_of(x_.dtype);
     share_tiles(ctx, tiles, groups * panels.count, kTilesAtOnce, [&](i64 index, i64 from, i64 to) {
       const i64 group = index / panels.count, panel = index % panels.count;
       const std::byte* packed = ctx.input<std::byte>(1) + panels.offset(group, panel);
@@ -239,7 +192,7 @@ class Products {
       for (i64 t = from; t < to; ++t) {
         const auto part = input_.part_of(lines, t);
         const ByteTile tile{x + part.offset + group * channels, part.first, part.rows};
-        table.tile(tile, lines.step, flip_of(x_), runs.data(), static_cast<i64>(runs.size()), packed, vectors,
+        table.tile(tile, lines.step, flip, runs.data(), static_cast<i64>(runs.size()), packed, vectors,
                    group * rows + panel * panels.width, width, e);
       }
     });
@@ -271,24 +224,15 @@ int phases(const KernelContext& ctx) noexcept {
   return Products(ctx.in(0), attrs).phases();
 }
 
-std::string way_out(const KernelContext& ctx) {
-  const auto attrs = ctx.attrs<PackedQuantizedConvAttrs>();
-  std::string text;
-  if (attrs.has_residual != 0) text += ", a sum";
-  if (ctx.out().dtype != DType::f32)
-    text += text.empty() ? ", quantized on the way out" : " and quantized on the way out";
-  return text;
-}
-
 }  // namespace
 
 i64 packed_quantized_conv_bytes(const Shape& weight, const ConvAttrs& conv, const QuantizedConvTable& table) {
   if (!is_depthwise(weight, conv.groups))
-    return conv.groups * Panels(weight[0] / conv.groups, sum_rows(weight, conv, table.step), table).group_bytes();
+    return conv.groups * BytePanels(weight[0] / conv.groups, sum_rows(weight, conv, table.step), table).group_bytes();
   const i64 row = weight[2] * weight[3] * tap_groups(conv, weight[4], table) * table.step;
   i64 bytes = 0;
   for (i64 first = 0; first < weight[0]; first += table.block_width(weight[0] - first))
-    bytes += table.block_width(weight[0] - first) * (kHeader + row);
+    bytes += table.block_width(weight[0] - first) * (kPlaceHeaderBytes + row);
   return bytes;
 }
 i64 packed_quantized_conv_bytes(const Shape& weight, const ConvAttrs& conv) {
@@ -328,7 +272,7 @@ void run_packed_quantized_depthwise_conv(const KernelContext& ctx, const Quantiz
   line.outputs = out[4];
   line.channels = out[1];
   line.pairs = packs_pairs(conv, line.taps, table);
-  line.flip = flip_of(x);
+  line.flip = flip_of(x.dtype);
   line.weight = ctx.input<std::byte>(1);
   const auto [begin, end] = ctx.share(out[0] * out[2] * out[3]);
   for (i64 unit = begin; unit < end; ++unit) {
@@ -361,16 +305,17 @@ i64 packed_quantized_depthwise_scratch_bytes(const TensorDesc& x, const TensorDe
 }
 
 const Kernel kPackQuantizedConv = {"pack_quantized_conv", pack_here, kMinParallel};
-const Kernel kPackedQuantizedConv = {"packed_quantized_conv", conv_here, kMinParallel, phases,
-                                     [](const KernelContext& ctx) {
-                                       const auto attrs = ctx.attrs<PackedQuantizedConvAttrs>();
-                                       const bool lays_out = Products(ctx.in(0), attrs).lays_out();
-                                       return "8 bits, channels last, weights packed at load, " + isa_name() +
-                                              (lays_out ? ", input laid out" : "") + way_out(ctx);
-                                     }};
+const Kernel kPackedQuantizedConv = {
+    "packed_quantized_conv", conv_here, kMinParallel, phases, [](const KernelContext& ctx) {
+      const auto attrs = ctx.attrs<PackedQuantizedConvAttrs>();
+      const bool lays_out = Products(ctx.in(0), attrs).lays_out();
+      return "8 bits, channels last, weights packed at load, " + isa_name() + (lays_out ? ", input laid out" : "") +
+             way_out_text(attrs, ctx.out().dtype);
+    }};
 const Kernel kPackedQuantizedDepthwiseConv = {
     "packed_quantized_depthwise_conv", depthwise_here, kMinParallel, nullptr, [](const KernelContext& ctx) {
-      return "8 bits, channels last, one input channel per group, " + isa_name() + way_out(ctx);
+      return "8 bits, channels last, one input channel per group, " + isa_name() +
+             way_out_text(ctx.attrs<PackedQuantizedConvAttrs>(), ctx.out().dtype);
     }};
 
 }  // namespace graft

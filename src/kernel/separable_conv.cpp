@@ -1,7 +1,6 @@
 #include "kernel/separable_conv.h"
 
 #include <algorithm>
-#include <array>
 #include <span>
 
 #include "kernel/conv_input.h"
@@ -16,9 +15,6 @@ using simd::ConvPiece;
 using simd::ConvTile;
 using simd::PackedConvTable;
 
-// What a band takes of a second-level cache of 1 MiB; the rest is for weights, input and output. 256 to 1024 KiB made
-// no difference beyond the noise where it has 2 MiB.
-constexpr i64 kBandBytes = i64{384} << 10;
 constexpr i64 kMinParallel = 4096;
 
 // Weight, bias and residual of one of the three, as they follow in the inputs.
@@ -52,27 +48,15 @@ struct Product {
   // itself: how the sum of a position is taken then does not depend on the share that it falls into.
   void run(const PackedConvTable& table, const float* x, i64 row, i64 line, i64 lines, i64 columns,
            const ChannelEpilogue& e) const {
-    const i64 parts = ceil_div(columns, table.tile_rows), panels = ceil_div(channels, table.panel_width);
-    const i64 least = columns / parts, more = columns % parts;
-    std::array<ConvTile, simd::kConvTiles> list;
-    i64 at = 0, part = 0, column = 0;
-    for (i64 left = lines * parts; left > 0; left -= simd::kConvTiles) {
-      const int count = static_cast<int>(std::min<i64>(simd::kConvTiles, left));
-      for (int i = 0; i < count; ++i) {
-        const i64 rows = least + (part < more ? 1 : 0);
-        list[static_cast<std::size_t>(i)] = {x + column * row, at, static_cast<int>(rows)};
-        at += rows;
-        column += rows;
-        if (++part < parts) continue;
-        part = column = 0;
-        x += line;
-      }
-      for (i64 panel = 0; panel < panels; ++panel) {
-        const i64 first = panel * table.panel_width;
-        table.tiles(list.data(), count, row, pieces.data(), static_cast<i64>(pieces.size()), weight + first * depth,
-                    first, static_cast<int>(std::min<i64>(table.panel_width, channels - first)), e);
-      }
-    }
+    const i64 panels = ceil_div(channels, table.panel_width);
+    for_tiles<ConvTile, simd::kConvTiles>(
+        x, row, line, lines, columns, table.tile_rows, [&](const ConvTile* tiles, int count) {
+          for (i64 panel = 0; panel < panels; ++panel) {
+            const i64 first = panel * table.panel_width;
+            table.tiles(tiles, count, row, pieces.data(), static_cast<i64>(pieces.size()), weight + first * depth,
+                        first, static_cast<int>(std::min<i64>(table.panel_width, channels - first)), e);
+          }
+        });
   }
 };
 
@@ -90,15 +74,9 @@ class SeparableConvolution {
         attrs_(attrs),
         conv_(attrs.depthwise.conv),
         input_(x, attrs.expand.conv),
-        height_(attrs.height),
         width_(attrs.width),
-        lines_(attrs.depthwise.kernel[1]) {
-    const i64 reach = (lines_ - 1) * conv_.dilation[1] + 1;
-    const auto held_by = [&](i64 band) { return (band - 1) * conv_.stride[1] + reach; };
-    const auto bytes_of = [&](i64 band) { return 4 * (expanded_floats(held_by(band)) + depthwise_floats(band)); };
-    while (band_ < out.shape[3] && bytes_of(band_ + 1) <= kBandBytes) ++band_;
-    held_ = held_by(band_);
-  }
+        lines_(attrs.depthwise.kernel[1]),
+        bands_(conv_, lines_, attrs.height, out.shape[3], 4 * expanded_floats(1), 4 * depthwise_floats(1)) {}
 
   bool lays_out() const { return expands() && input_.lays_out(); }
   int phases() const { return expands() ? input_.phases() : 1; }
@@ -134,7 +112,7 @@ class SeparableConvolution {
     return ceil_div(bytes, 64) * 64;
   }
   i64 thread_bytes() const {
-    return list_bytes() + ceil_div(4 * (expanded_floats(held_) + depthwise_floats(band_)), 64) * 64;
+    return list_bytes() + ceil_div(4 * (expanded_floats(bands_.held()) + depthwise_floats(bands_.band())), 64) * 64;
   }
 
   // What a share works with: its operands and its part of the scratch.
@@ -170,57 +148,40 @@ class SeparableConvolution {
       }
       lines = reinterpret_cast<const float**>(end);
       expanded = reinterpret_cast<float*>(mine + c.list_bytes());
-      between = expanded + c.expanded_floats(c.held_);
+      between = expanded + c.expanded_floats(c.bands_.held());
     }
   };
 
   // This thread's share of the lines of outputs [samples, H'].
   void multiply(const KernelContext& ctx, const PackedConvTable& table, const float* x, i64 first_sample,
                 i64 samples) const {
-    const i64 height = out_.shape[3];
+    const i64 height = bands_.out_height();
     const auto [begin, end] = ctx.share(samples * height);
     if (begin == end) return;
     Work work(*this, ctx, table, x);
     const i64 floats = first_sample * height * out_.shape[4] * out_.shape[1];
     work.out += floats;
     if (work.of_project.epilogue.residual != nullptr) work.of_project.epilogue.residual += floats;
-    for (i64 unit = begin; unit < end;) {
-      const i64 sample = unit / height, first = unit % height, last = std::min(height, first + end - unit);
-      run_lines(work, sample, first, last);
-      unit += last - first;
-    }
+    bands_.run(
+        begin, end,
+        [&](i64 sample, i64 line, i64 count, i64 at) {
+          if (expands()) expand(work, sample, line, count, at);
+        },
+        [&](i64 sample, i64 line, i64 count) {
+          depthwise(work, sample, line, count);
+          if (projects()) project(work, sample, line, count);
+        });
   }
 
-  void run_lines(const Work& work, i64 sample, i64 first, i64 last) const {
-    const i64 reach = (lines_ - 1) * conv_.dilation[1] + 1;
-    i64 ready = 0;  // lines below it are expanded, as far as they are held
-    for (i64 h = first; h < last; h += band_) {
-      const i64 count = std::min(band_, last - h);
-      if (expands()) {
-        const i64 from = h * conv_.stride[1] - conv_.padding[1];
-        const i64 to = std::min(height_, from + (count - 1) * conv_.stride[1] + reach);
-        ready = std::max(ready, from);
-        if (ready < to) expand(work, sample, ready, to);
-        ready = std::max(ready, to);
-      }
-      depthwise(work, sample, h, count);
-      if (projects()) project(work, sample, h, count);
-    }
-  }
-
-  // Lines [from, to) of what the depthwise convolution reads.
-  void expand(const Work& work, i64 sample, i64 from, i64 to) const {
+  // Lines of what the depthwise convolution reads, into places from `at` on.
+  void expand(const Work& work, i64 sample, i64 first, i64 count, i64 at) const {
     const ConvAttrs& conv = attrs_.expand.conv;
     const i64 line = conv.stride[1] * input_.line;
-    while (from < to) {
-      const i64 at = from % held_, count = std::min(to - from, held_ - at);
-      ChannelEpilogue e = work.of_expand.epilogue;
-      e.out = work.expanded + at * width_ * attrs_.channels;
-      e.out_row = attrs_.channels;
-      work.expand.run(work.table, work.x + sample * input_.sample + from * line, conv.stride[2] * input_.column, line,
-                      count, width_, e);
-      from += count;
-    }
+    ChannelEpilogue e = work.of_expand.epilogue;
+    e.out = work.expanded + at * width_ * attrs_.channels;
+    e.out_row = attrs_.channels;
+    work.expand.run(work.table, work.x + sample * input_.sample + first * line, conv.stride[2] * input_.column, line,
+                    count, width_, e);
   }
 
   void depthwise(const Work& work, i64 sample, i64 first, i64 count) const {
@@ -242,11 +203,11 @@ class SeparableConvolution {
     e.out_row = channels;
     for (i64 h = first; h < first + count; ++h, e.out += columns * channels) {
       for (i64 k = 0; k < lines_; ++k) {
-        const i64 from = h * conv_.stride[1] - conv_.padding[1] + k * conv_.dilation[1];
+        const i64 from = bands_.seen(h, k);
         const float*& at = work.lines[k];
         at = nullptr;
-        if (from < 0 || from >= height_) continue;
-        at = expands() ? work.expanded + from % held_ * width_ * channels
+        if (!bands_.inside(from)) continue;
+        at = expands() ? work.expanded + from % bands_.held() * width_ * channels
                        : work.x + sample * x_.strides[0] + from * x_.strides[3];
       }
       work.table.depthwise(line, e);
@@ -267,10 +228,9 @@ class SeparableConvolution {
   const SeparableConvAttrs& attrs_;
   const ConvAttrs& conv_;         // the depthwise one
   const ConvInput<float> input_;  // of expand
-  const i64 height_, width_;      // of what the depthwise convolution reads
+  const i64 width_;               // of what the depthwise convolution reads
   const i64 lines_;               // of its kernel
-  i64 band_ = 1;                  // output lines at a time
-  i64 held_ = 1;                  // expanded lines that they need
+  const LineBands bands_;
 };
 
 int phases(const KernelContext& ctx) noexcept {

@@ -12,9 +12,10 @@ namespace graft {
 // same numbers: all of it is applied to the f32 sum before it is stored.
 void fuse_sums(Plan& plan);
 
-// A depthwise convolution becomes one launch with the convolution before it and the pointwise one after it where what
-// lies between them is large: lines of it at a time. Needs a plan without dead launches.
-void fuse_separable(Plan& plan, int most_shares);
+// A depthwise convolution in f32 or in 8 bits becomes one launch with the convolution before it and the pointwise one
+// after it where what lies between them is large: lines of it at a time, on up to `threads` threads. Needs a plan
+// without dead launches.
+void fuse_separable(Plan& plan, int threads);
 
 // Elementwise launches and conversions whose result one later such launch of the same shape alone reads become one
 // launch with it, kElementwiseChain: the same numbers without the tensors in between.

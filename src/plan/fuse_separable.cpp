@@ -2,74 +2,106 @@
 #include <utility>
 #include <vector>
 
+#include "kernel/conv_input.h"
 #include "kernel/kernels.h"
 #include "kernel/separable_conv.h"
+#include "kernel/separable_quantized_conv.h"
 #include "plan/fuse.h"
 #include "plan/uses.h"
 
 namespace graft {
 namespace {
 
-// What lies between smaller ones goes from core to core in less time than reading all weights on each core takes.
-constexpr std::int64_t kMinBytes = std::int64_t{256} << 10;
+// What convolutions in f32 and in 8 bits call the same things. kMinBytes: what lies between smaller ones goes from core
+// to core in less time than reading all weights on each core takes. In 8 bits no tensor that was measured was as small.
+struct Floats {
+  using Attrs = SeparableConvAttrs;
+  static constexpr const Kernel &kDense = kPackedConv, &kDepthwise = kPackedDepthwiseConv, &kFused = kSeparableConv;
+  static constexpr auto scratch_bytes = separable_conv_scratch_bytes;
+  static constexpr std::int64_t kMinBytes = std::int64_t{256} << 10;
+};
+struct Bytes {
+  using Attrs = SeparableQuantizedConvAttrs;
+  static constexpr const Kernel &kDense = kPackedQuantizedConv, &kDepthwise = kPackedQuantizedDepthwiseConv,
+                                &kFused = kSeparableQuantizedConv;
+  static constexpr auto scratch_bytes = separable_quantized_conv_scratch_bytes;
+  static constexpr std::int64_t kMinBytes = std::int64_t{32} << 10;
+};
 
-bool is_planar(const Launch& launch) {
-  const auto attrs = attrs_of<PackedConvAttrs>(launch);
-  return attrs.kernel[0] == 1 && attrs.conv.padding[0] == 0 && launch.inputs[0].shape()[2] == 1;
-}
-
-bool is_planar_depthwise(const Launch& launch) {
-  return launch.kernel == &kPackedDepthwiseConv && launch.outputs.size() == 1 && is_planar(launch) &&
-         attrs_of<PackedConvAttrs>(launch).has_residual == 0;
-}
-
-bool can_expand(const Launch& launch) {
-  if (launch.kernel != &kPackedConv || launch.outputs.size() != 1 || !is_planar(launch)) return false;
-  const auto attrs = attrs_of<PackedConvAttrs>(launch);
-  return attrs.conv.groups == 1 && attrs.has_residual == 0;
-}
-
-bool can_project(const Launch& launch) {
-  if (launch.kernel != &kPackedConv || launch.outputs.size() != 1) return false;
-  const auto attrs = attrs_of<PackedConvAttrs>(launch);
-  const auto all = [](const std::int64_t(&values)[3], std::int64_t expected) {
-    return values[0] == expected && values[1] == expected && values[2] == expected;
-  };
-  return all(attrs.kernel, 1) && all(attrs.conv.stride, 1) && all(attrs.conv.padding, 0) && attrs.conv.groups == 1;
-}
-
+template <typename Kind>
 class SeparableFuser {
+  using Attrs = typename Kind::Attrs;
+  using Part = typename Attrs::Part;
+
  public:
   explicit SeparableFuser(Plan& plan) : plan_(plan), uses_(uses_of(plan)) {}
 
-  void run(int most_shares) {
+  void run(int threads) {
     for (std::size_t i = 0; i < plan_.launches.size(); ++i)
-      if (is_planar_depthwise(plan_.launches[i])) fuse(i, most_shares);
+      if (is_planar_depthwise(plan_.launches[i])) fuse(i, threads);
   }
 
  private:
-  void fuse(std::size_t i, int most_shares) {
+  static bool is_planar(const Launch& launch) {
+    const auto attrs = attrs_of<Part>(launch);
+    return attrs.kernel[0] == 1 && attrs.conv.padding[0] == 0 && launch.inputs[0].shape()[2] == 1;
+  }
+
+  static bool is_planar_depthwise(const Launch& launch) {
+    return launch.kernel == &Kind::kDepthwise && launch.outputs.size() == 1 && is_planar(launch) &&
+           attrs_of<Part>(launch).has_residual == 0;
+  }
+
+  static bool can_expand(const Launch& launch) {
+    if (launch.kernel != &Kind::kDense || launch.outputs.size() != 1 || !is_planar(launch)) return false;
+    const auto attrs = attrs_of<Part>(launch);
+    return attrs.conv.groups == 1 && attrs.has_residual == 0;
+  }
+
+  // Threads make the lines again that their outputs see of others' input. Up to half of what they make costs less than
+  // what lies between takes from core to core.
+  static bool repeats_much(const Launch& depthwise, int threads) {
+    const auto attrs = attrs_of<Part>(depthwise);
+    const Shape& out = depthwise.outputs[0].shape();
+    const std::int64_t lines = ceil_div(out[0] * out[3], threads) * attrs.conv.stride[1];
+    const std::int64_t again = (attrs.kernel[1] - 1) * attrs.conv.dilation[1] + 1 - attrs.conv.stride[1];
+    return threads > 1 && 2 * again > lines;
+  }
+
+  static bool can_project(const Launch& launch) {
+    if (launch.kernel != &Kind::kDense || launch.outputs.size() != 1) return false;
+    const auto attrs = attrs_of<Part>(launch);
+    const auto all = [](const std::int64_t(&values)[3], std::int64_t expected) {
+      return values[0] == expected && values[1] == expected && values[2] == expected;
+    };
+    return all(attrs.kernel, 1) && all(attrs.conv.stride, 1) && all(attrs.conv.padding, 0) && attrs.conv.groups == 1;
+  }
+
+  void fuse(std::size_t i, int threads) {
     Launch& depthwise = plan_.launches[i];
     Launch* expand = maker_of(depthwise.inputs[0]);
-    if (expand != nullptr && (!can_expand(*expand) || overwritten(*expand, i))) expand = nullptr;
+    if (expand != nullptr && (!can_expand(*expand) || repeats_much(depthwise, threads) || overwritten(*expand, i)))
+      expand = nullptr;
     Launch* project = reader_of(depthwise.outputs[0]);
     if (project != nullptr && (!can_project(*project) || overwritten(depthwise, index_of(*project)) ||
                                (expand != nullptr && overwritten(*expand, index_of(*project)))))
       project = nullptr;
-    if ((expand == nullptr || expand->outputs[0].desc.byte_count() < kMinBytes) &&
-        (project == nullptr || depthwise.outputs[0].desc.byte_count() < kMinBytes))
+    if ((expand == nullptr || expand->outputs[0].desc.byte_count() < Kind::kMinBytes) &&
+        (project == nullptr || depthwise.outputs[0].desc.byte_count() < Kind::kMinBytes))
       return;
 
-    SeparableConvAttrs attrs;
-    const Shape& between = depthwise.inputs[0].shape();
-    attrs.channels = between[1];
-    attrs.height = between[3];
-    attrs.width = between[4];
+    Attrs attrs;
+    const Shape& expanded = depthwise.inputs[0].shape();
+    attrs.expanded = depthwise.inputs[0].dtype();
+    attrs.between = depthwise.outputs[0].dtype();
+    attrs.channels = expanded[1];
+    attrs.height = expanded[3];
+    attrs.width = expanded[4];
     Launch fused = project != nullptr ? *project : depthwise;
-    fused.kernel = &kSeparableConv;
+    fused.kernel = &Kind::kFused;
     fused.inputs = {expand != nullptr ? expand->inputs[0] : depthwise.inputs[0]};
-    const auto take = [&](Launch& launch, PackedConvAttrs& into) {
-      into = attrs_of<PackedConvAttrs>(launch);
+    const auto take = [&](Launch& launch, Part& into) {
+      into = attrs_of<Part>(launch);
       fused.inputs.insert(fused.inputs.end(), launch.inputs.begin() + 1, launch.inputs.end());
     };
     if (expand != nullptr) {
@@ -85,7 +117,7 @@ class SeparableFuser {
     fused.serial = false;
     fused.attrs.resize(sizeof(attrs));
     set_attrs(fused, attrs);
-    fused.scratch_bytes = separable_conv_scratch_bytes(fused.inputs[0].desc, fused.outputs[0].desc, attrs, most_shares);
+    fused.scratch_bytes = Kind::scratch_bytes(fused.inputs[0].desc, fused.outputs[0].desc, attrs, threads);
     Buffer scratch;
     scratch.bytes = fused.scratch_bytes;
     fused.scratch = static_cast<BufferId>(plan_.buffers.size());
@@ -129,6 +161,9 @@ class SeparableFuser {
 
 }  // namespace
 
-void fuse_separable(Plan& plan, int most_shares) { SeparableFuser(plan).run(most_shares); }
+void fuse_separable(Plan& plan, int threads) {
+  SeparableFuser<Floats>(plan).run(threads);
+  SeparableFuser<Bytes>(plan).run(threads);
+}
 
 }  // namespace graft

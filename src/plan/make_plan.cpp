@@ -42,6 +42,7 @@ class Planner {
         method_(method),
         lowering_(most_shares(options.max_threads), options.device, options.kv, options.limits,
                   options.matmul_precision),
+        threads_(options.max_threads),
         device_(options.device && !options.device->is_cpu() ? options.device : nullptr),
         stored_(options.stored),
         limits_(options.limits),
@@ -62,7 +63,7 @@ class Planner {
     if (!lowering_.plain()) fuse_sums(plan_);
     drop_dead_launches();
     if (!lowering_.plain()) {
-      fuse_separable(plan_, lowering_.max_shares());
+      fuse_separable(plan_, threads_);
       merge_products(plan_);
       fuse_chains(plan_);
       drop_dead_launches();
@@ -464,6 +465,7 @@ class Planner {
   const ir::Program& program_;
   const ir::Method& method_;
   Lowering lowering_;
+  int threads_;
   const DeviceOps* device_;
   const StoredPlan* stored_;
   PlanLimits limits_;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "kernel/separable_conv.h"
+#include "kernel/separable_quantized_conv.h"
 #include "kernel/winograd_conv.h"
 #include "plan/lowering.h"
 
@@ -28,7 +29,8 @@ std::uint64_t touched_bytes(const Launch& launch) {
 
 int shares_per_thread(const Launch& launch) {
   // Their shares repeat some of each other's work.
-  if (launch.kernel == &kSeparableConv || launch.kernel == &kWinogradConv) return 1;
+  for (const Kernel* repeating : {&kSeparableConv, &kSeparableQuantizedConv, &kWinogradConv})
+    if (launch.kernel == repeating) return 1;
   const bool heavy = launch.kernel != nullptr && !launch.serial && touched_bytes(launch) >= kMinBytes;
   return heavy ? kMostSharesPerThread : 1;
 }

@@ -4,6 +4,7 @@ A convolution's sum is exact here and rounded along the way in eager PyTorch, so
 beside: one step, and only where it lies between two. Through several layers a step is worth what it makes of the results.
 """
 
+import json
 import random
 import warnings
 
@@ -124,6 +125,57 @@ def test_a_network_stays_in_bytes(tmp_path):
         assert error <= 2.01
         # Quantize, five convolutions, the pool and what is around it, the linear layer, its quantization.
         assert program.counters()["kernels_launched"] - before <= 12
+
+
+class Residuals(nn.Module):
+    """Inverted residuals whose wide tensors are large, and a depthwise convolution whose input is read twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Conv2d(3, 16, 3, 2, 1), nn.ReLU6())
+        self.wide = nn.ModuleList(self.expand(16, 96, stride) for stride in (1, 2))
+        self.narrow = nn.ModuleList([nn.Conv2d(96, 16, 1), nn.Conv2d(96, 24, 1)])
+        self.last = nn.Sequential(nn.Conv2d(24, 200, 1), nn.ReLU6())
+        self.seen = nn.Conv2d(200, 200, 3, padding=1, groups=200)
+
+    @staticmethod
+    def expand(inputs, outputs, stride):
+        depthwise = nn.Conv2d(outputs, outputs, 3, stride, 1, groups=outputs)
+        return nn.Sequential(nn.Conv2d(inputs, outputs, 1), nn.ReLU6(), depthwise, nn.ReLU6())
+
+    def forward(self, x):
+        x = self.first(x)
+        x = x + self.narrow[0](self.wide[0](x))
+        x = self.last(self.narrow[1](self.wide[1](x)))
+        return x, self.seen(x)
+
+
+def test_separable_convolutions_are_one_launch(tmp_path):
+    torch.manual_seed(0)
+    example = torch.randn(1, 3, 96, 96)
+    model = quantized(Residuals(), example, xnnpack())
+    x = torch.randn(1, 3, 96, 96)
+    with torch.no_grad():
+        expected = model(x)
+    results = []
+    for threads in (1, 2, 3):
+        program = loaded(model, example, tmp_path, threads)
+        results.append(program(x))
+        (plan,) = json.loads(program._program.describe(True))["methods"][0]["plans"]
+        kernels = [launch["kernel"].removeprefix("graft ") for launch in plan["order"]]
+        # The first convolution alone, two inverted residuals, the expansion that is read twice, and what reads it.
+        assert [kernel for kernel in kernels if "conv" in kernel] == [
+            "packed_quantized_conv",
+            "separable_quantized_conv",
+            "separable_quantized_conv",
+            "packed_quantized_conv",
+            "packed_quantized_depthwise_conv",
+        ]
+    for others in zip(*results, strict=True):
+        assert all(torch.equal(others[0], other) for other in others)
+    for found, wanted in zip(results[0], expected, strict=True):
+        steps = (found - wanted).abs() / last_scale(model)
+        assert steps.max() <= 4.01 and (steps > 0.01).float().mean() < 0.02
 
 
 class Shared(nn.Module):

@@ -255,11 +255,14 @@ GRAFT_VEC void load_residual(const uint8_t* p, i64 n, uint8_t flip, typename V::
   }
 }
 
+// Where sums go.
+enum class Way { floats, bytes, summed };
+
 // The numbers of an epilogue in vectors. Bytes are clamped once they are bytes; before, only what would not fit 32
 // bits.
 template <typename V>
 struct Epilogue {
-  typename V::Floats inverse, most;
+  typename V::Floats most;
   typename V::Ints zero, low, high, flips;
 
   GRAFT_VEC Epilogue of(const QuantizedEpilogue& e) {
@@ -267,8 +270,8 @@ struct Epilogue {
     const auto byte = [&](float bound) __attribute__((always_inline)) {
       return V::splat_byte(static_cast<uint8_t>(static_cast<int32_t>(bound) + e.zero));
     };
-    return {V::all(e.first.inverse), V::all(kMost),   V::splat_short(static_cast<std::int16_t>(e.zero)),
-            byte(last.low),          byte(last.high), V::splat_byte(e.flip)};
+    return {V::all(kMost), V::splat_short(static_cast<std::int16_t>(e.zero)), byte(last.low), byte(last.high),
+            V::splat_byte(e.flip)};
   }
   static constexpr float kMost = 1 << 20;  // far beyond any byte
 };
@@ -296,42 +299,83 @@ GRAFT_VEC void put_numbers(float* to, const typename V::Floats (&y)[N], i64 n) {
   for (int c = 0; c < kWidth && c < n; ++c) to[c] = by_place[place_of(c, N, V::kLanes)];
 }
 
-// n channels of one position, by place; `numbers` is the panel's scale, its bias follows.
-template <typename V, int N>
-GRAFT_VEC void finish(const QuantizedEpilogue& e, const Epilogue<V>& vectors, const typename V::Ints (&sums)[N],
-                      const float* numbers, i64 position, i64 channel, i64 n) {
+// n channels of `rows` positions from `first` on, whose sums lie position by position and by place. What the stores of
+// bytes might alias is in variables of its own: read through pointers it would be read again for each position.
+template <typename V, int N, Way way>
+GRAFT_VEC void finish_all(const int32_t* kept, i64 first, i64 rows, const std::byte* panel, i64 channel, i64 n,
+                          const QuantizedEpilogue& given) {
   constexpr int kWidth = N * V::kLanes;
-  typename V::Floats y[N];
+  const QuantizedEpilogue e = given;
+  const auto vectors = Epilogue<V>::of(e);
+  const float* numbers = reinterpret_cast<const float*>(panel) + kWidth;
+  typename V::Floats scale[N], bias[N];
 #pragma GCC unroll 4
-  for (int j = 0; j < N; ++j)
-    y[j] = V::fused(V::from(sums[j]), V::floats(numbers + j * V::kLanes), V::floats(numbers + kWidth + j * V::kLanes));
-  if (e.floats) return put_numbers<V, N>(static_cast<float*>(e.out) + position * e.out_row + channel, y, n);
-#pragma GCC unroll 4
-  for (int j = 0; j < N; ++j) y[j] = V::times(y[j], vectors.inverse);
-  if (e.residual != nullptr) {
-    typename V::Ints residual[N];
-    load_residual<V, N>(e.residual + position * e.residual_row + channel, n, e.residual_flip, residual);
-#pragma GCC unroll 4
-    for (int j = 0; j < N; ++j) {
-      const auto t = V::whole(V::least(V::most(y[j], V::all(e.first.low)), V::all(e.first.high)));
-      const auto r = V::times(V::sum(V::from(residual[j]), V::all(-e.residual_zero)), V::all(e.residual_scale));
-      y[j] = V::times(V::sum(V::times(t, V::all(e.scale)), r), V::all(e.second.inverse));
+  for (int j = 0; j < N; ++j) {
+    scale[j] = V::floats(numbers + j * V::kLanes);
+    bias[j] = V::floats(numbers + kWidth + j * V::kLanes);
+    if constexpr (way != Way::floats) {
+      scale[j] = V::times(scale[j], V::all(e.first.inverse));
+      bias[j] = V::times(bias[j], V::all(e.first.inverse));
     }
   }
-  typename V::Ints q[N];
+  const auto low = V::all(e.first.low), high = V::all(e.first.high), again = V::all(e.scale),
+             residual_zero = V::all(-e.residual_zero), residual_scale = V::all(e.residual_scale),
+             second = V::all(e.second.inverse);
+  const uint8_t* from = way == Way::summed ? e.residual + first * e.residual_row + channel : nullptr;
+  auto* to = static_cast<uint8_t*>(e.out) + (first * e.out_row + channel) * (way == Way::floats ? 4 : 1);
+#pragma GCC unroll 1
+  for (i64 i = 0; i < rows; ++i, kept += kWidth) {
+    typename V::Floats y[N];
 #pragma GCC unroll 4
-  for (int j = 0; j < N; ++j) q[j] = V::rounded(V::least(y[j], vectors.most));
-  put_bytes<V, N>(static_cast<uint8_t*>(e.out) + position * e.out_row + channel, q, vectors, n);
+    for (int j = 0; j < N; ++j) y[j] = V::fused(V::from(V::load(kept + j * V::kLanes)), scale[j], bias[j]);
+    if constexpr (way == Way::floats) {
+      put_numbers<V, N>(reinterpret_cast<float*>(to), y, n);
+      to += e.out_row * 4;
+    } else {
+      if constexpr (way == Way::summed) {
+        typename V::Ints residual[N];
+        load_residual<V, N>(from, n, e.residual_flip, residual);
+        from += e.residual_row;
+#pragma GCC unroll 4
+        for (int j = 0; j < N; ++j) {
+          const auto t = V::whole(V::least(V::most(y[j], low), high));
+          const auto r = V::times(V::sum(V::from(residual[j]), residual_zero), residual_scale);
+          y[j] = V::times(V::sum(V::times(t, again), r), second);
+        }
+      }
+      typename V::Ints q[N];
+#pragma GCC unroll 4
+      for (int j = 0; j < N; ++j) q[j] = V::rounded(V::least(y[j], vectors.most));
+      put_bytes<V, N>(to, q, vectors, n);
+      to += e.out_row;
+    }
+  }
+}
+
+// Sums are kept in memory between the loops over them and this: where one function has both, the compiler spills sums
+// in every step.
+template <typename V, int N>
+__attribute__((noinline)) void finish_rows(const int32_t* kept, i64 first, i64 rows, const std::byte* panel,
+                                           i64 channel, i64 n, const QuantizedEpilogue& e) {
+  constexpr i64 kWhole = N * V::kLanes;
+  if (e.floats) return finish_all<V, N, Way::floats>(kept, first, rows, panel, channel, n, e);
+  // Whole vectors need no masks.
+  if (e.residual != nullptr) {
+    if (n == kWhole) return finish_all<V, N, Way::summed>(kept, first, rows, panel, channel, kWhole, e);
+    return finish_all<V, N, Way::summed>(kept, first, rows, panel, channel, n, e);
+  }
+  if (n == kWhole) return finish_all<V, N, Way::bytes>(kept, first, rows, panel, channel, kWhole, e);
+  finish_all<V, N, Way::bytes>(kept, first, rows, panel, channel, n, e);
 }
 
 // --- many input channels ---
 
 // R outputs of N vectors of channels: their sums, row by row.
-template <typename V, int N, int R>
-GRAFT_VEC void add_rows(const uint8_t* x, i64 row, uint8_t flip, const ByteRun* runs, i64 run_count,
-                        const std::byte* panel, int32_t* to) {
+template <typename V, int N, int R, bool flips>
+GRAFT_VEC void add_rows(const uint8_t* x, i64 row, const ByteRun* runs, i64 run_count, const std::byte* panel,
+                        int32_t* to) {
   constexpr int kWidth = N * V::kLanes;
-  const auto flips = V::splat_byte(flip);
+  const auto sign = V::splat_byte(0x80);
   typename V::Ints sums[R][N];
 #pragma GCC unroll 12
   for (int r = 0; r < R; ++r) {
@@ -365,7 +409,7 @@ GRAFT_VEC void add_rows(const uint8_t* x, i64 row, uint8_t flip, const ByteRun* 
         for (int r = 0; r < R; ++r) {
           int32_t word;
           __builtin_memcpy(&word, group[r / 3] + (r % 3) * stride, 4);
-          const auto a = V::flipped(V::splat(word), flips);
+          const auto a = flips ? V::flipped(V::splat(word), sign) : V::splat(word);
 #pragma GCC unroll 4
           for (int j = 0; j < N; ++j) sums[r][j] = V::dot(sums[r][j], a, weights[j]);
         }
@@ -381,52 +425,55 @@ GRAFT_VEC void add_rows(const uint8_t* x, i64 row, uint8_t flip, const ByteRun* 
   }
 }
 
-template <typename V, int N>
-void finish_rows(const int32_t* kept, i64 first, int rows, const std::byte* panel, i64 channel, int width,
-                 const QuantizedEpilogue& e) {
-  const auto vectors = Epilogue<V>::of(e);
-  const float* numbers = reinterpret_cast<const float*>(panel) + N * V::kLanes;
-  for (int r = 0; r < rows; ++r) {
-    typename V::Ints sums[N];
-#pragma GCC unroll 4
-    for (int j = 0; j < N; ++j) sums[j] = V::load(kept + (r * N + j) * V::kLanes);
-    finish<V, N>(e, vectors, sums, numbers, first + r, channel, width);
-  }
+using Rows = void (*)(const uint8_t*, i64, const ByteRun*, i64, const std::byte*, int32_t*);
+
+template <int N, int R, bool flips>
+void rows_of(const uint8_t* x, i64 row, const ByteRun* runs, i64 run_count, const std::byte* panel, int32_t* to) {
+  add_rows<Widest, N, R, flips>(x, row, runs, run_count, panel, to);
 }
 
-using Rows = void (*)(const uint8_t*, i64, uint8_t, const ByteRun*, i64, const std::byte*, int32_t*);
-
-template <int N, int R>
-void rows_of(const uint8_t* x, i64 row, uint8_t flip, const ByteRun* runs, i64 run_count, const std::byte* panel,
-             int32_t* to) {
-  add_rows<Widest, N, R>(x, row, flip, runs, run_count, panel, to);
-}
-
-// With 4 vectors half as many rows fill the registers.
+// Without and with a flip. With 4 vectors half as many rows fill the registers.
 #if defined(__AVX512VNNI__)
 constexpr int kRowsOfFour = 6;
-constexpr Rows kRowsOf4[] = {rows_of<4, 1>, rows_of<4, 2>, rows_of<4, 3>, rows_of<4, 4>, rows_of<4, 5>, rows_of<4, 6>};
-constexpr Rows kRowsOf2[] = {rows_of<2, 1>, rows_of<2, 2>,  rows_of<2, 3>,  rows_of<2, 4>,
-                             rows_of<2, 5>, rows_of<2, 6>,  rows_of<2, 7>,  rows_of<2, 8>,
-                             rows_of<2, 9>, rows_of<2, 10>, rows_of<2, 11>, rows_of<2, 12>};
-constexpr Rows kRowsOf1[] = {rows_of<1, 1>, rows_of<1, 2>,  rows_of<1, 3>,  rows_of<1, 4>,
-                             rows_of<1, 5>, rows_of<1, 6>,  rows_of<1, 7>,  rows_of<1, 8>,
-                             rows_of<1, 9>, rows_of<1, 10>, rows_of<1, 11>, rows_of<1, 12>};
+constexpr Rows kRowsOf4[2][6] = {{rows_of<4, 1, false>, rows_of<4, 2, false>, rows_of<4, 3, false>,
+                                  rows_of<4, 4, false>, rows_of<4, 5, false>, rows_of<4, 6, false>},
+                                 {rows_of<4, 1, true>, rows_of<4, 2, true>, rows_of<4, 3, true>, rows_of<4, 4, true>,
+                                  rows_of<4, 5, true>, rows_of<4, 6, true>}};
+constexpr Rows kRowsOf2[2][12] = {
+    {rows_of<2, 1, false>, rows_of<2, 2, false>, rows_of<2, 3, false>, rows_of<2, 4, false>, rows_of<2, 5, false>,
+     rows_of<2, 6, false>, rows_of<2, 7, false>, rows_of<2, 8, false>, rows_of<2, 9, false>, rows_of<2, 10, false>,
+     rows_of<2, 11, false>, rows_of<2, 12, false>},
+    {rows_of<2, 1, true>, rows_of<2, 2, true>, rows_of<2, 3, true>, rows_of<2, 4, true>, rows_of<2, 5, true>,
+     rows_of<2, 6, true>, rows_of<2, 7, true>, rows_of<2, 8, true>, rows_of<2, 9, true>, rows_of<2, 10, true>,
+     rows_of<2, 11, true>, rows_of<2, 12, true>}};
+constexpr Rows kRowsOf1[2][12] = {
+    {rows_of<1, 1, false>, rows_of<1, 2, false>, rows_of<1, 3, false>, rows_of<1, 4, false>, rows_of<1, 5, false>,
+     rows_of<1, 6, false>, rows_of<1, 7, false>, rows_of<1, 8, false>, rows_of<1, 9, false>, rows_of<1, 10, false>,
+     rows_of<1, 11, false>, rows_of<1, 12, false>},
+    {rows_of<1, 1, true>, rows_of<1, 2, true>, rows_of<1, 3, true>, rows_of<1, 4, true>, rows_of<1, 5, true>,
+     rows_of<1, 6, true>, rows_of<1, 7, true>, rows_of<1, 8, true>, rows_of<1, 9, true>, rows_of<1, 10, true>,
+     rows_of<1, 11, true>, rows_of<1, 12, true>}};
 #else
 constexpr int kRowsOfFour = 2;
-constexpr Rows kRowsOf4[] = {rows_of<4, 1>, rows_of<4, 2>};
-constexpr Rows kRowsOf2[] = {rows_of<2, 1>, rows_of<2, 2>, rows_of<2, 3>, rows_of<2, 4>};
-constexpr Rows kRowsOf1[] = {rows_of<1, 1>, rows_of<1, 2>, rows_of<1, 3>, rows_of<1, 4>};
+constexpr Rows kRowsOf4[2][2] = {{rows_of<4, 1, false>, rows_of<4, 2, false>},
+                                 {rows_of<4, 1, true>, rows_of<4, 2, true>}};
+constexpr Rows kRowsOf2[2][4] = {
+    {rows_of<2, 1, false>, rows_of<2, 2, false>, rows_of<2, 3, false>, rows_of<2, 4, false>},
+    {rows_of<2, 1, true>, rows_of<2, 2, true>, rows_of<2, 3, true>, rows_of<2, 4, true>}};
+constexpr Rows kRowsOf1[2][4] = {
+    {rows_of<1, 1, false>, rows_of<1, 2, false>, rows_of<1, 3, false>, rows_of<1, 4, false>},
+    {rows_of<1, 1, true>, rows_of<1, 2, true>, rows_of<1, 3, true>, rows_of<1, 4, true>}};
 #endif
 
 void conv_tile(const ByteTile& at, i64 row, uint8_t flip, const ByteRun* runs, i64 run_count, const std::byte* panel,
                int vectors, i64 first_channel, int width, const QuantizedEpilogue& e) {
   alignas(64) int32_t sums[kTileRows * 4 * kSumLanes];
-  const Rows* all = vectors == 4 ? kRowsOf4 : vectors == 2 ? kRowsOf2 : kRowsOf1;
+  const int flips = flip != 0 ? 1 : 0;
+  const Rows* all = vectors == 4 ? kRowsOf4[flips] : vectors == 2 ? kRowsOf2[flips] : kRowsOf1[flips];
   const int most = vectors == 4 ? kRowsOfFour : kTileRows;
   for (int r = 0; r < at.rows;) {
     const int left = at.rows - r, parts = (left + most - 1) / most, rows = (left + parts - 1) / parts;
-    all[rows - 1](at.x + r * row, row, flip, runs, run_count, panel, sums + r * vectors * kSumLanes);
+    all[rows - 1](at.x + r * row, row, runs, run_count, panel, sums + r * vectors * kSumLanes);
     r += rows;
   }
   const auto finish = vectors == 4   ? finish_rows<Widest, 4>
@@ -440,24 +487,27 @@ void conv_tile(const ByteTile& at, i64 row, uint8_t flip, const ByteRun* runs, i
 using Line = QuantizedConvTable::Line;
 
 // The bytes of two columns beside each other, channel by channel.
-template <typename V>
+template <typename V, bool flips>
 struct Pair {
   typename V::Ints low, high;
 
-  GRAFT_VEC Pair of(const uint8_t* a, const uint8_t* b, i64 n, typename V::Ints flips) {
-    const auto x = V::flipped(V::bytes(a, n), flips), y = V::flipped(V::bytes(b, n), flips);
+  GRAFT_VEC Pair of(const uint8_t* a, const uint8_t* b, i64 n) {
+    auto x = V::bytes(a, n), y = V::bytes(b, n);
+    if constexpr (flips) {
+      x = V::flipped(x, V::splat_byte(0x80));
+      y = V::flipped(y, V::splat_byte(0x80));
+    }
     return {V::low8(x, y), V::high8(x, y)};
   }
-};
 
-// The four bytes of each channel, by place.
-template <typename V>
-GRAFT_VEC void interleave(const Pair<V>& a, const Pair<V>& b, typename V::Ints (&to)[4]) {
-  to[0] = V::low16(a.low, b.low);
-  to[1] = V::high16(a.low, b.low);
-  to[2] = V::low16(a.high, b.high);
-  to[3] = V::high16(a.high, b.high);
-}
+  // The four bytes of each channel, by place.
+  GRAFT_VEC void interleave(const Pair& a, const Pair& b, typename V::Ints (&to)[4]) {
+    to[0] = V::low16(a.low, b.low);
+    to[1] = V::high16(a.low, b.low);
+    to[2] = V::low16(a.high, b.high);
+    to[3] = V::high16(a.high, b.high);
+  }
+};
 
 template <typename V>
 GRAFT_VEC void start(const std::byte* block, typename V::Ints (&sums)[4]) {
@@ -471,78 +521,99 @@ GRAFT_VEC void add_dots(const typename V::Ints (&x)[4], const std::byte* w, type
   for (int j = 0; j < 4; ++j) sums[j] = V::dot(sums[j], x[j], V::load(w + j * V::kLanes * 4));
 }
 
-// O outputs beside each other, two for each group of four columns.
-template <typename V, int O>
-GRAFT_VEC void depthwise_pairs(const Line& d, const std::byte* block, i64 o, i64 channel, i64 n,
-                               const QuantizedEpilogue& e, const Epilogue<V>& vectors) {
+template <typename V>
+GRAFT_VEC void put_sums(const typename V::Ints (&sums)[4], int32_t* to) {
+#pragma GCC unroll 4
+  for (int j = 0; j < 4; ++j) V::put(to + j * V::kLanes, sums[j]);
+}
+
+// The sums of O outputs beside each other, two for each group of four columns. `whole`: n is all channels of a block,
+// which needs no masks.
+template <typename V, int O, bool flips, bool whole>
+__attribute__((noinline)) void sum_pairs(const Line& d, const std::byte* block, i64 o, i64 channel, i64 given,
+                                         int32_t* to) {
   constexpr int kWidth = 4 * V::kLanes;
-  const auto flips = V::splat_byte(d.flip);
+  const i64 n = whole ? kWidth : given, lines = d.lines, pitch = d.pitch, last = d.taps + O - 2;
   const std::byte* w = block + 3 * kWidth * 4;
+  const uint8_t* const* at = d.columns + o;
   typename V::Ints sums[O][4];
 #pragma GCC unroll 4
   for (int i = 0; i < O; ++i) start<V>(block, sums[i]);
-  for (i64 l = 0; l < d.lines; ++l, w += 2 * kWidth * 4) {
-    const uint8_t* const* at = d.columns + l * d.pitch + o;
-    Pair<V> pairs[O / 2 + 1];
+  for (i64 l = 0; l < lines; ++l, w += 2 * kWidth * 4, at += pitch) {
+    Pair<V, flips> pairs[O / 2 + 1];
     // Fewer taps see fewer columns: the others' weights are 0.
 #pragma GCC unroll 3
     for (int p = 0; p < O / 2 + 1; ++p) {
-      const i64 last = d.taps + O - 2, a = 2 * p < last ? 2 * p : last, b = 2 * p + 1 < last ? 2 * p + 1 : last;
-      pairs[p] = Pair<V>::of(at[a] + channel, at[b] + channel, n, flips);
+      const i64 a = 2 * p < last ? 2 * p : last, b = 2 * p + 1 < last ? 2 * p + 1 : last;
+      pairs[p] = Pair<V, flips>::of(at[a] + channel, at[b] + channel, n);
     }
 #pragma GCC unroll 2
     for (int p = 0; p < O / 2; ++p) {
       typename V::Ints x[4];
-      interleave<V>(pairs[p], pairs[p + 1], x);
+      Pair<V, flips>::interleave(pairs[p], pairs[p + 1], x);
       add_dots<V>(x, w, sums[2 * p]);
       add_dots<V>(x, w + kWidth * 4, sums[2 * p + 1]);
     }
   }
-  const float* numbers = reinterpret_cast<const float*>(block) + kWidth;
 #pragma GCC unroll 4
-  for (int i = 0; i < O; ++i) finish<V, 4>(e, vectors, sums[i], numbers, o + i, channel, n);
+  for (int i = 0; i < O; ++i) put_sums<V>(sums[i], to + i * kWidth);
 }
 
-template <typename V>
-GRAFT_VEC void depthwise_one(const Line& d, const std::byte* block, i64 o, i64 channel, i64 n,
-                             const QuantizedEpilogue& e, const Epilogue<V>& vectors) {
+// The sums of some outputs, each by itself. `few`: taps of a line are one group.
+template <typename V, bool flips, bool whole, bool few>
+__attribute__((noinline)) void sum_each(const Line& d, const std::byte* block, i64 o, i64 count, i64 channel, i64 given,
+                                        int32_t* to) {
   constexpr int kWidth = 4 * V::kLanes;
-  const auto flips = V::splat_byte(d.flip);
-  const i64 groups = d.pairs ? 2 : (d.taps + 3) / 4;  // stored for a line
-  const std::byte* weights = block + 3 * kWidth * 4;
-  typename V::Ints sums[4], x[4];
-  start<V>(block, sums);
-  for (i64 l = 0; l < d.lines; ++l) {
-    const uint8_t* const* at = d.columns + l * d.pitch + o * d.step;
-    for (i64 t = 0; t < d.taps; t += 4) {
-      const uint8_t* columns[4];
+  using Columns = Pair<V, flips>;
+  const i64 n = whole ? kWidth : given, lines = d.lines, pitch = d.pitch, step = d.step, tap = d.tap;
+  const i64 taps = few && d.taps > 4 ? 4 : d.taps, groups = d.pairs ? 2 : (taps + 3) / 4;  // stored for a line
+  const uint8_t* const* first = d.columns + o * step;
+  for (i64 i = 0; i < count; ++i, first += step, to += kWidth) {
+    typename V::Ints sums[4], x[4];
+    start<V>(block, sums);
+    const std::byte* w = block + 3 * kWidth * 4;
+    const uint8_t* const* at = first;
+    for (i64 l = 0; l < lines; ++l, at += pitch, w += groups * kWidth * 4) {
+      for (i64 t = 0; t < (few ? 1 : taps); t += 4) {
+        const uint8_t* columns[4];
 #pragma GCC unroll 4
-      for (int i = 0; i < 4; ++i) columns[i] = at[(t + i < d.taps ? t + i : t) * d.tap] + channel;
-      interleave<V>(Pair<V>::of(columns[0], columns[1], n, flips), Pair<V>::of(columns[2], columns[3], n, flips), x);
-      add_dots<V>(x, weights + (l * groups + t / 4) * kWidth * 4, sums);
+        for (int c = 0; c < 4; ++c) columns[c] = at[(t + c < taps ? t + c : t) * tap] + channel;
+        Columns::interleave(Columns::of(columns[0], columns[1], n), Columns::of(columns[2], columns[3], n), x);
+        add_dots<V>(x, w + t * kWidth, sums);
+      }
     }
+    put_sums<V>(sums, to);
   }
-  finish<V, 4>(e, vectors, sums, reinterpret_cast<const float*>(block) + kWidth, o, channel, n);
 }
 
-template <typename V>
-GRAFT_VEC void depthwise_outputs(const Line& d, const std::byte* block, i64 channel, i64 n,
-                                 const QuantizedEpilogue& e) {
-  const auto vectors = Epilogue<V>::of(e);
-  i64 o = 0;
-  for (; d.pairs && o + 4 <= d.outputs; o += 4) depthwise_pairs<V, 4>(d, block, o, channel, n, e, vectors);
-  if (d.pairs && o + 2 <= d.outputs) {
-    depthwise_pairs<V, 2>(d, block, o, channel, n, e, vectors);
-    o += 2;
+template <typename V, bool flips, bool whole>
+void depthwise_outputs(const Line& d, const std::byte* block, i64 channel, i64 n, const QuantizedEpilogue& e) {
+  // Their sums stay in the first cache.
+  constexpr i64 kOutputs = 16, kWidth = 4 * V::kLanes;
+  alignas(64) int32_t sums[kOutputs * kWidth];
+  for (i64 first = 0; first < d.outputs; first += kOutputs) {
+    const i64 end = first + kOutputs < d.outputs ? first + kOutputs : d.outputs;
+    i64 o = first;
+    for (; d.pairs && o + 4 <= end; o += 4)
+      sum_pairs<V, 4, flips, whole>(d, block, o, channel, n, sums + (o - first) * kWidth);
+    if (d.pairs && o + 2 <= end) {
+      sum_pairs<V, 2, flips, whole>(d, block, o, channel, n, sums + (o - first) * kWidth);
+      o += 2;
+    }
+    if (o < end) {
+      const auto each = d.taps <= 4 ? sum_each<V, flips, whole, true> : sum_each<V, flips, whole, false>;
+      each(d, block, o, end - o, channel, n, sums + (o - first) * kWidth);
+    }
+    finish_rows<V, 4>(sums, first, end - first, block, channel, n, e);
   }
-  for (; o < d.outputs; ++o) depthwise_one<V>(d, block, o, channel, n, e, vectors);
 }
 
 template <typename V>
 void depthwise_block(const Line& d, const std::byte* block, i64 channel, i64 n, const QuantizedEpilogue& e) {
-  // A whole block needs no masks.
-  if (n == 4 * V::kLanes) return depthwise_outputs<V>(d, block, channel, 4 * V::kLanes, e);
-  depthwise_outputs<V>(d, block, channel, n, e);
+  const bool whole = n == 4 * V::kLanes;
+  const auto run = d.flip != 0 ? (whole ? depthwise_outputs<V, true, true> : depthwise_outputs<V, true, false>)
+                               : (whole ? depthwise_outputs<V, false, true> : depthwise_outputs<V, false, false>);
+  run(d, block, channel, n, e);
 }
 
 void depthwise(const Line& d, const QuantizedEpilogue& e) {
