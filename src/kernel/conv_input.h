@@ -85,12 +85,12 @@ class ConvInput {
     i64 least = 0, more = 0;
   };
 
-  // Parts of at most `rows` outputs.
-  Lines lines_of(const Shape& out, i64 samples, i64 rows) const {
+  // Parts of at most `rows` outputs. `join`: positions that are evenly apart are one line.
+  Lines lines_of(const Shape& out, i64 samples, i64 rows, bool join = true) const {
     Lines lines{{samples, out[2], out[3]}, out[4], conv_.stride[2] * column};
     // A dimension joins those within it when its outputs go on where theirs end.
     const i64 strides[3] = {sample, conv_.stride[0] * plane, conv_.stride[1] * line};
-    for (int d = 2; d >= 0; --d) {
+    for (int d = 2; join && d >= 0; --d) {
       if (lines.count[d] != 1 && strides[d] != lines.outputs * lines.step) break;
       lines.outputs *= lines.count[d];
       lines.count[d] = 1;

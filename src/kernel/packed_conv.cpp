@@ -111,7 +111,7 @@ class PackedConvolution {
     const i64 depth = channels * attrs_.kernel[0] * attrs_.kernel[1] * attrs_.kernel[2];
     const i64 panels = ceil_div(rows, table.panel_width);
     const std::span<const ConvPiece> pieces = pieces_of(ctx);
-    const auto lines = input_.lines_of(out, samples, table.tile_rows);
+    const auto lines = input_.lines_of(out, samples, table.tile_rows, attrs_.by_lines == 0);
     simd::ChannelEpilogue e = channel_epilogue(ctx, attrs_);
     offset(e, first_sample * out[2] * out[3] * out[4] * out[1]);
     const i64 tiles = lines.all * lines.parts;

@@ -32,6 +32,9 @@ struct PackedConvAttrs {
   std::int32_t clamps = 0;
   float low = 0, high = 0;
   std::int32_t has_residual = 0;
+  // Each line of outputs is cut into tiles by itself, as separable convolutions do: the same bits where a plan for more
+  // threads has this launch and one for fewer has such a convolution.
+  std::int32_t by_lines = 0;
 };
 // What becomes of a sum, of a launch with these attributes.
 simd::ChannelEpilogue channel_epilogue(const KernelContext& ctx, const PackedConvAttrs& attrs);

@@ -19,6 +19,12 @@ struct Floats {
   static constexpr const Kernel &kDense = kPackedConv, &kDepthwise = kPackedDepthwiseConv, &kFused = kSeparableConv;
   static constexpr auto scratch_bytes = separable_conv_scratch_bytes;
   static constexpr std::int64_t kMinBytes = std::int64_t{256} << 10;
+  // The number of threads decides which launches there are, but must not show in the sums.
+  static void stay_apart(Launch& expand) {
+    auto attrs = attrs_of<PackedConvAttrs>(expand);
+    attrs.by_lines = 1;
+    set_attrs(expand, attrs);
+  }
 };
 struct Bytes {
   using Attrs = SeparableQuantizedConvAttrs;
@@ -26,6 +32,7 @@ struct Bytes {
                                 &kFused = kSeparableQuantizedConv;
   static constexpr auto scratch_bytes = separable_quantized_conv_scratch_bytes;
   static constexpr std::int64_t kMinBytes = std::int64_t{32} << 10;
+  static void stay_apart(Launch&) {}  // sums of integers
 };
 
 template <typename Kind>
@@ -80,8 +87,7 @@ class SeparableFuser {
   void fuse(std::size_t i, int threads) {
     Launch& depthwise = plan_.launches[i];
     Launch* expand = maker_of(depthwise.inputs[0]);
-    if (expand != nullptr && (!can_expand(*expand) || repeats_much(depthwise, threads) || overwritten(*expand, i)))
-      expand = nullptr;
+    if (expand != nullptr && (!can_expand(*expand) || overwritten(*expand, i))) expand = nullptr;
     Launch* project = reader_of(depthwise.outputs[0]);
     if (project != nullptr && (!can_project(*project) || overwritten(depthwise, index_of(*project)) ||
                                (expand != nullptr && overwritten(*expand, index_of(*project)))))
@@ -89,6 +95,11 @@ class SeparableFuser {
     if ((expand == nullptr || expand->outputs[0].desc.byte_count() < Kind::kMinBytes) &&
         (project == nullptr || depthwise.outputs[0].desc.byte_count() < Kind::kMinBytes))
       return;
+    if (expand != nullptr && repeats_much(depthwise, threads)) {
+      Kind::stay_apart(*expand);
+      expand = nullptr;
+      if (project == nullptr) return;
+    }
 
     Attrs attrs;
     const Shape& expanded = depthwise.inputs[0].shape();

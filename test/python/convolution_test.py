@@ -160,6 +160,20 @@ def test_depthwise_convolutions_with_those_around_them(tmp_path, batch):
     torch.testing.assert_close(plain(x), expected, atol=1e-5 * expected.abs().max().item(), rtol=1e-5)
 
 
+def test_bits_where_more_threads_leave_the_expansion_apart(tmp_path):
+    torch.manual_seed(0)
+    model, x = alive(Inverted(64, 64, 1)), torch.randn(1, 64, 19, 13)
+    graft.export(model, (x,), path=tmp_path / "m.pte")
+    expected = model(x)
+    few = graft.load(tmp_path / "m.pte", threads=2)
+    found = few(x)
+    torch.testing.assert_close(found, expected, atol=1e-5 * expected.abs().max().item(), rtol=1e-5)
+    assert [kernel for kernel in kernels(few) if "conv" in kernel] == ["separable_conv"]
+    many = graft.load(tmp_path / "m.pte", threads=8)
+    assert torch.equal(many(x), found)
+    assert [kernel for kernel in kernels(many) if "conv" in kernel] == ["packed_conv", "separable_conv"]
+
+
 def test_what_lies_between_is_asked_for(tmp_path):
     """Tensors that something else reads, too, are there; small ones are not worth a launch by bands."""
 
