@@ -46,6 +46,14 @@ struct OpenStep {
   }
 };
 
+// The calling thread's; empty when the machine has more than a cpu_set_t holds.
+cpu_set_t allowed_cpus() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  if (sched_getaffinity(0, sizeof(set), &set) != 0) CPU_ZERO(&set);
+  return set;
+}
+
 }  // namespace
 
 struct ThreadTeam::Impl {
@@ -67,6 +75,8 @@ struct ThreadTeam::Impl {
   std::unique_ptr<ggml_threadpool, void (*)(ggml_threadpool*)> pool{nullptr, ggml_cpu().threadpool_free};
   int pool_threads = 0;
   const int cpus = usable_cpus();
+  const cpu_set_t born_on = allowed_cpus();
+  int kept_off = -1;  // the CPU that no worker may use
 
   TeamWork* work = nullptr;  // of the run under way: written before its first step is published
 
@@ -130,8 +140,24 @@ struct ThreadTeam::Impl {
     }
   }
 
+  // Keeps the workers off the caller's CPU. Linux wakes a thread near the one that wakes it, and on some machines
+  // (small virtual ones) does not look for an idle CPU then: the worker waits behind the spinning caller for whole
+  // runs, which take as long as with one thread. Costs a system call for each worker, when the caller has moved.
+  void keep_off_the_caller(int threads) {
+    const int cpu = sched_getcpu();
+    if (cpu == kept_off || cpu < 0 || threads > cpus) return;
+    cpu_set_t others = allowed_cpus();
+    if (CPU_COUNT(&others) < threads) others = born_on;  // a caller that was bound after the team was made
+    CPU_CLR(static_cast<std::size_t>(cpu), &others);
+    if (CPU_COUNT(&others) < threads - 1) return;
+    // Where this is not permitted, the workers stay where the kernel wants them.
+    for (const auto& worker : workers) pthread_setaffinity_np(worker->thread.native_handle(), sizeof(others), &others);
+    kept_off = cpu;
+  }
+
   void run(TeamWork& job, int threads) {
     work = &job;
+    keep_off_the_caller(threads);
     advance({OpenStep::of(open.load(std::memory_order_relaxed)).epoch, 0, threads});
     for (;;) {
       const std::uint64_t word = open.load(std::memory_order_acquire);
@@ -161,6 +187,7 @@ struct ThreadTeam::Impl {
       }
       pthread_sigmask(SIG_SETMASK, &before, nullptr);
       workers.push_back(std::move(worker));
+      kept_off = -1;
     }
   }
 
@@ -197,9 +224,8 @@ int cgroup_cpus() {
 }  // namespace
 
 int usable_cpus() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  int cpus = sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 1;
+  const cpu_set_t set = allowed_cpus();
+  int cpus = CPU_COUNT(&set);
   if (const int limit = cgroup_cpus(); limit > 0) cpus = std::min(cpus, limit);
   return std::clamp(cpus, 1, kMaxThreads);
 }

@@ -1,11 +1,13 @@
 #include "run/thread_team.h"
 
 #include <gtest/gtest.h>
+#include <sched.h>
 
 #include <atomic>
 #include <chrono>
 #include <memory>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace graft {
@@ -53,6 +55,43 @@ TEST(ThreadTeam, EveryShareOnceAndStepsInOrder) {
       ThreadTeam(threads).run(work);
       ASSERT_EQ(work.wrong, 0) << threads << " threads, run " << run;
       ASSERT_EQ(work.current, work.steps);
+    }
+  }
+}
+
+// Workers that were woken on the caller's CPU made runs take as long as with one thread.
+TEST(ThreadTeam, WorkersAreKeptOffTheCallersCpu) {
+  cpu_set_t before;
+  ASSERT_EQ(sched_getaffinity(0, sizeof(before), &before), 0);
+  if (CPU_COUNT(&before) < 2 || usable_cpus() < 2) GTEST_SKIP() << "needs two CPUs";
+  struct WhereShares final : TeamWork {
+    const std::thread::id caller = std::this_thread::get_id();
+    std::atomic<int> workers_cpu{-1};
+    bool begun = false;
+    int next() noexcept override { return std::exchange(begun, true) ? 0 : 1; }
+    void share(int, int) noexcept override {
+      if (std::this_thread::get_id() != caller) {
+        workers_cpu = sched_getcpu();
+        return;
+      }
+      const auto end = std::chrono::steady_clock::now() + std::chrono::minutes(1);
+      while (workers_cpu < 0 && std::chrono::steady_clock::now() < end) std::this_thread::yield();
+    }
+  };
+  for (int round = 0; round < 20; ++round) {
+    for (int cpu = 0, bound = 0; cpu < CPU_SETSIZE && bound < 2; ++cpu) {
+      if (!CPU_ISSET(static_cast<std::size_t>(cpu), &before)) continue;
+      ++bound;
+      cpu_set_t one;
+      CPU_ZERO(&one);
+      CPU_SET(static_cast<std::size_t>(cpu), &one);
+      ThreadTeam team(2);
+      ASSERT_EQ(sched_setaffinity(0, sizeof(one), &one), 0);
+      WhereShares work;
+      team.run(work);
+      EXPECT_GE(work.workers_cpu, 0) << "no worker took part";
+      EXPECT_NE(work.workers_cpu, cpu);
+      ASSERT_EQ(sched_setaffinity(0, sizeof(before), &before), 0);
     }
   }
 }
