@@ -81,7 +81,6 @@ extern const AttentionTable kAttention;
 namespace avx512 {
 extern const AttentionTable kAttention;
 }
-// Level avx512 on a CPU that has AVX-512 BF16 too.
 namespace avx512bf16 {
 extern const AttentionTable kAttention;
 }

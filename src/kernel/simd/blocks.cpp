@@ -14,8 +14,8 @@ std::string_view panels_name(Isa isa) {
 const PanelTable* panels(Isa isa) {
 #ifdef GRAFT_HAVE_X86_ISA
   __builtin_cpu_init();
-  if (isa == Isa::avx512 && __builtin_cpu_supports("avx512vnni") != 0) return &avx512vnni::kPanels;
-  if (isa == Isa::avx512 || isa == Isa::avx2) return &avx2::kPanels;
+  if (isa >= Isa::avx512 && __builtin_cpu_supports("avx512vnni") != 0) return &avx512vnni::kPanels;
+  if (isa >= Isa::avx2) return &avx2::kPanels;
 #endif
   static_cast<void>(isa);
   return nullptr;

@@ -32,8 +32,13 @@ class DispatchDeathTest : public testing::Test {
   void SetUp() override { testing::FLAGS_gtest_death_test_style = "threadsafe"; }
 };
 
-TEST_F(DispatchDeathTest, TheHighestLevelIsTheDefault) {
-  const std::string best(name(available_isas().back()));
+// Products of bf16 are slower than those of f32 on Intel's CPUs.
+TEST_F(DispatchDeathTest, TheFastestLevelIsTheDefault) {
+  Isa fastest = available_isas().back();
+#ifdef __x86_64__
+  if (fastest == Isa::avx512bf16 && __builtin_cpu_is("intel") != 0) fastest = Isa::avx512;
+#endif
+  const std::string best = std::string(name(fastest)) + "\n";
   EXPECT_EXIT(report_choice(nullptr), testing::ExitedWithCode(0), "chose " + best);
   EXPECT_EXIT(report_choice(""), testing::ExitedWithCode(0), "chose " + best);
 }

@@ -4,8 +4,7 @@ namespace graft::simd {
 
 const MatmulTable& matmul(Isa isa) {
 #ifdef GRAFT_HAVE_X86_ISA
-  __builtin_cpu_init();
-  if (isa == Isa::avx512 && __builtin_cpu_supports("avx512bf16") != 0) {
+  if (isa == Isa::avx512bf16) {
     static const MatmulTable with_pairs = [] {
       MatmulTable table = avx512::kMatmul;
       table.pairs = &avx512bf16::kPairProducts;

@@ -4,8 +4,8 @@ namespace graft::simd {
 
 const AffineTable& affine(Isa isa) {
 #ifdef GRAFT_HAVE_X86_ISA
-  if (isa == Isa::avx512) return avx512::kAffine;
-  if (isa == Isa::avx2) return avx2::kAffine;
+  if (isa >= Isa::avx512) return avx512::kAffine;
+  if (isa >= Isa::avx2) return avx2::kAffine;
 #endif
   static_cast<void>(isa);
   return baseline::kAffine;
@@ -14,8 +14,8 @@ const AffineTable& affine(Isa isa) {
 const QuantizedProducts& quantized_products(Isa isa) {
 #ifdef GRAFT_HAVE_X86_ISA
   __builtin_cpu_init();
-  if (isa == Isa::avx512 && __builtin_cpu_supports("avx512vnni") != 0) return avx512vnni::kByteProducts;
-  if (isa == Isa::avx512 || isa == Isa::avx2) return avx2::kByteProducts;
+  if (isa >= Isa::avx512 && __builtin_cpu_supports("avx512vnni") != 0) return avx512vnni::kByteProducts;
+  if (isa >= Isa::avx2) return avx2::kByteProducts;
 #endif
   static_cast<void>(isa);
   return baseline::kQuantizedProducts;
