@@ -50,6 +50,17 @@ def limits(threads: int, cores: list[int]) -> dict[str, float]:
     return json.loads(done.stdout)
 
 
+def stolen_ms() -> float:
+    """What the hypervisor has given to other machines of the time that this process's CPUs wanted, all of them together."""
+    mine = {f"cpu{cpu}" for cpu in os.sched_getaffinity(0)}
+    ticks = 0
+    for line in Path("/proc/stat").read_text().splitlines():
+        name, *counts = line.split()
+        if name in mine and len(counts) > 7:
+            ticks += int(counts[7])
+    return 1e3 * ticks / os.sysconf("SC_CLK_TCK")
+
+
 def distinct_cores(count: int) -> list[int]:
     """CPUs on different physical cores where there are enough, so that two threads do not share one."""
     usable = sorted(os.sched_getaffinity(0))

@@ -283,8 +283,15 @@ def _machine(workload: Workload, entry: dict[str, Any]) -> str:
         f"{facts['cpu']} (family {facts['family']}, model {facts['model']}{virtual}), {facts['usable_cpus']} CPUs, "
         f"{facts['memory_gb']:g} GB, Linux {facts['kernel']}, Python {facts['python']}; {workload.threads} threads per peer. "
         f"{len(entry['rounds'])} rounds of {workload.calls} calls between {sessions[0]} and {sessions[-1]} (start of the "
-        f"session), load average {min(loads):g} to {max(loads):g}. Instruction sets: {', '.join(facts['flags'])}."
+        f"session), load average {min(loads):g} to {max(loads):g}{_stolen(entry)}. Instruction sets: {', '.join(facts['flags'])}."
     )
+
+
+def _stolen(entry: dict[str, Any]) -> str:
+    shares = [share for done in entry["rounds"] for turns in done.get("stolen", {}).values() for share in turns.values()]
+    if not shares:
+        return ""
+    return f", CPU time given to other machines {100 * statistics.mean(shares):.0f} % (worst turn {100 * max(shares):.0f} %)"
 
 
 def _title(peer: str, entry: dict[str, Any]) -> str:

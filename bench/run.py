@@ -31,6 +31,10 @@ from workloads import BENCH, Workload
 
 # Between two turns, for the threads of the one before to stop spinning.
 SETTLE_SECONDS = 0.2
+# A turn of which the hypervisor gave more than this to other machines is taken again, some times at most; the least
+# disturbed one counts.
+MOST_STOLEN = 0.05
+TURNS = 5
 ANSWER_SECONDS = 900
 
 
@@ -241,23 +245,36 @@ def turns(names: list[str], case: str, number: int) -> list[str]:
     return random.Random(f"{case} {number}").sample(names, len(names))
 
 
+def one_turn(worker: Worker, case: str, number: int) -> dict[str, Any]:
+    best: dict[str, Any] = {}
+    for attempt in range(TURNS):
+        time.sleep(SETTLE_SECONDS * (1 + attempt))
+        turn = worker.ask(do="turn", case=case, round=number)
+        if not best or turn["stolen"] < best["stolen"]:
+            best = turn
+        if best["stolen"] <= MOST_STOLEN:
+            break
+    return best
+
+
 def one_round(workload: Workload, entry: dict[str, Any], workers: dict[str, Worker], number: int) -> dict[str, Any]:
     """Every case by every peer."""
     samples: dict[str, dict[str, list[float]]] = {}
     errors: dict[str, dict[str, float]] = {}
+    stolen: dict[str, dict[str, float]] = {}
     load = os.getloadavg()[0]
     for case in workload.case_names:
-        samples[case], errors[case] = {}, {}
+        samples[case], errors[case], stolen[case] = {}, {}, {}
         for peer in turns(list(workers), case, number):
-            time.sleep(SETTLE_SECONDS)
             try:
-                turn = workers[peer].ask(do="turn", case=case, round=number)
+                turn = one_turn(workers[peer], case, number)
             except PeerFailed as reason:
                 drop(entry, workers, peer, reason)
                 continue
             samples[case][peer] = [round(ms, 4) for ms in turn["ms"]]
             errors[case][peer] = turn["max_abs_error"]
-    return {"load_average": round(load, 2), "ms": samples, "max_abs_error": errors}
+            stolen[case][peer] = round(turn["stolen"], 3)
+    return {"load_average": round(load, 2), "ms": samples, "max_abs_error": errors, "stolen": stolen}
 
 
 def drop(entry: dict[str, Any], workers: dict[str, Worker], peer: str, reason: PeerFailed) -> None:

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 import language
+import machine
 import models
 import peers
 import workloads
@@ -121,11 +122,13 @@ def serve(name: str, workload_name: str, folder: str, references: str):
 
 
 def _turn(peer: peers.Peer, inputs: Any, expected: np.ndarray, workload: workloads.Workload) -> dict[str, Any]:
-    """Some calls in a row. The error is that of the very outputs whose making was timed."""
+    """Some calls in a row. The error is that of the very outputs whose making was timed; "stolen" is the share of the
+    CPUs that the hypervisor gave to other machines meanwhile."""
     for _ in range(workload.warmup):
         peer.run(inputs)
     samples = []
     worst = 0.0
+    stolen, begin = machine.stolen_ms(), time.perf_counter()
     for _ in range(workload.calls):
         peer.before(inputs)
         peer.seconds = None
@@ -143,7 +146,8 @@ def _turn(peer: peers.Peer, inputs: Any, expected: np.ndarray, workload: workloa
         if not np.isfinite(error):
             raise RuntimeError(f"the output differs from eager PyTorch by {error}")
         worst = max(worst, error)
-    return {"ms": samples, "max_abs_error": worst}
+    lasted_ms = 1e3 * (time.perf_counter() - begin) * len(os.sched_getaffinity(0))
+    return {"ms": samples, "max_abs_error": worst, "stolen": (machine.stolen_ms() - stolen) / lasted_ms}
 
 
 def _case_file(folder: str, case: dict[str, Any]) -> Path:
