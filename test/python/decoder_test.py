@@ -1,4 +1,4 @@
-"""A 28-layer decoder of Qwen3's shape whose KV cache is plain buffers, written with `index_copy_`: prefill and decode
+"""A decoder of Qwen3's shape, with 6 and (slow) 28 layers, whose KV cache is plain buffers, written with `index_copy_`: prefill and decode
 by one program, its buffers the states of a session."""
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from torch import nn
 from torch.nn import functional as F
 
 import graft
+from quick import quick
 
-LAYERS, WIDTH, HEADS, KV_HEADS, HEAD, FFN, VOCABULARY, CONTEXT = 28, 64, 4, 2, 16, 96, 97, 48
+WIDTH, HEADS, KV_HEADS, HEAD, FFN, VOCABULARY, CONTEXT = 64, 4, 2, 16, 96, 97, 48
 
 
 class Layer(nn.Module):
@@ -52,11 +53,11 @@ class Layer(nn.Module):
 class Decoder(nn.Module):
     """ids [1, T] at positions [T] -> logits [1, T, VOCABULARY]."""
 
-    def __init__(self) -> None:
+    def __init__(self, layers: int) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.embed = nn.Embedding(VOCABULARY, WIDTH)
-        self.layers = nn.ModuleList(Layer() for _ in range(LAYERS))
+        self.layers = nn.ModuleList(Layer() for _ in range(layers))
         self.norm = nn.RMSNorm(WIDTH, 1e-6)
 
     def forward(self, ids: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
@@ -81,19 +82,24 @@ def generate(model, prompt: list[int], count: int, start: int = 0) -> tuple[list
     return tokens, steps
 
 
+@pytest.fixture(scope="module", params=quick([6], [6, 28]))
+def layers(request):
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def package(tmp_path_factory):
+def package(tmp_path_factory, layers):
     path = tmp_path_factory.mktemp("decoder") / "decoder.pte"
     t = torch.export.Dim("t", min=1, max=CONTEXT)
     example = (torch.zeros(1, 3, dtype=torch.int64), torch.arange(3))
-    graft.export(Decoder().eval(), example, dynamic_shapes=({1: t}, {0: t}), path=path)
+    graft.export(Decoder(layers).eval(), example, dynamic_shapes=({1: t}, {0: t}), path=path)
     return path
 
 
 @torch.no_grad()
-def test_prefill_and_decode_equal_eager(package):
+def test_prefill_and_decode_equal_eager(package, layers):
     prompt = [5, 17, 3, 88, 41, 2, 9]
-    tokens, steps = generate(Decoder().eval(), prompt, 20)
+    tokens, steps = generate(Decoder(layers).eval(), prompt, 20)
     model = graft.load(package)
     ours, logits = generate(model, prompt, 20)
     assert ours == tokens
@@ -103,8 +109,8 @@ def test_prefill_and_decode_equal_eager(package):
     assert counters["plan_misses"] == 2  # prefill and decode
     assert counters["graphs_built"] == 2
     rows = len(prompt) + 20
-    assert counters["state_bytes_written"] == rows * LAYERS * 2 * KV_HEADS * HEAD * 4  # the new rows and nothing else
-    assert counters["state_bytes"] == LAYERS * 2 * KV_HEADS * HEAD * CONTEXT * 4
+    assert counters["state_bytes_written"] == rows * layers * 2 * KV_HEADS * HEAD * 4  # the new rows and nothing else
+    assert counters["state_bytes"] == layers * 2 * KV_HEADS * HEAD * CONTEXT * 4
 
 
 CONTINUE = """

@@ -14,6 +14,7 @@ import llm_models
 from graft.llm import export, interface
 from graft.runtime import Model
 from llm_models import CASES, left_padded
+from quick import quick
 
 LIMIT = 1e-4  # of the largest logit
 DATA = Path(os.environ.get("GRAFT_TEST_DATA", Path(__file__).parents[3] / "shared" / "data"))
@@ -128,7 +129,7 @@ def test_only_kept_positions_are_multiplied(pair):
     check(found, pair.expected(ids)[:, keep])
 
 
-@pytest.mark.parametrize("name", ["qwen2", "mixtral", "gemma2", "gemma3", "phi3"])
+@pytest.mark.parametrize("name", quick(["gemma3", "phi3"], ["qwen2", "mixtral", "gemma2", "gemma3", "phi3"]))
 def test_windows_as_rings(tmp_path, name):
     """Windows of 7 to 11 tokens with room for 6: prompts shorter and longer than that, padded and not, taken back."""
     pair = make_pair(tmp_path, llm_models.BY_NAME[name].make())
@@ -179,10 +180,10 @@ def without_last_layer(program):
     ("name", "change"),
     [
         ("mistral", without("window")),
-        ("gemma2", without("window")),
-        ("gemma2", without("softcap")),
+        pytest.param("gemma2", without("window"), marks=pytest.mark.slow),
+        pytest.param("gemma2", without("softcap"), marks=pytest.mark.slow),
         pytest.param("gpt_oss", without("sinks"), marks=pytest.mark.slow),
-        ("llama", without_last_layer),
+        pytest.param("llama", without_last_layer, marks=pytest.mark.slow),
     ],
 )
 def test_a_program_without_it_fails(tmp_path, name, change):
@@ -224,8 +225,15 @@ def greedy(model, ids, count):
     return made
 
 
-@pytest.mark.parametrize("weights", ["package", "external"])
-@pytest.mark.parametrize("file", ["", "stories260K-f32.gguf"])
+@pytest.mark.parametrize(
+    ("file", "weights"),
+    [
+        ("", "package"),
+        ("stories260K-f32.gguf", "external"),
+        pytest.param("", "external", marks=pytest.mark.slow),
+        pytest.param("stories260K-f32.gguf", "package", marks=pytest.mark.slow),
+    ],
+)
 def test_stories(tmp_path, file, weights):
     folder = data("stories260K")
     path = graft.export_llm(folder / file, tmp_path / "m.pte", weights=weights)
@@ -275,6 +283,7 @@ class ForTextRunner(torch.nn.Module):
             ).logits[:, -1]
 
 
+@pytest.mark.slow
 def test_text_runner_of_executorch(tmp_path):
     from executorch.extension.llm.runner import GenerationConfig, TextLLMRunner
 
@@ -333,7 +342,7 @@ def test_quantized_while_it_is_written(tmp_path, quantize, bytes_per_weight, lim
     assert perplexity(path, folder) == pytest.approx(31.071, rel=limit)
 
 
-@pytest.mark.parametrize("quantize", ["q8_0", {"*": "q4_0", "embed_tokens": "q5_1"}])
+@pytest.mark.parametrize("quantize", quick(["q8_0"], ["q8_0", {"*": "q4_0", "embed_tokens": "q5_1"}]))
 def test_packed_weights_are_the_same_weights(tmp_path, quantize):
     model = llm_models.BY_NAME["qwen3"].make()
     plain = graft.export_llm(model, tmp_path / "plain.pte", quantize=quantize)
@@ -372,6 +381,7 @@ def wide_experts():
     return small.make()
 
 
+@pytest.mark.slow
 def test_experts_in_halves(tmp_path, wide_experts):
     model = wide_experts.to(torch.bfloat16)
     package = graft.load(graft.export_llm(model, tmp_path / "m.pte"), kv_length=64, kv_dtype="f32")

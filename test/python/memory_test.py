@@ -63,6 +63,7 @@ class Beginning(torch.nn.Module):
         return self.features(x).mean((2, 3))
 
 
+@pytest.mark.slow
 def test_mobilenet_at_64_takes_no_more_than_one_exported_for_64(mobilenet, tmp_path):  # noqa: F811
     mobilenet = Beginning(mobilenet)  # noqa: F811
     x = torch.randn(1, 3, 64, 64)

@@ -33,6 +33,7 @@ from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer as x86
 
 import graft
+from quick import quick
 
 LIMIT = 1e-5  # of the largest value
 STEP = 2e-2  # the same, of results that see an integer that was rounded the other way
@@ -128,7 +129,7 @@ def _export(model, folder, example, dims):
 
 
 @CONFIG
-@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("bias", quick([True], [False, True]))
 def test_one_layer(folder, name, bias):
     torch.manual_seed(2)
     model = _quantized(nn.Sequential(nn.Linear(256, 72, bias=bias)), name)
@@ -231,7 +232,9 @@ def _sensitivity(model, ids, expected):
     return worst
 
 
-@pytest.mark.parametrize("name", ["int8", "int4 by 32", "int4 by 128", "dynamic int8", "dynamic int4 by 32"])
+@pytest.mark.parametrize(
+    "name", quick(["int4 by 32", "dynamic int8"], ["int8", "int4 by 32", "int4 by 128", "dynamic int8", "dynamic int4 by 32"])
+)
 def test_language_model(folder, name):
     model = _quantized(_llama(), name)
     path = graft.export_llm(model, folder / "llm.pte")
