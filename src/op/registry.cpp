@@ -31,6 +31,7 @@ namespace graft {
   X(pool_operators)                  \
   X(quantize_operators)              \
   X(random_operators)                \
+  X(recurrent_operators)             \
   X(reduce_operators)                \
   X(resample_operators)              \
   X(packed_conv_operators)           \

@@ -7,6 +7,7 @@ kept whole is not delegated), so each kind's decomposition has to come out right
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -110,7 +111,29 @@ FIXED_RANK: dict[str, tuple[Callable[[], tuple[Any, ...]], Callable[[], tuple[An
     ),
 }
 
-QUICK = {*list(ANY_RANK)[:3], "scaled_dot_product_attention.default", "baddbmm.default"}
+QUICK = {*list(ANY_RANK)[:3], "scaled_dot_product_attention.default", "baddbmm.default", "lstm_cell.default", "gru.input"}
+
+
+def cell(kind: str, dtype: torch.dtype = torch.float32):
+    rows, h = {"lstm": 4, "gru": 3}.get(kind[:4].strip("._"), 1) * 5, torch.randn(2, 5, dtype=dtype)
+    weights = [torch.randn(rows, n, dtype=dtype) for n in (3, 5)]
+    biases = [torch.randn(rows, dtype=dtype) for _ in range(2)]
+    return torch.randn(2, 3, dtype=dtype), [h, h + 1] if kind.startswith("lstm") else h, *weights, *biases
+
+
+def sequence(kind: str, dtype: torch.dtype = torch.float32):
+    x, states, *weights = cell(kind, dtype)
+    states = [s[None] for s in states] if isinstance(states, list) else states[None]
+    return torch.stack((x, x + 1)), states, weights, True, 1, 0.0, False, False, False
+
+
+# In f64 they are computed from products and elementwise operators.
+RECURRENT = {
+    name: (functools.partial(make, name), functools.partial(make, name, torch.float64))
+    for suffix, make in (("_cell.default", cell), (".input", sequence))
+    for name in (f"{kind}{suffix}" for kind in ("lstm", "gru", "rnn_tanh", "rnn_relu"))
+}
+FIXED_RANK |= RECURRENT
 
 # What PyTorch itself takes of these, the engine takes too.
 NEVER_REFUSED = {
@@ -130,7 +153,7 @@ NO_FALLBACK = {
 }
 
 # The engine takes what the refused instance is decomposed into.
-DECOMPOSED_IS_ACCEPTED = {"_scaled_dot_product_flash_attention_for_cpu.default"}
+DECOMPOSED_IS_ACCEPTED = {"_scaled_dot_product_flash_attention_for_cpu.default", *RECURRENT}
 
 
 class Three(torch.nn.Module):

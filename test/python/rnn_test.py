@@ -143,3 +143,26 @@ def test_streams_are_independent(listener):
     for i, at in enumerate(range(0, 25, 5)):
         assert torch.equal(a(frames[at : at + 5])[0], alone[i])
         b(-frames[at : at + 5])
+
+
+@pytest.mark.parametrize(
+    ("net", "launches"),
+    [
+        (torch.nn.LSTM(24, 16, batch_first=True), 2),  # products of all inputs, then all steps
+        (torch.nn.GRU(24, 16, 2, bidirectional=True), 8),
+        (torch.nn.LSTMCell(24, 16), 1),
+        (torch.nn.GRUCell(24, 16), 1),
+        (torch.nn.RNNCell(24, 16, bias=False), 1),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, torch.nn.Module) else "",
+)
+def test_one_kernel_for_all_steps(net, launches, tmp_path):
+    """However many steps there are; with zeros for a state that is not given, which are no launch."""
+    net = net.eval()
+    sizes = [(2, 24)] if "Cell" in type(net).__name__ else [(2, 40, 24), (2, 9, 24)]
+    for size in sizes:
+        x = torch.randn(size)
+        model = graft.load(graft.export(net, (x,), path=tmp_path / "r.pte"))
+        with torch.no_grad():
+            _close(model(x), net(x))
+        assert model.counters()["kernels_launched"] == launches
