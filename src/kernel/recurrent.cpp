@@ -14,8 +14,10 @@ using i64 = std::int64_t;
 constexpr i64 kRows = simd::kMaxDotRows;  // of the batch in one product
 constexpr i64 kWeightRows = 12;           // a unit of work; kernel/matmul.cpp divides dot products likewise
 constexpr i64 kBlock = 128;               // elements of a state computed at once
-// Products of a step from which threads share them: fewer take less than the barriers after them.
-constexpr i64 kSharedProducts = 1 << 16;
+// Products, of at most kSharedSteps steps, from which threads share them: fewer take less than waking a thread and the
+// barriers after each step.
+constexpr i64 kSharedProducts = 1 << 18;
+constexpr i64 kSharedSteps = 4;
 
 i64 ceil_div(i64 a, i64 b) { return (a + b - 1) / b; }
 
@@ -46,7 +48,8 @@ struct Layer {
   int phases_per_step() const { return attrs.has_projection != 0 ? 3 : 2; }
   i64 chunks() const { return ceil_div(batch, kRows); }
   bool share_weights(int threads) const {
-    return threads > chunks() && gates * (size + inputs) * std::min(batch, kRows) >= kSharedProducts;
+    const i64 products = gates * (size + inputs) * std::min(batch, kRows) * std::min(steps, kSharedSteps);
+    return threads > chunks() && products >= kSharedProducts;
   }
 };
 
