@@ -83,7 +83,7 @@ std::vector<const Kernel*> panel_kernels() {
   static const Kernel kVnni = {
       "vnni", [](const KernelContext& ctx) noexcept { run_panel_product(ctx, simd::avx512vnni::kPanels); }, 0,
       two_phases};
-  for (const simd::Isa isa : simd::available_isas()) {
+  for (const simd::Isa isa : simd::available_isas(simd::Isa::avx512)) {
     if (simd::panels(isa) == &simd::avx2::kPanels && out.empty()) out.push_back(&kAvx2);
     if (simd::panels(isa) == &simd::avx512vnni::kPanels) out.push_back(&kVnni);
   }

@@ -1,5 +1,6 @@
 #include "kernel/simd/dispatch.h"
 
+#include <algorithm>
 #include <array>
 #include <cstdlib>
 
@@ -62,10 +63,10 @@ std::string_view name(Isa isa) {
   return kNames[static_cast<std::size_t>(isa)];
 }
 
-std::span<const Isa> available_isas() {
+std::span<const Isa> available_isas(Isa most) {
   static constexpr std::array<Isa, 4> kAll = {Isa::baseline, Isa::avx2, Isa::avx512, Isa::avx512bf16};
   static const std::size_t count = count_available();
-  return {kAll.data(), count};
+  return {kAll.data(), std::min(count, static_cast<std::size_t>(most) + 1)};
 }
 
 Isa active_isa() {

@@ -23,8 +23,9 @@ enum class Isa : std::uint8_t {
 // "baseline", "avx2", "avx512", "avx512bf16".
 std::string_view name(Isa isa);
 
-// Best first is not promised: ascending order, baseline first. Only what was built and what this CPU can run.
-std::span<const Isa> available_isas();
+// Best first is not promised: ascending order, baseline first. Only what was built and what this CPU can run, up to
+// `most`: a kernel without loops of its own for a level has nothing to test there.
+std::span<const Isa> available_isas(Isa most = Isa::avx512bf16);
 
 // The level in use: the highest one that pays here, or the one the environment variable GRAFT_ISA names. Products of
 // bf16 (vdpbf16ps) are twice as fast as those of f32 on AMD's Zen 4 and 5 and half as fast on Intel's Emerald Rapids
