@@ -94,14 +94,11 @@ class Recurrence {
   i64 time_of(i64 step) const { return l_.attrs.reverse != 0 ? l_.steps - 1 - step : step; }
 
   // Row `b` of a matrix, or of a step of a sequence.
-  static const float* row(const float* base, const TensorDesc& desc, i64 b) {
-    return base + b * desc.strides[static_cast<std::size_t>(desc.rank() - 2)];
-  }
-  const float* in(int i, i64 b) const { return row(ctx_.input<float>(i), ctx_.in(i), b); }
-  float* out(int i, i64 b) const { return const_cast<float*>(row(ctx_.output<float>(i), ctx_.out(i), b)); }
+  static i64 row_stride(const TensorDesc& desc) { return desc.strides[static_cast<std::size_t>(desc.rank() - 2)]; }
+  const float* in(int i, i64 b) const { return ctx_.input<float>(i) + b * row_stride(ctx_.in(i)); }
+  float* out(int i, i64 b) const { return ctx_.output<float>(i) + b * row_stride(ctx_.out(i)); }
   const float* x(i64 step, i64 b) const { return in(0, b) + time_of(step) * ctx_.in(0).strides[0]; }
   float* y(i64 step, i64 b) const { return out(0, b) + time_of(step) * ctx_.out().strides[0]; }
-  i64 row_stride(const TensorDesc& desc) const { return desc.strides[static_cast<std::size_t>(desc.rank() - 2)]; }
 
   const float* state(i64 step, i64 b) const { return step == 0 ? in(1, b) : y(step - 1, b); }
   i64 state_stride(i64 step) const { return row_stride(step == 0 ? ctx_.in(1) : ctx_.out()); }
@@ -132,14 +129,14 @@ class Recurrence {
     for (i64 b = rows.begin; b < rows.end; b += kRows) {
       const i64 count = std::min(kRows, rows.end - b);
       if (l_.w_ih >= 0)
-        dot(x(step, b), ctx_.in(0).strides[1], count, l_.w_ih, l_.b_ih, of_input(b), l_.gates, l_.inputs, span);
+        dot(x(step, b), row_stride(ctx_.in(0)), count, l_.w_ih, l_.b_ih, of_input(b), l_.gates, l_.inputs, span);
       dot(state(step, b), state_stride(step), count, 2, l_.b_hh, of_state(b), l_.gates, l_.size, span);
     }
   }
 
   void project(i64 step, Span rows, Span span) const {
     for (i64 b = rows.begin; b < rows.end; b += kRows)
-      dot(unprojected(b), l_.hidden, std::min(kRows, rows.end - b), l_.w_hr, -1, y(step, b), ctx_.out().strides[1],
+      dot(unprojected(b), l_.hidden, std::min(kRows, rows.end - b), l_.w_hr, -1, y(step, b), row_stride(ctx_.out()),
           l_.hidden, span);
     if (step + 1 == l_.steps) keep(step, rows, span);
   }

@@ -1,4 +1,6 @@
 // Matrix products: linear, addmm, mm, bmm, baddbmm, matmul, mv.
+#include "op/linear.h"
+
 #include <algorithm>
 #include <array>
 #include <optional>
@@ -265,17 +267,14 @@ Tensor column_matrix(const Tensor& tensor) {
 
 std::vector<Tensor> lower_linear(const Call& call, std::span<const Shape> shapes, Lowering& lowering) {
   const Tensor& input = call.tensor("input");
-  const Tensor weight = transposed(call.tensor("weight"));
-  const std::int64_t k = weight.size(0), n = weight.size(1);
+  const Tensor& weight = call.tensor("weight");
+  const std::int64_t k = weight.size(1), n = weight.size(0);
   const Tensor out = lowering.allocate(input.dtype(), shapes[0]);
   std::int64_t rows = 1;
   for (int d = 0; d + 1 < input.rank(); ++d) rows *= input.size(d);
   if (out.numel() == 0) return {out};
-  Addend addend;
-  addend.bias = call.optional_tensor("bias");
-  const Tensor flat = reshaped(input, Shape{rows, k}, lowering);
-  const Tensor flat_out = *try_reshape(out, Shape{rows, n});
-  launch_product(flat, weight, addend, flat_out, lowering);
+  launch_linear(reshaped(input, Shape{rows, k}, lowering), weight, call.optional_tensor("bias"),
+                *try_reshape(out, Shape{rows, n}), lowering);
   return {out};
 }
 
@@ -313,6 +312,13 @@ StoredUse stored_use_of_product(const NodeView&, std::string_view argument) {
 }
 
 }  // namespace
+
+void launch_linear(const Tensor& rows, const Tensor& weight, const std::optional<Tensor>& bias, const Tensor& out,
+                   Lowering& lowering) {
+  Addend addend;
+  addend.bias = bias;
+  launch_product(rows, transposed(weight), addend, out, lowering);
+}
 
 std::span<const Operator> linear_operators() {
   static constexpr Operator kOperators[] = {

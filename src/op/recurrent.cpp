@@ -4,8 +4,8 @@
 #include <vector>
 
 #include "base/check.h"
-#include "kernel/matmul.h"
 #include "kernel/recurrent.h"
+#include "op/linear.h"
 #include "op/operator.h"
 #include "op/view.h"
 #include "plan/lowering.h"
@@ -80,6 +80,14 @@ struct States {
   std::optional<Tensor> c;
 };
 
+template <RecurrentCell cell>
+States states_of(const Call& call) {
+  if constexpr (cell != RecurrentCell::lstm) return {call.tensor("hx"), {}};
+  const std::vector<Tensor> states = call.tensors("hx");
+  GRAFT_CHECK(InvalidArgument, states.size() == 2, "hx: expected two states, found ", states.size());
+  return {states[0], states[1]};
+}
+
 void check_size(std::string_view what, const Shape& found, const Shape& expected) {
   GRAFT_CHECK(InvalidArgument, found == expected, what, " has size ", found.str(), ", expected ", expected.str());
 }
@@ -106,14 +114,7 @@ Tensor gates_of(const Tensor& x, const Weights& w, Lowering& lowering) {
   std::optional<Tensor> a = try_reshape(from, {rows, x.size(2)});
   if (!a) a = try_reshape(lowering.contiguous(from), {rows, x.size(2)});
   const Tensor out = lowering.allocate(DType::f32, {from.size(0), from.size(1), gates});
-  const Tensor flat = *try_reshape(out, {rows, gates});
-  const Tensor b = permuted(w.w_ih, std::array{1, 0});
-  MatmulAttrs attrs;
-  attrs.has_bias = w.b_ih ? 1 : 0;
-  attrs.in_bf16 = lowering.matmul_precision() == MatmulPrecision::medium ? 1 : 0;
-  std::vector<Tensor> inputs = {*a, b};
-  if (w.b_ih) inputs.push_back(expanded(*w.b_ih, flat.shape()));
-  lowering.launch(kMatmul, std::move(inputs), {flat}, attrs, matmul_scratch_bytes(attrs, a->desc, b.desc));
+  launch_linear(*a, w.w_ih, w.b_ih, *try_reshape(out, {rows, gates}), lowering);
   return swapped ? permuted(out, std::array{1, 0, 2}) : out;
 }
 
@@ -148,29 +149,14 @@ void launch_layer(RecurrentCell cell, bool reverse, const Tensor& x, const Weigh
 
 // --- cells ---
 
-Tensor as_step(const Tensor& matrix, Lowering& lowering) {
-  const Tensor rows = lowering.with_contiguous_rows(matrix);
-  const Shape shape = {1, rows.size(0), rows.size(1)};
-  if (const std::optional<Tensor> view = try_reshape(rows, shape)) return *view;
-  return *try_reshape(lowering.contiguous(rows), shape);
-}
-
 Weights cell_weights(const Call& call) {
   return {call.tensor("w_ih"), call.tensor("w_hh"), call.optional_tensor("b_ih"), call.optional_tensor("b_hh"), {}};
 }
 
 template <RecurrentCell cell>
-States cell_states(const Call& call) {
-  if constexpr (cell != RecurrentCell::lstm) return {call.tensor("hx"), {}};
-  const std::vector<Tensor> states = call.tensors("hx");
-  GRAFT_CHECK(InvalidArgument, states.size() == 2, "lstm_cell expects two states, found ", states.size());
-  return {states[0], states[1]};
-}
-
-template <RecurrentCell cell>
 std::vector<Shape> cell_shape(const Call& call) {
   const Shape& x = call.tensor("input").shape();
-  const States states = cell_states<cell>(call);
+  const States states = states_of<cell>(call);
   check_layer(cell, {1, x[0], x[1]}, cell_weights(call), states);
   std::vector<Shape> shapes = {states.h.shape()};
   if (states.c) shapes.push_back(states.c->shape());
@@ -181,7 +167,8 @@ template <RecurrentCell cell>
 std::vector<Tensor> lower_cell(const Call& call, std::span<const Shape> shapes, Lowering& lowering) {
   std::vector<Tensor> outputs;
   for (const Shape& shape : shapes) outputs.push_back(lowering.allocate(DType::f32, shape));
-  launch_layer(cell, false, as_step(call.tensor("input"), lowering), cell_weights(call), cell_states<cell>(call),
+  const Tensor& x = call.tensor("input");
+  launch_layer(cell, false, *try_reshape(x, {1, x.size(0), x.size(1)}), cell_weights(call), states_of<cell>(call),
                *try_reshape(outputs[0], {1, shapes[0][0], shapes[0][1]}), {},
                outputs.size() > 1 ? std::optional(outputs[1]) : std::nullopt, lowering);
   return outputs;
@@ -194,11 +181,10 @@ struct Net {
   bool batch_first = false;
   std::vector<Weights> weights;  // of each direction of each layer
   Tensor x;                      // [T, B, I]
-  Tensor h;                      // [layers * directions, B, P]
-  std::optional<Tensor> c;       // [layers * directions, B, H]
+  States first;                  // h [layers * directions, B, P], c [layers * directions, B, H]
 
   States states(std::int64_t i) const {
-    return {selected(h, 0, i), c ? std::optional(selected(*c, 0, i)) : std::nullopt};
+    return {selected(first.h, 0, i), first.c ? std::optional(selected(*first.c, 0, i)) : std::nullopt};
   }
 };
 
@@ -227,15 +213,8 @@ Net net_of(const Call& call) {
   net.x = call.tensor("input");
   if (net.batch_first) net.x = permuted(net.x, std::array{1, 0, 2});
   GRAFT_CHECK(InvalidArgument, net.x.size(0) > 0, "expected a sequence of at least one step");
-  if constexpr (cell == RecurrentCell::lstm) {
-    const std::vector<Tensor> states = call.tensors("hx");
-    GRAFT_CHECK(InvalidArgument, states.size() == 2, "lstm expects two states, found ", states.size());
-    net.h = states[0];
-    net.c = states[1];
-  } else {
-    net.h = call.tensor("hx");
-  }
-  for (const std::optional<Tensor>& state : {std::optional(net.h), net.c})
+  net.first = states_of<cell>(call);
+  for (const std::optional<Tensor>& state : {std::optional(net.first.h), net.first.c})
     GRAFT_CHECK(InvalidArgument, !state || state->size(0) == parts, "hx has size ", state->shape().str(), ", expected ",
                 parts, " states");
   return net;
@@ -255,8 +234,8 @@ std::vector<Shape> sequence_shape(const Call& call) {
     x[2] = net.directions * output_size(net.weights[0]);
   }
   if (net.batch_first) std::swap(x[0], x[1]);
-  std::vector<Shape> shapes = {x, net.h.shape()};
-  if (net.c) shapes.push_back(net.c->shape());
+  std::vector<Shape> shapes = {x, net.first.h.shape()};
+  if (net.first.c) shapes.push_back(net.first.c->shape());
   return shapes;
 }
 
@@ -277,7 +256,7 @@ std::vector<Tensor> lower_sequence(const Call& call, std::span<const Shape> shap
     for (std::int64_t d = 0; d < net.directions; ++d) {
       const std::int64_t i = l * net.directions + d;
       std::optional<Tensor> last_c;
-      if (net.c) last_c = selected(outputs[2], 0, i);
+      if (net.first.c) last_c = selected(outputs[2], 0, i);
       launch_layer(cell, d == 1, x, net.weights[static_cast<std::size_t>(i)], net.states(i),
                    sliced(y, 2, d * size, size), selected(outputs[1], 0, i), last_c, lowering);
     }

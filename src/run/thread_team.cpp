@@ -140,9 +140,9 @@ struct ThreadTeam::Impl {
     }
   }
 
-  // Keeps the workers off the caller's CPU. Linux wakes a thread near the one that wakes it, and on some machines
-  // (small virtual ones) does not look for an idle CPU then: the worker waits behind the spinning caller for whole
-  // runs, which take as long as with one thread. Costs a system call for each worker, when the caller has moved.
+  // Keeps the workers off the caller's CPU. Linux may wake a worker there (seen for whole seconds on virtual
+  // machines of two CPUs), where it waits behind the spinning caller: runs then take as long as with one thread. Costs
+  // a system call for each worker, when the caller has moved.
   void keep_off_the_caller(int threads) {
     const int cpu = sched_getcpu();
     if (cpu == kept_off || cpu < 0 || threads > cpus) return;

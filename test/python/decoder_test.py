@@ -1,5 +1,5 @@
-"""A decoder of Qwen3's shape, with 6 and (slow) 28 layers, whose KV cache is plain buffers, written with `index_copy_`: prefill and decode
-by one program, its buffers the states of a session."""
+"""A decoder of Qwen3's shape, with 6 and (slow) 28 layers, whose KV cache is plain buffers, written with `index_copy_`:
+prefill and decode by one program, its buffers the states of a session."""
 
 from __future__ import annotations
 

@@ -114,11 +114,14 @@ FIXED_RANK: dict[str, tuple[Callable[[], tuple[Any, ...]], Callable[[], tuple[An
 QUICK = {*list(ANY_RANK)[:3], "scaled_dot_product_attention.default", "baddbmm.default", "lstm_cell.default", "gru.input"}
 
 
+GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
+
+
 def cell(kind: str, dtype: torch.dtype = torch.float32):
-    rows, h = {"lstm": 4, "gru": 3}.get(kind[:4].strip("._"), 1) * 5, torch.randn(2, 5, dtype=dtype)
+    rows, h = GATES[kind] * 5, torch.randn(2, 5, dtype=dtype)
     weights = [torch.randn(rows, n, dtype=dtype) for n in (3, 5)]
     biases = [torch.randn(rows, dtype=dtype) for _ in range(2)]
-    return torch.randn(2, 3, dtype=dtype), [h, h + 1] if kind.startswith("lstm") else h, *weights, *biases
+    return torch.randn(2, 3, dtype=dtype), [h, h + 1] if kind == "lstm" else h, *weights, *biases
 
 
 def sequence(kind: str, dtype: torch.dtype = torch.float32):
@@ -129,9 +132,9 @@ def sequence(kind: str, dtype: torch.dtype = torch.float32):
 
 # In f64 they are computed from products and elementwise operators.
 RECURRENT = {
-    name: (functools.partial(make, name), functools.partial(make, name, torch.float64))
+    f"{kind}{suffix}": (functools.partial(make, kind), functools.partial(make, kind, torch.float64))
     for suffix, make in (("_cell.default", cell), (".input", sequence))
-    for name in (f"{kind}{suffix}" for kind in ("lstm", "gru", "rnn_tanh", "rnn_relu"))
+    for kind in GATES
 }
 FIXED_RANK |= RECURRENT
 
