@@ -121,7 +121,7 @@ std::vector<Shape> upsample_shape(const Call& call) {
 
 template <const Kernel& kernel>
 std::vector<Tensor> lower_upsample(const Call& call, std::span<const Shape> shapes, Lowering& lowering) {
-  constexpr bool linear = &kernel != &kNearest;
+  const bool linear = &kernel != &kNearest;  // no constant to g++ under its undefined-behaviour sanitizer
   const Tensor& input = input_of(call);
   const bool halves = linear && input.dtype() != DType::f32 && input.dtype() != DType::f64;
   const Tensor from = lowering.contiguous(halves ? lowering.cast(input, DType::f32) : input);
