@@ -85,15 +85,17 @@ class KvCache {
       ir::Node& node = method_.nodes[n];
       GRAFT_CHECK(InvalidProgram, tensor_arg(node, names, "cache_position") == given, "method '", method_.name,
                   "': node ", node.name, " has a cache_position of its own; all attention nodes must share one");
-      const ir::Arg& layer = node.args[index_of(names, "layer")];
-      GRAFT_CHECK(InvalidProgram, layer.kind == ir::Arg::Kind::integer && layer.i >= 0 && layers.insert(layer.i).second,
-                  "method '", method_.name, "': node ", node.name, " needs a layer of its own, found ", layer.i);
-      const ir::ValueId key = add_cache(node, names, "key", layer.i), value = add_cache(node, names, "value", layer.i);
+      const ir::Arg& given_layer = node.args[index_of(names, "layer")];
+      const std::int64_t layer = given_layer.i;  // the arguments move when they get more
+      GRAFT_CHECK(InvalidProgram,
+                  given_layer.kind == ir::Arg::Kind::integer && layer >= 0 && layers.insert(layer).second, "method '",
+                  method_.name, "': node ", node.name, " needs a layer of its own, found ", layer);
+      const ir::ValueId key = add_cache(node, names, "key", layer), value = add_cache(node, names, "value", layer);
       node.op = caching;
       node.args[index_of(names, "cache_position")] = ir::Arg::of_value(position);
       node.args.push_back(ir::Arg::of_value(key));
       node.args.push_back(ir::Arg::of_value(value));
-      node.args.push_back(ir::Arg::of_integer(reaches_.of(layer.i)));
+      node.args.push_back(ir::Arg::of_integer(reaches_.of(layer)));
     }
     ir::Node check;
     check.name = "cache_positions";
