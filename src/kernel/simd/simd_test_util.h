@@ -24,12 +24,12 @@ inline double rounded_to_bf16(double x) {
 class TestTensor {
  public:
   TestTensor(const TensorDesc& d, std::int64_t elements) : desc(d), elements_(elements) {
-    bytes_.assign(static_cast<std::size_t>(elements) * byte_size(d.dtype) + 2 * kGuard, std::byte{0x5a});
+    bytes_.assign(static_cast<std::size_t>(elements) * byte_size(d.dtype) + 2 * guard(), std::byte{0x5a});
   }
   explicit TestTensor(const TensorDesc& d) : TestTensor(d, d.numel()) {}
 
-  void* data() { return bytes_.data() + kGuard; }
-  const void* data() const { return bytes_.data() + kGuard; }
+  void* data() { return bytes_.data() + guard(); }
+  const void* data() const { return bytes_.data() + guard(); }
   std::int64_t elements() const { return elements_; }
 
   void fill(std::mt19937& rng, float low, float high) {
@@ -37,7 +37,7 @@ class TestTensor {
     for (std::int64_t i = 0; i < elements_; ++i) set(i, values(rng));
   }
   void set(std::int64_t i, double value) {
-    std::byte* p = bytes_.data() + kGuard + static_cast<std::size_t>(i) * byte_size(desc.dtype);
+    std::byte* p = bytes_.data() + guard() + static_cast<std::size_t>(i) * byte_size(desc.dtype);
     const float f = static_cast<float>(value);
     if (desc.dtype == DType::f32) std::memcpy(p, &f, 4);
     if (desc.dtype == DType::b8) *p = value != 0 ? std::byte{1} : std::byte{0};
@@ -46,7 +46,7 @@ class TestTensor {
     if (byte_size(desc.dtype) == 2) std::memcpy(p, &h, 2);
   }
   double get(std::int64_t i) const {
-    const std::byte* p = bytes_.data() + kGuard + static_cast<std::size_t>(i) * byte_size(desc.dtype);
+    const std::byte* p = bytes_.data() + guard() + static_cast<std::size_t>(i) * byte_size(desc.dtype);
     if (desc.dtype == DType::b8) return static_cast<double>(*p);
     if (desc.dtype == DType::f32) {
       float f;
@@ -59,7 +59,7 @@ class TestTensor {
                                                          : simd::GRAFT_ISA::f16_to_float(h));
   }
   bool guards_intact() const {
-    for (std::size_t i = 0; i < kGuard; ++i) {
+    for (std::size_t i = 0; i < guard(); ++i) {
       if (bytes_[i] != std::byte{0x5a} || bytes_[bytes_.size() - 1 - i] != std::byte{0x5a}) return false;
     }
     return true;
@@ -68,7 +68,8 @@ class TestTensor {
   TensorDesc desc;
 
  private:
-  static constexpr std::size_t kGuard = 12;  // odd multiple of 4: no vector alignment
+  // An odd multiple of 4 or 8: elements are aligned, vectors are not.
+  std::size_t guard() const { return byte_size(desc.dtype) == 8 ? 24 : 12; }
   std::int64_t elements_;
   std::vector<std::byte> bytes_;
 };
