@@ -46,6 +46,26 @@ def _no_exported_programs_of_the_user(tmp_path_factory):
     os.environ["GRAFT_CACHE"] = str(tmp_path_factory.mktemp("graft-cache"))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _operators_found_once():
+    """In each export and decomposition torch looks up every operator of C++ once per namespace, a quarter of the time
+    that a small model takes. What it found stays found: again is for operators that a test registered."""
+    import torch
+    from torch._export import utils
+
+    find, known = utils._materialize_cpp_cia_ops, []
+
+    def find_new():
+        names = torch._C._dispatch_get_registrations_for_dispatch_key("CompositeImplicitAutograd")
+        if names != known:
+            find()
+            known[:] = names
+
+    utils._materialize_cpp_cia_ops = find_new
+    yield
+    utils._materialize_cpp_cia_ops = find
+
+
 @pytest.fixture(scope="module")
 def one_thread():
     """For models that are too small for more: eager PyTorch's threads would wait for each other."""
