@@ -50,8 +50,10 @@ void run_attention(const KernelContext& ctx, const simd::AttentionTable& table) 
   i64 items = 1;
   for (int d = 0; d + 2 < rank; ++d) items *= q.shape[d];
   const i64 blocks = (head.t + table.block - 1) / table.block;
-  // Later blocks of a causal head see more keys: threads take blocks in turn, and every other head backwards.
-  for (i64 unit = ctx.thread; unit < items * blocks; unit += ctx.threads) {
+  // Later blocks of a causal head see more keys: threads take blocks in turn, and every other head backwards. Other
+  // heads stay whole as far as possible: a thread's cache holds the keys of its own.
+  const auto [begin, end] = head.causal ? KernelContext::Range{ctx.thread, items * blocks} : ctx.share(items * blocks);
+  for (i64 unit = begin; unit < end; unit += head.causal ? ctx.threads : 1) {
     const i64 item = unit / blocks;
     const i64 block = item % 2 == 0 ? unit % blocks : blocks - 1 - unit % blocks;
     head.q = at(ctx.inputs[0], q.dtype, batch_offset(q, item));
