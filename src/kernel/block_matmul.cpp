@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <span>
 
+#include "base/ceil_div.h"
 #include "base/check.h"
 #include "base/ggml_cpu.h"
 #include "kernel/panels.h"
@@ -18,8 +19,6 @@ using i64 = std::int64_t;
 constexpr i64 kRowsAtOnce = 16;
 // Elements of a row of a that one thread quantizes at a time; a multiple of every format's block.
 constexpr i64 kQuantizedAtOnce = 1024;
-
-i64 ceil_div(i64 a, i64 b) { return (a + b - 1) / b; }
 
 // Of output `output`, with the bias in input `bias` if there is one.
 simd::Epilogue epilogue_of(const KernelContext& ctx, const MatmulAttrs& attrs, int output = 0, int bias = 2) {
@@ -181,11 +180,16 @@ int phases_of_block_matmul(const KernelContext&) noexcept { return 2; }
 
 }  // namespace
 
-const Kernel kBlockMatmul = {"block_matmul", run_block_matmul, 0, phases_of_block_matmul, [](const KernelContext& ctx) {
+const Kernel kBlockMatmul = {"block_matmul",
+                             run_block_matmul,
+                             kMinParallelProducts,
+                             phases_of_block_matmul,
+                             [](const KernelContext& ctx) {
                                const auto attrs = ctx.attrs<BlockMatmulAttrs>();
                                return why_blocks(attrs.type, attrs.panels != 0) +
                                       activation_text(attrs.product.activation);
-                             }};
+                             },
+                             [](const KernelContext& ctx) { return ctx.out().numel() * ctx.in(0).shape[1]; }};
 
 void run_panel_product(const KernelContext& ctx, const simd::PanelTable& table) noexcept {
   const auto attrs = ctx.attrs<BlockMatmulAttrs>();

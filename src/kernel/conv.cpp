@@ -4,6 +4,7 @@
 #include <array>
 #include <cstring>
 
+#include "base/ceil_div.h"
 #include "kernel/conv_axis.h"
 #include "kernel/simd/elementwise.h"
 
@@ -20,8 +21,6 @@ constexpr i64 kMaxUnitPanels = 8;
 constexpr i64 kFewColumns = simd::kMaxDotRows;
 // Rows whose results a transposed convolution collects before it spreads them over the output.
 constexpr i64 kSpreadRows = 48;
-
-i64 ceil_div(i64 a, i64 b) { return (a + b - 1) / b; }
 
 const std::byte* at(const void* base, DType dtype, i64 index) {
   return static_cast<const std::byte*>(base) + index * static_cast<i64>(byte_size(dtype));

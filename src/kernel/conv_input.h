@@ -5,13 +5,12 @@
 #include <cstring>
 #include <type_traits>
 
+#include "base/ceil_div.h"
 #include "kernel/conv.h"
 
 // How convolutions with packed weights read their input: channels beside each other, in place or, with a padding or
 // another layout, from a copy of some samples with a border. Strides and offsets are in elements.
 namespace graft {
-
-inline std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 // Signed bytes as unsigned ones that count 128 more, and back; `to` may be `from`.
 inline void flip_bytes(const std::uint8_t* from, std::uint8_t* to, std::int64_t n) {

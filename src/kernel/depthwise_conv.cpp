@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/ceil_div.h"
 #include "kernel/conv.h"
 #include "kernel/conv_axis.h"
 
@@ -12,8 +13,6 @@ using i64 = std::int64_t;
 // Input lines that are laid out at once stay in the second-level cache.
 constexpr i64 kLineBytes = i64{96} << 10;
 constexpr i64 kMinParallel = 4096;
-
-i64 ceil_div(i64 a, i64 b) { return (a + b - 1) / b; }
 
 const std::byte* at(const void* base, DType dtype, i64 index) {
   return static_cast<const std::byte*>(base) + index * static_cast<i64>(byte_size(dtype));

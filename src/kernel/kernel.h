@@ -34,6 +34,21 @@ struct RandomKey {
   std::uint64_t run = 0;  // runs that the session has finished
 };
 
+// Where two shares that come towards each other on the same units of work are.
+class alignas(64) Meeting {
+ public:
+  struct Range {
+    std::int64_t begin, end;
+  };
+  void clear() noexcept { taken_.store(0, std::memory_order_relaxed); }
+  // Takes a fourth of what is left of `size` units (fewer than 2^31), but at least `least` and at most `most` of them,
+  // from the front or from the back; none when none is left.
+  Range take(std::int64_t size, std::int64_t least, std::int64_t most, bool from_back) noexcept;
+
+ private:
+  std::atomic<std::uint64_t> taken_{0};  // low half: from the front; high half: from the back
+};
+
 // What a kernel of ours sees of one share of one phase of a launch. The work of a phase is divided into one share per
 // thread of the run or several (plan/shares.h); they run side by side in any order on any thread, the phases one after
 // the other. Data pointers are those of element [0, 0, ...]. An empty operand may have a null pointer.
@@ -51,6 +66,8 @@ struct KernelContext {
   RandomKey random;
   std::span<const std::int64_t> kv_rows;  // by row of the batch: the row of the cache; empty: the same one
   std::string_view node;                  // name of the PyTorch node, for messages
+  // For kernels with `shares_meet`: of shares 0 and 1, 2 and 3, ..., cleared before the phase. Null: one share.
+  Meeting* meetings = nullptr;
 
   const TensorDesc& in(int i) const { return input_descs[static_cast<std::size_t>(i)]; }
   const TensorDesc& out(int i = 0) const { return output_descs[static_cast<std::size_t>(i)]; }
@@ -74,14 +91,27 @@ struct KernelContext {
   void fail(const std::string& what) const noexcept;
 
   // The share [begin, end) of `count` work items of this thread.
-  struct Range {
-    std::int64_t begin, end;
-  };
+  using Range = Meeting::Range;
   Range share(std::int64_t count) const {
     const std::int64_t chunk = (count + threads - 1) / threads;
     const std::int64_t begin = chunk * thread < count ? chunk * thread : count;
     const std::int64_t end = begin + chunk < count ? begin + chunk : count;
     return {begin, end};
+  }
+
+  // Calls run(begin, end) for ranges of `count` work items (fewer than 2^31) until all that this share and its
+  // neighbour have between them are taken; see Meeting::take.
+  template <typename Run>
+  void meet(std::int64_t count, std::int64_t least, std::int64_t most, Run&& run) const {
+    if (meetings == nullptr) return run(std::int64_t{0}, count);
+    const int pair = thread / 2;
+    const std::int64_t after = 2 * pair + 2 < threads ? 2 * pair + 2 : threads;
+    const std::int64_t first = count * (2 * pair) / threads, size = count * after / threads - first;
+    for (;;) {
+      const auto [begin, end] = meetings[pair].take(size, least, most, thread % 2 != 0);
+      if (begin == end) return;
+      run(first + begin, first + end);
+    }
   }
 };
 
@@ -92,7 +122,7 @@ std::string isa_name();
 struct Kernel {
   std::string_view name;  // "copy", "binary", "layer_norm": shown by `graft inspect`
   void (*run)(const KernelContext&) noexcept;
-  // A launch with fewer elements in its outputs runs on one thread: a second one costs more than it saves.
+  // A launch with less work runs on one thread: a second one costs more than it saves.
   std::int64_t parallel_from = 0;
   // The phases of a launch with these descriptors, attributes and number of threads (data pointers are not set). A
   // phase begins when all shares of the one before it are done. Without the function there is one.
@@ -100,6 +130,11 @@ struct Kernel {
   // Why a launch with these descriptors and attributes runs the way it does, for `graft inspect` (data pointers are not
   // set): which layout, which inner loops. Without the function there is one way.
   std::string (*why)(const KernelContext&) = nullptr;
+  // The work of a launch with these descriptors and attributes, 0 when threads cannot share it (data pointers are not
+  // set): multiply-adds. Without the function it is the elements of the largest output.
+  std::int64_t (*work)(const KernelContext&) = nullptr;
+  // Pairs of shares divide their work while they run: KernelContext::meetings.
+  bool shares_meet = false;
 };
 
 }  // namespace graft

@@ -1,5 +1,8 @@
 #pragma once
 
+#include <atomic>
+#include <functional>
+#include <memory>
 #include <string>
 #include <thread>
 #include <vector>
@@ -14,15 +17,29 @@ template <typename Run>
 void run_phases(int phases, const KernelContext& ctx, Run run) {
   for (int phase = 0; phase < phases; ++phase) {
     std::vector<std::thread> pool;
+    std::vector<Meeting> meetings(static_cast<std::size_t>(ctx.threads));
     for (int t = 0; t < ctx.threads; ++t)
-      pool.emplace_back([=, &run] {
+      pool.emplace_back([=, &run, &meetings] {
         KernelContext mine = ctx;
         mine.thread = t;
         mine.phase = phase;
+        if (ctx.threads > 1) mine.meetings = meetings.data();
         run(mine);
       });
     for (std::thread& t : pool) t.join();
   }
+}
+
+// Runs the shares of a phase one after the other, the last first: of two that meet, the one from the back does it all.
+template <typename Run>
+std::function<void(const KernelContext&)> last_first(Run run) {
+  auto next = std::make_shared<std::atomic<int>>(-1);
+  return [=](const KernelContext& ctx) {
+    const int turn = ctx.phase * ctx.threads + ctx.threads - 1 - ctx.thread;
+    while (next->load() != turn - 1) std::this_thread::yield();
+    run(ctx);
+    next->store(turn);
+  };
 }
 
 struct TestOperand {

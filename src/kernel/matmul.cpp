@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "base/ceil_div.h"
+
 namespace graft {
 namespace {
 
@@ -46,8 +48,6 @@ const void* at(const void* base, DType dtype, i64 index) {
 void* at(void* base, DType dtype, i64 index) {
   return static_cast<std::byte*>(base) + index * static_cast<i64>(byte_size(dtype));
 }
-
-i64 ceil_div(i64 a, i64 b) { return (a + b - 1) / b; }
 
 // How a product is computed; a pure function of the operands.
 struct Schedule {
@@ -326,6 +326,8 @@ std::string why_matmul(const KernelContext& ctx) {
   return why_sums(ctx) + activation_text(ctx.attrs<MatmulAttrs>().activation);
 }
 
+i64 work(const KernelContext& ctx) { return ctx.out().numel() * ctx.in(0).shape[ctx.in(0).rank() - 1]; }
+
 void run_matmul_here(const KernelContext& ctx) noexcept { run_matmul(ctx, simd::matmul()); }
 int phases_here(const KernelContext& ctx) noexcept { return matmul_phases(ctx, simd::matmul()); }
 
@@ -413,7 +415,7 @@ std::string activation_text(simd::Activation activation) {
   return "";
 }
 
-const Kernel kMatmul = {"matmul", run_matmul_here, 0, phases_here, why_matmul};
+const Kernel kMatmul = {"matmul", run_matmul_here, kMinParallelProducts, phases_here, why_matmul, work};
 const Kernel kPlainMatmul = {"plain_matmul", run_plain_matmul, 0, nullptr, [](const KernelContext& ctx) {
                                return std::string(name(ctx.out().dtype)) + " has no vector products";
                              }};

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <string>
 
+#include "base/ceil_div.h"
 #include "base/ggml_cpu.h"
 
 namespace graft {
@@ -16,8 +17,6 @@ using i64 = std::int64_t;
 // go by.
 constexpr i64 kColumns = 48;
 constexpr i64 kRows = simd::kMaxDotRows;
-
-i64 ceil_div(i64 a, i64 b) { return (a + b - 1) / b; }
 
 i64 aligned(i64 bytes) { return ceil_div(bytes, 64) * 64; }
 

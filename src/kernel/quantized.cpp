@@ -4,6 +4,7 @@
 #include <string>
 #include <utility>
 
+#include "base/ceil_div.h"
 #include "kernel/quantized_weight.h"
 #include "kernel/simd/matmul.h"
 
@@ -14,8 +15,6 @@ using i64 = std::int64_t;
 
 // Rows of the input that pass a panel of the weight while it is in the cache.
 constexpr i64 kRowsPerUnit = 64;
-
-i64 ceil_div(i64 a, i64 b) { return (a + b - 1) / b; }
 
 simd::Epilogue epilogue_of(const KernelContext& ctx, int bias) {
   const TensorDesc& out = ctx.out();

@@ -4,6 +4,8 @@
 #include <climits>
 #include <string>
 
+#include "base/ceil_div.h"
+
 namespace graft {
 namespace {
 
@@ -18,8 +20,6 @@ constexpr i64 kBlock = 128;               // elements of a state computed at onc
 // barriers after each step.
 constexpr i64 kSharedProducts = 1 << 18;
 constexpr i64 kSharedSteps = 4;
-
-i64 ceil_div(i64 a, i64 b) { return (a + b - 1) / b; }
 
 // The operands of a launch, by name.
 struct Layer {
@@ -47,9 +47,9 @@ struct Layer {
 
   int phases_per_step() const { return attrs.has_projection != 0 ? 3 : 2; }
   i64 chunks() const { return ceil_div(batch, kRows); }
+  i64 products(i64 rows, i64 of_steps) const { return gates * (size + inputs) * rows * of_steps; }
   bool share_weights(int threads) const {
-    const i64 products = gates * (size + inputs) * std::min(batch, kRows) * std::min(steps, kSharedSteps);
-    return threads > chunks() && products >= kSharedProducts;
+    return threads > chunks() && products(std::min(batch, kRows), std::min(steps, kSharedSteps)) >= kSharedProducts;
   }
 };
 
@@ -243,6 +243,12 @@ void run_recurrent(const KernelContext& ctx, const simd::MatmulTable& products,
   Recurrence(ctx, products, functions).run();
 }
 
-const Kernel kRecurrent = {"recurrent", run_here, 0, phases_here, why};
+// Without a second batch of rows, threads share a step's products or nothing.
+i64 work(const KernelContext& ctx) {
+  const Layer l(ctx);
+  return l.chunks() > 1 || l.share_weights(INT_MAX) ? l.products(l.batch, l.steps) : 0;
+}
+
+const Kernel kRecurrent = {"recurrent", run_here, 1, phases_here, why, work};
 
 }  // namespace graft

@@ -34,8 +34,13 @@ class LineBands {
  public:
   // `lines` of its kernel; expanded_bytes and between_bytes: what a line of its input and of its output takes where
   // they are kept, else 0.
-  LineBands(const ConvAttrs& conv, i64 lines, i64 height, i64 out_height, i64 expanded_bytes, i64 between_bytes)
-      : conv_(conv), height_(height), out_height_(out_height), reach_((lines - 1) * conv.dilation[1] + 1) {
+  LineBands(const ConvAttrs& conv, i64 lines, i64 height, i64 out_height, i64 out_width, i64 expanded_bytes,
+            i64 between_bytes)
+      : conv_(conv),
+        height_(height),
+        out_height_(out_height),
+        reach_((lines - 1) * conv.dilation[1] + 1),
+        least_(ceil_div(kLeastPositions, std::max(i64{1}, out_width))) {
     const auto held_by = [&](i64 band) { return (band - 1) * conv.stride[1] + reach_; };
     while (band_ < out_height && expanded_bytes * held_by(band_ + 1) + between_bytes * (band_ + 1) <= kBandBytes)
       ++band_;
@@ -50,35 +55,57 @@ class LineBands {
   i64 seen(i64 h, i64 k) const { return h * conv_.stride[1] - conv_.padding[1] + k * conv_.dilation[1]; }
   bool inside(i64 line) const { return line >= 0 && line < height_; }
 
-  // Lines [begin, end) of outputs [samples, out_height]: expand(sample, line, count, at) makes input lines, to be kept
-  // from place `at` on, each once; then finish(sample, line, count) makes outputs.
+  // The lines of outputs [samples, out_height] that this share makes: expand(sample, line, count, at) makes input
+  // lines, to be kept from place `at` on; then finish(sample, line, count) makes outputs.
+  //
+  // Two neighbouring shares need the same input lines where they meet and nowhere else: they come towards each other
+  // and take lines as they go, so that the one whose core is slow makes fewer.
   template <typename Expand, typename Finish>
-  void run(i64 begin, i64 end, Expand&& expand, Finish&& finish) const {
-    while (begin < end) {
-      const i64 sample = begin / out_height_, first = begin % out_height_,
-                last = std::min(out_height_, first + end - begin);
-      i64 ready = 0;  // lines below it are there, as far as they are kept
-      for (i64 h = first; h < last; h += band_) {
-        const i64 count = std::min(band_, last - h), from = seen(h, 0);
-        const i64 to = std::min(height_, from + (count - 1) * conv_.stride[1] + reach_);
-        for (ready = std::max(ready, from); ready < to;) {
-          const i64 at = ready % held_, lines = std::min(to - ready, held_ - at);
-          expand(sample, ready, lines, at);
-          ready += lines;
-        }
-        finish(sample, h, count);
+  void run(const KernelContext& ctx, i64 samples, Expand&& expand, Finish&& finish) const {
+    const i64 lines = samples * out_height_;
+    Kept kept;
+    const auto bands = [&](i64 begin, i64 end) {
+      for (i64 line = begin; line < end;) {
+        const i64 count = std::min({band_, out_height_ - line % out_height_, end - line});
+        make(line / out_height_, line % out_height_, count, kept, expand, finish);
+        line += count;
       }
-      begin += last - first;
-    }
+    };
+    ctx.meet(lines, least_, band_, bands);
   }
 
  private:
+  // Input lines [first, last) of the sample that are there.
+  struct Kept {
+    i64 sample = -1, first = 0, last = 0;
+  };
+
+  template <typename Expand, typename Finish>
+  void make(i64 sample, i64 h, i64 count, Kept& kept, Expand&& expand, Finish&& finish) const {
+    const i64 from = std::max(i64{0}, seen(h, 0));
+    const i64 to = std::min(height_, seen(h, 0) + (count - 1) * conv_.stride[1] + reach_);
+    const auto expand_lines = [&](i64 begin, i64 end) {
+      while (begin < end) {
+        const i64 at = begin % held_, lines = std::min(end - begin, held_ - at);
+        expand(sample, begin, lines, at);
+        begin += lines;
+      }
+    };
+    if (kept.sample != sample || to <= kept.first || kept.last <= from) kept = {sample, from, from};
+    expand_lines(from, std::min(to, kept.first));
+    expand_lines(std::max(from, kept.last), to);
+    kept = {sample, from, to};
+    finish(sample, h, count);
+  }
+
   // What a band takes of a second-level cache of 1 MiB; the rest is for weights, input and output. 256 to 1024 KiB made
   // no difference beyond the noise where it has 2 MiB.
   static constexpr i64 kBandBytes = i64{384} << 10;
+  // With fewer positions at a time, weights are read for too little.
+  static constexpr i64 kLeastPositions = 28;
 
   const ConvAttrs& conv_;
-  const i64 height_, out_height_, reach_;
+  const i64 height_, out_height_, reach_, least_;
   i64 band_ = 1, held_ = 1;
 };
 

@@ -76,7 +76,8 @@ class SeparableConvolution {
         input_(x, attrs.expand.conv),
         width_(attrs.width),
         lines_(attrs.depthwise.kernel[1]),
-        bands_(conv_, lines_, attrs.height, out.shape[3], 4 * expanded_floats(1), 4 * depthwise_floats(1)) {}
+        bands_(conv_, lines_, attrs.height, out.shape[3], out.shape[4], 4 * expanded_floats(1),
+               4 * depthwise_floats(1)) {}
 
   bool lays_out() const { return expands() && input_.lays_out(); }
   int phases() const { return expands() ? input_.phases() : 1; }
@@ -156,14 +157,12 @@ class SeparableConvolution {
   void multiply(const KernelContext& ctx, const PackedConvTable& table, const float* x, i64 first_sample,
                 i64 samples) const {
     const i64 height = bands_.out_height();
-    const auto [begin, end] = ctx.share(samples * height);
-    if (begin == end) return;
     Work work(*this, ctx, table, x);
     const i64 floats = first_sample * height * out_.shape[4] * out_.shape[1];
     work.out += floats;
     if (work.of_project.epilogue.residual != nullptr) work.of_project.epilogue.residual += floats;
     bands_.run(
-        begin, end,
+        ctx, samples,
         [&](i64 sample, i64 line, i64 count, i64 at) {
           if (expands()) expand(work, sample, line, count, at);
         },
@@ -266,6 +265,6 @@ i64 separable_conv_scratch_bytes(const TensorDesc& x, const TensorDesc& out, con
   return SeparableConvolution(x, out, attrs).scratch_bytes(threads);
 }
 
-const Kernel kSeparableConv = {"separable_conv", run_here, kMinParallel, phases, why};
+const Kernel kSeparableConv = {"separable_conv", run_here, kMinParallel, phases, why, nullptr, true};
 
 }  // namespace graft

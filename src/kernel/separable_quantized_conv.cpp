@@ -61,7 +61,7 @@ class SeparableQuantizedConvolution {
         width_(attrs.width),
         lines_(attrs.depthwise.kernel[1]),
         pitch_((out.shape[4] - 1) * conv_.stride[2] + (attrs.depthwise.kernel[2] - 1) * conv_.dilation[2] + 1),
-        bands_(conv_, lines_, attrs.height, out.shape[3], expanded_bytes(1), between_bytes(1)) {}
+        bands_(conv_, lines_, attrs.height, out.shape[3], out.shape[4], expanded_bytes(1), between_bytes(1)) {}
 
   bool lays_out() const { return expands() && input_.lays_out(); }
   int phases() const { return expands() ? input_.phases() : 1; }
@@ -209,11 +209,9 @@ class SeparableQuantizedConvolution {
   void multiply(const KernelContext& ctx, const QuantizedConvTable& table, const std::uint8_t* x, i64 first_sample,
                 i64 samples) const {
     const i64 height = bands_.out_height();
-    const auto [begin, end] = ctx.share(samples * height);
-    if (begin == end) return;
     Work work(*this, ctx, table, x, first_sample * height * out_.shape[4]);
     bands_.run(
-        begin, end,
+        ctx, samples,
         [&](i64 sample, i64 line, i64 count, i64 at) {
           if (expands()) expand(work, sample, line, count, at);
         },
@@ -314,6 +312,6 @@ i64 separable_quantized_conv_scratch_bytes(const TensorDesc& x, const TensorDesc
   return SeparableQuantizedConvolution(x, out, attrs).scratch_bytes(threads);
 }
 
-const Kernel kSeparableQuantizedConv = {"separable_quantized_conv", run_here, kMinParallel, phases, why};
+const Kernel kSeparableQuantizedConv = {"separable_quantized_conv", run_here, kMinParallel, phases, why, nullptr, true};
 
 }  // namespace graft

@@ -21,6 +21,8 @@ constexpr i64 kMinParallel = 4096;
 constexpr i64 kWeightBytes = i64{512} << 10;
 // Of transformed inputs at once in either case.
 constexpr i64 kTileBytes = i64{256} << 10, kAllTilesBytes = i64{1} << 20;
+// Chunks of tiles for each share, at least: enough for one whose core is slow to take fewer.
+constexpr i64 kChunksEach = 4;
 
 // G g G^T of the 3 x 3 weights g.
 void transform(const double (&g)[9], double (&u)[kWinogradProducts]) {
@@ -66,8 +68,8 @@ class WinogradConvolution {
     const i64 part_bytes = 4 * kWinogradProducts * channels_ * loops.products.tile_rows;
     const i64 fitting = std::max<i64>(1, (by_panels_ ? kAllTilesBytes : kTileBytes) / part_bytes);
     chunks_ = ceil_div(parts_, fitting);
-    // As many for each thread.
-    if (!by_panels_) chunks_ = std::min(parts_, ceil_div(chunks_, threads) * threads);
+    if (!by_panels_ && threads > 1)
+      chunks_ = std::min(parts_, ceil_div(chunks_, kChunksEach * threads) * kChunksEach * threads);
     most_tiles_ = ceil_div(parts_, chunks_) * loops.products.tile_rows;
   }
 
@@ -76,20 +78,21 @@ class WinogradConvolution {
   void run(const KernelContext& ctx) const {
     const auto attrs = ctx.attrs<PackedConvAttrs>();
     const i64 groups = by_panels_ ? panels_ : 1;
-    const auto [begin, end] = ctx.share(chunks_ * groups);
     Work work(*this, ctx, attrs);
     i64 there = -1;  // the chunk whose inputs are transformed
-    for (i64 unit = begin; unit < end; ++unit) {
-      const i64 chunk = unit / groups;
-      const i64 first = first_of(chunk, chunks_, parts_), last = first_of(chunk + 1, chunks_, parts_);
-      if (chunk != there) transform_inputs(work, first, last);
-      there = chunk;
-      if (by_panels_) {
-        multiply(work, first, last, unit % groups);
-      } else {
-        for (i64 panel = 0; panel < panels_; ++panel) multiply(work, first, last, panel);
+    ctx.meet(chunks_ * groups, 1, chunks_ * groups, [&](i64 begin, i64 end) {
+      for (i64 unit = begin; unit < end; ++unit) {
+        const i64 chunk = unit / groups;
+        const i64 first = first_of(chunk, chunks_, parts_), last = first_of(chunk + 1, chunks_, parts_);
+        if (chunk != there) transform_inputs(work, first, last);
+        there = chunk;
+        if (by_panels_) {
+          multiply(work, first, last, unit % groups);
+        } else {
+          for (i64 panel = 0; panel < panels_; ++panel) multiply(work, first, last, panel);
+        }
       }
-    }
+    });
   }
 
  private:
@@ -311,6 +314,6 @@ i64 winograd_scratch_bytes(const TensorDesc& x, const TensorDesc& out, int threa
 }
 
 const Kernel kPackWinograd = {"pack_winograd", pack_here, kMinParallel};
-const Kernel kWinogradConv = {"winograd_conv", conv_here, kMinParallel, nullptr, why};
+const Kernel kWinogradConv = {"winograd_conv", conv_here, kMinParallel, nullptr, why, nullptr, true};
 
 }  // namespace graft

@@ -47,7 +47,6 @@ class Merger {
     const Launch &leader = plan_.launches[first], &launch = plan_.launches[i];
     if (launch.outputs.empty() || !in_panels(launch) || !same_tensor(leader.inputs[0], launch.inputs[0])) return false;
     if (attrs_of<BlockMatmulAttrs>(leader).type != attrs_of<BlockMatmulAttrs>(launch).type) return false;
-    if (launch.serial != leader.serial) return false;
     for (std::size_t k = 1; k < launch.inputs.size(); ++k) {
       const Segment segment = plan_.buffers[launch.inputs[k].buffer].segment;
       if (segment != Segment::weight && segment != Segment::constant) return false;
@@ -71,6 +70,7 @@ class Merger {
       inputs.push_back(launch.inputs[1]);
       biases.insert(biases.end(), launch.inputs.begin() + 2, launch.inputs.end());
       outputs.push_back(launch.outputs[0]);
+      leader.serial = leader.serial && launch.serial;
       launch.outputs.clear();
     }
     inputs.insert(inputs.end(), biases.begin(), biases.end());

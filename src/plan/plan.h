@@ -87,6 +87,26 @@ void set_attrs(Launch& launch, const Attrs& attrs) {
   std::memcpy(launch.attrs.data(), &attrs, sizeof(attrs));
 }
 
+// What a kernel of ours can tell of a launch before memory is bound: its context with descriptors and attributes alone.
+// Refers to the launch.
+class DescribedLaunch {
+ public:
+  explicit DescribedLaunch(const Launch& launch) {
+    for (const Tensor& t : launch.inputs) inputs_.push_back(t.desc);
+    for (const Tensor& t : launch.outputs) outputs_.push_back(t.desc);
+    context_.input_descs = inputs_;
+    context_.output_descs = outputs_;
+    context_.attr_bytes = launch.attrs.data();
+  }
+  DescribedLaunch(const DescribedLaunch&) = delete;
+  DescribedLaunch& operator=(const DescribedLaunch&) = delete;
+  const KernelContext& context() const { return context_; }
+
+ private:
+  std::vector<TensorDesc> inputs_, outputs_;
+  KernelContext context_;
+};
+
 enum class Side : std::uint8_t { host, device };
 
 // Bytes that go from one side to the other in one copy. The device's bytes are one range of the session's block; on the

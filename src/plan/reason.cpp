@@ -17,16 +17,7 @@ std::string reason_of_ggml(const Launch& launch) {
 std::string kernel_reason(const Launch& launch) {
   if (!launch.kernel) return reason_of_ggml(launch);
   std::string reason = "the one kernel for it";
-  if (launch.kernel->why) {
-    KernelContext context;
-    std::vector<TensorDesc> inputs, outputs;
-    for (const Tensor& t : launch.inputs) inputs.push_back(t.desc);
-    for (const Tensor& t : launch.outputs) outputs.push_back(t.desc);
-    context.input_descs = inputs;
-    context.output_descs = outputs;
-    context.attr_bytes = launch.attrs.data();
-    reason = launch.kernel->why(context);
-  }
+  if (launch.kernel->why) reason = launch.kernel->why(DescribedLaunch(launch).context());
   if (!launch.refused.empty()) reason += str("; ", launch.refused);
   if (launch.serial) reason += "; too little work for a second thread";
   return reason;

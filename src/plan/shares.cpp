@@ -2,9 +2,6 @@
 
 #include <algorithm>
 
-#include "kernel/separable_conv.h"
-#include "kernel/separable_quantized_conv.h"
-#include "kernel/winograd_conv.h"
 #include "plan/lowering.h"
 
 namespace graft {
@@ -28,9 +25,8 @@ std::uint64_t touched_bytes(const Launch& launch) {
 }
 
 int shares_per_thread(const Launch& launch) {
-  // Their shares repeat some of each other's work.
-  for (const Kernel* repeating : {&kSeparableConv, &kSeparableQuantizedConv, &kWinogradConv})
-    if (launch.kernel == repeating) return 1;
+  // Shares that meet repeat some of each other's work, and divide it by themselves.
+  if (launch.kernel != nullptr && launch.kernel->shares_meet) return 1;
   const bool heavy = launch.kernel != nullptr && !launch.serial && touched_bytes(launch) >= kMinBytes;
   return heavy ? kMostSharesPerThread : 1;
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/ceil_div.h"
 #include "base/check.h"
 #include "base/ggml_cpu.h"
 #include "base/plant.h"
@@ -70,7 +71,7 @@ struct Executable::Group final : TeamWork {
   // Finishes the step, does launches that are one thread's work, and stops at the next that all threads run.
   template <bool timed>
   int step() noexcept {
-    if (running && ++phase < self.kernels_[current].phases) return self.kernels_[current].shares_each;
+    if (running && ++phase < self.kernels_[current].phases) return open(self.kernels_[current]);
     if (running && !self.after_launch<timed>()) return 0;
     if (running) ++current;
     running = false;
@@ -79,12 +80,18 @@ struct Executable::Group final : TeamWork {
       if (launch.shares_each > 0) {
         phase = 0;
         running = true;
-        return launch.shares_each;
+        return open(launch);
       }
       for (int p = 0; p < launch.phases; ++p) self.run_share(launch, p, 0, 1);
       if (!self.after_launch<timed>()) return 0;
     }
     return 0;
+  }
+
+  int open(const KernelLaunch& launch) noexcept {
+    if (launch.launch->kernel->shares_meet)
+      for (Meeting& meeting : self.meetings_) meeting.clear();
+    return launch.shares_each;
   }
 
   void share(int share, int shares) noexcept override { self.run_share(self.kernels_[current], phase, share, shares); }
@@ -113,6 +120,7 @@ void Executable::run_share(const KernelLaunch& launch, int phase, int share, int
   context.random = control_->random;
   context.kv_rows = control_->kv_rows;
   context.node = launch.node;
+  context.meetings = shares > 1 && launch.launch->kernel->shares_meet ? meetings_.data() : nullptr;
   launch.launch->kernel->run(context);
 }
 
@@ -270,7 +278,8 @@ Executable::Executable(std::shared_ptr<const Plan> plan, std::uint32_t begin, st
       begin_(begin),
       launches_(plan_->launches.data() + begin, end - begin),
       threads_(threads),
-      control_(control) {
+      control_(control),
+      meetings_(static_cast<std::size_t>(ceil_div(threads, 2))) {
   GRAFT_ASSERT(plan_->stages.empty() || plan_->undo.empty());
   std::size_t kernels = 0;
   std::size_t operands = 0;
@@ -384,6 +393,7 @@ std::size_t Executable::metadata_bytes() const {
                       operands_.size() * sizeof(void*) + entries_.size() * sizeof(RefreshEntry) +
                       first_entry_.size() * sizeof(std::uint32_t) + last_bases_.size() * sizeof(void*) +
                       groups_.size() * (sizeof(Group) + sizeof(void*)) + is_ggml_op_.size() / 8;
+  bytes += meetings_.size() * sizeof(Meeting);
   for (const KernelLaunch& k : kernels_) bytes += (k.inputs.size() + k.outputs.size()) * sizeof(TensorDesc);
   return bytes;
 }

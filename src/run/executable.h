@@ -93,6 +93,7 @@ class Executable {
   std::unique_ptr<DeviceRun> device_run_;  // of a plan with stages: runs them, and there are no launches here
   int threads_;
   RunControl* control_;
+  std::vector<Meeting> meetings_;  // of the step under way
   AlignedMemory metadata_;
   AlignedMemory work_;
   ggml_context* context_ = nullptr;

@@ -1,0 +1,71 @@
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <thread>
+#include <vector>
+
+#include "kernel/kernel.h"
+#include "kernel/kernel_test_util.h"
+
+namespace graft {
+namespace {
+
+TEST(Meeting, TakesAFourthOfWhatIsLeftFromItsEnd) {
+  Meeting meeting;
+  const auto take = [&](bool from_back) {
+    const auto [begin, end] = meeting.take(40, 2, 8, from_back);
+    return std::pair(begin, end);
+  };
+  EXPECT_EQ(take(false), std::pair(0L, 8L));    // most
+  EXPECT_EQ(take(true), std::pair(32L, 40L));   // most
+  EXPECT_EQ(take(true), std::pair(26L, 32L));   // a fourth of 24
+  EXPECT_EQ(take(false), std::pair(8L, 12L));   // of 18
+  EXPECT_EQ(take(false), std::pair(12L, 15L));  // of 14
+  EXPECT_EQ(take(false), std::pair(15L, 17L));  // least
+  EXPECT_EQ(take(true), std::pair(24L, 26L));
+  EXPECT_EQ(take(true), std::pair(22L, 24L));
+  EXPECT_EQ(take(true), std::pair(20L, 22L));
+  EXPECT_EQ(take(false), std::pair(17L, 19L));
+  EXPECT_EQ(take(true), std::pair(19L, 20L));  // what is left
+  EXPECT_EQ(take(true), std::pair(0L, 0L));
+  EXPECT_EQ(take(false), std::pair(0L, 0L));
+  meeting.clear();
+  EXPECT_EQ(take(true), std::pair(32L, 40L));
+}
+
+TEST(Meeting, EachItemIsTakenOnce) {
+  for (const int threads : {1, 2, 3, 4, 7})
+    for (const std::int64_t count : {0, 1, 2, 5, 100, 10000}) {
+      std::vector<std::atomic<int>> taken(static_cast<std::size_t>(count));
+      KernelContext context;
+      context.threads = threads;
+      run_phases(2, context, [&](const KernelContext& ctx) {
+        ctx.meet(count, 1, 64, [&](std::int64_t begin, std::int64_t end) {
+          for (std::int64_t i = begin; i < end; ++i) ++taken[static_cast<std::size_t>(i)];
+        });
+      });
+      for (const auto& times : taken) EXPECT_EQ(times, 2) << count << " items, " << threads << " threads";
+    }
+}
+
+TEST(Meeting, AShareAloneTakesWhatItsNeighbourLeaves) {
+  std::vector<Meeting> meetings(2);
+  KernelContext ctx;
+  ctx.threads = 4;
+  ctx.thread = 3;
+  ctx.meetings = meetings.data();
+  std::int64_t first = 100, items = 0;
+  const auto count = [&](std::int64_t begin, std::int64_t end) {
+    first = std::min(first, begin);
+    items += end - begin;
+  };
+  ctx.meet(100, 1, 100, count);
+  EXPECT_EQ(first, 50);
+  EXPECT_EQ(items, 50);
+  ctx.thread = 2;
+  ctx.meet(100, 1, 100, count);
+  EXPECT_EQ(items, 50);
+}
+
+}  // namespace
+}  // namespace graft
