@@ -25,25 +25,28 @@ __all__ = ["CancelToken", "Method", "Model", "load", "load_ops"]
 CancelToken = _C.CancelToken
 
 
-def _flat_value(value: Any, where: str, keep: list[torch.Tensor]) -> Any:
+# What pytree never looks into.
+_LEAVES = frozenset({torch.Tensor, torch.nn.Parameter, bool, int, float, str})
+
+
+def _flat_value(value: Any, where: Callable[[], str], keep: list[torch.Tensor]) -> Any:
     if not isinstance(value, torch.Tensor):
         if value is not None and not isinstance(value, (bool, int, float, str)):
-            raise InvalidArgument(f"{where}: must be a tensor, a number, a text or None, got {type(value).__name__}")
+            raise InvalidArgument(f"{where()}: must be a tensor, a number, a text or None, got {type(value).__name__}")
         if isinstance(value, int) and not -(2**63) <= value < 2**63:
-            raise InvalidArgument(f"{where}: must fit 64 bits, got {value}")
+            raise InvalidArgument(f"{where()}: must fit 64 bits, got {value}")
         return value
     number = NUMBER_OF.get(value.dtype)
     if number is None:
-        raise InvalidArgument(f"{where}: dtype {value.dtype} is not supported")
+        raise InvalidArgument(f"{where()}: dtype {value.dtype} is not supported")
     if value.dim() > 8:
-        raise InvalidArgument(f"{where}: must have at most 8 dimensions, got {value.dim()}")
-    tensor = value.detach()
-    if tensor.device.type != "cpu":
-        raise InvalidArgument(f"{where}: must be on the CPU, is on {tensor.device}")
-    if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
-        tensor = tensor.resolve_conj().resolve_neg().contiguous()
-    keep.append(tensor)  # the address must stay valid until the run ends
-    return (tensor.data_ptr(), number, tuple(tensor.shape))
+        raise InvalidArgument(f"{where()}: must have at most 8 dimensions, got {value.dim()}")
+    if not value.is_cpu:
+        raise InvalidArgument(f"{where()}: must be on the CPU, is on {value.device}")
+    if not value.is_contiguous() or value.is_conj() or value.is_neg():
+        value = value.detach().resolve_conj().resolve_neg().contiguous()
+    keep.append(value)  # the address must stay valid until the run ends
+    return (value.data_ptr(), number, tuple(value.shape))
 
 
 def _arrangement(info: Mapping[str, Any], key: str, items: str) -> pytree.TreeSpec | None:
@@ -72,8 +75,13 @@ class Method:
         self.name: str = info["name"]
         self._in_spec = _arrangement(info, "in_spec", "inputs")
         self._out_spec = _arrangement(info, "out_spec", "outputs")
+        count = len(info["inputs"])
+        # Positional tensors and numbers alone, as most methods take them, need no pytree: it takes longer than small models.
+        self._leaves = count if self._in_spec == pytree.tree_structure(((0,) * count, {})) else None
 
     def _flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+        if len(args) == self._leaves and not kwargs and _LEAVES.issuperset(map(type, args)):
+            return list(args)
         if self._in_spec is None:
             if kwargs:
                 raise InvalidArgument(f"method '{self.name}' takes positional arguments only, got {sorted(kwargs)}")
@@ -141,7 +149,9 @@ class Method:
     def _inputs(self, args: Sequence[Any], kwargs: Mapping[str, Any], keep: list[torch.Tensor]) -> list[Any]:
         """As the engine takes them; `keep` gets what must stay alive while it reads them."""
         flat = self._flatten(args, kwargs)
-        return [_flat_value(value, f"input {i} of method '{self.name}'", keep) for i, value in enumerate(flat)]
+        return [
+            _flat_value(value, lambda i=i: f"input {i} of method '{self.name}'", keep) for i, value in enumerate(flat)
+        ]
 
     def _run_pieces(self, inputs: list[Any], out: Any, timeout: float | None, cancel: CancelToken | None) -> list[Any]:
         """Sizes of the results are known after the run; each is copied once into memory of torch's."""

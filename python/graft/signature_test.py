@@ -52,6 +52,33 @@ def test_nested_arguments_and_results(tmp_path):
         loaded(torch.randn(2), {"a": torch.randn(2)}, 3, None, **kwargs)
 
 
+def test_plain_arguments_need_no_pytree(tmp_path, monkeypatch):
+    class Scaled(torch.nn.Module):
+        def forward(self, x, y):
+            return x - 2 * y
+
+    x, y = torch.randn(3, 4), torch.randn(3, 4)
+    graft.export(Scaled(), (x, y), path=tmp_path / "scaled.pte")
+    model = graft.load(tmp_path / "scaled.pte")
+    expected = x - 2 * y
+    for wrong in ((x,), (x, y, y), ((x, y),), (x, [y])):
+        with pytest.raises(graft.InvalidArgument, match="not arranged as at export"):
+            model(*wrong)
+    with pytest.raises(graft.InvalidArgument, match="keyword arguments"):
+        model(x, y=y)
+
+    class Marked(torch.Tensor):
+        pass
+
+    torch.testing.assert_close(model(x, y.as_subclass(Marked)), expected, rtol=0, atol=0)
+    flattened = []
+    flatten = pytree.tree_flatten
+    monkeypatch.setattr(pytree, "tree_flatten", lambda *a: flattened.append(a) or flatten(*a))
+    torch.testing.assert_close(model(x, torch.nn.Parameter(y)), expected, rtol=0, atol=0)
+    torch.testing.assert_close(model(x.T.contiguous().T, y), expected, rtol=0, atol=0)
+    assert not flattened
+
+
 def test_sizes_in_and_out(tmp_path):
     class Sizes(torch.nn.Module):
         def forward(self, x):
