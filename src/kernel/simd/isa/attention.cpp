@@ -134,7 +134,7 @@ class F32Products {
         k = wide_;
         k_row = h_.d;
       }
-      kTiles[vectors_ - 1][rows - 1](k, k_row, q_, kPanel, h_.d, p + s * kPanel, false, 0);
+      kTiles[vectors_ - 1][rows - 1](k, k_row, q_, kPanel, h_.d, p + s * kPanel, false, {});
     }
   }
 

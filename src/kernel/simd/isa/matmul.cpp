@@ -37,8 +37,12 @@ void tiles(const MatrixView& s, const MatrixView& v, const float* packed, i64 de
       }
       vp = v_block;
     }
-    // The first panel waits for rows of S that lie in memory; the others find them in a cache.
-    const i64 ahead = s_in_place && p == p0 ? kTileRows * s_row : 0;
+    // The first panel would wait for rows of S that lie in memory: the panels before it ask for some of them each.
+    RowsAhead ahead;
+    if (s_in_place && p - p0 < kChunkPanels) {
+      const i64 panels = smaller(p1 - p0, kChunkPanels), each = (kTileRows + panels - 1) / panels;
+      ahead = {kTileRows + smaller((p - p0) * each, kTileRows), kTileRows + smaller((p - p0 + 1) * each, kTileRows)};
+    }
     kTiles[width > kLanes][rows - 1](sp, s_row, vp, v_row, n, acc, k > 0, ahead);
   };
   for_each_tile(depth, kDepthBlock, columns, r0, r1, p0, p1, e, take_rows, multiply);

@@ -144,11 +144,15 @@ GRAFT_VEC vf total(const TileSums<R, NV>& sums, int r, int n) {
   return sum;
 }
 
-// sums[r] += S[r, k] * V[k, ...] over `depth` steps of k; S has k stride 1. Moves v on to where they end. Asks for the
-// elements of S that lie `ahead` elements behind those of this tile; none when that is 0.
+// Rows [first, last) behind a tile's first row of S that it asks memory for while it computes.
+struct RowsAhead {
+  i64 first = 0, last = 0;
+};
+
+// sums[r] += S[r, k] * V[k, ...] over `depth` steps of k; S has k stride 1. Moves v on to where they end.
 template <int R, int NV>
 GRAFT_VEC void add_products(const float* s, i64 s_row, const float*& v, i64 v_row, i64 depth, TileSums<R, NV>& sums,
-                            i64 ahead = 0) {
+                            RowsAhead ahead = {}) {
   constexpr int kSteps = TileSums<R, NV>::kSteps;
   // Rows in groups of three, so that one pointer and one stride address a group (x86 has 16 general registers).
   const float* group[(R + 2) / 3];
@@ -175,10 +179,10 @@ GRAFT_VEC void add_products(const float* s, i64 s_row, const float*& v, i64 v_ro
     }
   };
   constexpr i64 kLine = 16;  // f32 of a cache line
-  if (ahead != 0) {
+  if (ahead.first < ahead.last) {
     while (k + kLine <= depth) {
-#pragma GCC unroll 12
-      for (int r = 0; r < R; ++r) __builtin_prefetch(group[r / 3] + (r % 3) * s_row + ahead);
+      // For the second-level cache: panels of V stream through the first before these rows are needed.
+      for (i64 r = ahead.first; r < ahead.last; ++r) __builtin_prefetch(s + r * s_row + k, 0, 2);
       steps_to(k + kLine);
     }
   }
@@ -188,7 +192,8 @@ GRAFT_VEC void add_products(const float* s, i64 s_row, const float*& v, i64 v_ro
 
 // acc[r][0 .. NV vectors) (+)= S[r, k] * V[k, ...] over `depth` steps of k; acc rows are kPanel apart.
 template <int R, int NV>
-void tile(const float* s, i64 s_row, const float* v, i64 v_row, i64 depth, float* acc, bool accumulate, i64 ahead) {
+void tile(const float* s, i64 s_row, const float* v, i64 v_row, i64 depth, float* acc, bool accumulate,
+          RowsAhead ahead) {
   TileSums<R, NV> sums;
   clear(sums);
   add_products(s, s_row, v, v_row, depth, sums, ahead);
@@ -202,7 +207,7 @@ void tile(const float* s, i64 s_row, const float* v, i64 v_row, i64 depth, float
   }
 }
 
-using Tile = void (*)(const float*, i64, const float*, i64, i64, float*, bool, i64);
+using Tile = void (*)(const float*, i64, const float*, i64, i64, float*, bool, RowsAhead);
 
 #if defined(__AVX512F__)
 constexpr Tile kTiles[2][kTileRows] = {{tile<1, 1>, tile<2, 1>, tile<3, 1>, tile<4, 1>, tile<5, 1>, tile<6, 1>,
