@@ -173,22 +173,24 @@ TEST(Elementwise, BroadcastsBothWays) {  // [T, 1] - [1, T], the case that guess
 
 TEST(Elementwise, MixedDTypesShortRowsAndThreads) {
   // i32 transposed, f16 broadcast along the last dimension, result f32 with a gap between rows.
-  const std::int64_t rows = 4000, columns = 5;
-  std::vector<std::int32_t> a(static_cast<std::size_t>(rows * columns));
-  for (std::size_t i = 0; i < a.size(); ++i) a[i] = static_cast<std::int32_t>(i);
-  const std::vector<std::uint16_t> b(static_cast<std::size_t>(rows), 0x3800);  // 0.5
-  TensorDesc transposed(DType::i32, {rows, columns});
-  transposed.strides = {1, rows};
-  TensorDesc gapped(DType::f32, {rows, columns});
-  gapped.strides = {7, 1};
-  for (const int threads : {1, 2}) {
-    std::vector<float> out(static_cast<std::size_t>(rows * 7), -1.f);
-    ASSERT_EQ(run_kernel(kElementwise, {{transposed, a.data()}, {{DType::f16, {rows, 1}}, b.data()}},
-                         {gapped, out.data()}, threads, attrs_of(ElementwiseOp::mul)),
-              "");
-    for (std::int64_t r = 0; r < rows; ++r)
-      for (std::int64_t c = 0; c < 7; ++c)
-        ASSERT_EQ(out[static_cast<std::size_t>(r * 7 + c)], c < 5 ? static_cast<float>(c * rows + r) * 0.5f : -1.f);
+  const std::int64_t columns = 5;
+  for (const std::int64_t rows : {31, 40, 400, 4000}) {
+    std::vector<std::int32_t> a(static_cast<std::size_t>(rows * columns));
+    for (std::size_t i = 0; i < a.size(); ++i) a[i] = static_cast<std::int32_t>(i);
+    const std::vector<std::uint16_t> b(static_cast<std::size_t>(rows), 0x3800);  // 0.5
+    TensorDesc transposed(DType::i32, {rows, columns});
+    transposed.strides = {1, rows};
+    TensorDesc gapped(DType::f32, {rows, columns});
+    gapped.strides = {7, 1};
+    for (const int threads : {1, 2}) {
+      std::vector<float> out(static_cast<std::size_t>(rows * 7), -1.f);
+      ASSERT_EQ(run_kernel(kElementwise, {{transposed, a.data()}, {{DType::f16, {rows, 1}}, b.data()}},
+                           {gapped, out.data()}, threads, attrs_of(ElementwiseOp::mul)),
+                "");
+      for (std::int64_t r = 0; r < rows; ++r)
+        for (std::int64_t c = 0; c < 7; ++c)
+          ASSERT_EQ(out[static_cast<std::size_t>(r * 7 + c)], c < 5 ? static_cast<float>(c * rows + r) * 0.5f : -1.f);
+    }
   }
 }
 

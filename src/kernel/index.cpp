@@ -95,6 +95,44 @@ class Indices {
   DType dtype_[kMaxIndexTensors] = {};
 };
 
+// A row whose elements lie at places of their own along one dimension.
+struct IndexedRow {
+  const std::byte* from;
+  const std::byte* index;
+  std::byte* to;
+  std::int64_t from_stride, index_stride, to_stride;  // bytes from one element of the row to the next
+  std::int64_t size, stride;                          // of the dimension, in elements and bytes
+  bool wrap;
+};
+
+// Moves elements up to the first whose index is out of range; how many.
+template <typename T, typename Index>
+std::int64_t gather_row(const IndexedRow& row, std::int64_t n) {
+  for (std::int64_t i = 0; i < n; ++i) {
+    Index index;
+    std::memcpy(&index, row.index + i * row.index_stride, sizeof(index));
+    const std::int64_t place = index < 0 && row.wrap ? index + row.size : index;
+    if (place < 0 || place >= row.size) return i;
+    std::memcpy(row.to + i * row.to_stride, row.from + i * row.from_stride + place * row.stride, sizeof(T));
+  }
+  return n;
+}
+
+using GatherRow = std::int64_t (*)(const IndexedRow&, std::int64_t);
+template <typename Index>
+GatherRow gather_row_of(std::int64_t element_bytes) {
+  switch (element_bytes) {
+    case 1:
+      return gather_row<std::uint8_t, Index>;
+    case 2:
+      return gather_row<std::uint16_t, Index>;
+    case 4:
+      return gather_row<std::uint32_t, Index>;
+    default:
+      return gather_row<std::uint64_t, Index>;
+  }
+}
+
 void gather(const KernelContext& ctx) noexcept {
   const auto attrs = ctx.attrs<IndexAttrs>();
   const Indices indices(ctx, attrs);
@@ -109,13 +147,31 @@ void gather(const KernelContext& ctx) noexcept {
   bool whole_rows = true;  // one element of every index tensor serves a whole row
   for (int k = 0; k < attrs.count; ++k) whole_rows = whole_rows && walk.inner_stride(k + 2) == 0;
 
+  // One index tensor, as most gathers have, needs no loop over them for each element.
+  GatherRow one_index = nullptr;
+  if (attrs.count == 1 && !whole_rows)
+    one_index = ctx.in(1).dtype == DType::i32 ? gather_row_of<std::int32_t>(size) : gather_row_of<std::int64_t>(size);
+
   const KernelContext::Range share = share_elements(ctx, walk.total);
   Cursor cursor(walk);
   if (share.begin < share.end) cursor.seek(share.begin);
   for (std::int64_t at = share.begin; at < share.end;) {
     const std::int64_t n = std::min(cursor.row_left(), share.end - at);
     const std::int64_t step = whole_rows ? n : 1;
-    for (std::int64_t i = 0; i < n; i += step) {
+    std::int64_t moved = 0;
+    if (one_index != nullptr) {
+      const IndexedRow row = {from + cursor.offset(1),
+                              ctx.input<std::byte>(1) + cursor.offset(2),
+                              to + cursor.offset(0),
+                              walk.inner_stride(1),
+                              walk.inner_stride(2),
+                              walk.inner_stride(0),
+                              attrs.size[0],
+                              attrs.stride[0],
+                              attrs.wrap};
+      moved = one_index(row, n);
+    }
+    for (std::int64_t i = moved; i < n; i += step) {
       std::int64_t place = 0;
       if (!indices.locate([&](int k) { return cursor.offset(k + 2) + i * walk.inner_stride(k + 2); }, place)) return;
       move(from + cursor.offset(1) + i * walk.inner_stride(1) + place, walk.inner_stride(1),

@@ -54,6 +54,44 @@ TEST(Gather, RowsByIndex) {
   }
 }
 
+template <typename T, typename Index>
+void check_elements(DType dtype, DType index_dtype) {
+  // out[r, j] = table[r, index[j]], as x[:, index] gives it; the table is transposed.
+  constexpr std::int64_t kRows = 3, kSize = 70, kCount = 50;
+  std::vector<T> table(kRows * kSize), out(kRows * kCount);
+  for (std::size_t i = 0; i < table.size(); ++i) table[i] = static_cast<T>(i);
+  std::vector<Index> index(kCount);
+  for (std::int64_t j = 0; j < kCount; ++j) index[static_cast<std::size_t>(j)] = static_cast<Index>(j * 13 % 140 - 70);
+  IndexAttrs attrs;
+  attrs.count = 1;
+  attrs.wrap = true;
+  attrs.size[0] = kSize;
+  attrs.stride[0] = kRows * static_cast<std::int64_t>(sizeof(T));
+  TensorDesc window(dtype, Shape{kRows, kCount}), places(index_dtype, Shape{kRows, kCount});
+  window.strides = {1, 0};
+  places.strides = {0, 1};
+  const auto run = [&](int threads) {
+    return run_kernel(kGather, {{window, table.data()}, {places, index.data()}},
+                      {TensorDesc(dtype, Shape{kRows, kCount}), out.data()}, threads, attrs);
+  };
+  for (const int threads : {1, 2}) {
+    ASSERT_EQ(run(threads), "");
+    for (std::int64_t r = 0; r < kRows; ++r)
+      for (std::int64_t j = 0; j < kCount; ++j)
+        ASSERT_EQ(out[static_cast<std::size_t>(r * kCount + j)], static_cast<T>((j * 13 % 140 + 70) % 70 * kRows + r));
+  }
+  index[30] = 70;
+  EXPECT_NE(run(1).find("index 70 is out of range for dimension 0 of size 70"), std::string::npos);
+}
+
+TEST(Gather, ElementsByOneIndex) {
+  check_elements<std::uint8_t, std::int64_t>(DType::u8, DType::i64);
+  check_elements<std::int16_t, std::int32_t>(DType::i16, DType::i32);
+  check_elements<float, std::int64_t>(DType::f32, DType::i64);
+  check_elements<float, std::int32_t>(DType::f32, DType::i32);
+  check_elements<double, std::int32_t>(DType::f64, DType::i32);
+}
+
 TEST(Gather, AnIndexOutOfRangeFailsAndIsNeverRead) {
   const Table table;
   struct Case {

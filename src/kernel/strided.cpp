@@ -102,6 +102,28 @@ using simd::BlockClass;
 // Rows shorter than this are gathered into blocks of several rows, so that a block function runs on enough elements.
 constexpr std::int64_t kShortRow = 32;
 
+// These, in some dtype, stay in the first-level cache in whatever order they are visited.
+constexpr std::int64_t kFewElements = 2048;
+
+// Makes a long dimension along which an operand has no gaps the innermost one: of a result that is laid out anew, say,
+// which is then visited in the order of what is read.
+void lengthen_rows(Walk& walk) {
+  constexpr std::int64_t kLargestElement = 8;
+  const auto has_no_gaps = [&](int d) {
+    for (int k = 0; k < walk.operands; ++k)
+      if (walk.stride(k, d) > 0 && walk.stride(k, d) <= kLargestElement) return true;
+    return false;
+  };
+  for (int d = walk.rank - 2; d >= 0; --d) {
+    if (walk.sizes[at(d)] < kShortRow || !has_no_gaps(d)) continue;
+    for (; d + 1 < walk.rank; ++d) {
+      std::swap(walk.sizes[at(d)], walk.sizes[at(d + 1)]);
+      for (int k = 0; k < walk.operands; ++k) std::swap(walk.strides[at(k)][at(d)], walk.strides[at(k)][at(d + 1)]);
+    }
+    return;
+  }
+}
+
 std::int64_t class_bytes(BlockClass c) { return static_cast<std::int64_t>(byte_size(block_dtype(c))); }
 
 // The first n elements become a copy of the element at `first`.
@@ -324,7 +346,8 @@ int run_blocks(const KernelContext& ctx, const BlockJob& job) {
     tensor_of[k] = tensors;
     descs[++tensors] = &ctx.in(tensor_of[k]);
   }
-  const Walk walk = make_walk({descs, static_cast<std::size_t>(1 + tensors)});
+  Walk walk = make_walk({descs, static_cast<std::size_t>(1 + tensors)});
+  if (walk.rank > 1 && walk.inner() < kShortRow && walk.total <= kFewElements) lengthen_rows(walk);
   const auto [begin, end] = share_elements(ctx, walk.total);
   if (begin == end) return simd::kBlockOk;
 
