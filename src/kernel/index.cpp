@@ -169,7 +169,7 @@ void gather(const KernelContext& ctx) noexcept {
                               attrs.size[0],
                               attrs.stride[0],
                               attrs.wrap};
-      moved = one_index(row, n);
+      moved = one_index(row, n);  // all, or the loop below names the index that is out of range
     }
     for (std::int64_t i = moved; i < n; i += step) {
       std::int64_t place = 0;

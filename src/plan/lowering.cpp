@@ -5,6 +5,7 @@
 #include "base/check.h"
 #include "ggml.h"
 #include "kernel/kernels.h"
+#include "plan/shares.h"
 
 namespace graft {
 
@@ -109,19 +110,6 @@ void Lowering::add_launch(Launch launch) {
   launches_.push_back(std::move(launch));
 }
 
-namespace {
-
-std::int64_t work_of(const Launch& launch) {
-  if (launch.kernel->work == nullptr) {
-    std::int64_t elements = 0;
-    for (const Tensor& t : launch.outputs) elements = std::max(elements, t.numel());
-    return elements;
-  }
-  return launch.kernel->work(DescribedLaunch(launch).context());
-}
-
-}  // namespace
-
 void Lowering::launch_bytes(const Kernel& kernel, std::vector<Tensor> inputs, std::vector<Tensor> outputs,
                             std::vector<std::byte> attrs, std::int64_t scratch_bytes, std::uint32_t inplace) {
   GRAFT_ASSERT(!outputs.empty());
@@ -135,7 +123,7 @@ void Lowering::launch_bytes(const Kernel& kernel, std::vector<Tensor> inputs, st
   launch.attrs = std::move(attrs);
   launch.inplace = inplace;
   if (device_) launch.refused = refusal_.empty() ? "ggml has no op that computes this as PyTorch does" : refusal_;
-  launch.serial = work_of(launch) < kernel.parallel_from;
+  launch.serial = has_little_work(launch);
   if (scratch_bytes > 0) {
     launch.scratch_bytes = scratch_bytes;
     Buffer scratch;

@@ -10,7 +10,18 @@ namespace {
 // Some 50 microseconds of two cores.
 constexpr std::uint64_t kMinBytes = std::uint64_t{1} << 20;
 
+std::int64_t work_of(const Launch& launch) {
+  if (launch.kernel->work == nullptr) {
+    std::int64_t elements = 0;
+    for (const Tensor& t : launch.outputs) elements = std::max(elements, t.numel());
+    return elements;
+  }
+  return launch.kernel->work(DescribedLaunch(launch).context());
+}
+
 }  // namespace
+
+bool has_little_work(const Launch& launch) { return work_of(launch) < launch.kernel->parallel_from; }
 
 std::uint64_t touched_bytes(const Launch& launch) {
   std::uint64_t bytes = 0;

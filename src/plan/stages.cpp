@@ -11,6 +11,7 @@
 #include "ggml.h"
 #include "kernel/kernels.h"
 #include "plan/lowering.h"
+#include "plan/shares.h"
 
 namespace graft {
 namespace {
@@ -83,8 +84,8 @@ class Cutter {
     launch.on_device = false;
     launch.ggml_op = GGML_OP_CUSTOM;
     launch.kernel = &kCopy;
-    launch.serial = launch.outputs[0].numel() < kCopy.parallel_from;
     launch.inputs[0] = expanded(launch.inputs[0], launch.outputs[0].shape());  // REPEAT has it unexpanded
+    launch.serial = has_little_work(launch);
   }
 
   void place(std::uint32_t i) {
