@@ -115,14 +115,16 @@ class PackedConvolution {
     simd::ChannelEpilogue e = channel_epilogue(ctx, attrs_);
     offset(e, first_sample * out[2] * out[3] * out[4] * out[1]);
     const i64 tiles = lines.all * lines.parts;
-    share_tiles(ctx, tiles, groups * panels, simd::kConvTiles, [&](i64 panel, i64 from, i64 to) {
+    share_tiles(ctx, tiles, groups * panels, simd::kConvTilesAtOnce, [&](i64 panel, i64 from, i64 to) {
       const i64 group = panel / panels, first_channel = panel % panels * table.panel_width;
       const int width = static_cast<int>(std::min<i64>(table.panel_width, rows - first_channel));
       std::array<ConvTile, simd::kConvTiles> list;
-      for (i64 t = from; t < to; t += simd::kConvTiles) {
-        const int count = static_cast<int>(std::min<i64>(simd::kConvTiles, to - t));
-        for (int i = 0; i < count; ++i) {
-          const auto part = input_.part_of(lines, t + i);
+      // In calls of about as many tiles: each asks memory for all of the panel's next block.
+      const i64 calls = ceil_div(to - from, simd::kConvTiles);
+      for (i64 call = 0, t = from; call < calls; ++call) {
+        const int count = static_cast<int>((to - t + calls - call - 1) / (calls - call));
+        for (int i = 0; i < count; ++i, ++t) {
+          const auto part = input_.part_of(lines, t);
           list[static_cast<std::size_t>(i)] = {x + part.offset + group * channels, part.first, part.rows};
         }
         table.tiles(list.data(), count, lines.step, pieces.data(), static_cast<i64>(pieces.size()),
@@ -145,14 +147,18 @@ int phases(const KernelContext& ctx) noexcept {
   return PackedConvolution(ctx.in(0), attrs).phases();
 }
 
-std::string why(const KernelContext& ctx) {
+std::string why_from(std::string text, const KernelContext& ctx) {
   const auto attrs = ctx.attrs<PackedConvAttrs>();
-  std::string text = "f32, channels last, weights packed at load, " + isa_name();
+  text += ", weights packed at load, " + isa_name();
   if (PackedConvolution(ctx.in(0), attrs).lays_out()) text += ", input laid out";
   if (attrs.has_residual != 0) text += ", a sum on the way out";
   if (attrs.clamps != 0) text += ", clamped on the way out";
   return text + activation_text(attrs.activation);
 }
+std::string why(const KernelContext& ctx) { return why_from("f32, channels last", ctx); }
+std::string why_linear(const KernelContext& ctx) { return why_from("f32", ctx); }
+
+i64 work_linear(const KernelContext& ctx) { return ctx.out().numel() * ctx.in(0).shape[1]; }
 
 }  // namespace
 
@@ -246,6 +252,7 @@ i64 packed_depthwise_scratch_bytes(const PackedConvAttrs& attrs, int threads) {
 
 const Kernel kPackConv = {"pack_conv", pack_here, kMinParallel};
 const Kernel kPackedConv = {"packed_conv", conv_here, kMinParallel, phases, why};
+const Kernel kPackedLinear = {"packed_linear", conv_here, kMinParallelProducts, phases, why_linear, work_linear};
 const Kernel kPackedDepthwiseConv = {
     "packed_depthwise_conv", depthwise_here, kMinParallel, nullptr, [](const KernelContext& ctx) {
       const auto attrs = ctx.attrs<PackedConvAttrs>();

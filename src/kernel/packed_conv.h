@@ -40,6 +40,8 @@ struct PackedConvAttrs {
 simd::ChannelEpilogue channel_epilogue(const KernelContext& ctx, const PackedConvAttrs& attrs);
 extern const Kernel kPackedConv;
 extern const Kernel kPackedDepthwiseConv;
+// The same as kPackedConv for a linear layer: x [1, K, 1, 1, M], one tap, output [1, N, 1, 1, M].
+extern const Kernel kPackedLinear;
 
 // Scratch that they need when they run on up to `threads` threads. Where the input has a padding, or its channels do
 // not lie beside each other, some samples of it are laid out.

@@ -49,7 +49,7 @@ struct Product {
   void run(const PackedConvTable& table, const float* x, i64 row, i64 line, i64 lines, i64 columns,
            const ChannelEpilogue& e) const {
     const i64 panels = ceil_div(channels, table.panel_width);
-    for_tiles<ConvTile, simd::kConvTiles>(
+    for_tiles<ConvTile, simd::kConvTilesAtOnce>(
         x, row, line, lines, columns, table.tile_rows, [&](const ConvTile* tiles, int count) {
           for (i64 panel = 0; panel < panels; ++panel) {
             const i64 first = panel * table.panel_width;

@@ -105,7 +105,7 @@ class WinogradConvolution {
     i64 piece_count;
     float* zeros;     // an input beyond the edge
     float* inputs;    // transformed: [16, tiles of the chunk, C]
-    float* products;  // [16, tiles of up to kConvTiles parts, panel width]
+    float* products;  // [16, tiles of up to kConvTilesAtOnce parts, panel width]
     bool* finite;     // by tile of the chunk
 
     Work(const WinogradConvolution& c, const KernelContext& ctx, const PackedConvAttrs& attrs)
@@ -134,7 +134,7 @@ class WinogradConvolution {
   i64 panel_floats() const { return kWinogradProducts * channels_ * width_; }
   i64 inputs_bytes() const { return 4 * kWinogradProducts * most_tiles_ * channels_; }
   i64 products_bytes() const {
-    const i64 most = std::min(most_tiles_, i64{simd::kConvTiles} * loops_.products.tile_rows);
+    const i64 most = std::min(most_tiles_, i64{simd::kConvTilesAtOnce} * loops_.products.tile_rows);
     return 4 * kWinogradProducts * most * width_;
   }
   i64 pieces_bytes() const { return ceil_div(channels_, simd::kConvDepth) * static_cast<i64>(sizeof(ConvPiece)); }
@@ -182,9 +182,9 @@ class WinogradConvolution {
     const i64 channel = panel * width_;
     const int width = static_cast<int>(std::min<i64>(width_, out_.shape[1] - channel));
     const float* weight = work.weight + panel * panel_floats();
-    std::array<ConvTile, simd::kConvTiles> list;
-    for (i64 part = first; part < last; part += simd::kConvTiles) {
-      const int parts = static_cast<int>(std::min<i64>(simd::kConvTiles, last - part));
+    std::array<ConvTile, simd::kConvTilesAtOnce> list;
+    for (i64 part = first; part < last; part += simd::kConvTilesAtOnce) {
+      const int parts = static_cast<int>(std::min<i64>(simd::kConvTilesAtOnce, last - part));
       const i64 from = first_tile(part), count = first_tile(part + parts) - from;
       for (int k = 0; k < kWinogradProducts; ++k) {
         for (int i = 0; i < parts; ++i) {

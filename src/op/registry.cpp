@@ -35,6 +35,7 @@ namespace graft {
   X(reduce_operators)                \
   X(resample_operators)              \
   X(packed_conv_operators)           \
+  X(packed_linear_operators)         \
   X(packed_quantized_conv_operators) \
   X(rope_operators)                  \
   X(softmax_operators)               \

@@ -28,7 +28,7 @@ void drop_dead_nodes(ir::Program& program) {
   }
 }
 
-void run_passes(ir::Program& program, const UniformWeight& uniform, bool on_device) {
+void run_passes(ir::Program& program, const UniformWeight& uniform, const PassOptions& options) {
   const auto run = [&](void (*pass)(ir::Program&)) {
     pass(program);
 #ifndef NDEBUG
@@ -36,11 +36,12 @@ void run_passes(ir::Program& program, const UniformWeight& uniform, bool on_devi
 #endif
   };
   inline_scalars(program, uniform);
-  if (!on_device) run(fuse_quantized);
-  if (!on_device) pack_quantized_convolutions(program, uniform);
+  if (!options.on_device) run(fuse_quantized);
+  if (!options.on_device) pack_quantized_convolutions(program, uniform);
   run(fuse_rms_norm);
-  if (!on_device) run(fuse_rope);
-  if (!on_device) run(pack_convolutions);
+  if (!options.on_device) run(fuse_rope);
+  if (!options.on_device) run(pack_convolutions);
+  if (!options.on_device && options.pack_linear_layers) run(pack_linear_layers);
   ir::verify(program);
 }
 

@@ -11,11 +11,17 @@ namespace graft {
 // The number that all elements of a weight are, by index; nothing when they differ or it cannot be known.
 using UniformWeight = std::function<std::optional<double>(std::uint32_t weight)>;
 
+struct PassOptions {
+  // The program runs on a device other than the CPU, which has the parts of a rotary embedding, of products with
+  // quantized weights, of convolutions and linear layers and not the whole, so these stay as they are.
+  bool on_device = false;
+  bool pack_linear_layers = true;
+};
+
 // What happens to every graph at load, once its weights are placed: the passes below in this order. Each leaves a valid
-// program that computes the same; graph and weights alone decide what they do, so that a graph that is read again comes
-// out the same. `on_device`: the program runs on a device other than the CPU, which has the parts of a rotary
-// embedding, of products with quantized weights and of convolutions and not the whole, so these stay as they are.
-void run_passes(ir::Program& program, const UniformWeight& uniform, bool on_device = false);
+// program that computes the same; graph, weights and options alone decide what they do, so that a graph that is read
+// again comes out the same.
+void run_passes(ir::Program& program, const UniformWeight& uniform, const PassOptions& options = {});
 
 // Whether constant folding (run/fold.cpp) keeps the results of a node, given its inputs' bytes and theirs: small ones
 // always, others where they do not grow much.
@@ -44,6 +50,10 @@ void pack_quantized_convolutions(ir::Program& program, const UniformWeight& unif
 // Convolutions in f32 with weights of the program read these packed (graft.packed_conv). A batch norm with given
 // statistics that alone reads one becomes part of its weight and bias.
 void pack_convolutions(ir::Program& program);
+
+// Linear layers in f32 of more than a few rows, or of a number of rows that is open, whose weights nothing else reads
+// read these packed (graft.packed_linear), unless the weights are very large.
+void pack_linear_layers(ir::Program& program);
 
 // Nodes whose results nothing reads go.
 void drop_dead_nodes(ir::Program& program);

@@ -292,5 +292,99 @@ TEST(DropDeadNodes, ChainsGoAndResultsStay) {
   EXPECT_THAT(after_passes(graph.program()), ElementsAre("aten.relu.default"));
 }
 
+struct LinearOptions {
+  std::int64_t least = 1, most = 64;  // rows
+  std::int64_t outputs = 40;
+  bool bias = true;
+  bool rows_of_bias = true;  // else one number for all
+  bool weight_is_read = false;
+  bool twice = false;
+};
+
+// x [n, 24] by a weight.
+void add_linear(GraphBuilder& graph, const LinearOptions& o = {}) {
+  const auto rows = o.least == o.most ? fixed(o.least) : dynamic(o.least, o.most, "n");
+  const auto x = graph.input("x", DType::f32, {rows, fixed(24)});
+  const auto size = static_cast<std::size_t>(o.outputs * 24);
+  std::vector<float> values(size);
+  for (std::size_t i = 0; i < size; ++i) values[i] = static_cast<float>(static_cast<int>(i * 7 % 23) - 11) / 8;
+  const auto w = graph.weight("w", values, {o.outputs, 24});
+  Arg bias = of_none();
+  if (o.bias) {
+    const std::int64_t n = o.rows_of_bias ? o.outputs : 1;
+    bias = Arg::of_value(graph.weight("b", test::counting(static_cast<std::size_t>(n)), {n}));
+  }
+  for (int i = 0; i < (o.twice ? 2 : 1); ++i)
+    graph.output(graph.node("aten.linear.default",
+                            {{"input", Arg::of_value(x)}, {"weight", Arg::of_value(w)}, {"bias", bias}}, DType::f32,
+                            {rows, fixed(o.outputs)}));
+  if (o.weight_is_read)
+    graph.output(graph.node("aten.exp.default", {{"self", Arg::of_value(w)}}, DType::f32, {fixed(o.outputs), fixed(24)}));
+}
+
+// The numbers with the weight packed and without.
+void check_linear(const LinearOptions& o) {
+  GraphBuilder graph;
+  add_linear(graph, o);
+  LoadOptions as_stored;
+  as_stored.pack_weights = false;
+  const auto packed = graph.build(), plain = graph.build(as_stored);
+  Session session(packed), reference(plain);
+  for (const std::int64_t rows : {1, 2, 5, 8, 9, 12, 13, 24, 31, 37, 64}) {
+    if (rows < o.least || rows > o.most) continue;
+    std::vector<float> x(static_cast<std::size_t>(rows * 24));
+    for (std::size_t i = 0; i < x.size(); ++i) x[i] = std::sin(static_cast<float>(i));
+    const std::vector<Value> inputs = {tensor(x, DType::f32, {rows, 24})};
+    const auto found = session.run("forward", inputs), expected = reference.run("forward", inputs);
+    ASSERT_EQ(found.size(), expected.size());
+    for (std::size_t i = 0; i < found.size(); ++i)
+      EXPECT_THAT(test::floats(found[i]), ::testing::Pointwise(::testing::FloatNear(2e-5F), test::floats(expected[i])))
+          << rows << " rows";
+  }
+}
+
+TEST(PackLinearLayers, BeforeAndAfter) {
+  for (const bool bias : {true, false})
+    for (const std::int64_t outputs : {8, 31, 32, 33, 100}) {
+      GraphBuilder graph;
+      add_linear(graph, {.outputs = outputs, .bias = bias});
+      EXPECT_THAT(after_passes(graph.program()), ElementsAre("graft.pack_linear", "graft.packed_linear"));
+      check_linear({.outputs = outputs, .bias = bias});
+    }
+}
+
+TEST(PackLinearLayers, AWeightOfTwoLayersIsPackedOnce) {
+  GraphBuilder graph;
+  add_linear(graph, {.twice = true});
+  EXPECT_THAT(after_passes(graph.program()),
+              ElementsAre("graft.pack_linear", "graft.packed_linear", "graft.packed_linear"));
+  check_linear({.twice = true});
+}
+
+TEST(PackLinearLayers, WhatStays) {
+  const auto after = [](const LinearOptions& o) {
+    check_linear(o);
+    GraphBuilder graph;
+    add_linear(graph, o);
+    return after_passes(graph.program());
+  };
+  // A few rows, few outputs, a bias that is one number.
+  EXPECT_THAT(after({.least = 8, .most = 8}), ElementsAre("aten.linear.default"));
+  EXPECT_THAT(after({.least = 9, .most = 9}), ElementsAre("graft.pack_linear", "graft.packed_linear"));
+  EXPECT_THAT(after({.outputs = 7}), ElementsAre("aten.linear.default"));
+  EXPECT_THAT(after({.rows_of_bias = false}), ElementsAre("aten.linear.default"));
+  // A weight that is read as it is: by another node, as a result, stored in another type.
+  EXPECT_THAT(after({.weight_is_read = true}), ElementsAre("aten.linear.default", "aten.exp.default"));
+  GraphBuilder graph;
+  add_linear(graph);
+  graph.output(graph.method().inputs[1].value);
+  EXPECT_THAT(after_passes(graph.program()), ElementsAre("aten.linear.default"));
+  GraphBuilder half;
+  add_linear(half);
+  half.program().weights[0].dtype = DType::bf16;
+  half.program().weights[0].byte_size /= 2;
+  EXPECT_THAT(after_passes(half.program()), ElementsAre("aten.linear.default"));
+}
+
 }  // namespace
 }  // namespace graft

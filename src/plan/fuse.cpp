@@ -81,7 +81,8 @@ bool same_layout(const TensorDesc& a, const TensorDesc& b) {
 
 bool is_product(const Launch& launch) { return launch.kernel == &kMatmul || launch.kernel == &kBlockMatmul; }
 bool is_packed_conv(const Launch& launch) {
-  return launch.kernel == &kPackedConv || launch.kernel == &kPackedDepthwiseConv || launch.kernel == &kWinogradConv;
+  return launch.kernel == &kPackedConv || launch.kernel == &kPackedDepthwiseConv || launch.kernel == &kWinogradConv ||
+         launch.kernel == &kPackedLinear;
 }
 
 class Fuser {

@@ -1,6 +1,7 @@
 #include "run/fold.h"
 
 #include <algorithm>
+#include <bit>
 #include <optional>
 #include <set>
 #include <string_view>
@@ -136,7 +137,7 @@ std::vector<AlignedMemory> evaluate(const ir::Program& graph, const ir::Method& 
   options.limits = limits;
   const auto plan = std::make_shared<const Plan>(make_plan(graph, constants, {}, options));
   std::vector<AlignedMemory> memory;
-  for (const PlanOutput& out : plan->outputs) memory.emplace_back(out.desc.byte_count());
+  for (const PlanOutput& out : plan->outputs) memory.push_back(AlignedMemory::on_huge_pages(out.desc.byte_count()));
   const AlignedMemory arena(static_cast<std::size_t>(plan->arena_bytes));
   std::vector<std::byte*> bases;
   for (const Allocation& a : plan->allocations) {
@@ -163,14 +164,82 @@ std::vector<AlignedMemory> evaluate(const ir::Program& graph, const ir::Method& 
   return memory;
 }
 
+// What each value of a method that reads weights alone is made of, by number in the pool.
+class Expressions {
+ public:
+  Expressions(const ir::Program& graph, const ir::Method& constants, std::span<std::byte* const> weights,
+              ConstantPool& pool)
+      : numbers_(constants.values.size()) {
+    for (const ir::Input& input : constants.inputs) {
+      const ir::Weight& weight = graph.weights[input.index];
+      numbers_[input.value] =
+          pool.number_of(str("weight ", static_cast<const void*>(weights[input.index]), " ", static_cast<int>(weight.storage),
+                             " ", name(weight.dtype), " ", constants.values[input.value].str()));
+    }
+    for (const ir::Node& node : constants.nodes) {
+      const ir::Op& op = graph.op_of(node);
+      std::string text = op.target;
+      for (std::size_t a = 0; a < node.args.size(); ++a) text += str(" ", op.arg_names[a], "=", text_of(node.args[a]));
+      // A graph of its own is not compared: such a node is like no other.
+      if (std::ranges::any_of(node.args, has_graph)) text += str(" ", static_cast<const void*>(&graph), " ", node.name);
+      for (std::size_t i = 0; i < node.outputs.size(); ++i)
+        numbers_[node.outputs[i]] = pool.number_of(str(text, " ", i, " ", constants.values[node.outputs[i]].str()));
+    }
+  }
+  std::size_t of(ir::ValueId value) const { return numbers_[value]; }
+
+ private:
+  static bool has_graph(const ir::Arg& arg) { return arg.is_graph() || std::ranges::any_of(arg.items, has_graph); }
+
+  std::string text_of(const ir::Arg& arg) const {
+    if (arg.is_value()) return str("%", numbers_[arg.value()]);
+    std::string text = str(static_cast<int>(arg.kind), ":", arg.i, ":", std::bit_cast<std::uint64_t>(arg.f), ":",
+                           arg.s.size(), ":", arg.s, "[");
+    for (const ir::Arg& item : arg.items) text += text_of(item) + ",";
+    return text + "]";
+  }
+
+  std::vector<std::size_t> numbers_;
+};
+
+// The method with these results alone.
+ir::Method cut_to(const ir::Method& constants, const std::vector<ir::ValueId>& results) {
+  ir::Method cut = constants;
+  cut.outputs.clear();
+  std::vector<bool> read(cut.values.size(), false);
+  for (const ir::ValueId id : results) {
+    ir::Output output;
+    output.arg = ir::Arg::of_value(id);
+    output.index = static_cast<std::uint32_t>(cut.outputs.size());
+    cut.outputs.push_back(output);
+    read[id] = true;
+  }
+  for (auto node = cut.nodes.rbegin(); node != cut.nodes.rend(); ++node) {
+    if (std::ranges::any_of(node->outputs, [&](ir::ValueId id) { return read[id]; }))
+      ir::for_each_value(*node, [&](ir::ValueId id) { read[id] = true; });
+    else
+      node->outputs.clear();
+  }
+  std::erase_if(cut.nodes, [](const ir::Node& node) { return node.outputs.empty(); });
+  return cut;
+}
+
 }  // namespace
 
-void fold_constants(ir::Program& graph, LoadedMethod& method, const PlanLimits& limits) {
+void fold_constants(ir::Program& graph, LoadedMethod& method, const PlanLimits& limits, ConstantPool& pool) {
   Folder(graph).run([&](const ir::Method& constants, const std::vector<ir::ValueId>& results) {
     if (results.empty()) return;
-    std::vector<AlignedMemory> memory = evaluate(graph, constants, method.weights, limits);
-    for (std::size_t i = 0; i < results.size(); ++i)
-      method.constants.push_back({std::move(memory[i]), graph.methods[0].values[results[i]].name});
+    const Expressions expressions(graph, constants, method.weights, pool);
+    std::vector<ir::ValueId> missing;
+    std::set<std::size_t> seen;
+    for (const ir::ValueId id : results)
+      if (pool.find(expressions.of(id)) == nullptr && seen.insert(expressions.of(id)).second) missing.push_back(id);
+    if (!missing.empty()) {
+      std::vector<AlignedMemory> memory = evaluate(graph, cut_to(constants, missing), method.weights, limits);
+      for (std::size_t i = 0; i < missing.size(); ++i) pool.keep(expressions.of(missing[i]), std::move(memory[i]));
+    }
+    for (const ir::ValueId id : results)
+      method.constants.push_back({pool.find(expressions.of(id)), graph.methods[0].values[id].name});
   });
 }
 
@@ -180,7 +249,7 @@ void fold_again(ir::Program& graph, const LoadedMethod& method) {
     for (std::size_t i = 0; same && i < results.size(); ++i) {
       const FoldedConstant& constant = method.constants[i];
       const ir::Value& value = graph.methods[0].values[results[i]];
-      same = value.name == constant.node && static_cast<std::int64_t>(constant.memory.size()) == static_bytes(value);
+      same = value.name == constant.node && static_cast<std::int64_t>(constant.memory->size()) == static_bytes(value);
     }
     GRAFT_CHECK(InvalidProgram, same, "method '", method.info.name,
                 "': the program changed since it was loaded: other constants are folded");

@@ -174,15 +174,15 @@ class Loader {
   }
 
   std::uint64_t fold() {
+    ConstantPool pool;
     for (std::size_t i = 0; i < graphs_.size(); ++i) {
       if (!impl_->methods[i].steps.empty()) continue;
-      run_passes(graphs_[i], uniform_weights(graphs_[i], impl_->methods[i]), impl_->keeps_parts());
+      run_passes(graphs_[i], uniform_weights(graphs_[i], impl_->methods[i]), impl_->pass_options());
       check_operators(graphs_[i]);
-      fold_constants(graphs_[i], impl_->methods[i], impl_->limits);
+      fold_constants(graphs_[i], impl_->methods[i], impl_->limits, pool);
       ir::verify(graphs_[i]);  // each pass over the IR leaves it valid
-      for (const FoldedConstant& constant : impl_->methods[i].constants)
-        impl_->weight_stats.constant_bytes += constant.memory.size();
     }
+    impl_->weight_stats.constant_bytes = pool.bytes();
     release_weights();
     return impl_->weight_stats.constant_bytes;
   }

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cmath>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -302,13 +303,13 @@ TEST_F(Load, ConstantsAreNotFoldedAgain) {
                           {test::dynamic(0, 16, "n"), fixed(4)}));
   const auto program = graph.build();
   ASSERT_EQ(program->impl().methods[0].constants.size(), 1U);
-  const std::byte* folded = program->impl().methods[0].constants[0].memory.data();
+  const std::byte* folded = program->impl().methods[0].constants[0].memory->data();
   const std::vector<float> expected = run(program, 5);
   program->shrink();
   EXPECT_EQ(program->impl().graph(0)->methods[0].nodes.size(), 1U);
   const std::vector<float> found = run(program, 6);
   EXPECT_TRUE(std::equal(expected.begin(), expected.end(), found.begin()));
-  EXPECT_EQ(program->impl().methods[0].constants[0].memory.data(), folded);
+  EXPECT_EQ(program->impl().methods[0].constants[0].memory->data(), folded);
   EXPECT_EQ(program->stats().constant_bytes, 16U);
 
   graph.method().nodes[0].name = "renamed";  // what is read again is another program
@@ -316,6 +317,39 @@ TEST_F(Load, ConstantsAreNotFoldedAgain) {
   graph.program().weights[0].byte_size = 8;
   EXPECT_THROW(run(program, 7), InvalidProgram);
   EXPECT_EQ(run(program, 6), found);
+}
+
+// Two methods and a weight that both read.
+TEST(ConstantPool, OneForAllMethods) {
+  GraphBuilder first("first"), second("second"), other("other");
+  const auto add = [](GraphBuilder& graph, const char* target) {
+    const auto x = graph.input("x", DType::f32, {fixed(4)});
+    const auto w = graph.weight("w", {1, 2, 3, 4}, {4});
+    const auto c = graph.node(target, {{"self", Arg::of_value(w)}}, DType::f32, {fixed(4)});
+    const auto d = graph.node("aten.neg.default", {{"self", Arg::of_value(c)}}, DType::f32, {fixed(4)});
+    graph.output(graph.node("aten.mul.Tensor", {{"self", Arg::of_value(x)}, {"other", Arg::of_value(d)}}, DType::f32,
+                            {fixed(4)}));
+  };
+  add(first, "aten.exp.default");
+  add(second, "aten.exp.default");
+  add(other, "aten.abs.default");
+  const std::vector<float> weight = {1, 2, 3, 4};
+  const auto find = [&](const ir::Weight&) -> FoundWeight {
+    return {std::as_bytes(std::span(weight)), FoundWeight::Origin::package, "the test"};
+  };
+  const auto again = [&](std::size_t i) { return (i == 0 ? first : i == 1 ? second : other).program(); };
+  const auto program = Program::from_impl(
+      build_program({first.program(), second.program(), other.program()}, find, again, {}, "test"));
+  const auto constant = [&](std::size_t method) { return program->impl().methods[method].constants.at(0).memory; };
+  EXPECT_EQ(constant(0), constant(1));
+  EXPECT_NE(constant(0), constant(2));
+  EXPECT_EQ(program->stats().constant_bytes, 32U);
+  Session session(program);
+  std::vector<float> x = {1, 1, 1, 1};
+  for (const char* method : {"first", "second"})
+    EXPECT_FLOAT_EQ(test::floats(session.run(method, std::vector<Value>{test::tensor(x, DType::f32, {4})})[0])[3],
+                    -std::exp(4.F));
+  EXPECT_EQ(test::floats(session.run("other", std::vector<Value>{test::tensor(x, DType::f32, {4})})[0])[3], -4.F);
 }
 
 TEST_F(Load, ShrinkWhileSessionsRun) {

@@ -207,7 +207,7 @@ std::shared_ptr<const ir::Program> Program::Impl::graph(std::uint32_t index) con
   for (std::size_t i = 0; i < method.panel_bytes.size(); ++i)
     if (method.panel_bytes[i] > 0) ir::set_panels(again->weights[i], method.panel_bytes[i]);
   if (method.steps.empty()) {
-    run_passes(*again, uniform_weights(*again, method), keeps_parts());
+    run_passes(*again, uniform_weights(*again, method), pass_options());
     fold_again(*again, method);
   }
   method.graph->made = again;

@@ -128,7 +128,7 @@ void Session::Impl::bind(Graph& graph, std::span<const Value> inputs, std::span<
         base = method.weights[allocation.index];
         break;
       case Segment::constant:
-        base = method.constants[allocation.index].memory.data();
+        base = method.constants[allocation.index].memory->data();
         break;
       case Segment::state:
         base = state(method.states[allocation.index]);

@@ -28,8 +28,10 @@ struct ConvPiece {
 
 // The most steps of a sum that are taken at once: a block of weights of that depth stays in the first-level cache.
 inline constexpr std::int64_t kConvDepth = 256;
-// Tiles whose partial sums are kept at once.
-inline constexpr int kConvTiles = 8;
+// The most tiles of one call: their partial sums are kept between blocks of the depth.
+inline constexpr int kConvTiles = 24;
+// Tiles that all panels are read for, one after the other: their inputs stay in the first caches.
+inline constexpr int kConvTilesAtOnce = 8;
 
 // Rows of a tile: outputs that are `row` floats of input apart.
 struct ConvTile {

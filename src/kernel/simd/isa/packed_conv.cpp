@@ -8,17 +8,17 @@ namespace {
 
 // --- many input channels ---
 
-// Lines of memory that a tile asks for while it works: its share of the weights that are read after its own.
+// Lines of memory that a tile asks for while it works, some with each kAskSteps steps: its share of the weights that are
+// read after its own.
 struct Ahead {
   const char* from;
   i64 lines;
+  i64 at_once;
 };
+constexpr i64 kAskSteps = 64;
 
-// Those that go with `steps` of the `all` steps left: as many as tiles that come in full numbers need, and in the end
-// what is left.
-GRAFT_VEC void ask(Ahead& ahead, i64 steps, i64 all) {
-  constexpr i64 kSteps = kConvTiles * 64 / (4 * kPanel);
-  const i64 n = steps == all ? ahead.lines : smaller(ahead.lines, steps / kSteps + 1);
+GRAFT_VEC void ask(Ahead& ahead) {
+  const i64 n = smaller(ahead.lines, ahead.at_once);
   for (i64 i = 0; i < n; ++i) __builtin_prefetch(ahead.from + i * 64, 0, 2);
   ahead.from += n * 64;
   ahead.lines -= n;
@@ -89,15 +89,13 @@ GRAFT_VEC void put_tile(const Epilogue& e, const vf (&x)[R][NV], i64 first, i64 
 // these.
 template <int R, int NV>
 void conv_tile(const ConvTile& at, i64 row, const ConvPiece* pieces, i64 count, const float* v, float* partial,
-               bool first, bool last, i64 channel, i64 width, const ChannelEpilogue& e, Ahead ahead, i64 left) {
+               bool first, bool last, i64 channel, i64 width, const ChannelEpilogue& e, Ahead ahead) {
   TileSums<R, NV> sums;
   clear(sums);
-  constexpr i64 kSteps = 64;
   for (i64 p = 0; p < count; ++p) {
-    for (i64 k = 0; k < pieces[p].depth; k += kSteps) {
-      const i64 n = smaller(kSteps, pieces[p].depth - k);
-      ask(ahead, n, left);
-      left -= n;
+    for (i64 k = 0; k < pieces[p].depth; k += kAskSteps) {
+      const i64 n = smaller(kAskSteps, pieces[p].depth - k);
+      ask(ahead);
       add_products(at.x + pieces[p].offset + k, row, v, kPanel, n, sums);
     }
   }
@@ -126,7 +124,7 @@ void conv_tile(const ConvTile& at, i64 row, const ConvPiece* pieces, i64 count, 
 }
 
 using ConvTileFn = void (*)(const ConvTile&, i64, const ConvPiece*, i64, const float*, float*, bool, bool, i64, i64,
-                            const ChannelEpilogue&, Ahead, i64);
+                            const ChannelEpilogue&, Ahead);
 
 #if defined(__AVX512F__)
 constexpr ConvTileFn kConvTileFns[2][kTileRows] = {
@@ -143,23 +141,37 @@ constexpr ConvTileFn kConvTileFns[2][kTileRows] = {
 void conv_tiles(const ConvTile* tiles, int count, i64 row, const ConvPiece* pieces, i64 piece_count, const float* panel,
                 i64 first_channel, int width, const ChannelEpilogue& e) {
   alignas(64) float partial[kConvTiles][kTileRows * kPanel];
-  i64 done = 0;
-  do {
-    // As many pieces as are taken at once; an empty sum is one block of none.
-    i64 end = done, depth = 0;
-    while (end < piece_count && (end == done || depth + pieces[end].depth <= kConvDepth)) depth += pieces[end++].depth;
+  // As many pieces as are taken at once; an empty sum is one block of none.
+  const auto block_end = [&](i64 begin, i64& depth) {
+    i64 end = begin;
+    depth = 0;
+    while (end < piece_count && (end == begin || depth + pieces[end].depth <= kConvDepth)) depth += pieces[end++].depth;
+    return end;
+  };
+  i64 done = 0, depth = 0, first_depth = 0;
+  i64 end = block_end(0, first_depth);
+  depth = first_depth;
+  for (;;) {
+    // Behind a panel's last block lies the first of the next panel.
+    i64 next_depth = first_depth;
+    const bool last = end == piece_count;
+    const i64 next_end = last ? 0 : block_end(end, next_depth);
     const char* next = reinterpret_cast<const char*>(panel + depth * kPanel);
-    const i64 lines = depth * kPanel * 4 / 64;
+    const i64 lines = next_depth * kPanel * 4 / 64;
+    const i64 asks = count * ((depth + kAskSteps - 1) / kAskSteps);
+    const i64 at_once = asks == 0 ? 0 : (lines + asks - 1) / asks + 1;
     for (int t = 0; t < count; ++t) {
       const i64 first = lines * t / count;
-      const Ahead ahead = {next + first * 64, lines * (t + 1) / count - first};
+      const Ahead ahead = {next + first * 64, lines * (t + 1) / count - first, at_once};
       kConvTileFns[width > kLanes][tiles[t].rows - 1](tiles[t], row, pieces + done, end - done, panel, partial[t],
-                                                      done == 0, end == piece_count, first_channel, width, e, ahead,
-                                                      depth);
+                                                      done == 0, last, first_channel, width, e, ahead);
     }
+    if (last) return;
     panel += depth * kPanel;
     done = end;
-  } while (done < piece_count);
+    end = next_end;
+    depth = next_depth;
+  }
 }
 
 // --- one input channel per output channel ---
