@@ -78,7 +78,7 @@ def work(launch: dict[str, Any], past: int) -> tuple[dict[str, float], float]:
         return {"int8": 2.0 * inputs[0].shape[-1] * sum(x.count for x in outputs)}, moved
     if kernel == "matmul":
         return {"f32": 2.0 * inputs[0].shape[-1] * outputs[0].count}, moved
-    if kernel == "packed_conv":  # weights lie in panels of 32 channels (bench/README.md)
+    if kernel in ("packed_conv", "packed_linear"):  # weights lie in panels of 32 channels (bench/README.md)
         channels = outputs[0].shape[1]
         return {"f32": 2.0 * outputs[0].count * inputs[1].count / (-(-channels // 32) * 32)}, moved
     if kernel == "winograd_conv":  # as many operations as the sums over nine taps would take

@@ -259,7 +259,7 @@ def test_profile_names_our_nodes_as_pytorch_does(package, tmp_path):
     assert "aten_gelu_default" not in names, "the activation is part of the product that it follows"
     assert all(len(event.perf_data.raw) == 2 and min(event.perf_data.raw) >= 0 for event in ours)
     linear = ours[names.index("aten_linear_default")]
-    assert b"matmul" in bytes(linear.delegate_debug_metadatas[0]).lower().replace(b"_", b"")
+    assert b"packedlinear" in bytes(linear.delegate_debug_metadatas[0]).lower().replace(b"_", b"")
     (whole,) = [event for event in block.events if event.name == "DELEGATE_CALL"]
     for call in range(2):
         assert sum(event.perf_data.raw[call] for event in ours) <= whole.perf_data.raw[call]

@@ -32,6 +32,12 @@ void pack_panels(const KernelContext& ctx, const PackedConvTable& table) {
   const i64 channels = shape[1], taps = shape[2] * shape[3] * shape[4], depth = channels * taps;
   const i64 rows = shape[0] / attrs.groups, width = table.panel_width, panels = ceil_div(rows, width);
   const auto [begin, end] = ctx.share(attrs.groups * panels);
+  if (attrs.groups == 1 && taps == 1 && scale == nullptr) {
+    const simd::MatrixView columns = {weight, DType::f32, 1, depth};
+    for (i64 panel = begin; panel < end; ++panel)
+      table.pack(columns, depth, rows, panel, 0, depth, ctx.output<float>());
+    return;
+  }
   for (i64 unit = begin; unit < end; ++unit) {
     const i64 group = unit / panels, first = unit % panels * width;
     float* to = ctx.output<float>() + unit * depth * width;

@@ -51,7 +51,8 @@ std::vector<Tensor> lower_pack(const Call& call, std::span<const Shape> shapes, 
 
 Refusal refuse_packed(const NodeView& node) {
   const ir::Value& input = node.tensor("input");
-  if (input.dtype != DType::f32 || input.rank() < 1) return str("input is ", input.str(), ", expected f32 of rank 1 up");
+  if (input.dtype != DType::f32 || input.rank() < 1)
+    return str("input is ", input.str(), ", expected f32 of rank 1 up");
   if (!is_f32(node.tensor("weight"), 1)) return str("weight is ", node.tensor("weight").str(), ", expected packed f32");
   if (node.has("bias") && !is_f32(node.tensor("bias"), 1))
     return str("bias is ", node.tensor("bias").str(), ", expected f32 of rank 1");
@@ -74,8 +75,8 @@ Shape checked_size(const Call& call) {
 std::vector<Shape> packed_shape(const Call& call) {
   const Shape size = checked_size(call);
   Shape out = call.tensor("input").shape();
-  GRAFT_CHECK(InvalidArgument, out[out.rank() - 1] == size[1], "input of size ", out.str(), " has ", out[out.rank() - 1],
-              " columns, the weight ", size[1]);
+  GRAFT_CHECK(InvalidArgument, out[out.rank() - 1] == size[1], "input of size ", out.str(), " has ",
+              out[out.rank() - 1], " columns, the weight ", size[1]);
   if (call.has("bias")) {
     const Shape& bias = call.tensor("bias").shape();
     GRAFT_CHECK(InvalidArgument, bias == Shape{size[0]}, "bias has size ", bias.str(), ", expected [", size[0], "]");

@@ -106,8 +106,8 @@ class LinearPacker {
     const ir::Arg size = list_of({w.dims[0].min, w.dims[1].min});
     if (!packed_.contains(*weight)) {
       const std::int64_t floats = floats_of(*weight);
-      packed_[*weight] = graph_.add(w.name + " packed", "graft.pack_linear", {{"weight", rows}}, DType::f32,
-                                    {{floats, floats, {}}});
+      packed_[*weight] =
+          graph_.add(w.name + " packed", "graft.pack_linear", {{"weight", rows}}, DType::f32, {{floats, floats, {}}});
     }
     graph_.replace(node, "graft.packed_linear",
                    {{"input", graph_.arg(node, "input")},
@@ -127,7 +127,7 @@ class LinearPacker {
   ir::Method& method_;
   Graph graph_;
   std::map<ir::ValueId, std::uint32_t> weight_of_;
-  std::vector<bool> packable_;                 // by weight
+  std::vector<bool> packable_;               // by weight
   std::map<std::uint32_t, ir::Arg> packed_;  // by weight
 };
 

@@ -319,7 +319,8 @@ void add_linear(GraphBuilder& graph, const LinearOptions& o = {}) {
                             {{"input", Arg::of_value(x)}, {"weight", Arg::of_value(w)}, {"bias", bias}}, DType::f32,
                             {rows, fixed(o.outputs)}));
   if (o.weight_is_read)
-    graph.output(graph.node("aten.exp.default", {{"self", Arg::of_value(w)}}, DType::f32, {fixed(o.outputs), fixed(24)}));
+    graph.output(
+        graph.node("aten.exp.default", {{"self", Arg::of_value(w)}}, DType::f32, {fixed(o.outputs), fixed(24)}));
 }
 
 // The numbers with the weight packed and without.
@@ -332,6 +333,7 @@ void check_linear(const LinearOptions& o) {
   Session session(packed), reference(plain);
   for (const std::int64_t rows : {1, 2, 5, 8, 9, 12, 13, 24, 31, 37, 64}) {
     if (rows < o.least || rows > o.most) continue;
+    if (rows == 12) packed->shrink();  // the graph is read again and comes out the same
     std::vector<float> x(static_cast<std::size_t>(rows * 24));
     for (std::size_t i = 0; i < x.size(); ++i) x[i] = std::sin(static_cast<float>(i));
     const std::vector<Value> inputs = {tensor(x, DType::f32, {rows, 24})};

@@ -10,7 +10,6 @@
 #include "op/operator.h"
 #include "pass/passes.h"
 #include "run/executable.h"
-#include "run/thread_team.h"
 
 namespace graft {
 namespace {
@@ -18,6 +17,8 @@ namespace {
 // Bytes of all folded nodes' results together: a chain of nodes that each double must not.
 constexpr std::int64_t kMaxGrowthOfAll = 8;
 constexpr std::int64_t kAlwaysKeptOfAll = 512 * 1024;
+// Bytes of results that are made together; what they are made of may leave memory then.
+constexpr std::int64_t kAtOnce = std::int64_t{16} << 20;
 
 std::int64_t budget_of(const ir::Program& graph) {
   std::int64_t bytes = 0;
@@ -131,9 +132,8 @@ class Folder {
 // The results of a method that reads weights alone.
 std::vector<AlignedMemory> evaluate(const ir::Program& graph, const ir::Method& constants,
                                     std::span<std::byte* const> weights, const PlanLimits& limits) {
-  const int threads = resolve_threads(0);
   PlanOptions options;
-  options.max_threads = threads;
+  options.max_threads = 1;  // how many a session may take is not known yet
   options.limits = limits;
   const auto plan = std::make_shared<const Plan>(make_plan(graph, constants, {}, options));
   std::vector<AlignedMemory> memory;
@@ -156,7 +156,7 @@ std::vector<AlignedMemory> evaluate(const ir::Program& graph, const ir::Method& 
     }
   }
   RunControl control;
-  Executable executable(plan, threads, &control);
+  Executable executable(plan, 1, &control);
   executable.bind(bases);
   executable.compute();
   GRAFT_CHECK(InvalidProgram, !control.error.failed(), "method '", constants.name,
@@ -172,9 +172,9 @@ class Expressions {
       : numbers_(constants.values.size()) {
     for (const ir::Input& input : constants.inputs) {
       const ir::Weight& weight = graph.weights[input.index];
-      numbers_[input.value] =
-          pool.number_of(str("weight ", static_cast<const void*>(weights[input.index]), " ", static_cast<int>(weight.storage),
-                             " ", name(weight.dtype), " ", constants.values[input.value].str()));
+      numbers_[input.value] = pool.number_of(str("weight ", static_cast<const void*>(weights[input.index]), " ",
+                                                 static_cast<int>(weight.storage), " ", name(weight.dtype), " ",
+                                                 constants.values[input.value].str()));
     }
     for (const ir::Node& node : constants.nodes) {
       const ir::Op& op = graph.op_of(node);
@@ -226,7 +226,8 @@ ir::Method cut_to(const ir::Method& constants, const std::vector<ir::ValueId>& r
 
 }  // namespace
 
-void fold_constants(ir::Program& graph, LoadedMethod& method, const PlanLimits& limits, ConstantPool& pool) {
+void fold_constants(ir::Program& graph, LoadedMethod& method, const PlanLimits& limits, ConstantPool& pool,
+                    const std::function<void(std::uint32_t weight)>& read) {
   Folder(graph).run([&](const ir::Method& constants, const std::vector<ir::ValueId>& results) {
     if (results.empty()) return;
     const Expressions expressions(graph, constants, method.weights, pool);
@@ -234,9 +235,19 @@ void fold_constants(ir::Program& graph, LoadedMethod& method, const PlanLimits& 
     std::set<std::size_t> seen;
     for (const ir::ValueId id : results)
       if (pool.find(expressions.of(id)) == nullptr && seen.insert(expressions.of(id)).second) missing.push_back(id);
-    if (!missing.empty()) {
-      std::vector<AlignedMemory> memory = evaluate(graph, cut_to(constants, missing), method.weights, limits);
-      for (std::size_t i = 0; i < missing.size(); ++i) pool.keep(expressions.of(missing[i]), std::move(memory[i]));
+    for (std::size_t begin = 0; begin < missing.size();) {
+      std::vector<ir::ValueId> some;
+      for (std::int64_t bytes = 0; begin < missing.size() && bytes < kAtOnce; ++begin) {
+        some.push_back(missing[begin]);
+        bytes += static_bytes(constants.values[missing[begin]]);
+      }
+      const ir::Method cut = cut_to(constants, some);
+      std::vector<AlignedMemory> memory = evaluate(graph, cut, method.weights, limits);
+      for (std::size_t i = 0; i < some.size(); ++i) pool.keep(expressions.of(some[i]), std::move(memory[i]));
+      std::set<ir::ValueId> values;
+      for (const ir::Node& node : cut.nodes) ir::for_each_value(node, [&](ir::ValueId id) { values.insert(id); });
+      for (const ir::Input& input : cut.inputs)
+        if (values.contains(input.value)) read(input.index);
     }
     for (const ir::ValueId id : results)
       method.constants.push_back({pool.find(expressions.of(id)), graph.methods[0].values[id].name});

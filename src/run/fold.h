@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -39,8 +40,10 @@ class ConstantPool {
 
 // Constant folding: nodes that depend on weights alone run once, here, and their results become constants of the
 // method. Views stay views; results much larger than what they are made of are left to be computed, so that folding
-// never costs more memory than it saves work. `graph` has one method, that of `method`, whose weights are placed.
-void fold_constants(ir::Program& graph, LoadedMethod& method, const PlanLimits& limits, ConstantPool& pool);
+// never costs more memory than it saves work. `graph` has one method, that of `method`, whose weights are placed. Calls
+// read(weight) when a weight was read for constants, some megabytes of them at a time.
+void fold_constants(ir::Program& graph, LoadedMethod& method, const PlanLimits& limits, ConstantPool& pool,
+                    const std::function<void(std::uint32_t weight)>& read);
 
 // The same to a graph that was read again: which nodes are folded depends on the graph alone, and their results are
 // there. Throws InvalidProgram when they are not those of this graph.

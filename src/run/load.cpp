@@ -179,7 +179,12 @@ class Loader {
       if (!impl_->methods[i].steps.empty()) continue;
       run_passes(graphs_[i], uniform_weights(graphs_[i], impl_->methods[i]), impl_->pass_options());
       check_operators(graphs_[i]);
-      fold_constants(graphs_[i], impl_->methods[i], impl_->limits, pool);
+      fold_constants(graphs_[i], impl_->methods[i], impl_->limits, pool, [&](std::uint32_t weight) {
+        if (weight >= found_[i].size()) return;  // a conversion
+        // Whatever else reads them reads the pages again.
+        const FoundWeight& found = found_[i][weight];
+        if (found.file) found.file->release(found.bytes);
+      });
       ir::verify(graphs_[i]);  // each pass over the IR leaves it valid
     }
     impl_->weight_stats.constant_bytes = pool.bytes();

@@ -338,8 +338,8 @@ TEST(ConstantPool, OneForAllMethods) {
     return {std::as_bytes(std::span(weight)), FoundWeight::Origin::package, "the test"};
   };
   const auto again = [&](std::size_t i) { return (i == 0 ? first : i == 1 ? second : other).program(); };
-  const auto program = Program::from_impl(
-      build_program({first.program(), second.program(), other.program()}, find, again, {}, "test"));
+  const auto program =
+      Program::from_impl(build_program({first.program(), second.program(), other.program()}, find, again, {}, "test"));
   const auto constant = [&](std::size_t method) { return program->impl().methods[method].constants.at(0).memory; };
   EXPECT_EQ(constant(0), constant(1));
   EXPECT_NE(constant(0), constant(2));

@@ -114,10 +114,13 @@ class PlanCache {
 };
 
 struct Program::Impl {
+  // What the caller holds he may change, and no weight of it is copied. With a lower precision products of f32 may be
+  // computed in bf16, by kernels that pack both operands themselves.
   explicit Impl(const LoadOptions& options)
       : limits{options.max_plan_bytes, options.max_plan_launches},
         matmul_precision(options.matmul_precision),
-        pack_weights(options.pack_weights),
+        pack_linear_layers(options.pack_weights && options.tensors.empty() &&
+                           options.matmul_precision == MatmulPrecision::highest),
         plans(options.max_plans) {}
 
   std::string source;                                    // path, for messages
@@ -140,7 +143,7 @@ struct Program::Impl {
   std::vector<StoredPlan> stored_plans;  // of this machine, from the package
   PlanLimits limits;
   MatmulPrecision matmul_precision;
-  bool pack_weights;
+  bool pack_linear_layers;
   mutable PlanCache plans;
   mutable PhaseLog phases;
   mutable std::atomic<std::uint64_t> graph_bytes_freed = 0;
@@ -150,10 +153,7 @@ struct Program::Impl {
   bool has_kv_cache() const;
   // Operators that only kernels of ours have whole are left in the parts that ggml has.
   bool keeps_parts() const { return on_device || plain; }
-  // With a lower precision products of f32 may be computed in bf16, by kernels that pack both operands themselves.
-  PassOptions pass_options() const {
-    return {keeps_parts(), pack_weights && matmul_precision == MatmulPrecision::highest};
-  }
+  PassOptions pass_options() const { return {keeps_parts(), pack_linear_layers}; }
   // Index of the method. Throws NotFound, listing the methods there are.
   std::uint32_t find(std::string_view name) const;
   PlanCache::Result plan(std::uint32_t method, std::span<const InputDesc> inputs, const std::vector<std::int64_t>& key,

@@ -222,6 +222,8 @@ def launch(kernel, inputs, outputs, why="the one kernel for it"):
         # 40 channels take two panels of 32: 27 steps of the sum.
         (launch("graft packed_conv", ["f32[1, 3, 1, 9, 9]", "f32[1728]"], ["f32[1, 40, 1, 7, 7]"]), 0,
          {"f32": 2 * 40 * 49 * 27}, 4 * (243 + 1728 + 1960)),
+        (launch("graft packed_linear", ["f32[1, 24, 1, 1, 9]", "f32[1536]"], ["f32[1, 40, 1, 1, 9]"]), 0,
+         {"f32": 2 * 40 * 9 * 24}, 4 * (216 + 1536 + 360)),
         (launch("graft attention", ["f32[1, 2, 5, 8]", "f32[1, 2, 7, 8]", "f32[1, 2, 7, 8]"], ["f32[1, 5, 2, 8]"]), 0,
          {"f32": 4 * 2 * 5 * 7 * 8}, 4 * (80 + 112 + 112 + 80)),
         # One token after three reads four of a cache of 100.

@@ -132,8 +132,8 @@ def test_command_line(package, calls, tmp_path):
 
 
 def test_memory_follows_the_real_length(package, model, tmp_path):
-    call = inputs(1, 8)
-    exact = graft.export(model, call, path=tmp_path / "eight.pte")
+    call = inputs(1, 12)
+    exact = graft.export(model, call, path=tmp_path / "twelve.pte")
     found = []
     for path in (package, exact):
         run = graft.load(path)

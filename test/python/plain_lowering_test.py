@@ -116,6 +116,8 @@ def test_language_models_agree(kind: str, tolerance: float, tmp_path: Path) -> N
         assert any(text.startswith(f"weight {name} packed for avx") for text in why["graft block_matmul"]), why
         assert f"plain lowering: ggml reads {name} as it is stored" in reasons(plain)["ggml MUL_MAT"]
         assert fast.stats()["packed_count"] > 0 and plain.stats()["packed_count"] == 0
+    elif kind == "f32":
+        assert any(text.startswith("f32, weights packed at load") for text in why["graft packed_linear"]), why
     else:
         assert any(text.startswith("f32 x " + kind) for text in why["graft matmul"]), why
     # A cache of keys and values is no op of ggml's.

@@ -57,6 +57,7 @@ class Heavy(nn.Module):
 REPEATING = ("winograd_conv", "separable_conv")
 KINDS = (
     "packed_conv",
+    "packed_linear",
     "depthwise",
     "max_pool",
     "matmul",

@@ -45,6 +45,10 @@ struct PackedConvTable {
   int panel_width;  // output channels of a panel: weights lie as [panel][step of the sum][panel_width]
   int tile_rows;    // the most rows of a tile
 
+  // MatmulTable::pack: the panels of a weight [K, channels].
+  void (*pack)(const MatrixView& v, std::int64_t depth, std::int64_t columns, std::int64_t panel, std::int64_t k0,
+               std::int64_t k1, float* packed);
+
   // `tiles` tiles (at most kConvTiles) of one panel, which has `width` channels: the sum over all pieces, each at most
   // kConvDepth deep.
   void (*tiles)(const ConvTile* tiles, int count, std::int64_t row, const ConvPiece* pieces, std::int64_t piece_count,

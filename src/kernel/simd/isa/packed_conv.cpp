@@ -8,17 +8,19 @@ namespace {
 
 // --- many input channels ---
 
-// Lines of memory that a tile asks for while it works, some with each kAskSteps steps: its share of the weights that are
-// read after its own.
+// Of small numbers: a division of 64 bits takes as long as some steps of a tile.
+GRAFT_VEC i64 quotient(i64 a, i64 b) { return static_cast<unsigned>(a) / static_cast<unsigned>(b); }
+
+// Lines of memory that a tile asks for while it works, some with each kAskSteps steps: its share of the weights that
+// are read after its own.
 struct Ahead {
   const char* from;
   i64 lines;
-  i64 at_once;
 };
 constexpr i64 kAskSteps = 64;
 
-GRAFT_VEC void ask(Ahead& ahead) {
-  const i64 n = smaller(ahead.lines, ahead.at_once);
+GRAFT_VEC void ask(Ahead& ahead, i64 at_once) {
+  const i64 n = smaller(ahead.lines, at_once);
   for (i64 i = 0; i < n; ++i) __builtin_prefetch(ahead.from + i * 64, 0, 2);
   ahead.from += n * 64;
   ahead.lines -= n;
@@ -89,13 +91,14 @@ GRAFT_VEC void put_tile(const Epilogue& e, const vf (&x)[R][NV], i64 first, i64 
 // these.
 template <int R, int NV>
 void conv_tile(const ConvTile& at, i64 row, const ConvPiece* pieces, i64 count, const float* v, float* partial,
-               bool first, bool last, i64 channel, i64 width, const ChannelEpilogue& e, Ahead ahead) {
+               bool first, bool last, i64 channel, i64 width, const ChannelEpilogue& e, Ahead ahead, i64 depth) {
   TileSums<R, NV> sums;
   clear(sums);
+  const i64 at_once = depth <= kAskSteps ? ahead.lines : quotient(ahead.lines * kAskSteps, depth) + 1;
   for (i64 p = 0; p < count; ++p) {
     for (i64 k = 0; k < pieces[p].depth; k += kAskSteps) {
       const i64 n = smaller(kAskSteps, pieces[p].depth - k);
-      ask(ahead);
+      ask(ahead, at_once);
       add_products(at.x + pieces[p].offset + k, row, v, kPanel, n, sums);
     }
   }
@@ -124,7 +127,7 @@ void conv_tile(const ConvTile& at, i64 row, const ConvPiece* pieces, i64 count, 
 }
 
 using ConvTileFn = void (*)(const ConvTile&, i64, const ConvPiece*, i64, const float*, float*, bool, bool, i64, i64,
-                            const ChannelEpilogue&, Ahead);
+                            const ChannelEpilogue&, Ahead, i64);
 
 #if defined(__AVX512F__)
 constexpr ConvTileFn kConvTileFns[2][kTileRows] = {
@@ -157,14 +160,14 @@ void conv_tiles(const ConvTile* tiles, int count, i64 row, const ConvPiece* piec
     const bool last = end == piece_count;
     const i64 next_end = last ? 0 : block_end(end, next_depth);
     const char* next = reinterpret_cast<const char*>(panel + depth * kPanel);
-    const i64 lines = next_depth * kPanel * 4 / 64;
-    const i64 asks = count * ((depth + kAskSteps - 1) / kAskSteps);
-    const i64 at_once = asks == 0 ? 0 : (lines + asks - 1) / asks + 1;
+    i64 lines = next_depth * kPanel * 4 / 64;
+    const i64 each = quotient(lines, count) + 1;
     for (int t = 0; t < count; ++t) {
-      const i64 first = lines * t / count;
-      const Ahead ahead = {next + first * 64, lines * (t + 1) / count - first, at_once};
+      const Ahead ahead = {next, smaller(each, lines)};
+      next += ahead.lines * 64;
+      lines -= ahead.lines;
       kConvTileFns[width > kLanes][tiles[t].rows - 1](tiles[t], row, pieces + done, end - done, panel, partial[t],
-                                                      done == 0, last, first_channel, width, e, ahead);
+                                                      done == 0, last, first_channel, width, e, ahead, depth);
     }
     if (last) return;
     panel += depth * kPanel;
@@ -320,6 +323,6 @@ void largest(const float* const* inputs, i64 count, i64 channels, float* out) {
 
 }  // namespace
 
-const PackedConvTable kPackedConv = {kLanes, kPanel, kTileRows, conv_tiles, depthwise, largest};
+const PackedConvTable kPackedConv = {kLanes, kPanel, kTileRows, pack, conv_tiles, depthwise, largest};
 
 }  // namespace graft::simd::GRAFT_ISA

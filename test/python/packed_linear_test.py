@@ -1,0 +1,106 @@
+"""Linear layers in f32 with weights of the model: packed at load, activation and residual on the way out."""
+
+import json
+
+import graft
+import pytest
+import torch
+from torch import nn
+
+
+class Layers(nn.Module):
+    """A residual around two layers, as in transformers, then outputs that leave a part of a panel."""
+
+    def __init__(self, width: int = 40, hidden: int = 100, outputs: int = 33) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(width, hidden), nn.Linear(hidden, width, bias=False)
+        self.head = nn.Linear(width, outputs)
+
+    def forward(self, x):
+        x = x + self.down(nn.functional.gelu(self.up(x)))
+        return self.head(x), self.head(x.transpose(0, 1))
+
+
+def exported(model, inputs, tmp_path, **options):
+    path = tmp_path / "model.pte"
+    graft.export(model.eval(), inputs, path=path, **options)
+    return path
+
+
+def launches(model, inputs) -> list[dict]:
+    model(*inputs)
+    [plan] = json.loads(model._program.describe(True))["methods"][0]["plans"]
+    return plan["order"]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(("width", "hidden", "outputs"), [(40, 100, 33), (300, 520, 8), (384, 1536, 384)])
+def test_rows_that_are_open(tmp_path, threads, width, hidden, outputs):
+    torch.manual_seed(0)
+    layers = Layers(width, hidden, outputs)
+    rows = torch.export.Dim("rows", max=400)
+    path = exported(layers, (torch.randn(2, 9, width),), tmp_path, dynamic_shapes=({1: rows},))
+    model = graft.load(path, threads=threads)
+    for count in (1, 2, 3, 5, 8, 11, 12, 13, 24, 25, 97, 300, 400):
+        x = torch.randn(2, count, width)
+        for found, expected in zip(model(x), layers(x), strict=True):
+            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_what_is_launched(tmp_path):
+    layers, x = Layers(), torch.randn(1, 60, 40)
+    model = graft.load(exported(layers, (x,), tmp_path))
+    found = [(launch["kernel"].removeprefix("graft "), launch["why"]) for launch in launches(model, (x,))]
+    # The second head reads rows whose numbers lie apart: a copy of them.
+    assert [kernel for kernel, _ in found].count("packed_linear") == 4
+    assert "gelu on the way out" in found[0][1] and "a sum on the way out" in found[1][1]
+    assert not {"elementwise", "matmul"} & {kernel for kernel, _ in found}
+
+
+def test_the_plain_lowering_leaves_weights_as_they_are(tmp_path):
+    layers, x = Layers(), torch.randn(1, 60, 40)
+    model = graft.load(exported(layers, (x,), tmp_path), fast_kernels=False)
+    assert not any("packed_linear" in launch["kernel"] for launch in launches(model, (x,)))
+    for found, expected in zip(model(x), layers(x), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_lower_precision_leaves_weights_as_they_are(tmp_path):
+    layers, x = Layers(), torch.randn(1, 60, 40)
+    path = exported(layers, (x,), tmp_path)
+    torch.set_float32_matmul_precision("medium")
+    try:
+        model = graft.load(path)
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert not any("packed_linear" in launch["kernel"] for launch in launches(model, (x,)))
+
+
+def test_a_tied_embedding_is_not_held_twice(tmp_path):
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding, self.head = nn.Embedding(500, 64), nn.Linear(64, 500, bias=False)
+            self.head.weight = self.embedding.weight
+
+        def forward(self, ids):
+            return self.head(self.embedding(ids))
+
+    tied, ids = Tied(), torch.randint(500, (1, 30))
+    model = graft.load(exported(tied, (ids,), tmp_path))
+    torch.testing.assert_close(model(ids), tied(ids), rtol=1e-5, atol=1e-5)
+    assert model.stats()["constant_bytes"] == 0
+
+
+def test_methods_share_packed_weights(tmp_path):
+    layers = Layers()
+    path = tmp_path / "methods.pte"
+    inputs = {"short": torch.randn(1, 16, 40), "long": torch.randn(1, 64, 40)}
+    graft.export(methods={name: {"model": layers.eval(), "args": (x,)} for name, x in inputs.items()}, path=path)
+    model = graft.load(path)
+    for name, x in inputs.items():
+        for found, expected in zip(getattr(model, name)(x), layers(x), strict=True):
+            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    panel = 4 * 32  # bytes of one step of a panel, whatever the instruction set at most
+    once = panel * (40 * -(-100 // 32) + 100 * -(-40 // 32) + 40 * -(-33 // 32))
+    assert 0 < model.stats()["constant_bytes"] <= once
