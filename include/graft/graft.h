@@ -117,8 +117,8 @@ struct LoadOptions {
   std::int64_t max_plan_bytes = INT64_MAX;
   std::int64_t max_plan_launches = std::int64_t{1} << 20;
   // Lay weights in block formats out for graft's own kernels where it has one for the format on this CPU, and those of
-  // linear layers in f32 that are at most 512 MiB together, unless `tensors` holds weights: these may change. Without it
-  // products read them where they lie: ggml's those of blocks.
+  // linear layers in f32 that are at most 512 MiB together, unless `tensors` holds weights: these may change. Without
+  // it products read them where they lie: ggml's those of blocks.
   bool pack_weights = true;
   // Without them the plain lowering: ggml's op wherever ggml has one that computes what PyTorch means, on ggml's own
   // threads, weights as they are stored; kernels of graft for the rest. For comparisons. No stored plan is used then.
