@@ -26,7 +26,12 @@ extern const Kernel kAttention;
 // Its row of output 0 is zeros, so that the softmax is not NaN; PyTorch's result for it is 0.
 extern const Kernel kAttentionMask;
 
+std::int64_t attention_scratch_bytes(const TensorDesc& q, const TensorDesc& k, const TensorDesc& v,
+                                     const AttentionAttrs& attrs, int threads);
+
 // kAttention with the kernels of a given level.
 void run_attention(const KernelContext& ctx, const simd::AttentionTable& table) noexcept;
+std::int64_t attention_scratch_bytes(const TensorDesc& q, const TensorDesc& k, const TensorDesc& v,
+                                     const AttentionAttrs& attrs, int threads, const simd::AttentionTable& table);
 
 }  // namespace graft

@@ -24,6 +24,7 @@ struct Case {
   bool shared = false;       // one k and v for all heads: stride 0
   bool interleaved = false;  // memory as [T, batch, D], as projections leave it
   bool in_bf16 = false;
+  bool rising = false;  // later keys have larger scores
 };
 
 TensorDesc rows_desc(DType dtype, i64 batch, i64 rows, i64 size, bool interleaved, bool shared) {
@@ -47,6 +48,14 @@ void check(const Case& c, simd::Isa isa, int threads) {
   TestTensor lse(TensorDesc(DType::f32, Shape{c.batch, c.t}));
   q.fill(rng, -2, 2);
   k.fill(rng, -2, 2);
+  if (c.rising) {
+    for (i64 b = 0; b < (c.shared ? 1 : c.batch); ++b)
+      for (i64 s = 0; s < c.s; ++s)
+        for (i64 d = 0; d < c.d; ++d) {
+          const i64 at = place(k.desc, b, s, d);
+          k.set(at, k.get(at) * (0.05 + 0.004 * static_cast<double>(s)));
+        }
+  }
   v.fill(rng, -2, 2);
   const DType mask_dtype = c.mask == Case::kFloat ? DType::f32 : c.mask == Case::kHalf ? DType::bf16 : DType::b8;
   TensorDesc mask_desc(mask_dtype, Shape{c.batch, c.t, c.s});
@@ -69,7 +78,8 @@ void check(const Case& c, simd::Isa isa, int threads) {
   std::vector<const TestTensor*> inputs = {&q, &k, &v};
   if (c.mask != Case::kNoMask) inputs.push_back(&mask);
   const simd::AttentionTable& table = simd::attention(isa);
-  run_on_threads(inputs, {&out, &lse}, attrs, 0, threads, [&](const KernelContext& ctx) { run_attention(ctx, table); });
+  const std::int64_t scratch = attention_scratch_bytes(q.desc, k.desc, v.desc, attrs, threads, table);
+  run_on_threads(inputs, {&out, &lse}, attrs, scratch, threads, [&](const KernelContext& ctx) { run_attention(ctx, table); });
   EXPECT_TRUE(out.guards_intact() && lse.guards_intact());
   const double unit = c.dtype == DType::f32    ? 2e-6 + 1e-8 * static_cast<double>(c.d)
                       : c.dtype == DType::bf16 ? 1.0 / 128
@@ -173,6 +183,44 @@ TEST(Attention, HalfPrecisionAndLayouts) {
       }
     }
   }
+}
+
+TEST(Attention, KeysAndValuesOfManyQueriesAreLaidOut) {
+  for (const DType dtype : {DType::f32, DType::f16, DType::bf16})
+    for (const bool shared : {false, true})
+      for (const bool causal : {false, true})
+        check_everywhere({.batch = 3,
+                          .t = 150,
+                          .s = 70,
+                          .d = 24,
+                          .dv = 40,
+                          .dtype = dtype,
+                          .causal = causal,
+                          .shared = shared,
+                          .interleaved = true});
+  check_everywhere({.t = 128, .s = 9, .d = 7, .dv = 5, .mask = Case::kPadding, .interleaved = true});
+  for (const simd::Isa isa : simd::available_isas()) {
+    const auto bytes = [&](i64 t, bool interleaved, DType dtype) {
+      const TensorDesc rows = rows_desc(dtype, 2, t, 8, interleaved, false);
+      return attention_scratch_bytes(rows, rows, rows, {}, 2, simd::attention(isa));
+    };
+    const bool multiplies_bf16 = simd::attention(isa).bf16;
+    EXPECT_EQ(bytes(128, true, DType::f32), 2 * 128 * 16 * 4);
+    EXPECT_EQ(bytes(128, false, DType::f16), 2 * 128 * 16 * 4);
+    EXPECT_EQ(bytes(128, false, DType::bf16), multiplies_bf16 ? 0 : 2 * 128 * 16 * 4);
+    EXPECT_EQ(bytes(128, false, DType::f32), 0);  // they are rows beside each other
+    EXPECT_EQ(bytes(4 * simd::attention(isa).block - 1, true, DType::f32), 0);  // too few queries for it
+    EXPECT_EQ(bytes(1 << 14, true, DType::f32), 1 << 21);
+    EXPECT_EQ(bytes((1 << 14) + 1, true, DType::f32), 0);  // too large for a second-level cache
+  }
+}
+
+// What is subtracted from the scores stays behind the largest until that is far above it.
+TEST(Attention, ScoresThatRise) {
+  for (const i64 t : {9, 33, 150})
+    for (const i64 s : {97, 193, 400})
+      for (const bool interleaved : {false, true})
+        check_everywhere({.t = t, .s = s, .interleaved = interleaved, .rising = true});
 }
 
 TEST(Attention, WithoutKeysTheResultIsZero) {

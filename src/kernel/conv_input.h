@@ -190,24 +190,31 @@ class ConvInput {
   i64 group_ = 1;  // samples that are laid out at a time
 };
 
-// Divides `tiles` tiles of `panels` panels among the threads; run(panel, first tile, one past the last).
+// Divides `tiles` tiles of `panels` panels among the threads as they go (KernelContext::meet); run(panel, first tile,
+// one past the last).
 template <typename Run>
 void share_tiles(const KernelContext& ctx, std::int64_t tiles, std::int64_t panels, std::int64_t at_once, Run&& run) {
   // With as many tiles for each thread, the tiles are divided among the threads, else tiles and panels are.
   constexpr std::int64_t kManyTiles = 32;
   if (tiles >= kManyTiles * ctx.threads) {
     // Some tiles at a time by all panels: these inputs stay in the first caches.
-    const auto [begin, end] = ctx.share(tiles);
-    for (std::int64_t t = begin; t < end; t += at_once)
-      for (std::int64_t panel = 0; panel < panels; ++panel) run(panel, t, std::min(t + at_once, end));
+    const std::int64_t groups = ceil_div(tiles, at_once);
+    ctx.meet(groups, 1, groups, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t group = begin; group < end; ++group)
+        for (std::int64_t panel = 0; panel < panels; ++panel)
+          run(panel, tiles * group / groups, tiles * (group + 1) / groups);
+    });
     return;
   }
-  const auto [begin, end] = ctx.share(panels * tiles);
-  for (std::int64_t unit = begin; unit < end;) {
-    const std::int64_t panel = unit / tiles, last = std::min(end, (panel + 1) * tiles);
-    run(panel, unit - panel * tiles, last - panel * tiles);
-    unit = last;
-  }
+  // Less than a fourth of a panel's tiles reads the panel for too little.
+  const std::int64_t units = panels * tiles;
+  ctx.meet(units, ceil_div(tiles, 4), units, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t unit = begin; unit < end;) {
+      const std::int64_t panel = unit / tiles, last = std::min(end, (panel + 1) * tiles);
+      run(panel, unit - panel * tiles, last - panel * tiles);
+      unit = last;
+    }
+  });
 }
 
 }  // namespace graft

@@ -99,18 +99,21 @@ struct KernelContext {
     return {begin, end};
   }
 
-  // Calls run(begin, end) for ranges of `count` work items (fewer than 2^31) until all that this share and its
-  // neighbour have between them are taken; see Meeting::take.
+  // Calls run(begin, end) for ranges of `count` work items (fewer than 2^31) until all are taken: those that this share
+  // and its neighbour have between them, which stay near each other, then what other pairs have left. See Meeting::take.
   template <typename Run>
   void meet(std::int64_t count, std::int64_t least, std::int64_t most, Run&& run) const {
     if (meetings == nullptr) return run(std::int64_t{0}, count);
-    const int pair = thread / 2;
-    const std::int64_t after = 2 * pair + 2 < threads ? 2 * pair + 2 : threads;
-    const std::int64_t first = count * (2 * pair) / threads, size = count * after / threads - first;
-    for (;;) {
-      const auto [begin, end] = meetings[pair].take(size, least, most, thread % 2 != 0);
-      if (begin == end) return;
-      run(first + begin, first + end);
+    const int pairs = (threads + 1) / 2;
+    for (int i = 0; i < pairs; ++i) {
+      const int pair = (thread / 2 + i) % pairs;
+      const std::int64_t after = 2 * pair + 2 < threads ? 2 * pair + 2 : threads;
+      const std::int64_t first = count * (2 * pair) / threads, size = count * after / threads - first;
+      for (;;) {
+        const auto [begin, end] = meetings[pair].take(size, least, most, thread % 2 != 0);
+        if (begin == end) break;
+        run(first + begin, first + end);
+      }
     }
   }
 };

@@ -257,8 +257,8 @@ i64 packed_depthwise_scratch_bytes(const PackedConvAttrs& attrs, int threads) {
 }
 
 const Kernel kPackConv = {"pack_conv", pack_here, kMinParallel};
-const Kernel kPackedConv = {"packed_conv", conv_here, kMinParallel, phases, why};
-const Kernel kPackedLinear = {"packed_linear", conv_here, kMinParallelProducts, phases, why_linear, work_linear};
+const Kernel kPackedConv = {"packed_conv", conv_here, kMinParallel, phases, why, nullptr, true};
+const Kernel kPackedLinear = {"packed_linear", conv_here, kMinParallelProducts, phases, why_linear, work_linear, true};
 const Kernel kPackedDepthwiseConv = {
     "packed_depthwise_conv", depthwise_here, kMinParallel, nullptr, [](const KernelContext& ctx) {
       const auto attrs = ctx.attrs<PackedConvAttrs>();

@@ -188,7 +188,9 @@ std::vector<Tensor> lower_attention(const Call& call, std::span<const Shape> sha
     results.push_back(lowering.allocate(DType::f32, shapes[1]));
     outputs.push_back(results[1]);
   }
-  lowering.launch(kAttention, std::move(inputs), std::move(outputs), attrs);
+  const std::int64_t scratch =
+      attention_scratch_bytes(inputs[0].desc, inputs[1].desc, inputs[2].desc, attrs, lowering.max_threads());
+  lowering.launch(kAttention, std::move(inputs), std::move(outputs), attrs, scratch);
   return results;
 }
 

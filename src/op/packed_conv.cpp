@@ -128,17 +128,16 @@ std::vector<Tensor> lower_by(bool winograd, const Call& call, std::span<const Sh
   std::vector<Tensor> inputs = {x, call.tensor("weight")};
   if (call.has("bias")) inputs.push_back(lowering.contiguous(call.tensor("bias")));
   const Tensor out = with_three_spatial(result, sizes.spatial);
-  const int shares = lowering.max_shares();
   if (winograd) {
     inputs[0] = channels_last(x, lowering);
-    const std::int64_t scratch = winograd_scratch_bytes(inputs[0].desc, out.desc, shares);
+    const std::int64_t scratch = winograd_scratch_bytes(inputs[0].desc, out.desc, lowering.max_threads());
     lowering.launch(kWinogradConv, std::move(inputs), {out}, attrs, scratch);
   } else if (is_depthwise(weight, attrs.conv.groups)) {
     inputs[0] = channels_last(x, lowering);
     lowering.launch(kPackedDepthwiseConv, std::move(inputs), {out}, attrs,
-                    packed_depthwise_scratch_bytes(attrs, shares));
+                    packed_depthwise_scratch_bytes(attrs, lowering.max_shares()));
   } else {
-    const std::int64_t scratch = packed_conv_scratch_bytes(x.desc, attrs, shares);
+    const std::int64_t scratch = packed_conv_scratch_bytes(x.desc, attrs, lowering.max_threads());
     lowering.launch(kPackedConv, std::move(inputs), {out}, attrs, scratch);
   }
   return {result};

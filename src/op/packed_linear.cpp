@@ -100,7 +100,7 @@ std::vector<Tensor> lower_packed(const Call& call, std::span<const Shape> shapes
     attrs.conv.has_bias = 1;
     inputs.push_back(lowering.contiguous(call.tensor("bias")));
   }
-  const std::int64_t scratch = packed_conv_scratch_bytes(inputs[0].desc, attrs, lowering.max_shares());
+  const std::int64_t scratch = packed_conv_scratch_bytes(inputs[0].desc, attrs, lowering.max_threads());
   lowering.launch(kPackedLinear, std::move(inputs), {rows_as_positions(*try_reshape(out, Shape{rows, size[0]}))}, attrs,
                   scratch);
   return {out};

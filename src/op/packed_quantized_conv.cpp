@@ -165,13 +165,13 @@ std::vector<Tensor> lower_packed(const Call& call, std::span<const Shape> shapes
     inputs.push_back(dense_channels_last(residual, lowering));
   }
   const Tensor out = with_three_spatial(result, sizes.spatial);
-  const int shares = lowering.max_shares();
   if (is_depthwise(weight, attrs.conv.groups)) {
     inputs[0] = channels_last(x, lowering);
-    const std::int64_t scratch = packed_quantized_depthwise_scratch_bytes(inputs[0].desc, out.desc, attrs, shares);
+    const std::int64_t scratch =
+        packed_quantized_depthwise_scratch_bytes(inputs[0].desc, out.desc, attrs, lowering.max_shares());
     lowering.launch(kPackedQuantizedDepthwiseConv, std::move(inputs), {out}, attrs, scratch);
   } else {
-    const std::int64_t scratch = packed_quantized_conv_scratch_bytes(x.desc, attrs, shares);
+    const std::int64_t scratch = packed_quantized_conv_scratch_bytes(x.desc, attrs, lowering.max_threads());
     lowering.launch(kPackedQuantizedConv, std::move(inputs), {out}, attrs, scratch);
   }
   return {result};

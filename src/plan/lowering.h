@@ -9,6 +9,7 @@
 
 #include "graft/graft.h"
 #include "plan/plan.h"
+#include "plan/shares.h"
 
 namespace graft {
 
@@ -32,10 +33,10 @@ struct PlanLimits {
 // Collects the launches of a plan while operators lower themselves. Throws Unsupported beyond the limits.
 class Lowering {
  public:
-  // `max_shares`: the most shares that a launch will be divided into (for scratch sizes). `device`: null for the CPU.
-  explicit Lowering(int max_shares, const DeviceOps* device = nullptr, const KvOptions& kv = {},
+  // `max_threads`: of the runs of the plan (for scratch sizes). `device`: null for the CPU.
+  explicit Lowering(int max_threads, const DeviceOps* device = nullptr, const KvOptions& kv = {},
                     const PlanLimits& limits = {}, MatmulPrecision matmul_precision = MatmulPrecision::highest)
-      : max_shares_(max_shares), device_(device), kv_(kv), limits_(limits), matmul_precision_(matmul_precision) {}
+      : max_threads_(max_threads), device_(device), kv_(kv), limits_(limits), matmul_precision_(matmul_precision) {}
 
   // A new contiguous arena tensor. Nothing is written to it.
   Tensor allocate(DType dtype, const Shape& shape);
@@ -109,7 +110,9 @@ class Lowering {
     hold_back(mark);
   }
 
-  int max_shares() const { return max_shares_; }
+  // The most shares that a launch will be divided into; of a kernel whose shares meet, one for each thread.
+  int max_shares() const { return most_shares(max_threads_); }
+  int max_threads() const { return max_threads_; }
   MatmulPrecision matmul_precision() const { return matmul_precision_; }
   const KvOptions& kv() const { return kv_; }  // of the session that the plan is for
 
@@ -140,7 +143,7 @@ class Lowering {
   std::vector<Launch> held_back_;
   std::uint32_t node_ = 0;
   bool updates_state_ = false;
-  int max_shares_;
+  int max_threads_;
   const DeviceOps* device_;
   std::string_view refusal_;
   KvOptions kv_;

@@ -109,7 +109,7 @@ void store_row(const void* from, DType dtype, i64 n, RowType type, void* to) {
 // Many queries with products in f32, keys and values widened to it.
 class F32Products {
  public:
-  static constexpr i64 kKeys = 72;  // a multiple of kTileRows
+  static constexpr i64 kKeys = 96;  // a multiple of kTileRows
 
   F32Products(const AttentionHead& h, i64 t0, int queries) : h_(h), vectors_(queries > kLanes ? 2 : 1) {
     pack({at(h.q, h.dtype, t0 * h.q_row), h.dtype, 1, h.q_row}, h.d, queries, 0, 0, h.d, q_);

@@ -113,14 +113,13 @@ GRAFT_VEC vf larger(vf a, vf b) {
 }
 
 #if defined(__AVX512F__)
-// e^x of what is not positive, as 2^n times the polynomial of what is left of x / ln 2: the product's rounding is x
-// times that of a float, which weights of a softmax do not show. Of less than 2^-160 nothing is left; what is not a
-// number stays.
+// e^x as 2^n times the polynomial of what is left of x / ln 2: the product's rounding is x times that of a float, which
+// weights of a softmax do not show. Of -inf (of which 0 is left) it is 0; what is not a number stays.
 template <int N>
 GRAFT_VEC vf exp_by_powers_of_two(vf x, const float (&coefficients)[N]) {
-  const __m512 y = _mm512_max_ps(_mm512_set1_ps(-160.f), (__m512)(x * 1.44269504f));
-  const __m512 n = _mm512_roundscale_ps(y, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-  const vf r = (vf)_mm512_sub_ps(y, n);
+  const __m512 y = (__m512)(x * 1.44269504f);
+  const vf r = (vf)_mm512_reduce_ps(y, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  const __m512 n = _mm512_sub_ps(y, (__m512)r);
   vf p = splat(coefficients[N - 1]);
 #pragma GCC unroll 8
   for (int i = N - 2; i >= 0; --i) p = fma(p, r, splat(coefficients[i]));
@@ -138,9 +137,27 @@ GRAFT_VEC bool all_ones(vf x) {
 #endif
 }
 
+// Of n vectors kPanel apart. A score that is not a number counts for nothing here, but makes its weight none, and with
+// it the query's total.
+GRAFT_VEC vf largest_of(const float* column, i64 n) {
+  vf m[4];  // one would wait for itself
+  for (vf& x : m) x = splat(kMinusInfinity);
+  i64 s = 0;
+  for (; s + 4 <= n; s += 4) {
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) m[i] = larger(load(column + (s + i) * kPanel), m[i]);
+  }
+  for (; s < n; ++s) m[0] = larger(load(column + s * kPanel), m[0]);
+  return larger(larger(m[0], m[1]), larger(m[2], m[3]));
+}
+
+// What is subtracted from the scores follows the largest one only from afar: weights up to e^8 do no harm, and what was
+// summed before stays as it is.
+GRAFT_VEC vf raised(vf shift, vf largest) { return select(largest > shift + 8.f, largest, shift); }
+
 // Many queries: lane j of a vector is query t0 + j, so that the softmax needs no sums across lanes. `Products` packs
 // the queries when it is made; scores() sets p[key][lane] for n keys from a row on, at most kKeys, weight() is
-// the exponential of what is not positive, and add() adds values by these weights to acc[dv][lane].
+// the exponential, and add() adds values by these weights to acc[dv][lane].
 template <typename Products>
 void many_queries(const AttentionHead& h, i64 t0, i64 t1) {
   const int queries = static_cast<int>(t1 - t0);
@@ -168,9 +185,7 @@ void many_queries(const AttentionHead& h, i64 t0, i64 t1) {
     mask_block(h, t0, queries, s0, n, p);
     for (int c = 0; c < vectors; ++c) {
       float* column = p + c * kLanes;
-      vf m = largest[c];
-      // A score that is not a number makes its weight none, and with it the query's total.
-      for (i64 s = 0; s < n; ++s) m = larger(load(column + s * kPanel), m);
+      const vf m = raised(largest[c], largest_of(column, n));
       const vf shift = finite_shift(m);
       const vf keep = Products::weight(largest[c] - shift);
       vf sum = zero();
