@@ -27,8 +27,7 @@ i64 stride(const TensorDesc& desc, int from_last) {
   return desc.strides[static_cast<std::size_t>(desc.rank() - from_last)];
 }
 
-bool in_bf16(const TensorDesc& q, const TensorDesc& k, const AttentionAttrs& attrs,
-             const simd::AttentionTable& table) {
+bool in_bf16(const TensorDesc& q, const TensorDesc& k, const AttentionAttrs& attrs, const simd::AttentionTable& table) {
   return table.bf16 && q.shape[q.rank() - 2] > 8 && (k.dtype == DType::bf16 || attrs.in_bf16 != 0);
 }
 
@@ -46,7 +45,9 @@ class LaidOut {
              share_floats() * static_cast<i64>(sizeof(float)) <= kMostBytes;
   }
 
-  i64 scratch_bytes(int threads) const { return there_ ? threads * share_floats() * static_cast<i64>(sizeof(float)) : 0; }
+  i64 scratch_bytes(int threads) const {
+    return there_ ? threads * share_floats() * static_cast<i64>(sizeof(float)) : 0;
+  }
 
   // Replaces the head's keys and values by rows in this share's scratch.
   void take(const KernelContext& ctx, const simd::AttentionTable& table, simd::AttentionHead& head) {
@@ -134,16 +135,20 @@ void run_attention(const KernelContext& ctx, const simd::AttentionTable& table) 
   });
 }
 
-const Kernel kAttention = {
-    "attention", attention_here, 0, nullptr,
-    [](const KernelContext& ctx) {
-      const auto attrs = ctx.attrs<AttentionAttrs>();
-      const bool rounds = in_bf16(ctx.in(0), ctx.in(1), attrs, simd::attention());
-      const bool lays_out = attention_scratch_bytes(ctx.in(0), ctx.in(1), ctx.in(2), attrs, 1) > 0;
-      return std::string(name(ctx.in(0).dtype)) + ", one pass without a score matrix" +
-             (rounds ? ", products in bf16" : "") + (lays_out ? ", a head's keys and values laid out, " : ", ") +
-             isa_name();
-    },
-    nullptr, true};
+const Kernel kAttention = {"attention",
+                           attention_here,
+                           0,
+                           nullptr,
+                           [](const KernelContext& ctx) {
+                             const auto attrs = ctx.attrs<AttentionAttrs>();
+                             const bool rounds = in_bf16(ctx.in(0), ctx.in(1), attrs, simd::attention());
+                             const bool lays_out =
+                                 attention_scratch_bytes(ctx.in(0), ctx.in(1), ctx.in(2), attrs, 1) > 0;
+                             return std::string(name(ctx.in(0).dtype)) + ", one pass without a score matrix" +
+                                    (rounds ? ", products in bf16" : "") +
+                                    (lays_out ? ", a head's keys and values laid out, " : ", ") + isa_name();
+                           },
+                           nullptr,
+                           true};
 
 }  // namespace graft

@@ -79,7 +79,8 @@ void check(const Case& c, simd::Isa isa, int threads) {
   if (c.mask != Case::kNoMask) inputs.push_back(&mask);
   const simd::AttentionTable& table = simd::attention(isa);
   const std::int64_t scratch = attention_scratch_bytes(q.desc, k.desc, v.desc, attrs, threads, table);
-  run_on_threads(inputs, {&out, &lse}, attrs, scratch, threads, [&](const KernelContext& ctx) { run_attention(ctx, table); });
+  run_on_threads(inputs, {&out, &lse}, attrs, scratch, threads,
+                 [&](const KernelContext& ctx) { run_attention(ctx, table); });
   EXPECT_TRUE(out.guards_intact() && lse.guards_intact());
   const double unit = c.dtype == DType::f32    ? 2e-6 + 1e-8 * static_cast<double>(c.d)
                       : c.dtype == DType::bf16 ? 1.0 / 128
@@ -208,7 +209,7 @@ TEST(Attention, KeysAndValuesOfManyQueriesAreLaidOut) {
     EXPECT_EQ(bytes(128, true, DType::f32), 2 * 128 * 16 * 4);
     EXPECT_EQ(bytes(128, false, DType::f16), 2 * 128 * 16 * 4);
     EXPECT_EQ(bytes(128, false, DType::bf16), multiplies_bf16 ? 0 : 2 * 128 * 16 * 4);
-    EXPECT_EQ(bytes(128, false, DType::f32), 0);  // they are rows beside each other
+    EXPECT_EQ(bytes(128, false, DType::f32), 0);                                // they are rows beside each other
     EXPECT_EQ(bytes(4 * simd::attention(isa).block - 1, true, DType::f32), 0);  // too few queries for it
     EXPECT_EQ(bytes(1 << 14, true, DType::f32), 1 << 21);
     EXPECT_EQ(bytes((1 << 14) + 1, true, DType::f32), 0);  // too large for a second-level cache

@@ -100,7 +100,8 @@ struct KernelContext {
   }
 
   // Calls run(begin, end) for ranges of `count` work items (fewer than 2^31) until all are taken: those that this share
-  // and its neighbour have between them, which stay near each other, then what other pairs have left. See Meeting::take.
+  // and its neighbour have between them, which stay near each other, then what other pairs have left. See
+  // Meeting::take.
   template <typename Run>
   void meet(std::int64_t count, std::int64_t least, std::int64_t most, Run&& run) const {
     if (meetings == nullptr) return run(std::int64_t{0}, count);

@@ -305,14 +305,19 @@ i64 packed_quantized_depthwise_scratch_bytes(const TensorDesc& x, const TensorDe
 }
 
 const Kernel kPackQuantizedConv = {"pack_quantized_conv", pack_here, kMinParallel};
-const Kernel kPackedQuantizedConv = {
-    "packed_quantized_conv", conv_here, kMinParallel, phases, [](const KernelContext& ctx) {
-      const auto attrs = ctx.attrs<PackedQuantizedConvAttrs>();
-      const bool lays_out = Products(ctx.in(0), attrs).lays_out();
-      return "8 bits, channels last, weights packed at load, " + isa_name() + (lays_out ? ", input laid out" : "") +
-             way_out_text(attrs, ctx.out().dtype);
-    },
-    nullptr, true};
+const Kernel kPackedQuantizedConv = {"packed_quantized_conv",
+                                     conv_here,
+                                     kMinParallel,
+                                     phases,
+                                     [](const KernelContext& ctx) {
+                                       const auto attrs = ctx.attrs<PackedQuantizedConvAttrs>();
+                                       const bool lays_out = Products(ctx.in(0), attrs).lays_out();
+                                       return "8 bits, channels last, weights packed at load, " + isa_name() +
+                                              (lays_out ? ", input laid out" : "") +
+                                              way_out_text(attrs, ctx.out().dtype);
+                                     },
+                                     nullptr,
+                                     true};
 const Kernel kPackedQuantizedDepthwiseConv = {
     "packed_quantized_depthwise_conv", depthwise_here, kMinParallel, nullptr, [](const KernelContext& ctx) {
       return "8 bits, channels last, one input channel per group, " + isa_name() +

@@ -40,8 +40,7 @@ class Planner {
   Planner(const ir::Program& program, const ir::Method& method, const PlanOptions& options)
       : program_(program),
         method_(method),
-        lowering_(options.max_threads, options.device, options.kv, options.limits,
-                  options.matmul_precision),
+        lowering_(options.max_threads, options.device, options.kv, options.limits, options.matmul_precision),
         threads_(options.max_threads),
         device_(options.device && !options.device->is_cpu() ? options.device : nullptr),
         stored_(options.stored),
