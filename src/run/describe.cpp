@@ -57,6 +57,7 @@ Json describe_order(const Plan& plan) {
                      {"why", kernel_reason(launch)},
                      {"one_thread", launch.serial},
                      {"shares_per_thread", shares_per_thread(launch)},
+                     {"shares_meet", launch.kernel != nullptr && launch.kernel->shares_meet},
                      {"inputs", operands(launch.inputs)},
                      {"outputs", operands(launch.outputs)},
                      {"touched_bytes", touched_bytes(launch)},

@@ -1,4 +1,4 @@
-"""Heavy launches are divided into several shares per thread; no number of shares shows in the results."""
+"""Heavy launches are divided into several shares per thread, or while they run; no number of shares shows."""
 
 import json
 
@@ -52,16 +52,13 @@ class Heavy(nn.Module):
         )
 
 
-# Parts of kernels' names: of those with several shares per thread, and of those whose shares repeat some of each
-# other's work.
-REPEATING = ("winograd_conv", "separable_conv")
+# Parts of kernels' names: of those whose shares divide the work while they run, and of those with several shares per
+# thread.
+MEETING = ("winograd_conv", "separable_conv", "packed_conv", "packed_linear", "attention")
 KINDS = (
-    "packed_conv",
-    "packed_linear",
     "depthwise",
     "max_pool",
     "matmul",
-    "attention",
     "softmax",
     "layer_norm",
     "reduce",
@@ -82,8 +79,10 @@ def test_numbers_of_threads_give_equal_bits(tmp_path):
         results.append(run(x, mask))
         (plan,) = json.loads(run._program.describe(True))["methods"][0]["plans"]
         divided = {launch["kernel"] for launch in plan["order"] if launch["shares_per_thread"] > 1}
-        assert {f"graft {kind}" for kind in REPEATING} <= {launch["kernel"] for launch in plan["order"]} - divided
-        assert [kind for kind in KINDS if not any(kind in kernel for kernel in divided)] == [], divided
+        meeting = {launch["kernel"] for launch in plan["order"] if launch["shares_meet"]}
+        for kinds, kernels in ((KINDS, divided), (MEETING, meeting)):
+            assert [kind for kind in kinds if not any(kind in kernel for kernel in kernels)] == [], kernels
+        assert not divided & meeting
         for again, first in zip(run(x, mask), results[-1], strict=True):
             assert torch.equal(again, first)
     for one, *others in zip(*results, strict=True):
