@@ -97,6 +97,27 @@ std::vector<float> apply(simd::Isa isa, ElementwiseOp op, std::vector<float> x) 
   return y;
 }
 
+// Half of x is added to half of x * erf: for negative x they cancel, as in PyTorch.
+TEST(Elementwise, GeluIsAsNearAsItsLastAddition) {
+  for (const simd::Isa isa : simd::available_isas(simd::Isa::avx512)) {
+    double above = 0, below = 0;
+    for (std::uint32_t bits = 0; bits < std::bit_cast<std::uint32_t>(200.f); bits += 7919) {
+      const float x = std::bit_cast<float>(bits);
+      const auto gelu = [](double v) { return 0.5 * v * std::erfc(-v / std::sqrt(2.0)); };
+      const std::vector<float> y = apply(isa, ElementwiseOp::gelu_erf, {x, -x});
+      above = std::max(above, ulps(y[0], gelu(x)));
+      if (x > 1e-30f) below = std::max(below, std::abs(y[1] - gelu(-x)) / x);
+    }
+    EXPECT_LE(above, 2) << simd::name(isa);
+    EXPECT_LE(below, 0x1p-23) << simd::name(isa);
+    const std::vector<float> y = apply(isa, ElementwiseOp::gelu_erf, {0, kInf, kNan, -100});
+    EXPECT_EQ(y[0], 0) << simd::name(isa);
+    EXPECT_EQ(y[1], kInf) << simd::name(isa);
+    EXPECT_TRUE(std::isnan(y[2])) << simd::name(isa);
+    EXPECT_EQ(y[3], 0) << simd::name(isa);
+  }
+}
+
 TEST(Elementwise, SpecialValues) {
   const std::vector<float> special = {0.f, -0.f, kInf, -kInf, kNan};
   struct Case {
