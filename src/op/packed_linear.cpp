@@ -1,5 +1,6 @@
 // Linear layers with packed weights, as src/pass/linear.cpp makes them: convolutions of one tap over rows.
 #include "kernel/packed_conv.h"
+#include "kernel/packed_pairs.h"
 
 #include <array>
 #include <vector>
@@ -25,31 +26,48 @@ Tensor rows_as_positions(const Tensor& matrix) {
 // The weight [N, K] as that of a convolution.
 Shape as_conv_weight(const Shape& weight) { return {weight[0], weight[1], 1, 1, 1}; }
 
-// --- graft.pack_linear(weight) ---
+std::string without_bf16(const NodeView& node) {
+  return node.constant("in_bf16") == 0 || simd::packed_pairs() != nullptr ? "" : "this CPU does not multiply bf16";
+}
+
+// Words of 32 bits that the packed weight [N, K] has.
+std::int64_t packed_words(const Shape& weight, bool in_bf16) {
+  return in_bf16 ? packed_pair_words(weight[0], weight[1], *simd::packed_pairs())
+                 : packed_conv_floats(as_conv_weight(weight), 1);
+}
+
+// --- graft.pack_linear(weight, in_bf16) ---
 
 Refusal refuse_pack(const NodeView& node) {
   const ir::Value& weight = node.tensor("weight");
+  if (const std::string refusal = without_bf16(node); !refusal.empty()) return refusal;
   return is_f32(weight, 2) ? Refusal() : str("weight is ", weight.str(), ", expected f32 of rank 2");
 }
 
 std::vector<Shape> pack_shape(const Call& call) {
   const Shape& weight = call.tensor("weight").shape();
   GRAFT_CHECK(InvalidArgument, weight.numel() > 0, "weight has size ", weight.str(), ", expected at least 1 each");
-  return {{packed_conv_floats(as_conv_weight(weight), 1)}};
+  return {{packed_words(weight, call.integer("in_bf16") != 0)}};
 }
 
 std::vector<Tensor> lower_pack(const Call& call, std::span<const Shape> shapes, Lowering& lowering) {
   Tensor weight = lowering.contiguous(call.tensor("weight"));
+  if (call.integer("in_bf16") != 0) {
+    const Tensor out = lowering.allocate(DType::f32, shapes[0]);
+    lowering.launch(kPackPairs, {weight}, {out});
+    return {out};
+  }
   weight.desc = TensorDesc(DType::f32, as_conv_weight(weight.shape()));
   const Tensor out = lowering.allocate(DType::f32, shapes[0]);
   lowering.launch(kPackConv, {weight}, {out}, PackConvAttrs{});
   return {out};
 }
 
-// --- graft.packed_linear(input, weight, weight_size, bias?): the arguments of aten.linear, and weight_size, the sizes
-// of the weight before ---
+// --- graft.packed_linear(input, weight, weight_size, bias?, in_bf16): the arguments of aten.linear; weight_size, the
+// sizes of the weight before; whether it holds pairs of bf16, to which the input is rounded too ---
 
 Refusal refuse_packed(const NodeView& node) {
+  if (const std::string refusal = without_bf16(node); !refusal.empty()) return refusal;
   const ir::Value& input = node.tensor("input");
   if (input.dtype != DType::f32 || input.rank() < 1)
     return str("input is ", input.str(), ", expected f32 of rank 1 up");
@@ -66,9 +84,9 @@ Shape checked_size(const Call& call) {
               " entries, expected two of at least 1");
   const Shape size = {sizes[0], sizes[1]};
   const Shape& weight = call.tensor("weight").shape();
-  const std::int64_t floats = packed_conv_floats(as_conv_weight(size), 1);
-  GRAFT_CHECK(InvalidArgument, weight == Shape{floats}, "weight has size ", weight.str(), ", that of ", size.str(),
-              " has ", floats, " elements packed");
+  const std::int64_t words = packed_words(size, call.integer("in_bf16") != 0);
+  GRAFT_CHECK(InvalidArgument, weight == Shape{words}, "weight has size ", weight.str(), ", that of ", size.str(),
+              " has ", words, " elements packed");
   return size;
 }
 
@@ -100,9 +118,11 @@ std::vector<Tensor> lower_packed(const Call& call, std::span<const Shape> shapes
     attrs.conv.has_bias = 1;
     inputs.push_back(lowering.contiguous(call.tensor("bias")));
   }
-  const std::int64_t scratch = packed_conv_scratch_bytes(inputs[0].desc, attrs, lowering.max_threads());
-  lowering.launch(kPackedLinear, std::move(inputs), {rows_as_positions(*try_reshape(out, Shape{rows, size[0]}))}, attrs,
-                  scratch);
+  const bool in_bf16 = call.integer("in_bf16") != 0;
+  const std::int64_t scratch = in_bf16 ? packed_pair_scratch_bytes(inputs[0].desc)
+                                       : packed_conv_scratch_bytes(inputs[0].desc, attrs, lowering.max_threads());
+  lowering.launch(in_bf16 ? kPackedPairs : kPackedLinear, std::move(inputs),
+                  {rows_as_positions(*try_reshape(out, Shape{rows, size[0]}))}, attrs, scratch);
   return {out};
 }
 

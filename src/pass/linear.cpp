@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "kernel/packed_conv.h"
+#include "kernel/packed_pairs.h"
 #include "pass/graph.h"
 #include "pass/passes.h"
 
@@ -21,7 +22,8 @@ constexpr std::int64_t kMostBytes = std::int64_t{512} << 20;
 
 class LinearPacker {
  public:
-  LinearPacker(ir::Program& program, ir::Method& method) : program_(program), method_(method), graph_(program, method) {
+  LinearPacker(ir::Program& program, ir::Method& method, bool in_bf16)
+      : program_(program), method_(method), graph_(program, method), in_bf16_(in_bf16) {
     for (const ir::Input& input : method.inputs)
       if (input.kind == ir::InputKind::weight) weight_of_.emplace(input.value, input.index);
   }
@@ -30,7 +32,7 @@ class LinearPacker {
     find_packable();
     std::int64_t bytes = 0;
     for (std::uint32_t i = 0; i < packable_.size(); ++i)
-      if (packable_[i]) bytes += floats_of(i) * static_cast<std::int64_t>(sizeof(float));
+      if (packable_[i]) bytes += words_of(i) * static_cast<std::int64_t>(sizeof(float));
     if (bytes > kMostBytes) return;
     for (ir::Node& node : graph_.nodes())
       if (graph_.is(node, kLinear)) pack(node);
@@ -62,7 +64,8 @@ class LinearPacker {
     std::int64_t rows = 1;
     for (int d = 0; d + 1 < x->rank(); ++d) {
       const ir::Dim& dim = x->dims[static_cast<std::size_t>(d)];
-      if (!dim.is_static()) return found->second;
+      // A few rows are not rounded: MatmulPrecision::medium.
+      if (!dim.is_static()) return in_bf16_ ? std::nullopt : std::optional(found->second);
       rows *= dim.min;
     }
     return rows > simd::kMaxDotRows ? std::optional(found->second) : std::nullopt;
@@ -92,11 +95,11 @@ class LinearPacker {
     for (std::size_t i = 0; i < other.size(); ++i) packable_[i] = packable_[i] && !other[i];
   }
 
-  Shape shape_of(std::uint32_t weight) const {
+  std::int64_t words_of(std::uint32_t weight) const {
     const Shape& shape = program_.weights[weight].shape;
-    return {shape[0], shape[1], 1, 1, 1};
+    return in_bf16_ ? packed_pair_words(shape[0], shape[1], *simd::packed_pairs())
+                    : packed_conv_floats({shape[0], shape[1], 1, 1, 1}, 1);
   }
-  std::int64_t floats_of(std::uint32_t weight) const { return packed_conv_floats(shape_of(weight), 1); }
 
   void pack(ir::Node& node) {
     const auto weight = weight_of(node);
@@ -104,16 +107,18 @@ class LinearPacker {
     const ir::Arg rows = graph_.arg(node, "weight");
     const ir::Value& w = *graph_.tensor(rows);
     const ir::Arg size = list_of({w.dims[0].min, w.dims[1].min});
+    const ir::Arg in_bf16 = ir::Arg::of_integer(in_bf16_ ? 1 : 0);
     if (!packed_.contains(*weight)) {
-      const std::int64_t floats = floats_of(*weight);
-      packed_[*weight] =
-          graph_.add(w.name + " packed", "graft.pack_linear", {{"weight", rows}}, DType::f32, {{floats, floats, {}}});
+      const std::int64_t words = words_of(*weight);
+      packed_[*weight] = graph_.add(w.name + " packed", "graft.pack_linear", {{"weight", rows}, {"in_bf16", in_bf16}},
+                                    DType::f32, {{words, words, {}}});
     }
     graph_.replace(node, "graft.packed_linear",
                    {{"input", graph_.arg(node, "input")},
                     {"weight", packed_[*weight]},
                     {"weight_size", size},
-                    {"bias", graph_.arg(node, "bias")}});
+                    {"bias", graph_.arg(node, "bias")},
+                    {"in_bf16", in_bf16}});
   }
 
   static ir::Arg list_of(std::initializer_list<std::int64_t> sizes) {
@@ -126,6 +131,7 @@ class LinearPacker {
   ir::Program& program_;
   ir::Method& method_;
   Graph graph_;
+  const bool in_bf16_;
   std::map<ir::ValueId, std::uint32_t> weight_of_;
   std::vector<bool> packable_;               // by weight
   std::map<std::uint32_t, ir::Arg> packed_;  // by weight
@@ -133,8 +139,8 @@ class LinearPacker {
 
 }  // namespace
 
-void pack_linear_layers(ir::Program& program) {
-  for (ir::Method& method : program.methods) LinearPacker(program, method).run();
+void pack_linear_layers(ir::Program& program, bool in_bf16) {
+  for (ir::Method& method : program.methods) LinearPacker(program, method, in_bf16).run();
 }
 
 }  // namespace graft

@@ -41,7 +41,7 @@ void run_passes(ir::Program& program, const UniformWeight& uniform, const PassOp
   run(fuse_rms_norm);
   if (!options.on_device) run(fuse_rope);
   if (!options.on_device) run(pack_convolutions);
-  if (!options.on_device && options.pack_linear_layers) run(pack_linear_layers);
+  if (!options.on_device && options.pack_linear_layers) pack_linear_layers(program, options.in_bf16);
   ir::verify(program);
 }
 

@@ -16,6 +16,7 @@ struct PassOptions {
   // quantized weights, of convolutions and linear layers and not the whole, so these stay as they are.
   bool on_device = false;
   bool pack_linear_layers = true;
+  bool in_bf16 = false;  // linear layers that are packed round their operands to bf16
 };
 
 // What happens to every graph at load, once its weights are placed: the passes below in this order. Each leaves a valid
@@ -52,8 +53,9 @@ void pack_quantized_convolutions(ir::Program& program, const UniformWeight& unif
 void pack_convolutions(ir::Program& program);
 
 // Linear layers in f32 of more than a few rows, or of a number of rows that is open, whose weights nothing else reads
-// read these packed (graft.packed_linear), unless the weights are very large.
-void pack_linear_layers(ir::Program& program);
+// read these packed (graft.packed_linear), unless the weights are very large. `in_bf16`: rounded to bf16, where the
+// number of rows is known.
+void pack_linear_layers(ir::Program& program, bool in_bf16);
 
 // Nodes whose results nothing reads go.
 void drop_dead_nodes(ir::Program& program);

@@ -1,4 +1,5 @@
 #include "pass/passes.h"
+#include "kernel/simd/packed_pairs.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -29,8 +30,9 @@ std::vector<std::string> targets(const ir::Program& program) {
   return out;
 }
 
-std::vector<std::string> after_passes(ir::Program program) {
-  run_passes(program, [](std::uint32_t) { return std::nullopt; });
+std::vector<std::string> after_passes(ir::Program program, const PassOptions& options = {}) {
+  run_passes(
+      program, [](std::uint32_t) { return std::nullopt; }, options);
   return targets(program);
 }
 
@@ -361,6 +363,18 @@ TEST(PackLinearLayers, AWeightOfTwoLayersIsPackedOnce) {
   EXPECT_THAT(after_passes(graph.program()),
               ElementsAre("graft.pack_linear", "graft.packed_linear", "graft.packed_linear"));
   check_linear({.twice = true});
+}
+
+// With operands in bf16 a layer whose number of rows is open may get a few, which are not rounded.
+TEST(PackLinearLayers, InBf16TheNumberOfRowsIsKnown) {
+  if (simd::packed_pairs() == nullptr) GTEST_SKIP() << "this CPU does not multiply bf16, or no faster than f32";
+  const auto after = [](const LinearOptions& o) {
+    GraphBuilder graph;
+    add_linear(graph, o);
+    return after_passes(graph.program(), {.in_bf16 = true});
+  };
+  EXPECT_THAT(after({.least = 9, .most = 9}), ElementsAre("graft.pack_linear", "graft.packed_linear"));
+  EXPECT_THAT(after({.least = 9, .most = 64}), ElementsAre("aten.linear.default"));
 }
 
 TEST(PackLinearLayers, WhatStays) {

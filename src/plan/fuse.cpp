@@ -9,6 +9,7 @@
 #include "kernel/kernels.h"
 #include "kernel/matmul.h"
 #include "kernel/packed_conv.h"
+#include "kernel/packed_pairs.h"
 #include "kernel/winograd_conv.h"
 #include "plan/lowering.h"
 #include "plan/uses.h"
@@ -82,7 +83,7 @@ bool same_layout(const TensorDesc& a, const TensorDesc& b) {
 bool is_product(const Launch& launch) { return launch.kernel == &kMatmul || launch.kernel == &kBlockMatmul; }
 bool is_packed_conv(const Launch& launch) {
   return launch.kernel == &kPackedConv || launch.kernel == &kPackedDepthwiseConv || launch.kernel == &kWinogradConv ||
-         launch.kernel == &kPackedLinear;
+         launch.kernel == &kPackedLinear || launch.kernel == &kPackedPairs;
 }
 
 class Fuser {

@@ -14,6 +14,7 @@
 #include "base/aligned.h"
 #include "graft/graft.h"
 #include "ir/program.h"
+#include "kernel/simd/packed_pairs.h"
 #include "package/weights.h"
 #include "pass/partition.h"
 #include "pass/passes.h"
@@ -114,13 +115,11 @@ class PlanCache {
 };
 
 struct Program::Impl {
-  // What the caller holds he may change, and no weight of it is copied. With a lower precision products of f32 may be
-  // computed in bf16, by kernels that pack both operands themselves.
+  // What the caller holds he may change, and no weight of it is copied.
   explicit Impl(const LoadOptions& options)
       : limits{options.max_plan_bytes, options.max_plan_launches},
         matmul_precision(options.matmul_precision),
-        pack_linear_layers(options.pack_weights && options.tensors.empty() &&
-                           options.matmul_precision == MatmulPrecision::highest),
+        pack_linear_layers(options.pack_weights && options.tensors.empty()),
         plans(options.max_plans) {}
 
   std::string source;                                    // path, for messages
@@ -153,7 +152,10 @@ struct Program::Impl {
   bool has_kv_cache() const;
   // Operators that only kernels of ours have whole are left in the parts that ggml has.
   bool keeps_parts() const { return on_device || plain; }
-  PassOptions pass_options() const { return {keeps_parts(), pack_linear_layers}; }
+  PassOptions pass_options() const {
+    return {keeps_parts(), pack_linear_layers,
+            matmul_precision == MatmulPrecision::medium && simd::packed_pairs() != nullptr};
+  }
   // Index of the method. Throws NotFound, listing the methods there are.
   std::uint32_t find(std::string_view name) const;
   PlanCache::Result plan(std::uint32_t method, std::span<const InputDesc> inputs, const std::vector<std::int64_t>& key,

@@ -1,6 +1,11 @@
 """Linear layers in f32 with weights of the model: packed at load, activation and residual on the way out."""
 
 import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
 
 import graft
 import pytest
@@ -65,15 +70,64 @@ def test_the_plain_lowering_leaves_weights_as_they_are(tmp_path):
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_lower_precision_leaves_weights_as_they_are(tmp_path):
-    layers, x = Layers(), torch.randn(1, 60, 40)
-    path = exported(layers, (x,), tmp_path)
-    torch.set_float32_matmul_precision("medium")
-    try:
-        model = graft.load(path)
-    finally:
-        torch.set_float32_matmul_precision("highest")
-    assert not any("packed_linear" in launch["kernel"] for launch in launches(model, (x,)))
+class Rounded(nn.Module):
+    """A linear layer whose operands are rounded to bf16, with sums in double precision."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x):
+        x, weight = (t.bfloat16().double() for t in (x, self.layer.weight))
+        bias = None if self.layer.bias is None else self.layer.bias.double()
+        return nn.functional.linear(x, weight, bias).float()
+
+
+def check_medium() -> list[str]:
+    """Layers at precision medium; the kernels that ran."""
+    torch.manual_seed(0)
+    layers, x = Layers(384, 1536, 384).eval(), torch.randn(1, 60, 384)
+    rounded = Layers(384, 1536, 384).eval()
+    rounded.load_state_dict(layers.state_dict())
+    for name in ("up", "down", "head"):
+        setattr(rounded, name, Rounded(getattr(layers, name)))
+    with tempfile.TemporaryDirectory() as folder:
+        path = exported(layers, (x,), Path(folder))
+        torch.set_float32_matmul_precision("medium")
+        try:
+            results = [graft.load(path, threads=threads)(x) for threads in (1, 2, 3)]
+            model = graft.load(path)
+        finally:
+            torch.set_float32_matmul_precision("highest")
+        kernels = [launch["kernel"].removeprefix("graft ") for launch in launches(model, (x,))]
+    in_bf16 = "packed_linear_bf16" in kernels
+    for found, others, expected, exact in zip(results[0], zip(*results[1:], strict=True), rounded(x), layers(x), strict=True):
+        assert [torch.equal(found, other) for other in others] == [True, True]
+        near = (found - (expected if in_bf16 else exact)).abs().max()
+        assert near < (2e-3 if in_bf16 else 1e-5)  # a sum next to a border of rounding moves by one step of bf16
+        assert ((found - exact).abs().max() > 3 * near) == in_bf16
+    return kernels
+
+
+def test_medium_rounds_where_the_cpu_multiplies_bf16_faster():
+    assert {"packed_linear_bf16", "packed_linear"} & set(check_medium())
+
+
+def test_in_bf16_with_the_kernels_asked_for():
+    if "avx512_bf16" not in Path("/proc/cpuinfo").read_text():
+        pytest.skip("this CPU does not multiply bf16")
+    code = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from packed_linear_test import check_medium
+print(check_medium())
+"""
+    env = {**os.environ, "GRAFT_ISA": "avx512bf16"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
+    assert done.returncode == 0, done.stderr
+    kernels = done.stdout
+    # Activation and residual are part of the products; nothing is packed per run.
+    assert kernels.count("packed_linear_bf16") == 4 and "elementwise" not in kernels and "matmul" not in kernels, kernels
 
 
 def test_a_tied_embedding_is_not_held_twice(tmp_path):

@@ -50,7 +50,7 @@ void pair_tile(const char* a, i64 a_r, i64 a_k, const Pair* b, i64 depth, float*
   const auto step = [&]() __attribute__((always_inline)) {
     __m512bh x[NV];
 #pragma GCC unroll 2
-    for (int n = 0; n < NV; ++n) x[n] = (__m512bh)_mm512_load_si512(b + n * kLanes);
+    for (int n = 0; n < NV; ++n) x[n] = (__m512bh)_mm512_loadu_si512(b + n * kLanes);
 #pragma GCC unroll 12
     for (int r = 0; r < R; ++r) {
       std::int32_t pair;

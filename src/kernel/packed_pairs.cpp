@@ -1,0 +1,96 @@
+#include "kernel/packed_pairs.h"
+
+#include <algorithm>
+
+#include "kernel/conv_input.h"
+#include "kernel/matmul.h"
+
+namespace graft {
+namespace {
+
+using i64 = std::int64_t;
+
+// Numbers from one rounded row to the next. Rows that are multiples of half a page apart would take each other's places
+// in the first-level cache.
+i64 rounded_row(i64 depth) {
+  const i64 row = ceil_div(depth, 32) * 32;
+  return row % 512 == 0 ? row + 32 : row;
+}
+
+// x [1, K, 1, 1, M].
+void round_rows(const KernelContext& ctx, const simd::PackedPairTable& table, std::uint16_t* to) {
+  const TensorDesc& x = ctx.in(0);
+  const i64 depth = x.shape[1], step = x.strides[1], row = rounded_row(depth);
+  const auto [begin, end] = ctx.share(x.shape[4]);
+  for (i64 r = begin; r < end; ++r) {
+    const float* from = ctx.input<float>(0) + r * x.strides[4];
+    std::uint16_t* at = to + r * row;
+    if (step == 1 || depth == 1) {
+      table.round(from, depth, at);
+    } else {
+      constexpr i64 kAtOnce = 64;
+      float together[kAtOnce];
+      for (i64 k = 0; k < depth; k += kAtOnce) {
+        const i64 n = std::min(kAtOnce, depth - k);
+        for (i64 i = 0; i < n; ++i) together[i] = from[(k + i) * step];
+        table.round(together, n, at + k);
+      }
+    }
+    if (depth % 2 != 0) at[depth] = 0;
+  }
+}
+
+int phases(const KernelContext&) noexcept { return 2; }
+
+std::string why(const KernelContext& ctx) {
+  const auto attrs = ctx.attrs<PackedConvAttrs>();
+  return "f32, products in bf16 of " + isa_name() + ", weights packed at load" +
+         (attrs.has_residual != 0 ? ", a sum on the way out" : "") +
+         (attrs.clamps != 0 ? ", clamped on the way out" : "") + activation_text(attrs.activation);
+}
+
+i64 work(const KernelContext& ctx) { return ctx.out().numel() * ctx.in(0).shape[1]; }
+
+}  // namespace
+
+i64 packed_pair_words(i64 outputs, i64 depth, const simd::PackedPairTable& table) {
+  return ceil_div(outputs, table.panel_width) * table.panel_width * ceil_div(depth, 2);
+}
+
+i64 packed_pair_scratch_bytes(const TensorDesc& x) { return x.shape[4] * rounded_row(x.shape[1]) * 2; }
+
+void run_pack_pairs(const KernelContext& ctx, const simd::PackedPairTable& table) noexcept {
+  const Shape& shape = ctx.in(0).shape;
+  const i64 outputs = shape[0], depth = shape[1];
+  const simd::MatrixView columns = {ctx.inputs[0], DType::f32, 1, depth};
+  const auto [begin, end] = ctx.share(ceil_div(outputs, table.panel_width));
+  for (i64 panel = begin; panel < end; ++panel)
+    table.pack(columns, depth, outputs, panel, 0, depth, ctx.output<std::uint32_t>());
+}
+
+void run_packed_pairs(const KernelContext& ctx, const simd::PackedPairTable& table) noexcept {
+  const TensorDesc& x = ctx.in(0);
+  const i64 depth = x.shape[1], rows = x.shape[4], outputs = ctx.out().shape[1];
+  auto* rounded = reinterpret_cast<std::uint16_t*>(ctx.scratch_bytes);
+  if (ctx.phase == 0) return round_rows(ctx, table, rounded);
+  const simd::ChannelEpilogue e = channel_epilogue(ctx, ctx.attrs<PackedConvAttrs>());
+  const i64 tiles = ceil_div(rows, table.tile_rows), width = table.panel_width;
+  share_tiles(ctx, tiles, ceil_div(outputs, width), simd::kConvTilesAtOnce, [&](i64 panel, i64 from, i64 to) {
+    const i64 first = panel * width;
+    table.tiles(rounded, rounded_row(depth), rows, tiles, from, to, depth,
+                ctx.input<std::uint32_t>(1) + first * ceil_div(depth, 2), first,
+                static_cast<int>(std::min(width, outputs - first)), e);
+  });
+}
+
+const Kernel kPackPairs = {"pack_pairs",
+                           [](const KernelContext& ctx) noexcept { run_pack_pairs(ctx, *simd::packed_pairs()); }};
+const Kernel kPackedPairs = {"packed_linear_bf16",
+                             [](const KernelContext& ctx) noexcept { run_packed_pairs(ctx, *simd::packed_pairs()); },
+                             kMinParallelProducts,
+                             phases,
+                             why,
+                             work,
+                             true};
+
+}  // namespace graft
