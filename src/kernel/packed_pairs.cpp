@@ -62,7 +62,7 @@ i64 packed_pair_scratch_bytes(const TensorDesc& x) { return x.shape[4] * rounded
 void run_pack_pairs(const KernelContext& ctx, const simd::PackedPairTable& table) noexcept {
   const Shape& shape = ctx.in(0).shape;
   const i64 outputs = shape[0], depth = shape[1];
-  const simd::MatrixView columns = {ctx.inputs[0], DType::f32, 1, depth};
+  const simd::MatrixView columns = {ctx.inputs[0], ctx.in(0).dtype, 1, depth};
   const auto [begin, end] = ctx.share(ceil_div(outputs, table.panel_width));
   for (i64 panel = begin; panel < end; ++panel)
     table.pack(columns, depth, outputs, panel, 0, depth, ctx.output<std::uint32_t>());

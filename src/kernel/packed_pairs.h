@@ -10,8 +10,8 @@
 // packed at load. Where the CPU multiplies bf16 (simd::packed_pairs() is not null) only.
 namespace graft {
 
-// Weight [N, K] in f32, contiguous; output: words of 32 bits, a pair of numbers each, as many as packed_pair_words()
-// says.
+// Weight [N, K] in f32 or bf16, contiguous; output: words of 32 bits, a pair of numbers each, as many as
+// packed_pair_words() says.
 extern const Kernel kPackPairs;
 std::int64_t packed_pair_words(std::int64_t outputs, std::int64_t depth, const simd::PackedPairTable& table);
 

@@ -16,6 +16,7 @@ struct Case {
   i64 rows = 1, depth = 1, outputs = 1;
   i64 step = 1;  // from one number of a row to the next
   bool bias = true, all = false;
+  DType weight = DType::f32;
   int threads = 1;
 };
 
@@ -30,7 +31,7 @@ TensorDesc rows_of(i64 rows, i64 depth, i64 step) {
 // Both operands rounded to bf16, their products summed up in double precision.
 void check(const Case& c, const simd::PackedPairTable& table) {
   std::mt19937 rng(1);
-  TestTensor x(rows_of(c.rows, c.depth, c.step)), w(TensorDesc(DType::f32, Shape{c.outputs, c.depth})),
+  TestTensor x(rows_of(c.rows, c.depth, c.step)), w(TensorDesc(c.weight, Shape{c.outputs, c.depth})),
       bias(TensorDesc(DType::f32, Shape{c.outputs})), residual(rows_of(c.rows, c.outputs, 1)),
       out(rows_of(c.rows, c.outputs, 1));
   for (TestTensor* t : {&x, &w, &bias, &residual}) t->fill(rng, -1, 1);
@@ -84,7 +85,12 @@ TEST(PackedPairs, TilesPanelsAndDepths) {
   for (const i64 rows : {1, 2, 11, 12, 13, 24, 25, 37})
     for (const i64 outputs : {1, 8, 15, 16, 17, 31, 32, 33, 70})
       for (const i64 depth : {1, 2, 7, 31, 32, 33, 100})
-        check({.rows = rows, .depth = depth, .outputs = outputs, .all = rows % 2 == 0}, *table);
+        check({.rows = rows,
+               .depth = depth,
+               .outputs = outputs,
+               .all = rows % 2 == 0,
+               .weight = outputs % 2 == 0 ? DType::bf16 : DType::f32},
+              *table);
 }
 
 TEST(PackedPairs, MoreDepthThanABlockAndRowsOfHalfAPage) {

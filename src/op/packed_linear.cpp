@@ -51,16 +51,19 @@ std::vector<Shape> pack_shape(const Call& call) {
 }
 
 std::vector<Tensor> lower_pack(const Call& call, std::span<const Shape> shapes, Lowering& lowering) {
-  Tensor weight = lowering.contiguous(call.tensor("weight"));
+  const Tensor out = lowering.allocate(DType::f32, shapes[0]);
+  Tensor weight = lowering.contiguous(as_stored(call.tensor("weight")));
   if (call.integer("in_bf16") != 0) {
-    const Tensor out = lowering.allocate(DType::f32, shapes[0]);
     lowering.launch(kPackPairs, {weight}, {out});
     return {out};
   }
   weight.desc = TensorDesc(DType::f32, as_conv_weight(weight.shape()));
-  const Tensor out = lowering.allocate(DType::f32, shapes[0]);
   lowering.launch(kPackConv, {weight}, {out}, PackConvAttrs{});
   return {out};
+}
+
+StoredUse stored_use_of_pack(const NodeView& node, std::string_view argument) {
+  return argument == "weight" && node.constant("in_bf16") != 0 ? StoredUse::rows : StoredUse::none;
 }
 
 // --- graft.packed_linear(input, weight, weight_size, bias?, in_bf16): the arguments of aten.linear; weight_size, the
@@ -130,7 +133,7 @@ std::vector<Tensor> lower_packed(const Call& call, std::span<const Shape> shapes
 
 std::span<const Operator> packed_linear_operators() {
   static constexpr Operator kOperators[] = {
-      {"graft.pack_linear", refuse_pack, pack_shape, lower_pack},
+      {"graft.pack_linear", refuse_pack, pack_shape, lower_pack, false, false, false, stored_use_of_pack},
       {"graft.packed_linear", refuse_packed, packed_shape, lower_packed},
   };
   return kOperators;

@@ -52,7 +52,8 @@ class LinearPacker {
     const ir::Value* x = graph_.tensor(graph_.arg(node, "input"));
     if (found == weight_of_.end() || x == nullptr || x->dtype != DType::f32) return std::nullopt;
     const ir::Weight& stored = program_.weights[found->second];
-    if (stored.storage != ir::Storage::plain || stored.dtype != DType::f32) return std::nullopt;
+    const bool in_bf16 = in_bf16_ && stored.dtype == DType::bf16;  // else twice the memory
+    if (stored.storage != ir::Storage::plain || !(stored.dtype == DType::f32 || in_bf16)) return std::nullopt;
     const ir::Value& w = *graph_.tensor(weight);
     if (w.rank() != 2 || !is_static(w) || w.dims[0].min < kLeastOutputs) return std::nullopt;
     if (bias.kind != ir::Arg::Kind::none) {

@@ -54,7 +54,7 @@ void pack_convolutions(ir::Program& program);
 
 // Linear layers in f32 of more than a few rows, or of a number of rows that is open, whose weights nothing else reads
 // read these packed (graft.packed_linear), unless the weights are very large. `in_bf16`: rounded to bf16, where the
-// number of rows is known.
+// number of rows is known; those that are stored in it, too.
 void pack_linear_layers(ir::Program& program, bool in_bf16);
 
 // Nodes whose results nothing reads go.

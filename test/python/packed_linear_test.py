@@ -83,16 +83,18 @@ class Rounded(nn.Module):
         return nn.functional.linear(x, weight, bias).float()
 
 
-def check_medium() -> list[str]:
-    """Layers at precision medium; the kernels that ran."""
+def check_medium(stored: str | None = None) -> list[str]:
+    """Layers at precision medium, weights stored as they are or in bf16; the kernels that ran."""
     torch.manual_seed(0)
     layers, x = Layers(384, 1536, 384).eval(), torch.randn(1, 60, 384)
+    if stored == "bf16":
+        layers.requires_grad_(False).apply(lambda m: m.weight.copy_(m.weight.bfloat16()) if isinstance(m, nn.Linear) else None)
     rounded = Layers(384, 1536, 384).eval()
     rounded.load_state_dict(layers.state_dict())
     for name in ("up", "down", "head"):
         setattr(rounded, name, Rounded(getattr(layers, name)))
     with tempfile.TemporaryDirectory() as folder:
-        path = exported(layers, (x,), Path(folder))
+        path = exported(layers, (x,), Path(folder), quantize=stored)
         torch.set_float32_matmul_precision("medium")
         try:
             results = [graft.load(path, threads=threads)(x) for threads in (1, 2, 3)]
@@ -113,14 +115,15 @@ def test_medium_rounds_where_the_cpu_multiplies_bf16_faster():
     assert {"packed_linear_bf16", "packed_linear"} & set(check_medium())
 
 
-def test_in_bf16_with_the_kernels_asked_for():
+@pytest.mark.parametrize("stored", [None, "bf16"])
+def test_in_bf16_with_the_kernels_asked_for(stored):
     if "avx512_bf16" not in Path("/proc/cpuinfo").read_text():
         pytest.skip("this CPU does not multiply bf16")
     code = f"""
 import sys
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 from packed_linear_test import check_medium
-print(check_medium())
+print(check_medium({stored!r}))
 """
     env = {**os.environ, "GRAFT_ISA": "avx512bf16"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
