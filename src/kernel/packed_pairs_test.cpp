@@ -31,9 +31,9 @@ TensorDesc rows_of(i64 rows, i64 depth, i64 step) {
 // Both operands rounded to bf16, their products summed up in double precision.
 void check(const Case& c, const simd::PackedPairTable& table) {
   std::mt19937 rng(1);
-  TestTensor x(rows_of(c.rows, c.depth, c.step)), w(TensorDesc(c.weight, Shape{c.outputs, c.depth})),
-      bias(TensorDesc(DType::f32, Shape{c.outputs})), residual(rows_of(c.rows, c.outputs, 1)),
-      out(rows_of(c.rows, c.outputs, 1));
+  TestTensor x(rows_of(c.rows, c.depth, c.step), c.rows * c.depth * c.step),
+      w(TensorDesc(c.weight, Shape{c.outputs, c.depth})), bias(TensorDesc(DType::f32, Shape{c.outputs})),
+      residual(rows_of(c.rows, c.outputs, 1)), out(rows_of(c.rows, c.outputs, 1));
   for (TestTensor* t : {&x, &w, &bias, &residual}) t->fill(rng, -1, 1);
   TestTensor packed(TensorDesc(DType::f32, Shape{packed_pair_words(c.outputs, c.depth, table)}));
   run_on_threads({&w}, {&packed}, PackConvAttrs{}, 0, c.threads,
