@@ -157,9 +157,7 @@ std::string why_from(std::string text, const KernelContext& ctx) {
   const auto attrs = ctx.attrs<PackedConvAttrs>();
   text += ", weights packed at load, " + isa_name();
   if (PackedConvolution(ctx.in(0), attrs).lays_out()) text += ", input laid out";
-  if (attrs.has_residual != 0) text += ", a sum on the way out";
-  if (attrs.clamps != 0) text += ", clamped on the way out";
-  return text + activation_text(attrs.activation);
+  return text + way_out_text(attrs);
 }
 std::string why(const KernelContext& ctx) { return why_from("f32, channels last", ctx); }
 std::string why_linear(const KernelContext& ctx) { return why_from("f32", ctx); }
@@ -184,6 +182,11 @@ simd::ChannelEpilogue channel_epilogue(const KernelContext& ctx, const PackedCon
   e.low = attrs.low;
   e.high = attrs.high;
   return e;
+}
+
+std::string way_out_text(const PackedConvAttrs& attrs) {
+  return std::string(attrs.has_residual != 0 ? ", a sum on the way out" : "") +
+         (attrs.clamps != 0 ? ", clamped on the way out" : "") + activation_text(attrs.activation);
 }
 
 bool is_depthwise(const Shape& weight, i64 groups) { return groups > 1 && weight[0] == groups && weight[1] == 1; }

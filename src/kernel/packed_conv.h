@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "kernel/conv.h"
 #include "kernel/kernel.h"
@@ -38,6 +39,8 @@ struct PackedConvAttrs {
 };
 // What becomes of a sum, of a launch with these attributes.
 simd::ChannelEpilogue channel_epilogue(const KernelContext& ctx, const PackedConvAttrs& attrs);
+// The same for people: ", a sum on the way out, clamped on the way out"; empty where nothing does.
+std::string way_out_text(const PackedConvAttrs& attrs);
 extern const Kernel kPackedConv;
 extern const Kernel kPackedDepthwiseConv;
 // The same as kPackedConv for a linear layer: x [1, K, 1, 1, M], one tap, output [1, N, 1, 1, M].

@@ -4,7 +4,6 @@
 #include <span>
 
 #include "kernel/conv_input.h"
-#include "kernel/matmul.h"
 
 namespace graft {
 namespace {
@@ -241,15 +240,11 @@ void run_here(const KernelContext& ctx) noexcept { run_separable_conv(ctx, simd:
 
 std::string why(const KernelContext& ctx) {
   const auto attrs = ctx.attrs<SeparableConvAttrs>();
-  const auto part = [](const PackedConvAttrs& of) {
-    return std::string(of.has_residual != 0 ? ", a sum on the way out" : "") +
-           (of.clamps != 0 ? ", clamped on the way out" : "") + activation_text(of.activation);
-  };
   std::string text = "f32, channels last, " + isa_name() + ", by bands of lines: ";
   if (SeparableConvolution(ctx.in(0), ctx.out(), attrs).lays_out()) text += "input laid out; ";
-  if (attrs.has_expand != 0) text += "all channels" + part(attrs.expand) + "; ";
-  text += "one input channel per group" + part(attrs.depthwise);
-  if (attrs.has_project != 0) text += "; all channels" + part(attrs.project);
+  if (attrs.has_expand != 0) text += "all channels" + way_out_text(attrs.expand) + "; ";
+  text += "one input channel per group" + way_out_text(attrs.depthwise);
+  if (attrs.has_project != 0) text += "; all channels" + way_out_text(attrs.project);
   return text;
 }
 

@@ -4,7 +4,6 @@
 #include <array>
 
 #include "kernel/conv_input.h"
-#include "kernel/matmul.h"
 
 namespace graft {
 namespace {
@@ -257,8 +256,7 @@ void conv_here(const KernelContext& ctx) noexcept { run_winograd_conv(ctx, Winog
 std::string why(const KernelContext& ctx) {
   const auto attrs = ctx.attrs<PackedConvAttrs>();
   return "f32, channels last, 16 products for four outputs of 3 x 3 taps, weights packed at load, " + isa_name() +
-         (attrs.has_residual != 0 ? ", a sum on the way out" : "") +
-         (attrs.clamps != 0 ? ", clamped on the way out" : "") + activation_text(attrs.activation);
+         way_out_text(attrs);
 }
 
 }  // namespace
