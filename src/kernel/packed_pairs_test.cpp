@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "kernel/simd/simd_test_util.h"
@@ -29,7 +30,8 @@ TensorDesc rows_of(i64 rows, i64 depth, i64 step) {
 }
 
 // Both operands rounded to bf16, their products summed up in double precision.
-void check(const Case& c, const simd::PackedPairTable& table) {
+void check(const Case& c, simd::Isa isa) {
+  const simd::PackedPairTable& table = *simd::packed_pairs(isa);
   std::mt19937 rng(1);
   TestTensor x(rows_of(c.rows, c.depth, c.step), c.rows * c.depth * c.step),
       w(TensorDesc(c.weight, Shape{c.outputs, c.depth})), bias(TensorDesc(DType::f32, Shape{c.outputs})),
@@ -37,7 +39,7 @@ void check(const Case& c, const simd::PackedPairTable& table) {
   for (TestTensor* t : {&x, &w, &bias, &residual}) t->fill(rng, -1, 1);
   TestTensor packed(TensorDesc(DType::f32, Shape{packed_pair_words(c.outputs, c.depth, table)}));
   run_on_threads({&w}, {&packed}, PackConvAttrs{}, 0, c.threads,
-                 [&](const KernelContext& ctx) { run_pack_pairs(ctx, table); });
+                 [&](const KernelContext& ctx) { run_pack_pairs(ctx, simd::matmul(isa)); });
   EXPECT_TRUE(packed.guards_intact());
   PackedConvAttrs attrs;
   std::vector<const TestTensor*> inputs = {&x, &packed};
@@ -77,11 +79,16 @@ void check(const Case& c, const simd::PackedPairTable& table) {
   EXPECT_EQ(wrong, 0);
 }
 
-const simd::PackedPairTable* pairs() { return simd::packed_pairs(simd::available_isas().back()); }
+// Whatever the CPU is fastest with.
+class PackedPairs : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (simd::packed_pairs(isa) == nullptr) GTEST_SKIP() << "this CPU does not multiply bf16";
+  }
+  const simd::Isa isa = simd::available_isas().back();
+};
 
-TEST(PackedPairs, TilesPanelsAndDepths) {
-  const simd::PackedPairTable* table = pairs();
-  if (table == nullptr) GTEST_SKIP() << "this CPU does not multiply bf16";
+TEST_F(PackedPairs, TilesPanelsAndDepths) {
   for (const i64 rows : {1, 2, 11, 12, 13, 24, 25, 37})
     for (const i64 outputs : {1, 8, 15, 16, 17, 31, 32, 33, 70})
       for (const i64 depth : {1, 2, 7, 31, 32, 33, 100})
@@ -90,29 +97,22 @@ TEST(PackedPairs, TilesPanelsAndDepths) {
                .outputs = outputs,
                .all = rows % 2 == 0,
                .weight = outputs % 2 == 0 ? DType::bf16 : DType::f32},
-              *table);
+              isa);
 }
 
-TEST(PackedPairs, MoreDepthThanABlockAndRowsOfHalfAPage) {
-  const simd::PackedPairTable* table = pairs();
-  if (table == nullptr) GTEST_SKIP() << "this CPU does not multiply bf16";
+TEST_F(PackedPairs, MoreDepthThanABlockAndRowsOfHalfAPage) {
   for (const i64 depth : {511, 512, 1023, 1024, 1025, 2048, 2051})
-    check({.rows = 14, .depth = depth, .outputs = 40, .bias = false}, *table);
+    check({.rows = 14, .depth = depth, .outputs = 40, .bias = false}, isa);
 }
 
-TEST(PackedPairs, NumbersOfARowThatLieApart) {
-  const simd::PackedPairTable* table = pairs();
-  if (table == nullptr) GTEST_SKIP() << "this CPU does not multiply bf16";
+TEST_F(PackedPairs, NumbersOfARowThatLieApart) {
   for (const i64 depth : {1, 63, 64, 65, 129})
-    check({.rows = 20, .depth = depth, .outputs = 33, .step = 3, .all = true}, *table);
+    check({.rows = 20, .depth = depth, .outputs = 33, .step = 3, .all = true}, isa);
 }
 
-TEST(PackedPairs, ThreadsDivideTilesAndPanels) {
-  const simd::PackedPairTable* table = pairs();
-  if (table == nullptr) GTEST_SKIP() << "this CPU does not multiply bf16";
+TEST_F(PackedPairs, ThreadsDivideTilesAndPanels) {
   for (const int threads : {2, 3, 5})
-    for (const i64 rows : {9, 100, 1200})
-      check({.rows = rows, .depth = 48, .outputs = 100, .threads = threads}, *table);
+    for (const i64 rows : {9, 100, 1200}) check({.rows = rows, .depth = 48, .outputs = 100, .threads = threads}, isa);
 }
 
 }  // namespace

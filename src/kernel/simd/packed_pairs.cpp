@@ -4,14 +4,7 @@ namespace graft::simd {
 
 const PackedPairTable* packed_pairs(Isa isa) {
 #ifdef GRAFT_HAVE_X86_ISA
-  if (isa == Isa::avx512bf16) {
-    static const PackedPairTable with_pack = [] {
-      PackedPairTable table = avx512bf16::kPackedPairs;
-      table.pack = avx512bf16::kPairProducts.pack;
-      return table;
-    }();
-    return &with_pack;
-  }
+  if (isa == Isa::avx512bf16) return &avx512bf16::kPackedPairs;
 #endif
   static_cast<void>(isa);
   return nullptr;

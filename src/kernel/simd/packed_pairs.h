@@ -9,12 +9,8 @@
 namespace graft::simd {
 
 struct PackedPairTable {
-  int panel_width;  // output channels of a panel
+  int panel_width;  // output channels of a panel: MatmulTable::panel_width of the level
   int tile_rows;    // the most rows of a tile
-
-  // PairProducts::pack: the panels of a weight [K, channels].
-  void (*pack)(const MatrixView& v, std::int64_t depth, std::int64_t columns, std::int64_t panel, std::int64_t k0,
-               std::int64_t k1, std::uint32_t* packed);
 
   // n numbers rounded to bf16, to nearest even.
   void (*round)(const float* from, std::int64_t n, std::uint16_t* to);

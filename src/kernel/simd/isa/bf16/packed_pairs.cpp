@@ -34,6 +34,6 @@ void tiles(const std::uint16_t* x, i64 row, i64 rows, i64 tiles, i64 from, i64 t
 
 }  // namespace
 
-const PackedPairTable kPackedPairs = {kPanel, kTileRows, nullptr, round, tiles};
+const PackedPairTable kPackedPairs = {kPanel, kTileRows, round, tiles};
 
 }  // namespace graft::simd::GRAFT_ISA
