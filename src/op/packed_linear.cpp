@@ -1,11 +1,11 @@
 // Linear layers with packed weights, as src/pass/linear.cpp makes them: convolutions of one tap over rows.
 #include "kernel/packed_conv.h"
-#include "kernel/packed_pairs.h"
 
 #include <array>
 #include <vector>
 
 #include "base/check.h"
+#include "kernel/packed_pairs.h"
 #include "op/operator.h"
 #include "plan/lowering.h"
 
@@ -26,7 +26,7 @@ Tensor rows_as_positions(const Tensor& matrix) {
 // The weight [N, K] as that of a convolution.
 Shape as_conv_weight(const Shape& weight) { return {weight[0], weight[1], 1, 1, 1}; }
 
-std::string without_bf16(const NodeView& node) {
+Refusal without_bf16(const NodeView& node) {
   return node.constant("in_bf16") == 0 || simd::packed_pairs() != nullptr ? "" : "this CPU does not multiply bf16";
 }
 
@@ -40,7 +40,7 @@ std::int64_t packed_words(const Shape& weight, bool in_bf16) {
 
 Refusal refuse_pack(const NodeView& node) {
   const ir::Value& weight = node.tensor("weight");
-  if (const std::string refusal = without_bf16(node); !refusal.empty()) return refusal;
+  if (const Refusal refusal = without_bf16(node); !refusal.empty()) return refusal;
   return is_f32(weight, 2) ? Refusal() : str("weight is ", weight.str(), ", expected f32 of rank 2");
 }
 
@@ -70,7 +70,7 @@ StoredUse stored_use_of_pack(const NodeView& node, std::string_view argument) {
 // sizes of the weight before; whether it holds pairs of bf16, to which the input is rounded too ---
 
 Refusal refuse_packed(const NodeView& node) {
-  if (const std::string refusal = without_bf16(node); !refusal.empty()) return refusal;
+  if (const Refusal refusal = without_bf16(node); !refusal.empty()) return refusal;
   const ir::Value& input = node.tensor("input");
   if (input.dtype != DType::f32 || input.rank() < 1)
     return str("input is ", input.str(), ", expected f32 of rank 1 up");

@@ -1,11 +1,11 @@
 #include "pass/passes.h"
-#include "kernel/simd/packed_pairs.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
 
+#include "kernel/simd/packed_pairs.h"
 #include "run/test_graph.h"
 
 // Each pass: the graph before and after, the numbers of both, and what looks alike and must stay.

@@ -10,6 +10,7 @@ from pathlib import Path
 import graft
 import pytest
 import torch
+from matmul_precision_test import Rounded
 from torch import nn
 
 
@@ -70,19 +71,6 @@ def test_the_plain_lowering_leaves_weights_as_they_are(tmp_path):
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
-class Rounded(nn.Module):
-    """A linear layer whose operands are rounded to bf16, with sums in double precision."""
-
-    def __init__(self, layer: nn.Linear) -> None:
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, x):
-        x, weight = (t.bfloat16().double() for t in (x, self.layer.weight))
-        bias = None if self.layer.bias is None else self.layer.bias.double()
-        return nn.functional.linear(x, weight, bias).float()
-
-
 def check_medium(stored: str | None = None) -> list[str]:
     """Layers at precision medium, weights stored as they are or in bf16; the kernels that ran."""
     torch.manual_seed(0)
@@ -97,11 +85,11 @@ def check_medium(stored: str | None = None) -> list[str]:
         path = exported(layers, (x,), Path(folder), quantize=stored)
         torch.set_float32_matmul_precision("medium")
         try:
-            results = [graft.load(path, threads=threads)(x) for threads in (1, 2, 3)]
-            model = graft.load(path)
+            models = [graft.load(path, threads=threads) for threads in (1, 2, 3)]
         finally:
             torch.set_float32_matmul_precision("highest")
-        kernels = [launch["kernel"].removeprefix("graft ") for launch in launches(model, (x,))]
+        results = [model(x) for model in models]
+        kernels = [launch["kernel"].removeprefix("graft ") for launch in launches(models[0], (x,))]
     in_bf16 = "packed_linear_bf16" in kernels
     for found, others, expected, exact in zip(results[0], zip(*results[1:], strict=True), rounded(x), layers(x), strict=True):
         assert [torch.equal(found, other) for other in others] == [True, True]
