@@ -69,18 +69,25 @@ GgmlCpu load() {
 }
 
 }  // namespace
+#else
+namespace {
+
+GgmlCpu load() {
+#define GRAFT_MEMBER(member, function) .member = &function,
+  return {GRAFT_GGML_CPU_FUNCTIONS(GRAFT_MEMBER).module = {}};
+#undef GRAFT_MEMBER
+}
+
+}  // namespace
+#endif
 
 const GgmlCpu& ggml_cpu() {
-  static const GgmlCpu functions = load();
+  static const GgmlCpu functions = [] {
+    GgmlCpu loaded = load();
+    loaded.init();
+    return loaded;
+  }();
   return functions;
 }
-#else
-const GgmlCpu& ggml_cpu() {
-#define GRAFT_MEMBER(member, function) .member = &function,
-  static const GgmlCpu functions{GRAFT_GGML_CPU_FUNCTIONS(GRAFT_MEMBER).module = {}};
-#undef GRAFT_MEMBER
-  return functions;
-}
-#endif
 
 }  // namespace graft

@@ -104,7 +104,7 @@ void quantize(const TensorView& tensor, std::string_view type, std::span<std::by
   const std::int64_t rows = tensor.shape.numel() / depth;
   const ggml_type target = stored.is_plain() ? type_of(stored.dtype) : static_cast<ggml_type>(stored.block);
   ggml_quantize_init(target);
-  ggml_cpu().init();  // tables that conversions from f16 read
+  ggml_cpu();  // makes the tables that conversions from f16 read
   const std::int64_t parts = std::min<std::int64_t>(threads, rows);
   std::atomic<bool> finite = true;
   const auto part = [&](std::int64_t i) {
