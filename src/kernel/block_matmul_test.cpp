@@ -5,6 +5,8 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <numeric>
 
@@ -160,8 +162,19 @@ void check(const Problem& p, const std::vector<float>& out) {
           << block_type_name(p.type) << " M " << p.m << " N " << p.n << " K " << p.k << " at " << r << ", " << j;
 }
 
+// ggml's dot products read tables that ggml makes when it computes a graph for the first time.
+TEST(BlockMatmulDeathTest, ComputesBeforeGgmlDoes) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto compute = [] {
+    const Problem p(*find_block_type("q4_0"), 1, 64, 1024);
+    check(p, product(p));
+    std::fputs("computed", stderr);
+    std::exit(::testing::Test::HasFailure() ? 1 : 0);
+  };
+  EXPECT_EXIT(compute(), ::testing::ExitedWithCode(0), "computed");
+}
+
 TEST(BlockMatmul, EveryTypeIsWithinTheErrorOfQuantizedActivations) {
-  ggml_cpu_init();
   EXPECT_GE(all_block_types().size(), 20U);
   for (const BlockType type : all_block_types()) {
     for (const i64 m : {1, 2, 3, 31}) {
@@ -225,6 +238,28 @@ TEST(Panels, TheErrorIsNotLargerThanGgmls) {
         }
         EXPECT_LE(our_error, 1.02 * their_error) << kernel->name << " " << block_type_name(type) << " M " << m;
         check(p, ours);
+      }
+}
+
+// Sums of a block are the low bits of a float: the largest that there can be are exact.
+TEST(Panels, LargestSumsOfABlock) {
+  for (const Kernel* kernel : panel_kernels())
+    for (const BlockType type : panel_types())
+      for (const float sign : {1.f, -1.f}) {
+        Problem p(type, 7, 17, 256);
+        p.a.assign(p.a.size(), sign);
+        p.weight = quantized(type, std::vector<float>(static_cast<std::size_t>(p.n * p.k), -1), p.k);
+        if (block_type_name(type) == "q8_0")
+          for (std::size_t i = 0; i < p.weight.size(); i += 34)
+            std::fill_n(p.weight.begin() + static_cast<std::ptrdiff_t>(i) + 2, 32, std::byte{0x80});
+        p.values = dequantized(type, p.weight, p.k);
+        const std::vector<float> out = product(p, {.panels = kernel});
+        for (i64 i = 0; i < p.m * p.n; ++i) {
+          const double exact = p.exact(i / p.n, i % p.n);
+          EXPECT_GT(std::abs(exact), 250);
+          ASSERT_NEAR(out[Problem::at(i)], exact, 1e-6 * std::abs(exact))
+              << kernel->name << " " << block_type_name(type);
+        }
       }
 }
 

@@ -46,7 +46,8 @@ constexpr std::int64_t panel_bytes(PanelFormat format, std::int64_t depth) {
 struct QuantizedRows {
   std::int8_t* q = nullptr;  // [rows, depth]
   float* scale = nullptr;    // [rows, depth / kPanelBlock]
-  // [rows, depth / kPanelBlock]: -zero * the block's sum of q. q6_k: [rows, depth / 16], of halves of a block.
+  // [rows, depth / kPanelBlock]: -zero * the block's sum of q, plus a constant of the tiles. q6_k: [rows, depth / 16],
+  // of halves of a block.
   std::int32_t* sum = nullptr;
   float* scaled_sum = nullptr;  // q4_k, in the place of `sum`: scale * the block's sum of q
 };

@@ -74,6 +74,14 @@ GRAFT_VEC vb with_high_bits(vb x, vb high, int i) {
 #endif
 }
 
+// A block's sum of products, less than 2^22, begins at the bits of the float 1.5 * 2^23: these and the sum are the bits
+// of the float 1.5 * 2^23 + sum. One fma subtracts and scales, to the same bits as conversion and multiplication, for
+// 1.5 * 2^23 times a scale is exact: 2 bits of one and at most 19 (those of an f16 and a byte) of the other.
+constexpr std::int32_t kSumBegin = 0x4b400000;
+constexpr float kSumBeginAsFloat = 0x1.8p23f;
+
+GRAFT_VEC vf scale_sum(vb sum, vf scale, vf scaled_begin) { return fma((vf)sum, scale, -scaled_begin); }
+
 GRAFT_VEC vf to_float(vb x) {
 #if defined(__AVX512VNNI__)
   return (vf)_mm512_cvtepi32_ps(x);
@@ -180,7 +188,7 @@ void tile(const std::byte* panels, i64 panel_stride, const QuantizedRows& rows, 
   const std::int8_t* a = rows.q + row * depth;
   const float* scale = rows.scale + row * blocks;
   const std::int32_t* sum = F::kMinimum ? nullptr : rows.sum + row * blocks;
-  const float* scaled_sum = F::kMinimum ? rows.scaled_sum + row * blocks : nullptr;
+  const float* row_sum = F::kMinimum ? rows.scaled_sum + row * blocks : nullptr;
   constexpr int kPanels = N / kParts;
   vf total[M][N];
 #pragma GCC unroll 8
@@ -193,7 +201,7 @@ void tile(const std::byte* panels, i64 panel_stride, const QuantizedRows& rows, 
   const auto block = [&](i64 b, i64 g, i64 start, i64 tail) __attribute__((always_inline)) {
     vb sums[M][N];
     for (int m = 0; m < M; ++m) {
-      for (int n = 0; n < N; ++n) sums[m][n] = splat_int(F::kZero == 0 ? 0 : sum[m * blocks + b]);
+      for (int n = 0; n < N; ++n) sums[m][n] = splat_int(F::kZero == 0 ? kSumBegin : sum[m * blocks + b]);
     }
     const std::byte* q[N];
     for (int n = 0; n < N; ++n) q[n] = base[n] + start + g * F::kBlockBytes + n % kParts * kVectorBytes;
@@ -216,13 +224,14 @@ void tile(const std::byte* panels, i64 panel_stride, const QuantizedRows& rows, 
         s = load_u8(at + g * 16 + lane) * unit[n];
         const vf minimum = load_u8(at + 128 + g * 16 + lane) * unit_of_minimum[n];
 #pragma GCC unroll 8
-        for (int m = 0; m < M; ++m) total[m][n] = total[m][n] - minimum * splat(scaled_sum[m * blocks + b]);
+        for (int m = 0; m < M; ++m) total[m][n] = total[m][n] - minimum * splat(row_sum[m * blocks + b]);
       } else {
         s = load_scales(at + g * 32, n % kParts);
       }
+      const vf begin = s * splat(kSumBeginAsFloat);
 #pragma GCC unroll 8
       for (int m = 0; m < M; ++m) {
-        total[m][n] = fma(to_float(sums[m][n]) * s, splat(scale[m * blocks + b]), total[m][n]);
+        total[m][n] = fma(scale_sum(sums[m][n], s, begin), splat(scale[m * blocks + b]), total[m][n]);
       }
     }
   };
@@ -293,9 +302,10 @@ void tile_of_q6_k(const std::byte* panel, int part, const QuantizedRows& rows, i
       }
       for (int h = 0; h < 2; ++h) {
         const vf s = load_s8(tail + (g * 2 + h) * 16 + part * kLanes) * unit;
+        const vf begin = s * splat(kSumBeginAsFloat);
 #pragma GCC unroll 8
         for (int m = 0; m < M; ++m) {
-          total[m] = fma(to_float(sums[m][h]) * s, splat(scale[m * blocks + b]), total[m]);
+          total[m] = fma(scale_sum(sums[m][h], s, begin), splat(scale[m * blocks + b]), total[m]);
         }
       }
     }
@@ -447,9 +457,9 @@ void quantize(PanelFormat format, const float* from, i64 k0, i64 k1, i64 row, i6
     if (format == PanelFormat::q4_k) {
       to.scaled_sum[block] = scale * static_cast<float>(sums[0] + sums[1]);
     } else if (format == PanelFormat::q6_k) {
-      for (int h = 0; h < 2; ++h) to.sum[block * 2 + h] = -zero_point * sums[h];
+      for (int h = 0; h < 2; ++h) to.sum[block * 2 + h] = kSumBegin - zero_point * sums[h];
     } else {
-      to.sum[block] = -zero_point * (sums[0] + sums[1]);
+      to.sum[block] = kSumBegin - zero_point * (sums[0] + sums[1]);
     }
   }
 }
