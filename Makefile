@@ -92,8 +92,8 @@ demo: build
 test: test-cpp test-python install-check
 
 test-cpp: build
-	@echo '== C++ tests'
-	@build/release/graft_tests --gtest_brief=1
+	@echo '== C++ tests, in two halves side by side'
+	@seq 0 1 | xargs -P 2 -I@ env GTEST_TOTAL_SHARDS=2 GTEST_SHARD_INDEX=@ build/release/graft_tests --gtest_brief=1
 
 test-python: build
 	@echo '== Python tests$(if $(GRAFT_SLOW), (slow ones too))'

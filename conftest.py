@@ -1,5 +1,7 @@
 """Settings of all Python tests."""
 
+import contextlib
+import functools
 import gc
 import os
 
@@ -47,23 +49,63 @@ def _no_exported_programs_of_the_user(tmp_path_factory):
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _operators_found_once():
-    """In each export and decomposition torch looks up every operator of C++ once per namespace, a quarter of the time
-    that a small model takes. What it found stays found: again is for operators that a test registered."""
+def _operators_prepared_once():
+    """In each export and decomposition torch looks up every operator of C++ once per namespace, and registers a dozen
+    kernels with each that it takes apart by itself: more than half of the time that a small model takes. What it found
+    stays found (again is for operators that a test registered), and what it registered is kept beside the operator."""
     import torch
     from torch._export import utils
+    from torch._subclasses.fake_impls import op_implementations_dict as fake_rules
+    from torch.export import exported_program
 
-    find, known = utils._materialize_cpp_cia_ops, []
+    find, names = utils._materialize_cpp_cia_ops, []
+    override, kept = exported_program._override_composite_implicit_decomp, {}
+
+    def key(op, function):
+        # torch makes the same one each time anew, of a function without anything around it.
+        if isinstance(function, functools.partial) and function.func.__closure__ is None:
+            return op, function.func.__code__, function.args, *function.keywords.items()
+        return op, function
 
     def find_new():
-        names = torch._C._dispatch_get_registrations_for_dispatch_key("CompositeImplicitAutograd")
-        if names != known:
+        found = torch._C._dispatch_get_registrations_for_dispatch_key("CompositeImplicitAutograd")
+        if found != names:
             find()
-            known[:] = names
+            names[:] = found
+
+    @contextlib.contextmanager
+    def override_again(callables):
+        before = {op: dict(op.py_kernels) for op in callables}
+        known = {}
+        for op, function in callables.items():
+            at_first, during, rule = kept.get(key(op, function), (None, None, None))
+            if op not in fake_rules and at_first == before[op]:
+                known[op] = during, rule
+        new = {op: function for op, function in callables.items() if op not in known}
+        with_rule = [op for op in new if op in fake_rules]
+        try:
+            with override(new):
+                for op, function in new.items():
+                    if op not in with_rule:
+                        kept[key(op, function)] = before[op], dict(op.py_kernels), fake_rules[op]
+                for op, (during, rule) in known.items():
+                    op.py_kernels.clear()
+                    op.py_kernels.update(during)
+                    op._dispatch_cache.clear()
+                    fake_rules[op] = rule
+                yield
+        finally:
+            for op in known:
+                op.py_kernels.clear()
+                op.py_kernels.update(before[op])
+                op._dispatch_cache.clear()
+                del fake_rules[op]
 
     utils._materialize_cpp_cia_ops = find_new
+    exported_program._override_composite_implicit_decomp = override_again
     yield
     utils._materialize_cpp_cia_ops = find
+    exported_program._override_composite_implicit_decomp = override
 
 
 @pytest.fixture(scope="module")
