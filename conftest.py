@@ -74,6 +74,11 @@ def _operators_prepared_once():
             names[:] = registered
         return found
 
+    def set_kernels(op, kernels):
+        op.py_kernels.clear()
+        op.py_kernels.update(kernels)
+        op._dispatch_cache.clear()
+
     @contextlib.contextmanager
     def override_again(callables):
         before = {op: dict(op.py_kernels) for op in callables}
@@ -83,24 +88,19 @@ def _operators_prepared_once():
             if op not in fake_rules and at_first == before[op]:
                 known[op] = during, rule
         new = {op: function for op, function in callables.items() if op not in known}
-        with_rule = [op for op in new if op in fake_rules]
-        try:
-            with override(new):
-                for op, function in new.items():
-                    if op not in with_rule:
-                        kept[key(op, function)] = before[op], dict(op.py_kernels), fake_rules[op]
-                for op, (during, rule) in known.items():
-                    op.py_kernels.clear()
-                    op.py_kernels.update(during)
-                    op._dispatch_cache.clear()
-                    fake_rules[op] = rule
+        without_rule = [op for op in new if op not in fake_rules]
+        with override(new):
+            for op in without_rule:
+                kept[key(op, new[op])] = before[op], dict(op.py_kernels), fake_rules[op]
+            for op, (during, rule) in known.items():
+                set_kernels(op, during)
+                fake_rules[op] = rule
+            try:
                 yield
-        finally:
-            for op in known:
-                op.py_kernels.clear()
-                op.py_kernels.update(before[op])
-                op._dispatch_cache.clear()
-                del fake_rules[op]
+            finally:
+                for op in known:
+                    set_kernels(op, before[op])
+                    del fake_rules[op]
 
     for module in exported_program, decomp_utils:
         module._collect_all_valid_cia_ops = find_new

@@ -38,8 +38,7 @@ struct GgmlCpu {
 
 // The CPU backend of this process. It is linked, or, where ggml was built with GGML_BACKEND_DL, the first call loads
 // the module beside graft's library that suits this CPU best. Its tables, which dot products and conversions from f16
-// read, are made. Throws Unsupported, naming folder and file, when there is
-// none or when it lacks a function.
+// read, are made. Throws Unsupported, naming folder and file, when there is none or when it lacks a function.
 const GgmlCpu& ggml_cpu();
 
 }  // namespace graft

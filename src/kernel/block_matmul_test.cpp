@@ -250,7 +250,7 @@ TEST(Panels, LargestSumsOfABlock) {
         p.a.assign(p.a.size(), sign);
         p.weight = quantized(type, std::vector<float>(static_cast<std::size_t>(p.n * p.k), -1), p.k);
         if (block_type_name(type) == "q8_0")
-          for (std::size_t i = 0; i < p.weight.size(); i += 34)
+          for (std::size_t i = 0; i < p.weight.size(); i += 2 + 32)  // a scale, then bytes
             std::fill_n(p.weight.begin() + static_cast<std::ptrdiff_t>(i) + 2, 32, std::byte{0x80});
         p.values = dequantized(type, p.weight, p.k);
         const std::vector<float> out = product(p, {.panels = kernel});
