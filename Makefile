@@ -93,7 +93,10 @@ test: test-cpp test-python install-check
 
 test-cpp: build
 	@echo '== C++ tests, in two halves side by side'
-	@seq 0 1 | xargs -P 2 -I@ env GTEST_TOTAL_SHARDS=2 GTEST_SHARD_INDEX=@ build/release/graft_tests --gtest_brief=1
+# Each half has its own folder: files that tests write have fixed names.
+	@mkdir -p build/release/tmp-0 build/release/tmp-1
+	@seq 0 1 | xargs -P 2 -I@ env GTEST_TOTAL_SHARDS=2 GTEST_SHARD_INDEX=@ TMPDIR=$(CURDIR)/build/release/tmp-@ \
+	  TEST_TMPDIR=$(CURDIR)/build/release/tmp-@/ build/release/graft_tests --gtest_brief=1
 
 test-python: build
 	@echo '== Python tests$(if $(GRAFT_SLOW), (slow ones too))'
