@@ -5,6 +5,8 @@
 #include <cstddef>
 #include <cstdlib>
 #include <memory>
+#include <span>
+#include <vector>
 
 #include "base/check.h"
 
@@ -18,6 +20,8 @@ inline constexpr std::size_t kHugePage = std::size_t{2} << 20;
 class AlignedMemory {
  public:
   AlignedMemory() = default;
+  AlignedMemory(AlignedMemory&&) noexcept = default;
+  AlignedMemory& operator=(AlignedMemory&&) noexcept = default;
   explicit AlignedMemory(std::size_t bytes) : AlignedMemory(bytes, kAlignment) {}
 
   // For memory that is written as a whole: on huge pages where the system has them, which take fewer faults to write
@@ -31,20 +35,34 @@ class AlignedMemory {
     return memory;
   }
 
+  // The same for several results, in one block that lives as long as one of them: those smaller than a huge page lie on
+  // one, too.
+  static std::vector<AlignedMemory> together_on_huge_pages(std::span<const std::size_t> sizes) {
+    const auto place = [](std::size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; };
+    std::size_t all = 0;
+    for (const std::size_t bytes : sizes) all += place(bytes);
+    const AlignedMemory block = on_huge_pages(all);
+    std::vector<AlignedMemory> pieces(sizes.size());
+    std::size_t begin = 0;
+    for (std::size_t i = 0; i < sizes.size(); ++i) {
+      pieces[i].data_ = {block.data_, block.data() + begin};
+      pieces[i].bytes_ = sizes[i];
+      begin += place(sizes[i]);
+    }
+    return pieces;
+  }
+
   std::byte* data() const { return data_.get(); }
   std::size_t size() const { return bytes_; }
 
  private:
   AlignedMemory(std::size_t bytes, std::size_t alignment) : bytes_(bytes) {
     const std::size_t rounded = (bytes + alignment) / alignment * alignment;
-    data_.reset(static_cast<std::byte*>(std::aligned_alloc(alignment, rounded)));
+    data_.reset(static_cast<std::byte*>(std::aligned_alloc(alignment, rounded)), std::free);
     GRAFT_CHECK(SystemError, data_, "cannot allocate ", bytes, " bytes");
   }
 
-  struct Free {
-    void operator()(std::byte* p) const { std::free(p); }
-  };
-  std::unique_ptr<std::byte[], Free> data_;
+  std::shared_ptr<std::byte> data_;  // shared by the pieces of a block
   std::size_t bytes_ = 0;
 };
 

@@ -136,8 +136,9 @@ std::vector<AlignedMemory> evaluate(const ir::Program& graph, const ir::Method& 
   options.max_threads = 1;  // how many a session may take is not known yet
   options.limits = limits;
   const auto plan = std::make_shared<const Plan>(make_plan(graph, constants, {}, options));
-  std::vector<AlignedMemory> memory;
-  for (const PlanOutput& out : plan->outputs) memory.push_back(AlignedMemory::on_huge_pages(out.desc.byte_count()));
+  std::vector<std::size_t> sizes;
+  for (const PlanOutput& out : plan->outputs) sizes.push_back(out.desc.byte_count());
+  std::vector<AlignedMemory> memory = AlignedMemory::together_on_huge_pages(sizes);
   const AlignedMemory arena(static_cast<std::size_t>(plan->arena_bytes));
   std::vector<std::byte*> bases;
   for (const Allocation& a : plan->allocations) {
