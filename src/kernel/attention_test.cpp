@@ -19,12 +19,14 @@ constexpr double kInf = std::numeric_limits<double>::infinity();
 struct Case {
   i64 batch = 2, t = 1, s = 1, d = 16, dv = 16;
   DType dtype = DType::f32;
-  enum { kNoMask, kBool, kFloat, kPadding, kHalf } mask = kNoMask;
+  // Padding hides keys from all queries, an idle query sees none.
+  enum { kNoMask, kBool, kFloat, kPadding, kHalf, kIdle, kColumns } mask = kNoMask;
   bool causal = false;
   bool shared = false;       // one k and v for all heads: stride 0
   bool interleaved = false;  // memory as [T, batch, D], as projections leave it
   bool in_bf16 = false;
   bool rising = false;  // later keys have larger scores
+  unsigned hidden = 3;  // one key in so many, and of a float mask as many more have a number
 };
 
 TensorDesc rows_desc(DType dtype, i64 batch, i64 rows, i64 size, bool interleaved, bool shared) {
@@ -63,15 +65,21 @@ void check(const Case& c, simd::Isa isa, int threads) {
   if (c.mask == Case::kPadding) {
     mask_desc.strides = {c.s, 0, 1};
     mask_elements = c.batch * c.s;
+  } else if (c.mask == Case::kIdle) {
+    mask_desc.strides = {c.t, 1, 0};
+    mask_elements = c.batch * c.t;
+  } else if (c.mask == Case::kColumns) {
+    mask_desc.strides = {c.t * c.s, 1, c.t};
   }
   TestTensor mask(mask_desc, mask_elements);
   for (i64 i = 0; i < mask_elements; ++i) {
-    const bool seen = rng() % 3 != 0;
-    mask.set(i, mask_dtype == DType::b8 ? (seen ? 1 : 0) : seen ? static_cast<double>(rng() % 5) - 2 : -kInf);
+    const bool seen = rng() % c.hidden != 0, plain = c.hidden > 3 && rng() % c.hidden != 0;
+    const double number = plain ? 0 : static_cast<double>(rng() % 5) - 2;
+    mask.set(i, mask_dtype == DType::b8 ? (seen ? 1 : 0) : seen ? number : -kInf);
   }
   // Query 0 of head 0 sees nothing.
   if (c.mask != Case::kNoMask) {
-    for (i64 s = 0; s < c.s; ++s) mask.set(s, mask_dtype == DType::b8 ? 0 : -kInf);
+    for (i64 s = 0; s < c.s; ++s) mask.set(place(mask_desc, 0, 0, s), mask_dtype == DType::b8 ? 0 : -kInf);
   }
   const float scale = 1.2f / std::sqrt(static_cast<float>(c.d));
   const AttentionAttrs attrs{scale, c.causal, c.mask != Case::kNoMask, c.in_bf16};
@@ -153,13 +161,47 @@ TEST(Attention, EveryHeadSize) {
 }
 
 TEST(Attention, EveryMask) {
-  for (const auto mask : {Case::kBool, Case::kFloat, Case::kPadding, Case::kHalf}) {
+  for (const auto mask : {Case::kBool, Case::kFloat, Case::kPadding, Case::kHalf, Case::kIdle, Case::kColumns}) {
     for (const i64 t : {1, 4, 20, 70}) {
       for (const i64 s : {5, 60, 210}) {
         for (const bool causal : {false, true}) check_everywhere({.t = t, .s = s, .mask = mask, .causal = causal});
       }
     }
   }
+}
+
+// Most words of bools and most numbers change nothing, and the last ones of a row are few.
+TEST(Attention, MasksThatSayLittle) {
+  for (const auto mask : {Case::kBool, Case::kFloat, Case::kHalf, Case::kIdle})
+    for (const i64 t : {9, 33, 71})
+      for (const i64 s : {31, 32, 33, 97, 131})
+        for (const unsigned hidden : {40u, 2000u}) check_everywhere({.t = t, .s = s, .mask = mask, .hidden = hidden});
+}
+
+// PyTorch adds -inf to the scores of keys that are not seen: a score that is not a number stays one. Any byte but 0
+// means that a key is seen.
+TEST(Attention, BoolsAreBytes) {
+  const i64 t = 33, s = 75, d = 8;
+  for (const simd::Isa isa : simd::available_isas())
+    for (const i64 hidden : {0, 20, 74}) {
+      TestTensor q(TensorDesc(DType::f32, Shape{1, t, d})), k(TensorDesc(DType::f32, Shape{1, s, d})), v(k.desc);
+      TestTensor mask(TensorDesc(DType::b8, Shape{1, t, s})), out(q.desc);
+      for (i64 i = 0; i < t * d; ++i) q.set(i, 1);
+      for (i64 i = 0; i < s * d; ++i) k.set(i, 1), v.set(i, static_cast<double>(i / d));
+      auto* bytes = static_cast<std::uint8_t*>(mask.data());
+      for (i64 i = 0; i < t * s; ++i) bytes[i] = static_cast<std::uint8_t>(i % s == hidden ? 0 : 1 << (i % 8));
+      const auto run = [&] {
+        run_on_threads({&q, &k, &v, &mask}, {&out}, AttentionAttrs{1, 0, 1}, 0, 1,
+                       [&](const KernelContext& ctx) { run_attention(ctx, simd::attention(isa)); });
+      };
+      run();
+      const double mean =
+          (static_cast<double>(s * (s - 1)) / 2 - static_cast<double>(hidden)) / static_cast<double>(s - 1);
+      for (i64 i = 0; i < t * d; ++i) EXPECT_NEAR(out.get(i), mean, 1e-4) << i;
+      k.set(hidden * d, std::numeric_limits<double>::quiet_NaN());
+      run();
+      for (i64 i = 0; i < t * d; ++i) EXPECT_TRUE(std::isnan(out.get(i))) << i;
+    }
 }
 
 TEST(Attention, MediumPrecisionRoundsOperandsToBf16WhereTheCpuMultipliesIt) {

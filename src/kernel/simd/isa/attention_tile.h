@@ -24,6 +24,11 @@ GRAFT_VEC float mask_at(const AttentionHead& h, i64 t, i64 s) {
 // scores[i] += mask of query t and keys s0 + i.
 GRAFT_VEC void add_mask_row(const AttentionHead& h, i64 t, i64 s0, i64 n, float* scores) {
   i64 i = 0;
+  if (h.mask_col == 0) {
+    const float add = mask_at(h, t, s0);
+    for (; add != 0 && i < n; ++i) scores[i] += add;
+    return;
+  }
   if (h.mask_col == 1) {
     if (h.mask_dtype == DType::f32) {
       const float* m = static_cast<const float*>(h.mask) + t * h.mask_row + s0;
@@ -69,20 +74,126 @@ GRAFT_VEC float bias_at(const AttentionHead& h, i64 t, i64 s) {
   return distance < 0 ? 0.f : h.bias[t % h.group * h.biases + smaller(distance, h.biases - 1)];
 }
 
-// Scores of a block with queries in the lanes: mask and causality.
-GRAFT_LOCAL void mask_block(const AttentionHead& h, i64 t0, int queries, i64 s0, i64 n, float* scores) {
-  if (h.mask != nullptr) {
-    if (h.mask_row == 0) {
-      for (i64 s = 0; s < n; ++s) {
-        const vf add = splat(mask_at(h, t0, s0 + s));
-        for (int j = 0; j < queries; j += kLanes) store(scores + s * kPanel + j, load(scores + s * kPanel + j) + add);
+// 32 bools as a bit each: whether it is not 0.
+GRAFT_VEC std::uint32_t bits_of_bools(const std::uint8_t* from) {
+#if defined(__AVX512BW__)
+  const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+  return _mm256_test_epi8_mask(bytes, bytes);
+#elif defined(__AVX2__)
+  const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+  return ~static_cast<std::uint32_t>(_mm256_movemask_epi8(_mm256_cmpeq_epi8(bytes, _mm256_setzero_si256())));
+#else
+  std::uint32_t bits = 0;
+  for (int i = 0; i < 4; ++i) {
+    std::uint64_t bytes;
+    __builtin_memcpy(&bytes, from + 8 * i, sizeof(bytes));
+    bytes |= bytes >> 4;
+    bytes |= bytes >> 2;
+    bytes |= bytes >> 1;
+    // Byte k, which is 0 or 1 now, times 2^(56 - 7 k) ends as bit k of the uppermost byte; no sums carry into it.
+    bits |= static_cast<std::uint32_t>((bytes & 0x0101010101010101u) * 0x0102040810204080u >> 56) << (8 * i);
+  }
+  return bits;
+#endif
+}
+
+// Of keys whose bools lie beside each other: 32 keys of a query are a word, whose bits become lanes key by key.
+GRAFT_LOCAL void hide_keys(const AttentionHead& h, i64 t0, int queries, i64 s0, i64 n, float* scores) {
+  const std::uint8_t* mask = static_cast<const std::uint8_t*>(h.mask) + t0 * h.mask_row + s0;
+  for (int c = 0; c < queries; c += kLanes) {
+    for (i64 s = 0; s < n; s += 32) {
+      const i64 keys = smaller(n - s, 32);
+      alignas(64) std::uint32_t seen[kLanes];
+      std::uint32_t seen_by_all = ~0u;
+      for (int j = 0; j < kLanes; ++j) {
+        seen[j] = ~0u;
+        if (c + j >= queries) continue;
+        const std::uint8_t* row = mask + (c + j) * h.mask_row + s;
+        if (keys == 32) {
+          seen[j] = bits_of_bools(row);
+        } else {
+          std::uint8_t some[32];
+          __builtin_memset(some, 1, sizeof(some));
+          for (i64 i = 0; i < keys; ++i) some[i] = row[i];
+          seen[j] = bits_of_bools(some);
+        }
+        seen_by_all &= seen[j];
       }
-    } else {
-      for (int j = 0; j < queries; ++j) {
-        for (i64 s = 0; s < n; ++s) scores[s * kPanel + j] += mask_at(h, t0 + j, s0 + s);
+      if (seen_by_all == ~0u) continue;
+      vu words;
+      __builtin_memcpy(&words, seen, sizeof(words));
+      for (i64 i = 0; i < keys; ++i) {
+        float* row = scores + (s + i) * kPanel + c;
+        const vi sees = (vi)(words >> static_cast<std::uint32_t>(i) & 1u) != 0;
+        store(row, load(row) + select(sees, zero(), splat(kMinusInfinity)));
       }
     }
   }
+}
+
+// Of keys whose numbers lie beside each other, four queries at a time; most add nothing to most keys.
+GRAFT_LOCAL void add_to_keys(const AttentionHead& h, i64 t0, int queries, i64 s0, i64 n, float* scores) {
+  constexpr i64 kKeys = 32;
+  alignas(64) float lines[4][kKeys];
+  for (int j = 0; j < queries; j += 4) {
+    const int rows = queries - j < 4 ? queries - j : 4;
+    for (i64 s = 0; s < n; s += kKeys) {
+      const i64 keys = smaller(n - s, kKeys);
+      vf any = zero();
+      for (int i = 0; i < 4; ++i) {
+        for (i64 x = 0; x < kKeys; x += kLanes) store(lines[i] + x, zero());
+        if (i < rows)
+          widen(at(h.mask, h.mask_dtype, (t0 + j + i) * h.mask_row + s0 + s), h.mask_dtype, 1, keys, lines[i]);
+        for (i64 x = 0; x < kKeys; x += kLanes) any = select(load(lines[i] + x) == 0.f, any, splat(1.f));
+      }
+      if (sum_lanes(any) == 0) continue;
+      float* block = scores + s * kPanel + j;
+      i64 x = 0;
+      for (; x + 4 <= keys; x += 4) {
+        v4 add[4];
+        for (int i = 0; i < 4; ++i) add[i] = load4(lines[i] + x);
+        transpose4(add[0], add[1], add[2], add[3]);
+        for (int i = 0; i < 4; ++i) store4(block + (x + i) * kPanel, load4(block + (x + i) * kPanel) + add[i]);
+      }
+      for (; x < keys; ++x) {
+        for (int i = 0; i < rows; ++i) block[x * kPanel + i] += lines[i][x];
+      }
+    }
+  }
+}
+
+// The scores [n keys][kPanel queries] of queries from t0 on and keys from s0 on, and what the mask adds to them.
+GRAFT_LOCAL void add_mask(const AttentionHead& h, i64 t0, int queries, i64 s0, i64 n, float* scores) {
+  if (h.mask_row == 0) {
+    for (i64 s = 0; s < n; ++s) {
+      const vf add = splat(mask_at(h, t0, s0 + s));
+      for (int j = 0; j < queries; j += kLanes) store(scores + s * kPanel + j, load(scores + s * kPanel + j) + add);
+    }
+  } else if (h.mask_col == 0) {
+    for (int c = 0; c < queries; c += kLanes) {
+      vf add = zero();
+      bool any = false;
+      for (int j = 0; j < kLanes && c + j < queries; ++j) {
+        const float x = mask_at(h, t0 + c + j, s0);
+        any |= x != 0;
+        add[j] = x;
+      }
+      for (i64 s = 0; any && s < n; ++s) store(scores + s * kPanel + c, load(scores + s * kPanel + c) + add);
+    }
+  } else if (h.mask_col == 1 && h.mask_dtype == DType::b8) {
+    hide_keys(h, t0, queries, s0, n, scores);
+  } else if (h.mask_col == 1) {
+    add_to_keys(h, t0, queries, s0, n, scores);
+  } else {
+    for (int j = 0; j < queries; ++j) {
+      for (i64 s = 0; s < n; ++s) scores[s * kPanel + j] += mask_at(h, t0 + j, s0 + s);
+    }
+  }
+}
+
+// Scores of a block with queries in the lanes: mask and causality.
+GRAFT_LOCAL void mask_block(const AttentionHead& h, i64 t0, int queries, i64 s0, i64 n, float* scores) {
+  if (h.mask != nullptr) add_mask(h, t0, queries, s0, n, scores);
   if (h.bias != nullptr) {
     for (int j = 0; j < queries; ++j) {
       for (i64 s = 0; s < n; ++s) scores[s * kPanel + j] += bias_at(h, t0 + j, s0 + s);
