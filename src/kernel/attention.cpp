@@ -130,7 +130,7 @@ void run_attention(const KernelContext& ctx, const simd::AttentionTable& table) 
     table.run(head, block * table.block, std::min((block + 1) * table.block, head.t));
   };
   // Near each other: a share's cache holds the keys of its own heads.
-  ctx.meet(items * blocks, 1, items * blocks, [&](i64 begin, i64 end) {
+  ctx.meet(items * blocks, {.whole = blocks}, [&](i64 begin, i64 end) {
     for (i64 unit = begin; unit < end; ++unit) attend(unit / blocks, unit % blocks);
   });
 }

@@ -191,28 +191,38 @@ class ConvInput {
 };
 
 // Divides `tiles` tiles of `panels` panels among the threads as they go (KernelContext::meet); run(panel, first tile,
-// one past the last).
+// one past the last). The tiles read `input_bytes` in all.
 template <typename Run>
-void share_tiles(const KernelContext& ctx, std::int64_t tiles, std::int64_t panels, std::int64_t at_once, Run&& run) {
+void share_tiles(const KernelContext& ctx, std::int64_t tiles, std::int64_t panels, std::int64_t at_once,
+                 std::int64_t input_bytes, Run&& run) {
   // With as many tiles for each thread, the tiles are divided among the threads, else tiles and panels are.
   constexpr std::int64_t kManyTiles = 32;
   if (tiles >= kManyTiles * ctx.threads) {
     // Some tiles at a time by all panels: these inputs stay in the first caches.
     const std::int64_t groups = ceil_div(tiles, at_once);
-    ctx.meet(groups, 1, groups, [&](std::int64_t begin, std::int64_t end) {
+    ctx.meet(groups, {}, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t group = begin; group < end; ++group)
         for (std::int64_t panel = 0; panel < panels; ++panel)
           run(panel, tiles * group / groups, tiles * (group + 1) / groups);
     });
     return;
   }
+  // Inputs that fill a second-level cache, and of which others wrote a part, are read once: one half of the tiles by
+  // panels upwards, then the other half by panels downwards, so that shares from both ends begin with the same panels
+  // and meet at the last ones.
+  constexpr std::int64_t kCacheBytes = std::int64_t{1} << 20, kManyPanels = 4;
+  const bool by_halves = input_bytes >= kCacheBytes && ctx.threads > 1 && panels >= kManyPanels * ctx.threads;
+  const std::int64_t part = by_halves ? ceil_div(tiles, 2) : tiles, units = (by_halves ? 2 : 1) * panels * part;
   // Less than a fourth of a panel's tiles reads the panel for too little.
-  const std::int64_t units = panels * tiles;
-  ctx.meet(units, ceil_div(tiles, 4), units, [&](std::int64_t begin, std::int64_t end) {
+  ctx.meet(units, {.least = ceil_div(tiles, 4), .whole = part}, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t unit = begin; unit < end;) {
-      const std::int64_t panel = unit / tiles, last = std::min(end, (panel + 1) * tiles);
-      run(panel, unit - panel * tiles, last - panel * tiles);
-      unit = last;
+      const std::int64_t index = unit / part, first = unit - index * part, last = std::min(end - index * part, part);
+      if (index < panels) {
+        run(index, first, last);
+      } else if (part + first < tiles) {
+        run(2 * panels - 1 - index, part + first, std::min(part + last, tiles));
+      }
+      unit = index * part + last;
     }
   });
 }

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <span>
 #include <string>
 #include <string_view>
@@ -40,10 +41,15 @@ class alignas(64) Meeting {
   struct Range {
     std::int64_t begin, end;
   };
+  // At least `least` and at most `most` units are taken at a time, and, while two of them are left, multiples of
+  // `whole`, which cost less together (the tiles that read one panel of a weight).
+  struct Portion {
+    std::int64_t least = 1, most = std::numeric_limits<std::int64_t>::max(), whole = 1;
+  };
   void clear() noexcept { taken_.store(0, std::memory_order_relaxed); }
-  // Takes a fourth of what is left of `size` units (fewer than 2^31), but at least `least` and at most `most` of them,
-  // from the front or from the back; none when none is left.
-  Range take(std::int64_t size, std::int64_t least, std::int64_t most, bool from_back) noexcept;
+  // Takes a fourth of what is left of `size` units (fewer than 2^31), within what `portion` says, from the front or
+  // from the back; none when none is left.
+  Range take(std::int64_t size, const Portion& portion, bool from_back) noexcept;
 
  private:
   std::atomic<std::uint64_t> taken_{0};  // low half: from the front; high half: from the back
@@ -103,15 +109,17 @@ struct KernelContext {
   // and its neighbour have between them, which stay near each other, then what other pairs have left. See
   // Meeting::take.
   template <typename Run>
-  void meet(std::int64_t count, std::int64_t least, std::int64_t most, Run&& run) const {
+  void meet(std::int64_t count, const Meeting::Portion& portion, Run&& run) const {
     if (meetings == nullptr) return run(std::int64_t{0}, count);
     const int pairs = (threads + 1) / 2;
+    // A pair's units end with whole ones where each share has some.
+    const std::int64_t whole = count >= 2 * threads * portion.whole ? portion.whole : 1;
+    const auto place = [&](int share) { return share == threads ? count : count / whole * share / threads * whole; };
     for (int i = 0; i < pairs; ++i) {
       const int pair = (thread / 2 + i) % pairs;
-      const std::int64_t after = 2 * pair + 2 < threads ? 2 * pair + 2 : threads;
-      const std::int64_t first = count * (2 * pair) / threads, size = count * after / threads - first;
+      const std::int64_t first = place(2 * pair), size = place(2 * pair + 2 < threads ? 2 * pair + 2 : threads) - first;
       for (;;) {
-        const auto [begin, end] = meetings[pair].take(size, least, most, thread % 2 != 0);
+        const auto [begin, end] = meetings[pair].take(size, portion, thread % 2 != 0);
         if (begin == end) break;
         run(first + begin, first + end);
       }

@@ -5,6 +5,7 @@
 #include <thread>
 #include <vector>
 
+#include "kernel/conv_input.h"
 #include "kernel/kernel.h"
 #include "kernel/kernel_test_util.h"
 
@@ -14,7 +15,7 @@ namespace {
 TEST(Meeting, TakesAFourthOfWhatIsLeftFromItsEnd) {
   Meeting meeting;
   const auto take = [&](bool from_back) {
-    const auto [begin, end] = meeting.take(40, 2, 8, from_back);
+    const auto [begin, end] = meeting.take(40, {.least = 2, .most = 8}, from_back);
     return std::pair(begin, end);
   };
   EXPECT_EQ(take(false), std::pair(0L, 8L));    // most
@@ -34,19 +35,38 @@ TEST(Meeting, TakesAFourthOfWhatIsLeftFromItsEnd) {
   EXPECT_EQ(take(true), std::pair(32L, 40L));
 }
 
+TEST(Meeting, TakesWholeUnitsWhileThereAreTwo) {
+  Meeting meeting;
+  const auto take = [&](bool from_back) {
+    const auto [begin, end] = meeting.take(60, {.least = 3, .whole = 10}, from_back);
+    return std::pair(begin, end);
+  };
+  EXPECT_EQ(take(false), std::pair(0L, 10L));  // a fourth of 60 would be 15
+  EXPECT_EQ(take(true), std::pair(50L, 60L));
+  EXPECT_EQ(take(true), std::pair(40L, 50L));
+  EXPECT_EQ(take(false), std::pair(10L, 20L));
+  EXPECT_EQ(take(false), std::pair(20L, 30L));  // a fourth of 20 would be 5
+  EXPECT_EQ(take(true), std::pair(37L, 40L));   // the last one is divided
+  EXPECT_EQ(take(false), std::pair(30L, 33L));
+  EXPECT_EQ(take(false), std::pair(33L, 36L));
+  EXPECT_EQ(take(true), std::pair(36L, 37L));
+  EXPECT_EQ(take(false), std::pair(0L, 0L));
+}
+
 TEST(Meeting, EachItemIsTakenOnce) {
   for (const int threads : {1, 2, 3, 4, 7})
-    for (const std::int64_t count : {0, 1, 2, 5, 100, 10000}) {
-      std::vector<std::atomic<int>> taken(static_cast<std::size_t>(count));
-      KernelContext context;
-      context.threads = threads;
-      run_phases(2, context, [&](const KernelContext& ctx) {
-        ctx.meet(count, 1, 64, [&](std::int64_t begin, std::int64_t end) {
-          for (std::int64_t i = begin; i < end; ++i) ++taken[static_cast<std::size_t>(i)];
+    for (const std::int64_t whole : {1, 3, 40})
+      for (const std::int64_t count : {0, 1, 2, 5, 100, 10000}) {
+        std::vector<std::atomic<int>> taken(static_cast<std::size_t>(count));
+        KernelContext context;
+        context.threads = threads;
+        run_phases(2, context, [&](const KernelContext& ctx) {
+          ctx.meet(count, {.most = 64, .whole = whole}, [&](std::int64_t begin, std::int64_t end) {
+            for (std::int64_t i = begin; i < end; ++i) ++taken[static_cast<std::size_t>(i)];
+          });
         });
-      });
-      for (const auto& times : taken) EXPECT_EQ(times, 2) << count << " items, " << threads << " threads";
-    }
+        for (const auto& times : taken) EXPECT_EQ(times, 2) << count << " items, " << threads << " threads";
+      }
 }
 
 TEST(Meeting, AShareAloneTakesWhatOthersLeave) {
@@ -59,13 +79,56 @@ TEST(Meeting, AShareAloneTakesWhatOthersLeave) {
   const auto take = [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; ++i) taken.push_back(i);
   };
-  ctx.meet(100, 1, 100, take);
+  ctx.meet(100, {}, take);
   ASSERT_EQ(taken.size(), 100u);
   for (std::size_t i = 0; i < 50; ++i) EXPECT_GE(taken[i], 50) << i;  // what it has with its neighbour comes first
   std::ranges::sort(taken);
   for (std::size_t i = 0; i < 100; ++i) EXPECT_EQ(taken[i], static_cast<std::int64_t>(i));
-  for (ctx.thread = 0; ctx.thread < 3; ++ctx.thread) ctx.meet(100, 1, 100, take);
+  for (ctx.thread = 0; ctx.thread < 3; ++ctx.thread) ctx.meet(100, {}, take);
   EXPECT_EQ(taken.size(), 100u);
+}
+
+TEST(ShareTiles, EveryTileOfEveryPanelIsDoneOnce) {
+  for (const int threads : {1, 2, 3, 5})
+    for (const std::int64_t tiles : {1, 2, 17, 18, 63, 64, 200})
+      for (const std::int64_t panels : {1, 7, 8, 12, 48})
+        for (const std::int64_t input_bytes : {0, 1 << 21}) {
+          std::vector<std::atomic<int>> done(static_cast<std::size_t>(tiles * panels));
+          KernelContext context;
+          context.threads = threads;
+          run_phases(1, context, [&](const KernelContext& ctx) {
+            share_tiles(ctx, tiles, panels, 8, input_bytes,
+                        [&](std::int64_t panel, std::int64_t from, std::int64_t to) {
+                          EXPECT_LT(from, to);
+                          for (std::int64_t tile = from; tile < to; ++tile)
+                            ++done[static_cast<std::size_t>(panel * tiles + tile)];
+                        });
+          });
+          for (const auto& times : done)
+            EXPECT_EQ(times, 1) << tiles << " tiles, " << panels << " panels, " << threads << " threads";
+        }
+}
+
+// Both shares begin with the first panels; each reads a half of the inputs.
+TEST(ShareTiles, LargeInputsAreReadByHalves) {
+  constexpr std::int64_t kTiles = 17, kPanels = 12;
+  for (const int thread : {0, 1}) {
+    Meeting meeting;
+    KernelContext ctx;
+    ctx.threads = 2;
+    ctx.thread = thread;
+    ctx.meetings = &meeting;
+    std::vector<std::int64_t> order, first;
+    share_tiles(ctx, kTiles, kPanels, 8, 1 << 20, [&](std::int64_t panel, std::int64_t from, std::int64_t) {
+      if (!order.empty() && order.back() == panel && first.back() / 9 == from / 9) return;  // the panel's other part
+      order.push_back(panel);
+      first.push_back(from);
+    });
+    ASSERT_EQ(order.size(), 2u * kPanels);
+    for (std::size_t i = 0; i < 10; ++i) EXPECT_EQ(first[i] >= 9, thread == 1) << i;
+    for (std::size_t i = 14; i < 24; ++i) EXPECT_EQ(first[i] >= 9, thread == 0) << i;
+    EXPECT_LT(order[0], kPanels / 2);
+  }
 }
 
 }  // namespace

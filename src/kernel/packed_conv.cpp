@@ -67,6 +67,15 @@ void pack_depthwise(const KernelContext& ctx, const PackedConvTable& table) {
 
 // --- products ---
 
+// Tiles that all panels are read for, one after the other, of so many floats each. Panels that a second-level cache
+// holds are read often: the tiles stay in the first caches. Others come from farther away: the tiles fill a part of the
+// second one, and a call's asks for the next panel lie farther apart.
+i64 tiles_at_once(i64 weight_floats, i64 tile_floats) {
+  constexpr i64 kNearFloats = i64{1} << 16, kTilesFloats = i64{1} << 17;
+  if (weight_floats <= kNearFloats) return simd::kConvTilesAtOnce;
+  return std::clamp<i64>(kTilesFloats / tile_floats, simd::kConvTilesAtOnce, simd::kConvTiles);
+}
+
 class PackedConvolution {
  public:
   PackedConvolution(const TensorDesc& x, const PackedConvAttrs& attrs) : x_(x), attrs_(attrs), input_(x, attrs.conv) {}
@@ -121,7 +130,9 @@ class PackedConvolution {
     simd::ChannelEpilogue e = channel_epilogue(ctx, attrs_);
     offset(e, first_sample * out[2] * out[3] * out[4] * out[1]);
     const i64 tiles = lines.all * lines.parts;
-    share_tiles(ctx, tiles, groups * panels, simd::kConvTilesAtOnce, [&](i64 panel, i64 from, i64 to) {
+    const i64 bytes = samples * (x_.numel() / x_.shape[0]) * static_cast<i64>(sizeof(float));
+    const i64 at_once = tiles_at_once(panels * table.panel_width * depth, table.tile_rows * channels);
+    share_tiles(ctx, tiles, groups * panels, at_once, bytes, [&](i64 panel, i64 from, i64 to) {
       const i64 group = panel / panels, first_channel = panel % panels * table.panel_width;
       const int width = static_cast<int>(std::min<i64>(table.panel_width, rows - first_channel));
       std::array<ConvTile, simd::kConvTiles> list;

@@ -73,12 +73,13 @@ void run_packed_pairs(const KernelContext& ctx, const simd::PackedPairTable& tab
   if (ctx.phase == 0) return round_rows(ctx, table, rounded);
   const simd::ChannelEpilogue e = channel_epilogue(ctx, ctx.attrs<PackedConvAttrs>());
   const i64 tiles = ceil_div(rows, table.tile_rows), width = table.panel_width;
-  share_tiles(ctx, tiles, ceil_div(outputs, width), simd::kConvTilesAtOnce, [&](i64 panel, i64 from, i64 to) {
-    const i64 first = panel * width;
-    table.tiles(rounded, rounded_row(depth), rows, tiles, from, to, depth,
-                ctx.input<std::uint32_t>(1) + first * ceil_div(depth, 2), first,
-                static_cast<int>(std::min(width, outputs - first)), e);
-  });
+  share_tiles(ctx, tiles, ceil_div(outputs, width), simd::kConvTilesAtOnce, rows * rounded_row(depth) * 2,
+              [&](i64 panel, i64 from, i64 to) {
+                const i64 first = panel * width;
+                table.tiles(rounded, rounded_row(depth), rows, tiles, from, to, depth,
+                            ctx.input<std::uint32_t>(1) + first * ceil_div(depth, 2), first,
+                            static_cast<int>(std::min(width, outputs - first)), e);
+              });
 }
 
 const Kernel kPackPairs = {"pack_pairs",

@@ -185,17 +185,18 @@ class Products {
     const simd::QuantizedEpilogue e = epilogue_of(ctx, attrs_, first_sample * out[2] * out[3] * out[4]);
     const i64 tiles = lines.all * lines.parts;
     const std::uint8_t flip = lays_out() ? 0 : flip_of(x_.dtype);
-    share_tiles(ctx, tiles, groups * panels.count, kTilesAtOnce, [&](i64 index, i64 from, i64 to) {
-      const i64 group = index / panels.count, panel = index % panels.count;
-      const std::byte* packed = ctx.input<std::byte>(1) + panels.offset(group, panel);
-      const int vectors = panels.vectors(panel), width = panels.channels(panel);
-      for (i64 t = from; t < to; ++t) {
-        const auto part = input_.part_of(lines, t);
-        const ByteTile tile{x + part.offset + group * channels, part.first, part.rows};
-        table.tile(tile, lines.step, flip, runs.data(), static_cast<i64>(runs.size()), packed, vectors,
-                   group * rows + panel * panels.width, width, e);
-      }
-    });
+    share_tiles(ctx, tiles, groups * panels.count, kTilesAtOnce, samples * (x_.numel() / x_.shape[0]),
+                [&](i64 index, i64 from, i64 to) {
+                  const i64 group = index / panels.count, panel = index % panels.count;
+                  const std::byte* packed = ctx.input<std::byte>(1) + panels.offset(group, panel);
+                  const int vectors = panels.vectors(panel), width = panels.channels(panel);
+                  for (i64 t = from; t < to; ++t) {
+                    const auto part = input_.part_of(lines, t);
+                    const ByteTile tile{x + part.offset + group * channels, part.first, part.rows};
+                    table.tile(tile, lines.step, flip, runs.data(), static_cast<i64>(runs.size()), packed, vectors,
+                               group * rows + panel * panels.width, width, e);
+                  }
+                });
   }
 
   const TensorDesc& x_;

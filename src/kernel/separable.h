@@ -71,7 +71,7 @@ class LineBands {
         line += count;
       }
     };
-    ctx.meet(lines, least_, band_, bands);
+    ctx.meet(lines, {.least = least_, .most = band_}, bands);
   }
 
  private:

@@ -79,7 +79,7 @@ class WinogradConvolution {
     const i64 groups = by_panels_ ? panels_ : 1;
     Work work(*this, ctx, attrs);
     i64 there = -1;  // the chunk whose inputs are transformed
-    ctx.meet(chunks_ * groups, 1, chunks_ * groups, [&](i64 begin, i64 end) {
+    ctx.meet(chunks_ * groups, {}, [&](i64 begin, i64 end) {
       for (i64 unit = begin; unit < end; ++unit) {
         const i64 chunk = unit / groups;
         const i64 first = first_of(chunk, chunks_, parts_), last = first_of(chunk + 1, chunks_, parts_);
