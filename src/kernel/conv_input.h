@@ -207,10 +207,10 @@ void share_tiles(const KernelContext& ctx, std::int64_t tiles, std::int64_t pane
     });
     return;
   }
-  // Inputs that fill a second-level cache, and of which others wrote a part, are read once: one half of the tiles by
-  // panels upwards, then the other half by panels downwards, so that shares from both ends begin with the same panels
-  // and meet at the last ones.
-  constexpr std::int64_t kCacheBytes = std::int64_t{1} << 20, kManyPanels = 4;
+  // Inputs that fill most of a second-level cache, and of which others wrote a part, are read once: one half of the
+  // tiles by panels upwards, then the other half by panels downwards, so that shares from both ends begin with the same
+  // panels and meet at the last ones.
+  constexpr std::int64_t kCacheBytes = std::int64_t{3} << 18, kManyPanels = 4;
   const bool by_halves = input_bytes >= kCacheBytes && ctx.threads > 1 && panels >= kManyPanels * ctx.threads;
   const std::int64_t part = by_halves ? ceil_div(tiles, 2) : tiles, units = (by_halves ? 2 : 1) * panels * part;
   // Less than a fourth of a panel's tiles reads the panel for too little.
