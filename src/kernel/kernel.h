@@ -111,6 +111,7 @@ struct KernelContext {
   template <typename Run>
   void meet(std::int64_t count, const Meeting::Portion& portion, Run&& run) const {
     if (meetings == nullptr) return run(std::int64_t{0}, count);
+    if (count == 0) return;  // a whole unit may be 0 then
     const int pairs = (threads + 1) / 2;
     // A pair's units end with whole ones where each share has some.
     const std::int64_t whole = count >= 2 * threads * portion.whole ? portion.whole : 1;

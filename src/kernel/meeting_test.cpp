@@ -86,6 +86,8 @@ TEST(Meeting, AShareAloneTakesWhatOthersLeave) {
   for (std::size_t i = 0; i < 100; ++i) EXPECT_EQ(taken[i], static_cast<std::int64_t>(i));
   for (ctx.thread = 0; ctx.thread < 3; ++ctx.thread) ctx.meet(100, {}, take);
   EXPECT_EQ(taken.size(), 100u);
+  ctx.meet(0, {.whole = 0}, take);  // attention without queries
+  EXPECT_EQ(taken.size(), 100u);
 }
 
 TEST(ShareTiles, EveryTileOfEveryPanelIsDoneOnce) {
