@@ -7,6 +7,7 @@
 
 #include "base/ceil_div.h"
 #include "kernel/conv.h"
+#include "kernel/simd/packed_conv.h"
 
 // How convolutions with packed weights read their input: channels beside each other, in place or, with a padding or
 // another layout, from a copy of some samples with a border. Strides and offsets are in elements.
@@ -72,6 +73,11 @@ class ConvInput {
     T* copy = reinterpret_cast<T*>(scratch);
     if (ctx.phase % 2 == 0) return lay_out(ctx, copy, padding, flips, first, count);
     multiply(static_cast<const T*>(copy), first, count);
+  }
+
+  // Lines [first, first + count) of a sample of one plane with its border, of an input that is laid out.
+  void lay_out_lines(const T* x, i64 sample_index, i64 first, i64 count, T padding, bool flips, T* to) const {
+    for (i64 h = first; h < first + count; ++h, to += line) lay_out_line(x, sample_index, 0, h, padding, flips, to);
   }
 
   // Lines of outputs that are evenly apart in the input; where all positions are, one line. Each is cut into parts.
@@ -144,27 +150,27 @@ class ConvInput {
   static constexpr i64 kLaidOutBytes = i64{4} << 20;
 
   void lay_out(const KernelContext& ctx, T* to, T padding, bool flips, i64 first, i64 count) const {
-    const auto flip = [flips](T* at, i64 n) {
-      if constexpr (std::is_same_v<T, std::uint8_t>)
-        if (flips) flip_bytes(at, at, n);
-    };
     const i64 lines = padded_[0] * padded_[1];
     const auto [begin, end] = ctx.share(count * lines);
-    for (i64 unit = begin; unit < end; ++unit) {
-      const i64 n = first + unit / lines, d = unit % lines / padded_[1] - conv_.padding[0],
-                h = unit % padded_[1] - conv_.padding[1];
-      T* at = to + unit * line;
-      if (d < 0 || d >= x_.shape[2] || h < 0 || h >= x_.shape[3]) {
-        std::fill_n(at, line, padding);
-        flip(at, line);
-        continue;
-      }
+    for (i64 unit = begin; unit < end; ++unit)
+      lay_out_line(ctx.input<T>(0), first + unit / lines, unit % lines / padded_[1], unit % padded_[1], padding, flips,
+                   to + unit * line);
+  }
+
+  // Line h of plane d of a sample with its border.
+  void lay_out_line(const T* x, i64 n, i64 d, i64 h, T padding, bool flips, T* to) const {
+    d -= conv_.padding[0];
+    h -= conv_.padding[1];
+    if (d < 0 || d >= x_.shape[2] || h < 0 || h >= x_.shape[3]) {
+      std::fill_n(to, line, padding);
+    } else {
       const i64 pad = conv_.padding[2] * column;
-      std::fill_n(at, pad, padding);
-      copy_line(ctx.input<T>(0) + n * x_.strides[0] + d * x_.strides[2] + h * x_.strides[3], at + pad);
-      std::fill_n(at + line - pad, pad, padding);
-      flip(at, line);
+      std::fill_n(to, pad, padding);
+      copy_line(x + n * x_.strides[0] + d * x_.strides[2] + h * x_.strides[3], to + pad);
+      std::fill_n(to + line - pad, pad, padding);
     }
+    if constexpr (std::is_same_v<T, std::uint8_t>)
+      if (flips) flip_bytes(to, to, line);
   }
 
   void copy_line(const T* from, T* to) const {
@@ -175,6 +181,8 @@ class ConvInput {
     }
     constexpr i64 kFew = 4;  // channels, of a picture
     if (channels <= kFew && x_.strides[4] == 1) {
+      if constexpr (std::is_same_v<T, float>)
+        return simd::packed_conv().interleave(from, x_.strides[1], channels, width, to);
       for (i64 c = 0; c < channels; ++c)
         for (i64 w = 0; w < width; ++w) to[w * channels + c] = from[w + c * x_.strides[1]];
       return;

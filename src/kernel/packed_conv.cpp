@@ -16,6 +16,8 @@ using simd::ConvTile;
 using simd::PackedConvTable;
 
 constexpr i64 kMinParallel = 4096;
+// Lines of outputs that a depthwise convolution makes at once: neighbours read the same lines of input.
+constexpr i64 kLinesAtOnce = 8;
 
 void offset(simd::ChannelEpilogue& e, i64 floats) {
   e.out += floats;
@@ -101,7 +103,7 @@ class PackedConvolution {
 
   i64 piece_count() const {
     i64 count = 0;
-    for_each_run([&](i64, i64 depth) { count += ceil_div(depth, simd::kConvDepth); });
+    for_each_run([&](i64, i64 depth) { count += simd::conv_pieces(depth); });
     return count;
   }
   i64 pieces_bytes(int threads) const {
@@ -112,10 +114,7 @@ class PackedConvolution {
     const i64 count = piece_count();
     ConvPiece* pieces = reinterpret_cast<ConvPiece*>(ctx.scratch_bytes) + ctx.thread * count;
     ConvPiece* next = pieces;
-    for_each_run([&](i64 offset, i64 depth) {
-      for (; depth > 0; offset += simd::kConvDepth, depth -= simd::kConvDepth)
-        *next++ = {offset, std::min(depth, simd::kConvDepth)};
-    });
+    for_each_run([&](i64 offset, i64 depth) { next = simd::cut_conv_pieces(offset, depth, next); });
     return {pieces, static_cast<std::size_t>(count)};
   }
 
@@ -228,37 +227,41 @@ void run_packed_depthwise_conv(const KernelContext& ctx, const PackedConvTable& 
   const TensorDesc& x = ctx.in(0);
   const Shape& out = ctx.out().shape;
   if (ctx.out().numel() == 0) return;
-  PackedConvTable::Line line;
-  line.taps = attrs.kernel[2];
-  line.tap = conv.dilation[2];
-  line.step = conv.stride[2];
-  line.pad = conv.padding[2];
-  line.columns = x.shape[4];
-  line.outputs = out[4];
-  line.channels = out[1];
-  line.column = x.strides[4];
+  PackedConvTable::Lines lines;
+  lines.taps = attrs.kernel[2];
+  lines.tap = conv.dilation[2];
+  lines.step = conv.stride[2];
+  lines.pad = conv.padding[2];
+  lines.columns = x.shape[4];
+  lines.outputs = out[4];
+  lines.channels = out[1];
+  lines.column = x.strides[4];
   const auto [begin, end] = ctx.share(out[0] * out[2] * out[3]);
   // A thread's list of input lines lies in its scratch.
   const i64 count = attrs.kernel[0] * attrs.kernel[1];
-  const auto** lines = reinterpret_cast<const float**>(ctx.scratch_bytes) + ctx.thread * count;
-  line.lines = lines;
-  line.line_count = static_cast<int>(count);
-  line.weight = ctx.input<float>(1);
+  const auto** const list = reinterpret_cast<const float**>(ctx.scratch_bytes) + ctx.thread * kLinesAtOnce * count;
+  lines.lines = list;
+  lines.line_count = static_cast<int>(count);
+  lines.weight = ctx.input<float>(1);
   const simd::ChannelEpilogue from_start = channel_epilogue(ctx, attrs);
-  for (i64 unit = begin; unit < end; ++unit) {
-    const i64 h = unit % out[3], d = unit / out[3] % out[2], n = unit / out[3] / out[2];
-    for (i64 kd = 0; kd < attrs.kernel[0]; ++kd) {
-      for (i64 kh = 0; kh < attrs.kernel[1]; ++kh) {
-        const i64 from_d = d * conv.stride[0] - conv.padding[0] + kd * conv.dilation[0];
-        const i64 from_h = h * conv.stride[1] - conv.padding[1] + kh * conv.dilation[1];
-        const bool inside = from_d >= 0 && from_d < x.shape[2] && from_h >= 0 && from_h < x.shape[3];
-        lines[kd * attrs.kernel[1] + kh] =
-            inside ? ctx.input<float>(0) + n * x.strides[0] + from_d * x.strides[2] + from_h * x.strides[3] : nullptr;
+  for (i64 unit = begin; unit < end; unit += lines.rows) {
+    lines.rows = std::min(kLinesAtOnce, end - unit);
+    const auto** next = list;
+    for (i64 i = unit; i < unit + lines.rows; ++i) {
+      const i64 h = i % out[3], d = i / out[3] % out[2], n = i / out[3] / out[2];
+      for (i64 kd = 0; kd < attrs.kernel[0]; ++kd) {
+        for (i64 kh = 0; kh < attrs.kernel[1]; ++kh) {
+          const i64 from_d = d * conv.stride[0] - conv.padding[0] + kd * conv.dilation[0];
+          const i64 from_h = h * conv.stride[1] - conv.padding[1] + kh * conv.dilation[1];
+          const bool inside = from_d >= 0 && from_d < x.shape[2] && from_h >= 0 && from_h < x.shape[3];
+          *next++ =
+              inside ? ctx.input<float>(0) + n * x.strides[0] + from_d * x.strides[2] + from_h * x.strides[3] : nullptr;
+        }
       }
     }
     simd::ChannelEpilogue e = from_start;
     offset(e, unit * out[4] * out[1]);
-    table.depthwise(line, e);
+    table.depthwise(lines, e);
   }
 }
 
@@ -267,7 +270,7 @@ i64 packed_conv_scratch_bytes(const TensorDesc& x, const PackedConvAttrs& attrs,
 }
 
 i64 packed_depthwise_scratch_bytes(const PackedConvAttrs& attrs, int threads) {
-  return threads * attrs.kernel[0] * attrs.kernel[1] * static_cast<i64>(sizeof(const float*));
+  return threads * kLinesAtOnce * attrs.kernel[0] * attrs.kernel[1] * static_cast<i64>(sizeof(const float*));
 }
 
 const Kernel kPackConv = {"pack_conv", pack_here, kMinParallel};

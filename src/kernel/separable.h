@@ -26,6 +26,30 @@ struct SeparableAttrs {
   std::int64_t channels = 0, height = 0, width = 0;   // of what the depthwise convolution reads
 };
 
+// How many lines the convolution before a depthwise one makes at a time where its input is laid out for it. Each share
+// lays out the lines that it reads: written by one phase and read by the next, they went from core to core.
+class LaidOutLines {
+  using i64 = std::int64_t;
+
+ public:
+  // `kernel` lines see `line_bytes` each.
+  LaidOutLines(const ConvAttrs& conv, i64 kernel, i64 line_bytes)
+      : stride_(conv.stride[1]), reach_((kernel - 1) * conv.dilation[1] + 1) {
+    made_ = std::max(kLeastLines, (kLaidOutBytes / std::max(line_bytes, i64{1}) - reach_) / stride_ + 1);
+  }
+
+  i64 made() const { return made_; }
+  i64 first_read_by(i64 line) const { return line * stride_; }
+  i64 read_by(i64 lines) const { return (lines - 1) * stride_ + reach_; }
+
+ private:
+  static constexpr i64 kLaidOutBytes = i64{96} << 10;
+  // Of fewer, too many are laid out again for the next ones.
+  static constexpr i64 kLeastLines = 4;
+
+  i64 stride_, reach_, made_;
+};
+
 // Bands of lines of a depthwise convolution's output, as many lines as leave what lies between the convolutions in a
 // core's cache.
 class LineBands {

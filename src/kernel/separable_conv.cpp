@@ -59,12 +59,6 @@ struct Product {
   }
 };
 
-i64 pieces_of(i64 depth) { return ceil_div(depth, simd::kConvDepth); }
-void cut(i64 offset, i64 depth, ConvPiece*& to) {
-  for (; depth > 0; offset += simd::kConvDepth, depth -= simd::kConvDepth)
-    *to++ = {offset, std::min(depth, simd::kConvDepth)};
-}
-
 class SeparableConvolution {
  public:
   SeparableConvolution(const TensorDesc& x, const TensorDesc& out, const SeparableConvAttrs& attrs)
@@ -76,92 +70,17 @@ class SeparableConvolution {
         width_(attrs.width),
         lines_(attrs.depthwise.kernel[1]),
         bands_(conv_, lines_, attrs.height, out.shape[3], out.shape[4], 4 * expanded_floats(1),
-               4 * depthwise_floats(1)) {}
+               4 * depthwise_floats(1)),
+        laid_out_(attrs.expand.conv, attrs.expand.kernel[1], 4 * input_.line) {}
 
   bool lays_out() const { return expands() && input_.lays_out(); }
-  int phases() const { return expands() ? input_.phases() : 1; }
-  // What each share works with, then the input.
-  i64 scratch_bytes(int threads) const { return threads * thread_bytes() + (expands() ? input_.scratch_bytes() : 0); }
-
-  void run(const KernelContext& ctx, const PackedConvTable& table) const {
-    if (!expands()) return multiply(ctx, table, ctx.input<float>(0), 0, x_.shape[0]);
-    input_.run(ctx, ctx.scratch_bytes + ctx.threads * thread_bytes(), 0.f,
-               [&](const float* x, i64 first, i64 samples) { multiply(ctx, table, x, first, samples); });
-  }
-
- private:
-  bool expands() const { return attrs_.has_expand != 0; }
-  bool projects() const { return attrs_.has_project != 0; }
-  i64 expanded_floats(i64 lines) const { return expands() ? lines * width_ * attrs_.channels : 0; }
-  i64 depthwise_floats(i64 lines) const { return projects() ? lines * out_.shape[4] * attrs_.channels : 0; }
-
-  template <typename Add>
-  void for_each_run(Add&& add) const {
-    const bool whole = attrs_.expand.conv.dilation[2] == 1 && input_.column == x_.shape[1];
-    input_.for_each_run(attrs_.expand.kernel, whole, add);
-  }
-  i64 expand_pieces() const {
-    i64 count = 0;
-    if (expands()) for_each_run([&](i64, i64 depth) { count += pieces_of(depth); });
-    return count;
-  }
-  i64 project_pieces() const { return projects() ? pieces_of(attrs_.channels) : 0; }
-  i64 list_bytes() const {
-    const auto bytes = (expand_pieces() + project_pieces()) * static_cast<i64>(sizeof(ConvPiece)) +
-                       lines_ * static_cast<i64>(sizeof(const float*));
-    return ceil_div(bytes, 64) * 64;
-  }
-  i64 thread_bytes() const {
-    return list_bytes() + ceil_div(4 * (expanded_floats(bands_.held()) + depthwise_floats(bands_.band())), 64) * 64;
-  }
-
-  // What a share works with: its operands and its part of the scratch.
-  struct Work {
-    const PackedConvTable& table;
-    const float* x;  // of the first sample
-    float* out;
-    Operands of_expand, of_depthwise, of_project;
-    Product expand, project;
-    const float** lines;  // of a line of outputs
-    float* expanded;      // [held, W, channels]: line h lies at h % held
-    float* between;       // [band, W', channels]
-
-    Work(const SeparableConvolution& c, const KernelContext& ctx, const PackedConvTable& loops, const float* input)
-        : table(loops), x(input), out(ctx.output<float>()) {
-      const SeparableConvAttrs& attrs = c.attrs_;
-      int next = 1;
-      if (c.expands()) of_expand = take_operands(ctx, attrs.expand, next);
-      of_depthwise = take_operands(ctx, attrs.depthwise, next);
-      if (c.projects()) of_project = take_operands(ctx, attrs.project, next);
-      std::byte* mine = ctx.scratch_bytes + ctx.thread * c.thread_bytes();
-      auto* const pieces = reinterpret_cast<ConvPiece*>(mine);
-      ConvPiece* end = pieces;
-      if (c.expands()) {
-        c.for_each_run([&](i64 offset, i64 depth) { cut(offset, depth, end); });
-        const auto& kernel = attrs.expand.kernel;
-        expand = {c.x_.shape[1] * kernel[1] * kernel[2], attrs.channels, of_expand.weight, {pieces, end}};
-      }
-      if (c.projects()) {
-        ConvPiece* const first = end;
-        cut(0, attrs.channels, end);
-        project = {attrs.channels, c.out_.shape[1], of_project.weight, {first, end}};
-      }
-      lines = reinterpret_cast<const float**>(end);
-      expanded = reinterpret_cast<float*>(mine + c.list_bytes());
-      between = expanded + c.expanded_floats(c.bands_.held());
-    }
-  };
+  i64 scratch_bytes(int threads) const { return threads * thread_bytes(); }
 
   // This thread's share of the lines of outputs [samples, H'].
-  void multiply(const KernelContext& ctx, const PackedConvTable& table, const float* x, i64 first_sample,
-                i64 samples) const {
-    const i64 height = bands_.out_height();
-    Work work(*this, ctx, table, x);
-    const i64 floats = first_sample * height * out_.shape[4] * out_.shape[1];
-    work.out += floats;
-    if (work.of_project.epilogue.residual != nullptr) work.of_project.epilogue.residual += floats;
+  void run(const KernelContext& ctx, const PackedConvTable& table) const {
+    const Work work(*this, ctx, table);
     bands_.run(
-        ctx, samples,
+        ctx, x_.shape[0],
         [&](i64 sample, i64 line, i64 count, i64 at) {
           if (expands()) expand(work, sample, line, count, at);
         },
@@ -171,45 +90,123 @@ class SeparableConvolution {
         });
   }
 
+ private:
+  bool expands() const { return attrs_.has_expand != 0; }
+  bool projects() const { return attrs_.has_project != 0; }
+  i64 expanded_floats(i64 lines) const { return expands() ? lines * width_ * attrs_.channels : 0; }
+  i64 depthwise_floats(i64 lines) const { return projects() ? lines * out_.shape[4] * attrs_.channels : 0; }
+  i64 laid_out_floats() const { return lays_out() ? laid_out_.read_by(laid_out_.made()) * input_.line : 0; }
+
+  template <typename Add>
+  void for_each_run(Add&& add) const {
+    const bool whole = attrs_.expand.conv.dilation[2] == 1 && input_.column == x_.shape[1];
+    input_.for_each_run(attrs_.expand.kernel, whole, add);
+  }
+  i64 expand_pieces() const {
+    i64 count = 0;
+    if (expands()) for_each_run([&](i64, i64 depth) { count += simd::conv_pieces(depth); });
+    return count;
+  }
+  i64 project_pieces() const { return projects() ? simd::conv_pieces(attrs_.channels) : 0; }
+  i64 list_bytes() const {
+    const auto bytes = (expand_pieces() + project_pieces()) * static_cast<i64>(sizeof(ConvPiece)) +
+                       bands_.band() * lines_ * static_cast<i64>(sizeof(const float*));
+    return ceil_div(bytes, 64) * 64;
+  }
+  i64 thread_bytes() const {
+    const i64 floats = expanded_floats(bands_.held()) + depthwise_floats(bands_.band()) + laid_out_floats();
+    return list_bytes() + ceil_div(4 * floats, 64) * 64;
+  }
+
+  // What a share works with: its operands and its part of the scratch.
+  struct Work {
+    const PackedConvTable& table;
+    const float* x;
+    float* out;
+    Operands of_expand, of_depthwise, of_project;
+    Product expand, project;
+    const float** lines;  // [band, lines of the kernel]
+    float* expanded;      // [held, W, channels]: line h lies at h % held
+    float* between;       // [band, W', channels]
+    float* laid_out;      // lines of x with their border
+
+    Work(const SeparableConvolution& c, const KernelContext& ctx, const PackedConvTable& loops)
+        : table(loops), x(ctx.input<float>(0)), out(ctx.output<float>()) {
+      const SeparableConvAttrs& attrs = c.attrs_;
+      int next = 1;
+      if (c.expands()) of_expand = take_operands(ctx, attrs.expand, next);
+      of_depthwise = take_operands(ctx, attrs.depthwise, next);
+      if (c.projects()) of_project = take_operands(ctx, attrs.project, next);
+      std::byte* mine = ctx.scratch_bytes + ctx.thread * c.thread_bytes();
+      auto* const pieces = reinterpret_cast<ConvPiece*>(mine);
+      ConvPiece* end = pieces;
+      if (c.expands()) {
+        c.for_each_run([&](i64 offset, i64 depth) { end = simd::cut_conv_pieces(offset, depth, end); });
+        const auto& kernel = attrs.expand.kernel;
+        expand = {c.x_.shape[1] * kernel[1] * kernel[2], attrs.channels, of_expand.weight, {pieces, end}};
+      }
+      if (c.projects()) {
+        ConvPiece* const first = end;
+        end = simd::cut_conv_pieces(0, attrs.channels, end);
+        project = {attrs.channels, c.out_.shape[1], of_project.weight, {first, end}};
+      }
+      lines = reinterpret_cast<const float**>(end);
+      expanded = reinterpret_cast<float*>(mine + c.list_bytes());
+      between = expanded + c.expanded_floats(c.bands_.held());
+      laid_out = between + c.depthwise_floats(c.bands_.band());
+    }
+  };
+
   // Lines of what the depthwise convolution reads, into places from `at` on.
   void expand(const Work& work, i64 sample, i64 first, i64 count, i64 at) const {
     const ConvAttrs& conv = attrs_.expand.conv;
-    const i64 line = conv.stride[1] * input_.line;
+    const i64 line = conv.stride[1] * input_.line, most = lays_out() ? laid_out_.made() : count;
     ChannelEpilogue e = work.of_expand.epilogue;
     e.out = work.expanded + at * width_ * attrs_.channels;
     e.out_row = attrs_.channels;
-    work.expand.run(work.table, work.x + sample * input_.sample + first * line, conv.stride[2] * input_.column, line,
-                    count, width_, e);
+    for (const i64 end = first + count; first < end; first += most, e.out += most * width_ * attrs_.channels) {
+      const i64 lines = std::min(most, end - first);
+      const float* x = work.laid_out;
+      if (lays_out()) {
+        input_.lay_out_lines(work.x, sample, laid_out_.first_read_by(first), laid_out_.read_by(lines), 0.f, false,
+                             work.laid_out);
+      } else {
+        x = work.x + sample * input_.sample + first * line;
+      }
+      work.expand.run(work.table, x, conv.stride[2] * input_.column, line, lines, width_, e);
+    }
   }
 
   void depthwise(const Work& work, i64 sample, i64 first, i64 count) const {
     const i64 columns = out_.shape[4], channels = attrs_.channels;
-    PackedConvTable::Line line;
-    line.lines = work.lines;
-    line.line_count = static_cast<int>(lines_);
-    line.taps = attrs_.depthwise.kernel[2];
-    line.tap = conv_.dilation[2];
-    line.step = conv_.stride[2];
-    line.pad = conv_.padding[2];
-    line.columns = width_;
-    line.outputs = columns;
-    line.channels = channels;
-    line.column = expands() ? channels : x_.strides[4];
-    line.weight = work.of_depthwise.weight;
-    ChannelEpilogue e = work.of_depthwise.epilogue;
-    e.out = projects() ? work.between : work.out + (sample * out_.shape[3] + first) * columns * channels;
-    e.out_row = channels;
-    for (i64 h = first; h < first + count; ++h, e.out += columns * channels) {
+    PackedConvTable::Lines lines;
+    lines.rows = count;
+    lines.lines = work.lines;
+    lines.line_count = static_cast<int>(lines_);
+    lines.taps = attrs_.depthwise.kernel[2];
+    lines.tap = conv_.dilation[2];
+    lines.step = conv_.stride[2];
+    lines.pad = conv_.padding[2];
+    lines.columns = width_;
+    lines.outputs = columns;
+    lines.channels = channels;
+    lines.column = expands() ? channels : x_.strides[4];
+    lines.weight = work.of_depthwise.weight;
+    const float** next = work.lines;
+    for (i64 h = first; h < first + count; ++h) {
       for (i64 k = 0; k < lines_; ++k) {
         const i64 from = bands_.seen(h, k);
-        const float*& at = work.lines[k];
+        const float*& at = *next++;
         at = nullptr;
         if (!bands_.inside(from)) continue;
         at = expands() ? work.expanded + from % bands_.held() * width_ * channels
                        : work.x + sample * x_.strides[0] + from * x_.strides[3];
       }
-      work.table.depthwise(line, e);
     }
+    ChannelEpilogue e = work.of_depthwise.epilogue;
+    e.out = projects() ? work.between : work.out + (sample * out_.shape[3] + first) * columns * channels;
+    e.out_row = channels;
+    work.table.depthwise(lines, e);
   }
 
   void project(const Work& work, i64 sample, i64 first, i64 count) const {
@@ -229,12 +226,8 @@ class SeparableConvolution {
   const i64 width_;               // of what the depthwise convolution reads
   const i64 lines_;               // of its kernel
   const LineBands bands_;
+  const LaidOutLines laid_out_;
 };
-
-int phases(const KernelContext& ctx) noexcept {
-  const auto attrs = ctx.attrs<SeparableConvAttrs>();
-  return SeparableConvolution(ctx.in(0), ctx.out(), attrs).phases();
-}
 
 void run_here(const KernelContext& ctx) noexcept { run_separable_conv(ctx, simd::packed_conv()); }
 
@@ -260,6 +253,6 @@ i64 separable_conv_scratch_bytes(const TensorDesc& x, const TensorDesc& out, con
   return SeparableConvolution(x, out, attrs).scratch_bytes(threads);
 }
 
-const Kernel kSeparableConv = {"separable_conv", run_here, kMinParallel, phases, why, nullptr, true};
+const Kernel kSeparableConv = {"separable_conv", run_here, kMinParallel, nullptr, why, nullptr, true};
 
 }  // namespace graft

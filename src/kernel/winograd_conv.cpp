@@ -124,9 +124,7 @@ class WinogradConvolution {
       pieces = reinterpret_cast<ConvPiece*>(take(c.pieces_bytes()));
       finite = reinterpret_cast<bool*>(at);
       std::fill_n(zeros, c.channels_, 0.f);
-      piece_count = ceil_div(c.channels_, simd::kConvDepth);
-      for (i64 i = 0; i < piece_count; ++i)
-        pieces[i] = {i * simd::kConvDepth, std::min(c.channels_ - i * simd::kConvDepth, simd::kConvDepth)};
+      piece_count = simd::cut_conv_pieces(0, c.channels_, pieces) - pieces;
     }
   };
 
@@ -136,7 +134,7 @@ class WinogradConvolution {
     const i64 most = std::min(most_tiles_, i64{simd::kConvTilesAtOnce} * loops_.products.tile_rows);
     return 4 * kWinogradProducts * most * width_;
   }
-  i64 pieces_bytes() const { return ceil_div(channels_, simd::kConvDepth) * static_cast<i64>(sizeof(ConvPiece)); }
+  i64 pieces_bytes() const { return simd::conv_pieces(channels_) * static_cast<i64>(sizeof(ConvPiece)); }
   i64 thread_bytes() const {
     const auto whole = [](i64 bytes) { return ceil_div(bytes, 64) * 64; };
     return whole(inputs_bytes()) + whole(products_bytes()) + whole(4 * channels_) + whole(pieces_bytes()) +

@@ -28,6 +28,21 @@ struct ConvPiece {
 
 // The most steps of a sum that are taken at once: a block of weights of that depth stays in the first-level cache.
 inline constexpr std::int64_t kConvDepth = 256;
+inline std::int64_t conv_pieces(std::int64_t depth) { return (depth + kConvDepth - 1) / kConvDepth; }
+
+// Cuts `depth` inputs beside each other from `offset` on into conv_pieces(depth) pieces of about the same depth:
+// weights of a block are asked for while the block before it is at work, which a short one leaves no time for. Returns
+// the end.
+inline ConvPiece* cut_conv_pieces(std::int64_t offset, std::int64_t depth, ConvPiece* to) {
+  for (std::int64_t left = conv_pieces(depth); left > 0; --left) {
+    const std::int64_t piece = (depth + left - 1) / left;
+    *to++ = {offset, piece};
+    offset += piece;
+    depth -= piece;
+  }
+  return to;
+}
+
 // The most tiles of one call: their partial sums are kept between blocks of the depth.
 inline constexpr int kConvTiles = 24;
 // Tiles that all panels are read for, one after the other: their inputs stay in the first caches.
@@ -54,21 +69,24 @@ struct PackedConvTable {
   void (*tiles)(const ConvTile* tiles, int count, std::int64_t row, const ConvPiece* pieces, std::int64_t piece_count,
                 const float* panel, std::int64_t first_channel, int width, const ChannelEpilogue& epilogue);
 
-  // A line of outputs of a convolution with one input channel per output channel: out[o, c] = sum over lines l and
-  // taps t of weight[l, t, c] * lines[l][o * step + t * tap - pad, c], where that lies in [0, columns). A line that is
-  // null counts as zeros. Input columns are `channels` floats apart, weights [lines, taps, channels rounded up to
-  // lanes].
-  struct Line {
-    const float* const* lines = nullptr;
+  // Lines of outputs of a convolution with one input channel per output channel: out[r, o, c] = sum over lines l and
+  // taps t of weight[l, t, c] * lines[r][l][o * step + t * tap - pad, c], where that lies in [0, columns). A line that
+  // is null counts as zeros. Weights [line_count, taps, channels rounded up to lanes].
+  struct Lines {
+    std::int64_t rows = 1;                // lines of outputs, without gaps
+    const float* const* lines = nullptr;  // [rows, line_count]
     int line_count = 0;
     std::int64_t taps = 0, tap = 1, step = 1, pad = 0, columns = 0, outputs = 0, channels = 0;
     std::int64_t column = 0;  // floats from one input column to the next
     const float* weight = nullptr;
   };
-  void (*depthwise)(const Line& line, const ChannelEpilogue& epilogue);
+  void (*depthwise)(const Lines& lines, const ChannelEpilogue& epilogue);
 
   // out[c] = the largest of inputs[0 .. count)[c], a NaN if one is; count > 0.
   void (*largest)(const float* const* inputs, std::int64_t count, std::int64_t channels, float* out);
+
+  // to[w, c] = from[c * channel + w] for few channels.
+  void (*interleave)(const float* from, std::int64_t channel, std::int64_t channels, std::int64_t columns, float* to);
 };
 
 const PackedConvTable& packed_conv(Isa isa);

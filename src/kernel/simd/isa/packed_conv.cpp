@@ -179,21 +179,40 @@ void conv_tiles(const ConvTile* tiles, int count, i64 row, const ConvPiece* piec
 
 // --- one input channel per output channel ---
 
-using Line = PackedConvTable::Line;
+using Lines = PackedConvTable::Lines;
+
+// Keeps a value that several products read in a register, where the compiler would read it again for each.
+GRAFT_VEC void keep(vf& x) {
+#if defined(__AVX512F__)
+  asm("" : "+v"(x));
+#elif defined(__x86_64__)
+  asm("" : "+x"(x));
+#else
+  (void)x;
+#endif
+}
+
+template <int N>
+struct Int {
+  static constexpr int value = N;
+};
+
+// Floats of the weights of one tap.
+GRAFT_VEC i64 weight_row(const Lines& d) { return (d.channels + kLanes - 1) / kLanes * kLanes; }
 
 // One output of any kernel, some of whose columns may lie outside.
-void depthwise_any(const Line& d, i64 channels, i64 output, const Epilogue& e) {
-  const i64 first = output * d.step - d.pad;
+void depthwise_any(const Lines& d, const float* const* lines, i64 output, const Epilogue& e) {
+  const i64 first = output * d.step - d.pad, row = weight_row(d);
   for (i64 c = 0; c < d.channels; c += kLanes) {
     const i64 n = d.channels - c;
     vf sum = zero();
     for (int l = 0; l < d.line_count; ++l) {
-      if (d.lines[l] == nullptr) continue;
+      if (lines[l] == nullptr) continue;
       for (i64 t = 0; t < d.taps; ++t) {
         const i64 column = first + t * d.tap;
         if (column < 0 || column >= d.columns) continue;
-        sum = fma(load_some<F32>(d.lines[l] + column * d.column + c, n),
-                  load(d.weight + (l * d.taps + t) * channels + c), sum);
+        sum =
+            fma(load_some<F32>(lines[l] + column * d.column + c, n), load(d.weight + (l * d.taps + t) * row + c), sum);
       }
     }
     put(e, sum, bias_of(e, c, n), output, c, n);
@@ -202,20 +221,20 @@ void depthwise_any(const Line& d, i64 channels, i64 output, const Epilogue& e) {
 
 // O outputs beside each other, all of whose columns exist.
 template <int O>
-void depthwise_block(const Line& d, i64 channels, i64 output, const Epilogue& e) {
+void depthwise_block(const Lines& d, const float* const* lines, i64 output, const Epilogue& e) {
   const i64 from = (output * d.step - d.pad) * d.column;
-  const i64 next = d.step * d.column;
+  const i64 next = d.step * d.column, row = weight_row(d);
   for (i64 c = 0; c < d.channels; c += kLanes) {
     const i64 n = d.channels - c;
     vf sums[O][1];
 #pragma GCC unroll 4
     for (int o = 0; o < O; ++o) sums[o][0] = zero();
     const float* w = d.weight + c;
-    for (int l = 0; l < d.line_count; ++l, w += d.taps * channels) {
-      if (d.lines[l] == nullptr) continue;
-      const float* x = d.lines[l] + from + c;
+    for (int l = 0; l < d.line_count; ++l, w += d.taps * row) {
+      if (lines[l] == nullptr) continue;
+      const float* x = lines[l] + from + c;
       for (i64 t = 0; t < d.taps; ++t) {
-        const vf weight = load(w + t * channels);
+        const vf weight = load(w + t * row);
         const float* at = x + t * d.tap * d.column;
         if (n >= kLanes) {
 #pragma GCC unroll 4
@@ -230,64 +249,118 @@ void depthwise_block(const Line& d, i64 channels, i64 output, const Epilogue& e)
   }
 }
 
-// O outputs of three lines of three taps beside each other: each input is read once for all outputs that see it. Of
-// their columns the first and the last may lie outside.
-template <int O, int S>
-void depthwise_3x3(const Line& d, i64 channels, i64 output, const Epilogue& e) {
+constexpr int kMostOutputs = 4;
+
+// The sums of O outputs beside each other of three lines of three taps: each input is read once for all outputs that
+// see it. `at`: where their first column is in a line. Unless all is inside, lines may be null and `left` and `right`
+// tell whether the first and the last of their columns lie outside.
+template <int O, int S, bool kInside, typename Load>
+GRAFT_VEC void sums_3x3(const float* const (&lines)[3], i64 at, i64 column, bool left, bool right,
+                        const vf (&weight)[9], vf (&sums)[O], Load&& value_at) {
   constexpr int kColumns = (O - 1) * S + 3;
-  const i64 first = output * S - d.pad;
-  const bool left = first<0, right = first + kColumns> d.columns;
-  const auto add = [&](i64 c, auto&& value_at) __attribute__((always_inline)) {
-    vf sums[O][1];
 #pragma GCC unroll 4
-    for (int o = 0; o < O; ++o) sums[o][0] = zero();
+  for (int o = 0; o < O; ++o) sums[o] = zero();
 #pragma GCC unroll 3
-    for (int l = 0; l < 3; ++l) {
-      if (d.lines[l] == nullptr) continue;
-      const float* x = d.lines[l] + first * d.column + c;
-      const float* w = d.weight + 3 * l * channels + c;
-      vf weight[3];
-#pragma GCC unroll 3
-      for (int t = 0; t < 3; ++t) weight[t] = load(w + t * channels);
+  for (int l = 0; l < 3; ++l) {
+    if (!kInside && lines[l] == nullptr) continue;
+    const float* x = lines[l] + at;
 #pragma GCC unroll 12
-      for (int i = 0; i < kColumns; ++i) {
-        if ((i == 0 && left) || (i == kColumns - 1 && right)) continue;
-        const vf value = value_at(x + i * d.column);
+    for (int i = 0; i < kColumns; ++i, x += column) {
+      if (!kInside && ((i == 0 && left) || (i == kColumns - 1 && right))) continue;
+      vf value = value_at(x);
+      keep(value);
 #pragma GCC unroll 4
-        for (int o = 0; o < O; ++o) {
-          if (i - o * S >= 0 && i - o * S < 3) sums[o][0] = fma(value, weight[i - o * S], sums[o][0]);
-        }
+      for (int o = 0; o < O; ++o) {
+        const int t = i - o * S;
+        if (t >= 0 && t < 3) sums[o] = fma(value, weight[3 * l + t], sums[o]);
       }
     }
-    put_tile<O, 1>(e, sums, output, c, d.channels - c);
-  };
-  i64 c = 0;
-  for (; c + kLanes <= d.channels; c += kLanes)
-    add(
-        c, [](const float* x) __attribute__((always_inline)) { return load(x); });
-  if (c == d.channels) return;
-  const int rest = static_cast<int>(d.channels - c);
-  add(
-      c, [&](const float* x) __attribute__((always_inline)) { return load_n(x, rest); });
+  }
 }
 
-using DepthwiseFn = void (*)(const Line&, i64, i64, const Epilogue&);
-constexpr int kMostOutputs = 4;
-constexpr DepthwiseFn kDepthwise3x3[2][kMostOutputs] = {
-    {depthwise_3x3<1, 1>, depthwise_3x3<2, 1>, depthwise_3x3<3, 1>, depthwise_3x3<4, 1>},
-    {depthwise_3x3<1, 2>, depthwise_3x3<2, 2>, depthwise_3x3<3, 2>, depthwise_3x3<4, 2>}};
-
-void depthwise(const Line& d, const ChannelEpilogue& epilogue) {
-  const Epilogue e = in_registers(epilogue);
-  const i64 channels = (d.channels + kLanes - 1) / kLanes * kLanes;
-  if (d.line_count == 3 && d.taps == 3 && d.tap == 1 && d.step <= 2 && d.pad <= 1) {
-    // Of such a line no output sees more than one column outside on each side.
-    const i64 blocks = (d.outputs + kMostOutputs - 1) / kMostOutputs;
-    for (i64 block = 0, o = 0; block < blocks; ++block) {
-      const i64 n = (d.outputs - o + blocks - block - 1) / (blocks - block);
-      kDepthwise3x3[d.step - 1][n - 1](d, channels, o, e);
-      o += n;
+// A vector of channels from c on of outputs [begin, end) of all lines: weights are in registers, and what several lines
+// of outputs read comes from the first-level cache.
+template <int S, typename Load>
+GRAFT_VEC void channels_3x3(const Lines& d, i64 begin, i64 end, i64 c, const Epilogue& epilogue, Load&& value_at) {
+  vf weight[9];
+#pragma GCC unroll 9
+  for (int t = 0; t < 9; ++t) weight[t] = load(d.weight + t * weight_row(d) + c);
+  const Epilogue e = epilogue;
+  const i64 outputs = d.outputs, column = d.column, columns = d.columns, width = d.channels - c, pad = d.pad;
+  const vf bias = bias_of(e, c, width);
+  const bool plain = e.residual == nullptr && e.activation == Activation::none && width >= kLanes;
+  // Outputs [inner, outer) see columns that exist.
+  const i64 inner = pad, outer = (columns + pad - 3) / S + 1;
+  for (i64 row = 0; row < d.rows; ++row) {
+    const float* const* at = d.lines + 3 * row;
+    const float* const lines[3] = {at[0], at[1], at[2]};
+    const auto take = [&](auto count, auto inside, i64 o) __attribute__((always_inline)) {
+      constexpr int O = decltype(count)::value;
+      const i64 first = o * S - pad;
+      vf sums[O];
+      sums_3x3<O, S, decltype(inside)::value == 1>(lines, first * column + c, column,
+                                                   first<0, first + (O - 1) * S + 3> columns, weight, sums, value_at);
+      const i64 position = row * outputs + o;
+      if (plain) {
+        float* out = e.out + position * e.out_row + c;
+#pragma GCC unroll 4
+        for (int i = 0; i < O; ++i, out += e.out_row) store(out, at_most(at_least(sums[i] + bias, e.low), e.high));
+        return;
+      }
+      alignas(64) float kept[O * kLanes];
+      for (int i = 0; i < O; ++i) store(kept + i * kLanes, sums[i]);
+      put_any(e, kept, O, position, c, smaller(width, kLanes));
+    };
+    const bool whole = lines[0] != nullptr && lines[1] != nullptr && lines[2] != nullptr;
+    i64 o = begin;
+    while (o + kMostOutputs <= end) {
+      if (whole && o >= inner) {
+        for (; o + kMostOutputs <= smaller(end, outer); o += kMostOutputs) take(Int<kMostOutputs>{}, Int<1>{}, o);
+        if (o + kMostOutputs > end) break;
+      }
+      take(Int<kMostOutputs>{}, Int<0>{}, o);
+      o += kMostOutputs;
     }
+    switch (end - o) {
+      case 3:
+        take(Int<3>{}, Int<0>{}, o);
+        break;
+      case 2:
+        take(Int<2>{}, Int<0>{}, o);
+        break;
+      case 1:
+        take(Int<1>{}, Int<0>{}, o);
+        break;
+      default:
+        break;
+    }
+  }
+}
+
+// Outputs of a line at a time: columns are a power of two of cache lines apart in many models, so that longer lines
+// would not stay in the first-level cache.
+constexpr i64 kOutputsAtOnce = 56;
+
+// Of columns, no output sees more than one outside on each side.
+template <int S>
+void depthwise_3x3(const Lines& d, const Epilogue& e) {
+  for (i64 begin = 0; begin < d.outputs; begin += kOutputsAtOnce) {
+    const i64 end = smaller(begin + kOutputsAtOnce, d.outputs);
+    i64 c = 0;
+    for (; c + kLanes <= d.channels; c += kLanes)
+      channels_3x3<S>(
+          d, begin, end, c, e, [](const float* x) __attribute__((always_inline)) { return load(x); });
+    if (c == d.channels) continue;
+    const int rest = static_cast<int>(d.channels - c);
+    channels_3x3<S>(
+        d, begin, end, c, e, [&](const float* x) __attribute__((always_inline)) { return load_n(x, rest); });
+  }
+}
+
+void depthwise(const Lines& d, const ChannelEpilogue& epilogue) {
+  Epilogue e = in_registers(epilogue);
+  if (d.line_count == 3 && d.taps == 3 && d.tap == 1 && d.step <= 2 && d.pad <= 1) {
+    d.step == 1 ? depthwise_3x3<1>(d, e) : depthwise_3x3<2>(d, e);
     return;
   }
   // Outputs in [inner, outer) see columns that exist.
@@ -298,11 +371,16 @@ void depthwise(const Line& d, const ChannelEpilogue& epilogue) {
   if (inner > d.outputs) inner = d.outputs;
   if (outer > d.outputs) outer = d.outputs;
   if (outer < inner) outer = inner;
-  i64 o = 0;
-  for (; o < inner; ++o) depthwise_any(d, channels, o, e);
-  for (; o + kMostOutputs <= outer; o += kMostOutputs) depthwise_block<kMostOutputs>(d, channels, o, e);
-  for (; o < outer; ++o) depthwise_block<1>(d, channels, o, e);
-  for (; o < d.outputs; ++o) depthwise_any(d, channels, o, e);
+  for (i64 row = 0; row < d.rows; ++row) {
+    const float* const* lines = d.lines + row * d.line_count;
+    i64 o = 0;
+    for (; o < inner; ++o) depthwise_any(d, lines, o, e);
+    for (; o + kMostOutputs <= outer; o += kMostOutputs) depthwise_block<kMostOutputs>(d, lines, o, e);
+    for (; o < outer; ++o) depthwise_block<1>(d, lines, o, e);
+    for (; o < d.outputs; ++o) depthwise_any(d, lines, o, e);
+    e.out += d.outputs * e.out_row;
+    if (e.residual != nullptr) e.residual += d.outputs * e.residual_row;
+  }
 }
 
 // --- pools ---
@@ -321,8 +399,44 @@ void largest(const float* const* inputs, i64 count, i64 channels, float* out) {
   store_n(out + c, best, n);
 }
 
+// --- pictures ---
+
+#if defined(__AVX512F__)
+// Place i of three vectors is column i / 3 of channel i % 3. Lanes of two vectors at a time: first the first two
+// channels, then what this gave and the third.
+struct Interleave3 {
+  alignas(64) std::int32_t two[48], three[48];
+};
+constexpr Interleave3 interleave3() {
+  Interleave3 lanes{};
+  for (int i = 0; i < 48; ++i) {
+    lanes.two[i] = i % 3 == 1 ? 16 + i / 3 : i / 3;
+    lanes.three[i] = i % 3 == 2 ? 16 + i / 3 : i % 16;
+  }
+  return lanes;
+}
+constexpr Interleave3 kInterleave3 = interleave3();
+#endif
+
+void interleave(const float* from, i64 channel, i64 channels, i64 columns, float* to) {
+  i64 begin = 0;
+#if defined(__AVX512F__)
+  for (; channels == 3 && begin + 16 <= columns; begin += 16) {
+    const __m512 x = _mm512_loadu_ps(from + begin), y = _mm512_loadu_ps(from + channel + begin),
+                 z = _mm512_loadu_ps(from + 2 * channel + begin);
+#pragma GCC unroll 3
+    for (int k = 0; k < 48; k += 16) {
+      const __m512 both = _mm512_permutex2var_ps(x, _mm512_load_si512(kInterleave3.two + k), y);
+      _mm512_storeu_ps(to + 3 * begin + k, _mm512_permutex2var_ps(both, _mm512_load_si512(kInterleave3.three + k), z));
+    }
+  }
+#endif
+  for (i64 c = 0; c < channels; ++c)
+    for (i64 w = begin; w < columns; ++w) to[w * channels + c] = from[w + c * channel];
+}
+
 }  // namespace
 
-const PackedConvTable kPackedConv = {kLanes, kPanel, kTileRows, pack, conv_tiles, depthwise, largest};
+const PackedConvTable kPackedConv = {kLanes, kPanel, kTileRows, pack, conv_tiles, depthwise, largest, interleave};
 
 }  // namespace graft::simd::GRAFT_ISA
