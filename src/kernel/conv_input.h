@@ -198,14 +198,18 @@ class ConvInput {
   i64 group_ = 1;  // samples that are laid out at a time
 };
 
+// With as many tiles for each thread, share_tiles() divides the tiles among the threads, else tiles and panels.
+inline bool all_panels_by_tiles(const KernelContext& ctx, std::int64_t tiles) {
+  constexpr std::int64_t kManyTiles = 32;
+  return tiles >= kManyTiles * ctx.threads;
+}
+
 // Divides `tiles` tiles of `panels` panels among the threads as they go (KernelContext::meet); run(panel, first tile,
 // one past the last). The tiles read `input_bytes` in all.
 template <typename Run>
 void share_tiles(const KernelContext& ctx, std::int64_t tiles, std::int64_t panels, std::int64_t at_once,
                  std::int64_t input_bytes, Run&& run) {
-  // With as many tiles for each thread, the tiles are divided among the threads, else tiles and panels are.
-  constexpr std::int64_t kManyTiles = 32;
-  if (tiles >= kManyTiles * ctx.threads) {
+  if (all_panels_by_tiles(ctx, tiles)) {
     // Some tiles at a time by all panels: these inputs stay in the first caches.
     const std::int64_t groups = ceil_div(tiles, at_once);
     ctx.meet(groups, {}, [&](std::int64_t begin, std::int64_t end) {

@@ -69,11 +69,14 @@ void pack_depthwise(const KernelContext& ctx, const PackedConvTable& table) {
 
 // --- products ---
 
+// Weights that stay in a second-level cache.
+constexpr i64 kNearFloats = i64{1} << 16;
+
 // Tiles that all panels are read for, one after the other, of so many floats each. Panels that a second-level cache
 // holds are read often: the tiles stay in the first caches. Others come from farther away: the tiles fill a part of the
 // second one, and a call's asks for the next panel lie farther apart.
 i64 tiles_at_once(i64 weight_floats, i64 tile_floats) {
-  constexpr i64 kNearFloats = i64{1} << 16, kTilesFloats = i64{1} << 17;
+  constexpr i64 kTilesFloats = i64{1} << 17;
   if (weight_floats <= kNearFloats) return simd::kConvTilesAtOnce;
   return std::clamp<i64>(kTilesFloats / tile_floats, simd::kConvTilesAtOnce, simd::kConvTiles);
 }
@@ -130,7 +133,9 @@ class PackedConvolution {
     offset(e, first_sample * out[2] * out[3] * out[4] * out[1]);
     const i64 tiles = lines.all * lines.parts;
     const i64 bytes = samples * (x_.numel() / x_.shape[0]) * static_cast<i64>(sizeof(float));
-    const i64 at_once = tiles_at_once(panels * table.panel_width * depth, table.tile_rows * channels);
+    const i64 weight_floats = panels * table.panel_width * depth;
+    const i64 at_once = tiles_at_once(weight_floats, table.tile_rows * channels);
+    const bool asks = weight_floats > kNearFloats || !all_panels_by_tiles(ctx, tiles);
     share_tiles(ctx, tiles, groups * panels, at_once, bytes, [&](i64 panel, i64 from, i64 to) {
       const i64 group = panel / panels, first_channel = panel % panels * table.panel_width;
       const int width = static_cast<int>(std::min<i64>(table.panel_width, rows - first_channel));
@@ -144,7 +149,8 @@ class PackedConvolution {
           list[static_cast<std::size_t>(i)] = {x + part.offset + group * channels, part.first, part.rows};
         }
         table.tiles(list.data(), count, lines.step, pieces.data(), static_cast<i64>(pieces.size()),
-                    ctx.input<float>(1) + panel * depth * table.panel_width, group * rows + first_channel, width, e);
+                    ctx.input<float>(1) + panel * depth * table.panel_width, group * rows + first_channel, width, asks,
+                    e);
       }
     });
   }

@@ -94,11 +94,14 @@ void conv_tile(const ConvTile& at, i64 row, const ConvPiece* pieces, i64 count, 
                bool first, bool last, i64 channel, i64 width, const ChannelEpilogue& e, Ahead ahead, i64 depth) {
   TileSums<R, NV> sums;
   clear(sums);
-  const i64 at_once = depth <= kAskSteps ? ahead.lines : quotient(ahead.lines * kAskSteps, depth) + 1;
+  // Nothing to ask for: pieces as a whole.
+  const bool asks = ahead.lines > 0;
+  const i64 steps = asks ? kAskSteps : kConvDepth;
+  const i64 at_once = !asks || depth <= kAskSteps ? ahead.lines : quotient(ahead.lines * kAskSteps, depth) + 1;
   for (i64 p = 0; p < count; ++p) {
-    for (i64 k = 0; k < pieces[p].depth; k += kAskSteps) {
-      const i64 n = smaller(kAskSteps, pieces[p].depth - k);
-      ask(ahead, at_once);
+    for (i64 k = 0; k < pieces[p].depth; k += steps) {
+      const i64 n = smaller(steps, pieces[p].depth - k);
+      if (asks) ask(ahead, at_once);
       add_products(at.x + pieces[p].offset + k, row, v, kPanel, n, sums);
     }
   }
@@ -142,7 +145,7 @@ constexpr ConvTileFn kConvTileFns[2][kTileRows] = {
 #endif
 
 void conv_tiles(const ConvTile* tiles, int count, i64 row, const ConvPiece* pieces, i64 piece_count, const float* panel,
-                i64 first_channel, int width, const ChannelEpilogue& e) {
+                i64 first_channel, int width, bool asks, const ChannelEpilogue& e) {
   alignas(64) float partial[kConvTiles][kTileRows * kPanel];
   // As many pieces as are taken at once; an empty sum is one block of none.
   const auto block_end = [&](i64 begin, i64& depth) {
@@ -160,7 +163,8 @@ void conv_tiles(const ConvTile* tiles, int count, i64 row, const ConvPiece* piec
     const bool last = end == piece_count;
     const i64 next_end = last ? 0 : block_end(end, next_depth);
     const char* next = reinterpret_cast<const char*>(panel + depth * kPanel);
-    i64 lines = next_depth * kPanel * 4 / 64;
+    // A tile alone takes as long as its weights take to come, in the order in which memory is read ahead by itself.
+    i64 lines = asks && count > 1 ? next_depth * kPanel * 4 / 64 : 0;
     const i64 each = quotient(lines, count) + 1;
     for (int t = 0; t < count; ++t) {
       const Ahead ahead = {next, smaller(each, lines)};
