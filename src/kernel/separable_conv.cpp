@@ -94,6 +94,9 @@ class SeparableConvolution {
   bool expands() const { return attrs_.has_expand != 0; }
   bool projects() const { return attrs_.has_project != 0; }
   i64 expanded_floats(i64 lines) const { return expands() ? lines * width_ * attrs_.channels : 0; }
+  // An odd number of cache lines: of most numbers of channels, no column of what is made by reading the ring then lies
+  // where one of the ring does but for whole pages, which would make reads wait for writes.
+  i64 ring_floats() const { return ceil_div(expanded_floats(bands_.held()), i64{32}) * 32 + 16; }
   i64 depthwise_floats(i64 lines) const { return projects() ? lines * out_.shape[4] * attrs_.channels : 0; }
   i64 laid_out_floats() const { return lays_out() ? laid_out_.read_by(laid_out_.made()) * input_.line : 0; }
 
@@ -114,7 +117,7 @@ class SeparableConvolution {
     return ceil_div(bytes, 64) * 64;
   }
   i64 thread_bytes() const {
-    const i64 floats = expanded_floats(bands_.held()) + depthwise_floats(bands_.band()) + laid_out_floats();
+    const i64 floats = ring_floats() + depthwise_floats(bands_.band()) + laid_out_floats();
     return list_bytes() + ceil_div(4 * floats, 64) * 64;
   }
 
@@ -152,7 +155,7 @@ class SeparableConvolution {
       }
       lines = reinterpret_cast<const float**>(end);
       expanded = reinterpret_cast<float*>(mine + c.list_bytes());
-      between = expanded + c.expanded_floats(c.bands_.held());
+      between = expanded + c.ring_floats();
       laid_out = between + c.depthwise_floats(c.bands_.band());
     }
   };

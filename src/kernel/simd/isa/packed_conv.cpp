@@ -144,6 +144,37 @@ constexpr ConvTileFn kConvTileFns[2][kTileRows] = {
     {conv_tile<1, 2>, conv_tile<2, 2>, conv_tile<3, 2>, conv_tile<4, 2>, conv_tile<5, 2>, conv_tile<6, 2>}};
 #endif
 
+// The same of all pieces, without asking: what a tile of few steps does beside them counts.
+template <int R, int NV>
+void whole_tile(const ConvTile& at, i64 row, const ConvPiece* pieces, i64 count, const float* v, i64 channel, i64 width,
+                const ChannelEpilogue& e) {
+  TileSums<R, NV> sums;
+  clear(sums);
+  for (i64 p = 0; p < count; ++p) add_products(at.x + pieces[p].offset, row, v, kPanel, pieces[p].depth, sums);
+  vf x[R][NV];
+#pragma GCC unroll 12
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 2
+    for (int n = 0; n < NV; ++n) x[r][n] = total(sums, r, n);
+  }
+  put_tile<R, NV>(in_registers(e), x, at.first, channel, width);
+}
+
+using WholeTileFn = void (*)(const ConvTile&, i64, const ConvPiece*, i64, const float*, i64, i64,
+                             const ChannelEpilogue&);
+
+#if defined(__AVX512F__)
+constexpr WholeTileFn kWholeTileFns[2][kTileRows] = {
+    {whole_tile<1, 1>, whole_tile<2, 1>, whole_tile<3, 1>, whole_tile<4, 1>, whole_tile<5, 1>, whole_tile<6, 1>,
+     whole_tile<7, 1>, whole_tile<8, 1>, whole_tile<9, 1>, whole_tile<10, 1>, whole_tile<11, 1>, whole_tile<12, 1>},
+    {whole_tile<1, 2>, whole_tile<2, 2>, whole_tile<3, 2>, whole_tile<4, 2>, whole_tile<5, 2>, whole_tile<6, 2>,
+     whole_tile<7, 2>, whole_tile<8, 2>, whole_tile<9, 2>, whole_tile<10, 2>, whole_tile<11, 2>, whole_tile<12, 2>}};
+#else
+constexpr WholeTileFn kWholeTileFns[2][kTileRows] = {
+    {whole_tile<1, 1>, whole_tile<2, 1>, whole_tile<3, 1>, whole_tile<4, 1>, whole_tile<5, 1>, whole_tile<6, 1>},
+    {whole_tile<1, 2>, whole_tile<2, 2>, whole_tile<3, 2>, whole_tile<4, 2>, whole_tile<5, 2>, whole_tile<6, 2>}};
+#endif
+
 void conv_tiles(const ConvTile* tiles, int count, i64 row, const ConvPiece* pieces, i64 piece_count, const float* panel,
                 i64 first_channel, int width, bool asks, const ChannelEpilogue& e) {
   alignas(64) float partial[kConvTiles][kTileRows * kPanel];
@@ -157,6 +188,11 @@ void conv_tiles(const ConvTile* tiles, int count, i64 row, const ConvPiece* piec
   i64 done = 0, depth = 0, first_depth = 0;
   i64 end = block_end(0, first_depth);
   depth = first_depth;
+  if (end == piece_count && !(asks && count > 1)) {
+    for (int t = 0; t < count; ++t)
+      kWholeTileFns[width > kLanes][tiles[t].rows - 1](tiles[t], row, pieces, end, panel, first_channel, width, e);
+    return;
+  }
   for (;;) {
     // Behind a panel's last block lies the first of the next panel.
     i64 next_depth = first_depth;
@@ -268,6 +304,8 @@ GRAFT_VEC void sums_3x3(const float* const (&lines)[3], i64 at, i64 column, bool
   for (int l = 0; l < 3; ++l) {
     if (!kInside && lines[l] == nullptr) continue;
     const float* x = lines[l] + at;
+    // So that the compiler does not keep (and spill) a pointer for each of the 27 columns.
+    if (S > 1) asm("" : "+r"(x));
 #pragma GCC unroll 12
     for (int i = 0; i < kColumns; ++i, x += column) {
       if (!kInside && ((i == 0 && left) || (i == kColumns - 1 && right))) continue;
