@@ -28,9 +28,10 @@ Meeting::Range Meeting::take(std::int64_t size, const Portion& portion, bool fro
     const auto back = static_cast<std::int64_t>(now >> kHalf);
     const std::int64_t left = size - front - back;
     if (left <= 0) return {0, 0};
-    std::int64_t count = std::max(portion.least, left / 4);
+    std::int64_t count = std::max(portion.least, left / 3);
     if (left >= 2 * portion.whole) count = std::max(count / portion.whole, std::int64_t{1}) * portion.whole;
-    count = std::min(left, std::min(portion.most, count));
+    // The last ones are halved, so that both shares end at the same time.
+    count = std::min((left + 1) / 2, std::min(portion.most, count));
     const auto added = static_cast<std::uint64_t>(count) << (from_back ? kHalf : 0);
     if (!taken_.compare_exchange_weak(now, now + added, std::memory_order_relaxed)) continue;
     return from_back ? Range{size - back - count, size - back} : Range{front, front + count};

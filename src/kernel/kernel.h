@@ -41,13 +41,13 @@ class alignas(64) Meeting {
   struct Range {
     std::int64_t begin, end;
   };
-  // At least `least` and at most `most` units are taken at a time, and, while two of them are left, multiples of
-  // `whole`, which cost less together (the tiles that read one panel of a weight).
+  // At least `least` (but half of what is left at the end) and at most `most` units are taken at a time, and, while two
+  // of them are left, multiples of `whole`, which cost less together (the tiles that read one panel of a weight).
   struct Portion {
     std::int64_t least = 1, most = std::numeric_limits<std::int64_t>::max(), whole = 1;
   };
   void clear() noexcept { taken_.store(0, std::memory_order_relaxed); }
-  // Takes a fourth of what is left of `size` units (fewer than 2^31), within what `portion` says, from the front or
+  // Takes a third of what is left of `size` units (fewer than 2^31), within what `portion` says, from the front or
   // from the back; none when none is left.
   Range take(std::int64_t size, const Portion& portion, bool from_back) noexcept;
 

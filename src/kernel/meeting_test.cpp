@@ -12,23 +12,22 @@
 namespace graft {
 namespace {
 
-TEST(Meeting, TakesAFourthOfWhatIsLeftFromItsEnd) {
+TEST(Meeting, TakesAThirdOfWhatIsLeftFromItsEnd) {
   Meeting meeting;
   const auto take = [&](bool from_back) {
     const auto [begin, end] = meeting.take(40, {.least = 2, .most = 8}, from_back);
     return std::pair(begin, end);
   };
-  EXPECT_EQ(take(false), std::pair(0L, 8L));    // most
-  EXPECT_EQ(take(true), std::pair(32L, 40L));   // most
-  EXPECT_EQ(take(true), std::pair(26L, 32L));   // a fourth of 24
-  EXPECT_EQ(take(false), std::pair(8L, 12L));   // of 18
-  EXPECT_EQ(take(false), std::pair(12L, 15L));  // of 14
-  EXPECT_EQ(take(false), std::pair(15L, 17L));  // least
-  EXPECT_EQ(take(true), std::pair(24L, 26L));
-  EXPECT_EQ(take(true), std::pair(22L, 24L));
+  EXPECT_EQ(take(false), std::pair(0L, 8L));   // most
+  EXPECT_EQ(take(true), std::pair(32L, 40L));  // most
+  EXPECT_EQ(take(true), std::pair(24L, 32L));
+  EXPECT_EQ(take(false), std::pair(8L, 13L));   // a third of 16
+  EXPECT_EQ(take(false), std::pair(13L, 16L));  // of 11
+  EXPECT_EQ(take(false), std::pair(16L, 18L));
+  EXPECT_EQ(take(true), std::pair(22L, 24L));  // least
   EXPECT_EQ(take(true), std::pair(20L, 22L));
-  EXPECT_EQ(take(false), std::pair(17L, 19L));
-  EXPECT_EQ(take(true), std::pair(19L, 20L));  // what is left
+  EXPECT_EQ(take(true), std::pair(19L, 20L));  // the last two are divided
+  EXPECT_EQ(take(false), std::pair(18L, 19L));
   EXPECT_EQ(take(true), std::pair(0L, 0L));
   EXPECT_EQ(take(false), std::pair(0L, 0L));
   meeting.clear();
@@ -41,15 +40,15 @@ TEST(Meeting, TakesWholeUnitsWhileThereAreTwo) {
     const auto [begin, end] = meeting.take(60, {.least = 3, .whole = 10}, from_back);
     return std::pair(begin, end);
   };
-  EXPECT_EQ(take(false), std::pair(0L, 10L));  // a fourth of 60 would be 15
-  EXPECT_EQ(take(true), std::pair(50L, 60L));
+  EXPECT_EQ(take(false), std::pair(0L, 20L));
+  EXPECT_EQ(take(true), std::pair(50L, 60L));  // a third of 40 would be 13
   EXPECT_EQ(take(true), std::pair(40L, 50L));
-  EXPECT_EQ(take(false), std::pair(10L, 20L));
-  EXPECT_EQ(take(false), std::pair(20L, 30L));  // a fourth of 20 would be 5
+  EXPECT_EQ(take(false), std::pair(20L, 30L));  // a third of 20 would be 6
   EXPECT_EQ(take(true), std::pair(37L, 40L));   // the last one is divided
   EXPECT_EQ(take(false), std::pair(30L, 33L));
-  EXPECT_EQ(take(false), std::pair(33L, 36L));
+  EXPECT_EQ(take(false), std::pair(33L, 35L));
   EXPECT_EQ(take(true), std::pair(36L, 37L));
+  EXPECT_EQ(take(false), std::pair(35L, 36L));
   EXPECT_EQ(take(false), std::pair(0L, 0L));
 }
 
@@ -127,9 +126,9 @@ TEST(ShareTiles, LargeInputsAreReadByHalves) {
       first.push_back(from);
     });
     ASSERT_EQ(order.size(), 2u * kPanels);
-    for (std::size_t i = 0; i < 10; ++i) EXPECT_EQ(first[i] >= 9, thread == 1) << i;
-    for (std::size_t i = 14; i < 24; ++i) EXPECT_EQ(first[i] >= 9, thread == 0) << i;
-    EXPECT_LT(order[0], kPanels / 2);
+    for (std::size_t i = 0; i < 8; ++i) EXPECT_EQ(first[i] >= 9, thread == 1) << i;
+    for (std::size_t i = 16; i < 24; ++i) EXPECT_EQ(first[i] >= 9, thread == 0) << i;
+    EXPECT_LT(order[0], kPanels * 2 / 3);
   }
 }
 
