@@ -61,21 +61,24 @@ class SeparableQuantizedConvolution {
         width_(attrs.width),
         lines_(attrs.depthwise.kernel[1]),
         pitch_((out.shape[4] - 1) * conv_.stride[2] + (attrs.depthwise.kernel[2] - 1) * conv_.dilation[2] + 1),
-        bands_(conv_, lines_, attrs.height, out.shape[3], out.shape[4], expanded_bytes(1), between_bytes(1)) {}
+        bands_(conv_, lines_, attrs.height, out.shape[3], out.shape[4], expanded_bytes(1), between_bytes(1)),
+        laid_out_(attrs.expand.conv, attrs.expand.kernel[1], input_.line) {}
 
   bool lays_out() const { return expands() && input_.lays_out(); }
-  int phases() const { return expands() ? input_.phases() : 1; }
-  // What each share works with, then the input.
-  i64 scratch_bytes(int threads) const {
-    return threads * thread_bytes() + (expands() ? input_.scratch_bytes() + kMostByteStep : 0);
-  }
+  i64 scratch_bytes(int threads) const { return threads * thread_bytes(); }
 
+  // This thread's share of the lines of outputs [samples, H'].
   void run(const KernelContext& ctx, const QuantizedConvTable& table) const {
-    if (!expands()) return multiply(ctx, table, ctx.input<std::uint8_t>(0), 0, x_.shape[0]);
-    input_.run(
-        ctx, ctx.scratch_bytes + ctx.threads * thread_bytes(), static_cast<std::uint8_t>(attrs_.expand.input_zero),
-        [&](const std::uint8_t* x, i64 first, i64 samples) { multiply(ctx, table, x, first, samples); },
-        flip_of(x_.dtype) != 0);
+    const Work work(*this, ctx, table);
+    bands_.run(
+        ctx, x_.shape[0],
+        [&](i64 sample, i64 line, i64 count, i64 at) {
+          if (expands()) expand(work, sample, line, count, at);
+        },
+        [&](i64 sample, i64 line, i64 count) {
+          depthwise(work, sample, line, count);
+          if (projects()) project(work, sample, line, count);
+        });
   }
 
  private:
@@ -92,7 +95,11 @@ class SeparableQuantizedConvolution {
     const bool pointwise = kernel[1] == 1 && kernel[2] == 1 && conv.stride[1] == 1 && conv.stride[2] == 1;
     return expands() && pointwise && !input_.lays_out() && flip_of(x_.dtype) != 0 && x_.strides[4] == x_.shape[1];
   }
-  i64 copy_bytes(i64 lines) const { return lines * width_ * x_.shape[1]; }
+  bool copies() const { return lays_out() || copies_flipped(); }
+  // Of the lines that are expanded at a time.
+  i64 copy_bytes() const {
+    return lays_out() ? laid_out_.read_by(laid_out_.made()) * input_.line : bands_.held() * width_ * x_.shape[1];
+  }
 
   i64 expand_runs() const { return expands() ? attrs_.expand.kernel[1] * (whole() ? 1 : attrs_.expand.kernel[2]) : 0; }
 
@@ -103,27 +110,25 @@ class SeparableQuantizedConvolution {
   i64 ring_bytes() const { return ceil_64(expanded_bytes(bands_.held())); }
   i64 thread_bytes() const {
     return runs_bytes() + columns_bytes() + padding_bytes() + ring_bytes() +
-           (copies_flipped() ? ceil_64(copy_bytes(bands_.held()) + kMostByteStep) : 0) +
+           (copies() ? ceil_64(copy_bytes() + kMostByteStep) : 0) +
            (projects() ? ceil_64(between_bytes(bands_.band()) + kMostByteStep) : 0);
   }
 
   // What a share works with: its operands and its part of the scratch.
   struct Work {
     const QuantizedConvTable& table;
-    const std::uint8_t* x;  // of the first sample
+    const std::uint8_t* x;
     Product expand, project;
     QuantizedEpilogue of_expand, of_depthwise, of_project;
     Line line;
     const std::uint8_t** columns;
     std::uint8_t* padding;
-    std::uint8_t* copy = nullptr;  // of lines of x, where they are flipped
+    std::uint8_t* copy = nullptr;  // of lines of x, where they are laid out or flipped
     std::uint8_t* expanded;        // [held, W, channels]: line h lies at h % held
     std::uint8_t* between;         // [band, W', channels]
 
-    // `first`: the position in the output of the first sample.
-    Work(const SeparableQuantizedConvolution& c, const KernelContext& ctx, const QuantizedConvTable& loops,
-         const std::uint8_t* input, i64 first)
-        : table(loops), x(input) {
+    Work(const SeparableQuantizedConvolution& c, const KernelContext& ctx, const QuantizedConvTable& loops)
+        : table(loops), x(ctx.input<std::uint8_t>(0)) {
       std::byte* mine = ctx.scratch_bytes + ctx.thread * c.thread_bytes();
       const auto take = [&](i64 bytes) {
         std::byte* at = mine;
@@ -134,8 +139,7 @@ class SeparableQuantizedConvolution {
       columns = reinterpret_cast<const std::uint8_t**>(take(c.columns_bytes()));
       padding = reinterpret_cast<std::uint8_t*>(take(c.padding_bytes()));
       expanded = reinterpret_cast<std::uint8_t*>(take(c.ring_bytes()));
-      if (c.copies_flipped())
-        copy = reinterpret_cast<std::uint8_t*>(take(ceil_64(c.copy_bytes(c.bands_.held()) + kMostByteStep)));
+      if (c.copies()) copy = reinterpret_cast<std::uint8_t*>(take(ceil_64(c.copy_bytes() + kMostByteStep)));
       between = reinterpret_cast<std::uint8_t*>(mine);
 
       const SeparableQuantizedConvAttrs& attrs = c.attrs_;
@@ -155,14 +159,14 @@ class SeparableQuantizedConvolution {
         of_project = way_out(attrs.project, c.out_.dtype, residual);
         if (residual != nullptr) {
           of_project.residual_row = c.out_.shape[1];
-          of_project.residual = ctx.input<std::uint8_t>(next) + first * of_project.residual_row;
+          of_project.residual = ctx.input<std::uint8_t>(next);
         }
       } else {
         of_depthwise = way_out(attrs.depthwise, c.out_.dtype, nullptr);
       }
       QuantizedEpilogue& last = c.projects() ? of_project : of_depthwise;
       last.out_row = c.out_.shape[1];
-      last.out = ctx.output<std::byte>() + first * last.out_row * (last.floats ? 4 : 1);
+      last.out = ctx.output<std::byte>();
     }
 
    private:
@@ -192,49 +196,40 @@ class SeparableQuantizedConvolution {
   };
 
   Product expand_product(const std::byte* weight, ByteRun* runs, const QuantizedConvTable& table) const {
-    const bool copies = input_.lays_out() || copies_flipped();
     ByteRun* next = runs;
     input_.for_each_run(attrs_.expand.kernel, whole(), [&](i64 offset, i64 depth) {
-      *next++ = {offset, copies ? ceil_div(depth, table.step) * table.step : depth};
+      *next++ = {offset, copies() ? ceil_div(depth, table.step) * table.step : depth};
     });
     const auto& kernel = attrs_.expand.kernel;
     const Shape shape = {attrs_.channels, x_.shape[1], kernel[0], kernel[1], kernel[2]};
     return {{attrs_.channels, sum_rows(shape, attrs_.expand.conv, table.step), table},
             weight,
             {runs, next},
-            copies ? std::uint8_t{0} : flip_of(x_.dtype)};
-  }
-
-  // This thread's share of the lines of outputs [samples, H'].
-  void multiply(const KernelContext& ctx, const QuantizedConvTable& table, const std::uint8_t* x, i64 first_sample,
-                i64 samples) const {
-    const i64 height = bands_.out_height();
-    Work work(*this, ctx, table, x, first_sample * height * out_.shape[4]);
-    bands_.run(
-        ctx, samples,
-        [&](i64 sample, i64 line, i64 count, i64 at) {
-          if (expands()) expand(work, sample, line, count, at);
-        },
-        [&](i64 sample, i64 line, i64 count) {
-          depthwise(work, sample, line, count);
-          if (projects()) project(work, sample, line, count);
-        });
+            copies() ? std::uint8_t{0} : flip_of(x_.dtype)};
   }
 
   // Lines of what the depthwise convolution reads, into places from `at` on.
   void expand(const Work& work, i64 sample, i64 first, i64 count, i64 at) const {
     const ConvAttrs& conv = attrs_.expand.conv;
-    const i64 line = conv.stride[1] * input_.line;
+    const i64 row = conv.stride[2] * input_.column, line = conv.stride[1] * input_.line;
+    const std::uint8_t flip = flip_of(x_.dtype);
     QuantizedEpilogue e = work.of_expand;
     e.out = work.expanded + expanded_bytes(at);
-    if (copies_flipped()) {
-      const i64 bytes = copy_bytes(1);
-      for (i64 i = 0; i < count; ++i)
-        flip_bytes(work.x + sample * input_.sample + (first + i) * line, work.copy + i * bytes, bytes);
-      return work.expand.run(work.table, work.copy, x_.shape[1], bytes, count, width_, e);
+    if (lays_out()) {
+      for (const i64 end = first + count; first < end; first += laid_out_.made()) {
+        const i64 lines = std::min(laid_out_.made(), end - first);
+        input_.lay_out_lines(work.x, sample, laid_out_.first_read_by(first), laid_out_.read_by(lines),
+                             static_cast<std::uint8_t>(attrs_.expand.input_zero), flip != 0, work.copy);
+        work.expand.run(work.table, work.copy, row, line, lines, width_, e);
+        advance(e, lines * width_);
+      }
+      return;
     }
-    work.expand.run(work.table, work.x + sample * input_.sample + first * line, conv.stride[2] * input_.column, line,
-                    count, width_, e);
+    const std::uint8_t* x = work.x + sample * input_.sample + first * line;
+    if (!copies_flipped()) return work.expand.run(work.table, x, row, line, count, width_, e);
+    const i64 bytes = width_ * x_.shape[1];
+    for (i64 i = 0; i < count; ++i) flip_bytes(x + i * line, work.copy + i * bytes, bytes);
+    work.expand.run(work.table, work.copy, x_.shape[1], bytes, count, width_, e);
   }
 
   void depthwise(const Work& work, i64 sample, i64 first, i64 count) const {
@@ -280,12 +275,8 @@ class SeparableQuantizedConvolution {
   const i64 lines_;                      // of its kernel
   const i64 pitch_;                      // columns of a line that it reads, with the padding
   const LineBands bands_;
+  const LaidOutLines laid_out_;
 };
-
-int phases(const KernelContext& ctx) noexcept {
-  const auto attrs = ctx.attrs<SeparableQuantizedConvAttrs>();
-  return SeparableQuantizedConvolution(ctx.in(0), ctx.out(), attrs).phases();
-}
 
 void run_here(const KernelContext& ctx) noexcept { run_separable_quantized_conv(ctx, simd::quantized_conv()); }
 
@@ -312,6 +303,7 @@ i64 separable_quantized_conv_scratch_bytes(const TensorDesc& x, const TensorDesc
   return SeparableQuantizedConvolution(x, out, attrs).scratch_bytes(threads);
 }
 
-const Kernel kSeparableQuantizedConv = {"separable_quantized_conv", run_here, kMinParallel, phases, why, nullptr, true};
+const Kernel kSeparableQuantizedConv = {
+    "separable_quantized_conv", run_here, kMinParallel, nullptr, why, nullptr, true};
 
 }  // namespace graft
