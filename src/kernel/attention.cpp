@@ -57,10 +57,8 @@ class LaidOut {
     if (head.k != from_k_ || head.v != from_v_) {
       from_k_ = head.k;
       from_v_ = head.v;
-      for (i64 s = 0; s < rows_; ++s) {
-        table.store_row(at(from_k_, k_.dtype, s * stride(k_, 2)), k_.dtype, d_, simd::RowType::f32, k + s * d_);
-        table.store_row(at(from_v_, v_.dtype, s * stride(v_, 2)), v_.dtype, dv_, simd::RowType::f32, v + s * dv_);
-      }
+      table.lay_out(from_k_, k_.dtype, stride(k_, 2), rows_, d_, k);
+      table.lay_out(from_v_, v_.dtype, stride(v_, 2), rows_, dv_, v);
     }
     head.k = k;
     head.v = v;

@@ -63,6 +63,8 @@ struct AttentionTable {
   void (*run)(const AttentionHead& head, std::int64_t t0, std::int64_t t1);
   // Converts n elements of a row of keys or values, each rounded once; n a multiple of kQ8Block for q8_0.
   void (*store_row)(const void* from, DType dtype, std::int64_t n, RowType type, void* to);
+  // Rows of n elements each, `row` elements apart, as f32 beside each other.
+  void (*lay_out)(const void* from, DType dtype, std::int64_t row, std::int64_t rows, std::int64_t n, float* to);
   // Whether products with many queries are in bf16 where keys and values are, or may be rounded to it: queries and the
   // weights of values are rounded too. Sums are in f32 everywhere, and so are products with all other types.
   bool bf16;

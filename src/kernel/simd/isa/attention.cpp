@@ -106,6 +106,16 @@ void store_row(const void* from, DType dtype, i64 n, RowType type, void* to) {
   }
 }
 
+void lay_out(const void* from, DType dtype, i64 row, i64 rows, i64 n, float* to) {
+  const auto all = [&](auto type) __attribute__((always_inline)) {
+    using T = decltype(type);
+    const auto* at = static_cast<const typename T::Stored*>(from);
+    for (i64 r = 0; r < rows; ++r, at += row, to += n) widen_as<T>(at, 1, n, to);
+  };
+  if (dtype == DType::f32) return all(F32{});
+  dtype == DType::f16 ? all(F16{}) : all(BF16{});
+}
+
 // Many queries with products in f32, keys and values widened to it.
 class F32Products {
  public:
@@ -460,6 +470,6 @@ void run(const AttentionHead& head, i64 t0, i64 t1) {
 
 }  // namespace
 
-const AttentionTable kAttention = {kPanel, run, store_row, false};
+const AttentionTable kAttention = {kPanel, run, store_row, lay_out, false};
 
 }  // namespace graft::simd::GRAFT_ISA
