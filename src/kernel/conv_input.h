@@ -204,8 +204,8 @@ inline bool all_panels_by_tiles(const KernelContext& ctx, std::int64_t tiles) {
   return tiles >= kManyTiles * ctx.threads;
 }
 
-// Divides `tiles` tiles of `panels` panels among the threads as they go (KernelContext::meet); run(panel, first tile,
-// one past the last). The tiles read `input_bytes` in all.
+// Divides `tiles` tiles of `panels` panels among the threads as they go (KernelContext::meet); run(panel, the panel
+// after it, first tile, one past the last). The tiles read `input_bytes` in all.
 template <typename Run>
 void share_tiles(const KernelContext& ctx, std::int64_t tiles, std::int64_t panels, std::int64_t at_once,
                  std::int64_t input_bytes, Run&& run) {
@@ -215,7 +215,7 @@ void share_tiles(const KernelContext& ctx, std::int64_t tiles, std::int64_t pane
     ctx.meet(groups, {}, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t group = begin; group < end; ++group)
         for (std::int64_t panel = 0; panel < panels; ++panel)
-          run(panel, tiles * group / groups, tiles * (group + 1) / groups);
+          run(panel, panel + 1 < panels ? panel + 1 : 0, tiles * group / groups, tiles * (group + 1) / groups);
     });
     return;
   }
@@ -229,10 +229,12 @@ void share_tiles(const KernelContext& ctx, std::int64_t tiles, std::int64_t pane
   ctx.meet(units, {.least = ceil_div(tiles, 4), .whole = part}, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t unit = begin; unit < end;) {
       const std::int64_t index = unit / part, first = unit - index * part, last = std::min(end - index * part, part);
+      const auto panel_of = [panels](std::int64_t i) { return i < panels ? i : 2 * panels - 1 - i; };
+      const std::int64_t panel = panel_of(index), next = panel_of(std::min(index + 1, units / part - 1));
       if (index < panels) {
-        run(index, first, last);
+        run(panel, next, first, last);
       } else if (part + first < tiles) {
-        run(2 * panels - 1 - index, part + first, std::min(part + last, tiles));
+        run(panel, next, part + first, std::min(part + last, tiles));
       }
       unit = index * part + last;
     }

@@ -99,8 +99,9 @@ TEST(ShareTiles, EveryTileOfEveryPanelIsDoneOnce) {
           context.threads = threads;
           run_phases(1, context, [&](const KernelContext& ctx) {
             share_tiles(ctx, tiles, panels, 8, input_bytes,
-                        [&](std::int64_t panel, std::int64_t from, std::int64_t to) {
+                        [&](std::int64_t panel, std::int64_t next, std::int64_t from, std::int64_t to) {
                           EXPECT_LT(from, to);
+                          EXPECT_TRUE(next >= 0 && next < panels) << next;
                           for (std::int64_t tile = from; tile < to; ++tile)
                             ++done[static_cast<std::size_t>(panel * tiles + tile)];
                         });
@@ -119,16 +120,20 @@ TEST(ShareTiles, LargeInputsAreReadByHalves) {
     ctx.threads = 2;
     ctx.thread = thread;
     ctx.meetings = &meeting;
-    std::vector<std::int64_t> order, first;
-    share_tiles(ctx, kTiles, kPanels, 8, 1 << 20, [&](std::int64_t panel, std::int64_t from, std::int64_t) {
-      if (!order.empty() && order.back() == panel && first.back() / 9 == from / 9) return;  // the panel's other part
-      order.push_back(panel);
-      first.push_back(from);
-    });
+    std::vector<std::int64_t> order, first, nexts;
+    share_tiles(ctx, kTiles, kPanels, 8, 1 << 20,
+                [&](std::int64_t panel, std::int64_t next, std::int64_t from, std::int64_t) {
+                  if (!order.empty() && order.back() == panel && first.back() / 9 == from / 9)
+                    return;  // the panel's other part
+                  order.push_back(panel);
+                  first.push_back(from);
+                  nexts.push_back(next);
+                });
     ASSERT_EQ(order.size(), 2u * kPanels);
     for (std::size_t i = 0; i < 8; ++i) EXPECT_EQ(first[i] >= 9, thread == 1) << i;
     for (std::size_t i = 16; i < 24; ++i) EXPECT_EQ(first[i] >= 9, thread == 0) << i;
     EXPECT_LT(order[0], kPanels * 2 / 3);
+    for (std::size_t i = 1; i < 8 && thread == 0; ++i) EXPECT_EQ(nexts[i - 1], order[i]) << i;
   }
 }
 

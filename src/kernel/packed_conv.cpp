@@ -90,10 +90,10 @@ class PackedConvolution {
   i64 scratch_bytes(int threads) const { return pieces_bytes(threads) + input_.scratch_bytes(); }
   int phases() const { return input_.phases(); }
 
-  void run(const KernelContext& ctx, const PackedConvTable& table) const {
+  void run(const KernelContext& ctx, const PackedConvTable& table, const PackedProducts& products) const {
     if (ctx.out().numel() == 0) return;
     input_.run(ctx, ctx.scratch_bytes + pieces_bytes(ctx.threads), 0.f,
-               [&](const float* x, i64 first, i64 samples) { multiply(ctx, table, x, first, samples); });
+               [&](const float* x, i64 first, i64 samples) { multiply(ctx, table, products, x, first, samples); });
   }
 
  private:
@@ -121,22 +121,27 @@ class PackedConvolution {
     return {pieces, static_cast<std::size_t>(count)};
   }
 
-  void multiply(const KernelContext& ctx, const PackedConvTable& table, const float* x, i64 first_sample,
-                i64 samples) const {
+  void multiply(const KernelContext& ctx, const PackedConvTable& table, PackedProducts products, const float* x,
+                i64 first_sample, i64 samples) const {
     const Shape& out = ctx.out().shape;
     const i64 groups = attrs_.conv.groups, channels = x_.shape[1] / groups, rows = out[1] / groups;
     const i64 depth = channels * attrs_.kernel[0] * attrs_.kernel[1] * attrs_.kernel[2];
-    const i64 panels = ceil_div(rows, table.panel_width);
+    const i64 panels = ceil_div(rows, table.panel_width), all_panels = groups * panels;
     const std::span<const ConvPiece> pieces = pieces_of(ctx);
     const auto lines = input_.lines_of(out, samples, table.tile_rows, attrs_.by_lines == 0);
-    simd::ChannelEpilogue e = channel_epilogue(ctx, attrs_);
-    offset(e, first_sample * out[2] * out[3] * out[4] * out[1]);
+    products.offset(first_sample * out[2] * out[3] * out[4] * out[1]);
     const i64 tiles = lines.all * lines.parts;
     const i64 bytes = samples * (x_.numel() / x_.shape[0]) * static_cast<i64>(sizeof(float));
-    const i64 weight_floats = panels * table.panel_width * depth;
+    const i64 weight_floats = products.count() * panels * table.panel_width * depth;
     const i64 at_once = tiles_at_once(weight_floats, table.tile_rows * channels);
     const bool asks = weight_floats > kNearFloats || !all_panels_by_tiles(ctx, tiles);
-    share_tiles(ctx, tiles, groups * panels, at_once, bytes, [&](i64 panel, i64 from, i64 to) {
+    const auto weight_of = [&](const PackedProducts::Unit& unit) {
+      return ctx.input<float>(unit.product.weight) + unit.panel * depth * table.panel_width;
+    };
+    share_tiles(ctx, tiles, products.count() * all_panels, at_once, bytes, [&](i64 index, i64 next, i64 from, i64 to) {
+      const auto [product, panel] = products.unit(index, all_panels);
+      const float* const weight = weight_of({product, panel});
+      const float* const next_weight = asks ? weight_of(products.unit(next, all_panels)) : nullptr;
       const i64 group = panel / panels, first_channel = panel % panels * table.panel_width;
       const int width = static_cast<int>(std::min<i64>(table.panel_width, rows - first_channel));
       std::array<ConvTile, simd::kConvTiles> list;
@@ -148,9 +153,8 @@ class PackedConvolution {
           const auto part = input_.part_of(lines, t);
           list[static_cast<std::size_t>(i)] = {x + part.offset + group * channels, part.first, part.rows};
         }
-        table.tiles(list.data(), count, lines.step, pieces.data(), static_cast<i64>(pieces.size()),
-                    ctx.input<float>(1) + panel * depth * table.panel_width, group * rows + first_channel, width, asks,
-                    e);
+        table.tiles(list.data(), count, lines.step, pieces.data(), static_cast<i64>(pieces.size()), weight, next_weight,
+                    group * rows + first_channel, width, product.epilogue);
       }
     });
   }
@@ -164,33 +168,40 @@ void pack_here(const KernelContext& ctx) noexcept { run_pack_conv(ctx, simd::pac
 void conv_here(const KernelContext& ctx) noexcept { run_packed_conv(ctx, simd::packed_conv()); }
 void depthwise_here(const KernelContext& ctx) noexcept { run_packed_depthwise_conv(ctx, simd::packed_conv()); }
 
+void linears_here(const KernelContext& ctx) noexcept { run_packed_linears(ctx, simd::packed_conv()); }
+
+const PackedConvAttrs& attrs_of_input(const PackedConvAttrs& attrs) { return attrs; }
+const PackedConvAttrs& attrs_of_input(const PackedLinearsAttrs& attrs) { return attrs.layers[0]; }
+
+template <typename Attrs>
 int phases(const KernelContext& ctx) noexcept {
-  const auto attrs = ctx.attrs<PackedConvAttrs>();
-  return PackedConvolution(ctx.in(0), attrs).phases();
+  const auto attrs = ctx.attrs<Attrs>();
+  return PackedConvolution(ctx.in(0), attrs_of_input(attrs)).phases();
 }
 
+template <typename Attrs>
 std::string why_from(std::string text, const KernelContext& ctx) {
-  const auto attrs = ctx.attrs<PackedConvAttrs>();
+  const auto attrs = ctx.attrs<Attrs>();
   text += ", weights packed at load, " + isa_name();
-  if (PackedConvolution(ctx.in(0), attrs).lays_out()) text += ", input laid out";
+  if (PackedConvolution(ctx.in(0), attrs_of_input(attrs)).lays_out()) text += ", input laid out";
   return text + way_out_text(attrs);
 }
-std::string why(const KernelContext& ctx) { return why_from("f32, channels last", ctx); }
-std::string why_linear(const KernelContext& ctx) { return why_from("f32", ctx); }
+std::string why(const KernelContext& ctx) { return why_from<PackedConvAttrs>("f32, channels last", ctx); }
+std::string why_linear(const KernelContext& ctx) { return why_from<PackedConvAttrs>("f32", ctx); }
+std::string why_linears(const KernelContext& ctx) { return why_from<PackedLinearsAttrs>("f32", ctx); }
 
 i64 work_linear(const KernelContext& ctx) { return ctx.out().numel() * ctx.in(0).shape[1]; }
 
 }  // namespace
 
-simd::ChannelEpilogue channel_epilogue(const KernelContext& ctx, const PackedConvAttrs& attrs) {
+simd::ChannelEpilogue channel_epilogue(const KernelContext& ctx, const PackedConvAttrs& attrs, int output, int extra) {
   simd::ChannelEpilogue e;
-  const TensorDesc& out = ctx.out();
-  e.out = ctx.output<float>();
+  const TensorDesc& out = ctx.out(output);
+  e.out = ctx.output<float>(output);
   e.out_row = out.shape[1];
-  if (attrs.conv.has_bias != 0) e.bias = ctx.input<float>(2);
+  if (attrs.conv.has_bias != 0) e.bias = ctx.input<float>(extra);
   if (attrs.has_residual != 0) {
-    const int at = 2 + attrs.conv.has_bias;
-    e.residual = ctx.input<float>(at);
+    e.residual = ctx.input<float>(extra + attrs.conv.has_bias);
     e.residual_row = out.shape[1];
   }
   e.activation = attrs.activation;
@@ -203,6 +214,33 @@ simd::ChannelEpilogue channel_epilogue(const KernelContext& ctx, const PackedCon
 std::string way_out_text(const PackedConvAttrs& attrs) {
   return std::string(attrs.has_residual != 0 ? ", a sum on the way out" : "") +
          (attrs.clamps != 0 ? ", clamped on the way out" : "") + activation_text(attrs.activation);
+}
+
+std::string way_out_text(const PackedLinearsAttrs& attrs) {
+  std::string text;
+  for (std::size_t i = 0; i < static_cast<std::size_t>(attrs.count); ++i) text += way_out_text(attrs.layers[i]);
+  return text + ", " + std::to_string(attrs.count) + " layers of the same rows";
+}
+
+i64 work_of_linears(const KernelContext& ctx) {
+  return ctx.attrs<PackedLinearsAttrs>().count * ctx.out().numel() * ctx.in(0).shape[1];
+}
+
+PackedProducts::PackedProducts(const KernelContext& ctx, const PackedConvAttrs& attrs) {
+  products_[0].epilogue = channel_epilogue(ctx, attrs);
+}
+
+PackedProducts::PackedProducts(const KernelContext& ctx, const PackedLinearsAttrs& attrs) : count_(attrs.count) {
+  int extra = 1 + attrs.count;
+  for (int i = 0; i < attrs.count; ++i) {
+    const PackedConvAttrs& layer = attrs.layers[static_cast<std::size_t>(i)];
+    products_[static_cast<std::size_t>(i)] = {1 + i, channel_epilogue(ctx, layer, i, extra)};
+    extra += layer.conv.has_bias;
+  }
+}
+
+void PackedProducts::offset(i64 floats) {
+  for (i64 i = 0; i < count_; ++i) graft::offset(products_[static_cast<std::size_t>(i)].epilogue, floats);
 }
 
 bool is_depthwise(const Shape& weight, i64 groups) { return groups > 1 && weight[0] == groups && weight[1] == 1; }
@@ -223,7 +261,12 @@ void run_pack_conv(const KernelContext& ctx, const PackedConvTable& table) noexc
 
 void run_packed_conv(const KernelContext& ctx, const PackedConvTable& table) noexcept {
   const auto attrs = ctx.attrs<PackedConvAttrs>();
-  PackedConvolution(ctx.in(0), attrs).run(ctx, table);
+  PackedConvolution(ctx.in(0), attrs).run(ctx, table, {ctx, attrs});
+}
+
+void run_packed_linears(const KernelContext& ctx, const PackedConvTable& table) noexcept {
+  const auto attrs = ctx.attrs<PackedLinearsAttrs>();
+  PackedConvolution(ctx.in(0), attrs.layers[0]).run(ctx, table, {ctx, attrs});
 }
 
 // Lines of outputs, one after another: [N, D', H'].
@@ -280,8 +323,12 @@ i64 packed_depthwise_scratch_bytes(const PackedConvAttrs& attrs, int threads) {
 }
 
 const Kernel kPackConv = {"pack_conv", pack_here, kMinParallel};
-const Kernel kPackedConv = {"packed_conv", conv_here, kMinParallel, phases, why, nullptr, true};
-const Kernel kPackedLinear = {"packed_linear", conv_here, kMinParallelProducts, phases, why_linear, work_linear, true};
+const Kernel kPackedConv = {"packed_conv", conv_here, kMinParallel, phases<PackedConvAttrs>, why, nullptr, true};
+const Kernel kPackedLinear = {"packed_linear", conv_here, kMinParallelProducts, phases<PackedConvAttrs>, why_linear,
+                              work_linear,     true};
+const Kernel kPackedLinears = {
+    "packed_linears", linears_here, kMinParallelProducts, phases<PackedLinearsAttrs>, why_linears,
+    work_of_linears,  true};
 const Kernel kPackedDepthwiseConv = {
     "packed_depthwise_conv", depthwise_here, kMinParallel, nullptr, [](const KernelContext& ctx) {
       const auto attrs = ctx.attrs<PackedConvAttrs>();

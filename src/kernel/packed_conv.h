@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 
@@ -37,14 +38,59 @@ struct PackedConvAttrs {
   // threads has this launch and one for fewer has such a convolution.
   std::int32_t by_lines = 0;
 };
-// What becomes of a sum, of a launch with these attributes.
-simd::ChannelEpilogue channel_epilogue(const KernelContext& ctx, const PackedConvAttrs& attrs);
+// What becomes of a sum, of a launch with these attributes: `output` is the output, from input `extra` on lie the bias
+// and the residual.
+simd::ChannelEpilogue channel_epilogue(const KernelContext& ctx, const PackedConvAttrs& attrs, int output = 0,
+                                       int extra = 2);
 // The same for people: ", a sum on the way out, clamped on the way out"; empty where nothing does.
 std::string way_out_text(const PackedConvAttrs& attrs);
 extern const Kernel kPackedConv;
 extern const Kernel kPackedDepthwiseConv;
 // The same as kPackedConv for a linear layer: x [1, K, 1, 1, M], one tap, output [1, N, 1, 1, M].
 extern const Kernel kPackedLinear;
+
+// Linear layers of the same rows with weights of the same size as one launch (queries, keys and values). Inputs: x, the
+// packed weight of each, then the biases of those that have one; an output for each. No residuals.
+inline constexpr int kMostPackedLinears = 4;
+struct PackedLinearsAttrs {
+  std::int32_t count = 0;
+  std::array<PackedConvAttrs, kMostPackedLinears> layers;
+};
+extern const Kernel kPackedLinears;
+std::string way_out_text(const PackedLinearsAttrs& attrs);
+std::int64_t work_of_linears(const KernelContext& ctx);
+
+// What the products of a launch have apart from each other, and the order of their panels: the first half of each
+// product's, then the second half of each. Threads that come from both ends make the same columns of each product,
+// which a head of attention reads together.
+class PackedProducts {
+ public:
+  struct Product {
+    int weight = 1;  // input
+    simd::ChannelEpilogue epilogue;
+  };
+  struct Unit {
+    const Product& product;
+    std::int64_t panel;
+  };
+  PackedProducts(const KernelContext& ctx, const PackedConvAttrs& attrs);
+  PackedProducts(const KernelContext& ctx, const PackedLinearsAttrs& attrs);
+
+  std::int64_t count() const { return count_; }
+  // Unit `index` of count() * panels.
+  Unit unit(std::int64_t index, std::int64_t panels) const {
+    const std::int64_t first = (panels + 1) / 2;
+    if (index < count_ * first) return {products_[static_cast<std::size_t>(index / first)], index % first};
+    index -= count_ * first;
+    return {products_[static_cast<std::size_t>(index / (panels - first))], first + index % (panels - first)};
+  }
+  // Where outputs and residuals begin.
+  void offset(std::int64_t floats);
+
+ private:
+  std::array<Product, kMostPackedLinears> products_;
+  std::int64_t count_ = 1;
+};
 
 // Scratch that they need when they run on up to `threads` threads. Where the input has a padding, or its channels do
 // not lie beside each other, some samples of it are laid out.
@@ -55,6 +101,7 @@ std::int64_t packed_depthwise_scratch_bytes(const PackedConvAttrs& attrs, int th
 void run_pack_conv(const KernelContext& ctx, const simd::PackedConvTable& table) noexcept;
 std::int64_t packed_conv_floats(const Shape& weight, std::int64_t groups, const simd::PackedConvTable& table);
 void run_packed_conv(const KernelContext& ctx, const simd::PackedConvTable& table) noexcept;
+void run_packed_linears(const KernelContext& ctx, const simd::PackedConvTable& table) noexcept;
 void run_packed_depthwise_conv(const KernelContext& ctx, const simd::PackedConvTable& table) noexcept;
 
 }  // namespace graft

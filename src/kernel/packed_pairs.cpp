@@ -42,12 +42,32 @@ void round_rows(const KernelContext& ctx, const simd::PackedPairTable& table, st
 
 int phases(const KernelContext&) noexcept { return 2; }
 
+template <typename Attrs>
 std::string why(const KernelContext& ctx) {
-  const auto attrs = ctx.attrs<PackedConvAttrs>();
-  return "f32, products in bf16 of " + isa_name() + ", weights packed at load" + way_out_text(attrs);
+  return "f32, products in bf16 of " + isa_name() + ", weights packed at load" + way_out_text(ctx.attrs<Attrs>());
 }
 
 i64 work(const KernelContext& ctx) { return ctx.out().numel() * ctx.in(0).shape[1]; }
+
+void multiply(const KernelContext& ctx, const simd::PackedPairTable& table, const PackedProducts& products) {
+  const TensorDesc& x = ctx.in(0);
+  const i64 depth = x.shape[1], rows = x.shape[4], outputs = ctx.out().shape[1];
+  auto* rounded = reinterpret_cast<std::uint16_t*>(ctx.scratch_bytes);
+  if (ctx.phase == 0) return round_rows(ctx, table, rounded);
+  const i64 tiles = ceil_div(rows, table.tile_rows), width = table.panel_width, panels = ceil_div(outputs, width);
+  share_tiles(ctx, tiles, products.count() * panels, simd::kConvTilesAtOnce, rows * rounded_row(depth) * 2,
+              [&](i64 index, i64, i64 from, i64 to) {
+                const auto [product, panel] = products.unit(index, panels);
+                const i64 first = panel * width;
+                table.tiles(rounded, rounded_row(depth), rows, tiles, from, to, depth,
+                            ctx.input<std::uint32_t>(product.weight) + first * ceil_div(depth, 2), first,
+                            static_cast<int>(std::min(width, outputs - first)), product.epilogue);
+              });
+}
+
+void linears_here(const KernelContext& ctx) noexcept {
+  multiply(ctx, *simd::packed_pairs(), {ctx, ctx.attrs<PackedLinearsAttrs>()});
+}
 
 }  // namespace
 
@@ -67,19 +87,7 @@ void run_pack_pairs(const KernelContext& ctx, const simd::MatmulTable& table) no
 }
 
 void run_packed_pairs(const KernelContext& ctx, const simd::PackedPairTable& table) noexcept {
-  const TensorDesc& x = ctx.in(0);
-  const i64 depth = x.shape[1], rows = x.shape[4], outputs = ctx.out().shape[1];
-  auto* rounded = reinterpret_cast<std::uint16_t*>(ctx.scratch_bytes);
-  if (ctx.phase == 0) return round_rows(ctx, table, rounded);
-  const simd::ChannelEpilogue e = channel_epilogue(ctx, ctx.attrs<PackedConvAttrs>());
-  const i64 tiles = ceil_div(rows, table.tile_rows), width = table.panel_width;
-  share_tiles(ctx, tiles, ceil_div(outputs, width), simd::kConvTilesAtOnce, rows * rounded_row(depth) * 2,
-              [&](i64 panel, i64 from, i64 to) {
-                const i64 first = panel * width;
-                table.tiles(rounded, rounded_row(depth), rows, tiles, from, to, depth,
-                            ctx.input<std::uint32_t>(1) + first * ceil_div(depth, 2), first,
-                            static_cast<int>(std::min(width, outputs - first)), e);
-              });
+  multiply(ctx, table, {ctx, ctx.attrs<PackedConvAttrs>()});
 }
 
 const Kernel kPackPairs = {"pack_pairs",
@@ -88,8 +96,10 @@ const Kernel kPackedPairs = {"packed_linear_bf16",
                              [](const KernelContext& ctx) noexcept { run_packed_pairs(ctx, *simd::packed_pairs()); },
                              kMinParallelProducts,
                              phases,
-                             why,
+                             why<PackedConvAttrs>,
                              work,
                              true};
+const Kernel kPackedPairLinears = {
+    "packed_linears_bf16", linears_here, kMinParallelProducts, phases, why<PackedLinearsAttrs>, work_of_linears, true};
 
 }  // namespace graft

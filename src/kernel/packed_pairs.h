@@ -17,6 +17,8 @@ std::int64_t packed_pair_words(std::int64_t outputs, std::int64_t depth, const s
 
 // Attributes (PackedConvAttrs) and operands as those of kPackedLinear; the packed weight is that of kPackPairs.
 extern const Kernel kPackedPairs;
+// The same for kPackedLinears: the rows are rounded once.
+extern const Kernel kPackedPairLinears;
 
 // Scratch for the rounded rows of x, as kPackedPairs takes it.
 std::int64_t packed_pair_scratch_bytes(const TensorDesc& x);

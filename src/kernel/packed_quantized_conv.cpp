@@ -186,7 +186,7 @@ class Products {
     const i64 tiles = lines.all * lines.parts;
     const std::uint8_t flip = lays_out() ? 0 : flip_of(x_.dtype);
     share_tiles(ctx, tiles, groups * panels.count, kTilesAtOnce, samples * (x_.numel() / x_.shape[0]),
-                [&](i64 index, i64 from, i64 to) {
+                [&](i64 index, i64, i64 from, i64 to) {
                   const i64 group = index / panels.count, panel = index % panels.count;
                   const std::byte* packed = ctx.input<std::byte>(1) + panels.offset(group, panel);
                   const int vectors = panels.vectors(panel), width = panels.channels(panel);

@@ -2,8 +2,11 @@
 
 #include <algorithm>
 #include <cstring>
+#include <span>
 
 #include "kernel/block_matmul.h"
+#include "kernel/packed_conv.h"
+#include "kernel/packed_pairs.h"
 
 namespace graft {
 namespace {
@@ -11,8 +14,47 @@ namespace {
 // Launches in between that are looked at: layers of a block lie close together.
 constexpr std::size_t kReach = 32;
 
-bool in_panels(const Launch& launch) {
-  return launch.kernel == &kBlockMatmul && !launch.on_device && attrs_of<BlockMatmulAttrs>(launch).panels != 0;
+// How products of one kernel become one launch.
+struct Kind {
+  std::size_t most;
+  bool (*fits)(const Launch&, const Launch&);  // besides what all products have in common
+  void (*merge)(Launch&, std::span<Launch* const>);
+};
+
+template <typename Attrs>
+void set(Launch& launch, const Kernel& kernel, const Attrs& attrs) {
+  launch.kernel = &kernel;
+  launch.attrs.resize(sizeof(attrs));
+  std::memcpy(launch.attrs.data(), &attrs, sizeof(attrs));
+}
+
+bool same_blocks(const Launch& a, const Launch& b) {
+  return attrs_of<BlockMatmulAttrs>(a).type == attrs_of<BlockMatmulAttrs>(b).type;
+}
+void merge_blocks(Launch& leader, std::span<Launch* const> members) {
+  BlockMatmulsAttrs attrs;
+  attrs.type = attrs_of<BlockMatmulAttrs>(leader).type;
+  for (const Launch* member : members)
+    attrs.products[static_cast<std::size_t>(attrs.count++)] = attrs_of<BlockMatmulAttrs>(*member).product;
+  set(leader, kBlockMatmuls, attrs);
+}
+
+bool same_size(const Launch& a, const Launch& b) { return a.outputs[0].shape() == b.outputs[0].shape(); }
+void merge_linears(Launch& leader, std::span<Launch* const> members) {
+  PackedLinearsAttrs attrs;
+  for (const Launch* member : members)
+    attrs.layers[static_cast<std::size_t>(attrs.count++)] = attrs_of<PackedConvAttrs>(*member);
+  set(leader, leader.kernel == &kPackedPairs ? kPackedPairLinears : kPackedLinears, attrs);
+}
+
+constexpr Kind kBlocks = {kMostBlockProducts, same_blocks, merge_blocks};
+constexpr Kind kLinears = {kMostPackedLinears, same_size, merge_linears};
+
+const Kind* kind_of(const Launch& launch) {
+  if (launch.on_device || launch.outputs.empty()) return nullptr;
+  if (launch.kernel == &kBlockMatmul) return attrs_of<BlockMatmulAttrs>(launch).panels != 0 ? &kBlocks : nullptr;
+  if (launch.kernel != &kPackedLinear && launch.kernel != &kPackedPairs) return nullptr;
+  return attrs_of<PackedConvAttrs>(launch).has_residual == 0 ? &kLinears : nullptr;
 }
 
 class Merger {
@@ -21,10 +63,11 @@ class Merger {
 
   void run() {
     for (std::size_t first = 0; first < plan_.launches.size(); ++first) {
-      if (!in_panels(plan_.launches[first]) || plan_.launches[first].outputs.empty()) continue;
+      kind_ = kind_of(plan_.launches[first]);
+      if (kind_ == nullptr) continue;
       members_ = {first};
       const std::size_t end = std::min(plan_.launches.size(), first + 1 + kReach);
-      for (std::size_t i = first + 1; i < end && members_.size() < kMostBlockProducts; ++i) {
+      for (std::size_t i = first + 1; i < end && members_.size() < kind_->most; ++i) {
         if (writes(plan_.launches[i], plan_.launches[first].inputs[0].buffer)) break;
         if (fits(first, i)) members_.push_back(i);
       }
@@ -45,8 +88,8 @@ class Merger {
   // has to do with its result.
   bool fits(std::size_t first, std::size_t i) const {
     const Launch &leader = plan_.launches[first], &launch = plan_.launches[i];
-    if (launch.outputs.empty() || !in_panels(launch) || !same_tensor(leader.inputs[0], launch.inputs[0])) return false;
-    if (attrs_of<BlockMatmulAttrs>(leader).type != attrs_of<BlockMatmulAttrs>(launch).type) return false;
+    if (kind_of(launch) != kind_ || launch.kernel != leader.kernel) return false;
+    if (!same_tensor(leader.inputs[0], launch.inputs[0]) || !kind_->fits(leader, launch)) return false;
     for (std::size_t k = 1; k < launch.inputs.size(); ++k) {
       const Segment segment = plan_.buffers[launch.inputs[k].buffer].segment;
       if (segment != Segment::weight && segment != Segment::constant) return false;
@@ -61,27 +104,25 @@ class Merger {
 
   void merge() {
     Launch& leader = plan_.launches[members_[0]];
-    BlockMatmulsAttrs attrs;
-    attrs.type = attrs_of<BlockMatmulAttrs>(leader).type;
+    std::vector<Launch*> members;
     std::vector<Tensor> inputs = {leader.inputs[0]}, biases, outputs;
     for (const std::size_t i : members_) {
       Launch& launch = plan_.launches[i];
-      attrs.products[static_cast<std::size_t>(attrs.count++)] = attrs_of<BlockMatmulAttrs>(launch).product;
+      members.push_back(&launch);
       inputs.push_back(launch.inputs[1]);
       biases.insert(biases.end(), launch.inputs.begin() + 2, launch.inputs.end());
       outputs.push_back(launch.outputs[0]);
       leader.serial = leader.serial && launch.serial;
-      launch.outputs.clear();
     }
+    kind_->merge(leader, members);
+    for (Launch* member : members) member->outputs.clear();
     inputs.insert(inputs.end(), biases.begin(), biases.end());
-    leader.kernel = &kBlockMatmuls;
     leader.inputs = std::move(inputs);
     leader.outputs = std::move(outputs);
-    leader.attrs.resize(sizeof(attrs));
-    std::memcpy(leader.attrs.data(), &attrs, sizeof(attrs));
   }
 
   Plan& plan_;
+  const Kind* kind_ = nullptr;  // of the products that are looked at
   std::vector<std::size_t> members_;
 };
 

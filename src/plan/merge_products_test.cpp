@@ -89,6 +89,88 @@ TEST(MergeProducts, QueriesKeysAndValuesAreOneLaunch) {
     }
 }
 
+// Linear layers in f32 with packed weights; at precision medium in bf16 where that is faster (GRAFT_ISA=avx512bf16).
+struct LinearNet {
+  struct Layer {
+    std::int64_t columns = 0;
+    bool bias = false, relu = false, residual = false;
+  };
+  GraphBuilder graph;
+  std::int64_t rows;
+  ir::ValueId x = graph.input("x", DType::f32, {fixed(rows), fixed(kDepth)});
+  ir::ValueId added = graph.input("added", DType::f32, {fixed(rows), fixed(64)});
+
+  LinearNet(std::int64_t tokens, const std::vector<Layer>& layers) : rows(tokens) {
+    for (std::size_t i = 0; i < layers.size(); ++i) add(layers[i], static_cast<unsigned>(i));
+  }
+
+  void add(const Layer& layer, unsigned seed) {
+    const std::string name = "w" + std::to_string(seed);
+    const auto w = graph.weight(name, test::random_values(layer.columns * kDepth, seed + 1), {layer.columns, kDepth});
+    Arg bias = test::of_none();
+    if (layer.bias)
+      bias =
+          Arg::of_value(graph.weight(name + ".bias", test::random_values(layer.columns, seed + 50), {layer.columns}));
+    const std::vector<ir::Dim> dims = {fixed(rows), fixed(layer.columns)};
+    auto out =
+        graph.node("aten.linear.default", {{"input", Arg::of_value(x)}, {"weight", Arg::of_value(w)}, {"bias", bias}},
+                   DType::f32, dims);
+    if (layer.relu) out = graph.node("aten.relu.default", {{"self", Arg::of_value(out)}}, DType::f32, dims);
+    if (layer.residual)
+      out = graph.node("aten.add.Tensor",
+                       {{"self", Arg::of_value(added)}, {"other", Arg::of_value(out)}, {"alpha", Arg::of_integer(1)}},
+                       DType::f32, dims);
+    graph.output(out);
+  }
+
+  std::vector<std::vector<float>> run(std::uint64_t& launches, int threads) {
+    LoadOptions options;
+    options.matmul_precision = MatmulPrecision::medium;
+    SessionOptions session_options;
+    session_options.threads = threads;
+    Session session(graph.build(options), session_options);
+    std::vector<float> values = test::random_values(rows * kDepth, 3), more = test::random_values(rows * 64, 4);
+    std::vector<std::vector<float>> out;
+    for (const Value& v :
+         session.run("forward", std::vector{tensor(values, {rows, kDepth}), tensor(more, {rows, 64})})) {
+      const float* data = static_cast<const float*>(v.tensor.data);
+      out.emplace_back(data, data + v.tensor.shape.numel());
+    }
+    launches = session.counters().kernels_launched;
+    return out;
+  }
+};
+
+TEST(MergeProducts, LinearLayersOfTheSameSizeAreOneLaunch) {
+  const std::vector<LinearNet::Layer> layers = {{64, true}, {64, false}, {64, true, true}, {64, true}};
+  for (const std::int64_t columns : {8, 31, 64, 96, 100})
+    for (const std::int64_t rows : {9, 30, 800}) {
+      std::vector<LinearNet::Layer> sized = layers;
+      for (auto& layer : sized) layer.columns = columns;
+      std::uint64_t launches = 0;
+      for (const int threads : {1, 2, 3}) {
+        const auto merged = LinearNet(rows, sized).run(launches, threads);
+        EXPECT_EQ(launches, 1U);
+        for (std::size_t i = 0; i < sized.size(); ++i) {
+          LinearNet alone(rows, {});
+          alone.add(sized[i], static_cast<unsigned>(i));
+          EXPECT_EQ(merged.at(i), alone.run(launches, threads).at(0))
+              << rows << " rows, " << columns << " columns, layer " << i << ", " << threads << " threads";
+        }
+      }
+    }
+}
+
+TEST(MergeProducts, LinearLayersThatStayApart) {
+  std::uint64_t launches = 0;
+  LinearNet(9, {{64}, {32}, {64}}).run(launches, 2);
+  EXPECT_EQ(launches, 2U) << "other sizes";
+  LinearNet(9, {{64}, {64, true, false, true}, {64}}).run(launches, 2);
+  EXPECT_EQ(launches, 2U) << "a sum with another tensor on the way out";
+  LinearNet(9, {{64}, {64}, {64}, {64}, {64}}).run(launches, 2);
+  EXPECT_EQ(launches, 2U) << "four and one";
+}
+
 TEST(MergeProducts, WhatDoesNotFitStaysApart) {
   if (!simd::panels()) GTEST_SKIP() << "no panels here";
   std::uint64_t launches = 0;

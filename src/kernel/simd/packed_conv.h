@@ -65,10 +65,11 @@ struct PackedConvTable {
                std::int64_t k1, float* packed);
 
   // `count` tiles (at most kConvTiles) of one panel, which has `width` channels: the sum over all pieces, each at most
-  // kConvDepth deep. `asks`: for the panel behind, which the caller takes next and which is not in the second-level
-  // cache; for one that is, asking costs some percent of the products.
+  // kConvDepth deep. `next`: the panel that the caller takes next. Blocks of this one and the first block of that one
+  // are asked for; null where weights are in the second-level cache: asking costs some percent of the products then.
   void (*tiles)(const ConvTile* tiles, int count, std::int64_t row, const ConvPiece* pieces, std::int64_t piece_count,
-                const float* panel, std::int64_t first_channel, int width, bool asks, const ChannelEpilogue& epilogue);
+                const float* panel, const float* next, std::int64_t first_channel, int width,
+                const ChannelEpilogue& epilogue);
 
   // Lines of outputs of a convolution with one input channel per output channel: out[r, o, c] = sum over lines l and
   // taps t of weight[l, t, c] * lines[r][l][o * step + t * tap - pad, c], where that lies in [0, columns). A line that

@@ -55,17 +55,6 @@ GRAFT_VEC void put_sums(const Epilogue& e, const vf (&x)[R][NV], i64 first, i64 
   }
 }
 
-// The same with whatever there is, of sums in memory.
-__attribute__((noinline)) void put_any(const Epilogue& e, const float* sums, i64 positions, i64 first, i64 channel,
-                                       i64 width) {
-  const i64 vectors = (width + kLanes - 1) / kLanes;
-  for (i64 r = 0; r < positions; ++r)
-    for (i64 n = 0; n < vectors; ++n, sums += kLanes) {
-      const i64 left = width - n * kLanes;
-      put(e, load(sums), bias_of(e, channel + n * kLanes, left), first + r, channel + n * kLanes, left);
-    }
-}
-
 template <int R, int NV>
 GRAFT_VEC void put_tile(const Epilogue& e, const vf (&x)[R][NV], i64 first, i64 channel, i64 width) {
   const i64 rest = width - (NV - 1) * kLanes;
@@ -77,7 +66,7 @@ GRAFT_VEC void put_tile(const Epilogue& e, const vf (&x)[R][NV], i64 first, i64 
       for (int n = 0; n < NV; ++n) store(sums + (r * NV + n) * kLanes, x[r][n]);
     }
     const Epilogue copy = e;  // so that the other stays in registers
-    put_any(copy, sums, R, first, channel, smaller(width, NV * kLanes));
+    put_rows(copy, sums, NV * kLanes, R, first, channel, smaller(width, NV * kLanes));
   } else if (rest >= kLanes) {
     e.residual == nullptr ? put_sums<R, NV, false, false>(e, x, first, channel, kLanes)
                           : put_sums<R, NV, false, true>(e, x, first, channel, kLanes);
@@ -176,7 +165,7 @@ constexpr WholeTileFn kWholeTileFns[2][kTileRows] = {
 #endif
 
 void conv_tiles(const ConvTile* tiles, int count, i64 row, const ConvPiece* pieces, i64 piece_count, const float* panel,
-                i64 first_channel, int width, bool asks, const ChannelEpilogue& e) {
+                const float* next_panel, i64 first_channel, int width, const ChannelEpilogue& e) {
   alignas(64) float partial[kConvTiles][kTileRows * kPanel];
   // As many pieces as are taken at once; an empty sum is one block of none.
   const auto block_end = [&](i64 begin, i64& depth) {
@@ -188,19 +177,19 @@ void conv_tiles(const ConvTile* tiles, int count, i64 row, const ConvPiece* piec
   i64 done = 0, depth = 0, first_depth = 0;
   i64 end = block_end(0, first_depth);
   depth = first_depth;
-  if (end == piece_count && !(asks && count > 1)) {
+  // A tile alone takes as long as its weights take to come, in the order in which memory is read ahead by itself.
+  const bool asks = next_panel != nullptr && count > 1;
+  if (end == piece_count && !asks) {
     for (int t = 0; t < count; ++t)
       kWholeTileFns[width > kLanes][tiles[t].rows - 1](tiles[t], row, pieces, end, panel, first_channel, width, e);
     return;
   }
   for (;;) {
-    // Behind a panel's last block lies the first of the next panel.
     i64 next_depth = first_depth;
     const bool last = end == piece_count;
     const i64 next_end = last ? 0 : block_end(end, next_depth);
-    const char* next = reinterpret_cast<const char*>(panel + depth * kPanel);
-    // A tile alone takes as long as its weights take to come, in the order in which memory is read ahead by itself.
-    i64 lines = asks && count > 1 ? next_depth * kPanel * 4 / 64 : 0;
+    const char* next = reinterpret_cast<const char*>(last ? next_panel : panel + depth * kPanel);
+    i64 lines = asks ? next_depth * kPanel * 4 / 64 : 0;
     const i64 each = quotient(lines, count) + 1;
     for (int t = 0; t < count; ++t) {
       const Ahead ahead = {next, smaller(each, lines)};
@@ -351,7 +340,7 @@ GRAFT_VEC void channels_3x3(const Lines& d, i64 begin, i64 end, i64 c, const Epi
       }
       alignas(64) float kept[O * kLanes];
       for (int i = 0; i < O; ++i) store(kept + i * kLanes, sums[i]);
-      put_any(e, kept, O, position, c, smaller(width, kLanes));
+      put_rows(e, kept, kLanes, O, position, c, smaller(width, kLanes));
     };
     const bool whole = lines[0] != nullptr && lines[1] != nullptr && lines[2] != nullptr;
     i64 o = begin;

@@ -338,43 +338,48 @@ GRAFT_VEC vf erf(vf a) {
 }
 
 #if defined(__AVX512F__)
-// erf((i + r) / 4) by powers of r in [0, 1): kErfPowers[n][i] of r^n, fitted in double precision interval by interval,
-// the coefficients rounded one after the other and the rest fitted again. At 4 it comes to 1.
-alignas(64) constexpr float kErfPowers[6][kLanes] = {
-    {0.0e+00f, 2.763264e-01f, 5.204999e-01f, 7.1115565e-01f, 8.427008e-01f, 9.2290014e-01f, 9.6610516e-01f,
-     9.866717e-01f, 9.953223e-01f, 9.985373e-01f, 9.99593e-01f, 9.998994e-01f, 9.999779e-01f, 9.999957e-01f,
-     9.999993e-01f, 9.999999e-01f},
-    {2.8209463e-01f, 2.6500326e-01f, 2.1969524e-01f, 1.607323e-01f, 1.0377724e-01f, 5.9130177e-02f, 2.9732333e-02f,
-     1.3193479e-02f, 5.166295e-03f, 1.7851884e-03f, 5.451267e-04f, 1.4637627e-04f, 3.52668e-05f, 7.0713745e-06f,
-     7.927355e-07f, 3.299366e-07f},
-    {1.8778279e-06f, -1.6558668e-02f, -2.7457459e-02f, -3.0134073e-02f, -2.594698e-02f, -1.8478785e-02f,
-     -1.11491745e-02f, -5.7710074e-03f, -2.580768e-03f, -1.0020358e-03f, -3.4334633e-04f, -9.962169e-05f,
-     -2.862388e-05f, -4.6555347e-06f, 1.941107e-06f, -8.196785e-07f},
-    {-5.8846246e-03f, -4.8496253e-03f, -2.3074704e-03f, 4.0808425e-04f, 2.1709283e-03f, 2.6234505e-03f, 2.1698838e-03f,
-     1.4068794e-03f, 7.472672e-04f, 3.3345397e-04f, 1.368287e-04f, 4.026377e-05f, 1.7972989e-05f, 1.14435686e-07f,
-     -6.4851665e-06f, 1.5236544e-06f},
-    {1.3308659e-05f, 5.3356396e-04f, 7.5202255e-04f, 6.057012e-04f, 2.566669e-04f, -3.8547554e-05f, -1.8258418e-04f,
-     -1.8839685e-04f, -1.2791452e-04f, -6.732897e-05f, -3.906279e-05f, -9.333189e-06f, -9.503949e-06f, 1.8995764e-06f,
-     6.9022426e-06f, -1.4482893e-06f},
-    {1.012011e-04f, 4.496135e-05f, -2.6580281e-05f, -6.687264e-05f, -5.8504065e-05f, -3.1292875e-05f, -3.9538086e-06f,
-     9.623017e-06f, 1.011485e-05f, 6.467033e-06f, 6.8152067e-06f, 8.3628015e-07f, 2.700716e-06f, -8.824196e-07f,
-     -2.5519162e-06f, 5.186683e-07f},
+// erf((i + r) / 4) / 2 by powers of r in [0, 1): kHalfErfPowers[n][i] of r^n, fitted in double precision interval by
+// interval, the coefficients rounded one after the other and the rest fitted again. At 4 it comes to 1 / 2.
+constexpr float kLastErf = 5.65685367584228515625f;  // the last number that is less than 4 sqrt 2
+alignas(64) constexpr float kHalfErfPowers[6][kLanes] = {
+    {0.0e+00f, 1.381632e-01f, 2.6024994e-01f, 3.5557783e-01f, 4.213504e-01f, 4.6145007e-01f, 4.8305258e-01f,
+     4.9333584e-01f, 4.9766114e-01f, 4.9926865e-01f, 4.997965e-01f, 4.999497e-01f, 4.9998894e-01f, 4.9999785e-01f,
+     4.9999964e-01f, 4.9999994e-01f},
+    {1.4104731e-01f, 1.3250163e-01f, 1.0984762e-01f, 8.036615e-02f, 5.188862e-02f, 2.9565088e-02f, 1.4866167e-02f,
+     6.5967394e-03f, 2.5831475e-03f, 8.925942e-04f, 2.7256334e-04f, 7.318814e-05f, 1.76334e-05f, 3.5356873e-06f,
+     3.9636774e-07f, 1.649683e-07f},
+    {9.3891396e-07f, -8.279334e-03f, -1.3728729e-02f, -1.5067036e-02f, -1.297349e-02f, -9.239392e-03f, -5.5745873e-03f,
+     -2.8855037e-03f, -1.290384e-03f, -5.010179e-04f, -1.7167316e-04f, -4.9810846e-05f, -1.431194e-05f, -2.3277673e-06f,
+     9.705535e-07f, -4.0983926e-07f},
+    {-2.9423123e-03f, -2.4248126e-03f, -1.1537352e-03f, 2.0404212e-04f, 1.0854641e-03f, 1.3117252e-03f, 1.0849419e-03f,
+     7.034397e-04f, 3.736336e-04f, 1.6672698e-04f, 6.841435e-05f, 2.0131885e-05f, 8.986494e-06f, 5.7217843e-08f,
+     -3.2425833e-06f, 7.618272e-07f},
+    {6.6543294e-06f, 2.6678198e-04f, 3.7601127e-04f, 3.028506e-04f, 1.2833346e-04f, -1.9273777e-05f, -9.129209e-05f,
+     -9.4198425e-05f, -6.395726e-05f, -3.3664484e-05f, -1.9531395e-05f, -4.6665946e-06f, -4.7519743e-06f, 9.497882e-07f,
+     3.4511213e-06f, -7.241446e-07f},
+    {5.060055e-05f, 2.2480675e-05f, -1.32901405e-05f, -3.343632e-05f, -2.9252033e-05f, -1.5646438e-05f, -1.9769043e-06f,
+     4.8115085e-06f, 5.057425e-06f, 3.2335165e-06f, 3.4076033e-06f, 4.1814008e-07f, 1.350358e-06f, -4.412098e-07f,
+     -1.2759581e-06f, 2.5933414e-07f},
 };
 
-// (x + |x| erf(|x| / sqrt 2)) / 2: as near as by erf() above (1.1 ulp of what comes out where x > 0) in half the
-// instructions; the last one is exact where the sum vanishes.
+// (x + |x| erf(|x| / sqrt 2)) / 2: as near as by erf() above (1.1 ulp of what comes out where x > 0) in less than half
+// the instructions; the last one is exact where the sum vanishes.
 GRAFT_VEC vf gelu_erf(vf x) {
-  const vf a = absolute(x);
-  const __m512 at = _mm512_min_ps(_mm512_set1_ps(15.999999f), (__m512)(a * 2.8284271247461901f));  // NaN stays
-  const __m512i i = _mm512_cvttps_epi32(at);
-  const vf r = (vf)at - (vf)_mm512_cvtepi32_ps(i);
-  const auto power = [i](int n) { return (vf)_mm512_permutexvar_ps(i, _mm512_load_ps(kErfPowers[n])); };
+  constexpr int kSmallerMagnitude = 0xA;  // without its sign
+  constexpr int kDown = _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC;
+  const __m512 scale = _mm512_set1_ps(2.8284271247461901f), whole = _mm512_set1_ps(8388608.f);  // 2^23
+  const __m512 a = _mm512_range_ps((__m512)x, _mm512_set1_ps(kLastErf), kSmallerMagnitude);
+  // The place is in the last bits of 2^23 + i.
+  const __m512 at = _mm512_fmadd_round_ps(a, scale, whole, kDown);
+  const vf r = (vf)_mm512_fmsub_ps(a, scale, at - whole);
+  const __m512i i = _mm512_castps_si512(at);
+  const auto power = [i](int n) { return (vf)_mm512_permutexvar_ps(i, _mm512_load_ps(kHalfErfPowers[n])); };
   vf p = fma(power(5), r, power(4));
   p = fma(p, r, power(3));
   p = fma(p, r, power(2));
   p = fma(p, r, power(1));
   p = fma(p, r, power(0));
-  return fma(0.5f * a, p, 0.5f * x);
+  return fma(absolute(x), p, 0.5f * x);  // here a NaN stays
 }
 #else
 GRAFT_VEC vf gelu_erf(vf x) { return 0.5f * x * (1.f + erf(x * 0.70710678118654752f)); }
