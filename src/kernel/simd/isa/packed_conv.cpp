@@ -55,6 +55,17 @@ GRAFT_VEC void put_sums(const Epilogue& e, const vf (&x)[R][NV], i64 first, i64 
   }
 }
 
+// The same with whatever there is, of sums in memory.
+__attribute__((noinline)) void put_any(const Epilogue& e, const float* sums, i64 positions, i64 first, i64 channel,
+                                       i64 width) {
+  const i64 vectors = (width + kLanes - 1) / kLanes;
+  for (i64 r = 0; r < positions; ++r)
+    for (i64 n = 0; n < vectors; ++n, sums += kLanes) {
+      const i64 left = width - n * kLanes;
+      put(e, load(sums), bias_of(e, channel + n * kLanes, left), first + r, channel + n * kLanes, left);
+    }
+}
+
 template <int R, int NV>
 GRAFT_VEC void put_tile(const Epilogue& e, const vf (&x)[R][NV], i64 first, i64 channel, i64 width) {
   const i64 rest = width - (NV - 1) * kLanes;
@@ -66,7 +77,7 @@ GRAFT_VEC void put_tile(const Epilogue& e, const vf (&x)[R][NV], i64 first, i64 
       for (int n = 0; n < NV; ++n) store(sums + (r * NV + n) * kLanes, x[r][n]);
     }
     const Epilogue copy = e;  // so that the other stays in registers
-    put_rows(copy, sums, NV * kLanes, R, first, channel, smaller(width, NV * kLanes));
+    put_any(copy, sums, R, first, channel, smaller(width, NV * kLanes));
   } else if (rest >= kLanes) {
     e.residual == nullptr ? put_sums<R, NV, false, false>(e, x, first, channel, kLanes)
                           : put_sums<R, NV, false, true>(e, x, first, channel, kLanes);
@@ -340,7 +351,7 @@ GRAFT_VEC void channels_3x3(const Lines& d, i64 begin, i64 end, i64 c, const Epi
       }
       alignas(64) float kept[O * kLanes];
       for (int i = 0; i < O; ++i) store(kept + i * kLanes, sums[i]);
-      put_rows(e, kept, kLanes, O, position, c, smaller(width, kLanes));
+      put_any(e, kept, O, position, c, smaller(width, kLanes));
     };
     const bool whole = lines[0] != nullptr && lines[1] != nullptr && lines[2] != nullptr;
     i64 o = begin;

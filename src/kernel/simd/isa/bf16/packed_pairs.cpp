@@ -16,6 +16,8 @@ void tiles(const std::uint16_t* x, i64 row, i64 rows, i64 tiles, i64 from, i64 t
            i64 first_channel, int width, const ChannelEpilogue& epilogue) {
   const Epilogue e = in_registers(epilogue);
   alignas(64) float sums[kTileRows * kPanel];
+  vf bias[2] = {};
+  for (int j = 0; j < width; j += kLanes) bias[j / kLanes] = bias_of(e, first_channel + j, width - j);
   const i64 pairs = (depth + 1) / 2, row_bytes = row * 2;
   for (i64 t = from; t < to; ++t) {
     const i64 first = rows * t / tiles, n = rows * (t + 1) / tiles - first;
@@ -24,7 +26,9 @@ void tiles(const std::uint16_t* x, i64 row, i64 rows, i64 tiles, i64 from, i64 t
     for (i64 k = 0; k < pairs; k += kBlock)
       kPairTiles[width > kLanes][n - 1](s + k * 4, row_bytes, sizeof(Pair), panel + k * kPanel,
                                         smaller(kBlock, pairs - k), sums, k > 0, 1.f, ahead);
-    put_rows(e, sums, kPanel, n, first, first_channel, width);
+    for (i64 r = 0; r < n; ++r)
+      for (int j = 0; j < width; j += kLanes)
+        put(e, load(sums + r * kPanel + j), bias[j / kLanes], first + r, first_channel + j, width - j);
   }
 }
 
