@@ -138,10 +138,14 @@ class PackedConvolution {
     const auto weight_of = [&](const PackedProducts::Unit& unit) {
       return ctx.input<float>(unit.product.weight) + unit.panel * depth * table.panel_width;
     };
+    i64 read_from = tiles, read_to = 0;  // tiles that this share has read
     share_tiles(ctx, tiles, products.count() * all_panels, at_once, bytes, [&](i64 index, i64 next, i64 from, i64 to) {
       const auto [product, panel] = products.unit(index, all_panels);
       const float* const weight = weight_of({product, panel});
       const float* const next_weight = asks ? weight_of(products.unit(next, all_panels)) : nullptr;
+      const bool fresh = ctx.threads > 1 && (from < read_from || to > read_to);
+      read_from = std::min(read_from, from);
+      read_to = std::max(read_to, to);
       const i64 group = panel / panels, first_channel = panel % panels * table.panel_width;
       const int width = static_cast<int>(std::min<i64>(table.panel_width, rows - first_channel));
       std::array<ConvTile, simd::kConvTiles> list;
@@ -154,7 +158,7 @@ class PackedConvolution {
           list[static_cast<std::size_t>(i)] = {x + part.offset + group * channels, part.first, part.rows};
         }
         table.tiles(list.data(), count, lines.step, pieces.data(), static_cast<i64>(pieces.size()), weight, next_weight,
-                    group * rows + first_channel, width, product.epilogue);
+                    fresh, group * rows + first_channel, width, product.epilogue);
       }
     });
   }

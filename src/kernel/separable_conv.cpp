@@ -53,7 +53,7 @@ struct Product {
           for (i64 panel = 0; panel < panels; ++panel) {
             const i64 first = panel * table.panel_width;
             table.tiles(tiles, count, row, pieces.data(), static_cast<i64>(pieces.size()), weight + first * depth,
-                        nullptr, first, static_cast<int>(std::min<i64>(table.panel_width, channels - first)), e);
+                        nullptr, false, first, static_cast<int>(std::min<i64>(table.panel_width, channels - first)), e);
           }
         });
   }

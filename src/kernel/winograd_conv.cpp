@@ -193,7 +193,8 @@ class WinogradConvolution {
         to.out = work.products + k * count * width_;
         to.out_row = width_;
         loops_.products.tiles(list.data(), parts, channels_, work.pieces, work.piece_count,
-                              weight + k * channels_ * width_, weight + (k + 1) * channels_ * width_, 0, width, to);
+                              weight + k * channels_ * width_, weight + (k + 1) * channels_ * width_, false, 0, width,
+                              to);
       }
       for (i64 t = 0; t < count; ++t) {
         float* products = work.products + t * width_;

@@ -67,8 +67,9 @@ struct PackedConvTable {
   // `count` tiles (at most kConvTiles) of one panel, which has `width` channels: the sum over all pieces, each at most
   // kConvDepth deep. `next`: the panel that the caller takes next. Blocks of this one and the first block of that one
   // are asked for; null where weights are in the second-level cache: asking costs some percent of the products then.
+  // `fresh`: the inputs may be in another core's caches. Those of a tile are asked for during the tile before it.
   void (*tiles)(const ConvTile* tiles, int count, std::int64_t row, const ConvPiece* pieces, std::int64_t piece_count,
-                const float* panel, const float* next, std::int64_t first_channel, int width,
+                const float* panel, const float* next, bool fresh, std::int64_t first_channel, int width,
                 const ChannelEpilogue& epilogue);
 
   // Lines of outputs of a convolution with one input channel per output channel: out[r, o, c] = sum over lines l and

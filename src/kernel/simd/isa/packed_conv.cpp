@@ -88,10 +88,11 @@ GRAFT_VEC void put_tile(const Epilogue& e, const vf (&x)[R][NV], i64 first, i64 
 }
 
 // R outputs of NV vectors of channels: the sum over some pieces. `partial`: sums of the pieces before, or those of
-// these.
-template <int R, int NV>
+// these. kFresh: asks for the rows of the next tile, too (in the one loop for all, all tiles would take longer).
+template <int R, int NV, bool kFresh>
 void conv_tile(const ConvTile& at, i64 row, const ConvPiece* pieces, i64 count, const float* v, float* partial,
-               bool first, bool last, i64 channel, i64 width, const ChannelEpilogue& e, Ahead ahead, i64 depth) {
+               bool first, bool last, i64 channel, i64 width, const ChannelEpilogue& e, Ahead ahead, i64 depth,
+               RowsAhead next_rows) {
   TileSums<R, NV> sums;
   clear(sums);
   // Nothing to ask for: pieces as a whole.
@@ -102,7 +103,7 @@ void conv_tile(const ConvTile& at, i64 row, const ConvPiece* pieces, i64 count, 
     for (i64 k = 0; k < pieces[p].depth; k += steps) {
       const i64 n = smaller(steps, pieces[p].depth - k);
       if (asks) ask(ahead, at_once);
-      add_products(at.x + pieces[p].offset + k, row, v, kPanel, n, sums);
+      add_products(at.x + pieces[p].offset + k, row, v, kPanel, n, sums, kFresh ? next_rows : RowsAhead{});
     }
   }
   vf x[R][NV];
@@ -130,19 +131,17 @@ void conv_tile(const ConvTile& at, i64 row, const ConvPiece* pieces, i64 count, 
 }
 
 using ConvTileFn = void (*)(const ConvTile&, i64, const ConvPiece*, i64, const float*, float*, bool, bool, i64, i64,
-                            const ChannelEpilogue&, Ahead, i64);
+                            const ChannelEpilogue&, Ahead, i64, RowsAhead);
 
+template <int NV, bool kFresh>
+constexpr ConvTileFn kConvTileFns[kTileRows] = {
+    conv_tile<1, NV, kFresh>,  conv_tile<2, NV, kFresh>,  conv_tile<3, NV, kFresh>,
+    conv_tile<4, NV, kFresh>,  conv_tile<5, NV, kFresh>,  conv_tile<6, NV, kFresh>,
 #if defined(__AVX512F__)
-constexpr ConvTileFn kConvTileFns[2][kTileRows] = {
-    {conv_tile<1, 1>, conv_tile<2, 1>, conv_tile<3, 1>, conv_tile<4, 1>, conv_tile<5, 1>, conv_tile<6, 1>,
-     conv_tile<7, 1>, conv_tile<8, 1>, conv_tile<9, 1>, conv_tile<10, 1>, conv_tile<11, 1>, conv_tile<12, 1>},
-    {conv_tile<1, 2>, conv_tile<2, 2>, conv_tile<3, 2>, conv_tile<4, 2>, conv_tile<5, 2>, conv_tile<6, 2>,
-     conv_tile<7, 2>, conv_tile<8, 2>, conv_tile<9, 2>, conv_tile<10, 2>, conv_tile<11, 2>, conv_tile<12, 2>}};
-#else
-constexpr ConvTileFn kConvTileFns[2][kTileRows] = {
-    {conv_tile<1, 1>, conv_tile<2, 1>, conv_tile<3, 1>, conv_tile<4, 1>, conv_tile<5, 1>, conv_tile<6, 1>},
-    {conv_tile<1, 2>, conv_tile<2, 2>, conv_tile<3, 2>, conv_tile<4, 2>, conv_tile<5, 2>, conv_tile<6, 2>}};
+    conv_tile<7, NV, kFresh>,  conv_tile<8, NV, kFresh>,  conv_tile<9, NV, kFresh>,
+    conv_tile<10, NV, kFresh>, conv_tile<11, NV, kFresh>, conv_tile<12, NV, kFresh>,
 #endif
+};
 
 // The same of all pieces, without asking: what a tile of few steps does beside them counts.
 template <int R, int NV>
@@ -163,20 +162,16 @@ void whole_tile(const ConvTile& at, i64 row, const ConvPiece* pieces, i64 count,
 using WholeTileFn = void (*)(const ConvTile&, i64, const ConvPiece*, i64, const float*, i64, i64,
                              const ChannelEpilogue&);
 
+template <int NV>
+constexpr WholeTileFn kWholeTileFns[kTileRows] = {
+    whole_tile<1, NV>, whole_tile<2, NV>, whole_tile<3, NV>, whole_tile<4, NV>,  whole_tile<5, NV>,  whole_tile<6, NV>,
 #if defined(__AVX512F__)
-constexpr WholeTileFn kWholeTileFns[2][kTileRows] = {
-    {whole_tile<1, 1>, whole_tile<2, 1>, whole_tile<3, 1>, whole_tile<4, 1>, whole_tile<5, 1>, whole_tile<6, 1>,
-     whole_tile<7, 1>, whole_tile<8, 1>, whole_tile<9, 1>, whole_tile<10, 1>, whole_tile<11, 1>, whole_tile<12, 1>},
-    {whole_tile<1, 2>, whole_tile<2, 2>, whole_tile<3, 2>, whole_tile<4, 2>, whole_tile<5, 2>, whole_tile<6, 2>,
-     whole_tile<7, 2>, whole_tile<8, 2>, whole_tile<9, 2>, whole_tile<10, 2>, whole_tile<11, 2>, whole_tile<12, 2>}};
-#else
-constexpr WholeTileFn kWholeTileFns[2][kTileRows] = {
-    {whole_tile<1, 1>, whole_tile<2, 1>, whole_tile<3, 1>, whole_tile<4, 1>, whole_tile<5, 1>, whole_tile<6, 1>},
-    {whole_tile<1, 2>, whole_tile<2, 2>, whole_tile<3, 2>, whole_tile<4, 2>, whole_tile<5, 2>, whole_tile<6, 2>}};
+    whole_tile<7, NV>, whole_tile<8, NV>, whole_tile<9, NV>, whole_tile<10, NV>, whole_tile<11, NV>, whole_tile<12, NV>,
 #endif
+};
 
 void conv_tiles(const ConvTile* tiles, int count, i64 row, const ConvPiece* pieces, i64 piece_count, const float* panel,
-                const float* next_panel, i64 first_channel, int width, const ChannelEpilogue& e) {
+                const float* next_panel, bool fresh, i64 first_channel, int width, const ChannelEpilogue& e) {
   alignas(64) float partial[kConvTiles][kTileRows * kPanel];
   // As many pieces as are taken at once; an empty sum is one block of none.
   const auto block_end = [&](i64 begin, i64& depth) {
@@ -185,16 +180,23 @@ void conv_tiles(const ConvTile* tiles, int count, i64 row, const ConvPiece* piec
     while (end < piece_count && (end == begin || depth + pieces[end].depth <= kConvDepth)) depth += pieces[end++].depth;
     return end;
   };
+  // Those of the next tile, where they follow on this one's.
+  const auto rows_after = [&](int t) {
+    if (!fresh || t + 1 == count || tiles[t + 1].x != tiles[t].x + tiles[t].rows * row) return RowsAhead{};
+    return RowsAhead{tiles[t].rows, tiles[t].rows + tiles[t + 1].rows};
+  };
   i64 done = 0, depth = 0, first_depth = 0;
   i64 end = block_end(0, first_depth);
   depth = first_depth;
   // A tile alone takes as long as its weights take to come, in the order in which memory is read ahead by itself.
   const bool asks = next_panel != nullptr && count > 1;
   if (end == piece_count && !asks) {
-    for (int t = 0; t < count; ++t)
-      kWholeTileFns[width > kLanes][tiles[t].rows - 1](tiles[t], row, pieces, end, panel, first_channel, width, e);
+    const WholeTileFn* const fns = width > kLanes ? kWholeTileFns<2> : kWholeTileFns<1>;
+    for (int t = 0; t < count; ++t) fns[tiles[t].rows - 1](tiles[t], row, pieces, end, panel, first_channel, width, e);
     return;
   }
+  const ConvTileFn* const fns = width > kLanes ? (fresh ? kConvTileFns<2, true> : kConvTileFns<2, false>)
+                                               : (fresh ? kConvTileFns<1, true> : kConvTileFns<1, false>);
   for (;;) {
     i64 next_depth = first_depth;
     const bool last = end == piece_count;
@@ -206,8 +208,8 @@ void conv_tiles(const ConvTile* tiles, int count, i64 row, const ConvPiece* piec
       const Ahead ahead = {next, smaller(each, lines)};
       next += ahead.lines * 64;
       lines -= ahead.lines;
-      kConvTileFns[width > kLanes][tiles[t].rows - 1](tiles[t], row, pieces + done, end - done, panel, partial[t],
-                                                      done == 0, last, first_channel, width, e, ahead, depth);
+      fns[tiles[t].rows - 1](tiles[t], row, pieces + done, end - done, panel, partial[t], done == 0, last,
+                             first_channel, width, e, ahead, depth, rows_after(t));
     }
     if (last) return;
     panel += depth * kPanel;
