@@ -41,7 +41,8 @@ void tiles(const MatrixView& s, const MatrixView& v, const float* packed, i64 de
     RowsAhead ahead;
     if (s_in_place && p - p0 < kChunkPanels) {
       const i64 panels = smaller(p1 - p0, kChunkPanels), each = (kTileRows + panels - 1) / panels;
-      ahead = {kTileRows + smaller((p - p0) * each, kTileRows), kTileRows + smaller((p - p0 + 1) * each, kTileRows)};
+      const i64 first = smaller((p - p0) * each, kTileRows);
+      ahead = {(kTileRows + first) * s_row, smaller((p - p0 + 1) * each, kTileRows) - first};
     }
     kTiles[width > kLanes][rows - 1](sp, s_row, vp, v_row, n, acc, k > 0, ahead);
   };

@@ -180,11 +180,6 @@ void conv_tiles(const ConvTile* tiles, int count, i64 row, const ConvPiece* piec
     while (end < piece_count && (end == begin || depth + pieces[end].depth <= kConvDepth)) depth += pieces[end++].depth;
     return end;
   };
-  // Those of the next tile, where they follow on this one's.
-  const auto rows_after = [&](int t) {
-    if (!fresh || t + 1 == count || tiles[t + 1].x != tiles[t].x + tiles[t].rows * row) return RowsAhead{};
-    return RowsAhead{tiles[t].rows, tiles[t].rows + tiles[t + 1].rows};
-  };
   i64 done = 0, depth = 0, first_depth = 0;
   i64 end = block_end(0, first_depth);
   depth = first_depth;
@@ -208,8 +203,14 @@ void conv_tiles(const ConvTile* tiles, int count, i64 row, const ConvPiece* piec
       const Ahead ahead = {next, smaller(each, lines)};
       next += ahead.lines * 64;
       lines -= ahead.lines;
+      RowsAhead rows;
+      if (t + 1 < count) {
+        rows = {tiles[t + 1].x - tiles[t].x, tiles[t + 1].rows};
+      } else if (!last) {
+        rows = {tiles[0].x - tiles[t].x + pieces[end].offset - pieces[done].offset, tiles[0].rows};
+      }
       fns[tiles[t].rows - 1](tiles[t], row, pieces + done, end - done, panel, partial[t], done == 0, last,
-                             first_channel, width, e, ahead, depth, rows_after(t));
+                             first_channel, width, e, ahead, depth, rows);
     }
     if (last) return;
     panel += depth * kPanel;

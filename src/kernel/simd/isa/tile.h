@@ -144,9 +144,9 @@ GRAFT_VEC vf total(const TileSums<R, NV>& sums, int r, int n) {
   return sum;
 }
 
-// Rows [first, last) behind a tile's first row of S that it asks memory for while it computes.
+// Rows of S that a tile asks memory for while it computes: the first one is `offset` elements behind the tile's own.
 struct RowsAhead {
-  i64 first = 0, last = 0;
+  i64 offset = 0, rows = 0;
 };
 
 // sums[r] += S[r, k] * V[k, ...] over `depth` steps of k; S has k stride 1. Moves v on to where they end.
@@ -179,10 +179,10 @@ GRAFT_VEC void add_products(const float* s, i64 s_row, const float*& v, i64 v_ro
     }
   };
   constexpr i64 kLine = 16;  // f32 of a cache line
-  if (ahead.first < ahead.last) {
+  if (ahead.rows > 0) {
     while (k + kLine <= depth) {
       // For the second-level cache: panels of V stream through the first before these rows are needed.
-      for (i64 r = ahead.first; r < ahead.last; ++r) __builtin_prefetch(s + r * s_row + k, 0, 2);
+      for (i64 r = 0; r < ahead.rows; ++r) __builtin_prefetch(s + ahead.offset + r * s_row + k, 0, 2);
       steps_to(k + kLine);
     }
   }
