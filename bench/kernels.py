@@ -78,9 +78,10 @@ def work(launch: dict[str, Any], past: int) -> tuple[dict[str, float], float]:
         return {"int8": 2.0 * inputs[0].shape[-1] * sum(x.count for x in outputs)}, moved
     if kernel == "matmul":
         return {"f32": 2.0 * inputs[0].shape[-1] * outputs[0].count}, moved
-    if kernel in ("packed_conv", "packed_linear"):  # weights lie in panels of 32 channels (bench/README.md)
+    # Weights lie in panels of 32 channels (bench/README.md), those of several layers have one size.
+    if kernel in ("packed_conv", "packed_linear", "packed_linears"):
         channels = outputs[0].shape[1]
-        return {"f32": 2.0 * outputs[0].count * inputs[1].count / (-(-channels // 32) * 32)}, moved
+        return {"f32": 2.0 * sum(x.count for x in outputs) * inputs[1].count / (-(-channels // 32) * 32)}, moved
     if kernel == "winograd_conv":  # as many operations as the sums over nine taps would take
         channels = outputs[0].shape[1]
         return {"f32": 2.0 * outputs[0].count * inputs[1].count / (-(-channels // 32) * 32) * 9 / 16}, moved
