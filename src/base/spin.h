@@ -10,6 +10,9 @@ namespace graft {
 // slice that spinning costs when another process holds the core of the thread waited for.
 inline constexpr int kSpinRounds = 2000;
 
+// Some 500 microseconds: a caller that looks at the results and calls again finds the other threads awake.
+inline constexpr int kIdleSpinRounds = 10 * kSpinRounds;
+
 inline void spin_pause() {
 #if defined(__x86_64__)
   _mm_pause();

@@ -122,7 +122,9 @@ struct ThreadTeam::Impl {
   // On a worker: until something other than `word` is open.
   void wait(std::uint64_t word, Worker& self) {
     const auto changed = [&] { return open.load(std::memory_order_seq_cst) != word; };
-    if (spin_until(OpenStep::of(word).threads <= cpus ? kSpinRounds : 0, changed)) return;
+    const OpenStep step = OpenStep::of(word);
+    const int rounds = step.shares_each == 0 ? kIdleSpinRounds : kSpinRounds;
+    if (spin_until(step.threads <= cpus ? rounds : 0, changed)) return;
     const std::uint32_t wakes = self.wakes.load(std::memory_order_acquire);
     self.asleep.store(true, std::memory_order_relaxed);
     sleepers.fetch_add(1, std::memory_order_seq_cst);

@@ -35,8 +35,9 @@ class TeamWork {
 // Thread t begins with shares t * n .. t * n + n - 1. One that has nothing left to do takes any share of the step that
 // nobody has begun, so that a worker whose core is busy with something else is never waited for, unless it stopped in
 // the middle of a share; the last to finish a step begins the next. Workers spin for some 50 microseconds after they
-// were useful, then sleep; with more threads than CPUs they never spin. With a CPU for each thread, no worker uses the
-// one that the caller was on when the run began (the workers' affinity is set to the caller's without it).
+// were useful, and for some 500 after a run, then sleep; with more threads than CPUs they never spin. With a CPU for
+// each thread, no worker uses the one that the caller was on when the run began (the workers' affinity is set to the
+// caller's without it).
 class ThreadTeam {
  public:
   // Leases the team with at least `threads` threads, the caller's among them. Throws SystemError when a thread cannot
