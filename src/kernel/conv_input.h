@@ -231,11 +231,8 @@ void share_tiles(const KernelContext& ctx, std::int64_t tiles, std::int64_t pane
       const std::int64_t index = unit / part, first = unit - index * part, last = std::min(end - index * part, part);
       const auto panel_of = [panels](std::int64_t i) { return i < panels ? i : 2 * panels - 1 - i; };
       const std::int64_t panel = panel_of(index), next = panel_of(std::min(index + 1, units / part - 1));
-      if (index < panels) {
-        run(panel, next, first, last);
-      } else if (part + first < tiles) {
-        run(panel, next, part + first, std::min(part + last, tiles));
-      }
+      const std::int64_t base = index < panels ? 0 : part;
+      if (base + first < tiles) run(panel, next, base + first, std::min(base + last, tiles));
       unit = index * part + last;
     }
   });

@@ -194,8 +194,6 @@ std::string why(const KernelContext& ctx) { return why_from<PackedConvAttrs>("f3
 std::string why_linear(const KernelContext& ctx) { return why_from<PackedConvAttrs>("f32", ctx); }
 std::string why_linears(const KernelContext& ctx) { return why_from<PackedLinearsAttrs>("f32", ctx); }
 
-i64 work_linear(const KernelContext& ctx) { return ctx.out().numel() * ctx.in(0).shape[1]; }
-
 }  // namespace
 
 simd::ChannelEpilogue channel_epilogue(const KernelContext& ctx, const PackedConvAttrs& attrs, int output, int extra) {
@@ -227,7 +225,7 @@ std::string way_out_text(const PackedLinearsAttrs& attrs) {
 }
 
 i64 work_of_linears(const KernelContext& ctx) {
-  return ctx.attrs<PackedLinearsAttrs>().count * ctx.out().numel() * ctx.in(0).shape[1];
+  return static_cast<i64>(ctx.output_descs.size()) * ctx.out().numel() * ctx.in(0).shape[1];
 }
 
 PackedProducts::PackedProducts(const KernelContext& ctx, const PackedConvAttrs& attrs) {
@@ -329,7 +327,7 @@ i64 packed_depthwise_scratch_bytes(const PackedConvAttrs& attrs, int threads) {
 const Kernel kPackConv = {"pack_conv", pack_here, kMinParallel};
 const Kernel kPackedConv = {"packed_conv", conv_here, kMinParallel, phases<PackedConvAttrs>, why, nullptr, true};
 const Kernel kPackedLinear = {"packed_linear", conv_here, kMinParallelProducts, phases<PackedConvAttrs>, why_linear,
-                              work_linear,     true};
+                              work_of_linears, true};
 const Kernel kPackedLinears = {
     "packed_linears", linears_here, kMinParallelProducts, phases<PackedLinearsAttrs>, why_linears,
     work_of_linears,  true};

@@ -58,6 +58,7 @@ struct PackedLinearsAttrs {
 };
 extern const Kernel kPackedLinears;
 std::string way_out_text(const PackedLinearsAttrs& attrs);
+// Multiply-adds of a launch of one layer or of several of the same size.
 std::int64_t work_of_linears(const KernelContext& ctx);
 
 // What the products of a launch have apart from each other, and the order of their panels: the first half of each

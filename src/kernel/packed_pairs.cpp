@@ -47,8 +47,6 @@ std::string why(const KernelContext& ctx) {
   return "f32, products in bf16 of " + isa_name() + ", weights packed at load" + way_out_text(ctx.attrs<Attrs>());
 }
 
-i64 work(const KernelContext& ctx) { return ctx.out().numel() * ctx.in(0).shape[1]; }
-
 void multiply(const KernelContext& ctx, const simd::PackedPairTable& table, const PackedProducts& products) {
   const TensorDesc& x = ctx.in(0);
   const i64 depth = x.shape[1], rows = x.shape[4], outputs = ctx.out().shape[1];
@@ -97,7 +95,7 @@ const Kernel kPackedPairs = {"packed_linear_bf16",
                              kMinParallelProducts,
                              phases,
                              why<PackedConvAttrs>,
-                             work,
+                             work_of_linears,
                              true};
 const Kernel kPackedPairLinears = {
     "packed_linears_bf16", linears_here, kMinParallelProducts, phases, why<PackedLinearsAttrs>, work_of_linears, true};

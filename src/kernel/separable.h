@@ -57,14 +57,16 @@ class LineBands {
 
  public:
   // `lines` of its kernel; expanded_bytes and between_bytes: what a line of its input and of its output takes where
-  // they are kept, else 0.
+  // they are kept, else 0: there is then nothing to make before or after it.
   LineBands(const ConvAttrs& conv, i64 lines, i64 height, i64 out_height, i64 out_width, i64 expanded_bytes,
             i64 between_bytes)
       : conv_(conv),
         height_(height),
         out_height_(out_height),
         reach_((lines - 1) * conv.dilation[1] + 1),
-        least_(ceil_div(kLeastPositions, std::max(i64{1}, out_width))) {
+        least_(ceil_div(kLeastPositions, std::max(i64{1}, out_width))),
+        expands_(expanded_bytes > 0),
+        projects_(between_bytes > 0) {
     const auto held_by = [&](i64 band) { return (band - 1) * conv.stride[1] + reach_; };
     while (band_ < out_height && expanded_bytes * held_by(band_ + 1) + between_bytes * (band_ + 1) <= kBandBytes)
       ++band_;
@@ -80,18 +82,21 @@ class LineBands {
   bool inside(i64 line) const { return line >= 0 && line < height_; }
 
   // The lines of outputs [samples, out_height] that this share makes: expand(sample, line, count, at) makes input
-  // lines, to be kept from place `at` on; then finish(sample, line, count) makes outputs.
+  // lines, to be kept from place `at` on; then depthwise(sample, line, count) and project(the same) make outputs.
   //
   // Two neighbouring shares need the same input lines where they meet and nowhere else: they come towards each other
   // and take lines as they go, so that the one whose core is slow makes fewer.
-  template <typename Expand, typename Finish>
-  void run(const KernelContext& ctx, i64 samples, Expand&& expand, Finish&& finish) const {
+  template <typename Expand, typename Depthwise, typename Project>
+  void run(const KernelContext& ctx, i64 samples, Expand&& expand, Depthwise&& depthwise, Project&& project) const {
     const i64 lines = samples * out_height_;
     Kept kept;
     const auto bands = [&](i64 begin, i64 end) {
       for (i64 line = begin; line < end;) {
         const i64 count = std::min({band_, out_height_ - line % out_height_, end - line});
-        make(line / out_height_, line % out_height_, count, kept, expand, finish);
+        const i64 sample = line / out_height_, h = line % out_height_;
+        if (expands_) make(sample, h, count, kept, expand);
+        depthwise(sample, h, count);
+        if (projects_) project(sample, h, count);
         line += count;
       }
     };
@@ -104,8 +109,9 @@ class LineBands {
     i64 sample = -1, first = 0, last = 0;
   };
 
-  template <typename Expand, typename Finish>
-  void make(i64 sample, i64 h, i64 count, Kept& kept, Expand&& expand, Finish&& finish) const {
+  // The input lines that `count` outputs from h on see and that are not kept.
+  template <typename Expand>
+  void make(i64 sample, i64 h, i64 count, Kept& kept, Expand&& expand) const {
     const i64 from = std::max(i64{0}, seen(h, 0));
     const i64 to = std::min(height_, seen(h, 0) + (count - 1) * conv_.stride[1] + reach_);
     const auto expand_lines = [&](i64 begin, i64 end) {
@@ -119,7 +125,6 @@ class LineBands {
     expand_lines(from, std::min(to, kept.first));
     expand_lines(std::max(from, kept.last), to);
     kept = {sample, from, to};
-    finish(sample, h, count);
   }
 
   // What a band takes of a second-level cache of 1 MiB; the rest is for weights, input and output. 256 to 1024 KiB made
@@ -130,6 +135,7 @@ class LineBands {
 
   const ConvAttrs& conv_;
   const i64 height_, out_height_, reach_, least_;
+  const bool expands_, projects_;
   i64 band_ = 1, held_ = 1;
 };
 

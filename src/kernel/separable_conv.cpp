@@ -80,14 +80,8 @@ class SeparableConvolution {
   void run(const KernelContext& ctx, const PackedConvTable& table) const {
     const Work work(*this, ctx, table);
     bands_.run(
-        ctx, x_.shape[0],
-        [&](i64 sample, i64 line, i64 count, i64 at) {
-          if (expands()) expand(work, sample, line, count, at);
-        },
-        [&](i64 sample, i64 line, i64 count) {
-          depthwise(work, sample, line, count);
-          if (projects()) project(work, sample, line, count);
-        });
+        ctx, x_.shape[0], [&](auto... lines) { expand(work, lines...); },
+        [&](auto... lines) { depthwise(work, lines...); }, [&](auto... lines) { project(work, lines...); });
   }
 
  private:

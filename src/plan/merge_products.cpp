@@ -1,7 +1,6 @@
 #include "plan/merge_products.h"
 
 #include <algorithm>
-#include <cstring>
 #include <span>
 
 #include "kernel/block_matmul.h"
@@ -25,7 +24,7 @@ template <typename Attrs>
 void set(Launch& launch, const Kernel& kernel, const Attrs& attrs) {
   launch.kernel = &kernel;
   launch.attrs.resize(sizeof(attrs));
-  std::memcpy(launch.attrs.data(), &attrs, sizeof(attrs));
+  set_attrs(launch, attrs);
 }
 
 bool same_blocks(const Launch& a, const Launch& b) {
@@ -65,11 +64,11 @@ class Merger {
     for (std::size_t first = 0; first < plan_.launches.size(); ++first) {
       kind_ = kind_of(plan_.launches[first]);
       if (kind_ == nullptr) continue;
-      members_ = {first};
+      members_ = {&plan_.launches[first]};
       const std::size_t end = std::min(plan_.launches.size(), first + 1 + kReach);
       for (std::size_t i = first + 1; i < end && members_.size() < kind_->most; ++i) {
         if (writes(plan_.launches[i], plan_.launches[first].inputs[0].buffer)) break;
-        if (fits(first, i)) members_.push_back(i);
+        if (fits(first, i)) members_.push_back(&plan_.launches[i]);
       }
       if (members_.size() > 1) merge();
     }
@@ -103,19 +102,16 @@ class Merger {
   }
 
   void merge() {
-    Launch& leader = plan_.launches[members_[0]];
-    std::vector<Launch*> members;
+    Launch& leader = *members_[0];
     std::vector<Tensor> inputs = {leader.inputs[0]}, biases, outputs;
-    for (const std::size_t i : members_) {
-      Launch& launch = plan_.launches[i];
-      members.push_back(&launch);
-      inputs.push_back(launch.inputs[1]);
-      biases.insert(biases.end(), launch.inputs.begin() + 2, launch.inputs.end());
-      outputs.push_back(launch.outputs[0]);
-      leader.serial = leader.serial && launch.serial;
+    for (const Launch* launch : members_) {
+      inputs.push_back(launch->inputs[1]);
+      biases.insert(biases.end(), launch->inputs.begin() + 2, launch->inputs.end());
+      outputs.push_back(launch->outputs[0]);
+      leader.serial = leader.serial && launch->serial;
     }
-    kind_->merge(leader, members);
-    for (Launch* member : members) member->outputs.clear();
+    kind_->merge(leader, members_);
+    for (Launch* launch : members_) launch->outputs.clear();
     inputs.insert(inputs.end(), biases.begin(), biases.end());
     leader.inputs = std::move(inputs);
     leader.outputs = std::move(outputs);
@@ -123,7 +119,7 @@ class Merger {
 
   Plan& plan_;
   const Kind* kind_ = nullptr;  // of the products that are looked at
-  std::vector<std::size_t> members_;
+  std::vector<Launch*> members_;
 };
 
 }  // namespace

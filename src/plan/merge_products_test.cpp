@@ -58,10 +58,8 @@ struct Net {
                     session_options);
     std::vector<float> rows = test::random_values(kTokens * kDepth, 3);
     std::vector<std::vector<float>> out;
-    for (const Value& v : session.run("forward", std::vector{tensor(rows, {kTokens, kDepth})})) {
-      const float* data = static_cast<const float*>(v.tensor.data);
-      out.emplace_back(data, data + v.tensor.shape.numel());
-    }
+    for (const Value& v : session.run("forward", std::vector{tensor(rows, {kTokens, kDepth})}))
+      out.push_back(test::floats(v));
     launches = session.counters().kernels_launched;
     return out;
   }
@@ -131,11 +129,8 @@ struct LinearNet {
     Session session(graph.build(options), session_options);
     std::vector<float> values = test::random_values(rows * kDepth, 3), more = test::random_values(rows * 64, 4);
     std::vector<std::vector<float>> out;
-    for (const Value& v :
-         session.run("forward", std::vector{tensor(values, {rows, kDepth}), tensor(more, {rows, 64})})) {
-      const float* data = static_cast<const float*>(v.tensor.data);
-      out.emplace_back(data, data + v.tensor.shape.numel());
-    }
+    for (const Value& v : session.run("forward", std::vector{tensor(values, {rows, kDepth}), tensor(more, {rows, 64})}))
+      out.push_back(test::floats(v));
     launches = session.counters().kernels_launched;
     return out;
   }
