@@ -43,10 +43,16 @@ struct Product {
   const float* weight = nullptr;
   std::span<const ConvPiece> pieces = {};
 
-  // `row` floats of x from one position to the next, `line` from one line to the next. Each line is cut into tiles by
-  // itself: how the sum of a position is taken then does not depend on the share that it falls into.
+  // `row` floats of x from one position to the next, `line` from one line to the next. How the sum of a position is taken
+  // must not depend on the share that it falls into: each line is cut into tiles by itself, but for lines without gaps of
+  // tiles of more than half the most rows, which add their products in one order, however many rows they have.
   void run(const PackedConvTable& table, const float* x, i64 row, i64 line, i64 lines, i64 columns,
            const ChannelEpilogue& e) const {
+    const i64 least = columns / ceil_div(columns, table.tile_rows);
+    if (line == columns * row && 2 * least > table.tile_rows) {
+      columns *= lines;
+      lines = 1;
+    }
     const i64 panels = ceil_div(channels, table.panel_width);
     for_tiles<ConvTile, simd::kConvTilesAtOnce>(
         x, row, line, lines, columns, table.tile_rows, [&](const ConvTile* tiles, int count) {
