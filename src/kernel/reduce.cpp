@@ -217,12 +217,18 @@ void accumulate(const Job& job, Int first, Int width, Int begin, Int end, typena
   const simd::ReduceTable& loops = simd::reduce();
   const std::byte* base = job.data + job.kept.offset(first);
   if (job.tiled) {
-    for (Int r = begin; r < end; ++r) {
+    const Int row = job.reduced.inner_stride(), size = static_cast<Int>(sizeof(T));
+    // Rows where they lie are taken together.
+    const bool in_place = job.is_block && job.kept.inner_stride() == size && row % size == 0;
+    for (Int r = begin; r < end;) {
+      const Int inner = job.reduced.inner();
+      const Int rows = kHasLoop<R, T> && in_place ? std::min(inner - r % inner, end - r) : 1;
       const T* x = block_of(job, base + job.reduced.offset(r), job.kept.inner_stride(), width, buffer);
       if constexpr (kHasLoop<R, T>)
-        loops.columns[static_cast<int>(R::kKind)](x, width, shift, acc);
+        loops.columns[static_cast<int>(R::kKind)](x, row / size, rows, width, shift, acc);
       else
         for (Int j = 0; j < width; ++j) R::step(acc[j], x[j], r, shift[j], parameter);
+      r += rows;
     }
     return;
   }

@@ -175,14 +175,18 @@ TEST(Reduce, InnerLoopsOfEveryLevelMatchAPlainOne) {
       const auto kind = static_cast<simd::ReduceKind>(k);
       for (const std::size_t n : {0, 1, 5, 15, 16, 31, 32, 33, 63, 64, 65, 200}) {
         for (const bool has_nan : {false, true}) {
-          std::vector<float> memory(n + 1);
+          // Three rows; the first is the run.
+          constexpr std::size_t kRows = 3;
+          const std::size_t row = n + 2;
+          std::vector<float> memory(1 + kRows * row);
           for (float& v : memory) v = normal(random);
           if (has_nan && n > 3) memory[n / 2] = std::nanf("");
           const float* x = memory.data() + 1;  // no vector's alignment
           std::vector<double> lanes(simd::kReduceLanes, 0.5), expected = lanes, columns(n + 1, 0.5), shift(n + 1);
           for (std::size_t i = 0; i < n; ++i) shift[i] = static_cast<double>(static_cast<float>(i) / 64);
           simd::reduce(isa).run[k](x, static_cast<std::int64_t>(n), 0.125, lanes.data());
-          simd::reduce(isa).columns[k](x, static_cast<std::int64_t>(n), shift.data(), columns.data());
+          simd::reduce(isa).columns[k](x, static_cast<std::int64_t>(row), kRows, static_cast<std::int64_t>(n),
+                                       shift.data(), columns.data());
           for (std::size_t i = 0; i < n; ++i)
             expected[i % expected.size()] = plain(kind, expected[i % expected.size()], x[i], 0.125);
           const auto close = [&](double got, double wanted) {
@@ -191,7 +195,11 @@ TEST(Reduce, InnerLoopsOfEveryLevelMatchAPlainOne) {
                 << simd::name(isa) << " kind " << k << " n " << n << ": " << got << ", expected " << wanted;
           };
           for (std::size_t i = 0; i < lanes.size(); ++i) close(lanes[i], expected[i]);
-          for (std::size_t i = 0; i < n; ++i) close(columns[i], plain(kind, 0.5, x[i], shift[i]));
+          for (std::size_t i = 0; i < n; ++i) {
+            double sum = 0.5;
+            for (std::size_t r = 0; r < kRows; ++r) sum = plain(kind, sum, x[i + r * row], shift[i]);
+            close(columns[i], sum);
+          }
           EXPECT_EQ(columns[n], 0.5);
         }
       }

@@ -24,8 +24,9 @@ inline constexpr int kReduceLanes = 32;
 struct ReduceTable {
   // Element i of a run enters lanes[i % kReduceLanes].
   void (*run[kReduceKinds])(const float* x, std::int64_t n, double shift, double* lanes);
-  // Element i enters sums[i], with shift[i].
-  void (*columns[kReduceKinds])(const float* x, std::int64_t n, const double* shift, double* sums);
+  // Element i of each row enters sums[i], with shift[i]; `row` elements from one row to the next.
+  void (*columns[kReduceKinds])(const float* x, std::int64_t row, std::int64_t rows, std::int64_t n,
+                                const double* shift, double* sums);
 };
 
 // The table of a level that is available here. The same numbers at every level, but for the exponentials.

@@ -70,24 +70,38 @@ void run(const float* x, i64 n, double shift, double* lanes) {
   }
 }
 
-template <ReduceKind kind>
-void columns(const float* x, i64 n, const double* shift, double* sums) {
-  i64 i = 0;
-  for (; i + kLanes <= n; i += kLanes) {
-    alignas(64) float e[kLanes];
-    const float* from = x + i;
+// V vectors of columns: their sums stay in registers from row to row.
+template <ReduceKind kind, int V>
+GRAFT_VEC void columns_of(const float* x, i64 row, i64 rows, const double* shift, double* sums) {
+  vd sum[V];
+  alignas(64) float shifts[V * kDoubles], e[V * kDoubles];
+  for (int v = 0; v < V; ++v) sum[v] = load_doubles(sums + v * kDoubles);
+  if (kind == ReduceKind::exponentials)
+    for (int k = 0; k < V * kDoubles; ++k) shifts[k] = static_cast<float>(shift[k]);
+  for (i64 r = 0; r < rows; ++r, x += row) {
+    const float* from = x;
     if (kind == ReduceKind::exponentials) {
-      for (int k = 0; k < kLanes; ++k) e[k] = static_cast<float>(shift[i + k]);
-      store(e, exp(load(x + i) - load(e)));
+      for (int k = 0; k < V * kDoubles; k += kLanes) store(e + k, exp(load(x + k) - load(shifts + k)));
       from = e;
     }
-    for (int k = 0; k < kLanes; k += kDoubles)
-      store_doubles(sums + i + k, step(kind, load_doubles(sums + i + k), widen(from + k), load_doubles(shift + i + k)));
+#pragma GCC unroll 8
+    for (int v = 0; v < V; ++v)
+      sum[v] = step(kind, sum[v], widen(from + v * kDoubles), load_doubles(shift + v * kDoubles));
   }
+  for (int v = 0; v < V; ++v) store_doubles(sums + v * kDoubles, sum[v]);
+}
+
+template <ReduceKind kind>
+void columns(const float* x, i64 row, i64 rows, i64 n, const double* shift, double* sums) {
+  i64 i = 0;
+  for (; i + 4 * kLanes <= n; i += 4 * kLanes) columns_of<kind, 8>(x + i, row, rows, shift + i, sums + i);
+  for (; i + kLanes <= n; i += kLanes) columns_of<kind, 2>(x + i, row, rows, shift + i, sums + i);
   for (; i < n; ++i) {
-    float value = x[i];
-    if (kind == ReduceKind::exponentials) exponentials(&value, 1, splat(static_cast<float>(shift[i])), &value);
-    sums[i] = step(kind, vd{} + sums[i], vd{} + static_cast<double>(value), vd{} + shift[i])[0];
+    for (i64 r = 0; r < rows; ++r) {
+      float value = x[i + r * row];
+      if (kind == ReduceKind::exponentials) exponentials(&value, 1, splat(static_cast<float>(shift[i])), &value);
+      sums[i] = step(kind, vd{} + sums[i], vd{} + static_cast<double>(value), vd{} + shift[i])[0];
+    }
   }
 }
 
