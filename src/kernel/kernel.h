@@ -96,13 +96,12 @@ struct KernelContext {
   // data.
   void fail(const std::string& what) const noexcept;
 
-  // The share [begin, end) of `count` work items of this thread.
+  // The share [begin, end) of `count` work items of this thread: as many as of any other, or one more.
   using Range = Meeting::Range;
   Range share(std::int64_t count) const {
-    const std::int64_t chunk = (count + threads - 1) / threads;
-    const std::int64_t begin = chunk * thread < count ? chunk * thread : count;
-    const std::int64_t end = begin + chunk < count ? begin + chunk : count;
-    return {begin, end};
+    const std::int64_t least = count / threads, more = count % threads;
+    const auto begin_of = [&](std::int64_t share) { return share * least + (share < more ? share : more); };
+    return {begin_of(thread), begin_of(thread + 1)};
   }
 
   // Calls run(begin, end) for ranges of `count` work items (fewer than 2^31) until all are taken: those that this share

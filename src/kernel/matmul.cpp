@@ -221,14 +221,15 @@ class Product {
       });
       return;
     }
-    constexpr i64 kRowsPerUnit = 12;
-    share_units(ctx_, s_.batch, ceil_div(many_rows, kRowsPerUnit), [&](i64 item, i64 first, i64 last) {
+    // Whole blocks of the inner loop: 8 columns of one row, else 6 or 3.
+    const i64 unit = few_rows == 1 ? 8 : 12;
+    share_units(ctx_, s_.batch, ceil_div(many_rows, unit), [&](i64 item, i64 first, i64 last) {
       MatrixView few = few_of(item);
       if (s_.widen_few) few = {scratch + item * few_rows * s_.k, DType::f32, s_.k, 1};
       MatrixView many = s_.b_is_few ? a(item, false) : b(item, true);
       many.col = 1;
-      table_.dot(static_cast<const float*>(few.data), few.row, few_rows, many, s_.k, first * kRowsPerUnit,
-                 std::min(last * kRowsPerUnit, many_rows), epilogue(item, !s_.b_is_few));
+      table_.dot(static_cast<const float*>(few.data), few.row, few_rows, many, s_.k, first * unit,
+                 std::min(last * unit, many_rows), epilogue(item, !s_.b_is_few));
     });
   }
 

@@ -384,8 +384,9 @@ GRAFT_VEC void dot_tile(const float* few, i64 few_stride, const typename T::Stor
     for (int p = 0; p < P; ++p) a[p] = load(few + p * few_stride + k);
 #pragma GCC unroll 8
     for (int q = 0; q < Q; ++q) {
-      // One row alone is as fast as memory is read: the block after this one is asked for.
-      if constexpr (Q > 1) __builtin_prefetch(many + (q + Q) * many_stride + k);
+      // One row alone is as fast as memory is read: the block after this one is asked for (of the second-level cache: an
+      // ask of the first costs as much as a read).
+      if constexpr (Q > 1) __builtin_prefetch(many + (q + Q) * many_stride + k, 0, 2);
       const vf b = T::load(many + q * many_stride + k);
 #pragma GCC unroll 4
       for (int p = 0; p < P; ++p) c[p][q] = fma(a[p], b, c[p][q]);
