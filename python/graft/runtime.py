@@ -78,6 +78,9 @@ class Method:
         count = len(info["inputs"])
         # Positional tensors and numbers alone, as most methods take them, need no pytree: it takes longer than small models.
         self._leaves = count if self._in_spec == pytree.tree_structure(((0,) * count, {})) else None
+        self._one_result = self._out_spec == pytree.tree_structure(0)
+        direct = self._leaves is not None and info["pieces"] == 1
+        self._direct = _C.TorchMethod(session, self.name, DTYPES).call if direct else None
 
     def _flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         if len(args) == self._leaves and not kwargs and _LEAVES.issuperset(map(type, args)):
@@ -112,13 +115,17 @@ class Method:
         `out`: tensors to write the results into, arranged as the results. `timeout`: seconds after which the run stops
         with `graft.Cancelled`. `cancel`: a token whose `cancel()` stops the run from another thread.
         """
+        if self._direct and len(args) == self._leaves and not kwargs and out is timeout is cancel is None:
+            results = self._direct(args)
+            if results is not None:
+                return self._arranged(results)
         keep: list[torch.Tensor] = []
         inputs = self._inputs(args, kwargs, keep)
         if self._info["pieces"] > 1:
             return self._arranged(self._run_pieces(inputs, out, timeout, cancel))
         values = self._session.output_values(self.name, inputs)
         given = None if out is None else self._flatten_out(out, len(values))
-        results: list[Any] = []
+        results = []
         outputs: list[Any] = []
         for i, value in enumerate(values):
             if not isinstance(value, tuple):
@@ -137,6 +144,8 @@ class Method:
         return self._arranged(results)
 
     def _arranged(self, results: list[Any]) -> Any:
+        if self._one_result:
+            return results[0]
         if self._out_spec is None:
             return results[0] if len(results) == 1 else tuple(results)
         return pytree.tree_unflatten(results, self._out_spec)

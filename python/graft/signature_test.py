@@ -79,6 +79,60 @@ def test_plain_arguments_need_no_pytree(tmp_path, monkeypatch):
     assert not flattened
 
 
+def test_tensors_go_to_the_engine_as_they_are(tmp_path, monkeypatch):
+    class Mixed(torch.nn.Module):
+        def forward(self, x, y):
+            return x.to(torch.float32) + y, y > 0, x * 2
+
+    types = (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int8, torch.uint8)
+    types += (torch.int16, torch.int32, torch.int64, torch.bool)
+    looked_at = []
+    inputs = graft.runtime.Method._inputs
+    monkeypatch.setattr(graft.runtime.Method, "_inputs", lambda *a: looked_at.append(a) or inputs(*a))
+    model = Mixed()
+    for dtype in types:
+        x, y = (torch.randn(5, 3) * 4).to(dtype), torch.randn(3)
+        loaded = round_trip(tmp_path, model, (x, y), dynamic_shapes={"x": {0: Dim.DYNAMIC}, "y": None})
+        check(model, loaded, x, torch.nn.Parameter(y))
+        for rows in (2, 5, 0 if dtype == torch.float32 else 3):
+            check(model, loaded, (torch.randn(rows, 3) * 4).to(dtype), y)
+        assert not looked_at
+    loaded = round_trip(tmp_path, model, (torch.randn(5, 3), torch.randn(3)))
+    # What lies otherwise is copied, as everywhere.
+    check(model, loaded, torch.randn(3, 5).T, torch.randn(3))
+    check(model, loaded, torch._neg_view(torch.randn(5, 3)), torch.randn(3))
+    assert len(looked_at) == 2
+    for wrong in (torch.randn(5, 3, device="meta"), torch.randn(5, 3).to_sparse(), torch.randn(5, 3).to(torch.complex64)):
+        with pytest.raises((graft.InvalidArgument, RuntimeError)):
+            loaded(wrong, torch.randn(3))
+    with pytest.raises(graft.InvalidArgument):
+        loaded(torch.randn(5, 4), torch.randn(3))
+    check(model, loaded, torch.randn(5, 3), torch.randn(3))
+
+
+def test_results_belong_to_the_caller(tmp_path):
+    class Sums(torch.nn.Module):
+        def forward(self, x, n: int):
+            return x + n, (x * n).sum(), n + 1
+
+    loaded = round_trip(
+        tmp_path, Sums(), (torch.randn(3), 5), dynamic_shapes={"x": {0: Dim.DYNAMIC}, "n": Dim.DYNAMIC}
+    )
+    seen = []
+    for i in range(40):  # more than are made together
+        x = torch.randn(3 if i % 13 else 7)
+        seen.append((x, i + 2, loaded(x, i + 2)))
+    places = {tensor.data_ptr() for _, _, results in seen for tensor in results[:2]}
+    assert len(places) == 80
+    for x, n, (sums, total, after) in seen:
+        torch.testing.assert_close(sums, x + n)
+        torch.testing.assert_close(total, (x * n).sum())
+        assert after == n + 1
+    seen[0][2][0].resize_(100)  # an ordinary tensor of torch's
+    with pytest.raises(graft.InvalidArgument, match="64 bits"):
+        loaded(torch.randn(3), 2**63)
+
+
 def test_sizes_in_and_out(tmp_path):
     class Sizes(torch.nn.Module):
         def forward(self, x):

@@ -16,9 +16,10 @@
 #include "graft/op.h"
 #include "graft/predicate.h"
 #include "graft/quantize.h"
+#include "python/values.h"
 
-// The Python binding: numbers and addresses in, numbers and addresses out. Tensors are made and owned by torch; this
-// module never sees one, only (address, dtype, sizes).
+// The Python binding: numbers and addresses in, numbers and addresses out. Tensors are made and owned by torch; but for
+// TorchMethod this module never sees one, only (address, dtype, sizes).
 namespace nb = nanobind;
 
 namespace graft {
@@ -59,49 +60,6 @@ void translate(const std::exception_ptr& pointer, void*) {
   } catch (const Error& e) {
     raise_as("Error", e);
   }
-}
-
-// A tensor is the tuple (address, dtype, sizes); numbers and None are themselves.
-Value to_value(nb::handle object) {
-  if (object.is_none()) return {};
-  if (nb::isinstance<nb::bool_>(object)) return Value::of(nb::cast<bool>(object));
-  if (nb::isinstance<nb::int_>(object)) return Value::of(nb::cast<std::int64_t>(object));
-  if (nb::isinstance<nb::float_>(object)) return Value::of(nb::cast<double>(object));
-  if (nb::isinstance<nb::str>(object)) {
-    Value v;
-    v.kind = Value::Kind::text;
-    v.text = nb::cast<std::string>(object);
-    return v;
-  }
-  const auto fields = nb::cast<nb::tuple>(object);
-  TensorView tensor;
-  tensor.data = reinterpret_cast<void*>(nb::cast<std::uintptr_t>(fields[0]));  // NOLINT: an address from torch
-  const auto dtype = nb::cast<std::size_t>(fields[1]);
-  GRAFT_CHECK(InvalidArgument, dtype < kDTypeCount, "unknown dtype number ", dtype);
-  tensor.dtype = static_cast<DType>(dtype);
-  for (nb::handle size : nb::cast<nb::tuple>(fields[2])) tensor.shape.push_back(nb::cast<std::int64_t>(size));
-  return Value::of(tensor);
-}
-
-nb::object from_value(const Value& value) {
-  switch (value.kind) {
-    case Value::Kind::none:
-      return nb::none();
-    case Value::Kind::integer:
-      return nb::int_(value.i);
-    case Value::Kind::boolean:
-      return nb::bool_(value.i != 0);
-    case Value::Kind::real:
-      return nb::float_(value.f);
-    case Value::Kind::text:
-      return nb::str(value.text.c_str(), value.text.size());
-    case Value::Kind::tensor:
-      break;
-  }
-  nb::list sizes;
-  for (std::int64_t size : value.tensor.shape.sizes()) sizes.append(size);
-  return nb::make_tuple(reinterpret_cast<std::uintptr_t>(value.tensor.data), static_cast<int>(value.tensor.dtype),
-                        nb::tuple(sizes));
 }
 
 std::vector<Value> to_values(const nb::list& objects) {
@@ -282,9 +240,10 @@ nb::dict to_dict(const ProgramStats& s) {
 }  // namespace graft
 
 namespace graft {
-void bind_tokenizer(nb::module_& m);  // tokenizer.cpp
-void bind_llm(nb::module_& m);        // llm.cpp
-void bind_pipeline(nb::module_& m);   // pipeline.cpp
+void bind_tokenizer(nb::module_& m);     // tokenizer.cpp
+void bind_llm(nb::module_& m);           // llm.cpp
+void bind_pipeline(nb::module_& m);      // pipeline.cpp
+void bind_torch_method(nb::module_& m);  // torch_method.cpp
 }  // namespace graft
 
 NB_MODULE(_C, m) {
@@ -472,6 +431,7 @@ NB_MODULE(_C, m) {
       .def("close", &Session::close, nb::call_guard<nb::gil_scoped_release>())
       .def_prop_ro("threads", &Session::threads);
 
+  bind_torch_method(m);
   bind_pipeline(m);
   bind_llm(m);
 }

@@ -1,0 +1,190 @@
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/check.h"
+#include "graft/graft.h"
+#include "python/values.h"
+
+namespace nb = nanobind;
+
+namespace graft {
+namespace {
+
+// DLPackExchangeAPI of DLPack's dlpack.h (1.3), up to the function that is used.
+struct ExchangeApi {
+  std::uint32_t major, minor;
+  const ExchangeApi* previous;
+  void *allocate, *to_managed, *from_managed;
+  // What a tensor holds, without a reference to it. 0, or -1 with a Python error set.
+  int (*borrow)(void* object, nb::dlpack::dltensor* out);
+};
+constexpr std::uint32_t kExchangeMajor = 1;
+
+// In the order of DType.
+constexpr std::array<nb::dlpack::dtype, kDTypeCount> kDTypes = {
+    nb::dtype<float>(),
+    {static_cast<std::uint8_t>(nb::dlpack::dtype_code::Float), 16, 1},
+    {static_cast<std::uint8_t>(nb::dlpack::dtype_code::Bfloat), 16, 1},
+    nb::dtype<double>(),
+    nb::dtype<std::int8_t>(),
+    nb::dtype<std::uint8_t>(),
+    nb::dtype<std::int16_t>(),
+    nb::dtype<std::int32_t>(),
+    nb::dtype<std::int64_t>(),
+    nb::dtype<bool>(),
+};
+
+bool is_contiguous(const nb::dlpack::dltensor& t) {
+  std::int64_t next = 1;
+  for (std::int32_t d = t.ndim; d-- > 0;) {
+    if (t.shape[d] == 0) return true;
+  }
+  for (std::int32_t d = t.ndim; t.strides != nullptr && d-- > 0;) {
+    if (t.shape[d] == 1) continue;
+    if (t.strides[d] != next) return false;
+    next *= t.shape[d];
+  }
+  return true;
+}
+
+// A method with plain arguments, called with torch's tensors as they are. What a run computes with drives code and data
+// of a caller out of the caches, so that each line of Python between a call and the engine costs a microsecond: there
+// is none here.
+class TorchMethod {
+ public:
+  // `dtypes`: torch's, in the order of DType.
+  TorchMethod(Session& session, std::string name, const nb::tuple& dtypes)
+      : session_(session), name_(std::move(name)), dtypes_(dtypes) {
+    const nb::object torch = nb::module_::import_("torch");
+    empty_ = torch.attr("empty");
+    tensor_ = torch.attr("Tensor");
+    parameter_ = torch.attr("nn").attr("Parameter");
+    is_neg_ = tensor_.attr("is_neg");
+    const nb::object capsule = tensor_.attr("__dlpack_c_exchange_api__");
+    for (auto* api = static_cast<const ExchangeApi*>(PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
+         api != nullptr && borrow_ == nullptr; api = api->previous)
+      if (api->major == kExchangeMajor) borrow_ = api->borrow;
+    if (PyErr_Occurred() != nullptr) throw nb::python_error();
+    GRAFT_CHECK(Unsupported, borrow_ != nullptr, "torch's tensors cannot be borrowed through DLPack ", kExchangeMajor);
+  }
+
+  // The results, tensors of torch's among them; None for arguments that need a closer look, like tensors elsewhere.
+  nb::object call(const nb::tuple& args) {
+    std::vector<Value> in(args.size());
+    for (std::size_t i = 0; i < in.size(); ++i)
+      if (!take(args[i], in[i])) return nb::none();
+    std::vector<Value> out;
+    {
+      const nb::gil_scoped_release release;
+      out = session_.output_values(name_, in);
+    }
+    nb::list results;
+    spares_.resize(out.size());
+    for (std::size_t i = 0; i < out.size(); ++i)
+      results.append(out[i].kind == Value::Kind::tensor ? made(out[i].tensor, spares_[i]) : from_value(out[i]));
+    {
+      const nb::gil_scoped_release release;
+      session_.run_into(name_, in, out, {});
+    }
+    return results;
+  }
+
+ private:
+  bool take(nb::handle object, Value& value) const {
+    PyTypeObject* const type = Py_TYPE(object.ptr());
+    if (type != reinterpret_cast<PyTypeObject*>(tensor_.ptr()) &&
+        type != reinterpret_cast<PyTypeObject*>(parameter_.ptr())) {
+      if (PyLong_CheckExact(object.ptr())) {
+        int overflow = 0;
+        value = Value::of(static_cast<std::int64_t>(PyLong_AsLongLongAndOverflow(object.ptr(), &overflow)));
+        return overflow == 0;
+      }
+      if (!PyBool_Check(object.ptr()) && !PyFloat_CheckExact(object.ptr())) return false;
+      value = to_value(object);
+      return true;
+    }
+    nb::dlpack::dltensor view;
+    if (borrow_(object.ptr(), &view) != 0) {
+      PyErr_Clear();  // whoever looks closer says what is wrong
+      return false;
+    }
+    if (view.device.device_type != nb::device::cpu::value || view.ndim > kMaxRank || !is_contiguous(view)) return false;
+    std::size_t dtype = 0;
+    while (dtype < kDTypes.size() && !(kDTypes[dtype] == view.dtype)) ++dtype;
+    if (dtype == kDTypes.size() || nb::cast<bool>(is_neg_(object))) return false;
+    TensorView tensor;
+    tensor.data = static_cast<std::byte*>(view.data) + view.byte_offset;
+    tensor.dtype = static_cast<DType>(dtype);
+    for (std::int32_t d = 0; d < view.ndim; ++d) tensor.shape.push_back(view.shape[d]);
+    value = Value::of(tensor);
+    return true;
+  }
+
+  // A tensor of torch's and what it holds.
+  struct Made {
+    nb::object tensor;
+    void* data = nullptr;
+  };
+  // Tensors for a result of the calls that follow, of the same type and sizes as those of the call before.
+  struct Spares {
+    DType dtype = DType::f32;
+    Shape shape;
+    std::vector<Made> tensors;
+  };
+  // A tensor after a run takes torch some 15 microseconds, and others beside it one each: small ones are made together.
+  static constexpr int kMadeTogether = 8;
+  static constexpr std::size_t kSmallBytes = std::size_t{64} << 10;
+
+  // A new tensor, which `result` then points to.
+  nb::object made(TensorView& result, Spares& spares) const {
+    if (spares.tensors.empty() || spares.dtype != result.dtype || spares.shape != result.shape) {
+      const bool small = TensorDesc(result.dtype, result.shape).byte_count() <= kSmallBytes;
+      Spares more = {result.dtype, result.shape, make(result, small ? kMadeTogether : 1)};
+      // Only now: while torch made them, another thread's call may have changed these.
+      std::swap(spares, more);
+    }
+    const Made taken = std::move(spares.tensors.back());
+    spares.tensors.pop_back();
+    result.data = taken.data;
+    return taken.tensor;
+  }
+
+  std::vector<Made> make(const TensorView& wanted, int count) const {
+    nb::list sizes;
+    for (const std::int64_t size : wanted.shape.sizes()) sizes.append(size);
+    const nb::object dtype = dtypes_[static_cast<std::size_t>(wanted.dtype)];
+    std::vector<Made> out;
+    for (int i = 0; i < count; ++i) {
+      Made& tensor = out.emplace_back(empty_(nb::tuple(sizes), nb::arg("dtype") = dtype));
+      nb::dlpack::dltensor view;
+      if (borrow_(tensor.tensor.ptr(), &view) != 0) throw nb::python_error();
+      tensor.data = static_cast<std::byte*>(view.data) + view.byte_offset;
+    }
+    return out;
+  }
+
+  Session& session_;
+  std::string name_;
+  nb::tuple dtypes_;
+  nb::object empty_, tensor_, parameter_, is_neg_;
+  decltype(ExchangeApi::borrow) borrow_ = nullptr;
+  std::vector<Spares> spares_;  // of each result
+};
+
+}  // namespace
+
+void bind_torch_method(nb::module_& m) {
+  nb::class_<TorchMethod>(m, "TorchMethod")
+      .def(nb::init<Session&, std::string, const nb::tuple&>(), nb::keep_alive<1, 2>(), nb::arg("session"),
+           nb::arg("name"), nb::arg("dtypes"))
+      .def("call", &TorchMethod::call, nb::arg("args"));
+}
+
+}  // namespace graft
