@@ -59,7 +59,7 @@ void pack_depthwise(const KernelContext& ctx, const PackedConvTable& table) {
   const Shape& shape = ctx.in(0).shape;
   const float* weight = ctx.input<float>(0);
   const float* scale = attrs.has_scale != 0 ? ctx.input<float>(1) : nullptr;
-  const i64 taps = shape[2] * shape[3] * shape[4], width = ceil_div(shape[0], table.lanes) * table.lanes;
+  const i64 taps = shape[2] * shape[3] * shape[4], width = depthwise_weight_row(shape[0], table);
   const auto [begin, end] = ctx.share(taps);
   for (i64 t = begin; t < end; ++t)
     for (i64 c = 0; c < width; ++c)
@@ -69,15 +69,12 @@ void pack_depthwise(const KernelContext& ctx, const PackedConvTable& table) {
 
 // --- products ---
 
-// Weights that stay in a second-level cache.
-constexpr i64 kNearFloats = i64{1} << 16;
-
 // Tiles that all panels are read for, one after the other, of so many floats each. Panels that a second-level cache
 // holds are read often: the tiles stay in the first caches. Others come from farther away: the tiles fill a part of the
 // second one, and a call's asks for the next panel lie farther apart.
 i64 tiles_at_once(i64 weight_floats, i64 tile_floats) {
   constexpr i64 kTilesFloats = i64{1} << 17;
-  if (weight_floats <= kNearFloats) return simd::kConvTilesAtOnce;
+  if (weight_floats <= kNearWeightFloats) return simd::kConvTilesAtOnce;
   return std::clamp<i64>(kTilesFloats / tile_floats, simd::kConvTilesAtOnce, simd::kConvTiles);
 }
 
@@ -134,7 +131,7 @@ class PackedConvolution {
     const i64 bytes = samples * (x_.numel() / x_.shape[0]) * static_cast<i64>(sizeof(float));
     const i64 weight_floats = products.count() * panels * table.panel_width * depth;
     const i64 at_once = tiles_at_once(weight_floats, table.tile_rows * channels);
-    const bool asks = weight_floats > kNearFloats || !all_panels_by_tiles(ctx, tiles);
+    const bool asks = weight_floats > kNearWeightFloats || !all_panels_by_tiles(ctx, tiles);
     const auto weight_of = [&](const PackedProducts::Unit& unit) {
       return ctx.input<float>(unit.product.weight) + unit.panel * depth * table.panel_width;
     };
@@ -249,7 +246,7 @@ bool is_depthwise(const Shape& weight, i64 groups) { return groups > 1 && weight
 
 i64 packed_conv_floats(const Shape& weight, i64 groups, const PackedConvTable& table) {
   const i64 taps = weight[2] * weight[3] * weight[4];
-  if (is_depthwise(weight, groups)) return taps * ceil_div(weight[0], table.lanes) * table.lanes;
+  if (is_depthwise(weight, groups)) return taps * depthwise_weight_row(weight[0], table);
   return groups * ceil_div(weight[0] / groups, table.panel_width) * table.panel_width * weight[1] * taps;
 }
 i64 packed_conv_floats(const Shape& weight, i64 groups) {
@@ -294,6 +291,7 @@ void run_packed_depthwise_conv(const KernelContext& ctx, const PackedConvTable& 
   lines.lines = list;
   lines.line_count = static_cast<int>(count);
   lines.weight = ctx.input<float>(1);
+  lines.weight_row = depthwise_weight_row(out[1], table);
   const simd::ChannelEpilogue from_start = channel_epilogue(ctx, attrs);
   for (i64 unit = begin; unit < end; unit += lines.rows) {
     lines.rows = std::min(kLinesAtOnce, end - unit);

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 
+#include "base/ceil_div.h"
 #include "kernel/conv.h"
 #include "kernel/kernel.h"
 #include "kernel/simd/packed_conv.h"
@@ -23,6 +24,13 @@ extern const Kernel kPackConv;
 // Depthwise: one input and one output channel per group.
 bool is_depthwise(const Shape& weight, std::int64_t groups);
 std::int64_t packed_conv_floats(const Shape& weight, std::int64_t groups);
+
+// Floats of a packed depthwise weight from one tap to the next: channels in whole vectors.
+inline std::int64_t depthwise_weight_row(std::int64_t channels, const simd::PackedConvTable& table) {
+  return ceil_div(channels, table.lanes) * table.lanes;
+}
+// Packed weights of no more floats stay in a second-level cache: they need not be asked for.
+inline constexpr std::int64_t kNearWeightFloats = std::int64_t{1} << 16;
 
 // Inputs: x [N, C, D, H, W] of any strides (depthwise: channels beside each other); packed weight; with has_bias a
 // contiguous [O]; with has_residual a tensor like the output, channels beside each other and positions evenly apart.

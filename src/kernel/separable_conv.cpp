@@ -43,9 +43,9 @@ struct Product {
   const float* weight = nullptr;
   std::span<const ConvPiece> pieces = {};
 
-  // `row` floats of x from one position to the next, `line` from one line to the next. How the sum of a position is taken
-  // must not depend on the share that it falls into: each line is cut into tiles by itself, but for lines without gaps of
-  // tiles of more than half the most rows, which add their products in one order, however many rows they have.
+  // `row` floats of x from one position to the next, `line` from one line to the next. How the sum of a position is
+  // taken must not depend on the share that it falls into: each line is cut into tiles by itself, but for lines without
+  // gaps of tiles of more than half the most rows, which add their products in one order, however many rows they have.
   void run(const PackedConvTable& table, const float* x, i64 row, i64 line, i64 lines, i64 columns,
            const ChannelEpilogue& e) const {
     const i64 least = columns / ceil_div(columns, table.tile_rows);
@@ -195,6 +195,7 @@ class SeparableConvolution {
     lines.channels = channels;
     lines.column = expands() ? channels : x_.strides[4];
     lines.weight = work.of_depthwise.weight;
+    lines.weight_row = depthwise_weight_row(channels, work.table);
     const float** next = work.lines;
     for (i64 h = first; h < first + count; ++h) {
       for (i64 k = 0; k < lines_; ++k) {
@@ -232,7 +233,125 @@ class SeparableConvolution {
   const LaidOutLines laid_out_;
 };
 
+// A panel's channels of the whole picture fit into the first cache. Read by lines, what the first convolution makes
+// would come from the other cores that made its other panels, and go back to them for the next picture.
+class SeparablePanels {
+ public:
+  SeparablePanels(const TensorDesc& x, const TensorDesc& out, const SeparableConvAttrs& attrs)
+      : x_(x), out_(out), attrs_(attrs), conv_(attrs.depthwise.conv), input_(x, attrs.expand.conv) {}
+
+  i64 scratch_bytes(int threads) const { return threads * thread_bytes(); }
+
+  void run(const KernelContext& ctx, const PackedConvTable& table) const {
+    if (ctx.out().numel() == 0) return;
+    int next = 1;
+    const Operands of_expand = take_operands(ctx, attrs_.expand, next);
+    const Operands of_depthwise = take_operands(ctx, attrs_.depthwise, next);
+    std::byte* mine = ctx.scratch_bytes + ctx.thread * thread_bytes();
+    auto* const pieces = reinterpret_cast<ConvPiece*>(mine);
+    ConvPiece* end = pieces;
+    for_each_run([&](i64 offset, i64 depth) { end = simd::cut_conv_pieces(offset, depth, end); });
+    const std::span<const ConvPiece> all_pieces = {pieces, end};
+    auto* const lines = reinterpret_cast<const float**>(end);
+    auto* const panel = reinterpret_cast<float*>(mine + list_bytes());  // [N, H, W, panel_width]
+
+    const auto& kernel = attrs_.expand.kernel;
+    const i64 depth = x_.shape[1] * kernel[1] * kernel[2], width = table.panel_width;
+    const i64 panels = ceil_div(attrs_.channels, width);
+    const bool asks = depth * panels * width > kNearWeightFloats;
+    bool fresh = ctx.threads > 1;
+    ctx.meet(panels, {}, [&](i64 begin, i64 stop) {
+      for (i64 i = begin; i < stop; ++i) {
+        const i64 first = i * width, channels = std::min(width, attrs_.channels - first);
+        const float* const weight = of_expand.weight + first * depth;
+        const float* const next_weight = asks && i + 1 < panels ? weight + width * depth : nullptr;
+        expand(table, ctx.input<float>(0), all_pieces, weight, next_weight, fresh,
+               of_channels(of_expand.epilogue, first, panel, width), static_cast<int>(channels));
+        for (i64 n = 0; n < x_.shape[0]; ++n) {
+          float* const out = ctx.output<float>() + n * out_.shape[3] * out_.shape[4] * attrs_.channels + first;
+          depthwise(table, panel + n * attrs_.height * attrs_.width * width, lines, of_depthwise.weight + first,
+                    channels, of_channels(of_depthwise.epilogue, first, out, attrs_.channels));
+        }
+        fresh = false;
+      }
+    });
+  }
+
+ private:
+  template <typename Add>
+  void for_each_run(Add&& add) const {
+    const bool whole = attrs_.expand.conv.dilation[2] == 1 && input_.column == x_.shape[1];
+    input_.for_each_run(attrs_.expand.kernel, whole, add);
+  }
+  i64 list_bytes() const {
+    i64 count = 0;
+    for_each_run([&](i64, i64 depth) { count += simd::conv_pieces(depth); });
+    const auto bytes = count * static_cast<i64>(sizeof(ConvPiece)) +
+                       out_.shape[3] * attrs_.depthwise.kernel[1] * static_cast<i64>(sizeof(const float*));
+    return ceil_div(bytes, 64) * 64;
+  }
+  i64 thread_bytes() const {
+    const i64 floats = x_.shape[0] * attrs_.height * attrs_.width * simd::packed_conv().panel_width;
+    return list_bytes() + ceil_div(4 * floats, 64) * 64;
+  }
+
+  static ChannelEpilogue of_channels(ChannelEpilogue e, i64 first, float* out, i64 out_row) {
+    if (e.bias != nullptr) e.bias += first;
+    e.out = out;
+    e.out_row = out_row;
+    return e;
+  }
+
+  // A panel of the input of the depthwise convolution.
+  void expand(const PackedConvTable& table, const float* x, std::span<const ConvPiece> pieces, const float* weight,
+              const float* next_weight, bool fresh, const ChannelEpilogue& e, int channels) const {
+    const Shape made = {x_.shape[0], attrs_.channels, 1, attrs_.height, attrs_.width};
+    const auto lines = input_.lines_of(made, x_.shape[0], table.tile_rows);
+    const i64 tiles = lines.all * lines.parts, calls = ceil_div(tiles, simd::kConvTiles);
+    std::array<ConvTile, simd::kConvTiles> list;
+    for (i64 call = 0, t = 0; call < calls; ++call) {
+      const i64 count = (tiles - t + calls - call - 1) / (calls - call);
+      for (i64 i = 0; i < count; ++i, ++t) {
+        const auto part = input_.part_of(lines, t);
+        list[static_cast<std::size_t>(i)] = {x + part.offset, part.first, part.rows};
+      }
+      table.tiles(list.data(), static_cast<int>(count), lines.step, pieces.data(), static_cast<i64>(pieces.size()),
+                  weight, next_weight, fresh, 0, channels, e);
+    }
+  }
+
+  void depthwise(const PackedConvTable& table, const float* panel, const float** list, const float* weight,
+                 i64 channels, const ChannelEpilogue& e) const {
+    PackedConvTable::Lines lines;
+    lines.rows = out_.shape[3];
+    lines.lines = list;
+    lines.line_count = static_cast<int>(attrs_.depthwise.kernel[1]);
+    lines.taps = attrs_.depthwise.kernel[2];
+    lines.tap = conv_.dilation[2];
+    lines.step = conv_.stride[2];
+    lines.pad = conv_.padding[2];
+    lines.columns = attrs_.width;
+    lines.outputs = out_.shape[4];
+    lines.channels = channels;
+    lines.column = table.panel_width;
+    lines.weight = weight;
+    lines.weight_row = depthwise_weight_row(attrs_.channels, table);
+    for (i64 h = 0; h < lines.rows; ++h)
+      for (i64 k = 0; k < lines.line_count; ++k) {
+        const i64 from = h * conv_.stride[1] - conv_.padding[1] + k * conv_.dilation[1];
+        *list++ = from < 0 || from >= attrs_.height ? nullptr : panel + from * attrs_.width * table.panel_width;
+      }
+    table.depthwise(lines, e);
+  }
+
+  const TensorDesc &x_, &out_;
+  const SeparableConvAttrs& attrs_;
+  const ConvAttrs& conv_;         // the depthwise one
+  const ConvInput<float> input_;  // of expand
+};
+
 void run_here(const KernelContext& ctx) noexcept { run_separable_conv(ctx, simd::packed_conv()); }
+void run_panels_here(const KernelContext& ctx) noexcept { run_separable_panels(ctx, simd::packed_conv()); }
 
 std::string why(const KernelContext& ctx) {
   const auto attrs = ctx.attrs<SeparableConvAttrs>();
@@ -244,7 +363,27 @@ std::string why(const KernelContext& ctx) {
   return text;
 }
 
+std::string why_panels(const KernelContext& ctx) {
+  const auto attrs = ctx.attrs<SeparableConvAttrs>();
+  return "f32, channels last, " + isa_name() + ", by panels of channels: all channels" + way_out_text(attrs.expand) +
+         "; one input channel per group" + way_out_text(attrs.depthwise);
+}
+
 }  // namespace
+
+bool expands_by_panels(const TensorDesc& x, const PackedConvAttrs& expand) {
+  return !ConvInput<float>(x, expand.conv).lays_out();
+}
+
+void run_separable_panels(const KernelContext& ctx, const PackedConvTable& table) noexcept {
+  const auto attrs = ctx.attrs<SeparableConvAttrs>();
+  SeparablePanels(ctx.in(0), ctx.out(), attrs).run(ctx, table);
+}
+
+i64 separable_panels_scratch_bytes(const TensorDesc& x, const TensorDesc& out, const SeparableConvAttrs& attrs,
+                                   int threads) {
+  return SeparablePanels(x, out, attrs).scratch_bytes(threads);
+}
 
 void run_separable_conv(const KernelContext& ctx, const PackedConvTable& table) noexcept {
   const auto attrs = ctx.attrs<SeparableConvAttrs>();
@@ -257,5 +396,7 @@ i64 separable_conv_scratch_bytes(const TensorDesc& x, const TensorDesc& out, con
 }
 
 const Kernel kSeparableConv = {"separable_conv", run_here, kMinParallel, nullptr, why, nullptr, true};
+const Kernel kSeparableConvByPanels = {
+    "separable_conv_by_panels", run_panels_here, kMinParallel, nullptr, why_panels, nullptr, true};
 
 }  // namespace graft

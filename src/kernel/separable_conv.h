@@ -16,10 +16,20 @@ namespace graft {
 using SeparableConvAttrs = SeparableAttrs<PackedConvAttrs>;
 extern const Kernel kSeparableConv;
 
+// The same of small pictures and many channels, with a convolution before the depthwise one, whose input need not be
+// laid out, and none after it: each share makes whole panels of channels. The sums are those of the two launches.
+extern const Kernel kSeparableConvByPanels;
+// Whether the convolution before the depthwise one can be part of such a launch.
+bool expands_by_panels(const TensorDesc& x, const PackedConvAttrs& expand);
+
 std::int64_t separable_conv_scratch_bytes(const TensorDesc& x, const TensorDesc& out, const SeparableConvAttrs& attrs,
                                           int threads);
 
+std::int64_t separable_panels_scratch_bytes(const TensorDesc& x, const TensorDesc& out, const SeparableConvAttrs& attrs,
+                                            int threads);
+
 // The same with the loops of a given level.
 void run_separable_conv(const KernelContext& ctx, const simd::PackedConvTable& table) noexcept;
+void run_separable_panels(const KernelContext& ctx, const simd::PackedConvTable& table) noexcept;
 
 }  // namespace graft

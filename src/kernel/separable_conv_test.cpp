@@ -23,6 +23,7 @@ struct Case {
   bool residual = false;
   i64 expand_kernel = 1, expand_stride = 1, expand_padding = 0;
   bool channels_last = true;  // the input
+  bool bands = true;          // the launch by bands of lines, too
 
   i64 middle(i64 size) const { return (size + 2 * expand_padding - expand_kernel) / expand_stride + 1; }
   i64 out(i64 size) const { return (middle(size) + 2 * padding - (kernel - 1) * dilation - 1) / stride + 1; }
@@ -130,6 +131,28 @@ void check(const Case& c) {
       project->run(between, expected, c.residual ? &residual : nullptr, table);
     }
 
+    // By panels of channels nothing is made twice or in other tiles: the very same sums.
+    if (c.inputs > 0 && c.outputs == 0 && expands_by_panels(x.desc, attrs.expand)) {
+      const std::function<void(const KernelContext&)> by_panels = [&](const KernelContext& ctx) {
+        run_separable_panels(ctx, table);
+      };
+      for (const int threads : {1, 2, 3, 8}) {
+        fill(out, 9);
+        run_on_threads(operands, {&out}, attrs, separable_panels_scratch_bytes(x.desc, out.desc, attrs, threads),
+                       threads, threads == 3 ? last_first(by_panels) : by_panels, kSeparableConvByPanels.phases);
+        EXPECT_TRUE(out.guards_intact());
+        i64 wrong = 0;
+        for (i64 i = 0; i < out.elements(); ++i) {
+          const double got = out.get(i), want = expected.get(i);
+          if (got == want || (std::isnan(got) && std::isnan(want))) continue;
+          if (++wrong < 4)
+            ADD_FAILURE() << simd::name(isa) << ", " << threads << " threads, by panels, at " << i << ": " << got
+                          << ", apart " << want;
+        }
+      }
+    }
+
+    if (!c.bands) continue;
     const std::function<void(const KernelContext&)> run = [&](const KernelContext& ctx) {
       run_separable_conv(ctx, table);
     };
@@ -201,6 +224,25 @@ TEST(SeparableConv, BandsOfLines) {
          .expand_padding = 1});
   // A line is more than a band; sums of several pieces.
   check({.inputs = 300, .channels = 600, .outputs = 8, .height = 5, .width = 130});
+}
+
+TEST(SeparableConv, PanelsOfChannels) {
+  for (const i64 channels : {20, 64, 161})
+    for (const i64 inputs : {1, 40, 300})
+      for (const i64 size : {1, 7, 13})
+        for (const i64 stride : {1, 2})
+          check({.batch = 2,
+                 .inputs = inputs,
+                 .channels = channels,
+                 .outputs = 0,
+                 .height = size,
+                 .width = size == 7 ? 7 : 5,
+                 .stride = stride,
+                 .bands = false});
+  // More tiles than are taken at a time; other kernels; a convolution before it that steps and sees neighbours.
+  check({.inputs = 8, .channels = 70, .outputs = 0, .height = 20, .width = 31});
+  check({.inputs = 8, .channels = 70, .outputs = 0, .height = 9, .width = 9, .kernel = 5, .padding = 4, .dilation = 2});
+  check({.inputs = 8, .channels = 70, .outputs = 0, .height = 15, .width = 13, .expand_kernel = 3, .expand_stride = 2});
 }
 
 }  // namespace

@@ -19,6 +19,15 @@ struct Floats {
   static constexpr const Kernel &kDense = kPackedConv, &kDepthwise = kPackedDepthwiseConv, &kFused = kSeparableConv;
   static constexpr auto scratch_bytes = separable_conv_scratch_bytes;
   static constexpr std::int64_t kMinBytes = std::int64_t{256} << 10;
+  static constexpr const Kernel* kByPanels = &kSeparableConvByPanels;
+  static constexpr auto panels_scratch_bytes = separable_panels_scratch_bytes;
+  // Whether each thread has enough panels of channels.
+  static bool by_panels(const Launch& expand, int threads) {
+    constexpr std::int64_t kManyPanels = 4;
+    const std::int64_t panels = expand.outputs[0].shape()[1] / simd::packed_conv().panel_width;
+    return panels >= kManyPanels * threads &&
+           expands_by_panels(expand.inputs[0].desc, attrs_of<PackedConvAttrs>(expand));
+  }
   // The number of threads decides which launches there are, but must not show in the sums.
   static void stay_apart(Launch& expand) {
     auto attrs = attrs_of<PackedConvAttrs>(expand);
@@ -32,6 +41,9 @@ struct Bytes {
                                 &kFused = kSeparableQuantizedConv;
   static constexpr auto scratch_bytes = separable_quantized_conv_scratch_bytes;
   static constexpr std::int64_t kMinBytes = std::int64_t{32} << 10;
+  static constexpr const Kernel* kByPanels = nullptr;
+  static constexpr auto panels_scratch_bytes = scratch_bytes;
+  static bool by_panels(const Launch&, int) { return false; }
   static void stay_apart(Launch&) {}  // sums of integers
 };
 
@@ -92,10 +104,13 @@ class SeparableFuser {
     if (project != nullptr && (!can_project(*project) || overwritten(depthwise, index_of(*project)) ||
                                (expand != nullptr && overwritten(*expand, index_of(*project)))))
       project = nullptr;
+    bool by_panels = false;
     if ((expand == nullptr || expand->outputs[0].desc.byte_count() < Kind::kMinBytes) &&
-        (project == nullptr || depthwise.outputs[0].desc.byte_count() < Kind::kMinBytes))
-      return;
-    if (expand != nullptr && repeats_much(depthwise, threads)) {
+        (project == nullptr || depthwise.outputs[0].desc.byte_count() < Kind::kMinBytes)) {
+      by_panels = expand != nullptr && Kind::by_panels(*expand, threads);
+      if (!by_panels) return;
+      project = nullptr;
+    } else if (expand != nullptr && repeats_much(depthwise, threads)) {
       Kind::stay_apart(*expand);
       expand = nullptr;
       if (project == nullptr) return;
@@ -109,7 +124,7 @@ class SeparableFuser {
     attrs.height = expanded[3];
     attrs.width = expanded[4];
     Launch fused = project != nullptr ? *project : depthwise;
-    fused.kernel = &Kind::kFused;
+    fused.kernel = by_panels ? Kind::kByPanels : &Kind::kFused;
     fused.inputs = {expand != nullptr ? expand->inputs[0] : depthwise.inputs[0]};
     const auto take = [&](Launch& launch, Part& into) {
       into = attrs_of<Part>(launch);
@@ -128,7 +143,8 @@ class SeparableFuser {
     fused.serial = false;
     fused.attrs.resize(sizeof(attrs));
     set_attrs(fused, attrs);
-    fused.scratch_bytes = Kind::scratch_bytes(fused.inputs[0].desc, fused.outputs[0].desc, attrs, threads);
+    const auto scratch_bytes = by_panels ? Kind::panels_scratch_bytes : Kind::scratch_bytes;
+    fused.scratch_bytes = scratch_bytes(fused.inputs[0].desc, fused.outputs[0].desc, attrs, threads);
     Buffer scratch;
     scratch.bytes = fused.scratch_bytes;
     fused.scratch = static_cast<BufferId>(plan_.buffers.size());

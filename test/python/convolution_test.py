@@ -203,9 +203,29 @@ def test_what_lies_between_is_asked_for(tmp_path):
         assert [kernel for kernel in kernels(loaded) if "conv" in kernel] == names
     model, x = alive(Inverted(24, 24, 1)), torch.randn(1, 24, 14, 14)
     graft.export(model, (x,), path=tmp_path / "m.pte")
-    loaded = graft.load(tmp_path / "m.pte")
+    loaded = graft.load(tmp_path / "m.pte", threads=2)
     loaded(x)
-    assert [kernel for kernel in kernels(loaded) if "conv" in kernel] == ["packed_conv", "packed_depthwise_conv", "packed_conv"]
+    assert [kernel for kernel in kernels(loaded) if "conv" in kernel] == APART
+
+
+APART = ["packed_conv", "packed_depthwise_conv", "packed_conv"]
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_small_pictures_of_many_channels_by_panels(tmp_path, batch):
+    torch.manual_seed(0)
+    model = alive(nn.Sequential(nn.Conv2d(30, 60, 1), Inverted(60, 60, 1), Inverted(60, 64, 2)))
+    x = torch.randn(batch, 30, 9, 7)
+    graft.export(model, (x,), path=tmp_path / "m.pte")
+    expected = model(x)
+    few = graft.load(tmp_path / "m.pte", threads=2)
+    found = few(x)
+    torch.testing.assert_close(found, expected, atol=1e-5 * expected.abs().max().item(), rtol=1e-5)
+    assert [kernel for kernel in kernels(few) if "conv" in kernel] == ["packed_conv"] + 2 * ["separable_conv_by_panels", "packed_conv"]
+    assert torch.equal(graft.load(tmp_path / "m.pte", threads=1)(x), found)
+    many = graft.load(tmp_path / "m.pte", threads=16)  # too few panels for each
+    assert torch.equal(many(x), found)
+    assert [kernel for kernel in kernels(many) if "conv" in kernel] == ["packed_conv"] + 2 * APART
 
 
 @pytest.mark.parametrize("size", [12, 15, 28])

@@ -74,7 +74,7 @@ struct PackedConvTable {
 
   // Lines of outputs of a convolution with one input channel per output channel: out[r, o, c] = sum over lines l and
   // taps t of weight[l, t, c] * lines[r][l][o * step + t * tap - pad, c], where that lies in [0, columns). A line that
-  // is null counts as zeros. Weights [line_count, taps, channels rounded up to lanes].
+  // is null counts as zeros. Weights [line_count, taps, weight_row]; vectors of channels can be read whole.
   struct Lines {
     std::int64_t rows = 1;                // lines of outputs, without gaps
     const float* const* lines = nullptr;  // [rows, line_count]
@@ -82,6 +82,7 @@ struct PackedConvTable {
     std::int64_t taps = 0, tap = 1, step = 1, pad = 0, columns = 0, outputs = 0, channels = 0;
     std::int64_t column = 0;  // floats from one input column to the next
     const float* weight = nullptr;
+    std::int64_t weight_row = 0;  // floats from the weights of one tap to those of the next
   };
   void (*depthwise)(const Lines& lines, const ChannelEpilogue& epilogue);
 

@@ -240,12 +240,9 @@ struct Int {
   static constexpr int value = N;
 };
 
-// Floats of the weights of one tap.
-GRAFT_VEC i64 weight_row(const Lines& d) { return (d.channels + kLanes - 1) / kLanes * kLanes; }
-
 // One output of any kernel, some of whose columns may lie outside.
 void depthwise_any(const Lines& d, const float* const* lines, i64 output, const Epilogue& e) {
-  const i64 first = output * d.step - d.pad, row = weight_row(d);
+  const i64 first = output * d.step - d.pad, row = d.weight_row;
   for (i64 c = 0; c < d.channels; c += kLanes) {
     const i64 n = d.channels - c;
     vf sum = zero();
@@ -266,7 +263,7 @@ void depthwise_any(const Lines& d, const float* const* lines, i64 output, const 
 template <int O>
 void depthwise_block(const Lines& d, const float* const* lines, i64 output, const Epilogue& e) {
   const i64 from = (output * d.step - d.pad) * d.column;
-  const i64 next = d.step * d.column, row = weight_row(d);
+  const i64 next = d.step * d.column, row = d.weight_row;
   for (i64 c = 0; c < d.channels; c += kLanes) {
     const i64 n = d.channels - c;
     vf sums[O][1];
@@ -329,7 +326,7 @@ template <int S, typename Load>
 GRAFT_VEC void channels_3x3(const Lines& d, i64 begin, i64 end, i64 c, const Epilogue& epilogue, Load&& value_at) {
   vf weight[9];
 #pragma GCC unroll 9
-  for (int t = 0; t < 9; ++t) weight[t] = load(d.weight + t * weight_row(d) + c);
+  for (int t = 0; t < 9; ++t) weight[t] = load(d.weight + t * d.weight_row + c);
   const Epilogue e = epilogue;
   const i64 outputs = d.outputs, column = d.column, columns = d.columns, width = d.channels - c, pad = d.pad;
   const vf bias = bias_of(e, c, width);
