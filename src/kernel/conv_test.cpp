@@ -407,6 +407,31 @@ TEST(PackedConv, DepthwiseChannelsAroundTheVectors) {
   }
 }
 
+TEST(PackedConv, NarrowPanels) {
+  // Widths of one and three half vectors of each instruction set and those beside them, alone and behind a whole panel;
+  // odd sums and ones of two blocks are not narrow; tiles of all numbers of rows.
+  for (const i64 outputs : {1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 17, 20, 24, 25, 40, 56})
+    for (const i64 channels : {1, 2, 6, 7, 64, 256, 258})
+      check({.channels = channels, .outputs = outputs, .size = {1, 1, 5}, .kernel = {1, 1, 1}, .channels_last = true});
+  for (const i64 outputs : {2, 4, 8, 10, 12, 24})
+    for (i64 positions = 1; positions <= 26; ++positions)
+      check({.batch = 2,
+             .channels = 10,
+             .outputs = outputs,
+             .size = {1, 1, positions},
+             .kernel = {1, 1, 1},
+             .bias = true,
+             .channels_last = true});
+  check({.groups = 2, .channels = 8, .outputs = 24, .size = {1, 5, 5}, .kernel = {1, 1, 1}, .channels_last = true});
+  check({.channels = 8,
+         .outputs = 24,
+         .size = {1, 5, 5},
+         .kernel = {1, 1, 1},
+         .stride = {1, 2, 2},
+         .padding = {0, 1, 1}});
+  check({.channels = 2, .outputs = 24, .size = {1, 5, 5}, .kernel = {1, 3, 3}, .channels_last = true});
+}
+
 TEST(PackedConv, NaNStaysAndZeroTimesPaddingIsNotRead) {
   for (const simd::Isa isa : simd::available_isas(simd::Isa::avx512)) {
     const simd::PackedConvTable& table = simd::packed_conv(isa);

@@ -34,7 +34,8 @@ void pack_panels(const KernelContext& ctx, const PackedConvTable& table) {
   const i64 channels = shape[1], taps = shape[2] * shape[3] * shape[4], depth = channels * taps;
   const i64 rows = shape[0] / attrs.groups, width = table.panel_width, panels = ceil_div(rows, width);
   const auto [begin, end] = ctx.share(attrs.groups * panels);
-  if (attrs.groups == 1 && taps == 1 && scale == nullptr) {
+  const bool narrow = table.narrow_halves(taps, depth, rows - (panels - 1) * width) != 0;  // the last of each group
+  if (attrs.groups == 1 && taps == 1 && scale == nullptr && !narrow) {
     const simd::MatrixView columns = {weight, DType::f32, 1, depth};
     for (i64 panel = begin; panel < end; ++panel)
       table.pack(columns, depth, rows, panel, 0, depth, ctx.output<float>());
@@ -43,7 +44,16 @@ void pack_panels(const KernelContext& ctx, const PackedConvTable& table) {
   for (i64 unit = begin; unit < end; ++unit) {
     const i64 group = unit / panels, first = unit % panels * width;
     float* to = ctx.output<float>() + unit * depth * width;
-    for (i64 j = 0; j < width; ++j) {
+    const i64 halves = table.narrow_halves(taps, depth, std::min(width, rows - first)), half = table.lanes / 2;
+    for (i64 j = 0; j < half * halves; ++j) {
+      const bool real = first + j < rows;
+      const i64 row = group * rows + first + j;
+      const float by = real && scale != nullptr ? scale[row] : 1.f;
+      for (i64 k = 0; k < depth; ++k)
+        to[((k / 2 * halves + j / half) * half + j % half) * 2 + k % 2] = real ? weight[row * depth + k] * by : 0.f;
+    }
+    if (halves != 0) std::fill(to + depth * half * halves, to + depth * width, 0.f);
+    for (i64 j = 0; j < width && halves == 0; ++j) {
       const bool real = first + j < rows;
       const i64 row = group * rows + first + j;
       const float by = real && scale != nullptr ? scale[row] : 1.f;
@@ -154,8 +164,12 @@ class PackedConvolution {
           const auto part = input_.part_of(lines, t);
           list[static_cast<std::size_t>(i)] = {x + part.offset + group * channels, part.first, part.rows};
         }
-        table.tiles(list.data(), count, lines.step, pieces.data(), static_cast<i64>(pieces.size()), weight, next_weight,
-                    fresh, group * rows + first_channel, width, product.epilogue);
+        const i64 channel = group * rows + first_channel;
+        if (table.narrow_halves(depth / channels, depth, width) != 0)
+          table.narrow_tiles(list.data(), count, lines.step, depth, weight, channel, width, product.epilogue);
+        else
+          table.tiles(list.data(), count, lines.step, pieces.data(), static_cast<i64>(pieces.size()), weight,
+                      next_weight, fresh, channel, width, product.epilogue);
       }
     });
   }

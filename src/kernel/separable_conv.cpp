@@ -39,7 +39,7 @@ Operands take_operands(const KernelContext& ctx, const PackedConvAttrs& attrs, i
 
 // Lines of a product of positions by a packed weight.
 struct Product {
-  i64 depth = 0, channels = 0;
+  i64 taps = 1, depth = 0, channels = 0;
   const float* weight = nullptr;
   std::span<const ConvPiece> pieces = {};
 
@@ -58,8 +58,12 @@ struct Product {
         x, row, line, lines, columns, table.tile_rows, [&](const ConvTile* tiles, int count) {
           for (i64 panel = 0; panel < panels; ++panel) {
             const i64 first = panel * table.panel_width;
-            table.tiles(tiles, count, row, pieces.data(), static_cast<i64>(pieces.size()), weight + first * depth,
-                        nullptr, false, first, static_cast<int>(std::min<i64>(table.panel_width, channels - first)), e);
+            const int width = static_cast<int>(std::min<i64>(table.panel_width, channels - first));
+            if (table.narrow_halves(taps, depth, width) != 0)
+              table.narrow_tiles(tiles, count, row, depth, weight + first * depth, first, width, e);
+            else
+              table.tiles(tiles, count, row, pieces.data(), static_cast<i64>(pieces.size()), weight + first * depth,
+                          nullptr, false, first, width, e);
           }
         });
   }
@@ -146,12 +150,13 @@ class SeparableConvolution {
       if (c.expands()) {
         c.for_each_run([&](i64 offset, i64 depth) { end = simd::cut_conv_pieces(offset, depth, end); });
         const auto& kernel = attrs.expand.kernel;
-        expand = {c.x_.shape[1] * kernel[1] * kernel[2], attrs.channels, of_expand.weight, {pieces, end}};
+        const i64 taps = kernel[1] * kernel[2];
+        expand = {taps, c.x_.shape[1] * taps, attrs.channels, of_expand.weight, {pieces, end}};
       }
       if (c.projects()) {
         ConvPiece* const first = end;
         end = simd::cut_conv_pieces(0, attrs.channels, end);
-        project = {attrs.channels, c.out_.shape[1], of_project.weight, {first, end}};
+        project = {1, attrs.channels, c.out_.shape[1], of_project.weight, {first, end}};
       }
       lines = reinterpret_cast<const float**>(end);
       expanded = reinterpret_cast<float*>(mine + c.list_bytes());
@@ -315,8 +320,13 @@ class SeparablePanels {
         const auto part = input_.part_of(lines, t);
         list[static_cast<std::size_t>(i)] = {x + part.offset, part.first, part.rows};
       }
-      table.tiles(list.data(), static_cast<int>(count), lines.step, pieces.data(), static_cast<i64>(pieces.size()),
-                  weight, next_weight, fresh, 0, channels, e);
+      const auto& kernel = attrs_.expand.kernel;
+      const i64 taps = kernel[1] * kernel[2], depth = x_.shape[1] * taps;
+      if (table.narrow_halves(taps, depth, channels) != 0)
+        table.narrow_tiles(list.data(), static_cast<int>(count), lines.step, depth, weight, 0, channels, e);
+      else
+        table.tiles(list.data(), static_cast<int>(count), lines.step, pieces.data(), static_cast<i64>(pieces.size()),
+                    weight, next_weight, fresh, 0, channels, e);
     }
   }
 

@@ -55,6 +55,11 @@ struct ConvTile {
   int rows = 0;            // 1 .. tile_rows
 };
 
+// Panels of some widths and sums of few steps are narrow: their weights lie as [pair of steps][half vector of
+// channels][channel of it][step of the pair] from where the panel begins. A vector then has two steps of half as many
+// channels, so that less of the last one is empty. `steps` of a sum over `taps` places of the input.
+inline constexpr std::int64_t kNarrowSteps = kConvDepth;
+
 struct PackedConvTable {
   int lanes;
   int panel_width;  // output channels of a panel: weights lie as [panel][step of the sum][panel_width]
@@ -71,6 +76,15 @@ struct PackedConvTable {
   void (*tiles)(const ConvTile* tiles, int count, std::int64_t row, const ConvPiece* pieces, std::int64_t piece_count,
                 const float* panel, const float* next, bool fresh, std::int64_t first_channel, int width,
                 const ChannelEpilogue& epilogue);
+
+  // Half vectors of a narrow panel, 0 where it is none.
+  int narrow_halves(std::int64_t taps, std::int64_t steps, std::int64_t width) const {
+    const auto halves = static_cast<int>((width + lanes / 2 - 1) / (lanes / 2));
+    return taps == 1 && steps % 2 == 0 && steps <= kNarrowSteps && halves % 2 == 1 ? halves : 0;
+  }
+  // The same as `tiles` for a narrow panel.
+  void (*narrow_tiles)(const ConvTile* tiles, int count, std::int64_t row, std::int64_t steps, const float* panel,
+                       std::int64_t first_channel, int width, const ChannelEpilogue& epilogue);
 
   // Lines of outputs of a convolution with one input channel per output channel: out[r, o, c] = sum over lines l and
   // taps t of weight[l, t, c] * lines[r][l][o * step + t * tap - pad, c], where that lies in [0, columns). A line that

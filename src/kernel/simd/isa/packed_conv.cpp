@@ -220,6 +220,110 @@ void conv_tiles(const ConvTile* tiles, int count, i64 row, const ConvPiece* piec
   }
 }
 
+// --- narrow panels ---
+
+// Two floats in turns.
+GRAFT_VEC vf splat_pair(const float* p) {
+  double pair;
+  __builtin_memcpy(&pair, p, sizeof(pair));
+#if defined(__AVX512F__)
+  return (vf)_mm512_set1_pd(pair);
+#elif defined(__AVX2__)
+  return (vf)_mm256_set1_pd(pair);
+#else
+  typedef double vd __attribute__((vector_size(16)));
+  return (vf)vd{pair, pair};
+#endif
+}
+
+// Lanes 0 and 1 of a, 2 and 3 of a, ..., then of b: each pair's sum.
+GRAFT_VEC vf sum_pairs(vf a, vf b) {
+#if defined(__AVX512F__)
+#define GRAFT_EVEN 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30
+#define GRAFT_ODD 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31
+#elif defined(__AVX2__)
+#define GRAFT_EVEN 0, 2, 4, 6, 8, 10, 12, 14
+#define GRAFT_ODD 1, 3, 5, 7, 9, 11, 13, 15
+#else
+#define GRAFT_EVEN 0, 2, 4, 6
+#define GRAFT_ODD 1, 3, 5, 7
+#endif
+  return __builtin_shufflevector(a, b, GRAFT_EVEN) + __builtin_shufflevector(a, b, GRAFT_ODD);
+#undef GRAFT_EVEN
+#undef GRAFT_ODD
+}
+
+// R outputs of H half vectors of channels.
+template <int R, int H>
+GRAFT_VEC void narrow_sums(const float* s, i64 s_row, const float* v, i64 steps, vf (&x)[R][(H + 1) / 2]) {
+  vf c[R][H];
+  for (int r = 0; r < R; ++r) {
+    for (int h = 0; h < H; ++h) c[r][h] = zero();
+  }
+  const float* group[(R + 2) / 3];
+  for (int g = 0; g < (R + 2) / 3; ++g) group[g] = s + 3 * g * s_row;
+  for (i64 k = 0; k < steps; k += 2) {
+    vf w[H];
+#pragma GCC unroll 3
+    for (int h = 0; h < H; ++h) w[h] = load(v + h * kLanes);
+#pragma GCC unroll 12
+    for (int r = 0; r < R; ++r) {
+      const vf b = splat_pair(group[r / 3] + (r % 3) * s_row);
+#pragma GCC unroll 3
+      for (int h = 0; h < H; ++h) c[r][h] = fma(b, w[h], c[r][h]);
+    }
+#pragma GCC unroll 4
+    for (int g = 0; g < (R + 2) / 3; ++g) group[g] += 2;
+    v += H * kLanes;
+  }
+#pragma GCC unroll 12
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 2
+    for (int n = 0; n < (H + 1) / 2; ++n) x[r][n] = sum_pairs(c[r][2 * n], c[r][2 * n + 1 < H ? 2 * n + 1 : 2 * n]);
+  }
+}
+
+template <int R, int H>
+void narrow_tile(const float* x, i64 row, i64 steps, const float* v, i64 first, i64 channel, i64 width,
+                 const ChannelEpilogue& e) {
+  vf sums[R][(H + 1) / 2];
+  narrow_sums<R, H>(x, row, v, steps, sums);
+  put_tile<R, (H + 1) / 2>(in_registers(e), sums, first, channel, width);
+}
+
+using NarrowTileFn = void (*)(const float*, i64, i64, const float*, i64, i64, i64, const ChannelEpilogue&);
+
+// The sums of so many rows of three half vectors fit into the registers.
+constexpr int kNarrowRows = kTileRows * 2 / 3;
+
+constexpr NarrowTileFn kOneHalfFns[kTileRows] = {
+    narrow_tile<1, 1>, narrow_tile<2, 1>, narrow_tile<3, 1>, narrow_tile<4, 1>,  narrow_tile<5, 1>,  narrow_tile<6, 1>,
+#if defined(__AVX512F__)
+    narrow_tile<7, 1>, narrow_tile<8, 1>, narrow_tile<9, 1>, narrow_tile<10, 1>, narrow_tile<11, 1>, narrow_tile<12, 1>,
+#endif
+};
+constexpr NarrowTileFn kThreeHalvesFns[kNarrowRows] = {
+    narrow_tile<1, 3>, narrow_tile<2, 3>, narrow_tile<3, 3>, narrow_tile<4, 3>,
+#if defined(__AVX512F__)
+    narrow_tile<5, 3>, narrow_tile<6, 3>, narrow_tile<7, 3>, narrow_tile<8, 3>,
+#endif
+};
+
+void narrow_tiles(const ConvTile* tiles, int count, i64 row, i64 steps, const float* panel, i64 first_channel,
+                  int width, const ChannelEpilogue& e) {
+  const bool one = width <= kLanes / 2;
+  for (int t = 0; t < count; ++t) {
+    const ConvTile& tile = tiles[t];
+    const int parts = one || tile.rows <= kNarrowRows ? 1 : 2;
+    for (int part = 0, at = 0; part < parts; ++part) {
+      const int rows = (tile.rows - at + parts - part - 1) / (parts - part);
+      (one ? kOneHalfFns : kThreeHalvesFns)[rows - 1](tile.x + at * row, row, steps, panel, tile.first + at,
+                                                      first_channel, width, e);
+      at += rows;
+    }
+  }
+}
+
 // --- one input channel per output channel ---
 
 using Lines = PackedConvTable::Lines;
@@ -479,6 +583,7 @@ void interleave(const float* from, i64 channel, i64 channels, i64 columns, float
 
 }  // namespace
 
-const PackedConvTable kPackedConv = {kLanes, kPanel, kTileRows, pack, conv_tiles, depthwise, largest, interleave};
+const PackedConvTable kPackedConv = {kLanes,       kPanel,    kTileRows, pack,      conv_tiles,
+                                     narrow_tiles, depthwise, largest,   interleave};
 
 }  // namespace graft::simd::GRAFT_ISA
