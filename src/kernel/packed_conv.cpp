@@ -45,22 +45,19 @@ void pack_panels(const KernelContext& ctx, const PackedConvTable& table) {
     const i64 group = unit / panels, first = unit % panels * width;
     float* to = ctx.output<float>() + unit * depth * width;
     const i64 halves = table.narrow_halves(taps, depth, std::min(width, rows - first)), half = table.lanes / 2;
-    for (i64 j = 0; j < half * halves; ++j) {
-      const bool real = first + j < rows;
-      const i64 row = group * rows + first + j;
-      const float by = real && scale != nullptr ? scale[row] : 1.f;
-      for (i64 k = 0; k < depth; ++k)
-        to[((k / 2 * halves + j / half) * half + j % half) * 2 + k % 2] = real ? weight[row * depth + k] * by : 0.f;
-    }
-    if (halves != 0) std::fill(to + depth * half * halves, to + depth * width, 0.f);
-    for (i64 j = 0; j < width && halves == 0; ++j) {
+    const i64 columns = halves == 0 ? width : half * halves;
+    const auto place = [&](i64 j, i64 k) {
+      return halves == 0 ? k * width + j : ((k / 2 * halves + j / half) * half + j % half) * 2 + k % 2;
+    };
+    for (i64 j = 0; j < columns; ++j) {
       const bool real = first + j < rows;
       const i64 row = group * rows + first + j;
       const float by = real && scale != nullptr ? scale[row] : 1.f;
       for (i64 t = 0; t < taps; ++t)
         for (i64 c = 0; c < channels; ++c)
-          to[(t * channels + c) * width + j] = real ? weight[row * depth + c * taps + t] * by : 0.f;
+          to[place(j, t * channels + c)] = real ? weight[row * depth + c * taps + t] * by : 0.f;
     }
+    std::fill(to + depth * columns, to + depth * width, 0.f);
   }
 }
 
@@ -132,9 +129,9 @@ class PackedConvolution {
                 i64 first_sample, i64 samples) const {
     const Shape& out = ctx.out().shape;
     const i64 groups = attrs_.conv.groups, channels = x_.shape[1] / groups, rows = out[1] / groups;
-    const i64 depth = channels * attrs_.kernel[0] * attrs_.kernel[1] * attrs_.kernel[2];
+    const i64 taps = attrs_.kernel[0] * attrs_.kernel[1] * attrs_.kernel[2], depth = channels * taps;
     const i64 panels = ceil_div(rows, table.panel_width), all_panels = groups * panels;
-    const std::span<const ConvPiece> pieces = pieces_of(ctx);
+    const PackedSums sums = {taps, depth, pieces_of(ctx)};
     const auto lines = input_.lines_of(out, samples, table.tile_rows, attrs_.by_lines == 0);
     products.offset(first_sample * out[2] * out[3] * out[4] * out[1]);
     const i64 tiles = lines.all * lines.parts;
@@ -164,12 +161,8 @@ class PackedConvolution {
           const auto part = input_.part_of(lines, t);
           list[static_cast<std::size_t>(i)] = {x + part.offset + group * channels, part.first, part.rows};
         }
-        const i64 channel = group * rows + first_channel;
-        if (table.narrow_halves(depth / channels, depth, width) != 0)
-          table.narrow_tiles(list.data(), count, lines.step, depth, weight, channel, width, product.epilogue);
-        else
-          table.tiles(list.data(), count, lines.step, pieces.data(), static_cast<i64>(pieces.size()), weight,
-                      next_weight, fresh, channel, width, product.epilogue);
+        sums.multiply(table, std::span(list).first(static_cast<std::size_t>(count)), lines.step, weight, next_weight,
+                      fresh, group * rows + first_channel, width, product.epilogue);
       }
     });
   }

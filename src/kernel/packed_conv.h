@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cstdint>
+#include <span>
 #include <string>
 
 #include "base/ceil_div.h"
@@ -99,6 +100,25 @@ class PackedProducts {
  private:
   std::array<Product, kMostPackedLinears> products_;
   std::int64_t count_ = 1;
+};
+
+// What the sums of a convolution with a packed weight go over.
+struct PackedSums {
+  std::int64_t taps = 1, depth = 0;  // places of the input; steps in all
+  std::span<const simd::ConvPiece> pieces = {};
+
+  // Tiles of one panel, whether it is narrow or not. See PackedConvTable::tiles.
+  void multiply(const simd::PackedConvTable& table, std::span<const simd::ConvTile> tiles, std::int64_t row,
+                const float* panel, const float* next, bool fresh, std::int64_t first_channel, int width,
+                const simd::ChannelEpilogue& e) const {
+    const auto count = static_cast<int>(tiles.size());
+    if (table.narrow_halves(taps, depth, width) != 0) {
+      table.narrow_tiles(tiles.data(), count, row, depth, panel, first_channel, width, e);
+    } else {
+      table.tiles(tiles.data(), count, row, pieces.data(), static_cast<std::int64_t>(pieces.size()), panel, next, fresh,
+                  first_channel, width, e);
+    }
+  }
 };
 
 // Scratch that they need when they run on up to `threads` threads. Where the input has a padding, or its channels do

@@ -39,9 +39,9 @@ Operands take_operands(const KernelContext& ctx, const PackedConvAttrs& attrs, i
 
 // Lines of a product of positions by a packed weight.
 struct Product {
-  i64 taps = 1, depth = 0, channels = 0;
+  PackedSums sums;
+  i64 channels = 0;
   const float* weight = nullptr;
-  std::span<const ConvPiece> pieces = {};
 
   // `row` floats of x from one position to the next, `line` from one line to the next. How the sum of a position is
   // taken must not depend on the share that it falls into: each line is cut into tiles by itself, but for lines without
@@ -58,12 +58,8 @@ struct Product {
         x, row, line, lines, columns, table.tile_rows, [&](const ConvTile* tiles, int count) {
           for (i64 panel = 0; panel < panels; ++panel) {
             const i64 first = panel * table.panel_width;
-            const int width = static_cast<int>(std::min<i64>(table.panel_width, channels - first));
-            if (table.narrow_halves(taps, depth, width) != 0)
-              table.narrow_tiles(tiles, count, row, depth, weight + first * depth, first, width, e);
-            else
-              table.tiles(tiles, count, row, pieces.data(), static_cast<i64>(pieces.size()), weight + first * depth,
-                          nullptr, false, first, width, e);
+            sums.multiply(table, {tiles, static_cast<std::size_t>(count)}, row, weight + first * sums.depth, nullptr,
+                          false, first, static_cast<int>(std::min<i64>(table.panel_width, channels - first)), e);
           }
         });
   }
@@ -151,12 +147,12 @@ class SeparableConvolution {
         c.for_each_run([&](i64 offset, i64 depth) { end = simd::cut_conv_pieces(offset, depth, end); });
         const auto& kernel = attrs.expand.kernel;
         const i64 taps = kernel[1] * kernel[2];
-        expand = {taps, c.x_.shape[1] * taps, attrs.channels, of_expand.weight, {pieces, end}};
+        expand = {{taps, c.x_.shape[1] * taps, {pieces, end}}, attrs.channels, of_expand.weight};
       }
       if (c.projects()) {
         ConvPiece* const first = end;
         end = simd::cut_conv_pieces(0, attrs.channels, end);
-        project = {1, attrs.channels, c.out_.shape[1], of_project.weight, {first, end}};
+        project = {{1, attrs.channels, {first, end}}, c.out_.shape[1], of_project.weight};
       }
       lines = reinterpret_cast<const float**>(end);
       expanded = reinterpret_cast<float*>(mine + c.list_bytes());
@@ -256,12 +252,12 @@ class SeparablePanels {
     auto* const pieces = reinterpret_cast<ConvPiece*>(mine);
     ConvPiece* end = pieces;
     for_each_run([&](i64 offset, i64 depth) { end = simd::cut_conv_pieces(offset, depth, end); });
-    const std::span<const ConvPiece> all_pieces = {pieces, end};
     auto* const lines = reinterpret_cast<const float**>(end);
     auto* const panel = reinterpret_cast<float*>(mine + list_bytes());  // [N, H, W, panel_width]
 
     const auto& kernel = attrs_.expand.kernel;
-    const i64 depth = x_.shape[1] * kernel[1] * kernel[2], width = table.panel_width;
+    const i64 taps = kernel[1] * kernel[2], depth = x_.shape[1] * taps, width = table.panel_width;
+    const PackedSums sums = {taps, depth, {pieces, end}};
     const i64 panels = ceil_div(attrs_.channels, width);
     const bool asks = depth * panels * width > kNearWeightFloats;
     bool fresh = ctx.threads > 1;
@@ -270,7 +266,7 @@ class SeparablePanels {
         const i64 first = i * width, channels = std::min(width, attrs_.channels - first);
         const float* const weight = of_expand.weight + first * depth;
         const float* const next_weight = asks && i + 1 < panels ? weight + width * depth : nullptr;
-        expand(table, ctx.input<float>(0), all_pieces, weight, next_weight, fresh,
+        expand(table, sums, ctx.input<float>(0), weight, next_weight, fresh,
                of_channels(of_expand.epilogue, first, panel, width), static_cast<int>(channels));
         for (i64 n = 0; n < x_.shape[0]; ++n) {
           float* const out = ctx.output<float>() + n * out_.shape[3] * out_.shape[4] * attrs_.channels + first;
@@ -308,7 +304,7 @@ class SeparablePanels {
   }
 
   // A panel of the input of the depthwise convolution.
-  void expand(const PackedConvTable& table, const float* x, std::span<const ConvPiece> pieces, const float* weight,
+  void expand(const PackedConvTable& table, const PackedSums& sums, const float* x, const float* weight,
               const float* next_weight, bool fresh, const ChannelEpilogue& e, int channels) const {
     const Shape made = {x_.shape[0], attrs_.channels, 1, attrs_.height, attrs_.width};
     const auto lines = input_.lines_of(made, x_.shape[0], table.tile_rows);
@@ -320,13 +316,8 @@ class SeparablePanels {
         const auto part = input_.part_of(lines, t);
         list[static_cast<std::size_t>(i)] = {x + part.offset, part.first, part.rows};
       }
-      const auto& kernel = attrs_.expand.kernel;
-      const i64 taps = kernel[1] * kernel[2], depth = x_.shape[1] * taps;
-      if (table.narrow_halves(taps, depth, channels) != 0)
-        table.narrow_tiles(list.data(), static_cast<int>(count), lines.step, depth, weight, 0, channels, e);
-      else
-        table.tiles(list.data(), static_cast<int>(count), lines.step, pieces.data(), static_cast<i64>(pieces.size()),
-                    weight, next_weight, fresh, 0, channels, e);
+      sums.multiply(table, std::span(list).first(static_cast<std::size_t>(count)), lines.step, weight, next_weight,
+                    fresh, 0, channels, e);
     }
   }
 

@@ -55,11 +55,6 @@ struct ConvTile {
   int rows = 0;            // 1 .. tile_rows
 };
 
-// Panels of some widths and sums of few steps are narrow: their weights lie as [pair of steps][half vector of
-// channels][channel of it][step of the pair] from where the panel begins. A vector then has two steps of half as many
-// channels, so that less of the last one is empty. `steps` of a sum over `taps` places of the input.
-inline constexpr std::int64_t kNarrowSteps = kConvDepth;
-
 struct PackedConvTable {
   int lanes;
   int panel_width;  // output channels of a panel: weights lie as [panel][step of the sum][panel_width]
@@ -77,12 +72,15 @@ struct PackedConvTable {
                 const float* panel, const float* next, bool fresh, std::int64_t first_channel, int width,
                 const ChannelEpilogue& epilogue);
 
-  // Half vectors of a narrow panel, 0 where it is none.
+  // A panel is narrow where half vectors leave less of the last vector empty: of one and three of them, where sums are
+  // of an even number of `steps`, at most kConvDepth, over one place of the input (`taps`). Its weights lie as [pair of
+  // steps][half vector of channels][channel of it][step of the pair]: a vector has two steps of half as many channels.
+  // Returns the half vectors, 0 where it is not narrow.
   int narrow_halves(std::int64_t taps, std::int64_t steps, std::int64_t width) const {
     const auto halves = static_cast<int>((width + lanes / 2 - 1) / (lanes / 2));
-    return taps == 1 && steps % 2 == 0 && steps <= kNarrowSteps && halves % 2 == 1 ? halves : 0;
+    return taps == 1 && steps % 2 == 0 && steps <= kConvDepth && halves % 2 == 1 ? halves : 0;
   }
-  // The same as `tiles` for a narrow panel.
+  // The same as `tiles` of a narrow panel.
   void (*narrow_tiles)(const ConvTile* tiles, int count, std::int64_t row, std::int64_t steps, const float* panel,
                        std::int64_t first_channel, int width, const ChannelEpilogue& epilogue);
 
