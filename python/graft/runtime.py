@@ -134,7 +134,7 @@ class Method:
                 continue
             dtype, sizes = DTYPES[value[1]], value[2]
             if given is None:
-                tensor = torch.empty(sizes, dtype=dtype)
+                tensor = torch.empty(sizes, dtype=dtype, device="cpu")
             else:
                 tensor = given[i]
                 self._check_out(tensor, i, dtype, sizes)
@@ -169,7 +169,7 @@ class Method:
 
         def place(i: int, number: int, sizes: tuple[int, ...]) -> int:
             if given is None:
-                placed[i] = torch.empty(sizes, dtype=DTYPES[number])
+                placed[i] = torch.empty(sizes, dtype=DTYPES[number], device="cpu")
             else:
                 self._check_out(given[i], i, DTYPES[number], sizes)
                 placed[i] = given[i]
@@ -230,7 +230,7 @@ class Model:
         """Copies of the mutable buffers, by their fully qualified names."""
         out = {}
         for name, (address, dtype, sizes) in self._session.states():
-            tensor = torch.empty(sizes, dtype=DTYPES[dtype])
+            tensor = torch.empty(sizes, dtype=DTYPES[dtype], device="cpu")
             if tensor.numel():
                 ctypes.memmove(tensor.data_ptr(), address, tensor.numel() * tensor.element_size())
             out[name] = tensor

@@ -129,6 +129,12 @@ def test_results_belong_to_the_caller(tmp_path):
         torch.testing.assert_close(total, (x * n).sum())
         assert after == n + 1
     seen[0][2][0].resize_(100)  # an ordinary tensor of torch's
+    with torch.inference_mode(), torch.device("meta"):
+        inside = loaded(torch.ones(5, device="cpu"), 1)
+    scale = torch.ones(5, requires_grad=True)
+    for sums in (inside[0], loaded(torch.ones(5), 1)[0]):
+        (sums * scale).sum().backward()  # keeps the result, which of an inference mode it could not
+    torch.testing.assert_close(scale.grad, torch.full((5,), 4.0))
     with pytest.raises(graft.InvalidArgument, match="64 bits"):
         loaded(torch.randn(3), 2**63)
 

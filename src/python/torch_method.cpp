@@ -64,6 +64,8 @@ class TorchMethod {
       : session_(session), name_(std::move(name)), dtypes_(dtypes) {
     const nb::object torch = nb::module_::import_("torch");
     empty_ = torch.attr("empty");
+    inference_mode_ = torch.attr("inference_mode");
+    cpu_ = torch.attr("device")("cpu");
     tensor_ = torch.attr("Tensor");
     parameter_ = torch.attr("nn").attr("Parameter");
     is_neg_ = tensor_.attr("is_neg");
@@ -146,7 +148,7 @@ class TorchMethod {
   nb::object made(TensorView& result, Spares& spares) const {
     if (spares.tensors.empty() || spares.dtype != result.dtype || spares.shape != result.shape) {
       const bool small = TensorDesc(result.dtype, result.shape).byte_count() <= kSmallBytes;
-      Spares more = {result.dtype, result.shape, make(result, small ? kMadeTogether : 1)};
+      Spares more = {result.dtype, result.shape, small ? make_spares(result) : make(result, 1)};
       // Only now: while torch made them, another thread's call may have changed these.
       std::swap(spares, more);
     }
@@ -156,13 +158,28 @@ class TorchMethod {
     return taken.tensor;
   }
 
+  // Ordinary tensors: the calls that get them may be outside of an inference mode that this one is in.
+  std::vector<Made> make_spares(const TensorView& wanted) const {
+    const nb::object ordinary = inference_mode_(false);
+    ordinary.attr("__enter__")();
+    std::vector<Made> out;
+    try {
+      out = make(wanted, kMadeTogether);
+    } catch (...) {
+      ordinary.attr("__exit__")(nb::none(), nb::none(), nb::none());
+      throw;
+    }
+    ordinary.attr("__exit__")(nb::none(), nb::none(), nb::none());
+    return out;
+  }
+
   std::vector<Made> make(const TensorView& wanted, int count) const {
     nb::list sizes;
     for (const std::int64_t size : wanted.shape.sizes()) sizes.append(size);
     const nb::object dtype = dtypes_[static_cast<std::size_t>(wanted.dtype)];
     std::vector<Made> out;
     for (int i = 0; i < count; ++i) {
-      Made& tensor = out.emplace_back(empty_(nb::tuple(sizes), nb::arg("dtype") = dtype));
+      Made& tensor = out.emplace_back(empty_(nb::tuple(sizes), nb::arg("dtype") = dtype, nb::arg("device") = cpu_));
       nb::dlpack::dltensor view;
       if (borrow_(tensor.tensor.ptr(), &view) != 0) throw nb::python_error();
       tensor.data = static_cast<std::byte*>(view.data) + view.byte_offset;
@@ -173,7 +190,7 @@ class TorchMethod {
   Session& session_;
   std::string name_;
   nb::tuple dtypes_;
-  nb::object empty_, tensor_, parameter_, is_neg_;
+  nb::object empty_, inference_mode_, cpu_, tensor_, parameter_, is_neg_;
   decltype(ExchangeApi::borrow) borrow_ = nullptr;
   std::vector<Spares> spares_;  // of each result
 };
