@@ -68,7 +68,7 @@ class LlamaCppProgram(Program):
 
         built = Path(llama_cpp.__file__).parent / "lib"
         libraries = [f"-L{built}", f"-Wl,-rpath,{built}", "-lllama", "-lggml", "-lggml-base", "-lggml-cpu"]
-        # The wheel has no headers; the project's build of ggml keeps the source of the same version.
+        # The wheel has no headers; bench/Makefile gets the source of the same version.
         source_of_it = ROOT / "build" / "ggml-source" / "vendor" / "llama.cpp"
         headers = [f"-I{source_of_it / 'include'}", f"-I{source_of_it / 'ggml' / 'include'}"]
         code = str(Path(__file__).with_name("first_token.c"))
