@@ -37,6 +37,12 @@ Operands take_operands(const KernelContext& ctx, const PackedConvAttrs& attrs, i
   return o;
 }
 
+// What lies beside each other of the inputs of a convolution before a depthwise one: see ConvInput::for_each_run.
+template <typename Add>
+void for_each_run(const ConvInput<float>& input, const TensorDesc& x, const PackedConvAttrs& expand, Add&& add) {
+  input.for_each_run(expand.kernel, expand.conv.dilation[2] == 1 && input.column == x.shape[1], add);
+}
+
 // Lines of a product of positions by a packed weight.
 struct Product {
   PackedSums sums;
@@ -100,14 +106,9 @@ class SeparableConvolution {
   i64 depthwise_floats(i64 lines) const { return projects() ? lines * out_.shape[4] * attrs_.channels : 0; }
   i64 laid_out_floats() const { return lays_out() ? laid_out_.read_by(laid_out_.made()) * input_.line : 0; }
 
-  template <typename Add>
-  void for_each_run(Add&& add) const {
-    const bool whole = attrs_.expand.conv.dilation[2] == 1 && input_.column == x_.shape[1];
-    input_.for_each_run(attrs_.expand.kernel, whole, add);
-  }
   i64 expand_pieces() const {
     i64 count = 0;
-    if (expands()) for_each_run([&](i64, i64 depth) { count += simd::conv_pieces(depth); });
+    if (expands()) for_each_run(input_, x_, attrs_.expand, [&](i64, i64 depth) { count += simd::conv_pieces(depth); });
     return count;
   }
   i64 project_pieces() const { return projects() ? simd::conv_pieces(attrs_.channels) : 0; }
@@ -144,7 +145,8 @@ class SeparableConvolution {
       auto* const pieces = reinterpret_cast<ConvPiece*>(mine);
       ConvPiece* end = pieces;
       if (c.expands()) {
-        c.for_each_run([&](i64 offset, i64 depth) { end = simd::cut_conv_pieces(offset, depth, end); });
+        for_each_run(c.input_, c.x_, attrs.expand,
+                     [&](i64 offset, i64 depth) { end = simd::cut_conv_pieces(offset, depth, end); });
         const auto& kernel = attrs.expand.kernel;
         const i64 taps = kernel[1] * kernel[2];
         expand = {{taps, c.x_.shape[1] * taps, {pieces, end}}, attrs.channels, of_expand.weight};
@@ -251,7 +253,8 @@ class SeparablePanels {
     std::byte* mine = ctx.scratch_bytes + ctx.thread * thread_bytes();
     auto* const pieces = reinterpret_cast<ConvPiece*>(mine);
     ConvPiece* end = pieces;
-    for_each_run([&](i64 offset, i64 depth) { end = simd::cut_conv_pieces(offset, depth, end); });
+    for_each_run(input_, x_, attrs_.expand,
+                 [&](i64 offset, i64 depth) { end = simd::cut_conv_pieces(offset, depth, end); });
     auto* const lines = reinterpret_cast<const float**>(end);
     auto* const panel = reinterpret_cast<float*>(mine + list_bytes());  // [N, H, W, panel_width]
 
@@ -279,14 +282,9 @@ class SeparablePanels {
   }
 
  private:
-  template <typename Add>
-  void for_each_run(Add&& add) const {
-    const bool whole = attrs_.expand.conv.dilation[2] == 1 && input_.column == x_.shape[1];
-    input_.for_each_run(attrs_.expand.kernel, whole, add);
-  }
   i64 list_bytes() const {
     i64 count = 0;
-    for_each_run([&](i64, i64 depth) { count += simd::conv_pieces(depth); });
+    for_each_run(input_, x_, attrs_.expand, [&](i64, i64 depth) { count += simd::conv_pieces(depth); });
     const auto bytes = count * static_cast<i64>(sizeof(ConvPiece)) +
                        out_.shape[3] * attrs_.depthwise.kernel[1] * static_cast<i64>(sizeof(const float*));
     return ceil_div(bytes, 64) * 64;
