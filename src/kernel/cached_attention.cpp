@@ -32,6 +32,21 @@ i64 first_token(const i64* row, i64 tokens) {
   return t;
 }
 
+// Whether the share that attends to a head's keys writes the token's before, instead of all being written in a phase of
+// their own: one share reads them.
+bool writes_as_it_attends(const KernelContext& ctx) {
+  const Shape &q = ctx.in(kQuery).shape, &k = ctx.in(kKey).shape;
+  return k[2] == 1 && q[1] / k[1] <= simd::kLeastQueriesAtOnce && ctx.attrs<CachedAttentionAttrs>().staged == 0;
+}
+
+// The key or value of a token at a position that is no padding.
+void write_token(const KernelContext& ctx, const simd::AttentionTable& table, int side, i64 b, i64 head, i64 t,
+                 i64 cached, i64 slot) {
+  const TensorDesc &from = ctx.in(kKey + side), &cache = ctx.out(kKeyCache + side);
+  table.store_row(at(ctx.inputs[kKey + side], from, b, head, t), from.dtype, from.shape[3], simd::row_type(cache.dtype),
+                  at(ctx.outputs[kKeyCache + side], cache, cached, head, slot));
+}
+
 void write_rows(const KernelContext& ctx, const simd::AttentionTable& table) {
   const auto attrs = ctx.attrs<CachedAttentionAttrs>();
   const TensorDesc& key = ctx.in(kKey);
@@ -45,22 +60,20 @@ void write_rows(const KernelContext& ctx, const simd::AttentionTable& table) {
     const i64* row = position + b * tokens;
     const i64 cached = ctx.kv_row(b);
     for (const int side : {0, 1}) {
-      const TensorDesc &from = ctx.in(kKey + side), &cache = ctx.out(kKeyCache + side);
-      void* target = ctx.outputs[kKeyCache + side];
       if (t >= 0) {
         if (row[t] < 0) continue;
         const i64 slot = attrs.staged != 0 ? place : slot_of(row[t], attrs.ring);
-        table.store_row(at(ctx.inputs[kKey + side], from, b, head, t), from.dtype, from.shape[3],
-                        simd::row_type(cache.dtype), at(target, cache, attrs.staged != 0 ? b : cached, head, slot));
+        write_token(ctx, table, side, b, head, t, attrs.staged != 0 ? b : cached, slot);
         continue;
       }
+      const TensorDesc& cache = ctx.out(kKeyCache + side);
       // What was there before: -t positions before that of place 0 of the tokens.
       const i64 first = first_token(row, tokens);
       const i64 before = first == tokens ? -1 : row[first] - first + t;
       if (before < 0 || before >= row[first]) continue;
       const int ring = kMore + attrs.has_sinks + attrs.has_bias + side;
       const std::size_t bytes = static_cast<std::size_t>(cache.shape[3]) * byte_size(cache.dtype);
-      std::memcpy(at(target, cache, b, head, place),
+      std::memcpy(at(ctx.outputs[kKeyCache + side], cache, b, head, place),
                   at(ctx.inputs[ring], ctx.in(ring), cached, head, slot_of(before, attrs.ring)), bytes);
     }
   }
@@ -84,6 +97,22 @@ void store_in_ring(const KernelContext& ctx) noexcept {
   }
 }
 
+// Asks for a line of each page that the first keys and values of a head for one token lie on: finding the pages takes
+// as long as reading them. Of more the CPU finds the next one while it reads.
+[[gnu::always_inline]] inline void ask_for_pages(const simd::AttentionHead& head) {
+  constexpr i64 kPage = 4096, kMostPages = 64;
+  const i64 rows = std::min(head.s - head.origin, head.ring > 0 ? head.ring : head.s);
+  const i64 begin = head.ring > 0 || head.window == 0 ? 0 : std::max<i64>(rows - head.window, 0);
+  const auto ask = [&](const void* p, i64 elements) __attribute__((always_inline)) {
+    const i64 row = simd::row_bytes(head.kv, elements);
+    const std::byte* from = static_cast<const std::byte*>(p) + begin * row;
+    const i64 bytes = std::min((rows - begin) * row, kMostPages * kPage);
+    for (i64 i = 0; i < bytes; i += kPage) __builtin_prefetch(from + i);
+  };
+  ask(head.k, head.k_row);
+  ask(head.v, head.v_row);
+}
+
 void attend(const KernelContext& ctx, const simd::AttentionTable& table) {
   const auto attrs = ctx.attrs<CachedAttentionAttrs>();
   const TensorDesc &q = ctx.in(kQuery), &key = ctx.in(kKey), &value = ctx.in(kValue), &out = ctx.out(kOut);
@@ -91,31 +120,30 @@ void attend(const KernelContext& ctx, const simd::AttentionTable& table) {
   const i64 batch = q.shape[0], heads = q.shape[1], tokens = q.shape[2], shared = key.shape[1];
   const i64 group = heads / shared;
   const i64* position = ctx.input<i64>(kPosition);
-  simd::AttentionHead head;
-  head.dtype = q.dtype;
-  head.kv = simd::row_type(key_cache.dtype);
-  head.d = q.shape[3];
-  head.dv = value.shape[3];
-  head.k_row = head.d;
-  head.v_row = head.dv;
-  head.causal = true;
-  head.window = attrs.window;
-  head.chunk = attrs.chunk;
-  head.ring = attrs.staged != 0 ? 0 : attrs.ring;
-  head.scale = attrs.scale;
-  head.softcap = attrs.softcap;
+  simd::AttentionHead all;  // what all heads have in common
+  all.dtype = q.dtype;
+  all.kv = simd::row_type(key_cache.dtype);
+  all.d = q.shape[3];
+  all.dv = value.shape[3];
+  all.k_row = all.d;
+  all.v_row = all.dv;
+  all.causal = true;
+  all.window = attrs.window;
+  all.chunk = attrs.chunk;
+  all.ring = attrs.staged != 0 ? 0 : attrs.ring;
+  all.scale = attrs.scale;
+  all.softcap = attrs.softcap;
   // One token: the heads that share keys are the queries of one call, so that each key is read once.
   const bool one = tokens == 1;
-  head.group = one ? group : 1;
-  head.t = one ? group : tokens;
-  head.q_row = one ? q.strides[1] : q.strides[2];
-  head.out_row = one ? out.strides[2] : out.strides[1];
+  all.group = one ? group : 1;
+  all.t = one ? group : tokens;
+  all.q_row = one ? q.strides[1] : q.strides[2];
+  all.out_row = one ? out.strides[2] : out.strides[1];
   const i64 calls = one ? shared : heads;
-  const i64 blocks = (head.t + table.block - 1) / table.block;
-  // Later blocks see more keys: threads take blocks in turn, and every other head backwards.
-  for (i64 unit = ctx.thread; unit < batch * calls * blocks; unit += ctx.threads) {
+  const i64 blocks = (all.t + table.block - 1) / table.block, units = batch * calls * blocks;
+  const auto head_of = [&](i64 unit) {
+    simd::AttentionHead head = all;
     const i64 item = unit / blocks;
-    const i64 block = item % 2 == 0 ? unit % blocks : blocks - 1 - unit % blocks;
     const i64 b = item / calls, call = item % calls;
     const i64 first = one ? call * group : call;  // query head
     const i64 from = one ? call : call / group;   // head of keys and values
@@ -136,12 +164,36 @@ void attend(const KernelContext& ctx, const simd::AttentionTable& table) {
       head.biases = ctx.in(bias).shape[1];
       head.bias = ctx.input<float>(bias) + first * head.biases;
     }
+    return head;
+  };
+  const bool writes = writes_as_it_attends(ctx);
+  simd::AttentionHead head, next;
+  if (ctx.thread < units) {
+    next = head_of(ctx.thread);
+    if (one) ask_for_pages(next);
+  }
+  // Later blocks see more keys: threads take blocks in turn, and every other head backwards.
+  for (i64 unit = ctx.thread; unit < units; unit += ctx.threads) {
+    head = next;
+    // A thread does shares that follow each other.
+    const i64 after = unit + ctx.threads < units ? unit + ctx.threads : ctx.thread + 1;
+    if (after < units) {
+      next = head_of(after);
+      head.next = &next;
+      if (one) ask_for_pages(next);
+    }
+    if (writes && head.first_token == 0) {
+      const i64 b = unit / calls;
+      for (const int side : {0, 1})
+        write_token(ctx, table, side, b, unit % calls, 0, ctx.kv_row(b), slot_of(position[b], attrs.ring));
+    }
+    const i64 block = unit / blocks % 2 == 0 ? unit % blocks : blocks - 1 - unit % blocks;
     table.run(head, block * table.block, std::min((block + 1) * table.block, head.t));
   }
 }
 
 void run(const KernelContext& ctx) noexcept { run_cached_attention(ctx, simd::attention()); }
-int phases(const KernelContext&) noexcept { return 2; }
+int phases(const KernelContext& ctx) noexcept { return writes_as_it_attends(ctx) ? 1 : 2; }
 
 struct Tokens {
   i64 begin = 0, end = 0;  // positions; equal: the row has padding alone
@@ -222,7 +274,7 @@ void check_positions(const KernelContext& ctx) noexcept {
 }  // namespace
 
 void run_cached_attention(const KernelContext& ctx, const simd::AttentionTable& table) noexcept {
-  if (ctx.phase == 0) {
+  if (ctx.phase == 0 && !writes_as_it_attends(ctx)) {
     write_rows(ctx, table);
   } else {
     attend(ctx, table);

@@ -37,10 +37,6 @@ DType cache_dtype(simd::RowType type) {
                                        : DType::u8;
 }
 
-i64 row_bytes(simd::RowType type, i64 n) {
-  return type == simd::RowType::q8_0 ? n / 32 * 34 : n * static_cast<i64>(byte_size(cache_dtype(type)));
-}
-
 // What a row holds after it was stored.
 std::vector<float> read_row(const std::byte* p, simd::RowType type, i64 n) {
   std::vector<float> out(static_cast<std::size_t>(n));

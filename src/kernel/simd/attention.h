@@ -23,6 +23,11 @@ inline RowType row_type(DType dtype) {
                                 : RowType::q8_0;
 }
 
+// Of n elements, of q8_0 those of the whole blocks among them.
+inline std::int64_t row_bytes(RowType type, std::int64_t n) {
+  return type == RowType::q8_0 ? n / kQ8Block * kQ8Bytes : n * (type == RowType::f32 ? 4 : 2);
+}
+
 // One head. q [T, D], k [S, D], v [S, Dv], output [T, Dv]; q and output of `dtype` (f32, f16, bf16), elements of the
 // last dim next to each other, rows the given strides apart (in elements). D and Dv at most kMaxHeadSize; of q8_0 rows
 // D, Dv and the strides are multiples of kQ8Block.
@@ -55,7 +60,12 @@ struct AttentionHead {
   const float* sink = nullptr;  // [group]: a score that takes part in the softmax without a value; may be null
   float* lse = nullptr;         // log of the sum of exponentials of each query's scores; may be null
   bool in_bf16 = false;         // keys and values in f32 may be rounded to bf16: AttentionTable::bf16
+  // What the caller runs next: few queries ask for its first keys while they work on their last values. May be null.
+  const AttentionHead* next = nullptr;
 };
+
+// Of any table's `block`.
+inline constexpr int kLeastQueriesAtOnce = 8;
 
 struct AttentionTable {
   int block;  // queries that are best done in one call

@@ -55,8 +55,7 @@ constexpr TileByK kTilesByK[2][kTileRows] = {
 
 // Where row `index / row` of keys or values lies, `index` in elements.
 GRAFT_VEC const void* row_at(const void* data, RowType type, i64 index) {
-  if (type == RowType::q8_0) return static_cast<const char*>(data) + index / kQ8Block * kQ8Bytes;
-  return static_cast<const char*>(data) + index * (type == RowType::f32 ? 4 : 2);
+  return static_cast<const char*>(data) + row_bytes(type, index);
 }
 
 // `n` elements of a row from element `first` on, as f32.
@@ -191,26 +190,29 @@ GRAFT_VEC void load_panel(BF16, const std::uint16_t* p, vf& a, vf& b) {
   b = (vf)(words & 0xffff0000u);
 }
 GRAFT_VEC void deal(float* panel) {
-  float from[kPanel];
-  __builtin_memcpy(from, panel, sizeof(from));
-  for (int i = 0; i < kPanel; ++i) panel[i % 2 * kLanes + i / 2] = from[i];
+  const vf a = load(panel), b = load(panel + kLanes);
+  store(panel, even_lanes(a, b));
+  store(panel + kLanes, odd_lanes(a, b));
 }
 GRAFT_VEC void gather(float* panel) {
-  float from[kPanel];
-  __builtin_memcpy(from, panel, sizeof(from));
-  for (int i = 0; i < kPanel; ++i) panel[i] = from[i % 2 * kLanes + i / 2];
+  vf a = load(panel), b = load(panel + kLanes);
+  interleave_lanes(a, b);
+  store(panel, a);
+  store(panel + kLanes, b);
 }
 
-// Rows to ask for while others are worked on, one for each of these: with a few queries keys and values come from
+// Rows to ask for while others are worked on, `at_once` for each of these: with a few queries keys and values come from
 // memory, and rows may be a token apart, too far for the CPU to guess. May be none.
 struct Ahead {
   const char* rows = nullptr;
-  i64 stride = 0, bytes = 0, count = 0;
+  i64 stride = 0, bytes = 0, count = 0, at_once = 1;
 };
 GRAFT_VEC void ask(const Ahead& ahead, i64 row) {
-  if (row >= ahead.count) return;
-  const char* from = ahead.rows + row * ahead.stride;
-  for (i64 i = 0; i < ahead.bytes; i += 64) __builtin_prefetch(from + i);
+  const i64 end = smaller((row + 1) * ahead.at_once, ahead.count);
+  for (i64 r = row * ahead.at_once; r < end; ++r) {
+    const char* from = ahead.rows + r * ahead.stride;
+    for (i64 i = 0; i < ahead.bytes; i += 64) __builtin_prefetch(from + i);
+  }
 }
 
 // Queries, scores and results of few_queries().
@@ -366,6 +368,13 @@ void add_values_widened(Few& few, const AttentionHead& h, int queries, i64 row0,
   }
 }
 
+// The first keys that queries from t0 on read, as many as a block has, for `turns` rows worked on meanwhile.
+Ahead first_keys(const AttentionHead& h, i64 t0, i64 turns) {
+  const i64 begin = keys_begin(h, t0), row = row_of(h, begin), bytes = row_bytes(h.kv, h.k_row);
+  const i64 count = together(h, row, smaller(kFewKeys, keys_end(h, t0) - begin));
+  return {static_cast<const char*>(h.k) + row * bytes, bytes, row_bytes(h.kv, h.d), count, (count + turns - 1) / turns};
+}
+
 // Few queries (decoding): lanes are elements of a head; keys and values are read once for all queries.
 void few_queries(const AttentionHead& h, i64 t0, i64 t1) {
   const int queries = static_cast<int>(t1 - t0);
@@ -375,7 +384,10 @@ void few_queries(const AttentionHead& h, i64 t0, i64 t1) {
   few.panels = (h.dv + kPanel - 1) / kPanel;
   few.depth = (h.d + kPanel - 1) / kPanel * kPanel;
   float largest[kFewQueries], total[kFewQueries];
+  i64 sees_from[kFewQueries], sees_to[kFewQueries];  // keys
   for (int i = 0; i < queries; ++i) {
+    sees_from[i] = keys_begin(h, t0 + i);
+    sees_to[i] = keys_end(h, t0 + i);
     float* q = few.q + i * few.depth;
     widen(at(h.q, h.dtype, (t0 + i) * h.q_row), h.dtype, 1, h.d, q);
     for (i64 x = 0; x < h.d; ++x) q[x] *= h.scale;
@@ -384,18 +396,22 @@ void few_queries(const AttentionHead& h, i64 t0, i64 t1) {
     largest[i] = h.sink != nullptr ? h.sink[(t0 + i) % h.group] : kMinusInfinity;
     total[i] = h.sink != nullptr ? 1 : 0;
   }
-  for (i64 i = 0; i < few.panels * kFewQueries * kPanel; i += kLanes) store(few.acc + i, zero());
-  const i64 begin = keys_begin(h, t0), end = keys_end(h, t1 - 1);
+  for (i64 panel = 0; panel < few.panels; ++panel) {
+    float* acc = few.acc + panel * kFewQueries * kPanel;
+    for (i64 i = 0; i < queries * kPanel; i += kLanes) store(acc + i, zero());
+  }
+  const i64 begin = sees_from[0], end = sees_to[queries - 1];
   for (i64 s0 = begin, n = 0; s0 < end; s0 += n) {
     const i64 row0 = row_of(h, s0);
     n = together(h, row0, smaller(kFewKeys, end - s0));
     const void* k = row_at(h.k, h.kv, row0 * h.k_row);
     const void* v = row_at(h.v, h.kv, row0 * h.v_row);
     // The values of these keys are asked for with their scores, the keys after these with the values.
-    const i64 size = h.kv == RowType::f32 ? 4 : 2, next = row0 + n, rows = h.ring > 0 ? h.ring : h.s - h.origin;
-    const Ahead values = {static_cast<const char*>(v), h.v_row * size, h.dv * size, n};
-    const Ahead keys = {static_cast<const char*>(k) + n * h.k_row * size, h.k_row * size, h.d * size,
-                        rows - next < n ? rows - next : n};
+    const i64 next = row0 + n, rows = h.ring > 0 ? h.ring : h.s - h.origin, key_row = row_bytes(h.kv, h.k_row);
+    const Ahead values = {static_cast<const char*>(v), row_bytes(h.kv, h.v_row), row_bytes(h.kv, h.dv), n};
+    Ahead keys = {static_cast<const char*>(k) + n * key_row, key_row, row_bytes(h.kv, h.d),
+                  rows - next < n ? rows - next : n};
+    if (s0 + n == end && h.next != nullptr) keys = first_keys(*h.next, 0, n);
     if (!whole) {
       scores_widened(few, h, queries, row0, n);
     } else if (h.kv == RowType::f32) {
@@ -415,8 +431,8 @@ void few_queries(const AttentionHead& h, i64 t0, i64 t1) {
       if (h.bias != nullptr) {
         for (i64 s = 0; s < n; ++s) row[s] += bias_at(h, t0 + i, s0 + s);
       }
-      for (i64 s = 0; s < smaller(keys_begin(h, t0 + i) - s0, n); ++s) row[s] = kMinusInfinity;
-      for (i64 s = keys_end(h, t0 + i) > s0 ? keys_end(h, t0 + i) - s0 : 0; s < n; ++s) row[s] = kMinusInfinity;
+      for (i64 s = smaller(sees_from[i] - s0, n) - 1; s >= 0; --s) row[s] = kMinusInfinity;
+      for (i64 s = sees_to[i] > s0 ? sees_to[i] - s0 : 0; s < n; ++s) row[s] = kMinusInfinity;
       vf m = splat(largest[i]);
       for (i64 s = 0; s < n; s += kLanes) m = max_nan(keep_n(load_some<F32>(row + s, n - s), n - s, kMinusInfinity), m);
       const float top = max_lanes_nan(m);
@@ -470,6 +486,7 @@ void run(const AttentionHead& head, i64 t0, i64 t1) {
 
 }  // namespace
 
+static_assert(kPanel >= kLeastQueriesAtOnce);
 const AttentionTable kAttention = {kPanel, run, store_row, lay_out, false};
 
 }  // namespace graft::simd::GRAFT_ISA

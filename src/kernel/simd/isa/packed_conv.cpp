@@ -237,21 +237,7 @@ GRAFT_VEC vf splat_pair(const float* p) {
 }
 
 // Lanes 0 and 1 of a, 2 and 3 of a, ..., then of b: each pair's sum.
-GRAFT_VEC vf sum_pairs(vf a, vf b) {
-#if defined(__AVX512F__)
-#define GRAFT_EVEN 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30
-#define GRAFT_ODD 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31
-#elif defined(__AVX2__)
-#define GRAFT_EVEN 0, 2, 4, 6, 8, 10, 12, 14
-#define GRAFT_ODD 1, 3, 5, 7, 9, 11, 13, 15
-#else
-#define GRAFT_EVEN 0, 2, 4, 6
-#define GRAFT_ODD 1, 3, 5, 7
-#endif
-  return __builtin_shufflevector(a, b, GRAFT_EVEN) + __builtin_shufflevector(a, b, GRAFT_ODD);
-#undef GRAFT_EVEN
-#undef GRAFT_ODD
-}
+GRAFT_VEC vf sum_pairs(vf a, vf b) { return even_lanes(a, b) + odd_lanes(a, b); }
 
 // R outputs of H half vectors of channels.
 template <int R, int H>

@@ -162,6 +162,7 @@ struct F32 {
   GRAFT_VEC vf load(const Stored* p) { return GRAFT_ISA::load(p); }
   GRAFT_VEC vf load_tail(const Stored* p, int n) { return load_n(p, n); }
   GRAFT_VEC void store(Stored* p, vf v) { GRAFT_ISA::store(p, v); }
+  GRAFT_VEC void store_tail(Stored* p, vf v, int n) { store_n(p, v, n); }
   GRAFT_VEC float get(const Stored* p) { return *p; }
   GRAFT_VEC void put(Stored* p, float x) { *p = x; }
 };
@@ -174,6 +175,9 @@ struct F16 {
     return v;
   }
   GRAFT_VEC void store(Stored* p, vf v) { store_f16(p, v); }
+  GRAFT_VEC void store_tail(Stored* p, vf v, int n) {
+    for (int i = 0; i < n; ++i) put(p + i, v[i]);
+  }
   GRAFT_VEC float get(const Stored* p) { return f16_to_float(*p); }
   GRAFT_VEC void put(Stored* p, float x) { *p = float_to_f16(x); }
 };
@@ -186,6 +190,9 @@ struct BF16 {
     return v;
   }
   GRAFT_VEC void store(Stored* p, vf v) { store_bf16(p, v); }
+  GRAFT_VEC void store_tail(Stored* p, vf v, int n) {
+    for (int i = 0; i < n; ++i) put(p + i, v[i]);
+  }
   GRAFT_VEC float get(const Stored* p) { return bf16_to_float(*p); }
   GRAFT_VEC void put(Stored* p, float x) { *p = float_to_bf16(x); }
 };
@@ -199,9 +206,9 @@ template <typename T>
 GRAFT_VEC void store_some(typename T::Stored* p, vf v, i64 n) {
   if (n >= kLanes) {
     T::store(p, v);
-    return;
+  } else {
+    T::store_tail(p, v, static_cast<int>(n));
   }
-  for (int i = 0; i < static_cast<int>(n); ++i) T::put(p + i, v[i]);
 }
 
 // Lanes at and beyond n become `fill`.
@@ -228,6 +235,40 @@ GRAFT_VEC float sum_lanes(vf v) {
     for (int i = 0; i < w; ++i) s[i] += s[i + w];
   }
   return s[0];
+#endif
+}
+
+// Lanes 0, 2, 4, ... of a and then of b; lanes 1, 3, 5, ...
+GRAFT_VEC vf even_lanes(vf a, vf b) {
+#if defined(__AVX512F__)
+  return __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+#elif defined(__AVX2__)
+  return __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14);
+#else
+  return __builtin_shufflevector(a, b, 0, 2, 4, 6);
+#endif
+}
+GRAFT_VEC vf odd_lanes(vf a, vf b) {
+#if defined(__AVX512F__)
+  return __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+#elif defined(__AVX2__)
+  return __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15);
+#else
+  return __builtin_shufflevector(a, b, 1, 3, 5, 7);
+#endif
+}
+// The way back: a and b become lanes 0 of a, 0 of b, 1 of a, 1 of b, ...
+GRAFT_VEC void interleave_lanes(vf& a, vf& b) {
+  const vf x = a, y = b;
+#if defined(__AVX512F__)
+  a = __builtin_shufflevector(x, y, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+  b = __builtin_shufflevector(x, y, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+#elif defined(__AVX2__)
+  a = __builtin_shufflevector(x, y, 0, 8, 1, 9, 2, 10, 3, 11);
+  b = __builtin_shufflevector(x, y, 4, 12, 5, 13, 6, 14, 7, 15);
+#else
+  a = __builtin_shufflevector(x, y, 0, 4, 1, 5);
+  b = __builtin_shufflevector(x, y, 2, 6, 3, 7);
 #endif
 }
 
@@ -269,27 +310,35 @@ GRAFT_VEC v4 sum_lanes4(vf a, vf b, vf c, vf d) {
 }
 
 GRAFT_VEC float max_lanes_nan(vf v) {
+#if defined(__AVX512F__)
+  if (_mm512_cmp_ps_mask((__m512)v, (__m512)v, _CMP_UNORD_Q) != 0) return __builtin_nanf("");
+  return _mm512_reduce_max_ps((__m512)v);
+#else
   float s[kLanes];
   store(s, v);
-  float m = s[0];
-  for (int i = 1; i < kLanes; ++i) {
-    if (s[i] > m || s[i] != s[i]) m = s[i];
+  for (int w = kLanes / 2; w > 0; w /= 2) {
+    for (int i = 0; i < w; ++i) s[i] = s[i] > s[i + w] || s[i] != s[i] ? s[i] : s[i + w];
   }
-  return m;
+  return s[0];
+#endif
 }
 
 // --- functions, about 1 ulp ---
 
+// Below -104 it is 0 without a multiplication that says so: one that underflows takes the CPU some 180 cycles, and
+// masked scores of a softmax all lie there.
 GRAFT_VEC vf exp(vf x) {
-  const vf low = splat(-104.f);
+  constexpr float kLow = -104.f;
   const vf high = splat(89.f);
 #if defined(__AVX512F__)
-  x = (vf)_mm512_min_ps((__m512)high, _mm512_max_ps((__m512)low, (__m512)x));  // NaN, the second operand, stays
+  const __mmask16 some = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(kLow), _CMP_NLT_UQ);
+  x = (vf)_mm512_min_ps((__m512)high, (__m512)x);  // NaN, the second operand, stays
   const __m512 whole =
       _mm512_roundscale_ps((__m512)(x * 1.44269504088896341f), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
   const vf n = (vf)whole;
 #else
-  x = select(x < low, low, x);  // NaN compares false and stays
+  const vi none = x < kLow;  // false for NaN, which stays
+  x = select(none, splat(kLow), x);
   x = select(x > high, high, x);
   const vf magic = splat(12582912.f);  // 1.5 * 2^23: adding it rounds to an integer
   const vf shifted = fma(x, splat(1.44269504088896341f), magic);
@@ -305,13 +354,13 @@ GRAFT_VEC vf exp(vf x) {
   p = fma(p, r, splat(5.0000001201e-1f));
   p = fma(p, r * r, r) + 1.f;
 #if defined(__AVX512F__)
-  return (vf)_mm512_scalef_ps((__m512)p, whole);
+  return (vf)_mm512_maskz_scalef_ps(some, (__m512)p, whole);
 #else
   // 2^n in two factors: n reaches below the normal exponents.
   const vi e = (vi)(as_bits(shifted) - 0x4b400000u);
   const vi half = e >> 1;
   const vf scale_a = as_float((half + 127) << 23);
-  const vf scale_b = as_float((e - half + 127) << 23);
+  const vf scale_b = as_float(((e - half + 127) << 23) & ~none);
   return p * scale_a * scale_b;
 #endif
 }
