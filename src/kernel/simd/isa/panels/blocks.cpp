@@ -21,6 +21,8 @@ static_assert(kLanes * kParts == kPanelColumns && kPanel == 2 * kLanes);
 // Bytes ahead of what is read that the first tile of rows asks for: with few rows a product waits for nothing but
 // memory. Later tiles find the panel in a cache.
 constexpr int kAhead = 4096;
+// With more rows, which compute half as long as they wait, the bytes wait in the second-level cache.
+constexpr int kAheadOfManyRows = 8192;
 // Bytes of panels that many rows ask for while they work on those before.
 constexpr i64 kMostAhead = 48 << 10;
 
@@ -148,8 +150,8 @@ struct Q4_K {
 
 // How far from what is read at byte `at` of `panels` panels side by side, each of `stride` bytes, the bytes lie that
 // are read kAhead bytes later; the panels after these follow them.
-GRAFT_VEC i64 bytes_ahead(i64 at, i64 stride, i64 panels) {
-  return at + kAhead < stride ? kAhead : kAhead + (panels - 1) * stride;
+GRAFT_VEC i64 bytes_ahead(i64 at, i64 ahead, i64 stride, i64 panels) {
+  return at + ahead < stride ? ahead : ahead + (panels - 1) * stride;
 }
 
 // The sums of one block of 32 for M rows and N vectors of columns.
@@ -206,12 +208,15 @@ void tile(const std::byte* panels, i64 panel_stride, const QuantizedRows& rows, 
     const std::byte* q[N];
     for (int n = 0; n < N; ++n) q[n] = base[n] + start + g * F::kBlockBytes + n % kParts * kVectorBytes;
     if (row == 0) {
-      const i64 ahead = bytes_ahead(panel_bytes(F::kFormat, b * kPanelBlock), panel_stride, kPanels);
+      constexpr bool kMany = M > 3;
+      constexpr int kCache = kMany ? 2 : 3;  // as __builtin_prefetch counts them: the second level, the first
+      const i64 ahead = bytes_ahead(panel_bytes(F::kFormat, b * kPanelBlock), kMany ? kAheadOfManyRows : kAhead,
+                                    panel_stride, kPanels);
 #pragma GCC unroll 2
       for (int n = 0; n < N; ++n) {
 #pragma GCC unroll 8
-        for (int i = 0; i < F::kBlockBytes; i += 64) __builtin_prefetch(q[n] + i + ahead);
-        __builtin_prefetch(base[n] + tail + g * 32 + ahead);
+        for (int i = 0; i < F::kBlockBytes; i += 64) __builtin_prefetch(q[n] + i + ahead, 0, kCache);
+        __builtin_prefetch(base[n] + tail + g * 32 + ahead, 0, kCache);
       }
     }
     block_sums<F, M, N>(q, a + b * kPanelBlock, depth, sums);
