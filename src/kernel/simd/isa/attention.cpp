@@ -15,7 +15,9 @@ constexpr float kExp2[] = {1.f, 0.693147004f, 0.240222424f, 0.0555073358f, 0.009
 template <int R, int NV>
 void tile_by_k(const float* s, i64 s_row, const float* v, i64 depth, float* acc) {
   vf c[R][NV];
+#pragma GCC unroll 12
   for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 2
     for (int n = 0; n < NV; ++n) c[r][n] = zero();
   }
   for (i64 k = 0; k < depth; ++k) {
@@ -31,7 +33,9 @@ void tile_by_k(const float* s, i64 s_row, const float* v, i64 depth, float* acc)
     s += s_row;
     v += kPanel;
   }
+#pragma GCC unroll 12
   for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 2
     for (int n = 0; n < NV; ++n) {
       float* to = acc + r * kPanel + n * kLanes;
       store(to, load(to) + c[r][n]);

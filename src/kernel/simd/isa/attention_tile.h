@@ -74,12 +74,20 @@ GRAFT_VEC float bias_at(const AttentionHead& h, i64 t, i64 s) {
   return distance < 0 ? 0.f : h.bias[t % h.group * h.biases + smaller(distance, h.biases - 1)];
 }
 
-// 32 bools as a bit each: whether it is not 0.
-GRAFT_VEC std::uint32_t bits_of_bools(const std::uint8_t* from) {
+// Up to 32 bools as a bit each: whether it is not 0. Bits beyond n are set.
+GRAFT_VEC std::uint32_t bits_of_bools(const std::uint8_t* from, i64 n) {
 #if defined(__AVX512BW__)
-  const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
-  return _mm256_test_epi8_mask(bytes, bytes);
-#elif defined(__AVX2__)
+  const auto some = static_cast<__mmask32>(n >= 32 ? ~0u : (1u << n) - 1u);
+  const __m256i bytes = _mm256_maskz_loadu_epi8(some, from);
+  return _mm256_test_epi8_mask(bytes, bytes) | ~some;
+#else
+  std::uint8_t all[32];
+  if (n < 32) {
+    __builtin_memset(all, 1, sizeof(all));
+    for (i64 i = 0; i < n; ++i) all[i] = from[i];
+    from = all;
+  }
+#if defined(__AVX2__)
   const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
   return ~static_cast<std::uint32_t>(_mm256_movemask_epi8(_mm256_cmpeq_epi8(bytes, _mm256_setzero_si256())));
 #else
@@ -95,6 +103,7 @@ GRAFT_VEC std::uint32_t bits_of_bools(const std::uint8_t* from) {
   }
   return bits;
 #endif
+#endif
 }
 
 // Of keys whose bools lie beside each other: 32 keys of a query are a word, whose bits become lanes key by key.
@@ -106,17 +115,7 @@ GRAFT_LOCAL void hide_keys(const AttentionHead& h, i64 t0, int queries, i64 s0, 
       alignas(64) std::uint32_t seen[kLanes];
       std::uint32_t seen_by_all = ~0u;
       for (int j = 0; j < kLanes; ++j) {
-        seen[j] = ~0u;
-        if (c + j >= queries) continue;
-        const std::uint8_t* row = mask + (c + j) * h.mask_row + s;
-        if (keys == 32) {
-          seen[j] = bits_of_bools(row);
-        } else {
-          std::uint8_t some[32];
-          __builtin_memset(some, 1, sizeof(some));
-          for (i64 i = 0; i < keys; ++i) some[i] = row[i];
-          seen[j] = bits_of_bools(some);
-        }
+        seen[j] = c + j < queries ? bits_of_bools(mask + (c + j) * h.mask_row + s, keys) : ~0u;
         seen_by_all &= seen[j];
       }
       if (seen_by_all == ~0u) continue;

@@ -130,9 +130,12 @@ struct TileSums {
 
 template <int R, int NV>
 GRAFT_VEC void clear(TileSums<R, NV>& sums) {
-  for (auto& step : sums.c) {
+#pragma GCC unroll 4
+  for (int x = 0; x < sums.kSteps; ++x) {
+#pragma GCC unroll 12
     for (int r = 0; r < R; ++r) {
-      for (int n = 0; n < NV; ++n) step[r][n] = zero();
+#pragma GCC unroll 2
+      for (int n = 0; n < NV; ++n) sums.c[x][r][n] = zero();
     }
   }
 }
@@ -140,6 +143,7 @@ GRAFT_VEC void clear(TileSums<R, NV>& sums) {
 template <int R, int NV>
 GRAFT_VEC vf total(const TileSums<R, NV>& sums, int r, int n) {
   vf sum = sums.c[0][r][n];
+#pragma GCC unroll 4
   for (int x = 1; x < sums.kSteps; ++x) sum += sums.c[x][r][n];
   return sum;
 }
@@ -156,7 +160,9 @@ GRAFT_VEC void add_products(const float* s, i64 s_row, const float*& v, i64 v_ro
   constexpr int kSteps = TileSums<R, NV>::kSteps;
   // Rows in groups of three, so that one pointer and one stride address a group (x86 has 16 general registers).
   const float* group[(R + 2) / 3];
-  for (int g = 0; g < (R + 2) / 3; ++g) group[g] = s + 3 * g * s_row;
+  group[0] = s;
+#pragma GCC unroll 4
+  for (int g = 1; g < (R + 2) / 3; ++g) group[g] = group[g - 1] + 3 * s_row;
   const auto step = [&](vf(&c)[R][NV]) __attribute__((always_inline)) {
     vf x[NV];
 #pragma GCC unroll 2
@@ -198,12 +204,20 @@ void tile(const float* s, i64 s_row, const float* v, i64 v_row, i64 depth, float
   clear(sums);
   add_products(s, s_row, v, v_row, depth, sums, ahead);
   // A block's sum is added as a whole: its rounding error does not grow with the sums before it.
-  for (int r = 0; r < R; ++r) {
-    for (int n = 0; n < NV; ++n) {
-      const vf sum = total(sums, r, n);
-      float* to = acc + r * kPanel + n * kLanes;
-      store(to, accumulate ? load(to) + sum : sum);
+  const auto put = [&](bool add) __attribute__((always_inline)) {
+#pragma GCC unroll 12
+    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 2
+      for (int n = 0; n < NV; ++n) {
+        float* to = acc + r * kPanel + n * kLanes;
+        store(to, add ? load(to) + total(sums, r, n) : total(sums, r, n));
+      }
     }
+  };
+  if (accumulate) {
+    put(true);
+  } else {
+    put(false);
   }
 }
 
@@ -384,8 +398,8 @@ GRAFT_VEC void dot_tile(const float* few, i64 few_stride, const typename T::Stor
     for (int p = 0; p < P; ++p) a[p] = load(few + p * few_stride + k);
 #pragma GCC unroll 8
     for (int q = 0; q < Q; ++q) {
-      // One row alone is as fast as memory is read: the block after this one is asked for (of the second-level cache: an
-      // ask of the first costs as much as a read).
+      // One row alone is as fast as memory is read: the block after this one is asked for (of the second-level cache:
+      // an ask of the first costs as much as a read).
       if constexpr (Q > 1) __builtin_prefetch(many + (q + Q) * many_stride + k, 0, 2);
       const vf b = T::load(many + q * many_stride + k);
 #pragma GCC unroll 4
