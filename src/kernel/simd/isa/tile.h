@@ -121,7 +121,7 @@ GRAFT_LOCAL void pack(const MatrixView& v, i64 depth, i64 columns, i64 panel, i6
 // --- tiles ---
 
 // The sums of R rows of NV vectors. Small tiles take several steps of k side by side: one sum at a time would wait for
-// itself.
+// itself. They stay in registers only where every loop over them is unrolled.
 template <int R, int NV>
 struct TileSums {
   static constexpr int kSteps = R * NV <= 2 ? 4 : R * NV <= 6 ? 2 : 1;

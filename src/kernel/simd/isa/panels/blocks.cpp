@@ -149,7 +149,7 @@ struct Q4_K {
 };
 
 // How far from what is read at byte `at` of `panels` panels side by side, each of `stride` bytes, the bytes lie that
-// are read kAhead bytes later; the panels after these follow them.
+// are read `ahead` bytes later; the panels after these follow them.
 GRAFT_VEC i64 bytes_ahead(i64 at, i64 ahead, i64 stride, i64 panels) {
   return at + ahead < stride ? ahead : ahead + (panels - 1) * stride;
 }
