@@ -97,23 +97,8 @@ void store_in_ring(const KernelContext& ctx) noexcept {
   }
 }
 
-// Asks for a line of each page that the first keys and values of a head for one token lie on: finding the pages takes
-// as long as reading them. Of more the CPU finds the next one while it reads.
-[[gnu::always_inline]] inline void ask_for_pages(const simd::AttentionHead& head) {
-  constexpr i64 kPage = 4096, kMostPages = 64;
-  const i64 rows = std::min(head.s - head.origin, head.ring > 0 ? head.ring : head.s);
-  const i64 begin = head.ring > 0 || head.window == 0 ? 0 : std::max<i64>(rows - head.window, 0);
-  const auto ask = [&](const void* p, i64 elements) __attribute__((always_inline)) {
-    const i64 row = simd::row_bytes(head.kv, elements);
-    const std::byte* from = static_cast<const std::byte*>(p) + begin * row;
-    const i64 bytes = std::min((rows - begin) * row, kMostPages * kPage);
-    for (i64 i = 0; i < bytes; i += kPage) __builtin_prefetch(from + i);
-  };
-  ask(head.k, head.k_row);
-  ask(head.v, head.v_row);
-}
-
-void attend(const KernelContext& ctx, const simd::AttentionTable& table) {
+// `writes`: as writes_as_it_attends() says.
+void attend(const KernelContext& ctx, const simd::AttentionTable& table, bool writes) {
   const auto attrs = ctx.attrs<CachedAttentionAttrs>();
   const TensorDesc &q = ctx.in(kQuery), &key = ctx.in(kKey), &value = ctx.in(kValue), &out = ctx.out(kOut);
   const TensorDesc &key_cache = ctx.out(kKeyCache), &value_cache = ctx.out(kValueCache);
@@ -166,12 +151,8 @@ void attend(const KernelContext& ctx, const simd::AttentionTable& table) {
     }
     return head;
   };
-  const bool writes = writes_as_it_attends(ctx);
   simd::AttentionHead head, next;
-  if (ctx.thread < units) {
-    next = head_of(ctx.thread);
-    if (one) ask_for_pages(next);
-  }
+  if (ctx.thread < units) next = head_of(ctx.thread);
   // Later blocks see more keys: threads take blocks in turn, and every other head backwards.
   for (i64 unit = ctx.thread; unit < units; unit += ctx.threads) {
     head = next;
@@ -180,7 +161,6 @@ void attend(const KernelContext& ctx, const simd::AttentionTable& table) {
     if (after < units) {
       next = head_of(after);
       head.next = &next;
-      if (one) ask_for_pages(next);
     }
     if (writes && head.first_token == 0) {
       const i64 b = unit / calls;
@@ -274,10 +254,11 @@ void check_positions(const KernelContext& ctx) noexcept {
 }  // namespace
 
 void run_cached_attention(const KernelContext& ctx, const simd::AttentionTable& table) noexcept {
-  if (ctx.phase == 0 && !writes_as_it_attends(ctx)) {
+  const bool writes = writes_as_it_attends(ctx);
+  if (ctx.phase == 0 && !writes) {
     write_rows(ctx, table);
   } else {
-    attend(ctx, table);
+    attend(ctx, table, writes);
   }
 }
 

@@ -60,7 +60,7 @@ struct AttentionHead {
   const float* sink = nullptr;  // [group]: a score that takes part in the softmax without a value; may be null
   float* lse = nullptr;         // log of the sum of exponentials of each query's scores; may be null
   bool in_bf16 = false;         // keys and values in f32 may be rounded to bf16: AttentionTable::bf16
-  // What the caller runs next: few queries ask for its first keys while they work on their last values. May be null.
+  // What the caller runs next: few queries ask memory for its keys and values while they work. May be null.
   const AttentionHead* next = nullptr;
 };
 

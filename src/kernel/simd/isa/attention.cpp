@@ -195,8 +195,8 @@ GRAFT_VEC void load_panel(BF16, const std::uint16_t* p, vf& a, vf& b) {
 }
 GRAFT_VEC void deal(float* panel) {
   const vf a = load(panel), b = load(panel + kLanes);
-  store(panel, even_lanes(a, b));
-  store(panel + kLanes, odd_lanes(a, b));
+  store(panel, every_second_lane<0>(a, b));
+  store(panel + kLanes, every_second_lane<1>(a, b));
 }
 GRAFT_VEC void gather(float* panel) {
   vf a = load(panel), b = load(panel + kLanes);
@@ -372,11 +372,24 @@ void add_values_widened(Few& few, const AttentionHead& h, int queries, i64 row0,
   }
 }
 
-// The first keys that queries from t0 on read, as many as a block has, for `turns` rows worked on meanwhile.
-Ahead first_keys(const AttentionHead& h, i64 t0, i64 turns) {
-  const i64 begin = keys_begin(h, t0), row = row_of(h, begin), bytes = row_bytes(h.kv, h.k_row);
-  const i64 count = together(h, row, smaller(kFewKeys, keys_end(h, t0) - begin));
+// The first keys that the first query reads, as many as a block has, for `turns` rows worked on meanwhile.
+Ahead first_keys(const AttentionHead& h, i64 turns) {
+  const i64 begin = keys_begin(h, 0), row = row_of(h, begin), bytes = row_bytes(h.kv, h.k_row);
+  const i64 count = together(h, row, smaller(kFewKeys, keys_end(h, 0) - begin));
   return {static_cast<const char*>(h.k) + row * bytes, bytes, row_bytes(h.kv, h.d), count, (count + turns - 1) / turns};
+}
+
+// Asks for a line of each page that the first keys and values lie on: finding the pages takes as long as reading them.
+// Of more the CPU finds the next one while it reads.
+GRAFT_VEC void ask_for_pages(const AttentionHead& h) {
+  constexpr i64 kPage = 4096, kMostPages = 64;
+  const i64 begin = keys_begin(h, 0), row = row_of(h, begin), rows = together(h, row, keys_end(h, 0) - begin);
+  const auto ask = [&](const void* p, i64 bytes) __attribute__((always_inline)) {
+    const char* from = static_cast<const char*>(p) + row * bytes;
+    for (i64 i = 0; i < smaller(rows * bytes, kMostPages * kPage); i += kPage) __builtin_prefetch(from + i);
+  };
+  ask(h.k, row_bytes(h.kv, h.k_row));
+  ask(h.v, row_bytes(h.kv, h.v_row));
 }
 
 // Few queries (decoding): lanes are elements of a head; keys and values are read once for all queries.
@@ -404,6 +417,7 @@ void few_queries(const AttentionHead& h, i64 t0, i64 t1) {
     float* acc = few.acc + panel * kFewQueries * kPanel;
     for (i64 i = 0; i < queries * kPanel; i += kLanes) store(acc + i, zero());
   }
+  if (h.next != nullptr) ask_for_pages(*h.next);
   const i64 begin = sees_from[0], end = sees_to[queries - 1];
   for (i64 s0 = begin, n = 0; s0 < end; s0 += n) {
     const i64 row0 = row_of(h, s0);
@@ -415,7 +429,7 @@ void few_queries(const AttentionHead& h, i64 t0, i64 t1) {
     const Ahead values = {static_cast<const char*>(v), row_bytes(h.kv, h.v_row), row_bytes(h.kv, h.dv), n};
     Ahead keys = {static_cast<const char*>(k) + n * key_row, key_row, row_bytes(h.kv, h.d),
                   rows - next < n ? rows - next : n};
-    if (s0 + n == end && h.next != nullptr) keys = first_keys(*h.next, 0, n);
+    if (s0 + n == end && h.next != nullptr) keys = first_keys(*h.next, n);
     if (!whole) {
       scores_widened(few, h, queries, row0, n);
     } else if (h.kv == RowType::f32) {

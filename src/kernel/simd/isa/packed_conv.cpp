@@ -237,7 +237,7 @@ GRAFT_VEC vf splat_pair(const float* p) {
 }
 
 // Lanes 0 and 1 of a, 2 and 3 of a, ..., then of b: each pair's sum.
-GRAFT_VEC vf sum_pairs(vf a, vf b) { return even_lanes(a, b) + odd_lanes(a, b); }
+GRAFT_VEC vf sum_pairs(vf a, vf b) { return every_second_lane<0>(a, b) + every_second_lane<1>(a, b); }
 
 // R outputs of H half vectors of channels.
 template <int R, int H>

@@ -166,36 +166,26 @@ struct F32 {
   GRAFT_VEC float get(const Stored* p) { return *p; }
   GRAFT_VEC void put(Stored* p, float x) { *p = x; }
 };
-struct F16 {
+// A type of 16 bits: vectors from and to memory, single elements.
+template <vf (*kLoad)(const std::uint16_t*), void (*kStore)(std::uint16_t*, vf), float (*kToFloat)(std::uint16_t),
+          std::uint16_t (*kFromFloat)(float)>
+struct Half {
   using Stored = std::uint16_t;
-  GRAFT_VEC vf load(const Stored* p) { return load_f16(p); }
+  GRAFT_VEC vf load(const Stored* p) { return kLoad(p); }
   GRAFT_VEC vf load_tail(const Stored* p, int n) {
     vf v{};
     for (int i = 0; i < n; ++i) v[i] = get(p + i);
     return v;
   }
-  GRAFT_VEC void store(Stored* p, vf v) { store_f16(p, v); }
+  GRAFT_VEC void store(Stored* p, vf v) { kStore(p, v); }
   GRAFT_VEC void store_tail(Stored* p, vf v, int n) {
     for (int i = 0; i < n; ++i) put(p + i, v[i]);
   }
-  GRAFT_VEC float get(const Stored* p) { return f16_to_float(*p); }
-  GRAFT_VEC void put(Stored* p, float x) { *p = float_to_f16(x); }
+  GRAFT_VEC float get(const Stored* p) { return kToFloat(*p); }
+  GRAFT_VEC void put(Stored* p, float x) { *p = kFromFloat(x); }
 };
-struct BF16 {
-  using Stored = std::uint16_t;
-  GRAFT_VEC vf load(const Stored* p) { return load_bf16(p); }
-  GRAFT_VEC vf load_tail(const Stored* p, int n) {
-    vf v{};
-    for (int i = 0; i < n; ++i) v[i] = get(p + i);
-    return v;
-  }
-  GRAFT_VEC void store(Stored* p, vf v) { store_bf16(p, v); }
-  GRAFT_VEC void store_tail(Stored* p, vf v, int n) {
-    for (int i = 0; i < n; ++i) put(p + i, v[i]);
-  }
-  GRAFT_VEC float get(const Stored* p) { return bf16_to_float(*p); }
-  GRAFT_VEC void put(Stored* p, float x) { *p = float_to_bf16(x); }
-};
+using F16 = Half<load_f16, store_f16, f16_to_float, float_to_f16>;
+using BF16 = Half<load_bf16, store_bf16, bf16_to_float, float_to_bf16>;
 
 // The first n lanes of any element type; the others are zero.
 template <typename T>
@@ -238,23 +228,16 @@ GRAFT_VEC float sum_lanes(vf v) {
 #endif
 }
 
-// Lanes 0, 2, 4, ... of a and then of b; lanes 1, 3, 5, ...
-GRAFT_VEC vf even_lanes(vf a, vf b) {
+// Lanes i, i + 2, i + 4, ... of a and then of b.
+template <int i>
+GRAFT_VEC vf every_second_lane(vf a, vf b) {
 #if defined(__AVX512F__)
-  return __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+  return __builtin_shufflevector(a, b, i, i + 2, i + 4, i + 6, i + 8, i + 10, i + 12, i + 14, i + 16, i + 18, i + 20,
+                                 i + 22, i + 24, i + 26, i + 28, i + 30);
 #elif defined(__AVX2__)
-  return __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14);
+  return __builtin_shufflevector(a, b, i, i + 2, i + 4, i + 6, i + 8, i + 10, i + 12, i + 14);
 #else
-  return __builtin_shufflevector(a, b, 0, 2, 4, 6);
-#endif
-}
-GRAFT_VEC vf odd_lanes(vf a, vf b) {
-#if defined(__AVX512F__)
-  return __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
-#elif defined(__AVX2__)
-  return __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15);
-#else
-  return __builtin_shufflevector(a, b, 1, 3, 5, 7);
+  return __builtin_shufflevector(a, b, i, i + 2, i + 4, i + 6);
 #endif
 }
 // The way back: a and b become lanes 0 of a, 0 of b, 1 of a, 1 of b, ...
