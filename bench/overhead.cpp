@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "graft/graft.h"
-#include "run/executable.h"
-#include "run/program_impl.h"
+#include "exec/executable.h"
+#include "load/program_impl.h"
 
 namespace {
 
@@ -38,10 +38,10 @@ Clock::time_point first_kernel;
 Clock::time_point last_kernel;
 const graft::Kernel kReturn{"return", [](const graft::KernelContext&) noexcept {}};
 const graft::Kernel kFirst{"first", [](const graft::KernelContext& ctx) noexcept {
-                             if (ctx.thread == 0) first_kernel = Clock::now();
+                             if (ctx.task == 0) first_kernel = Clock::now();
                            }};
 const graft::Kernel kLast{"last", [](const graft::KernelContext& ctx) noexcept {
-                            if (ctx.thread == ctx.threads - 1) last_kernel = Clock::now();
+                            if (ctx.task == ctx.tasks - 1) last_kernel = Clock::now();
                           }};
 
 struct Inputs {

@@ -1,20 +1,18 @@
 # libgraft. Its objects are compiled once and linked into the shared library and into the tests, which need
 # symbols that the library hides.
 set(graft_sources "")
-foreach(stage base ir package op kernel pass plan run text llm)
+foreach(stage base ir weight package kernel lowering op pass plan exec device load session text llm)
   file(GLOB_RECURSE found CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/src/${stage}/*.cpp")
   list(APPEND graft_sources ${found})
 endforeach()
 list(FILTER graft_sources EXCLUDE REGEX "_test\\.cpp$")
-set(graft_isa_sources ${graft_sources})
-list(FILTER graft_isa_sources INCLUDE REGEX "/src/kernel/simd/isa/")
-list(FILTER graft_sources EXCLUDE REGEX "/src/kernel/simd/isa/")
-# Products of packed integers and of bf16: only where an instruction set has what they need.
-set(graft_panel_sources ${graft_isa_sources})
-list(FILTER graft_panel_sources INCLUDE REGEX "/isa/panels/")
-set(graft_bf16_sources ${graft_isa_sources})
-list(FILTER graft_bf16_sources INCLUDE REGEX "/isa/bf16/")
-list(FILTER graft_isa_sources EXCLUDE REGEX "/isa/(panels|bf16)/")
+# Vector sources: *_vec.cpp are compiled for every instruction set, *_vnni.cpp for those with products of bytes, and
+# *_bf16.cpp for those with products of bf16.
+foreach(group vec vnni bf16)
+  set(graft_${group}_sources ${graft_sources})
+  list(FILTER graft_${group}_sources INCLUDE REGEX "/src/kernel/.*_${group}\\.cpp$")
+endforeach()
+list(FILTER graft_sources EXCLUDE REGEX "/src/kernel/.*_(vec|vnni|bf16)\\.cpp$")
 
 # What every object of the library sees.
 add_library(graft_includes INTERFACE)
@@ -36,7 +34,7 @@ if(GRAFT_ALL_CPUS)
   set_source_files_properties(src/base/ggml_cpu.cpp PROPERTIES COMPILE_DEFINITIONS GRAFT_GGML_MODULES)
 endif()
 
-# src/kernel/simd/isa/*.cpp: once per instruction set, each time in a namespace named by GRAFT_ISA.
+# Vector sources: once per instruction set, each time in a namespace named by GRAFT_ISA.
 string(TOLOWER "${CMAKE_SYSTEM_PROCESSOR}" processor)
 set(graft_isas baseline)
 if(processor MATCHES "^(x86_64|amd64)$" AND NOT GRAFT_FUZZ)  # its targets are no kernels
@@ -55,21 +53,21 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_L
   list(APPEND graft_isa_flags_avx512bf16 -Wno-uninitialized -Wno-maybe-uninitialized)
 endif()
 # A residual is added as PyTorch adds it: rounded between the product and the sum.
-set_source_files_properties(src/kernel/simd/isa/quantized_conv.cpp src/kernel/simd/isa/panels/quantized_conv.cpp
+set_source_files_properties(src/kernel/conv/quantized_conv_vec.cpp src/kernel/conv/quantized_conv_vnni.cpp
                             PROPERTIES COMPILE_OPTIONS -ffp-contract=off)
 set(graft_all_objects $<TARGET_OBJECTS:graft_objects>)
-if(graft_isa_sources)
+if(graft_vec_sources)
   if("avx2" IN_LIST graft_isas)
     list(APPEND graft_isas avx512vnni avx512bf16)
   endif()
   foreach(isa IN LISTS graft_isas)
-    set(sources ${graft_isa_sources})
+    set(sources ${graft_vec_sources})
     if(isa STREQUAL "avx512vnni")
-      set(sources ${graft_panel_sources})
+      set(sources ${graft_vnni_sources})
     elseif(isa STREQUAL "avx512bf16")
       set(sources ${graft_bf16_sources})
     elseif(isa STREQUAL "avx2")
-      list(APPEND sources ${graft_panel_sources})
+      list(APPEND sources ${graft_vnni_sources})
     endif()
     add_library(graft_isa_${isa} OBJECT ${sources})
     graft_target(graft_isa_${isa})

@@ -21,7 +21,7 @@ graft::OpDefinition soft_shrink() {
     const auto* x = static_cast<const float*>(run.inputs[0].data);
     auto* y = static_cast<float*>(run.outputs[0].data);
     const std::int64_t n = run.outputs[0].shape.numel();
-    for (std::int64_t i = n * run.share / run.shares; i < n * (run.share + 1) / run.shares; ++i)
+    for (std::int64_t i = n * run.task / run.tasks; i < n * (run.task + 1) / run.tasks; ++i)
       y[i] = std::copysign(std::fmax(std::fabs(x[i]) - threshold, 0.0f), x[i]);
   };
   return op;

@@ -44,13 +44,13 @@ struct OpNumber {
   std::int64_t integer = 0;  // of integers and bools
 };
 
-// One share of a run. Shares run side by side, each with the same operands.
+// One task of a run. Tasks run side by side, each with the same operands.
 struct OpRun {
   std::span<const TensorView> inputs;   // tensors that are not None in the schema's order, lists spread; contiguous
   std::span<const TensorView> outputs;  // contiguous, not initialized
   std::span<const OpNumber> numbers;    // numbers and bools in the schema's order, lists spread
-  int share = 0;                        // 0 .. shares - 1
-  int shares = 1;
+  int task = 0;                         // 0 .. tasks - 1
+  int tasks = 1;
 };
 
 struct OpDefinition {
@@ -61,7 +61,7 @@ struct OpDefinition {
   std::function<std::vector<Shape>(const OpCall&)> shape;
   // Computes the outputs from the inputs, and nothing else. What it throws ends the run with an ExecutionError.
   std::function<void(const OpRun&)> run;
-  bool parallel = false;  // several shares at once, else one
+  bool parallel = false;  // several tasks at once, else one
 };
 
 // For this process, and for good. A program that is loaded, or exported, later may have the operator. Throws

@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "base/stored.h"
 #include "graft/dtype.h"
 #include "graft/tensor.h"
+#include "weight/stored.h"
 
 // The IR in memory: schema/graft.fbs after verification, as plain data that passes may rewrite.
 namespace graft::ir {
@@ -106,7 +106,7 @@ struct Weight {
   std::vector<std::uint8_t> sha256;
 };
 
-// All but `plain` exist in memory only (src/pass/kv_cache.h): their sizes are the session's choice.
+// All but `plain` exist in memory only (src/pass/graph/kv_cache.h): their sizes are the session's choice.
 enum class StateKind : std::uint8_t { plain, kv, kv_length, kv_first, kv_source, kv_source_length };
 
 struct State {

@@ -20,7 +20,7 @@ void ErrorSlot::clear() noexcept {
   state_.store(kEmpty, std::memory_order_release);
 }
 
-Meeting::Range Meeting::take(std::int64_t size, const Portion& portion, bool from_back) noexcept {
+TwoEndedRange::Range TwoEndedRange::take(std::int64_t size, const Chunking& chunking, bool from_back) noexcept {
   constexpr int kHalf = 32;
   std::uint64_t now = taken_.load(std::memory_order_relaxed);
   for (;;) {
@@ -28,10 +28,10 @@ Meeting::Range Meeting::take(std::int64_t size, const Portion& portion, bool fro
     const auto back = static_cast<std::int64_t>(now >> kHalf);
     const std::int64_t left = size - front - back;
     if (left <= 0) return {0, 0};
-    std::int64_t count = std::max(portion.least, left / 3);
-    if (left >= 2 * portion.whole) count = std::max(count / portion.whole, std::int64_t{1}) * portion.whole;
+    std::int64_t count = std::max(chunking.min, left / 3);
+    if (left >= 2 * chunking.multiple) count = std::max(count / chunking.multiple, std::int64_t{1}) * chunking.multiple;
     // The last ones are halved, so that both shares end at the same time.
-    count = std::min((left + 1) / 2, std::min(portion.most, count));
+    count = std::min((left + 1) / 2, std::min(chunking.max, count));
     const auto added = static_cast<std::uint64_t>(count) << (from_back ? kHalf : 0);
     if (!taken_.compare_exchange_weak(now, now + added, std::memory_order_relaxed)) continue;
     return from_back ? Range{size - back - count, size - back} : Range{front, front + count};

@@ -35,45 +35,47 @@ struct RandomKey {
   std::uint64_t run = 0;  // runs that the session has finished
 };
 
-// Where two shares that come towards each other on the same units of work are.
-class alignas(64) Meeting {
+// Two-ended work stealing: a range of work items from which one task takes chunks at the front and another at the
+// back, without locks.
+class alignas(64) TwoEndedRange {
  public:
   struct Range {
     std::int64_t begin, end;
   };
-  // At least `least` (but half of what is left at the end) and at most `most` units are taken at a time, and, while two
-  // of them are left, multiples of `whole`, which cost less together (the tiles that read one panel of a weight).
-  struct Portion {
-    std::int64_t least = 1, most = std::numeric_limits<std::int64_t>::max(), whole = 1;
+  // A chunk has at least `min` (but half of what is left at the end) and at most `max` items and, while two times
+  // `multiple` are left, a multiple of that: items which cost less together, such as the tiles that read one panel.
+  struct Chunking {
+    std::int64_t min = 1, max = std::numeric_limits<std::int64_t>::max(), multiple = 1;
   };
   void clear() noexcept { taken_.store(0, std::memory_order_relaxed); }
-  // Takes a third of what is left of `size` units (fewer than 2^31), within what `portion` says, from the front or
-  // from the back; none when none is left.
-  Range take(std::int64_t size, const Portion& portion, bool from_back) noexcept;
+  // Guided scheduling: takes a third of what is left of `size` items (fewer than 2^31), within `chunking`, from the
+  // front or from the back; an empty range when nothing is left.
+  Range take(std::int64_t size, const Chunking& chunking, bool from_back) noexcept;
 
  private:
   std::atomic<std::uint64_t> taken_{0};  // low half: from the front; high half: from the back
 };
 
-// What a kernel of ours sees of one share of one phase of a launch. The work of a phase is divided into one share per
-// thread of the run or several (plan/shares.h); they run side by side in any order on any thread, the phases one after
-// the other. Data pointers are those of element [0, 0, ...]. An empty operand may have a null pointer.
+// What a kernel sees of one task of one phase of a launch. A phase is divided into one task per thread or several
+// (lowering/tasks.h). Tasks run side by side in any order on any thread; phases are separated by barriers. Data
+// pointers are those of element [0, 0, ...]. An empty operand may have a null pointer.
 struct KernelContext {
-  int thread = 0;  // the share: 0 .. threads - 1
-  int threads = 1;
+  int task = 0;  // 0 .. tasks - 1
+  int tasks = 1;
   int phase = 0;  // 0 .. phases - 1
   std::span<const TensorDesc> input_descs;
   std::span<const TensorDesc> output_descs;
   const void* const* inputs = nullptr;
   void* const* outputs = nullptr;
   const std::byte* attr_bytes = nullptr;  // the POD given at emission
-  std::byte* scratch_bytes = nullptr;     // shared by the threads, 64-byte aligned, as large as asked for at emission
+  std::byte* scratch_bytes = nullptr;     // shared by the tasks, 64-byte aligned, as large as asked for at emission
   ErrorSlot* error = nullptr;
   RandomKey random;
   std::span<const std::int64_t> kv_rows;  // by row of the batch: the row of the cache; empty: the same one
   std::string_view node;                  // name of the PyTorch node, for messages
-  // For kernels with `shares_meet`: of shares 0 and 1, 2 and 3, ..., cleared before the phase. Null: one share.
-  Meeting* meetings = nullptr;
+  // For kernels with `steals_work`: one range for tasks 0 and 1, one for 2 and 3, ..., cleared before the phase. Null
+  // with one task.
+  TwoEndedRange* steal_ranges = nullptr;
 
   const TensorDesc& in(int i) const { return input_descs[static_cast<std::size_t>(i)]; }
   const TensorDesc& out(int i = 0) const { return output_descs[static_cast<std::size_t>(i)]; }
@@ -96,30 +98,29 @@ struct KernelContext {
   // data.
   void fail(const std::string& what) const noexcept;
 
-  // The share [begin, end) of `count` work items of this thread: as many as of any other, or one more.
-  using Range = Meeting::Range;
-  Range share(std::int64_t count) const {
-    const std::int64_t least = count / threads, more = count % threads;
-    const auto begin_of = [&](std::int64_t share) { return share * least + (share < more ? share : more); };
-    return {begin_of(thread), begin_of(thread + 1)};
+  // This task's part [begin, end) of `count` work items under static scheduling: parts differ by one item at most.
+  using Range = TwoEndedRange::Range;
+  Range range(std::int64_t count) const {
+    const std::int64_t each = count / tasks, more = count % tasks;
+    const auto begin_of = [&](std::int64_t i) { return i * each + (i < more ? i : more); };
+    return {begin_of(task), begin_of(task + 1)};
   }
 
-  // Calls run(begin, end) for ranges of `count` work items (fewer than 2^31) until all are taken: those that this share
-  // and its neighbour have between them, which stay near each other, then what other pairs have left. See
-  // Meeting::take.
+  // Work stealing: calls run(begin, end) for chunks of `count` work items (fewer than 2^31) until all are taken: first
+  // those that this task shares with its neighbour, for locality, then what other pairs have left.
   template <typename Run>
-  void meet(std::int64_t count, const Meeting::Portion& portion, Run&& run) const {
-    if (meetings == nullptr) return run(std::int64_t{0}, count);
-    if (count == 0) return;  // a whole unit may be 0 then
-    const int pairs = (threads + 1) / 2;
-    // A pair's units end with whole ones where each share has some.
-    const std::int64_t whole = count >= 2 * threads * portion.whole ? portion.whole : 1;
-    const auto place = [&](int share) { return share == threads ? count : count / whole * share / threads * whole; };
+  void for_chunks(std::int64_t count, const TwoEndedRange::Chunking& chunking, Run&& run) const {
+    if (steal_ranges == nullptr) return run(std::int64_t{0}, count);
+    if (count == 0) return;  // chunking.multiple may be 0 then
+    const int pairs = (tasks + 1) / 2;
+    // Pairs are cut at multiples where each task gets some.
+    const std::int64_t multiple = count >= 2 * tasks * chunking.multiple ? chunking.multiple : 1;
+    const auto cut = [&](int i) { return i == tasks ? count : count / multiple * i / tasks * multiple; };
     for (int i = 0; i < pairs; ++i) {
-      const int pair = (thread / 2 + i) % pairs;
-      const std::int64_t first = place(2 * pair), size = place(2 * pair + 2 < threads ? 2 * pair + 2 : threads) - first;
+      const int pair = (task / 2 + i) % pairs;
+      const std::int64_t first = cut(2 * pair), size = cut(2 * pair + 2 < tasks ? 2 * pair + 2 : tasks) - first;
       for (;;) {
-        const auto [begin, end] = meetings[pair].take(size, portion, thread % 2 != 0);
+        const auto [begin, end] = steal_ranges[pair].take(size, chunking, task % 2 != 0);
         if (begin == end) break;
         run(first + begin, first + end);
       }
@@ -130,23 +131,23 @@ struct KernelContext {
 // The inner loops in use: "avx512".
 std::string isa_name();
 
-// A kernel of ours: runs inside the ggml graph as a custom op with the graph's threads. `run` must not throw.
+// A kernel of graft's own. `run` must not throw.
 struct Kernel {
   std::string_view name;  // "copy", "binary", "layer_norm": shown by `graft inspect`
   void (*run)(const KernelContext&) noexcept;
   // A launch with less work runs on one thread: a second one costs more than it saves.
   std::int64_t parallel_from = 0;
   // The phases of a launch with these descriptors, attributes and number of threads (data pointers are not set). A
-  // phase begins when all shares of the one before it are done. Without the function there is one.
+  // phase begins when all tasks of the one before it are done. Without the function there is one.
   int (*phases)(const KernelContext&) noexcept = nullptr;
-  // Why a launch with these descriptors and attributes runs the way it does, for `graft inspect` (data pointers are not
-  // set): which layout, which inner loops. Without the function there is one way.
-  std::string (*why)(const KernelContext&) = nullptr;
-  // The work of a launch with these descriptors and attributes, 0 when threads cannot share it (data pointers are not
+  // How a launch with these descriptors and attributes runs, for `graft inspect` (data pointers are not set): which
+  // layout, which inner loops. Null: there is one way.
+  std::string (*explain)(const KernelContext&) = nullptr;
+  // The work of a launch with these descriptors and attributes, 0 when tasks cannot divide it (data pointers are not
   // set): multiply-adds. Without the function it is the elements of the largest output.
   std::int64_t (*work)(const KernelContext&) = nullptr;
-  // Pairs of shares divide their work while they run: KernelContext::meetings.
-  bool shares_meet = false;
+  // Tasks call KernelContext::for_chunks.
+  bool steals_work = false;
 };
 
 }  // namespace graft

@@ -12,30 +12,30 @@
 // Runs a kernel by hand, as the executor does, with threads of the test's own.
 namespace graft {
 
-// All shares of each phase, side by side.
+// All tasks of each phase, side by side.
 template <typename Run>
 void run_phases(int phases, const KernelContext& ctx, Run run) {
   for (int phase = 0; phase < phases; ++phase) {
     std::vector<std::thread> pool;
-    std::vector<Meeting> meetings(static_cast<std::size_t>(ctx.threads));
-    for (int t = 0; t < ctx.threads; ++t)
-      pool.emplace_back([=, &run, &meetings] {
+    std::vector<TwoEndedRange> steal_ranges(static_cast<std::size_t>(ctx.tasks));
+    for (int t = 0; t < ctx.tasks; ++t)
+      pool.emplace_back([=, &run, &steal_ranges] {
         KernelContext mine = ctx;
-        mine.thread = t;
+        mine.task = t;
         mine.phase = phase;
-        if (ctx.threads > 1) mine.meetings = meetings.data();
+        if (ctx.tasks > 1) mine.steal_ranges = steal_ranges.data();
         run(mine);
       });
     for (std::thread& t : pool) t.join();
   }
 }
 
-// Runs the shares of a phase one after the other, the last first: of two that meet, the one from the back does it all.
+// Runs the tasks of a phase one after the other, the last first: of two that meet, the one from the back does it all.
 template <typename Run>
 std::function<void(const KernelContext&)> last_first(Run run) {
   auto next = std::make_shared<std::atomic<int>>(-1);
   return [=](const KernelContext& ctx) {
-    const int turn = ctx.phase * ctx.threads + ctx.threads - 1 - ctx.thread;
+    const int turn = ctx.phase * ctx.tasks + ctx.tasks - 1 - ctx.task;
     while (next->load() != turn - 1) std::this_thread::yield();
     run(ctx);
     next->store(turn);
@@ -64,7 +64,7 @@ std::string run_kernel(const Kernel& kernel, const std::vector<TestOperand>& inp
   }
   ErrorSlot error;
   KernelContext ctx;
-  ctx.threads = threads;
+  ctx.tasks = threads;
   ctx.input_descs = input_descs;
   ctx.output_descs = {&output.desc, 1};
   ctx.inputs = input_data.data();

@@ -89,9 +89,9 @@ void Cursor::advance(std::int64_t n) {
   }
 }
 
-KernelContext::Range share_elements(const KernelContext& ctx, std::int64_t total) {
+KernelContext::Range element_range(const KernelContext& ctx, std::int64_t total) {
   constexpr std::int64_t kUnit = 64;
-  const KernelContext::Range units = ctx.share((total + kUnit - 1) / kUnit);
+  const KernelContext::Range units = ctx.range((total + kUnit - 1) / kUnit);
   return {std::min(units.begin * kUnit, total), std::min(units.end * kUnit, total)};
 }
 
@@ -348,7 +348,7 @@ int run_blocks(const KernelContext& ctx, const BlockJob& job) {
   }
   Walk walk = make_walk({descs, static_cast<std::size_t>(1 + tensors)});
   if (walk.rank > 1 && walk.inner() < kShortRow && walk.total <= kFewElements) lengthen_rows(walk);
-  const auto [begin, end] = share_elements(ctx, walk.total);
+  const auto [begin, end] = element_range(ctx, walk.total);
   if (begin == end) return simd::kBlockOk;
 
   Block blocks[kMaxBlockInputs + 1];

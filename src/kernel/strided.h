@@ -5,8 +5,8 @@
 #include <cstdint>
 #include <span>
 
+#include "kernel/elementwise/elementwise_vec.h"
 #include "kernel/kernel.h"
-#include "kernel/simd/elementwise.h"
 
 // Iteration over operands of any strides, up to rank 8, for kernels that treat every element alike.
 namespace graft {
@@ -54,7 +54,7 @@ class Cursor {
 };
 
 // The share of this thread, in elements: multiples of 64 so that threads do not write one cache line.
-KernelContext::Range share_elements(const KernelContext& ctx, std::int64_t total);
+KernelContext::Range element_range(const KernelContext& ctx, std::int64_t total);
 
 // Elements of a block: small enough for four blocks of doubles in the first-level cache.
 inline constexpr std::int64_t kBlock = 512;

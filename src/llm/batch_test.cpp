@@ -4,8 +4,8 @@
 #include <map>
 #include <stdexcept>
 
+#include "exec/test_allocations.h"
 #include "llm/test_model.h"
-#include "run/test_allocations.h"
 
 // Continuous batching: whatever goes on beside it, a request's text is the one it has alone.
 namespace graft {

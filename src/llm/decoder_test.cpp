@@ -1,9 +1,9 @@
 #include <gtest/gtest.h>
 
 #include "base/test_errors.h"
+#include "exec/test_allocations.h"
 #include "llm/sampler.h"
 #include "llm/test_model.h"
-#include "run/test_allocations.h"
 
 // Runs of tokens through the cache: however they are cut and padded, the same logits.
 namespace graft {

@@ -4,7 +4,7 @@
 #include <random>
 
 #include "graft/llm.h"
-#include "run/test_graph.h"
+#include "load/test_graph.h"
 
 // Test only: a language model of one layer, without a tokenizer. Its next token depends on all tokens before.
 namespace graft::test {

@@ -4,10 +4,10 @@
 
 #include "base/check.h"
 #include "base/plant.h"
-#include "kernel/kernels.h"
+#include "kernel/elementwise/elementwise.h"
 #include "kernel/strided.h"
-#include "op/device.h"
-#include "plan/lowering.h"
+#include "lowering/lowering.h"
+#include "op/ggml_ops.h"
 
 namespace graft {
 

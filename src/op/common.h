@@ -6,7 +6,7 @@
 #include <string_view>
 
 #include "graft/dtype.h"
-#include "kernel/simd/elementwise.h"
+#include "kernel/elementwise/elementwise_vec.h"
 #include "op/operator.h"
 
 // PyTorch's rules for shapes and dtypes of elementwise operators, and their lowering.

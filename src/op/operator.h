@@ -9,7 +9,7 @@
 
 #include "graft/tensor.h"
 #include "ir/program.h"
-#include "plan/tensor.h"
+#include "lowering/tensor.h"
 
 // One ATen operator = one entry: what it accepts, its shape rule, its lowering. Nothing else in the engine knows ops.
 namespace graft {
@@ -108,7 +108,7 @@ class Call {
   std::span<const Binding> bindings_;
 };
 
-// How an operator reads a matrix of a weight that is stored in another type than its dtype (base/stored.h). For every
+// How an operator reads a matrix of a weight that is stored in another type than its dtype (weight/stored.h). For every
 // other use the weight is converted at load.
 enum class StoredUse : std::uint8_t {
   none,

@@ -14,7 +14,7 @@
 #include "base/check.h"
 #include "graft/op.h"
 #include "kernel/kernel.h"
-#include "plan/lowering.h"
+#include "lowering/lowering.h"
 
 namespace graft {
 namespace {
@@ -144,8 +144,8 @@ void run_user(const KernelContext& ctx) noexcept {
   const OpRun run{{inputs.data(), ctx.input_descs.size()},
                   {outputs.data(), ctx.output_descs.size()},
                   {attrs.numbers.data(), attrs.number_count},
-                  ctx.thread,
-                  ctx.threads};
+                  ctx.task,
+                  ctx.tasks};
   try {
     attrs.definition->run(run);
   } catch (const std::exception& e) {

@@ -5,7 +5,7 @@
 
 #include "graft/error.h"
 #include "graft/op.h"
-#include "run/test_graph.h"
+#include "load/test_graph.h"
 
 namespace graft {
 namespace {
@@ -27,7 +27,7 @@ OpDefinition scaled(const std::string& target, bool parallel) {
     if (run.numbers[0].real == 0) throw std::runtime_error("a factor of 0");
     const auto* x = static_cast<const float*>(run.inputs[0].data);
     const std::int64_t n = run.inputs[0].shape.numel();
-    for (std::int64_t i = n * run.share / run.shares; i < n * (run.share + 1) / run.shares; ++i)
+    for (std::int64_t i = n * run.task / run.tasks; i < n * (run.task + 1) / run.tasks; ++i)
       static_cast<float*>(run.outputs[0].data)[i] = x[i] * static_cast<float>(run.numbers[0].real);
   };
   op.parallel = parallel;

@@ -10,7 +10,7 @@
 
 #include "base/mapped_file.h"
 #include "ir/program.h"
-#include "package/weights.h"
+#include "weight/weights.h"
 
 // A package is ExecuTorch's .pte. Read here without ExecuTorch: methods that are one call of our delegate run in
 // graft's own executor. Its weights lie in it, or in files that weights.h reads.

@@ -4,8 +4,8 @@
 
 #include "graft/graft.h"
 #include "ir/program.h"
-#include "plan/lowering.h"
-#include "plan/plan.h"
+#include "lowering/lowering.h"
+#include "lowering/plan.h"
 
 namespace graft {
 

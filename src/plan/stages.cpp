@@ -9,9 +9,9 @@
 
 #include "base/check.h"
 #include "ggml.h"
-#include "kernel/kernels.h"
-#include "plan/lowering.h"
-#include "plan/shares.h"
+#include "kernel/elementwise/elementwise.h"
+#include "lowering/lowering.h"
+#include "lowering/tasks.h"
 
 namespace graft {
 namespace {

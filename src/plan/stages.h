@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-#include "plan/plan.h"
+#include "lowering/plan.h"
 
 namespace graft {
 

@@ -4,8 +4,8 @@
 #include <gtest/gtest.h>
 
 #include "ggml.h"
-#include "kernel/kernels.h"
-#include "plan/lowering.h"
+#include "kernel/elementwise/elementwise.h"
+#include "lowering/lowering.h"
 
 namespace graft {
 namespace {

@@ -9,7 +9,7 @@
 #include "base/sha256.h"
 #include "graft/graft.h"
 #include "kernel/kernel.h"
-#include "kernel/simd/blocks.h"
+#include "kernel/matmul/blocks_vec.h"
 #include "plan/arena_check.h"
 
 namespace graft {

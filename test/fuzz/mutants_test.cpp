@@ -8,15 +8,15 @@
 #include <string>
 #include <vector>
 
+#include "exec/test_allocations.h"
 #include "feed.h"
 #include "graft/error.h"
 #include "graft/graft.h"
 #include "ir/test_blob.h"
+#include "load/test_graph.h"
 #include "mutate.h"
 #include "package/container.h"
 #include "package/test_package.h"
-#include "run/test_allocations.h"
-#include "run/test_graph.h"
 
 // The mutators of libFuzzer's targets on a fixed sequence of seeds. Run under the sanitizers too.
 namespace graft {

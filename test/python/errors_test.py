@@ -1,5 +1,5 @@
 """Kinds of wrong input by name. Each error names the thing, says what was expected and what was found, and leaves the
-model usable. What a caller of the C++ library can do wrong besides is in src/run/errors_test.cpp."""
+model usable. What a caller of the C++ library can do wrong besides is in src/session/errors_test.cpp."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from collections import defaultdict
 from pathlib import Path
 
 PARTS = {
-    "loader": ("src/package/", "src/ir/parse.cpp", "src/ir/program.cpp", "src/run/load.cpp"),
+    "loader": ("src/package/", "src/ir/parse.cpp", "src/ir/program.cpp", "src/load/load.cpp"),
     "verifier": ("src/ir/verify.cpp",),
     "planner": ("src/plan/",),
 }

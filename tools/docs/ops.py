@@ -35,16 +35,16 @@ calls with numbers that the program computes from sizes, are cases of their own.
 
 On another device matrix products, elementwise functions, layer and RMS norm, softmax over the last dimension, sums and means
 over the last dimensions, embeddings, attention and copies are ggml's ops, where its backend has them for the dtype and sizes
-(`src/op/device.h`); the rest of a program runs on the CPU beside it.
+(`src/op/ggml_ops.h`); the rest of a program runs on the CPU beside it.
 """
 # Operators that no program of torch.export has: graft's passes make them, or its export of language models. By operator,
 # the test that compares what they run.
 MADE = {
     "graft.attention.default": "test/python/llm_test.py",
-    "graft.cache_positions": "src/run/kv_cache_test.cpp",
-    "graft.cached_attention": "src/kernel/cached_attention_test.cpp",
+    "graft.cache_positions": "src/session/kv_cache_test.cpp",
+    "graft.cached_attention": "src/kernel/attention/cached_attention_test.cpp",
     "graft.pack_conv": "test/python/convolution_test.py",
-    "graft.pack_int4": "src/pass/passes_test.cpp",
+    "graft.pack_int4": "src/pass/graph/passes_test.cpp",
     "graft.pack_linear": "test/python/packed_linear_test.py",
     "graft.pack_quantized_conv": "test/python/quantized_conv_test.py",
     "graft.pack_winograd": "test/python/convolution_test.py",
@@ -52,8 +52,8 @@ MADE = {
     "graft.packed_linear": "test/python/packed_linear_test.py",
     "graft.packed_quantized_conv": "test/python/quantized_conv_test.py",
     "graft.quantized_conv": "test/python/torchao_test.py",
-    "graft.quantized_linear": "src/pass/passes_test.cpp",
-    "graft.rope": "src/pass/passes_test.cpp",
+    "graft.quantized_linear": "src/pass/graph/passes_test.cpp",
+    "graft.rope": "src/pass/graph/passes_test.cpp",
     "graft.source_attention.default": "test/python/seq2seq_test.py",
     "graft.source_positions": "test/python/seq2seq_test.py",
     "graft.store_source.default": "test/python/seq2seq_test.py",

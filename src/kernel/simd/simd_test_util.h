@@ -9,7 +9,7 @@
 
 #include "kernel/kernel_test_util.h"
 #include "kernel/simd/dispatch.h"
-#include "kernel/simd/isa/half.h"
+#include "kernel/simd/half.h"
 
 // For tests of kernels that have several levels: tensors with values kept exactly as the kernel sees them, and a run
 // on any number of threads with scratch. The including file defines GRAFT_ISA for half.h.
@@ -97,7 +97,7 @@ void run_on_threads(const std::vector<const TestTensor*>& inputs, const std::vec
   scratch -= reinterpret_cast<std::uintptr_t>(scratch) % 64;
   ErrorSlot error;
   KernelContext ctx;
-  ctx.threads = threads;
+  ctx.tasks = threads;
   ctx.input_descs = in;
   ctx.output_descs = out;
   ctx.inputs = in_data.data();

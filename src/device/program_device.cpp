@@ -1,0 +1,116 @@
+#include "device/program_device.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <utility>
+
+#include "base/check.h"
+#include "device/device_copy.h"
+#include "exec/ggml_layout.h"
+
+namespace graft {
+
+DeviceMemory::DeviceMemory(ggml_backend_dev_t device, const std::string& name, std::size_t bytes,
+                           std::string_view what) {
+  ggml_backend_buffer_type_t type = ggml_backend_dev_buffer_type(device);
+  const std::size_t largest = ggml_backend_buft_get_max_size(type);
+  GRAFT_CHECK(SystemError, bytes <= largest, "device '", name, "': ", bytes, " bytes for ", what,
+              " are more than its largest buffer (", largest, ")");
+  buffer_ = ggml_backend_buft_alloc_buffer(type, std::max<std::size_t>(bytes, 1));
+  GRAFT_CHECK(SystemError, buffer_, "device '", name, "' has no room for ", bytes, " bytes of ", what);
+  base_ = static_cast<std::byte*>(ggml_backend_buffer_get_base(buffer_));
+  size_ = bytes;
+}
+
+DeviceMemory::DeviceMemory(DeviceMemory&& other) noexcept
+    : buffer_(std::exchange(other.buffer_, nullptr)),
+      base_(std::exchange(other.base_, nullptr)),
+      size_(std::exchange(other.size_, 0)) {}
+
+DeviceMemory& DeviceMemory::operator=(DeviceMemory&& other) noexcept {
+  std::swap(buffer_, other.buffer_);
+  std::swap(base_, other.base_);
+  std::swap(size_, other.size_);
+  return *this;
+}
+
+DeviceMemory::~DeviceMemory() {
+  if (buffer_) ggml_backend_buffer_free(buffer_);
+}
+
+ProgramDevice::ProgramDevice(ggml_backend_dev_t device, std::string name)
+    : device_(device),
+      name_(std::move(name)),
+      is_cpu_(ggml_backend_dev_type(device) == GGML_BACKEND_DEVICE_TYPE_CPU),
+      alignment_(static_cast<std::int64_t>(ggml_backend_buft_get_alignment(ggml_backend_dev_buffer_type(device)))) {}
+
+bool ProgramDevice::supports(const Launch& launch) const {
+  GRAFT_ASSERT(!launch.kernel);
+  // A tensor for the result, the sources, and the destination of a copy; no data.
+  const std::size_t tensors = launch.inputs.size() + 2;
+  alignas(64) std::array<std::byte, 16 * 512> memory;
+  const std::size_t bytes = tensors * ggml_tensor_overhead();
+  GRAFT_ASSERT(bytes <= memory.size());
+  ggml_context* context = ggml_init({bytes, memory.data(), true});
+  GRAFT_CHECK(SystemError, context, "cannot make a ggml context of ", bytes, " bytes");
+  ggml_tensor* out = new_tensor(context, ggml_layout(launch.outputs[0].desc));
+  out->op = static_cast<ggml_op>(launch.ggml_op);
+  std::memcpy(out->op_params, launch.params.data(), sizeof(out->op_params));
+  for (std::size_t i = 0; i < launch.inputs.size(); ++i)
+    out->src[i] = new_tensor(context, ggml_layout(launch.inputs[i]));
+  if (launch.ggml_op == GGML_OP_CPY)
+    out->src[1] = out->view_src = new_tensor(context, ggml_layout(launch.outputs[0].desc));
+  // Ops that want more memory than their result has are not for our arena.
+  const bool fits = ggml_backend_buft_get_alloc_size(ggml_backend_dev_buffer_type(device_), out) <= ggml_nbytes(out);
+  const bool supported = fits && ggml_backend_dev_supports_op(device_, out);
+  ggml_free(context);
+  return supported;
+}
+
+std::vector<ProgramDevice::Resident> ProgramDevice::resident(std::span<const HostBytes> weights) const {
+  const std::lock_guard lock(mutex_);
+  const auto aligned = [&](std::size_t bytes) {
+    const auto a = static_cast<std::size_t>(alignment_);
+    return (bytes + a - 1) / a * a;
+  };
+  std::vector<HostBytes> missing;
+  std::size_t total = 0;
+  for (const HostBytes& weight : weights) {
+    if (resident_.contains(weight.data)) continue;
+    resident_.emplace(weight.data, Resident{});
+    missing.push_back(weight);
+    total += aligned(weight.bytes);
+  }
+  if (!missing.empty()) {
+    try {
+      DeviceMemory memory(device_, name_, total, "weights");
+      std::size_t offset = 0;
+      for (const HostBytes& weight : missing) {
+        copy_to_device(nullptr, memory.buffer(), memory.base() + offset, weight.data, weight.bytes);
+        resident_[weight.data] = {memory.base() + offset, memory.buffer()};
+        offset += aligned(weight.bytes);
+        uploaded_bytes_ += weight.bytes;
+      }
+      memory_.push_back(std::move(memory));
+    } catch (...) {
+      for (const HostBytes& weight : missing) resident_.erase(weight.data);
+      throw;
+    }
+  }
+  std::vector<Resident> out;
+  for (const HostBytes& weight : weights) out.push_back(resident_.at(weight.data));
+  return out;
+}
+
+std::uint64_t ProgramDevice::uploads() const {
+  const std::lock_guard lock(mutex_);
+  return resident_.size();
+}
+
+std::uint64_t ProgramDevice::uploaded_bytes() const {
+  const std::lock_guard lock(mutex_);
+  return uploaded_bytes_;
+}
+
+}  // namespace graft

@@ -1,0 +1,73 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "ggml-backend.h"
+#include "lowering/lowering.h"
+
+namespace graft {
+
+// Memory of a device; freed with the object.
+class DeviceMemory {
+ public:
+  DeviceMemory() = default;
+  // Throws SystemError naming the device, and `what` the memory is for, when it cannot be had.
+  DeviceMemory(ggml_backend_dev_t device, const std::string& name, std::size_t bytes, std::string_view what);
+  DeviceMemory(DeviceMemory&& other) noexcept;
+  DeviceMemory& operator=(DeviceMemory&& other) noexcept;
+  ~DeviceMemory();
+
+  std::byte* base() const { return base_; }  // an address of the device: not for the CPU to read
+  ggml_backend_buffer_t buffer() const { return buffer_; }
+  std::size_t size() const { return size_; }
+
+ private:
+  ggml_backend_buffer_t buffer_ = nullptr;
+  std::byte* base_ = nullptr;
+  std::size_t size_ = 0;
+};
+
+// A device of ggml as one program uses it, the CPU only for its ops (LoadOptions::fast_kernels): what it can run, and
+// the program's weights and constants in its memory, each once for all sessions. Safe from several threads.
+class ProgramDevice : public DeviceOps {
+ public:
+  ProgramDevice(ggml_backend_dev_t device, std::string name);
+
+  const std::string& name() const { return name_; }
+  ggml_backend_dev_t handle() const { return device_; }
+
+  bool supports(const Launch& launch) const override;
+  std::int64_t alignment() const override { return alignment_; }
+  bool is_cpu() const override { return is_cpu_; }
+
+  struct Resident {
+    std::byte* base = nullptr;
+    ggml_backend_buffer_t buffer = nullptr;
+  };
+  struct HostBytes {
+    const std::byte* data = nullptr;
+    std::size_t bytes = 0;
+  };
+  // Where these weights lie on the device; those seen for the first time are uploaded. Throws SystemError.
+  std::vector<Resident> resident(std::span<const HostBytes> weights) const;
+
+  std::uint64_t uploads() const;
+  std::uint64_t uploaded_bytes() const;
+
+ private:
+  ggml_backend_dev_t device_;
+  std::string name_;
+  bool is_cpu_;
+  std::int64_t alignment_;
+  mutable std::mutex mutex_;
+  mutable std::vector<DeviceMemory> memory_;
+  mutable std::map<const std::byte*, Resident> resident_;  // by address on the host
+  mutable std::uint64_t uploaded_bytes_ = 0;
+};
+
+}  // namespace graft

@@ -1,0 +1,30 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "ggml.h"
+#include "graft/tensor.h"
+#include "lowering/tensor.h"
+
+namespace graft {
+
+// A tensor as ggml describes it: sizes innermost first, strides in bytes, always four of each.
+struct GgmlLayout {
+  ggml_type type;
+  std::int64_t ne[GGML_MAX_DIMS];
+  std::size_t nb[GGML_MAX_DIMS];
+};
+
+// The rank must be at most 4.
+GgmlLayout ggml_layout(const TensorDesc& desc);
+// The same of a weight in ggml's blocks where the tensor says so; then it is contiguous.
+GgmlLayout ggml_layout(const Tensor& tensor);
+bool same_layout(const ggml_tensor& tensor, const GgmlLayout& layout);
+// `bytes` bytes in a row.
+GgmlLayout bytes_layout(std::int64_t bytes);
+
+// A tensor of a context that allocates no data, with exactly this layout.
+ggml_tensor* new_tensor(ggml_context* context, const GgmlLayout& layout);
+
+}  // namespace graft

@@ -1,0 +1,106 @@
+// Compiled for AVX-512 with BF16 only: see cmake/GraftLibrary.cmake.
+#include "kernel/attention/attention_tile.h"
+#include "kernel/matmul/pair_tile.h"
+
+namespace graft::simd::GRAFT_ISA {
+namespace {
+
+// 2^x on [-1/2, 1/2]: least squares on Chebyshev points, exact at 0.
+constexpr float kExp2[] = {1.f, 0.69312197f, 0.240237191f, 0.0559168942f, 0.00960039534f};
+
+// Two vectors of numbers as pairs, lane by lane, rounded to nearest even.
+GRAFT_VEC __m512i pairs_of(vf low, vf high) {
+  alignas(64) static constexpr std::uint16_t kLane[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+                                                          8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+  const __m512bh rounded = _mm512_cvtne2ps_pbh((__m512)high, (__m512)low);
+  return _mm512_permutexvar_epi16(_mm512_load_si512(kLane), (__m512i)rounded);
+}
+
+// All are rounded to bf16; keys and values may be in it. Sums stay in f32.
+class Bf16Products {
+ public:
+  static constexpr i64 kKeys = 72;  // a multiple of kTileRows and of 2
+
+  Bf16Products(const AttentionHead& h, i64 t0, int queries) : h_(h), vectors_(queries > kLanes ? 2 : 1) {
+    alignas(64) float wide[kMaxHeadSize * kPanel];
+    pack({at(h.q, h.dtype, t0 * h.q_row), h.dtype, 1, h.q_row}, h.d, queries, 0, 0, h.d, wide);
+    for (i64 i = 0; i < h.d; i += 2) {
+      for (int c = 0; c < kPanel; c += kLanes) {
+        const float* from = wide + i * kPanel + c;
+        _mm512_store_si512(q_ + i / 2 * kPanel + c, pairs_of(load(from), load(from + kPanel)));
+      }
+    }
+  }
+
+  // To 4e-6 of it.
+  static inline __attribute__((always_inline)) vf weight(vf x) { return exp_by_powers_of_two(x, kExp2); }
+
+  void scores(i64 row0, i64 n, float* p) {
+    const std::uint16_t* k = rows_;
+    i64 k_row = h_.d;
+    if (h_.kv == RowType::bf16) {
+      k = static_cast<const std::uint16_t*>(h_.k) + row0 * h_.k_row;
+      k_row = h_.k_row;
+    } else {
+      const float* from = static_cast<const float*>(h_.k) + row0 * h_.k_row;
+      for (i64 s = 0; s < n; ++s) round_row(from + s * h_.k_row, h_.d, rows_ + s * k_row);
+    }
+    for (i64 s = 0; s < n; s += kTileRows) {
+      const int rows = static_cast<int>(smaller(kTileRows, n - s));
+      kPairTiles[vectors_ - 1][rows - 1](reinterpret_cast<const char*>(k + s * k_row), k_row * 2, sizeof(Pair), q_,
+                                         h_.d / 2, p + s * kPanel, false, h_.scale, 0);
+    }
+  }
+
+  void add(i64 row0, i64 n, const float* p, float* acc) {
+    const i64 pairs = (n + 1) / 2;
+    for (i64 s = 0; s < n; s += 2) {
+      const bool both = s + 1 < n;
+      pair_rows(value(row0 + s, rows_), both ? value(row0 + s + 1, rows_ + h_.dv) : nullptr, h_.dv, v_ + s / 2 * h_.dv);
+      for (int c = 0; c < vectors_ * kLanes; c += kLanes) {
+        const float* from = p + s * kPanel + c;
+        _mm512_store_si512(p_ + s / 2 * kPanel + c, pairs_of(load(from), both ? load(from + kPanel) : zero()));
+      }
+    }
+    for (i64 i = 0; i < h_.dv; i += kTileRows) {
+      const int rows = static_cast<int>(smaller(kTileRows, h_.dv - i));
+      kPairTiles[vectors_ - 1][rows - 1](reinterpret_cast<const char*>(v_ + i), sizeof(Pair),
+                                         h_.dv * static_cast<i64>(sizeof(Pair)), p_, pairs, acc + i * kPanel, true, 1.f,
+                                         0);
+    }
+  }
+
+ private:
+  // Where it lies when it is in bf16, else rounded in `to`.
+  const std::uint16_t* value(i64 row, std::uint16_t* to) const {
+    if (h_.kv == RowType::bf16) return static_cast<const std::uint16_t*>(h_.v) + row * h_.v_row;
+    round_row(static_cast<const float*>(h_.v) + row * h_.v_row, h_.dv, to);
+    return to;
+  }
+
+  const AttentionHead& h_;
+  const int vectors_;
+  alignas(64) Pair q_[kMaxHeadSize / 2 * kPanel];  // [d / 2][lane]
+  alignas(64) Pair v_[kKeys / 2 * kMaxHeadSize];   // [key / 2][dv]
+  alignas(64) Pair p_[kKeys / 2 * kPanel];         // [key / 2][lane]
+  std::uint16_t rows_[kKeys * kMaxHeadSize];       // [key][d] of keys in f32; two rows of values
+};
+
+void run(const AttentionHead& head, i64 t0, i64 t1) {
+  const bool rounded = head.kv == RowType::bf16 || (head.kv == RowType::f32 && head.in_bf16);
+  const bool pairs = rounded && head.d % 2 == 0 && t1 - t0 > kFewQueries;
+  pairs ? many_queries<Bf16Products>(head, t0, t1) : avx512::kAttention.run(head, t0, t1);
+}
+
+void lay_out(const void* from, DType dtype, std::int64_t row, std::int64_t rows, std::int64_t n, float* to) {
+  avx512::kAttention.lay_out(from, dtype, row, rows, n, to);
+}
+void store_row(const void* from, DType dtype, std::int64_t n, RowType type, void* to) {
+  avx512::kAttention.store_row(from, dtype, n, type, to);
+}
+
+}  // namespace
+
+const AttentionTable kAttention = {kPanel, run, store_row, lay_out, true};
+
+}  // namespace graft::simd::GRAFT_ISA

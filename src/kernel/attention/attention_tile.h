@@ -1,0 +1,335 @@
+#pragma once
+
+#include "kernel/attention/attention_vec.h"
+#include "kernel/matmul/tile.h"
+#include "kernel/simd/vec_math.h"
+
+// What the kernels of attention share: which keys a query sees, and the softmax of blocks of scores. Included only by
+// isa/**.cpp: see vec.h.
+namespace graft::simd::GRAFT_ISA {
+namespace {
+
+// With no more queries than this, lanes are elements of a head instead.
+constexpr i64 kFewQueries = kTileRows < 8 ? kTileRows : 8;
+
+constexpr float kMinusInfinity = -__builtin_inff();
+
+// What the mask adds to the score of query t and key s.
+GRAFT_VEC float mask_at(const AttentionHead& h, i64 t, i64 s) {
+  const i64 index = t * h.mask_row + s * h.mask_col;
+  if (h.mask_dtype == DType::b8) return static_cast<const std::uint8_t*>(h.mask)[index] != 0 ? 0.f : kMinusInfinity;
+  return get(h.mask, h.mask_dtype, index);
+}
+
+// scores[i] += mask of query t and keys s0 + i.
+GRAFT_VEC void add_mask_row(const AttentionHead& h, i64 t, i64 s0, i64 n, float* scores) {
+  i64 i = 0;
+  if (h.mask_col == 0) {
+    const float add = mask_at(h, t, s0);
+    for (; add != 0 && i < n; ++i) scores[i] += add;
+    return;
+  }
+  if (h.mask_col == 1) {
+    if (h.mask_dtype == DType::f32) {
+      const float* m = static_cast<const float*>(h.mask) + t * h.mask_row + s0;
+      for (; i + kLanes <= n; i += kLanes) store(scores + i, load(scores + i) + load(m + i));
+    } else if (h.mask_dtype == DType::b8) {
+      const std::uint8_t* m = static_cast<const std::uint8_t*>(h.mask) + t * h.mask_row + s0;
+      for (; i < n; ++i) scores[i] = m[i] != 0 ? scores[i] : scores[i] + kMinusInfinity;
+    }
+  }
+  for (; i < n; ++i) scores[i] += mask_at(h, t, s0 + i);
+}
+
+// The maximum to subtract: a query without a key so far has -inf, and -inf - -inf would be NaN.
+GRAFT_VEC vf finite_shift(vf m) { return select(m == kMinusInfinity, zero(), m); }
+
+// Query t sees the keys [keys_begin, keys_end); both grow with t.
+GRAFT_VEC i64 keys_end(const AttentionHead& h, i64 t) {
+  if (!h.causal) return h.s;
+  const i64 token = t / h.group;
+  if (token < h.first_token) return 0;
+  const i64 end = token + h.shift + 1;
+  return end < 0 ? 0 : smaller(h.s, end);
+}
+
+GRAFT_VEC i64 keys_begin(const AttentionHead& h, i64 t) {
+  if (!h.causal) return 0;
+  const i64 token = t / h.group;
+  const i64 position = (token < h.first_token ? h.first_token : token) + h.shift;
+  i64 begin = h.window > 0 ? position - h.window + 1 : 0;
+  if (h.chunk > 0 && position >= 0 && position / h.chunk * h.chunk > begin) begin = position / h.chunk * h.chunk;
+  return begin < 0 ? 0 : begin;
+}
+
+// The row of keys and values where key s lies, and how many of the `n` keys from it on lie next to each other.
+GRAFT_VEC i64 row_of(const AttentionHead& h, i64 s) { return h.ring > 0 ? (s - h.origin) % h.ring : s - h.origin; }
+GRAFT_VEC i64 together(const AttentionHead& h, i64 row, i64 n) { return h.ring > 0 ? smaller(n, h.ring - row) : n; }
+
+GRAFT_VEC vf cap(vf x, float softcap) { return softcap * tanh(x * (1.f / softcap)); }
+
+// What a query adds to the score of key s.
+GRAFT_VEC float bias_at(const AttentionHead& h, i64 t, i64 s) {
+  const i64 distance = t / h.group + h.shift - s;
+  return distance < 0 ? 0.f : h.bias[t % h.group * h.biases + smaller(distance, h.biases - 1)];
+}
+
+// Up to 32 bools as a bit each: whether it is not 0. Bits beyond n are set.
+GRAFT_VEC std::uint32_t bits_of_bools(const std::uint8_t* from, i64 n) {
+#if defined(__AVX512BW__)
+  const auto some = static_cast<__mmask32>(n >= 32 ? ~0u : (1u << n) - 1u);
+  const __m256i bytes = _mm256_maskz_loadu_epi8(some, from);
+  return _mm256_test_epi8_mask(bytes, bytes) | ~some;
+#else
+  std::uint8_t all[32];
+  if (n < 32) {
+    __builtin_memset(all, 1, sizeof(all));
+    for (i64 i = 0; i < n; ++i) all[i] = from[i];
+    from = all;
+  }
+#if defined(__AVX2__)
+  const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+  return ~static_cast<std::uint32_t>(_mm256_movemask_epi8(_mm256_cmpeq_epi8(bytes, _mm256_setzero_si256())));
+#else
+  std::uint32_t bits = 0;
+  for (int i = 0; i < 4; ++i) {
+    std::uint64_t bytes;
+    __builtin_memcpy(&bytes, from + 8 * i, sizeof(bytes));
+    bytes |= bytes >> 4;
+    bytes |= bytes >> 2;
+    bytes |= bytes >> 1;
+    // Byte k, which is 0 or 1 now, times 2^(56 - 7 k) ends as bit k of the uppermost byte; no sums carry into it.
+    bits |= static_cast<std::uint32_t>((bytes & 0x0101010101010101u) * 0x0102040810204080u >> 56) << (8 * i);
+  }
+  return bits;
+#endif
+#endif
+}
+
+// Of keys whose bools lie beside each other: 32 keys of a query are a word, whose bits become lanes key by key.
+GRAFT_LOCAL void hide_keys(const AttentionHead& h, i64 t0, int queries, i64 s0, i64 n, float* scores) {
+  const std::uint8_t* mask = static_cast<const std::uint8_t*>(h.mask) + t0 * h.mask_row + s0;
+  for (int c = 0; c < queries; c += kLanes) {
+    for (i64 s = 0; s < n; s += 32) {
+      const i64 keys = smaller(n - s, 32);
+      alignas(64) std::uint32_t seen[kLanes];
+      std::uint32_t seen_by_all = ~0u;
+      for (int j = 0; j < kLanes; ++j) {
+        seen[j] = c + j < queries ? bits_of_bools(mask + (c + j) * h.mask_row + s, keys) : ~0u;
+        seen_by_all &= seen[j];
+      }
+      if (seen_by_all == ~0u) continue;
+      vu words;
+      __builtin_memcpy(&words, seen, sizeof(words));
+      for (i64 i = 0; i < keys; ++i) {
+        float* row = scores + (s + i) * kPanel + c;
+        const vi sees = (vi)(words >> static_cast<std::uint32_t>(i) & 1u) != 0;
+        store(row, load(row) + select(sees, zero(), splat(kMinusInfinity)));
+      }
+    }
+  }
+}
+
+// Of keys whose numbers lie beside each other, four queries at a time; most add nothing to most keys.
+GRAFT_LOCAL void add_to_keys(const AttentionHead& h, i64 t0, int queries, i64 s0, i64 n, float* scores) {
+  constexpr i64 kKeys = 32;
+  alignas(64) float lines[4][kKeys];
+  for (int j = 0; j < queries; j += 4) {
+    const int rows = queries - j < 4 ? queries - j : 4;
+    for (i64 s = 0; s < n; s += kKeys) {
+      const i64 keys = smaller(n - s, kKeys);
+      vf any = zero();
+      for (int i = 0; i < 4; ++i) {
+        for (i64 x = 0; x < kKeys; x += kLanes) store(lines[i] + x, zero());
+        if (i < rows)
+          widen(at(h.mask, h.mask_dtype, (t0 + j + i) * h.mask_row + s0 + s), h.mask_dtype, 1, keys, lines[i]);
+        for (i64 x = 0; x < kKeys; x += kLanes) any = select(load(lines[i] + x) == 0.f, any, splat(1.f));
+      }
+      if (sum_lanes(any) == 0) continue;
+      float* block = scores + s * kPanel + j;
+      i64 x = 0;
+      for (; x + 4 <= keys; x += 4) {
+        v4 add[4];
+        for (int i = 0; i < 4; ++i) add[i] = load4(lines[i] + x);
+        transpose4(add[0], add[1], add[2], add[3]);
+        for (int i = 0; i < 4; ++i) store4(block + (x + i) * kPanel, load4(block + (x + i) * kPanel) + add[i]);
+      }
+      for (; x < keys; ++x) {
+        for (int i = 0; i < rows; ++i) block[x * kPanel + i] += lines[i][x];
+      }
+    }
+  }
+}
+
+// The scores [n keys][kPanel queries] of queries from t0 on and keys from s0 on, and what the mask adds to them.
+GRAFT_LOCAL void add_mask(const AttentionHead& h, i64 t0, int queries, i64 s0, i64 n, float* scores) {
+  if (h.mask_row == 0) {
+    for (i64 s = 0; s < n; ++s) {
+      const vf add = splat(mask_at(h, t0, s0 + s));
+      for (int j = 0; j < queries; j += kLanes) store(scores + s * kPanel + j, load(scores + s * kPanel + j) + add);
+    }
+  } else if (h.mask_col == 0) {
+    for (int c = 0; c < queries; c += kLanes) {
+      vf add = zero();
+      bool any = false;
+      for (int j = 0; j < kLanes && c + j < queries; ++j) {
+        const float x = mask_at(h, t0 + c + j, s0);
+        any |= x != 0;
+        add[j] = x;
+      }
+      for (i64 s = 0; any && s < n; ++s) store(scores + s * kPanel + c, load(scores + s * kPanel + c) + add);
+    }
+  } else if (h.mask_col == 1 && h.mask_dtype == DType::b8) {
+    hide_keys(h, t0, queries, s0, n, scores);
+  } else if (h.mask_col == 1) {
+    add_to_keys(h, t0, queries, s0, n, scores);
+  } else {
+    for (int j = 0; j < queries; ++j) {
+      for (i64 s = 0; s < n; ++s) scores[s * kPanel + j] += mask_at(h, t0 + j, s0 + s);
+    }
+  }
+}
+
+// Scores of a block with queries in the lanes: mask and causality.
+GRAFT_LOCAL void mask_block(const AttentionHead& h, i64 t0, int queries, i64 s0, i64 n, float* scores) {
+  if (h.mask != nullptr) add_mask(h, t0, queries, s0, n, scores);
+  if (h.bias != nullptr) {
+    for (int j = 0; j < queries; ++j) {
+      for (i64 s = 0; s < n; ++s) scores[s * kPanel + j] += bias_at(h, t0 + j, s0 + s);
+    }
+  }
+  if (!h.causal || (s0 + n <= keys_end(h, t0) && s0 >= keys_begin(h, t0 + queries - 1))) return;
+  for (int c = 0; c < queries; c += kLanes) {
+    vi begin{}, end{};  // of each lane, counted from s0
+    for (int j = 0; j < kLanes && c + j < queries; ++j) {
+      begin[j] = static_cast<std::int32_t>(keys_begin(h, t0 + c + j) - s0);
+      end[j] = static_cast<std::int32_t>(keys_end(h, t0 + c + j) - s0);
+    }
+    for (i64 s = 0; s < n; ++s) {
+      float* row = scores + s * kPanel + c;
+      const vi key = vi{} + static_cast<std::int32_t>(s);
+      store(row, select((begin <= key) & (key < end), load(row), splat(kMinusInfinity)));
+    }
+  }
+}
+
+// The larger of two numbers; b where one is not a number.
+GRAFT_VEC vf larger(vf a, vf b) {
+#if defined(__AVX512F__)
+  return (vf)_mm512_max_ps((__m512)a, (__m512)b);
+#else
+  return select(a > b, a, b);
+#endif
+}
+
+#if defined(__AVX512F__)
+// e^x as 2^n times the polynomial of what is left of x / ln 2: the product's rounding is x times that of a float, which
+// weights of a softmax do not show. Of -inf (of which 0 is left) it is 0; what is not a number stays.
+template <int N>
+GRAFT_VEC vf exp_by_powers_of_two(vf x, const float (&coefficients)[N]) {
+  const __m512 y = (__m512)(x * 1.44269504f);
+  const vf r = (vf)_mm512_reduce_ps(y, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  const __m512 n = _mm512_sub_ps(y, (__m512)r);
+  vf p = splat(coefficients[N - 1]);
+#pragma GCC unroll 8
+  for (int i = N - 2; i >= 0; --i) p = fma(p, r, splat(coefficients[i]));
+  return (vf)_mm512_scalef_ps((__m512)p, n);
+}
+#endif
+
+GRAFT_VEC bool all_ones(vf x) {
+#if defined(__AVX512F__)
+  return _mm512_cmpneq_ps_mask((__m512)x, _mm512_set1_ps(1.f)) == 0;
+#else
+  bool all = true;
+  for (int i = 0; i < kLanes; ++i) all &= x[i] == 1.f;
+  return all;
+#endif
+}
+
+// Of n vectors kPanel apart. A score that is not a number counts for nothing here, but makes its weight none, and with
+// it the query's total.
+GRAFT_VEC vf largest_of(const float* column, i64 n) {
+  vf m[4];  // one would wait for itself
+  for (vf& x : m) x = splat(kMinusInfinity);
+  i64 s = 0;
+  for (; s + 4 <= n; s += 4) {
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) m[i] = larger(load(column + (s + i) * kPanel), m[i]);
+  }
+  for (; s < n; ++s) m[0] = larger(load(column + s * kPanel), m[0]);
+  return larger(larger(m[0], m[1]), larger(m[2], m[3]));
+}
+
+// What is subtracted from the scores follows the largest one only from afar: weights up to e^8 do no harm, and what was
+// summed before stays as it is.
+GRAFT_VEC vf raised(vf shift, vf largest) { return select(largest > shift + 8.f, largest, shift); }
+
+// Many queries: lane j of a vector is query t0 + j, so that the softmax needs no sums across lanes. `Products` packs
+// the queries when it is made; scores() sets p[key][lane] for n keys from a row on, at most kKeys, weight() is
+// the exponential, and add() adds values by these weights to acc[dv][lane].
+template <typename Products>
+void many_queries(const AttentionHead& h, i64 t0, i64 t1) {
+  const int queries = static_cast<int>(t1 - t0);
+  const int vectors = queries > kLanes ? 2 : 1;
+  Products products(h, t0, queries);
+  alignas(64) float acc[(kMaxHeadSize + 1) * kPanel];  // a vector may begin in the last row's middle
+  alignas(64) float p[Products::kKeys * kPanel];
+  for (i64 i = 0; i < h.dv * kPanel; i += kLanes) store(acc + i, zero());
+  vf largest[2] = {splat(kMinusInfinity), splat(kMinusInfinity)};
+  vf total[2] = {zero(), zero()};
+  if (h.sink != nullptr) {
+    for (int j = 0; j < queries; ++j) {
+      largest[j / kLanes][j % kLanes] = h.sink[(t0 + j) % h.group];
+      total[j / kLanes][j % kLanes] = 1;
+    }
+  }
+  const i64 begin = keys_begin(h, t0), end = keys_end(h, t1 - 1);
+  for (i64 s0 = begin, n = 0; s0 < end; s0 += n) {
+    const i64 row0 = row_of(h, s0);
+    n = together(h, row0, smaller(Products::kKeys, end - s0));
+    products.scores(row0, n, p);
+    if (h.softcap != 0) {
+      for (i64 i = 0; i < n * kPanel; i += kLanes) store(p + i, cap(load(p + i), h.softcap));
+    }
+    mask_block(h, t0, queries, s0, n, p);
+    for (int c = 0; c < vectors; ++c) {
+      float* column = p + c * kLanes;
+      const vf m = raised(largest[c], largest_of(column, n));
+      const vf shift = finite_shift(m);
+      const vf keep = Products::weight(largest[c] - shift);
+      vf sum = zero();
+      for (i64 s = 0; s < n; ++s) {
+        const vf e = Products::weight(load(column + s * kPanel) - shift);
+        store(column + s * kPanel, e);
+        sum += e;
+      }
+      total[c] = fma(total[c], keep, sum);
+      largest[c] = m;
+      if (s0 > begin && !all_ones(keep)) {
+        for (i64 i = 0; i < h.dv; ++i) store(acc + i * kPanel + c * kLanes, load(acc + i * kPanel + c * kLanes) * keep);
+      }
+    }
+    products.add(row0, n, p, acc);
+  }
+  for (int c = 0; c < vectors; ++c) {
+    const vf inverse = select(total[c] == 0.f, zero(), 1.f / total[c]);
+    for (i64 i = 0; i < h.dv; ++i) store(acc + i * kPanel + c * kLanes, load(acc + i * kPanel + c * kLanes) * inverse);
+  }
+  Epilogue e;
+  e.out = const_cast<void*>(at(h.out, h.dtype, t0 * h.out_row));
+  e.out_dtype = h.dtype;
+  e.out_r = 1;
+  e.out_j = h.out_row;
+  // A few queries at a time: rows of the output may be kilobytes apart, where more would take each other's cache lines.
+  for (int j = 0; j < queries; j += 4) {
+    finish(e, acc + j, 0, static_cast<int>(h.dv), j, queries - j < 4 ? queries - j : 4);
+  }
+  if (h.lse == nullptr) return;
+  for (int j = 0; j < queries; ++j) {
+    h.lse[t0 + j] = largest[j / kLanes][j % kLanes] + __builtin_logf(total[j / kLanes][j % kLanes]);
+  }
+}
+
+}  // namespace
+}  // namespace graft::simd::GRAFT_ISA

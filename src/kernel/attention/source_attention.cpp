@@ -1,0 +1,96 @@
+#include "kernel/attention/source_attention.h"
+
+#include <algorithm>
+#include <string>
+
+#include "base/plant.h"
+
+namespace graft {
+namespace {
+
+using i64 = std::int64_t;
+
+std::byte* at(const void* p, const TensorDesc& desc, i64 i0, i64 i1, i64 i2) {
+  const i64 index = i0 * desc.strides[0] + i1 * desc.strides[1] + i2 * desc.strides[2];
+  return static_cast<std::byte*>(const_cast<void*>(p)) + index * static_cast<i64>(byte_size(desc.dtype));
+}
+
+void check_positions(const KernelContext& ctx) noexcept {
+  if (ctx.task != 0) return;
+  const i64 batch = ctx.in(0).shape[0], tokens = ctx.in(0).shape[1], rows = ctx.out(1).shape[0];
+  const i64 capacity = ctx.attrs<SourcePositionsAttrs>().capacity;
+  i64 *length = ctx.output<i64>(1), *source_state = ctx.output<i64>(2), *decoder_state = ctx.output<i64>(3);
+  if (!ctx.kv_rows.empty() && std::ssize(ctx.kv_rows) != batch)
+    return ctx.fail("a batch of " + std::to_string(batch) + " got " + std::to_string(ctx.kv_rows.size()) + " kv_rows");
+  std::copy_n(source_state, rows, length);
+  for (i64 b = 0; b < batch; ++b) {
+    const i64* from = ctx.input<i64>(0) + b * tokens;
+    i64* to = ctx.output<i64>(0) + b * tokens;
+    i64 next = 0;
+    for (i64 t = 0; t < tokens; ++t) {
+      if (from[t] >= 0 && from[t] != next)
+        return ctx.fail("row " + std::to_string(b) + ": position " + std::to_string(from[t]) + " of token " +
+                        std::to_string(t) + ", expected " + std::to_string(next));
+      to[t] = std::max<i64>(from[t], -1);
+      next += from[t] >= 0;
+    }
+    if (next == 0) return ctx.fail("row " + std::to_string(b) + " has no tokens");
+    if (next > capacity)
+      return ctx.fail("row " + std::to_string(b) + " has " + std::to_string(next) + " tokens, the cache has room for " +
+                      std::to_string(capacity) + " of an encoder");
+    length[ctx.kv_row(b)] = next;
+  }
+  for (i64 b = 0; b < batch; ++b) source_state[ctx.kv_row(b)] = decoder_state[ctx.kv_row(b)] = 0;
+}
+
+void store(const KernelContext& ctx) noexcept {
+  const TensorDesc& key = ctx.in(0);
+  const i64 batch = key.shape[0], heads = key.shape[1], tokens = key.shape[2];
+  const simd::AttentionTable& table = simd::attention();
+  const auto [begin, end] = ctx.range(batch * heads * tokens);
+  for (i64 item = begin; item < end; ++item) {
+    const i64 t = item % tokens, head = item / tokens % heads, b = item / tokens / heads;
+    const i64 slot = ctx.input<i64>(2)[b * tokens + t];
+    if (slot < 0) continue;
+    for (const int side : {0, 1}) {
+      const TensorDesc &from = ctx.in(side), &cache = ctx.out(side);
+      table.store_row(at(ctx.inputs[side], from, b, head, t), from.dtype, from.shape[3], simd::row_type(cache.dtype),
+                      at(ctx.outputs[side], cache, ctx.kv_row(b), head, slot));
+    }
+  }
+}
+
+void attend(const KernelContext& ctx) noexcept {
+  const TensorDesc &q = ctx.in(0), &keys = ctx.in(2), &values = ctx.in(3), &out = ctx.out();
+  const i64 batch = q.shape[0], heads = q.shape[1], tokens = q.shape[2], group = heads / keys.shape[1];
+  const simd::AttentionTable& table = simd::attention();
+  simd::AttentionHead head;
+  head.t = tokens;
+  head.d = head.dv = head.k_row = head.v_row = q.shape[3];
+  head.dtype = q.dtype;
+  head.kv = simd::row_type(keys.dtype);
+  head.q_row = q.strides[2];
+  head.out_row = out.strides[1];
+  head.scale = ctx.attrs<SourceAttentionAttrs>().scale;
+  const i64 blocks = (tokens + table.block - 1) / table.block;
+  for (i64 unit = ctx.task; unit < batch * heads * blocks; unit += ctx.tasks) {
+    const i64 block = unit % blocks, h = unit / blocks % heads, b = unit / blocks / heads;
+    const i64 cached = ctx.kv_row(b);
+    head.s = ctx.input<i64>(1)[cached];
+    if (head.s == 0)
+      return ctx.fail("row " + std::to_string(b) + " has no source: the method that encodes it must run first");
+    head.q = at(ctx.inputs[0], q, b, h, 0);
+    head.k = at(ctx.inputs[2], keys, cached, h / group, 0);
+    head.v = at(ctx.inputs[3], values, cached, h / group, 0);
+    head.out = at(ctx.outputs[0], out, b, 0, h);
+    table.run(head, block * table.block, std::min((block + 1) * table.block, tokens));
+  }
+}
+
+}  // namespace
+
+const Kernel kSourcePositions = {"source_positions", check_positions, INT64_MAX};
+const Kernel kStoreSource = {"store_source", store};
+const Kernel kSourceAttention = {"source_attention", attend};
+
+}  // namespace graft

@@ -1,0 +1,646 @@
+// Compiled for AVX2 and for AVX-512 with VNNI only: see cmake/GraftLibrary.cmake.
+#include "kernel/conv/quantized_conv_vec.h"
+
+#include "kernel/simd/vec.h"
+
+namespace graft::simd::GRAFT_ISA {
+namespace {
+
+using std::int32_t;
+using std::uint8_t;
+
+#if defined(__AVX512VNNI__)
+constexpr int kSumLanes = 16, kTileRows = 12;
+#else
+constexpr int kSumLanes = 8, kTileRows = 4;
+#endif
+
+// The first n bytes; the others are zero.
+GRAFT_VEC __m128i load_16(const uint8_t* p, i64 n) {
+  if (n >= 16) return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+#if defined(__AVX512VNNI__)
+  return _mm_maskz_loadu_epi8((__mmask16)((1u << n) - 1u), p);
+#else
+  alignas(16) uint8_t bytes[16] = {};
+  for (i64 i = 0; i < n; ++i) bytes[i] = p[i];
+  return _mm_load_si128(reinterpret_cast<const __m128i*>(bytes));
+#endif
+}
+GRAFT_VEC __m256i load_32(const uint8_t* p, i64 n) {
+  if (n >= 32) return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+#if defined(__AVX512VNNI__)
+  return _mm256_maskz_loadu_epi8((__mmask32)((1u << n) - 1u), p);
+#else
+  return _mm256_set_m128i(n > 16 ? load_16(p + 16, n - 16) : _mm_setzero_si128(), load_16(p, n));
+#endif
+}
+GRAFT_VEC void store_16(uint8_t* p, __m128i v, i64 n) {
+  if (n >= 16) return _mm_storeu_si128(reinterpret_cast<__m128i*>(p), v);
+#if defined(__AVX512VNNI__)
+  _mm_mask_storeu_epi8(p, (__mmask16)((1u << n) - 1u), v);
+#else
+  alignas(16) uint8_t bytes[16];
+  _mm_store_si128(reinterpret_cast<__m128i*>(bytes), v);
+  for (i64 i = 0; i < n; ++i) p[i] = bytes[i];
+#endif
+}
+GRAFT_VEC void store_32(uint8_t* p, __m256i v, i64 n) {
+  if (n >= 32) return _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), v);
+#if defined(__AVX512VNNI__)
+  _mm256_mask_storeu_epi8(p, (__mmask32)((1u << n) - 1u), v);
+#else
+  store_16(p, _mm256_castsi256_si128(v), n);
+  if (n > 16) store_16(p + 16, _mm256_extracti128_si256(v, 1), n - 16);
+#endif
+}
+
+// Vectors of sums of 4, 8 and 16 lanes. dot(): sums[i] + the four products of lane i; `a` is unsigned, `w` signed.
+// Without the instruction for it, products of the low seven bits and of the eighth: each pair of them fits 16 bits.
+struct V128 {
+  using Ints = __m128i;
+  using Floats = __m128;
+  static constexpr int kLanes = 4;
+  GRAFT_VEC Ints none() { return _mm_setzero_si128(); }
+  GRAFT_VEC Ints load(const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); }
+  GRAFT_VEC void put(void* p, Ints x) { _mm_storeu_si128(static_cast<__m128i*>(p), x); }
+  GRAFT_VEC Ints bytes(const uint8_t* p, i64 n) { return load_16(p, n); }
+  GRAFT_VEC Ints splat(int32_t x) { return _mm_set1_epi32(x); }
+  GRAFT_VEC Ints splat_byte(uint8_t x) { return _mm_set1_epi8(static_cast<char>(x)); }
+  GRAFT_VEC Ints flipped(Ints a, Ints b) { return _mm_xor_si128(a, b); }
+  GRAFT_VEC Ints low8(Ints a, Ints b) { return _mm_unpacklo_epi8(a, b); }
+  GRAFT_VEC Ints high8(Ints a, Ints b) { return _mm_unpackhi_epi8(a, b); }
+  GRAFT_VEC Ints low16(Ints a, Ints b) { return _mm_unpacklo_epi16(a, b); }
+  GRAFT_VEC Ints high16(Ints a, Ints b) { return _mm_unpackhi_epi16(a, b); }
+  GRAFT_VEC Ints add(Ints a, Ints b) { return _mm_add_epi32(a, b); }
+  template <int bits>
+  GRAFT_VEC Ints shifted(Ints a) {
+    return _mm_srai_epi32(a, bits);
+  }
+  GRAFT_VEC Ints splat_short(std::int16_t x) { return _mm_set1_epi16(x); }
+  GRAFT_VEC Ints add16(Ints a, Ints b) { return _mm_adds_epi16(a, b); }
+  GRAFT_VEC Ints clamped8(Ints x, Ints low, Ints high) { return _mm_min_epi8(_mm_max_epi8(x, low), high); }
+  GRAFT_VEC Ints packed32(Ints a, Ints b) { return _mm_packs_epi32(a, b); }
+  GRAFT_VEC Ints packed16(Ints a, Ints b) { return _mm_packs_epi16(a, b); }
+  GRAFT_VEC Ints dot(Ints sums, Ints a, Ints w) {
+#if defined(__AVX512VNNI__)
+    return _mm_dpbusd_epi32(sums, a, w);
+#else
+    const Ints one = _mm_set1_epi16(1), most = _mm_set1_epi8(127);
+    const Ints low = _mm_madd_epi16(_mm_maddubs_epi16(_mm_and_si128(a, most), w), one);
+    const Ints high = _mm_madd_epi16(_mm_maddubs_epi16(_mm_andnot_si128(most, a), w), one);
+    return add(sums, add(low, high));
+#endif
+  }
+  GRAFT_VEC Floats floats(const float* p) { return _mm_loadu_ps(p); }
+  GRAFT_VEC Floats all(float x) { return _mm_set1_ps(x); }
+  GRAFT_VEC Floats from(Ints x) { return _mm_cvtepi32_ps(x); }
+  GRAFT_VEC Ints rounded(Floats x) { return _mm_cvtps_epi32(x); }
+  GRAFT_VEC Floats whole(Floats x) { return _mm_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+  GRAFT_VEC Floats times(Floats a, Floats b) { return _mm_mul_ps(a, b); }
+  GRAFT_VEC Floats sum(Floats a, Floats b) { return _mm_add_ps(a, b); }
+  GRAFT_VEC Floats fused(Floats a, Floats b, Floats c) { return _mm_fmadd_ps(a, b, c); }
+  GRAFT_VEC Floats least(Floats x, Floats most) { return _mm_min_ps(x, most); }
+  GRAFT_VEC Floats most(Floats x, Floats least) { return _mm_max_ps(x, least); }
+  GRAFT_VEC void put_floats(float* to, Floats x) { _mm_storeu_ps(to, x); }
+  GRAFT_VEC void put4(uint8_t* to, Ints v, i64 n) { store_16(to, v, n); }
+};
+
+struct V256 {
+  using Ints = __m256i;
+  using Floats = __m256;
+  static constexpr int kLanes = 8;
+  GRAFT_VEC Ints none() { return _mm256_setzero_si256(); }
+  GRAFT_VEC Ints load(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
+  GRAFT_VEC void put(void* p, Ints x) { _mm256_storeu_si256(static_cast<__m256i*>(p), x); }
+  GRAFT_VEC Ints bytes(const uint8_t* p, i64 n) { return load_32(p, n); }
+  GRAFT_VEC Ints splat(int32_t x) { return _mm256_set1_epi32(x); }
+  GRAFT_VEC Ints splat_byte(uint8_t x) { return _mm256_set1_epi8(static_cast<char>(x)); }
+  GRAFT_VEC Ints flipped(Ints a, Ints b) { return _mm256_xor_si256(a, b); }
+  GRAFT_VEC Ints low8(Ints a, Ints b) { return _mm256_unpacklo_epi8(a, b); }
+  GRAFT_VEC Ints high8(Ints a, Ints b) { return _mm256_unpackhi_epi8(a, b); }
+  GRAFT_VEC Ints low16(Ints a, Ints b) { return _mm256_unpacklo_epi16(a, b); }
+  GRAFT_VEC Ints high16(Ints a, Ints b) { return _mm256_unpackhi_epi16(a, b); }
+  GRAFT_VEC Ints add(Ints a, Ints b) { return _mm256_add_epi32(a, b); }
+  template <int bits>
+  GRAFT_VEC Ints shifted(Ints a) {
+    return _mm256_srai_epi32(a, bits);
+  }
+  GRAFT_VEC Ints splat_short(std::int16_t x) { return _mm256_set1_epi16(x); }
+  GRAFT_VEC Ints add16(Ints a, Ints b) { return _mm256_adds_epi16(a, b); }
+  GRAFT_VEC Ints clamped8(Ints x, Ints low, Ints high) { return _mm256_min_epi8(_mm256_max_epi8(x, low), high); }
+  GRAFT_VEC Ints packed32(Ints a, Ints b) { return _mm256_packs_epi32(a, b); }
+  GRAFT_VEC Ints packed16(Ints a, Ints b) { return _mm256_packs_epi16(a, b); }
+  GRAFT_VEC Ints dot(Ints sums, Ints a, Ints w) {
+#if defined(__AVX512VNNI__)
+    return _mm256_dpbusd_epi32(sums, a, w);
+#else
+    const Ints one = _mm256_set1_epi16(1), most = _mm256_set1_epi8(127);
+    const Ints low = _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_and_si256(a, most), w), one);
+    const Ints high = _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_andnot_si256(most, a), w), one);
+    return add(sums, add(low, high));
+#endif
+  }
+  GRAFT_VEC Floats floats(const float* p) { return _mm256_loadu_ps(p); }
+  GRAFT_VEC Floats all(float x) { return _mm256_set1_ps(x); }
+  GRAFT_VEC Floats from(Ints x) { return _mm256_cvtepi32_ps(x); }
+  GRAFT_VEC Ints rounded(Floats x) { return _mm256_cvtps_epi32(x); }
+  GRAFT_VEC Floats whole(Floats x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+  GRAFT_VEC Floats times(Floats a, Floats b) { return _mm256_mul_ps(a, b); }
+  GRAFT_VEC Floats sum(Floats a, Floats b) { return _mm256_add_ps(a, b); }
+  GRAFT_VEC Floats fused(Floats a, Floats b, Floats c) { return _mm256_fmadd_ps(a, b, c); }
+  GRAFT_VEC Floats least(Floats x, Floats most) { return _mm256_min_ps(x, most); }
+  GRAFT_VEC Floats most(Floats x, Floats least) { return _mm256_max_ps(x, least); }
+  GRAFT_VEC void put_floats(float* to, Floats x) { _mm256_storeu_ps(to, x); }
+  GRAFT_VEC void put4(uint8_t* to, Ints v, i64 n) { store_32(to, v, n); }
+  // Of two vectors and of one: bytes that packed16(v, v) gives twice in each half.
+  GRAFT_VEC void put2(uint8_t* to, Ints v, i64 n) {
+    store_16(to, _mm256_castsi256_si128(_mm256_permute4x64_epi64(v, 0x08)), n);
+  }
+  GRAFT_VEC void put1(uint8_t* to, Ints v, i64 n) {
+    const __m128i both = _mm_unpacklo_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+    if (n >= 8) return _mm_storel_epi64(reinterpret_cast<__m128i*>(to), both);
+    store_16(to, both, n);
+  }
+  GRAFT_VEC Ints wide16(const uint8_t* p, i64 n, uint8_t flip) {
+    return _mm256_cvtepi8_epi16(V128::flipped(load_16(p, n), V128::splat_byte(flip)));
+  }
+  GRAFT_VEC Ints wide32(const uint8_t* p, i64 n, uint8_t flip) {
+    return _mm256_cvtepi8_epi32(V128::flipped(load_16(p, n < 8 ? n : 8), V128::splat_byte(flip)));
+  }
+};
+
+#if defined(__AVX512VNNI__)
+struct V512 {
+  using Ints = __m512i;
+  using Floats = __m512;
+  static constexpr int kLanes = 16;
+  GRAFT_VEC Ints none() { return _mm512_setzero_si512(); }
+  GRAFT_VEC Ints load(const void* p) { return _mm512_loadu_si512(p); }
+  GRAFT_VEC void put(void* p, Ints x) { _mm512_storeu_si512(p, x); }
+  GRAFT_VEC Ints bytes(const uint8_t* p, i64 n) {
+    return n >= 64 ? load(p) : _mm512_maskz_loadu_epi8((__mmask64)((1ull << n) - 1ull), p);
+  }
+  GRAFT_VEC Ints splat(int32_t x) { return _mm512_set1_epi32(x); }
+  GRAFT_VEC Ints splat_byte(uint8_t x) { return _mm512_set1_epi8(static_cast<char>(x)); }
+  GRAFT_VEC Ints flipped(Ints a, Ints b) { return _mm512_xor_si512(a, b); }
+  GRAFT_VEC Ints low8(Ints a, Ints b) { return _mm512_unpacklo_epi8(a, b); }
+  GRAFT_VEC Ints high8(Ints a, Ints b) { return _mm512_unpackhi_epi8(a, b); }
+  GRAFT_VEC Ints low16(Ints a, Ints b) { return _mm512_unpacklo_epi16(a, b); }
+  GRAFT_VEC Ints high16(Ints a, Ints b) { return _mm512_unpackhi_epi16(a, b); }
+  GRAFT_VEC Ints add(Ints a, Ints b) { return _mm512_add_epi32(a, b); }
+  template <int bits>
+  GRAFT_VEC Ints shifted(Ints a) {
+    return _mm512_srai_epi32(a, bits);
+  }
+  GRAFT_VEC Ints splat_short(std::int16_t x) { return _mm512_set1_epi16(x); }
+  GRAFT_VEC Ints add16(Ints a, Ints b) { return _mm512_adds_epi16(a, b); }
+  GRAFT_VEC Ints clamped8(Ints x, Ints low, Ints high) { return _mm512_min_epi8(_mm512_max_epi8(x, low), high); }
+  GRAFT_VEC Ints packed32(Ints a, Ints b) { return _mm512_packs_epi32(a, b); }
+  GRAFT_VEC Ints packed16(Ints a, Ints b) { return _mm512_packs_epi16(a, b); }
+  GRAFT_VEC Ints dot(Ints sums, Ints a, Ints w) { return _mm512_dpbusd_epi32(sums, a, w); }
+  GRAFT_VEC Floats floats(const float* p) { return _mm512_loadu_ps(p); }
+  GRAFT_VEC Floats all(float x) { return _mm512_set1_ps(x); }
+  GRAFT_VEC Floats from(Ints x) { return _mm512_cvtepi32_ps(x); }
+  GRAFT_VEC Ints rounded(Floats x) { return _mm512_cvtps_epi32(x); }
+  GRAFT_VEC Floats whole(Floats x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+  GRAFT_VEC Floats times(Floats a, Floats b) { return _mm512_mul_ps(a, b); }
+  GRAFT_VEC Floats sum(Floats a, Floats b) { return _mm512_add_ps(a, b); }
+  GRAFT_VEC Floats fused(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
+  GRAFT_VEC Floats least(Floats x, Floats most) { return _mm512_min_ps(x, most); }
+  GRAFT_VEC Floats most(Floats x, Floats least) { return _mm512_max_ps(x, least); }
+  GRAFT_VEC void put_floats(float* to, Floats x) { _mm512_storeu_ps(to, x); }
+  GRAFT_VEC void put4(uint8_t* to, Ints v, i64 n) {
+    if (n >= 64) return _mm512_storeu_si512(to, v);
+    _mm512_mask_storeu_epi8(to, (__mmask64)((1ull << n) - 1ull), v);
+  }
+  GRAFT_VEC void put2(uint8_t* to, Ints v, i64 n) {
+    const __m512i even = _mm512_setr_epi64(0, 2, 4, 6, 0, 2, 4, 6);
+    store_32(to, _mm512_castsi512_si256(_mm512_permutexvar_epi64(even, v)), n);
+  }
+  GRAFT_VEC void put1(uint8_t* to, Ints v, i64 n) {
+    const __m512i fourth = _mm512_setr_epi32(0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12);
+    store_16(to, _mm512_castsi512_si128(_mm512_permutexvar_epi32(fourth, v)), n);
+  }
+  GRAFT_VEC Ints wide16(const uint8_t* p, i64 n, uint8_t flip) {
+    return _mm512_cvtepi8_epi16(V256::flipped(load_32(p, n), V256::splat_byte(flip)));
+  }
+  GRAFT_VEC Ints wide32(const uint8_t* p, i64 n, uint8_t flip) {
+    return _mm512_cvtepi8_epi32(V128::flipped(load_16(p, n), V128::splat_byte(flip)));
+  }
+};
+using Widest = V512;
+#else
+using Widest = V256;
+#endif
+
+// --- what becomes of a sum ---
+
+// n channels of a residual as integers, by place.
+template <typename V, int N>
+GRAFT_VEC void load_residual(const uint8_t* p, i64 n, uint8_t flip, typename V::Ints (&to)[N]) {
+  const auto none = V::none();
+  if constexpr (N == 4) {
+    const auto bytes = V::flipped(V::bytes(p, n), V::splat_byte(flip));
+    const auto low = V::low8(none, bytes), high = V::high8(none, bytes);
+    to[0] = V::template shifted<24>(V::low16(none, low));
+    to[1] = V::template shifted<24>(V::high16(none, low));
+    to[2] = V::template shifted<24>(V::low16(none, high));
+    to[3] = V::template shifted<24>(V::high16(none, high));
+  } else if constexpr (N == 2) {
+    const auto wide = V::wide16(p, n, flip);
+    to[0] = V::template shifted<16>(V::low16(none, wide));
+    to[1] = V::template shifted<16>(V::high16(none, wide));
+  } else {
+    to[0] = V::wide32(p, n, flip);
+  }
+}
+
+// Where sums go.
+enum class Way { floats, bytes, summed };
+
+// The numbers of an epilogue in vectors. Bytes are clamped once they are bytes; before, only what would not fit 32
+// bits.
+template <typename V>
+struct Epilogue {
+  typename V::Floats most;
+  typename V::Ints zero, low, high, flips;
+
+  GRAFT_VEC Epilogue of(const QuantizedEpilogue& e) {
+    const QuantizeTo& last = e.residual != nullptr ? e.second : e.first;
+    const auto byte = [&](float bound) __attribute__((always_inline)) {
+      return V::splat_byte(static_cast<uint8_t>(static_cast<int32_t>(bound) + e.zero));
+    };
+    return {V::all(kMost), V::splat_short(static_cast<std::int16_t>(e.zero)), byte(last.low), byte(last.high),
+            V::splat_byte(e.flip)};
+  }
+  static constexpr float kMost = 1 << 20;  // far beyond any byte
+};
+
+template <typename V, int N>
+GRAFT_VEC void put_bytes(uint8_t* to, const typename V::Ints (&q)[N], const Epilogue<V>& e, i64 n) {
+  const auto first = V::add16(V::packed32(q[0], q[N > 1 ? 1 : 0]), e.zero);
+  auto second = first;
+  if constexpr (N == 4) second = V::add16(V::packed32(q[2], q[3]), e.zero);
+  const auto bytes = V::flipped(V::clamped8(V::packed16(first, second), e.low, e.high), e.flips);
+  if constexpr (N == 4) {
+    V::put4(to, bytes, n);
+  } else if constexpr (N == 2) {
+    V::put2(to, bytes, n);
+  } else {
+    V::put1(to, bytes, n);
+  }
+}
+
+template <typename V, int N>
+GRAFT_VEC void put_numbers(float* to, const typename V::Floats (&y)[N], i64 n) {
+  constexpr int kWidth = N * V::kLanes;
+  alignas(64) float by_place[kWidth];
+  for (int j = 0; j < N; ++j) V::put_floats(by_place + j * V::kLanes, y[j]);
+  for (int c = 0; c < kWidth && c < n; ++c) to[c] = by_place[place_of(c, N, V::kLanes)];
+}
+
+// n channels of `rows` positions from `first` on, whose sums lie position by position and by place. What the stores of
+// bytes might alias is in variables of its own: read through pointers it would be read again for each position.
+template <typename V, int N, Way way>
+GRAFT_VEC void finish_all(const int32_t* kept, i64 first, i64 rows, const std::byte* panel, i64 channel, i64 n,
+                          const QuantizedEpilogue& given) {
+  constexpr int kWidth = N * V::kLanes;
+  const QuantizedEpilogue e = given;
+  const auto vectors = Epilogue<V>::of(e);
+  const float* numbers = reinterpret_cast<const float*>(panel) + kWidth;
+  typename V::Floats scale[N], bias[N];
+#pragma GCC unroll 4
+  for (int j = 0; j < N; ++j) {
+    scale[j] = V::floats(numbers + j * V::kLanes);
+    bias[j] = V::floats(numbers + kWidth + j * V::kLanes);
+    if constexpr (way != Way::floats) {
+      scale[j] = V::times(scale[j], V::all(e.first.inverse));
+      bias[j] = V::times(bias[j], V::all(e.first.inverse));
+    }
+  }
+  const auto low = V::all(e.first.low), high = V::all(e.first.high), again = V::all(e.scale),
+             residual_zero = V::all(-e.residual_zero), residual_scale = V::all(e.residual_scale),
+             second = V::all(e.second.inverse);
+  const uint8_t* from = way == Way::summed ? e.residual + first * e.residual_row + channel : nullptr;
+  auto* to = static_cast<uint8_t*>(e.out) + (first * e.out_row + channel) * (way == Way::floats ? 4 : 1);
+#pragma GCC unroll 1
+  for (i64 i = 0; i < rows; ++i, kept += kWidth) {
+    typename V::Floats y[N];
+#pragma GCC unroll 4
+    for (int j = 0; j < N; ++j) y[j] = V::fused(V::from(V::load(kept + j * V::kLanes)), scale[j], bias[j]);
+    if constexpr (way == Way::floats) {
+      put_numbers<V, N>(reinterpret_cast<float*>(to), y, n);
+      to += e.out_row * 4;
+    } else {
+      if constexpr (way == Way::summed) {
+        typename V::Ints residual[N];
+        load_residual<V, N>(from, n, e.residual_flip, residual);
+        from += e.residual_row;
+#pragma GCC unroll 4
+        for (int j = 0; j < N; ++j) {
+          const auto t = V::whole(V::least(V::most(y[j], low), high));
+          const auto r = V::times(V::sum(V::from(residual[j]), residual_zero), residual_scale);
+          y[j] = V::times(V::sum(V::times(t, again), r), second);
+        }
+      }
+      typename V::Ints q[N];
+#pragma GCC unroll 4
+      for (int j = 0; j < N; ++j) q[j] = V::rounded(V::least(y[j], vectors.most));
+      put_bytes<V, N>(to, q, vectors, n);
+      to += e.out_row;
+    }
+  }
+}
+
+// Sums are kept in memory between the loops over them and this: where one function has both, the compiler spills sums
+// in every step.
+template <typename V, int N>
+__attribute__((noinline)) void finish_rows(const int32_t* kept, i64 first, i64 rows, const std::byte* panel,
+                                           i64 channel, i64 n, const QuantizedEpilogue& e) {
+  constexpr i64 kWhole = N * V::kLanes;
+  if (e.floats) return finish_all<V, N, Way::floats>(kept, first, rows, panel, channel, n, e);
+  // Whole vectors need no masks.
+  if (e.residual != nullptr) {
+    if (n == kWhole) return finish_all<V, N, Way::summed>(kept, first, rows, panel, channel, kWhole, e);
+    return finish_all<V, N, Way::summed>(kept, first, rows, panel, channel, n, e);
+  }
+  if (n == kWhole) return finish_all<V, N, Way::bytes>(kept, first, rows, panel, channel, kWhole, e);
+  finish_all<V, N, Way::bytes>(kept, first, rows, panel, channel, n, e);
+}
+
+// --- many input channels ---
+
+// R outputs of N vectors of channels: their sums, row by row.
+template <typename V, int N, int R, bool flips>
+GRAFT_VEC void add_rows(const uint8_t* x, i64 row, const ByteRun* runs, i64 run_count, const std::byte* panel,
+                        int32_t* to) {
+  constexpr int kWidth = N * V::kLanes;
+  const auto sign = V::splat_byte(0x80);
+  typename V::Ints sums[R][N];
+#pragma GCC unroll 12
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+    for (int j = 0; j < N; ++j) sums[r][j] = V::load(panel + j * V::kLanes * 4);
+  }
+  const std::byte* w = panel + 3 * kWidth * 4;
+  for (i64 i = 0; i < run_count; ++i) {
+    // The last one to three bytes of a run come from a copy: nothing behind them is read.
+    const i64 depth = runs[i].depth, rest = depth % 4;
+    uint8_t last[4 * R];
+    const uint8_t* from = x + runs[i].offset;
+    i64 stride = row, steps = depth / 4;
+    for (int part = 0; part < (rest != 0 ? 2 : 1); ++part) {
+      if (part == 1) {
+        for (int r = 0; r < R; ++r)
+          for (i64 k = 0; k < 4; ++k) last[4 * r + k] = k < rest ? from[r * row + depth - rest + k] : 0;
+        from = last;
+        stride = 4;
+        steps = 1;
+      }
+      // Rows in groups of three, so that one pointer and one stride address a group (x86 has 16 general registers).
+      const uint8_t* group[(R + 2) / 3];
+#pragma GCC unroll 4
+      for (int g = 0; g < (R + 2) / 3; ++g) group[g] = from + 3 * g * stride;
+      for (i64 k = 0; k < steps; ++k, w += kWidth * 4) {
+        typename V::Ints weights[N];
+#pragma GCC unroll 4
+        for (int j = 0; j < N; ++j) weights[j] = V::load(w + j * V::kLanes * 4);
+#pragma GCC unroll 12
+        for (int r = 0; r < R; ++r) {
+          int32_t word;
+          __builtin_memcpy(&word, group[r / 3] + (r % 3) * stride, 4);
+          const auto a = flips ? V::flipped(V::splat(word), sign) : V::splat(word);
+#pragma GCC unroll 4
+          for (int j = 0; j < N; ++j) sums[r][j] = V::dot(sums[r][j], a, weights[j]);
+        }
+#pragma GCC unroll 4
+        for (int g = 0; g < (R + 2) / 3; ++g) group[g] += 4;
+      }
+    }
+  }
+#pragma GCC unroll 12
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+    for (int j = 0; j < N; ++j) V::put(to + (r * N + j) * V::kLanes, sums[r][j]);
+  }
+}
+
+using Rows = void (*)(const uint8_t*, i64, const ByteRun*, i64, const std::byte*, int32_t*);
+
+template <int N, int R, bool flips>
+void rows_of(const uint8_t* x, i64 row, const ByteRun* runs, i64 run_count, const std::byte* panel, int32_t* to) {
+  add_rows<Widest, N, R, flips>(x, row, runs, run_count, panel, to);
+}
+
+// Without and with a flip. With 4 vectors half as many rows fill the registers.
+#if defined(__AVX512VNNI__)
+constexpr int kRowsOfFour = 6;
+constexpr Rows kRowsOf4[2][6] = {{rows_of<4, 1, false>, rows_of<4, 2, false>, rows_of<4, 3, false>,
+                                  rows_of<4, 4, false>, rows_of<4, 5, false>, rows_of<4, 6, false>},
+                                 {rows_of<4, 1, true>, rows_of<4, 2, true>, rows_of<4, 3, true>, rows_of<4, 4, true>,
+                                  rows_of<4, 5, true>, rows_of<4, 6, true>}};
+constexpr Rows kRowsOf2[2][12] = {
+    {rows_of<2, 1, false>, rows_of<2, 2, false>, rows_of<2, 3, false>, rows_of<2, 4, false>, rows_of<2, 5, false>,
+     rows_of<2, 6, false>, rows_of<2, 7, false>, rows_of<2, 8, false>, rows_of<2, 9, false>, rows_of<2, 10, false>,
+     rows_of<2, 11, false>, rows_of<2, 12, false>},
+    {rows_of<2, 1, true>, rows_of<2, 2, true>, rows_of<2, 3, true>, rows_of<2, 4, true>, rows_of<2, 5, true>,
+     rows_of<2, 6, true>, rows_of<2, 7, true>, rows_of<2, 8, true>, rows_of<2, 9, true>, rows_of<2, 10, true>,
+     rows_of<2, 11, true>, rows_of<2, 12, true>}};
+constexpr Rows kRowsOf1[2][12] = {
+    {rows_of<1, 1, false>, rows_of<1, 2, false>, rows_of<1, 3, false>, rows_of<1, 4, false>, rows_of<1, 5, false>,
+     rows_of<1, 6, false>, rows_of<1, 7, false>, rows_of<1, 8, false>, rows_of<1, 9, false>, rows_of<1, 10, false>,
+     rows_of<1, 11, false>, rows_of<1, 12, false>},
+    {rows_of<1, 1, true>, rows_of<1, 2, true>, rows_of<1, 3, true>, rows_of<1, 4, true>, rows_of<1, 5, true>,
+     rows_of<1, 6, true>, rows_of<1, 7, true>, rows_of<1, 8, true>, rows_of<1, 9, true>, rows_of<1, 10, true>,
+     rows_of<1, 11, true>, rows_of<1, 12, true>}};
+#else
+constexpr int kRowsOfFour = 2;
+constexpr Rows kRowsOf4[2][2] = {{rows_of<4, 1, false>, rows_of<4, 2, false>},
+                                 {rows_of<4, 1, true>, rows_of<4, 2, true>}};
+constexpr Rows kRowsOf2[2][4] = {
+    {rows_of<2, 1, false>, rows_of<2, 2, false>, rows_of<2, 3, false>, rows_of<2, 4, false>},
+    {rows_of<2, 1, true>, rows_of<2, 2, true>, rows_of<2, 3, true>, rows_of<2, 4, true>}};
+constexpr Rows kRowsOf1[2][4] = {
+    {rows_of<1, 1, false>, rows_of<1, 2, false>, rows_of<1, 3, false>, rows_of<1, 4, false>},
+    {rows_of<1, 1, true>, rows_of<1, 2, true>, rows_of<1, 3, true>, rows_of<1, 4, true>}};
+#endif
+
+void conv_tile(const ByteTile& at, i64 row, uint8_t flip, const ByteRun* runs, i64 run_count, const std::byte* panel,
+               int vectors, i64 first_channel, int width, const QuantizedEpilogue& e) {
+  alignas(64) int32_t sums[kTileRows * 4 * kSumLanes];
+  const int flips = flip != 0 ? 1 : 0;
+  const Rows* all = vectors == 4 ? kRowsOf4[flips] : vectors == 2 ? kRowsOf2[flips] : kRowsOf1[flips];
+  const int most = vectors == 4 ? kRowsOfFour : kTileRows;
+  for (int r = 0; r < at.rows;) {
+    const int left = at.rows - r, parts = (left + most - 1) / most, rows = (left + parts - 1) / parts;
+    all[rows - 1](at.x + r * row, row, runs, run_count, panel, sums + r * vectors * kSumLanes);
+    r += rows;
+  }
+  const auto finish = vectors == 4   ? finish_rows<Widest, 4>
+                      : vectors == 2 ? finish_rows<Widest, 2>
+                                     : finish_rows<Widest, 1>;
+  finish(sums, at.first, at.rows, panel, first_channel, width, e);
+}
+
+// --- one input channel per output channel ---
+
+using Line = QuantizedConvTable::Line;
+
+// The bytes of two columns beside each other, channel by channel.
+template <typename V, bool flips>
+struct Pair {
+  typename V::Ints low, high;
+
+  GRAFT_VEC Pair of(const uint8_t* a, const uint8_t* b, i64 n) {
+    auto x = V::bytes(a, n), y = V::bytes(b, n);
+    if constexpr (flips) {
+      x = V::flipped(x, V::splat_byte(0x80));
+      y = V::flipped(y, V::splat_byte(0x80));
+    }
+    return {V::low8(x, y), V::high8(x, y)};
+  }
+
+  // The four bytes of each channel, by place.
+  GRAFT_VEC void interleave(const Pair& a, const Pair& b, typename V::Ints (&to)[4]) {
+    to[0] = V::low16(a.low, b.low);
+    to[1] = V::high16(a.low, b.low);
+    to[2] = V::low16(a.high, b.high);
+    to[3] = V::high16(a.high, b.high);
+  }
+};
+
+template <typename V>
+GRAFT_VEC void start(const std::byte* block, typename V::Ints (&sums)[4]) {
+#pragma GCC unroll 4
+  for (int j = 0; j < 4; ++j) sums[j] = V::load(block + j * V::kLanes * 4);
+}
+
+template <typename V>
+GRAFT_VEC void add_dots(const typename V::Ints (&x)[4], const std::byte* w, typename V::Ints (&sums)[4]) {
+#pragma GCC unroll 4
+  for (int j = 0; j < 4; ++j) sums[j] = V::dot(sums[j], x[j], V::load(w + j * V::kLanes * 4));
+}
+
+template <typename V>
+GRAFT_VEC void put_sums(const typename V::Ints (&sums)[4], int32_t* to) {
+#pragma GCC unroll 4
+  for (int j = 0; j < 4; ++j) V::put(to + j * V::kLanes, sums[j]);
+}
+
+// The sums of O outputs beside each other, two for each group of four columns. `whole`: n is all channels of a block,
+// which needs no masks.
+template <typename V, int O, bool flips, bool whole>
+__attribute__((noinline)) void sum_pairs(const Line& d, const std::byte* block, i64 o, i64 channel, i64 given,
+                                         int32_t* to) {
+  constexpr int kWidth = 4 * V::kLanes;
+  const i64 n = whole ? kWidth : given, lines = d.lines, pitch = d.pitch, last = d.taps + O - 2;
+  const std::byte* w = block + 3 * kWidth * 4;
+  const uint8_t* const* at = d.columns + o;
+  typename V::Ints sums[O][4];
+#pragma GCC unroll 4
+  for (int i = 0; i < O; ++i) start<V>(block, sums[i]);
+  for (i64 l = 0; l < lines; ++l, w += 2 * kWidth * 4, at += pitch) {
+    Pair<V, flips> pairs[O / 2 + 1];
+    // Fewer taps see fewer columns: the others' weights are 0.
+#pragma GCC unroll 3
+    for (int p = 0; p < O / 2 + 1; ++p) {
+      const i64 a = 2 * p < last ? 2 * p : last, b = 2 * p + 1 < last ? 2 * p + 1 : last;
+      pairs[p] = Pair<V, flips>::of(at[a] + channel, at[b] + channel, n);
+    }
+#pragma GCC unroll 2
+    for (int p = 0; p < O / 2; ++p) {
+      typename V::Ints x[4];
+      Pair<V, flips>::interleave(pairs[p], pairs[p + 1], x);
+      add_dots<V>(x, w, sums[2 * p]);
+      add_dots<V>(x, w + kWidth * 4, sums[2 * p + 1]);
+    }
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < O; ++i) put_sums<V>(sums[i], to + i * kWidth);
+}
+
+// The sums of some outputs, each by itself. `few`: taps of a line are one group.
+template <typename V, bool flips, bool whole, bool few>
+__attribute__((noinline)) void sum_each(const Line& d, const std::byte* block, i64 o, i64 count, i64 channel, i64 given,
+                                        int32_t* to) {
+  constexpr int kWidth = 4 * V::kLanes;
+  using Columns = Pair<V, flips>;
+  const i64 n = whole ? kWidth : given, lines = d.lines, pitch = d.pitch, step = d.step, tap = d.tap;
+  const i64 taps = few && d.taps > 4 ? 4 : d.taps, groups = d.pairs ? 2 : (taps + 3) / 4;  // stored for a line
+  const uint8_t* const* first = d.columns + o * step;
+  for (i64 i = 0; i < count; ++i, first += step, to += kWidth) {
+    typename V::Ints sums[4], x[4];
+    start<V>(block, sums);
+    const std::byte* w = block + 3 * kWidth * 4;
+    const uint8_t* const* at = first;
+    for (i64 l = 0; l < lines; ++l, at += pitch, w += groups * kWidth * 4) {
+      for (i64 t = 0; t < (few ? 1 : taps); t += 4) {
+        const uint8_t* columns[4];
+#pragma GCC unroll 4
+        for (int c = 0; c < 4; ++c) columns[c] = at[(t + c < taps ? t + c : t) * tap] + channel;
+        Columns::interleave(Columns::of(columns[0], columns[1], n), Columns::of(columns[2], columns[3], n), x);
+        add_dots<V>(x, w + t * kWidth, sums);
+      }
+    }
+    put_sums<V>(sums, to);
+  }
+}
+
+template <typename V, bool flips, bool whole>
+void depthwise_outputs(const Line& d, const std::byte* block, i64 channel, i64 n, const QuantizedEpilogue& e) {
+  // Their sums stay in the first cache.
+  constexpr i64 kOutputs = 16, kWidth = 4 * V::kLanes;
+  alignas(64) int32_t sums[kOutputs * kWidth];
+  for (i64 first = 0; first < d.outputs; first += kOutputs) {
+    const i64 end = first + kOutputs < d.outputs ? first + kOutputs : d.outputs;
+    i64 o = first;
+    for (; d.pairs && o + 4 <= end; o += 4)
+      sum_pairs<V, 4, flips, whole>(d, block, o, channel, n, sums + (o - first) * kWidth);
+    if (d.pairs && o + 2 <= end) {
+      sum_pairs<V, 2, flips, whole>(d, block, o, channel, n, sums + (o - first) * kWidth);
+      o += 2;
+    }
+    if (o < end) {
+      const auto each = d.taps <= 4 ? sum_each<V, flips, whole, true> : sum_each<V, flips, whole, false>;
+      each(d, block, o, end - o, channel, n, sums + (o - first) * kWidth);
+    }
+    finish_rows<V, 4>(sums, first, end - first, block, channel, n, e);
+  }
+}
+
+template <typename V>
+void depthwise_block(const Line& d, const std::byte* block, i64 channel, i64 n, const QuantizedEpilogue& e) {
+  const bool whole = n == 4 * V::kLanes;
+  const auto run = d.flip != 0 ? (whole ? depthwise_outputs<V, true, true> : depthwise_outputs<V, true, false>)
+                               : (whole ? depthwise_outputs<V, false, true> : depthwise_outputs<V, false, false>);
+  run(d, block, channel, n, e);
+}
+
+void depthwise(const Line& d, const QuantizedEpilogue& e) {
+  const i64 groups = d.pairs ? 2 : (d.taps + 3) / 4;
+  const std::byte* block = d.weight;
+  for (i64 c = 0; c < d.channels;) {
+    const i64 left = d.channels - c;
+    i64 width = 16;
+    if (left <= 16) {
+      depthwise_block<V128>(d, block, c, left, e);
+    } else {
+      width = left <= 32 ? 32 : 4 * kSumLanes;
+#if defined(__AVX512VNNI__)
+      if (width == 64)
+        depthwise_block<V512>(d, block, c, left < 64 ? left : 64, e);
+      else
+#endif
+        depthwise_block<V256>(d, block, c, left < 32 ? left : 32, e);
+    }
+    block += width * (12 + d.lines * groups * 4);
+    c += width;
+  }
+}
+
+}  // namespace
+
+extern const QuantizedConvTable kByteConv;
+const QuantizedConvTable kByteConv = {kSumLanes, 4, kTileRows, conv_tile, true, depthwise};
+
+}  // namespace graft::simd::GRAFT_ISA

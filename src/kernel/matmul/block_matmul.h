@@ -1,0 +1,42 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+#include "kernel/kernel.h"
+#include "kernel/matmul/blocks_vec.h"
+#include "kernel/matmul/matmul.h"
+#include "weight/stored.h"
+
+namespace graft {
+
+struct BlockMatmulAttrs {
+  MatmulAttrs product;
+  BlockType type = -1;
+  std::int16_t panels = 0;  // 1: the weight is laid out in panels
+};
+
+// The product with a weight [N, K] stored in ggml's blocks. Inputs: a [M, K] f32 with column stride 1, the weight's
+// bytes (u8) and, when has_bias, bias [M, N] of any strides; output [M, N], any strides. Rows of a are quantized first,
+// to the type that ggml multiplies the weight's with: the error of a product is ggml's. Sums are kept in f32.
+extern const Kernel kBlockMatmul;
+
+// The same for weights in panels, with the kernels of a given level: kBlockMatmul uses simd::panels().
+void run_panel_product(const KernelContext& ctx, const simd::PanelTable& table) noexcept;
+
+// Products of the same rows with several weights in panels, all of one type: the rows are quantized once. Inputs: a,
+// the bytes of each weight, then the biases of those products that have one; an output for each.
+inline constexpr int kMostBlockProducts = 4;
+struct BlockMatmulsAttrs {
+  std::int32_t count = 0;
+  BlockType type = -1;
+  std::int16_t panels = 1;
+  std::array<MatmulAttrs, kMostBlockProducts> products;
+};
+extern const Kernel kBlockMatmuls;
+void run_panel_products(const KernelContext& ctx, const simd::PanelTable& table) noexcept;
+
+// Scratch that it needs for an a [rows, depth].
+std::int64_t block_matmul_scratch_bytes(const BlockMatmulAttrs& attrs, std::int64_t rows, std::int64_t depth);
+
+}  // namespace graft

@@ -1,0 +1,383 @@
+#include "kernel/matmul/block_matmul.h"
+
+#include <ggml-cpu.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <numeric>
+
+#include "base/aligned.h"
+#include "kernel/kernel_test_util.h"
+#include "kernel/matmul/block_rows.h"
+#include "kernel/matmul/block_test_util.h"
+#include "kernel/matmul/panels.h"
+
+namespace graft {
+namespace {
+
+using i64 = std::int64_t;
+using test::all_block_types;
+using test::dequantized;
+using test::quantized;
+using test::random_values;
+
+struct Problem {
+  BlockType type;
+  i64 m, n, k;
+  std::vector<float> a;
+  std::vector<std::byte> weight;
+  std::vector<float> values;  // of the weight
+
+  Problem(BlockType t, i64 rows, i64 columns, i64 depth) : type(t), m(rows), n(columns), k(depth) {
+    a = random_values(m * k, 1);
+    for (std::size_t i = 0; i < a.size(); i += 37) a[i] *= 8;  // outliers, as activations have
+    weight = quantized(type, random_values(n * k, 2), k);
+    values = dequantized(type, weight, k);
+  }
+
+  // What the product may differ by from that of the values in exact arithmetic. Activations are rounded to 8 bits of
+  // the largest of their block (its scale, and that times the block's sum, to 16-bit floats), sums to f32.
+  double bound(i64 r, i64 j) const {
+    const auto dot_type = ggml_get_type_traits_cpu(static_cast<ggml_type>(type))->vec_dot_type;
+    const i64 block = ggml_blck_size(dot_type);
+    double sum = 0;
+    for (i64 k0 = 0; k0 < k; k0 += block) {
+      float largest = 0;
+      for (i64 x = k0; x < k0 + block; ++x) largest = std::max(largest, std::abs(a[at(r * k + x)]));
+      for (i64 x = k0; x < k0 + block; ++x)
+        sum += std::abs(values[at(j * k + x)]) * largest * (1.01 / 254 + 1.0 / 2048);
+    }
+    return sum + 1e-5;
+  }
+  double exact(i64 r, i64 j) const {
+    double sum = 0;
+    for (i64 x = 0; x < k; ++x)
+      sum += static_cast<double>(a[at(r * k + x)]) * static_cast<double>(values[at(j * k + x)]);
+    return sum;
+  }
+  static std::size_t at(i64 i) { return static_cast<std::size_t>(i); }
+};
+
+struct Options {
+  int threads = 1;
+  bool bias = false;
+  float alpha = 1, beta = 1;
+  simd::Activation activation = simd::Activation::none;
+  std::size_t shift = 0;           // of the weight from an aligned address, bytes
+  i64 a_gap = 0;                   // elements between rows of a
+  const Kernel* panels = nullptr;  // the product of a weight in panels
+};
+
+#ifdef GRAFT_HAVE_X86_ISA
+int two_phases(const KernelContext&) noexcept { return 2; }
+#endif
+
+// Every level of this machine that has one.
+std::vector<const Kernel*> panel_kernels() {
+  std::vector<const Kernel*> out;
+#ifdef GRAFT_HAVE_X86_ISA
+  static const Kernel kAvx2 = {
+      "avx2", [](const KernelContext& ctx) noexcept { run_panel_product(ctx, simd::avx2::kPanels); }, 0, two_phases};
+  static const Kernel kVnni = {
+      "vnni", [](const KernelContext& ctx) noexcept { run_panel_product(ctx, simd::avx512vnni::kPanels); }, 0,
+      two_phases};
+  for (const simd::Isa isa : simd::available_isas(simd::Isa::avx512)) {
+    if (simd::panels(isa) == &simd::avx2::kPanels && out.empty()) out.push_back(&kAvx2);
+    if (simd::panels(isa) == &simd::avx512vnni::kPanels) out.push_back(&kVnni);
+  }
+#endif
+  return out;
+}
+
+std::vector<BlockType> panel_types() {
+  std::vector<BlockType> out;
+  for (const BlockType type : all_block_types())
+    if (panel_format(type)) out.push_back(type);
+  return out;
+}
+
+std::vector<std::byte> in_panels(const Problem& p) {
+  const simd::PanelFormat format = *panel_format(p.type);
+  std::vector<std::byte> out(static_cast<std::size_t>(panels_bytes(format, p.n, p.k)));
+  const i64 panels = (p.n + simd::kPanelColumns - 1) / simd::kPanelColumns;
+  fill_panels(format, p.weight.data(), p.n, p.k, panels / 2, panels, out.data());
+  fill_panels(format, p.weight.data(), p.n, p.k, 0, panels / 2, out.data());
+  return out;
+}
+
+std::vector<float> bias_of(const Problem& p) { return random_values(p.n, 3); }
+
+std::vector<float> product(const Problem& p, const Options& o = {}) {
+  const std::vector<std::byte> bytes = o.panels ? in_panels(p) : p.weight;
+  AlignedMemory weight(bytes.size() + o.shift);
+  std::memcpy(weight.data() + o.shift, bytes.data(), bytes.size());
+  std::vector<float> a(static_cast<std::size_t>(p.m * (p.k + o.a_gap)));
+  for (i64 r = 0; r < p.m; ++r) std::copy_n(p.a.data() + r * p.k, p.k, a.data() + r * (p.k + o.a_gap));
+  TensorDesc a_desc(DType::f32, Shape{p.m, p.k});
+  a_desc.strides[0] += o.a_gap;
+  const std::vector<float> bias = bias_of(p);
+  TensorDesc bias_desc(DType::f32, Shape{p.m, p.n});
+  bias_desc.strides[0] = 0;
+  BlockMatmulAttrs attrs;
+  attrs.product = {o.alpha, o.beta, o.activation, o.bias ? 1 : 0};
+  attrs.type = p.type;
+  attrs.panels = o.panels ? 1 : 0;
+  const AlignedMemory scratch(static_cast<std::size_t>(block_matmul_scratch_bytes(attrs, p.m, p.k)));
+  std::vector<float> out(static_cast<std::size_t>(p.m * p.n), std::nanf(""));
+  std::vector<TestOperand> inputs = {
+      {a_desc, a.data()}, {TensorDesc(DType::u8, Shape{static_cast<i64>(bytes.size())}), weight.data() + o.shift}};
+  if (o.bias) inputs.push_back({bias_desc, bias.data()});
+  const std::string error =
+      run_kernel(o.panels ? *o.panels : kBlockMatmul, inputs, {TensorDesc(DType::f32, Shape{p.m, p.n}), out.data()},
+                 o.threads, attrs, scratch.data());
+  EXPECT_EQ(error, "");
+  return out;
+}
+
+// ggml's own product of the same operands.
+std::vector<float> ggml_product(const Problem& p) {
+  ggml_context* context = ggml_init({std::size_t{64} << 20, nullptr, false});
+  ggml_tensor* weight = ggml_new_tensor_2d(context, static_cast<ggml_type>(p.type), p.k, p.n);
+  ggml_tensor* a = ggml_new_tensor_2d(context, GGML_TYPE_F32, p.k, p.m);
+  std::memcpy(weight->data, p.weight.data(), p.weight.size());
+  std::memcpy(a->data, p.a.data(), p.a.size() * sizeof(float));
+  ggml_tensor* out = ggml_mul_mat(context, weight, a);
+  ggml_cgraph* graph = ggml_new_graph(context);
+  ggml_build_forward_expand(graph, out);
+  ggml_graph_compute_with_ctx(context, graph, 1);
+  std::vector<float> result(static_cast<std::size_t>(p.m * p.n));
+  std::memcpy(result.data(), out->data, result.size() * sizeof(float));
+  ggml_free(context);
+  return result;
+}
+
+void check(const Problem& p, const std::vector<float>& out) {
+  for (i64 r = 0; r < p.m; ++r)
+    for (i64 j = 0; j < p.n; ++j)
+      ASSERT_NEAR(out[Problem::at(r * p.n + j)], p.exact(r, j), p.bound(r, j))
+          << block_type_name(p.type) << " M " << p.m << " N " << p.n << " K " << p.k << " at " << r << ", " << j;
+}
+
+// ggml's dot products read tables that ggml makes when it computes a graph for the first time.
+TEST(BlockMatmulDeathTest, ComputesBeforeGgmlDoes) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto compute = [] {
+    const Problem p(*find_block_type("q4_0"), 1, 64, 1024);
+    check(p, product(p));
+    std::fputs("computed", stderr);
+    std::exit(::testing::Test::HasFailure() ? 1 : 0);
+  };
+  EXPECT_EXIT(compute(), ::testing::ExitedWithCode(0), "computed");
+}
+
+TEST(BlockMatmul, EveryTypeIsWithinTheErrorOfQuantizedActivations) {
+  EXPECT_GE(all_block_types().size(), 20U);
+  for (const BlockType type : all_block_types()) {
+    for (const i64 m : {1, 2, 3, 31}) {
+      const Problem p(type, m, 37, 512);
+      check(p, product(p, {.threads = 2}));
+    }
+  }
+}
+
+// The sum of squared errors is no larger than ggml's; where both compute alike the results are nearly the same.
+TEST(BlockMatmul, TheErrorIsNotLargerThanGgmls) {
+  for (const BlockType type : all_block_types()) {
+    for (const i64 m : {1, 33}) {
+      const Problem p(type, m, 64, 1024);
+      const std::vector<float> ours = product(p), theirs = ggml_product(p);
+      double our_error = 0, their_error = 0;
+      for (i64 i = 0; i < p.m * p.n; ++i) {
+        const double exact = p.exact(i / p.n, i % p.n);
+        our_error += std::pow(static_cast<double>(ours[Problem::at(i)]) - exact, 2);
+        their_error += std::pow(static_cast<double>(theirs[Problem::at(i)]) - exact, 2);
+      }
+      EXPECT_LE(our_error, 1.02 * their_error) << block_type_name(type) << " M " << m;
+    }
+  }
+}
+
+TEST(BlockMatmul, SizesAroundTheBordersOfTiles) {
+  for (const char* name : {"q8_0", "q4_0", "q4_K", "q6_K"}) {
+    const BlockType type = *find_block_type(name);
+    for (const i64 m : {1, 2, 3, 5, 6, 7, 12, 13, 16, 17, 33})
+      for (const i64 n : {1, 15, 16, 17, 31, 32, 33, 65}) {
+        const Problem p(type, m, n, block_elements(type) * (n % 2 == 0 ? 1 : 3));
+        for (const int threads : {1, 2}) check(p, product(p, {.threads = threads}));
+      }
+  }
+}
+
+TEST(BlockMatmul, EpilogueGapsAndUnalignedWeights) {
+  const Problem p(*find_block_type("q8_0"), 5, 40, 96);
+  const std::vector<float> plain = product(p), bias = bias_of(p);
+  EXPECT_EQ(product(p, {.shift = 2}), plain);
+  EXPECT_EQ(product(p, {.shift = 34, .a_gap = 3}), plain);
+  const std::vector<float> out =
+      product(p, {.threads = 2, .bias = true, .alpha = 0.5f, .beta = 2, .activation = simd::Activation::relu});
+  for (std::size_t i = 0; i < out.size(); ++i)
+    EXPECT_NEAR(out[i], std::max(0.f, 0.5f * plain[i] + 2 * bias[i % 40]), 1e-5f);
+}
+
+// Scales of activations are not rounded to 16 bits as ggml's are: the error is smaller.
+TEST(Panels, TheErrorIsNotLargerThanGgmls) {
+  for (const Kernel* kernel : panel_kernels())
+    for (const BlockType type : panel_types())
+      for (const i64 m : {1, 33}) {
+        const Problem p(type, m, 64, 1024);
+        const std::vector<float> ours = product(p, {.panels = kernel}), theirs = ggml_product(p);
+        double our_error = 0, their_error = 0;
+        for (i64 i = 0; i < p.m * p.n; ++i) {
+          const double exact = p.exact(i / p.n, i % p.n);
+          our_error += std::pow(static_cast<double>(ours[Problem::at(i)]) - exact, 2);
+          their_error += std::pow(static_cast<double>(theirs[Problem::at(i)]) - exact, 2);
+        }
+        EXPECT_LE(our_error, 1.02 * their_error) << kernel->name << " " << block_type_name(type) << " M " << m;
+        check(p, ours);
+      }
+}
+
+// Sums of a block are the low bits of a float: the largest that there can be are exact.
+TEST(Panels, LargestSumsOfABlock) {
+  for (const Kernel* kernel : panel_kernels())
+    for (const BlockType type : panel_types())
+      for (const float sign : {1.f, -1.f}) {
+        Problem p(type, 7, 17, 256);
+        p.a.assign(p.a.size(), sign);
+        p.weight = quantized(type, std::vector<float>(static_cast<std::size_t>(p.n * p.k), -1), p.k);
+        if (block_type_name(type) == "q8_0")
+          for (std::size_t i = 0; i < p.weight.size(); i += 2 + 32)  // a scale, then bytes
+            std::fill_n(p.weight.begin() + static_cast<std::ptrdiff_t>(i) + 2, 32, std::byte{0x80});
+        p.values = dequantized(type, p.weight, p.k);
+        const std::vector<float> out = product(p, {.panels = kernel});
+        for (i64 i = 0; i < p.m * p.n; ++i) {
+          const double exact = p.exact(i / p.n, i % p.n);
+          EXPECT_GT(std::abs(exact), 250);
+          ASSERT_NEAR(out[Problem::at(i)], exact, 1e-6 * std::abs(exact))
+              << kernel->name << " " << block_type_name(type);
+        }
+      }
+}
+
+TEST(Panels, SizesAroundTheBordersOfTiles) {
+  for (const Kernel* kernel : panel_kernels())
+    for (const BlockType type : panel_types())
+      for (const i64 m : {1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 31, 33})
+        for (const i64 n : {1, 7, 15, 16, 17, 31, 32, 33, 48, 65}) {
+          const Problem p(type, m, n, block_elements(type) * (n % 2 == 0 ? 2 : 1 + n % 3));
+          for (const int threads : {1, 2, 3}) check(p, product(p, {.threads = threads, .panels = kernel}));
+        }
+}
+
+TEST(Panels, EpilogueGapsAndUnalignedWeights) {
+  for (const Kernel* kernel : panel_kernels())
+    for (const BlockType type : panel_types()) {
+      const Problem p(type, 5, 40, 256);
+      const std::vector<float> plain = product(p, {.panels = kernel}), bias = bias_of(p);
+      EXPECT_EQ(product(p, {.shift = 2, .panels = kernel}), plain);
+      EXPECT_EQ(product(p, {.shift = 33, .a_gap = 3, .panels = kernel}), plain);
+      Options options{.threads = 2, .bias = true, .alpha = 0.5f, .beta = 2, .panels = kernel};
+      options.activation = simd::Activation::relu;
+      const std::vector<float> out = product(p, options);
+      for (std::size_t i = 0; i < out.size(); ++i)
+        EXPECT_NEAR(out[i], std::max(0.f, 0.5f * plain[i] + 2 * bias[i % 40]), 1e-5f);
+    }
+}
+
+TEST(Panels, BlocksComeBackBitForBit) {
+  for (const BlockType type : test::all_block_types()) {
+    const std::optional<simd::PanelFormat> format = layout_of(type);
+    if (!format) {
+      EXPECT_NE(refuse_panels(type, Shape{16, 256}), "");
+      continue;
+    }
+    for (const i64 rows : {1, 15, 16, 17, 48})
+      for (const i64 blocks : {1, 2, 3}) {
+        const i64 depth = blocks * block_elements(type), panels = (rows + 15) / 16;
+        std::vector<std::byte> from(static_cast<std::size_t>(rows * block_row_bytes(type, depth)));
+        std::mt19937 random(3);
+        for (std::byte& byte : from) byte = static_cast<std::byte>(random());
+        std::vector<std::byte> packed(stored_bytes({Stored::Kind::panels, DType::f32, type}, Shape{rows, depth}));
+        ASSERT_EQ(packed.size(), static_cast<std::size_t>(panels_bytes(*format, rows, depth)));
+        fill_panels(*format, from.data(), rows, depth, 0, panels, packed.data());
+        std::vector<std::byte> back(from.size());
+        blocks_of_panels(*format, packed.data(), rows, depth, panels / 2, panels, back.data());
+        blocks_of_panels(*format, packed.data(), rows, depth, 0, panels / 2, back.data());
+        EXPECT_EQ(back, from) << block_type_name(type) << " of " << rows << " x " << depth;
+      }
+  }
+}
+
+// The smallest number that a byte holds does not come from ggml's quantizer; files may have it.
+TEST(Panels, EveryByteOfQ8) {
+  const BlockType type = *find_block_type("q8_0");
+  for (const Kernel* kernel : panel_kernels()) {
+    Problem p(type, 6, 40, 64);
+    for (std::size_t i = 0; i < p.weight.size(); ++i)
+      if (i % 34 >= 2) p.weight[i] = i % 3 == 0 ? std::byte{0x80} : i % 3 == 1 ? std::byte{0x7f} : std::byte{0x81};
+    p.values = dequantized(type, p.weight, p.k);
+    check(p, product(p, {.panels = kernel}));
+  }
+}
+
+TEST(Panels, NumbersThatCannotBeQuantized) {
+  for (const Kernel* kernel : panel_kernels()) {
+    Problem p(*find_block_type("q8_0"), 3, 16, 64);
+    for (i64 k = 0; k < 64; ++k) p.a[Problem::at(k)] = 1e-40f;
+    p.a[64 + 7] = std::nanf("");
+    p.a[128 + 40] = INFINITY;
+    const std::vector<float> out = product(p, {.panels = kernel});
+    for (std::size_t j = 0; j < 16; ++j) {
+      EXPECT_NEAR(out[j], 0, 1e-30f);
+      EXPECT_FALSE(std::isfinite(out[16 + j]));
+      EXPECT_FALSE(std::isfinite(out[32 + j]));
+    }
+  }
+}
+
+TEST(Panels, RowsAreExact) {
+  for (const BlockType type : panel_types())
+    for (const i64 n : {1, 16, 37}) {
+      const Problem p(type, 1, n, block_elements(type) * 3);
+      const std::vector<std::byte> panels = in_panels(p);
+      std::vector<float> row(static_cast<std::size_t>(p.k));
+      for (i64 r = 0; r < n; ++r) {
+        row_of_panels(*panel_format(type), panels.data(), p.k, r, row.data());
+        EXPECT_EQ(std::memcmp(row.data(), p.values.data() + r * p.k, row.size() * sizeof(float)), 0)
+            << block_type_name(type) << " " << n << " " << r;
+      }
+    }
+}
+
+TEST(BlockRows, EveryTypeIsExact) {
+  for (const BlockType type : all_block_types()) {
+    const i64 k = 512, n = 19;
+    const std::vector<std::byte> weight = quantized(type, random_values(n * k, 4), k);
+    const std::vector<float> values = dequantized(type, weight, k);
+    const std::vector<i64> indices = {0, 18, 7, 7, 3, 1};
+    std::vector<float> out(indices.size() * k);
+    BlockRowsAttrs attrs;
+    attrs.type = type;
+    attrs.rows = n;
+    const auto run = [&](const std::vector<i64>& at, int threads) {
+      return run_kernel(kBlockRows,
+                        {{TensorDesc(DType::u8, Shape{static_cast<i64>(weight.size())}), weight.data()},
+                         {TensorDesc(DType::i64, Shape{2, 3}), at.data()}},
+                        {TensorDesc(DType::f32, Shape{2, 3, k}), out.data()}, threads, attrs);
+    };
+    EXPECT_EQ(run(indices, 2), "");
+    for (std::size_t i = 0; i < indices.size(); ++i)
+      EXPECT_EQ(std::memcmp(out.data() + i * k, values.data() + indices[i] * k, k * sizeof(float)), 0)
+          << block_type_name(type) << " " << i;
+    EXPECT_THAT(run({0, 1, 2, 19, 4, 5}, 1),
+                ::testing::HasSubstr("index 19 is out of range for dimension 0 of size 19"));
+    EXPECT_THAT(run({0, 1, 2, -1, 4, 5}, 1), ::testing::HasSubstr("index -1 is out of range"));
+  }
+}
+
+}  // namespace
+}  // namespace graft

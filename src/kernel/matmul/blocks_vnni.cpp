@@ -1,0 +1,476 @@
+// Compiled for AVX2 and for AVX-512 with VNNI only: see cmake/GraftLibrary.cmake.
+#include "kernel/matmul/blocks_vec.h"
+
+#include "kernel/matmul/tile.h"
+
+namespace graft::simd::GRAFT_ISA {
+namespace {
+
+#if defined(__AVX512VNNI__)
+typedef __m512i vb;
+constexpr int kTileM = 6;
+// Of no more rows one tile is made: then each panel is read once, which matters more than registers.
+constexpr int kMostRows = 8;
+#else
+typedef __m256i vb;
+constexpr int kTileM = 2, kMostRows = 2;
+#endif
+constexpr int kVectorBytes = sizeof(vb);
+constexpr int kParts = 64 / kVectorBytes;  // vectors across a panel
+static_assert(kLanes * kParts == kPanelColumns && kPanel == 2 * kLanes);
+// Bytes ahead of what is read that the first tile of rows asks for: with few rows a product waits for nothing but
+// memory. Later tiles find the panel in a cache.
+constexpr int kAhead = 4096;
+// With more rows, which compute half as long as they wait, the bytes wait in the second-level cache.
+constexpr int kAheadOfManyRows = 8192;
+// Bytes of panels that many rows ask for while they work on those before.
+constexpr i64 kMostAhead = 48 << 10;
+
+GRAFT_VEC vb load_bytes(const std::byte* p) {
+#if defined(__AVX512VNNI__)
+  return _mm512_loadu_si512(p);
+#else
+  return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+#endif
+}
+
+GRAFT_VEC vb splat_int(std::int32_t x) {
+#if defined(__AVX512VNNI__)
+  return _mm512_set1_epi32(x);
+#else
+  return _mm256_set1_epi32(x);
+#endif
+}
+
+GRAFT_VEC std::int32_t int_at(const std::int8_t* p) {
+  std::int32_t x;
+  __builtin_memcpy(&x, p, 4);
+  return x;
+}
+
+GRAFT_VEC vb low_half(vb x) {
+#if defined(__AVX512VNNI__)
+  return _mm512_and_si512(x, _mm512_set1_epi8(15));
+#else
+  return _mm256_and_si256(x, _mm256_set1_epi8(15));
+#endif
+}
+GRAFT_VEC vb high_half(vb x) {
+#if defined(__AVX512VNNI__)
+  return _mm512_and_si512(_mm512_srli_epi16(x, 4), _mm512_set1_epi8(15));
+#else
+  return _mm256_and_si256(_mm256_srli_epi16(x, 4), _mm256_set1_epi8(15));
+#endif
+}
+
+// The two bits of quadruple i of four in `high`, above the four bits of x.
+GRAFT_VEC vb with_high_bits(vb x, vb high, int i) {
+#if defined(__AVX512VNNI__)
+  const __m128i left = _mm_cvtsi32_si128(i < 2 ? 4 - 2 * i : 0), right = _mm_cvtsi32_si128(i < 2 ? 0 : 2 * i - 4);
+  const vb shifted = i < 2 ? _mm512_sll_epi16(high, left) : _mm512_srl_epi16(high, right);
+  return _mm512_or_si512(x, _mm512_and_si512(shifted, _mm512_set1_epi8(0x30)));
+#else
+  const __m128i left = _mm_cvtsi32_si128(i < 2 ? 4 - 2 * i : 0), right = _mm_cvtsi32_si128(i < 2 ? 0 : 2 * i - 4);
+  const vb shifted = i < 2 ? _mm256_sll_epi16(high, left) : _mm256_srl_epi16(high, right);
+  return _mm256_or_si256(x, _mm256_and_si256(shifted, _mm256_set1_epi8(0x30)));
+#endif
+}
+
+// A block's sum of products, less than 2^22, begins at the bits of the float 1.5 * 2^23: these and the sum are the bits
+// of the float 1.5 * 2^23 + sum. One fma subtracts and scales, to the same bits as conversion and multiplication, for
+// 1.5 * 2^23 times a scale is exact: 2 bits of one and at most 19 (those of an f16 and a byte) of the other.
+constexpr std::int32_t kSumBegin = 0x4b400000;
+constexpr float kSumBeginAsFloat = 0x1.8p23f;
+
+GRAFT_VEC vf scale_sum(vb sum, vf scale, vf scaled_begin) { return fma((vf)sum, scale, -scaled_begin); }
+
+GRAFT_VEC vf to_float(vb x) {
+#if defined(__AVX512VNNI__)
+  return (vf)_mm512_cvtepi32_ps(x);
+#else
+  return (vf)_mm256_cvtepi32_ps(x);
+#endif
+}
+
+// kLanes unsigned bytes as numbers.
+GRAFT_VEC vf load_u8(const std::byte* p) {
+#if defined(__AVX512VNNI__)
+  return to_float(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+#else
+  return to_float(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+#endif
+}
+
+// The same of signed bytes.
+GRAFT_VEC vf load_s8(const std::byte* p) {
+#if defined(__AVX512VNNI__)
+  return to_float(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+#else
+  return to_float(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+#endif
+}
+
+GRAFT_VEC vf load_scales(const std::byte* p, int part) {
+  return load_f16(reinterpret_cast<const std::uint16_t*>(p) + part * kLanes);
+}
+
+// sums[i] += w[4 i] * a[4 i] + ... + w[4 i + 3] * a[4 i + 3]. `w` is unsigned and `a` signed; with `wide`, w is above
+// 127 and has the zero 128.
+template <bool wide>
+GRAFT_VEC vb dot4(vb sums, vb w, vb a) {
+#if defined(__AVX512VNNI__)
+  return _mm512_dpbusd_epi32(sums, w, a);
+#else
+  // The sum of two products must fit 16 bits: it does for |w| <= 128, which w without its zero is.
+  if (wide) {
+    w = _mm256_xor_si256(w, _mm256_set1_epi8(static_cast<char>(0x80)));
+    a = _mm256_sign_epi8(a, w);
+    w = _mm256_abs_epi8(w);
+  }
+  return _mm256_add_epi32(sums, _mm256_madd_epi16(_mm256_maddubs_epi16(w, a), _mm256_set1_epi16(1)));
+#endif
+}
+
+// What the formats differ in. A group is what lies together: blocks, then their scales.
+struct Q8_0 {
+  static constexpr PanelFormat kFormat = PanelFormat::q8_0;
+  static constexpr int kGroup = 2, kBlockBytes = 512, kZero = kParts == 1 ? 128 : 0;
+  static constexpr bool kWide = true, kHalves = false, kMinimum = false;
+};
+struct Q4_0 {
+  static constexpr PanelFormat kFormat = PanelFormat::q4_0;
+  static constexpr int kGroup = 2, kBlockBytes = 256, kZero = 8;
+  static constexpr bool kWide = false, kHalves = true, kMinimum = false;
+};
+struct Q4_K {
+  static constexpr PanelFormat kFormat = PanelFormat::q4_k;
+  static constexpr int kGroup = 8, kBlockBytes = 256, kZero = 0;
+  static constexpr bool kWide = false, kHalves = true, kMinimum = true;
+};
+
+// How far from what is read at byte `at` of `panels` panels side by side, each of `stride` bytes, the bytes lie that
+// are read `ahead` bytes later; the panels after these follow them.
+GRAFT_VEC i64 bytes_ahead(i64 at, i64 ahead, i64 stride, i64 panels) {
+  return at + ahead < stride ? ahead : ahead + (panels - 1) * stride;
+}
+
+// The sums of one block of 32 for M rows and N vectors of columns.
+template <typename F, int M, int N>
+GRAFT_VEC void block_sums(const std::byte* const (&q)[N], const std::int8_t* a, i64 depth, vb (&sums)[M][N]) {
+  constexpr int kVectors = F::kHalves ? 4 : 8;
+#pragma GCC unroll 8
+  for (int i = 0; i < kVectors; ++i) {
+    vb w[N];
+#pragma GCC unroll 2
+    for (int n = 0; n < N; ++n) {
+      w[n] = load_bytes(q[n] + i * 64);
+    }
+#pragma GCC unroll 8
+    for (int m = 0; m < M; ++m) {
+      const std::int8_t* row = a + m * depth + i * 4;
+      const vb low = splat_int(int_at(row));
+#pragma GCC unroll 2
+      for (int n = 0; n < N; ++n) sums[m][n] = dot4<F::kWide>(sums[m][n], F::kHalves ? low_half(w[n]) : w[n], low);
+      if (F::kHalves) {
+        const vb high = splat_int(int_at(row + 16));
+#pragma GCC unroll 2
+        for (int n = 0; n < N; ++n) sums[m][n] = dot4<F::kWide>(sums[m][n], high_half(w[n]), high);
+      }
+    }
+  }
+}
+
+// Rows of `out` are out_row elements apart.
+template <typename F, int M, int N>
+void tile(const std::byte* panels, i64 panel_stride, const QuantizedRows& rows, i64 row, i64 depth, float* out,
+          i64 out_row) {
+  const i64 blocks = depth / kPanelBlock;
+  const std::byte* base[N];
+  for (int n = 0; n < N; ++n) base[n] = panels + n / kParts * panel_stride;
+  const std::int8_t* a = rows.q + row * depth;
+  const float* scale = rows.scale + row * blocks;
+  const std::int32_t* sum = F::kMinimum ? nullptr : rows.sum + row * blocks;
+  const float* row_sum = F::kMinimum ? rows.scaled_sum + row * blocks : nullptr;
+  constexpr int kPanels = N / kParts;
+  vf total[M][N];
+#pragma GCC unroll 8
+  for (int m = 0; m < M; ++m) {
+#pragma GCC unroll 2
+    for (int n = 0; n < N; ++n) total[m][n] = zero();
+  }
+  vf unit[N] = {}, unit_of_minimum[N] = {};
+  // Block `b`, the g-th of a group that begins at `start` of its panel and has its scales at `tail`.
+  const auto block = [&](i64 b, i64 g, i64 start, i64 tail) __attribute__((always_inline)) {
+    vb sums[M][N];
+    for (int m = 0; m < M; ++m) {
+      for (int n = 0; n < N; ++n) sums[m][n] = splat_int(F::kZero == 0 ? kSumBegin : sum[m * blocks + b]);
+    }
+    const std::byte* q[N];
+    for (int n = 0; n < N; ++n) q[n] = base[n] + start + g * F::kBlockBytes + n % kParts * kVectorBytes;
+    if (row == 0) {
+      constexpr bool kMany = M > 3;
+      constexpr int kCache = kMany ? 2 : 3;  // as __builtin_prefetch counts them: the second level, the first
+      const i64 ahead = bytes_ahead(panel_bytes(F::kFormat, b * kPanelBlock), kMany ? kAheadOfManyRows : kAhead,
+                                    panel_stride, kPanels);
+#pragma GCC unroll 2
+      for (int n = 0; n < N; ++n) {
+#pragma GCC unroll 8
+        for (int i = 0; i < F::kBlockBytes; i += 64) __builtin_prefetch(q[n] + i + ahead, 0, kCache);
+        __builtin_prefetch(base[n] + tail + g * 32 + ahead, 0, kCache);
+      }
+    }
+    block_sums<F, M, N>(q, a + b * kPanelBlock, depth, sums);
+#pragma GCC unroll 2
+    for (int n = 0; n < N; ++n) {
+      const std::byte* at = base[n] + tail;
+      const int lane = n % kParts * kLanes;
+      vf s;
+      if (F::kMinimum) {
+        s = load_u8(at + g * 16 + lane) * unit[n];
+        const vf minimum = load_u8(at + 128 + g * 16 + lane) * unit_of_minimum[n];
+#pragma GCC unroll 8
+        for (int m = 0; m < M; ++m) total[m][n] = total[m][n] - minimum * splat(row_sum[m * blocks + b]);
+      } else {
+        s = load_scales(at + g * 32, n % kParts);
+      }
+      const vf begin = s * splat(kSumBeginAsFloat);
+#pragma GCC unroll 8
+      for (int m = 0; m < M; ++m) {
+        total[m][n] = fma(scale_sum(sums[m][n], s, begin), splat(scale[m * blocks + b]), total[m][n]);
+      }
+    }
+  };
+  if constexpr (M > 3 && !F::kMinimum) {
+    // One loop, so that the many totals stay in registers.
+    static_assert(F::kGroup == 2);
+    i64 start = 0;
+    for (i64 b = 0; b + 2 <= blocks; b += 2, start += panel_bytes(F::kFormat, 2 * kPanelBlock)) {
+      block(b, 0, start, start + 2 * F::kBlockBytes);
+      block(b + 1, 1, start, start + 2 * F::kBlockBytes);
+    }
+    if (blocks % 2 != 0) block(blocks - 1, 0, start, start + F::kBlockBytes);
+  } else {
+    for (i64 first = 0; first < blocks; first += F::kGroup) {
+      const i64 group = smaller(F::kGroup, blocks - first);
+      const i64 tail = group * F::kBlockBytes;
+      if (F::kMinimum) {
+        for (int n = 0; n < N; ++n) {
+          unit[n] = load_scales(base[n] + tail + 256, n % kParts);
+          unit_of_minimum[n] = load_scales(base[n] + tail + 288, n % kParts);
+        }
+      }
+      for (i64 g = 0; g < group; ++g) block(first + g, g, 0, tail);
+      for (int n = 0; n < N; ++n) base[n] += panel_bytes(F::kFormat, group * kPanelBlock);
+    }
+  }
+#pragma GCC unroll 8
+  for (int m = 0; m < M; ++m) {
+#pragma GCC unroll 2
+    for (int n = 0; n < N; ++n) store(out + m * out_row + n * kLanes, total[m][n]);
+  }
+}
+
+// q6_k has a scale for 16 elements: two sums a block, of one vector of columns at a time, the `part`-th of a panel.
+template <int M>
+void tile_of_q6_k(const std::byte* panel, int part, const QuantizedRows& rows, i64 row, i64 depth, float* out,
+                  i64 out_row) {
+  constexpr int kBlockBytes = 384;
+  const i64 ahead = row == 0 ? kAhead : 0;
+  const i64 blocks = depth / kPanelBlock;
+  const std::int8_t* a = rows.q + row * depth;
+  const float* scale = rows.scale + row * blocks;
+  const std::int32_t* sum = rows.sum + row * blocks * 2;
+  vf total[M];
+  for (int m = 0; m < M; ++m) total[m] = zero();
+  for (i64 first = 0; first < blocks; first += 8, panel += panel_bytes(PanelFormat::q6_k, 256)) {
+    const std::byte* tail = panel + 8 * kBlockBytes;
+    const vf unit = load_scales(tail + 256, part);
+    for (int g = 0; g < 8; ++g) {
+      const i64 b = first + g;
+      const std::byte* q = panel + g * kBlockBytes + part * kVectorBytes;
+      const vb high0 = load_bytes(q + 256), high1 = load_bytes(q + 320);
+      vb sums[M][2];
+      for (int m = 0; m < M; ++m) {
+        for (int h = 0; h < 2; ++h) sums[m][h] = splat_int(sum[(m * blocks + b) * 2 + h]);
+      }
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i) {
+        const vb x = load_bytes(q + i * 64);
+        __builtin_prefetch(q + i * 64 + ahead);
+        const vb w0 = with_high_bits(low_half(x), high0, i), w1 = with_high_bits(high_half(x), high1, i);
+#pragma GCC unroll 8
+        for (int m = 0; m < M; ++m) {
+          const std::int8_t* at = a + m * depth + b * kPanelBlock + i * 4;
+          sums[m][0] = dot4<false>(sums[m][0], w0, splat_int(int_at(at)));
+          sums[m][1] = dot4<false>(sums[m][1], w1, splat_int(int_at(at + 16)));
+        }
+      }
+      for (int h = 0; h < 2; ++h) {
+        const vf s = load_s8(tail + (g * 2 + h) * 16 + part * kLanes) * unit;
+        const vf begin = s * splat(kSumBeginAsFloat);
+#pragma GCC unroll 8
+        for (int m = 0; m < M; ++m) {
+          total[m] = fma(scale_sum(sums[m][h], s, begin), splat(scale[m * blocks + b]), total[m]);
+        }
+      }
+    }
+  }
+  for (int m = 0; m < M; ++m) store(out + m * out_row, total[m]);
+}
+
+using TileOfRows = void (*)(const std::byte*, i64, const QuantizedRows&, i64, i64, float*, i64);
+
+#if defined(__AVX512VNNI__)
+template <typename F, int N>
+constexpr TileOfRows kTilesOfRows[kMostRows] = {tile<F, 1, N>, tile<F, 2, N>, tile<F, 3, N>, tile<F, 4, N>,
+                                                tile<F, 5, N>, tile<F, 6, N>, tile<F, 7, N>, tile<F, 8, N>};
+#else
+template <typename F, int N>
+constexpr TileOfRows kTilesOfRows[kMostRows] = {tile<F, 1, N>, tile<F, 2, N>};
+#endif
+
+using TileOfQ6K = void (*)(const std::byte*, int, const QuantizedRows&, i64, i64, float*, i64);
+#if defined(__AVX512VNNI__)
+constexpr TileOfQ6K kTilesOfQ6K[kMostRows] = {tile_of_q6_k<1>, tile_of_q6_k<2>, tile_of_q6_k<3>, tile_of_q6_k<4>,
+                                              tile_of_q6_k<5>, tile_of_q6_k<6>, tile_of_q6_k<7>, tile_of_q6_k<8>};
+#else
+constexpr TileOfQ6K kTilesOfQ6K[kMostRows] = {tile_of_q6_k<1>, tile_of_q6_k<2>};
+#endif
+
+struct Q6_K {
+  static constexpr PanelFormat kFormat = PanelFormat::q6_k;
+  static constexpr int kZero = 32;
+};
+
+template <typename F>
+void tiles_of(const std::byte* panels, const QuantizedRows& quantized, i64 rows, i64 depth, i64 columns, i64 j0, i64 j1,
+              const Epilogue& e) {
+  alignas(64) float tile[kMostRows * kPanel];
+  const i64 stride = panel_bytes(F::kFormat, depth);
+  // Tiles of equal heights, as few as there can be.
+  const i64 turns = rows <= kMostRows ? 1 : (rows + kTileM - 1) / kTileM;
+  // Sums that are the results already go to their place.
+  const bool plain = e.alpha == 1.f && e.bias == nullptr && e.activation == Activation::none && e.out_j == 1 &&
+                     e.out_dtype == DType::f32;
+  for (i64 j = j0; j < j1; j += kPanel) {
+    const int width = static_cast<int>(smaller(kPanel, columns - j));
+    // Two vectors, of which the second may lie beyond the last panel.
+    const bool two = kParts == 2 || width > kPanelColumns;
+    const bool in_place = plain && width == kPanel;
+    const i64 out_row = in_place ? e.out_r : kPanel;
+    const std::byte* at = panels + j / kPanelColumns * stride;
+    // Meanwhile the panels that come next are asked for: the first tile would wait for memory. Not large ones, which
+    // every tile reads from the second-level cache.
+    const std::byte* next = at + 2 * stride;
+    const bool ahead = turns > 1 && j + kPanel < j1 && 2 * stride <= kMostAhead;
+    const std::byte* end = next + (!ahead ? 0 : columns - j - kPanel > kPanelColumns ? 2 * stride : stride);
+    const i64 lines = ((end - next) / turns + 63) / 64;
+    i64 left = turns;
+    for (i64 r = 0, count = 0; r < rows; r += count, --left) {
+      count = (rows - r + left - 1) / left;
+      for (i64 i = 0; i < lines && next < end; ++i, next += 64) __builtin_prefetch(next, 0, 2);
+      float* out = in_place ? static_cast<float*>(e.out) + r * e.out_r + j : tile;
+      if constexpr (F::kFormat == PanelFormat::q6_k) {
+        for (int n = 0; n < (two ? 2 : 1); ++n) {
+          const std::byte* panel = at + n / kParts * stride;
+          kTilesOfQ6K[count - 1](panel, n % kParts, quantized, r, depth, out + n * kLanes, out_row);
+        }
+      } else {
+        (two ? kTilesOfRows<F, 2> : kTilesOfRows<F, 1>)[count - 1](at, stride, quantized, r, depth, out, out_row);
+      }
+      if (!in_place) finish(e, out, r, static_cast<int>(count), j, width);
+    }
+  }
+}
+
+void tiles(PanelFormat format, const std::byte* panels, const QuantizedRows& quantized, i64 rows, i64 depth,
+           i64 columns, i64 j0, i64 j1, const Epilogue& e) {
+  switch (format) {
+    case PanelFormat::q8_0:
+      return tiles_of<Q8_0>(panels, quantized, rows, depth, columns, j0, j1, e);
+    case PanelFormat::q4_0:
+      return tiles_of<Q4_0>(panels, quantized, rows, depth, columns, j0, j1, e);
+    case PanelFormat::q4_k:
+      return tiles_of<Q4_K>(panels, quantized, rows, depth, columns, j0, j1, e);
+    case PanelFormat::q6_k:
+      return tiles_of<Q6_K>(panels, quantized, rows, depth, columns, j0, j1, e);
+  }
+}
+
+int zero_of(PanelFormat format) {
+  constexpr int kZeros[] = {Q8_0::kZero, Q4_0::kZero, Q4_K::kZero, Q6_K::kZero};
+  return kZeros[static_cast<int>(format)];
+}
+
+constexpr int kVectors = kPanelBlock / kLanes;
+
+// The largest of all lanes.
+GRAFT_VEC std::int32_t max_lanes(vi x) {
+#if defined(__AVX512VNNI__)
+  return _mm512_reduce_max_epi32((__m512i)x);
+#else
+  __m128i m = _mm_max_epi32(_mm256_castsi256_si128((__m256i)x), _mm256_extracti128_si256((__m256i)x, 1));
+  m = _mm_max_epi32(m, _mm_shuffle_epi32(m, 0x4e));
+  return _mm_cvtsi128_si32(_mm_max_epi32(m, _mm_shuffle_epi32(m, 0xb1)));
+#endif
+}
+
+// Rounds the numbers of a block, all at most 127, to bytes: each half of it.
+GRAFT_VEC void to_bytes(const vf (&x)[kVectors], __m128i (&halves)[2]) {
+#if defined(__AVX512VNNI__)
+  for (int h = 0; h < 2; ++h) halves[h] = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32((__m512)x[h]));
+#else
+  for (int h = 0; h < 2; ++h) {
+    const __m256i a = _mm256_cvtps_epi32((__m256)x[2 * h]), b = _mm256_cvtps_epi32((__m256)x[2 * h + 1]);
+    const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(a, b), 0xd8);
+    halves[h] = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+  }
+#endif
+}
+
+// The sum of 16 signed bytes.
+GRAFT_VEC std::int32_t sum_bytes(__m128i x) {
+  const __m128i sums = _mm_sad_epu8(_mm_xor_si128(x, _mm_set1_epi8(static_cast<char>(0x80))), _mm_setzero_si128());
+  return _mm_cvtsi128_si32(sums) + _mm_extract_epi32(sums, 2) - 16 * 128;
+}
+
+void quantize(PanelFormat format, const float* from, i64 k0, i64 k1, i64 row, i64 depth, const QuantizedRows& to) {
+  const int zero_point = zero_of(format);
+  for (i64 k = k0; k < k1; k += kPanelBlock) {
+    // Of floats without sign the order is that of their bits, and what is no number comes last: one makes the block's
+    // scale none.
+    vf x[kVectors];
+    vi largest = {};
+    for (int i = 0; i < kVectors; ++i) {
+      x[i] = load(from + k + i * kLanes);
+      const vi size = as_int(absolute(x[i]));
+      largest = size > largest ? size : largest;
+    }
+    const auto most = __builtin_bit_cast(float, max_lanes(largest));
+    const float inverse = most > 1e-36f ? 127.f / most : 0.f;  // of less, the inverse is infinite
+    for (int i = 0; i < kVectors; ++i) x[i] = x[i] * inverse;
+    __m128i halves[2];
+    to_bytes(x, halves);
+    std::int32_t sums[2];
+    for (int h = 0; h < 2; ++h) {
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(to.q + row * depth + k + h * 16), halves[h]);
+      sums[h] = sum_bytes(halves[h]);
+    }
+    const i64 block = row * (depth / kPanelBlock) + k / kPanelBlock;
+    const float scale = most / 127.f;
+    to.scale[block] = scale;
+    if (format == PanelFormat::q4_k) {
+      to.scaled_sum[block] = scale * static_cast<float>(sums[0] + sums[1]);
+    } else if (format == PanelFormat::q6_k) {
+      for (int h = 0; h < 2; ++h) to.sum[block * 2 + h] = kSumBegin - zero_point * sums[h];
+    } else {
+      to.sum[block] = kSumBegin - zero_point * (sums[0] + sums[1]);
+    }
+  }
+}
+
+}  // namespace
+
+const PanelTable kPanels = {kPanel, quantize, tiles};
+
+}  // namespace graft::simd::GRAFT_ISA

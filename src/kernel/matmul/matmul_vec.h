@@ -1,0 +1,99 @@
+#pragma once
+
+#include <cstdint>
+
+#include "graft/dtype.h"
+#include "kernel/simd/dispatch.h"
+
+// Building blocks of the f32-accumulating matrix product; kernel/matmul/matmul.cpp puts them together. Element types
+// are f32, f16 and bf16; everything is accumulated in f32 and rounded once.
+//
+// Tiles compute O[r, j] = sum_k S[r, k] * V[k, j]: S ("scalar" operand) is broadcast element by element, V ("vector"
+// operand) is read as rows of vectors from packed panels. Either operand of a product can play either part.
+namespace graft::simd {
+
+enum class Activation : std::int32_t { none, relu, silu, gelu_erf, gelu_tanh };
+
+// What happens to a finished sum x at O[r, j]: out = activation(alpha * x + beta * bias[r, j]). Strides in elements.
+struct Epilogue {
+  float alpha = 1;
+  float beta = 1;
+  const void* bias = nullptr;  // may be null
+  DType bias_dtype = DType::f32;
+  std::int64_t bias_r = 0, bias_j = 0;
+  Activation activation = Activation::none;
+  void* out = nullptr;
+  DType out_dtype = DType::f32;
+  std::int64_t out_r = 0, out_j = 0;
+};
+
+// A strided matrix; strides in elements.
+struct MatrixView {
+  const void* data = nullptr;
+  DType dtype = DType::f32;
+  std::int64_t row = 0, col = 0;
+};
+
+// Products of bf16, to which f32 is rounded, two steps of k at once: the products are exact, sums are f32; subnormal
+// numbers count as zero. The steps 2i and 2i + 1 of a column are one number of 32 bits, the first in the low half;
+// after an odd depth there is a zero.
+struct PairProducts {
+  // As MatmulTable::pack, into panels of panel_width pairs for each two steps: a panel lies at
+  // packed + panel * panel_width * ceil(depth / 2). k0 is even, and k1 is even or the depth.
+  void (*pack)(const MatrixView& v, std::int64_t depth, std::int64_t columns, std::int64_t panel, std::int64_t k0,
+               std::int64_t k1, std::uint32_t* packed);
+
+  // As MatmulTable::tiles.
+  void (*tiles)(const MatrixView& s, const std::uint32_t* packed, std::int64_t depth, std::int64_t columns,
+                std::int64_t r0, std::int64_t r1, std::int64_t p0, std::int64_t p1, const Epilogue& epilogue);
+};
+
+struct MatmulTable {
+  int panel_width;  // columns j of a panel
+  int tile_rows;    // rows r of a tile
+
+  // Packs k in [k0, k1) of panel `panel` of v (k is its row, j its column) as f32. A panel lies at
+  // packed + panel * panel_width * depth; within it row k starts at k * panel_width. Columns beyond `columns` are zero.
+  void (*pack)(const MatrixView& v, std::int64_t depth, std::int64_t columns, std::int64_t panel, std::int64_t k0,
+               std::int64_t k1, float* packed);
+
+  // Computes O for rows [r0, r1) and panels [p0, p1) of `columns` columns. `packed` as pack() wrote it; when it is
+  // null, v is read in place (f32 with column stride 1).
+  void (*tiles)(const MatrixView& s, const MatrixView& v, const float* packed, std::int64_t depth, std::int64_t columns,
+                std::int64_t r0, std::int64_t r1, std::int64_t p0, std::int64_t p1, const Epilogue& epilogue);
+
+  const PairProducts* pairs;  // null where the instruction set has none
+
+  // Few rows against many: O[q, p] = sum_k many[q, k] * few[p, k] for q in [q0, q1), p in [0, rows). `few` holds f32
+  // rows `few_stride` apart; `many` has column stride 1. r is q and j is p in the epilogue.
+  void (*dot)(const float* few, std::int64_t few_stride, int rows, const MatrixView& many, std::int64_t depth,
+              std::int64_t q0, std::int64_t q1, const Epilogue& epilogue);
+
+  // The epilogue alone: writes rows x width sums, rows panel_width apart, to O[r0 + r, j0 + j]; width is at most
+  // panel_width. Changes `sums`.
+  void (*finish)(const Epilogue& epilogue, float* sums, std::int64_t r0, int rows, std::int64_t j0, int width);
+
+  // Converts n elements to f32.
+  void (*widen)(const void* from, DType dtype, std::int64_t stride, std::int64_t n, float* to);
+};
+
+inline constexpr int kMaxDotRows = 8;
+
+// The table of a level that is available here.
+const MatmulTable& matmul(Isa isa);
+inline const MatmulTable& matmul() { return matmul(active_isa()); }
+
+namespace baseline {
+extern const MatmulTable kMatmul;
+}
+namespace avx2 {
+extern const MatmulTable kMatmul;
+}
+namespace avx512 {
+extern const MatmulTable kMatmul;
+}
+namespace avx512bf16 {
+extern const PairProducts kPairProducts;
+}
+
+}  // namespace graft::simd

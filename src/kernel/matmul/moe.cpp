@@ -1,0 +1,189 @@
+#include "kernel/matmul/moe.h"
+
+#include <ggml.h>
+
+#include <algorithm>
+#include <string>
+
+#include "base/ceil_div.h"
+#include "base/ggml_cpu.h"
+
+namespace graft {
+namespace {
+
+using i64 = std::int64_t;
+
+// Columns of a matrix that one unit of work computes for all rows of the expert: they stay in the caches while the rows
+// go by.
+constexpr i64 kColumns = 48;
+constexpr i64 kRows = simd::kMaxDotRows;
+
+i64 aligned(i64 bytes) { return ceil_div(bytes, 64) * 64; }
+
+const ggml_type_traits_cpu& traits_of(BlockType type) { return *ggml_cpu().type_traits(static_cast<ggml_type>(type)); }
+
+i64 quantized_row_bytes(const ExpertLinearAttrs& attrs) {
+  return static_cast<i64>(ggml_row_size(traits_of(attrs.block).vec_dot_type, attrs.in));
+}
+
+// Begins of the experts, then pairs sorted by expert.
+i64 order_bytes(i64 experts, i64 pairs) { return aligned((experts + 1 + pairs) * 8); }
+
+class ExpertLinear {
+ public:
+  ExpertLinear(const KernelContext& ctx, const simd::MatmulTable& table)
+      : ctx_(ctx),
+        table_(table),
+        attrs_(ctx.attrs<ExpertLinearAttrs>()),
+        in_(attrs_.in),
+        per_token_(ctx.in(1).shape[1]),
+        pairs_(ctx.in(1).numel()),
+        one_row_per_token_(ctx.in(0).shape[1] == 1),
+        begin_of_(reinterpret_cast<i64*>(ctx.scratch_bytes)),
+        pair_at_(begin_of_ + attrs_.experts + 1),
+        rows_(ctx.scratch_bytes + order_bytes(attrs_.experts, pairs_)) {}
+
+  // Phase 0: pairs of a token and an expert, sorted by expert; rows quantized. Phase 1: products.
+  void run() const {
+    if (ctx_.phase == 1) return products();
+    if (attrs_.block >= 0) quantize();
+    if (ctx_.task != 0) return;
+    if (ctx_.in(1).dtype == DType::i32) return sort(ctx_.input<std::int32_t>(1));
+    sort(ctx_.input<i64>(1));
+  }
+
+ private:
+  void quantize() const {
+    const auto from_float = ggml_cpu().type_traits(traits_of(attrs_.block).vec_dot_type)->from_float;
+    const i64 bytes = quantized_row_bytes(attrs_);
+    const auto [begin, end] = ctx_.range(ctx_.in(0).shape[0] * ctx_.in(0).shape[1]);
+    for (i64 row = begin; row < end; ++row) from_float(ctx_.input<float>(0) + row * in_, rows_ + row * bytes, in_);
+  }
+
+  template <typename T>
+  void sort(const T* chosen) const {
+    std::fill_n(begin_of_, attrs_.experts + 1, i64{0});
+    for (i64 pair = 0; pair < pairs_; ++pair) {
+      if (chosen[pair] < 0 || chosen[pair] >= attrs_.experts) {
+        ctx_.fail("expert " + std::to_string(chosen[pair]) + " is out of range for " + std::to_string(attrs_.experts) +
+                  " experts");
+        std::fill_n(begin_of_, attrs_.experts + 1, i64{0});  // nothing left to do in phase 1
+        return;
+      }
+      ++begin_of_[chosen[pair] + 1];
+    }
+    for (i64 e = 0; e < attrs_.experts; ++e) begin_of_[e + 1] += begin_of_[e];
+    // Places are taken from each expert's begin on, which ends up one expert further.
+    for (i64 pair = 0; pair < pairs_; ++pair) pair_at_[begin_of_[chosen[pair]]++] = pair;
+    for (i64 e = attrs_.experts; e > 0; --e) begin_of_[e] = begin_of_[e - 1];
+    begin_of_[0] = 0;
+  }
+
+  i64 groups(i64 expert) const { return ceil_div(begin_of_[expert + 1] - begin_of_[expert], kRows); }
+
+  // A unit is a group of rows times a block of columns, blocks of one expert after another, groups of rows innermost.
+  void products() const {
+    const i64 blocks = ceil_div(attrs_.out, kColumns);
+    i64 units = 0;
+    for (i64 e = 0; e < attrs_.experts; ++e) units += blocks * groups(e);
+    const auto [begin, end] = ctx_.range(units);
+    i64 first = 0;  // unit of the expert
+    for (i64 e = 0; e < attrs_.experts && first < end; ++e) {
+      const i64 count = groups(e);
+      for (i64 unit = std::max(begin, first); unit < std::min(end, first + blocks * count); ++unit)
+        product(e, (unit - first) / count * kColumns, begin_of_[e] + (unit - first) % count * kRows);
+      first += blocks * count;
+    }
+  }
+
+  // Columns from `column` on of the rows from place `at` on.
+  void product(i64 expert, i64 column, i64 at) const {
+    const int rows = static_cast<int>(std::min(kRows, begin_of_[expert + 1] - at));
+    const i64 columns = std::min(kColumns, attrs_.out - column);
+    const i64 first = expert * attrs_.out + column;  // row of the weight
+    alignas(64) float results[kRows * kColumns];
+    if (attrs_.block >= 0) {
+      block_product(first, columns, at, rows, results);
+    } else {
+      element_product(first, columns, at, rows, results);
+    }
+    for (int r = 0; r < rows; ++r)
+      std::copy_n(results + r * kColumns, columns, ctx_.output<float>() + pair_at_[at + r] * attrs_.out + column);
+  }
+
+  void element_product(i64 first, i64 columns, i64 at, int rows, float* results) const {
+    simd::Epilogue epilogue;
+    epilogue.out = results;
+    epilogue.out_r = 1;
+    epilogue.out_j = kColumns;
+    if (attrs_.has_bias != 0) {
+      epilogue.bias = ctx_.input<float>(3) + first;
+      epilogue.bias_r = 1;
+    }
+    const DType dtype = ctx_.in(2).dtype;
+    const auto element = static_cast<i64>(byte_size(dtype));
+    const simd::MatrixView matrix{ctx_.input<std::byte>(2) + first * in_ * element, dtype, in_, 1};
+    table_.dot(gathered(at, rows), in_, rows, matrix, in_, 0, columns, epilogue);
+  }
+
+  void block_product(i64 first, i64 columns, i64 at, int rows, float* results) const {
+    const auto vec_dot = traits_of(attrs_.block).vec_dot;
+    const i64 weight_row = block_row_bytes(attrs_.block, in_), quantized_row = quantized_row_bytes(attrs_);
+    const float* bias = attrs_.has_bias != 0 ? ctx_.input<float>(3) + first : nullptr;
+    for (i64 j = 0; j < columns; ++j) {
+      const std::byte* weight = ctx_.input<std::byte>(2) + (first + j) * weight_row;
+      for (int r = 0; r < rows; ++r) {
+        float* to = results + r * kColumns + j;
+        vec_dot(static_cast<int>(in_), to, 0, weight, 0, rows_ + row_of(pair_at_[at + r]) * quantized_row, 0, 1);
+        if (bias != nullptr) *to += bias[j];
+      }
+    }
+  }
+
+  i64 row_of(i64 pair) const { return one_row_per_token_ ? pair / per_token_ : pair; }
+  const float* row(i64 pair) const { return ctx_.input<float>(0) + row_of(pair) * in_; }
+
+  // The rows of some places, in_ apart.
+  const float* gathered(i64 at, int rows) const {
+    if (rows == 1) return row(pair_at_[at]);
+    float* to = reinterpret_cast<float*>(rows_) + ctx_.task * kRows * in_;
+    for (int r = 0; r < rows; ++r) std::copy_n(row(pair_at_[at + r]), in_, to + r * in_);
+    return to;
+  }
+
+  const KernelContext& ctx_;
+  const simd::MatmulTable& table_;
+  const ExpertLinearAttrs attrs_;
+  const i64 in_, per_token_, pairs_;
+  const bool one_row_per_token_;
+  // In scratch: where each expert's pairs begin in pair_at_ [experts + 1]; pairs sorted by expert [N * K]; rows, either
+  // quantized ones or those that a thread brings together.
+  i64* begin_of_;
+  i64* pair_at_;
+  std::byte* rows_;
+};
+
+int two_phases(const KernelContext&) noexcept { return 2; }
+void run_here(const KernelContext& ctx) noexcept { run_expert_linear(ctx, simd::matmul()); }
+
+}  // namespace
+
+const Kernel kExpertLinear = {
+    "expert_linear", run_here, 0, two_phases, [](const KernelContext& ctx) {
+      const auto attrs = ctx.attrs<ExpertLinearAttrs>();
+      if (attrs.block < 0) return std::string(name(ctx.in(2).dtype)) + " weights of experts, " + isa_name();
+      return "weights of experts are not packed: " + std::string(block_type_name(attrs.block)) + ", ggml's rows";
+    }};
+
+void run_expert_linear(const KernelContext& ctx, const simd::MatmulTable& table) noexcept {
+  ExpertLinear(ctx, table).run();
+}
+
+std::int64_t expert_linear_scratch_bytes(const ExpertLinearAttrs& attrs, const TensorDesc& rows,
+                                         const TensorDesc& experts, int threads) {
+  const i64 kept =
+      attrs.block >= 0 ? rows.shape[0] * rows.shape[1] * quantized_row_bytes(attrs) : threads * kRows * attrs.in * 4;
+  return order_bytes(attrs.experts, experts.numel()) + kept;
+}
+
+}  // namespace graft

@@ -1,0 +1,32 @@
+#pragma once
+
+#include <cstdint>
+
+#include "kernel/kernel.h"
+#include "kernel/matmul/matmul_vec.h"
+#include "weight/stored.h"
+
+namespace graft {
+
+// Each row times the matrix of its own expert, for mixtures of experts: rows of one expert are brought together, and a
+// matrix that no row names is not read.
+struct ExpertLinearAttrs {
+  std::int64_t experts = 0, out = 0, in = 0;  // sizes of the weight
+  BlockType block = -1;                       // the weight is stored in these blocks; -1: in elements
+  std::int16_t has_bias = 0;
+};
+// Inputs: rows [N, K, in] or [N, 1, in] f32, experts [N, K] i64 or i32, weight [experts, out, in] f32, f16 or bf16, or
+// its bytes (u8) when it is stored in ggml's blocks, and, when has_bias, bias [experts, out] f32; output [N, K, out]
+// f32. All contiguous, in and K at least 1. A row of [N, 1, in] serves all K experts. With blocks, rows are quantized
+// first, to the type that ggml multiplies the weight's with. Fails the run on an expert that is not in [0, experts),
+// without reading there.
+extern const Kernel kExpertLinear;
+
+// Scratch that it needs when `threads` threads run it.
+std::int64_t expert_linear_scratch_bytes(const ExpertLinearAttrs& attrs, const TensorDesc& rows,
+                                         const TensorDesc& experts, int threads);
+
+// The same with the kernels of a given level.
+void run_expert_linear(const KernelContext& ctx, const simd::MatmulTable& table) noexcept;
+
+}  // namespace graft

@@ -1,0 +1,34 @@
+#pragma once
+
+#include <cstdint>
+
+#include "kernel/conv/packed_conv_vec.h"
+
+// Inner loops of linear layers in f32 whose operands are rounded to bf16, with weights packed as PairProducts::pack
+// does.
+namespace graft::simd {
+
+struct PackedPairTable {
+  int panel_width;  // output channels of a panel: MatmulTable::panel_width of the level
+  int tile_rows;    // the most rows of a tile
+
+  // n numbers rounded to bf16, to nearest even.
+  void (*round)(const float* from, std::int64_t n, std::uint16_t* to);
+
+  // Tiles [from, to) of one panel, which has `width` channels. The `rows` rows of x are cut into `tiles` tiles of at
+  // most tile_rows; a row has `depth` numbers, then a zero when that is odd, and lies `row` numbers behind the one
+  // before it.
+  void (*tiles)(const std::uint16_t* x, std::int64_t row, std::int64_t rows, std::int64_t tiles, std::int64_t from,
+                std::int64_t to, std::int64_t depth, const std::uint32_t* panel, std::int64_t first_channel, int width,
+                const ChannelEpilogue& epilogue);
+};
+
+// Null for a level that does not multiply bf16.
+const PackedPairTable* packed_pairs(Isa isa);
+inline const PackedPairTable* packed_pairs() { return packed_pairs(active_isa()); }
+
+namespace avx512bf16 {
+extern const PackedPairTable kPackedPairs;
+}
+
+}  // namespace graft::simd

@@ -1,0 +1,58 @@
+#pragma once
+
+#include <cstdint>
+
+#include "kernel/kernel.h"
+#include "kernel/norm/norm_vec.h"
+
+// Kernels that work on rows. All tensors contiguous; f32, f16 and bf16 with f32 arithmetic, f64 with f64 arithmetic.
+namespace graft {
+
+// Input 0 is seen as rows of `row` elements, each normalized on its own. Input 1 and 2: weight and bias, when present,
+// of float dtypes of their own. Output 0: the input's dtype and shape; outputs 1 and 2, when present: the mean (not for
+// RMS) and 1 / sqrt(variance + eps) of each row.
+struct NormAttrs {
+  std::int64_t row = 0;
+  // Elements that share one weight and bias: 1 for a layer norm, where weight has `row` elements; for a group norm the
+  // size of a channel, where group g of a sample takes channels [g * row / inner, ...) of `channels`.
+  std::int64_t inner = 1;
+  std::int64_t channels = 0;  // group norm only
+  double eps = 0;
+  std::int32_t has_weight = 0;
+  std::int32_t has_bias = 0;
+};
+extern const Kernel kLayerNorm;
+extern const Kernel kRmsNorm;  // output 1, when present: 1 / sqrt(mean square + eps)
+extern const Kernel kGroupNorm;
+
+// Normalization with given statistics: inputs x, seen as planes of `inner` elements of `channels` channels by turns,
+// then mean and variance [channels], weight and bias [channels] when present; all but x of float dtypes of their own.
+// `row` is not used. Output: the input's dtype and shape.
+extern const Kernel kBatchNorm;
+
+// Rotary position embedding. Inputs x [B, H, T, D] f32 with the elements of a row next to each other, cos and sin
+// f32 of x's shape (expanded: stride 0), their rows contiguous. Output [B, H, T, D] f32, rows contiguous. No
+// attributes.
+extern const Kernel kRope;
+
+// Softmax over rows of `row` elements, `inner` elements apart: the input is [.., row, inner]. Output: the input's
+// dtype, or f32 for f16 and bf16. Scratch: softmax_scratch_bytes().
+struct SoftmaxAttrs {
+  std::int64_t row = 0;
+  std::int64_t inner = 1;
+  std::int32_t logarithm = 0;
+};
+extern const Kernel kSoftmax;
+
+// Scratch of a launch with few long rows, which threads share in parts; 0 otherwise.
+std::int64_t softmax_scratch_bytes(const SoftmaxAttrs& attrs, std::int64_t elements);
+
+// The same with the kernels of a given level.
+void run_layer_norm(const KernelContext& ctx, const simd::RowsTable& table) noexcept;
+void run_rms_norm(const KernelContext& ctx, const simd::RowsTable& table) noexcept;
+void run_group_norm(const KernelContext& ctx, const simd::RowsTable& table) noexcept;
+void run_batch_norm(const KernelContext& ctx, const simd::RowsTable& table) noexcept;
+void run_rope(const KernelContext& ctx, const simd::RowsTable& table) noexcept;
+void run_softmax(const KernelContext& ctx, const simd::RowsTable& table) noexcept;
+
+}  // namespace graft

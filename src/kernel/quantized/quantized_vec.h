@@ -1,0 +1,111 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "graft/dtype.h"
+#include "kernel/simd/dispatch.h"
+
+// Building blocks of affine quantization, x = scale * (q - zero): kernel/quantized/affine.cpp and
+// kernel/quantized/quantized.cpp put them together.
+namespace graft::simd {
+
+// Elements of a row of four bits that lie together: the low halves of 16 bytes, then their high halves.
+inline constexpr int kNibbleBlock = 32;
+
+// Rows of a quantized weight. Each `group` of consecutive elements of a row has a scale and a zero of its own.
+struct QuantizedWeight {
+  // bits = 8: [rows, depth] i8. bits = 4: [rows, depth / 2], an element e as e + 8 in blocks of kNibbleBlock, which
+  // divides `group`.
+  const std::byte* q = nullptr;
+  int bits = 8;
+  std::int64_t depth = 0;
+  std::int64_t group = 0;        // divides depth
+  const float* scale = nullptr;  // null: 1. Strides in elements, 0 where rows or groups share one
+  std::int64_t scale_row = 0, scale_group = 0;
+  const void* zero = nullptr;  // null: 0
+  DType zero_dtype = DType::i8;
+  std::int64_t zero_row = 0, zero_group = 0;
+
+  // Always inlined: a copy that was compiled for one level must not serve the others.
+  [[gnu::always_inline]] std::int64_t groups() const { return depth / group; }
+  [[gnu::always_inline]] std::int64_t row_bytes() const { return depth * bits / 8; }
+  [[gnu::always_inline]] float scale_of(std::int64_t row, std::int64_t g) const {
+    return scale == nullptr ? 1.f : scale[row * scale_row + g * scale_group];
+  }
+  [[gnu::always_inline]] std::int32_t zero_of(std::int64_t row, std::int64_t g) const {
+    if (zero == nullptr) return 0;
+    const std::int64_t i = row * zero_row + g * zero_group;
+    switch (zero_dtype) {
+      case DType::i8:
+        return static_cast<const std::int8_t*>(zero)[i];
+      case DType::i32:
+        return static_cast<const std::int32_t*>(zero)[i];
+      default:
+        return static_cast<std::int32_t>(static_cast<const std::int64_t*>(zero)[i]);
+    }
+  }
+};
+
+// Rows of the operand that such a weight is multiplied with, as unsigned bytes: x = q - zero.
+// The least stride of rows of that depth: vectors that begin in a row may read 32 bytes.
+constexpr std::int64_t quantized_stride(std::int64_t depth) { return (depth + 31 + 63) / 64 * 64; }
+struct QuantizedInput {
+  const std::uint8_t* q = nullptr;
+  std::int64_t stride = 0;             // between rows: quantized_stride(); all of it may be read
+  const std::int32_t* zero = nullptr;  // by row
+  // [rows, groups] sums of q; null where the weight has no zeros.
+  const std::int32_t* sum = nullptr;
+};
+
+// sums[r * stride + j] = sum over groups of scale * sum over k of x[r0 + r, k] * (w[j0 + j, k] - zero) for r in [0,
+// rows) and j in [0, columns). The inner sum is exact while it fits 32 bits; the outer one is in f32.
+using QuantizedProduct = void (*)(const QuantizedInput& x, const QuantizedWeight& w, std::int64_t r0, int rows,
+                                  std::int64_t j0, int columns, float* sums, std::int64_t stride);
+// The inner sums of a weight of one group without scale and zero, which wrap as PyTorch's do.
+using QuantizedIntegers = void (*)(const QuantizedInput& x, const QuantizedWeight& w, std::int64_t r0, int rows,
+                                   std::int64_t j0, int columns, std::int32_t* sums, std::int64_t stride);
+
+struct QuantizedProducts {
+  QuantizedProduct product;
+  QuantizedIntegers integers;
+};
+
+// Functions of a row.
+struct AffineTable {
+  // The least and the largest of 0 and n elements; NaN when one is.
+  void (*range)(const float* x, std::int64_t n, float* least, float* largest);
+  // clamp(round(x * inverse) + zero, low, high), rounded half to even; NaN becomes 0.
+  void (*quantize_i8)(const float* x, std::int64_t n, float inverse, float zero, float low, float high,
+                      std::int8_t* to);
+  void (*quantize_u8)(const float* x, std::int64_t n, float inverse, float zero, float low, float high,
+                      std::uint8_t* to);
+  // (q - zero) * scale
+  void (*dequantize_i8)(const std::int8_t* q, std::int64_t n, float scale, float zero, float* to);
+  void (*dequantize_u8)(const std::uint8_t* q, std::int64_t n, float scale, float zero, float* to);
+  // Row `row` of a weight as f32.
+  void (*dequantize_row)(const QuantizedWeight& w, std::int64_t row, float* to);
+};
+
+// The tables of a level that is available here.
+const AffineTable& affine(Isa isa);
+inline const AffineTable& affine() { return affine(active_isa()); }
+const QuantizedProducts& quantized_products(Isa isa);
+inline const QuantizedProducts& quantized_products() { return quantized_products(active_isa()); }
+
+namespace baseline {
+extern const AffineTable kAffine;
+extern const QuantizedProducts kQuantizedProducts;
+}  // namespace baseline
+namespace avx2 {
+extern const AffineTable kAffine;
+extern const QuantizedProducts kByteProducts;
+}  // namespace avx2
+namespace avx512 {
+extern const AffineTable kAffine;
+}
+namespace avx512vnni {
+extern const QuantizedProducts kByteProducts;
+}
+
+}  // namespace graft::simd

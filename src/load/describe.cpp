@@ -1,0 +1,251 @@
+#include <algorithm>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "graft/graft.h"
+#include "load/program_impl.h"
+#include "lowering/kv_shape.h"
+#include "lowering/lowering.h"
+#include "lowering/tasks.h"
+#include "plan/make_plan.h"
+#include "plan/stages.h"
+
+namespace graft {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+Json describe(const ValueInfo& value) {
+  constexpr const char* kinds[] = {"none", "tensor", "integer", "real", "boolean", "text"};
+  Json out{{"name", value.name}, {"kind", kinds[static_cast<std::size_t>(value.kind)]}};
+  if (value.kind != Value::Kind::tensor) return out;
+  out["dtype"] = name(value.dtype);
+  out["dims"] = Json::array();
+  for (const DimInfo& dim : value.dims) {
+    if (dim.min == dim.max) {
+      out["dims"].push_back(dim.min);
+      continue;
+    }
+    Json range{{"min", dim.min}, {"expr", dim.expr}};
+    range["max"] = dim.max == ir::kUnbounded ? Json() : Json(dim.max);
+    out["dims"].push_back(range);
+  }
+  return out;
+}
+
+// Every tensor of every launch by its logical address, in the order of the launches.
+Json describe_order(const Plan& plan) {
+  const auto operands = [&](const std::vector<Tensor>& tensors) {
+    Json out = Json::array();
+    for (const Tensor& t : tensors) {
+      const Buffer& b = plan.buffers[t.buffer];
+      out.push_back({{"tensor", t.desc.str()},
+                     {"buffer", t.buffer},
+                     {"strides", std::vector<std::int64_t>(t.desc.strides.begin(), t.desc.strides.begin() + t.rank())},
+                     {"segment", name(b.segment)},
+                     {"allocation", b.allocation},
+                     {"offset", b.offset + t.offset},
+                     {"first_use", b.first_use},
+                     {"last_use", b.last_use}});
+    }
+    return out;
+  };
+  Json order = Json::array();
+  for (const Launch& launch : plan.launches)
+    order.push_back({{"node", plan.node_names[launch.node]},
+                     {"kernel", kernel_name(launch)},
+                     {"why", explain_kernel(launch)},
+                     {"one_thread", launch.serial},
+                     {"tasks_per_thread", tasks_per_thread(launch)},
+                     {"steals_work", launch.kernel != nullptr && launch.kernel->steals_work},
+                     {"inputs", operands(launch.inputs)},
+                     {"outputs", operands(launch.outputs)},
+                     {"touched_bytes", touched_bytes(launch)},
+                     {"scratch_bytes", launch.scratch_bytes},
+                     {"scratch", launch.scratch_bytes > 0 ? Json(launch.scratch) : Json()}});
+  return order;
+}
+
+// Every piece of memory that launches touch: where it lies in its allocation, and when.
+Json describe_buffers(const Plan& plan) {
+  Json buffers = Json::array();
+  for (std::size_t id = 0; id < plan.buffers.size(); ++id) {
+    const Buffer& b = plan.buffers[id];
+    if (b.first_use < 0) continue;
+    buffers.push_back({{"id", id},
+                       {"segment", name(b.segment)},
+                       {"allocation", b.allocation},
+                       {"offset", b.offset},
+                       {"bytes", b.bytes},
+                       {"first_use", b.first_use},
+                       {"last_use", b.last_use}});
+  }
+  return buffers;
+}
+
+// Which kernels each node got, in the order of the program, and why. Nodes that are views or numbers have none.
+Json describe_nodes(const Plan& plan, const ir::Program& graph) {
+  std::map<std::string_view, Json> launches;  // by node name
+  for (const Launch& launch : plan.launches)
+    launches[plan.node_names[launch.node]].push_back(
+        {{"kernel", kernel_name(launch)}, {"why", explain_kernel(launch)}});
+  Json nodes = Json::array();
+  for (const ir::Node& node : graph.methods[0].nodes)
+    if (const auto found = launches.find(node.name); found != launches.end())
+      nodes.push_back({{"node", node.name}, {"op", graph.op_of(node).target}, {"launches", found->second}});
+  if (const auto found = launches.find("output"); found != launches.end())
+    nodes.push_back({{"node", "output"}, {"op", "output"}, {"launches", found->second}});
+  return nodes;
+}
+
+Json describe(const Plan& plan, const ir::Program& graph, const std::string& device, bool whole) {
+  std::map<std::string, std::string> target_of;  // by node name
+  for (const ir::Node& node : graph.methods[0].nodes) target_of[node.name] = graph.op_of(node).target;
+  std::map<std::string, int> kernels;
+  std::map<std::string, std::map<std::string, int>> devices;  // launches by device and kernel
+  std::map<std::string, std::map<std::string, int>> ops;      // launches by operator and kernel
+  for (const Launch& launch : plan.launches) {
+    const std::string kernel = kernel_name(launch);
+    const std::string& node = plan.node_names[launch.node];
+    const auto target = target_of.find(node);
+    ++kernels[kernel];
+    ++devices[launch.on_device ? device : "cpu"][kernel];
+    ++ops[target == target_of.end() ? node : target->second][kernel];
+  }
+  Json allocations = Json::array();
+  for (std::size_t id = 0; id < plan.allocations.size(); ++id) {
+    const Allocation& a = plan.allocations[id];
+    allocations.push_back(
+        {{"id", id}, {"segment", name(a.segment)}, {"index", a.index}, {"bytes", a.bytes}, {"hits", a.hits}});
+  }
+  Json out{{"key", plan.key},
+           {"sizes", plan.key},
+           {"launches", plan.launches.size()},
+           {"arena_bytes", plan.arena_bytes},
+           {"kernels", kernels},
+           {"devices", devices},
+           {"ops", ops},
+           {"nodes", describe_nodes(plan, graph)},
+           {"allocations", allocations}};
+  if (has_kv_cache(graph.states)) {  // its sizes end the key
+    const std::size_t n = plan.key.size() - kKvKeyNumbers;
+    out["sizes"] = std::vector<std::int64_t>(plan.key.begin(), plan.key.begin() + static_cast<std::ptrdiff_t>(n));
+    out["kv"] = {{"rows", plan.key[n]},
+                 {"length", plan.key[n + 1]},
+                 {"type", name(static_cast<KvType>(plan.key[n + 2]))},
+                 {"room", plan.key[n + 3]},
+                 {"source_length", plan.key[n + 4]}};
+  }
+  if (whole) {
+    out["order"] = describe_order(plan);
+    out["buffers"] = describe_buffers(plan);
+  }
+  if (plan.stages.empty()) return out;
+  const Traffic t = traffic(plan);
+  out["device_bytes"] = plan.device_block_bytes;
+  out["uploads"] = t.uploads;
+  out["upload_bytes"] = t.upload_bytes;
+  out["downloads"] = t.downloads;
+  out["download_bytes"] = t.download_bytes;
+  out["stages"] = Json::array();
+  for (const Stage& stage : plan.stages)
+    out["stages"].push_back({{"device", stage.side == Side::device ? device : "cpu"},
+                             {"launches", stage.end - stage.begin},
+                             {"transfers", stage.transfers.size()}});
+  return out;
+}
+
+Json describe(const LoadedMethod& method, const ir::Program& graph) {
+  Json inputs = Json::array();
+  Json outputs = Json::array();
+  for (const ValueInfo& v : method.info.inputs) inputs.push_back(describe(v));
+  for (const ValueInfo& v : method.info.outputs) outputs.push_back(describe(v));
+  std::map<std::string, int> ops;
+  for (const ir::Node& node : graph.methods[0].nodes) ++ops[graph.op_of(node).target];
+  Json weights = Json::object();
+  for (const ir::Weight& w : graph.weights) {
+    Json& row = weights[w.storage == ir::Storage::plain ? std::string(name(w.dtype)) : w.block_type];
+    if (row.is_null()) row = {{"count", 0}, {"bytes", 0}};
+    row["count"] = row["count"].get<int>() + 1;
+    row["bytes"] = row["bytes"].get<std::uint64_t>() + w.byte_size;
+  }
+  return {{"name", method.info.name}, {"inputs", inputs},
+          {"outputs", outputs},       {"ops", ops},
+          {"weights", weights},       {"folded_constants", method.constants.size()}};
+}
+
+// The steps of a method that is cut, with the plans of their parts.
+Json describe_steps(const Program::Impl& program, const LoadedMethod& method, bool whole_plans) {
+  constexpr const char* kinds[] = {"plan", "host", "cond", "loop"};
+  Json steps = Json::array();
+  const auto held = program.plans.list();
+  for (const Step& step : method.steps) {
+    Json parts = Json::array();
+    if (step.kind == Step::Kind::host)
+      parts.push_back({{"name", step.op.target}, {"nodes", 1}, {"plans", Json::array()}});
+    for (const std::uint32_t index : step.parts) {
+      const LoadedMethod& part = program.methods[index];
+      const std::shared_ptr<const ir::Program> graph = program.graph(index);
+      Json out{{"name", part.info.name}, {"nodes", graph->methods[0].nodes.size()}, {"plans", Json::array()}};
+      for (const auto& [owner, plan] : held)
+        if (owner == index) out["plans"].push_back(describe(*plan, *graph, program.device, whole_plans));
+      if (!part.steps.empty()) out["steps"] = describe_steps(program, part, whole_plans);
+      parts.push_back(out);
+    }
+    steps.push_back({{"kind", kinds[static_cast<std::size_t>(step.kind)]}, {"parts", parts}});
+  }
+  return steps;
+}
+
+}  // namespace
+
+std::string Program::describe(bool whole_plans) const {
+  Json methods = Json::array();
+  const auto held = impl_->plans.list();
+  for (std::uint32_t i = 0; i < impl_->public_methods; ++i) {
+    const std::shared_ptr<const ir::Program> graph = impl_->graph(i);
+    methods.push_back(graft::describe(impl_->methods[i], *graph));
+    methods[i]["pieces"] = impl_->methods[i].info.pieces;
+    if (!impl_->methods[i].steps.empty()) methods[i]["steps"] = describe_steps(*impl_, impl_->methods[i], whole_plans);
+    for (const auto& [index, plan] : held)
+      if (index == i) methods[i]["plans"].push_back(graft::describe(*plan, *graph, impl_->device, whole_plans));
+  }
+  Json states = Json::array();
+  for (const StateInfo& state : impl_->states)
+    states.push_back({{"fqn", state.state.fqn},
+                      {"tensor", state_desc(state.state, {}).str()},
+                      {"bytes", state_desc(state.state, {}).byte_count()}});
+  const ProgramStats stats = impl_->stats();
+  Json phases = Json::array();
+  for (const PhaseStats& p : stats.phases)
+    phases.push_back({{"name", p.name}, {"times", p.times}, {"milliseconds", p.milliseconds}, {"bytes", p.bytes}});
+  Json out{{"graft", version()},
+           {"source", impl_->source},
+           {"device", impl_->device},
+           {"methods", methods},
+           {"states", states},
+           {"weights",
+            {{"count", stats.weight_count},
+             {"bytes", stats.weight_bytes},
+             {"given_bytes", stats.given_bytes},
+             {"copied_count", stats.copied_count},
+             {"copied_bytes", stats.copied_bytes},
+             {"converted_count", stats.converted_count},
+             {"converted_bytes", stats.converted_bytes},
+             {"packed_count", stats.packed_count},
+             {"packed_bytes", stats.packed_bytes},
+             {"released_bytes", stats.released_bytes},
+             {"constant_bytes", stats.constant_bytes}}},
+           {"graphs",
+            {{"bytes", stats.graph_bytes},
+             {"bytes_freed", stats.graph_bytes_freed},
+             {"read_again", stats.graphs_read_again}}},
+           {"phases", phases}};
+  if (impl_->on_device) {
+    out["weights"]["device_count"] = impl_->on_device->uploads();
+    out["weights"]["device_bytes"] = impl_->on_device->uploaded_bytes();
+  }
+  return out.dump(2, ' ', false, Json::error_handler_t::replace);  // names come from files and may not be UTF-8
+}
+
+}  // namespace graft

@@ -1,0 +1,271 @@
+#include "load/fold.h"
+
+#include <algorithm>
+#include <bit>
+#include <optional>
+#include <set>
+#include <string_view>
+
+#include "base/check.h"
+#include "exec/executable.h"
+#include "op/operator.h"
+#include "pass/graph/passes.h"
+
+namespace graft {
+namespace {
+
+// Bytes of all folded nodes' results together: a chain of nodes that each double must not.
+constexpr std::int64_t kMaxGrowthOfAll = 8;
+constexpr std::int64_t kAlwaysKeptOfAll = 512 * 1024;
+// Bytes of results that are made together; what they are made of may leave memory then.
+constexpr std::int64_t kAtOnce = std::int64_t{16} << 20;
+
+std::int64_t budget_of(const ir::Program& graph) {
+  std::int64_t bytes = 0;
+  std::set<std::string_view> keys;
+  for (const ir::Weight& weight : graph.weights)
+    if (keys.insert(weight.key).second) bytes += static_cast<std::int64_t>(weight.byte_size);
+  return bytes > ir::kUnbounded / 16 ? bytes : kAlwaysKeptOfAll + bytes * kMaxGrowthOfAll;
+}
+
+bool is_static(const ir::Value& value) {
+  return std::all_of(value.dims.begin(), value.dims.end(), [](const ir::Dim& d) { return d.is_static(); });
+}
+
+std::int64_t static_bytes(const ir::Value& value) {
+  auto bytes = static_cast<std::int64_t>(byte_size(value.dtype));
+  for (const ir::Dim& d : value.dims)
+    if (__builtin_mul_overflow(bytes, d.min, &bytes)) return ir::kUnbounded;
+  return bytes;
+}
+
+class Folder {
+ public:
+  explicit Folder(ir::Program& graph)
+      : graph_(graph), method_(graph.methods[0]), constant_(method_.values.size()), budget_(budget_of(graph)) {}
+
+  // Takes the constant nodes out of the graph. `evaluate` gets them as a method without inputs but weights, and the ids
+  // of its results, which become inputs of the rest.
+  template <typename Evaluate>
+  void run(Evaluate&& evaluate) {
+    for (const ir::Input& input : method_.inputs) constant_[input.value] = input.kind == ir::InputKind::weight;
+    std::vector<bool> folded(method_.nodes.size(), false);
+    for (std::size_t i = 0; i < method_.nodes.size(); ++i) {
+      folded[i] = foldable(method_.nodes[i]);
+      if (folded[i])
+        for (ir::ValueId id : method_.nodes[i].outputs) constant_[id] = true;
+    }
+    if (std::none_of(folded.begin(), folded.end(), [](bool f) { return f; })) {
+      evaluate(ir::Method{}, std::vector<ir::ValueId>{});
+      return;
+    }
+
+    // The values that the rest of the method still reads.
+    std::vector<bool> read(method_.values.size(), false);
+    const auto mark = [&](ir::ValueId id) { read[id] = true; };
+    for (std::size_t i = 0; i < method_.nodes.size(); ++i)
+      if (!folded[i]) ir::for_each_value(method_.nodes[i], mark);
+    for (const ir::Output& output : method_.outputs) ir::for_each_value(output.arg, mark);
+
+    ir::Method constants = method_;
+    constants.outputs.clear();
+    constants.nodes.clear();
+    constants.user_input_names.clear();
+    std::vector<ir::Node> rest;
+    std::vector<ir::ValueId> results;
+    for (std::size_t i = 0; i < method_.nodes.size(); ++i) {
+      if (!folded[i]) {
+        rest.push_back(std::move(method_.nodes[i]));
+        continue;
+      }
+      for (ir::ValueId id : method_.nodes[i].outputs) {
+        if (!read[id]) continue;
+        ir::Output output;
+        output.arg = ir::Arg::of_value(id);
+        output.index = static_cast<std::uint32_t>(results.size());
+        constants.outputs.push_back(output);
+        results.push_back(id);
+      }
+      constants.nodes.push_back(std::move(method_.nodes[i]));
+    }
+    std::erase_if(constants.inputs, [](const ir::Input& input) { return input.kind != ir::InputKind::weight; });
+    evaluate(constants, results);
+    for (std::size_t i = 0; i < results.size(); ++i)
+      method_.inputs.push_back({results[i], ir::InputKind::constant, static_cast<std::uint32_t>(i)});
+    method_.nodes = std::move(rest);
+  }
+
+ private:
+  // Adds up the bytes of constant tensors; false when something is not constant.
+  bool constant_bytes(const ir::Arg& arg, std::int64_t& bytes) const {
+    if (arg.is_value()) {
+      if (!constant_[arg.value()]) return false;
+      if (__builtin_add_overflow(bytes, static_bytes(method_.values[arg.value()]), &bytes)) return false;
+    }
+    return std::all_of(arg.items.begin(), arg.items.end(),
+                       [&](const ir::Arg& item) { return constant_bytes(item, bytes); });
+  }
+
+  bool foldable(const ir::Node& node) {
+    const Operator* op = find_operator(graph_.op_of(node).target);
+    if (!op || op->view || op->random) return false;
+    std::int64_t in = 0;
+    for (const ir::Arg& arg : node.args)
+      if (!constant_bytes(arg, in)) return false;
+    std::int64_t out = 0;
+    for (ir::ValueId id : node.outputs) {
+      const ir::Value& value = method_.values[id];
+      if (value.kind != ir::ValueKind::tensor || !is_static(value)) return false;
+      if (__builtin_add_overflow(out, static_bytes(value), &out)) return false;
+    }
+    if (out > budget_ || !is_kept_at_load(in, out)) return false;
+    budget_ -= out;
+    return true;
+  }
+
+  ir::Program& graph_;
+  ir::Method& method_;
+  std::vector<bool> constant_;
+  std::int64_t budget_;
+};
+
+// The results of a method that reads weights alone.
+std::vector<AlignedMemory> evaluate(const ir::Program& graph, const ir::Method& constants,
+                                    std::span<std::byte* const> weights, const PlanLimits& limits) {
+  PlanOptions options;
+  options.max_threads = 1;  // how many a session may take is not known yet
+  options.limits = limits;
+  const auto plan = std::make_shared<const Plan>(make_plan(graph, constants, {}, options));
+  std::vector<std::size_t> sizes;
+  for (const PlanOutput& out : plan->outputs) sizes.push_back(out.desc.byte_count());
+  std::vector<AlignedMemory> memory = AlignedMemory::together_on_huge_pages(sizes);
+  const AlignedMemory arena(static_cast<std::size_t>(plan->arena_bytes));
+  std::vector<std::byte*> bases;
+  for (const Allocation& a : plan->allocations) {
+    switch (a.segment) {
+      case Segment::weight:
+        bases.push_back(weights[a.index]);
+        break;
+      case Segment::arena:
+        bases.push_back(arena.data());
+        break;
+      case Segment::output:
+        bases.push_back(memory[a.index].data());
+        break;
+      default:
+        GRAFT_ASSERT(false);
+    }
+  }
+  RunControl control;
+  Executable executable(plan, 1, &control);
+  executable.bind(bases);
+  executable.compute();
+  GRAFT_CHECK(InvalidProgram, !control.error.failed(), "method '", constants.name,
+              "': constant folding failed: ", control.error.message());
+  return memory;
+}
+
+// What each value of a method that reads weights alone is made of, by number in the pool.
+class Expressions {
+ public:
+  Expressions(const ir::Program& graph, const ir::Method& constants, std::span<std::byte* const> weights,
+              ConstantPool& pool)
+      : numbers_(constants.values.size()) {
+    for (const ir::Input& input : constants.inputs) {
+      const ir::Weight& weight = graph.weights[input.index];
+      numbers_[input.value] = pool.number_of(str("weight ", static_cast<const void*>(weights[input.index]), " ",
+                                                 static_cast<int>(weight.storage), " ", name(weight.dtype), " ",
+                                                 constants.values[input.value].str()));
+    }
+    for (const ir::Node& node : constants.nodes) {
+      const ir::Op& op = graph.op_of(node);
+      std::string text = op.target;
+      for (std::size_t a = 0; a < node.args.size(); ++a) text += str(" ", op.arg_names[a], "=", text_of(node.args[a]));
+      // A graph of its own is not compared: such a node is like no other.
+      if (std::ranges::any_of(node.args, has_graph)) text += str(" ", static_cast<const void*>(&graph), " ", node.name);
+      for (std::size_t i = 0; i < node.outputs.size(); ++i)
+        numbers_[node.outputs[i]] = pool.number_of(str(text, " ", i, " ", constants.values[node.outputs[i]].str()));
+    }
+  }
+  std::size_t of(ir::ValueId value) const { return numbers_[value]; }
+
+ private:
+  static bool has_graph(const ir::Arg& arg) { return arg.is_graph() || std::ranges::any_of(arg.items, has_graph); }
+
+  std::string text_of(const ir::Arg& arg) const {
+    if (arg.is_value()) return str("%", numbers_[arg.value()]);
+    std::string text = str(static_cast<int>(arg.kind), ":", arg.i, ":", std::bit_cast<std::uint64_t>(arg.f), ":",
+                           arg.s.size(), ":", arg.s, "[");
+    for (const ir::Arg& item : arg.items) text += text_of(item) + ",";
+    return text + "]";
+  }
+
+  std::vector<std::size_t> numbers_;
+};
+
+// The method with these results alone.
+ir::Method cut_to(const ir::Method& constants, const std::vector<ir::ValueId>& results) {
+  ir::Method cut = constants;
+  cut.outputs.clear();
+  std::vector<bool> read(cut.values.size(), false);
+  for (const ir::ValueId id : results) {
+    ir::Output output;
+    output.arg = ir::Arg::of_value(id);
+    output.index = static_cast<std::uint32_t>(cut.outputs.size());
+    cut.outputs.push_back(output);
+    read[id] = true;
+  }
+  for (auto node = cut.nodes.rbegin(); node != cut.nodes.rend(); ++node) {
+    if (std::ranges::any_of(node->outputs, [&](ir::ValueId id) { return read[id]; }))
+      ir::for_each_value(*node, [&](ir::ValueId id) { read[id] = true; });
+    else
+      node->outputs.clear();
+  }
+  std::erase_if(cut.nodes, [](const ir::Node& node) { return node.outputs.empty(); });
+  return cut;
+}
+
+}  // namespace
+
+void fold_constants(ir::Program& graph, LoadedMethod& method, const PlanLimits& limits, ConstantPool& pool,
+                    const std::function<void(std::uint32_t weight)>& read) {
+  Folder(graph).run([&](const ir::Method& constants, const std::vector<ir::ValueId>& results) {
+    if (results.empty()) return;
+    const Expressions expressions(graph, constants, method.weights, pool);
+    std::vector<ir::ValueId> missing;
+    std::set<std::size_t> seen;
+    for (const ir::ValueId id : results)
+      if (pool.find(expressions.of(id)) == nullptr && seen.insert(expressions.of(id)).second) missing.push_back(id);
+    for (std::size_t begin = 0; begin < missing.size();) {
+      std::vector<ir::ValueId> some;
+      for (std::int64_t bytes = 0; begin < missing.size() && bytes < kAtOnce; ++begin) {
+        some.push_back(missing[begin]);
+        bytes += static_bytes(constants.values[missing[begin]]);
+      }
+      const ir::Method cut = cut_to(constants, some);
+      std::vector<AlignedMemory> memory = evaluate(graph, cut, method.weights, limits);
+      for (std::size_t i = 0; i < some.size(); ++i) pool.keep(expressions.of(some[i]), std::move(memory[i]));
+      std::set<ir::ValueId> values;
+      for (const ir::Node& node : cut.nodes) ir::for_each_value(node, [&](ir::ValueId id) { values.insert(id); });
+      for (const ir::Input& input : cut.inputs)
+        if (values.contains(input.value)) read(input.index);
+    }
+    for (const ir::ValueId id : results)
+      method.constants.push_back({pool.find(expressions.of(id)), graph.methods[0].values[id].name});
+  });
+}
+
+void fold_again(ir::Program& graph, const LoadedMethod& method) {
+  Folder(graph).run([&](const ir::Method&, const std::vector<ir::ValueId>& results) {
+    bool same = results.size() == method.constants.size();
+    for (std::size_t i = 0; same && i < results.size(); ++i) {
+      const FoldedConstant& constant = method.constants[i];
+      const ir::Value& value = graph.methods[0].values[results[i]];
+      same = value.name == constant.node && static_cast<std::int64_t>(constant.memory->size()) == static_bytes(value);
+    }
+    GRAFT_CHECK(InvalidProgram, same, "method '", method.info.name,
+                "': the program changed since it was loaded: other constants are folded");
+  });
+}
+
+}  // namespace graft

@@ -1,0 +1,52 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+
+#include "load/program_impl.h"
+
+namespace graft {
+
+// The constants of a program's methods while it is loaded: what several methods make of the same weights in the same
+// way is made once.
+class ConstantPool {
+ public:
+  using Memory = std::shared_ptr<const AlignedMemory>;
+
+  // The same number for the same text.
+  std::size_t number_of(const std::string& expression) {
+    return numbers_.try_emplace(expression, numbers_.size()).first->second;
+  }
+  // The memory of the constant with this number; null when there is none yet.
+  Memory find(std::size_t number) const {
+    const auto it = memory_.find(number);
+    return it == memory_.end() ? nullptr : it->second;
+  }
+  Memory keep(std::size_t number, AlignedMemory memory) {
+    bytes_ += memory.size();
+    return memory_[number] = std::make_shared<const AlignedMemory>(std::move(memory));
+  }
+  std::uint64_t bytes() const { return bytes_; }
+
+ private:
+  std::map<std::string, std::size_t> numbers_;
+  std::map<std::size_t, Memory> memory_;
+  std::uint64_t bytes_ = 0;
+};
+
+// Constant folding: nodes that depend on weights alone run once, here, and their results become constants of the
+// method. Views stay views; results much larger than what they are made of are left to be computed, so that folding
+// never costs more memory than it saves work. `graph` has one method, that of `method`, whose weights are placed. Calls
+// read(weight) when a weight was read for constants, some megabytes of them at a time.
+void fold_constants(ir::Program& graph, LoadedMethod& method, const PlanLimits& limits, ConstantPool& pool,
+                    const std::function<void(std::uint32_t weight)>& read);
+
+// The same to a graph that was read again: which nodes are folded depends on the graph alone, and their results are
+// there. Throws InvalidProgram when they are not those of this graph.
+void fold_again(ir::Program& graph, const LoadedMethod& method);
+
+}  // namespace graft

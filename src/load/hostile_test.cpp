@@ -1,0 +1,152 @@
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "base/mapped_file.h"
+#include "base/test_errors.h"
+#include "graft/graft.h"
+#include "graft_generated.h"
+#include "load/test_graph.h"
+#include "package/test_package.h"
+
+// What mutated files have shown, one by one: programs that no exporter writes end with an error.
+namespace graft {
+namespace {
+
+using ir::Arg;
+using test::dynamic;
+using test::expect_error;
+using test::fixed;
+using test::GraphBuilder;
+using test::of_int;
+using test::of_list;
+using test::tensor;
+
+// Loads the program and runs it on x = four zeros.
+void load_and_run(GraphBuilder& graph) {
+  Session session(graph.build());
+  std::vector<float> data(4);
+  session.run("forward", std::vector{tensor(data, {4})});
+}
+
+TEST(Hostile, AMutationOfAnotherSizeIsAnError) {
+  GraphBuilder graph;
+  const auto x = graph.input("x", DType::f32, {dynamic(0, 8, "n")});
+  const auto part = graph.node(
+      "aten.slice.Tensor",
+      {{"self", Arg::of_value(x)}, {"dim", of_int(0)}, {"start", of_int(0)}, {"end", of_int(1)}, {"step", of_int(1)}},
+      DType::f32, {dynamic(0, 8, "n")});
+  graph.output(part);
+  ir::Output out;
+  out.kind = ir::OutputKind::input_mutation;
+  out.arg = Arg::of_value(part);
+  graph.method().outputs.push_back(out);
+  expect_error<InvalidProgram>([&] { load_and_run(graph); }, "writes f32[1] to input 0, which is f32[4]");
+}
+
+TEST(Hostile, AnotherNumberOfOutputsIsAnError) {
+  GraphBuilder graph;
+  const auto x = graph.input("x", DType::f32, {fixed(4)});
+  graph.output(graph.node("aten.relu.default", {{"self", Arg::of_value(x)}}, DType::f32, {fixed(4)}));
+  graph.method().values.push_back({"more", ir::ValueKind::tensor, DType::f32, {fixed(4)}});
+  graph.method().nodes[0].outputs.push_back(static_cast<ir::ValueId>(graph.method().values.size() - 1));
+  expect_error<InvalidProgram>([&] { load_and_run(graph); }, "has 1 outputs");
+}
+
+TEST(Hostile, ANumberInThePlaceOfATensorIsAnError) {
+  GraphBuilder graph;
+  const auto x = graph.input("x", DType::f32, {fixed(4)});
+  graph.output(graph.node("aten.relu.default", {{"self", Arg::of_value(x)}}, DType::f32, {fixed(4)}));
+  graph.method().values.back().kind = ir::ValueKind::integer;
+  graph.method().values.back().dims.clear();
+  expect_error<Error>([&] { load_and_run(graph); }, "n0");
+}
+
+TEST(Hostile, DtypesBetweenWhichNothingConvertsAreAnError) {
+  GraphBuilder graph;
+  const auto x = graph.input("x", DType::f32, {fixed(4)});
+  graph.output(graph.node("aten.abs.default", {{"self", Arg::of_value(x)}}, DType::b8, {fixed(4)}));
+  expect_error<Error>([&] { load_and_run(graph); }, "n0");
+}
+
+// Each constant is twice the one before: folding all of them would be 2^30 times the weight.
+TEST(Hostile, FoldingIsBounded) {
+  GraphBuilder graph;
+  constexpr std::int64_t kBytes = 64 * 1024;
+  std::int64_t size = kBytes / 4;
+  auto x = graph.weight("w", DType::f32, {size});
+  for (int i = 0; i < 30; ++i) {
+    size *= 2;
+    x = graph.node("aten.cat.default", {{"tensors", of_list({Arg::of_value(x), Arg::of_value(x)})}, {"dim", of_int(0)}},
+                   DType::f32, {fixed(size)});
+  }
+  graph.output(x);
+  LoadOptions options;
+  options.max_plan_bytes = INT64_C(1) << 30;
+  const auto program = graph.build(options);
+  EXPECT_LE(program->stats().constant_bytes, 10u * kBytes + 1024 * 1024);
+  Session session(program);
+  expect_error<Unsupported>([&] { session.output_values("forward", {}); }, "at most 1073741824 are allowed");
+}
+
+TEST(Hostile, ANumberThatNoIntegerHoldsIsAnError) {
+  for (const double value : {-std::numeric_limits<double>::infinity(), 1e19, std::nan("")}) {
+    GraphBuilder graph;
+    graph.output(graph.node("aten.scalar_tensor.default", {{"s", test::of_real(value)}}, DType::i64, {}));
+    expect_error<InvalidArgument>([&] { graph.build(); }, "cannot be converted to i64 without overflow");
+  }
+}
+
+TEST(Hostile, ANodeWithoutOutputsIsAnError) {
+  GraphBuilder graph;
+  const auto x = graph.input("x", DType::f32, {fixed(4)});
+  graph.node("aten.sqrt.default", {{"self", Arg::of_value(x)}}, DType::f32, {fixed(4)});
+  graph.output(x);
+  graph.method().nodes[0].outputs.clear();
+  expect_error<Error>([&] { load_and_run(graph); }, "without outputs");
+}
+
+// Of a slice of one element the step does not matter, however large.
+TEST(Hostile, StepsOfASliceDoNotOverflow) {
+  GraphBuilder graph;
+  const auto x = graph.input("x", DType::f32, {fixed(4)});
+  graph.output(graph.node("aten.slice.Tensor",
+                          {{"self", Arg::of_value(x)},
+                           {"dim", of_int(0)},
+                           {"start", of_int(1)},
+                           {"end", of_int(4)},
+                           {"step", of_int(INT64_C(1) << 62)}},
+                          DType::f32, {fixed(1)}));
+  Session session(graph.build());
+  std::vector<float> data{0, 1, 2, 3};
+  EXPECT_EQ(test::floats(session.run("forward", std::vector{tensor(data, {4})})[0]), std::vector<float>{1});
+}
+
+TEST(Hostile, AListOfOneTableOverAndOverIsAnError) {
+  flatbuffers::FlatBufferBuilder b;
+  const auto value = fb::CreateValueDirect(b, "x");
+  const std::vector<flatbuffers::Offset<fb::Value>> values(300000, value);
+  const std::vector<flatbuffers::Offset<fb::Method>> methods = {fb::CreateMethodDirect(b, "forward", &values)};
+  const auto list = b.CreateVector(methods);
+  fb::ProgramBuilder program(b);
+  program.add_major(ir::kFormatMajor);
+  program.add_methods(list);
+  fb::FinishProgramBuffer(b, program.Finish());
+  expect_error<InvalidProgram>([&] { ir::parse(std::as_bytes(std::span(b.GetBufferPointer(), b.GetSize()))); },
+                               "a list of 300000 items");
+}
+
+TEST(Hostile, APipeIsNotWaitedFor) {
+  const test::TemporaryFolder folder;
+  const std::string path = folder.path() / "pipe.pte";
+  ASSERT_EQ(::mkfifo(path.c_str(), 0600), 0);
+  expect_error<SystemError>([&] { Program::load(path); }, "not a regular file");
+}
+
+}  // namespace
+}  // namespace graft

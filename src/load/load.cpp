@@ -1,0 +1,431 @@
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <optional>
+
+#include "base/check.h"
+#include "base/log.h"
+#include "base/plant.h"
+#include "base/sha256.h"
+#include "device/device.h"
+#include "graft/graft.h"
+#include "kernel/matmul/panels.h"
+#include "kernel/simd/cpu_check.h"
+#include "load/fold.h"
+#include "load/program_impl.h"
+#include "lowering/kv_shape.h"
+#include "op/operator.h"
+#include "package/package.h"
+#include "pass/graph/kv_cache.h"
+#include "pass/graph/stored_weights.h"
+#include "weight/weight_placer.h"
+
+namespace graft {
+namespace {
+
+// FlatBuffers reads scalars in place, and ExecuTorch aligns segments to 16 at least.
+constexpr std::size_t kPackageAlignment = 16;
+
+// Keys of named data with plans begin with it.
+constexpr std::string_view kPlanKey = "graft.plan.";
+
+void check_operators(const ir::Program& program) {
+  const ir::Method& method = program.methods[0];
+  for (const ir::Node& node : method.nodes) {
+    const Refusal reason = refuse(NodeView(program, method, node));
+    GRAFT_CHECK(Unsupported, reason.empty(), "method '", method.name, "': node ", node.name, " (",
+                program.op_of(node).target, ") cannot run: ", reason);
+  }
+}
+
+// A program on its way through the phases of its load. What it holds is freed when one of them throws.
+class Loader {
+ public:
+  Loader(const LoadOptions& options, std::string source)
+      : options_(options), impl_(std::make_unique<Program::Impl>(options)), placer_(options.verify_hashes, *impl_) {
+    check_ggml();
+    simd::check_cpu();
+    install_ggml_log();
+    impl_->source = std::move(source);
+    impl_->keep_alive = options.keep_alive;
+    impl_->partition.merge = options.merge_pieces;
+    impl_->device = resolve_device(options.device);
+    if (ggml_backend_dev_t device = find_device(impl_->device))
+      impl_->on_device = std::make_unique<ProgramDevice>(device, impl_->device);
+    if (!options.fast_kernels && !impl_->on_device)
+      impl_->plain = std::make_unique<ProgramDevice>(cpu_device(), impl_->device);
+  }
+
+  Program::Impl& impl() { return *impl_; }
+
+  // Work that opens, decodes or checks what only the caller knows, and returns the bytes to note for it.
+  void phase(std::string_view name, const std::function<std::uint64_t()>& work) {
+    run_phase(impl_->phases, options_, name, work);
+  }
+
+  // The graphs, with one method each; valid. Parts of those that are cut come behind all of them.
+  void set_graphs(std::vector<ir::Program> wholes) {
+    std::vector<std::vector<Part>> parts;
+    for (ir::Program& whole : wholes) {
+      add_kv_cache(whole);
+      ir::verify(whole);
+      check_operators(whole);
+      parts.push_back(partition(std::move(whole), impl_->partition));
+    }
+    impl_->public_methods = parts.size();
+    std::size_t behind = parts.size();
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+      std::vector<std::uint32_t> index = {static_cast<std::uint32_t>(i)};
+      for (std::size_t p = 1; p < parts[i].size(); ++p) index.push_back(static_cast<std::uint32_t>(behind++));
+      for (Part& part : parts[i])
+        for (Step& step : part.steps)
+          for (std::uint32_t& named : step.parts) named = index[named];
+    }
+    const auto take = [&](std::size_t source, std::size_t p) {
+      Part& part = parts[source][p];
+      if (p > 0 && part.steps.empty()) ir::verify(part.graph);
+      LoadedMethod method;
+      method.source = static_cast<std::uint32_t>(source);
+      method.part = static_cast<std::uint32_t>(p);
+      method.steps = std::move(part.steps);
+      if (!method.steps.empty()) {
+        const ir::Method& whole = part.graph.methods[0];
+        method.signature.values = whole.values.size();
+        method.signature.inputs = whole.inputs;
+        for (const std::uint32_t position : user_outputs(whole))
+          method.signature.outputs.push_back(whole.outputs[position].arg);
+      }
+      impl_->methods.push_back(std::move(method));
+      graphs_.push_back(std::move(part.graph));
+    };
+    for (std::size_t i = 0; i < parts.size(); ++i) take(i, 0);
+    for (std::size_t i = 0; i < parts.size(); ++i)
+      for (std::size_t p = 1; p < parts[i].size(); ++p) take(i, p);
+  }
+  const std::vector<ir::Program>& graphs() const { return graphs_; }
+
+  std::uint64_t host_bytes() const {
+    std::uint64_t bytes = 0;
+    for (const ir::Program& graph : graphs_) bytes += ir::host_bytes(graph);
+    return bytes;
+  }
+
+  std::vector<const ir::Weight*> weights() const {
+    std::vector<const ir::Weight*> out;
+    for (const ir::Program& graph : graphs_)
+      for (const ir::Weight& weight : graph.weights) out.push_back(&weight);
+    return out;
+  }
+
+  std::uint64_t place_weights(const FindWeight& find) {
+    for (std::size_t g = 0; g < graphs_.size(); ++g) {
+      ir::Program& graph = graphs_[g];
+      LoadedMethod& method = impl_->methods[g];
+      method.info = method_info(graph.methods[0]);
+      method.info.pieces = std::max<std::size_t>(method.steps.size(), 1);
+      std::vector<FoundWeight> found;
+      for (ir::Weight& weight : graph.weights) {
+        found.push_back(placer_.find(weight, find));
+        method.weight_bytes.push_back(static_cast<std::size_t>(weight.byte_size));
+        method.stored.push_back(*found.back().stored);
+        ir::set_stored(weight, *found.back().stored);
+      }
+      const std::vector<ConvertedWeight> converted = convert_stored_weights(graph, impl_->on_device != nullptr);
+      method.weights.assign(graph.weights.size(), nullptr);
+      for (const ConvertedWeight& c : converted)
+        method.weights[c.weight] = placer_.converted(graph.weights[c.weight], found[c.source]);
+      for (std::size_t i = 0; i < found.size(); ++i)
+        if (!method.weights[i]) method.weights[i] = place(graph.weights[i], found[i]);
+      for (std::size_t i = 0; i < found.size(); ++i) {
+        const ir::Weight& weight = graph.weights[i];
+        method.panel_bytes.push_back(weight.storage == ir::Storage::panels ? weight.byte_size : 0);
+      }
+      found_.push_back(std::move(found));
+    }
+    return impl_->weight_stats.weight_bytes;
+  }
+
+  // What is left in blocks is read by operators that take panels as well.
+  std::byte* place(ir::Weight& weight, const FoundWeight& found) {
+    const bool panels = options_.pack_weights && options_.fast_kernels && !found.stored->is_plain() &&
+                        weight.shape.rank() == 2 && weight.shape.numel() > 0 && panel_format(found.stored->block);
+    return panels ? placer_.in_panels(weight, found) : placer_.as_stored(weight, found);
+  }
+
+  // Plans that the package holds, each under a key that begins with kPlanKey. Those of another origin are left out.
+  void take_plans(const WeightFile& data) {
+    if (!options_.stored_plans || !options_.fast_kernels) return;
+    const PlanOrigin origin = plan_origin(impl_->device);
+    for (auto it = data.tensors.lower_bound(kPlanKey); it != data.tensors.end(); ++it) {
+      if (!it->first.starts_with(kPlanKey)) break;
+      std::optional<StoredPlan> plan =
+          decode_stored_plan(it->second.bytes, origin, str(impl_->source, ": stored plan '", it->first, "'"));
+      if (!plan) {
+        ++impl_->plans_stale;
+        log(LogLevel::info, str("stored plan '", it->first, "' was made by another version or for another machine"));
+        continue;
+      }
+      const bool known =
+          std::ranges::any_of(graphs_, [&](const ir::Program& g) { return g.methods[0].name == plan->method; });
+      GRAFT_CHECK(InvalidProgram, known, impl_->source, ": stored plan '", it->first, "' is of method '", plan->method,
+                  "', which there is not");
+      impl_->stored_plans.push_back(*std::move(plan));
+    }
+  }
+
+  std::uint64_t fold() {
+    ConstantPool pool;
+    for (std::size_t i = 0; i < graphs_.size(); ++i) {
+      if (!impl_->methods[i].steps.empty()) continue;
+      run_passes(graphs_[i], uniform_weights(graphs_[i], impl_->methods[i]), impl_->pass_options());
+      check_operators(graphs_[i]);
+      fold_constants(graphs_[i], impl_->methods[i], impl_->limits, pool, [&](std::uint32_t weight) {
+        if (weight >= found_[i].size()) return;  // a conversion
+        // Whatever else reads them reads the pages again.
+        const FoundWeight& found = found_[i][weight];
+        if (found.file) found.file->release(found.bytes);
+      });
+      ir::verify(graphs_[i]);  // each pass over the IR leaves it valid
+    }
+    impl_->weight_stats.constant_bytes = pool.bytes();
+    release_weights();
+    return impl_->weight_stats.constant_bytes;
+  }
+
+  std::uint64_t place_states() {
+    for (std::size_t i = 0; i < graphs_.size(); ++i) {
+      LoadedMethod& method = impl_->methods[i];
+      for (const ir::State& state : graphs_[i].states) method.states.push_back(place_state(state, method));
+      method.user_outputs = user_outputs(graphs_[i].methods[0]);
+    }
+    std::uint64_t bytes = 0;
+    for (const StateInfo& state : impl_->states) bytes += state_desc(state.state, {}).byte_count();
+    if (!impl_->states.empty()) impl_->fingerprint = fingerprint();
+    return bytes;
+  }
+
+  std::unique_ptr<Program::Impl> finish(ReadMethod read_method) {
+    impl_->read_method = std::move(read_method);
+    for (std::size_t i = 0; i < graphs_.size(); ++i)
+      impl_->methods[i].graph->kept = std::make_shared<const ir::Program>(std::move(graphs_[i]));
+    return std::move(impl_);
+  }
+
+ private:
+  // Weights that only constants were made of give their pages back.
+  void release_weights() {
+    std::map<const std::byte*, bool> read;  // by address: whether some graph still reads it
+    for (std::size_t m = 0; m < graphs_.size(); ++m) {
+      const std::vector<bool> uses = used_weights(graphs_[m]);
+      for (std::size_t i = 0; i < found_[m].size(); ++i) {
+        const bool in_place = impl_->methods[m].weights[i] == found_[m][i].bytes.data();
+        read[found_[m][i].bytes.data()] |= uses[i] || !in_place;
+      }
+    }
+    for (const std::vector<FoundWeight>& found : found_) {
+      for (const FoundWeight& weight : found) {
+        bool& kept = read[weight.bytes.data()];
+        if (kept || weight.bytes.empty()) continue;
+        kept = true;  // once
+        impl_->weight_stats.released_bytes += weight.bytes.size();
+        if (weight.file) weight.file->release(weight.bytes);
+      }
+    }
+    found_.clear();
+  }
+
+  static std::vector<bool> used_weights(const ir::Program& graph) {
+    const ir::Method& method = graph.methods[0];
+    std::vector<bool> values(method.values.size(), false), weights(graph.weights.size(), false);
+    const auto mark = [&](ir::ValueId id) { values[id] = true; };
+    for (const ir::Node& node : method.nodes) ir::for_each_value(node, mark);
+    for (const ir::Output& output : method.outputs) ir::for_each_value(output.arg, mark);
+    for (const ir::Input& input : method.inputs)
+      if (input.kind == ir::InputKind::weight && values[input.value]) weights[input.index] = true;
+    for (const ir::State& state : graph.states)
+      if (state.initial >= 0) weights[static_cast<std::size_t>(state.initial)] = true;
+    return weights;
+  }
+
+  std::uint32_t place_state(const ir::State& state, const LoadedMethod& method) {
+    const std::byte* initial = state.initial >= 0 ? method.weights[static_cast<std::size_t>(state.initial)] : nullptr;
+    std::vector<StateInfo>& states = impl_->states;
+    for (std::uint32_t i = 0; i < states.size(); ++i) {
+      const ir::State& known = states[i].state;
+      if (known.fqn != state.fqn || GRAFT_PLANT("state-per-method")) continue;
+      GRAFT_CHECK(InvalidProgram,
+                  known.dtype == state.dtype && known.shape == state.shape && known.kind == state.kind &&
+                      known.reaches == state.reaches,
+                  "state '", state.fqn, "' is ", TensorDesc(known.dtype, known.shape).str(), " in one method and ",
+                  TensorDesc(state.dtype, state.shape).str(), " in method '", method.info.name, "'");
+      return i;
+    }
+    states.push_back({state, initial});
+    return static_cast<std::uint32_t>(states.size() - 1);
+  }
+
+  std::array<std::uint8_t, 32> fingerprint() const {
+    std::string text;
+    for (const ir::Program& graph : graphs_) {
+      text += "method " + graph.methods[0].name + "\n";
+      for (const ir::Weight& weight : graph.weights) {
+        text += str("weight ", weight.fqn, " ", name(weight.dtype), weight.shape.str(), " ");
+        text.append(weight.sha256.begin(), weight.sha256.end());
+      }
+    }
+    for (const StateInfo& state : impl_->states)
+      text += str("state ", state.state.fqn, " ", state_desc(state.state, {}).str(), "\n");
+    return sha256(std::as_bytes(std::span(text)));
+  }
+
+  const LoadOptions& options_;
+  std::unique_ptr<Program::Impl> impl_;
+  WeightPlacer placer_;
+  std::vector<ir::Program> graphs_;
+  std::vector<std::vector<FoundWeight>> found_;  // by graph and weight, until constants are folded
+};
+
+std::uint64_t host_bytes(const WeightFile& file) {
+  std::uint64_t bytes = 0;
+  for (const auto& [name, tensor] : file.tensors) bytes += sizeof(name) + sizeof(tensor) + name.size();
+  return bytes;
+}
+
+std::shared_ptr<const Program> load_package(const std::function<std::shared_ptr<const MappedFile>()>& open,
+                                            const std::string& source, const LoadOptions& options) {
+  Loader loader(options, source);
+  std::shared_ptr<const MappedFile> file;
+  Package package;
+  loader.phase("parse", [&] {
+    file = open();
+    package = read_package(file);
+    std::uint64_t bytes = 0;
+    for (const PackageMethod& method : package.methods) bytes += ir::host_bytes(method.program);
+    return bytes;
+  });
+  loader.phase("verify", [&] {
+    verify(package);
+    std::vector<ir::Program> graphs;
+    for (PackageMethod& method : package.methods) {
+      GRAFT_CHECK(Unsupported, method.fully_delegated, source, ": method '", method.name,
+                  "' needs ExecuTorch's runtime, graft alone cannot run it: ", method.why_not);
+      graphs.push_back(std::move(method.program));
+    }
+    loader.set_graphs(std::move(graphs));
+    loader.take_plans(package.data);
+    return 0;
+  });
+  std::vector<std::string> weight_files = options.weights;
+  if (weight_files.empty() && options.tensors.empty()) weight_files = weight_files_of(package.data);
+  std::optional<WeightStore> store(std::move(package.data));
+  loader.phase("weights", [&] {
+    for (const std::string& path : weight_files) store->add_files(path);
+    store->add_memory(options.tensors);
+    store->check(loader.weights());
+    const std::uint64_t bytes = loader.place_weights([&](const ir::Weight& weight) { return store->find(weight); });
+    store->check_memory_used();
+    return bytes;
+  });
+  loader.phase("constants", [&] { return loader.fold(); });
+  loader.phase("states", [&] { return loader.place_states(); });
+  loader.phase("shrink", [&] {
+    std::uint64_t bytes = 0;
+    for (const WeightFile& from : store->files()) {
+      from.file->check_unchanged();  // what was checked is what is mapped
+      loader.impl().files.push_back(from.file);
+      bytes += host_bytes(from);
+    }
+    store.reset();
+    return bytes;
+  });
+  return Program::from_impl(loader.finish([file](std::size_t method) {
+    PackageMethod again = read_method(file, method);
+    GRAFT_CHECK(InvalidProgram, again.fully_delegated, "method '", again.name, "' of '", file->path(),
+                "' changed on disk since it was loaded");
+    return std::move(again.program);
+  }));
+}
+
+ir::Program method_of(ir::Program program, std::size_t method) {
+  ir::Method one = std::move(program.methods[method]);
+  program.methods.clear();
+  program.methods.push_back(std::move(one));
+  return program;
+}
+
+}  // namespace
+
+std::unique_ptr<Program::Impl> build_program(std::vector<ir::Program> sources, const FindWeight& find,
+                                             const ReadMethod& read_method, const LoadOptions& options,
+                                             std::string source) {
+  Loader loader(options, std::move(source));
+  loader.phase("verify", [&] {
+    loader.set_graphs(std::move(sources));
+    return 0;
+  });
+  loader.phase("weights", [&] { return loader.place_weights(find); });
+  loader.phase("constants", [&] { return loader.fold(); });
+  loader.phase("states", [&] { return loader.place_states(); });
+  return loader.finish(read_method);
+}
+
+std::shared_ptr<const Program> Program::from_ir(std::span<const std::byte> blob, const WeightLookup& weights,
+                                                const LoadOptions& options) {
+  GRAFT_CHECK(InvalidArgument, options.weights.empty() && options.tensors.empty(),
+              "from_ir takes its weights from the lookup alone, got files or memory besides");
+  Loader loader(options, "the IR");
+  const auto kept = std::make_shared<const std::vector<std::byte>>(blob.begin(), blob.end());
+  ir::Program parsed;
+  loader.phase("parse", [&] {
+    parsed = ir::parse(*kept);
+    return ir::host_bytes(parsed);
+  });
+  loader.phase("verify", [&] {
+    ir::verify(parsed);
+    std::vector<ir::Program> graphs;
+    for (std::size_t i = 0; i < parsed.methods.size(); ++i)
+      graphs.push_back(method_of(parsed.methods.size() == 1 ? std::move(parsed) : parsed, i));
+    loader.set_graphs(std::move(graphs));
+    return 0;
+  });
+  loader.phase("weights", [&] {
+    std::map<std::string, std::span<const std::byte>, std::less<>> answers;
+    return loader.place_weights([&](const ir::Weight& weight) {
+      auto known = answers.find(weight.key);
+      if (known == answers.end()) known = answers.emplace(weight.key, weights(weight.key)).first;
+      FoundWeight found{known->second, FoundWeight::Origin::file, "the data"};
+      check_size(weight, found);
+      return found;
+    });
+  });
+  loader.phase("constants", [&] { return loader.fold(); });
+  loader.phase("states", [&] { return loader.place_states(); });
+  loader.phase("shrink", [&] { return std::uint64_t{0}; });
+  return from_impl(loader.finish([kept](std::size_t method) { return method_of(ir::parse(*kept), method); }));
+}
+
+MatmulPrecision matmul_precision_named(std::string_view name) {
+  if (name == "medium") return MatmulPrecision::medium;
+  GRAFT_CHECK(InvalidArgument, name == "highest" || name == "high",
+              "the precision of matrix products must be highest, high or medium, got '", name, "'");
+  return MatmulPrecision::highest;
+}
+
+std::shared_ptr<const Program> Program::load(const std::string& path, const LoadOptions& options) {
+  return load_package([&] { return MappedFile::open(path); }, path, options);
+}
+
+std::shared_ptr<const Program> Program::load_memory(std::span<const std::byte> package, const LoadOptions& options) {
+  const std::string label = "the package in memory";
+  return load_package(
+      [&] {
+        GRAFT_CHECK(InvalidArgument,
+                    package.empty() || reinterpret_cast<std::uintptr_t>(package.data()) % kPackageAlignment == 0, label,
+                    " must be aligned to ", kPackageAlignment, " bytes, its address is ",
+                    static_cast<const void*>(package.data()));
+        return MappedFile::of_memory(package, label, options.keep_alive);
+      },
+      label, options);
+}
+
+}  // namespace graft

@@ -1,0 +1,191 @@
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <functional>
+#include <list>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "base/aligned.h"
+#include "device/program_device.h"
+#include "graft/graft.h"
+#include "ir/program.h"
+#include "kernel/matmul/packed_pairs_vec.h"
+#include "load/phases.h"
+#include "pass/graph/partition.h"
+#include "pass/graph/passes.h"
+#include "plan/make_plan.h"
+#include "plan/stored_plan.h"
+#include "weight/weights.h"
+
+namespace graft {
+
+// Decodes one method of the program again, before folding.
+using ReadMethod = std::function<ir::Program(std::size_t method)>;
+
+// A tensor computed once at load from weights alone.
+struct FoldedConstant {
+  std::shared_ptr<const AlignedMemory> memory;  // of all methods that have it
+  std::string node;
+};
+
+// One method, ready to be planned and run.
+struct LoadedMethod {
+  MethodInfo info;
+  // By weight index of the graph, which after the load has those of the file first, then conversions of them.
+  std::vector<std::byte*> weights;
+  // How the weights of the graph in the file are stored, as they were found, and the bytes that the graph gives them.
+  std::vector<Stored> stored;
+  std::vector<std::size_t> panel_bytes;  // 0: not in panels
+  std::vector<std::size_t> weight_bytes;
+  std::vector<FoldedConstant> constants;  // by index of constant inputs
+  std::vector<std::uint32_t> states;      // by state index of the graph: index into Program::Impl::states
+  // Output i of the method is output user_outputs[i] of the graph (the others write states and inputs).
+  std::vector<std::uint32_t> user_outputs;
+  // Which part (pass/graph/partition.h) of which method of the package it is; the method itself is part 0.
+  std::uint32_t source = 0;
+  std::uint32_t part = 0;
+  // Of a method that is cut: what a run does, one after another; parts are indices into Program::Impl::methods. Empty:
+  // the method has plans.
+  std::vector<Step> steps;
+  struct Signature {
+    std::size_t values = 0;
+    std::vector<ir::Input> inputs;
+    std::vector<ir::Arg> outputs;  // by position
+  };
+  Signature signature;  // of a method that is cut
+
+  // What only planning needs.
+  struct Graph {
+    std::mutex mutex;
+    std::shared_ptr<const ir::Program> kept;  // exactly one method, constants folded; null after shrink()
+    std::weak_ptr<const ir::Program> made;    // read again, in use by whoever plans
+  };
+  std::unique_ptr<Graph> graph = std::make_unique<Graph>();
+};
+
+// True when kinds, dtypes and ranks are those that the method takes: what is left to check when sizes are known to fit.
+bool same_types(const MethodInfo& method, std::span<const InputDesc> inputs);
+
+// A mutable buffer of the program; every session has memory of its own for it.
+struct StateInfo {
+  ir::State state;
+  const std::byte* initial = nullptr;  // null: zeros
+};
+
+// Bounded, least recently used dropped first; full-key equality; two threads that miss one key make one plan.
+class PlanCache {
+ public:
+  explicit PlanCache(std::size_t capacity) : capacity_(capacity) {}
+  struct Result {
+    std::shared_ptr<const Plan> plan;
+    bool hit = false;
+  };
+  Result get(std::uint32_t method, int threads, const std::vector<std::int64_t>& key,
+             const std::function<Plan()>& make);
+  std::size_t size() const;
+  // The plans now held, for `inspect`.
+  std::vector<std::pair<std::uint32_t, std::shared_ptr<const Plan>>> list() const;
+
+ private:
+  struct Slot;
+  struct Key {
+    std::uint32_t method;
+    int threads;
+    std::vector<std::int64_t> shape;
+    bool operator==(const Key&) const = default;
+  };
+  struct KeyHash {
+    std::size_t operator()(const Key& key) const;
+  };
+  struct Slot {
+    std::mutex making;
+    std::shared_ptr<const Plan> plan;
+    std::list<Key>::iterator used;
+  };
+  std::size_t capacity_;
+  mutable std::mutex mutex_;
+  std::unordered_map<Key, std::shared_ptr<Slot>, KeyHash> slots_;
+  std::list<Key> order_;  // most recently used first
+};
+
+struct Program::Impl {
+  // What the caller holds he may change, and no weight of it is copied.
+  explicit Impl(const LoadOptions& options)
+      : limits{options.max_plan_bytes, options.max_plan_launches},
+        matmul_precision(options.matmul_precision),
+        pack_linear_layers(options.pack_weights && options.tensors.empty()),
+        plans(options.max_plans) {}
+
+  std::string source;                                    // path, for messages
+  std::vector<std::shared_ptr<const MappedFile>> files;  // the package first
+  std::shared_ptr<const void> keep_alive;                // of the caller's memory
+  ReadMethod read_method;
+  // Those of the package first, then the parts of those that are cut.
+  std::vector<LoadedMethod> methods;
+  std::size_t public_methods = 0;
+  PartitionOptions partition;
+  std::vector<StateInfo> states;
+  std::vector<AlignedMemory> made_weights;  // copied and converted ones
+  ProgramStats weight_stats;                // its counts and bytes of weights and constants
+  std::string device;
+  std::unique_ptr<ProgramDevice> on_device;  // null for the CPU
+  std::unique_ptr<ProgramDevice> plain;      // the CPU's ops of ggml, without LoadOptions::fast_kernels
+  // Of a program with states: what a file of them depends on. SHA-256 of methods, states and weights by name and type
+  // and, where known, content.
+  std::array<std::uint8_t, 32> fingerprint{};
+  std::vector<StoredPlan> stored_plans;  // of this machine, from the package
+  PlanLimits limits;
+  MatmulPrecision matmul_precision;
+  bool pack_linear_layers;
+  mutable PlanCache plans;
+  mutable PhaseLog phases;
+  mutable std::atomic<std::uint64_t> graph_bytes_freed = 0;
+  mutable std::atomic<std::uint64_t> graphs_read_again = 0;
+  mutable std::atomic<std::uint64_t> plans_made = 0, plans_loaded = 0, plans_stale = 0;
+
+  bool has_kv_cache() const;
+  // Operators that only kernels of ours have whole are left in the parts that ggml has.
+  bool keeps_parts() const { return on_device || plain; }
+  PassOptions pass_options() const {
+    return {keeps_parts(), pack_linear_layers,
+            matmul_precision == MatmulPrecision::medium && simd::packed_pairs() != nullptr};
+  }
+  // Index of the method. Throws NotFound, listing the methods there are.
+  std::uint32_t find(std::string_view name) const;
+  PlanCache::Result plan(std::uint32_t method, std::span<const InputDesc> inputs, const std::vector<std::int64_t>& key,
+                         int threads, const KvOptions& kv) const;
+  const StoredPlan* stored_plan(std::uint32_t method, const std::vector<std::int64_t>& key, int threads) const;
+  // How many numbers of a plan's key are sizes of inputs.
+  std::size_t size_count(const std::vector<std::int64_t>& key) const {
+    return key.size() - (has_kv_cache() ? kKvKeyNumbers : 0);
+  }
+  // The graph of a method (one method, constants folded), read again when it was dropped. Throws InvalidProgram when
+  // the files changed since the load. From any thread.
+  std::shared_ptr<const ir::Program> graph(std::uint32_t method) const;
+  // Throws InvalidArgument naming the input that the method does not take.
+  void check_inputs(std::uint32_t method, std::span<const InputDesc> inputs) const;
+  void shrink() const;
+  ProgramStats stats() const;
+};
+
+// What an IR method takes and returns.
+MethodInfo method_info(const ir::Method& method);
+// By position of a user output: which output of the method it is.
+std::vector<std::uint32_t> user_outputs(const ir::Method& method);
+
+// Reads weights of a graph whose weights are placed.
+UniformWeight uniform_weights(const ir::Program& graph, const LoadedMethod& method);
+
+// Makes a program from graphs with one method each: the phases of a load after the files are opened. `find` is asked
+// once per key; `read_method` must give the same graphs again.
+std::unique_ptr<Program::Impl> build_program(std::vector<ir::Program> sources, const FindWeight& find,
+                                             const ReadMethod& read_method, const LoadOptions& options,
+                                             std::string source);
+
+}  // namespace graft

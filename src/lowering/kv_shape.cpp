@@ -1,0 +1,54 @@
+#include "lowering/kv_shape.h"
+
+#include <algorithm>
+#include <iterator>
+
+#include "base/check.h"
+#include "kernel/attention/attention_vec.h"
+
+namespace graft {
+namespace {
+
+constexpr std::string_view kTypeNames[] = {"computed", "f32", "f16", "bf16", "q8_0"};
+
+}  // namespace
+
+std::string_view name(KvType type) { return kTypeNames[static_cast<std::size_t>(type)]; }
+
+KvType kv_type_named(std::string_view name) {
+  const auto found = std::ranges::find(kTypeNames, name);
+  GRAFT_CHECK(InvalidArgument, found != std::end(kTypeNames),
+              "a cache's type must be computed, f32, f16, bf16 or q8_0, got '", name, "'");
+  return static_cast<KvType>(found - std::begin(kTypeNames));
+}
+
+std::int64_t ring_slots(std::int64_t reach, const KvOptions& kv) {
+  return reach > 0 && reach - 1 + kv.room < kv.length ? reach - 1 + kv.room : 0;
+}
+
+TensorDesc state_desc(const ir::State& state, const KvOptions& kv) {
+  Shape shape = state.shape;
+  if (state.kind == ir::StateKind::plain) return {state.dtype, shape};
+  shape[0] = kv.rows;
+  if (state.kind != ir::StateKind::kv && state.kind != ir::StateKind::kv_source) return {state.dtype, shape};
+  const std::int64_t ring = state.reaches.empty() ? 0 : ring_slots(state.reaches[0], kv);
+  shape[2] = state.kind == ir::StateKind::kv_source ? kv.source_length : ring > 0 ? ring : kv.length;
+  switch (kv.type) {
+    case KvType::computed:
+      return {state.dtype, shape};
+    case KvType::f32:
+      return {DType::f32, shape};
+    case KvType::f16:
+      return {DType::f16, shape};
+    case KvType::bf16:
+      return {DType::bf16, shape};
+    case KvType::q8_0:
+      break;
+  }
+  GRAFT_CHECK(InvalidArgument, shape[3] % simd::kQ8Block == 0, "state '", state.fqn, "' has rows of ", shape[3],
+              " elements; a q8_0 cache needs a multiple of ", simd::kQ8Block);
+  shape[3] = shape[3] / simd::kQ8Block * simd::kQ8Bytes;
+  return {DType::u8, shape};
+}
+
+}  // namespace graft

@@ -1,0 +1,180 @@
+#pragma once
+
+#include <cstring>
+#include <optional>
+#include <span>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "graft/graft.h"
+#include "lowering/plan.h"
+#include "lowering/tasks.h"
+
+namespace graft {
+
+// What a device other than the CPU can do; asked while a plan is made.
+class DeviceOps {
+ public:
+  virtual ~DeviceOps() = default;
+  // Whether the device runs this launch of a ggml op with exactly these dtypes, sizes and strides.
+  virtual bool supports(const Launch& launch) const = 0;
+  // The CPU itself: ggml's ops are wanted in the place of graft's kernels, and run among them.
+  virtual bool is_cpu() const { return false; }
+  virtual std::int64_t alignment() const = 0;  // of tensors in its memory, bytes
+};
+
+// What a plan may need (LoadOptions::max_plan_bytes and max_plan_launches).
+struct PlanLimits {
+  std::int64_t bytes = INT64_MAX;
+  std::int64_t launches = std::int64_t{1} << 20;
+};
+
+// Collects the launches of a plan while operators lower themselves. Throws Unsupported beyond the limits.
+class Lowering {
+ public:
+  // `max_threads`: of the runs of the plan (for scratch sizes). `device`: null for the CPU.
+  explicit Lowering(int max_threads, const DeviceOps* device = nullptr, const KvOptions& kv = {},
+                    const PlanLimits& limits = {}, MatmulPrecision matmul_precision = MatmulPrecision::highest)
+      : max_threads_(max_threads), device_(device), kv_(kv), limits_(limits), matmul_precision_(matmul_precision) {}
+
+  // A new contiguous arena tensor. Nothing is written to it.
+  Tensor allocate(DType dtype, const Shape& shape);
+  // The same with the dimensions in memory in the order that they have in `like`, which has the shape and is dense.
+  Tensor allocate_like(DType dtype, const Tensor& like);
+
+  // Launches a kernel of ours. `inplace` names the inputs (by bit) whose memory output 0 may take over when nothing
+  // reads them later: only for kernels that read each element before they write the one at the same place.
+  template <typename Attrs>
+  void launch(const Kernel& kernel, std::vector<Tensor> inputs, std::vector<Tensor> outputs, const Attrs& attrs,
+              std::int64_t scratch_bytes = 0, std::uint32_t inplace = 0) {
+    static_assert(std::is_trivially_copyable_v<Attrs>);
+    std::vector<std::byte> bytes(sizeof(Attrs));
+    std::memcpy(bytes.data(), &attrs, sizeof(Attrs));
+    launch_bytes(kernel, std::move(inputs), std::move(outputs), std::move(bytes), scratch_bytes, inplace);
+  }
+  void launch(const Kernel& kernel, std::vector<Tensor> inputs, std::vector<Tensor> outputs);
+
+  // Launches a ggml op. The caller has checked that ggml's kernel takes these dtypes and layouts (ggml aborts
+  // otherwise). Operands have rank at most 4 and are handed over with their sizes reversed, as ggml orders them.
+  void launch_ggml(int ggml_op, std::vector<Tensor> inputs, const Tensor& output,
+                   const std::array<std::int32_t, 16>& params = {}, std::uint32_t inplace = 0);
+
+  // The same for the plan's device: false, and nothing launched, when there is none or it lacks the op. The operator
+  // must have checked that ggml's op computes what PyTorch does; then it falls back to a kernel of ours.
+  bool launch_device(int ggml_op, std::vector<Tensor> inputs, const Tensor& output,
+                     const std::array<std::int32_t, 16>& params = {}, std::uint32_t inplace = 0);
+  bool has_device() const { return device_ != nullptr; }
+  bool plain() const { return device_ && device_->is_cpu(); }
+  // The reason, of static storage, why ggml's op does not take the node; kernels of ours launched for it next keep it.
+  // Always false.
+  bool refused(std::string_view reason) {
+    refusal_ = reason;
+    return false;
+  }
+
+  // The same elements, row-major without gaps: the tensor itself when it is, else a copy (made once per tensor).
+  Tensor contiguous(const Tensor& tensor);
+  // The tensor when elements of its last dim lie beside each other, as most kernels read rows; else a contiguous copy.
+  Tensor with_contiguous_rows(const Tensor& tensor);
+  // The same values in another dtype by PyTorch's conversion rules; the tensor itself when it has that dtype.
+  Tensor cast(const Tensor& tensor, DType dtype);
+  // All bytes of the tensor's buffer, u8 [bytes]: what is stored in blocks or panels.
+  Tensor bytes_of(const Tensor& tensor) const;
+  // Copies `from` into `to` (same shape, any strides, dtype converted).
+  void copy(const Tensor& from, const Tensor& to);
+  // A new tensor with every element set to the value, converted as PyTorch converts a Python number.
+  Tensor full(DType dtype, const Shape& shape, const Scalar& value);
+
+  // A tensor with the elements of `tensor` that the node may overwrite in part: a copy, or in a node that updates a
+  // state in place the state itself.
+  Tensor writable(const Tensor& tensor);
+  // True for a state's own memory. What a node is about to overwrite there must be kept and `undo_*` be called, before
+  // the launch that writes: a run that fails leaves every state as it was.
+  bool in_state(const Tensor& tensor) const { return buffers_[tensor.buffer].segment == Segment::state; }
+  // The launch that puts the kept elements back. Its operands are kept to the end of the run.
+  template <typename Attrs>
+  void undo(const Kernel& kernel, std::vector<Tensor> inputs, std::vector<Tensor> outputs, const Attrs& attrs) {
+    const std::size_t mark = launches_.size();
+    launch(kernel, std::move(inputs), std::move(outputs), attrs);
+    take_undo(mark);
+  }
+  void undo_copy(const Tensor& kept, const Tensor& target);
+
+  // A launch that writes states, at the end of the run, when it can no longer fail.
+  template <typename Attrs>
+  void launch_at_end(const Kernel& kernel, std::vector<Tensor> inputs, std::vector<Tensor> outputs,
+                     const Attrs& attrs) {
+    const std::size_t mark = launches_.size();
+    launch(kernel, std::move(inputs), std::move(outputs), attrs);
+    hold_back(mark);
+  }
+
+  // The most shares that a launch will be divided into; of a kernel whose shares meet, one for each thread.
+  int max_tasks() const { return graft::max_tasks(max_threads_); }
+  int max_threads() const { return max_threads_; }
+  MatmulPrecision matmul_precision() const { return matmul_precision_; }
+  const KvOptions& kv() const { return kv_; }  // of the session that the plan is for
+
+  // --- used by the planner, not by operators ---
+  void begin_node(std::uint32_t node_index, bool updates_state = false) {
+    node_ = node_index;
+    refusal_ = {};
+    updates_state_ = updates_state;
+  }
+  BufferId add_buffer(const Buffer& buffer);
+  std::vector<Buffer>& buffers() { return buffers_; }
+  std::vector<Launch>& launches() { return launches_; }
+  std::vector<UndoLaunch>& undo_launches() { return undo_; }
+  void launch_held_back();
+
+ private:
+  void launch_bytes(const Kernel& kernel, std::vector<Tensor> inputs, std::vector<Tensor> outputs,
+                    std::vector<std::byte> attrs, std::int64_t scratch_bytes, std::uint32_t inplace);
+  void add_launch(Launch launch);
+  void take_undo(std::size_t mark);
+  void hold_back(std::size_t mark);
+  bool copy_on_device(const Tensor& from, const Tensor& to);
+
+  std::vector<Buffer> buffers_;
+  std::vector<Launch> launches_;
+  std::vector<std::pair<Tensor, Tensor>> contiguous_copies_;  // (strided tensor, its copy)
+  std::vector<UndoLaunch> undo_;
+  std::vector<Launch> held_back_;
+  std::uint32_t node_ = 0;
+  bool updates_state_ = false;
+  int max_threads_;
+  const DeviceOps* device_;
+  std::string_view refusal_;
+  KvOptions kv_;
+  PlanLimits limits_;
+  MatmulPrecision matmul_precision_;
+};
+
+// A weight stored as another float, as a tensor of that; any other tensor as it is.
+Tensor as_stored(const Tensor& tensor);
+
+// Bytes from the lowest to one past the highest byte that the tensor's elements touch, relative to its offset.
+struct ByteSpan {
+  std::int64_t low = 0;
+  std::int64_t high = 0;
+};
+ByteSpan byte_span(const TensorDesc& desc);
+
+// Elements without gaps and overlaps, the dimensions in any order.
+bool is_dense(const TensorDesc& desc);
+
+// View arithmetic on descriptors; all free, none checks data.
+// The same elements with another shape when the strides allow it; nullopt when only a copy can do it.
+std::optional<Tensor> try_reshape(const Tensor& tensor, const Shape& shape);
+Tensor permuted(const Tensor& tensor,
+                std::span<const int> dims);                 // output dim d is input dim dims[d], as torch.permute
+Tensor expanded(const Tensor& tensor, const Shape& shape);  // broadcast to `shape`, stride 0 where a size grew
+Tensor sliced(const Tensor& tensor, int dim, std::int64_t start, std::int64_t length, std::int64_t step = 1);
+// Two tensors of one shape as the fewest dimensions that walk both in the same order (at least one).
+void merge_dims(Tensor& a, Tensor& b);
+
+// Rows (matrices, ...) of the last dims collapsed: [prod of leading sizes, last sizes...]. Tensor must be contiguous.
+Tensor collapsed(const Tensor& tensor, int keep_last);
+
+}  // namespace graft

@@ -1,0 +1,389 @@
+#include "op/ggml_ops.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <limits>
+
+#include "base/check.h"
+#include "ggml.h"
+#include "kernel/attention/attention.h"
+#include "kernel/index/index.h"
+#include "lowering/lowering.h"
+
+namespace graft::device {
+namespace {
+
+using simd::ElementwiseOp;
+
+using Params = std::array<std::int32_t, 16>;
+
+bool is_narrow(DType dtype) { return dtype == DType::f16 || dtype == DType::bf16; }
+bool is_small_float(DType dtype) { return dtype == DType::f32 || is_narrow(dtype); }
+
+std::int32_t bits(double value) { return std::bit_cast<std::int32_t>(static_cast<float>(value)); }
+
+Tensor transposed(const Tensor& tensor) {
+  Tensor result = tensor;
+  const int last = tensor.rank() - 1;
+  result.desc.shape[last] = tensor.size(last - 1);
+  result.desc.shape[last - 1] = tensor.size(last);
+  std::swap(result.desc.strides[static_cast<std::size_t>(last)],
+            result.desc.strides[static_cast<std::size_t>(last - 1)]);
+  return result;
+}
+
+// Elements of a row next to each other, and none named twice: what all of ggml's backends read.
+Tensor readable(Lowering& lowering, const Tensor& tensor) {
+  const int last = tensor.rank() - 1;
+  bool plain = tensor.rank() > 0 && (tensor.size(last) == 1 || tensor.stride(last) == 1);
+  for (int d = 0; plain && d < tensor.rank(); ++d) plain = tensor.size(d) == 1 || tensor.stride(d) > 0;
+  return plain ? tensor : lowering.contiguous(tensor);
+}
+
+// Contiguous, as rows of the last dim.
+Tensor as_rows(const Tensor& tensor) {
+  return tensor.rank() == 0 ? *try_reshape(tensor, Shape{1, 1}) : collapsed(tensor, 1);
+}
+
+// Where an op that gives f32 writes a result of `out`'s dtype.
+Tensor f32_target(Lowering& lowering, const Tensor& out) {
+  return out.dtype() == DType::f32 ? out : lowering.allocate(DType::f32, out.shape());
+}
+void finish(Lowering& lowering, const Tensor& target, const Tensor& out) {
+  if (target.dtype() != out.dtype()) lowering.copy(target, out);
+}
+
+// --- functions of one operand: contiguous f32 rows in and out ---
+
+bool unary(Lowering& lowering, ggml_unary_op op, const Tensor& x, const Tensor& out) {
+  return lowering.launch_device(GGML_OP_UNARY, {x}, out, Params{op}, 1);
+}
+bool scale(Lowering& lowering, const Tensor& x, double factor, double offset, const Tensor& out) {
+  return lowering.launch_device(GGML_OP_SCALE, {x}, out, Params{bits(factor), bits(offset)}, 1);
+}
+
+// x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))), from ops that all backends compute in f32: ggml's own GELU reads a
+// table of f16 on the CPU.
+bool gelu_tanh(Lowering& lowering, const Tensor& x, const Tensor& out) {
+  constexpr double kSlope = 0.7978845608028654;  // sqrt(2 / pi)
+  std::array<Tensor, 5> t;
+  for (Tensor& step : t) step = lowering.allocate(DType::f32, x.shape());
+  return lowering.launch_device(GGML_OP_SQR, {x}, t[0]) && scale(lowering, t[0], 0.044715 * kSlope, kSlope, t[1]) &&
+         lowering.launch_device(GGML_OP_MUL, {t[1], x}, t[2], {}, 1) &&
+         unary(lowering, GGML_UNARY_OP_TANH, t[2], t[3]) && scale(lowering, t[3], 0.5, 0.5, t[4]) &&
+         lowering.launch_device(GGML_OP_MUL, {t[4], x}, out, {}, 1);
+}
+
+// value / x
+bool divide_number(Lowering& lowering, double value, const Tensor& x, const Tensor& out) {
+  const Tensor filled = lowering.allocate(DType::f32, x.shape());
+  return lowering.launch_device(GGML_OP_FILL, {x}, filled, Params{bits(value)}) &&
+         lowering.launch_device(GGML_OP_DIV, {filled, x}, out, {}, 1);
+}
+
+bool rsqrt(Lowering& lowering, const Tensor& x, const Tensor& out) {
+  const Tensor root = lowering.allocate(DType::f32, x.shape());
+  return lowering.launch_device(GGML_OP_SQRT, {x}, root) && divide_number(lowering, 1, root, out);
+}
+
+// ggml's RELU gives 0 for NaN, where PyTorch gives NaN; devices are documented so.
+bool one_operand(Lowering& lowering, ElementwiseOp op, const Tensor& x, const Tensor& out) {
+  switch (op) {
+    case ElementwiseOp::neg:
+      return unary(lowering, GGML_UNARY_OP_NEG, x, out);
+    case ElementwiseOp::abs:
+      return unary(lowering, GGML_UNARY_OP_ABS, x, out);
+    case ElementwiseOp::exp:
+      return unary(lowering, GGML_UNARY_OP_EXP, x, out);
+    case ElementwiseOp::tanh:
+      return unary(lowering, GGML_UNARY_OP_TANH, x, out);
+    case ElementwiseOp::sigmoid:
+      return unary(lowering, GGML_UNARY_OP_SIGMOID, x, out);
+    case ElementwiseOp::relu:
+      return unary(lowering, GGML_UNARY_OP_RELU, x, out);
+    case ElementwiseOp::silu:
+      return unary(lowering, GGML_UNARY_OP_SILU, x, out);
+    case ElementwiseOp::gelu_erf:
+      return unary(lowering, GGML_UNARY_OP_GELU_ERF, x, out);
+    case ElementwiseOp::gelu_tanh:
+      return gelu_tanh(lowering, x, out);
+    case ElementwiseOp::sqrt:
+      return lowering.launch_device(GGML_OP_SQRT, {x}, out);
+    case ElementwiseOp::square:
+      return lowering.launch_device(GGML_OP_SQR, {x}, out);
+    case ElementwiseOp::rsqrt:
+      return rsqrt(lowering, x, out);
+    case ElementwiseOp::reciprocal:
+      return divide_number(lowering, 1, x, out);
+    default:
+      return false;
+  }
+}
+
+// --- functions of two operands ---
+
+int binary_op(ElementwiseOp op) {
+  switch (op) {
+    case ElementwiseOp::add:
+      return GGML_OP_ADD;
+    case ElementwiseOp::sub:
+      return GGML_OP_SUB;
+    case ElementwiseOp::mul:
+      return GGML_OP_MUL;
+    case ElementwiseOp::div:
+      return GGML_OP_DIV;
+    default:
+      return -1;
+  }
+}
+
+// A tensor and a number: x op value, or value op x when the number comes first. `alpha` is that of add and sub.
+bool with_number(Lowering& lowering, ElementwiseOp op, const Tensor& x, double value, bool number_first, double alpha,
+                 const Tensor& out) {
+  if (!std::isfinite(static_cast<float>(value))) return false;
+  switch (op) {
+    case ElementwiseOp::mul:
+      return scale(lowering, x, value, 0, out);
+    case ElementwiseOp::add:
+      return number_first ? scale(lowering, x, alpha, value, out) : scale(lowering, x, 1, alpha * value, out);
+    case ElementwiseOp::sub:
+      return number_first ? scale(lowering, x, -alpha, value, out) : scale(lowering, x, 1, -alpha * value, out);
+    case ElementwiseOp::div:
+      if (number_first) return divide_number(lowering, value, x, out);
+      // As PyTorch divides on devices: times the inverse.
+      if (!std::isnormal(static_cast<float>(1 / value))) return false;
+      return scale(lowering, x, 1 / value, 0, out);
+    case ElementwiseOp::pow:
+      if (number_first) return false;
+      if (value == 2) return lowering.launch_device(GGML_OP_SQR, {x}, out);
+      return value == -0.5 && rsqrt(lowering, x, out);
+    default:
+      return false;
+  }
+}
+
+// ggml repeats the second operand to the size of the first, never the other way.
+bool with_tensor(Lowering& lowering, int op, Tensor a, Tensor b, const Tensor& out) {
+  const bool commutes = op == GGML_OP_ADD || op == GGML_OP_MUL;
+  if (commutes && a.shape() != out.shape()) std::swap(a, b);
+  if (a.shape() != out.shape()) {
+    const Tensor whole = lowering.allocate(DType::f32, out.shape());
+    lowering.copy(expanded(a, out.shape()), whole);
+    a = whole;
+  }
+  a = readable(lowering, a);
+  b = expanded(b, out.shape());
+  merge_dims(a, b);
+  if (a.rank() > GGML_MAX_DIMS) return false;
+  for (int d = 0; d < b.rank(); ++d) {
+    if (b.stride(d) < 0) return false;
+    if (b.stride(d) == 0) b.desc.shape[d] = 1;
+  }
+  const int last = b.rank() - 1;
+  if (b.size(last) != 1 && b.stride(last) != 1) return false;
+  return lowering.launch_device(op, {a, b}, *try_reshape(out, a.shape()), {}, a.desc.contiguous() ? 1u : 0u);
+}
+
+Tensor widened(Lowering& lowering, const Tensor& tensor) { return lowering.cast(tensor, DType::f32); }
+
+}  // namespace
+
+bool elementwise(Lowering& lowering, const Elementwise& what, std::span<const Binding> operands, const Tensor& out) {
+  if (!lowering.has_device() || out.numel() == 0 || operands.size() > 2) return false;
+  if (!is_small_float(what.output) || what.compute != what.output)
+    return lowering.refused("ggml computes f32 elements alone, of one type in and out");
+  for (const Binding& operand : operands)
+    if (operand.tensor && operand.tensor->dtype() != what.compute) return false;
+  const Tensor target = f32_target(lowering, out);
+  const double alpha = what.op == ElementwiseOp::add || what.op == ElementwiseOp::sub ? what.params[0].f : 1;
+  bool done = false;
+  if (operands.size() == 2 && operands[0].tensor && operands[1].tensor) {
+    const int op = binary_op(what.op);
+    done = op >= 0 && alpha == 1 &&
+           with_tensor(lowering, op, widened(lowering, *operands[0].tensor), widened(lowering, *operands[1].tensor),
+                       target);
+  } else {
+    const bool number_first = !operands[0].tensor;
+    const Binding& tensor = operands[number_first ? 1 : 0];
+    if (!tensor.tensor || tensor.tensor->shape() != out.shape()) return false;
+    const Tensor x = as_rows(lowering.contiguous(widened(lowering, *tensor.tensor)));
+    if (operands.size() == 1) {
+      done = one_operand(lowering, what.op, x, as_rows(target));
+    } else {
+      const Scalar& number = operands[number_first ? 0 : 1].scalar;
+      done = with_number(lowering, what.op, x, number.to_double(), number_first, alpha, as_rows(target));
+    }
+  }
+  if (done) finish(lowering, target, out);
+  return done;
+}
+
+bool matmul(Lowering& lowering, const Tensor& a, const Tensor& b, const Tensor* bias, const Tensor& out) {
+  if (!lowering.has_device() || out.numel() == 0 || a.numel() == 0 || b.numel() == 0) return false;
+  if (!is_small_float(out.dtype())) return lowering.refused("ggml's MUL_MAT takes f32, f16 and bf16");
+  if (out.rank() > GGML_MAX_DIMS) return lowering.refused("ggml has four dimensions");
+  if (!out.desc.contiguous()) return lowering.refused("ggml's MUL_MAT writes a contiguous result");
+  // ggml contracts the last dim of both. The second operand is taken as it is stored, f16 and bf16 too; the first one
+  // and the result are f32.
+  const Tensor weight = readable(lowering, transposed(b));
+  const Tensor rows = readable(lowering, widened(lowering, a));
+  const Tensor target = f32_target(lowering, out);
+  const Tensor product = bias ? lowering.allocate(DType::f32, out.shape()) : target;
+  if (!lowering.launch_device(GGML_OP_MUL_MAT, {weight, rows}, product, Params{GGML_PREC_F32})) return false;
+  if (bias && !with_tensor(lowering, GGML_OP_ADD, product, widened(lowering, *bias), target)) return false;
+  finish(lowering, target, out);
+  return true;
+}
+
+bool norm(Lowering& lowering, Norm kind, const Tensor& input, const Tensor* weight, const Tensor* bias,
+          std::int64_t row, double eps, const Tensor& out) {
+  if (!lowering.has_device() || out.numel() == 0 || !is_small_float(input.dtype())) return false;
+  const Tensor target = f32_target(lowering, out);
+  const Shape rows{out.numel() / row, row};
+  Tensor current = *try_reshape(widened(lowering, input), rows);
+  const Tensor last = *try_reshape(target, rows);
+  const auto next = [&](bool is_last) { return is_last ? last : lowering.allocate(DType::f32, rows); };
+  const Tensor normed = next(!weight && !bias);
+  const int op = kind == Norm::layer ? GGML_OP_NORM : GGML_OP_RMS_NORM;
+  if (!lowering.launch_device(op, {current}, normed, Params{bits(eps)})) return false;
+  current = normed;
+  // ggml's backends fuse these with the norm when they are its neighbours.
+  const auto then = [&](int step, const Tensor* operand, bool is_last) {
+    if (!operand) return true;
+    const Tensor to = next(is_last);
+    const Tensor factor = *try_reshape(widened(lowering, *operand), Shape{1, row});
+    const bool done = lowering.launch_device(step, {current, factor}, to, {}, 1);
+    current = to;
+    return done;
+  };
+  if (!then(GGML_OP_MUL, weight, !bias) || !then(GGML_OP_ADD, bias, true)) return false;
+  finish(lowering, target, out);
+  return true;
+}
+
+bool reduce(Lowering& lowering, Reduction kind, const Tensor& input, const Tensor& out) {
+  if (!lowering.has_device() || input.numel() == 0 || !is_small_float(input.dtype()) || !is_small_float(out.dtype()))
+    return false;
+  const Tensor target = f32_target(lowering, out);
+  const std::int64_t count = out.numel();
+  const Tensor whole = lowering.contiguous(widened(lowering, input));
+  const Tensor rows = *try_reshape(whole, Shape{count, input.numel() / count});
+  const int op = kind == Reduction::sum ? GGML_OP_SUM_ROWS : GGML_OP_MEAN;
+  if (!lowering.launch_device(op, {rows}, *try_reshape(target, Shape{count, 1}))) return false;
+  finish(lowering, target, out);
+  return true;
+}
+
+bool softmax(Lowering& lowering, const Tensor& input, const Tensor& out) {
+  if (!lowering.has_device() || out.numel() == 0 || !is_small_float(input.dtype()) || !is_small_float(out.dtype()))
+    return false;
+  const Tensor target = f32_target(lowering, out);
+  const Tensor rows = as_rows(widened(lowering, input));
+  // The second parameter, the slope of ALiBi, stays 0.
+  if (!lowering.launch_device(GGML_OP_SOFT_MAX, {rows}, as_rows(target), Params{bits(1)})) return false;
+  finish(lowering, target, out);
+  return true;
+}
+
+bool embedding(Lowering& lowering, const Tensor& table, const Tensor& indices, const Tensor& out) {
+  if (!lowering.has_device() || out.numel() == 0 || !is_small_float(table.dtype())) return false;
+  if (table.numel() == 0 || table.size(0) > std::numeric_limits<std::int32_t>::max()) return false;
+  const Tensor rows = lowering.allocate(DType::i32, Shape{indices.numel()});
+  const Tensor target = f32_target(lowering, out);
+  lowering.launch(kCheckIndex, {*try_reshape(indices, rows.shape())}, {rows}, CheckIndexAttrs{table.size(0)});
+  if (!lowering.launch_device(GGML_OP_GET_ROWS, {readable(lowering, table), rows}, as_rows(target))) return false;
+  finish(lowering, target, out);
+  return true;
+}
+
+namespace {
+
+// With leading dims of size 1 up to rank 4.
+Tensor to_rank4(const Tensor& tensor) {
+  Shape shape;
+  for (int d = tensor.rank(); d < GGML_MAX_DIMS; ++d) shape.push_back(1);
+  for (const std::int64_t size : tensor.shape().sizes()) shape.push_back(size);
+  return *try_reshape(tensor, shape);
+}
+
+}  // namespace
+
+bool attention(Lowering& lowering, const Attention& what, const Tensor& out) {
+  if (!lowering.has_device() || out.numel() == 0 || what.k.numel() == 0 || out.rank() > GGML_MAX_DIMS) return false;
+  if (!is_small_float(out.dtype())) return lowering.refused("ggml's products take f32, f16 and bf16");
+  if (what.causal && what.mask) return lowering.refused("ggml masks causally or by a tensor, not both");
+  // A score of -inf times the scale must stay what it is.
+  if (what.causal && !(what.scale > 0)) return false;
+  if (what.mask && what.mask->rank() > GGML_MAX_DIMS) return false;
+  for (const Tensor* t : {&what.q, &what.k, &what.v})
+    if (t->rank() > GGML_MAX_DIMS) return false;
+  const Tensor q = readable(lowering, to_rank4(widened(lowering, what.q)));
+  const Tensor k = readable(lowering, to_rank4(what.k));
+  const Tensor v = to_rank4(what.v);
+  const Shape product = to_rank4(out).shape();
+  // ggml shares heads of the first operand of a product, not of the second, and keys and values must agree.
+  if (q.size(0) != product[0] || q.size(1) != product[1] || k.size(0) != v.size(0) || k.size(1) != v.size(1))
+    return false;
+  const std::int64_t t = q.size(2), s = k.size(2);
+  const auto f32 = [&](const Shape& shape) { return lowering.allocate(DType::f32, shape); };
+  const Shape square{product[0], product[1], t, s};
+  Tensor scores = f32(square);
+  if (!lowering.launch_device(GGML_OP_MUL_MAT, {k, q}, scores, Params{GGML_PREC_F32})) return false;
+  if (what.causal) {
+    const Tensor visible = f32(square);
+    // Query i sees keys 0 .. i: no keys lie before the first query.
+    if (!lowering.launch_device(GGML_OP_DIAG_MASK_INF, {scores}, visible, Params{0}, 1)) return false;
+    scores = visible;
+  }
+  std::vector<Tensor> operands{scores};
+  Tensor seen;
+  if (what.mask) {
+    Shape sizes = to_rank4(*what.mask).shape();
+    sizes[2] = t;
+    sizes[3] = s;
+    const Tensor mask = expanded(to_rank4(*what.mask), sizes);
+    sizes[3] = 1;
+    seen = f32(sizes);
+    operands.push_back(f32(mask.shape()));
+    lowering.launch(kAttentionMask, {mask}, {operands[1], seen}, std::byte{});
+  }
+  const Tensor weights = f32(square);
+  if (!lowering.launch_device(GGML_OP_SOFT_MAX, operands, weights, Params{bits(what.scale)})) return false;
+  const Tensor columns = f32(Shape{v.size(0), v.size(1), v.size(3), v.size(2)});
+  lowering.copy(transposed(v), columns);
+  const Tensor target = f32_target(lowering, out);
+  const Tensor result = what.mask ? f32(product) : to_rank4(target);
+  if (!lowering.launch_device(GGML_OP_MUL_MAT, {columns, weights}, result, Params{GGML_PREC_F32})) return false;
+  if (what.mask && !lowering.launch_device(GGML_OP_MUL, {result, seen}, to_rank4(target), {}, 1)) return false;
+  finish(lowering, target, out);
+  return true;
+}
+
+bool convolution(Lowering& lowering, const Tensor& x, const Tensor& weight, const Tensor* bias, const ConvAttrs& attrs,
+                 const Tensor& out) {
+  if (!lowering.plain() || out.numel() == 0) return false;
+  if (x.dtype() != DType::f32) return lowering.refused("ggml's CONV_2D takes f32");
+  if (attrs.transposed != 0) return lowering.refused("ggml's transposed convolutions have no padding, groups or bias");
+  if (x.size(2) != 1 || weight.size(2) != 1) return lowering.refused("ggml's CONV_3D takes f16 weights");
+  const std::int64_t channels = x.size(1);
+  const bool depthwise = attrs.groups > 1 && attrs.groups == channels && weight.size(0) == channels;
+  if (attrs.groups > 1 && !depthwise) return lowering.refused("ggml's CONV_2D has no groups");
+  // ggml lays out patches in 16 MB of scratch, whole ones.
+  constexpr std::int64_t kMostElements = 1 << 18;
+  if (weight.numel() / weight.size(0) + weight.size(0) > kMostElements)
+    return lowering.refused("a patch is too large for ggml's scratch");
+  const auto flat = [](const Tensor& t) { return *try_reshape(t, Shape{t.size(0), t.size(1), t.size(3), t.size(4)}); };
+  const auto at = [](std::int64_t value) { return static_cast<std::int32_t>(value); };
+  const Params params{at(attrs.stride[2]),  at(attrs.stride[1]),   at(attrs.padding[2]),
+                      at(attrs.padding[1]), at(attrs.dilation[2]), at(attrs.dilation[1])};
+  const Tensor target = flat(out);
+  const Tensor result = bias ? lowering.allocate(DType::f32, target.shape()) : target;
+  if (!lowering.launch_device(depthwise ? GGML_OP_CONV_2D_DW : GGML_OP_CONV_2D,
+                              {flat(weight), lowering.contiguous(flat(x))}, result, params))
+    return false;
+  return !bias ||
+         with_tensor(lowering, GGML_OP_ADD, result, *try_reshape(*bias, Shape{1, bias->numel(), 1, 1}), target);
+}
+
+}  // namespace graft::device

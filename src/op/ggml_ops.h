@@ -1,0 +1,53 @@
+#pragma once
+
+#include <span>
+
+#include "kernel/conv/conv.h"
+#include "op/common.h"
+
+// ggml's ops for devices other than the CPU, where they compute what PyTorch means. Every function returns false, and
+// has launched nothing that is needed, when there is no device or it lacks the op: a kernel of ours takes over. Where
+// ggml computes in f32 only, f16 and bf16 operands are widened and the result is rounded once, as PyTorch does.
+namespace graft::device {
+
+// One function of its operands, into `out`.
+bool elementwise(Lowering& lowering, const Elementwise& what, std::span<const Binding> operands, const Tensor& out);
+
+// a [..., M, K] times b [..., K, N] into `out` [..., M, N]; leading dims equal, or absent. `bias` (optional) broadcasts
+// to the product. All of one dtype.
+bool matmul(Lowering& lowering, const Tensor& a, const Tensor& b, const Tensor* bias, const Tensor& out);
+
+// Norm of rows of `row` elements, then times weight, then plus bias (each optional, of `row` elements). `input` and
+// `out` are contiguous.
+enum class Norm { layer, rms };
+bool norm(Lowering& lowering, Norm kind, const Tensor& input, const Tensor* weight, const Tensor* bias,
+          std::int64_t row, double eps, const Tensor& out);
+
+// Sum or mean over the last dims, as many as `out` (contiguous) leaves out.
+enum class Reduction { sum, mean };
+bool reduce(Lowering& lowering, Reduction kind, const Tensor& input, const Tensor& out);
+
+// Softmax over the last dim of a contiguous tensor.
+bool softmax(Lowering& lowering, const Tensor& input, const Tensor& out);
+
+// Rows of `table` [N, E] named by `indices` (contiguous i32 or i64), into contiguous `out` [..., E]. The indices are
+// checked on the CPU.
+bool embedding(Lowering& lowering, const Tensor& table, const Tensor& indices, const Tensor& out);
+
+// Scaled dot-product attention. q [..., T, D], k [..., S, D], v [..., S, Dv]; leading dims [B, H] or less; H of k and v
+// may be a divisor of that of q (query heads in groups), B may be 1. `mask` broadcasts to [B, H, T, S]. `out` is
+// contiguous [..., T, Dv].
+struct Attention {
+  Tensor q, k, v;
+  const Tensor* mask = nullptr;
+  double scale = 1;
+  bool causal = false;
+};
+bool attention(Lowering& lowering, const Attention& what, const Tensor& out);
+
+// A convolution of at most two spatial dimensions, x [N, C, 1, H, W] and weight [O, C / groups, 1, KH, KW], contiguous;
+// bias [O] or null; `out` contiguous. On the CPU only (Lowering::plain).
+bool convolution(Lowering& lowering, const Tensor& x, const Tensor& weight, const Tensor* bias, const ConvAttrs& attrs,
+                 const Tensor& out);
+
+}  // namespace graft::device

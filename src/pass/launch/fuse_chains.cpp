@@ -1,0 +1,208 @@
+#include <algorithm>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "kernel/elementwise/elementwise.h"
+#include "kernel/strided.h"
+#include "pass/launch/fuse.h"
+
+namespace graft {
+namespace {
+
+using simd::BlockClass;
+using simd::ElementwiseOp;
+
+// A chain while it grows: what a launch computes from its inputs.
+struct Chain {
+  struct Input {
+    Tensor tensor;
+    BlockClass read_as;
+  };
+  std::vector<ChainStep> steps;
+  std::vector<Input> inputs;
+
+  // The place of an input; a tensor that is read in one way has one.
+  std::int32_t add_input(const Tensor& tensor, BlockClass read_as) {
+    for (std::size_t i = 0; i < inputs.size(); ++i)
+      if (inputs[i].read_as == read_as && same_tensor(inputs[i].tensor, tensor)) return static_cast<std::int32_t>(i);
+    inputs.push_back({tensor, read_as});
+    return static_cast<std::int32_t>(inputs.size() - 1);
+  }
+
+  template <typename Visit>
+  static void for_each_operand(ChainStep& step, Visit&& visit) {
+    for (int k = 0; k < simd::operand_count(step.what.op); ++k)
+      if ((step.what.immediate_mask >> k & 1u) == 0) visit(k, step.from[static_cast<std::size_t>(k)]);
+  }
+
+  int immediates() const {
+    int count = 0;
+    for (const ChainStep& step : steps)
+      for (int k = 0; k < simd::operand_count(step.what.op); ++k)
+        count += static_cast<int>(step.what.immediate_mask >> k & 1u);
+    return count;
+  }
+  bool fits() const {
+    return steps.size() <= kMaxChainSteps && inputs.size() <= kMaxChainInputs && immediates() <= kMaxChainImmediates;
+  }
+};
+
+// Of a launch of kElementwise, or of a conversion to another dtype with the elements in the same order.
+std::optional<ElementwiseAttrs> what_of(const Launch& launch) {
+  if (launch.on_device || launch.outputs.size() != 1) return std::nullopt;
+  if (launch.kernel == &kElementwise) return attrs_of<ElementwiseAttrs>(launch);
+  if (launch.kernel != &kCopy) return std::nullopt;
+  const Tensor &from = launch.inputs[0], &to = launch.outputs[0];
+  if (from.dtype() == to.dtype() || from.shape() != to.shape() || from.desc.strides != to.desc.strides)
+    return std::nullopt;
+  ElementwiseAttrs what;
+  what.op = ElementwiseOp::identity;
+  what.compute = conversion_class(from.dtype(), to.dtype());
+  return what;
+}
+
+class ChainFuser {
+ public:
+  explicit ChainFuser(Plan& plan) : plan_(plan), chains_(plan.launches.size()), uses_(plan.buffers.size()) {
+    for (std::size_t i = 0; i < plan.launches.size(); ++i) {
+      const Launch& launch = plan.launches[i];
+      chains_[i] = chain_of(launch);
+      if (chains_[i]) {
+        for (const Chain::Input& input : chains_[i]->inputs) ++uses_[input.tensor.buffer].reads;
+      } else {
+        for (const Tensor& t : launch.inputs) ++uses_[t.buffer].reads;
+      }
+      for (const Tensor& t : launch.outputs) {
+        ++uses_[t.buffer].writes;
+        uses_[t.buffer].writer = i;
+      }
+    }
+    for (const UndoLaunch& undo : plan.undo)
+      for (const Tensor& t : undo.launch.inputs) ++uses_[t.buffer].reads;
+  }
+
+  void run() {
+    for (std::size_t i = 0; i < plan_.launches.size(); ++i) {
+      if (!chains_[i]) continue;
+      while (grow(i)) {
+      }
+      if (chains_[i]->steps.size() > 1) write(i);
+    }
+  }
+
+ private:
+  struct Uses {
+    std::size_t reads = 0;   // inputs of launches
+    std::size_t writes = 0;  // outputs of launches
+    std::size_t writer = 0;  // the last launch that writes it
+  };
+
+  static std::optional<Chain> chain_of(const Launch& launch) {
+    const std::optional<ElementwiseAttrs> what = what_of(launch);
+    if (!what) return std::nullopt;
+    Chain chain;
+    ChainStep step;
+    step.what = *what;
+    step.result = launch.outputs[0].dtype();
+    std::size_t next = 0;
+    Chain::for_each_operand(step, [&](int k, std::int32_t& from) {
+      const bool condition = what->op == ElementwiseOp::where && k == 0;
+      from = chain.add_input(launch.inputs[next++], condition ? BlockClass::b8 : what->compute);
+    });
+    chain.steps.push_back(step);
+    return chain;
+  }
+
+  // Takes the launch that makes one of the inputs of launch i into it.
+  bool grow(std::size_t i) {
+    for (std::size_t k = 0; k < chains_[i]->inputs.size(); ++k) {
+      const std::optional<std::size_t> maker = maker_for(i, chains_[i]->inputs[k].tensor);
+      if (maker && take(*maker, i, k)) return true;
+    }
+    return false;
+  }
+
+  // The elementwise launch that writes `tensor` for launch i alone and may as well run at the place of that.
+  std::optional<std::size_t> maker_for(std::size_t i, const Tensor& tensor) const {
+    const Uses& uses = uses_[tensor.buffer];
+    if (plan_.buffers[tensor.buffer].segment != Segment::arena || uses.reads != 1 || uses.writes != 1)
+      return std::nullopt;
+    const std::size_t maker = uses.writer;
+    if (maker >= i || !chains_[maker]) return std::nullopt;
+    // A launch that writes states cannot fail, and one before must not write them.
+    if ((maker < plan_.commit_begin) != (i < plan_.commit_begin)) return std::nullopt;
+    const Tensor& made = plan_.launches[maker].outputs[0];
+    const Tensor& out = plan_.launches[i].outputs[0];
+    if (!same_tensor(made, tensor) || made.shape() != out.shape()) return std::nullopt;
+    for (const Chain::Input& input : chains_[maker]->inputs) {
+      const BufferId buffer = input.tensor.buffer;
+      if (buffer == out.buffer) return std::nullopt;
+      if (uses_[buffer].writes == 0) continue;
+      for (std::size_t between = maker + 1; between < i; ++between)
+        for (const Tensor& written : plan_.launches[between].outputs)
+          if (written.buffer == buffer) return std::nullopt;
+    }
+    return maker;
+  }
+
+  bool take(std::size_t maker, std::size_t i, std::size_t input) {
+    const Chain& first = *chains_[maker];
+    const Chain& then = *chains_[i];
+    Chain joined = first;
+    const auto made_by = kMaxChainInputs + static_cast<std::int32_t>(first.steps.size()) - 1;
+    for (ChainStep step : then.steps) {
+      Chain::for_each_operand(step, [&](int, std::int32_t& from) {
+        if (from >= kMaxChainInputs) {
+          from += static_cast<std::int32_t>(first.steps.size());
+        } else if (static_cast<std::size_t>(from) == input) {
+          from = made_by;
+        } else {
+          const Chain::Input& other = then.inputs[static_cast<std::size_t>(from)];
+          from = joined.add_input(other.tensor, other.read_as);
+        }
+      });
+      joined.steps.push_back(step);
+    }
+    if (!joined.fits()) return false;
+    for (const Chain* part : {&first, &then})
+      for (const Chain::Input& gone : part->inputs) --uses_[gone.tensor.buffer].reads;
+    for (const Chain::Input& kept : joined.inputs) ++uses_[kept.tensor.buffer].reads;
+    chains_[i] = std::move(joined);
+    chains_[maker].reset();
+    plan_.launches[maker].outputs.clear();
+    return true;
+  }
+
+  void write(std::size_t i) {
+    const Chain& chain = *chains_[i];
+    Launch& launch = plan_.launches[i];
+    const Tensor& out = launch.outputs[0];
+    ElementwiseChainAttrs attrs;
+    attrs.inputs = static_cast<std::int32_t>(chain.inputs.size());
+    attrs.steps = static_cast<std::int32_t>(chain.steps.size());
+    std::copy(chain.steps.begin(), chain.steps.end(), attrs.step.begin());
+    launch.kernel = &kElementwiseChain;
+    launch.attrs.resize(sizeof(attrs));
+    set_attrs(launch, attrs);
+    launch.inputs.clear();
+    launch.inplace = 0;
+    for (const Chain::Input& input : chain.inputs) {
+      const Tensor& in = input.tensor;
+      if (in.dtype() == out.dtype() && in.shape() == out.shape() && in.desc.strides == out.desc.strides)
+        launch.inplace |= 1u << launch.inputs.size();
+      launch.inputs.push_back(in);
+    }
+    launch.serial = out.numel() * static_cast<std::int64_t>(attrs.steps) < kMinParallelElements;
+  }
+
+  Plan& plan_;
+  std::vector<std::optional<Chain>> chains_;  // by launch
+  std::vector<Uses> uses_;
+};
+
+}  // namespace
+
+void fuse_chains(Plan& plan) { ChainFuser(plan).run(); }
+
+}  // namespace graft
