@@ -8,6 +8,8 @@ if(graft_test_sources)
   add_executable(graft_tests ${graft_test_sources} ${graft_all_objects})
   graft_target(graft_tests)
   set_target_properties(graft_tests PROPERTIES BUILD_RPATH "${GRAFT_GGML_RPATH}")
+  # Tests are compiled once and run for seconds: less optimization is less time in all.
+  target_compile_options(graft_tests PRIVATE $<$<CONFIG:Release>:-O1>)
   target_link_libraries(graft_tests PRIVATE graft_includes GTest::gtest GTest::gmock GTest::gtest_main)
   target_compile_definitions(graft_tests PRIVATE
     GRAFT_SOURCE_DIR="${CMAKE_CURRENT_SOURCE_DIR}" GRAFT_BUILD_DIR="${CMAKE_BINARY_DIR}"
