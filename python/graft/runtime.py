@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
-from graft import _C, _pytree  # noqa: F401  (_pytree: names the classes that operators return)
+from graft import _C, _pytree
 from graft._dtypes import DTYPES, NUMBER_OF
 from graft.errors import InvalidArgument, InvalidProgram
 
@@ -54,14 +54,14 @@ def _arrangement(info: Mapping[str, Any], key: str, items: str) -> pytree.TreeSp
     if not info[key]:
         return None
     try:
-        spec = pytree.treespec_loads(info[key])
+        spec = _pytree.loads(info[key])
         leaves = range(spec.num_leaves)
         if len(leaves) != len(info[items]):
             raise ValueError(f"it arranges {len(leaves)} values, the method has {len(info[items])} {items}")
         tree = pytree.tree_unflatten(leaves, spec)
         if key == "in_spec" and not (isinstance(tree, tuple) and list(map(type, tree)) == [tuple, dict]):
             raise ValueError("it must be a tuple of arguments and a dict of keyword arguments")
-    except Exception as e:  # the parser raises whatever it meets
+    except Exception as e:  # classes that the program registered raise whatever they like
         raise InvalidProgram(f"method '{info['name']}': its {key} cannot be read: {type(e).__name__}: {e}") from e
     return spec
 

@@ -23,6 +23,8 @@ from transformers.exporters.configs import DynamoConfig
 from transformers.exporters.exporter_dynamo import DynamoExporter
 from transformers.exporters.runners.base import ModelRunner
 
+from graft import _pytree
+
 FORMAT = "graft"
 
 
@@ -76,8 +78,7 @@ class GraftRunner(ModelRunner):
 
         self._package = package  # its file stays mapped
         self._model = load(package.path, device=device, threads=threads)
-        spec = torch.utils._pytree.treespec_loads(metadata.in_spec)
-        self._names = list(spec.children()[1].context)
+        self._names = _pytree.keyword_names(metadata.in_spec)
 
     @property
     def device(self) -> torch.device:
