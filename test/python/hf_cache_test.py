@@ -238,3 +238,22 @@ def test_wrong_caches(models):
     few = DynamicCache(config=llm_models.transformers.LlamaConfig(num_hidden_layers=2))
     with pytest.raises(graft.InvalidArgument, match="has 2 layers"):
         compiled(prompt(1, 1), past_key_values=few)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_default_dtype_of_torch_plays_no_part(models, dtype):
+    """The engine writes f32, however wide new tensors of torch are."""
+    torch.set_default_dtype(dtype)
+    try:
+
+        def use(model, cache):
+            model(prompt(2, 12), past_key_values=cache)
+            keys, values = cache.layers[0].keys, cache.layers[-1].values
+            assert keys.dtype == values.dtype == torch.float32
+            logits = model(prompt(2, 3), past_key_values=cache).logits
+            assert logits.dtype == torch.float32
+            return torch.cat([t.flatten() for t in (keys, values, logits)])
+
+        same(both(models, use))
+    finally:
+        torch.set_default_dtype(torch.float32)

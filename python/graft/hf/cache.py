@@ -193,7 +193,8 @@ class State:
         shape = self.engine.layers[layer]
         kind = self.kinds[layer]
         self.engine.counts["materialized"] += 1
-        sides = [torch.zeros(self.rows, shape.heads, self.columns, n) for n in (shape.key_size, shape.value_size)]
+        widths = (shape.key_size, shape.value_size)
+        sides = [torch.zeros(self.rows, shape.heads, self.columns, n, dtype=torch.float32) for n in widths]
         lengths = self.lengths()
         self.session.kv_set_lengths(lengths)
         held = kind.held(self.columns)
@@ -202,7 +203,7 @@ class State:
             columns = columns[columns >= self.columns - held]
             if not len(columns):
                 continue
-            pieces = [torch.empty(shape.heads, len(columns), n) for n in (shape.key_size, shape.value_size)]
+            pieces = [torch.empty(shape.heads, len(columns), n, dtype=torch.float32) for n in widths]
             self.session.kv_read(layer, row, length - len(columns), *(_described(piece) for piece in pieces))
             for side, piece in zip(sides, pieces):
                 side[row, :, columns] = piece

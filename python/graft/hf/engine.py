@@ -138,7 +138,7 @@ class Engine:
         contiguous -> logits [B, K, V] f32."""
         rows, tokens = ids.shape
         kept = keep.shape[0]
-        logits = torch.empty(rows, kept, self.vocab_size)
+        logits = torch.empty(rows, kept, self.vocab_size, dtype=torch.float32)
         sizes = (rows, tokens)
         started = time.perf_counter()
         session.run_into(

@@ -42,7 +42,7 @@ def trace(model: torch.nn.Module, *, context: int, source_context: int) -> dict[
     ids = torch.zeros(2, 5, dtype=torch.long)
 
     if takes_features(model):
-        features = torch.zeros(2, *parts.feature_sizes())
+        features = torch.zeros(2, *parts.feature_sizes(), dtype=torch.float32)
         become(skeleton, kind, lambda self, input_features: parts.encode_features(input_features))
         encode = traced(skeleton, (features,), ({0: batch},))
     else:
@@ -123,7 +123,7 @@ class _Parts:
             position = ops.store_source(key, value, position, layer=module.layer_idx)
             return query.transpose(1, 2)
 
-        nobody = torch.zeros(hidden.shape[0], 1, self.width)
+        nobody = torch.zeros(hidden.shape[0], 1, self.width, dtype=torch.float32)
         with interface.instead(dict.fromkeys(self.cross, store)):
             for module in self.cross:
                 module(nobody, key_value_states=hidden)
@@ -141,7 +141,7 @@ class _Parts:
         if learned is not None:
             places = position_ids + getattr(learned, "offset", 0)
             learned.forward = lambda *_, **__: torch.nn.functional.embedding(places, learned.weight)
-        source = torch.zeros(input_ids.shape[0], 1, self.width)
+        source = torch.zeros(input_ids.shape[0], 1, self.width, dtype=torch.float32)
         layers = len(self.cross)
         cache = EncoderDecoderCache(
             interface.no_cache(layers), Cache(layers=[_SourceLayer(source.unsqueeze(1)) for _ in range(layers)])
