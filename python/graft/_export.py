@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from graft import _exir  # noqa: F401  isort: skip  (before executorch.exir)
 from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge_transform_and_lower
 from executorch.exir._serialize._named_data_store import NamedDataStoreOutput
 from executorch.exir._serialize._serialize import serialize_for_executorch
@@ -24,7 +25,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 from torch.utils import _pytree as pytree
 
-from graft import _plans, _targets
+from graft import _plans, _quiet, _targets
 from graft._predicate import Predicate
 from graft._quantize import stored_types
 from graft._serialize import SerializeError, Signature, weight_digests
@@ -93,7 +94,7 @@ def export(
         memory_planning_pass=MemoryPlanningPass(alloc_graph_input=plan_inputs, alloc_graph_output=plan_outputs),
         sym_shape_eval_pass=_PlannedShapes(),
     )
-    with torch.no_grad():
+    with torch.no_grad(), _quiet.lowering():
         programs = _programs(model, args, kwargs, dynamic_shapes, methods)
         partitioners = _partitioners(programs, weights, target.stem, predicate, quantize)
         try:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -273,3 +274,19 @@ def test_one_tensor_given_twice_stays_two_inputs(tmp_path):
     path = graft.export(Difference(), (example, example), path=tmp_path / "p.pte")
     x, y = torch.arange(3.0), torch.tensor([5.0, 7.0, 9.0])
     assert torch.equal(graft.load(path)(x, y), 2 * x - y)
+
+
+QUIET = """
+import sys
+import torch
+import graft
+graft.export(torch.nn.Linear(2, 2), (torch.ones(1, 2),), path=sys.argv[1])
+"""
+
+
+def test_says_nothing_about_other_libraries(tmp_path):
+    """Such as torch of its own pytrees and torchao of its extensions."""
+    path = tmp_path / "quiet.pte"
+    run = subprocess.run([sys.executable, "-c", QUIET, path], capture_output=True, text=True, timeout=300)
+    assert (run.returncode, run.stdout, run.stderr) == (0, "", "")
+    assert path.exists()

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from typing import final
 
+from graft import _exir  # noqa: F401  isort: skip  (before executorch.exir)
 from executorch.exir._serialize._named_data_store import NamedDataStore
 from executorch.exir.backend.backend_details import BackendDetails, CompileSpec, ExportedProgram, PreprocessResult
 

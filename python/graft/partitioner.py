@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
+from graft import _exir  # noqa: F401  isort: skip  (before executorch.exir)
 from executorch.exir.backend.backend_details import CompileSpec, ExportedProgram
 from executorch.exir.backend.partitioner import DelegationSpec, Partitioner, PartitionResult
 from executorch.exir.backend.utils import tag_constant_data

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
+from graft import _exir  # noqa: F401  isort: skip  (before executorch.exir)
 from executorch.exir import schema
 from executorch.exir._serialize._cord import Cord, FileBackedData
 from executorch.exir._serialize._named_data_store import NamedDataStoreOutput
