@@ -18,7 +18,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 PIP := $(BIN)/pip --disable-pip-version-check
 PIP_INSTALL := $(PIP) install -c requirements/constraints.txt
 
-.PHONY: all help demo test test-cpp test-python build setup system format format-check tidy asan tsan planted cuda \
+.PHONY: all help demo test test-cpp test-python build setup system format format-check tidy asan tsan mutations cuda \
         fuzz coverage bench bench-kernels bench-overhead install-check wheel wheel-check wheel-all-cpus \
         wheel-all-cpus-check aarch64-check executorch-suite ops-report clean
 all: build
@@ -30,7 +30,8 @@ help:
 	@echo 'make asan | tsan     C++ tests with sanitizers, ggml included'
 	@echo 'make fuzz            libFuzzer with sanitizers on both kinds of files, FUZZ_SECONDS=60 each (needs clang)'
 	@echo 'make coverage        lines of loader, verifier and planner that the C++ tests reach; fails below 90 %'
-	@echo 'make planted         plants known bugs one by one and requires that the tests notice'
+	@echo 'make mutations       puts known bugs into a copy of the tree, one by one, and requires that the tests notice;'
+	@echo '                     ONLY=name,... for some of them'
 	@echo 'make cuda            build and C++ tests on a ggml with CUDA'
 	@echo 'make install-check   the C++ install, moved away from here, runs examples/cpp'
 	@echo 'make executorch-suite  the operator tests that ExecuTorch ships for backends, on graft'
@@ -130,10 +131,8 @@ coverage: setup
 	@build/coverage/graft_tests --gtest_brief=1
 	@$(BIN)/python tools/coverage/lines.py build/coverage
 
-planted: setup
-	@[ -e build/planted/build.ninja ] || $(CMAKE) --preset planted
-	@$(CMAKE) --build --preset planted -j $(JOBS)
-	@$(BIN)/python test/planted_bugs.py
+mutations: setup
+	@$(BIN)/python test/mutations/run.py --jobs $(JOBS) $(if $(ONLY),--only $(ONLY)) $(if $(CMAKE_ARGS),-- $(CMAKE_ARGS))
 
 cuda: setup
 	$(CMAKE) --preset cuda

@@ -2,9 +2,8 @@
 #   sdk            for C++ (the default of `cmake --install`): libgraft with ggml beside it, headers, graftConfig, graft
 #   python         the binary part of the Python package, for wheels and for .venv
 #   python_source  its Python files, for .venv only (scikit-build-core takes them itself)
-# Builds on ggml's source are for sanitizers unless they are for all CPUs, and those with planted bugs for
-# test/planted_bugs.py: neither is installed.
-if((GRAFT_GGML_SOURCE AND NOT GRAFT_ALL_CPUS) OR GRAFT_PLANTED_BUGS)
+# Builds on ggml's source are for sanitizers unless they are for all CPUs, and are not installed.
+if(GRAFT_GGML_SOURCE AND NOT GRAFT_ALL_CPUS)
   return()
 endif()
 include(CMakePackageConfigHelpers)

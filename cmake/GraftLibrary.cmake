@@ -22,8 +22,7 @@ target_include_directories(graft_includes SYSTEM INTERFACE "${GRAFT_GENERATED}" 
 target_link_libraries(graft_includes INTERFACE ggml::ggml Threads::Threads nlohmann_json::nlohmann_json
                                                "${GRAFT_ONIG_LIBRARY}" "${GRAFT_UTF8PROC_LIBRARY}")
 target_compile_definitions(graft_includes INTERFACE
-  GRAFT_VERSION="${PROJECT_VERSION}" GRAFT_GGML_VERSION="${GRAFT_GGML_RELEASE}" GRAFT_GGML_COMMIT="${GRAFT_GGML_COMMIT}"
-  $<$<BOOL:${GRAFT_PLANTED_BUGS}>:GRAFT_PLANTED_BUGS>)
+  GRAFT_VERSION="${PROJECT_VERSION}" GRAFT_GGML_VERSION="${GRAFT_GGML_RELEASE}" GRAFT_GGML_COMMIT="${GRAFT_GGML_COMMIT}")
 
 add_library(graft_objects OBJECT ${graft_sources})
 graft_target(graft_objects)

@@ -6,7 +6,6 @@
 #include "base/ceil_div.h"
 #include "base/check.h"
 #include "base/ggml_cpu.h"
-#include "base/plant.h"
 #include "device/device_run.h"
 #include "exec/ggml_layout.h"
 #include "exec/thread_pool.h"
@@ -336,11 +335,6 @@ std::size_t Executable::bind(std::span<std::byte* const> bases) {
   last_level_ = RefreshLevel::none;
   for (std::size_t id = 0; id < bases.size(); ++id) {
     if (bound_ && bases[id] == last_bases_[id]) continue;
-    const bool input = plan_->allocations[id].segment == Segment::input;
-    if (bound_ && input && GRAFT_PLANT("inputs-of-the-first-run-frozen")) continue;
-    if (bound_ && input && GRAFT_PLANT("refresh-decided-by-64-bytes") && plan_->allocations[id].bytes >= 64 &&
-        std::memcmp(bases[id], last_bases_[id], 64) == 0)
-      continue;
     last_bases_[id] = bases[id];
     last_level_ = std::max(last_level_, refresh_level(plan_->allocations[id].segment));
     for (std::uint32_t e = first_entry_[id]; e < first_entry_[id + 1]; ++e)

@@ -3,7 +3,6 @@
 
 #include "base/check.h"
 #include "base/clock.h"
-#include "base/plant.h"
 #include "graft/llm.h"
 #include "llm/row.h"
 
@@ -132,8 +131,7 @@ void BatchGenerator::read_prompt(Request& request, const RunOptions& options) {
   const std::int64_t done = decoder_.length(static_cast<std::size_t>(request.row)), rest = request.prompt - done;
   const std::int64_t width = piece(rest), count = std::min(rest, width);
   const Tokens feed = Tokens(request.sequence).subspan(static_cast<std::size_t>(done), static_cast<std::size_t>(count));
-  const std::int64_t row = GRAFT_PLANT("prompts-read-into-row-0") ? 0 : request.row;
-  const std::span<float> logits = decoder_.run({&row, 1}, {&feed, 1}, width, 1, options);
+  const std::span<float> logits = decoder_.run({&request.row, 1}, {&feed, 1}, width, 1, options);
   stats_.prefill_seconds += seconds_since(start);
   if (count < rest) return;
   request.reading = false;

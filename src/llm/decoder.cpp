@@ -3,7 +3,6 @@
 #include <numeric>
 
 #include "base/check.h"
-#include "base/plant.h"
 #include "graft/llm.h"
 
 namespace graft {
@@ -124,8 +123,7 @@ Decoder::Call& Decoder::call_for(std::int64_t batch, std::int64_t width, std::in
     ids->resize(places);
     call.inputs.push_back(Value::of(TensorView{ids->data(), DType::i64, Shape{batch, width}}));
   }
-  for (std::int64_t k = width - keep; k < width; ++k)
-    call.kept.push_back(GRAFT_PLANT("kept-positions-from-the-first") ? k - (width - keep) : k);
+  for (std::int64_t k = width - keep; k < width; ++k) call.kept.push_back(k);
   call.inputs.push_back(Value::of(TensorView{call.kept.data(), DType::i64, Shape{keep}}));
   const std::int64_t vocabulary = model_->info().vocab_size;
   const auto count = static_cast<std::size_t>(batch * keep * vocabulary);

@@ -2,7 +2,6 @@
 
 #include "base/check.h"
 #include "base/clock.h"
-#include "base/plant.h"
 #include "graft/llm.h"
 #include "llm/row.h"
 
@@ -92,8 +91,7 @@ std::vector<Generation> TextGenerator::go_on(std::span<const std::vector<std::in
         const std::size_t right = rows[r].take_fed(logits.subspan(r * places, places));
         stats_.drafted_tokens += static_cast<std::int64_t>(count) - 1;
         stats_.accepted_tokens += static_cast<std::int64_t>(right) - 1;
-        if (right < count && !GRAFT_PLANT("rejected-drafts-kept"))
-          decoder_.truncate(r, decoder_.length(r) - static_cast<std::int64_t>(count - right));
+        if (right < count) decoder_.truncate(r, decoder_.length(r) - static_cast<std::int64_t>(count - right));
       }
     }
   } catch (const Cancelled&) {

@@ -5,7 +5,6 @@
 
 #include "base/check.h"
 #include "base/log.h"
-#include "base/plant.h"
 #include "base/sha256.h"
 #include "device/device.h"
 #include "graft/graft.h"
@@ -252,7 +251,7 @@ class Loader {
     std::vector<StateInfo>& states = impl_->states;
     for (std::uint32_t i = 0; i < states.size(); ++i) {
       const ir::State& known = states[i].state;
-      if (known.fqn != state.fqn || GRAFT_PLANT("state-per-method")) continue;
+      if (known.fqn != state.fqn) continue;
       GRAFT_CHECK(InvalidProgram,
                   known.dtype == state.dtype && known.shape == state.shape && known.kind == state.kind &&
                       known.reaches == state.reaches,

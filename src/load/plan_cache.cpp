@@ -1,5 +1,4 @@
 #include "base/check.h"
-#include "base/plant.h"
 #include "load/program_impl.h"
 
 namespace graft {
@@ -29,7 +28,7 @@ PlanCache::Result PlanCache::get(std::uint32_t method, int threads, const std::v
       order_.push_front(key);
       slot->used = order_.begin();
       slots_.emplace(key, slot);
-      if (slots_.size() > capacity_ && !GRAFT_PLANT("plan-cache-unbounded")) {
+      if (slots_.size() > capacity_) {
         slots_.erase(order_.back());
         order_.pop_back();
       }

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "base/check.h"
-#include "base/plant.h"
 #include "kernel/elementwise/elementwise.h"
 #include "kernel/strided.h"
 #include "lowering/lowering.h"
@@ -16,7 +15,6 @@ using simd::ElementwiseOp;
 using simd::Number;
 
 Shape broadcast_shapes(const Shape& a, const Shape& b) {
-  if (GRAFT_PLANT("broadcast-guessed-by-size") && a.numel() == b.numel()) return b;
   const int rank = std::max(a.rank(), b.rank());
   Shape out;
   for (int d = 0; d < rank; ++d) {
@@ -118,11 +116,9 @@ Number number_of(const Scalar& scalar, DType dtype) {
   const auto i64 = static_cast<std::size_t>(BlockClass::i64);
   alignas(8) std::byte element[8];
   if (scalar.is_real()) {
-    const double real = GRAFT_PLANT("infinity-as-65504") ? std::clamp(scalar.f, -65504.0, 65504.0) : scalar.f;
-    convert.store[f64][column](&real, 0, 1, element);
+    convert.store[f64][column](&scalar.f, 0, 1, element);
   } else {
-    const std::int64_t integer = GRAFT_PLANT("integers-cut-to-i32") ? static_cast<std::int32_t>(scalar.i) : scalar.i;
-    convert.store[i64][column](&integer, 0, 1, element);
+    convert.store[i64][column](&scalar.i, 0, 1, element);
   }
   Number number;
   convert.load[f64][column](element, 0, 1, &number.f);
@@ -250,15 +246,12 @@ std::vector<Tensor> lower_spec(const ElementwiseSpec& spec, const Call& call, st
   what.opmath = spec.opmath;
   what.params[0] = {1, 1};
   if (spec.params != nullptr) spec.params(call, what.params.data());
-  if (GRAFT_PLANT("softplus-beta-ignored") && spec.op == ElementwiseOp::softplus) what.params[0].f = 1;
   switch (spec.rule) {
     case ComputeRule::output:
       what.compute = what.output;
-      if (GRAFT_PLANT("integers-through-f32") && what.compute == DType::i64) what.compute = DType::f32;
       break;
     case ComputeRule::promoted:
       what.compute = result_type(operands);
-      if (GRAFT_PLANT("floats-compared-as-integers") && is_float(what.compute)) what.compute = DType::i64;
       break;
     case ComputeRule::logical:
       what.compute = DType::b8;

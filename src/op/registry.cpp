@@ -3,7 +3,6 @@
 #include <unordered_map>
 
 #include "base/check.h"
-#include "base/plant.h"
 #include "op/host.h"
 #include "op/operator.h"
 #include "op/user.h"
@@ -91,9 +90,6 @@ std::vector<const ScalarOperator*> all_scalar_operators() {
 }
 
 const Operator* find_operator(std::string_view target) {
-  if (GRAFT_PLANT("operators-found-by-substring"))
-    for (const Operator* op : all_operators())
-      if (op->target.starts_with(target.substr(0, target.rfind('.')))) return op;
   const auto it = operator_table().find(target);
   return it == operator_table().end() ? find_user_operator(target) : it->second;
 }

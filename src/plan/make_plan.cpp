@@ -5,7 +5,6 @@
 #include <map>
 
 #include "base/check.h"
-#include "base/plant.h"
 #include "kernel/index/index.h"
 #include "lowering/kv_shape.h"
 #include "lowering/lowering.h"
@@ -119,8 +118,6 @@ class Planner {
         buffer.bytes = static_cast<std::int64_t>(weight.byte_size);
       }
       binding.tensor = Tensor{lowering_.add_buffer(buffer), 0, desc, stored};
-      if (GRAFT_PLANT("i64-weights-read-as-i32") && input.kind == ir::InputKind::weight && desc.dtype == DType::i64)
-        binding.tensor = lowering_.cast({binding.tensor->buffer, 0, TensorDesc(DType::i32, desc.shape)}, DType::i64);
     }
   }
 
@@ -205,8 +202,7 @@ class Planner {
       }
     }
     plan_.commit_begin = static_cast<std::uint32_t>(lowering_.launches().size());
-    for (const auto& [from, to] : late_writes)
-      if (!GRAFT_PLANT("state-write-dropped")) lowering_.copy(from, to);
+    for (const auto& [from, to] : late_writes) lowering_.copy(from, to);
     lowering_.launch_held_back();
   }
 
@@ -253,7 +249,6 @@ class Planner {
                   mutated.desc.str());
       const BufferId target = mutated.buffer;
       out.buffer = target;
-      if (GRAFT_PLANT("state-written-before-it-is-read")) lowering_.copy(value, Tensor{target, 0, out.desc});
       if (value.buffer != target || value.offset != 0 || !value.desc.contiguous())
         late_writes.emplace_back(value, Tensor{target, 0, out.desc});
       return;
@@ -387,8 +382,7 @@ class Planner {
       const Buffer& b = plan_.buffers[id];
       if (b.segment != Segment::arena || b.first_use < 0) continue;
       ids.push_back(id);
-      const bool early = GRAFT_PLANT("memory-reused-too-early") && b.last_use > b.first_use;
-      lifetimes.push_back({b.bytes, b.first_use, early ? b.last_use - 1 : b.last_use});
+      lifetimes.push_back({b.bytes, b.first_use, b.last_use});
     }
     const std::int64_t alignment = device_ ? std::max(kArenaAlignment, device_->alignment()) : kArenaAlignment;
     if (stored_ && fits(*stored_, lifetimes)) {
@@ -512,7 +506,6 @@ void check_inputs(const ir::Method& method, std::span<const InputDesc> inputs) {
     for (int d = 0; d < value.rank(); ++d) {
       const ir::Dim& dim = value.dims[static_cast<std::size_t>(d)];
       const std::int64_t size = given.desc.shape[d];
-      if (GRAFT_PLANT("input-sizes-unchecked")) continue;
       GRAFT_CHECK(InvalidArgument, size >= dim.min && size <= dim.max, input_name(method, input.index),
                   ": size of dimension ", d, " must be ",
                   dim.is_static()             ? str(dim.min)

@@ -1,10 +1,8 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
-#include <numeric>
 
 #include "base/check.h"
-#include "base/plant.h"
 #include "exec/thread_pool.h"
 #include "graft/graft.h"
 #include "session/session_impl.h"
@@ -31,11 +29,7 @@ Value number_of(const PlanOutput& out) {
 }
 
 // Equality of the whole key; never of a hash of it.
-bool same_key(std::span<const std::int64_t> a, std::span<const std::int64_t> b) {
-  if (GRAFT_PLANT("plans-found-by-hash-alone") && a.size() == b.size())
-    return std::accumulate(a.begin(), a.end(), 0LL) == std::accumulate(b.begin(), b.end(), 0LL);
-  return std::ranges::equal(a, b);
-}
+bool same_key(std::span<const std::int64_t> a, std::span<const std::int64_t> b) { return std::ranges::equal(a, b); }
 
 }  // namespace
 
@@ -102,9 +96,6 @@ void Session::Impl::describe_inputs(const LoadedMethod& method, std::span<const 
     switch (value.kind) {
       case Value::Kind::tensor:
         desc.desc = TensorDesc(value.tensor.dtype, value.tensor.shape);
-        if (GRAFT_PLANT("input-read-at-the-graphs-size"))
-          for (int d = 0; d < desc.desc.rank(); ++d)
-            desc.desc.shape[d] = method.info.inputs[i].dims[static_cast<std::size_t>(d)].min;
         break;
       case Value::Kind::integer:
         desc.scalar = Scalar::of(value.i);
@@ -153,7 +144,6 @@ Session::Impl::Graph& Session::Impl::graph_for(std::uint32_t index) {
 }
 
 void Session::Impl::append_key(const InputDesc& input) {
-  if (!input.is_tensor && GRAFT_PLANT("numbers-of-the-first-run-frozen")) return;
   if (!input.is_tensor) {
     key.push_back(input.scalar.is_real() ? std::bit_cast<std::int64_t>(input.scalar.f) : input.scalar.i);
     return;
@@ -248,8 +238,7 @@ void check_output_alignment(const LoadedMethod& method, std::size_t i, const Ten
 void check_output(const LoadedMethod& method, std::size_t i, const Value& output, const TensorDesc& wanted) {
   const TensorView& given = output.tensor;
   GRAFT_CHECK(InvalidArgument,
-              output.kind == Value::Kind::tensor &&
-                  (given.dtype == wanted.dtype || GRAFT_PLANT("output-dtype-unchecked")) && given.shape == wanted.shape,
+              output.kind == Value::Kind::tensor && given.dtype == wanted.dtype && given.shape == wanted.shape,
               "output ", i, " of method '", method.info.name, "' must be a tensor ", wanted.str(), ", got ",
               output.kind == Value::Kind::tensor ? TensorDesc(given.dtype, given.shape).str()
                                                  : std::string(kind_name(output.kind)));

@@ -5,8 +5,6 @@
 #include <limits>
 #include <string>
 
-#include "base/plant.h"
-
 namespace graft {
 namespace {
 
@@ -20,10 +18,7 @@ std::byte* at(const void* p, const TensorDesc& desc, i64 i0, i64 i1, i64 i2) {
 enum Operand { kQuery, kKey, kValue, kPosition, kMore };  // then sinks, bias, the rings of keys and values
 enum Result { kOut, kKeyCache, kValueCache };
 
-i64 slot_of(i64 position, i64 ring) {
-  if (GRAFT_PLANT("ring-slot-off-by-one")) ++position;
-  return ring > 0 ? position % ring : position;
-}
+i64 slot_of(i64 position, i64 ring) { return ring > 0 ? position % ring : position; }
 
 // The first place of a row that is no padding.
 i64 first_token(const i64* row, i64 tokens) {
@@ -247,8 +242,7 @@ void check_positions(const KernelContext& ctx) noexcept {
     const i64 t = first_token(to, tokens);
     if (t < tokens) length_state[ctx.kv_row(b)] = std::min(length_state[ctx.kv_row(b)], to[t]);
   }
-  if (kinds > 0 && attrs.staged == 0 && !GRAFT_PLANT("ring-forgets-what-it-lost"))
-    std::copy_n(new_first, rows * kinds, ctx.output<i64>(4));
+  if (kinds > 0 && attrs.staged == 0) std::copy_n(new_first, rows * kinds, ctx.output<i64>(4));
 }
 
 }  // namespace

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <string>
 
-#include "base/plant.h"
-
 namespace graft {
 namespace {
 

@@ -1,5 +1,4 @@
 // Block functions of class f32: see kernel/elementwise/elementwise_vec.h.
-#include "base/plant.h"
 #include "kernel/elementwise/elementwise_vec.h"
 #include "kernel/simd/vec_math.h"
 
@@ -136,7 +135,7 @@ vf f_erf(vf x) { return erf(x); }
 vf f_floor(vf x) { return floor(x); }
 vf f_ceil(vf x) { return ceil(x); }
 vf f_trunc(vf x) { return truncate(x); }
-vf f_round(vf x) { return GRAFT_PLANT("round-half-away") ? truncate(x + copy_sign(splat(0.5f), x)) : round_even(x); }
+vf f_round(vf x) { return round_even(x); }
 vf f_frac(vf x) { return x - truncate(x); }
 vf f_sigmoid(vf x) { return sigmoid(x); }
 vf f_relu(vf x) { return relu(x); }
@@ -263,8 +262,6 @@ int where(const void* const* in, void* out, i64 n, const Number*) {
   const float* b = floats(in[2]);
   float* o = static_cast<float*>(out);
   i64 i = 0;
-  if (GRAFT_PLANT("where-by-multiplying"))
-    for (; i < n; ++i) o[i] = static_cast<float>(c[i]) * a[i] + static_cast<float>(1 - c[i]) * b[i];
   for (; i + kLanes <= n; i += kLanes) {
     const vi mask = __builtin_convertvector(*reinterpret_cast<const vb_unaligned*>(c + i), vi) != 0;
     store(o + i, select(mask, load(a + i), load(b + i)));

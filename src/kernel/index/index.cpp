@@ -4,7 +4,6 @@
 #include <cmath>
 #include <string>
 
-#include "base/plant.h"
 #include "kernel/strided.h"
 
 namespace graft {
@@ -66,8 +65,7 @@ class Indices {
     for (int k = 0; k < attrs_.count; ++k) {
       const std::int64_t given = read_index(base_[k] + offset(k), dtype_[k]);
       const std::int64_t size = attrs_.size[k];
-      std::int64_t index = given < 0 && attrs_.wrap ? given + size : given;
-      if (GRAFT_PLANT("bad-index-is-clamped")) index = std::clamp<std::int64_t>(index, 0, size - 1);
+      const std::int64_t index = given < 0 && attrs_.wrap ? given + size : given;
       if (index < 0 || index >= size) {
         fail(given, k);
         return false;

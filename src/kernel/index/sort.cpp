@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <bit>
 
-#include "base/plant.h"
 #include "kernel/strided.h"
 
 namespace graft {
@@ -80,7 +79,7 @@ void sort(const KernelContext& ctx) noexcept {
       fill_entries<Int>(from, steps[0], n, attrs.descending, load, entries);
     }
     if (kept < n) std::nth_element(entries, entries + kept, entries + n);
-    if (kept == n || !GRAFT_PLANT("topk-unordered")) std::sort(entries, entries + kept);
+    std::sort(entries, entries + kept);
     std::byte* to = ctx.output<std::byte>(outputs - 1) + cursor.offset(2);
     for (Int i = 0; i < kept; ++i) std::memcpy(to + i * steps[2], &entries[i].place, sizeof(Int));
     if (attrs.indices_only) continue;

@@ -7,7 +7,6 @@
 #include <cstring>
 
 #include "base/check.h"
-#include "base/plant.h"
 
 namespace graft {
 namespace {
@@ -47,7 +46,6 @@ i64 ggml_block_bytes(PanelFormat format) {
 
 // Six bits each of scale and minimum of block `b` of eight, as ggml packs them.
 void scales_of_q4_k(const std::byte* packed, i64 b, unsigned& scale, unsigned& minimum) {
-  if (GRAFT_PLANT("block-scale-of-the-next-block")) b = (b + 1) % 8;
   if (b < 4) {
     scale = u8_at(packed + b) & 63;
     minimum = u8_at(packed + b + 4) & 63;

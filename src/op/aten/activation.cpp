@@ -2,7 +2,6 @@
 #include <limits>
 
 #include "base/check.h"
-#include "base/plant.h"
 #include "lowering/lowering.h"
 #include "op/common.h"
 
@@ -17,7 +16,7 @@ constexpr ElementwiseSpec one(ElementwiseOp op, void (*params)(const Call&, Numb
 }
 
 void take_elu(const Call& call, Number* params) {
-  params[0].f = GRAFT_PLANT("elu-alpha-ignored") ? 1 : call.real("alpha");
+  params[0].f = call.real("alpha");
   params[1].f = call.real("scale");
   params[2].f = call.real("input_scale");
 }
@@ -45,7 +44,7 @@ Refusal refuse_gelu(const NodeView& node) {
   return refuse_spec(kGeluErf, node);
 }
 std::vector<Tensor> lower_gelu(const Call& call, std::span<const Shape> shapes, Lowering& lowering) {
-  const bool by_tanh = call.text("approximate") == "tanh" || GRAFT_PLANT("gelu-kind-ignored");
+  const bool by_tanh = call.text("approximate") == "tanh";
   return lower_spec(by_tanh ? kGeluTanh : kGeluErf, call, shapes, lowering);
 }
 
@@ -85,8 +84,6 @@ std::vector<Tensor> lower_clamp(const Call& call, std::span<const Shape> shapes,
   const bool has_low = call.has("min");
   const bool has_high = call.has("max");
   GRAFT_CHECK(InvalidArgument, has_low || has_high, "at least one of 'min' or 'max' must not be None");
-  if (GRAFT_PLANT("clamp-of-one-bound-is-0-to-1") && !has_high)
-    return {emit_clamp(lowering, call, {{}, Scalar::of(0.0)}, {{}, Scalar::of(1.0)}, true, true, shapes[0])};
   return {emit_clamp(lowering, call, has_low ? operand(call, "min") : Binding{},
                      has_high ? operand(call, "max") : Binding{}, has_low, has_high, shapes[0])};
 }

@@ -2,7 +2,6 @@
 #include <cmath>
 
 #include "base/check.h"
-#include "base/plant.h"
 #include "lowering/lowering.h"
 #include "op/common.h"
 
@@ -18,9 +17,7 @@ template <std::size_t kSlot>
 void take(const Call& call, std::string_view name, Number* params) {
   if (call.has(name)) params[kSlot] = number(call.scalar(name));
 }
-void take_alpha(const Call& call, Number* params) {
-  if (!GRAFT_PLANT("alpha-ignored")) take<0>(call, "alpha", params);
-}
+void take_alpha(const Call& call, Number* params) { take<0>(call, "alpha", params); }
 void take_value(const Call& call, Number* params) { take<0>(call, "value", params); }
 
 constexpr ElementwiseSpec two(ElementwiseOp op, bool opmath = false) {

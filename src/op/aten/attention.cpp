@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "base/check.h"
-#include "base/plant.h"
 #include "lowering/lowering.h"
 #include "op/common.h"
 #include "op/ggml_ops.h"
@@ -155,17 +154,12 @@ std::vector<Tensor> lower_attention(const Call& call, std::span<const Shape> sha
       shared(lowering.with_contiguous_rows(call.tensor("key")), sizes),
       shared(lowering.with_contiguous_rows(call.tensor("value")), sizes)};
   AttentionAttrs attrs;
-  const bool given_scale = call.has("scale") && !GRAFT_PLANT("attention-scale-dropped");
+  const bool given_scale = call.has("scale");
   attrs.scale = static_cast<float>(given_scale ? call.real("scale") : 1 / std::sqrt(static_cast<double>(sizes.d)));
   attrs.causal = call.boolean("is_causal") ? 1 : 0;
   attrs.in_bf16 = lowering.matmul_precision() == MatmulPrecision::medium ? 1 : 0;
-  if (GRAFT_PLANT("one-query-aligned-bottom-right") && sizes.t == 1) attrs.causal = 0;
-  if (call.has("attn_mask") && !GRAFT_PLANT("attention-mask-dropped")) {
-    Tensor mask = call.tensor("attn_mask");
-    if (GRAFT_PLANT("bool-mask-is-added")) mask = lowering.cast(mask, DType::f32);
-    if (GRAFT_PLANT("mask-is-scaled-again") && mask.dtype() == DType::f32)
-      mask = emit(lowering, {simd::ElementwiseOp::mul, DType::f32, DType::f32, {}, false},
-                  std::array{Binding{mask, {}}, Binding{{}, Scalar::of(double{attrs.scale})}}, mask.shape());
+  if (call.has("attn_mask")) {
+    const Tensor& mask = call.tensor("attn_mask");
     inputs.push_back(grouped(expanded(mask, with(sizes.batch, {sizes.t, sizes.s}))));
     attrs.has_mask = 1;
   }

@@ -7,7 +7,6 @@
 #include <optional>
 
 #include "base/check.h"
-#include "base/plant.h"
 #include "kernel/matmul/block_rows.h"
 #include "lowering/lowering.h"
 #include "op/common.h"
@@ -440,10 +439,9 @@ std::vector<Tensor> index_put_lower(const Call& call, std::span<const Shape>, Lo
   if (by_mask(call)) return masked_put_lower(call, lowering);
   const Tensor& self = call.tensor("self");
   std::vector<std::optional<Tensor>> indices = call.optional_tensors("indices");
-  if (GRAFT_PLANT("index-put-on-the-first-axis")) std::erase_if(indices, [](const auto& t) { return !t; });
   Places places = index_places(self, indices);
-  const bool adds = call.boolean("accumulate") && !GRAFT_PLANT("index-put-never-accumulates");
-  return {scattered(places, self, call.tensor("values"), adds ? ScatterMode::add : ScatterMode::assign, lowering)};
+  const ScatterMode mode = call.boolean("accumulate") ? ScatterMode::add : ScatterMode::assign;
+  return {scattered(places, self, call.tensor("values"), mode, lowering)};
 }
 
 Refusal refuse_index_list(const NodeView& node) {

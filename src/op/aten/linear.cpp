@@ -6,7 +6,6 @@
 #include <optional>
 
 #include "base/check.h"
-#include "base/plant.h"
 #include "kernel/matmul/block_matmul.h"
 #include "kernel/matmul/matmul.h"
 #include "lowering/lowering.h"
@@ -280,8 +279,7 @@ std::vector<Tensor> lower_linear(const Call& call, std::span<const Shape> shapes
 
 template <auto first, auto second>
 std::vector<Tensor> lower_product(const Call& call, std::span<const Shape> shapes, Lowering& lowering) {
-  Tensor right = column_matrix(call.tensor(second()));
-  if (GRAFT_PLANT("mm-is-a-b-transposed") && right.size(0) == right.size(1)) right = transposed(right);
+  const Tensor right = column_matrix(call.tensor(second()));
   return {product(row_matrix(call.tensor(first())), right, {}, shapes[0], lowering)};
 }
 

@@ -2,7 +2,6 @@
 #include <algorithm>
 
 #include "base/check.h"
-#include "base/plant.h"
 #include "kernel/elementwise/triangle.h"
 #include "lowering/lowering.h"
 #include "op/aten/view.h"
@@ -258,7 +257,7 @@ std::vector<Tensor> pad_lower(const Call& call, std::span<const Shape> shapes, L
     grows = grows || pad.before > 0 || pad.after > 0;
   }
   if (!grows) return {from};
-  const Scalar value = GRAFT_PLANT("pad-with-zeros") ? Scalar::of(std::int64_t{0}) : call.scalar("value");
+  const Scalar value = call.scalar("value");
   const Tensor out = lowering.full(from.dtype(), shapes[0], value);
   Tensor window = out;
   for (int d = 0; d < from.rank(); ++d)
@@ -316,7 +315,6 @@ Shape scatter_shape(const Call& call) {
 template <WindowFn window>
 std::vector<Tensor> scatter_lower(const Call& call, std::span<const Shape>, Lowering& lowering) {
   const Tensor &self = call.tensor("self"), &src = call.tensor("src");
-  if (GRAFT_PLANT("slice-scatter-does-nothing")) return {self};
   if (src.shape() == self.shape() && src.dtype() == self.dtype()) {
     // All of it is replaced, unless the part is in another order: only a slice can have this shape.
     return {src};

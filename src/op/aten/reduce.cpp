@@ -4,7 +4,6 @@
 #include <cmath>
 
 #include "base/check.h"
-#include "base/plant.h"
 #include "lowering/lowering.h"
 #include "op/dims.h"
 #include "op/ggml_ops.h"
@@ -38,11 +37,7 @@ Tensor widened(const Tensor& x, DType result, Lowering& lowering) {
 // Which dimensions `dim` names: nothing and [] mean all of them, except for any and all, which take [] as it is.
 DimSet reduced_dims(const Call& call) {
   const bool logical = call.target() == "aten.any.dims" || call.target() == "aten.all.dims";
-  DimSet dims = dims_of(call, "dim", call.tensor("self").rank(), !logical);
-  if (GRAFT_PLANT("mean-of-the-last-dim") && call.target() == "aten.mean.dim" && dims.count() == 1)
-    return DimSet().set(static_cast<std::size_t>(call.tensor("self").rank() - 1));
-  if (GRAFT_PLANT("sum-over-one-dim") && dims.count() > 1) dims &= ~(dims.to_ulong() - 1);
-  return dims;
+  return dims_of(call, "dim", call.tensor("self").rank(), !logical);
 }
 
 bool keeps_dims(const Call& call) { return call.has("keepdim") && call.boolean("keepdim"); }
@@ -154,8 +149,7 @@ template <ScanOp op>
 std::vector<Tensor> lower_scan(const Call& call, std::span<const Shape> shapes, Lowering& lowering) {
   const Tensor out = lowering.allocate(call.output_dtype(), shapes[0]);
   const Tensor x = widened(call.tensor("self"), out.dtype(), lowering);
-  const ScanAttrs attrs{op, GRAFT_PLANT("cumsum-along-the-last-dim") ? std::max(x.rank() - 1, 0)
-                                                                     : wrap_dim(call.integer("dim"), x.rank())};
+  const ScanAttrs attrs{op, wrap_dim(call.integer("dim"), x.rank())};
   lowering.launch(kScan, {x}, {out}, attrs, scan_scratch_bytes(x.desc, attrs));
   return {out};
 }

@@ -2,7 +2,6 @@
 #include "kernel/index/sort.h"
 
 #include "base/check.h"
-#include "base/plant.h"
 #include "lowering/lowering.h"
 #include "op/dims.h"
 
@@ -36,7 +35,6 @@ std::vector<Tensor> launch_sort(const Call& call, std::span<const Shape> shapes,
   if (outputs[0].numel() == 0) return outputs;
   const std::int64_t size = self.rank() > 0 ? self.size(attrs.dim) : 1;
   lowering.launch(kSort, {self}, outputs, attrs, sort_scratch_bytes(self.numel() / size, size, lowering.max_tasks()));
-  if (GRAFT_PLANT("sort-returns-places-as-values")) outputs[0] = lowering.cast(outputs.back(), outputs[0].dtype());
   return outputs;
 }
 

@@ -5,7 +5,6 @@
 #include <array>
 
 #include "base/check.h"
-#include "base/plant.h"
 #include "lowering/lowering.h"
 #include "op/dims.h"
 
@@ -150,15 +149,7 @@ Tensor permute(const Call& call) {
   }
   GRAFT_CHECK(InvalidArgument, static_cast<int>(dims.size()) == self.rank(), "got ", dims.size(),
               " dimensions for a tensor of rank ", self.rank());
-  if (GRAFT_PLANT("permute-scatters") || (GRAFT_PLANT("permutes-composed-backwards") && !self.desc.contiguous())) {
-    std::vector<int> scattered(dims.size());
-    for (int d = 0; d < self.rank(); ++d) scattered[static_cast<std::size_t>(dims[static_cast<std::size_t>(d)])] = d;
-    dims = scattered;
-  }
-  Tensor result = permuted(self, dims);
-  if (GRAFT_PLANT("permute-with-a-1-as-reshape") && std::ranges::count(result.shape().sizes(), 1) > 0)
-    result.desc = TensorDesc(result.dtype(), result.shape());
-  return result;
+  return permuted(self, dims);
 }
 
 Tensor swapped(const Tensor& self, int a, int b) {

@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "base/check.h"
-#include "base/plant.h"
 #include "kernel/attention/cached_attention.h"
 #include "lowering/kv_shape.h"
 #include "lowering/lowering.h"
@@ -83,18 +82,18 @@ std::vector<Tensor> lower_cached_attention(const Call& call, std::span<const Sha
   attrs.staged = attrs.ring > 0 && tokens > lowering.kv().room ? 1 : 0;
   attrs.history = reach - 1;
   attrs.scale = static_cast<float>(call.real("scale"));
-  attrs.softcap = GRAFT_PLANT("attention-softcap-dropped") ? 0 : static_cast<float>(call.real("softcap"));
-  attrs.window = GRAFT_PLANT("attention-window-dropped") ? 0 : call.integer("window");
+  attrs.softcap = static_cast<float>(call.real("softcap"));
+  attrs.window = call.integer("window");
   attrs.chunk = call.integer("chunk");
   std::vector<Tensor> inputs;
   for (const std::string_view argument : {"query", "key", "value"})
     inputs.push_back(lowering.with_contiguous_rows(call.tensor(argument)));
   inputs.push_back(lowering.contiguous(call.tensor("cache_position")));
-  if (call.has("sinks") && !GRAFT_PLANT("attention-sinks-dropped")) {
+  if (call.has("sinks")) {
     attrs.has_sinks = 1;
     inputs.push_back(lowering.contiguous(call.tensor("sinks")));
   }
-  if (call.has("bias") && !GRAFT_PLANT("relative-bias-dropped")) {
+  if (call.has("bias")) {
     attrs.has_bias = 1;
     inputs.push_back(lowering.contiguous(call.tensor("bias")));
   }
@@ -111,8 +110,7 @@ std::vector<Tensor> lower_cached_attention(const Call& call, std::span<const Sha
   }
   const Tensor position = inputs[3];
   lowering.launch(kCachedAttention, std::move(inputs), {out, staged[0], staged[1]}, attrs);
-  if (!GRAFT_PLANT("long-prefill-not-kept"))
-    lowering.launch_at_end(kRingStore, {staged[0], staged[1], position}, {key_cache, value_cache}, 0);
+  lowering.launch_at_end(kRingStore, {staged[0], staged[1], position}, {key_cache, value_cache}, 0);
   return {out};
 }
 

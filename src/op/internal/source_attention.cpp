@@ -3,7 +3,6 @@
 #include <vector>
 
 #include "base/check.h"
-#include "base/plant.h"
 #include "kernel/attention/source_attention.h"
 #include "lowering/lowering.h"
 #include "op/operator.h"
@@ -86,11 +85,10 @@ std::vector<Tensor> lower_positions(const Call& call, std::span<const Shape> sha
 std::vector<Tensor> lower_store(const Call& call, std::span<const Shape>, Lowering& lowering) {
   const Tensor& position = call.tensor("position");
   check_rows(position.size(0), call.tensor("key_cache"));
-  if (!GRAFT_PLANT("source-not-refreshed"))
-    lowering.launch(kStoreSource,
-                    {lowering.with_contiguous_rows(call.tensor("key")),
-                     lowering.with_contiguous_rows(call.tensor("value")), lowering.contiguous(position)},
-                    {call.tensor("key_cache"), call.tensor("value_cache")}, 0);
+  lowering.launch(kStoreSource,
+                  {lowering.with_contiguous_rows(call.tensor("key")),
+                   lowering.with_contiguous_rows(call.tensor("value")), lowering.contiguous(position)},
+                  {call.tensor("key_cache"), call.tensor("value_cache")}, 0);
   return {position};
 }
 

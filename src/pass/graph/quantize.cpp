@@ -4,7 +4,6 @@
 #include <utility>
 #include <vector>
 
-#include "base/plant.h"
 #include "kernel/quantized/quantized_vec.h"
 #include "op/operator.h"
 #include "pass/graph/graph.h"
@@ -125,8 +124,6 @@ class Fuser {
       out.q = packed(found->q);
       out.bits = 4;
     }
-    if (GRAFT_PLANT("quantized-group-off-by-one") && *size(*graph_.tensor(found->q), 1) % (2 * *group) == 0)
-      out.group = 2 * *group;
     return out;
   }
 
@@ -146,10 +143,10 @@ class Fuser {
                         const ir::Arg& bias) const {
     return {{"input", quantized ? quantized->q : input},
             {"input_scale", quantized ? quantized->scale : kNone},
-            {"input_zero", quantized && !GRAFT_PLANT("input-zero-forgotten") ? quantized->zero : kNone},
+            {"input_zero", quantized ? quantized->zero : kNone},
             {"weight", weight.q},
             {"weight_scale", weight.scale},
-            {"weight_zero", GRAFT_PLANT("weight-zero-forgotten") ? kNone : weight.zero},
+            {"weight_zero", weight.zero},
             {"bias", bias}};
   }
 
