@@ -21,7 +21,7 @@ class Source:
     dynamic_shapes: dict[str, dict[int, Any]] | None  # None: all sizes are fixed
     input_names: list[str]
     floating: Any = None  # the network in f32, where `module` is one that PT2E quantized
-    calibration: tuple[np.ndarray, ...] = ()  # the pictures that it was calibrated with
+    calibration: tuple[np.ndarray, ...] = ()  # the images that it was calibrated with
     precision: str = "highest"  # of its products
 
     def export(self) -> Any:
@@ -69,8 +69,8 @@ def _vision(model: str) -> Source:
     example = tuple(torch.from_numpy(array) for array in vision.inputs(model, {"batch": 1}))
     names = ["x", "h", "c"][: len(example)]
     if model.endswith("-int8"):
-        floating, pictures = vision.module(_plain(model)), vision.calibration()
-        return Source(vision.quantized(floating, pictures), example, None, names, floating, pictures)
+        floating, images = vision.module(_plain(model)), vision.calibration()
+        return Source(vision.quantized(floating, images), example, None, names, floating, images)
     return Source(vision.module(_plain(model)), example, None, names, precision=precision(model))
 
 

@@ -1,8 +1,10 @@
 """Tables from the raw samples, and from nothing else.
 
-    python report.py [RESULTS.json]     writes RESULTS.md beside it; of results.json, also the README's table
+    python report.py [RESULTS.json]     writes RESULTS.md beside it; of the project's own samples, results.md here and
+                                        the README's table
 
-The README shows the workloads of which no peer's samples are missing and during which the machine was not busy otherwise.
+The README shows cases of the workloads of which no peer's samples are missing and during which the machine was not busy
+otherwise.
 """
 
 from __future__ import annotations
@@ -21,11 +23,14 @@ from workloads import BENCH, Workload
 
 FORMAT = 1
 README = BENCH.parent / "README.md"
+#: The samples stay on the machine that took them; the tables are in the tree.
+RESULTS = BENCH.parent / "build" / "bench" / "results.json"
+TABLES = BENCH / "results.md"
 README_MARKS = ("<!-- bench:begin -->", "<!-- bench:end -->")
 CAVEAT = (
     "Times of one machine at one time. A shared or virtual machine is noisy, and other machines favour other engines: "
-    "compare the columns of one table, which were measured in turns in the same minutes, and not numbers of different "
-    "tables."
+    "compare numbers of one row or table, which were measured in turns in the same minutes, and not those of different "
+    "ones."
 )
 MINIMUM = "The minimum is what the engine can do; the median is what it did."
 
@@ -41,6 +46,7 @@ def read(path: Path) -> dict[str, Any]:
 
 def write(results: dict[str, Any], path: Path) -> None:
     """Never leaves half a file, whenever the run is interrupted."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(".part")
     temporary.write_text(json.dumps(results, indent=1) + "\n")
     os.replace(temporary, path)
@@ -97,7 +103,7 @@ def middle(values: list[float]) -> tuple[float, float]:
 
 
 def markdown(results: dict[str, Any], known: dict[str, Workload]) -> str:
-    parts = ["# Measurements", "", "Made by `make bench` from `results.json`; see `README.md` here for the method.", ""]
+    parts = ["# Measurements", "", "Made by `make bench` from its samples; `README.md` here tells the method.", ""]
     for name, entry in results["workloads"].items():
         if name in known:
             parts += _tables(known[name], entry)
@@ -105,34 +111,33 @@ def markdown(results: dict[str, Any], known: dict[str, Workload]) -> str:
 
 
 def readme_section(results: dict[str, Any], known: dict[str, Workload]) -> str:
-    """What the README says: per workload the medians, errors and memory of all peers, and the caveats."""
-    lines = ["![How much of what the machine can do each engine reaches](docs/pictures/bench.svg)", ""]
+    """What the README says: one row for each case that workloads.toml chooses, beside the fastest peer."""
+    head = ["workload", "graft", "best peer", "graft's time / the peer's"]
+    lines = ["![How much of what the machine can do each engine reaches](docs/bench.svg)", ""]
+    lines += [_row(head), _row(["---", "---:", "---:", "---:"])]
+    machines = set()
     for name in fit_for_readme(results, known):
         workload, entry = known[name], results["workloads"][name]
-        ran = [peer for peer in workload.peers if any(samples(entry, case, peer) for case in workload.case_names)]
-        unit = "Tokens per second" if tokens_count(workload, entry) else "Milliseconds per call"
-        lines += [f"{entry['title']}. {unit}, median:", ""]
-        lines += [_row(["", *workload.case_names, f"max {error_name(workload)}", "memory above imports, MB"])]
-        lines += [_row(["---", *["---:"] * (len(workload.case_names) + 2)])]
-        for peer in ran:
-            times = [samples(entry, case, peer) for case in workload.case_names]
-            error, known_memory = worst_error(entry, peer), entry["peers"].get(peer)
-            cells = [
-                _shown(workload, entry, case, statistics.median(found)) if found else "failed"
-                for case, found in zip(workload.case_names, times)
-            ]
-            cells.append("" if error is None else f"{error:.1e}")
-            cells.append(f"{known_memory['peak_mb'] - known_memory['imports_mb']:.0f}" if known_memory else "")
-            lines.append(_row([_title(peer, entry), *cells]))
-        facts = entry["machine"]
-        lines += ["", f"Measured on {facts['cpu']}{' (virtual machine)' if facts['hypervisor'] else ''}, "
-                  f"{facts['usable_cpus']} CPUs, with {workload.threads} threads per peer, {len(entry['rounds'])} rounds "
-                  f"of {workload.calls} calls; the CPU has {'AVX-512' if 'avx512f' in facts['flags'] else 'no AVX-512'}. "
-                  "Errors are against eager PyTorch on the same inputs; memory is the process's largest, less what it held after "
-                  "importing Python packages.", ""]  # fmt: skip
-        if load := _busy(workload, entry):
-            lines += [load, ""]
-    return "\n".join([*lines, CAVEAT])
+        ours = workload.peers[0]
+        for case, label in workload.readme.items():
+            medians = {peer: statistics.median(found) for peer in workload.peers if (found := samples(entry, case, peer))}
+            others = {peer: ms for peer, ms in medians.items() if peer != ours}
+            if ours not in medians or not others:
+                continue
+            best = min(others, key=others.__getitem__)
+            unit = "tokens/s" if tokens_count(workload, entry) else "ms"
+            own, other = (f"{_shown(workload, entry, case, medians[peer])} {unit}" for peer in (ours, best))
+            ratio = statistics.median(ratios(entry, case, ours, best))
+            lines.append(_row([label, own, f"{_title(best, entry)}: {other}", f"{ratio:.2f}"]))
+            machines.add(_short_machine(workload, entry))
+    return "\n".join([*lines, "", f"Medians. {' '.join(sorted(machines))} {CAVEAT}"])
+
+
+def _short_machine(workload: Workload, entry: dict[str, Any]) -> str:
+    facts = entry["machine"]
+    virtual = " (virtual machine)" if facts["hypervisor"] else ""
+    vectors = "AVX-512" if "avx512f" in facts["flags"] else "no AVX-512"
+    return f"{facts['cpu']}{virtual}, {facts['usable_cpus']} CPUs, {vectors}, {workload.threads} threads per engine."
 
 
 def fit_for_readme(results: dict[str, Any], known: dict[str, Workload]) -> list[str]:
@@ -162,11 +167,12 @@ def update_readme(section: str, path: Path = README) -> None:
 
 
 def write_tables(path: Path, known: dict[str, Workload]) -> Path:
-    """RESULTS.md beside RESULTS.json, and the README's table when these are the project's own results."""
+    """RESULTS.md beside RESULTS.json; of the project's own samples, results.md here and the README's table."""
     results = read(path)
-    table = path.with_suffix(".md")
+    own = path.resolve() == RESULTS
+    table = TABLES if own else path.with_suffix(".md")
     table.write_text(markdown(results, known))
-    if path.resolve() == BENCH / "results.json":
+    if own:
         fit = fit_for_readme(results, known)
         for name in known:
             if name not in fit:
@@ -260,7 +266,9 @@ def error_name(workload: Workload) -> str:
 
 
 def _shown(workload: Workload, entry: dict[str, Any], case: str, ms: float) -> str:
-    return f"{per_second(workload, case, ms):.1f}" if tokens_count(workload, entry) else f"{ms:.2f}"
+    if tokens_count(workload, entry):
+        return f"{per_second(workload, case, ms):.1f}"
+    return f"{ms:.2f}" if ms >= 1 else f"{ms:.3f}"
 
 
 def _goals(workload: Workload, entry: dict[str, Any]) -> list[str]:
@@ -306,5 +314,5 @@ def _row(cells: list[str]) -> str:
 
 
 if __name__ == "__main__":
-    path = Path(sys.argv[1]) if len(sys.argv) > 1 else BENCH / "results.json"
+    path = Path(sys.argv[1]) if len(sys.argv) > 1 else RESULTS
     write_tables(path, workloads.load())

@@ -5,7 +5,8 @@
 Each peer lives in a process of its own and waits for its turn, so that they run A B C A B C on the same machine in the
 same minutes. A round is all cases by all peers; it is written to the results when it is complete, and a rerun does only
 the rounds that are missing. Samples count as long as machine, definition and the peers' versions are the same; otherwise
-the workload starts over, and the earlier samples are kept in RESULTS.previous.json. A peer that cannot be installed, prepared or run is left out, with the reason.
+the workload starts over, and the earlier samples are kept in RESULTS.previous.json. A peer that cannot be installed,
+prepared or run is left out, with the reason.
 """
 
 from __future__ import annotations
@@ -296,7 +297,7 @@ def main() -> None:
     parser.add_argument("--peers", default="", help="only these, separated by commas")
     parser.add_argument("--without", default="", help="all but these")
     parser.add_argument("--rounds", type=int, help="instead of the workload's own number")
-    parser.add_argument("--results", type=Path, default=BENCH / "results.json")
+    parser.add_argument("--results", type=Path, default=report.RESULTS)
     parser.add_argument("--fresh", action="store_true", help="forget the samples there")
     options = parser.parse_args()
 

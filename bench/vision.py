@@ -1,4 +1,4 @@
-"""Networks for pictures and sound with random weights of real shapes: what they cost does not depend on what they know."""
+"""Networks for images and audio with random weights of real shapes: what they cost does not depend on what they know."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WORK = {
     "silero-vad": (0.00136, 0.0),  # its 1.2 MB of weights stay in the caches
 }
 
-WHISPER_FRAMES = 3000  # 30 s of sound in steps of 10 ms
+WHISPER_FRAMES = 3000  # 30 s of audio in steps of 10 ms
 
 
 def module(model: str) -> Any:
@@ -52,12 +52,12 @@ def inputs(model: str, case: dict[str, Any]) -> list[np.ndarray]:
 
 
 def calibration() -> tuple[np.ndarray, ...]:
-    """A few pictures, other than those that are timed."""
+    """A few images, other than those that are timed."""
     random = np.random.default_rng(1)
     return tuple(random.standard_normal((1, 3, 224, 224), dtype=np.float32) for _ in range(4))
 
 
-def quantized(floating: Any, pictures: tuple[np.ndarray, ...]) -> Any:
+def quantized(floating: Any, images: tuple[np.ndarray, ...]) -> Any:
     """In 8 bits, weights by output channel, as users of ExecuTorch quantize for its XNNPACK delegate."""
     import torch
     from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import (
@@ -67,11 +67,11 @@ def quantized(floating: Any, pictures: tuple[np.ndarray, ...]) -> Any:
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
     quantizer = XNNPACKQuantizer().set_global(get_symmetric_quantization_config(is_per_channel=True))
-    example = (torch.from_numpy(pictures[0]),)
+    example = (torch.from_numpy(images[0]),)
     with torch.no_grad():
         prepared = prepare_pt2e(torch.export.export(floating, example).module(), quantizer)
-        for picture in pictures:
-            prepared(torch.from_numpy(picture))
+        for image in images:
+            prepared(torch.from_numpy(image))
         return convert_pt2e(prepared)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ class Workload:
     goals: tuple[dict[str, Any], ...] = ()
     kind: str = "calls"  # or "language": cases of a prompt and steps, see language.py
     weights: str = "f32"  # how a language model's matrices are stored, as ggml names it
+    readme: dict[str, str] = field(default_factory=dict)  # the README's rows: case -> what they are called
 
     @property
     def case_names(self) -> list[str]:
@@ -48,6 +49,8 @@ def load(path: Path = BENCH / "workloads.toml") -> dict[str, Workload]:
         for goal in workload.goals:
             if goal["case"] not in workload.case_names or goal["peer"] not in workload.peers:
                 raise ValueError(f"{path.name}: {workload.name}: a goal names an unknown case or peer: {goal}")
+        if unknown := set(workload.readme) - set(workload.case_names):
+            raise ValueError(f"{path.name}: {workload.name}: the README is to show an unknown case: {min(unknown)}")
         if workload.name in workloads:
             raise ValueError(f"{path.name}: two workloads are named {workload.name}")
         workloads[workload.name] = workload

@@ -19,14 +19,14 @@ def export_onnx(source: Any, path: Path) -> None:
 
 
 def _quantize_onnx(source: Any, path: Path) -> None:
-    """In 8 bits from the network in f32 and the same pictures, as ONNX Runtime advises for x86 with VNNI: its CPU kernels
+    """In 8 bits from the network in f32 and the same images, as ONNX Runtime advises for x86 with VNNI: its CPU kernels
     take no numbers of PT2E's."""
     from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
     class Pictures(CalibrationDataReader):
         def __init__(self) -> None:
-            self._left = [{source.input_names[0]: picture} for picture in source.calibration]
+            self._left = [{source.input_names[0]: image} for image in source.calibration]
 
         def get_next(self) -> dict[str, np.ndarray] | None:
             return self._left.pop(0) if self._left else None

@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -17,7 +18,7 @@ def bench():
     sys.path.insert(0, str(BENCH))
     before = set(sys.modules)
     try:
-        yield {name: importlib.import_module(name) for name in ("workloads", "peers", "report", "run", "machine", "vision", "kernels", "picture")}
+        yield {name: importlib.import_module(name) for name in ("workloads", "peers", "report", "run", "machine", "vision", "kernels", "chart")}
     finally:
         sys.path.remove(str(BENCH))
         for name in set(sys.modules) - before:
@@ -91,10 +92,14 @@ def test_table_states_ratios_goals_errors_and_who_is_missing(bench):
 
 
 def test_readme_table_is_rewritten_between_its_marks(bench, tmp_path):
-    report = bench["report"]
-    entry = entry_of([round_of({"graft": [3.0], "eager": [2.0]}), round_of({"graft": [5.0], "eager": [2.0]})])
-    section = report.readme_section({"workloads": {"w": entry}}, {"w": workload_of(bench)})
-    assert "| **graft** | 4.00 | 1.0e-06 | 20 |" in section
+    report, known = bench["report"], {"w": workload_of(bench, readme={"8 tokens": "a row"})}
+    first = round_of({"graft": [3.0], "eager": [2.0], "openvino": [1.0]})
+    entry = entry_of([first, round_of({"graft": [5.0], "eager": [2.0], "openvino": [4.0]})])
+    entry["key"]["peers"]["openvino"] = IDENTITY
+    section = report.readme_section({"workloads": {"w": entry}}, known)
+    # The fastest peer is the one of the least median; the ratio is that of the rounds, 2 / 1 and 5 / 2.
+    assert "| a row | 4.00 ms | eager 1.0: 2.00 ms | 2.00 |" in section
+    assert report.readme_section({"workloads": {"w": entry}}, {"w": workload_of(bench)}).count("\n| ") == 2  # the head
     readme = tmp_path / "README.md"
     readme.write_text("before\n<!-- bench:begin -->\nold\n<!-- bench:end -->\nafter\n")
     for _ in range(2):
@@ -117,11 +122,42 @@ def test_readme_takes_no_partial_or_disturbed_results(bench):
 
 
 def test_readme_shows_the_results_there_are(bench):
-    report, results, known = bench["report"], BENCH / "results.json", bench["workloads"].load()
-    if not results.exists() or not report.fit_for_readme(report.read(results), known):
+    report, known = bench["report"], bench["workloads"].load()
+    if not report.fit_for_readme(report.read(report.RESULTS), known):
         pytest.skip("no results fit for the README")
-    section = report.readme_section(report.read(results), known)
+    section = report.readme_section(report.read(report.RESULTS), known)
     assert section in report.README.read_text(), "python bench/report.py writes it"
+
+
+def readme_rows(bench):
+    begin, end = bench["report"].README_MARKS
+    table = bench["report"].README.read_text().split(begin)[1].split(end)[0]
+    return [row.strip("| ").split(" | ") for row in table.splitlines() if row.startswith("| ")][2:]
+
+
+def test_readme_has_at_most_twelve_rows_and_each_is_chosen(bench):
+    chosen = [label for workload in bench["workloads"].load().values() for label in workload.readme.values()]
+    labels = [row[0] for row in readme_rows(bench)]
+    assert 0 < len(labels) <= 12
+    assert labels == [label for label in chosen if label in labels]
+
+
+def test_numbers_of_the_readme_are_those_of_the_tables(bench):
+    """results.md is in the tree, the samples are not: each row of the README is compared with its workload's section."""
+    report = bench["report"]
+    sections = {part.splitlines()[0]: part for part in report.TABLES.read_text().split("\n## ")[1:]}
+    where = {label: (workload, case) for workload in bench["workloads"].load().values()
+             for case, label in workload.readme.items()}  # fmt: skip
+    for label, ours, best, ratio in readme_rows(bench):
+        workload, case = where[label]
+        peer, other = best.split(": ")
+        tables = [[line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("|")]
+                  for table in sections[workload.title].split("\n\n")]  # fmt: skip
+        medians, ratios = [{row[0]: row[1:] for row in table[2:]} for table in tables if table][:2]
+        column = workload.case_names.index(case)
+        assert medians["**graft**"][column].split(" (")[0] == ours.split()[0], label
+        assert medians[peer][column].split(" (")[0] == other.split()[0], label
+        assert ratios[peer][column].split(" (")[0] == ratio, label
 
 
 def test_a_round_is_complete_when_all_chosen_peers_ran(bench):
@@ -164,6 +200,14 @@ def test_every_entry_names_known_peers(bench):
         assert set(workload.peers) <= set(bench["peers"].MODULES)
         for peer in workload.peers:
             assert bench["peers"].get(peer).environment in ("project", "peers", "language")
+
+
+def test_a_row_of_the_readme_for_an_unknown_case_is_an_error(bench, tmp_path):
+    text = (BENCH / "workloads.toml").read_text().replace('readme = { "8 tokens"', 'readme = { "9 tokens"')
+    file = tmp_path / "workloads.toml"
+    file.write_text(text)
+    with pytest.raises(ValueError, match="unknown case: 9 tokens"):
+        bench["workloads"].load(file)
 
 
 def test_a_goal_of_an_unknown_case_is_an_error(bench, tmp_path):
@@ -255,11 +299,18 @@ def test_what_bounds_a_kernel(bench):
     assert told == {"a": "int8 units |", "b": "memory |", "c": "caches |", "d": "neither |"}
 
 
-def test_picture(bench, tmp_path):
-    pytest.importorskip("matplotlib", reason="matplotlib is one of the packages of make bench")
+def test_chart(bench, tmp_path):
     times = round_of({"graft": [2.0, 2.1, 2.2], "eager": [4.0, 4.1, 4.2]})
     times["limits"] = {"gflops_f32": 400.0, "gb_read": 40.0}
     results = {"workloads": {"w": entry_of([times, times])}}
-    bench["picture"].draw(results, {"w": workload_of(bench)}, tmp_path / "bars.svg")
-    drawn = (tmp_path / "bars.svg").read_text()
-    assert "graft" in drawn and "eager" in drawn
+    known = {"w": workload_of(bench, readme={"8 tokens": "a row & more"})}
+    bench["chart"].draw(results, known, tmp_path / "bars.svg")
+    drawn = ElementTree.fromstring((tmp_path / "bars.svg").read_text())
+    texts = [element.text for element in drawn.iter("{http://www.w3.org/2000/svg}text")]
+    assert "a row & more" in texts
+    least = bench["report"].needed_ms(known["w"], results["workloads"]["w"], "8 tokens")
+    assert f"graft {100 * least / 2.1:.0f} %" in texts and f"eager {100 * least / 4.1:.0f} %" in texts
+    bars = [element for element in drawn.iter("{http://www.w3.org/2000/svg}rect") if element.get("fill") != "white"]
+    assert len(bars) == 2 and float(bars[0].get("width")) == pytest.approx(4.1 / 2.1 * float(bars[1].get("width")), rel=0.01)
+    with pytest.raises(SystemExit, match="nothing to draw"):
+        bench["chart"].draw({"workloads": {}}, known, tmp_path / "none.svg")
