@@ -93,6 +93,11 @@ def test_special_tokens_and_identity():
     assert tokenizer.identity == make(document).identity != make(named()).identity
 
 
+def test_the_longest_added_token_is_taken():
+    tokens = [{"id": 4, "content": "<a"}, {"id": 5, "content": "<a>"}, {"id": 6, "content": "<a>>"}]
+    assert make(named(added_tokens=tokens)).encode("<a>><a>b<ac") == [6, 5, 1, 4, 2]
+
+
 def test_tokens_of_the_configuration():
     config = {
         "added_tokens_decoder": {"5": {"content": "<b>", "special": True}, "4": {"content": "<a>", "special": True}}
