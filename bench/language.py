@@ -20,7 +20,7 @@ from peers.language import Text
 if TYPE_CHECKING:
     from workloads import Workload
 
-TOOLS = Path(__file__).resolve().parents[1] / "test" / "python"
+TOOLS = Path(__file__).resolve().parents[1] / "test" / "python" / "llm"
 VARIANTS = 7
 BATCH_VARIANTS = 3  # of several sequences each
 CONFIGS = {

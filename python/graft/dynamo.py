@@ -51,7 +51,7 @@ class _Compiled:
         return self._model(*given)
 
     def _load(self, examples: Sequence[Any]) -> Any:
-        from graft._export import export
+        from graft.exporter.export import export
         from graft.runtime import load
 
         shapes = (tuple(self._program.dynamic_shapes),)

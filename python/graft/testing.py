@@ -21,9 +21,9 @@ import torch
 from torch.utils import _pytree as pytree
 
 from graft import _C
-from graft import _targets
 from graft._dtypes import DTYPES, NUMBER_OF
-from graft._serialize import serialize_op
+from graft.exporter import targets
+from graft.exporter.serialize import serialize_op
 
 __all__ = ["case_counts", "case_kinds", "check_op", "check_results", "run_blob", "run_op", "tolerance"]
 
@@ -204,7 +204,7 @@ def _compare(actual: torch.Tensor, expected: torch.Tensor, atol: float, rtol: fl
 
 
 def _entry(target: Any) -> dict[str, Any]:
-    name = _targets.resolve(target).name
+    name = targets.resolve(target).name
     fresh = {"cases": 0, "dtypes": set(), "worst": None, "kernels": set(), **dict.fromkeys(_KINDS, 0)}
     return _report.setdefault(name, fresh)
 

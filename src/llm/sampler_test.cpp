@@ -9,7 +9,7 @@
 #include "llm/lookup.h"
 #include "llm/stop.h"
 
-// The distributions are compared with transformers' in test/python/llm_sampling_test.py.
+// The distributions are compared with transformers' in test/python/llm/sampling_test.py.
 namespace graft::llm {
 namespace {
 

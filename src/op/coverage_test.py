@@ -16,7 +16,7 @@ def test_every_operator_has_its_cases(request):
     # Fewer cases than usual are for a quick look; eager then refuses some operators in most of them.
     wanted = many.max_examples if many.max_examples >= 200 else 1
     counts = testing.case_counts()
-    # Numbers are evaluated while a plan is made (scalar_test.cpp); test/python/custom_op_test.py registers the examples.
+    # Numbers are evaluated while a plan is made (scalar_test.cpp); test/python/programs/custom_op_test.py registers the examples.
     numbers = ("python.", "aten.sym_", "example.")
     elsewhere = runpy.run_path(str(Path(__file__).parents[2] / "tools" / "docs" / "ops.py"))["MADE"]
     targets = [name for name in _C.operator_targets() if not name.startswith(numbers) and name not in elsewhere]

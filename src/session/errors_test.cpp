@@ -12,7 +12,7 @@
 #include "load/test_graph.h"
 
 // What a caller can do wrong, by name: the error is of its type, its message holds the thing, the expected and the
-// found, and the next good call is right. What only Python's callers can do is in test/python/errors_test.py.
+// found, and the next good call is right. What only Python's callers can do is in test/python/hostile/errors_test.py.
 namespace graft {
 namespace {
 

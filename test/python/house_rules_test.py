@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[2] / "python" / "graft"
@@ -26,3 +28,40 @@ def test_tensors_are_made_with_a_dtype():
             ):
                 found.append(f"{path.relative_to(PACKAGE)}:{node.lineno}")
     assert MODULES and not found
+
+
+def _module_name(path: Path) -> str:
+    parts = ["graft", *path.relative_to(PACKAGE).with_suffix("").parts]
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def _imports(path: Path, known: set[str]) -> set[str]:
+    """Modules of graft that a module imports anywhere, also in functions and for type checkers."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: a relative import"
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {name if name in known else node.module for name in names}
+    return found & known
+
+
+def test_imports_have_no_circles():
+    known = {_module_name(path): path for path in MODULES}
+    graph = {name: _imports(path, set(known)) - {"graft", name} for name, path in known.items()}
+    assert "graft.errors" in graph["graft.runtime.model"]
+    while leaves := [name for name, needs in graph.items() if not needs & graph.keys()]:
+        for name in leaves:
+            del graph[name]
+    assert not graph, f"modules that need each other: {sorted(graph)}"
+
+
+def test_running_packages_needs_no_exporter():
+    """Loading a package must not cost the import of the exporting side, nor of transformers."""
+    code = "import sys, graft; graft.load; graft.Pipeline; graft.Tokenizer; print(*sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300)
+    loaded = set(run.stdout.split())
+    assert "graft.runtime.model" in loaded
+    assert not loaded & {"graft.exporter", "executorch.exir", "transformers"}

@@ -40,26 +40,26 @@ over the last dimensions, embeddings, attention and copies are ggml's ops, where
 # Operators that no program of torch.export has: graft's passes make them, or its export of language models. By operator,
 # the test that compares what they run.
 MADE = {
-    "graft.attention.default": "test/python/llm_test.py",
+    "graft.attention.default": "test/python/llm/package_test.py",
     "graft.cache_positions": "src/session/kv_cache_test.cpp",
     "graft.cached_attention": "src/kernel/attention/cached_attention_test.cpp",
-    "graft.pack_conv": "test/python/convolution_test.py",
+    "graft.pack_conv": "test/python/programs/convolution_test.py",
     "graft.pack_int4": "src/pass/graph/passes_test.cpp",
-    "graft.pack_linear": "test/python/packed_linear_test.py",
-    "graft.pack_quantized_conv": "test/python/quantized_conv_test.py",
-    "graft.pack_winograd": "test/python/convolution_test.py",
-    "graft.packed_conv": "test/python/convolution_test.py",
-    "graft.packed_linear": "test/python/packed_linear_test.py",
-    "graft.packed_quantized_conv": "test/python/quantized_conv_test.py",
-    "graft.quantized_conv": "test/python/torchao_test.py",
+    "graft.pack_linear": "test/python/programs/packed_linear_test.py",
+    "graft.pack_quantized_conv": "test/python/programs/quantized_conv_test.py",
+    "graft.pack_winograd": "test/python/programs/convolution_test.py",
+    "graft.packed_conv": "test/python/programs/convolution_test.py",
+    "graft.packed_linear": "test/python/programs/packed_linear_test.py",
+    "graft.packed_quantized_conv": "test/python/programs/quantized_conv_test.py",
+    "graft.quantized_conv": "test/python/programs/torchao_test.py",
     "graft.quantized_linear": "src/pass/graph/passes_test.cpp",
     "graft.rope": "src/pass/graph/passes_test.cpp",
-    "graft.source_attention.default": "test/python/seq2seq_test.py",
-    "graft.source_positions": "test/python/seq2seq_test.py",
-    "graft.store_source.default": "test/python/seq2seq_test.py",
-    "graft.stored_source": "test/python/seq2seq_test.py",
-    "graft.stored_source_attention": "test/python/seq2seq_test.py",
-    "graft.winograd_conv": "test/python/convolution_test.py",
+    "graft.source_attention.default": "test/python/llm/seq2seq_test.py",
+    "graft.source_positions": "test/python/llm/seq2seq_test.py",
+    "graft.store_source.default": "test/python/llm/seq2seq_test.py",
+    "graft.stored_source": "test/python/llm/seq2seq_test.py",
+    "graft.stored_source_attention": "test/python/llm/seq2seq_test.py",
+    "graft.winograd_conv": "test/python/programs/convolution_test.py",
 }
 LEFT_OUT = {
     "training": "computes gradients",
@@ -136,7 +136,7 @@ def markdown(rows: dict[str, dict[str, Any]], targets: list[str], host: list[str
     lines += ["", "| operator | test |", "| --- | --- |", *(f"| {name} | `{test}` |" for name, test in MADE.items())]
     lines += ["", "Operators on numbers, evaluated while a plan is made and tested in `src/op/scalar_test.cpp`:", ""]
     lines.append(", ".join(sorted(numbers)) + ".")
-    lines += ["", "Operators that run between plans (`docs/partition.md`), tested in `python/graft/pieces_test.py`:", ""]
+    lines += ["", "Operators that run between plans (`docs/partition.md`), tested in `python/graft/runtime/segments_test.py`:", ""]
     lines.append(", ".join(sorted(host)) + ".")
     lines += ["", "Operators of core ATen that graft refuses; a program with one is split around it (`allow_fallback=True`):"]
     lines += ["", "| operator | why |", "| --- | --- |"]

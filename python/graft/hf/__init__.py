@@ -1,9 +1,10 @@
 """Hugging Face models on graft: `graft.compile(model)`, and exported programs with static caches.
 
 compiler: a model's forward becomes a call of the engine. causal: what its class does then. program: exported once, loaded
-with weights where they lie. engine: program and sessions of one model. cache: cache objects of transformers as handles on
-sessions. masks: what attention masks say. store: exported programs on disk. auto: models without torch weights. encoder:
-models without a cache. static: the export route that needs only torch.export. exporter: graft among transformers' exporters.
+with weights where they lie. engine: program and sessions of one model. state: the session behind one cache. cache: cache
+objects of transformers as handles on states. masks: what attention masks say. store: exported programs on disk. auto: models
+without torch weights. encoder: models without a cache. static: the export route that needs only torch.export. exporter:
+graft among transformers' exporters.
 """
 
 from __future__ import annotations

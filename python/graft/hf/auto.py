@@ -41,7 +41,8 @@ class AutoModelForCausalLM:
         Weights are read where they lie in the files; quantized ones are written once into the folder of exported
         programs. Checkpoints whose tensors transformers puts together anew (stacked experts) are an exception: these
         are in memory."""
-        from graft.llm.source import open_source, tied_names
+        from graft.llm.checkpoint import tied_names
+        from graft.llm.source import open_source
 
         started = time.perf_counter()
         with Progress(progress) as say:

@@ -10,8 +10,9 @@ from transformers.cache_utils import DynamicCache
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from graft.errors import InvalidArgument, Unsupported
-from graft.hf.cache import State, adopt, state_of
+from graft.hf.cache import adopt, state_of
 from graft.hf.masks import real_columns, reaches
+from graft.hf.state import State
 
 # Arguments of models that change nothing in what is computed here.
 _HARMLESS = {"cache_position", "num_items_in_batch", "is_first_iteration"}

@@ -53,10 +53,10 @@ def compile(  # noqa: A001  (as torch.compile)
     kind = causal.check(model)
     started = time.perf_counter()
     with Progress(progress) as say:
-        from graft.llm.source import _named, tied_names
+        from graft.llm.checkpoint import named_tensors, tied_names
         from graft.llm.stored import of_tensor
 
-        tensors = _named(model)
+        tensors = named_tensors(model)
         weights = {name: of_tensor(name, tensor) for name, tensor in tensors.items()}
         exported = _exported(model, kind, weights, tied_names(model), quantize, tensors, say)
         program = load(exported, tensors, [], device or "", say)

@@ -156,7 +156,7 @@ def _sizes(tensor: torch.Tensor) -> list[Any]:
 def _export(
     path: Any, model: Any, tensors: Mapping[str, torch.Tensor], others: Mapping[str, Any], quantize: Any, say: Any
 ) -> dict[str, Any]:
-    from graft._export import export
+    from graft.exporter.export import export
 
     examples, shapes = {}, {}
     for name, tensor in tensors.items():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,21 +12,12 @@ import torch
 from graft import _C
 from graft._dtypes import NUMBER_OF
 from graft.errors import InvalidArgument
-from graft.hf.cache import Kind, State
+from graft.hf.state import Kind, Layer, State
 
 _I64, _F32 = NUMBER_OF[torch.int64], NUMBER_OF[torch.float32]
 _IDLE_SESSIONS = 2  # kept for the next cache
 _SMALLEST = 256  # tokens of a cache that grows
 _SUMMED = ("runs", "plan_hits", "plan_misses", "graphs_built", "rewrites", "io_copies", "io_bytes_copied")
-
-
-@dataclass(frozen=True)
-class Layer:
-    """Geometry of one layer's keys and values."""
-
-    heads: int
-    key_size: int
-    value_size: int
 
 
 def check_buckets(buckets: Sequence[int] | None) -> tuple[int, ...]:
@@ -157,7 +147,7 @@ class Engine:
         plan[1] += milliseconds
         return logits
 
-    def run_pieces(
+    def run_chunks(
         self, session: _C.Session, ids: torch.Tensor, positions: torch.Tensor, cached: torch.Tensor, keep: torch.Tensor
     ) -> torch.Tensor:
         """The same in calls whose lengths are those of the buckets."""
@@ -227,4 +217,4 @@ def _padded(tensor: torch.Tensor, pads: int, fill: int) -> torch.Tensor:
     return torch.nn.functional.pad(tensor, (pads, 0), value=fill).contiguous()
 
 
-__all__ = ["Engine", "Layer", "check_buckets"]
+__all__ = ["Engine", "check_buckets"]

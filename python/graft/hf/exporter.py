@@ -55,7 +55,7 @@ class GraftExporter(DynamoExporter):
     def export_program(
         self, model: Any, sample_inputs: MutableMapping[str, Any], config: GraftConfig
     ) -> tuple[Package, Any]:
-        from graft._export import export
+        from graft.exporter.export import export
 
         program, metadata = super().export_program(model, sample_inputs, config)
         package = Package()
@@ -96,7 +96,7 @@ class GraftRunner(ModelRunner):
 
 def _prepare(model: Any, sample_inputs: dict[str, Any]) -> tuple[Any, dict[str, Any], list[Any]]:
     """What ExecuTorch's exporter asks of a backend."""
-    from graft.partitioner import GraftPartitioner
+    from graft.exporter.partitioner import GraftPartitioner
 
     model.requires_grad_(False)
     return model.to("cpu"), exporter_executorch._make_contiguous(sample_inputs), [GraftPartitioner()]

@@ -15,8 +15,9 @@ import torch
 from graft import _C
 from graft.errors import ExportError
 from graft.hf import store
-from graft.hf.engine import Engine, Layer
-from graft.runtime import _given
+from graft.hf.engine import Engine
+from graft.hf.state import Layer
+from graft.runtime.model import _given
 
 _LARGEST_CONTEXT = 1 << 20  # of a model that does not say
 
@@ -94,7 +95,7 @@ def _write(
     rules: Mapping[str, str] | None,
     say: Callable[[str], None],
 ) -> dict[str, Any]:
-    from graft._serialize import StoredWeight
+    from graft.exporter.serialize import StoredWeight
     from graft.llm import container
     from graft.llm.export import _used_weights
     from graft.llm.lower import lower

@@ -25,9 +25,8 @@ from transformers import cache_utils
 
 from graft.errors import ExportError, InvalidArgument, Unsupported
 from graft.hf import causal
-from graft.hf.cache import Kind, State
-from graft.hf.engine import Layer
 from graft.hf.masks import Reach, reaches, visible_columns
+from graft.hf.state import Kind, Layer, State
 
 
 class StaticKV:
@@ -265,7 +264,7 @@ class _Runner:
 
 
 def _on_graft(programs: StaticPrograms, threads: int) -> dict[int, Any]:
-    from graft._export import export
+    from graft.exporter.export import export
     from graft.runtime import load
 
     with tempfile.TemporaryDirectory() as folder:

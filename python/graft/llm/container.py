@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
-from graft import _exir  # noqa: F401  isort: skip  (before executorch.exir)
+from graft.exporter import exir  # noqa: F401  isort: skip  (before executorch.exir)
 from executorch.exir import schema
 from executorch.exir._serialize._cord import Cord, FileBackedData
 from executorch.exir._serialize._named_data_store import NamedDataStoreOutput
@@ -25,8 +25,8 @@ from executorch.exir.backend.compile_spec_schema import CompileSpec
 from executorch.exir.scalar_type import ScalarType
 from torch.export import ExportedProgram
 
-from graft._serialize import Blob, Signature
-from graft.backend import BACKEND_ID, METHOD_SPEC, SESSION_KEY, WEIGHT_ALIGNMENT, signature_spec
+from graft.exporter.backend import BACKEND_ID, METHOD_SPEC, SESSION_KEY, WEIGHT_ALIGNMENT, signature_spec
+from graft.exporter.serialize import Blob, Signature
 
 _SCALAR_TYPES = {torch.int64: ScalarType.LONG, torch.float32: ScalarType.FLOAT}
 _LARGEST_SIZE = 2**31 - 1

@@ -13,13 +13,14 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 
-from graft import _plans
-from graft._predicate import Predicate
-from graft._serialize import StoredWeight
 from graft.errors import ExportError
+from graft.exporter import stored_plans
+from graft.exporter.predicate import Predicate
+from graft.exporter.serialize import StoredWeight
+from graft.llm.checkpoint import Source, tied_names
 from graft.llm.ggml import packed
 from graft.llm.lower import lower
-from graft.llm.source import Source, open_source, tied_names
+from graft.llm.source import open_source
 from graft.llm.stored import Stored
 from graft.llm.trace import trace
 
@@ -90,7 +91,7 @@ def export_llm(
     context = context or most
     if not isinstance(context, int) or context < 1 or (most and context > most):
         raise ExportError(f"export_llm: expected a context from 1 to {most}, found {context}")
-    sizes = _plans.sizes_of(plans, {"seq": context, "batch": _MOST_ROWS, "kept": context})
+    sizes = stored_plans.sizes_of(plans, {"seq": context, "batch": _MOST_ROWS, "kept": context})
     say(f"tracing {type(source.model).__name__}, {config.num_hidden_layers} layers")
     from graft.llm import container  # ExecuTorch takes seconds to import: mistakes are said before
 
@@ -151,7 +152,7 @@ def _planned(path: Path, sizes: list[dict[str, int]], context: int, threads: int
 
     rows = max(size["batch"] for size in sizes)
     calls = {"forward": [call(size) for size in sizes]}
-    return _plans.of_calls(path, calls, threads=threads, kv_rows=rows, kv_length=context)
+    return stored_plans.of_calls(path, calls, threads=threads, kv_rows=rows, kv_length=context)
 
 
 # What configurations call the most tokens of a call.

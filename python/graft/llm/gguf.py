@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from graft.errors import ExportError
+from graft.llm.checkpoint import Source, make_empty, match
 from graft.llm.ggml import File, changed
 from graft.llm.stored import Stored
 
@@ -299,9 +300,7 @@ _ARCHITECTURES = {
 }
 
 
-def open_gguf(path: Path) -> Any:
-    from graft.llm.source import Source, make_empty, match
-
+def open_gguf(path: Path) -> Source:
     file = File(path)
     reader = _Reader(file, path)
     config = reader.config()

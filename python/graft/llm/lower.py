@@ -8,10 +8,10 @@ from collections.abc import Mapping
 import torch
 from torch.export import ExportedProgram
 
-from graft import _targets
-from graft._predicate import Predicate, engine, refused_nodes
-from graft._serialize import Blob, SerializeError, StoredWeight, serialize
 from graft.errors import ExportError
+from graft.exporter import targets
+from graft.exporter.predicate import Predicate, engine, refused_nodes
+from graft.exporter.serialize import Blob, SerializeError, StoredWeight, serialize
 
 _CASTS = {
     torch.ops.aten.to.dtype,
@@ -60,7 +60,7 @@ def _drop_no_ops(program: ExportedProgram) -> None:
     for node in list(graph.nodes):
         if node.op != "call_function":
             continue
-        target = _targets.resolve(node.target)
+        target = targets.resolve(node.target)
         if target is not None and target.is_assertion:
             graph.erase_node(node)
             continue
@@ -110,7 +110,7 @@ def _functional_twin(node: torch.fx.Node) -> torch._ops.OpOverload | None:
 
 def _is_own(node: torch.fx.Node) -> bool:
     """Whether the value is new memory, made by its node."""
-    maker = node.args[0] if _targets.is_getitem(node) else node
+    maker = node.args[0] if targets.is_getitem(node) else node
     return maker.op == "call_function" and isinstance(maker.target, torch._ops.OpOverload) and not _may_view(maker)
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 
-from graft import _quantize
 from graft.errors import ExportError, InvalidArgument
+from graft.exporter import quantization
 from graft.llm import ops  # noqa: F401  (defines graft::expert_linear)
 from graft.llm.stored import Stored
 
@@ -31,7 +31,7 @@ def quantized(
     rules: Mapping[str, str],
     say: Callable[[str], None],
 ) -> dict[str, Stored]:
-    """Those of `weights` that the rules (graft._quantize) give another type: matrices that linear layers, experts and
+    """Those of `weights` that the rules (graft.exporter.quantization) give another type: matrices that linear layers, experts and
     embeddings alone read. names: of each, all the names it has."""
     matrices = _matrices(program)
     used: set[str] = set()
@@ -41,12 +41,12 @@ def quantized(
             continue
         if not all(matrices.get(alias, False) for alias in names[name] if alias in matrices):
             continue
-        wanted = _quantize.type_of(rules, names[name])
+        wanted = quantization.type_of(rules, names[name])
         if wanted is None:
             continue
         used.add(wanted)
         try:
-            kind = _quantize.storable_type(wanted, stored.sizes)
+            kind = quantization.storable_type(wanted, stored.sizes)
         except InvalidArgument as e:
             raise ExportError(f"export_llm: {e}") from e
         if kind.lower() != wanted.lower():
@@ -76,12 +76,12 @@ def _reads_rows(user: torch.fx.Node, weight: torch.fx.Node) -> bool:
 def _as(stored: Stored, kind: str) -> Stored:
     columns = stored.sizes[-1]
     step = max(1, _ELEMENTS // columns)
-    half = _quantize.HALVES.get(kind)
+    half = quantization.HALVES.get(kind)
 
     def chunks() -> Iterator[Any]:
         row = columns * stored.dtype.itemsize
         for piece in _pieces(stored.chunks(), step * row):
-            yield _quantize.quantize(torch.frombuffer(piece, dtype=stored.dtype).reshape(-1, columns), kind).data
+            yield quantization.quantize(torch.frombuffer(piece, dtype=stored.dtype).reshape(-1, columns), kind).data
 
     from graft import _C
 

@@ -3,7 +3,7 @@
 import graft
 import pytest
 import torch
-from graft._serialize import serialize_op
+from graft.exporter.serialize import serialize_op
 from graft.testing import run_blob
 from op_cases import ALL, FLOATS, INTEGERS, Cases, cases
 

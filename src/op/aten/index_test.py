@@ -6,7 +6,7 @@ import graft
 import pytest
 import torch
 from graft import Error, testing
-from graft._serialize import serialize_graph
+from graft.exporter.serialize import serialize_graph
 from graft.testing import check_op, check_results, run_blob, run_op
 from op_cases import ALL, FLOATS, Cases, cases
 
@@ -255,7 +255,7 @@ def _fails(target, bad, good, message: str) -> None:
     """`good` runs; `bad`, the same shapes with one index out of range, fails with the message; then `good` runs again."""
     from graft import _C
     from graft._dtypes import DTYPES, NUMBER_OF
-    from graft._serialize import serialize_op
+    from graft.exporter.serialize import serialize_op
     from torch.utils import _pytree as pytree
 
     program = _C.Program.from_ir(serialize_op(target, good), {})
@@ -295,7 +295,7 @@ def test_out_of_range_with_wrapping(index):
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.uint8])
-def test_masks(dtype, monkeypatch, tmp_path):  # python/graft/pieces_test.py has more
+def test_masks(dtype, monkeypatch, tmp_path):  # python/graft/runtime/segments_test.py has more
     monkeypatch.setattr(testing, "_REPORT", str(tmp_path))  # `make ops-report` meets a program without a plan of its own
     x, mask = torch.arange(12.0).view(3, 4), torch.tensor([True, False, True]).to(dtype)
     (found,) = run_op(aten.index.Tensor, (x, [mask]))

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from graft import errors
-from graft._serialize import serialize_op
+from graft.exporter.serialize import serialize_op
 from graft.llm import ops
 from graft.testing import check_op, run_blob, run_op
 from op_cases import cases

@@ -6,7 +6,7 @@ import pytest
 import torch
 from graft import _C, testing
 from graft._dtypes import DTYPES, NUMBER_OF
-from graft._serialize import serialize_op
+from graft.exporter.serialize import serialize_op
 from op_cases import FLOATS, INTEGERS, cases
 
 aten = torch.ops.aten

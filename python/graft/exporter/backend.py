@@ -1,0 +1,83 @@
+"""The ahead-of-time half of the ExecuTorch delegate: a delegated sub-program becomes a blob of the IR, its weights
+named data of the package."""
+
+from __future__ import annotations
+
+import json
+from typing import final
+
+from graft.exporter import exir  # noqa: F401  isort: skip  (before executorch.exir)
+from executorch.exir._serialize._named_data_store import NamedDataStore
+from executorch.exir.backend.backend_details import BackendDetails, CompileSpec, ExportedProgram, PreprocessResult
+
+from graft.exporter.serialize import Signature, serialize, user_input_names
+
+BACKEND_ID = "GraftBackend"
+# Compile specs.
+SIGNATURE_SPEC = "graft.signature"  # JSON: the whole method as its caller sees it
+METHOD_SPEC = "graft.method"  # name of the method
+EXTERNAL_SPEC = "graft.external"  # put weights into the .ptd of this name
+LEAVE_OUT_SPEC = "graft.leave_out"  # present: leave out parameters and persistent buffers; JSON: names in their files
+CONTENT_KEYS_SPEC = "graft.content_keys"  # JSON list: weights to key by content
+QUANTIZE_SPEC = "graft.quantize"  # JSON: types to write weights as, by name
+LOWER_BOUNDS_SPEC = "graft.lower_bounds"  # JSON: lower bounds of sizes by symbol
+# Marks a loaded program: its key lies in the program's own bytes, so that methods of one loaded program see one
+# address and share state, and two loaded programs do not.
+SESSION_KEY = "graft.session"
+# ggml wants tensors at multiples of 32; cache lines and vector loads want 64.
+WEIGHT_ALIGNMENT = 64
+
+
+def signature_spec(signature: Signature) -> CompileSpec:
+    text = json.dumps(
+        {
+            "in_spec": signature.in_spec,
+            "out_spec": signature.out_spec,
+            "user_input_names": list(signature.user_input_names),
+        }
+    )
+    return CompileSpec(SIGNATURE_SPEC, text.encode())
+
+
+@final
+class GraftBackend(BackendDetails):
+    @classmethod
+    def copy_exported_program_for_preprocess(
+        cls, edge_program: ExportedProgram, compile_specs: list[CompileSpec]
+    ) -> ExportedProgram:
+        return edge_program  # preprocess only reads; a deep copy would copy all weights
+
+    @staticmethod
+    def preprocess(edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
+        specs = {spec.key: bytes(spec.value).decode() for spec in compile_specs}
+        whole = json.loads(specs.get(SIGNATURE_SPEC, "{}"))
+        # Specs are those of the whole method; names are those of the delegate's own arguments, which may be fewer
+        # (unused inputs) or others (values between delegates).
+        signature = Signature(
+            whole.get("in_spec", ""), whole.get("out_spec", ""), tuple(user_input_names(edge_program))
+        )
+        blob = serialize(
+            {specs.get(METHOD_SPEC, "forward"): edge_program},
+            signature=signature,
+            content_keys=json.loads(specs.get(CONTENT_KEYS_SPEC, "[]")),
+            leave_out=json.loads(specs[LEAVE_OUT_SPEC]) if LEAVE_OUT_SPEC in specs else None,
+            quantize=json.loads(specs.get(QUANTIZE_SPEC, "{}")),
+            lower_bounds=json.loads(specs.get(LOWER_BOUNDS_SPEC, "{}")),
+        )
+        store = NamedDataStore()
+        store.add_named_data(SESSION_KEY, b"graft")
+        for key, data in blob.weights.items():
+            store.add_named_data(key, data.tobytes(), alignment=WEIGHT_ALIGNMENT, external_tag=specs.get(EXTERNAL_SPEC))
+        handles = {
+            node.name: (node.meta["debug_handle"],)
+            for node in edge_program.graph.nodes
+            if node.op == "call_function" and isinstance(node.meta.get("debug_handle"), int)
+        }
+        return PreprocessResult(
+            processed_bytes=blob.data,
+            debug_handle_map=handles,
+            data_store_output=store.get_named_data_store_output(),
+        )
+
+
+__all__ = ["BACKEND_ID", "GraftBackend"]

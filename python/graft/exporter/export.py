@@ -1,0 +1,413 @@
+"""`graft.export`: from a PyTorch model to a package."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import warnings
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from graft.exporter import exir  # noqa: F401  isort: skip  (before executorch.exir)
+from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge_transform_and_lower
+from executorch.exir._serialize._named_data_store import NamedDataStoreOutput
+from executorch.exir._serialize._serialize import serialize_for_executorch
+from executorch.exir._serialize.data_serializer import DataEntry
+from executorch.exir.delegate import executorch_call_delegate
+from executorch.exir.passes import MemoryPlanningPass
+from executorch.exir.sym_util import eval_expr, eval_upper_bound
+from executorch.exir.tensor import TensorSpec
+from torch.export import ExportedProgram
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+from torch.fx.passes.infra.pass_base import PassBase, PassResult
+from torch.utils import _pytree as pytree
+
+from graft.errors import ExportError
+from graft.exporter import quiet, stored_plans, targets
+from graft.exporter.partitioner import GraftPartitioner
+from graft.exporter.predicate import Predicate
+from graft.exporter.quantization import stored_types
+from graft.exporter.serialize import SerializeError, Signature, weight_digests
+
+_METHOD_FIELDS = {"model", "args", "kwargs", "dynamic_shapes"}
+_WEIGHTS = ("package", "ptd", "external")
+_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+def export(
+    model: torch.nn.Module | ExportedProgram | str | os.PathLike[str] | None = None,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    dynamic_shapes: Any = None,
+    path: str | os.PathLike[str],
+    methods: Mapping[str, Any] | None = None,
+    constant_methods: Mapping[str, Any] | None = None,
+    allow_fallback: bool = False,
+    weights: str = "package",
+    quantize: str | Mapping[str, str] | None = None,
+    plan_inputs: bool = True,
+    plan_outputs: bool = True,
+    plans: Sequence[Any] | Mapping[str, Sequence[Any]] = (),
+    plan_threads: int = 0,
+    predicate: Predicate | None = None,
+) -> Path:
+    """Writes `model` as a package (.pte) to `path` and returns the path. Overwrites; never leaves half a file.
+
+    model: a module (exported with `args`, `kwargs` and `dynamic_shapes` as torch.export.export takes them), an
+        ExportedProgram, or the path of a .pt2 file. Becomes the method "forward".
+    methods: instead of `model`, several by name: each an ExportedProgram, the path of a .pt2 file, or a dict with
+        "model", "args", "kwargs" and "dynamic_shapes".
+    constant_methods: constants that ExecuTorch's runners ask for by name ("get_max_seq_len", ...).
+    allow_fallback: leave nodes that graft does not run to ExecuTorch's kernels; otherwise they are an ExportError. A
+        RuntimeWarning names those that ExecuTorch has no kernel for either.
+    weights: where parameters and buffers go. "package": into the .pte. "ptd": beside it, into a .ptd of the same stem.
+        "external": nowhere; `graft.load(path, weights=[...])` finds parameters and persistent buffers by their names in
+        safetensors, GGUF or .ptd files, and what the exporter made (constants, other buffers) lies in the .pte.
+    quantize: a type to store matrices of f32 in that linear layers and embeddings alone read: "f16", "bf16" or a block
+        format of ggml ("q8_0", "q4_0", "q4_k", "q6_k", ...); or types by patterns of names ({"*": "q8_0", "head": "q6_k"},
+        the last that fits counts). A RuntimeWarning names weights whose rows do not divide into blocks, and the type
+        they got instead. Not for weights="external".
+    plan_inputs: let ExecuTorch reserve memory for copies of the inputs at their upper bounds. Without it the inputs are
+        read where the caller has them, which must stay until the call ends; the memory then follows the sizes of the call.
+    plan_outputs: let ExecuTorch reserve memory for outputs at their upper bounds. Without it the caller of a C++ Module
+        must set each output's memory; a call without is an error.
+    plans: calls whose plans the package holds, so that their first run is not planned: tuples of example arguments, or
+        pairs of a tuple and a dict of keyword arguments; for other methods than "forward" lists of them by method. They
+        serve the version, device, instruction set and number of threads (plan_threads; 0: as `graft.load` chooses) that
+        they were made with; anywhere else plans are made as without. Not for weights="external".
+    predicate: answers which nodes run; the compiled engine by default.
+    """
+    target = Path(path)
+    if target.suffix != ".pte":
+        raise ExportError(f"export: expected a path that ends in .pte, found '{target}'")
+    if weights not in _WEIGHTS:
+        raise ExportError(f"export: expected weights to be one of {', '.join(map(repr, _WEIGHTS))}, found {weights!r}")
+    if quantize is not None and weights == "external":
+        raise ExportError("export: expected weights in the package or a .ptd with quantize: quantized weights are new ones")
+    if plans and weights == "external":
+        raise ExportError("export: expected weights in the package or a .ptd with plans: planning loads the package")
+    config = ExecutorchBackendConfig(
+        memory_planning_pass=MemoryPlanningPass(alloc_graph_input=plan_inputs, alloc_graph_output=plan_outputs),
+        sym_shape_eval_pass=_PlannedShapes(),
+    )
+    with torch.no_grad(), quiet.lowering():
+        programs = _programs(model, args, kwargs, dynamic_shapes, methods)
+        partitioners = _partitioners(programs, weights, target.stem, predicate, quantize)
+        try:
+            manager = to_edge_transform_and_lower(
+                programs,
+                partitioner={name: [partitioner] for name, partitioner in partitioners.items()},
+                constant_methods=dict(constant_methods or {}),
+                compile_config=EdgeCompileConfig(_skip_dim_order=True, _check_ir_validity=False),
+            )
+        except SerializeError as e:
+            raise ExportError(f"export: {e}") from e
+        if not allow_fallback:
+            _require_delegated(manager, partitioners)
+        if not plan_outputs:
+            _require_own_outputs({name: manager.exported_program(name) for name in programs})
+        try:
+            program = manager.to_executorch(config)
+        except GuardOnDataDependentSymNode as e:
+            raise ExportError(
+                "export: expected results whose sizes depend on data in their first dimension alone, which is what "
+                f"ExecuTorch can order: {str(e).splitlines()[0]}"
+            ) from e
+    if allow_fallback:
+        _warn_of_missing_kernels(program.executorch_program, partitioners)
+    if plans:
+        _add_plans(program, config, target, plans if isinstance(plans, Mapping) else {"forward": plans}, plan_threads)
+    _write(program, target)
+    return target
+
+
+def _programs(
+    model: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None, dynamic_shapes: Any, methods: Any
+) -> dict[str, ExportedProgram]:
+    if (model is None) == (methods is None):
+        raise ExportError("export: expected either a model or methods, found " + ("both" if methods else "neither"))
+    if methods is None:
+        return {"forward": _program(model, args, kwargs, dynamic_shapes, "forward")}
+    if args or kwargs or dynamic_shapes is not None:
+        raise ExportError("export: expected args, kwargs and dynamic_shapes inside each entry of methods")
+    if not methods:
+        raise ExportError("export: expected at least one method, found none")
+    programs = {}
+    for name, entry in methods.items():
+        if not isinstance(entry, Mapping):
+            entry = {"model": entry}
+        if "model" not in entry or not entry.keys() <= _METHOD_FIELDS:
+            raise ExportError(
+                f"export: method '{name}': expected 'model' and optionally 'args', 'kwargs', 'dynamic_shapes', "
+                f"found {sorted(entry)}"
+            )
+        programs[name] = _program(
+            entry["model"], entry.get("args", ()), entry.get("kwargs"), entry.get("dynamic_shapes"), name
+        )
+    return programs
+
+
+def _program(
+    model: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None, dynamic_shapes: Any, method: str
+) -> ExportedProgram:
+    if isinstance(model, torch.nn.Module):
+        args, kwargs = _apart((tuple(args), dict(kwargs or {})))
+        return torch.export.export(model, args, kwargs, dynamic_shapes=dynamic_shapes)
+    if args or kwargs or dynamic_shapes is not None:
+        raise ExportError(
+            f"export: method '{method}': expected args, kwargs and dynamic_shapes with a module only; "
+            "a program exported before has its own"
+        )
+    if isinstance(model, ExportedProgram):
+        return _borrow(model)
+    if isinstance(model, (str, os.PathLike)):
+        return torch.export.load(model)
+    raise ExportError(
+        f"export: method '{method}': expected a torch.nn.Module, an ExportedProgram or the path of a .pt2 file, "
+        f"found {type(model).__name__}"
+    )
+
+
+def _apart(inputs: Any) -> Any:
+    """The same inputs where no tensor occurs twice: torch.export takes one tensor given for two arguments as a promise
+    that they are always the same, and the program would never look at the second."""
+    seen: set[int] = set()
+
+    def own(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor) or id(leaf) not in seen:
+            seen.add(id(leaf))
+            return leaf
+        return leaf.clone()
+
+    return pytree.tree_map(own, inputs)
+
+
+def _borrow(program: ExportedProgram) -> ExportedProgram:
+    """The same program with dictionaries of its own: lowering takes entries out of them, and the caller's program must
+    stay as it is. The tensors are shared."""
+    return ExportedProgram(
+        root=program.graph_module,
+        graph=program.graph,
+        graph_signature=program.graph_signature,
+        state_dict=dict(program.state_dict),
+        range_constraints=program.range_constraints,
+        module_call_graph=program.module_call_graph,
+        example_inputs=program.example_inputs,
+        constants=dict(program.constants),
+        verifiers=[program.verifier],
+    )
+
+
+def _partitioners(
+    programs: Mapping[str, ExportedProgram],
+    weights: str,
+    stem: str,
+    predicate: Predicate | None,
+    quantize: str | Mapping[str, str] | None,
+) -> dict[str, GraftPartitioner]:
+    content_keys = _ambiguous_names(programs)
+    partitioners = {}
+    for name, program in programs.items():
+        signature = Signature.of(program)
+        for what, spec, text in (
+            ("arguments", program.call_spec.in_spec, signature.in_spec),
+            ("results", program.call_spec.out_spec, signature.out_spec),
+        ):
+            if not text:
+                raise ExportError(
+                    f"export: method '{name}': expected {what} of classes that torch.utils._pytree can name in a "
+                    "file (serialized_type_name of torch.export.register_dataclass, or "
+                    f"torch.utils._pytree._register_namedtuple), found {spec}"
+                )
+        partitioners[name] = GraftPartitioner(
+            method=name,
+            signature=signature,
+            external_weights=stem if weights == "ptd" else None,
+            leave_out=_first_names(program) if weights == "external" else None,
+            quantize=stored_types(program, quantize) if quantize is not None else None,
+            content_keys=content_keys,
+            predicate=predicate,
+        )
+    return partitioners
+
+
+def _first_names(program: ExportedProgram) -> dict[str, str]:
+    """Of each tied weight, the name that a checkpoint has it under: the first. torch's lowering keeps another one."""
+    first: dict[Any, str] = {}
+    names = {}
+    for name, tensor in program.state_dict.items():
+        memory = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
+        if tensor.numel() > 0 and first.setdefault(memory, name) != name:
+            names[name] = first[memory]
+    return names
+
+
+def _ambiguous_names(programs: Mapping[str, ExportedProgram]) -> set[str]:
+    """Names that stand for different weights in different methods."""
+    if len(programs) < 2:
+        return set()
+    seen: dict[str, bytes] = {}
+    ambiguous = set()
+    for program in programs.values():
+        for name, digest in weight_digests(program).items():
+            if seen.setdefault(name, digest) != digest:
+                ambiguous.add(name)
+    return ambiguous
+
+
+def _require_delegated(manager: Any, partitioners: Mapping[str, GraftPartitioner]) -> None:
+    refused: dict[tuple[str, str, str], list[str]] = defaultdict(list)
+    for name, partitioner in partitioners.items():
+        left = _left_over(manager.exported_program(name).graph_module)
+        # What only accompanies a refused node (its list items, sizes left to it) needs no line of its own.
+        for node in [node for node in left if node.name in partitioner.refused] or left:
+            target = targets.resolve(node.target)
+            what = target.name if target is not None else str(node.target)
+            _, reason = partitioner.refused.get(node.name, (what, "not delegated"))
+            refused[name, what, reason].append(node.name)
+    if not refused:
+        return
+    lines = []
+    for (name, what, reason), nodes in refused.items():
+        shown = ", ".join(f"'{node}'" for node in nodes[:3]) + (f" and {len(nodes) - 3} more" if len(nodes) > 3 else "")
+        lines.append(f"  {name}: {what} (node {shown}): {reason}")
+    raise ExportError(
+        f"export: expected a model that graft runs whole, found {sum(map(len, refused.values()))} nodes that it does "
+        "not run; allow_fallback=True leaves them to ExecuTorch's kernels\n" + "\n".join(lines)
+    )
+
+
+def _require_own_outputs(programs: Mapping[str, ExportedProgram]) -> None:
+    """ExecuTorch knows an output that is an input as one tensor: memory set for the output would hide the input."""
+    for name, program in programs.items():
+        inputs = set(program.graph_signature.user_inputs)
+        for i, output in enumerate(program.graph_signature.user_outputs):
+            if isinstance(output, str) and output in inputs:
+                raise ExportError(
+                    f"export: method '{name}': expected outputs of their own with plan_outputs=False, found that output "
+                    f"{i} is the input '{output}' itself; return a clone of it"
+                )
+
+
+def _warn_of_missing_kernels(program: Any, partitioners: Mapping[str, GraftPartitioner]) -> None:
+    """ExecuTorch finds out only when it loads the method, and says no more than a number."""
+    from executorch.runtime import Runtime
+
+    known = Runtime.get().operator_registry.operator_names
+    for plan in program.execution_plan:
+        for op in plan.operators:
+            name = f"{op.name}.{op.overload}" if op.overload else op.name
+            if name in known:
+                continue
+            target = op.name.replace("::", ".") + "."
+            refused = partitioners[plan.name].refused if plan.name in partitioners else {}
+            reasons = [f"node '{node}': {text}" for node, (of, text) in refused.items() if of.startswith(target)]
+            why = f" ({reasons[0]})" if reasons else ""
+            warnings.warn(
+                f"export: method '{plan.name}': {name} is left to ExecuTorch{why}, "
+                "which has no kernel for it here; the method loads only where one is registered",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+
+
+def _left_over(module: torch.fx.GraphModule) -> list[torch.fx.Node]:
+    """Calls outside the delegates."""
+    delegates = {n for n in module.graph.nodes if n.op == "call_function" and n.target is executorch_call_delegate}
+    return [
+        node
+        for node in module.graph.nodes
+        if node.op == "call_function"
+        and node not in delegates
+        and not (targets.is_getitem(node) and node.args[0] in delegates)
+    ]
+
+
+def _upper_bound(size: int | torch.SymInt) -> int | None:
+    """0 for a size that depends on data and has no bound: ExecuTorch refuses to hold such an output when it is made."""
+    try:
+        return eval_upper_bound(size)
+    except RuntimeError:
+        return 0
+
+
+class _PlannedShapes(PassBase):
+    """Sizes for ExecuTorch's memory plan: upper bounds, and those of the example where there is none or where the
+    upper bound is beyond what its files can hold. graft's own loader plans on real sizes and reads none of this."""
+
+    _LARGEST_SIZE = 2**31 - 1  # sizes are 32-bit in program.fbs
+    _LARGEST_TENSOR = 2**40  # bytes; nobody's memory, and far from overflow of sums of 64-bit offsets
+
+    def call(self, graph_module: torch.fx.GraphModule) -> PassResult:
+        for module in graph_module.modules():
+            if not isinstance(module, torch.fx.GraphModule):
+                continue
+            for node in module.graph.nodes:
+                if node.op == "placeholder" and isinstance(node.meta.get("val"), _SYMBOLIC):
+                    # By default None, which matches no number. ExecuTorch takes this one value, graft any.
+                    node.meta["spec"] = node.meta["val"].node.hint
+                for spec in pytree.tree_leaves(node.meta.get("spec")):
+                    if isinstance(spec, TensorSpec):
+                        self._fix(node, spec)
+        return PassResult(graph_module, True)
+
+    def _fix(self, node: torch.fx.Node, spec: TensorSpec) -> None:
+        shape = [_upper_bound(size) for size in spec.shape]
+        stride = [_upper_bound(step) for step in spec.stride]
+        total = spec.dtype.itemsize
+        for size in shape:
+            total *= size
+        if total > self._LARGEST_TENSOR or any(not 0 <= size <= self._LARGEST_SIZE for size in shape):
+            shape = [eval_expr(size) for size in spec.shape]
+            stride = [eval_expr(step) for step in spec.stride]
+        if None in shape or None in stride:
+            raise ExportError(
+                f"export: node '{node.name}': expected sizes with an upper bound where they depend on data, "
+                f"found {tuple(spec.shape)}"
+            )
+        spec.shape = shape
+        spec.stride = stride
+
+
+def _add_plans(
+    program: Any, config: ExecutorchBackendConfig, target: Path, plans: Mapping[str, Sequence[Any]], threads: int
+) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as folder:
+        first = Path(folder) / target.name
+        _write(program, first)
+        made = stored_plans.of_calls(first, plans, weights=sorted(Path(folder).glob("*.ptd")), threads=threads)
+    named = program._named_data or NamedDataStoreOutput(buffers=[], pte_data={}, external_data={})
+    entries = {key: DataEntry(len(named.buffers) + i, 16, None) for i, key in enumerate(made)}
+    program._pte_data, program._tensor_data = serialize_for_executorch(
+        program._emitter_output,
+        config,
+        program._data_serializer,
+        NamedDataStoreOutput(
+            buffers=[*named.buffers, *made.values()],
+            pte_data={**named.pte_data, **entries},
+            external_data=named.external_data,
+        ),
+    )
+
+
+def _write(program: Any, path: Path) -> None:
+    """Both files appear whole or not at all; the .ptd first, since the .pte asks for it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
+        made = Path(folder) / path.name
+        with open(made, "wb") as file:
+            program.write_to_file(file)
+        data = Path(folder) / "data"
+        data.mkdir()
+        program.write_tensor_data_to_file(str(data))
+        for extra in data.iterdir():
+            os.replace(extra, path.parent / extra.name)
+        os.replace(made, path)
+
+
+__all__ = ["export"]

@@ -1,0 +1,121 @@
+"""A model without its weights, and the weights that belong to it by name."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from graft.errors import ExportError
+from graft.llm.stored import Stored
+from graft.llm.trace import without_weights
+
+# Buffers that old checkpoints hold and models compute.
+_COMPUTED = (".inv_freq", ".masked_bias", ".attn.bias", ".attention.bias")
+
+
+@dataclass
+class Source:
+    name: str  # for people
+    model: torch.nn.Module
+    weights: dict[str, Stored]  # by qualified name in the model; of tied ones, the first
+    files: dict[str, bytes] = field(default_factory=dict)  # for the tokenizer and the runner
+
+
+def auto_class(config: Any) -> Any:
+    """The class of transformers that makes models of this kind with a head that gives logits."""
+    import transformers
+
+    if not getattr(config, "is_encoder_decoder", False):
+        return transformers.AutoModelForCausalLM
+    speech = type(config) in transformers.models.auto.modeling_auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING
+    return transformers.AutoModelForSpeechSeq2Seq if speech else transformers.AutoModelForSeq2SeqLM
+
+
+def make_empty(config: Any) -> torch.nn.Module:
+    """The model of a configuration, without memory for its parameters."""
+    with without_weights():
+        try:
+            model = auto_class(config).from_config(config, dtype=torch.float32)
+        except (ValueError, KeyError) as e:
+            kind = config.model_type
+            raise ExportError(f"export_llm: {kind} is no causal language model of transformers: {e}") from e
+    return model.eval()
+
+
+def tied_names(model: torch.nn.Module) -> dict[str, str]:
+    """Each further name of a tied weight, and its first."""
+    first: dict[int, str] = {}
+    tied = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if first.setdefault(id(tensor), name) != name:
+            tied[name] = first[id(tensor)]
+    return tied
+
+
+def named_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Parameters and persistent buffers; of tied ones the first name."""
+    tied = tied_names(model)
+    return {name: tensor for name, tensor in model.state_dict(keep_vars=True).items() if name not in tied}
+
+
+def match(
+    model: torch.nn.Module, found: dict[str, Stored], source: str, convert: Any = None
+) -> dict[str, Stored]:
+    """Each of the model's weights among those found, by name. Raises ExportError that lists what is missing, what is
+    left over and what has other sizes. convert: gives weights that transformers makes of others (stacked experts), and
+    the names that it leaves over."""
+    wanted = named_tensors(model)
+    prefix = getattr(model, "base_model_prefix", "") + "."
+    result, missing = {}, []
+    used = set()
+    for name in wanted:
+        for candidate in (name, name.removeprefix(prefix), prefix + name):
+            if candidate in found:
+                result[name] = found[candidate]
+                used.add(candidate)
+                break
+        else:
+            missing.append(name)
+    if missing and convert is not None:
+        made, left = convert()
+        result = {name: result.get(name, made.get(name)) for name in wanted}
+        missing = [name for name, stored in result.items() if stored is None]
+        used = set(found) - left  # transformers says itself what it leaves over
+    extra = _left_over(model, found, used, result)
+    problems = [f"  missing: {name} {list(wanted[name].shape)}" for name in missing]
+    problems += [f"  not in the model: {name}" for name in sorted(extra)]
+    problems += [
+        f"  {name}: the model has {list(wanted[name].shape)}, the file {list(stored.sizes)}"
+        for name, stored in result.items()
+        if stored is not None and tuple(wanted[name].shape) != stored.sizes
+    ]
+    if problems:
+        raise ExportError(
+            f"export_llm: expected the weights of {type(model).__name__}, found others in '{source}'\n"
+            + "\n".join(problems)
+        )
+    return result
+
+
+def _left_over(
+    model: torch.nn.Module, found: dict[str, Stored], used: set[str], taken: dict[str, Stored]
+) -> set[str]:
+    """Names in a checkpoint that the model has no use for, and that nobody expects."""
+    ignored = [re.compile(p) for p in getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()]
+    tied = tied_names(model)
+    left = set()
+    for name in found.keys() - used:
+        if name in tied:
+            # A checkpoint may write a tied weight twice.
+            if tied[name] in taken and not _same(found[name], taken[tied[name]]):
+                raise ExportError(f"export_llm: expected '{name}' equal to '{tied[name]}', its tied twin, found others")
+        elif not name.endswith(_COMPUTED) and not any(pattern.search(name) for pattern in ignored):
+            left.add(name)
+    return left
+
+
+def _same(a: Stored, b: Stored) -> bool:
+    return (a.sizes, a.dtype) == (b.sizes, b.dtype) and all(x == y for x, y in zip(a.chunks(), b.chunks(), strict=True))
