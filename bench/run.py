@@ -88,12 +88,15 @@ def last_line(log: Path) -> str:
 class Worker:
     """A served peer. Bound to the given cores before it starts, so that its thread pools see them."""
 
-    def __init__(self, peer: str, workload: Workload, folder: Path, references: Path, cores: list[int], log: Path) -> None:
+    def __init__(
+        self, peer: str, workload: Workload, folder: Path, references: Path, cores: list[int], log: Path,
+        python: str = "", script: Path = BENCH / "worker.py",
+    ) -> None:  # fmt: skip
         self.peer = peer
         self._log = log
         with log.open("a") as errors:
             self._process = subprocess.Popen(
-                [python_of(peer), str(BENCH / "worker.py"), "serve", peer, workload.name, str(folder), str(references)],
+                [python or python_of(peer), str(script), "serve", peer, workload.name, str(folder), str(references)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
