@@ -130,6 +130,11 @@ struct KernelContext {
 
 // The inner loops in use: "avx512".
 std::string isa_name();
+// With those of products of bytes, where these differ: "avx512, products avx512vnni". What layouts made at load and at
+// export depend on.
+std::string isa_names();
+
+struct Fusion;
 
 // A kernel of graft's own. `run` must not throw.
 struct Kernel {
@@ -148,6 +153,12 @@ struct Kernel {
   std::int64_t (*work)(const KernelContext&) = nullptr;
   // Tasks call KernelContext::for_chunks.
   bool steals_work = false;
+  // Which launches next to its own it can take over (kernel/fusion.h). Null: none.
+  const Fusion* fusion = nullptr;
+  // What a launch with these descriptors and attributes computes, shown behind the name. Null: the name says it.
+  std::string (*label)(const KernelContext&) = nullptr;
+  // Writes one element of the output for each of input 0, not all of them.
+  bool writes_by_input = false;
 };
 
 }  // namespace graft

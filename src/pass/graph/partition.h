@@ -7,8 +7,8 @@
 
 // Cuts a method where sizes depend on data. A plan is made for a graph whose sizes follow from those of its inputs; a
 // host operator (op/host.h) or a node of control flow makes values whose sizes do not. What does not need such a value
-// stays in the first graph, what does goes into the next one: as many graphs as the longest chain of such nodes asks
-// for, plus one. A method without such nodes is one graph, the one it was.
+// stays in the first graph, what does goes into the next one: as many graphs as the longest chain of such nodes
+// has, plus one. A method without such nodes is one graph, the one it was.
 namespace graft {
 
 // One thing after another that a run of a cut method does.
@@ -39,11 +39,11 @@ struct PartitionOptions {
   std::size_t merge = 4;
 };
 
-// Parts of a program with one method: the method itself first, then what steps name. `program` is valid, and every
-// operator accepted. Throws Unsupported for a cut method with a cache of keys and values.
+// Parts of a program with one method: the method itself first, then what steps name. `program` is valid, every operator
+// accepted, and its masks are expanded. Throws Unsupported for a cut method with a cache of keys and values.
 std::vector<Part> partition(ir::Program program, const PartitionOptions& options = {});
 
-// Puts the places where a mask is true instead of masks that index. Part of partition().
-void expand_masks(ir::Program& program);
+// Replaces masks that index by the positions where they are true: data-dependent sizes that a cut can be made at.
+std::size_t expand_masks(ir::Program& program);
 
 }  // namespace graft

@@ -1,0 +1,97 @@
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "kernel/kernel.h"
+#include "lowering/tensor.h"
+
+namespace graft {
+
+// Where a buffer lives. See docs/design.md, "One table for memory".
+enum class Segment : std::uint8_t { weight, constant, state, arena, input, output };
+std::string_view name(Segment segment);
+
+// One contiguous range of memory that tensors of a plan are windows of.
+struct Buffer {
+  Segment segment = Segment::arena;
+  std::uint32_t index = 0;       // weight, constant, state, input, output: which one. arena: 0
+  std::uint32_t allocation = 0;  // id in Plan::allocations (set by the planner)
+  std::int64_t offset = 0;       // bytes from the base of that allocation (arena: set by the planner)
+  std::int64_t bytes = 0;
+  std::int32_t first_use = -1;  // launch that writes it first (arena), -1 when it exists before the run
+  std::int32_t last_use = -1;   // last launch that touches it
+};
+
+// One kernel launch: a ggml op or a kernel of graft. Pure data.
+struct Launch {
+  std::int32_t ggml_op = 0;               // enum ggml_op; GGML_OP_CUSTOM when `kernel` is set
+  const Kernel* kernel = nullptr;         // static storage: code, not state
+  std::array<std::int32_t, 16> params{};  // ggml op_params
+  std::vector<std::byte> attrs;           // the POD of a kernel of graft
+  std::vector<Tensor> inputs;             // ggml ops: rank at most 4
+  std::vector<Tensor> outputs;            // ggml ops: exactly one
+  std::int64_t scratch_bytes = 0;
+  BufferId scratch = 0;       // valid when scratch_bytes > 0
+  std::uint32_t inplace = 0;  // inputs (by bit) whose memory output 0 may take over
+  std::uint32_t node = 0;     // index into LaunchSequence::node_names
+  bool serial = false;        // a kernel of graft that runs on one thread: too little work for a second
+  bool on_device = false;     // runs on the plan's device, not on the CPU
+  // A kernel of graft where ggml's op was wanted: what ggml lacks. Static storage.
+  std::string_view refused;
+};
+
+// What a kernel of graft can tell of a launch before memory is bound: its context with descriptors and attributes
+// alone. Refers to the launch.
+class DescribedLaunch {
+ public:
+  explicit DescribedLaunch(const Launch& launch) {
+    for (const Tensor& t : launch.inputs) inputs_.push_back(t.desc);
+    for (const Tensor& t : launch.outputs) outputs_.push_back(t.desc);
+    context_.input_descs = inputs_;
+    context_.output_descs = outputs_;
+    context_.attr_bytes = launch.attrs.data();
+  }
+  DescribedLaunch(const DescribedLaunch&) = delete;
+  DescribedLaunch& operator=(const DescribedLaunch&) = delete;
+  const KernelContext& context() const { return context_; }
+
+ private:
+  std::vector<TensorDesc> inputs_, outputs_;
+  KernelContext context_;
+};
+
+// What the launch's kernel declares to passes; null for ggml's ops and for kernels that declare nothing.
+inline const Fusion* fusion_of(const Launch& launch) {
+  return launch.kernel != nullptr && !launch.on_device ? launch.kernel->fusion : nullptr;
+}
+
+// Which code runs a launch: "ggml MUL_MAT" or "graft layer_norm".
+std::string kernel_name(const Launch& launch);
+// What decided it: the layout of a weight, the instruction set, what ggml refused. For `graft inspect`.
+std::string explain_kernel(const Launch& launch);
+
+// Puts back what a launch overwrote in a state, from a copy made before.
+struct UndoLaunch {
+  Launch launch;
+  std::uint32_t after = 0;  // how many launches must have finished for the copy to be there
+};
+
+// The launches of a method at one set of input sizes, in the order in which they run, and the buffers that their
+// tensors are windows of: what operators lower to and what the passes over launches rewrite (pass/pipeline.h). The
+// planner makes a Plan of it.
+struct LaunchSequence {
+  std::vector<Buffer> buffers;
+  std::vector<Launch> launches;
+  // From here on launches write states and mutated inputs with values that are ready: they run to the end once the
+  // first of them runs, so that a run that is stopped leaves all as it was.
+  std::uint32_t commit_begin = 0;
+  std::vector<UndoLaunch> undo;  // of states written before; run last to first when the run does not reach its end
+  std::vector<std::string> node_names;
+};
+
+}  // namespace graft
