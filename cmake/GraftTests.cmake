@@ -12,8 +12,7 @@ if(graft_test_sources)
   target_compile_options(graft_tests PRIVATE $<$<CONFIG:Release>:-O1>)
   target_link_libraries(graft_tests PRIVATE graft_includes GTest::gtest GTest::gmock GTest::gtest_main)
   target_compile_definitions(graft_tests PRIVATE
-    GRAFT_SOURCE_DIR="${CMAKE_CURRENT_SOURCE_DIR}" GRAFT_BUILD_DIR="${CMAKE_BINARY_DIR}"
-    $<$<IN_LIST:avx2,${graft_isas}>:GRAFT_HAVE_X86_ISA>)
+    GRAFT_SOURCE_DIR="${CMAKE_CURRENT_SOURCE_DIR}" GRAFT_BUILD_DIR="${CMAKE_BINARY_DIR}")
   add_dependencies(graft_tests graft_schema)
   add_test(NAME graft_tests COMMAND graft_tests)
 

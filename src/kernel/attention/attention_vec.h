@@ -80,21 +80,6 @@ struct AttentionTable {
   bool bf16;
 };
 
-// The table of a level that is available here.
-const AttentionTable& attention(Isa isa);
-inline const AttentionTable& attention() { return attention(active_isa()); }
-
-namespace baseline {
-extern const AttentionTable kAttention;
-}
-namespace avx2 {
-extern const AttentionTable kAttention;
-}
-namespace avx512 {
-extern const AttentionTable kAttention;
-}
-namespace avx512bf16 {
-extern const AttentionTable kAttention;
-}
+GRAFT_TABLE("vec bf16", AttentionTable, kAttention, attention)
 
 }  // namespace graft::simd

@@ -198,7 +198,7 @@ void check(const Case& c) {
     }
     EXPECT_EQ(wrong, 0);
   };
-  for (const simd::Isa isa : simd::available_isas(simd::Isa::avx512)) {
+  for (const simd::Isa isa : simd::available_isas_of<simd::PackedConvTable>()) {
     for (const int threads : {1, 2, 7}) {
       SCOPED_TRACE(testing::Message() << simd::name(isa) << " threads " << threads << " groups " << c.groups
                                       << " channels " << c.channels << " outputs " << c.outputs << " size " << c.size[0]
@@ -433,7 +433,7 @@ TEST(PackedConv, NarrowPanels) {
 }
 
 TEST(PackedConv, NaNStaysAndZeroTimesPaddingIsNotRead) {
-  for (const simd::Isa isa : simd::available_isas(simd::Isa::avx512)) {
+  for (const simd::Isa isa : simd::available_isas_of<simd::PackedConvTable>()) {
     const simd::PackedConvTable& table = simd::packed_conv(isa);
     // One channel of NaN and infinity by a 3 x 3 kernel of ones: outputs that do not see them are finite.
     TestTensor x(channels_last({1, 2, 1, 5, 9})), w(TensorDesc(DType::f32, Shape{2, 1, 1, 3, 3}));
@@ -508,7 +508,7 @@ TEST(WinogradConv, TilesPanelsAndChunks) {
 }
 
 TEST(WinogradConv, WhatIsNotFiniteReachesThoseThatSeeIt) {
-  for (const simd::Isa isa : simd::available_isas(simd::Isa::avx512)) {
+  for (const simd::Isa isa : simd::available_isas_of<simd::PackedConvTable>()) {
     const WinogradLoops loops(isa);
     TestTensor x(channels_last({1, 3, 1, 7, 8})), w(TensorDesc(DType::f32, Shape{20, 3, 1, 3, 3}));
     std::mt19937 rng(1);

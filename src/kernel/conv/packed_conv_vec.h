@@ -105,17 +105,6 @@ struct PackedConvTable {
   void (*interleave)(const float* from, std::int64_t channel, std::int64_t channels, std::int64_t columns, float* to);
 };
 
-const PackedConvTable& packed_conv(Isa isa);
-inline const PackedConvTable& packed_conv() { return packed_conv(active_isa()); }
-
-namespace baseline {
-extern const PackedConvTable kPackedConv;
-}
-namespace avx2 {
-extern const PackedConvTable kPackedConv;
-}
-namespace avx512 {
-extern const PackedConvTable kPackedConv;
-}
+GRAFT_TABLE("vec", PackedConvTable, kPackedConv, packed_conv)
 
 }  // namespace graft::simd

@@ -640,7 +640,6 @@ void depthwise(const Line& d, const QuantizedEpilogue& e) {
 
 }  // namespace
 
-extern const QuantizedConvTable kByteConv;
-const QuantizedConvTable kByteConv = {kSumLanes, 4, kTileRows, conv_tile, true, depthwise};
+const QuantizedConvTable kQuantizedConv = {kSumLanes, 4, kTileRows, conv_tile, true, depthwise};
 
 }  // namespace graft::simd::GRAFT_ISA

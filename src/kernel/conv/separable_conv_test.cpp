@@ -79,7 +79,7 @@ void check(const Case& c) {
                    "], kernel ", c.kernel, ", stride ", c.stride, ", before it kernel ", c.expand_kernel, ", stride ",
                    c.expand_stride));
   const i64 first = c.inputs > 0 ? c.inputs : c.channels, last = c.outputs > 0 ? c.outputs : c.channels;
-  for (const simd::Isa isa : simd::available_isas(simd::Isa::avx512)) {
+  for (const simd::Isa isa : simd::available_isas_of<simd::PackedConvTable>()) {
     const simd::PackedConvTable& table = simd::packed_conv(isa);
     TestTensor x(c.channels_last ? channels_last(c.batch, first, c.height, c.width)
                                  : TensorDesc(DType::f32, Shape{c.batch, first, 1, c.height, c.width}));

@@ -121,7 +121,7 @@ void check(const Case& c) {
                    c.expand_stride));
   const i64 first = c.inputs > 0 ? c.inputs : c.channels, last = c.outputs > 0 ? c.outputs : c.channels;
   const DType expanded_type = c.inputs > 0 ? c.expanded : c.input, between_type = c.outputs > 0 ? c.between : c.output;
-  for (const simd::Isa isa : simd::available_isas(simd::Isa::avx512)) {
+  for (const simd::Isa isa : simd::available_isas_of<simd::QuantizedConvTable>()) {
     const QuantizedConvTable& table = simd::quantized_conv(isa);
     TestTensor x(c.channels_last ? channels_last(c.input, c.batch, first, c.height, c.width)
                                  : TensorDesc(c.input, Shape{c.batch, first, 1, c.height, c.width}));

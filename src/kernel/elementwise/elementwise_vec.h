@@ -145,10 +145,7 @@ struct ElementwiseTable {
   }
 };
 
-// The table of active_isa().
-const ElementwiseTable& elementwise();
-// The table of one level that is available here.
-const ElementwiseTable& elementwise(Isa isa);
+GRAFT_TABLE("vec", ElementwiseTable, kElementwise, elementwise)
 
 // "add", "gelu_erf", ...; number of operands; whether the result is b8 whatever the operands are.
 const char* name(ElementwiseOp op);

@@ -66,19 +66,12 @@ struct PanelTable {
                 std::int64_t depth, std::int64_t columns, std::int64_t j0, std::int64_t j1, const Epilogue& epilogue);
 };
 
-// "avx512vnni" or "avx2"; empty where there is no table.
-std::string_view panels_name(Isa isa);
-
-// The table of a level that is available here; null where there is none that is faster than ggml's own products.
-const PanelTable* panels(Isa isa);
-inline const PanelTable* panels() { return panels(active_isa()); }
-
-namespace avx2 {
-extern const PanelTable kPanels;
-}
-// Level avx512 on a CPU that has AVX-512 VNNI too.
-namespace avx512vnni {
-extern const PanelTable kPanels;
+// Null where none is faster than ggml's own products.
+GRAFT_OPTIONAL_TABLE("vnni", PanelTable, kPanels, panels)
+// The target of the table: "avx512vnni" or "avx2"; empty where there is none.
+inline std::string_view panels_name(Isa isa) {
+  const std::optional<Isa> target = target_of<PanelTable>(isa);
+  return target ? name(*target) : std::string_view();
 }
 
 }  // namespace graft::simd

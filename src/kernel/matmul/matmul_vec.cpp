@@ -88,6 +88,6 @@ void dot(const float* few, i64 few_stride, int rows, const MatrixView& many, i64
 
 }  // namespace
 
-const MatmulTable kMatmul = {kPanel, kTileRows, pack, tiles, nullptr, dot, finish, widen};
+const MatmulTable kMatmul = {kPanel, kTileRows, pack, tiles, dot, finish, widen};
 
 }  // namespace graft::simd::GRAFT_ISA

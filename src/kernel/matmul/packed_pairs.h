@@ -24,7 +24,7 @@ extern const Kernel kPackedPairLinears;
 std::int64_t packed_pair_scratch_bytes(const TensorDesc& x);
 
 // The same with the loops of a given level.
-void run_pack_pairs(const KernelContext& ctx, const simd::MatmulTable& table) noexcept;
+void run_pack_pairs(const KernelContext& ctx, const simd::PackedPairTable& table) noexcept;
 void run_packed_pairs(const KernelContext& ctx, const simd::PackedPairTable& table) noexcept;
 
 }  // namespace graft

@@ -39,7 +39,7 @@ void check(const Case& c, simd::Isa isa) {
   for (TestTensor* t : {&x, &w, &bias, &residual}) t->fill(rng, -1, 1);
   TestTensor packed(TensorDesc(DType::f32, Shape{packed_pair_words(c.outputs, c.depth, table)}));
   run_on_threads({&w}, {&packed}, PackConvAttrs{}, 0, c.threads,
-                 [&](const KernelContext& ctx) { run_pack_pairs(ctx, simd::matmul(isa)); });
+                 [&](const KernelContext& ctx) { run_pack_pairs(ctx, *simd::packed_pairs(isa)); });
   EXPECT_TRUE(packed.guards_intact());
   PackedConvAttrs attrs;
   std::vector<const TestTensor*> inputs = {&x, &packed};

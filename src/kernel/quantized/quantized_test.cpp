@@ -205,7 +205,7 @@ TEST(QuantizedMatmul, LevelsAgree) {
     simd::QuantizedWeight w;
     w.q = reinterpret_cast<const std::byte*>(p.w.data());
     w.depth = w.group = s.depth;
-    for (const simd::Isa isa : simd::available_isas(simd::Isa::avx512)) {
+    for (const simd::Isa isa : simd::available_isas_of<simd::QuantizedProducts>()) {
       std::vector<std::int32_t> out(at(s.rows * s.columns), -1);
       simd::quantized_products(isa).integers(x, w, 0, static_cast<int>(s.rows), 0, static_cast<int>(s.columns),
                                              out.data(), s.columns);

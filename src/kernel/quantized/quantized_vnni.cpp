@@ -190,7 +190,6 @@ void any_tiles(const QuantizedInput& x, const QuantizedWeight& w, i64 r0, int ro
 
 }  // namespace
 
-extern const QuantizedProducts kByteProducts;
-const QuantizedProducts kByteProducts = {any_tiles<float>, any_tiles<std::int32_t>};
+const QuantizedProducts kQuantizedProducts = {any_tiles<float>, any_tiles<std::int32_t>};
 
 }  // namespace graft::simd::GRAFT_ISA
