@@ -7,10 +7,6 @@ namespace {
 
 constexpr i64 kFewKeys = 96;
 
-#if defined(__AVX512F__)
-// 2^x on [-1/2, 1/2]: least relative error, 1.6e-7, exact at 0.
-constexpr float kExp2[] = {1.f, 0.693147004f, 0.240222424f, 0.0555073358f, 0.00967151299f, 0.00132647261f};
-#endif
 // acc[r][lanes] += sum_k s[k][r] * v[k][lanes]: like tile(), with S stored by k.
 template <int R, int NV>
 void tile_by_k(const float* s, i64 s_row, const float* v, i64 depth, float* acc) {
@@ -45,17 +41,10 @@ void tile_by_k(const float* s, i64 s_row, const float* v, i64 depth, float* acc)
 
 using TileByK = void (*)(const float*, i64, const float*, i64, float*);
 
-#if defined(__AVX512F__)
-constexpr TileByK kTilesByK[2][kTileRows] = {
-    {tile_by_k<1, 1>, tile_by_k<2, 1>, tile_by_k<3, 1>, tile_by_k<4, 1>, tile_by_k<5, 1>, tile_by_k<6, 1>,
-     tile_by_k<7, 1>, tile_by_k<8, 1>, tile_by_k<9, 1>, tile_by_k<10, 1>, tile_by_k<11, 1>, tile_by_k<12, 1>},
-    {tile_by_k<1, 2>, tile_by_k<2, 2>, tile_by_k<3, 2>, tile_by_k<4, 2>, tile_by_k<5, 2>, tile_by_k<6, 2>,
-     tile_by_k<7, 2>, tile_by_k<8, 2>, tile_by_k<9, 2>, tile_by_k<10, 2>, tile_by_k<11, 2>, tile_by_k<12, 2>}};
-#else
-constexpr TileByK kTilesByK[2][kTileRows] = {
-    {tile_by_k<1, 1>, tile_by_k<2, 1>, tile_by_k<3, 1>, tile_by_k<4, 1>, tile_by_k<5, 1>, tile_by_k<6, 1>},
-    {tile_by_k<1, 2>, tile_by_k<2, 2>, tile_by_k<3, 2>, tile_by_k<4, 2>, tile_by_k<5, 2>, tile_by_k<6, 2>}};
-#endif
+// By vectors of columns and rows.
+constexpr ByRows<TileByK, kTileRows> kTilesByK[2] = {
+    by_rows<TileByK, kTileRows>([]<int R>() -> TileByK { return tile_by_k<R, 1>; }),
+    by_rows<TileByK, kTileRows>([]<int R>() -> TileByK { return tile_by_k<R, 2>; })};
 
 // Where row `index / row` of keys or values lies, `index` in elements.
 GRAFT_VEC const void* row_at(const void* data, RowType type, i64 index) {
@@ -129,13 +118,7 @@ class F32Products {
     for (i64 i = 0; i < h.d * kPanel; i += kLanes) store(q_ + i, load(q_ + i) * h.scale);
   }
 
-  static inline __attribute__((always_inline)) vf weight(vf x) {
-#if defined(__AVX512F__)
-    return exp_by_powers_of_two(x, kExp2);
-#else
-    return exp(x);
-#endif
-  }
+  static inline __attribute__((always_inline)) vf weight(vf x) { return exp_of_weight(x); }
 
   void scores(i64 row0, i64 n, float* p) {
     for (i64 s = 0; s < n; s += kTileRows) {

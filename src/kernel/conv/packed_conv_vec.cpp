@@ -134,14 +134,9 @@ using ConvTileFn = void (*)(const ConvTile&, i64, const ConvPiece*, i64, const f
                             const ChannelEpilogue&, Ahead, i64, RowsAhead);
 
 template <int NV, bool kFresh>
-constexpr ConvTileFn kConvTileFns[kTileRows] = {
-    conv_tile<1, NV, kFresh>,  conv_tile<2, NV, kFresh>,  conv_tile<3, NV, kFresh>,
-    conv_tile<4, NV, kFresh>,  conv_tile<5, NV, kFresh>,  conv_tile<6, NV, kFresh>,
-#if defined(__AVX512F__)
-    conv_tile<7, NV, kFresh>,  conv_tile<8, NV, kFresh>,  conv_tile<9, NV, kFresh>,
-    conv_tile<10, NV, kFresh>, conv_tile<11, NV, kFresh>, conv_tile<12, NV, kFresh>,
-#endif
-};
+constexpr auto kConvTileFns = by_rows<ConvTileFn, kTileRows>([]<int R>() -> ConvTileFn {
+  return conv_tile<R, NV, kFresh>;
+});
 
 // The same of all pieces, without asking: what a tile of few steps does beside them counts.
 template <int R, int NV>
@@ -163,12 +158,9 @@ using WholeTileFn = void (*)(const ConvTile&, i64, const ConvPiece*, i64, const 
                              const ChannelEpilogue&);
 
 template <int NV>
-constexpr WholeTileFn kWholeTileFns[kTileRows] = {
-    whole_tile<1, NV>, whole_tile<2, NV>, whole_tile<3, NV>, whole_tile<4, NV>,  whole_tile<5, NV>,  whole_tile<6, NV>,
-#if defined(__AVX512F__)
-    whole_tile<7, NV>, whole_tile<8, NV>, whole_tile<9, NV>, whole_tile<10, NV>, whole_tile<11, NV>, whole_tile<12, NV>,
-#endif
-};
+constexpr auto kWholeTileFns = by_rows<WholeTileFn, kTileRows>([]<int R>() -> WholeTileFn {
+  return whole_tile<R, NV>;
+});
 
 void conv_tiles(const ConvTile* tiles, int count, i64 row, const ConvPiece* pieces, i64 piece_count, const float* panel,
                 const float* next_panel, bool fresh, i64 first_channel, int width, const ChannelEpilogue& e) {
@@ -186,12 +178,12 @@ void conv_tiles(const ConvTile* tiles, int count, i64 row, const ConvPiece* piec
   // A tile alone takes as long as its weights take to come, in the order in which memory is read ahead by itself.
   const bool asks = next_panel != nullptr && count > 1;
   if (end == piece_count && !asks) {
-    const WholeTileFn* const fns = width > kLanes ? kWholeTileFns<2> : kWholeTileFns<1>;
+    const WholeTileFn* const fns = width > kLanes ? kWholeTileFns<2>.of : kWholeTileFns<1>.of;
     for (int t = 0; t < count; ++t) fns[tiles[t].rows - 1](tiles[t], row, pieces, end, panel, first_channel, width, e);
     return;
   }
-  const ConvTileFn* const fns = width > kLanes ? (fresh ? kConvTileFns<2, true> : kConvTileFns<2, false>)
-                                               : (fresh ? kConvTileFns<1, true> : kConvTileFns<1, false>);
+  const ConvTileFn* const fns = width > kLanes ? (fresh ? kConvTileFns<2, true>.of : kConvTileFns<2, false>.of)
+                                               : (fresh ? kConvTileFns<1, true>.of : kConvTileFns<1, false>.of);
   for (;;) {
     i64 next_depth = first_depth;
     const bool last = end == piece_count;
@@ -221,20 +213,6 @@ void conv_tiles(const ConvTile* tiles, int count, i64 row, const ConvPiece* piec
 }
 
 // --- narrow panels ---
-
-// Two floats in turns.
-GRAFT_VEC vf splat_pair(const float* p) {
-  double pair;
-  __builtin_memcpy(&pair, p, sizeof(pair));
-#if defined(__AVX512F__)
-  return (vf)_mm512_set1_pd(pair);
-#elif defined(__AVX2__)
-  return (vf)_mm256_set1_pd(pair);
-#else
-  typedef double vd __attribute__((vector_size(16)));
-  return (vf)vd{pair, pair};
-#endif
-}
 
 // Lanes 0 and 1 of a, 2 and 3 of a, ..., then of b: each pair's sum.
 GRAFT_VEC vf sum_pairs(vf a, vf b) { return every_second_lane<0>(a, b) + every_second_lane<1>(a, b); }
@@ -282,18 +260,10 @@ using NarrowTileFn = void (*)(const float*, i64, i64, const float*, i64, i64, i6
 // The sums of so many rows of three half vectors fit into the registers.
 constexpr int kNarrowRows = kTileRows * 2 / 3;
 
-constexpr NarrowTileFn kOneHalfFns[kTileRows] = {
-    narrow_tile<1, 1>, narrow_tile<2, 1>, narrow_tile<3, 1>, narrow_tile<4, 1>,  narrow_tile<5, 1>,  narrow_tile<6, 1>,
-#if defined(__AVX512F__)
-    narrow_tile<7, 1>, narrow_tile<8, 1>, narrow_tile<9, 1>, narrow_tile<10, 1>, narrow_tile<11, 1>, narrow_tile<12, 1>,
-#endif
-};
-constexpr NarrowTileFn kThreeHalvesFns[kNarrowRows] = {
-    narrow_tile<1, 3>, narrow_tile<2, 3>, narrow_tile<3, 3>, narrow_tile<4, 3>,
-#if defined(__AVX512F__)
-    narrow_tile<5, 3>, narrow_tile<6, 3>, narrow_tile<7, 3>, narrow_tile<8, 3>,
-#endif
-};
+constexpr auto kOneHalfFns =
+    by_rows<NarrowTileFn, kTileRows>([]<int R>() -> NarrowTileFn { return narrow_tile<R, 1>; });
+constexpr auto kThreeHalvesFns =
+    by_rows<NarrowTileFn, kNarrowRows>([]<int R>() -> NarrowTileFn { return narrow_tile<R, 3>; });
 
 void narrow_tiles(const ConvTile* tiles, int count, i64 row, i64 steps, const float* panel, i64 first_channel,
                   int width, const ChannelEpilogue& e) {
@@ -303,8 +273,8 @@ void narrow_tiles(const ConvTile* tiles, int count, i64 row, i64 steps, const fl
     const int parts = one || tile.rows <= kNarrowRows ? 1 : 2;
     for (int part = 0, at = 0; part < parts; ++part) {
       const int rows = (tile.rows - at + parts - part - 1) / (parts - part);
-      (one ? kOneHalfFns : kThreeHalvesFns)[rows - 1](tile.x + at * row, row, steps, panel, tile.first + at,
-                                                      first_channel, width, e);
+      const NarrowTileFn run = one ? kOneHalfFns[rows - 1] : kThreeHalvesFns[rows - 1];
+      run(tile.x + at * row, row, steps, panel, tile.first + at, first_channel, width, e);
       at += rows;
     }
   }
@@ -313,17 +283,6 @@ void narrow_tiles(const ConvTile* tiles, int count, i64 row, i64 steps, const fl
 // --- one input channel per output channel ---
 
 using Lines = PackedConvTable::Lines;
-
-// Keeps a value that several products read in a register, where the compiler would read it again for each.
-GRAFT_VEC void keep(vf& x) {
-#if defined(__AVX512F__)
-  asm("" : "+v"(x));
-#elif defined(__x86_64__)
-  asm("" : "+x"(x));
-#else
-  (void)x;
-#endif
-}
 
 template <int N>
 struct Int {
@@ -531,38 +490,13 @@ void largest(const float* const* inputs, i64 count, i64 channels, float* out) {
   store_n(out + c, best, n);
 }
 
-// --- pictures ---
-
-#if defined(__AVX512F__)
-// Place i of three vectors is column i / 3 of channel i % 3. Lanes of two vectors at a time: first the first two
-// channels, then what this gave and the third.
-struct Interleave3 {
-  alignas(64) std::int32_t two[48], three[48];
-};
-constexpr Interleave3 interleave3() {
-  Interleave3 lanes{};
-  for (int i = 0; i < 48; ++i) {
-    lanes.two[i] = i % 3 == 1 ? 16 + i / 3 : i / 3;
-    lanes.three[i] = i % 3 == 2 ? 16 + i / 3 : i % 16;
-  }
-  return lanes;
-}
-constexpr Interleave3 kInterleave3 = interleave3();
-#endif
+// --- images ---
 
 void interleave(const float* from, i64 channel, i64 channels, i64 columns, float* to) {
   i64 begin = 0;
-#if defined(__AVX512F__)
-  for (; channels == 3 && begin + 16 <= columns; begin += 16) {
-    const __m512 x = _mm512_loadu_ps(from + begin), y = _mm512_loadu_ps(from + channel + begin),
-                 z = _mm512_loadu_ps(from + 2 * channel + begin);
-#pragma GCC unroll 3
-    for (int k = 0; k < 48; k += 16) {
-      const __m512 both = _mm512_permutex2var_ps(x, _mm512_load_si512(kInterleave3.two + k), y);
-      _mm512_storeu_ps(to + 3 * begin + k, _mm512_permutex2var_ps(both, _mm512_load_si512(kInterleave3.three + k), z));
-    }
-  }
-#endif
+  for (; channels == 3 && begin + kLanes <= columns; begin += kLanes)
+    store_interleaved(load(from + begin), load(from + channel + begin), load(from + 2 * channel + begin),
+                      to + 3 * begin);
   for (i64 c = 0; c < channels; ++c)
     for (i64 w = begin; w < columns; ++w) to[w * channels + c] = from[w + c * channel];
 }

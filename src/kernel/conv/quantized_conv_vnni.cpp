@@ -432,44 +432,21 @@ void rows_of(const uint8_t* x, i64 row, const ByteRun* runs, i64 run_count, cons
   add_rows<Widest, N, R, flips>(x, row, runs, run_count, panel, to);
 }
 
-// Without and with a flip. With 4 vectors half as many rows fill the registers.
-#if defined(__AVX512VNNI__)
-constexpr int kRowsOfFour = 6;
-constexpr Rows kRowsOf4[2][6] = {{rows_of<4, 1, false>, rows_of<4, 2, false>, rows_of<4, 3, false>,
-                                  rows_of<4, 4, false>, rows_of<4, 5, false>, rows_of<4, 6, false>},
-                                 {rows_of<4, 1, true>, rows_of<4, 2, true>, rows_of<4, 3, true>, rows_of<4, 4, true>,
-                                  rows_of<4, 5, true>, rows_of<4, 6, true>}};
-constexpr Rows kRowsOf2[2][12] = {
-    {rows_of<2, 1, false>, rows_of<2, 2, false>, rows_of<2, 3, false>, rows_of<2, 4, false>, rows_of<2, 5, false>,
-     rows_of<2, 6, false>, rows_of<2, 7, false>, rows_of<2, 8, false>, rows_of<2, 9, false>, rows_of<2, 10, false>,
-     rows_of<2, 11, false>, rows_of<2, 12, false>},
-    {rows_of<2, 1, true>, rows_of<2, 2, true>, rows_of<2, 3, true>, rows_of<2, 4, true>, rows_of<2, 5, true>,
-     rows_of<2, 6, true>, rows_of<2, 7, true>, rows_of<2, 8, true>, rows_of<2, 9, true>, rows_of<2, 10, true>,
-     rows_of<2, 11, true>, rows_of<2, 12, true>}};
-constexpr Rows kRowsOf1[2][12] = {
-    {rows_of<1, 1, false>, rows_of<1, 2, false>, rows_of<1, 3, false>, rows_of<1, 4, false>, rows_of<1, 5, false>,
-     rows_of<1, 6, false>, rows_of<1, 7, false>, rows_of<1, 8, false>, rows_of<1, 9, false>, rows_of<1, 10, false>,
-     rows_of<1, 11, false>, rows_of<1, 12, false>},
-    {rows_of<1, 1, true>, rows_of<1, 2, true>, rows_of<1, 3, true>, rows_of<1, 4, true>, rows_of<1, 5, true>,
-     rows_of<1, 6, true>, rows_of<1, 7, true>, rows_of<1, 8, true>, rows_of<1, 9, true>, rows_of<1, 10, true>,
-     rows_of<1, 11, true>, rows_of<1, 12, true>}};
-#else
-constexpr int kRowsOfFour = 2;
-constexpr Rows kRowsOf4[2][2] = {{rows_of<4, 1, false>, rows_of<4, 2, false>},
-                                 {rows_of<4, 1, true>, rows_of<4, 2, true>}};
-constexpr Rows kRowsOf2[2][4] = {
-    {rows_of<2, 1, false>, rows_of<2, 2, false>, rows_of<2, 3, false>, rows_of<2, 4, false>},
-    {rows_of<2, 1, true>, rows_of<2, 2, true>, rows_of<2, 3, true>, rows_of<2, 4, true>}};
-constexpr Rows kRowsOf1[2][4] = {
-    {rows_of<1, 1, false>, rows_of<1, 2, false>, rows_of<1, 3, false>, rows_of<1, 4, false>},
-    {rows_of<1, 1, true>, rows_of<1, 2, true>, rows_of<1, 3, true>, rows_of<1, 4, true>}};
-#endif
+// With 4 vectors half as many rows fill the registers.
+constexpr int kRowsOfFour = kTileRows / 2;
+template <int N, bool flips>
+constexpr auto kRowsOf = by_rows<Rows, N == 4 ? kRowsOfFour : kTileRows>([]<int R>() -> Rows {
+  return rows_of<N, R, flips>;
+});
+template <bool flips>
+const Rows* rows_of_vectors(int vectors) {
+  return vectors == 4 ? kRowsOf<4, flips>.of : vectors == 2 ? kRowsOf<2, flips>.of : kRowsOf<1, flips>.of;
+}
 
 void conv_tile(const ByteTile& at, i64 row, uint8_t flip, const ByteRun* runs, i64 run_count, const std::byte* panel,
                int vectors, i64 first_channel, int width, const QuantizedEpilogue& e) {
   alignas(64) int32_t sums[kTileRows * 4 * kSumLanes];
-  const int flips = flip != 0 ? 1 : 0;
-  const Rows* all = vectors == 4 ? kRowsOf4[flips] : vectors == 2 ? kRowsOf2[flips] : kRowsOf1[flips];
+  const Rows* all = flip != 0 ? rows_of_vectors<true>(vectors) : rows_of_vectors<false>(vectors);
   const int most = vectors == 4 ? kRowsOfFour : kTileRows;
   for (int r = 0; r < at.rows;) {
     const int left = at.rows - r, parts = (left + most - 1) / most, rows = (left + parts - 1) / parts;

@@ -84,11 +84,10 @@ void pair_tile(const char* a, i64 a_r, i64 a_k, const Pair* b, i64 depth, float*
 }
 
 using PairTile = void (*)(const char*, i64, i64, const Pair*, i64, float*, bool, float, i64);
-constexpr PairTile kPairTiles[2][kTileRows] = {
-    {pair_tile<1, 1>, pair_tile<2, 1>, pair_tile<3, 1>, pair_tile<4, 1>, pair_tile<5, 1>, pair_tile<6, 1>,
-     pair_tile<7, 1>, pair_tile<8, 1>, pair_tile<9, 1>, pair_tile<10, 1>, pair_tile<11, 1>, pair_tile<12, 1>},
-    {pair_tile<1, 2>, pair_tile<2, 2>, pair_tile<3, 2>, pair_tile<4, 2>, pair_tile<5, 2>, pair_tile<6, 2>,
-     pair_tile<7, 2>, pair_tile<8, 2>, pair_tile<9, 2>, pair_tile<10, 2>, pair_tile<11, 2>, pair_tile<12, 2>}};
+// By vectors of columns and rows.
+constexpr ByRows<PairTile, kTileRows> kPairTiles[2] = {
+    by_rows<PairTile, kTileRows>([]<int R>() -> PairTile { return pair_tile<R, 1>; }),
+    by_rows<PairTile, kTileRows>([]<int R>() -> PairTile { return pair_tile<R, 2>; })};
 
 }  // namespace
 }  // namespace graft::simd::GRAFT_ISA

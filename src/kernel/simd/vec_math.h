@@ -16,18 +16,6 @@ GRAFT_VEC vf copy_sign(vf x, vf sign) {
 
 GRAFT_VEC vf min_nan(vf a, vf b) { return select((a < b) | (a != a), a, b); }
 
-GRAFT_VEC vf square_root(vf x) {
-#if defined(__AVX512F__)
-  return (vf)_mm512_sqrt_ps((__m512)x);
-#elif defined(__AVX2__)
-  return (vf)_mm256_sqrt_ps((__m256)x);
-#else
-  vf r{};
-  for (int i = 0; i < kLanes; ++i) r[i] = __builtin_sqrtf(x[i]);
-  return r;
-#endif
-}
-
 // Half to even. Numbers from 2^23 on are integers already.
 GRAFT_VEC vf round_even(vf x) {
   const vf big = copy_sign(splat(0x1p23f), x);
