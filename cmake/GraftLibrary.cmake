@@ -48,7 +48,7 @@ foreach(isa IN LISTS graft_targets)
   graft_target(graft_isa_${isa})
   target_compile_options(graft_isa_${isa} PRIVATE $<$<CONFIG:Release>:-O3> -fno-math-errno -fno-trapping-math
                                                   ${graft_target_flags_${isa}})
-  if(isa MATCHES "^avx512" AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
+  if("-march=x86-64-v4" IN_LIST graft_target_flags_${isa} AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
     # The AVX-512 intrinsics of these compilers warn about themselves (GCC bug 105593).
     target_compile_options(graft_isa_${isa} PRIVATE -Wno-uninitialized -Wno-maybe-uninitialized)
   endif()

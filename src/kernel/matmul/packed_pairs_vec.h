@@ -9,7 +9,7 @@
 namespace graft::simd {
 
 struct PackedPairTable {
-  int panel_width;  // output channels of a panel: MatmulTable::panel_width of the level
+  int panel_width;  // output channels of a panel
   int tile_rows;    // the most rows of a tile
 
   // PairProducts::pack of panels of panel_width.
@@ -27,6 +27,6 @@ struct PackedPairTable {
                 const ChannelEpilogue& epilogue);
 };
 
-GRAFT_OPTIONAL_TABLE("bf16", PackedPairTable, kPackedPairs, packed_pairs)
+GRAFT_OPTIONAL_TABLE("bf16 amxbf16", PackedPairTable, kPackedPairs, packed_pairs)
 
 }  // namespace graft::simd

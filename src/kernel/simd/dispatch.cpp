@@ -3,10 +3,37 @@
 #include <cstdlib>
 #include <string>
 
+#ifdef GRAFT_HAVE_X86_ISA
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 #include "base/check.h"
 
 namespace graft::simd {
 namespace {
+
+#ifdef GRAFT_HAVE_X86_ISA
+// Bits of cpuid's leaf 7, edx: compilers differ in whether they know these by name.
+enum AmxBit { bf16 = 22, tile = 24, int8 = 25 };
+
+// Whether the CPU has tiles and such products of them, and Linux saves their state and lets this process use it: that
+// is asked for once, where there is something to ask for.
+bool has_amx(AmxBit products) {
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  if (__get_cpuid(1, &eax, &ebx, &ecx, &edx) == 0 || (ecx & bit_OSXSAVE) == 0) return false;
+  if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0) return false;
+  if ((edx >> tile & edx >> products & 1u) == 0) return false;
+  unsigned low = 0, high = 0;
+  asm volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+  constexpr unsigned kTileState = 3u << 17;  // XTILECFG and XTILEDATA
+  if ((low & kTileState) != kTileState) return false;
+  constexpr int kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+  static const bool granted = syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+  return granted;
+}
+#endif
 
 struct Here {
   bool runs = false, pays = false;
@@ -17,9 +44,11 @@ std::array<Here, kTargetCount> look() {
   __builtin_cpu_init();
 #define CPU(feature) (__builtin_cpu_supports(#feature) != 0)
 #define INTEL (__builtin_cpu_is("intel") != 0)
+#define AMX(products) has_amx(AmxBit::products)
 #else
 #define CPU(feature) false
 #define INTEL false
+#define AMX(products) false
 #endif
   return {{
 #define GRAFT_HERE(target, architecture, groups, flags, runs, pays) {kTargetsOf_##architecture && (runs), pays},
@@ -28,6 +57,7 @@ std::array<Here, kTargetCount> look() {
   }};
 #undef CPU
 #undef INTEL
+#undef AMX
 }
 
 const Here& here(Isa isa) {
