@@ -1,5 +1,7 @@
 #define GRAFT_ISA test_reference
 #include "kernel/norm/norm.h"
+#include "kernel/attention/rope.h"
+#include "kernel/norm/softmax.h"
 
 #include <gtest/gtest.h>
 
@@ -7,6 +9,8 @@
 #include <cmath>
 #include <limits>
 
+#include "kernel/attention/rope.h"
+#include "kernel/norm/softmax.h"
 #include "kernel/simd/simd_test_util.h"
 
 namespace graft {
@@ -23,7 +27,7 @@ void expect_close(double got, double want, DType dtype, double f32_tolerance) {
   EXPECT_LE(std::fabs(got - want), tolerance) << "got " << got << ", expected " << want;
 }
 
-// Every level, dtype and row length around the vectors, with one and two threads.
+// Every instruction set, dtype and row length around the vectors, with one and two threads.
 template <typename F>
 void everywhere(F f) {
   for (const simd::Isa isa : simd::available_isas_of<simd::RowsTable>()) {

@@ -1,4 +1,5 @@
 #include "kernel/reduce/reduce.h"
+#include "kernel/reduce/scan.h"
 
 #include <gtest/gtest.h>
 
