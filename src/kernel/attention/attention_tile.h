@@ -5,7 +5,7 @@
 #include "kernel/simd/vec_math.h"
 
 // What the kernels of attention share: which keys a query sees, and the softmax of blocks of scores. Included only by
-// isa/**.cpp: see vec.h.
+// vector sources: see vec.h.
 namespace graft::simd::GRAFT_ISA {
 namespace {
 

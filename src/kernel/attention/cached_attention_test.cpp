@@ -123,7 +123,7 @@ void check(const Case& c, const simd::AttentionTable& table, int threads) {
   ctx.outputs = out_data.data();
   ctx.attr_bytes = reinterpret_cast<const std::byte*>(&attrs);
   ctx.error = &error;
-  // One token is written by the share that reads its keys.
+  // One token is written by the task that reads its keys.
   const int phases = kCachedAttention.phases(ctx);
   EXPECT_EQ(phases, c.tokens == 1 && c.heads / c.shared <= 8 ? 1 : 2);
   run_phases(phases, ctx, [&](const KernelContext& mine) { run_cached_attention(mine, table); });

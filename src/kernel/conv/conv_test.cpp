@@ -310,7 +310,7 @@ TEST(Conv, FewOutputsPerChannel) {
            .padding = {0, 0, 1},
            .bias = true});
   }
-  // More samples than are laid out at once.
+  // More samples than are copied at once.
   check({.batch = 90, .channels = 200, .outputs = 2, .size = {1, 2, 4}, .kernel = {1, 1, 1}});
 }
 
@@ -354,7 +354,7 @@ TEST(DepthwiseConv, LinesAndStrides) {
   }
 }
 
-TEST(PackedConv, TilesPanelsAndPieces) {
+TEST(PackedConv, TilesPanelsAndKBlocks) {
   for (const bool last : {false, true}) {
     for (const i64 outputs : {8, 16, 17, 32, 33, 70})
       for (const i64 channels : {1, 15, 256, 257, 600})
@@ -378,7 +378,7 @@ TEST(PackedConv, TilesPanelsAndPieces) {
            .bias = true,
            .channels_last = last});
   }
-  // So many tiles that threads divide them, and samples laid out in two parts.
+  // So many tiles that threads divide them, and samples copied in two parts.
   check({.channels = 5, .outputs = 9, .size = {1, 60, 77}, .channels_last = true});
   check({.batch = 3, .channels = 300, .outputs = 8, .size = {1, 31, 63}, .kernel = {1, 1, 3}, .padding = {0, 0, 1}});
 }

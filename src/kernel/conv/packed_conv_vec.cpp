@@ -11,15 +11,15 @@ namespace {
 // Of small numbers: a division of 64 bits takes as long as some steps of a tile.
 GRAFT_VEC i64 quotient(i64 a, i64 b) { return static_cast<unsigned>(a) / static_cast<unsigned>(b); }
 
-// Lines of memory that a tile asks for while it works, some with each kAskSteps steps: its share of the weights that
+// Cache lines that a tile prefetches while it works, some with each kPrefetchSteps steps: its part of the weights that
 // are read after its own.
 struct Ahead {
   const char* from;
   i64 lines;
 };
-constexpr i64 kAskSteps = 64;
+constexpr i64 kPrefetchSteps = 64;
 
-GRAFT_VEC void ask(Ahead& ahead, i64 at_once) {
+GRAFT_VEC void prefetch(Ahead& ahead, i64 at_once) {
   const i64 n = smaller(ahead.lines, at_once);
   for (i64 i = 0; i < n; ++i) __builtin_prefetch(ahead.from + i * 64, 0, 2);
   ahead.from += n * 64;
@@ -87,23 +87,24 @@ GRAFT_VEC void put_tile(const Epilogue& e, const vf (&x)[R][NV], i64 first, i64 
   }
 }
 
-// R outputs of NV vectors of channels: the sum over some pieces. `partial`: sums of the pieces before, or those of
-// these. kFresh: asks for the rows of the next tile, too (in the one loop for all, all tiles would take longer).
+// R outputs of NV vectors of channels: the sum over some K blocks. `partial`: sums of the K blocks before, or those of
+// these. kFresh: prefetches the rows of the next tile, too (in the one loop for all, all tiles would take longer).
 template <int R, int NV, bool kFresh>
-void conv_tile(const ConvTile& at, i64 row, const ConvPiece* pieces, i64 count, const float* v, float* partial,
+void conv_tile(const ConvTile& at, i64 row, const KBlock* k_blocks, i64 count, const float* v, float* partial,
                bool first, bool last, i64 channel, i64 width, const ChannelEpilogue& e, Ahead ahead, i64 depth,
                RowsAhead next_rows) {
   TileSums<R, NV> sums;
   clear(sums);
-  // Nothing to ask for: pieces as a whole.
-  const bool asks = ahead.lines > 0;
-  const i64 steps = asks ? kAskSteps : kConvDepth;
-  const i64 at_once = !asks || depth <= kAskSteps ? ahead.lines : quotient(ahead.lines * kAskSteps, depth) + 1;
+  // Nothing to prefetch: K blocks as a whole.
+  const bool prefetches = ahead.lines > 0;
+  const i64 steps = prefetches ? kPrefetchSteps : kConvDepth;
+  const i64 at_once =
+      !prefetches || depth <= kPrefetchSteps ? ahead.lines : quotient(ahead.lines * kPrefetchSteps, depth) + 1;
   for (i64 p = 0; p < count; ++p) {
-    for (i64 k = 0; k < pieces[p].depth; k += steps) {
-      const i64 n = smaller(steps, pieces[p].depth - k);
-      if (asks) ask(ahead, at_once);
-      add_products(at.x + pieces[p].offset + k, row, v, kPanel, n, sums, kFresh ? next_rows : RowsAhead{});
+    for (i64 k = 0; k < k_blocks[p].depth; k += steps) {
+      const i64 n = smaller(steps, k_blocks[p].depth - k);
+      if (prefetches) prefetch(ahead, at_once);
+      add_products(at.x + k_blocks[p].offset + k, row, v, kPanel, n, sums, kFresh ? next_rows : RowsAhead{});
     }
   }
   vf x[R][NV];
@@ -130,7 +131,7 @@ void conv_tile(const ConvTile& at, i64 row, const ConvPiece* pieces, i64 count, 
   }
 }
 
-using ConvTileFn = void (*)(const ConvTile&, i64, const ConvPiece*, i64, const float*, float*, bool, bool, i64, i64,
+using ConvTileFn = void (*)(const ConvTile&, i64, const KBlock*, i64, const float*, float*, bool, bool, i64, i64,
                             const ChannelEpilogue&, Ahead, i64, RowsAhead);
 
 template <int NV, bool kFresh>
@@ -138,13 +139,13 @@ constexpr auto kConvTileFns = by_rows<ConvTileFn, kTileRows>([]<int R>() -> Conv
   return conv_tile<R, NV, kFresh>;
 });
 
-// The same of all pieces, without asking: what a tile of few steps does beside them counts.
+// The same of all K blocks, without prefetching: what a tile of few steps does beside them counts.
 template <int R, int NV>
-void whole_tile(const ConvTile& at, i64 row, const ConvPiece* pieces, i64 count, const float* v, i64 channel, i64 width,
+void whole_tile(const ConvTile& at, i64 row, const KBlock* k_blocks, i64 count, const float* v, i64 channel, i64 width,
                 const ChannelEpilogue& e) {
   TileSums<R, NV> sums;
   clear(sums);
-  for (i64 p = 0; p < count; ++p) add_products(at.x + pieces[p].offset, row, v, kPanel, pieces[p].depth, sums);
+  for (i64 p = 0; p < count; ++p) add_products(at.x + k_blocks[p].offset, row, v, kPanel, k_blocks[p].depth, sums);
   vf x[R][NV];
 #pragma GCC unroll 12
   for (int r = 0; r < R; ++r) {
@@ -154,42 +155,43 @@ void whole_tile(const ConvTile& at, i64 row, const ConvPiece* pieces, i64 count,
   put_tile<R, NV>(in_registers(e), x, at.first, channel, width);
 }
 
-using WholeTileFn = void (*)(const ConvTile&, i64, const ConvPiece*, i64, const float*, i64, i64,
-                             const ChannelEpilogue&);
+using WholeTileFn = void (*)(const ConvTile&, i64, const KBlock*, i64, const float*, i64, i64, const ChannelEpilogue&);
 
 template <int NV>
 constexpr auto kWholeTileFns = by_rows<WholeTileFn, kTileRows>([]<int R>() -> WholeTileFn {
   return whole_tile<R, NV>;
 });
 
-void conv_tiles(const ConvTile* tiles, int count, i64 row, const ConvPiece* pieces, i64 piece_count, const float* panel,
+void conv_tiles(const ConvTile* tiles, int count, i64 row, const KBlock* k_blocks, i64 block_count, const float* panel,
                 const float* next_panel, bool fresh, i64 first_channel, int width, const ChannelEpilogue& e) {
   alignas(64) float partial[kConvTiles][kTileRows * kPanel];
-  // As many pieces as are taken at once; an empty sum is one block of none.
+  // As many K blocks as are taken at once; an empty sum is one block of none.
   const auto block_end = [&](i64 begin, i64& depth) {
     i64 end = begin;
     depth = 0;
-    while (end < piece_count && (end == begin || depth + pieces[end].depth <= kConvDepth)) depth += pieces[end++].depth;
+    while (end < block_count && (end == begin || depth + k_blocks[end].depth <= kConvDepth))
+      depth += k_blocks[end++].depth;
     return end;
   };
   i64 done = 0, depth = 0, first_depth = 0;
   i64 end = block_end(0, first_depth);
   depth = first_depth;
   // A tile alone takes as long as its weights take to come, in the order in which memory is read ahead by itself.
-  const bool asks = next_panel != nullptr && count > 1;
-  if (end == piece_count && !asks) {
+  const bool prefetches = next_panel != nullptr && count > 1;
+  if (end == block_count && !prefetches) {
     const WholeTileFn* const fns = width > kLanes ? kWholeTileFns<2>.of : kWholeTileFns<1>.of;
-    for (int t = 0; t < count; ++t) fns[tiles[t].rows - 1](tiles[t], row, pieces, end, panel, first_channel, width, e);
+    for (int t = 0; t < count; ++t)
+      fns[tiles[t].rows - 1](tiles[t], row, k_blocks, end, panel, first_channel, width, e);
     return;
   }
   const ConvTileFn* const fns = width > kLanes ? (fresh ? kConvTileFns<2, true>.of : kConvTileFns<2, false>.of)
                                                : (fresh ? kConvTileFns<1, true>.of : kConvTileFns<1, false>.of);
   for (;;) {
     i64 next_depth = first_depth;
-    const bool last = end == piece_count;
+    const bool last = end == block_count;
     const i64 next_end = last ? 0 : block_end(end, next_depth);
     const char* next = reinterpret_cast<const char*>(last ? next_panel : panel + depth * kPanel);
-    i64 lines = asks ? next_depth * kPanel * 4 / 64 : 0;
+    i64 lines = prefetches ? next_depth * kPanel * 4 / 64 : 0;
     const i64 each = quotient(lines, count) + 1;
     for (int t = 0; t < count; ++t) {
       const Ahead ahead = {next, smaller(each, lines)};
@@ -199,9 +201,9 @@ void conv_tiles(const ConvTile* tiles, int count, i64 row, const ConvPiece* piec
       if (t + 1 < count) {
         rows = {tiles[t + 1].x - tiles[t].x, tiles[t + 1].rows};
       } else if (!last) {
-        rows = {tiles[0].x - tiles[t].x + pieces[end].offset - pieces[done].offset, tiles[0].rows};
+        rows = {tiles[0].x - tiles[t].x + k_blocks[end].offset - k_blocks[done].offset, tiles[0].rows};
       }
-      fns[tiles[t].rows - 1](tiles[t], row, pieces + done, end - done, panel, partial[t], done == 0, last,
+      fns[tiles[t].rows - 1](tiles[t], row, k_blocks + done, end - done, panel, partial[t], done == 0, last,
                              first_channel, width, e, ahead, depth, rows);
     }
     if (last) return;
@@ -455,10 +457,10 @@ void depthwise(const Lines& d, const ChannelEpilogue& epilogue) {
     return;
   }
   // Outputs in [inner, outer) see columns that exist.
-  const i64 reach = (d.taps - 1) * d.tap + 1;
+  const i64 window = (d.taps - 1) * d.tap + 1;
   i64 inner = (d.pad + d.step - 1) / d.step;
-  const i64 room = d.columns + d.pad - reach;  // the last output's first column, from the padding's start
-  i64 outer = room < 0 ? 0 : room / d.step + 1;
+  const i64 slack = d.columns + d.pad - window;  // the last output's first column, from the padding's start
+  i64 outer = slack < 0 ? 0 : slack / d.step + 1;
   if (inner > d.outputs) inner = d.outputs;
   if (outer > d.outputs) outer = d.outputs;
   if (outer < inner) outer = inner;

@@ -10,7 +10,8 @@
 #include "kernel/conv/packed_conv.h"
 #include "kernel/simd/simd_test_util.h"
 
-// Against sums of integers and a quantization in f64, at every level, around the borders of tiles, panels and blocks.
+// Against sums of integers and a quantization in f64, with every instruction set, around the borders of tiles, panels
+// and blocks.
 namespace graft {
 namespace {
 

@@ -213,7 +213,7 @@ TEST(SeparableConv, AnyConvolutionBefore) {
 TEST(SeparableConv, BandsOfLines) {
   check({.inputs = 24, .channels = 144, .outputs = 24, .height = 40, .width = 56, .residual = true});
   check({.inputs = 16, .channels = 96, .outputs = 24, .height = 30, .width = 112, .stride = 2});
-  // Two groups of samples that are laid out.
+  // Two groups of samples that are copied.
   check({.batch = 2,
          .inputs = 70,
          .channels = 8,
@@ -222,7 +222,7 @@ TEST(SeparableConv, BandsOfLines) {
          .width = 100,
          .expand_kernel = 3,
          .expand_padding = 1});
-  // A line is more than a band; sums of several pieces.
+  // A line is more than a band; sums of several k_blocks.
   check({.inputs = 300, .channels = 600, .outputs = 8, .height = 5, .width = 130});
 }
 

@@ -239,7 +239,7 @@ TEST(SeparableQuantizedConv, BandsOfLines) {
   check({.height = 60, .width = 60, .expand_kernel = 3, .expand_lines = 1});
   check({.inputs = 24, .channels = 144, .outputs = 24, .height = 60, .width = 112, .residual = true});
   check({.inputs = 16, .channels = 96, .outputs = 24, .height = 70, .width = 112, .stride = 2});
-  // Two groups of samples that are laid out.
+  // Two groups of samples that are copied.
   check({.batch = 2,
          .inputs = 70,
          .channels = 8,

@@ -5,7 +5,7 @@
 #include "kernel/simd/dispatch.h"
 
 // Block functions of the strided elementwise engine (kernel/strided.h): a few hundred elements of one compute class at
-// a time. This header is also read by the files in isa/, so it holds plain types only.
+// a time. Vector sources include this header, so it holds plain types only.
 namespace graft::simd {
 
 // What a block holds. f32 computes for f32, f16 and bf16; f64 for f64; i64 for all integers and bool; b8 (bytes of

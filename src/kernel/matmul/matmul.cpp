@@ -11,7 +11,7 @@ namespace {
 using simd::MatrixView;
 using i64 = std::int64_t;
 
-// Packed panels beyond this size no longer stay in the caches; larger operands are packed piece by piece.
+// Packed panels beyond this size no longer stay in the caches; larger operands are packed chunk by chunk.
 constexpr i64 kPackedBytes = i64{8} << 20;
 // With no more rows of S than this, packing V costs more than its gaps.
 constexpr i64 kInPlaceRows = 24;
@@ -139,11 +139,11 @@ class Product {
         attrs_(ctx.attrs<MatmulAttrs>()),
         s_(schedule_of(attrs_, ctx.in(0), ctx.in(1), kernels)) {}
 
-  // Operands that are widened or packed take two phases, the packing of each piece and its products.
+  // Operands that are widened or packed take two phases, the packing of each chunk and its products.
   int phases() const {
     if (s_.mode == Schedule::Mode::dot) return s_.widen_few ? 2 : 1;
     if (s_.mode != Schedule::Mode::tiles || !s_.packed) return 1;
-    return static_cast<int>(2 * ceil_div(s_.batch, s_.group) * pieces_per_group());
+    return static_cast<int>(2 * ceil_div(s_.batch, s_.group) * chunks_per_group());
   }
 
   void run() const {
@@ -236,19 +236,19 @@ class Product {
   }
 
   i64 columns() const { return s_.a_is_vector ? s_.m : s_.n; }
-  i64 pieces_per_group() const { return ceil_div(ceil_div(columns(), table_.panel_width), s_.panels); }
+  i64 chunks_per_group() const { return ceil_div(ceil_div(columns(), table_.panel_width), s_.panels); }
 
   void tiles() const {
     const i64 rows = s_.a_is_vector ? s_.n : s_.m;
     const i64 width = table_.panel_width;
-    const i64 piece = s_.packed ? ctx_.phase / 2 : 0;
-    const i64 item = piece / pieces_per_group() * s_.group;
-    const i64 panel = piece % pieces_per_group() * s_.panels;
+    const i64 chunk = s_.packed ? ctx_.phase / 2 : 0;
+    const i64 item = chunk / chunks_per_group() * s_.group;
+    const i64 panel = chunk % chunks_per_group() * s_.panels;
     const i64 group = std::min(s_.group, s_.batch - item);
     const i64 panels = std::min(s_.panels, ceil_div(columns(), width) - panel);
-    const i64 piece_columns = std::min(columns() - panel * width, panels * width);
-    if (s_.packed && ctx_.phase % 2 == 0) return pack(item, group, panel, panels, piece_columns);
-    compute(item, group, panel, panels, piece_columns, rows);
+    const i64 chunk_columns = std::min(columns() - panel * width, panels * width);
+    if (s_.packed && ctx_.phase % 2 == 0) return pack(item, group, panel, panels, chunk_columns);
+    compute(item, group, panel, panels, chunk_columns, rows);
   }
 
   // V of batch `item` from column panel * width on.
@@ -409,12 +409,12 @@ std::string activation_text(simd::Activation activation) {
     case simd::Activation::none:
       return "";
     case simd::Activation::relu:
-      return ", relu on the way out";
+      return ", relu in the epilogue";
     case simd::Activation::silu:
-      return ", silu on the way out";
+      return ", silu in the epilogue";
     case simd::Activation::gelu_erf:
     case simd::Activation::gelu_tanh:
-      return ", gelu on the way out";
+      return ", gelu in the epilogue";
   }
   return "";
 }

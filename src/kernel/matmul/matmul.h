@@ -20,7 +20,7 @@ struct MatmulAttrs {
   std::int32_t in_bf16 = 0;  // f32 operands may be rounded to bf16: MatmulPrecision::medium
 };
 
-// ", relu on the way out", for people; empty without an activation.
+// ", relu in the epilogue", for people; empty without an activation.
 std::string activation_text(simd::Activation activation);
 
 // Batched matrix product. Inputs: a [..., M, K], b [..., K, N] and, when has_bias, bias [..., M, N]; output [..., M,

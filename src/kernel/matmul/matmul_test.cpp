@@ -155,7 +155,7 @@ TEST(Matmul, LongSumsAndManyPanels) {
 }
 
 TEST(Matmul, OperandsTooLargeToPackAtOnce) {
-  // Ten panels of 32 x 9000 f32 are more than the piece that is packed at once, and so are three batches of 600 x 1500.
+  // Ten panels of 32 x 9000 f32 are more than the chunk that is packed at once, and so are three batches of 600 x 1500.
   check({.m = 290, .n = 20, .k = 9000, .a_transposed = true, .b_transposed = true}, simd::available_isas().back(), 2);
   check({.batch = 3, .m = 40, .n = 600, .k = 1500, .b_transposed = false}, simd::available_isas().back(), 2);
 }
@@ -195,7 +195,7 @@ TEST(Matmul, HalfPrecisionAccumulatesInF32AndRoundsOnce) {
   }
 }
 
-// Pairs of two steps: odd depths, depths around a block of 1024 steps and around a piece of packing, rows of odd
+// Pairs of two steps: odd depths, depths around a block of 1024 steps and around a chunk of packing, rows of odd
 // strides (whose pairs are not aligned), both parts of either operand, the tails of tiles and panels.
 TEST(Matmul, Bf16AroundTheBordersOfPairs) {
   const auto bf16 = [](Case c) {

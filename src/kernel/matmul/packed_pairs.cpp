@@ -44,7 +44,7 @@ int phases(const KernelContext&) noexcept { return 2; }
 
 template <typename Attrs>
 std::string explain(const KernelContext& ctx) {
-  return "f32, products in bf16 of " + isa_name() + ", weights packed at load" + way_out_text(ctx.attrs<Attrs>());
+  return "f32, products in bf16 of " + isa_name() + ", weights packed at load" + epilogue_text(ctx.attrs<Attrs>());
 }
 
 void multiply(const KernelContext& ctx, const simd::PackedPairTable& table, const PackedProducts& products) {

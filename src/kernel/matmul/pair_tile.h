@@ -1,6 +1,6 @@
 #pragma once
 
-// Products of pairs of numbers in bf16, shared by matmul.cpp and attention.cpp of this folder.
+// Products of pairs of numbers in bf16, shared by products and attention.
 
 #include "kernel/matmul/tile.h"
 
@@ -33,7 +33,7 @@ GRAFT_LOCAL void pair_rows(const std::uint16_t* a, const std::uint16_t* b, i64 n
 }
 
 // acc[r][lanes] (+)= sum over k of both numbers of a[r, k] * b[k][lanes], times `factor` where it is not added: `a`
-// with strides in bytes, of any alignment. Asks for the bytes that lie `ahead` behind those of `a`; none when that is
+// with strides in bytes, of any alignment. Prefetches the bytes that lie `ahead` behind those of `a`; none when that is
 // 0.
 template <int R, int NV>
 void pair_tile(const char* a, i64 a_r, i64 a_k, const Pair* b, i64 depth, float* acc, bool accumulate, float factor,
@@ -44,7 +44,7 @@ void pair_tile(const char* a, i64 a_r, i64 a_k, const Pair* b, i64 depth, float*
 #pragma GCC unroll 2
     for (int n = 0; n < NV; ++n) c[r][n] = _mm512_setzero_ps();
   }
-  // As tile() in isa/tile.h: a pointer and a stride address three rows.
+  // As tile() in tile.h: a pointer and a stride address three rows.
   const char* group[(R + 2) / 3];
   for (int g = 0; g < (R + 2) / 3; ++g) group[g] = a + 3 * g * a_r;
   const auto step = [&]() __attribute__((always_inline)) {

@@ -1,6 +1,7 @@
 #pragma once
 
-// The inner blocks of matrix products, shared by matmul.cpp and attention.cpp. As vec.h: isa/*.cpp only.
+// The inner blocks of matrix products, shared by matmul.cpp and attention.cpp. Included only by vector sources: see
+// vec.h.
 
 #include "kernel/matmul/matmul_vec.h"
 #include "kernel/simd/vec.h"
@@ -144,7 +145,7 @@ GRAFT_VEC vf total(const TileSums<R, NV>& sums, int r, int n) {
   return sum;
 }
 
-// Rows of S that a tile asks memory for while it computes: the first one is `offset` elements behind the tile's own.
+// Rows of S that a tile prefetches while it computes: the first one is `offset` elements behind the tile's own.
 struct RowsAhead {
   i64 offset = 0, rows = 0;
 };
@@ -384,8 +385,8 @@ GRAFT_VEC void dot_tile(const float* few, i64 few_stride, const typename T::Stor
     for (int p = 0; p < P; ++p) a[p] = load(few + p * few_stride + k);
 #pragma GCC unroll 8
     for (int q = 0; q < Q; ++q) {
-      // One row alone is as fast as memory is read: the block after this one is asked for (of the second-level cache:
-      // an ask of the first costs as much as a read).
+      // One row alone is as fast as memory is read: the block after this one is prefetched (into the second-level
+      // cache: a prefetch into the first costs as much as a read).
       if constexpr (Q > 1) __builtin_prefetch(many + (q + Q) * many_stride + k, 0, 2);
       const vf b = T::load(many + q * many_stride + k);
 #pragma GCC unroll 4

@@ -193,7 +193,7 @@ TEST(QuantizedMatmul, OfFloats) {
   }
 }
 
-// Every level against plain C, in integers that must be equal.
+// Every instruction set against plain C, in integers that must be equal.
 TEST(QuantizedMatmul, LevelsAgree) {
   unsigned seed = 200;
   for (const Sizes& s : kSizes) {

@@ -27,7 +27,7 @@ struct QuantizedWeight {
   DType zero_dtype = DType::i8;
   std::int64_t zero_row = 0, zero_group = 0;
 
-  // Always inlined: a copy that was compiled for one level must not serve the others.
+  // Always inlined: a copy that was compiled for one instruction set must not serve the others.
   [[gnu::always_inline]] std::int64_t groups() const { return depth / group; }
   [[gnu::always_inline]] std::int64_t row_bytes() const { return depth * bits / 8; }
   [[gnu::always_inline]] float scale_of(std::int64_t row, std::int64_t g) const {

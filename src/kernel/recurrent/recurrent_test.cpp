@@ -151,7 +151,7 @@ TEST(Recurrent, MatchesDoubleReference) {
         }
 }
 
-// Weights large enough that threads share them, where there are fewer rows than threads.
+// Weights large enough that threads divide them, where there are fewer rows than threads.
 TEST(Recurrent, ThreadsDoNotShowInTheBits) {
   std::mt19937 rng(2);
   for (const RecurrentCell cell : kCells)

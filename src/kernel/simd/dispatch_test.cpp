@@ -22,7 +22,7 @@ bool compiled_with_vec(Isa isa) {
   return std::find(isas.begin(), isas.end(), isa) != isas.end();
 }
 
-// The level is settled once per process: each case runs in one of its own. Writes what came of it to stderr.
+// The instruction set is settled once per process: each case runs in one of its own. Writes what came of it to stderr.
 [[noreturn]] void report_choice(const char* wanted) {
   if (wanted != nullptr) {
     setenv("GRAFT_ISA", wanted, 1);
@@ -43,7 +43,7 @@ class DispatchDeathTest : public testing::Test {
 };
 
 // Products of bf16 are slower than those of f32 on Intel's CPUs.
-TEST_F(DispatchDeathTest, TheFastestLevelIsTheDefault) {
+TEST_F(DispatchDeathTest, TheFastestIsTheDefault) {
   Isa fastest = available_isas().back();
 #ifdef __x86_64__
   if (fastest == Isa::avx512bf16 && __builtin_cpu_is("intel") != 0) fastest = Isa::avx512vnni;
@@ -53,18 +53,18 @@ TEST_F(DispatchDeathTest, TheFastestLevelIsTheDefault) {
   EXPECT_EXIT(report_choice(""), testing::ExitedWithCode(0), "chose " + best);
 }
 
-TEST_F(DispatchDeathTest, TheEnvironmentForcesALevel) {
+TEST_F(DispatchDeathTest, TheEnvironmentForcesOne) {
   for (const Isa isa : available_isas()) {
     const std::string wanted(name(isa));
     EXPECT_EXIT(report_choice(wanted.c_str()), testing::ExitedWithCode(0), "chose " + wanted);
   }
 }
 
-TEST_F(DispatchDeathTest, AnUnknownLevelIsAnError) {
+TEST_F(DispatchDeathTest, AnUnknownOneIsAnError) {
   EXPECT_EXIT(report_choice("avx9"), testing::ExitedWithCode(0), "GRAFT_ISA: expected one of baseline.*got \"avx9\"");
 }
 
-TEST(Dispatch, BaselineIsAlwaysThereAndLevelsAscend) {
+TEST(Dispatch, BaselineIsAlwaysThereAndTargetsAscend) {
   ASSERT_FALSE(available_isas().empty());
   EXPECT_EQ(available_isas().front(), Isa::baseline);
   for (std::size_t i = 1; i < available_isas().size(); ++i) EXPECT_LT(available_isas()[i - 1], available_isas()[i]);

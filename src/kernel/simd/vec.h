@@ -2,7 +2,7 @@
 
 // Vectors of floats, with which the vector sources are written. Included only by them, once per target: everything is
 // static and inside graft::simd::GRAFT_ISA, and nothing of the standard library is instantiated (see
-// kernel/simd/dispatch.h). What differs between instruction sets is in vec_<isa>.h, the only place that asks which one
+// kernel/simd/dispatch.h). What differs between instruction sets is in vec_<isa>.h, the only place that depends on what
 // it is compiled for.
 
 #include <cstdint>

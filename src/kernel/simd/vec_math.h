@@ -1,6 +1,7 @@
 #pragma once
 
-// More functions on f32 vectors, with special values as the C library has them. Included only by isa/*.cpp: see vec.h.
+// More functions on f32 vectors, with special values as the C library has them. Included only by vector sources: see
+// vec.h.
 
 #include "kernel/simd/vec.h"
 
