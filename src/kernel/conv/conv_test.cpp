@@ -28,9 +28,9 @@ struct Case {
   DType dtype = DType::f32;
 
   i64 out(int d) const {
-    const i64 reach = dilation[d] * (kernel[d] - 1) + 1;
-    if (transposed) return (size[d] - 1) * stride[d] - 2 * padding[d] + reach + output_padding[d];
-    return (size[d] + 2 * padding[d] - reach) / stride[d] + 1;
+    const i64 extent = dilation[d] * (kernel[d] - 1) + 1;
+    if (transposed) return (size[d] - 1) * stride[d] - 2 * padding[d] + extent + output_padding[d];
+    return (size[d] + 2 * padding[d] - extent) / stride[d] + 1;
   }
 };
 

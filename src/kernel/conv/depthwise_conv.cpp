@@ -27,10 +27,10 @@ class Depthwise {
       : out_(out), attrs_(attrs), table_(table) {
     for (int d = 0; d < 3; ++d) kernel_[d] = weight.shape[2 + d];
     taps_ = kernel_[0] * kernel_[1] * kernel_[2];
-    const i64 reach = (kernel_[2] - 1) * attrs.dilation[2];
+    const i64 extent = (kernel_[2] - 1) * attrs.dilation[2];
     // Elements of one remainder of a line: those of the outputs, and those that the last vector may read beyond.
-    part_ = out.shape[4] + reach / attrs.stride[2] + 2 * table.lanes;
-    line_ = part_ * std::min(attrs.stride[2], reach + 1);
+    part_ = out.shape[4] + extent / attrs.stride[2] + 2 * table.lanes;
+    line_ = part_ * std::min(attrs.stride[2], extent + 1);
     const i64 lines_of_one = attrs.dilation[1] == 1 ? attrs.stride[1] : kernel_[1];
     const i64 fitting = kLineBytes / std::max<i64>(4 * line_ * kernel_[0], 1);
     band_ = attrs.dilation[1] == 1 ? (fitting - kernel_[1] + lines_of_one) / lines_of_one : 1;

@@ -265,9 +265,9 @@ TEST(QuantizedConv, AgainstASum) {
         attrs.conv.padding[d] = c.padding;
         attrs.conv.dilation[d] = c.dilation;
       }
-      const i64 reach = c.dilation * (c.kernel - 1) + 1;
-      const i64 oh = (c.height + 2 * c.padding - reach) / c.stride + 1;
-      const i64 ow = (c.width + 2 * c.padding - reach) / c.stride + 1;
+      const i64 extent = c.dilation * (c.kernel - 1) + 1;
+      const i64 oh = (c.height + 2 * c.padding - extent) / c.stride + 1;
+      const i64 ow = (c.width + 2 * c.padding - extent) / c.stride + 1;
       const TensorDesc weight(DType::i8, Shape{c.outputs, c.channels / c.groups, 1, c.kernel, c.kernel});
       const int threads = 1 + static_cast<int>(seed % 3);
       AlignedMemory scratch(at(quantized_conv_scratch_bytes(weight, threads)));
