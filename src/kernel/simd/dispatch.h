@@ -59,13 +59,15 @@ inline constexpr std::size_t kTargetCount = std::size(kTargets);
 // Whether sources of any of these groups are compiled for a target.
 consteval bool compiles(Isa isa, std::string_view groups) {
   const Target& target = kTargets[static_cast<std::size_t>(isa)];
-  while (!groups.empty()) {
-    const std::string_view group = groups.substr(0, groups.find(' '));
-    groups.remove_prefix(group.size() == groups.size() ? group.size() : group.size() + 1);
-    for (std::size_t at = 0; at < target.groups.size(); at = target.groups.find(' ', at) + 1) {
-      if (target.built && target.groups.substr(at, target.groups.find(' ', at) - at) == group) return true;
-      if (target.groups.find(' ', at) == std::string_view::npos) break;
-    }
+  const auto next_word = [](std::string_view& words) {
+    const std::string_view word = words.substr(0, words.find(' '));
+    words.remove_prefix(word.size() == words.size() ? word.size() : word.size() + 1);
+    return word;
+  };
+  while (target.built && !groups.empty()) {
+    const std::string_view group = next_word(groups);
+    for (std::string_view words = target.groups; !words.empty();)
+      if (next_word(words) == group) return true;
   }
   return false;
 }
