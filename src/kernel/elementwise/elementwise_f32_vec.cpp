@@ -160,9 +160,12 @@ vf f_elu(vf x, const Number* p) {
 vf f_leaky_relu(vf x, const Number* p) { return select(x > 0.f, x, x * param(p, 0)); }
 vf f_softplus(vf x, const Number* p) { return softplus(x, splat(param(p, 0)), splat(param(p, 1))); }
 
-#if defined(__FMA__)
+float e_sin(float x) { return __builtin_sinf(x); }
+float e_cos(float x) { return __builtin_cosf(x); }
+
 template <int kQuarter>
-int sin_cos(const void* const* in, void* out, i64 n, const Number*) {
+int sin_cos(const void* const* in, void* out, i64 n, const Number* params) {
+  if constexpr (!kReducesSin) return each1 < kQuarter == 0 ? e_sin : e_cos > (in, out, n, params);
   const float* x = floats(in[0]);
   float* o = static_cast<float*>(out);
   for (i64 i = 0; i < n; i += kLanes) {
@@ -184,10 +187,6 @@ int sin_cos(const void* const* in, void* out, i64 n, const Number*) {
   }
   return kBlockOk;
 }
-#else
-float e_sin(float x) { return __builtin_sinf(x); }
-float e_cos(float x) { return __builtin_cosf(x); }
-#endif
 
 vi t_isnan(vf x) { return x != x; }
 vi t_isinf(vf x) { return absolute(x) == kInfinity; }
@@ -301,13 +300,8 @@ constexpr BlockFns make() {
   GRAFT_MAP1(rsqrt);
   GRAFT_MAP1(reciprocal);
   GRAFT_MAP1(square);
-#if defined(__FMA__)
   GRAFT_SET(sin, sin_cos<0>);
   GRAFT_SET(cos, sin_cos<1>);
-#else
-  GRAFT_EACH1(sin);
-  GRAFT_EACH1(cos);
-#endif
   GRAFT_EACH1(tan);
   GRAFT_EACH1(asin);
   GRAFT_EACH1(acos);

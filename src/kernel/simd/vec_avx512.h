@@ -6,6 +6,7 @@
 
 namespace graft::simd::GRAFT_ISA {
 constexpr int kLanes = 16;
+constexpr bool kReducesSin = true;  // fma() is fused, which sin_reduced() needs
 constexpr int kVectorRegisters = 32;
 }  // namespace graft::simd::GRAFT_ISA
 

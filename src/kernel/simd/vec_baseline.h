@@ -8,7 +8,8 @@
 
 namespace graft::simd::GRAFT_ISA {
 constexpr int kLanes = 4;
-constexpr int kVectorRegisters = 16;
+constexpr bool kReducesSin = false;  // sin_reduced() needs a fused fma()
+constexpr int kVectorRegisters = 16;  // of SSE2; NEON has 32
 }  // namespace graft::simd::GRAFT_ISA
 
 #include "kernel/simd/vec_types.h"

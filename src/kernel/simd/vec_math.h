@@ -113,8 +113,8 @@ GRAFT_VEC vf softplus(vf x, vf beta, vf threshold) {
   return select(scaled > threshold, x, log1p(exp(scaled)) / beta);
 }
 
-#if defined(__FMA__)
-// sin or cos, |x| below 71476, where the three-part reduction keeps its precision. `quarter` is 0 for sin, 1 for cos.
+// sin or cos, |x| below 71476, where the three-part reduction keeps its precision, if fma() is fused. `quarter` is 0
+// for sin, 1 for cos.
 GRAFT_VEC vf sin_reduced(vf x, int quarter) {
   const vf magic = splat(12582912.f);
   const vf shifted = fma(x, splat(0.636619747f), magic);
@@ -137,6 +137,5 @@ GRAFT_VEC vf sin_reduced(vf x, int quarter) {
   const vf v = select((q & 1) != 0, c, p);
   return as_float(as_int(v) ^ ((q & 2) << 30));
 }
-#endif
 
 }  // namespace graft::simd::GRAFT_ISA
