@@ -160,14 +160,16 @@ vf f_elu(vf x, const Number* p) {
 vf f_leaky_relu(vf x, const Number* p) { return select(x > 0.f, x, x * param(p, 0)); }
 vf f_softplus(vf x, const Number* p) { return softplus(x, splat(param(p, 0)), splat(param(p, 1))); }
 
-float e_sin(float x) { return __builtin_sinf(x); }
-float e_cos(float x) { return __builtin_cosf(x); }
-
 template <int kQuarter>
 int sin_cos(const void* const* in, void* out, i64 n, const Number* params) {
   if constexpr (!kReducesSin) return each1 < kQuarter == 0 ? e_sin : e_cos > (in, out, n, params);
   const float* x = floats(in[0]);
   float* o = static_cast<float*>(out);
+  const auto exact = [](float a) { return kQuarter == 0 ? __builtin_sinf(a) : __builtin_cosf(a); };
+  if constexpr (!kReducesSin) {
+    for (i64 i = 0; i < n; ++i) o[i] = exact(x[i]);
+    return kBlockOk;
+  }
   for (i64 i = 0; i < n; i += kLanes) {
     const int left = n - i < kLanes ? static_cast<int>(n - i) : kLanes;
     const vf v = left == kLanes ? load(x + i) : load_n(x + i, left);
@@ -177,7 +179,7 @@ int sin_cos(const void* const* in, void* out, i64 n, const Number* params) {
     for (int k = 0; k < kLanes; ++k) all = all && fits[k] != 0;
     if (!all) {
       for (int k = 0; k < kLanes; ++k)
-        if (fits[k] == 0) r[k] = kQuarter == 0 ? __builtin_sinf(v[k]) : __builtin_cosf(v[k]);
+        if (fits[k] == 0) r[k] = exact(v[k]);
     }
     if (left == kLanes) {
       store(o + i, r);
