@@ -6,13 +6,11 @@ foreach(stage base ir weight package kernel lowering op pass plan exec device lo
   list(APPEND graft_sources ${found})
 endforeach()
 list(FILTER graft_sources EXCLUDE REGEX "_test\\.cpp$")
-# Vector sources: *_vec.cpp are compiled for every instruction set, *_vnni.cpp for those with products of bytes, and
-# *_bf16.cpp for those with products of bf16.
-foreach(group vec vnni bf16)
-  set(graft_${group}_sources ${graft_sources})
-  list(FILTER graft_${group}_sources INCLUDE REGEX "/src/kernel/.*_${group}\\.cpp$")
-endforeach()
-list(FILTER graft_sources EXCLUDE REGEX "/src/kernel/.*_(vec|vnni|bf16)\\.cpp$")
+# Vector sources are compiled once per target of src/kernel/simd/targets.def.
+include(GraftTargets)
+set(graft_kernel_sources ${graft_sources})
+list(FILTER graft_kernel_sources INCLUDE REGEX "${graft_vector_sources}")
+list(FILTER graft_sources EXCLUDE REGEX "${graft_vector_sources}")
 
 # What every object of the library sees.
 add_library(graft_includes INTERFACE)
@@ -33,49 +31,31 @@ if(GRAFT_ALL_CPUS)
   set_source_files_properties(src/base/ggml_cpu.cpp PROPERTIES COMPILE_DEFINITIONS GRAFT_GGML_MODULES)
 endif()
 
-# Vector sources: once per instruction set, each time in a namespace named by GRAFT_ISA.
-string(TOLOWER "${CMAKE_SYSTEM_PROCESSOR}" processor)
-set(graft_isas baseline)
-if(processor MATCHES "^(x86_64|amd64)$" AND NOT GRAFT_FUZZ)  # its targets are no kernels
-  list(APPEND graft_isas avx2 avx512)
-  target_compile_definitions(graft_objects PUBLIC GRAFT_HAVE_X86_ISA)
+# Vector sources: once per target, each time in a namespace named by GRAFT_ISA.
+if(GRAFT_FUZZ)  # its targets are no kernels
+  set(graft_targets baseline)
 endif()
-set(graft_isa_flags_baseline "")
-set(graft_isa_flags_avx2 -march=x86-64-v3)
-set(graft_isa_flags_avx512 -march=x86-64-v4)
-set(graft_isa_flags_avx512vnni -march=x86-64-v4 -mavx512vnni)
-set(graft_isa_flags_avx512bf16 -march=x86-64-v4 -mavx512bf16)
-if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
-  # The AVX-512 intrinsics of these compilers warn about themselves (GCC bug 105593).
-  list(APPEND graft_isa_flags_avx512 -Wno-uninitialized -Wno-maybe-uninitialized)
-  list(APPEND graft_isa_flags_avx512vnni -Wno-uninitialized -Wno-maybe-uninitialized)
-  list(APPEND graft_isa_flags_avx512bf16 -Wno-uninitialized -Wno-maybe-uninitialized)
+if("avx2" IN_LIST graft_targets)
+  target_compile_definitions(graft_includes INTERFACE GRAFT_HAVE_X86_ISA)
 endif()
 # A residual is added as PyTorch adds it: rounded between the product and the sum.
-set_source_files_properties(src/kernel/conv/quantized_conv_vec.cpp src/kernel/conv/quantized_conv_vnni.cpp
+set_source_files_properties(src/kernel/conv/quantized_conv_baseline.cpp src/kernel/conv/quantized_conv_vnni.cpp
                             PROPERTIES COMPILE_OPTIONS -ffp-contract=off)
 set(graft_all_objects $<TARGET_OBJECTS:graft_objects>)
-if(graft_vec_sources)
-  if("avx2" IN_LIST graft_isas)
-    list(APPEND graft_isas avx512vnni avx512bf16)
+foreach(isa IN LISTS graft_targets)
+  graft_target_sources(sources ${isa} ${graft_kernel_sources})
+  add_library(graft_isa_${isa} OBJECT ${sources})
+  graft_target(graft_isa_${isa})
+  target_compile_options(graft_isa_${isa} PRIVATE $<$<CONFIG:Release>:-O3> -fno-math-errno -fno-trapping-math
+                                                  ${graft_target_flags_${isa}})
+  if("-march=x86-64-v4" IN_LIST graft_target_flags_${isa} AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
+    # The AVX-512 intrinsics of these compilers warn about themselves (GCC bug 105593).
+    target_compile_options(graft_isa_${isa} PRIVATE -Wno-uninitialized -Wno-maybe-uninitialized)
   endif()
-  foreach(isa IN LISTS graft_isas)
-    set(sources ${graft_vec_sources})
-    if(isa STREQUAL "avx512vnni")
-      set(sources ${graft_vnni_sources})
-    elseif(isa STREQUAL "avx512bf16")
-      set(sources ${graft_bf16_sources})
-    elseif(isa STREQUAL "avx2")
-      list(APPEND sources ${graft_vnni_sources})
-    endif()
-    add_library(graft_isa_${isa} OBJECT ${sources})
-    graft_target(graft_isa_${isa})
-    target_compile_options(graft_isa_${isa} PRIVATE $<$<CONFIG:Release>:-O3> -fno-math-errno -fno-trapping-math ${graft_isa_flags_${isa}})
-    target_compile_definitions(graft_isa_${isa} PRIVATE GRAFT_ISA=${isa})
-    target_link_libraries(graft_isa_${isa} PRIVATE graft_includes)
-    list(APPEND graft_all_objects $<TARGET_OBJECTS:graft_isa_${isa}>)
-  endforeach()
-endif()
+  target_compile_definitions(graft_isa_${isa} PRIVATE GRAFT_ISA=${isa})
+  target_link_libraries(graft_isa_${isa} PRIVATE graft_includes)
+  list(APPEND graft_all_objects $<TARGET_OBJECTS:graft_isa_${isa}>)
+endforeach()
 
 add_library(graft SHARED ${graft_all_objects})
 add_library(graft::graft ALIAS graft)

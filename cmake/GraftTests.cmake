@@ -12,10 +12,23 @@ if(graft_test_sources)
   target_compile_options(graft_tests PRIVATE $<$<CONFIG:Release>:-O1>)
   target_link_libraries(graft_tests PRIVATE graft_includes GTest::gtest GTest::gmock GTest::gtest_main)
   target_compile_definitions(graft_tests PRIVATE
-    GRAFT_SOURCE_DIR="${CMAKE_CURRENT_SOURCE_DIR}" GRAFT_BUILD_DIR="${CMAKE_BINARY_DIR}"
-    $<$<IN_LIST:avx2,${graft_isas}>:GRAFT_HAVE_X86_ISA>)
+    GRAFT_SOURCE_DIR="${CMAKE_CURRENT_SOURCE_DIR}" GRAFT_BUILD_DIR="${CMAKE_BINARY_DIR}")
   add_dependencies(graft_tests graft_schema)
   add_test(NAME graft_tests COMMAND graft_tests)
+
+  # The kernels of AMX on a model of its tiles, for CPUs without: a target of the tests alone.
+  if("amxint8" IN_LIST graft_targets)
+    set(graft_target_groups_amxmodel ${graft_target_groups_amxint8} ${graft_target_groups_amxbf16})
+    graft_target_sources(sources amxmodel ${graft_kernel_sources})
+    add_library(graft_isa_amxmodel OBJECT ${sources})
+    graft_target(graft_isa_amxmodel)
+    target_compile_options(graft_isa_amxmodel PRIVATE -O2 -fno-math-errno -fno-trapping-math ${graft_target_flags_amxint8}
+                                                      -Wno-uninitialized -Wno-maybe-uninitialized)
+    target_compile_definitions(graft_isa_amxmodel PRIVATE GRAFT_ISA=amxmodel GRAFT_AMX_MODEL)
+    target_link_libraries(graft_isa_amxmodel PRIVATE graft_includes)
+    target_sources(graft_tests PRIVATE $<TARGET_OBJECTS:graft_isa_amxmodel>)
+    target_compile_definitions(graft_tests PRIVATE GRAFT_HAVE_AMX_MODEL)
+  endif()
 
   # The device of the tests.
   add_executable(graft_rpc_server test/rpc_server/main.cpp)

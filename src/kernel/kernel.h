@@ -68,7 +68,7 @@ struct KernelContext {
   const void* const* inputs = nullptr;
   void* const* outputs = nullptr;
   const std::byte* attr_bytes = nullptr;  // the POD given at emission
-  std::byte* scratch_bytes = nullptr;     // shared by the tasks, 64-byte aligned, as large as asked for at emission
+  std::byte* scratch_bytes = nullptr;     // shared by the tasks, 64-byte aligned, as large as the launch states
   ErrorSlot* error = nullptr;
   RandomKey random;
   std::span<const std::int64_t> kv_rows;  // by row of the batch: the row of the cache; empty: the same one

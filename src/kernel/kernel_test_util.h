@@ -30,7 +30,8 @@ void run_phases(int phases, const KernelContext& ctx, Run run) {
   }
 }
 
-// Runs the tasks of a phase one after the other, the last first: of two that meet, the one from the back does it all.
+// Runs the tasks of a phase one after the other, the last first: of two that steal from each other, the one from the
+// back does it all.
 template <typename Run>
 std::function<void(const KernelContext&)> last_first(Run run) {
   auto next = std::make_shared<std::atomic<int>>(-1);

@@ -53,7 +53,7 @@ class Cursor {
   std::array<std::int64_t, kMaxOperands> offsets_{};
 };
 
-// The share of this thread, in elements: multiples of 64 so that threads do not write one cache line.
+// The part of this task, in elements: multiples of 64 so that threads do not write one cache line.
 KernelContext::Range element_range(const KernelContext& ctx, std::int64_t total);
 
 // Elements of a block: small enough for four blocks of doubles in the first-level cache.
@@ -87,7 +87,7 @@ struct BlockJob {
   }
 };
 
-// Runs the job over output 0 of the launch, on this thread's share. Operands are converted to and from the blocks'
+// Runs the job over output 0 of the launch, on this task's part. Operands are converted to and from the blocks'
 // classes; those that already lie as blocks are used in place. Returns the first status that is not kBlockOk.
 int run_blocks(const KernelContext& ctx, const BlockJob& job);
 // The same; a status that is not kBlockOk fails the launch, in PyTorch's words.

@@ -13,9 +13,9 @@ namespace graft {
 namespace {
 
 TEST(TwoEndedRange, TakesAThirdOfWhatIsLeftFromItsEnd) {
-  TwoEndedRange meeting;
+  TwoEndedRange range;
   const auto take = [&](bool from_back) {
-    const auto [begin, end] = meeting.take(40, {.min = 2, .max = 8}, from_back);
+    const auto [begin, end] = range.take(40, {.min = 2, .max = 8}, from_back);
     return std::pair(begin, end);
   };
   EXPECT_EQ(take(false), std::pair(0L, 8L));   // most
@@ -30,14 +30,14 @@ TEST(TwoEndedRange, TakesAThirdOfWhatIsLeftFromItsEnd) {
   EXPECT_EQ(take(false), std::pair(18L, 19L));
   EXPECT_EQ(take(true), std::pair(0L, 0L));
   EXPECT_EQ(take(false), std::pair(0L, 0L));
-  meeting.clear();
+  range.clear();
   EXPECT_EQ(take(true), std::pair(32L, 40L));
 }
 
 TEST(TwoEndedRange, TakesWholeUnitsWhileThereAreTwo) {
-  TwoEndedRange meeting;
+  TwoEndedRange range;
   const auto take = [&](bool from_back) {
-    const auto [begin, end] = meeting.take(60, {.min = 3, .multiple = 10}, from_back);
+    const auto [begin, end] = range.take(60, {.min = 3, .multiple = 10}, from_back);
     return std::pair(begin, end);
   };
   EXPECT_EQ(take(false), std::pair(0L, 20L));
@@ -115,11 +115,11 @@ TEST(ShareTiles, EveryTileOfEveryPanelIsDoneOnce) {
 TEST(ShareTiles, LargeInputsAreReadByHalves) {
   constexpr std::int64_t kTiles = 17, kPanels = 12;
   for (const int thread : {0, 1}) {
-    TwoEndedRange meeting;
+    TwoEndedRange range;
     KernelContext ctx;
     ctx.tasks = 2;
     ctx.task = thread;
-    ctx.steal_ranges = &meeting;
+    ctx.steal_ranges = &range;
     std::vector<std::int64_t> order, first, nexts;
     for_tiles(ctx, kTiles, kPanels, 8, 1 << 20,
               [&](std::int64_t panel, std::int64_t next, std::int64_t from, std::int64_t) {

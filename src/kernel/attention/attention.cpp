@@ -32,7 +32,7 @@ bool in_bf16(const TensorDesc& q, const TensorDesc& k, const AttentionAttrs& att
 }
 
 // A head's keys and values as rows of f32 beside each other: all its blocks of queries read them, and rows that are
-// far apart share few places of the second-level cache. Each share has its own.
+// far apart share few places of the second-level cache. Each task has its own.
 class LaidOut {
  public:
   LaidOut(const TensorDesc& q, const TensorDesc& k, const TensorDesc& v, const AttentionAttrs& attrs,
@@ -49,7 +49,7 @@ class LaidOut {
     return there_ ? threads * share_floats() * static_cast<i64>(sizeof(float)) : 0;
   }
 
-  // Replaces the head's keys and values by rows in this share's scratch.
+  // Replaces the head's keys and values by rows in this task's scratch.
   void take(const KernelContext& ctx, const simd::AttentionTable& table, simd::AttentionHead& head) {
     if (!there_) return;
     float* k = reinterpret_cast<float*>(ctx.scratch_bytes) + ctx.task * share_floats();
@@ -57,8 +57,8 @@ class LaidOut {
     if (head.k != from_k_ || head.v != from_v_) {
       from_k_ = head.k;
       from_v_ = head.v;
-      table.lay_out(from_k_, k_.dtype, stride(k_, 2), rows_, d_, k);
-      table.lay_out(from_v_, v_.dtype, stride(v_, 2), rows_, dv_, v);
+      table.widen_rows(from_k_, k_.dtype, stride(k_, 2), rows_, d_, k);
+      table.widen_rows(from_v_, v_.dtype, stride(v_, 2), rows_, dv_, v);
     }
     head.k = k;
     head.v = v;
@@ -127,7 +127,7 @@ void run_attention(const KernelContext& ctx, const simd::AttentionTable& table) 
     if (ctx.output_descs.size() > 1) head.lse = ctx.output<float>(1) + item * head.t;
     table.run(head, block * table.block, std::min((block + 1) * table.block, head.t));
   };
-  // Near each other: a share's cache holds the keys of its own heads.
+  // Near each other: a task's cache holds the keys of its own heads.
   ctx.for_chunks(items * blocks, {.multiple = blocks}, [&](i64 begin, i64 end) {
     for (i64 unit = begin; unit < end; ++unit) attend(unit / blocks, unit % blocks);
   });
@@ -140,11 +140,10 @@ const Kernel kAttention = {"attention",
                            [](const KernelContext& ctx) {
                              const auto attrs = ctx.attrs<AttentionAttrs>();
                              const bool rounds = in_bf16(ctx.in(0), ctx.in(1), attrs, simd::attention());
-                             const bool lays_out =
-                                 attention_scratch_bytes(ctx.in(0), ctx.in(1), ctx.in(2), attrs, 1) > 0;
+                             const bool packs = attention_scratch_bytes(ctx.in(0), ctx.in(1), ctx.in(2), attrs, 1) > 0;
                              return std::string(name(ctx.in(0).dtype)) + ", one pass without a score matrix" +
                                     (rounds ? ", products in bf16" : "") +
-                                    (lays_out ? ", a head's keys and values laid out, " : ", ") + isa_name();
+                                    (packs ? ", a head's keys and values packed, " : ", ") + isa_name();
                            },
                            nullptr,
                            true};

@@ -29,7 +29,7 @@ extern const Kernel kAttentionMask;
 std::int64_t attention_scratch_bytes(const TensorDesc& q, const TensorDesc& k, const TensorDesc& v,
                                      const AttentionAttrs& attrs, int threads);
 
-// kAttention with the kernels of a given level.
+// kAttention with the kernels of a given instruction set.
 void run_attention(const KernelContext& ctx, const simd::AttentionTable& table) noexcept;
 std::int64_t attention_scratch_bytes(const TensorDesc& q, const TensorDesc& k, const TensorDesc& v,
                                      const AttentionAttrs& attrs, int threads, const simd::AttentionTable& table);

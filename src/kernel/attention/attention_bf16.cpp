@@ -92,8 +92,8 @@ void run(const AttentionHead& head, i64 t0, i64 t1) {
   pairs ? many_queries<Bf16Products>(head, t0, t1) : avx512::kAttention.run(head, t0, t1);
 }
 
-void lay_out(const void* from, DType dtype, std::int64_t row, std::int64_t rows, std::int64_t n, float* to) {
-  avx512::kAttention.lay_out(from, dtype, row, rows, n, to);
+void widen_rows(const void* from, DType dtype, std::int64_t row, std::int64_t rows, std::int64_t n, float* to) {
+  avx512::kAttention.widen_rows(from, dtype, row, rows, n, to);
 }
 void store_row(const void* from, DType dtype, std::int64_t n, RowType type, void* to) {
   avx512::kAttention.store_row(from, dtype, n, type, to);
@@ -101,6 +101,6 @@ void store_row(const void* from, DType dtype, std::int64_t n, RowType type, void
 
 }  // namespace
 
-const AttentionTable kAttention = {kPanel, run, store_row, lay_out, true};
+const AttentionTable kAttention = {kPanel, run, store_row, widen_rows, true};
 
 }  // namespace graft::simd::GRAFT_ISA

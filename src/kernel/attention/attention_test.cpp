@@ -137,7 +137,7 @@ void check(const Case& c, simd::Isa isa, int threads) {
 }
 
 void check_everywhere(const Case& c) {
-  for (const simd::Isa isa : simd::available_isas()) {
+  for (const simd::Isa isa : simd::available_isas_of<simd::AttentionTable>()) {
     check(c, isa, 1);
     check(c, isa, 2);
   }
@@ -182,7 +182,7 @@ TEST(Attention, MasksThatSayLittle) {
 // means that a key is seen.
 TEST(Attention, BoolsAreBytes) {
   const i64 t = 33, s = 75, d = 8;
-  for (const simd::Isa isa : simd::available_isas())
+  for (const simd::Isa isa : simd::available_isas_of<simd::AttentionTable>())
     for (const i64 hidden : {0, 20, 74}) {
       TestTensor q(TensorDesc(DType::f32, Shape{1, t, d})), k(TensorDesc(DType::f32, Shape{1, s, d})), v(k.desc);
       TestTensor mask(TensorDesc(DType::b8, Shape{1, t, s})), out(q.desc);
@@ -242,7 +242,7 @@ TEST(Attention, KeysAndValuesOfManyQueriesAreLaidOut) {
                           .shared = shared,
                           .interleaved = true});
   check_everywhere({.t = 128, .s = 9, .d = 7, .dv = 5, .mask = Case::kPadding, .interleaved = true});
-  for (const simd::Isa isa : simd::available_isas()) {
+  for (const simd::Isa isa : simd::available_isas_of<simd::AttentionTable>()) {
     const auto bytes = [&](i64 t, bool interleaved, DType dtype) {
       const TensorDesc rows = rows_desc(dtype, 2, t, 8, interleaved, false);
       return attention_scratch_bytes(rows, rows, rows, {}, 2, simd::attention(isa));
@@ -274,7 +274,7 @@ TEST(Attention, WithoutKeysTheResultIsZero) {
 }
 
 TEST(Attention, NanStaysWithTheQueriesThatSeeIt) {
-  for (const simd::Isa isa : simd::available_isas()) {
+  for (const simd::Isa isa : simd::available_isas_of<simd::AttentionTable>()) {
     for (const i64 t : {4, 40}) {
       const i64 s = 40, d = 8;
       TestTensor q(TensorDesc(DType::f32, Shape{1, t, d})), k(TensorDesc(DType::f32, Shape{1, s, d})), v(k.desc);

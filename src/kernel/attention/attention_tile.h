@@ -5,7 +5,7 @@
 #include "kernel/simd/vec_math.h"
 
 // What the kernels of attention share: which keys a query sees, and the softmax of blocks of scores. Included only by
-// isa/**.cpp: see vec.h.
+// vector sources: see vec.h.
 namespace graft::simd::GRAFT_ISA {
 namespace {
 
@@ -72,38 +72,6 @@ GRAFT_VEC vf cap(vf x, float softcap) { return softcap * tanh(x * (1.f / softcap
 GRAFT_VEC float bias_at(const AttentionHead& h, i64 t, i64 s) {
   const i64 distance = t / h.group + h.shift - s;
   return distance < 0 ? 0.f : h.bias[t % h.group * h.biases + smaller(distance, h.biases - 1)];
-}
-
-// Up to 32 bools as a bit each: whether it is not 0. Bits beyond n are set.
-GRAFT_VEC std::uint32_t bits_of_bools(const std::uint8_t* from, i64 n) {
-#if defined(__AVX512BW__)
-  const auto some = static_cast<__mmask32>(n >= 32 ? ~0u : (1u << n) - 1u);
-  const __m256i bytes = _mm256_maskz_loadu_epi8(some, from);
-  return _mm256_test_epi8_mask(bytes, bytes) | ~some;
-#else
-  std::uint8_t all[32];
-  if (n < 32) {
-    __builtin_memset(all, 1, sizeof(all));
-    for (i64 i = 0; i < n; ++i) all[i] = from[i];
-    from = all;
-  }
-#if defined(__AVX2__)
-  const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
-  return ~static_cast<std::uint32_t>(_mm256_movemask_epi8(_mm256_cmpeq_epi8(bytes, _mm256_setzero_si256())));
-#else
-  std::uint32_t bits = 0;
-  for (int i = 0; i < 4; ++i) {
-    std::uint64_t bytes;
-    __builtin_memcpy(&bytes, from + 8 * i, sizeof(bytes));
-    bytes |= bytes >> 4;
-    bytes |= bytes >> 2;
-    bytes |= bytes >> 1;
-    // Byte k, which is 0 or 1 now, times 2^(56 - 7 k) ends as bit k of the uppermost byte; no sums carry into it.
-    bits |= static_cast<std::uint32_t>((bytes & 0x0101010101010101u) * 0x0102040810204080u >> 56) << (8 * i);
-  }
-  return bits;
-#endif
-#endif
 }
 
 // Of keys whose bools lie beside each other: 32 keys of a query are a word, whose bits become lanes key by key.
@@ -211,40 +179,6 @@ GRAFT_LOCAL void mask_block(const AttentionHead& h, i64 t0, int queries, i64 s0,
       store(row, select((begin <= key) & (key < end), load(row), splat(kMinusInfinity)));
     }
   }
-}
-
-// The larger of two numbers; b where one is not a number.
-GRAFT_VEC vf larger(vf a, vf b) {
-#if defined(__AVX512F__)
-  return (vf)_mm512_max_ps((__m512)a, (__m512)b);
-#else
-  return select(a > b, a, b);
-#endif
-}
-
-#if defined(__AVX512F__)
-// e^x as 2^n times the polynomial of what is left of x / ln 2: the product's rounding is x times that of a float, which
-// weights of a softmax do not show. Of -inf (of which 0 is left) it is 0; what is not a number stays.
-template <int N>
-GRAFT_VEC vf exp_by_powers_of_two(vf x, const float (&coefficients)[N]) {
-  const __m512 y = (__m512)(x * 1.44269504f);
-  const vf r = (vf)_mm512_reduce_ps(y, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-  const __m512 n = _mm512_sub_ps(y, (__m512)r);
-  vf p = splat(coefficients[N - 1]);
-#pragma GCC unroll 8
-  for (int i = N - 2; i >= 0; --i) p = fma(p, r, splat(coefficients[i]));
-  return (vf)_mm512_scalef_ps((__m512)p, n);
-}
-#endif
-
-GRAFT_VEC bool all_ones(vf x) {
-#if defined(__AVX512F__)
-  return _mm512_cmpneq_ps_mask((__m512)x, _mm512_set1_ps(1.f)) == 0;
-#else
-  bool all = true;
-  for (int i = 0; i < kLanes; ++i) all &= x[i] == 1.f;
-  return all;
-#endif
 }
 
 // Of n vectors kPanel apart. A score that is not a number counts for nothing here, but makes its weight none, and with

@@ -7,10 +7,6 @@ namespace {
 
 constexpr i64 kFewKeys = 96;
 
-#if defined(__AVX512F__)
-// 2^x on [-1/2, 1/2]: least relative error, 1.6e-7, exact at 0.
-constexpr float kExp2[] = {1.f, 0.693147004f, 0.240222424f, 0.0555073358f, 0.00967151299f, 0.00132647261f};
-#endif
 // acc[r][lanes] += sum_k s[k][r] * v[k][lanes]: like tile(), with S stored by k.
 template <int R, int NV>
 void tile_by_k(const float* s, i64 s_row, const float* v, i64 depth, float* acc) {
@@ -45,17 +41,10 @@ void tile_by_k(const float* s, i64 s_row, const float* v, i64 depth, float* acc)
 
 using TileByK = void (*)(const float*, i64, const float*, i64, float*);
 
-#if defined(__AVX512F__)
-constexpr TileByK kTilesByK[2][kTileRows] = {
-    {tile_by_k<1, 1>, tile_by_k<2, 1>, tile_by_k<3, 1>, tile_by_k<4, 1>, tile_by_k<5, 1>, tile_by_k<6, 1>,
-     tile_by_k<7, 1>, tile_by_k<8, 1>, tile_by_k<9, 1>, tile_by_k<10, 1>, tile_by_k<11, 1>, tile_by_k<12, 1>},
-    {tile_by_k<1, 2>, tile_by_k<2, 2>, tile_by_k<3, 2>, tile_by_k<4, 2>, tile_by_k<5, 2>, tile_by_k<6, 2>,
-     tile_by_k<7, 2>, tile_by_k<8, 2>, tile_by_k<9, 2>, tile_by_k<10, 2>, tile_by_k<11, 2>, tile_by_k<12, 2>}};
-#else
-constexpr TileByK kTilesByK[2][kTileRows] = {
-    {tile_by_k<1, 1>, tile_by_k<2, 1>, tile_by_k<3, 1>, tile_by_k<4, 1>, tile_by_k<5, 1>, tile_by_k<6, 1>},
-    {tile_by_k<1, 2>, tile_by_k<2, 2>, tile_by_k<3, 2>, tile_by_k<4, 2>, tile_by_k<5, 2>, tile_by_k<6, 2>}};
-#endif
+// By vectors of columns and rows.
+constexpr ByRows<TileByK, kTileRows> kTilesByK[2] = {
+    by_rows<TileByK, kTileRows>([]<int R>() -> TileByK { return tile_by_k<R, 1>; }),
+    by_rows<TileByK, kTileRows>([]<int R>() -> TileByK { return tile_by_k<R, 2>; })};
 
 // Where row `index / row` of keys or values lies, `index` in elements.
 GRAFT_VEC const void* row_at(const void* data, RowType type, i64 index) {
@@ -109,7 +98,7 @@ void store_row(const void* from, DType dtype, i64 n, RowType type, void* to) {
   }
 }
 
-void lay_out(const void* from, DType dtype, i64 row, i64 rows, i64 n, float* to) {
+void widen_rows(const void* from, DType dtype, i64 row, i64 rows, i64 n, float* to) {
   const auto all = [&](auto type) __attribute__((always_inline)) {
     using T = decltype(type);
     const auto* at = static_cast<const typename T::Stored*>(from);
@@ -129,13 +118,7 @@ class F32Products {
     for (i64 i = 0; i < h.d * kPanel; i += kLanes) store(q_ + i, load(q_ + i) * h.scale);
   }
 
-  static inline __attribute__((always_inline)) vf weight(vf x) {
-#if defined(__AVX512F__)
-    return exp_by_powers_of_two(x, kExp2);
-#else
-    return exp(x);
-#endif
-  }
+  static inline __attribute__((always_inline)) vf weight(vf x) { return exp_of_weight(x); }
 
   void scores(i64 row0, i64 n, float* p) {
     for (i64 s = 0; s < n; s += kTileRows) {
@@ -205,13 +188,13 @@ GRAFT_VEC void gather(float* panel) {
   store(panel + kLanes, b);
 }
 
-// Rows to ask for while others are worked on, `at_once` for each of these: with a few queries keys and values come from
-// memory, and rows may be a token apart, too far for the CPU to guess. May be none.
+// Rows to prefetch while others are worked on, `at_once` for each of these: with a few queries keys and values come
+// from memory, and rows may be a token apart, too far for the CPU to guess. May be none.
 struct Ahead {
   const char* rows = nullptr;
   i64 stride = 0, bytes = 0, count = 0, at_once = 1;
 };
-GRAFT_VEC void ask(const Ahead& ahead, i64 row) {
+GRAFT_VEC void prefetch(const Ahead& ahead, i64 row) {
   const i64 end = smaller((row + 1) * ahead.at_once, ahead.count);
   for (i64 r = row * ahead.at_once; r < end; ++r) {
     const char* from = ahead.rows + r * ahead.stride;
@@ -265,11 +248,11 @@ template <typename T, int P>
 void scores_of(Few& few, int i, const typename T::Stored* k, i64 k_row, i64 s, i64 n, const Ahead& values) {
   const i64 end = s + n;
   for (; s + kKeysAtOnce <= end; s += kKeysAtOnce, k += kKeysAtOnce * k_row) {
-    for (int y = 0; y < kKeysAtOnce; ++y) ask(values, s + y);
+    for (int y = 0; y < kKeysAtOnce; ++y) prefetch(values, s + y);
     dots<T, P, kKeysAtOnce>(few, i, k, k_row, s);
   }
   for (; s < end; ++s, k += k_row) {
-    ask(values, s);
+    prefetch(values, s);
     dots<T, P, 1>(few, i, k, k_row, s);
   }
 }
@@ -297,7 +280,7 @@ void add_panels(Few& few, int i, i64 panel, const typename T::Stored* v, i64 v_r
   }
   const float* scores = few.scores + i * kFewKeys;
   for (i64 s = 0; s < n; ++s, v += v_row) {
-    ask(keys, s);
+    prefetch(keys, s);
     vf by[P];
 #pragma GCC unroll 4
     for (int p = 0; p < P; ++p) by[p] = splat(scores[p * kFewKeys + s]);
@@ -379,17 +362,17 @@ Ahead first_keys(const AttentionHead& h, i64 turns) {
   return {static_cast<const char*>(h.k) + row * bytes, bytes, row_bytes(h.kv, h.d), count, (count + turns - 1) / turns};
 }
 
-// Asks for a line of each page that the first keys and values lie on: finding the pages takes as long as reading them.
-// Of more the CPU finds the next one while it reads.
-GRAFT_VEC void ask_for_pages(const AttentionHead& h) {
+// Prefetches a cache line of each page that the first keys and values lie on: finding the pages takes as long as
+// reading them. Of more the CPU finds the next one while it reads.
+GRAFT_VEC void prefetch_pages(const AttentionHead& h) {
   constexpr i64 kPage = 4096, kMostPages = 64;
   const i64 begin = keys_begin(h, 0), row = row_of(h, begin), rows = together(h, row, keys_end(h, 0) - begin);
-  const auto ask = [&](const void* p, i64 bytes) __attribute__((always_inline)) {
+  const auto prefetch = [&](const void* p, i64 bytes) __attribute__((always_inline)) {
     const char* from = static_cast<const char*>(p) + row * bytes;
     for (i64 i = 0; i < smaller(rows * bytes, kMostPages * kPage); i += kPage) __builtin_prefetch(from + i);
   };
-  ask(h.k, row_bytes(h.kv, h.k_row));
-  ask(h.v, row_bytes(h.kv, h.v_row));
+  prefetch(h.k, row_bytes(h.kv, h.k_row));
+  prefetch(h.v, row_bytes(h.kv, h.v_row));
 }
 
 // Few queries (decoding): lanes are elements of a head; keys and values are read once for all queries.
@@ -417,14 +400,14 @@ void few_queries(const AttentionHead& h, i64 t0, i64 t1) {
     float* acc = few.acc + panel * kFewQueries * kPanel;
     for (i64 i = 0; i < queries * kPanel; i += kLanes) store(acc + i, zero());
   }
-  if (h.next != nullptr) ask_for_pages(*h.next);
+  if (h.next != nullptr) prefetch_pages(*h.next);
   const i64 begin = sees_from[0], end = sees_to[queries - 1];
   for (i64 s0 = begin, n = 0; s0 < end; s0 += n) {
     const i64 row0 = row_of(h, s0);
     n = together(h, row0, smaller(kFewKeys, end - s0));
     const void* k = row_at(h.k, h.kv, row0 * h.k_row);
     const void* v = row_at(h.v, h.kv, row0 * h.v_row);
-    // The values of these keys are asked for with their scores, the keys after these with the values.
+    // The values of these keys are prefetched with their scores, the keys after these with the values.
     const i64 next = row0 + n, rows = h.ring > 0 ? h.ring : h.s - h.origin, key_row = row_bytes(h.kv, h.k_row);
     const Ahead values = {static_cast<const char*>(v), row_bytes(h.kv, h.v_row), row_bytes(h.kv, h.dv), n};
     Ahead keys = {static_cast<const char*>(k) + n * key_row, key_row, row_bytes(h.kv, h.d),
@@ -505,6 +488,6 @@ void run(const AttentionHead& head, i64 t0, i64 t1) {
 }  // namespace
 
 static_assert(kPanel >= kLeastQueriesAtOnce);
-const AttentionTable kAttention = {kPanel, run, store_row, lay_out, false};
+const AttentionTable kAttention = {kPanel, run, store_row, widen_rows, false};
 
 }  // namespace graft::simd::GRAFT_ISA

@@ -60,7 +60,7 @@ struct AttentionHead {
   const float* sink = nullptr;  // [group]: a score that takes part in the softmax without a value; may be null
   float* lse = nullptr;         // log of the sum of exponentials of each query's scores; may be null
   bool in_bf16 = false;         // keys and values in f32 may be rounded to bf16: AttentionTable::bf16
-  // What the caller runs next: few queries ask memory for its keys and values while they work. May be null.
+  // What the caller runs next: few queries prefetch its keys and values while they work. May be null.
   const AttentionHead* next = nullptr;
 };
 
@@ -74,27 +74,12 @@ struct AttentionTable {
   // Converts n elements of a row of keys or values, each rounded once; n a multiple of kQ8Block for q8_0.
   void (*store_row)(const void* from, DType dtype, std::int64_t n, RowType type, void* to);
   // Rows of n elements each, `row` elements apart, as f32 beside each other.
-  void (*lay_out)(const void* from, DType dtype, std::int64_t row, std::int64_t rows, std::int64_t n, float* to);
+  void (*widen_rows)(const void* from, DType dtype, std::int64_t row, std::int64_t rows, std::int64_t n, float* to);
   // Whether products with many queries are in bf16 where keys and values are, or may be rounded to it: queries and the
   // weights of values are rounded too. Sums are in f32 everywhere, and so are products with all other types.
   bool bf16;
 };
 
-// The table of a level that is available here.
-const AttentionTable& attention(Isa isa);
-inline const AttentionTable& attention() { return attention(active_isa()); }
-
-namespace baseline {
-extern const AttentionTable kAttention;
-}
-namespace avx2 {
-extern const AttentionTable kAttention;
-}
-namespace avx512 {
-extern const AttentionTable kAttention;
-}
-namespace avx512bf16 {
-extern const AttentionTable kAttention;
-}
+GRAFT_TABLE("vec bf16", AttentionTable, kAttention, attention)
 
 }  // namespace graft::simd

@@ -27,8 +27,8 @@ i64 first_token(const i64* row, i64 tokens) {
   return t;
 }
 
-// Whether the share that attends to a head's keys writes the token's before, instead of all being written in a phase of
-// their own: one share reads them.
+// Whether the task that attends to a head's keys writes the token's before, instead of all being written in a phase of
+// their own: one task reads them.
 bool writes_as_it_attends(const KernelContext& ctx) {
   const Shape &q = ctx.in(kQuery).shape, &k = ctx.in(kKey).shape;
   return k[2] == 1 && q[1] / k[1] <= simd::kLeastQueriesAtOnce && ctx.attrs<CachedAttentionAttrs>().staged == 0;
@@ -151,7 +151,7 @@ void attend(const KernelContext& ctx, const simd::AttentionTable& table, bool wr
   // Later blocks see more keys: threads take blocks in turn, and every other head backwards.
   for (i64 unit = ctx.task; unit < units; unit += ctx.tasks) {
     head = next;
-    // A thread does shares that follow each other.
+    // A thread does tasks that follow each other.
     const i64 after = unit + ctx.tasks < units ? unit + ctx.tasks : ctx.task + 1;
     if (after < units) {
       next = head_of(after);

@@ -57,7 +57,7 @@ struct CachePositionsAttrs {
 // state `first` is raised before anything is overwritten.
 extern const Kernel kCachePositions;
 
-// The same as kCachedAttention with the kernels of a given level.
+// The same as kCachedAttention with the kernels of a given instruction set.
 void run_cached_attention(const KernelContext& ctx, const simd::AttentionTable& table) noexcept;
 
 }  // namespace graft

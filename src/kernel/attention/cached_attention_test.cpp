@@ -123,7 +123,7 @@ void check(const Case& c, const simd::AttentionTable& table, int threads) {
   ctx.outputs = out_data.data();
   ctx.attr_bytes = reinterpret_cast<const std::byte*>(&attrs);
   ctx.error = &error;
-  // One token is written by the share that reads its keys.
+  // One token is written by the task that reads its keys.
   const int phases = kCachedAttention.phases(ctx);
   EXPECT_EQ(phases, c.tokens == 1 && c.heads / c.shared <= 8 ? 1 : 2);
   run_phases(phases, ctx, [&](const KernelContext& mine) { run_cached_attention(mine, table); });
@@ -177,14 +177,9 @@ void check(const Case& c, const simd::AttentionTable& table, int threads) {
 }
 
 void check_everywhere(const Case& c) {
-  std::vector<const simd::AttentionTable*> tables;
-  for (const simd::Isa isa : simd::available_isas()) tables.push_back(&simd::attention(isa));
-#ifdef GRAFT_HAVE_X86_ISA
-  if (tables.back()->bf16) tables.push_back(&simd::avx512::kAttention);
-#endif
-  for (const simd::AttentionTable* table : tables) {
-    check(c, *table, 1);
-    check(c, *table, 3);
+  for (const simd::Isa isa : simd::available_isas_of<simd::AttentionTable>()) {
+    check(c, simd::attention(isa), 1);
+    check(c, simd::attention(isa), 3);
   }
 }
 

@@ -1,4 +1,4 @@
-#include "kernel/norm/norm.h"
+#include "kernel/attention/rope.h"
 
 namespace graft {
 namespace {

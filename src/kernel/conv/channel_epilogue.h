@@ -1,6 +1,6 @@
 #pragma once
 
-// What becomes of the sums of a convolution whose channels lie beside each other. As vec.h: isa/*.cpp only.
+// The epilogue of a convolution whose channels lie beside each other. Included only by vector sources: see vec.h.
 
 #include "kernel/conv/packed_conv_vec.h"
 #include "kernel/matmul/tile.h"

@@ -14,7 +14,7 @@ namespace {
 using i64 = std::int64_t;
 using simd::MatrixView;
 
-// Columns of inputs that one thread lays out at a time: they stay in its second-level cache.
+// Columns of inputs that one task copies by im2col at a time: they stay in its second-level cache.
 constexpr i64 kColumnBytes = i64{512} << 10;
 constexpr i64 kMaxUnitPanels = 8;
 // With no more outputs per channel than this, weights are read row by row instead.
@@ -30,7 +30,7 @@ std::byte* at(void* base, DType dtype, i64 index) {
 }
 
 // A convolution is a matrix product of the weight, a row per output channel, with the inputs that each output sees, a
-// column per output: by sample, group and, when transposed, remainder of the output index. Columns are laid out a few
+// column per output: by sample, group and, when transposed, remainder of the output index. im2col makes a few
 // panels at a time, on the thread that uses them.
 class Convolution {
  public:
@@ -119,8 +119,8 @@ class Convolution {
     }
   }
 
-  // Lays out columns [column, column + n) of an item: a column's values lie `k_step` floats apart.
-  void lay_out(const std::byte* x, const Axes& axes, i64 column, i64 n, i64 k_step, float* to) const {
+  // im2col of columns [column, column + n) of an item: a column's values lie `k_step` floats apart.
+  void im2col(const std::byte* x, const Axes& axes, i64 column, i64 n, i64 k_step, float* to) const {
     const auto& [depth_axis, row_axis, line_axis] = axes;
     const i64 per_channel = depth_axis.taps * row_axis.taps * line_axis.taps;
     for (i64 done = 0; done < n;) {
@@ -160,20 +160,20 @@ class Convolution {
 
   // --- few outputs per channel: each is a row of inputs against the rows of the weight ---
 
-  // Samples and groups laid out at once.
+  // Samples and groups of which columns are made at once.
   i64 group_items() const {
     return std::clamp<i64>(kColumnBytes / std::max<i64>(positions_ * depth() * 4, 1), 1, items());
   }
 
   void few(const KernelContext& ctx) const {
     const Axes all = axes(0);
-    float* laid_out = reinterpret_cast<float*>(ctx.scratch_bytes);
+    float* columns = reinterpret_cast<float*>(ctx.scratch_bytes);
     const i64 begin = ctx.phase / 2 * group_items();
     const i64 count = std::min(group_items(), items() - begin);
     if (ctx.phase % 2 == 0) {
       const auto [first, last] = ctx.range(count * positions_);
       for (i64 i = first; i < last; ++i) {
-        lay_out(input_of(ctx, begin + i / positions_), all, i % positions_, 1, 1, laid_out + i * depth());
+        im2col(input_of(ctx, begin + i / positions_), all, i % positions_, 1, 1, columns + i * depth());
       }
       return;
     }
@@ -185,7 +185,7 @@ class Convolution {
       const i64 end = std::min(last, (item + 1) * units);
       const i64 group = (begin + item) % attrs_.groups;
       const MatrixView weight = {at(ctx.inputs[1], weight_.dtype, group * rows_ * depth()), weight_.dtype, depth(), 1};
-      table_.dot(laid_out + item * positions_ * depth(), depth(), static_cast<int>(positions_), weight, depth(),
+      table_.dot(columns + item * positions_ * depth(), depth(), static_cast<int>(positions_), weight, depth(),
                  (unit - item * units) * kRowsPerUnit, std::min((end - item * units) * kRowsPerUnit, rows_),
                  epilogue(ctx, begin + item));
       unit = end;
@@ -232,7 +232,7 @@ class Convolution {
 
   void tiles(const KernelContext& ctx) const {
     // Fewer panels at a time when there would be too few units for the threads, and parts of the rows as a last resort:
-    // then several threads lay out the same columns.
+    // then several tasks make the same columns.
     const i64 unit_panels =
         std::clamp<i64>(items() * ceil_div(positions_, table_.panel_width) / (4 * ctx.tasks), 1, unit_panels_);
     const i64 unit_columns = unit_panels * table_.panel_width;
@@ -267,7 +267,7 @@ class Convolution {
     for (i64 p = 0; p < panels; ++p) {
       float* panel = mine + p * width * k;
       const i64 used = std::min(width, n - p * width);
-      lay_out(x, all, column + p * width, used, width, panel);
+      im2col(x, all, column + p * width, used, width, panel);
       if (used == width) continue;
       for (i64 i = 0; i < k; ++i) std::fill(panel + i * width + used, panel + (i + 1) * width, 0.f);
     }
@@ -342,7 +342,7 @@ int phases_here(const KernelContext& ctx) noexcept { return conv_phases(ctx, sim
 }  // namespace
 
 const Kernel kConv = {"conv", conv_here, 0, phases_here, [](const KernelContext& ctx) {
-                        return std::string(name(ctx.in(1).dtype)) + ", patches laid out per tile, " + isa_name();
+                        return std::string(name(ctx.in(1).dtype)) + ", im2col per tile, " + isa_name();
                       }};
 
 void run_conv(const KernelContext& ctx, const simd::MatmulTable& table) noexcept {

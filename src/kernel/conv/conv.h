@@ -37,7 +37,7 @@ std::int64_t depthwise_scratch_bytes(const TensorDesc& weight, const TensorDesc&
 // f64 with f64 sums, i8, u8, i16, i32 and i64 with wrapping arithmetic. Needs no scratch.
 extern const Kernel kPlainConv;
 
-// The same with the kernels of a given level.
+// The same with the kernels of a given instruction set.
 void run_conv(const KernelContext& ctx, const simd::MatmulTable& table) noexcept;
 int conv_phases(const KernelContext& ctx, const simd::MatmulTable& table) noexcept;
 std::int64_t conv_scratch_bytes(const TensorDesc& x, const TensorDesc& weight, const TensorDesc& out,

@@ -59,25 +59,25 @@ class ConvInput {
 
   i64 sample = 0, plane = 0, line = 0, column = 0;  // from one to the next, of what is read
 
-  bool lays_out() const { return lays_out_; }
+  bool copies_input() const { return lays_out_; }
   i64 scratch_bytes() const { return lays_out_ ? group_ * sample * static_cast<i64>(sizeof(T)) : 0; }
-  // Laying out and multiplying, for each group of samples.
+  // Copying and multiplying, for each group of samples.
   int phases() const { return static_cast<int>(lays_out_ ? 2 * ceil_div(x_.shape[0], group_) : 1); }
 
-  // This thread's share of the phase: lays out, or calls multiply(x, first sample, samples). `flips`: what is laid out,
+  // This task's part of the phase: copies, or calls multiply(x, first sample, samples). `flips`: what is copied,
   // padding included, is flipped.
   template <typename Multiply>
   void run(const KernelContext& ctx, std::byte* scratch, T padding, Multiply&& multiply, bool flips = false) const {
     if (!lays_out_) return multiply(ctx.input<T>(0), i64{0}, x_.shape[0]);
     const i64 first = ctx.phase / 2 * group_, count = std::min(group_, x_.shape[0] - first);
     T* copy = reinterpret_cast<T*>(scratch);
-    if (ctx.phase % 2 == 0) return lay_out(ctx, copy, padding, flips, first, count);
+    if (ctx.phase % 2 == 0) return copy_samples(ctx, copy, padding, flips, first, count);
     multiply(static_cast<const T*>(copy), first, count);
   }
 
-  // Lines [first, first + count) of a sample of one plane with its border, of an input that is laid out.
-  void lay_out_lines(const T* x, i64 sample_index, i64 first, i64 count, T padding, bool flips, T* to) const {
-    for (i64 h = first; h < first + count; ++h, to += line) lay_out_line(x, sample_index, 0, h, padding, flips, to);
+  // Lines [first, first + count) of a sample of one plane with its border, of an input that is copied.
+  void copy_rows(const T* x, i64 sample_index, i64 first, i64 count, T padding, bool flips, T* to) const {
+    for (i64 h = first; h < first + count; ++h, to += line) copy_row(x, sample_index, 0, h, padding, flips, to);
   }
 
   // Lines of outputs that are evenly apart in the input; where all positions are, one line. Each is cut into parts.
@@ -146,19 +146,19 @@ class ConvInput {
   }
 
  private:
-  // Samples are laid out together while they fit into this: then they stay in the caches.
+  // Samples are copied together while they fit into this: then they stay in the caches.
   static constexpr i64 kLaidOutBytes = i64{4} << 20;
 
-  void lay_out(const KernelContext& ctx, T* to, T padding, bool flips, i64 first, i64 count) const {
+  void copy_samples(const KernelContext& ctx, T* to, T padding, bool flips, i64 first, i64 count) const {
     const i64 lines = padded_[0] * padded_[1];
     const auto [begin, end] = ctx.range(count * lines);
     for (i64 unit = begin; unit < end; ++unit)
-      lay_out_line(ctx.input<T>(0), first + unit / lines, unit % lines / padded_[1], unit % padded_[1], padding, flips,
-                   to + unit * line);
+      copy_row(ctx.input<T>(0), first + unit / lines, unit % lines / padded_[1], unit % padded_[1], padding, flips,
+               to + unit * line);
   }
 
   // Line h of plane d of a sample with its border.
-  void lay_out_line(const T* x, i64 n, i64 d, i64 h, T padding, bool flips, T* to) const {
+  void copy_row(const T* x, i64 n, i64 d, i64 h, T padding, bool flips, T* to) const {
     d -= conv_.padding[0];
     h -= conv_.padding[1];
     if (d < 0 || d >= x_.shape[2] || h < 0 || h >= x_.shape[3]) {
@@ -195,7 +195,7 @@ class ConvInput {
   const ConvAttrs& conv_;
   i64 padded_[3] = {};
   bool lays_out_ = false;
-  i64 group_ = 1;  // samples that are laid out at a time
+  i64 group_ = 1;  // samples that are copied at a time
 };
 
 // With as many tiles for each thread, for_tiles() divides the tiles among the threads, else tiles and panels.
@@ -204,7 +204,7 @@ inline bool all_panels_by_tiles(const KernelContext& ctx, std::int64_t tiles) {
   return tiles >= kManyTiles * ctx.tasks;
 }
 
-// Divides `tiles` tiles of `panels` panels among the threads as they go (KernelContext::meet); run(panel, the panel
+// Divides `tiles` tiles of `panels` panels among the threads as they go (two-ended work stealing); run(panel, the panel
 // after it, first tile, one past the last). The tiles read `input_bytes` in all.
 template <typename Run>
 void for_tiles(const KernelContext& ctx, std::int64_t tiles, std::int64_t panels, std::int64_t at_once,
@@ -220,7 +220,7 @@ void for_tiles(const KernelContext& ctx, std::int64_t tiles, std::int64_t panels
     return;
   }
   // Inputs that fill most of a second-level cache, and of which others wrote a part, are read once: one half of the
-  // tiles by panels upwards, then the other half by panels downwards, so that shares from both ends begin with the same
+  // tiles by panels upwards, then the other half by panels downwards, so that tasks from both ends begin with the same
   // panels and meet at the last ones.
   constexpr std::int64_t kCacheBytes = std::int64_t{3} << 18, kManyPanels = 4;
   const bool by_halves = input_bytes >= kCacheBytes && ctx.tasks > 1 && panels >= kManyPanels * ctx.tasks;

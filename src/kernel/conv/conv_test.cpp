@@ -28,9 +28,9 @@ struct Case {
   DType dtype = DType::f32;
 
   i64 out(int d) const {
-    const i64 reach = dilation[d] * (kernel[d] - 1) + 1;
-    if (transposed) return (size[d] - 1) * stride[d] - 2 * padding[d] + reach + output_padding[d];
-    return (size[d] + 2 * padding[d] - reach) / stride[d] + 1;
+    const i64 extent = dilation[d] * (kernel[d] - 1) + 1;
+    if (transposed) return (size[d] - 1) * stride[d] - 2 * padding[d] + extent + output_padding[d];
+    return (size[d] + 2 * padding[d] - extent) / stride[d] + 1;
   }
 };
 
@@ -198,7 +198,7 @@ void check(const Case& c) {
     }
     EXPECT_EQ(wrong, 0);
   };
-  for (const simd::Isa isa : simd::available_isas(simd::Isa::avx512)) {
+  for (const simd::Isa isa : simd::available_isas_of<simd::PackedConvTable>()) {
     for (const int threads : {1, 2, 7}) {
       SCOPED_TRACE(testing::Message() << simd::name(isa) << " threads " << threads << " groups " << c.groups
                                       << " channels " << c.channels << " outputs " << c.outputs << " size " << c.size[0]
@@ -310,7 +310,7 @@ TEST(Conv, FewOutputsPerChannel) {
            .padding = {0, 0, 1},
            .bias = true});
   }
-  // More samples than are laid out at once.
+  // More samples than are copied at once.
   check({.batch = 90, .channels = 200, .outputs = 2, .size = {1, 2, 4}, .kernel = {1, 1, 1}});
 }
 
@@ -354,7 +354,7 @@ TEST(DepthwiseConv, LinesAndStrides) {
   }
 }
 
-TEST(PackedConv, TilesPanelsAndPieces) {
+TEST(PackedConv, TilesPanelsAndKBlocks) {
   for (const bool last : {false, true}) {
     for (const i64 outputs : {8, 16, 17, 32, 33, 70})
       for (const i64 channels : {1, 15, 256, 257, 600})
@@ -378,7 +378,7 @@ TEST(PackedConv, TilesPanelsAndPieces) {
            .bias = true,
            .channels_last = last});
   }
-  // So many tiles that threads divide them, and samples laid out in two parts.
+  // So many tiles that threads divide them, and samples copied in two parts.
   check({.channels = 5, .outputs = 9, .size = {1, 60, 77}, .channels_last = true});
   check({.batch = 3, .channels = 300, .outputs = 8, .size = {1, 31, 63}, .kernel = {1, 1, 3}, .padding = {0, 0, 1}});
 }
@@ -433,7 +433,7 @@ TEST(PackedConv, NarrowPanels) {
 }
 
 TEST(PackedConv, NaNStaysAndZeroTimesPaddingIsNotRead) {
-  for (const simd::Isa isa : simd::available_isas(simd::Isa::avx512)) {
+  for (const simd::Isa isa : simd::available_isas_of<simd::PackedConvTable>()) {
     const simd::PackedConvTable& table = simd::packed_conv(isa);
     // One channel of NaN and infinity by a 3 x 3 kernel of ones: outputs that do not see them are finite.
     TestTensor x(channels_last({1, 2, 1, 5, 9})), w(TensorDesc(DType::f32, Shape{2, 1, 1, 3, 3}));
@@ -508,7 +508,7 @@ TEST(WinogradConv, TilesPanelsAndChunks) {
 }
 
 TEST(WinogradConv, WhatIsNotFiniteReachesThoseThatSeeIt) {
-  for (const simd::Isa isa : simd::available_isas(simd::Isa::avx512)) {
+  for (const simd::Isa isa : simd::available_isas_of<simd::PackedConvTable>()) {
     const WinogradLoops loops(isa);
     TestTensor x(channels_last({1, 3, 1, 7, 8})), w(TensorDesc(DType::f32, Shape{20, 3, 1, 3, 3}));
     std::mt19937 rng(1);

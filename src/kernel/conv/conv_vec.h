@@ -16,18 +16,6 @@ struct ConvTable {
                std::int64_t n, void* out, DType dtype);
 };
 
-// The table of a level that is available here.
-const ConvTable& conv(Isa isa);
-inline const ConvTable& conv() { return conv(active_isa()); }
-
-namespace baseline {
-extern const ConvTable kConv;
-}
-namespace avx2 {
-extern const ConvTable kConv;
-}
-namespace avx512 {
-extern const ConvTable kConv;
-}
+GRAFT_TABLE("vec", ConvTable, kConv, conv)
 
 }  // namespace graft::simd

@@ -10,7 +10,7 @@ namespace {
 
 using i64 = std::int64_t;
 
-// Input lines that are laid out at once stay in the second-level cache.
+// Input lines that are copied at once stay in the second-level cache.
 constexpr i64 kLineBytes = i64{96} << 10;
 constexpr i64 kMinParallel = 4096;
 
@@ -18,7 +18,7 @@ const std::byte* at(const void* base, DType dtype, i64 index) {
   return static_cast<const std::byte*>(base) + index * static_cast<i64>(byte_size(dtype));
 }
 
-// One output channel of one sample at a time, in bands of lines. The input lines that a band needs are laid out as f32
+// One output channel of one sample at a time, in bands of lines. The input lines that a band needs are copied as f32
 // with their padding, split by the stride along the line, so that a tap reads consecutive elements for consecutive
 // outputs.
 class Depthwise {
@@ -27,10 +27,10 @@ class Depthwise {
       : out_(out), attrs_(attrs), table_(table) {
     for (int d = 0; d < 3; ++d) kernel_[d] = weight.shape[2 + d];
     taps_ = kernel_[0] * kernel_[1] * kernel_[2];
-    const i64 reach = (kernel_[2] - 1) * attrs.dilation[2];
+    const i64 extent = (kernel_[2] - 1) * attrs.dilation[2];
     // Elements of one remainder of a line: those of the outputs, and those that the last vector may read beyond.
-    part_ = out.shape[4] + reach / attrs.stride[2] + 2 * table.lanes;
-    line_ = part_ * std::min(attrs.stride[2], reach + 1);
+    part_ = out.shape[4] + extent / attrs.stride[2] + 2 * table.lanes;
+    line_ = part_ * std::min(attrs.stride[2], extent + 1);
     const i64 lines_of_one = attrs.dilation[1] == 1 ? attrs.stride[1] : kernel_[1];
     const i64 fitting = kLineBytes / std::max<i64>(4 * line_ * kernel_[0], 1);
     band_ = attrs.dilation[1] == 1 ? (fitting - kernel_[1] + lines_of_one) / lines_of_one : 1;
@@ -61,8 +61,8 @@ class Depthwise {
       if (attrs_.has_bias != 0) convert.widen(at(ctx.inputs[2], dtype, channel), dtype, 1, 1, &bias);
       const TensorDesc& x = ctx.in(0);
       const i64 per_channel = out_.shape[1] / attrs_.groups;
-      lay_out(x, at(ctx.inputs[0], dtype, sample * x.strides[0] + channel / per_channel * x.strides[1]), depth, row,
-              rows, lines, convert);
+      copy_rows(x, at(ctx.inputs[0], dtype, sample * x.strides[0] + channel / per_channel * x.strides[1]), depth, row,
+                rows, lines, convert);
       for (i64 r = 0; r < rows; ++r) {
         const i64 to = (plane * out_.shape[3] + row + r) * out_.shape[4];
         table_.taps(lines + r * attrs_.stride[1] * line_, offsets, taps, taps_, bias, out_.shape[4],
@@ -86,8 +86,8 @@ class Depthwise {
     }
   }
 
-  void lay_out(const TensorDesc& x, const std::byte* from, i64 depth, i64 row, i64 rows, float* to,
-               const simd::MatmulTable& convert) const {
+  void copy_rows(const TensorDesc& x, const std::byte* from, i64 depth, i64 row, i64 rows, float* to,
+                 const simd::MatmulTable& convert) const {
     const i64 count = attrs_.dilation[1] == 1 ? (rows - 1) * attrs_.stride[1] + kernel_[1] : kernel_[1];
     const i64 step = attrs_.dilation[1] == 1 ? 1 : attrs_.dilation[1];
     const i64 size = static_cast<i64>(byte_size(x.dtype));
@@ -102,14 +102,14 @@ class Depthwise {
         }
         const std::byte* start = from + (d * x.strides[2] + h * x.strides[3]) * size;
         for (i64 place = 0; place * part_ < line_; ++place) {
-          lay_out_part(x, start, place, line + place * part_, convert);
+          copy_part(x, start, place, line + place * part_, convert);
         }
       }
     }
   }
 
-  void lay_out_part(const TensorDesc& x, const std::byte* start, i64 place, float* part,
-                    const simd::MatmulTable& convert) const {
+  void copy_part(const TensorDesc& x, const std::byte* start, i64 place, float* part,
+                 const simd::MatmulTable& convert) const {
     const i64 w = place - attrs_.padding[2], stride = attrs_.stride[2];
     const ConvRange range = conv_inside(w, stride, x.shape[4], part_);
     std::fill(part, part + range.low, 0.f);

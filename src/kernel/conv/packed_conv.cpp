@@ -13,8 +13,8 @@ namespace graft {
 namespace {
 
 using i64 = std::int64_t;
-using simd::ConvPiece;
 using simd::ConvTile;
+using simd::KBlock;
 using simd::PackedConvTable;
 
 constexpr i64 kMinParallel = 4096;
@@ -80,7 +80,7 @@ void pack_depthwise(const KernelContext& ctx, const PackedConvTable& table) {
 
 // Tiles that all panels are read for, one after the other, of so many floats each. Panels that a second-level cache
 // holds are read often: the tiles stay in the first caches. Others come from farther away: the tiles fill a part of the
-// second one, and a call's asks for the next panel lie farther apart.
+// second one, and a call's prefetches of the next panel lie farther apart.
 i64 tiles_at_once(i64 weight_floats, i64 tile_floats) {
   constexpr i64 kTilesFloats = i64{1} << 17;
   if (weight_floats <= kNearWeightFloats) return simd::kConvTilesAtOnce;
@@ -91,14 +91,14 @@ class PackedConvolution {
  public:
   PackedConvolution(const TensorDesc& x, const PackedConvAttrs& attrs) : x_(x), attrs_(attrs), input_(x, attrs.conv) {}
 
-  bool lays_out() const { return input_.lays_out(); }
-  // The pieces of a sum by thread, then the input.
-  i64 scratch_bytes(int threads) const { return pieces_bytes(threads) + input_.scratch_bytes(); }
+  bool copies_input() const { return input_.copies_input(); }
+  // The k_blocks of a sum by thread, then the input.
+  i64 scratch_bytes(int threads) const { return k_blocks_bytes(threads) + input_.scratch_bytes(); }
   int phases() const { return input_.phases(); }
 
   void run(const KernelContext& ctx, const PackedConvTable& table, const PackedProducts& products) const {
     if (ctx.out().numel() == 0) return;
-    input_.run(ctx, ctx.scratch_bytes + pieces_bytes(ctx.tasks), 0.f,
+    input_.run(ctx, ctx.scratch_bytes + k_blocks_bytes(ctx.tasks), 0.f,
                [&](const float* x, i64 first, i64 samples) { multiply(ctx, table, products, x, first, samples); });
   }
 
@@ -110,21 +110,21 @@ class PackedConvolution {
     input_.for_each_run(attrs_.kernel, conv.dilation[2] == 1 && input_.column == x_.shape[1] / conv.groups, add);
   }
 
-  i64 piece_count() const {
+  i64 block_count() const {
     i64 count = 0;
-    for_each_run([&](i64, i64 depth) { count += simd::conv_pieces(depth); });
+    for_each_run([&](i64, i64 depth) { count += simd::k_block_count(depth); });
     return count;
   }
-  i64 pieces_bytes(int threads) const {
-    return ceil_div(threads * piece_count() * static_cast<i64>(sizeof(ConvPiece)), 64) * 64;
+  i64 k_blocks_bytes(int threads) const {
+    return ceil_div(threads * block_count() * static_cast<i64>(sizeof(KBlock)), 64) * 64;
   }
 
-  std::span<const ConvPiece> pieces_of(const KernelContext& ctx) const {
-    const i64 count = piece_count();
-    ConvPiece* pieces = reinterpret_cast<ConvPiece*>(ctx.scratch_bytes) + ctx.task * count;
-    ConvPiece* next = pieces;
-    for_each_run([&](i64 offset, i64 depth) { next = simd::cut_conv_pieces(offset, depth, next); });
-    return {pieces, static_cast<std::size_t>(count)};
+  std::span<const KBlock> pieces_of(const KernelContext& ctx) const {
+    const i64 count = block_count();
+    KBlock* k_blocks = reinterpret_cast<KBlock*>(ctx.scratch_bytes) + ctx.task * count;
+    KBlock* next = k_blocks;
+    for_each_run([&](i64 offset, i64 depth) { next = simd::cut_k_blocks(offset, depth, next); });
+    return {k_blocks, static_cast<std::size_t>(count)};
   }
 
   void multiply(const KernelContext& ctx, const PackedConvTable& table, PackedProducts products, const float* x,
@@ -140,22 +140,22 @@ class PackedConvolution {
     const i64 bytes = samples * (x_.numel() / x_.shape[0]) * static_cast<i64>(sizeof(float));
     const i64 weight_floats = products.count() * panels * table.panel_width * depth;
     const i64 at_once = tiles_at_once(weight_floats, table.tile_rows * channels);
-    const bool asks = weight_floats > kNearWeightFloats || !all_panels_by_tiles(ctx, tiles);
+    const bool prefetches = weight_floats > kNearWeightFloats || !all_panels_by_tiles(ctx, tiles);
     const auto weight_of = [&](const PackedProducts::Unit& unit) {
       return ctx.input<float>(unit.product.weight) + unit.panel * depth * table.panel_width;
     };
-    i64 read_from = tiles, read_to = 0;  // tiles that this share has read
+    i64 read_from = tiles, read_to = 0;  // tiles that this task has read
     for_tiles(ctx, tiles, products.count() * all_panels, at_once, bytes, [&](i64 index, i64 next, i64 from, i64 to) {
       const auto [product, panel] = products.unit(index, all_panels);
       const float* const weight = weight_of({product, panel});
-      const float* const next_weight = asks ? weight_of(products.unit(next, all_panels)) : nullptr;
+      const float* const next_weight = prefetches ? weight_of(products.unit(next, all_panels)) : nullptr;
       const bool fresh = ctx.tasks > 1 && (from < read_from || to > read_to);
       read_from = std::min(read_from, from);
       read_to = std::max(read_to, to);
       const i64 group = panel / panels, first_channel = panel % panels * table.panel_width;
       const int width = static_cast<int>(std::min<i64>(table.panel_width, rows - first_channel));
       std::array<ConvTile, simd::kConvTiles> list;
-      // In calls of about as many tiles: each asks memory for all of the panel's next block.
+      // In calls of about as many tiles: each prefetches all of the panel's next block.
       const i64 calls = ceil_div(to - from, simd::kConvTiles);
       for (i64 call = 0, t = from; call < calls; ++call) {
         const int count = static_cast<int>((to - t + calls - call - 1) / (calls - call));
@@ -193,8 +193,8 @@ template <typename Attrs>
 std::string explain_from(std::string text, const KernelContext& ctx) {
   const auto attrs = ctx.attrs<Attrs>();
   text += ", weights packed at load, " + isa_name();
-  if (PackedConvolution(ctx.in(0), attrs_of_input(attrs)).lays_out()) text += ", input laid out";
-  return text + way_out_text(attrs);
+  if (PackedConvolution(ctx.in(0), attrs_of_input(attrs)).copies_input()) text += ", input copied";
+  return text + epilogue_text(attrs);
 }
 std::string explain(const KernelContext& ctx) { return explain_from<PackedConvAttrs>("f32, channels last", ctx); }
 std::string explain_linear(const KernelContext& ctx) { return explain_from<PackedConvAttrs>("f32", ctx); }
@@ -219,14 +219,14 @@ simd::ChannelEpilogue channel_epilogue(const KernelContext& ctx, const PackedCon
   return e;
 }
 
-std::string way_out_text(const PackedConvAttrs& attrs) {
-  return std::string(attrs.has_residual != 0 ? ", a sum on the way out" : "") +
-         (attrs.clamps != 0 ? ", clamped on the way out" : "") + activation_text(attrs.activation);
+std::string epilogue_text(const PackedConvAttrs& attrs) {
+  return std::string(attrs.has_residual != 0 ? ", a sum in the epilogue" : "") +
+         (attrs.clamps != 0 ? ", clamped in the epilogue" : "") + activation_text(attrs.activation);
 }
 
-std::string way_out_text(const PackedLinearsAttrs& attrs) {
+std::string epilogue_text(const PackedLinearsAttrs& attrs) {
   std::string text;
-  for (std::size_t i = 0; i < static_cast<std::size_t>(attrs.count); ++i) text += way_out_text(attrs.layers[i]);
+  for (std::size_t i = 0; i < static_cast<std::size_t>(attrs.count); ++i) text += epilogue_text(attrs.layers[i]);
   return text + ", " + std::to_string(attrs.count) + " layers of the same rows";
 }
 
@@ -398,7 +398,7 @@ const Kernel kPackedDepthwiseConv = {.name = "packed_depthwise_conv",
                                          [](const KernelContext& ctx) {
                                            const auto attrs = ctx.attrs<PackedConvAttrs>();
                                            return "f32, channels last, one input channel per group, " + isa_name() +
-                                                  (attrs.clamps != 0 ? ", clamped on the way out" : "") +
+                                                  (attrs.clamps != 0 ? ", clamped in the epilogue" : "") +
                                                   activation_text(attrs.activation);
                                          },
                                      .fusion = &kDepthwiseFusion};

@@ -31,7 +31,7 @@ std::int64_t packed_conv_floats(const Shape& weight, std::int64_t groups);
 inline std::int64_t depthwise_weight_row(std::int64_t channels, const simd::PackedConvTable& table) {
   return ceil_div(channels, table.lanes) * table.lanes;
 }
-// Packed weights of no more floats stay in a second-level cache: they need not be asked for.
+// Packed weights of no more floats stay in a second-level cache: they need not be prefetched.
 inline constexpr std::int64_t kNearWeightFloats = std::int64_t{1} << 16;
 
 // Inputs: x [N, C, D, H, W] of any strides (depthwise: channels beside each other); packed weight; with has_bias a
@@ -55,8 +55,8 @@ bool take_residual(PackedConvAttrs& attrs);
 // and the residual.
 simd::ChannelEpilogue channel_epilogue(const KernelContext& ctx, const PackedConvAttrs& attrs, int output = 0,
                                        int extra = 2);
-// The same for people: ", a sum on the way out, clamped on the way out"; empty where nothing does.
-std::string way_out_text(const PackedConvAttrs& attrs);
+// The same for people: ", a sum in the epilogue, clamped in the epilogue"; empty where nothing does.
+std::string epilogue_text(const PackedConvAttrs& attrs);
 extern const Kernel kPackedConv;
 extern const Kernel kPackedDepthwiseConv;
 // The same as kPackedConv for a linear layer: x [1, K, 1, 1, M], one tap, output [1, N, 1, 1, M].
@@ -74,7 +74,7 @@ extern const Kernel kPackedLinears;
 bool linear_can_merge(const KernelContext& ctx);
 bool linears_fit_together(const KernelContext& a, const KernelContext& b);
 AttrBytes merged_linears(std::span<const KernelContext* const> launches);
-std::string way_out_text(const PackedLinearsAttrs& attrs);
+std::string epilogue_text(const PackedLinearsAttrs& attrs);
 // Multiply-adds of a launch of one layer or of several of the same size.
 std::int64_t work_of_linears(const KernelContext& ctx);
 
@@ -113,7 +113,7 @@ class PackedProducts {
 // What the sums of a convolution with a packed weight go over.
 struct PackedSums {
   std::int64_t taps = 1, depth = 0;  // places of the input; steps in all
-  std::span<const simd::ConvPiece> pieces = {};
+  std::span<const simd::KBlock> k_blocks = {};
 
   // Tiles of one panel, whether it is narrow or not. See PackedConvTable::tiles.
   void multiply(const simd::PackedConvTable& table, std::span<const simd::ConvTile> tiles, std::int64_t row,
@@ -123,18 +123,18 @@ struct PackedSums {
     if (table.narrow_halves(taps, depth, width) != 0) {
       table.narrow_tiles(tiles.data(), count, row, depth, panel, first_channel, width, e);
     } else {
-      table.tiles(tiles.data(), count, row, pieces.data(), static_cast<std::int64_t>(pieces.size()), panel, next, fresh,
-                  first_channel, width, e);
+      table.tiles(tiles.data(), count, row, k_blocks.data(), static_cast<std::int64_t>(k_blocks.size()), panel, next,
+                  fresh, first_channel, width, e);
     }
   }
 };
 
 // Scratch that they need when they run on up to `threads` threads. Where the input has a padding, or its channels do
-// not lie beside each other, some samples of it are laid out.
+// not lie beside each other, some samples of it are copied.
 std::int64_t packed_conv_scratch_bytes(const TensorDesc& x, const PackedConvAttrs& attrs, int threads);
 std::int64_t packed_depthwise_scratch_bytes(const PackedConvAttrs& attrs, int threads);
 
-// The same with the loops of a given level. The packed weight depends on it.
+// The same with the loops of a given instruction set. The packed weight depends on it.
 void run_pack_conv(const KernelContext& ctx, const simd::PackedConvTable& table) noexcept;
 std::int64_t packed_conv_floats(const Shape& weight, std::int64_t groups, const simd::PackedConvTable& table);
 void run_packed_conv(const KernelContext& ctx, const simd::PackedConvTable& table) noexcept;

@@ -11,15 +11,15 @@ namespace {
 // Of small numbers: a division of 64 bits takes as long as some steps of a tile.
 GRAFT_VEC i64 quotient(i64 a, i64 b) { return static_cast<unsigned>(a) / static_cast<unsigned>(b); }
 
-// Lines of memory that a tile asks for while it works, some with each kAskSteps steps: its share of the weights that
+// Cache lines that a tile prefetches while it works, some with each kPrefetchSteps steps: its part of the weights that
 // are read after its own.
 struct Ahead {
   const char* from;
   i64 lines;
 };
-constexpr i64 kAskSteps = 64;
+constexpr i64 kPrefetchSteps = 64;
 
-GRAFT_VEC void ask(Ahead& ahead, i64 at_once) {
+GRAFT_VEC void prefetch(Ahead& ahead, i64 at_once) {
   const i64 n = smaller(ahead.lines, at_once);
   for (i64 i = 0; i < n; ++i) __builtin_prefetch(ahead.from + i * 64, 0, 2);
   ahead.from += n * 64;
@@ -87,23 +87,24 @@ GRAFT_VEC void put_tile(const Epilogue& e, const vf (&x)[R][NV], i64 first, i64 
   }
 }
 
-// R outputs of NV vectors of channels: the sum over some pieces. `partial`: sums of the pieces before, or those of
-// these. kFresh: asks for the rows of the next tile, too (in the one loop for all, all tiles would take longer).
+// R outputs of NV vectors of channels: the sum over some K blocks. `partial`: sums of the K blocks before, or those of
+// these. kFresh: prefetches the rows of the next tile, too (in the one loop for all, all tiles would take longer).
 template <int R, int NV, bool kFresh>
-void conv_tile(const ConvTile& at, i64 row, const ConvPiece* pieces, i64 count, const float* v, float* partial,
+void conv_tile(const ConvTile& at, i64 row, const KBlock* k_blocks, i64 count, const float* v, float* partial,
                bool first, bool last, i64 channel, i64 width, const ChannelEpilogue& e, Ahead ahead, i64 depth,
                RowsAhead next_rows) {
   TileSums<R, NV> sums;
   clear(sums);
-  // Nothing to ask for: pieces as a whole.
-  const bool asks = ahead.lines > 0;
-  const i64 steps = asks ? kAskSteps : kConvDepth;
-  const i64 at_once = !asks || depth <= kAskSteps ? ahead.lines : quotient(ahead.lines * kAskSteps, depth) + 1;
+  // Nothing to prefetch: K blocks as a whole.
+  const bool prefetches = ahead.lines > 0;
+  const i64 steps = prefetches ? kPrefetchSteps : kConvDepth;
+  const i64 at_once =
+      !prefetches || depth <= kPrefetchSteps ? ahead.lines : quotient(ahead.lines * kPrefetchSteps, depth) + 1;
   for (i64 p = 0; p < count; ++p) {
-    for (i64 k = 0; k < pieces[p].depth; k += steps) {
-      const i64 n = smaller(steps, pieces[p].depth - k);
-      if (asks) ask(ahead, at_once);
-      add_products(at.x + pieces[p].offset + k, row, v, kPanel, n, sums, kFresh ? next_rows : RowsAhead{});
+    for (i64 k = 0; k < k_blocks[p].depth; k += steps) {
+      const i64 n = smaller(steps, k_blocks[p].depth - k);
+      if (prefetches) prefetch(ahead, at_once);
+      add_products(at.x + k_blocks[p].offset + k, row, v, kPanel, n, sums, kFresh ? next_rows : RowsAhead{});
     }
   }
   vf x[R][NV];
@@ -130,26 +131,21 @@ void conv_tile(const ConvTile& at, i64 row, const ConvPiece* pieces, i64 count, 
   }
 }
 
-using ConvTileFn = void (*)(const ConvTile&, i64, const ConvPiece*, i64, const float*, float*, bool, bool, i64, i64,
+using ConvTileFn = void (*)(const ConvTile&, i64, const KBlock*, i64, const float*, float*, bool, bool, i64, i64,
                             const ChannelEpilogue&, Ahead, i64, RowsAhead);
 
 template <int NV, bool kFresh>
-constexpr ConvTileFn kConvTileFns[kTileRows] = {
-    conv_tile<1, NV, kFresh>,  conv_tile<2, NV, kFresh>,  conv_tile<3, NV, kFresh>,
-    conv_tile<4, NV, kFresh>,  conv_tile<5, NV, kFresh>,  conv_tile<6, NV, kFresh>,
-#if defined(__AVX512F__)
-    conv_tile<7, NV, kFresh>,  conv_tile<8, NV, kFresh>,  conv_tile<9, NV, kFresh>,
-    conv_tile<10, NV, kFresh>, conv_tile<11, NV, kFresh>, conv_tile<12, NV, kFresh>,
-#endif
-};
+constexpr auto kConvTileFns = by_rows<ConvTileFn, kTileRows>([]<int R>() -> ConvTileFn {
+  return conv_tile<R, NV, kFresh>;
+});
 
-// The same of all pieces, without asking: what a tile of few steps does beside them counts.
+// The same of all K blocks, without prefetching: what a tile of few steps does beside them counts.
 template <int R, int NV>
-void whole_tile(const ConvTile& at, i64 row, const ConvPiece* pieces, i64 count, const float* v, i64 channel, i64 width,
+void whole_tile(const ConvTile& at, i64 row, const KBlock* k_blocks, i64 count, const float* v, i64 channel, i64 width,
                 const ChannelEpilogue& e) {
   TileSums<R, NV> sums;
   clear(sums);
-  for (i64 p = 0; p < count; ++p) add_products(at.x + pieces[p].offset, row, v, kPanel, pieces[p].depth, sums);
+  for (i64 p = 0; p < count; ++p) add_products(at.x + k_blocks[p].offset, row, v, kPanel, k_blocks[p].depth, sums);
   vf x[R][NV];
 #pragma GCC unroll 12
   for (int r = 0; r < R; ++r) {
@@ -159,45 +155,43 @@ void whole_tile(const ConvTile& at, i64 row, const ConvPiece* pieces, i64 count,
   put_tile<R, NV>(in_registers(e), x, at.first, channel, width);
 }
 
-using WholeTileFn = void (*)(const ConvTile&, i64, const ConvPiece*, i64, const float*, i64, i64,
-                             const ChannelEpilogue&);
+using WholeTileFn = void (*)(const ConvTile&, i64, const KBlock*, i64, const float*, i64, i64, const ChannelEpilogue&);
 
 template <int NV>
-constexpr WholeTileFn kWholeTileFns[kTileRows] = {
-    whole_tile<1, NV>, whole_tile<2, NV>, whole_tile<3, NV>, whole_tile<4, NV>,  whole_tile<5, NV>,  whole_tile<6, NV>,
-#if defined(__AVX512F__)
-    whole_tile<7, NV>, whole_tile<8, NV>, whole_tile<9, NV>, whole_tile<10, NV>, whole_tile<11, NV>, whole_tile<12, NV>,
-#endif
-};
+constexpr auto kWholeTileFns = by_rows<WholeTileFn, kTileRows>([]<int R>() -> WholeTileFn {
+  return whole_tile<R, NV>;
+});
 
-void conv_tiles(const ConvTile* tiles, int count, i64 row, const ConvPiece* pieces, i64 piece_count, const float* panel,
+void conv_tiles(const ConvTile* tiles, int count, i64 row, const KBlock* k_blocks, i64 block_count, const float* panel,
                 const float* next_panel, bool fresh, i64 first_channel, int width, const ChannelEpilogue& e) {
   alignas(64) float partial[kConvTiles][kTileRows * kPanel];
-  // As many pieces as are taken at once; an empty sum is one block of none.
+  // As many K blocks as are taken at once; an empty sum is one block of none.
   const auto block_end = [&](i64 begin, i64& depth) {
     i64 end = begin;
     depth = 0;
-    while (end < piece_count && (end == begin || depth + pieces[end].depth <= kConvDepth)) depth += pieces[end++].depth;
+    while (end < block_count && (end == begin || depth + k_blocks[end].depth <= kConvDepth))
+      depth += k_blocks[end++].depth;
     return end;
   };
   i64 done = 0, depth = 0, first_depth = 0;
   i64 end = block_end(0, first_depth);
   depth = first_depth;
   // A tile alone takes as long as its weights take to come, in the order in which memory is read ahead by itself.
-  const bool asks = next_panel != nullptr && count > 1;
-  if (end == piece_count && !asks) {
-    const WholeTileFn* const fns = width > kLanes ? kWholeTileFns<2> : kWholeTileFns<1>;
-    for (int t = 0; t < count; ++t) fns[tiles[t].rows - 1](tiles[t], row, pieces, end, panel, first_channel, width, e);
+  const bool prefetches = next_panel != nullptr && count > 1;
+  if (end == block_count && !prefetches) {
+    const WholeTileFn* const fns = width > kLanes ? kWholeTileFns<2>.of : kWholeTileFns<1>.of;
+    for (int t = 0; t < count; ++t)
+      fns[tiles[t].rows - 1](tiles[t], row, k_blocks, end, panel, first_channel, width, e);
     return;
   }
-  const ConvTileFn* const fns = width > kLanes ? (fresh ? kConvTileFns<2, true> : kConvTileFns<2, false>)
-                                               : (fresh ? kConvTileFns<1, true> : kConvTileFns<1, false>);
+  const ConvTileFn* const fns = width > kLanes ? (fresh ? kConvTileFns<2, true>.of : kConvTileFns<2, false>.of)
+                                               : (fresh ? kConvTileFns<1, true>.of : kConvTileFns<1, false>.of);
   for (;;) {
     i64 next_depth = first_depth;
-    const bool last = end == piece_count;
+    const bool last = end == block_count;
     const i64 next_end = last ? 0 : block_end(end, next_depth);
     const char* next = reinterpret_cast<const char*>(last ? next_panel : panel + depth * kPanel);
-    i64 lines = asks ? next_depth * kPanel * 4 / 64 : 0;
+    i64 lines = prefetches ? next_depth * kPanel * 4 / 64 : 0;
     const i64 each = quotient(lines, count) + 1;
     for (int t = 0; t < count; ++t) {
       const Ahead ahead = {next, smaller(each, lines)};
@@ -207,9 +201,9 @@ void conv_tiles(const ConvTile* tiles, int count, i64 row, const ConvPiece* piec
       if (t + 1 < count) {
         rows = {tiles[t + 1].x - tiles[t].x, tiles[t + 1].rows};
       } else if (!last) {
-        rows = {tiles[0].x - tiles[t].x + pieces[end].offset - pieces[done].offset, tiles[0].rows};
+        rows = {tiles[0].x - tiles[t].x + k_blocks[end].offset - k_blocks[done].offset, tiles[0].rows};
       }
-      fns[tiles[t].rows - 1](tiles[t], row, pieces + done, end - done, panel, partial[t], done == 0, last,
+      fns[tiles[t].rows - 1](tiles[t], row, k_blocks + done, end - done, panel, partial[t], done == 0, last,
                              first_channel, width, e, ahead, depth, rows);
     }
     if (last) return;
@@ -221,20 +215,6 @@ void conv_tiles(const ConvTile* tiles, int count, i64 row, const ConvPiece* piec
 }
 
 // --- narrow panels ---
-
-// Two floats in turns.
-GRAFT_VEC vf splat_pair(const float* p) {
-  double pair;
-  __builtin_memcpy(&pair, p, sizeof(pair));
-#if defined(__AVX512F__)
-  return (vf)_mm512_set1_pd(pair);
-#elif defined(__AVX2__)
-  return (vf)_mm256_set1_pd(pair);
-#else
-  typedef double vd __attribute__((vector_size(16)));
-  return (vf)vd{pair, pair};
-#endif
-}
 
 // Lanes 0 and 1 of a, 2 and 3 of a, ..., then of b: each pair's sum.
 GRAFT_VEC vf sum_pairs(vf a, vf b) { return every_second_lane<0>(a, b) + every_second_lane<1>(a, b); }
@@ -282,18 +262,10 @@ using NarrowTileFn = void (*)(const float*, i64, i64, const float*, i64, i64, i6
 // The sums of so many rows of three half vectors fit into the registers.
 constexpr int kNarrowRows = kTileRows * 2 / 3;
 
-constexpr NarrowTileFn kOneHalfFns[kTileRows] = {
-    narrow_tile<1, 1>, narrow_tile<2, 1>, narrow_tile<3, 1>, narrow_tile<4, 1>,  narrow_tile<5, 1>,  narrow_tile<6, 1>,
-#if defined(__AVX512F__)
-    narrow_tile<7, 1>, narrow_tile<8, 1>, narrow_tile<9, 1>, narrow_tile<10, 1>, narrow_tile<11, 1>, narrow_tile<12, 1>,
-#endif
-};
-constexpr NarrowTileFn kThreeHalvesFns[kNarrowRows] = {
-    narrow_tile<1, 3>, narrow_tile<2, 3>, narrow_tile<3, 3>, narrow_tile<4, 3>,
-#if defined(__AVX512F__)
-    narrow_tile<5, 3>, narrow_tile<6, 3>, narrow_tile<7, 3>, narrow_tile<8, 3>,
-#endif
-};
+constexpr auto kOneHalfFns =
+    by_rows<NarrowTileFn, kTileRows>([]<int R>() -> NarrowTileFn { return narrow_tile<R, 1>; });
+constexpr auto kThreeHalvesFns =
+    by_rows<NarrowTileFn, kNarrowRows>([]<int R>() -> NarrowTileFn { return narrow_tile<R, 3>; });
 
 void narrow_tiles(const ConvTile* tiles, int count, i64 row, i64 steps, const float* panel, i64 first_channel,
                   int width, const ChannelEpilogue& e) {
@@ -303,8 +275,8 @@ void narrow_tiles(const ConvTile* tiles, int count, i64 row, i64 steps, const fl
     const int parts = one || tile.rows <= kNarrowRows ? 1 : 2;
     for (int part = 0, at = 0; part < parts; ++part) {
       const int rows = (tile.rows - at + parts - part - 1) / (parts - part);
-      (one ? kOneHalfFns : kThreeHalvesFns)[rows - 1](tile.x + at * row, row, steps, panel, tile.first + at,
-                                                      first_channel, width, e);
+      const NarrowTileFn run = one ? kOneHalfFns[rows - 1] : kThreeHalvesFns[rows - 1];
+      run(tile.x + at * row, row, steps, panel, tile.first + at, first_channel, width, e);
       at += rows;
     }
   }
@@ -313,17 +285,6 @@ void narrow_tiles(const ConvTile* tiles, int count, i64 row, i64 steps, const fl
 // --- one input channel per output channel ---
 
 using Lines = PackedConvTable::Lines;
-
-// Keeps a value that several products read in a register, where the compiler would read it again for each.
-GRAFT_VEC void keep(vf& x) {
-#if defined(__AVX512F__)
-  asm("" : "+v"(x));
-#elif defined(__x86_64__)
-  asm("" : "+x"(x));
-#else
-  (void)x;
-#endif
-}
 
 template <int N>
 struct Int {
@@ -496,10 +457,10 @@ void depthwise(const Lines& d, const ChannelEpilogue& epilogue) {
     return;
   }
   // Outputs in [inner, outer) see columns that exist.
-  const i64 reach = (d.taps - 1) * d.tap + 1;
+  const i64 window = (d.taps - 1) * d.tap + 1;
   i64 inner = (d.pad + d.step - 1) / d.step;
-  const i64 room = d.columns + d.pad - reach;  // the last output's first column, from the padding's start
-  i64 outer = room < 0 ? 0 : room / d.step + 1;
+  const i64 slack = d.columns + d.pad - window;  // the last output's first column, from the padding's start
+  i64 outer = slack < 0 ? 0 : slack / d.step + 1;
   if (inner > d.outputs) inner = d.outputs;
   if (outer > d.outputs) outer = d.outputs;
   if (outer < inner) outer = inner;
@@ -531,38 +492,13 @@ void largest(const float* const* inputs, i64 count, i64 channels, float* out) {
   store_n(out + c, best, n);
 }
 
-// --- pictures ---
-
-#if defined(__AVX512F__)
-// Place i of three vectors is column i / 3 of channel i % 3. Lanes of two vectors at a time: first the first two
-// channels, then what this gave and the third.
-struct Interleave3 {
-  alignas(64) std::int32_t two[48], three[48];
-};
-constexpr Interleave3 interleave3() {
-  Interleave3 lanes{};
-  for (int i = 0; i < 48; ++i) {
-    lanes.two[i] = i % 3 == 1 ? 16 + i / 3 : i / 3;
-    lanes.three[i] = i % 3 == 2 ? 16 + i / 3 : i % 16;
-  }
-  return lanes;
-}
-constexpr Interleave3 kInterleave3 = interleave3();
-#endif
+// --- images ---
 
 void interleave(const float* from, i64 channel, i64 channels, i64 columns, float* to) {
   i64 begin = 0;
-#if defined(__AVX512F__)
-  for (; channels == 3 && begin + 16 <= columns; begin += 16) {
-    const __m512 x = _mm512_loadu_ps(from + begin), y = _mm512_loadu_ps(from + channel + begin),
-                 z = _mm512_loadu_ps(from + 2 * channel + begin);
-#pragma GCC unroll 3
-    for (int k = 0; k < 48; k += 16) {
-      const __m512 both = _mm512_permutex2var_ps(x, _mm512_load_si512(kInterleave3.two + k), y);
-      _mm512_storeu_ps(to + 3 * begin + k, _mm512_permutex2var_ps(both, _mm512_load_si512(kInterleave3.three + k), z));
-    }
-  }
-#endif
+  for (; channels == 3 && begin + kLanes <= columns; begin += kLanes)
+    store_interleaved(load(from + begin), load(from + channel + begin), load(from + 2 * channel + begin),
+                      to + 3 * begin);
   for (i64 c = 0; c < channels; ++c)
     for (i64 w = begin; w < columns; ++w) to[w * channels + c] = from[w + c * channel];
 }

@@ -20,25 +20,26 @@ struct ChannelEpilogue {
   float low = 0, high = 0;
 };
 
-// A piece of the sum that an output is: `depth` inputs beside each other from `offset` on, and as many rows of a panel.
-struct ConvPiece {
+// A K block, part of the sum that an output is: `depth` inputs beside each other from `offset` on, and as many rows of
+// a panel.
+struct KBlock {
   std::int64_t offset = 0;
   std::int64_t depth = 0;
 };
 
 // The most steps of a sum that are taken at once: a block of weights of that depth stays in the first-level cache.
 inline constexpr std::int64_t kConvDepth = 256;
-inline std::int64_t conv_pieces(std::int64_t depth) { return (depth + kConvDepth - 1) / kConvDepth; }
+inline std::int64_t k_block_count(std::int64_t depth) { return (depth + kConvDepth - 1) / kConvDepth; }
 
-// Cuts `depth` inputs beside each other from `offset` on into conv_pieces(depth) pieces of about the same depth:
-// weights of a block are asked for while the block before it is at work, which a short one leaves no time for. Returns
-// the end.
-inline ConvPiece* cut_conv_pieces(std::int64_t offset, std::int64_t depth, ConvPiece* to) {
-  for (std::int64_t left = conv_pieces(depth); left > 0; --left) {
-    const std::int64_t piece = (depth + left - 1) / left;
-    *to++ = {offset, piece};
-    offset += piece;
-    depth -= piece;
+// Cuts `depth` inputs beside each other from `offset` on into k_block_count(depth) K blocks of about the same depth:
+// the weights of a block are prefetched during the block before it, for which a short one leaves no time. Returns the
+// end.
+inline KBlock* cut_k_blocks(std::int64_t offset, std::int64_t depth, KBlock* to) {
+  for (std::int64_t left = k_block_count(depth); left > 0; --left) {
+    const std::int64_t part = (depth + left - 1) / left;
+    *to++ = {offset, part};
+    offset += part;
+    depth -= part;
   }
   return to;
 }
@@ -64,11 +65,12 @@ struct PackedConvTable {
   void (*pack)(const MatrixView& v, std::int64_t depth, std::int64_t columns, std::int64_t panel, std::int64_t k0,
                std::int64_t k1, float* packed);
 
-  // `count` tiles (at most kConvTiles) of one panel, which has `width` channels: the sum over all pieces, each at most
-  // kConvDepth deep. `next`: the panel that the caller takes next. Blocks of this one and the first block of that one
-  // are asked for; null where weights are in the second-level cache: asking costs some percent of the products then.
-  // `fresh`: the inputs may be in another core's caches. Those of a tile are asked for during the tile before it.
-  void (*tiles)(const ConvTile* tiles, int count, std::int64_t row, const ConvPiece* pieces, std::int64_t piece_count,
+  // `count` tiles (at most kConvTiles) of one panel, which has `width` channels: the sum over all K blocks, each at
+  // most kConvDepth deep. `next`: the panel that the caller takes next. Blocks of this one and the first block of that
+  // one are prefetched; null where weights are in the second-level cache: prefetching costs some percent of the
+  // products then. `fresh`: the inputs may be in another core's caches. Those of a tile are prefetched during the tile
+  // before it.
+  void (*tiles)(const ConvTile* tiles, int count, std::int64_t row, const KBlock* k_blocks, std::int64_t block_count,
                 const float* panel, const float* next, bool fresh, std::int64_t first_channel, int width,
                 const ChannelEpilogue& epilogue);
 
@@ -105,17 +107,6 @@ struct PackedConvTable {
   void (*interleave)(const float* from, std::int64_t channel, std::int64_t channels, std::int64_t columns, float* to);
 };
 
-const PackedConvTable& packed_conv(Isa isa);
-inline const PackedConvTable& packed_conv() { return packed_conv(active_isa()); }
-
-namespace baseline {
-extern const PackedConvTable kPackedConv;
-}
-namespace avx2 {
-extern const PackedConvTable kPackedConv;
-}
-namespace avx512 {
-extern const PackedConvTable kPackedConv;
-}
+GRAFT_TABLE("vec", PackedConvTable, kPackedConv, packed_conv)
 
 }  // namespace graft::simd

@@ -133,7 +133,7 @@ class Packer {
 // From output position `first` on.
 simd::QuantizedEpilogue epilogue_of(const KernelContext& ctx, const PackedQuantizedConvAttrs& attrs, i64 first) {
   const TensorDesc& out = ctx.out();
-  simd::QuantizedEpilogue e = way_out(attrs, out.dtype, attrs.has_residual != 0 ? &ctx.in(2) : nullptr);
+  simd::QuantizedEpilogue e = quantized_epilogue(attrs, out.dtype, attrs.has_residual != 0 ? &ctx.in(2) : nullptr);
   e.out_row = out.shape[1];
   e.out = ctx.output<std::byte>() + first * e.out_row * (e.floats ? 4 : 1);
   if (attrs.has_residual == 0) return e;
@@ -147,7 +147,7 @@ class Products {
   Products(const TensorDesc& x, const PackedQuantizedConvAttrs& attrs)
       : x_(x), attrs_(attrs), input_(x, attrs.conv, whole()) {}
 
-  bool lays_out() const { return input_.lays_out(); }
+  bool copies_input() const { return input_.copies_input(); }
   i64 scratch_bytes(int threads) const { return runs_bytes(threads) + input_.scratch_bytes() + kMostByteStep; }
   int phases() const { return input_.phases(); }
 
@@ -170,7 +170,7 @@ class Products {
     ByteRun* runs = reinterpret_cast<ByteRun*>(ctx.scratch_bytes) + ctx.task * run_count();
     ByteRun* next = runs;
     input_.for_each_run(attrs_.kernel, whole(), [&](i64 offset, i64 depth) {
-      *next++ = {offset, lays_out() ? ceil_div(depth, step) * step : depth};
+      *next++ = {offset, copies_input() ? ceil_div(depth, step) * step : depth};
     });
     return {runs, static_cast<std::size_t>(run_count())};
   }
@@ -185,7 +185,7 @@ class Products {
     const auto lines = input_.lines_of(out, samples, table.tile_rows);
     const simd::QuantizedEpilogue e = epilogue_of(ctx, attrs_, first_sample * out[2] * out[3] * out[4]);
     const i64 tiles = lines.all * lines.parts;
-    const std::uint8_t flip = lays_out() ? 0 : flip_of(x_.dtype);
+    const std::uint8_t flip = copies_input() ? 0 : flip_of(x_.dtype);
     for_tiles(ctx, tiles, groups * panels.count, kTilesAtOnce, samples * (x_.numel() / x_.shape[0]),
               [&](i64 index, i64, i64 from, i64 to) {
                 const i64 group = index / panels.count, panel = index % panels.count;
@@ -321,10 +321,10 @@ const Kernel kPackedQuantizedConv = {.name = "packed_quantized_conv",
                                      .explain =
                                          [](const KernelContext& ctx) {
                                            const auto attrs = ctx.attrs<PackedQuantizedConvAttrs>();
-                                           const bool lays_out = Products(ctx.in(0), attrs).lays_out();
+                                           const bool copies_input = Products(ctx.in(0), attrs).copies_input();
                                            return "8 bits, channels last, weights packed at load, " + isa_name() +
-                                                  (lays_out ? ", input laid out" : "") +
-                                                  way_out_text(attrs, ctx.out().dtype);
+                                                  (copies_input ? ", input copied" : "") +
+                                                  epilogue_text(attrs, ctx.out().dtype);
                                          },
                                      .steals_work = true,
                                      .fusion = &kConvFusion};
@@ -335,7 +335,7 @@ const Kernel kPackedQuantizedDepthwiseConv = {
     .explain =
         [](const KernelContext& ctx) {
           return "8 bits, channels last, one input channel per group, " + isa_name() +
-                 way_out_text(ctx.attrs<PackedQuantizedConvAttrs>(), ctx.out().dtype);
+                 epilogue_text(ctx.attrs<PackedQuantizedConvAttrs>(), ctx.out().dtype);
         },
     .fusion = &kDepthwiseFusion};
 

@@ -50,7 +50,7 @@ std::int64_t packed_quantized_conv_scratch_bytes(const TensorDesc& x, const Pack
 std::int64_t packed_quantized_depthwise_scratch_bytes(const TensorDesc& x, const TensorDesc& out,
                                                       const PackedQuantizedConvAttrs& attrs, int threads);
 
-// The same with the loops of a given level. The packed weight depends on it.
+// The same with the loops of a given instruction set. The packed weight depends on it.
 std::int64_t packed_quantized_conv_bytes(const Shape& weight, const ConvAttrs& conv,
                                          const simd::QuantizedConvTable& table);
 void run_pack_quantized_conv(const KernelContext& ctx, const simd::QuantizedConvTable& table) noexcept;

@@ -10,7 +10,8 @@
 #include "kernel/conv/packed_conv.h"
 #include "kernel/simd/simd_test_util.h"
 
-// Against sums of integers and a quantization in f64, at every level, around the borders of tiles, panels and blocks.
+// Against sums of integers and a quantization in f64, with every instruction set, around the borders of tiles, panels
+// and blocks.
 namespace graft {
 namespace {
 
@@ -183,7 +184,7 @@ void check_at(const Case& c, const QuantizedConvTable& table, int threads) {
 }
 
 void check(const Case& c) {
-  for (const simd::Isa isa : simd::available_isas(simd::Isa::avx512))
+  for (const simd::Isa isa : simd::available_isas_of<simd::QuantizedConvTable>())
     for (const int threads : {1, 3}) check_at(c, simd::quantized_conv(isa), threads);
 }
 
@@ -275,7 +276,7 @@ TEST(PackedQuantizedConv, BytesWithAndWithoutSignAndFloats) {
 
 // The longest sums of the largest products: 255 * -128.
 TEST(PackedQuantizedConv, LongSumsDoNotOverflow) {
-  for (const simd::Isa isa : simd::available_isas(simd::Isa::avx512)) {
+  for (const simd::Isa isa : simd::available_isas_of<simd::QuantizedConvTable>()) {
     const QuantizedConvTable& table = simd::quantized_conv(isa);
     const i64 channels = kLongestByteSum;
     TestTensor x(TensorDesc(DType::u8, Shape{1, channels, 1, 1, 1})),

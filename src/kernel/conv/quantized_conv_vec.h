@@ -86,17 +86,6 @@ struct QuantizedConvTable {
   }
 };
 
-const QuantizedConvTable& quantized_conv(Isa isa);
-inline const QuantizedConvTable& quantized_conv() { return quantized_conv(active_isa()); }
-
-namespace baseline {
-extern const QuantizedConvTable kQuantizedConv;
-}
-namespace avx2 {
-extern const QuantizedConvTable kByteConv;
-}
-namespace avx512vnni {
-extern const QuantizedConvTable kByteConv;
-}
+GRAFT_TABLE("baseline vnni", QuantizedConvTable, kQuantizedConv, quantized_conv)
 
 }  // namespace graft::simd

@@ -1,7 +1,7 @@
 // Compiled for AVX2 and for AVX-512 with VNNI only: see cmake/GraftLibrary.cmake.
 #include "kernel/conv/quantized_conv_vec.h"
 
-#include "kernel/simd/vec.h"
+#include "kernel/simd/vec_bytes.h"
 
 namespace graft::simd::GRAFT_ISA {
 namespace {
@@ -9,229 +9,7 @@ namespace {
 using std::int32_t;
 using std::uint8_t;
 
-#if defined(__AVX512VNNI__)
-constexpr int kSumLanes = 16, kTileRows = 12;
-#else
-constexpr int kSumLanes = 8, kTileRows = 4;
-#endif
-
-// The first n bytes; the others are zero.
-GRAFT_VEC __m128i load_16(const uint8_t* p, i64 n) {
-  if (n >= 16) return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
-#if defined(__AVX512VNNI__)
-  return _mm_maskz_loadu_epi8((__mmask16)((1u << n) - 1u), p);
-#else
-  alignas(16) uint8_t bytes[16] = {};
-  for (i64 i = 0; i < n; ++i) bytes[i] = p[i];
-  return _mm_load_si128(reinterpret_cast<const __m128i*>(bytes));
-#endif
-}
-GRAFT_VEC __m256i load_32(const uint8_t* p, i64 n) {
-  if (n >= 32) return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
-#if defined(__AVX512VNNI__)
-  return _mm256_maskz_loadu_epi8((__mmask32)((1u << n) - 1u), p);
-#else
-  return _mm256_set_m128i(n > 16 ? load_16(p + 16, n - 16) : _mm_setzero_si128(), load_16(p, n));
-#endif
-}
-GRAFT_VEC void store_16(uint8_t* p, __m128i v, i64 n) {
-  if (n >= 16) return _mm_storeu_si128(reinterpret_cast<__m128i*>(p), v);
-#if defined(__AVX512VNNI__)
-  _mm_mask_storeu_epi8(p, (__mmask16)((1u << n) - 1u), v);
-#else
-  alignas(16) uint8_t bytes[16];
-  _mm_store_si128(reinterpret_cast<__m128i*>(bytes), v);
-  for (i64 i = 0; i < n; ++i) p[i] = bytes[i];
-#endif
-}
-GRAFT_VEC void store_32(uint8_t* p, __m256i v, i64 n) {
-  if (n >= 32) return _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), v);
-#if defined(__AVX512VNNI__)
-  _mm256_mask_storeu_epi8(p, (__mmask32)((1u << n) - 1u), v);
-#else
-  store_16(p, _mm256_castsi256_si128(v), n);
-  if (n > 16) store_16(p + 16, _mm256_extracti128_si256(v, 1), n - 16);
-#endif
-}
-
-// Vectors of sums of 4, 8 and 16 lanes. dot(): sums[i] + the four products of lane i; `a` is unsigned, `w` signed.
-// Without the instruction for it, products of the low seven bits and of the eighth: each pair of them fits 16 bits.
-struct V128 {
-  using Ints = __m128i;
-  using Floats = __m128;
-  static constexpr int kLanes = 4;
-  GRAFT_VEC Ints none() { return _mm_setzero_si128(); }
-  GRAFT_VEC Ints load(const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); }
-  GRAFT_VEC void put(void* p, Ints x) { _mm_storeu_si128(static_cast<__m128i*>(p), x); }
-  GRAFT_VEC Ints bytes(const uint8_t* p, i64 n) { return load_16(p, n); }
-  GRAFT_VEC Ints splat(int32_t x) { return _mm_set1_epi32(x); }
-  GRAFT_VEC Ints splat_byte(uint8_t x) { return _mm_set1_epi8(static_cast<char>(x)); }
-  GRAFT_VEC Ints flipped(Ints a, Ints b) { return _mm_xor_si128(a, b); }
-  GRAFT_VEC Ints low8(Ints a, Ints b) { return _mm_unpacklo_epi8(a, b); }
-  GRAFT_VEC Ints high8(Ints a, Ints b) { return _mm_unpackhi_epi8(a, b); }
-  GRAFT_VEC Ints low16(Ints a, Ints b) { return _mm_unpacklo_epi16(a, b); }
-  GRAFT_VEC Ints high16(Ints a, Ints b) { return _mm_unpackhi_epi16(a, b); }
-  GRAFT_VEC Ints add(Ints a, Ints b) { return _mm_add_epi32(a, b); }
-  template <int bits>
-  GRAFT_VEC Ints shifted(Ints a) {
-    return _mm_srai_epi32(a, bits);
-  }
-  GRAFT_VEC Ints splat_short(std::int16_t x) { return _mm_set1_epi16(x); }
-  GRAFT_VEC Ints add16(Ints a, Ints b) { return _mm_adds_epi16(a, b); }
-  GRAFT_VEC Ints clamped8(Ints x, Ints low, Ints high) { return _mm_min_epi8(_mm_max_epi8(x, low), high); }
-  GRAFT_VEC Ints packed32(Ints a, Ints b) { return _mm_packs_epi32(a, b); }
-  GRAFT_VEC Ints packed16(Ints a, Ints b) { return _mm_packs_epi16(a, b); }
-  GRAFT_VEC Ints dot(Ints sums, Ints a, Ints w) {
-#if defined(__AVX512VNNI__)
-    return _mm_dpbusd_epi32(sums, a, w);
-#else
-    const Ints one = _mm_set1_epi16(1), most = _mm_set1_epi8(127);
-    const Ints low = _mm_madd_epi16(_mm_maddubs_epi16(_mm_and_si128(a, most), w), one);
-    const Ints high = _mm_madd_epi16(_mm_maddubs_epi16(_mm_andnot_si128(most, a), w), one);
-    return add(sums, add(low, high));
-#endif
-  }
-  GRAFT_VEC Floats floats(const float* p) { return _mm_loadu_ps(p); }
-  GRAFT_VEC Floats all(float x) { return _mm_set1_ps(x); }
-  GRAFT_VEC Floats from(Ints x) { return _mm_cvtepi32_ps(x); }
-  GRAFT_VEC Ints rounded(Floats x) { return _mm_cvtps_epi32(x); }
-  GRAFT_VEC Floats whole(Floats x) { return _mm_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
-  GRAFT_VEC Floats times(Floats a, Floats b) { return _mm_mul_ps(a, b); }
-  GRAFT_VEC Floats sum(Floats a, Floats b) { return _mm_add_ps(a, b); }
-  GRAFT_VEC Floats fused(Floats a, Floats b, Floats c) { return _mm_fmadd_ps(a, b, c); }
-  GRAFT_VEC Floats least(Floats x, Floats most) { return _mm_min_ps(x, most); }
-  GRAFT_VEC Floats most(Floats x, Floats least) { return _mm_max_ps(x, least); }
-  GRAFT_VEC void put_floats(float* to, Floats x) { _mm_storeu_ps(to, x); }
-  GRAFT_VEC void put4(uint8_t* to, Ints v, i64 n) { store_16(to, v, n); }
-};
-
-struct V256 {
-  using Ints = __m256i;
-  using Floats = __m256;
-  static constexpr int kLanes = 8;
-  GRAFT_VEC Ints none() { return _mm256_setzero_si256(); }
-  GRAFT_VEC Ints load(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
-  GRAFT_VEC void put(void* p, Ints x) { _mm256_storeu_si256(static_cast<__m256i*>(p), x); }
-  GRAFT_VEC Ints bytes(const uint8_t* p, i64 n) { return load_32(p, n); }
-  GRAFT_VEC Ints splat(int32_t x) { return _mm256_set1_epi32(x); }
-  GRAFT_VEC Ints splat_byte(uint8_t x) { return _mm256_set1_epi8(static_cast<char>(x)); }
-  GRAFT_VEC Ints flipped(Ints a, Ints b) { return _mm256_xor_si256(a, b); }
-  GRAFT_VEC Ints low8(Ints a, Ints b) { return _mm256_unpacklo_epi8(a, b); }
-  GRAFT_VEC Ints high8(Ints a, Ints b) { return _mm256_unpackhi_epi8(a, b); }
-  GRAFT_VEC Ints low16(Ints a, Ints b) { return _mm256_unpacklo_epi16(a, b); }
-  GRAFT_VEC Ints high16(Ints a, Ints b) { return _mm256_unpackhi_epi16(a, b); }
-  GRAFT_VEC Ints add(Ints a, Ints b) { return _mm256_add_epi32(a, b); }
-  template <int bits>
-  GRAFT_VEC Ints shifted(Ints a) {
-    return _mm256_srai_epi32(a, bits);
-  }
-  GRAFT_VEC Ints splat_short(std::int16_t x) { return _mm256_set1_epi16(x); }
-  GRAFT_VEC Ints add16(Ints a, Ints b) { return _mm256_adds_epi16(a, b); }
-  GRAFT_VEC Ints clamped8(Ints x, Ints low, Ints high) { return _mm256_min_epi8(_mm256_max_epi8(x, low), high); }
-  GRAFT_VEC Ints packed32(Ints a, Ints b) { return _mm256_packs_epi32(a, b); }
-  GRAFT_VEC Ints packed16(Ints a, Ints b) { return _mm256_packs_epi16(a, b); }
-  GRAFT_VEC Ints dot(Ints sums, Ints a, Ints w) {
-#if defined(__AVX512VNNI__)
-    return _mm256_dpbusd_epi32(sums, a, w);
-#else
-    const Ints one = _mm256_set1_epi16(1), most = _mm256_set1_epi8(127);
-    const Ints low = _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_and_si256(a, most), w), one);
-    const Ints high = _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_andnot_si256(most, a), w), one);
-    return add(sums, add(low, high));
-#endif
-  }
-  GRAFT_VEC Floats floats(const float* p) { return _mm256_loadu_ps(p); }
-  GRAFT_VEC Floats all(float x) { return _mm256_set1_ps(x); }
-  GRAFT_VEC Floats from(Ints x) { return _mm256_cvtepi32_ps(x); }
-  GRAFT_VEC Ints rounded(Floats x) { return _mm256_cvtps_epi32(x); }
-  GRAFT_VEC Floats whole(Floats x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
-  GRAFT_VEC Floats times(Floats a, Floats b) { return _mm256_mul_ps(a, b); }
-  GRAFT_VEC Floats sum(Floats a, Floats b) { return _mm256_add_ps(a, b); }
-  GRAFT_VEC Floats fused(Floats a, Floats b, Floats c) { return _mm256_fmadd_ps(a, b, c); }
-  GRAFT_VEC Floats least(Floats x, Floats most) { return _mm256_min_ps(x, most); }
-  GRAFT_VEC Floats most(Floats x, Floats least) { return _mm256_max_ps(x, least); }
-  GRAFT_VEC void put_floats(float* to, Floats x) { _mm256_storeu_ps(to, x); }
-  GRAFT_VEC void put4(uint8_t* to, Ints v, i64 n) { store_32(to, v, n); }
-  // Of two vectors and of one: bytes that packed16(v, v) gives twice in each half.
-  GRAFT_VEC void put2(uint8_t* to, Ints v, i64 n) {
-    store_16(to, _mm256_castsi256_si128(_mm256_permute4x64_epi64(v, 0x08)), n);
-  }
-  GRAFT_VEC void put1(uint8_t* to, Ints v, i64 n) {
-    const __m128i both = _mm_unpacklo_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
-    if (n >= 8) return _mm_storel_epi64(reinterpret_cast<__m128i*>(to), both);
-    store_16(to, both, n);
-  }
-  GRAFT_VEC Ints wide16(const uint8_t* p, i64 n, uint8_t flip) {
-    return _mm256_cvtepi8_epi16(V128::flipped(load_16(p, n), V128::splat_byte(flip)));
-  }
-  GRAFT_VEC Ints wide32(const uint8_t* p, i64 n, uint8_t flip) {
-    return _mm256_cvtepi8_epi32(V128::flipped(load_16(p, n < 8 ? n : 8), V128::splat_byte(flip)));
-  }
-};
-
-#if defined(__AVX512VNNI__)
-struct V512 {
-  using Ints = __m512i;
-  using Floats = __m512;
-  static constexpr int kLanes = 16;
-  GRAFT_VEC Ints none() { return _mm512_setzero_si512(); }
-  GRAFT_VEC Ints load(const void* p) { return _mm512_loadu_si512(p); }
-  GRAFT_VEC void put(void* p, Ints x) { _mm512_storeu_si512(p, x); }
-  GRAFT_VEC Ints bytes(const uint8_t* p, i64 n) {
-    return n >= 64 ? load(p) : _mm512_maskz_loadu_epi8((__mmask64)((1ull << n) - 1ull), p);
-  }
-  GRAFT_VEC Ints splat(int32_t x) { return _mm512_set1_epi32(x); }
-  GRAFT_VEC Ints splat_byte(uint8_t x) { return _mm512_set1_epi8(static_cast<char>(x)); }
-  GRAFT_VEC Ints flipped(Ints a, Ints b) { return _mm512_xor_si512(a, b); }
-  GRAFT_VEC Ints low8(Ints a, Ints b) { return _mm512_unpacklo_epi8(a, b); }
-  GRAFT_VEC Ints high8(Ints a, Ints b) { return _mm512_unpackhi_epi8(a, b); }
-  GRAFT_VEC Ints low16(Ints a, Ints b) { return _mm512_unpacklo_epi16(a, b); }
-  GRAFT_VEC Ints high16(Ints a, Ints b) { return _mm512_unpackhi_epi16(a, b); }
-  GRAFT_VEC Ints add(Ints a, Ints b) { return _mm512_add_epi32(a, b); }
-  template <int bits>
-  GRAFT_VEC Ints shifted(Ints a) {
-    return _mm512_srai_epi32(a, bits);
-  }
-  GRAFT_VEC Ints splat_short(std::int16_t x) { return _mm512_set1_epi16(x); }
-  GRAFT_VEC Ints add16(Ints a, Ints b) { return _mm512_adds_epi16(a, b); }
-  GRAFT_VEC Ints clamped8(Ints x, Ints low, Ints high) { return _mm512_min_epi8(_mm512_max_epi8(x, low), high); }
-  GRAFT_VEC Ints packed32(Ints a, Ints b) { return _mm512_packs_epi32(a, b); }
-  GRAFT_VEC Ints packed16(Ints a, Ints b) { return _mm512_packs_epi16(a, b); }
-  GRAFT_VEC Ints dot(Ints sums, Ints a, Ints w) { return _mm512_dpbusd_epi32(sums, a, w); }
-  GRAFT_VEC Floats floats(const float* p) { return _mm512_loadu_ps(p); }
-  GRAFT_VEC Floats all(float x) { return _mm512_set1_ps(x); }
-  GRAFT_VEC Floats from(Ints x) { return _mm512_cvtepi32_ps(x); }
-  GRAFT_VEC Ints rounded(Floats x) { return _mm512_cvtps_epi32(x); }
-  GRAFT_VEC Floats whole(Floats x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
-  GRAFT_VEC Floats times(Floats a, Floats b) { return _mm512_mul_ps(a, b); }
-  GRAFT_VEC Floats sum(Floats a, Floats b) { return _mm512_add_ps(a, b); }
-  GRAFT_VEC Floats fused(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
-  GRAFT_VEC Floats least(Floats x, Floats most) { return _mm512_min_ps(x, most); }
-  GRAFT_VEC Floats most(Floats x, Floats least) { return _mm512_max_ps(x, least); }
-  GRAFT_VEC void put_floats(float* to, Floats x) { _mm512_storeu_ps(to, x); }
-  GRAFT_VEC void put4(uint8_t* to, Ints v, i64 n) {
-    if (n >= 64) return _mm512_storeu_si512(to, v);
-    _mm512_mask_storeu_epi8(to, (__mmask64)((1ull << n) - 1ull), v);
-  }
-  GRAFT_VEC void put2(uint8_t* to, Ints v, i64 n) {
-    const __m512i even = _mm512_setr_epi64(0, 2, 4, 6, 0, 2, 4, 6);
-    store_32(to, _mm512_castsi512_si256(_mm512_permutexvar_epi64(even, v)), n);
-  }
-  GRAFT_VEC void put1(uint8_t* to, Ints v, i64 n) {
-    const __m512i fourth = _mm512_setr_epi32(0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12);
-    store_16(to, _mm512_castsi512_si128(_mm512_permutexvar_epi32(fourth, v)), n);
-  }
-  GRAFT_VEC Ints wide16(const uint8_t* p, i64 n, uint8_t flip) {
-    return _mm512_cvtepi8_epi16(V256::flipped(load_32(p, n), V256::splat_byte(flip)));
-  }
-  GRAFT_VEC Ints wide32(const uint8_t* p, i64 n, uint8_t flip) {
-    return _mm512_cvtepi8_epi32(V128::flipped(load_16(p, n), V128::splat_byte(flip)));
-  }
-};
-using Widest = V512;
-#else
-using Widest = V256;
-#endif
+constexpr int kSumLanes = Widest::kLanes, kTileRows = kVectorRegisters == 32 ? 12 : 4;
 
 // --- what becomes of a sum ---
 
@@ -432,44 +210,21 @@ void rows_of(const uint8_t* x, i64 row, const ByteRun* runs, i64 run_count, cons
   add_rows<Widest, N, R, flips>(x, row, runs, run_count, panel, to);
 }
 
-// Without and with a flip. With 4 vectors half as many rows fill the registers.
-#if defined(__AVX512VNNI__)
-constexpr int kRowsOfFour = 6;
-constexpr Rows kRowsOf4[2][6] = {{rows_of<4, 1, false>, rows_of<4, 2, false>, rows_of<4, 3, false>,
-                                  rows_of<4, 4, false>, rows_of<4, 5, false>, rows_of<4, 6, false>},
-                                 {rows_of<4, 1, true>, rows_of<4, 2, true>, rows_of<4, 3, true>, rows_of<4, 4, true>,
-                                  rows_of<4, 5, true>, rows_of<4, 6, true>}};
-constexpr Rows kRowsOf2[2][12] = {
-    {rows_of<2, 1, false>, rows_of<2, 2, false>, rows_of<2, 3, false>, rows_of<2, 4, false>, rows_of<2, 5, false>,
-     rows_of<2, 6, false>, rows_of<2, 7, false>, rows_of<2, 8, false>, rows_of<2, 9, false>, rows_of<2, 10, false>,
-     rows_of<2, 11, false>, rows_of<2, 12, false>},
-    {rows_of<2, 1, true>, rows_of<2, 2, true>, rows_of<2, 3, true>, rows_of<2, 4, true>, rows_of<2, 5, true>,
-     rows_of<2, 6, true>, rows_of<2, 7, true>, rows_of<2, 8, true>, rows_of<2, 9, true>, rows_of<2, 10, true>,
-     rows_of<2, 11, true>, rows_of<2, 12, true>}};
-constexpr Rows kRowsOf1[2][12] = {
-    {rows_of<1, 1, false>, rows_of<1, 2, false>, rows_of<1, 3, false>, rows_of<1, 4, false>, rows_of<1, 5, false>,
-     rows_of<1, 6, false>, rows_of<1, 7, false>, rows_of<1, 8, false>, rows_of<1, 9, false>, rows_of<1, 10, false>,
-     rows_of<1, 11, false>, rows_of<1, 12, false>},
-    {rows_of<1, 1, true>, rows_of<1, 2, true>, rows_of<1, 3, true>, rows_of<1, 4, true>, rows_of<1, 5, true>,
-     rows_of<1, 6, true>, rows_of<1, 7, true>, rows_of<1, 8, true>, rows_of<1, 9, true>, rows_of<1, 10, true>,
-     rows_of<1, 11, true>, rows_of<1, 12, true>}};
-#else
-constexpr int kRowsOfFour = 2;
-constexpr Rows kRowsOf4[2][2] = {{rows_of<4, 1, false>, rows_of<4, 2, false>},
-                                 {rows_of<4, 1, true>, rows_of<4, 2, true>}};
-constexpr Rows kRowsOf2[2][4] = {
-    {rows_of<2, 1, false>, rows_of<2, 2, false>, rows_of<2, 3, false>, rows_of<2, 4, false>},
-    {rows_of<2, 1, true>, rows_of<2, 2, true>, rows_of<2, 3, true>, rows_of<2, 4, true>}};
-constexpr Rows kRowsOf1[2][4] = {
-    {rows_of<1, 1, false>, rows_of<1, 2, false>, rows_of<1, 3, false>, rows_of<1, 4, false>},
-    {rows_of<1, 1, true>, rows_of<1, 2, true>, rows_of<1, 3, true>, rows_of<1, 4, true>}};
-#endif
+// With 4 vectors half as many rows fill the registers.
+constexpr int kRowsOfFour = kTileRows / 2;
+template <int N, bool flips>
+constexpr auto kRowsOf = by_rows<Rows, N == 4 ? kRowsOfFour : kTileRows>([]<int R>() -> Rows {
+  return rows_of<N, R, flips>;
+});
+template <bool flips>
+const Rows* rows_of_vectors(int vectors) {
+  return vectors == 4 ? kRowsOf<4, flips>.of : vectors == 2 ? kRowsOf<2, flips>.of : kRowsOf<1, flips>.of;
+}
 
 void conv_tile(const ByteTile& at, i64 row, uint8_t flip, const ByteRun* runs, i64 run_count, const std::byte* panel,
                int vectors, i64 first_channel, int width, const QuantizedEpilogue& e) {
   alignas(64) int32_t sums[kTileRows * 4 * kSumLanes];
-  const int flips = flip != 0 ? 1 : 0;
-  const Rows* all = vectors == 4 ? kRowsOf4[flips] : vectors == 2 ? kRowsOf2[flips] : kRowsOf1[flips];
+  const Rows* all = flip != 0 ? rows_of_vectors<true>(vectors) : rows_of_vectors<false>(vectors);
   const int most = vectors == 4 ? kRowsOfFour : kTileRows;
   for (int r = 0; r < at.rows;) {
     const int left = at.rows - r, parts = (left + most - 1) / most, rows = (left + parts - 1) / parts;
@@ -626,11 +381,9 @@ void depthwise(const Line& d, const QuantizedEpilogue& e) {
       depthwise_block<V128>(d, block, c, left, e);
     } else {
       width = left <= 32 ? 32 : 4 * kSumLanes;
-#if defined(__AVX512VNNI__)
       if (width == 64)
-        depthwise_block<V512>(d, block, c, left < 64 ? left : 64, e);
+        depthwise_block<Widest>(d, block, c, left < 64 ? left : 64, e);
       else
-#endif
         depthwise_block<V256>(d, block, c, left < 32 ? left : 32, e);
     }
     block += width * (12 + d.lines * groups * 4);
@@ -640,7 +393,6 @@ void depthwise(const Line& d, const QuantizedEpilogue& e) {
 
 }  // namespace
 
-extern const QuantizedConvTable kByteConv;
-const QuantizedConvTable kByteConv = {kSumLanes, 4, kTileRows, conv_tile, true, depthwise};
+const QuantizedConvTable kQuantizedConv = {kSumLanes, 4, kTileRows, conv_tile, true, depthwise};
 
 }  // namespace graft::simd::GRAFT_ISA

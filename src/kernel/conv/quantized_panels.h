@@ -58,7 +58,8 @@ inline bool packs_pairs(const ConvAttrs& conv, std::int64_t taps, const simd::Qu
 }
 
 // What happens to sums on their way into a tensor of that dtype, without its memory. `residual`: where there is one.
-inline simd::QuantizedEpilogue way_out(const PackedQuantizedConvAttrs& attrs, DType out, const TensorDesc* residual) {
+inline simd::QuantizedEpilogue quantized_epilogue(const PackedQuantizedConvAttrs& attrs, DType out,
+                                                  const TensorDesc* residual) {
   const auto less_128 = [](DType dtype) { return dtype == DType::u8 ? 128 : 0; };
   const auto flip = [](DType dtype) -> std::uint8_t { return dtype == DType::u8 ? 0x80 : 0; };
   simd::QuantizedEpilogue e;
@@ -76,9 +77,9 @@ inline simd::QuantizedEpilogue way_out(const PackedQuantizedConvAttrs& attrs, DT
   return e;
 }
 
-inline std::string way_out_text(const PackedQuantizedConvAttrs& attrs, DType out) {
+inline std::string epilogue_text(const PackedQuantizedConvAttrs& attrs, DType out) {
   std::string text = attrs.has_residual != 0 ? ", a sum" : "";
-  if (out != DType::f32) text += text.empty() ? ", quantized on the way out" : " and quantized on the way out";
+  if (out != DType::f32) text += text.empty() ? ", quantized in the epilogue" : " and quantized in the epilogue";
   return text;
 }
 

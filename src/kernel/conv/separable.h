@@ -26,8 +26,8 @@ struct SeparableAttrs {
   std::int64_t channels = 0, height = 0, width = 0;   // of what the depthwise convolution reads
 };
 
-// How many lines the convolution before a depthwise one makes at a time where its input is laid out for it. Each share
-// lays out the lines that it reads: written by one phase and read by the next, they went from core to core.
+// How many lines the convolution before a depthwise one makes at a time where its input is copied for it. Each task
+// copies the lines that it reads: written by one phase and read by the next, they would go from core to core.
 class LaidOutLines {
   using i64 = std::int64_t;
 
@@ -44,7 +44,7 @@ class LaidOutLines {
 
  private:
   static constexpr i64 kLaidOutBytes = i64{96} << 10;
-  // Of fewer, too many are laid out again for the next ones.
+  // Of fewer, too many are copied again for the next ones.
   static constexpr i64 kLeastLines = 4;
 
   i64 stride_, reach_, made_;
@@ -81,10 +81,10 @@ class LineBands {
   i64 seen(i64 h, i64 k) const { return h * conv_.stride[1] - conv_.padding[1] + k * conv_.dilation[1]; }
   bool inside(i64 line) const { return line >= 0 && line < height_; }
 
-  // The lines of outputs [samples, out_height] that this share makes: expand(sample, line, count, at) makes input
+  // The lines of outputs [samples, out_height] that this task makes: expand(sample, line, count, at) makes input
   // lines, to be kept from place `at` on; then depthwise(sample, line, count) and project(the same) make outputs.
   //
-  // Two neighbouring shares need the same input lines where they meet and nowhere else: they come towards each other
+  // Two neighbouring tasks need the same input lines at their border and nowhere else: they come towards each other
   // and take lines as they go, so that the one whose core is slow makes fewer.
   template <typename Expand, typename Depthwise, typename Project>
   void run(const KernelContext& ctx, i64 samples, Expand&& expand, Depthwise&& depthwise, Project&& project) const {

@@ -11,8 +11,8 @@ namespace {
 
 using i64 = std::int64_t;
 using simd::ChannelEpilogue;
-using simd::ConvPiece;
 using simd::ConvTile;
+using simd::KBlock;
 using simd::PackedConvTable;
 
 constexpr i64 kMinParallel = 4096;
@@ -51,7 +51,7 @@ struct Product {
   const float* weight = nullptr;
 
   // `row` floats of x from one position to the next, `line` from one line to the next. How the sum of a position is
-  // taken must not depend on the share that it falls into: each line is cut into tiles by itself, but for lines without
+  // taken must not depend on the task that it falls into: each line is cut into tiles by itself, but for lines without
   // gaps of tiles of more than half the most rows, which add their products in one order, however many rows they have.
   void run(const PackedConvTable& table, const float* x, i64 row, i64 line, i64 lines, i64 columns,
            const ChannelEpilogue& e) const {
@@ -84,12 +84,12 @@ class SeparableConvolution {
         lines_(attrs.depthwise.kernel[1]),
         bands_(conv_, lines_, attrs.height, out.shape[3], out.shape[4], 4 * expanded_floats(1),
                4 * depthwise_floats(1)),
-        laid_out_(attrs.expand.conv, attrs.expand.kernel[1], 4 * input_.line) {}
+        copied_(attrs.expand.conv, attrs.expand.kernel[1], 4 * input_.line) {}
 
-  bool lays_out() const { return expands() && input_.lays_out(); }
+  bool copies_input() const { return expands() && input_.copies_input(); }
   i64 scratch_bytes(int threads) const { return threads * thread_bytes(); }
 
-  // This thread's share of the lines of outputs [samples, H'].
+  // This task's part of the lines of outputs [samples, H'].
   void run(const KernelContext& ctx, const PackedConvTable& table) const {
     const Work work(*this, ctx, table);
     bands_.run(
@@ -105,16 +105,17 @@ class SeparableConvolution {
   // where one of the ring does but for whole pages, which would make reads wait for writes.
   i64 ring_floats() const { return ceil_div(expanded_floats(bands_.held()), i64{32}) * 32 + 16; }
   i64 depthwise_floats(i64 lines) const { return projects() ? lines * out_.shape[4] * attrs_.channels : 0; }
-  i64 laid_out_floats() const { return lays_out() ? laid_out_.read_by(laid_out_.made()) * input_.line : 0; }
+  i64 laid_out_floats() const { return copies_input() ? copied_.read_by(copied_.made()) * input_.line : 0; }
 
   i64 expand_pieces() const {
     i64 count = 0;
-    if (expands()) for_each_run(input_, x_, attrs_.expand, [&](i64, i64 depth) { count += simd::conv_pieces(depth); });
+    if (expands())
+      for_each_run(input_, x_, attrs_.expand, [&](i64, i64 depth) { count += simd::k_block_count(depth); });
     return count;
   }
-  i64 project_pieces() const { return projects() ? simd::conv_pieces(attrs_.channels) : 0; }
+  i64 project_pieces() const { return projects() ? simd::k_block_count(attrs_.channels) : 0; }
   i64 list_bytes() const {
-    const auto bytes = (expand_pieces() + project_pieces()) * static_cast<i64>(sizeof(ConvPiece)) +
+    const auto bytes = (expand_pieces() + project_pieces()) * static_cast<i64>(sizeof(KBlock)) +
                        bands_.band() * lines_ * static_cast<i64>(sizeof(const float*));
     return ceil_div(bytes, 64) * 64;
   }
@@ -123,7 +124,7 @@ class SeparableConvolution {
     return list_bytes() + ceil_div(4 * floats, 64) * 64;
   }
 
-  // What a share works with: its operands and its part of the scratch.
+  // What a task works with: its operands and its part of the scratch.
   struct Work {
     const PackedConvTable& table;
     const float* x;
@@ -143,18 +144,18 @@ class SeparableConvolution {
       of_depthwise = take_operands(ctx, attrs.depthwise, next);
       if (c.projects()) of_project = take_operands(ctx, attrs.project, next);
       std::byte* mine = ctx.scratch_bytes + ctx.task * c.thread_bytes();
-      auto* const pieces = reinterpret_cast<ConvPiece*>(mine);
-      ConvPiece* end = pieces;
+      auto* const k_blocks = reinterpret_cast<KBlock*>(mine);
+      KBlock* end = k_blocks;
       if (c.expands()) {
         for_each_run(c.input_, c.x_, attrs.expand,
-                     [&](i64 offset, i64 depth) { end = simd::cut_conv_pieces(offset, depth, end); });
+                     [&](i64 offset, i64 depth) { end = simd::cut_k_blocks(offset, depth, end); });
         const auto& kernel = attrs.expand.kernel;
         const i64 taps = kernel[1] * kernel[2];
-        expand = {{taps, c.x_.shape[1] * taps, {pieces, end}}, attrs.channels, of_expand.weight};
+        expand = {{taps, c.x_.shape[1] * taps, {k_blocks, end}}, attrs.channels, of_expand.weight};
       }
       if (c.projects()) {
-        ConvPiece* const first = end;
-        end = simd::cut_conv_pieces(0, attrs.channels, end);
+        KBlock* const first = end;
+        end = simd::cut_k_blocks(0, attrs.channels, end);
         project = {{1, attrs.channels, {first, end}}, c.out_.shape[1], of_project.weight};
       }
       lines = reinterpret_cast<const float**>(end);
@@ -167,16 +168,16 @@ class SeparableConvolution {
   // Lines of what the depthwise convolution reads, into places from `at` on.
   void expand(const Work& work, i64 sample, i64 first, i64 count, i64 at) const {
     const ConvAttrs& conv = attrs_.expand.conv;
-    const i64 line = conv.stride[1] * input_.line, most = lays_out() ? laid_out_.made() : count;
+    const i64 line = conv.stride[1] * input_.line, most = copies_input() ? copied_.made() : count;
     ChannelEpilogue e = work.of_expand.epilogue;
     e.out = work.expanded + at * width_ * attrs_.channels;
     e.out_row = attrs_.channels;
     for (const i64 end = first + count; first < end; first += most, e.out += most * width_ * attrs_.channels) {
       const i64 lines = std::min(most, end - first);
       const float* x = work.laid_out;
-      if (lays_out()) {
-        input_.lay_out_lines(work.x, sample, laid_out_.first_read_by(first), laid_out_.read_by(lines), 0.f, false,
-                             work.laid_out);
+      if (copies_input()) {
+        input_.copy_rows(work.x, sample, copied_.first_read_by(first), copied_.read_by(lines), 0.f, false,
+                         work.laid_out);
       } else {
         x = work.x + sample * input_.sample + first * line;
       }
@@ -234,7 +235,7 @@ class SeparableConvolution {
   const i64 width_;               // of what the depthwise convolution reads
   const i64 lines_;               // of its kernel
   const LineBands bands_;
-  const LaidOutLines laid_out_;
+  const LaidOutLines copied_;
 };
 
 // A panel's channels of the whole picture fit into the first cache. Read by lines, what the first convolution makes
@@ -252,24 +253,24 @@ class SeparablePanels {
     const Operands of_expand = take_operands(ctx, attrs_.expand, next);
     const Operands of_depthwise = take_operands(ctx, attrs_.depthwise, next);
     std::byte* mine = ctx.scratch_bytes + ctx.task * thread_bytes();
-    auto* const pieces = reinterpret_cast<ConvPiece*>(mine);
-    ConvPiece* end = pieces;
+    auto* const k_blocks = reinterpret_cast<KBlock*>(mine);
+    KBlock* end = k_blocks;
     for_each_run(input_, x_, attrs_.expand,
-                 [&](i64 offset, i64 depth) { end = simd::cut_conv_pieces(offset, depth, end); });
+                 [&](i64 offset, i64 depth) { end = simd::cut_k_blocks(offset, depth, end); });
     auto* const lines = reinterpret_cast<const float**>(end);
     auto* const panel = reinterpret_cast<float*>(mine + list_bytes());  // [N, H, W, panel_width]
 
     const auto& kernel = attrs_.expand.kernel;
     const i64 taps = kernel[1] * kernel[2], depth = x_.shape[1] * taps, width = table.panel_width;
-    const PackedSums sums = {taps, depth, {pieces, end}};
+    const PackedSums sums = {taps, depth, {k_blocks, end}};
     const i64 panels = ceil_div(attrs_.channels, width);
-    const bool asks = depth * panels * width > kNearWeightFloats;
+    const bool prefetches = depth * panels * width > kNearWeightFloats;
     bool fresh = ctx.tasks > 1;
     ctx.for_chunks(panels, {}, [&](i64 begin, i64 stop) {
       for (i64 i = begin; i < stop; ++i) {
         const i64 first = i * width, channels = std::min(width, attrs_.channels - first);
         const float* const weight = of_expand.weight + first * depth;
-        const float* const next_weight = asks && i + 1 < panels ? weight + width * depth : nullptr;
+        const float* const next_weight = prefetches && i + 1 < panels ? weight + width * depth : nullptr;
         expand(table, sums, ctx.input<float>(0), weight, next_weight, fresh,
                of_channels(of_expand.epilogue, first, panel, width), static_cast<int>(channels));
         for (i64 n = 0; n < x_.shape[0]; ++n) {
@@ -285,8 +286,8 @@ class SeparablePanels {
  private:
   i64 list_bytes() const {
     i64 count = 0;
-    for_each_run(input_, x_, attrs_.expand, [&](i64, i64 depth) { count += simd::conv_pieces(depth); });
-    const auto bytes = count * static_cast<i64>(sizeof(ConvPiece)) +
+    for_each_run(input_, x_, attrs_.expand, [&](i64, i64 depth) { count += simd::k_block_count(depth); });
+    const auto bytes = count * static_cast<i64>(sizeof(KBlock)) +
                        out_.shape[3] * attrs_.depthwise.kernel[1] * static_cast<i64>(sizeof(const float*));
     return ceil_div(bytes, 64) * 64;
   }
@@ -356,23 +357,23 @@ void run_panels_here(const KernelContext& ctx) noexcept { run_separable_panels(c
 std::string explain(const KernelContext& ctx) {
   const auto attrs = ctx.attrs<SeparableConvAttrs>();
   std::string text = "f32, channels last, " + isa_name() + ", by bands of lines: ";
-  if (SeparableConvolution(ctx.in(0), ctx.out(), attrs).lays_out()) text += "input laid out; ";
-  if (attrs.has_expand != 0) text += "all channels" + way_out_text(attrs.expand) + "; ";
-  text += "one input channel per group" + way_out_text(attrs.depthwise);
-  if (attrs.has_project != 0) text += "; all channels" + way_out_text(attrs.project);
+  if (SeparableConvolution(ctx.in(0), ctx.out(), attrs).copies_input()) text += "input copied; ";
+  if (attrs.has_expand != 0) text += "all channels" + epilogue_text(attrs.expand) + "; ";
+  text += "one input channel per group" + epilogue_text(attrs.depthwise);
+  if (attrs.has_project != 0) text += "; all channels" + epilogue_text(attrs.project);
   return text;
 }
 
 std::string explain_panels(const KernelContext& ctx) {
   const auto attrs = ctx.attrs<SeparableConvAttrs>();
-  return "f32, channels last, " + isa_name() + ", by panels of channels: all channels" + way_out_text(attrs.expand) +
-         "; one input channel per group" + way_out_text(attrs.depthwise);
+  return "f32, channels last, " + isa_name() + ", by panels of channels: all channels" + epilogue_text(attrs.expand) +
+         "; one input channel per group" + epilogue_text(attrs.depthwise);
 }
 
 }  // namespace
 
 bool expands_by_panels(const TensorDesc& x, const PackedConvAttrs& expand) {
-  return !ConvInput<float>(x, expand.conv).lays_out();
+  return !ConvInput<float>(x, expand.conv).copies_input();
 }
 
 void run_separable_panels(const KernelContext& ctx, const PackedConvTable& table) noexcept {

@@ -19,8 +19,8 @@ extern const Kernel kSeparableConv;
 // Of kPackedConv and kPackedDepthwiseConv.
 extern const SeparableRule kSeparableRule;
 
-// The same of small pictures and many channels, with a convolution before the depthwise one, whose input need not be
-// laid out, and none after it: each share makes whole panels of channels. The sums are those of the two launches.
+// The same of small images and many channels, with a convolution before the depthwise one, whose input need not be
+// copied, and none after it: each task makes whole panels of channels. The sums are those of the two launches.
 extern const Kernel kSeparableConvByPanels;
 // Whether the convolution before the depthwise one can be part of such a launch.
 bool expands_by_panels(const TensorDesc& x, const PackedConvAttrs& expand);
@@ -31,7 +31,7 @@ std::int64_t separable_conv_scratch_bytes(const TensorDesc& x, const TensorDesc&
 std::int64_t separable_panels_scratch_bytes(const TensorDesc& x, const TensorDesc& out, const SeparableConvAttrs& attrs,
                                             int threads);
 
-// The same with the loops of a given level.
+// The same with the loops of a given instruction set.
 void run_separable_conv(const KernelContext& ctx, const simd::PackedConvTable& table) noexcept;
 void run_separable_panels(const KernelContext& ctx, const simd::PackedConvTable& table) noexcept;
 

@@ -79,7 +79,7 @@ void check(const Case& c) {
                    "], kernel ", c.kernel, ", stride ", c.stride, ", before it kernel ", c.expand_kernel, ", stride ",
                    c.expand_stride));
   const i64 first = c.inputs > 0 ? c.inputs : c.channels, last = c.outputs > 0 ? c.outputs : c.channels;
-  for (const simd::Isa isa : simd::available_isas(simd::Isa::avx512)) {
+  for (const simd::Isa isa : simd::available_isas_of<simd::PackedConvTable>()) {
     const simd::PackedConvTable& table = simd::packed_conv(isa);
     TestTensor x(c.channels_last ? channels_last(c.batch, first, c.height, c.width)
                                  : TensorDesc(DType::f32, Shape{c.batch, first, 1, c.height, c.width}));
@@ -213,7 +213,7 @@ TEST(SeparableConv, AnyConvolutionBefore) {
 TEST(SeparableConv, BandsOfLines) {
   check({.inputs = 24, .channels = 144, .outputs = 24, .height = 40, .width = 56, .residual = true});
   check({.inputs = 16, .channels = 96, .outputs = 24, .height = 30, .width = 112, .stride = 2});
-  // Two groups of samples that are laid out.
+  // Two groups of samples that are copied.
   check({.batch = 2,
          .inputs = 70,
          .channels = 8,
@@ -222,7 +222,7 @@ TEST(SeparableConv, BandsOfLines) {
          .width = 100,
          .expand_kernel = 3,
          .expand_padding = 1});
-  // A line is more than a band; sums of several pieces.
+  // A line is more than a band; sums of several k_blocks.
   check({.inputs = 300, .channels = 600, .outputs = 8, .height = 5, .width = 130});
 }
 

@@ -63,12 +63,12 @@ class SeparableQuantizedConvolution {
         lines_(attrs.depthwise.kernel[1]),
         pitch_((out.shape[4] - 1) * conv_.stride[2] + (attrs.depthwise.kernel[2] - 1) * conv_.dilation[2] + 1),
         bands_(conv_, lines_, attrs.height, out.shape[3], out.shape[4], expanded_bytes(1), between_bytes(1)),
-        laid_out_(attrs.expand.conv, attrs.expand.kernel[1], input_.line) {}
+        copied_(attrs.expand.conv, attrs.expand.kernel[1], input_.line) {}
 
-  bool lays_out() const { return expands() && input_.lays_out(); }
+  bool copies_input() const { return expands() && input_.copies_input(); }
   i64 scratch_bytes(int threads) const { return threads * thread_bytes(); }
 
-  // This thread's share of the lines of outputs [samples, H'].
+  // This task's part of the lines of outputs [samples, H'].
   void run(const KernelContext& ctx, const QuantizedConvTable& table) const {
     const Work work(*this, ctx, table);
     bands_.run(
@@ -83,22 +83,22 @@ class SeparableQuantizedConvolution {
 
   i64 expanded_bytes(i64 lines) const { return expands() ? lines * width_ * attrs_.channels : 0; }
   i64 between_bytes(i64 lines) const { return projects() ? lines * out_.shape[4] * attrs_.channels : 0; }
-  // A product reads a byte once for each panel: flipped once before them, all take less. What was laid out is flipped.
+  // A product reads a byte once for each panel: flipped once before them, all take less. What was copied is flipped.
   bool copies_flipped() const {
     const ConvAttrs& conv = attrs_.expand.conv;
     const i64(&kernel)[3] = attrs_.expand.kernel;
     const bool pointwise = kernel[1] == 1 && kernel[2] == 1 && conv.stride[1] == 1 && conv.stride[2] == 1;
-    return expands() && pointwise && !input_.lays_out() && flip_of(x_.dtype) != 0 && x_.strides[4] == x_.shape[1];
+    return expands() && pointwise && !input_.copies_input() && flip_of(x_.dtype) != 0 && x_.strides[4] == x_.shape[1];
   }
-  bool copies() const { return lays_out() || copies_flipped(); }
+  bool copies() const { return copies_input() || copies_flipped(); }
   // Of the lines that are expanded at a time.
   i64 copy_bytes() const {
-    return lays_out() ? laid_out_.read_by(laid_out_.made()) * input_.line : bands_.held() * width_ * x_.shape[1];
+    return copies_input() ? copied_.read_by(copied_.made()) * input_.line : bands_.held() * width_ * x_.shape[1];
   }
 
   i64 expand_runs() const { return expands() ? attrs_.expand.kernel[1] * (whole() ? 1 : attrs_.expand.kernel[2]) : 0; }
 
-  // A share's part of the scratch, one behind the other.
+  // A task's part of the scratch, one behind the other.
   i64 runs_bytes() const { return ceil_64((expand_runs() + 1) * static_cast<i64>(sizeof(ByteRun))); }
   i64 columns_bytes() const { return ceil_64(lines_ * pitch_ * static_cast<i64>(sizeof(const std::uint8_t*))); }
   i64 padding_bytes() const { return ceil_64(attrs_.channels); }
@@ -109,7 +109,7 @@ class SeparableQuantizedConvolution {
            (projects() ? ceil_64(between_bytes(bands_.band()) + kMostByteStep) : 0);
   }
 
-  // What a share works with: its operands and its part of the scratch.
+  // What a task works with: its operands and its part of the scratch.
   struct Work {
     const QuantizedConvTable& table;
     const std::uint8_t* x;
@@ -118,7 +118,7 @@ class SeparableQuantizedConvolution {
     Line line;
     const std::uint8_t** columns;
     std::uint8_t* padding;
-    std::uint8_t* copy = nullptr;  // of lines of x, where they are laid out or flipped
+    std::uint8_t* copy = nullptr;  // of lines of x, where they are copied or flipped
     std::uint8_t* expanded;        // [held, W, channels]: line h lies at h % held
     std::uint8_t* between;         // [band, W', channels]
 
@@ -151,13 +151,13 @@ class SeparableQuantizedConvolution {
         project = {
             {c.out_.shape[1], ceil_div(attrs.channels, table.step), table}, ctx.input<std::byte>(next++), {run, 1}, 0};
         const TensorDesc* residual = attrs.project.has_residual != 0 ? &ctx.in(next) : nullptr;
-        of_project = way_out(attrs.project, c.out_.dtype, residual);
+        of_project = quantized_epilogue(attrs.project, c.out_.dtype, residual);
         if (residual != nullptr) {
           of_project.residual_row = c.out_.shape[1];
           of_project.residual = ctx.input<std::uint8_t>(next);
         }
       } else {
-        of_depthwise = way_out(attrs.depthwise, c.out_.dtype, nullptr);
+        of_depthwise = quantized_epilogue(attrs.depthwise, c.out_.dtype, nullptr);
       }
       QuantizedEpilogue& last = c.projects() ? of_project : of_depthwise;
       last.out_row = c.out_.shape[1];
@@ -166,7 +166,7 @@ class SeparableQuantizedConvolution {
 
    private:
     static QuantizedEpilogue inward(const PackedQuantizedConvAttrs& attrs, DType dtype, i64 channels) {
-      QuantizedEpilogue e = way_out(attrs, dtype, nullptr);
+      QuantizedEpilogue e = quantized_epilogue(attrs, dtype, nullptr);
       e.flip = 0x80;
       e.out_row = channels;
       return e;
@@ -210,11 +210,11 @@ class SeparableQuantizedConvolution {
     const std::uint8_t flip = flip_of(x_.dtype);
     QuantizedEpilogue e = work.of_expand;
     e.out = work.expanded + expanded_bytes(at);
-    if (lays_out()) {
-      for (const i64 end = first + count; first < end; first += laid_out_.made()) {
-        const i64 lines = std::min(laid_out_.made(), end - first);
-        input_.lay_out_lines(work.x, sample, laid_out_.first_read_by(first), laid_out_.read_by(lines),
-                             static_cast<std::uint8_t>(attrs_.expand.input_zero), flip != 0, work.copy);
+    if (copies_input()) {
+      for (const i64 end = first + count; first < end; first += copied_.made()) {
+        const i64 lines = std::min(copied_.made(), end - first);
+        input_.copy_rows(work.x, sample, copied_.first_read_by(first), copied_.read_by(lines),
+                         static_cast<std::uint8_t>(attrs_.expand.input_zero), flip != 0, work.copy);
         work.expand.run(work.table, work.copy, row, line, lines, width_, e);
         advance(e, lines * width_);
       }
@@ -270,7 +270,7 @@ class SeparableQuantizedConvolution {
   const i64 lines_;                      // of its kernel
   const i64 pitch_;                      // columns of a line that it reads, with the padding
   const LineBands bands_;
-  const LaidOutLines laid_out_;
+  const LaidOutLines copied_;
 };
 
 void run_here(const KernelContext& ctx) noexcept { run_separable_quantized_conv(ctx, simd::quantized_conv()); }
@@ -279,10 +279,10 @@ std::string explain(const KernelContext& ctx) {
   const auto attrs = ctx.attrs<SeparableQuantizedConvAttrs>();
   const bool projects = attrs.has_project != 0;
   std::string text = "8 bits, channels last, " + isa_name() + ", by bands of lines: ";
-  if (SeparableQuantizedConvolution(ctx.in(0), ctx.out(), attrs).lays_out()) text += "input laid out; ";
-  if (attrs.has_expand != 0) text += "all channels" + way_out_text(attrs.expand, attrs.expanded) + "; ";
-  text += "one input channel per group" + way_out_text(attrs.depthwise, attrs.between);
-  if (projects) text += "; all channels" + way_out_text(attrs.project, ctx.out().dtype);
+  if (SeparableQuantizedConvolution(ctx.in(0), ctx.out(), attrs).copies_input()) text += "input copied; ";
+  if (attrs.has_expand != 0) text += "all channels" + epilogue_text(attrs.expand, attrs.expanded) + "; ";
+  text += "one input channel per group" + epilogue_text(attrs.depthwise, attrs.between);
+  if (projects) text += "; all channels" + epilogue_text(attrs.project, ctx.out().dtype);
   return text;
 }
 

@@ -19,7 +19,7 @@ extern const SeparableRule kSeparableQuantizedRule;
 std::int64_t separable_quantized_conv_scratch_bytes(const TensorDesc& x, const TensorDesc& out,
                                                     const SeparableQuantizedConvAttrs& attrs, int threads);
 
-// The same with the loops of a given level.
+// The same with the kernels of a given instruction set.
 void run_separable_quantized_conv(const KernelContext& ctx, const simd::QuantizedConvTable& table) noexcept;
 
 }  // namespace graft

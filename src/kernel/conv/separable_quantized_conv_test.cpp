@@ -121,7 +121,7 @@ void check(const Case& c) {
                    c.expand_stride));
   const i64 first = c.inputs > 0 ? c.inputs : c.channels, last = c.outputs > 0 ? c.outputs : c.channels;
   const DType expanded_type = c.inputs > 0 ? c.expanded : c.input, between_type = c.outputs > 0 ? c.between : c.output;
-  for (const simd::Isa isa : simd::available_isas(simd::Isa::avx512)) {
+  for (const simd::Isa isa : simd::available_isas_of<simd::QuantizedConvTable>()) {
     const QuantizedConvTable& table = simd::quantized_conv(isa);
     TestTensor x(c.channels_last ? channels_last(c.input, c.batch, first, c.height, c.width)
                                  : TensorDesc(c.input, Shape{c.batch, first, 1, c.height, c.width}));
@@ -239,7 +239,7 @@ TEST(SeparableQuantizedConv, BandsOfLines) {
   check({.height = 60, .width = 60, .expand_kernel = 3, .expand_lines = 1});
   check({.inputs = 24, .channels = 144, .outputs = 24, .height = 60, .width = 112, .residual = true});
   check({.inputs = 16, .channels = 96, .outputs = 24, .height = 70, .width = 112, .stride = 2});
-  // Two groups of samples that are laid out.
+  // Two groups of samples that are copied.
   check({.batch = 2,
          .inputs = 70,
          .channels = 8,

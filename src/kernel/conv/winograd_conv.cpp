@@ -10,8 +10,8 @@ namespace {
 
 using i64 = std::int64_t;
 using simd::ChannelEpilogue;
-using simd::ConvPiece;
 using simd::ConvTile;
+using simd::KBlock;
 using simd::kWinogradProducts;
 
 constexpr i64 kMinParallel = 4096;
@@ -20,7 +20,7 @@ constexpr i64 kMinParallel = 4096;
 constexpr i64 kWeightBytes = i64{512} << 10;
 // Of transformed inputs at once in either case.
 constexpr i64 kTileBytes = i64{256} << 10, kAllTilesBytes = i64{1} << 20;
-// Chunks of tiles for each share, at least: enough for one whose core is slow to take fewer.
+// Chunks of tiles for each task, at least: enough for one whose core is slow to take fewer.
 constexpr i64 kChunksEach = 4;
 
 // G g G^T of the 3 x 3 weights g.
@@ -100,8 +100,8 @@ class WinogradConvolution {
     const float* weight;
     ChannelEpilogue epilogue;
     i64 padding[2];
-    ConvPiece* pieces;
-    i64 piece_count;
+    KBlock* k_blocks;
+    i64 block_count;
     float* zeros;     // an input beyond the edge
     float* inputs;    // transformed: [16, tiles of the chunk, C]
     float* products;  // [16, tiles of up to kConvTilesAtOnce parts, panel width]
@@ -121,10 +121,10 @@ class WinogradConvolution {
       inputs = reinterpret_cast<float*>(take(c.inputs_bytes()));
       products = reinterpret_cast<float*>(take(c.products_bytes()));
       zeros = reinterpret_cast<float*>(take(4 * c.channels_));
-      pieces = reinterpret_cast<ConvPiece*>(take(c.pieces_bytes()));
+      k_blocks = reinterpret_cast<KBlock*>(take(c.k_blocks_bytes()));
       finite = reinterpret_cast<bool*>(at);
       std::fill_n(zeros, c.channels_, 0.f);
-      piece_count = simd::cut_conv_pieces(0, c.channels_, pieces) - pieces;
+      block_count = simd::cut_k_blocks(0, c.channels_, k_blocks) - k_blocks;
     }
   };
 
@@ -134,14 +134,14 @@ class WinogradConvolution {
     const i64 most = std::min(most_tiles_, i64{simd::kConvTilesAtOnce} * loops_.products.tile_rows);
     return 4 * kWinogradProducts * most * width_;
   }
-  i64 pieces_bytes() const { return simd::conv_pieces(channels_) * static_cast<i64>(sizeof(ConvPiece)); }
+  i64 k_blocks_bytes() const { return simd::k_block_count(channels_) * static_cast<i64>(sizeof(KBlock)); }
   i64 thread_bytes() const {
     const auto whole = [](i64 bytes) { return ceil_div(bytes, 64) * 64; };
-    return whole(inputs_bytes()) + whole(products_bytes()) + whole(4 * channels_) + whole(pieces_bytes()) +
+    return whole(inputs_bytes()) + whole(products_bytes()) + whole(4 * channels_) + whole(k_blocks_bytes()) +
            whole(most_tiles_);
   }
 
-  // `all` things in `count` shares, the first of them larger by one: where share i begins. How tiles are cut into parts
+  // `all` things in `count` parts, the first of them larger by one: where part i begins. How tiles are cut into parts
   // does not depend on threads, and so neither do the sums.
   static i64 first_of(i64 i, i64 count, i64 all) { return i * (all / count) + std::min(i, all % count); }
   i64 first_tile(i64 part) const { return first_of(part, parts_, tiles_); }
@@ -192,7 +192,7 @@ class WinogradConvolution {
         ChannelEpilogue to;
         to.out = work.products + k * count * width_;
         to.out_row = width_;
-        loops_.products.tiles(list.data(), parts, channels_, work.pieces, work.piece_count,
+        loops_.products.tiles(list.data(), parts, channels_, work.k_blocks, work.block_count,
                               weight + k * channels_ * width_, weight + (k + 1) * channels_ * width_, false, 0, width,
                               to);
       }
@@ -255,7 +255,7 @@ void conv_here(const KernelContext& ctx) noexcept { run_winograd_conv(ctx, Winog
 std::string explain(const KernelContext& ctx) {
   const auto attrs = ctx.attrs<PackedConvAttrs>();
   return "f32, channels last, 16 products for four outputs of 3 x 3 taps, weights packed at load, " + isa_name() +
-         way_out_text(attrs);
+         epilogue_text(attrs);
 }
 
 }  // namespace
@@ -301,7 +301,7 @@ void run_winograd_conv(const KernelContext& ctx, const WinogradLoops& loops) noe
 }
 
 i64 winograd_scratch_bytes(const TensorDesc& x, const TensorDesc& out, int threads, const WinogradLoops& loops) {
-  // Fewer shares take more tiles each.
+  // Fewer tasks take more tiles each.
   i64 most = 0;
   for (int t = 1; t <= threads; ++t) most = std::max(most, WinogradConvolution(x, out, loops, t).scratch_bytes(t));
   return most;

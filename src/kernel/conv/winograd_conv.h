@@ -24,7 +24,7 @@ bool fits_winograd(const Shape& weight, const ConvAttrs& attrs);
 extern const Kernel kWinogradConv;
 std::int64_t winograd_scratch_bytes(const TensorDesc& x, const TensorDesc& out, int threads);
 
-// The same with the loops of a given level.
+// The same with the loops of a given instruction set.
 struct WinogradLoops {
   const simd::PackedConvTable& products;
   const simd::WinogradTable& ends;

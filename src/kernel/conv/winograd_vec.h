@@ -20,16 +20,6 @@ struct WinogradTable {
                  std::int64_t width, const ChannelEpilogue& epilogue);
 };
 
-const WinogradTable& winograd(Isa isa);
-
-namespace baseline {
-extern const WinogradTable kWinograd;
-}
-namespace avx2 {
-extern const WinogradTable kWinograd;
-}
-namespace avx512 {
-extern const WinogradTable kWinograd;
-}
+GRAFT_TABLE("vec", WinogradTable, kWinograd, winograd)
 
 }  // namespace graft::simd

@@ -160,11 +160,15 @@ vf f_elu(vf x, const Number* p) {
 vf f_leaky_relu(vf x, const Number* p) { return select(x > 0.f, x, x * param(p, 0)); }
 vf f_softplus(vf x, const Number* p) { return softplus(x, splat(param(p, 0)), splat(param(p, 1))); }
 
-#if defined(__FMA__)
 template <int kQuarter>
 int sin_cos(const void* const* in, void* out, i64 n, const Number*) {
   const float* x = floats(in[0]);
   float* o = static_cast<float*>(out);
+  const auto exact = [](float a) { return kQuarter == 0 ? __builtin_sinf(a) : __builtin_cosf(a); };
+  if constexpr (!kReducesSin) {
+    for (i64 i = 0; i < n; ++i) o[i] = exact(x[i]);
+    return kBlockOk;
+  }
   for (i64 i = 0; i < n; i += kLanes) {
     const int left = n - i < kLanes ? static_cast<int>(n - i) : kLanes;
     const vf v = left == kLanes ? load(x + i) : load_n(x + i, left);
@@ -174,7 +178,7 @@ int sin_cos(const void* const* in, void* out, i64 n, const Number*) {
     for (int k = 0; k < kLanes; ++k) all = all && fits[k] != 0;
     if (!all) {
       for (int k = 0; k < kLanes; ++k)
-        if (fits[k] == 0) r[k] = kQuarter == 0 ? __builtin_sinf(v[k]) : __builtin_cosf(v[k]);
+        if (fits[k] == 0) r[k] = exact(v[k]);
     }
     if (left == kLanes) {
       store(o + i, r);
@@ -184,10 +188,6 @@ int sin_cos(const void* const* in, void* out, i64 n, const Number*) {
   }
   return kBlockOk;
 }
-#else
-float e_sin(float x) { return __builtin_sinf(x); }
-float e_cos(float x) { return __builtin_cosf(x); }
-#endif
 
 vi t_isnan(vf x) { return x != x; }
 vi t_isinf(vf x) { return absolute(x) == kInfinity; }
@@ -301,13 +301,8 @@ constexpr BlockFns make() {
   GRAFT_MAP1(rsqrt);
   GRAFT_MAP1(reciprocal);
   GRAFT_MAP1(square);
-#if defined(__FMA__)
   GRAFT_SET(sin, sin_cos<0>);
   GRAFT_SET(cos, sin_cos<1>);
-#else
-  GRAFT_EACH1(sin);
-  GRAFT_EACH1(cos);
-#endif
   GRAFT_EACH1(tan);
   GRAFT_EACH1(asin);
   GRAFT_EACH1(acos);

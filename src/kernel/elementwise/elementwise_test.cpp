@@ -49,7 +49,7 @@ class AccuracyTest : public testing::TestWithParam<Accuracy> {};
 
 TEST_P(AccuracyTest, StaysWithinUlps) {
   const Accuracy& a = GetParam();
-  for (const simd::Isa isa : simd::available_isas(simd::Isa::avx512)) {
+  for (const simd::Isa isa : simd::available_isas_of<simd::ElementwiseTable>()) {
     const simd::BlockFn f = simd::elementwise(isa).function(BlockClass::f32, a.op);
     double worst = 0;
     float where = 0;
@@ -100,7 +100,7 @@ std::vector<float> apply(simd::Isa isa, ElementwiseOp op, std::vector<float> x) 
 
 // Half of x is added to half of x * erf: for negative x they cancel, as in PyTorch.
 TEST(Elementwise, GeluIsAsNearAsItsLastAddition) {
-  for (const simd::Isa isa : simd::available_isas(simd::Isa::avx512)) {
+  for (const simd::Isa isa : simd::available_isas_of<simd::ElementwiseTable>()) {
     double above = 0, below = 0;
     for (std::uint32_t bits = 0; bits < std::bit_cast<std::uint32_t>(200.f); bits += 7919) {
       const float x = std::bit_cast<float>(bits);
@@ -122,7 +122,7 @@ TEST(Elementwise, GeluIsAsNearAsItsLastAddition) {
 // A CPU takes 180 cycles for a vector in which a number underflows, and a mask may put most scores of a softmax there.
 TEST(Elementwise, ExpOfWhatIsMaskedDoesNotUnderflow) {
   const std::vector<float> masked = {-kInf, std::numeric_limits<float>::lowest(), -1e9f, -1e4f, -700, -200, -104.1f};
-  for (const simd::Isa isa : simd::available_isas(simd::Isa::avx512)) {
+  for (const simd::Isa isa : simd::available_isas_of<simd::ElementwiseTable>()) {
     std::feclearexcept(FE_ALL_EXCEPT);
     const std::vector<float> y = apply(isa, ElementwiseOp::exp, masked);
     EXPECT_FALSE(std::fetestexcept(FE_UNDERFLOW)) << simd::name(isa);
@@ -156,7 +156,7 @@ TEST(Elementwise, SpecialValues) {
       {ElementwiseOp::silu, {0, -0.f, kInf, kNan, kNan}},
       {ElementwiseOp::reciprocal, {kInf, -kInf, 0, -0.f, kNan}},
   };
-  for (const simd::Isa isa : simd::available_isas(simd::Isa::avx512)) {
+  for (const simd::Isa isa : simd::available_isas_of<simd::ElementwiseTable>()) {
     for (const Case& c : cases) {
       const std::vector<float> got = apply(isa, c.op, special);
       for (std::size_t i = 0; i < special.size(); ++i) {
@@ -174,7 +174,7 @@ TEST(Elementwise, SpecialValues) {
 }
 
 TEST(Elementwise, EveryLengthOfBlockAndTail) {
-  for (const simd::Isa isa : simd::available_isas(simd::Isa::avx512)) {
+  for (const simd::Isa isa : simd::available_isas_of<simd::ElementwiseTable>()) {
     for (std::int64_t n = 0; n < 70; ++n) {
       std::vector<float> a(static_cast<std::size_t>(n)), b(a), out(a.size() + 1, -7.f);
       for (std::size_t i = 0; i < a.size(); ++i) {

@@ -9,7 +9,6 @@ extern const BlockFns kBlocksI64;
 extern const BlockFns kBlocksB8;
 extern const ConvertFns kConvert;
 
-extern const ElementwiseTable kElementwise;
 const ElementwiseTable kElementwise = {{&kBlocksF32, &kBlocksF64, &kBlocksI64, &kBlocksB8}, &kConvert};
 
 }  // namespace graft::simd::GRAFT_ISA

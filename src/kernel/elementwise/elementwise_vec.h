@@ -5,7 +5,7 @@
 #include "kernel/simd/dispatch.h"
 
 // Block functions of the strided elementwise engine (kernel/strided.h): a few hundred elements of one compute class at
-// a time. This header is also read by the files in isa/, so it holds plain types only.
+// a time. Vector sources include this header, so it holds plain types only.
 namespace graft::simd {
 
 // What a block holds. f32 computes for f32, f16 and bf16; f64 for f64; i64 for all integers and bool; b8 (bytes of
@@ -145,10 +145,7 @@ struct ElementwiseTable {
   }
 };
 
-// The table of active_isa().
-const ElementwiseTable& elementwise();
-// The table of one level that is available here.
-const ElementwiseTable& elementwise(Isa isa);
+GRAFT_TABLE("vec", ElementwiseTable, kElementwise, elementwise)
 
 // "add", "gelu_erf", ...; number of operands; whether the result is b8 whatever the operands are.
 const char* name(ElementwiseOp op);

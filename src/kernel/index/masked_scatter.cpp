@@ -9,7 +9,7 @@ namespace {
 
 using i64 = std::int64_t;
 
-// A line per share, so that threads do not write one.
+// A cache line per task, so that threads do not write one.
 constexpr i64 kCountsPerLine = 8;
 
 template <typename T>
@@ -17,7 +17,7 @@ void select(const T* self, const std::uint8_t* mask, const T* source, T* to, i64
   for (i64 i = 0; i < count; ++i) to[i] = mask[i] != 0 ? *source++ : self[i];
 }
 
-// First the true elements of each share, then the elements.
+// First the true elements of each task, then the elements.
 void masked_scatter(const KernelContext& ctx) noexcept {
   const auto [first, last] = element_range(ctx, ctx.out().numel());
   const i64 begin = first, end = last;  // older compilers capture no structured bindings
@@ -30,9 +30,9 @@ void masked_scatter(const KernelContext& ctx) noexcept {
     return;
   }
   i64 before = 0, all = 0;
-  for (int share = 0; share < ctx.tasks; ++share) {
-    if (share == ctx.task) before = all;
-    all += counts[share * kCountsPerLine];
+  for (int task = 0; task < ctx.tasks; ++task) {
+    if (task == ctx.task) before = all;
+    all += counts[task * kCountsPerLine];
   }
   const i64 there = ctx.in(2).numel();
   if (all > there || (ctx.attrs<MaskedScatterAttrs>().exact && all != there)) {

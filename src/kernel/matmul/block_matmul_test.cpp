@@ -72,24 +72,19 @@ struct Options {
   const Kernel* panels = nullptr;  // the product of a weight in panels
 };
 
-#ifdef GRAFT_HAVE_X86_ISA
-int two_phases(const KernelContext&) noexcept { return 2; }
-#endif
+template <simd::Isa isa>
+const Kernel kPanelKernel = {"panels",
+                             [](const KernelContext& ctx) noexcept { run_panel_product(ctx, *simd::panels(isa)); }, 0,
+                             [](const KernelContext&) noexcept { return 2; }};
 
-// Every level of this machine that has one.
+// Of every target of this machine that has one.
 std::vector<const Kernel*> panel_kernels() {
   std::vector<const Kernel*> out;
-#ifdef GRAFT_HAVE_X86_ISA
-  static const Kernel kAvx2 = {
-      "avx2", [](const KernelContext& ctx) noexcept { run_panel_product(ctx, simd::avx2::kPanels); }, 0, two_phases};
-  static const Kernel kVnni = {
-      "vnni", [](const KernelContext& ctx) noexcept { run_panel_product(ctx, simd::avx512vnni::kPanels); }, 0,
-      two_phases};
-  for (const simd::Isa isa : simd::available_isas(simd::Isa::avx512)) {
-    if (simd::panels(isa) == &simd::avx2::kPanels && out.empty()) out.push_back(&kAvx2);
-    if (simd::panels(isa) == &simd::avx512vnni::kPanels) out.push_back(&kVnni);
-  }
-#endif
+#define GRAFT_PANEL_KERNEL(target, ...) &kPanelKernel<simd::Isa::target>,
+  const Kernel* const kernels[] = {GRAFT_TARGETS(GRAFT_PANEL_KERNEL)};
+#undef GRAFT_PANEL_KERNEL
+  for (const simd::Isa isa : simd::available_isas_of<simd::PanelTable>())
+    out.push_back(kernels[static_cast<std::size_t>(isa)]);
   return out;
 }
 

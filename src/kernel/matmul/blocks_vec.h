@@ -42,11 +42,16 @@ constexpr std::int64_t panel_bytes(PanelFormat format, std::int64_t depth) {
   return 0;
 }
 
+// A block's sum of products, less than 2^22, begins at the bits of the float 1.5 * 2^23: these and the sum are the bits
+// of the float 1.5 * 2^23 + sum.
+inline constexpr std::int32_t kSumBegin = 0x4b400000;
+inline constexpr float kSumBeginAsFloat = 0x1.8p23f;
+
 // Rows of the other operand, quantized: x = scale * q for blocks of kPanelBlock.
 struct QuantizedRows {
   std::int8_t* q = nullptr;  // [rows, depth]
   float* scale = nullptr;    // [rows, depth / kPanelBlock]
-  // [rows, depth / kPanelBlock]: -zero * the block's sum of q, plus a constant of the tiles. q6_k: [rows, depth / 16],
+  // [rows, depth / kPanelBlock]: -zero * the block's sum of q, plus kSumBegin. q6_k: [rows, depth / 16],
   // of halves of a block.
   std::int32_t* sum = nullptr;
   float* scaled_sum = nullptr;  // q4_k, in the place of `sum`: scale * the block's sum of q
@@ -66,19 +71,12 @@ struct PanelTable {
                 std::int64_t depth, std::int64_t columns, std::int64_t j0, std::int64_t j1, const Epilogue& epilogue);
 };
 
-// "avx512vnni" or "avx2"; empty where there is no table.
-std::string_view panels_name(Isa isa);
-
-// The table of a level that is available here; null where there is none that is faster than ggml's own products.
-const PanelTable* panels(Isa isa);
-inline const PanelTable* panels() { return panels(active_isa()); }
-
-namespace avx2 {
-extern const PanelTable kPanels;
-}
-// Level avx512 on a CPU that has AVX-512 VNNI too.
-namespace avx512vnni {
-extern const PanelTable kPanels;
+// Null where none is faster than ggml's own products.
+GRAFT_OPTIONAL_TABLE("vnni amxint8", PanelTable, kPanels, panels)
+// The target of the table: "avx2", "avx512vnni", "amxint8"; empty where there is none.
+inline std::string_view panels_name(Isa isa) {
+  const std::optional<Isa> target = target_of<PanelTable>(isa);
+  return target ? name(*target) : std::string_view();
 }
 
 }  // namespace graft::simd

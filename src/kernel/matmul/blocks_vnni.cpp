@@ -76,12 +76,8 @@ GRAFT_VEC vb with_high_bits(vb x, vb high, int i) {
 #endif
 }
 
-// A block's sum of products, less than 2^22, begins at the bits of the float 1.5 * 2^23: these and the sum are the bits
-// of the float 1.5 * 2^23 + sum. One fma subtracts and scales, to the same bits as conversion and multiplication, for
-// 1.5 * 2^23 times a scale is exact: 2 bits of one and at most 19 (those of an f16 and a byte) of the other.
-constexpr std::int32_t kSumBegin = 0x4b400000;
-constexpr float kSumBeginAsFloat = 0x1.8p23f;
-
+// One fma subtracts where the sum began and scales, to the same bits as conversion and multiplication, for 1.5 * 2^23
+// times a scale is exact: 2 bits of one and at most 19 (those of an f16 and a byte) of the other.
 GRAFT_VEC vf scale_sum(vb sum, vf scale, vf scaled_begin) { return fma((vf)sum, scale, -scaled_begin); }
 
 GRAFT_VEC vf to_float(vb x) {

@@ -11,7 +11,7 @@ namespace {
 using simd::MatrixView;
 using i64 = std::int64_t;
 
-// Packed panels beyond this size no longer stay in the caches; larger operands are packed piece by piece.
+// Packed panels beyond this size no longer stay in the caches; larger operands are packed chunk by chunk.
 constexpr i64 kPackedBytes = i64{8} << 20;
 // With no more rows of S than this, packing V costs more than its gaps.
 constexpr i64 kInPlaceRows = 24;
@@ -73,7 +73,8 @@ bool fits_bf16(const TensorDesc& desc, const MatmulAttrs& attrs) {
 }
 
 Schedule schedule_of(const MatmulAttrs& attrs, const TensorDesc& a_desc, const TensorDesc& b_desc,
-                     const simd::MatmulTable& table) {
+                     const MatmulKernels& kernels) {
+  const simd::MatmulTable& table = kernels.table;
   const Operand a(a_desc), b(b_desc);
   Schedule s;
   s.m = a.rows;
@@ -103,7 +104,7 @@ Schedule schedule_of(const MatmulAttrs& attrs, const TensorDesc& a_desc, const T
   const i64 panels = ceil_div(columns, table.panel_width);
   const i64 v_col = s.a_is_vector ? a.row : b.col;
   const DType v_dtype = s.a_is_vector ? a_desc.dtype : b_desc.dtype;
-  s.pairs = table.pairs != nullptr && fits_bf16(a_desc, attrs) && fits_bf16(b_desc, attrs);
+  s.pairs = kernels.pairs != nullptr && fits_bf16(a_desc, attrs) && fits_bf16(b_desc, attrs);
   s.packed = s.pairs || !(rows <= kInPlaceRows && v_dtype == DType::f32 && v_col == 1);
   s.panels = panels;
   if (!s.packed) {
@@ -131,17 +132,18 @@ void for_units(const KernelContext& ctx, i64 batch, i64 units, F f) {
 
 class Product {
  public:
-  Product(const KernelContext& ctx, const simd::MatmulTable& table)
+  Product(const KernelContext& ctx, const MatmulKernels& kernels)
       : ctx_(ctx),
-        table_(table),
+        table_(kernels.table),
+        pairs_(kernels.pairs),
         attrs_(ctx.attrs<MatmulAttrs>()),
-        s_(schedule_of(attrs_, ctx.in(0), ctx.in(1), table)) {}
+        s_(schedule_of(attrs_, ctx.in(0), ctx.in(1), kernels)) {}
 
-  // Operands that are widened or packed take two phases, the packing of each piece and its products.
+  // Operands that are widened or packed take two phases, the packing of each chunk and its products.
   int phases() const {
     if (s_.mode == Schedule::Mode::dot) return s_.widen_few ? 2 : 1;
     if (s_.mode != Schedule::Mode::tiles || !s_.packed) return 1;
-    return static_cast<int>(2 * ceil_div(s_.batch, s_.group) * pieces_per_group());
+    return static_cast<int>(2 * ceil_div(s_.batch, s_.group) * chunks_per_group());
   }
 
   void run() const {
@@ -234,19 +236,19 @@ class Product {
   }
 
   i64 columns() const { return s_.a_is_vector ? s_.m : s_.n; }
-  i64 pieces_per_group() const { return ceil_div(ceil_div(columns(), table_.panel_width), s_.panels); }
+  i64 chunks_per_group() const { return ceil_div(ceil_div(columns(), table_.panel_width), s_.panels); }
 
   void tiles() const {
     const i64 rows = s_.a_is_vector ? s_.n : s_.m;
     const i64 width = table_.panel_width;
-    const i64 piece = s_.packed ? ctx_.phase / 2 : 0;
-    const i64 item = piece / pieces_per_group() * s_.group;
-    const i64 panel = piece % pieces_per_group() * s_.panels;
+    const i64 chunk = s_.packed ? ctx_.phase / 2 : 0;
+    const i64 item = chunk / chunks_per_group() * s_.group;
+    const i64 panel = chunk % chunks_per_group() * s_.panels;
     const i64 group = std::min(s_.group, s_.batch - item);
     const i64 panels = std::min(s_.panels, ceil_div(columns(), width) - panel);
-    const i64 piece_columns = std::min(columns() - panel * width, panels * width);
-    if (s_.packed && ctx_.phase % 2 == 0) return pack(item, group, panel, panels, piece_columns);
-    compute(item, group, panel, panels, piece_columns, rows);
+    const i64 chunk_columns = std::min(columns() - panel * width, panels * width);
+    if (s_.packed && ctx_.phase % 2 == 0) return pack(item, group, panel, panels, chunk_columns);
+    compute(item, group, panel, panels, chunk_columns, rows);
   }
 
   // V of batch `item` from column panel * width on.
@@ -267,7 +269,7 @@ class Product {
       for (i64 unit = first; unit < last; ++unit) {
         const i64 k = unit % steps * kStep, end = std::min(k + kStep, s_.k);
         if (s_.pairs) {
-          table_.pairs->pack(v, s_.k, columns, unit / steps, k, end, reinterpret_cast<std::uint32_t*>(packed_at(x)));
+          pairs_->pack(v, s_.k, columns, unit / steps, k, end, reinterpret_cast<std::uint32_t*>(packed_at(x)));
         } else {
           table_.pack(v, s_.k, columns, unit / steps, k, end, reinterpret_cast<float*>(packed_at(x)));
         }
@@ -289,7 +291,7 @@ class Product {
       const auto run = [&](i64 block0, i64 block1, i64 p0, i64 p1) {
         const i64 r0 = block0 * table_.tile_rows, r1 = std::min(block1 * table_.tile_rows, rows);
         if (s_.pairs) {
-          table_.pairs->tiles(s, reinterpret_cast<const std::uint32_t*>(packed), s_.k, columns, r0, r1, p0, p1, e);
+          pairs_->tiles(s, reinterpret_cast<const std::uint32_t*>(packed), s_.k, columns, r0, r1, p0, p1, e);
         } else {
           table_.tiles(s, v, reinterpret_cast<const float*>(packed), s_.k, columns, r0, r1, p0, p1, e);
         }
@@ -303,12 +305,13 @@ class Product {
 
   const KernelContext& ctx_;
   const simd::MatmulTable& table_;
+  const simd::PairProducts* pairs_;  // where Schedule::pairs
   const MatmulAttrs attrs_;
   const Schedule s_;
 };
 
 std::string explain_sums(const KernelContext& ctx) {
-  const Schedule s = schedule_of(ctx.attrs<MatmulAttrs>(), ctx.in(0), ctx.in(1), simd::matmul());
+  const Schedule s = schedule_of(ctx.attrs<MatmulAttrs>(), ctx.in(0), ctx.in(1), MatmulKernels());
   const std::string types = std::string(name(ctx.in(0).dtype)) + " x " + std::string(name(ctx.in(1).dtype));
   switch (s.mode) {
     case Schedule::Mode::nothing:
@@ -329,8 +332,8 @@ std::string explain_matmul(const KernelContext& ctx) {
 
 i64 work(const KernelContext& ctx) { return ctx.out().numel() * ctx.in(0).shape[ctx.in(0).rank() - 1]; }
 
-void run_matmul_here(const KernelContext& ctx) noexcept { run_matmul(ctx, simd::matmul()); }
-int phases_here(const KernelContext& ctx) noexcept { return matmul_phases(ctx, simd::matmul()); }
+void run_matmul_here(const KernelContext& ctx) noexcept { run_matmul(ctx, MatmulKernels()); }
+int phases_here(const KernelContext& ctx) noexcept { return matmul_phases(ctx, MatmulKernels()); }
 
 template <typename T>
 void plain(const KernelContext& ctx) {
@@ -406,12 +409,12 @@ std::string activation_text(simd::Activation activation) {
     case simd::Activation::none:
       return "";
     case simd::Activation::relu:
-      return ", relu on the way out";
+      return ", relu in the epilogue";
     case simd::Activation::silu:
-      return ", silu on the way out";
+      return ", silu in the epilogue";
     case simd::Activation::gelu_erf:
     case simd::Activation::gelu_tanh:
-      return ", gelu on the way out";
+      return ", gelu in the epilogue";
   }
   return "";
 }
@@ -440,18 +443,18 @@ const Kernel kPlainMatmul = {"plain_matmul", run_plain_matmul, 0, nullptr, [](co
                              }};
 
 std::int64_t matmul_scratch_bytes(const MatmulAttrs& attrs, const TensorDesc& a, const TensorDesc& b) {
-  return matmul_scratch_bytes(attrs, a, b, simd::matmul());
+  return matmul_scratch_bytes(attrs, a, b, MatmulKernels());
 }
 
 std::int64_t matmul_scratch_bytes(const MatmulAttrs& attrs, const TensorDesc& a, const TensorDesc& b,
-                                  const simd::MatmulTable& table) {
-  return schedule_of(attrs, a, b, table).scratch_bytes;
+                                  const MatmulKernels& kernels) {
+  return schedule_of(attrs, a, b, kernels).scratch_bytes;
 }
 
-void run_matmul(const KernelContext& ctx, const simd::MatmulTable& table) noexcept { Product(ctx, table).run(); }
+void run_matmul(const KernelContext& ctx, const MatmulKernels& kernels) noexcept { Product(ctx, kernels).run(); }
 
-int matmul_phases(const KernelContext& ctx, const simd::MatmulTable& table) noexcept {
-  return Product(ctx, table).phases();
+int matmul_phases(const KernelContext& ctx, const MatmulKernels& kernels) noexcept {
+  return Product(ctx, kernels).phases();
 }
 
 }  // namespace graft

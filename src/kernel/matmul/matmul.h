@@ -21,7 +21,7 @@ struct MatmulAttrs {
   std::int32_t in_bf16 = 0;  // f32 operands may be rounded to bf16: MatmulPrecision::medium
 };
 
-// ", relu on the way out", for people; empty without an activation.
+// ", relu in the epilogue", for people; empty without an activation.
 std::string activation_text(simd::Activation activation);
 
 // Batched matrix product. Inputs: a [..., M, K], b [..., K, N] and, when has_bias, bias [..., M, N]; output [..., M,
@@ -37,11 +37,18 @@ bool take_epilogue(MatmulAttrs& attrs, const Epilogue& epilogue);
 // Scratch that kMatmul needs for these operands.
 std::int64_t matmul_scratch_bytes(const MatmulAttrs& attrs, const TensorDesc& a, const TensorDesc& b);
 
-// The same two with the kernels of a given level: kMatmul uses simd::matmul().
-void run_matmul(const KernelContext& ctx, const simd::MatmulTable& table) noexcept;
-int matmul_phases(const KernelContext& ctx, const simd::MatmulTable& table) noexcept;
+// The vector code of products: that of active_isa(), which kMatmul uses, or of a given instruction set.
+struct MatmulKernels {
+  MatmulKernels() : table(simd::matmul()), pairs(simd::pair_products()) {}
+  explicit MatmulKernels(simd::Isa isa) : table(simd::matmul(isa)), pairs(simd::pair_products(isa)) {}
+
+  const simd::MatmulTable& table;
+  const simd::PairProducts* pairs;  // null where the CPU does not multiply bf16
+};
+void run_matmul(const KernelContext& ctx, const MatmulKernels& kernels) noexcept;
+int matmul_phases(const KernelContext& ctx, const MatmulKernels& kernels) noexcept;
 std::int64_t matmul_scratch_bytes(const MatmulAttrs& attrs, const TensorDesc& a, const TensorDesc& b,
-                                  const simd::MatmulTable& table);
+                                  const MatmulKernels& kernels);
 
 // The same for the dtypes that have no vector kernel: f64 with f64 sums, i8, u8, i16, i32 and i64 with wrapping
 // arithmetic of that width, as PyTorch. All dtypes equal. alpha and beta are taken from PlainMatmulAttrs; needs no

@@ -79,13 +79,13 @@ void check(const Case& c, simd::Isa isa, int threads) {
   MatmulAttrs attrs{c.alpha, c.beta, c.activation, c.bias != Case::kNoBias, c.in_bf16};
   std::vector<const TestTensor*> inputs = {&a, &b};
   if (c.bias != Case::kNoBias) inputs.push_back(&bias);
-  const simd::MatmulTable& table = simd::matmul(isa);
+  const MatmulKernels kernels(isa);
   run_on_threads(
-      inputs, {&out}, attrs, matmul_scratch_bytes(attrs, a_desc, b_desc, table), threads,
-      [&](const KernelContext& ctx) { run_matmul(ctx, table); },
-      [&](const KernelContext& ctx) { return matmul_phases(ctx, table); });
+      inputs, {&out}, attrs, matmul_scratch_bytes(attrs, a_desc, b_desc, kernels), threads,
+      [&](const KernelContext& ctx) { run_matmul(ctx, kernels); },
+      [&](const KernelContext& ctx) { return matmul_phases(ctx, kernels); });
   EXPECT_TRUE(out.guards_intact());
-  const bool rounds = c.in_bf16 && table.pairs != nullptr && c.m > simd::kMaxDotRows && c.n > simd::kMaxDotRows;
+  const bool rounds = c.in_bf16 && kernels.pairs != nullptr && c.m > simd::kMaxDotRows && c.n > simd::kMaxDotRows;
   const auto operand = [&](double x) { return rounds ? rounded_to_bf16(x) : x; };
   i64 wrong = 0;
   for (i64 x = 0; x < c.batch; ++x) {
@@ -116,7 +116,7 @@ void check(const Case& c, simd::Isa isa, int threads) {
 }
 
 void check_everywhere(const Case& c) {
-  for (const simd::Isa isa : simd::available_isas()) {
+  for (const simd::Isa isa : simd::available_isas_of<simd::MatmulTable, simd::PairProducts>()) {
     check(c, isa, 1);
     check(c, isa, 2);
   }
@@ -155,7 +155,7 @@ TEST(Matmul, LongSumsAndManyPanels) {
 }
 
 TEST(Matmul, OperandsTooLargeToPackAtOnce) {
-  // Ten panels of 32 x 9000 f32 are more than the piece that is packed at once, and so are three batches of 600 x 1500.
+  // Ten panels of 32 x 9000 f32 are more than the chunk that is packed at once, and so are three batches of 600 x 1500.
   check({.m = 290, .n = 20, .k = 9000, .a_transposed = true, .b_transposed = true}, simd::available_isas().back(), 2);
   check({.batch = 3, .m = 40, .n = 600, .k = 1500, .b_transposed = false}, simd::available_isas().back(), 2);
 }
@@ -195,7 +195,7 @@ TEST(Matmul, HalfPrecisionAccumulatesInF32AndRoundsOnce) {
   }
 }
 
-// Pairs of two steps: odd depths, depths around a block of 1024 steps and around a piece of packing, rows of odd
+// Pairs of two steps: odd depths, depths around a block of 1024 steps and around a chunk of packing, rows of odd
 // strides (whose pairs are not aligned), both parts of either operand, the tails of tiles and panels.
 TEST(Matmul, Bf16AroundTheBordersOfPairs) {
   const auto bf16 = [](Case c) {
@@ -262,7 +262,7 @@ TEST(Matmul, NothingToDo) {
 }
 
 TEST(Matmul, NanAndInfinityReachTheirResultsAndNoOther) {
-  for (const simd::Isa isa : simd::available_isas()) {
+  for (const simd::Isa isa : simd::available_isas_of<simd::MatmulTable, simd::PairProducts>()) {
     for (const auto& [m, dtype] : {std::pair<i64, DType>{4, DType::f32}, {30, DType::f32}, {30, DType::bf16}}) {
       const i64 n = 35, k = 33;
       TestTensor a(TensorDesc(dtype, Shape{m, k})), w(TensorDesc(dtype, Shape{n, k}));
@@ -274,11 +274,11 @@ TEST(Matmul, NanAndInfinityReachTheirResultsAndNoOther) {
       TestTensor b = w;
       b.desc = TensorDesc(dtype, Shape{k, n});
       b.desc.strides = {1, k};
-      const simd::MatmulTable& table = simd::matmul(isa);
+      const MatmulKernels kernels(isa);
       run_on_threads(
-          {&a, &b}, {&out}, MatmulAttrs{}, matmul_scratch_bytes({}, a.desc, b.desc, table), 1,
-          [&](const KernelContext& ctx) { run_matmul(ctx, table); },
-          [&](const KernelContext& ctx) { return matmul_phases(ctx, table); });
+          {&a, &b}, {&out}, MatmulAttrs{}, matmul_scratch_bytes({}, a.desc, b.desc, kernels), 1,
+          [&](const KernelContext& ctx) { run_matmul(ctx, kernels); },
+          [&](const KernelContext& ctx) { return matmul_phases(ctx, kernels); });
       for (i64 r = 0; r < m; ++r) {
         for (i64 c = 0; c < n; ++c) {
           const double x = out.get(r * n + c);

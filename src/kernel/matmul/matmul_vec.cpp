@@ -37,7 +37,7 @@ void tiles(const MatrixView& s, const MatrixView& v, const float* packed, i64 de
       }
       vp = v_block;
     }
-    // The first panel would wait for rows of S that lie in memory: the panels before it ask for some of them each.
+    // The first panel would wait for rows of S that lie in memory: the panels before it prefetch some of them each.
     RowsAhead ahead;
     if (s_in_place && p - p0 < kChunkPanels) {
       const i64 panels = smaller(p1 - p0, kChunkPanels), each = (kTileRows + panels - 1) / panels;
@@ -88,6 +88,6 @@ void dot(const float* few, i64 few_stride, int rows, const MatrixView& many, i64
 
 }  // namespace
 
-const MatmulTable kMatmul = {kPanel, kTileRows, pack, tiles, nullptr, dot, finish, widen};
+const MatmulTable kMatmul = {kPanel, kTileRows, pack, tiles, dot, finish, widen};
 
 }  // namespace graft::simd::GRAFT_ISA

@@ -62,8 +62,6 @@ struct MatmulTable {
   void (*tiles)(const MatrixView& s, const MatrixView& v, const float* packed, std::int64_t depth, std::int64_t columns,
                 std::int64_t r0, std::int64_t r1, std::int64_t p0, std::int64_t p1, const Epilogue& epilogue);
 
-  const PairProducts* pairs;  // null where the instruction set has none
-
   // Few rows against many: O[q, p] = sum_k many[q, k] * few[p, k] for q in [q0, q1), p in [0, rows). `few` holds f32
   // rows `few_stride` apart; `many` has column stride 1. r is q and j is p in the epilogue.
   void (*dot)(const float* few, std::int64_t few_stride, int rows, const MatrixView& many, std::int64_t depth,
@@ -79,21 +77,7 @@ struct MatmulTable {
 
 inline constexpr int kMaxDotRows = 8;
 
-// The table of a level that is available here.
-const MatmulTable& matmul(Isa isa);
-inline const MatmulTable& matmul() { return matmul(active_isa()); }
-
-namespace baseline {
-extern const MatmulTable kMatmul;
-}
-namespace avx2 {
-extern const MatmulTable kMatmul;
-}
-namespace avx512 {
-extern const MatmulTable kMatmul;
-}
-namespace avx512bf16 {
-extern const PairProducts kPairProducts;
-}
+GRAFT_TABLE("vec", MatmulTable, kMatmul, matmul)
+GRAFT_OPTIONAL_TABLE("bf16", PairProducts, kPairProducts, pair_products)
 
 }  // namespace graft::simd

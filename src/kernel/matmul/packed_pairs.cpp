@@ -44,7 +44,7 @@ int phases(const KernelContext&) noexcept { return 2; }
 
 template <typename Attrs>
 std::string explain(const KernelContext& ctx) {
-  return "f32, products in bf16 of " + isa_name() + ", weights packed at load" + way_out_text(ctx.attrs<Attrs>());
+  return "f32, products in bf16 of " + isa_name() + ", weights packed at load" + epilogue_text(ctx.attrs<Attrs>());
 }
 
 void multiply(const KernelContext& ctx, const simd::PackedPairTable& table, const PackedProducts& products) {
@@ -75,13 +75,13 @@ i64 packed_pair_words(i64 outputs, i64 depth, const simd::PackedPairTable& table
 
 i64 packed_pair_scratch_bytes(const TensorDesc& x) { return x.shape[4] * rounded_row(x.shape[1]) * 2; }
 
-void run_pack_pairs(const KernelContext& ctx, const simd::MatmulTable& table) noexcept {
+void run_pack_pairs(const KernelContext& ctx, const simd::PackedPairTable& table) noexcept {
   const Shape& shape = ctx.in(0).shape;
   const i64 outputs = shape[0], depth = shape[1];
   const simd::MatrixView columns = {ctx.inputs[0], ctx.in(0).dtype, 1, depth};
   const auto [begin, end] = ctx.range(ceil_div(outputs, table.panel_width));
   for (i64 panel = begin; panel < end; ++panel)
-    table.pairs->pack(columns, depth, outputs, panel, 0, depth, ctx.output<std::uint32_t>());
+    table.pack(columns, depth, outputs, panel, 0, depth, ctx.output<std::uint32_t>());
 }
 
 void run_packed_pairs(const KernelContext& ctx, const simd::PackedPairTable& table) noexcept {
@@ -89,7 +89,7 @@ void run_packed_pairs(const KernelContext& ctx, const simd::PackedPairTable& tab
 }
 
 const Kernel kPackPairs = {"pack_pairs",
-                           [](const KernelContext& ctx) noexcept { run_pack_pairs(ctx, simd::matmul()); }};
+                           [](const KernelContext& ctx) noexcept { run_pack_pairs(ctx, *simd::packed_pairs()); }};
 
 namespace {
 

@@ -23,8 +23,8 @@ extern const Kernel kPackedPairLinears;
 // Scratch for the rounded rows of x, as kPackedPairs takes it.
 std::int64_t packed_pair_scratch_bytes(const TensorDesc& x);
 
-// The same with the loops of a given level.
-void run_pack_pairs(const KernelContext& ctx, const simd::MatmulTable& table) noexcept;
+// The same with the loops of a given instruction set.
+void run_pack_pairs(const KernelContext& ctx, const simd::PackedPairTable& table) noexcept;
 void run_packed_pairs(const KernelContext& ctx, const simd::PackedPairTable& table) noexcept;
 
 }  // namespace graft

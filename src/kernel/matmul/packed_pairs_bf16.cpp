@@ -10,6 +10,10 @@ namespace {
 // A block's sum is added as a whole, as in tile(): its rounding error does not grow with the sums before it.
 constexpr i64 kBlock = kDepthBlock;  // pairs
 
+void pack_panel(const MatrixView& v, i64 depth, i64 columns, i64 panel, i64 k0, i64 k1, Pair* packed) {
+  kPairProducts.pack(v, depth, columns, panel, k0, k1, packed);
+}
+
 void round(const float* from, i64 n, std::uint16_t* to) { round_row(from, n, to); }
 
 void tiles(const std::uint16_t* x, i64 row, i64 rows, i64 tiles, i64 from, i64 to, i64 depth, const Pair* panel,
@@ -34,6 +38,6 @@ void tiles(const std::uint16_t* x, i64 row, i64 rows, i64 tiles, i64 from, i64 t
 
 }  // namespace
 
-const PackedPairTable kPackedPairs = {kPanel, kTileRows, round, tiles};
+const PackedPairTable kPackedPairs = {kPanel, kTileRows, pack_panel, round, tiles};
 
 }  // namespace graft::simd::GRAFT_ISA

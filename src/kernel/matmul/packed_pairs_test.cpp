@@ -9,6 +9,13 @@
 #include "kernel/simd/simd_test_util.h"
 
 namespace graft {
+
+#ifdef GRAFT_HAVE_AMX_MODEL
+namespace simd::amxmodel {
+extern const PackedPairTable kPackedPairs;
+}
+#endif
+
 namespace {
 
 using i64 = std::int64_t;
@@ -30,8 +37,7 @@ TensorDesc rows_of(i64 rows, i64 depth, i64 step) {
 }
 
 // Both operands rounded to bf16, their products summed up in double precision.
-void check(const Case& c, simd::Isa isa) {
-  const simd::PackedPairTable& table = *simd::packed_pairs(isa);
+void check(const Case& c, const simd::PackedPairTable& table) {
   std::mt19937 rng(1);
   TestTensor x(rows_of(c.rows, c.depth, c.step), c.rows * c.depth * c.step),
       w(TensorDesc(c.weight, Shape{c.outputs, c.depth})), bias(TensorDesc(DType::f32, Shape{c.outputs})),
@@ -39,7 +45,7 @@ void check(const Case& c, simd::Isa isa) {
   for (TestTensor* t : {&x, &w, &bias, &residual}) t->fill(rng, -1, 1);
   TestTensor packed(TensorDesc(DType::f32, Shape{packed_pair_words(c.outputs, c.depth, table)}));
   run_on_threads({&w}, {&packed}, PackConvAttrs{}, 0, c.threads,
-                 [&](const KernelContext& ctx) { run_pack_pairs(ctx, simd::matmul(isa)); });
+                 [&](const KernelContext& ctx) { run_pack_pairs(ctx, table); });
   EXPECT_TRUE(packed.guards_intact());
   PackedConvAttrs attrs;
   std::vector<const TestTensor*> inputs = {&x, &packed};
@@ -79,17 +85,35 @@ void check(const Case& c, simd::Isa isa) {
   EXPECT_EQ(wrong, 0);
 }
 
-// Whatever the CPU is fastest with.
-class PackedPairs : public testing::Test {
- protected:
-  void SetUp() override {
-    if (simd::packed_pairs(isa) == nullptr) GTEST_SKIP() << "this CPU does not multiply bf16";
-  }
-  const simd::Isa isa = simd::available_isas().back();
+struct NamedTable {
+  std::string name;
+  const simd::PackedPairTable* table;
 };
+std::ostream& operator<<(std::ostream& out, const NamedTable& table) { return out << table.name; }
 
-TEST_F(PackedPairs, TilesPanelsAndDepths) {
-  for (const i64 rows : {1, 2, 11, 12, 13, 24, 25, 37})
+// Of every target that is available here, and of AMX on a model of its tiles.
+std::vector<NamedTable> tables() {
+  std::vector<NamedTable> out;
+  for (const simd::Isa isa : simd::available_isas_of<simd::PackedPairTable>())
+    out.push_back({std::string(simd::name(isa)), simd::packed_pairs(isa)});
+#ifdef GRAFT_HAVE_AMX_MODEL
+  const auto isas = simd::available_isas();
+  if (std::find(isas.begin(), isas.end(), simd::Isa::avx512) != isas.end())
+    out.push_back({"amxmodel", &simd::amxmodel::kPackedPairs});
+#endif
+  return out;
+}
+
+class PackedPairs : public testing::TestWithParam<NamedTable> {
+ protected:
+  const simd::PackedPairTable& table = *GetParam().table;
+};
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(PackedPairs);
+INSTANTIATE_TEST_SUITE_P(Tables, PackedPairs, testing::ValuesIn(tables()),
+                         [](const auto& tested) { return tested.param.name; });
+
+TEST_P(PackedPairs, TilesPanelsAndDepths) {
+  for (const i64 rows : {1, 2, 11, 12, 13, 16, 17, 24, 25, 37})
     for (const i64 outputs : {1, 8, 15, 16, 17, 31, 32, 33, 70})
       for (const i64 depth : {1, 2, 7, 31, 32, 33, 100})
         check({.rows = rows,
@@ -97,22 +121,22 @@ TEST_F(PackedPairs, TilesPanelsAndDepths) {
                .outputs = outputs,
                .all = rows % 2 == 0,
                .weight = outputs % 2 == 0 ? DType::bf16 : DType::f32},
-              isa);
+              table);
 }
 
-TEST_F(PackedPairs, MoreDepthThanABlockAndRowsOfHalfAPage) {
+TEST_P(PackedPairs, MoreDepthThanABlockAndRowsOfHalfAPage) {
   for (const i64 depth : {511, 512, 1023, 1024, 1025, 2048, 2051})
-    check({.rows = 14, .depth = depth, .outputs = 40, .bias = false}, isa);
+    check({.rows = 14, .depth = depth, .outputs = 40, .bias = false}, table);
 }
 
-TEST_F(PackedPairs, NumbersOfARowThatLieApart) {
+TEST_P(PackedPairs, NumbersOfARowThatLieApart) {
   for (const i64 depth : {1, 63, 64, 65, 129})
-    check({.rows = 20, .depth = depth, .outputs = 33, .step = 3, .all = true}, isa);
+    check({.rows = 20, .depth = depth, .outputs = 33, .step = 3, .all = true}, table);
 }
 
-TEST_F(PackedPairs, ThreadsDivideTilesAndPanels) {
+TEST_P(PackedPairs, ThreadsDivideTilesAndPanels) {
   for (const int threads : {2, 3, 5})
-    for (const i64 rows : {9, 100, 1200}) check({.rows = rows, .depth = 48, .outputs = 100, .threads = threads}, isa);
+    for (const i64 rows : {9, 100, 1200}) check({.rows = rows, .depth = 48, .outputs = 100, .threads = threads}, table);
 }
 
 }  // namespace

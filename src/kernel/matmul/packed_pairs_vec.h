@@ -9,8 +9,12 @@
 namespace graft::simd {
 
 struct PackedPairTable {
-  int panel_width;  // output channels of a panel: MatmulTable::panel_width of the level
+  int panel_width;  // output channels of a panel
   int tile_rows;    // the most rows of a tile
+
+  // PairProducts::pack of panels of panel_width.
+  void (*pack)(const MatrixView& v, std::int64_t depth, std::int64_t columns, std::int64_t panel, std::int64_t k0,
+               std::int64_t k1, std::uint32_t* packed);
 
   // n numbers rounded to bf16, to nearest even.
   void (*round)(const float* from, std::int64_t n, std::uint16_t* to);
@@ -23,12 +27,6 @@ struct PackedPairTable {
                 const ChannelEpilogue& epilogue);
 };
 
-// Null for a level that does not multiply bf16.
-const PackedPairTable* packed_pairs(Isa isa);
-inline const PackedPairTable* packed_pairs() { return packed_pairs(active_isa()); }
-
-namespace avx512bf16 {
-extern const PackedPairTable kPackedPairs;
-}
+GRAFT_OPTIONAL_TABLE("bf16 amxbf16", PackedPairTable, kPackedPairs, packed_pairs)
 
 }  // namespace graft::simd

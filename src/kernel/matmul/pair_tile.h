@@ -1,6 +1,6 @@
 #pragma once
 
-// Products of pairs of numbers in bf16, shared by matmul.cpp and attention.cpp of this folder.
+// Products of pairs of numbers in bf16, shared by products and attention.
 
 #include "kernel/matmul/tile.h"
 
@@ -33,7 +33,7 @@ GRAFT_LOCAL void pair_rows(const std::uint16_t* a, const std::uint16_t* b, i64 n
 }
 
 // acc[r][lanes] (+)= sum over k of both numbers of a[r, k] * b[k][lanes], times `factor` where it is not added: `a`
-// with strides in bytes, of any alignment. Asks for the bytes that lie `ahead` behind those of `a`; none when that is
+// with strides in bytes, of any alignment. Prefetches the bytes that lie `ahead` behind those of `a`; none when that is
 // 0.
 template <int R, int NV>
 void pair_tile(const char* a, i64 a_r, i64 a_k, const Pair* b, i64 depth, float* acc, bool accumulate, float factor,
@@ -44,7 +44,7 @@ void pair_tile(const char* a, i64 a_r, i64 a_k, const Pair* b, i64 depth, float*
 #pragma GCC unroll 2
     for (int n = 0; n < NV; ++n) c[r][n] = _mm512_setzero_ps();
   }
-  // As tile() in isa/tile.h: a pointer and a stride address three rows.
+  // As tile() in tile.h: a pointer and a stride address three rows.
   const char* group[(R + 2) / 3];
   for (int g = 0; g < (R + 2) / 3; ++g) group[g] = a + 3 * g * a_r;
   const auto step = [&]() __attribute__((always_inline)) {
@@ -84,11 +84,10 @@ void pair_tile(const char* a, i64 a_r, i64 a_k, const Pair* b, i64 depth, float*
 }
 
 using PairTile = void (*)(const char*, i64, i64, const Pair*, i64, float*, bool, float, i64);
-constexpr PairTile kPairTiles[2][kTileRows] = {
-    {pair_tile<1, 1>, pair_tile<2, 1>, pair_tile<3, 1>, pair_tile<4, 1>, pair_tile<5, 1>, pair_tile<6, 1>,
-     pair_tile<7, 1>, pair_tile<8, 1>, pair_tile<9, 1>, pair_tile<10, 1>, pair_tile<11, 1>, pair_tile<12, 1>},
-    {pair_tile<1, 2>, pair_tile<2, 2>, pair_tile<3, 2>, pair_tile<4, 2>, pair_tile<5, 2>, pair_tile<6, 2>,
-     pair_tile<7, 2>, pair_tile<8, 2>, pair_tile<9, 2>, pair_tile<10, 2>, pair_tile<11, 2>, pair_tile<12, 2>}};
+// By vectors of columns and rows.
+constexpr ByRows<PairTile, kTileRows> kPairTiles[2] = {
+    by_rows<PairTile, kTileRows>([]<int R>() -> PairTile { return pair_tile<R, 1>; }),
+    by_rows<PairTile, kTileRows>([]<int R>() -> PairTile { return pair_tile<R, 2>; })};
 
 }  // namespace
 }  // namespace graft::simd::GRAFT_ISA

@@ -1,6 +1,7 @@
 #pragma once
 
-// The inner blocks of matrix products, shared by matmul.cpp and attention.cpp. As vec.h: isa/*.cpp only.
+// The inner blocks of matrix products, shared by matmul.cpp and attention.cpp. Included only by vector sources: see
+// vec.h.
 
 #include "kernel/matmul/matmul_vec.h"
 #include "kernel/simd/vec.h"
@@ -11,11 +12,7 @@ namespace graft::simd::GRAFT_ISA {
 namespace {
 
 // A tile of kTileRows x 2 vectors fills the register file: 24 + 2 + broadcasts of 32 with AVX-512, 12 + 2 of 16 else.
-#if defined(__AVX512F__)
-constexpr int kTileRows = 12;
-#else
-constexpr int kTileRows = 6;
-#endif
+constexpr int kTileRows = kVectorRegisters == 32 ? 12 : 6;
 constexpr int kPanel = 2 * kLanes;
 GRAFT_VEC float get(const void* data, DType dtype, i64 index) {
   if (dtype == DType::f32) return static_cast<const float*>(data)[index];
@@ -148,7 +145,7 @@ GRAFT_VEC vf total(const TileSums<R, NV>& sums, int r, int n) {
   return sum;
 }
 
-// Rows of S that a tile asks memory for while it computes: the first one is `offset` elements behind the tile's own.
+// Rows of S that a tile prefetches while it computes: the first one is `offset` elements behind the tile's own.
 struct RowsAhead {
   i64 offset = 0, rows = 0;
 };
@@ -223,15 +220,9 @@ void tile(const float* s, i64 s_row, const float* v, i64 v_row, i64 depth, float
 
 using Tile = void (*)(const float*, i64, const float*, i64, i64, float*, bool, RowsAhead);
 
-#if defined(__AVX512F__)
-constexpr Tile kTiles[2][kTileRows] = {{tile<1, 1>, tile<2, 1>, tile<3, 1>, tile<4, 1>, tile<5, 1>, tile<6, 1>,
-                                        tile<7, 1>, tile<8, 1>, tile<9, 1>, tile<10, 1>, tile<11, 1>, tile<12, 1>},
-                                       {tile<1, 2>, tile<2, 2>, tile<3, 2>, tile<4, 2>, tile<5, 2>, tile<6, 2>,
-                                        tile<7, 2>, tile<8, 2>, tile<9, 2>, tile<10, 2>, tile<11, 2>, tile<12, 2>}};
-#else
-constexpr Tile kTiles[2][kTileRows] = {{tile<1, 1>, tile<2, 1>, tile<3, 1>, tile<4, 1>, tile<5, 1>, tile<6, 1>},
-                                       {tile<1, 2>, tile<2, 2>, tile<3, 2>, tile<4, 2>, tile<5, 2>, tile<6, 2>}};
-#endif
+// By vectors of columns and rows.
+constexpr ByRows<Tile, kTileRows> kTiles[2] = {by_rows<Tile, kTileRows>([]<int R>() -> Tile { return tile<R, 1>; }),
+                                               by_rows<Tile, kTileRows>([]<int R>() -> Tile { return tile<R, 2>; })};
 
 // --- epilogue ---
 
@@ -370,11 +361,7 @@ GRAFT_VEC void for_each_tile(i64 depth, i64 block, i64 columns, i64 r0, i64 r1, 
 
 // --- dot products: few rows ---
 
-#if defined(__AVX512F__)
-constexpr int kDotColumns = 6;
-#else
-constexpr int kDotColumns = 3;
-#endif
+constexpr int kDotColumns = kVectorRegisters == 32 ? 6 : 3;
 constexpr int kDotRows = 4;
 // One row alone: more columns keep more sums, and more reads, going.
 constexpr int kDotColumnsOfOne = 8;
@@ -398,8 +385,8 @@ GRAFT_VEC void dot_tile(const float* few, i64 few_stride, const typename T::Stor
     for (int p = 0; p < P; ++p) a[p] = load(few + p * few_stride + k);
 #pragma GCC unroll 8
     for (int q = 0; q < Q; ++q) {
-      // One row alone is as fast as memory is read: the block after this one is asked for (of the second-level cache:
-      // an ask of the first costs as much as a read).
+      // One row alone is as fast as memory is read: the block after this one is prefetched (into the second-level
+      // cache: a prefetch into the first costs as much as a read).
       if constexpr (Q > 1) __builtin_prefetch(many + (q + Q) * many_stride + k, 0, 2);
       const vf b = T::load(many + q * many_stride + k);
 #pragma GCC unroll 4

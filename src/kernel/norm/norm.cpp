@@ -121,9 +121,9 @@ void put_empty_statistics(const KernelContext& ctx, const simd::RowsTable& table
 }
 
 // Rows that another core wrote come slower than they are read; of long ones the rest is read ahead by itself. Inline: a
-// compiler may drop a call to what only asks.
+// compiler may drop a call to what only prefetches.
 constexpr i64 kRowsAhead = 2, kMostAsked = 4096;  // bytes
-__attribute__((always_inline)) inline void ask_for_row(const KernelContext& ctx, i64 row, i64 end, i64 elements) {
+__attribute__((always_inline)) inline void prefetch_row(const KernelContext& ctx, i64 row, i64 end, i64 elements) {
   if (row >= end) return;
   const i64 bytes = elements * static_cast<i64>(byte_size(ctx.in(0).dtype));
   const std::byte* from = at(ctx.inputs[0], ctx.in(0).dtype, row * elements);
@@ -145,7 +145,7 @@ void run_layer_norm(const KernelContext& ctx, const simd::RowsTable& table) noex
   const auto [begin, end] = ctx.range(element_count(ctx.in(0)) / attrs.row);
   for (i64 r = begin; r < end; ++r) {
     const void* x = at(ctx.inputs[0], dtype, r * attrs.row);
-    ask_for_row(ctx, r + kRowsAhead, end, attrs.row);
+    prefetch_row(ctx, r + kRowsAhead, end, attrs.row);
     const Moments m = moments_of(x, dtype, attrs.row, table);
     const double scale = inverse_root(m.variance, attrs.eps, dtype);
     put_statistic(ctx, 1, r, m.mean, table);
@@ -162,7 +162,7 @@ void run_rms_norm(const KernelContext& ctx, const simd::RowsTable& table) noexce
   const auto [begin, end] = ctx.range(element_count(ctx.in(0)) / attrs.row);
   for (i64 r = begin; r < end; ++r) {
     const void* x = at(ctx.inputs[0], dtype, r * attrs.row);
-    ask_for_row(ctx, r + kRowsAhead, end, attrs.row);
+    prefetch_row(ctx, r + kRowsAhead, end, attrs.row);
     double square = 0;
     if (dtype == DType::f64) {
       for (i64 i = 0; i < attrs.row; ++i) square += static_cast<const double*>(x)[i] * static_cast<const double*>(x)[i];

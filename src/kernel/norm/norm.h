@@ -5,7 +5,7 @@
 #include "kernel/kernel.h"
 #include "kernel/norm/norm_vec.h"
 
-// Kernels that work on rows. All tensors contiguous; f32, f16 and bf16 with f32 arithmetic, f64 with f64 arithmetic.
+// Normalizations. All tensors contiguous; f32, f16 and bf16 with f32 arithmetic, f64 with f64 arithmetic.
 namespace graft {
 
 // Input 0 is seen as rows of `row` elements, each normalized on its own. Input 1 and 2: weight and bias, when present,
@@ -30,29 +30,10 @@ extern const Kernel kGroupNorm;
 // `row` is not used. Output: the input's dtype and shape.
 extern const Kernel kBatchNorm;
 
-// Rotary position embedding. Inputs x [B, H, T, D] f32 with the elements of a row next to each other, cos and sin
-// f32 of x's shape (expanded: stride 0), their rows contiguous. Output [B, H, T, D] f32, rows contiguous. No
-// attributes.
-extern const Kernel kRope;
-
-// Softmax over rows of `row` elements, `inner` elements apart: the input is [.., row, inner]. Output: the input's
-// dtype, or f32 for f16 and bf16. Scratch: softmax_scratch_bytes().
-struct SoftmaxAttrs {
-  std::int64_t row = 0;
-  std::int64_t inner = 1;
-  std::int32_t logarithm = 0;
-};
-extern const Kernel kSoftmax;
-
-// Scratch of a launch with few long rows, which threads share in parts; 0 otherwise.
-std::int64_t softmax_scratch_bytes(const SoftmaxAttrs& attrs, std::int64_t elements);
-
-// The same with the kernels of a given level.
+// The same with the kernels of a given instruction set.
 void run_layer_norm(const KernelContext& ctx, const simd::RowsTable& table) noexcept;
 void run_rms_norm(const KernelContext& ctx, const simd::RowsTable& table) noexcept;
 void run_group_norm(const KernelContext& ctx, const simd::RowsTable& table) noexcept;
 void run_batch_norm(const KernelContext& ctx, const simd::RowsTable& table) noexcept;
-void run_rope(const KernelContext& ctx, const simd::RowsTable& table) noexcept;
-void run_softmax(const KernelContext& ctx, const simd::RowsTable& table) noexcept;
 
 }  // namespace graft

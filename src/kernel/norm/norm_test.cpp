@@ -1,5 +1,7 @@
 #define GRAFT_ISA test_reference
 #include "kernel/norm/norm.h"
+#include "kernel/attention/rope.h"
+#include "kernel/norm/softmax.h"
 
 #include <gtest/gtest.h>
 
@@ -7,6 +9,8 @@
 #include <cmath>
 #include <limits>
 
+#include "kernel/attention/rope.h"
+#include "kernel/norm/softmax.h"
 #include "kernel/simd/simd_test_util.h"
 
 namespace graft {
@@ -23,10 +27,10 @@ void expect_close(double got, double want, DType dtype, double f32_tolerance) {
   EXPECT_LE(std::fabs(got - want), tolerance) << "got " << got << ", expected " << want;
 }
 
-// Every level, dtype and row length around the vectors, with one and two threads.
+// Every instruction set, dtype and row length around the vectors, with one and two threads.
 template <typename F>
 void everywhere(F f) {
-  for (const simd::Isa isa : simd::available_isas(simd::Isa::avx512)) {
+  for (const simd::Isa isa : simd::available_isas_of<simd::RowsTable>()) {
     for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
       for (const i64 n : {1, 2, 3, 7, 8, 15, 16, 17, 31, 33, 63, 64, 65, 127, 130, 384, 1001}) {
         for (const int threads : {1, 2}) {
@@ -178,7 +182,7 @@ TEST(Softmax, MatchesDoubleReference) {
 }
 
 TEST(Softmax, RowsWithoutFiniteValuesAreNanAndStayAlone) {
-  for (const simd::Isa isa : simd::available_isas(simd::Isa::avx512)) {
+  for (const simd::Isa isa : simd::available_isas_of<simd::RowsTable>()) {
     for (const i64 n : {5, 40, 130}) {
       for (const double poison : {kNan, kInf, -kInf}) {
         for (const int logarithm : {0, 1}) {
@@ -263,7 +267,7 @@ TEST(Softmax, ALongRowWithNanOrWithoutFiniteValuesIsNan) {
 }
 
 TEST(Rope, EverySizeAndHeadsSideBySide) {
-  for (const simd::Isa isa : simd::available_isas(simd::Isa::avx512)) {
+  for (const simd::Isa isa : simd::available_isas_of<simd::RowsTable>()) {
     for (const i64 n : {2, 6, 16, 30, 34, 64, 128}) {
       const i64 heads = 3, tokens = 2;
       TensorDesc by_token(DType::f32, Shape{1, heads, tokens, n});  // memory [1, tokens, heads, n]
@@ -288,7 +292,7 @@ TEST(Rope, EverySizeAndHeadsSideBySide) {
 }
 
 TEST(LayerNorm, NanStaysInItsRow) {
-  for (const simd::Isa isa : simd::available_isas(simd::Isa::avx512)) {
+  for (const simd::Isa isa : simd::available_isas_of<simd::RowsTable>()) {
     TestTensor x(TensorDesc(DType::f32, Shape{2, 37})), y(x.desc);
     for (i64 i = 0; i < 74; ++i) x.set(i, static_cast<double>(i % 5));
     x.set(36, kNan);

@@ -32,18 +32,6 @@ struct RowsTable {
   void (*softmax)(const void* x, DType x_dtype, void* y, DType y_dtype, std::int64_t n, bool logarithm);
 };
 
-// The table of a level that is available here.
-const RowsTable& rows(Isa isa);
-inline const RowsTable& rows() { return rows(active_isa()); }
-
-namespace baseline {
-extern const RowsTable kRows;
-}
-namespace avx2 {
-extern const RowsTable kRows;
-}
-namespace avx512 {
-extern const RowsTable kRows;
-}
+GRAFT_TABLE("vec", RowsTable, kRows, rows)
 
 }  // namespace graft::simd

@@ -2,7 +2,7 @@
 #include <cmath>
 #include <limits>
 
-#include "kernel/norm/norm.h"
+#include "kernel/norm/softmax.h"
 #include "kernel/strided.h"
 
 namespace graft {

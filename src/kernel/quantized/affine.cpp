@@ -129,17 +129,17 @@ Parameters parameters_of(const KernelContext& ctx, const AffineAttrs& attrs, i64
   return p;
 }
 
-// Calls f(element, count, parameters) for pieces of this share, which are runs or, of few long ones, parts of them.
+// Calls f(element, count, parameters) for chunks of this task, which are runs or, of few long ones, parts of them.
 template <typename F>
 void for_runs(const KernelContext& ctx, const AffineAttrs& attrs, F f) {
   const Blocks blocks(ctx.in(0), attrs.block);
   if (ctx.in(0).numel() == 0) return;
-  constexpr i64 kPiece = 4096;
-  const i64 length = blocks.length(), pieces = (length + kPiece - 1) / kPiece;
-  const auto [begin, end] = ctx.range(blocks.runs() * pieces);
+  constexpr i64 kChunk = 4096;
+  const i64 length = blocks.length(), chunks = (length + kChunk - 1) / kChunk;
+  const auto [begin, end] = ctx.range(blocks.runs() * chunks);
   for (i64 unit = begin; unit < end; ++unit) {
-    const i64 run = unit / pieces, first = unit % pieces * kPiece;
-    f(run * length + first, std::min(kPiece, length - first), parameters_of(ctx, attrs, blocks.parameter(run)));
+    const i64 run = unit / chunks, first = unit % chunks * kChunk;
+    f(run * length + first, std::min(kChunk, length - first), parameters_of(ctx, attrs, blocks.parameter(run)));
   }
 }
 

@@ -193,7 +193,7 @@ TEST(QuantizedMatmul, OfFloats) {
   }
 }
 
-// Every level against plain C, in integers that must be equal.
+// Every instruction set against plain C, in integers that must be equal.
 TEST(QuantizedMatmul, LevelsAgree) {
   unsigned seed = 200;
   for (const Sizes& s : kSizes) {
@@ -205,7 +205,7 @@ TEST(QuantizedMatmul, LevelsAgree) {
     simd::QuantizedWeight w;
     w.q = reinterpret_cast<const std::byte*>(p.w.data());
     w.depth = w.group = s.depth;
-    for (const simd::Isa isa : simd::available_isas(simd::Isa::avx512)) {
+    for (const simd::Isa isa : simd::available_isas_of<simd::QuantizedProducts>()) {
       std::vector<std::int32_t> out(at(s.rows * s.columns), -1);
       simd::quantized_products(isa).integers(x, w, 0, static_cast<int>(s.rows), 0, static_cast<int>(s.columns),
                                              out.data(), s.columns);
@@ -265,9 +265,9 @@ TEST(QuantizedConv, AgainstASum) {
         attrs.conv.padding[d] = c.padding;
         attrs.conv.dilation[d] = c.dilation;
       }
-      const i64 reach = c.dilation * (c.kernel - 1) + 1;
-      const i64 oh = (c.height + 2 * c.padding - reach) / c.stride + 1;
-      const i64 ow = (c.width + 2 * c.padding - reach) / c.stride + 1;
+      const i64 extent = c.dilation * (c.kernel - 1) + 1;
+      const i64 oh = (c.height + 2 * c.padding - extent) / c.stride + 1;
+      const i64 ow = (c.width + 2 * c.padding - extent) / c.stride + 1;
       const TensorDesc weight(DType::i8, Shape{c.outputs, c.channels / c.groups, 1, c.kernel, c.kernel});
       const int threads = 1 + static_cast<int>(seed % 3);
       AlignedMemory scratch(at(quantized_conv_scratch_bytes(weight, threads)));

@@ -64,56 +64,8 @@ void dequantize_row(const QuantizedWeight& w, i64 row, float* to) {
 
 }  // namespace
 
-extern const AffineTable kAffine;
 const AffineTable kAffine = {
     range,         quantize<std::int8_t>, quantize<std::uint8_t>, dequantize<std::int8_t>, dequantize<std::uint8_t>,
     dequantize_row};
-
-namespace {
-
-int weight_at(const QuantizedWeight& w, i64 row, i64 k) {
-  const std::byte* bytes = w.q + row * w.row_bytes();
-  if (w.bits == 8) return reinterpret_cast<const std::int8_t*>(bytes)[k];
-  const i64 block = k / kNibbleBlock, i = k % kNibbleBlock;
-  constexpr int kHalf = kNibbleBlock / 2;
-  const auto byte = reinterpret_cast<const std::uint8_t*>(bytes)[block * kHalf + i % kHalf];
-  return (i < kHalf ? byte & 15 : byte >> 4) - 8;
-}
-
-// Of group g, as unsigned: sums may wrap.
-std::int32_t group_sum(const QuantizedInput& x, const QuantizedWeight& w, i64 row, i64 column, i64 g) {
-  const std::uint8_t* a = x.q + row * x.stride;
-  const int zero = x.zero[row], weight_zero = w.zero_of(column, g);
-  std::uint32_t sum = 0;
-  for (i64 k = g * w.group; k < (g + 1) * w.group; ++k)
-    sum += static_cast<std::uint32_t>((a[k] - zero) * (weight_at(w, column, k) - weight_zero));
-  return static_cast<std::int32_t>(sum);
-}
-
-[[maybe_unused]] void product(const QuantizedInput& x, const QuantizedWeight& w, i64 r0, int rows, i64 j0, int columns,
-                              float* sums, i64 stride) {
-  for (int r = 0; r < rows; ++r) {
-    for (int j = 0; j < columns; ++j) {
-      float sum = 0;
-      for (i64 g = 0; g < w.groups(); ++g)
-        sum += static_cast<float>(group_sum(x, w, r0 + r, j0 + j, g)) * w.scale_of(j0 + j, g);
-      sums[r * stride + j] = sum;
-    }
-  }
-}
-
-[[maybe_unused]] void integers(const QuantizedInput& x, const QuantizedWeight& w, i64 r0, int rows, i64 j0, int columns,
-                               std::int32_t* sums, i64 stride) {
-  for (int r = 0; r < rows; ++r)
-    for (int j = 0; j < columns; ++j) sums[r * stride + j] = group_sum(x, w, r0 + r, j0 + j, 0);
-}
-
-}  // namespace
-
-// Other levels have vector code: isa/panels/quantized.cpp.
-#if !defined(__AVX2__)
-extern const QuantizedProducts kQuantizedProducts;
-const QuantizedProducts kQuantizedProducts = {product, integers};
-#endif
 
 }  // namespace graft::simd::GRAFT_ISA

@@ -27,7 +27,7 @@ struct QuantizedWeight {
   DType zero_dtype = DType::i8;
   std::int64_t zero_row = 0, zero_group = 0;
 
-  // Always inlined: a copy that was compiled for one level must not serve the others.
+  // Always inlined: a copy that was compiled for one instruction set must not serve the others.
   [[gnu::always_inline]] std::int64_t groups() const { return depth / group; }
   [[gnu::always_inline]] std::int64_t row_bytes() const { return depth * bits / 8; }
   [[gnu::always_inline]] float scale_of(std::int64_t row, std::int64_t g) const {
@@ -87,25 +87,7 @@ struct AffineTable {
   void (*dequantize_row)(const QuantizedWeight& w, std::int64_t row, float* to);
 };
 
-// The tables of a level that is available here.
-const AffineTable& affine(Isa isa);
-inline const AffineTable& affine() { return affine(active_isa()); }
-const QuantizedProducts& quantized_products(Isa isa);
-inline const QuantizedProducts& quantized_products() { return quantized_products(active_isa()); }
-
-namespace baseline {
-extern const AffineTable kAffine;
-extern const QuantizedProducts kQuantizedProducts;
-}  // namespace baseline
-namespace avx2 {
-extern const AffineTable kAffine;
-extern const QuantizedProducts kByteProducts;
-}  // namespace avx2
-namespace avx512 {
-extern const AffineTable kAffine;
-}
-namespace avx512vnni {
-extern const QuantizedProducts kByteProducts;
-}
+GRAFT_TABLE("vec", AffineTable, kAffine, affine)
+GRAFT_TABLE("baseline vnni", QuantizedProducts, kQuantizedProducts, quantized_products)
 
 }  // namespace graft::simd

@@ -14,9 +14,9 @@ using simd::ElementwiseOp;
 using i64 = std::int64_t;
 
 constexpr i64 kRows = simd::kMaxDotRows;  // of the batch in one product
-constexpr i64 kWeightRows = 12;           // a unit of work; kernel/matmul/matmul.cpp divides dot products likewise
+constexpr i64 kWeightRows = 12;           // a work item; kernel/matmul/matmul.cpp divides dot products likewise
 constexpr i64 kBlock = 128;               // elements of a state computed at once
-// Products, of at most kSharedSteps steps, from which threads share them: fewer take less than waking a thread and the
+// Products, of at most kSharedSteps steps, from which threads divide them: fewer take less than waking a thread and the
 // barriers after each step.
 constexpr i64 kSharedProducts = 1 << 18;
 constexpr i64 kSharedSteps = 4;
@@ -228,7 +228,7 @@ std::string explain(const KernelContext& ctx) {
   text += l.steps == 1 ? "one step" : "all steps";
   if (l.attrs.from_gates == 0) text += ", products of the input too";
   // How many threads there will be is not known here.
-  return text + (l.share_weights(INT_MAX) ? ", threads share batch or weights" : ", threads share the batch");
+  return text + (l.share_weights(INT_MAX) ? ", threads divide batch or weights" : ", threads divide the batch");
 }
 
 }  // namespace
@@ -243,7 +243,7 @@ void run_recurrent(const KernelContext& ctx, const simd::MatmulTable& products,
   Recurrence(ctx, products, functions).run();
 }
 
-// Without a second batch of rows, threads share a step's products or nothing.
+// Without a second batch of rows, threads divide a step's products or nothing.
 i64 work(const KernelContext& ctx) {
   const Layer l(ctx);
   return l.chunks() > 1 || l.share_weights(INT_MAX) ? l.products(l.batch, l.steps) : 0;

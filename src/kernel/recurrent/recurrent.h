@@ -31,15 +31,15 @@ struct RecurrentAttrs {
 // (lstm), b_hh [G H] (has_bias), W_ih [G H, I] (not from_gates), b_ih [G H] (both), W_hr [P, H] (has_projection).
 // Outputs: y [T, B, P]; c [B, H] after the last step (lstm); h [B, P], the same of y (has_last).
 //
-// Rows of the batch do not meet: threads share them, eight at a time. Where there are fewer of these than threads, and
-// the weights are large, the rows of the weights are shared instead, in two or three phases per step. Every sum is made
-// the same way in both.
+// Rows of the batch are independent: tasks divide them, eight at a time. Where there are fewer of these than threads,
+// and the weights are large, the rows of the weights are shared instead, in two or three phases per step. Every sum is
+// made the same way in both.
 extern const Kernel kRecurrent;
 
 // Scratch that a launch needs, bytes: W_ih x and W_hh h of one step, and the hidden state before a projection.
 std::int64_t recurrent_scratch_bytes(const RecurrentAttrs& attrs, std::int64_t batch, std::int64_t hidden);
 
-// The same with the inner loops of a given level.
+// The same with the kernels of a given instruction set.
 void run_recurrent(const KernelContext& ctx, const simd::MatmulTable& products,
                    const simd::ElementwiseTable& functions) noexcept;
 

@@ -136,7 +136,7 @@ constexpr RecurrentCell kCells[] = {RecurrentCell::lstm, RecurrentCell::gru, Rec
 TEST(Recurrent, MatchesDoubleReference) {
   std::mt19937 rng(1);
   int variant = 0;
-  for (const simd::Isa isa : simd::available_isas(simd::Isa::avx512))
+  for (const simd::Isa isa : simd::available_isas_of<simd::MatmulTable>())
     for (const RecurrentCell cell : kCells)
       for (const i64 hidden : {1, 2, 7, 16, 33, 129})
         for (const i64 batch : {1, 8, 9}) {
@@ -151,7 +151,7 @@ TEST(Recurrent, MatchesDoubleReference) {
         }
 }
 
-// Weights large enough that threads share them, where there are fewer rows than threads.
+// Weights large enough that threads divide them, where there are fewer rows than threads.
 TEST(Recurrent, ThreadsDoNotShowInTheBits) {
   std::mt19937 rng(2);
   for (const RecurrentCell cell : kCells)

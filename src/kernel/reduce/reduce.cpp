@@ -17,8 +17,8 @@ using Int = std::int64_t;
 constexpr Int kTile = 256;
 // Independent accumulators of one output, so that additions need not wait for each other.
 constexpr Int kLanes = simd::kReduceLanes;
-// The elements of an output are taken in parts of this many, whose results meet in their order: what comes out does not
-// depend on how many threads share them.
+// The elements of an output are taken in parts of this many, whose results are combined in their order: what comes out
+// does not depend on how many threads divide them.
 constexpr Int kPart = 8192;
 constexpr Int part_count(Int elements) { return (elements + kPart - 1) / kPart; }
 
@@ -394,7 +394,7 @@ bool divides_elements(Int outputs, Int inputs, int threads) {
   return reduce_scratch_bytes(outputs, inputs, threads) > 0;
 }
 
-// Few outputs: threads share the parts of each output's elements, whose results meet in the scratch.
+// Few outputs: threads divide the parts of each output's elements, whose results are combined in the scratch.
 // Scratch: [parts][outputs] results, then [outputs] shifts.
 enum ElementPhase : int { kZeroShifts, kFirstPass, kShifts, kLastPass, kFinish, kElementPhases };
 

@@ -46,16 +46,4 @@ extern const Kernel kReduce;
 // Scratch that a launch needs when its outputs are too few to divide among threads; 0 otherwise.
 std::int64_t reduce_scratch_bytes(std::int64_t outputs, std::int64_t inputs, int max_threads);
 
-enum class ScanOp : std::int32_t { sum, prod };
-struct ScanAttrs {
-  ScanOp op = ScanOp::sum;
-  std::int32_t dim = 0;
-};
-// inputs {x}, outputs {y}: running sums or products along a dimension; both of any strides, same shape.
-// Floats accumulate in double. Scratch: scan_scratch_bytes().
-extern const Kernel kScan;
-
-// Scratch of a launch with few long lines, which threads share in parts; 0 otherwise.
-std::int64_t scan_scratch_bytes(const TensorDesc& x, const ScanAttrs& attrs);
-
 }  // namespace graft

@@ -1,4 +1,5 @@
 #include "kernel/reduce/reduce.h"
+#include "kernel/reduce/scan.h"
 
 #include <gtest/gtest.h>
 
@@ -170,7 +171,7 @@ TEST(Reduce, InnerLoopsOfEveryLevelMatchAPlainOne) {
         return x < sum || std::isnan(x) ? x : sum;
     }
   };
-  for (const simd::Isa isa : simd::available_isas(simd::Isa::avx512)) {
+  for (const simd::Isa isa : simd::available_isas_of<simd::ReduceTable>()) {
     for (int k = 0; k < simd::kReduceKinds; ++k) {
       const auto kind = static_cast<simd::ReduceKind>(k);
       for (const std::size_t n : {0, 1, 5, 15, 16, 31, 32, 33, 63, 64, 65, 200}) {

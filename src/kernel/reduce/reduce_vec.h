@@ -21,6 +21,7 @@ inline constexpr int kReduceKinds = static_cast<int>(ReduceKind::count_);
 // Independent sums of one run of elements: an addition need not wait for the one before.
 inline constexpr int kReduceLanes = 32;
 
+// The same numbers with every instruction set, but for the exponentials.
 struct ReduceTable {
   // Element i of a run enters lanes[i % kReduceLanes].
   void (*run[kReduceKinds])(const float* x, std::int64_t n, double shift, double* lanes);
@@ -29,18 +30,6 @@ struct ReduceTable {
                                 const double* shift, double* sums);
 };
 
-// The table of a level that is available here. The same numbers at every level, but for the exponentials.
-const ReduceTable& reduce(Isa isa);
-inline const ReduceTable& reduce() { return reduce(active_isa()); }
-
-namespace baseline {
-extern const ReduceTable kReduce;
-}
-namespace avx2 {
-extern const ReduceTable kReduce;
-}
-namespace avx512 {
-extern const ReduceTable kReduce;
-}
+GRAFT_TABLE("vec", ReduceTable, kReduce, reduce)
 
 }  // namespace graft::simd

@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "kernel/reduce/reduce.h"
+#include "kernel/reduce/scan.h"
 #include "kernel/strided.h"
 
 namespace graft {
@@ -74,11 +74,11 @@ class Scanner {
   enum Phase : int { kTotals, kResults };
 
   void across_lines() {
-    const KernelContext::Range share = ctx_.range(walk_.total);
+    const KernelContext::Range mine = ctx_.range(walk_.total);
     Cursor cursor(walk_);
-    if (share.begin < share.end) cursor.seek(share.begin);
-    for (Int at = share.begin; at < share.end;) {
-      const Int n = std::min({cursor.row_left(), share.end - at, kColumns});
+    if (mine.begin < mine.end) cursor.seek(mine.begin);
+    for (Int at = mine.begin; at < mine.end;) {
+      const Int n = std::min({cursor.row_left(), mine.end - at, kColumns});
       const std::byte* x = ctx_.input<std::byte>(0) + cursor.offset(1);
       std::byte* y = ctx_.output<std::byte>() + cursor.offset(0);
       T running[kColumns], block[kColumns];
@@ -98,9 +98,9 @@ class Scanner {
   void along_lines() {
     const bool totals_only = runs_ > 1 && ctx_.phase == kTotals;
     T* totals = reinterpret_cast<T*>(ctx_.scratch_bytes);
-    const KernelContext::Range share = ctx_.range(walk_.total * runs_);
-    for (Int first = share.begin; first < share.end; first += kRuns) {
-      const Int count = std::min(kRuns, share.end - first);
+    const KernelContext::Range mine = ctx_.range(walk_.total * runs_);
+    for (Int first = mine.begin; first < mine.end; first += kRuns) {
+      const Int count = std::min(kRuns, mine.end - first);
       Run run[kRuns];
       for (Int k = 0; k < count; ++k) run[k] = run_at(first + k, totals_only ? nullptr : totals);
       follow(run, count, !totals_only);

@@ -1,8 +1,13 @@
 #include "kernel/simd/dispatch.h"
 
-#include <algorithm>
-#include <array>
 #include <cstdlib>
+#include <string>
+
+#ifdef GRAFT_HAVE_X86_ISA
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 #include "base/check.h"
 
@@ -10,45 +15,66 @@ namespace graft::simd {
 namespace {
 
 #ifdef GRAFT_HAVE_X86_ISA
-bool has_v3() {
+// Bits of cpuid's leaf 7, edx: compilers differ in whether they know these by name.
+enum AmxBit { bf16 = 22, tile = 24, int8 = 25 };
+
+// Whether the CPU has tiles and such products of them, and Linux saves their state and lets this process use it: that
+// is asked for once, where there is something to ask for.
+bool has_amx(AmxBit products) {
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  if (__get_cpuid(1, &eax, &ebx, &ecx, &edx) == 0 || (ecx & bit_OSXSAVE) == 0) return false;
+  if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0) return false;
+  if ((edx >> tile & edx >> products & 1u) == 0) return false;
+  unsigned low = 0, high = 0;
+  asm volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+  constexpr unsigned kTileState = 3u << 17;  // XTILECFG and XTILEDATA
+  if ((low & kTileState) != kTileState) return false;
+  constexpr int kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+  static const bool granted = syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+  return granted;
+}
+#endif
+
+struct Here {
+  bool runs = false, pays = false;
+};
+
+std::array<Here, kTargetCount> look() {
+#ifdef GRAFT_HAVE_X86_ISA
   __builtin_cpu_init();
-  return __builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("fma") != 0 &&
-         __builtin_cpu_supports("bmi") != 0 && __builtin_cpu_supports("bmi2") != 0 &&
-         __builtin_cpu_supports("f16c") != 0;
+#define CPU(feature) (__builtin_cpu_supports(#feature) != 0)
+#define INTEL (__builtin_cpu_is("intel") != 0)
+#define AMX(products) has_amx(AmxBit::products)
+#else
+#define CPU(feature) false
+#define INTEL false
+#define AMX(products) false
+#endif
+  return {{
+#define GRAFT_HERE(target, architecture, groups, flags, runs, pays) {kTargetsOf_##architecture && (runs), pays},
+      GRAFT_TARGETS(GRAFT_HERE)
+#undef GRAFT_HERE
+  }};
+#undef CPU
+#undef INTEL
+#undef AMX
 }
 
-bool has_v4() {
-  return has_v3() && __builtin_cpu_supports("avx512f") != 0 && __builtin_cpu_supports("avx512bw") != 0 &&
-         __builtin_cpu_supports("avx512cd") != 0 && __builtin_cpu_supports("avx512dq") != 0 &&
-         __builtin_cpu_supports("avx512vl") != 0;
-}
-
-bool has_bf16() { return has_v4() && __builtin_cpu_supports("avx512bf16") != 0; }
-#endif
-
-std::size_t count_available() {
-#ifdef GRAFT_HAVE_X86_ISA
-  if (has_bf16()) return 4;
-  if (has_v4()) return 3;
-  if (has_v3()) return 2;
-#endif
-  return 1;
-}
-
-Isa fastest() {
-  const Isa best = available_isas().back();
-#ifdef GRAFT_HAVE_X86_ISA
-  if (best == Isa::avx512bf16 && __builtin_cpu_is("intel") != 0) return Isa::avx512;
-#endif
-  return best;
+const Here& here(Isa isa) {
+  static const std::array<Here, kTargetCount> all = look();
+  return all[static_cast<std::size_t>(isa)];
 }
 
 Isa choose() {
-  const std::span<const Isa> isas = available_isas();
   const char* wanted = std::getenv("GRAFT_ISA");
-  if (wanted == nullptr || *wanted == '\0') return fastest();
+  if (wanted == nullptr || *wanted == '\0') {
+    Isa best = Isa::baseline;
+    for (const Isa isa : available_isas())
+      if (here(isa).pays) best = isa;
+    return best;
+  }
   std::string names;
-  for (const Isa isa : isas) {
+  for (const Isa isa : available_isas()) {
     if (wanted == name(isa)) return isa;
     names += (names.empty() ? "" : ", ");
     names += name(isa);
@@ -58,16 +84,19 @@ Isa choose() {
 
 }  // namespace
 
-std::string_view name(Isa isa) {
-  constexpr std::array<std::string_view, 4> kNames = {"baseline", "avx2", "avx512", "avx512bf16"};
-  return kNames[static_cast<std::size_t>(isa)];
+std::string_view name(Isa isa) { return kTargets[static_cast<std::size_t>(isa)].name; }
+
+std::span<const Isa> available_isas() {
+  static const std::vector<Isa> isas = [] {
+    std::vector<Isa> out;
+    for (std::size_t t = 0; t < kTargetCount; ++t)
+      if (here(static_cast<Isa>(t)).runs) out.push_back(static_cast<Isa>(t));
+    return out;
+  }();
+  return isas;
 }
 
-std::span<const Isa> available_isas(Isa most) {
-  static constexpr std::array<Isa, 4> kAll = {Isa::baseline, Isa::avx2, Isa::avx512, Isa::avx512bf16};
-  static const std::size_t count = count_available();
-  return {kAll.data(), std::min(count, static_cast<std::size_t>(most) + 1)};
-}
+bool serves(Isa target, Isa isa) { return here(target).runs && (target == isa || here(target).pays); }
 
 Isa active_isa() {
   static const Isa isa = choose();

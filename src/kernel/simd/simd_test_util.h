@@ -11,7 +11,7 @@
 #include "kernel/simd/dispatch.h"
 #include "kernel/simd/half.h"
 
-// For tests of kernels that have several levels: tensors with values kept exactly as the kernel sees them, and a run
+// For tests of kernels with vector code: tensors with values kept exactly as the kernel sees them, and a run
 // on any number of threads with scratch. The including file defines GRAFT_ISA for half.h.
 namespace graft {
 
@@ -91,7 +91,7 @@ void run_on_threads(const std::vector<const TestTensor*>& inputs, const std::vec
     out.push_back(t->desc);
     out_data.push_back(t->data());
   }
-  // Exactly as large as asked for, so that an address sanitizer sees every byte beyond.
+  // Exactly as large as the kernel states, so that an address sanitizer sees every byte beyond.
   std::vector<std::byte> memory(static_cast<std::size_t>(scratch_bytes) + 64);
   std::byte* scratch = memory.data() + memory.size() - static_cast<std::size_t>(scratch_bytes);
   scratch -= reinterpret_cast<std::uintptr_t>(scratch) % 64;

@@ -1,6 +1,7 @@
 #pragma once
 
-// More functions on f32 vectors, with special values as the C library has them. Included only by isa/*.cpp: see vec.h.
+// More functions on f32 vectors, with special values as the C library has them. Included only by vector sources: see
+// vec.h.
 
 #include "kernel/simd/vec.h"
 
@@ -15,18 +16,6 @@ GRAFT_VEC vf copy_sign(vf x, vf sign) {
 }
 
 GRAFT_VEC vf min_nan(vf a, vf b) { return select((a < b) | (a != a), a, b); }
-
-GRAFT_VEC vf square_root(vf x) {
-#if defined(__AVX512F__)
-  return (vf)_mm512_sqrt_ps((__m512)x);
-#elif defined(__AVX2__)
-  return (vf)_mm256_sqrt_ps((__m256)x);
-#else
-  vf r{};
-  for (int i = 0; i < kLanes; ++i) r[i] = __builtin_sqrtf(x[i]);
-  return r;
-#endif
-}
 
 // Half to even. Numbers from 2^23 on are integers already.
 GRAFT_VEC vf round_even(vf x) {
@@ -124,8 +113,8 @@ GRAFT_VEC vf softplus(vf x, vf beta, vf threshold) {
   return select(scaled > threshold, x, log1p(exp(scaled)) / beta);
 }
 
-#if defined(__FMA__)
-// sin or cos, |x| below 71476, where the three-part reduction keeps its precision. `quarter` is 0 for sin, 1 for cos.
+// sin or cos, |x| below 71476, where the three-part reduction keeps its precision, if fma() is fused. `quarter` is 0
+// for sin, 1 for cos.
 GRAFT_VEC vf sin_reduced(vf x, int quarter) {
   const vf magic = splat(12582912.f);
   const vf shifted = fma(x, splat(0.636619747f), magic);
@@ -148,6 +137,5 @@ GRAFT_VEC vf sin_reduced(vf x, int quarter) {
   const vf v = select((q & 1) != 0, c, p);
   return as_float(as_int(v) ^ ((q & 2) << 30));
 }
-#endif
 
 }  // namespace graft::simd::GRAFT_ISA

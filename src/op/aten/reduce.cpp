@@ -1,5 +1,6 @@
 // Reductions over any dimensions, and running sums.
 #include "kernel/reduce/reduce.h"
+#include "kernel/reduce/scan.h"
 
 #include <cmath>
 

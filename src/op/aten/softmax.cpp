@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "base/check.h"
-#include "kernel/norm/norm.h"
+#include "kernel/norm/softmax.h"
 #include "lowering/lowering.h"
 #include "op/dims.h"
 #include "op/ggml_ops.h"

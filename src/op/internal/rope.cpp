@@ -2,7 +2,7 @@
 #include <array>
 
 #include "base/check.h"
-#include "kernel/norm/norm.h"
+#include "kernel/attention/rope.h"
 #include "lowering/lowering.h"
 #include "op/operator.h"
 

@@ -1,4 +1,4 @@
-"""Linear layers in f32 with weights of the model: packed at load, activation and residual on the way out."""
+"""Linear layers in f32 with weights of the model: packed at load, activation and residual in the epilogue."""
 
 import json
 import os
@@ -60,7 +60,7 @@ def test_what_is_launched(tmp_path):
     # The heads read the same rows, the second one by another view of them: one launch.
     assert [kernel for kernel, _ in found] == ["packed_linear", "packed_linear", "packed_linears"]
     assert "2 layers of the same rows" in found[2][1]
-    assert "gelu on the way out" in found[0][1] and "a sum on the way out" in found[1][1]
+    assert "gelu in the epilogue" in found[0][1] and "a sum in the epilogue" in found[1][1]
     assert not {"elementwise", "matmul"} & {kernel for kernel, _ in found}
 
 

@@ -1,7 +1,6 @@
 #include "kernel/conv/quantized_conv_vec.h"
 
-// Loops that the compiler turns into vector code. Other levels have their own: isa/panels/quantized_conv.cpp.
-#if !defined(__AVX2__)
+// Loops that the compiler turns into vector code, for CPUs without the byte products of quantized_conv_vnni.cpp.
 namespace graft::simd::GRAFT_ISA {
 namespace {
 
@@ -87,8 +86,6 @@ void depthwise(const Line& d, const QuantizedEpilogue& e) {
 
 }  // namespace
 
-extern const QuantizedConvTable kQuantizedConv;
 const QuantizedConvTable kQuantizedConv = {kLanes, 1, kTileRows, conv_tile, false, depthwise};
 
 }  // namespace graft::simd::GRAFT_ISA
-#endif

@@ -2,29 +2,6 @@
 
 namespace graft::simd {
 
-namespace baseline {
-extern const ElementwiseTable kElementwise;
-}
-#ifdef GRAFT_HAVE_X86_ISA
-namespace avx2 {
-extern const ElementwiseTable kElementwise;
-}
-namespace avx512 {
-extern const ElementwiseTable kElementwise;
-}
-#endif
-
-const ElementwiseTable& elementwise(Isa isa) {
-#ifdef GRAFT_HAVE_X86_ISA
-  if (isa >= Isa::avx512) return avx512::kElementwise;
-  if (isa >= Isa::avx2) return avx2::kElementwise;
-#endif
-  static_cast<void>(isa);
-  return baseline::kElementwise;
-}
-
-const ElementwiseTable& elementwise() { return elementwise(active_isa()); }
-
 namespace {
 
 struct OpInfo {

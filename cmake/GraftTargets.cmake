@@ -1,0 +1,43 @@
+# The targets of vector code, read from src/kernel/simd/targets.def (one row a line; see there). Sets
+#   graft_targets                 names, of this architecture
+#   graft_target_groups_<name>    groups of vector sources that the target compiles
+#   graft_target_flags_<name>     compiler flags
+#   graft_vector_sources          regular expression of the vector sources of all targets
+# and graft_target_sources(<out> <target> <sources>...) picks those of a target.
+set(graft_targets_file "${CMAKE_CURRENT_LIST_DIR}/../src/kernel/simd/targets.def")
+set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${graft_targets_file}")
+file(READ "${graft_targets_file}" rows)
+string(REGEX MATCHALL "\n  TARGET\\([^\n\\]+" rows "${rows}")
+string(TOLOWER "${CMAKE_SYSTEM_PROCESSOR}" graft_architecture)
+if(graft_architecture STREQUAL "amd64")
+  set(graft_architecture x86_64)
+endif()
+set(graft_targets "")
+set(graft_all_groups "")
+foreach(row IN LISTS rows)
+  if(NOT row MATCHES "TARGET\\(([a-z0-9_]+), ([a-z0-9_]+), \"([a-z0-9 ]+)\", \"([^\"]*)\"")
+    message(FATAL_ERROR "${graft_targets_file}: expected TARGET(name, architecture, \"groups\", \"flags\", ...), got ${row}")
+  endif()
+  set(name "${CMAKE_MATCH_1}")
+  set(architecture "${CMAKE_MATCH_2}")
+  separate_arguments(groups UNIX_COMMAND "${CMAKE_MATCH_3}")
+  separate_arguments(graft_target_flags_${name} UNIX_COMMAND "${CMAKE_MATCH_4}")
+  set(graft_target_groups_${name} ${groups})
+  list(APPEND graft_all_groups ${groups})
+  if(architecture STREQUAL "any" OR architecture STREQUAL graft_architecture)
+    list(APPEND graft_targets ${name})
+  endif()
+endforeach()
+if(NOT "baseline" IN_LIST graft_targets)
+  message(FATAL_ERROR "${graft_targets_file}: expected a row of the target baseline")
+endif()
+list(REMOVE_DUPLICATES graft_all_groups)
+list(JOIN graft_all_groups "|" graft_vector_sources)
+set(graft_vector_sources "/src/kernel/.*_(${graft_vector_sources})\\.cpp$")
+
+function(graft_target_sources out target)
+  list(JOIN graft_target_groups_${target} "|" groups)
+  set(sources ${ARGN})
+  list(FILTER sources INCLUDE REGEX "/src/kernel/.*_(${groups})\\.cpp$")
+  set(${out} ${sources} PARENT_SCOPE)
+endfunction()
