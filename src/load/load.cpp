@@ -8,7 +8,7 @@
 #include "base/sha256.h"
 #include "device/device.h"
 #include "graft/graft.h"
-#include "kernel/matmul/panels.h"
+#include "kernel/matmul/block_matmul.h"
 #include "kernel/simd/cpu_check.h"
 #include "load/fold.h"
 #include "load/program_impl.h"
@@ -147,7 +147,7 @@ class Loader {
   // What is left in blocks is read by operators that take panels as well.
   std::byte* place(ir::Weight& weight, const FoundWeight& found) {
     const bool panels = options_.pack_weights && options_.fast_kernels && !found.stored->is_plain() &&
-                        weight.shape.rank() == 2 && weight.shape.numel() > 0 && panel_format(found.stored->block);
+                        weight.shape.rank() == 2 && weight.shape.numel() > 0 && readable_panels(found.stored->block);
     return panels ? placer_.in_panels(weight, found) : placer_.as_stored(weight, found);
   }
 

@@ -4,13 +4,12 @@
 
 #include <algorithm>
 #include <cstring>
-#include <thread>
 
 #include "base/check.h"
 #include "base/log.h"
 #include "exec/thread_pool.h"
-#include "kernel/matmul/panels.h"
 #include "package/package.h"
+#include "weight/panels.h"
 
 namespace graft {
 namespace {
@@ -21,16 +20,6 @@ constexpr std::size_t kBlockAlignment = 2;
 ggml_type ggml_type_of(const Stored& stored) {
   if (!stored.is_plain()) return static_cast<ggml_type>(stored.block);
   return stored.dtype == DType::bf16 ? GGML_TYPE_BF16 : GGML_TYPE_F16;
-}
-
-// Calls work(begin, end) for the panels of that many rows, from several threads.
-template <typename Work>
-void for_panels(std::int64_t rows, const Work& work) {
-  const std::int64_t panels = (rows + simd::kPanelColumns - 1) / simd::kPanelColumns;
-  const std::int64_t parts = std::max<std::int64_t>(std::min<std::int64_t>(resolve_threads(0), panels), 1);
-  std::vector<std::jthread> team;
-  for (std::int64_t i = 1; i < parts; ++i) team.emplace_back(work, panels * i / parts, panels * (i + 1) / parts);
-  work(0, panels / parts);
 }
 
 }  // namespace
@@ -102,19 +91,17 @@ std::byte* WeightPlacer::as_blocks(const ir::Weight& weight, const FoundWeight& 
   const auto [copy, first] = copies_.try_emplace({found.bytes.data(), found.bytes.size()}, nullptr);
   if (!first) return copy->second;
   AlignedMemory memory = AlignedMemory::on_huge_pages(stored_bytes(*found.stored, weight.shape));
-  const simd::PanelFormat format = *layout_of(found.stored->block);
-  for_panels(weight.shape[0], [&](std::int64_t begin, std::int64_t end) {
-    blocks_of_panels(format, found.bytes.data(), weight.shape[0], weight.shape[1], begin, end, memory.data());
-  });
+  unpack_panels(*panel_format_of(found.stored->block), found.bytes.data(), weight.shape[0], weight.shape[1],
+                memory.data(), resolve_threads(0));
   if (found.file) found.file->release(found.bytes);
   ++program_.weight_stats.copied_count;
   program_.weight_stats.copied_bytes += memory.size();
-  log(LogLevel::info, str("weight '", weight.fqn, "' lies in the package in panels and is laid out in blocks again"));
+  log(LogLevel::info, str("weight '", weight.fqn, "' lies in the package in panels and is unpacked to blocks"));
   return copy->second = keep(std::move(memory));
 }
 
 std::byte* WeightPlacer::in_panels(ir::Weight& weight, const FoundWeight& found) {
-  const simd::PanelFormat format = *panel_format(found.stored->block);
+  const PanelFormat format = *panel_format_of(found.stored->block);
   const std::int64_t rows = weight.shape[0], depth = weight.shape[1];
   const auto bytes = static_cast<std::size_t>(panels_bytes(format, rows, depth));
   ir::set_panels(weight, bytes);
@@ -126,9 +113,7 @@ std::byte* WeightPlacer::in_panels(ir::Weight& weight, const FoundWeight& found)
   if (found.panels) {
     std::memcpy(memory.data(), found.bytes.data(), bytes);
   } else {
-    for_panels(rows, [&](std::int64_t begin, std::int64_t end) {
-      fill_panels(format, found.bytes.data(), rows, depth, begin, end, memory.data());
-    });
+    pack_panels(format, found.bytes.data(), rows, depth, memory.data(), resolve_threads(0));
   }
   place->second = keep(std::move(memory));
   ++program_.weight_stats.packed_count;

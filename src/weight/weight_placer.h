@@ -23,8 +23,8 @@ class WeightPlacer {
   FoundWeight find(const ir::Weight& weight, const FindWeight& find);
   // The address to read the weight at as it is stored: where it was found if its alignment allows, else in a copy.
   std::byte* as_stored(const ir::Weight& weight, const FoundWeight& found);
-  // Blocks that our kernels want in panels: where they were found as such, else laid out there, and the pages they were
-  // found in are released. `weight` says so.
+  // Blocks that graft's kernels read in panels: where they were found as such, else packed, and the pages they were
+  // found in are released. Sets the weight's storage.
   std::byte* in_panels(ir::Weight& weight, const FoundWeight& found);
   // The same values as elements of f32.
   std::byte* converted(const ir::Weight& weight, const FoundWeight& found);
