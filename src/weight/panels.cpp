@@ -234,6 +234,51 @@ struct Q4_K {
   }
 };
 
+struct Q5_K {
+  static constexpr PanelFormat kFormat = PanelFormat::q5_k;
+  static constexpr i64 kHigh = 4 * kPanelVectorBytes;  // behind the four bits: the fifth
+
+  // ggml's 32 bytes of fifth bits have one bit of each of the eight blocks.
+  static void pack(const FromRows& rows, i64 column, const Place& place, std::byte* panel) {
+    pack_halves_of_k(rows, 48, column, place, panel);
+    for (i64 c = 0; c < 4; ++c) {
+      std::uint32_t word = 0;
+      for (unsigned i = 0; i < 8; ++i) {
+        std::uint32_t bits = 0;
+        std::memcpy(&bits, rows[static_cast<std::size_t>(c)] + 16 + i * 4, sizeof(bits));
+        word |= (bits >> place.in_group & 0x01010101U) << i;
+      }
+      std::memcpy(panel + place.quants + kHigh + (column + c) * 4, &word, sizeof(word));
+    }
+    ScalesOfK::pack(rows, column, place, panel);
+  }
+
+  static void unpack(const ToRows& rows, i64 column, const Place& place, const std::byte* panel) {
+    unpack_halves_of_k(rows, 48, column, place, panel);
+    for (i64 c = 0; c < 4; ++c) {
+      std::uint32_t word = 0;
+      std::memcpy(&word, panel + place.quants + kHigh + (column + c) * 4, sizeof(word));
+      for (unsigned i = 0; i < 8; ++i) {
+        std::byte* to = rows[static_cast<std::size_t>(c)] + 16 + i * 4;
+        std::uint32_t bits = 0;
+        if (place.in_group > 0) std::memcpy(&bits, to, sizeof(bits));
+        bits |= (word >> i & 0x01010101U) << place.in_group;
+        std::memcpy(to, &bits, sizeof(bits));
+      }
+    }
+    ScalesOfK::unpack(rows, column, place, panel);
+  }
+
+  static void row(i64 column, const Place& place, const std::byte* panel, float* to) {
+    const ScalesOfK s(column, place, panel);
+    const std::byte* quants = panel + place.quants + column * 4;
+    for (i64 i = 0; i < kPanelBlock; ++i) {
+      const int high = static_cast<int>(u8_at(quants + kHigh + i % 4) >> (i / 4) & 1) << 4;
+      to[i] = s.scale * static_cast<float>(half_at(quants, i) | high) - s.minimum;
+    }
+  }
+};
+
 struct Q6_K {
   static constexpr PanelFormat kFormat = PanelFormat::q6_k;
 
@@ -349,7 +394,8 @@ template <typename F>
 constexpr Packing kPackingOf = {F::kFormat, pack<F>, unpack<F>, row<F>};
 
 // In the order of PanelFormat.
-constexpr Packing kPackings[] = {kPackingOf<Q8_0>, kPackingOf<Q4_0>, kPackingOf<Q4_K>, kPackingOf<Q6_K>};
+constexpr Packing kPackings[] = {kPackingOf<Q8_0>, kPackingOf<Q4_0>, kPackingOf<Q4_K>, kPackingOf<Q6_K>,
+                                 kPackingOf<Q5_K>};
 static_assert(std::ranges::equal(kPackings, kPanelLayouts, {}, &Packing::format, &PanelLayout::format));
 
 const Packing& packing_of(PanelFormat format) { return kPackings[static_cast<std::size_t>(format)]; }

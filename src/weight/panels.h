@@ -19,6 +19,8 @@
 //           high halves those 16 on; f16 scale[16] a block
 //   q4_k    [4][64] a block as q4_0, zero 0; u8 scale[8][16], u8 minimum[8][16], f16 unit of scale[16], f16 unit of
 //           minimum[16]
+//   q5_k    the same, and behind the quants of each block [64] with their fifth bits: byte j of a column has in bit i
+//           that of element 4 i + j
 //   q6_k    [4][64] the low four bits as q4_0, then [2][64] the high two: vector h has those of elements 16 h to
 //           16 h + 15, four to a byte, the first in the lowest bits; zero 32; s8 scale[16][16], each of 16 elements,
 //           f16 unit of scale[16]
@@ -31,7 +33,7 @@ inline constexpr int kPanelColumns = 16;
 inline constexpr int kPanelBlock = 32;
 inline constexpr int kPanelVectorBytes = 4 * kPanelColumns;
 
-enum class PanelFormat : std::int32_t { q8_0, q4_0, q4_k, q6_k };
+enum class PanelFormat : std::int32_t { q8_0, q4_0, q4_k, q6_k, q5_k };
 
 struct PanelLayout {
   PanelFormat format;
@@ -47,6 +49,7 @@ inline constexpr PanelLayout kPanelLayouts[] = {
     {PanelFormat::q4_0, GGML_TYPE_Q4_0, 32, 18, 2, 256, 32},
     {PanelFormat::q4_k, GGML_TYPE_Q4_K, 256, 144, 8, 256, 40},
     {PanelFormat::q6_k, GGML_TYPE_Q6_K, 256, 210, 8, 384, 36},
+    {PanelFormat::q5_k, GGML_TYPE_Q5_K, 256, 176, 8, 320, 40},
 };
 static_assert([] {
   int at = 0;

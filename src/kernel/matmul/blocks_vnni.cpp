@@ -182,6 +182,12 @@ struct Q4_K : Q4_0 {
   static constexpr int kZero = 0;
   static constexpr Scales kScales = Scales::minimums;
 };
+struct Q5_K : Q4_K {
+  static constexpr PanelFormat kFormat = PanelFormat::q5_k;
+  static constexpr bool kExtra = true;
+  GRAFT_VEC vb low(vb x, vb extra, int i) { return bits_or(low_half(x), move_bits<1>(extra, i, 4)); }
+  GRAFT_VEC vb high(vb x, vb extra, int i) { return bits_or(high_half(x), move_bits<1>(extra, 4 + i, 4)); }
+};
 struct Q6_K {
   static constexpr PanelFormat kFormat = PanelFormat::q6_k;
   static constexpr int kZero = 32;
@@ -438,7 +444,8 @@ template <typename F>
 constexpr Products kProductsOf = {F::kFormat, F::kZero, F::kScales, tiles_of<F>};
 
 // In the order of PanelFormat.
-constexpr Products kProducts[] = {kProductsOf<Q8_0>, kProductsOf<Q4_0>, kProductsOf<Q4_K>, kProductsOf<Q6_K>};
+constexpr Products kProducts[] = {kProductsOf<Q8_0>, kProductsOf<Q4_0>, kProductsOf<Q4_K>, kProductsOf<Q6_K>,
+                                  kProductsOf<Q5_K>};
 static_assert(std::ranges::equal(kProducts, kPanelLayouts, {}, &Products::format, &PanelLayout::format));
 
 void tiles(PanelFormat format, const std::byte* panels, const QuantizedRows& quantized, i64 rows, i64 depth,
