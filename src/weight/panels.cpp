@@ -151,6 +151,16 @@ struct Q4_0 {
   }
 };
 
+struct IQ4_NL : Q4_0 {
+  static constexpr PanelFormat kFormat = PanelFormat::iq4_nl;
+
+  static void row(i64 column, const Place& place, const std::byte* panel, float* to) {
+    const float scale = f16_at(panel + place.scales + place.in_group * 32 + column * 2);
+    for (i64 i = 0; i < kPanelBlock; ++i)
+      to[i] = scale * static_cast<float>(kIq4Values[half_at(panel + place.quants + column * 4, i)]);
+  }
+};
+
 // The scales of q4_k and q5_k: in ggml's block two f16 units, then six bits each of eight scales and minimums.
 struct ScalesOfK {
   static void pack(const FromRows& rows, i64 column, const Place& place, std::byte* panel) {
@@ -341,6 +351,48 @@ struct Q6_K {
   }
 };
 
+struct IQ4_XS {
+  static constexpr PanelFormat kFormat = PanelFormat::iq4_xs;
+
+  // ggml's block: an f16 unit, two bits of each of eight scales, four bits of each, then the quants as q4_0.
+  static void pack(const FromRows& rows, i64 column, const Place& place, std::byte* panel) {
+    const i64 b = place.in_group;
+    transpose(rows, panel + place.quants + column * 4,
+              [&](const std::byte* from) { return words_at(from + 8 + b * 16); });
+    std::byte* scales = panel + place.scales;
+    for (i64 c = 0; c < 4; ++c) {
+      const std::byte* row = rows[static_cast<std::size_t>(c)];
+      const unsigned low = u8_at(row + 4 + b / 2) >> (b % 2 * 4) & 15, high = u8_at(row + 2 + b / 4) >> (b % 4 * 2) & 3;
+      scales[b * kPanelColumns + column + c] = static_cast<std::byte>(static_cast<int>(low | high << 4) - 32);
+    }
+    if (b == 0) pack_f16(rows, 0, column, scales + 128);
+  }
+
+  static void unpack(const ToRows& rows, i64 column, const Place& place, const std::byte* panel) {
+    const i64 b = place.in_group;
+    transpose_back(panel + place.quants + column * 4, rows,
+                   [&](std::byte* to, Words words) { put(to + 8 + b * 16, words); });
+    const std::byte* scales = panel + place.scales;
+    for (i64 c = 0; c < 4; ++c) {
+      std::byte* to = rows[static_cast<std::size_t>(c)];
+      const unsigned scale = u8_at(scales + b * kPanelColumns + column + c) + 32;
+      std::byte &low = to[4 + b / 2], &high = to[2 + b / 4];
+      if (b % 2 == 0) low = {};
+      if (b % 4 == 0) high = {};
+      low |= static_cast<std::byte>((scale & 15) << (b % 2 * 4));
+      high |= static_cast<std::byte>((scale >> 4 & 3) << (b % 4 * 2));
+    }
+    if (b == 0) unpack_f16(rows, 0, column, scales + 128);
+  }
+
+  static void row(i64 column, const Place& place, const std::byte* panel, float* to) {
+    const std::byte* scales = panel + place.scales;
+    const float scale = f16_at(scales + 128 + column * 2) * s8_at(scales + place.in_group * kPanelColumns + column);
+    for (i64 i = 0; i < kPanelBlock; ++i)
+      to[i] = scale * static_cast<float>(kIq4Values[half_at(panel + place.quants + column * 4, i)]);
+  }
+};
+
 constexpr std::size_t kMostBlockBytes =
     static_cast<std::size_t>(std::ranges::max(kPanelLayouts, {}, &PanelLayout::bytes).bytes);
 
@@ -394,8 +446,8 @@ template <typename F>
 constexpr Packing kPackingOf = {F::kFormat, pack<F>, unpack<F>, row<F>};
 
 // In the order of PanelFormat.
-constexpr Packing kPackings[] = {kPackingOf<Q8_0>, kPackingOf<Q4_0>, kPackingOf<Q4_K>, kPackingOf<Q6_K>,
-                                 kPackingOf<Q5_K>};
+constexpr Packing kPackings[] = {kPackingOf<Q8_0>, kPackingOf<Q4_0>,   kPackingOf<Q4_K>,  kPackingOf<Q6_K>,
+                                 kPackingOf<Q5_K>, kPackingOf<IQ4_NL>, kPackingOf<IQ4_XS>};
 static_assert(std::ranges::equal(kPackings, kPanelLayouts, {}, &Packing::format, &PanelLayout::format));
 
 const Packing& packing_of(PanelFormat format) { return kPackings[static_cast<std::size_t>(format)]; }

@@ -11,12 +11,13 @@
 
 // Weights packed for graft's kernels: ggml's block formats in panels of 16 rows of the weight (columns of the product)
 // that are read from front to back. Along the depth a panel has blocks of 32 elements; a vector holds four consecutive
-// elements of each column, `[16 columns][4]`, unsigned. The value of an element is scale * (stored - zero) - minimum.
-// A group of blocks lies together: the quants of each,
+// elements of each column, `[16 columns][4]`, unsigned. The value of an element is scale * (stored - zero) - minimum,
+// or, where the stored bits are an index, scale * table[stored]. A group of blocks lies together: the quants of each,
 // then the scales of all (of fewer blocks at the end of a panel where a group has two).
 //   q8_0    [8][64] a block, zero 128; f16 scale[16] a block
 //   q4_0    [4][64] a block, zero 8: low halves of the bytes of vector i hold elements 4 i to 4 i + 3 of the block,
 //           high halves those 16 on; f16 scale[16] a block
+//   iq4_nl  the same bytes, each half an index of kIq4Values
 //   q4_k    [4][64] a block as q4_0, zero 0; u8 scale[8][16], u8 minimum[8][16], f16 unit of scale[16], f16 unit of
 //           minimum[16]
 //   q5_k    the same, and behind the quants of each block [64] with their fifth bits: byte j of a column has in bit i
@@ -24,6 +25,7 @@
 //   q6_k    [4][64] the low four bits as q4_0, then [2][64] the high two: vector h has those of elements 16 h to
 //           16 h + 15, four to a byte, the first in the lowest bits; zero 32; s8 scale[16][16], each of 16 elements,
 //           f16 unit of scale[16]
+//   iq4_xs  [4][64] a block as iq4_nl; s8 scale[8][16], f16 unit of scale[16]
 // Packages hold panels (schema/graft.fbs, Storage.panels16): the layout of a format never changes.
 //
 // A new format is a row here, its packing in panels.cpp and its products in kernel/matmul/blocks_vnni.cpp.
@@ -33,7 +35,11 @@ inline constexpr int kPanelColumns = 16;
 inline constexpr int kPanelBlock = 32;
 inline constexpr int kPanelVectorBytes = 4 * kPanelColumns;
 
-enum class PanelFormat : std::int32_t { q8_0, q4_0, q4_k, q6_k, q5_k };
+// The values of four bits of iq4_nl and iq4_xs.
+inline constexpr std::int8_t kIq4Values[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
+                                               1,    13,   25,  38,  53,  69,  89,  113};
+
+enum class PanelFormat : std::int32_t { q8_0, q4_0, q4_k, q6_k, q5_k, iq4_nl, iq4_xs };
 
 struct PanelLayout {
   PanelFormat format;
@@ -50,6 +56,8 @@ inline constexpr PanelLayout kPanelLayouts[] = {
     {PanelFormat::q4_k, GGML_TYPE_Q4_K, 256, 144, 8, 256, 40},
     {PanelFormat::q6_k, GGML_TYPE_Q6_K, 256, 210, 8, 384, 36},
     {PanelFormat::q5_k, GGML_TYPE_Q5_K, 256, 176, 8, 320, 40},
+    {PanelFormat::iq4_nl, GGML_TYPE_IQ4_NL, 32, 18, 2, 256, 32},
+    {PanelFormat::iq4_xs, GGML_TYPE_IQ4_XS, 256, 136, 8, 256, 20},
 };
 static_assert([] {
   int at = 0;

@@ -88,6 +88,18 @@ GRAFT_VEC vb bits_or(vb x, vb y) {
 #endif
 }
 
+// The values of four bits of iq4_nl, and what dot4() takes from them.
+constexpr int kZeroOfIq4 = kParts == 1 ? 128 : 0;
+GRAFT_VEC vb iq4_values(vb x) {
+  __m128i table = _mm_loadu_si128(reinterpret_cast<const __m128i*>(kIq4Values));
+#if defined(__AVX512VNNI__)
+  table = _mm_xor_si128(table, _mm_set1_epi8(static_cast<char>(0x80)));
+  return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), x);
+#else
+  return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), x);
+#endif
+}
+
 // A block's sum of products, less than 2^22, begins at the bits of the float 1.5 * 2^23: these and the sum are the bits
 // of the float 1.5 * 2^23 + sum. One fma subtracts and scales, to the same bits as conversion and multiplication, for
 // 1.5 * 2^23 times a scale is exact: 2 bits of one and at most 19 (those of an f16 and a byte) of the other.
@@ -194,6 +206,17 @@ struct Q6_K {
   static constexpr Scales kScales = Scales::halves;
   GRAFT_VEC vb low(vb x, vb extra, int i) { return bits_or(low_half(x), move_bits<2>(extra, 2 * i, 4)); }
   GRAFT_VEC vb high(vb x, vb extra, int i) { return bits_or(high_half(x), move_bits<2>(extra, 2 * i, 4)); }
+};
+struct IQ4_NL : Q4_0 {
+  static constexpr PanelFormat kFormat = PanelFormat::iq4_nl;
+  static constexpr int kZero = kZeroOfIq4;
+  static constexpr bool kWide = true;
+  GRAFT_VEC vb low(vb x, vb, int) { return iq4_values(low_half(x)); }
+  GRAFT_VEC vb high(vb x, vb, int) { return iq4_values(high_half(x)); }
+};
+struct IQ4_XS : IQ4_NL {
+  static constexpr PanelFormat kFormat = PanelFormat::iq4_xs;
+  static constexpr Scales kScales = Scales::s8;
 };
 
 // How far from what is read at byte `at` of `panels` panels side by side, each of `stride` bytes, the bytes lie that
@@ -444,8 +467,8 @@ template <typename F>
 constexpr Products kProductsOf = {F::kFormat, F::kZero, F::kScales, tiles_of<F>};
 
 // In the order of PanelFormat.
-constexpr Products kProducts[] = {kProductsOf<Q8_0>, kProductsOf<Q4_0>, kProductsOf<Q4_K>, kProductsOf<Q6_K>,
-                                  kProductsOf<Q5_K>};
+constexpr Products kProducts[] = {kProductsOf<Q8_0>, kProductsOf<Q4_0>,   kProductsOf<Q4_K>,  kProductsOf<Q6_K>,
+                                  kProductsOf<Q5_K>, kProductsOf<IQ4_NL>, kProductsOf<IQ4_XS>};
 static_assert(std::ranges::equal(kProducts, kPanelLayouts, {}, &Products::format, &PanelLayout::format));
 
 void tiles(PanelFormat format, const std::byte* panels, const QuantizedRows& quantized, i64 rows, i64 depth,
