@@ -7,6 +7,7 @@
 #include "base/log.h"
 #include "base/sha256.h"
 #include "device/device.h"
+#include "exec/thread_pool.h"
 #include "graft/graft.h"
 #include "kernel/matmul/block_matmul.h"
 #include "kernel/simd/cpu_check.h"
@@ -17,6 +18,7 @@
 #include "package/package.h"
 #include "pass/graph/kv_cache.h"
 #include "pass/graph/stored_weights.h"
+#include "weight/stored_weight.h"
 #include "weight/weight_placer.h"
 
 namespace graft {
@@ -41,7 +43,9 @@ void check_operators(const ir::Program& program) {
 class Loader {
  public:
   Loader(const LoadOptions& options, std::string source)
-      : options_(options), impl_(std::make_unique<Program::Impl>(options)), placer_(options.verify_hashes, *impl_) {
+      : options_(options),
+        impl_(std::make_unique<Program::Impl>(options)),
+        placer_(options.verify_hashes, resolve_threads(0), impl_->made_weights, impl_->weight_stats) {
     check_ggml();
     simd::check_cpu();
     install_ggml_log();
@@ -68,6 +72,7 @@ class Loader {
     for (ir::Program& whole : wholes) {
       add_kv_cache(whole);
       ir::verify(whole);
+      verify_weights(whole);
       check_operators(whole);
       parts.push_back(partition(std::move(whole), impl_->partition));
     }
@@ -127,7 +132,7 @@ class Loader {
         found.push_back(placer_.find(weight, find));
         method.weight_bytes.push_back(static_cast<std::size_t>(weight.byte_size));
         method.stored.push_back(*found.back().stored);
-        ir::set_stored(weight, *found.back().stored);
+        set_stored(weight, *found.back().stored);
       }
       const std::vector<ConvertedWeight> converted = convert_stored_weights(graph, impl_->on_device != nullptr);
       method.weights.assign(graph.weights.size(), nullptr);

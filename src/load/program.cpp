@@ -9,6 +9,7 @@
 #include "load/program_impl.h"
 #include "pass/graph/kv_cache.h"
 #include "pass/graph/stored_weights.h"
+#include "weight/stored_weight.h"
 
 namespace graft {
 namespace {
@@ -195,6 +196,7 @@ std::shared_ptr<const ir::Program> Program::Impl::graph(std::uint32_t index) con
   for (const auto& file : files) file->check_unchanged();
   ir::Program whole = read_method(method.source);
   ir::verify(whole);
+  verify_weights(whole);
   add_kv_cache(whole);
   std::vector<Part> parts = graft::partition(std::move(whole), partition);
   GRAFT_CHECK(InvalidProgram, method.part < parts.size() && parts[method.part].steps.size() == method.steps.size(),
@@ -202,10 +204,10 @@ std::shared_ptr<const ir::Program> Program::Impl::graph(std::uint32_t index) con
   auto again = std::make_shared<ir::Program>(std::move(parts[method.part].graph));
   GRAFT_CHECK(InvalidProgram, again->methods.size() == 1 && fits(*again, method, states), "method '", method.info.name,
               "' of ", source, " changed since it was loaded");
-  for (std::size_t i = 0; i < method.stored.size(); ++i) ir::set_stored(again->weights[i], method.stored[i]);
+  for (std::size_t i = 0; i < method.stored.size(); ++i) set_stored(again->weights[i], method.stored[i]);
   convert_stored_weights(*again, on_device != nullptr);
   for (std::size_t i = 0; i < method.panel_bytes.size(); ++i)
-    if (method.panel_bytes[i] > 0) ir::set_panels(again->weights[i], method.panel_bytes[i]);
+    if (method.panel_bytes[i] > 0) set_panels(again->weights[i], method.panel_bytes[i]);
   if (method.steps.empty()) {
     run_passes(*again, uniform_weights(*again, method), pass_options());
     fold_again(*again, method);

@@ -48,7 +48,4 @@ PackageMethod read_method(const std::shared_ptr<const MappedFile>& file, std::si
 // states that they share.
 void verify(const Package& package);
 
-// Reads a weight and compares its SHA-256 where the graph states one. Throws InvalidProgram naming the weight.
-void verify_hash(const ir::Weight& weight, const FoundWeight& found);
-
 }  // namespace graft

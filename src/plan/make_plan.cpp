@@ -16,6 +16,7 @@
 #include "plan/stages.h"
 #include "plan/state_updates.h"
 #include "plan/stored_plan.h"
+#include "weight/stored_weight.h"
 
 namespace graft {
 namespace {
@@ -113,7 +114,7 @@ class Planner {
       std::optional<Stored> stored;
       if (input.kind == ir::InputKind::weight) {
         const ir::Weight& weight = program_.weights[input.index];
-        stored = ir::stored_of(weight);
+        stored = stored_of(weight);
         if (*stored == Stored::as(value.dtype)) stored.reset();
         buffer.bytes = static_cast<std::int64_t>(weight.byte_size);
       }

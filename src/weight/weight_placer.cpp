@@ -7,9 +7,8 @@
 
 #include "base/check.h"
 #include "base/log.h"
-#include "exec/thread_pool.h"
-#include "package/package.h"
 #include "weight/panels.h"
+#include "weight/stored_weight.h"
 
 namespace graft {
 namespace {
@@ -28,10 +27,9 @@ FoundWeight WeightPlacer::find(const ir::Weight& weight, const FindWeight& find)
   GRAFT_CHECK(Unsupported, weight.storage != ir::Storage::affine, "weight '", weight.key, "' (", weight.fqn,
               ") is stored as affine ", weight.block_type, "; only plain tensors and ggml's blocks are supported");
   FoundWeight found = find(weight);
-  if (!found.stored) found.stored = ir::stored_of(weight);
+  if (!found.stored) found.stored = stored_of(weight);
   found.panels = found.stored->kind == Stored::Kind::panels;
   if (found.panels) found.stored->kind = Stored::Kind::blocks;
-  ProgramStats& stats = program_.weight_stats;
   // Only what a package says of its own data is taken at its word: a checkpoint may hold two values where the
   // exported model had one.
   if (found.origin == FoundWeight::Origin::package && !weight.sha256.empty())
@@ -41,16 +39,16 @@ FoundWeight WeightPlacer::find(const ir::Weight& weight, const FindWeight& find)
     if (verify_hashes_) verify_hash(weight, found);
     const std::uint64_t counted = fresh ? 0 : placed->second.size();
     placed->second = found.bytes;
-    stats.weight_count += fresh && !found.bytes.empty();
-    stats.weight_bytes += found.bytes.size() - counted;
-    if (found.origin == FoundWeight::Origin::memory) stats.given_bytes += found.bytes.size() - counted;
+    stats_.weight_count += fresh && !found.bytes.empty();
+    stats_.weight_bytes += found.bytes.size() - counted;
+    if (found.origin == FoundWeight::Origin::memory) stats_.given_bytes += found.bytes.size() - counted;
   }
   return found;
 }
 
 std::byte* WeightPlacer::keep(AlignedMemory memory) {
-  program_.made_weights.push_back(std::move(memory));
-  return program_.made_weights.back().data();
+  made_.push_back(std::move(memory));
+  return made_.back().data();
 }
 
 std::byte* WeightPlacer::as_stored(const ir::Weight& weight, const FoundWeight& found) {
@@ -63,8 +61,8 @@ std::byte* WeightPlacer::as_stored(const ir::Weight& weight, const FoundWeight& 
   AlignedMemory memory = AlignedMemory::on_huge_pages(found.bytes.size());
   std::memcpy(memory.data(), found.bytes.data(), found.bytes.size());
   copy->second = keep(std::move(memory));
-  ++program_.weight_stats.copied_count;
-  program_.weight_stats.copied_bytes += found.bytes.size();
+  ++stats_.copied_count;
+  stats_.copied_bytes += found.bytes.size();
   log(LogLevel::info,
       str("weight '", weight.fqn, "' copied: its address in the file is not a multiple of ", alignment));
   return copy->second;
@@ -81,8 +79,8 @@ std::byte* WeightPlacer::converted(const ir::Weight& weight, const FoundWeight& 
     to_float(from, reinterpret_cast<float*>(memory.data()), desc.numel());
   }
   place->second = keep(std::move(memory));
-  ++program_.weight_stats.converted_count;
-  program_.weight_stats.converted_bytes += desc.byte_count();
+  ++stats_.converted_count;
+  stats_.converted_bytes += desc.byte_count();
   log(LogLevel::info, str("weight '", weight.fqn, "' converted from ", found.stored->str(), " to f32"));
   return place->second;
 }
@@ -92,10 +90,10 @@ std::byte* WeightPlacer::as_blocks(const ir::Weight& weight, const FoundWeight& 
   if (!first) return copy->second;
   AlignedMemory memory = AlignedMemory::on_huge_pages(stored_bytes(*found.stored, weight.shape));
   unpack_panels(*panel_format_of(found.stored->block), found.bytes.data(), weight.shape[0], weight.shape[1],
-                memory.data(), resolve_threads(0));
+                memory.data(), threads_);
   if (found.file) found.file->release(found.bytes);
-  ++program_.weight_stats.copied_count;
-  program_.weight_stats.copied_bytes += memory.size();
+  ++stats_.copied_count;
+  stats_.copied_bytes += memory.size();
   log(LogLevel::info, str("weight '", weight.fqn, "' lies in the package in panels and is unpacked to blocks"));
   return copy->second = keep(std::move(memory));
 }
@@ -104,7 +102,7 @@ std::byte* WeightPlacer::in_panels(ir::Weight& weight, const FoundWeight& found)
   const PanelFormat format = *panel_format_of(found.stored->block);
   const std::int64_t rows = weight.shape[0], depth = weight.shape[1];
   const auto bytes = static_cast<std::size_t>(panels_bytes(format, rows, depth));
-  ir::set_panels(weight, bytes);
+  set_panels(weight, bytes);
   if (found.panels && reinterpret_cast<std::uintptr_t>(found.bytes.data()) % kAlignment == 0)
     return const_cast<std::byte*>(found.bytes.data());  // never written, as in as_stored()
   const auto [place, first] = panels_.try_emplace({found.bytes.data(), found.bytes.size()}, nullptr);
@@ -113,11 +111,11 @@ std::byte* WeightPlacer::in_panels(ir::Weight& weight, const FoundWeight& found)
   if (found.panels) {
     std::memcpy(memory.data(), found.bytes.data(), bytes);
   } else {
-    pack_panels(format, found.bytes.data(), rows, depth, memory.data(), resolve_threads(0));
+    pack_panels(format, found.bytes.data(), rows, depth, memory.data(), threads_);
   }
   place->second = keep(std::move(memory));
-  ++program_.weight_stats.packed_count;
-  program_.weight_stats.packed_bytes += bytes;
+  ++stats_.packed_count;
+  stats_.packed_bytes += bytes;
   if (found.file) found.file->release(found.bytes);
   return place->second;
 }

@@ -13,6 +13,7 @@
 
 #include "base/mapped_file.h"
 #include "ir/program.h"
+#include "weight/stored.h"
 
 // Where the bytes of weights come from: the package, files beside it, memory of the caller. All by name.
 namespace graft {
@@ -40,6 +41,7 @@ std::vector<WeightFile> open_weights(const std::string& path);
 std::vector<std::string> weight_files_of(const WeightFile& package);
 
 // The readers of one format each; `file` is mapped and the errors do not name it.
+WeightFile read_ptd(std::shared_ptr<const MappedFile> file);
 WeightFile read_safetensors(std::shared_ptr<const MappedFile> file);
 WeightFile read_gguf(std::shared_ptr<const MappedFile> file);
 
@@ -57,6 +59,9 @@ using FindWeight = std::function<FoundWeight(const ir::Weight& weight)>;
 
 // Throws InvalidProgram unless the bytes are as many as the weight has.
 void check_size(const ir::Weight& weight, const FoundWeight& found);
+
+// Reads a weight and compares its SHA-256 where the graph states one. Throws InvalidProgram naming the weight.
+void verify_hash(const ir::Weight& weight, const FoundWeight& found);
 
 // Looks weights up by key, then by fully qualified name: in the caller's memory first, then in all files.
 class WeightStore {
