@@ -160,7 +160,7 @@ class MethodVerifier {
     return true;
   }
 
-  // A user input that is no tensor and no number (None, a text) has a name and no value.
+  // A user input that is no tensor and no number (None, a string) has a name and no value.
   void check_inputs() {
     std::size_t users = 0;
     for (const Input& input : method_.inputs) users += input.kind == InputKind::user;

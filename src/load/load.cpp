@@ -312,7 +312,7 @@ std::shared_ptr<const Program> load_package(const std::function<std::shared_ptr<
     std::vector<ir::Program> graphs;
     for (PackageMethod& method : package.methods) {
       GRAFT_CHECK(Unsupported, method.fully_delegated, source, ": method '", method.name,
-                  "' needs ExecuTorch's runtime, graft alone cannot run it: ", method.why_not);
+                  "' needs ExecuTorch's runtime, graft alone cannot run it: ", method.refusal);
       graphs.push_back(std::move(method.program));
     }
     loader.set_graphs(std::move(graphs));

@@ -55,7 +55,7 @@ class Reader {
   // Plans may share a blob. Decoding it for each of them is linear in the file only when that is bounded.
   std::span<const std::byte> blob(const et::BackendDelegate& delegate) {
     const std::span<const std::byte> bytes = pte_.processed(delegate);
-    GRAFT_CHECK(InvalidProgram, bytes.size() <= budget_, "its methods share delegate data beyond reason");
+    GRAFT_CHECK(InvalidProgram, bytes.size() <= budget_, "its methods share delegate data too often");
     budget_ -= bytes.size();
     const MappedFile& file = *pte_.file();
     const std::span<const std::byte> all = file.bytes();

@@ -18,7 +18,7 @@
 #include "flat_tensor_generated.h"
 #include "program_generated.h"
 
-// Writers of small .pte and .ptd files for tests, laid out as ExecuTorch's Python code does it.
+// Writers of small .pte and .ptd files for tests, in the layout that ExecuTorch's Python code writes.
 namespace graft::test {
 
 namespace fbe = executorch_flatbuffer;

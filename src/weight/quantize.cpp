@@ -39,9 +39,9 @@ Stored stored_of(std::string_view name) {
 
 void check_blocks(const Stored& stored, const Shape& shape) {
   if (stored.is_plain()) return;
-  const std::string reason = refuse_blocks(stored.block, shape);
-  GRAFT_CHECK(InvalidArgument, reason.empty(), "a tensor ", shape.str(), " cannot be stored as ", stored.str(), ": ",
-              reason);
+  const std::string refusal = refuse_blocks(stored.block, shape);
+  GRAFT_CHECK(InvalidArgument, refusal.empty(), "a tensor ", shape.str(), " cannot be stored as ", stored.str(), ": ",
+              refusal);
 }
 
 // Rows [begin, end) of `depth` elements; false when one is infinite or not a number, which blocks cannot hold.

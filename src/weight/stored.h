@@ -18,7 +18,7 @@ using BlockType = std::int16_t;
 // with.
 std::optional<BlockType> find_block_type(std::string_view name);
 std::string_view block_type_name(BlockType type);  // as ggml writes it: "q8_0", "q4_K"
-std::int64_t block_elements(BlockType type);       // a row must divide into blocks of so many
+std::int64_t block_elements(BlockType type);       // of one block; rows must divide into blocks
 std::int64_t block_row_bytes(BlockType type, std::int64_t elements);
 
 struct Stored {
@@ -38,7 +38,7 @@ struct Stored {
   std::string str() const;  // "bf16", "q8_0"
 };
 
-// Why a tensor of this shape cannot be stored in such blocks: "rows of 100 elements do not divide into blocks of 32";
+// Refusal of a tensor that cannot be stored in such blocks: "rows of 100 elements do not divide into blocks of 32";
 // empty when it can.
 std::string refuse_blocks(BlockType type, const Shape& shape);
 // The same for panels, which hold only matrices of some formats.

@@ -69,8 +69,8 @@ std::byte* WeightPlacer::as_stored(const ir::Weight& weight, const FoundWeight& 
 }
 
 std::byte* WeightPlacer::converted(const ir::Weight& weight, const FoundWeight& found) {
-  const auto [place, first] = conversions_.try_emplace({found.bytes.data(), found.bytes.size()}, nullptr);
-  if (!first) return place->second;
+  const auto [made, first] = conversions_.try_emplace({found.bytes.data(), found.bytes.size()}, nullptr);
+  if (!first) return made->second;
   const TensorDesc desc(DType::f32, weight.shape);
   AlignedMemory memory = AlignedMemory::on_huge_pages(desc.byte_count());
   if (desc.numel() > 0) {
@@ -78,11 +78,11 @@ std::byte* WeightPlacer::converted(const ir::Weight& weight, const FoundWeight& 
     const std::byte* from = as_stored(weight, found);
     to_float(from, reinterpret_cast<float*>(memory.data()), desc.numel());
   }
-  place->second = keep(std::move(memory));
+  made->second = keep(std::move(memory));
   ++stats_.converted_count;
   stats_.converted_bytes += desc.byte_count();
   log(LogLevel::info, str("weight '", weight.fqn, "' converted from ", found.stored->str(), " to f32"));
-  return place->second;
+  return made->second;
 }
 
 std::byte* WeightPlacer::as_blocks(const ir::Weight& weight, const FoundWeight& found) {
@@ -105,19 +105,19 @@ std::byte* WeightPlacer::in_panels(ir::Weight& weight, const FoundWeight& found)
   set_panels(weight, bytes);
   if (found.panels && reinterpret_cast<std::uintptr_t>(found.bytes.data()) % kAlignment == 0)
     return const_cast<std::byte*>(found.bytes.data());  // never written, as in as_stored()
-  const auto [place, first] = panels_.try_emplace({found.bytes.data(), found.bytes.size()}, nullptr);
-  if (!first) return place->second;
+  const auto [made, first] = panels_.try_emplace({found.bytes.data(), found.bytes.size()}, nullptr);
+  if (!first) return made->second;
   AlignedMemory memory = AlignedMemory::on_huge_pages(bytes);
   if (found.panels) {
     std::memcpy(memory.data(), found.bytes.data(), bytes);
   } else {
     pack_panels(format, found.bytes.data(), rows, depth, memory.data(), threads_);
   }
-  place->second = keep(std::move(memory));
+  made->second = keep(std::move(memory));
   ++stats_.packed_count;
   stats_.packed_bytes += bytes;
   if (found.file) found.file->release(found.bytes);
-  return place->second;
+  return made->second;
 }
 
 }  // namespace graft

@@ -44,7 +44,7 @@ std::vector<WeightFile> read_index(const std::shared_ptr<const MappedFile>& file
   std::map<std::string, WeightFile> shards;
   std::map<std::string, WeightFile> opened;
   for (const auto& [name, where] : map->items()) {
-    GRAFT_CHECK(InvalidProgram, where.is_string(), "weight '", name, "': its shard must be a text");
+    GRAFT_CHECK(InvalidProgram, where.is_string(), "weight '", name, "': its shard must be a string");
     const auto shard = where.get<std::string>();
     GRAFT_CHECK(InvalidProgram, !shard.empty() && shard != ".." && shard.find('/') == std::string::npos, "weight '",
                 name, "': its shard must be a file beside the index, found '", shard, "'");
@@ -91,7 +91,7 @@ std::string label(const ir::Weight& weight) {
   return str("weight '", weight.key, weight.fqn == weight.key ? "'" : "' (" + weight.fqn + ")");
 }
 
-// Edits that make one text of the other.
+// Levenshtein distance.
 std::size_t distance(std::string_view a, std::string_view b) {
   std::vector<std::size_t> row(b.size() + 1);
   std::iota(row.begin(), row.end(), std::size_t{0});

@@ -53,11 +53,11 @@ struct FoundWeight {
   std::string where;                                 // "'model.pte'", for messages
   std::optional<Stored> stored = std::nullopt;       // empty: as the weight's table says
   std::shared_ptr<const MappedFile> file = nullptr;  // that holds them, where it is known
-  bool panels = false;                               // `stored` in blocks, and these laid out in panels
+  bool panels = false;                               // `stored` says blocks, and these are packed in panels
 };
 using FindWeight = std::function<FoundWeight(const ir::Weight& weight)>;
 
-// Throws InvalidProgram unless the bytes are as many as the weight has.
+// Throws InvalidProgram unless the number of bytes is the weight's.
 void check_size(const ir::Weight& weight, const FoundWeight& found);
 
 // Reads a weight and compares its SHA-256 where the graph states one. Throws InvalidProgram naming the weight.
@@ -81,7 +81,7 @@ class WeightStore {
   // Throws what `find` throws for the one weight that it does not find or that does not fit; for several, an error that
   // lists them: NotFound when none is there, else InvalidProgram.
   void check(const std::vector<const ir::Weight*>& weights);
-  // Throws InvalidArgument naming memory of the caller that no weight asked for.
+  // Throws InvalidArgument naming memory of the caller that no weight was looked up in.
   void check_memory_used() const;
 
   const std::vector<WeightFile>& files() const { return files_; }

@@ -14,7 +14,7 @@ namespace {
 
 using i64 = std::int64_t;
 
-// Rows of a that are multiplied with a few rows of the weight while these are in the first-level cache.
+// Rows of a that are multiplied with one panel of the weight's rows while these are in the first-level cache.
 constexpr i64 kRowsAtOnce = 16;
 // Elements of a row of a that one thread quantizes at a time; a multiple of every format's block.
 constexpr i64 kQuantizedAtOnce = 1024;

@@ -75,7 +75,7 @@ struct Options {
 int two_phases(const KernelContext&) noexcept { return 2; }
 #endif
 
-// Every level of this machine that has one.
+// Every instruction set of this machine that has one.
 std::vector<const Kernel*> panel_kernels() {
   std::vector<const Kernel*> out;
 #ifdef GRAFT_HAVE_X86_ISA

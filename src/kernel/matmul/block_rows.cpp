@@ -16,7 +16,7 @@ std::int64_t index_at(const KernelContext& ctx, std::int64_t i) {
 void fail(const KernelContext& ctx, std::int64_t index, std::int64_t rows) noexcept {
   try {
     ctx.fail("index " + std::to_string(index) + " is out of range for dimension 0 of size " + std::to_string(rows));
-  } catch (...) {  // no memory for the text
+  } catch (...) {  // no memory for the message
     ctx.error->fail("index out of range");
   }
 }

@@ -421,9 +421,9 @@ void tiles_of(const std::byte* panels, const QuantizedRows& quantized, i64 rows,
               const Epilogue& e) {
   alignas(64) float tile[kMostRows * kPanel];
   const i64 stride = panel_bytes(F::kFormat, depth);
-  // Tiles of equal heights, as few as there can be.
+  // The fewest tiles, of equal heights.
   const i64 turns = rows <= kMostRows ? 1 : (rows + kTileM - 1) / kTileM;
-  // Sums that are the results already go to their place.
+  // Sums that are already the results are stored to the output.
   const bool plain = e.alpha == 1.f && e.bias == nullptr && e.activation == Activation::none && e.out_j == 1 &&
                      e.out_dtype == DType::f32;
   for (i64 j = j0; j < j1; j += kPanel) {
