@@ -11,7 +11,7 @@
 #include "base/test_errors.h"
 #include "ggml.h"
 #include "graft/error.h"
-#include "package/test_package.h"
+#include "weight/test_container.h"
 #include "weight/test_weights.h"
 
 namespace graft {
