@@ -11,7 +11,7 @@ namespace {
 #if defined(__AVX512VNNI__)
 typedef __m512i vb;
 constexpr int kTileM = 6;
-// Of no more rows one tile is made: then each panel is read once, which matters more than registers.
+// Up to so many rows are one tile: then each panel is read once, which matters more than spilled registers.
 constexpr int kMostRows = 8;
 #else
 typedef __m256i vb;
@@ -20,13 +20,14 @@ constexpr int kTileM = 2, kMostRows = 2;
 constexpr int kVectorBytes = sizeof(vb);
 constexpr int kParts = 64 / kVectorBytes;  // vectors across a panel
 static_assert(kLanes * kParts == kPanelColumns && kPanel == 2 * kLanes);
-// How many bytes ahead the first tile of rows prefetches: a GEMV is bound by memory. Later tiles find the panel in a
-// cache.
-constexpr int kAhead = 4096;
-// From four rows on, which compute half as long as they wait, prefetches go further ahead, to the second-level cache.
-constexpr int kAheadOfManyRows = 8192;
+// How many bytes ahead of its loads the first tile of rows prefetches: a GEMV is bound by memory. Later tiles find the
+// panel in a cache.
+constexpr int kGemvAhead = 4096;
+// From four rows on, which compute half as long as they wait for memory, it prefetches further ahead, to the
+// second-level cache.
+constexpr int kGemmAhead = 8192;
 // The most bytes of panels that a product of several tiles of rows prefetches while it computes with those before.
-constexpr i64 kMostAhead = 48 << 10;
+constexpr i64 kMostPrefetched = 48 << 10;
 
 GRAFT_VEC vb load_bytes(const std::byte* p) {
 #if defined(__AVX512VNNI__)
@@ -284,10 +285,10 @@ void tile(const std::byte* panels, i64 panel_stride, const QuantizedRows& rows, 
     const std::byte* q[N];
     for (int n = 0; n < N; ++n) q[n] = base[n] + start + g * kQuantBytes + n % kParts * kVectorBytes;
     if (row == 0) {
-      constexpr bool kMany = M > 3;
-      constexpr int kCache = kMany ? 2 : 3;  // as __builtin_prefetch counts them: the second level, the first
-      const i64 ahead = bytes_ahead(panel_bytes(F::kFormat, b * kPanelBlock), kMany ? kAheadOfManyRows : kAhead,
-                                    panel_stride, kPanels);
+      constexpr bool kGemm = M > 3;
+      constexpr int kCache = kGemm ? 2 : 3;  // as __builtin_prefetch counts them: the second level, the first
+      const i64 ahead =
+          bytes_ahead(panel_bytes(F::kFormat, b * kPanelBlock), kGemm ? kGemmAhead : kGemvAhead, panel_stride, kPanels);
 #pragma GCC unroll 2
       for (int n = 0; n < N; ++n) {
 #pragma GCC unroll 8
@@ -354,7 +355,7 @@ template <int M>
 void tile_of_q6_k(const std::byte* panel, int part, const QuantizedRows& rows, i64 row, i64 depth, float* out,
                   i64 out_row) {
   constexpr int kQuantBytes = layout_of(PanelFormat::q6_k).quant_bytes;
-  const i64 ahead = row == 0 ? kAhead : 0;
+  const i64 ahead = row == 0 ? kGemvAhead : 0;
   const i64 blocks = depth / kPanelBlock;
   const std::int8_t* a = rows.q + row * depth;
   const float* scale = rows.scale + row * blocks;
@@ -436,7 +437,7 @@ void tiles_of(const std::byte* panels, const QuantizedRows& quantized, i64 rows,
     // Meanwhile the panels that come next are prefetched: the first tile would wait for memory. Not large ones, which
     // every tile reads from the second-level cache.
     const std::byte* next = at + 2 * stride;
-    const bool ahead = turns > 1 && j + kPanel < j1 && 2 * stride <= kMostAhead;
+    const bool ahead = turns > 1 && j + kPanel < j1 && 2 * stride <= kMostPrefetched;
     const std::byte* end = next + (!ahead ? 0 : columns - j - kPanel > kPanelColumns ? 2 * stride : stride);
     const i64 lines = ((end - next) / turns + 63) / 64;
     i64 left = turns;
