@@ -7,8 +7,10 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "graft/error.h"
 #include "graft/export.h"
 
 namespace graft {
@@ -57,5 +59,17 @@ class GRAFT_API MappedFile {
   struct timespec modified_ {};
   std::shared_ptr<const void> owner_;
 };
+
+// Does `work`; an InvalidProgram that does not begin with the file's name gets it in front.
+template <typename Work>
+auto naming_file(const std::string& path, Work&& work) {
+  const std::string quoted = "'" + path + "'";
+  try {
+    return work();
+  } catch (const InvalidProgram& error) {
+    if (std::string_view(error.what()).starts_with(quoted)) throw;
+    throw InvalidProgram(quoted + ": " + error.what());
+  }
+}
 
 }  // namespace graft

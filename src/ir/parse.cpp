@@ -14,7 +14,7 @@ namespace {
 // Root, method, node and argument take four levels; lists of arguments the rest.
 constexpr flatbuffers::uoffset_t kMaxTableDepth = 32;
 // Decoded bytes allowed per byte of the blob. Tables and strings shared by many offsets multiply when they are decoded;
-// graft's writer shares equal ones and stays below 30, a hostile file could ask for anything.
+// graft's writer shares equal ones and stays below 30; a hostile file could reach any factor.
 constexpr std::size_t kMaxExpansion = 64;
 constexpr std::size_t kExpansionSlack = 1024 * 1024;
 // The same of one list, which is one allocation.
@@ -107,7 +107,7 @@ class Decoder {
   // Called before each allocation.
   void spend(std::size_t bytes) {
     GRAFT_CHECK(InvalidProgram, bytes <= budget_, "the decoded program is more than ", kMaxExpansion,
-                " times larger than its blob: its tables are shared beyond reason");
+                " times larger than its blob: its tables are shared too often");
     budget_ -= bytes;
   }
 
@@ -117,7 +117,7 @@ class Decoder {
     if (in == nullptr) return;
     spend(in->size() * sizeof(Out));
     GRAFT_CHECK(InvalidProgram, in->size() * sizeof(Out) <= largest_, "a list of ", in->size(),
-                " items is too long for ", "its blob: its tables are shared beyond reason");
+                " items is too long for ", "its blob: its tables are shared too often");
     out.reserve(in->size());
     for (const In* item : *in) out.push_back(decode(*item));
   }
@@ -132,7 +132,7 @@ class Decoder {
   std::string text(const flatbuffers::String* in) {
     if (in == nullptr) return {};
     spend(in->size());
-    GRAFT_CHECK(InvalidProgram, is_utf8(in->string_view()), "a text of ", in->size(), " bytes is not UTF-8");
+    GRAFT_CHECK(InvalidProgram, is_utf8(in->string_view()), "a string of ", in->size(), " bytes is not UTF-8");
     return in->str();
   }
 

@@ -68,29 +68,6 @@ std::size_t host_bytes(const Program& p) {
          Outside::held(p.states) + Outside::held(p.methods) + Outside::held(p.subgraphs);
 }
 
-Stored stored_of(const Weight& weight) {
-  GRAFT_ASSERT(weight.storage != Storage::affine);
-  if (weight.storage == Storage::plain) return Stored::as(weight.dtype);
-  const std::optional<BlockType> type = find_block_type(weight.block_type);
-  GRAFT_ASSERT(type);
-  return {weight.storage == Storage::panels ? Stored::Kind::panels : Stored::Kind::blocks, DType::f32, *type};
-}
-
-void set_stored(Weight& weight, const Stored& stored) {
-  GRAFT_ASSERT(stored.kind != Stored::Kind::panels);
-  weight.storage = stored.is_plain() ? Storage::plain : Storage::ggml_block;
-  weight.dtype = stored.dtype;
-  weight.block_type = stored.is_plain() ? std::string() : std::string(block_type_name(stored.block));
-  weight.byte_size = stored_bytes(stored, weight.shape);
-}
-
-void set_panels(Weight& weight, std::uint64_t bytes) {
-  GRAFT_ASSERT(weight.storage == Storage::ggml_block);
-  weight.storage = Storage::panels;
-  weight.key += " in panels";  // what has one key has one size
-  weight.byte_size = bytes;
-}
-
 std::string Value::str() const {
   if (kind != ValueKind::tensor) {
     const std::string out(kind_name(kind));

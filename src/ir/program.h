@@ -9,7 +9,6 @@
 
 #include "graft/dtype.h"
 #include "graft/tensor.h"
-#include "weight/stored.h"
 
 // The IR in memory: schema/graft.fbs after verification, as plain data that passes may rewrite.
 namespace graft::ir {
@@ -89,7 +88,8 @@ void for_each_value(const Node& node, const Visit& visit) {
   for (const Arg& arg : node.args) for_each_value(arg, visit);
 }
 
-// `panels`: Stored::Kind::panels.
+// What the names of block types mean is weight/stored_weight.h's to say; `panels` are blocks packed for graft's
+// kernels.
 enum class Storage : std::uint8_t { plain, ggml_block, affine, panels };
 
 struct Weight {
@@ -175,11 +175,6 @@ inline constexpr int kMaxListDepth = 8;
 inline constexpr int kMaxGraphDepth = 8;
 inline constexpr std::uint64_t kMaxGraphCalls = 4096;
 
-// Between a weight's fields and what they say about its elements; neither for affine storage.
-Stored stored_of(const Weight& weight);
-void set_stored(Weight& weight, const Stored& stored);  // plain or blocks; byte_size too
-void set_panels(Weight& weight, std::uint64_t bytes);   // of blocks, which are now laid out in panels
-
 // Bytes of memory that the program holds, its own object included.
 std::size_t host_bytes(const Program& program);
 
@@ -187,7 +182,8 @@ std::size_t host_bytes(const Program& program);
 // The result owns all it holds.
 Program parse(std::span<const std::byte> blob);
 
-// The executable specification of the IR: every rule a program must satisfy, beyond what the schema says.
+// The executable specification of the IR: every rule a program must satisfy, beyond what the schema says, but those of
+// formats of weights (weight/stored_weight.h, verify_weights).
 // Runs on every load and, in debug builds, after every pass. Throws InvalidProgram naming method, node and rule.
 void verify(const Program& program);
 

@@ -60,16 +60,7 @@ void check_weight(const Program& program, std::size_t index) {
              ": only affine storage has a scale and a zero point, found ", weight.scale, " and ", weight.zero_point);
   if (weight.storage == Storage::ggml_block || weight.storage == Storage::panels) {
     GRAFT_RULE(!weight.block_type.empty(), owner, ": block storage without a block type");
-    const std::optional<BlockType> type = find_block_type(weight.block_type);
-    GRAFT_RULE(type, owner, ": block type '", weight.block_type, "' is not known");
     GRAFT_RULE(weight.dtype == DType::f32, owner, ": values stored in blocks must be f32, found ", name(weight.dtype));
-    const Stored stored = stored_of(weight);
-    const std::string reason =
-        weight.storage == Storage::panels ? refuse_panels(*type, weight.shape) : refuse_blocks(*type, weight.shape);
-    GRAFT_RULE(reason.empty(), owner, " cannot be stored as ", weight.block_type, ": ", reason);
-    const std::uint64_t bytes = stored_bytes(stored, weight.shape);
-    GRAFT_RULE(weight.byte_size == bytes, owner, ": ", weight.block_type, weight.shape.str(), " takes ", bytes,
-               " bytes, found ", weight.byte_size);
     return;
   }
   GRAFT_RULE(weight.storage == Storage::plain, owner, ": storage ", static_cast<int>(weight.storage), " is not known");
@@ -169,7 +160,7 @@ class MethodVerifier {
     return true;
   }
 
-  // A user input that is no tensor and no number (None, a text) has a name and no value.
+  // A user input that is no tensor and no number (None, a string) has a name and no value.
   void check_inputs() {
     std::size_t users = 0;
     for (const Input& input : method_.inputs) users += input.kind == InputKind::user;

@@ -159,18 +159,13 @@ const std::vector<Case>& cases() {
       {"PlainWithAScale", [](Program& p, Method&) { p.weights[0].scale = 0; }, "only affine storage has a scale"},
       {"BlockWithoutType", [](Program& p, Method&) { p.weights[0].storage = Storage::ggml_block; },
        "without a block type"},
-      {"BlockOfUnknownType",
+      {"BlocksOfIntegers",
        [](Program& p, Method&) {
          p.weights[0].storage = Storage::ggml_block;
-         p.weights[0].block_type = "q9_0";
+         p.weights[0].block_type = "q8_0";
+         p.weights[0].dtype = DType::i8;
        },
-       "block type 'q9_0' is not known"},
-      {"RowsThatDoNotDivideIntoBlocks",
-       [](Program& p, Method&) {
-         p.weights[0].storage = Storage::ggml_block;
-         p.weights[0].block_type = "q4_K";
-       },
-       "do not divide into blocks of 256"},
+       "values stored in blocks must be f32, found i8"},
       {"AffineWithoutScale",
        [](Program& p, Method&) {
          p.weights[0].storage = Storage::affine;

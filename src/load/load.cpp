@@ -7,14 +7,16 @@
 #include "base/log.h"
 #include "base/sha256.h"
 #include "device/device.h"
+#include "exec/thread_pool.h"
 #include "graft/graft.h"
-#include "kernel/matmul/panels.h"
+#include "kernel/matmul/block_matmul.h"
 #include "kernel/simd/cpu_check.h"
 #include "load/fold.h"
 #include "load/program_impl.h"
 #include "lowering/kv_shape.h"
 #include "op/operator.h"
 #include "package/package.h"
+#include "weight/stored_weight.h"
 #include "weight/weight_placer.h"
 
 namespace graft {
@@ -43,7 +45,9 @@ void append(std::vector<PassReport>& to, std::vector<PassReport> more) {
 class Loader {
  public:
   Loader(const LoadOptions& options, std::string source)
-      : options_(options), impl_(std::make_unique<Program::Impl>(options)), placer_(options.verify_hashes, *impl_) {
+      : options_(options),
+        impl_(std::make_unique<Program::Impl>(options)),
+        placer_(options.verify_hashes, resolve_threads(0), impl_->made_weights, impl_->weight_stats) {
     check_ggml();
     simd::check_cpu();
     install_ggml_log();
@@ -71,6 +75,7 @@ class Loader {
     for (ir::Program& whole : wholes) {
       GraphPasses passes{whole, impl_->pass_options(), impl_->partition};
       reports.push_back(run_graph_passes(PassStage::read, passes));
+      verify_weights(whole);
       check_operators(whole);
       append(reports.back(), run_graph_passes(PassStage::cut, passes));
       parts.push_back(std::move(passes.parts));
@@ -132,7 +137,7 @@ class Loader {
         found.push_back(placer_.find(weight, find));
         method.weight_bytes.push_back(static_cast<std::size_t>(weight.byte_size));
         method.stored.push_back(*found.back().stored);
-        ir::set_stored(weight, *found.back().stored);
+        set_stored(weight, *found.back().stored);
       }
       GraphPasses passes{graph, impl_->pass_options()};
       append(method.passes, run_graph_passes(PassStage::stored, passes));
@@ -153,7 +158,7 @@ class Loader {
   // What is left in blocks is read by operators that take panels as well.
   std::byte* place(ir::Weight& weight, const FoundWeight& found) {
     const bool panels = options_.pack_weights && options_.fast_kernels && !found.stored->is_plain() &&
-                        weight.shape.rank() == 2 && weight.shape.numel() > 0 && panel_format(found.stored->block);
+                        weight.shape.rank() == 2 && weight.shape.numel() > 0 && readable_panels(found.stored->block);
     return panels ? placer_.in_panels(weight, found) : placer_.as_stored(weight, found);
   }
 
@@ -318,7 +323,7 @@ std::shared_ptr<const Program> load_package(const std::function<std::shared_ptr<
     std::vector<ir::Program> graphs;
     for (PackageMethod& method : package.methods) {
       GRAFT_CHECK(Unsupported, method.fully_delegated, source, ": method '", method.name,
-                  "' needs ExecuTorch's runtime, graft alone cannot run it: ", method.why_not);
+                  "' needs ExecuTorch's runtime, graft alone cannot run it: ", method.refusal);
       graphs.push_back(std::move(method.program));
     }
     loader.set_graphs(std::move(graphs));

@@ -15,6 +15,7 @@
 #include "graft/graft.h"
 #include "ir/test_blob.h"
 #include "load/test_graph.h"
+#include "package/test_package.h"
 #include "weight/test_weights.h"
 
 namespace graft {

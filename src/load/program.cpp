@@ -7,6 +7,7 @@
 #include "graft/graft.h"
 #include "load/fold.h"
 #include "load/program_impl.h"
+#include "weight/stored_weight.h"
 
 namespace graft {
 namespace {
@@ -193,6 +194,7 @@ std::shared_ptr<const ir::Program> Program::Impl::graph(std::uint32_t index) con
   for (const auto& file : files) file->check_unchanged();
   ir::Program whole = read_method(method.source);
   ir::verify(whole);
+  verify_weights(whole);
   GraphPasses whole_passes{whole, pass_options(), partition};
   run_graph_passes(PassStage::read, whole_passes);
   run_graph_passes(PassStage::cut, whole_passes);
@@ -202,11 +204,11 @@ std::shared_ptr<const ir::Program> Program::Impl::graph(std::uint32_t index) con
   auto again = std::make_shared<ir::Program>(std::move(parts[method.part].graph));
   GRAFT_CHECK(InvalidProgram, again->methods.size() == 1 && fits(*again, method, states), "method '", method.info.name,
               "' of ", source, " changed since it was loaded");
-  for (std::size_t i = 0; i < method.stored.size(); ++i) ir::set_stored(again->weights[i], method.stored[i]);
+  for (std::size_t i = 0; i < method.stored.size(); ++i) set_stored(again->weights[i], method.stored[i]);
   GraphPasses passes{*again, pass_options()};
   run_graph_passes(PassStage::stored, passes);
   for (std::size_t i = 0; i < method.panel_bytes.size(); ++i)
-    if (method.panel_bytes[i] > 0) ir::set_panels(again->weights[i], method.panel_bytes[i]);
+    if (method.panel_bytes[i] > 0) set_panels(again->weights[i], method.panel_bytes[i]);
   if (method.steps.empty()) {
     passes.uniform = uniform_weights(*again, method);
     passes.fold = [&] { return fold_again(*again, method); };

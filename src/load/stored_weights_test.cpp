@@ -9,7 +9,6 @@
 #include "graft/quantize.h"
 #include "kernel/matmul/block_test_util.h"
 #include "kernel/matmul/blocks_vec.h"
-#include "kernel/matmul/panels.h"
 #include "load/test_graph.h"
 
 namespace graft {
@@ -151,10 +150,10 @@ TEST_F(StoredWeightsRun, PanelsTakeThePlaceOfBlocks) {
   EXPECT_EQ(packed > 0, simd::panels() != nullptr);
 }
 
-// Panels of a package are read where they lie, and laid out in blocks again for what reads blocks.
+// Panels of a package are read where they lie, and unpacked to blocks for what reads blocks.
 TEST_F(StoredWeightsRun, PanelsOfThePackage) {
   for (const BlockType type : test::all_block_types()) {
-    if (!layout_of(type)) continue;
+    if (!panel_format_of(type)) continue;
     const StoredData blocks = stored_data(Stored::as_blocks(type));
     const Shape shape{kRows, kDepth};
     const std::size_t count = packed_byte_count(block_type_name(type), shape);

@@ -43,7 +43,7 @@ std::optional<DType> to_dtype(et::ScalarType type) {
 
 std::string text_of(const flatbuffers::String* text) {
   if (text == nullptr) return {};
-  GRAFT_CHECK(InvalidProgram, is_utf8(text->string_view()), "a text of ", text->size(), " bytes is not UTF-8");
+  GRAFT_CHECK(InvalidProgram, is_utf8(text->string_view()), "a string of ", text->size(), " bytes is not UTF-8");
   return text->str();
 }
 
@@ -52,9 +52,9 @@ std::size_t size_of(const flatbuffers::Vector<T>* vector) {
   return vector == nullptr ? 0 : vector->size();
 }
 
-// Thrown when ExecuTorch has to run the method; the message is the reason.
+// Thrown when only ExecuTorch can run the method.
 struct NotOurs {
-  std::string reason;
+  std::string refusal;
 };
 
 template <typename... Parts>
@@ -112,7 +112,7 @@ class Composer {
 
   const et::EValue& value(Index index) const { return *plan_.values()->Get(index); }
 
-  // --- instructions: one call of ours, then copies into inputs, or nothing we can run ---
+  // --- instructions: one call of graft's delegate, then copies into inputs; anything else is refused ---
 
   void read_instructions() {
     const std::size_t chains = size_of(plan_.chains());
@@ -530,7 +530,7 @@ PackageMethod compose(const et::ExecutionPlan& plan, const PlanSurroundings& aro
     method.fully_delegated = true;
   } catch (const NotOurs& left) {
     method.program = {};
-    method.why_not = left.reason;
+    method.refusal = left.refusal;
   } catch (const InvalidProgram& error) {
     throw InvalidProgram(str("method '", method.name, "': ", error.what()));
   }

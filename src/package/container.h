@@ -2,41 +2,19 @@
 
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "base/check.h"
 #include "base/mapped_file.h"
 #include "program_generated.h"
+#include "weight/et_container.h"
 
-// ExecuTorch's containers, as bytes. A file is hostile: every offset, count and size is checked here, before use.
+// ExecuTorch's .pte, as bytes. A file is hostile: every offset, count and size is checked before use.
 namespace graft {
 
 namespace et = executorch_flatbuffer;
-
-// The bytes at offset 4 of a .ptd.
-inline constexpr std::string_view kPtdIdentifier = "FT01";
-
-// Does `work`; an InvalidProgram that does not begin with the file's name gets it in front.
-template <typename Work>
-auto naming_file(const std::string& path, Work&& work) {
-  const std::string quoted = "'" + path + "'";
-  try {
-    return work();
-  } catch (const InvalidProgram& error) {
-    if (std::string_view(error.what()).starts_with(quoted)) throw;
-    throw InvalidProgram(quoted + ": " + error.what());
-  }
-}
-
-// A named piece of a file.
-struct NamedBytes {
-  std::string_view key;              // lives as long as the object that returned it
-  std::span<const std::byte> bytes;  // in the mapping
-};
 
 // A .pte: a flatbuffer with the program, followed by segments of data.
 class PteFile {
@@ -61,21 +39,6 @@ class PteFile {
   std::vector<std::byte> head_;           // a copy of the flatbuffer
   const et::Program* program_ = nullptr;  // in head_; in the mapping when the flatbuffer holds constants itself
   std::vector<std::span<const std::byte>> segments_;
-  std::vector<NamedBytes> named_data_;
-};
-
-// A .ptd: named data alone.
-class PtdFile {
- public:
-  // Throws InvalidProgram naming the path.
-  explicit PtdFile(std::shared_ptr<const MappedFile> file);
-
-  const std::vector<NamedBytes>& named_data() const { return named_data_; }
-
- private:
-  void read();
-
-  std::shared_ptr<const MappedFile> file_;
   std::vector<NamedBytes> named_data_;
 };
 

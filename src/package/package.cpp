@@ -5,25 +5,15 @@
 #include <map>
 
 #include "base/check.h"
-#include "base/sha256.h"
 #include "package/compose.h"
 #include "package/container.h"
+#include "weight/stored_weight.h"
 
 namespace graft {
 namespace {
 
 // How many methods of the size of the whole file one blob may serve.
 constexpr std::size_t kMaxBlobReuse = 64;
-
-std::string hex(std::span<const std::uint8_t> bytes) {
-  constexpr std::string_view digits = "0123456789abcdef";
-  std::string out;
-  for (std::uint8_t b : bytes) {
-    out += digits[b >> 4];
-    out += digits[b & 15];
-  }
-  return out;
-}
 
 // Whether two initial values are the same; null means zeros. Equal content may have a key per method.
 bool same_values(const ir::Weight* a, const ir::Weight* b) {
@@ -65,7 +55,7 @@ class Reader {
   // Plans may share a blob. Decoding it for each of them is linear in the file only when that is bounded.
   std::span<const std::byte> blob(const et::BackendDelegate& delegate) {
     const std::span<const std::byte> bytes = pte_.processed(delegate);
-    GRAFT_CHECK(InvalidProgram, bytes.size() <= budget_, "its methods share delegate data beyond reason");
+    GRAFT_CHECK(InvalidProgram, bytes.size() <= budget_, "its methods share delegate data too often");
     budget_ -= bytes.size();
     const MappedFile& file = *pte_.file();
     const std::span<const std::byte> all = file.bytes();
@@ -151,20 +141,13 @@ void verify(const Package& package) {
       if (!method.fully_delegated) continue;
       try {
         ir::verify(method.program);
+        verify_weights(method.program);
       } catch (const InvalidProgram& error) {
         throw InvalidProgram(str("method '", method.name, "': ", error.what()));
       }
     }
     check_methods_agree(package);
   });
-}
-
-void verify_hash(const ir::Weight& weight, const FoundWeight& found) {
-  if (weight.sha256.empty()) return;
-  const auto digest = sha256(found.bytes);
-  GRAFT_CHECK(InvalidProgram, std::equal(digest.begin(), digest.end(), weight.sha256.begin(), weight.sha256.end()),
-              found.where, ": weight '", weight.key, "' (", weight.fqn,
-              ") is not what was exported: its SHA-256 must be ", hex(weight.sha256), ", found ", hex(digest));
 }
 
 }  // namespace graft

@@ -56,7 +56,7 @@ TEST_F(PackageTest, FullyDelegatedMethod) {
   const PackageMethod& method = package->methods()[0];
   EXPECT_EQ(method.name, "forward");
   EXPECT_TRUE(method.fully_delegated);
-  EXPECT_EQ(method.why_not, "");
+  EXPECT_EQ(method.refusal, "");
   ASSERT_EQ(method.program.methods.size(), 1U);
   const ir::Method& graph = method.program.methods[0];
   EXPECT_EQ(graph.name, "forward");
@@ -186,7 +186,7 @@ TEST_F(PackageTest, OutputsThatTheDelegateDoesNotMake) {
   plan.instructions[0].args = {0, 1};
   spec.constants = {bytes_of(16, 40)};
   const auto package = open(spec);
-  ASSERT_TRUE(package->methods()[0].fully_delegated) << package->methods()[0].why_not;
+  ASSERT_TRUE(package->methods()[0].fully_delegated) << package->methods()[0].refusal;
   const ir::Program& program = package->methods()[0].program;
   const ir::Method& graph = program.methods[0];
   EXPECT_EQ(graph.user_input_names, (std::vector<std::string>{"input_0", "input_1", "x", "input_3"}));
@@ -234,7 +234,7 @@ TEST_F(PackageTest, ConstantsHandedToTheDelegate) {
   plan.inputs.clear();
   spec.constants = {bytes_of(16 * 4 * 4)};
   const auto package = open(spec);
-  ASSERT_TRUE(package->methods()[0].fully_delegated) << package->methods()[0].why_not;
+  ASSERT_TRUE(package->methods()[0].fully_delegated) << package->methods()[0].refusal;
   const ir::Program& program = package->methods()[0].program;
   EXPECT_EQ(program.methods[0].inputs.back().kind, ir::InputKind::weight);
   EXPECT_EQ(package->data(program.weights[1].key)->bytes.size(), 256U);
@@ -263,7 +263,7 @@ TEST_F(PackageTest, MutatedInputs) {
   plan.instructions.push_back({test::fbe::InstructionArguments::KernelCall, 0, {0, 1, 2, 0}});
   plan.outputs = {0, 1};
   const auto package = open(spec);
-  ASSERT_TRUE(package->methods()[0].fully_delegated) << package->methods()[0].why_not;
+  ASSERT_TRUE(package->methods()[0].fully_delegated) << package->methods()[0].refusal;
   const ir::Method& graph = package->methods()[0].program.methods[0];
   ASSERT_EQ(graph.outputs.size(), 3U);
   EXPECT_EQ(graph.outputs[1].kind, ir::OutputKind::input_mutation);
@@ -273,7 +273,7 @@ TEST_F(PackageTest, MutatedInputs) {
 
   plan.instructions[1].args = {1, 0, 2, 1};  // writes to what is no input
   EXPECT_FALSE(open(spec)->methods()[0].fully_delegated);
-  EXPECT_EQ(open(spec)->methods()[0].why_not, "aten::copy_");
+  EXPECT_EQ(open(spec)->methods()[0].refusal, "aten::copy_");
 }
 
 TEST_F(PackageTest, WhatIsLeftToExecuTorchIsNamed) {
@@ -284,25 +284,25 @@ TEST_F(PackageTest, WhatIsLeftToExecuTorchIsNamed) {
   plan.instructions.push_back({test::fbe::InstructionArguments::KernelCall, 0, {}});
   plan.instructions.push_back({test::fbe::InstructionArguments::KernelCall, 0, {}});
   EXPECT_FALSE(open(spec)->methods()[0].fully_delegated);
-  EXPECT_EQ(open(spec)->methods()[0].why_not, "aten::add.out, aten::mul.out");
+  EXPECT_EQ(open(spec)->methods()[0].refusal, "aten::add.out, aten::mul.out");
   EXPECT_TRUE(open(spec)->methods()[0].program.methods.empty());
 
   plan.instructions.resize(1);
   plan.delegate = "XnnpackBackend";
-  EXPECT_EQ(open(spec)->methods()[0].why_not, "delegate XnnpackBackend");
+  EXPECT_EQ(open(spec)->methods()[0].refusal, "delegate XnnpackBackend");
 
   plan.delegate = "GraftBackend";
   plan.instructions.push_back(plan.instructions[0]);
-  EXPECT_EQ(open(spec)->methods()[0].why_not, "2 calls of GraftBackend instead of one");
+  EXPECT_EQ(open(spec)->methods()[0].refusal, "2 calls of GraftBackend instead of one");
 
   plan.instructions[1].type = test::fbe::InstructionArguments::MoveCall;
-  EXPECT_EQ(open(spec)->methods()[0].why_not, "MoveCall");
+  EXPECT_EQ(open(spec)->methods()[0].refusal, "MoveCall");
 
   plan.instructions.resize(1);
   plan.values.push_back(test::tensor({4}));
   plan.values.back().planned = true;
   plan.outputs.push_back(2);
-  EXPECT_EQ(open(spec)->methods()[0].why_not, "output 1 is a buffer that ExecuTorch owns");
+  EXPECT_EQ(open(spec)->methods()[0].refusal, "output 1 is a buffer that ExecuTorch owns");
 }
 
 TEST_F(PackageTest, CallsThatDoNotFitTheBlob) {

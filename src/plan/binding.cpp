@@ -1,4 +1,5 @@
 #include "plan/binding.h"
+#include "weight/stored_weight.h"
 
 #include <string>
 #include <utility>
@@ -77,7 +78,7 @@ class Binder {
       std::optional<Stored> stored;
       if (input.kind == ir::InputKind::weight) {
         const ir::Weight& weight = program_.weights[input.index];
-        stored = ir::stored_of(weight);
+        stored = stored_of(weight);
         if (*stored == Stored::as(value.dtype)) stored.reset();
         buffer.bytes = static_cast<std::int64_t>(weight.byte_size);
       }

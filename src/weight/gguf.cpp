@@ -43,8 +43,8 @@ struct Reading {
   std::exception_ptr error;
 };
 
-// ggml's reader asks for pieces. It knows no exceptions, so they wait for it to give up.
-std::size_t read_piece(void* user, void* out, std::uint64_t offset, std::size_t count) {
+// ggml's reader reads through this callback. It must not throw: an exception waits until the reader gives up.
+std::size_t read_part(void* user, void* out, std::uint64_t offset, std::size_t count) {
   auto& reading = *static_cast<Reading*>(user);
   try {
     if (offset > reading.file->bytes().size() || count > reading.file->bytes().size() - offset) return 0;
@@ -73,7 +73,7 @@ WeightFile read_gguf(std::shared_ptr<const MappedFile> file) {
   const std::size_t size = file->bytes().size();
   Reading reading{file.get(), nullptr};
   const std::unique_ptr<gguf_context, Free> context(
-      gguf_init_from_callback(&read_piece, &reading, 0, size, {/*no_alloc=*/true, /*ctx=*/nullptr}));
+      gguf_init_from_callback(&read_part, &reading, 0, size, {/*no_alloc=*/true, /*ctx=*/nullptr}));
   if (reading.error) std::rethrow_exception(reading.error);
   GRAFT_CHECK(InvalidProgram, context, "ggml cannot read its head: the file is truncated, damaged, or has names of ",
               GGML_MAX_NAME, " bytes and more (GRAFT_LOG=error shows ggml's reason)");

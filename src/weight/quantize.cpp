@@ -11,7 +11,7 @@
 
 #include "base/check.h"
 #include "base/ggml_cpu.h"
-#include "kernel/matmul/panels.h"
+#include "weight/panels.h"
 #include "weight/stored.h"
 
 namespace graft {
@@ -39,9 +39,9 @@ Stored stored_of(std::string_view name) {
 
 void check_blocks(const Stored& stored, const Shape& shape) {
   if (stored.is_plain()) return;
-  const std::string reason = refuse_blocks(stored.block, shape);
-  GRAFT_CHECK(InvalidArgument, reason.empty(), "a tensor ", shape.str(), " cannot be stored as ", stored.str(), ": ",
-              reason);
+  const std::string refusal = refuse_blocks(stored.block, shape);
+  GRAFT_CHECK(InvalidArgument, refusal.empty(), "a tensor ", shape.str(), " cannot be stored as ", stored.str(), ": ",
+              refusal);
 }
 
 // Rows [begin, end) of `depth` elements; false when one is infinite or not a number, which blocks cannot hold.
@@ -97,7 +97,7 @@ void quantize(const TensorView& tensor, std::string_view type, std::span<std::by
   GRAFT_CHECK(InvalidArgument, threads > 0, "threads must be positive, got ", threads);
   const std::uint64_t bytes = stored_byte_count(type, tensor.shape);
   GRAFT_CHECK(InvalidArgument, out.size() == bytes, tensor.shape.str(), " stored as ", stored.str(), " takes ", bytes,
-              " bytes, room is for ", out.size());
+              " bytes, the output has ", out.size());
   if (bytes == 0) return;
   GRAFT_CHECK(InvalidArgument, tensor.data, "the tensor to be quantized is null");
   const std::int64_t depth = tensor.shape.rank() == 0 ? 1 : tensor.shape[tensor.shape.rank() - 1];
@@ -111,8 +111,8 @@ void quantize(const TensorView& tensor, std::string_view type, std::span<std::by
     if (!quantize_rows(tensor, target, rows * i / parts, rows * (i + 1) / parts, depth, out.data())) finite = false;
   };
   {
-    std::vector<std::jthread> team;
-    for (std::int64_t i = 1; i < parts; ++i) team.emplace_back(part, i);
+    std::vector<std::jthread> others;
+    for (std::int64_t i = 1; i < parts; ++i) others.emplace_back(part, i);
     part(0);
   }
   GRAFT_CHECK(InvalidArgument, finite, "a tensor with infinite values or NaN cannot be stored as ", stored.str());
@@ -128,9 +128,9 @@ void pack_blocks(std::span<const std::byte> blocks, std::string_view type, const
                  std::span<std::byte> out) {
   const std::uint64_t packed = packed_byte_count(type, shape), bytes = stored_byte_count(type, shape);
   GRAFT_CHECK(InvalidArgument, packed > 0 && blocks.size() == bytes && out.size() == packed, shape.str(), " in ", type,
-              " takes ", bytes, " bytes and packed ", packed, ", got ", blocks.size(), " and room for ", out.size());
-  fill_panels(*layout_of(*find_block_type(type)), blocks.data(), shape[0], shape[1], 0,
-              (shape[0] + simd::kPanelColumns - 1) / simd::kPanelColumns, out.data());
+              " takes ", bytes, " bytes and packed ", packed, ", got ", blocks.size(), " and an output of ",
+              out.size());
+  pack_panels(*panel_format_of(*find_block_type(type)), blocks.data(), shape[0], shape[1], out.data(), 1);
 }
 
 }  // namespace graft

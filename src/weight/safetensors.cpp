@@ -50,7 +50,7 @@ StoredTensor tensor(const Json& entry, std::span<const std::byte> data, const st
               " do not lie in the ", data.size(), " bytes of data there are: the file is truncated or damaged");
   out.bytes = data.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(end - begin));
   const Json& sizes = field("shape", Json::value_t::array);
-  if (!dtype || sizes.size() > static_cast<std::size_t>(kMaxRank)) return out;  // refused when a weight asks for it
+  if (!dtype || sizes.size() > static_cast<std::size_t>(kMaxRank)) return out;  // refused when a weight has that name
   Shape shape;
   std::uint64_t bytes = byte_size(*dtype);
   for (const Json& size : sizes) {

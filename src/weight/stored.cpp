@@ -7,6 +7,7 @@
 
 #include "base/check.h"
 #include "base/ggml_cpu.h"
+#include "weight/panels.h"
 
 namespace graft {
 namespace {
@@ -52,10 +53,8 @@ std::string refuse_blocks(BlockType type, const Shape& shape) {
 }
 
 std::string refuse_panels(BlockType type, const Shape& shape) {
-  const ggml_type t = type_of(type);
-  if (t != GGML_TYPE_Q8_0 && t != GGML_TYPE_Q4_0 && t != GGML_TYPE_Q4_K && t != GGML_TYPE_Q6_K)
-    return graft::str("there is no layout of panels for ", block_type_name(type));
-  if (shape.rank() != 2) return graft::str("only matrices are laid out in panels, found ", shape.str());
+  if (!panel_format_of(type)) return graft::str("there is no layout of panels for ", block_type_name(type));
+  if (shape.rank() != 2) return graft::str("only matrices are packed in panels, found ", shape.str());
   return refuse_blocks(type, shape);
 }
 
@@ -64,12 +63,8 @@ std::uint64_t stored_bytes(const Stored& stored, const Shape& shape) {
   // Blocks take fewer bytes than f32, whose number is checked here.
   const TensorDesc values(DType::f32, shape);
   const std::int64_t row = shape[shape.rank() - 1];
-  if (stored.kind == Stored::Kind::panels) {
-    // Rows up to a multiple of 16; the scales of q4_K take 64 bytes more for each 16 blocks.
-    const std::int64_t blocks = row / block_elements(stored.block);
-    const std::int64_t more = type_of(stored.block) == GGML_TYPE_Q4_K ? 64 * blocks : 0;
-    return static_cast<std::uint64_t>((shape[0] + 15) / 16 * (16 * block_row_bytes(stored.block, row) + more));
-  }
+  if (stored.kind == Stored::Kind::panels)
+    return static_cast<std::uint64_t>(panels_bytes(*panel_format_of(stored.block), shape[0], row));
   return row == 0 ? 0 : static_cast<std::uint64_t>(values.numel() / row * block_row_bytes(stored.block, row));
 }
 

@@ -14,17 +14,18 @@ namespace graft {
 // Number of a block format in ggml (enum ggml_type).
 using BlockType = std::int16_t;
 
-// The formats that products can be computed with, in letters of any case; nullopt for every other name.
+// The block format with that name, in letters of any case; nullopt where there is none that products can be computed
+// with.
 std::optional<BlockType> find_block_type(std::string_view name);
 std::string_view block_type_name(BlockType type);  // as ggml writes it: "q8_0", "q4_K"
-std::int64_t block_elements(BlockType type);       // a row must divide into blocks of so many
+std::int64_t block_elements(BlockType type);       // of one block; rows must divide into blocks
 std::int64_t block_row_bytes(BlockType type, std::int64_t elements);
 
 struct Stored {
   enum class Kind : std::uint8_t {
     plain,   // elements of `dtype`
     blocks,  // rows of ggml's blocks, one after the other
-    panels,  // the same numbers laid out for our kernels: kernel/matmul/blocks_vec.h
+    panels,  // the same numbers packed for graft's kernels: weight/panels.h
   };
   Kind kind = Kind::plain;
   DType dtype = DType::f32;  // plain
@@ -37,10 +38,10 @@ struct Stored {
   std::string str() const;  // "bf16", "q8_0"
 };
 
-// Why a tensor of this shape cannot be stored in such blocks: "rows of 100 elements do not divide into blocks of 32";
+// Refusal of a tensor that cannot be stored in such blocks: "rows of 100 elements do not divide into blocks of 32";
 // empty when it can.
 std::string refuse_blocks(BlockType type, const Shape& shape);
-// The same for panels, which only matrices of some formats can be laid out in.
+// The same for panels, which hold only matrices of some formats.
 std::string refuse_panels(BlockType type, const Shape& shape);
 // Bytes of a tensor stored so. Throws InvalidArgument when they do not fit 64 bits.
 std::uint64_t stored_bytes(const Stored& stored, const Shape& shape);

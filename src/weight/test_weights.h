@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "ggml.h"
-#include "package/test_package.h"
+#include "weight/test_container.h"
 
 // Test only: writers of small safetensors and GGUF files.
 namespace graft::test {

@@ -4,13 +4,11 @@
 
 #include <algorithm>
 #include <cstring>
-#include <thread>
 
 #include "base/check.h"
 #include "base/log.h"
-#include "exec/thread_pool.h"
-#include "kernel/matmul/panels.h"
-#include "package/package.h"
+#include "weight/panels.h"
+#include "weight/stored_weight.h"
 
 namespace graft {
 namespace {
@@ -23,26 +21,15 @@ ggml_type ggml_type_of(const Stored& stored) {
   return stored.dtype == DType::bf16 ? GGML_TYPE_BF16 : GGML_TYPE_F16;
 }
 
-// Calls work(begin, end) for the panels of that many rows, from several threads.
-template <typename Work>
-void for_panels(std::int64_t rows, const Work& work) {
-  const std::int64_t panels = (rows + simd::kPanelColumns - 1) / simd::kPanelColumns;
-  const std::int64_t parts = std::max<std::int64_t>(std::min<std::int64_t>(resolve_threads(0), panels), 1);
-  std::vector<std::jthread> team;
-  for (std::int64_t i = 1; i < parts; ++i) team.emplace_back(work, panels * i / parts, panels * (i + 1) / parts);
-  work(0, panels / parts);
-}
-
 }  // namespace
 
 FoundWeight WeightPlacer::find(const ir::Weight& weight, const FindWeight& find) {
   GRAFT_CHECK(Unsupported, weight.storage != ir::Storage::affine, "weight '", weight.key, "' (", weight.fqn,
               ") is stored as affine ", weight.block_type, "; only plain tensors and ggml's blocks are supported");
   FoundWeight found = find(weight);
-  if (!found.stored) found.stored = ir::stored_of(weight);
+  if (!found.stored) found.stored = stored_of(weight);
   found.panels = found.stored->kind == Stored::Kind::panels;
   if (found.panels) found.stored->kind = Stored::Kind::blocks;
-  ProgramStats& stats = program_.weight_stats;
   // Only what a package says of its own data is taken at its word: a checkpoint may hold two values where the
   // exported model had one.
   if (found.origin == FoundWeight::Origin::package && !weight.sha256.empty())
@@ -52,16 +39,16 @@ FoundWeight WeightPlacer::find(const ir::Weight& weight, const FindWeight& find)
     if (verify_hashes_) verify_hash(weight, found);
     const std::uint64_t counted = fresh ? 0 : placed->second.size();
     placed->second = found.bytes;
-    stats.weight_count += fresh && !found.bytes.empty();
-    stats.weight_bytes += found.bytes.size() - counted;
-    if (found.origin == FoundWeight::Origin::memory) stats.given_bytes += found.bytes.size() - counted;
+    stats_.weight_count += fresh && !found.bytes.empty();
+    stats_.weight_bytes += found.bytes.size() - counted;
+    if (found.origin == FoundWeight::Origin::memory) stats_.given_bytes += found.bytes.size() - counted;
   }
   return found;
 }
 
 std::byte* WeightPlacer::keep(AlignedMemory memory) {
-  program_.made_weights.push_back(std::move(memory));
-  return program_.made_weights.back().data();
+  made_.push_back(std::move(memory));
+  return made_.back().data();
 }
 
 std::byte* WeightPlacer::as_stored(const ir::Weight& weight, const FoundWeight& found) {
@@ -74,16 +61,16 @@ std::byte* WeightPlacer::as_stored(const ir::Weight& weight, const FoundWeight& 
   AlignedMemory memory = AlignedMemory::on_huge_pages(found.bytes.size());
   std::memcpy(memory.data(), found.bytes.data(), found.bytes.size());
   copy->second = keep(std::move(memory));
-  ++program_.weight_stats.copied_count;
-  program_.weight_stats.copied_bytes += found.bytes.size();
+  ++stats_.copied_count;
+  stats_.copied_bytes += found.bytes.size();
   log(LogLevel::info,
       str("weight '", weight.fqn, "' copied: its address in the file is not a multiple of ", alignment));
   return copy->second;
 }
 
 std::byte* WeightPlacer::converted(const ir::Weight& weight, const FoundWeight& found) {
-  const auto [place, first] = conversions_.try_emplace({found.bytes.data(), found.bytes.size()}, nullptr);
-  if (!first) return place->second;
+  const auto [made, first] = conversions_.try_emplace({found.bytes.data(), found.bytes.size()}, nullptr);
+  if (!first) return made->second;
   const TensorDesc desc(DType::f32, weight.shape);
   AlignedMemory memory = AlignedMemory::on_huge_pages(desc.byte_count());
   if (desc.numel() > 0) {
@@ -91,50 +78,46 @@ std::byte* WeightPlacer::converted(const ir::Weight& weight, const FoundWeight& 
     const std::byte* from = as_stored(weight, found);
     to_float(from, reinterpret_cast<float*>(memory.data()), desc.numel());
   }
-  place->second = keep(std::move(memory));
-  ++program_.weight_stats.converted_count;
-  program_.weight_stats.converted_bytes += desc.byte_count();
+  made->second = keep(std::move(memory));
+  ++stats_.converted_count;
+  stats_.converted_bytes += desc.byte_count();
   log(LogLevel::info, str("weight '", weight.fqn, "' converted from ", found.stored->str(), " to f32"));
-  return place->second;
+  return made->second;
 }
 
 std::byte* WeightPlacer::as_blocks(const ir::Weight& weight, const FoundWeight& found) {
   const auto [copy, first] = copies_.try_emplace({found.bytes.data(), found.bytes.size()}, nullptr);
   if (!first) return copy->second;
   AlignedMemory memory = AlignedMemory::on_huge_pages(stored_bytes(*found.stored, weight.shape));
-  const simd::PanelFormat format = *layout_of(found.stored->block);
-  for_panels(weight.shape[0], [&](std::int64_t begin, std::int64_t end) {
-    blocks_of_panels(format, found.bytes.data(), weight.shape[0], weight.shape[1], begin, end, memory.data());
-  });
+  unpack_panels(*panel_format_of(found.stored->block), found.bytes.data(), weight.shape[0], weight.shape[1],
+                memory.data(), threads_);
   if (found.file) found.file->release(found.bytes);
-  ++program_.weight_stats.copied_count;
-  program_.weight_stats.copied_bytes += memory.size();
-  log(LogLevel::info, str("weight '", weight.fqn, "' lies in the package in panels and is laid out in blocks again"));
+  ++stats_.copied_count;
+  stats_.copied_bytes += memory.size();
+  log(LogLevel::info, str("weight '", weight.fqn, "' lies in the package in panels and is unpacked to blocks"));
   return copy->second = keep(std::move(memory));
 }
 
 std::byte* WeightPlacer::in_panels(ir::Weight& weight, const FoundWeight& found) {
-  const simd::PanelFormat format = *panel_format(found.stored->block);
+  const PanelFormat format = *panel_format_of(found.stored->block);
   const std::int64_t rows = weight.shape[0], depth = weight.shape[1];
   const auto bytes = static_cast<std::size_t>(panels_bytes(format, rows, depth));
-  ir::set_panels(weight, bytes);
+  set_panels(weight, bytes);
   if (found.panels && reinterpret_cast<std::uintptr_t>(found.bytes.data()) % kAlignment == 0)
     return const_cast<std::byte*>(found.bytes.data());  // never written, as in as_stored()
-  const auto [place, first] = panels_.try_emplace({found.bytes.data(), found.bytes.size()}, nullptr);
-  if (!first) return place->second;
+  const auto [made, first] = panels_.try_emplace({found.bytes.data(), found.bytes.size()}, nullptr);
+  if (!first) return made->second;
   AlignedMemory memory = AlignedMemory::on_huge_pages(bytes);
   if (found.panels) {
     std::memcpy(memory.data(), found.bytes.data(), bytes);
   } else {
-    for_panels(rows, [&](std::int64_t begin, std::int64_t end) {
-      fill_panels(format, found.bytes.data(), rows, depth, begin, end, memory.data());
-    });
+    pack_panels(format, found.bytes.data(), rows, depth, memory.data(), threads_);
   }
-  place->second = keep(std::move(memory));
-  ++program_.weight_stats.packed_count;
-  program_.weight_stats.packed_bytes += bytes;
+  made->second = keep(std::move(memory));
+  ++stats_.packed_count;
+  stats_.packed_bytes += bytes;
   if (found.file) found.file->release(found.bytes);
-  return place->second;
+  return made->second;
 }
 
 }  // namespace graft

@@ -6,25 +6,27 @@
 #include <utility>
 #include <vector>
 
-#include "load/program_impl.h"
+#include "base/aligned.h"
+#include "graft/graft.h"
 #include "weight/weights.h"
 
 namespace graft {
 
 // Gives the weights of a program their addresses while it is loaded: where they were found, or in memory made here,
-// once for all methods. Counts in the program's stats.
+// once for all methods.
 class WeightPlacer {
  public:
-  // `program` keeps what is made.
-  WeightPlacer(bool verify_hashes, Program::Impl& program) : verify_hashes_(verify_hashes), program_(program) {}
+  // Packs with that many threads; `made` keeps what is made, `stats` counts. Both outlive the placer.
+  WeightPlacer(bool verify_hashes, int threads, std::vector<AlignedMemory>& made, ProgramStats& stats)
+      : verify_hashes_(verify_hashes), threads_(threads), made_(made), stats_(stats) {}
 
   // The bytes of a weight and how they are stored. Throws what `find` throws, Unsupported for storage that graft does
   // not read, InvalidProgram for a wrong hash.
   FoundWeight find(const ir::Weight& weight, const FindWeight& find);
   // The address to read the weight at as it is stored: where it was found if its alignment allows, else in a copy.
   std::byte* as_stored(const ir::Weight& weight, const FoundWeight& found);
-  // Blocks that our kernels want in panels: where they were found as such, else laid out there, and the pages they were
-  // found in are released. `weight` says so.
+  // Blocks that graft's kernels read in panels: where they were found as such, else packed, and the pages they were
+  // found in are released. Sets the weight's storage.
   std::byte* in_panels(ir::Weight& weight, const FoundWeight& found);
   // The same values as elements of f32.
   std::byte* converted(const ir::Weight& weight, const FoundWeight& found);
@@ -37,7 +39,9 @@ class WeightPlacer {
   std::byte* as_blocks(const ir::Weight& weight, const FoundWeight& found);
 
   const bool verify_hashes_;
-  Program::Impl& program_;
+  const int threads_;
+  std::vector<AlignedMemory>& made_;
+  ProgramStats& stats_;
   std::map<const std::byte*, Bytes, std::less<>> placed_;
   std::map<std::pair<std::vector<std::uint8_t>, std::size_t>, Bytes> tied_;  // by content
   std::map<Key, std::byte*> copies_;

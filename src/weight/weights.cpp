@@ -8,7 +8,8 @@
 #include <numeric>
 
 #include "base/check.h"
-#include "package/container.h"
+#include "base/sha256.h"
+#include "weight/et_container.h"
 
 namespace graft {
 namespace {
@@ -22,16 +23,6 @@ constexpr std::string_view kWeightFiles = "graft.weights.json";  // written by p
 
 bool has_text(std::span<const std::byte> bytes, std::size_t at, std::string_view text) {
   return bytes.size() >= at + text.size() && std::memcmp(bytes.data() + at, text.data(), text.size()) == 0;
-}
-
-WeightFile read_ptd(std::shared_ptr<const MappedFile> file) {
-  const PtdFile ptd(file);
-  WeightFile out{std::move(file), {}};
-  for (const NamedBytes& named : ptd.named_data()) {
-    const bool fresh = out.tensors.emplace(named.key, StoredTensor{named.bytes, {}, {}, {}}).second;
-    GRAFT_CHECK(InvalidProgram, fresh, "data '", named.key, "' appears twice");
-  }
-  return out;
 }
 
 WeightFile read_one(const std::shared_ptr<const MappedFile>& file) {
@@ -53,7 +44,7 @@ std::vector<WeightFile> read_index(const std::shared_ptr<const MappedFile>& file
   std::map<std::string, WeightFile> shards;
   std::map<std::string, WeightFile> opened;
   for (const auto& [name, where] : map->items()) {
-    GRAFT_CHECK(InvalidProgram, where.is_string(), "weight '", name, "': its shard must be a text");
+    GRAFT_CHECK(InvalidProgram, where.is_string(), "weight '", name, "': its shard must be a string");
     const auto shard = where.get<std::string>();
     GRAFT_CHECK(InvalidProgram, !shard.empty() && shard != ".." && shard.find('/') == std::string::npos, "weight '",
                 name, "': its shard must be a file beside the index, found '", shard, "'");
@@ -70,6 +61,16 @@ std::vector<WeightFile> read_index(const std::shared_ptr<const MappedFile>& file
   }
   std::vector<WeightFile> out;
   for (auto& [name, shard] : shards) out.push_back(std::move(shard));
+  return out;
+}
+
+std::string hex(std::span<const std::uint8_t> bytes) {
+  constexpr std::string_view digits = "0123456789abcdef";
+  std::string out;
+  for (std::uint8_t b : bytes) {
+    out += digits[b >> 4];
+    out += digits[b & 15];
+  }
   return out;
 }
 
@@ -90,7 +91,7 @@ std::string label(const ir::Weight& weight) {
   return str("weight '", weight.key, weight.fqn == weight.key ? "'" : "' (" + weight.fqn + ")");
 }
 
-// Edits that make one text of the other.
+// Levenshtein distance.
 std::size_t distance(std::string_view a, std::string_view b) {
   std::vector<std::size_t> row(b.size() + 1);
   std::iota(row.begin(), row.end(), std::size_t{0});
@@ -139,6 +140,14 @@ void check_size(const ir::Weight& weight, const FoundWeight& found) {
   if (found.bytes.size() == expected) return;
   throw InvalidProgram(
       str(label(weight), " must have ", expected, " bytes, ", found.where, " has ", found.bytes.size()));
+}
+
+void verify_hash(const ir::Weight& weight, const FoundWeight& found) {
+  if (weight.sha256.empty()) return;
+  const auto digest = sha256(found.bytes);
+  GRAFT_CHECK(InvalidProgram, std::equal(digest.begin(), digest.end(), weight.sha256.begin(), weight.sha256.end()),
+              found.where, ": weight '", weight.key, "' (", weight.fqn,
+              ") is not what was exported: its SHA-256 must be ", hex(weight.sha256), ", found ", hex(digest));
 }
 
 std::string close_names(std::string_view name, const std::vector<std::string_view>& names) {

@@ -13,6 +13,7 @@
 
 #include "base/mapped_file.h"
 #include "ir/program.h"
+#include "weight/stored.h"
 
 // Where the bytes of weights come from: the package, files beside it, memory of the caller. All by name.
 namespace graft {
@@ -40,6 +41,7 @@ std::vector<WeightFile> open_weights(const std::string& path);
 std::vector<std::string> weight_files_of(const WeightFile& package);
 
 // The readers of one format each; `file` is mapped and the errors do not name it.
+WeightFile read_ptd(std::shared_ptr<const MappedFile> file);
 WeightFile read_safetensors(std::shared_ptr<const MappedFile> file);
 WeightFile read_gguf(std::shared_ptr<const MappedFile> file);
 
@@ -51,12 +53,15 @@ struct FoundWeight {
   std::string where;                                 // "'model.pte'", for messages
   std::optional<Stored> stored = std::nullopt;       // empty: as the weight's table says
   std::shared_ptr<const MappedFile> file = nullptr;  // that holds them, where it is known
-  bool panels = false;                               // `stored` in blocks, and these laid out in panels
+  bool panels = false;                               // `stored` says blocks, and these are packed in panels
 };
 using FindWeight = std::function<FoundWeight(const ir::Weight& weight)>;
 
-// Throws InvalidProgram unless the bytes are as many as the weight has.
+// Throws InvalidProgram unless the number of bytes is the weight's.
 void check_size(const ir::Weight& weight, const FoundWeight& found);
+
+// Reads a weight and compares its SHA-256 where the graph states one. Throws InvalidProgram naming the weight.
+void verify_hash(const ir::Weight& weight, const FoundWeight& found);
 
 // Looks weights up by key, then by fully qualified name: in the caller's memory first, then in all files.
 class WeightStore {
@@ -76,7 +81,7 @@ class WeightStore {
   // Throws what `find` throws for the one weight that it does not find or that does not fit; for several, an error that
   // lists them: NotFound when none is there, else InvalidProgram.
   void check(const std::vector<const ir::Weight*>& weights);
-  // Throws InvalidArgument naming memory of the caller that no weight asked for.
+  // Throws InvalidArgument naming memory of the caller that no weight was looked up in.
   void check_memory_used() const;
 
   const std::vector<WeightFile>& files() const { return files_; }

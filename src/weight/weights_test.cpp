@@ -11,7 +11,7 @@
 #include "base/test_errors.h"
 #include "ggml.h"
 #include "graft/error.h"
-#include "package/test_package.h"
+#include "weight/test_container.h"
 #include "weight/test_weights.h"
 
 namespace graft {
@@ -129,7 +129,7 @@ TEST_F(Weights, DtypeAndSizesMustBeThoseOfTheProgram) {
   }
   // GGUF has no rank: sizes of 1 in front say nothing.
   EXPECT_EQ(store(files[1]).find(weight("w", DType::f32, {1, 2, 3})).bytes.size(), 24U);
-  // What a weight asks for is found by its name in the module too.
+  // A weight is found by its name in the module too.
   ir::Weight renamed = weight("other", DType::f32, {2, 3});
   renamed.fqn = "w";
   EXPECT_EQ(text(store(files[0]).find(renamed).bytes), text(content));
@@ -243,7 +243,7 @@ TEST_F(Weights, ShardsOfAnIndex) {
   EXPECT_THAT(error_of(name, index(R"({"c": "model-1.safetensors"})")), HasSubstr("weight 'c' is not in its shard"));
   EXPECT_THAT(error_of(name, index(R"({"c": "../model-1.safetensors"})")),
               HasSubstr("must be a file beside the index"));
-  EXPECT_THAT(error_of(name, index(R"({"c": 3})")), HasSubstr("must be a text"));
+  EXPECT_THAT(error_of(name, index(R"({"c": 3})")), HasSubstr("must be a string"));
   EXPECT_THAT(error_of<NotFound>(name, index(R"({"c": "model-3.safetensors"})")), HasSubstr("model-3.safetensors"));
   EXPECT_THAT(error_of(name, blob("[1, 2]")), HasSubstr("weight_map"));
   EXPECT_THAT(error_of(name, blob("{")), HasSubstr("weight_map"));

@@ -53,7 +53,7 @@ def export_llm(
     quantize: a type ("q8_0", "q4_k", "bf16") for all matrices that linear layers, experts and embeddings alone read, or
         types by patterns of names: {"*": "q4_k", "lm_head": "q6_k"}, the last that fits counts, and fits the last parts
         of a name too. Where rows do not divide into blocks the nearest type that they divide into is taken.
-    pack: lay matrices in blocks of q8_0, q4_0, q4_k and q6_k out in the package as graft's kernels for x86 read them
+    pack: pack matrices in blocks (q8_0, q4_0, q4_k, q5_k, q6_k, iq4_xs, ...) as graft's kernels for x86 read them
         (weights="package"). A program then reads them where they are mapped, which takes less time to start. Where there
         are no such kernels the blocks are laid out anew when the package is loaded, bit for bit.
     context: the most tokens of a prompt; by default the model's max_position_embeddings, or 1024 for models with an

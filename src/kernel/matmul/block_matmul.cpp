@@ -8,14 +8,13 @@
 #include "base/ceil_div.h"
 #include "base/check.h"
 #include "base/ggml_cpu.h"
-#include "kernel/matmul/panels.h"
 
 namespace graft {
 namespace {
 
 using i64 = std::int64_t;
 
-// Rows of a that are multiplied with a few rows of the weight while these are in the first-level cache.
+// Rows of a that are multiplied with one panel of the weight's rows while these are in the first-level cache.
 constexpr i64 kRowsAtOnce = 16;
 // Elements of a row of a that one thread quantizes at a time; a multiple of every format's block.
 constexpr i64 kQuantizedAtOnce = 1024;
@@ -40,21 +39,21 @@ simd::Epilogue epilogue_of(const KernelContext& ctx, const MatmulAttrs& attrs, i
   return e;
 }
 
-// Products by our own kernels, of weights in panels.
+// Products by graft's own kernels, of weights in panels.
 class PanelProducts {
  public:
   PanelProducts(const KernelContext& ctx, BlockType type, std::span<const MatmulAttrs> products,
                 const simd::PanelTable& table)
       : ctx_(ctx),
         products_(products),
-        format_(*panel_format(type)),
+        format_(*readable_panels(type)),
         table_(table),
         rows_(ctx.in(0).shape[0]),
         depth_(ctx.in(0).shape[1]) {}
 
   static i64 scratch_bytes(i64 rows, i64 depth) {
     // Sums of up to two halves of each block.
-    const i64 blocks = rows * (depth / simd::kPanelBlock);
+    const i64 blocks = rows * (depth / kPanelBlock);
     return align(rows * depth) + align(blocks * 4) + align(blocks * 2 * 4);
   }
 
@@ -64,7 +63,7 @@ class PanelProducts {
   static i64 align(i64 bytes) { return ceil_div(bytes, 64) * 64; }
 
   simd::QuantizedRows quantized() const {
-    const i64 blocks = align(rows_ * (depth_ / simd::kPanelBlock) * 4);
+    const i64 blocks = align(rows_ * (depth_ / kPanelBlock) * 4);
     std::byte* scale = ctx_.scratch_bytes + align(rows_ * depth_);
     simd::QuantizedRows out;
     out.q = reinterpret_cast<std::int8_t*>(ctx_.scratch_bytes);
@@ -75,16 +74,16 @@ class PanelProducts {
   }
 
   void quantize() const {
-    const i64 pieces = ceil_div(depth_, kQuantizedAtOnce);
-    const auto [begin, end] = ctx_.range(rows_ * pieces);
-    for (i64 unit = begin; unit < end; ++unit) {
-      const i64 row = unit / pieces, k = unit % pieces * kQuantizedAtOnce;
+    const i64 chunks = ceil_div(depth_, kQuantizedAtOnce);
+    const auto [begin, end] = ctx_.range(rows_ * chunks);
+    for (i64 chunk = begin; chunk < end; ++chunk) {
+      const i64 row = chunk / chunks, k = chunk % chunks * kQuantizedAtOnce;
       table_.quantize(format_, ctx_.input<float>(0) + row * ctx_.in(0).strides[0], k,
                       std::min(k + kQuantizedAtOnce, depth_), row, depth_, quantized());
     }
   }
 
-  // A share is some tiles of all products one after the other.
+  // A task computes consecutive tiles of all products.
   void multiply() const {
     const i64 width = table_.tile_columns;
     i64 tiles = 0;
@@ -108,7 +107,7 @@ class PanelProducts {
 
   const KernelContext& ctx_;
   const std::span<const MatmulAttrs> products_;
-  const simd::PanelFormat format_;
+  const PanelFormat format_;
   const simd::PanelTable& table_;
   const i64 rows_, depth_;
 };
@@ -130,10 +129,10 @@ class GgmlProduct {
  private:
   void quantize() const {
     const auto from_float = ggml_cpu().type_traits(traits_.vec_dot_type)->from_float;
-    const i64 pieces = ceil_div(depth_, kQuantizedAtOnce);
-    const auto [begin, end] = ctx_.range(rows_ * pieces);
-    for (i64 unit = begin; unit < end; ++unit) {
-      const i64 row = unit / pieces, k = unit % pieces * kQuantizedAtOnce;
+    const i64 chunks = ceil_div(depth_, kQuantizedAtOnce);
+    const auto [begin, end] = ctx_.range(rows_ * chunks);
+    for (i64 chunk = begin; chunk < end; ++chunk) {
+      const i64 row = chunk / chunks, k = chunk % chunks * kQuantizedAtOnce;
       const float* from = ctx_.input<float>(0) + row * ctx_.in(0).strides[0] + k;
       std::byte* to = ctx_.scratch_bytes + row * quantized_row_ + ggml_row_size(traits_.vec_dot_type, k);
       from_float(from, to, std::min(kQuantizedAtOnce, depth_ - k));
@@ -234,6 +233,17 @@ const Kernel kBlockMatmuls = {"block_matmuls",
 void run_panel_products(const KernelContext& ctx, const simd::PanelTable& table) noexcept {
   const auto attrs = ctx.attrs<BlockMatmulsAttrs>();
   PanelProducts(ctx, attrs.type, std::span(attrs.products).first(static_cast<std::size_t>(attrs.count)), table).run();
+}
+
+std::optional<PanelFormat> readable_panels(BlockType type) {
+  return simd::panels() ? panel_format_of(type) : std::nullopt;
+}
+
+std::string explain_blocks(BlockType type, bool panels) {
+  const std::string weight = str("weight ", block_type_name(type));
+  if (panels) return str(weight, " packed for ", simd::panels_name(simd::active_isa()));
+  return readable_panels(type) ? str(weight, " was not packed: ggml's rows")
+                               : str(weight, " has no packed layout here: ggml's rows");
 }
 
 std::int64_t block_matmul_scratch_bytes(const BlockMatmulAttrs& attrs, std::int64_t rows, std::int64_t depth) {

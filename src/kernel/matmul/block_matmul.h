@@ -2,6 +2,8 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
+#include <string>
 
 #include "kernel/kernel.h"
 #include "kernel/matmul/blocks_vec.h"
@@ -10,10 +12,18 @@
 
 namespace graft {
 
+// The panels to read a block type in on this machine; nullopt where ggml's own rows are kept: the type is not packed,
+// or no kernel of this machine reads it so.
+std::optional<PanelFormat> readable_panels(BlockType type);
+
+// What reads a weight in blocks, for people: "weight q8_0 packed for avx512vnni", "weight q3_K has no packed layout
+// here: ggml's rows".
+std::string explain_blocks(BlockType type, bool panels);
+
 struct BlockMatmulAttrs {
   MatmulAttrs product;
   BlockType type = -1;
-  std::int16_t panels = 0;  // 1: the weight is laid out in panels
+  std::int16_t panels = 0;  // 1: the weight is packed in panels
 };
 
 // The product with a weight [N, K] stored in ggml's blocks. Inputs: a [M, K] f32 with column stride 1, the weight's
@@ -21,7 +31,7 @@ struct BlockMatmulAttrs {
 // to the type that ggml multiplies the weight's with: the error of a product is ggml's. Sums are kept in f32.
 extern const Kernel kBlockMatmul;
 
-// The same for weights in panels, with the kernels of a given level: kBlockMatmul uses simd::panels().
+// The same for weights in panels, with the kernels of a given instruction set: kBlockMatmul uses simd::panels().
 void run_panel_product(const KernelContext& ctx, const simd::PanelTable& table) noexcept;
 
 // Products of the same rows with several weights in panels, all of one type: the rows are quantized once. Inputs: a,

@@ -14,7 +14,6 @@
 #include "kernel/kernel_test_util.h"
 #include "kernel/matmul/block_rows.h"
 #include "kernel/matmul/block_test_util.h"
-#include "kernel/matmul/panels.h"
 
 namespace graft {
 namespace {
@@ -77,7 +76,7 @@ const Kernel kPanelKernel = {"panels",
                              [](const KernelContext& ctx) noexcept { run_panel_product(ctx, *simd::panels(isa)); }, 0,
                              [](const KernelContext&) noexcept { return 2; }};
 
-// Of every target of this machine that has one.
+// Every instruction set of this machine that has one.
 std::vector<const Kernel*> panel_kernels() {
   std::vector<const Kernel*> out;
 #define GRAFT_PANEL_KERNEL(target, ...) &kPanelKernel<simd::Isa::target>,
@@ -91,16 +90,14 @@ std::vector<const Kernel*> panel_kernels() {
 std::vector<BlockType> panel_types() {
   std::vector<BlockType> out;
   for (const BlockType type : all_block_types())
-    if (panel_format(type)) out.push_back(type);
+    if (readable_panels(type)) out.push_back(type);
   return out;
 }
 
 std::vector<std::byte> in_panels(const Problem& p) {
-  const simd::PanelFormat format = *panel_format(p.type);
+  const PanelFormat format = *readable_panels(p.type);
   std::vector<std::byte> out(static_cast<std::size_t>(panels_bytes(format, p.n, p.k)));
-  const i64 panels = (p.n + simd::kPanelColumns - 1) / simd::kPanelColumns;
-  fill_panels(format, p.weight.data(), p.n, p.k, panels / 2, panels, out.data());
-  fill_panels(format, p.weight.data(), p.n, p.k, 0, panels / 2, out.data());
+  pack_panels(format, p.weight.data(), p.n, p.k, out.data(), 2);
   return out;
 }
 
@@ -197,8 +194,8 @@ TEST(BlockMatmul, TheErrorIsNotLargerThanGgmls) {
 }
 
 TEST(BlockMatmul, SizesAroundTheBordersOfTiles) {
-  for (const char* name : {"q8_0", "q4_0", "q4_K", "q6_K"}) {
-    const BlockType type = *find_block_type(name);
+  for (const PanelLayout& layout : kPanelLayouts) {
+    const auto type = static_cast<BlockType>(layout.type);
     for (const i64 m : {1, 2, 3, 5, 6, 7, 12, 13, 16, 17, 33})
       for (const i64 n : {1, 15, 16, 17, 31, 32, 33, 65}) {
         const Problem p(type, m, n, block_elements(type) * (n % 2 == 0 ? 1 : 3));
@@ -285,23 +282,22 @@ TEST(Panels, EpilogueGapsAndUnalignedWeights) {
 
 TEST(Panels, BlocksComeBackBitForBit) {
   for (const BlockType type : test::all_block_types()) {
-    const std::optional<simd::PanelFormat> format = layout_of(type);
+    const std::optional<PanelFormat> format = panel_format_of(type);
     if (!format) {
       EXPECT_NE(refuse_panels(type, Shape{16, 256}), "");
       continue;
     }
     for (const i64 rows : {1, 15, 16, 17, 48})
       for (const i64 blocks : {1, 2, 3}) {
-        const i64 depth = blocks * block_elements(type), panels = (rows + 15) / 16;
+        const i64 depth = blocks * block_elements(type);
         std::vector<std::byte> from(static_cast<std::size_t>(rows * block_row_bytes(type, depth)));
         std::mt19937 random(3);
         for (std::byte& byte : from) byte = static_cast<std::byte>(random());
         std::vector<std::byte> packed(stored_bytes({Stored::Kind::panels, DType::f32, type}, Shape{rows, depth}));
         ASSERT_EQ(packed.size(), static_cast<std::size_t>(panels_bytes(*format, rows, depth)));
-        fill_panels(*format, from.data(), rows, depth, 0, panels, packed.data());
+        pack_panels(*format, from.data(), rows, depth, packed.data(), 1);
         std::vector<std::byte> back(from.size());
-        blocks_of_panels(*format, packed.data(), rows, depth, panels / 2, panels, back.data());
-        blocks_of_panels(*format, packed.data(), rows, depth, 0, panels / 2, back.data());
+        unpack_panels(*format, packed.data(), rows, depth, back.data(), 2);
         EXPECT_EQ(back, from) << block_type_name(type) << " of " << rows << " x " << depth;
       }
   }
@@ -341,7 +337,7 @@ TEST(Panels, RowsAreExact) {
       const std::vector<std::byte> panels = in_panels(p);
       std::vector<float> row(static_cast<std::size_t>(p.k));
       for (i64 r = 0; r < n; ++r) {
-        row_of_panels(*panel_format(type), panels.data(), p.k, r, row.data());
+        unpack_row(*readable_panels(type), panels.data(), p.k, r, row.data());
         EXPECT_EQ(std::memcmp(row.data(), p.values.data() + r * p.k, row.size() * sizeof(float)), 0)
             << block_type_name(type) << " " << n << " " << r;
       }

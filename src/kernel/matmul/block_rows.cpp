@@ -4,7 +4,7 @@
 
 #include <string>
 
-#include "kernel/matmul/panels.h"
+#include "kernel/matmul/block_matmul.h"
 
 namespace graft {
 namespace {
@@ -16,7 +16,7 @@ std::int64_t index_at(const KernelContext& ctx, std::int64_t i) {
 void fail(const KernelContext& ctx, std::int64_t index, std::int64_t rows) noexcept {
   try {
     ctx.fail("index " + std::to_string(index) + " is out of range for dimension 0 of size " + std::to_string(rows));
-  } catch (...) {  // no memory for the text
+  } catch (...) {  // no memory for the message
     ctx.error->fail("index out of range");
   }
 }
@@ -25,7 +25,7 @@ void run_block_rows(const KernelContext& ctx) noexcept {
   const auto attrs = ctx.attrs<BlockRowsAttrs>();
   const std::int64_t depth = ctx.out().shape[ctx.out().rank() - 1];
   const std::int64_t row_bytes = block_row_bytes(attrs.type, depth);
-  const auto format = attrs.panels != 0 ? panel_format(attrs.type) : std::nullopt;
+  const auto format = attrs.panels != 0 ? readable_panels(attrs.type) : std::nullopt;
   const auto to_float = ggml_get_type_traits(static_cast<ggml_type>(attrs.type))->to_float;
   const auto [begin, end] = ctx.range(ctx.in(1).numel());
   for (std::int64_t i = begin; i < end; ++i) {
@@ -33,7 +33,7 @@ void run_block_rows(const KernelContext& ctx) noexcept {
     if (index < 0 || index >= attrs.rows) return fail(ctx, index, attrs.rows);
     float* to = ctx.output<float>() + i * depth;
     if (format) {
-      row_of_panels(*format, ctx.input<std::byte>(0), depth, index, to);
+      unpack_row(*format, ctx.input<std::byte>(0), depth, index, to);
     } else {
       to_float(ctx.input<std::byte>(0) + index * row_bytes, to, depth);
     }

@@ -9,7 +9,7 @@ namespace graft {
 
 struct BlockRowsAttrs {
   BlockType type = -1;
-  std::int16_t panels = 0;  // 1: the weight is laid out in panels
+  std::int16_t panels = 0;  // 1: the weight is packed in panels
   std::int64_t rows = 0;
 };
 

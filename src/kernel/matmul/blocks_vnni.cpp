@@ -1,6 +1,8 @@
 // Compiled for AVX2 and for AVX-512 with VNNI only: see cmake/GraftLibrary.cmake.
 #include "kernel/matmul/blocks_vec.h"
 
+#include <algorithm>
+
 #include "kernel/matmul/tile.h"
 
 namespace graft::simd::GRAFT_ISA {
@@ -9,7 +11,7 @@ namespace {
 #if defined(__AVX512VNNI__)
 typedef __m512i vb;
 constexpr int kTileM = 6;
-// Of no more rows one tile is made: then each panel is read once, which matters more than registers.
+// Up to so many rows are one tile: then each panel is read once, which matters more than spilled registers.
 constexpr int kMostRows = 8;
 #else
 typedef __m256i vb;
@@ -18,13 +20,14 @@ constexpr int kTileM = 2, kMostRows = 2;
 constexpr int kVectorBytes = sizeof(vb);
 constexpr int kParts = 64 / kVectorBytes;  // vectors across a panel
 static_assert(kLanes * kParts == kPanelColumns && kPanel == 2 * kLanes);
-// Bytes ahead of what is read that the first tile of rows asks for: with few rows a product waits for nothing but
-// memory. Later tiles find the panel in a cache.
-constexpr int kAhead = 4096;
-// With more rows, which compute half as long as they wait, the bytes wait in the second-level cache.
-constexpr int kAheadOfManyRows = 8192;
-// Bytes of panels that many rows ask for while they work on those before.
-constexpr i64 kMostAhead = 48 << 10;
+// How many bytes ahead of its loads the first tile of rows prefetches: a GEMV is bound by memory. Later tiles find the
+// panel in a cache.
+constexpr int kGemvAhead = 4096;
+// From four rows on, which compute half as long as they wait for memory, it prefetches further ahead, to the
+// second-level cache.
+constexpr int kGemmAhead = 8192;
+// The most bytes of panels that a product of several tiles of rows prefetches while it computes with those before.
+constexpr i64 kMostPrefetched = 48 << 10;
 
 GRAFT_VEC vb load_bytes(const std::byte* p) {
 #if defined(__AVX512VNNI__)
@@ -63,16 +66,38 @@ GRAFT_VEC vb high_half(vb x) {
 #endif
 }
 
-// The two bits of quadruple i of four in `high`, above the four bits of x.
-GRAFT_VEC vb with_high_bits(vb x, vb high, int i) {
+// Bits [from, from + count) of each byte of x at `to`.
+template <int count>
+GRAFT_VEC vb move_bits(vb x, int from, int to) {
+  const __m128i left = _mm_cvtsi32_si128(to > from ? to - from : 0);
+  const __m128i right = _mm_cvtsi32_si128(to > from ? 0 : from - to);
+  const auto mask = static_cast<char>(((1 << count) - 1) << to);
 #if defined(__AVX512VNNI__)
-  const __m128i left = _mm_cvtsi32_si128(i < 2 ? 4 - 2 * i : 0), right = _mm_cvtsi32_si128(i < 2 ? 0 : 2 * i - 4);
-  const vb shifted = i < 2 ? _mm512_sll_epi16(high, left) : _mm512_srl_epi16(high, right);
-  return _mm512_or_si512(x, _mm512_and_si512(shifted, _mm512_set1_epi8(0x30)));
+  const vb shifted = to > from ? _mm512_sll_epi16(x, left) : _mm512_srl_epi16(x, right);
+  return _mm512_and_si512(shifted, _mm512_set1_epi8(mask));
 #else
-  const __m128i left = _mm_cvtsi32_si128(i < 2 ? 4 - 2 * i : 0), right = _mm_cvtsi32_si128(i < 2 ? 0 : 2 * i - 4);
-  const vb shifted = i < 2 ? _mm256_sll_epi16(high, left) : _mm256_srl_epi16(high, right);
-  return _mm256_or_si256(x, _mm256_and_si256(shifted, _mm256_set1_epi8(0x30)));
+  const vb shifted = to > from ? _mm256_sll_epi16(x, left) : _mm256_srl_epi16(x, right);
+  return _mm256_and_si256(shifted, _mm256_set1_epi8(mask));
+#endif
+}
+
+GRAFT_VEC vb bits_or(vb x, vb y) {
+#if defined(__AVX512VNNI__)
+  return _mm512_or_si512(x, y);
+#else
+  return _mm256_or_si256(x, y);
+#endif
+}
+
+// The values of four bits of iq4_nl, and what dot4() takes from them.
+constexpr int kZeroOfIq4 = kParts == 1 ? 128 : 0;
+GRAFT_VEC vb iq4_values(vb x) {
+  __m128i table = _mm_loadu_si128(reinterpret_cast<const __m128i*>(kIq4Values));
+#if defined(__AVX512VNNI__)
+  table = _mm_xor_si128(table, _mm_set1_epi8(static_cast<char>(0x80)));
+  return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), x);
+#else
+  return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), x);
 #endif
 }
 
@@ -110,16 +135,24 @@ GRAFT_VEC vf load_scales(const std::byte* p, int part) {
   return load_f16(reinterpret_cast<const std::uint16_t*>(p) + part * kLanes);
 }
 
-// sums[i] += w[4 i] * a[4 i] + ... + w[4 i + 3] * a[4 i + 3]. `w` is unsigned and `a` signed; with `wide`, w is above
-// 127 and has the zero 128.
+// Bytes of ggml's q8_0, which panels hold without sign, as dot4<true>() takes them.
+GRAFT_VEC vb q8_values(vb x) {
+#if defined(__AVX512VNNI__)
+  return x;
+#else
+  return _mm256_xor_si256(x, _mm256_set1_epi8(static_cast<char>(0x80)));
+#endif
+}
+
+// sums[i] += w[4 i] * a[4 i] + ... + w[4 i + 3] * a[4 i + 3], with `a` signed. w is unsigned; with `wide` it has eight
+// bits: with AVX-512 unsigned and the zero 128, with AVX2 signed.
 template <bool wide>
 GRAFT_VEC vb dot4(vb sums, vb w, vb a) {
 #if defined(__AVX512VNNI__)
   return _mm512_dpbusd_epi32(sums, w, a);
 #else
-  // The sum of two products must fit 16 bits: it does for |w| <= 128, which w without its zero is.
+  // The sum of two products must fit 16 bits: it does for |w| <= 128.
   if (wide) {
-    w = _mm256_xor_si256(w, _mm256_set1_epi8(static_cast<char>(0x80)));
     a = _mm256_sign_epi8(a, w);
     w = _mm256_abs_epi8(w);
   }
@@ -127,21 +160,60 @@ GRAFT_VEC vb dot4(vb sums, vb w, vb a) {
 #endif
 }
 
-// What the formats differ in. A group is what lies together: blocks, then their scales.
+enum class Scales {
+  f16,       // of a block
+  minimums,  // u8 scale and minimum of a block, f16 units of both
+  s8,        // of a block, and an f16 unit
+  halves,    // s8, of half a block, and an f16 unit
+};
+
+// What the formats differ in: what is subtracted from a byte, how scales are stored, and how bytes are made of what is
+// stored: low() those of quants 4 i to 4 i + 3, high(), where a byte holds two, those 16 on. `extra` is what lies
+// behind the four bits.
 struct Q8_0 {
   static constexpr PanelFormat kFormat = PanelFormat::q8_0;
-  static constexpr int kGroup = 2, kBlockBytes = 512, kZero = kParts == 1 ? 128 : 0;
-  static constexpr bool kWide = true, kHalves = false, kMinimum = false;
+  static constexpr int kZero = kParts == 1 ? 128 : 0;
+  static constexpr Scales kScales = Scales::f16;
+  static constexpr bool kWide = true, kHalves = false, kExtra = false;
+  GRAFT_VEC vb low(vb x, vb, int) { return q8_values(x); }
+  GRAFT_VEC vb high(vb x, vb, int) { return x; }
 };
 struct Q4_0 {
   static constexpr PanelFormat kFormat = PanelFormat::q4_0;
-  static constexpr int kGroup = 2, kBlockBytes = 256, kZero = 8;
-  static constexpr bool kWide = false, kHalves = true, kMinimum = false;
+  static constexpr int kZero = 8;
+  static constexpr Scales kScales = Scales::f16;
+  static constexpr bool kWide = false, kHalves = true, kExtra = false;
+  GRAFT_VEC vb low(vb x, vb, int) { return low_half(x); }
+  GRAFT_VEC vb high(vb x, vb, int) { return high_half(x); }
 };
-struct Q4_K {
+struct Q4_K : Q4_0 {
   static constexpr PanelFormat kFormat = PanelFormat::q4_k;
-  static constexpr int kGroup = 8, kBlockBytes = 256, kZero = 0;
-  static constexpr bool kWide = false, kHalves = true, kMinimum = true;
+  static constexpr int kZero = 0;
+  static constexpr Scales kScales = Scales::minimums;
+};
+struct Q5_K : Q4_K {
+  static constexpr PanelFormat kFormat = PanelFormat::q5_k;
+  static constexpr bool kExtra = true;
+  GRAFT_VEC vb low(vb x, vb extra, int i) { return bits_or(low_half(x), move_bits<1>(extra, i, 4)); }
+  GRAFT_VEC vb high(vb x, vb extra, int i) { return bits_or(high_half(x), move_bits<1>(extra, 4 + i, 4)); }
+};
+struct Q6_K {
+  static constexpr PanelFormat kFormat = PanelFormat::q6_k;
+  static constexpr int kZero = 32;
+  static constexpr Scales kScales = Scales::halves;
+  GRAFT_VEC vb low(vb x, vb extra, int i) { return bits_or(low_half(x), move_bits<2>(extra, 2 * i, 4)); }
+  GRAFT_VEC vb high(vb x, vb extra, int i) { return bits_or(high_half(x), move_bits<2>(extra, 2 * i, 4)); }
+};
+struct IQ4_NL : Q4_0 {
+  static constexpr PanelFormat kFormat = PanelFormat::iq4_nl;
+  static constexpr int kZero = kZeroOfIq4;
+  static constexpr bool kWide = true;
+  GRAFT_VEC vb low(vb x, vb, int) { return iq4_values(low_half(x)); }
+  GRAFT_VEC vb high(vb x, vb, int) { return iq4_values(high_half(x)); }
+};
+struct IQ4_XS : IQ4_NL {
+  static constexpr PanelFormat kFormat = PanelFormat::iq4_xs;
+  static constexpr Scales kScales = Scales::s8;
 };
 
 // How far from what is read at byte `at` of `panels` panels side by side, each of `stride` bytes, the bytes lie that
@@ -154,23 +226,25 @@ GRAFT_VEC i64 bytes_ahead(i64 at, i64 ahead, i64 stride, i64 panels) {
 template <typename F, int M, int N>
 GRAFT_VEC void block_sums(const std::byte* const (&q)[N], const std::int8_t* a, i64 depth, vb (&sums)[M][N]) {
   constexpr int kVectors = F::kHalves ? 4 : 8;
+  vb extra[N] = {};
+  if constexpr (F::kExtra) {
+    for (int n = 0; n < N; ++n) extra[n] = load_bytes(q[n] + kVectors * kPanelVectorBytes);
+  }
 #pragma GCC unroll 8
   for (int i = 0; i < kVectors; ++i) {
     vb w[N];
 #pragma GCC unroll 2
-    for (int n = 0; n < N; ++n) {
-      w[n] = load_bytes(q[n] + i * 64);
-    }
+    for (int n = 0; n < N; ++n) w[n] = load_bytes(q[n] + i * kPanelVectorBytes);
 #pragma GCC unroll 8
     for (int m = 0; m < M; ++m) {
       const std::int8_t* row = a + m * depth + i * 4;
       const vb low = splat_int(int_at(row));
 #pragma GCC unroll 2
-      for (int n = 0; n < N; ++n) sums[m][n] = dot4<F::kWide>(sums[m][n], F::kHalves ? low_half(w[n]) : w[n], low);
+      for (int n = 0; n < N; ++n) sums[m][n] = dot4<F::kWide>(sums[m][n], F::low(w[n], extra[n], i), low);
       if (F::kHalves) {
         const vb high = splat_int(int_at(row + 16));
 #pragma GCC unroll 2
-        for (int n = 0; n < N; ++n) sums[m][n] = dot4<F::kWide>(sums[m][n], high_half(w[n]), high);
+        for (int n = 0; n < N; ++n) sums[m][n] = dot4<F::kWide>(sums[m][n], F::high(w[n], extra[n], i), high);
       }
     }
   }
@@ -185,8 +259,11 @@ void tile(const std::byte* panels, i64 panel_stride, const QuantizedRows& rows, 
   for (int n = 0; n < N; ++n) base[n] = panels + n / kParts * panel_stride;
   const std::int8_t* a = rows.q + row * depth;
   const float* scale = rows.scale + row * blocks;
-  const std::int32_t* sum = F::kMinimum ? nullptr : rows.sum + row * blocks;
-  const float* row_sum = F::kMinimum ? rows.scaled_sum + row * blocks : nullptr;
+  constexpr PanelLayout kLayout = layout_of(F::kFormat);
+  constexpr int kGroup = kLayout.group, kQuantBytes = kLayout.quant_bytes;
+  constexpr bool kMinimums = F::kScales == Scales::minimums;
+  const std::int32_t* sum = kMinimums ? nullptr : rows.sum + row * blocks;
+  const float* row_sum = kMinimums ? rows.scaled_sum + row * blocks : nullptr;
   constexpr int kPanels = N / kParts;
   vf total[M][N];
 #pragma GCC unroll 8
@@ -202,16 +279,16 @@ void tile(const std::byte* panels, i64 panel_stride, const QuantizedRows& rows, 
       for (int n = 0; n < N; ++n) sums[m][n] = splat_int(F::kZero == 0 ? kSumBegin : sum[m * blocks + b]);
     }
     const std::byte* q[N];
-    for (int n = 0; n < N; ++n) q[n] = base[n] + start + g * F::kBlockBytes + n % kParts * kVectorBytes;
+    for (int n = 0; n < N; ++n) q[n] = base[n] + start + g * kQuantBytes + n % kParts * kVectorBytes;
     if (row == 0) {
-      constexpr bool kMany = M > 3;
-      constexpr int kCache = kMany ? 2 : 3;  // as __builtin_prefetch counts them: the second level, the first
-      const i64 ahead = bytes_ahead(panel_bytes(F::kFormat, b * kPanelBlock), kMany ? kAheadOfManyRows : kAhead,
-                                    panel_stride, kPanels);
+      constexpr bool kGemm = M > 3;
+      constexpr int kCache = kGemm ? 2 : 3;  // as __builtin_prefetch counts them: the second level, the first
+      const i64 ahead =
+          bytes_ahead(panel_bytes(F::kFormat, b * kPanelBlock), kGemm ? kGemmAhead : kGemvAhead, panel_stride, kPanels);
 #pragma GCC unroll 2
       for (int n = 0; n < N; ++n) {
 #pragma GCC unroll 8
-        for (int i = 0; i < F::kBlockBytes; i += 64) __builtin_prefetch(q[n] + i + ahead, 0, kCache);
+        for (int i = 0; i < kQuantBytes; i += 64) __builtin_prefetch(q[n] + i + ahead, 0, kCache);
         __builtin_prefetch(base[n] + tail + g * 32 + ahead, 0, kCache);
       }
     }
@@ -221,11 +298,13 @@ void tile(const std::byte* panels, i64 panel_stride, const QuantizedRows& rows, 
       const std::byte* at = base[n] + tail;
       const int lane = n % kParts * kLanes;
       vf s;
-      if (F::kMinimum) {
+      if (kMinimums) {
         s = load_u8(at + g * 16 + lane) * unit[n];
         const vf minimum = load_u8(at + 128 + g * 16 + lane) * unit_of_minimum[n];
 #pragma GCC unroll 8
         for (int m = 0; m < M; ++m) total[m][n] = total[m][n] - minimum * splat(row_sum[m * blocks + b]);
+      } else if (F::kScales == Scales::s8) {
+        s = load_s8(at + g * 16 + lane) * unit[n];
       } else {
         s = load_scales(at + g * 32, n % kParts);
       }
@@ -236,24 +315,25 @@ void tile(const std::byte* panels, i64 panel_stride, const QuantizedRows& rows, 
       }
     }
   };
-  if constexpr (M > 3 && !F::kMinimum) {
+  if constexpr (M > 3 && kGroup == 2) {
     // One loop, so that the many totals stay in registers.
-    static_assert(F::kGroup == 2);
     i64 start = 0;
     for (i64 b = 0; b + 2 <= blocks; b += 2, start += panel_bytes(F::kFormat, 2 * kPanelBlock)) {
-      block(b, 0, start, start + 2 * F::kBlockBytes);
-      block(b + 1, 1, start, start + 2 * F::kBlockBytes);
+      block(b, 0, start, start + 2 * kQuantBytes);
+      block(b + 1, 1, start, start + 2 * kQuantBytes);
     }
-    if (blocks % 2 != 0) block(blocks - 1, 0, start, start + F::kBlockBytes);
+    if (blocks % 2 != 0) block(blocks - 1, 0, start, start + kQuantBytes);
   } else {
-    for (i64 first = 0; first < blocks; first += F::kGroup) {
-      const i64 group = smaller(F::kGroup, blocks - first);
-      const i64 tail = group * F::kBlockBytes;
-      if (F::kMinimum) {
+    for (i64 first = 0; first < blocks; first += kGroup) {
+      const i64 group = smaller(kGroup, blocks - first);
+      const i64 tail = group * kQuantBytes;
+      if (kMinimums) {
         for (int n = 0; n < N; ++n) {
           unit[n] = load_scales(base[n] + tail + 256, n % kParts);
           unit_of_minimum[n] = load_scales(base[n] + tail + 288, n % kParts);
         }
+      } else if (F::kScales == Scales::s8) {
+        for (int n = 0; n < N; ++n) unit[n] = load_scales(base[n] + tail + 128, n % kParts);
       }
       for (i64 g = 0; g < group; ++g) block(first + g, g, 0, tail);
       for (int n = 0; n < N; ++n) base[n] += panel_bytes(F::kFormat, group * kPanelBlock);
@@ -270,8 +350,8 @@ void tile(const std::byte* panels, i64 panel_stride, const QuantizedRows& rows, 
 template <int M>
 void tile_of_q6_k(const std::byte* panel, int part, const QuantizedRows& rows, i64 row, i64 depth, float* out,
                   i64 out_row) {
-  constexpr int kBlockBytes = 384;
-  const i64 ahead = row == 0 ? kAhead : 0;
+  constexpr int kQuantBytes = layout_of(PanelFormat::q6_k).quant_bytes;
+  const i64 ahead = row == 0 ? kGemvAhead : 0;
   const i64 blocks = depth / kPanelBlock;
   const std::int8_t* a = rows.q + row * depth;
   const float* scale = rows.scale + row * blocks;
@@ -279,11 +359,11 @@ void tile_of_q6_k(const std::byte* panel, int part, const QuantizedRows& rows, i
   vf total[M];
   for (int m = 0; m < M; ++m) total[m] = zero();
   for (i64 first = 0; first < blocks; first += 8, panel += panel_bytes(PanelFormat::q6_k, 256)) {
-    const std::byte* tail = panel + 8 * kBlockBytes;
+    const std::byte* tail = panel + 8 * kQuantBytes;
     const vf unit = load_scales(tail + 256, part);
     for (int g = 0; g < 8; ++g) {
       const i64 b = first + g;
-      const std::byte* q = panel + g * kBlockBytes + part * kVectorBytes;
+      const std::byte* q = panel + g * kQuantBytes + part * kVectorBytes;
       const vb high0 = load_bytes(q + 256), high1 = load_bytes(q + 320);
       vb sums[M][2];
       for (int m = 0; m < M; ++m) {
@@ -293,7 +373,7 @@ void tile_of_q6_k(const std::byte* panel, int part, const QuantizedRows& rows, i
       for (int i = 0; i < 4; ++i) {
         const vb x = load_bytes(q + i * 64);
         __builtin_prefetch(q + i * 64 + ahead);
-        const vb w0 = with_high_bits(low_half(x), high0, i), w1 = with_high_bits(high_half(x), high1, i);
+        const vb w0 = Q6_K::low(x, high0, i), w1 = Q6_K::high(x, high1, i);
 #pragma GCC unroll 8
         for (int m = 0; m < M; ++m) {
           const std::int8_t* at = a + m * depth + b * kPanelBlock + i * 4;
@@ -333,19 +413,14 @@ constexpr TileOfQ6K kTilesOfQ6K[kMostRows] = {tile_of_q6_k<1>, tile_of_q6_k<2>, 
 constexpr TileOfQ6K kTilesOfQ6K[kMostRows] = {tile_of_q6_k<1>, tile_of_q6_k<2>};
 #endif
 
-struct Q6_K {
-  static constexpr PanelFormat kFormat = PanelFormat::q6_k;
-  static constexpr int kZero = 32;
-};
-
 template <typename F>
 void tiles_of(const std::byte* panels, const QuantizedRows& quantized, i64 rows, i64 depth, i64 columns, i64 j0, i64 j1,
               const Epilogue& e) {
   alignas(64) float tile[kMostRows * kPanel];
   const i64 stride = panel_bytes(F::kFormat, depth);
-  // Tiles of equal heights, as few as there can be.
+  // The fewest tiles, of equal heights.
   const i64 turns = rows <= kMostRows ? 1 : (rows + kTileM - 1) / kTileM;
-  // Sums that are the results already go to their place.
+  // Sums that are already the results are stored to the output.
   const bool plain = e.alpha == 1.f && e.bias == nullptr && e.activation == Activation::none && e.out_j == 1 &&
                      e.out_dtype == DType::f32;
   for (i64 j = j0; j < j1; j += kPanel) {
@@ -355,10 +430,10 @@ void tiles_of(const std::byte* panels, const QuantizedRows& quantized, i64 rows,
     const bool in_place = plain && width == kPanel;
     const i64 out_row = in_place ? e.out_r : kPanel;
     const std::byte* at = panels + j / kPanelColumns * stride;
-    // Meanwhile the panels that come next are asked for: the first tile would wait for memory. Not large ones, which
+    // Meanwhile the panels that come next are prefetched: the first tile would wait for memory. Not large ones, which
     // every tile reads from the second-level cache.
     const std::byte* next = at + 2 * stride;
-    const bool ahead = turns > 1 && j + kPanel < j1 && 2 * stride <= kMostAhead;
+    const bool ahead = turns > 1 && j + kPanel < j1 && 2 * stride <= kMostPrefetched;
     const std::byte* end = next + (!ahead ? 0 : columns - j - kPanel > kPanelColumns ? 2 * stride : stride);
     const i64 lines = ((end - next) / turns + 63) / 64;
     i64 left = turns;
@@ -366,7 +441,7 @@ void tiles_of(const std::byte* panels, const QuantizedRows& quantized, i64 rows,
       count = (rows - r + left - 1) / left;
       for (i64 i = 0; i < lines && next < end; ++i, next += 64) __builtin_prefetch(next, 0, 2);
       float* out = in_place ? static_cast<float*>(e.out) + r * e.out_r + j : tile;
-      if constexpr (F::kFormat == PanelFormat::q6_k) {
+      if constexpr (F::kScales == Scales::halves) {
         for (int n = 0; n < (two ? 2 : 1); ++n) {
           const std::byte* panel = at + n / kParts * stride;
           kTilesOfQ6K[count - 1](panel, n % kParts, quantized, r, depth, out + n * kLanes, out_row);
@@ -379,23 +454,23 @@ void tiles_of(const std::byte* panels, const QuantizedRows& quantized, i64 rows,
   }
 }
 
+struct Products {
+  PanelFormat format;
+  int zero;
+  Scales scales;
+  void (*tiles)(const std::byte*, const QuantizedRows&, i64, i64, i64, i64, i64, const Epilogue&);
+};
+template <typename F>
+constexpr Products kProductsOf = {F::kFormat, F::kZero, F::kScales, tiles_of<F>};
+
+// In the order of PanelFormat.
+constexpr Products kProducts[] = {kProductsOf<Q8_0>, kProductsOf<Q4_0>,   kProductsOf<Q4_K>,  kProductsOf<Q6_K>,
+                                  kProductsOf<Q5_K>, kProductsOf<IQ4_NL>, kProductsOf<IQ4_XS>};
+static_assert(std::ranges::equal(kProducts, kPanelLayouts, {}, &Products::format, &PanelLayout::format));
+
 void tiles(PanelFormat format, const std::byte* panels, const QuantizedRows& quantized, i64 rows, i64 depth,
            i64 columns, i64 j0, i64 j1, const Epilogue& e) {
-  switch (format) {
-    case PanelFormat::q8_0:
-      return tiles_of<Q8_0>(panels, quantized, rows, depth, columns, j0, j1, e);
-    case PanelFormat::q4_0:
-      return tiles_of<Q4_0>(panels, quantized, rows, depth, columns, j0, j1, e);
-    case PanelFormat::q4_k:
-      return tiles_of<Q4_K>(panels, quantized, rows, depth, columns, j0, j1, e);
-    case PanelFormat::q6_k:
-      return tiles_of<Q6_K>(panels, quantized, rows, depth, columns, j0, j1, e);
-  }
-}
-
-int zero_of(PanelFormat format) {
-  constexpr int kZeros[] = {Q8_0::kZero, Q4_0::kZero, Q4_K::kZero, Q6_K::kZero};
-  return kZeros[static_cast<int>(format)];
+  kProducts[static_cast<int>(format)].tiles(panels, quantized, rows, depth, columns, j0, j1, e);
 }
 
 constexpr int kVectors = kPanelBlock / kLanes;
@@ -431,7 +506,8 @@ GRAFT_VEC std::int32_t sum_bytes(__m128i x) {
 }
 
 void quantize(PanelFormat format, const float* from, i64 k0, i64 k1, i64 row, i64 depth, const QuantizedRows& to) {
-  const int zero_point = zero_of(format);
+  const int zero_point = kProducts[static_cast<int>(format)].zero;
+  const Scales scales = kProducts[static_cast<int>(format)].scales;
   for (i64 k = k0; k < k1; k += kPanelBlock) {
     // Of floats without sign the order is that of their bits, and what is no number comes last: one makes the block's
     // scale none.
@@ -455,9 +531,9 @@ void quantize(PanelFormat format, const float* from, i64 k0, i64 k1, i64 row, i6
     const i64 block = row * (depth / kPanelBlock) + k / kPanelBlock;
     const float scale = most / 127.f;
     to.scale[block] = scale;
-    if (format == PanelFormat::q4_k) {
+    if (scales == Scales::minimums) {
       to.scaled_sum[block] = scale * static_cast<float>(sums[0] + sums[1]);
-    } else if (format == PanelFormat::q6_k) {
+    } else if (scales == Scales::halves) {
       for (int h = 0; h < 2; ++h) to.sum[block * 2 + h] = kSumBegin - zero_point * sums[h];
     } else {
       to.sum[block] = kSumBegin - zero_point * (sums[0] + sums[1]);

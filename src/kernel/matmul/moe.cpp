@@ -13,8 +13,8 @@ namespace {
 
 using i64 = std::int64_t;
 
-// Columns of a matrix that one unit of work computes for all rows of the expert: they stay in the caches while the rows
-// go by.
+// Columns of a matrix that one work item computes for all rows of the expert: they stay in the caches while the rows
+// change.
 constexpr i64 kColumns = 48;
 constexpr i64 kRows = simd::kMaxDotRows;
 
@@ -73,7 +73,7 @@ class ExpertLinear {
       ++begin_of_[chosen[pair] + 1];
     }
     for (i64 e = 0; e < attrs_.experts; ++e) begin_of_[e + 1] += begin_of_[e];
-    // Places are taken from each expert's begin on, which ends up one expert further.
+    // Positions are taken from each expert's begin on, which ends up at the next expert's.
     for (i64 pair = 0; pair < pairs_; ++pair) pair_at_[begin_of_[chosen[pair]]++] = pair;
     for (i64 e = attrs_.experts; e > 0; --e) begin_of_[e] = begin_of_[e - 1];
     begin_of_[0] = 0;
@@ -81,22 +81,23 @@ class ExpertLinear {
 
   i64 groups(i64 expert) const { return ceil_div(begin_of_[expert + 1] - begin_of_[expert], kRows); }
 
-  // A unit is a group of rows times a block of columns, blocks of one expert after another, groups of rows innermost.
+  // A work item is a group of rows times a block of columns; blocks of one expert follow one another, groups of rows
+  // are innermost.
   void products() const {
     const i64 blocks = ceil_div(attrs_.out, kColumns);
-    i64 units = 0;
-    for (i64 e = 0; e < attrs_.experts; ++e) units += blocks * groups(e);
-    const auto [begin, end] = ctx_.range(units);
-    i64 first = 0;  // unit of the expert
+    i64 items = 0;
+    for (i64 e = 0; e < attrs_.experts; ++e) items += blocks * groups(e);
+    const auto [begin, end] = ctx_.range(items);
+    i64 first = 0;  // item of the expert
     for (i64 e = 0; e < attrs_.experts && first < end; ++e) {
       const i64 count = groups(e);
-      for (i64 unit = std::max(begin, first); unit < std::min(end, first + blocks * count); ++unit)
-        product(e, (unit - first) / count * kColumns, begin_of_[e] + (unit - first) % count * kRows);
+      for (i64 item = std::max(begin, first); item < std::min(end, first + blocks * count); ++item)
+        product(e, (item - first) / count * kColumns, begin_of_[e] + (item - first) % count * kRows);
       first += blocks * count;
     }
   }
 
-  // Columns from `column` on of the rows from place `at` on.
+  // Columns from `column` on, of the rows whose pairs begin at pair_at_[at].
   void product(i64 expert, i64 column, i64 at) const {
     const int rows = static_cast<int>(std::min(kRows, begin_of_[expert + 1] - at));
     const i64 columns = std::min(kColumns, attrs_.out - column);
@@ -143,7 +144,7 @@ class ExpertLinear {
   i64 row_of(i64 pair) const { return one_row_per_token_ ? pair / per_token_ : pair; }
   const float* row(i64 pair) const { return ctx_.input<float>(0) + row_of(pair) * in_; }
 
-  // The rows of some places, in_ apart.
+  // The rows of `rows` pairs from pair_at_[at] on, in_ apart.
   const float* gathered(i64 at, int rows) const {
     if (rows == 1) return row(pair_at_[at]);
     float* to = reinterpret_cast<float*>(rows_) + ctx_.task * kRows * in_;
@@ -157,7 +158,7 @@ class ExpertLinear {
   const i64 in_, per_token_, pairs_;
   const bool one_row_per_token_;
   // In scratch: where each expert's pairs begin in pair_at_ [experts + 1]; pairs sorted by expert [N * K]; rows, either
-  // quantized ones or those that a thread brings together.
+  // quantized ones or those that a task gathers.
   i64* begin_of_;
   i64* pair_at_;
   std::byte* rows_;

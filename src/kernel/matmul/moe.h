@@ -8,8 +8,8 @@
 
 namespace graft {
 
-// Each row times the matrix of its own expert, for mixtures of experts: rows of one expert are brought together, and a
-// matrix that no row names is not read.
+// Each row times the matrix of its own expert, for mixtures of experts: rows of one expert are gathered, and a matrix
+// that no row names is not read.
 struct ExpertLinearAttrs {
   std::int64_t experts = 0, out = 0, in = 0;  // sizes of the weight
   BlockType block = -1;                       // the weight is stored in these blocks; -1: in elements
@@ -26,7 +26,7 @@ extern const Kernel kExpertLinear;
 std::int64_t expert_linear_scratch_bytes(const ExpertLinearAttrs& attrs, const TensorDesc& rows,
                                          const TensorDesc& experts, int threads);
 
-// The same with the kernels of a given level.
+// The same with the kernels of a given instruction set.
 void run_expert_linear(const KernelContext& ctx, const simd::MatmulTable& table) noexcept;
 
 }  // namespace graft

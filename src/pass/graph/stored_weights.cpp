@@ -5,6 +5,7 @@
 
 #include "base/check.h"
 #include "op/operator.h"
+#include "weight/stored_weight.h"
 
 namespace graft {
 namespace {

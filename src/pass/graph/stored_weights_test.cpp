@@ -5,6 +5,7 @@
 
 #include "kernel/matmul/block_test_util.h"
 #include "load/test_graph.h"
+#include "weight/stored_weight.h"
 
 namespace graft {
 namespace {

@@ -3,7 +3,7 @@
 #include <map>
 
 #include "kernel/matmul/block_test_util.h"
-#include "kernel/matmul/panels.h"
+#include "kernel/matmul/blocks_vec.h"
 #include "load/test_graph.h"
 
 namespace graft {

@@ -13,7 +13,18 @@ import torch
 from graft.exporter.quantization import quantize
 
 _ALIGNMENT = 32
-_TYPES = {"f32": 0, "f16": 1, "bf16": 30, "q4_0": 2, "q8_0": 8, "q4_K": 12, "q6_K": 14}  # as ggml numbers them
+_TYPES = {  # as ggml numbers them
+    "f32": 0,
+    "f16": 1,
+    "bf16": 30,
+    "q4_0": 2,
+    "q8_0": 8,
+    "q4_K": 12,
+    "q5_K": 13,
+    "q6_K": 14,
+    "iq4_nl": 20,
+    "iq4_xs": 23,
+}
 _quiet: list[Any] = []
 
 

@@ -84,7 +84,7 @@ def test_bytes() -> None:
         quantize(torch.full((1, 32), float("nan")), "q8_0")
     with pytest.raises(graft.InvalidArgument, match="must be f32, f16 or bf16"):
         quantize(torch.ones(1, 32, dtype=torch.int32), "q8_0")
-    with pytest.raises(graft.InvalidArgument, match="takes 34 bytes, room is for 33"):
+    with pytest.raises(graft.InvalidArgument, match="takes 34 bytes, the output has 33"):
         _C.quantize((w.data_ptr(), 0, (1, 32)), "q8_0", data.ctypes.data, 33)
 
 
