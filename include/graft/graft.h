@@ -1,6 +1,8 @@
 #pragma once
 
-// graft: runs torch.export programs on ggml. The whole public C++ interface.
+// graft: runs torch.export programs on ggml. This header loads and runs programs; beside it, as needed: llm.h and
+// tokenizer.h (language models), pipeline.h (a queue of runs over several sessions), op.h (operators of one's own),
+// predicate.h (what an exporter has to know) and quantize.h (weights in block formats).
 //
 //   auto program = graft::Program::load("model.pte");
 //   graft::Session session(program);
@@ -62,7 +64,7 @@ struct MethodInfo {
   std::string out_spec;
   // 1: every run is one plan. More: sizes depend on data or parts run on conditions, and so many steps make up a run;
   // what it returns is known after it alone.
-  std::size_t pieces = 1;
+  std::size_t segments = 1;
 };
 
 // Counts since the session was made. All are monotonic except the *_bytes marked "now".
@@ -126,9 +128,9 @@ struct LoadOptions {
   MatmulPrecision matmul_precision = MatmulPrecision::highest;  // of linear layers and matrix products, on the CPU
   bool stored_plans = true;                                     // use the plans that the package holds
   bool verify_hashes = false;                                   // check each weight's SHA-256 (reads every weight once)
-  // A method with sizes that depend on data is cut into pieces. What could run before a cut and is only needed behind
+  // A method with sizes that depend on data is cut into segments. What could run before a cut and is only needed behind
   // it runs behind it when it is at most so many nodes.
-  std::size_t merge_pieces = 4;
+  std::size_t merge_segments = 4;
   // Called as each phase of the load begins, with its name (PhaseStats::name). What it throws ends the load and reaches
   // the caller as it is.
   std::function<void(std::string_view phase)> on_phase;
@@ -204,11 +206,9 @@ class GRAFT_API Program {
   // sessions run.
   void shrink() const;
 
-  struct Impl;
-  const Impl& impl() const { return *impl_; }
-  static std::shared_ptr<const Program> from_impl(std::unique_ptr<Impl> impl);
-
  private:
+  friend struct Internal;
+  struct Impl;
   explicit Program(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
 };
@@ -221,10 +221,9 @@ class GRAFT_API Arena {
   ~Arena();
   std::size_t bytes() const;  // now; grows with the plans that run in it
 
-  struct Impl;
-  Impl& impl() { return *impl_; }
-
  private:
+  friend struct Internal;
+  struct Impl;
   std::unique_ptr<Impl> impl_;
 };
 
@@ -240,10 +239,11 @@ struct KvOptions {
   std::int64_t rows = 1;       // sequences: the largest batch
   std::int64_t length = 4096;  // tokens of each
   KvType type = KvType::computed;
-  // Layers that see a window of the last `w` tokens keep w - 1 + room of them, in a ring, where that is less than
-  // `length`: so many tokens may be taken back. A run of more tokens keeps a copy of its keys and values to its end.
-  std::int64_t room = 512;
-  std::int64_t source_length = 4096;  // of models with an encoder: the most tokens that it hands to the decoder
+  // Layers that see a window of the last `w` tokens keep w - 1 + window_slack of them, in a ring, where that is less
+  // than `length`: so many tokens may be taken back. A run of more tokens keeps a copy of its keys and values to its
+  // end.
+  std::int64_t window_slack = 512;
+  std::int64_t encoder_length = 4096;  // of models with an encoder: the most tokens that it hands to the decoder
 };
 
 // Sizes that a dimension is padded up to, so that many sizes share few plans: inputs are padded at the end of the
@@ -267,7 +267,7 @@ struct SessionOptions {
   std::uint64_t seed = 0;
   // The constructor throws InvalidArgument for sizes that are no ascending list within the dimension's range, for a
   // dimension that no input has, and where padding cannot be undone: a method that writes states or inputs, that runs
-  // in pieces, or that has a result with a size made of the dimension's.
+  // in segments, or that has a result with a size made of the dimension's.
   std::vector<Buckets> buckets;
   KvOptions kv;
 };
@@ -372,7 +372,7 @@ class GRAFT_API Session {
   // The cache of keys and values; InvalidArgument for a program without one. Tokens that each row holds:
   std::span<const std::int64_t> kv_lengths();
   // Keeps the first `length` tokens of every row that has more. The memory stays. Throws InvalidArgument when a layer
-  // with a window no longer holds what the next token sees (KvOptions::room); 0 always works.
+  // with a window no longer holds what the next token sees (KvOptions::window_slack); 0 always works.
   void kv_truncate(std::int64_t length);
   // The smallest length above 0 to which the row can be truncated.
   std::int64_t kv_shortest(std::int64_t row);
@@ -384,7 +384,7 @@ class GRAFT_API Session {
   // Tokens of one row of a layer as f32: `keys` [Hkv, count, D] and `values` [Hkv, count, Dv], contiguous, are those
   // from token `first` on. kv_read throws InvalidArgument for tokens that the row does not hold. kv_write changes no
   // length: kv_set_lengths says afterwards, row by row, how many tokens there are. Layers with a window hold their last
-  // tokens only (KvOptions::room); kv_set_lengths throws InvalidArgument where kv_truncate does.
+  // tokens only (KvOptions::window_slack); kv_set_lengths throws InvalidArgument where kv_truncate does.
   void kv_read(std::int64_t layer, std::int64_t row, std::int64_t first, const TensorView& keys,
                const TensorView& values);
   void kv_write(std::int64_t layer, std::int64_t row, std::int64_t first, const TensorView& keys,
@@ -400,10 +400,8 @@ class GRAFT_API Session {
   int threads() const;
   const Program& program() const;
 
-  struct Impl;
-  Impl& impl() { return *impl_; }
-
  private:
+  struct Impl;
   std::unique_ptr<Impl> impl_;
 };
 

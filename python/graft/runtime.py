@@ -79,7 +79,7 @@ class Method:
         # Positional tensors and numbers alone, as most methods take them, need no pytree: it takes longer than small models.
         self._leaves = count if self._in_spec == pytree.tree_structure(((0,) * count, {})) else None
         self._one_result = self._out_spec == pytree.tree_structure(0)
-        direct = self._leaves is not None and info["pieces"] == 1
+        direct = self._leaves is not None and info["segments"] == 1
         self._direct = _C.TorchMethod(session, self.name, DTYPES).call if direct else None
 
     def _flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
@@ -121,8 +121,8 @@ class Method:
                 return self._arranged(results)
         keep: list[torch.Tensor] = []
         inputs = self._inputs(args, kwargs, keep)
-        if self._info["pieces"] > 1:
-            return self._arranged(self._run_pieces(inputs, out, timeout, cancel))
+        if self._info["segments"] > 1:
+            return self._arranged(self._run_segments(inputs, out, timeout, cancel))
         values = self._session.output_values(self.name, inputs)
         given = None if out is None else self._flatten_out(out, len(values))
         results = []
@@ -162,7 +162,7 @@ class Method:
             _flat_value(value, lambda i=i: f"input {i} of method '{self.name}'", keep) for i, value in enumerate(flat)
         ]
 
-    def _run_pieces(self, inputs: list[Any], out: Any, timeout: float | None, cancel: CancelToken | None) -> list[Any]:
+    def _run_segments(self, inputs: list[Any], out: Any, timeout: float | None, cancel: CancelToken | None) -> list[Any]:
         """Sizes of the results are known after the run; each is copied once into memory of torch's."""
         given = None if out is None else self._flatten_out(out, len(self._info["outputs"]))
         placed: dict[int, torch.Tensor] = {}
@@ -247,7 +247,7 @@ class Model:
     def kv_truncate(self, length: int) -> None:
         """Keeps the first `length` tokens of every row of the cache that has more.
 
-        Raises `graft.InvalidArgument` when a layer with a window no longer holds what the next token sees (`kv_room` of
+        Raises `graft.InvalidArgument` when a layer with a window no longer holds what the next token sees (`kv_window_slack` of
         `graft.load`); 0 always works.
         """
         self._session.kv_truncate(length)
@@ -341,14 +341,14 @@ def load(
     verify_hashes: bool = False,
     fast_kernels: bool = True,
     stored_plans: bool = True,
-    merge_pieces: int = 4,
+    merge_segments: int = 4,
     buckets: Mapping[str, Sequence[int]] | None = None,
     padding: Mapping[str, float] | None = None,
     kv_rows: int = 1,
     kv_length: int = 4096,
     kv_dtype: str = "computed",
-    kv_room: int = 512,
-    kv_source_length: int = 4096,
+    kv_window_slack: int = 512,
+    kv_encoder_length: int = 4096,
     seed: int = 0,
     on_phase: Callable[[str], None] | None = None,
 ) -> Model:
@@ -365,13 +365,13 @@ def load(
     (AVX-512 BF16). `stored_plans=False` leaves plans that the package holds alone.
     `kv_rows`, `kv_length`, `kv_dtype`: of a program with attention over a cache: sequences, tokens of each, and how they
     are stored ("computed" as the model computes them, "f32", "f16", "bf16", "q8_0").
-    `kv_room`: layers that see a window of the last w tokens keep w - 1 + kv_room of them where that is less than
+    `kv_window_slack`: layers that see a window of the last w tokens keep w - 1 + kv_window_slack of them where that is less than
     `kv_length`: so many tokens can be taken back; a run of more keeps copies of its keys and values to its end.
-    `merge_pieces`: of a method that is cut where sizes depend on data, how many nodes move behind a cut rather than have
+    `merge_segments`: of a method that is cut where sizes depend on data, how many nodes move behind a cut rather than have
     their results handed across it. `buckets`: sizes that a dimension is padded up to, {"s77": [64, 128, 256]} by the
     program's name of it or {"input_ids.1": [...]} by an input that has it: sizes in between share plans, results are cut
     back, a size above the largest has a plan of its own. `padding`: what an input is padded with, 0 unless named here.
-    `kv_source_length`: of models with an encoder, the most tokens that it hands to the decoder. `seed`: of the random
+    `kv_encoder_length`: of models with an encoder, the most tokens that it hands to the decoder. `seed`: of the random
     numbers that the program draws, 0 to 2**64 - 1.
     `max_plan_bytes`, `max_plan_launches`: for packages of strangers; a call whose sizes need more (bytes of a tensor, or
     of all intermediate ones together; kernels to launch) raises `graft.Unsupported`.
@@ -392,7 +392,7 @@ def load(
         fast_kernels=fast_kernels,
         stored_plans=stored_plans,
         on_phase=on_phase,
-        merge_pieces=merge_pieces,
+        merge_segments=merge_segments,
         matmul_precision=torch.get_float32_matmul_precision(),
     )
     session = _C.Session(
@@ -402,8 +402,8 @@ def load(
         kv_rows=kv_rows,
         kv_length=kv_length,
         kv_type=kv_dtype,
-        kv_room=kv_room,
-        kv_source_length=kv_source_length,
+        kv_window_slack=kv_window_slack,
+        kv_encoder_length=kv_encoder_length,
         seed=seed,
         buckets={str(name): [int(size) for size in sizes] for name, sizes in (buckets or {}).items()},
         padding=dict(padding or {}),

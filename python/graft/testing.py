@@ -222,7 +222,7 @@ def _count(target: Any, dtypes: Sequence[torch.dtype], worst: float | None, kind
 def _note_kernels(target: Any, program: _C.Program, node: str | None) -> None:
     (method,) = json.loads(program.describe())["methods"]
     kernels = _entry(target)["kernels"]
-    for plan in method.get("plans", ()):  # none where the program is cut into pieces
+    for plan in method.get("plans", ()):  # none where the program is cut into segments
         for name, used in plan["ops"].items():
             if name == node or (node is None and name != "output"):  # "output": copies of views for the caller
                 kernels.update(used)

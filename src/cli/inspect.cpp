@@ -98,8 +98,8 @@ void print_plan(const Json& plan) {
   if (plan.contains("kv")) {
     const Json& kv = plan["kv"];
     Table cache({{"rows", kRight}, {"tokens", kRight}, {"stored as"}, {"room of windows", kRight}, {"source", kRight}});
-    cache.add({kv["rows"].dump(), kv["length"].dump(), kv["type"].get<std::string>(), kv["room"].dump(),
-               kv["source_length"].dump()});
+    cache.add({kv["rows"].dump(), kv["length"].dump(), kv["type"].get<std::string>(), kv["window_slack"].dump(),
+               kv["encoder_length"].dump()});
     std::cout << "  cache of keys and values\n" << cache.text(4);
   }
   if (launches == 0) return;
@@ -185,13 +185,13 @@ void print_human(const Json& all, const Program& program, const std::optional<Co
     print_values("inputs", info.inputs, input_names);
     print_values("outputs", info.outputs, output_names(info));
     const Json* plan = method.contains("plans") && !method["plans"].empty() ? &method["plans"][0] : nullptr;
-    if (info.pieces == 1) {
+    if (info.segments == 1) {
       print_ops(method, plan);
       print_weights(method);
     }
-    if (info.pieces > 1) {
-      std::cout << "  runs in " << info.pieces << " pieces\n";
-      Table table({{"piece"}, {"what"}, {"nodes", kRight}, {"plans", kRight}});
+    if (info.segments > 1) {
+      std::cout << "  runs in " << info.segments << " segments\n";
+      Table table({{"segment"}, {"what"}, {"nodes", kRight}, {"plans", kRight}});
       std::size_t number = 0;
       for (const Json& step : method["steps"])
         for (const Json& part : step["parts"])
@@ -253,7 +253,7 @@ void inspect(const InspectArgs& args) {
   for (const std::string& name : program->method_names()) {
     const MethodInfo& method = program->method(name);
     if (planned && (args.program.method.empty() || args.program.method == name)) continue;
-    if (!all_static(method) || method.pieces > 1) continue;
+    if (!all_static(method) || method.segments > 1) continue;
     try {
       metadata[name] = session.plan(name, shaped_inputs(method, {})).metadata_bytes;
       planned = true;

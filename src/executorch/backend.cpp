@@ -305,7 +305,7 @@ class GraftBackend final : public executorch::runtime::BackendInterface {
     handle.inputs.clear();
     handle.staged.resize(args.size());
     for (std::size_t i = 0; i < n_in; ++i) handle.inputs.push_back(to_value(*args[i], i, handle.staged[i]));
-    if (info.pieces > 1) return run_pieces(handle, context, args.data() + n_in);
+    if (info.segments > 1) return run_segments(handle, context, args.data() + n_in);
     handle.outputs = handle.session->output_values(handle.method, handle.inputs);
     for (std::size_t i = 0; i < handle.outputs.size(); ++i) {
       Value& value = handle.outputs[i];
@@ -332,7 +332,7 @@ class GraftBackend final : public executorch::runtime::BackendInterface {
   }
 
   // Sizes of the outputs are known after the run alone: they are copied into ExecuTorch's memory, once.
-  static Status run_pieces(Handle& handle, BackendExecutionContext& context, EValue** outputs) {
+  static Status run_segments(Handle& handle, BackendExecutionContext& context, EValue** outputs) {
     RunOptions options;
     std::vector<NodeTiming> profile;
     executorch::runtime::EventTracer* tracer = context.event_tracer();

@@ -133,8 +133,8 @@ Json describe(const Plan& plan, const ir::Program& graph, const std::string& dev
     out["kv"] = {{"rows", plan.key[n]},
                  {"length", plan.key[n + 1]},
                  {"type", name(static_cast<KvType>(plan.key[n + 2]))},
-                 {"room", plan.key[n + 3]},
-                 {"source_length", plan.key[n + 4]}};
+                 {"window_slack", plan.key[n + 3]},
+                 {"encoder_length", plan.key[n + 4]}};
   }
   if (whole) {
     out["order"] = describe_order(plan);
@@ -175,7 +175,7 @@ Json describe(const LoadedMethod& method, const ir::Program& graph) {
 }
 
 // The steps of a method that is cut, with the plans of their parts.
-Json describe_steps(const Program::Impl& program, const LoadedMethod& method, bool whole_plans) {
+Json describe_steps(const ProgramImpl& program, const LoadedMethod& method, bool whole_plans) {
   constexpr const char* kinds[] = {"plan", "host", "cond", "loop"};
   Json steps = Json::array();
   const auto held = program.plans.list();
@@ -205,7 +205,7 @@ std::string Program::describe(bool whole_plans) const {
   for (std::uint32_t i = 0; i < impl_->public_methods; ++i) {
     const std::shared_ptr<const ir::Program> graph = impl_->graph(i);
     methods.push_back(graft::describe(impl_->methods[i], *graph));
-    methods[i]["pieces"] = impl_->methods[i].info.pieces;
+    methods[i]["segments"] = impl_->methods[i].info.segments;
     if (!impl_->methods[i].steps.empty()) methods[i]["steps"] = describe_steps(*impl_, impl_->methods[i], whole_plans);
     for (const auto& [index, plan] : held)
       if (index == i) methods[i]["plans"].push_back(graft::describe(*plan, *graph, impl_->device, whole_plans));

@@ -122,7 +122,7 @@ nb::dict to_dict(const MethodInfo& info) {
   d["outputs"] = outputs;
   d["in_spec"] = info.in_spec;
   d["out_spec"] = info.out_spec;
-  d["pieces"] = info.pieces;
+  d["segments"] = info.segments;
   return d;
 }
 
@@ -176,7 +176,7 @@ std::shared_ptr<Program> load_program(const nb::object& package, std::vector<std
                                       const nb::dict& tensors, nb::object owner, const std::string& device,
                                       std::size_t max_plans, std::int64_t max_plan_bytes,
                                       std::int64_t max_plan_launches, bool verify_hashes, bool fast_kernels,
-                                      bool stored_plans, const nb::object& on_phase, std::size_t merge_pieces,
+                                      bool stored_plans, const nb::object& on_phase, std::size_t merge_segments,
                                       const std::string& matmul_precision) {
   LoadOptions options;
   options.weights = std::move(weights);
@@ -189,7 +189,7 @@ std::shared_ptr<Program> load_program(const nb::object& package, std::vector<std
   options.verify_hashes = verify_hashes;
   options.fast_kernels = fast_kernels;
   options.stored_plans = stored_plans;
-  options.merge_pieces = merge_pieces;
+  options.merge_segments = merge_segments;
   options.matmul_precision = matmul_precision_named(matmul_precision);
   if (!on_phase.is_none())
     options.on_phase = [&on_phase](std::string_view phase) {
@@ -296,7 +296,7 @@ NB_MODULE(_C, m) {
                   nb::arg("owner").none() = nb::none(), nb::arg("device") = "", nb::arg("max_plans") = 64,
                   nb::arg("max_plan_bytes") = INT64_MAX, nb::arg("max_plan_launches") = std::int64_t{1} << 20,
                   nb::arg("verify_hashes") = false, nb::arg("fast_kernels") = true, nb::arg("stored_plans") = true,
-                  nb::arg("on_phase").none() = nb::none(), nb::arg("merge_pieces") = LoadOptions{}.merge_pieces,
+                  nb::arg("on_phase").none() = nb::none(), nb::arg("merge_segments") = LoadOptions{}.merge_segments,
                   nb::arg("matmul_precision") = "highest")
       .def_static(
           "from_ir",
@@ -330,11 +330,11 @@ NB_MODULE(_C, m) {
       .def(
           "__init__",
           [](Session* self, std::shared_ptr<Program> program, int threads, std::size_t max_graphs, bool strict,
-             std::int64_t kv_rows, std::int64_t kv_length, const std::string& kv_type, std::int64_t kv_room,
-             std::int64_t kv_source_length, std::uint64_t seed, const nb::dict& buckets, const nb::dict& padding) {
+             std::int64_t kv_rows, std::int64_t kv_length, const std::string& kv_type, std::int64_t kv_window_slack,
+             std::int64_t kv_encoder_length, std::uint64_t seed, const nb::dict& buckets, const nb::dict& padding) {
             SessionOptions options;
             options.buckets = to_buckets(buckets, padding);
-            options.kv = {kv_rows, kv_length, kv_type_named(kv_type), kv_room, kv_source_length};
+            options.kv = {kv_rows, kv_length, kv_type_named(kv_type), kv_window_slack, kv_encoder_length};
             options.threads = threads;
             options.max_graphs = max_graphs;
             options.strict_zero_copy = strict;
@@ -343,10 +343,10 @@ NB_MODULE(_C, m) {
           },
           nb::arg("program"), nb::arg("threads") = 0, nb::arg("max_graphs") = 16, nb::arg("strict_zero_copy") = false,
           nb::arg("kv_rows") = KvOptions{}.rows, nb::arg("kv_length") = KvOptions{}.length,
-          nb::arg("kv_type") = "computed", nb::arg("kv_room") = KvOptions{}.room,
-          nb::arg("kv_source_length") = KvOptions{}.source_length, nb::arg("seed") = 0, nb::arg("buckets") = nb::dict(),
-          nb::arg("padding") = nb::dict())
-      // For methods in pieces: `place(i, dtype, sizes)` gives memory for output i once its sizes are known.
+          nb::arg("kv_type") = "computed", nb::arg("kv_window_slack") = KvOptions{}.window_slack,
+          nb::arg("kv_encoder_length") = KvOptions{}.encoder_length, nb::arg("seed") = 0,
+          nb::arg("buckets") = nb::dict(), nb::arg("padding") = nb::dict())
+      // For methods in segments: `place(i, dtype, sizes)` gives memory for output i once its sizes are known.
       .def(
           "run",
           [](Session& s, const std::string& method, const nb::list& inputs, const nb::object& place, double timeout,

@@ -178,14 +178,14 @@ void Session::Impl::compute(Graph& graph, const RunOptions& run_options, Clock::
   control.has_deadline = run_options.deadline.has_value();
   control.kv_rows = run_options.kv_rows;
   if (control.has_deadline) control.deadline = *run_options.deadline;
-  const char* when = in_pieces ? "" : " before the run began";
+  const char* when = in_segments ? "" : " before the run began";
   if (control.cancel && control.cancel->load()) throw Cancelled(str("the run was cancelled", when));
   if (control.has_deadline && Clock::now() >= control.deadline) throw Cancelled(str("the deadline passed", when));
   ++(graph.counts_as_miss ? counters.plan_misses : counters.plan_hits);
   graph.counts_as_miss = false;
   const bool finished = run_options.profile ? profile(graph, *run_options.profile, begin) : graph.executable->compute();
   counters.kernels_launched += graph.executable->launches_finished();
-  if (!in_pieces) ++counters.runs;
+  if (!in_segments) ++counters.runs;
   if (device) device->write_counters(counters);
   if (!finished) {
     if (control.error.failed()) throw ExecutionError(std::string(control.error.message()));
@@ -216,7 +216,7 @@ std::vector<Value> Session::Impl::output_values(std::string_view name, std::span
 void Session::Impl::run_into(std::string_view name, std::span<const Value> inputs, std::span<Value> outputs,
                              const RunOptions& run_options) {
   const std::uint32_t index = loaded().find(name);
-  if (!loaded().methods[index].steps.empty()) return run_pieces(index, inputs, outputs, run_options);
+  if (!loaded().methods[index].steps.empty()) return run_segments(index, inputs, outputs, run_options);
   if (!padded.empty()) {
     std::vector<Value> padded_inputs;
     std::vector<std::int64_t> sizes;
@@ -271,7 +271,7 @@ void Session::Impl::run_plan(std::uint32_t index, std::span<const Value> inputs,
   // One arena serves one run at a time.
   std::optional<BusyGuard> arena_guard;
   if (!run_options.arena.data())
-    arena_guard.emplace(arena->impl().busy,
+    arena_guard.emplace(Internal::of(*arena).busy,
                         "the arena is in use by another session; sessions that share one take turns");
   bind(graph, inputs, output_data, run_options);
   compute(graph, run_options, begin);
@@ -285,7 +285,7 @@ std::vector<Value> Session::Impl::run(std::string_view name, std::span<const Val
   const std::uint32_t index = loaded().find(name);
   if (const LoadedMethod& method = loaded().methods[index]; !method.steps.empty()) {
     std::vector<Value> outputs(method.user_outputs.size());
-    run_pieces(index, inputs, outputs, run_options);
+    run_segments(index, inputs, outputs, run_options);
     return outputs;
   }
   std::vector<Value> outputs = output_values(name, inputs);
@@ -316,7 +316,7 @@ PlanInfo Session::plan(std::string_view name, std::span<const Value> inputs) {
   impl_->check_open();
   const std::uint32_t method = impl_->loaded().find(name);
   GRAFT_CHECK(InvalidArgument, impl_->loaded().methods[method].steps.empty(), "method '", name, "' runs in ",
-              impl_->loaded().methods[method].steps.size(), " pieces, each with a plan of its own");
+              impl_->loaded().methods[method].steps.size(), " segments, each with a plan of its own");
   impl_->describe_inputs(impl_->loaded().methods[method], inputs);
   const Impl::Graph& graph = impl_->graph_for(method);
   const Plan& plan = graph.executable->plan();
@@ -331,11 +331,11 @@ PlanInfo Session::plan(std::string_view name, std::span<const Value> inputs) {
 std::vector<std::byte> Session::stored_plan(std::string_view name, std::span<const Value> inputs) {
   const BusyGuard guard(impl_->busy, kSessionInUse);
   impl_->check_open();
-  const Program::Impl& program = impl_->loaded();
+  const ProgramImpl& program = impl_->loaded();
   GRAFT_CHECK(InvalidArgument, !program.plain, "plans of a program without fast kernels are not stored");
   const std::uint32_t method = program.find(name);
   GRAFT_CHECK(InvalidArgument, program.methods[method].steps.empty(), "method '", name, "' runs in ",
-              program.methods[method].steps.size(), " pieces; their plans are not stored");
+              program.methods[method].steps.size(), " segments; their plans are not stored");
   impl_->describe_inputs(program.methods[method], inputs);
   const Plan& plan = impl_->graph_for(method).executable->plan();
   return encode(stored_plan_of(plan, std::string(name), impl_->threads, program.size_count(plan.key)),

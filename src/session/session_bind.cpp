@@ -70,7 +70,7 @@ std::byte* Session::Impl::arena_base(std::int64_t bytes, const RunOptions& run_o
                 static_cast<void*>(lent.data()));
     return lent.data();
   }
-  AlignedMemory& memory = arena->impl().memory;
+  AlignedMemory& memory = Internal::of(*arena).memory;
   if (!memory.data() || memory.size() < needed) {
     memory = AlignedMemory();  // the old block goes first, so that the peak is the new one alone
     memory = AlignedMemory(needed);

@@ -120,7 +120,7 @@ void Session::Impl::find_padded_dims() {
       found = true;
       const std::string owner = str(label(buckets), ", method '", method.info.name, "': ");
       GRAFT_CHECK(InvalidArgument, method.steps.empty(), owner,
-                  "it runs in pieces, and padding would change the sizes ", "that depend on data");
+                  "it runs in segments, and padding would change the sizes ", "that depend on data");
       for (const PaddedDim& other : padded)
         GRAFT_CHECK(
             InvalidArgument,

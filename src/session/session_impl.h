@@ -49,8 +49,8 @@ struct Arena::Impl {
   std::atomic_flag busy = ATOMIC_FLAG_INIT;
 };
 
-// Memory for what a run of a cut method hands from piece to piece, and for its results: blocks that come back when the
-// last value in them is dropped, on whatever thread that is.
+// Memory for what a run of a cut method hands from segment to segment, and for its results: blocks that come back when
+// the last value in them is dropped, on whatever thread that is.
 class BlockPool : public std::enable_shared_from_this<BlockPool> {
  public:
   // Never null.
@@ -98,7 +98,7 @@ struct Session::Impl {
   std::atomic_flag busy = ATOMIC_FLAG_INIT;
   bool closed = false;
   std::shared_ptr<BlockPool> blocks = std::make_shared<BlockPool>();
-  bool in_pieces = false;  // a run of a cut method is under way
+  bool in_segments = false;  // a run of a cut method is under way
 
   struct Graph {
     std::uint32_t method = 0;
@@ -115,7 +115,7 @@ struct Session::Impl {
   std::vector<std::pair<std::uint32_t, std::byte*>>
       frozen;  // (method << 16 | input) and its address, null before a run
 
-  const Program::Impl& loaded() const { return program->impl(); }
+  const ProgramImpl& loaded() const { return Internal::of(*program); }
   void check_open() const;  // throws InvalidArgument
 
   // --- session.cpp ---
@@ -134,8 +134,8 @@ struct Session::Impl {
 
   // --- session_pieces.cpp ---
   // Outputs without memory get some.
-  void run_pieces(std::uint32_t method, std::span<const Value> inputs, std::span<Value> outputs,
-                  const RunOptions& run_options);
+  void run_segments(std::uint32_t method, std::span<const Value> inputs, std::span<Value> outputs,
+                    const RunOptions& run_options);
   // Any method, cut or not, on the way of a cut one.
   void call(std::uint32_t method, std::span<const Value> inputs, std::span<Value> outputs,
             const RunOptions& run_options);

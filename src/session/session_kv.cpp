@@ -19,10 +19,10 @@ void Session::Impl::check_kv(const KvOptions& kv) const {
               kv.rows);
   GRAFT_CHECK(InvalidArgument, kv.length >= 1 && kv.length <= kMaxTokens, "a cache has 1 to ", kMaxTokens,
               " tokens, got ", kv.length);
-  GRAFT_CHECK(InvalidArgument, kv.room >= 1 && kv.room <= kMaxTokens, "a cache has room for 1 to ", kMaxTokens,
-              " tokens beside a window, got ", kv.room);
-  GRAFT_CHECK(InvalidArgument, kv.source_length >= 1 && kv.source_length <= kMaxTokens, "a cache has room for 1 to ",
-              kMaxTokens, " tokens of an encoder, got ", kv.source_length);
+  GRAFT_CHECK(InvalidArgument, kv.window_slack >= 1 && kv.window_slack <= kMaxTokens, "a cache takes 1 to ", kMaxTokens,
+              " tokens beside a window, got ", kv.window_slack);
+  GRAFT_CHECK(InvalidArgument, kv.encoder_length >= 1 && kv.encoder_length <= kMaxTokens, "a cache takes 1 to ",
+              kMaxTokens, " tokens of an encoder, got ", kv.encoder_length);
   for (const StateInfo& info : loaded().states) state_desc(info.state, kv);  // throws
 }
 
@@ -87,7 +87,7 @@ std::span<const std::int64_t> Session::kv_lengths() {
 void Session::Impl::check_reach(std::size_t row, std::int64_t length) {
   GRAFT_CHECK(InvalidArgument, length == 0 || length >= shortest(row), "row ", row, " of ", lengths()[row],
               " tokens cannot be truncated to ", length, ": layers with a window hold enough for ", shortest(row),
-              " tokens and more (KvOptions::room is ", options.kv.room, ")");
+              " tokens and more (KvOptions::window_slack is ", options.kv.window_slack, ")");
 }
 
 void Session::kv_truncate(std::int64_t length) {

@@ -54,7 +54,8 @@ struct KvSide {
   }
 };
 
-KvSide side_of(Session::Impl& session, std::int64_t layer, std::string_view which, const TensorView& view) {
+template <typename SessionImpl>
+KvSide side_of(SessionImpl& session, std::int64_t layer, std::string_view which, const TensorView& view) {
   const std::string name = str("kv.", layer, ".", which);
   for (std::uint32_t i = 0; i < session.loaded().states.size(); ++i) {
     const ir::State& state = session.loaded().states[i].state;
@@ -84,7 +85,8 @@ void Session::kv_read(std::int64_t layer, std::int64_t row, std::int64_t first, 
     GRAFT_CHECK(InvalidArgument, first >= 0 && first + side.count <= end, "row ", row, " holds ", end,
                 " tokens, got a request for ", side.count, " from token ", first);
     GRAFT_CHECK(InvalidArgument, first >= begin, "layer ", layer, " holds the tokens of row ", row, " from ", begin,
-                " on, as many as its window and KvOptions::room say; got a request for those from ", first, " on");
+                " on, as many as its window and KvOptions::window_slack say; got a request for those from ", first,
+                " on");
     side.each(row, first,
               [&](const std::byte* stored, float* out) { to_f32(stored, side.desc.dtype, side.size, out); });
   }

@@ -146,8 +146,8 @@ std::vector<Value> Session::Impl::values_before_run(const LoadedMethod& method, 
   return out;
 }
 
-void Session::Impl::run_pieces(std::uint32_t index, std::span<const Value> inputs, std::span<Value> outputs,
-                               const RunOptions& run_options) {
+void Session::Impl::run_segments(std::uint32_t index, std::span<const Value> inputs, std::span<Value> outputs,
+                                 const RunOptions& run_options) {
   const LoadedMethod& method = loaded().methods[index];
   describe_inputs(method, inputs);
   loaded().check_inputs(index, input_descs);
@@ -159,9 +159,10 @@ void Session::Impl::run_pieces(std::uint32_t index, std::span<const Value> input
     // Pieces write outputs while later ones still read inputs.
     for (std::size_t k = 0; k < inputs.size(); ++k)
       GRAFT_CHECK(InvalidArgument, inputs[k].kind != Value::Kind::tensor || !overlap(out, inputs[k].tensor), "output ",
-                  i, " of method '", method.info.name, "' must not share memory with input ", k, ": it runs in pieces");
+                  i, " of method '", method.info.name, "' must not share memory with input ", k,
+                  ": it runs in segments");
   }
-  const Flag flag(in_pieces);
+  const Flag flag(in_segments);
   ++counters.runs;
   if (run_options.profile) run_options.profile->clear();
   run_steps(method, inputs, outputs, run_options);
@@ -177,11 +178,11 @@ void Session::Impl::call(std::uint32_t index, std::span<const Value> inputs, std
     if (const PlanOutput& out = plan.outputs[method.user_outputs[i]]; out.is_tensor)
       place(outputs[i], out.desc.dtype, out.desc.shape);
   if (!run_options.profile) return run_plan(index, inputs, outputs, run_options);
-  // The times of one piece begin where those before it ended.
+  // The times of one segment begin where those before it ended.
   std::vector<NodeTiming> timings;
-  RunOptions piece_options = run_options;
-  piece_options.profile = &timings;
-  run_plan(index, inputs, outputs, piece_options);
+  RunOptions segment_options = run_options;
+  segment_options.profile = &timings;
+  run_plan(index, inputs, outputs, segment_options);
   const std::int64_t start = run_options.profile->empty() ? 0 : run_options.profile->back().end_ns;
   for (NodeTiming& timing : timings) {
     timing.start_ns += start;

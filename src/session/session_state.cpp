@@ -204,8 +204,8 @@ void Session::restore(const std::string& path) {
       case ir::StateKind::kv_source_length:
         source_lengths = take_numbers(rows);
         for (const std::int64_t length : source_lengths)
-          GRAFT_CHECK(InvalidArgument, length >= 0 && length <= kv.source_length, path, " holds ", length,
-                      " tokens of an encoder, the session's cache has room for ", kv.source_length);
+          GRAFT_CHECK(InvalidArgument, length >= 0 && length <= kv.encoder_length, path, " holds ", length,
+                      " tokens of an encoder, the session's cache has room for ", kv.encoder_length);
         break;
       case ir::StateKind::kv_source:
       case ir::StateKind::kv: {

@@ -16,7 +16,7 @@ namespace graft {
 class WeightPlacer {
  public:
   // `program` keeps what is made.
-  WeightPlacer(bool verify_hashes, Program::Impl& program) : verify_hashes_(verify_hashes), program_(program) {}
+  WeightPlacer(bool verify_hashes, ProgramImpl& program) : verify_hashes_(verify_hashes), program_(program) {}
 
   // The bytes of a weight and how they are stored. Throws what `find` throws, Unsupported for storage that graft does
   // not read, InvalidProgram for a wrong hash.
@@ -37,7 +37,7 @@ class WeightPlacer {
   std::byte* as_blocks(const ir::Weight& weight, const FoundWeight& found);
 
   const bool verify_hashes_;
-  Program::Impl& program_;
+  ProgramImpl& program_;
   std::map<const std::byte*, Bytes, std::less<>> placed_;
   std::map<std::pair<std::vector<std::uint8_t>, std::size_t>, Bytes> tied_;  // by content
   std::map<Key, std::byte*> copies_;

@@ -177,4 +177,4 @@ def test_sizes_of_the_cache_have_their_own_section(tmp_path: Path) -> None:
     model(ids, ids, ids, ids[0])
     plan = model.describe()["methods"][0]["plans"][0]
     assert plan["sizes"] == [1, 1, 1, 1, 1, 1, 1]
-    assert plan["kv"] == {"rows": 2, "length": 64, "type": "f16", "room": 512, "source_length": 4096}
+    assert plan["kv"] == {"rows": 2, "length": 64, "type": "f16", "window_slack": 512, "encoder_length": 4096}

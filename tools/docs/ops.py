@@ -136,7 +136,7 @@ def markdown(rows: dict[str, dict[str, Any]], targets: list[str], host: list[str
     lines += ["", "| operator | test |", "| --- | --- |", *(f"| {name} | `{test}` |" for name, test in MADE.items())]
     lines += ["", "Operators on numbers, evaluated while a plan is made and tested in `src/op/scalar_test.cpp`:", ""]
     lines.append(", ".join(sorted(numbers)) + ".")
-    lines += ["", "Operators that run between plans (`docs/partition.md`), tested in `python/graft/pieces_test.py`:", ""]
+    lines += ["", "Operators that run between plans (`docs/partition.md`), tested in `python/graft/segments_test.py`:", ""]
     lines.append(", ".join(sorted(host)) + ".")
     lines += ["", "Operators of core ATen that graft refuses; a program with one is split around it (`allow_fallback=True`):"]
     lines += ["", "| operator | why |", "| --- | --- |"]
