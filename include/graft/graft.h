@@ -75,7 +75,9 @@ struct Counters {
   std::uint64_t graphs_built = 0;  // ggml graphs instantiated from plans
   std::uint64_t rewrites = 0;      // tensor addresses rewritten because a buffer moved
   std::uint64_t kernels_launched = 0;
-  std::uint64_t io_copies = 0;  // inputs and outputs that could not be bound as they were
+  std::uint64_t inputs_described = 0;  // inputs whose dtypes and sizes were read: once per call and per segment of it
+  std::uint64_t inputs_padded = 0;     // inputs copied into memory of a listed size (SessionOptions::buckets)
+  std::uint64_t io_copies = 0;         // inputs and outputs that could not be bound as they were
   std::uint64_t io_bytes_copied = 0;
   std::uint64_t arena_allocations = 0;
   std::uint64_t arena_bytes = 0;  // now
@@ -118,9 +120,9 @@ struct LoadOptions {
   // Unsupported. Bytes of one intermediate tensor or output, and of the arena as a whole; kernels to launch.
   std::int64_t max_plan_bytes = INT64_MAX;
   std::int64_t max_plan_launches = std::int64_t{1} << 20;
-  // Lay weights in block formats out for graft's own kernels where it has one for the format on this CPU, and those of
-  // linear layers in f32 that are at most 512 MiB together, unless `tensors` holds weights: these may change. Without
-  // it products read them where they lie: ggml's those of blocks.
+  // Pack weights for graft's kernels: those in block formats that it has a kernel for on this CPU, and those of linear
+  // layers in f32 that are at most 512 MiB together, unless `tensors` holds weights: these may change. Without it
+  // products read them as they are stored, those in blocks by ggml.
   bool pack_weights = true;
   // Without them the plain lowering: ggml's op wherever ggml has one that computes what PyTorch means, on ggml's own
   // threads, weights as they are stored; kernels of graft for the rest. For comparisons. No stored plan is used then.
@@ -139,13 +141,13 @@ struct LoadOptions {
 // One phase of a program's life. Those of the load come in this order and happen once: "parse" (containers and graphs
 // decoded), "verify" (graphs checked, every node put to the predicate), "weights" (found and placed), "constants"
 // (folded), "states" (matched across methods), "shrink" (what only loading needed is freed). An error of the load says
-// its phase. "plans" and "launch list" follow, as often as sessions meet new sizes.
+// its phase. "plans" and "launch sequence" follow, as often as sessions meet new sizes.
 struct PhaseStats {
   std::string name;
   std::uint64_t times = 0;
   double milliseconds = 0;  // of all times together
   // parse: host memory of the graphs. verify: none. weights, constants: of their tensors. states: of one session's.
-  // shrink: freed. plans: of the plans. launch list: of graphs and launch records. All times together.
+  // shrink: freed. plans: of the plans. launch sequence: of graphs and launch records. All times together.
   std::uint64_t bytes = 0;
 };
 
@@ -159,7 +161,7 @@ struct ProgramStats {
   std::uint64_t copied_bytes = 0;       // the same in bytes
   std::uint64_t converted_count = 0;    // copies in the dtype of their values of weights stored in another type
   std::uint64_t converted_bytes = 0;    // the same in bytes
-  std::uint64_t packed_count = 0;       // laid out for our kernels; these take the place of what is in the file
+  std::uint64_t packed_count = 0;       // packed for graft's kernels; these take the place of what is in the file
   std::uint64_t packed_bytes = 0;       // the same in bytes
   std::uint64_t constant_bytes = 0;     // folded constants
   std::uint64_t released_bytes = 0;     // of the weights, those that only constants were made of: not read any more
@@ -346,6 +348,12 @@ class GRAFT_API Session {
   // Runs into memory of the caller: each tensor output must have data, dtype and shape as `output_values` says.
   void run_into(std::string_view method, std::span<const Value> inputs, std::span<Value> outputs,
                 const RunOptions& options = {});
+  // Runs into memory that `place` gives: it is called once, with the outputs as `output_values` says, and sets the data
+  // of each tensor. That is before the run, but for a method in segments after it: what it returns is then copied. The
+  // session is in use meanwhile. What `place` throws ends the call and reaches the caller as it is.
+  using PlaceOutputs = std::function<void(std::span<Value> outputs)>;
+  std::vector<Value> run_into(std::string_view method, std::span<const Value> inputs, const PlaceOutputs& place,
+                              const RunOptions& options = {});
 
   // The same in the background, in the order of submission; tensors of the inputs must stay valid until then. Throws
   // Busy when `queue_capacity` runs wait already. Errors of the run come out of the future.

@@ -121,27 +121,19 @@ class Method:
                 return self._arranged(results)
         keep: list[torch.Tensor] = []
         inputs = self._inputs(args, kwargs, keep)
-        if self._info["segments"] > 1:
-            return self._arranged(self._run_segments(inputs, out, timeout, cancel))
-        values = self._session.output_values(self.name, inputs)
-        given = None if out is None else self._flatten_out(out, len(values))
-        results = []
-        outputs: list[Any] = []
-        for i, value in enumerate(values):
-            if not isinstance(value, tuple):
-                results.append(value)
-                outputs.append(value)
-                continue
-            dtype, sizes = DTYPES[value[1]], value[2]
+        given = None if out is None else self._flatten_out(out)
+        placed: dict[int, torch.Tensor] = {}
+
+        def place(i: int, number: int, sizes: tuple[int, ...]) -> int:
             if given is None:
-                tensor = torch.empty(sizes, dtype=dtype, device="cpu")
+                placed[i] = torch.empty(sizes, dtype=DTYPES[number], device="cpu")
             else:
-                tensor = given[i]
-                self._check_out(tensor, i, dtype, sizes)
-            results.append(tensor)
-            outputs.append((tensor.data_ptr(), value[1], sizes))
-        self._session.run_into(self.name, inputs, outputs, timeout or 0.0, cancel)
-        return self._arranged(results)
+                self._check_out(given[i], i, DTYPES[number], sizes)
+                placed[i] = given[i]
+            return placed[i].data_ptr()
+
+        values = self._session.run(self.name, inputs, place, timeout or 0.0, cancel)
+        return self._arranged([placed.get(i, value) for i, value in enumerate(values)])
 
     def _arranged(self, results: list[Any]) -> Any:
         if self._one_result:
@@ -162,24 +154,8 @@ class Method:
             _flat_value(value, lambda i=i: f"input {i} of method '{self.name}'", keep) for i, value in enumerate(flat)
         ]
 
-    def _run_segments(self, inputs: list[Any], out: Any, timeout: float | None, cancel: CancelToken | None) -> list[Any]:
-        """Sizes of the results are known after the run; each is copied once into memory of torch's."""
-        given = None if out is None else self._flatten_out(out, len(self._info["outputs"]))
-        placed: dict[int, torch.Tensor] = {}
-
-        def place(i: int, number: int, sizes: tuple[int, ...]) -> int:
-            if given is None:
-                placed[i] = torch.empty(sizes, dtype=DTYPES[number], device="cpu")
-            else:
-                self._check_out(given[i], i, DTYPES[number], sizes)
-                placed[i] = given[i]
-            return placed[i].data_ptr()
-
-        values = self._session.run(self.name, inputs, place, timeout or 0.0, cancel)
-        return [placed.get(i, value) for i, value in enumerate(values)]
-
-    def _flatten_out(self, out: Any, count: int) -> list[Any]:
-        flat = pytree.tree_leaves(out)
+    def _flatten_out(self, out: Any) -> list[Any]:
+        flat, count = pytree.tree_leaves(out), len(self._info["outputs"])
         if len(flat) != count:
             raise InvalidArgument(f"method '{self.name}' has {count} outputs, out= holds {len(flat)}")
         return flat

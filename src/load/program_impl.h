@@ -160,7 +160,7 @@ struct Program::Impl {
   mutable std::atomic<std::uint64_t> plans_made = 0, plans_loaded = 0, plans_stale = 0;
 
   bool has_kv_cache() const;
-  // Operators that only kernels of ours have whole are left in the parts that ggml has.
+  // Operators that only graft's kernels have whole are left in the parts that ggml has.
   bool keeps_parts() const { return on_device || plain; }
   PassOptions pass_options() const {
     return {keeps_parts(), pack_linear_layers,

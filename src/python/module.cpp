@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <string>
 #include <tuple>
@@ -83,6 +84,8 @@ nb::dict to_dict(const Counters& c) {
   d["graphs_built"] = c.graphs_built;
   d["rewrites"] = c.rewrites;
   d["kernels_launched"] = c.kernels_launched;
+  d["inputs_described"] = c.inputs_described;
+  d["inputs_padded"] = c.inputs_padded;
   d["io_copies"] = c.io_copies;
   d["io_bytes_copied"] = c.io_bytes_copied;
   d["arena_allocations"] = c.arena_allocations;
@@ -346,39 +349,31 @@ NB_MODULE(_C, m) {
           nb::arg("kv_type") = "computed", nb::arg("kv_window_slack") = KvOptions{}.window_slack,
           nb::arg("kv_encoder_length") = KvOptions{}.encoder_length, nb::arg("seed") = 0,
           nb::arg("buckets") = nb::dict(), nb::arg("padding") = nb::dict())
-      // For methods in segments: `place(i, dtype, sizes)` gives memory for output i once its sizes are known.
+      // `place(i, dtype, sizes)` gives the address of memory for output i, a tensor, once its sizes are known.
       .def(
           "run",
           [](Session& s, const std::string& method, const nb::list& inputs, const nb::object& place, double timeout,
              const CancelToken* cancel) {
             const std::vector<Value> in = to_values(inputs);
             const RunOptions options = run_options(timeout, cancel);
+            const auto place_tensors = [&](std::span<Value> outputs) {
+              const nb::gil_scoped_acquire acquire;
+              for (std::size_t i = 0; i < outputs.size(); ++i) {
+                if (outputs[i].kind != Value::Kind::tensor) continue;
+                const auto fields = nb::cast<nb::tuple>(from_value(outputs[i]));
+                const auto address = nb::cast<std::uintptr_t>(place(i, fields[1], fields[2]));
+                outputs[i].tensor.data = reinterpret_cast<void*>(address);  // NOLINT
+              }
+            };
             std::vector<Value> out;
             {
               nb::gil_scoped_release release;
-              out = s.run(method, in, options);
-            }
-            for (std::size_t i = 0; i < out.size(); ++i) {
-              if (out[i].kind != Value::Kind::tensor) continue;
-              const auto fields = nb::cast<nb::tuple>(from_value(out[i]));
-              const auto to = nb::cast<std::uintptr_t>(place(i, fields[1], fields[2]));
-              const std::size_t bytes = TensorDesc(out[i].tensor.dtype, out[i].tensor.shape).byte_count();
-              if (bytes > 0) std::memcpy(reinterpret_cast<void*>(to), out[i].tensor.data, bytes);  // NOLINT
+              out = s.run_into(method, in, std::cref(place_tensors), options);
             }
             return from_values(out);
           },
           nb::arg("method"), nb::arg("inputs"), nb::arg("place"), nb::arg("timeout") = 0.0,
           nb::arg("cancel").none() = nb::none())
-      .def("output_values",
-           [](Session& s, const std::string& method, const nb::list& inputs) {
-             const std::vector<Value> values = to_values(inputs);
-             std::vector<Value> out;
-             {
-               nb::gil_scoped_release release;
-               out = s.output_values(method, values);
-             }
-             return from_values(out);
-           })
       .def(
           "run_into",
           [](Session& s, const std::string& method, const nb::list& inputs, const nb::list& outputs, double timeout,

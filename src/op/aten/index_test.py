@@ -295,7 +295,7 @@ def test_out_of_range_with_wrapping(index):
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.uint8])
-def test_masks(dtype, monkeypatch, tmp_path):  # python/graft/pieces_test.py has more
+def test_masks(dtype, monkeypatch, tmp_path):  # python/graft/segments_test.py has more
     monkeypatch.setattr(testing, "_REPORT", str(tmp_path))  # `make ops-report` meets a program without a plan of its own
     x, mask = torch.arange(12.0).view(3, 4), torch.tensor([True, False, True]).to(dtype)
     (found,) = run_op(aten.index.Tensor, (x, [mask]))

@@ -1,14 +1,18 @@
+#include "session/state_file.h"
+
 #include <algorithm>
 #include <array>
 #include <cstdio>
 #include <cstring>
 #include <fstream>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
 
 #include "base/check.h"
 #include "base/sha256.h"
-#include "session/session_impl.h"
 
-// The states of a session: made when first needed, reset, copied to another session, saved and restored.
 namespace graft {
 namespace {
 
@@ -29,99 +33,21 @@ struct FileHead {
 
 }  // namespace
 
-std::vector<Session::Impl::Range> Session::Impl::used_ranges(std::uint32_t index) {
-  const TensorDesc desc = desc_of(index);
-  const ir::State& info = loaded().states[index].state;
-  if (!is_tokens(info.kind)) return {{0, desc.byte_count()}};
-  std::vector<Range> ranges;  // of [rows, heads, slots, size]
-  const std::size_t slot = static_cast<std::size_t>(desc.shape[3]) * byte_size(desc.dtype);
-  for (std::int64_t r = 0; r < desc.shape[0]; ++r) {
-    const auto [begin, end] = held(info, static_cast<std::size_t>(r));
-    for (std::int64_t h = 0; h < desc.shape[1]; ++h)
-      for (std::int64_t p = begin, n = 0; p < end; p += n) {
-        const std::int64_t at = p % desc.shape[2];
-        n = std::min(end - p, desc.shape[2] - at);
-        ranges.push_back({static_cast<std::size_t>((r * desc.shape[1] + h) * desc.shape[2] + at) * slot,
-                          static_cast<std::size_t>(n) * slot});
-      }
-  }
-  return ranges;
-}
-
-void Session::Impl::reset_state(std::uint32_t index) {
-  const StateInfo& info = loaded().states[index];
-  const std::size_t bytes = desc_of(index).byte_count();
-  if (info.initial) {
-    std::memcpy(states[index].data(), info.initial, bytes);
-  } else if (!is_tokens(info.state.kind)) {  // a cache is empty when its lengths are 0
-    std::memset(states[index].data(), 0, bytes);
-  }
-}
-
-std::byte* Session::Impl::state(std::uint32_t index) {
-  if (states.size() <= index) states.resize(loaded().states.size());
-  AlignedMemory& memory = states[index];
-  if (!memory.data()) {
-    const std::size_t bytes = desc_of(index).byte_count();
-    memory = AlignedMemory(bytes);
-    reset_state(index);
-    counters.state_bytes += bytes;
-  }
-  return memory.data();
-}
-
-std::vector<StateView> Session::states() {
-  const BusyGuard guard(impl_->busy, kSessionInUse);
-  impl_->check_open();
-  std::vector<StateView> views;
-  const std::vector<StateInfo>& infos = impl_->loaded().states;
-  for (std::uint32_t i = 0; i < infos.size(); ++i)
-    views.push_back({infos[i].state.fqn, {impl_->state(i), impl_->desc_of(i).dtype, impl_->desc_of(i).shape}});
-  return views;
-}
-
-void Session::reset() {
-  const BusyGuard guard(impl_->busy, kSessionInUse);
-  impl_->check_open();
-  for (std::uint32_t i = 0; i < impl_->states.size(); ++i)
-    if (impl_->states[i].data()) impl_->reset_state(i);
-  impl_->control.random.run = 0;
-}
-
-Session Session::fork() {
-  const BusyGuard guard(impl_->busy, kSessionInUse);
-  impl_->check_open();
-  SessionOptions options = impl_->options;
-  options.threads = impl_->threads;
-  Session copy(impl_->program, options);
-  copy.impl_->control.random = impl_->control.random;
-  for (std::uint32_t i = 0; i < impl_->states.size(); ++i) {
-    if (!impl_->states[i].data()) continue;
-    std::byte* to = copy.impl_->state(i);
-    for (const auto& [offset, bytes] : impl_->used_ranges(i))
-      std::memcpy(to + offset, impl_->states[i].data() + offset, bytes);
-  }
-  return copy;
-}
-
-void Session::save(const std::string& path) {
-  const BusyGuard guard(impl_->busy, kSessionInUse);
-  impl_->check_open();
-  const auto states = static_cast<std::uint32_t>(impl_->loaded().states.size());
+void StateFile::save(const std::string& path) {
   FileHead head{};
   std::memcpy(head.magic, kMagic, sizeof(kMagic));
   head.version = kVersion;
-  head.states = states;
-  head.program = impl_->loaded().fingerprint;
-  if (impl_->has_kv) {
-    head.kv_rows = impl_->options.kv.rows;
-    head.kv_type = static_cast<std::int64_t>(impl_->options.kv.type);
+  head.states = states_.count();
+  head.program = states_.program().fingerprint;
+  if (cache_.exists()) {
+    head.kv_rows = states_.kv().rows;
+    head.kv_type = static_cast<std::int64_t>(states_.kv().type);
   }
   std::vector<std::byte> bytes(sizeof(head));
   std::memcpy(bytes.data(), &head, sizeof(head));
-  for (std::uint32_t i = 0; i < states; ++i) {
-    const std::byte* from = impl_->state(i);
-    for (const auto& [offset, size] : impl_->used_ranges(i))
+  for (std::uint32_t i = 0; i < states_.count(); ++i) {
+    const std::byte* from = states_.data(i);
+    for (const auto& [offset, size] : cache_.used_ranges(i))
       bytes.insert(bytes.end(), from + offset, from + offset + size);
   }
   const Digest digest = sha256(bytes);
@@ -136,9 +62,7 @@ void Session::save(const std::string& path) {
   GRAFT_CHECK(SystemError, written, "cannot write the states to ", path);
 }
 
-void Session::restore(const std::string& path) {
-  const BusyGuard guard(impl_->busy, kSessionInUse);
-  impl_->check_open();
+void StateFile::restore(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   GRAFT_CHECK(NotFound, file, "cannot open ", path);
   const std::string content((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
@@ -150,21 +74,20 @@ void Session::restore(const std::string& path) {
               " is not a file of states");
   GRAFT_CHECK(InvalidProgram, head.version == kVersion, path, ": version of the file must be ", kVersion, ", found ",
               head.version);
-  const std::vector<StateInfo>& infos = impl_->loaded().states;
-  GRAFT_CHECK(InvalidProgram, head.states == infos.size() && head.program == impl_->loaded().fingerprint, path,
-              " holds ", head.states, " states of another program, not the ", infos.size(), " of ",
-              impl_->loaded().source);
+  GRAFT_CHECK(InvalidProgram, head.states == states_.count() && head.program == states_.program().fingerprint, path,
+              " holds ", head.states, " states of another program, not the ", states_.count(), " of ",
+              states_.program().source);
   const std::span<const std::byte> hashed = bytes.first(bytes.size() - sizeof(Digest));
   Digest digest{};
   std::memcpy(digest.data(), bytes.data() + hashed.size(), sizeof(digest));
   GRAFT_CHECK(InvalidProgram, digest == sha256(hashed), path, " is damaged: its length or checksum is wrong");
-  const KvOptions& kv = impl_->options.kv;
-  if (impl_->has_kv)
+  const KvOptions& kv = states_.kv();
+  if (cache_.exists())
     GRAFT_CHECK(InvalidArgument, head.kv_rows == kv.rows && head.kv_type == static_cast<std::int64_t>(kv.type), path,
                 " holds a cache of ", head.kv_rows, " rows of type ", head.kv_type, ", the session's has ", kv.rows,
                 " rows of type ", static_cast<int>(kv.type));
   // Nothing is changed before all of it was checked.
-  std::vector<std::int64_t> lengths, firsts, source_lengths;
+  std::vector<std::int64_t> lengths, first_held, encoder_lengths;
   std::vector<std::pair<std::byte*, std::span<const std::byte>>> copies;
   std::size_t at = sizeof(head);
   const auto take = [&](std::size_t size) {
@@ -179,10 +102,10 @@ void Session::restore(const std::string& path) {
     return numbers;
   };
   const auto rows = static_cast<std::size_t>(kv.rows);
-  for (std::uint32_t i = 0; i < infos.size(); ++i) {
-    const ir::State& info = infos[i].state;
-    const TensorDesc desc = impl_->desc_of(i);
-    std::byte* to = impl_->state(i);
+  for (std::uint32_t i = 0; i < states_.count(); ++i) {
+    const ir::State& info = states_.info(i);
+    const TensorDesc desc = states_.desc(i);
+    std::byte* to = states_.data(i);
     switch (info.kind) {
       case ir::StateKind::plain:
         copies.emplace_back(to, take(desc.byte_count()));
@@ -194,26 +117,27 @@ void Session::restore(const std::string& path) {
                       " tokens, the session's cache has room for ", kv.length);
         break;
       case ir::StateKind::kv_first:
-        firsts = take_numbers(rows * info.reaches.size());
-        for (std::size_t f = 0; f < firsts.size(); ++f) {
+        first_held = take_numbers(rows * info.reaches.size());
+        for (std::size_t f = 0; f < first_held.size(); ++f) {
           const std::int64_t length = lengths[f / info.reaches.size()];
-          GRAFT_CHECK(InvalidProgram, firsts[f] >= 0 && (length == 0 || firsts[f] <= length), path,
-                      " is damaged: ", firsts[f], " is no first of ", length, " tokens");
+          GRAFT_CHECK(InvalidProgram, first_held[f] >= 0 && (length == 0 || first_held[f] <= length), path,
+                      " is damaged: ", first_held[f], " is no first of ", length, " tokens");
         }
         break;
       case ir::StateKind::kv_source_length:
-        source_lengths = take_numbers(rows);
-        for (const std::int64_t length : source_lengths)
+        encoder_lengths = take_numbers(rows);
+        for (const std::int64_t length : encoder_lengths)
           GRAFT_CHECK(InvalidArgument, length >= 0 && length <= kv.encoder_length, path, " holds ", length,
                       " tokens of an encoder, the session's cache has room for ", kv.encoder_length);
         break;
       case ir::StateKind::kv_source:
       case ir::StateKind::kv: {
         const std::size_t slot = static_cast<std::size_t>(desc.shape[3]) * byte_size(desc.dtype);
-        const std::optional<std::size_t> kind = impl_->kind_of(info);
+        const std::optional<std::size_t> window = cache_.window_of(info);
         for (std::size_t r = 0; r < rows; ++r) {
-          const std::int64_t length = info.kind == ir::StateKind::kv ? lengths[r] : source_lengths[r];
-          const std::int64_t first = kind ? std::min(firsts[r * (firsts.size() / rows) + *kind], length) : 0;
+          const std::int64_t length = info.kind == ir::StateKind::kv ? lengths[r] : encoder_lengths[r];
+          const std::int64_t first =
+              window ? std::min(first_held[r * (first_held.size() / rows) + *window], length) : 0;
           for (std::int64_t h = 0; h < desc.shape[1]; ++h) {
             const std::span<const std::byte> tokens = take(static_cast<std::size_t>(length - first) * slot);
             std::byte* row =
@@ -235,13 +159,13 @@ void Session::restore(const std::string& path) {
   GRAFT_CHECK(InvalidProgram, at == hashed.size(), path, " is damaged: bytes are left over");
   for (const auto& [to, from] : copies)
     if (!from.empty()) std::memcpy(to, from.data(), from.size());
-  if (!impl_->has_kv) return;
-  std::ranges::copy(lengths, impl_->lengths().begin());
-  std::ranges::copy(source_lengths, impl_->source_lengths().begin());
-  for (std::size_t f = 0; f < firsts.size(); ++f) {
-    const std::size_t kinds = firsts.size() / rows;
-    const std::int64_t slots = impl_->slots_of(f % kinds), length = lengths[f / kinds];
-    impl_->firsts()[f] = length == 0 ? 0 : std::max(firsts[f], slots > 0 ? length - slots : 0);
+  if (!cache_.exists()) return;
+  std::ranges::copy(lengths, cache_.lengths().begin());
+  std::ranges::copy(encoder_lengths, cache_.encoder_lengths().begin());
+  for (std::size_t f = 0; f < first_held.size(); ++f) {
+    const std::size_t windows = first_held.size() / rows;
+    const std::int64_t slots = cache_.ring_slots(f % windows), length = lengths[f / windows];
+    cache_.first_held()[f] = length == 0 ? 0 : std::max(first_held[f], slots > 0 ? length - slots : 0);
   }
 }
 
