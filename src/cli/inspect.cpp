@@ -77,12 +77,12 @@ void print_reasons(const Json& plan) {
   std::map<std::pair<std::string, std::string>, Row> rows;  // by kernel and reason
   for (const Json& node : plan["nodes"])
     for (const Json& launch : node["launches"]) {
-      Row& row = rows[{launch["kernel"].get<std::string>(), launch["why"].get<std::string>()}];
+      Row& row = rows[{launch["kernel"].get<std::string>(), launch["explanation"].get<std::string>()}];
       if (row.launches++ == 0) row.first = node["node"].get<std::string>();
     }
   std::vector<std::pair<std::pair<std::string, std::string>, Row>> sorted(rows.begin(), rows.end());
   std::ranges::stable_sort(sorted, [](const auto& a, const auto& b) { return a.second.launches > b.second.launches; });
-  Table table({{"kernel"}, {"launches", kRight}, {"why"}, {"first node"}});
+  Table table({{"kernel"}, {"launches", kRight}, {"explanation"}, {"first node"}});
   for (const auto& [key, row] : sorted)
     table.add({key.first, std::to_string(row.launches), key.second, printable(row.first)});
   std::cout << "  kernels and why (--plan lists them node by node)\n" << table.text(4);
@@ -123,13 +123,13 @@ void print_whole_plan(const Json& plan) {
                 count_text(a["hits"])});
   std::cout << "  memory by allocation id\n" << memory.text(4);
   if (plan.contains("metadata_bytes")) std::cout << "  metadata: " << plan["metadata_bytes"] << " bytes\n";
-  Table nodes({{"node"}, {"op"}, {"kernel"}, {"why"}});
+  Table nodes({{"node"}, {"op"}, {"kernel"}, {"explanation"}});
   for (const Json& node : plan["nodes"]) {
     bool first_launch = true;
     for (const Json& launch : node["launches"]) {
       nodes.add({first_launch ? printable(node["node"].get<std::string>()) : "",
                  first_launch ? node["op"].get<std::string>() : "", launch["kernel"].get<std::string>(),
-                 launch["why"].get<std::string>()});
+                 launch["explanation"].get<std::string>()});
       first_launch = false;
     }
   }

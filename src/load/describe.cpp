@@ -54,7 +54,7 @@ Json describe_order(const Plan& plan) {
   for (const Launch& launch : plan.launches)
     order.push_back({{"node", plan.node_names[launch.node]},
                      {"kernel", kernel_name(launch)},
-                     {"why", explain_kernel(launch)},
+                     {"explanation", explain_kernel(launch)},
                      {"one_thread", launch.serial},
                      {"tasks_per_thread", tasks_per_thread(launch)},
                      {"steals_work", launch.kernel != nullptr && launch.kernel->steals_work},
@@ -66,7 +66,7 @@ Json describe_order(const Plan& plan) {
   return order;
 }
 
-// Every piece of memory that launches touch: where it lies in its allocation, and when.
+// Every buffer that launches touch: where it lies in its allocation, and when.
 Json describe_buffers(const Plan& plan) {
   Json buffers = Json::array();
   for (std::size_t id = 0; id < plan.buffers.size(); ++id) {
@@ -88,7 +88,7 @@ Json describe_nodes(const Plan& plan, const ir::Program& graph) {
   std::map<std::string_view, Json> launches;  // by node name
   for (const Launch& launch : plan.launches)
     launches[plan.node_names[launch.node]].push_back(
-        {{"kernel", kernel_name(launch)}, {"why", explain_kernel(launch)}});
+        {{"kernel", kernel_name(launch)}, {"explanation", explain_kernel(launch)}});
   Json nodes = Json::array();
   for (const ir::Node& node : graph.methods[0].nodes)
     if (const auto found = launches.find(node.name); found != launches.end())

@@ -118,7 +118,7 @@ TEST_F(Load, EveryPhaseOnceInOrder) {
     EXPECT_GT(phases[i].bytes, 0U);
   }
   EXPECT_EQ(phases[6].name, "plans");
-  EXPECT_EQ(phases[7].name, "launch list");
+  EXPECT_EQ(phases[7].name, "launch sequence");
 }
 
 // Under the address sanitizer the leaks of what a phase had made would show too.

@@ -53,7 +53,7 @@ void ExecutableCache::find(PreparedCall& call, const KvOptions& kv) {
   entry.bases.assign(found.plan->allocations.size(), nullptr);
   const Clock::time_point start = Clock::now();
   entry.executable = std::make_unique<Executable>(std::move(found.plan), threads_, control_, device_);
-  program_.phases.add(kLaunchListPhase, ms_since(start), entry.executable->metadata_bytes());
+  program_.phases.add(kLaunchSequencePhase, ms_since(start), entry.executable->metadata_bytes());
   ++counters_.graphs_built;
   entries_.push_front(std::move(entry));
   if (entries_.size() > capacity_) entries_.pop_back();
