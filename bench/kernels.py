@@ -94,7 +94,7 @@ def work(launch: dict[str, Any], past: int) -> tuple[dict[str, float], float]:
     if kernel == "cached_attention":
         batch, heads, queries, head = inputs[0].shape
         seen = queries * past + queries * (queries + 1) // 2
-        kind = "bf16" if "products in bf16" in launch["why"] else "f32"
+        kind = "bf16" if "products in bf16" in launch["explanation"] else "f32"
         cached = sum(x.bytes * (past + queries) / x.shape[2] for x in outputs[1:])
         return {kind: 4.0 * batch * heads * head * seen}, sum(x.bytes for x in [*inputs[:3], outputs[0]]) + cached
     if kernel in ("block_rows", "embedding", "gather"):

@@ -10,8 +10,8 @@
 #include <thread>
 #include <vector>
 
-#include "graft/graft.h"
 #include "exec/executable.h"
+#include "graft/graft.h"
 #include "load/program_impl.h"
 
 namespace {
@@ -64,7 +64,7 @@ struct Inputs {
 
 // A plan and its executable for a length that was not seen before.
 Samples planning(const graft::Program& program, int threads) {
-  const auto graph = program.impl().graph(0);
+  const auto graph = graft::Internal::of(program).graph(0);
   std::vector<std::int64_t> lengths(512);
   for (std::size_t i = 0; i < lengths.size(); ++i) lengths[i] = static_cast<std::int64_t>(i + 1);
   std::shuffle(lengths.begin(), lengths.end(), std::mt19937(1));
@@ -87,9 +87,9 @@ Samples cached_call(const std::shared_ptr<const graft::Program>& program, int th
   constexpr std::int64_t kTokens = 8;
   constexpr int kCalls = 20000;
   const Inputs inputs(kTokens);
-  const graft::LoadedMethod& method = program->impl().methods[0];
-  const std::shared_ptr<const graft::ir::Program> graph = program->impl().graph(0);
-  program->impl().plans.get(0, threads, {1, kTokens, 1, kTokens}, [&] {
+  const graft::LoadedMethod& method = graft::Internal::of(*program).methods[0];
+  const std::shared_ptr<const graft::ir::Program> graph = graft::Internal::of(*program).graph(0);
+  graft::Internal::of(*program).plans.get(0, threads, {1, kTokens, 1, kTokens}, [&] {
     graft::PlanOptions options;
     options.max_threads = threads;
     graft::Plan plan = make_plan(*graph, graph->methods[0], inputs.descs, options);
@@ -123,7 +123,7 @@ CancelLatency cancelling(const std::shared_ptr<const graft::Program>& program, i
   constexpr std::int64_t kTokens = 256;
   constexpr int kCalls = 400;
   const Inputs inputs(kTokens);
-  const std::string& method = program->impl().methods[0].info.name;
+  const std::string& method = graft::Internal::of(*program).methods[0].info.name;
   graft::SessionOptions options;
   options.threads = threads;
   graft::Session session(program, options);

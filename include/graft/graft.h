@@ -1,6 +1,8 @@
 #pragma once
 
-// graft: runs torch.export programs on ggml. The whole public C++ interface.
+// graft: runs torch.export programs on ggml. This header loads and runs programs; beside it, as needed: llm.h and
+// tokenizer.h (language models), pipeline.h (a queue of runs over several sessions), op.h (operators of one's own),
+// predicate.h (what an exporter has to know) and quantize.h (weights in block formats).
 //
 //   auto program = graft::Program::load("model.pte");
 //   graft::Session session(program);
@@ -62,7 +64,7 @@ struct MethodInfo {
   std::string out_spec;
   // 1: every run is one plan. More: sizes depend on data or parts run on conditions, and so many steps make up a run;
   // what it returns is known after it alone.
-  std::size_t pieces = 1;
+  std::size_t segments = 1;
 };
 
 // Counts since the session was made. All are monotonic except the *_bytes marked "now".
@@ -73,7 +75,9 @@ struct Counters {
   std::uint64_t graphs_built = 0;  // ggml graphs instantiated from plans
   std::uint64_t rewrites = 0;      // tensor addresses rewritten because a buffer moved
   std::uint64_t kernels_launched = 0;
-  std::uint64_t io_copies = 0;  // inputs and outputs that could not be bound as they were
+  std::uint64_t inputs_described = 0;  // inputs whose dtypes and sizes were read: once per call and per segment of it
+  std::uint64_t inputs_padded = 0;     // inputs copied into memory of a listed size (SessionOptions::buckets)
+  std::uint64_t io_copies = 0;         // inputs and outputs that could not be bound as they were
   std::uint64_t io_bytes_copied = 0;
   std::uint64_t arena_allocations = 0;
   std::uint64_t arena_bytes = 0;  // now
@@ -116,9 +120,9 @@ struct LoadOptions {
   // Unsupported. Bytes of one intermediate tensor or output, and of the arena as a whole; kernels to launch.
   std::int64_t max_plan_bytes = INT64_MAX;
   std::int64_t max_plan_launches = std::int64_t{1} << 20;
-  // Lay weights in block formats out for graft's own kernels where it has one for the format on this CPU, and those of
-  // linear layers in f32 that are at most 512 MiB together, unless `tensors` holds weights: these may change. Without
-  // it products read them where they lie: ggml's those of blocks.
+  // Pack weights for graft's kernels: those in block formats that it has a kernel for on this CPU, and those of linear
+  // layers in f32 that are at most 512 MiB together, unless `tensors` holds weights: these may change. Without it
+  // products read them as they are stored, those in blocks by ggml.
   bool pack_weights = true;
   // Without them the plain lowering: ggml's op wherever ggml has one that computes what PyTorch means, on ggml's own
   // threads, weights as they are stored; kernels of graft for the rest. For comparisons. No stored plan is used then.
@@ -126,9 +130,9 @@ struct LoadOptions {
   MatmulPrecision matmul_precision = MatmulPrecision::highest;  // of linear layers and matrix products, on the CPU
   bool stored_plans = true;                                     // use the plans that the package holds
   bool verify_hashes = false;                                   // check each weight's SHA-256 (reads every weight once)
-  // A method with sizes that depend on data is cut into pieces. What could run before a cut and is only needed behind
+  // A method with sizes that depend on data is cut into segments. What could run before a cut and is only needed behind
   // it runs behind it when it is at most so many nodes.
-  std::size_t merge_pieces = 4;
+  std::size_t merge_segments = 4;
   // Called as each phase of the load begins, with its name (PhaseStats::name). What it throws ends the load and reaches
   // the caller as it is.
   std::function<void(std::string_view phase)> on_phase;
@@ -137,13 +141,13 @@ struct LoadOptions {
 // One phase of a program's life. Those of the load come in this order and happen once: "parse" (containers and graphs
 // decoded), "verify" (graphs checked, every node put to the predicate), "weights" (found and placed), "constants"
 // (folded), "states" (matched across methods), "shrink" (what only loading needed is freed). An error of the load says
-// its phase. "plans" and "launch list" follow, as often as sessions meet new sizes.
+// its phase. "plans" and "launch sequence" follow, as often as sessions meet new sizes.
 struct PhaseStats {
   std::string name;
   std::uint64_t times = 0;
   double milliseconds = 0;  // of all times together
   // parse: host memory of the graphs. verify: none. weights, constants: of their tensors. states: of one session's.
-  // shrink: freed. plans: of the plans. launch list: of graphs and launch records. All times together.
+  // shrink: freed. plans: of the plans. launch sequence: of graphs and launch records. All times together.
   std::uint64_t bytes = 0;
 };
 
@@ -157,7 +161,7 @@ struct ProgramStats {
   std::uint64_t copied_bytes = 0;       // the same in bytes
   std::uint64_t converted_count = 0;    // copies in the dtype of their values of weights stored in another type
   std::uint64_t converted_bytes = 0;    // the same in bytes
-  std::uint64_t packed_count = 0;       // laid out for our kernels; these take the place of what is in the file
+  std::uint64_t packed_count = 0;       // packed for graft's kernels; these take the place of what is in the file
   std::uint64_t packed_bytes = 0;       // the same in bytes
   std::uint64_t constant_bytes = 0;     // folded constants
   std::uint64_t released_bytes = 0;     // of the weights, those that only constants were made of: not read any more
@@ -204,11 +208,9 @@ class GRAFT_API Program {
   // sessions run.
   void shrink() const;
 
-  struct Impl;
-  const Impl& impl() const { return *impl_; }
-  static std::shared_ptr<const Program> from_impl(std::unique_ptr<Impl> impl);
-
  private:
+  friend struct Internal;
+  struct Impl;
   explicit Program(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
 };
@@ -221,10 +223,9 @@ class GRAFT_API Arena {
   ~Arena();
   std::size_t bytes() const;  // now; grows with the plans that run in it
 
-  struct Impl;
-  Impl& impl() { return *impl_; }
-
  private:
+  friend struct Internal;
+  struct Impl;
   std::unique_ptr<Impl> impl_;
 };
 
@@ -240,10 +241,11 @@ struct KvOptions {
   std::int64_t rows = 1;       // sequences: the largest batch
   std::int64_t length = 4096;  // tokens of each
   KvType type = KvType::computed;
-  // Layers that see a window of the last `w` tokens keep w - 1 + room of them, in a ring, where that is less than
-  // `length`: so many tokens may be taken back. A run of more tokens keeps a copy of its keys and values to its end.
-  std::int64_t room = 512;
-  std::int64_t source_length = 4096;  // of models with an encoder: the most tokens that it hands to the decoder
+  // Layers that see a window of the last `w` tokens keep w - 1 + window_slack of them, in a ring, where that is less
+  // than `length`: so many tokens may be taken back. A run of more tokens keeps a copy of its keys and values to its
+  // end.
+  std::int64_t window_slack = 512;
+  std::int64_t encoder_length = 4096;  // of models with an encoder: the most tokens that it hands to the decoder
 };
 
 // Sizes that a dimension is padded up to, so that many sizes share few plans: inputs are padded at the end of the
@@ -267,7 +269,7 @@ struct SessionOptions {
   std::uint64_t seed = 0;
   // The constructor throws InvalidArgument for sizes that are no ascending list within the dimension's range, for a
   // dimension that no input has, and where padding cannot be undone: a method that writes states or inputs, that runs
-  // in pieces, or that has a result with a size made of the dimension's.
+  // in segments, or that has a result with a size made of the dimension's.
   std::vector<Buckets> buckets;
   KvOptions kv;
 };
@@ -346,6 +348,12 @@ class GRAFT_API Session {
   // Runs into memory of the caller: each tensor output must have data, dtype and shape as `output_values` says.
   void run_into(std::string_view method, std::span<const Value> inputs, std::span<Value> outputs,
                 const RunOptions& options = {});
+  // Runs into memory that `place` gives: it is called once, with the outputs as `output_values` says, and sets the data
+  // of each tensor. That is before the run, but for a method in segments after it: what it returns is then copied. The
+  // session is in use meanwhile. What `place` throws ends the call and reaches the caller as it is.
+  using PlaceOutputs = std::function<void(std::span<Value> outputs)>;
+  std::vector<Value> run_into(std::string_view method, std::span<const Value> inputs, const PlaceOutputs& place,
+                              const RunOptions& options = {});
 
   // The same in the background, in the order of submission; tensors of the inputs must stay valid until then. Throws
   // Busy when `queue_capacity` runs wait already. Errors of the run come out of the future.
@@ -372,7 +380,7 @@ class GRAFT_API Session {
   // The cache of keys and values; InvalidArgument for a program without one. Tokens that each row holds:
   std::span<const std::int64_t> kv_lengths();
   // Keeps the first `length` tokens of every row that has more. The memory stays. Throws InvalidArgument when a layer
-  // with a window no longer holds what the next token sees (KvOptions::room); 0 always works.
+  // with a window no longer holds what the next token sees (KvOptions::window_slack); 0 always works.
   void kv_truncate(std::int64_t length);
   // The smallest length above 0 to which the row can be truncated.
   std::int64_t kv_shortest(std::int64_t row);
@@ -384,7 +392,7 @@ class GRAFT_API Session {
   // Tokens of one row of a layer as f32: `keys` [Hkv, count, D] and `values` [Hkv, count, Dv], contiguous, are those
   // from token `first` on. kv_read throws InvalidArgument for tokens that the row does not hold. kv_write changes no
   // length: kv_set_lengths says afterwards, row by row, how many tokens there are. Layers with a window hold their last
-  // tokens only (KvOptions::room); kv_set_lengths throws InvalidArgument where kv_truncate does.
+  // tokens only (KvOptions::window_slack); kv_set_lengths throws InvalidArgument where kv_truncate does.
   void kv_read(std::int64_t layer, std::int64_t row, std::int64_t first, const TensorView& keys,
                const TensorView& values);
   void kv_write(std::int64_t layer, std::int64_t row, std::int64_t first, const TensorView& keys,
@@ -400,10 +408,8 @@ class GRAFT_API Session {
   int threads() const;
   const Program& program() const;
 
-  struct Impl;
-  Impl& impl() { return *impl_; }
-
  private:
+  struct Impl;
   std::unique_ptr<Impl> impl_;
 };
 

@@ -62,19 +62,16 @@ def run_blob(
     session = _C.Session(program, threads=threads)
     (name,) = program.method_names()
     inputs = [(t.data_ptr(), NUMBER_OF[t.dtype], tuple(t.shape)) for t in tensors]
-    results: list[Any] = []
-    outputs: list[Any] = []
-    for value in session.output_values(name, inputs):
-        if isinstance(value, tuple):
-            # Poisoned, so that an element that is never written shows.
-            tensor = torch.empty(value[2], dtype=DTYPES[value[1]])
-            tensor.view(torch.uint8).fill_(0xA5) if tensor.dim() else tensor.fill_(77)
-            results.append(tensor)
-            outputs.append((tensor.data_ptr(), value[1], value[2]))
-        else:
-            results.append(value)
-            outputs.append(value)
-    session.run_into(name, inputs, outputs)
+    placed: dict[int, torch.Tensor] = {}
+
+    def place(i: int, number: int, sizes: tuple[int, ...]) -> int:
+        # Poisoned, so that an element that is never written shows.
+        tensor = placed[i] = torch.empty(sizes, dtype=DTYPES[number])
+        tensor.view(torch.uint8).fill_(0xA5) if tensor.dim() else tensor.fill_(77)
+        return tensor.data_ptr()
+
+    values = session.run(name, inputs, place)
+    results = [placed.get(i, value) for i, value in enumerate(values)]
     if _REPORT and target is not None:
         _note_kernels(target, program, node)
     return results
@@ -222,7 +219,7 @@ def _count(target: Any, dtypes: Sequence[torch.dtype], worst: float | None, kind
 def _note_kernels(target: Any, program: _C.Program, node: str | None) -> None:
     (method,) = json.loads(program.describe())["methods"]
     kernels = _entry(target)["kernels"]
-    for plan in method.get("plans", ()):  # none where the program is cut into pieces
+    for plan in method.get("plans", ()):  # none where the program is cut into segments
         for name, used in plan["ops"].items():
             if name == node or (node is None and name != "output"):  # "output": copies of views for the caller
                 kernels.update(used)

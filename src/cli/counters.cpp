@@ -11,6 +11,8 @@ std::vector<std::pair<std::string, std::uint64_t>> counter_list(const Counters& 
           {"graphs_built", c.graphs_built},
           {"rewrites", c.rewrites},
           {"kernels_launched", c.kernels_launched},
+          {"inputs_described", c.inputs_described},
+          {"inputs_padded", c.inputs_padded},
           {"io_copies", c.io_copies},
           {"io_bytes_copied", c.io_bytes_copied},
           {"arena_allocations", c.arena_allocations},

@@ -77,12 +77,12 @@ void print_reasons(const Json& plan) {
   std::map<std::pair<std::string, std::string>, Row> rows;  // by kernel and reason
   for (const Json& node : plan["nodes"])
     for (const Json& launch : node["launches"]) {
-      Row& row = rows[{launch["kernel"].get<std::string>(), launch["why"].get<std::string>()}];
+      Row& row = rows[{launch["kernel"].get<std::string>(), launch["explanation"].get<std::string>()}];
       if (row.launches++ == 0) row.first = node["node"].get<std::string>();
     }
   std::vector<std::pair<std::pair<std::string, std::string>, Row>> sorted(rows.begin(), rows.end());
   std::ranges::stable_sort(sorted, [](const auto& a, const auto& b) { return a.second.launches > b.second.launches; });
-  Table table({{"kernel"}, {"launches", kRight}, {"why"}, {"first node"}});
+  Table table({{"kernel"}, {"launches", kRight}, {"explanation"}, {"first node"}});
   for (const auto& [key, row] : sorted)
     table.add({key.first, std::to_string(row.launches), key.second, printable(row.first)});
   std::cout << "  kernels and why (--plan lists them node by node)\n" << table.text(4);
@@ -98,8 +98,8 @@ void print_plan(const Json& plan) {
   if (plan.contains("kv")) {
     const Json& kv = plan["kv"];
     Table cache({{"rows", kRight}, {"tokens", kRight}, {"stored as"}, {"room of windows", kRight}, {"source", kRight}});
-    cache.add({kv["rows"].dump(), kv["length"].dump(), kv["type"].get<std::string>(), kv["room"].dump(),
-               kv["source_length"].dump()});
+    cache.add({kv["rows"].dump(), kv["length"].dump(), kv["type"].get<std::string>(), kv["window_slack"].dump(),
+               kv["encoder_length"].dump()});
     std::cout << "  cache of keys and values\n" << cache.text(4);
   }
   if (launches == 0) return;
@@ -123,13 +123,13 @@ void print_whole_plan(const Json& plan) {
                 count_text(a["hits"])});
   std::cout << "  memory by allocation id\n" << memory.text(4);
   if (plan.contains("metadata_bytes")) std::cout << "  metadata: " << plan["metadata_bytes"] << " bytes\n";
-  Table nodes({{"node"}, {"op"}, {"kernel"}, {"why"}});
+  Table nodes({{"node"}, {"op"}, {"kernel"}, {"explanation"}});
   for (const Json& node : plan["nodes"]) {
     bool first_launch = true;
     for (const Json& launch : node["launches"]) {
       nodes.add({first_launch ? printable(node["node"].get<std::string>()) : "",
                  first_launch ? node["op"].get<std::string>() : "", launch["kernel"].get<std::string>(),
-                 launch["why"].get<std::string>()});
+                 launch["explanation"].get<std::string>()});
       first_launch = false;
     }
   }
@@ -212,13 +212,13 @@ void print_human(const Json& all, const Program& program, const std::optional<Co
     print_values("inputs", info.inputs, input_names);
     print_values("outputs", info.outputs, output_names(info));
     const Json* plan = method.contains("plans") && !method["plans"].empty() ? &method["plans"][0] : nullptr;
-    if (info.pieces == 1) {
+    if (info.segments == 1) {
       print_ops(method, plan);
       print_weights(method);
     }
-    if (info.pieces > 1) {
-      std::cout << "  runs in " << info.pieces << " pieces\n";
-      Table table({{"piece"}, {"what"}, {"nodes", kRight}, {"plans", kRight}});
+    if (info.segments > 1) {
+      std::cout << "  runs in " << info.segments << " segments\n";
+      Table table({{"segment"}, {"what"}, {"nodes", kRight}, {"plans", kRight}});
       std::size_t number = 0;
       for (const Json& step : method["steps"])
         for (const Json& part : step["parts"])
@@ -280,7 +280,7 @@ void inspect(const InspectArgs& args) {
   for (const std::string& name : program->method_names()) {
     const MethodInfo& method = program->method(name);
     if (planned && (args.program.method.empty() || args.program.method == name)) continue;
-    if (!all_static(method) || method.pieces > 1) continue;
+    if (!all_static(method) || method.segments > 1) continue;
     try {
       metadata[name] = session.plan(name, shaped_inputs(method, {})).metadata_bytes;
       planned = true;

@@ -140,7 +140,7 @@ std::string trace_json(const Program& program, const std::string& method, int th
     if (const auto found = nodes.find(t.node); found != nodes.end()) {
       About& about = found->second;
       args["op"] = about.op;
-      if (about.next < about.launches.size()) args["why"] = about.launches[about.next++]["why"];
+      if (about.next < about.launches.size()) args["explanation"] = about.launches[about.next++]["explanation"];
     }
     events.back()["args"] = std::move(args);
   }

@@ -142,8 +142,8 @@ def test_the_trace_is_the_run(package: Path, tmp_path: Path) -> None:
     assert [e["name"] for e in trace["traceEvents"] if e["ph"] == "M"] == ["process_name", "thread_name"]
     run, *nodes = [e for e in trace["traceEvents"] if e["ph"] == "X"]
     assert run["name"] == "forward" and run["args"] == {"launches": plan["launches"], "threads": 1}
-    assert [(e["name"], e["args"]["kernel"], e["args"]["why"]) for e in nodes] == [
-        (launch["node"], launch["kernel"], launch["why"]) for launch in plan["order"]
+    assert [(e["name"], e["args"]["kernel"], e["args"]["explanation"]) for e in nodes] == [
+        (launch["node"], launch["kernel"], launch["explanation"]) for launch in plan["order"]
     ]
     assert all(e["args"]["op"] for e in nodes)
     end = run["ts"]

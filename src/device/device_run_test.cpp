@@ -100,14 +100,14 @@ TEST_F(OnDevice, WeightsAreUploadedOncePerProgram) {
                           {dynamic(1, 9, "n"), fixed(4)}));
   std::vector<float> data = noise(54, 3);
   compare(graph, {tensor(data, {2, 6})});
-  EXPECT_EQ(program->impl().on_device->uploads(), 1u);
-  EXPECT_EQ(program->impl().on_device->uploaded_bytes(), 24u * 4);
+  EXPECT_EQ(Internal::of(*program).on_device->uploads(), 1u);
+  EXPECT_EQ(Internal::of(*program).on_device->uploaded_bytes(), 24u * 4);
   Session second(program);
   second.run("forward", std::vector{tensor(data, {9, 6})});
   session->run("forward", std::vector{tensor(data, {9, 6})});  // the block grows: addresses are rewritten
   EXPECT_EQ(floats(second.run("forward", std::vector{tensor(data, {3, 6})})[0]),
             floats(session->run("forward", std::vector{tensor(data, {3, 6})})[0]));
-  EXPECT_EQ(program->impl().on_device->uploaded_bytes(), 24u * 4);
+  EXPECT_EQ(Internal::of(*program).on_device->uploaded_bytes(), 24u * 4);
 }
 
 TEST_F(OnDevice, ASteadyRunRewritesNothing) {
@@ -130,7 +130,7 @@ struct Places {
 };
 Places places(const Program& program) {
   Places out;
-  for (const Launch& launch : program.impl().plans.list().at(0).second->launches)
+  for (const Launch& launch : Internal::of(program).plans.list().at(0).second->launches)
     ++(launch.on_device ? out.device : out.host);
   return out;
 }
@@ -333,7 +333,7 @@ TEST_F(OnDevice, HalfPrecisionLinear) {
     std::vector<float> data = noise(320, 3);
     // The result is rounded to 11 or 8 bits, once.
     compare(graph, {tensor(data, {5, 64})}, dtype == DType::f16 ? 1e-3 : 8e-3);
-    EXPECT_EQ(program->impl().on_device->uploaded_bytes(), (32u * 64 + 32) * 2) << "two bytes an element";
+    EXPECT_EQ(Internal::of(*program).on_device->uploaded_bytes(), (32u * 64 + 32) * 2) << "two bytes an element";
   }
 }
 
@@ -490,7 +490,7 @@ TEST_F(OnDevice, EnvironmentAndUnknownNames) {
   const auto x = graph.input("x", DType::f32, {fixed(2)});
   graph.output(graph.node("aten.silu.default", {{"self", of(x)}}, DType::f32, {fixed(2)}));
   ASSERT_EQ(setenv("GRAFT_DEVICE", "RPC0", 1), 0);
-  EXPECT_EQ(graph.build()->impl().device, "rpc0");
+  EXPECT_EQ(Internal::of(*graph.build()).device, "rpc0");
   unsetenv("GRAFT_DEVICE");
   LoadOptions options;
   options.device = "rpc7";
@@ -526,7 +526,7 @@ TEST_F(OnDevice, MemoryThatCannotBeHadIsATypedError) {
   graph.output(graph.node("aten.silu.default", {{"self", of(x)}}, DType::f32, {fixed(2)}));
   const auto loaded = graph.build(on_device());
   try {
-    DeviceMemory(loaded->impl().on_device->handle(), "rpc0", std::size_t{1} << 60, "a test");
+    DeviceMemory(Internal::of(*loaded).on_device->handle(), "rpc0", std::size_t{1} << 60, "a test");
     FAIL() << "2^60 bytes";
   } catch (const SystemError& e) {
     EXPECT_THAT(e.what(), HasSubstr("rpc0"));

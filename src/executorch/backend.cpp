@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -46,7 +47,6 @@ struct Handle {
   std::string method;
   std::unique_ptr<Session> session;
   std::vector<Value> inputs;
-  std::vector<Value> outputs;
   std::vector<std::vector<std::byte>> staged;  // by argument: row-major copies of those that lie otherwise
 
   ~Handle() {
@@ -200,6 +200,11 @@ class Options {
   Values values_;
 };
 
+// Thrown out of a run whose output ExecuTorch cannot resize.
+struct NotPlaced {
+  Status status;
+};
+
 class GraftBackend final : public executorch::runtime::BackendInterface {
  public:
   bool is_available() const override { return true; }
@@ -305,54 +310,30 @@ class GraftBackend final : public executorch::runtime::BackendInterface {
     handle.inputs.clear();
     handle.staged.resize(args.size());
     for (std::size_t i = 0; i < n_in; ++i) handle.inputs.push_back(to_value(*args[i], i, handle.staged[i]));
-    if (info.pieces > 1) return run_pieces(handle, context, args.data() + n_in);
-    handle.outputs = handle.session->output_values(handle.method, handle.inputs);
-    for (std::size_t i = 0; i < handle.outputs.size(); ++i) {
-      Value& value = handle.outputs[i];
-      if (value.kind != Value::Kind::tensor) continue;
-      if (const Status status = place_output(*args[n_in + i], n_in + i, value.tensor, handle.staged[n_in + i]);
-          status != Status::Ok)
-        return status;
-    }
-
+    const auto place = [&](std::span<Value> outputs) {
+      for (std::size_t i = 0; i < outputs.size(); ++i) {
+        if (outputs[i].kind != Value::Kind::tensor) continue;
+        const std::size_t arg = n_in + i;
+        const Status status = place_output(*args[arg], arg, outputs[i].tensor, handle.staged[arg]);
+        if (status != Status::Ok) throw NotPlaced{status};
+      }
+    };
     RunOptions options;
     std::vector<NodeTiming> profile;
     executorch::runtime::EventTracer* tracer = context.event_tracer();
     if (tracer) options.profile = &profile;
     const auto begin = executorch::runtime::pal_current_ticks();
-    handle.session->run_into(handle.method, handle.inputs, handle.outputs, options);
-    if (tracer) report(*tracer, begin, profile);
-
-    for (std::size_t i = 0; i < handle.outputs.size(); ++i) {
-      set_number(*args[n_in + i], handle.outputs[i]);
-      if (handle.outputs[i].kind == Value::Kind::tensor)
-        put_in_order(handle.outputs[i].tensor, args[n_in + i]->toTensor());
+    std::vector<Value> outputs;
+    try {
+      outputs = handle.session->run_into(handle.method, handle.inputs, std::cref(place), options);
+    } catch (const NotPlaced& refused) {
+      return refused.status;
     }
-    return Status::Ok;
-  }
-
-  // Sizes of the outputs are known after the run alone: they are copied into ExecuTorch's memory, once.
-  static Status run_pieces(Handle& handle, BackendExecutionContext& context, EValue** outputs) {
-    RunOptions options;
-    std::vector<NodeTiming> profile;
-    executorch::runtime::EventTracer* tracer = context.event_tracer();
-    if (tracer) options.profile = &profile;
-    const auto begin = executorch::runtime::pal_current_ticks();
-    handle.outputs = handle.session->run(handle.method, handle.inputs, options);
     if (tracer) report(*tracer, begin, profile);
-    for (std::size_t i = 0; i < handle.outputs.size(); ++i) {
-      const Value& value = handle.outputs[i];
-      set_number(*outputs[i], value);
-      if (value.kind != Value::Kind::tensor) continue;
-      TensorView view = value.tensor;
-      const std::size_t arg = handle.inputs.size() + i;
-      if (const Status status = place_output(*outputs[i], arg, view, handle.staged[arg]); status != Status::Ok)
-        return status;
-      if (view.shape.numel() == 0) continue;
-      std::memcpy(view.data, value.tensor.data, TensorDesc(view.dtype, view.shape).byte_count());
-      put_in_order(view, outputs[i]->toTensor());
+    for (std::size_t i = 0; i < outputs.size(); ++i) {
+      set_number(*args[n_in + i], outputs[i]);
+      if (outputs[i].kind == Value::Kind::tensor) put_in_order(outputs[i].tensor, args[n_in + i]->toTensor());
     }
-    handle.outputs.clear();
     return Status::Ok;
   }
 

@@ -54,7 +54,7 @@ Json describe_order(const Plan& plan) {
   for (const Launch& launch : plan.launches)
     order.push_back({{"node", plan.node_names[launch.node]},
                      {"kernel", kernel_name(launch)},
-                     {"why", explain_kernel(launch)},
+                     {"explanation", explain_kernel(launch)},
                      {"one_thread", launch.serial},
                      {"tasks_per_thread", tasks_per_thread(launch)},
                      {"steals_work", launch.kernel != nullptr && launch.kernel->steals_work},
@@ -79,7 +79,7 @@ Json describe_passes(const std::vector<PassReport>& reports) {
   return passes;
 }
 
-// Every piece of memory that launches touch: where it lies in its allocation, and when.
+// Every buffer that launches touch: where it lies in its allocation, and when.
 Json describe_buffers(const Plan& plan) {
   Json buffers = Json::array();
   for (std::size_t id = 0; id < plan.buffers.size(); ++id) {
@@ -101,7 +101,7 @@ Json describe_nodes(const Plan& plan, const ir::Program& graph) {
   std::map<std::string_view, Json> launches;  // by node name
   for (const Launch& launch : plan.launches)
     launches[plan.node_names[launch.node]].push_back(
-        {{"kernel", kernel_name(launch)}, {"why", explain_kernel(launch)}});
+        {{"kernel", kernel_name(launch)}, {"explanation", explain_kernel(launch)}});
   Json nodes = Json::array();
   for (const ir::Node& node : graph.methods[0].nodes)
     if (const auto found = launches.find(node.name); found != launches.end())
@@ -147,8 +147,8 @@ Json describe(const Plan& plan, const ir::Program& graph, const std::string& dev
     out["kv"] = {{"rows", plan.key[n]},
                  {"length", plan.key[n + 1]},
                  {"type", name(static_cast<KvType>(plan.key[n + 2]))},
-                 {"room", plan.key[n + 3]},
-                 {"source_length", plan.key[n + 4]}};
+                 {"window_slack", plan.key[n + 3]},
+                 {"encoder_length", plan.key[n + 4]}};
   }
   if (whole) {
     out["order"] = describe_order(plan);
@@ -193,7 +193,7 @@ Json describe(const LoadedMethod& method, const ir::Program& graph) {
 }
 
 // The steps of a method that is cut, with the plans of their parts.
-Json describe_steps(const Program::Impl& program, const LoadedMethod& method, bool whole_plans) {
+Json describe_steps(const ProgramImpl& program, const LoadedMethod& method, bool whole_plans) {
   constexpr const char* kinds[] = {"plan", "host", "cond", "loop"};
   Json steps = Json::array();
   const auto held = program.plans.list();
@@ -226,7 +226,7 @@ std::string Program::describe(bool whole_plans) const {
   for (std::uint32_t i = 0; i < impl_->public_methods; ++i) {
     const std::shared_ptr<const ir::Program> graph = impl_->graph(i);
     methods.push_back(graft::describe(impl_->methods[i], *graph));
-    methods[i]["pieces"] = impl_->methods[i].info.pieces;
+    methods[i]["segments"] = impl_->methods[i].info.segments;
     if (!impl_->methods[i].steps.empty()) methods[i]["steps"] = describe_steps(*impl_, impl_->methods[i], whole_plans);
     for (const auto& [index, plan] : held)
       if (index == i) methods[i]["plans"].push_back(graft::describe(*plan, *graph, impl_->device, whole_plans));

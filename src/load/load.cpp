@@ -46,14 +46,14 @@ class Loader {
  public:
   Loader(const LoadOptions& options, std::string source)
       : options_(options),
-        impl_(std::make_unique<Program::Impl>(options)),
+        impl_(std::make_unique<ProgramImpl>(options)),
         placer_(options.verify_hashes, resolve_threads(0), impl_->made_weights, impl_->weight_stats) {
     check_ggml();
     simd::check_cpu();
     install_ggml_log();
     impl_->source = std::move(source);
     impl_->keep_alive = options.keep_alive;
-    impl_->partition.merge = options.merge_pieces;
+    impl_->partition.merge = options.merge_segments;
     impl_->device = resolve_device(options.device);
     if (ggml_backend_dev_t device = find_device(impl_->device))
       impl_->on_device = std::make_unique<ProgramDevice>(device, impl_->device);
@@ -61,7 +61,7 @@ class Loader {
       impl_->plain = std::make_unique<ProgramDevice>(cpu_device(), impl_->device);
   }
 
-  Program::Impl& impl() { return *impl_; }
+  ProgramImpl& impl() { return *impl_; }
 
   // Work that opens, decodes or checks what only the caller knows, and returns the bytes to note for it.
   void phase(std::string_view name, const std::function<std::uint64_t()>& work) {
@@ -131,7 +131,7 @@ class Loader {
       ir::Program& graph = graphs_[g];
       LoadedMethod& method = impl_->methods[g];
       method.info = method_info(graph.methods[0]);
-      method.info.pieces = std::max<std::size_t>(method.steps.size(), 1);
+      method.info.segments = std::max<std::size_t>(method.steps.size(), 1);
       std::vector<FoundWeight> found;
       for (ir::Weight& weight : graph.weights) {
         found.push_back(placer_.find(weight, find));
@@ -219,7 +219,7 @@ class Loader {
     return bytes;
   }
 
-  std::unique_ptr<Program::Impl> finish(ReadMethod read_method) {
+  std::unique_ptr<ProgramImpl> finish(ReadMethod read_method) {
     impl_->read_method = std::move(read_method);
     for (std::size_t i = 0; i < graphs_.size(); ++i)
       impl_->methods[i].graph->kept = std::make_shared<const ir::Program>(std::move(graphs_[i]));
@@ -294,7 +294,7 @@ class Loader {
   }
 
   const LoadOptions& options_;
-  std::unique_ptr<Program::Impl> impl_;
+  std::unique_ptr<ProgramImpl> impl_;
   WeightPlacer placer_;
   std::vector<ir::Program> graphs_;
   std::vector<std::vector<FoundWeight>> found_;  // by graph and weight, until constants are folded
@@ -353,7 +353,7 @@ std::shared_ptr<const Program> load_package(const std::function<std::shared_ptr<
     store.reset();
     return bytes;
   });
-  return Program::from_impl(loader.finish([file](std::size_t method) {
+  return Internal::program(loader.finish([file](std::size_t method) {
     PackageMethod again = read_method(file, method);
     GRAFT_CHECK(InvalidProgram, again.fully_delegated, "method '", again.name, "' of '", file->path(),
                 "' changed on disk since it was loaded");
@@ -370,9 +370,9 @@ ir::Program method_of(ir::Program program, std::size_t method) {
 
 }  // namespace
 
-std::unique_ptr<Program::Impl> build_program(std::vector<ir::Program> sources, const FindWeight& find,
-                                             const ReadMethod& read_method, const LoadOptions& options,
-                                             std::string source) {
+std::unique_ptr<ProgramImpl> build_program(std::vector<ir::Program> sources, const FindWeight& find,
+                                           const ReadMethod& read_method, const LoadOptions& options,
+                                           std::string source) {
   Loader loader(options, std::move(source));
   loader.phase("verify", [&] {
     loader.set_graphs(std::move(sources));
@@ -416,7 +416,7 @@ std::shared_ptr<const Program> Program::from_ir(std::span<const std::byte> blob,
   loader.phase("constants", [&] { return loader.fold(); });
   loader.phase("states", [&] { return loader.place_states(); });
   loader.phase("shrink", [&] { return std::uint64_t{0}; });
-  return from_impl(loader.finish([kept](std::size_t method) { return method_of(ir::parse(*kept), method); }));
+  return Internal::program(loader.finish([kept](std::size_t method) { return method_of(ir::parse(*kept), method); }));
 }
 
 MatmulPrecision matmul_precision_named(std::string_view name) {

@@ -119,7 +119,7 @@ TEST_F(Load, EveryPhaseOnceInOrder) {
     EXPECT_GT(phases[i].bytes, 0U);
   }
   EXPECT_EQ(phases[6].name, "plans");
-  EXPECT_EQ(phases[7].name, "launch list");
+  EXPECT_EQ(phases[7].name, "launch sequence");
 }
 
 // Under the address sanitizer the leaks of what a phase had made would show too.
@@ -261,7 +261,7 @@ TEST_F(Load, WeightsAreThereOnceForAllMethodsPlansAndSessions) {
   const auto program = Program::load(folder_.write("two.pte", make_pte(two)));
   EXPECT_EQ(program->stats().weight_count, 1U);
   EXPECT_EQ(program->stats().weight_bytes, 64U);
-  EXPECT_EQ(program->impl().methods[0].weights[0], program->impl().methods[1].weights[0]);
+  EXPECT_EQ(Internal::of(*program).methods[0].weights[0], Internal::of(*program).methods[1].weights[0]);
 
   std::vector<Session> sessions;
   for (int i = 0; i < 4; ++i) sessions.emplace_back(program, threads(1));
@@ -303,14 +303,14 @@ TEST_F(Load, ConstantsAreNotFoldedAgain) {
   graph.output(graph.node("aten.mul.Tensor", {{"self", Arg::of_value(x)}, {"other", Arg::of_value(c)}}, DType::f32,
                           {test::dynamic(0, 16, "n"), fixed(4)}));
   const auto program = graph.build();
-  ASSERT_EQ(program->impl().methods[0].constants.size(), 1U);
-  const std::byte* folded = program->impl().methods[0].constants[0].memory->data();
+  ASSERT_EQ(Internal::of(*program).methods[0].constants.size(), 1U);
+  const std::byte* folded = Internal::of(*program).methods[0].constants[0].memory->data();
   const std::vector<float> expected = run(program, 5);
   program->shrink();
-  EXPECT_EQ(program->impl().graph(0)->methods[0].nodes.size(), 1U);
+  EXPECT_EQ(Internal::of(*program).graph(0)->methods[0].nodes.size(), 1U);
   const std::vector<float> found = run(program, 6);
   EXPECT_TRUE(std::equal(expected.begin(), expected.end(), found.begin()));
-  EXPECT_EQ(program->impl().methods[0].constants[0].memory->data(), folded);
+  EXPECT_EQ(Internal::of(*program).methods[0].constants[0].memory->data(), folded);
   EXPECT_EQ(program->stats().constant_bytes, 16U);
 
   graph.method().nodes[0].name = "renamed";  // what is read again is another program
@@ -340,8 +340,10 @@ TEST(ConstantPool, OneForAllMethods) {
   };
   const auto again = [&](std::size_t i) { return (i == 0 ? first : i == 1 ? second : other).program(); };
   const auto program =
-      Program::from_impl(build_program({first.program(), second.program(), other.program()}, find, again, {}, "test"));
-  const auto constant = [&](std::size_t method) { return program->impl().methods[method].constants.at(0).memory; };
+      Internal::program(build_program({first.program(), second.program(), other.program()}, find, again, {}, "test"));
+  const auto constant = [&](std::size_t method) {
+    return Internal::of(*program).methods[method].constants.at(0).memory;
+  };
   EXPECT_EQ(constant(0), constant(1));
   EXPECT_NE(constant(0), constant(2));
   EXPECT_EQ(program->stats().constant_bytes, 32U);

@@ -12,7 +12,7 @@ namespace graft {
 
 // Phases after the load, for PhaseLog::add.
 inline constexpr std::string_view kPlansPhase = "plans";
-inline constexpr std::string_view kLaunchListPhase = "launch list";
+inline constexpr std::string_view kLaunchSequencePhase = "launch sequence";
 
 // How often each phase happened, how long it took and what it made, in the order of first times. From any thread.
 class PhaseLog {

@@ -254,7 +254,7 @@ ProgramStats Program::Impl::stats() const {
 Program::Program(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Program::~Program() = default;
 
-std::shared_ptr<const Program> Program::from_impl(std::unique_ptr<Impl> impl) {
+std::shared_ptr<const Program> Internal::program(std::unique_ptr<ProgramImpl> impl) {
   return std::shared_ptr<const Program>(new Program(std::move(impl)));
 }
 

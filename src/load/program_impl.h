@@ -44,13 +44,13 @@ struct LoadedMethod {
   std::vector<std::size_t> panel_bytes;  // 0: not in panels
   std::vector<std::size_t> weight_bytes;
   std::vector<FoldedConstant> constants;  // by index of constant inputs
-  std::vector<std::uint32_t> states;      // by state index of the graph: index into Program::Impl::states
+  std::vector<std::uint32_t> states;      // by state index of the graph: index into ProgramImpl::states
   // Output i of the method is output user_outputs[i] of the graph (the others write states and inputs).
   std::vector<std::uint32_t> user_outputs;
   // Which part (pass/graph/partition.h) of which method of the package it is; the method itself is part 0.
   std::uint32_t source = 0;
   std::uint32_t part = 0;
-  // Of a method that is cut: what a run does, one after another; parts are indices into Program::Impl::methods. Empty:
+  // Of a method that is cut: what a run does, one after another; parts are indices into ProgramImpl::methods. Empty:
   // the method has plans.
   std::vector<Step> steps;
   struct Signature {
@@ -114,6 +114,16 @@ class PlanCache {
   std::unordered_map<Key, std::shared_ptr<Slot>, KeyHash> slots_;
   std::list<Key> order_;  // most recently used first
 };
+
+// How the library's own sources reach behind its public classes.
+struct Internal {
+  using ProgramImpl = Program::Impl;
+  using ArenaImpl = Arena::Impl;
+  static const ProgramImpl& of(const Program& program) { return *program.impl_; }
+  static ArenaImpl& of(const Arena& arena) { return *arena.impl_; }
+  static std::shared_ptr<const Program> program(std::unique_ptr<ProgramImpl> impl);
+};
+using ProgramImpl = Internal::ProgramImpl;
 
 struct Program::Impl {
   // What the caller holds he may change, and no weight of it is copied.
@@ -185,8 +195,8 @@ UniformWeight uniform_weights(const ir::Program& graph, const LoadedMethod& meth
 
 // Makes a program from graphs with one method each: the phases of a load after the files are opened. `find` is asked
 // once per key; `read_method` must give the same graphs again.
-std::unique_ptr<Program::Impl> build_program(std::vector<ir::Program> sources, const FindWeight& find,
-                                             const ReadMethod& read_method, const LoadOptions& options,
-                                             std::string source);
+std::unique_ptr<ProgramImpl> build_program(std::vector<ir::Program> sources, const FindWeight& find,
+                                           const ReadMethod& read_method, const LoadOptions& options,
+                                           std::string source);
 
 }  // namespace graft

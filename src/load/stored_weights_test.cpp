@@ -83,7 +83,7 @@ struct Graph : GraphBuilder {
     const auto again = [this](std::size_t) { return program(); };
     LoadOptions options;
     options.pack_weights = pack;
-    return Program::from_impl(build_program({program()}, find, again, options, "test"));
+    return Internal::program(build_program({program()}, find, again, options, "test"));
   }
 };
 
@@ -194,7 +194,7 @@ TEST_F(StoredWeightsRun, ActivationsBecomePartOfTheProduct) {
     return FoundWeight{data.bytes, FoundWeight::Origin::file, "the test", data.stored};
   };
   const auto again = [&graph](std::size_t) { return graph.program(); };
-  Session session(Program::from_impl(build_program({graph.program()}, find, again, {}, "test")));
+  Session session(Internal::program(build_program({graph.program()}, find, again, {}, "test")));
   std::vector<float> rows = test::random_values(2 * kDepth, 6);
   const std::vector<Value> out = session.run("forward", std::vector{tensor(rows, {2, kDepth})});
   EXPECT_EQ(session.counters().kernels_launched, 1U);

@@ -130,7 +130,7 @@ class GraphBuilder {
       throw NotFound("no weight '" + weight.key + "'");
     };
     const auto again = [this](std::size_t) { return program_; };
-    return Program::from_impl(build_program({program_}, find, again, options, "test"));
+    return Internal::program(build_program({program_}, find, again, options, "test"));
   }
 
  private:

@@ -23,7 +23,7 @@ KvType kv_type_named(std::string_view name) {
 }
 
 std::int64_t ring_slots(std::int64_t reach, const KvOptions& kv) {
-  return reach > 0 && reach - 1 + kv.room < kv.length ? reach - 1 + kv.room : 0;
+  return reach > 0 && reach - 1 + kv.window_slack < kv.length ? reach - 1 + kv.window_slack : 0;
 }
 
 TensorDesc state_desc(const ir::State& state, const KvOptions& kv) {
@@ -32,7 +32,7 @@ TensorDesc state_desc(const ir::State& state, const KvOptions& kv) {
   shape[0] = kv.rows;
   if (state.kind != ir::StateKind::kv && state.kind != ir::StateKind::kv_source) return {state.dtype, shape};
   const std::int64_t ring = state.reaches.empty() ? 0 : ring_slots(state.reaches[0], kv);
-  shape[2] = state.kind == ir::StateKind::kv_source ? kv.source_length : ring > 0 ? ring : kv.length;
+  shape[2] = state.kind == ir::StateKind::kv_source ? kv.encoder_length : ring > 0 ? ring : kv.length;
   switch (kv.type) {
     case KvType::computed:
       return {state.dtype, shape};

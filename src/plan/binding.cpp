@@ -1,5 +1,4 @@
 #include "plan/binding.h"
-#include "weight/stored_weight.h"
 
 #include <string>
 #include <utility>
@@ -10,6 +9,7 @@
 #include "lowering/lowering.h"
 #include "op/operator.h"
 #include "plan/state_updates.h"
+#include "weight/stored_weight.h"
 
 namespace graft {
 namespace {

@@ -84,7 +84,7 @@ std::vector<std::int64_t> plan_key(std::span<const InputDesc> inputs) {
 }
 
 void append_kv_key(const KvOptions& kv, std::vector<std::int64_t>& key) {
-  key.insert(key.end(), {kv.rows, kv.length, static_cast<std::int64_t>(kv.type), kv.room, kv.source_length});
+  key.insert(key.end(), {kv.rows, kv.length, static_cast<std::int64_t>(kv.type), kv.window_slack, kv.encoder_length});
 }
 
 bool has_kv_cache(std::span<const ir::State> states) {

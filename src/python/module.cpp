@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <string>
 #include <tuple>
@@ -83,6 +84,8 @@ nb::dict to_dict(const Counters& c) {
   d["graphs_built"] = c.graphs_built;
   d["rewrites"] = c.rewrites;
   d["kernels_launched"] = c.kernels_launched;
+  d["inputs_described"] = c.inputs_described;
+  d["inputs_padded"] = c.inputs_padded;
   d["io_copies"] = c.io_copies;
   d["io_bytes_copied"] = c.io_bytes_copied;
   d["arena_allocations"] = c.arena_allocations;
@@ -122,7 +125,7 @@ nb::dict to_dict(const MethodInfo& info) {
   d["outputs"] = outputs;
   d["in_spec"] = info.in_spec;
   d["out_spec"] = info.out_spec;
-  d["pieces"] = info.pieces;
+  d["segments"] = info.segments;
   return d;
 }
 
@@ -176,7 +179,7 @@ std::shared_ptr<Program> load_program(const nb::object& package, std::vector<std
                                       const nb::dict& tensors, nb::object owner, const std::string& device,
                                       std::size_t max_plans, std::int64_t max_plan_bytes,
                                       std::int64_t max_plan_launches, bool verify_hashes, bool fast_kernels,
-                                      bool stored_plans, const nb::object& on_phase, std::size_t merge_pieces,
+                                      bool stored_plans, const nb::object& on_phase, std::size_t merge_segments,
                                       const std::string& matmul_precision) {
   LoadOptions options;
   options.weights = std::move(weights);
@@ -189,7 +192,7 @@ std::shared_ptr<Program> load_program(const nb::object& package, std::vector<std
   options.verify_hashes = verify_hashes;
   options.fast_kernels = fast_kernels;
   options.stored_plans = stored_plans;
-  options.merge_pieces = merge_pieces;
+  options.merge_segments = merge_segments;
   options.matmul_precision = matmul_precision_named(matmul_precision);
   if (!on_phase.is_none())
     options.on_phase = [&on_phase](std::string_view phase) {
@@ -296,7 +299,7 @@ NB_MODULE(_C, m) {
                   nb::arg("owner").none() = nb::none(), nb::arg("device") = "", nb::arg("max_plans") = 64,
                   nb::arg("max_plan_bytes") = INT64_MAX, nb::arg("max_plan_launches") = std::int64_t{1} << 20,
                   nb::arg("verify_hashes") = false, nb::arg("fast_kernels") = true, nb::arg("stored_plans") = true,
-                  nb::arg("on_phase").none() = nb::none(), nb::arg("merge_pieces") = LoadOptions{}.merge_pieces,
+                  nb::arg("on_phase").none() = nb::none(), nb::arg("merge_segments") = LoadOptions{}.merge_segments,
                   nb::arg("matmul_precision") = "highest")
       .def_static(
           "from_ir",
@@ -330,11 +333,11 @@ NB_MODULE(_C, m) {
       .def(
           "__init__",
           [](Session* self, std::shared_ptr<Program> program, int threads, std::size_t max_graphs, bool strict,
-             std::int64_t kv_rows, std::int64_t kv_length, const std::string& kv_type, std::int64_t kv_room,
-             std::int64_t kv_source_length, std::uint64_t seed, const nb::dict& buckets, const nb::dict& padding) {
+             std::int64_t kv_rows, std::int64_t kv_length, const std::string& kv_type, std::int64_t kv_window_slack,
+             std::int64_t kv_encoder_length, std::uint64_t seed, const nb::dict& buckets, const nb::dict& padding) {
             SessionOptions options;
             options.buckets = to_buckets(buckets, padding);
-            options.kv = {kv_rows, kv_length, kv_type_named(kv_type), kv_room, kv_source_length};
+            options.kv = {kv_rows, kv_length, kv_type_named(kv_type), kv_window_slack, kv_encoder_length};
             options.threads = threads;
             options.max_graphs = max_graphs;
             options.strict_zero_copy = strict;
@@ -343,42 +346,34 @@ NB_MODULE(_C, m) {
           },
           nb::arg("program"), nb::arg("threads") = 0, nb::arg("max_graphs") = 16, nb::arg("strict_zero_copy") = false,
           nb::arg("kv_rows") = KvOptions{}.rows, nb::arg("kv_length") = KvOptions{}.length,
-          nb::arg("kv_type") = "computed", nb::arg("kv_room") = KvOptions{}.room,
-          nb::arg("kv_source_length") = KvOptions{}.source_length, nb::arg("seed") = 0, nb::arg("buckets") = nb::dict(),
-          nb::arg("padding") = nb::dict())
-      // For methods in pieces: `place(i, dtype, sizes)` gives memory for output i once its sizes are known.
+          nb::arg("kv_type") = "computed", nb::arg("kv_window_slack") = KvOptions{}.window_slack,
+          nb::arg("kv_encoder_length") = KvOptions{}.encoder_length, nb::arg("seed") = 0,
+          nb::arg("buckets") = nb::dict(), nb::arg("padding") = nb::dict())
+      // `place(i, dtype, sizes)` gives the address of memory for output i, a tensor, once its sizes are known.
       .def(
           "run",
           [](Session& s, const std::string& method, const nb::list& inputs, const nb::object& place, double timeout,
              const CancelToken* cancel) {
             const std::vector<Value> in = to_values(inputs);
             const RunOptions options = run_options(timeout, cancel);
+            const auto place_tensors = [&](std::span<Value> outputs) {
+              const nb::gil_scoped_acquire acquire;
+              for (std::size_t i = 0; i < outputs.size(); ++i) {
+                if (outputs[i].kind != Value::Kind::tensor) continue;
+                const auto fields = nb::cast<nb::tuple>(from_value(outputs[i]));
+                const auto address = nb::cast<std::uintptr_t>(place(i, fields[1], fields[2]));
+                outputs[i].tensor.data = reinterpret_cast<void*>(address);  // NOLINT
+              }
+            };
             std::vector<Value> out;
             {
               nb::gil_scoped_release release;
-              out = s.run(method, in, options);
-            }
-            for (std::size_t i = 0; i < out.size(); ++i) {
-              if (out[i].kind != Value::Kind::tensor) continue;
-              const auto fields = nb::cast<nb::tuple>(from_value(out[i]));
-              const auto to = nb::cast<std::uintptr_t>(place(i, fields[1], fields[2]));
-              const std::size_t bytes = TensorDesc(out[i].tensor.dtype, out[i].tensor.shape).byte_count();
-              if (bytes > 0) std::memcpy(reinterpret_cast<void*>(to), out[i].tensor.data, bytes);  // NOLINT
+              out = s.run_into(method, in, std::cref(place_tensors), options);
             }
             return from_values(out);
           },
           nb::arg("method"), nb::arg("inputs"), nb::arg("place"), nb::arg("timeout") = 0.0,
           nb::arg("cancel").none() = nb::none())
-      .def("output_values",
-           [](Session& s, const std::string& method, const nb::list& inputs) {
-             const std::vector<Value> values = to_values(inputs);
-             std::vector<Value> out;
-             {
-               nb::gil_scoped_release release;
-               out = s.output_values(method, values);
-             }
-             return from_values(out);
-           })
       .def(
           "run_into",
           [](Session& s, const std::string& method, const nb::list& inputs, const nb::list& outputs, double timeout,

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -82,18 +83,16 @@ class TorchMethod {
     std::vector<Value> in(args.size());
     for (std::size_t i = 0; i < in.size(); ++i)
       if (!take(args[i], in[i])) return nb::none();
-    std::vector<Value> out;
-    {
-      const nb::gil_scoped_release release;
-      out = session_.output_values(name_, in);
-    }
     nb::list results;
-    spares_.resize(out.size());
-    for (std::size_t i = 0; i < out.size(); ++i)
-      results.append(out[i].kind == Value::Kind::tensor ? made(out[i].tensor, spares_[i]) : from_value(out[i]));
+    const auto place = [&](std::span<Value> out) {
+      const nb::gil_scoped_acquire acquire;
+      spares_.resize(out.size());
+      for (std::size_t i = 0; i < out.size(); ++i)
+        results.append(out[i].kind == Value::Kind::tensor ? made(out[i].tensor, spares_[i]) : from_value(out[i]));
+    };
     {
       const nb::gil_scoped_release release;
-      session_.run_into(name_, in, out, {});
+      session_.run_into(name_, in, std::cref(place));
     }
     return results;
   }

@@ -34,18 +34,18 @@ TEST(KvCache, PiecesGiveWhatTheWholeGives) {
   Session whole(model.program, with({}));
   const std::vector<float> expected = run(whole, {1}, 0, 20);
   EXPECT_THAT(whole.kv_lengths(), ElementsAre(20));
-  Session pieces(model.program, with({}));
-  run(pieces, {1}, 0, 7);
-  run(pieces, {1}, 7, 15);
+  Session chunked(model.program, with({}));
+  run(chunked, {1}, 0, 7);
+  run(chunked, {1}, 7, 15);
   for (std::int64_t t = 15; t < 20; ++t) {
-    const std::vector<float> got = run(pieces, {1}, t, t + 1);
+    const std::vector<float> got = run(chunked, {1}, t, t + 1);
     const std::vector<float> want(expected.begin() + t * kHeads * kSize, expected.begin() + (t + 1) * kHeads * kSize);
     expect_near(got, want, 2e-6f);
   }
-  EXPECT_THAT(pieces.kv_lengths(), ElementsAre(20));
+  EXPECT_THAT(chunked.kv_lengths(), ElementsAre(20));
   // The positions are no part of a plan: five steps made one.
-  EXPECT_EQ(pieces.counters().plan_misses + pieces.counters().plan_hits, 7u);
-  EXPECT_EQ(pieces.counters().graphs_built, 3u);
+  EXPECT_EQ(chunked.counters().plan_misses + chunked.counters().plan_hits, 7u);
+  EXPECT_EQ(chunked.counters().graphs_built, 3u);
 }
 
 TEST(KvCache, ABatchUsesTheRowsItNames) {

@@ -14,15 +14,15 @@ using ::testing::ElementsAre;
 
 constexpr std::int64_t kLength = 200;
 
-SessionOptions ring_of(std::int64_t room, std::int64_t rows = 1, KvType type = KvType::computed) {
-  return test::with({rows, kLength, type, room});
+SessionOptions ring_of(std::int64_t slack, std::int64_t rows = 1, KvType type = KvType::computed) {
+  return test::with({rows, kLength, type, slack});
 }
 
-// Enough room for everything: no rings.
+// Long enough for everything: no rings.
 SessionOptions whole(std::int64_t rows = 1, KvType type = KvType::computed) { return ring_of(kLength, rows, type); }
 
 struct RingCase {
-  std::int64_t window = 0, chunk = 0, room = 1;
+  std::int64_t window = 0, chunk = 0, slack = 1;
   KvType type = KvType::computed;
 };
 
@@ -32,27 +32,27 @@ TEST_P(KvRing, AnyPiecesAndTruncationsGiveWhatACacheOfAllTokensGives) {
   const RingCase& c = GetParam();
   test::KvModel model({.window = c.window, .chunk = c.chunk, .first_sees_all = true});
   const std::string path = ::testing::TempDir() + "graft_kv_ring";
-  std::mt19937 rng(static_cast<unsigned>(c.window * 100 + c.chunk * 10 + c.room));
+  std::mt19937 rng(static_cast<unsigned>(c.window * 100 + c.chunk * 10 + c.slack));
   const auto pick = [&](std::int64_t from, std::int64_t to) {
     return std::uniform_int_distribution<std::int64_t>(from, to)(rng);
   };
-  int taken_back = 0, longer_than_room = 0, gone_round = 0;
+  int taken_back = 0, longer_than_slack = 0, gone_round = 0;
   for (int round = 0; round < 6; ++round) {
-    Session ring(model.program, ring_of(c.room, 2, c.type)), all(model.program, whole(2, c.type));
+    Session ring(model.program, ring_of(c.slack, 2, c.type)), all(model.program, whole(2, c.type));
     ASSERT_LT(ring.states()[3].tensor.shape.numel() + ring.states()[4].tensor.shape.numel(),
               all.states()[3].tensor.shape.numel() + all.states()[4].tensor.shape.numel());
     std::int64_t length = 0;
     for (int step = 0; step < 30; ++step) {
-      const std::int64_t tokens = pick(0, 3) == 0 ? pick(1, 60) : pick(1, c.room);
+      const std::int64_t tokens = pick(0, 3) == 0 ? pick(1, 60) : pick(1, c.slack);
       if (length + tokens > kLength) break;
-      longer_than_room += tokens > c.room;
-      gone_round += length + tokens > c.room + std::max(c.window, c.chunk);
+      longer_than_slack += tokens > c.slack;
+      gone_round += length + tokens > c.slack + std::max(c.window, c.chunk);
       // Its rows lie the other way round.
       const std::vector<float> got = test::run(ring, {1, 2}, length, length + tokens, -1, {1, 0});
       test::expect_near(got, test::run(all, {1, 2}, length, length + tokens), 1e-6f);
       length += tokens;
       ASSERT_LE(ring.kv_shortest(0), length);
-      const std::int64_t back = pick(std::max<std::int64_t>(ring.kv_shortest(0), length - c.room), length);
+      const std::int64_t back = pick(std::max<std::int64_t>(ring.kv_shortest(0), length - c.slack), length);
       taken_back += back < length;
       switch (pick(0, 5)) {
         case 0:
@@ -72,7 +72,7 @@ TEST_P(KvRing, AnyPiecesAndTruncationsGiveWhatACacheOfAllTokensGives) {
           break;
         case 4:
           ring.save(path);
-          ring = Session(model.program, ring_of(c.room + pick(0, 3), 2, c.type));
+          ring = Session(model.program, ring_of(c.slack + pick(0, 3), 2, c.type));
           ring.restore(path);
           break;
         default:
@@ -81,7 +81,7 @@ TEST_P(KvRing, AnyPiecesAndTruncationsGiveWhatACacheOfAllTokensGives) {
     }
   }
   EXPECT_GT(taken_back, 5);
-  EXPECT_GT(longer_than_room, 5);
+  EXPECT_GT(longer_than_slack, 5);
   EXPECT_GT(gone_round, 5);
   std::remove(path.c_str());
 }
@@ -93,7 +93,7 @@ INSTANTIATE_TEST_SUITE_P(Sizes, KvRing,
 
 TEST(KvRing, AFailedRunLeavesWhatTheNextOneSees) {
   test::KvModel model({.window = 6, .first_sees_all = true, .may_fail = true});
-  for (const std::int64_t tokens : {1, 4, 20}) {  // within the ring's room, all of it, more
+  for (const std::int64_t tokens : {1, 4, 20}) {  // within the slack, all of it, more
     Session ring(model.program, ring_of(4)), all(model.program, whole());
     test::run(all, {1}, 0, 50, 0);
     test::run(ring, {1}, 0, 50, 0);
@@ -140,8 +140,8 @@ TEST(KvRing, ResizedAndRestoredElsewhere) {
   test::run(all, {1, 2}, 0, 50);
   const std::vector<float> expected = test::run(all, {1, 2}, 50, 58);
   session.save(path);
-  for (const std::int64_t room : {1, 2, 30, 400}) {
-    Session other(model.program, ring_of(room, 2));
+  for (const std::int64_t slack : {1, 2, 30, 400}) {
+    Session other(model.program, ring_of(slack, 2));
     other.restore(path);
     EXPECT_GE(other.kv_shortest(0), 46);
     test::expect_near(test::run(other, {1, 2}, 50, 58), expected, 1e-6f);

@@ -1,67 +1,109 @@
-#include <algorithm>
-#include <bit>
 #include <cstring>
+#include <span>
+#include <utility>
 
 #include "base/check.h"
 #include "exec/thread_pool.h"
 #include "graft/graft.h"
+#include "session/call_values.h"
+#include "session/kv_tokens.h"
 #include "session/session_impl.h"
+#include "session/state_file.h"
 
 namespace graft {
-namespace {
-
-// Addresses of a run's outputs are collected on the stack: the steady state allocates nothing.
-constexpr std::size_t kMaxOutputs = 1024;
-
-std::string_view kind_name(Value::Kind kind) {
-  constexpr std::string_view names[] = {"None", "a tensor", "an integer", "a float", "a bool", "a text"};
-  return names[static_cast<std::size_t>(kind)];
-}
-
-// A result that is not a tensor.
-Value number_of(const PlanOutput& out) {
-  if (out.is_none) return {};
-  if (!out.is_text) return from_scalar(out.scalar);
-  Value text;
-  text.kind = Value::Kind::text;
-  text.text = out.text;
-  return text;
-}
-
-// Equality of the whole key; never of a hash of it.
-bool same_key(std::span<const std::int64_t> a, std::span<const std::int64_t> b) { return std::ranges::equal(a, b); }
-
-}  // namespace
-
-Value from_scalar(const Scalar& s) {
-  switch (s.kind) {
-    case ir::ValueKind::real:
-      return Value::of(s.f);
-    case ir::ValueKind::boolean:
-      return Value::of(s.i != 0);
-    default:
-      return Value::of(s.i);
-  }
-}
 
 CancelToken::CancelToken() : flag_(std::make_shared<std::atomic<bool>>(false)) {}
 void CancelToken::cancel() const { flag_->store(true); }
 void CancelToken::reset() const { flag_->store(false); }
 bool CancelToken::cancelled() const { return flag_->load(); }
 
-Session::Impl::Impl(std::shared_ptr<const Program> loaded_program, const SessionOptions& session_options)
-    : program(std::move(loaded_program)), options(session_options), threads(resolve_threads(options.threads)) {
-  if (const ProgramDevice* on_device = loaded().on_device.get()) device = std::make_unique<SessionDevice>(*on_device);
-  arena = options.arena ? options.arena : std::make_shared<Arena>();
-  has_kv = loaded().has_kv_cache();
-  if (has_kv) check_kv(options.kv);
-  control.random.seed = options.seed;
-  find_padded_dims();
+Session::Impl::Use::Use(Impl& impl) : guard(impl.busy, kSessionInUse) {
+  GRAFT_CHECK(InvalidArgument, !impl.closed, "the session is closed");
 }
 
-Session::Impl::~Impl() { drain(); }
+Session::Impl::Impl(std::shared_ptr<const Program> loaded_program, const SessionOptions& session_options)
+    : program(std::move(loaded_program)),
+      options(session_options),
+      threads(resolve_threads(options.threads)),
+      states(Internal::of(*program), options.kv, counters),
+      kv(states),
+      plans(Internal::of(*program), options, threads, kv, blocks, counters),
+      segments(Internal::of(*program), plans, blocks, counters),
+      queue(options.queue_capacity, [this](const RunQueue::Job& job) {
+        // A direct call of the owner's may be under way: this one waits for its turn.
+        const BusyGuard guard(busy, BusyGuard::Wait{});
+        return run(job.method, job.inputs, job.options);
+      }) {}
 
-void Session::Impl::check_open() const { GRAFT_CHECK(InvalidArgument, !closed, "the session is closed"); }
+PreparedCall& Session::Impl::prepare_plan(std::string_view method, std::span<const Value> inputs,
+                                          std::string_view what) {
+  const std::uint32_t index = find(method);
+  const std::size_t steps = Internal::of(*program).methods[index].steps.size();
+  GRAFT_CHECK(InvalidArgument, steps == 0, "method '", method, "' runs in ", steps, " segments", what);
+  return plans.prepare(index, inputs, false);
+}
+
+std::vector<Value> Session::Impl::output_values(std::string_view method, std::span<const Value> inputs) {
+  const PreparedCall& call = plans.prepare(find(method), inputs, false);
+  return call.in_segments() ? SegmentRunner::outputs(call) : plans.outputs(call);
+}
+
+void Session::Impl::run_into(std::string_view method, std::span<const Value> inputs, std::span<Value> outputs,
+                             const RunOptions& run_options) {
+  PreparedCall& call = plans.prepare(find(method), inputs, run_options.profile != nullptr);
+  if (call.in_segments()) {
+    segments.run(call, outputs, run_options);
+  } else {
+    plans.run(call, outputs, run_options);
+  }
+}
+
+std::vector<Value> Session::Impl::run_into(std::string_view method, std::span<const Value> inputs,
+                                           const PlaceOutputs& place, const RunOptions& run_options) {
+  PreparedCall& call = plans.prepare(find(method), inputs, run_options.profile != nullptr);
+  if (!call.in_segments()) {
+    std::vector<Value> outputs = plans.outputs(call);
+    place(outputs);
+    plans.run(call, outputs, run_options);
+    return outputs;
+  }
+  const LoadedMethod& loaded = *call.method;
+  std::vector<Value> made(call.output_count());
+  segments.run(call, made, run_options);
+  std::vector<Value> outputs = made;
+  for (Value& output : outputs) {
+    output.owner.reset();
+    output.tensor.data = nullptr;
+  }
+  place(outputs);
+  for (std::size_t i = 0; i < made.size(); ++i) {
+    if (made[i].kind != Value::Kind::tensor) continue;
+    const TensorDesc desc(made[i].tensor.dtype, made[i].tensor.shape);
+    check_output(loaded, i, outputs[i], desc);
+    if (const std::size_t bytes = desc.byte_count(); bytes > 0)
+      std::memcpy(outputs[i].tensor.data, made[i].tensor.data, bytes);
+  }
+  return outputs;
+}
+
+std::vector<Value> Session::Impl::run(std::string_view method, std::span<const Value> inputs,
+                                      const RunOptions& run_options) {
+  PreparedCall& call = plans.prepare(find(method), inputs, run_options.profile != nullptr);
+  if (call.in_segments()) {
+    std::vector<Value> outputs(call.output_count());
+    segments.run(call, outputs, run_options);
+    return outputs;
+  }
+  std::vector<Value> outputs = plans.outputs(call);
+  for (Value& output : outputs) {
+    if (output.kind != Value::Kind::tensor) continue;
+    auto memory = std::make_shared<AlignedMemory>(TensorDesc(output.tensor.dtype, output.tensor.shape).byte_count());
+    output.tensor.data = memory->data();
+    output.owner = std::move(memory);
+  }
+  plans.run(call, outputs, run_options);
+  return outputs;
+}
 
 Session::Session(std::shared_ptr<const Program> program, const SessionOptions& options) {
   GRAFT_CHECK(InvalidArgument, program, "a session needs a program, got null");
@@ -76,277 +118,144 @@ const Counters& Session::counters() const { return impl_->counters; }
 int Session::threads() const { return impl_->threads; }
 const Program& Session::program() const { return *impl_->program; }
 
-Arena::Arena() : impl_(std::make_unique<Impl>()) {}
-Arena::~Arena() = default;
-std::size_t Arena::bytes() const { return impl_->memory.size(); }
-
-void Session::Impl::describe_inputs(const LoadedMethod& method, std::span<const Value> inputs) {
-  GRAFT_CHECK(InvalidArgument, inputs.size() == method.info.inputs.size(), "method '", method.info.name, "' takes ",
-              method.info.inputs.size(), " inputs, got ", inputs.size());
-  input_descs.resize(inputs.size());
-  for (std::size_t i = 0; i < input_descs.size(); ++i) {
-    const Value& value = inputs[i];
-    InputDesc& desc = input_descs[i];
-    desc = InputDesc{};
-    desc.is_tensor = value.kind == Value::Kind::tensor;
-    if (method.info.inputs[i].kind == Value::Kind::none) {  // a constant of the export: nothing reads it
-      desc.is_tensor = false;
-      continue;
-    }
-    switch (value.kind) {
-      case Value::Kind::tensor:
-        desc.desc = TensorDesc(value.tensor.dtype, value.tensor.shape);
-        break;
-      case Value::Kind::integer:
-        desc.scalar = Scalar::of(value.i);
-        break;
-      case Value::Kind::boolean:
-        desc.scalar = Scalar::of(value.i != 0);
-        break;
-      case Value::Kind::real:
-        desc.scalar = Scalar::of(value.f);
-        break;
-      default:
-        throw InvalidArgument(str("input ", i, " of method '", method.info.name, "' must be a tensor or a number, got ",
-                                  kind_name(value.kind)));
-    }
-    // A Python caller may give 2 for a float.
-    if (method.info.inputs[i].kind == Value::Kind::real) desc.scalar = Scalar::of(desc.scalar.to_double());
-  }
+std::vector<Value> Session::run(std::string_view method, std::span<const Value> inputs, const RunOptions& options) {
+  const Impl::Use use(*impl_);
+  return impl_->run(method, inputs, options);
 }
 
-Session::Impl::Graph& Session::Impl::graph_for(std::uint32_t index) {
-  const LoadedMethod& method = loaded().methods[index];
-  key.clear();
-  for (const InputDesc& input : input_descs) append_key(input);
-  if (has_kv) append_kv_key(options.kv, key);
-  for (auto it = graphs.begin(); it != graphs.end(); ++it) {
-    if (it->method != index || !same_key(it->executable->plan().key, key)) continue;
-    // Equal sizes do not make equal dtypes or ranks.
-    if (!same_types(method.info, input_descs)) loaded().check_inputs(index, input_descs);
-    if (it != graphs.begin()) graphs.splice(graphs.begin(), graphs, it);
-    return graphs.front();
-  }
-  PlanCache::Result found = loaded().plan(index, input_descs, key, threads, options.kv);
-  Graph graph;
-  graph.method = index;
-  graph.counts_as_miss = !found.hit;
-  graph.bases.assign(found.plan->allocations.size(), nullptr);
-  const Clock::time_point start = Clock::now();
-  graph.executable = std::make_unique<Executable>(std::move(found.plan), threads, &control, device.get());
-  loaded().phases.add(kLaunchListPhase, ms_since(start), graph.executable->metadata_bytes());
-  ++counters.graphs_built;
-  graphs.push_front(std::move(graph));
-  // A run of a cut method needs a graph of each of its parts.
-  const std::size_t parts = loaded().methods.size() - loaded().public_methods;
-  if (graphs.size() > std::max<std::size_t>(options.max_graphs, 1) + parts) graphs.pop_back();
-  return graphs.front();
+std::vector<Value> Session::output_values(std::string_view method, std::span<const Value> inputs) {
+  const Impl::Use use(*impl_);
+  return impl_->output_values(method, inputs);
 }
 
-void Session::Impl::append_key(const InputDesc& input) {
-  if (!input.is_tensor) {
-    key.push_back(input.scalar.is_real() ? std::bit_cast<std::int64_t>(input.scalar.f) : input.scalar.i);
-    return;
-  }
-  for (std::int64_t size : input.desc.shape.sizes()) key.push_back(size);
+void Session::run_into(std::string_view method, std::span<const Value> inputs, std::span<Value> outputs,
+                       const RunOptions& options) {
+  const Impl::Use use(*impl_);
+  impl_->run_into(method, inputs, outputs, options);
 }
 
-bool Session::Impl::profile(Graph& graph, std::vector<NodeTiming>& timings, Clock::time_point begin) {
-  std::vector<Clock::time_point> stamps;
-  const Clock::time_point computing = Clock::now();
-  const bool finished = graph.executable->compute(&stamps);
-  const auto since = [&](Clock::time_point t) {
-    return std::chrono::duration_cast<std::chrono::nanoseconds>(t - begin).count();
-  };
-  const Plan& plan = graph.executable->plan();
-  timings.clear();
-  std::int64_t start = since(computing);
-  for (std::size_t i = 0; i < stamps.size() && i < plan.launches.size(); ++i) {
-    const Launch& launch = plan.launches[i];
-    const std::int64_t end = since(stamps[i]);
-    timings.push_back({plan.node_names[launch.node], kernel_name(launch), start, end});
-    start = end;
-  }
-  return finished;
+std::vector<Value> Session::run_into(std::string_view method, std::span<const Value> inputs, const PlaceOutputs& place,
+                                     const RunOptions& options) {
+  const Impl::Use use(*impl_);
+  return impl_->run_into(method, inputs, place, options);
 }
 
-void Session::Impl::compute(Graph& graph, const RunOptions& run_options, Clock::time_point begin) {
-  if (!run_options.kv_rows.empty()) check_kv_rows(run_options.kv_rows);
-  control.error.clear();
-  control.timed_out = false;
-  control.cancel = run_options.cancel ? run_options.cancel->flag() : nullptr;
-  control.has_deadline = run_options.deadline.has_value();
-  control.kv_rows = run_options.kv_rows;
-  if (control.has_deadline) control.deadline = *run_options.deadline;
-  const char* when = in_pieces ? "" : " before the run began";
-  if (control.cancel && control.cancel->load()) throw Cancelled(str("the run was cancelled", when));
-  if (control.has_deadline && Clock::now() >= control.deadline) throw Cancelled(str("the deadline passed", when));
-  ++(graph.counts_as_miss ? counters.plan_misses : counters.plan_hits);
-  graph.counts_as_miss = false;
-  const bool finished = run_options.profile ? profile(graph, *run_options.profile, begin) : graph.executable->compute();
-  counters.kernels_launched += graph.executable->launches_finished();
-  if (!in_pieces) ++counters.runs;
-  if (device) device->write_counters(counters);
-  if (!finished) {
-    if (control.error.failed()) throw ExecutionError(std::string(control.error.message()));
-    throw Cancelled(control.timed_out ? "the deadline passed" : "the run was cancelled");
-  }
-  ++control.random.run;
-  counters.state_bytes_written += static_cast<std::uint64_t>(graph.executable->plan().state_bytes_written);
-}
-std::vector<Value> Session::Impl::output_values(std::string_view name, std::span<const Value> inputs) {
-  const std::uint32_t index = loaded().find(name);
-  const LoadedMethod& method = loaded().methods[index];
-  describe_inputs(method, inputs);
-  if (!method.steps.empty()) return values_before_run(method, inputs);
-  std::vector<Value> padded_inputs;
-  std::vector<std::int64_t> sizes;
-  const bool pads = !padded.empty() && pad(index, inputs, padded_inputs, sizes);
-  if (pads) describe_inputs(method, padded_inputs);
-  const Plan& plan = graph_for(index).executable->plan();
-  std::vector<Value> values;
-  for (const std::uint32_t position : method.user_outputs) {
-    const PlanOutput& out = plan.outputs[position];
-    values.push_back(out.is_tensor ? Value::of(TensorView{nullptr, out.desc.dtype, out.desc.shape}) : number_of(out));
-    if (pads && out.is_tensor) values.back().tensor.shape = cut_back(values.size() - 1, out.desc.shape, sizes);
-  }
-  return values;
+std::future<std::vector<Value>> Session::submit(std::string method, std::vector<Value> inputs, RunOptions options) {
+  return impl_->queue.submit({std::move(method), std::move(inputs), options, {}});
 }
 
-void Session::Impl::run_into(std::string_view name, std::span<const Value> inputs, std::span<Value> outputs,
-                             const RunOptions& run_options) {
-  const std::uint32_t index = loaded().find(name);
-  if (!loaded().methods[index].steps.empty()) return run_pieces(index, inputs, outputs, run_options);
-  if (!padded.empty()) {
-    std::vector<Value> padded_inputs;
-    std::vector<std::int64_t> sizes;
-    if (pad(index, inputs, padded_inputs, sizes)) return run_padded(index, padded_inputs, outputs, sizes, run_options);
-  }
-  run_plan(index, inputs, outputs, run_options);
-}
-
-void check_output_count(const LoadedMethod& method, std::size_t given) {
-  GRAFT_CHECK(InvalidArgument, given == method.user_outputs.size(), "method '", method.info.name, "' returns ",
-              method.user_outputs.size(), " outputs, got room for ", given);
-}
-
-void check_output_alignment(const LoadedMethod& method, std::size_t i, const TensorView& given) {
-  GRAFT_CHECK(InvalidArgument, is_aligned(given.data, given.dtype), "output ", i, " of method '", method.info.name,
-              "' must be aligned to ", byte_size(given.dtype), " bytes, its address is ", given.data);
-}
-
-void check_output(const LoadedMethod& method, std::size_t i, const Value& output, const TensorDesc& wanted) {
-  const TensorView& given = output.tensor;
-  GRAFT_CHECK(InvalidArgument,
-              output.kind == Value::Kind::tensor && given.dtype == wanted.dtype && given.shape == wanted.shape,
-              "output ", i, " of method '", method.info.name, "' must be a tensor ", wanted.str(), ", got ",
-              output.kind == Value::Kind::tensor ? TensorDesc(given.dtype, given.shape).str()
-                                                 : std::string(kind_name(output.kind)));
-  GRAFT_CHECK(InvalidArgument, given.data || wanted.numel() == 0, "output ", i, " of method '", method.info.name, "' (",
-              wanted.str(), ") has no memory: its pointer is null");
-  check_output_alignment(method, i, given);
-}
-
-void Session::Impl::run_plan(std::uint32_t index, std::span<const Value> inputs, std::span<Value> outputs,
-                             const RunOptions& run_options) {
-  const Clock::time_point begin = run_options.profile ? Clock::now() : Clock::time_point{};
-  const LoadedMethod& method = loaded().methods[index];
-  const std::string& name = method.info.name;
-  describe_inputs(method, inputs);
-  Graph& graph = graph_for(index);
-  const Plan& plan = graph.executable->plan();
-  check_output_count(method, outputs.size());
-
-  std::byte* output_data[kMaxOutputs];
-  GRAFT_CHECK(Unsupported, plan.outputs.size() <= kMaxOutputs, "a method has at most ", kMaxOutputs, " outputs, '",
-              name, "' has ", plan.outputs.size());
-  std::fill_n(output_data, plan.outputs.size(), nullptr);
-  for (std::size_t i = 0; i < outputs.size(); ++i) {
-    const std::uint32_t position = method.user_outputs[i];
-    const PlanOutput& out = plan.outputs[position];
-    if (!out.is_tensor) continue;
-    check_output(method, i, outputs[i], out.desc);
-    output_data[position] = static_cast<std::byte*>(outputs[i].tensor.data);
-  }
-  // One arena serves one run at a time.
-  std::optional<BusyGuard> arena_guard;
-  if (!run_options.arena.data())
-    arena_guard.emplace(arena->impl().busy,
-                        "the arena is in use by another session; sessions that share one take turns");
-  bind(graph, inputs, output_data, run_options);
-  compute(graph, run_options, begin);
-  return_staged(graph, inputs);
-  for (std::size_t i = 0; i < outputs.size(); ++i)
-    if (const PlanOutput& out = plan.outputs[method.user_outputs[i]]; !out.is_tensor) outputs[i] = number_of(out);
-}
-
-std::vector<Value> Session::Impl::run(std::string_view name, std::span<const Value> inputs,
-                                      const RunOptions& run_options) {
-  const std::uint32_t index = loaded().find(name);
-  if (const LoadedMethod& method = loaded().methods[index]; !method.steps.empty()) {
-    std::vector<Value> outputs(method.user_outputs.size());
-    run_pieces(index, inputs, outputs, run_options);
-    return outputs;
-  }
-  std::vector<Value> outputs = output_values(name, inputs);
-  for (Value& value : outputs) {
-    if (value.kind != Value::Kind::tensor || value.tensor.data) continue;
-    auto memory = std::make_shared<AlignedMemory>(TensorDesc(value.tensor.dtype, value.tensor.shape).byte_count());
-    value.tensor.data = memory->data();
-    value.owner = std::move(memory);
-  }
-  run_into(name, inputs, outputs, run_options);
-  return outputs;
-}
-
-std::vector<Value> Session::run(std::string_view name, std::span<const Value> inputs, const RunOptions& options) {
+void Session::close() {
+  impl_->queue.close();
   const BusyGuard guard(impl_->busy, kSessionInUse);
-  impl_->check_open();
-  return impl_->run(name, inputs, options);
+  impl_->closed = true;
+  impl_->plans.close();
+  impl_->states.clear();
 }
 
-std::vector<Value> Session::output_values(std::string_view name, std::span<const Value> inputs) {
-  const BusyGuard guard(impl_->busy, kSessionInUse);
-  impl_->check_open();
-  return impl_->output_values(name, inputs);
-}
-
-PlanInfo Session::plan(std::string_view name, std::span<const Value> inputs) {
-  const BusyGuard guard(impl_->busy, kSessionInUse);
-  impl_->check_open();
-  const std::uint32_t method = impl_->loaded().find(name);
-  GRAFT_CHECK(InvalidArgument, impl_->loaded().methods[method].steps.empty(), "method '", name, "' runs in ",
-              impl_->loaded().methods[method].steps.size(), " pieces, each with a plan of its own");
-  impl_->describe_inputs(impl_->loaded().methods[method], inputs);
-  const Impl::Graph& graph = impl_->graph_for(method);
-  const Plan& plan = graph.executable->plan();
-  PlanInfo info{plan.arena_bytes, graph.executable->metadata_bytes(), plan.launches.size(), {}};
+PlanInfo Session::plan(std::string_view method, std::span<const Value> inputs) {
+  const Impl::Use use(*impl_);
+  const PreparedCall& call = impl_->prepare_plan(method, inputs, ", each with a plan of its own");
+  const Plan& plan = call.plan();
+  PlanInfo info{plan.arena_bytes, call.entry->executable->metadata_bytes(), plan.launches.size(), {}};
   for (std::size_t id = 0; id < plan.allocations.size(); ++id) {
     const Allocation& a = plan.allocations[id];
-    info.allocations.push_back({graft::name(a.segment), a.index, a.bytes, a.hits, graph.bases[id]});
+    info.allocations.push_back({name(a.segment), a.index, a.bytes, a.hits, call.entry->bases[id]});
   }
   return info;
 }
 
-std::vector<std::byte> Session::stored_plan(std::string_view name, std::span<const Value> inputs) {
-  const BusyGuard guard(impl_->busy, kSessionInUse);
-  impl_->check_open();
-  const Program::Impl& program = impl_->loaded();
+std::vector<std::byte> Session::stored_plan(std::string_view method, std::span<const Value> inputs) {
+  const Impl::Use use(*impl_);
+  const ProgramImpl& program = Internal::of(*impl_->program);
   GRAFT_CHECK(InvalidArgument, !program.plain, "plans of a program without fast kernels are not stored");
-  const std::uint32_t method = program.find(name);
-  GRAFT_CHECK(InvalidArgument, program.methods[method].steps.empty(), "method '", name, "' runs in ",
-              program.methods[method].steps.size(), " pieces; their plans are not stored");
-  impl_->describe_inputs(program.methods[method], inputs);
-  const Plan& plan = impl_->graph_for(method).executable->plan();
-  return encode(stored_plan_of(plan, std::string(name), impl_->threads, program.size_count(plan.key)),
+  const Plan& plan = impl_->prepare_plan(method, inputs, "; their plans are not stored").plan();
+  return encode(stored_plan_of(plan, std::string(method), impl_->threads, program.size_count(plan.key)),
                 plan_origin(program.device));
 }
 
-void Session::run_into(std::string_view name, std::span<const Value> inputs, std::span<Value> outputs,
-                       const RunOptions& options) {
-  const BusyGuard guard(impl_->busy, kSessionInUse);
-  impl_->check_open();
-  impl_->run_into(name, inputs, outputs, options);
+void Session::freeze_input(std::string_view method, std::size_t input) {
+  const Impl::Use use(*impl_);
+  impl_->plans.binder().freeze(impl_->find(method), input);
+}
+
+std::vector<StateView> Session::states() {
+  const Impl::Use use(*impl_);
+  return impl_->states.views();
+}
+
+void Session::reset() {
+  const Impl::Use use(*impl_);
+  impl_->states.reset();
+  impl_->plans.random().run = 0;
+}
+
+Session Session::fork() {
+  const Impl::Use use(*impl_);
+  SessionOptions options = impl_->options;
+  options.threads = impl_->threads;
+  options.kv = impl_->states.kv();
+  Session copy(impl_->program, options);
+  copy.impl_->plans.random() = impl_->plans.random();
+  for (std::uint32_t i = 0; i < impl_->states.count(); ++i) {
+    const std::byte* from = impl_->states.existing(i);
+    if (!from) continue;
+    std::byte* to = copy.impl_->states.data(i);
+    for (const auto& [offset, bytes] : impl_->kv.used_ranges(i)) std::memcpy(to + offset, from + offset, bytes);
+  }
+  return copy;
+}
+
+void Session::save(const std::string& path) {
+  const Impl::Use use(*impl_);
+  StateFile(impl_->kv).save(path);
+}
+
+void Session::restore(const std::string& path) {
+  const Impl::Use use(*impl_);
+  StateFile(impl_->kv).restore(path);
+}
+
+std::span<const std::int64_t> Session::kv_lengths() {
+  const Impl::Use use(*impl_);
+  return impl_->kv.lengths();
+}
+
+void Session::kv_truncate(std::int64_t length) {
+  const Impl::Use use(*impl_);
+  impl_->kv.truncate(length);
+}
+
+std::int64_t Session::kv_shortest(std::int64_t row) {
+  const Impl::Use use(*impl_);
+  impl_->kv.check_row(row);
+  return impl_->kv.shortest(static_cast<std::size_t>(row));
+}
+
+void Session::kv_select(std::span<const std::int64_t> rows) {
+  const Impl::Use use(*impl_);
+  impl_->kv.select(rows);
+}
+
+void Session::kv_resize(std::int64_t rows, std::int64_t length) {
+  const Impl::Use use(*impl_);
+  impl_->kv.resize(rows, length);
+}
+
+void Session::kv_read(std::int64_t layer, std::int64_t row, std::int64_t first, const TensorView& keys,
+                      const TensorView& values) {
+  const Impl::Use use(*impl_);
+  KvTokens(impl_->kv).read(layer, row, first, keys, values);
+}
+
+void Session::kv_write(std::int64_t layer, std::int64_t row, std::int64_t first, const TensorView& keys,
+                       const TensorView& values) {
+  const Impl::Use use(*impl_);
+  KvTokens(impl_->kv).write(layer, row, first, keys, values);
+}
+
+void Session::kv_set_lengths(std::span<const std::int64_t> lengths) {
+  const Impl::Use use(*impl_);
+  impl_->kv.set_lengths(lengths);
 }
 
 }  // namespace graft

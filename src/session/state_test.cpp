@@ -99,7 +99,7 @@ std::vector<std::vector<float>> states_of(Session& session) {
 
 TEST(State, WrittenInPlaceInTheOrderOfTheProgram) {
   Decoder decoder;
-  const auto graph = decoder.program->impl().graph(0);
+  const auto graph = Internal::of(*decoder.program).graph(0);
   const std::vector<bool> in_place = find_state_updates(*graph, graph->methods[0]);
   EXPECT_EQ(std::count(in_place.begin(), in_place.end(), true), 2);
 
@@ -155,7 +155,7 @@ const Kernel kThenStop{"then_stop",
 
 TEST(State, ARunStoppedAfterAnyLaunchLeavesThemAsTheyWere) {
   Decoder decoder;
-  const Program::Impl& impl = decoder.program->impl();
+  const ProgramImpl& impl = Internal::of(*decoder.program);
   std::size_t launches = 1;
   std::size_t commit_begin = 0;
   std::size_t stopped = 0;

@@ -249,9 +249,9 @@ def test_work_of_networks_is_what_torch_counts(bench, model):
         assert gb_read == pytest.approx(sum(p.numel() for p in module.parameters()) * 4e-9, rel=0.01)
 
 
-def launch(kernel, inputs, outputs, why="the one kernel for it"):
+def launch(kernel, inputs, outputs, explanation="the one kernel for it"):
     return {
-        "kernel": kernel, "why": why,
+        "kernel": kernel, "explanation": explanation,
         "inputs": [{"tensor": text} for text in inputs], "outputs": [{"tensor": text} for text in outputs],
     }  # fmt: skip
 

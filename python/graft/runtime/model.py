@@ -79,7 +79,7 @@ class Method:
         # Positional tensors and numbers alone, as most methods take them, need no pytree: it takes longer than small models.
         self._leaves = count if self._in_spec == pytree.tree_structure(((0,) * count, {})) else None
         self._one_result = self._out_spec == pytree.tree_structure(0)
-        direct = self._leaves is not None and info["pieces"] == 1
+        direct = self._leaves is not None and info["segments"] == 1
         self._direct = _C.TorchMethod(session, self.name, DTYPES).call if direct else None
 
     def _flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
@@ -121,27 +121,19 @@ class Method:
                 return self._arranged(results)
         keep: list[torch.Tensor] = []
         inputs = self._inputs(args, kwargs, keep)
-        if self._info["pieces"] > 1:
-            return self._arranged(self._run_pieces(inputs, out, timeout, cancel))
-        values = self._session.output_values(self.name, inputs)
-        given = None if out is None else self._flatten_out(out, len(values))
-        results = []
-        outputs: list[Any] = []
-        for i, value in enumerate(values):
-            if not isinstance(value, tuple):
-                results.append(value)
-                outputs.append(value)
-                continue
-            dtype, sizes = DTYPES[value[1]], value[2]
+        given = None if out is None else self._flatten_out(out)
+        placed: dict[int, torch.Tensor] = {}
+
+        def place(i: int, number: int, sizes: tuple[int, ...]) -> int:
             if given is None:
-                tensor = torch.empty(sizes, dtype=dtype, device="cpu")
+                placed[i] = torch.empty(sizes, dtype=DTYPES[number], device="cpu")
             else:
-                tensor = given[i]
-                self._check_out(tensor, i, dtype, sizes)
-            results.append(tensor)
-            outputs.append((tensor.data_ptr(), value[1], sizes))
-        self._session.run_into(self.name, inputs, outputs, timeout or 0.0, cancel)
-        return self._arranged(results)
+                self._check_out(given[i], i, DTYPES[number], sizes)
+                placed[i] = given[i]
+            return placed[i].data_ptr()
+
+        values = self._session.run(self.name, inputs, place, timeout or 0.0, cancel)
+        return self._arranged([placed.get(i, value) for i, value in enumerate(values)])
 
     def _arranged(self, results: list[Any]) -> Any:
         if self._one_result:
@@ -162,24 +154,8 @@ class Method:
             _flat_value(value, lambda i=i: f"input {i} of method '{self.name}'", keep) for i, value in enumerate(flat)
         ]
 
-    def _run_pieces(self, inputs: list[Any], out: Any, timeout: float | None, cancel: CancelToken | None) -> list[Any]:
-        """Sizes of the results are known after the run; each is copied once into memory of torch's."""
-        given = None if out is None else self._flatten_out(out, len(self._info["outputs"]))
-        placed: dict[int, torch.Tensor] = {}
-
-        def place(i: int, number: int, sizes: tuple[int, ...]) -> int:
-            if given is None:
-                placed[i] = torch.empty(sizes, dtype=DTYPES[number], device="cpu")
-            else:
-                self._check_out(given[i], i, DTYPES[number], sizes)
-                placed[i] = given[i]
-            return placed[i].data_ptr()
-
-        values = self._session.run(self.name, inputs, place, timeout or 0.0, cancel)
-        return [placed.get(i, value) for i, value in enumerate(values)]
-
-    def _flatten_out(self, out: Any, count: int) -> list[Any]:
-        flat = pytree.tree_leaves(out)
+    def _flatten_out(self, out: Any) -> list[Any]:
+        flat, count = pytree.tree_leaves(out), len(self._info["outputs"])
         if len(flat) != count:
             raise InvalidArgument(f"method '{self.name}' has {count} outputs, out= holds {len(flat)}")
         return flat
@@ -247,7 +223,7 @@ class Model:
     def kv_truncate(self, length: int) -> None:
         """Keeps the first `length` tokens of every row of the cache that has more.
 
-        Raises `graft.InvalidArgument` when a layer with a window no longer holds what the next token sees (`kv_room` of
+        Raises `graft.InvalidArgument` when a layer with a window no longer holds what the next token sees (`kv_window_slack` of
         `graft.load`); 0 always works.
         """
         self._session.kv_truncate(length)
@@ -341,14 +317,14 @@ def load(
     verify_hashes: bool = False,
     fast_kernels: bool = True,
     stored_plans: bool = True,
-    merge_pieces: int = 4,
+    merge_segments: int = 4,
     buckets: Mapping[str, Sequence[int]] | None = None,
     padding: Mapping[str, float] | None = None,
     kv_rows: int = 1,
     kv_length: int = 4096,
     kv_dtype: str = "computed",
-    kv_room: int = 512,
-    kv_source_length: int = 4096,
+    kv_window_slack: int = 512,
+    kv_encoder_length: int = 4096,
     seed: int = 0,
     on_phase: Callable[[str], None] | None = None,
 ) -> Model:
@@ -365,13 +341,13 @@ def load(
     (AVX-512 BF16). `stored_plans=False` leaves plans that the package holds alone.
     `kv_rows`, `kv_length`, `kv_dtype`: of a program with attention over a cache: sequences, tokens of each, and how they
     are stored ("computed" as the model computes them, "f32", "f16", "bf16", "q8_0").
-    `kv_room`: layers that see a window of the last w tokens keep w - 1 + kv_room of them where that is less than
+    `kv_window_slack`: layers that see a window of the last w tokens keep w - 1 + kv_window_slack of them where that is less than
     `kv_length`: so many tokens can be taken back; a run of more keeps copies of its keys and values to its end.
-    `merge_pieces`: of a method that is cut where sizes depend on data, how many nodes move behind a cut rather than have
+    `merge_segments`: of a method that is cut where sizes depend on data, how many nodes move behind a cut rather than have
     their results handed across it. `buckets`: sizes that a dimension is padded up to, {"s77": [64, 128, 256]} by the
     program's name of it or {"input_ids.1": [...]} by an input that has it: sizes in between share plans, results are cut
     back, a size above the largest has a plan of its own. `padding`: what an input is padded with, 0 unless named here.
-    `kv_source_length`: of models with an encoder, the most tokens that it hands to the decoder. `seed`: of the random
+    `kv_encoder_length`: of models with an encoder, the most tokens that it hands to the decoder. `seed`: of the random
     numbers that the program draws, 0 to 2**64 - 1.
     `max_plan_bytes`, `max_plan_launches`: for packages of strangers; a call whose sizes need more (bytes of a tensor, or
     of all intermediate ones together; kernels to launch) raises `graft.Unsupported`.
@@ -392,7 +368,7 @@ def load(
         fast_kernels=fast_kernels,
         stored_plans=stored_plans,
         on_phase=on_phase,
-        merge_pieces=merge_pieces,
+        merge_segments=merge_segments,
         matmul_precision=torch.get_float32_matmul_precision(),
     )
     session = _C.Session(
@@ -402,8 +378,8 @@ def load(
         kv_rows=kv_rows,
         kv_length=kv_length,
         kv_type=kv_dtype,
-        kv_room=kv_room,
-        kv_source_length=kv_source_length,
+        kv_window_slack=kv_window_slack,
+        kv_encoder_length=kv_encoder_length,
         seed=seed,
         buckets={str(name): [int(size) for size in sizes] for name, sizes in (buckets or {}).items()},
         padding=dict(padding or {}),

@@ -1,4 +1,4 @@
-"""Methods that run in pieces: sizes that depend on data, torch.cond, torch.while_loop."""
+"""Methods that run in segments: sizes that depend on data, torch.cond, torch.while_loop."""
 
 from pathlib import Path
 
@@ -129,7 +129,7 @@ def drawn(seed):
 @pytest.mark.parametrize("merge", [0, 4, 1000])
 def test_masks_as_indices(tmp_path, merge):
     args = lambda seed: (torch.randn(9, 4, generator=drawn(seed)), torch.randn(9, generator=drawn(seed)) > 0.4)  # noqa: E731
-    model = graft.load(exported(Masks(), args(0), tmp_path / "m.pte"), merge_pieces=merge)
+    model = graft.load(exported(Masks(), args(0), tmp_path / "m.pte"), merge_segments=merge)
     for seed in range(5):
         torch.testing.assert_close(model(*args(seed)), Masks()(*args(seed)))
     nothing = (torch.full((9, 4), -0.5), torch.zeros(9, dtype=torch.bool))
@@ -184,7 +184,7 @@ def test_sizes_that_executorch_cannot_order(tmp_path):
         exported(Model(), (torch.randn(5),), tmp_path / "o.pte")
 
 
-def test_small_pieces_merge(tmp_path):
+def test_small_segments_merge(tmp_path):
     class Model(torch.nn.Module):
         def forward(self, x):
             aside = (x * 2 + 1).tanh()  # needed behind the cut only
@@ -194,10 +194,10 @@ def test_small_pieces_merge(tmp_path):
     path = exported(Model(), (torch.randn(7),), tmp_path / "s.pte")
     x = torch.tensor([0.0, 1, 0, 2, 3, 0, 4])
     for merge, steps in ((4, ["host", "plan"]), (2, ["plan", "host", "plan"])):
-        model = graft.load(path, merge_pieces=merge)
+        model = graft.load(path, merge_segments=merge)
         torch.testing.assert_close(model(x), Model()(x))
         assert [s["kind"] for s in model.describe()["methods"][0]["steps"]] == steps
-        assert model.forward.info["pieces"] == len(steps)
+        assert model.forward.info["segments"] == len(steps)
 
 
 class Kept(torch.nn.Module):
@@ -430,5 +430,5 @@ def test_buckets_where_padding_cannot_be_undone(tmp_path, detector):
     with pytest.raises(graft.InvalidArgument, match="no input 'y' to pad"):
         graft.load(path, buckets={"x.0": [8]}, padding={"y": 1.0})
     path = exported(Masked(), (torch.randn(5),), tmp_path / "m.pte", dynamic_shapes=({0: Dim("n", min=2, max=16)},))
-    with pytest.raises(graft.InvalidArgument, match="it runs in pieces"):
+    with pytest.raises(graft.InvalidArgument, match="it runs in segments"):
         graft.load(path, buckets={"x.0": [8]})

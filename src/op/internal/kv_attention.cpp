@@ -79,7 +79,7 @@ std::vector<Tensor> lower_cached_attention(const Call& call, std::span<const Sha
   const std::int64_t reach = call.integer("reach"), tokens = shapes[0][1];
   CachedAttentionAttrs attrs;
   attrs.ring = ring_slots(reach, lowering.kv());
-  attrs.staged = attrs.ring > 0 && tokens > lowering.kv().room ? 1 : 0;
+  attrs.staged = attrs.ring > 0 && tokens > lowering.kv().window_slack ? 1 : 0;
   attrs.history = reach - 1;
   attrs.scale = static_cast<float>(call.real("scale"));
   attrs.softcap = static_cast<float>(call.real("softcap"));
@@ -126,7 +126,7 @@ std::vector<Tensor> lower_cache_positions(const Call& call, std::span<const Shap
               " needs as many rows of the cache, the session has ", length.size(0));
   CachePositionsAttrs attrs;
   attrs.capacity = lowering.kv().length;
-  attrs.staged = shapes[0][1] > lowering.kv().room ? 1 : 0;
+  attrs.staged = shapes[0][1] > lowering.kv().window_slack ? 1 : 0;
   std::vector<Tensor> inputs = {lowering.contiguous(position), length}, states = {length}, out;
   for (const Shape& shape : shapes) out.push_back(lowering.allocate(DType::i64, shape));
   if (call.has("first")) {

@@ -78,7 +78,7 @@ std::vector<Tensor> lower_positions(const Call& call, std::span<const Shape> sha
   const std::vector<Tensor> out = {lowering.allocate(DType::i64, shapes[0]), lowering.allocate(DType::i64, shapes[1])};
   lowering.launch(kSourcePositions, {lowering.contiguous(call.tensor("position"))},
                   {out[0], out[1], length, call.tensor("decoder_length")},
-                  SourcePositionsAttrs{lowering.kv().source_length});
+                  SourcePositionsAttrs{lowering.kv().encoder_length});
   return out;
 }
 

@@ -52,8 +52,7 @@ struct Net {
     const auto again = [this](std::size_t) { return graph.program(); };
     SessionOptions session_options;
     session_options.threads = threads;
-    Session session(Program::from_impl(build_program({graph.program()}, find, again, options, "test")),
-                    session_options);
+    Session session(Internal::program(build_program({graph.program()}, find, again, options, "test")), session_options);
     std::vector<float> rows = test::random_values(kTokens * kDepth, 3);
     std::vector<std::vector<float>> out;
     for (const Value& v : session.run("forward", std::vector{tensor(rows, {kTokens, kDepth})}))

@@ -55,7 +55,7 @@ def make_pair(folder, model, change=None):
             patch.setattr(export, "trace", spoiled)
         graft.export_llm(model, path)
     package = graft.load(path, kv_rows=3, kv_length=llm_models.CONTEXT, kv_dtype="f32")
-    assert all(method.info["pieces"] == 1 for method in package.methods.values())
+    assert all(method.info["segments"] == 1 for method in package.methods.values())
     return Pair(model, package)
 
 
@@ -132,7 +132,7 @@ def test_only_kept_positions_are_multiplied(pair):
 def test_windows_as_rings(tmp_path, name):
     """Windows of 7 to 11 tokens with room for 6: prompts shorter and longer than that, padded and not, taken back."""
     pair = make_pair(tmp_path, llm_models.BY_NAME[name].make())
-    pair.package = graft.load(tmp_path / "model.pte", kv_rows=3, kv_length=llm_models.CONTEXT, kv_room=6)
+    pair.package = graft.load(tmp_path / "model.pte", kv_rows=3, kv_length=llm_models.CONTEXT, kv_window_slack=6)
     ids = tokens(100)
     parts = [pair.run(part) for part in ids.split([4, 30, 1, 1, 6, 58], 1)]
     check(torch.cat(parts, 1), pair.expected(ids))

@@ -276,7 +276,7 @@ def test_phases(folder: Path) -> None:
     assert seen == PHASES
     outputs(model)
     phases = {p["name"]: p for p in model.stats()["phases"]}
-    assert list(phases) == [*PHASES, "plans", "launch list"]
+    assert list(phases) == [*PHASES, "plans", "launch sequence"]
     assert [p["times"] for p in phases.values()] == [1, 1, 1, 1, 1, 1, 3, 3]
     assert phases["weights"]["bytes"] == model.stats()["weight_bytes"]
     for fault in PHASES:
@@ -365,7 +365,7 @@ def test_command_line(folder: Path, tmp_path: Path) -> None:
     np.testing.assert_array_equal(*found)
     text = run("inspect", folder / "package.pte", "--phases", "--shape", "ids=2,7", "--shape", "mask=2,7").stdout
     rows = {line.split("  ")[1].strip(): line.split() for line in text[text.index("\nphases") :].splitlines()[2:]}
-    assert {*PHASES, "plans", "launch list"} <= rows.keys()
+    assert {*PHASES, "plans", "launch sequence"} <= rows.keys()
     assert "after shrink 0" in text
     described = json.loads(run("inspect", folder / "package.pte", "--json").stdout)
     assert [p["name"] for p in described["phases"]] == PHASES

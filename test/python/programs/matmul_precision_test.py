@@ -88,7 +88,7 @@ def test_command_line(tmp_path: Path) -> None:
     def why(*flags: str) -> str:
         ran = subprocess.run([*command, *flags], check=True, capture_output=True, text=True)
         plan = json.loads(ran.stdout)["methods"][0]["plans"][0]
-        return " ".join(launch["why"] for node in plan["nodes"] for launch in node["launches"])
+        return " ".join(launch["explanation"] for node in plan["nodes"] for launch in node["launches"])
 
     torch.set_float32_matmul_precision("medium")
     model = graft.load(path)

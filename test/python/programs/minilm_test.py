@@ -79,7 +79,7 @@ def test_one_delegate_call_and_nothing_else(package):
     described = graft.load(package).describe()["methods"][0]
     sizes = [[(dim["min"], dim["max"]) for dim in value["dims"]] for value in described["inputs"]]
     assert sizes == [[(1, 16), (1, 512)]] * 2
-    assert described["pieces"] == 1
+    assert described["segments"] == 1
 
 
 def test_python(package, calls):

@@ -56,7 +56,7 @@ def test_rows_that_are_open(tmp_path, threads, width, hidden, outputs):
 def test_what_is_launched(tmp_path):
     layers, x = Layers(), torch.randn(1, 60, 40)
     model = graft.load(exported(layers, (x,), tmp_path))
-    found = [(launch["kernel"].removeprefix("graft "), launch["why"]) for launch in launches(model, (x,))]
+    found = [(launch["kernel"].removeprefix("graft "), launch["explanation"]) for launch in launches(model, (x,))]
     # The heads read the same rows, the second one by another view of them: one launch.
     assert [kernel for kernel, _ in found] == ["packed_linear", "packed_linear", "packed_linears"]
     assert "2 layers of the same rows" in found[2][1]

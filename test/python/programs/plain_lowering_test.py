@@ -58,7 +58,7 @@ def reasons(model: graft.Model) -> dict[str, set[str]]:
     out: dict[str, set[str]] = {}
     for node in model.describe()["methods"][0]["plans"][0]["nodes"]:
         for launch in node["launches"]:
-            out.setdefault(launch["kernel"], set()).add(launch["why"])
+            out.setdefault(launch["kernel"], set()).add(launch["explanation"])
     return out
 
 
@@ -160,7 +160,7 @@ def test_command_line(tmp_path: Path) -> None:
     said = call("inspect", path, *shape, "--no-fast-kernels", "--plan")
     assert "ggml MUL_MAT" in said and "plain lowering: ggml reads q8_0 as it is stored" in said
     nodes = json.loads(call("inspect", path, *shape, "--json"))["methods"][0]["plans"][0]["nodes"]
-    assert all(launch["why"] for node in nodes for launch in node["launches"])
+    assert all(launch["explanation"] for node in nodes for launch in node["launches"])
 
 
 def test_sizes_of_the_cache_have_their_own_section(tmp_path: Path) -> None:
@@ -177,4 +177,4 @@ def test_sizes_of_the_cache_have_their_own_section(tmp_path: Path) -> None:
     model(ids, ids, ids, ids[0])
     plan = model.describe()["methods"][0]["plans"][0]
     assert plan["sizes"] == [1, 1, 1, 1, 1, 1, 1]
-    assert plan["kv"] == {"rows": 2, "length": 64, "type": "f16", "room": 512, "source_length": 4096}
+    assert plan["kv"] == {"rows": 2, "length": 64, "type": "f16", "window_slack": 512, "encoder_length": 4096}

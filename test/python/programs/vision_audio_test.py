@@ -119,7 +119,7 @@ PICTURES = [("dog_224.png", 258, 0.816), ("cat.bmp", 285, 0.737), ("bird.bmp", 1
 def test_mobilenet_recognizes_pictures(mobilenet, mobilenet_package):
     check_one_delegate_call(mobilenet_package)
     model = graft.load(mobilenet_package)
-    assert model.forward.info["pieces"] == 1
+    assert model.forward.info["segments"] == 1
     images = []
     for name, label, probability in PICTURES:
         path = DATA / "mobilenet_v2" / name
@@ -197,7 +197,7 @@ def test_silero_with_its_states_as_buffers(silero, speech, tmp_path):
     package = graft.export(Detector(silero), (speech[0],), path=tmp_path / "silero.pte")
     check_one_delegate_call(package)
     model, eager = graft.load(package), Detector(silero)
-    assert all(method.info["pieces"] == 1 for method in model.methods.values())
+    assert all(method.info["segments"] == 1 for method in model.methods.values())
     found = torch.cat([model(frame)[0] for frame in speech])
     expected = torch.cat([eager(frame)[0] for frame in speech])
     check_speech(found)

@@ -1,0 +1,63 @@
+#include "session/executable_cache.h"
+
+#include <algorithm>
+#include <bit>
+#include <span>
+#include <utility>
+
+#include "base/check.h"
+#include "session/prepared_call.h"
+
+namespace graft {
+namespace {
+
+void append_key(const InputDesc& input, std::vector<std::int64_t>& key) {
+  if (!input.is_tensor) {
+    key.push_back(input.scalar.is_real() ? std::bit_cast<std::int64_t>(input.scalar.f) : input.scalar.i);
+    return;
+  }
+  for (std::int64_t size : input.desc.shape.sizes()) key.push_back(size);
+}
+
+// Equality of the whole key; never of a hash of it.
+bool same_key(std::span<const std::int64_t> a, std::span<const std::int64_t> b) { return std::ranges::equal(a, b); }
+
+}  // namespace
+
+ExecutableCache::ExecutableCache(const ProgramImpl& program, int threads, std::size_t capacity, RunControl* control,
+                                 SessionDevice* device, Counters& counters)
+    : program_(program),
+      threads_(threads),
+      capacity_(std::max<std::size_t>(capacity, 1) + program.methods.size() - program.public_methods),
+      control_(control),
+      device_(device),
+      counters_(counters),
+      has_kv_(program.has_kv_cache()) {}
+
+void ExecutableCache::find(PreparedCall& call, const KvOptions& kv) {
+  call.key.clear();
+  for (const InputDesc& input : call.inputs) append_key(input, call.key);
+  if (has_kv_) append_kv_key(kv, call.key);
+  for (auto it = entries_.begin(); it != entries_.end(); ++it) {
+    if (it->method != call.index || !same_key(it->executable->plan().key, call.key)) continue;
+    // Equal sizes do not make equal dtypes or ranks.
+    if (!same_types(call.method->info, call.inputs)) program_.check_inputs(call.index, call.inputs);
+    if (it != entries_.begin()) entries_.splice(entries_.begin(), entries_, it);
+    call.entry = &entries_.front();
+    return;
+  }
+  PlanCache::Result found = program_.plan(call.index, call.inputs, call.key, threads_, kv);
+  Entry entry;
+  entry.method = call.index;
+  entry.counts_as_miss = !found.hit;
+  entry.bases.assign(found.plan->allocations.size(), nullptr);
+  const Clock::time_point start = Clock::now();
+  entry.executable = std::make_unique<Executable>(std::move(found.plan), threads_, control_, device_);
+  program_.phases.add(kLaunchSequencePhase, ms_since(start), entry.executable->metadata_bytes());
+  ++counters_.graphs_built;
+  entries_.push_front(std::move(entry));
+  if (entries_.size() > capacity_) entries_.pop_back();
+  call.entry = &entries_.front();
+}
+
+}  // namespace graft

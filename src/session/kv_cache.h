@@ -1,0 +1,72 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "graft/graft.h"
+#include "session/state_store.h"
+
+namespace graft {
+
+// The cache of keys and values: how many tokens each row holds, and what callers do to them between runs. Its memory
+// are states of the session: [rows, heads, slots, size] of each layer, where position p of a row lies in slot
+// p mod slots, and the numbers below.
+class KvCache {
+ public:
+  // Of a program without one only exists(), check_rows() and used_ranges() may be called. Throws InvalidArgument for
+  // sizes that no cache has.
+  explicit KvCache(StateStore& states);
+
+  bool exists() const { return exists_; }
+  StateStore& states() { return states_; }
+
+  // Tokens of each row. Throws InvalidArgument when there is no cache.
+  std::span<std::int64_t> lengths();
+  // Tokens of each row that an encoder left; empty for a program without one.
+  std::span<std::int64_t> encoder_lengths();
+  // The windows of layers that have one: the positions that a token sees.
+  std::span<const std::int64_t> windows() const;
+  // By row and window, the first position that caches with that window still hold; empty when no layer has one.
+  std::span<std::int64_t> first_held();
+  // Which of the windows() the layer of this state has; none: it holds all tokens.
+  std::optional<std::size_t> window_of(const ir::State& state) const;
+  // Slots of the ring buffers of a window; 0: they hold all tokens.
+  std::int64_t ring_slots(std::size_t window) const;
+  // The positions [first, second) that a layer holds of a row.
+  std::pair<std::int64_t, std::int64_t> held(const ir::State& state, std::size_t row);
+
+  // The smallest length above 0 that a row can have next: what the token after it sees is there.
+  std::int64_t shortest(std::size_t row);
+  // Throws InvalidArgument when the row cannot have that length: the next token would see tokens that are lost.
+  void check_length(std::size_t row, std::int64_t length);
+  void check_row(std::int64_t row);
+  // RunOptions::kv_rows.
+  void check_rows(std::span<const std::int64_t> rows) const;
+
+  // As Session's functions of these names.
+  void truncate(std::int64_t length);
+  void select(std::span<const std::int64_t> rows);
+  void resize(std::int64_t rows, std::int64_t length);
+  void set_lengths(std::span<const std::int64_t> lengths);
+
+  // The bytes of a state that hold something: all, or of keys and values those of the tokens, row by row, head by head
+  // and in the order of their positions.
+  struct Range {
+    std::size_t offset = 0, bytes = 0;
+  };
+  std::vector<Range> used_ranges(std::uint32_t state);
+
+ private:
+  void check_options(const KvOptions& kv) const;
+  std::span<std::int64_t> numbers(ir::StateKind kind);
+  void select_tokens(std::uint32_t state, std::span<const std::int64_t> rows, std::span<const std::int64_t> tokens,
+                     std::span<const std::int64_t> first_held);
+
+  StateStore& states_;
+  bool exists_;
+};
+
+}  // namespace graft

@@ -1,0 +1,110 @@
+#include "session/kv_tokens.h"
+
+#include <ggml.h>
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+
+#include "base/check.h"
+#include "kernel/attention/attention_vec.h"
+
+namespace graft {
+namespace {
+
+ggml_type type_of(DType dtype) {
+  switch (simd::row_type(dtype)) {
+    case simd::RowType::f16:
+      return GGML_TYPE_F16;
+    case simd::RowType::bf16:
+      return GGML_TYPE_BF16;
+    case simd::RowType::q8_0:
+      return GGML_TYPE_Q8_0;
+    case simd::RowType::f32:
+      break;
+  }
+  return GGML_TYPE_F32;
+}
+
+void to_f32(const std::byte* from, DType dtype, std::int64_t n, float* to) {
+  if (dtype == DType::f32) {
+    std::memcpy(to, from, static_cast<std::size_t>(n) * sizeof(float));
+  } else {
+    ggml_get_type_traits(type_of(dtype))->to_float(from, to, n);
+  }
+}
+
+}  // namespace
+
+// Keys or values of one layer: [rows, heads, slots, size] in the cache, and [heads, count, size] of the caller.
+struct KvTokens::Side {
+  const ir::State* state = nullptr;
+  std::byte* cache = nullptr;
+  TensorDesc desc;        // of the cache, as stored
+  std::int64_t size = 0;  // elements of a token
+  float* given = nullptr;
+  std::int64_t count = 0;
+
+  template <typename Move>
+  void each(std::int64_t row, std::int64_t first, const Move& move) const {
+    const std::int64_t heads = desc.shape[1], slots = desc.shape[2];
+    const std::size_t bytes = static_cast<std::size_t>(desc.shape[3]) * byte_size(desc.dtype);
+    for (std::int64_t h = 0; h < heads; ++h)
+      for (std::int64_t t = 0; t < count; ++t)
+        move(cache + static_cast<std::size_t>((row * heads + h) * slots + (first + t) % slots) * bytes,
+             given + (h * count + t) * size);
+  }
+};
+
+KvTokens::Side KvTokens::side(std::int64_t layer, std::string_view which, const TensorView& view) {
+  const std::string name = str("kv.", layer, ".", which);
+  for (std::uint32_t i = 0; i < states_.count(); ++i) {
+    const ir::State& state = states_.info(i);
+    if (state.fqn != name) continue;
+    Side side{&state, states_.data(i), states_.desc(i), state.shape[3], static_cast<float*>(view.data), 0};
+    const bool fits = view.dtype == DType::f32 && view.shape.rank() == 3 && view.shape[0] == side.desc.shape[1] &&
+                      view.shape[2] == side.size;
+    GRAFT_CHECK(InvalidArgument, fits, which, "s of layer ", layer, ": expected f32[", side.desc.shape[1], ", tokens, ",
+                side.size, "], found ", graft::name(view.dtype), view.shape.str());
+    side.count = view.shape[1];
+    return side;
+  }
+  throw InvalidArgument(str("the cache has no layer ", layer));
+}
+
+void KvTokens::read(std::int64_t layer, std::int64_t row, std::int64_t first, const TensorView& keys,
+                    const TensorView& values) {
+  cache_.check_row(row);
+  for (const Side& from : {side(layer, "key", keys), side(layer, "value", values)}) {
+    const auto [begin, end] = cache_.held(*from.state, static_cast<std::size_t>(row));
+    GRAFT_CHECK(InvalidArgument, first >= 0 && first + from.count <= end, "row ", row, " holds ", end,
+                " tokens, got a request for ", from.count, " from token ", first);
+    GRAFT_CHECK(InvalidArgument, first >= begin, "layer ", layer, " holds the tokens of row ", row, " from ", begin,
+                " on, as many as its window and KvOptions::window_slack say; got a request for those from ", first,
+                " on");
+    from.each(row, first,
+              [&](const std::byte* stored, float* out) { to_f32(stored, from.desc.dtype, from.size, out); });
+  }
+}
+
+void KvTokens::write(std::int64_t layer, std::int64_t row, std::int64_t first, const TensorView& keys,
+                     const TensorView& values) {
+  cache_.check_row(row);
+  const std::int64_t most = states_.kv().length, length = cache_.lengths()[static_cast<std::size_t>(row)];
+  for (const Side& to : {side(layer, "key", keys), side(layer, "value", values)}) {
+    GRAFT_CHECK(InvalidArgument, first >= 0 && first + to.count <= most, "the cache has room for ", most,
+                " tokens, got ", to.count, " from token ", first);
+    const simd::RowType type = simd::row_type(to.desc.dtype);
+    to.each(row, first, [&](std::byte* stored, const float* in) {
+      simd::attention().store_row(in, DType::f32, to.size, type, stored);
+    });
+    const std::optional<std::size_t> window = cache_.window_of(*to.state);
+    if (!window || to.count == 0) continue;
+    std::int64_t& held = cache_.first_held()[static_cast<std::size_t>(row) * cache_.windows().size() + *window];
+    if (first > length) held = std::max(held, first);  // what lies between is not there
+    if (const std::int64_t slots = cache_.ring_slots(*window); slots > 0)
+      held = std::max(held, first + to.count - slots);
+  }
+}
+
+}  // namespace graft

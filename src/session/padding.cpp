@@ -1,0 +1,252 @@
+#include "session/padding.h"
+
+#include <algorithm>
+#include <cctype>
+#include <cstring>
+#include <string>
+#include <string_view>
+
+#include "base/check.h"
+#include "ggml.h"
+
+namespace graft {
+namespace {
+
+std::string label(const Buckets& buckets) { return str("buckets of '", buckets.dimension, "'"); }
+
+void check_sizes(const Buckets& buckets) {
+  GRAFT_CHECK(InvalidArgument, !buckets.sizes.empty(), label(buckets), " must name at least one size");
+  for (std::size_t i = 0; i < buckets.sizes.size(); ++i) {
+    GRAFT_CHECK(InvalidArgument, buckets.sizes[i] > 0, label(buckets), " must be positive, got ", buckets.sizes[i]);
+    GRAFT_CHECK(InvalidArgument, i == 0 || buckets.sizes[i - 1] < buckets.sizes[i], label(buckets),
+                " must ascend, got ", buckets.sizes[i - 1], " before ", buckets.sizes[i]);
+  }
+}
+
+// The expression that a method has for the dimension; empty when it has none. "input.1" names one of an input.
+std::string expression_of(const Buckets& buckets, const MethodInfo& info) {
+  for (const ValueInfo& input : info.inputs)
+    for (std::size_t d = 0; d < input.dims.size(); ++d) {
+      const DimInfo& dim = input.dims[d];
+      const bool named = buckets.dimension == str(input.name, ".", d);
+      GRAFT_CHECK(InvalidArgument, !named || dim.min != dim.max, label(buckets), ": method '", info.name,
+                  "' fixes that size to ", dim.min);
+      if (named || (dim.min != dim.max && buckets.dimension == dim.expr)) return dim.expr;
+    }
+  return {};
+}
+
+// Whether an expression ("2*s77 + 1") has the symbol in it.
+bool mentions(std::string_view expression, std::string_view symbol) {
+  const auto is_word = [](char c) { return std::isalnum(static_cast<unsigned char>(c)) || c == '_'; };
+  for (std::size_t at = expression.find(symbol); at != std::string_view::npos; at = expression.find(symbol, at + 1)) {
+    const std::size_t end = at + symbol.size();
+    if ((at == 0 || !is_word(expression[at - 1])) && (end == expression.size() || !is_word(expression[end])))
+      return true;
+  }
+  return false;
+}
+
+// One element of what an input is padded with.
+std::vector<std::byte> padding_of(DType dtype, double number) {
+  std::vector<std::byte> out(byte_size(dtype));
+  const auto put = [&](auto value) { std::memcpy(out.data(), &value, sizeof(value)); };
+  const auto integer = static_cast<std::int64_t>(number);
+  switch (dtype) {
+    case DType::f32:
+      put(static_cast<float>(number));
+      break;
+    case DType::f16:
+      put(ggml_fp32_to_fp16(static_cast<float>(number)));
+      break;
+    case DType::bf16:
+      put(ggml_fp32_to_bf16(static_cast<float>(number)));
+      break;
+    case DType::f64:
+      put(number);
+      break;
+    case DType::i8:
+    case DType::u8:
+      put(static_cast<std::uint8_t>(integer));
+      break;
+    case DType::i16:
+      put(static_cast<std::int16_t>(integer));
+      break;
+    case DType::i32:
+      put(static_cast<std::int32_t>(integer));
+      break;
+    case DType::i64:
+      put(integer);
+      break;
+    case DType::b8:
+      put(static_cast<std::uint8_t>(number != 0));
+      break;
+  }
+  return out;
+}
+
+// Copies the corner of size `box` that two contiguous tensors share.
+void copy_corner(const std::byte* from, const Shape& from_shape, std::byte* to, const Shape& to_shape, const Shape& box,
+                 std::size_t element, int dim = 0) {
+  if (dim == box.rank()) {
+    std::memcpy(to, from, element);
+    return;
+  }
+  std::size_t from_step = element, to_step = element;
+  for (int d = dim + 1; d < box.rank(); ++d) {
+    from_step *= static_cast<std::size_t>(from_shape[d]);
+    to_step *= static_cast<std::size_t>(to_shape[d]);
+  }
+  if (dim + 1 == box.rank()) {
+    std::memcpy(to, from, static_cast<std::size_t>(box[dim]) * element);
+    return;
+  }
+  for (std::int64_t i = 0; i < box[dim]; ++i, from += from_step, to += to_step)
+    copy_corner(from, from_shape, to, to_shape, box, element, dim + 1);
+}
+
+}  // namespace
+
+Padding::Padding(const ProgramImpl& program, const std::vector<Buckets>& buckets, std::shared_ptr<BlockPool> blocks,
+                 Counters& counters)
+    : program_(program), buckets_(buckets), blocks_(std::move(blocks)), counters_(counters) {
+  for (std::size_t b = 0; b < buckets_.size(); ++b) {
+    check_sizes(buckets_[b]);
+    bool found = false;
+    for (std::uint32_t m = 0; m < program_.public_methods; ++m) {
+      const std::string expression = expression_of(buckets_[b], program_.methods[m].info);
+      if (expression.empty()) continue;
+      found = true;
+      add(b, m, expression);
+    }
+    GRAFT_CHECK(InvalidArgument, found, label(buckets_[b]),
+                ": no input has a dimension of that name that is not fixed");
+    for (const auto& [name, number] : buckets_[b].padding) {
+      const auto has_input = [&input = name](const LoadedMethod& method) {
+        return std::ranges::any_of(method.info.inputs, [&](const ValueInfo& info) { return info.name == input; });
+      };
+      GRAFT_CHECK(InvalidArgument, std::ranges::any_of(program_.methods, has_input), label(buckets_[b]), ": no input '",
+                  name, "' to pad with ", number);
+    }
+  }
+}
+
+void Padding::add(std::size_t buckets, std::uint32_t index, const std::string& expression) {
+  const LoadedMethod& method = program_.methods[index];
+  const std::string owner = str(label(buckets_[buckets]), ", method '", method.info.name, "': ");
+  GRAFT_CHECK(InvalidArgument, method.steps.empty(), owner,
+              "it runs in segments, and padding would change the sizes that depend on data");
+  for (const Dim& other : dims_) {
+    if (other.method != index) continue;
+    const auto [input, d] = other.inputs[0];
+    GRAFT_CHECK(InvalidArgument, method.info.inputs[input].dims[static_cast<std::size_t>(d)].expr != expression, owner,
+                "the dimension has buckets already");
+  }
+  Dim dim{index, buckets, {}, {}};
+  for (std::size_t i = 0; i < method.info.inputs.size(); ++i)
+    for (std::size_t d = 0; d < method.info.inputs[i].dims.size(); ++d) {
+      const DimInfo& info = method.info.inputs[i].dims[d];
+      if (info.expr != expression) {
+        GRAFT_CHECK(InvalidArgument, info.min == info.max || !mentions(info.expr, expression), owner, "input ", i,
+                    " has size '", info.expr, "', which cannot be padded alike");
+        continue;
+      }
+      for (const std::int64_t size : buckets_[buckets].sizes)
+        GRAFT_CHECK(InvalidArgument, size >= info.min && size <= info.max, owner, "sizes must be in ", info.min, "..",
+                    info.max, ", got ", size);
+      dim.inputs.emplace_back(i, static_cast<int>(d));
+    }
+  for (std::size_t o = 0; o < method.info.outputs.size(); ++o)
+    for (std::size_t d = 0; d < method.info.outputs[o].dims.size(); ++d) {
+      const std::string& expr = method.info.outputs[o].dims[d].expr;
+      if (expr == expression) dim.outputs.emplace_back(o, static_cast<int>(d));
+      GRAFT_CHECK(InvalidArgument, expr == expression || !mentions(expr, expression), owner, "output ", o,
+                  " has size '", expr, "', which cannot be cut back");
+    }
+  for (const ir::Output& output : program_.graph(index)->methods[0].outputs)
+    GRAFT_CHECK(InvalidArgument, output.kind == ir::OutputKind::user, owner,
+                "it writes states or inputs, which would keep what was padded");
+  GRAFT_CHECK(InvalidArgument, !program_.has_kv_cache(), owner,
+              "it has a cache of keys and values, which would keep what was padded");
+  dims_.push_back(std::move(dim));
+}
+
+void Padding::round_up(PreparedCall& call) const {
+  if (dims_.empty()) return;
+  const MethodInfo& info = call.method->info;
+  std::vector<std::int64_t> sizes(dims_.size(), -1), padded(dims_.size(), -1);
+  bool any = false;
+  for (std::size_t p = 0; p < dims_.size(); ++p) {
+    if (dims_[p].method != call.index) continue;
+    std::int64_t size = -1;
+    for (const auto& [i, d] : dims_[p].inputs) {
+      const DimInfo& dim = info.inputs[i].dims[static_cast<std::size_t>(d)];
+      const InputDesc& input = call.inputs[i];
+      if (!input.is_tensor || d >= input.desc.rank()) return;
+      const std::int64_t found = input.desc.shape[d];
+      if (found < dim.min || found > dim.max || (size >= 0 && found != size)) return;
+      size = found;
+    }
+    const std::vector<std::int64_t>& listed = buckets_[dims_[p].buckets].sizes;
+    const auto bucket = std::ranges::lower_bound(listed, size);
+    if (bucket == listed.end() || *bucket == size) continue;
+    sizes[p] = size;
+    padded[p] = *bucket;
+    any = true;
+  }
+  if (!any) return;
+  for (std::size_t p = 0; p < dims_.size(); ++p) {
+    if (padded[p] < 0) continue;
+    for (const auto& [i, d] : dims_[p].inputs) {
+      Shape shape = call.inputs[i].desc.shape;
+      shape[d] = padded[p];
+      call.inputs[i].desc = TensorDesc(call.inputs[i].desc.dtype, shape);
+    }
+  }
+  call.sizes = std::move(sizes);
+}
+
+double Padding::number_for(std::uint32_t method, const std::string& input) const {
+  double number = 0;
+  for (const Dim& dim : dims_) {
+    const auto& given = buckets_[dim.buckets].padding;
+    if (const auto found = given.find(input); dim.method == method && found != given.end()) number = found->second;
+  }
+  return number;
+}
+
+std::vector<Value> Padding::pad(const PreparedCall& call) const {
+  std::vector<Value> out(call.given.begin(), call.given.end());
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    const TensorView& from = call.given[i].tensor;
+    if (!call.inputs[i].is_tensor || call.inputs[i].desc.shape == from.shape) continue;
+    const std::vector<std::byte> element =
+        padding_of(from.dtype, number_for(call.index, call.method->info.inputs[i].name));
+    out[i] = blocks_->tensor(from.dtype, call.inputs[i].desc.shape);
+    auto* data = static_cast<std::byte*>(out[i].tensor.data);
+    const std::size_t bytes = call.inputs[i].desc.byte_count();
+    for (std::size_t at = 0; at < bytes; at += element.size()) std::memcpy(data + at, element.data(), element.size());
+    if (from.data && from.shape.numel() > 0)
+      copy_corner(static_cast<const std::byte*>(from.data), from.shape, data, call.inputs[i].desc.shape, from.shape,
+                  element.size());
+    ++counters_.inputs_padded;
+  }
+  return out;
+}
+
+Shape Padding::cut_shape(const PreparedCall& call, std::size_t output) const {
+  Shape shape = call.output(output).desc.shape;
+  if (!call.padded()) return shape;
+  for (std::size_t p = 0; p < dims_.size(); ++p)
+    for (const auto& [o, d] : dims_[p].outputs)
+      if (call.sizes[p] >= 0 && o == output) shape[d] = call.sizes[p];
+  return shape;
+}
+
+void Padding::cut(const TensorView& padded, const TensorView& to) {
+  if (to.shape.numel() == 0) return;
+  copy_corner(static_cast<const std::byte*>(padded.data), padded.shape, static_cast<std::byte*>(to.data), to.shape,
+              to.shape, byte_size(to.dtype));
+}
+
+}  // namespace graft

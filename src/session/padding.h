@@ -1,0 +1,53 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "graft/graft.h"
+#include "load/program_impl.h"
+#include "session/block_pool.h"
+#include "session/prepared_call.h"
+
+namespace graft {
+
+// Dimensions padded up to listed sizes (SessionOptions::buckets): inputs are copied into larger ones before a run,
+// results out of larger ones behind it.
+class Padding {
+ public:
+  // Throws InvalidArgument as SessionOptions::buckets says.
+  Padding(const ProgramImpl& program, const std::vector<Buckets>& buckets, std::shared_ptr<BlockPool> blocks,
+          Counters& counters);
+
+  // Rounds the sizes of a described call up, and notes those that came in. Nothing is copied; a call whose inputs do
+  // not fit the method is left as it is and refused as any.
+  void round_up(PreparedCall& call) const;
+  // The inputs of a padded call in memory of its sizes: each is copied once.
+  std::vector<Value> pad(const PreparedCall& call) const;
+  // The shape of an output without padding.
+  Shape cut_shape(const PreparedCall& call, std::size_t output) const;
+  // Copies the part of a padded output that the caller gets.
+  static void cut(const TensorView& padded, const TensorView& to);
+
+ private:
+  // Where a method has a dimension that is padded.
+  struct Dim {
+    std::uint32_t method = 0;
+    std::size_t buckets = 0;
+    std::vector<std::pair<std::size_t, int>> inputs;  // and dimension
+    std::vector<std::pair<std::size_t, int>> outputs;
+  };
+  // The dimension of a method whose size is `expression`.
+  void add(std::size_t buckets, std::uint32_t method, const std::string& expression);
+  double number_for(std::uint32_t method, const std::string& input) const;
+
+  const ProgramImpl& program_;
+  std::vector<Buckets> buckets_;
+  std::shared_ptr<BlockPool> blocks_;
+  Counters& counters_;
+  std::vector<Dim> dims_;
+};
+
+}  // namespace graft

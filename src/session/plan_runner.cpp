@@ -1,0 +1,155 @@
+#include "session/plan_runner.h"
+
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "base/check.h"
+#include "session/call_values.h"
+
+namespace graft {
+namespace {
+
+// Addresses of a run's outputs are collected on the stack: the steady state allocates nothing.
+constexpr std::size_t kMaxOutputs = 1024;
+
+}  // namespace
+
+PlanRunner::PlanRunner(const ProgramImpl& program, const SessionOptions& options, int threads, KvCache& kv,
+                       std::shared_ptr<BlockPool> blocks, Counters& counters)
+    : program_(program),
+      kv_(kv),
+      blocks_(std::move(blocks)),
+      counters_(counters),
+      device_(program.on_device ? std::make_unique<SessionDevice>(*program.on_device) : nullptr),
+      arena_(options.arena, counters),
+      binder_(program, kv.states(), arena_, options.strict_zero_copy, counters),
+      padding_(program, options.buckets, blocks_, counters),
+      executables_(program, threads, options.max_graphs, &control_, device_.get(), counters) {
+  control_.random.seed = options.seed;
+}
+
+PreparedCall& PlanRunner::prepare(std::uint32_t method, std::span<const Value> inputs, bool timed) {
+  call_.begin = timed ? Clock::now() : Clock::time_point{};
+  call_.describe(program_, method, inputs, counters_);
+  if (call_.in_segments()) {
+    program_.check_inputs(method, call_.inputs);
+  } else {
+    padding_.round_up(call_);
+    executables_.find(call_, kv_.states().kv());
+  }
+  return call_;
+}
+
+std::vector<Value> PlanRunner::outputs(const PreparedCall& call) const {
+  std::vector<Value> values;
+  values.reserve(call.output_count());
+  for (std::size_t i = 0; i < call.output_count(); ++i) {
+    const PlanOutput& out = call.output(i);
+    values.push_back(out.is_tensor ? Value::of(TensorView{nullptr, out.desc.dtype, padding_.cut_shape(call, i)})
+                                   : number_of(out));
+  }
+  return values;
+}
+
+void PlanRunner::run(PreparedCall& call, std::span<Value> outputs, const RunOptions& options, Part part) {
+  check_output_count(*call.method, outputs.size());
+  if (!call.padded()) return run_on(call, call.given, outputs, options, part);
+  // Outputs that are cut have memory of their own during the run.
+  std::vector<Value> whole(outputs.begin(), outputs.end());
+  std::vector<bool> cut(outputs.size(), false);
+  for (std::size_t i = 0; i < outputs.size(); ++i) {
+    const PlanOutput& out = call.output(i);
+    if (!out.is_tensor) continue;
+    const Shape shape = padding_.cut_shape(call, i);
+    cut[i] = shape != out.desc.shape;
+    if (!cut[i]) continue;
+    check_output(*call.method, i, outputs[i], {out.desc.dtype, shape});
+    whole[i] = blocks_->tensor(out.desc.dtype, out.desc.shape);
+  }
+  run_on(call, padding_.pad(call), whole, options, part);
+  for (std::size_t i = 0; i < outputs.size(); ++i) {
+    if (cut[i]) {
+      Padding::cut(whole[i].tensor, outputs[i].tensor);
+    } else {
+      outputs[i] = std::move(whole[i]);
+    }
+  }
+}
+
+void PlanRunner::run_on(const PreparedCall& call, std::span<const Value> inputs, std::span<Value> outputs,
+                        const RunOptions& options, Part part) {
+  const LoadedMethod& method = *call.method;
+  const Plan& plan = call.plan();
+  std::byte* addresses[kMaxOutputs];
+  GRAFT_CHECK(Unsupported, plan.outputs.size() <= kMaxOutputs, "a method has at most ", kMaxOutputs, " outputs, '",
+              method.info.name, "' has ", plan.outputs.size());
+  std::fill_n(addresses, plan.outputs.size(), nullptr);
+  for (std::size_t i = 0; i < outputs.size(); ++i) {
+    const PlanOutput& out = call.output(i);
+    if (!out.is_tensor) continue;
+    check_output(method, i, outputs[i], out.desc);
+    addresses[method.user_outputs[i]] = static_cast<std::byte*>(outputs[i].tensor.data);
+  }
+  std::optional<BusyGuard> arena_guard;
+  arena_.lock(arena_guard, options);
+  binder_.bind(call, inputs, addresses, options);
+  compute(call, options, part);
+  binder_.return_copies(call, inputs);
+  for (std::size_t i = 0; i < outputs.size(); ++i)
+    if (const PlanOutput& out = call.output(i); !out.is_tensor) outputs[i] = number_of(out);
+}
+
+bool PlanRunner::profile(const PreparedCall& call, std::vector<NodeTiming>& timings) {
+  std::vector<Clock::time_point> stamps;
+  const Clock::time_point computing = Clock::now();
+  const bool finished = call.entry->executable->compute(&stamps);
+  const auto since_begin = [&](Clock::time_point t) {
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(t - call.begin).count();
+  };
+  const Plan& plan = call.plan();
+  timings.clear();
+  std::int64_t start = since_begin(computing);
+  for (std::size_t i = 0; i < stamps.size() && i < plan.launches.size(); ++i) {
+    const Launch& launch = plan.launches[i];
+    const std::int64_t end = since_begin(stamps[i]);
+    timings.push_back({plan.node_names[launch.node], kernel_name(launch), start, end});
+    start = end;
+  }
+  return finished;
+}
+
+void PlanRunner::compute(const PreparedCall& call, const RunOptions& options, Part part) {
+  if (!options.kv_rows.empty()) kv_.check_rows(options.kv_rows);
+  control_.error.clear();
+  control_.timed_out = false;
+  control_.cancel = options.cancel ? options.cancel->flag() : nullptr;
+  control_.has_deadline = options.deadline.has_value();
+  control_.kv_rows = options.kv_rows;
+  if (control_.has_deadline) control_.deadline = *options.deadline;
+  const char* when = part == Part::segment ? "" : " before the run began";
+  if (control_.cancel && control_.cancel->load()) throw Cancelled(str("the run was cancelled", when));
+  if (control_.has_deadline && Clock::now() >= control_.deadline) throw Cancelled(str("the deadline passed", when));
+  ++(call.entry->counts_as_miss ? counters_.plan_misses : counters_.plan_hits);
+  call.entry->counts_as_miss = false;
+  Executable& executable = *call.entry->executable;
+  const bool finished = options.profile ? profile(call, *options.profile) : executable.compute();
+  counters_.kernels_launched += executable.launches_finished();
+  if (part == Part::whole) ++counters_.runs;
+  if (device_) device_->write_counters(counters_);
+  if (!finished) {
+    if (control_.error.failed()) throw ExecutionError(std::string(control_.error.message()));
+    throw Cancelled(control_.timed_out ? "the deadline passed" : "the run was cancelled");
+  }
+  ++control_.random.run;
+  counters_.state_bytes_written += static_cast<std::uint64_t>(call.plan().state_bytes_written);
+}
+
+void PlanRunner::close() {
+  executables_.clear();
+  binder_.clear();
+  arena_.release();
+}
+
+}  // namespace graft

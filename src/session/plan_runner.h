@@ -1,0 +1,64 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "device/session_device.h"
+#include "exec/executable.h"
+#include "graft/graft.h"
+#include "load/program_impl.h"
+#include "session/binder.h"
+#include "session/block_pool.h"
+#include "session/executable_cache.h"
+#include "session/kv_cache.h"
+#include "session/padding.h"
+#include "session/prepared_call.h"
+#include "session/session_arena.h"
+
+namespace graft {
+
+// Calls served by one plan: each is prepared, then run once its outputs have memory.
+class PlanRunner {
+ public:
+  PlanRunner(const ProgramImpl& program, const SessionOptions& options, int threads, KvCache& kv,
+             std::shared_ptr<BlockPool> blocks, Counters& counters);
+
+  // Resolves a call: describes its inputs and finds or makes its plan; of a method in segments, whose segments have the
+  // plans, it checks the inputs. Their data are not read. `timed`: the clock is, for a profile.
+  // The result holds until the next call of this function. Throws InvalidArgument naming the input that is wrong, and
+  // what planning throws.
+  PreparedCall& prepare(std::uint32_t method, std::span<const Value> inputs, bool timed);
+  // What the call returns, tensors without data.
+  std::vector<Value> outputs(const PreparedCall& call) const;
+
+  enum class Part : std::uint8_t { whole, segment };  // of a run, which counts once and whose checks name it so
+  // Throws InvalidArgument for outputs that have other dtypes or sizes, ExecutionError, Cancelled or Busy.
+  void run(PreparedCall& call, std::span<Value> outputs, const RunOptions& options, Part part = Part::whole);
+
+  Binder& binder() { return binder_; }
+  RandomKey& random() { return control_.random; }
+  // Frees memory and plans; the session is closed.
+  void close();
+
+ private:
+  void run_on(const PreparedCall& call, std::span<const Value> inputs, std::span<Value> outputs,
+              const RunOptions& options, Part part);
+  void compute(const PreparedCall& call, const RunOptions& options, Part part);
+  static bool profile(const PreparedCall& call, std::vector<NodeTiming>& timings);
+
+  const ProgramImpl& program_;
+  KvCache& kv_;
+  std::shared_ptr<BlockPool> blocks_;
+  Counters& counters_;
+  RunControl control_;
+  std::unique_ptr<SessionDevice> device_;  // null for the CPU; executables use it and the control
+  SessionArena arena_;
+  Binder binder_;
+  Padding padding_;
+  ExecutableCache executables_;
+  PreparedCall call_;
+};
+
+}  // namespace graft

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "graft/graft.h"
+#include "load/program_impl.h"
+#include "session/block_pool.h"
+#include "session/plan_runner.h"
+
+namespace graft {
+
+// Runs of methods in segments (pass/graph/partition.h): one step after another, values in between by their ids.
+class SegmentRunner {
+ public:
+  SegmentRunner(const ProgramImpl& program, PlanRunner& plans, std::shared_ptr<BlockPool> blocks, Counters& counters);
+
+  // Of a prepared call, which it leaves behind: each segment is a call of its own. Outputs without memory get some.
+  void run(const PreparedCall& call, std::span<Value> outputs, const RunOptions& options);
+  // What is known of the outputs before a run: sizes that the program fixes or that an input has. Throws Unsupported
+  // for others.
+  static std::vector<Value> outputs(const PreparedCall& call);
+
+ private:
+  // Any method, in segments or not, as a step of one.
+  void run_method(std::uint32_t method, std::span<const Value> inputs, std::span<Value> outputs,
+                  const RunOptions& options);
+  void run_steps(const LoadedMethod& method, std::span<const Value> inputs, std::span<Value> outputs,
+                 const RunOptions& options);
+  void run_host(const Step& step, std::span<const Value> slots, std::span<Value> outputs);
+  void run_loop(const Step& step, std::vector<Value> values, std::span<Value> outputs, const RunOptions& options);
+  void hand_out(Value result, std::span<const Value> inputs, std::span<Value> outputs, std::size_t o);
+  // Memory for a tensor output that has none; with memory, that it is of this type.
+  void* place(Value& output, DType dtype, const Shape& shape);
+
+  const ProgramImpl& program_;
+  PlanRunner& plans_;
+  std::shared_ptr<BlockPool> blocks_;
+  Counters& counters_;
+};
+
+}  // namespace graft

@@ -1,0 +1,24 @@
+#pragma once
+
+#include <string>
+
+#include "session/kv_cache.h"
+#include "session/state_store.h"
+
+namespace graft {
+
+// The states of a session in a file.
+class StateFile {
+ public:
+  explicit StateFile(KvCache& cache) : cache_(cache), states_(cache.states()) {}
+
+  // As Session's functions of these names.
+  void save(const std::string& path);
+  void restore(const std::string& path);
+
+ private:
+  KvCache& cache_;
+  StateStore& states_;
+};
+
+}  // namespace graft
