@@ -2,11 +2,9 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <exception>
 #include <functional>
 #include <memory>
 #include <optional>
-#include <random>
 #include <span>
 #include <string>
 #include <string_view>
@@ -23,6 +21,10 @@
 //   generator.generate(model->encode("Once upon a time"), {.max_new_tokens = 32},
 //                      [](std::size_t, std::string_view text) { std::cout << text << std::flush; });
 namespace graft {
+
+namespace llm {
+class Loop;
+}
 
 // The named data of a package that says what its language model is: JSON, written by graft.export_llm.
 inline constexpr std::string_view kLanguageModelKey = "graft.llm.json";
@@ -103,10 +105,15 @@ struct DecoderOptions {
   std::int64_t source_length = 0;         // of a model with an encoder: tokens of a source; 0: the model's most
 };
 
-// Sequences of tokens, one per row of a cache of keys and values: tokens in, logits out. For one thread at a time.
+// Sequences of tokens, one per row of a cache of keys and values: tokens in, logits out. For one thread at a time:
+// calls that compute or change a sequence throw Busy while another thread is in one, and InvalidArgument in a callback
+// of one.
 class GRAFT_API Decoder {
  public:
   explicit Decoder(std::shared_ptr<const LanguageModel> model, const DecoderOptions& options = {});
+  Decoder(Decoder&&) noexcept;
+  Decoder& operator=(Decoder&&) noexcept;
+  ~Decoder();
 
   using Tokens = std::span<const std::int64_t>;
 
@@ -137,40 +144,22 @@ class GRAFT_API Decoder {
   void score(Tokens tokens, const std::function<void(std::span<float> logits)>& take, const RunOptions& options = {});
 
   // Tokens of a sequence.
-  std::int64_t length(std::size_t row) const { return lengths_[row]; }
-  std::int64_t capacity() const { return options_.length; }
-  const DecoderOptions& options() const { return options_; }
+  std::int64_t length(std::size_t row) const;
+  std::int64_t capacity() const;
+  const DecoderOptions& options() const;
   // Keeps the first `length` tokens of a sequence: 0, or at least shortest(row) of them.
   void truncate(std::size_t row, std::int64_t length);
   // How far back a sequence can go without losing what layers with a window see: at most prefill_chunk_size tokens
   // may be taken back where that matters, as many as wanted elsewhere (1).
   std::int64_t shortest(std::size_t row);
 
-  const LanguageModel& model() const { return *model_; }
-  Session& session() { return session_; }
+  const LanguageModel& model() const;
+  Session& session();
 
  private:
-  struct Call {  // the buffers of runs of one size
-    std::int64_t batch = 0, width = 0, keep = 0;
-    std::uint64_t used = 0;
-    std::vector<std::int64_t> ids, positions, cache_positions, kept;
-    std::vector<Value> inputs, outputs;
-  };
-  void encode(std::span<const Value> inputs, std::size_t rows, const RunOptions& options);
-  Call& call_for(std::int64_t batch, std::int64_t width, std::int64_t keep);
-  void check(std::span<const std::int64_t> sequences, std::span<const Tokens> rows) const;
-  std::span<float> prefill(std::span<const Tokens> rows, bool all, const std::function<void(std::span<float>)>& take,
-                           const RunOptions& options);
-
-  std::shared_ptr<const LanguageModel> model_;
-  DecoderOptions options_;
-  Session session_;
-  std::vector<std::int64_t> lengths_;
-  std::vector<std::int64_t> first_;  // 0, 1, 2, ...: the sequences of a run that names none
-  std::vector<Call> calls_;
-  std::vector<Tokens> pieces_;
-  std::vector<float> logits_;
-  std::uint64_t clock_ = 0;
+  friend class llm::Loop;
+  class Impl;
+  std::unique_ptr<Impl> impl_;
 };
 
 // The probabilities [vocabulary] that the next token is drawn from, after `tokens`. Throws InvalidArgument for options
@@ -203,6 +192,9 @@ struct GenerationStats {
 class GRAFT_API TextGenerator {
  public:
   explicit TextGenerator(std::shared_ptr<const LanguageModel> model, const DecoderOptions& options = {});
+  TextGenerator(TextGenerator&&) noexcept;
+  TextGenerator& operator=(TextGenerator&&) noexcept;
+  ~TextGenerator();
 
   // Called with the row of the batch and new text of it, in whole UTF-8 characters.
   using OnText = std::function<void(std::size_t row, std::string_view text)>;
@@ -211,25 +203,20 @@ class GRAFT_API TextGenerator {
   // the decoder begins with the model's own token; of one with an encoder of features they are the decoder's
   // beginnings, after decoder().encode(features). A prompt of no tokens, more prompts than rows, and a prompt that
   // leaves no room in the cache throw InvalidArgument. Where the cache ends before max_new_tokens, the generation ends
-  // with FinishReason::context. `cancel` ends all that are not finished; what they have is returned.
+  // with FinishReason::context. `cancel` ends all that are not finished; what they have is returned. Throws Busy while
+  // another thread generates or runs the decoder, and InvalidArgument when on_text calls it.
   std::vector<Generation> generate(std::span<const std::vector<std::int64_t>> prompts,
                                    const GenerationOptions& options = {}, const OnText& on_text = {},
                                    const CancelToken* cancel = nullptr);
   Generation generate(const std::vector<std::int64_t>& prompt, const GenerationOptions& options = {},
                       const OnText& on_text = {}, const CancelToken* cancel = nullptr);
 
-  const GenerationStats& stats() const { return stats_; }  // of the last call
-  Decoder& decoder() { return decoder_; }
+  const GenerationStats& stats() const;  // of the last call
+  Decoder& decoder();
 
  private:
-  // The same with prompts of the decoder; `start_seconds`: what was spent on the call before.
-  std::vector<Generation> go_on(std::span<const std::vector<std::int64_t>> prompts, const GenerationOptions& options,
-                                const OnText& on_text, const CancelToken* cancel, double start_seconds);
-
-  std::shared_ptr<const LanguageModel> model_;
-  Decoder decoder_;
-  std::vector<std::vector<std::int64_t>> cached_;  // by row: the tokens that the cache holds
-  GenerationStats stats_;
+  class Impl;
+  std::unique_ptr<Impl> impl_;
 };
 
 // Generates many texts side by side, each with options of its own: requests join and leave between steps, and nothing
@@ -237,7 +224,8 @@ class GRAFT_API TextGenerator {
 // DecoderOptions::prefill_chunk_size tokens, and one token (with drafts: some) of every other text, computed together;
 // DecoderOptions::rows says how many texts go on at once, and the rest wait in order. Each text is the one that
 // TextGenerator gives for its prompt and options alone. A request begins in the row of the cache that has most in
-// common with its prompt, and that is not computed again. Not for models with an encoder. For one thread at a time.
+// common with its prompt, and that is not computed again. Not for models with an encoder. For one thread at a time:
+// every call throws Busy while another thread is in one.
 class GRAFT_API BatchGenerator {
  public:
   // Throws Unsupported for a model with an encoder.
@@ -252,7 +240,8 @@ class GRAFT_API BatchGenerator {
   // Throws InvalidArgument for prompts and options as TextGenerator::generate does. May be called from on_text.
   Id submit(std::vector<std::int64_t> prompt, const GenerationOptions& options = {}, OnText on_text = {});
   // False when no request is left. When the run fails or is cancelled it throws and nothing has changed: the next step
-  // tries again. What on_text throws ends its request as cancelled and comes out when the step is complete.
+  // tries again. What on_text throws ends its request as cancelled and comes out when the step is complete. Throws
+  // InvalidArgument when on_text calls it.
   bool step(const RunOptions& options = {});
   // Ends a request with what it has; from on_text, when the step is over. False when it has ended already.
   bool cancel(Id id);
@@ -261,36 +250,14 @@ class GRAFT_API BatchGenerator {
   // Makes all plans that steps can need, with drafts of so many tokens: no later step makes any.
   void prepare(std::int64_t prompt_lookup_num_tokens = 0);
 
-  std::size_t waiting() const { return waiting_.size(); }  // have no row yet
-  std::size_t running() const;                             // have one
-  const GenerationStats& stats() const { return stats_; }  // since the beginning; seconds by kind of run
-  Decoder& decoder() { return decoder_; }
+  std::size_t waiting() const;           // have no row yet
+  std::size_t running() const;           // have one
+  const GenerationStats& stats() const;  // since the beginning; seconds by kind of run
+  Decoder& decoder();
 
  private:
-  struct Request;
-  void join();
-  void leave(std::size_t row, FinishReason reason);
-  void sweep();
-  void read_prompt(Request& request, const RunOptions& options);
-  void go_on(const RunOptions& options);
-  std::int64_t piece(std::int64_t rest) const;
-  template <typename Take>
-  void guarded(Request& request, const Take& take);
-
-  std::shared_ptr<const LanguageModel> model_;
-  Decoder decoder_;
-  std::int64_t drafts_ = 0;                     // the most that a request asked for: how wide steps with drafts are
-  std::vector<std::int64_t> widths_, batches_;  // of runs: of prompts, and rows of a step; ascending
-  std::vector<std::unique_ptr<Request>> waiting_;
-  std::vector<std::unique_ptr<Request>> rows_;     // by row of the cache; null: free
-  std::vector<std::vector<std::int64_t>> cached_;  // by free row: the tokens that it holds
-  std::vector<std::pair<Id, Generation>> ended_;
-  std::vector<std::int64_t> sequences_;  // of a run
-  std::vector<Decoder::Tokens> feeds_;
-  Id next_ = 0;
-  bool in_step_ = false;
-  std::exception_ptr thrown_;  // by on_text
-  GenerationStats stats_;
+  class Impl;
+  std::unique_ptr<Impl> impl_;
 };
 
 struct ChatMessage {
@@ -333,18 +300,18 @@ class GRAFT_API TextEncoder {
  public:
   TextEncoder(std::shared_ptr<const Program> program, std::shared_ptr<const Tokenizer> tokenizer,
               const SessionOptions& options = {});
+  TextEncoder(TextEncoder&&) noexcept;
+  TextEncoder& operator=(TextEncoder&&) noexcept;
+  ~TextEncoder();
 
   // [texts, size()], row by row: the mean over the tokens of each text, of length 1. Texts longer than the program
   // takes or than the tokenizer's file says are cut off there.
   std::vector<float> embed(std::span<const std::string> texts, const RunOptions& options = {});
-  std::int64_t size() const { return size_; }  // of a vector; 0 before the first call
+  std::int64_t size() const;  // of a vector; 0 before the first call
 
  private:
-  std::shared_ptr<const Tokenizer> tokenizer_;
-  Session session_;
-  std::string method_;
-  std::int64_t max_tokens_ = 0;
-  std::int64_t size_ = 0;
+  class Impl;
+  std::unique_ptr<Impl> impl_;
 };
 
 }  // namespace graft
