@@ -25,6 +25,41 @@ OrderedJson parse_object(std::string_view text, const char* what) {
   return out;
 }
 
+jinja::Value value_of(const OrderedJson& json) {
+  using Type = OrderedJson::value_t;
+  switch (json.type()) {
+    case Type::boolean:
+      return json.get<bool>();
+    case Type::number_integer:
+      return json.get<std::int64_t>();
+    case Type::number_unsigned: {
+      const auto n = json.get<std::uint64_t>();
+      GRAFT_CHECK(InvalidArgument, n <= INT64_MAX, "the number ", n, " is too large for a template");
+      return static_cast<std::int64_t>(n);
+    }
+    case Type::number_float:
+      return json.get<double>();
+    case Type::string:
+      return json.get<std::string>();
+    case Type::array: {
+      jinja::Values items;
+      for (const auto& item : json) items.push_back(value_of(item));
+      return jinja::Value::list(std::move(items));
+    }
+    case Type::object: {
+      jinja::Dict dict;
+      for (const auto& [key, value] : json.items()) {
+        auto& entry = dict.entries.emplace_back();
+        entry.first = jinja::Value(key);
+        entry.second = value_of(value);
+      }
+      return dict;
+    }
+    default:
+      return jinja::None{};
+  }
+}
+
 // A message's reasoning has had three names; templates find it under those that they know.
 OrderedJson with_reasoning(const OrderedJson& message) {
   if (!message.is_object()) return message;
@@ -55,7 +90,7 @@ std::string render_chat_template(std::string_view source, std::string_view varia
   for (auto& [name, value] : all.items()) {
     if (name == "messages")
       for (OrderedJson& message : value) message = with_reasoning(message);
-    variables.emplace_back(name, jinja::Value::of(value));
+    variables.emplace_back(name, value_of(value));
   }
   const jinja::Body body = jinja::parse(source);
   return jinja::Interpreter(variables).render(body);

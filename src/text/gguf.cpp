@@ -8,6 +8,7 @@
 #include "base/mapped_file.h"
 #include "base/utf8.h"
 #include "package/container.h"
+#include "text/json.h"
 #include "text/pipeline.h"
 #include "text/unicode.h"
 

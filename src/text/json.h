@@ -5,11 +5,10 @@
 #include <string_view>
 
 #include "base/check.h"
+#include "text/json_fwd.h"
 
 // Reading of JSON documents whose fields may be missing or of another type. All functions throw InvalidProgram.
 namespace graft::text {
-
-using Json = nlohmann::json;
 
 // The deepest nesting of a document: copying and writing values recurse.
 inline constexpr int kMaxJsonDepth = 200;

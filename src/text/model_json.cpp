@@ -1,3 +1,4 @@
+#include "text/json.h"
 #include "text/model.h"
 
 namespace graft::text {

@@ -240,41 +240,6 @@ const Value* Arguments::get(std::size_t index, std::string_view name) const {
   return nullptr;
 }
 
-Value Value::of(const nlohmann::ordered_json& json) {
-  using Type = nlohmann::ordered_json::value_t;
-  switch (json.type()) {
-    case Type::boolean:
-      return json.get<bool>();
-    case Type::number_integer:
-      return json.get<std::int64_t>();
-    case Type::number_unsigned: {
-      const auto n = json.get<std::uint64_t>();
-      GRAFT_CHECK(InvalidArgument, n <= INT64_MAX, "the number ", n, " is too large for a template");
-      return static_cast<std::int64_t>(n);
-    }
-    case Type::number_float:
-      return json.get<double>();
-    case Type::string:
-      return json.get<std::string>();
-    case Type::array: {
-      Values items;
-      for (const auto& item : json) items.push_back(of(item));
-      return list(std::move(items));
-    }
-    case Type::object: {
-      Dict dict;
-      for (const auto& [key, value] : json.items()) {
-        auto& entry = dict.entries.emplace_back();
-        entry.first = Value(key);
-        entry.second = of(value);
-      }
-      return dict;
-    }
-    default:
-      return None{};
-  }
-}
-
 bool Value::truth() const {
   if (is_undefined() || is_none()) return false;
   if (const bool* b = as<bool>()) return *b;

@@ -3,7 +3,6 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -95,7 +94,6 @@ class Value {
   Value(std::shared_ptr<Namespace> ns) : held_(std::move(ns)) {}  // NOLINT
   static Value undefined(std::string name) { return Value(Held(Undefined{std::move(name)})); }
   static Value list(Values items, Sequence::Kind kind = Sequence::Kind::list);
-  static Value of(const nlohmann::ordered_json& json);
 
   // Text that the filters `safe` and `escape` return: what is added to it is escaped for HTML.
   static Value markup(std::string text) {
