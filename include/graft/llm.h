@@ -43,8 +43,8 @@ struct GenerationOptions {
   std::vector<std::int64_t> eos_token_ids = {};  // besides the model's
   std::vector<std::string> stop_strings = {};    // the text ends before the first of them
   bool skip_special_tokens = true;
-  // Drafts of this many tokens are copied from where the last ones stood before, and verified in one run; 0: none. The
-  // tokens are those that would come without.
+  // Speculative decoding by prompt lookup: up to this many tokens are drafted, by copying what followed an earlier
+  // occurrence of the last ones, and verified in one run; 0: none. Drafts change the speed, never the tokens.
   std::int64_t prompt_lookup_num_tokens = 0;
   std::int64_t max_matching_ngram_size = 2;
 };
@@ -52,7 +52,7 @@ struct GenerationOptions {
 // Of a model with an encoder and a decoder (T5, BART, Whisper): what the encoder reads, and how the decoder begins.
 struct EncoderInfo {
   bool takes_features = false;      // spectra [B, mels, frames] in f32 (Whisper) instead of token ids
-  std::int64_t context_length = 0;  // the most tokens of a source
+  std::int64_t context_length = 0;  // the most tokens that the encoder reads
   std::vector<std::int64_t> decoder_start_token_ids;
 };
 
@@ -102,7 +102,7 @@ struct DecoderOptions {
   std::int64_t length = 0;                // tokens of the cache for each; 0: the model's context
   KvType kv_type = KvType::computed;      // how keys and values are stored
   std::int64_t prefill_chunk_size = 512;  // the most tokens of one run
-  std::int64_t source_length = 0;         // of a model with an encoder: tokens of a source; 0: the model's most
+  std::int64_t source_length = 0;         // tokens that the encoder reads, where there is one; 0: the model's most
 };
 
 // Sequences of tokens, one per row of a cache of keys and values: tokens in, logits out. For one thread at a time:
@@ -117,30 +117,30 @@ class GRAFT_API Decoder {
 
   using Tokens = std::span<const std::int64_t>;
 
-  // Of a model with an encoder: reads the sources of the first sequences, which begin anew. Token ids of a text, or
-  // features [B, mels, frames] in f32. What the encoder makes of them stays in the cache until the next call. Throws
-  // InvalidArgument when the model takes no such sources, ExecutionError when a source is longer than source_length.
-  void encode(std::span<const Tokens> sources, const RunOptions& options = {});
+  // For a model with an encoder: encodes one input for each of the first sequences, and empties these. The inputs are
+  // token ids, or features [B, mels, frames] in f32. The encoder output stays in the cache until the next call. Throws
+  // InvalidArgument when the encoder takes no such inputs, ExecutionError for more tokens than source_length.
+  void encode(std::span<const Tokens> inputs, const RunOptions& options = {});
   void encode(const TensorView& features, const RunOptions& options = {});
 
   // Appends rows[r] to sequence r, for the first rows.size() sequences, in one run of `width` tokens per row: a row
   // with fewer is padded on its left, so equal widths share one plan, whatever the rows hold. Returns the logits of the
-  // last `keep` places of each row [rows, keep, vocabulary]; those of padding mean nothing. They are the caller's to
-  // overwrite and valid until the next call. When it throws, no sequence has changed. Throws InvalidArgument for an id
+  // last `keep` positions of each row [rows, keep, vocabulary]; those of padding mean nothing. The caller may overwrite
+  // them; they are valid until the next call. When it throws, no sequence has changed. Throws InvalidArgument for an id
   // outside the vocabulary and for sequences that would be longer than the cache, with both numbers.
   std::span<float> run(std::span<const Tokens> rows, std::int64_t width, std::int64_t keep,
                        const RunOptions& options = {});
   // The same for other sequences than the first: rows[b] is appended to sequence sequences[b]. Equal numbers of rows
-  // share a plan, whichever they are. Throws InvalidArgument for a sequence that stands twice.
+  // share a plan, whichever they are. Throws InvalidArgument for a sequence that is named twice.
   std::span<float> run(std::span<const std::int64_t> sequences, std::span<const Tokens> rows, std::int64_t width,
                        std::int64_t keep, const RunOptions& options = {});
-  // Makes what a run of this size needs and runs nothing: the first run is then as fast as the others.
+  // Plans and allocates for runs of this size, without a run: the first one is then as fast as the others.
   void prepare(std::int64_t rows, std::int64_t width, std::int64_t keep);
   // The same of any length, in runs of at most prefill_chunk_size tokens: the logits of the last token of each row
   // [rows, 1, vocabulary]. When it throws, the sequences are as before, or empty where a layer with a window no longer
   // holds what they need.
   std::span<float> prefill(std::span<const Tokens> rows, const RunOptions& options = {});
-  // Appends to the first sequence and hands out the logits of every token [n, vocabulary], piece by piece in order.
+  // Appends to the first sequence and hands out the logits of every token [n, vocabulary], chunk by chunk, in order.
   void score(Tokens tokens, const std::function<void(std::span<float> logits)>& take, const RunOptions& options = {});
 
   // Tokens of a sequence.
@@ -187,8 +187,8 @@ struct GenerationStats {
   double decode_seconds = 0;   // from there to the end
 };
 
-// Generates text. Keeps the tokens of its last call in the cache: what a new prompt has in common with them from the
-// start is not computed again. For one thread at a time.
+// Generates text. Prefix reuse: the cache keeps the tokens of the last call, and what a new prompt shares with them
+// from the start is not computed again. For one thread at a time.
 class GRAFT_API TextGenerator {
  public:
   explicit TextGenerator(std::shared_ptr<const LanguageModel> model, const DecoderOptions& options = {});
@@ -199,10 +199,10 @@ class GRAFT_API TextGenerator {
   // Called with the row of the batch and new text of it, in whole UTF-8 characters.
   using OnText = std::function<void(std::size_t row, std::string_view text)>;
 
-  // A batch, one generation per prompt. Of a model with an encoder of texts the prompts are what the encoder reads, and
+  // A batch, one generation per prompt. Of a model with a text encoder the prompts are what the encoder reads, and
   // the decoder begins with the model's own token; of one with an encoder of features they are the decoder's
-  // beginnings, after decoder().encode(features). A prompt of no tokens, more prompts than rows, and a prompt that
-  // leaves no room in the cache throw InvalidArgument. Where the cache ends before max_new_tokens, the generation ends
+  // beginnings, after decoder().encode(features). A prompt of no tokens, more prompts than rows, and a prompt longer
+  // than the cache throw InvalidArgument. Where the cache ends before max_new_tokens, the generation ends
   // with FinishReason::context. `cancel` ends all that are not finished; what they have is returned. Throws Busy while
   // another thread generates or runs the decoder, and InvalidArgument when on_text calls it.
   std::vector<Generation> generate(std::span<const std::vector<std::int64_t>> prompts,
@@ -219,13 +219,13 @@ class GRAFT_API TextGenerator {
   std::unique_ptr<Impl> impl_;
 };
 
-// Generates many texts side by side, each with options of its own: requests join and leave between steps, and nothing
-// is planned anew for it. A step is one piece of the oldest prompt that is not read yet, at most
-// DecoderOptions::prefill_chunk_size tokens, and one token (with drafts: some) of every other text, computed together;
-// DecoderOptions::rows says how many texts go on at once, and the rest wait in order. Each text is the one that
-// TextGenerator gives for its prompt and options alone. A request begins in the row of the cache that has most in
-// common with its prompt, and that is not computed again. Not for models with an encoder. For one thread at a time:
-// every call throws Busy while another thread is in one.
+// Continuous batching: generates many texts side by side, each with options of its own. Requests join and leave between
+// steps without a new plan. A step computes one chunk, of at most DecoderOptions::prefill_chunk_size tokens, of the
+// oldest prompt that is not read yet, and one token (with drafts: several) of every other text. DecoderOptions::rows
+// texts run at once; the rest wait in order. Each text is the one that TextGenerator gives for its prompt and options
+// alone. A request starts in the row of the cache that shares the longest prefix with its prompt, and does not compute
+// that prefix again. Not for models with an encoder. For one thread at a time: calls throw Busy while another thread is
+// in one.
 class GRAFT_API BatchGenerator {
  public:
   // Throws Unsupported for a model with an encoder.
@@ -294,8 +294,8 @@ GRAFT_API Perplexity perplexity(const std::shared_ptr<const LanguageModel>& mode
                                 const PerplexityOptions& options = {},
                                 const std::shared_ptr<const LanguageModel>& reference = nullptr);
 
-// Texts to vectors with an encoder such as MiniLM: a program with the inputs input_ids, attention_mask and, where it
-// has it, token_type_ids [B, T], whose first output is the hidden states [B, T, H] or vectors [B, H].
+// Sentence embeddings with a text encoder such as MiniLM: a program with the inputs input_ids, attention_mask and,
+// where it has it, token_type_ids [B, T], whose first output is the hidden states [B, T, H] or vectors [B, H].
 class GRAFT_API TextEncoder {
  public:
   TextEncoder(std::shared_ptr<const Program> program, std::shared_ptr<const Tokenizer> tokenizer,
@@ -304,8 +304,8 @@ class GRAFT_API TextEncoder {
   TextEncoder& operator=(TextEncoder&&) noexcept;
   ~TextEncoder();
 
-  // [texts, size()], row by row: the mean over the tokens of each text, of length 1. Texts longer than the program
-  // takes or than the tokenizer's file says are cut off there.
+  // [texts, size()], row by row: the mean over the tokens of each text, normalized to length 1. Texts are truncated to
+  // what the program takes and the tokenizer's file allows.
   std::vector<float> embed(std::span<const std::string> texts, const RunOptions& options = {});
   std::int64_t size() const;  // of a vector; 0 before the first call
 

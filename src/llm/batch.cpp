@@ -8,13 +8,12 @@
 namespace graft {
 namespace {
 
-constexpr std::int64_t kSmallestWidth = 16;  // of a run of a prompt: fewer tokens hardly take less time
+constexpr std::int64_t kSmallestWidth = 16;  // of a prompt's chunk: fewer tokens hardly take less time
 constexpr const char* kWhat = "BatchGenerator";
 
 }  // namespace
 
-// The queue before the loop: who waits for a row, which prompt is read next and in runs of which widths, and what has
-// ended.
+// Schedules the loop: the queue of requests, which prompt is read next and in runs of which width, and the results.
 class BatchGenerator::Impl {
  public:
   Impl(std::shared_ptr<const LanguageModel> model, const DecoderOptions& options);
@@ -37,7 +36,7 @@ class BatchGenerator::Impl {
   void join();
   void read_oldest(const RunOptions& options);
   void go_on(const RunOptions& options);
-  // Takes out what is over. A callback of that may cancel others.
+  // Removes what has ended, until nothing is left: the last callback of a text may cancel others.
   void sweep();
   bool sweep_once();
   std::int64_t width_for(std::int64_t rest) const;
@@ -93,7 +92,7 @@ BatchGenerator::Id BatchGenerator::Impl::submit(std::vector<std::int64_t> prompt
   return next_++;
 }
 
-// Those that have waited longest get the free rows, each the one that has most of its prompt.
+// The oldest requests get the free rows, each the row with the longest prefix of its prompt.
 void BatchGenerator::Impl::join() {
   std::size_t joined = 0;
   for (; joined < waiting_.size(); ++joined) {

@@ -67,25 +67,25 @@ void Decoder::Impl::check(std::span<const std::int64_t> sequences, std::span<con
   }
 }
 
-void Decoder::Impl::encode(std::span<const Tokens> sources, const RunOptions& run_options) {
+void Decoder::Impl::encode(std::span<const Tokens> encoder_inputs, const RunOptions& run_options) {
   const auto& encoder = model->info().encoder;
   GRAFT_CHECK(InvalidArgument, encoder && !encoder->takes_features, "the model has no encoder of token ids");
-  GRAFT_CHECK(InvalidArgument, !sources.empty() && sources.size() <= lengths_.size(), "a batch of ", sources.size(),
-              " sources: the cache has ", lengths_.size(), " rows");
+  GRAFT_CHECK(InvalidArgument, !encoder_inputs.empty() && encoder_inputs.size() <= lengths_.size(), "a batch of ",
+              encoder_inputs.size(), " encoder inputs: the cache has ", lengths_.size(), " rows");
   std::size_t width = 0;
-  for (const Tokens source : sources) {
-    GRAFT_CHECK(InvalidArgument, !source.empty(), "a source has no tokens");
-    width = std::max(width, source.size());
+  for (const Tokens input : encoder_inputs) {
+    GRAFT_CHECK(InvalidArgument, !input.empty(), "an encoder input has no tokens");
+    width = std::max(width, input.size());
   }
-  std::vector<std::int64_t> ids(sources.size() * width, 0), mask(ids.size(), 0);
-  for (std::size_t r = 0; r < sources.size(); ++r) {
-    std::ranges::copy(sources[r], ids.begin() + static_cast<std::ptrdiff_t>(r * width));
-    std::fill_n(mask.begin() + static_cast<std::ptrdiff_t>(r * width), sources[r].size(), 1);
+  std::vector<std::int64_t> ids(encoder_inputs.size() * width, 0), mask(ids.size(), 0);
+  for (std::size_t r = 0; r < encoder_inputs.size(); ++r) {
+    std::ranges::copy(encoder_inputs[r], ids.begin() + static_cast<std::ptrdiff_t>(r * width));
+    std::fill_n(mask.begin() + static_cast<std::ptrdiff_t>(r * width), encoder_inputs[r].size(), 1);
   }
-  const Shape shape{std::ssize(sources), static_cast<std::int64_t>(width)};
+  const Shape shape{std::ssize(encoder_inputs), static_cast<std::int64_t>(width)};
   const Value inputs[] = {Value::of(TensorView{ids.data(), DType::i64, shape}),
                           Value::of(TensorView{mask.data(), DType::i64, shape})};
-  encode(inputs, sources.size(), run_options);
+  encode(inputs, encoder_inputs.size(), run_options);
 }
 
 void Decoder::Impl::encode(const TensorView& features, const RunOptions& run_options) {
@@ -118,9 +118,9 @@ Decoder::Impl::Call& Decoder::Impl::call_for(std::int64_t batch, std::int64_t wi
   call.width = width;
   call.keep = keep;
   call.used = clock_;
-  const auto places = static_cast<std::size_t>(batch * width);
+  const auto positions = static_cast<std::size_t>(batch * width);
   for (auto* ids : {&call.ids, &call.positions, &call.cache_positions}) {
-    ids->resize(places);
+    ids->resize(positions);
     call.inputs.push_back(Value::of(TensorView{ids->data(), DType::i64, Shape{batch, width}}));
   }
   for (std::int64_t k = width - keep; k < width; ++k) call.kept.push_back(k);
@@ -235,9 +235,9 @@ Decoder::Decoder(Decoder&&) noexcept = default;
 Decoder& Decoder::operator=(Decoder&&) noexcept = default;
 Decoder::~Decoder() = default;
 
-void Decoder::encode(std::span<const Tokens> sources, const RunOptions& options) {
+void Decoder::encode(std::span<const Tokens> encoder_inputs, const RunOptions& options) {
   const llm::Use use(impl_->in_use, kWhat, "encode()");
-  impl_->encode(sources, options);
+  impl_->encode(encoder_inputs, options);
 }
 
 void Decoder::encode(const TensorView& features, const RunOptions& options) {

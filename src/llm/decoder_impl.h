@@ -10,19 +10,18 @@
 
 namespace graft {
 
-// The same as Decoder, whose comments it shares, but for the check that one call goes on at a time: a caller with
-// several runs holds `in_use` from the first to the last.
+// Decoder without its check for one call at a time: whoever makes several runs holds `in_use` for all of them.
 class Decoder::Impl {
  public:
   Impl(std::shared_ptr<const LanguageModel> language_model, const DecoderOptions& decoder_options);
 
-  void encode(std::span<const Tokens> sources, const RunOptions& run_options);
+  void encode(std::span<const Tokens> encoder_inputs, const RunOptions& run_options);
   void encode(const TensorView& features, const RunOptions& run_options);
   std::span<float> run(std::span<const std::int64_t> sequences, std::span<const Tokens> rows, std::int64_t width,
                        std::int64_t keep, const RunOptions& run_options);
   void prepare(std::int64_t rows, std::int64_t width, std::int64_t keep);
-  // In runs of at most prefill_chunk_size tokens. With `take` it gets the logits of every token of each run, otherwise
-  // those of the last tokens are returned.
+  // In runs of at most prefill_chunk_size tokens. `take` gets the logits of every token; without it, those of the last
+  // tokens are returned.
   std::span<float> prefill(std::span<const Tokens> rows, const std::function<void(std::span<float>)>& take,
                            const RunOptions& run_options);
   std::int64_t length(std::size_t row) const { return lengths_[row]; }

@@ -13,11 +13,11 @@ std::string_view name(FinishReason reason) {
   return names[static_cast<std::size_t>(reason)];
 }
 
-// All prompts of a call begin together and in the first rows, and the call ends with the last of them.
+// The prompts of a call start together, prompt r in row r, and the call ends when the last one is done.
 class TextGenerator::Impl {
  public:
   Impl(std::shared_ptr<const LanguageModel> model, const DecoderOptions& options)
-      : loop(std::move(model), options, llm::Loop::CallbackErrors::come_out) {}
+      : loop(std::move(model), options, llm::Loop::CallbackErrors::propagate) {}
 
   std::vector<Generation> generate(std::span<const std::vector<std::int64_t>> prompts, const GenerationOptions& options,
                                    const OnText& on_text, const CancelToken* cancel) {
@@ -30,8 +30,8 @@ class TextGenerator::Impl {
     llm::check(options);
     GRAFT_CHECK(InvalidArgument, !encoder->decoder_start_token_ids.empty(),
                 "the model does not say what its decoder begins with (decoder_start_token_id)");
-    const std::vector<Decoder::Tokens> sources(prompts.begin(), prompts.end());
-    loop.decoder().encode(sources, run_options);
+    const std::vector<Decoder::Tokens> encoder_inputs(prompts.begin(), prompts.end());
+    loop.decoder().encode(encoder_inputs, run_options);
     const std::vector<std::vector<std::int64_t>> begun(prompts.size(), encoder->decoder_start_token_ids);
     return decode(begun, options, on_text, run_options, start);
   }

@@ -7,20 +7,20 @@
 
 namespace graft::llm {
 
-// Which thread is inside of an object that serves one call at a time.
+// The thread that is inside a call on an object that serves one call at a time.
 class InUse {
  private:
   friend class Use;
   std::atomic<std::thread::id> holder_{};
 };
 
-// A call on such an object, from its begin to its end. Throws Busy when another thread is inside, InvalidArgument when
-// this one is: a callback of the outer call makes the inner one.
+// Marks such an object as in use for one call. Throws Busy when another thread is inside, and InvalidArgument when this
+// thread is: a callback of the outer call made the inner one.
 class Use {
  public:
   // `what` and `call` are for the messages: "TextGenerator", "generate()".
   Use(InUse& in_use, const char* what, const char* call) : Use(in_use, what, call, false) {}
-  // For calls that callbacks may make.
+  // For calls that are allowed in callbacks.
   static Use nested(InUse& in_use, const char* what, const char* call) { return {in_use, what, call, true}; }
   ~Use() {
     if (outermost_) in_use_.holder_.store({}, std::memory_order_release);

@@ -13,14 +13,14 @@
 
 namespace graft::llm {
 
-// The loop of generation: sequences that go on side by side, each in a row of the cache. What a row holds already of a
-// prompt is not computed again; a step gives every sequence whose prompt is read one token, or with drafts some. Who
-// uses it says which sequences go on when, and holds `decoder().in_use`. When a run throws, nothing has changed.
+// The generation loop of both generators: each sequence has a row of the cache. begin() reuses the prefix that the row
+// holds already; step() gives every sequence whose prompt has been read one token, or with drafts several. The caller
+// decides which sequence runs when, and holds `decoder().in_use` meanwhile. A run that throws changes nothing.
 class Loop {
  public:
   enum class CallbackErrors {
-    end_their_sequence,  // as cancelled; rethrow() brings the first one out
-    come_out,            // at once: the loop is then good for clear() only
+    end_their_sequence,  // as cancelled; rethrow() throws the first one
+    propagate,           // immediately; call clear() next
   };
   Loop(std::shared_ptr<const LanguageModel> model, const DecoderOptions& options, CallbackErrors errors);
 
@@ -28,28 +28,28 @@ class Loop {
   // that make no sense or drafts that do not fit the cache.
   void check(std::span<const std::int64_t> prompt, const GenerationOptions& options) const;
 
-  // How many tokens of a prompt a free row has in the cache and can go on from; never the last one, whose logits are
-  // wanted.
+  // The length of the prompt's prefix that a free row holds and can continue. Never the whole prompt: the logits of its
+  // last token are needed.
   std::int64_t reusable(std::size_t row, std::span<const std::int64_t> prompt);
-  // The sequence goes on in this row, which is free, behind `reused` tokens.
+  // Gives the sequence this free row, which keeps the first `reused` tokens.
   void begin(std::unique_ptr<Sequence> sequence, std::size_t row, std::int64_t reused);
-  // Reads the prompts of all rows, the first ones, up to their first tokens.
+  // Prefills the prompts of all occupied rows, which are the first ones, and draws their first tokens.
   void read_prompts(const RunOptions& options);
-  // Reads the next chunk of a prompt, in a run of `width` tokens; with the last chunk the first token comes.
+  // Prefills the next chunk of a prompt in a run of `width` tokens; the last chunk yields the first token.
   void read_chunk(std::size_t row, std::int64_t width, const RunOptions& options);
-  // How many sequences a step would give a token.
+  // How many sequences step() would give a token.
   std::size_t going() const;
-  // One run of `batch` rows, at least going(): those that get none are there for the plan of that size.
+  // One run of `batch` >= going() rows. The rest are idle rows: batches of equal size share a plan.
   void step(std::size_t batch, const RunOptions& options);
-  // Takes a sequence out, ended for this reason if it was not done.
+  // Removes a sequence; one that was not done ends for this reason.
   std::unique_ptr<Sequence> leave(std::size_t row, FinishReason reason);
-  // Forgets all sequences, and what their rows hold.
+  // Removes all sequences and the tokens of their rows.
   void clear();
 
-  // Calls `call`, which may call a callback of this sequence.
+  // Runs `call`, which may run a callback of this sequence.
   template <typename Call>
   void guarded(Sequence& sequence, const Call& call) {
-    if (errors_ == CallbackErrors::come_out) return call();
+    if (errors_ == CallbackErrors::propagate) return call();
     try {
       call();
     } catch (...) {
@@ -57,7 +57,7 @@ class Loop {
       sequence.cancelled = true;
     }
   }
-  // What a callback has thrown, once.
+  // Throws what a callback has thrown, once.
   void rethrow();
 
   // By row; null: free.
@@ -67,8 +67,8 @@ class Loop {
   const Decoder::Impl& decoder() const { return *decoder_.impl_; }
   Decoder& public_decoder() { return decoder_; }
 
-  std::int64_t drafts = 0;  // steps with drafts are so many tokens wider than those without
-  GenerationStats stats;    // the seconds are those of runs and of what follows them
+  std::int64_t drafts = 0;  // the most tokens of a draft: the width of runs with drafts is one more
+  GenerationStats stats;
 
  private:
   bool goes_on(const std::unique_ptr<Sequence>& sequence) const {

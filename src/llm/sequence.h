@@ -12,8 +12,7 @@
 
 namespace graft::llm {
 
-// One sequence on its way: its tokens, what is fed to the decoder, what the logits make of it, the text, and when it
-// ends.
+// The state of one sequence: its tokens, sampler, draft, text and stop conditions.
 class Sequence {
  public:
   using OnText = std::function<void(std::string_view text)>;
@@ -24,27 +23,26 @@ class Sequence {
   Sequence(const Sequence&) = delete;
   Sequence& operator=(const Sequence&) = delete;
 
-  const std::vector<std::int64_t>& tokens() const { return tokens_; }  // the prompt and what came
+  const std::vector<std::int64_t>& tokens() const { return tokens_; }  // the prompt and the new ones
   std::int64_t prompt_tokens() const { return prompt_tokens_; }
   bool done() const { return done_; }
   Generation& result() { return result_; }
-  // The tokens, for who keeps track of what the cache holds when the sequence is over.
+  // Moves the tokens out, to remember what the cache holds after the end.
   std::vector<std::int64_t> release_tokens() { return std::move(tokens_); }
 
-  // What the next run takes: the last token and a draft of those after it; nothing once it is done.
+  // The input of the next run: the last token and a draft of the next ones; empty when done.
   const std::vector<std::int64_t>& next_feed();
 
   // Takes the next token from these logits and returns it.
   std::int64_t take(std::span<float> logits);
-  // After a run of next_feed(), with the logits [width, vocabulary] of the row: takes the tokens that they give, one
-  // and those of the draft that are right. Returns how many tokens of the feed are the sequence's; the rest must leave
-  // the cache.
+  // After a run of next_feed(), with the row's logits [width, vocabulary]: takes one token and those of the draft that
+  // were right. Returns how many tokens of the feed belong to the sequence; the rest must leave the cache.
   std::size_t take_fed(std::span<float> logits);
 
   void end(FinishReason reason);
 
   bool reading = true;     // the prompt
-  bool cancelled = false;  // to leave at the end of the step
+  bool cancelled = false;  // ends when the step is over
 
  private:
   bool is_eos(std::int64_t id) const;
