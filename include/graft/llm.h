@@ -2,11 +2,9 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <exception>
 #include <functional>
 #include <memory>
 #include <optional>
-#include <random>
 #include <span>
 #include <string>
 #include <string_view>
@@ -23,6 +21,10 @@
 //   generator.generate(model->encode("Once upon a time"), {.max_new_tokens = 32},
 //                      [](std::size_t, std::string_view text) { std::cout << text << std::flush; });
 namespace graft {
+
+namespace llm {
+class Loop;
+}
 
 // The named data of a package that says what its language model is: JSON, written by graft.export_llm.
 inline constexpr std::string_view kLanguageModelKey = "graft.llm.json";
@@ -41,8 +43,8 @@ struct GenerationOptions {
   std::vector<std::int64_t> eos_token_ids = {};  // besides the model's
   std::vector<std::string> stop_strings = {};    // the text ends before the first of them
   bool skip_special_tokens = true;
-  // Drafts of this many tokens are copied from where the last ones stood before, and verified in one run; 0: none. The
-  // tokens are those that would come without.
+  // Speculative decoding by prompt lookup: up to this many tokens are drafted, by copying what followed an earlier
+  // occurrence of the last ones, and verified in one run; 0: none. Drafts change the speed, never the tokens.
   std::int64_t prompt_lookup_num_tokens = 0;
   std::int64_t max_matching_ngram_size = 2;
 };
@@ -50,7 +52,7 @@ struct GenerationOptions {
 // Of a model with an encoder and a decoder (T5, BART, Whisper): what the encoder reads, and how the decoder begins.
 struct EncoderInfo {
   bool takes_features = false;      // spectra [B, mels, frames] in f32 (Whisper) instead of token ids
-  std::int64_t context_length = 0;  // the most tokens of a source
+  std::int64_t context_length = 0;  // the most tokens that the encoder reads
   std::vector<std::int64_t> decoder_start_token_ids;
 };
 
@@ -100,77 +102,64 @@ struct DecoderOptions {
   std::int64_t length = 0;                // tokens of the cache for each; 0: the model's context
   KvType kv_type = KvType::computed;      // how keys and values are stored
   std::int64_t prefill_chunk_size = 512;  // the most tokens of one run
-  std::int64_t source_length = 0;         // of a model with an encoder: tokens of a source; 0: the model's most
+  std::int64_t source_length = 0;         // tokens that the encoder reads, where there is one; 0: the model's most
 };
 
-// Sequences of tokens, one per row of a cache of keys and values: tokens in, logits out. For one thread at a time.
+// Sequences of tokens, one per row of a cache of keys and values: tokens in, logits out. For one thread at a time:
+// calls that compute or change a sequence throw Busy while another thread is in one, and InvalidArgument in a callback
+// of one.
 class GRAFT_API Decoder {
  public:
   explicit Decoder(std::shared_ptr<const LanguageModel> model, const DecoderOptions& options = {});
+  Decoder(Decoder&&) noexcept;
+  Decoder& operator=(Decoder&&) noexcept;
+  ~Decoder();
 
   using Tokens = std::span<const std::int64_t>;
 
-  // Of a model with an encoder: reads the sources of the first sequences, which begin anew. Token ids of a text, or
-  // features [B, mels, frames] in f32. What the encoder makes of them stays in the cache until the next call. Throws
-  // InvalidArgument when the model takes no such sources, ExecutionError when a source is longer than source_length.
-  void encode(std::span<const Tokens> sources, const RunOptions& options = {});
+  // For a model with an encoder: encodes one input for each of the first sequences, and empties these. The inputs are
+  // token ids, or features [B, mels, frames] in f32. The encoder output stays in the cache until the next call. Throws
+  // InvalidArgument when the encoder takes no such inputs, ExecutionError for more tokens than source_length.
+  void encode(std::span<const Tokens> inputs, const RunOptions& options = {});
   void encode(const TensorView& features, const RunOptions& options = {});
 
   // Appends rows[r] to sequence r, for the first rows.size() sequences, in one run of `width` tokens per row: a row
   // with fewer is padded on its left, so equal widths share one plan, whatever the rows hold. Returns the logits of the
-  // last `keep` places of each row [rows, keep, vocabulary]; those of padding mean nothing. They are the caller's to
-  // overwrite and valid until the next call. When it throws, no sequence has changed. Throws InvalidArgument for an id
+  // last `keep` positions of each row [rows, keep, vocabulary]; those of padding mean nothing. The caller may overwrite
+  // them; they are valid until the next call. When it throws, no sequence has changed. Throws InvalidArgument for an id
   // outside the vocabulary and for sequences that would be longer than the cache, with both numbers.
   std::span<float> run(std::span<const Tokens> rows, std::int64_t width, std::int64_t keep,
                        const RunOptions& options = {});
   // The same for other sequences than the first: rows[b] is appended to sequence sequences[b]. Equal numbers of rows
-  // share a plan, whichever they are. Throws InvalidArgument for a sequence that stands twice.
+  // share a plan, whichever they are. Throws InvalidArgument for a sequence that is named twice.
   std::span<float> run(std::span<const std::int64_t> sequences, std::span<const Tokens> rows, std::int64_t width,
                        std::int64_t keep, const RunOptions& options = {});
-  // Makes what a run of this size needs and runs nothing: the first run is then as fast as the others.
+  // Plans and allocates for runs of this size, without a run: the first one is then as fast as the others.
   void prepare(std::int64_t rows, std::int64_t width, std::int64_t keep);
   // The same of any length, in runs of at most prefill_chunk_size tokens: the logits of the last token of each row
   // [rows, 1, vocabulary]. When it throws, the sequences are as before, or empty where a layer with a window no longer
   // holds what they need.
   std::span<float> prefill(std::span<const Tokens> rows, const RunOptions& options = {});
-  // Appends to the first sequence and hands out the logits of every token [n, vocabulary], piece by piece in order.
+  // Appends to the first sequence and hands out the logits of every token [n, vocabulary], chunk by chunk, in order.
   void score(Tokens tokens, const std::function<void(std::span<float> logits)>& take, const RunOptions& options = {});
 
   // Tokens of a sequence.
-  std::int64_t length(std::size_t row) const { return lengths_[row]; }
-  std::int64_t capacity() const { return options_.length; }
-  const DecoderOptions& options() const { return options_; }
+  std::int64_t length(std::size_t row) const;
+  std::int64_t capacity() const;
+  const DecoderOptions& options() const;
   // Keeps the first `length` tokens of a sequence: 0, or at least shortest(row) of them.
   void truncate(std::size_t row, std::int64_t length);
   // How far back a sequence can go without losing what layers with a window see: at most prefill_chunk_size tokens
   // may be taken back where that matters, as many as wanted elsewhere (1).
   std::int64_t shortest(std::size_t row);
 
-  const LanguageModel& model() const { return *model_; }
-  Session& session() { return session_; }
+  const LanguageModel& model() const;
+  Session& session();
 
  private:
-  struct Call {  // the buffers of runs of one size
-    std::int64_t batch = 0, width = 0, keep = 0;
-    std::uint64_t used = 0;
-    std::vector<std::int64_t> ids, positions, cache_positions, kept;
-    std::vector<Value> inputs, outputs;
-  };
-  void encode(std::span<const Value> inputs, std::size_t rows, const RunOptions& options);
-  Call& call_for(std::int64_t batch, std::int64_t width, std::int64_t keep);
-  void check(std::span<const std::int64_t> sequences, std::span<const Tokens> rows) const;
-  std::span<float> prefill(std::span<const Tokens> rows, bool all, const std::function<void(std::span<float>)>& take,
-                           const RunOptions& options);
-
-  std::shared_ptr<const LanguageModel> model_;
-  DecoderOptions options_;
-  Session session_;
-  std::vector<std::int64_t> lengths_;
-  std::vector<std::int64_t> first_;  // 0, 1, 2, ...: the sequences of a run that names none
-  std::vector<Call> calls_;
-  std::vector<Tokens> pieces_;
-  std::vector<float> logits_;
-  std::uint64_t clock_ = 0;
+  friend class llm::Loop;
+  class Impl;
+  std::unique_ptr<Impl> impl_;
 };
 
 // The probabilities [vocabulary] that the next token is drawn from, after `tokens`. Throws InvalidArgument for options
@@ -198,46 +187,45 @@ struct GenerationStats {
   double decode_seconds = 0;   // from there to the end
 };
 
-// Generates text. Keeps the tokens of its last call in the cache: what a new prompt has in common with them from the
-// start is not computed again. For one thread at a time.
+// Generates text. Prefix reuse: the cache keeps the tokens of the last call, and what a new prompt shares with them
+// from the start is not computed again. For one thread at a time.
 class GRAFT_API TextGenerator {
  public:
   explicit TextGenerator(std::shared_ptr<const LanguageModel> model, const DecoderOptions& options = {});
+  TextGenerator(TextGenerator&&) noexcept;
+  TextGenerator& operator=(TextGenerator&&) noexcept;
+  ~TextGenerator();
 
   // Called with the row of the batch and new text of it, in whole UTF-8 characters.
   using OnText = std::function<void(std::size_t row, std::string_view text)>;
 
-  // A batch, one generation per prompt. Of a model with an encoder of texts the prompts are what the encoder reads, and
+  // A batch, one generation per prompt. Of a model with a text encoder the prompts are what the encoder reads, and
   // the decoder begins with the model's own token; of one with an encoder of features they are the decoder's
-  // beginnings, after decoder().encode(features). A prompt of no tokens, more prompts than rows, and a prompt that
-  // leaves no room in the cache throw InvalidArgument. Where the cache ends before max_new_tokens, the generation ends
-  // with FinishReason::context. `cancel` ends all that are not finished; what they have is returned.
+  // beginnings, after decoder().encode(features). A prompt of no tokens, more prompts than rows, and a prompt longer
+  // than the cache throw InvalidArgument. Where the cache ends before max_new_tokens, the generation ends
+  // with FinishReason::context. `cancel` ends all that are not finished; what they have is returned. Throws Busy while
+  // another thread generates or runs the decoder, and InvalidArgument when on_text calls it.
   std::vector<Generation> generate(std::span<const std::vector<std::int64_t>> prompts,
                                    const GenerationOptions& options = {}, const OnText& on_text = {},
                                    const CancelToken* cancel = nullptr);
   Generation generate(const std::vector<std::int64_t>& prompt, const GenerationOptions& options = {},
                       const OnText& on_text = {}, const CancelToken* cancel = nullptr);
 
-  const GenerationStats& stats() const { return stats_; }  // of the last call
-  Decoder& decoder() { return decoder_; }
+  const GenerationStats& stats() const;  // of the last call
+  Decoder& decoder();
 
  private:
-  // The same with prompts of the decoder; `start_seconds`: what was spent on the call before.
-  std::vector<Generation> go_on(std::span<const std::vector<std::int64_t>> prompts, const GenerationOptions& options,
-                                const OnText& on_text, const CancelToken* cancel, double start_seconds);
-
-  std::shared_ptr<const LanguageModel> model_;
-  Decoder decoder_;
-  std::vector<std::vector<std::int64_t>> cached_;  // by row: the tokens that the cache holds
-  GenerationStats stats_;
+  class Impl;
+  std::unique_ptr<Impl> impl_;
 };
 
-// Generates many texts side by side, each with options of its own: requests join and leave between steps, and nothing
-// is planned anew for it. A step is one piece of the oldest prompt that is not read yet, at most
-// DecoderOptions::prefill_chunk_size tokens, and one token (with drafts: some) of every other text, computed together;
-// DecoderOptions::rows says how many texts go on at once, and the rest wait in order. Each text is the one that
-// TextGenerator gives for its prompt and options alone. A request begins in the row of the cache that has most in
-// common with its prompt, and that is not computed again. Not for models with an encoder. For one thread at a time.
+// Continuous batching: generates many texts side by side, each with options of its own. Requests join and leave between
+// steps without a new plan. A step computes one chunk, of at most DecoderOptions::prefill_chunk_size tokens, of the
+// oldest prompt that is not read yet, and one token (with drafts: several) of every other text. DecoderOptions::rows
+// texts run at once; the rest wait in order. Each text is the one that TextGenerator gives for its prompt and options
+// alone. A request starts in the row of the cache that shares the longest prefix with its prompt, and does not compute
+// that prefix again. Not for models with an encoder. For one thread at a time: calls throw Busy while another thread is
+// in one.
 class GRAFT_API BatchGenerator {
  public:
   // Throws Unsupported for a model with an encoder.
@@ -252,7 +240,8 @@ class GRAFT_API BatchGenerator {
   // Throws InvalidArgument for prompts and options as TextGenerator::generate does. May be called from on_text.
   Id submit(std::vector<std::int64_t> prompt, const GenerationOptions& options = {}, OnText on_text = {});
   // False when no request is left. When the run fails or is cancelled it throws and nothing has changed: the next step
-  // tries again. What on_text throws ends its request as cancelled and comes out when the step is complete.
+  // tries again. What on_text throws ends its request as cancelled and comes out when the step is complete. Throws
+  // InvalidArgument when on_text calls it.
   bool step(const RunOptions& options = {});
   // Ends a request with what it has; from on_text, when the step is over. False when it has ended already.
   bool cancel(Id id);
@@ -261,36 +250,14 @@ class GRAFT_API BatchGenerator {
   // Makes all plans that steps can need, with drafts of so many tokens: no later step makes any.
   void prepare(std::int64_t prompt_lookup_num_tokens = 0);
 
-  std::size_t waiting() const { return waiting_.size(); }  // have no row yet
-  std::size_t running() const;                             // have one
-  const GenerationStats& stats() const { return stats_; }  // since the beginning; seconds by kind of run
-  Decoder& decoder() { return decoder_; }
+  std::size_t waiting() const;           // have no row yet
+  std::size_t running() const;           // have one
+  const GenerationStats& stats() const;  // since the beginning; seconds by kind of run
+  Decoder& decoder();
 
  private:
-  struct Request;
-  void join();
-  void leave(std::size_t row, FinishReason reason);
-  void sweep();
-  void read_prompt(Request& request, const RunOptions& options);
-  void go_on(const RunOptions& options);
-  std::int64_t piece(std::int64_t rest) const;
-  template <typename Take>
-  void guarded(Request& request, const Take& take);
-
-  std::shared_ptr<const LanguageModel> model_;
-  Decoder decoder_;
-  std::int64_t drafts_ = 0;                     // the most that a request asked for: how wide steps with drafts are
-  std::vector<std::int64_t> widths_, batches_;  // of runs: of prompts, and rows of a step; ascending
-  std::vector<std::unique_ptr<Request>> waiting_;
-  std::vector<std::unique_ptr<Request>> rows_;     // by row of the cache; null: free
-  std::vector<std::vector<std::int64_t>> cached_;  // by free row: the tokens that it holds
-  std::vector<std::pair<Id, Generation>> ended_;
-  std::vector<std::int64_t> sequences_;  // of a run
-  std::vector<Decoder::Tokens> feeds_;
-  Id next_ = 0;
-  bool in_step_ = false;
-  std::exception_ptr thrown_;  // by on_text
-  GenerationStats stats_;
+  class Impl;
+  std::unique_ptr<Impl> impl_;
 };
 
 struct ChatMessage {
@@ -327,24 +294,24 @@ GRAFT_API Perplexity perplexity(const std::shared_ptr<const LanguageModel>& mode
                                 const PerplexityOptions& options = {},
                                 const std::shared_ptr<const LanguageModel>& reference = nullptr);
 
-// Texts to vectors with an encoder such as MiniLM: a program with the inputs input_ids, attention_mask and, where it
-// has it, token_type_ids [B, T], whose first output is the hidden states [B, T, H] or vectors [B, H].
+// Sentence embeddings with a text encoder such as MiniLM: a program with the inputs input_ids, attention_mask and,
+// where it has it, token_type_ids [B, T], whose first output is the hidden states [B, T, H] or vectors [B, H].
 class GRAFT_API TextEncoder {
  public:
   TextEncoder(std::shared_ptr<const Program> program, std::shared_ptr<const Tokenizer> tokenizer,
               const SessionOptions& options = {});
+  TextEncoder(TextEncoder&&) noexcept;
+  TextEncoder& operator=(TextEncoder&&) noexcept;
+  ~TextEncoder();
 
-  // [texts, size()], row by row: the mean over the tokens of each text, of length 1. Texts longer than the program
-  // takes or than the tokenizer's file says are cut off there.
+  // [texts, size()], row by row: the mean over the tokens of each text, normalized to length 1. Texts are truncated to
+  // what the program takes and the tokenizer's file allows.
   std::vector<float> embed(std::span<const std::string> texts, const RunOptions& options = {});
-  std::int64_t size() const { return size_; }  // of a vector; 0 before the first call
+  std::int64_t size() const;  // of a vector; 0 before the first call
 
  private:
-  std::shared_ptr<const Tokenizer> tokenizer_;
-  Session session_;
-  std::string method_;
-  std::int64_t max_tokens_ = 0;
-  std::int64_t size_ = 0;
+  class Impl;
+  std::unique_ptr<Impl> impl_;
 };
 
 }  // namespace graft

@@ -1,5 +1,7 @@
 #include "cli/llm_commands.h"
 
+#include <CLI/CLI.hpp>
+
 namespace graft::cli {
 namespace {
 

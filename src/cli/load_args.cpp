@@ -1,5 +1,7 @@
 #include "cli/load_args.h"
 
+#include <CLI/CLI.hpp>
+
 namespace graft::cli {
 
 void add_load_options(CLI::App& command, LoadArgs& args, const std::string& about_file) {

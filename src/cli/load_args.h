@@ -1,10 +1,13 @@
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <string>
 #include <vector>
 
 #include "graft/graft.h"
+
+namespace CLI {
+class App;
+}
 
 namespace graft::cli {
 

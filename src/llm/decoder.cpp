@@ -3,7 +3,7 @@
 #include <numeric>
 
 #include "base/check.h"
-#include "graft/llm.h"
+#include "llm/decoder_impl.h"
 
 namespace graft {
 namespace {
@@ -38,73 +38,73 @@ SessionOptions session_options(const DecoderOptions& options) {
 
 }  // namespace
 
-Decoder::Decoder(std::shared_ptr<const LanguageModel> model, const DecoderOptions& options)
-    : model_(std::move(model)),
-      options_(checked(options, model_.get())),
-      session_(model_->program(), session_options(options_)),
-      lengths_(static_cast<std::size_t>(options_.rows), 0) {
-  session_.kv_lengths();  // a program without a cache is refused here
+Decoder::Impl::Impl(std::shared_ptr<const LanguageModel> language_model, const DecoderOptions& decoder_options)
+    : model(std::move(language_model)),
+      options(checked(decoder_options, model.get())),
+      session(model->program(), session_options(options)),
+      lengths_(static_cast<std::size_t>(options.rows), 0) {
+  session.kv_lengths();  // a program without a cache is refused here
   calls_.reserve(kCalls);
-  pieces_.reserve(lengths_.size());
+  chunks_.reserve(lengths_.size());
   first_.resize(lengths_.size());
   std::iota(first_.begin(), first_.end(), 0);
 }
 
-void Decoder::check(std::span<const std::int64_t> sequences, std::span<const Tokens> rows) const {
+void Decoder::Impl::check(std::span<const std::int64_t> sequences, std::span<const Tokens> rows) const {
   GRAFT_CHECK(InvalidArgument, !rows.empty() && rows.size() <= lengths_.size(), "a batch of ", rows.size(),
               " sequences: the cache has ", lengths_.size(), " rows");
-  const std::int64_t vocabulary = model_->info().vocab_size;
+  const std::int64_t vocabulary = model->info().vocab_size;
   for (std::size_t r = 0; r < rows.size(); ++r) {
     const std::int64_t sequence = sequences[r];
     GRAFT_CHECK(InvalidArgument, sequence >= 0 && sequence < std::ssize(lengths_), "the cache has ", lengths_.size(),
                 " rows, got row ", sequence);
     const std::int64_t length = lengths_[static_cast<std::size_t>(sequence)] + std::ssize(rows[r]);
-    GRAFT_CHECK(InvalidArgument, length <= options_.length, "sequence ", sequence, " would have ", length,
-                " tokens, the context has room for ", options_.length);
+    GRAFT_CHECK(InvalidArgument, length <= options.length, "sequence ", sequence, " would have ", length,
+                " tokens, the context has room for ", options.length);
     for (const std::int64_t id : rows[r])
       GRAFT_CHECK(InvalidArgument, id >= 0 && id < vocabulary, "token ", id, " is not in the vocabulary of ",
                   vocabulary, " tokens");
   }
 }
 
-void Decoder::encode(std::span<const Tokens> sources, const RunOptions& options) {
-  const auto& encoder = model_->info().encoder;
+void Decoder::Impl::encode(std::span<const Tokens> encoder_inputs, const RunOptions& run_options) {
+  const auto& encoder = model->info().encoder;
   GRAFT_CHECK(InvalidArgument, encoder && !encoder->takes_features, "the model has no encoder of token ids");
-  GRAFT_CHECK(InvalidArgument, !sources.empty() && sources.size() <= lengths_.size(), "a batch of ", sources.size(),
-              " sources: the cache has ", lengths_.size(), " rows");
+  GRAFT_CHECK(InvalidArgument, !encoder_inputs.empty() && encoder_inputs.size() <= lengths_.size(), "a batch of ",
+              encoder_inputs.size(), " encoder inputs: the cache has ", lengths_.size(), " rows");
   std::size_t width = 0;
-  for (const Tokens source : sources) {
-    GRAFT_CHECK(InvalidArgument, !source.empty(), "a source has no tokens");
-    width = std::max(width, source.size());
+  for (const Tokens input : encoder_inputs) {
+    GRAFT_CHECK(InvalidArgument, !input.empty(), "an encoder input has no tokens");
+    width = std::max(width, input.size());
   }
-  std::vector<std::int64_t> ids(sources.size() * width, 0), mask(ids.size(), 0);
-  for (std::size_t r = 0; r < sources.size(); ++r) {
-    std::ranges::copy(sources[r], ids.begin() + static_cast<std::ptrdiff_t>(r * width));
-    std::fill_n(mask.begin() + static_cast<std::ptrdiff_t>(r * width), sources[r].size(), 1);
+  std::vector<std::int64_t> ids(encoder_inputs.size() * width, 0), mask(ids.size(), 0);
+  for (std::size_t r = 0; r < encoder_inputs.size(); ++r) {
+    std::ranges::copy(encoder_inputs[r], ids.begin() + static_cast<std::ptrdiff_t>(r * width));
+    std::fill_n(mask.begin() + static_cast<std::ptrdiff_t>(r * width), encoder_inputs[r].size(), 1);
   }
-  const Shape shape{std::ssize(sources), static_cast<std::int64_t>(width)};
+  const Shape shape{std::ssize(encoder_inputs), static_cast<std::int64_t>(width)};
   const Value inputs[] = {Value::of(TensorView{ids.data(), DType::i64, shape}),
                           Value::of(TensorView{mask.data(), DType::i64, shape})};
-  encode(inputs, sources.size(), options);
+  encode(inputs, encoder_inputs.size(), run_options);
 }
 
-void Decoder::encode(const TensorView& features, const RunOptions& options) {
-  const auto& encoder = model_->info().encoder;
+void Decoder::Impl::encode(const TensorView& features, const RunOptions& run_options) {
+  const auto& encoder = model->info().encoder;
   GRAFT_CHECK(InvalidArgument, encoder && encoder->takes_features, "the model has no encoder of features");
   GRAFT_CHECK(InvalidArgument,
               features.shape.rank() == 3 && features.shape[0] >= 1 && features.shape[0] <= std::ssize(lengths_),
               "features must be [B, mels, frames] with a batch of at most ", lengths_.size(),
               ", the rows of the cache");
   const Value input = Value::of(features);
-  encode({&input, 1}, static_cast<std::size_t>(features.shape[0]), options);
+  encode({&input, 1}, static_cast<std::size_t>(features.shape[0]), run_options);
 }
 
-void Decoder::encode(std::span<const Value> inputs, std::size_t rows, const RunOptions& options) {
+void Decoder::Impl::encode(std::span<const Value> inputs, std::size_t rows, const RunOptions& run_options) {
   std::fill_n(lengths_.begin(), rows, 0);
-  session_.run(kEncode, inputs, options);
+  session.run(kEncode, inputs, run_options);
 }
 
-Decoder::Call& Decoder::call_for(std::int64_t batch, std::int64_t width, std::int64_t keep) {
+Decoder::Impl::Call& Decoder::Impl::call_for(std::int64_t batch, std::int64_t width, std::int64_t keep) {
   ++clock_;
   for (Call& call : calls_)
     if (call.batch == batch && call.width == width && call.keep == keep) {
@@ -118,37 +118,36 @@ Decoder::Call& Decoder::call_for(std::int64_t batch, std::int64_t width, std::in
   call.width = width;
   call.keep = keep;
   call.used = clock_;
-  const auto places = static_cast<std::size_t>(batch * width);
+  const auto positions = static_cast<std::size_t>(batch * width);
   for (auto* ids : {&call.ids, &call.positions, &call.cache_positions}) {
-    ids->resize(places);
+    ids->resize(positions);
     call.inputs.push_back(Value::of(TensorView{ids->data(), DType::i64, Shape{batch, width}}));
   }
   for (std::int64_t k = width - keep; k < width; ++k) call.kept.push_back(k);
   call.inputs.push_back(Value::of(TensorView{call.kept.data(), DType::i64, Shape{keep}}));
-  const std::int64_t vocabulary = model_->info().vocab_size;
+  const std::int64_t vocabulary = model->info().vocab_size;
   const auto count = static_cast<std::size_t>(batch * keep * vocabulary);
   if (logits_.size() < count) logits_ = std::vector<float>(count);
   call.outputs.push_back(Value::of(TensorView{nullptr, DType::f32, Shape{batch, keep, vocabulary}}));
   return call;
 }
 
-void Decoder::prepare(std::int64_t rows, std::int64_t width, std::int64_t keep) {
+void Decoder::Impl::prepare(std::int64_t rows, std::int64_t width, std::int64_t keep) {
   GRAFT_CHECK(InvalidArgument, rows >= 1 && rows <= std::ssize(lengths_), "a batch of ", rows,
               " sequences: the cache has ", lengths_.size(), " rows");
   GRAFT_CHECK(InvalidArgument, keep >= 1 && keep <= width, "a run of ", width, " tokens cannot keep the logits of ",
               keep);
-  session_.plan(kMethod, call_for(rows, width, keep).inputs);
+  session.plan(kMethod, call_for(rows, width, keep).inputs);
 }
 
-std::span<float> Decoder::run(std::span<const Tokens> rows, std::int64_t width, std::int64_t keep,
-                              const RunOptions& options) {
-  GRAFT_CHECK(InvalidArgument, rows.size() <= first_.size(), "a batch of ", rows.size(), " sequences: the cache has ",
+std::span<const std::int64_t> Decoder::Impl::first_sequences(std::size_t count) const {
+  GRAFT_CHECK(InvalidArgument, count <= first_.size(), "a batch of ", count, " sequences: the cache has ",
               first_.size(), " rows");
-  return run(std::span<const std::int64_t>(first_).first(rows.size()), rows, width, keep, options);
+  return std::span(first_).first(count);
 }
 
-std::span<float> Decoder::run(std::span<const std::int64_t> sequences, std::span<const Tokens> rows, std::int64_t width,
-                              std::int64_t keep, const RunOptions& options) {
+std::span<float> Decoder::Impl::run(std::span<const std::int64_t> sequences, std::span<const Tokens> rows,
+                                    std::int64_t width, std::int64_t keep, const RunOptions& run_options) {
   GRAFT_CHECK(InvalidArgument, sequences.size() == rows.size(), rows.size(), " rows for ", sequences.size(),
               " sequences");
   check(sequences, rows);
@@ -175,15 +174,15 @@ std::span<float> Decoder::run(std::span<const std::int64_t> sequences, std::span
     }
   }
   call.outputs[0].tensor.data = logits_.data();
-  RunOptions run_options = options;
-  run_options.kv_rows = sequences;
-  session_.run_into(kMethod, call.inputs, call.outputs, run_options);
+  RunOptions with_rows = run_options;
+  with_rows.kv_rows = sequences;
+  session.run_into(kMethod, call.inputs, call.outputs, with_rows);
   for (std::size_t r = 0; r < rows.size(); ++r) lengths_[static_cast<std::size_t>(sequences[r])] += std::ssize(rows[r]);
   return std::span(logits_).first(static_cast<std::size_t>(call.outputs[0].tensor.shape.numel()));
 }
 
-std::span<float> Decoder::prefill(std::span<const Tokens> rows, bool all,
-                                  const std::function<void(std::span<float>)>& take, const RunOptions& options) {
+std::span<float> Decoder::Impl::prefill(std::span<const Tokens> rows, const std::function<void(std::span<float>)>& take,
+                                        const RunOptions& run_options) {
   check(first_, rows);
   std::int64_t total = 0;
   for (const Tokens row : rows) total = std::max(total, std::ssize(row));
@@ -191,16 +190,16 @@ std::span<float> Decoder::prefill(std::span<const Tokens> rows, bool all,
   const std::vector<std::int64_t> before = lengths_;
   std::span<float> logits;
   try {
-    for (std::int64_t begin = 0; begin < total; begin += options_.prefill_chunk_size) {
-      const std::int64_t width = std::min(options_.prefill_chunk_size, total - begin);
-      pieces_.clear();
+    for (std::int64_t begin = 0; begin < total; begin += options.prefill_chunk_size) {
+      const std::int64_t width = std::min(options.prefill_chunk_size, total - begin);
+      chunks_.clear();
       for (const Tokens row : rows) {
         const std::int64_t padding = total - std::ssize(row);
         const std::int64_t from = std::max<std::int64_t>(begin - padding, 0);
         const std::int64_t to = std::max<std::int64_t>(begin + width - padding, 0);
-        pieces_.push_back(row.subspan(static_cast<std::size_t>(from), static_cast<std::size_t>(to - from)));
+        chunks_.push_back(row.subspan(static_cast<std::size_t>(from), static_cast<std::size_t>(to - from)));
       }
-      logits = run(pieces_, width, all ? width : 1, options);
+      logits = run(first_sequences(rows.size()), chunks_, width, take ? width : 1, run_options);
       if (take) take(logits);
     }
   } catch (...) {
@@ -210,17 +209,9 @@ std::span<float> Decoder::prefill(std::span<const Tokens> rows, bool all,
   return logits;
 }
 
-std::span<float> Decoder::prefill(std::span<const Tokens> rows, const RunOptions& options) {
-  return prefill(rows, false, {}, options);
-}
+std::int64_t Decoder::Impl::shortest(std::size_t row) { return session.kv_shortest(static_cast<std::int64_t>(row)); }
 
-void Decoder::score(Tokens tokens, const std::function<void(std::span<float>)>& take, const RunOptions& options) {
-  prefill({&tokens, 1}, true, take, options);
-}
-
-std::int64_t Decoder::shortest(std::size_t row) { return session_.kv_shortest(static_cast<std::int64_t>(row)); }
-
-void Decoder::truncate(std::size_t row, std::int64_t length) {
+void Decoder::Impl::truncate(std::size_t row, std::int64_t length) {
   GRAFT_CHECK(InvalidArgument, row < lengths_.size(), "the cache has ", lengths_.size(), " rows, got row ", row);
   GRAFT_CHECK(InvalidArgument, length >= 0 && length <= lengths_[row], "sequence ", row, " has ", lengths_[row],
               " tokens, got ", length, " to keep");
@@ -229,7 +220,69 @@ void Decoder::truncate(std::size_t row, std::int64_t length) {
               " or more: layers with a window hold no more");
   lengths_[row] = length;
   // A run at a smaller position truncates its row; here the rows that have more are cut, if this is the longest.
-  session_.kv_truncate(std::ranges::max(lengths_));
+  session.kv_truncate(std::ranges::max(lengths_));
+}
+
+namespace {
+
+constexpr const char* kWhat = "Decoder";
+
+}  // namespace
+
+Decoder::Decoder(std::shared_ptr<const LanguageModel> model, const DecoderOptions& options)
+    : impl_(std::make_unique<Impl>(std::move(model), options)) {}
+Decoder::Decoder(Decoder&&) noexcept = default;
+Decoder& Decoder::operator=(Decoder&&) noexcept = default;
+Decoder::~Decoder() = default;
+
+void Decoder::encode(std::span<const Tokens> encoder_inputs, const RunOptions& options) {
+  const llm::Use use(impl_->in_use, kWhat, "encode()");
+  impl_->encode(encoder_inputs, options);
+}
+
+void Decoder::encode(const TensorView& features, const RunOptions& options) {
+  const llm::Use use(impl_->in_use, kWhat, "encode()");
+  impl_->encode(features, options);
+}
+
+std::span<float> Decoder::run(std::span<const Tokens> rows, std::int64_t width, std::int64_t keep,
+                              const RunOptions& options) {
+  return run(impl_->first_sequences(rows.size()), rows, width, keep, options);
+}
+
+std::span<float> Decoder::run(std::span<const std::int64_t> sequences, std::span<const Tokens> rows, std::int64_t width,
+                              std::int64_t keep, const RunOptions& options) {
+  const llm::Use use(impl_->in_use, kWhat, "run()");
+  return impl_->run(sequences, rows, width, keep, options);
+}
+
+void Decoder::prepare(std::int64_t rows, std::int64_t width, std::int64_t keep) {
+  const llm::Use use(impl_->in_use, kWhat, "prepare()");
+  impl_->prepare(rows, width, keep);
+}
+
+std::span<float> Decoder::prefill(std::span<const Tokens> rows, const RunOptions& options) {
+  const llm::Use use(impl_->in_use, kWhat, "prefill()");
+  return impl_->prefill(rows, {}, options);
+}
+
+void Decoder::score(Tokens tokens, const std::function<void(std::span<float>)>& take, const RunOptions& options) {
+  GRAFT_CHECK(InvalidArgument, take, "score() has nobody to hand the logits to");
+  const llm::Use use(impl_->in_use, kWhat, "score()");
+  impl_->prefill({&tokens, 1}, take, options);
+}
+
+std::int64_t Decoder::length(std::size_t row) const { return impl_->length(row); }
+std::int64_t Decoder::capacity() const { return impl_->options.length; }
+const DecoderOptions& Decoder::options() const { return impl_->options; }
+const LanguageModel& Decoder::model() const { return *impl_->model; }
+Session& Decoder::session() { return impl_->session; }
+
+std::int64_t Decoder::shortest(std::size_t row) { return impl_->shortest(row); }
+
+void Decoder::truncate(std::size_t row, std::int64_t length) {
+  const llm::Use use(impl_->in_use, kWhat, "truncate()");
+  impl_->truncate(row, length);
 }
 
 }  // namespace graft

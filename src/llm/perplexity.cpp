@@ -54,11 +54,11 @@ Perplexity perplexity(const std::shared_ptr<const LanguageModel>& model, std::sp
     for (std::int64_t begin = 0; begin < options.window; begin += chunk) {
       const std::int64_t width = std::min(chunk, options.window - begin);
       const auto from = static_cast<std::size_t>(w * options.window + begin);
-      const Decoder::Tokens piece = tokens.subspan(from, static_cast<std::size_t>(width));
-      const std::span<const float> logits = decoder.run({&piece, 1}, width, width, run_options);
+      const Decoder::Tokens taken = tokens.subspan(from, static_cast<std::size_t>(width));
+      const std::span<const float> logits = decoder.run({&taken, 1}, width, width, run_options);
       const std::span<const float> wanted =
-          other ? other->run({&piece, 1}, width, width, run_options) : std::span<float>{};
-      for (std::size_t i = 0; i < piece.size(); ++i) {
+          other ? other->run({&taken, 1}, width, width, run_options) : std::span<float>{};
+      for (std::size_t i = 0; i < taken.size(); ++i) {
         const auto size = static_cast<std::size_t>(vocabulary);
         const auto target = static_cast<std::size_t>(tokens[from + i + 1]);
         GRAFT_CHECK(InvalidArgument, target < size, "token ", target, " is not in the vocabulary of ", size, " tokens");

@@ -6,7 +6,7 @@
 #include "graft/llm.h"
 #include "load/test_graph.h"
 
-// Test only: a language model of one layer, without a tokenizer. Its next token depends on all tokens before.
+// Test only: a language model of one layer. Its next token depends on all tokens before.
 namespace graft::test {
 
 struct SmallLanguageModel {
@@ -68,6 +68,16 @@ struct SmallLanguageModel {
     info.context_length = context;
     info.eos_token_ids = std::move(eos);
     model = std::make_shared<const LanguageModel>(graph.build(), info, nullptr);
+  }
+
+  // The same with a tokenizer of the words "0t", "1t", ...
+  std::shared_ptr<const LanguageModel> with_words() const {
+    std::string vocabulary;
+    for (std::int64_t i = 0; i < kVocabulary; ++i)
+      vocabulary += (i > 0 ? ", \"" : "\"") + std::to_string(i) + "t\": " + std::to_string(i);
+    const auto words =
+        Tokenizer::from_json(R"({"model": {"type": "WordLevel", "unk_token": "0t", "vocab": {)" + vocabulary + "}}}");
+    return std::make_shared<const LanguageModel>(model->program(), model->info(), words);
   }
 
  private:

@@ -21,8 +21,23 @@ void add_normalized(std::span<const double> sum, std::vector<float>& out) {
 
 }  // namespace
 
-TextEncoder::TextEncoder(std::shared_ptr<const Program> program, std::shared_ptr<const Tokenizer> tokenizer,
-                         const SessionOptions& options)
+class TextEncoder::Impl {
+ public:
+  Impl(const std::shared_ptr<const Program>& program, std::shared_ptr<const Tokenizer> tokenizer,
+       const SessionOptions& options);
+  std::vector<float> embed(std::span<const std::string> texts, const RunOptions& options);
+  std::int64_t size() const { return size_; }
+
+ private:
+  std::shared_ptr<const Tokenizer> tokenizer_;
+  Session session_;
+  std::string method_;
+  std::int64_t max_tokens_ = 0;
+  std::int64_t size_ = 0;
+};
+
+TextEncoder::Impl::Impl(const std::shared_ptr<const Program>& program, std::shared_ptr<const Tokenizer> tokenizer,
+                        const SessionOptions& options)
     : tokenizer_(std::move(tokenizer)), session_(program, options) {
   GRAFT_CHECK(InvalidArgument, tokenizer_, "an encoder of texts needs a tokenizer");
   const std::vector<std::string> names = program->method_names();
@@ -48,7 +63,7 @@ TextEncoder::TextEncoder(std::shared_ptr<const Program> program, std::shared_ptr
     max_tokens_ = std::min(max_tokens_, static_cast<std::int64_t>(*limit));
 }
 
-std::vector<float> TextEncoder::embed(std::span<const std::string> texts, const RunOptions& options) {
+std::vector<float> TextEncoder::Impl::embed(std::span<const std::string> texts, const RunOptions& options) {
   std::vector<float> result;
   const MethodInfo& method = session_.program().method(method_);
   const DimInfo& tokens = method.inputs[0].dims[1];
@@ -98,5 +113,17 @@ std::vector<float> TextEncoder::embed(std::span<const std::string> texts, const 
   }
   return result;
 }
+
+TextEncoder::TextEncoder(std::shared_ptr<const Program> program, std::shared_ptr<const Tokenizer> tokenizer,
+                         const SessionOptions& options)
+    : impl_(std::make_unique<Impl>(program, std::move(tokenizer), options)) {}
+TextEncoder::TextEncoder(TextEncoder&&) noexcept = default;
+TextEncoder& TextEncoder::operator=(TextEncoder&&) noexcept = default;
+TextEncoder::~TextEncoder() = default;
+
+std::vector<float> TextEncoder::embed(std::span<const std::string> texts, const RunOptions& options) {
+  return impl_->embed(texts, options);
+}
+std::int64_t TextEncoder::size() const { return impl_->size(); }
 
 }  // namespace graft

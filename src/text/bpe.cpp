@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <bit>
 #include <cstdint>
 #include <numeric>
 #include <queue>
@@ -22,6 +23,7 @@ class MergeTable {
   void reserve(std::size_t count) {
     std::size_t slots = 16;
     while (slots < count * 2) slots *= 2;
+    shift_ = 64 - std::countr_zero(slots);
     keys_.assign(slots, kNone);
     values_.resize(slots);
   }
@@ -44,9 +46,11 @@ class MergeTable {
   static std::uint64_t key_of(TokenId left, TokenId right) {
     return static_cast<std::uint64_t>(left) << 32 | static_cast<std::uint64_t>(right);
   }
-  std::size_t slot(std::uint64_t key) const { return (key * 0x9E3779B97F4A7C15u >> 20) & (keys_.size() - 1); }
+  // The upper bits of the product: all bits of both ids reach them, however regular the ids are.
+  std::size_t slot(std::uint64_t key) const { return key * 0x9E3779B97F4A7C15u >> shift_; }
   std::size_t next(std::size_t at) const { return (at + 1) & (keys_.size() - 1); }
 
+  int shift_ = 60;
   std::vector<std::uint64_t> keys_;
   std::vector<MergeTo> values_;
 };
@@ -182,7 +186,7 @@ std::unique_ptr<const Model> make_bpe(Vocabulary vocabulary, const std::vector<M
   std::string merged;
   const auto id_of = [&](std::string_view piece, std::size_t rank) {
     const auto id = vocabulary.find(piece);
-    GRAFT_CHECK(InvalidProgram, id, "merge ", rank, " of the tokenizer needs the token '", piece,
+    GRAFT_CHECK(InvalidProgram, id, "merge ", rank, " of the tokenizer needs the token '", to_utf8(piece),
                 "', which is not in the vocabulary");
     return *id;
   };

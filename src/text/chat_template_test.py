@@ -657,3 +657,96 @@ def test_the_templates_of_the_files():
     assert one.apply_chat_template([]) == "E!"
     several = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]
     assert graft.Tokenizer.from_json(document, json.dumps({"chat_template": several})).apply_chat_template([]) == "d"
+
+
+LARGEST = 2**63 - 1
+
+HOSTILE = {
+    # A list in a list in a list, printed, compared, ordered, written as JSON and freed.
+    **{
+        f"deep {use}": "{% set ns = namespace(x=[], y=[]) %}{% for i in range(99999) %}"
+        "{% set ns.x = [ns.x] %}{% set ns.y = {'a': ns.y} %}{% endfor %}" + use
+        for use in (
+            "{{ ns.x }}",
+            "{{ ns.y }}",
+            "{{ ns.x == ns.x }}",
+            "{{ ns.x < ns.x }}",
+            "{{ ns.x | tojson }}",
+            "{{ ns.y | tojson }}",
+            "",
+        )
+    },
+    "deep methods": "{% set ns = namespace(x=[]) %}{% for i in range(99999) %}{% set ns.x = [ns.x.count] %}{% endfor %}",
+    # Twice as large each time.
+    "wide": "{% set ns = namespace(x=[]) %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x }}",
+    "wide and equal": "{% set ns = namespace(x=[], y=[]) %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}"
+    "{% set ns.y = [ns.y, ns.y] %}{% endfor %}{{ ns.x == ns.y }}",
+    "doubled text": "{% set ns = namespace(x='ab') %}{% for i in range(70) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
+    "added text": "{% set ns = namespace(x='ab') %}{% for i in range(70) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
+    "repeated text": "{{ 'ab' * 9223372036854775807 }}",
+    "replaced text": "{% set s = 'a' * 100000 %}{{ s.replace('a', s) }}",
+    "joined text": "{% set s = 'a' * 100000 %}{{ s.join(range(100000) | map('string') | list) }}",
+    "joined by a filter": "{{ range(100000) | join('a' * 100000) }}",
+    "indented text": "{{ ('\\n' * 100000) | indent('a' * 100000, blank=true) }}",
+    "formatted text": "{{ ('{0}' * 100000).format('a' * 100000) }}",
+    "filled batch": "{{ [1] | batch(9223372036854775807, 0) | list }}",
+    # Integers end.
+    "sum": f"{{{{ {LARGEST} + 1 }}}}",
+    "difference": f"{{{{ -{LARGEST} - 2 }}}}",
+    "product": f"{{{{ {LARGEST} * 2 }}}}",
+    "sign": f"{{{{ -(-{LARGEST} - 1) }}}}",
+    "format of a float": "{{ '%d' % 1e300 }}",
+    # Trees of a template itself.
+    "many elif": "{% if 0 %}" + "{% elif 0 %}" * 20000 + "{% endif %}",
+    "many filters": "{% set x" + "|trim" * 20000 + " %}a{% endset %}",
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_what_grows_without_end_is_an_error(tokenizer, name):
+    with pytest.raises((graft.InvalidArgument, graft.InvalidProgram), match="chat template, line 1"):
+        tokenizer.apply_chat_template([], chat_template=HOSTILE[name])
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        (f"{{{{ range({LARGEST - 1}, {LARGEST}, 5) | list }}}}", f"[{LARGEST - 1}]"),
+        (f"{{{{ [1, 2, 3][1::{LARGEST}] }}}}", "[2]"),
+        (f"{{{{ (-{LARGEST} - 1) is divisibleby(-1) }}}}", "True"),
+        (f"{{{{ 'a,b,c'.split(',', -{LARGEST} - 1) }}}}", "['a', 'b', 'c']"),
+        (f"{{{{ 'aaa'.replace('a', 'b', -{LARGEST} - 1) }}}}", "bbb"),
+        (f"{{{{ 'text' | truncate({LARGEST}) }}}}", "text"),
+        ("{{ [[1, 2], [3]] < [[1, 2], [4]] }}", "True"),
+        ("{{ [[1, 2], [3]] < [[1, 2]] }}{{ [[1]] < [[1], []] }}{{ [none] < [none] }}", "FalseTrueFalse"),
+        ("{{ " + "[" * 50 + "1" + "]" * 50 + " < " + "[" * 50 + "2" + "]" * 50 + " }}", "True"),
+        # A chain of namespaces, and a circle.
+        (
+            "{% set ns = namespace(a=namespace()) %}{% set ns.b = ns.a %}{% for i in range(99999) %}"
+            "{% set n = namespace() %}{% set b = ns.b %}{% set b.x = n %}{% set ns.b = n %}{% endfor %}{% set ns.x = ns %}a",
+            "a",
+        ),
+        # A chain of loops, each of which knows the one before.
+        (
+            "{% set ns = namespace(l=0) %}{% macro m(x) %}{% for i in [1] %}{% set ns.l = loop %}{{ loop.changed(x) }}"
+            "{% endfor %}{% endmacro %}{% for i in range(99999) %}{% set _ = m(ns.l) %}{% endfor %}{{ ns.l.index }}",
+            "1",
+        ),
+    ],
+)
+def test_the_ends_of_numbers_and_values(tokenizer, source, text):
+    assert tokenizer.apply_chat_template([], chat_template=source) == text
+
+
+def test_a_loop_behind_its_end(tokenizer):
+    keep = "{% set ns = namespace(l=0) %}{% for i in [1] recursive %}{% set ns.l = loop %}{% endfor %}"
+    with pytest.raises(graft.InvalidArgument, match="behind its loop"):
+        tokenizer.apply_chat_template([], chat_template=keep + "{{ ns.l.changed(1) }}")
+
+
+def test_variables_in_variables(tokenizer):
+    deep = "[" * 100_000 + "]" * 100_000
+    with pytest.raises(graft.InvalidArgument, match="nested too deeply"):
+        tokenizer._c.apply_chat_template(f'{{"messages": {deep}}}', "x")
+    shallow = "[" * 150 + "]" * 150
+    assert tokenizer._c.apply_chat_template(f'{{"messages": [], "x": {shallow}}}', "{{ x }}") == shallow

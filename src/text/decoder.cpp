@@ -2,6 +2,7 @@
 
 #include "base/utf8.h"
 #include "text/byte_level.h"
+#include "text/json.h"
 #include "text/pattern.h"
 #include "text/pattern_json.h"
 #include "text/unicode.h"

@@ -6,8 +6,11 @@
 
 #include "base/check.h"
 #include "base/mapped_file.h"
+#include "base/utf8.h"
 #include "package/container.h"
+#include "text/json.h"
 #include "text/pipeline.h"
+#include "text/unicode.h"
 
 // The vocabulary of a GGUF file. It says less than tokenizer.json: the expressions of the pre-tokenizer go by a name.
 namespace graft {
@@ -133,7 +136,7 @@ PreTokenizers pre_tokenizer_named(const std::string& name) {
   };
   for (const PreTokenizers& entry : all)
     if (std::find(entry.names.begin(), entry.names.end(), name) != entry.names.end()) return entry;
-  throw Unsupported(str("the file's pre-tokenizer '", name,
+  throw Unsupported(str("the file's pre-tokenizer '", to_utf8(name),
                         "' (tokenizer.ggml.pre) is not known; give the model's tokenizer.json instead"));
 }
 
@@ -160,7 +163,7 @@ std::vector<Merge> merges_of(const Head& head) {
   std::vector<Merge> out;
   for (const std::string& line : head.texts("tokenizer.ggml.merges")) {
     const std::size_t space = line.find(' ', 1);
-    GRAFT_CHECK(InvalidProgram, space != std::string::npos, "the merge '", line, "' has no two parts");
+    GRAFT_CHECK(InvalidProgram, space != std::string::npos, "the merge '", to_utf8(line), "' has no two parts");
     out.push_back({line.substr(0, space), line.substr(space + 1)});
   }
   return out;
@@ -229,7 +232,7 @@ void read_model(const Head& head, const std::string& model, Vocab vocab, Parts& 
     parts.model = make_scored_bpe(Vocabulary(std::move(vocab.entries)), vocab.scores, std::move(options));
     return;
   }
-  GRAFT_CHECK(Unsupported, model == "gpt2", "its vocabulary is of the unknown kind '", model,
+  GRAFT_CHECK(Unsupported, model == "gpt2", "its vocabulary is of the unknown kind '", to_utf8(model),
               "' (tokenizer.ggml.model); give the model's tokenizer.json instead");
   const PreTokenizers known = pre_tokenizer_named(head.text("tokenizer.ggml.pre").value_or("default"));
   if (known.nfc) parts.normalizer = make_normalizer(Json::parse(R"({"type": "NFC"})"));
@@ -256,6 +259,7 @@ std::shared_ptr<const Tokenizer> read(const Head& head) {
     GRAFT_CHECK(InvalidProgram, *id < static_cast<TokenId>(pieces.size()), key, " is ", *id, ", of ", pieces.size(),
                 " tokens");
     name = pieces[static_cast<std::size_t>(*id)].first;
+    GRAFT_CHECK(InvalidProgram, is_utf8(name), key, " is ", *id, ", a token that is not UTF-8");
     variables[variable] = name;
   };
   special("tokenizer.ggml.bos_token_id", "bos_token", around.bos);

@@ -21,9 +21,10 @@ def _value(value):
         return BOOL, struct.pack("<?", value)
     if isinstance(value, int):
         return U32, struct.pack("<I", value)
-    if isinstance(value, str):
+    if isinstance(value, (str, bytes)):
         return STRING, _string(value)
     kind = STRING if isinstance(value[0], str) else F32 if isinstance(value[0], float) else I32
+    kind = STRING if isinstance(value[0], bytes) else kind
     items = b"".join(_string(v) if kind == STRING else struct.pack("<f" if kind == F32 else "<i", v) for v in value)
     return ARRAY, struct.pack("<IQ", kind, len(value)) + items
 
@@ -153,3 +154,47 @@ def test_errors_name_the_file_and_the_thing(tmp_path):
         graft.Tokenizer.load(tmp_path / "v.gguf")
     with pytest.raises(graft.NotFound):
         graft.Tokenizer.load(tmp_path / "none.gguf")
+
+
+BYTES = b"\xff\x80"
+
+
+@pytest.mark.parametrize("special", [3, 4])
+def test_tokens_that_are_bytes(special, tmp_path):
+    # The format says UTF-8, yet files with other tokens exist, and llama.cpp reads them: they decode to U+FFFD, and no
+    # text has them.
+    path = write(
+        tmp_path / "v.gguf", model="gpt2", pre="gpt-2", tokens=["a", "b", "aa", BYTES, b"\xa9"],
+        token_type=[1, 1, 1, 1, special], merges=["a a"],
+    )  # fmt: skip
+    tokenizer = graft.Tokenizer.load(path)
+    assert tokenizer.encode("aab") == [2, 1]
+    assert tokenizer.decode([2, 3, 1]) == "aa\ufffd\ufffdb"
+    assert tokenizer.decode([2, 4, 1]) == "aa\ufffdb"
+    tokenizer.encode("é")  # its second byte is the last token
+    assert list(tokenizer.stream([0, 3, 1], skip_special=False)) == ["a", "\ufffd\ufffdb"]
+
+
+def test_words_are_not_cut_at_bytes(tmp_path):
+    path = write(
+        tmp_path / "v.gguf", model="bert", tokens=["[UNK]", "▁a", b"\xa9"], token_type=[3, 1, 4], unknown_token_id=0
+    )  # fmt: skip
+    assert graft.Tokenizer.load(path).encode("a éa") == [1, 0]
+
+
+def test_special_tokens_that_are_bytes(tmp_path):
+    good = dict(model="gpt2", pre="gpt-2", tokens=["a", BYTES], token_type=[1, 3], merges=["a a"])
+    for key in ("bos_token_id", "eos_token_id", "unknown_token_id", "padding_token_id"):
+        with pytest.raises(graft.InvalidProgram, match=f"v.gguf.*{key} is 1, a token that is not UTF-8"):
+            graft.Tokenizer.load(write(tmp_path / "v.gguf", **{**good, key: 1}))
+    for fields, error in [
+        ({"merges": [BYTES]}, graft.InvalidProgram),
+        ({"merges": [b"\xff a"]}, graft.InvalidProgram),
+        ({"pre": BYTES}, graft.Unsupported),
+        ({"model": BYTES}, graft.Unsupported),
+    ]:
+        with pytest.raises(error, match="v.gguf"):
+            graft.Tokenizer.load(write(tmp_path / "v.gguf", **{**good, **fields}))
+    path = write(tmp_path / "v.gguf", **{**good, "merges": ["a a"], "tokens": ["a", "aa"]}, chat_template=BYTES)
+    with pytest.raises(graft.InvalidProgram, match="chat template is not UTF-8"):
+        graft.Tokenizer.load(path).apply_chat_template([])

@@ -5,16 +5,21 @@
 #include <string_view>
 
 #include "base/check.h"
+#include "text/json_fwd.h"
 
 // Reading of JSON documents whose fields may be missing or of another type. All functions throw InvalidProgram.
 namespace graft::text {
 
-using Json = nlohmann::json;
+// The deepest nesting of a document: copying and writing values recurse.
+inline constexpr int kMaxJsonDepth = 200;
 
 // `what` names the document in messages: "tokenizer.json".
 inline Json parse_json(std::string_view document, const std::string& what) {
   try {
-    return Json::parse(document.begin(), document.end());
+    return Json::parse(document.begin(), document.end(), [&](int depth, Json::parse_event_t, Json&) {
+      GRAFT_CHECK(InvalidProgram, depth < kMaxJsonDepth, what, " is nested too deeply");
+      return true;
+    });
   } catch (const Json::exception& error) {
     throw InvalidProgram(str(what, " is not valid JSON: ", error.what()));
   }

@@ -1,3 +1,4 @@
+#include "text/json.h"
 #include "text/model.h"
 
 namespace graft::text {
@@ -61,9 +62,11 @@ std::unique_ptr<const Model> make_model(const Json& description, LargeParts larg
   WordPieceOptions options;
   options.unk_token = string_at(description, "unk_token", type);
   options.continuing_subword_prefix = string_at(description, "continuing_subword_prefix", type);
-  if (!member(description, "max_input_chars_per_word").is_null())
-    options.max_input_chars_per_word =
-        static_cast<std::size_t>(integer_at(description, "max_input_chars_per_word", type));
+  if (!member(description, "max_input_chars_per_word").is_null()) {
+    const std::int64_t most = integer_at(description, "max_input_chars_per_word", type);
+    GRAFT_CHECK(InvalidProgram, most >= 0, "WordPiece.max_input_chars_per_word is ", most);
+    options.max_input_chars_per_word = static_cast<std::size_t>(most);
+  }
   return make_word_piece(Vocabulary(std::move(large.vocab)), std::move(options));
 }
 

@@ -5,6 +5,7 @@
 
 #include "text/byte_level.h"
 #include "text/charsmap.h"
+#include "text/json.h"
 #include "text/pattern.h"
 #include "text/pattern_json.h"
 #include "text/unicode.h"

@@ -3,7 +3,7 @@
 #include <memory>
 #include <string>
 
-#include "text/json.h"
+#include "text/json_fwd.h"
 
 namespace graft::text {
 

@@ -4,6 +4,7 @@
 
 #include "base/check.h"
 #include "base/sha256.h"
+#include "base/utf8.h"
 #include "text/unicode.h"
 
 namespace graft::text {
@@ -15,9 +16,10 @@ class Pipeline : public Tokenizer {
     give_ids();
     for (const AddedToken& token : parts_.added_tokens) {
       Normalized key{token.content, false};
-      if (token.normalized && parts_.normalizer) parts_.normalizer->apply(key);
+      if (token.normalized && parts_.normalizer && is_utf8(key.text)) parts_.normalizer->apply(key);
       by_id_[token.id] = {&token, key.text};
-      if (!key.text.empty()) (token.normalized ? in_normalized_ : in_text_).add(key.text, &token);
+      // In well-formed text bytes that are not UTF-8 would only be found in the middle of a character.
+      if (!key.text.empty() && is_utf8(key.text)) (token.normalized ? in_normalized_ : in_text_).add(key.text, &token);
       end_id_ = std::max(end_id_, token.id + 1);
     }
     end_id_ = std::max(end_id_, parts_.model->vocabulary().end_id());
@@ -60,7 +62,7 @@ class Pipeline : public Tokenizer {
     } else {
       for (std::size_t i = 0; i < pieces.size(); ++i) out += (i > 0 ? " " : "") + pieces[i];
     }
-    return out;
+    return is_utf8(out) ? out : to_utf8(out);  // GGUF files hold tokens that are bytes
   }
 
   std::int64_t size() const override { return end_id_; }

@@ -1,6 +1,7 @@
 #include "text/pre_tokenizer.h"
 
 #include "text/byte_level.h"
+#include "text/json.h"
 #include "text/pattern.h"
 #include "text/pattern_json.h"
 #include "text/unicode.h"

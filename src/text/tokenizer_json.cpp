@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <unordered_set>
 
 #include "base/check.h"
 #include "base/utf8.h"
@@ -68,7 +69,6 @@ class DocumentReader : public nlohmann::json_sax<Json> {
   enum class Part { none, vocab, merges };
   // In the document, in its model, in the large part of that.
   static constexpr std::size_t kPartDepth = 3;
-  static constexpr std::size_t kMaxDepth = 200;
 
   // The part that begins here, if it is the one that such a value begins.
   Part part_here(Part begun) const {
@@ -77,7 +77,7 @@ class DocumentReader : public nlohmann::json_sax<Json> {
     return key_ == (begun == Part::vocab ? "vocab" : "merges") ? begun : Part::none;
   }
   bool open(Part part, Json value) {
-    GRAFT_CHECK(InvalidProgram, inside_ == Part::none && stack_.size() < kMaxDepth, "tokenizer.json: ",
+    GRAFT_CHECK(InvalidProgram, inside_ == Part::none && stack_.size() < kMaxJsonDepth, "tokenizer.json: ",
                 inside_ == Part::none ? "it is nested too deeply" : "the vocabulary or the merges have lists in lists");
     if (stack_.size() == 1) in_model_ = key_ == "model";
     Json* at = place(std::move(value));
@@ -208,11 +208,12 @@ std::string template_of(const Json& value) {
 void add_tokens_of(const Json& config, Parts& parts) {
   const Json& more = member(config, "added_tokens_decoder");
   if (!more.is_object()) return;
+  std::unordered_set<std::string> known;
+  for (const AddedToken& token : parts.added_tokens) known.insert(token.content);
   std::vector<std::pair<TokenId, AddedToken>> tokens;
   for (const auto& [id, entry] : more.items()) {
     AddedToken token = added_token(entry, "tokenizer_config.json: added_tokens_decoder." + id);
-    const auto is_it = [&](const AddedToken& other) { return other.content == token.content; };
-    if (std::any_of(parts.added_tokens.begin(), parts.added_tokens.end(), is_it)) continue;
+    if (known.contains(token.content)) continue;
     GRAFT_CHECK(InvalidProgram,
                 !id.empty() && id.size() < 10 && id.find_first_not_of("0123456789") == std::string::npos,
                 "tokenizer_config.json: added_tokens_decoder has the key '", id, "', expected an id");

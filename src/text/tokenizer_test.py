@@ -1,8 +1,12 @@
 """Tokenizers against Hugging Face `tokenizers`: the same ids and the same text, on generated texts."""
 
+import base64
 import json
+import struct
+import time
 
 import pytest
+import tokenizers
 
 import graft
 from text_cases import CASES, texts
@@ -230,6 +234,18 @@ DAMAGED = [
     ({"added_tokens": [{"id": 1}]}, "content"),
     ({"added_tokens": 3}, "added_tokens"),
     ({"truncation": {"max_length": "x"}}, "max_length"),
+    (
+        {
+            "model": {
+                "type": "WordPiece",
+                "vocab": {"a": 0},
+                "unk_token": "a",
+                "continuing_subword_prefix": "##",
+                "max_input_chars_per_word": -1,
+            }
+        },
+        "max_input_chars_per_word is -1",
+    ),
 ]
 
 
@@ -237,6 +253,82 @@ DAMAGED = [
 def test_damage_is_named(parts, message):
     with pytest.raises(graft.InvalidProgram, match=message):
         make(named(**parts))
+
+
+@pytest.mark.parametrize("config", ['{"a": ' + "[" * 100_000 + "]" * 100_000 + "}"])
+def test_a_configuration_in_itself(config):
+    with pytest.raises(graft.InvalidProgram, match="tokenizer_config.json is nested too deeply"):
+        graft.Tokenizer.from_json(json.dumps(named()), config)
+
+
+def test_equal_pieces_of_a_unigram_model():
+    # As Hugging Face has it, a piece that stands twice has its last id.
+    vocab = [["<unk>", 0.0], ["a", -1.0], ["ab", -9.0], ["ab", -1.5], ["abc", -2.0], ["abc", -2.0], ["c", -1.0]]
+    document = named(model={"type": "Unigram", "unk_id": 0, "vocab": vocab}, normalizer=None)
+    mine = make(document)
+    hf = tokenizers.Tokenizer.from_str(json.dumps(document))
+    for text in ("ab", "abc", "ababcab", "a", "abx"):
+        assert mine.encode(text) == hf.encode(text).ids, text
+
+
+def charsmap_into_a_character():
+    """A precompiled_charsmap whose replacement for "a" begins in the middle of "é"."""
+    pool = "é\0".encode()
+    # A darts-clone array: the node of "a" is 1 ^ 0x61, its leaf 0 ^ that.
+    units = [0] * 256
+    units[0] = 1 << 10
+    units[1 ^ 0x61] = (0x61) | 1 << 8 | (3 << 10)
+    units[(1 ^ 0x61) ^ 3] = 1 << 31 | 1
+    trie = struct.pack("<256I", *units)
+    return base64.b64encode(struct.pack("<I", len(trie)) + trie + pool).decode()
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"type": "Unigram", "unk_id": 0, "vocab": [["<unk>", 0.0], ["b", -1.0]]},
+        {
+            "type": "WordPiece",
+            "vocab": {"[UNK]": 0, "b": 1},
+            "unk_token": "[UNK]",
+            "continuing_subword_prefix": "",
+            "max_input_chars_per_word": 100,
+        },
+    ],
+)
+def test_replacements_that_are_parts_of_characters(model):
+    normalizer = {"type": "Precompiled", "precompiled_charsmap": charsmap_into_a_character()}
+    tokenizer = make(named(model=model, normalizer=normalizer))
+    assert tokenizer.encode("b") == [1]
+    with pytest.raises(graft.InvalidProgram, match="middle of a character"):
+        tokenizer.encode("a")
+
+
+def seconds_to_load(count, document_of):
+    document, config = document_of(count)
+    document, config = json.dumps(document), config and json.dumps(config)
+    start = time.thread_time()
+    graft.Tokenizer.from_json(document, config)
+    return time.thread_time() - start
+
+
+def many_tokens_of_the_configuration(count):
+    tokens = {str(i): {"content": f"c{i}"} for i in range(count)}
+    return named(added_tokens=[{"content": f"a{i}"} for i in range(count)]), {"added_tokens_decoder": tokens}
+
+
+def many_merges_with_regular_ids(count):
+    pieces = ["x", *(f"t{i}" for i in range(count)), *(f"t{i}x" for i in range(count))]
+    vocab = {piece: 64 * i for i, piece in enumerate(pieces)}
+    return named(model={"type": "BPE", "vocab": vocab, "merges": [[f"t{i}", "x"] for i in range(count)]}), ""
+
+
+@pytest.mark.parametrize("document_of", [many_tokens_of_the_configuration, many_merges_with_regular_ids])
+def test_loading_takes_time_in_proportion(document_of):
+    small = min(seconds_to_load(4_000, document_of) for _ in range(3))
+    large = min(seconds_to_load(64_000, document_of) for _ in range(2))
+    # 16 times as much; what goes through all tokens for each takes 256 times as long.
+    assert large < 80 * small
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,11 @@ class Unigram : public Model {
     double lowest = std::numeric_limits<double>::infinity();
     for (double score : scores_) lowest = std::min(lowest, score);
     unk_score_ = lowest - kUnknownPenalty;
-    for (TokenId id = 0; id < vocabulary_.end_id(); ++id)
-      if (const std::string* piece = vocabulary_.piece(id); piece != nullptr && !piece->empty())
-        sorted_.push_back({*piece, id});
+    for (TokenId id = 0; id < vocabulary_.end_id(); ++id) {
+      const std::string* piece = vocabulary_.piece(id);
+      if (piece == nullptr || piece->empty() || vocabulary_.find(*piece) != id) continue;  // of equal pieces the last
+      sorted_.push_back({*piece, id});
+    }
     std::sort(sorted_.begin(), sorted_.end());
   }
 
@@ -117,7 +119,7 @@ class Unigram : public Model {
   std::vector<double> scores_;
   TokenId unk_id_;
   double unk_score_ = 0;
-  std::vector<Entry> sorted_;
+  std::vector<Entry> sorted_;  // no two pieces are equal
   std::vector<TokenId> byte_ids_;
 };
 

@@ -154,7 +154,10 @@ Value batched(I, V value, A a) {
     part.clear();
   }
   if (!part.empty()) {
-    if (fill != nullptr && !fill->is_none()) part.resize(size, *fill);
+    if (fill != nullptr && !fill->is_none()) {
+      GRAFT_CHECK(InvalidArgument, size <= kMaxHeld, "batch() of ", size, " items");
+      part.resize(size, *fill);
+    }
     out.push_back(Value::list(std::move(part)));
   }
   return Value::list(std::move(out), kGenerator);
@@ -186,6 +189,7 @@ Value joined(I, V value, A a) {
     if (!first && between != nullptr) out += between->str();
     first = false;
     out += (path != nullptr && !path->is_none() ? by_path(item, *path) : item).str();
+    check_text(out.size());
   }
   return out;
 }

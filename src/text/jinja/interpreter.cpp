@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 
 #include "base/check.h"
 #include "text/unicode.h"
@@ -10,7 +11,6 @@ namespace graft::text::jinja {
 namespace {
 
 constexpr int kMaxLevel = 1500;
-constexpr std::size_t kMaxOutput = std::size_t{1} << 28;
 
 // Errors that know their place begin so.
 constexpr std::string_view kPlaced = "chat template";
@@ -33,7 +33,17 @@ class Interpreter::Level {
 };
 
 Interpreter::Interpreter(const Named& variables) : globals_(global_functions()) {
+  globals_["namespace"] = Callable{"namespace",
+                                   [this](const Arguments& given) -> Value {
+                                     spaces_.push_back(make_namespace(given));
+                                     return spaces_.back();
+                                   },
+                                   {}};
   for (const auto& [name, value] : variables) globals_[name] = value;
+}
+
+Interpreter::~Interpreter() {
+  for (const auto& space : spaces_) space->attributes.clear();
 }
 
 std::string Interpreter::render(const Body& body) {
@@ -62,7 +72,7 @@ Interpreter::Flow Interpreter::run(const Statement& statement, const ScopePtr& s
 }
 
 void Interpreter::check_size(const std::string& out) const {
-  GRAFT_CHECK(InvalidArgument, out.size() <= kMaxOutput, "the text is larger than ", kMaxOutput, " bytes");
+  GRAFT_CHECK(InvalidArgument, out.size() <= kMaxText, "the text is larger than ", kMaxText, " bytes");
 }
 
 Interpreter::Flow Interpreter::run_statement(const Statement& s, const ScopePtr& scope, std::string& out) {
@@ -119,6 +129,7 @@ std::string Interpreter::captured(const Body& body, const ScopePtr& scope) {
 
 Value Interpreter::filtered(const Expression* filters, Value value, const ScopePtr& scope) {
   if (filters == nullptr) return value;
+  const Level level(*this);
   const Value inner = filtered(child(*filters, 0).get(), std::move(value), scope);
   return apply_filter(filters->text, inner, evaluate_arguments(filters->arguments, scope));
 }
@@ -194,18 +205,23 @@ Value Interpreter::loop_object(const Statement& s, const Values& items, std::siz
                                                   return given.positional[index % given.positional.size()];
                                                 },
                                                 {}});
-  out.attributes.emplace_back("changed", Callable{"changed",
-                                                  [changed](const Arguments& given) -> Value {
-                                                    Value now = Value::list(given.positional);
-                                                    const bool differs = !(*changed == now);
-                                                    *changed = std::move(now);
-                                                    return differs;
-                                                  },
-                                                  {}});
-  out.call = [this, &s, scope, depth](const Arguments& given) -> Value {
+  out.attributes.emplace_back(
+      "changed", Callable{"changed",
+                          [weak = std::weak_ptr<Value>(changed)](const Arguments& given) -> Value {
+                            const auto before = weak.lock();
+                            GRAFT_CHECK(InvalidArgument, before, "loop.changed() is called behind its loop");
+                            Value now = Value::list(given.positional);
+                            const bool differs = !(*before == now);
+                            *before = std::move(now);
+                            return differs;
+                          },
+                          {}});
+  out.call = [this, &s, weak = std::weak_ptr<Scope>(scope), depth](const Arguments& given) -> Value {
     GRAFT_CHECK(InvalidArgument, s.recursive && given.positional.size() == 1, "loop() is for recursive loops");
+    const ScopePtr outer = weak.lock();
+    GRAFT_CHECK(InvalidArgument, outer, "loop() is called where its surroundings are gone");
     std::string text;
-    run_loop(s, given.positional[0], scope, text, depth + 1);
+    run_loop(s, given.positional[0], outer, text, depth + 1);
     return text;
   };
   return out;
@@ -301,7 +317,7 @@ Value Interpreter::evaluate_node(const Expression& e, const ScopePtr& scope) {
       const Value value = value_of(0);
       if (e.text == "not") return !value.truth();
       GRAFT_CHECK(InvalidArgument, value.is_number(), "a value of type ", value.type_name(), " has no sign");
-      if (value.is_integer()) return e.text == "-" ? -value.integer() : value.integer();
+      if (value.is_integer()) return e.text == "-" ? arithmetic("-", std::int64_t{0}, value) : value.integer();
       return e.text == "-" ? -value.real() : value.real();
     }
     case Kind::binary:
@@ -368,8 +384,10 @@ Value Interpreter::evaluate_slice(const Expression& e, const ScopePtr& scope) {
   const std::int64_t begin = bound(part(1), step > 0 ? low : high);
   const std::int64_t end = bound(part(2), step > 0 ? high : low);
   Values out;
-  for (std::int64_t i = begin; step > 0 ? i < end : i > end; i += step)
+  for (std::int64_t i = begin; step > 0 ? i < end : i > end;) {
     out.push_back(items[static_cast<std::size_t>(i)]);
+    if (__builtin_add_overflow(i, step, &i)) break;
+  }
   if (sequence != nullptr) return Value::list(std::move(out), sequence->kind);
   std::string text;
   for (const Value& c : out) text += *c.text();

@@ -23,6 +23,9 @@ class Interpreter {
  public:
   // `variables` are seen as names; those that templates of transformers know besides are added here.
   explicit Interpreter(const Named& variables);
+  ~Interpreter();
+  Interpreter(const Interpreter&) = delete;
+  Interpreter& operator=(const Interpreter&) = delete;
 
   // Throws InvalidArgument for what fails while rendering, naming the line.
   std::string render(const Body& body);
@@ -65,6 +68,8 @@ class Interpreter {
   void check_size(const std::string& out) const;
 
   std::unordered_map<std::string, Value> globals_;
+  // All that there are: chains and circles of them can be made, which no value may free.
+  std::vector<std::shared_ptr<Namespace>> spaces_;
   int level_ = 0;  // calls and expressions inside each other
 };
 
@@ -85,7 +90,9 @@ Filter find_filter(const std::string& name);
 Filter find_text_filter(const std::string& name);
 Test find_test(const std::string& name);
 
-// range(), namespace(), raise_exception() and the like.
+// namespace(): a new one with these attributes.
+std::shared_ptr<Namespace> make_namespace(const Arguments& given);
+// range(), raise_exception() and the like.
 std::unordered_map<std::string, Value> global_functions();
 
 }  // namespace graft::text::jinja

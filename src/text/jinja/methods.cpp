@@ -61,15 +61,15 @@ Value split(const std::string& text, const Arguments& given, bool from_right) {
   const std::string& by = text_argument(given, 0, "sep");
   GRAFT_CHECK(InvalidArgument, !by.empty(), "split() got an empty separator");
   Values out;
-  std::string rest = text;
+  std::string_view rest = text;
   while (limit != 0) {
     const std::size_t at = from_right ? rest.rfind(by) : rest.find(by);
-    if (at == std::string::npos) break;
-    out.emplace_back(from_right ? rest.substr(at + by.size()) : rest.substr(0, at));
+    if (at == std::string_view::npos) break;
+    out.emplace_back(std::string(from_right ? rest.substr(at + by.size()) : rest.substr(0, at)));
     rest = from_right ? rest.substr(0, at) : rest.substr(at + by.size());
-    --limit;
+    if (limit > 0) --limit;
   }
-  out.emplace_back(std::move(rest));
+  out.emplace_back(std::string(rest));
   if (from_right) std::reverse(out.begin(), out.end());
   return Value::list(std::move(out));
 }
@@ -107,6 +107,7 @@ Value replace(const std::string& text, const Arguments& given) {
     if (found == std::string::npos) break;
     out.append(text, at, found - at);
     out += to;
+    check_text(out.size());
     at = found + from.size();
     if (from.empty()) {  // between all characters
       if (at == text.size()) return out;
@@ -114,7 +115,7 @@ Value replace(const std::string& text, const Arguments& given) {
       out.append(text, at, size);
       at += size;
     }
-    --count;
+    if (count > 0) --count;
   }
   if (at < text.size()) out.append(text, at);
   return out;
@@ -180,6 +181,7 @@ Value format_braces(const std::string& text, const Arguments& given) {
   std::string out;
   std::size_t next = 0;
   for (std::size_t i = 0; i < text.size(); ++i) {
+    check_text(out.size());
     const char c = text[i];
     if ((c == '{' || c == '}') && i + 1 < text.size() && text[i + 1] == c) {
       out += c;
@@ -216,6 +218,7 @@ std::string joined(const std::string& between, const Arguments& given) {
     if (!first) out += between;
     first = false;
     out += *item.text();
+    check_text(out.size());
   }
   return out;
 }
@@ -330,7 +333,8 @@ Value list_method(const Value& list, const std::string& name) {
                       GRAFT_CHECK(InvalidArgument, a.positional.size() == 1, "count() needs a value");
                       return static_cast<std::int64_t>(std::count(items.begin(), items.end(), a.positional[0]));
                     },
-                    {}};
+                    {},
+                    list.extent()};
   if (name == "index")
     return Callable{name,
                     [list](const Arguments& a) -> Value {
@@ -340,7 +344,8 @@ Value list_method(const Value& list, const std::string& name) {
                       GRAFT_CHECK(InvalidArgument, at != items.end(), "index(): there is no such item");
                       return static_cast<std::int64_t>(at - items.begin());
                     },
-                    {}};
+                    {},
+                    list.extent()};
   return {};
 }
 
@@ -359,8 +364,10 @@ Value method(const Value& value, const std::string& name) {
   if (value.dict() == nullptr) return {};
   const auto found = dict_methods().find(name);
   if (found == dict_methods().end()) return {};
-  return Callable{
-      name, [value, call = found->second](const Arguments& given) { return call(*value.dict(), given); }, {}};
+  return Callable{name,
+                  [value, call = found->second](const Arguments& given) { return call(*value.dict(), given); },
+                  {},
+                  value.extent()};
 }
 
 }  // namespace graft::text::jinja

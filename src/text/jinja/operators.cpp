@@ -124,6 +124,7 @@ std::string format_percent(const std::string& format, const Values& values) {
   std::string out;
   std::size_t next = 0;
   for (std::size_t i = 0; i < format.size(); ++i) {
+    check_text(out.size());
     if (format[i] != '%') {
       out += format[i];
       continue;
@@ -151,6 +152,8 @@ std::string format_percent(const std::string& format, const Values& values) {
       out += kind == 's' ? value.str() : value.repr();
     } else if (kind == 'd' || kind == 'i' || kind == 'x' || kind == 'X') {
       GRAFT_CHECK(InvalidArgument, value.is_number(), "'%", kind, "' wants a number, found ", value.type_name());
+      GRAFT_CHECK(InvalidArgument, value.is_integer() || std::fabs(value.real()) < 9e18, "'%", kind, "' of ",
+                  value.repr(), " is too large");
       const std::int64_t n = value.is_integer() ? value.integer() : static_cast<std::int64_t>(value.real());
       put(std::snprintf(buffer, sizeof buffer, (flags + "l" + kind).c_str(), static_cast<long>(n)));  // NOLINT
     } else if (kind == 'f' || kind == 'e' || kind == 'g') {

@@ -157,6 +157,7 @@ class Parser {
   }
 
   std::unique_ptr<const Statement> condition() {
+    const Deeper deeper(*this);  // elif is a condition in the other branch
     auto out = make(Stmt::condition);
     out->expressions.push_back(tuple_or_expression());
     expect_block_end();
@@ -602,7 +603,25 @@ class Parser {
   int loops_ = 0;  // around the statement
 };
 
+// Moves what an expression consists of behind `out`.
+void take_parts(Expression& expression, std::vector<ExpressionPtr>& out) {
+  for (ExpressionPtr& child : expression.children) out.push_back(std::move(child));
+  for (ExpressionPtr& value : expression.arguments.positional) out.push_back(std::move(value));
+  for (NamedExpression& named : expression.arguments.named) out.push_back(std::move(named.value));
+}
+
 }  // namespace
+
+Expression::~Expression() {
+  std::vector<ExpressionPtr> rest;
+  take_parts(*this, rest);
+  while (!rest.empty()) {
+    const ExpressionPtr next = std::move(rest.back());
+    rest.pop_back();
+    // Parsed expressions are const, but were not made so.
+    if (next) take_parts(const_cast<Expression&>(*next), rest);  // NOLINT
+  }
+}
 
 Body parse(std::string_view source) { return Parser(tokenize(source)).run(); }
 

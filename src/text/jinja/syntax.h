@@ -50,6 +50,11 @@ struct Expression {
   std::vector<ExpressionPtr> children;
   std::vector<std::string> operators;
   CallArguments arguments;
+
+  Expression() = default;
+  ~Expression();  // without recursion: `1 + 1 + 1 + ...` is a deep tree
+  Expression(const Expression&) = delete;
+  Expression& operator=(const Expression&) = delete;
 };
 
 struct Statement;

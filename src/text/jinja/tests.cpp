@@ -29,10 +29,11 @@ Value make_range(A given) {
   const std::int64_t step = p.size() > 2 ? p[2].integer() : 1;
   GRAFT_CHECK(InvalidArgument, step != 0, "range(): the step is zero");
   Values out;
-  for (std::int64_t i = begin; step > 0 ? i < end : i > end; i += step) {
+  for (std::int64_t i = begin; step > 0 ? i < end : i > end;) {
     GRAFT_CHECK(InvalidArgument, static_cast<std::int64_t>(out.size()) < kMaxRange, "range() of more than ", kMaxRange,
                 " numbers");
     out.emplace_back(i);
+    if (__builtin_add_overflow(i, step, &i)) break;
   }
   return Value::list(std::move(out));
 }
@@ -51,17 +52,6 @@ Value make_dict(A given) {
     }
   }
   for (const auto& [name, value] : given.named) out.set(name, value);
-  return out;
-}
-
-Value make_namespace(A given) {
-  auto out = std::make_shared<Namespace>();
-  const Value made = make_dict(given);
-  for (const auto& [name, value] : made.dict()->entries) {
-    GRAFT_CHECK(InvalidArgument, name.text() != nullptr && !name.text()->starts_with('_'), "namespace() got the name ",
-                name.repr());
-    out->attributes.emplace_back(*name.text(), value);
-  }
   return out;
 }
 
@@ -97,6 +87,17 @@ bool can_iterate(V v) {
 
 }  // namespace
 
+std::shared_ptr<Namespace> make_namespace(A given) {
+  auto out = std::make_shared<Namespace>();
+  const Value made = make_dict(given);
+  for (const auto& [name, value] : made.dict()->entries) {
+    GRAFT_CHECK(InvalidArgument, name.text() != nullptr && !name.text()->starts_with('_'), "namespace() got the name ",
+                name.repr());
+    out->attributes.emplace_back(*name.text(), value);
+  }
+  return out;
+}
+
 Test find_test(const std::string& name) {
   static const std::map<std::string, Test, std::less<>> all = {
       {"!=", [](V v, A a) { return !(v == other(a)); }},
@@ -110,8 +111,9 @@ Test find_test(const std::string& name) {
       {"defined", [](V v, A) { return !v.is_undefined(); }},
       {"divisibleby",
        [](V v, A a) {
-         GRAFT_CHECK(InvalidArgument, other(a).integer() != 0, "divisibleby zero");
-         return v.integer() % other(a).integer() == 0;
+         const std::int64_t by = other(a).integer();
+         GRAFT_CHECK(InvalidArgument, by != 0, "divisibleby zero");
+         return by == -1 || v.integer() % by == 0;
        }},
       {"eq", [](V v, A a) { return v == other(a); }},
       {"equalto", [](V v, A a) { return v == other(a); }},
@@ -156,7 +158,6 @@ std::unordered_map<std::string, Value> global_functions() {
   const auto add = [&](const char* name, Value (*function)(A)) { out.emplace(name, Callable{name, function, {}}); };
   add("range", make_range);
   add("dict", make_dict);
-  add("namespace", make_namespace);
   add("raise_exception", raise_exception);
   add("strftime_now", strftime_now);
   return out;

@@ -57,6 +57,7 @@ Value indented(I, V value, A a) {
     }
     at_first = false;
     out += *line.text();
+    check_text(out.size());
   }
   return out;
 }
@@ -143,8 +144,8 @@ Value truncated(I, V value, A a) {
   const std::string end = end_value != nullptr ? end_value->str() : "...";
   const std::int64_t leeway = leeway_value != nullptr && !leeway_value->is_none() ? leeway_value->integer() : 5;
   const std::string text = value.str();
-  if (chars(text) <= length + leeway) return text;
   GRAFT_CHECK(InvalidArgument, length >= chars(end), "truncate: a length of ", length);
+  if (chars(text) - length <= leeway) return text;
   std::string out = head(text, length - chars(end));
   if (kill == nullptr || !kill->truth())
     if (const std::size_t space = out.rfind(' '); space != std::string::npos) out.resize(space);

@@ -38,10 +38,34 @@ std::string python_quoted(std::string_view text) {
   return out + quote;
 }
 
-std::string joined(const Values& items, const char* open, const char* close) {
-  std::string out = open;
-  for (std::size_t i = 0; i < items.size(); ++i) out += (i > 0 ? ", " : "") + items[i].repr();
-  return out + close;
+void append_repr(std::string& out, const Value& value);
+
+void append_items(std::string& out, const Values& items) {
+  for (std::size_t i = 0; i < items.size(); ++i) {
+    if (i > 0) out += ", ";
+    append_repr(out, items[i]);
+  }
+}
+
+void append_repr(std::string& out, const Value& value) {
+  check_text(out.size());
+  if (const Sequence* sequence = value.sequence()) {
+    const bool tuple = sequence->kind == Sequence::Kind::tuple;
+    out += tuple ? '(' : '[';
+    append_items(out, sequence->items);
+    out += !tuple ? "]" : sequence->items.size() == 1 ? ",)" : ")";
+  } else if (const Dict* dict = value.dict()) {
+    out += '{';
+    for (std::size_t i = 0; i < dict->entries.size(); ++i) {
+      if (i > 0) out += ", ";
+      append_repr(out, dict->entries[i].first);
+      out += ": ";
+      append_repr(out, dict->entries[i].second);
+    }
+    out += '}';
+  } else {
+    out += value.repr();
+  }
 }
 
 void append_json_text(std::string& out, std::string_view text, bool ascii) {
@@ -96,6 +120,7 @@ std::string json_key(const Value& key) {
 }
 
 void append_json(std::string& out, const Value& value, const JsonStyle& style, int depth) {
+  check_text(out.size());
   const bool lines = style.indent >= 0;
   const auto new_line = [&](int level) {
     if (!lines) return;
@@ -146,6 +171,47 @@ void append_json(std::string& out, const Value& value, const JsonStyle& style, i
 
 }  // namespace
 
+void check_text(std::size_t size) {
+  GRAFT_CHECK(InvalidArgument, size <= kMaxText, "a text is larger than ", kMaxText, " bytes");
+}
+
+void Extent::add(const Extent& inner) {
+  nesting = std::max(nesting, inner.nesting + 1);
+  values += inner.values;
+  GRAFT_CHECK(InvalidArgument, nesting <= kMaxNesting, "values are nested too deeply: more than ", kMaxNesting,
+              " in one another");
+  GRAFT_CHECK(InvalidArgument, values <= kMaxHeld, "a value holds more than ", kMaxHeld, " others");
+}
+
+Value::Value(std::string text) : held_(std::move(text)) { check_text(std::get<std::string>(held_).size()); }
+
+Value::Value(Dict dict) {
+  dict.extent = {};
+  for (const auto& [key, value] : dict.entries) {
+    dict.extent.add(key.extent());
+    dict.extent.add(value.extent());
+  }
+  held_ = std::make_shared<const Dict>(std::move(dict));
+}
+
+Value::Value(Callable callable) {
+  for (const auto& attribute : callable.attributes) callable.extent.add(attribute.second.extent());
+  held_ = std::make_shared<const Callable>(std::move(callable));
+}
+
+Value Value::list(Values items, Sequence::Kind kind) {
+  Extent extent;
+  for (const Value& item : items) extent.add(item.extent());
+  return Value(Held(std::make_shared<const Sequence>(Sequence{kind, std::move(items), extent})));
+}
+
+Extent Value::extent() const {
+  if (const Sequence* s = sequence()) return s->extent;
+  if (const Dict* d = dict()) return d->extent;
+  if (const Callable* c = callable()) return c->extent;
+  return {};
+}
+
 const Value* Dict::find(const Value& key) const {
   for (const auto& [k, v] : entries)
     if (k == key) return &v;
@@ -174,41 +240,6 @@ const Value* Arguments::get(std::size_t index, std::string_view name) const {
   return nullptr;
 }
 
-Value Value::of(const nlohmann::ordered_json& json) {
-  using Type = nlohmann::ordered_json::value_t;
-  switch (json.type()) {
-    case Type::boolean:
-      return json.get<bool>();
-    case Type::number_integer:
-      return json.get<std::int64_t>();
-    case Type::number_unsigned: {
-      const auto n = json.get<std::uint64_t>();
-      GRAFT_CHECK(InvalidArgument, n <= INT64_MAX, "the number ", n, " is too large for a template");
-      return static_cast<std::int64_t>(n);
-    }
-    case Type::number_float:
-      return json.get<double>();
-    case Type::string:
-      return json.get<std::string>();
-    case Type::array: {
-      Values items;
-      for (const auto& item : json) items.push_back(of(item));
-      return list(std::move(items));
-    }
-    case Type::object: {
-      Dict dict;
-      for (const auto& [key, value] : json.items()) {
-        auto& entry = dict.entries.emplace_back();
-        entry.first = Value(key);
-        entry.second = of(value);
-      }
-      return dict;
-    }
-    default:
-      return None{};
-  }
-}
-
 bool Value::truth() const {
   if (is_undefined() || is_none()) return false;
   if (const bool* b = as<bool>()) return *b;
@@ -232,15 +263,10 @@ std::string Value::repr() const {
   if (const auto* i = as<std::int64_t>()) return std::to_string(*i);
   if (const double* d = as<double>()) return float_text(*d);
   if (text() != nullptr) return python_quoted(*text());
-  if (const Sequence* s = sequence()) {
-    if (s->kind == Sequence::Kind::tuple) return joined(s->items, "(", s->items.size() == 1 ? ",)" : ")");
-    return joined(s->items, "[", "]");
-  }
-  if (const Dict* d = dict()) {
-    std::string out = "{";
-    for (std::size_t i = 0; i < d->entries.size(); ++i)
-      out += (i > 0 ? ", " : "") + d->entries[i].first.repr() + ": " + d->entries[i].second.repr();
-    return out + "}";
+  if (sequence() != nullptr || dict() != nullptr) {
+    std::string out;
+    append_repr(out, *this);
+    return out;
   }
   throw InvalidArgument(graft::str("a ", type_name(), " cannot be printed"));
 }
@@ -318,9 +344,13 @@ bool Value::operator<(const Value& other) const {
   if (is_integer() && other.is_integer()) return integer() < other.integer();
   if (is_number() && other.is_number()) return real() < other.real();
   if (text() != nullptr && other.text() != nullptr) return *text() < *other.text();
-  if (sequence() != nullptr && other.sequence() != nullptr)
-    return std::lexicographical_compare(sequence()->items.begin(), sequence()->items.end(),
-                                        other.sequence()->items.begin(), other.sequence()->items.end());
+  if (sequence() != nullptr && other.sequence() != nullptr) {
+    // The first items that differ decide; asking them for their order alone would take 2^depth comparisons.
+    const Values &mine = sequence()->items, &others = other.sequence()->items;
+    const auto [one, two] = std::mismatch(mine.begin(), mine.end(), others.begin(), others.end());
+    if (one == mine.end() || two == others.end()) return one == mine.end() && two != others.end();
+    return *one < *two;
+  }
   throw InvalidArgument(graft::str("values of type ", type_name(), " and ", other.type_name(), " have no order"));
 }
 

@@ -3,7 +3,6 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -24,17 +23,34 @@ struct Undefined {
 };
 struct None {};
 
+// Texts of more bytes, and values that hold more values, are errors: so are templates that double one again and again.
+constexpr std::size_t kMaxText = std::size_t{1} << 28;
+constexpr std::size_t kMaxHeld = std::size_t{1} << 24;
+// Comparing, printing and freeing values recurse.
+constexpr std::size_t kMaxNesting = 500;
+
+// What a value holds, counted each time that it is reached.
+struct Extent {
+  std::size_t nesting = 0;
+  std::size_t values = 1;
+
+  // Throws InvalidArgument when it becomes too deep or too large.
+  void add(const Extent& inner);
+};
+
 // Lists, tuples, what dict.items() and range() return, and generators: what filters such as `map` return, which are
 // true even when empty and have no length.
 struct Sequence {
   enum class Kind { list, tuple, view, generator };
   Kind kind = Kind::list;
   Values items;
+  Extent extent = {};
 };
 
 // In the order of insertion. Few entries: searched one by one.
 struct Dict {
   std::vector<std::pair<Value, Value>> entries;
+  Extent extent = {};
   const Value* find(const Value& key) const;
   const Value* find(std::string_view key) const;
   void set(Value key, Value value);
@@ -51,7 +67,8 @@ struct Arguments {
 struct Callable {
   std::string name;
   std::function<Value(const Arguments&)> call;
-  Named attributes;  // of `loop`, which can be called too
+  Named attributes;    // of `loop`, which can be called too
+  Extent extent = {};  // given: of what `call` holds
 };
 
 // namespace(): the one thing whose attributes a template can set.
@@ -65,21 +82,18 @@ class Value {
                             std::shared_ptr<const Dict>, std::shared_ptr<const Callable>, std::shared_ptr<Namespace>>;
 
   Value() : held_(Undefined{}) {}
-  Value(None none) : held_(none) {}                                           // NOLINT: values convert implicitly
-  Value(bool b) : held_(b) {}                                                 // NOLINT
-  Value(std::int64_t i) : held_(i) {}                                         // NOLINT
-  Value(std::size_t n) : held_(static_cast<std::int64_t>(n)) {}               // NOLINT
-  Value(double d) : held_(d) {}                                               // NOLINT
-  Value(std::string text) : held_(std::move(text)) {}                         // NOLINT
-  Value(const char* text) : held_(std::string(text)) {}                       // NOLINT
-  Value(Dict dict) : held_(std::make_shared<const Dict>(std::move(dict))) {}  // NOLINT
-  Value(Callable callable) : held_(std::make_shared<const Callable>(std::move(callable))) {}  // NOLINT
-  Value(std::shared_ptr<Namespace> ns) : held_(std::move(ns)) {}                              // NOLINT
+  Value(None none) : held_(none) {}                               // NOLINT: values convert implicitly
+  Value(bool b) : held_(b) {}                                     // NOLINT
+  Value(std::int64_t i) : held_(i) {}                             // NOLINT
+  Value(std::size_t n) : held_(static_cast<std::int64_t>(n)) {}   // NOLINT
+  Value(double d) : held_(d) {}                                   // NOLINT
+  Value(std::string text);                                        // NOLINT
+  Value(const char* text) : held_(std::string(text)) {}           // NOLINT
+  Value(Dict dict);                                               // NOLINT
+  Value(Callable callable);                                       // NOLINT
+  Value(std::shared_ptr<Namespace> ns) : held_(std::move(ns)) {}  // NOLINT
   static Value undefined(std::string name) { return Value(Held(Undefined{std::move(name)})); }
-  static Value list(Values items, Sequence::Kind kind = Sequence::Kind::list) {
-    return Value(Held(std::make_shared<const Sequence>(Sequence{kind, std::move(items)})));
-  }
-  static Value of(const nlohmann::ordered_json& json);
+  static Value list(Values items, Sequence::Kind kind = Sequence::Kind::list);
 
   // Text that the filters `safe` and `escape` return: what is added to it is escaped for HTML.
   static Value markup(std::string text) {
@@ -117,6 +131,8 @@ class Value {
   // What a loop goes through: items, keys, characters. Throws InvalidArgument for what cannot be iterated.
   Values iterate() const;
   std::size_t length() const;  // throws InvalidArgument where there is none
+  // A namespace counts as empty: its attributes change. The interpreter keeps them apart for that reason.
+  Extent extent() const;
 
   bool operator==(const Value& other) const;
   // Throws InvalidArgument for what has no order.
@@ -143,6 +159,9 @@ struct JsonStyle {
   std::string key_separator = ": ";
 };
 std::string to_json(const Value& value, const JsonStyle& style);
+
+// Throws InvalidArgument for a text of more than kMaxText bytes.
+void check_text(std::size_t size);
 
 std::string float_text(double value);
 std::string escaped_html(std::string_view text);

@@ -1,4 +1,4 @@
-#include "llm/row.h"
+#include "llm/sequence.h"
 
 #include <algorithm>
 
@@ -15,61 +15,42 @@ constexpr std::size_t kTokensBefore = 16;
 
 }  // namespace
 
-void check_prompt(std::span<const std::int64_t> prompt, std::int64_t capacity, std::int64_t vocabulary) {
-  GRAFT_CHECK(InvalidArgument, !prompt.empty(), "a prompt has no tokens");
-  GRAFT_CHECK(InvalidArgument, std::ssize(prompt) <= capacity, "the prompt has ", prompt.size(),
-              " tokens, the context has room for ", capacity);
-  for (const std::int64_t id : prompt)
-    GRAFT_CHECK(InvalidArgument, id >= 0 && id < vocabulary, "token ", id,
-                " of the prompt is not in the vocabulary of ", vocabulary, " tokens");
-}
-
-void check_options(const GenerationOptions& options, std::int64_t capacity) {
-  check(options);
-  GRAFT_CHECK(InvalidArgument, options.prompt_lookup_num_tokens < capacity, "prompt_lookup_num_tokens is ",
-              options.prompt_lookup_num_tokens, ", the context ", capacity);
-}
-
-std::int64_t common_prefix(std::span<const std::int64_t> a, std::span<const std::int64_t> b) {
-  return std::ranges::mismatch(a, b).in1 - a.begin();
-}
-
-Row::Row(const LanguageModel& model, const GenerationOptions& options, std::size_t index, std::int64_t capacity,
-         std::vector<std::int64_t>& sequence, const TextGenerator::OnText& on_text)
+Sequence::Sequence(const LanguageModel& model, std::vector<std::int64_t> prompt, const GenerationOptions& options,
+                   std::uint64_t seed, std::int64_t capacity, OnText on_text)
     : model_(model),
       options_(options),
-      index_(index),
       capacity_(capacity),
-      sequence_(sequence),
-      on_text_(on_text),
-      sampler_(options, model.info().vocab_size, options.seed + index),
+      tokens_(std::move(prompt)),
+      prompt_tokens_(std::ssize(tokens_)),
+      on_text_(std::move(on_text)),
+      sampler_(options, model.info().vocab_size, seed),
       stops_(options.stop_strings) {
   const std::int64_t most = std::min(options.max_new_tokens, capacity + 1);
   result_.tokens.reserve(static_cast<std::size_t>(most));
-  sequence_.reserve(sequence_.size() + static_cast<std::size_t>(most));
+  tokens_.reserve(tokens_.size() + static_cast<std::size_t>(most));
   feed_.reserve(static_cast<std::size_t>(options.prompt_lookup_num_tokens) + 1);
-  sampler_.see(sequence_);
+  sampler_.see(tokens_);
   if (!model.has_tokenizer()) return;
   text_.emplace(model.tokenizer(), options.skip_special_tokens);
-  for (const std::int64_t id : Tokens(sequence_).last(std::min(kTokensBefore, sequence_.size())))
+  for (const std::int64_t id : Tokens(tokens_).last(std::min(kTokensBefore, tokens_.size())))
     if (id < model.tokenizer()->size()) text_->add(id);
 }
 
-const std::vector<std::int64_t>& Row::next_feed() {
+const std::vector<std::int64_t>& Sequence::next_feed() {
   feed_.clear();
   if (done_) return feed_;
   const std::int64_t room =
-      std::min(capacity_ - std::ssize(sequence_), options_.max_new_tokens - std::ssize(result_.tokens) - 1);
+      std::min(capacity_ - std::ssize(tokens_), options_.max_new_tokens - std::ssize(result_.tokens) - 1);
   const std::int64_t most = std::min(room, options_.prompt_lookup_num_tokens);
-  lookup_draft(sequence_, options_.max_matching_ngram_size, most, feed_);
-  feed_.insert(feed_.begin(), sequence_.back());
+  lookup_draft(tokens_, options_.max_matching_ngram_size, most, feed_);
+  feed_.insert(feed_.begin(), tokens_.back());
   return feed_;
 }
 
-std::int64_t Row::take(std::span<float> logits) {
+std::int64_t Sequence::take(std::span<float> logits) {
   const std::int64_t id = sampler_.next(logits);
   result_.tokens.push_back(id);
-  sequence_.push_back(id);
+  tokens_.push_back(id);
   sampler_.see({&id, 1});
   // A model may have more ids than its tokenizer.
   if (text_ && id < model_.tokenizer()->size()) show(text_->add(id));
@@ -79,13 +60,13 @@ std::int64_t Row::take(std::span<float> logits) {
     end(FinishReason::eos);
   } else if (std::ssize(result_.tokens) >= options_.max_new_tokens) {
     end(FinishReason::length);
-  } else if (std::ssize(sequence_) > capacity_) {
+  } else if (std::ssize(tokens_) > capacity_) {
     end(FinishReason::context);
   }
   return id;
 }
 
-std::size_t Row::take_fed(std::span<float> logits) {
+std::size_t Sequence::take_fed(std::span<float> logits) {
   const auto vocabulary = static_cast<std::size_t>(model_.info().vocab_size);
   const std::size_t width = logits.size() / vocabulary, count = feed_.size();
   std::size_t right = 1;
@@ -95,7 +76,7 @@ std::size_t Row::take_fed(std::span<float> logits) {
   }
 }
 
-void Row::end(FinishReason reason) {
+void Sequence::end(FinishReason reason) {
   done_ = true;
   result_.reason = reason;
   if (text_ && !stops_.stopped()) {
@@ -104,20 +85,20 @@ void Row::end(FinishReason reason) {
   }
 }
 
-bool Row::is_eos(std::int64_t id) const {
+bool Sequence::is_eos(std::int64_t id) const {
   if (options_.ignore_eos) return false;
   const auto among = [&](const std::vector<std::int64_t>& ids) { return std::ranges::find(ids, id) != ids.end(); };
   return among(model_.info().eos_token_ids) || among(options_.eos_token_ids);
 }
 
-void Row::show(std::string_view text) {
+void Sequence::show(std::string_view text) {
   if (!text.empty()) send(stops_.add(text));
 }
 
-void Row::send(std::string_view text) {
+void Sequence::send(std::string_view text) {
   if (text.empty()) return;
   result_.text += text;
-  if (on_text_) on_text_(index_, text);
+  if (on_text_) on_text_(text);
 }
 
 }  // namespace graft::llm

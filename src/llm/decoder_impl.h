@@ -1,0 +1,57 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "graft/llm.h"
+#include "llm/in_use.h"
+
+namespace graft {
+
+// Decoder without its check for one call at a time: whoever makes several runs holds `in_use` for all of them.
+class Decoder::Impl {
+ public:
+  Impl(std::shared_ptr<const LanguageModel> language_model, const DecoderOptions& decoder_options);
+
+  void encode(std::span<const Tokens> encoder_inputs, const RunOptions& run_options);
+  void encode(const TensorView& features, const RunOptions& run_options);
+  std::span<float> run(std::span<const std::int64_t> sequences, std::span<const Tokens> rows, std::int64_t width,
+                       std::int64_t keep, const RunOptions& run_options);
+  void prepare(std::int64_t rows, std::int64_t width, std::int64_t keep);
+  // In runs of at most prefill_chunk_size tokens. `take` gets the logits of every token; without it, those of the last
+  // tokens are returned.
+  std::span<float> prefill(std::span<const Tokens> rows, const std::function<void(std::span<float>)>& take,
+                           const RunOptions& run_options);
+  std::int64_t length(std::size_t row) const { return lengths_[row]; }
+  std::int64_t shortest(std::size_t row);
+  void truncate(std::size_t row, std::int64_t length);
+  // 0, 1, 2, ...: the sequences of a run that names none. Throws InvalidArgument when the cache has fewer rows.
+  std::span<const std::int64_t> first_sequences(std::size_t count) const;
+
+  const std::shared_ptr<const LanguageModel> model;
+  const DecoderOptions options;
+  Session session;
+  llm::InUse in_use;
+
+ private:
+  struct Call {  // the buffers of runs of one size
+    std::int64_t batch = 0, width = 0, keep = 0;
+    std::uint64_t used = 0;
+    std::vector<std::int64_t> ids, positions, cache_positions, kept;
+    std::vector<Value> inputs, outputs;
+  };
+  void encode(std::span<const Value> inputs, std::size_t rows, const RunOptions& run_options);
+  Call& call_for(std::int64_t batch, std::int64_t width, std::int64_t keep);
+  void check(std::span<const std::int64_t> sequences, std::span<const Tokens> rows) const;
+
+  std::vector<std::int64_t> lengths_;  // tokens by row
+  std::vector<std::int64_t> first_;
+  std::vector<Call> calls_;
+  std::vector<Tokens> chunks_;
+  std::vector<float> logits_;
+  std::uint64_t clock_ = 0;
+};
+
+}  // namespace graft

@@ -1,0 +1,146 @@
+#include "llm/loop.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/check.h"
+#include "base/clock.h"
+
+namespace graft::llm {
+namespace {
+
+using Tokens = Decoder::Tokens;
+
+}  // namespace
+
+Loop::Loop(std::shared_ptr<const LanguageModel> model, const DecoderOptions& options, CallbackErrors errors)
+    : decoder_(std::move(model), options), errors_(errors) {
+  const auto rows = static_cast<std::size_t>(decoder().options.rows);
+  rows_.resize(rows);
+  cached_.resize(rows);
+  run_rows_.reserve(rows);
+  feeds_.reserve(rows);
+}
+
+void Loop::check(std::span<const std::int64_t> prompt, const GenerationOptions& options) const {
+  const std::int64_t capacity = decoder().options.length, vocabulary = model().info().vocab_size;
+  llm::check(options);
+  GRAFT_CHECK(InvalidArgument, options.prompt_lookup_num_tokens < capacity, "prompt_lookup_num_tokens is ",
+              options.prompt_lookup_num_tokens, ", the context ", capacity);
+  GRAFT_CHECK(InvalidArgument, !prompt.empty(), "a prompt has no tokens");
+  GRAFT_CHECK(InvalidArgument, std::ssize(prompt) <= capacity, "the prompt has ", prompt.size(),
+              " tokens, the context has room for ", capacity);
+  for (const std::int64_t id : prompt)
+    GRAFT_CHECK(InvalidArgument, id >= 0 && id < vocabulary, "token ", id,
+                " of the prompt is not in the vocabulary of ", vocabulary, " tokens");
+}
+
+std::int64_t Loop::reusable(std::size_t row, std::span<const std::int64_t> prompt) {
+  const Tokens held = Tokens(cached_[row]).first(static_cast<std::size_t>(decoder().length(row)));
+  const auto common = std::ranges::mismatch(held, prompt).in1 - held.begin();
+  const std::int64_t same = std::min<std::int64_t>(common, std::ssize(prompt) - 1);
+  return same < std::ssize(held) && same < decoder().shortest(row) ? 0 : same;
+}
+
+void Loop::begin(std::unique_ptr<Sequence> sequence, std::size_t row, std::int64_t reused) {
+  decoder().truncate(row, reused);
+  cached_[row].clear();
+  stats.prompt_tokens += sequence->prompt_tokens();
+  stats.reused_tokens += reused;
+  rows_[row] = std::move(sequence);
+}
+
+void Loop::take_first(Sequence& sequence, std::span<float> logits) {
+  sequence.reading = false;
+  ++stats.new_tokens;
+  guarded(sequence, [&] { sequence.take(logits); });
+}
+
+void Loop::read_prompts(const RunOptions& options) {
+  const auto start = Clock::now();
+  feeds_.clear();
+  for (std::size_t r = 0; r < rows_.size() && rows_[r]; ++r)
+    feeds_.push_back(Tokens(rows_[r]->tokens()).subspan(static_cast<std::size_t>(decoder().length(r))));
+  const std::span<float> logits = decoder().prefill(feeds_, {}, options);
+  stats.prefill_seconds += seconds_since(start);
+  const auto vocabulary = static_cast<std::size_t>(model().info().vocab_size);
+  for (std::size_t r = 0; r < feeds_.size(); ++r) take_first(*rows_[r], logits.subspan(r * vocabulary, vocabulary));
+}
+
+void Loop::read_chunk(std::size_t row, std::int64_t width, const RunOptions& options) {
+  const auto start = Clock::now();
+  Sequence& sequence = *rows_[row];
+  const std::int64_t done = decoder().length(row), rest = sequence.prompt_tokens() - done;
+  const std::int64_t count = std::min(rest, width), sequence_row = static_cast<std::int64_t>(row);
+  const Tokens feed =
+      Tokens(sequence.tokens()).subspan(static_cast<std::size_t>(done), static_cast<std::size_t>(count));
+  const std::span<float> logits = decoder().run({&sequence_row, 1}, {&feed, 1}, width, 1, options);
+  stats.prefill_seconds += seconds_since(start);
+  if (count == rest) take_first(sequence, logits);
+}
+
+std::size_t Loop::going() const {
+  return static_cast<std::size_t>(
+      std::ranges::count_if(rows_, [&](const auto& sequence) { return goes_on(sequence); }));
+}
+
+void Loop::step(std::size_t batch, const RunOptions& options) {
+  const auto start = Clock::now();
+  run_rows_.clear();
+  feeds_.clear();
+  bool any_draft = false;
+  std::size_t idle = batch - going();
+  for (std::size_t r = 0; run_rows_.size() < batch; ++r) {
+    if (goes_on(rows_[r])) {
+      feeds_.emplace_back(rows_[r]->next_feed());
+      any_draft |= feeds_.back().size() > 1;
+    } else if (idle > 0) {
+      feeds_.emplace_back();
+      --idle;
+    } else {
+      continue;
+    }
+    run_rows_.push_back(static_cast<std::int64_t>(r));
+  }
+  const std::int64_t width = any_draft ? drafts + 1 : 1;
+  const std::span<float> logits = decoder().run(run_rows_, feeds_, width, width, options);
+  ++stats.decode_runs;
+  const auto of_row = static_cast<std::size_t>(width * model().info().vocab_size);
+  for (std::size_t i = 0; i < batch; ++i) {
+    const std::size_t fed = feeds_[i].size();
+    if (fed == 0) continue;
+    const auto row = static_cast<std::size_t>(run_rows_[i]);
+    Sequence& sequence = *rows_[row];
+    const std::size_t before = sequence.tokens().size();
+    std::size_t right = fed;
+    guarded(sequence, [&] { right = sequence.take_fed(logits.subspan(i * of_row, of_row)); });
+    stats.new_tokens += static_cast<std::int64_t>(sequence.tokens().size() - before);
+    stats.drafted_tokens += static_cast<std::int64_t>(fed) - 1;
+    stats.accepted_tokens += static_cast<std::int64_t>(right) - 1;
+    // After an exception the sequence does not say what of the draft was right.
+    if (sequence.cancelled) right = 1;
+    if (right < fed) decoder().truncate(row, decoder().length(row) - static_cast<std::int64_t>(fed - right));
+  }
+  stats.decode_seconds += seconds_since(start);
+}
+
+std::unique_ptr<Sequence> Loop::leave(std::size_t row, FinishReason reason) {
+  Sequence& sequence = *rows_[row];
+  if (!sequence.done()) guarded(sequence, [&] { sequence.end(reason); });
+  cached_[row] = sequence.release_tokens();
+  return std::move(rows_[row]);
+}
+
+void Loop::clear() {
+  for (std::size_t r = 0; r < rows_.size(); ++r) {
+    if (!rows_[r]) continue;
+    rows_[r].reset();
+    decoder().truncate(r, 0);
+  }
+}
+
+void Loop::rethrow() {
+  if (thrown_) std::rethrow_exception(std::exchange(thrown_, nullptr));
+}
+
+}  // namespace graft::llm

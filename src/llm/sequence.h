@@ -1,0 +1,66 @@
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "graft/llm.h"
+#include "llm/sampler.h"
+#include "llm/stop.h"
+
+namespace graft::llm {
+
+// The state of one sequence: its tokens, sampler, draft, text and stop conditions.
+class Sequence {
+ public:
+  using OnText = std::function<void(std::string_view text)>;
+
+  // `capacity`: of the cache, in tokens. `seed` instead of the options'. The model must outlive the sequence.
+  Sequence(const LanguageModel& model, std::vector<std::int64_t> prompt, const GenerationOptions& options,
+           std::uint64_t seed, std::int64_t capacity, OnText on_text);
+  Sequence(const Sequence&) = delete;
+  Sequence& operator=(const Sequence&) = delete;
+
+  const std::vector<std::int64_t>& tokens() const { return tokens_; }  // the prompt and the new ones
+  std::int64_t prompt_tokens() const { return prompt_tokens_; }
+  bool done() const { return done_; }
+  Generation& result() { return result_; }
+  // Moves the tokens out, to remember what the cache holds after the end.
+  std::vector<std::int64_t> release_tokens() { return std::move(tokens_); }
+
+  // The input of the next run: the last token and a draft of the next ones; empty when done.
+  const std::vector<std::int64_t>& next_feed();
+
+  // Takes the next token from these logits and returns it.
+  std::int64_t take(std::span<float> logits);
+  // After a run of next_feed(), with the row's logits [width, vocabulary]: takes one token and those of the draft that
+  // were right. Returns how many tokens of the feed belong to the sequence; the rest must leave the cache.
+  std::size_t take_fed(std::span<float> logits);
+
+  void end(FinishReason reason);
+
+  bool reading = true;     // the prompt
+  bool cancelled = false;  // ends when the step is over
+
+ private:
+  bool is_eos(std::int64_t id) const;
+  void show(std::string_view text);
+  void send(std::string_view text);
+
+  const LanguageModel& model_;
+  GenerationOptions options_;
+  std::int64_t capacity_;
+  std::vector<std::int64_t> tokens_;
+  std::int64_t prompt_tokens_;
+  OnText on_text_;
+  Sampler sampler_;
+  StopStrings stops_;
+  std::optional<Detokenizer> text_;
+  std::vector<std::int64_t> feed_;
+  Generation result_;
+  bool done_ = false;
+};
+
+}  // namespace graft::llm
