@@ -26,6 +26,7 @@ _ERRORS = (
 _WHERE = {
     "load": "graft.runtime",
     "load_ops": "graft.runtime",
+    "LoadOptions": "graft.runtime",
     "CancelToken": "graft.runtime",
     "Method": "graft.runtime",
     "Model": "graft.runtime",
@@ -33,6 +34,7 @@ _WHERE = {
     "devices": "graft._C",
     "version": "graft._C",
     "export": "graft.exporter.export",
+    "ExportOptions": "graft.exporter.options",
     "Detokenizer": "graft._C",
     "Tokenizer": "graft.runtime.tokenizer",
     "export_llm": "graft.llm.export",

@@ -22,7 +22,7 @@ from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 from graft import _pytree  # noqa: F401  (names the classes that operators return)
 from graft._dtypes import NUMBER_OF
-from graft.errors import Error
+from graft.errors import ExportError
 from graft.exporter import targets
 from graft.exporter.quantization import HALVES, quantize
 from graft.exporter.writer import Writer
@@ -54,7 +54,7 @@ _BLOCKS = 1  # Storage.ggml_block
 _PANELS = 3  # Storage.panels16
 
 
-class SerializeError(Error):
+class SerializeError(ExportError):
     """A program that the format cannot hold; the message names the node, what was expected and what was found."""
 
 
