@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from graft.errors import ExportError
+from graft.errors import raised_by
 from graft.hf import causal, store
 from graft.hf.program import Progress, engine_of, export, load
 
@@ -47,7 +47,7 @@ class AutoModelForCausalLM:
         started = time.perf_counter()
         with Progress(progress) as say:
             say("reading")
-            try:
+            with raised_by("AutoModelForCausalLM.from_pretrained"):
                 source = open_source(os.fspath(name_or_dir))
                 model, weights = source.model, source.weights
                 tied = tied_names(model)
@@ -58,10 +58,7 @@ class AutoModelForCausalLM:
                     return store.digest_of_files(files) + store.digest_of_tensors(made)
 
                 exported = export(model, weights, tied, quantize, digest, say)
-            except ExportError as e:
-                text = str(e).replace("export_llm:", "AutoModelForCausalLM.from_pretrained:")
-                raise ExportError(text) from e
-            program = load(exported, made, [] if quantize else files, device or "", say)
+                program = load(exported, made, [] if quantize else files, device or "", say)
         kind = type(model)
         model.graft = engine_of(
             program, exported, started, max_length=max_length, buckets=buckets, threads=threads, kv_dtype=kv_dtype

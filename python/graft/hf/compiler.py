@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from graft.errors import ExportError, InvalidArgument
+from graft.errors import InvalidArgument, raised_by
 from graft.hf import causal
 from graft.hf.program import Progress, engine_of, export, load
 
@@ -59,7 +59,8 @@ def compile(  # noqa: A001  (as torch.compile)
         tensors = named_tensors(model)
         weights = {name: of_tensor(name, tensor) for name, tensor in tensors.items()}
         exported = _exported(model, kind, weights, tied_names(model), quantize, tensors, say)
-        program = load(exported, tensors, [], device or "", say)
+        with raised_by("graft.compile"):
+            program = load(exported, tensors, [], device or "", say)
     model.graft = engine_of(
         program, exported, started, max_length=max_length, buckets=buckets, threads=threads, kv_dtype=kv_dtype
     )
@@ -75,9 +76,8 @@ def _exported(
     compiled = type(model)
     model.__class__ = kind  # what is exported is the model, also of one that is compiled already
     try:
-        return export(model, weights, tied, quantize, lambda: store.digest_of_tensors(tensors), say)
-    except ExportError as e:
-        raise ExportError(str(e).replace("export_llm:", "graft.compile:") + causal.hint(model)) from e
+        with raised_by("graft.compile", lambda: causal.hint(model)):
+            return export(model, weights, tied, quantize, lambda: store.digest_of_tensors(tensors), say)
     finally:
         model.__class__ = compiled
 

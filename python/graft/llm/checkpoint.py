@@ -41,7 +41,7 @@ def make_empty(config: Any) -> torch.nn.Module:
             model = auto_class(config).from_config(config, dtype=torch.float32)
         except (ValueError, KeyError) as e:
             kind = config.model_type
-            raise ExportError(f"export_llm: {kind} is no causal language model of transformers: {e}") from e
+            raise ExportError(f"{kind} is no causal language model of transformers: {e}") from e
     return model.eval()
 
 
@@ -94,7 +94,7 @@ def match(
     ]
     if problems:
         raise ExportError(
-            f"export_llm: expected the weights of {type(model).__name__}, found others in '{source}'\n"
+            f"expected the weights of {type(model).__name__}, found others in '{source}'\n"
             + "\n".join(problems)
         )
     return result
@@ -111,7 +111,7 @@ def _left_over(
         if name in tied:
             # A checkpoint may write a tied weight twice.
             if tied[name] in taken and not _same(found[name], taken[tied[name]]):
-                raise ExportError(f"export_llm: expected '{name}' equal to '{tied[name]}', its tied twin, found others")
+                raise ExportError(f"expected '{name}' equal to '{tied[name]}', its tied twin, found others")
         elif not name.endswith(_COMPUTED) and not any(pattern.search(name) for pattern in ignored):
             left.add(name)
     return left

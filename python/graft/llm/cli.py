@@ -90,15 +90,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from graft.errors import Error
 
     try:
-        from graft.llm.export import export_llm
+        from graft.llm.export import write_package
 
         extra: dict[str, Any] = {} if options.context is None else {"context": options.context}
-        export_llm(options.model, options.output, weights=options.weights, quantize=rules, pack=options.pack, progress=True, plans=options.plan, plan_threads=options.plan_threads, **extra)
+        write_package(
+            options.model,
+            options.output,
+            weights=options.weights,
+            quantize=rules,
+            pack=options.pack,
+            progress=True,
+            plans=options.plan,
+            plan_threads=options.plan_threads,
+            **extra,
+        )
     except ModuleNotFoundError as e:
         print(f"graft: export needs the Python package '{e.name}'", file=sys.stderr)
         return _FAILED
     except (Error, OSError) as e:
-        print(f"graft: {str(e).removeprefix('export_llm: ')}", file=sys.stderr)
+        print(f"graft: {e}", file=sys.stderr)
         return _FAILED
     except KeyboardInterrupt:
         print("graft: interrupted; nothing was written", file=sys.stderr)

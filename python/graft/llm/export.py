@@ -13,15 +13,14 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 
-from graft.errors import ExportError
+from graft.errors import ExportError, raised_by
 from graft.exporter import stored_plans
 from graft.exporter.predicate import Predicate
 from graft.exporter.serialize import StoredWeight
 from graft.llm.checkpoint import Source, tied_names
-from graft.llm.ggml import packed
 from graft.llm.lower import lower
 from graft.llm.source import open_source
-from graft.llm.stored import Stored
+from graft.llm.stored import Stored, packed
 from graft.llm.trace import trace
 
 # Named data of the package.
@@ -43,7 +42,10 @@ def export_llm(
     progress: bool = False,
     predicate: Predicate | None = None,
 ) -> Path:
-    """Writes a causal language model as a package (.pte) to `path` and returns the path. Never leaves half a file.
+    """Writes a causal language model as a package (.pte) for `graft.TextGenerator` and `graft generate`.
+
+        graft.export_llm("Qwen/Qwen3-0.6B", "qwen3.pte", quantize="q8_0")
+        graft.export_llm("model.gguf", "model.pte", weights="external")
 
     model: a folder with config.json and safetensors, a name on the Hugging Face hub (with HF_HUB_OFFLINE its local
         cache alone is asked), a GGUF file, or a transformers model.
@@ -53,33 +55,66 @@ def export_llm(
     quantize: a type ("q8_0", "q4_k", "bf16") for all matrices that linear layers, experts and embeddings alone read, or
         types by patterns of names: {"*": "q4_k", "lm_head": "q6_k"}, the last that fits counts, and fits the last parts
         of a name too. Where rows do not divide into blocks the nearest type that they divide into is taken.
-    pack: lay matrices in blocks of q8_0, q4_0, q4_k and q6_k out in the package as graft's kernels for x86 read them
-        (weights="package"). A program then reads them where they are mapped, which takes less time to start. Where there
-        are no such kernels the blocks are laid out anew when the package is loaded, bit for bit.
+    pack: pack matrices of q8_0, q4_0, q4_k and q6_k blocks in the package as graft's kernels for x86 read them
+        (weights="package"), so that a program starts sooner: it reads them where they are mapped. Where there are no such
+        kernels, the blocks are unpacked when the package is loaded, bit for bit.
     context: the most tokens of a prompt; by default the model's max_position_embeddings, or 1024 for models with an
         encoder that have none.
     plans: sizes whose plans the package holds, so that a first run of these sizes is not planned: "seq=1,128" for one
         token and 128; "batch=1,4" and "kept=..." (logits) beside it for all combinations, 1 where they are left out. They
         serve the version, device, instruction set and number of threads (plan_threads; 0: as `graft.load` chooses) that
         they were made with; anywhere else plans are made as without.
-    progress: says on stderr what is done.
+    progress: print on stderr what is done.
+    predicate: answers which nodes run, instead of the engine that is installed.
 
     A model without an encoder has one method, forward(input_ids [B, T], position_ids [B, T], cache_position [B, T],
     logits_to_keep [K]) -> logits [B, K, V]. cache_position is the row of the cache for each token, negative for
     padding; logits_to_keep are indices along T. A model with an encoder and a decoder has encode(input_ids [B, S],
-    attention_mask [B, S]) or encode(input_features [B, M, F]) besides, which runs once for a source and leaves its keys
-    and values in the cache.
+    attention_mask [B, S]) or encode(input_features [B, M, F]) besides, which runs once for an input and leaves the
+    keys and values of its output in the cache.
+
+    Returns the path. A file there is replaced; a failed export leaves it as it was. Raises `graft.ExportError`, which names
+    the file, weight or node, what was expected and what was found.
     """
+    with raised_by("export_llm"):
+        return write_package(
+            model,
+            path,
+            weights=weights,
+            quantize=quantize,
+            pack=pack,
+            context=context,
+            plans=plans,
+            plan_threads=plan_threads,
+            progress=progress,
+            predicate=predicate,
+        )
+
+
+def write_package(
+    model: Any,
+    path: str | os.PathLike[str],
+    *,
+    weights: str = "package",
+    quantize: str | Mapping[str, str] | None = None,
+    pack: bool = False,
+    context: int | None = None,
+    plans: Sequence[str] = (),
+    plan_threads: int = 0,
+    progress: bool = False,
+    predicate: Predicate | None = None,
+) -> Path:
+    """`export_llm`, whose errors do not name the call yet."""
     target = Path(path)
     if target.suffix != ".pte":
-        raise ExportError(f"export_llm: expected a path that ends in .pte, found '{target}'")
+        raise ExportError(f"expected a path that ends in .pte, found '{target}'")
     if weights not in _WEIGHTS:
         known = ", ".join(map(repr, _WEIGHTS))
-        raise ExportError(f"export_llm: expected weights to be one of {known}, found {weights!r}")
+        raise ExportError(f"expected weights to be one of {known}, found {weights!r}")
     if quantize is not None and weights != "package":
-        raise ExportError("export_llm: expected weights='package' with quantize: quantized weights are new ones")
+        raise ExportError("expected weights='package' with quantize: quantized weights are new ones")
     if pack and weights != "package":
-        raise ExportError("export_llm: expected weights='package' with pack: packed weights are new ones")
+        raise ExportError("expected weights='package' with pack: packed weights are new ones")
     say = _say if progress else _silent
     say(f"reading {model if isinstance(model, (str, os.PathLike)) else type(model).__name__}")
     source = open_source(model)
@@ -90,7 +125,7 @@ def export_llm(
         context = context or _WITHOUT_POSITIONS
     context = context or most
     if not isinstance(context, int) or context < 1 or (most and context > most):
-        raise ExportError(f"export_llm: expected a context from 1 to {most}, found {context}")
+        raise ExportError(f"expected a context from 1 to {most}, found {context}")
     sizes = stored_plans.sizes_of(plans, {"seq": context, "batch": _MOST_ROWS, "kept": context})
     say(f"tracing {type(source.model).__name__}, {config.num_hidden_layers} layers")
     from graft.llm import container  # ExecuTorch takes seconds to import: mistakes are said before
@@ -304,4 +339,4 @@ class _Bar:
             self._bar.update(count)
 
 
-__all__ = ["METADATA", "WEIGHT_FILES", "export_llm"]
+__all__ = ["METADATA", "WEIGHT_FILES", "export_llm", "write_package"]

@@ -48,7 +48,7 @@ def quantized(
         try:
             kind = quantization.storable_type(wanted, stored.sizes)
         except InvalidArgument as e:
-            raise ExportError(f"export_llm: {e}") from e
+            raise ExportError(f"{e}") from e
         if kind.lower() != wanted.lower():
             say(f"{name}: rows of {stored.sizes[-1]} elements do not divide into blocks of {wanted}; stored as {kind}")
         result[name] = _as(stored, kind)

@@ -86,7 +86,7 @@ class _Parts:
         self.cross = [m for name, m in self.decoder.named_modules() if name.rsplit(".", 1)[-1] in _CROSS]
         if not self.cross or [m.layer_idx for m in self.cross] != list(range(len(self.cross))):
             raise ExportError(
-                f"export_llm: {model.config.model_type}: expected an attention over the encoder in each decoder layer, "
+                f"{model.config.model_type}: expected an attention over the encoder in each decoder layer, "
                 f"found {len(self.cross)} by the names {', '.join(_CROSS)}"
             )
         self.kv_heads: dict[int, int] = {}

@@ -29,7 +29,7 @@ def open_source(model: Any) -> Source:
         return _of_model(model)
     if not isinstance(model, (str, os.PathLike)):
         raise ExportError(
-            "export_llm: expected a folder, a name on the Hugging Face hub, a GGUF file or a transformers model, "
+            "expected a folder, a name on the Hugging Face hub, a GGUF file or a transformers model, "
             f"found {type(model).__name__}"
         )
     path = Path(model)
@@ -39,10 +39,10 @@ def open_source(model: Any) -> Source:
         with open(path, "rb") as file:
             magic = file.read(4)
         if magic != b"GGUF":
-            raise ExportError(f"export_llm: expected a folder or a GGUF file, found the file '{path}'")
+            raise ExportError(f"expected a folder or a GGUF file, found the file '{path}'")
         return open_gguf(path)
     if path.suffix == ".gguf" or path.is_absolute() or str(model).count("/") != 1:
-        raise ExportError(f"export_llm: there is no folder or GGUF file '{model}'")
+        raise ExportError(f"there is no folder or GGUF file '{model}'")
     return _of_folder(_download(str(model)), str(model))
 
 
@@ -53,7 +53,7 @@ def _download(name: str) -> Path:
     try:
         return Path(snapshot_download(name, allow_patterns=_WANTED))
     except Exception as e:  # the hub's client raises what its many layers do
-        raise ExportError(f"export_llm: '{name}' is no folder, and the Hugging Face hub does not give it: {e}") from e
+        raise ExportError(f"'{name}' is no folder, and the Hugging Face hub does not give it: {e}") from e
 
 
 def _without_subclasses(model: torch.nn.Module) -> torch.nn.Module:
@@ -69,7 +69,7 @@ def _without_subclasses(model: torch.nn.Module) -> torch.nn.Module:
 
 def _of_model(model: torch.nn.Module) -> Source:
     if not hasattr(model, "config") or not hasattr(model.config, "get_text_config"):
-        raise ExportError(f"export_llm: expected a transformers model, found {type(model).__name__}")
+        raise ExportError(f"expected a transformers model, found {type(model).__name__}")
     model = _without_subclasses(model)
     weights = {name: of_tensor(name, tensor) for name, tensor in named_tensors(model).items()}
     generation = getattr(model, "generation_config", None)
@@ -83,7 +83,7 @@ def _of_folder(folder: Path, name: str) -> Source:
     try:
         config = transformers.AutoConfig.from_pretrained(folder)
     except (OSError, ValueError, KeyError) as e:
-        raise ExportError(f"export_llm: '{folder}' has no configuration that transformers reads: {e}") from e
+        raise ExportError(f"'{folder}' has no configuration that transformers reads: {e}") from e
     model = make_empty(config)
     weights = match(model, read_checkpoint(folder), name, lambda: _converted(folder))
     return Source(name, model, weights, _text_files(folder))
