@@ -25,6 +25,7 @@ from transformers import cache_utils
 
 from graft.errors import ExportError, InvalidArgument, Unsupported
 from graft.hf import causal
+from graft.hf.chunks import chunks
 from graft.hf.masks import Reach, reaches, visible_columns
 from graft.hf.state import Kind, Layer, State
 
@@ -249,11 +250,6 @@ class _Runner:
     def new_state(self, kinds: Sequence[Kind], dtype: torch.dtype) -> StaticState:
         return StaticState(self, kinds, dtype)
 
-    def bucket(self, tokens: int, room: int) -> int:
-        """Of the programs that fit into the rest of the cache, the smallest that takes all tokens, else the largest."""
-        fitting = [size for size in sorted(self.calls) if size <= room]
-        return next((size for size in fitting if size >= tokens), fitting[-1])
-
     def step(self, tokens: int, *args: Any) -> tuple[torch.Tensor, StaticKV]:
         self.calls[tokens] += 1
         with torch.no_grad():
@@ -303,16 +299,15 @@ class StaticState(State):
         past, length = self.columns, self.engine.programs.max_cache_len
         self.prepare(rows, past + tokens)
         seen = torch.ones(rows, past + tokens, dtype=torch.bool) if real is None else real
-        results, begin = [], 0
-        while begin < tokens:
-            size = self.engine.bucket(tokens - begin, length - past - begin)
-            count = min(size, tokens - begin)
+        results = []
+        for chunk in chunks(tokens, sorted(self.engine.calls), length - past):
+            begin, size, count = chunk.begin, chunk.size, chunk.end - chunk.begin
             first = past + begin
             masks = {
                 kind: _masks(seen, reach, first, count, size, length)
                 for kind, reach in self.engine.programs.kinds.items()
             }
-            more = (0, size - count)  # columns of nobody, after the new ones
+            more = (0, chunk.padding)  # columns of nobody, after the new ones
             logits, new = self.engine.step(
                 size,
                 torch.nn.functional.pad(ids[:, begin : begin + count], more).contiguous(),
@@ -322,9 +317,8 @@ class StaticState(State):
                 self.cache,
             )
             self.cache.apply(new.first(count), torch.arange(first, first + count))
-            self.engine.counts["padded_tokens"] += (size - count) * rows
+            self.engine.counts["padded_tokens"] += chunk.padding * rows
             results.append(logits[:, :count])
-            begin += count
         self.columns += tokens
         self.real = real
         return torch.cat(results, 1)[:, keep].float()
