@@ -47,12 +47,14 @@ _WHERE = {
     **dict.fromkeys(_ERRORS, "graft.errors"),
 }
 
+_MODULES = {"hf": "graft.hf", "backend": "graft.exporter.backend", "partitioner": "graft.exporter.partitioner"}
+
 __all__ = sorted(_WHERE)
 
 
 def __getattr__(name: str) -> Any:
-    if name == "hf":
-        return importlib.import_module("graft.hf")
+    if name in _MODULES:
+        return importlib.import_module(_MODULES[name])
     module = _WHERE.get(name)
     if module is None:
         raise AttributeError(f"module 'graft' has no attribute '{name}'")

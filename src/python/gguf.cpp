@@ -37,9 +37,9 @@ nb::list tensors_of(const WeightFile& file) {
     nb::object sizes = nb::none();
     if (tensor.shape) {
       nb::list list;
-      std::size_t first = 0;  // ggml fills up to four sizes with ones
-      while (first + 1 < tensor.shape->size() && (*tensor.shape)[first] == 1) ++first;
-      for (std::size_t d = first; d < tensor.shape->size(); ++d) list.append((*tensor.shape)[d]);
+      int first = 0;  // ggml fills up to four sizes with ones
+      while (first + 1 < tensor.shape->rank() && (*tensor.shape)[first] == 1) ++first;
+      for (int d = first; d < tensor.shape->rank(); ++d) list.append((*tensor.shape)[d]);
       sizes = nb::tuple(list);
     }
     out.append(nb::make_tuple(text_of(name), tensor.type, sizes, tensor.bytes.data() - begin, tensor.bytes.size()));

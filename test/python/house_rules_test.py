@@ -87,3 +87,13 @@ def test_every_argument_is_described(name):
         assert "The rest as `graft.compile`" in text
         missing = sorted(set(missing) - set(inspect.signature(graft.compile).parameters))
     assert not missing
+
+
+def test_public_names_are_there():
+    pytest.importorskip("transformers")
+    for name in graft.__all__:
+        assert getattr(graft, name) is not None
+    assert callable(graft.export) and graft.export.__module__ == "graft.exporter.export"
+    assert graft.backend.GraftBackend is graft.GraftBackend
+    assert graft.partitioner.GraftPartitioner is graft.GraftPartitioner
+    assert graft.runtime.load is graft.load

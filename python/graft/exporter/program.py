@@ -65,7 +65,7 @@ class StoredWeight:
     byte_size: int  # as stored
     dtype: torch.dtype  # as stored; of the program's own tensor for blocks
     block_type: str = ""  # of ggml ("q8_0") when it is stored in blocks
-    packed: bool = False  # these laid out for graft's kernels
+    packed: bool = False  # these packed for graft's kernels
     sha256: bytes = b""  # of the stored bytes; empty when not known
 
 

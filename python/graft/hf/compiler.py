@@ -34,7 +34,7 @@ def compile(  # noqa: A001  (as torch.compile)
     max_length: the most tokens of a sequence, reserved at once; by default caches grow as needed.
     quantize: a type of ggml ("q8_0", "q4_k", ...) for all matrices, or types by patterns of names.
     device: a name of `graft.devices()`; by default GRAFT_DEVICE, else the CPU.
-    buckets: lengths that prompts are padded to, so that few plans serve all; longer ones are computed in pieces. By
+    buckets: lengths that prompts are padded to, so that few plans serve all; longer ones are computed in chunks. By
         default each length has a plan of its own.
     release_weights: the module's own weights become meta tensors. With quantize that frees their memory.
     kv_dtype: how caches are stored: "computed" (f32), "f16", "bf16" or "q8_0".

@@ -130,7 +130,7 @@ def _write(
     if copied:
         for name in used:
             stored = all_weights[name]
-            data[described[name].key] = container.Piece(stored.byte_size, stored.chunks)
+            data[described[name].key] = container.LazyData(stored.byte_size, stored.chunks)
     container.write(path, "forward", program, blob, data)
     layers = {}
     for node in program.graph.nodes:

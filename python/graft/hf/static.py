@@ -26,7 +26,7 @@ from transformers import cache_utils
 from graft.errors import ExportError, InvalidArgument, Unsupported
 from graft.hf import causal
 from graft.hf.chunks import chunks
-from graft.hf.masks import Reach, reaches, visible_columns
+from graft.hf.masks import Window, visible_columns, windows
 from graft.hf.state import Kind, Layer, State
 
 
@@ -133,7 +133,7 @@ class StaticPrograms:
     programs: dict[int, ExportedProgram]
     max_cache_len: int
     layers: tuple[Layer, ...]
-    kinds: dict[str, Reach]  # of the masks
+    kinds: dict[str, Window]  # of the masks
     dtype: torch.dtype
     export_seconds: dict[int, float] = field(default_factory=dict)
 
@@ -158,7 +158,7 @@ def export_static(
             f"export_static: expected prefill_buckets from 2 to max_cache_len, found {list(prefill_buckets)} and "
             f"{max_cache_len}"
         )
-    kinds = reaches(model.config)
+    kinds = windows(model.config)
     stepper = _Stepper(model, bool(getattr(model.config.get_text_config(), "layer_types", None)))
     programs, seconds = {}, {}
     configs = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}
@@ -180,7 +180,7 @@ def export_static(
 def _export(
     stepper: _Stepper,
     layers: Sequence[Layer],
-    kinds: Mapping[str, Reach],
+    kinds: Mapping[str, Window],
     length: int,
     tokens: int,
     dtype: torch.dtype,
@@ -304,8 +304,8 @@ class StaticState(State):
             begin, size, count = chunk.begin, chunk.size, chunk.end - chunk.begin
             first = past + begin
             masks = {
-                kind: _masks(seen, reach, first, count, size, length)
-                for kind, reach in self.engine.programs.kinds.items()
+                kind: _masks(seen, window, first, count, size, length)
+                for kind, window in self.engine.programs.kinds.items()
             }
             more = (0, chunk.padding)  # columns of nobody, after the new ones
             logits, new = self.engine.step(
@@ -362,10 +362,10 @@ class StaticState(State):
         pass
 
 
-def _masks(real: torch.Tensor, reach: Reach, first: int, count: int, size: int, length: int) -> torch.Tensor:
+def _masks(real: torch.Tensor, window: Window, first: int, count: int, size: int, length: int) -> torch.Tensor:
     """bool [B, 1, size, length] of columns [first, first + count) and what pads them."""
     mask = torch.zeros(real.shape[0], 1, size, length, dtype=torch.bool)
-    mask[:, 0, :count, : first + count] = visible_columns(real[:, : first + count], reach, first)
+    mask[:, 0, :count, : first + count] = visible_columns(real[:, : first + count], window, first)
     # A token that sees nothing would be NaN; of padding, each column sees itself.
     blind = ~mask.any(3)[:, 0]
     mask[:, 0, torch.arange(size), first + torch.arange(size)] |= blind

@@ -51,7 +51,7 @@ def _parser() -> _Parser:
         help="another type for the weights whose names end in the parts NAME (* stands for anything); repeat for more",
     )
     parser.add_argument(
-        "--pack", action="store_true", help="lay quantized matrices out as the kernels for x86 read them: starts faster"
+        "--pack", action="store_true", help="pack quantized matrices as the kernels for x86 read them: starts faster"
     )
     parser.add_argument("--context", type=int, metavar="N", help="the most tokens of a prompt (default: the model's)")
     parser.add_argument(

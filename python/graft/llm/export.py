@@ -153,7 +153,7 @@ def write_package(
         say(f"{len(copied)} weights have no file of their own and go into the package")
     bar = _Bar(sum(stored.byte_size for stored in copied.values()), progress)
     data: dict[str, Any] = {
-        key: container.Piece(stored.byte_size, stored.chunks, bar.advance) for key, stored in copied.items()
+        key: container.LazyData(stored.byte_size, stored.chunks, bar.advance) for key, stored in copied.items()
     }
     data.update({f"graft.{name}": content for name, content in source.files.items()})
     metadata = _metadata(source, program, context, quantize)

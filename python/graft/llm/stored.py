@@ -40,9 +40,9 @@ class Stored:
     sizes: tuple[int, ...]
     dtype: torch.dtype  # as stored; of the values when in blocks
     byte_size: int
-    chunks: Callable[[], Iterator[Any]]  # the bytes, in pieces
+    chunks: Callable[[], Iterator[Any]]  # the bytes, in order
     block_type: str = ""  # of ggml, when stored in blocks
-    packed: bool = False  # these laid out for graft's kernels
+    packed: bool = False  # these packed for graft's kernels
     file: Path | None = None  # that holds it as it is
 
     def tensor(self) -> torch.Tensor:
@@ -132,7 +132,7 @@ def read_checkpoint(folder: Path) -> dict[str, Stored]:
 
 
 def changed(stored: Stored, change: Callable[[bytes], bytes]) -> Stored:
-    """Other bytes of the same type and size, made when they are asked for."""
+    """Other bytes of the same type and size, made when they are read."""
 
     def chunks() -> Any:
         yield change(b"".join(stored.chunks()))
@@ -141,7 +141,7 @@ def changed(stored: Stored, change: Callable[[bytes], bytes]) -> Stored:
 
 
 def packed(stored: Stored) -> Stored:
-    """The same in the layout that graft's kernels read, where there is one for its type and shape."""
+    """The same packed as graft's kernels read it, where they do so for its type and shape."""
     size = _C.packed_byte_count(stored.block_type, stored.sizes) if stored.block_type else 0
     if size == 0:
         return stored
