@@ -42,14 +42,14 @@ class AutoModelForCausalLM:
         programs. Checkpoints whose tensors transformers puts together anew (stacked experts) are an exception: these
         are in memory."""
         from graft.llm.checkpoint import tied_names
-        from graft.llm.source import open_source
+        from graft.llm.formats import open_checkpoint
 
         started = time.perf_counter()
         with Progress(progress) as say:
             say("reading")
             with raised_by("AutoModelForCausalLM.from_pretrained"):
-                source = open_source(os.fspath(name_or_dir))
-                model, weights = source.model, source.weights
+                checkpoint = open_checkpoint(os.fspath(name_or_dir))
+                model, weights = checkpoint.model, checkpoint.weights
                 tied = tied_names(model)
                 files = sorted({stored.file for stored in weights.values() if stored.file is not None})
                 made = {name: stored.tensor() for name, stored in weights.items() if stored.file is None}
@@ -65,7 +65,7 @@ class AutoModelForCausalLM:
         )
         causal.take_over(model, kind, release_weights=True, dtype=_dtype(weights))
         model.config._name_or_path = os.fspath(name_or_dir)
-        if settings := source.files.get("generation_config.json"):
+        if settings := checkpoint.files.get("generation_config.json"):
             from transformers import GenerationConfig
 
             model.generation_config = GenerationConfig.from_dict(json.loads(settings))

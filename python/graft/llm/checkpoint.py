@@ -1,4 +1,4 @@
-"""A model without its weights, and the weights that belong to it by name."""
+"""A model without its weights, and where each of these lies, by its name in the model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _COMPUTED = (".inv_freq", ".masked_bias", ".attn.bias", ".attention.bias")
 
 
 @dataclass
-class Source:
+class Checkpoint:
     name: str  # for people
     model: torch.nn.Module
     weights: dict[str, Stored]  # by qualified name in the model; of tied ones, the first
@@ -62,9 +62,9 @@ def named_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def match(
-    model: torch.nn.Module, found: dict[str, Stored], source: str, convert: Any = None
+    model: torch.nn.Module, found: dict[str, Stored], where: str, convert: Any = None
 ) -> dict[str, Stored]:
-    """Each of the model's weights among those found, by name. Raises ExportError that lists what is missing, what is
+    """Each of the model's weights among those found, by name. where: they were found, for messages. Raises ExportError that lists what is missing, what is
     left over and what has other sizes. convert: gives weights that transformers makes of others (stacked experts), and
     the names that it leaves over."""
     wanted = named_tensors(model)
@@ -94,7 +94,7 @@ def match(
     ]
     if problems:
         raise ExportError(
-            f"expected the weights of {type(model).__name__}, found others in '{source}'\n"
+            f"expected the weights of {type(model).__name__}, found others in '{where}'\n"
             + "\n".join(problems)
         )
     return result

@@ -17,9 +17,9 @@ from graft.errors import ExportError, raised_by
 from graft.exporter import stored_plans
 from graft.exporter.predicate import Predicate
 from graft.exporter.serialize import StoredWeight
-from graft.llm.checkpoint import Source, tied_names
+from graft.llm.checkpoint import Checkpoint, tied_names
 from graft.llm.lower import lower
-from graft.llm.source import open_source
+from graft.llm.formats import open_checkpoint
 from graft.llm.stored import Stored, packed
 from graft.llm.trace import trace
 
@@ -117,8 +117,8 @@ def write_package(
         raise ExportError("expected weights='package' with pack: packed weights are new ones")
     say = _say if progress else _silent
     say(f"reading {model if isinstance(model, (str, os.PathLike)) else type(model).__name__}")
-    source = open_source(model)
-    config = source.model.config.get_text_config()
+    checkpoint = open_checkpoint(model)
+    config = checkpoint.model.config.get_text_config()
     with_encoder = bool(getattr(config, "is_encoder_decoder", False))
     most = _most_tokens(config, _DECODER_SIZES)
     if with_encoder and most is None:  # positions by distance have no end
@@ -127,22 +127,22 @@ def write_package(
     if not isinstance(context, int) or context < 1 or (most and context > most):
         raise ExportError(f"expected a context from 1 to {most}, found {context}")
     sizes = stored_plans.sizes_of(plans, {"seq": context, "batch": _MOST_ROWS, "kept": context})
-    say(f"tracing {type(source.model).__name__}, {config.num_hidden_layers} layers")
+    say(f"tracing {type(checkpoint.model).__name__}, {config.num_hidden_layers} layers")
     from graft.llm import container  # ExecuTorch takes seconds to import: mistakes are said before
 
     if with_encoder:
         from graft.llm import seq2seq
 
-        source_context = _most_tokens(config, _ENCODER_SIZES) or context
-        programs = seq2seq.trace(source.model, context=context, source_context=source_context)
+        encoder_context = _most_tokens(config, _ENCODER_SIZES) or context
+        programs = seq2seq.trace(checkpoint.model, context=context, encoder_context=encoder_context)
     else:
-        programs = {"forward": trace(source.model, context=context)}
+        programs = {"forward": trace(checkpoint.model, context=context)}
     if quantize is not None:
         rules = {"*": quantize} if isinstance(quantize, str) else dict(quantize)
-        source.weights.update(_quantized(programs.values(), source, rules, say))
+        checkpoint.weights.update(_quantized(programs.values(), checkpoint, rules, say))
     if pack:
-        source.weights.update({name: packed(stored) for name, stored in source.weights.items()})
-    placed = _place(source, weights)
+        checkpoint.weights.update({name: packed(stored) for name, stored in checkpoint.weights.items()})
+    placed = _place(checkpoint, weights)
     described = {name: weight.described for name, weight in placed.items()}
     lowered = {name: lower(program, described, predicate, name) for name, program in programs.items()}
     program, blob = lowered.pop("forward")
@@ -155,10 +155,10 @@ def write_package(
     data: dict[str, Any] = {
         key: container.LazyData(stored.byte_size, stored.chunks, bar.advance) for key, stored in copied.items()
     }
-    data.update({f"graft.{name}": content for name, content in source.files.items()})
-    metadata = _metadata(source, program, context, quantize)
+    data.update({f"graft.{name}": content for name, content in checkpoint.files.items()})
+    metadata = _metadata(checkpoint, program, context, quantize)
     if with_encoder:
-        metadata["encoder"] = _encoder_metadata(source, source_context)
+        metadata["encoder"] = _encoder_metadata(checkpoint, encoder_context)
     data[METADATA] = json.dumps(metadata, indent=1).encode()
     if files := sorted({str(weight.stored.file) for weight in used if not weight.copied}):
         folder = target.resolve().parent
@@ -201,14 +201,14 @@ def _most_tokens(config: Any, names: tuple[str, ...]) -> int | None:
 
 
 def _quantized(
-    programs: Collection[ExportedProgram], source: Source, rules: Mapping[str, str], say: Callable[[str], None]
+    programs: Collection[ExportedProgram], checkpoint: Checkpoint, rules: Mapping[str, str], say: Callable[[str], None]
 ) -> dict[str, Stored]:
     """A weight is quantized when each program that reads it can read it so."""
     from graft.llm.quantized import quantized
 
-    names, refused, found = _all_names(source), set(), {}
+    names, refused, found = _all_names(checkpoint), set(), {}
     for program in programs:
-        made = quantized(program, source.weights, names, rules, say)
+        made = quantized(program, checkpoint.weights, names, rules, say)
         first = {alias: name for name, aliases in names.items() for alias in aliases}
         refused |= {first.get(name, name) for name in _used_weights(program)} - made.keys()
         found.update(made)
@@ -222,10 +222,10 @@ class _Placed:
     copied: bool  # into the package
 
 
-def _place(source: Source, weights: str) -> dict[str, _Placed]:
+def _place(checkpoint: Checkpoint, weights: str) -> dict[str, _Placed]:
     """By qualified name; tied names have the same entry."""
     placed = {}
-    for name, stored in source.weights.items():
+    for name, stored in checkpoint.weights.items():
         copied = weights == "package" or stored.file is None
         described = StoredWeight(
             key=name if copied else stored.name,
@@ -235,14 +235,14 @@ def _place(source: Source, weights: str) -> dict[str, _Placed]:
             packed=stored.packed,
         )
         placed[name] = _Placed(described, stored, copied)
-    for name, first in tied_names(source.model).items():
+    for name, first in tied_names(checkpoint.model).items():
         placed[name] = placed[first]
     return placed
 
 
-def _all_names(source: Source) -> dict[str, list[str]]:
-    names = {name: [name] for name in source.weights}
-    for name, first in tied_names(source.model).items():
+def _all_names(checkpoint: Checkpoint) -> dict[str, list[str]]:
+    names = {name: [name] for name in checkpoint.weights}
+    for name, first in tied_names(checkpoint.model).items():
         names[first].append(name)
     return names
 
@@ -252,9 +252,9 @@ def _used_weights(program: ExportedProgram) -> set[str]:
     return {spec.target for spec in program.graph_signature.input_specs if spec.target and spec.arg.name in read}
 
 
-def _metadata(source: Source, program: ExportedProgram, context: int, quantize: Any) -> dict[str, Any]:
-    config = source.model.config.get_text_config()
-    generation = json.loads(source.files.get("generation_config.json", b"{}"))
+def _metadata(checkpoint: Checkpoint, program: ExportedProgram, context: int, quantize: Any) -> dict[str, Any]:
+    config = checkpoint.model.config.get_text_config()
+    generation = json.loads(checkpoint.files.get("generation_config.json", b"{}"))
 
     def ids(name: str) -> list[int]:
         found = generation.get(name, getattr(config, name, None))
@@ -276,8 +276,8 @@ def _metadata(source: Source, program: ExportedProgram, context: int, quantize: 
             )
     return {
         "version": 1,
-        "source": source.name,
-        "architecture": type(source.model).__name__,
+        "source": checkpoint.name,
+        "architecture": type(checkpoint.model).__name__,
         "model_type": config.model_type,
         "vocab_size": config.vocab_size,
         "context_length": context,
@@ -296,14 +296,14 @@ def _generation(config: Mapping[str, Any]) -> dict[str, Any]:
     return {"top_k": 50, **{name: config[name] for name in known if config.get(name) is not None}}
 
 
-def _encoder_metadata(source: Source, context: int) -> dict[str, Any]:
+def _encoder_metadata(checkpoint: Checkpoint, context: int) -> dict[str, Any]:
     from graft.llm import seq2seq
 
-    config = source.model.config
-    generation = json.loads(source.files.get("generation_config.json", b"{}"))
+    config = checkpoint.model.config
+    generation = json.loads(checkpoint.files.get("generation_config.json", b"{}"))
     start = generation.get("decoder_start_token_id", getattr(config, "decoder_start_token_id", None))
     return {
-        "input": "features" if seq2seq.takes_features(source.model) else "text",
+        "input": "features" if seq2seq.takes_features(checkpoint.model) else "text",
         "context_length": context,
         "decoder_start_token_ids": [] if start is None else [start],
     }

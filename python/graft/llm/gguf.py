@@ -14,7 +14,7 @@ import torch
 
 from graft import _C
 from graft.errors import Error, ExportError
-from graft.llm.checkpoint import Source, make_empty, match
+from graft.llm.checkpoint import Checkpoint, make_empty, match
 from graft.llm.stored import Stored, changed, file_range
 
 # GGUF name in a layer -> transformers' name in the layer.
@@ -339,7 +339,7 @@ _ARCHITECTURES = {
 }
 
 
-def open_gguf(path: Path) -> Source:
+def open_gguf(path: Path) -> Checkpoint:
     file = File(path)
     reader = _Reader(file, path)
     config = reader.config()
@@ -348,4 +348,4 @@ def open_gguf(path: Path) -> Source:
     weights = match(model, reader.weights(config), path.name)
     # A file without a vocabulary is a model of ids alone.
     tokenizer = {"tokenizer.gguf": file.vocabulary} if "tokenizer.ggml.tokens" in file.values else {}
-    return Source(path.name, model, weights, tokenizer)
+    return Checkpoint(path.name, model, weights, tokenizer)

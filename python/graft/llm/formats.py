@@ -1,6 +1,6 @@
-"""Where a model comes from: a folder or name of Hugging Face, a model in memory, a GGUF file.
+"""What a model is read from: a folder or name of Hugging Face, a model in memory, a GGUF file.
 
-A source has the model's code and configuration (a transformers model, its weights or not), where each of its weights
+Each gives the model's code and configuration (a transformers model, with weights or without), where each of its weights
 lies, and what its tokenizer is made of.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from graft.errors import ExportError
-from graft.llm.checkpoint import Source, auto_class, make_empty, match, named_tensors
+from graft.llm.checkpoint import Checkpoint, auto_class, make_empty, match, named_tensors
 from graft.llm.gguf import open_gguf
 from graft.llm.stored import Stored, of_tensor, read_checkpoint
 
@@ -24,7 +24,7 @@ TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json
 _WANTED = ["*.json", "*.safetensors", "*.jinja"]
 
 
-def open_source(model: Any) -> Source:
+def open_checkpoint(model: Any) -> Checkpoint:
     if isinstance(model, torch.nn.Module):
         return _of_model(model)
     if not isinstance(model, (str, os.PathLike)):
@@ -67,17 +67,17 @@ def _without_subclasses(model: torch.nn.Module) -> torch.nn.Module:
     return unwrap_tensor_subclass_parameters(copy.deepcopy(model, {id(tensor): tensor for tensor in tensors}))
 
 
-def _of_model(model: torch.nn.Module) -> Source:
+def _of_model(model: torch.nn.Module) -> Checkpoint:
     if not hasattr(model, "config") or not hasattr(model.config, "get_text_config"):
         raise ExportError(f"expected a transformers model, found {type(model).__name__}")
     model = _without_subclasses(model)
     weights = {name: of_tensor(name, tensor) for name, tensor in named_tensors(model).items()}
     generation = getattr(model, "generation_config", None)
     files = {} if generation is None else {"generation_config.json": generation.to_json_string().encode()}
-    return Source(type(model).__name__, model, weights, files)
+    return Checkpoint(type(model).__name__, model, weights, files)
 
 
-def _of_folder(folder: Path, name: str) -> Source:
+def _of_folder(folder: Path, name: str) -> Checkpoint:
     import transformers
 
     try:
@@ -86,7 +86,7 @@ def _of_folder(folder: Path, name: str) -> Source:
         raise ExportError(f"'{folder}' has no configuration that transformers reads: {e}") from e
     model = make_empty(config)
     weights = match(model, read_checkpoint(folder), name, lambda: _converted(folder))
-    return Source(name, model, weights, _text_files(folder))
+    return Checkpoint(name, model, weights, _text_files(folder))
 
 
 def _text_files(folder: Path) -> dict[str, bytes]:
