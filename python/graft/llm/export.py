@@ -48,7 +48,8 @@ def export_llm(
         graft.export_llm("model.gguf", "model.pte", weights="external")
 
     model: a folder with config.json and safetensors, a name on the Hugging Face hub (with HF_HUB_OFFLINE its local
-        cache alone is asked), a GGUF file, or a transformers model.
+        cache alone is read), a GGUF file, or a transformers model.
+    path: of the package, ending in .pte.
     weights: "package": copied into the package, as they are stored. "external": left where they lie; the package knows
         their files relative to its own folder. What has no file of its own (constants, tensors that transformers makes
         of others) is in the package.
