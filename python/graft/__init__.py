@@ -26,6 +26,7 @@ _ERRORS = (
 _WHERE = {
     "load": "graft.runtime",
     "load_ops": "graft.runtime",
+    "LoadOptions": "graft.runtime",
     "CancelToken": "graft.runtime",
     "Method": "graft.runtime",
     "Model": "graft.runtime",
@@ -33,6 +34,7 @@ _WHERE = {
     "devices": "graft._C",
     "version": "graft._C",
     "export": "graft.exporter.export",
+    "ExportOptions": "graft.exporter.options",
     "Detokenizer": "graft._C",
     "Tokenizer": "graft.runtime.tokenizer",
     "export_llm": "graft.llm.export",
@@ -45,12 +47,14 @@ _WHERE = {
     **dict.fromkeys(_ERRORS, "graft.errors"),
 }
 
+_MODULES = {"hf": "graft.hf", "backend": "graft.exporter.backend", "partitioner": "graft.exporter.partitioner"}
+
 __all__ = sorted(_WHERE)
 
 
 def __getattr__(name: str) -> Any:
-    if name == "hf":
-        return importlib.import_module("graft.hf")
+    if name in _MODULES:
+        return importlib.import_module(_MODULES[name])
     module = _WHERE.get(name)
     if module is None:
         raise AttributeError(f"module 'graft' has no attribute '{name}'")

@@ -1,5 +1,8 @@
 """Exceptions of graft. Each names the thing, what was expected and what was found."""
 
+import contextlib
+from collections.abc import Callable, Iterator
+
 
 class Error(RuntimeError):
     """Every error that a user or a file can cause."""
@@ -39,3 +42,13 @@ class Cancelled(Error):
 
 class ExportError(Error):
     """A program that graft cannot take whole; the message lists the nodes and the reasons."""
+
+
+@contextlib.contextmanager
+def raised_by(call: str, advice: Callable[[], str] = str) -> Iterator[None]:
+    """Within it, an ExportError becomes one that begins with the name of the public call that the user made: what is
+    raised inside does not know who called. advice: what to add at the end."""
+    try:
+        yield
+    except ExportError as e:
+        raise ExportError(f"{call}: {e}{advice()}") from e

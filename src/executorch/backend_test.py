@@ -88,7 +88,8 @@ class Unplanned(Encoder):
 
 @pytest.fixture(scope="module")
 def unplanned(tmp_path_factory) -> Path:
-    return export(tmp_path_factory.mktemp("unplanned") / "encoder.pte", Unplanned(), plan_outputs=False)
+    path = tmp_path_factory.mktemp("unplanned") / "encoder.pte"
+    return export(path, Unplanned(), options=graft.ExportOptions(plan_outputs=False))
 
 
 def test_importing_graft_registers_the_backend():
@@ -240,7 +241,7 @@ def test_python_runtime_brings_memory_for_unplanned_outputs(package, unplanned):
 
 def test_an_output_that_is_an_input_needs_planned_outputs(tmp_path):
     with pytest.raises(graft.ExportError, match="output 3 is the input 'ids' itself"):
-        export(tmp_path / "encoder.pte", plan_outputs=False)
+        export(tmp_path / "encoder.pte", options=graft.ExportOptions(plan_outputs=False))
 
 
 def test_profile_names_our_nodes_as_pytorch_does(package, tmp_path):

@@ -247,6 +247,7 @@ void bind_tokenizer(nb::module_& m);     // tokenizer.cpp
 void bind_llm(nb::module_& m);           // llm.cpp
 void bind_pipeline(nb::module_& m);      // pipeline.cpp
 void bind_torch_method(nb::module_& m);  // torch_method.cpp
+void bind_gguf(nb::module_& m);          // gguf.cpp
 }  // namespace graft
 
 NB_MODULE(_C, m) {
@@ -429,4 +430,5 @@ NB_MODULE(_C, m) {
   bind_torch_method(m);
   bind_pipeline(m);
   bind_llm(m);
+  bind_gguf(m);
 }

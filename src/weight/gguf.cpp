@@ -1,10 +1,11 @@
+#include "weight/gguf.h"
+
 #include <gguf.h>
 
 #include <exception>
 #include <memory>
 
 #include "base/check.h"
-#include "weight/weights.h"
 
 namespace graft {
 namespace {
@@ -67,23 +68,26 @@ Shape shape_of(const std::int64_t* sizes) {
   return out;
 }
 
-}  // namespace
+using Head = std::unique_ptr<gguf_context, Free>;
 
-WeightFile read_gguf(std::shared_ptr<const MappedFile> file) {
-  const std::size_t size = file->bytes().size();
-  Reading reading{file.get(), nullptr};
-  const std::unique_ptr<gguf_context, Free> context(
-      gguf_init_from_callback(&read_part, &reading, 0, size, {/*no_alloc=*/true, /*ctx=*/nullptr}));
+Head read_head(const MappedFile& file) {
+  Reading reading{&file, nullptr};
+  Head head(
+      gguf_init_from_callback(&read_part, &reading, 0, file.bytes().size(), {/*no_alloc=*/true, /*ctx=*/nullptr}));
   if (reading.error) std::rethrow_exception(reading.error);
-  GRAFT_CHECK(InvalidProgram, context, "ggml cannot read its head: the file is truncated, damaged, or has names of ",
+  GRAFT_CHECK(InvalidProgram, head, "ggml cannot read its head: the file is truncated, damaged, or has names of ",
               GGML_MAX_NAME, " bytes and more (GRAFT_LOG=error shows ggml's reason)");
-  const std::size_t base = gguf_get_data_offset(context.get());
+  return head;
+}
+
+WeightFile tensors_of(const gguf_context* head, std::shared_ptr<const MappedFile> file) {
+  const std::size_t size = file->bytes().size(), base = gguf_get_data_offset(head);
   WeightFile out{std::move(file), {}};
-  for (std::int64_t i = 0; i < gguf_get_n_tensors(context.get()); ++i) {
-    const std::string name = gguf_get_tensor_name(context.get(), i);
-    const ggml_type type = gguf_get_tensor_type(context.get(), i);
-    const std::size_t offset = gguf_get_tensor_offset(context.get(), i);
-    const std::size_t bytes = gguf_get_tensor_size(context.get(), i);
+  for (std::int64_t i = 0; i < gguf_get_n_tensors(head); ++i) {
+    const std::string name = gguf_get_tensor_name(head, i);
+    const ggml_type type = gguf_get_tensor_type(head, i);
+    const std::size_t offset = gguf_get_tensor_offset(head, i);
+    const std::size_t bytes = gguf_get_tensor_size(head, i);
     GRAFT_CHECK(InvalidProgram, base <= size && offset <= size - base && bytes <= size - base - offset, "tensor '",
                 name, "' (", bytes, " bytes at ", base, " + ", offset, ") reaches beyond the ", size,
                 " bytes there are: the file is truncated or damaged");
@@ -91,9 +95,86 @@ WeightFile read_gguf(std::shared_ptr<const MappedFile> file) {
     tensor.bytes = out.file->bytes().subspan(base + offset, bytes);
     tensor.type = ggml_type_name(type);
     tensor.stored = to_stored(type);
-    if (tensor.stored) tensor.shape = shape_of(gguf_get_tensor_ne(context.get(), i));
+    if (tensor.stored) tensor.shape = shape_of(gguf_get_tensor_ne(head, i));
     out.tensors.emplace(name, std::move(tensor));
   }
+  return out;
+}
+
+// Numbers of one of ggml's types, widened.
+template <typename To, typename From>
+std::vector<To> widened(const void* data, std::size_t count) {
+  const auto* from = static_cast<const From*>(data);
+  return count == 0 ? std::vector<To>() : std::vector<To>(from, from + count);
+}
+
+std::variant<std::vector<std::int64_t>, std::vector<std::uint64_t>, std::vector<double>> numbers_of(gguf_type type,
+                                                                                                    const void* data,
+                                                                                                    std::size_t count) {
+  switch (type) {
+    case GGUF_TYPE_UINT8:
+    case GGUF_TYPE_BOOL:
+      return widened<std::int64_t, std::uint8_t>(data, count);
+    case GGUF_TYPE_INT8:
+      return widened<std::int64_t, std::int8_t>(data, count);
+    case GGUF_TYPE_UINT16:
+      return widened<std::int64_t, std::uint16_t>(data, count);
+    case GGUF_TYPE_INT16:
+      return widened<std::int64_t, std::int16_t>(data, count);
+    case GGUF_TYPE_UINT32:
+      return widened<std::int64_t, std::uint32_t>(data, count);
+    case GGUF_TYPE_INT32:
+      return widened<std::int64_t, std::int32_t>(data, count);
+    case GGUF_TYPE_INT64:
+      return widened<std::int64_t, std::int64_t>(data, count);
+    case GGUF_TYPE_UINT64:
+      return widened<std::uint64_t, std::uint64_t>(data, count);
+    case GGUF_TYPE_FLOAT32:
+      return widened<double, float>(data, count);
+    case GGUF_TYPE_FLOAT64:
+      return widened<double, double>(data, count);
+    default:
+      throw InvalidProgram(str("a key has values of type ", static_cast<int>(type), ", which graft does not know"));
+  }
+}
+
+GgufValue value_of(const gguf_context* head, std::int64_t i) {
+  const gguf_type type = gguf_get_kv_type(head, i);
+  if (type == GGUF_TYPE_STRING) return std::string(gguf_get_val_str(head, i));
+  if (type == GGUF_TYPE_BOOL) return gguf_get_val_bool(head, i);
+  if (type != GGUF_TYPE_ARRAY)
+    return std::visit([](const auto& one) -> GgufValue { return one.front(); },
+                      numbers_of(type, gguf_get_val_data(head, i), 1));
+  const gguf_type element = gguf_get_arr_type(head, i);
+  const std::size_t count = gguf_get_arr_n(head, i);
+  if (element == GGUF_TYPE_STRING) return GgufStrings{count};
+  return std::visit([](auto&& all) -> GgufValue { return std::move(all); },
+                    numbers_of(element, count == 0 ? nullptr : gguf_get_arr_data(head, i), count));
+}
+
+std::string without_tensors(const gguf_context* head) {
+  const Head alone(gguf_init_empty());
+  gguf_set_kv(alone.get(), head);
+  std::string out(gguf_get_meta_size(alone.get()), '\0');
+  gguf_get_meta_data(alone.get(), out.data());
+  return out;
+}
+
+}  // namespace
+
+WeightFile read_gguf(std::shared_ptr<const MappedFile> file) {
+  const Head head = read_head(*file);
+  return tensors_of(head.get(), std::move(file));
+}
+
+GgufFile open_gguf(const std::string& path) {
+  std::shared_ptr<const MappedFile> file = MappedFile::open(path);
+  const Head head = read_head(*file);
+  GgufFile out;
+  for (std::int64_t i = 0; i < gguf_get_n_kv(head.get()); ++i)
+    out.pairs.emplace_back(gguf_get_key(head.get(), i), value_of(head.get(), i));
+  out.vocabulary = without_tensors(head.get());
+  out.weights = tensors_of(head.get(), std::move(file));
   return out;
 }
 

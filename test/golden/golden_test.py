@@ -43,7 +43,7 @@ def compare(found: object, expected: np.ndarray) -> None:
 
 @pytest.fixture(scope="module")
 def model() -> graft.Model:
-    return graft.load(HERE / "golden.pte", verify_hashes=True)
+    return graft.load(HERE / "golden.pte", options=graft.LoadOptions(verify_hashes=True))
 
 
 def test_what_is_in_it(model):

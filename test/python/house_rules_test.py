@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import ast
+import inspect
+import re
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
+
+import graft
 
 PACKAGE = Path(__file__).resolve().parents[2] / "python" / "graft"
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if not path.name.endswith("_test.py"))
@@ -65,3 +71,29 @@ def test_running_packages_needs_no_exporter():
     loaded = set(run.stdout.split())
     assert "graft.runtime.model" in loaded
     assert not loaded & {"graft.exporter", "executorch.exir", "transformers"}
+
+
+@pytest.mark.parametrize(
+    "name", ["load", "export", "export_llm", "compile", "LoadOptions", "ExportOptions", "AutoModelForCausalLM"]
+)
+def test_every_argument_is_described(name):
+    if name in ("compile", "AutoModelForCausalLM"):
+        pytest.importorskip("transformers")
+    public = getattr(graft, name)
+    public = getattr(public, "from_pretrained", public)
+    text = inspect.getdoc(public)
+    missing = [arg for arg in inspect.signature(public).parameters if not re.search(rf"\b{arg}\b[^:]*: ", text)]
+    if name == "AutoModelForCausalLM":
+        assert "The rest as `graft.compile`" in text
+        missing = sorted(set(missing) - set(inspect.signature(graft.compile).parameters))
+    assert not missing
+
+
+def test_public_names_are_there():
+    pytest.importorskip("transformers")
+    for name in graft.__all__:
+        assert getattr(graft, name) is not None
+    assert callable(graft.export) and graft.export.__module__ == "graft.exporter.export"
+    assert graft.backend.GraftBackend is graft.GraftBackend
+    assert graft.partitioner.GraftPartitioner is graft.GraftPartitioner
+    assert graft.runtime.load is graft.load

@@ -6,7 +6,7 @@ import os
 import tempfile
 import warnings
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +25,13 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 from torch.utils import _pytree as pytree
 
-from graft.errors import ExportError
+from graft.errors import ExportError, raised_by
 from graft.exporter import quiet, stored_plans, targets
+from graft.exporter.options import ExportOptions
 from graft.exporter.partitioner import GraftPartitioner
 from graft.exporter.predicate import Predicate
 from graft.exporter.quantization import stored_types
-from graft.exporter.serialize import SerializeError, Signature, weight_digests
+from graft.exporter.serialize import Signature, weight_digests
 
 _METHOD_FIELDS = {"model", "args", "kwargs", "dynamic_shapes"}
 _WEIGHTS = ("package", "ptd", "external")
@@ -45,82 +46,104 @@ def export(
     dynamic_shapes: Any = None,
     path: str | os.PathLike[str],
     methods: Mapping[str, Any] | None = None,
-    constant_methods: Mapping[str, Any] | None = None,
     allow_fallback: bool = False,
     weights: str = "package",
     quantize: str | Mapping[str, str] | None = None,
-    plan_inputs: bool = True,
-    plan_outputs: bool = True,
     plans: Sequence[Any] | Mapping[str, Sequence[Any]] = (),
-    plan_threads: int = 0,
-    predicate: Predicate | None = None,
+    options: ExportOptions | None = None,
 ) -> Path:
-    """Writes `model` as a package (.pte) to `path` and returns the path. Overwrites; never leaves half a file.
+    """Writes a model as a package (.pte) for `graft.load` and ExecuTorch's runtime.
 
-    model: a module (exported with `args`, `kwargs` and `dynamic_shapes` as torch.export.export takes them), an
-        ExportedProgram, or the path of a .pt2 file. Becomes the method "forward".
-    methods: instead of `model`, several by name: each an ExportedProgram, the path of a .pt2 file, or a dict with
-        "model", "args", "kwargs" and "dynamic_shapes".
-    constant_methods: constants that ExecuTorch's runners ask for by name ("get_max_seq_len", ...).
-    allow_fallback: leave nodes that graft does not run to ExecuTorch's kernels; otherwise they are an ExportError. A
-        RuntimeWarning names those that ExecuTorch has no kernel for either.
+        graft.export(net, (torch.randn(2, 16),), path="net.pte")
+        rows = torch.export.Dim("rows", min=1, max=512)
+        graft.export(net, (torch.randn(2, 16),), dynamic_shapes=({0: rows},), path="net.pte", quantize="q8_0")
+        graft.export(methods={"encode": {"model": encoder, "args": (x,)}, "decode": exported}, path="both.pte")
+
+    model: a module in evaluation mode, an ExportedProgram, or the path of a .pt2 file. Becomes the method "forward".
+    args, kwargs: example arguments of a module, as torch.export.export takes them. Their dtypes, and their sizes where
+        `dynamic_shapes` says nothing, become the program's.
+    dynamic_shapes: which sizes may change, and within which bounds, as torch.export.export takes it. None: no size.
+    path: of the package, ending in .pte. A file there is replaced; a failed export leaves it as it was.
+    methods: instead of `model`, several by name: each an ExportedProgram, the path of a .pt2 file, or a dict with "model"
+        and optionally "args", "kwargs" and "dynamic_shapes". Weights that they share are stored once.
+    allow_fallback: leave nodes that graft does not run to ExecuTorch's kernels: such a package is for ExecuTorch's runtime
+        alone. A RuntimeWarning names operators that have no kernel there either. By default such nodes are a
+        `graft.ExportError` that lists them.
     weights: where parameters and buffers go. "package": into the .pte. "ptd": beside it, into a .ptd of the same stem.
         "external": nowhere; `graft.load(path, weights=[...])` finds parameters and persistent buffers by their names in
-        safetensors, GGUF or .ptd files, and what the exporter made (constants, other buffers) lies in the .pte.
-    quantize: a type to store matrices of f32 in that linear layers and embeddings alone read: "f16", "bf16" or a block
-        format of ggml ("q8_0", "q4_0", "q4_k", "q6_k", ...); or types by patterns of names ({"*": "q8_0", "head": "q6_k"},
-        the last that fits counts). A RuntimeWarning names weights whose rows do not divide into blocks, and the type
-        they got instead. Not for weights="external".
-    plan_inputs: let ExecuTorch reserve memory for copies of the inputs at their upper bounds. Without it the inputs are
-        read where the caller has them, which must stay until the call ends; the memory then follows the sizes of the call.
-    plan_outputs: let ExecuTorch reserve memory for outputs at their upper bounds. Without it the caller of a C++ Module
-        must set each output's memory; a call without is an error.
+        safetensors, GGUF or .ptd files, and what the exporter made (constants, other buffers) is in the .pte.
+    quantize: a type to store f32 matrices as that linear layers and embeddings alone read: "f16", "bf16" or a block format
+        of ggml ("q8_0", "q4_0", "q4_k", "q6_k", ...); or types by patterns of names, {"*": "q8_0", "head": "q6_k"}, of
+        which the last that fits counts. A RuntimeWarning names weights whose rows do not divide into blocks, and the type
+        that they got instead. Not with weights="external".
     plans: calls whose plans the package holds, so that their first run is not planned: tuples of example arguments, or
-        pairs of a tuple and a dict of keyword arguments; for other methods than "forward" lists of them by method. They
-        serve the version, device, instruction set and number of threads (plan_threads; 0: as `graft.load` chooses) that
-        they were made with; anywhere else plans are made as without. Not for weights="external".
-    predicate: answers which nodes run; the compiled engine by default.
+        pairs of a tuple and a dict of keyword arguments; of other methods than "forward", lists of them by method. They
+        serve the version, device, instruction set and number of threads that they were made with; elsewhere a call is
+        planned as without. Not with weights="external".
+    options: what is rarely set; see `graft.ExportOptions`.
+
+    Returns the path. Raises `graft.ExportError`, which names the node or argument, what was expected and what was found,
+    and whatever torch.export raises for a module that it cannot trace.
     """
-    target = Path(path)
+    with raised_by("export"):
+        return _export(
+            Path(path),
+            lambda: _programs(model, args, kwargs, dynamic_shapes, methods),
+            allow_fallback,
+            weights,
+            quantize,
+            plans if isinstance(plans, Mapping) else {"forward": plans} if plans else {},
+            options or ExportOptions(),
+        )
+
+
+def _export(
+    target: Path,
+    make_programs: Callable[[], dict[str, ExportedProgram]],
+    allow_fallback: bool,
+    weights: str,
+    quantize: str | Mapping[str, str] | None,
+    plans: Mapping[str, Sequence[Any]],
+    options: ExportOptions,
+) -> Path:
     if target.suffix != ".pte":
-        raise ExportError(f"export: expected a path that ends in .pte, found '{target}'")
+        raise ExportError(f"expected a path that ends in .pte, found '{target}'")
     if weights not in _WEIGHTS:
-        raise ExportError(f"export: expected weights to be one of {', '.join(map(repr, _WEIGHTS))}, found {weights!r}")
+        raise ExportError(f"expected weights to be one of {', '.join(map(repr, _WEIGHTS))}, found {weights!r}")
     if quantize is not None and weights == "external":
-        raise ExportError("export: expected weights in the package or a .ptd with quantize: quantized weights are new ones")
+        raise ExportError("expected weights in the package or a .ptd with quantize: quantized weights are new ones")
     if plans and weights == "external":
-        raise ExportError("export: expected weights in the package or a .ptd with plans: planning loads the package")
+        raise ExportError("expected weights in the package or a .ptd with plans: planning loads the package")
     config = ExecutorchBackendConfig(
-        memory_planning_pass=MemoryPlanningPass(alloc_graph_input=plan_inputs, alloc_graph_output=plan_outputs),
+        memory_planning_pass=MemoryPlanningPass(
+            alloc_graph_input=options.plan_inputs, alloc_graph_output=options.plan_outputs
+        ),
         sym_shape_eval_pass=_PlannedShapes(),
     )
     with torch.no_grad(), quiet.lowering():
-        programs = _programs(model, args, kwargs, dynamic_shapes, methods)
-        partitioners = _partitioners(programs, weights, target.stem, predicate, quantize)
-        try:
-            manager = to_edge_transform_and_lower(
-                programs,
-                partitioner={name: [partitioner] for name, partitioner in partitioners.items()},
-                constant_methods=dict(constant_methods or {}),
-                compile_config=EdgeCompileConfig(_skip_dim_order=True, _check_ir_validity=False),
-            )
-        except SerializeError as e:
-            raise ExportError(f"export: {e}") from e
+        programs = make_programs()
+        partitioners = _partitioners(programs, weights, target.stem, options.predicate, quantize)
+        manager = to_edge_transform_and_lower(
+            programs,
+            partitioner={name: [partitioner] for name, partitioner in partitioners.items()},
+            constant_methods=dict(options.constant_methods or {}),
+            compile_config=EdgeCompileConfig(_skip_dim_order=True, _check_ir_validity=False),
+        )
         if not allow_fallback:
             _require_delegated(manager, partitioners)
-        if not plan_outputs:
+        if not options.plan_outputs:
             _require_own_outputs({name: manager.exported_program(name) for name in programs})
         try:
             program = manager.to_executorch(config)
         except GuardOnDataDependentSymNode as e:
             raise ExportError(
-                "export: expected results whose sizes depend on data in their first dimension alone, which is what "
+                "expected results whose sizes depend on data in their first dimension alone, which is what "
                 f"ExecuTorch can order: {str(e).splitlines()[0]}"
             ) from e
     if allow_fallback:
         _warn_of_missing_kernels(program.executorch_program, partitioners)
     if plans:
-        _add_plans(program, config, target, plans if isinstance(plans, Mapping) else {"forward": plans}, plan_threads)
+        _add_plans(program, config, target, plans, options.plan_threads)
     _write(program, target)
     return target
 
@@ -129,20 +152,20 @@ def _programs(
     model: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None, dynamic_shapes: Any, methods: Any
 ) -> dict[str, ExportedProgram]:
     if (model is None) == (methods is None):
-        raise ExportError("export: expected either a model or methods, found " + ("both" if methods else "neither"))
+        raise ExportError("expected either a model or methods, found " + ("both" if methods else "neither"))
     if methods is None:
         return {"forward": _program(model, args, kwargs, dynamic_shapes, "forward")}
     if args or kwargs or dynamic_shapes is not None:
-        raise ExportError("export: expected args, kwargs and dynamic_shapes inside each entry of methods")
+        raise ExportError("expected args, kwargs and dynamic_shapes inside each entry of methods")
     if not methods:
-        raise ExportError("export: expected at least one method, found none")
+        raise ExportError("expected at least one method, found none")
     programs = {}
     for name, entry in methods.items():
         if not isinstance(entry, Mapping):
             entry = {"model": entry}
         if "model" not in entry or not entry.keys() <= _METHOD_FIELDS:
             raise ExportError(
-                f"export: method '{name}': expected 'model' and optionally 'args', 'kwargs', 'dynamic_shapes', "
+                f"method '{name}': expected 'model' and optionally 'args', 'kwargs', 'dynamic_shapes', "
                 f"found {sorted(entry)}"
             )
         programs[name] = _program(
@@ -159,7 +182,7 @@ def _program(
         return torch.export.export(model, args, kwargs, dynamic_shapes=dynamic_shapes)
     if args or kwargs or dynamic_shapes is not None:
         raise ExportError(
-            f"export: method '{method}': expected args, kwargs and dynamic_shapes with a module only; "
+            f"method '{method}': expected args, kwargs and dynamic_shapes with a module only; "
             "a program exported before has its own"
         )
     if isinstance(model, ExportedProgram):
@@ -167,7 +190,7 @@ def _program(
     if isinstance(model, (str, os.PathLike)):
         return torch.export.load(model)
     raise ExportError(
-        f"export: method '{method}': expected a torch.nn.Module, an ExportedProgram or the path of a .pt2 file, "
+        f"method '{method}': expected a torch.nn.Module, an ExportedProgram or the path of a .pt2 file, "
         f"found {type(model).__name__}"
     )
 
@@ -219,7 +242,7 @@ def _partitioners(
         ):
             if not text:
                 raise ExportError(
-                    f"export: method '{name}': expected {what} of classes that torch.utils._pytree can name in a "
+                    f"method '{name}': expected {what} of classes that torch.utils._pytree can name in a "
                     "file (serialized_type_name of torch.export.register_dataclass, or "
                     f"torch.utils._pytree._register_namedtuple), found {spec}"
                 )
@@ -276,7 +299,7 @@ def _require_delegated(manager: Any, partitioners: Mapping[str, GraftPartitioner
         shown = ", ".join(f"'{node}'" for node in nodes[:3]) + (f" and {len(nodes) - 3} more" if len(nodes) > 3 else "")
         lines.append(f"  {name}: {what} (node {shown}): {reason}")
     raise ExportError(
-        f"export: expected a model that graft runs whole, found {sum(map(len, refused.values()))} nodes that it does "
+        f"expected a model that graft runs whole, found {sum(map(len, refused.values()))} nodes that it does "
         "not run; allow_fallback=True leaves them to ExecuTorch's kernels\n" + "\n".join(lines)
     )
 
@@ -288,7 +311,7 @@ def _require_own_outputs(programs: Mapping[str, ExportedProgram]) -> None:
         for i, output in enumerate(program.graph_signature.user_outputs):
             if isinstance(output, str) and output in inputs:
                 raise ExportError(
-                    f"export: method '{name}': expected outputs of their own with plan_outputs=False, found that output "
+                    f"method '{name}': expected outputs of their own with plan_outputs=False, found that output "
                     f"{i} is the input '{output}' itself; return a clone of it"
                 )
 
@@ -366,7 +389,7 @@ class _PlannedShapes(PassBase):
             stride = [eval_expr(step) for step in spec.stride]
         if None in shape or None in stride:
             raise ExportError(
-                f"export: node '{node.name}': expected sizes with an upper bound where they depend on data, "
+                f"node '{node.name}': expected sizes with an upper bound where they depend on data, "
                 f"found {tuple(spec.shape)}"
             )
         spec.shape = shape

@@ -15,14 +15,19 @@ import sympy
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind
+from torch.export.graph_signature import InputKind as _In
 from torch.utils import _pytree as pytree
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 from graft import _pytree  # noqa: F401  (names the classes that operators return)
 from graft._dtypes import NUMBER_OF
-from graft.errors import Error
+from graft._fb.ArgKind import ArgKind
+from graft._fb.InputKind import InputKind
+from graft._fb.OutputKind import OutputKind
+from graft._fb.Storage import Storage
+from graft._fb.ValueKind import ValueKind
+from graft.errors import ExportError
 from graft.exporter import targets
 from graft.exporter.quantization import HALVES, quantize
 from graft.exporter.writer import Writer
@@ -32,29 +37,8 @@ UNBOUNDED = 2**63 - 1
 MAX_RANK = 8
 _INT_MIN = -(2**63)
 
-# The numbers of the schema's enumerations.
-_TENSOR, _INT, _FLOAT, _BOOL = range(4)  # ValueKind
-(
-    _A_NONE,
-    _A_INT,
-    _A_FLOAT,
-    _A_BOOL,
-    _A_STRING,
-    _A_VALUE,
-    _A_LIST,
-    _A_DTYPE,
-    _A_LAYOUT,
-    _A_FORMAT,
-    _A_DEVICE,
-    _A_GRAPH,
-) = range(12)  # ArgKind
-_USER, _WEIGHT, _STATE = range(3)  # InputKind
-OUT_USER, OUT_STATE, OUT_INPUT = range(3)  # OutputKind
-_BLOCKS = 1  # Storage.ggml_block
-_PANELS = 3  # Storage.panels16
 
-
-class SerializeError(Error):
+class SerializeError(ExportError):
     """A program that the format cannot hold; the message names the node, what was expected and what was found."""
 
 
@@ -81,7 +65,7 @@ class StoredWeight:
     byte_size: int  # as stored
     dtype: torch.dtype  # as stored; of the program's own tensor for blocks
     block_type: str = ""  # of ggml ("q8_0") when it is stored in blocks
-    packed: bool = False  # these laid out for graft's kernels
+    packed: bool = False  # these packed for graft's kernels
     sha256: bytes = b""  # of the stored bytes; empty when not known
 
 
@@ -97,7 +81,7 @@ class Blob:
 
 def user_input_names(program: ExportedProgram) -> list[str]:
     """Names of the flat user inputs, constants included, in the order of the caller's pytree."""
-    specs = [spec for spec in program.graph_signature.input_specs if spec.kind == InputKind.USER_INPUT]
+    specs = [spec for spec in program.graph_signature.input_specs if spec.kind == _In.USER_INPUT]
     return [spec.arg.name for spec in specs]
 
 
@@ -206,7 +190,7 @@ class ProgramBuilder:
         if kind in HALVES:
             table["dtype"] = NUMBER_OF[HALVES[kind]]
         elif kind is not None:
-            table.update(storage=_BLOCKS, block_type=kind)
+            table.update(storage=Storage.ggml_block, block_type=kind)
         self._weight_tables.append(table)
         return index
 
@@ -216,7 +200,7 @@ class ProgramBuilder:
         if index is None:
             index = self._weight_index[stored.key, dtype, sizes] = len(self._weight_tables)
             self._taken.add(stored.key)
-            storage = _PANELS if stored.packed else _BLOCKS
+            storage = Storage.panels16 if stored.packed else Storage.ggml_block
             kind = dict(storage=storage, block_type=stored.block_type) if stored.block_type else {}
             self._weight_tables.append(
                 dict(
@@ -335,13 +319,13 @@ class MethodBuilder:
         value = node.meta.get("val")
         if value is None or isinstance(value, str):
             return
-        self._input(node, _USER, position)
+        self._input(node, InputKind.user, position)
 
     def weight_input(self, node: torch.fx.Node, index: int) -> None:
-        self._input(node, _WEIGHT, index)
+        self._input(node, InputKind.weight, index)
 
     def state_input(self, node: torch.fx.Node, index: int) -> None:
-        self._input(node, _STATE, index)
+        self._input(node, InputKind.state, index)
 
     def _input(self, node: torch.fx.Node, kind: int, index: int) -> None:
         value = self._value(node.name, node.meta.get("val"))
@@ -367,7 +351,7 @@ class MethodBuilder:
                 names.append(node.name)
         self.nodes()
         for position, arg in enumerate(pytree.tree_leaves(self.output_node.args[0], is_leaf=lambda x: x is None)):
-            self.output(OUT_USER, arg, position)
+            self.output(OutputKind.user, arg, position)
         return self.finish(Signature(user_input_names=tuple(names)))
 
     def finish(self, signature: Signature) -> int:
@@ -521,21 +505,21 @@ class MethodBuilder:
 
     def _value(self, name: str, value: Any) -> int:
         w = self._w
-        kind, dtype, dims = _TENSOR, 0, None
+        kind, dtype, dims = ValueKind.tensor, 0, None
         if isinstance(value, torch.Tensor):
             if problem := unheld(value):
                 self._bad_values[len(self._values)] = f"'{name}': {problem}"
             dtype = NUMBER_OF.get(value.dtype, 0)
             dims = w.refs([self._dim(size, floor=0) for size in value.shape[:MAX_RANK]])
         elif isinstance(value, (bool, torch.SymBool)):
-            kind, dtype = _BOOL, NUMBER_OF[torch.bool]
+            kind, dtype = ValueKind.bool_, NUMBER_OF[torch.bool]
             if isinstance(value, bool):
                 dims = w.refs([self._dim_table(int(value), int(value), str(value))])
         elif isinstance(value, (int, torch.SymInt)):
-            kind, dtype = _INT, NUMBER_OF[torch.int64]
+            kind, dtype = ValueKind.int_, NUMBER_OF[torch.int64]
             dims = w.refs([self._dim(value, floor=_INT_MIN)])
         elif isinstance(value, (float, torch.SymFloat)):
-            kind, dtype = _FLOAT, NUMBER_OF[torch.float64]
+            kind, dtype = ValueKind.float_, NUMBER_OF[torch.float64]
             if isinstance(value, float) and math.isfinite(value) and abs(value) < 2**62:
                 # Specialised by export: the text is the value, the range its neighbours.
                 dims = w.refs([self._dim_table(math.floor(value), math.ceil(value), repr(value))])
@@ -599,44 +583,44 @@ class MethodBuilder:
         if isinstance(arg, (list, tuple)):
             items = [self._arg(item) for item in arg]
             w = self._w
-            return w.shared(("list", *items), lambda: w.table("Arg", kind=_A_LIST, items=w.refs(items)))
+            return w.shared(("list", *items), lambda: w.table("Arg", kind=ArgKind.list, items=w.refs(items)))
         return self._constant(arg)
 
     def _ids(self, result: Any) -> int:
         w = self._w
         if isinstance(result, _Graph):
-            return self._leaf(_A_GRAPH, i=result.index)
+            return self._leaf(ArgKind.graph, i=result.index)
         if isinstance(result, list):
             items = [self._ids(item) for item in result]
-            return w.shared(("list", *items), lambda: w.table("Arg", kind=_A_LIST, items=w.refs(items)))
-        return self._leaf(_A_VALUE, i=result)
+            return w.shared(("list", *items), lambda: w.table("Arg", kind=ArgKind.list, items=w.refs(items)))
+        return self._leaf(ArgKind.value, i=result)
 
     def _constant(self, arg: Any) -> int:
         if arg is None:
-            return self._leaf(_A_NONE)
+            return self._leaf(ArgKind.none)
         if isinstance(arg, bool):
-            return self._leaf(_A_BOOL, i=int(arg))
+            return self._leaf(ArgKind.bool_, i=int(arg))
         if isinstance(arg, torch.SymInt) and arg.node.expr.is_number:
             arg = int(arg)
         if isinstance(arg, int):
             if not _INT_MIN <= arg <= UNBOUNDED:
                 raise _Unsupported(f"expected a 64-bit integer, found {arg}")
-            return self._leaf(_A_INT, i=arg)
+            return self._leaf(ArgKind.int_, i=arg)
         if isinstance(arg, float):
-            return self._leaf(_A_FLOAT, f=arg)
+            return self._leaf(ArgKind.float_, f=arg)
         if isinstance(arg, str):
-            return self._leaf(_A_STRING, s=arg)
+            return self._leaf(ArgKind.string_, s=arg)
         if isinstance(arg, torch.dtype):
             number = NUMBER_OF.get(arg)
             if number is None:
                 raise _Unsupported(f"expected one of {_dtype_names()}, found {arg}")
-            return self._leaf(_A_DTYPE, i=number)
+            return self._leaf(ArgKind.dtype, i=number)
         if isinstance(arg, torch.layout):
-            return self._leaf(_A_LAYOUT, s=str(arg).removeprefix("torch."))
+            return self._leaf(ArgKind.layout, s=str(arg).removeprefix("torch."))
         if isinstance(arg, torch.memory_format):
-            return self._leaf(_A_FORMAT, s=str(arg).removeprefix("torch."))
+            return self._leaf(ArgKind.memory_format, s=str(arg).removeprefix("torch."))
         if isinstance(arg, torch.device):
-            return self._leaf(_A_DEVICE, s=str(arg))
+            return self._leaf(ArgKind.device, s=str(arg))
         raise _Unsupported(f"expected a constant of a kind the format has, found {type(arg).__name__} {arg!r}")
 
     def _leaf(self, kind: int, *, i: int = 0, f: float = 0.0, s: str | None = None) -> int:

@@ -19,10 +19,8 @@ from torch.utils import _pytree as pytree
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges
 
+from graft._fb.OutputKind import OutputKind
 from graft.exporter.program import (
-    OUT_INPUT,
-    OUT_STATE,
-    OUT_USER,
     UNBOUNDED,
     Blob,
     MethodBuilder,
@@ -234,11 +232,11 @@ def _method_of_export(
     for spec, arg in zip(specs.output_specs, results):
         if spec.kind in (_Out.BUFFER_MUTATION, _Out.PARAMETER_MUTATION):
             if spec.target in states:  # not one of `others`
-                method.output(OUT_STATE, arg, states[spec.target])
+                method.output(OutputKind.state_mutation, arg, states[spec.target])
         elif spec.kind == _Out.USER_INPUT_MUTATION:
-            method.output(OUT_INPUT, arg, positions[spec.target])
+            method.output(OutputKind.input_mutation, arg, positions[spec.target])
         elif spec.kind in (_Out.USER_OUTPUT, _Out.LOSS_OUTPUT):
-            method.output(OUT_USER, arg, user)
+            method.output(OutputKind.user, arg, user)
             user += 1
         elif spec.kind != _Out.TOKEN:
             raise SerializeError(f"output '{spec.arg.name}': expected an inference program, found {spec.kind.name}")

@@ -261,7 +261,8 @@ def test_methods_share_state(tmp_path):
 
 def test_package_without_planned_outputs(tmp_path):
     model = torch.nn.Linear(3, 4)
-    check(model, round_trip(tmp_path, model, (torch.randn(2, 3),), plan_outputs=False), torch.randn(2, 3))
+    options = graft.ExportOptions(plan_outputs=False)
+    check(model, round_trip(tmp_path, model, (torch.randn(2, 3),), options=options), torch.randn(2, 3))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.int32, torch.int64, torch.bool])

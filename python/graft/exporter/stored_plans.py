@@ -15,13 +15,13 @@ PLAN_KEY = "graft.plan."  # keys of named data begin with it
 def of_calls(path: Path, plans: Mapping[str, Iterable[Any]], **options: Any) -> dict[str, bytes]:
     """Named data with a plan for each call: by method, arguments as `graft.load` takes them (a tuple, or a pair of a tuple
     and a dict of keyword arguments). options: of `graft.load`."""
-    from graft import runtime  # the engine; exporting alone needs none of it
+    from graft.runtime import LoadOptions, load  # the engine; exporting alone needs none of it
 
-    model = runtime.load(path, stored_plans=False, **options)
+    model = load(path, options=LoadOptions(stored_plans=False), **options)
     made: dict[str, bytes] = {}
     for name, calls in plans.items():
         if name not in model.methods:
-            raise ExportError(f"export: plans: expected one of the methods {sorted(model.methods)}, found '{name}'")
+            raise ExportError(f"plans: expected one of the methods {sorted(model.methods)}, found '{name}'")
         for call in calls:
             args, kwargs = _arguments(call)
             made[f"{PLAN_KEY}{len(made)}"] = model.methods[name].stored_plan(*args, **kwargs)
@@ -31,7 +31,7 @@ def of_calls(path: Path, plans: Mapping[str, Iterable[Any]], **options: Any) -> 
 
 def _arguments(call: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:
     if not isinstance(call, (tuple, list)):
-        raise ExportError(f"export: plans: expected a tuple of arguments for each plan, found {type(call).__name__}")
+        raise ExportError(f"plans: expected a tuple of arguments for each plan, found {type(call).__name__}")
     if len(call) == 2 and isinstance(call[0], (tuple, list)) and isinstance(call[1], Mapping):
         return call[0], call[1]
     return call, {}
@@ -43,15 +43,15 @@ def sizes_of(wanted: Iterable[str], known: Mapping[str, int]) -> list[dict[str, 
     for text in wanted:
         name, equals, sizes = text.partition("=")
         if not equals or not sizes:
-            raise ExportError(f"export: plan: expected NAME=SIZES such as seq=1,128, found '{text}'")
+            raise ExportError(f"plan: expected NAME=SIZES such as seq=1,128, found '{text}'")
         if name not in known:
-            raise ExportError(f"export: plan: expected one of the dimensions {', '.join(known)}, found '{name}'")
+            raise ExportError(f"plan: expected one of the dimensions {', '.join(known)}, found '{name}'")
         if name in lists:
-            raise ExportError(f"export: plan: expected each dimension once, found '{name}' again")
+            raise ExportError(f"plan: expected each dimension once, found '{name}' again")
         lists[name] = []
         for size in sizes.split(","):
             if not size.strip().isdigit() or not 1 <= int(size) <= known[name]:
-                raise ExportError(f"export: plan: expected sizes of {name} from 1 to {known[name]}, found '{size}'")
+                raise ExportError(f"plan: expected sizes of {name} from 1 to {known[name]}, found '{size}'")
             lists[name].append(int(size))
     names = list(lists)
     return [

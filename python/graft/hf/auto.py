@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from graft.errors import ExportError
+from graft.errors import raised_by
 from graft.hf import causal, store
 from graft.hf.program import Progress, engine_of, export, load
 
@@ -42,14 +42,14 @@ class AutoModelForCausalLM:
         programs. Checkpoints whose tensors transformers puts together anew (stacked experts) are an exception: these
         are in memory."""
         from graft.llm.checkpoint import tied_names
-        from graft.llm.source import open_source
+        from graft.llm.formats import open_checkpoint
 
         started = time.perf_counter()
         with Progress(progress) as say:
             say("reading")
-            try:
-                source = open_source(os.fspath(name_or_dir))
-                model, weights = source.model, source.weights
+            with raised_by("AutoModelForCausalLM.from_pretrained"):
+                checkpoint = open_checkpoint(os.fspath(name_or_dir))
+                model, weights = checkpoint.model, checkpoint.weights
                 tied = tied_names(model)
                 files = sorted({stored.file for stored in weights.values() if stored.file is not None})
                 made = {name: stored.tensor() for name, stored in weights.items() if stored.file is None}
@@ -58,17 +58,14 @@ class AutoModelForCausalLM:
                     return store.digest_of_files(files) + store.digest_of_tensors(made)
 
                 exported = export(model, weights, tied, quantize, digest, say)
-            except ExportError as e:
-                text = str(e).replace("export_llm:", "AutoModelForCausalLM.from_pretrained:")
-                raise ExportError(text) from e
-            program = load(exported, made, [] if quantize else files, device or "", say)
+                program = load(exported, made, [] if quantize else files, device or "", say)
         kind = type(model)
         model.graft = engine_of(
             program, exported, started, max_length=max_length, buckets=buckets, threads=threads, kv_dtype=kv_dtype
         )
         causal.take_over(model, kind, release_weights=True, dtype=_dtype(weights))
         model.config._name_or_path = os.fspath(name_or_dir)
-        if settings := source.files.get("generation_config.json"):
+        if settings := checkpoint.files.get("generation_config.json"):
             from transformers import GenerationConfig
 
             model.generation_config = GenerationConfig.from_dict(json.loads(settings))

@@ -11,7 +11,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from graft.errors import InvalidArgument, Unsupported
 from graft.hf.cache import adopt, state_of
-from graft.hf.masks import real_columns, reaches
+from graft.hf.masks import real_columns, windows
 from graft.hf.state import State
 
 # Arguments of models that change nothing in what is computed here.
@@ -71,7 +71,7 @@ def take_over(model: PreTrainedModel, kind: type, release_weights: bool, dtype: 
     dtype = dtype or model.dtype
     model.__class__ = _class_of(kind)
     model._graft_dtype = dtype
-    model._graft_reaches = reaches(model.config)
+    model._graft_windows = windows(model.config)
     if release_weights:
         with torch.no_grad():
             for module in model.modules():
@@ -162,9 +162,9 @@ class Compiled:
         state = engine.new_state((), self._graft_dtype) if cache is None else state_of(cache, engine)
         if state is None:
             past = int(cache.get_seq_length()) if cache.layers else 0
-            real = real_columns(mask, rows, past, tokens, None, self._graft_reaches, new=True)
+            real = real_columns(mask, rows, past, tokens, None, self._graft_windows, new=True)
             state = adopt(cache, engine, self._graft_dtype, None if real is None else real[:, :past])
-        real = real_columns(mask, rows, state.columns, tokens, state.real, self._graft_reaches)
+        real = real_columns(mask, rows, state.columns, tokens, state.real, self._graft_windows)
         positions = self._positions(position_ids, ids, state, real)
         try:
             return state.compute(ids, positions, real, _kept(to_keep, tokens))

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from graft.errors import ExportError, InvalidArgument
+from graft.errors import InvalidArgument, raised_by
 from graft.hf import causal
 from graft.hf.program import Progress, engine_of, export, load
 
@@ -34,7 +34,7 @@ def compile(  # noqa: A001  (as torch.compile)
     max_length: the most tokens of a sequence, reserved at once; by default caches grow as needed.
     quantize: a type of ggml ("q8_0", "q4_k", ...) for all matrices, or types by patterns of names.
     device: a name of `graft.devices()`; by default GRAFT_DEVICE, else the CPU.
-    buckets: lengths that prompts are padded to, so that few plans serve all; longer ones are computed in pieces. By
+    buckets: lengths that prompts are padded to, so that few plans serve all; longer ones are computed in chunks. By
         default each length has a plan of its own.
     release_weights: the module's own weights become meta tensors. With quantize that frees their memory.
     kv_dtype: how caches are stored: "computed" (f32), "f16", "bf16" or "q8_0".
@@ -59,7 +59,8 @@ def compile(  # noqa: A001  (as torch.compile)
         tensors = named_tensors(model)
         weights = {name: of_tensor(name, tensor) for name, tensor in tensors.items()}
         exported = _exported(model, kind, weights, tied_names(model), quantize, tensors, say)
-        program = load(exported, tensors, [], device or "", say)
+        with raised_by("graft.compile"):
+            program = load(exported, tensors, [], device or "", say)
     model.graft = engine_of(
         program, exported, started, max_length=max_length, buckets=buckets, threads=threads, kv_dtype=kv_dtype
     )
@@ -75,9 +76,8 @@ def _exported(
     compiled = type(model)
     model.__class__ = kind  # what is exported is the model, also of one that is compiled already
     try:
-        return export(model, weights, tied, quantize, lambda: store.digest_of_tensors(tensors), say)
-    except ExportError as e:
-        raise ExportError(str(e).replace("export_llm:", "graft.compile:") + causal.hint(model)) from e
+        with raised_by("graft.compile", lambda: causal.hint(model)):
+            return export(model, weights, tied, quantize, lambda: store.digest_of_tensors(tensors), say)
     finally:
         model.__class__ = compiled
 

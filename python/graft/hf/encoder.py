@@ -101,7 +101,7 @@ class EncoderEngine:
         return result
 
     def _load(self, model: Any, tensors: Mapping[str, torch.Tensor], others: Mapping[str, Any]) -> Any:
-        from graft.runtime import load
+        from graft.runtime import LoadOptions, load
 
         started = time.perf_counter()
         compiled = type(model)
@@ -126,7 +126,7 @@ class EncoderEngine:
                     entry = store.put(key, lambda path: _export(path, model, tensors, others, self._quantize, say))
                 package, about = entry
                 given = {name: weights[name.removeprefix(_PREFIX)].detach().contiguous() for name in about["keys"]}
-                loaded = load(package, tensors=given, device=self._device, threads=self._threads, on_phase=say)
+                loaded = load(package, tensors=given, device=self._device, threads=self._threads, options=LoadOptions(on_phase=say))
         finally:
             model.__class__ = compiled
         self._compiled.append({"seconds": time.perf_counter() - started, "from_disk": found, "file": str(package)})

@@ -12,6 +12,7 @@ import torch
 from graft import _C
 from graft._dtypes import NUMBER_OF
 from graft.errors import InvalidArgument
+from graft.hf.chunks import chunks
 from graft.hf.state import Kind, Layer, State
 
 _I64, _F32 = NUMBER_OF[torch.int64], NUMBER_OF[torch.float32]
@@ -114,13 +115,6 @@ class Engine:
 
     # --- runs ---
 
-    def bucket(self, tokens: int) -> int:
-        """How many tokens the call has that computes the first of so many: more than `tokens` means padding."""
-        for size in self.buckets:
-            if size >= tokens:
-                return size
-        return self.buckets[-1] if self.buckets else tokens
-
     def run(
         self, session: _C.Session, ids: torch.Tensor, positions: torch.Tensor, cached: torch.Tensor, keep: torch.Tensor
     ) -> torch.Tensor:
@@ -150,29 +144,26 @@ class Engine:
     def run_chunks(
         self, session: _C.Session, ids: torch.Tensor, positions: torch.Tensor, cached: torch.Tensor, keep: torch.Tensor
     ) -> torch.Tensor:
-        """The same in calls whose lengths are those of the buckets."""
+        """The same in calls whose lengths are those of the buckets, padded on the left."""
         rows, total = ids.shape
         if not self.buckets:
             return self.run(session, ids, positions, cached, keep)
-        results, places, begin = [], [], 0
+        results, places = [], []
         wanted = keep.tolist()
-        while begin < total:
-            size = self.bucket(total - begin)
-            end = min(begin + size, total)
-            pads = size - (end - begin)
-            here = [(place, pads + index - begin) for place, index in enumerate(wanted) if begin <= index < end]
+        for chunk in chunks(total, self.buckets):
+            begin, end, size, padding = chunk.begin, chunk.end, chunk.size, chunk.padding
+            here = [(place, padding + index - begin) for place, index in enumerate(wanted) if begin <= index < end]
             # One kept token or all: else each number of them would be a plan of its own.
             kept = [here[0][1] if here else size - 1] if len(here) < 2 else range(size)
             logits = self.run(
                 session,
-                *(_padded(t[:, begin:end], pads, fill) for t, fill in ((ids, 0), (positions, 0), (cached, -1))),
+                *(_padded(t[:, begin:end], padding, fill) for t, fill in ((ids, 0), (positions, 0), (cached, -1))),
                 torch.tensor(kept),
             )
-            self.counts["padded_tokens"] += pads * rows
+            self.counts["padded_tokens"] += padding * rows
             if here:
                 results.append(logits if len(here) == 1 else logits[:, [index for _, index in here]])
                 places += [place for place, _ in here]
-            begin = end
         logits = results[0] if len(results) == 1 else torch.cat(results, 1)
         if places != sorted(places):
             logits = logits[:, torch.tensor(places).argsort()]
@@ -213,8 +204,8 @@ class Engine:
         }
 
 
-def _padded(tensor: torch.Tensor, pads: int, fill: int) -> torch.Tensor:
-    return torch.nn.functional.pad(tensor, (pads, 0), value=fill).contiguous()
+def _padded(tensor: torch.Tensor, padding: int, fill: int) -> torch.Tensor:
+    return torch.nn.functional.pad(tensor, (padding, 0), value=fill).contiguous()
 
 
 __all__ = ["Engine", "check_buckets"]

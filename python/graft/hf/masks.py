@@ -13,22 +13,22 @@ from graft.errors import InvalidArgument, Unsupported
 
 
 @dataclass(frozen=True)
-class Reach:
-    """How far the tokens of a kind of layer see back. 0: no limit."""
+class Window:
+    """How far the tokens of a kind of layer see back: `length` tokens, within chunks of `chunk`. 0: no limit."""
 
-    window: int = 0
+    length: int = 0
     chunk: int = 0
 
 
-def reaches(config: Any) -> dict[str, Reach]:
+def windows(config: Any) -> dict[str, Window]:
     """By kind of layer, as transformers calls them in its dicts of masks."""
     config = config.get_text_config()
     kinds = set(getattr(config, "layer_types", None) or ())
     window, chunk = getattr(config, "sliding_window", None) or 0, getattr(config, "attention_chunk_size", None) or 0
     if not kinds:
         kinds = {"sliding_attention" if window else "chunked_attention" if chunk else "full_attention"}
-    known = {"sliding_attention": Reach(window=window), "chunked_attention": Reach(chunk=chunk)}
-    return {kind: known.get(kind, Reach()) for kind in kinds}
+    known = {"sliding_attention": Window(length=window), "chunked_attention": Window(chunk=chunk)}
+    return {kind: known.get(kind, Window()) for kind in kinds}
 
 
 def real_columns(
@@ -37,7 +37,7 @@ def real_columns(
     past: int,
     tokens: int,
     held: torch.Tensor | None,
-    kinds: Mapping[str, Reach],
+    kinds: Mapping[str, Window],
     *,
     new: bool = False,
 ) -> torch.Tensor | None:
@@ -60,7 +60,7 @@ def real_columns(
         found = list(mask.shape) if isinstance(mask, torch.Tensor) else type(mask).__name__
         raise InvalidArgument(f"attention_mask: expected 2 or 4 dimensions, found {found}")
     elif mask.dim() == 4:
-        real = _of_each([(kind, reach, mask) for kind, reach in kinds.items()], rows, past, tokens, held)
+        real = _of_each([(kind, window, mask) for kind, window in kinds.items()], rows, past, tokens, held)
     else:
         real = _of_columns(mask, rows, past, tokens, held, new)
     if real is None and held is not None:
@@ -94,7 +94,7 @@ def _check_past(real: torch.Tensor, held: torch.Tensor | None) -> None:
 
 
 def _of_each(
-    given: list[tuple[str, Reach, Any]], rows: int, past: int, tokens: int, held: torch.Tensor | None
+    given: list[tuple[str, Window, Any]], rows: int, past: int, tokens: int, held: torch.Tensor | None
 ) -> torch.Tensor | None:
     """Of masks [rows, 1, tokens, columns], which must agree."""
     if not given:
@@ -103,9 +103,9 @@ def _of_each(
     before = torch.ones(rows, past, dtype=torch.bool) if held is None else held
     new = [entry[:, :, past:].any(1) for entry in seen]
     real = torch.cat([before, new[0]], 1)
-    for (kind, reach, entry), visible in zip(given, seen):
+    for (kind, window, entry), visible in zip(given, seen):
         first = _first_column(entry, past, tokens)
-        expected = visible_columns(real, reach, past)[:, :, first:]
+        expected = visible_columns(real, window, past)[:, :, first:]
         chosen = real[:, past:]  # rows of padding say nothing
         if not torch.equal(expected[chosen], visible[:, :, first:][chosen]):
             raise Unsupported(
@@ -135,17 +135,17 @@ def _visible(kind: str, entry: Any, rows: int, past: int, tokens: int) -> torch.
     return torch.nn.functional.pad(seen[:, :, : past + tokens - first], (first, 0))
 
 
-def visible_columns(real: torch.Tensor, reach: Reach, past: int) -> torch.Tensor:
+def visible_columns(real: torch.Tensor, window: Window, past: int) -> torch.Tensor:
     """bool [rows, tokens, columns]: what each token from column `past` on sees. Windows and chunks count tokens, padding
     left out."""
     positions = real.cumsum(1) - 1
     query, key = positions[:, past:, None], positions[:, None, :]
     visible = (key <= query) & real[:, None, :]
-    if reach.window:
-        visible &= key > query - reach.window
-    if reach.chunk:
-        visible &= key // reach.chunk == query // reach.chunk
+    if window.length:
+        visible &= key > query - window.length
+    if window.chunk:
+        visible &= key // window.chunk == query // window.chunk
     return visible
 
 
-__all__ = ["Reach", "real_columns", "reaches", "visible_columns"]
+__all__ = ["Window", "real_columns", "visible_columns", "windows"]

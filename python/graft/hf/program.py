@@ -17,7 +17,7 @@ from graft.errors import ExportError
 from graft.hf import store
 from graft.hf.engine import Engine
 from graft.hf.state import Layer
-from graft.runtime.model import _given
+from graft.runtime.model import weight_view
 
 _LARGEST_CONTEXT = 1 << 20  # of a model that does not say
 
@@ -130,7 +130,7 @@ def _write(
     if copied:
         for name in used:
             stored = all_weights[name]
-            data[described[name].key] = container.Piece(stored.byte_size, stored.chunks)
+            data[described[name].key] = container.LazyData(stored.byte_size, stored.chunks)
     container.write(path, "forward", program, blob, data)
     layers = {}
     for node in program.graph.nodes:
@@ -155,8 +155,8 @@ def load(
         if name in tensors:
             tensor = tensors[name].detach()
             if tensor.device.type != "cpu":
-                raise ExportError(f"graft.compile: expected weights on the CPU, found '{name}' on {tensor.device}")
-            views[name] = _given(name, tensor.contiguous(), owner)
+                raise ExportError(f"expected weights on the CPU, found '{name}' on {tensor.device}")
+            views[name] = weight_view(name, tensor.contiguous(), owner)
     return _C.Program.load(
         str(exported.package),
         weights=[str(file) for file in files],

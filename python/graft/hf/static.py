@@ -25,7 +25,8 @@ from transformers import cache_utils
 
 from graft.errors import ExportError, InvalidArgument, Unsupported
 from graft.hf import causal
-from graft.hf.masks import Reach, reaches, visible_columns
+from graft.hf.chunks import chunks
+from graft.hf.masks import Window, visible_columns, windows
 from graft.hf.state import Kind, Layer, State
 
 
@@ -132,7 +133,7 @@ class StaticPrograms:
     programs: dict[int, ExportedProgram]
     max_cache_len: int
     layers: tuple[Layer, ...]
-    kinds: dict[str, Reach]  # of the masks
+    kinds: dict[str, Window]  # of the masks
     dtype: torch.dtype
     export_seconds: dict[int, float] = field(default_factory=dict)
 
@@ -157,7 +158,7 @@ def export_static(
             f"export_static: expected prefill_buckets from 2 to max_cache_len, found {list(prefill_buckets)} and "
             f"{max_cache_len}"
         )
-    kinds = reaches(model.config)
+    kinds = windows(model.config)
     stepper = _Stepper(model, bool(getattr(model.config.get_text_config(), "layer_types", None)))
     programs, seconds = {}, {}
     configs = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}
@@ -179,7 +180,7 @@ def export_static(
 def _export(
     stepper: _Stepper,
     layers: Sequence[Layer],
-    kinds: Mapping[str, Reach],
+    kinds: Mapping[str, Window],
     length: int,
     tokens: int,
     dtype: torch.dtype,
@@ -249,11 +250,6 @@ class _Runner:
     def new_state(self, kinds: Sequence[Kind], dtype: torch.dtype) -> StaticState:
         return StaticState(self, kinds, dtype)
 
-    def bucket(self, tokens: int, room: int) -> int:
-        """Of the programs that fit into the rest of the cache, the smallest that takes all tokens, else the largest."""
-        fitting = [size for size in sorted(self.calls) if size <= room]
-        return next((size for size in fitting if size >= tokens), fitting[-1])
-
     def step(self, tokens: int, *args: Any) -> tuple[torch.Tensor, StaticKV]:
         self.calls[tokens] += 1
         with torch.no_grad():
@@ -303,16 +299,15 @@ class StaticState(State):
         past, length = self.columns, self.engine.programs.max_cache_len
         self.prepare(rows, past + tokens)
         seen = torch.ones(rows, past + tokens, dtype=torch.bool) if real is None else real
-        results, begin = [], 0
-        while begin < tokens:
-            size = self.engine.bucket(tokens - begin, length - past - begin)
-            count = min(size, tokens - begin)
+        results = []
+        for chunk in chunks(tokens, sorted(self.engine.calls), length - past):
+            begin, size, count = chunk.begin, chunk.size, chunk.end - chunk.begin
             first = past + begin
             masks = {
-                kind: _masks(seen, reach, first, count, size, length)
-                for kind, reach in self.engine.programs.kinds.items()
+                kind: _masks(seen, window, first, count, size, length)
+                for kind, window in self.engine.programs.kinds.items()
             }
-            more = (0, size - count)  # columns of nobody, after the new ones
+            more = (0, chunk.padding)  # columns of nobody, after the new ones
             logits, new = self.engine.step(
                 size,
                 torch.nn.functional.pad(ids[:, begin : begin + count], more).contiguous(),
@@ -322,9 +317,8 @@ class StaticState(State):
                 self.cache,
             )
             self.cache.apply(new.first(count), torch.arange(first, first + count))
-            self.engine.counts["padded_tokens"] += (size - count) * rows
+            self.engine.counts["padded_tokens"] += chunk.padding * rows
             results.append(logits[:, :count])
-            begin += count
         self.columns += tokens
         self.real = real
         return torch.cat(results, 1)[:, keep].float()
@@ -368,10 +362,10 @@ class StaticState(State):
         pass
 
 
-def _masks(real: torch.Tensor, reach: Reach, first: int, count: int, size: int, length: int) -> torch.Tensor:
+def _masks(real: torch.Tensor, window: Window, first: int, count: int, size: int, length: int) -> torch.Tensor:
     """bool [B, 1, size, length] of columns [first, first + count) and what pads them."""
     mask = torch.zeros(real.shape[0], 1, size, length, dtype=torch.bool)
-    mask[:, 0, :count, : first + count] = visible_columns(real[:, : first + count], reach, first)
+    mask[:, 0, :count, : first + count] = visible_columns(real[:, : first + count], window, first)
     # A token that sees nothing would be NaN; of padding, each column sees itself.
     blind = ~mask.any(3)[:, 0]
     mask[:, 0, torch.arange(size), first + torch.arange(size)] |= blind

@@ -1,4 +1,4 @@
-"""A model without its weights, and the weights that belong to it by name."""
+"""A model without its weights, and where each of these lies, by its name in the model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _COMPUTED = (".inv_freq", ".masked_bias", ".attn.bias", ".attention.bias")
 
 
 @dataclass
-class Source:
+class Checkpoint:
     name: str  # for people
     model: torch.nn.Module
     weights: dict[str, Stored]  # by qualified name in the model; of tied ones, the first
@@ -41,7 +41,7 @@ def make_empty(config: Any) -> torch.nn.Module:
             model = auto_class(config).from_config(config, dtype=torch.float32)
         except (ValueError, KeyError) as e:
             kind = config.model_type
-            raise ExportError(f"export_llm: {kind} is no causal language model of transformers: {e}") from e
+            raise ExportError(f"{kind} is no causal language model of transformers: {e}") from e
     return model.eval()
 
 
@@ -62,9 +62,9 @@ def named_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def match(
-    model: torch.nn.Module, found: dict[str, Stored], source: str, convert: Any = None
+    model: torch.nn.Module, found: dict[str, Stored], where: str, convert: Any = None
 ) -> dict[str, Stored]:
-    """Each of the model's weights among those found, by name. Raises ExportError that lists what is missing, what is
+    """Each of the model's weights among those found, by name. where: they were found, for messages. Raises ExportError that lists what is missing, what is
     left over and what has other sizes. convert: gives weights that transformers makes of others (stacked experts), and
     the names that it leaves over."""
     wanted = named_tensors(model)
@@ -94,7 +94,7 @@ def match(
     ]
     if problems:
         raise ExportError(
-            f"export_llm: expected the weights of {type(model).__name__}, found others in '{source}'\n"
+            f"expected the weights of {type(model).__name__}, found others in '{where}'\n"
             + "\n".join(problems)
         )
     return result
@@ -111,7 +111,7 @@ def _left_over(
         if name in tied:
             # A checkpoint may write a tied weight twice.
             if tied[name] in taken and not _same(found[name], taken[tied[name]]):
-                raise ExportError(f"export_llm: expected '{name}' equal to '{tied[name]}', its tied twin, found others")
+                raise ExportError(f"expected '{name}' equal to '{tied[name]}', its tied twin, found others")
         elif not name.endswith(_COMPUTED) and not any(pattern.search(name) for pattern in ignored):
             left.add(name)
     return left

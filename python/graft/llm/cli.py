@@ -51,7 +51,7 @@ def _parser() -> _Parser:
         help="another type for the weights whose names end in the parts NAME (* stands for anything); repeat for more",
     )
     parser.add_argument(
-        "--pack", action="store_true", help="lay quantized matrices out as the kernels for x86 read them: starts faster"
+        "--pack", action="store_true", help="pack quantized matrices as the kernels for x86 read them: starts faster"
     )
     parser.add_argument("--context", type=int, metavar="N", help="the most tokens of a prompt (default: the model's)")
     parser.add_argument(
@@ -90,15 +90,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from graft.errors import Error
 
     try:
-        from graft.llm.export import export_llm
+        from graft.llm.export import write_package
 
         extra: dict[str, Any] = {} if options.context is None else {"context": options.context}
-        export_llm(options.model, options.output, weights=options.weights, quantize=rules, pack=options.pack, progress=True, plans=options.plan, plan_threads=options.plan_threads, **extra)
+        write_package(
+            options.model,
+            options.output,
+            weights=options.weights,
+            quantize=rules,
+            pack=options.pack,
+            progress=True,
+            plans=options.plan,
+            plan_threads=options.plan_threads,
+            **extra,
+        )
     except ModuleNotFoundError as e:
         print(f"graft: export needs the Python package '{e.name}'", file=sys.stderr)
         return _FAILED
     except (Error, OSError) as e:
-        print(f"graft: {str(e).removeprefix('export_llm: ')}", file=sys.stderr)
+        print(f"graft: {e}", file=sys.stderr)
         return _FAILED
     except KeyboardInterrupt:
         print("graft: interrupted; nothing was written", file=sys.stderr)

@@ -32,8 +32,8 @@ _SCALAR_TYPES = {torch.int64: ScalarType.LONG, torch.float32: ScalarType.FLOAT}
 _LARGEST_SIZE = 2**31 - 1
 
 
-class Piece(FileBackedData):
-    """Bytes that are made when they are written: `chunks` gives them in pieces, `size` in all."""
+class LazyData(FileBackedData):
+    """Bytes that are made when they are written: `chunks` yields them, `size` in all."""
 
     def __init__(self, size: int, chunks: Callable[[], Any], done: Callable[[int], None] = lambda _: None) -> None:
         self._length = size

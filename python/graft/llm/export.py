@@ -13,15 +13,14 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 
-from graft.errors import ExportError
+from graft.errors import ExportError, raised_by
 from graft.exporter import stored_plans
 from graft.exporter.predicate import Predicate
 from graft.exporter.serialize import StoredWeight
-from graft.llm.checkpoint import Source, tied_names
-from graft.llm.ggml import packed
+from graft.llm.checkpoint import Checkpoint, tied_names
 from graft.llm.lower import lower
-from graft.llm.source import open_source
-from graft.llm.stored import Stored
+from graft.llm.formats import open_checkpoint
+from graft.llm.stored import Stored, packed
 from graft.llm.trace import trace
 
 # Named data of the package.
@@ -43,71 +42,108 @@ def export_llm(
     progress: bool = False,
     predicate: Predicate | None = None,
 ) -> Path:
-    """Writes a causal language model as a package (.pte) to `path` and returns the path. Never leaves half a file.
+    """Writes a causal language model as a package (.pte) for `graft.TextGenerator` and `graft generate`.
+
+        graft.export_llm("Qwen/Qwen3-0.6B", "qwen3.pte", quantize="q8_0")
+        graft.export_llm("model.gguf", "model.pte", weights="external")
 
     model: a folder with config.json and safetensors, a name on the Hugging Face hub (with HF_HUB_OFFLINE its local
-        cache alone is asked), a GGUF file, or a transformers model.
+        cache alone is read), a GGUF file, or a transformers model.
+    path: of the package, ending in .pte.
     weights: "package": copied into the package, as they are stored. "external": left where they lie; the package knows
         their files relative to its own folder. What has no file of its own (constants, tensors that transformers makes
         of others) is in the package.
     quantize: a type ("q8_0", "q4_k", "bf16") for all matrices that linear layers, experts and embeddings alone read, or
         types by patterns of names: {"*": "q4_k", "lm_head": "q6_k"}, the last that fits counts, and fits the last parts
         of a name too. Where rows do not divide into blocks the nearest type that they divide into is taken.
-    pack: pack matrices in blocks (q8_0, q4_0, q4_k, q5_k, q6_k, iq4_xs, ...) as graft's kernels for x86 read them
-        (weights="package"). A program then reads them where they are mapped, which takes less time to start. Where there
-        are no such kernels the blocks are laid out anew when the package is loaded, bit for bit.
+    pack: pack matrices in blocks (q8_0, q4_0, q4_k, q5_k, q6_k, iq4_xs, ...) in the package as graft's kernels for x86 read them
+        (weights="package"), so that a program starts sooner: it reads them where they are mapped. Where there are no such
+        kernels, the blocks are unpacked when the package is loaded, bit for bit.
     context: the most tokens of a prompt; by default the model's max_position_embeddings, or 1024 for models with an
         encoder that have none.
     plans: sizes whose plans the package holds, so that a first run of these sizes is not planned: "seq=1,128" for one
         token and 128; "batch=1,4" and "kept=..." (logits) beside it for all combinations, 1 where they are left out. They
         serve the version, device, instruction set and number of threads (plan_threads; 0: as `graft.load` chooses) that
         they were made with; anywhere else plans are made as without.
-    progress: says on stderr what is done.
+    progress: print on stderr what is done.
+    predicate: answers which nodes run, instead of the engine that is installed.
 
     A model without an encoder has one method, forward(input_ids [B, T], position_ids [B, T], cache_position [B, T],
     logits_to_keep [K]) -> logits [B, K, V]. cache_position is the row of the cache for each token, negative for
     padding; logits_to_keep are indices along T. A model with an encoder and a decoder has encode(input_ids [B, S],
-    attention_mask [B, S]) or encode(input_features [B, M, F]) besides, which runs once for a source and leaves its keys
-    and values in the cache.
+    attention_mask [B, S]) or encode(input_features [B, M, F]) besides, which runs once for an input and leaves the
+    keys and values of its output in the cache.
+
+    Returns the path. A file there is replaced; a failed export leaves it as it was. Raises `graft.ExportError`, which names
+    the file, weight or node, what was expected and what was found.
     """
+    with raised_by("export_llm"):
+        return write_package(
+            model,
+            path,
+            weights=weights,
+            quantize=quantize,
+            pack=pack,
+            context=context,
+            plans=plans,
+            plan_threads=plan_threads,
+            progress=progress,
+            predicate=predicate,
+        )
+
+
+def write_package(
+    model: Any,
+    path: str | os.PathLike[str],
+    *,
+    weights: str = "package",
+    quantize: str | Mapping[str, str] | None = None,
+    pack: bool = False,
+    context: int | None = None,
+    plans: Sequence[str] = (),
+    plan_threads: int = 0,
+    progress: bool = False,
+    predicate: Predicate | None = None,
+) -> Path:
+    """`export_llm`, whose errors do not name the call yet."""
     target = Path(path)
     if target.suffix != ".pte":
-        raise ExportError(f"export_llm: expected a path that ends in .pte, found '{target}'")
+        raise ExportError(f"expected a path that ends in .pte, found '{target}'")
     if weights not in _WEIGHTS:
         known = ", ".join(map(repr, _WEIGHTS))
-        raise ExportError(f"export_llm: expected weights to be one of {known}, found {weights!r}")
+        raise ExportError(f"expected weights to be one of {known}, found {weights!r}")
     if quantize is not None and weights != "package":
-        raise ExportError("export_llm: expected weights='package' with quantize: quantized weights are new ones")
+        raise ExportError("expected weights='package' with quantize: quantized weights are new ones")
     if pack and weights != "package":
-        raise ExportError("export_llm: expected weights='package' with pack: packed weights are new ones")
+        raise ExportError("expected weights='package' with pack: packed weights are new ones")
     say = _say if progress else _silent
     say(f"reading {model if isinstance(model, (str, os.PathLike)) else type(model).__name__}")
-    source = open_source(model)
-    config = source.model.config.get_text_config()
+    checkpoint = open_checkpoint(model)
+    config = checkpoint.model.config.get_text_config()
     with_encoder = bool(getattr(config, "is_encoder_decoder", False))
     most = _most_tokens(config, _DECODER_SIZES)
     if with_encoder and most is None:  # positions by distance have no end
         context = context or _WITHOUT_POSITIONS
     context = context or most
     if not isinstance(context, int) or context < 1 or (most and context > most):
-        raise ExportError(f"export_llm: expected a context from 1 to {most}, found {context}")
+        raise ExportError(f"expected a context from 1 to {most}, found {context}")
     sizes = stored_plans.sizes_of(plans, {"seq": context, "batch": _MOST_ROWS, "kept": context})
-    say(f"tracing {type(source.model).__name__}, {config.num_hidden_layers} layers")
+    say(f"tracing {type(checkpoint.model).__name__}, {config.num_hidden_layers} layers")
     from graft.llm import container  # ExecuTorch takes seconds to import: mistakes are said before
 
     if with_encoder:
         from graft.llm import seq2seq
 
-        source_context = _most_tokens(config, _ENCODER_SIZES) or context
-        programs = seq2seq.trace(source.model, context=context, source_context=source_context)
+        encoder_context = _most_tokens(config, _ENCODER_SIZES) or context
+        programs = seq2seq.trace(checkpoint.model, context=context, encoder_context=encoder_context)
     else:
-        programs = {"forward": trace(source.model, context=context)}
+        programs = {"forward": trace(checkpoint.model, context=context)}
     if quantize is not None:
         rules = {"*": quantize} if isinstance(quantize, str) else dict(quantize)
-        source.weights.update(_quantized(programs.values(), source, rules, say))
+        checkpoint.weights.update(_quantized(programs.values(), checkpoint, rules, say))
     if pack:
-        source.weights.update({name: packed(stored) for name, stored in source.weights.items()})
-    placed = _place(source, weights)
+        checkpoint.weights.update({name: packed(stored) for name, stored in checkpoint.weights.items()})
+    placed = _place(checkpoint, weights)
     described = {name: weight.described for name, weight in placed.items()}
     lowered = {name: lower(program, described, predicate, name) for name, program in programs.items()}
     program, blob = lowered.pop("forward")
@@ -118,12 +154,12 @@ def export_llm(
         say(f"{len(copied)} weights have no file of their own and go into the package")
     bar = _Bar(sum(stored.byte_size for stored in copied.values()), progress)
     data: dict[str, Any] = {
-        key: container.Piece(stored.byte_size, stored.chunks, bar.advance) for key, stored in copied.items()
+        key: container.LazyData(stored.byte_size, stored.chunks, bar.advance) for key, stored in copied.items()
     }
-    data.update({f"graft.{name}": content for name, content in source.files.items()})
-    metadata = _metadata(source, program, context, quantize)
+    data.update({f"graft.{name}": content for name, content in checkpoint.files.items()})
+    metadata = _metadata(checkpoint, program, context, quantize)
     if with_encoder:
-        metadata["encoder"] = _encoder_metadata(source, source_context)
+        metadata["encoder"] = _encoder_metadata(checkpoint, encoder_context)
     data[METADATA] = json.dumps(metadata, indent=1).encode()
     if files := sorted({str(weight.stored.file) for weight in used if not weight.copied}):
         folder = target.resolve().parent
@@ -166,14 +202,14 @@ def _most_tokens(config: Any, names: tuple[str, ...]) -> int | None:
 
 
 def _quantized(
-    programs: Collection[ExportedProgram], source: Source, rules: Mapping[str, str], say: Callable[[str], None]
+    programs: Collection[ExportedProgram], checkpoint: Checkpoint, rules: Mapping[str, str], say: Callable[[str], None]
 ) -> dict[str, Stored]:
     """A weight is quantized when each program that reads it can read it so."""
     from graft.llm.quantized import quantized
 
-    names, refused, found = _all_names(source), set(), {}
+    names, refused, found = _all_names(checkpoint), set(), {}
     for program in programs:
-        made = quantized(program, source.weights, names, rules, say)
+        made = quantized(program, checkpoint.weights, names, rules, say)
         first = {alias: name for name, aliases in names.items() for alias in aliases}
         refused |= {first.get(name, name) for name in _used_weights(program)} - made.keys()
         found.update(made)
@@ -187,10 +223,10 @@ class _Placed:
     copied: bool  # into the package
 
 
-def _place(source: Source, weights: str) -> dict[str, _Placed]:
+def _place(checkpoint: Checkpoint, weights: str) -> dict[str, _Placed]:
     """By qualified name; tied names have the same entry."""
     placed = {}
-    for name, stored in source.weights.items():
+    for name, stored in checkpoint.weights.items():
         copied = weights == "package" or stored.file is None
         described = StoredWeight(
             key=name if copied else stored.name,
@@ -200,14 +236,14 @@ def _place(source: Source, weights: str) -> dict[str, _Placed]:
             packed=stored.packed,
         )
         placed[name] = _Placed(described, stored, copied)
-    for name, first in tied_names(source.model).items():
+    for name, first in tied_names(checkpoint.model).items():
         placed[name] = placed[first]
     return placed
 
 
-def _all_names(source: Source) -> dict[str, list[str]]:
-    names = {name: [name] for name in source.weights}
-    for name, first in tied_names(source.model).items():
+def _all_names(checkpoint: Checkpoint) -> dict[str, list[str]]:
+    names = {name: [name] for name in checkpoint.weights}
+    for name, first in tied_names(checkpoint.model).items():
         names[first].append(name)
     return names
 
@@ -217,9 +253,9 @@ def _used_weights(program: ExportedProgram) -> set[str]:
     return {spec.target for spec in program.graph_signature.input_specs if spec.target and spec.arg.name in read}
 
 
-def _metadata(source: Source, program: ExportedProgram, context: int, quantize: Any) -> dict[str, Any]:
-    config = source.model.config.get_text_config()
-    generation = json.loads(source.files.get("generation_config.json", b"{}"))
+def _metadata(checkpoint: Checkpoint, program: ExportedProgram, context: int, quantize: Any) -> dict[str, Any]:
+    config = checkpoint.model.config.get_text_config()
+    generation = json.loads(checkpoint.files.get("generation_config.json", b"{}"))
 
     def ids(name: str) -> list[int]:
         found = generation.get(name, getattr(config, name, None))
@@ -241,8 +277,8 @@ def _metadata(source: Source, program: ExportedProgram, context: int, quantize: 
             )
     return {
         "version": 1,
-        "source": source.name,
-        "architecture": type(source.model).__name__,
+        "source": checkpoint.name,
+        "architecture": type(checkpoint.model).__name__,
         "model_type": config.model_type,
         "vocab_size": config.vocab_size,
         "context_length": context,
@@ -261,14 +297,14 @@ def _generation(config: Mapping[str, Any]) -> dict[str, Any]:
     return {"top_k": 50, **{name: config[name] for name in known if config.get(name) is not None}}
 
 
-def _encoder_metadata(source: Source, context: int) -> dict[str, Any]:
+def _encoder_metadata(checkpoint: Checkpoint, context: int) -> dict[str, Any]:
     from graft.llm import seq2seq
 
-    config = source.model.config
-    generation = json.loads(source.files.get("generation_config.json", b"{}"))
+    config = checkpoint.model.config
+    generation = json.loads(checkpoint.files.get("generation_config.json", b"{}"))
     start = generation.get("decoder_start_token_id", getattr(config, "decoder_start_token_id", None))
     return {
-        "input": "features" if seq2seq.takes_features(source.model) else "text",
+        "input": "features" if seq2seq.takes_features(checkpoint.model) else "text",
         "context_length": context,
         "decoder_start_token_ids": [] if start is None else [start],
     }
@@ -304,4 +340,4 @@ class _Bar:
             self._bar.update(count)
 
 
-__all__ = ["METADATA", "WEIGHT_FILES", "export_llm"]
+__all__ = ["METADATA", "WEIGHT_FILES", "export_llm", "write_package"]

@@ -92,7 +92,7 @@ class TextGenerator(_Generator):
     def generate_from_features(
         self, features: torch.Tensor, *, cancel: _C.CancelToken | None = None, **settings: Any
     ) -> list[Generation]:
-        """A text for each source of a model whose encoder reads features (Whisper): f32 [batch, mels, frames]."""
+        """A text for each input of a model whose encoder reads features (Whisper): f32 [batch, mels, frames]."""
         plain = features.detach().to(torch.float32).contiguous()
         begin = self._generator.encode_features(plain.numpy().tobytes(), list(plain.shape))
         return self._run([list(begin) for _ in range(plain.shape[0])], settings, None, cancel)
@@ -135,7 +135,7 @@ class BatchGenerator(_Generator):
         return self._generator.submit(_ids(self.model, prompt), settings, show)
 
     def step(self, *, cancel: _C.CancelToken | None = None) -> bool:
-        """A piece of one prompt and a token of every text that has begun. False when no request is left."""
+        """A chunk of one prompt and a token of every text that has begun. False when no request is left."""
         return self._generator.step(cancel)
 
     def cancel(self, request: int) -> bool:

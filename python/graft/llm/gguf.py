@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from graft.errors import ExportError
-from graft.llm.checkpoint import Source, make_empty, match
-from graft.llm.ggml import File, changed
-from graft.llm.stored import Stored
+from graft import _C
+from graft.errors import Error, ExportError
+from graft.llm.checkpoint import Checkpoint, make_empty, match
+from graft.llm.stored import Stored, changed, file_range
 
 # GGUF name in a layer -> transformers' name in the layer.
 _LLAMA = {
@@ -70,6 +70,45 @@ _HANDLED = {
 }
 
 
+# ggml's names of types that are no blocks.
+_PLAIN = {
+    "f32": torch.float32,
+    "f16": torch.float16,
+    "bf16": torch.bfloat16,
+    "f64": torch.float64,
+    "i8": torch.int8,
+    "i16": torch.int16,
+    "i32": torch.int32,
+    "i64": torch.int64,
+}
+
+
+class File:
+    """values: the file's key-value pairs; None for arrays of strings. tensors: by name. vocabulary: the pairs as a GGUF
+    file without tensors."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self.values, tensors, self.vocabulary = _C.read_gguf(str(path))
+        except Error as e:
+            raise ExportError(f"'{path}' cannot be read as GGUF: {e}") from e
+        self.tensors = {tensor[0]: self._stored(path, *tensor) for tensor in tensors}
+
+    @staticmethod
+    def _stored(path: Path, name: str, kind: str, sizes: tuple[int, ...] | None, offset: int, size: int) -> Stored:
+        if sizes is None:
+            raise ExportError(f"'{path}': expected tensors of types that graft computes with, found '{name}' in {kind}")
+        return Stored(
+            name=name,
+            sizes=sizes,
+            dtype=_PLAIN.get(kind, torch.float32),
+            byte_size=size,
+            chunks=file_range(path, offset, size),
+            block_type="" if kind in _PLAIN else kind,
+            file=path,
+        )
+
+
 @dataclass(frozen=True)
 class _Architecture:
     config: str  # transformers' class
@@ -86,7 +125,7 @@ class _Reader:
         self.name = file.values.get("general.architecture")
         if self.name not in _ARCHITECTURES:
             raise ExportError(
-                f"export_llm: '{path}': expected one of the architectures {', '.join(_ARCHITECTURES)}, "
+                f"'{path}': expected one of the architectures {', '.join(_ARCHITECTURES)}, "
                 f"found {self.name!r}"
             )
         self.architecture = _ARCHITECTURES[self.name]
@@ -104,19 +143,19 @@ class _Reader:
             if key.startswith(f"{self.name}.") and key.removeprefix(f"{self.name}.") not in fields.keys() | _HANDLED
         ]
         if unknown:
-            raise ExportError(f"export_llm: '{self.path}': expected keys that graft knows, found {', '.join(unknown)}")
+            raise ExportError(f"'{self.path}': expected keys that graft knows, found {', '.join(unknown)}")
         config = {to: self.get(key) for key, to in fields.items() if self.get(key) is not None}
         for key, to in _FIELDS.items():
             if to not in config and key != "vocab_size":
-                raise ExportError(f"export_llm: '{self.path}': expected the key '{self.name}.{key}', found none")
+                raise ExportError(f"'{self.path}': expected the key '{self.name}.{key}', found none")
             if isinstance(config.get(to), list):
                 raise ExportError(
-                    f"export_llm: '{self.path}': expected one '{self.name}.{key}' for all layers, found a list"
+                    f"'{self.path}': expected one '{self.name}.{key}' for all layers, found a list"
                 )
         heads = config["hidden_size"] // config["num_attention_heads"]
         config["head_dim"] = self.get("attention.key_length", heads)
         if self.get("attention.value_length", config["head_dim"]) != config["head_dim"]:
-            raise ExportError(f"export_llm: '{self.path}': expected keys and values of one size, found two")
+            raise ExportError(f"'{self.path}': expected keys and values of one size, found two")
         config["vocab_size"] = self.file.tensors["token_embd.weight"].sizes[0] if self._has("token_embd") else 0
         config["tie_word_embeddings"] = not self._has("output")
         config["rope_parameters"] = self._rope(config["head_dim"])
@@ -135,7 +174,7 @@ class _Reader:
         if kind == "linear":
             rope.update(rope_type="linear", factor=float(self.get("rope.scaling.factor", 1.0)))
         elif kind != "none":
-            raise ExportError(f"export_llm: '{self.path}': expected rotary scaling 'none' or 'linear', found {kind!r}")
+            raise ExportError(f"'{self.path}': expected rotary scaling 'none' or 'linear', found {kind!r}")
         turned = self.get("rope.dimension_count", head_dim)
         if turned != head_dim:
             rope["partial_rotary_factor"] = turned / head_dim
@@ -155,7 +194,7 @@ class _Reader:
             self._stack_experts(layer, left, result)
         if left:
             raise ExportError(
-                f"export_llm: '{self.path}': expected tensors of {self.architecture.config}, found besides: "
+                f"'{self.path}': expected tensors of {self.architecture.config}, found besides: "
                 + ", ".join(sorted(left)[:10])
             )
         return result
@@ -177,7 +216,7 @@ class _Reader:
         if self.architecture.norm_offset and name.endswith("norm.weight"):
             offset = self.architecture.norm_offset
             if stored.dtype != torch.float32 or stored.block_type:
-                raise ExportError(f"export_llm: '{self.path}': expected '{stored.name}' in f32, found {stored.dtype}")
+                raise ExportError(f"'{self.path}': expected '{stored.name}' in f32, found {stored.dtype}")
 
             def less(data: bytes) -> bytes:
                 return (torch.frombuffer(bytearray(data), dtype=torch.float32) - offset).numpy().tobytes()
@@ -194,7 +233,7 @@ class _Reader:
             return
         experts, rows, columns = gate.sizes
         if (gate.sizes, gate.dtype, gate.block_type) != (up.sizes, up.dtype, up.block_type):
-            raise ExportError(f"export_llm: '{self.path}': expected '{gate.name}' and '{up.name}' of one type and size")
+            raise ExportError(f"'{self.path}': expected '{gate.name}' and '{up.name}' of one type and size")
 
         def chunks() -> Any:
             first, second = b"".join(gate.chunks()), b"".join(up.chunks())
@@ -215,7 +254,7 @@ class _Reader:
         rotary = model.model.rotary_emb
         if rotary.inv_freq.shape != factors.sizes:
             raise ExportError(
-                f"export_llm: '{self.path}': expected {rotary.inv_freq.shape[0]} rope_freqs, "
+                f"'{self.path}': expected {rotary.inv_freq.shape[0]} rope_freqs, "
                 f"found {list(factors.sizes)}"
             )
         rotary.inv_freq.div_(factors.tensor().to(torch.float32))
@@ -225,7 +264,7 @@ def _unpermuted(stored: Stored, heads: int) -> Stored:
     """Rows of each head from interleaved halves (0, n/2, 1, n/2 + 1, ...) to the order of transformers (0, 1, ...)."""
     rows = stored.sizes[0]
     if rows % (2 * heads):
-        raise ExportError(f"export_llm: '{stored.name}': expected rows in pairs for {heads} heads, found {rows}")
+        raise ExportError(f"'{stored.name}': expected rows in pairs for {heads} heads, found {rows}")
     order = torch.arange(rows).reshape(heads, rows // heads // 2, 2).transpose(1, 2).reshape(-1)
 
     def change(data: bytes) -> bytes:
@@ -300,7 +339,7 @@ _ARCHITECTURES = {
 }
 
 
-def open_gguf(path: Path) -> Source:
+def open_gguf(path: Path) -> Checkpoint:
     file = File(path)
     reader = _Reader(file, path)
     config = reader.config()
@@ -309,4 +348,4 @@ def open_gguf(path: Path) -> Source:
     weights = match(model, reader.weights(config), path.name)
     # A file without a vocabulary is a model of ids alone.
     tokenizer = {"tokenizer.gguf": file.vocabulary} if "tokenizer.ggml.tokens" in file.values else {}
-    return Source(path.name, model, weights, tokenizer)
+    return Checkpoint(path.name, model, weights, tokenizer)

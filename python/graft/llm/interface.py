@@ -90,11 +90,11 @@ def _visible(function: Any) -> Visible:
             chunk = cells["chunk_size"]
         else:
             raise ExportError(
-                "export_llm: expected masks that are causal, with a window or in chunks, found "
+                "expected masks that are causal, with a window or in chunks, found "
                 f"{getattr(part, '__qualname__', part)}"
             )
     if not causal:
-        raise ExportError("export_llm: expected a causal mask, found one that looks ahead")
+        raise ExportError("expected a causal mask, found one that looks ahead")
     return Visible(window, chunk)
 
 
@@ -125,7 +125,7 @@ def _attention(
     if function := _instead.get().get(module):
         return function(module, query, key, value, attention_mask, scaling, position_bias), None
     layer = getattr(module, "layer_idx", None)
-    where = f"export_llm: attention {type(module).__name__} of layer {layer}"
+    where = f"attention {type(module).__name__} of layer {layer}"
     if layer is None:
         raise ExportError(f"{where}: expected a layer_idx, found none")
     if not isinstance(attention_mask, Visible):

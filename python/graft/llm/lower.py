@@ -11,7 +11,7 @@ from torch.export import ExportedProgram
 from graft.errors import ExportError
 from graft.exporter import targets
 from graft.exporter.predicate import Predicate, engine, refused_nodes
-from graft.exporter.serialize import Blob, SerializeError, StoredWeight, serialize
+from graft.exporter.serialize import Blob, StoredWeight, serialize
 
 _CASTS = {
     torch.ops.aten.to.dtype,
@@ -48,10 +48,7 @@ def lower(
         _drop_no_ops(program)
         if refused := refused_nodes(predicate, serialize(program, strict=False, content=False)):
             raise ExportError(_message(refused))
-    try:
-        return program, serialize({method: program}, stored=stored)
-    except SerializeError as e:
-        raise ExportError(f"export_llm: {e}") from e
+    return program, serialize({method: program}, stored=stored)
 
 
 def _drop_no_ops(program: ExportedProgram) -> None:
@@ -131,4 +128,4 @@ def _message(refused: Mapping[str, tuple[str, str]]) -> str:
         f"  {target} (node '{names[0]}'" + (f" and {len(names) - 1} more" if len(names) > 1 else "") + f"): {reason}"
         for (target, reason), names in by_reason.items()
     ]
-    return "export_llm: expected a model that graft runs whole, found\n" + "\n".join(lines)
+    return "expected a model that graft runs whole, found\n" + "\n".join(lines)

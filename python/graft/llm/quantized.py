@@ -48,7 +48,7 @@ def quantized(
         try:
             kind = quantization.storable_type(wanted, stored.sizes)
         except InvalidArgument as e:
-            raise ExportError(f"export_llm: {e}") from e
+            raise ExportError(f"{e}") from e
         if kind.lower() != wanted.lower():
             say(f"{name}: rows of {stored.sizes[-1]} elements do not divide into blocks of {wanted}; stored as {kind}")
         result[name] = _as(stored, kind)
@@ -80,8 +80,8 @@ def _as(stored: Stored, kind: str) -> Stored:
 
     def chunks() -> Iterator[Any]:
         row = columns * stored.dtype.itemsize
-        for piece in _pieces(stored.chunks(), step * row):
-            yield quantization.quantize(torch.frombuffer(piece, dtype=stored.dtype).reshape(-1, columns), kind).data
+        for chunk in _regrouped(stored.chunks(), step * row):
+            yield quantization.quantize(torch.frombuffer(chunk, dtype=stored.dtype).reshape(-1, columns), kind).data
 
     from graft import _C
 
@@ -95,17 +95,17 @@ def _as(stored: Stored, kind: str) -> Stored:
     )
 
 
-def _pieces(chunks: Iterator[Any], size: int) -> Iterator[bytearray]:
-    """The same bytes in pieces of that size; the last may be smaller."""
-    piece = bytearray()
+def _regrouped(chunks: Iterator[Any], size: int) -> Iterator[bytearray]:
+    """The same bytes in chunks of that size; the last may be smaller."""
+    group = bytearray()
     for chunk in chunks:
         view = memoryview(chunk)
         while view:
-            taken = view[: size - len(piece)]
-            piece += taken
+            taken = view[: size - len(group)]
+            group += taken
             view = view[len(taken) :]
-            if len(piece) == size:
-                yield piece
-                piece = bytearray()
-    if piece:
-        yield piece
+            if len(group) == size:
+                yield group
+                group = bytearray()
+    if group:
+        yield group

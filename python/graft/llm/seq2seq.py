@@ -32,8 +32,8 @@ def takes_features(model: torch.nn.Module) -> bool:
     return getattr(model, "main_input_name", "input_ids") == "input_features"
 
 
-def trace(model: torch.nn.Module, *, context: int, source_context: int) -> dict[str, ExportedProgram]:
-    """By method. context and source_context: the most tokens that a call of the decoder and the encoder takes."""
+def trace(model: torch.nn.Module, *, context: int, encoder_context: int) -> dict[str, ExportedProgram]:
+    """By method. context and encoder_context: the most tokens that a call of the decoder and the encoder takes."""
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
     skeleton = skeleton_of(model, mode).eval()
     parts = _Parts(skeleton)
@@ -46,9 +46,9 @@ def trace(model: torch.nn.Module, *, context: int, source_context: int) -> dict[
         become(skeleton, kind, lambda self, input_features: parts.encode_features(input_features))
         encode = traced(skeleton, (features,), ({0: batch},))
     else:
-        source = {0: batch, 1: Dim("source", min=1, max=source_context)}
+        dims = {0: batch, 1: Dim("source", min=1, max=encoder_context)}
         become(skeleton, kind, lambda self, input_ids, attention_mask: parts.encode_text(input_ids, attention_mask))
-        encode = traced(skeleton, (ids, ids.clone()), (source, source))
+        encode = traced(skeleton, (ids, ids.clone()), (dims, dims))
 
     def forward(
         self: torch.nn.Module,
@@ -65,7 +65,7 @@ def trace(model: torch.nn.Module, *, context: int, source_context: int) -> dict[
     return {"forward": traced(skeleton, example, dims), "encode": encode}
 
 
-class _SourceLayer(DynamicLayer):
+class _EncoderLayer(DynamicLayer):
     """Stands for keys and values that are in the engine's cache: `source_attention` reads them there."""
 
     def __init__(self, instead: torch.Tensor) -> None:
@@ -86,7 +86,7 @@ class _Parts:
         self.cross = [m for name, m in self.decoder.named_modules() if name.rsplit(".", 1)[-1] in _CROSS]
         if not self.cross or [m.layer_idx for m in self.cross] != list(range(len(self.cross))):
             raise ExportError(
-                f"export_llm: {model.config.model_type}: expected an attention over the encoder in each decoder layer, "
+                f"{model.config.model_type}: expected an attention over the encoder in each decoder layer, "
                 f"found {len(self.cross)} by the names {', '.join(_CROSS)}"
             )
         self.kv_heads: dict[int, int] = {}
@@ -141,16 +141,16 @@ class _Parts:
         if learned is not None:
             places = position_ids + getattr(learned, "offset", 0)
             learned.forward = lambda *_, **__: torch.nn.functional.embedding(places, learned.weight)
-        source = torch.zeros(input_ids.shape[0], 1, self.width, dtype=torch.float32)
+        encoder_output = torch.zeros(input_ids.shape[0], 1, self.width, dtype=torch.float32)
         layers = len(self.cross)
         cache = EncoderDecoderCache(
-            interface.no_cache(layers), Cache(layers=[_SourceLayer(source.unsqueeze(1)) for _ in range(layers)])
+            interface.no_cache(layers), Cache(layers=[_EncoderLayer(encoder_output.unsqueeze(1)) for _ in range(layers)])
         )
         with interface.positions(cache_position), interface.instead(dict.fromkeys(self.cross, attend)):
             return kind.forward(
                 self.model,
                 decoder_input_ids=input_ids,
-                encoder_outputs=BaseModelOutput(last_hidden_state=source),
+                encoder_outputs=BaseModelOutput(last_hidden_state=encoder_output),
                 past_key_values=cache,
                 use_cache=True,
             ).logits

@@ -3,6 +3,7 @@ written."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import struct
 from collections.abc import Callable, Iterator
@@ -10,8 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
+from graft import _C
 from graft.errors import ExportError
 
 _CHUNK = 1 << 22
@@ -37,15 +40,15 @@ class Stored:
     sizes: tuple[int, ...]
     dtype: torch.dtype  # as stored; of the values when in blocks
     byte_size: int
-    chunks: Callable[[], Iterator[Any]]  # the bytes, in pieces
+    chunks: Callable[[], Iterator[Any]]  # the bytes, in order
     block_type: str = ""  # of ggml, when stored in blocks
-    packed: bool = False  # these laid out for graft's kernels
+    packed: bool = False  # these packed for graft's kernels
     file: Path | None = None  # that holds it as it is
 
     def tensor(self) -> torch.Tensor:
         """Its values, in memory."""
         if self.block_type:
-            raise ExportError(f"export_llm: weight '{self.name}': expected a plain tensor, found {self.block_type}")
+            raise ExportError(f"weight '{self.name}': expected a plain tensor, found {self.block_type}")
         data = bytearray(b"".join(self.chunks()))
         flat = torch.frombuffer(data, dtype=self.dtype) if data else torch.empty(0, dtype=self.dtype)
         return flat.reshape(self.sizes)
@@ -69,7 +72,7 @@ def file_range(path: Path, offset: int, size: int) -> Callable[[], Iterator[byte
             while left:
                 chunk = file.read(min(left, _CHUNK))
                 if not chunk:
-                    raise ExportError(f"export_llm: '{path}' ends {left} bytes before the weight at {offset} does")
+                    raise ExportError(f"'{path}' ends {left} bytes before the weight at {offset} does")
                 left -= len(chunk)
                 yield chunk
 
@@ -102,7 +105,7 @@ def read_safetensors(path: Path) -> dict[str, Stored]:
                 file=path,
             )
     except (ValueError, KeyError, TypeError, struct.error) as e:
-        raise ExportError(f"export_llm: '{path}' cannot be read as safetensors: {e}") from e
+        raise ExportError(f"'{path}' cannot be read as safetensors: {e}") from e
     return found
 
 
@@ -113,16 +116,39 @@ def read_checkpoint(folder: Path) -> dict[str, Stored]:
     if single.exists():
         return read_safetensors(single)
     if not index.exists():
-        raise ExportError(f"export_llm: expected model.safetensors or its index in '{folder}', found neither")
+        raise ExportError(f"expected model.safetensors or its index in '{folder}', found neither")
     try:
         where = json.loads(index.read_text())["weight_map"]
     except (ValueError, KeyError) as e:
-        raise ExportError(f"export_llm: '{index}' cannot be read: {e}") from e
+        raise ExportError(f"'{index}' cannot be read: {e}") from e
     found: dict[str, Stored] = {}
     for shard in sorted(set(where.values())):
         if Path(shard).name != shard:
-            raise ExportError(f"export_llm: '{index}': expected shards beside it, found '{shard}'")
+            raise ExportError(f"'{index}': expected shards beside it, found '{shard}'")
         found.update(read_safetensors(folder / shard))
     if lost := sorted(set(where) - set(found)):
-        raise ExportError(f"export_llm: '{index}' names weights that its shards lack: {', '.join(lost[:5])}")
+        raise ExportError(f"'{index}' names weights that its shards lack: {', '.join(lost[:5])}")
     return found
+
+
+def changed(stored: Stored, change: Callable[[bytes], bytes]) -> Stored:
+    """Other bytes of the same type and size, made when they are read."""
+
+    def chunks() -> Any:
+        yield change(b"".join(stored.chunks()))
+
+    return dataclasses.replace(stored, chunks=chunks, file=None)
+
+
+def packed(stored: Stored) -> Stored:
+    """The same packed as graft's kernels read it, where they do so for its type and shape."""
+    size = _C.packed_byte_count(stored.block_type, stored.sizes) if stored.block_type else 0
+    if size == 0:
+        return stored
+
+    def chunks() -> Any:
+        out = np.empty(size, np.uint8)
+        _C.pack_blocks(b"".join(stored.chunks()), stored.block_type, stored.sizes, out.ctypes.data, out.nbytes)
+        yield out.data
+
+    return dataclasses.replace(stored, byte_size=size, chunks=chunks, packed=True, file=None)

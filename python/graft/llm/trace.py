@@ -73,9 +73,9 @@ def traced(skeleton: torch.nn.Module, example: tuple[Any, ...], dims: tuple[Any,
         with_encoder = getattr(skeleton.config, "is_encoder_decoder", False)  # those do not say
         if not with_encoder and not getattr(skeleton, "_supports_attention_backend", False):
             raise ExportError(
-                f"export_llm: {kind} cannot be exported: it does not use transformers' AttentionInterface"
+                f"{kind} cannot be exported: it does not use transformers' AttentionInterface"
             ) from e
-        raise ExportError(f"export_llm: {kind} cannot be traced: {type(e).__name__}: {e}") from e
+        raise ExportError(f"{kind} cannot be traced: {type(e).__name__}: {e}") from e
 
 
 def become(model: torch.nn.Module, kind: type, forward: Callable[..., Any]) -> None:
@@ -117,7 +117,7 @@ def skeleton_of(model: torch.nn.Module, mode: FakeTensorMode) -> torch.nn.Module
             made[id(tensor)] = torch.nn.Parameter(torch.empty(tensor.shape, dtype=dtype), requires_grad=False)
     for tensor in model.buffers():
         if tensor.is_meta:
-            raise ExportError("export_llm: expected buffers with values, found one on the meta device")
+            raise ExportError("expected buffers with values, found one on the meta device")
         if tensor.is_floating_point():
             made[id(tensor)] = tensor.detach().to(torch.float32).clone()
     return copy.deepcopy(model, made)
@@ -125,12 +125,12 @@ def skeleton_of(model: torch.nn.Module, mode: FakeTensorMode) -> torch.nn.Module
 
 def _check(config: Any) -> None:
     if (kinds := set(getattr(config, "layer_types", None) or ())) - _ATTENDING:
-        raise ExportError(f"export_llm: expected layers of attention, found {', '.join(sorted(kinds - _ATTENDING))}")
+        raise ExportError(f"expected layers of attention, found {', '.join(sorted(kinds - _ATTENDING))}")
     rope = getattr(config, "rope_parameters", None) or {}
     for kind in [rope, *(v for v in rope.values() if isinstance(v, dict))]:
         if kind.get("rope_type") == "dynamic":
             raise ExportError(
-                "export_llm: expected rotary frequencies that do not depend on the prompt's length, "
+                "expected rotary frequencies that do not depend on the prompt's length, "
                 "found rope_type 'dynamic'"
             )
 
@@ -141,6 +141,6 @@ def _check_layers(program: ExportedProgram, config: Any) -> None:
     ]
     if sorted(layers) != list(range(config.num_hidden_layers)):
         raise ExportError(
-            f"export_llm: expected one attention through transformers' AttentionInterface in each of "
+            f"expected one attention through transformers' AttentionInterface in each of "
             f"{config.num_hidden_layers} layers, found them in {sorted(layers)}; {config.model_type} cannot be exported"
         )

@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 from graft import _C, _pytree
 from graft._dtypes import DTYPES, NUMBER_OF
 from graft.errors import InvalidArgument, InvalidProgram
+from graft.runtime.options import LoadOptions
 
 __all__ = ["CancelToken", "Method", "Model", "load", "load_ops"]
 
@@ -223,8 +224,8 @@ class Model:
     def kv_truncate(self, length: int) -> None:
         """Keeps the first `length` tokens of every row of the cache that has more.
 
-        Raises `graft.InvalidArgument` when a layer with a window no longer holds what the next token sees (`kv_window_slack` of
-        `graft.load`); 0 always works.
+        Raises `graft.InvalidArgument` when a layer with a window no longer holds what the next token sees (`kv_window_slack`
+        of `graft.LoadOptions`); 0 always works.
         """
         self._session.kv_truncate(length)
 
@@ -276,14 +277,14 @@ class Model:
         return self._session.threads
 
 
-def _given(name: str, tensor: Any, owner: list[Any]) -> tuple[int, int, tuple[int, ...]]:
+def weight_view(name: str, tensor: Any, owner: list[Any]) -> tuple[int, int, tuple[int, ...]]:
     """A weight in memory of the caller. It is not copied, so it must lie as the engine reads it."""
     where = f"tensors['{name}']"
     if not isinstance(tensor, torch.Tensor):
         raise InvalidArgument(f"{where}: must be a tensor, got {type(tensor).__name__}")
     if tensor.device.type != "cpu" or not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
         raise InvalidArgument(f"{where}: must be contiguous and on the CPU")
-    return _flat_value(tensor, where, owner)
+    return _flat_value(tensor, lambda: where, owner)
 
 
 def _memory(package: Any, owner: list[Any]) -> tuple[int, int]:
@@ -310,76 +311,74 @@ def load(
     tensors: Mapping[str, torch.Tensor] | None = None,
     device: str = "",
     threads: int = 0,
-    max_plans: int = 64,
-    max_plan_bytes: int = 2**63 - 1,
-    max_plan_launches: int = 1 << 20,
-    strict_zero_copy: bool = False,
-    verify_hashes: bool = False,
-    fast_kernels: bool = True,
-    stored_plans: bool = True,
-    merge_segments: int = 4,
+    seed: int = 0,
     buckets: Mapping[str, Sequence[int]] | None = None,
     padding: Mapping[str, float] | None = None,
     kv_rows: int = 1,
     kv_length: int = 4096,
     kv_dtype: str = "computed",
-    kv_window_slack: int = 512,
-    kv_encoder_length: int = 4096,
-    seed: int = 0,
-    on_phase: Callable[[str], None] | None = None,
+    options: LoadOptions | None = None,
 ) -> Model:
-    """Loads a package written by `graft.export`: a path, or the package itself as an object with a buffer (bytes, mmap).
+    """Loads a package that `graft.export` wrote, ready to be called.
 
-    `weights`: files with weights that the package leaves out: .ptd, .safetensors, .safetensors.index.json (its shards
-    lie beside it), .gguf. `tensors`: the same in memory, by name: used where they lie, before any file is asked. The
-    model keeps them, and a package in memory, alive. `on_phase` is called with the name of each phase of the load as it
-    begins; what it raises ends the load. `device`: a name of `graft.devices()`; "" means GRAFT_DEVICE, else the CPU.
-    `threads`: 0 means GRAFT_THREADS, else the CPUs this process may use. `strict_zero_copy`: an input that would have to
-    be copied is an error. `fast_kernels=False` gives the plain lowering, for comparisons: ggml's ops wherever ggml has
-    one, weights as they are stored. Products of matrices in f32 follow torch.set_float32_matmul_precision as it is now:
-    with "medium" those of more than 8 rows may be computed in bf16, which is faster where the CPU multiplies it
-    (AVX-512 BF16). `stored_plans=False` leaves plans that the package holds alone.
-    `kv_rows`, `kv_length`, `kv_dtype`: of a program with attention over a cache: sequences, tokens of each, and how they
-    are stored ("computed" as the model computes them, "f32", "f16", "bf16", "q8_0").
-    `kv_window_slack`: layers that see a window of the last w tokens keep w - 1 + kv_window_slack of them where that is less than
-    `kv_length`: so many tokens can be taken back; a run of more keeps copies of its keys and values to its end.
-    `merge_segments`: of a method that is cut where sizes depend on data, how many nodes move behind a cut rather than have
-    their results handed across it. `buckets`: sizes that a dimension is padded up to, {"s77": [64, 128, 256]} by the
-    program's name of it or {"input_ids.1": [...]} by an input that has it: sizes in between share plans, results are cut
-    back, a size above the largest has a plan of its own. `padding`: what an input is padded with, 0 unless named here.
-    `kv_encoder_length`: of models with an encoder, the most tokens that it hands to the decoder. `seed`: of the random
-    numbers that the program draws, 0 to 2**64 - 1.
-    `max_plan_bytes`, `max_plan_launches`: for packages of strangers; a call whose sizes need more (bytes of a tensor, or
-    of all intermediate ones together; kernels to launch) raises `graft.Unsupported`.
-    Raises `graft.NotFound`, `graft.InvalidProgram` or `graft.Unsupported`.
+        model = graft.load("net.pte")
+        y = model(x)                                # forward; arguments and results as at export
+        model = graft.load("net.pte", threads=4, options=graft.LoadOptions(max_plans=8))
+
+    path: of the package (.pte), or the package itself as an object with a buffer (bytes, mmap), which the model keeps
+        alive. A file stays mapped: it may be removed, but not changed, while the model lives.
+    weights: files with weights that the package leaves out: .ptd, .safetensors, .safetensors.index.json (its shards lie
+        beside it), .gguf. They are found by name, and must have the sizes that the program expects.
+    tensors: weights in memory by name, preferred to those in files. They must be contiguous and on the CPU, are used where
+        they lie and kept alive; do not change them while the model lives.
+    device: a name of `graft.devices()`. "": GRAFT_DEVICE, else the CPU.
+    threads: that compute one call, at least 1. 0: GRAFT_THREADS, else as many as CPUs this process may use. Results do not
+        depend on it.
+    seed: of the random numbers that the program draws, 0 to 2**64 - 1.
+    buckets: sizes that a dimension is padded up to: {"s77": [64, 128, 256]} by the program's name of it, or
+        {"input_ids.1": [...]} by an input that has it. Sizes in between share plans; results are cut back to the size of
+        the call; a size above the largest has a plan of its own. By default each size has.
+    padding: what an input is padded with, by its name: {"input_ids": 0, "attention_mask": 0}. 0 for those left out.
+    kv_rows: sequences that the cache of keys and values holds, for programs with attention over one.
+    kv_length: tokens that it holds of each. `Model.kv_resize` changes both.
+    kv_dtype: how it stores them: "computed" (as the model computes them), "f32", "f16", "bf16" or "q8_0".
+    options: what is rarely set; see `graft.LoadOptions`.
+
+    Products of f32 matrices follow torch.set_float32_matmul_precision as it is now: with "medium", those of more than 8
+    rows may be computed in bf16, which is faster where the CPU multiplies bf16 (AVX-512 BF16).
+
+    Raises `graft.NotFound` for a file, weight or device that is not there, `graft.InvalidProgram` for a file that is no
+    valid package (nothing in a package is trusted: loading imports and runs no code of it), `graft.Unsupported` for a
+    program that this build or device cannot run, `graft.InvalidArgument` for anything wrong with the arguments.
     """
+    options = options or LoadOptions()
     owner: list[Any] = []
-    views = {name: _given(name, tensor, owner) for name, tensor in (tensors or {}).items()}
+    views = {name: weight_view(name, tensor, owner) for name, tensor in (tensors or {}).items()}
     program = _C.Program.load(
         os.fspath(path) if isinstance(path, (str, os.PathLike)) else _memory(path, owner),
         weights=[os.fspath(f) for f in weights],
         tensors=views,
         owner=owner or None,
         device=device,
-        max_plans=max_plans,
-        max_plan_bytes=max_plan_bytes,
-        max_plan_launches=max_plan_launches,
-        verify_hashes=verify_hashes,
-        fast_kernels=fast_kernels,
-        stored_plans=stored_plans,
-        on_phase=on_phase,
-        merge_segments=merge_segments,
+        max_plans=options.max_plans,
+        max_plan_bytes=options.max_plan_bytes,
+        max_plan_launches=options.max_plan_launches,
+        verify_hashes=options.verify_hashes,
+        fast_kernels=options.fast_kernels,
+        stored_plans=options.stored_plans,
+        on_phase=options.on_phase,
+        merge_segments=options.merge_segments,
         matmul_precision=torch.get_float32_matmul_precision(),
     )
     session = _C.Session(
         program,
         threads=threads,
-        strict_zero_copy=strict_zero_copy,
+        strict_zero_copy=options.strict_zero_copy,
         kv_rows=kv_rows,
         kv_length=kv_length,
         kv_type=kv_dtype,
-        kv_window_slack=kv_window_slack,
-        kv_encoder_length=kv_encoder_length,
+        kv_window_slack=options.kv_window_slack,
+        kv_encoder_length=options.kv_encoder_length,
         seed=seed,
         buckets={str(name): [int(size) for size in sizes] for name, sizes in (buckets or {}).items()},
         padding=dict(padding or {}),

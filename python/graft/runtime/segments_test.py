@@ -129,7 +129,7 @@ def drawn(seed):
 @pytest.mark.parametrize("merge", [0, 4, 1000])
 def test_masks_as_indices(tmp_path, merge):
     args = lambda seed: (torch.randn(9, 4, generator=drawn(seed)), torch.randn(9, generator=drawn(seed)) > 0.4)  # noqa: E731
-    model = graft.load(exported(Masks(), args(0), tmp_path / "m.pte"), merge_segments=merge)
+    model = graft.load(exported(Masks(), args(0), tmp_path / "m.pte"), options=graft.LoadOptions(merge_segments=merge))
     for seed in range(5):
         torch.testing.assert_close(model(*args(seed)), Masks()(*args(seed)))
     nothing = (torch.full((9, 4), -0.5), torch.zeros(9, dtype=torch.bool))
@@ -194,7 +194,7 @@ def test_small_segments_merge(tmp_path):
     path = exported(Model(), (torch.randn(7),), tmp_path / "s.pte")
     x = torch.tensor([0.0, 1, 0, 2, 3, 0, 4])
     for merge, steps in ((4, ["host", "plan"]), (2, ["plan", "host", "plan"])):
-        model = graft.load(path, merge_segments=merge)
+        model = graft.load(path, options=graft.LoadOptions(merge_segments=merge))
         torch.testing.assert_close(model(x), Model()(x))
         assert [s["kind"] for s in model.describe()["methods"][0]["steps"]] == steps
         assert model.forward.info["segments"] == len(steps)

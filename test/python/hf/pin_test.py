@@ -160,7 +160,7 @@ def test_what_generate_hands_over():
 def test_nothing_else_takes_the_names():
     """Attributes that compiled models add to those of transformers."""
     kind = transformers.Qwen3ForCausalLM
-    assert not any(hasattr(kind, name) for name in ("graft", "_graft_dtype", "_graft_reaches", "_uncompiled"))
+    assert not any(hasattr(kind, name) for name in ("graft", "_graft_dtype", "_graft_windows", "_uncompiled"))
     replaced = {name for name in vars(graft.hf.causal.Compiled) if not name.startswith("__")}
     added = {"_uncompiled", "_logits", "_positions", "_check_call", "create_masks_for_generate", "_reorder_cache"}
     overridden = {"forward", "generate_batch", "init_continuous_batching", "device", "dtype"}

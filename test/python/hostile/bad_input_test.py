@@ -94,7 +94,7 @@ def test_flipped_bits(tmp_path):
             damaged[chosen.randrange(len(damaged))] ^= 1 << chosen.randrange(8)
         path.write_bytes(damaged)
         try:
-            graft.load(path, verify_hashes=True).methods["encode"](*call)
+            graft.load(path, options=graft.LoadOptions(verify_hashes=True)).methods["encode"](*call)
             ran += 1
         except graft.Error as e:
             assert str(e)
@@ -174,7 +174,7 @@ def test_missing_and_wrong_sized_weights(tmp_path):
     (tmp_path / "cut.ptd").write_bytes(whole[: len(whole) - 4])
     with pytest.raises(graft.InvalidProgram, match="cut.ptd"):
         graft.load(path, weights=[tmp_path / "cut.ptd"])
-    good_call(graft.load(path, weights=[tmp_path / "a.ptd"], verify_hashes=True))
+    good_call(graft.load(path, weights=[tmp_path / "a.ptd"], options=graft.LoadOptions(verify_hashes=True)))
 
 
 def test_a_damaged_weight_is_found_by_its_hash(package, tmp_path):
@@ -184,7 +184,7 @@ def test_a_damaged_weight_is_found_by_its_hash(package, tmp_path):
     data[at + 5] ^= 4
     (tmp_path / "damaged.pte").write_bytes(data)
     with pytest.raises(graft.InvalidProgram, match=r"damaged.pte.*'table.weight'.*SHA-256"):
-        graft.load(tmp_path / "damaged.pte", verify_hashes=True)
+        graft.load(tmp_path / "damaged.pte", options=graft.LoadOptions(verify_hashes=True))
 
 
 # --- calls ---

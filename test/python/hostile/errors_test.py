@@ -147,12 +147,12 @@ LOADS = {
     ),
     "method that is not there": (lambda p: graft.load(p).backward, AttributeError, ["'backward'", "it has ['forward']"]),
     "plan of too many bytes": (
-        lambda p: graft.load(p, max_plan_bytes=1 << 20)(*put(size=1 << 20)),
+        lambda p: graft.load(p, options=graft.LoadOptions(max_plan_bytes=1 << 20))(*put(size=1 << 20)),
         graft.Unsupported,
         ["4194304 bytes", "at most 1048576", "max_plan_bytes"],
     ),
     "plan of too many kernels": (
-        lambda p: graft.load(p, max_plan_launches=1)(*call()),
+        lambda p: graft.load(p, options=graft.LoadOptions(max_plan_launches=1))(*call()),
         graft.Unsupported,
         ["'forward'", "more than 1 launches", "max_plan_launches"],
     ),

@@ -153,7 +153,7 @@ def test_the_model_stays_as_it_was():
 def test_tracing_needs_no_memory_for_weights():
     code = """
 import transformers, torch
-from graft.llm.source import make_empty
+from graft.llm.checkpoint import make_empty
 from graft.llm.trace import trace
 config = transformers.Qwen3Config(hidden_size=8192, intermediate_size=16384, num_hidden_layers=2, head_dim=128,
                                   num_attention_heads=64, num_key_value_heads=8, vocab_size=151936)

@@ -130,9 +130,10 @@ def test_only_kept_positions_are_multiplied(pair):
 
 @pytest.mark.parametrize("name", quick(["gemma3", "phi3"], ["qwen2", "mixtral", "gemma2", "gemma3", "phi3"]))
 def test_windows_as_rings(tmp_path, name):
-    """Windows of 7 to 11 tokens with room for 6: prompts shorter and longer than that, padded and not, taken back."""
+    """Windows of 7 to 11 tokens with a slack of 6: prompts shorter and longer than that, padded and not, taken back."""
     pair = make_pair(tmp_path, llm_models.BY_NAME[name].make())
-    pair.package = graft.load(tmp_path / "model.pte", kv_rows=3, kv_length=llm_models.CONTEXT, kv_window_slack=6)
+    slack = graft.LoadOptions(kv_window_slack=6)
+    pair.package = graft.load(tmp_path / "model.pte", kv_rows=3, kv_length=llm_models.CONTEXT, options=slack)
     ids = tokens(100)
     parts = [pair.run(part) for part in ids.split([4, 30, 1, 1, 6, 58], 1)]
     check(torch.cat(parts, 1), pair.expected(ids))
@@ -295,7 +296,7 @@ def test_text_runner_of_executorch(tmp_path):
         program = torch.export.export(module, example, dynamic_shapes=dims, strict=False)
     asked = dict(get_bos_id=1, get_eos_ids=[2], get_vocab_size=512, get_max_seq_len=256, get_max_context_len=256)
     asked.update(use_kv_cache=True, enable_dynamic_shape=True)
-    path = graft.export(program, path=tmp_path / "m.pte", constant_methods=asked)
+    path = graft.export(program, path=tmp_path / "m.pte", options=graft.ExportOptions(constant_methods=asked))
     said = []
     settings = GenerationConfig(max_new_tokens=60, temperature=0.0, echo=False, seq_len=200)
     TextLLMRunner(str(path), str(folder / "tokenizer.json")).generate("Once upon a time", settings, said.append)
@@ -350,8 +351,9 @@ def test_packed_weights_are_the_same_weights(tmp_path, quantize):
     expected = Pair(model, graft.load(plain, kv_length=64)).run(tokens(40))
     assert torch.equal(Pair(model, graft.load(packed, kv_length=64)).run(tokens(40)), expected)
     # Where our kernels are not wanted, the blocks are there again.
-    expected = Pair(model, graft.load(plain, kv_length=64, fast_kernels=False)).run(tokens(40))
-    assert torch.equal(Pair(model, graft.load(packed, kv_length=64, fast_kernels=False)).run(tokens(40)), expected)
+    slow = graft.LoadOptions(fast_kernels=False)
+    expected = Pair(model, graft.load(plain, kv_length=64, options=slow)).run(tokens(40))
+    assert torch.equal(Pair(model, graft.load(packed, kv_length=64, options=slow)).run(tokens(40)), expected)
 
 
 def test_rows_that_do_not_divide_into_blocks(tmp_path, capsys):

@@ -31,7 +31,8 @@ class Pair:
         self.eager = model
         self.features = seq2seq.takes_features(model)
         path = graft.export_llm(model, folder / "model.pte")
-        self.package = graft.load(path, kv_rows=3, kv_length=96, kv_encoder_length=320, **options)
+        encoder = graft.LoadOptions(kv_encoder_length=320)
+        self.package = graft.load(path, kv_rows=3, kv_length=96, options=encoder, **options)
 
     def source(self, count, batch=1, pads=None):
         """What both take, at the encoder's length `count`; pads: of each row, on the right."""

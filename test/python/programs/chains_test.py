@@ -69,7 +69,7 @@ def test_eager_numbers(tmp_path, name, threads):
     found = model(*inputs)
     _close(found, net(*inputs))
     assert model.counters()["kernels_launched"] == launches
-    plain = graft.load(path, threads=threads, fast_kernels=False)
+    plain = graft.load(path, threads=threads, options=graft.LoadOptions(fast_kernels=False))
     _close(plain(*inputs), found)
     assert plain.counters()["kernels_launched"] > launches
 

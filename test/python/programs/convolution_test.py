@@ -156,7 +156,7 @@ def test_depthwise_convolutions_with_those_around_them(tmp_path, batch):
     expected = model(x)
     torch.testing.assert_close(loaded(x), expected, atol=1e-5 * expected.abs().max().item(), rtol=1e-5)
     assert [kernel for kernel in kernels(loaded) if "conv" in kernel] == 4 * ["separable_conv"]
-    plain = graft.load(tmp_path / "m.pte", fast_kernels=False)
+    plain = graft.load(tmp_path / "m.pte", options=graft.LoadOptions(fast_kernels=False))
     torch.testing.assert_close(plain(x), expected, atol=1e-5 * expected.abs().max().item(), rtol=1e-5)
 
 
@@ -252,5 +252,5 @@ def test_the_graph_says_what_was_packed(tmp_path):
     loaded = graft.load(tmp_path / "m.pte")
     loaded(x)
     assert loaded.counters()["kernels_launched"] == 2  # the convolution and a copy of its result
-    plain = graft.load(tmp_path / "m.pte", fast_kernels=False)
+    plain = graft.load(tmp_path / "m.pte", options=graft.LoadOptions(fast_kernels=False))
     torch.testing.assert_close(plain(x), loaded(x), atol=1e-5, rtol=1e-5)

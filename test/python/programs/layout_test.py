@@ -174,6 +174,6 @@ def test_between_delegates(tmp_path, example):
     x = torch.randn(2, 3, 12, 13).contiguous(memory_format=example)
     net = Split().eval()
     predicate = FakePredicate(["aten.sin.default"], preserve=_C.preserved_targets())
-    path = graft.export(net, (x,), path=tmp_path / "s.pte", allow_fallback=True, predicate=predicate)
+    path = graft.export(net, (x,), path=tmp_path / "s.pte", allow_fallback=True, options=graft.ExportOptions(predicate=predicate))
     (found,) = Runtime.get().load_program(str(path)).load_method("forward").execute([x])
     torch.testing.assert_close(found, net(x), atol=1e-5, rtol=1e-5)

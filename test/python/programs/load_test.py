@@ -159,7 +159,7 @@ def test_all_kinds_of_weights_run_bit_identical(folder: Path, tmp_path: Path) ->
     }
     for name, files in cases.items():
         path = folder / ("ptd.pte" if name == "ptd" else "external.pte")
-        model = graft.load(path, weights=[folder / f for f in files], verify_hashes=True)
+        model = graft.load(path, weights=[folder / f for f in files], options=graft.LoadOptions(verify_hashes=True))
         assert same(outputs(model), expected), name
         stats = model.stats()
         assert stats["weight_bytes"] == held["weight_bytes"], name
@@ -231,11 +231,12 @@ def test_weights_that_do_not_fit(folder: Path, tmp_path: Path) -> None:
     save_file({**good, name: good[name] + 1}, tmp_path / "other.safetensors")
     graft.load(path, weights=[tmp_path / "other.safetensors"])
     with pytest.raises(graft.InvalidProgram, match=rf"'{name}'.*is not what was exported"):
-        graft.load(path, weights=[tmp_path / "other.safetensors"], verify_hashes=True)
+        graft.load(path, weights=[tmp_path / "other.safetensors"], options=graft.LoadOptions(verify_hashes=True))
     for wrong, message in {
         "double": (good[name].double(), "must be f32.*given is f64"),
         "sizes": (good[name][:3].contiguous(), r"must be f32\[64, 64\], the memory given is f32\[3, 64\]"),
         "strided": (good[name].t(), "contiguous"),
+        "complex": (good[name].to(torch.complex64), rf"tensors\['{name}'\]: dtype torch.complex64 is not supported"),
         "misaligned": (torch.zeros(64 * 64 * 4 + 1, dtype=torch.uint8)[1:], "must be f32"),
     }.values():
         with pytest.raises(graft.InvalidArgument, match=message):
@@ -272,7 +273,7 @@ def test_equal_weights_of_an_external_checkpoint_stay_apart(tmp_path: Path) -> N
 
 def test_phases(folder: Path) -> None:
     seen: list[str] = []
-    model = graft.load(folder / "package.pte", on_phase=seen.append)
+    model = graft.load(folder / "package.pte", options=graft.LoadOptions(on_phase=seen.append))
     assert seen == PHASES
     outputs(model)
     phases = {p["name"]: p for p in model.stats()["phases"]}
@@ -286,7 +287,7 @@ def test_phases(folder: Path) -> None:
                 raise KeyError(fault)
 
         with pytest.raises(Exception, match=fault):
-            graft.load(folder / "package.pte", on_phase=fail)
+            graft.load(folder / "package.pte", options=graft.LoadOptions(on_phase=fail))
 
 
 def test_shrink(folder: Path) -> None:

@@ -1,6 +1,6 @@
 """Peak memory follows the sizes of the call, not those that the package allows.
 
-Under ExecuTorch that takes plan_inputs=False: otherwise its runtime reserves, and clears, a copy of the input at the
+Under ExecuTorch that takes ExportOptions(plan_inputs=False): otherwise its runtime reserves, and clears, a copy of the input at the
 largest size."""
 
 from __future__ import annotations
@@ -68,11 +68,12 @@ def test_mobilenet_at_64_takes_no_more_than_one_exported_for_64(mobilenet, tmp_p
     mobilenet = Beginning(mobilenet)  # noqa: F811
     x = torch.randn(1, 3, 64, 64)
     np.save(tmp_path / "x.npy", x.numpy())
+    unplanned = graft.ExportOptions(plan_inputs=False)
     sizes = {d: 32 * Dim(name, min=1, max=64) for d, name in ((2, "rows"), (3, "columns"))}
     large = graft.export(
-        mobilenet, (torch.randn(1, 3, 96, 128),), dynamic_shapes=(sizes,), plan_inputs=False, path=tmp_path / "large.pte"
+        mobilenet, (torch.randn(1, 3, 96, 128),), dynamic_shapes=(sizes,), options=unplanned, path=tmp_path / "large.pte"
     )
-    small = graft.export(mobilenet, (x,), plan_inputs=False, path=tmp_path / "small.pte")
+    small = graft.export(mobilenet, (x,), options=unplanned, path=tmp_path / "small.pte")
     assert [d[1] for d in _C.Program.load(str(large)).method("forward")["inputs"][0]["dims"]][2:] == [2048, 2048]
     torch.testing.assert_close(graft.load(large)(x), graft.load(small)(x), atol=1e-4, rtol=1e-4)
     for peak in (peak_of_the_command_line, growth_under_executorch):

@@ -66,7 +66,7 @@ def test_what_is_launched(tmp_path):
 
 def test_the_plain_lowering_leaves_weights_as_they_are(tmp_path):
     layers, x = Layers(), torch.randn(1, 60, 40)
-    model = graft.load(exported(layers, (x,), tmp_path), fast_kernels=False)
+    model = graft.load(exported(layers, (x,), tmp_path), options=graft.LoadOptions(fast_kernels=False))
     assert not any("packed_linear" in launch["kernel"] for launch in launches(model, (x,)))
     for found, expected in zip(model(x), layers(x), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)

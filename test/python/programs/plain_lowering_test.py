@@ -83,7 +83,7 @@ def test_f32_models_agree(make, args, wanted, tmp_path: Path) -> None:
     torch.manual_seed(0)
     model, inputs = make().eval(), args()
     path = graft.export(model, inputs, path=tmp_path / "m.pte")
-    fast, plain = graft.load(path, threads=2), graft.load(path, threads=2, fast_kernels=False)
+    fast, plain = graft.load(path, threads=2), graft.load(path, threads=2, options=graft.LoadOptions(fast_kernels=False))
     with torch.no_grad():
         expected = model(*inputs)
     a, b = fast(*inputs), plain(*inputs)
@@ -98,7 +98,9 @@ def test_language_models_agree(kind: str, tolerance: float, tmp_path: Path) -> N
     torch.manual_seed(1)
     model = qwen3()
     path = graft.export_llm(model, tmp_path / "m.pte", quantize=None if kind == "f32" else kind)
-    fast, plain = (graft.load(path, threads=2, kv_length=64, fast_kernels=f) for f in (True, False))
+    fast, plain = (
+        graft.load(path, threads=2, kv_length=64, options=graft.LoadOptions(fast_kernels=f)) for f in (True, False)
+    )
     ids = torch.randint(0, 199, (1, 24))
     for first, last in ((0, 20), (20, 21), (21, 24)):  # a prompt, one token, some more
         positions = torch.arange(first, last)[None]
@@ -128,7 +130,7 @@ def test_refusals_are_named(tmp_path: Path) -> None:
     """Where ggml's op does not take the node, the kernel that does says what was wrong with ggml's."""
     model = nn.Linear(8, 4).double()
     path = graft.export(model, (torch.randn(3, 8, dtype=torch.float64),), path=tmp_path / "m.pte")
-    plain = graft.load(path, fast_kernels=False)
+    plain = graft.load(path, options=graft.LoadOptions(fast_kernels=False))
     plain(torch.randn(3, 8, dtype=torch.float64))
     (why,) = reasons(plain)["graft plain_matmul"]
     assert why.startswith("f64 has no vector products; ggml's MUL_MAT takes f32, f16 and bf16"), why

@@ -47,7 +47,8 @@ def counts(model: graft.Model) -> tuple[int, int, int]:
 
 def test_no_planning_for_stored_sizes(package) -> None:
     path, eager = package
-    model, plain = graft.load(path, threads=1), graft.load(path, threads=1, stored_plans=False)
+    model = graft.load(path, threads=1)
+    plain = graft.load(path, threads=1, options=graft.LoadOptions(stored_plans=False))
     for tokens in (7, 20, 7):
         inputs = call(tokens, seed=tokens)
         with torch.no_grad():
@@ -165,7 +166,8 @@ def test_a_tampered_layout_is_an_error(package, tmp_path: Path, field: str, chan
     with pytest.raises(graft.InvalidProgram, match=message):
         model(*call(7))
     assert counts(model)[1] == 0
-    whole = graft.load(tmp_path / "m.pte", threads=1, stored_plans=False)  # the rest of the package is fine
+    # The rest of the package is fine.
+    whole = graft.load(tmp_path / "m.pte", threads=1, options=graft.LoadOptions(stored_plans=False))
     torch.testing.assert_close(whole(*call(7)), graft.load(package[0], threads=1)(*call(7)), rtol=0, atol=0)
 
 

@@ -1,6 +1,6 @@
-"""Where a model comes from: a folder or name of Hugging Face, a model in memory, a GGUF file.
+"""What a model is read from: a folder or name of Hugging Face, a model in memory, a GGUF file.
 
-A source has the model's code and configuration (a transformers model, its weights or not), where each of its weights
+Each gives the model's code and configuration (a transformers model, with weights or without), where each of its weights
 lies, and what its tokenizer is made of.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from graft.errors import ExportError
-from graft.llm.checkpoint import Source, auto_class, make_empty, match, named_tensors
+from graft.llm.checkpoint import Checkpoint, auto_class, make_empty, match, named_tensors
 from graft.llm.gguf import open_gguf
 from graft.llm.stored import Stored, of_tensor, read_checkpoint
 
@@ -24,12 +24,12 @@ TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json
 _WANTED = ["*.json", "*.safetensors", "*.jinja"]
 
 
-def open_source(model: Any) -> Source:
+def open_checkpoint(model: Any) -> Checkpoint:
     if isinstance(model, torch.nn.Module):
         return _of_model(model)
     if not isinstance(model, (str, os.PathLike)):
         raise ExportError(
-            "export_llm: expected a folder, a name on the Hugging Face hub, a GGUF file or a transformers model, "
+            "expected a folder, a name on the Hugging Face hub, a GGUF file or a transformers model, "
             f"found {type(model).__name__}"
         )
     path = Path(model)
@@ -39,10 +39,10 @@ def open_source(model: Any) -> Source:
         with open(path, "rb") as file:
             magic = file.read(4)
         if magic != b"GGUF":
-            raise ExportError(f"export_llm: expected a folder or a GGUF file, found the file '{path}'")
+            raise ExportError(f"expected a folder or a GGUF file, found the file '{path}'")
         return open_gguf(path)
     if path.suffix == ".gguf" or path.is_absolute() or str(model).count("/") != 1:
-        raise ExportError(f"export_llm: there is no folder or GGUF file '{model}'")
+        raise ExportError(f"there is no folder or GGUF file '{model}'")
     return _of_folder(_download(str(model)), str(model))
 
 
@@ -53,7 +53,7 @@ def _download(name: str) -> Path:
     try:
         return Path(snapshot_download(name, allow_patterns=_WANTED))
     except Exception as e:  # the hub's client raises what its many layers do
-        raise ExportError(f"export_llm: '{name}' is no folder, and the Hugging Face hub does not give it: {e}") from e
+        raise ExportError(f"'{name}' is no folder, and the Hugging Face hub does not give it: {e}") from e
 
 
 def _without_subclasses(model: torch.nn.Module) -> torch.nn.Module:
@@ -67,26 +67,26 @@ def _without_subclasses(model: torch.nn.Module) -> torch.nn.Module:
     return unwrap_tensor_subclass_parameters(copy.deepcopy(model, {id(tensor): tensor for tensor in tensors}))
 
 
-def _of_model(model: torch.nn.Module) -> Source:
+def _of_model(model: torch.nn.Module) -> Checkpoint:
     if not hasattr(model, "config") or not hasattr(model.config, "get_text_config"):
-        raise ExportError(f"export_llm: expected a transformers model, found {type(model).__name__}")
+        raise ExportError(f"expected a transformers model, found {type(model).__name__}")
     model = _without_subclasses(model)
     weights = {name: of_tensor(name, tensor) for name, tensor in named_tensors(model).items()}
     generation = getattr(model, "generation_config", None)
     files = {} if generation is None else {"generation_config.json": generation.to_json_string().encode()}
-    return Source(type(model).__name__, model, weights, files)
+    return Checkpoint(type(model).__name__, model, weights, files)
 
 
-def _of_folder(folder: Path, name: str) -> Source:
+def _of_folder(folder: Path, name: str) -> Checkpoint:
     import transformers
 
     try:
         config = transformers.AutoConfig.from_pretrained(folder)
     except (OSError, ValueError, KeyError) as e:
-        raise ExportError(f"export_llm: '{folder}' has no configuration that transformers reads: {e}") from e
+        raise ExportError(f"'{folder}' has no configuration that transformers reads: {e}") from e
     model = make_empty(config)
     weights = match(model, read_checkpoint(folder), name, lambda: _converted(folder))
-    return Source(name, model, weights, _text_files(folder))
+    return Checkpoint(name, model, weights, _text_files(folder))
 
 
 def _text_files(folder: Path) -> dict[str, bytes]:

@@ -1,0 +1,52 @@
+"""Settings of `graft.load` that few programs need."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadOptions:
+    """`options` of `graft.load`. A value out of range is a `graft.InvalidArgument` of that call.
+
+    Kernels and plans:
+        fast_kernels: False gives the plain lowering, for comparisons: ggml's operators wherever ggml has one, weights as
+            they are stored.
+        stored_plans: whether to take plans that the package holds (`plans` of `graft.export`). False plans anew.
+        max_plans: plans that the program keeps, one for each set of input sizes; the least recently used is dropped first.
+        merge_segments: of a method that is cut into segments where sizes depend on data, how many nodes may move behind
+            a cut, where alone they are needed, rather than have their results handed across it.
+
+    Limits, for packages of strangers. A call whose sizes need more raises `graft.Unsupported`:
+        max_plan_bytes: bytes of one tensor, and of all intermediate ones together.
+        max_plan_launches: kernels that one call launches.
+
+    Checks:
+        verify_hashes: compare the SHA-256 of every weight with the package's; a difference is a `graft.InvalidProgram`.
+        strict_zero_copy: an input that would have to be copied (its layout or alignment) is a `graft.InvalidArgument`.
+
+    The cache of keys and values, for programs with attention over one:
+        kv_window_slack: layers that see a window of the last w tokens keep w - 1 + kv_window_slack of them, where that is
+            less than `kv_length`: so many tokens can be taken back (`Model.kv_truncate`). A call of more tokens keeps
+            copies of its keys and values until it ends.
+        kv_encoder_length: of models with an encoder, the most tokens that it hands to the decoder.
+
+    Progress:
+        on_phase: called with the name of each phase of the load as it begins. What it raises ends the load.
+    """
+
+    fast_kernels: bool = True
+    stored_plans: bool = True
+    max_plans: int = 64
+    merge_segments: int = 4
+    max_plan_bytes: int = 2**63 - 1
+    max_plan_launches: int = 1 << 20
+    verify_hashes: bool = False
+    strict_zero_copy: bool = False
+    kv_window_slack: int = 512
+    kv_encoder_length: int = 4096
+    on_phase: Callable[[str], None] | None = None
+
+
+__all__ = ["LoadOptions"]
