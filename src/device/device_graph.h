@@ -5,7 +5,7 @@
 
 #include "base/aligned.h"
 #include "ggml-backend.h"
-#include "lowering/plan.h"
+#include "plan/plan.h"
 
 struct ggml_cgraph;
 struct ggml_context;

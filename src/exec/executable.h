@@ -8,7 +8,7 @@
 
 #include "base/aligned.h"
 #include "base/clock.h"
-#include "lowering/plan.h"
+#include "plan/plan.h"
 
 struct ggml_cgraph;
 struct ggml_context;

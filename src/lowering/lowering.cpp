@@ -21,23 +21,6 @@ std::string kernel_name(const Launch& launch) {
                        : std::string("ggml ") + ggml_op_name(static_cast<ggml_op>(launch.ggml_op));
 }
 
-RefreshLevel refresh_level(Segment segment) {
-  switch (segment) {
-    case Segment::input:
-    case Segment::output:
-      return RefreshLevel::io;
-    case Segment::arena:
-      return RefreshLevel::arena_and_io;
-    default:
-      return RefreshLevel::all;
-  }
-}
-
-std::string_view name(RefreshLevel level) {
-  constexpr std::string_view names[] = {"none", "io", "arena+io", "all"};
-  return names[static_cast<std::size_t>(level)];
-}
-
 bool is_dense(const TensorDesc& desc) {
   std::vector<int> order;
   for (int d = 0; d < desc.rank(); ++d)
@@ -68,8 +51,8 @@ BufferId Lowering::add_buffer(const Buffer& buffer) {
   GRAFT_CHECK(Unsupported,
               buffer.bytes <= limits_.bytes || (buffer.segment != Segment::arena && buffer.segment != Segment::output),
               "a tensor takes ", buffer.bytes, " bytes, at most ", limits_.bytes, " are allowed (max_plan_bytes)");
-  buffers_.push_back(buffer);
-  return static_cast<BufferId>(buffers_.size() - 1);
+  sequence_.buffers.push_back(buffer);
+  return static_cast<BufferId>(sequence_.buffers.size() - 1);
 }
 
 Tensor Lowering::allocate(DType dtype, const Shape& shape) {
@@ -91,23 +74,23 @@ Tensor Lowering::allocate_like(DType dtype, const Tensor& like) {
 void Lowering::add_launch(Launch launch) {
   for (const std::vector<Tensor>* tensors : {&launch.inputs, &launch.outputs}) {
     for (const Tensor& t : *tensors) {
-      GRAFT_ASSERT(t.buffer < buffers_.size());
+      GRAFT_ASSERT(t.buffer < sequence_.buffers.size());
       if (t.stored) {  // the weight of a ggml op, all of it
         GRAFT_ASSERT(!launch.kernel && t.stored->kind == Stored::Kind::blocks && t.offset == 0 && t.desc.contiguous());
         continue;
       }
       const ByteSpan span = byte_span(t.desc);
-      GRAFT_ASSERT(t.offset + span.low >= 0 && t.offset + span.high <= buffers_[t.buffer].bytes);
+      GRAFT_ASSERT(t.offset + span.low >= 0 && t.offset + span.high <= sequence_.buffers[t.buffer].bytes);
     }
   }
   // A launch that writes nothing has no work to do.
   const bool writes =
       std::any_of(launch.outputs.begin(), launch.outputs.end(), [](const Tensor& t) { return t.numel() > 0; });
   if (!writes) return;
-  GRAFT_CHECK(Unsupported, static_cast<std::int64_t>(launches_.size()) < limits_.launches, "its plan has more than ",
-              limits_.launches, " launches, the most that are allowed (max_plan_launches)");
+  GRAFT_CHECK(Unsupported, static_cast<std::int64_t>(sequence_.launches.size()) < limits_.launches,
+              "its plan has more than ", limits_.launches, " launches, the most that are allowed (max_plan_launches)");
   launch.node = node_;
-  launches_.push_back(std::move(launch));
+  sequence_.launches.push_back(std::move(launch));
 }
 
 void Lowering::launch_bytes(const Kernel& kernel, std::vector<Tensor> inputs, std::vector<Tensor> outputs,
@@ -153,14 +136,6 @@ Launch ggml_launch(int ggml_op, std::vector<Tensor> inputs, const Tensor& output
 }
 
 }  // namespace
-
-void Lowering::launch_ggml(int ggml_op, std::vector<Tensor> inputs, const Tensor& output,
-                           const std::array<std::int32_t, 16>& params, std::uint32_t inplace) {
-  if (output.numel() == 0) return;
-  Launch launch = ggml_launch(ggml_op, std::move(inputs), output, params, inplace);
-  launch.on_device = device_ && !plain() && device_->supports(launch);
-  add_launch(std::move(launch));
-}
 
 bool Lowering::launch_device(int ggml_op, std::vector<Tensor> inputs, const Tensor& output,
                              const std::array<std::int32_t, 16>& params, std::uint32_t inplace) {
@@ -220,31 +195,32 @@ Tensor Lowering::writable(const Tensor& tensor) {
 }
 
 void Lowering::undo_copy(const Tensor& kept, const Tensor& target) {
-  const std::size_t mark = launches_.size();
+  const std::size_t mark = sequence_.launches.size();
   launch(kCopy, {kept}, {target});  // never ggml's: an undo runs outside of a graph
   take_undo(mark);
 }
 
 void Lowering::take_undo(std::size_t mark) {
   GRAFT_ASSERT(updates_state_);
-  if (launches_.size() == mark) return;  // nothing to write
-  GRAFT_ASSERT(launches_.size() == mark + 1);
-  undo_.push_back({std::move(launches_.back()), static_cast<std::uint32_t>(mark)});
-  launches_.pop_back();
+  if (sequence_.launches.size() == mark) return;  // nothing to write
+  GRAFT_ASSERT(sequence_.launches.size() == mark + 1);
+  sequence_.undo.push_back({std::move(sequence_.launches.back()), static_cast<std::uint32_t>(mark)});
+  sequence_.launches.pop_back();
 }
 
 void Lowering::hold_back(std::size_t mark) {
-  std::move(launches_.begin() + static_cast<std::ptrdiff_t>(mark), launches_.end(), std::back_inserter(held_back_));
-  launches_.resize(mark);
+  std::move(sequence_.launches.begin() + static_cast<std::ptrdiff_t>(mark), sequence_.launches.end(),
+            std::back_inserter(held_back_));
+  sequence_.launches.resize(mark);
 }
 
 void Lowering::launch_held_back() {
-  std::move(held_back_.begin(), held_back_.end(), std::back_inserter(launches_));
+  std::move(held_back_.begin(), held_back_.end(), std::back_inserter(sequence_.launches));
   held_back_.clear();
 }
 
 Tensor Lowering::bytes_of(const Tensor& tensor) const {
-  return {tensor.buffer, 0, TensorDesc(DType::u8, Shape{buffers_[tensor.buffer].bytes})};
+  return {tensor.buffer, 0, TensorDesc(DType::u8, Shape{sequence_.buffers[tensor.buffer].bytes})};
 }
 
 Tensor Lowering::cast(const Tensor& tensor, DType dtype) {
@@ -258,6 +234,14 @@ void Lowering::copy(const Tensor& from, const Tensor& to) {
   GRAFT_ASSERT(from.shape() == to.shape());
   if (copy_on_device(from, to)) return;
   launch(kCopy, {from}, {to});
+}
+
+void copy_on_host(Launch& launch) {
+  launch.on_device = false;
+  launch.ggml_op = GGML_OP_CUSTOM;
+  launch.kernel = &kCopy;
+  launch.inputs[0] = expanded(launch.inputs[0], launch.outputs[0].shape());  // REPEAT has it unexpanded
+  launch.serial = has_little_work(launch);
 }
 
 Tensor Lowering::full(DType dtype, const Shape& shape, const Scalar& value) {

@@ -8,12 +8,13 @@
 #include <vector>
 
 #include "graft/graft.h"
-#include "lowering/plan.h"
+#include "ir/scalar.h"
+#include "lowering/launch.h"
 #include "lowering/tasks.h"
 
 namespace graft {
 
-// What a device other than the CPU can do; asked while a plan is made.
+// What a device other than the CPU can do, as operators query it while they are lowered.
 class DeviceOps {
  public:
   virtual ~DeviceOps() = default;
@@ -43,7 +44,7 @@ class Lowering {
   // The same with the dimensions in memory in the order that they have in `like`, which has the shape and is dense.
   Tensor allocate_like(DType dtype, const Tensor& like);
 
-  // Launches a kernel of ours. `inplace` names the inputs (by bit) whose memory output 0 may take over when nothing
+  // Launches a kernel of graft. `inplace` names the inputs (by bit) whose memory output 0 may take over when nothing
   // reads them later: only for kernels that read each element before they write the one at the same place.
   template <typename Attrs>
   void launch(const Kernel& kernel, std::vector<Tensor> inputs, std::vector<Tensor> outputs, const Attrs& attrs,
@@ -55,18 +56,14 @@ class Lowering {
   }
   void launch(const Kernel& kernel, std::vector<Tensor> inputs, std::vector<Tensor> outputs);
 
-  // Launches a ggml op. The caller has checked that ggml's kernel takes these dtypes and layouts (ggml aborts
-  // otherwise). Operands have rank at most 4 and are handed over with their sizes reversed, as ggml orders them.
-  void launch_ggml(int ggml_op, std::vector<Tensor> inputs, const Tensor& output,
-                   const std::array<std::int32_t, 16>& params = {}, std::uint32_t inplace = 0);
-
-  // The same for the plan's device: false, and nothing launched, when there is none or it lacks the op. The operator
-  // must have checked that ggml's op computes what PyTorch does; then it falls back to a kernel of ours.
+  // Launches a ggml op on the plan's device: false, and nothing launched, when there is none or it lacks the op. The
+  // operator must have checked that ggml's op computes what PyTorch does; it falls back to a kernel of graft. Operands
+  // have rank at most 4 and are handed over with their sizes reversed, as ggml orders them.
   bool launch_device(int ggml_op, std::vector<Tensor> inputs, const Tensor& output,
                      const std::array<std::int32_t, 16>& params = {}, std::uint32_t inplace = 0);
   bool has_device() const { return device_ != nullptr; }
   bool plain() const { return device_ && device_->is_cpu(); }
-  // The reason, of static storage, why ggml's op does not take the node; kernels of ours launched for it next keep it.
+  // The reason, of static storage, why ggml's op does not take the node; kernels of graft launched for it next keep it.
   // Always false.
   bool refused(std::string_view reason) {
     refusal_ = reason;
@@ -89,13 +86,13 @@ class Lowering {
   // A tensor with the elements of `tensor` that the node may overwrite in part: a copy, or in a node that updates a
   // state in place the state itself.
   Tensor writable(const Tensor& tensor);
-  // True for a state's own memory. What a node is about to overwrite there must be kept and `undo_*` be called, before
-  // the launch that writes: a run that fails leaves every state as it was.
-  bool in_state(const Tensor& tensor) const { return buffers_[tensor.buffer].segment == Segment::state; }
+  // True for a state's own memory. What a node is about to overwrite there must be kept and `sequence_.undo*` be
+  // called, before the launch that writes: a run that fails leaves every state as it was.
+  bool in_state(const Tensor& tensor) const { return sequence_.buffers[tensor.buffer].segment == Segment::state; }
   // The launch that puts the kept elements back. Its operands are kept to the end of the run.
   template <typename Attrs>
   void undo(const Kernel& kernel, std::vector<Tensor> inputs, std::vector<Tensor> outputs, const Attrs& attrs) {
-    const std::size_t mark = launches_.size();
+    const std::size_t mark = sequence_.launches.size();
     launch(kernel, std::move(inputs), std::move(outputs), attrs);
     take_undo(mark);
   }
@@ -105,12 +102,12 @@ class Lowering {
   template <typename Attrs>
   void launch_at_end(const Kernel& kernel, std::vector<Tensor> inputs, std::vector<Tensor> outputs,
                      const Attrs& attrs) {
-    const std::size_t mark = launches_.size();
+    const std::size_t mark = sequence_.launches.size();
     launch(kernel, std::move(inputs), std::move(outputs), attrs);
     hold_back(mark);
   }
 
-  // The most shares that a launch will be divided into; of a kernel whose shares meet, one for each thread.
+  // The most tasks that a phase of a launch will be divided into; a kernel that steals work has one for each thread.
   int max_tasks() const { return graft::max_tasks(max_threads_); }
   int max_threads() const { return max_threads_; }
   MatmulPrecision matmul_precision() const { return matmul_precision_; }
@@ -123,9 +120,8 @@ class Lowering {
     updates_state_ = updates_state;
   }
   BufferId add_buffer(const Buffer& buffer);
-  std::vector<Buffer>& buffers() { return buffers_; }
-  std::vector<Launch>& launches() { return launches_; }
-  std::vector<UndoLaunch>& undo_launches() { return undo_; }
+  // What has been lowered so far.
+  LaunchSequence& sequence() { return sequence_; }
   void launch_held_back();
 
  private:
@@ -136,10 +132,8 @@ class Lowering {
   void hold_back(std::size_t mark);
   bool copy_on_device(const Tensor& from, const Tensor& to);
 
-  std::vector<Buffer> buffers_;
-  std::vector<Launch> launches_;
+  LaunchSequence sequence_;
   std::vector<std::pair<Tensor, Tensor>> contiguous_copies_;  // (strided tensor, its copy)
-  std::vector<UndoLaunch> undo_;
   std::vector<Launch> held_back_;
   std::uint32_t node_ = 0;
   bool updates_state_ = false;
@@ -150,6 +144,9 @@ class Lowering {
   PlanLimits limits_;
   MatmulPrecision matmul_precision_;
 };
+
+// A copy by one of ggml's ops becomes one by graft's kernel, on the CPU.
+void copy_on_host(Launch& launch);
 
 // A weight stored as another float, as a tensor of that; any other tensor as it is.
 Tensor as_stored(const Tensor& tensor);

@@ -36,7 +36,7 @@ std::uint64_t touched_bytes(const Launch& launch) {
 }
 
 int tasks_per_thread(const Launch& launch) {
-  // Tasks that meet repeat some of each other's work, and divide it by themselves.
+  // Work stealing divides the work finer by itself; further tasks would only repeat what each prepares.
   if (launch.kernel != nullptr && launch.kernel->steals_work) return 1;
   const bool heavy = launch.kernel != nullptr && !launch.serial && touched_bytes(launch) >= kMinBytes;
   return heavy ? kMaxTasksPerThread : 1;

@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-#include "lowering/plan.h"
+#include "lowering/launch.h"
 
 namespace graft {
 

@@ -3,7 +3,7 @@
 #include <cstddef>
 #include <vector>
 
-#include "lowering/plan.h"
+#include "lowering/launch.h"
 
 namespace graft {
 
@@ -15,6 +15,6 @@ struct BufferUses {
 };
 
 // By buffer.
-std::vector<BufferUses> uses_of(const Plan& plan);
+std::vector<BufferUses> uses_of(const LaunchSequence& sequence);
 
 }  // namespace graft

@@ -9,8 +9,10 @@
 #include "lowering/kv_shape.h"
 #include "lowering/lowering.h"
 #include "lowering/tasks.h"
+#include "op/operator.h"
 #include "pass/launch/fuse.h"
 #include "pass/launch/merge_products.h"
+#include "pass/launch/order_for_stages.h"
 #include "plan/arena.h"
 #include "plan/arena_check.h"
 #include "plan/stages.h"
@@ -55,9 +57,9 @@ class Planner {
     if (device_) updates_state.assign(updates_state.size(), false);
     for (std::size_t i = 0; i < method_.nodes.size(); ++i) lower(method_.nodes[i], updates_state[i]);
     bind_outputs();
-    plan_.buffers = std::move(lowering_.buffers());
-    plan_.launches = std::move(lowering_.launches());
-    plan_.undo = std::move(lowering_.undo_launches());
+    plan_.buffers = std::move(lowering_.sequence().buffers);
+    plan_.launches = std::move(lowering_.sequence().launches);
+    plan_.undo = std::move(lowering_.sequence().undo);
     if (!lowering_.plain()) fuse_sums(plan_);
     drop_dead_launches();
     if (!lowering_.plain()) {
@@ -181,7 +183,7 @@ class Planner {
   void bind_outputs() {
     lowering_.begin_node(static_cast<std::uint32_t>(plan_.node_names.size()));
     plan_.node_names.push_back("output");
-    std::vector<bool> is_output(lowering_.buffers().size(), false);
+    std::vector<bool> is_output(lowering_.sequence().buffers.size(), false);
     std::vector<std::pair<Tensor, Tensor>> late_writes;  // into states and inputs, after everything else was read
     for (std::size_t i = 0; i < method_.outputs.size(); ++i) {
       const ir::Output& output = method_.outputs[i];
@@ -193,7 +195,7 @@ class Planner {
     }
     // A value read from a state or input that another late write changes must be saved before the first write.
     for (auto& [from, to] : late_writes) {
-      const Segment segment = lowering_.buffers()[from.buffer].segment;
+      const Segment segment = lowering_.sequence().buffers[from.buffer].segment;
       if (late_writes.size() > 1 && (segment == Segment::state || segment == Segment::input) &&
           from.buffer != to.buffer) {
         const Tensor saved = lowering_.allocate(from.dtype(), from.shape());
@@ -201,7 +203,7 @@ class Planner {
         from = saved;
       }
     }
-    plan_.commit_begin = static_cast<std::uint32_t>(lowering_.launches().size());
+    plan_.commit_begin = static_cast<std::uint32_t>(lowering_.sequence().launches.size());
     for (const auto& [from, to] : late_writes) lowering_.copy(from, to);
     lowering_.launch_held_back();
   }
@@ -254,8 +256,8 @@ class Planner {
       return;
     }
     const auto bytes = static_cast<std::int64_t>(out.desc.byte_count());
-    Buffer& buffer = lowering_.buffers()[value.buffer];
-    is_output.resize(lowering_.buffers().size(), false);
+    Buffer& buffer = lowering_.sequence().buffers[value.buffer];
+    is_output.resize(lowering_.sequence().buffers.size(), false);
     if (buffer.segment == Segment::arena && value.offset == 0 && value.desc.contiguous() && buffer.bytes == bytes &&
         !is_output[value.buffer]) {
       buffer.segment = Segment::output;

@@ -5,7 +5,7 @@
 #include "graft/graft.h"
 #include "ir/program.h"
 #include "lowering/lowering.h"
-#include "lowering/plan.h"
+#include "plan/plan.h"
 
 namespace graft {
 

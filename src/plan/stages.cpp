@@ -2,16 +2,12 @@
 
 #include <algorithm>
 #include <array>
-#include <iterator>
-#include <set>
 #include <utility>
 #include <vector>
 
 #include "base/check.h"
-#include "ggml.h"
-#include "kernel/elementwise/elementwise.h"
 #include "lowering/lowering.h"
-#include "lowering/tasks.h"
+#include "pass/launch/order_for_stages.h"
 
 namespace graft {
 namespace {
@@ -31,10 +27,6 @@ bool covers(const Tensor& tensor, const Buffer& buffer) {
   bool overlaps = false;  // a stride of 0 names an element twice
   for (int d = 0; d < tensor.rank(); ++d) overlaps = overlaps || (tensor.size(d) > 1 && tensor.stride(d) == 0);
   return !overlaps && tensor.offset + span.low == 0 && span.high - span.low == buffer.bytes;
-}
-
-bool is_copy(const Launch& launch) {
-  return !launch.kernel && (launch.ggml_op == GGML_OP_CPY || launch.ggml_op == GGML_OP_REPEAT);
 }
 
 class Cutter {
@@ -80,17 +72,9 @@ class Cutter {
     valid(id, side) = true;
   }
 
-  static void copy_on_host(Launch& launch) {
-    launch.on_device = false;
-    launch.ggml_op = GGML_OP_CUSTOM;
-    launch.kernel = &kCopy;
-    launch.inputs[0] = expanded(launch.inputs[0], launch.outputs[0].shape());  // REPEAT has it unexpanded
-    launch.serial = has_little_work(launch);
-  }
-
   void place(std::uint32_t i) {
     Launch& launch = plan_.launches[i];
-    if (launch.on_device && is_copy(launch)) {
+    if (launch.on_device && is_ggml_copy(launch)) {
       const BufferId from = launch.inputs[0].buffer;
       const BufferId to = launch.outputs[0].buffer;
       const bool commits = i >= plan_.commit_begin;
@@ -169,79 +153,7 @@ class Cutter {
   std::vector<std::vector<BufferId>> moved_;  // by stage: buffers to bring to its side
 };
 
-// What must run before what: a launch comes after those that wrote what it reads or writes, and after those that read
-// what it overwrites.
-struct Dependencies {
-  explicit Dependencies(const Plan& plan, std::size_t count) : after(count), waits(count, 0) {
-    struct Access {
-      std::int64_t writer = -1;
-      std::vector<std::uint32_t> readers;  // since it wrote
-    };
-    std::vector<Access> access(plan.buffers.size());
-    for (std::uint32_t i = 0; i < count; ++i) {
-      const Launch& launch = plan.launches[i];
-      for (const Tensor& t : launch.inputs) {
-        if (access[t.buffer].writer >= 0) add(static_cast<std::uint32_t>(access[t.buffer].writer), i);
-        access[t.buffer].readers.push_back(i);
-      }
-      for (const Tensor& t : launch.outputs) {
-        Access& a = access[t.buffer];
-        if (a.writer >= 0) add(static_cast<std::uint32_t>(a.writer), i);
-        for (const std::uint32_t reader : a.readers) add(reader, i);
-        a = {i, {}};
-      }
-    }
-  }
-  void add(std::uint32_t before, std::uint32_t i) {
-    if (before == i) return;
-    after[before].push_back(i);
-    ++waits[i];
-  }
-  std::vector<std::vector<std::uint32_t>> after;
-  std::vector<std::uint32_t> waits;
-};
-
-// The side where each launch will run: copies follow their source.
-std::vector<Side> sides(const Plan& plan, std::size_t count) {
-  std::vector<bool> there(plan.buffers.size());
-  for (BufferId id = 0; id < there.size(); ++id) there[id] = is_shared(plan.buffers[id].segment);
-  std::vector<Side> out;
-  for (std::size_t i = 0; i < count; ++i) {
-    const Launch& launch = plan.launches[i];
-    const bool copies = is_copy(launch) && !there[launch.inputs[0].buffer] && !there[launch.outputs[0].buffer];
-    out.push_back(launch.on_device && !copies ? Side::device : Side::host);
-    for (const Tensor& t : launch.outputs) there[t.buffer] = out.back() == Side::device;
-  }
-  return out;
-}
-
 }  // namespace
-
-void order_for_stages(Plan& plan) {
-  const std::size_t count = plan.commit_begin;
-  Dependencies dependencies(plan, count);
-  const std::vector<Side> side = sides(plan, count);
-  // Ready launches by side, in the plan's order.
-  std::array<std::set<std::uint32_t>, 2> ready;
-  const auto make_ready = [&](std::uint32_t i) { ready[static_cast<std::size_t>(side[i])].insert(i); };
-  for (std::uint32_t i = 0; i < count; ++i)
-    if (dependencies.waits[i] == 0) make_ready(i);
-  std::vector<Launch> ordered;
-  ordered.reserve(plan.launches.size());
-  std::size_t current = static_cast<std::size_t>(Side::host);
-  while (ordered.size() < count) {
-    if (ready[current].empty()) current = 1 - current;
-    GRAFT_ASSERT(!ready[current].empty());
-    const std::uint32_t i = *ready[current].begin();
-    ready[current].erase(ready[current].begin());
-    ordered.push_back(std::move(plan.launches[i]));
-    for (const std::uint32_t next : dependencies.after[i])
-      if (--dependencies.waits[next] == 0) make_ready(next);
-  }
-  std::move(plan.launches.begin() + static_cast<std::ptrdiff_t>(count), plan.launches.end(),
-            std::back_inserter(ordered));
-  plan.launches = std::move(ordered);
-}
 
 void cut_stages(Plan& plan, std::int64_t alignment) {
   GRAFT_ASSERT(plan.stages.empty() && alignment > 0 && (alignment & (alignment - 1)) == 0);

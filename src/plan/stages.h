@@ -2,13 +2,9 @@
 
 #include <cstdint>
 
-#include "lowering/plan.h"
+#include "plan/plan.h"
 
 namespace graft {
-
-// Brings launches of one side together, as far as what they read and write allows: a pass over the launches before
-// their lifetimes are known. Those from Plan::commit_begin on stay last.
-void order_for_stages(Plan& plan);
 
 // Cuts the launches of a plan into stages that run on the CPU or on the plan's device, in the plan's order, and finds
 // the transfers between them. Needs Launch::on_device, the allocations and the arena's layout; fills Plan::stages, the
@@ -18,8 +14,8 @@ void order_for_stages(Plan& plan);
 // on the host. After it: outputs, and the inputs and states that were written, on the host again; launches from
 // Plan::commit_begin on, which write them, stay on the CPU, so that nothing can fail once the first of them ran. A
 // buffer is moved whole, once, before the stage that needs it. A copy whose source is only on the host stays there, so
-// that it does not cost a transfer of its own: it becomes a launch of our kernel. `alignment`: of the device's memory,
-// a power of two.
+// that it does not cost a transfer of its own: it becomes a launch of graft's copy. `alignment`: of the device's
+// memory, a power of two.
 void cut_stages(Plan& plan, std::int64_t alignment);
 
 // Transfers of a plan in one direction, and their bytes, per run.

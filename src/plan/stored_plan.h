@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "lowering/plan.h"
 #include "plan/arena.h"
+#include "plan/plan.h"
 
 // Plans made ahead of time, as packages hold them. Only what planning decides is stored: where each piece of the arena
 // lies. Launches are always lowered from the verified graph, so a file can name no kernel and no argument of one, and

@@ -5,6 +5,7 @@
 
 #include "base/check.h"
 #include "lowering/lowering.h"
+#include "op/operator.h"
 
 namespace graft {
 

@@ -88,10 +88,10 @@ bool is_packed_conv(const Launch& launch) {
 
 class Fuser {
  public:
-  explicit Fuser(Plan& plan) : plan_(plan), uses_(uses_of(plan)) {}
+  explicit Fuser(LaunchSequence& sequence) : sequence_(sequence), uses_(uses_of(sequence)) {}
 
   void run() {
-    for (std::size_t i = 0; i < plan_.launches.size(); ++i)
+    for (std::size_t i = 0; i < sequence_.launches.size(); ++i)
       if (!add_residual(i)) finish(i);
   }
 
@@ -100,18 +100,18 @@ class Fuser {
   // nothing can tell whether that launch writes `to` instead.
   Launch* source(const Tensor& from, const Tensor& to) const {
     const BufferUses& sum = uses_[from.buffer];
-    if (plan_.buffers[from.buffer].segment != Segment::arena || sum.reads != 1 || sum.writes != 1) return nullptr;
-    const Segment target = plan_.buffers[to.buffer].segment;
+    if (sequence_.buffers[from.buffer].segment != Segment::arena || sum.reads != 1 || sum.writes != 1) return nullptr;
+    const Segment target = sequence_.buffers[to.buffer].segment;
     if ((target != Segment::arena && target != Segment::output) || uses_[to.buffer].writes != 1) return nullptr;
-    Launch& launch = plan_.launches[sum.writer];
+    Launch& launch = sequence_.launches[sum.writer];
     if (launch.outputs.size() != 1 || launch.outputs[0].buffer != from.buffer) return nullptr;
-    const bool whole = is_whole(from, plan_.buffers[from.buffer]) && is_whole(to, plan_.buffers[to.buffer]) &&
-                       is_whole(launch.outputs[0], plan_.buffers[from.buffer]) && same_layout(from.desc, to.desc);
+    const bool whole = is_whole(from, sequence_.buffers[from.buffer]) && is_whole(to, sequence_.buffers[to.buffer]) &&
+                       is_whole(launch.outputs[0], sequence_.buffers[from.buffer]) && same_layout(from.desc, to.desc);
     return whole ? &launch : nullptr;
   }
 
   void finish(std::size_t i) {
-    Launch& launch = plan_.launches[i];
+    Launch& launch = sequence_.launches[i];
     const std::optional<Finish> what = finish_of(launch);
     if (!what) return;
     Launch* sum = source(launch.inputs[0], launch.outputs[0]);
@@ -137,7 +137,7 @@ class Fuser {
 
   void take_output(Launch& sum, Launch& launch) {
     const BufferId to = launch.outputs[0].buffer;
-    uses_[to].writer = static_cast<std::size_t>(&sum - plan_.launches.data());
+    uses_[to].writer = static_cast<std::size_t>(&sum - sequence_.launches.data());
     sum.outputs[0].buffer = to;
     launch.outputs.clear();
   }
@@ -145,7 +145,7 @@ class Fuser {
   // A sum of a convolution's result and another tensor: the convolution adds that on the way out, in the place of the
   // addition, where the other tensor is there.
   bool add_residual(std::size_t i) {
-    Launch& launch = plan_.launches[i];
+    Launch& launch = sequence_.launches[i];
     const auto add = elementwise_f32(launch);
     if (!add || add->op != simd::ElementwiseOp::add || add->immediate_mask != 0 || add->params[0].f != 1) return false;
     if (launch.inputs[0].buffer == launch.inputs[1].buffer) return false;
@@ -172,19 +172,19 @@ class Fuser {
 
   // Whether a launch before `end` writes what this one reads.
   bool overwritten(const Launch& launch, std::size_t end) const {
-    for (auto i = static_cast<std::size_t>(&launch - plan_.launches.data()) + 1; i < end; ++i)
-      for (const Tensor& written : plan_.launches[i].outputs)
+    for (auto i = static_cast<std::size_t>(&launch - sequence_.launches.data()) + 1; i < end; ++i)
+      for (const Tensor& written : sequence_.launches[i].outputs)
         for (const Tensor& read : launch.inputs)
           if (written.buffer == read.buffer) return true;
     return false;
   }
 
-  Plan& plan_;
+  LaunchSequence& sequence_;
   std::vector<BufferUses> uses_;
 };
 
 }  // namespace
 
-void fuse_sums(Plan& plan) { Fuser(plan).run(); }
+void fuse_sums(LaunchSequence& sequence) { Fuser(sequence).run(); }
 
 }  // namespace graft

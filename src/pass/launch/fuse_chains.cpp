@@ -64,9 +64,10 @@ std::optional<ElementwiseAttrs> what_of(const Launch& launch) {
 
 class ChainFuser {
  public:
-  explicit ChainFuser(Plan& plan) : plan_(plan), chains_(plan.launches.size()), uses_(plan.buffers.size()) {
-    for (std::size_t i = 0; i < plan.launches.size(); ++i) {
-      const Launch& launch = plan.launches[i];
+  explicit ChainFuser(LaunchSequence& sequence)
+      : sequence_(sequence), chains_(sequence.launches.size()), uses_(sequence.buffers.size()) {
+    for (std::size_t i = 0; i < sequence.launches.size(); ++i) {
+      const Launch& launch = sequence.launches[i];
       chains_[i] = chain_of(launch);
       if (chains_[i]) {
         for (const Chain::Input& input : chains_[i]->inputs) ++uses_[input.tensor.buffer].reads;
@@ -78,12 +79,12 @@ class ChainFuser {
         uses_[t.buffer].writer = i;
       }
     }
-    for (const UndoLaunch& undo : plan.undo)
+    for (const UndoLaunch& undo : sequence.undo)
       for (const Tensor& t : undo.launch.inputs) ++uses_[t.buffer].reads;
   }
 
   void run() {
-    for (std::size_t i = 0; i < plan_.launches.size(); ++i) {
+    for (std::size_t i = 0; i < sequence_.launches.size(); ++i) {
       if (!chains_[i]) continue;
       while (grow(i)) {
       }
@@ -126,21 +127,21 @@ class ChainFuser {
   // The elementwise launch that writes `tensor` for launch i alone and may as well run at the place of that.
   std::optional<std::size_t> maker_for(std::size_t i, const Tensor& tensor) const {
     const Uses& uses = uses_[tensor.buffer];
-    if (plan_.buffers[tensor.buffer].segment != Segment::arena || uses.reads != 1 || uses.writes != 1)
+    if (sequence_.buffers[tensor.buffer].segment != Segment::arena || uses.reads != 1 || uses.writes != 1)
       return std::nullopt;
     const std::size_t maker = uses.writer;
     if (maker >= i || !chains_[maker]) return std::nullopt;
     // A launch that writes states cannot fail, and one before must not write them.
-    if ((maker < plan_.commit_begin) != (i < plan_.commit_begin)) return std::nullopt;
-    const Tensor& made = plan_.launches[maker].outputs[0];
-    const Tensor& out = plan_.launches[i].outputs[0];
+    if ((maker < sequence_.commit_begin) != (i < sequence_.commit_begin)) return std::nullopt;
+    const Tensor& made = sequence_.launches[maker].outputs[0];
+    const Tensor& out = sequence_.launches[i].outputs[0];
     if (!same_tensor(made, tensor) || made.shape() != out.shape()) return std::nullopt;
     for (const Chain::Input& input : chains_[maker]->inputs) {
       const BufferId buffer = input.tensor.buffer;
       if (buffer == out.buffer) return std::nullopt;
       if (uses_[buffer].writes == 0) continue;
       for (std::size_t between = maker + 1; between < i; ++between)
-        for (const Tensor& written : plan_.launches[between].outputs)
+        for (const Tensor& written : sequence_.launches[between].outputs)
           if (written.buffer == buffer) return std::nullopt;
     }
     return maker;
@@ -170,13 +171,13 @@ class ChainFuser {
     for (const Chain::Input& kept : joined.inputs) ++uses_[kept.tensor.buffer].reads;
     chains_[i] = std::move(joined);
     chains_[maker].reset();
-    plan_.launches[maker].outputs.clear();
+    sequence_.launches[maker].outputs.clear();
     return true;
   }
 
   void write(std::size_t i) {
     const Chain& chain = *chains_[i];
-    Launch& launch = plan_.launches[i];
+    Launch& launch = sequence_.launches[i];
     const Tensor& out = launch.outputs[0];
     ElementwiseChainAttrs attrs;
     attrs.inputs = static_cast<std::int32_t>(chain.inputs.size());
@@ -196,13 +197,13 @@ class ChainFuser {
     launch.serial = out.numel() * static_cast<std::int64_t>(attrs.steps) < kMinParallelElements;
   }
 
-  Plan& plan_;
+  LaunchSequence& sequence_;
   std::vector<std::optional<Chain>> chains_;  // by launch
   std::vector<Uses> uses_;
 };
 
 }  // namespace
 
-void fuse_chains(Plan& plan) { ChainFuser(plan).run(); }
+void fuse_chains(LaunchSequence& sequence) { ChainFuser(sequence).run(); }
 
 }  // namespace graft

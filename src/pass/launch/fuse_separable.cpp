@@ -53,11 +53,11 @@ class SeparableFuser {
   using Part = typename Attrs::Part;
 
  public:
-  explicit SeparableFuser(Plan& plan) : plan_(plan), uses_(uses_of(plan)) {}
+  explicit SeparableFuser(LaunchSequence& sequence) : sequence_(sequence), uses_(uses_of(sequence)) {}
 
   void run(int threads) {
-    for (std::size_t i = 0; i < plan_.launches.size(); ++i)
-      if (is_planar_depthwise(plan_.launches[i])) fuse(i, threads);
+    for (std::size_t i = 0; i < sequence_.launches.size(); ++i)
+      if (is_planar_depthwise(sequence_.launches[i])) fuse(i, threads);
   }
 
  private:
@@ -97,7 +97,7 @@ class SeparableFuser {
   }
 
   void fuse(std::size_t i, int threads) {
-    Launch& depthwise = plan_.launches[i];
+    Launch& depthwise = sequence_.launches[i];
     Launch* expand = maker_of(depthwise.inputs[0]);
     if (expand != nullptr && (!can_expand(*expand) || overwritten(*expand, i))) expand = nullptr;
     Launch* project = reader_of(depthwise.outputs[0]);
@@ -147,50 +147,52 @@ class SeparableFuser {
     fused.scratch_bytes = scratch_bytes(fused.inputs[0].desc, fused.outputs[0].desc, attrs, threads);
     Buffer scratch;
     scratch.bytes = fused.scratch_bytes;
-    fused.scratch = static_cast<BufferId>(plan_.buffers.size());
-    plan_.buffers.push_back(scratch);
+    fused.scratch = static_cast<BufferId>(sequence_.buffers.size());
+    sequence_.buffers.push_back(scratch);
     if (expand != nullptr) expand->outputs.clear();
     depthwise.outputs.clear();
     (project != nullptr ? *project : depthwise) = std::move(fused);
   }
 
-  std::size_t index_of(const Launch& launch) const { return static_cast<std::size_t>(&launch - plan_.launches.data()); }
+  std::size_t index_of(const Launch& launch) const {
+    return static_cast<std::size_t>(&launch - sequence_.launches.data());
+  }
 
   // The launch that wrote all of a tensor that nothing else reads.
   Launch* maker_of(const Tensor& tensor) {
     const BufferUses& uses = uses_[tensor.buffer];
     if (!between_two(tensor, uses)) return nullptr;
-    Launch& launch = plan_.launches[uses.writer];
+    Launch& launch = sequence_.launches[uses.writer];
     return launch.outputs.size() == 1 && same_tensor(launch.outputs[0], tensor) ? &launch : nullptr;
   }
   Launch* reader_of(const Tensor& tensor) {
     const BufferUses& uses = uses_[tensor.buffer];
     if (!between_two(tensor, uses)) return nullptr;
-    Launch& launch = plan_.launches[uses.reader];
+    Launch& launch = sequence_.launches[uses.reader];
     return !launch.inputs.empty() && same_tensor(launch.inputs[0], tensor) ? &launch : nullptr;
   }
   bool between_two(const Tensor& tensor, const BufferUses& uses) const {
-    return plan_.buffers[tensor.buffer].segment == Segment::arena && uses.reads == 1 && uses.writes == 1;
+    return sequence_.buffers[tensor.buffer].segment == Segment::arena && uses.reads == 1 && uses.writes == 1;
   }
 
   // Whether a launch after this one and before `end` writes what it reads.
   bool overwritten(const Launch& launch, std::size_t end) const {
     for (std::size_t i = index_of(launch) + 1; i < end; ++i)
-      for (const Tensor& written : plan_.launches[i].outputs)
+      for (const Tensor& written : sequence_.launches[i].outputs)
         for (const Tensor& read : launch.inputs)
           if (written.buffer == read.buffer) return true;
     return false;
   }
 
-  Plan& plan_;
+  LaunchSequence& sequence_;
   const std::vector<BufferUses> uses_;
 };
 
 }  // namespace
 
-void fuse_separable(Plan& plan, int threads) {
-  SeparableFuser<Floats>(plan).run(threads);
-  SeparableFuser<Bytes>(plan).run(threads);
+void fuse_separable(LaunchSequence& sequence, int threads) {
+  SeparableFuser<Floats>(sequence).run(threads);
+  SeparableFuser<Bytes>(sequence).run(threads);
 }
 
 }  // namespace graft

@@ -58,17 +58,17 @@ const Kind* kind_of(const Launch& launch) {
 
 class Merger {
  public:
-  explicit Merger(Plan& plan) : plan_(plan) {}
+  explicit Merger(LaunchSequence& sequence) : sequence_(sequence) {}
 
   void run() {
-    for (std::size_t first = 0; first < plan_.launches.size(); ++first) {
-      kind_ = kind_of(plan_.launches[first]);
+    for (std::size_t first = 0; first < sequence_.launches.size(); ++first) {
+      kind_ = kind_of(sequence_.launches[first]);
       if (kind_ == nullptr) continue;
-      members_ = {&plan_.launches[first]};
-      const std::size_t end = std::min(plan_.launches.size(), first + 1 + kReach);
+      members_ = {&sequence_.launches[first]};
+      const std::size_t end = std::min(sequence_.launches.size(), first + 1 + kReach);
       for (std::size_t i = first + 1; i < end && members_.size() < kind_->most; ++i) {
-        if (writes(plan_.launches[i], plan_.launches[first].inputs[0].buffer)) break;
-        if (fits(first, i)) members_.push_back(&plan_.launches[i]);
+        if (writes(sequence_.launches[i], sequence_.launches[first].inputs[0].buffer)) break;
+        if (fits(first, i)) members_.push_back(&sequence_.launches[i]);
       }
       if (members_.size() > 1) merge();
     }
@@ -86,18 +86,18 @@ class Merger {
   // Whether launch i may run at the place of `first`: what it reads besides the rows is there, and nothing in between
   // has to do with its result.
   bool fits(std::size_t first, std::size_t i) const {
-    const Launch &leader = plan_.launches[first], &launch = plan_.launches[i];
+    const Launch &leader = sequence_.launches[first], &launch = sequence_.launches[i];
     if (kind_of(launch) != kind_ || launch.kernel != leader.kernel) return false;
     if (!same_tensor(leader.inputs[0], launch.inputs[0]) || !kind_->fits(leader, launch)) return false;
     for (std::size_t k = 1; k < launch.inputs.size(); ++k) {
-      const Segment segment = plan_.buffers[launch.inputs[k].buffer].segment;
+      const Segment segment = sequence_.buffers[launch.inputs[k].buffer].segment;
       if (segment != Segment::weight && segment != Segment::constant) return false;
     }
     const BufferId result = launch.outputs[0].buffer;
-    const Segment segment = plan_.buffers[result].segment;
+    const Segment segment = sequence_.buffers[result].segment;
     if (segment != Segment::arena && segment != Segment::output) return false;
     for (std::size_t k = first; k < i; ++k)
-      if (touches(plan_.launches[k], result)) return false;
+      if (touches(sequence_.launches[k], result)) return false;
     return true;
   }
 
@@ -117,13 +117,13 @@ class Merger {
     leader.outputs = std::move(outputs);
   }
 
-  Plan& plan_;
+  LaunchSequence& sequence_;
   const Kind* kind_ = nullptr;  // of the products that are looked at
   std::vector<Launch*> members_;
 };
 
 }  // namespace
 
-void merge_products(Plan& plan) { Merger(plan).run(); }
+void merge_products(LaunchSequence& sequence) { Merger(sequence).run(); }
 
 }  // namespace graft

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "lowering/plan.h"
+#include "lowering/launch.h"
 
 namespace graft {
 
@@ -9,6 +9,6 @@ namespace graft {
 // to divide. The same numbers. A launch
 // that became part of another is left without outputs, for dropping dead launches to remove. Launches that nobody
 // needs must have been dropped.
-void merge_products(Plan& plan);
+void merge_products(LaunchSequence& sequence);
 
 }  // namespace graft

@@ -1,5 +1,5 @@
 #include "base/check.h"
-#include "lowering/plan.h"
+#include "lowering/launch.h"
 
 namespace graft {
 

@@ -1,0 +1,88 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "ir/program.h"
+#include "ir/scalar.h"
+#include "lowering/launch.h"
+
+namespace graft {
+
+// A row of the table of memory: everything with this id moves together when its base address changes.
+struct Allocation {
+  Segment segment = Segment::arena;
+  std::uint32_t index = 0;
+  std::int64_t bytes = 0;
+  std::uint32_t hits = 0;  // operands of launches that lie in it
+  bool mutated = false;    // an input that the run writes
+  // Plans of a device other than the CPU. Weights and constants have memory of their own there, shared by all sessions;
+  // everything else lies in the session's block on the device, at this offset.
+  bool on_device = false;
+  std::int64_t device_offset = 0;
+};
+
+// An output that may share memory with an input: it is first written when the input has been read for the last time.
+struct Alias {
+  std::uint32_t output = 0;  // allocation ids
+  std::uint32_t input = 0;
+  bool exact = false;  // only as the very same bytes: the last reader is the first writer
+};
+
+// How much a changed base costs to rewrite, cheapest first.
+enum class RefreshLevel : std::uint8_t { none, io, arena_and_io, all };
+RefreshLevel refresh_level(Segment segment);
+std::string_view name(RefreshLevel level);
+
+enum class Side : std::uint8_t { host, device };
+
+// Bytes that go from one side to the other in one copy. The device's bytes are one range of the session's block; on the
+// host they may lie in several allocations.
+struct Transfer {
+  struct Piece {
+    std::uint32_t allocation = 0;
+    std::int64_t offset = 0;  // bytes, in the allocation
+    std::int64_t bytes = 0;
+    std::int64_t at = 0;  // bytes, in the transfer
+  };
+  std::int64_t device_offset = 0;
+  std::int64_t bytes = 0;
+  std::vector<Piece> pieces;
+};
+
+// Launches [begin, end) on one side, after `transfers` to that side. The last stage of a plan may have no launches.
+struct Stage {
+  Side side = Side::host;
+  std::uint32_t begin = 0;
+  std::uint32_t end = 0;
+  std::vector<Transfer> transfers;
+};
+
+struct PlanOutput {
+  ir::OutputKind kind = ir::OutputKind::user;
+  std::uint32_t index = 0;
+  bool is_tensor = false;
+  TensorDesc desc;      // tensors
+  BufferId buffer = 0;  // tensors: buffer of segment output, state or input
+  bool is_none = false;
+  bool is_text = false;
+  Scalar scalar;  // numbers
+  std::string text;
+};
+
+// Everything a run of one method at one set of input sizes needs; immutable, shared by all sessions.
+struct Plan : LaunchSequence {
+  std::vector<std::int64_t> key;
+  std::vector<Allocation> allocations;
+  std::vector<Alias> aliases;
+  std::vector<PlanOutput> outputs;
+  std::int64_t arena_bytes = 0;
+  bool layout_was_stored = false;        // the planner had nothing to do
+  std::int64_t state_bytes_written = 0;  // by one run
+  std::vector<Stage> stages;             // empty: all launches run on the CPU
+  std::int64_t device_block_bytes = 0;   // of the session's block on the device
+};
+
+}  // namespace graft

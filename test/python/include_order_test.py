@@ -1,0 +1,49 @@
+"""The stages of src/ are layers: a source includes headers of its own folder and of those before it, nothing else."""
+
+import re
+from pathlib import Path
+
+SRC = Path(__file__).resolve().parents[2] / "src"
+LAYERS = (
+    "base ir weight package kernel lowering op pass plan exec device load session text llm serve cli python executorch"
+).split()
+
+# (source, header) that break the rule today. Only ever to shrink: a pair that no longer occurs fails the test.
+KNOWN = {
+    ("exec/executable.cpp", "device/device_run.h"),
+    ("ir/program.h", "weight/stored.h"),
+    ("weight/quantize.cpp", "kernel/matmul/panels.h"),
+    ("weight/weight_placer.cpp", "exec/thread_pool.h"),
+    ("weight/weight_placer.cpp", "kernel/matmul/panels.h"),
+    ("weight/weight_placer.cpp", "package/package.h"),
+    ("weight/weight_placer.h", "load/program_impl.h"),
+    ("weight/weights.cpp", "package/container.h"),
+}
+
+
+def is_test(path: str) -> bool:
+    name = path.rsplit("/", 1)[-1]
+    return name.startswith(("test_", "fuzz_")) or "_test." in name or "_test_util." in name
+
+
+def includes() -> list[tuple[str, str]]:
+    sources = (p for p in SRC.rglob("*") if p.suffix in (".h", ".cpp") and p.relative_to(SRC).parts[0] in LAYERS)
+    pairs = ((str(p.relative_to(SRC)), h) for p in sources for h in re.findall(r'^#include "(.+)"', p.read_text(), re.M))
+    return [(source, header) for source, header in pairs if header.split("/")[0] in LAYERS]
+
+
+def test_every_folder_is_a_layer():
+    assert {p.name for p in SRC.iterdir() if p.is_dir()} <= set(LAYERS)
+
+
+def test_a_source_includes_only_what_lies_below_it():
+    def layer(path):
+        return LAYERS.index(path.split("/")[0])
+
+    # A test of a low layer may build a whole session to see what the layer does there.
+    upwards = {(s, h) for s, h in includes() if layer(h) > layer(s) and not is_test(s)}
+    assert upwards == KNOWN
+
+
+def test_only_tests_include_helpers_of_tests():
+    assert [(s, h) for s, h in includes() if is_test(h) and not is_test(s)] == []
