@@ -171,6 +171,24 @@ def test_inspect_plan(folder: Path) -> None:
     assert entries == [a["hits"] for a in plan["allocations"]]
 
 
+def test_inspect_passes(folder: Path) -> None:
+    arguments = ("inspect", folder / "model.pte", "--passes", "--shape", "0=7,8", "--shape", "1=3")
+    text = good(*arguments)
+    assert "passes over the graph of forward" in text and "passes over the plan for the sizes [7,8,3]" in text
+    (method,) = json.loads(good(*arguments, "--json"))["methods"]
+    over_graph, over_launches = method["passes"], method["plans"][0]["passes"]
+    stages = ["read", "cut", "stored", "placed", "fold"]
+    assert sorted({p["stage"] for p in over_graph}, key=stages.index) == stages
+    assert {p["stage"] for p in over_launches} == {"launches"}
+    fused = next(p for p in over_launches if p["name"] == "fuse_epilogues")
+    assert fused["ran"] and fused["rewrites"] == 1  # gelu
+    dropped = next(p for p in over_launches if p["name"] == "drop_dead_launches")
+    assert dropped["before"] - dropped["after"] == dropped["rewrites"] == 1
+    assert over_launches[-1]["after"] == method["plans"][0]["launches"]
+    ordered = next(p for p in over_launches if p["name"] == "order_for_stages")
+    assert not ordered["ran"] and ordered["condition"] in text
+
+
 def test_inspect_plans_fixed_sizes_by_itself(tmp_path: Path) -> None:
     graft.export(Same(), (torch.randn(3, 5),), path=str(tmp_path / "m.pte"))
     assert "plan for the sizes [3,5]: 1 launch," in good("inspect", tmp_path / "m.pte")

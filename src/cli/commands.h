@@ -35,6 +35,7 @@ struct InspectArgs {
   std::vector<std::string> shapes;
   bool json = false;
   bool phases = false;
+  bool passes = false;
   bool plan = false;
   std::string html;  // a file
 };

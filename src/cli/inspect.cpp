@@ -167,6 +167,33 @@ void print_phases(const Program& program) {
             << after.graph_bytes << "\n";
 }
 
+// What each pass did to a graph or to the launches of a plan.
+void print_passes(const std::string& title, const Json& passes) {
+  Table table(
+      {{"pass"}, {"stage"}, {"rewrites", kRight}, {"before", kRight}, {"after", kRight}, {"did not run: only if"}});
+  for (const Json& pass : passes) {
+    const bool ran = pass["ran"].get<bool>();
+    table.add({pass["name"].get<std::string>(), pass["stage"].get<std::string>(),
+               ran ? count_text(pass["rewrites"]) : "-", count_text(pass["before"]), count_text(pass["after"]),
+               ran ? "" : pass["condition"].get<std::string>()});
+  }
+  std::cout << "  passes " << title << "\n" << table.text(4);
+}
+
+// Of a method, of its plans and, where it is cut, of its parts.
+void print_all_passes(const Json& method) {
+  print_passes("over the graph of " + printable(method["name"].get<std::string>()) + " (before, after: nodes)",
+               method["passes"]);
+  if (method.contains("plans"))
+    for (const Json& plan : method["plans"])
+      print_passes("over the plan for the sizes " + plan["sizes"].dump() + " (before, after: launches)",
+                   plan["passes"]);
+  if (!method.contains("steps")) return;
+  for (const Json& step : method["steps"])
+    for (const Json& part : step["parts"])
+      if (part.contains("passes")) print_all_passes(part);
+}
+
 void print_human(const Json& all, const Program& program, const std::optional<Counters>& counters) {
   const std::string device = all["device"].get<std::string>();
   const Json& weights = all["weights"];
@@ -279,6 +306,10 @@ void inspect(const InspectArgs& args) {
     std::cout << all.dump(2, ' ', false, Json::error_handler_t::replace) << "\n";
   } else {
     print_human(all, *program, planned ? std::optional(session.counters()) : std::nullopt);
+    if (args.passes) {
+      std::cout << "\n";
+      for (const Json& method : all["methods"]) print_all_passes(method);
+    }
     if (args.phases) print_phases(*program);
   }
 }

@@ -133,6 +133,8 @@ int dispatch(int argc, char** argv) {
   inspect_command->add_flag(
       "--phases", inspect_args.phases,
       "print what each phase of loading and planning took, and memory before and after shrinking");
+  inspect_command->add_flag("--passes", inspect_args.passes,
+                            "print what each pass over graphs and launches did, or what kept it out");
 
   CLI::App* devices_command = app.add_subcommand("devices", "List the devices of this build and machine.");
   devices_command->footer("Example:\n  graft devices");

@@ -131,6 +131,8 @@ struct KernelContext {
 // The inner loops in use: "avx512".
 std::string isa_name();
 
+struct Fusion;
+
 // A kernel of graft's own. `run` must not throw.
 struct Kernel {
   std::string_view name;  // "copy", "binary", "layer_norm": shown by `graft inspect`
@@ -148,6 +150,12 @@ struct Kernel {
   std::int64_t (*work)(const KernelContext&) = nullptr;
   // Tasks call KernelContext::for_chunks.
   bool steals_work = false;
+  // Which launches next to its own it can take over (kernel/fusion.h). Null: none.
+  const Fusion* fusion = nullptr;
+  // What a launch with these descriptors and attributes computes, shown behind the name. Null: the name says it.
+  std::string (*label)(const KernelContext&) = nullptr;
+  // Writes one element of the output for each of input 0, not all of them.
+  bool writes_by_input = false;
 };
 
 }  // namespace graft

@@ -66,6 +66,19 @@ Json describe_order(const Plan& plan) {
   return order;
 }
 
+Json describe_passes(const std::vector<PassReport>& reports) {
+  Json passes = Json::array();
+  for (const PassReport& report : reports) {
+    Json row{{"name", report.pass->name}, {"stage", name(report.pass->stage)}, {"ran", report.ran}};
+    if (!report.ran) row["condition"] = report.pass->condition;  // that does not hold
+    row["rewrites"] = report.rewrites;
+    row["before"] = report.before;
+    row["after"] = report.after;
+    passes.push_back(std::move(row));
+  }
+  return passes;
+}
+
 // Every piece of memory that launches touch: where it lies in its allocation, and when.
 Json describe_buffers(const Plan& plan) {
   Json buffers = Json::array();
@@ -126,6 +139,7 @@ Json describe(const Plan& plan, const ir::Program& graph, const std::string& dev
            {"devices", devices},
            {"ops", ops},
            {"nodes", describe_nodes(plan, graph)},
+           {"passes", describe_passes(plan.passes)},
            {"allocations", allocations}};
   if (has_kv_cache(graph.states)) {  // its sizes end the key
     const std::size_t n = plan.key.size() - kKvKeyNumbers;
@@ -169,9 +183,13 @@ Json describe(const LoadedMethod& method, const ir::Program& graph) {
     row["count"] = row["count"].get<int>() + 1;
     row["bytes"] = row["bytes"].get<std::uint64_t>() + w.byte_size;
   }
-  return {{"name", method.info.name}, {"inputs", inputs},
-          {"outputs", outputs},       {"ops", ops},
-          {"weights", weights},       {"folded_constants", method.constants.size()}};
+  return {{"name", method.info.name},
+          {"inputs", inputs},
+          {"outputs", outputs},
+          {"ops", ops},
+          {"weights", weights},
+          {"passes", describe_passes(method.passes)},
+          {"folded_constants", method.constants.size()}};
 }
 
 // The steps of a method that is cut, with the plans of their parts.
@@ -186,7 +204,10 @@ Json describe_steps(const Program::Impl& program, const LoadedMethod& method, bo
     for (const std::uint32_t index : step.parts) {
       const LoadedMethod& part = program.methods[index];
       const std::shared_ptr<const ir::Program> graph = program.graph(index);
-      Json out{{"name", part.info.name}, {"nodes", graph->methods[0].nodes.size()}, {"plans", Json::array()}};
+      Json out{{"name", part.info.name},
+               {"nodes", graph->methods[0].nodes.size()},
+               {"passes", describe_passes(part.passes)},
+               {"plans", Json::array()}};
       for (const auto& [owner, plan] : held)
         if (owner == index) out["plans"].push_back(describe(*plan, *graph, program.device, whole_plans));
       if (!part.steps.empty()) out["steps"] = describe_steps(program, part, whole_plans);

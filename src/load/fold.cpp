@@ -227,8 +227,8 @@ ir::Method cut_to(const ir::Method& constants, const std::vector<ir::ValueId>& r
 
 }  // namespace
 
-void fold_constants(ir::Program& graph, LoadedMethod& method, const PlanLimits& limits, ConstantPool& pool,
-                    const std::function<void(std::uint32_t weight)>& read) {
+std::size_t fold_constants(ir::Program& graph, LoadedMethod& method, const PlanLimits& limits, ConstantPool& pool,
+                           const std::function<void(std::uint32_t weight)>& read) {
   Folder(graph).run([&](const ir::Method& constants, const std::vector<ir::ValueId>& results) {
     if (results.empty()) return;
     const Expressions expressions(graph, constants, method.weights, pool);
@@ -253,9 +253,10 @@ void fold_constants(ir::Program& graph, LoadedMethod& method, const PlanLimits& 
     for (const ir::ValueId id : results)
       method.constants.push_back({pool.find(expressions.of(id)), graph.methods[0].values[id].name});
   });
+  return method.constants.size();
 }
 
-void fold_again(ir::Program& graph, const LoadedMethod& method) {
+std::size_t fold_again(ir::Program& graph, const LoadedMethod& method) {
   Folder(graph).run([&](const ir::Method&, const std::vector<ir::ValueId>& results) {
     bool same = results.size() == method.constants.size();
     for (std::size_t i = 0; same && i < results.size(); ++i) {
@@ -266,6 +267,7 @@ void fold_again(ir::Program& graph, const LoadedMethod& method) {
     GRAFT_CHECK(InvalidProgram, same, "method '", method.info.name,
                 "': the program changed since it was loaded: other constants are folded");
   });
+  return method.constants.size();
 }
 
 }  // namespace graft

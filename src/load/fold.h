@@ -41,12 +41,12 @@ class ConstantPool {
 // Constant folding: nodes that depend on weights alone run once, here, and their results become constants of the
 // method. Views stay views; results much larger than what they are made of are left to be computed, so that folding
 // never costs more memory than it saves work. `graph` has one method, that of `method`, whose weights are placed. Calls
-// read(weight) when a weight was read for constants, some megabytes of them at a time.
-void fold_constants(ir::Program& graph, LoadedMethod& method, const PlanLimits& limits, ConstantPool& pool,
-                    const std::function<void(std::uint32_t weight)>& read);
+// read(weight) when a weight was read for constants, some megabytes of them at a time. Returns the number of constants.
+std::size_t fold_constants(ir::Program& graph, LoadedMethod& method, const PlanLimits& limits, ConstantPool& pool,
+                           const std::function<void(std::uint32_t weight)>& read);
 
 // The same to a graph that was read again: which nodes are folded depends on the graph alone, and their results are
 // there. Throws InvalidProgram when they are not those of this graph.
-void fold_again(ir::Program& graph, const LoadedMethod& method);
+std::size_t fold_again(ir::Program& graph, const LoadedMethod& method);
 
 }  // namespace graft

@@ -15,8 +15,6 @@
 #include "lowering/kv_shape.h"
 #include "op/operator.h"
 #include "package/package.h"
-#include "pass/graph/kv_cache.h"
-#include "pass/graph/stored_weights.h"
 #include "weight/weight_placer.h"
 
 namespace graft {
@@ -35,6 +33,10 @@ void check_operators(const ir::Program& program) {
     GRAFT_CHECK(Unsupported, reason.empty(), "method '", method.name, "': node ", node.name, " (",
                 program.op_of(node).target, ") cannot run: ", reason);
   }
+}
+
+void append(std::vector<PassReport>& to, std::vector<PassReport> more) {
+  to.insert(to.end(), more.begin(), more.end());
 }
 
 // A program on its way through the phases of its load. What it holds is freed when one of them throws.
@@ -65,11 +67,13 @@ class Loader {
   // The graphs, with one method each; valid. Parts of those that are cut come behind all of them.
   void set_graphs(std::vector<ir::Program> wholes) {
     std::vector<std::vector<Part>> parts;
+    std::vector<std::vector<PassReport>> reports;  // of whole methods
     for (ir::Program& whole : wholes) {
-      add_kv_cache(whole);
-      ir::verify(whole);
+      GraphPasses passes{whole, impl_->pass_options(), impl_->partition};
+      reports.push_back(run_graph_passes(PassStage::read, passes));
       check_operators(whole);
-      parts.push_back(partition(std::move(whole), impl_->partition));
+      append(reports.back(), run_graph_passes(PassStage::cut, passes));
+      parts.push_back(std::move(passes.parts));
     }
     impl_->public_methods = parts.size();
     std::size_t behind = parts.size();
@@ -87,6 +91,7 @@ class Loader {
       method.source = static_cast<std::uint32_t>(source);
       method.part = static_cast<std::uint32_t>(p);
       method.steps = std::move(part.steps);
+      if (p == 0) method.passes = std::move(reports[source]);
       if (!method.steps.empty()) {
         const ir::Method& whole = part.graph.methods[0];
         method.signature.values = whole.values.size();
@@ -129,9 +134,10 @@ class Loader {
         method.stored.push_back(*found.back().stored);
         ir::set_stored(weight, *found.back().stored);
       }
-      const std::vector<ConvertedWeight> converted = convert_stored_weights(graph, impl_->on_device != nullptr);
+      GraphPasses passes{graph, impl_->pass_options()};
+      append(method.passes, run_graph_passes(PassStage::stored, passes));
       method.weights.assign(graph.weights.size(), nullptr);
-      for (const ConvertedWeight& c : converted)
+      for (const ConvertedWeight& c : passes.converted)
         method.weights[c.weight] = placer_.converted(graph.weights[c.weight], found[c.source]);
       for (std::size_t i = 0; i < found.size(); ++i)
         if (!method.weights[i]) method.weights[i] = place(graph.weights[i], found[i]);
@@ -175,16 +181,21 @@ class Loader {
   std::uint64_t fold() {
     ConstantPool pool;
     for (std::size_t i = 0; i < graphs_.size(); ++i) {
-      if (!impl_->methods[i].steps.empty()) continue;
-      run_passes(graphs_[i], uniform_weights(graphs_[i], impl_->methods[i]), impl_->pass_options());
+      LoadedMethod& method = impl_->methods[i];
+      if (!method.steps.empty()) continue;
+      GraphPasses passes{graphs_[i], impl_->pass_options()};
+      passes.uniform = uniform_weights(graphs_[i], method);
+      passes.fold = [&] {
+        return fold_constants(graphs_[i], method, impl_->limits, pool, [&](std::uint32_t weight) {
+          if (weight >= found_[i].size()) return;  // a conversion
+          // Whatever else reads them reads the pages again.
+          const FoundWeight& found = found_[i][weight];
+          if (found.file) found.file->release(found.bytes);
+        });
+      };
+      append(method.passes, run_graph_passes(PassStage::placed, passes));
       check_operators(graphs_[i]);
-      fold_constants(graphs_[i], impl_->methods[i], impl_->limits, pool, [&](std::uint32_t weight) {
-        if (weight >= found_[i].size()) return;  // a conversion
-        // Whatever else reads them reads the pages again.
-        const FoundWeight& found = found_[i][weight];
-        if (found.file) found.file->release(found.bytes);
-      });
-      ir::verify(graphs_[i]);  // each pass over the IR leaves it valid
+      append(method.passes, run_graph_passes(PassStage::fold, passes));
     }
     impl_->weight_stats.constant_bytes = pool.bytes();
     release_weights();

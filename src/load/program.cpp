@@ -7,8 +7,6 @@
 #include "graft/graft.h"
 #include "load/fold.h"
 #include "load/program_impl.h"
-#include "pass/graph/kv_cache.h"
-#include "pass/graph/stored_weights.h"
 
 namespace graft {
 namespace {
@@ -195,20 +193,25 @@ std::shared_ptr<const ir::Program> Program::Impl::graph(std::uint32_t index) con
   for (const auto& file : files) file->check_unchanged();
   ir::Program whole = read_method(method.source);
   ir::verify(whole);
-  add_kv_cache(whole);
-  std::vector<Part> parts = graft::partition(std::move(whole), partition);
+  GraphPasses whole_passes{whole, pass_options(), partition};
+  run_graph_passes(PassStage::read, whole_passes);
+  run_graph_passes(PassStage::cut, whole_passes);
+  std::vector<Part>& parts = whole_passes.parts;
   GRAFT_CHECK(InvalidProgram, method.part < parts.size() && parts[method.part].steps.size() == method.steps.size(),
               "method '", method.info.name, "' of ", source, " changed since it was loaded");
   auto again = std::make_shared<ir::Program>(std::move(parts[method.part].graph));
   GRAFT_CHECK(InvalidProgram, again->methods.size() == 1 && fits(*again, method, states), "method '", method.info.name,
               "' of ", source, " changed since it was loaded");
   for (std::size_t i = 0; i < method.stored.size(); ++i) ir::set_stored(again->weights[i], method.stored[i]);
-  convert_stored_weights(*again, on_device != nullptr);
+  GraphPasses passes{*again, pass_options()};
+  run_graph_passes(PassStage::stored, passes);
   for (std::size_t i = 0; i < method.panel_bytes.size(); ++i)
     if (method.panel_bytes[i] > 0) ir::set_panels(again->weights[i], method.panel_bytes[i]);
   if (method.steps.empty()) {
-    run_passes(*again, uniform_weights(*again, method), pass_options());
-    fold_again(*again, method);
+    passes.uniform = uniform_weights(*again, method);
+    passes.fold = [&] { return fold_again(*again, method); };
+    run_graph_passes(PassStage::placed, passes);
+    run_graph_passes(PassStage::fold, passes);
   }
   method.graph->made = again;
   ++graphs_read_again;

@@ -18,7 +18,7 @@
 #include "kernel/matmul/packed_pairs_vec.h"
 #include "load/phases.h"
 #include "pass/graph/partition.h"
-#include "pass/graph/passes.h"
+#include "pass/pipeline.h"
 #include "plan/make_plan.h"
 #include "plan/stored_plan.h"
 #include "weight/weights.h"
@@ -58,7 +58,8 @@ struct LoadedMethod {
     std::vector<ir::Input> inputs;
     std::vector<ir::Arg> outputs;  // by position
   };
-  Signature signature;  // of a method that is cut
+  Signature signature;             // of a method that is cut
+  std::vector<PassReport> passes;  // over its graph while it was loaded
 
   // What only planning needs.
   struct Graph {
@@ -150,11 +151,11 @@ struct Program::Impl {
   mutable std::atomic<std::uint64_t> plans_made = 0, plans_loaded = 0, plans_stale = 0;
 
   bool has_kv_cache() const;
-  // Operators that only kernels of ours have whole are left in the parts that ggml has.
-  bool keeps_parts() const { return on_device || plain; }
   PassOptions pass_options() const {
-    return {keeps_parts(), pack_linear_layers,
-            matmul_precision == MatmulPrecision::medium && simd::packed_pairs() != nullptr};
+    return {.on_device = on_device != nullptr,
+            .plain = plain != nullptr,
+            .pack_linear_layers = pack_linear_layers,
+            .in_bf16 = matmul_precision == MatmulPrecision::medium && simd::packed_pairs() != nullptr};
   }
   // Index of the method. Throws NotFound, listing the methods there are.
   std::uint32_t find(std::string_view name) const;

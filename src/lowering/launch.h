@@ -3,12 +3,10 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "base/check.h"
 #include "kernel/kernel.h"
 #include "lowering/tensor.h"
 
@@ -47,20 +45,6 @@ struct Launch {
   std::string_view refused;
 };
 
-// The POD of a kernel of graft as it is, or its first part where it begins with an Attrs.
-template <typename Attrs>
-Attrs attrs_of(const Launch& launch) {
-  GRAFT_ASSERT(launch.attrs.size() >= sizeof(Attrs));
-  Attrs attrs;
-  std::memcpy(&attrs, launch.attrs.data(), sizeof(attrs));
-  return attrs;
-}
-template <typename Attrs>
-void set_attrs(Launch& launch, const Attrs& attrs) {
-  GRAFT_ASSERT(launch.attrs.size() >= sizeof(Attrs));
-  std::memcpy(launch.attrs.data(), &attrs, sizeof(attrs));
-}
-
 // What a kernel of graft can tell of a launch before memory is bound: its context with descriptors and attributes
 // alone. Refers to the launch.
 class DescribedLaunch {
@@ -80,6 +64,11 @@ class DescribedLaunch {
   std::vector<TensorDesc> inputs_, outputs_;
   KernelContext context_;
 };
+
+// What the launch's kernel declares to passes; null for ggml's ops and for kernels that declare nothing.
+inline const Fusion* fusion_of(const Launch& launch) {
+  return launch.kernel != nullptr && !launch.on_device ? launch.kernel->fusion : nullptr;
+}
 
 // Which code runs a launch: "ggml MUL_MAT" or "graft layer_norm".
 std::string kernel_name(const Launch& launch);

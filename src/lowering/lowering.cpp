@@ -15,10 +15,9 @@ std::string_view name(Segment segment) {
 }
 
 std::string kernel_name(const Launch& launch) {
-  if (launch.kernel == &kElementwiseChain)
-    return str("graft elementwise_chain: ", chain_text(attrs_of<ElementwiseChainAttrs>(launch)));
-  return launch.kernel ? "graft " + std::string(launch.kernel->name)
-                       : std::string("ggml ") + ggml_op_name(static_cast<ggml_op>(launch.ggml_op));
+  if (launch.kernel == nullptr) return std::string("ggml ") + ggml_op_name(static_cast<ggml_op>(launch.ggml_op));
+  const std::string name = "graft " + std::string(launch.kernel->name);
+  return launch.kernel->label ? name + ": " + launch.kernel->label(DescribedLaunch(launch).context()) : name;
 }
 
 bool is_dense(const TensorDesc& desc) {

@@ -19,4 +19,28 @@ std::vector<BufferUses> uses_of(const LaunchSequence& sequence) {
   return uses;
 }
 
+bool is_overwritten(const LaunchSequence& sequence, const Launch& launch, std::size_t end) {
+  for (auto i = static_cast<std::size_t>(&launch - sequence.launches.data()) + 1; i < end; ++i)
+    for (const Tensor& written : sequence.launches[i].outputs)
+      for (const Tensor& read : launch.inputs)
+        if (written.buffer == read.buffer) return true;
+  return false;
+}
+
+void find_lifetimes(LaunchSequence& sequence) {
+  for (Buffer& b : sequence.buffers) b.first_use = b.last_use = -1;
+  for (std::size_t i = 0; i < sequence.launches.size(); ++i) {
+    for_each_buffer(sequence.launches[i], [&](BufferId id) {
+      Buffer& b = sequence.buffers[id];
+      if (b.first_use < 0) b.first_use = static_cast<std::int32_t>(i);
+      b.last_use = static_cast<std::int32_t>(i);
+    });
+  }
+  // What an undo reads is kept to the end of the run, and beyond it.
+  for (UndoLaunch& undo : sequence.undo)
+    for_each_buffer(undo.launch, [&](BufferId id) {
+      sequence.buffers[id].last_use = static_cast<std::int32_t>(sequence.launches.size());
+    });
+}
+
 }  // namespace graft

@@ -7,7 +7,7 @@
 
 namespace graft {
 
-// Who touches a buffer of a plan.
+// Who touches a buffer of a launch sequence.
 struct BufferUses {
   std::size_t reads = 0;               // inputs of launches and of what undoes them
   std::size_t writes = 0;              // outputs of launches
@@ -16,5 +16,19 @@ struct BufferUses {
 
 // By buffer.
 std::vector<BufferUses> uses_of(const LaunchSequence& sequence);
+
+// Whether a launch after this one, which is one of the sequence, and before launch `end` writes what it reads.
+bool is_overwritten(const LaunchSequence& sequence, const Launch& launch, std::size_t end);
+
+// Calls visit(BufferId&) for each operand of the launch and for its scratch.
+template <typename Visit>
+void for_each_buffer(Launch& launch, Visit&& visit) {
+  for (Tensor& t : launch.inputs) visit(t.buffer);
+  for (Tensor& t : launch.outputs) visit(t.buffer);
+  if (launch.scratch_bytes > 0) visit(launch.scratch);
+}
+
+// Sets Buffer::first_use and last_use of all buffers.
+void find_lifetimes(LaunchSequence& sequence);
 
 }  // namespace graft

@@ -1,48 +1,132 @@
-#include "pass/graph/passes.h"
+#include "pass/pipeline.h"
 
-#include <algorithm>
-#include <vector>
+#include <array>
+#include <utility>
+
+#include "base/check.h"
+#include "pass/graph/kv_cache.h"
+#include "pass/launch/passes.h"
 
 namespace graft {
+namespace {
 
-bool is_kept_at_load(std::int64_t input_bytes, std::int64_t result_bytes) {
-  constexpr std::int64_t kAlwaysKept = 64 * 1024;  // bytes
-  constexpr std::int64_t kMaxGrowth = 2;
-  return result_bytes <= kAlwaysKept || result_bytes / kMaxGrowth + result_bytes % kMaxGrowth <= input_bytes;
+constexpr std::string_view kKernels = "graft's kernels run the program, not ggml's ops";
+constexpr std::string_view kNotPlain = "the lowering is not plain";
+
+bool kernels(const PassOptions& options) { return !options.keeps_parts(); }
+bool not_plain(const PassOptions& options) { return !options.plain; }
+bool packs_linear_layers(const PassOptions& options) { return kernels(options) && options.pack_linear_layers; }
+bool on_device(const PassOptions& options) { return options.on_device; }
+
+template <std::size_t (*pass)(ir::Program&)>
+std::size_t graph_pass(GraphPasses& passes) {
+  return pass(passes.graph);
+}
+template <std::size_t (*pass)(ir::Program&, const UniformWeight&)>
+std::size_t weight_pass(GraphPasses& passes) {
+  return pass(passes.graph, passes.uniform);
+}
+template <std::size_t (*pass)(LaunchSequence&)>
+std::size_t launch_pass(LaunchSequence& sequence, const PassOptions&) {
+  return pass(sequence);
 }
 
-void drop_dead_nodes(ir::Program& program) {
-  for (ir::Method& method : program.methods) {
-    std::vector<bool> read(method.values.size(), false);
-    const auto mark = [&](ir::ValueId id) { read[id] = true; };
-    for (const ir::Output& output : method.outputs) ir::for_each_value(output.arg, mark);
-    for (auto node = method.nodes.rbegin(); node != method.nodes.rend(); ++node) {
-      const bool writes = program.op_of(*node).target.starts_with("graft.cache");  // the cache, beside its result
-      if (!writes && std::ranges::none_of(node->outputs, [&](ir::ValueId id) { return read[id]; })) {
-        node->outputs.clear();
-        continue;
-      }
-      ir::for_each_value(*node, mark);
+std::size_t run_partition(GraphPasses& passes) {
+  passes.parts = partition(std::exchange(passes.graph, {}), passes.partition);
+  return passes.parts.size() - 1;
+}
+std::size_t convert(GraphPasses& passes) {
+  passes.converted = convert_stored_weights(passes.graph, passes.options.on_device);
+  return passes.converted.size();
+}
+std::size_t pack_linears(GraphPasses& passes) { return pack_linear_layers(passes.graph, passes.options.in_bf16); }
+std::size_t run_fold(GraphPasses& passes) { return passes.fold(); }
+std::size_t separate(LaunchSequence& sequence, const PassOptions& options) {
+  return fuse_separable(sequence, options.threads);
+}
+
+using enum PassStage;
+constexpr auto kList = std::to_array<Pass>({
+    // name, stage, condition in words, condition, over graphs, over launches
+    {"add_kv_cache", read, "", nullptr, graph_pass<add_kv_cache>},
+    {"add_source_cache", read, "", nullptr, graph_pass<add_source_cache>},
+    {"expand_masks", cut, "", nullptr, graph_pass<expand_masks>},
+    {"partition", cut, "", nullptr, run_partition},
+    {"convert_stored_weights", stored, "", nullptr, convert},
+    {"inline_scalars", placed, "", nullptr, weight_pass<inline_scalars>},
+    {"fuse_quantized", placed, kKernels, kernels, graph_pass<fuse_quantized>},
+    {"pack_quantized_convolutions", placed, kKernels, kernels, weight_pass<pack_quantized_convolutions>},
+    {"fuse_rms_norm", placed, "", nullptr, graph_pass<fuse_rms_norm>},
+    {"fuse_rope", placed, kKernels, kernels, graph_pass<fuse_rope>},
+    {"pack_convolutions", placed, kKernels, kernels, graph_pass<pack_convolutions>},
+    {"pack_linear_layers", placed, "graft's kernels run the program, and weights may be packed", packs_linear_layers,
+     pack_linears},
+    {"fold_constants", fold, "", nullptr, run_fold},
+    {"fuse_epilogues", launches, kNotPlain, not_plain, nullptr, launch_pass<fuse_epilogues>},
+    {"drop_dead_launches", launches, "", nullptr, nullptr, launch_pass<drop_dead_launches>},
+    {"fuse_separable", launches, kNotPlain, not_plain, nullptr, separate},
+    {"merge_products", launches, kNotPlain, not_plain, nullptr, launch_pass<merge_products>},
+    {"fuse_chains", launches, kNotPlain, not_plain, nullptr, launch_pass<fuse_chains>},
+    {"drop_dead_launches", launches, kNotPlain, not_plain, nullptr, launch_pass<drop_dead_launches>},
+    {"order_for_stages", launches, "the program runs on a device", on_device, nullptr, launch_pass<order_for_stages>},
+    {"merge_inplace", launches, "", nullptr, nullptr, launch_pass<merge_inplace>},
+});
+
+std::size_t node_count(const GraphPasses& passes) {
+  std::size_t count = 0;
+  for (const ir::Method& method : passes.graph.methods) count += method.nodes.size();
+  for (const Part& part : passes.parts)
+    for (const ir::Method& method : part.graph.methods) count += method.nodes.size();
+  return count;
+}
+
+// Runs the passes of a stage by run(pass), counting what there is by count().
+template <typename Count, typename Run>
+std::vector<PassReport> run_stage(PassStage stage, const PassOptions& options, const Count& count, const Run& run) {
+  std::vector<PassReport> reports;
+  for (const Pass& pass : kList) {
+    if (pass.stage != stage) continue;
+    PassReport report{&pass};
+    report.before = report.after = count();
+    report.ran = pass.applies == nullptr || pass.applies(options);
+    if (report.ran) {
+      report.rewrites = run(pass);
+      report.after = count();
     }
-    std::erase_if(method.nodes, [](const ir::Node& node) { return node.outputs.empty(); });
+    reports.push_back(report);
   }
+  return reports;
 }
 
-void run_passes(ir::Program& program, const UniformWeight& uniform, const PassOptions& options) {
-  const auto run = [&](void (*pass)(ir::Program&)) {
-    pass(program);
+}  // namespace
+
+std::string_view name(PassStage stage) {
+  constexpr std::string_view names[] = {"read", "cut", "stored", "placed", "fold", "launches"};
+  return names[static_cast<std::size_t>(stage)];
+}
+
+std::span<const Pass> pass_list() { return kList; }
+
+std::vector<PassReport> run_graph_passes(PassStage stage, GraphPasses& passes) {
+  GRAFT_ASSERT(stage != PassStage::launches);
+  const bool verifies = stage != PassStage::cut && stage != PassStage::stored;
+  std::vector<PassReport> reports = run_stage(
+      stage, passes.options, [&] { return node_count(passes); },
+      [&](const Pass& pass) {
+        const std::size_t rewrites = pass.graph(passes);
 #ifndef NDEBUG
-    ir::verify(program);
+        if (verifies) ir::verify(passes.graph);
 #endif
-  };
-  inline_scalars(program, uniform);
-  if (!options.on_device) run(fuse_quantized);
-  if (!options.on_device) pack_quantized_convolutions(program, uniform);
-  run(fuse_rms_norm);
-  if (!options.on_device) run(fuse_rope);
-  if (!options.on_device) run(pack_convolutions);
-  if (!options.on_device && options.pack_linear_layers) pack_linear_layers(program, options.in_bf16);
-  ir::verify(program);
+        return rewrites;
+      });
+  if (verifies) ir::verify(passes.graph);
+  return reports;
+}
+
+std::vector<PassReport> run_launch_passes(LaunchSequence& sequence, const PassOptions& options) {
+  return run_stage(
+      PassStage::launches, options, [&] { return sequence.launches.size(); },
+      [&](const Pass& pass) { return pass.launches(sequence, options); });
 }
 
 }  // namespace graft

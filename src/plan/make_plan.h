@@ -5,16 +5,10 @@
 #include "graft/graft.h"
 #include "ir/program.h"
 #include "lowering/lowering.h"
+#include "plan/inputs.h"
 #include "plan/plan.h"
 
 namespace graft {
-
-// One user input of a call: a tensor's dtype and sizes, or a number.
-struct InputDesc {
-  bool is_tensor = true;
-  TensorDesc desc;  // contiguous
-  Scalar scalar;
-};
 
 struct StoredPlan;
 
@@ -26,20 +20,6 @@ struct PlanOptions {
   PlanLimits limits;
   MatmulPrecision matmul_precision = MatmulPrecision::highest;
 };
-
-// Positions of the user's flattened arguments. Those that the graph does not read (None, a constant) have no value.
-std::size_t user_input_count(const ir::Method& method);
-
-// Checks the inputs (one per position) against the method's declared dtypes, ranks and ranges. Throws InvalidArgument
-// naming the input.
-void check_inputs(const ir::Method& method, std::span<const InputDesc> inputs);
-
-// The shape key: what must be equal for a plan to serve a call again. Sizes of the tensors, values of the numbers and,
-// of a program with a cache of keys and values, its sizes and type.
-std::vector<std::int64_t> plan_key(std::span<const InputDesc> inputs);
-void append_kv_key(const KvOptions& kv, std::vector<std::int64_t>& key);
-inline constexpr std::size_t kKvKeyNumbers = 5;  // that append_kv_key adds
-bool has_kv_cache(std::span<const ir::State> states);
 
 // Makes the plan of a method for these inputs: runs the shape rules forward, lowers every node, lays out the arena.
 // Pure: depends on the arguments alone. Throws InvalidArgument where the shapes cannot work, InvalidProgram where a

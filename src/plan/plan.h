@@ -8,6 +8,7 @@
 #include "ir/program.h"
 #include "ir/scalar.h"
 #include "lowering/launch.h"
+#include "pass/pipeline.h"
 
 namespace graft {
 
@@ -83,6 +84,7 @@ struct Plan : LaunchSequence {
   std::int64_t state_bytes_written = 0;  // by one run
   std::vector<Stage> stages;             // empty: all launches run on the CPU
   std::int64_t device_block_bytes = 0;   // of the session's block on the device
+  std::vector<PassReport> passes;        // over its launches
 };
 
 }  // namespace graft

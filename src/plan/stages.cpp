@@ -7,7 +7,7 @@
 
 #include "base/check.h"
 #include "lowering/lowering.h"
-#include "pass/launch/order_for_stages.h"
+#include "pass/launch/passes.h"
 
 namespace graft {
 namespace {

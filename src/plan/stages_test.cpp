@@ -6,7 +6,7 @@
 #include "ggml.h"
 #include "kernel/elementwise/elementwise.h"
 #include "lowering/lowering.h"
-#include "pass/launch/order_for_stages.h"
+#include "pass/launch/passes.h"
 
 namespace graft {
 namespace {

@@ -1,5 +1,7 @@
 #include "kernel/conv/packed_conv.h"
 
+#include "kernel/conv/separable_conv.h"
+
 #include <algorithm>
 #include <array>
 #include <span>
@@ -329,18 +331,76 @@ i64 packed_depthwise_scratch_bytes(const PackedConvAttrs& attrs, int threads) {
   return threads * kLinesAtOnce * attrs.kernel[0] * attrs.kernel[1] * static_cast<i64>(sizeof(const float*));
 }
 
+bool take_epilogue(PackedConvAttrs& attrs, const Epilogue& epilogue) {
+  if (attrs.activation != simd::Activation::none || attrs.clamps != 0) return false;
+  attrs.activation = epilogue.activation;
+  attrs.clamps = epilogue.clamps ? 1 : 0;
+  attrs.low = epilogue.low;
+  attrs.high = epilogue.high;
+  return true;
+}
+
+bool take_residual(PackedConvAttrs& attrs) {
+  if (attrs.activation != simd::Activation::none || attrs.clamps != 0 || attrs.has_residual != 0) return false;
+  attrs.has_residual = 1;
+  return true;
+}
+
+bool linear_can_merge(const KernelContext& ctx) { return ctx.attrs<PackedConvAttrs>().has_residual == 0; }
+
+bool linears_fit_together(const KernelContext& a, const KernelContext& b) { return a.out().shape == b.out().shape; }
+
+AttrBytes merged_linears(std::span<const KernelContext* const> launches) {
+  PackedLinearsAttrs attrs;
+  for (const KernelContext* launch : launches)
+    attrs.layers[static_cast<std::size_t>(attrs.count++)] = launch->attrs<PackedConvAttrs>();
+  return bytes_of_attrs(attrs);
+}
+
+namespace {
+
+constexpr auto kTakeEpilogue = take_epilogue_of<PackedConvAttrs, take_epilogue>;
+constexpr auto kTakeResidual = take_residual_of<PackedConvAttrs, take_residual>;
+constexpr MergeRule kMergeLinears = {kMostPackedLinears, linear_can_merge, linears_fit_together, &kPackedLinears,
+                                     merged_linears};
+constexpr Fusion kConvFusion = {
+    .take_epilogue = kTakeEpilogue, .take_residual = kTakeResidual, .separable = &kSeparableRule};
+constexpr Fusion kDepthwiseFusion = {
+    .take_epilogue = kTakeEpilogue, .take_residual = kTakeResidual, .separable = &kSeparableRule, .is_depthwise = true};
+constexpr Fusion kLinearFusion = {
+    .take_epilogue = kTakeEpilogue, .take_residual = kTakeResidual, .merge = &kMergeLinears};
+
+}  // namespace
+
 const Kernel kPackConv = {"pack_conv", pack_here, kMinParallel};
-const Kernel kPackedConv = {"packed_conv", conv_here, kMinParallel, phases<PackedConvAttrs>, explain, nullptr, true};
-const Kernel kPackedLinear = {"packed_linear", conv_here, kMinParallelProducts, phases<PackedConvAttrs>, explain_linear,
-                              work_of_linears, true};
+const Kernel kPackedConv = {.name = "packed_conv",
+                            .run = conv_here,
+                            .parallel_from = kMinParallel,
+                            .phases = phases<PackedConvAttrs>,
+                            .explain = explain,
+                            .steals_work = true,
+                            .fusion = &kConvFusion};
+const Kernel kPackedLinear = {.name = "packed_linear",
+                              .run = conv_here,
+                              .parallel_from = kMinParallelProducts,
+                              .phases = phases<PackedConvAttrs>,
+                              .explain = explain_linear,
+                              .work = work_of_linears,
+                              .steals_work = true,
+                              .fusion = &kLinearFusion};
 const Kernel kPackedLinears = {
     "packed_linears", linears_here, kMinParallelProducts, phases<PackedLinearsAttrs>, explain_linears,
     work_of_linears,  true};
-const Kernel kPackedDepthwiseConv = {
-    "packed_depthwise_conv", depthwise_here, kMinParallel, nullptr, [](const KernelContext& ctx) {
-      const auto attrs = ctx.attrs<PackedConvAttrs>();
-      return "f32, channels last, one input channel per group, " + isa_name() +
-             (attrs.clamps != 0 ? ", clamped on the way out" : "") + activation_text(attrs.activation);
-    }};
+const Kernel kPackedDepthwiseConv = {.name = "packed_depthwise_conv",
+                                     .run = depthwise_here,
+                                     .parallel_from = kMinParallel,
+                                     .explain =
+                                         [](const KernelContext& ctx) {
+                                           const auto attrs = ctx.attrs<PackedConvAttrs>();
+                                           return "f32, channels last, one input channel per group, " + isa_name() +
+                                                  (attrs.clamps != 0 ? ", clamped on the way out" : "") +
+                                                  activation_text(attrs.activation);
+                                         },
+                                     .fusion = &kDepthwiseFusion};
 
 }  // namespace graft

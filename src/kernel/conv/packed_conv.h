@@ -8,6 +8,7 @@
 #include "base/ceil_div.h"
 #include "kernel/conv/conv.h"
 #include "kernel/conv/packed_conv_vec.h"
+#include "kernel/fusion.h"
 #include "kernel/kernel.h"
 
 // Convolutions in f32 with weights packed at load, not transposed, three spatial dimensions as in kernel/conv/conv.h.
@@ -47,6 +48,9 @@ struct PackedConvAttrs {
   // threads has this launch and one for fewer has such a convolution.
   std::int32_t by_lines = 0;
 };
+// Becomes part of the attributes where they have no epilogue yet; a residual also where there is none.
+bool take_epilogue(PackedConvAttrs& attrs, const Epilogue& epilogue);
+bool take_residual(PackedConvAttrs& attrs);
 // What becomes of a sum, of a launch with these attributes: `output` is the output, from input `extra` on lie the bias
 // and the residual.
 simd::ChannelEpilogue channel_epilogue(const KernelContext& ctx, const PackedConvAttrs& attrs, int output = 0,
@@ -66,6 +70,10 @@ struct PackedLinearsAttrs {
   std::array<PackedConvAttrs, kMostPackedLinears> layers;
 };
 extern const Kernel kPackedLinears;
+// How launches with a PackedConvAttrs become one of those, by kernel.
+bool linear_can_merge(const KernelContext& ctx);
+bool linears_fit_together(const KernelContext& a, const KernelContext& b);
+AttrBytes merged_linears(std::span<const KernelContext* const> launches);
 std::string way_out_text(const PackedLinearsAttrs& attrs);
 // Multiply-adds of a launch of one layer or of several of the same size.
 std::int64_t work_of_linears(const KernelContext& ctx);

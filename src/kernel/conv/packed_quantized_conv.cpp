@@ -1,4 +1,5 @@
 #include "kernel/conv/packed_quantized_conv.h"
+#include "kernel/conv/separable_quantized_conv.h"
 
 #include <algorithm>
 #include <cstring>
@@ -306,23 +307,36 @@ i64 packed_quantized_depthwise_scratch_bytes(const TensorDesc& x, const TensorDe
 }
 
 const Kernel kPackQuantizedConv = {"pack_quantized_conv", pack_here, kMinParallel};
-const Kernel kPackedQuantizedConv = {"packed_quantized_conv",
-                                     conv_here,
-                                     kMinParallel,
-                                     phases,
-                                     [](const KernelContext& ctx) {
-                                       const auto attrs = ctx.attrs<PackedQuantizedConvAttrs>();
-                                       const bool lays_out = Products(ctx.in(0), attrs).lays_out();
-                                       return "8 bits, channels last, weights packed at load, " + isa_name() +
-                                              (lays_out ? ", input laid out" : "") +
-                                              way_out_text(attrs, ctx.out().dtype);
-                                     },
-                                     nullptr,
-                                     true};
+namespace {
+
+constexpr Fusion kConvFusion = {.separable = &kSeparableQuantizedRule};
+constexpr Fusion kDepthwiseFusion = {.separable = &kSeparableQuantizedRule, .is_depthwise = true};
+
+}  // namespace
+
+const Kernel kPackedQuantizedConv = {.name = "packed_quantized_conv",
+                                     .run = conv_here,
+                                     .parallel_from = kMinParallel,
+                                     .phases = phases,
+                                     .explain =
+                                         [](const KernelContext& ctx) {
+                                           const auto attrs = ctx.attrs<PackedQuantizedConvAttrs>();
+                                           const bool lays_out = Products(ctx.in(0), attrs).lays_out();
+                                           return "8 bits, channels last, weights packed at load, " + isa_name() +
+                                                  (lays_out ? ", input laid out" : "") +
+                                                  way_out_text(attrs, ctx.out().dtype);
+                                         },
+                                     .steals_work = true,
+                                     .fusion = &kConvFusion};
 const Kernel kPackedQuantizedDepthwiseConv = {
-    "packed_quantized_depthwise_conv", depthwise_here, kMinParallel, nullptr, [](const KernelContext& ctx) {
-      return "8 bits, channels last, one input channel per group, " + isa_name() +
-             way_out_text(ctx.attrs<PackedQuantizedConvAttrs>(), ctx.out().dtype);
-    }};
+    .name = "packed_quantized_depthwise_conv",
+    .run = depthwise_here,
+    .parallel_from = kMinParallel,
+    .explain =
+        [](const KernelContext& ctx) {
+          return "8 bits, channels last, one input channel per group, " + isa_name() +
+                 way_out_text(ctx.attrs<PackedQuantizedConvAttrs>(), ctx.out().dtype);
+        },
+    .fusion = &kDepthwiseFusion};
 
 }  // namespace graft

@@ -4,6 +4,7 @@
 #include <span>
 
 #include "kernel/conv/conv_input.h"
+#include "kernel/conv/separable_rule.h"
 
 namespace graft {
 namespace {
@@ -393,6 +394,45 @@ i64 separable_conv_scratch_bytes(const TensorDesc& x, const TensorDesc& out, con
                                  int threads) {
   return SeparableConvolution(x, out, attrs).scratch_bytes(threads);
 }
+
+namespace {
+
+// Enough panels of channels for each thread.
+bool has_panels_for(const KernelContext& expand, int threads) {
+  constexpr i64 kPanelsPerThread = 4;
+  const i64 panels = expand.out().shape[1] / simd::packed_conv().panel_width;
+  return panels >= kPanelsPerThread * threads && expands_by_panels(expand.in(0), expand.attrs<PackedConvAttrs>());
+}
+
+i64 scratch_bytes(const TensorDesc& x, const TensorDesc& out, const AttrBytes& attrs, int threads) {
+  return separable_conv_scratch_bytes(x, out, attrs_of_bytes<SeparableConvAttrs>(attrs), threads);
+}
+i64 panels_scratch_bytes(const TensorDesc& x, const TensorDesc& out, const AttrBytes& attrs, int threads) {
+  return separable_panels_scratch_bytes(x, out, attrs_of_bytes<SeparableConvAttrs>(attrs), threads);
+}
+
+void cut_by_rows(AttrBytes& expand) {
+  auto attrs = attrs_of_bytes<PackedConvAttrs>(expand);
+  attrs.by_lines = 1;
+  expand = bytes_of_attrs(attrs);
+}
+
+using Functions = SeparableFunctions<SeparableConvAttrs>;
+
+}  // namespace
+
+const SeparableRule kSeparableRule = {.fits = Functions::fits,
+                                      .can_expand = Functions::can_expand,
+                                      .can_project = Functions::can_project,
+                                      .min_bytes = i64{256} << 10,
+                                      .repeats_much = Functions::repeats_much,
+                                      .kernel = &kSeparableConv,
+                                      .attrs = Functions::attrs,
+                                      .scratch_bytes = scratch_bytes,
+                                      .expands_by_panels = has_panels_for,
+                                      .kernel_by_panels = &kSeparableConvByPanels,
+                                      .scratch_bytes_by_panels = panels_scratch_bytes,
+                                      .keep_sums = cut_by_rows};
 
 const Kernel kSeparableConv = {"separable_conv", run_here, kMinParallel, nullptr, explain, nullptr, true};
 const Kernel kSeparableConvByPanels = {

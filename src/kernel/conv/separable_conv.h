@@ -4,6 +4,7 @@
 
 #include "kernel/conv/packed_conv.h"
 #include "kernel/conv/separable.h"
+#include "kernel/fusion.h"
 #include "kernel/kernel.h"
 
 // A depthwise convolution with the convolution before it and the pointwise one after it, in one launch by bands of
@@ -15,6 +16,8 @@ namespace graft {
 // Of `project` has_bias, has_residual, activation and clamps are read.
 using SeparableConvAttrs = SeparableAttrs<PackedConvAttrs>;
 extern const Kernel kSeparableConv;
+// Of kPackedConv and kPackedDepthwiseConv.
+extern const SeparableRule kSeparableRule;
 
 // The same of small pictures and many channels, with a convolution before the depthwise one, whose input need not be
 // laid out, and none after it: each share makes whole panels of channels. The sums are those of the two launches.

@@ -6,6 +6,7 @@
 
 #include "kernel/conv/conv_input.h"
 #include "kernel/conv/quantized_panels.h"
+#include "kernel/conv/separable_rule.h"
 
 namespace graft {
 namespace {
@@ -296,6 +297,26 @@ i64 separable_quantized_conv_scratch_bytes(const TensorDesc& x, const TensorDesc
                                            const SeparableQuantizedConvAttrs& attrs, int threads) {
   return SeparableQuantizedConvolution(x, out, attrs).scratch_bytes(threads);
 }
+
+namespace {
+
+i64 scratch_bytes(const TensorDesc& x, const TensorDesc& out, const AttrBytes& attrs, int threads) {
+  return separable_quantized_conv_scratch_bytes(x, out, attrs_of_bytes<SeparableQuantizedConvAttrs>(attrs), threads);
+}
+
+using Functions = SeparableFunctions<SeparableQuantizedConvAttrs>;
+
+}  // namespace
+
+// min_bytes: no tensor that was measured was as small. Sums of integers are the same in every order.
+const SeparableRule kSeparableQuantizedRule = {.fits = Functions::fits,
+                                               .can_expand = Functions::can_expand,
+                                               .can_project = Functions::can_project,
+                                               .min_bytes = i64{32} << 10,
+                                               .repeats_much = Functions::repeats_much,
+                                               .kernel = &kSeparableQuantizedConv,
+                                               .attrs = Functions::attrs,
+                                               .scratch_bytes = scratch_bytes};
 
 const Kernel kSeparableQuantizedConv = {
     "separable_quantized_conv", run_here, kMinParallel, nullptr, explain, nullptr, true};

@@ -4,6 +4,7 @@
 
 #include "kernel/conv/packed_quantized_conv.h"
 #include "kernel/conv/separable.h"
+#include "kernel/fusion.h"
 #include "kernel/kernel.h"
 
 // As kernel/conv/separable_conv.h, in 8 bits: the bytes are those of the separate launches.
@@ -12,6 +13,8 @@ namespace graft {
 // `expanded` and `between` are i8 or u8.
 using SeparableQuantizedConvAttrs = SeparableAttrs<PackedQuantizedConvAttrs>;
 extern const Kernel kSeparableQuantizedConv;
+// Of kPackedQuantizedConv and kPackedQuantizedDepthwiseConv.
+extern const SeparableRule kSeparableQuantizedRule;
 
 std::int64_t separable_quantized_conv_scratch_bytes(const TensorDesc& x, const TensorDesc& out,
                                                     const SeparableQuantizedConvAttrs& attrs, int threads);

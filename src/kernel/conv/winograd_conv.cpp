@@ -311,6 +311,18 @@ i64 winograd_scratch_bytes(const TensorDesc& x, const TensorDesc& out, int threa
 }
 
 const Kernel kPackWinograd = {"pack_winograd", pack_here, kMinParallel};
-const Kernel kWinogradConv = {"winograd_conv", conv_here, kMinParallel, nullptr, explain, nullptr, true};
+namespace {
+
+constexpr Fusion kFusion = {.take_epilogue = take_epilogue_of<PackedConvAttrs, take_epilogue>,
+                            .take_residual = take_residual_of<PackedConvAttrs, take_residual>};
+
+}  // namespace
+
+const Kernel kWinogradConv = {.name = "winograd_conv",
+                              .run = conv_here,
+                              .parallel_from = kMinParallel,
+                              .explain = explain,
+                              .steals_work = true,
+                              .fusion = &kFusion};
 
 }  // namespace graft

@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "kernel/elementwise/elementwise.h"
+#include "kernel/fusion.h"
 #include "kernel/strided.h"
 
 namespace graft {
@@ -124,8 +125,20 @@ void run_copy(const KernelContext& ctx) noexcept {
   }
 }
 
+// A conversion to another dtype with the elements in the same order is a step of a chain.
+bool what_of(const KernelContext& ctx, ElementwiseAttrs& what) {
+  const TensorDesc &from = ctx.in(0), &to = ctx.out();
+  if (from.dtype == to.dtype || from.shape != to.shape || from.strides != to.strides) return false;
+  what = {};
+  what.op = simd::ElementwiseOp::identity;
+  what.compute = conversion_class(from.dtype, to.dtype);
+  return true;
+}
+
+constexpr Fusion kFusion = {.elementwise = what_of};
+
 }  // namespace
 
-const Kernel kCopy{"copy", run_copy, kMinParallelElements};
+const Kernel kCopy{.name = "copy", .run = run_copy, .parallel_from = kMinParallelElements, .fusion = &kFusion};
 
 }  // namespace graft

@@ -150,7 +150,10 @@ std::string explain_chain(const KernelContext& ctx) {
 
 }  // namespace
 
-const Kernel kElementwiseChain{"elementwise_chain", run_chain, 0, nullptr, explain_chain};
+const Kernel kElementwiseChain{
+    .name = "elementwise_chain", .run = run_chain, .explain = explain_chain, .label = [](const KernelContext& ctx) {
+      return chain_text(ctx.attrs<ElementwiseChainAttrs>());
+    }};
 
 std::string chain_text(const ElementwiseChainAttrs& chain) {
   std::string text;

@@ -366,6 +366,6 @@ void scatter(const KernelContext& ctx) noexcept {
 }  // namespace
 
 const Kernel kGather{"gather", gather, kMinParallelElements};
-const Kernel kScatter{"scatter", scatter};
+const Kernel kScatter{.name = "scatter", .run = scatter, .writes_by_input = true};
 
 }  // namespace graft

@@ -178,18 +178,42 @@ void run_block_matmul(const KernelContext& ctx) noexcept {
 // Quantizing the rows of a, and the products.
 int phases_of_block_matmul(const KernelContext&) noexcept { return 2; }
 
+bool take_product_epilogue(BlockMatmulAttrs& attrs, const Epilogue& epilogue) {
+  return take_epilogue(attrs.product, epilogue);
+}
+
+bool is_in_panels(const KernelContext& ctx) { return ctx.attrs<BlockMatmulAttrs>().panels != 0; }
+
+bool same_type(const KernelContext& a, const KernelContext& b) {
+  return a.attrs<BlockMatmulAttrs>().type == b.attrs<BlockMatmulAttrs>().type;
+}
+
+AttrBytes merged_attrs(std::span<const KernelContext* const> launches) {
+  BlockMatmulsAttrs attrs;
+  attrs.type = launches[0]->attrs<BlockMatmulAttrs>().type;
+  for (const KernelContext* launch : launches)
+    attrs.products[static_cast<std::size_t>(attrs.count++)] = launch->attrs<BlockMatmulAttrs>().product;
+  return bytes_of_attrs(attrs);
+}
+
+constexpr MergeRule kMerge = {kMostBlockProducts, is_in_panels, same_type, &kBlockMatmuls, merged_attrs};
+constexpr Fusion kFusion = {.take_epilogue = take_epilogue_of<BlockMatmulAttrs, take_product_epilogue>,
+                            .merge = &kMerge};
+
 }  // namespace
 
-const Kernel kBlockMatmul = {"block_matmul",
-                             run_block_matmul,
-                             kMinParallelProducts,
-                             phases_of_block_matmul,
-                             [](const KernelContext& ctx) {
-                               const auto attrs = ctx.attrs<BlockMatmulAttrs>();
-                               return explain_blocks(attrs.type, attrs.panels != 0) +
-                                      activation_text(attrs.product.activation);
-                             },
-                             [](const KernelContext& ctx) { return ctx.out().numel() * ctx.in(0).shape[1]; }};
+const Kernel kBlockMatmul = {.name = "block_matmul",
+                             .run = run_block_matmul,
+                             .parallel_from = kMinParallelProducts,
+                             .phases = phases_of_block_matmul,
+                             .explain =
+                                 [](const KernelContext& ctx) {
+                                   const auto attrs = ctx.attrs<BlockMatmulAttrs>();
+                                   return explain_blocks(attrs.type, attrs.panels != 0) +
+                                          activation_text(attrs.product.activation);
+                                 },
+                             .work = [](const KernelContext& ctx) { return ctx.out().numel() * ctx.in(0).shape[1]; },
+                             .fusion = &kFusion};
 
 void run_panel_product(const KernelContext& ctx, const simd::PanelTable& table) noexcept {
   const auto attrs = ctx.attrs<BlockMatmulAttrs>();

@@ -416,7 +416,25 @@ std::string activation_text(simd::Activation activation) {
   return "";
 }
 
-const Kernel kMatmul = {"matmul", run_matmul_here, kMinParallelProducts, phases_here, explain_matmul, work};
+bool take_epilogue(MatmulAttrs& attrs, const Epilogue& epilogue) {
+  if (epilogue.clamps || attrs.activation != simd::Activation::none) return false;
+  attrs.activation = epilogue.activation;
+  return true;
+}
+
+namespace {
+
+constexpr Fusion kFusion = {.take_epilogue = take_epilogue_of<MatmulAttrs, take_epilogue>};
+
+}  // namespace
+
+const Kernel kMatmul = {.name = "matmul",
+                        .run = run_matmul_here,
+                        .parallel_from = kMinParallelProducts,
+                        .phases = phases_here,
+                        .explain = explain_matmul,
+                        .work = work,
+                        .fusion = &kFusion};
 const Kernel kPlainMatmul = {"plain_matmul", run_plain_matmul, 0, nullptr, [](const KernelContext& ctx) {
                                return std::string(name(ctx.out().dtype)) + " has no vector products";
                              }};

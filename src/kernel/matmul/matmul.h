@@ -4,6 +4,7 @@
 #include <string>
 
 #include "graft/tensor.h"
+#include "kernel/fusion.h"
 #include "kernel/kernel.h"
 #include "kernel/matmul/matmul_vec.h"
 
@@ -29,6 +30,9 @@ std::string activation_text(simd::Activation activation);
 // than simd::kMaxDotRows rows are computed in it when the operands are bf16, or f32 that `in_bf16` lets be rounded. A
 // weight [N, K] is passed as its transposed view. K = 0 gives the bias, or zeros.
 extern const Kernel kMatmul;
+
+// The epilogue becomes the product's activation where it is one and there is none yet.
+bool take_epilogue(MatmulAttrs& attrs, const Epilogue& epilogue);
 
 // Scratch that kMatmul needs for these operands.
 std::int64_t matmul_scratch_bytes(const MatmulAttrs& attrs, const TensorDesc& a, const TensorDesc& b);

@@ -90,13 +90,26 @@ void run_packed_pairs(const KernelContext& ctx, const simd::PackedPairTable& tab
 
 const Kernel kPackPairs = {"pack_pairs",
                            [](const KernelContext& ctx) noexcept { run_pack_pairs(ctx, simd::matmul()); }};
-const Kernel kPackedPairs = {"packed_linear_bf16",
-                             [](const KernelContext& ctx) noexcept { run_packed_pairs(ctx, *simd::packed_pairs()); },
-                             kMinParallelProducts,
-                             phases,
-                             explain<PackedConvAttrs>,
-                             work_of_linears,
-                             true};
+
+namespace {
+
+constexpr MergeRule kMerge = {kMostPackedLinears, linear_can_merge, linears_fit_together, &kPackedPairLinears,
+                              merged_linears};
+constexpr Fusion kFusion = {.take_epilogue = take_epilogue_of<PackedConvAttrs, take_epilogue>,
+                            .take_residual = take_residual_of<PackedConvAttrs, take_residual>,
+                            .merge = &kMerge};
+
+}  // namespace
+
+const Kernel kPackedPairs = {
+    .name = "packed_linear_bf16",
+    .run = [](const KernelContext& ctx) noexcept { run_packed_pairs(ctx, *simd::packed_pairs()); },
+    .parallel_from = kMinParallelProducts,
+    .phases = phases,
+    .explain = explain<PackedConvAttrs>,
+    .work = work_of_linears,
+    .steals_work = true,
+    .fusion = &kFusion};
 const Kernel kPackedPairLinears = {
     "packed_linears_bf16", linears_here, kMinParallelProducts, phases, explain<PackedLinearsAttrs>,
     work_of_linears,       true};

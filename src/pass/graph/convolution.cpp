@@ -34,12 +34,14 @@ class Packer {
  public:
   Packer(ir::Program& program, ir::Method& method) : method_(method), graph_(program, method) {}
 
-  void run() {
+  // Returns the number of nodes that it rewrote.
+  std::size_t run() {
     for (ir::Node& node : graph_.nodes())
       if (graph_.is(node, kBatchNorm)) pack_norm(node);
     for (ir::Node& node : graph_.nodes())
       if (graph_.is(node, "aten.convolution.default") && graph_.uses(node.outputs[0]) > 0) pack(node);
     graph_.prepend_added();
+    return graph_.rewrites();
   }
 
  private:
@@ -153,9 +155,11 @@ class Packer {
 
 }  // namespace
 
-void pack_convolutions(ir::Program& program) {
-  for (ir::Method& method : program.methods) Packer(program, method).run();
+std::size_t pack_convolutions(ir::Program& program) {
+  std::size_t count = 0;
+  for (ir::Method& method : program.methods) count += Packer(program, method).run();
   drop_dead_nodes(program);
+  return count;
 }
 
 }  // namespace graft

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "pass/graph/passes.h"
 
 namespace graft {
 namespace {
@@ -56,6 +57,11 @@ std::optional<std::vector<std::int64_t>> Graph::integers(const ir::Arg& arg) {
 }
 
 void Graph::replace(ir::Node& node, std::string_view target, Args args) {
+  set(node, target, std::move(args));
+  ++rewrites_;
+}
+
+void Graph::set(ir::Node& node, std::string_view target, Args args) {
   ir::Op op{std::string(target), {}};
   node.args.clear();
   for (auto& [name, arg] : args) {
@@ -73,7 +79,7 @@ ir::Arg Graph::add(std::string name, std::string_view target, Args args, DType d
   node.name = name;
   node.outputs = {static_cast<ir::ValueId>(method_.values.size())};
   method_.values.push_back({std::move(name), ir::ValueKind::tensor, dtype, std::move(dims)});
-  replace(node, target, std::move(args));
+  set(node, target, std::move(args));
   added_.push_back(std::move(node));
   return ir::Arg::of_value(added_.back().outputs[0]);
 }
@@ -95,6 +101,29 @@ int Graph::uses(ir::ValueId value) const {
   for (const ir::Node& node : method_.nodes) ir::for_each_value(node, look);
   for (const ir::Output& output : method_.outputs) ir::for_each_value(output.arg, look);
   return count;
+}
+
+bool is_kept_at_load(std::int64_t input_bytes, std::int64_t result_bytes) {
+  constexpr std::int64_t kAlwaysKept = 64 * 1024;  // bytes
+  constexpr std::int64_t kMaxGrowth = 2;
+  return result_bytes <= kAlwaysKept || result_bytes / kMaxGrowth + result_bytes % kMaxGrowth <= input_bytes;
+}
+
+void drop_dead_nodes(ir::Program& program) {
+  for (ir::Method& method : program.methods) {
+    std::vector<bool> read(method.values.size(), false);
+    const auto mark = [&](ir::ValueId id) { read[id] = true; };
+    for (const ir::Output& output : method.outputs) ir::for_each_value(output.arg, mark);
+    for (auto node = method.nodes.rbegin(); node != method.nodes.rend(); ++node) {
+      const bool writes = program.op_of(*node).target.starts_with("graft.cache");  // the cache, beside its result
+      if (!writes && std::ranges::none_of(node->outputs, [&](ir::ValueId id) { return read[id]; })) {
+        node->outputs.clear();
+        continue;
+      }
+      ir::for_each_value(*node, mark);
+    }
+    std::erase_if(method.nodes, [](const ir::Node& node) { return node.outputs.empty(); });
+  }
 }
 
 }  // namespace graft

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <optional>
 #include <string_view>
 #include <utility>
@@ -29,7 +30,7 @@ class Graph {
   // The integers of a list of them.
   static std::optional<std::vector<std::int64_t>> integers(const ir::Arg& arg);
 
-  // The node keeps its name, its place and its results.
+  // The node keeps its name, its place and its results. Counts as a rewrite.
   using Args = std::vector<std::pair<std::string, ir::Arg>>;
   void replace(ir::Node& node, std::string_view target, Args args);
 
@@ -44,12 +45,16 @@ class Graph {
   int uses(ir::ValueId value) const;
 
   std::vector<ir::Node>& nodes() { return method_.nodes; }
+  std::size_t rewrites() const { return rewrites_; }
 
  private:
+  void set(ir::Node& node, std::string_view target, Args args);
+
   ir::Program& program_;
   ir::Method& method_;
   std::vector<std::size_t> producers_;  // by value: index of the node, or kNone
   std::vector<ir::Node> added_;
+  std::size_t rewrites_ = 0;
 };
 
 }  // namespace graft

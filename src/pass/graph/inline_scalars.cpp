@@ -25,7 +25,8 @@ void take_converted(const ir::Method& method, const ir::Node& node, std::map<ir:
 
 }  // namespace
 
-void inline_scalars(ir::Program& program, const UniformWeight& uniform) {
+std::size_t inline_scalars(ir::Program& program, const UniformWeight& uniform) {
+  std::size_t count = 0;
   for (ir::Method& method : program.methods) {
     std::map<ir::ValueId, double> known;
     for (const ir::Input& input : method.inputs) {
@@ -52,8 +53,10 @@ void inline_scalars(ir::Program& program, const UniformWeight& uniform) {
         node.args[1] = ir::Arg::of_integer(static_cast<std::int64_t>(number));
       else
         node.args[1] = {ir::Arg::Kind::real, 0, number, {}, {}};
+      ++count;
     }
   }
+  return count;
 }
 
 }  // namespace graft

@@ -60,11 +60,12 @@ class KvCache {
   KvCache(ir::Program& program, ir::Method& method, const Reaches& reaches)
       : program_(program), method_(method), reaches_(reaches), states_(program, method) {}
 
-  void run() {
+  // Returns the number of attention nodes that got their states.
+  std::size_t run() {
     std::vector<std::size_t> found;
     for (std::size_t n = 0; n < method_.nodes.size(); ++n)
       if (program_.op_of(method_.nodes[n]).target == kAttentionTarget) found.push_back(n);
-    if (found.empty()) return;
+    if (found.empty()) return 0;
     std::vector<std::string> names = program_.op_of(method_.nodes[found[0]]).arg_names;
     std::ranges::replace(names, "mask", "bias");  // its name, always None, in packages from before there was a bias
     const ir::ValueId given = tensor_arg(method_.nodes[found[0]], names, "cache_position");
@@ -113,6 +114,7 @@ class KvCache {
       states_.write_state("kv.first", first_after);
     }
     method_.nodes.insert(method_.nodes.begin() + static_cast<std::ptrdiff_t>(found[0]), check);
+    return found.size();
   }
 
  private:
@@ -144,10 +146,11 @@ class KvCache {
 
 }  // namespace
 
-void add_kv_cache(ir::Program& program) {
+std::size_t add_kv_cache(ir::Program& program) {
   const Reaches reaches(program);
-  for (ir::Method& method : program.methods) KvCache(program, method, reaches).run();
-  add_source_cache(program);
+  std::size_t count = 0;
+  for (ir::Method& method : program.methods) count += KvCache(program, method, reaches).run();
+  return count;
 }
 
 }  // namespace graft

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <cstddef>
+
 #include "ir/program.h"
 
 namespace graft {
@@ -9,11 +11,10 @@ namespace graft {
 // slots, D], whose rows and slots each session chooses (SessionOptions::kv), and one `kv.length` [rows], which graft.
 // cache_positions checks the tokens' positions against. Methods that name the same layer share its states.
 // Throws InvalidProgram when the nodes of a method do not share one `cache_position`, or two take one layer.
-void add_kv_cache(ir::Program& program);
+std::size_t add_kv_cache(ir::Program& program);
 
 // The same for what an encoder hands to a decoder: graft.store_source and graft.source_attention nodes get the states
-// `kv.source.<layer>.key` and `kv.source.<layer>.value` [rows, Hkv, slots, D] and `kv.source.length` [rows]. Part of
-// add_kv_cache.
-void add_source_cache(ir::Program& program);
+// `kv.source.<layer>.key` and `kv.source.<layer>.value` [rows, Hkv, slots, D] and `kv.source.length` [rows].
+std::size_t add_source_cache(ir::Program& program);
 
 }  // namespace graft

@@ -28,15 +28,17 @@ class LinearPacker {
       if (input.kind == ir::InputKind::weight) weight_of_.emplace(input.value, input.index);
   }
 
-  void run() {
+  // Returns the number of nodes that it rewrote.
+  std::size_t run() {
     find_packable();
     std::int64_t bytes = 0;
     for (std::uint32_t i = 0; i < packable_.size(); ++i)
       if (packable_[i]) bytes += words_of(i) * static_cast<std::int64_t>(sizeof(float));
-    if (bytes > kMostBytes) return;
+    if (bytes > kMostBytes) return 0;
     for (ir::Node& node : graph_.nodes())
       if (graph_.is(node, kLinear)) pack(node);
     graph_.prepend_added();
+    return graph_.rewrites();
   }
 
  private:
@@ -140,8 +142,10 @@ class LinearPacker {
 
 }  // namespace
 
-void pack_linear_layers(ir::Program& program, bool in_bf16) {
-  for (ir::Method& method : program.methods) LinearPacker(program, method, in_bf16).run();
+std::size_t pack_linear_layers(ir::Program& program, bool in_bf16) {
+  std::size_t count = 0;
+  for (ir::Method& method : program.methods) count += LinearPacker(program, method, in_bf16).run();
+  return count;
 }
 
 }  // namespace graft

@@ -11,28 +11,31 @@ class MaskWriter {
  public:
   MaskWriter(ir::Program& program, ir::Method& method) : program_(program), method_(method) {}
 
-  void run() {
+  // Returns the number of nodes that it rewrote.
+  std::size_t run() {
+    std::size_t count = 0;
     std::vector<ir::Node> nodes = std::move(method_.nodes);
     method_.nodes.clear();
     method_.nodes.reserve(nodes.size());  // exact for the many methods that this pass leaves as they are
     for (ir::Node& node : nodes) {
       const std::string target = program_.op_of(node).target;
-      if (target == "aten.index.Tensor" || target == "aten.index_put.default") rewrite(node, target);
+      if (target == "aten.index.Tensor" || target == "aten.index_put.default") count += rewrite(node, target);
       method_.nodes.push_back(std::move(node));
     }
+    return count;
   }
 
  private:
-  void rewrite(ir::Node& node, const std::string& target) {
+  bool rewrite(ir::Node& node, const std::string& target) {
     const std::vector<std::string>& names = program_.op_of(node).arg_names;
     const auto position = std::ranges::find(names, "indices") - names.begin();
-    if (position == static_cast<std::ptrdiff_t>(names.size())) return;
+    if (position == static_cast<std::ptrdiff_t>(names.size())) return false;
     const ir::Arg indices = node.args[static_cast<std::size_t>(position)];
     const auto masked = [&](const ir::Arg& item) {
       return item.is_value() && is_mask(method_.values[item.value()].dtype);
     };
-    if (std::ranges::none_of(indices.items, masked)) return;
-    if (target == "aten.index_put.default" && writes_by_mask(node, indices)) return;
+    if (std::ranges::none_of(indices.items, masked)) return false;
+    if (target == "aten.index_put.default" && writes_by_mask(node, indices)) return false;
     ir::Arg places;
     places.kind = ir::Arg::Kind::list;
     for (const ir::Arg& item : indices.items) {
@@ -43,6 +46,7 @@ class MaskWriter {
       }
     }
     node.args[static_cast<std::size_t>(position)] = std::move(places);
+    return true;
   }
 
   // self[mask] = values has the sizes of self, and a kernel of its own (op/aten/index.cpp).
@@ -91,9 +95,11 @@ class MaskWriter {
 
 }  // namespace
 
-void expand_masks(ir::Program& program) {
-  for (ir::Method& method : program.methods) MaskWriter(program, method).run();
-  for (ir::Method& method : program.subgraphs) MaskWriter(program, method).run();
+std::size_t expand_masks(ir::Program& program) {
+  std::size_t count = 0;
+  for (ir::Method& method : program.methods) count += MaskWriter(program, method).run();
+  for (ir::Method& method : program.subgraphs) count += MaskWriter(program, method).run();
+  return count;
 }
 
 }  // namespace graft

@@ -408,7 +408,6 @@ std::uint32_t Partitioner::add(ir::Method method) {
 }  // namespace
 
 std::vector<Part> partition(ir::Program program, const PartitionOptions& options) {
-  expand_masks(program);
   return Partitioner(std::move(program), options).run();
 }
 

@@ -39,11 +39,11 @@ struct PartitionOptions {
   std::size_t merge = 4;
 };
 
-// Parts of a program with one method: the method itself first, then what steps name. `program` is valid, and every
-// operator accepted. Throws Unsupported for a cut method with a cache of keys and values.
+// Parts of a program with one method: the method itself first, then what steps name. `program` is valid, every operator
+// accepted, and its masks are expanded. Throws Unsupported for a cut method with a cache of keys and values.
 std::vector<Part> partition(ir::Program program, const PartitionOptions& options = {});
 
-// Puts the places where a mask is true instead of masks that index. Part of partition().
-void expand_masks(ir::Program& program);
+// Replaces masks that index by the positions where they are true: data-dependent sizes that a cut can be made at.
+std::size_t expand_masks(ir::Program& program);
 
 }  // namespace graft

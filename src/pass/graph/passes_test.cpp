@@ -7,6 +7,7 @@
 
 #include "kernel/matmul/packed_pairs_vec.h"
 #include "load/test_graph.h"
+#include "pass/pipeline.h"
 
 // Each pass: the graph before and after, the numbers of both, and what looks alike and must stay.
 namespace graft {
@@ -31,8 +32,8 @@ std::vector<std::string> targets(const ir::Program& program) {
 }
 
 std::vector<std::string> after_passes(ir::Program program, const PassOptions& options = {}) {
-  run_passes(
-      program, [](std::uint32_t) { return std::nullopt; }, options);
+  GraphPasses passes{program, options};
+  run_graph_passes(PassStage::placed, passes);
   return targets(program);
 }
 

@@ -85,7 +85,8 @@ class Fuser {
  public:
   Fuser(ir::Program& program, ir::Method& method) : program_(program), method_(method), graph_(program, method) {}
 
-  void run() {
+  // Returns the number of nodes that it rewrote.
+  std::size_t run() {
     for (ir::Node& node : method_.nodes) {
       if (graph_.is(node, "aten.linear.default")) fuse_linear(node);
       if (graph_.is(node, "aten.convolution.default")) fuse_convolution(node);
@@ -94,6 +95,7 @@ class Fuser {
     for (ir::Node& node : method_.nodes)
       if (graph_.is(node, "aten.mul.Tensor") && !fuse_integers(node)) fuse_scale(node);
     graph_.prepend_added();
+    return count_;
   }
 
  private:
@@ -101,7 +103,10 @@ class Fuser {
   bool replace(ir::Node& node, std::string_view target, Graph::Args args) {
     const ir::Node kept = node;
     graph_.replace(node, target, std::move(args));
-    if (refuse(NodeView(program_, method_, node)).empty()) return true;
+    if (refuse(NodeView(program_, method_, node)).empty()) {
+      ++count_;
+      return true;
+    }
     node = kept;
     return false;
   }
@@ -312,13 +317,16 @@ class Fuser {
   ir::Method& method_;
   Graph graph_;
   std::map<ir::ValueId, ir::Arg> packed_;
+  std::size_t count_ = 0;
 };
 
 }  // namespace
 
-void fuse_quantized(ir::Program& program) {
-  for (ir::Method& method : program.methods) Fuser(program, method).run();
+std::size_t fuse_quantized(ir::Program& program) {
+  std::size_t count = 0;
+  for (ir::Method& method : program.methods) count += Fuser(program, method).run();
   drop_dead_nodes(program);
+  return count;
 }
 
 }  // namespace graft

@@ -57,13 +57,15 @@ class Packer {
   Packer(ir::Program& program, ir::Method& method, const UniformWeight& uniform)
       : method_(method), graph_(program, method), uniform_(uniform) {}
 
-  void run() {
+  // Returns the number of nodes that it rewrote.
+  std::size_t run() {
     for (ir::Node& node : graph_.nodes())
       if (graph_.is(node, kQuantize)) absorb(node);
     for (ir::Node& node : graph_.nodes())
       if (graph_.is(node, kConv) && graph_.uses(node.outputs[0]) > 0)
         if (auto args = packed(node)) graph_.replace(node, kPacked, std::move(*args));
     graph_.prepend_added();
+    return graph_.rewrites();
   }
 
  private:
@@ -333,9 +335,11 @@ class Packer {
 
 }  // namespace
 
-void pack_quantized_convolutions(ir::Program& program, const UniformWeight& uniform) {
-  for (ir::Method& method : program.methods) Packer(program, method, uniform).run();
+std::size_t pack_quantized_convolutions(ir::Program& program, const UniformWeight& uniform) {
+  std::size_t count = 0;
+  for (ir::Method& method : program.methods) count += Packer(program, method, uniform).run();
   drop_dead_nodes(program);
+  return count;
 }
 
 }  // namespace graft

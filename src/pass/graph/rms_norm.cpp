@@ -65,8 +65,8 @@ void replace(Graph& graph, ir::Node& node, const Normalized& normalized, const i
                  {"eps", {ir::Arg::Kind::real, 0, normalized.eps, {}, {}}}});
 }
 
-bool fuse(Graph& graph, ir::Node& node) {
-  if (!graph.is(node, "aten.mul.Tensor") || !is_f32(&graph.output(node))) return false;
+void fuse(Graph& graph, ir::Node& node) {
+  if (!graph.is(node, "aten.mul.Tensor") || !is_f32(&graph.output(node))) return;
   // With a weight for each element of a row; the norm alone is done by itself.
   const std::array factors = {graph.arg(node, "self"), graph.arg(node, "other")};
   for (const int i : {0, 1}) {
@@ -76,17 +76,18 @@ bool fuse(Graph& graph, ir::Node& node) {
     if (!normalized || !is_f32(value) || value->rank() != 1) continue;
     if (last_size(*value) != last_size(*graph.tensor(normalized->x))) continue;
     replace(graph, node, *normalized, weight);
-    return true;
+    return;
   }
-  return false;
 }
 
 }  // namespace
 
-void fuse_rms_norm(ir::Program& program) {
+std::size_t fuse_rms_norm(ir::Program& program) {
+  std::size_t count = 0;
   for (ir::Method& method : program.methods) {
     Graph graph(program, method);
     for (ir::Node& node : graph.nodes()) fuse(graph, node);
+    count += graph.rewrites();
   }
   drop_dead_nodes(program);
   for (ir::Method& method : program.methods) {
@@ -96,8 +97,10 @@ void fuse_rms_norm(ir::Program& program) {
       if (const auto normalized = match_normalized(graph, ir::Arg::of_value(node.outputs[0])))
         replace(graph, node, *normalized, {});
     }
+    count += graph.rewrites();
   }
   drop_dead_nodes(program);
+  return count;
 }
 
 }  // namespace graft

@@ -82,12 +82,15 @@ void fuse(Graph& graph, ir::Node& node) {
 
 }  // namespace
 
-void fuse_rope(ir::Program& program) {
+std::size_t fuse_rope(ir::Program& program) {
+  std::size_t count = 0;
   for (ir::Method& method : program.methods) {
     Graph graph(program, method);
     for (ir::Node& node : graph.nodes()) fuse(graph, node);
+    count += graph.rewrites();
   }
   drop_dead_nodes(program);
+  return count;
 }
 
 }  // namespace graft

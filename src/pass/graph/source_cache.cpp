@@ -16,17 +16,20 @@ class SourceCache {
   SourceCache(ir::Program& program, ir::Method& method)
       : program_(program), method_(method), states_(program, method) {}
 
-  void run() {
+  // Returns the number of nodes that got their states.
+  std::size_t run() {
     const std::size_t count = method_.nodes.size();
+    std::size_t rewrites = 0;
     std::size_t first_store = count;
     for (std::size_t n = 0; n < count; ++n) {
       const std::string target = program_.op_of(method_.nodes[n]).target;
+      if (target == kAttention || target == kStore) ++rewrites;
       if (target == kAttention) attend(method_.nodes[n]);
       if (target != kStore) continue;
       if (first_store == count) first_store = n;
       store(method_.nodes[n]);
     }
-    if (first_store == count) return;
+    if (first_store == count) return rewrites;
     ir::Node& first = method_.nodes[first_store];
     ir::Arg& given = arg(first, "position");
     const ir::ValueId length =
@@ -43,6 +46,7 @@ class SourceCache {
     given = ir::Arg::of_value(checked);
     states_.write_state("kv.source.length", after);
     method_.nodes.insert(method_.nodes.begin() + static_cast<std::ptrdiff_t>(first_store), check);
+    return rewrites;
   }
 
  private:
@@ -109,8 +113,10 @@ class SourceCache {
 
 }  // namespace
 
-void add_source_cache(ir::Program& program) {
-  for (ir::Method& method : program.methods) SourceCache(program, method).run();
+std::size_t add_source_cache(ir::Program& program) {
+  std::size_t count = 0;
+  for (ir::Method& method : program.methods) count += SourceCache(program, method).run();
+  return count;
 }
 
 }  // namespace graft

@@ -4,8 +4,9 @@
 #include <vector>
 
 #include "kernel/elementwise/elementwise.h"
+#include "kernel/fusion.h"
 #include "kernel/strided.h"
-#include "pass/launch/fuse.h"
+#include "pass/launch/passes.h"
 
 namespace graft {
 namespace {
@@ -48,17 +49,12 @@ struct Chain {
   }
 };
 
-// Of a launch of kElementwise, or of a conversion to another dtype with the elements in the same order.
+// What an elementwise launch or a conversion computes.
 std::optional<ElementwiseAttrs> what_of(const Launch& launch) {
-  if (launch.on_device || launch.outputs.size() != 1) return std::nullopt;
-  if (launch.kernel == &kElementwise) return attrs_of<ElementwiseAttrs>(launch);
-  if (launch.kernel != &kCopy) return std::nullopt;
-  const Tensor &from = launch.inputs[0], &to = launch.outputs[0];
-  if (from.dtype() == to.dtype() || from.shape() != to.shape() || from.desc.strides != to.desc.strides)
-    return std::nullopt;
+  const Fusion* fusion = fusion_of(launch);
+  if (fusion == nullptr || fusion->elementwise == nullptr || launch.outputs.size() != 1) return std::nullopt;
   ElementwiseAttrs what;
-  what.op = ElementwiseOp::identity;
-  what.compute = conversion_class(from.dtype(), to.dtype());
+  if (!fusion->elementwise(DescribedLaunch(launch).context(), what)) return std::nullopt;
   return what;
 }
 
@@ -83,13 +79,14 @@ class ChainFuser {
       for (const Tensor& t : undo.launch.inputs) ++uses_[t.buffer].reads;
   }
 
-  void run() {
+  std::size_t run() {
+    std::size_t count = 0;
     for (std::size_t i = 0; i < sequence_.launches.size(); ++i) {
       if (!chains_[i]) continue;
-      while (grow(i)) {
-      }
+      while (grow(i)) ++count;
       if (chains_[i]->steps.size() > 1) write(i);
     }
+    return count;
   }
 
  private:
@@ -184,8 +181,7 @@ class ChainFuser {
     attrs.steps = static_cast<std::int32_t>(chain.steps.size());
     std::copy(chain.steps.begin(), chain.steps.end(), attrs.step.begin());
     launch.kernel = &kElementwiseChain;
-    launch.attrs.resize(sizeof(attrs));
-    set_attrs(launch, attrs);
+    launch.attrs = bytes_of_attrs(attrs);
     launch.inputs.clear();
     launch.inplace = 0;
     for (const Chain::Input& input : chain.inputs) {
@@ -204,6 +200,6 @@ class ChainFuser {
 
 }  // namespace
 
-void fuse_chains(LaunchSequence& sequence) { ChainFuser(sequence).run(); }
+std::size_t fuse_chains(LaunchSequence& sequence) { return ChainFuser(sequence).run(); }
 
 }  // namespace graft

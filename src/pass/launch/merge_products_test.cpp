@@ -1,5 +1,3 @@
-#include "pass/launch/merge_products.h"
-
 #include <gtest/gtest.h>
 
 #include <map>

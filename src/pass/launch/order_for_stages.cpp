@@ -1,5 +1,3 @@
-#include "pass/launch/order_for_stages.h"
-
 #include <array>
 #include <iterator>
 #include <set>
@@ -8,6 +6,7 @@
 
 #include "base/check.h"
 #include "ggml.h"
+#include "pass/launch/passes.h"
 
 namespace graft {
 namespace {
@@ -67,7 +66,7 @@ bool is_ggml_copy(const Launch& launch) {
   return !launch.kernel && (launch.ggml_op == GGML_OP_CPY || launch.ggml_op == GGML_OP_REPEAT);
 }
 
-void order_for_stages(LaunchSequence& sequence) {
+std::size_t order_for_stages(LaunchSequence& sequence) {
   const std::size_t count = sequence.commit_begin;
   Dependencies dependencies(sequence, count);
   const std::vector<bool> on_device = runs_on_device(sequence, count);
@@ -78,12 +77,14 @@ void order_for_stages(LaunchSequence& sequence) {
     if (dependencies.waits[i] == 0) make_ready(i);
   std::vector<Launch> ordered;
   ordered.reserve(sequence.launches.size());
+  std::size_t moved = 0;
   std::size_t current = 0;
   while (ordered.size() < count) {
     if (ready[current].empty()) current = 1 - current;
     GRAFT_ASSERT(!ready[current].empty());
     const std::uint32_t i = *ready[current].begin();
     ready[current].erase(ready[current].begin());
+    moved += i != ordered.size();
     ordered.push_back(std::move(sequence.launches[i]));
     for (const std::uint32_t next : dependencies.after[i])
       if (--dependencies.waits[next] == 0) make_ready(next);
@@ -91,6 +92,7 @@ void order_for_stages(LaunchSequence& sequence) {
   std::move(sequence.launches.begin() + static_cast<std::ptrdiff_t>(count), sequence.launches.end(),
             std::back_inserter(ordered));
   sequence.launches = std::move(ordered);
+  return moved;
 }
 
 }  // namespace graft

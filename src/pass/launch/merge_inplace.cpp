@@ -1,0 +1,48 @@
+#include <algorithm>
+#include <vector>
+
+#include "lowering/lowering.h"
+#include "lowering/uses.h"
+#include "pass/launch/passes.h"
+
+namespace graft {
+
+std::size_t merge_inplace(LaunchSequence& sequence) {
+  find_lifetimes(sequence);
+  std::size_t count = 0;
+  std::vector<BufferId> merged(sequence.buffers.size());
+  for (BufferId id = 0; id < merged.size(); ++id) merged[id] = id;
+  for (std::size_t i = 0; i < sequence.launches.size(); ++i) {
+    Launch& launch = sequence.launches[i];
+    // A buffer that was merged into an earlier one is found under that one from here on: chains stay one step deep,
+    // because launches are visited in order.
+    for_each_buffer(launch, [&](BufferId& id) { id = merged[id]; });
+    if (launch.inplace == 0) continue;
+    const Tensor out = launch.outputs[0];
+    Buffer& out_buffer = sequence.buffers[out.buffer];
+    if (out_buffer.segment != Segment::arena || out_buffer.first_use != static_cast<std::int32_t>(i)) continue;
+    for (std::size_t k = 0; k < launch.inputs.size(); ++k) {
+      if (!((launch.inplace >> k) & 1u)) continue;
+      const Tensor& in = launch.inputs[k];
+      Buffer& in_buffer = sequence.buffers[in.buffer];
+      const bool same_place = in_buffer.segment == Segment::arena && in_buffer.bytes == out_buffer.bytes &&
+                              in.offset == out.offset && in.shape() == out.shape() &&
+                              byte_size(in.dtype()) == byte_size(out.dtype()) && is_dense(out.desc) &&
+                              in.desc.strides == out.desc.strides;
+      // Another operand that reads the same buffer at other places would see half-written data.
+      const auto uses = std::count_if(launch.inputs.begin(), launch.inputs.end(),
+                                      [&](const Tensor& t) { return t.buffer == in.buffer; });
+      if (!same_place || uses != 1 || in_buffer.last_use != static_cast<std::int32_t>(i)) continue;
+      in_buffer.last_use = out_buffer.last_use;
+      merged[out.buffer] = in.buffer;
+      out_buffer.first_use = out_buffer.last_use = -1;
+      launch.outputs[0].buffer = in.buffer;
+      ++count;
+      break;
+    }
+  }
+  for (UndoLaunch& undo : sequence.undo) for_each_buffer(undo.launch, [&](BufferId& id) { id = merged[id]; });
+  return count;
+}
+
+}  // namespace graft
