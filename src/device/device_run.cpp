@@ -11,7 +11,7 @@ namespace {
 
 bool is_shared(Segment segment) { return segment == Segment::weight || segment == Segment::constant; }
 
-bool is_gathered(const Transfer& transfer) { return transfer.pieces.size() > 1; }
+bool is_gathered(const Transfer& transfer) { return transfer.parts.size() > 1; }
 
 std::size_t gathered_bytes(const Transfer& transfer) {
   return is_gathered(transfer) ? (static_cast<std::size_t>(transfer.bytes) + 63) / 64 * 64 : 0;
@@ -39,7 +39,7 @@ DeviceRun::DeviceRun(std::shared_ptr<const Plan> plan, int threads, RunControl* 
     for (const Transfer& t : stage.transfers) gathered += gathered_bytes(t);
   }
   gathered_ = AlignedMemory(gathered);
-  std::memset(gathered_.data(), 0, gathered);  // the padding between pieces is copied too
+  std::memset(gathered_.data(), 0, gathered);  // the padding between parts is copied too
 }
 
 DeviceRun::~DeviceRun() = default;
@@ -133,23 +133,23 @@ bool DeviceRun::run_stages(std::vector<Clock::time_point>* stamps) {
   return true;
 }
 
-// Several pieces go to the device through `gathered`; those that come back are left there for `scatter`.
+// Several parts go to the device through `gathered`; those that come back are left there for `scatter`.
 void DeviceRun::transfer(const Transfer& t, Side to, std::byte* gathered) {
-  const auto on_host = [&](const Transfer::Piece& piece) { return bases_[piece.allocation] + piece.offset; };
+  const auto on_host = [&](const Transfer::Part& part) { return bases_[part.allocation] + part.offset; };
   if (to == Side::host) {
-    device_->download(t.device_offset, is_gathered(t) ? gathered : on_host(t.pieces[0]), t.bytes);
+    device_->download(t.device_offset, is_gathered(t) ? gathered : on_host(t.parts[0]), t.bytes);
     return;
   }
   if (is_gathered(t))
-    for (const Transfer::Piece& piece : t.pieces)
-      std::memcpy(gathered + piece.at, on_host(piece), static_cast<std::size_t>(piece.bytes));
-  device_->upload(t.device_offset, is_gathered(t) ? gathered : on_host(t.pieces[0]), t.bytes);
+    for (const Transfer::Part& part : t.parts)
+      std::memcpy(gathered + part.at, on_host(part), static_cast<std::size_t>(part.bytes));
+  device_->upload(t.device_offset, is_gathered(t) ? gathered : on_host(t.parts[0]), t.bytes);
 }
 
 void DeviceRun::scatter(const Transfer& t, const std::byte* gathered) {
   if (!is_gathered(t)) return;
-  for (const Transfer::Piece& piece : t.pieces)
-    std::memcpy(bases_[piece.allocation] + piece.offset, gathered + piece.at, static_cast<std::size_t>(piece.bytes));
+  for (const Transfer::Part& part : t.parts)
+    std::memcpy(bases_[part.allocation] + part.offset, gathered + part.at, static_cast<std::size_t>(part.bytes));
 }
 
 int DeviceRun::graph_nodes() const {

@@ -43,7 +43,7 @@ class DeviceRun {
   RunControl* control_;
   SessionDevice* device_;
   std::vector<StageRun> stages_;
-  AlignedMemory gathered_;  // transfers of several pieces pass through it, each at a place of its own
+  AlignedMemory gathered_;  // transfers of several parts pass through it, each at a place of its own
   std::vector<std::byte*> bases_;
   bool weights_bound_ = false;
   std::uint64_t generation_ = 0;

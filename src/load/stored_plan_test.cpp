@@ -20,7 +20,7 @@ using test::GraphBuilder;
 
 constexpr std::size_t kDigest = 32;
 
-// y = exp(exp(x) * x) * exp(x): pieces of the arena that live beside each other.
+// y = exp(exp(x) * x) * exp(x): buffers of the arena that live beside each other.
 struct Net {
   GraphBuilder graph;
   Net() {

@@ -20,29 +20,29 @@ using Order = std::vector<Index>;
 constexpr std::int64_t kUnplaced = -1;
 constexpr std::int64_t kNoLimit = std::numeric_limits<std::int64_t>::max();
 
-// Steps (looks at one placed piece, about a nanosecond each) that one greedy strategy may take at most. Keeps a plan of
-// any size well below a second, and the lists of conflicts below 64 MB.
+// Steps (looks at one placed buffer, about a nanosecond each) that one greedy strategy may take at most. Keeps a plan
+// of any size well below a second, and the lists of conflicts below 64 MB.
 constexpr std::int64_t kGreedyStepLimit = 40'000'000;
-// Steps for the strategies after the two that always run, local search included. Keeps a plan of 200 pieces that
+// Steps for the strategies after the two that always run, local search included. Keeps a plan of 200 buffers that
 // misses the bound well below 150 microseconds.
 constexpr std::int64_t kExtraSteps = 40'000;
 // A conflict list is sorted before it is used; this is what one of its entries costs in steps.
 constexpr std::int64_t kListedStepCost = 4;
 
-// A piece that takes room, with its size rounded up.
-struct Piece {
+// A buffer of at least one byte, with its size rounded up.
+struct Buffer {
   std::int64_t bytes;
   std::int32_t first;
   std::int32_t last;
 };
 
-// Which of the pieces alive at one launch is placed first.
+// Which of the buffers alive at one launch is placed first.
 enum class AtOneLaunch { largest, oldest, youngest, longest_to_live };
 
-// Everything the strategies share: the pieces and what follows from their lifetimes alone.
+// Everything the strategies share: the buffers and what follows from their lifetimes alone.
 class Planner {
  public:
-  explicit Planner(std::vector<Piece> pieces);
+  explicit Planner(std::vector<Buffer> buffers);
 
   void run();
   const std::vector<std::int64_t>& offsets() const { return best_; }
@@ -61,36 +61,36 @@ class Planner {
   };
 
   bool done() const { return best_bytes_ == bound_; }
-  std::size_t size() const { return pieces_.size(); }
+  std::size_t size() const { return buffers_.size(); }
   void offer(std::string_view strategy, std::int64_t bytes);
   void list_conflicts();
   Order by_size() const;
   Order by_breadth(AtOneLaunch rule) const;
   std::int64_t best_fit_in_time(bool backwards);
   std::int64_t place_in_order(const Order& order, std::int64_t limit);
-  void collect_listed(Index piece);
-  void collect_by_scan(const Piece& piece);
+  void collect_listed(Index buffer);
+  void collect_by_scan(const Buffer& buffer);
   void greedy(std::string_view strategy, Order order);
   std::vector<Index> kinds() const;
   void extra(std::string_view strategy, AtOneLaunch rule);
   void hang_one_kind();
   void search();
 
-  std::vector<Piece> pieces_;
-  Order starts_;                    // pieces by first launch
-  Order ends_;                      // pieces by last launch
+  std::vector<Buffer> buffers_;
+  Order starts_;                    // buffers by first launch
+  Order ends_;                      // buffers by last launch
   std::vector<std::int64_t> live_;  // per entry of starts_: bytes alive once it is
   std::int64_t bound_ = 0;          // the largest of them
   std::int64_t greedy_steps_ = 0;   // what one greedy strategy costs
   std::int64_t budget_ = kExtraSteps;
-  bool listed_ = false;                  // conflicts_ is filled; otherwise all placed pieces are looked at
-  std::vector<std::size_t> list_begin_;  // per piece, into conflicts_
+  bool listed_ = false;                  // conflicts_ is filled; otherwise all placed buffers are looked at
+  std::vector<std::size_t> list_begin_;  // per buffer, into conflicts_
   Order conflicts_;
 
   std::vector<std::int64_t> offsets_;  // of the strategy that runs
-  std::vector<bool> hang_;             // per piece: placed from the top down
+  std::vector<bool> hang_;             // per buffer: placed from the top down
   std::vector<Placed> placed_;         // by offset; kept only when the conflicts are not listed
-  std::vector<Block> blocks_;          // what the piece to be placed must not touch, by offset
+  std::vector<Block> blocks_;          // what the buffer to be placed must not touch, by offset
   std::vector<std::int64_t> best_;
   std::int64_t best_bytes_ = kNoLimit;
   Order best_order_;  // the greedy order that came closest, where local search begins
@@ -98,26 +98,26 @@ class Planner {
   std::string_view strategy_ = "empty";
 };
 
-Planner::Planner(std::vector<Piece> pieces)
-    : pieces_(std::move(pieces)), offsets_(pieces_.size(), kUnplaced), hang_(pieces_.size(), false) {
+Planner::Planner(std::vector<Buffer> buffers)
+    : buffers_(std::move(buffers)), offsets_(buffers_.size(), kUnplaced), hang_(buffers_.size(), false) {
   const std::size_t count = size();
   starts_.resize(count);
   for (std::size_t i = 0; i < count; ++i) starts_[i] = static_cast<Index>(i);
   ends_ = starts_;
   // Ties by index, everywhere: the layout must not depend on the sort algorithm of a standard library.
   std::sort(starts_.begin(), starts_.end(),
-            [&](Index a, Index b) { return std::pair(pieces_[a].first, a) < std::pair(pieces_[b].first, b); });
+            [&](Index a, Index b) { return std::pair(buffers_[a].first, a) < std::pair(buffers_[b].first, b); });
   std::sort(ends_.begin(), ends_.end(),
-            [&](Index a, Index b) { return std::pair(pieces_[a].last, a) < std::pair(pieces_[b].last, b); });
+            [&](Index a, Index b) { return std::pair(buffers_[a].last, a) < std::pair(buffers_[b].last, b); });
 
   live_.resize(count);
   std::int64_t live = 0;
   std::int64_t pairs = 0;
   std::size_t ended = 0;
   for (std::size_t i = 0; i < count; ++i) {
-    const Piece& piece = pieces_[starts_[i]];
-    for (; pieces_[ends_[ended]].last < piece.first; ++ended) live -= pieces_[ends_[ended]].bytes;
-    live += piece.bytes;
+    const Buffer& buffer = buffers_[starts_[i]];
+    for (; buffers_[ends_[ended]].last < buffer.first; ++ended) live -= buffers_[ends_[ended]].bytes;
+    live += buffer.bytes;
     live_[i] = live;
     bound_ = std::max(bound_, live);
     pairs += static_cast<std::int64_t>(i - ended);
@@ -132,10 +132,10 @@ void Planner::list_conflicts() {
   Order alive;
   const auto sweep = [&](auto&& visit) {
     alive.clear();
-    for (const Index piece : starts_) {
-      std::erase_if(alive, [&](Index other) { return pieces_[other].last < pieces_[piece].first; });
-      for (const Index other : alive) visit(piece, other);
-      alive.push_back(piece);
+    for (const Index buffer : starts_) {
+      std::erase_if(alive, [&](Index other) { return buffers_[other].last < buffers_[buffer].first; });
+      for (const Index other : alive) visit(buffer, other);
+      alive.push_back(buffer);
     }
   };
   list_begin_.assign(size() + 1, 0);
@@ -196,26 +196,26 @@ std::int64_t Planner::best_fit_in_time(bool backwards) {
 
   std::size_t ended = 0;
   for (std::size_t i = 0; i < count; ++i) {
-    const Index piece = backwards ? ends_[count - 1 - i] : starts_[i];
+    const Index buffer = backwards ? ends_[count - 1 - i] : starts_[i];
     const auto ended_before = [&] {
-      if (backwards) return pieces_[starts_[count - 1 - ended]].first > pieces_[piece].last;
-      return pieces_[ends_[ended]].last < pieces_[piece].first;
+      if (backwards) return buffers_[starts_[count - 1 - ended]].first > buffers_[buffer].last;
+      return buffers_[ends_[ended]].last < buffers_[buffer].first;
     };
     for (; ended_before(); ++ended) {
       const Index old = backwards ? starts_[count - 1 - ended] : ends_[ended];
-      release(offsets_[old], pieces_[old].bytes);
+      release(offsets_[old], buffers_[old].bytes);
     }
-    const std::int64_t bytes = pieces_[piece].bytes;
+    const std::int64_t bytes = buffers_[buffer].bytes;
     auto fit = by_size.lower_bound({bytes, std::numeric_limits<std::int64_t>::min()});
     if (fit == by_size.end()) {
-      offsets_[piece] = top;
+      offsets_[buffer] = top;
       top += bytes;
       peak = std::max(peak, top);
       continue;
     }
     const std::int64_t block_bytes = fit->first;
     const std::int64_t offset = -fit->second;
-    offsets_[piece] = offset;
+    offsets_[buffer] = offset;
     drop(free_at.find(offset));
     if (block_bytes > bytes) {
       free_at.emplace(offset + bytes, block_bytes - bytes);
@@ -228,13 +228,13 @@ std::int64_t Planner::best_fit_in_time(bool backwards) {
 Order Planner::by_size() const {
   Order order = starts_;
   std::sort(order.begin(), order.end(),
-            [&](Index a, Index b) { return std::pair(-pieces_[a].bytes, a) < std::pair(-pieces_[b].bytes, b); });
+            [&](Index a, Index b) { return std::pair(-buffers_[a].bytes, a) < std::pair(-buffers_[b].bytes, b); });
   return order;
 }
 
-// Busiest launch first, all pieces alive there by the rule, then the next launch: what a piece is sorted by is the
-// busiest launch of its life, found by a table of maxima over runs of powers of two. Pieces that come or go together
-// are placed side by side by a rule on time, so that the room they leave is in one block.
+// Busiest launch first, all buffers alive there by the rule, then the next launch: what a buffer is sorted by is the
+// busiest launch of its life, found by a table of maxima over runs of powers of two. Buffer that come or go together
+// are placed side by side by a rule on time, so that the gap they leave is one block.
 Order Planner::by_breadth(AtOneLaunch rule) const {
   const std::size_t count = size();
   std::vector<std::vector<Index>> busiest{Order(count)};  // into starts_
@@ -248,9 +248,10 @@ Order Planner::by_breadth(AtOneLaunch rule) const {
   }
   Order key(count);
   for (std::size_t begin = 0; begin < count; ++begin) {
-    const Piece& piece = pieces_[starts_[begin]];
-    const auto after = std::upper_bound(starts_.begin() + static_cast<std::ptrdiff_t>(begin), starts_.end(), piece.last,
-                                        [&](std::int32_t last, Index other) { return last < pieces_[other].first; });
+    const Buffer& buffer = buffers_[starts_[begin]];
+    const auto after =
+        std::upper_bound(starts_.begin() + static_cast<std::ptrdiff_t>(begin), starts_.end(), buffer.last,
+                         [&](std::int32_t last, Index other) { return last < buffers_[other].first; });
     const auto end = static_cast<std::size_t>(after - starts_.begin());
     const auto level = static_cast<std::size_t>(std::bit_width(end - begin) - 1);
     key[starts_[begin]] = busier(busiest[level][begin], busiest[level][end - (std::size_t{1} << level)]);
@@ -258,78 +259,78 @@ Order Planner::by_breadth(AtOneLaunch rule) const {
   const auto rank = [&](Index i) -> std::int64_t {
     switch (rule) {
       case AtOneLaunch::largest:
-        return -pieces_[i].bytes;
+        return -buffers_[i].bytes;
       case AtOneLaunch::oldest:
-        return pieces_[i].first;
+        return buffers_[i].first;
       case AtOneLaunch::youngest:
-        return -std::int64_t{pieces_[i].first};
+        return -std::int64_t{buffers_[i].first};
       case AtOneLaunch::longest_to_live:
-        return -std::int64_t{pieces_[i].last};
+        return -std::int64_t{buffers_[i].last};
     }
     GRAFT_ASSERT(false);
   };
   Order order = starts_;
   std::sort(order.begin(), order.end(), [&](Index a, Index b) {
     if (key[a] != key[b]) return std::pair(-live_[key[a]], key[a]) < std::pair(-live_[key[b]], key[b]);
-    return std::tuple(rank(a), -pieces_[a].bytes, a) < std::tuple(rank(b), -pieces_[b].bytes, b);
+    return std::tuple(rank(a), -buffers_[a].bytes, a) < std::tuple(rank(b), -buffers_[b].bytes, b);
   });
   return order;
 }
 
-// Both fill blocks_ with the placed pieces that conflict with this one, by offset.
-void Planner::collect_listed(Index piece) {
+// Both fill blocks_ with the placed buffers that conflict with this one, by offset.
+void Planner::collect_listed(Index buffer) {
   blocks_.clear();
-  for (std::size_t i = list_begin_[piece]; i < list_begin_[piece + 1]; ++i) {
+  for (std::size_t i = list_begin_[buffer]; i < list_begin_[buffer + 1]; ++i) {
     const Index other = conflicts_[i];
     if (offsets_[other] == kUnplaced) continue;
-    blocks_.push_back({offsets_[other], offsets_[other] + pieces_[other].bytes});
+    blocks_.push_back({offsets_[other], offsets_[other] + buffers_[other].bytes});
   }
   std::sort(blocks_.begin(), blocks_.end(), [](const Block& a, const Block& b) { return a.offset < b.offset; });
 }
 
-void Planner::collect_by_scan(const Piece& piece) {
+void Planner::collect_by_scan(const Buffer& buffer) {
   blocks_.resize(placed_.size());
   std::size_t count = 0;
   for (const Placed& other : placed_) {  // no branch: whether two lives meet cannot be predicted
     blocks_[count] = other.block;
-    count += static_cast<std::size_t>((other.first <= piece.last) & (piece.first <= other.last));
+    count += static_cast<std::size_t>((other.first <= buffer.last) & (buffer.first <= other.last));
   }
   blocks_.resize(count);
 }
 
-// One piece after the other into the smallest gap it fits between those placed before it, else on top of them (those
-// in hang_ below the bound, when there is room). Returns the peak, or kNoLimit as soon as it would pass `limit`.
+// One buffer after the other into the smallest gap it fits between those placed before it, else on top of them (those
+// in hang_ below the bound, when it fits). Returns the peak, or kNoLimit as soon as it would pass `limit`.
 std::int64_t Planner::place_in_order(const Order& order, std::int64_t limit) {
   std::fill(offsets_.begin(), offsets_.end(), kUnplaced);
   placed_.clear();
   std::int64_t peak = 0;
   for (const Index index : order) {
-    const Piece piece = pieces_[index];
+    const Buffer buffer = buffers_[index];
     if (listed_) {
       collect_listed(index);
     } else {
-      collect_by_scan(piece);
+      collect_by_scan(buffer);
     }
     std::int64_t floor = 0;
     std::int64_t best = kUnplaced;
     std::int64_t best_gap = kNoLimit;
     for (const Block& other : blocks_) {
       const std::int64_t gap = other.offset - floor;
-      if (gap >= piece.bytes && gap < best_gap) {
+      if (gap >= buffer.bytes && gap < best_gap) {
         best = floor;
         best_gap = gap;
       }
       floor = std::max(floor, other.end);
     }
-    if (best == kUnplaced) best = hang_[index] ? std::max(floor, bound_ - piece.bytes) : floor;
-    const std::int64_t end = best + piece.bytes;
+    if (best == kUnplaced) best = hang_[index] ? std::max(floor, bound_ - buffer.bytes) : floor;
+    const std::int64_t end = best + buffer.bytes;
     if (end > limit) return kNoLimit;
     peak = std::max(peak, end);
     offsets_[index] = best;
     if (!listed_) {
       const auto above = std::upper_bound(placed_.begin(), placed_.end(), best,
                                           [](std::int64_t offset, const Placed& p) { return offset < p.block.offset; });
-      placed_.insert(above, {{best, end}, piece.first, piece.last});
+      placed_.insert(above, {{best, end}, buffer.first, buffer.last});
     }
   }
   return peak;
@@ -343,18 +344,18 @@ void Planner::greedy(std::string_view strategy, Order order) {
   best_order_ = std::move(order);
 }
 
-// Pieces of one size and one length of life: the layers of a network repeat them, and must all change together.
+// Buffer of one size and one length of life: the layers of a network repeat them, and must all change together.
 std::vector<Index> Planner::kinds() const {
   std::map<std::pair<std::int64_t, std::int64_t>, Index> known;
   std::vector<Index> kinds(size());
   for (std::size_t i = 0; i < size(); ++i) {
-    const std::pair key(pieces_[i].bytes, std::int64_t{pieces_[i].last} - pieces_[i].first);
+    const std::pair key(buffers_[i].bytes, std::int64_t{buffers_[i].last} - buffers_[i].first);
     kinds[i] = known.emplace(key, static_cast<Index>(known.size())).first->second;
   }
   return kinds;
 }
 
-// Places a piece that sticks out at the top earlier the next time, with all of its kind; a step that does not raise
+// Places a buffer that sticks out at the top earlier the next time, with all of its kind; a step that does not raise
 // the peak is kept.
 void Planner::search() {
   if (done() || size() < 2 || budget_ < 2 * greedy_steps_) return;
@@ -378,9 +379,9 @@ void Planner::search() {
   for (; budget_ >= greedy_steps_ && !done(); budget_ -= greedy_steps_) {
     tops.clear();
     for (std::size_t i = 1; i < order.size(); ++i) {
-      if (kept[order[i]] + pieces_[order[i]].bytes == current) tops.push_back(i);
+      if (kept[order[i]] + buffers_[order[i]].bytes == current) tops.push_back(i);
     }
-    // Every fourth step takes any piece, lest the same two change places for ever.
+    // Every fourth step takes any buffer, lest the same two change places for ever.
     const bool any = below(4) == 0 || tops.empty();
     const std::size_t from = any ? 1 + below(order.size() - 1) : tops[below(tops.size())];
     const std::size_t to = below(from);
@@ -392,10 +393,10 @@ void Planner::search() {
     } else {
       for (std::size_t i = 0; i < next.size(); ++i) {
         if (kind[next[i]] != moved) continue;
-        const Piece& piece = pieces_[next[i]];
+        const Buffer& buffer = buffers_[next[i]];
         for (std::size_t j = i; j-- > 0;) {
-          const Piece& other = pieces_[next[j]];
-          if (kind[next[j]] != passed || other.first > piece.last || piece.first > other.last) continue;
+          const Buffer& other = buffers_[next[j]];
+          if (kind[next[j]] != passed || other.first > buffer.last || buffer.first > other.last) continue;
           move(next, i, j);
           break;
         }
@@ -417,8 +418,8 @@ void Planner::extra(std::string_view strategy, AtOneLaunch rule) {
   greedy(strategy, by_breadth(rule));
 }
 
-// Two busy launches of a layer often want one long-lived piece, such as the residual stream, at opposite ends: from the
-// bottom up it would lie in the middle of the second. So one kind at a time is placed from the top down. May use
+// Two busy launches of a layer often want one long-lived buffer, such as the residual stream, at opposite ends: from
+// the bottom up it would lie in the middle of the second. So one kind at a time is placed from the top down. May use
 // three quarters of what is left of the budget.
 void Planner::hang_one_kind() {
   const std::int64_t keep = budget_ / 4;
@@ -454,9 +455,9 @@ void Planner::run() {
 ArenaLayout plan_arena(std::span<const Lifetime> lifetimes, std::int64_t alignment) {
   GRAFT_ASSERT(alignment > 0 && std::has_single_bit(static_cast<std::uint64_t>(alignment)));
   GRAFT_ASSERT(lifetimes.size() < std::numeric_limits<Index>::max());
-  std::vector<Piece> pieces;
+  std::vector<Buffer> buffers;
   std::vector<std::size_t> sources;
-  std::int64_t sum = 0;  // bounds every offset below: a piece lies at 0 or on top of another
+  std::int64_t sum = 0;  // bounds every offset below: a buffer lies at 0 or on top of another
   for (std::size_t i = 0; i < lifetimes.size(); ++i) {
     const Lifetime& lifetime = lifetimes[i];
     GRAFT_ASSERT(lifetime.bytes >= 0 && lifetime.first <= lifetime.last);
@@ -464,16 +465,16 @@ ArenaLayout plan_arena(std::span<const Lifetime> lifetimes, std::int64_t alignme
     std::int64_t rounded = 0;
     const bool fits = !__builtin_add_overflow(lifetime.bytes, alignment - 1, &rounded) &&
                       !__builtin_add_overflow(sum, rounded & -alignment, &sum);
-    GRAFT_CHECK(Unsupported, fits, "arena: expected sizes that add up to less than 2^63 bytes, found piece ", i, " of ",
-                lifetime.bytes, " bytes after ", sum);
-    pieces.push_back({rounded & -alignment, lifetime.first, lifetime.last});
+    GRAFT_CHECK(Unsupported, fits, "arena: expected sizes that add up to less than 2^63 bytes, found buffer ", i,
+                " of ", lifetime.bytes, " bytes after ", sum);
+    buffers.push_back({rounded & -alignment, lifetime.first, lifetime.last});
     sources.push_back(i);
   }
   ArenaLayout layout;
   layout.offsets.assign(lifetimes.size(), 0);
   layout.strategy = "empty";
-  if (pieces.empty()) return layout;
-  Planner planner(std::move(pieces));
+  if (buffers.empty()) return layout;
+  Planner planner(std::move(buffers));
   planner.run();
   for (std::size_t i = 0; i < sources.size(); ++i) layout.offsets[sources[i]] = planner.offsets()[i];
   layout.bytes = planner.bytes();

@@ -7,20 +7,20 @@
 
 namespace graft {
 
-// One piece of arena memory: its size and the launches between which it must stay untouched by others.
+// One buffer of arena memory: its size and the launches between which it must stay untouched by others.
 struct Lifetime {
-  std::int64_t bytes = 0;  // at least 0; a piece of 0 bytes takes no room and gets offset 0
+  std::int64_t bytes = 0;  // at least 0; a buffer of 0 bytes takes no memory and gets offset 0
   std::int32_t first = 0;  // launch that writes it first
   std::int32_t last = 0;   // last launch that touches it, inclusive; at least `first`
 };
 
 struct ArenaLayout {
   std::vector<std::int64_t> offsets;  // bytes, one per lifetime in the same order, multiples of the alignment
-  std::int64_t bytes = 0;             // end of the highest piece, rounded up to the alignment
+  std::int64_t bytes = 0;             // end of the highest buffer, rounded up to the alignment
   std::string_view strategy;          // which strategy won; static storage
 };
 
-// Offsets at which no two pieces alive at the same launch share a byte. A pure function: the same lifetimes give the
+// Offsets at which no two buffers alive at the same launch share a byte. A pure function: the same lifetimes give the
 // same layout on every machine. Several strategies run, cheapest first, and the smallest arena wins; the first one that
 // meets the lower bound (the largest sum of live bytes) ends the search. Quadratic strategies are skipped when
 // their steps, known before they start, exceed a fixed budget. `alignment` is a power of two.

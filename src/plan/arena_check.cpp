@@ -11,14 +11,14 @@ namespace graft {
 namespace {
 
 std::string describe(std::size_t index, const Lifetime& lifetime, std::int64_t offset) {
-  return str("piece ", index, " (bytes ", offset, " to ", offset + lifetime.bytes, ", launches ", lifetime.first,
+  return str("buffer ", index, " (bytes ", offset, " to ", offset + lifetime.bytes, ", launches ", lifetime.first,
              " to ", lifetime.last, ")");
 }
 
 }  // namespace
 
 std::int64_t live_lower_bound(std::span<const Lifetime> lifetimes, std::int64_t alignment) {
-  // Launch after the last one a piece is alive at: needs more than 32 bits.
+  // Launch after the last one a buffer is alive at: needs more than 32 bits.
   std::map<std::int64_t, std::int64_t> change;
   for (const Lifetime& lifetime : lifetimes) {
     const std::int64_t units = lifetime.bytes / alignment + (lifetime.bytes % alignment != 0 ? 1 : 0);
@@ -42,12 +42,12 @@ std::optional<std::string> find_overlap(std::span<const Lifetime> lifetimes, std
   std::vector<std::size_t> starts;
   for (std::size_t i = 0; i < lifetimes.size(); ++i) {
     const Lifetime& lifetime = lifetimes[i];
-    if (lifetime.bytes < 0) return str("piece ", i, ": expected at least 0 bytes, found ", lifetime.bytes);
+    if (lifetime.bytes < 0) return str("buffer ", i, ": expected at least 0 bytes, found ", lifetime.bytes);
     if (lifetime.last < lifetime.first) {
-      return str("piece ", i, ": last launch ", lifetime.last, " is before its first ", lifetime.first);
+      return str("buffer ", i, ": last launch ", lifetime.last, " is before its first ", lifetime.first);
     }
     if (offsets[i] < 0 || offsets[i] % alignment != 0) {
-      return str("piece ", i, ": expected an offset that is a multiple of ", alignment, ", found ", offsets[i]);
+      return str("buffer ", i, ": expected an offset that is a multiple of ", alignment, ", found ", offsets[i]);
     }
     if (lifetime.bytes > 0) starts.push_back(i);
   }
@@ -57,25 +57,25 @@ std::optional<std::string> find_overlap(std::span<const Lifetime> lifetimes, std
   std::sort(ends.begin(), ends.end(),
             [&](std::size_t a, std::size_t b) { return lifetimes[a].last < lifetimes[b].last; });
 
-  // Sweeps over the launches. The pieces alive are disjoint up to here, so a new one only has to be held against its
+  // Sweeps over the launches. The buffers alive are disjoint up to here, so a new one only has to be held against its
   // two neighbours in memory.
   std::map<std::int64_t, std::size_t> alive;  // by offset
   auto ended = ends.begin();
-  for (const std::size_t piece : starts) {
-    for (; ended != ends.end() && lifetimes[*ended].last < lifetimes[piece].first; ++ended)
+  for (const std::size_t buffer : starts) {
+    for (; ended != ends.end() && lifetimes[*ended].last < lifetimes[buffer].first; ++ended)
       alive.erase(offsets[*ended]);
-    const auto above = alive.lower_bound(offsets[piece]);
+    const auto above = alive.lower_bound(offsets[buffer]);
     std::optional<std::size_t> other;
-    if (above != alive.end() && above->first - offsets[piece] < lifetimes[piece].bytes) other = above->second;
+    if (above != alive.end() && above->first - offsets[buffer] < lifetimes[buffer].bytes) other = above->second;
     if (above != alive.begin()) {
       const auto below = std::prev(above);
-      if (offsets[piece] - below->first < lifetimes[below->second].bytes) other = below->second;
+      if (offsets[buffer] - below->first < lifetimes[below->second].bytes) other = below->second;
     }
     if (other) {
       return str(describe(*other, lifetimes[*other], offsets[*other]), " overlaps ",
-                 describe(piece, lifetimes[piece], offsets[piece]));
+                 describe(buffer, lifetimes[buffer], offsets[buffer]));
     }
-    alive.emplace(offsets[piece], piece);
+    alive.emplace(offsets[buffer], buffer);
   }
   return std::nullopt;
 }

@@ -24,18 +24,18 @@ class Draw {
   std::mt19937_64 engine_;
 };
 
-// One piece per launch, read by the next launch and sometimes by one up to 12 launches later: a network with skips.
+// One buffer per launch, read by the next launch and sometimes by one up to 12 launches later: a network with skips.
 inline std::vector<Lifetime> chain_with_skips(std::uint64_t seed) {
   Draw draw(seed);
   const std::int64_t launches = draw(2, 200);
-  std::vector<Lifetime> pieces;
+  std::vector<Lifetime> buffers;
   for (std::int64_t launch = 0; launch < launches; ++launch) {
     const std::int64_t reach = draw(0, 3) == 0 ? draw(2, 12) : 1;
-    pieces.push_back({draw(0, 15) == 0 ? 0 : draw(1, 4000) * (draw(0, 4) == 0 ? 64 : 1),
-                      static_cast<std::int32_t>(launch),
-                      static_cast<std::int32_t>(std::min(launch + reach, launches - 1))});
+    buffers.push_back({draw(0, 15) == 0 ? 0 : draw(1, 4000) * (draw(0, 4) == 0 ? 64 : 1),
+                       static_cast<std::int32_t>(launch),
+                       static_cast<std::int32_t>(std::min(launch + reach, launches - 1))});
   }
-  return pieces;
+  return buffers;
 }
 
 // The launches of an encoder or decoder of 1 to 12 layers in the sizes of known models: grouped heads, plain or gated
@@ -53,16 +53,16 @@ inline std::vector<Lifetime> transformer_like(std::uint64_t seed) {
   const bool gated = draw(0, 1) == 0;
   const bool rotary = draw(0, 1) == 0;
   const bool fused_attention = draw(0, 1) == 0;
-  std::vector<Lifetime> pieces;
+  std::vector<Lifetime> buffers;
   std::int32_t launch = 0;
   // A new tensor of that many floats, written by the next launch; readers extend it.
   const auto make = [&](std::int64_t floats, std::int64_t scratch = 0) {
-    if (scratch > 0) pieces.push_back({scratch, launch, launch});
-    pieces.push_back({floats * 4, launch, launch});
+    if (scratch > 0) buffers.push_back({scratch, launch, launch});
+    buffers.push_back({floats * 4, launch, launch});
     ++launch;
-    return pieces.size() - 1;
+    return buffers.size() - 1;
   };
-  const auto read = [&](std::size_t piece) { pieces[piece].last = std::max(pieces[piece].last, launch); };
+  const auto read = [&](std::size_t buffer) { buffers[buffer].last = std::max(buffers[buffer].last, launch); };
   const auto apply = [&](std::initializer_list<std::size_t> inputs, std::int64_t floats, std::int64_t scratch = 0) {
     for (const std::size_t input : inputs) read(input);
     return make(floats, scratch);
@@ -102,22 +102,22 @@ inline std::vector<Lifetime> transformer_like(std::uint64_t seed) {
     stream = apply({stream, down}, tokens * hidden);
   }
   apply({stream}, tokens * hidden);
-  return pieces;
+  return buffers;
 }
 
-// Any number of pieces of any size alive for any time.
-inline std::vector<Lifetime> random_intervals(std::uint64_t seed, std::int64_t most_pieces = 150) {
+// Any number of buffers of any size alive for any time.
+inline std::vector<Lifetime> random_intervals(std::uint64_t seed, std::int64_t most_buffers = 150) {
   Draw draw(seed);
   const std::int64_t launches = draw(1, 100);
   const std::int64_t longest = draw(1, launches);
   const std::int64_t largest = std::int64_t{1} << draw(4, 24);
-  std::vector<Lifetime> pieces;
-  for (std::int64_t left = draw(1, most_pieces); left > 0; --left) {
+  std::vector<Lifetime> buffers;
+  for (std::int64_t left = draw(1, most_buffers); left > 0; --left) {
     const std::int64_t first = draw(0, launches - 1);
     const std::int64_t last = std::min(launches - 1, first + draw(0, longest - 1));
-    pieces.push_back({draw(0, largest), static_cast<std::int32_t>(first), static_cast<std::int32_t>(last)});
+    buffers.push_back({draw(0, largest), static_cast<std::int32_t>(first), static_cast<std::int32_t>(last)});
   }
-  return pieces;
+  return buffers;
 }
 
 }  // namespace graft::testing

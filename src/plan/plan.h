@@ -42,7 +42,7 @@ enum class Side : std::uint8_t { host, device };
 // Bytes that go from one side to the other in one copy. The device's bytes are one range of the session's block; on the
 // host they may lie in several allocations.
 struct Transfer {
-  struct Piece {
+  struct Part {
     std::uint32_t allocation = 0;
     std::int64_t offset = 0;  // bytes, in the allocation
     std::int64_t bytes = 0;
@@ -50,7 +50,7 @@ struct Transfer {
   };
   std::int64_t device_offset = 0;
   std::int64_t bytes = 0;
-  std::vector<Piece> pieces;
+  std::vector<Part> parts;
 };
 
 // Launches [begin, end) on one side, after `transfers` to that side. The last stage of a plan may have no launches.

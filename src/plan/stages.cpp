@@ -12,7 +12,7 @@
 namespace graft {
 namespace {
 
-// Pieces up to this size that are neighbours on the device travel together, gathered on the host first: copying them
+// Parts up to this size that are neighbours on the device travel together, gathered on the host first: copying them
 // there costs less than one more call of the device's driver.
 constexpr std::int64_t kGatheredBytes = 64 * 1024;
 
@@ -112,17 +112,17 @@ class Cutter {
   }
 
   std::vector<Transfer> transfers(const std::vector<BufferId>& buffers) const {
-    std::vector<Transfer> pieces;  // one buffer each, by place on the device
+    std::vector<Transfer> transfers;  // one buffer each, by place on the device
     for (const BufferId id : buffers) {
       const Buffer& b = plan_.buffers[id];
       if (b.bytes == 0) continue;
-      pieces.push_back(
+      transfers.push_back(
           {plan_.allocations[b.allocation].device_offset + b.offset, b.bytes, {{b.allocation, b.offset, b.bytes, 0}}});
     }
-    std::sort(pieces.begin(), pieces.end(),
+    std::sort(transfers.begin(), transfers.end(),
               [](const Transfer& a, const Transfer& b) { return a.device_offset < b.device_offset; });
     std::vector<Transfer> out;
-    for (Transfer& next : pieces) {
+    for (Transfer& next : transfers) {
       if (out.empty() || !join(out.back(), next)) out.push_back(std::move(next));
     }
     return out;
@@ -132,16 +132,16 @@ class Cutter {
   bool join(Transfer& last, const Transfer& next) const {
     const std::int64_t end = last.device_offset + last.bytes;
     if (next.device_offset < end || next.device_offset != align_up(end, alignment_)) return false;
-    const Transfer::Piece& piece = next.pieces[0];
-    Transfer::Piece& before = last.pieces.back();
+    const Transfer::Part& part = next.parts[0];
+    Transfer::Part& before = last.parts.back();
     const std::int64_t at = next.device_offset - last.device_offset;
     const bool neighbours_on_host =
-        before.allocation == piece.allocation && piece.offset - before.offset == at - before.at;
-    if (neighbours_on_host && last.pieces.size() == 1) {
-      before.bytes = piece.offset + piece.bytes - before.offset;
+        before.allocation == part.allocation && part.offset - before.offset == at - before.at;
+    if (neighbours_on_host && last.parts.size() == 1) {
+      before.bytes = part.offset + part.bytes - before.offset;
     } else {
-      if (before.bytes > kGatheredBytes || piece.bytes > kGatheredBytes) return false;
-      last.pieces.push_back({piece.allocation, piece.offset, piece.bytes, at});
+      if (before.bytes > kGatheredBytes || part.bytes > kGatheredBytes) return false;
+      last.parts.push_back({part.allocation, part.offset, part.bytes, at});
     }
     last.bytes = at + next.bytes;
     return true;

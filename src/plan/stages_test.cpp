@@ -79,11 +79,11 @@ std::vector<std::string> text(const Plan& plan) {
         (stage.side == Side::device ? "D " : "H ") + std::to_string(stage.begin) + "-" + std::to_string(stage.end);
     for (const Transfer& t : stage.transfers) {
       std::string names;
-      for (const Transfer::Piece& piece : t.pieces)
+      for (const Transfer::Part& part : t.parts)
         for (BufferId id = 0; id < plan.buffers.size(); ++id) {
           const Buffer& b = plan.buffers[id];
-          if (b.allocation == piece.allocation && b.offset >= piece.offset &&
-              b.offset + b.bytes <= piece.offset + piece.bytes)
+          if (b.allocation == part.allocation && b.offset >= part.offset &&
+              b.offset + b.bytes <= part.offset + part.bytes)
             names += (names.empty() ? "" : ",") + std::to_string(id);
         }
       line += " <" + names;
@@ -186,7 +186,7 @@ TEST(Stages, SmallPiecesTravelTogetherAndLargeOnesAlone) {
   ASSERT_THAT(text(plan), ElementsAre("D 0-1 <0,1 <2", "H 1-1 <3"));
   const Transfer& together = plan.stages[0].transfers[0];
   EXPECT_EQ(together.bytes, 64 + 20);
-  EXPECT_EQ(together.pieces[1].at, 64);
+  EXPECT_EQ(together.parts[1].at, 64);
   EXPECT_EQ(plan.stages[0].transfers[1].device_offset, 128);
   const Traffic t = traffic(plan);
   EXPECT_EQ(t.uploads, 2u);
@@ -247,7 +247,7 @@ TEST(Stages, NeighboursInTheArenaAreOnePieceOfAnySize) {
   b.device({t, u}, y);
   const Plan plan = b.cut();
   ASSERT_THAT(text(plan), ElementsAre("H 0-2", "D 2-3 <1,2", "H 3-3 <3"));
-  EXPECT_EQ(plan.stages[1].transfers[0].pieces.size(), 1u);
+  EXPECT_EQ(plan.stages[1].transfers[0].parts.size(), 1u);
 }
 
 }  // namespace

@@ -114,10 +114,10 @@ std::vector<std::byte> encode(const StoredPlan& plan, const PlanOrigin& origin) 
   writer.number(static_cast<std::uint64_t>(plan.threads));
   writer.numbers(plan.sizes);
   std::vector<std::int64_t> bytes, first, last;
-  for (const Lifetime& piece : plan.lifetimes) {
-    bytes.push_back(piece.bytes);
-    first.push_back(piece.first);
-    last.push_back(piece.last);
+  for (const Lifetime& buffer : plan.lifetimes) {
+    bytes.push_back(buffer.bytes);
+    first.push_back(buffer.first);
+    last.push_back(buffer.last);
   }
   for (const std::vector<std::int64_t>* list :
        {&std::as_const(bytes), &std::as_const(first), &std::as_const(last), &plan.offsets})
@@ -160,7 +160,7 @@ std::optional<StoredPlan> decode_stored_plan(std::span<const std::byte> bytes, c
   for (std::size_t i = 0; i < sizes.size(); ++i) {
     GRAFT_CHECK(InvalidProgram,
                 sizes[i] >= 0 && first[i] >= 0 && last[i] >= first[i] && std::in_range<std::int32_t>(last[i]), label,
-                ": piece ", i, " has ", sizes[i], " bytes and lives from launch ", first[i], " to ", last[i]);
+                ": buffer ", i, " has ", sizes[i], " bytes and lives from launch ", first[i], " to ", last[i]);
     plan.lifetimes.push_back({sizes[i], static_cast<std::int32_t>(first[i]), static_cast<std::int32_t>(last[i])});
   }
   return plan;
@@ -174,21 +174,21 @@ bool fits(const StoredPlan& plan, std::span<const Lifetime> lifetimes) {
 
 void check_layout(const StoredPlan& plan, std::int64_t alignment) {
   const std::string label = str("the stored plan of method '", plan.method, "'");
-  // Pieces one after the other: no planner needs more.
+  // Buffer one after the other: no planner needs more.
   std::int64_t most = 0;
-  for (const Lifetime& piece : plan.lifetimes) {
+  for (const Lifetime& buffer : plan.lifetimes) {
     std::int64_t rounded = 0;
     GRAFT_CHECK(InvalidProgram,
-                !__builtin_add_overflow(piece.bytes, alignment - 1, &rounded) &&
+                !__builtin_add_overflow(buffer.bytes, alignment - 1, &rounded) &&
                     !__builtin_add_overflow(most, rounded / alignment * alignment, &most),
-                label, ": its pieces are larger than memory");
+                label, ": its buffers are larger than memory");
   }
   GRAFT_CHECK(InvalidProgram, plan.arena_bytes >= 0 && plan.arena_bytes <= most, label, " has an arena of ",
-              plan.arena_bytes, " bytes for pieces of ", most);
+              plan.arena_bytes, " bytes for buffers of ", most);
   for (std::size_t i = 0; i < plan.offsets.size(); ++i) {
     const std::int64_t bytes = plan.lifetimes[i].bytes, offset = plan.offsets[i];
     GRAFT_CHECK(InvalidProgram, offset >= 0 && bytes <= plan.arena_bytes && offset <= plan.arena_bytes - bytes, label,
-                ": piece ", i, " of ", bytes, " bytes at ", offset, " does not lie in the arena of ", plan.arena_bytes,
+                ": buffer ", i, " of ", bytes, " bytes at ", offset, " does not lie in the arena of ", plan.arena_bytes,
                 " bytes");
   }
   if (const std::optional<std::string> wrong = find_overlap(plan.lifetimes, plan.offsets, alignment))

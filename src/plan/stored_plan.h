@@ -10,7 +10,7 @@
 #include "plan/arena.h"
 #include "plan/plan.h"
 
-// Plans made ahead of time, as packages hold them. Only what planning decides is stored: where each piece of the arena
+// Plans made ahead of time, as packages hold them. Only what planning decides is stored: where each buffer of the arena
 // lies. Launches are always lowered from the verified graph, so a file can name no kernel and no argument of one, and
 // every offset is checked against the lifetimes that follow from the graph before it is used.
 namespace graft {
@@ -28,7 +28,7 @@ struct StoredPlan {
   std::string method;
   int threads = 1;                  // sizes of scratch depend on it
   std::vector<std::int64_t> sizes;  // the plan's key without the sizes of a cache of keys and values
-  std::vector<Lifetime> lifetimes;  // of the arena's pieces, in the order of the plan's buffers
+  std::vector<Lifetime> lifetimes;  // of the arena's buffers, in the order of the plan's buffers
   std::vector<std::int64_t> offsets;
   std::int64_t arena_bytes = 0;
 };
@@ -42,10 +42,10 @@ std::vector<std::byte> encode(const StoredPlan& plan, const PlanOrigin& origin);
 std::optional<StoredPlan> decode_stored_plan(std::span<const std::byte> bytes, const PlanOrigin& origin,
                                              const std::string& label);
 
-// Whether the plan is of exactly these pieces.
+// Whether the plan is of exactly these buffers.
 bool fits(const StoredPlan& plan, std::span<const Lifetime> lifetimes);
 // Throws InvalidProgram naming what is wrong with the offsets of a plan that fits: beyond the arena, misaligned, or two
-// pieces that share a byte while both are alive.
+// buffers that share a byte while both are alive.
 void check_layout(const StoredPlan& plan, std::int64_t alignment);
 
 }  // namespace graft
