@@ -7,14 +7,14 @@
 
 #include "graft/export.h"
 
-// What the exporting side asks before it decides which nodes to hand over.
+// What the exporting side queries before it decides which nodes to delegate.
 namespace graft {
 
 struct RefusedNode {
   std::size_t method = 0;  // index into the program's methods
   std::string node;        // torch.fx name
   std::string target;      // "aten.add.Tensor"
-  std::string reason;      // names what was expected and found
+  std::string refusal;     // what was expected and what was found
 };
 
 // The nodes of a program (bytes of schema/graft.fbs) that graft does not run. Throws InvalidProgram.

@@ -16,7 +16,7 @@ namespace graft {
 enum class Segment : std::uint8_t { weight, constant, state, arena, input, output };
 std::string_view name(Segment segment);
 
-// One contiguous piece of memory that tensors of a plan are windows of.
+// One contiguous range of memory that tensors of a plan are windows of.
 struct Buffer {
   Segment segment = Segment::arena;
   std::uint32_t index = 0;       // weight, constant, state, input, output: which one. arena: 0
@@ -72,7 +72,7 @@ inline const Fusion* fusion_of(const Launch& launch) {
 
 // Which code runs a launch: "ggml MUL_MAT" or "graft layer_norm".
 std::string kernel_name(const Launch& launch);
-// Why that code and not another: the layout of a weight, the inner loops, what ggml refused. For `graft inspect`.
+// What decided it: the layout of a weight, the instruction set, what ggml refused. For `graft inspect`.
 std::string explain_kernel(const Launch& launch);
 
 // Puts back what a launch overwrote in a state, from a copy made before.

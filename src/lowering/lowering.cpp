@@ -95,7 +95,7 @@ void Lowering::add_launch(Launch launch) {
 void Lowering::launch_bytes(const Kernel& kernel, std::vector<Tensor> inputs, std::vector<Tensor> outputs,
                             std::vector<std::byte> attrs, std::int64_t scratch_bytes, std::uint32_t inplace) {
   GRAFT_ASSERT(!outputs.empty());
-  // ggml keeps the operands as sources of the node: all inputs, and the outputs after the first.
+  // ggml keeps the operands in the node's src: all inputs, and the outputs after the first.
   GRAFT_ASSERT(inputs.size() + outputs.size() - 1 <= GGML_MAX_SRC);
   Launch launch;
   launch.ggml_op = GGML_OP_CUSTOM;

@@ -45,7 +45,7 @@ class Lowering {
   Tensor allocate_like(DType dtype, const Tensor& like);
 
   // Launches a kernel of graft. `inplace` names the inputs (by bit) whose memory output 0 may take over when nothing
-  // reads them later: only for kernels that read each element before they write the one at the same place.
+  // reads them later: only for kernels that read each element before they write the one at the same position.
   template <typename Attrs>
   void launch(const Kernel& kernel, std::vector<Tensor> inputs, std::vector<Tensor> outputs, const Attrs& attrs,
               std::int64_t scratch_bytes = 0, std::uint32_t inplace = 0) {
@@ -63,7 +63,7 @@ class Lowering {
                      const std::array<std::int32_t, 16>& params = {}, std::uint32_t inplace = 0);
   bool has_device() const { return device_ != nullptr; }
   bool plain() const { return device_ && device_->is_cpu(); }
-  // The reason, of static storage, why ggml's op does not take the node; kernels of graft launched for it next keep it.
+  // Why ggml's op does not take the node, of static storage; kernels of graft launched for it next keep it.
   // Always false.
   bool refused(std::string_view reason) {
     refusal_ = reason;

@@ -11,7 +11,7 @@ inline constexpr int kMaxTasksPerThread = 4;
 // Bytes of all elements that a launch reads and writes, those of repeated ones once.
 std::uint64_t touched_bytes(const Launch& launch);
 
-// Whether one thread should run a launch of a kernel of ours alone: Kernel::parallel_from.
+// Whether one thread should run a launch of a kernel of graft alone: Kernel::parallel_from.
 bool has_little_work(const Launch& launch);
 
 // How many tasks of each phase of the launch a thread gets. With several, the other threads take over what a thread

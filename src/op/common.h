@@ -39,8 +39,8 @@ class ResultType {
 // Whether aten.index and aten.index_put take an index of this dtype as a mask: bool, or bytes, as PyTorch still allows.
 constexpr bool is_mask(DType index) { return index == DType::b8 || index == DType::u8; }
 
-// Whether aten.index_put takes its values in the order of the mask's true places, without a list of the places: one
-// index, a mask of bools.
+// Whether aten.index_put takes its values in the order of the positions where the mask is true, without a list of
+// these: one index, a mask of bools.
 constexpr bool is_masked_put(std::size_t indices, DType first) { return indices == 1 && first == DType::b8; }
 
 // The argument as a tensor or number.

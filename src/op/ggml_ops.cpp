@@ -369,7 +369,7 @@ bool convolution(Lowering& lowering, const Tensor& x, const Tensor& weight, cons
   const std::int64_t channels = x.size(1);
   const bool depthwise = attrs.groups > 1 && attrs.groups == channels && weight.size(0) == channels;
   if (attrs.groups > 1 && !depthwise) return lowering.refused("ggml's CONV_2D has no groups");
-  // ggml lays out patches in 16 MB of scratch, whole ones.
+  // ggml's im2col has 16 MB of scratch, for whole patches.
   constexpr std::int64_t kMostElements = 1 << 18;
   if (weight.numel() / weight.size(0) + weight.size(0) > kMostElements)
     return lowering.refused("a patch is too large for ggml's scratch");

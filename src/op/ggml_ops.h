@@ -6,7 +6,7 @@
 #include "op/common.h"
 
 // ggml's ops for devices other than the CPU, where they compute what PyTorch means. Every function returns false, and
-// has launched nothing that is needed, when there is no device or it lacks the op: a kernel of ours takes over. Where
+// has launched nothing that is needed, when there is no device or it lacks the op: graft's kernel takes over. Where
 // ggml computes in f32 only, f16 and bf16 operands are widened and the result is rounded once, as PyTorch does.
 namespace graft::device {
 

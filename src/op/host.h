@@ -7,7 +7,7 @@
 #include "op/operator.h"
 
 // Operators whose results have sizes, or are numbers, that depend on data: no plan can hold them. They run on the host
-// between plans and cut their method into pieces (src/pass/graph/partition.h).
+// between plans and cut their method into segments (src/pass/graph/partition.h).
 namespace graft {
 
 // What a host operator reads and makes. Tensors are contiguous, on the CPU and in memory of the caller's.

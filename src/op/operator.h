@@ -101,7 +101,7 @@ enum class StoredUse : std::uint8_t {
   transposes,  // makes that view
 };
 
-// The reason why an instance is refused; empty when it is accepted.
+// What was expected and what was found, of an instance that is refused; empty when it is accepted.
 using Refusal = std::string;
 
 struct Operator {
@@ -139,7 +139,7 @@ const ScalarOperator* find_scalar_operator(std::string_view target);
 std::vector<const Operator*> all_operators();
 std::vector<const ScalarOperator*> all_scalar_operators();
 
-// The predicate that export, load and the partitioner share: empty when the node runs here.
+// The one predicate of export, load and the partitioner: empty when the node runs here.
 Refusal refuse(const NodeView& node);
 
 }  // namespace graft

@@ -14,8 +14,8 @@ std::vector<RefusedNode> refused_nodes(std::span<const std::byte> blob) {
   for (std::size_t m = 0; m < program.methods.size(); ++m) {
     for (const ir::Node& node : program.methods[m].nodes) {
       const NodeView view(program, program.methods[m], node);
-      Refusal reason = refuse(view);
-      if (!reason.empty()) out.push_back({m, node.name, std::string(view.target()), std::move(reason)});
+      Refusal refusal = refuse(view);
+      if (!refusal.empty()) out.push_back({m, node.name, std::string(view.target()), std::move(refusal)});
     }
   }
   return out;

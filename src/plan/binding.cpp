@@ -130,7 +130,7 @@ class Binder {
     }
   }
 
-  // The program says what shapes it expects; a rule of ours that disagrees must not go on silently.
+  // The program says what shapes it expects; a shape rule that disagrees must not go on silently.
   void check_shape(const ir::Node& node, const std::string& target, std::size_t i, const Shape& shape) const {
     const ir::Value& value = method_.values[node.outputs[i]];
     bool fits = shape.rank() == value.rank();

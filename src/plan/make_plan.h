@@ -21,10 +21,10 @@ struct PlanOptions {
   MatmulPrecision matmul_precision = MatmulPrecision::highest;
 };
 
-// Makes the plan of a method for these inputs: runs the shape rules forward, lowers every node, lays out the arena.
-// Pure: depends on the arguments alone. Throws InvalidArgument where the shapes cannot work, InvalidProgram where a
-// shape rule contradicts what the program declares, or when the stored plan fits and its layout is wrong, Unsupported
-// beyond the limits.
+// Makes the plan of a method for these inputs: runs the shape rules forward, lowers every node, places the arena's
+// buffers. Pure: depends on the arguments alone. Throws InvalidArgument where the shapes cannot work, InvalidProgram
+// where a shape rule contradicts what the program declares, or when the stored plan fits and its layout is wrong,
+// Unsupported beyond the limits.
 Plan make_plan(const ir::Program& program, const ir::Method& method, std::span<const InputDesc> inputs,
                const PlanOptions& options);
 

@@ -86,7 +86,7 @@ class Cutter {
       if (t.numel() > 0) need(t.buffer, side);
     for (const Tensor& t : launch.outputs) {
       if (t.numel() == 0) continue;
-      // Kernels of ours may leave parts of an output as they were; ggml's ops write all of it.
+      // Kernels of graft may leave parts of an output as they were; ggml's ops write all of it.
       if (launch.kernel || !covers(t, plan_.buffers[t.buffer])) need(t.buffer, side);
       valid(t.buffer, side) = true;
       valid(t.buffer, other(side)) = false;

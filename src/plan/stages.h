@@ -13,7 +13,7 @@ namespace graft {
 // Per buffer it knows where the valid bytes are. Before the run: weights and constants on both sides, inputs and states
 // on the host. After it: outputs, and the inputs and states that were written, on the host again; launches from
 // Plan::commit_begin on, which write them, stay on the CPU, so that nothing can fail once the first of them ran. A
-// buffer is moved whole, once, before the stage that needs it. A copy whose source is only on the host stays there, so
+// buffer is moved whole, once, before the stage that needs it. A copy whose input is only on the host stays there, so
 // that it does not cost a transfer of its own: it becomes a launch of graft's copy. `alignment`: of the device's
 // memory, a power of two.
 void cut_stages(Plan& plan, std::int64_t alignment);

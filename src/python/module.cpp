@@ -148,11 +148,11 @@ RunOptions run_options(double timeout, const CancelToken* cancel) {
   return options;
 }
 
-// Nodes that cannot run here: (method index, node name, target, reason).
+// Nodes that cannot run here: (method index, node name, target, refusal).
 std::vector<std::tuple<std::size_t, std::string, std::string, std::string>> refusals(const nb::bytes& blob) {
   std::vector<std::tuple<std::size_t, std::string, std::string, std::string>> out;
   for (RefusedNode& node : refused_nodes(bytes_of(blob)))
-    out.emplace_back(node.method, std::move(node.node), std::move(node.target), std::move(node.reason));
+    out.emplace_back(node.method, std::move(node.node), std::move(node.target), std::move(node.refusal));
   return out;
 }
 

@@ -1,4 +1,4 @@
-// Reads and writes at places that index tensors name.
+// Reads and writes at positions that index tensors name.
 #include "kernel/index/index.h"
 
 #include <algorithm>
@@ -19,7 +19,7 @@ namespace {
 std::size_t at(int dim) { return static_cast<std::size_t>(dim); }
 
 // One iteration space: see kernel/index/index.h.
-struct Places {
+struct Positions {
   Shape shape;
   std::array<int, kMaxRank> own_dim{};  // dimension of the indexed tensor, -1 where the space numbers the indices
   std::vector<Tensor> indices;          // each expanded to `shape`
@@ -58,27 +58,27 @@ struct Places {
   }
 };
 
-Tensor gathered(Places& places, const Tensor& from, Lowering& lowering) {
-  const Tensor out = lowering.allocate(from.dtype(), places.shape);
+Tensor gathered(Positions& positions, const Tensor& from, Lowering& lowering) {
+  const Tensor out = lowering.allocate(from.dtype(), positions.shape);
   if (out.numel() == 0) return out;
-  const Tensor window = places.window(from);
-  lowering.launch(kGather, places.operands(window), {out}, places.attrs);
+  const Tensor window = positions.window(from);
+  lowering.launch(kGather, positions.operands(window), {out}, positions.attrs);
   return out;
 }
 
-// `self` with the values written at the places.
-Tensor scattered(Places& places, const Tensor& self, const Tensor& values, ScatterMode mode, Lowering& lowering) {
+// `self` with the values written at the positions.
+Tensor scattered(Positions& positions, const Tensor& self, const Tensor& values, ScatterMode mode, Lowering& lowering) {
   const Tensor out = lowering.writable(self);
-  if (places.shape.numel() == 0) return out;
+  if (positions.shape.numel() == 0) return out;
   if (lowering.in_state(out)) {
-    const Tensor kept = gathered(places, self, lowering);
-    lowering.undo(kScatter, places.operands(kept), {places.window(out)},
-                  ScatterAttrs{places.attrs, ScatterMode::assign});
+    const Tensor kept = gathered(positions, self, lowering);
+    lowering.undo(kScatter, positions.operands(kept), {positions.window(out)},
+                  ScatterAttrs{positions.attrs, ScatterMode::assign});
   }
-  const Tensor window = places.window(out);
-  ScatterAttrs attrs{places.attrs, mode};
-  lowering.launch(kScatter, places.operands(expanded(lowering.cast(values, self.dtype()), places.shape)), {window},
-                  attrs);
+  const Tensor window = positions.window(out);
+  ScatterAttrs attrs{positions.attrs, mode};
+  lowering.launch(kScatter, positions.operands(expanded(lowering.cast(values, self.dtype()), positions.shape)),
+                  {window}, attrs);
   return out;
 }
 
@@ -124,13 +124,13 @@ std::vector<Tensor> embedding_lower(const Call& call, std::span<const Shape> sha
     const Tensor out = lowering.allocate(call.output_dtype(), shapes[0]);
     if (device::embedding(lowering, as_stored(weight), lowering.contiguous(call.tensor("indices")), out)) return {out};
   }
-  Places places;
-  places.shape = shapes[0];
-  places.own_dim.fill(-1);
-  places.own_dim[at(places.shape.rank() - 1)] = 1;
+  Positions positions;
+  positions.shape = shapes[0];
+  positions.own_dim.fill(-1);
+  positions.own_dim[at(positions.shape.rank() - 1)] = 1;
   const Tensor& indices = call.tensor("indices");
-  places.add_index(*try_reshape(indices, with_dim(indices.shape(), indices.rank(), 1)), 0);
-  return {lowering.cast(gathered(places, as_stored(weight), lowering), weight.dtype())};
+  positions.add_index(*try_reshape(indices, with_dim(indices.shape(), indices.rank(), 1)), 0);
+  return {lowering.cast(gathered(positions, as_stored(weight), lowering), weight.dtype())};
 }
 
 Refusal refuse_embedding(const NodeView& node) {
@@ -154,15 +154,15 @@ std::vector<Tensor> index_select_lower(const Call& call, std::span<const Shape> 
   const Tensor &self = call.tensor("self"), &index = call.tensor("index");
   const int dim = wrap_dim(call.integer("dim"), self.rank());
   if (self.stored && !self.stored->is_plain()) return {stored_rows(self, index, shapes[0], lowering)};
-  Places places;
-  places.shape = shapes[0];
+  Positions positions;
+  positions.shape = shapes[0];
   Shape along;
   for (int d = 0; d < self.rank(); ++d) {
-    places.own_dim[at(d)] = d == dim ? -1 : d;
+    positions.own_dim[at(d)] = d == dim ? -1 : d;
     along.push_back(d == dim ? index.numel() : 1);
   }
-  places.add_index(*try_reshape(index, along), dim);
-  return {lowering.cast(gathered(places, as_stored(self), lowering), self.dtype())};
+  positions.add_index(*try_reshape(index, along), dim);
+  return {lowering.cast(gathered(positions, as_stored(self), lowering), self.dtype())};
 }
 
 Refusal refuse_index(const NodeView& node) {
@@ -180,12 +180,12 @@ void check_gather_index(const Tensor& index, const Tensor& tensor, std::string_v
                 " exceeds ", what, " of size ", tensor.shape().str(), " in dimension ", d);
 }
 
-Places places_along(const Tensor& self, const Tensor& index, int dim) {
-  Places places;
-  places.shape = index.shape();
-  for (int d = 0; d < index.rank(); ++d) places.own_dim[at(d)] = d == dim || self.rank() == 0 ? -1 : d;
-  places.add_index(index, dim);
-  return places;
+Positions positions_along(const Tensor& self, const Tensor& index, int dim) {
+  Positions positions;
+  positions.shape = index.shape();
+  for (int d = 0; d < index.rank(); ++d) positions.own_dim[at(d)] = d == dim || self.rank() == 0 ? -1 : d;
+  positions.add_index(index, dim);
+  return positions;
 }
 
 Shape gather_shape(const Call& call) {
@@ -197,8 +197,8 @@ Shape gather_shape(const Call& call) {
 
 std::vector<Tensor> gather_lower(const Call& call, std::span<const Shape>, Lowering& lowering) {
   const Tensor& self = call.tensor("self");
-  Places places = places_along(self, call.tensor("index"), wrap_dim(call.integer("dim"), self.rank()));
-  return {gathered(places, self, lowering)};
+  Positions positions = positions_along(self, call.tensor("index"), wrap_dim(call.integer("dim"), self.rank()));
+  return {gathered(positions, self, lowering)};
 }
 
 Shape scatter_shape(const Call& call) {
@@ -226,21 +226,21 @@ std::optional<ScatterMode> mode_named(std::string_view name) {
 // Into `self`, which is argument "self" or has its shape.
 Tensor scatter(const Call& call, const Tensor& self, ScatterMode mode, Lowering& lowering) {
   const Tensor& index = call.tensor("index");
-  Places places = places_along(self, index, wrap_dim(call.integer("dim"), self.rank()));
+  Positions positions = positions_along(self, index, wrap_dim(call.integer("dim"), self.rank()));
   if (!call.is_tensor("src")) {
     const Tensor value =
         call.is_tensor("value") ? call.tensor("value") : lowering.full(self.dtype(), {}, call.scalar("value"));
-    return scattered(places, self, value, mode, lowering);
+    return scattered(positions, self, value, mode, lowering);
   }
   Tensor src = call.tensor("src");
   if (index.numel() == 0)
-    return scattered(places, self, lowering.full(self.dtype(), {}, Scalar::of(false)), mode, lowering);
+    return scattered(positions, self, lowering.full(self.dtype(), {}, Scalar::of(false)), mode, lowering);
   if (src.rank() != index.rank()) {
     src = *try_reshape(src.rank() == 0 ? src : sliced(src, 0, 0, 1), index.shape());  // 0-d counts as [1]
   } else {
     for (int d = 0; d < index.rank(); ++d) src = sliced(src, d, 0, index.size(d));
   }
-  return scattered(places, self, src, mode, lowering);
+  return scattered(positions, self, src, mode, lowering);
 }
 
 std::vector<Tensor> scatter_lower(const Call& call, std::span<const Shape>, Lowering& lowering) {
@@ -268,9 +268,9 @@ Scalar neutral(ScatterMode mode, DType dtype) {
 Tensor divided(const Call& call, const Tensor& sums, bool with_self, Lowering& lowering) {
   const DType dtype = sums.dtype();
   const auto number = [](int v) { return Scalar::of(std::int64_t{v}); };
-  Places places = places_along(sums, call.tensor("index"), wrap_dim(call.integer("dim"), sums.rank()));
+  Positions positions = positions_along(sums, call.tensor("index"), wrap_dim(call.integer("dim"), sums.rank()));
   const Tensor ones = lowering.full(dtype, {}, number(1));
-  const Tensor counts = scattered(places, lowering.full(dtype, sums.shape(), number(with_self ? 1 : 0)), ones,
+  const Tensor counts = scattered(positions, lowering.full(dtype, sums.shape(), number(with_self ? 1 : 0)), ones,
                                   ScatterMode::add, lowering);
   const auto run = [&](simd::ElementwiseOp op, DType output, std::vector<Binding> operands) {
     Elementwise what;
@@ -291,8 +291,8 @@ std::vector<Tensor> scatter_reduce_lower(const Call& call, std::span<const Shape
   const ScatterMode mode = mean ? ScatterMode::add : *mode_named(call.text("reduce"));
   Tensor self = call.tensor("self");
   if (!with_self) {
-    Places places = places_along(self, call.tensor("index"), wrap_dim(call.integer("dim"), self.rank()));
-    self = scattered(places, self, lowering.full(self.dtype(), {}, neutral(mode, self.dtype())), ScatterMode::assign,
+    Positions positions = positions_along(self, call.tensor("index"), wrap_dim(call.integer("dim"), self.rank()));
+    self = scattered(positions, self, lowering.full(self.dtype(), {}, neutral(mode, self.dtype())), ScatterMode::assign,
                      lowering);
   }
   const Tensor reduced = scatter(call, self, mode, lowering);
@@ -310,7 +310,7 @@ Refusal refuse_scatter_reduce(const NodeView& node) {
 
 // --- index, index_put: tensors for some dimensions, broadcast against each other ---
 
-Places index_places(const Tensor& self, const std::vector<std::optional<Tensor>>& given) {
+Positions index_positions(const Tensor& self, const std::vector<std::optional<Tensor>>& given) {
   GRAFT_CHECK(InvalidArgument, static_cast<int>(given.size()) <= self.rank(), "got ", given.size(),
               " indices for a tensor of rank ", self.rank());
   // The shape that all index tensors broadcast to.
@@ -326,20 +326,20 @@ Places index_places(const Tensor& self, const std::vector<std::optional<Tensor>>
   // Index tensors next to each other keep their place; otherwise their common shape comes first.
   const int position = last - first + 1 == count ? first : 0;
 
-  Places places;
-  places.attrs.wrap = true;
-  places.own_dim.fill(-1);
+  Positions positions;
+  positions.attrs.wrap = true;
+  positions.own_dim.fill(-1);
   std::vector<int> free;
   for (int d = 0; d < self.rank(); ++d)
     if (d >= static_cast<int>(given.size()) || !given[at(d)]) free.push_back(d);
   const int rank = static_cast<int>(free.size()) + common.rank();
   for (int d = 0; d < rank; ++d) {
     if (d >= position && d < position + common.rank()) {
-      places.shape.push_back(common[d - position]);
+      positions.shape.push_back(common[d - position]);
     } else {
       const int own = free[at(d < position ? d : d - common.rank())];
-      places.shape.push_back(self.size(own));
-      places.own_dim[at(d)] = own;
+      positions.shape.push_back(self.size(own));
+      positions.own_dim[at(d)] = own;
     }
   }
   for (int d = 0; d < static_cast<int>(given.size()); ++d) {
@@ -348,18 +348,18 @@ Places index_places(const Tensor& self, const std::vector<std::optional<Tensor>>
     Tensor index = expanded(*given[at(d)], common);
     for (int k = position + common.rank(); k < rank; ++k)
       index = *try_reshape(index, with_dim(index.shape(), index.rank(), 1));
-    places.add_index(index, d);
+    positions.add_index(index, d);
   }
-  return places;
+  return positions;
 }
 
 std::vector<Shape> index_shape(const Call& call) {
-  return {index_places(call.tensor("self"), call.optional_tensors("indices")).shape};
+  return {index_positions(call.tensor("self"), call.optional_tensors("indices")).shape};
 }
 
 std::vector<Tensor> index_lower(const Call& call, std::span<const Shape>, Lowering& lowering) {
-  Places places = index_places(call.tensor("self"), call.optional_tensors("indices"));
-  return {gathered(places, call.tensor("self"), lowering)};
+  Positions positions = index_positions(call.tensor("self"), call.optional_tensors("indices"));
+  return {gathered(positions, call.tensor("self"), lowering)};
 }
 
 // self[mask] = values: the mask is the only index and covers the first dimensions of self.
@@ -379,7 +379,7 @@ Tensor whole_mask(const Tensor& self, const Tensor& mask) {
   return *try_reshape(mask, shape);
 }
 
-// Whether every place that the mask selects gets the same values, whatever their number.
+// Whether every position that the mask selects gets the same values, whatever their number.
 bool same_for_all(const Tensor& self, const Tensor& mask, const Tensor& values) {
   const int rest = self.rank() - mask.rank();
   return values.rank() <= rest || (values.rank() == rest + 1 && values.size(0) == 1);
@@ -427,11 +427,11 @@ std::vector<Tensor> masked_put_lower(const Call& call, Lowering& lowering) {
 std::vector<Shape> index_put_shape(const Call& call) {
   if (by_mask(call)) return masked_put_shape(call);
   const Tensor& self = call.tensor("self");
-  const Places places = index_places(self, call.optional_tensors("indices"));
+  const Positions positions = index_positions(self, call.optional_tensors("indices"));
   const Tensor& values = call.tensor("values");
   GRAFT_CHECK(InvalidArgument, values.dtype() == self.dtype(), "values have dtype ", name(values.dtype()), ", self ",
               name(self.dtype()));
-  expanded(values, places.shape);  // throws where the values do not fit
+  expanded(values, positions.shape);  // throws where the values do not fit
   return {self.shape()};
 }
 
@@ -439,16 +439,16 @@ std::vector<Tensor> index_put_lower(const Call& call, std::span<const Shape>, Lo
   if (by_mask(call)) return masked_put_lower(call, lowering);
   const Tensor& self = call.tensor("self");
   std::vector<std::optional<Tensor>> indices = call.optional_tensors("indices");
-  Places places = index_places(self, indices);
+  Positions positions = index_positions(self, indices);
   const ScatterMode mode = call.boolean("accumulate") ? ScatterMode::add : ScatterMode::assign;
-  return {scattered(places, self, call.tensor("values"), mode, lowering)};
+  return {scattered(positions, self, call.tensor("values"), mode, lowering)};
 }
 
 Refusal refuse_index_list(const NodeView& node) {
   int count = 0, rank = 0;
   for (const ir::Value* index : node.tensors("indices")) {
     if (!index) continue;
-    // A mask stands for the places where it is true: src/pass/graph/masks.cpp puts them there.
+    // A mask stands for the positions where it is true: src/pass/graph/masks.cpp puts them there.
     const bool mask = is_mask(index->dtype);
     count += mask ? index->rank() : 1;
     rank = std::max(rank, mask ? 1 : index->rank());

@@ -283,10 +283,10 @@ Tensor narrow(const Call& call) {
   return sliced(self, dim, start, length);
 }
 
-std::vector<Tensor> pieces(const Tensor& self, int dim, std::int64_t size) {
+std::vector<Tensor> chunks_of(const Tensor& self, int dim, std::int64_t size) {
   std::vector<Tensor> result;
   std::int64_t start = 0;
-  do {  // a dimension of size 0 gives one empty piece
+  do {  // a dimension of size 0 gives one empty chunk
     const std::int64_t length = std::min(size, self.size(dim) - start);
     result.push_back(sliced(self, dim, start, length));
     start += size;
@@ -301,7 +301,7 @@ std::vector<Tensor> split(const Call& call) {
   const std::int64_t size = call.integer("split_size");
   GRAFT_CHECK(InvalidArgument, size > 0 || (size == 0 && self.size(dim) == 0), "split_size must be positive, got ",
               size);
-  return pieces(self, dim, std::max<std::int64_t>(size, 1));
+  return chunks_of(self, dim, std::max<std::int64_t>(size, 1));
 }
 
 std::vector<Tensor> split_with_sizes(const Call& call) {
@@ -328,7 +328,7 @@ std::vector<Tensor> chunk(const Call& call) {
   const std::int64_t chunks = call.integer("chunks");
   GRAFT_CHECK(InvalidArgument, chunks > 0, "chunks must be positive, got ", chunks);
   const std::int64_t size = self.size(dim) / chunks + (self.size(dim) % chunks != 0);
-  if (size > 0) return pieces(self, dim, size);
+  if (size > 0) return chunks_of(self, dim, size);
   return std::vector<Tensor>(static_cast<std::size_t>(chunks), self);  // PyTorch keeps the count for size 0
 }
 
@@ -376,7 +376,7 @@ Tensor flip(const Call& call) {
 
 Tensor as_strided(const Call& call) {
   const Tensor& self = call.tensor("self");
-  // What lies where is known only for a tensor that owns its memory: PyTorch's storage is then the same as ours.
+  // What lies where is known only for a tensor that owns its memory: PyTorch's storage is then the same as graft's.
   GRAFT_CHECK(Unsupported, self.desc.contiguous() && self.offset == 0,
               "aten.as_strided.default of a tensor that is itself a view (node ", call.node().name, ")");
   Tensor result = self;

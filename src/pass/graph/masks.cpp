@@ -36,16 +36,16 @@ class MaskWriter {
     };
     if (std::ranges::none_of(indices.items, masked)) return false;
     if (target == "aten.index_put.default" && writes_by_mask(node, indices)) return false;
-    ir::Arg places;
-    places.kind = ir::Arg::Kind::list;
+    ir::Arg positions;
+    positions.kind = ir::Arg::Kind::list;
     for (const ir::Arg& item : indices.items) {
       if (masked(item)) {
-        append_places(node, item.value(), places.items);
+        append_positions(node, item.value(), positions.items);
       } else {
-        places.items.push_back(item);
+        positions.items.push_back(item);
       }
     }
-    node.args[static_cast<std::size_t>(position)] = std::move(places);
+    node.args[static_cast<std::size_t>(position)] = std::move(positions);
     return true;
   }
 
@@ -58,9 +58,9 @@ class MaskWriter {
   }
 
   // nonzero(mask), column by column.
-  void append_places(const ir::Node& owner, ir::ValueId mask, std::vector<ir::Arg>& places) {
+  void append_positions(const ir::Node& owner, ir::ValueId mask, std::vector<ir::Arg>& positions) {
     const int rank = method_.values[mask].rank();
-    const std::string name = owner.name + "_places_" + std::to_string(places.size());
+    const std::string name = owner.name + "_positions_" + std::to_string(positions.size());
     const ir::ValueId all = value(name, {ir::Dim{}, ir::Dim{rank, rank, {}}});
     add(owner, name, "aten.nonzero.default", {"self"}, {ir::Arg::of_value(mask)}, all);
     for (int d = 0; d < rank; ++d) {
@@ -68,7 +68,7 @@ class MaskWriter {
       const ir::ValueId column = value(column_name, {ir::Dim{}});
       add(owner, column_name, "aten.select.int", {"self", "dim", "index"},
           {ir::Arg::of_value(all), ir::Arg::of_integer(1), ir::Arg::of_integer(d)}, column);
-      places.push_back(ir::Arg::of_value(column));
+      positions.push_back(ir::Arg::of_value(column));
     }
   }
 

@@ -7,8 +7,8 @@
 
 // Cuts a method where sizes depend on data. A plan is made for a graph whose sizes follow from those of its inputs; a
 // host operator (op/host.h) or a node of control flow makes values whose sizes do not. What does not need such a value
-// stays in the first graph, what does goes into the next one: as many graphs as the longest chain of such nodes asks
-// for, plus one. A method without such nodes is one graph, the one it was.
+// stays in the first graph, what does goes into the next one: as many graphs as the longest chain of such nodes
+// has, plus one. A method without such nodes is one graph, the one it was.
 namespace graft {
 
 // One thing after another that a run of a cut method does.

@@ -29,7 +29,7 @@ std::size_t merge_inplace(LaunchSequence& sequence) {
                               in.offset == out.offset && in.shape() == out.shape() &&
                               byte_size(in.dtype()) == byte_size(out.dtype()) && is_dense(out.desc) &&
                               in.desc.strides == out.desc.strides;
-      // Another operand that reads the same buffer at other places would see half-written data.
+      // Another operand that reads the same buffer at other positions would see half-written data.
       const auto uses = std::count_if(launch.inputs.begin(), launch.inputs.end(),
                                       [&](const Tensor& t) { return t.buffer == in.buffer; });
       if (!same_place || uses != 1 || in_buffer.last_use != static_cast<std::int32_t>(i)) continue;
