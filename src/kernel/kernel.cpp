@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "kernel/matmul/blocks_vec.h"
 #include "kernel/simd/dispatch.h"
 
 namespace graft {
@@ -47,5 +48,10 @@ void KernelContext::fail(const std::string& what) const noexcept {
 }
 
 std::string isa_name() { return std::string(simd::name(simd::active_isa())); }
+
+std::string isa_names() {
+  const std::string_view products = simd::panels_name(simd::active_isa());
+  return products.empty() ? isa_name() : str(isa_name(), ", products ", products);
+}
 
 }  // namespace graft

@@ -130,6 +130,9 @@ struct KernelContext {
 
 // The inner loops in use: "avx512".
 std::string isa_name();
+// With those of products of bytes, where these differ: "avx512, products avx512vnni". What layouts made at load and at
+// export depend on.
+std::string isa_names();
 
 struct Fusion;
 

@@ -9,7 +9,6 @@
 #include "base/sha256.h"
 #include "graft/graft.h"
 #include "kernel/kernel.h"
-#include "kernel/matmul/blocks_vec.h"
 #include "plan/arena_check.h"
 
 namespace graft {
@@ -87,9 +86,7 @@ class Reader {
 }  // namespace
 
 PlanOrigin plan_origin(const std::string& device) {
-  const std::string_view products = simd::panels_name(simd::active_isa());
-  return {str(version(), ", ggml ", GRAFT_GGML_COMMIT), device,
-          products.empty() ? isa_name() : str(isa_name(), ", products ", products)};
+  return {str(version(), ", ggml ", GRAFT_GGML_COMMIT), device, isa_names()};
 }
 
 StoredPlan stored_plan_of(const Plan& plan, std::string method, int threads, std::size_t size_count) {

@@ -47,3 +47,12 @@ def test_a_source_includes_only_what_lies_below_it():
 
 def test_only_tests_include_helpers_of_tests():
     assert [(s, h) for s, h in includes() if is_test(h) and not is_test(s)] == []
+
+
+def test_planner_and_launch_passes_include_no_family_of_kernels():
+    def names_a_family(source, header):
+        return source.startswith(("plan/", "pass/launch/")) and re.match(r"kernel/\w+/", header) and not is_test(source)
+
+    # Chains are made of elementwise launches and are an elementwise kernel themselves.
+    found = [(s, h) for s, h in includes() if names_a_family(s, h)]
+    assert found == [("pass/launch/fuse_chains.cpp", "kernel/elementwise/elementwise.h")]
