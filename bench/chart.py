@@ -21,7 +21,7 @@ import workloads
 OURS = "#d1495b"
 COLORS = ["#2e4057", "#66a182", "#edae49", "#8d96a3", "#5f4b8b", "#00798c", "#c8b6a6", "#b56576", "#333333"]
 # Pixels.
-LABELS, WIDTH, AFTER = 190, 460, 150  # the rows' labels, 100 % of the limit, what follows it
+LABELS, WIDTH, AFTER = 220, 460, 150  # the rows' labels, 100 % of the limit, what follows it
 BAR, GAP = 10, 9
 FONT = 'font-family="sans-serif" font-size'
 
@@ -63,17 +63,18 @@ def draw(results: dict[str, Any], known: dict[str, workloads.Workload], out: Pat
     names = sorted({peer for _, peers in rows for peer in peers} - {"graft"})
     colors = {"graft": OURS, **{peer: COLORS[i % len(COLORS)] for i, peer in enumerate(names)}}
     lines, top = [], 24.0
+    height = top + sum(len(peers) * BAR + GAP for _, peers in rows)
+    for percent in (0, 25, 50, 75, 100):
+        x = LABELS + WIDTH * percent / 100
+        dash = ' stroke-dasharray="4 3"' if percent == 100 else ""
+        lines.append(f'<path d="M{x} 18V{height}" stroke="{"black" if percent in (0, 100) else "#dddddd"}"{dash}/>')
+        lines.append(f'<text x="{x}" y="13" text-anchor="middle" {FONT}="10">{percent} %</text>')
     for title, peers in rows:
         middle = top + len(peers) * BAR / 2 + 4
         lines.append(f'<text x="{LABELS - 6}" y="{middle}" text-anchor="end" {FONT}="11">{escape(title)}</text>')
         lines += bars(peers, colors, top)
         top += len(peers) * BAR + GAP
-    for percent in (0, 25, 50, 75, 100):
-        x = LABELS + WIDTH * percent / 100
-        dash = ' stroke-dasharray="4 3"' if percent == 100 else ""
-        lines.append(f'<path d="M{x} 18V{top}" stroke="{"black" if percent in (0, 100) else "#dddddd"}"{dash}/>')
-        lines.append(f'<text x="{x}" y="13" text-anchor="middle" {FONT}="10">{percent} %</text>')
-    size = f'width="{LABELS + WIDTH + AFTER}" height="{top:.0f}"'
+    size = f'width="{LABELS + WIDTH + AFTER}" height="{height:.0f}"'
     head = f'<svg xmlns="http://www.w3.org/2000/svg" {size}>\n<rect width="100%" height="100%" fill="white"/>'
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text("\n".join([head, *lines, "</svg>"]) + "\n")

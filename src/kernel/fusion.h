@@ -85,9 +85,9 @@ struct Fusion {
   // The elementwise operation that a launch is, one step of a chain (kernel/elementwise/elementwise.h).
   bool (*elementwise)(const KernelContext&, ElementwiseAttrs& what) = nullptr;
   // The epilogue that a launch with one input is.
-  std::optional<Epilogue> (*as_epilogue)(const KernelContext&) = nullptr;
+  std::optional<Epilogue> (*as_epilogue)(const AttrBytes& attrs) = nullptr;
   // Whether a launch is the sum of its two inputs in f32.
-  bool (*is_sum)(const KernelContext&) = nullptr;
+  bool (*is_sum)(const AttrBytes& attrs) = nullptr;
   // Makes the epilogue part of the attributes. False, and nothing changed, where the kernel does not take it.
   bool (*take_epilogue)(AttrBytes& attrs, const Epilogue&) = nullptr;
   // The same for a tensor that is added to the result before the epilogue: it becomes the launch's last input.

@@ -194,7 +194,8 @@ def main() -> int:
     if unknown:
         print(f"no mutation is named '{unknown[0]}'; there are: {', '.join(mutations)}", file=sys.stderr)
         return 2
-    chosen = [mutations[name] for name in names]
+    # One after the other of a file: what is restored is then compiled with the next mutation.
+    chosen = sorted((mutations[name] for name in names), key=lambda mutation: mutation.file)
 
     print(f"copying the tree to {COPY.relative_to(ROOT)} and building it", flush=True)
     COPY.mkdir(parents=True, exist_ok=True)

@@ -28,8 +28,8 @@ bool what_of(const KernelContext& ctx, ElementwiseAttrs& what) {
   return true;
 }
 
-std::optional<Epilogue> as_epilogue(const KernelContext& ctx) {
-  const auto attrs = ctx.attrs<ElementwiseAttrs>();
+std::optional<Epilogue> as_epilogue(const AttrBytes& bytes) {
+  const auto attrs = attrs_of_bytes<ElementwiseAttrs>(bytes);
   if (attrs.compute != BlockClass::f32) return std::nullopt;
   Epilogue epilogue;
   if (attrs.immediate_mask == 0) {
@@ -67,8 +67,8 @@ std::optional<Epilogue> as_epilogue(const KernelContext& ctx) {
   return epilogue;
 }
 
-bool is_sum(const KernelContext& ctx) {
-  const auto attrs = ctx.attrs<ElementwiseAttrs>();
+bool is_sum(const AttrBytes& bytes) {
+  const auto attrs = attrs_of_bytes<ElementwiseAttrs>(bytes);
   return attrs.compute == BlockClass::f32 && attrs.op == ElementwiseOp::add && attrs.immediate_mask == 0 &&
          attrs.params[0].f == 1;
 }

@@ -52,7 +52,7 @@ class Fuser {
     Launch& launch = sequence_.launches[i];
     const Fusion* fusion = fusion_of(launch);
     if (fusion == nullptr || fusion->as_epilogue == nullptr || launch.inputs.size() != 1) return false;
-    const std::optional<Epilogue> epilogue = fusion->as_epilogue(DescribedLaunch(launch).context());
+    const std::optional<Epilogue> epilogue = fusion->as_epilogue(launch.attrs);
     if (!epilogue) return false;
     Launch* sum = writer_of(launch.inputs[0], launch.outputs[0]);
     const Fusion* takes = sum != nullptr ? fusion_of(*sum) : nullptr;
@@ -69,8 +69,7 @@ class Fuser {
   bool add_residual(std::size_t i) {
     Launch& launch = sequence_.launches[i];
     const Fusion* fusion = fusion_of(launch);
-    if (fusion == nullptr || fusion->is_sum == nullptr || !fusion->is_sum(DescribedLaunch(launch).context()))
-      return false;
+    if (fusion == nullptr || fusion->is_sum == nullptr || !fusion->is_sum(launch.attrs)) return false;
     if (launch.inputs[0].buffer == launch.inputs[1].buffer) return false;
     // The later of the two: the other one is then there.
     std::size_t first = uses_[launch.inputs[0].buffer].writer > uses_[launch.inputs[1].buffer].writer ? 0 : 1;

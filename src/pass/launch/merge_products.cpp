@@ -14,8 +14,7 @@ constexpr std::size_t kWindow = 32;
 
 const MergeRule* rule_of(const Launch& launch) {
   const Fusion* fusion = fusion_of(launch);
-  if (fusion == nullptr || fusion->merge == nullptr || launch.outputs.empty()) return nullptr;
-  return fusion->merge->fits(DescribedLaunch(launch).context()) ? fusion->merge : nullptr;
+  return fusion != nullptr && !launch.outputs.empty() ? fusion->merge : nullptr;
 }
 
 class Merger {
@@ -26,7 +25,7 @@ class Merger {
     std::size_t count = 0;
     for (std::size_t first = 0; first < sequence_.launches.size(); ++first) {
       rule_ = rule_of(sequence_.launches[first]);
-      if (rule_ == nullptr) continue;
+      if (rule_ == nullptr || !rule_->fits(DescribedLaunch(sequence_.launches[first]).context())) continue;
       members_ = {&sequence_.launches[first]};
       const std::size_t end = std::min(sequence_.launches.size(), first + 1 + kWindow);
       for (std::size_t i = first + 1; i < end && members_.size() < rule_->most; ++i) {
@@ -53,7 +52,10 @@ class Merger {
   bool fits(std::size_t first, std::size_t i) const {
     const Launch &leader = sequence_.launches[first], &launch = sequence_.launches[i];
     if (rule_of(launch) != rule_ || !same_tensor(leader.inputs[0], launch.inputs[0])) return false;
-    if (!rule_->fit_together(DescribedLaunch(leader).context(), DescribedLaunch(launch).context())) return false;
+    const DescribedLaunch described(launch);
+    if (!rule_->fits(described.context()) ||
+        !rule_->fit_together(DescribedLaunch(leader).context(), described.context()))
+      return false;
     for (std::size_t k = 1; k < launch.inputs.size(); ++k) {
       const Segment segment = sequence_.buffers[launch.inputs[k].buffer].segment;
       if (segment != Segment::weight && segment != Segment::constant) return false;
