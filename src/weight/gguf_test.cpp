@@ -91,7 +91,7 @@ TEST_F(Gguf, TheVocabularyIsTheFileWithoutTensors) {
 TEST_F(Gguf, FilesThatAreNone) {
   EXPECT_THROW(open_gguf((folder_.path() / "none.gguf").string()), NotFound);
   const std::string path = written();
-  std::filesystem::resize_file(path, std::filesystem::file_size(path) - 1);
+  std::filesystem::resize_file(path, 16);  // within its head
   EXPECT_THROW(open_gguf(path), InvalidProgram);
   std::ofstream(path, std::ios::binary) << "GGUX";
   EXPECT_THROW(open_gguf(path), InvalidProgram);
