@@ -22,8 +22,8 @@ def backend(
 ) -> Callable[..., Any]:
     """What torch.compile calls with a captured graph. Its weights are copied: compile again after changing them.
 
-    options: threads; device, a name of `graft.devices()`; seed, of random numbers; quantize, as `graft.export` takes it. A graph with nodes that
-    graft does not run is an error; so is one that needs gradients."""
+    options: threads; device, a name of `graft.devices()`; seed, of random numbers; quantize, as `graft.export` takes it. A
+    graph with nodes that graft does not run is an error; so is one that needs gradients."""
     if torch.is_grad_enabled() and any(isinstance(t, torch.Tensor) and t.requires_grad for t in example_inputs):
         raise Unsupported(
             "torch.compile(backend='graft'): graft computes no gradients; call the model under torch.no_grad(), or "

@@ -71,8 +71,9 @@ def set_options(*, threads: int = 0, device: str = "", seed: int = 0) -> None:
     if not isinstance(device, str):
         raise InvalidArgument(f"option 'device' must be a str, got {type(device).__name__}")
     message = ctypes.create_string_buffer(1024)
+    signed = ctypes.c_int(seed if seed < 2**31 else seed - 2**32)
     code = register().graft_executorch_set_options(
-        threads, device.encode(), ctypes.c_int(seed if seed < 2**31 else seed - 2**32), message, ctypes.c_size_t(len(message))
+        threads, device.encode(), signed, message, ctypes.c_size_t(len(message))
     )
     if code:
         kind = {_INVALID_ARGUMENT: InvalidArgument, _NOT_FOUND: NotFound}.get(code, Error)

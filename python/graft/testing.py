@@ -5,8 +5,8 @@
 
 `check_op` runs the operator eagerly and on graft on the same arguments and compares dtype, shape and values: integers
 and booleans exactly, floats within `atol + rtol * |eager|`, NaN where eager has NaN, infinities with their sign.
-Every comparison is counted per operator; with GRAFT_OPS_REPORT each process writes its counts, and the kernels that ran, to a
-file of its own in the folder of that name. `make ops-report` makes docs/ops.md of them.
+Every comparison is counted per operator; with GRAFT_OPS_REPORT each process writes its counts, and the kernels that ran,
+to a file of its own in the folder of that name. `make ops-report` makes docs/ops.md of them.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from ir_text import FakePredicate, Method, read
 from torch.export import Dim
 
 import graft
+from graft import ExportOptions
 from graft.exporter.backend import EXTERNAL_SPEC, SESSION_KEY, SIGNATURE_SPEC
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "examples"))
@@ -43,6 +44,11 @@ class Product(torch.nn.Module):
         return torch.cat([self.line(x), y], 1) @ torch.cat([x, y], 1).transpose(0, 1)
 
 
+def using(refused=(), preserve=()) -> ExportOptions:
+    """Options of an export that asks no engine."""
+    return ExportOptions(predicate=FakePredicate(refused, preserve=preserve))
+
+
 def package(path):
     return deserialize_pte_binary(Path(path).read_bytes())
 
@@ -58,7 +64,7 @@ def methods_of(path) -> dict[str, list[Method]]:
 
 
 def test_module_becomes_one_delegate(tmp_path):
-    path = graft.export(Product(), INPUTS, path=tmp_path / "new" / "p.pte", options=graft.ExportOptions(predicate=FakePredicate(preserve=WHOLE)))
+    path = graft.export(Product(), INPUTS, path=tmp_path / "new" / "p.pte", options=using(preserve=WHOLE))
     assert path == tmp_path / "new" / "p.pte" and os.listdir(path.parent) == ["p.pte"]
     (method,) = methods_of(path)["forward"]
     assert method.histogram()["aten.linear.default"] == 1
@@ -70,8 +76,8 @@ def test_exported_program_and_file(tmp_path):
     program = torch.export.export(Product(), INPUTS)
     torch.export.save(program, tmp_path / "p.pt2")
     predicate = FakePredicate(preserve=WHOLE)
-    one = graft.export(program, path=tmp_path / "a.pte", options=graft.ExportOptions(predicate=predicate))
-    two = graft.export(tmp_path / "p.pt2", path=tmp_path / "b.pte", options=graft.ExportOptions(predicate=predicate))
+    one = graft.export(program, path=tmp_path / "a.pte", options=ExportOptions(predicate=predicate))
+    two = graft.export(tmp_path / "p.pt2", path=tmp_path / "b.pte", options=ExportOptions(predicate=predicate))
     targets = [methods_of(path)["forward"][0].targets() for path in (one, two)]
     assert targets[0] == targets[1]
 
@@ -88,7 +94,7 @@ def test_exported_program_stays_as_it_was(tmp_path):
             return x * self.table + torch.tensor([1.0, 2.0, 3.0])
 
     program = torch.export.export(Scaled(), (torch.ones(3),))
-    packages = [graft.export(program, path=tmp_path / f"{i}.pte", options=graft.ExportOptions(predicate=FakePredicate())) for i in range(2)]
+    packages = [graft.export(program, path=tmp_path / f"{i}.pte", options=using()) for i in range(2)]
     assert packages[0].read_bytes() == packages[1].read_bytes()
     assert program.module()(torch.ones(3)).tolist() == [1.0, 3.0, 5.0]
 
@@ -97,7 +103,7 @@ def test_error_lists_refused_nodes_and_writes_nothing(tmp_path):
     path = tmp_path / "p.pte"
     path.write_text("old")
     with pytest.raises(graft.ExportError) as caught:
-        graft.export(Product(), INPUTS, path=path, options=graft.ExportOptions(predicate=FakePredicate(["aten.cat.default"])))
+        graft.export(Product(), INPUTS, path=path, options=using(["aten.cat.default"]))
     text = str(caught.value)
     assert "2 nodes" in text and "aten.cat.default (node 'aten_cat_default" in text and "refused by the test" in text
     assert "sym_size" not in text and "getitem" not in text
@@ -106,14 +112,14 @@ def test_error_lists_refused_nodes_and_writes_nothing(tmp_path):
 
 def test_fallback_leaves_refused_nodes_to_executorch(tmp_path):
     predicate = FakePredicate(["aten.cat.default"], preserve=WHOLE)
-    path = graft.export(Product(), INPUTS, path=tmp_path / "p.pte", options=graft.ExportOptions(predicate=predicate), allow_fallback=True)
+    path = graft.export(Product(), INPUTS, path=tmp_path / "p.pte", options=ExportOptions(predicate=predicate), allow_fallback=True)
     assert {op.name for op in package(path).program.execution_plan[0].operators} == {"aten::cat"}
     assert len(methods_of(path)["forward"]) >= 1
 
 
 def test_external_weights(tmp_path):
     model = Product()
-    path = graft.export(model, INPUTS, path=tmp_path / "p.pte", options=graft.ExportOptions(predicate=FakePredicate()), weights="ptd")
+    path = graft.export(model, INPUTS, path=tmp_path / "p.pte", options=using(), weights="ptd")
     assert sorted(os.listdir(tmp_path)) == ["p.ptd", "p.pte"]
     content = model.line.weight.detach().numpy().tobytes()
     assert content in (tmp_path / "p.ptd").read_bytes() and content not in path.read_bytes()
@@ -128,7 +134,7 @@ def test_methods_share_weights_unless_they_differ(tmp_path):
     path = graft.export(
         methods={"a": {"model": one, **entry}, "b": {"model": one, **entry}, "c": {"model": other, **entry}},
         path=tmp_path / "p.pte",
-        options=graft.ExportOptions(constant_methods={"get_max_seq_len": 7}, predicate=FakePredicate(preserve=WHOLE)),
+        options=ExportOptions(constant_methods={"get_max_seq_len": 7}, predicate=FakePredicate(preserve=WHOLE)),
     )
     found = methods_of(path)
     assert set(found) == {"a", "b", "c", "get_max_seq_len"}
@@ -147,7 +153,7 @@ def test_dimensions_may_be_unbounded(tmp_path, largest, plan_outputs):
         INPUTS,
         dynamic_shapes={"x": {0: rows}, "y": {0: rows}},
         path=tmp_path / "p.pte",
-        options=graft.ExportOptions(plan_outputs=plan_outputs, predicate=FakePredicate()),
+        options=ExportOptions(plan_outputs=plan_outputs, predicate=FakePredicate()),
     )
     (method,) = methods_of(path)["forward"]
     assert method.ranges("x")[0] == (0, 2**63 - 1 if largest is None else largest)
@@ -164,7 +170,7 @@ def test_every_kind_of_argument(tmp_path):
 
     args = (torch.randn(2), {"a": torch.randn(2)}, 3, None)
     path = graft.export(
-        Kinds(), args, {"scale": 0.5, "flags": (True, False)}, path=tmp_path / "p.pte", options=graft.ExportOptions(predicate=FakePredicate())
+        Kinds(), args, {"scale": 0.5, "flags": (True, False)}, path=tmp_path / "p.pte", options=using()
     )
     (method,) = methods_of(path)["forward"]
     in_spec, out_spec = (torch.utils._pytree.treespec_loads(method.table[s]) for s in ("in_spec", "out_spec"))
@@ -187,7 +193,7 @@ def test_classes_need_a_name(tmp_path):
             return Point(x + 1)
 
     with pytest.raises(graft.ExportError, match="serialized_type_name"):
-        graft.export(Wrap(), (torch.randn(2),), path=tmp_path / "p.pte", options=graft.ExportOptions(predicate=FakePredicate()))
+        graft.export(Wrap(), (torch.randn(2),), path=tmp_path / "p.pte", options=using())
 
 
 @pytest.mark.parametrize(
@@ -205,7 +211,7 @@ def test_classes_need_a_name(tmp_path):
 def test_wrong_arguments(tmp_path, monkeypatch, options, message):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(graft.ExportError, match=message):
-        graft.export(**options, options=graft.ExportOptions(predicate=FakePredicate()))
+        graft.export(**options, options=using())
     assert os.listdir(tmp_path) == []
 
 
@@ -218,7 +224,7 @@ def test_minilm_is_one_delegate(tmp_path):
         semantic_search.example_inputs(),
         dynamic_shapes=semantic_search.dynamic_shapes(),
         path=tmp_path / "minilm.pte",
-        options=graft.ExportOptions(predicate=FakePredicate(preserve=WHOLE)),
+        options=using(preserve=WHOLE),
     )
     (method,) = methods_of(path)["forward"]
     plan = package(path).program.execution_plan[0]
@@ -252,7 +258,7 @@ def test_decoder_without_cache_is_one_delegate(tmp_path):
         kwargs={"input_ids": torch.randint(0, 256, (1, 127)), "use_cache": False},
         dynamic_shapes={"input_ids": {1: Dim("length", min=1, max=1024)}, "use_cache": None},
         path=tmp_path / "qwen.pte",
-        options=graft.ExportOptions(predicate=FakePredicate(preserve=WHOLE)),
+        options=using(preserve=WHOLE),
     )
     (method,) = methods_of(path)["forward"]
     assert method.histogram()["aten.linear.default"] == 2 * 7 + 1

@@ -194,13 +194,13 @@ def test_ranges_of_expressions():
 
 
 def test_lists_and_unused_results():
-    class Pieces(torch.nn.Module):
+    class Parts(torch.nn.Module):
         def forward(self, x):
             a, b, c = torch.split(x, 2)
             top = torch.topk(a, 1)
             return torch.cat([c, a]), top.indices
 
-    program = torch.export.export(Pieces(), (torch.randn(6, 3),)).run_decompositions({})
+    program = torch.export.export(Parts(), (torch.randn(6, 3),)).run_decompositions({})
     method = Method(read(serialize(program).data))
     assert not any("getitem" in target for target in method.targets())
     split = next(n for n in method.nodes if method.target(n).startswith("aten.split"))

@@ -1,7 +1,7 @@
 """Writes tables of schema/graft.fbs.
 
-The layout of the tables is written here by hand, because the generated classes cost several Python calls per field and a program
-has tens of thousands of them. `serialize_test.py` reads the result back with flatc and the schema itself, so a
+The layout of the tables is written here by hand, because the generated classes cost several Python calls per field and
+a program has tens of thousands of them. `serialize_test.py` reads the result back with flatc and the schema itself, so a
 layout that has drifted from the schema fails there.
 """
 

@@ -126,7 +126,8 @@ class EncoderEngine:
                     entry = store.put(key, lambda path: _export(path, model, tensors, others, self._quantize, say))
                 package, about = entry
                 given = {name: weights[name.removeprefix(_PREFIX)].detach().contiguous() for name in about["keys"]}
-                loaded = load(package, tensors=given, device=self._device, threads=self._threads, options=LoadOptions(on_phase=say))
+                options = LoadOptions(on_phase=say)
+                loaded = load(package, tensors=given, device=self._device, threads=self._threads, options=options)
         finally:
             model.__class__ = compiled
         self._compiled.append({"seconds": time.perf_counter() - started, "from_disk": found, "file": str(package)})

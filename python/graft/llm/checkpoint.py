@@ -61,11 +61,11 @@ def named_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {name: tensor for name, tensor in model.state_dict(keep_vars=True).items() if name not in tied}
 
 
-def match(
-    model: torch.nn.Module, found: dict[str, Stored], where: str, convert: Any = None
-) -> dict[str, Stored]:
-    """Each of the model's weights among those found, by name. where: they were found, for messages. Raises ExportError that lists what is missing, what is
-    left over and what has other sizes. convert: gives weights that transformers makes of others (stacked experts), and
+def match(model: torch.nn.Module, found: dict[str, Stored], where: str, convert: Any = None) -> dict[str, Stored]:
+    """Each of the model's weights among those found, by name. Raises ExportError that lists what is missing, what is left
+    over and what has other sizes.
+
+    where: they were found, for messages. convert: gives weights that transformers makes of others (stacked experts), and
     the names that it leaves over."""
     wanted = named_tensors(model)
     prefix = getattr(model, "base_model_prefix", "") + "."

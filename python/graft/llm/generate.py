@@ -42,7 +42,8 @@ class _Generator:
         prefill_chunk_size: int = 512,
     ) -> None:
         files = [os.fspath(file) for file in weights]
-        self.model = _C.LanguageModel.load(os.fspath(path), os.fspath(tokenizer), files, device, torch.get_float32_matmul_precision())
+        precision = torch.get_float32_matmul_precision()
+        self.model = _C.LanguageModel.load(os.fspath(path), os.fspath(tokenizer), files, device, precision)
         rows = self._rows if rows is None else rows
         self._generator = self._type(self.model, threads, rows, length, kv_type, prefill_chunk_size)
 

@@ -31,8 +31,8 @@ def quantized(
     rules: Mapping[str, str],
     say: Callable[[str], None],
 ) -> dict[str, Stored]:
-    """Those of `weights` that the rules (graft.exporter.quantization) give another type: matrices that linear layers, experts and
-    embeddings alone read. names: of each, all the names it has."""
+    """Those of `weights` that the rules (graft.exporter.quantization) give another type: matrices that linear layers,
+    experts and embeddings alone read. names: of each, all the names it has."""
     matrices = _matrices(program)
     used: set[str] = set()
     result = {}

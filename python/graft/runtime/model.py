@@ -260,7 +260,8 @@ class Model:
     def stats(self) -> dict[str, Any]:
         """What the program holds and what its phases cost: phases (name, times, milliseconds, bytes), weight_count,
         weight_bytes, given_bytes, copied_count, copied_bytes, converted_count, converted_bytes, packed_count,
-        packed_bytes, released_bytes, constant_bytes, graph_bytes, graph_bytes_freed, graphs_read_again. Units as in graft.h (ProgramStats)."""
+        packed_bytes, released_bytes, constant_bytes, graph_bytes, graph_bytes_freed, graphs_read_again. Units as in
+        graft.h (ProgramStats)."""
         return self._program.stats()
 
     def shrink(self) -> None:

@@ -86,8 +86,8 @@ def test_a_dict_of_masks(models):
     with torch.no_grad():
         expected = eager(ids, attention_mask=mask, position_ids=positions).logits
     seen = {
-        kind: masks.visible_columns(mask == 1, reach, 0)[:, None]
-        for kind, reach in attached.graft.programs.kinds.items()
+        kind: masks.visible_columns(mask == 1, window, 0)[:, None]
+        for kind, window in attached.graft.programs.kinds.items()
     }
     found = attached(ids, attention_mask=seen, position_ids=positions).logits
     assert (found - expected)[mask == 1].abs().max() <= CLOSE * expected.abs().max()

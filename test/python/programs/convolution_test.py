@@ -67,16 +67,16 @@ def test_blocks_equal_eager(tmp_path, seed):
     size = {1: 61, 2: 29, 3: 13}[spatial]
     last = choose.random() < 0.5 and spatial > 1
 
-    def picture(batch: int, n: int) -> torch.Tensor:
+    def image(batch: int, n: int) -> torch.Tensor:
         x = torch.randn(batch, block.channels, *[n + 2 * d for d in range(spatial)])
         return x.contiguous(memory_format={2: torch.channels_last, 3: torch.channels_last_3d}[spatial]) if last else x
 
     batch = torch.export.Dim("batch", min=1, max=8)
     file = tmp_path / "block.pte"
-    graft.export(block, (picture(2, size),), dynamic_shapes={"x": {0: batch}}, path=file)
+    graft.export(block, (image(2, size),), dynamic_shapes={"x": {0: batch}}, path=file)
     model = graft.load(file, threads=choose.choice([1, 2]))
     for n in (1, 3):
-        x = picture(n, size)
+        x = image(n, size)
         expected = block(x)
         before = model.counters()["kernels_launched"]
         torch.testing.assert_close(model(x), expected, atol=2e-5 * float(expected.abs().max()), rtol=1e-5)

@@ -54,7 +54,7 @@ class First(nn.Module):
         return tuple(out[f] for f in self.fields)
 
 
-def pictures(size: int, batch: int) -> torch.Tensor:
+def images(size: int, batch: int) -> torch.Tensor:
     return torch.randn(batch, 3, size, size)
 
 
@@ -109,7 +109,7 @@ def clip_args(batch: int) -> tuple[torch.Tensor, ...]:
     ids[:, 6:] = 98
     mask = torch.ones_like(ids)
     mask[0, 7:] = 0
-    return ids, mask, pictures(32, batch)
+    return ids, mask, images(32, batch)
 
 
 def whisper() -> nn.Module:
@@ -246,15 +246,15 @@ class Mamba(nn.Module):
 
 
 KINDS = [
-    Kind("vit", vit, lambda n: (pictures(32, n),), ({0: SIZE},)),
-    Kind("convnext", convnext, lambda n: (pictures(64, n),), ({0: SIZE},)),
-    Kind("resnet", resnet, lambda n: (pictures(64, n),), ({0: SIZE},)),
-    Kind("segformer", segformer, lambda n: (pictures(64, n),), ({0: SIZE},)),
+    Kind("vit", vit, lambda n: (images(32, n),), ({0: SIZE},)),
+    Kind("convnext", convnext, lambda n: (images(64, n),), ({0: SIZE},)),
+    Kind("resnet", resnet, lambda n: (images(64, n),), ({0: SIZE},)),
+    Kind("segformer", segformer, lambda n: (images(64, n),), ({0: SIZE},)),
     Kind("clip", Clip, clip_args, ({0: SIZE}, {0: SIZE}, {0: SIZE})),
     Kind("whisper_encoder", whisper, lambda n: (torch.randn(n, 16, 100),), ({0: SIZE},)),
     Kind("wav2vec2", wav2vec2, lambda n: (torch.randn(n, 1600),), ({0: SIZE},)),
     Kind("t5_encoder", t5, t5_args, ({0: SIZE}, {0: SIZE})),
-    Kind("unet", UNet, lambda n: (pictures(32, n),), ({0: SIZE},)),
+    Kind("unet", UNet, lambda n: (images(32, n),), ({0: SIZE},)),
     Kind(
         "graph_network",
         GraphNet,

@@ -1,4 +1,4 @@
-"""Heavy launches are divided into several shares per thread, or while they run; no number of shares shows."""
+"""Heavy launches are divided into several tasks per thread, or by work stealing; no number of tasks shows."""
 
 import json
 
@@ -9,7 +9,7 @@ from torch.nn import functional
 
 
 class Heavy(nn.Module):
-    """Of each kind of kernel that divides its work or its scratch memory by the number of shares."""
+    """Of each kind of kernel that divides its work or its scratch memory by the number of tasks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,10 +52,9 @@ class Heavy(nn.Module):
         )
 
 
-# Parts of kernels' names: of those whose shares divide the work while they run, and of those with several shares per
-# thread.
-MEETING = ("winograd_conv", "separable_conv", "packed_conv", "packed_linear", "attention")
-KINDS = (
+# Parts of kernels' names: of those whose tasks steal work, and of those with several tasks per thread.
+STEALING = ("winograd_conv", "separable_conv", "packed_conv", "packed_linear", "attention")
+SEVERAL = (
     "depthwise",
     "max_pool",
     "matmul",
@@ -79,10 +78,10 @@ def test_numbers_of_threads_give_equal_bits(tmp_path):
         results.append(run(x, mask))
         (plan,) = json.loads(run._program.describe(True))["methods"][0]["plans"]
         divided = {launch["kernel"] for launch in plan["order"] if launch["tasks_per_thread"] > 1}
-        meeting = {launch["kernel"] for launch in plan["order"] if launch["steals_work"]}
-        for kinds, kernels in ((KINDS, divided), (MEETING, meeting)):
+        stealing = {launch["kernel"] for launch in plan["order"] if launch["steals_work"]}
+        for kinds, kernels in ((SEVERAL, divided), (STEALING, stealing)):
             assert [kind for kind in kinds if not any(kind in kernel for kernel in kernels)] == [], kernels
-        assert not divided & meeting
+        assert not divided & stealing
         for again, first in zip(run(x, mask), results[-1], strict=True):
             assert torch.equal(again, first)
     for one, *others in zip(*results, strict=True):

@@ -112,7 +112,7 @@ def check_logits(found: torch.Tensor, expected: torch.Tensor) -> None:
     assert float((found - expected).abs().max()) <= 1e-4 * float(expected.abs().max())
 
 
-PICTURES = [("dog_224.png", 258, 0.816), ("cat.bmp", 285, 0.737), ("bird.bmp", 19, 0.998)]
+IMAGES = [("dog_224.png", 258, 0.816), ("cat.bmp", 285, 0.737), ("bird.bmp", 19, 0.998)]
 
 
 @torch.no_grad()
@@ -121,7 +121,7 @@ def test_mobilenet_recognizes_pictures(mobilenet, mobilenet_package):
     model = graft.load(mobilenet_package)
     assert model.forward.info["segments"] == 1
     images = []
-    for name, label, probability in PICTURES:
+    for name, label, probability in IMAGES:
         path = DATA / "mobilenet_v2" / name
         x = prepared(read_png(path), resize=False) if path.suffix == ".png" else prepared(read_bmp(path), resize=True)
         images.append(x)
@@ -130,7 +130,7 @@ def test_mobilenet_recognizes_pictures(mobilenet, mobilenet_package):
         top = logits.softmax(1).max(1)
         assert (int(top.indices), round(float(top.values), 3)) == (label, probability)
     labels = model(torch.cat(images)).argmax(1).tolist()
-    assert labels == [label for _, label, _ in PICTURES]
+    assert labels == [label for _, label, _ in IMAGES]
 
 
 @torch.no_grad()
