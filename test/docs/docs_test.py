@@ -97,12 +97,22 @@ def test_what_a_document_names_exists(file):
     [
         "[here](docs/no-such-file.md)", "`src/load/no_such.cpp`", "`no_such_file.cpp`", "`kernel/no_such/*.h`",
         "`Session::conjure`", "`no_such_function()`", "`no_such_function(rows)`", "`graft.no_such`", "`NoSuchType`", "`lowering.no_such`",
-        "`no_such_name`", "`Plan::kv_truncate`",
+        "`no_such_name`",
         "`graft run --no-such-flag`", "`GRAFT_NO_SUCH`", "`make no-such-target`",
     ],
 )  # fmt: skip
 def test_a_document_that_names_something_else_is_noticed(text):
     assert len(unknown(text)) == 1
+
+
+def test_a_name_is_looked_for_beside_its_owner():
+    """Both words exist, in no common source."""
+    of_arena, of_unicode = (
+        next(word for word in sorted(words) if sum(word in others for others in WORDS_OF_FILES) == 1)
+        for words in (set(re.findall(r"[A-Za-z_]\w*", (ROOT / file).read_text())) for file in
+                      ("src/plan/arena.cpp", "src/text/unicode.cpp"))
+    )  # fmt: skip
+    assert unknown(f"`{of_arena}::{of_unicode}`") == [f"{of_arena}::{of_unicode}"]
 
 
 def test_what_exists_is_found():
