@@ -290,7 +290,7 @@ def test_from_a_folder(tmp_path):
 def test_programs_in_eager_pytorch():
     """The operators' definitions: the programs run without the engine."""
     model = llm_models.BY_NAME["t5"].make()
-    traced = seq2seq.trace(model, context=64, source_context=64)
+    traced = seq2seq.trace(model, context=64, encoder_context=64)
     weights = model.state_dict()
 
     def run(program, *inputs):

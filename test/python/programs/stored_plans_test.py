@@ -31,7 +31,8 @@ def export(path: Path, **settings) -> tuple[Path, Encoder]:
     torch.manual_seed(3)
     model = Encoder().eval()
     tokens = {1: Dim("tokens", min=1, max=32)}
-    settings = {"plans": [call(7), (call(20), {})], "plan_threads": 1, **settings}
+    options = graft.ExportOptions(plan_threads=1)
+    settings = {"plans": [call(7), (call(20), {})], "options": options, **settings}
     return graft.export(model, call(5), path=path, dynamic_shapes=(tokens, tokens), **settings), model
 
 
