@@ -8,7 +8,7 @@ COVERAGE = "coverage_test.py"
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread_for_eager():
-    """On tensors this small the threads of eager cost more than they bring. Ours have their own number."""
+    """On tensors this small the threads of eager cost more than they bring. Graft's have their own number."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

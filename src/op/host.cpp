@@ -191,7 +191,8 @@ void unique_elements(HostCall& call, bool sorted) {
 void unique2(HostCall& call) { unique_elements(call, true); }
 void unique_consecutive(HostCall& call) { unique_elements(call, false); }
 
-// Slices along a dimension, in the order of their elements. ATen's kernel makes all three results whatever is asked.
+// Slices along a dimension, in the order of their elements. ATen's kernel makes all three results whatever is
+// requested.
 void unique_dim(HostCall& call) {
   const TensorView self = call.tensor("self");
   const int rank = self.shape.rank();

@@ -39,7 +39,7 @@ namespace graft {
   X(rope_operators)                  \
   X(softmax_operators)               \
   X(sort_operators)                  \
-  X(source_attention_operators)      \
+  X(cross_attention_operators)       \
   X(unary_operators)                 \
   X(view_operators)
 

@@ -49,7 +49,7 @@ using enum PassStage;
 constexpr auto kList = std::to_array<Pass>({
     // name, stage, condition in words, condition, over graphs, over launches
     {"add_kv_cache", read, "", nullptr, graph_pass<add_kv_cache>},
-    {"add_source_cache", read, "", nullptr, graph_pass<add_source_cache>},
+    {"add_encoder_cache", read, "", nullptr, graph_pass<add_encoder_cache>},
     {"expand_masks", cut, "", nullptr, graph_pass<expand_masks>},
     {"partition", cut, "", nullptr, run_partition},
     {"convert_stored_weights", stored, "", nullptr, convert},

@@ -13,7 +13,7 @@ namespace {
 
 using ::testing::ElementsAre;
 
-// Plans by hand: vectors of f32, one buffer each, arena buffers laid out one after the other at multiples of 64.
+// Plans by hand: vectors of f32, one buffer each, arena buffers one after the other at multiples of 64.
 class PlanBuilder {
  public:
   Tensor vector(Segment segment, std::int64_t n = 16) {

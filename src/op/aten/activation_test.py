@@ -29,7 +29,7 @@ def test_gelu(kind):
     @cases
     def check(case):
         tensor = floats(case)
-        # Of +inf eager gives NaN in f32 and infinity in f64; ours is infinity.
+        # Of +inf eager gives NaN in f32 and infinity in f64; graft gives infinity.
         tensor = torch.where(torch.isinf(tensor), 7, tensor)
         case.check(aten.gelu.default, (tensor,), {"approximate": kind})
 

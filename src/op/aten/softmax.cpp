@@ -30,7 +30,7 @@ template <bool logarithm>
 std::vector<Tensor> lower_softmax(const Call& call, std::span<const Shape> shapes, Lowering& lowering) {
   const DType to = call.output_dtype();
   Tensor input = call.tensor("self");
-  // The kernel widens f16 and bf16 itself; PyTorch converts to the asked dtype before it computes.
+  // The kernel widens f16 and bf16 itself; PyTorch converts to the given dtype before it computes.
   const bool widened = to == DType::f32 && (input.dtype() == DType::f16 || input.dtype() == DType::bf16);
   if (!widened) input = lowering.cast(input, to);
   const int rank = shapes[0].rank();

@@ -14,7 +14,7 @@ def _tensor(case: Cases) -> torch.Tensor:
 
 
 def _stable(x: torch.Tensor, dim: int = -1, descending: bool = False):
-    """Without being asked, eager may change the order of equal elements; ours is the stable one."""
+    """Without being asked, eager may change the order of equal elements; graft keeps it."""
     return torch.sort(x, dim=dim, descending=descending, stable=True)
 
 
@@ -30,7 +30,7 @@ def test_sort(case):
 
 
 def _first(x: torch.Tensor, k: int, dim: int, largest: bool):
-    """Among equal elements PyTorch promises no order: ours are the first ones."""
+    """Among equal elements PyTorch promises no order: graft takes the first ones."""
     sorted_ = _stable(x, dim, largest)
     return [part.narrow(dim, 0, k) if x.dim() else part for part in sorted_]
 

@@ -15,6 +15,6 @@ std::size_t add_kv_cache(ir::Program& program);
 
 // The same for what an encoder hands to a decoder: graft.store_source and graft.source_attention nodes get the states
 // `kv.source.<layer>.key` and `kv.source.<layer>.value` [rows, Hkv, slots, D] and `kv.source.length` [rows].
-std::size_t add_source_cache(ir::Program& program);
+std::size_t add_encoder_cache(ir::Program& program);
 
 }  // namespace graft

@@ -11,9 +11,9 @@ namespace {
 constexpr std::string_view kStore = "graft.store_source.default";
 constexpr std::string_view kAttention = "graft.source_attention.default";
 
-class SourceCache {
+class EncoderCache {
  public:
-  SourceCache(ir::Program& program, ir::Method& method)
+  EncoderCache(ir::Program& program, ir::Method& method)
       : program_(program), method_(method), states_(program, method) {}
 
   // Returns the number of nodes that got their states.
@@ -113,9 +113,9 @@ class SourceCache {
 
 }  // namespace
 
-std::size_t add_source_cache(ir::Program& program) {
+std::size_t add_encoder_cache(ir::Program& program) {
   std::size_t count = 0;
-  for (ir::Method& method : program.methods) count += SourceCache(program, method).run();
+  for (ir::Method& method : program.methods) count += EncoderCache(program, method).run();
   return count;
 }
 

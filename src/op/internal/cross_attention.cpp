@@ -1,5 +1,5 @@
 // What an encoder hands to a decoder: keys and values of each decoder layer, stored once and attended to by each run of
-// the decoder. The custom ops of the exporter, and what src/pass/graph/source_cache.cpp makes of them.
+// the decoder. The custom ops of the exporter, and what src/pass/graph/encoder_cache.cpp makes of them.
 #include <vector>
 
 #include "base/check.h"
@@ -105,7 +105,7 @@ std::vector<Tensor> lower_attention(const Call& call, std::span<const Shape> sha
 
 }  // namespace
 
-std::span<const Operator> source_attention_operators() {
+std::span<const Operator> cross_attention_operators() {
   static constexpr Operator kOperators[] = {
       {"graft.store_source.default", refuse_store, store_shape, lower_without_cache},
       {"graft.source_attention.default", refuse_attention, attention_shape, lower_without_cache},
