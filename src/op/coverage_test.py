@@ -10,7 +10,7 @@ from op_cases import many
 
 def test_every_operator_has_its_cases(request):
     collected = {item.path for item in request.session.items}
-    whole = collected >= set(Path(__file__).parent.glob("*_test.py"))
+    whole = collected >= set(Path(__file__).parent.rglob("*_test.py"))
     if not whole or getattr(request.session, "graft_deselected", False) or any("::" in a for a in request.config.args):
         pytest.skip("needs a run of all tests of src/op")
     # Fewer cases than usual are for a quick look; eager then refuses some operators in most of them.
