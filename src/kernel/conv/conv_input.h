@@ -39,9 +39,9 @@ class ConvInput {
       padded_[d] = x.shape[2 + d] + 2 * conv.padding[d];
       padded = padded || conv.padding[d] != 0;
     }
-    lays_out_ = padded || (x.strides[1] != 1 && x.shape[1] != 1) ||
-                (whole_lines && x.strides[4] != x.shape[1] && x.shape[4] != 1);
-    if (lays_out_) {
+    copies_input_ = padded || (x.strides[1] != 1 && x.shape[1] != 1) ||
+                    (whole_lines && x.strides[4] != x.shape[1] && x.shape[4] != 1);
+    if (copies_input_) {
       column = x.shape[1];
       line = padded_[2] * column;
       plane = padded_[1] * line;
@@ -59,16 +59,16 @@ class ConvInput {
 
   i64 sample = 0, plane = 0, line = 0, column = 0;  // from one to the next, of what is read
 
-  bool copies_input() const { return lays_out_; }
-  i64 scratch_bytes() const { return lays_out_ ? group_ * sample * static_cast<i64>(sizeof(T)) : 0; }
+  bool copies_input() const { return copies_input_; }
+  i64 scratch_bytes() const { return copies_input_ ? group_ * sample * static_cast<i64>(sizeof(T)) : 0; }
   // Copying and multiplying, for each group of samples.
-  int phases() const { return static_cast<int>(lays_out_ ? 2 * ceil_div(x_.shape[0], group_) : 1); }
+  int phases() const { return static_cast<int>(copies_input_ ? 2 * ceil_div(x_.shape[0], group_) : 1); }
 
   // This task's part of the phase: copies, or calls multiply(x, first sample, samples). `flips`: what is copied,
   // padding included, is flipped.
   template <typename Multiply>
   void run(const KernelContext& ctx, std::byte* scratch, T padding, Multiply&& multiply, bool flips = false) const {
-    if (!lays_out_) return multiply(ctx.input<T>(0), i64{0}, x_.shape[0]);
+    if (!copies_input_) return multiply(ctx.input<T>(0), i64{0}, x_.shape[0]);
     const i64 first = ctx.phase / 2 * group_, count = std::min(group_, x_.shape[0] - first);
     T* copy = reinterpret_cast<T*>(scratch);
     if (ctx.phase % 2 == 0) return copy_samples(ctx, copy, padding, flips, first, count);
@@ -194,7 +194,7 @@ class ConvInput {
   const TensorDesc& x_;
   const ConvAttrs& conv_;
   i64 padded_[3] = {};
-  bool lays_out_ = false;
+  bool copies_input_ = false;
   i64 group_ = 1;  // samples that are copied at a time
 };
 

@@ -133,8 +133,7 @@ TEST(AmxModel, ProductsOfBf16SumEvenAndOddPairsAndFlushSubnormals) {
 
 // Values of panels: bytes whose halves are finite numbers when they are read as f16.
 std::vector<std::byte> random_panels(PanelFormat format, i64 columns, i64 depth, std::mt19937& rng) {
-  std::vector<std::byte> out(
-      static_cast<std::size_t>((columns + kPanelColumns - 1) / kPanelColumns * panel_bytes(format, depth)));
+  std::vector<std::byte> out(static_cast<std::size_t>(panels_bytes(format, columns, depth)));
   for (std::byte& byte : out) byte = static_cast<std::byte>(rng() & 0xbb);
   return out;
 }
@@ -146,12 +145,13 @@ TEST(AmxModel, ProductsOfPanelsAreThoseOfVnniBitForBit) {
   ASSERT_EQ(amx.tile_columns, vnni->tile_columns);
   std::mt19937 rng(7);
   std::uniform_real_distribution<float> values(-2, 2);
-  for (const PanelFormat format : {PanelFormat::q8_0, PanelFormat::q4_0, PanelFormat::q4_k, PanelFormat::q6_k})
+  for (const PanelLayout& layout : kPanelLayouts)
     for (const i64 depth : {256, 768})
       for (const i64 rows : {1, 8, 9, 15, 16, 17, 31, 32, 33, 40, 70})
         for (const i64 columns : {1, 16, 17, 32, 33, 80}) {
           // A row of blocks in pairs may end with a single one.
-          const i64 k = depth - (format == PanelFormat::q8_0 || format == PanelFormat::q4_0 ? 32 : 0);
+          const i64 k = depth - (layout.elements == kPanelBlock ? kPanelBlock : 0);
+          const PanelFormat format = layout.format;
           const std::vector<std::byte> panels = random_panels(format, columns, k, rng);
           std::vector<float> x(static_cast<std::size_t>(rows * k)), bias(static_cast<std::size_t>(columns));
           for (float& v : x) v = values(rng);
