@@ -12,12 +12,10 @@ namespace {
 using OrderedJson = nlohmann::ordered_json;
 
 OrderedJson parse_object(std::string_view text, const char* what) {
+  GRAFT_CHECK(InvalidArgument, json_depth(text) <= kMaxJsonDepth, what, " are nested too deeply");
   OrderedJson out;
   try {
-    out = OrderedJson::parse(text.begin(), text.end(), [&](int depth, OrderedJson::parse_event_t, OrderedJson&) {
-      GRAFT_CHECK(InvalidArgument, depth < kMaxJsonDepth, what, " are nested too deeply");
-      return true;
-    });
+    out = OrderedJson::parse(text.begin(), text.end());
   } catch (const OrderedJson::exception& error) {
     throw InvalidArgument(str(what, " are not valid JSON: ", error.what()));
   }

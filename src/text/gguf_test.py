@@ -187,13 +187,13 @@ def test_special_tokens_that_are_bytes(tmp_path):
     for key in ("bos_token_id", "eos_token_id", "unknown_token_id", "padding_token_id"):
         with pytest.raises(graft.InvalidProgram, match=f"v.gguf.*{key} is 1, a token that is not UTF-8"):
             graft.Tokenizer.load(write(tmp_path / "v.gguf", **{**good, key: 1}))
-    for fields, error in [
-        ({"merges": [BYTES]}, graft.InvalidProgram),
-        ({"merges": [b"\xff a"]}, graft.InvalidProgram),
-        ({"pre": BYTES}, graft.Unsupported),
-        ({"model": BYTES}, graft.Unsupported),
+    for fields, error, message in [
+        ({"merges": [BYTES]}, graft.InvalidProgram, "v.gguf.*no two parts"),
+        ({"merges": [b"\xff a"]}, graft.InvalidProgram, "v.gguf.*merge 0 .* needs the token '\ufffd'"),
+        ({"pre": BYTES}, graft.Unsupported, "pre-tokenizer '\ufffd\ufffd'"),
+        ({"model": BYTES}, graft.Unsupported, "unknown kind '\ufffd\ufffd'"),
     ]:
-        with pytest.raises(error, match="v.gguf"):
+        with pytest.raises(error, match=message):
             graft.Tokenizer.load(write(tmp_path / "v.gguf", **{**good, **fields}))
     path = write(tmp_path / "v.gguf", **{**good, "merges": ["a a"], "tokens": ["a", "aa"]}, chat_template=BYTES)
     with pytest.raises(graft.InvalidProgram, match="chat template is not UTF-8"):

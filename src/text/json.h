@@ -10,16 +10,17 @@
 // Reading of JSON documents whose fields may be missing or of another type. All functions throw InvalidProgram.
 namespace graft::text {
 
-// The deepest nesting of a document: copying and writing values recurse.
-inline constexpr int kMaxJsonDepth = 200;
+// The deepest nesting of a document: values are copied and printed by recursion.
+inline constexpr std::size_t kMaxJsonDepth = 200;
+// How deep the arrays and objects of a document nest, which may be invalid. (nlohmann's parser can tell a callback, but
+// then searches an object for discarded members after each of them.)
+std::size_t json_depth(std::string_view document);
 
 // `what` names the document in messages: "tokenizer.json".
 inline Json parse_json(std::string_view document, const std::string& what) {
+  GRAFT_CHECK(InvalidProgram, json_depth(document) <= kMaxJsonDepth, what, " is nested too deeply");
   try {
-    return Json::parse(document.begin(), document.end(), [&](int depth, Json::parse_event_t, Json&) {
-      GRAFT_CHECK(InvalidProgram, depth < kMaxJsonDepth, what, " is nested too deeply");
-      return true;
-    });
+    return Json::parse(document.begin(), document.end());
   } catch (const Json::exception& error) {
     throw InvalidProgram(str(what, " is not valid JSON: ", error.what()));
   }
