@@ -82,7 +82,7 @@ def export_package(model: SentenceEmbedder, path: Path) -> None:
 
 
 def load_or_export(model: SentenceEmbedder, path: Path):
-    """The package at `path`; made first when it is not there, or was made by a version whose files are not ours."""
+    """The package at `path`; made first when it is not there, or was made by a version whose files this one cannot read."""
     import graft
 
     if path.exists():
@@ -122,11 +122,11 @@ def compare(package, model: SentenceEmbedder, length: int) -> str:
     with torch.no_grad():
         expected = model(ids, mask)
         eager = best_of(lambda: model(ids, mask))
-    ours = best_of(lambda: package(ids, mask))
+    graft_time = best_of(lambda: package(ids, mask))
     cosine = torch.nn.functional.cosine_similarity(result, expected).item()
     error = (result - expected).abs().max().item()
     return (
-        f"{length:>6}  {cosine:.7f}  {error:.1e}  {first * 1e3:>9.2f}  {ours * 1e3:>9.2f}  {eager * 1e3:>9.2f}  {plan}"
+        f"{length:>6}  {cosine:.7f}  {error:.1e}  {first * 1e3:>9.2f}  {graft_time * 1e3:>9.2f}  {eager * 1e3:>9.2f}  {plan}"
     )
 
 

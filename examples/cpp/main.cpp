@@ -9,7 +9,7 @@
 int main(int argc, char** argv) try {
   const auto program = graft::Program::load(argc > 1 ? argv[1] : "model.pte");
   const graft::MethodInfo& method = program->method(program->method_names().front());
-  std::vector<std::vector<std::byte>> buffers;  // the inputs' memory stays ours
+  std::vector<std::vector<std::byte>> buffers;  // the caller owns the inputs' memory
   std::vector<graft::Value> inputs;
   for (const graft::ValueInfo& info : method.inputs) {
     graft::Shape shape;  // the smallest that the program allows, but not empty

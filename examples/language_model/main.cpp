@@ -1,5 +1,5 @@
 // A conversation with a language model: one line in, one streamed answer out. usage: talk MODEL.pte < lines
-// Models without a chat template go on with each line instead.
+// Models without a chat template continue each line instead.
 #include <graft/llm.h>
 
 #include <exception>
@@ -18,7 +18,7 @@ int main(int argc, char** argv) try {
   std::vector<graft::ChatMessage> messages;
   for (std::string line; std::getline(std::cin, line);) {
     messages.push_back({"user", line});
-    // What the prompt shares with the last one is still in the cache and not computed again.
+    // The prefix that the prompt shares with the last one is still in the cache and is not computed again.
     const std::string prompt = chats ? graft::chat_prompt(*model, messages) : line;
     const graft::Generation answer =
         generator.generate(model->encode(prompt, !chats), {.max_new_tokens = 128},

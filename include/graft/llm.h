@@ -102,7 +102,7 @@ struct DecoderOptions {
   std::int64_t length = 0;                // tokens of the cache for each; 0: the model's context
   KvType kv_type = KvType::computed;      // how keys and values are stored
   std::int64_t prefill_chunk_size = 512;  // the most tokens of one run
-  std::int64_t source_length = 0;         // tokens that the encoder reads, where there is one; 0: the model's most
+  std::int64_t encoder_length = 0;        // tokens that the encoder reads, where there is one; 0: the model's most
 };
 
 // Sequences of tokens, one per row of a cache of keys and values: tokens in, logits out. For one thread at a time:
@@ -119,7 +119,7 @@ class GRAFT_API Decoder {
 
   // For a model with an encoder: encodes one input for each of the first sequences, and empties these. The inputs are
   // token ids, or features [B, mels, frames] in f32. The encoder output stays in the cache until the next call. Throws
-  // InvalidArgument when the encoder takes no such inputs, ExecutionError for more tokens than source_length.
+  // InvalidArgument when the encoder takes no such inputs, ExecutionError for more tokens than encoder_length.
   void encode(std::span<const Tokens> inputs, const RunOptions& options = {});
   void encode(const TensorView& features, const RunOptions& options = {});
 

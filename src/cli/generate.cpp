@@ -37,7 +37,7 @@ std::vector<std::vector<std::int64_t>> encode_prompts(const GenerateArgs& args, 
   return encoded;
 }
 
-// [batch, mels, frames]; one source may leave the batch out.
+// [batch, mels, frames]; a single input may leave the batch out.
 Array read_features(const std::string& path) {
   Array features = read_npy(path);
   Shape& shape = features.tensor.shape;
@@ -65,7 +65,8 @@ void print_logits(TextGenerator& generator, std::span<const std::vector<std::int
   std::cerr << "decode logits: [" << prompts.size() << ", 1, " << vocabulary << "]\n";
 }
 
-std::string_view why(FinishReason reason) {
+// What stderr says about a text that did not end by itself.
+std::string_view notice(FinishReason reason) {
   switch (reason) {
     case FinishReason::context:
       return "the context is full";
@@ -97,10 +98,10 @@ int generate(const GenerateArgs& args) {
                : encode_prompts(args, *model);
   std::int64_t longest = 0;
   for (const auto& prompt : prompts) longest = std::max(longest, std::ssize(prompt));
-  const std::int64_t source_length = encoder && !features ? longest : 0;
-  if (source_length > 0) {
-    if (source_length > encoder->context_length)
-      fail("the prompt has ", source_length, " tokens, the model's encoder has room for ", encoder->context_length);
+  const std::int64_t encoder_length = encoder && !features ? longest : 0;
+  if (encoder_length > 0) {
+    if (encoder_length > encoder->context_length)
+      fail("the prompt has ", encoder_length, " tokens, the model's encoder has room for ", encoder->context_length);
     longest = std::ssize(encoder->decoder_start_token_ids);
   }
   const std::int64_t most = model->info().context_length;
@@ -110,7 +111,7 @@ int generate(const GenerateArgs& args) {
   const std::int64_t wanted = std::max(options.max_new_tokens, options.prompt_lookup_num_tokens);
   const std::int64_t length = longest < context && wanted < context - longest ? longest + wanted + 1 : context;
   DecoderOptions decoder = decoder_options(args.model, args.decode, std::ssize(prompts), std::min(length, context));
-  decoder.source_length = source_length;
+  decoder.encoder_length = encoder_length;
   TextGenerator generator(model, decoder);
   if (args.all_logits && encoder) fail("--all-logits: not of a model with an encoder");
   if (args.all_logits) print_logits(generator, prompts, cancel);
@@ -125,11 +126,11 @@ int generate(const GenerateArgs& args) {
   bool stopped = false;
   for (std::size_t r = 0; r < results.size(); ++r) {
     if (!stream) std::cout << (r ? "\n" : "") << "==> prompt " << r << " <==\n" << results[r].text << "\n";
-    const std::string_view reason = why(results[r].reason);
+    const std::string_view said = notice(results[r].reason);
     stopped |= results[r].reason == FinishReason::cancelled;
-    if (reason.empty()) continue;
+    if (said.empty()) continue;
     std::cout << std::flush;
-    std::cerr << (stream ? "\n" : "") << "graft: " << reason << " after " << results[r].tokens.size() << " tokens";
+    std::cerr << (stream ? "\n" : "") << "graft: " << said << " after " << results[r].tokens.size() << " tokens";
     if (results[r].reason == FinishReason::context) std::cerr << ": it has room for " << generator.decoder().capacity();
     std::cerr << "\n";
   }

@@ -8,8 +8,8 @@
 
 #include "cli/commands.h"
 #include "cli/counters.h"
+#include "cli/diagrams.h"
 #include "cli/inputs.h"
-#include "cli/pictures.h"
 #include "cli/text.h"
 
 namespace graft::cli {

@@ -61,8 +61,8 @@ void add_decode_options(CLI::App& command, DecodeArgs& args) {
   number("--top-p", options.top_p, "only the most likely tokens whose probabilities reach N");
   number("--min-p", options.min_p, "only tokens at least N times as probable as the most likely one");
   number("--repetition-penalty", options.repetition_penalty, "above 1: tokens that were there become less likely");
-  number("--seed", options.seed, "of the random numbers; equal seeds give equal texts")->capture_default_str();
-  command.add_flag("--ignore-eos", options.ignore_eos, "go on after the token that ends a text");
+  number("--seed", options.seed, "seed of the random numbers; equal seeds give the same text")->capture_default_str();
+  command.add_flag("--ignore-eos", options.ignore_eos, "do not stop at the token that ends a text");
   command.add_option("--eos-token-id", options.eos_token_ids, "a token that ends the text too; repeat for more")
       ->type_name("ID")
       ->allow_extra_args(false);
@@ -112,7 +112,7 @@ LlmCommands::LlmCommands(CLI::App& app) {
   generate_->footer(kGenerateNotes);
   add_model_options(*generate_, generate_args_.model, true);
   add_decode_options(*generate_, generate_args_.decode);
-  generate_->add_option("--prompt", generate_args_.prompts, "the text to go on from; repeat for a batch")
+  generate_->add_option("--prompt", generate_args_.prompts, "the text to continue; repeat for a batch")
       ->type_name("TEXT")
       ->allow_extra_args(false);
   generate_->add_option("--prompt-file", generate_args_.prompt_file, "a file with the prompt; - for stdin")
@@ -123,7 +123,7 @@ LlmCommands::LlmCommands(CLI::App& app) {
       ->type_name("FILE");
   generate_
       ->add_option("--features", generate_args_.features_file,
-                   "of a model such as Whisper: what its encoder reads, f32 [mels, frames] or [batch, mels, frames]")
+                   "the encoder input of a model such as Whisper: f32 [mels, frames] or [batch, mels, frames]")
       ->type_name("FILE.npy");
   generate_->add_option("--chat-template", generate_args_.chat_template, "a Jinja file, for --messages")
       ->type_name("FILE");
@@ -150,7 +150,7 @@ LlmCommands::LlmCommands(CLI::App& app) {
       ->type_name("N");
   perplexity_->add_option("--against", perplexity_args_.against, "another package to compare with")->type_name("FILE");
 
-  embed_ = app.add_subcommand("embed", "Turn texts into vectors with an encoder.");
+  embed_ = app.add_subcommand("embed", "Turn texts into embeddings with a text encoder.");
   embed_->footer(kEmbedNotes);
   add_model_options(*embed_, embed_args_.model, false);
   embed_->add_option("TEXT", embed_args_.texts, "the texts")->required()->type_name("");

@@ -12,7 +12,7 @@
 namespace graft::cli {
 namespace {
 
-// A signal handler has no argument of ours: what it cancels must be where it can find it.
+// A signal handler takes no argument, so the token that it cancels is global.
 std::atomic<const CancelToken*> interrupted{nullptr};
 static_assert(std::atomic<const CancelToken*>::is_always_lock_free && std::atomic<bool>::is_always_lock_free);
 

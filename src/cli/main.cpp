@@ -54,7 +54,7 @@ constexpr const char* kTokenizeNotes = R"(Examples:
   graft tokenize model.gguf --pieces < prompt.txt
   graft tokenize model-folder --decode "9707 11 1879 0"
 
-Input that is not UTF-8 is read with U+FFFD in the place of what is wrong.)";
+In input that is not UTF-8, ill-formed bytes are read as U+FFFD.)";
 
 void add_program_options(CLI::App& command, ProgramArgs& args) {
   add_load_options(command, args, "the program: a .pte file");
@@ -89,7 +89,7 @@ int dispatch(int argc, char** argv) {
   run_command
       ->add_option("--inputs", run_args.inputs_npz, "a .npz file with inputs by name, by index, or arr_0, arr_1 ...")
       ->type_name("FILE.npz");
-  run_command->add_option("--seed", run_args.seed, "of the random numbers that the program draws (default: 0)")
+  run_command->add_option("--seed", run_args.seed, "seed of the random numbers that the program draws (default: 0)")
       ->type_name("N");
   CLI::Option* folder =
       run_command->add_option("--output-dir", run_args.output_dir, "folder for one .npy file per output")
@@ -128,7 +128,7 @@ int dispatch(int argc, char** argv) {
   inspect_command->add_flag("--plan", inspect_args.plan,
                             "List memory by allocation id and every launch with its tensors");
   inspect_command
-      ->add_option("--html", inspect_args.html, "write a page with pictures of memory, nodes and graph of the plans")
+      ->add_option("--html", inspect_args.html, "write a page with diagrams of the plans: memory, nodes and graph")
       ->type_name("FILE.html");
   inspect_command->add_flag(
       "--phases", inspect_args.phases,
@@ -151,7 +151,7 @@ int dispatch(int argc, char** argv) {
   tokenize_command->add_flag("--decode", tokenize_args.decode, "TEXT is ids, with spaces or commas between");
   tokenize_command->add_flag("--pieces", tokenize_args.pieces, "one line per token: id, piece, text");
   tokenize_command->add_flag("--no-special", tokenize_args.no_special,
-                             "without BOS and what else is put around a text");
+                             "without BOS and the other special tokens around a text");
   tokenize_command->add_flag("--skip-special", tokenize_args.skip_special, "with --decode: leave special tokens out");
 
   LlmCommands llm_commands(app);

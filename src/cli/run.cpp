@@ -11,9 +11,9 @@
 #include "base/clock.h"
 #include "cli/commands.h"
 #include "cli/counters.h"
+#include "cli/diagrams.h"
 #include "cli/inputs.h"
 #include "cli/npz.h"
-#include "cli/pictures.h"
 #include "cli/text.h"
 
 namespace graft::cli {
@@ -123,29 +123,30 @@ void print_times(double load_ms, double first_ms, std::vector<double> times) {
             << "\n";
 }
 
-struct Share {
+// Of a kernel or a node.
+struct Total {
   std::int64_t ns = 0;
   std::size_t launches = 0;
 };
 
 void print_profile(const std::vector<NodeTiming>& profile) {
   constexpr std::size_t top = 15;
-  std::map<std::string, Share> kernels;
-  std::map<std::pair<std::string, std::string>, Share> nodes;
+  std::map<std::string, Total> kernels;
+  std::map<std::pair<std::string, std::string>, Total> nodes;
   std::int64_t total = 0;
   for (const NodeTiming& timing : profile) {
     const std::int64_t ns = timing.end_ns - timing.start_ns;
     total += ns;
-    for (Share* share : {&kernels[timing.kernel], &nodes[{timing.node, timing.kernel}]}) {
-      share->ns += ns;
-      ++share->launches;
+    for (Total* sum : {&kernels[timing.kernel], &nodes[{timing.node, timing.kernel}]}) {
+      sum->ns += ns;
+      ++sum->launches;
     }
   }
   const auto percent = [&](std::int64_t ns) {
     return total ? fixed(100.0 * static_cast<double>(ns) / static_cast<double>(total), 1) : std::string("-");
   };
   const auto by_time = [](const auto& map) {
-    std::vector<std::pair<typename std::decay_t<decltype(map)>::key_type, Share>> rows(map.begin(), map.end());
+    std::vector<std::pair<typename std::decay_t<decltype(map)>::key_type, Total>> rows(map.begin(), map.end());
     std::stable_sort(rows.begin(), rows.end(), [](const auto& a, const auto& b) { return a.second.ns > b.second.ns; });
     return rows;
   };
@@ -154,14 +155,14 @@ void print_profile(const std::vector<NodeTiming>& profile) {
   std::cout << "\nprofile of one more call: " << profile.size() << " launches, " << ms(total) << " ms\n";
   constexpr auto right = Table::Align::right;
   Table by_kernel({{"kernel"}, {"launches", right}, {"ms", right}, {"%", right}});
-  for (const auto& [kernel, share] : by_time(kernels))
-    by_kernel.add({kernel, std::to_string(share.launches), ms(share.ns), percent(share.ns)});
+  for (const auto& [kernel, sum] : by_time(kernels))
+    by_kernel.add({kernel, std::to_string(sum.launches), ms(sum.ns), percent(sum.ns)});
   std::cout << by_kernel.text(2) << "\n";
   Table by_node({{"node"}, {"kernel"}, {"launches", right}, {"ms", right}, {"%", right}});
   std::size_t shown = 0;
-  for (const auto& [key, share] : by_time(nodes)) {
+  for (const auto& [key, sum] : by_time(nodes)) {
     if (shown++ == top) break;
-    by_node.add({key.first, key.second, std::to_string(share.launches), ms(share.ns), percent(share.ns)});
+    by_node.add({key.first, key.second, std::to_string(sum.launches), ms(sum.ns), percent(sum.ns)});
   }
   std::cout << by_node.text(2);
   if (nodes.size() > top) std::cout << "  and " << nodes.size() - top << " more\n";

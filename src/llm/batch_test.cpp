@@ -115,13 +115,13 @@ TEST(BatchGenerator, PromptsAreReadBetweenTheStepsOfOthers) {
   BatchGenerator batch(small.model, {.rows = 2, .prefill_chunk_size = 16});
   const Id first = batch.submit({3, 1, 4}, {.max_new_tokens = 40});
   batch.step();
-  batch.submit(some_ids(60, 3), {.max_new_tokens = 4});  // four pieces
+  batch.submit(some_ids(60, 3), {.max_new_tokens = 4});  // four chunks
   const auto before = batch.stats().new_tokens;
   for (int i = 1; i <= 3; ++i) {
     batch.step();
     EXPECT_EQ(batch.stats().new_tokens, before + i) << "the text beside a prompt goes on";
   }
-  batch.step();  // the last piece gives a token, and each row one in the step
+  batch.step();  // the last chunk gives a token, and each row one in the step
   EXPECT_EQ(batch.stats().new_tokens, before + 3 + 3);
   EXPECT_FALSE(batch.take(first));
 }

@@ -23,8 +23,8 @@ DecoderOptions checked(DecoderOptions options, const LanguageModel* model) {
   GRAFT_CHECK(InvalidArgument, options.rows >= 1, "a cache has at least 1 row, got ", options.rows);
   GRAFT_CHECK(InvalidArgument, options.prefill_chunk_size >= 1, "prefill_chunk_size must be at least 1, got ",
               options.prefill_chunk_size);
-  GRAFT_CHECK(InvalidArgument, options.source_length >= 0, "source_length is ", options.source_length);
-  if (info.encoder && options.source_length == 0) options.source_length = info.encoder->context_length;
+  GRAFT_CHECK(InvalidArgument, options.encoder_length >= 0, "encoder_length is ", options.encoder_length);
+  if (info.encoder && options.encoder_length == 0) options.encoder_length = info.encoder->context_length;
   return options;
 }
 

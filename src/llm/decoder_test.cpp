@@ -140,25 +140,25 @@ TEST(Decoder, AContextOf32768TokensIsDecodedWithOnePlanAndNoMemoryOfOurs) {
   Decoder decoder(small.model);
   ASSERT_EQ(decoder.capacity(), kLong);
   const Ids ids = some_ids(kLong, 1);
-  const auto piece = [&](std::int64_t width) {
+  const auto run_chunk = [&](std::int64_t width) {
     const Tokens tokens(ids.data() + decoder.length(0), static_cast<std::size_t>(width));
     decoder.run({&tokens, 1}, width, 1);
   };
   const Counters& counters = decoder.session().counters();
-  piece(kChunk);
-  piece(1);
+  run_chunk(kChunk);
+  run_chunk(1);
   EXPECT_EQ(counters.plan_misses, 2u);
   // Steps all the way, every 512 tokens, the last ones included.
   long allocations = 0;
   std::int64_t steps = 1;
   while (decoder.length(0) + kChunk <= kLong) {
-    piece(std::min(kChunk, kLong - kSteps - decoder.length(0)));
+    run_chunk(std::min(kChunk, kLong - kSteps - decoder.length(0)));
     test::begin_counting_allocations();
-    for (std::int64_t i = 0; i < kSteps && decoder.length(0) < kLong; ++i, ++steps) piece(1);
+    for (std::int64_t i = 0; i < kSteps && decoder.length(0) < kLong; ++i, ++steps) run_chunk(1);
     allocations += test::end_counting_allocations();
   }
-  while (decoder.length(0) < kLong) piece(1);
-  EXPECT_LE(counters.plan_misses, 3u) << "the last piece may be a shorter one";
+  while (decoder.length(0) < kLong) run_chunk(1);
+  EXPECT_LE(counters.plan_misses, 3u) << "the last chunk may be a shorter one";
   if (test::kCountsAllocations) {
     EXPECT_LE(allocations, 2 * steps);  // ggml's two in each compute
   }

@@ -86,8 +86,8 @@ void Sampler::keep_top_k() {
   std::erase_if(candidates_, [least = kth->logit](const Candidate& c) { return c.logit < least; });
 }
 
-// The most likely tokens until their probabilities reach top_p; at least one. They are sorted in pieces: mostly a few
-// hundred hold it all.
+// The most likely tokens until their probabilities reach top_p; at least one. Sorted in parts: a few hundred
+// usually suffice.
 void Sampler::keep_top_p() {
   if (options_.top_p >= 1) return;
   double sum = 0;

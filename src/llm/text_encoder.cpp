@@ -39,7 +39,7 @@ class TextEncoder::Impl {
 TextEncoder::Impl::Impl(const std::shared_ptr<const Program>& program, std::shared_ptr<const Tokenizer> tokenizer,
                         const SessionOptions& options)
     : tokenizer_(std::move(tokenizer)), session_(program, options) {
-  GRAFT_CHECK(InvalidArgument, tokenizer_, "an encoder of texts needs a tokenizer");
+  GRAFT_CHECK(InvalidArgument, tokenizer_, "a text encoder needs a tokenizer");
   const std::vector<std::string> names = program->method_names();
   method_ = std::ranges::find(names, "forward") != names.end() || names.empty() ? "forward" : names[0];
   const MethodInfo& method = program->method(method_);
@@ -48,16 +48,16 @@ TextEncoder::Impl::Impl(const std::shared_ptr<const Program>& program, std::shar
                        input.kind == Value::Kind::tensor && input.dims.size() == 2 &&
                        (input.dtype == DType::i64 || input.dtype == DType::i32);
     GRAFT_CHECK(InvalidArgument, known, "method '", method_,
-                "' is no encoder of texts: expected inputs input_ids, "
+                "' is not a text encoder: expected inputs input_ids, "
                 "attention_mask and token_type_ids [B, T] of integers, found '",
                 input.name, "'");
   }
   GRAFT_CHECK(InvalidArgument, !method.inputs.empty() && method.inputs[0].name == kInputs[0], "method '", method_,
-              "' is no encoder of texts: its first input is not input_ids");
+              "' is not a text encoder: its first input is not input_ids");
   GRAFT_CHECK(
       InvalidArgument,
       !method.outputs.empty() && method.outputs[0].kind == Value::Kind::tensor && method.outputs[0].dtype == DType::f32,
-      "method '", method_, "' is no encoder of texts: its first output is not a tensor of f32");
+      "method '", method_, "' is not a text encoder: its first output is not a tensor of f32");
   max_tokens_ = method.inputs[0].dims[1].max;
   if (const auto limit = tokenizer_->truncation())
     max_tokens_ = std::min(max_tokens_, static_cast<std::int64_t>(*limit));

@@ -47,7 +47,7 @@ class Head {
     const std::int64_t at = find(key, GGUF_TYPE_UINT32);
     return at < 0 ? std::nullopt : std::optional<TokenId>(gguf_get_val_u32(context_.get(), at));
   }
-  std::vector<std::string> texts(const char* key) const {
+  std::vector<std::string> strings(const char* key) const {
     std::vector<std::string> out;
     const std::int64_t at = find_array(key, GGUF_TYPE_STRING);
     const std::size_t count = at < 0 ? 0 : gguf_get_arr_n(context_.get(), at);
@@ -142,7 +142,7 @@ PreTokenizers pre_tokenizer_named(const std::string& name) {
 
 std::unique_ptr<const Decoder> decoder_of(const char* json) { return make_decoder(Json::parse(json)); }
 
-// Texts before which a space is put, and spaces as ▁: SentencePiece.
+// SentencePiece: a space before the text where the file says so, and ▁ for spaces.
 void read_sentence_piece(const Head& head, Parts& parts) {
   const bool add_space = head.flag("tokenizer.ggml.add_space_prefix").value_or(true);
   if (add_space) {
@@ -161,7 +161,7 @@ void read_sentence_piece(const Head& head, Parts& parts) {
 
 std::vector<Merge> merges_of(const Head& head) {
   std::vector<Merge> out;
-  for (const std::string& line : head.texts("tokenizer.ggml.merges")) {
+  for (const std::string& line : head.strings("tokenizer.ggml.merges")) {
     const std::size_t space = line.find(' ', 1);
     GRAFT_CHECK(InvalidProgram, space != std::string::npos, "the merge '", to_utf8(line), "' has no two parts");
     out.push_back({line.substr(0, space), line.substr(space + 1)});
@@ -177,7 +177,7 @@ struct Vocab {
 
 Vocab read_vocab(const Head& head) {
   Vocab out;
-  for (std::string& piece : head.texts("tokenizer.ggml.tokens"))
+  for (std::string& piece : head.strings("tokenizer.ggml.tokens"))
     out.entries.emplace_back(std::move(piece), static_cast<TokenId>(out.entries.size()));
   GRAFT_CHECK(NotFound, !out.entries.empty(), "it holds no vocabulary (tokenizer.ggml.tokens)");
   out.types = head.numbers<std::int32_t>("tokenizer.ggml.token_type", GGUF_TYPE_INT32);
@@ -200,7 +200,7 @@ void read_added_tokens(const Vocab& vocab, Parts& parts) {
   }
 }
 
-// BERT's vocabulary: words begin with ▁, what goes on has no ##.
+// BERT's vocabulary: the first piece of a word has a ▁, the others have no ##.
 void read_word_piece(const Head& head, Vocab& vocab, Parts& parts) {
   for (auto& [piece, id] : vocab.entries) {
     const bool special = !vocab.types.empty() && vocab.types[static_cast<std::size_t>(id)] != kNormal;

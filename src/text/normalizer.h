@@ -10,7 +10,7 @@ namespace graft::text {
 // A text on its way to the pre-tokenizer. Always well-formed UTF-8.
 struct Normalized {
   std::string text;
-  // Whether it still begins with what the user's text began with: Metaspace with prepend_scheme "first" asks.
+  // Whether it still begins with what the user's text began with: Metaspace needs it for prepend_scheme "first".
   bool at_start = false;
 };
 

@@ -11,7 +11,7 @@ namespace {
 
 constexpr const char* kGpt2Expression = R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 
-void append_pieces(Words& out, Normalized&& word, const Cuts& cuts) {
+void append_cuts(Words& out, Normalized&& word, const Cuts& cuts) {
   if (cuts.size() == 1 && cuts[0].begin == 0 && cuts[0].end == word.text.size()) {
     out.push_back(std::move(word));
     return;
@@ -30,7 +30,7 @@ class Cutting : public PreTokenizer {
     out.reserve(words.size());
     for (Normalized& word : words) {
       const Cuts cuts = cut_(word);
-      append_pieces(out, std::move(word), cuts);
+      append_cuts(out, std::move(word), cuts);
     }
     words = std::move(out);
   }
@@ -133,7 +133,7 @@ std::unique_ptr<const PreTokenizer> make_metaspace(const Json& description) {
   });
 }
 
-// \w+|[^\w\s]+: pieces of word characters, of spaces, and of the rest.
+// \w+|[^\w\s]+: runs of word characters, of spaces, and of the rest.
 Cuts cut_words(const std::string& text) {
   Cuts out;
   int before = -1;

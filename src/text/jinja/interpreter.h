@@ -68,7 +68,7 @@ class Interpreter {
   void check_size(const std::string& out) const;
 
   std::unordered_map<std::string, Value> globals_;
-  // All that there are: chains and circles of them can be made, which no value may free.
+  // All namespaces: templates can chain them and make cycles, so they are freed here and not by their last user.
   std::vector<std::shared_ptr<Namespace>> spaces_;
   int level_ = 0;  // calls and expressions inside each other
 };

@@ -214,7 +214,7 @@ std::string joined(const std::string& between, const Arguments& given) {
   std::string out;
   bool first = true;
   for (const Value& item : given.positional[0].iterate()) {
-    GRAFT_CHECK(InvalidArgument, item.text() != nullptr, "join() wants texts, found ", item.type_name());
+    GRAFT_CHECK(InvalidArgument, item.text() != nullptr, "join() wants strings, found ", item.type_name());
     if (!first) out += between;
     first = false;
     out += *item.text();

@@ -23,13 +23,13 @@ struct Undefined {
 };
 struct None {};
 
-// Texts of more bytes, and values that hold more values, are errors: so are templates that double one again and again.
+// Limits on what a template makes: a loop that doubles a string or a list must end in an error.
 constexpr std::size_t kMaxText = std::size_t{1} << 28;
 constexpr std::size_t kMaxHeld = std::size_t{1} << 24;
-// Comparing, printing and freeing values recurse.
+// Values are compared, printed and freed by recursion.
 constexpr std::size_t kMaxNesting = 500;
 
-// What a value holds, counted each time that it is reached.
+// How deep a value nests, and how many values it holds, shared ones counted each time.
 struct Extent {
   std::size_t nesting = 0;
   std::size_t values = 1;
@@ -68,7 +68,7 @@ struct Callable {
   std::string name;
   std::function<Value(const Arguments&)> call;
   Named attributes;    // of `loop`, which can be called too
-  Extent extent = {};  // given: of what `call` holds
+  Extent extent = {};  // of what `call` captures
 };
 
 // namespace(): the one thing whose attributes a template can set.
@@ -131,7 +131,7 @@ class Value {
   // What a loop goes through: items, keys, characters. Throws InvalidArgument for what cannot be iterated.
   Values iterate() const;
   std::size_t length() const;  // throws InvalidArgument where there is none
-  // A namespace counts as empty: its attributes change. The interpreter keeps them apart for that reason.
+  // A namespace counts as empty, since its attributes change; the interpreter frees namespaces separately.
   Extent extent() const;
 
   bool operator==(const Value& other) const;

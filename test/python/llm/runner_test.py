@@ -410,7 +410,7 @@ def test_packages_and_tokenizers_that_do_not_fit(kjv, stories, tmp_path):
     assert good("generate", kjv, "--tokenizer", data("kjv3m"), "--prompt", "And", "--max-new-tokens", 3)
     linear = graft.export(torch.nn.Linear(2, 2), (torch.zeros(1, 2),), path=tmp_path / "linear.pte")
     assert "not the package of a language model" in bad("generate", linear, "--prompt", "a")
-    assert "is no encoder of texts" in bad("embed", linear, "--tokenizer", other, "a")
+    assert "is not a text encoder" in bad("embed", linear, "--tokenizer", other, "a")
     with pytest.raises(InvalidArgument, match="no setting 'beams'"):
         graft.TextGenerator(stories).generate("a", beams=2)
 

@@ -1,4 +1,4 @@
-#include "cli/pictures.h"
+#include "cli/diagrams.h"
 
 #include <chrono>
 #include <cstring>

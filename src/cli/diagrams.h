@@ -9,7 +9,7 @@
 
 #include "graft/graft.h"
 
-// What a person looks at: the page of `graft inspect --html` and the trace of `graft run --trace`.
+// Diagrams for people: the page of `graft inspect --html` and the trace of `graft run --trace`.
 namespace graft::cli {
 
 // A page that needs no network: src/cli/page.html with the data in it, which is Program::describe(true) and, in plans
@@ -22,7 +22,7 @@ nlohmann::ordered_json profile_of(const std::shared_ptr<const Program>& program,
                                   const std::vector<Value>& shapes, int threads);
 
 // The run as Chrome and Perfetto read it: one slice for the call, in it one for each launch, with its operator, kernel
-// and reason. `wall_ns`: of the call.
+// and explanation. `wall_ns`: of the call.
 std::string trace_json(const Program& program, const std::string& method, int threads,
                        std::span<const NodeTiming> profile, std::int64_t wall_ns);
 

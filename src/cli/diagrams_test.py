@@ -47,7 +47,7 @@ class Net(nn.Module):
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
-    path = tmp_path_factory.mktemp("pictures") / "<b>&net.pte"  # a name that must not become markup
+    path = tmp_path_factory.mktemp("diagrams") / "<b>&net.pte"  # a name that must not become markup
     return graft.export(Net().eval(), (torch.randint(0, 50, (2, 96)),), path=path)
 
 
