@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -181,6 +182,36 @@ def test_whole_characters_are_streamed(kjv):
     ids = generator.model.encode(b"And")
     tokenizer = transformers.AutoTokenizer.from_pretrained(data("kjv3m"))
     assert result.text == tokenizer.decode(ids + result.tokens, skip_special_tokens=True)[len("And") :]
+
+
+def test_one_call_at_a_time(kjv):
+    """A callback that generates again, and two threads: typed errors, and the call that goes on is unharmed."""
+    generator = graft.TextGenerator(kjv)
+    expected = generator.generate("And", max_new_tokens=8).text
+
+    def again(text):
+        with pytest.raises(graft.InvalidArgument, match=r"generate\(\) was called from a callback"):
+            generator.generate("And", max_new_tokens=1)
+
+    assert generator.generate("And", max_new_tokens=8, on_text=again).text == expected
+    with pytest.raises(graft.InvalidArgument, match="from a callback"):
+        generator.generate("And", max_new_tokens=8, on_text=lambda text: generator.generate(text))
+    inside, go_on, texts = threading.Event(), threading.Event(), []
+
+    def wait(text):
+        inside.set()
+        assert go_on.wait(60)
+
+    thread = threading.Thread(
+        target=lambda: texts.append(generator.generate("And", max_new_tokens=8, on_text=wait).text)
+    )
+    thread.start()
+    assert inside.wait(60)
+    with pytest.raises(graft.Busy, match="the TextGenerator is in use by another thread"):
+        generator.generate("And", max_new_tokens=1)
+    go_on.set()
+    thread.join()
+    assert texts == [expected] == [generator.generate("And", max_new_tokens=8).text]
 
 
 def test_generator_like_transformers(kjv, kjv_model):
