@@ -11,22 +11,23 @@ Vocabulary::Vocabulary(std::vector<std::pair<std::string, TokenId>> entries) {
                 ", expected one from 0 to ", kMaxId);
     end = std::max(end, id + 1);
   }
-  pieces_.resize(static_cast<std::size_t>(end));
-  used_.resize(pieces_.size());
+  index_of_.resize(static_cast<std::size_t>(end), -1);
+  entries_.reserve(entries.size());
   std::size_t slots = 16;
   while (slots < entries.size() * 2) slots *= 2;
   slots_.resize(slots);
   for (auto& [piece, id] : entries) {
-    const auto index = static_cast<std::size_t>(id);
-    GRAFT_CHECK(InvalidProgram, !used_[index] || pieces_[index] == piece, "the tokens '", pieces_[index], "' and '",
-                piece, "' have the same id ", id);
-    if (used_[index]) continue;
-    pieces_[index] = std::move(piece);
-    used_[index] = true;
-    const std::uint32_t hash = hash_of(pieces_[index]);
-    Slot& slot = slots_[slot_of(pieces_[index], hash)];
-    size_ += slot.id < 0;
-    slot = {hash, static_cast<std::int32_t>(id)};
+    if (const std::string* other = this->piece(id)) {
+      GRAFT_CHECK(InvalidProgram, *other == piece, "the tokens '", *other, "' and '", piece, "' have the same id ", id);
+      continue;
+    }
+    const auto index = static_cast<std::int32_t>(entries_.size());
+    index_of_[static_cast<std::size_t>(id)] = index;
+    entries_.push_back({std::move(piece), id});
+    const std::uint32_t hash = hash_of(entries_.back().piece);
+    Slot& slot = slots_[slot_of(entries_.back().piece, hash)];
+    size_ += slot.index < 0;
+    slot = {hash, index};
   }
 }
 

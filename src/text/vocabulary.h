@@ -24,17 +24,18 @@ class Vocabulary {
 
   std::optional<TokenId> find(std::string_view piece) const {
     const Slot& slot = slots_[slot_of(piece, hash_of(piece))];
-    return slot.id < 0 ? std::nullopt : std::optional<TokenId>(slot.id);
+    return slot.index < 0 ? std::nullopt : std::optional<TokenId>(entries_[static_cast<std::size_t>(slot.index)].id);
   }
   // Null for an id without a piece.
   const std::string* piece(TokenId id) const {
-    const auto index = static_cast<std::size_t>(id);
-    return id >= 0 && index < pieces_.size() && used_[index] ? &pieces_[index] : nullptr;
+    if (id < 0 || id >= end_id()) return nullptr;
+    const std::int32_t index = index_of_[static_cast<std::size_t>(id)];
+    return index < 0 ? nullptr : &entries_[static_cast<std::size_t>(index)].piece;
   }
   // How many pieces there are.
   std::size_t size() const { return size_; }
   // One more than the largest id.
-  TokenId end_id() const { return static_cast<TokenId>(pieces_.size()); }
+  TokenId end_id() const { return static_cast<TokenId>(index_of_.size()); }
 
   // The ids of <0x00> to <0xFF>; empty unless all are there.
   std::vector<TokenId> byte_ids() const;
@@ -43,7 +44,7 @@ class Vocabulary {
   // Open addressing: reading a merge looks three pieces up, reading a text one for every character.
   struct Slot {
     std::uint32_t hash = 0;
-    std::int32_t id = -1;  // -1: free
+    std::int32_t index = -1;  // -1: free
   };
   static std::uint32_t hash_of(std::string_view piece) {
     const std::size_t hash = std::hash<std::string_view>()(piece);
@@ -54,13 +55,18 @@ class Vocabulary {
     const std::size_t mask = slots_.size() - 1;
     for (std::size_t at = hash & mask;; at = (at + 1) & mask) {
       const Slot& slot = slots_[at];
-      if (slot.id < 0 || (slot.hash == hash && pieces_[static_cast<std::size_t>(slot.id)] == piece)) return at;
+      if (slot.index < 0 || (slot.hash == hash && entries_[static_cast<std::size_t>(slot.index)].piece == piece))
+        return at;
     }
   }
 
-  std::vector<std::string> pieces_;
-  std::vector<bool> used_;
-  std::vector<Slot> slots_;  // a power of two, at most half of them used
+  struct Entry {
+    std::string piece;
+    TokenId id;
+  };
+  std::vector<Entry> entries_;
+  std::vector<std::int32_t> index_of_;  // by id; -1: none. A file with one large id must not cost a string for each.
+  std::vector<Slot> slots_;             // a power of two, at most half of them used
   std::size_t size_ = 0;
 };
 
