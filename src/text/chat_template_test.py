@@ -689,6 +689,8 @@ HOSTILE = {
     "joined by a filter": "{{ range(100000) | join('a' * 100000) }}",
     "indented text": "{{ ('\\n' * 100000) | indent('a' * 100000, blank=true) }}",
     "formatted text": "{{ ('{0}' * 100000).format('a' * 100000) }}",
+    "characters": "{% set ns = namespace(x='ab') %}{% for i in range(26) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}"
+    "{% for c in ns.x %}{% endfor %}",
     "filled batch": "{{ [1] | batch(9223372036854775807, 0) | list }}",
     # Integers end.
     "sum": f"{{{{ {LARGEST} + 1 }}}}",

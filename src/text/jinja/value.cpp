@@ -302,6 +302,7 @@ Values Value::iterate() const {
     return out;
   }
   if (const std::string* t = text()) {
+    GRAFT_CHECK(InvalidArgument, length() <= kMaxHeld, "a text of ", length(), " characters is too long for a loop");
     for (std::size_t at = 0; at < t->size();) {
       const std::size_t begin = at;
       at += char_length((*t)[at]);
