@@ -253,6 +253,7 @@ std::span<float> Decoder::run(std::span<const Tokens> rows, std::int64_t width, 
 std::span<float> Decoder::run(std::span<const std::int64_t> sequences, std::span<const Tokens> rows, std::int64_t width,
                               std::int64_t keep, const RunOptions& options) {
   const llm::Use use(impl_->in_use, kWhat, "run()");
+  impl_->ran_by_user = true;
   return impl_->run(sequences, rows, width, keep, options);
 }
 
@@ -263,12 +264,14 @@ void Decoder::prepare(std::int64_t rows, std::int64_t width, std::int64_t keep) 
 
 std::span<float> Decoder::prefill(std::span<const Tokens> rows, const RunOptions& options) {
   const llm::Use use(impl_->in_use, kWhat, "prefill()");
+  impl_->ran_by_user = true;
   return impl_->prefill(rows, {}, options);
 }
 
 void Decoder::score(Tokens tokens, const std::function<void(std::span<float>)>& take, const RunOptions& options) {
   GRAFT_CHECK(InvalidArgument, take, "score() has nobody to hand the logits to");
   const llm::Use use(impl_->in_use, kWhat, "score()");
+  impl_->ran_by_user = true;
   impl_->prefill({&tokens, 1}, take, options);
 }
 

@@ -34,6 +34,7 @@ class Decoder::Impl {
   const DecoderOptions options;
   Session session;
   llm::InUse in_use;
+  bool ran_by_user = false;  // since a Loop looked: its rows may hold other tokens than it put there
 
  private:
   struct Call {  // the buffers of runs of one size

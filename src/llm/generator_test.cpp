@@ -101,6 +101,21 @@ TEST(TextGenerator, WhatIsInTheCacheIsNotComputedAgain) {
   EXPECT_EQ(generator.stats().reused_tokens, 2);
 }
 
+TEST(TextGenerator, WhatOthersPutIntoTheCacheIsNotReused) {
+  const SmallLanguageModel small;
+  TextGenerator generator(small.model);
+  const Ids prompt = {3, 1, 4, 1, 5};
+  const Ids expected = generator.generate(prompt, {.max_new_tokens = 6}).tokens;
+  const Ids other = {9, 9, 9};
+  const Decoder::Tokens more(other);
+  for (const std::int64_t kept : {0, 2, 10}) {
+    generator.decoder().truncate(0, kept);
+    generator.decoder().run({&more, 1}, 3, 1);
+    EXPECT_EQ(generator.generate(prompt, {.max_new_tokens = 6}).tokens, expected) << kept;
+    EXPECT_EQ(generator.stats().reused_tokens, 0);
+  }
+}
+
 TEST(TextGenerator, EndsAtEosUnlessToldOtherwise) {
   const SmallLanguageModel endless;
   const Ids prompt = {3, 1, 4};

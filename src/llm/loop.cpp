@@ -36,6 +36,9 @@ void Loop::check(std::span<const std::int64_t> prompt, const GenerationOptions& 
 }
 
 std::int64_t Loop::reusable(std::size_t row, std::span<const std::int64_t> prompt) {
+  if (std::exchange(decoder().ran_by_user, false))
+    for (auto& tokens : cached_) tokens.clear();
+  if (std::ssize(cached_[row]) < decoder().length(row)) return 0;
   const Tokens held = Tokens(cached_[row]).first(static_cast<std::size_t>(decoder().length(row)));
   const auto common = std::ranges::mismatch(held, prompt).in1 - held.begin();
   const std::int64_t same = std::min<std::int64_t>(common, std::ssize(prompt) - 1);
