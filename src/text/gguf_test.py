@@ -189,7 +189,7 @@ def test_special_tokens_that_are_bytes(tmp_path):
             graft.Tokenizer.load(write(tmp_path / "v.gguf", **{**good, key: 1}))
     for fields, error, message in [
         ({"merges": [BYTES]}, graft.InvalidProgram, "v.gguf.*no two parts"),
-        ({"merges": [b"\xff a"]}, graft.InvalidProgram, "v.gguf.*merge 0 .* needs the token '\ufffd'"),
+        ({"merges": [b"\xff a"]}, graft.InvalidProgram, "v.gguf.*merge 0 .* needs the token '\ufffda'"),
         ({"pre": BYTES}, graft.Unsupported, "pre-tokenizer '\ufffd\ufffd'"),
         ({"model": BYTES}, graft.Unsupported, "unknown kind '\ufffd\ufffd'"),
     ]:
