@@ -1,6 +1,9 @@
 #include "kernel/kernel.h"
 
 #include <algorithm>
+#include <array>
+#include <charconv>
+#include <system_error>
 
 #include "base/check.h"
 #include "kernel/matmul/blocks_vec.h"
@@ -39,12 +42,24 @@ TwoEndedRange::Range TwoEndedRange::take(std::int64_t size, const Chunking& chun
   }
 }
 
-void KernelContext::fail(const std::string& what) const noexcept {
-  try {
-    error->fail(str(node, ": ", what));
-  } catch (...) {  // no memory for the text: the bare reason must do
-    error->fail("out of memory while reporting a kernel error");
+void KernelContext::fail_with(std::initializer_list<MessagePart> parts) const noexcept {
+  std::array<char, ErrorSlot::kMaxMessage> message;
+  char* next = message.data();
+  char* const end = next + message.size();
+  const auto append = [&](std::string_view text) {
+    next = std::copy_n(text.data(), std::min(static_cast<std::ptrdiff_t>(text.size()), end - next), next);
+  };
+  append(node);
+  append(": ");
+  for (const MessagePart& part : parts) {
+    if (part.kind == MessagePart::Kind::text) append(part.text);
+    // A number that does not fit is left out.
+    if (part.kind == MessagePart::Kind::integer)
+      if (const auto written = std::to_chars(next, end, part.integer); written.ec == std::errc()) next = written.ptr;
+    if (part.kind == MessagePart::Kind::real)
+      if (const auto written = std::to_chars(next, end, part.real); written.ec == std::errc()) next = written.ptr;
   }
+  error->fail({message.data(), static_cast<std::size_t>(next - message.data())});
 }
 
 std::string isa_name() { return std::string(simd::name(simd::active_isa())); }

@@ -1,9 +1,11 @@
 #pragma once
 
 #include <atomic>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <initializer_list>
 #include <limits>
 #include <span>
 #include <string>
@@ -16,6 +18,8 @@ namespace graft {
 // The first failure of a run. Kernels write it from any thread; the executor polls it after every node.
 class ErrorSlot {
  public:
+  static constexpr std::size_t kMaxMessage = 512;  // bytes; what is longer is cut
+
   // Keeps the first message. Never throws; safe from several threads.
   void fail(std::string_view message) noexcept;
   bool failed() const noexcept { return state_.load(std::memory_order_acquire) == kWritten; }
@@ -25,8 +29,21 @@ class ErrorSlot {
  private:
   enum : int { kEmpty, kWriting, kWritten };
   std::atomic<int> state_{kEmpty};
-  char text_[512] = {};
+  char text_[kMaxMessage] = {};
   std::size_t length_ = 0;
+};
+
+// A text or a number in a message.
+struct MessagePart {
+  MessagePart(std::string_view t) : text(t) {}
+  MessagePart(std::integral auto i) : integer(static_cast<std::int64_t>(i)), kind(Kind::integer) {}
+  MessagePart(double r) : real(r), kind(Kind::real) {}
+
+  enum class Kind : std::uint8_t { text, integer, real };
+  std::string_view text;
+  std::int64_t integer = 0;
+  double real = 0;
+  Kind kind = Kind::text;
 };
 
 // What random numbers follow from, besides the node and the place.
@@ -94,9 +111,12 @@ struct KernelContext {
     return a;
   }
   std::int64_t kv_row(std::int64_t b) const { return kv_rows.empty() ? b : kv_rows[static_cast<std::size_t>(b)]; }
-  // Records a failure that names the node. The kernel should then return (after its barriers) without touching bad
-  // data.
-  void fail(const std::string& what) const noexcept;
+  // Records a failure that names the node; the parts (texts and numbers) are its message. Allocates nothing. The kernel
+  // should then return (after its barriers) without touching bad data.
+  template <typename... Parts>
+  void fail(const Parts&... parts) const noexcept {
+    fail_with({MessagePart(parts)...});
+  }
 
   // This task's part [begin, end) of `count` work items under static scheduling: parts differ by one item at most.
   using Range = TwoEndedRange::Range;
@@ -126,6 +146,9 @@ struct KernelContext {
       }
     }
   }
+
+ private:
+  void fail_with(std::initializer_list<MessagePart> parts) const noexcept;
 };
 
 // The inner loops in use: "avx512".
@@ -136,10 +159,10 @@ std::string isa_names();
 
 struct Fusion;
 
-// A kernel of graft's own. `run` must not throw.
+// A kernel of graft's own. What `run` throws is an error of the run.
 struct Kernel {
   std::string_view name;  // "copy", "binary", "layer_norm": shown by `graft inspect`
-  void (*run)(const KernelContext&) noexcept;
+  void (*run)(const KernelContext&);
   // A launch with less work runs on one thread: a second one costs more than it saves.
   std::int64_t parallel_from = 0;
   // The phases of a launch with these descriptors, attributes and number of threads (data pointers are not set). A

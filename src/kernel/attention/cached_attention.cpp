@@ -174,30 +174,29 @@ struct Tokens {
   i64 begin = 0, end = 0;  // positions; equal: the row has padding alone
 };
 
-// The positions of a row's tokens; a message when they are not as kCachePositions says.
-std::string read_positions(const i64* from, i64 tokens, i64 length, i64 capacity, Tokens& found) {
+// The positions of a row's tokens; false, with the failure recorded, when they are not as kCachePositions says.
+bool read_positions(const KernelContext& ctx, i64 row, const i64* from, i64 tokens, i64 length, i64 capacity,
+                    Tokens& found) {
+  const auto fail = [&](const auto&... parts) {
+    ctx.fail("row ", row, ": ", parts...);
+    return false;
+  };
   found = {};
   bool any = false;
   for (i64 t = 0; t < tokens; ++t) {
     if (from[t] < 0) {
-      if (any)
-        return "token " + std::to_string(t) + " is padding (" + std::to_string(from[t]) +
-               "); padding must come before the first token";
+      if (any) return fail("token ", t, " is padding (", from[t], "); padding must come before the first token");
       continue;
     }
     if (!any && from[t] > length)
-      return "position " + std::to_string(from[t]) + " leaves a gap: the cache holds " + std::to_string(length) +
-             " tokens";
-    if (any && from[t] != found.end)
-      return "position " + std::to_string(from[t]) + " of token " + std::to_string(t) + ", expected " +
-             std::to_string(found.end);
-    if (from[t] >= capacity)
-      return "position " + std::to_string(from[t]) + " is beyond the cache of " + std::to_string(capacity) + " tokens";
+      return fail("position ", from[t], " leaves a gap: the cache holds ", length, " tokens");
+    if (any && from[t] != found.end) return fail("position ", from[t], " of token ", t, ", expected ", found.end);
+    if (from[t] >= capacity) return fail("position ", from[t], " is beyond the cache of ", capacity, " tokens");
     if (!any) found.begin = from[t];
     found.end = from[t] + 1;
     any = true;
   }
-  return {};
+  return true;
 }
 
 void check_positions(const KernelContext& ctx) noexcept {
@@ -210,17 +209,15 @@ void check_positions(const KernelContext& ctx) noexcept {
   i64* new_length = ctx.output<i64>(1);
   i64* new_first = kinds > 0 ? ctx.output<i64>(2) : nullptr;
   if (!ctx.kv_rows.empty() && std::ssize(ctx.kv_rows) != batch)
-    return ctx.fail("a batch of " + std::to_string(batch) + " got " + std::to_string(ctx.kv_rows.size()) + " kv_rows");
+    return ctx.fail("a batch of ", batch, " got ", ctx.kv_rows.size(), " kv_rows");
   std::copy_n(length, rows, new_length);
   if (kinds > 0) std::copy_n(first, rows * kinds, new_first);
   for (i64 b = 0; b < batch; ++b) {
-    const auto fail = [&](const std::string& what) { ctx.fail("row " + std::to_string(b) + ": " + what); };
     const i64* from = ctx.input<i64>(0) + b * tokens;
     i64* to = ctx.output<i64>(0) + b * tokens;
     Tokens found;
     const i64 cached = ctx.kv_row(b);
-    const std::string wrong = read_positions(from, tokens, length[cached], attrs.capacity, found);
-    if (!wrong.empty()) return fail(wrong);
+    if (!read_positions(ctx, b, from, tokens, length[cached], attrs.capacity, found)) return;
     std::transform(from, from + tokens, to, [](i64 p) { return std::max<i64>(p, -1); });
     if (found.end == found.begin) continue;
     new_length[cached] = found.end;
@@ -228,9 +225,8 @@ void check_positions(const KernelContext& ctx) noexcept {
       i64& held = new_first[cached * kinds + static_cast<i64>(k)];
       const i64 seen = std::max<i64>(found.begin - attrs.reach[k] + 1, 0);
       if (found.begin > 0 && seen < held)
-        return fail("position " + std::to_string(found.begin) + " sees the tokens from " + std::to_string(seen) +
-                    " on; of its window of " + std::to_string(attrs.reach[k]) + " the cache holds those from " +
-                    std::to_string(held) + " on");
+        return ctx.fail("row ", b, ": position ", found.begin, " sees the tokens from ", seen, " on; of its window of ",
+                        attrs.reach[k], " the cache holds those from ", held, " on");
       if (found.begin == 0) held = 0;
       if (attrs.slots[k] > 0) held = std::max(held, found.end - attrs.slots[k]);
     }

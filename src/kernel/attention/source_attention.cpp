@@ -19,7 +19,7 @@ void check_positions(const KernelContext& ctx) noexcept {
   const i64 capacity = ctx.attrs<SourcePositionsAttrs>().capacity;
   i64 *length = ctx.output<i64>(1), *source_state = ctx.output<i64>(2), *decoder_state = ctx.output<i64>(3);
   if (!ctx.kv_rows.empty() && std::ssize(ctx.kv_rows) != batch)
-    return ctx.fail("a batch of " + std::to_string(batch) + " got " + std::to_string(ctx.kv_rows.size()) + " kv_rows");
+    return ctx.fail("a batch of ", batch, " got ", ctx.kv_rows.size(), " kv_rows");
   std::copy_n(source_state, rows, length);
   for (i64 b = 0; b < batch; ++b) {
     const i64* from = ctx.input<i64>(0) + b * tokens;
@@ -27,15 +27,13 @@ void check_positions(const KernelContext& ctx) noexcept {
     i64 next = 0;
     for (i64 t = 0; t < tokens; ++t) {
       if (from[t] >= 0 && from[t] != next)
-        return ctx.fail("row " + std::to_string(b) + ": position " + std::to_string(from[t]) + " of token " +
-                        std::to_string(t) + ", expected " + std::to_string(next));
+        return ctx.fail("row ", b, ": position ", from[t], " of token ", t, ", expected ", next);
       to[t] = std::max<i64>(from[t], -1);
       next += from[t] >= 0;
     }
-    if (next == 0) return ctx.fail("row " + std::to_string(b) + " has no tokens");
+    if (next == 0) return ctx.fail("row ", b, " has no tokens");
     if (next > capacity)
-      return ctx.fail("row " + std::to_string(b) + " has " + std::to_string(next) + " tokens, the cache has room for " +
-                      std::to_string(capacity) + " of an encoder");
+      return ctx.fail("row ", b, " has ", next, " tokens, the cache has room for ", capacity, " of an encoder");
     length[ctx.kv_row(b)] = next;
   }
   for (i64 b = 0; b < batch; ++b) source_state[ctx.kv_row(b)] = decoder_state[ctx.kv_row(b)] = 0;
@@ -75,8 +73,7 @@ void attend(const KernelContext& ctx) noexcept {
     const i64 block = unit % blocks, h = unit / blocks % heads, b = unit / blocks / heads;
     const i64 cached = ctx.kv_row(b);
     head.s = ctx.input<i64>(1)[cached];
-    if (head.s == 0)
-      return ctx.fail("row " + std::to_string(b) + " has no source: the method that encodes it must run first");
+    if (head.s == 0) return ctx.fail("row ", b, " has no source: the method that encodes it must run first");
     head.q = at(ctx.inputs[0], q, b, h, 0);
     head.k = at(ctx.inputs[2], keys, cached, h / group, 0);
     head.v = at(ctx.inputs[3], values, cached, h / group, 0);

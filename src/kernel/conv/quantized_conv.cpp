@@ -37,7 +37,7 @@ class QuantizedConv {
   void run() const {
     const std::int32_t zero = operands_.input_zero(0);
     if (zero < 0 || zero > 255)
-      return ctx_.fail("the input's zero point " + std::to_string(zero) + " as an unsigned byte is not 0 to 255");
+      return ctx_.fail("the input's zero point ", zero, " as an unsigned byte is not 0 to 255");
     std::byte* mine = ctx_.scratch_bytes + ctx_.task * scratch_.total;
     auto* q = reinterpret_cast<std::uint8_t*>(mine);
     auto* zeros = reinterpret_cast<std::int32_t*>(mine + scratch_.zero);

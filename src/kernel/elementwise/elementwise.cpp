@@ -19,7 +19,7 @@ void run_elementwise(const KernelContext& ctx) noexcept {
   job.immediate_mask = attrs.immediate_mask;
   for (int k = 0; k < job.inputs; ++k) job.immediates[static_cast<std::size_t>(k)] = attrs.immediates[k];
   job.params = attrs.params;
-  if (job.function == nullptr) return ctx.fail(std::string(simd::name(attrs.op)) + ": no function of this class");
+  if (job.function == nullptr) return ctx.fail(simd::name(attrs.op), ": no function of this class");
   run_or_fail(ctx, job);
 }
 

@@ -14,8 +14,7 @@ void check(const KernelContext& ctx) {
   const auto [begin, end] = ctx.range(ctx.out().numel());
   for (std::int64_t i = begin; i < end; ++i) {
     if (from[i] < 0 || from[i] >= attrs.size) {
-      ctx.fail("index " + std::to_string(from[i]) + " is out of range for dimension 0 of size " +
-               std::to_string(attrs.size));
+      ctx.fail("index ", from[i], " is out of range for dimension 0 of size ", attrs.size);
       return;
     }
     to[i] = static_cast<std::int32_t>(from[i]);

@@ -18,8 +18,7 @@ void run(const KernelContext& ctx) {
   for (i64 bag = begin; bag < end; ++bag) {
     const i64 first = offset[bag], past = bag + 1 < bags || attrs.last_end ? offset[bag + 1] : indices;
     if ((bag == 0 && first != 0) || first < 0 || first > past || past > indices) {
-      ctx.fail("offsets: bag " + std::to_string(bag) + " is [" + std::to_string(first) + ", " + std::to_string(past) +
-               ") of " + std::to_string(indices) + " indices");
+      ctx.fail("offsets: bag ", bag, " is [", first, ", ", past, ") of " + std::to_string(indices) + " indices");
       return;
     }
     T* to = ctx.output<T>() + bag * columns;
@@ -27,8 +26,7 @@ void run(const KernelContext& ctx) {
     i64 count = 0;
     for (i64 i = first; i < past; ++i) {
       if (index[i] < 0 || index[i] >= rows) {
-        ctx.fail("index " + std::to_string(index[i]) + " is out of range for a table of " + std::to_string(rows) +
-                 " rows");
+        ctx.fail("index ", index[i], " is out of range for a table of ", rows, " rows");
         return;
       }
       if (index[i] == attrs.padding) continue;

@@ -67,7 +67,7 @@ class Indices {
       const std::int64_t size = attrs_.size[k];
       const std::int64_t index = given < 0 && attrs_.wrap ? given + size : given;
       if (index < 0 || index >= size) {
-        fail(given, k);
+        ctx_.fail("index ", given, " is out of range for dimension ", attrs_.dim[k], " of size ", size);
         return false;
       }
       place += index * attrs_.stride[k];
@@ -78,15 +78,6 @@ class Indices {
   int count() const { return attrs_.count; }
 
  private:
-  void fail(std::int64_t index, int k) const noexcept {
-    try {
-      ctx_.fail("index " + std::to_string(index) + " is out of range for dimension " + std::to_string(attrs_.dim[k]) +
-                " of size " + std::to_string(attrs_.size[k]));
-    } catch (...) {  // no memory for the text
-      if (ctx_.error) ctx_.error->fail("index out of range");
-    }
-  }
-
   const KernelContext& ctx_;
   const IndexAttrs& attrs_;
   const std::byte* base_[kMaxIndexTensors] = {};

@@ -36,8 +36,7 @@ void masked_scatter(const KernelContext& ctx) noexcept {
   }
   const i64 there = ctx.in(2).numel();
   if (all > there || (ctx.attrs<MaskedScatterAttrs>().exact && all != there)) {
-    if (ctx.task == 0)
-      ctx.fail("the mask selects " + std::to_string(all) + " elements, but source has " + std::to_string(there));
+    if (ctx.task == 0) ctx.fail("the mask selects ", all, " elements, but source has ", there);
     return;
   }
   if (begin >= end) return;

@@ -13,14 +13,6 @@ std::int64_t index_at(const KernelContext& ctx, std::int64_t i) {
   return ctx.in(1).dtype == DType::i32 ? ctx.input<std::int32_t>(1)[i] : ctx.input<std::int64_t>(1)[i];
 }
 
-void fail(const KernelContext& ctx, std::int64_t index, std::int64_t rows) noexcept {
-  try {
-    ctx.fail("index " + std::to_string(index) + " is out of range for dimension 0 of size " + std::to_string(rows));
-  } catch (...) {  // no memory for the message
-    ctx.error->fail("index out of range");
-  }
-}
-
 void run_block_rows(const KernelContext& ctx) noexcept {
   const auto attrs = ctx.attrs<BlockRowsAttrs>();
   const std::int64_t depth = ctx.out().shape[ctx.out().rank() - 1];
@@ -30,7 +22,8 @@ void run_block_rows(const KernelContext& ctx) noexcept {
   const auto [begin, end] = ctx.range(ctx.in(1).numel());
   for (std::int64_t i = begin; i < end; ++i) {
     const std::int64_t index = index_at(ctx, i);
-    if (index < 0 || index >= attrs.rows) return fail(ctx, index, attrs.rows);
+    if (index < 0 || index >= attrs.rows)
+      return ctx.fail("index ", index, " is out of range for dimension 0 of size ", attrs.rows);
     float* to = ctx.output<float>() + i * depth;
     if (format) {
       unpack_row(*format, ctx.input<std::byte>(0), depth, index, to);

@@ -65,8 +65,7 @@ class ExpertLinear {
     std::fill_n(begin_of_, attrs_.experts + 1, i64{0});
     for (i64 pair = 0; pair < pairs_; ++pair) {
       if (chosen[pair] < 0 || chosen[pair] >= attrs_.experts) {
-        ctx_.fail("expert " + std::to_string(chosen[pair]) + " is out of range for " + std::to_string(attrs_.experts) +
-                  " experts");
+        ctx_.fail("expert ", chosen[pair], " is out of range for ", attrs_.experts, " experts");
         std::fill_n(begin_of_, attrs_.experts + 1, i64{0});  // nothing left to do in phase 1
         return;
       }

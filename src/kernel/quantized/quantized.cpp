@@ -180,8 +180,7 @@ void pack_int4(const KernelContext& ctx) noexcept {
     for (i64 i = 0; i < kHalf; ++i) {
       const int low = from[block * simd::kNibbleBlock + i], high = from[block * simd::kNibbleBlock + kHalf + i];
       if (std::min(low, high) < -8 || std::max(low, high) > 7)
-        return ctx.fail("a weight of 4 bits has the value " + std::to_string(low < -8 || low > 7 ? low : high) +
-                        ", expected -8 to 7");
+        return ctx.fail("a weight of 4 bits has the value ", low < -8 || low > 7 ? low : high, ", expected -8 to 7");
       to[block * kHalf + i] = static_cast<std::uint8_t>((low + 8) | (high + 8) << 4);
     }
   }

@@ -80,7 +80,7 @@ class QuantizedOperands {
     if (input_zero_ < 0) return attrs_.input_zero + shift;
     const double zero = quantized_parameter(ctx_, input_zero_, row);
     if (std::abs(zero) < 65536) return static_cast<std::int32_t>(zero) + shift;
-    ctx_.fail("the input's zero point " + std::to_string(zero) + " is out of range");
+    ctx_.fail("the input's zero point ", zero, " is out of range");
     return shift;
   }
   int bias() const { return bias_; }  // the input, or -1
