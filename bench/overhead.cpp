@@ -10,7 +10,7 @@
 #include <thread>
 #include <vector>
 
-#include "exec/executable.h"
+#include "exec/executor.h"
 #include "graft/graft.h"
 #include "load/program_impl.h"
 
@@ -62,7 +62,7 @@ struct Inputs {
   std::vector<graft::InputDesc> descs;
 };
 
-// A plan and its executable for a length that was not seen before.
+// A plan and its executor for a length that was not seen before.
 Samples planning(const graft::Program& program, int threads) {
   const auto graph = graft::Internal::of(program).graph(0);
   std::vector<std::int64_t> lengths(512);
@@ -76,7 +76,7 @@ Samples planning(const graft::Program& program, int threads) {
     options.max_threads = threads;
     const Clock::time_point begin = Clock::now();
     auto plan = std::make_shared<const graft::Plan>(make_plan(*graph, graph->methods[0], inputs.descs, options));
-    const graft::Executable executable(std::move(plan), threads, &control);
+    const auto executor = make_executor(std::move(plan), threads, control);
     samples.push_back(micros(Clock::now() - begin));
   }
   return samples;
@@ -175,7 +175,7 @@ int main(int argc, char** argv) try {
   if (argc != 2 && !(argc == 4 && std::string(argv[2]) == "--json")) throw graft::InvalidArgument(usage);
   const auto program = graft::Program::load(argv[1]);
   nlohmann::json rows;
-  rows.push_back(report("plan and graph for a new length, 2 threads", planning(*program, 2)));
+  rows.push_back(report("plan and executor for a new length, 2 threads", planning(*program, 2)));
   for (int threads : {1, 2}) {
     const auto fresh = graft::Program::load(argv[1]);
     const std::string what = "cached call around its kernels, " + std::to_string(threads) + " thread(s)";

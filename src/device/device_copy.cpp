@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "exec/ggml_layout.h"
+#include "device/ggml_layout.h"
 
 namespace graft {
 namespace {

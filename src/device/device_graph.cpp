@@ -6,7 +6,7 @@
 #include <string_view>
 
 #include "base/check.h"
-#include "exec/ggml_layout.h"
+#include "device/ggml_layout.h"
 #include "ggml.h"
 
 namespace graft {

@@ -7,7 +7,7 @@
 
 #include "base/check.h"
 #include "device/device_copy.h"
-#include "exec/ggml_layout.h"
+#include "device/ggml_layout.h"
 
 namespace graft {
 

@@ -7,7 +7,7 @@
 #include <string_view>
 
 #include "base/check.h"
-#include "exec/executable.h"
+#include "exec/executor.h"
 #include "op/operator.h"
 #include "pass/graph/passes.h"
 
@@ -157,9 +157,9 @@ std::vector<AlignedMemory> evaluate(const ir::Program& graph, const ir::Method& 
     }
   }
   RunControl control;
-  Executable executable(plan, 1, &control);
-  executable.bind(bases);
-  executable.compute();
+  const std::unique_ptr<Executor> executor = make_executor(plan, 1, control);
+  executor->bind(bases);
+  executor->run();
   GRAFT_CHECK(InvalidProgram, !control.error.failed(), "method '", constants.name,
               "': constant folding failed: ", control.error.message());
   return memory;

@@ -32,11 +32,6 @@ struct Alias {
   bool exact = false;  // only as the very same bytes: the last reader is the first writer
 };
 
-// How much a changed base costs to rewrite, cheapest first.
-enum class RefreshLevel : std::uint8_t { none, io, arena_and_io, all };
-RefreshLevel refresh_level(Segment segment);
-std::string_view name(RefreshLevel level);
-
 enum class Side : std::uint8_t { host, device };
 
 // Bytes that go from one side to the other in one copy. The device's bytes are one range of the session's block; on the

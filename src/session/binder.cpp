@@ -1,5 +1,6 @@
 #include "session/binder.h"
 
+#include <algorithm>
 #include <cstring>
 #include <string>
 
@@ -95,9 +96,10 @@ void Binder::bind(const PreparedCall& call, std::span<const Value> inputs, std::
         break;
     }
   }
-  Executable& executable = *call.entry->executable;
-  counters_.rewrites += executable.bind(bases);
-  if (executable.last_level() != RefreshLevel::none) check_overlaps(call);
+  Executor& executor = *call.entry->executor;
+  // Checked before they are bound: what is refused here is refused again by the next call.
+  if (!std::ranges::equal(bases, executor.bases())) check_overlaps(call);
+  counters_.rewrites += executor.bind(bases);
 }
 
 void Binder::check_overlaps(const PreparedCall& call) const {

@@ -26,7 +26,7 @@ PlanRunner::PlanRunner(const ProgramImpl& program, const SessionOptions& options
       arena_(options.arena, counters),
       binder_(program, kv.states(), arena_, options.strict_zero_copy, counters),
       padding_(program, options.buckets, blocks_, counters),
-      executables_(program, threads, options.max_graphs, &control_, device_.get(), counters) {
+      executors_(program, threads, options.max_graphs, &control_, device_.get(), counters) {
   control_.random.seed = options.seed;
 }
 
@@ -37,7 +37,7 @@ PreparedCall& PlanRunner::prepare(std::uint32_t method, std::span<const Value> i
     program_.check_inputs(method, call_.inputs);
   } else {
     padding_.round_up(call_);
-    executables_.find(call_, kv_.states().kv());
+    executors_.find(call_, kv_.states().kv());
   }
   return call_;
 }
@@ -104,7 +104,7 @@ void PlanRunner::run_on(const PreparedCall& call, std::span<const Value> inputs,
 bool PlanRunner::profile(const PreparedCall& call, std::vector<NodeTiming>& timings) {
   std::vector<Clock::time_point> stamps;
   const Clock::time_point computing = Clock::now();
-  const bool finished = call.entry->executable->compute(&stamps);
+  const bool finished = call.entry->executor->run(&stamps);
   const auto since_begin = [&](Clock::time_point t) {
     return std::chrono::duration_cast<std::chrono::nanoseconds>(t - call.begin).count();
   };
@@ -133,9 +133,9 @@ void PlanRunner::compute(const PreparedCall& call, const RunOptions& options, Pa
   if (control_.has_deadline && Clock::now() >= control_.deadline) throw Cancelled(str("the deadline passed", when));
   ++(call.entry->counts_as_miss ? counters_.plan_misses : counters_.plan_hits);
   call.entry->counts_as_miss = false;
-  Executable& executable = *call.entry->executable;
-  const bool finished = options.profile ? profile(call, *options.profile) : executable.compute();
-  counters_.kernels_launched += executable.launches_finished();
+  Executor& executor = *call.entry->executor;
+  const bool finished = options.profile ? profile(call, *options.profile) : executor.run();
+  counters_.kernels_launched += executor.launches_finished();
   if (part == Part::whole) ++counters_.runs;
   if (device_) device_->write_counters(counters_);
   if (!finished) {
@@ -147,7 +147,7 @@ void PlanRunner::compute(const PreparedCall& call, const RunOptions& options, Pa
 }
 
 void PlanRunner::close() {
-  executables_.clear();
+  executors_.clear();
   binder_.clear();
   arena_.release();
 }

@@ -6,12 +6,12 @@
 #include <vector>
 
 #include "device/session_device.h"
-#include "exec/executable.h"
+#include "exec/executor.h"
 #include "graft/graft.h"
 #include "load/program_impl.h"
 #include "session/binder.h"
 #include "session/block_pool.h"
-#include "session/executable_cache.h"
+#include "session/executor_cache.h"
 #include "session/kv_cache.h"
 #include "session/padding.h"
 #include "session/prepared_call.h"
@@ -53,11 +53,11 @@ class PlanRunner {
   std::shared_ptr<BlockPool> blocks_;
   Counters& counters_;
   RunControl control_;
-  std::unique_ptr<SessionDevice> device_;  // null for the CPU; executables use it and the control
+  std::unique_ptr<SessionDevice> device_;  // null for the CPU; executors use it and the control
   SessionArena arena_;
   Binder binder_;
   Padding padding_;
-  ExecutableCache executables_;
+  ExecutorCache executors_;
   PreparedCall call_;
 };
 

@@ -7,7 +7,7 @@
 #include "base/clock.h"
 #include "graft/graft.h"
 #include "load/program_impl.h"
-#include "session/executable_cache.h"
+#include "session/executor_cache.h"
 
 namespace graft {
 
@@ -21,12 +21,12 @@ struct PreparedCall {
   std::vector<std::int64_t>
       sizes;                      // by padded dimension, the size that came in; -1: it is as it was. Empty: no padding
   std::vector<std::int64_t> key;  // of the plan
-  ExecutableCache::Entry* entry = nullptr;  // null for a method in segments
-  Clock::time_point begin;                  // of the call, when it is timed
+  ExecutorCache::Entry* entry = nullptr;  // null for a method in segments
+  Clock::time_point begin;                // of the call, when it is timed
 
   bool in_segments() const { return !method->steps.empty(); }
   bool padded() const { return !sizes.empty(); }
-  const Plan& plan() const { return entry->executable->plan(); }
+  const Plan& plan() const { return entry->executor->plan(); }
   std::size_t output_count() const { return method->user_outputs.size(); }
   const PlanOutput& output(std::size_t i) const { return plan().outputs[method->user_outputs[i]]; }
 

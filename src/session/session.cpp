@@ -156,7 +156,7 @@ PlanInfo Session::plan(std::string_view method, std::span<const Value> inputs) {
   const Impl::Use use(*impl_);
   const PreparedCall& call = impl_->prepare_plan(method, inputs, ", each with a plan of its own");
   const Plan& plan = call.plan();
-  PlanInfo info{plan.arena_bytes, call.entry->executable->metadata_bytes(), plan.launches.size(), {}};
+  PlanInfo info{plan.arena_bytes, call.entry->executor->metadata_bytes(), plan.launches.size(), {}};
   for (std::size_t id = 0; id < plan.allocations.size(); ++id) {
     const Allocation& a = plan.allocations[id];
     info.allocations.push_back({name(a.segment), a.index, a.bytes, a.hits, call.entry->bases[id]});

@@ -218,6 +218,7 @@ TEST(Aliasing, LegalOverlapsRunAndOthersAreRefusedBeforeAnythingRuns) {
   EXPECT_EQ(a, counting(64));
   out[1].tensor.data = y.data() + 32;  // two outputs in one place
   expect_error<InvalidArgument>([&] { session.run_into("forward", in, out); }, "share memory");
+  expect_error<InvalidArgument>([&] { session.run_into("forward", in, out); }, "share memory");  // and again
   EXPECT_EQ(session.counters().runs, runs);
   out[1].tensor.data = y.data() + 64;
   std::fill(b.begin(), b.end(), 0.5f);

@@ -1,7 +1,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "exec/executable.h"
+#include "exec/executor.h"
 #include "load/test_graph.h"
 #include "plan/state_updates.h"
 
@@ -184,7 +184,7 @@ TEST(State, ARunStoppedAfterAnyLaunchLeavesThemAsTheyWere) {
     plan.launches[k].kernel = &kThenStop;
     RunControl control;
     control.cancel = &flag;
-    Executable executable(std::make_shared<const Plan>(plan), session.threads(), &control);
+    const auto executor = make_executor(std::make_shared<const Plan>(plan), session.threads(), control);
     AlignedMemory arena(static_cast<std::size_t>(plan.arena_bytes));
     std::vector<AlignedMemory> outputs;
     std::vector<std::byte*> bases;
@@ -205,8 +205,8 @@ TEST(State, ARunStoppedAfterAnyLaunchLeavesThemAsTheyWere) {
           bases.push_back(outputs.back().data());
       }
     }
-    executable.bind(bases);
-    const bool finished = executable.compute();
+    executor->bind(bases);
+    const bool finished = executor->run();
     EXPECT_EQ(finished, k >= commit_begin || k + 1 == launches) << "stopped after launch " << k;
     if (finished) {
       EXPECT_NE(states_of(session), states);

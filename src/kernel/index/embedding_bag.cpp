@@ -18,7 +18,7 @@ void run(const KernelContext& ctx) {
   for (i64 bag = begin; bag < end; ++bag) {
     const i64 first = offset[bag], past = bag + 1 < bags || attrs.last_end ? offset[bag + 1] : indices;
     if ((bag == 0 && first != 0) || first < 0 || first > past || past > indices) {
-      ctx.fail("offsets: bag ", bag, " is [", first, ", ", past, ") of " + std::to_string(indices) + " indices");
+      ctx.fail("offsets: bag ", bag, " is [", first, ", ", past, ") of ", indices, " indices");
       return;
     }
     T* to = ctx.output<T>() + bag * columns;

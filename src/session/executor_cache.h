@@ -6,7 +6,7 @@
 #include <memory>
 #include <vector>
 
-#include "exec/executable.h"
+#include "exec/executor.h"
 #include "graft/graft.h"
 #include "load/program_impl.h"
 
@@ -15,19 +15,19 @@ namespace graft {
 struct PreparedCall;
 
 // A session's instantiated plans, most recently used first; the least recently used is dropped when there are too many.
-class ExecutableCache {
+class ExecutorCache {
  public:
   struct Entry {
     std::uint32_t method = 0;
-    std::unique_ptr<Executable> executable;
+    std::unique_ptr<Executor> executor;
     std::vector<std::byte*> bases;  // by allocation of the plan, of its last run
     bool counts_as_miss = false;    // its plan was made for a run that has not happened yet
   };
 
   // `capacity`: plans of public methods; each segment of a cut one has a place beside them. `control` and `device` must
   // outlive it; `device` is null for the CPU.
-  ExecutableCache(const ProgramImpl& program, int threads, std::size_t capacity, RunControl* control,
-                  SessionDevice* device, Counters& counters);
+  ExecutorCache(const ProgramImpl& program, int threads, std::size_t capacity, RunControl* control,
+                SessionDevice* device, Counters& counters);
 
   // Sets key and entry of a call whose inputs are described. The entry stays until the next call of this function.
   // Throws InvalidArgument naming the input that the method does not take, and what planning throws.

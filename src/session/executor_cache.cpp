@@ -1,4 +1,4 @@
-#include "session/executable_cache.h"
+#include "session/executor_cache.h"
 
 #include <algorithm>
 #include <bit>
@@ -24,8 +24,8 @@ bool same_key(std::span<const std::int64_t> a, std::span<const std::int64_t> b) 
 
 }  // namespace
 
-ExecutableCache::ExecutableCache(const ProgramImpl& program, int threads, std::size_t capacity, RunControl* control,
-                                 SessionDevice* device, Counters& counters)
+ExecutorCache::ExecutorCache(const ProgramImpl& program, int threads, std::size_t capacity, RunControl* control,
+                             SessionDevice* device, Counters& counters)
     : program_(program),
       threads_(threads),
       capacity_(std::max<std::size_t>(capacity, 1) + program.methods.size() - program.public_methods),
@@ -34,12 +34,12 @@ ExecutableCache::ExecutableCache(const ProgramImpl& program, int threads, std::s
       counters_(counters),
       has_kv_(program.has_kv_cache()) {}
 
-void ExecutableCache::find(PreparedCall& call, const KvOptions& kv) {
+void ExecutorCache::find(PreparedCall& call, const KvOptions& kv) {
   call.key.clear();
   for (const InputDesc& input : call.inputs) append_key(input, call.key);
   if (has_kv_) append_kv_key(kv, call.key);
   for (auto it = entries_.begin(); it != entries_.end(); ++it) {
-    if (it->method != call.index || !same_key(it->executable->plan().key, call.key)) continue;
+    if (it->method != call.index || !same_key(it->executor->plan().key, call.key)) continue;
     // Equal sizes do not make equal dtypes or ranks.
     if (!same_types(call.method->info, call.inputs)) program_.check_inputs(call.index, call.inputs);
     if (it != entries_.begin()) entries_.splice(entries_.begin(), entries_, it);
@@ -52,8 +52,8 @@ void ExecutableCache::find(PreparedCall& call, const KvOptions& kv) {
   entry.counts_as_miss = !found.hit;
   entry.bases.assign(found.plan->allocations.size(), nullptr);
   const Clock::time_point start = Clock::now();
-  entry.executable = std::make_unique<Executable>(std::move(found.plan), threads_, control_, device_);
-  program_.phases.add(kLaunchSequencePhase, ms_since(start), entry.executable->metadata_bytes());
+  entry.executor = make_executor(std::move(found.plan), threads_, *control_, device_);
+  program_.phases.add(kLaunchSequencePhase, ms_since(start), entry.executor->metadata_bytes());
   ++counters_.graphs_built;
   entries_.push_front(std::move(entry));
   if (entries_.size() > capacity_) entries_.pop_back();

@@ -1,4 +1,4 @@
-#include "exec/ggml_layout.h"
+#include "device/ggml_layout.h"
 
 #include <algorithm>
 

@@ -1,0 +1,212 @@
+#include "exec/ggml_executor.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/check.h"
+#include "device/device_graph.h"
+#include "device/session_device.h"
+#include "exec/cpu_graph.h"
+#include "exec/kernel_sequence.h"
+#include "exec/thread_pool.h"
+
+namespace graft {
+namespace {
+
+bool is_shared(Segment segment) { return segment == Segment::weight || segment == Segment::constant; }
+
+bool is_gathered(const Transfer& transfer) { return transfer.parts.size() > 1; }
+
+std::size_t gathered_bytes(const Transfer& transfer) {
+  return is_gathered(transfer) ? (static_cast<std::size_t>(transfer.bytes) + 63) / 64 * 64 : 0;
+}
+
+}  // namespace
+
+// One of the two.
+struct GgmlExecutor::Stretch {
+  std::unique_ptr<KernelSequence> kernels;
+  std::unique_ptr<CpuGraph> graph;
+};
+
+// Stretches of a stage on the CPU, or the graph of one on the device; neither for a stage without launches.
+struct GgmlExecutor::StageRun {
+  std::vector<Stretch> stretches;
+  std::unique_ptr<DeviceGraph> device;
+};
+
+GgmlExecutor::GgmlExecutor(std::shared_ptr<const Plan> p, int threads, RunControl& control, SessionDevice* device)
+    : Executor(std::move(p), control), threads_(threads), device_(device) {
+  if (plan().stages.empty()) {
+    add_host_stage(stages_.emplace_back(), 0, static_cast<std::uint32_t>(plan().launches.size()));
+    return;
+  }
+  GRAFT_ASSERT(device_ && plan().undo.empty());
+  std::size_t gathered = 0;
+  for (const Stage& stage : plan().stages) {
+    StageRun& run = stages_.emplace_back();
+    if (stage.side == Side::device) {
+      run.device = std::make_unique<DeviceGraph>(plan(), stage.begin, stage.end);
+    } else {
+      add_host_stage(run, stage.begin, stage.end);
+    }
+    for (const Transfer& t : stage.transfers) gathered += gathered_bytes(t);
+  }
+  gathered_ = AlignedMemory(gathered);
+  std::memset(gathered_.data(), 0, gathered);  // the padding between parts is copied too
+}
+
+GgmlExecutor::~GgmlExecutor() = default;
+
+void GgmlExecutor::add_host_stage(StageRun& run, std::uint32_t begin, std::uint32_t end) {
+  const std::span<const Launch> launches(plan().launches.data() + begin, end - begin);
+  const bool only_kernels = std::ranges::all_of(launches, [](const Launch& l) { return l.kernel != nullptr; });
+  const int kernel_threads = only_kernels ? threads_ : 1;
+  for (std::size_t first = 0; first < launches.size();) {
+    const bool is_kernel = launches[first].kernel != nullptr;
+    std::size_t last = first;
+    std::vector<const Launch*> stretch;
+    for (; last < launches.size() && (launches[last].kernel != nullptr) == is_kernel; ++last)
+      stretch.push_back(&launches[last]);
+    if (is_kernel) {
+      run.stretches.push_back({std::make_unique<KernelSequence>(plan(), stretch, kernel_threads, control()), nullptr});
+    } else {
+      run.stretches.push_back(
+          {nullptr, std::make_unique<CpuGraph>(plan(), launches.subspan(first, last - first), threads_)});
+    }
+    first = last;
+  }
+}
+
+std::size_t GgmlExecutor::bind(std::span<std::byte* const> bases) {
+  std::size_t rewrites = Executor::bind(bases);
+  if (!device_) return rewrites;
+  if (!weights_bound_) rewrites += bind_weights();
+  // The device's other addresses change only when the session's block there moved.
+  device_->reserve(plan().device_block_bytes);
+  if (generation_ == device_->generation()) return rewrites;
+  const DeviceMemory& block = device_->block();
+  for (std::uint32_t id = 0; id < bases.size(); ++id) {
+    const Allocation& a = plan().allocations[id];
+    if (a.on_device && !is_shared(a.segment))
+      rewrites += rewrite_on_device(id, block.base() + a.device_offset, block.buffer());
+  }
+  generation_ = device_->generation();
+  return rewrites;
+}
+
+std::size_t GgmlExecutor::rewrite(std::uint32_t allocation, std::byte* base) {
+  std::size_t rewrites = 0;
+  for (const StageRun& stage : stages_)
+    for (const Stretch& s : stage.stretches)
+      rewrites += s.kernels ? s.kernels->rewrite(allocation, base) : s.graph->rewrite(allocation, base);
+  return rewrites;
+}
+
+std::size_t GgmlExecutor::rewrite_on_device(std::uint32_t allocation, std::byte* base, ggml_backend_buffer_t buffer) {
+  std::size_t rewrites = 0;
+  for (const StageRun& stage : stages_)
+    if (stage.device) rewrites += stage.device->rewrite(allocation, base, buffer);
+  return rewrites;
+}
+
+// Weights and constants stay where they are for life.
+std::size_t GgmlExecutor::bind_weights() {
+  std::vector<std::uint32_t> ids;
+  std::vector<ProgramDevice::HostBytes> weights;
+  for (std::uint32_t id = 0; id < bases().size(); ++id) {
+    const Allocation& a = plan().allocations[id];
+    if (!a.on_device || !is_shared(a.segment)) continue;
+    ids.push_back(id);
+    weights.push_back({bases()[id], static_cast<std::size_t>(a.bytes)});
+  }
+  const std::vector<ProgramDevice::Resident> there = device_->program().resident(weights);
+  std::size_t rewrites = 0;
+  for (std::size_t i = 0; i < ids.size(); ++i) rewrites += rewrite_on_device(ids[i], there[i].base, there[i].buffer);
+  weights_bound_ = true;
+  return rewrites;
+}
+
+void GgmlExecutor::run_launches(RunProgress& progress) {
+  if (!device_) return run_host_stage(stages_.front(), progress);
+  try {
+    run_stages(progress);
+  } catch (...) {
+    device_->synchronize();  // nothing of this run may go on to read or write the caller's memory
+    throw;
+  }
+}
+
+void GgmlExecutor::run_host_stage(const StageRun& stage, RunProgress& progress) const {
+  if (stage.stretches.empty()) return;
+  ThreadPool pool(threads_);
+  for (const Stretch& stretch : stage.stretches) {
+    if (stretch.kernels) {
+      stretch.kernels->run(pool, progress);
+    } else {
+      stretch.graph->run(pool, progress);
+    }
+    if (progress.stopped()) return;
+  }
+}
+
+// States and mutated inputs are written by the last stage alone, so a run may stop before any stage.
+void GgmlExecutor::run_stages(RunProgress& progress) {
+  std::byte* gathered = gathered_.data();
+  for (std::size_t s = 0; s < stages_.size(); ++s) {
+    const Stage& stage = plan().stages[s];
+    const std::byte* arrived = gathered;
+    for (const Transfer& t : stage.transfers) {
+      transfer(t, stage.side, gathered);
+      gathered += gathered_bytes(t);
+    }
+    device_->count_stage();
+    if (stage.side == Side::device) {
+      device_->compute(stages_[s].device->graph());
+      if (progress.timed()) device_->synchronize();
+      progress.after_launches(stage.end);
+      continue;
+    }
+    // From here on the device is idle: it has run its stage and read what was uploaded for it.
+    if (s > 0) device_->synchronize();
+    if (s > 0 && stage.begin < stage.end && !progress.poll()) return;
+    for (const Transfer& t : stage.transfers) {
+      scatter(t, arrived);
+      arrived += gathered_bytes(t);
+    }
+    run_host_stage(stages_[s], progress);
+    if (progress.stopped()) return;
+  }
+  if (plan().stages.back().side == Side::device) device_->synchronize();
+}
+
+// Several parts go to the device through `gathered`; those that come back are left there for `scatter`.
+void GgmlExecutor::transfer(const Transfer& t, Side to, std::byte* gathered) {
+  const auto on_host = [&](const Transfer::Part& part) { return bases()[part.allocation] + part.offset; };
+  if (to == Side::host) {
+    device_->download(t.device_offset, is_gathered(t) ? gathered : on_host(t.parts[0]), t.bytes);
+    return;
+  }
+  if (is_gathered(t))
+    for (const Transfer::Part& part : t.parts)
+      std::memcpy(gathered + part.at, on_host(part), static_cast<std::size_t>(part.bytes));
+  device_->upload(t.device_offset, is_gathered(t) ? gathered : on_host(t.parts[0]), t.bytes);
+}
+
+void GgmlExecutor::scatter(const Transfer& t, const std::byte* gathered) {
+  if (!is_gathered(t)) return;
+  for (const Transfer::Part& part : t.parts)
+    std::memcpy(bases()[part.allocation] + part.offset, gathered + part.at, static_cast<std::size_t>(part.bytes));
+}
+
+std::size_t GgmlExecutor::metadata_bytes() const {
+  std::size_t bytes = Executor::metadata_bytes() + gathered_.size();
+  for (const StageRun& stage : stages_) {
+    for (const Stretch& s : stage.stretches)
+      bytes += sizeof(s) + (s.kernels ? s.kernels->metadata_bytes() : s.graph->metadata_bytes());
+    if (stage.device) bytes += stage.device->metadata_bytes();
+  }
+  return bytes;
+}
+
+}  // namespace graft

@@ -1,0 +1,25 @@
+#pragma once
+
+#include <memory>
+
+#include "exec/executor.h"
+#include "exec/kernel_sequence.h"
+
+namespace graft {
+
+// Of plans whose launches are all kernels of graft's, on the CPU: the process's thread pool walks them.
+class KernelExecutor final : public Executor {
+ public:
+  KernelExecutor(std::shared_ptr<const Plan> plan, int threads, RunControl& control);
+
+  std::size_t metadata_bytes() const override;
+
+ private:
+  std::size_t rewrite(std::uint32_t allocation, std::byte* base) override;
+  void run_launches(RunProgress& progress) override;
+
+  const int threads_;
+  KernelSequence kernels_;
+};
+
+}  // namespace graft

@@ -1,0 +1,65 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "exec/refresh_table.h"
+#include "exec/run_control.h"
+#include "exec/thread_pool.h"
+#include "plan/plan.h"
+
+namespace graft {
+
+// Launches of graft's kernels, one after the other, with the addresses of one session. A kernel that throws is an error
+// of the run.
+class KernelSequence final : private PoolWork {
+ public:
+  // At most `threads` threads run a launch. Plan, launches and control must outlive the sequence.
+  KernelSequence(const Plan& plan, std::span<const Launch* const> launches, int threads, RunControl& control);
+  KernelSequence(const KernelSequence&) = delete;
+  KernelSequence& operator=(const KernelSequence&) = delete;
+
+  std::size_t rewrite(std::uint32_t allocation, std::byte* base) const { return addresses_.rewrite(allocation, base); }
+
+  // All launches, until the progress says to stop.
+  void run(ThreadPool& pool, RunProgress& progress);
+  // One launch on this thread.
+  void run_alone(std::size_t launch);
+
+  std::size_t metadata_bytes() const;
+
+ private:
+  struct BoundLaunch {
+    const Launch* launch = nullptr;
+    std::string_view node;
+    std::vector<TensorDesc> inputs;
+    std::vector<TensorDesc> outputs;
+    void** operands = nullptr;  // inputs, then outputs: data pointers of element [0, 0, ...]
+    void* scratch = nullptr;
+    int tasks_per_thread = 0;  // in a phase; 0: the thread that comes to the launch runs it alone
+    int phases = 1;
+  };
+  void add(const Plan& plan, const Launch& launch);
+  void run_task(const BoundLaunch& launch, int phase, int task, int tasks) noexcept;
+  int begin_phase(const BoundLaunch& launch) noexcept;
+  int next() noexcept override;
+  void task(int task, int tasks) noexcept override;
+
+  const int threads_;
+  RunControl& control_;
+  std::vector<BoundLaunch> launches_;
+  std::vector<void*> operands_;  // of all launches
+  RefreshTable addresses_;
+  std::vector<TwoEndedRange> steal_ranges_;  // of the phase under way
+
+  // Of the run under way: the launch that all threads run, and its phase.
+  RunProgress* progress_ = nullptr;
+  std::size_t current_ = 0;
+  int phase_ = 0;
+  bool running_ = false;
+};
+
+}  // namespace graft

@@ -1,0 +1,44 @@
+#include "exec/run_control.h"
+
+#include "plan/plan.h"
+
+namespace graft {
+
+bool RunControl::should_stop() {
+  if (error.failed()) return true;
+  if (cancel && cancel->load(std::memory_order_relaxed)) return true;
+  if (has_deadline && Clock::now() >= deadline) {
+    timed_out = true;
+    return true;
+  }
+  return false;
+}
+
+void RunProgress::start(std::vector<Clock::time_point>* stamps) {
+  stamps_ = stamps;
+  if (stamps_) stamps_->reserve(stamps_->size() + plan_.launches.size());
+  finished_ = 0;
+  stopped_ = false;
+}
+
+bool RunProgress::after_launch() {
+  if (stamps_) stamps_->push_back(Clock::now());  // capacity was reserved: nothing is allocated
+  ++finished_;
+  const bool committing = finished_ > plan_.commit_begin;  // a launch that cannot fail has written a state
+  stopped_ = finished_ < plan_.launches.size() && !committing && control_.should_stop();
+  return !stopped_;
+}
+
+void RunProgress::after_launches(std::size_t end) {
+  if (stamps_) stamps_->insert(stamps_->end(), end - finished_, Clock::now());
+  finished_ = end;
+}
+
+bool RunProgress::poll() {
+  stopped_ = control_.should_stop();
+  return !stopped_;
+}
+
+bool RunProgress::succeeded() const { return finished_ == plan_.launches.size() && !control_.error.failed(); }
+
+}  // namespace graft

@@ -1,0 +1,58 @@
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "base/clock.h"
+#include "kernel/kernel.h"
+
+namespace graft {
+
+struct Plan;
+
+// What stops a run between two launches, and what it found.
+struct RunControl {
+  ErrorSlot error;
+  const std::atomic<bool>* cancel = nullptr;
+  bool has_deadline = false;
+  Clock::time_point deadline;
+  bool timed_out = false;
+  RandomKey random;
+  std::span<const std::int64_t> kv_rows;
+
+  bool should_stop();  // polled after every launch by one thread
+};
+
+// How far the run of a plan is, and whether it goes on.
+class RunProgress {
+ public:
+  // Both must outlive it.
+  RunProgress(const Plan& plan, RunControl& control) : plan_(plan), control_(control) {}
+
+  // With `stamps`, the time after each launch is appended; without, the clock is not read.
+  void start(std::vector<Clock::time_point>* stamps);
+
+  // To be called after every launch, by one thread at a time. False: the run stops here.
+  bool after_launch();
+  // After launches that ran as one, up to `end`; nothing is polled.
+  void after_launches(std::size_t end);
+  // Polls the control where no launch has just ended. False: the run stops here.
+  bool poll();
+
+  bool timed() const { return stamps_ != nullptr; }
+  bool stopped() const { return stopped_; }
+  std::size_t finished() const { return finished_; }  // launches
+  bool succeeded() const;
+
+ private:
+  const Plan& plan_;
+  RunControl& control_;
+  std::vector<Clock::time_point>* stamps_ = nullptr;
+  std::size_t finished_ = 0;
+  bool stopped_ = false;
+};
+
+}  // namespace graft
