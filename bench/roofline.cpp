@@ -91,8 +91,8 @@ __attribute__((target("avx2"))) void int8_avx2() {
 double seconds(int threads, const std::function<void(int)>& work) {
   const auto start = std::chrono::steady_clock::now();
   {
-    std::vector<std::jthread> team;
-    for (int i = 1; i < threads; ++i) team.emplace_back(work, i);
+    std::vector<std::jthread> others;
+    for (int i = 1; i < threads; ++i) others.emplace_back(work, i);
     work(0);
   }
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();

@@ -75,19 +75,19 @@ struct ThreadPool::Impl {
   std::unique_ptr<ggml_threadpool, void (*)(ggml_threadpool*)> pool{nullptr, ggml_cpu().threadpool_free};
   int pool_threads = 0;
   const int cpus = usable_cpus();
-  const cpu_set_t born_on = allowed_cpus();
+  const cpu_set_t first_cpus = allowed_cpus();
   int kept_off = -1;  // the CPU that no worker may use
 
   PoolWork* work = nullptr;  // of the run under way: written before its first step is published
 
   alignas(64) std::atomic<std::uint64_t> open{0};
   alignas(64) std::atomic<int> finished{0};
-  alignas(64) std::atomic<int> sleepers{0};
+  alignas(64) std::atomic<int> sleeping{0};
 
   void publish(OpenStep step) {
-    // Pairs with sleep(): either the sleeper sees the step or this sees the sleeper.
+    // Pairs with wait(): either the worker that goes to sleep sees the step, or this sees that it sleeps.
     open.store(step.word(), std::memory_order_seq_cst);
-    if (step.tasks_per_thread == 0 || sleepers.load(std::memory_order_seq_cst) == 0) return;
+    if (step.tasks_per_thread == 0 || sleeping.load(std::memory_order_seq_cst) == 0) return;
     for (int i = 0; i < step.threads - 1; ++i) {
       Worker& worker = *workers[static_cast<std::size_t>(i)];
       if (!worker.asleep.load(std::memory_order_relaxed)) continue;
@@ -102,9 +102,9 @@ struct ThreadPool::Impl {
     publish({done.epoch + 1, work->next(), done.threads});
   }
 
-  // Does tasks of the step that nobody has begun, first those of the thread: caches keep what they hold of them from
-  // step to step.
-  void help(OpenStep step, int thread) {
+  // Runs tasks of the step that nobody has begun, first those of this thread: its caches may hold their data from the
+  // step before.
+  void take_tasks(OpenStep step, int thread) {
     const int all = step.threads * step.tasks_per_thread;
     for (int i = 0; i < step.threads; ++i) {
       const int owner = thread + i < step.threads ? thread + i : thread + i - step.threads;
@@ -127,17 +127,17 @@ struct ThreadPool::Impl {
     if (spin_until(step.threads <= cpus ? rounds : 0, changed)) return;
     const std::uint32_t wakes = self.wakes.load(std::memory_order_acquire);
     self.asleep.store(true, std::memory_order_relaxed);
-    sleepers.fetch_add(1, std::memory_order_seq_cst);
+    sleeping.fetch_add(1, std::memory_order_seq_cst);
     if (!changed()) self.wakes.wait(wakes, std::memory_order_acquire);
-    sleepers.fetch_sub(1, std::memory_order_relaxed);
+    sleeping.fetch_sub(1, std::memory_order_relaxed);
     self.asleep.store(false, std::memory_order_relaxed);
   }
 
-  void work_for_ever(Worker& self, int thread) {
+  void worker_loop(Worker& self, int thread) {
     for (;;) {
       const std::uint64_t word = open.load(std::memory_order_acquire);
       const OpenStep step = OpenStep::of(word);
-      if (thread < step.threads) help(step, thread);
+      if (thread < step.threads) take_tasks(step, thread);
       wait(word, self);
     }
   }
@@ -149,7 +149,7 @@ struct ThreadPool::Impl {
     const int cpu = sched_getcpu();
     if (cpu == kept_off || cpu < 0 || threads > cpus) return;
     cpu_set_t others = allowed_cpus();
-    if (CPU_COUNT(&others) < threads) others = born_on;  // a caller that was bound after the pool was made
+    if (CPU_COUNT(&others) < threads) others = first_cpus;  // a caller that was bound after the pool was made
     CPU_CLR(static_cast<std::size_t>(cpu), &others);
     if (CPU_COUNT(&others) < threads - 1) return;
     // Where this is not permitted, the workers stay where the kernel wants them.
@@ -165,7 +165,7 @@ struct ThreadPool::Impl {
       const std::uint64_t word = open.load(std::memory_order_acquire);
       const OpenStep step = OpenStep::of(word);
       if (step.tasks_per_thread == 0) return;
-      help(step, 0);
+      take_tasks(step, 0);
       const auto changed = [&] { return open.load(std::memory_order_acquire) != word; };
       if (!spin_until(threads <= cpus ? kSpinRounds : 0, changed))
         while (!changed()) sched_yield();
@@ -182,7 +182,7 @@ struct ThreadPool::Impl {
       pthread_sigmask(SIG_SETMASK, &all, &before);
       try {
         worker->thread = std::thread(
-            [this, self = worker.get(), id = static_cast<int>(workers.size()) + 1] { work_for_ever(*self, id); });
+            [this, self = worker.get(), id = static_cast<int>(workers.size()) + 1] { worker_loop(*self, id); });
       } catch (const std::system_error& error) {
         pthread_sigmask(SIG_SETMASK, &before, nullptr);
         throw SystemError(str("cannot start thread ", workers.size() + 1, " of ", count, ": ", error.what()));

@@ -22,7 +22,7 @@ class PoolWork {
   // Prepares the next step and returns how many tasks of it each thread has, at most kMaxTasksPerThread; 0 when
   // there is no step. Called by one thread at a time, after all that was done before.
   virtual int next() noexcept = 0;
-  // Share 0 .. tasks - 1 of the step, in any order, on any threads.
+  // Task 0 .. tasks - 1 of the step, in any order, on any threads.
   virtual void task(int task, int tasks) noexcept = 0;
 
  protected:
@@ -32,12 +32,12 @@ class PoolWork {
 // The process's one pool of worker threads. A run leases it whole; others wait. After fork() the child starts with a
 // pool of its own.
 //
-// Thread t begins with tasks t * n .. t * n + n - 1. One that has nothing left to do takes any task of the step that
-// nobody has begun, so that a worker whose core is busy with something else is never waited for, unless it stopped in
-// the middle of a task; the last to finish a step begins the next. Workers spin for some 50 microseconds after they
-// were useful, and for some 500 after a run, then sleep; with more threads than CPUs they never spin. With a CPU for
-// each thread, no worker uses the one that the caller was on when the run began (the workers' affinity is set to the
-// caller's without it).
+// Work stealing: thread t begins with tasks t * n .. t * n + n - 1, and with those done takes any task of the step that
+// nobody has begun. So a worker whose core is busy with something else is waited for only if it was stopped in the
+// middle of a task. The last thread to finish a task of the step begins the next step. Workers spin for some 50
+// microseconds after a task, and for some 500 after a run, then sleep; with more threads than CPUs they never spin.
+// With a CPU for each thread, no worker uses the one that the caller was on when the run began: the workers' affinity
+// is the caller's without it.
 class ThreadPool {
  public:
   // Leases the pool with at least `threads` threads, the caller's among them. Throws SystemError when a thread cannot
@@ -50,7 +50,7 @@ class ThreadPool {
   // Does all of the work, with the calling thread. Allocates nothing.
   void run(PoolWork& work);
 
-  // ggml's own pool, for graphs with nodes of ggml's: `threads` is 1 or the pool's. Made when first asked for.
+  // ggml's own pool, for ggml graphs: `threads` is 1 or the pool's. Made by the first call.
   ggml_threadpool* ggml_pool(int threads);
 
   struct Impl;

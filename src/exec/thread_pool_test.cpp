@@ -48,7 +48,7 @@ struct CountedSteps final : PoolWork {
   std::unique_ptr<std::atomic<int>[]> runs;
 };
 
-TEST(ThreadPool, EveryShareOnceAndStepsInOrder) {
+TEST(ThreadPool, EveryTaskOnceAndStepsInOrder) {
   for (int threads : {1, 2, 3, 8}) {  // more than the cores of most test machines among them
     for (int run = 0; run < 200; ++run) {
       CountedSteps work(run % 7 * 10, threads);
@@ -64,7 +64,7 @@ TEST(ThreadPool, WorkersAreKeptOffTheCallersCpu) {
   cpu_set_t before;
   ASSERT_EQ(sched_getaffinity(0, sizeof(before), &before), 0);
   if (CPU_COUNT(&before) < 2 || usable_cpus() < 2) GTEST_SKIP() << "needs two CPUs";
-  struct WhereShares final : PoolWork {
+  struct WhereTasks final : PoolWork {
     const std::thread::id caller = std::this_thread::get_id();
     std::atomic<int> workers_cpu{-1};
     bool begun = false;
@@ -87,7 +87,7 @@ TEST(ThreadPool, WorkersAreKeptOffTheCallersCpu) {
       CPU_SET(static_cast<std::size_t>(cpu), &one);
       ThreadPool pool(2);
       ASSERT_EQ(sched_setaffinity(0, sizeof(one), &one), 0);
-      WhereShares work;
+      WhereTasks work;
       pool.run(work);
       EXPECT_GE(work.workers_cpu, 0) << "no worker took part";
       EXPECT_NE(work.workers_cpu, cpu);
@@ -97,7 +97,7 @@ TEST(ThreadPool, WorkersAreKeptOffTheCallersCpu) {
 }
 
 // A thread that is held up in a task is not waited for: the other one does all the rest, in every step.
-TEST(ThreadPool, SharesNobodyHasBegunAreTakenOver) {
+TEST(ThreadPool, TasksNobodyHasBegunAreStolen) {
   struct HeldUp final : PoolWork {
     int steps = 0;
     std::atomic<int> done{0};
@@ -122,7 +122,7 @@ TEST(ThreadPool, SharesNobodyHasBegunAreTakenOver) {
 }
 
 // One task takes longer than the others spin, so that they sleep and must be woken for the next step.
-TEST(ThreadPool, SleepersAreWokenWithinARun) {
+TEST(ThreadPool, SleepingWorkersAreWokenWithinARun) {
   for (int slow : {0, 1, kMaxTasksPerThread}) {
     CountedSteps work(50, 2);
     work.slow_task = slow;
