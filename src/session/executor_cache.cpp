@@ -24,7 +24,7 @@ bool same_key(std::span<const std::int64_t> a, std::span<const std::int64_t> b) 
 
 }  // namespace
 
-ExecutorCache::ExecutorCache(const ProgramImpl& program, int threads, std::size_t capacity, RunControl* control,
+ExecutorCache::ExecutorCache(const ProgramImpl& program, int threads, std::size_t capacity, RunControl& control,
                              SessionDevice* device, Counters& counters)
     : program_(program),
       threads_(threads),
@@ -52,7 +52,7 @@ void ExecutorCache::find(PreparedCall& call, const KvOptions& kv) {
   entry.counts_as_miss = !found.hit;
   entry.bases.assign(found.plan->allocations.size(), nullptr);
   const Clock::time_point start = Clock::now();
-  entry.executor = make_executor(std::move(found.plan), threads_, *control_, device_);
+  entry.executor = make_executor(std::move(found.plan), threads_, control_, device_);
   program_.phases.add(kLaunchSequencePhase, ms_since(start), entry.executor->metadata_bytes());
   ++counters_.graphs_built;
   entries_.push_front(std::move(entry));

@@ -26,7 +26,7 @@ class ExecutorCache {
 
   // `capacity`: plans of public methods; each segment of a cut one has a place beside them. `control` and `device` must
   // outlive it; `device` is null for the CPU.
-  ExecutorCache(const ProgramImpl& program, int threads, std::size_t capacity, RunControl* control,
+  ExecutorCache(const ProgramImpl& program, int threads, std::size_t capacity, RunControl& control,
                 SessionDevice* device, Counters& counters);
 
   // Sets key and entry of a call whose inputs are described. The entry stays until the next call of this function.
@@ -38,7 +38,7 @@ class ExecutorCache {
   const ProgramImpl& program_;
   int threads_;
   std::size_t capacity_;
-  RunControl* control_;
+  RunControl& control_;
   SessionDevice* device_;
   Counters& counters_;
   bool has_kv_;

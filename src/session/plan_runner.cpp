@@ -26,7 +26,7 @@ PlanRunner::PlanRunner(const ProgramImpl& program, const SessionOptions& options
       arena_(options.arena, counters),
       binder_(program, kv.states(), arena_, options.strict_zero_copy, counters),
       padding_(program, options.buckets, blocks_, counters),
-      executors_(program, threads, options.max_graphs, &control_, device_.get(), counters) {
+      executors_(program, threads, options.max_graphs, control_, device_.get(), counters) {
   control_.random.seed = options.seed;
 }
 
