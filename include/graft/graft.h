@@ -1,8 +1,8 @@
 #pragma once
 
 // graft: runs torch.export programs on ggml. This header loads and runs programs; beside it, as needed: llm.h and
-// tokenizer.h (language models), pipeline.h (a queue of runs over several sessions), op.h (operators of one's own),
-// predicate.h (what an exporter has to know) and quantize.h (weights in block formats).
+// tokenizer.h (language models), pipeline.h (a queue of runs over several sessions), op.h (custom operators),
+// predicate.h (which nodes graft runs, for exporters) and quantize.h (weights in block formats).
 //
 //   auto program = graft::Program::load("model.pte");
 //   graft::Session session(program);
@@ -28,7 +28,7 @@
 
 namespace graft {
 
-// An input or output of a method: a tensor, a number, a text or None.
+// An input or output of a method: a tensor, a number, a string or None.
 struct Value {
   enum class Kind : std::uint8_t { none, tensor, integer, real, boolean, text };
   Kind kind = Kind::none;
@@ -62,86 +62,85 @@ struct MethodInfo {
   std::vector<ValueInfo> outputs;
   std::string in_spec;  // pytree specs as torch.utils._pytree writes them; empty when unknown
   std::string out_spec;
-  // 1: every run is one plan. More: sizes depend on data or parts run on conditions, and so many steps make up a run;
-  // what it returns is known after it alone.
+  // 1: a run executes one plan. More: sizes depend on data or parts are conditional; a run takes this many steps, and
+  // the sizes of its outputs may be known only after it.
   std::size_t segments = 1;
 };
 
 // Counts since the session was made. All are monotonic except the *_bytes marked "now".
 struct Counters {
   std::uint64_t runs = 0;
-  std::uint64_t plan_hits = 0;     // calls served by a plan that was there
+  std::uint64_t plan_hits = 0;     // calls served by a cached plan
   std::uint64_t plan_misses = 0;   // calls that made a plan
   std::uint64_t graphs_built = 0;  // ggml graphs instantiated from plans
   std::uint64_t rewrites = 0;      // tensor addresses rewritten because a buffer moved
   std::uint64_t kernels_launched = 0;
   std::uint64_t inputs_described = 0;  // inputs whose dtypes and sizes were read: once per call and per segment of it
-  std::uint64_t inputs_padded = 0;     // inputs copied into memory of a listed size (SessionOptions::buckets)
-  std::uint64_t io_copies = 0;         // inputs and outputs that could not be bound as they were
+  std::uint64_t inputs_padded = 0;     // inputs copied into padded memory (SessionOptions::buckets)
+  std::uint64_t io_copies = 0;         // inputs and outputs copied because they could not be bound in place
   std::uint64_t io_bytes_copied = 0;
   std::uint64_t arena_allocations = 0;
   std::uint64_t arena_bytes = 0;  // now
   std::uint64_t state_bytes = 0;  // now
   std::uint64_t state_bytes_written = 0;
   std::uint64_t staging_bytes = 0;  // now
-  // Programs on a device other than the CPU. A stage is a part of a run on one side.
+  // Programs on a device other than the CPU. A stage is a part of a run on one device.
   std::uint64_t stages = 0;
-  std::uint64_t uploads = 0;  // copies to the device, without those of weights
+  std::uint64_t uploads = 0;  // copies to the device; weights not counted
   std::uint64_t upload_bytes = 0;
   std::uint64_t downloads = 0;
   std::uint64_t download_bytes = 0;
-  std::uint64_t device_bytes = 0;  // now; without weights
+  std::uint64_t device_bytes = 0;  // now; weights not counted
 };
 
-// How products of f32 matrices are computed, as torch.set_float32_matmul_precision names it. highest: in f32. medium:
-// their elements may be rounded to bf16 where the CPU multiplies it (AVX-512 BF16), with sums in f32; products of at
-// most 8 rows, as in decoding, are in f32 all the same.
+// Precision of f32 matrix products, with the names of torch.set_float32_matmul_precision. highest: f32. medium:
+// operands may be rounded to bf16 where the CPU has bf16 dot products (AVX-512 BF16), accumulated in f32; products of
+// at most 8 rows, as in decoding, stay in f32.
 enum class MatmulPrecision : std::uint8_t { highest, medium };
 
-// "highest" or "medium"; "high", which lets PyTorch use what is more exact than bf16, is highest. Throws
-// InvalidArgument for any other.
+// "highest" or "medium"; "high", which lets PyTorch use formats more exact than bf16, means highest. Throws
+// InvalidArgument for any other name.
 GRAFT_API MatmulPrecision matmul_precision_named(std::string_view name);
 
 struct LoadOptions {
   // Files with weights that the package names but does not hold: .ptd, safetensors, the *.index.json of a sharded
-  // safetensors checkpoint, or GGUF. A weight is looked up by its key, then by its fully qualified name. Without any,
-  // and without `tensors`, the files that the package itself names (as export_llm writes with weights="external").
+  // safetensors checkpoint, or GGUF. A weight is looked up by its key, then by its fully qualified name. When this and
+  // `tensors` are empty: the files that the package itself names (as export_llm writes with weights="external").
   std::vector<std::string> weights;
-  // The same in memory of the caller, by key or fully qualified name: read where it lies, before any file is asked.
-  // Of an f32 weight it may be f16 or bf16, as in files.
-  // Throws InvalidArgument when dtype or sizes are not the weight's, when it is not aligned to its element, or when the
-  // program has no such weight.
+  // Weights in the caller's memory, by key or fully qualified name. They are read in place and take precedence over
+  // files. For an f32 weight f16 and bf16 are accepted too, as in files. Throws InvalidArgument when dtype or sizes are
+  // not the weight's, when it is not aligned to its element, or when the program has no such weight.
   std::map<std::string, TensorView, std::less<>> tensors;
   // Held as long as the program: owns the memory of `tensors` and of load_memory(). Null: the caller keeps it alive.
   std::shared_ptr<const void> keep_alive;
   std::string device;          // "" means GRAFT_DEVICE or "cpu"; an unknown name throws NotFound
   std::size_t max_plans = 64;  // plans kept per program, least recently used dropped first
-  // For packages of strangers: a plan (constant folding at the load makes one too) that would need more throws
-  // Unsupported. Bytes of one intermediate tensor or output, and of the arena as a whole; kernels to launch.
+  // Limits for untrusted packages: a plan (constant folding at load makes one too) that would exceed them throws
+  // Unsupported. Bytes of one intermediate tensor or output, and of the whole arena; number of launches.
   std::int64_t max_plan_bytes = INT64_MAX;
   std::int64_t max_plan_launches = std::int64_t{1} << 20;
-  // Pack weights for graft's kernels: those in block formats that it has a kernel for on this CPU, and those of linear
-  // layers in f32 that are at most 512 MiB together, unless `tensors` holds weights: these may change. Without it
-  // products read them as they are stored, those in blocks by ggml.
+  // Pack weights for graft's kernels: those in block formats with a kernel for this CPU, and f32 weights of linear
+  // layers that are at most 512 MiB together, unless `tensors` holds weights, since these may change. Otherwise
+  // products read weights as stored, block formats through ggml.
   bool pack_weights = true;
-  // Without them the plain lowering: ggml's op wherever ggml has one that computes what PyTorch means, on ggml's own
-  // threads, weights as they are stored; kernels of graft for the rest. For comparisons. No stored plan is used then.
+  // False selects the plain lowering, for comparisons: ggml's op wherever ggml has one that computes what PyTorch
+  // means, on ggml's own threads, weights as stored; graft's kernels for the rest. Stored plans are not used then.
   bool fast_kernels = true;
   MatmulPrecision matmul_precision = MatmulPrecision::highest;  // of linear layers and matrix products, on the CPU
   bool stored_plans = true;                                     // use the plans that the package holds
   bool verify_hashes = false;                                   // check each weight's SHA-256 (reads every weight once)
-  // A method with sizes that depend on data is cut into segments. What could run before a cut and is only needed behind
-  // it runs behind it when it is at most so many nodes.
+  // A method with data-dependent sizes is cut into segments. Nodes that could run before a cut but are needed only
+  // after it move behind it when there are at most this many.
   std::size_t merge_segments = 4;
-  // Called as each phase of the load begins, with its name (PhaseStats::name). What it throws ends the load and reaches
-  // the caller as it is.
+  // Called as each phase of the load begins, with its name (PhaseStats::name). An exception from it ends the load and
+  // propagates unchanged.
   std::function<void(std::string_view phase)> on_phase;
 };
 
 // One phase of a program's life. Those of the load come in this order and happen once: "parse" (containers and graphs
-// decoded), "verify" (graphs checked, every node put to the predicate), "weights" (found and placed), "constants"
+// decoded), "verify" (graphs checked, every node checked by the predicate), "weights" (found and placed), "constants"
 // (folded), "states" (matched across methods), "shrink" (what only loading needed is freed). An error of the load says
-// its phase. "plans" and "launch sequence" follow, as often as sessions meet new sizes.
+// its phase. "plans" and "launch sequence" follow, whenever sessions run new sizes.
 struct PhaseStats {
   std::string name;
   std::uint64_t times = 0;
@@ -161,10 +160,10 @@ struct ProgramStats {
   std::uint64_t copied_bytes = 0;       // the same in bytes
   std::uint64_t converted_count = 0;    // copies in the dtype of their values of weights stored in another type
   std::uint64_t converted_bytes = 0;    // the same in bytes
-  std::uint64_t packed_count = 0;       // packed for graft's kernels; these take the place of what is in the file
+  std::uint64_t packed_count = 0;       // packed for graft's kernels; used instead of the bytes in the file
   std::uint64_t packed_bytes = 0;       // the same in bytes
   std::uint64_t constant_bytes = 0;     // folded constants
-  std::uint64_t released_bytes = 0;     // of the weights, those that only constants were made of: not read any more
+  std::uint64_t released_bytes = 0;     // of the weights, those used only by constant folding: not read any more
   std::uint64_t graph_bytes = 0;        // now: what only planning needs; 0 after shrink()
   std::uint64_t graph_bytes_freed = 0;  // by shrink() so far
   std::uint64_t graphs_read_again = 0;  // for planning after shrink()
@@ -181,31 +180,30 @@ class GRAFT_API Program {
   // phase of the load.
   // Weights stay in the mapped files. Replacing one of these by rename() (as graft.export does) is safe at any time;
   // writing into one changes the weights of programs that have it mapped, and truncating one makes the next touch of a
-  // lost page a SIGBUS. Nothing else that is read after the load can end like that: see shrink().
+  // lost page a SIGBUS. All other reads after the load fail with an error instead: see shrink().
   static std::shared_ptr<const Program> load(const std::string& path, const LoadOptions& options = {});
   // The same of a .pte in memory, aligned to 16 bytes. LoadOptions::keep_alive, or the caller, keeps it alive as long
   // as the program.
   static std::shared_ptr<const Program> load_memory(std::span<const std::byte> package,
                                                     const LoadOptions& options = {});
   // A program from IR bytes (schema/graft.fbs), which it copies, and its weights by key, which must outlive it.
-  // LoadOptions::weights and tensors are not for it: `weights` answers for all.
+  // LoadOptions::weights and tensors do not apply: `weights` supplies all.
   using WeightLookup = std::function<std::span<const std::byte>(std::string_view key)>;
   static std::shared_ptr<const Program> from_ir(std::span<const std::byte> blob, const WeightLookup& weights,
                                                 const LoadOptions& options = {});
   ~Program();
 
   std::vector<std::string> method_names() const;
-  // Throws NotFound, listing the methods there are.
+  // Throws NotFound, listing the methods.
   const MethodInfo& method(std::string_view name) const;
   // What `graft inspect --json` prints, as JSON text.
   // With `whole_plans`, each plan lists its launches in order and the logical address of every tensor.
   std::string describe(bool whole_plans = false) const;
   ProgramStats stats() const;
 
-  // Frees what only planning needs: the graphs. From then on they are read again from the package each time a plan is
-  // made for sizes that are new, and freed after it; constants are not computed again. When the file changed on disk
-  // since the load, that is an InvalidProgram, and runs of plans that are there stay right. From any thread, while
-  // sessions run.
+  // Frees the graphs, which only planning needs. From then on a plan for new sizes reads them from the package again
+  // and frees them afterwards; constants are not computed again. If the file has changed on disk since the load,
+  // planning throws InvalidProgram, and cached plans still run. May be called from any thread while sessions run.
   void shrink() const;
 
  private:
@@ -229,33 +227,33 @@ class GRAFT_API Arena {
   std::unique_ptr<Impl> impl_;
 };
 
-// How the rows of a cache of keys and values are stored. q8_0: blocks of 32 elements, 8 bits each and a scale.
+// How the rows of a KV cache are stored. q8_0: blocks of 32 elements, 8 bits each and a scale.
 enum class KvType : std::uint8_t { computed, f32, f16, bf16, q8_0 };  // computed: as the model computes them
 
 GRAFT_API std::string_view name(KvType type);
-// Throws InvalidArgument, listing the names there are.
+// Throws InvalidArgument, listing the names.
 GRAFT_API KvType kv_type_named(std::string_view name);
 
-// The cache of a program with graft::attention nodes. Its memory is reserved at once and touched as it fills.
+// The KV cache of a program with graft::attention nodes. Its memory is reserved at once and touched as it fills.
 struct KvOptions {
   std::int64_t rows = 1;       // sequences: the largest batch
   std::int64_t length = 4096;  // tokens of each
   KvType type = KvType::computed;
-  // Layers that see a window of the last `w` tokens keep w - 1 + window_slack of them, in a ring, where that is less
-  // than `length`: so many tokens may be taken back. A run of more tokens keeps a copy of its keys and values to its
-  // end.
+  // Layers with a window of the last `w` tokens keep w - 1 + window_slack of them in a ring buffer, where that is less
+  // than `length`: window_slack tokens may be taken back. A run of more tokens keeps a copy of its keys and values
+  // until it ends.
   std::int64_t window_slack = 512;
-  std::int64_t encoder_length = 4096;  // of models with an encoder: the most tokens that it hands to the decoder
+  std::int64_t encoder_length = 4096;  // of models with an encoder: most tokens of the encoder output
 };
 
 // Sizes that a dimension is padded up to, so that many sizes share few plans: inputs are padded at the end of the
-// dimension, results are cut back to the size that came in. A size above the largest has a plan of its own. What a
-// model makes of the padded part is the model's business: one that takes a mask gets zeros there, and results over the
-// rest are those without padding as far as the model heeds its mask.
+// dimension, outputs are cut back to the given size. A size above the largest bucket has a plan of its own. Masking the
+// padding is up to the model: a mask input is padded with zeros, and the other positions get the results without
+// padding as far as the model applies its mask.
 struct Buckets {
   std::string dimension;            // as the program calls it ("s77"), or an input and its dimension ("input_ids.1")
   std::vector<std::int64_t> sizes;  // ascending
-  std::map<std::string, double, std::less<>> padding;  // by name of the input, what it is padded with: 0 unless named
+  std::map<std::string, double, std::less<>> padding;  // padding value by input name; default 0
 };
 
 struct SessionOptions {
@@ -264,12 +262,12 @@ struct SessionOptions {
   bool strict_zero_copy = false;    // an input or output that would need a copy throws InvalidArgument instead
   std::shared_ptr<Arena> arena;     // shared with other sessions; two of them running at once: the second throws Busy
   std::size_t queue_capacity = 16;  // runs that may wait in submit()
-  // Of the random numbers that the program draws. They follow from it and from how many runs the session has finished,
-  // not from the number of threads; they are not those of PyTorch's generators.
+  // Seed of the random numbers that the program draws. They depend on it and on how many runs the session has finished,
+  // not on the number of threads; they differ from those of PyTorch's generators.
   std::uint64_t seed = 0;
-  // The constructor throws InvalidArgument for sizes that are no ascending list within the dimension's range, for a
+  // The constructor throws InvalidArgument for sizes that are not ascending or outside the dimension's range, for a
   // dimension that no input has, and where padding cannot be undone: a method that writes states or inputs, that runs
-  // in segments, or that has a result with a size made of the dimension's.
+  // in segments, or that has an output with a size computed from the dimension's.
   std::vector<Buckets> buckets;
   KvOptions kv;
 };
@@ -304,12 +302,13 @@ struct RunOptions {
   // Memory that the caller lends for the intermediate tensors of this run: at least PlanInfo::arena_bytes, aligned to
   // 64 bytes. Empty: the session's arena.
   std::span<std::byte> arena;
-  // Row b of the batch is row kv_rows[b] of the cache of keys and values. Empty: row b. As many as the batch, no row
-  // twice; else the run throws InvalidArgument or ExecutionError. No part of the plan's key: all rows share one.
+  // Row b of the batch uses row kv_rows[b] of the KV cache; empty: row b. One entry per row of the batch, no row twice;
+  // else the run throws InvalidArgument or ExecutionError. Not part of the plan's key: any choice of rows shares one
+  // plan.
   std::span<const std::int64_t> kv_rows;
 };
 
-// What a plan needs and where it keeps what; ids as `graft inspect --plan` lists them.
+// A plan's memory, by allocation; ids as `graft inspect --plan` lists them.
 struct AllocationInfo {
   std::string_view segment;  // "weight", "constant", "state", "arena", "input" or "output"
   std::uint32_t index = 0;   // which weight, state, input, ...
@@ -330,8 +329,8 @@ struct StateView {
   TensorView tensor;  // the session's own memory: valid as long as the session, changed by its runs
 };
 
-// One caller's use of a program: its states, its arena, its bindings. Not for two threads at once (throws Busy); make
-// one session per thread. Calls on a closed session throw InvalidArgument.
+// One caller's use of a program: states, arena, bound addresses. Concurrent calls throw Busy: make one session per
+// thread. Calls on a closed session throw InvalidArgument.
 class GRAFT_API Session {
  public:
   explicit Session(std::shared_ptr<const Program> program, const SessionOptions& options = {});
@@ -348,36 +347,37 @@ class GRAFT_API Session {
   // Runs into memory of the caller: each tensor output must have data, dtype and shape as `output_values` says.
   void run_into(std::string_view method, std::span<const Value> inputs, std::span<Value> outputs,
                 const RunOptions& options = {});
-  // Runs into memory that `place` gives: it is called once, with the outputs as `output_values` says, and sets the data
-  // of each tensor. That is before the run, but for a method in segments after it: what it returns is then copied. The
-  // session is in use meanwhile. What `place` throws ends the call and reaches the caller as it is.
+  // Runs into memory that `place` provides: it is called once, with the outputs as `output_values` describes them, and
+  // sets the data pointer of each tensor. It is called before the run, but for a method in segments after it, and the
+  // outputs are then copied. The session is in use meanwhile. An exception from `place` ends the call and propagates
+  // unchanged.
   using PlaceOutputs = std::function<void(std::span<Value> outputs)>;
   std::vector<Value> run_into(std::string_view method, std::span<const Value> inputs, const PlaceOutputs& place,
                               const RunOptions& options = {});
 
   // The same in the background, in the order of submission; tensors of the inputs must stay valid until then. Throws
-  // Busy when `queue_capacity` runs wait already. Errors of the run come out of the future.
+  // Busy when `queue_capacity` runs wait already. The future throws the errors of the run.
   std::future<std::vector<Value>> submit(std::string method, std::vector<Value> inputs, RunOptions options = {});
   // Finishes the submitted runs and frees all memory. Called by the destructor.
   void close();
 
-  // The plan for these inputs, made when there is none: what to lend, and where things are.
+  // The plan for these inputs, made when there is none: how large a lent arena must be, and its allocations.
   PlanInfo plan(std::string_view method, std::span<const Value> inputs);
   // The same plan as bytes, for a package: LoadOptions::stored_plans.
   std::vector<std::byte> stored_plan(std::string_view method, std::span<const Value> inputs);
 
-  // Promises that this tensor input has, from its next run on, one address: it is no longer compared. A debug build
+  // Promises that this tensor input keeps the address of its next run, which is then no longer checked. A debug build
   // throws InvalidArgument when it moved.
   void freeze_input(std::string_view method, std::size_t input);
 
   // All states, in the program's order.
   std::vector<StateView> states();
-  // Every state as at load, and random numbers from their beginning.
+  // Sets every state to its value at load, and restarts the random numbers.
   void reset();
   // A session of the same program and options with copies of the states; arena and plans' graphs are its own (a shared
   // arena stays shared).
   Session fork();
-  // The cache of keys and values; InvalidArgument for a program without one. Tokens that each row holds:
+  // The KV cache; these functions throw InvalidArgument for a program without one. Number of tokens in each row:
   std::span<const std::int64_t> kv_lengths();
   // Keeps the first `length` tokens of every row that has more. The memory stays. Throws InvalidArgument when a layer
   // with a window no longer holds what the next token sees (KvOptions::window_slack); 0 always works.
@@ -386,21 +386,21 @@ class GRAFT_API Session {
   std::int64_t kv_shortest(std::int64_t row);
   // Row i becomes a copy of what row rows[i] was; rows beyond become empty. At most KvOptions::rows.
   void kv_select(std::span<const std::int64_t> rows);
-  // Another size; what the cache holds stays, and its memory too when it has that size already. Throws InvalidArgument
-  // when that would not fit.
+  // Resizes the cache; its tokens stay, and so does its memory when it has that size already. Throws InvalidArgument
+  // when the tokens would not fit.
   void kv_resize(std::int64_t rows, std::int64_t length);
   // Tokens of one row of a layer as f32: `keys` [Hkv, count, D] and `values` [Hkv, count, Dv], contiguous, are those
-  // from token `first` on. kv_read throws InvalidArgument for tokens that the row does not hold. kv_write changes no
-  // length: kv_set_lengths says afterwards, row by row, how many tokens there are. Layers with a window hold their last
-  // tokens only (KvOptions::window_slack); kv_set_lengths throws InvalidArgument where kv_truncate does.
+  // from token `first` on. kv_read throws InvalidArgument for tokens that the row does not hold. kv_write does not
+  // change lengths: call kv_set_lengths afterwards, with the number of tokens of each row. Layers with a window hold
+  // their last tokens only (KvOptions::window_slack); kv_set_lengths throws InvalidArgument where kv_truncate does.
   void kv_read(std::int64_t layer, std::int64_t row, std::int64_t first, const TensorView& keys,
                const TensorView& values);
   void kv_write(std::int64_t layer, std::int64_t row, std::int64_t first, const TensorView& keys,
                 const TensorView& values);
   void kv_set_lengths(std::span<const std::int64_t> lengths);
 
-  // All states to and from a file. `restore` throws InvalidProgram for a file of another program or a damaged one, and
-  // then changes nothing.
+  // Writes all states to a file and reads them back. `restore` throws InvalidProgram for a file of another program or a
+  // damaged one, and then changes nothing.
   void save(const std::string& path);
   void restore(const std::string& path);
 

@@ -26,7 +26,7 @@ namespace llm {
 class Loop;
 }
 
-// The named data of a package that says what its language model is: JSON, written by graft.export_llm.
+// Key of the package's named data that describes its language model: JSON, written by graft.export_llm.
 inline constexpr std::string_view kLanguageModelKey = "graft.llm.json";
 
 // Named as in Hugging Face's GenerationConfig and meaning the same. The next token is drawn from the logits after
@@ -44,14 +44,14 @@ struct GenerationOptions {
   std::vector<std::string> stop_strings = {};    // the text ends before the first of them
   bool skip_special_tokens = true;
   // Speculative decoding by prompt lookup: up to this many tokens are drafted, by copying what followed an earlier
-  // occurrence of the last ones, and verified in one run; 0: none. Drafts change the speed, never the tokens.
+  // occurrence of the last tokens, and verified in one run; 0: none. Drafts change the speed, never the tokens.
   std::int64_t prompt_lookup_num_tokens = 0;
   std::int64_t max_matching_ngram_size = 2;
 };
 
 // Of a model with an encoder and a decoder (T5, BART, Whisper): what the encoder reads, and how the decoder begins.
 struct EncoderInfo {
-  bool takes_features = false;      // spectra [B, mels, frames] in f32 (Whisper) instead of token ids
+  bool takes_features = false;      // spectrograms [B, mels, frames] in f32 (Whisper) instead of token ids
   std::int64_t context_length = 0;  // the most tokens that the encoder reads
   std::vector<std::int64_t> decoder_start_token_ids;
 };
@@ -62,10 +62,10 @@ struct LanguageModelInfo {
   std::int64_t vocab_size = 0;
   std::int64_t context_length = 0;  // the most tokens of a sequence
   std::vector<std::int64_t> bos_token_ids, eos_token_ids;
-  // What the model's generation_config.json sets, as transformers takes it: sampling settings of a model that does not
-  // sample stand here too, with a temperature of 0.
+  // Defaults from the model's generation_config.json, interpreted as in transformers: a model that does not sample
+  // keeps its sampling settings here, with a temperature of 0.
   GenerationOptions generation = {};
-  double sampling_temperature = 1;  // when it is asked to sample
+  double sampling_temperature = 1;  // for callers that turn sampling on
   std::optional<EncoderInfo> encoder = {};
 };
 
@@ -86,8 +86,8 @@ class GRAFT_API LanguageModel {
   bool has_tokenizer() const { return tokenizer_ != nullptr; }
   // Throws NotFound when there is none.
   const std::shared_ptr<const Tokenizer>& tokenizer() const;
-  // The ids of a prompt, with what the tokenizer puts around it. An empty prompt is BOS alone. Throws InvalidArgument
-  // when the text is not UTF-8.
+  // The token ids of a prompt, with the special tokens that the tokenizer adds. An empty prompt is BOS alone. Throws
+  // InvalidArgument when the prompt is not UTF-8.
   std::vector<std::int64_t> encode(std::string_view prompt, bool add_special = true) const;
 
  private:
@@ -105,9 +105,8 @@ struct DecoderOptions {
   std::int64_t encoder_length = 0;        // tokens that the encoder reads, where there is one; 0: the model's most
 };
 
-// Sequences of tokens, one per row of a cache of keys and values: tokens in, logits out. For one thread at a time:
-// calls that compute or change a sequence throw Busy while another thread is in one, and InvalidArgument in a callback
-// of one.
+// Sequences of tokens, one per row of a KV cache: tokens in, logits out. For one thread at a time: calls that compute
+// or change a sequence throw Busy while another thread is in one, and InvalidArgument in a callback of one.
 class GRAFT_API Decoder {
  public:
   explicit Decoder(std::shared_ptr<const LanguageModel> model, const DecoderOptions& options = {});
@@ -125,32 +124,33 @@ class GRAFT_API Decoder {
 
   // Appends rows[r] to sequence r, for the first rows.size() sequences, in one run of `width` tokens per row: a row
   // with fewer is padded on its left, so equal widths share one plan, whatever the rows hold. Returns the logits of the
-  // last `keep` positions of each row [rows, keep, vocabulary]; those of padding mean nothing. The caller may overwrite
-  // them; they are valid until the next call. When it throws, no sequence has changed. Throws InvalidArgument for an id
-  // outside the vocabulary and for sequences that would be longer than the cache, with both numbers.
+  // last `keep` positions of each row [rows, keep, vocabulary]; those of padding are unspecified. The caller may
+  // overwrite them; they are valid until the next call. When it throws, no sequence has changed. Throws InvalidArgument
+  // for an id outside the vocabulary and for sequences that would be longer than the cache, with both numbers.
   std::span<float> run(std::span<const Tokens> rows, std::int64_t width, std::int64_t keep,
                        const RunOptions& options = {});
   // The same for other sequences than the first: rows[b] is appended to sequence sequences[b]. Equal numbers of rows
   // share a plan, whichever they are. Throws InvalidArgument for a sequence that is named twice.
   std::span<float> run(std::span<const std::int64_t> sequences, std::span<const Tokens> rows, std::int64_t width,
                        std::int64_t keep, const RunOptions& options = {});
-  // Plans and allocates for runs of this size, without a run: the first one is then as fast as the others.
+  // Plans and allocates for runs of this size without running: the first run is then as fast as the others.
   void prepare(std::int64_t rows, std::int64_t width, std::int64_t keep);
-  // The same of any length, in runs of at most prefill_chunk_size tokens: the logits of the last token of each row
-  // [rows, 1, vocabulary]. When it throws, the sequences are as before, or empty where a layer with a window no longer
-  // holds what they need.
+  // As run(), for rows of any length, in runs of at most prefill_chunk_size tokens. Returns the logits of the last
+  // token of each row [rows, 1, vocabulary]. When it throws, the sequences are as before, or empty where a layer with a
+  // window no longer holds what they need.
   std::span<float> prefill(std::span<const Tokens> rows, const RunOptions& options = {});
-  // Appends to the first sequence and hands out the logits of every token [n, vocabulary], chunk by chunk, in order.
+  // Appends to the first sequence and passes `take` the logits of every token [n, vocabulary], chunk by chunk, in
+  // order.
   void score(Tokens tokens, const std::function<void(std::span<float> logits)>& take, const RunOptions& options = {});
 
-  // Tokens of a sequence.
+  // Number of tokens in a sequence.
   std::int64_t length(std::size_t row) const;
   std::int64_t capacity() const;
   const DecoderOptions& options() const;
   // Keeps the first `length` tokens of a sequence: 0, or at least shortest(row) of them.
   void truncate(std::size_t row, std::int64_t length);
-  // How far back a sequence can go without losing what layers with a window see: at most prefill_chunk_size tokens
-  // may be taken back where that matters, as many as wanted elsewhere (1).
+  // The smallest length above 0 that a sequence can be truncated to. Layers with a window allow at most
+  // prefill_chunk_size tokens to be taken back where older ones are lost; otherwise 1.
   std::int64_t shortest(std::size_t row);
 
   const LanguageModel& model() const;
@@ -171,7 +171,7 @@ enum class FinishReason : std::uint8_t { length, eos, stop_string, context, canc
 GRAFT_API std::string_view name(FinishReason reason);  // "length", "eos", ...
 
 struct Generation {
-  std::vector<std::int64_t> tokens;  // the new ones, the last of EOS included
+  std::vector<std::int64_t> tokens;  // the new ones, including the EOS that ended them
   std::string text;
   FinishReason reason = FinishReason::length;
 };
@@ -187,8 +187,8 @@ struct GenerationStats {
   double decode_seconds = 0;   // from there to the end
 };
 
-// Generates text. Prefix reuse: the cache keeps the tokens of the last call, and what a new prompt shares with them
-// from the start is not computed again. For one thread at a time.
+// Generates text. Prefix reuse: the cache keeps the tokens of the last call, and the prefix that a new prompt shares
+// with them is not computed again. For one thread at a time.
 class GRAFT_API TextGenerator {
  public:
   explicit TextGenerator(std::shared_ptr<const LanguageModel> model, const DecoderOptions& options = {});
@@ -199,12 +199,12 @@ class GRAFT_API TextGenerator {
   // Called with the row of the batch and new text of it, in whole UTF-8 characters.
   using OnText = std::function<void(std::size_t row, std::string_view text)>;
 
-  // A batch, one generation per prompt. Of a model with a text encoder the prompts are what the encoder reads, and
-  // the decoder begins with the model's own token; of one with an encoder of features they are the decoder's
-  // beginnings, after decoder().encode(features). A prompt of no tokens, more prompts than rows, and a prompt longer
-  // than the cache throw InvalidArgument. Where the cache ends before max_new_tokens, the generation ends
-  // with FinishReason::context. `cancel` ends all that are not finished; what they have is returned. Throws Busy while
-  // another thread generates or runs the decoder, and InvalidArgument when on_text calls it.
+  // A batch, one generation per prompt. For a model with a text encoder the prompts are the encoder's input, and the
+  // decoder begins with the model's start token; for one with a feature encoder they are the decoder's prefixes, after
+  // decoder().encode(features). A prompt of no tokens, more prompts than rows, and a prompt longer than the cache throw
+  // InvalidArgument. Where the cache ends before max_new_tokens, the generation ends with FinishReason::context.
+  // `cancel` ends all that are not finished; what they have is returned. Throws Busy while another thread generates or
+  // runs the decoder, and InvalidArgument when on_text calls it.
   std::vector<Generation> generate(std::span<const std::vector<std::int64_t>> prompts,
                                    const GenerationOptions& options = {}, const OnText& on_text = {},
                                    const CancelToken* cancel = nullptr);
@@ -219,13 +219,13 @@ class GRAFT_API TextGenerator {
   std::unique_ptr<Impl> impl_;
 };
 
-// Continuous batching: generates many texts side by side, each with options of its own. Requests join and leave between
-// steps without a new plan. A step computes one chunk, of at most DecoderOptions::prefill_chunk_size tokens, of the
-// oldest prompt that is not read yet, and one token (with drafts: several) of every other text. DecoderOptions::rows
-// texts run at once; the rest wait in order. Each text is the one that TextGenerator gives for its prompt and options
-// alone. A request starts in the row of the cache that shares the longest prefix with its prompt, and does not compute
-// that prefix again. Not for models with an encoder. For one thread at a time: calls throw Busy while another thread is
-// in one.
+// Continuous batching: generates many sequences side by side, each with its own options. Requests join and leave
+// between steps without a new plan. A step computes one chunk, of at most DecoderOptions::prefill_chunk_size tokens, of
+// the oldest prompt that is not prefilled yet, and one token (with drafts: several) of every other sequence.
+// DecoderOptions::rows sequences run at once; the rest wait in order. Each result equals what TextGenerator gives for
+// its prompt and options alone. A request starts in the cache row that shares the longest prefix with its prompt, and
+// does not compute that prefix again. Not for models with an encoder. For one thread at a time: calls throw Busy while
+// another thread is in one.
 class GRAFT_API BatchGenerator {
  public:
   // Throws Unsupported for a model with an encoder.
@@ -240,19 +240,19 @@ class GRAFT_API BatchGenerator {
   // Throws InvalidArgument for prompts and options as TextGenerator::generate does. May be called from on_text.
   Id submit(std::vector<std::int64_t> prompt, const GenerationOptions& options = {}, OnText on_text = {});
   // False when no request is left. When the run fails or is cancelled it throws and nothing has changed: the next step
-  // tries again. What on_text throws ends its request as cancelled and comes out when the step is complete. Throws
-  // InvalidArgument when on_text calls it.
+  // tries again. An exception from on_text ends its request as cancelled and is thrown when the step is complete.
+  // Throws InvalidArgument when on_text calls it.
   bool step(const RunOptions& options = {});
   // Ends a request with what it has; from on_text, when the step is over. False when it has ended already.
   bool cancel(Id id);
-  // The text of a request that has ended, once; empty while it goes on. Throws NotFound for one that there is not.
+  // The result of a request that has ended, once; empty while it runs. Throws NotFound for an unknown id.
   std::optional<Generation> take(Id id);
-  // Makes all plans that steps can need, with drafts of so many tokens: no later step makes any.
+  // Makes all plans that steps can need, with drafts of this many tokens: no later step makes any.
   void prepare(std::int64_t prompt_lookup_num_tokens = 0);
 
   std::size_t waiting() const;           // have no row yet
   std::size_t running() const;           // have one
-  const GenerationStats& stats() const;  // since the beginning; seconds by kind of run
+  const GenerationStats& stats() const;  // since construction; seconds by kind of run
   Decoder& decoder();
 
  private:
@@ -287,9 +287,9 @@ struct Perplexity {
   double top1_agreement = 0;
   double reference_perplexity = 0;
 };
-// A window of W tokens scores the W tokens that follow each of its own, so all but the first token of the text and the
-// rest that fills no window are scored. Throws InvalidArgument when the text fills none, or `reference` (may be null)
-// has another vocabulary.
+// A window of W tokens scores W tokens, the one that follows each of its own: all tokens but the first, and but the
+// rest that fills no window, are scored. Throws InvalidArgument when `tokens` fills no window, or `reference` (may be
+// null) has another vocabulary.
 GRAFT_API Perplexity perplexity(const std::shared_ptr<const LanguageModel>& model, std::span<const std::int64_t> tokens,
                                 const PerplexityOptions& options = {},
                                 const std::shared_ptr<const LanguageModel>& reference = nullptr);
@@ -304,10 +304,10 @@ class GRAFT_API TextEncoder {
   TextEncoder& operator=(TextEncoder&&) noexcept;
   ~TextEncoder();
 
-  // [texts, size()], row by row: the mean over the tokens of each text, normalized to length 1. Texts are truncated to
-  // what the program takes and the tokenizer's file allows.
+  // Returns [texts.size(), size()], row-major: the mean over the tokens of each string, normalized to length 1. Strings
+  // are truncated to the lengths that the program and the tokenizer's file allow.
   std::vector<float> embed(std::span<const std::string> texts, const RunOptions& options = {});
-  std::int64_t size() const;  // of a vector; 0 before the first call
+  std::int64_t size() const;  // elements of a vector; 0 before the first call
 
  private:
   class Impl;

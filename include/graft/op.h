@@ -10,10 +10,10 @@
 #include "graft/export.h"
 #include "graft/tensor.h"
 
-// Operators of your own: what `torch.library` defines in Python, run inside graft's programs. docs/custom-operators.md.
+// Custom operators: what `torch.library` defines in Python, run inside graft's programs. See docs/custom-operators.md.
 namespace graft {
 
-// A node of a program before any sizes are known. Arguments go by their names in the schema; for one it lacks, or of
+// A node of a program before any sizes are known. Arguments are named as in the schema; for a missing one, or one of
 // another kind, the members throw InvalidArgument.
 class GRAFT_API OpNode {
  public:
@@ -27,7 +27,7 @@ class GRAFT_API OpNode {
   virtual int output_rank(std::size_t i = 0) const = 0;
 };
 
-// A node with its arguments, while a plan for certain sizes is made. No tensor has data yet.
+// A node with its arguments, while it is planned for given sizes. No tensor has data yet.
 class GRAFT_API OpCall {
  public:
   virtual ~OpCall();
@@ -55,21 +55,22 @@ struct OpRun {
 
 struct OpDefinition {
   std::string target;  // "namespace.name.overload", the last is "default" where the schema names none
-  // Why a node is not taken, or nothing. Its answer must hold for all sizes. Without the function all are.
+  // Why a node is refused; empty when it is accepted. Must hold for all sizes. Null: every node is accepted.
   std::function<std::string(const OpNode&)> refuse;
   // The sizes of each output. Throws InvalidArgument where the operator would fail.
   std::function<std::vector<Shape>(const OpCall&)> shape;
-  // Computes the outputs from the inputs, and nothing else. What it throws ends the run with an ExecutionError.
+  // Computes the outputs from the inputs, without other effects. An exception from it ends the run with an
+  // ExecutionError.
   std::function<void(const OpRun&)> run;
-  bool parallel = false;  // several tasks at once, else one
+  bool parallel = false;  // split a run into several tasks at once, else one
 };
 
-// For this process, and for good. A program that is loaded, or exported, later may have the operator. Throws
-// InvalidArgument for a target that is there already or is no target, and without `shape` or `run`. Thread-safe.
+// Registers an operator for the life of the process. Programs loaded or exported later may use it. Throws
+// InvalidArgument for a target that is registered already or malformed, and without `shape` or `run`. Thread-safe.
 GRAFT_API void register_op(OpDefinition op);
 
 // Loads a shared library and calls its `extern "C" void graft_register_ops()`, once. Throws SystemError when it does
-// not load, NotFound without that function, and what the function throws.
+// not load, NotFound without that function, and whatever the function throws.
 GRAFT_API void load_ops(const std::string& path);
 
 }  // namespace graft

@@ -15,8 +15,8 @@
 namespace graft {
 
 struct PipelineOptions {
-  int workers = 1;            // runs at one time, each of another session
-  std::size_t capacity = 16;  // runs that may wait, of all sessions together
+  int workers = 1;            // runs at a time, each on a different session
+  std::size_t capacity = 16;  // waiting runs, of all sessions together
 };
 
 // Counts since the pipeline was made. submitted = waiting + running + finished.
@@ -29,12 +29,11 @@ struct PipelineCounters {
   std::size_t most_waiting = 0;
 };
 
-// A queue of runs over several sessions, done by threads of its own. Runs of one session happen in the order of their
-// submission and never two at once; those of different sessions side by side, the session that has waited longest
-// first. A run that fails takes nothing else with it. Nothing that was accepted is lost: every future gets its result
-// or its error.
+// A queue of runs over several sessions, executed by its own threads. Runs of one session execute in the order of
+// submission, one at a time; those of different sessions in parallel, the session that has waited longest first. A
+// failed run affects no other. Every accepted run completes: its future gets a result or an error.
 //
-// All functions may be called from any thread; sessions must not be used directly while runs of theirs wait (Busy).
+// All functions may be called from any thread; sessions must not be used directly while they have waiting runs (Busy).
 class GRAFT_API Pipeline {
  public:
   // Throws InvalidArgument for no sessions, null, one session given twice, no workers or no capacity; SystemError when
@@ -45,20 +44,19 @@ class GRAFT_API Pipeline {
   Pipeline& operator=(const Pipeline&) = delete;
 
   // Appends a run of session `session`, an index of the constructor's list; tensors of the inputs must stay valid until
-  // it is done. Waits while `capacity` runs wait. Throws InvalidArgument for an index that there is not and after
-  // shutdown() began, also when that happens while it waits; Busy when it would have to wait on one of the pipeline's
-  // own threads.
+  // it is done. Waits while `capacity` runs wait. Throws InvalidArgument for an index out of range and once shutdown()
+  // has begun, also while it waits; Busy when called on one of the pipeline's own threads and it would have to wait.
   std::future<std::vector<Value>> submit(std::size_t session, std::string method, std::vector<Value> inputs,
                                          RunOptions options = {});
   // The same without waiting: empty when `capacity` runs wait.
   std::optional<std::future<std::vector<Value>>> try_submit(std::size_t session, std::string method,
                                                             std::vector<Value> inputs, RunOptions options = {});
-  // Other work on a session in its place of the order: resetting states, run_into, several runs in a row. What it
-  // throws comes out of the future.
+  // Appends other work on a session, in order with its runs: resetting states, run_into, several runs in a row. The
+  // future throws what it throws.
   std::future<void> submit(std::size_t session, std::function<void(Session&)> work);
   std::optional<std::future<void>> try_submit(std::size_t session, std::function<void(Session&)> work);
 
-  // Waits until nothing waits or runs. What others submit meanwhile is waited for too.
+  // Waits until no run waits or executes, including those that others submit meanwhile.
   void drain();
   // Takes no more runs, finishes those that were accepted and ends the threads.
   void shutdown();

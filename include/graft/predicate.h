@@ -7,7 +7,7 @@
 
 #include "graft/export.h"
 
-// What the exporting side queries before it decides which nodes to delegate.
+// What exporters query to decide which nodes to delegate.
 namespace graft {
 
 struct RefusedNode {
@@ -20,14 +20,14 @@ struct RefusedNode {
 // The nodes of a program (bytes of schema/graft.fbs) that graft does not run. Throws InvalidProgram.
 GRAFT_API std::vector<RefusedNode> refused_nodes(std::span<const std::byte> program);
 
-// Operators that should be kept whole at export although ATen could decompose them.
+// Operators to keep whole at export although ATen could decompose them.
 GRAFT_API std::vector<std::string> preserved_targets();
 
 // All operators, on tensors and on numbers.
 GRAFT_API std::vector<std::string> operator_targets();
 
-// Those that run on the host between plans, since no plan can hold what they give: sizes and numbers that depend on
-// data, and calls of sub-graphs.
+// Operators that run on the host between plans, because a plan cannot hold their results: data-dependent sizes and
+// numbers, and calls of sub-graphs.
 GRAFT_API std::vector<std::string> host_operator_targets();
 
 }  // namespace graft

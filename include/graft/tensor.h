@@ -36,7 +36,7 @@ class GRAFT_API Shape {
   int rank_ = 0;
 };
 
-// What a tensor is, apart from where it lies: dtype, sizes and strides (in elements; 0 for expanded dimensions).
+// A tensor without its data: dtype, sizes and strides (in elements; 0 for expanded dimensions).
 struct GRAFT_API TensorDesc {
   DType dtype = DType::f32;
   Shape shape;

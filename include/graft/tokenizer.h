@@ -15,17 +15,17 @@
 // file.
 namespace graft {
 
-// The named data of a package that hold a tokenizer: tokenizer.json, and tokenizer_config.json with its chat template;
-// or the key-value pairs of a GGUF file, as a GGUF file without tensors.
+// Keys of the named data of a package that hold a tokenizer: tokenizer.json, and tokenizer_config.json with its chat
+// template; or the key-value pairs of a GGUF file, as a GGUF file without tensors.
 inline constexpr std::string_view kTokenizerKey = "graft.tokenizer.json";
 inline constexpr std::string_view kTokenizerConfigKey = "graft.tokenizer_config.json";
 inline constexpr std::string_view kTokenizerGgufKey = "graft.tokenizer.gguf";
 
 struct EncodeOptions {
-  // What the file's post-processor puts around a text, such as BOS or [CLS] and [SEP].
+  // Adds the special tokens of the file's post-processor, such as BOS or [CLS] and [SEP].
   bool add_special = true;
-  // At most so many ids, those of add_special included; the end of the text is cut off. 0: no limit. The limit that a
-  // file states is truncation(); it is not applied by itself.
+  // At most this many ids, special tokens included; the end of the text is cut off. 0: no limit. The limit that a file
+  // states is truncation(); it is not applied by default.
   std::size_t max_length = 0;
 };
 
@@ -39,9 +39,8 @@ class GRAFT_API Tokenizer {
   static std::shared_ptr<const Tokenizer> from_json(std::string_view tokenizer_json, std::string_view config_json = {});
   // The vocabulary in a GGUF file; its weights are not read. Throws as from_json, and NotFound or SystemError.
   static std::shared_ptr<const Tokenizer> from_gguf(const std::string& path);
-  // By what the path is: a folder with tokenizer.json (and tokenizer_config.json, chat_template.jinja where they are
-  // there), a tokenizer.json with the same files beside it, a .gguf file, or a package of graft that carries a
-  // tokenizer.
+  // `path`: a folder with tokenizer.json (and optional tokenizer_config.json, chat_template.jinja), a tokenizer.json
+  // with the same files beside it, a .gguf file, or a package of graft that carries a tokenizer.
   static std::shared_ptr<const Tokenizer> load(const std::string& path);
 
   virtual ~Tokenizer();
@@ -68,7 +67,7 @@ class GRAFT_API Tokenizer {
   virtual const SpecialIds& special_ids() const = 0;
   // The max_length of the file's truncation; empty when it has none.
   virtual std::optional<std::size_t> truncation() const = 0;
-  // The Jinja template of the files; empty when they have none.
+  // The Jinja chat template of the files; empty when they have none.
   virtual const std::string& chat_template() const = 0;
   // SHA-256 of all pieces with their ids, in hex: the same vocabulary has the same one.
   virtual std::string identity() const = 0;
@@ -87,8 +86,8 @@ class GRAFT_API Tokenizer {
   virtual const std::string& template_variables() const = 0;
 };
 
-// Text from ids that come one after the other: what add() returns one after the other is decode() of all ids, in whole
-// UTF-8 characters. Ids whose bytes are not yet a character are kept until it is complete. One thread at a time.
+// Streaming decode: the strings from add() and finish(), joined, are decode() of all ids, each in whole UTF-8
+// characters. Ids whose bytes do not form a character yet are kept until it is complete. One thread at a time.
 class GRAFT_API Detokenizer {
  public:
   explicit Detokenizer(std::shared_ptr<const Tokenizer> tokenizer, bool skip_special = true);
@@ -101,7 +100,7 @@ class GRAFT_API Detokenizer {
  private:
   std::shared_ptr<const Tokenizer> tokenizer_;
   bool skip_special_;
-  std::vector<std::int64_t> ids_;  // since the text before the last one that was returned
+  std::vector<std::int64_t> ids_;  // those of the last returned text, then those not yet returned
   std::size_t returned_ids_ = 0;   // how many of them have been returned
   std::string returned_;           // the text of those
 };
