@@ -8,12 +8,13 @@
 namespace graft {
 namespace {
 
-constexpr std::int64_t kSmallestWidth = 16;  // of a prompt's chunk: fewer tokens hardly take less time
+constexpr std::int64_t kSmallestWidth = 16;  // of a prompt's chunk: fewer tokens hardly save time
 constexpr const char* kWhat = "BatchGenerator";
 
 }  // namespace
 
-// Schedules the loop: the queue of requests, which prompt is read next and in runs of which width, and the results.
+// Schedules the loop: the queue of requests, which prompt is prefilled next and in runs of which width, and the
+// results.
 class BatchGenerator::Impl {
  public:
   Impl(std::shared_ptr<const LanguageModel> model, const DecoderOptions& options);
@@ -36,12 +37,12 @@ class BatchGenerator::Impl {
   void join();
   void read_oldest(const RunOptions& options);
   void go_on(const RunOptions& options);
-  // Removes what has ended, until nothing is left: the last callback of a text may cancel others.
+  // Removes finished requests until none is left: the last callback of one may cancel others.
   void sweep();
   bool sweep_once();
   std::int64_t width_for(std::int64_t rest) const;
 
-  std::vector<std::int64_t> widths_, batches_;  // of runs: of prompts, and rows of a step; ascending
+  std::vector<std::int64_t> widths_, batches_;  // widths of prompt runs, and row counts of steps; ascending
   std::vector<Waiting> waiting_;
   std::vector<Id> row_ids_;  // of the sequences in the rows
   std::vector<std::pair<Id, Generation>> ended_;
@@ -92,7 +93,7 @@ BatchGenerator::Id BatchGenerator::Impl::submit(std::vector<std::int64_t> prompt
   return next_++;
 }
 
-// The oldest requests get the free rows, each the row with the longest prefix of its prompt.
+// Gives the free rows to the oldest requests, each the row that holds the longest prefix of its prompt.
 void BatchGenerator::Impl::join() {
   std::size_t joined = 0;
   for (; joined < waiting_.size(); ++joined) {
@@ -133,7 +134,7 @@ void BatchGenerator::Impl::read_oldest(const RunOptions& options) {
 
 void BatchGenerator::Impl::go_on(const RunOptions& options) {
   const auto going = static_cast<std::int64_t>(loop.going());
-  // Up to the next size of a batch, so that joining and leaving need no new plan.
+  // Rounded up to the next batch size, so that joining and leaving need no new plan.
   if (going > 0) loop.step(static_cast<std::size_t>(*std::ranges::lower_bound(batches_, going)), options);
 }
 

@@ -7,7 +7,7 @@
 #include "exec/test_allocations.h"
 #include "llm/test_model.h"
 
-// Continuous batching: whatever goes on beside it, a request's text is the one it has alone.
+// Continuous batching: a request's text does not depend on what runs beside it.
 namespace graft {
 namespace {
 
@@ -99,13 +99,13 @@ TEST(BatchGenerator, AStepAllocatesNothingOfOurs) {
   for (unsigned i = 0; i < 3; ++i)
     batch.submit(some_ids(5 + i, i), {.max_new_tokens = 60, .temperature = 0.5, .prompt_lookup_num_tokens = 2});
   for (int i = 0; i < 5; ++i) batch.step();
-  batch.submit(some_ids(60, 9), {.max_new_tokens = 9});  // one that is read meanwhile
+  batch.submit(some_ids(60, 9), {.max_new_tokens = 9});  // prefilled meanwhile
   batch.step();
   test::begin_counting_allocations();
   batch.step();
   batch.step();
   batch.step();
-  // ggml makes two small ones in each of the two runs of a step; ours are none.
+  // ggml makes two small allocations in each of the two runs of a step; graft makes none.
   EXPECT_LE(test::end_counting_allocations(), 3 * 2 * 2);
   EXPECT_EQ(batch.running(), 4u);
 }

@@ -9,9 +9,9 @@ namespace graft {
 namespace {
 
 constexpr std::string_view kMethod = "forward", kEncode = "encode";
-constexpr std::int64_t kPadding = -1;  // cache_position of a token that is none
-// Sizes of runs that buffers and graphs are kept for. A text takes four (a prefill chunk, the rest of a prompt, a step,
-// a step with drafts); BatchGenerator a few widths of prompts, and of steps as many as there are sizes of batches.
+constexpr std::int64_t kPadding = -1;  // cache_position of padding
+// Sizes of runs that buffers and graphs are kept for. A sequence takes four (a prefill chunk, the rest of a prompt, a
+// step, a step with drafts); BatchGenerator takes a few prompt widths, and one size of step per batch size.
 constexpr std::size_t kCalls = 32;
 
 DecoderOptions checked(DecoderOptions options, const LanguageModel* model) {
@@ -219,7 +219,7 @@ void Decoder::Impl::truncate(std::size_t row, std::int64_t length) {
               " of ", lengths_[row], " tokens cannot go back to ", length, ", only to ", shortest(row),
               " or more: layers with a window hold no more");
   lengths_[row] = length;
-  // A run at a smaller position truncates its row; here the rows that have more are cut, if this is the longest.
+  // A run at a smaller position truncates its row, so only rows beyond the longest sequence are cut here.
   session.kv_truncate(std::ranges::max(lengths_));
 }
 

@@ -10,7 +10,7 @@
 
 namespace graft {
 
-// Decoder without its check for one call at a time: whoever makes several runs holds `in_use` for all of them.
+// Decoder without the check for concurrent calls: callers that make several runs hold `in_use` for all of them.
 class Decoder::Impl {
  public:
   Impl(std::shared_ptr<const LanguageModel> language_model, const DecoderOptions& decoder_options);

@@ -5,7 +5,7 @@
 #include "llm/sampler.h"
 #include "llm/test_model.h"
 
-// Runs of tokens through the cache: however they are cut and padded, the same logits.
+// Logits do not depend on how tokens are divided into runs and padded.
 namespace graft {
 namespace {
 
@@ -68,7 +68,7 @@ TEST(Decoder, RowsOfABatchAreWhatTheyAreAlone) {
   const std::vector<Ids> rows = {some_ids(3, 1), some_ids(20, 2), some_ids(11, 3)};
   Decoder batch(small.model, {.rows = 3, .prefill_chunk_size = 6});
   const std::vector<float> together = prefill(batch, rows);
-  // One row goes on with two tokens, one with none, one with one.
+  // One row continues with two tokens, one with none, one with one.
   const Ids two = {4, 5}, one = {6};
   const std::vector<Tokens> next = {two, {}, one};
   const std::span<float> later = batch.run(next, 3, 2);
@@ -148,7 +148,7 @@ TEST(Decoder, AContextOf32768TokensIsDecodedWithOnePlanAndNoMemoryOfOurs) {
   run_chunk(kChunk);
   run_chunk(1);
   EXPECT_EQ(counters.plan_misses, 2u);
-  // Steps all the way, every 512 tokens, the last ones included.
+  // Steps every 512 tokens up to the full context, its last tokens included.
   long allocations = 0;
   std::int64_t steps = 1;
   while (decoder.length(0) + kChunk <= kLong) {
@@ -194,7 +194,7 @@ TEST(Decoder, StepsAllocateNothingOfOurs) {
   constexpr int kSteps = 60;
   test::begin_counting_allocations();
   for (int i = 0; i < kSteps; ++i) step();
-  // ggml makes two small ones in each compute; ours are none.
+  // ggml makes two small allocations in each compute; graft makes none.
   EXPECT_LE(test::end_counting_allocations(), 2 * kSteps);
   const Counters& counters = decoder.session().counters();
   EXPECT_EQ(counters.graphs_built, 2u);

@@ -73,7 +73,7 @@ TEST(TextGenerator, DraftsDoNotChangeTheTokens) {
         EXPECT_LE(guessing.decoder().session().counters().graphs_built, 3u);
         accepted += guessing.stats().accepted_tokens;
         rejected += guessing.stats().drafted_tokens - guessing.stats().accepted_tokens;
-        // Every run gives one token for each row and those that were accepted.
+        // Every run gives each row one token plus the accepted drafts.
         EXPECT_LT(guessing.stats().decode_runs, 50);
       }
     }
@@ -93,7 +93,7 @@ TEST(TextGenerator, WhatIsInTheCacheIsNotComputedAgain) {
   const Generation next = generator.generate(second, {.max_new_tokens = 6});
   EXPECT_EQ(generator.stats().reused_tokens, 10);  // the last of the answer was never an input
   EXPECT_EQ(next.tokens, expected_tokens(small, second, 6));
-  // Another beginning, and the same prompt again.
+  // A prompt with another prefix, then the same prompt again.
   const Generation other = generator.generate(Ids{3, 1, 9}, {.max_new_tokens = 4});
   EXPECT_EQ(generator.stats().reused_tokens, 2);
   EXPECT_EQ(other.tokens, expected_tokens(small, {3, 1, 9}, 4));
@@ -139,7 +139,7 @@ TEST(TextGenerator, EndsWhereTheContextEnds) {
     const Generation result =
         generator.generate(Ids{1, 2, 1, 2, 1, 2}, {.max_new_tokens = 50, .prompt_lookup_num_tokens = drafts});
     EXPECT_EQ(result.reason, FinishReason::context);
-    EXPECT_EQ(result.tokens, expected_tokens(small, {1, 2, 1, 2, 1, 2}, 5));  // the last needs no place of its own
+    EXPECT_EQ(result.tokens, expected_tokens(small, {1, 2, 1, 2, 1, 2}, 5));  // the last token needs no cache slot
   }
   EXPECT_EQ(generator.generate(Ids(10, 3), {.max_new_tokens = 5}).tokens.size(), 1u);
   try {

@@ -7,7 +7,7 @@
 
 namespace graft::llm {
 
-// The thread that is inside a call on an object that serves one call at a time.
+// Which thread is inside a call of an object that serves one call at a time.
 class InUse {
  private:
   friend class Use;

@@ -9,7 +9,7 @@
 #include "graft/error.h"
 #include "llm/test_model.h"
 
-// One call at a time: what callbacks and other threads may not call is an error, and the call that goes on is unharmed.
+// One call at a time: forbidden calls from callbacks and other threads are errors and do not harm the running call.
 namespace graft {
 namespace {
 
@@ -19,7 +19,7 @@ using Ids = std::vector<std::int64_t>;
 const Ids kPrompt = {3, 1, 4, 1, 5};
 const GenerationOptions kOptions = {.max_new_tokens = 12};
 
-// A callback that waits inside of its call, in a thread of its own, while `meanwhile` runs here.
+// Runs a generation in another thread whose callback waits while `meanwhile` runs here.
 template <typename Generate, typename Meanwhile>
 void while_inside(const Generate& generate, const Meanwhile& meanwhile) {
   std::binary_semaphore inside(0), go_on(0);
@@ -59,7 +59,7 @@ TEST(InUse, ACallbackThatGeneratesAgain) {
   };
   EXPECT_EQ(generator.generate(kPrompt, kOptions, generate_again).tokens, expected);
   EXPECT_EQ(calls, 12);
-  // The callback's own error comes out, and the next call is as if nothing had been.
+  // The callback's own error propagates, and the next call is unaffected.
   test::expect_error<InvalidArgument>(
       [&] {
         generator.generate(kPrompt, kOptions,

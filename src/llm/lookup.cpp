@@ -14,7 +14,7 @@ void lookup_draft(std::span<const std::int64_t> tokens, std::int64_t ngram, std:
     for (std::int64_t begin = count - n - 1; begin >= 0; --begin) {
       const auto at = static_cast<std::size_t>(begin);
       if (!std::ranges::equal(tokens.subspan(at, last.size()), last)) continue;
-      // What followed, and when that ends the draft itself: a text that repeats itself goes on repeating.
+      // Copies what followed; where that ends, the draft continues with itself, since a repetition tends to go on.
       const auto after = tokens.subspan(at + last.size());
       for (std::size_t i = 0; i < static_cast<std::size_t>(most); ++i)
         draft.push_back(i < after.size() ? after[i] : draft[i - after.size()]);

@@ -6,9 +6,9 @@
 
 namespace graft::llm {
 
-// What followed the last `ngram` tokens of a sequence (or fewer, down to one) where they stood before: its latest such
-// place with tokens after it, repeated up to `most` tokens: `draft` has `most` of them, or none when there is no such
-// place.
+// Drafts by prompt lookup: copies what followed the latest earlier occurrence of the last `ngram` tokens (or fewer,
+// down to one) that has tokens after it, repeated up to `most` tokens. `draft` has `most` tokens, or none when there is
+// no such occurrence.
 void lookup_draft(std::span<const std::int64_t> tokens, std::int64_t ngram, std::int64_t most,
                   std::vector<std::int64_t>& draft);
 

@@ -120,7 +120,7 @@ void Loop::step(std::size_t batch, const RunOptions& options) {
     stats.new_tokens += static_cast<std::int64_t>(sequence.tokens().size() - before);
     stats.drafted_tokens += static_cast<std::int64_t>(fed) - 1;
     stats.accepted_tokens += static_cast<std::int64_t>(right) - 1;
-    // After an exception the sequence does not say what of the draft was right.
+    // After an exception the sequence does not know how much of the draft was right.
     if (sequence.cancelled) right = 1;
     if (right < fed) decoder().truncate(row, decoder().length(row) - static_cast<std::int64_t>(fed - right));
   }

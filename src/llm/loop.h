@@ -14,7 +14,7 @@
 namespace graft::llm {
 
 // The generation loop of both generators: each sequence has a row of the cache. begin() reuses the prefix that the row
-// holds already; step() gives every sequence whose prompt has been read one token, or with drafts several. The caller
+// holds already; step() gives every sequence with a prefilled prompt one token, or with drafts several. The caller
 // decides which sequence runs when, and holds `decoder().in_use` meanwhile. A run that throws changes nothing.
 class Loop {
  public:

@@ -7,7 +7,7 @@
 namespace graft {
 namespace {
 
-constexpr std::int64_t kLogitsAtOnce = std::int64_t{1} << 24;  // 64 MiB of them
+constexpr std::int64_t kLogitsAtOnce = std::int64_t{1} << 24;  // 64 MiB
 
 Decoder make_decoder(const std::shared_ptr<const LanguageModel>& model, const PerplexityOptions& options) {
   DecoderOptions decoder;

@@ -95,7 +95,7 @@ void Sampler::keep_top_p() {
   for (const Candidate& c : candidates_) most = std::max(most, c.logit);
   for (const Candidate& c : candidates_) sum += std::exp(static_cast<double>(c.logit - most));
   const double enough = options_.top_p * sum;
-  double before = 0;  // the weight of those that stay
+  double before = 0;  // the weight of the kept tokens
   std::size_t kept = 0, sorted = 0;
   while (kept < candidates_.size() && (kept == 0 || before < enough)) {
     if (kept == sorted) {
@@ -120,7 +120,7 @@ double Sampler::filter(std::span<const float> logits) {
   const auto temperature = static_cast<float>(options_.temperature);
   candidates_.clear();
   for (std::size_t i = 0; i < logits.size(); ++i)
-    if (logits[i] > -std::numeric_limits<float>::infinity())  // NaN is none
+    if (logits[i] > -std::numeric_limits<float>::infinity())  // false for NaN
       candidates_.push_back({logits[i] / temperature, static_cast<std::int32_t>(i)});
   GRAFT_CHECK(ExecutionError, !candidates_.empty(), kNoNumbers);
   keep_top_k();
@@ -128,7 +128,7 @@ double Sampler::filter(std::span<const float> logits) {
   keep_min_p();
   const float most = std::ranges::max(candidates_, {}, &Candidate::logit).logit;
   GRAFT_CHECK(ExecutionError, std::isfinite(most), kNoNumbers);
-  // In the order of the vocabulary, so that equal seeds give equal texts whatever the sorting did.
+  // In the order of the vocabulary, so that equal seeds give equal tokens whatever the sorting did.
   if (!std::ranges::is_sorted(candidates_, {}, &Candidate::id)) std::ranges::sort(candidates_, {}, &Candidate::id);
   weights_.clear();
   double sum = 0;

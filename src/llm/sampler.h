@@ -18,7 +18,7 @@ class Sampler {
   // `seed` instead of the options'.
   Sampler(const GenerationOptions& options, std::int64_t vocabulary, std::uint64_t seed);
 
-  // The sequence goes on with these tokens.
+  // Appends these tokens to the sequence.
   void see(std::span<const std::int64_t> tokens);
   // The next token. Overwrites the logits. Allocates nothing.
   std::int64_t next(std::span<float> logits);

@@ -10,7 +10,8 @@ namespace {
 
 using Tokens = Decoder::Tokens;
 
-// A token's text can depend on those before it: a word's leading space is dropped only at the beginning of a text.
+// A token's text can depend on those before it: a word's leading space is dropped only at the start of a decoded
+// string.
 constexpr std::size_t kTokensBefore = 16;
 
 }  // namespace

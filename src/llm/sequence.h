@@ -42,7 +42,7 @@ class Sequence {
   void end(FinishReason reason);
 
   bool reading = true;     // the prompt
-  bool cancelled = false;  // ends when the step is over
+  bool cancelled = false;  // ends after the current step
 
  private:
   bool is_eos(std::int64_t id) const;

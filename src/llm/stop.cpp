@@ -15,7 +15,7 @@ std::string StopStrings::add(std::string_view text) {
     held_.resize(end);
     return std::exchange(held_, {});
   }
-  std::size_t keep = 0;  // the longest end of the text that begins a stop string
+  std::size_t keep = 0;  // length of the longest suffix that is a prefix of a stop string
   for (const std::string& stop : strings_)
     for (std::size_t n = std::min(stop.size() - 1, held_.size()); n > keep; --n)
       if (held_.ends_with(std::string_view(stop).substr(0, n))) {

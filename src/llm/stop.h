@@ -6,14 +6,14 @@
 
 namespace graft::llm {
 
-// Holds text back while it may be the beginning of a stop string.
+// Holds text back while it may be the start of a stop string.
 class StopStrings {
  public:
   explicit StopStrings(std::vector<std::string> strings) : strings_(std::move(strings)) {}
 
-  // What may be shown of the text so far and was not yet. After a stop string nothing is.
+  // Returns the text that can be shown now: none once a stop string was found.
   std::string add(std::string_view text);
-  // What was held back, at the end.
+  // Returns the text still held back, at the end.
   std::string finish();
   bool stopped() const { return stopped_; }
 

@@ -11,7 +11,7 @@ namespace {
 
 constexpr std::string_view kInputs[] = {"input_ids", "attention_mask", "token_type_ids"};
 
-// Sum of the rows that count, in f64, brought to length 1: the division by their number goes with it.
+// Appends the sum of the token rows, in f64, normalized to length 1, which makes dividing by their number unnecessary.
 void add_normalized(std::span<const double> sum, std::vector<float>& out) {
   double squares = 0;
   for (const double x : sum) squares += x * x;
@@ -67,7 +67,7 @@ std::vector<float> TextEncoder::Impl::embed(std::span<const std::string> texts, 
   std::vector<float> result;
   const MethodInfo& method = session_.program().method(method_);
   const DimInfo& tokens = method.inputs[0].dims[1];
-  // One text at a time: no padding is computed, and a text's vector does not depend on those beside it.
+  // One string at a time: no padding is computed, and a vector does not depend on the other strings.
   for (const std::string& text : texts) {
     GRAFT_CHECK(InvalidArgument, is_utf8(text), "a text is not UTF-8");
     EncodeOptions encode;
@@ -77,7 +77,7 @@ std::vector<float> TextEncoder::Impl::embed(std::span<const std::string> texts, 
     GRAFT_CHECK(InvalidArgument, !ids.empty(), "a text has no tokens");
     const auto count = ids.size();
     std::vector<std::int64_t> mask(count, 1), types(count, 0);
-    if (std::ssize(ids) < tokens.min) {  // a program of fixed size
+    if (std::ssize(ids) < tokens.min) {  // a program with fixed sizes
       const std::int64_t pad = tokenizer_->special_ids().pad.value_or(0);
       const auto size = static_cast<std::size_t>(tokens.min);
       ids.resize(size, pad);

@@ -29,7 +29,7 @@ class Binder {
   // outputs that the run must not write.
   void bind(const PreparedCall& call, std::span<const Value> inputs, std::span<std::byte* const> outputs,
             const RunOptions& options);
-  // Inputs that the run wrote in a copy go back to the caller's memory.
+  // Copies inputs that the run wrote in a copy back to the caller's memory.
   void return_copies(const PreparedCall& call, std::span<const Value> inputs);
   // Frees the copies; the session is closed.
   void clear();

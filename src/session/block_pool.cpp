@@ -11,7 +11,7 @@ std::shared_ptr<void> BlockPool::take(std::size_t bytes) {
     std::size_t best = free_.size();
     for (std::size_t i = 0; i < free_.size(); ++i)
       if (free_[i].size() >= bytes && (best == free_.size() || free_[i].size() < free_[best].size())) best = i;
-    // A result may be kept for long: it must not hold a block far larger than itself.
+    // A caller may keep a result for long, so it must not hold a block far larger than itself.
     if (best < free_.size() && free_[best].size() <= 2 * bytes + 4096) {
       memory = std::move(free_[best]);
       free_[best] = std::move(free_.back());

@@ -10,8 +10,8 @@
 
 namespace graft {
 
-// Memory for what one segment of a method hands to the next, for its results, and for padded inputs: blocks that come
-// back when the last value in them is dropped, on whatever thread that is.
+// Memory for values passed between segments of a method, for its results, and for padded inputs. A block returns to the
+// pool when the last value in it is dropped, on any thread.
 class BlockPool : public std::enable_shared_from_this<BlockPool> {
  public:
   // Never null.

@@ -8,7 +8,7 @@ namespace graft {
 
 inline constexpr const char* kSessionInUse = "the session is in use by another thread; make one session per thread";
 
-// Taken for the time of a call; throws Busy with `message` when it is taken already.
+// A lock held for the time of a call; throws Busy with `message` when it is held already.
 class BusyGuard {
  public:
   struct Wait {};

@@ -6,7 +6,7 @@
 #include "graft/graft.h"
 #include "load/program_impl.h"
 
-// Values of a call: numbers of a plan as a caller's, and what a caller gives for outputs.
+// Values of a call: a plan's numbers as values for the caller, and checks of the outputs that a caller gives.
 namespace graft {
 
 std::string_view kind_name(Value::Kind kind);  // "a tensor"

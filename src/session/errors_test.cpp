@@ -11,8 +11,8 @@
 #include "graft/graft.h"
 #include "load/test_graph.h"
 
-// What a caller can do wrong, by name: the error is of its type, its message holds the thing, the expected and the
-// found, and the next good call is right. What only Python's callers can do is in test/python/hostile/errors_test.py.
+// Misuse by callers, by name: the error has its type, its message names the thing, the expected and the found, and the
+// next valid call is right. Misuse possible only from Python is in test/python/hostile/errors_test.py.
 namespace graft {
 namespace {
 
@@ -25,7 +25,7 @@ using test::tensor;
 
 constexpr std::int64_t kRows = 5;
 
-// The good call: y = table[ids] * x, ids i64 [n], x f32 [n, 2].
+// The valid call: y = table[ids] * x, ids i64 [n], x f32 [n, 2].
 struct Lookup {
   GraphBuilder graph;
   std::shared_ptr<const Program> program;

@@ -19,7 +19,7 @@ void append_key(const InputDesc& input, std::vector<std::int64_t>& key) {
   for (std::int64_t size : input.desc.shape.sizes()) key.push_back(size);
 }
 
-// Equality of the whole key; never of a hash of it.
+// Compares whole keys, since hashes of different keys can be equal.
 bool same_key(std::span<const std::int64_t> a, std::span<const std::int64_t> b) { return std::ranges::equal(a, b); }
 
 }  // namespace

@@ -131,7 +131,7 @@ void KvCache::select(std::span<const std::int64_t> rows) {
   GRAFT_CHECK(InvalidArgument, rows.size() <= lengths.size(), "the cache has ", lengths.size(), " rows, got ",
               rows.size(), " to fill");
   for (const std::int64_t row : rows) check_row(row);
-  // Each row has so many of these numbers: those of rows that are not filled are 0.
+  // Selects these per-row numbers by row; those of unfilled rows are 0.
   const auto selected = [&](std::span<const std::int64_t> numbers) {
     std::vector<std::int64_t> after(numbers.size(), 0);
     const std::size_t per_row = numbers.size() / lengths.size();
@@ -157,12 +157,12 @@ void KvCache::select_tokens(std::uint32_t state, std::span<const std::int64_t> r
   const std::size_t slot = slot_bytes(desc), head = slot * static_cast<std::size_t>(desc.shape[2]);
   const auto heads = static_cast<std::size_t>(desc.shape[1]);
   const std::optional<std::size_t> window = window_of(states_.info(state));
-  // Bytes of a row to copy: a ring buffer that has gone round holds something in all slots.
+  // Bytes of a row to copy: a ring buffer that has wrapped around uses all slots.
   const auto used = [&](std::size_t i) {
     const bool round = window && first_held[i * windows().size() + *window] > 0;
     return static_cast<std::size_t>(round ? desc.shape[2] : std::min(tokens[i], desc.shape[2])) * slot;
   };
-  // Head by head: what is read is set aside before the first row is written.
+  // Head by head, reading into a buffer before the first row is written, since rows may be source and target.
   std::vector<std::byte> kept;
   for (std::size_t h = 0; h < heads; ++h) {
     std::byte* base = states_.existing(state) + h * head;

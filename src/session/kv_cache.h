@@ -11,9 +11,9 @@
 
 namespace graft {
 
-// The cache of keys and values: how many tokens each row holds, and what callers do to them between runs. Its memory
-// are states of the session: [rows, heads, slots, size] of each layer, where position p of a row lies in slot
-// p mod slots, and the numbers below.
+// The KV cache: how many tokens each row holds, and what callers do to them between runs. Its memory is states of the
+// session: per layer [rows, heads, slots, size], where position p of a row is in slot p mod slots, and the numbers
+// below.
 class KvCache {
  public:
   // Of a program without one only exists(), check_rows() and used_ranges() may be called. Throws InvalidArgument for
@@ -25,20 +25,20 @@ class KvCache {
 
   // Tokens of each row. Throws InvalidArgument when there is no cache.
   std::span<std::int64_t> lengths();
-  // Tokens of each row that an encoder left; empty for a program without one.
+  // Tokens of each row's encoder output; empty for a program without an encoder.
   std::span<std::int64_t> encoder_lengths();
-  // The windows of layers that have one: the positions that a token sees.
+  // The distinct windows of layers that have one, in positions that a token sees.
   std::span<const std::int64_t> windows() const;
   // By row and window, the first position that caches with that window still hold; empty when no layer has one.
   std::span<std::int64_t> first_held();
   // Which of the windows() the layer of this state has; none: it holds all tokens.
   std::optional<std::size_t> window_of(const ir::State& state) const;
-  // Slots of the ring buffers of a window; 0: they hold all tokens.
+  // Slots of the ring buffers of a window; 0: its caches hold all tokens.
   std::int64_t ring_slots(std::size_t window) const;
   // The positions [first, second) that a layer holds of a row.
   std::pair<std::int64_t, std::int64_t> held(const ir::State& state, std::size_t row);
 
-  // The smallest length above 0 that a row can have next: what the token after it sees is there.
+  // The smallest length above 0 that a row can be truncated to such that everything the next token sees is still there.
   std::int64_t shortest(std::size_t row);
   // Throws InvalidArgument when the row cannot have that length: the next token would see tokens that are lost.
   void check_length(std::size_t row, std::int64_t length);
@@ -52,8 +52,7 @@ class KvCache {
   void resize(std::int64_t rows, std::int64_t length);
   void set_lengths(std::span<const std::int64_t> lengths);
 
-  // The bytes of a state that hold something: all, or of keys and values those of the tokens, row by row, head by head
-  // and in the order of their positions.
+  // The used bytes of a state: all, or for keys and values those of the tokens, by row, head and position.
   struct Range {
     std::size_t offset = 0, bytes = 0;
   };

@@ -6,7 +6,7 @@
 
 #include "session/test_kv_model.h"
 
-// A session's cache of keys and values: what runs write, and what a caller does to it between runs.
+// A session's KV cache: what runs write, and what a caller does to it between runs.
 namespace graft {
 namespace {
 
@@ -63,7 +63,7 @@ TEST(KvCache, ABatchUsesTheRowsItNames) {
   const std::vector<float> more = last(one, 1);
   want.insert(want.end(), more.begin(), more.end());
   expect_near(run(session, {2, 1}, 19, 20, -1, {0, 3}), want, 2e-6f);
-  // Which rows is no part of a plan.
+  // The choice of rows is no part of a plan.
   EXPECT_EQ(session.counters().graphs_built, 4u);
   // A smaller position truncates the row of the cache, and no other one.
   run(session, {1}, 4, 12, -1, {0});
@@ -172,7 +172,7 @@ TEST(KvCache, ForkSaveRestoreResize) {
   const std::vector<float> expected = run(session, {1, 2}, 10, 14);
   EXPECT_EQ(run(fork, {1, 2}, 10, 14), expected);
   EXPECT_THAT(fork.kv_lengths(), ElementsAre(14, 14));
-  Session later(model.program, with({2, 32, KvType::f16}));  // room for fewer tokens
+  Session later(model.program, with({2, 32, KvType::f16}));  // capacity for fewer tokens
   later.restore(path);
   EXPECT_EQ(run(later, {1, 2}, 10, 14), expected);
   later.restore(path);
@@ -188,7 +188,7 @@ TEST(KvCache, ForkSaveRestoreResize) {
   std::remove(path.c_str());
 }
 
-// The hand-over of a session from one use to the next touches no memory again.
+// Reusing a session for another cache of the same size must not touch its memory again.
 TEST(KvCache, ResizedToItsOwnSizeKeepsItsMemory) {
   Model model;
   Session session(model.program, with({2, 64}));
@@ -205,7 +205,7 @@ TEST(KvCache, ResizedToItsOwnSizeKeepsItsMemory) {
   EXPECT_NE(after, before);
 }
 
-// Tokens that were read from one cache and written into another are worth the same there.
+// Tokens read from one cache and written into another give the same results there.
 TEST(KvCache, TokensGoInAndOut) {
   Model model;
   for (const KvType type : {KvType::f32, KvType::f16, KvType::bf16, KvType::q8_0}) {

@@ -6,7 +6,7 @@
 
 #include "session/test_kv_model.h"
 
-// Layers with a window keep a ring of their last tokens. What that gives is compared with a cache that holds all.
+// Layers with a window keep a ring buffer of their last tokens. Results are compared with a cache that holds all.
 namespace graft {
 namespace {
 
@@ -47,7 +47,7 @@ TEST_P(KvRing, AnyPiecesAndTruncationsGiveWhatACacheOfAllTokensGives) {
       if (length + tokens > kLength) break;
       longer_than_slack += tokens > c.slack;
       gone_round += length + tokens > c.slack + std::max(c.window, c.chunk);
-      // Its rows lie the other way round.
+      // The rows of this one are reversed.
       const std::vector<float> got = test::run(ring, {1, 2}, length, length + tokens, -1, {1, 0});
       test::expect_near(got, test::run(all, {1, 2}, length, length + tokens), 1e-6f);
       length += tokens;

@@ -101,7 +101,7 @@ void KvTokens::write(std::int64_t layer, std::int64_t row, std::int64_t first, c
     const std::optional<std::size_t> window = cache_.window_of(*to.state);
     if (!window || to.count == 0) continue;
     std::int64_t& held = cache_.first_held()[static_cast<std::size_t>(row) * cache_.windows().size() + *window];
-    if (first > length) held = std::max(held, first);  // what lies between is not there
+    if (first > length) held = std::max(held, first);  // tokens in between are missing
     if (const std::int64_t slots = cache_.ring_slots(*window); slots > 0)
       held = std::max(held, first + to.count - slots);
   }

@@ -7,7 +7,7 @@
 
 namespace graft {
 
-// Keys and values of single tokens, in and out of the cache: for callers who show a cache or take one over.
+// Reads and writes keys and values of single tokens, for callers that inspect a cache or import one.
 class KvTokens {
  public:
   explicit KvTokens(KvCache& cache) : cache_(cache), states_(cache.states()) {}

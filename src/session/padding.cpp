@@ -85,7 +85,7 @@ std::vector<std::byte> padding_of(DType dtype, double number) {
   return out;
 }
 
-// Copies the corner of size `box` that two contiguous tensors share.
+// Copies the leading corner of size `box` from one contiguous tensor to another.
 void copy_corner(const std::byte* from, const Shape& from_shape, std::byte* to, const Shape& to_shape, const Shape& box,
                  std::size_t element, int dim = 0) {
   if (dim == box.rank()) {

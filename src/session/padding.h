@@ -13,18 +13,18 @@
 
 namespace graft {
 
-// Dimensions padded up to listed sizes (SessionOptions::buckets): inputs are copied into larger ones before a run,
-// results out of larger ones behind it.
+// Dimensions padded up to listed sizes (SessionOptions::buckets): inputs are copied into larger tensors before a run,
+// results cut out of larger ones after it.
 class Padding {
  public:
   // Throws InvalidArgument as SessionOptions::buckets says.
   Padding(const ProgramImpl& program, const std::vector<Buckets>& buckets, std::shared_ptr<BlockPool> blocks,
           Counters& counters);
 
-  // Rounds the sizes of a described call up, and notes those that came in. Nothing is copied; a call whose inputs do
-  // not fit the method is left as it is and refused as any.
+  // Rounds the sizes of a described call up, and records the given ones. Nothing is copied. A call whose inputs do not
+  // fit the method is left unchanged, for the usual checks to refuse.
   void round_up(PreparedCall& call) const;
-  // The inputs of a padded call in memory of its sizes: each is copied once.
+  // The inputs of a padded call, each copied once into memory of the padded size.
   std::vector<Value> pad(const PreparedCall& call) const;
   // The shape of an output without padding.
   Shape cut_shape(const PreparedCall& call, std::size_t output) const;

@@ -24,7 +24,7 @@ struct Pipeline::Impl {
   PipelineOptions options;
   mutable std::mutex mutex;
   std::condition_variable work_there, room_there, idle;
-  std::deque<std::size_t> ready;  // streams with work that nobody runs, longest waiting first
+  std::deque<std::size_t> ready;  // idle streams with queued work, longest waiting first
   bool closed = false;
   PipelineCounters counts;
   std::vector<std::thread> workers;
@@ -43,7 +43,7 @@ struct Pipeline::Impl {
     }
     for (std::shared_ptr<Session>& session : sessions) streams.push_back({std::move(session), {}, false});
     try {
-      // More than one for each session would never have anything to do.
+      // More workers than sessions would never have anything to do.
       const std::size_t count = std::min(streams.size(), static_cast<std::size_t>(options.workers));
       for (std::size_t i = 0; i < count; ++i) own.push_back(workers.emplace_back([this] { work(); }).get_id());
     } catch (const std::system_error& error) {
@@ -56,7 +56,7 @@ struct Pipeline::Impl {
 
   bool has_room() const { return counts.waiting < options.capacity; }
 
-  // False when there is no room and it may not wait.
+  // False when the queue is full and it may not wait.
   bool push(std::size_t index, Work work, bool may_wait) {
     std::unique_lock lock(mutex);
     GRAFT_CHECK(InvalidArgument, index < streams.size(), "the pipeline has ", streams.size(), " sessions, got index ",
@@ -123,7 +123,7 @@ struct Pipeline::Impl {
       if (worker.joinable()) worker.join();
   }
 
-  // The future and what fulfils it, exactly once.
+  // The future and the work that fulfils it exactly once.
   template <typename T, typename Run>
   static std::pair<std::future<T>, Work> promised(Run run) {
     auto promise = std::make_shared<std::promise<T>>();

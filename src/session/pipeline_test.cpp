@@ -120,7 +120,7 @@ TEST(Pipeline, CallersWaitWhileItIsFull) {
     accepted = true;
   });
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
-  EXPECT_FALSE(accepted);  // the worker is stopped: there cannot be room
+  EXPECT_FALSE(accepted);  // the worker is stopped: the queue stays full
   blocker.release.count_down();
   caller.join();
   pipeline.drain();
@@ -140,8 +140,7 @@ TEST(Pipeline, ARunThatFailsTakesNothingElseWithIt) {
   auto wrong = pipeline.submit(0, "backward", {input(x)});
   auto thrown = pipeline.submit(0, [](Session&) { throw std::runtime_error("of the work"); });
   auto last = pipeline.submit(0, "forward", {input(x)});
-  // The thread sanitizer does not see the counts of references in libstdc++'s exceptions: after this, one thread has
-  // them.
+  // The thread sanitizer does not see the reference counts in libstdc++'s exceptions: after this, one thread owns them.
   pipeline.drain();
   EXPECT_EQ(number(first.get()), 5);
   expect_error<NotFound>([&] { wrong.get(); }, "no method 'backward'");
@@ -212,7 +211,7 @@ TEST(Pipeline, WrongUseIsATypedError) {
   Pipeline pipeline({one}, small);
   std::int64_t x = 1;
   expect_error<InvalidArgument>([&] { pipeline.submit(1, "forward", {input(x)}); }, "has 1 sessions, got index 1");
-  // Its own work may submit while there is room, and is told when there is none.
+  // Its own work may submit while the queue has capacity, and gets an error when it is full.
   std::future<std::vector<Value>> inner;
   auto work = pipeline.submit(0, [&](Session&) {
     inner = pipeline.submit(0, "forward", {input(x)});

@@ -19,21 +19,21 @@
 
 namespace graft {
 
-// Calls served by one plan: each is prepared, then run once its outputs have memory.
+// Runs calls that one plan serves: each is prepared, then run once its outputs have memory.
 class PlanRunner {
  public:
   PlanRunner(const ProgramImpl& program, const SessionOptions& options, int threads, KvCache& kv,
              std::shared_ptr<BlockPool> blocks, Counters& counters);
 
-  // Resolves a call: describes its inputs and finds or makes its plan; of a method in segments, whose segments have the
-  // plans, it checks the inputs. Their data are not read. `timed`: the clock is, for a profile.
-  // The result holds until the next call of this function. Throws InvalidArgument naming the input that is wrong, and
-  // what planning throws.
+  // Resolves a call: describes its inputs and finds or makes its plan. For a method in segments, where each segment has
+  // a plan, it only checks the inputs. Input data are not read. `timed`: reads the clock, for a profile. The result is
+  // valid until the next call of this function. Throws InvalidArgument naming the input that is wrong, and what
+  // planning throws.
   PreparedCall& prepare(std::uint32_t method, std::span<const Value> inputs, bool timed);
   // What the call returns, tensors without data.
   std::vector<Value> outputs(const PreparedCall& call) const;
 
-  enum class Part : std::uint8_t { whole, segment };  // of a run, which counts once and whose checks name it so
+  enum class Part : std::uint8_t { whole, segment };  // of a run: one in segments counts once, and errors name the part
   // Throws InvalidArgument for outputs that have other dtypes or sizes, ExecutionError, Cancelled or Busy.
   void run(PreparedCall& call, std::span<Value> outputs, const RunOptions& options, Part part = Part::whole);
 

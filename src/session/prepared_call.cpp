@@ -22,7 +22,7 @@ void PreparedCall::describe(const ProgramImpl& program, std::uint32_t method_ind
     InputDesc& desc = inputs[i];
     desc = InputDesc{};
     desc.is_tensor = value.kind == Value::Kind::tensor;
-    if (info.inputs[i].kind == Value::Kind::none) {  // a constant of the export: nothing reads it
+    if (info.inputs[i].kind == Value::Kind::none) {  // a constant since export: nothing reads it
       desc.is_tensor = false;
       continue;
     }

@@ -11,15 +11,15 @@
 
 namespace graft {
 
-// A call of a method, resolved once: all that follows from the method and from dtypes and sizes of its inputs, but not
-// from where they lie. Used again from call to call, so that a repeated call allocates nothing.
+// A call of a method, resolved once: everything that depends on the method and on dtypes and sizes of its inputs, but
+// not on their addresses. Reused from call to call, so that a repeated call allocates nothing.
 struct PreparedCall {
   std::uint32_t index = 0;  // of the method
   const LoadedMethod* method = nullptr;
   std::span<const Value> given;   // the caller's inputs
   std::vector<InputDesc> inputs;  // what they are; padded sizes where one is padded (Padding)
   std::vector<std::int64_t>
-      sizes;                      // by padded dimension, the size that came in; -1: it is as it was. Empty: no padding
+      sizes;                      // by padded dimension, the given size; -1: not padded. Empty: no padding
   std::vector<std::int64_t> key;  // of the plan
   ExecutorCache::Entry* entry = nullptr;  // null for a method in segments
   Clock::time_point begin;                // of the call, when it is timed

@@ -49,7 +49,7 @@ Scalar to_scalar(const Value& value) {
   }
 }
 
-// A bool of one element; the predicate (op/host.h) takes no others.
+// A bool of one element; the predicate (op/host.h) accepts no others.
 bool truth(const Value& value) {
   if (value.kind != Value::Kind::tensor) return value.i != 0;
   GRAFT_ASSERT(value.tensor.dtype == DType::b8 && value.tensor.shape.numel() == 1);
@@ -66,7 +66,7 @@ bool same_data(const Value& a, const Value& b) {
   return a.kind == Value::Kind::tensor && b.kind == Value::Kind::tensor && a.tensor.data == b.tensor.data;
 }
 
-// Outputs of a step that the caller has memory for are made there.
+// Outputs of a step that the caller has memory for are written there directly.
 std::vector<Value> placed_by_caller(const LoadedMethod& method, const Step& step, std::span<const Value> outputs) {
   std::vector<Value> made(step.outputs.size());
   for (std::size_t i = 0; i < made.size(); ++i)
@@ -194,7 +194,7 @@ void SegmentRunner::run_steps(const LoadedMethod& method, std::span<const Value>
     hand_out(argument(method.signature.outputs[o], slots), inputs, outputs, o);
 }
 
-// Results are the caller's own: not an input, not another result.
+// A result must be the caller's own memory, shared neither with an input nor with another result.
 void SegmentRunner::hand_out(Value result, std::span<const Value> inputs, std::span<Value> outputs, std::size_t o) {
   const bool given = has_memory(outputs[o]);
   const auto is_result = [&](const Value& other) { return same_data(other, result); };
@@ -227,7 +227,7 @@ void SegmentRunner::run_host(const Step& step, std::span<const Value> slots, std
 }
 
 // Each round is a call of the condition and one of the body: when they keep their sizes, no plan is made after the
-// first. A deadline or a cancel is met at the latest where a call begins.
+// first. Deadline and cancel are checked at the latest where a call begins.
 void SegmentRunner::run_loop(const Step& step, std::vector<Value> values, std::span<Value> outputs,
                              const RunOptions& options) {
   for (;;) {

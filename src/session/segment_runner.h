@@ -17,10 +17,11 @@ class SegmentRunner {
  public:
   SegmentRunner(const ProgramImpl& program, PlanRunner& plans, std::shared_ptr<BlockPool> blocks, Counters& counters);
 
-  // Of a prepared call, which it leaves behind: each segment is a call of its own. Outputs without memory get some.
+  // Runs a prepared call, which it invalidates, since each segment is a call of its own. Outputs without memory get
+  // some.
   void run(const PreparedCall& call, std::span<Value> outputs, const RunOptions& options);
-  // What is known of the outputs before a run: sizes that the program fixes or that an input has. Throws Unsupported
-  // for others.
+  // The outputs as known before a run: sizes that the program fixes or that an input has. Throws Unsupported for
+  // others.
   static std::vector<Value> outputs(const PreparedCall& call);
 
  private:
@@ -32,7 +33,7 @@ class SegmentRunner {
   void run_host(const Step& step, std::span<const Value> slots, std::span<Value> outputs);
   void run_loop(const Step& step, std::vector<Value> values, std::span<Value> outputs, const RunOptions& options);
   void hand_out(Value result, std::span<const Value> inputs, std::span<Value> outputs, std::size_t o);
-  // Memory for a tensor output that has none; with memory, that it is of this type.
+  // Gives a tensor output without memory some; checks the type of one with memory.
   void* place(Value& output, DType dtype, const Shape& shape);
 
   const ProgramImpl& program_;

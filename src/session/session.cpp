@@ -30,7 +30,7 @@ Session::Impl::Impl(std::shared_ptr<const Program> loaded_program, const Session
       plans(Internal::of(*program), options, threads, kv, blocks, counters),
       segments(Internal::of(*program), plans, blocks, counters),
       queue(options.queue_capacity, [this](const RunQueue::Job& job) {
-        // A direct call of the owner's may be under way: this one waits for its turn.
+        // The owner may be in a direct call: wait for it to end.
         const BusyGuard guard(busy, BusyGuard::Wait{});
         return run(job.method, job.inputs, job.options);
       }) {}

@@ -18,7 +18,7 @@
 
 namespace graft {
 
-// What a session is made of. Its functions are these objects' own (session.cpp); here is only what takes several.
+// The parts of a session. session.cpp forwards calls to them; here is only what involves several of them.
 struct Session::Impl {
   Impl(std::shared_ptr<const Program> loaded_program, const SessionOptions& session_options);
 
@@ -29,7 +29,8 @@ struct Session::Impl {
   };
 
   std::uint32_t find(std::string_view method) const { return Internal::of(*program).find(method); }
-  // A method with plans of its own. Throws InvalidArgument, with `what` of segments that it has, for another.
+  // Prepares a call of a method that is one plan. Throws InvalidArgument for a method in segments; `what` ends its
+  // message.
   PreparedCall& prepare_plan(std::string_view method, std::span<const Value> inputs, std::string_view what);
 
   std::vector<Value> output_values(std::string_view method, std::span<const Value> inputs);
@@ -40,7 +41,7 @@ struct Session::Impl {
   std::vector<Value> run(std::string_view method, std::span<const Value> inputs, const RunOptions& run_options);
 
   std::shared_ptr<const Program> program;
-  SessionOptions options;  // but the sizes of the cache: those are `states.kv()`
+  SessionOptions options;  // except the sizes of the cache: see `states.kv()`
   int threads = 1;
   Counters counters;
   std::atomic_flag busy = ATOMIC_FLAG_INIT;

@@ -184,8 +184,8 @@ TEST(Arena, TwoSessionsThatShareOneCannotRunAtOnce) {
 }
 
 TEST(Aliasing, LegalOverlapsRunAndOthersAreRefusedBeforeAnythingRuns) {
-  // exp in place is legal as the very same memory; a sum of two inputs written over one of them too; the second output
-  // is written while x is still needed.
+  // exp may write over its own input, and a sum over one of its operands; the second output is written while x is still
+  // needed.
   GraphBuilder graph;
   const std::vector<ir::Dim> dims{fixed(64)};
   const auto x = graph.input("x", DType::f32, dims);
@@ -213,10 +213,10 @@ TEST(Aliasing, LegalOverlapsRunAndOthersAreRefusedBeforeAnythingRuns) {
 
   const std::uint64_t runs = session.counters().runs;
   out[0].tensor.data = y.data();
-  out[1].tensor.data = a.data();  // needed in reverse while it is written
+  out[1].tensor.data = a.data();  // read in reverse order while it is written
   expect_error<InvalidArgument>([&] { session.run_into("forward", in, out); }, "output 1");
   EXPECT_EQ(a, counting(64));
-  out[1].tensor.data = y.data() + 32;  // two outputs in one place
+  out[1].tensor.data = y.data() + 32;  // overlapping outputs
   expect_error<InvalidArgument>([&] { session.run_into("forward", in, out); }, "share memory");
   expect_error<InvalidArgument>([&] { session.run_into("forward", in, out); }, "share memory");  // and again
   EXPECT_EQ(session.counters().runs, runs);

@@ -155,7 +155,7 @@ TEST(Session, DtypeIsCheckedOnHitsToo) {
   EXPECT_THROW(session.run("forward", std::vector{tensor(ints, DType::i64, {3, 3})}), InvalidArgument);
 }
 
-// Room of the right sizes and another dtype would be written as raw bytes.
+// Memory of the right sizes but another dtype would be written as raw bytes.
 TEST(Session, WrongOutputsAreRefused) {
   LinearProgram linear;
   Session session(linear.program);
@@ -197,7 +197,7 @@ TEST(Session, SizesInAnotherOrderAreAnotherPlan) {
   EXPECT_EQ(session.counters().plan_misses, 2u);
 }
 
-// What a buffer holds never decides whether it is bound anew: its first bytes may be those of the last one.
+// Contents never decide whether a buffer is bound anew: its first bytes may equal those of the last one.
 TEST(Session, AnInputThatBeginsLikeTheLastOneIsRead) {
   LinearProgram linear;
   Session session(linear.program);
@@ -505,7 +505,7 @@ TEST(Program, UnknownOperatorIsNamed) {
   } catch (const Unsupported& e) {
     EXPECT_THAT(e.what(), HasSubstr("aten.no_such_op.default"));
   }
-  // Another overload of an operator that there is: what it means is not known.
+  // An unknown overload of a known operator: its meaning is not known.
   GraphBuilder overload;
   const auto y = overload.input("y", DType::f32, {fixed(2)});
   overload.output(overload.node("aten.relu.no_such_overload", {{"self", Arg::of_value(y)}}, DType::f32, {fixed(2)}));

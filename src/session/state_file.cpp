@@ -16,8 +16,8 @@
 namespace graft {
 namespace {
 
-// A file of states: the head, then of each state in the program's order the bytes that hold something, then the SHA-256
-// of everything before. Little-endian, as packages are. A cache's lengths come before its keys and values.
+// A file of states: the header, then the used bytes of each state in the program's order, then the SHA-256 of
+// everything before. Little-endian, as packages are. A cache's lengths come before its keys and values.
 constexpr char kMagic[8] = {'G', 'R', 'A', 'F', 'T', 'S', 'T', 'A'};
 constexpr std::uint32_t kVersion = 3;
 using Digest = std::array<std::uint8_t, 32>;
@@ -51,7 +51,7 @@ void StateFile::save(const std::string& path) {
       bytes.insert(bytes.end(), from + offset, from + offset + size);
   }
   const Digest digest = sha256(bytes);
-  // Under another name first: a full disk or a crash leaves an earlier file as it was.
+  // Written under another name first, so that a full disk or a crash leaves an earlier file intact.
   const std::string partial = path + ".partial";
   std::ofstream file(partial, std::ios::binary | std::ios::trunc);
   file.write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
@@ -86,7 +86,7 @@ void StateFile::restore(const std::string& path) {
     GRAFT_CHECK(InvalidArgument, head.kv_rows == kv.rows && head.kv_type == static_cast<std::int64_t>(kv.type), path,
                 " holds a cache of ", head.kv_rows, " rows of type ", head.kv_type, ", the session's has ", kv.rows,
                 " rows of type ", static_cast<int>(kv.type));
-  // Nothing is changed before all of it was checked.
+  // Everything is checked before anything is changed.
   std::vector<std::int64_t> lengths, first_held, encoder_lengths;
   std::vector<std::pair<std::byte*, std::span<const std::byte>>> copies;
   std::size_t at = sizeof(head);
@@ -143,7 +143,7 @@ void StateFile::restore(const std::string& path) {
             std::byte* row =
                 to +
                 static_cast<std::size_t>((static_cast<std::int64_t>(r) * desc.shape[1] + h) * desc.shape[2]) * slot;
-            // A smaller ring keeps the last of them.
+            // A smaller ring buffer keeps the last tokens.
             for (std::int64_t p = std::max(first, length - desc.shape[2]), n = 0; p < length; p += n) {
               n = std::min(length - p, desc.shape[2] - p % desc.shape[2]);
               copies.emplace_back(

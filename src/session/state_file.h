@@ -7,7 +7,7 @@
 
 namespace graft {
 
-// The states of a session in a file.
+// Writes the states of a session to a file and reads them back.
 class StateFile {
  public:
   explicit StateFile(KvCache& cache) : cache_(cache), states_(cache.states()) {}

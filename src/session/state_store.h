@@ -10,7 +10,7 @@
 
 namespace graft {
 
-// The memory of a session's states, each made when it is first needed. States are numbered as in the program.
+// The memory of a session's states, each allocated when it is first needed. States are numbered as in the program.
 class StateStore {
  public:
   // `kv`: the sizes of states that are caches of keys and values.
@@ -25,11 +25,11 @@ class StateStore {
   std::byte* data(std::uint32_t state);
   // Null when it was not needed so far.
   std::byte* existing(std::uint32_t state) const { return memory_[state].data(); }
-  // As at load.
+  // Sets all states to their values at load.
   void reset();
   std::vector<StateView> views();
 
-  // Other sizes of the caches, and the memory of each state that exists and is of another size then.
+  // New memory for each existing state whose size changes when the caches are resized.
   using Resized = std::vector<std::pair<std::uint32_t, AlignedMemory>>;
   void resize(const KvOptions& kv, Resized resized);
   // Frees everything; the session is closed.

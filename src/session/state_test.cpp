@@ -5,7 +5,7 @@
 #include "load/test_graph.h"
 #include "plan/state_updates.h"
 
-// States of a session: written in place where nothing needs the old values, and left as they were by a run that fails.
+// States of a session: written in place where nothing needs the old values, and unchanged by a run that fails.
 namespace graft {
 namespace {
 
@@ -22,12 +22,12 @@ using test::tensor;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-// A decoder's memory in small. Each step takes rows x [n, 2] and their places at [n], and
+// A small model of a decoder's states. Each step takes rows x [n, 2] and their positions at [n], and
 //   cache [6, 2]: cache[at] = x            (index_put, in place)
 //   last  [3, 2]: last[0:1] = x[0:1]       (slice_scatter, in place)
 //   total [2]:    total += sum of the rows (a new value, written at the end)
 //   previous [2]: the total before         (reads one state into another)
-// and gives cache + 0 [6, 2] and the new total.
+// and returns cache + 0 [6, 2] and the new total.
 struct Decoder {
   GraphBuilder graph;
   std::shared_ptr<const Program> program;

@@ -106,8 +106,8 @@ std::shared_ptr<const Program> branches(GraphBuilder& graph, int count, int dept
   return graph.build();
 }
 
-// From here on the process ends with SIGSYS when any of its threads makes one of these calls. False where there is no
-// such filter.
+// From here on the process dies with SIGSYS when any thread makes one of these system calls. False where such a filter
+// is not available.
 bool forbid(std::initializer_list<long> calls) {
   std::vector<sock_filter> code{BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr))};
   for (const long call : calls) {
@@ -136,7 +136,7 @@ TEST(Steady, RunsAllocateNothing) {
   EXPECT_EQ(y[0], 3.f * 21.f);
 }
 
-// In a process whose kernel ends it at any call that maps memory, opens or writes.
+// Runs in a process that a seccomp filter kills at any system call that maps memory, opens or writes.
 TEST(Steady, AThousandRunsMapOpenAndWriteNothing) {
   if (!kCountsAllocations) GTEST_SKIP() << "a sanitizer makes system calls of its own";
   const pid_t child = fork();

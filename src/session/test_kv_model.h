@@ -7,7 +7,7 @@
 #include "base/test_errors.h"
 #include "load/test_graph.h"
 
-// Small programs with attention over a cache, for the tests of what sessions keep.
+// Small programs with attention over a cache, for tests of session state.
 namespace graft::test {
 
 struct AttentionNode {
@@ -37,7 +37,7 @@ inline ir::ValueId attention(GraphBuilder& graph, ir::ValueId x, ir::ValueId pos
 struct KvModelOptions {
   std::int64_t window = 0, chunk = 0;
   double softcap = 0;
-  bool sinks = false;  // so large that nothing else counts
+  bool sinks = false;  // so large that they dominate the softmax
   int layers = 2;
   bool first_sees_all = false;  // window and chunk are those of the second layer alone
   bool may_fail = false;        // a third input, i64 [1]: the run fails after the attention when it is not 0
