@@ -33,12 +33,12 @@ int chat(const ChatArgs& args) {
       std::cout << std::endl;
       if (answer.reason == FinishReason::context) std::cerr << "graft: the context is full; /clear begins anew\n";
       if (answer.text.empty() && answer.reason == FinishReason::cancelled) {
-        messages.pop_back();  // as if it had not been asked
+        messages.pop_back();  // drop the question without an answer
       } else {
         messages.push_back({"assistant", answer.text});
       }
     } catch (const InvalidArgument& error) {
-      // Such as a message that the context has no room for: the conversation is as before it.
+      // For example a message too long for the context: the conversation stays as before it.
       std::cerr << "graft: " << printable(error.what()) << "\n";
       messages.pop_back();
       continue;

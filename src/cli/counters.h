@@ -9,7 +9,7 @@
 
 namespace graft::cli {
 
-// Every counter with the name that the C++ interface gives it.
+// Every counter with its name in the C++ interface.
 std::vector<std::pair<std::string, std::uint64_t>> counter_list(const Counters& counters);
 std::string counter_table(const Counters& counters);
 

@@ -22,7 +22,7 @@ constexpr int kProfiledRuns = 5;
 
 constexpr auto kReplace = Json::error_handler_t::replace;  // names come from files and may not be UTF-8
 
-// JSON that no HTML parser takes for markup.
+// JSON escaped so that no HTML parser takes it for markup.
 std::string in_html(const Json& json) {
   std::string out;
   for (const char c : json.dump(-1, ' ', false, kReplace)) {
@@ -79,7 +79,7 @@ Json profile_of(const std::shared_ptr<const Program>& program, const MethodInfo&
       std::int64_t wall = 0;
       std::vector<NodeTiming> fastest;
       for (int i = 0; i < kProfiledRuns; ++i) {
-        session.reset();  // a program with states takes the same inputs once more
+        session.reset();  // a program with states gets the same inputs again
         std::vector<NodeTiming> profile;
         RunOptions run_options;
         run_options.profile = &profile;

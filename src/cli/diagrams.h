@@ -9,15 +9,15 @@
 
 #include "graft/graft.h"
 
-// Diagrams for people: the page of `graft inspect --html` and the trace of `graft run --trace`.
+// Diagrams: the page of `graft inspect --html` and the trace of `graft run --trace`.
 namespace graft::cli {
 
 // A page that needs no network: src/cli/page.html with the data in it, which is Program::describe(true) and, in plans
 // that were run, "profile".
 std::string html_page(const nlohmann::ordered_json& described);
 
-// Times of the fastest of several runs, with inputs that are zeros or, where the method refuses these, count up along
-// the last dimension. `shapes`: inputs without data. Throws what the runs throw.
+// Times of the fastest of several runs, with inputs of zeros or, where the method refuses these, integers that count up
+// along the last dimension. `shapes`: inputs without data. Throws what the runs throw.
 nlohmann::ordered_json profile_of(const std::shared_ptr<const Program>& program, const MethodInfo& method,
                                   const std::vector<Value>& shapes, int threads);
 

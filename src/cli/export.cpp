@@ -16,7 +16,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// The exporter is Python. Run as text, so that an interpreter without graft gives one line like every other error.
+// The exporter is Python. Run as a string, so that an interpreter without graft gives a one-line error like every
+// other.
 constexpr const char* kStart = R"(
 import sys
 try:
@@ -26,7 +27,7 @@ except ModuleNotFoundError as e:
 sys.exit(main(sys.argv[1:]))
 )";
 
-// The interpreter of the environment that this program is installed in, else of the one that is active.
+// The Python interpreter of the environment that this program is installed in, else of the active one.
 std::string find_python() {
   std::vector<fs::path> folders;
   std::error_code error;

@@ -65,7 +65,7 @@ void print_logits(TextGenerator& generator, std::span<const std::vector<std::int
   std::cerr << "decode logits: [" << prompts.size() << ", 1, " << vocabulary << "]\n";
 }
 
-// What stderr says about a text that did not end by itself.
+// The message on stderr about a text that did not end with EOS or a stop string.
 std::string_view notice(FinishReason reason) {
   switch (reason) {
     case FinishReason::context:
@@ -107,7 +107,7 @@ int generate(const GenerateArgs& args) {
   const std::int64_t most = model->info().context_length;
   if (args.decode.context > most) fail("--context is ", args.decode.context, ", the model's context ", most);
   const std::int64_t context = args.decode.context > 0 ? args.decode.context : most;
-  // A cache no longer than what can come; the check of the prompt's length is the generator's.
+  // A cache no longer than needed; the generator checks the prompt's length.
   const std::int64_t wanted = std::max(options.max_new_tokens, options.prompt_lookup_num_tokens);
   const std::int64_t length = longest < context && wanted < context - longest ? longest + wanted + 1 : context;
   DecoderOptions decoder = decoder_options(args.model, args.decode, std::ssize(prompts), std::min(length, context));

@@ -51,7 +51,7 @@ void compare(const Value& found, const Array& expected, const std::string& what)
   switch (expected.tensor.dtype) {
     case DType::f32:
       return expect_near(found.tensor, expected.tensor, what);
-    case DType::f16:  // halves that were rounded to integers: bit for bit
+    case DType::f16:  // f16 rounded to integers: bit for bit
       return expect_equal<std::uint16_t>(found.tensor, expected.tensor, what);
     case DType::i32:
       return expect_equal<std::int32_t>(found.tensor, expected.tensor, what);

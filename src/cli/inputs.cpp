@@ -41,7 +41,7 @@ std::size_t find_input(const MethodInfo& method, std::string_view key, bool from
                  known.empty() ? "none" : printable(known));
 }
 
-// The inputs of a call as they come in; each at most once.
+// Collects the inputs of a call, each at most once.
 class Inputs {
  public:
   explicit Inputs(const MethodInfo& method)
@@ -149,10 +149,10 @@ Shape parse_shape(const std::string& text, const std::string& what) {
 
 using Json = nlohmann::json;
 
-// Deeper trees than this keep the graph's names: the text comes from a file, and the walk is recursive.
+// Deeper trees than this keep the graph's names: the spec comes from a file, and the walk is recursive.
 constexpr int kMaxDepth = 100;
 
-// The keys of a node of a pytree spec, when its context lists one text per child (dict, dataclass, ModelOutput).
+// The keys of a node of a pytree spec, when its context lists one string per child (dict, dataclass, ModelOutput).
 std::vector<std::string> keys_of(const Json& node) {
   const std::size_t children = node.at("children_spec").size();
   std::vector<std::string> keys;
@@ -187,7 +187,7 @@ std::vector<std::string> names_in_spec(const MethodInfo& method) {
   const Json spec = Json::parse(method.out_spec, nullptr, false);
   try {
     leaf_names(spec.at(1), "", false, 0, names);
-  } catch (const std::exception&) {  // another protocol of specs: the graph's names remain
+  } catch (const std::exception&) {  // another version of specs: keep the graph's names
     names.clear();
   }
   if (names.size() != method.outputs.size()) names.clear();

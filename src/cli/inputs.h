@@ -5,7 +5,7 @@
 
 #include "graft/graft.h"
 
-// From what a person types to the inputs of a method, and from its outputs to names.
+// Parses command-line arguments into the inputs of a method, and names its outputs.
 namespace graft::cli {
 
 // `name`, or the only method, or "forward". Throws NotFound, InvalidArgument listing the methods.
@@ -18,7 +18,7 @@ const MethodInfo& pick_method(const Program& program, const std::string& name);
 std::vector<Value> read_inputs(const MethodInfo& method, const std::vector<std::string>& assignments,
                                const std::string& npz);
 
-// Inputs without data, to plan with. `shapes`: "NAME_OR_INDEX=1,7", for a number "NAME_OR_INDEX=7". Inputs whose sizes
+// Inputs without data, for planning. `shapes`: "NAME_OR_INDEX=1,7", for a number "NAME_OR_INDEX=7". Inputs whose sizes
 // the program fixes may be left out.
 std::vector<Value> shaped_inputs(const MethodInfo& method, const std::vector<std::string>& shapes);
 

@@ -91,7 +91,7 @@ void print_reasons(const Json& plan) {
 void print_plan(const Json& plan) {
   const auto launches = plan["launches"].get<std::uint64_t>();
   const auto arena = plan["arena_bytes"].get<std::uint64_t>();
-  // The key lists all sizes one after the other; the tables above say which input has how many.
+  // The key lists the sizes of all inputs in order; the tables above give the rank of each.
   std::cout << "  plan for the sizes " << plan["sizes"].dump() << ": " << launches
             << (launches == 1 ? " launch" : " launches") << ", arena " << arena << " bytes (" << bytes_text(arena)
             << ")\n";
@@ -152,7 +152,7 @@ void print_whole_plan(const Json& plan) {
   std::cout << "  launches (< reads, > writes; alive: first and last launch)\n" << order.text(4);
 }
 
-// The phases of this program so far, and what shrinking it frees.
+// The phases of this program so far, and how much shrinking it frees.
 void print_phases(const Program& program) {
   constexpr double kMicros = 1000;
   const ProgramStats before = program.stats();
@@ -167,7 +167,7 @@ void print_phases(const Program& program) {
             << after.graph_bytes << "\n";
 }
 
-// What each pass did to a graph or to the launches of a plan.
+// The effect of each pass on a graph or on the launches of a plan.
 void print_passes(const std::string& title, const Json& passes) {
   Table table(
       {{"pass"}, {"stage"}, {"rewrites", kRight}, {"before", kRight}, {"after", kRight}, {"did not run: only if"}});
@@ -180,7 +180,7 @@ void print_passes(const std::string& title, const Json& passes) {
   std::cout << "  passes " << title << "\n" << table.text(4);
 }
 
-// Of a method, of its plans and, where it is cut, of its parts.
+// For a method, its plans and, where it is cut, its segments.
 void print_all_passes(const Json& method) {
   print_passes("over the graph of " + printable(method["name"].get<std::string>()) + " (before, after: nodes)",
                method["passes"]);
@@ -275,7 +275,7 @@ void inspect(const InspectArgs& args) {
     metadata[method.name] = session.plan(method.name, shaped_inputs(method, args.shapes)).metadata_bytes;
     planned = true;
   }
-  // Methods whose sizes are all fixed have one plan; that it fails is part of what is shown.
+  // Methods whose sizes are all fixed have one plan; if planning fails, the page shows the error.
   std::vector<std::pair<std::string, std::string>> errors;
   for (const std::string& name : program->method_names()) {
     const MethodInfo& method = program->method(name);

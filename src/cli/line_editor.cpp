@@ -48,7 +48,7 @@ LineEditor::LineEditor(const char* prompt) {
   el_set(editor, EL_PROMPT, Terminal::prompt_of);
   el_set(editor, EL_EDITOR, "emacs");
   el_set(editor, EL_HIST, history, terminal_->history);
-  // While a line is edited Ctrl-C is a key and no signal.
+  // While a line is edited, Ctrl-C is a key and sends no signal.
   el_set(editor, EL_SETTY, "-d", "-isig", nullptr);
   el_set(editor, EL_BIND, "^C", "em-kill-line", nullptr);
 }

@@ -6,7 +6,7 @@
 
 namespace graft::cli {
 
-// Lines from a person with editing and a history, or from a pipe as they are.
+// Reads lines: from a terminal with editing and history, from a pipe verbatim.
 class LineEditor {
  public:
   explicit LineEditor(const char* prompt);

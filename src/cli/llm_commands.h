@@ -19,7 +19,7 @@ struct ModelArgs : LoadArgs {
 
 struct DecodeArgs {
   GenerationOptions options;       // see settled()
-  std::vector<std::string> given;  // the flags that were given
+  std::vector<std::string> given;  // flags on the command line
   bool do_sample = false;
   bool keep_special_tokens = false;
   std::int64_t context = 0;  // 0: as much as needed
@@ -64,16 +64,16 @@ int chat(const ChatArgs& args);
 int perplexity(const PerplexityArgs& args);
 int embed(const EmbedArgs& args);
 
-// The options that were given; what was not is as the model's generation_config.json says. Throws CLI::ParseError when
-// they do not fit each other.
+// The given options, with defaults from the model's generation_config.json. Throws CLI::ParseError when they contradict
+// each other.
 GenerationOptions settled(const DecodeArgs& args, const LanguageModelInfo& model);
 
 // Their options on the command line.
 class LlmCommands {
  public:
   explicit LlmCommands(CLI::App& app);
-  // The exit code of the one that was given; empty when it was none of these. Throws CLI::ParseError for options that
-  // do not fit each other.
+  // Runs the given command and returns its exit code; empty when it was none of these. Throws CLI::ParseError for
+  // options that contradict each other.
   std::optional<int> run();
 
  private:

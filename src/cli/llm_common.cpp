@@ -69,7 +69,7 @@ void print_stats(TextGenerator& generator, const Speeds& speeds) {
     return seconds > 0 ? static_cast<double>(count) / seconds : 0;
   };
   const std::int64_t computed = stats.prompt_tokens - stats.reused_tokens;
-  // The first token of each row comes with the prompt.
+  // The first token of each row comes from the prefill.
   const std::int64_t decoded = std::max<std::int64_t>(stats.new_tokens - generator.decoder().options().rows, 0);
   rusage usage{};
   ::getrusage(RUSAGE_SELF, &usage);

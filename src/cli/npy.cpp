@@ -161,7 +161,7 @@ void swap_bytes(std::byte* data, std::size_t element, std::size_t bytes) {
   for (std::size_t at = 0; at < bytes; at += element) std::reverse(data + at, data + at + element);
 }
 
-// Row-major from column-major: walks the result in order, the source by its strides.
+// Row-major from column-major: walks the output in order, the input by its strides.
 void from_fortran(const std::byte* from, std::byte* to, const Shape& shape, std::size_t element) {
   const int rank = shape.rank();
   std::array<std::int64_t, kMaxRank> index{};
@@ -209,7 +209,7 @@ class File {
   int fd_;
 };
 
-// Reads until `size` bytes are there or the end; the number read.
+// Reads `size` bytes, or fewer at the end; returns the number read.
 std::size_t read_some(const File& file, std::byte* to, std::size_t size, const std::string& path) {
   std::size_t done = 0;
   while (done < size) {

@@ -24,7 +24,7 @@ struct Bytes {
 };
 Bytes allocate(std::size_t size);
 
-// A whole file, or what a pipe gives until its end. Throws NotFound or SystemError.
+// The contents of a whole file, or of a pipe until its end. Throws NotFound or SystemError.
 Bytes read_file(const std::string& path);
 
 struct Array {

@@ -47,7 +47,7 @@ Bytes read_entry(zip_t* archive, zip_uint64_t index, const zip_stat_t& info, con
   if ((info.valid & wanted) != wanted) fail(what, ": the archive does not say how large it is");
   if (info.comp_method != ZIP_CM_STORE && info.comp_method != ZIP_CM_DEFLATE)
     fail(what, ": must be stored or deflated, its compression method is ", info.comp_method);
-  // A size that the bytes in the file cannot give is not believed, so that no memory is taken for it.
+  // Rejects a size that the compressed bytes cannot produce, before memory is allocated for it.
   if (info.comp_size > ZIP_UINT64_MAX / kMaxDeflateRatio - 1 || info.size > (info.comp_size + 1) * kMaxDeflateRatio)
     fail(what, ": ", info.comp_size, " compressed bytes cannot be ", info.size, " bytes");
   const std::unique_ptr<zip_file_t, Close> file(zip_fopen_index(archive, index, 0));

@@ -20,8 +20,8 @@ struct NamedTensor {
   std::string name;
   TensorView tensor;
 };
-// Written beside the file and moved into its place; not compressed, as numpy.savez. Names must differ. Throws
-// InvalidArgument when there is nothing to write, SystemError.
+// Written to a temporary file and renamed; not compressed, as numpy.savez. Names must differ. Throws InvalidArgument
+// when there is nothing to write, SystemError.
 void write_npz(const std::string& path, std::span<const NamedTensor> tensors);
 
 }  // namespace graft::cli

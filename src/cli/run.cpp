@@ -22,7 +22,7 @@ namespace {
 RunOptions call_options(const RunArgs& args) {
   RunOptions options;
   if (args.timeout_s) {
-    // Longer than the clock can say means no deadline.
+    // A timeout longer than the clock can represent means no deadline.
     constexpr double most = 1e9;
     if (*args.timeout_s < most)
       options.deadline =
@@ -62,7 +62,7 @@ void print_outputs(const MethodInfo& method, const std::vector<std::string>& nam
   std::cout << "method " << printable(method.name) << "\n" << table.text(2);
 }
 
-// Outputs as arrays: numbers become arrays of rank 0. None and texts have no array and are named on stderr.
+// Outputs as arrays: numbers become arrays of rank 0. None and strings have no array and are named on stderr.
 std::vector<NamedTensor> arrays_of(const std::vector<std::string>& names, std::vector<Value>& outputs) {
   std::vector<NamedTensor> arrays;
   for (std::size_t i = 0; i < outputs.size(); ++i) {
@@ -187,7 +187,7 @@ void run(const RunArgs& args) {
   const double first_ms = ms_since(first_start);
   const std::vector<std::string> names = output_names(method);
   print_outputs(method, names, outputs);
-  // Before the repeated calls, which use the same memory: a program with state returns something else each time.
+  // Before the repeated calls, which reuse the memory: a program with states returns something else each time.
   write_outputs(args, names, outputs);
 
   if (args.repeat > 0) {

@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::int64_t kUnbounded = std::numeric_limits<std::int64_t>::max();
 
-// Characters as a terminal shows them: UTF-8 continuation bytes have no width.
+// Width in characters: UTF-8 continuation bytes have none.
 std::size_t width(std::string_view text) {
   return static_cast<std::size_t>(
       std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xc0) != 0x80; }));

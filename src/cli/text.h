@@ -20,13 +20,13 @@ std::string str(const Parts&... parts) {
   return std::move(out).str();
 }
 
-// Throws ErrorType with the parts as its message.
+// Throws ErrorType with the arguments as its message.
 template <typename ErrorType = InvalidArgument, typename... Parts>
 [[noreturn]] void fail(const Parts&... parts) {
   throw ErrorType(str(parts...));
 }
 
-// Control characters replaced by '?': names come from files, and a terminal obeys them.
+// Control characters replaced by '?': names come from files, and a terminal would interpret them.
 std::string printable(std::string_view text);
 
 std::string bytes_text(std::uint64_t bytes);              // "86.7 MiB"

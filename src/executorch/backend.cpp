@@ -47,7 +47,7 @@ struct Handle {
   std::string method;
   std::unique_ptr<Session> session;
   std::vector<Value> inputs;
-  std::vector<std::vector<std::byte>> staged;  // by argument: row-major copies of those that lie otherwise
+  std::vector<std::vector<std::byte>> staged;  // by argument: row-major copies of tensors in another layout
 
   ~Handle() {
     session.reset();
@@ -55,7 +55,7 @@ struct Handle {
   }
 };
 
-// ExecuTorch cuts a line of its log at 256 bytes; a longer message takes several.
+// ExecuTorch truncates log lines at 256 bytes, so a longer message is split.
 void log_error(std::string_view what, std::string_view message) {
   constexpr std::size_t kLine = 200;
   while (!message.empty()) {
@@ -156,7 +156,7 @@ Value to_value(const EValue& value, std::size_t arg, std::vector<std::byte>& mem
   TensorView view;
   view.dtype = dtype_of(tensor.scalar_type(), arg);
   for (SizesType size : tensor.sizes()) view.shape.push_back(size);
-  // Inputs are read only; the engine's view type does not say so.
+  // Inputs are only read, which the engine's view type cannot express.
   view.data = const_cast<void*>(tensor.const_data_ptr());
   if (!row_major(order_of(tensor)) && view.shape.numel() > 0) {
     view.data = staged(memory, view);
@@ -166,13 +166,13 @@ Value to_value(const EValue& value, std::size_t arg, std::vector<std::byte>& mem
   return Value::of(view);
 }
 
-// Options of the loads to come; a load's own runtime specs win.
+// Options of later loads; a load's own runtime specs take precedence.
 class Options {
  public:
   struct Values {
     int threads = 0;     // 0: GRAFT_THREADS, else the CPUs this process may use
     std::string device;  // "": GRAFT_DEVICE, else the CPU
-    int seed = 0;        // of random numbers; its bits
+    int seed = 0;        // of random numbers, as bits
   };
 
   Values get() const {
@@ -210,7 +210,7 @@ class GraftBackend final : public executorch::runtime::BackendInterface {
   bool is_available() const override { return true; }
 
   Result<DelegateHandle*> init(BackendInitContext& context, FreeableBuffer* processed,
-                               ArrayRef<CompileSpec> /*specs: all they say is in the blob*/) const override {
+                               ArrayRef<CompileSpec> /*specs: repeated in the blob*/) const override {
     auto handle = std::make_unique<Handle>();
     const Status status = guarded("load", [&] { return load(*handle, context, processed); });
     if (status != Status::Ok) return status;
@@ -337,7 +337,7 @@ class GraftBackend final : public executorch::runtime::BackendInterface {
     return Status::Ok;
   }
 
-  // A result that was staged goes to its place.
+  // Copies a staged result to its output.
   static void put_in_order(const TensorView& view, ExecutorchTensor& tensor) {
     if (row_major(order_of(tensor)) || view.shape.numel() == 0) return;
     from_row_major(static_cast<const std::byte*>(view.data), view.shape.sizes(), order_of(tensor),
@@ -416,9 +416,9 @@ const Status registered = executorch::runtime::register_backend({"GraftBackend",
 
 GRAFT_C_API int graft_executorch_registered() { return static_cast<int>(graft::registered); }
 
-// Options of the loads to come: 0 threads means GRAFT_THREADS, else the CPUs this process may use; an empty device
-// means GRAFT_DEVICE, else the CPU; the seed is that of random numbers. On failure `message` (of `size` bytes, ends
-// with a zero byte) says why.
+// Options of later loads: 0 threads means GRAFT_THREADS, else the CPUs this process may use; an empty device means
+// GRAFT_DEVICE, else the CPU; the seed is that of random numbers. On failure `message` (of `size` bytes, ends with a
+// zero byte) says why.
 GRAFT_C_API int graft_executorch_set_options(int threads, const char* device, int seed, char* message,
                                              std::size_t size) {
   try {

@@ -11,7 +11,7 @@ namespace {
 
 using Strides = std::array<std::int64_t, kMaxRank>;
 
-// Two dimensions, in squares: along one of them the source lies together, along the other the target.
+// Transposes two dimensions in square tiles: one is contiguous in the input, the other in the output.
 template <typename T>
 void copy_plane(const T* from, std::int64_t from_row, std::int64_t from_column, T* to, std::int64_t to_row,
                 std::int64_t to_column, std::int64_t rows, std::int64_t columns) {
@@ -67,7 +67,7 @@ void copy_any(const std::byte* from, const Strides& from_strides, std::byte* to,
   }
 }
 
-// The dimensions that are the innermost of either layout; they differ when the layouts do.
+// The innermost dimension of each layout; they differ when the layouts do.
 std::pair<std::size_t, std::size_t> innermost(std::span<const std::uint8_t> order) {
   const std::size_t last = order.size() - 1;
   return order[last] != last ? std::pair<std::size_t, std::size_t>(order[last], last)

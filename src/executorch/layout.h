@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <span>
 
-// ExecuTorch's tensors may lie in any order of their dimensions (channels last); the engine's are row-major.
+// ExecuTorch's tensors may have any order of their dimensions in memory (channels last); the engine's are row-major.
 namespace graft {
 
 // `order`: dimensions from the outermost to the innermost in memory.

@@ -10,7 +10,7 @@ namespace nb = nanobind;
 namespace graft {
 namespace {
 
-// Names and strings of a file may hold bytes that are no UTF-8.
+// Names and strings of a file may hold bytes that are not UTF-8.
 nb::object text_of(std::string_view bytes) {
   return nb::steal(PyUnicode_DecodeUTF8(bytes.data(), static_cast<Py_ssize_t>(bytes.size()), "replace"));
 }

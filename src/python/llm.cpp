@@ -78,7 +78,7 @@ std::uint64_t submit(BatchGenerator& batch, const Ids& prompt, const nb::dict& s
   const GenerationOptions options = options_of(settings, batch.decoder().model().info());
   BatchGenerator::OnText show;
   if (!on_text.is_none()) {
-    // Released where the engine drops it, which may be without the interpreter's lock.
+    // The engine may drop it without holding the GIL, so releasing it takes the GIL.
     const std::shared_ptr<nb::object> function(new nb::object(on_text), [](nb::object* held) {
       const nb::gil_scoped_acquire acquire;
       delete held;

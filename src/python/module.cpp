@@ -30,10 +30,10 @@ std::span<const std::byte> bytes_of(const nb::bytes& data) {
   return {reinterpret_cast<const std::byte*>(data.c_str()), data.size()};
 }
 
-// graft.errors holds the Python classes, so that each is also the built-in kind of exception a caller expects.
+// graft.errors defines the Python classes, so that each also derives from the matching built-in exception.
 void raise_as(const char* name, const std::exception& e) {
   const nb::object type = nb::module_::import_("graft.errors").attr(name);
-  // A path in the message may hold bytes that are no text.
+  // A path in the message may hold bytes that are not UTF-8.
   const nb::object message =
       nb::steal(PyUnicode_DecodeUTF8(e.what(), static_cast<Py_ssize_t>(std::strlen(e.what())), "backslashreplace"));
   PyErr_SetObject(type.ptr(), message.ptr());
@@ -159,7 +159,7 @@ std::vector<std::tuple<std::size_t, std::string, std::string, std::string>> refu
   return out;
 }
 
-// Python objects that a program borrows memory from. Released with the GIL held, wherever the program ends.
+// Python objects that a program borrows memory from. Released with the GIL held, on whatever thread the program ends.
 std::shared_ptr<const void> keep(nb::object object) {
   return {new nb::object(std::move(object)), [](const nb::object* kept) {
             nb::gil_scoped_acquire acquire;

@@ -14,12 +14,12 @@ namespace graft {
 
 namespace {
 
-// The work is a Python function: it runs the model and fulfils a future of Python's, and raises nothing.
+// Each job is a Python function that runs the model, fulfils a Python future, and raises nothing.
 class PythonPipeline {
  public:
   PythonPipeline(std::vector<std::shared_ptr<Session>> sessions, int workers, std::size_t capacity)
       : pipeline_(std::make_unique<Pipeline>(std::move(sessions), PipelineOptions{workers, capacity})) {}
-  // The threads end when their work is done, which needs the GIL.
+  // The threads end when their jobs are done, which needs the GIL: it is released while waiting.
   ~PythonPipeline() {
     const nb::gil_scoped_release release;
     pipeline_.reset();
@@ -28,7 +28,7 @@ class PythonPipeline {
   PythonPipeline& operator=(const PythonPipeline&) = delete;
 
   bool submit(std::size_t session, nb::object function, bool wait) {
-    // Freed with the GIL held, wherever that is.
+    // Freed with the GIL held, on whatever thread.
     const std::shared_ptr<nb::object> kept(new nb::object(std::move(function)), [](nb::object* object) {
       const nb::gil_scoped_acquire acquire;
       delete object;

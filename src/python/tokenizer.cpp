@@ -7,7 +7,7 @@
 #include <nanobind/stl/string_view.h>
 #include <nanobind/stl/vector.h>
 
-// The binding of tokenizers. Texts are bytes here: python/graft/runtime/tokenizer.py takes and returns str.
+// The binding of tokenizers. Strings are bytes here: python/graft/runtime/tokenizer.py takes and returns str.
 namespace nb = nanobind;
 
 namespace graft {

@@ -23,7 +23,7 @@ struct ExchangeApi {
   std::uint32_t major, minor;
   const ExchangeApi* previous;
   void *allocate, *to_managed, *from_managed;
-  // What a tensor holds, without a reference to it. 0, or -1 with a Python error set.
+  // Describes a tensor without taking a reference. Returns 0, or -1 with a Python error set.
   int (*borrow)(void* object, nb::dlpack::dltensor* out);
 };
 constexpr std::uint32_t kExchangeMajor = 1;
@@ -55,9 +55,8 @@ bool is_contiguous(const nb::dlpack::dltensor& t) {
   return true;
 }
 
-// A method with plain arguments, called with torch's tensors as they are. What a run computes with drives code and data
-// of a caller out of the caches, so that each line of Python between a call and the engine costs a microsecond: there
-// is none here.
+// Calls a method with plain arguments directly on torch's tensors. A run evicts the caller's code and data from the CPU
+// caches, so that each line of Python between a call and the engine costs a microsecond: here there is none.
 class TorchMethod {
  public:
   // `dtypes`: torch's, in the order of DType.
@@ -78,7 +77,8 @@ class TorchMethod {
     GRAFT_CHECK(Unsupported, borrow_ != nullptr, "torch's tensors cannot be borrowed through DLPack ", kExchangeMajor);
   }
 
-  // The results, tensors of torch's among them; None for arguments that need a closer look, like tensors elsewhere.
+  // The results, as torch tensors and numbers; None for arguments that the general path must handle, like tensors on
+  // other devices.
   nb::object call(const nb::tuple& args) {
     std::vector<Value> in(args.size());
     for (std::size_t i = 0; i < in.size(); ++i)
@@ -113,7 +113,7 @@ class TorchMethod {
     }
     nb::dlpack::dltensor view;
     if (borrow_(object.ptr(), &view) != 0) {
-      PyErr_Clear();  // whoever looks closer says what is wrong
+      PyErr_Clear();  // the general path reports what is wrong
       return false;
     }
     if (view.device.device_type != nb::device::cpu::value || view.ndim > kMaxRank || !is_contiguous(view)) return false;
@@ -128,18 +128,19 @@ class TorchMethod {
     return true;
   }
 
-  // A tensor of torch's and what it holds.
+  // A torch tensor and its description.
   struct Made {
     nb::object tensor;
     void* data = nullptr;
   };
-  // Tensors for a result of the calls that follow, of the same type and sizes as those of the call before.
+  // Spare tensors for one result of later calls, with the type and sizes of the last call's.
   struct Spares {
     DType dtype = DType::f32;
     Shape shape;
     std::vector<Made> tensors;
   };
-  // A tensor after a run takes torch some 15 microseconds, and others beside it one each: small ones are made together.
+  // The first tensor after a run takes torch some 15 microseconds, further ones one each: small ones are made in
+  // groups.
   static constexpr int kMadeTogether = 8;
   static constexpr std::size_t kSmallBytes = std::size_t{64} << 10;
 
@@ -148,7 +149,7 @@ class TorchMethod {
     if (spares.tensors.empty() || spares.dtype != result.dtype || spares.shape != result.shape) {
       const bool small = TensorDesc(result.dtype, result.shape).byte_count() <= kSmallBytes;
       Spares more = {result.dtype, result.shape, small ? make_spares(result) : make(result, 1)};
-      // Only now: while torch made them, another thread's call may have changed these.
+      // Swapped only now: another thread's call may have changed `spares` while torch made the tensors.
       std::swap(spares, more);
     }
     const Made taken = std::move(spares.tensors.back());
@@ -157,7 +158,7 @@ class TorchMethod {
     return taken.tensor;
   }
 
-  // Ordinary tensors: the calls that get them may be outside of an inference mode that this one is in.
+  // Ordinary tensors, not inference ones: this call may be in an inference mode, and later calls that get them may not.
   std::vector<Made> make_spares(const TensorView& wanted) const {
     const nb::object ordinary = inference_mode_(false);
     ordinary.attr("__enter__")();

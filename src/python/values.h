@@ -6,7 +6,7 @@
 
 namespace graft {
 
-// A tensor is the tuple (address, dtype, sizes); numbers, texts and None are themselves.
+// A tensor is the tuple (address, dtype, sizes); numbers, strings and None are passed as themselves.
 Value to_value(nanobind::handle object);
 nanobind::object from_value(const Value& value);
 

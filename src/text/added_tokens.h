@@ -10,18 +10,18 @@
 
 namespace graft::text {
 
-// A token that is looked for in the text itself, before the model sees it.
+// A token that is matched in the text itself, before the model runs.
 struct AddedToken {
   TokenId id = 0;
   std::string content;
-  bool single_word = false;  // not where a word goes on
-  bool lstrip = false;       // takes the spaces before it along
-  bool rstrip = false;       // and those behind it
-  bool normalized = false;   // looked for in the normalized text, itself normalized
-  bool special = false;      // left out by decode() on demand
+  bool single_word = false;  // matches whole words only
+  bool lstrip = false;       // includes the spaces before it
+  bool rstrip = false;       // includes the spaces after it
+  bool normalized = false;   // matched in the normalized text, itself normalized
+  bool special = false;      // decode() can skip it
 };
 
-// Finds added tokens: the leftmost first, of several there the longest.
+// Finds added tokens: the leftmost first, and of several at one position the longest.
 class AddedTokenFinder {
  public:
   // A part of a text; `token` is null between tokens.
@@ -31,7 +31,7 @@ class AddedTokenFinder {
     const AddedToken* token = nullptr;
   };
 
-  // `key`: what to look for, not empty. `token` must live as long as this.
+  // `key`: the string to match, not empty. `token` must outlive this object.
   void add(std::string key, const AddedToken* token);
   bool empty() const { return tokens_.empty(); }
   std::vector<Part> find(std::string_view text) const;
@@ -40,7 +40,7 @@ class AddedTokenFinder {
   const AddedToken* at(std::string_view text, std::size_t position, std::size_t& size) const;
 
   std::map<std::string, const AddedToken*, std::less<>> tokens_;
-  // For each first byte the sizes of what begins with it, the longest first.
+  // By first byte, the sizes of keys that begin with it, the longest first.
   std::vector<std::vector<std::size_t>> sizes_ = std::vector<std::vector<std::size_t>>(256);
 };
 

@@ -17,7 +17,7 @@ struct MergeTo {
   std::uint32_t id;
 };
 
-// Pairs of ids, in open addressing: this table is read several times for every character.
+// Maps pairs of ids to merges. Open addressing, because this table is read several times per character.
 class MergeTable {
  public:
   void reserve(std::size_t count) {
@@ -156,7 +156,7 @@ class Bpe : public Model {
       Symbol& left = symbols[top.position];
       if (!left.alive || left.after < 0) continue;
       Symbol& right = symbols[static_cast<std::size_t>(left.after)];
-      // Neighbours may have merged since.
+      // The neighbours may have merged since.
       const MergeTo* to = merges_.find(left.id, right.id);
       if (to == nullptr || to->id != top.id) continue;
       left.id = top.id;

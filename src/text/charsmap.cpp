@@ -20,7 +20,7 @@ std::uint32_t label(std::uint32_t unit) { return unit & (1u << 31 | 0xFF); }
 std::uint32_t offset(std::uint32_t unit) { return unit >> 10 << ((unit & 1u << 9) >> 6); }
 std::uint32_t value(std::uint32_t unit) { return unit & ~(1u << 31); }
 
-// Graphemes of more bytes are never looked up as a whole.
+// Longer graphemes are never looked up as a whole.
 constexpr std::size_t kMaxGraphemeBytes = 5;
 
 }  // namespace

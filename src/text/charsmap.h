@@ -7,19 +7,18 @@
 
 namespace graft::text {
 
-// A table of replacements as SentencePiece compiles it: a double-array trie over bytes (darts-clone) and a pool of
-// replacements, each ended by a zero.
+// SentencePiece's compiled replacement table: a double-array trie over bytes (darts-clone) and a pool of replacements,
+// each terminated by a zero byte.
 class Charsmap {
  public:
   // `blob`: little-endian bytes. Throws InvalidProgram when its parts do not fit.
   explicit Charsmap(std::string_view blob);
 
-  // Text of well-formed UTF-8, replaced grapheme by grapheme where short ones are in the table, otherwise character by
-  // character.
+  // Replaces well-formed UTF-8 by grapheme where the table has a short one, otherwise by character.
   std::string apply(std::string_view text) const;
 
  private:
-  // What begins the key's shortest entry; false when there is none.
+  // The replacement of the shortest entry that is a prefix of `key`; false when there is none.
   bool find(std::string_view key, std::string_view& replacement) const;
 
   std::vector<std::uint32_t> units_;

@@ -58,7 +58,7 @@ jinja::Value value_of(const OrderedJson& json) {
   }
 }
 
-// A message's reasoning has had three names; templates find it under those that they know.
+// A message's reasoning goes by three names: copied to those that templates read.
 OrderedJson with_reasoning(const OrderedJson& message) {
   if (!message.is_object()) return message;
   for (const char* name : {"reasoning_content", "thinking", "reasoning"}) {

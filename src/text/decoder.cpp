@@ -25,7 +25,7 @@ std::string replaced(std::string text, std::string_view from, std::string_view t
   return text;
 }
 
-// English spaces before punctuation, as BERT's decoder removes them.
+// Removes spaces before English punctuation, as BERT's decoder does.
 std::string cleaned_up(std::string text) {
   constexpr std::pair<const char*, const char*> rules[] = {
       {" .", "."},   {" ?", "?"},           {" !", "!"},   {" ,", ","},     {" ' ", "'"},   {" n't", "n't"},
@@ -65,7 +65,7 @@ int hex_digit(char c) {
                                 : -1;
 }
 
-// <0x41> and the like: runs of them are bytes of UTF-8, or as many replacement characters.
+// Tokens such as <0x41>: a run of them is decoded as UTF-8, or else becomes as many replacement characters.
 void decode_byte_fallback(std::vector<std::string>& pieces) {
   std::vector<std::string> out;
   std::string bytes;
@@ -91,7 +91,7 @@ void decode_byte_fallback(std::vector<std::string>& pieces) {
   pieces = std::move(out);
 }
 
-// Up to `start` and `stop` times the character at the ends.
+// Removes up to `start` and `stop` repetitions of the character at the two ends.
 std::string stripped(std::string_view piece, std::string_view c, std::int64_t start, std::int64_t stop) {
   for (std::int64_t i = 0; i < start && piece.starts_with(c); ++i) piece.remove_prefix(c.size());
   for (std::int64_t i = 0; i < stop && piece.ends_with(c); ++i) piece.remove_suffix(c.size());

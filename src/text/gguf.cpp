@@ -12,7 +12,8 @@
 #include "text/pipeline.h"
 #include "text/unicode.h"
 
-// The vocabulary of a GGUF file. It says less than tokenizer.json: the expressions of the pre-tokenizer go by a name.
+// The vocabulary of a GGUF file. It holds less than tokenizer.json: only the name of the pre-tokenizer, not its
+// expressions.
 namespace graft {
 namespace text {
 namespace {
@@ -85,11 +86,11 @@ class Head {
   std::unique_ptr<gguf_context, FreeGguf> context_;
 };
 
-// What the names of byte-level pre-tokenizers stand for, as their models' tokenizer.json has it.
+// The expressions of named byte-level pre-tokenizers, from their models' tokenizer.json.
 struct PreTokenizers {
   std::vector<std::string> names;
   std::vector<std::string> expressions;
-  bool nfc = false;  // the model's tokenizer.json normalizes, GGUF does not say so
+  bool nfc = false;  // the model's tokenizer.json normalizes; GGUF does not record it
   bool ignore_merges = false;
 };
 
@@ -106,7 +107,7 @@ const std::string kUpperLower = R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p
                                 R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*ENDING|)"
                                 R"(DIGITS| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 
-// Words of large letters first, then small ones: `ending` may follow a word.
+// Upper-case letters, then lower-case ones; `ending` may follow a word.
 std::string upper_lower(std::string_view ending, std::string_view digits) {
   std::string out = kUpperLower;
   const auto put = [&](std::string_view name, std::string_view value) {
@@ -270,7 +271,7 @@ std::shared_ptr<const Tokenizer> read(const Head& head) {
   around.chat_template = head.text("tokenizer.chat_template").value_or("");
 
   const bool bert = model == "bert";
-  if (bert) {  // around every text, whatever the file calls them
+  if (bert) {  // added around every input, whatever the file calls them
     const auto first = head.id("tokenizer.ggml.cls_token_id");
     const auto bos = first ? first : head.id("tokenizer.ggml.bos_token_id");
     const auto last = head.id("tokenizer.ggml.seperator_token_id");
@@ -290,7 +291,7 @@ std::shared_ptr<const Tokenizer> read(const Head& head) {
 }  // namespace text
 
 std::shared_ptr<const Tokenizer> Tokenizer::from_gguf(const std::string& path) {
-  MappedFile::open(path);  // for its errors: ggml's reader has one for all
+  MappedFile::open(path);  // for its errors: ggml's reader reports all failures alike
   return naming_file(path, [&] { return text::read(text::Head(path)); });
 }
 

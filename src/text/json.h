@@ -12,8 +12,8 @@ namespace graft::text {
 
 // The deepest nesting of a document: values are copied and printed by recursion.
 inline constexpr std::size_t kMaxJsonDepth = 200;
-// How deep the arrays and objects of a document nest, which may be invalid. (nlohmann's parser can tell a callback, but
-// then searches an object for discarded members after each of them.)
+// How deep the arrays and objects of a document, which may be invalid, nest. (nlohmann's parser can report the depth to
+// a callback, but then searches an object for discarded members after each of them.)
 std::size_t json_depth(std::string_view document);
 
 // `what` names the document in messages: "tokenizer.json".

@@ -2,7 +2,8 @@
 
 #include <nlohmann/json_fwd.hpp>
 
-// JSON for headers: a source that looks into values includes text/json.h, which takes seconds to compile.
+// Forward declarations of JSON for headers. Only sources that use values include text/json.h, which takes seconds to
+// compile.
 namespace graft::text {
 
 using Json = nlohmann::json;

@@ -10,7 +10,7 @@
 
 namespace graft::text {
 
-// Cuts one word into tokens of a vocabulary. Immutable.
+// Splits one word into tokens of a vocabulary. Immutable.
 class Model {
  public:
   virtual ~Model() = default;
@@ -21,24 +21,24 @@ class Model {
 
 // Byte-pair encoding: pairs of neighbours become one token, in the order of the merges.
 struct BpeOptions {
-  std::string unk_token;  // empty: what is not known disappears
+  std::string unk_token;  // empty: unknown characters are dropped
   std::string continuing_subword_prefix;
   std::string end_of_word_suffix;
   bool fuse_unk = false;
   bool byte_fallback = false;
-  bool ignore_merges = false;  // a word that is a token is that token
+  bool ignore_merges = false;  // a word that is a token is not split
 };
 struct Merge {
   std::string left;
   std::string right;
 };
 std::unique_ptr<const Model> make_bpe(Vocabulary vocabulary, const std::vector<Merge>& merges, BpeOptions options);
-// SentencePiece's BPE: any two neighbours whose concatenation is a token may merge, those of the highest score first.
+// SentencePiece's BPE: any two adjacent tokens whose concatenation is a token may merge, the highest score first.
 // `scores`: by id.
 std::unique_ptr<const Model> make_scored_bpe(Vocabulary vocabulary, const std::vector<float>& scores,
                                              BpeOptions options);
 
-// The longest token that fits, then the longest behind it.
+// Greedy: the longest token that matches, then the longest after it.
 struct WordPieceOptions {
   std::string unk_token = "[UNK]";
   std::string continuing_subword_prefix = "##";
@@ -49,12 +49,13 @@ std::unique_ptr<const Model> make_word_piece(Vocabulary vocabulary, WordPieceOpt
 // A word is a token or is unknown.
 std::unique_ptr<const Model> make_word_level(Vocabulary vocabulary, const std::string& unk_token);
 
-// The cut with the highest sum of scores. `scores`: by id, as many as the vocabulary has; `unk_id` below 0: none.
+// The segmentation with the highest sum of scores. `scores`: by id, as many as the vocabulary has; `unk_id` below 0:
+// none.
 std::unique_ptr<const Model> make_unigram(Vocabulary vocabulary, std::vector<double> scores, TokenId unk_id,
                                           bool byte_fallback);
 
-// tokenizer.json's "model", without the parts that are large: those are given apart, where the reader took them out of
-// the document. Throws InvalidProgram, or Unsupported naming a type that is not known.
+// Makes tokenizer.json's "model". Its large parts are passed separately, since the reader does not keep them in the
+// document. Throws InvalidProgram, or Unsupported naming a type that is not known.
 struct LargeParts {
   std::vector<std::pair<std::string, TokenId>> vocab;
   std::vector<Merge> merges;

@@ -13,7 +13,7 @@
 namespace graft::text {
 namespace {
 
-// A step that is a function of the text and leaves its beginning in place.
+// A step that is a function of the text and keeps its beginning.
 template <typename Function>
 class Mapping : public Normalizer {
  public:

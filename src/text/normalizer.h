@@ -7,10 +7,10 @@
 
 namespace graft::text {
 
-// A text on its way to the pre-tokenizer. Always well-formed UTF-8.
+// A string between normalizer and pre-tokenizer. Always well-formed UTF-8.
 struct Normalized {
   std::string text;
-  // Whether it still begins with what the user's text began with: Metaspace needs it for prepend_scheme "first".
+  // Whether it begins where the user's text begins: Metaspace needs it for prepend_scheme "first".
   bool at_start = false;
 };
 

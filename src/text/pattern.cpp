@@ -73,7 +73,7 @@ class Pattern::Compiled {
                   " bytes failed: ", message_of(found));
       const auto match_begin = static_cast<std::size_t>(region.get()->beg[0]);
       const auto match_end = static_cast<std::size_t>(region.get()->end[0]);
-      // No empty match directly behind another one.
+      // No empty match directly after another match.
       if (match_begin == match_end && any && match_end == last) {
         if (from >= text.size()) break;
         from += char_length(text[from]);
@@ -94,7 +94,7 @@ class Pattern::Compiled {
 };
 
 Pattern Pattern::literal(std::string text) {
-  // What an empty string matches is for the engine to say.
+  // The regex engine decides what an empty string matches.
   if (text.empty()) return regex("");
   Pattern out;
   out.literal_ = std::move(text);

@@ -8,7 +8,7 @@
 
 namespace graft::text {
 
-// A piece of a text that is cut at matches; the pieces in order cover the text.
+// A part of a text that is split at matches; the parts in order cover the text.
 struct Cut {
   std::size_t begin = 0;
   std::size_t end = 0;
@@ -16,7 +16,7 @@ struct Cut {
 };
 using Cuts = std::vector<Cut>;
 
-// What to search for: a string as it is, or a regular expression in the dialect of tokenizer.json (Oniguruma, Ruby
+// A search pattern: a literal string, or a regular expression in the dialect of tokenizer.json (Oniguruma, Ruby
 // syntax). Immutable; any number of threads may search with it.
 class Pattern {
  public:
@@ -24,7 +24,7 @@ class Pattern {
   // Throws InvalidProgram naming the expression and what is wrong with it.
   static Pattern regex(const std::string& expression);
 
-  // Cuts well-formed text at its matches, from left to right. Throws ExecutionError when the search gives up (an
+  // Splits well-formed text at its matches, from left to right. Throws ExecutionError when the search gives up (an
   // expression with exponential backtracking).
   Cuts find(std::string_view text) const;
   // The text with every match replaced.
@@ -36,13 +36,13 @@ class Pattern {
   std::shared_ptr<const Compiled> regex_;  // null for a literal
 };
 
-// The cuts of a text at single characters: `is_match(char32_t)`.
+// Splits a text at single characters that match: `is_match(char32_t)`.
 template <typename Predicate>
 Cuts cut_at_chars(std::string_view text, Predicate&& is_match);
 
-// What becomes of the matches that separate words, as tokenizer.json names it.
+// What happens to the matches that separate words, as tokenizer.json names it.
 enum class SplitBehavior { removed, isolated, merged_with_previous, merged_with_next, contiguous };
-// The pieces that are left, as cuts without empty ones.
+// The parts that remain, without empty ones.
 Cuts split(const Cuts& cuts, SplitBehavior behavior);
 
 }  // namespace graft::text

@@ -18,7 +18,7 @@ class Pipeline : public Tokenizer {
       Normalized key{token.content, false};
       if (token.normalized && parts_.normalizer && is_utf8(key.text)) parts_.normalizer->apply(key);
       by_id_[token.id] = {&token, key.text};
-      // In well-formed text bytes that are not UTF-8 would only be found in the middle of a character.
+      // In well-formed text a key that is not UTF-8 could match only in the middle of a character.
       if (!key.text.empty() && is_utf8(key.text)) (token.normalized ? in_normalized_ : in_text_).add(key.text, &token);
       end_id_ = std::max(end_id_, token.id + 1);
     }
@@ -110,10 +110,10 @@ class Pipeline : public Tokenizer {
  private:
   struct Added {
     const AddedToken* token = nullptr;
-    std::string key;  // what is looked for: normalized where the token says so
+    std::string key;  // the string to match: normalized where the token says so
   };
 
-  // A token of the model keeps its id there; the others come behind it, in order.
+  // A token of the model keeps its id; the others get the ids after the model's, in order.
   void give_ids() {
     const Vocabulary& vocabulary = parts_.model->vocabulary();
     const auto model_size = static_cast<TokenId>(vocabulary.size());

@@ -13,18 +13,18 @@
 
 namespace graft::text {
 
-// What a tokenizer is made of, whichever file it comes from.
+// The parts of a tokenizer, whichever file they come from.
 struct Parts {
   std::unique_ptr<const Normalizer> normalizer;       // may be null
   std::unique_ptr<const PreTokenizer> pre_tokenizer;  // may be null
   std::unique_ptr<const Model> model;                 // never null
-  std::unique_ptr<const Decoder> decoder;             // null: pieces joined by spaces
-  std::vector<AddedToken> added_tokens;               // without ids: they are given as Hugging Face tokenizers does
-  std::vector<TokenId> prefix, suffix;                // put around a text with add_special
+  std::unique_ptr<const Decoder> decoder;             // null: tokens joined by spaces
+  std::vector<AddedToken> added_tokens;               // without ids: assigned as Hugging Face tokenizers does
+  std::vector<TokenId> prefix, suffix;                // added around the ids with add_special
   std::optional<std::size_t> truncation;
 };
 
-// What stands beside the vocabulary: names of special tokens and the chat template.
+// What accompanies the vocabulary: names of special tokens and the chat template.
 struct Surroundings {
   std::string bos, eos, unk, pad;  // empty: none
   std::string chat_template;

@@ -20,7 +20,7 @@ void append_cuts(Words& out, Normalized&& word, const Cuts& cuts) {
     out.push_back({word.text.substr(cut.begin, cut.end - cut.begin), word.at_start && cut.begin == 0});
 }
 
-// A step that cuts every word by itself: `cut(Normalized&)` may rewrite the word first.
+// A step that splits each word independently: `cut(Normalized&)` may rewrite the word first.
 template <typename Cutter>
 class Cutting : public PreTokenizer {
  public:
@@ -108,7 +108,7 @@ Prepend prepend_at(const Json& description) {
     else if (name != "always")
       throw Unsupported(str("the tokenizer's Metaspace has the unknown prepend_scheme '", name, "'"));
   }
-  // As older files say it.
+  // The form of older files.
   if (!bool_at(description, "add_prefix_space", true, "Metaspace")) {
     GRAFT_CHECK(InvalidProgram, scheme.is_null() || out == Prepend::never,
                 "Metaspace has add_prefix_space false and prepend_scheme '", scheme.get<std::string>(), "'");

@@ -35,7 +35,7 @@ std::string Detokenizer::add(std::int64_t id) {
     ids_.pop_back();
     throw;
   }
-  // What ends in a replacement character may be an unfinished one.
+  // A trailing replacement character may be an incomplete character.
   if (text.size() <= returned_.size() || text.ends_with(kReplacement)) return "";
   std::string added = text.substr(returned_.size());
   // A token's text can depend on the one before it, so those of the last step are decoded again with the next.

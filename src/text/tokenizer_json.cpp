@@ -11,8 +11,8 @@ namespace graft {
 namespace text {
 namespace {
 
-// Reads the document into a value, but for a model's vocabulary and merges: those have hundreds of thousands of entries
-// and go where they are needed at once. What is not as expected goes into the value, for its reader to complain about.
+// Reads the document into a value, except a model's vocabulary and merges: those have hundreds of thousands of entries
+// and are read directly into their final form. Anything unexpected goes into the value, whose reader reports it.
 class DocumentReader : public nlohmann::json_sax<Json> {
  public:
   Json document;
@@ -67,10 +67,10 @@ class DocumentReader : public nlohmann::json_sax<Json> {
 
  private:
   enum class Part { none, vocab, merges };
-  // In the document, in its model, in the large part of that.
+  // Nesting of a large part: document, model, part.
   static constexpr std::size_t kPartDepth = 3;
 
-  // The part that begins here, if it is the one that such a value begins.
+  // The large part that begins here, if it is `begun`.
   Part part_here(Part begun) const {
     if (inside_ != Part::none || stack_.size() + 1 != kPartDepth || !stack_.back()->is_object() || !in_model_)
       return Part::none;
@@ -119,7 +119,7 @@ class DocumentReader : public nlohmann::json_sax<Json> {
     return true;
   }
 
-  std::vector<Json*> stack_;  // the values that are not closed yet; null: a pair of merges
+  std::vector<Json*> stack_;  // the open values; null: a pair of merges
   Part inside_ = Part::none;
   bool in_model_ = false;
   std::string key_;
@@ -137,7 +137,7 @@ AddedToken added_token(const Json& entry, const std::string& where) {
   return out;
 }
 
-// The parts of a template: what stands before the text and behind it.
+// A post-processor's template: the tokens before and after the text.
 void read_template(const Json& description, Parts& parts) {
   const Json& special = member(description, "special_tokens");
   std::vector<TokenId> before;
@@ -252,7 +252,7 @@ std::string with_chat_template(std::string_view config_json, std::string_view ch
 }  // namespace text
 
 std::shared_ptr<const Tokenizer> Tokenizer::from_json(std::string_view tokenizer_json, std::string_view config_json) {
-  using namespace text;  // NOLINT: the reader of this document is all there
+  using namespace text;  // NOLINT: the reader of this document is defined there
   DocumentReader reader;
   const bool parsed = Json::sax_parse(tokenizer_json.begin(), tokenizer_json.end(), &reader);
   GRAFT_CHECK(InvalidProgram, parsed, "tokenizer.json is not valid JSON: ", reader.error);

@@ -9,7 +9,7 @@
 #include "text/pattern.h"
 #include "text/unicode.h"
 
-// The ids themselves are compared with Hugging Face tokenizers in tokenizer_test.py; here is what only C++ sees.
+// tokenizer_test.py compares ids with Hugging Face tokenizers; here is what only the C++ interface has.
 namespace graft {
 namespace {
 

@@ -31,7 +31,7 @@ std::size_t part_length(std::string_view bytes, std::size_t at, bool& good) {
                              : lead >= 0xF0 && lead <= 0xF4 ? 4
                                                             : 1;
   if (length == 1) return 1;
-  // The second byte is bounded so that nothing is longer than needed, a surrogate, or beyond U+10FFFF.
+  // Bounds of the second byte exclude overlong forms, surrogates, and code points beyond U+10FFFF.
   const unsigned low = lead == 0xE0 ? 0xA0 : lead == 0xF0 ? 0x90 : 0x80;
   const unsigned high = lead == 0xED ? 0x9F : lead == 0xF4 ? 0x8F : 0xBF;
   if (byte(at + 1) < low || byte(at + 1) > high) return 1;
@@ -126,7 +126,7 @@ std::u32string chars_of(std::string_view text) {
 }
 
 std::string normalized(std::string_view text, NormalForm form) {
-  // Below U+0300 NFC changes nothing, below U+0080 no form does.
+  // NFC changes nothing below U+0300, no form changes anything below U+0080.
   const unsigned char first_changed = form == NormalForm::nfc ? 0xCC : 0x80;
   bool unchanged = true;
   for (char byte : text) unchanged &= static_cast<unsigned char>(byte) < first_changed;

@@ -4,7 +4,7 @@
 #include <string>
 #include <string_view>
 
-// Characters of UTF-8 text and what Unicode says of them. Normalization and the predicates are those of Hugging Face
+// Characters of UTF-8 text and their Unicode properties. Normalization and the predicates are those of Hugging Face
 // tokenizers, whose tables are older than utf8proc's: characters that they do not know are left as they are.
 namespace graft::text {
 

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <span>
 
-// Where the tables of Hugging Face tokenizers (of Unicode 8 and 9) and those of utf8proc differ. Found by asking
-// tokenizers 0.23 about every character; src/text/unicode_test.py asks again.
+// Where the tables of Hugging Face tokenizers (of Unicode 8 and 9) and those of utf8proc differ. Found by running
+// tokenizers 0.23 on every character; src/text/unicode_test.py repeats that.
 namespace graft::text {
 
 struct CharRange {
@@ -40,7 +40,7 @@ inline constexpr CharRange kUnknownToNormalizer[] = {
     {0x1e2ec, 0x1e2ef}, {0x1e4ec, 0x1e4ef}, {0x1f16c, 0x1f16c}, {0x1fbf0, 0x1fbf9},
 };
 
-// Accents (Mn) for one of the two only.
+// Accents (Mn) in only one of the two.
 inline constexpr CharRange kOtherAccents[] = {
     {0x7fd, 0x7fd}, {0x898, 0x89f}, {0x8ca, 0x8e1}, {0x9fe, 0x9fe}, {0xafa, 0xaff}, {0xb55, 0xb55}, {0xc04, 0xc04},
     {0xc3c, 0xc3c}, {0xd00, 0xd00}, {0xd3b, 0xd3c}, {0xd81, 0xd81}, {0xeba, 0xeba}, {0xece, 0xece}, {0x1734, 0x1734},
@@ -62,7 +62,7 @@ inline constexpr CharRange kOtherAccents[] = {
     {0x1e4ec, 0x1e4ef}, {0x1e944, 0x1e94a},
 };
 
-// Punctuation (P) for one of the two only.
+// Punctuation (P) in only one of the two.
 inline constexpr CharRange kOtherPunctuation[] = {
     {0x61d, 0x61d}, {0x9fd, 0x9fd}, {0xa76, 0xa76}, {0xc77, 0xc77}, {0xc84, 0xc84}, {0x166d, 0x166d},
     {0x1b7d, 0x1b7e}, {0x2e43, 0x2e4f}, {0x2e52, 0x2e5d}, {0x10ead, 0x10ead}, {0x10f55, 0x10f59}, {0x10f86, 0x10f89},
@@ -73,7 +73,7 @@ inline constexpr CharRange kOtherPunctuation[] = {
     {0x16fe2, 0x16fe2}, {0x1e95e, 0x1e95f},
 };
 
-// Controls (Cc, Cf, Co) for one of the two only.
+// Controls (Cc, Cf, Co) in only one of the two.
 inline constexpr CharRange kOtherControls[] = {
     {0x890, 0x891}, {0x8e2, 0x8e2}, {0x110cd, 0x110cd}, {0x13430, 0x1343f},
 };

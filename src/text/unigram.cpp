@@ -8,7 +8,7 @@
 namespace graft::text {
 namespace {
 
-// How much an unknown character costs beside the token with the lowest score.
+// How much less than the lowest score an unknown character scores.
 constexpr double kUnknownPenalty = 10.0;
 
 class Unigram : public Model {
@@ -30,7 +30,7 @@ class Unigram : public Model {
   const Vocabulary& vocabulary() const override { return vocabulary_; }
 
   void tokenize(const std::string& word, std::vector<TokenId>& ids) const override {
-    // The best way to each position: where its last token begins.
+    // The best segmentation up to each position: where its last token begins.
     struct Best {
       double score = 0;
       std::size_t from = kNowhere;
@@ -58,7 +58,7 @@ class Unigram : public Model {
     struct Piece {
       std::size_t begin, end;
     };
-    std::vector<Piece> pieces;  // from the end; unknown neighbours are one
+    std::vector<Piece> pieces;  // from the end; adjacent unknown characters are one
     bool unknown_before = false;
     for (std::size_t end = word.size(); end > 0;) {
       const Best& node = best[end];
@@ -94,7 +94,7 @@ class Unigram : public Model {
       if (begin == end) return;
       if (begin->piece.size() == depth + 1) {
         found(depth + 1, begin->id);
-        ++begin;  // what is left is longer
+        ++begin;  // the remaining entries are longer
       }
     }
   }

@@ -41,7 +41,7 @@ class Vocabulary {
   std::vector<TokenId> byte_ids() const;
 
  private:
-  // Open addressing: reading a merge looks three pieces up, reading a text one for every character.
+  // Open addressing, for speed: loading a merge looks up three pieces, tokenizing one piece per character.
   struct Slot {
     std::uint32_t hash = 0;
     std::int32_t index = -1;  // -1: free

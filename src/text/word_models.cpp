@@ -2,7 +2,7 @@
 #include "text/model.h"
 #include "text/unicode.h"
 
-// Models that look words up as they are: WordPiece and WordLevel.
+// Models without merges or scores: WordPiece and WordLevel.
 namespace graft::text {
 namespace {
 

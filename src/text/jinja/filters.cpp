@@ -6,7 +6,7 @@
 #include "text/jinja/interpreter.h"
 #include "text/unicode.h"
 
-// Filters on sequences, dicts and numbers; those on texts are in text_filters.cpp.
+// Filters on sequences, dicts and numbers; those on strings are in text_filters.cpp.
 namespace graft::text::jinja {
 namespace {
 
@@ -36,7 +36,7 @@ Value by_path(V value, V path) {
   return out;
 }
 
-// What sorting, `unique` and the like compare: texts without regard to case unless it is asked for.
+// The key that sorting, `unique` and the like compare: strings ignore case unless case_sensitive is set.
 Value key_of(V item, const Value* path, bool case_sensitive) {
   Value out = path != nullptr && !path->is_none() ? by_path(item, *path) : item;
   if (!case_sensitive && out.text() != nullptr) return lowercase(*out.text());
@@ -82,7 +82,7 @@ Value unique(I, V value, A a) {
   return Value::list(std::move(out), kGenerator);
 }
 
-// As Jinja has it, whatever is false is empty for this filter and the next ones.
+// As in Jinja, any false value counts as empty for this filter and the next ones.
 Value mapped(I interpreter, V value, A a) {
   if (!value.truth()) return Value::list({}, kGenerator);
   Values out;

@@ -12,7 +12,7 @@ namespace {
 
 constexpr int kMaxLevel = 1500;
 
-// Errors that know their place begin so.
+// Errors that name their line already begin with this.
 constexpr std::string_view kPlaced = "chat template";
 
 const ExpressionPtr& child(const Expression& expression, std::size_t i) { return expression.children[i]; }

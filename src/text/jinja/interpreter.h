@@ -21,20 +21,20 @@ using ScopePtr = std::shared_ptr<Scope>;
 // Runs one template once. The template must live as long as this.
 class Interpreter {
  public:
-  // `variables` are seen as names; those that templates of transformers know besides are added here.
+  // `variables` become names; the globals of transformers' templates are added to them.
   explicit Interpreter(const Named& variables);
   ~Interpreter();
   Interpreter(const Interpreter&) = delete;
   Interpreter& operator=(const Interpreter&) = delete;
 
-  // Throws InvalidArgument for what fails while rendering, naming the line.
+  // Throws InvalidArgument naming the line when rendering fails.
   std::string render(const Body& body);
 
   // For filters that apply others: map("upper"), select("defined").
   Value apply_filter(const std::string& name, const Value& value, const Arguments& arguments);
   bool apply_test(const std::string& name, const Value& value, const Arguments& arguments);
 
-  // value.name and value[key], as templates see them; undefined where there is no such thing.
+  // value.name and value[key] in templates; undefined where there is no such attribute or item.
   static Value attribute(const Value& value, const std::string& name);
   static Value item(const Value& value, const Value& key);
 
@@ -68,7 +68,7 @@ class Interpreter {
   void check_size(const std::string& out) const;
 
   std::unordered_map<std::string, Value> globals_;
-  // All namespaces: templates can chain them and make cycles, so they are freed here and not by their last user.
+  // All namespaces: templates can link them into cycles, so they are freed here and not by their last user.
   std::vector<std::shared_ptr<Namespace>> spaces_;
   int level_ = 0;  // calls and expressions inside each other
 };

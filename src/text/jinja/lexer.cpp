@@ -8,7 +8,7 @@
 namespace graft::text::jinja {
 namespace {
 
-// Line ends as \n, and without the last one.
+// Normalizes line ends to \n and drops the last one.
 std::string normalized_source(std::string_view source) {
   std::string out;
   out.reserve(source.size());
@@ -99,7 +99,7 @@ class Lexer {
     }
   }
 
-  // What follows a block or a comment: all space after "-", nothing after "+", otherwise one line end.
+  // Skips what follows a block or a comment: all space after "-", nothing after "+", otherwise one line end.
   void skip_after_tag(char sign) {
     if (sign == '-')
       skip_space();
@@ -115,7 +115,7 @@ class Lexer {
     skip_after_tag(sign);
   }
 
-  // Whether a raw block begins here; then it is read as text.
+  // Reads a raw block as text; false when none begins here.
   bool read_raw() {
     std::size_t at = at_;
     if (!skip_word(at, "raw")) return false;
@@ -266,7 +266,7 @@ class Lexer {
     advance(at + 1 - at_);
   }
 
-  // What Python's strings escape; `at` is behind the backslash.
+  // An escape sequence of Python's strings; `at` is after the backslash.
   void read_escape(std::size_t& at, std::string& out) {
     constexpr std::string_view from = "nrtbfav\\'\"";
     constexpr std::string_view to = "\n\r\t\b\f\a\v\\'\"";
@@ -284,7 +284,7 @@ class Lexer {
       at += digits;
     } else if (c == '0') {
       out += '\0';
-    } else if (c != '\n') {  // a line that goes on
+    } else if (c != '\n') {  // a continued line
       out += '\\';
       out += c;
     }

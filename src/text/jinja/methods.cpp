@@ -154,7 +154,7 @@ std::string titled(const std::string& text) {
   return out;
 }
 
-// Whether there are characters and all are such.
+// Whether the string is not empty and all its characters satisfy the predicate.
 template <typename Predicate>
 bool all_chars(const std::string& text, Predicate&& predicate) {
   const std::u32string chars = chars_of(text);

@@ -9,7 +9,7 @@ namespace {
 using Expr = Expression::Kind;
 using Stmt = Statement::Kind;
 
-// Deeper nesting is no template of anybody's.
+// No real template nests deeper.
 constexpr int kMaxDepth = 200;
 constexpr int kMaxNodes = 100'000;
 
@@ -90,7 +90,7 @@ class Parser {
 
   // --- statements ---
 
-  // Up to a block that begins with one of the names, which is not taken; its '{%' is.
+  // Parses up to a block that begins with one of the names; consumes its '{%' but not the name.
   Body body_until(const std::vector<std::string_view>& ends) {
     const Deeper deeper(*this);
     Body out;
@@ -163,7 +163,7 @@ class Parser {
     expect_block_end();
     out->body = body_until({"elif", "else", "endif"});
     if (take_name("elif")) {
-      out->otherwise.push_back(condition());  // it takes the end along
+      out->otherwise.push_back(condition());  // it consumes the end block
       return out;
     }
     if (take_name("else")) {
@@ -195,7 +195,7 @@ class Parser {
     return out;
   }
 
-  // a, b or (a, b): one name, or several that take a sequence apart.
+  // a, b or (a, b): one name, or several that unpack a sequence.
   std::vector<std::string> targets() {
     const bool bracket = take_sign("(");
     std::vector<std::string> out{expect_any_name()};
@@ -265,7 +265,7 @@ class Parser {
     return out;
   }
 
-  // Loops around a macro are not the macro's.
+  // Loops around a macro do not count inside it.
   Body function_body(std::string_view end) {
     const int outer = loops_;
     loops_ = 0;
@@ -432,7 +432,7 @@ class Parser {
   ExpressionPtr primary() {
     if (token().kind == Token::Kind::constant) {
       if (token().value.text() == nullptr) return constant(token().value);
-      std::string text;  // neighbours are one string
+      std::string text;  // adjacent literals are one string
       while (token(1).kind == Token::Kind::constant && token(1).value.text() != nullptr)
         text += *tokens_[at_++].value.text();
       return constant(text + *token().value.text());
@@ -603,7 +603,7 @@ class Parser {
   int loops_ = 0;  // around the statement
 };
 
-// Moves what an expression consists of behind `out`.
+// Moves the children of an expression to the end of `out`.
 void take_parts(Expression& expression, std::vector<ExpressionPtr>& out) {
   for (ExpressionPtr& child : expression.children) out.push_back(std::move(child));
   for (ExpressionPtr& value : expression.arguments.positional) out.push_back(std::move(value));

@@ -8,7 +8,7 @@
 
 #include "text/jinja/value.h"
 
-// Templates as trees.
+// Syntax trees of templates.
 namespace graft::text::jinja {
 
 struct Expression;
@@ -19,7 +19,7 @@ struct NamedExpression {
   ExpressionPtr value;
 };
 
-// The arguments of a call, a filter or a test; those given as *x and **x are not there.
+// The arguments of a call, a filter or a test; *x and **x are not supported.
 struct CallArguments {
   std::vector<ExpressionPtr> positional;
   std::vector<NamedExpression> named;
@@ -71,7 +71,7 @@ struct Statement {
     text,          // text
     output,        // expression
     condition,     // expressions[0]: body, otherwise: otherwise
-    loop,          // for names in expression if filter: body, if there was nothing: otherwise
+    loop,          // for names in expression if filter: body, when it is empty: otherwise
     set,           // names = expression; or names[0].attribute = expression
     set_block,     // names[0] = body, through expression's filters where it is not null
     macro,         // text(parameters): body

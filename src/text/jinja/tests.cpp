@@ -5,7 +5,7 @@
 #include "text/jinja/interpreter.h"
 #include "text/unicode.h"
 
-// What follows `is`, and the functions that every template knows.
+// Tests (after `is`), and the functions that every template knows.
 namespace graft::text::jinja {
 namespace {
 
@@ -68,7 +68,8 @@ Value strftime_now(A given) {
   std::tm local{};
   GRAFT_CHECK(InvalidArgument, localtime_r(&now, &local) != nullptr, "the local time cannot be found");
   std::string out(256 + format->text()->size() * 4, '\0');
-  // Some formats give an empty text, so one character stands behind.
+  // Some formats give an empty string, which strftime reports like an error: one character is appended to tell them
+  // apart.
   const std::size_t size = std::strftime(out.data(), out.size(), (*format->text() + ".").c_str(), &local);
   GRAFT_CHECK(InvalidArgument, size > 0, "strftime_now(): the format '", *format->text(), "' gives too long a text");
   out.resize(size - 1);

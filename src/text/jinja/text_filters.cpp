@@ -6,7 +6,7 @@
 #include "text/jinja/interpreter.h"
 #include "text/unicode.h"
 
-// Filters on texts and numbers.
+// Filters on strings and numbers.
 namespace graft::text::jinja {
 namespace {
 
@@ -19,7 +19,7 @@ Value call_method(V value, const char* name, A a) {
   return method(text, name).callable()->call(a);
 }
 
-// First letters of words large; words begin behind these signs.
+// Capitalizes words; a word begins after one of these characters.
 Value titled(I, V value, A) {
   const std::string text = value.str();
   std::string out;

@@ -346,7 +346,7 @@ bool Value::operator<(const Value& other) const {
   if (is_number() && other.is_number()) return real() < other.real();
   if (text() != nullptr && other.text() != nullptr) return *text() < *other.text();
   if (sequence() != nullptr && other.sequence() != nullptr) {
-    // The first items that differ decide; asking them for their order alone would take 2^depth comparisons.
+    // The first items that differ decide. Comparing by order alone, without equality, would take 2^depth comparisons.
     const Values &mine = sequence()->items, &others = other.sequence()->items;
     const auto [one, two] = std::mismatch(mine.begin(), mine.end(), others.begin(), others.end());
     if (one == mine.end() || two == others.end()) return one == mine.end() && two != others.end();
@@ -364,7 +364,7 @@ std::string to_json(const Value& value, const JsonStyle& style) {
 std::string float_text(double value) {
   if (std::isnan(value)) return "nan";
   if (std::isinf(value)) return value > 0 ? "inf" : "-inf";
-  // The shortest digits that read back the same; Python's choice between the two notations.
+  // The shortest digits that read back the same number, in the notation that Python chooses.
   char buffer[64];
   const double size = std::fabs(value);
   const bool fixed = size == 0 || (size >= 1e-4 && size < 1e16);

@@ -11,7 +11,7 @@
 
 #include "base/check.h"
 
-// Values of templates: those of Python that a template can meet.
+// Values of templates: the Python values that occur in them.
 namespace graft::text::jinja {
 
 class Value;
@@ -23,7 +23,7 @@ struct Undefined {
 };
 struct None {};
 
-// Limits on what a template makes: a loop that doubles a string or a list must end in an error.
+// Limits on values that a template makes: a loop that doubles a string or a list must end in an error.
 constexpr std::size_t kMaxText = std::size_t{1} << 28;
 constexpr std::size_t kMaxHeld = std::size_t{1} << 24;
 // Values are compared, printed and freed by recursion.
@@ -34,7 +34,7 @@ struct Extent {
   std::size_t nesting = 0;
   std::size_t values = 1;
 
-  // Throws InvalidArgument when it becomes too deep or too large.
+  // Throws InvalidArgument when the sum becomes too deep or too large.
   void add(const Extent& inner);
 };
 
@@ -47,7 +47,7 @@ struct Sequence {
   Extent extent = {};
 };
 
-// In the order of insertion. Few entries: searched one by one.
+// In insertion order. Dicts are small, so search is linear.
 struct Dict {
   std::vector<std::pair<Value, Value>> entries;
   Extent extent = {};
@@ -95,7 +95,7 @@ class Value {
   static Value undefined(std::string name) { return Value(Held(Undefined{std::move(name)})); }
   static Value list(Values items, Sequence::Kind kind = Sequence::Kind::list);
 
-  // Text that the filters `safe` and `escape` return: what is added to it is escaped for HTML.
+  // A string as returned by the filters `safe` and `escape`: what is appended to it is escaped for HTML.
   static Value markup(std::string text) {
     Value out(std::move(text));
     out.markup_ = true;
@@ -128,14 +128,14 @@ class Value {
   const char* type_name() const;  // as Python has it
   double real() const;            // of a number
   std::int64_t integer() const;   // of an integer or a bool
-  // What a loop goes through: items, keys, characters. Throws InvalidArgument for what cannot be iterated.
+  // The values that a loop iterates over: items, keys, characters. Throws InvalidArgument when it is not iterable.
   Values iterate() const;
   std::size_t length() const;  // throws InvalidArgument where there is none
   // A namespace counts as empty, since its attributes change; the interpreter frees namespaces separately.
   Extent extent() const;
 
   bool operator==(const Value& other) const;
-  // Throws InvalidArgument for what has no order.
+  // Throws InvalidArgument for values without an order.
   bool operator<(const Value& other) const;
 
  private:
@@ -160,7 +160,7 @@ struct JsonStyle {
 };
 std::string to_json(const Value& value, const JsonStyle& style);
 
-// Throws InvalidArgument for a text of more than kMaxText bytes.
+// Throws InvalidArgument for a string of more than kMaxText bytes.
 void check_text(std::size_t size);
 
 std::string float_text(double value);
@@ -168,7 +168,7 @@ std::string escaped_html(std::string_view text);
 
 // Python's str.isspace(): white space, and the separators of ASCII.
 bool is_python_space(char32_t c);
-// At both ends, or one; `chars` empty: white space.
+// Strips one end or both; `chars` empty: white space.
 std::string stripped(std::string_view text, bool left, bool right, std::string_view chars = {});
 
 }  // namespace graft::text::jinja
