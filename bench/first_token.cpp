@@ -1,6 +1,6 @@
-// A language model from nothing to its first token: what a program pays that starts, answers and ends.
-// usage: graft_first_token MODEL.pte TOKENS THREADS CONTEXT [STEPS]
-// TOKENS: a file of int64 token ids, the prompt. Prints the id of the first token, after STEPS more greedy ones.
+// A language model from process start to its first token: the cost of a program that starts, answers and ends. usage:
+// graft_first_token MODEL.pte TOKENS THREADS CONTEXT [STEPS] TOKENS: a file of int64 token ids, the prompt. Prints the
+// id of the first token, after STEPS more greedy ones.
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>

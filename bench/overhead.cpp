@@ -1,5 +1,5 @@
-// What graft costs around its kernels: planning a new shape, a call whose plan is cached, and cancelling a run.
-// usage: graft_overhead PACKAGE.pte [--json FILE]      (a MiniLM package: ids and mask [1, T]; `make bench` runs it)
+// graft's overhead around its kernels: planning a new shape, a call whose plan is cached, and cancelling a run. usage:
+// graft_overhead PACKAGE.pte [--json FILE]      (a MiniLM package: ids and mask [1, T]; `make bench` runs it)
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -33,7 +33,7 @@ nlohmann::json report(const char* what, const Samples& samples) {
   return {{"what", what}, {"unit", "us"}, {"median", median}, {"p99", p99}, {"samples", samples}};
 }
 
-// Kernels that do nothing but say when they ran.
+// Kernels that do nothing but record when they ran.
 Clock::time_point first_kernel;
 Clock::time_point last_kernel;
 const graft::Kernel kReturn{"return", [](const graft::KernelContext&) noexcept {}};
@@ -62,7 +62,7 @@ struct Inputs {
   std::vector<graft::InputDesc> descs;
 };
 
-// A plan and its executor for a length that was not seen before.
+// Times making a plan and its executor for a new length.
 Samples planning(const graft::Program& program, int threads) {
   const auto graph = graft::Internal::of(program).graph(0);
   std::vector<std::int64_t> lengths(512);

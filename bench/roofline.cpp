@@ -1,6 +1,6 @@
-// What this machine can do at most, for the bars' limits: products of f32, bf16 and int8 from registers, and reading
-// memory that no cache holds. usage: graft_roofline [THREADS]; prints JSON {gflops_f32, gflops_bf16, gops_int8, gb_read}.
-// Each figure is the best of several short runs; 0 where the CPU has no such instruction.
+// The machine's peak rates, for the limits of the chart's bars: products of f32, bf16 and int8 from registers, and
+// reading memory outside the caches. usage: graft_roofline [THREADS]; prints JSON {gflops_f32, gflops_bf16, gops_int8,
+// gb_read}. Each figure is the best of several short runs; 0 where the CPU has no such instruction.
 #include <immintrin.h>
 
 #include <algorithm>
@@ -14,7 +14,7 @@
 
 namespace {
 
-constexpr int kChains = 12;  // independent sums: more than the latency of a product times the units for it
+constexpr int kChains = 12;  // independent accumulators: more than an FMA's latency times the number of its units
 constexpr std::int64_t kSteps = 4'000'000;
 constexpr int kTries = 7;
 
@@ -110,7 +110,7 @@ double products(int threads, void (*work)(), int per_instruction) {
   return rate(threads, 2.0 * kSteps * kChains * per_instruction, [=](int) { work(); });
 }
 
-// Sums of words, which the compiler makes vectors of; far more memory than the last cache.
+// Sums words, which the compiler vectorizes, over far more memory than the last-level cache holds.
 double read(int threads) {
   constexpr std::size_t kWords = std::size_t{24} << 20;  // per thread: 192 MB
   const std::vector<std::uint64_t> memory(kWords * static_cast<std::size_t>(threads), 1);

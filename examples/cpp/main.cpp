@@ -1,4 +1,4 @@
-// Runs the first method of a .pte on inputs of zeros and prints what comes out: run_model MODEL.pte
+// Runs the first method of a .pte on inputs of zeros and prints the outputs: run_model MODEL.pte
 #include <graft/graft.h>
 
 #include <algorithm>

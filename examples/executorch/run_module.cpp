@@ -3,7 +3,7 @@
 //   run_module FILE.pte LENGTH...
 //
 // Prints, for each length, the first vector that the method "forward" gives for that many token ids and a mask of ones:
-// "7: 0.01 -0.2 ...". A call that fails prints its error on stderr, and the next length is run all the same.
+// "7: 0.01 -0.2 ...". A call that fails prints its error on stderr, and the next length still runs.
 #include <executorch/extension/module/module.h>
 #include <executorch/extension/tensor/tensor.h>
 #include <executorch/runtime/platform/runtime.h>

@@ -105,7 +105,7 @@ Fate feed(std::size_t file_bytes, Load&& load) {
 void set_watch(const Watch& to) { watch() = to; }
 
 Fate feed_ir(std::span<const std::byte> blob) {
-  // Weights of any bytes, of the sizes that the program says.
+  // Weights of arbitrary bytes, with the sizes that the program states.
   std::map<std::string, std::size_t, std::less<>> sizes;
   try {
     for (const ir::Weight& weight : ir::parse(blob).weights) sizes[weight.key] = weight.byte_size;

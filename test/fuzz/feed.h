@@ -3,8 +3,8 @@
 #include <cstddef>
 #include <span>
 
-// What a stranger's file goes through: load, plan, and a run where that is small. Errors of graft are the expected end;
-// anything else (an assertion, memory of other sizes than asked for, a crash) is a finding and leaves as it is.
+// Feeds an untrusted file through load, plan, and a run where that is small. graft's errors are the expected outcome;
+// anything else (an assertion, memory of other sizes than requested, a crash) is a finding and propagates.
 namespace graft::fuzz {
 
 struct Fate {
@@ -16,7 +16,7 @@ struct Fate {
 Fate feed_ir(std::span<const std::byte> blob);
 Fate feed_package(std::span<const std::byte> file);
 
-// Called around every load, with the size of the file: for those who watch allocations.
+// Called around every load, with the size of the file, to watch allocations.
 struct Watch {
   void (*begin)(std::size_t file_bytes) = nullptr;
   void (*end)() = nullptr;

@@ -12,13 +12,13 @@
 
 #include "feed.h"
 
-// What the libFuzzer targets share.
+// Common to the libFuzzer targets.
 extern "C" int __sanitizer_install_malloc_and_free_hooks(void (*)(const volatile void*, std::size_t),
                                                          void (*)(const volatile void*));
 
 namespace graft::fuzz {
 
-inline std::atomic<std::size_t> largest_allowed{0};  // 0: nobody watches
+inline std::atomic<std::size_t> largest_allowed{0};  // 0: not watched
 
 inline void on_malloc(const volatile void*, std::size_t bytes) {
   const std::size_t most = largest_allowed.load(std::memory_order_relaxed);

@@ -27,7 +27,7 @@ using fuzz::Fate;
 
 constexpr int kMutants = 5200;  // of each kind of file
 
-// Two small ones, and those in the golden package.
+// Two small programs, and those in the golden package.
 std::vector<Blob> programs() {
   ir::test::BlobOptions other;
   other.initial_key = "h0";
@@ -68,8 +68,8 @@ struct Counts {
   double percent(int n) const { return 100. * n / all; }
 };
 
-// GRAFT_LAST_MUTANT names a file for the last one before a crash. Every seventh mutant becomes a new start, so that
-// mutations add up.
+// GRAFT_LAST_MUTANT names a file for the last one before a crash. Every seventh mutant joins the corpus, so that
+// mutations accumulate.
 Counts feed_mutants(std::vector<Blob> corpus, const std::function<Blob(const Blob&, std::uint64_t)>& mutate,
                     const std::function<Fate(const Blob&)>& feed) {
   const std::size_t good = corpus.size();
@@ -131,7 +131,7 @@ TEST(Mutants, OfPackages) {
   EXPECT_GE(counts.percent(counts.planned), 30);
 }
 
-// What `make fuzz` starts from: the good files, and mutants that reach planning.
+// Writes the corpus of `make fuzz`: the valid files, and mutants that reach planning.
 TEST(Mutants, Corpus) {
   const char* folder = std::getenv("GRAFT_CORPUS");
   if (folder == nullptr) GTEST_SKIP() << "GRAFT_CORPUS names no folder";

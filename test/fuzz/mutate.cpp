@@ -31,7 +31,7 @@ class Random {
   T& of(std::vector<T>& items) {
     return items[below(items.size())];
   }
-  // Near the old value mostly, sometimes at an end of some range.
+  // Mostly near the old value, sometimes at a limit of some integer range.
   std::int64_t integer(std::int64_t old) {
     constexpr std::array<std::int64_t, 18> kEnds = {0,         1,         -1,        2,         3,         4,
                                                     8,         33,        64,        255,       1 << 16,   1 << 24,
@@ -70,7 +70,7 @@ class Random {
       s[below(s.size())] = static_cast<char>(below(256));
   }
 
-  // Removes, repeats or exchanges items; false when there is nothing to do that to. `copy` makes a new item.
+  // Removes, repeats or exchanges items; false when there is nothing to change. `copy` makes a new item.
   template <typename T, typename Copy>
   bool rearrange(std::vector<T>& items, Copy&& copy) {
     if (items.empty()) return false;
@@ -98,7 +98,7 @@ class Random {
   std::mt19937_64 engine_;
 };
 
-// A table once more: the object API of this FlatBuffers makes no copies.
+// Copies a table: the object API of this FlatBuffers version has no copies.
 template <typename Table, typename T>
 std::unique_ptr<T> copy_of(const std::unique_ptr<T>& from) {
   flatbuffers::FlatBufferBuilder b;
@@ -111,7 +111,7 @@ Blob to_blob(const flatbuffers::FlatBufferBuilder& b) {
   return Blob(first, first + b.GetSize());
 }
 
-// Where FlatBuffers may read numbers in place.
+// Aligned to 8 bytes, so that FlatBuffers may read numbers in place.
 std::vector<std::uint64_t> aligned(std::span<const std::byte> bytes) {
   std::vector<std::uint64_t> out(bytes.size() / 8 + 1);
   if (!bytes.empty()) std::memcpy(out.data(), bytes.data(), bytes.size());
@@ -214,7 +214,7 @@ class IrMutator {
     }
   }
 
-  // Another number in the place of one size wherever it appears: mostly a valid program of another shape.
+  // Replaces one size wherever it appears: mostly a valid program of another shape.
   bool rename_size() {
     std::vector<std::int64_t> sizes;
     for (const auto& m : program_.methods)
@@ -352,7 +352,7 @@ class IrMutator {
         fb::DimT& d = *random_.of(v.dims);
         const bool fixed = d.min == d.max;
         if (random_.one_in(2)) {
-          d.min = 0;  // anything goes: what the shape rules say is taken
+          d.min = 0;  // any size: the shape rules decide
           d.max = std::numeric_limits<std::int64_t>::max();
           return true;
         }
@@ -666,7 +666,7 @@ class PackageMutator {
   Random& random_;
   std::unique_ptr<et::ProgramT> program_;
   std::vector<Blob> segments_;
-  std::pair<std::size_t, std::int64_t> extra_ = {0, 0};  // a segment whose place is to be wrong
+  std::pair<std::size_t, std::int64_t> extra_ = {0, 0};  // a segment whose offset is to be wrong
 };
 
 }  // namespace

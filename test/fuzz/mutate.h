@@ -5,13 +5,13 @@
 #include <span>
 #include <vector>
 
-// Structured mutators: they take a file apart, change its tables and put it together again, so that what comes out is
-// mostly a well-formed file that says something wrong. The same seed gives the same mutant.
+// Structured mutators: they parse a file, change its tables and write it again, so that the result is mostly a
+// well-formed file with wrong content. The same seed gives the same mutant.
 namespace graft::fuzz {
 
 using Blob = std::vector<std::byte>;
 
-// Of a graft program (schema/graft.fbs). What is no program is damaged byte by byte.
+// Of a graft program (schema/graft.fbs). Bytes that do not parse are mutated byte by byte.
 Blob mutate_ir(std::span<const std::byte> blob, std::uint64_t seed);
 
 // Of a .pte: the programs of its delegates, its flatbuffer, its header, its segments, or plain bytes.

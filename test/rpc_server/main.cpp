@@ -1,5 +1,5 @@
-// A ggml RPC server on the loopback interface with this machine's CPU as its device: a device with a memory of its own,
-// for tests of programs that run on one. Prints "port N" and serves until it is killed or its parent dies.
+// A ggml RPC server on the loopback interface with this machine's CPU as its device: for tests of programs on a device
+// with its own memory. Prints "port N" and serves until it is killed or its parent dies.
 #include <arpa/inet.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
