@@ -17,11 +17,11 @@ from xml.sax.saxutils import escape
 import report
 import workloads
 
-# graft stands out; each peer has one color in all rows.
+# graft's color stands out; each peer has one color in all rows.
 OURS = "#d1495b"
 COLORS = ["#2e4057", "#66a182", "#edae49", "#8d96a3", "#5f4b8b", "#00798c", "#c8b6a6", "#b56576", "#333333"]
 # Pixels.
-LABELS, WIDTH, AFTER = 220, 460, 150  # the rows' labels, 100 % of the limit, what follows it
+LABELS, WIDTH, AFTER = 220, 460, 150  # widths of the row labels, of 100 % of the limit, of what follows it
 BAR, GAP = 10, 9
 FONT = 'font-family="sans-serif" font-size'
 

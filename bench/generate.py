@@ -74,7 +74,7 @@ def make(options: argparse.Namespace, engine: str):
                 started = time.perf_counter()
                 self.read.max(initial=0)
                 self.reading.append((time.perf_counter() - started) * 1e3)
-                # A copy, as each engine gives new logits.
+                # A copy, since each engine returns new logits.
                 return CausalLMOutputWithPast(logits=self.logits.clone(), past_key_values=past_key_values)
 
         model.__class__ = Nothing

@@ -1,7 +1,7 @@
 // Times each launch of a run, for bench/kernels.py.
 // usage: graft_kernel_times PACKAGE.pte THREADS TOKENS PAST
-// Prints the JSON of `graft inspect --plan --json` with "milliseconds", the least of several runs, for each entry of the
-// plan's "order".
+// Prints the JSON of `graft inspect --plan --json` with "milliseconds", the least of several runs, for each entry of
+// the plan's "order".
 // Dynamic sizes of inputs become 1 (the first) and TOKENS; the KV cache holds PAST tokens before.
 #include <algorithm>
 #include <cstdio>

@@ -38,7 +38,7 @@ CASES = [
 # Names of the probe's figures, in the units of 1e9 per second.
 PRECISIONS = {"int8": "gops_int8", "bf16": "gflops_bf16", "f32": "gflops_f32"}
 SIZES = {"bool": 1, "u8": 1, "i8": 1, "i16": 2, "f16": 2, "bf16": 2, "i32": 4, "f32": 4, "i64": 8, "f64": 8}
-# Below these shares a row is too small to be told, or waits for something else than units and memory.
+# Below these fractions a row is too short to measure, or bound by neither compute nor memory.
 LEAST_TIME, LEAST_SHARE = 0.005, 0.25
 
 
@@ -78,7 +78,7 @@ def work(launch: dict[str, Any], past: int) -> tuple[dict[str, float], float]:
         return {"int8": 2.0 * inputs[0].shape[-1] * sum(x.count for x in outputs)}, moved
     if kernel == "matmul":
         return {"f32": 2.0 * inputs[0].shape[-1] * outputs[0].count}, moved
-    # Weights lie in panels of 32 channels (bench/README.md), those of several layers have one size.
+    # Weights are packed in panels of 32 channels (bench/README.md); those of several layers have one size.
     if kernel in ("packed_conv", "packed_linear", "packed_linears"):
         channels = outputs[0].shape[1]
         return {"f32": 2.0 * sum(x.count for x in outputs) * inputs[1].count / (-(-channels // 32) * 32)}, moved
@@ -98,7 +98,7 @@ def work(launch: dict[str, Any], past: int) -> tuple[dict[str, float], float]:
         cached = sum(x.bytes * (past + queries) / x.shape[2] for x in outputs[1:])
         return {kind: 4.0 * batch * heads * head * seen}, sum(x.bytes for x in [*inputs[:3], outputs[0]]) + cached
     if kernel in ("block_rows", "embedding", "gather"):
-        return {}, 2.0 * sum(x.bytes for x in outputs)  # the rows that are taken
+        return {}, 2.0 * sum(x.bytes for x in outputs)  # the gathered rows
     return {}, moved
 
 

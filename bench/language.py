@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 TOOLS = Path(__file__).resolve().parents[1] / "test" / "python" / "llm"
 VARIANTS = 7
-BATCH_VARIANTS = 3  # of several sequences each
+BATCH_VARIANTS = 3  # each of several sequences
 CONFIGS = {
     "qwen3-0.6b": {
         "vocab_size": 151936, "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28,

@@ -184,7 +184,7 @@ def write_tables(path: Path, known: dict[str, Workload]) -> Path:
 
 
 def _busy(workload: Workload, entry: dict[str, Any]) -> str:
-    # The workers themselves make a load of `threads` at most, since they take turns.
+    # The workers alone cause a load of at most `threads`, since they take turns.
     load = statistics.median(done["load_average"] for done in entry["rounds"])
     if load <= max(workload.threads, entry["machine"]["usable_cpus"]) + 1:
         return ""

@@ -30,9 +30,9 @@ import report
 import workloads
 from workloads import BENCH, Workload
 
-# Between two turns, for the threads of the one before to stop spinning.
+# Pause between turns, until the previous peer's threads stop spinning.
 SETTLE_SECONDS = 0.2
-# A turn of which the hypervisor gave more than this to other machines is taken again, some times at most; the least
+# A turn during which the hypervisor gave a larger fraction to other machines is repeated a few times; the least
 # disturbed one counts.
 MOST_STOLEN = 0.05
 TURNS = 5
@@ -214,7 +214,7 @@ def measure(workload: Workload, chosen: list[str], rounds: int, results_path: Pa
             except PeerFailed as reason:
                 drop(entry, workers, peer, reason)
         session = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-        # A round during which a peer failed still counts: the peer is not asked again in this run.
+        # A round during which a peer failed still counts: the peer does not run again in this invocation.
         while workers and complete(entry, workers) < rounds:
             limits = machine.limits(workload.threads, cores)
             done = {"limits": limits, **one_round(workload, entry, workers, len(entry["rounds"]))}

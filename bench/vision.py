@@ -9,8 +9,8 @@ import numpy as np
 if TYPE_CHECKING:
     import torch
 
-# Per call: billions of operations (two per multiplication with its addition) and gigabytes of weights. Counted by
-# torch.utils.flop_counter on the modules below; test/python/bench_test.py counts again.
+# Per call: billions of operations (two per multiplication with its addition) and gigabytes of weights. From
+# torch.utils.flop_counter on the modules below; test/python/bench_test.py checks them.
 WORK = {
     "mobilenet-v2": (0.60, 0.0140),
     "resnet-18": (3.63, 0.0468),

@@ -45,7 +45,7 @@ class GraftLanguage(LanguagePeer):
 
     def feed(self, tokens: list[int], past: int) -> Any:
         torch = self._torch
-        # Pieces as `graft generate` takes them (DecoderOptions::prefill_chunk_size).
+        # Chunks as in `graft generate` (DecoderOptions::prefill_chunk_size).
         for begin in range(0, len(tokens), CHUNK):
             piece = tokens[begin : begin + CHUNK]
             positions = torch.arange(past + begin, past + begin + len(piece))[None]

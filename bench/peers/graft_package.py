@@ -42,7 +42,7 @@ class Graft(TorchPeer):
         import graft
         import torch  # noqa: F401
 
-        graft.load  # its module, too
+        graft.load  # imports its module, too
 
     def load(self, model: str, folder: Path, threads: int) -> None:
         import graft

@@ -16,7 +16,7 @@ import numpy as np
 from peers.language import LanguagePeer, gguf
 
 CONTEXT = 2048
-LEAST = 512  # tokens of each of several sequences
+LEAST = 512  # tokens per sequence when there are several
 SETTINGS = [(flash, ubatch) for flash in (1, 0) for ubatch in (512, 128)]
 
 
