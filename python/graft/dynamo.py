@@ -58,7 +58,7 @@ class _Compiled:
         with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
             exported = torch.export.export(self._program, tuple(examples), dynamic_shapes=shapes, strict=False)
             path = export(exported, path=Path(folder) / "graph.pte", quantize=self._options.get("quantize"))
-            # The file stays mapped when the folder is gone.
+            # The file stays mapped after the folder is removed.
             return load(
                 path,
                 threads=self._options.get("threads", 0),
@@ -79,16 +79,16 @@ class _Program(torch.nn.Module):
         super().__init__()
         self.module = module
         placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
-        self.places: list[int] = []  # of the arguments that stay arguments
+        self.places: list[int] = []  # positions of the arguments that stay arguments
         self.dynamic_shapes: list[Any] = []
         self._held: dict[int, str] = {}
-        self._sizes: dict[int, tuple[int, int]] = {}  # argument that is a number: argument and dimension that say it
+        self._sizes: dict[int, tuple[int, int]] = {}  # size argument -> (tensor argument, dimension)
         symbols: dict[Any, tuple[int, int]] = {}
         for place, (node, example) in enumerate(zip(placeholders, example_inputs)):
             value = node.meta.get("example_value", example)
             if not isinstance(value, torch.Tensor):
                 continue
-            # A weight: dynamo lifts what belongs to modules.
+            # A weight: dynamo lifts parameters and buffers to inputs.
             if isinstance(example, torch.nn.Parameter) or _is_buffer(node):
                 self._held[place] = f"held_{place}"
                 self.register_buffer(f"held_{place}", example.detach())

@@ -27,7 +27,7 @@ from graft.exporter.serialize import serialize_op
 
 __all__ = ["case_counts", "case_kinds", "check_op", "check_results", "run_blob", "run_op", "tolerance"]
 
-# Error of one rounding of the result dtype, a few times over: kernels accumulate in f32 (f64 for f64).
+# A few times the rounding error of the result dtype: kernels accumulate in f32 (f64 for f64).
 _TOLERANCE = {
     torch.float32: (1e-6, 1e-5),
     torch.float16: (1e-3, 2e-3),
@@ -65,7 +65,7 @@ def run_blob(
     placed: dict[int, torch.Tensor] = {}
 
     def place(i: int, number: int, sizes: tuple[int, ...]) -> int:
-        # Poisoned, so that an element that is never written shows.
+        # Poisoned, so that an element that is never written is detected.
         tensor = placed[i] = torch.empty(sizes, dtype=DTYPES[number])
         tensor.view(torch.uint8).fill_(0xA5) if tensor.dim() else tensor.fill_(77)
         return tensor.data_ptr()
@@ -219,7 +219,7 @@ def _count(target: Any, dtypes: Sequence[torch.dtype], worst: float | None, kind
 def _note_kernels(target: Any, program: _C.Program, node: str | None) -> None:
     (method,) = json.loads(program.describe())["methods"]
     kernels = _entry(target)["kernels"]
-    for plan in method.get("plans", ()):  # none where the program is cut into segments
+    for plan in method.get("plans", ()):  # none in programs cut into segments
         for name, used in plan["ops"].items():
             if name == node or (node is None and name != "output"):  # "output": copies of views for the caller
                 kernels.update(used)

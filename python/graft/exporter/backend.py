@@ -21,10 +21,10 @@ LEAVE_OUT_SPEC = "graft.leave_out"  # present: leave out parameters and persiste
 CONTENT_KEYS_SPEC = "graft.content_keys"  # JSON list: weights to key by content
 QUANTIZE_SPEC = "graft.quantize"  # JSON: types to write weights as, by name
 LOWER_BOUNDS_SPEC = "graft.lower_bounds"  # JSON: lower bounds of sizes by symbol
-# Marks a loaded program: its key lies in the program's own bytes, so that methods of one loaded program see one
-# address and share state, and two loaded programs do not.
+# Identifies a loaded program by the address of this data: methods of one loaded program see the same address and share
+# states, two loaded programs do not.
 SESSION_KEY = "graft.session"
-# ggml wants tensors at multiples of 32; cache lines and vector loads want 64.
+# ggml needs alignment to 32 bytes; cache lines and vector loads prefer 64.
 WEIGHT_ALIGNMENT = 64
 
 

@@ -286,7 +286,7 @@ def _require_delegated(manager: Any, partitioners: Mapping[str, GraftPartitioner
     refused: dict[tuple[str, str, str], list[str]] = defaultdict(list)
     for name, partitioner in partitioners.items():
         left = _left_over(manager.exported_program(name).graph_module)
-        # What only accompanies a refused node (its list items, sizes left to it) needs no line of its own.
+        # Nodes that only accompany a refused one (its list items, sizes left to it) are not listed.
         for node in [node for node in left if node.name in partitioner.refused] or left:
             target = targets.resolve(node.target)
             what = target.name if target is not None else str(node.target)
@@ -363,7 +363,7 @@ class _PlannedShapes(PassBase):
     upper bound is beyond what its files can hold. graft's own loader plans on real sizes and reads none of this."""
 
     _LARGEST_SIZE = 2**31 - 1  # sizes are 32-bit in program.fbs
-    _LARGEST_TENSOR = 2**40  # bytes; nobody's memory, and far from overflow of sums of 64-bit offsets
+    _LARGEST_TENSOR = 2**40  # bytes; more than any memory, and far from overflow in sums of 64-bit offsets
 
     def call(self, graph_module: torch.fx.GraphModule) -> PassResult:
         for module in graph_module.modules():

@@ -20,7 +20,7 @@ from graft.exporter.backend import EXTERNAL_SPEC, SESSION_KEY, SIGNATURE_SPEC
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "examples"))
 
 INPUTS = (torch.randn(4, 8), torch.randn(4, 8))
-# Kinds kept whole in the models below: what the engine preserves, by name, so that these tests do not need it.
+# Operators of the models below that the engine keeps whole, listed so that these tests do not need the engine.
 WHOLE = [
     f"aten.{name}"
     for name in (

@@ -52,7 +52,7 @@ class GraftPartitioner(Partitioner):
         self._content_keys = sorted(content_keys)
         self._predicate = predicate
         self._lower_bounds: dict[str, int] = {}
-        # Node name -> (target, reason) of the nodes that the last partition() left to others.
+        # Node name -> (target, reason) of the nodes that the last partition() did not delegate.
         self.refused: dict[str, tuple[str, str]] = {}
 
     def ops_to_not_decompose(
@@ -61,7 +61,7 @@ class GraftPartitioner(Partitioner):
         """Operators to keep whole: those whose every instance the engine accepts. ExecuTorch fails a program when an
         operator kept whole is not delegated, so one refused instance means that all of its kind are decomposed."""
         if has_delegate(ep.graph):
-            return [], None  # asked again after lowering
+            return [], None  # queried again after lowering
         self._lower_bounds = declared_lower_bounds(ep)
         predicate = self._predicate or engine()
         wanted = set(predicate.preserved_targets())
@@ -133,7 +133,7 @@ def _assign(graph: torch.fx.Graph, refused: dict[str, Any], inputs: set[str]) ->
     _move_constants_to_users(graph, accepted, part, inputs)
     _leave_shared_scalars(graph, accepted, part)
     tags = {node: part[node] for node in graph.nodes if node in accepted}
-    # The graphs of a control-flow operator go where it goes.
+    # Sub-graphs of a control-flow operator belong to its part.
     for node in graph.nodes:
         if node.op == "get_attr" and len({tags.get(user) for user in node.users}) == 1:
             (user, *_) = node.users

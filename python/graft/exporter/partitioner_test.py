@@ -88,7 +88,7 @@ def test_refused_node_splits_the_program_and_the_rest_stays_delegated():
     assert first.targets() == ["aten.linear.default", "aten.gelu.default"]
     assert [target for target, _ in partitioner.refused.values()] == ["aten.cat.default"]
     assert "aten_cat_default" in outside(manager)
-    # Computed where it is used: no delegate hands a constant to another.
+    # Computed where it is used: no delegate passes a constant to another.
     assert second.histogram()["aten.mul.Tensor"] == 1 and len(first.outputs()) == 1
     # Arguments of the second: the result of cat, and the sizes; none has the name of an argument of the model's.
     assert len(second.table["user_input_names"]) == sum(kind == "user" for kind, _ in second.inputs().values())

@@ -220,7 +220,7 @@ class ProgramBuilder:
             raise SerializeError(f"state '{fqn}': {problem}")
         dtype = NUMBER_OF[tensor.dtype]
         initial = -1
-        left_out = self.leave_out is not None and persistent  # its file may have other values than zeros
+        left_out = self.leave_out is not None and persistent  # the file given at load may not hold zeros
         if self.content and (left_out or tensor_bytes(tensor, f"state '{fqn}'").any()):
             initial = self.weight(fqn, tensor, named=persistent)
         table = dict(fqn=fqn, dtype=dtype, sizes=tuple(tensor.shape), initial=initial, persistent=persistent)
@@ -409,7 +409,7 @@ class MethodBuilder:
             self._results[node] = self._call_graph(f"{self._name}.{node.target}", value)
             return
         if not isinstance(value, torch.Tensor):
-            return  # its user finds no result for it
+            return  # nodes that use it find no result
         node.meta.setdefault("val", value)
         self.weight_input(node, self._program.weight(str(node.target), value, named=False))
 
@@ -521,10 +521,10 @@ class MethodBuilder:
         elif isinstance(value, (float, torch.SymFloat)):
             kind, dtype = ValueKind.float_, NUMBER_OF[torch.float64]
             if isinstance(value, float) and math.isfinite(value) and abs(value) < 2**62:
-                # Specialised by export: the text is the value, the range its neighbours.
+                # Specialised by export: the expression is the value, the range its floor and ceiling.
                 dims = w.refs([self._dim_table(math.floor(value), math.ceil(value), repr(value))])
         elif value is None:
-            # A result that the operator did not make: nobody can use it.
+            # A result that the operator did not produce: it has no uses.
             dims = w.refs([self._dim_table(0, 0, "")])
         else:
             self._bad_values[len(self._values)] = (
@@ -568,7 +568,7 @@ class MethodBuilder:
         else:
             try:
                 bounds = bound_sympy(expr, symbols)
-            except Exception:  # sympy's handlers raise whatever they please on 0 / 0 and the like
+            except Exception:  # sympy's handlers raise arbitrary exceptions on 0 / 0 and the like
                 bounds = ValueRanges(-int_oo, int_oo)
         return _to_int64(bounds.lower, _INT_MIN, math.floor), _to_int64(bounds.upper, UNBOUNDED, math.ceil)
 
@@ -625,7 +625,7 @@ class MethodBuilder:
 
     def _leaf(self, kind: int, *, i: int = 0, f: float = 0.0, s: str | None = None) -> int:
         w = self._w
-        # As a key, repr tells -0.0 from 0.0 and finds NaN again; a bare float would not.
+        # The key is repr, which distinguishes -0.0 from 0.0 and matches NaN; a float does neither.
         return w.shared(
             ("arg", kind, i, repr(f), s),
             lambda: w.table("Arg", kind=kind, i=i, f=f, s=None if s is None else w.string(s)),

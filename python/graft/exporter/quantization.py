@@ -17,11 +17,11 @@ from torch.export.graph_signature import InputKind
 from graft import _C
 from graft._dtypes import NUMBER_OF
 
-# The operators that read rows of a matrix as they are stored, and the position of that argument.
+# Operators that read matrix rows in their stored type, and the position of that argument.
 _READERS = {torch.ops.aten.linear.default: 1, torch.ops.aten.embedding.default: 0}
 
 
-# The types that are no blocks.
+# Types without blocks.
 HALVES = {"f16": torch.float16, "bf16": torch.bfloat16}
 
 

@@ -7,11 +7,11 @@ import logging
 import warnings
 from collections.abc import Iterator
 
-# Logger and how its message begins.
+# Logger -> beginning of its message.
 _IMPORT_MESSAGES = {
-    # torchao loads every extension in its wheel, those for GPUs and for other versions of Python too.
+    # torchao tries to load every extension in its wheel, also those for GPUs and other Python versions.
     "torchao": "Failed to load",
-    # torchao registers enumerations with pytree, which torch no longer wants.
+    # torchao registers enumerations with pytree, which torch deprecates.
     "torch.utils._pytree": "%s is an Enum subclass",
 }
 

@@ -47,7 +47,7 @@ __all__ = [
     "weight_digests",
 ]
 
-# Names that ExecuTorch makes up for constants; two programs give them to different bytes.
+# Names that ExecuTorch generates for constants: in two programs they can stand for different bytes.
 _LIFTED = re.compile(r"_lifted_tensor_constant\d+")
 
 
@@ -194,7 +194,7 @@ def _method_of_export(
     placeholders = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
     positions: dict[str, int] = {}
     states: dict[str, int] = {}
-    others: list[torch.fx.Node] = []  # weights and states that the format cannot hold, as inputs that nobody can use
+    others: list[torch.fx.Node] = []  # weights and states that the format cannot hold, declared as unused inputs
     for spec in specs.input_specs:
         node = placeholders.get(spec.arg.name)
         if spec.kind == _In.USER_INPUT:

@@ -78,7 +78,7 @@ def test_inputs_keep_their_positions(kinds):
     names = method.table["user_input_names"]
     assert names == ["x", "written", "n", "ratio", "flag", "mode", "nothing", "pair_a"]
     user = {name: index for name, (kind, index) in method.inputs().items() if kind == "user"}
-    # Text and None have no value in the IR: their positions stay, without an input.
+    # Strings and None have no value in the IR: their positions stay, without an input.
     assert user == {"x": 0, "written": 1, "n": 2, "ratio": 3, "flag": 4, "pair_a": 7}
     assert method.ranges("n") == [(2, 2)] and method.value("n")["kind"] == "int_"
     assert method.value("ratio")["kind"] == "float_" and method.value("ratio")["dims"][0]["expr"] == "0.5"

@@ -98,7 +98,7 @@ def test_tensors_go_to_the_engine_as_they_are(tmp_path, monkeypatch):
             check(model, loaded, (torch.randn(rows, 3) * 4).to(dtype), y)
         assert not looked_at
     loaded = round_trip(tmp_path, model, (torch.randn(5, 3), torch.randn(3)))
-    # What lies otherwise is copied, as everywhere.
+    # Tensors in another layout are copied, as in all calls.
     check(model, loaded, torch.randn(3, 5).T, torch.randn(3))
     check(model, loaded, torch._neg_view(torch.randn(5, 3)), torch.randn(3))
     assert len(looked_at) == 2
@@ -119,7 +119,7 @@ def test_results_belong_to_the_caller(tmp_path):
         tmp_path, Sums(), (torch.randn(3), 5), dynamic_shapes={"x": {0: Dim.DYNAMIC}, "n": Dim.DYNAMIC}
     )
     seen = []
-    for i in range(40):  # more than are made together
+    for i in range(40):  # more than are made in one group
         x = torch.randn(3 if i % 13 else 7)
         seen.append((x, i + 2, loaded(x, i + 2)))
     places = {tensor.data_ptr() for _, _, results in seen for tensor in results[:2]}
@@ -133,7 +133,7 @@ def test_results_belong_to_the_caller(tmp_path):
         inside = loaded(torch.ones(5, device="cpu"), 1)
     scale = torch.ones(5, requires_grad=True)
     for sums in (inside[0], loaded(torch.ones(5), 1)[0]):
-        (sums * scale).sum().backward()  # keeps the result, which of an inference mode it could not
+        (sums * scale).sum().backward()  # saves the result for backward, which an inference tensor would not allow
     torch.testing.assert_close(scale.grad, torch.full((5,), 4.0))
     with pytest.raises(graft.InvalidArgument, match="64 bits"):
         loaded(torch.randn(3), 2**63)

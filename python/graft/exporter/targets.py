@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from torch._ops import HigherOrderOperator, OpOverload
 
-# Called for their side effect of failing. What they check holds for every input the exported ranges admit, and sizes
-# are checked again while a plan is made.
+# Assertions: they hold for every input within the exported ranges, and planning checks sizes again.
 _ASSERTIONS = frozenset(
     {
         "aten._assert_scalar.default",
@@ -32,7 +31,7 @@ _ASSERTIONS = frozenset(
     }
 )
 
-# ExecuTorch's operators that carry a dimension order where ATen has a memory format.
+# ExecuTorch's operators that take a dimension order where ATen has a memory format.
 _DIM_ORDER_TWINS = {
     "dim_order_ops._to_dim_order_copy.default": ("_to_copy", "default"),
     "dim_order_ops._clone_dim_order.default": ("clone", "default"),
@@ -70,9 +69,9 @@ class Param:
     required: bool
     default: Any
     is_float: bool  # an int given for it is stored as a float
-    list_size: int | None  # a lone number given for it stands for that many (0: a list of unknown length)
+    list_size: int | None  # a single number given for it is repeated so often (0: a list of unknown length)
     enum: str  # "MemoryFormat", "ScalarType" or "Layout" where the schema writes a default as a number; else ""
-    kind: str  # of an item or the argument itself: "int", "float", "bool", "str", "Tensor", ...
+    kind: str  # type of an item or of the argument itself: "int", "float", "bool", "str", "Tensor", ...
 
 
 @dataclass(frozen=True)

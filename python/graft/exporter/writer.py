@@ -16,7 +16,7 @@ from flatbuffers import number_types as _nt
 
 FILE_IDENTIFIER = b"GRFT"
 
-# Table -> fields in schema order: (name, type, default). "ref" is an offset (string, table or vector).
+# Table -> fields in schema order: (name, type, default). "ref": an offset (string, table or vector).
 _LAYOUTS: dict[str, tuple[tuple[str, str, int | float], ...]] = {
     "Dim": (("min", "i64", 0), ("max", "i64", 0), ("expr", "ref", 0)),
     "Value": (("name", "ref", 0), ("kind", "u8", 0), ("dtype", "u8", 0), ("dims", "ref", 0)),

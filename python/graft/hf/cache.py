@@ -18,7 +18,7 @@ from graft.hf.state import Kind, State
 class HandleLayer(cache_utils.CacheLayerMixin):
     """One layer of an adopted cache. What concerns all layers is done by the first."""
 
-    is_compileable = False  # generate() then hands over masks as they are, and compiles nothing
+    is_compileable = False  # generate() then passes masks unchanged, and compiles nothing
     is_croppable = True
     is_sliding = False
     supports_early_init = False
@@ -76,7 +76,7 @@ class HandleLayer(cache_utils.CacheLayerMixin):
         return self.state.kinds[self.index].size
 
     def offload(self) -> None:
-        pass  # it is where it belongs
+        pass  # already in place
 
     def prefetch(self) -> None:
         pass

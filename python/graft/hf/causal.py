@@ -14,9 +14,9 @@ from graft.hf.cache import adopt, state_of
 from graft.hf.masks import real_columns, windows
 from graft.hf.state import State
 
-# Arguments of models that change nothing in what is computed here.
+# Arguments of models that do not change the results here.
 _HARMLESS = {"cache_position", "num_items_in_batch", "is_first_iteration"}
-# Of continuous batching: packed sequences and paged caches.
+# Arguments of continuous batching: packed sequences and paged caches.
 _PACKED = {"cu_seq_lens_q", "cu_seq_lens_k", "block_table", "read_index", "write_index"}
 _PACKED_ADVICE = (
     "continuous batching (generate_batch) keeps its cache in pages of its own; use generate() with a left-padded batch"
@@ -103,7 +103,7 @@ class Compiled:
 
     _uncompiled: type
 
-    # The parameters' names are those that generate() looks for.
+    # generate() inspects the parameters' names.
     def forward(
         self,
         input_ids: torch.Tensor | None = None,
@@ -201,14 +201,14 @@ class Compiled:
 
     @property
     def device(self) -> torch.device:
-        return torch.device("cpu")  # also when the parameters are on none
+        return torch.device("cpu")  # also when the parameters are meta tensors
 
     @property
     def dtype(self) -> torch.dtype:
         return self._graft_dtype
 
 
-# Models that make positions of the mask when they are given none.
+# Models that derive positions from the mask when none are given.
 _POSITIONS_FROM_MASK = {"opt"}
 
 

@@ -74,7 +74,7 @@ def _exported(
     from graft.hf import store
 
     compiled = type(model)
-    model.__class__ = kind  # what is exported is the model, also of one that is compiled already
+    model.__class__ = kind  # exports the original class, also for a model that is compiled already
     try:
         with raised_by("graft.compile", lambda: causal.hint(model)):
             return export(model, weights, tied, quantize, lambda: store.digest_of_tensors(tensors), say)

@@ -163,7 +163,7 @@ def _export(
     for name, tensor in tensors.items():
         example = tensor.detach()
         for dim, size in enumerate(_sizes(tensor)):
-            if size is None and example.shape[dim] < 2:  # a size of 1 would be taken for the only one
+            if size is None and example.shape[dim] < 2:  # export would specialise a size of 1
                 example = example.repeat_interleave(2, dim)
         examples[name] = example
         shapes[name] = {d: torch.export.Dim.AUTO for d, size in enumerate(_sizes(tensor)) if size is None}
@@ -189,7 +189,7 @@ def _export(
     return {"keys": [] if quantize else sorted(keys)}
 
 
-_PREFIX = "model."  # of the names of weights: the attribute of _Caller
+_PREFIX = "model."  # prefix of weight names: the attribute of _Caller
 
 
 class _Caller(torch.nn.Module):

@@ -16,7 +16,7 @@ from graft.hf.chunks import chunks
 from graft.hf.state import Kind, Layer, State
 
 _I64, _F32 = NUMBER_OF[torch.int64], NUMBER_OF[torch.float32]
-_IDLE_SESSIONS = 2  # kept for the next cache
+_IDLE_SESSIONS = 2  # kept for later caches
 _SMALLEST = 256  # tokens of a cache that grows
 _SUMMED = ("runs", "plan_hits", "plan_misses", "graphs_built", "rewrites", "io_copies", "io_bytes_copied")
 
@@ -153,7 +153,7 @@ class Engine:
         for chunk in chunks(total, self.buckets):
             begin, end, size, padding = chunk.begin, chunk.end, chunk.size, chunk.padding
             here = [(place, padding + index - begin) for place, index in enumerate(wanted) if begin <= index < end]
-            # One kept token or all: else each number of them would be a plan of its own.
+            # One kept token or all, since each other number would need a plan of its own.
             kept = [here[0][1] if here else size - 1] if len(here) < 2 else range(size)
             logits = self.run(
                 session,

@@ -50,7 +50,7 @@ def real_columns(
     if isinstance(mask, Mapping):
         given = [(kind, kinds[kind], entry) for kind, entry in mask.items() if kind in kinds and entry is not None]
         if unknown := set(mask) - set(kinds):
-            # A model may be asked for masks that none of its layers uses.
+            # generate() may make masks that none of the model's layers uses.
             if not given and any(mask[kind] is not None for kind in unknown):
                 raise InvalidArgument(f"attention_mask: expected masks of {sorted(kinds)}, found {sorted(mask)}")
         real = _of_each(given, rows, past, tokens, held)
@@ -106,7 +106,7 @@ def _of_each(
     for (kind, window, entry), visible in zip(given, seen):
         first = _first_column(entry, past, tokens)
         expected = visible_columns(real, window, past)[:, :, first:]
-        chosen = real[:, past:]  # rows of padding say nothing
+        chosen = real[:, past:]  # rows of padding carry no information
         if not torch.equal(expected[chosen], visible[:, :, first:][chosen]):
             raise Unsupported(
                 f"attention_mask: expected a mask of {kind} that is causal, with padding alone besides, found another; "

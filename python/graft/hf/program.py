@@ -19,7 +19,7 @@ from graft.hf.engine import Engine
 from graft.hf.state import Layer
 from graft.runtime.model import weight_view
 
-_LARGEST_CONTEXT = 1 << 20  # of a model that does not say
+_LARGEST_CONTEXT = 1 << 20  # for a model that states none
 
 
 @dataclass
@@ -27,7 +27,7 @@ class Exported:
     package: Path
     layers: list[Layer]
     vocab_size: int
-    keys: list[str]  # weights that are not in the package, as they are called at load
+    keys: list[str]  # weights outside the package, by their names at load
     found: bool  # on disk
 
 
@@ -73,7 +73,7 @@ def _read(package: Path, about: Mapping[str, Any], found: bool) -> Exported:
 def _identity(model: torch.nn.Module) -> dict[str, Any]:
     kind = type(model)
     source = None
-    if not kind.__module__.startswith("transformers."):  # else its version says it
+    if not kind.__module__.startswith("transformers."):  # otherwise covered by its version
         try:
             source = store.digest_of(inspect.getsource(inspect.getmodule(kind)))
         except (OSError, TypeError):

@@ -151,7 +151,7 @@ class State:
             return
         if list(rows) == list(range(self.rows)):
             return
-        # The engine may hold tokens that were cropped away since.
+        # The engine may still hold tokens that were cropped since.
         self.session.kv_set_lengths(self.lengths())
         if len(rows) > self.rows:
             self.session.kv_resize(len(rows), self._capacity)

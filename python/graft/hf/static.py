@@ -307,7 +307,7 @@ class StaticState(State):
                 kind: _masks(seen, window, first, count, size, length)
                 for kind, window in self.engine.programs.kinds.items()
             }
-            more = (0, chunk.padding)  # columns of nobody, after the new ones
+            more = (0, chunk.padding)  # unused columns, after the new ones
             logits, new = self.engine.step(
                 size,
                 torch.nn.functional.pad(ids[:, begin : begin + count], more).contiguous(),
@@ -366,7 +366,7 @@ def _masks(real: torch.Tensor, window: Window, first: int, count: int, size: int
     """bool [B, 1, size, length] of columns [first, first + count) and what pads them."""
     mask = torch.zeros(real.shape[0], 1, size, length, dtype=torch.bool)
     mask[:, 0, :count, : first + count] = visible_columns(real[:, : first + count], window, first)
-    # A token that sees nothing would be NaN; of padding, each column sees itself.
+    # A token that sees nothing would give NaN, so each column of padding sees itself.
     blind = ~mask.any(3)[:, 0]
     mask[:, 0, torch.arange(size), first + torch.arange(size)] |= blind
     return mask

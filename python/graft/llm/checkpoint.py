@@ -12,7 +12,7 @@ from graft.errors import ExportError
 from graft.llm.stored import Stored
 from graft.llm.trace import without_weights
 
-# Buffers that old checkpoints hold and models compute.
+# Buffers in old checkpoints that models compute themselves.
 _COMPUTED = (".inv_freq", ".masked_bias", ".attn.bias", ".attention.bias")
 
 
@@ -83,7 +83,7 @@ def match(model: torch.nn.Module, found: dict[str, Stored], where: str, convert:
         made, left = convert()
         result = {name: result.get(name, made.get(name)) for name in wanted}
         missing = [name for name, stored in result.items() if stored is None]
-        used = set(found) - left  # transformers says itself what it leaves over
+        used = set(found) - left  # transformers reports itself what is left over
     extra = _left_over(model, found, used, result)
     problems = [f"  missing: {name} {list(wanted[name].shape)}" for name in missing]
     problems += [f"  not in the model: {name}" for name in sorted(extra)]

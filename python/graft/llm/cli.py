@@ -81,9 +81,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     options = parser.parse_args(arguments)
     rules = _rules(parser, options.quantize, options.keep)
-    if not options.output.endswith(".pte"):  # said at once: what follows imports for seconds
+    if not options.output.endswith(".pte"):  # checked first: the imports below take seconds
         parser.error(f"-o: expected a path that ends in .pte, found '{options.output}'")
-    # What libraries say of themselves is no word on the export.
+    # Silence libraries' messages about themselves: they say nothing about the export.
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)

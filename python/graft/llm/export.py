@@ -122,14 +122,14 @@ def write_package(
     config = checkpoint.model.config.get_text_config()
     with_encoder = bool(getattr(config, "is_encoder_decoder", False))
     most = _most_tokens(config, _DECODER_SIZES)
-    if with_encoder and most is None:  # positions by distance have no end
+    if with_encoder and most is None:  # relative positions have no limit
         context = context or _WITHOUT_POSITIONS
     context = context or most
     if not isinstance(context, int) or context < 1 or (most and context > most):
         raise ExportError(f"expected a context from 1 to {most}, found {context}")
     sizes = stored_plans.sizes_of(plans, {"seq": context, "batch": _MOST_ROWS, "kept": context})
     say(f"tracing {type(checkpoint.model).__name__}, {config.num_hidden_layers} layers")
-    from graft.llm import container  # ExecuTorch takes seconds to import: mistakes are said before
+    from graft.llm import container  # ExecuTorch takes seconds to import: errors are reported before
 
     if with_encoder:
         from graft.llm import seq2seq
@@ -191,7 +191,7 @@ def _planned(path: Path, sizes: list[dict[str, int]], context: int, threads: int
     return stored_plans.of_calls(path, calls, threads=threads, kv_rows=rows, kv_length=context)
 
 
-# What configurations call the most tokens of a call.
+# Configuration fields with the most tokens of a call.
 _DECODER_SIZES = ("max_target_positions", "max_position_embeddings")
 _WITHOUT_POSITIONS = 1024  # when the configuration says nothing
 _ENCODER_SIZES = ("max_source_positions", "max_position_embeddings")

@@ -19,7 +19,7 @@ from graft.llm.checkpoint import Checkpoint, auto_class, make_empty, match, name
 from graft.llm.gguf import open_gguf
 from graft.llm.stored import Stored, of_tensor, read_checkpoint
 
-# Of a folder of Hugging Face, what the runner needs besides the weights.
+# Files of a Hugging Face folder that the runner needs besides the weights.
 TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
 _WANTED = ["*.json", "*.safetensors", "*.jinja"]
 
@@ -52,7 +52,7 @@ def _download(name: str) -> Path:
 
     try:
         return Path(snapshot_download(name, allow_patterns=_WANTED))
-    except Exception as e:  # the hub's client raises what its many layers do
+    except Exception as e:  # the hub's client raises exceptions of many layers
         raise ExportError(f"'{name}' is no folder, and the Hugging Face hub does not give it: {e}") from e
 
 
@@ -92,7 +92,7 @@ def _of_folder(folder: Path, name: str) -> Checkpoint:
 def _text_files(folder: Path) -> dict[str, bytes]:
     files = {file: (folder / file).read_bytes() for file in TEXT_FILES if (folder / file).exists()}
     template = folder / "chat_template.jinja"
-    if template.exists():  # the package has it where older folders do
+    if template.exists():  # stored in the config, as in older folders
         config = json.loads(files.get("tokenizer_config.json", b"{}"))
         config["chat_template"] = template.read_text(encoding="utf-8")
         files["tokenizer_config.json"] = json.dumps(config, ensure_ascii=False).encode()
@@ -108,7 +108,7 @@ def _converted(folder: Path) -> tuple[dict[str, Stored], set[str]]:
     model, info = auto.from_pretrained(
         folder, dtype="auto", output_loading_info=True, ignore_mismatched_sizes=True
     )
-    # Where it found nothing that fits, it made something up.
+    # Weights without a match were initialized by transformers.
     made_up = {*info["missing_keys"], *(key[0] for key in info["mismatched_keys"])}
     made = {key: of_tensor(key, tensor) for key, tensor in named_tensors(model).items() if key not in made_up}
     return made, set(info["unexpected_keys"])

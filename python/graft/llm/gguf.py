@@ -57,7 +57,7 @@ _FIELDS = {
     "attention.layer_norm_rms_epsilon": "rms_norm_eps",
     "vocab_size": "vocab_size",
 }
-# Understood by the code below, or without influence on the results.
+# Handled by the code below, or without effect on the results.
 _HANDLED = {
     "attention.key_length",
     "attention.value_length",
@@ -70,7 +70,7 @@ _HANDLED = {
 }
 
 
-# ggml's names of types that are no blocks.
+# ggml's names of types without blocks.
 _PLAIN = {
     "f32": torch.float32,
     "f16": torch.float16,
@@ -291,7 +291,7 @@ def _qwen3_moe(reader: _Reader, config: dict[str, Any]) -> None:
 
 
 def _gemma2(reader: _Reader, config: dict[str, Any]) -> None:
-    # llama.cpp scales by the size of a head, but for the 27B model.
+    # llama.cpp scales by the size of a head, except in the 27B model.
     wide = config["hidden_size"] // config["num_attention_heads"]
     config["query_pre_attn_scalar"] = wide if config["num_hidden_layers"] == 46 else config["head_dim"]
 
@@ -299,7 +299,7 @@ def _gemma2(reader: _Reader, config: dict[str, Any]) -> None:
 def _gemma3(reader: _Reader, config: dict[str, Any]) -> None:
     wide = config["hidden_size"] // config["num_attention_heads"]
     config["query_pre_attn_scalar"] = wide if config["num_hidden_layers"] == 62 else config["head_dim"]
-    # One layer of six sees everything, and the others turn by a base of their own.
+    # One layer in six has full attention; the others have a rotary base of their own.
     config["layer_types"] = [
         "sliding_attention" if (i + 1) % 6 else "full_attention" for i in range(config["num_hidden_layers"])
     ]
@@ -346,6 +346,6 @@ def open_gguf(path: Path) -> Checkpoint:
     model = make_empty(config)
     reader.frequencies(model)
     weights = match(model, reader.weights(config), path.name)
-    # A file without a vocabulary is a model of ids alone.
+    # A file without a vocabulary is a model that takes ids only.
     tokenizer = {"tokenizer.gguf": file.vocabulary} if "tokenizer.ggml.tokens" in file.values else {}
     return Checkpoint(path.name, model, weights, tokenizer)

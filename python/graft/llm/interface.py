@@ -22,7 +22,7 @@ from graft.llm import ops
 
 NAME = "graft"
 
-# The tensor that all layers share is no argument of a model's layers.
+# cache_position is common to all layers, but not an argument of a model's layers.
 _cache_position: contextvars.ContextVar[torch.Tensor] = contextvars.ContextVar("graft_cache_position")
 
 
@@ -36,7 +36,7 @@ def positions(cache_position: torch.Tensor) -> Iterator[None]:
         _cache_position.reset(token)
 
 
-# Attentions of another kind, by their modules: those of encoders, and those between encoder and decoder.
+# Other attention functions by module: encoder self-attention and cross-attention.
 _instead: contextvars.ContextVar[Mapping[torch.nn.Module, Any]] = contextvars.ContextVar("graft_instead", default={})
 
 
@@ -66,7 +66,8 @@ class Visible:
     chunk: int = 0
 
 
-# The functions that transformers makes masks of, known by their code: equal code with known cells means the same mask.
+# The functions that transformers builds masks from, recognized by code: equal code with known cells means the same
+# mask.
 _CAUSAL = masking_utils.causal_mask_function
 _BOTH = masking_utils.and_masks().__code__
 _WINDOW = masking_utils.sliding_window_overlay(1).__code__
@@ -103,8 +104,8 @@ def _mask(
 ) -> Visible | Unpadded:
     if mask_function is masking_utils.bidirectional_mask_function:
         return Unpadded(attention_mask)
-    # An attention_mask among the arguments is one of ones, made by a model that was called without: padding is negative
-    # in cache_position.
+    # An attention_mask among the arguments is all ones, made by a model that got none: padding is negative in
+    # cache_position.
     return _visible(mask_function)
 
 
@@ -164,7 +165,7 @@ def _experts(
 
     def product(rows: torch.Tensor, name: str) -> torch.Tensor:
         weight = getattr(module, name)
-        if module.is_transposed:  # [E, in, out] in the checkpoint; turned around once, when the package is loaded
+        if module.is_transposed:  # [E, in, out] in the checkpoint; transposed once, when the package is loaded
             weight = weight.transpose(1, 2).contiguous()
         bias = getattr(module, f"{name}_bias") if module.has_bias else None
         return ops.expert_linear(rows, top_k_index, weight, bias)

@@ -19,7 +19,7 @@ _CASTS = {
     torch.ops.aten.to.device,
     torch.ops.aten._to_copy.default,
 }
-# Operators that PyTorch would keep, and that graft knows the parts of, or under another name.
+# Operators that PyTorch would keep, and that graft runs decomposed or under another name.
 _PARTS = {
     torch.ops.aten.conv1d.default: lambda x, weight, bias=None, stride=(1,), padding=(0,), dilation=(1,), groups=1: (
         torch.convolution(x, weight, bias, stride, padding, dilation, False, (0,), groups)
@@ -42,8 +42,8 @@ def lower(
     _make_functional(program)
     asked = serialize(program, strict=False, content=False)
     if refused_nodes(predicate, asked):
-        # Decomposing retraces the program, so that is for those that need it: operators that change their argument, or
-        # that graft knows only the parts of.
+        # Decomposing retraces the program, so only programs that need it are decomposed: those with operators that
+        # mutate an argument, or that graft runs only decomposed.
         program = program.run_decompositions(_PARTS)
         _drop_no_ops(program)
         if refused := refused_nodes(predicate, serialize(program, strict=False, content=False)):
@@ -115,7 +115,7 @@ def _may_view(node: torch.fx.Node) -> bool:
     if not isinstance(node.target, torch._ops.OpOverload):
         return True
     schema = node.target._schema
-    # `reshape`, `to` and `contiguous` may give their input back without saying so.
+    # `reshape`, `to` and `contiguous` may return their input, and their schemas do not say so.
     composite = torch._C._dispatch_has_kernel_for_dispatch_key(node.target.name(), "CompositeImplicitAutograd")
     return composite or schema.is_mutable or any(result.alias_info is not None for result in schema.returns)
 

@@ -76,7 +76,7 @@ torch.library.define(
     "graft::source_attention", "(Tensor query, *, int layer, int kv_heads, float scale) -> Tensor"
 )
 
-# In eager PyTorch, what was stored last: keys, values and positions by layer.
+# In eager PyTorch, the last stored encoder output: keys, values and positions by layer.
 _sources: dict[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
 
 

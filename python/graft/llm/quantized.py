@@ -15,7 +15,7 @@ from graft.llm import ops  # noqa: F401  (defines graft::expert_linear)
 from graft.llm.stored import Stored
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
-# Operators that read rows of a matrix as they are stored, and the position of that argument.
+# Operators that read matrix rows in their stored type, and the position of that argument.
 _READERS = {
     torch.ops.aten.linear.default: 1,
     torch.ops.aten.embedding.default: 0,

@@ -52,7 +52,7 @@ def trace(model: torch.nn.Module, *, context: int) -> ExportedProgram:
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
     skeleton = _with_positions(skeleton_of(model, mode), config.num_hidden_layers).eval()
     batch, tokens, kept = Dim("batch", min=1), Dim("tokens", min=1, max=context), Dim("kept", min=1, max=context)
-    # Sizes that differ: equal ones would look like one.
+    # Different sizes, since export would unify equal ones.
     ids = torch.zeros(2, 5, dtype=torch.long)
     example = (ids, ids.clone(), ids.clone(), torch.zeros(3, dtype=torch.long))
     dims = ({0: batch, 1: tokens}, {0: batch, 1: tokens}, {0: batch, 1: tokens}, {0: kept})
@@ -70,7 +70,7 @@ def traced(skeleton: torch.nn.Module, example: tuple[Any, ...], dims: tuple[Any,
         raise
     except Exception as e:  # whatever the model's code or the tracer raises
         kind = type(skeleton).__name__
-        with_encoder = getattr(skeleton.config, "is_encoder_decoder", False)  # those do not say
+        with_encoder = getattr(skeleton.config, "is_encoder_decoder", False)  # these do not set the flag below
         if not with_encoder and not getattr(skeleton, "_supports_attention_backend", False):
             raise ExportError(
                 f"{kind} cannot be exported: it does not use transformers' AttentionInterface"

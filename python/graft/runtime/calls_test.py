@@ -32,7 +32,7 @@ def test_inputs_are_described_once_per_call(package):
     x, y = torch.randn(5), torch.randn(5)
     out = (torch.empty(5), torch.empty(()))
     for call in (
-        lambda: model(x, y),  # torch's tensors, taken as they are
+        lambda: model(x, y),  # torch tensors, passed directly
         lambda: model(x, y, timeout=10.0),
         lambda: model(x, y, out=out),
         lambda: model(torch.randn(5, 2)[:, 0], y),  # copied by torch, as it is not contiguous
@@ -65,7 +65,7 @@ def test_each_segment_describes_its_inputs_once(tmp_path):
 
     model = graft.load(graft.export(Found(), (torch.randn(6),), path=tmp_path / "found.pte"))
     x = torch.tensor([1.0, -1.0, 2.0, 3.0, -2.0, 0.0])
-    # The method takes x; so does the segment up to nonzero; the one behind it takes x and the positions found.
+    # The method takes x; so does the segment up to nonzero; the one after it takes x and the positions found.
     for call in (lambda: model(x), lambda: model(x, out=torch.empty(3))):
         assert described(model, call) == (1 + 1 + 2, 0, 1)
     torch.testing.assert_close(model(x), Found()(x))

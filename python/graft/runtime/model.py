@@ -26,7 +26,7 @@ __all__ = ["CancelToken", "Method", "Model", "load", "load_ops"]
 CancelToken = _C.CancelToken
 
 
-# What pytree never looks into.
+# Types that pytree never flattens.
 _LEAVES = frozenset({torch.Tensor, torch.nn.Parameter, bool, int, float, str})
 
 
@@ -62,7 +62,7 @@ def _arrangement(info: Mapping[str, Any], key: str, items: str) -> pytree.TreeSp
         tree = pytree.tree_unflatten(leaves, spec)
         if key == "in_spec" and not (isinstance(tree, tuple) and list(map(type, tree)) == [tuple, dict]):
             raise ValueError("it must be a tuple of arguments and a dict of keyword arguments")
-    except Exception as e:  # classes that the program registered raise whatever they like
+    except Exception as e:  # classes that the program registered may raise anything
         raise InvalidProgram(f"method '{info['name']}': its {key} cannot be read: {type(e).__name__}: {e}") from e
     return spec
 
@@ -77,7 +77,7 @@ class Method:
         self._in_spec = _arrangement(info, "in_spec", "inputs")
         self._out_spec = _arrangement(info, "out_spec", "outputs")
         count = len(info["inputs"])
-        # Positional tensors and numbers alone, as most methods take them, need no pytree: it takes longer than small models.
+        # Positional tensors and numbers alone, as in most methods, skip pytree, which takes longer than small models.
         self._leaves = count if self._in_spec == pytree.tree_structure(((0,) * count, {})) else None
         self._one_result = self._out_spec == pytree.tree_structure(0)
         direct = self._leaves is not None and info["segments"] == 1

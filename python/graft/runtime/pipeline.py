@@ -83,10 +83,10 @@ class Pipeline:
 
         def run() -> None:
             if not future.set_running_or_notify_cancel():
-                return  # cancelled while it waited
+                return  # cancelled while waiting
             try:
                 result = (model if method is None else getattr(model, method))(*args, **kwargs)
-            except BaseException as error:  # goes to who waits for it
+            except BaseException as error:  # reported through the future
                 future.set_exception(error)
             else:
                 future.set_result(result)

@@ -187,7 +187,7 @@ def test_sizes_that_executorch_cannot_order(tmp_path):
 def test_small_segments_merge(tmp_path):
     class Model(torch.nn.Module):
         def forward(self, x):
-            aside = (x * 2 + 1).tanh()  # needed behind the cut only
+            aside = (x * 2 + 1).tanh()  # needed only after the cut
             places = x.nonzero().squeeze(1)
             return aside[places]
 

@@ -19,7 +19,7 @@ __all__ = ["Tokenizer"]
 
 
 def _bytes(text: str | bytes) -> bytes:
-    # A lone surrogate stands for a byte that is no UTF-8; the engine replaces it.
+    # A lone surrogate stands for a byte that is not UTF-8; the engine replaces it.
     return text.encode("utf-8", "surrogateescape") if isinstance(text, str) else bytes(text)
 
 
