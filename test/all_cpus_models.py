@@ -12,9 +12,9 @@ from torch import nn
 
 import graft
 
-#: The largest integer of a block of weights: graft's own products read the first two formats, ggml's the third.
+# : Largest integer in a block of weights. graft's kernels read the first two formats, ggml's kernels the third.
 BLOCKS = {"q8_0": 127, "q4_0": 8, "q5_0": 16}
-#: Of the largest value. Products with blocks round their other operand to 8 bits.
+# : Relative to the largest value. Products with block formats round the other operand to 8 bits.
 TOLERANCE = {"convolution": 1e-5} | dict.fromkeys(BLOCKS, 0.02)
 
 

@@ -13,7 +13,7 @@ DOCUMENTS = [ROOT / "README.md", ROOT / "src" / "README.md", ROOT / "bench" / "R
 
 SOURCES = {".cpp", ".h", ".py", ".fbs", ".cmake", ".toml", ".sh", ".txt", ".json", ".in", ".html", ""}
 SUFFIXES = r"\.(?:cpp|h|py|sh|toml|fbs|cmake|md|html|svg)"
-#: A file name that ends like one of ours and is not: of a checkpoint, of torch, of an example's reader.
+# : File names that look like this repository's but are not: of checkpoints, of torch, of an example's reader.
 FOREIGN_FILES = {"config.json", "tokenizer.json", "tokenizer_config.json"}
 #: Names of other projects that graft's sources do not use.
 FOREIGN_NAMES = {"iq4_nl", "ggml_backend_sched"}
@@ -49,7 +49,7 @@ def path_exists(path: str, folder: Path) -> bool:
     """From the root, from the document's folder, or from a root of sources. A `*` stands for at least one file."""
     path = path.rstrip("/")
     if path.startswith(("build/", "dist/", ".venv/", "bench/.venv", "bench/cache")):
-        return True  # what a command makes
+        return True  # made by a command
     roots = [ROOT, folder, ROOT / "src", ROOT / "include", ROOT / "include" / "graft"]
     if "/" not in path:
         return bool(fnmatch.filter(NAMES, path)) or any((root / path).exists() for root in roots)
@@ -80,7 +80,7 @@ def unknown(text: str, folder: Path = ROOT) -> list[str]:
             if target.group(1) not in TARGETS:
                 found.append(span)
         elif not span.startswith("GRAFT_") and re.fullmatch(r"[A-Za-z_][\w:.]*(\([^()]*\))?", span) and re.search(r"[(_.]|::|^[A-Z]\w*[a-z]\w*$", span):
-            # A qualified name, a call, a name with an underscore, a type: all its parts in one source.
+            # A qualified name, a call, a name with an underscore, a type: all its parts must be in one source file.
             names = set(re.findall(r"[A-Za-z_]\w*", span.split("(")[0])) - {"graft", "python"}
             if span not in FOREIGN_NAMES and not any(names <= words for words in WORDS_OF_FILES):
                 found.append(span)

@@ -16,7 +16,7 @@ from executorch.exir import EdgeCompileConfig
 
 import graft
 
-# The suite asks for 1e-1 and 4e-2.
+# The suite's own tolerances are 1e-1 and 4e-2.
 TOLERANCE = 1e-4
 
 

@@ -36,7 +36,7 @@ def _run(report: Path, expression: str | None) -> None:
     # The root is where conftest.py lies.
     command = [sys.executable, "-m", "pytest", "-q", "--tb=no", "-p", "no:cacheprovider", "-p", "graft_flow"]
     command += ["-W", "ignore", "--rootdir", str(_suite().parent), *(["-k", expression] if expression else [])]
-    # By name: pytest passes by a folder that lies in a virtual environment.
+    # Files by name, since pytest skips folders inside a virtual environment.
     command += [str(file) for file in sorted(_suite().glob("test_*.py"))]
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run(command, cwd=folder, env=os.environ | {"GRAFT_SUITE_REPORT": str(report), "PYTHONPATH": path})

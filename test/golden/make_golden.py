@@ -50,7 +50,7 @@ class Encode(torch.nn.Module):
     def forward(self, ids, mask):
         own = self.shared
         batch, length = ids.shape
-        # Of weights alone: folded when the package is loaded.
+        # Depends on weights alone: folded when the package is loaded.
         scale = torch.softmax(own.down.weight.sum(1), 0) + own.ramp.float().abs().sqrt()
         hidden = own.words(ids) * scale
         q, k, v = own.qkv(own.norm(hidden)).view(batch, length, 3, HEADS, -1).permute(2, 0, 3, 1, 4).unbind(0)

@@ -26,7 +26,7 @@ from mutations import ROOT, Mutation, load
 COPY = ROOT / "build" / "mutations" / "tree"
 BUILD = COPY / "build" / "mutations"
 SITE = COPY / "build" / "site"
-#: A mutation may make a test wait for ever.
+# : A mutation may make a test hang.
 LIMIT_SECONDS = 300
 
 
@@ -83,7 +83,7 @@ class Outcome:
 
     @property
     def failed(self) -> bool:
-        return self.code == 1 or self.code < 0  # a signal is noticed too
+        return self.code == 1 or self.code < 0  # a crash counts as detected
 
     @property
     def how(self) -> str:
@@ -147,7 +147,7 @@ def prepare_python() -> None:
     import torch  # noqa: F401
     from hypothesis import Phase, settings
 
-    # A failing case is not made smaller: that it fails is all that counts.
+    # Failing cases are not shrunk: only the failure matters.
     settings.register_profile("mutations", phases=[Phase.generate], deadline=None)
     settings.load_profile("mutations")
 
@@ -194,7 +194,7 @@ def main() -> int:
     if unknown:
         print(f"no mutation is named '{unknown[0]}'; there are: {', '.join(mutations)}", file=sys.stderr)
         return 2
-    # One after the other of a file: what is restored is then compiled with the next mutation.
+    # Mutations of one file in a row: the restored file is then compiled together with the next mutation.
     chosen = sorted((mutations[name] for name in names), key=lambda mutation: mutation.file)
 
     print(f"copying the tree to {COPY.relative_to(ROOT)} and building it", flush=True)

@@ -97,9 +97,9 @@ def test_readme_table_is_rewritten_between_its_marks(bench, tmp_path):
     entry = entry_of([first, round_of({"graft": [5.0], "eager": [2.0], "openvino": [4.0]})])
     entry["key"]["peers"]["openvino"] = IDENTITY
     section = report.readme_section({"workloads": {"w": entry}}, known)
-    # The fastest peer is the one of the least median; the ratio is that of the rounds, 2 / 1 and 5 / 2.
+    # The fastest peer is the one with the least median; the ratio is that of the rounds, 2 / 1 and 5 / 2.
     assert "| a row | 4.00 ms | eager 1.0: 2.00 ms | 2.00 |" in section
-    assert report.readme_section({"workloads": {"w": entry}}, {"w": workload_of(bench)}).count("\n| ") == 2  # the head
+    assert report.readme_section({"workloads": {"w": entry}}, {"w": workload_of(bench)}).count("\n| ") == 2  # header
     readme = tmp_path / "README.md"
     readme.write_text("before\n<!-- bench:begin -->\nold\n<!-- bench:end -->\nafter\n")
     for _ in range(2):
@@ -113,7 +113,7 @@ def test_readme_table_is_rewritten_between_its_marks(bench, tmp_path):
 def test_readme_takes_no_partial_or_disturbed_results(bench):
     report, known = bench["report"], {"w": workload_of(bench)}
     entry = entry_of([round_of({"graft": [3.0], "eager": [2.0]})])
-    assert report.fit_for_readme({"workloads": {"w": entry}}, known) == ["w"]  # openvino is left out with its reason
+    assert report.fit_for_readme({"workloads": {"w": entry}}, known) == ["w"]  # openvino is left out
     entry["rounds"][0]["load_average"] = 9.5
     assert report.fit_for_readme({"workloads": {"w": entry}}, known) == []
     partial = entry_of([round_of({"graft": [3.0]})])
@@ -240,7 +240,7 @@ def test_work_of_networks_is_what_torch_counts(bench, model):
     vision = bench["vision"]
     module = vision.module(model)
     inputs = [torch.from_numpy(array) for array in vision.inputs(model, {"batch": 1})]
-    # Attention by its products: the fused operator is not counted on a CPU.
+    # Attention as separate products, since the fused operator is not counted on a CPU.
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         module(*inputs)
     gflops, gb_read = vision.WORK[model]

@@ -15,7 +15,7 @@ import graft
 
 PACKAGE = Path(__file__).resolve().parents[2] / "python" / "graft"
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if not path.name.endswith("_test.py"))
-# They make floats of torch.get_default_dtype() when no dtype is said.
+# These use torch.get_default_dtype() when no dtype is given.
 FACTORIES = {"empty", "zeros", "ones", "rand", "randn", "linspace"}
 
 

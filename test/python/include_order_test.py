@@ -28,7 +28,7 @@ def test_a_source_includes_only_what_lies_below_it():
     def layer(path):
         return LAYERS.index(path.split("/")[0])
 
-    # A test of a low layer may build a whole session to see what the layer does there.
+    # A test of a low layer may build a whole session to see the layer's effect in it.
     upwards = {(s, h) for s, h in includes() if layer(h) > layer(s) and not is_test(s)}
     assert upwards == set()
 

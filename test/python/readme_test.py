@@ -87,7 +87,7 @@ DOCS = [ROOT / "README.md", ROOT / "src" / "README.md", *sorted((ROOT / "docs").
 
 @pytest.mark.parametrize("file", DOCS, ids=lambda file: str(file.relative_to(ROOT)))
 def test_paths_lead_somewhere(file):
-    text = re.sub(r"^```.*?^```$", "", file.read_text(), flags=re.MULTILINE | re.DOTALL)  # code has such brackets too
+    text = re.sub(r"^```.*?^```$", "", file.read_text(), flags=re.MULTILINE | re.DOTALL)  # code has brackets, too
     for target in re.findall(r"\]\((?!http)([^)#]+)\)", text):
         assert (file.parent / target).exists(), target
     for path in re.findall(r"`((?:src|bench|docs|examples|include|python|requirements|schema|test|tools)/[\w./-]+)`", text):

@@ -37,8 +37,8 @@ On another device matrix products, elementwise functions, layer and RMS norm, so
 over the last dimensions, embeddings, attention and copies are ggml's ops, where its backend has them for the dtype and sizes
 (`src/op/ggml_ops.h`); the rest of a program runs on the CPU beside it.
 """
-# Operators that no program of torch.export has: graft's passes make them, or its export of language models. By operator,
-# the test that compares what they run.
+# Operators that torch.export never produces: graft's passes make them, or its export of language models. By operator,
+# the test that compares their results.
 MADE = {
     "graft.attention.default": "test/python/llm/package_test.py",
     "graft.cache_positions": "src/session/kv_cache_test.cpp",
@@ -67,7 +67,7 @@ LEFT_OUT = {
     "writes": "writes its arguments; torch.export replaces it by one that does not",
     "layout": "asks for strides, which a value of the engine does not have",
 }
-# Operators of core ATen that graft lacks: why.
+# Why graft lacks an operator of core ATen.
 WHY = {
     "_fft_c2r": "complex",
     "_fft_r2c": "complex",

@@ -20,7 +20,7 @@ from torch import nn
 import graft
 import graft.executorch
 
-TOLERANCE = 1e-5  # of the largest value
+TOLERANCE = 1e-5  # relative to the largest value
 
 # Serves the CPU of this machine until its parent dies.
 SERVER = """
@@ -175,7 +175,7 @@ def test_results_are_those_of_the_cpu(case, device):
     if name == "mixed_case":
         assert len(plan["stages"]) > 2 and "graft sort" in plan["devices"]["cpu"]
     else:
-        # Positions, masks and indices are computed on the CPU, before the layers, which are few stages.
+        # Positions, masks and indices are computed on the CPU before the layers, in few stages.
         assert on_device > 2 * sum(plan["devices"]["cpu"].values())
         assert len(plan["stages"]) <= 7
     weights = model.describe()["weights"]
@@ -198,7 +198,7 @@ def test_executorch_option_names_the_device(case, device):
         method = Runtime.get().load_program(str(path)).load_method("forward")
     finally:
         graft.executorch.set_options()
-    # The option is gone; the method stays where it was loaded.
+    # The option is reset; the method stays on the device where it was loaded.
     for found, expected in zip(method.execute(args), results(eager), strict=True):
         assert differ(found, expected) <= 10 * TOLERANCE
     with pytest.raises(graft.NotFound, match="rpc0"):

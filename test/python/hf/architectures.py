@@ -67,7 +67,7 @@ MORE: tuple[SmallModel, ...] = (
     SmallModel("vaultgemma", _of("VaultGemma", _WINDOWED, query_pre_attn_scalar=20)),
 )
 
-# What cannot be compiled yet: the model, and what the error says.
+# Models that cannot be compiled yet, with their error message.
 REFUSED: tuple[tuple[SmallModel, str], ...] = (
     (SmallModel("bloom", _of("Bloom", dict(vocab_size=99, hidden_size=48, n_layer=2, n_head=6))), "AttentionInterface"),
     (SmallModel("codegen", _of("CodeGen", dict(_OLD, n_head=4, rotary_dim=4))), "AttentionInterface"),

@@ -16,7 +16,7 @@ import llm_models
 from graft.hf import causal
 from graft.llm import interface
 
-CLOSE = 1e-4  # of the largest logit
+CLOSE = 1e-4  # relative to the largest logit
 ALL = (*llm_models.MODELS, *architectures.MORE)
 QUICK = {"qwen3", "gemma2", "gpt_oss", "mistral"}  # the others are in hf_generate_test.py, or slow
 DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "hugging-face-models.md"
@@ -92,7 +92,7 @@ find the same tokens. {count} of {len(_results)} do.
     assert DOCUMENT.read_text() == text
 
 
-# --- what is left out is noticed ---
+# --- omitted parts are detected ---
 
 
 def _without(name):

@@ -160,7 +160,7 @@ def test_the_next_compilation_loads(small, tmp_path, monkeypatch):
     second = make(small)
     assert second.graft.stats()["compiled"]["from_disk"]
     assert torch.equal(first(prompt(5)).logits, second(prompt(5)).logits)
-    # Other values of the same weights need no other program.
+    # New values of the same weights need no new program.
     other = copy.deepcopy(small)
     with torch.no_grad():
         other.lm_head.weight.mul_(2)
@@ -283,7 +283,7 @@ def test_more_calls_that_cannot_work(small):
         compiled(torch.zeros(1, 0, dtype=torch.long))
     with pytest.raises(graft.ExecutionError, match="199"):
         compiled(torch.tensor([[5, llm_models.VOCAB]]))
-    assert compiled(prompt(3)).logits.isfinite().all()  # the engine goes on
+    assert compiled(prompt(3)).logits.isfinite().all()  # the engine still works
     compiled.train()
     with pytest.raises(graft.Unsupported, match="training mode.*model.eval()"):
         compiled(prompt(3))

@@ -11,7 +11,7 @@ import graft
 import llm_models
 
 NAMES = ("qwen3", "llama", "gemma3", "gpt2", "mixtral")
-CLOSE = 1e-4  # of the largest logit
+CLOSE = 1e-4  # relative to the largest logit
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
@@ -157,7 +157,7 @@ def test_three_turns_with_one_cache(pair):
 def test_crop_and_continue(pair):
     results = []
     for model in (pair.eager, pair.compiled):
-        cache = DynamicCache()  # without windows, which eager caches cannot undo
+        cache = DynamicCache()  # no windowed layers, which eager caches cannot crop
         model(prompt(20), past_key_values=cache)
         cache.crop(-8)
         assert cache.get_seq_length() == 12
@@ -242,6 +242,6 @@ def test_bf16_is_near_eager_bf16(name):
     with torch.no_grad():
         expected = eager(prompt(9)).logits
     found = graft.compile(eager)(prompt(9)).logits
-    # Experts are chosen by comparing what was rounded: a token may get another one.
+    # Experts are chosen by comparing rounded scores: a token may get another one.
     differences = (found - expected).abs().amax(-1)
     assert differences.median() <= 0.06 * expected.abs().max()

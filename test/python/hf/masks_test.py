@@ -45,7 +45,7 @@ def test_padding_on_either_side(models, rows, dtype):
 
 def masks_of(model, ids, mask, positions, cache=None):
     """The dict of 4-D masks that models make of a 2-D one."""
-    model.config._attn_implementation = "sdpa"  # whose masks are bool; those of "eager" are added
+    model.config._attn_implementation = "sdpa"  # has bool masks; those of "eager" are added to the scores
     embeds = torch.zeros(*ids.shape, 1)
     made = dict(
         config=model.config, inputs_embeds=embeds, attention_mask=mask, past_key_values=cache, position_ids=positions
@@ -73,7 +73,7 @@ def test_masks_of_four_dimensions(models, as_floats):
 
 def test_padding_of_earlier_calls_stays(models):
     ids, mask, positions, _ = llm_models.left_padded(2, 10, (0, 4))
-    longer = torch.cat([mask, torch.tensor([[1, 1], [0, 1]])], 1)  # and more of it between
+    longer = torch.cat([mask, torch.tensor([[1, 1], [0, 1]])], 1)  # and more padding in between
     following = (longer.cumsum(1) - 1)[:, -2:]
     results = []
     for model in models:
@@ -84,7 +84,8 @@ def test_padding_of_earlier_calls_stays(models):
                 model(ids[:, :2], attention_mask=longer, position_ids=following, past_key_values=cache).logits
             )
     if "sliding_attention" in (models[0].config.layer_types or ()):
-        # Eager windows count columns, padding in between included; graft's count tokens. The rows without are equal.
+        # Eager windows count columns, padding in between included; graft's count tokens. Rows without such padding are
+        # equal.
         close(results, torch.tensor([[True, True], [False, False]]))
     else:
         close(results, torch.tensor([[True, True], [False, True]]))

@@ -21,8 +21,7 @@ import graft.hf.causal
 import graft.llm.interface  # registers
 import llm_models
 
-# Names of parameters, of what is called or overridden.
-# fmt: off
+# Names of parameters, and of functions that graft calls or overrides. fmt: off
 SIGNATURES = {
     "cache_utils.CacheLayerMixin.lazy_initialization": "self key_states value_states",
     "cache_utils.CacheLayerMixin.update": "self key_states value_states args kwargs",

@@ -91,7 +91,7 @@ def test_a_dict_of_masks(models):
     }
     found = attached(ids, attention_mask=seen, position_ids=positions).logits
     assert (found - expected)[mask == 1].abs().max() <= CLOSE * expected.abs().max()
-    # Without the padding it is something else.
+    # Without the padding the result differs.
     found = attached(ids, position_ids=positions).logits
     assert (found - expected)[mask == 1].abs().max() > 0.01 * expected.abs().max()
 

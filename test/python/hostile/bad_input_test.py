@@ -215,7 +215,7 @@ CALLS = {
 @pytest.mark.parametrize("kind", CALLS)
 def test_bad_calls(loaded, kind):
     args, message = CALLS[kind]
-    good_call(loaded)  # a plan with the same sizes is there
+    good_call(loaded)  # a plan with the same sizes is cached
     with pytest.raises(graft.InvalidArgument, match=message):
         loaded(*args, **({"x": X} if kind == "a keyword" else {}))
     good_call(loaded)
@@ -308,7 +308,7 @@ def test_embedding_index_out_of_range(loaded, index):
 def test_index_select_and_gather_index_out_of_range(loaded, index):
     ids, picks, x = example(5)
     picks[1] = index
-    # Three nodes read there; the first one stops the run.
+    # Three nodes read this index; the first one stops the run.
     with pytest.raises(graft.ExecutionError, match=rf"(index_select|gather|index).*index {index} is out of range for dimension 1"):
         loaded(ids, picks, x)
     good_call(loaded)

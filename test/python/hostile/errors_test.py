@@ -60,7 +60,7 @@ def put(**values) -> list:
 
 IDS, X = call()[:2]
 
-# Arguments of a call, its keyword arguments, and what the message must hold: the thing, the expected, the found.
+# Arguments of a call, its keyword arguments, and the parts of the message: the thing, the expected, the found.
 CALLS = {
     "integer dtype": (put(ids=IDS.int()), {}, ["'ids'", "dtype i64", "got i32"]),
     "boolean for integers": (put(ids=IDS.bool()), {}, ["'ids'", "dtype i64", "bool"]),
@@ -118,7 +118,7 @@ def test_wrong_call(loaded, kind):
     good(loaded)
 
 
-# Work with a package, the error, and the parts of its message.
+# An action on a package, the error, and the parts of its message.
 LOADS = {
     "device that is not there": (lambda p: graft.load(p, device="warp"), graft.NotFound, ["'warp'", "has", "cpu"]),
     "negative number of threads": (lambda p: graft.load(p, threads=-1), graft.InvalidArgument, ["threads", "-1"]),

@@ -119,7 +119,7 @@ def test_no_room_for_the_package(folder, tmp_path):
 
 def test_interrupted(folder, tmp_path):
     command = [binary(), "export", folder, "-o", tmp_path / "m.pte"]
-    # Tests that are started in the background may have the signal ignored, and a child would inherit that.
+    # Tests started in the background may ignore the signal, and a child process would inherit that.
     heeding = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # noqa: E731
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=heeding) as run:
         for line in run.stderr:

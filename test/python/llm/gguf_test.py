@@ -105,7 +105,7 @@ def test_blocks_are_read_as_stored(tmp_path, kind):
         package = graft.load(graft.export_llm(path, tmp_path / f"{weights}.pte", weights=weights), kv_length=64)
         ours = float((logits(package, ids) - expected).abs().mean())
         assert 0 < ours <= 1.05 * theirs
-        # What is in blocks in the file is in blocks here.
+        # Weights in blocks in the file stay in blocks.
         assert package.stats()["weight_bytes"] < 1.2 * path.stat().st_size
         print(f"{kind}, {weights}: mean error {ours:.2e}, llama.cpp's {theirs:.2e}")
 

@@ -49,10 +49,10 @@ def check(tmp_path, model, kind):
         f"{kind}: mean KL {between:.2e}; from the exact {own:.2e}, llama.cpp's {peer:.2e}; "
         f"the same best token at {agreement:.1%} of the places"
     )
-    # The distributions are far from uniform, and those of neighbours differ: agreement says something.
+    # The distributions are far from uniform and differ between neighbouring tokens, so agreement is meaningful.
     assert mean_kl(theirs, torch.zeros_like(theirs)) > 0.1
     assert mean_kl(theirs, torch.roll(ours, 1, 0)) > 10 * MOST
-    # Both round alike for Q8_0 and Q4_0: their distances differ by what falls this way or that.
+    # Both round alike for Q8_0 and Q4_0: their distances differ only by rounding ties.
     assert own <= max(1.1 * peer, 1e-7)
     assert 0 <= between <= (max(MOST, 1.5 * peer) if kind == "q4_K" else MOST)
 

@@ -38,7 +38,7 @@ class SmallModel:
             for name, parameter in model.named_parameters():
                 if parameter.dim() == 1:  # norms, biases, sinks
                     parameter.add_(torch.randn_like(parameter) * 0.3)
-                elif name.endswith(("SelfAttention.q.weight", "EncDecAttention.q.weight")):  # T5 scales nothing
+                elif name.endswith(("SelfAttention.q.weight", "EncDecAttention.q.weight")):  # T5 does not scale scores
                     parameter.copy_(torch.randn_like(parameter) * 0.3 / parameter.shape[-1] ** 0.5)
                 elif any(part in name for part in ("embed", "wte", "wpe", "shared", "attention_bias")):
                     parameter.copy_(torch.randn_like(parameter))

@@ -16,7 +16,7 @@ from llm_models import CASES, left_padded
 from quick import quick
 from test_data import DATA
 
-LIMIT = 1e-4  # of the largest logit
+LIMIT = 1e-4  # relative to the largest logit
 
 
 @dataclasses.dataclass
@@ -152,7 +152,7 @@ def test_windows_as_rings(tmp_path, name):
     assert pair.package.kv_lengths() == [40, 37, 18]
 
 
-# What the comparison must notice ----------------------------------------------------------------------------------
+# What the comparison must detect ----------------------------------------------------------------------------------
 
 
 def attention_nodes(program):
@@ -195,11 +195,11 @@ def test_a_call_without_it_fails(tmp_path):
     pair = make_pair(tmp_path, llm_models.BY_NAME["qwen3"].make())
     ids, mask, positions, rows = left_padded(3, 40, (0, 3, 22))
     expected, real = pair.expected(ids, mask, positions), mask == 1
-    seen = torch.arange(40).expand(3, -1)  # padding is no padding
+    seen = torch.arange(40).expand(3, -1)  # padding treated as tokens
     assert error(pair.run(ids, positions, seen)[real], expected[real]) > 10 * LIMIT
     pair.package.reset()
     pair.run(ids[:1, :20])
-    rows = torch.arange(20, 40)[None]  # the second part is turned as if it were the first
+    rows = torch.arange(20, 40)[None]  # the second part gets the rotary positions of the first
     assert error(pair.run(ids[:1, 20:], rows - 20, rows), expected[:1, 20:]) > 10 * LIMIT
 
 
@@ -350,7 +350,7 @@ def test_packed_weights_are_the_same_weights(tmp_path, quantize):
     assert plain.read_bytes() != packed.read_bytes()
     expected = Pair(model, graft.load(plain, kv_length=64)).run(tokens(40))
     assert torch.equal(Pair(model, graft.load(packed, kv_length=64)).run(tokens(40)), expected)
-    # Where our kernels are not wanted, the blocks are there again.
+    # Without graft's kernels the blocks are unpacked again.
     slow = graft.LoadOptions(fast_kernels=False)
     expected = Pair(model, graft.load(plain, kv_length=64, options=slow)).run(tokens(40))
     assert torch.equal(Pair(model, graft.load(packed, kv_length=64, options=slow)).run(tokens(40)), expected)
@@ -396,7 +396,7 @@ def test_experts_in_blocks(tmp_path, wide_experts):
     path = graft.export_llm(model, tmp_path / "m.pte", quantize={"*experts*": "q8_0"})
     package = graft.load(path, kv_length=64, kv_dtype="f32")
     found, expected = Pair(model, package).run(tokens(40)), model(tokens(40)).logits
-    # Where two experts are nearly equal to the router, a token may get the other one.
+    # Where the router scores two experts nearly equally, a token may get the other one.
     assert torch.nn.functional.cosine_similarity(found, expected, -1).median() > 0.999
     experts = sum(t.numel() for name, t in model.named_parameters() if "experts" in name)
     rest = sum(4 * t.numel() for name, t in model.named_parameters() if "experts" not in name)

@@ -53,7 +53,7 @@ def test_logits(folder, package):
     assert ids.shape == (1, 7)
     model = graft.load(package, kv_length=64)
     eager = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
-    # Of the weights as they are stored, in f32 arithmetic.
+    # Computed in f32 from the weights as stored.
     rows = torch.arange(7)[None]
     found = [model(ids, rows, rows, torch.arange(7))]
     assert found[0].shape == (1, 7, VOCABULARY)

@@ -144,7 +144,7 @@ def test_the_models_own_settings(kjv, tmp_path):
         return [word for name, value in values.items() for word in ("--" + name.replace("_", "-"), value)]
 
     given = spelled(own)
-    # All of them, some of them given, none of them to count.
+    # All settings, some settings given on the command line, and settings that must not count.
     assert good("generate", sampling, *flags, "--seed", 3) == good("generate", kjv, *flags, *given, "--seed", 3)
     found = good("generate", sampling, *flags, "--seed", 3, "--top-k", 2)
     assert found == good("generate", kjv, *flags, *spelled({**own, "top_k": 2}), "--seed", 3)
@@ -152,9 +152,9 @@ def test_the_models_own_settings(kjv, tmp_path):
     plain = good("generate", kjv, *flags, "--repetition-penalty", 1.2)
     assert plain == good("generate", sampling, *flags, "--temperature", 0) == good("generate", greedy, *flags)
     assert plain.startswith(good("generate", greedy, *flags[:2]))  # its max_new_tokens
-    # A model that does not sample by itself does so with its own settings.
+    # With --do-sample, a model that does not sample by default uses its own settings.
     assert good("generate", greedy, *flags, "--do-sample", "--seed", 3) == good("generate", sampling, *flags, "--seed", 3)
-    # transformers' top_k is 50 where nothing is said.
+    # transformers' default top_k is 50.
     drawn = good("generate", kjv, *flags, "--do-sample", "--seed", 4)
     assert drawn == good("generate", kjv, *flags, "--do-sample", "--top-k", 50, "--seed", 4)
     # The same from Python.
@@ -177,7 +177,7 @@ def test_whole_characters_are_streamed(kjv):
     pieces: list[str] = []
     result = generator.generate(
         "And", on_text=pieces.append, max_new_tokens=200, temperature=5.0, ignore_eos=True
-    )  # hot enough for bytes that are no characters; decode() would raise for a half one
+    )  # a temperature that gives bytes that are not characters; decode() would raise for a partial one
     assert "".join(pieces) == result.text and len(pieces) > 50
     ids = generator.model.encode(b"And")
     tokenizer = transformers.AutoTokenizer.from_pretrained(data("kjv3m"))
@@ -350,9 +350,9 @@ def test_ctrl_c_in_a_chat_keeps_the_session(kjv, template):
             end = time.monotonic() + 60
             while process.poll() is None:
                 assert time.monotonic() < end, f"it goes on after {seen[-200:]!r}"
-                # Again, on an empty line: a terminal may lose keys that come before the editor has it.
+                # Again, on an empty line: a terminal may lose keys sent before the editor takes it over.
                 os.write(ours, b"\x03\x04")
-                while select.select([ours], [], [], 0.5)[0]:  # a terminal waits at the end until all is read
+                while select.select([ours], [], [], 0.5)[0]:  # a terminal blocks at the end until all output is read
                     try:
                         seen += os.read(ours, 4096)
                     except OSError:  # the other side is closed
@@ -418,7 +418,7 @@ def test_texts_to_vectors(tmp_path):
     assert "--tokenizer" in bad("embed", package, "a")
 
 
-# --- what can go wrong ---
+# --- errors ---
 
 
 def test_prompts_that_cannot_be(kjv, stories, tmp_path):

@@ -194,7 +194,7 @@ def test_text_to_text(tmp_path, name):
     generator = graft.TextGenerator(package, rows=2, length=40)
     settings = {"max_new_tokens": count, "ignore_eos": True, "repetition_penalty": PENALTY}
     assert [g.tokens for g in generator.generate_batch(sources, **settings)] == expected
-    # The cache of the first sources is of no use to the next.
+    # The cache of the first encoder inputs must not affect the next ones.
     assert [g.tokens for g in generator.generate_batch(sources[::-1], **settings)] == expected[::-1]
     text = " ".join(f"w{i}" for i in sources[1])
     assert generator.generate(text, **settings).tokens == expected[1]
@@ -224,7 +224,7 @@ def test_features_to_text(tmp_path):
     assert "give --features" in run_cli("generate", package, "--prompt", "w1", code=1, err=True)
 
 
-# What the comparison must notice ----------------------------------------------------------------------------------
+# What the comparison must detect ----------------------------------------------------------------------------------
 
 
 def test_without_the_bias_it_fails(tmp_path, monkeypatch):

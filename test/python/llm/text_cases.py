@@ -68,7 +68,7 @@ def alphabet() -> list[list[str]]:
     blocks: list[list[str]] = []
     for start in range(0, 0x30000, 128):
         block = [chr(c) for c in range(start, start + 128) if unicodedata.category(chr(c)) not in ("Cn", "Cs", "Co")]
-        # Plain blocks of Han and Hangul would crowd the others out.
+        # Blocks of Han and Hangul alone would outnumber the others.
         if block and (start < 0x3400 or start >= 0xD7B0 or start % 0x1000 == 0):
             blocks.append(block)
     return blocks

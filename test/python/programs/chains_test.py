@@ -32,7 +32,7 @@ CHAINS = {
     "transposed": (lambda x, y: (x.t() * 2 + y).abs() - y, [X, (300, 6)], 1),
     "mask": (lambda x: x * ((x > 0) & (x < 1)).float() + x.isnan().float(), [X], 1),
     "seen": (lambda x: (x.sigmoid(), x.sigmoid().exp() * 2 - x), [X], 2),
-    "grown": (lambda x, row: x * row.exp().neg(), [X, (300,)], 2),  # the row's part is not done once per row of x
+    "grown": (lambda x, row: x * row.exp().neg(), [X, (300,)], 2),  # the part on the row is not repeated per row of x
     "lstm": (_lstm_step, [(3, 48), (3, 12)], 2),
 }
 

@@ -34,7 +34,7 @@ class Block(nn.Module):
         self.short = CONVS[spatial](inputs, outputs, kernel, **geometry) if choose.random() < 0.5 else None
         self.activation = choose.choice(ACTIVATIONS)() if choose.random() < 0.8 else nn.Identity()
         self.pool = POOLS[spatial](2, ceil_mode=True) if choose.random() < 0.3 else nn.Identity()
-        # Panels that would stay nearly empty are not packed.
+        # Weights that would leave panels nearly empty are not packed.
         self.packed = outputs // (1 if depthwise else groups) >= 16
         # One for each convolution and the pool, and a copy of the result, whose channels are last; depthwise ones need
         # their input so, too.
@@ -162,7 +162,7 @@ def test_depthwise_convolutions_with_those_around_them(tmp_path, batch):
 
 def test_bits_where_more_threads_leave_the_expansion_apart(tmp_path):
     torch.manual_seed(0)
-    model, x = alive(Inverted(40, 40, 1)), torch.randn(1, 40, 24, 13)  # tiles of few positions by half a panel
+    model, x = alive(Inverted(40, 40, 1)), torch.randn(1, 40, 24, 13)  # tiles of few pixels by half a panel
     graft.export(model, (x,), path=tmp_path / "m.pte")
     expected = model(x)
     few = graft.load(tmp_path / "m.pte", threads=2)
@@ -238,7 +238,7 @@ def test_three_by_three_taps_by_winograd(tmp_path, size):
     torch.testing.assert_close(loaded(x), model(x), atol=1e-5, rtol=1e-5)
     by_winograd = (size >= 12) + (size - 2 >= 12)
     assert kernels(loaded).count("winograd_conv") == by_winograd
-    # What is not finite reaches the outputs that see it and no others.
+    # Non-finite values reach exactly the outputs whose window contains them.
     x[0, 3, 0, 0], x[0, 5, size - 1, size - 1], x[1, 0, 6, 6] = torch.nan, torch.inf, -torch.inf
     torch.testing.assert_close(loaded(x), model(x), atol=1e-5, rtol=1e-5, equal_nan=True)
 

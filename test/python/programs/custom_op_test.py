@@ -36,7 +36,7 @@ def example(tmp_path_factory):
     with pytest.raises(graft.errors.ExportError, match="example.soft_shrink.default.*no such operator"):
         graft.export(model, (torch.randn(4, 5),), path=library.parent / "model.pte")
     graft.load_ops(library)
-    graft.load_ops(library)  # once is enough, twice no error
+    graft.load_ops(library)  # calling it twice is no error
     return names
 
 

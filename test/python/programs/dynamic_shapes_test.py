@@ -82,7 +82,7 @@ class Creation(torch.nn.Module):
         length = x.shape[0]
         steps = torch.arange(length, dtype=torch.float32) + x[:, 0]
         filled = torch.full((length, 2), 0.25) + steps.unsqueeze(1)
-        positions = self.table[:length] * x  # to an end that moves
+        positions = self.table[:length] * x  # to a dynamic end
         tail = x[2:] * 1.5  # from a fixed begin to the end
         head = x[: length - 2] - 1
         spread = x[:1].expand(length, 3) * steps.unsqueeze(1)
@@ -133,7 +133,7 @@ def decoder():
 
     model = Decoder()
     with torch.no_grad():
-        # Away from the values that hide a weight that is not applied.
+        # Away from values that would hide a weight that is not applied.
         for name, weight in model.named_parameters():
             if "norm" in name:
                 weight.copy_(torch.rand_like(weight) + 0.5)

@@ -28,7 +28,7 @@ def statistics(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.full((x.shape[1],), 0.5), torch.full((x.shape[1],), 2.0)
 
 
-# Kind -> its arguments for a tensor of any rank, [2, 3, 4] with ones between.
+# Operator -> its arguments for a tensor of any rank, [2, 3, 4] with ones in between.
 ANY_RANK: dict[str, Callable[[torch.Tensor], tuple[Any, ...]]] = {
     "addcdiv.default": lambda x: (x, x, x.abs() + 1),
     "addcmul.default": lambda x: (x, x, x + 1),
@@ -95,7 +95,7 @@ def overload(kind: str) -> torch._ops.OpOverload:
     return getattr(getattr(aten, packet), name)
 
 
-# Kinds whose ranks are fixed: arguments that the engine takes, and arguments that it refuses.
+# Operators with fixed ranks: arguments that the engine accepts, and arguments that it refuses.
 FIXED_RANK: dict[str, tuple[Callable[[], tuple[Any, ...]], Callable[[], tuple[Any, ...]]]] = {
     "mv.default": (
         lambda: (torch.randn(3, 4), torch.randn(4)),
@@ -107,7 +107,7 @@ FIXED_RANK: dict[str, tuple[Callable[[], tuple[Any, ...]], Callable[[], tuple[An
     ),
     "_scaled_dot_product_flash_attention_for_cpu.default": (
         lambda: tuple(torch.randn(1, 2, 3, 8) for _ in range(3)),
-        lambda: tuple(torch.randn(1, 2, 3, 2000) for _ in range(3)),  # larger heads than the kernel holds
+        lambda: tuple(torch.randn(1, 2, 3, 2000) for _ in range(3)),  # larger heads than the kernel supports
     ),
 }
 
@@ -138,7 +138,7 @@ RECURRENT = {
 }
 FIXED_RANK |= RECURRENT
 
-# What PyTorch itself takes of these, the engine takes too.
+# The engine accepts these wherever PyTorch does.
 NEVER_REFUSED = {
     "adaptive_max_pool1d.default",
     "avg_pool1d.default",
@@ -148,14 +148,14 @@ NEVER_REFUSED = {
     "max_pool3d.default",
 }
 
-# Of these the engine refuses complex numbers alone, which ExecuTorch has no kernel for either.
+# The engine refuses these only for complex numbers, which ExecuTorch has no kernel for either.
 NO_FALLBACK = {
     "_int_mm.default",
     *(f"{kind}_pad{d}d.default" for kind in ("reflection", "replication") for d in (1, 2, 3)),
     *(f"upsample_{kind}.{overload}" for kind in ("nearest2d", "bilinear2d", "bicubic2d") for overload in ("default", "vec")),
 }
 
-# The engine takes what the refused instance is decomposed into.
+# The engine accepts the decomposition of the refused instance.
 DECOMPOSED_IS_ACCEPTED = {"_scaled_dot_product_flash_attention_for_cpu.default", *RECURRENT}
 
 
@@ -173,7 +173,7 @@ class Three(torch.nn.Module):
         return results[0] if "attention" in self.kind else results
 
     def forward(self, one, refused, two):
-        # Something of ours before and after each.
+        # A node that graft runs before and after each.
         first, last = self.call(one[0] * 2, *one[1:]), self.call(two[0] + 1, *two[1:])
         return pytree.tree_map(torch.neg, first) if floats(first) else first, self.call(*refused), last
 
@@ -191,7 +191,7 @@ def arguments(kind: str):
 
 
 def test_every_kind_kept_whole_is_here():
-    # Operators of graft have nothing to be decomposed into.
+    # graft's own operators have no decomposition.
     kept = {name.removeprefix("aten.") for name in _C.preserved_targets() if name.startswith("aten.")}
     assert kept == ANY_RANK.keys() | FIXED_RANK.keys() | NEVER_REFUSED | NO_FALLBACK
 

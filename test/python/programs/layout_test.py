@@ -84,7 +84,7 @@ def test_in_python(packages, weights, example):
         expected = net(x)
         for given in (x, x.contiguous(memory_format=LAST)):
             torch.testing.assert_close(model(given), expected, atol=1e-4, rtol=1e-4)
-    # A copy was made by the caller's side, once, of the input that lay otherwise.
+    # The Python side copied the input in another layout, once.
     assert model.counters()["io_copies"] == 0
 
 
@@ -98,7 +98,7 @@ def test_in_executorch(packages, weights, example):
         logits, maps = method.execute([x.contiguous(memory_format=example)])
         torch.testing.assert_close(logits, expected[0], atol=1e-4, rtol=1e-4)
         torch.testing.assert_close(maps, expected[1], atol=1e-4, rtol=1e-4)
-        # As the exporter recorded it, which is as eager has it.
+        # As the exporter recorded it, which is eager's layout.
         last = weights == LAST or example == LAST
         assert maps.is_contiguous(memory_format=LAST if last else torch.contiguous_format)
 

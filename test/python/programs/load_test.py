@@ -88,7 +88,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("load")
     torch.manual_seed(0)
     model = Encoder().eval()
-    for parameter in model.parameters():  # no two are equal by chance, as zeros and ones are
+    for parameter in model.parameters():  # no two equal by chance, unlike zeros and ones
         torch.nn.init.normal_(parameter, std=0.2)
     shapes = {"ids": {0: Dim("batch", min=1), 1: Dim("tokens", min=1, max=32)}}
     shapes["mask"] = shapes["ids"]
@@ -175,10 +175,10 @@ def test_weights_in_memory(folder: Path) -> None:
     assert stats["given_bytes"] == sum(t.numel() * 4 for t in tensors.values())
     assert stats["copied_bytes"] == 0
     tensors.clear()  # the model keeps them
-    # They are read where they lie, not packed: sums in another order.
+    # They are read in place, not packed: sums in another order.
     for found, packed in zip(outputs(model), expected, strict=True):
         torch.testing.assert_close(found, packed, rtol=1e-5, atol=1e-6)
-    # Memory beats a file.
+    # Weights in memory take precedence over files.
     changed = {"words.weight": torch.zeros(100, 64)}
     model = graft.load(folder / "external.pte", weights=[folder / "model.safetensors"], tensors=changed)
     assert model(*call(3)).abs().max() == 0  # the head is tied to the embedding
@@ -218,7 +218,7 @@ def test_weights_that_do_not_fit(folder: Path, tmp_path: Path) -> None:
         load({**good, name: good[name].double()})
     with pytest.raises(graft.InvalidProgram, match=rf"'{name}' must have sizes \[64, 64\], .* has \[64, 32\]"):
         load({**good, name: good[name][:, :32].contiguous()})
-    # All that do not fit are listed, not the first alone.
+    # All weights that do not fit are listed, not only the first.
     with pytest.raises(graft.NotFound) as none:
         graft.load(path)
     assert all(f"weight '{n}'" in str(none.value) for n in good)
@@ -227,7 +227,7 @@ def test_weights_that_do_not_fit(folder: Path, tmp_path: Path) -> None:
         load({**left, name: good[name].double()} if name in left else {**left, list(left)[0]: torch.zeros(1).double()})
     assert "phase weights: 3 of" in str(several.value)
     assert all(f"weight '{n}'" in str(several.value) for n in list(good)[:2]) and "has F64" in str(several.value)
-    # Another model with the same sizes: only its hashes tell.
+    # Another model with the same sizes: only its hashes differ.
     save_file({**good, name: good[name] + 1}, tmp_path / "other.safetensors")
     graft.load(path, weights=[tmp_path / "other.safetensors"])
     with pytest.raises(graft.InvalidProgram, match=rf"'{name}'.*is not what was exported"):

@@ -61,7 +61,7 @@ def test_medium_rounds_operands_and_highest_does_not(stored: str, tmp_path: Path
         found = model(x)
         if in_bf16(model):
             assert precision == "medium"
-            assert far(found, rounded(x)) < 1e-3  # a sum next to a border of rounding moves by one step of bf16
+            assert far(found, rounded(x)) < 1e-3  # a sum next to a rounding boundary moves by one step of bf16
             assert far(found, net(x)) > 1e-4
         else:
             assert far(found, net(x)) < 1e-5

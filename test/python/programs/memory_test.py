@@ -38,7 +38,7 @@ def command() -> str:
 
 def peak_of_the_command_line(package: Path, x: Path) -> int:
     """KiB of a process that loads the package and runs it once."""
-    # What a process was before it became another program counts for it; so a small one starts it.
+    # A process's peak includes its memory before exec, so a small process starts it.
     starter = "import resource, subprocess, sys; subprocess.run(sys.argv[1:], check=True, stdout=subprocess.DEVNULL); "
     starter += "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)"
     run = [command(), "run", package, "--input", f"0={x}", "--threads", "2"]

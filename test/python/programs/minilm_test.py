@@ -88,7 +88,7 @@ def test_python(package, calls):
         check(run(*call), expected)
     counters = run.counters()
     assert counters["plan_misses"] == len(calls) and counters["io_copies"] == 0
-    # Again, by plans that are there.
+    # Again, with cached plans.
     for call, expected in calls[:6]:
         check(run(*call), expected)
     again = run.counters()
@@ -151,13 +151,13 @@ def test_padding_mask_is_honoured(package, model):
     ids, mask = torch.cat([ids, ids]), torch.cat([mask, mask])
     mask[2:, 20:] = 0
     first = run(ids, mask)
-    # Tokens under the mask do not count.
+    # Masked tokens do not count.
     other = torch.where(mask == 0, torch.randint(1000, 20000, ids.shape), ids)
     assert not torch.equal(other, ids)
     torch.testing.assert_close(run(other, mask), first, atol=1e-6, rtol=0)
     # Nor does the padding itself: 20 tokens alone give the same vectors.
     torch.testing.assert_close(run(ids[2:, :20].contiguous(), mask[2:, :20].contiguous()), first[2:], atol=1e-6, rtol=0)
-    # A mask that admits them gives other vectors, as in eager.
+    # Without the mask the vectors differ, as in eager.
     wrong = torch.ones_like(mask)
     found = run(other, wrong)
     assert (found - first).abs().max() > 0.01

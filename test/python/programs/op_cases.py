@@ -204,7 +204,7 @@ class Cases:
             symbol = size.meta["val"].node.expr
             admitted = mode.shape_env.var_to_range[symbol]
             meta = target(*torch.fx.map_arg(args, _meta), **kwargs)
-            # Its guards may have narrowed the range; sizes beyond are compared too, where eager takes them.
+            # Guards may have narrowed the range; sizes beyond are compared too, where eager accepts them.
             mode.shape_env.var_to_range[symbol] = admitted
         call = _call(graph, target, args, kwargs, meta)
         blob = serialize_graph(graph).data

@@ -95,7 +95,7 @@ def check_medium(stored: str | None = None) -> list[str]:
     for found, others, expected, exact in zip(results[0], zip(*results[1:], strict=True), rounded(x), layers(x), strict=True):
         assert [torch.equal(found, other) for other in others] == [True, True]
         near = (found - (expected if in_bf16 else exact)).abs().max()
-        assert near < (2e-3 if in_bf16 else 1e-5)  # a sum next to a border of rounding moves by one step of bf16
+        assert near < (2e-3 if in_bf16 else 1e-5)  # a sum next to a rounding boundary moves by one step of bf16
         assert ((found - exact).abs().max() > 3 * near) == in_bf16
     return kernels
 

@@ -71,7 +71,7 @@ def test_full_errors_cancelled_and_shut_down(package: Path) -> None:
     pipeline = graft.Pipeline([model], capacity=2)
     started, release = threading.Event(), threading.Event()
 
-    class Blocks:  # an argument whose flattening waits: the worker stands still in the middle of a call
+    class Blocks:  # an argument whose flattening blocks: the worker stops in the middle of a call
         pass
 
     original = model.methods["forward"]._flatten
@@ -91,7 +91,7 @@ def test_full_errors_cancelled_and_shut_down(package: Path) -> None:
         pipeline.try_submit(0, one)
     assert waiting[1].cancel()
     release.set()
-    with pytest.raises(graft.InvalidArgument):  # the strange argument itself
+    with pytest.raises(graft.InvalidArgument):  # the blocking argument itself
         blocked.result(60)
     assert int(waiting[0].result(60)) == 1
     last = pipeline.submit(model, one, method="forward")

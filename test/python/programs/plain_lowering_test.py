@@ -122,7 +122,7 @@ def test_language_models_agree(kind: str, tolerance: float, tmp_path: Path) -> N
         assert any(text.startswith("f32, weights packed at load") for text in why["graft packed_linear"]), why
     else:
         assert any(text.startswith("f32 x " + kind) for text in why["graft matmul"]), why
-    # A cache of keys and values is no op of ggml's.
+    # ggml has no op for a KV cache.
     assert all("ggml has no op" in text for text in reasons(plain)["graft cached_attention"])
 
 

@@ -96,7 +96,7 @@ def test_export(tied: nn.Module, tmp_path: Path) -> None:
     assert weights_of(model) == {
         "f32": {"count": 3, "bytes": 4 * (80 + 256 + 256)},
         "f16": {"count": 1, "bytes": 2 * 256 * 80},
-        "q8_0": {"count": 2, "bytes": 34 * 8 * (48 + 80)},  # the tied one once
+        "q8_0": {"count": 2, "bytes": 34 * 8 * (48 + 80)},  # the tied weight once
     }
     stats = model.stats()
     assert stats["converted_bytes"] == stats["copied_bytes"] == 0
@@ -147,7 +147,7 @@ def test_minilm(tmp_path: Path) -> None:
     stats, kinds = model.stats(), weights_of(model)
     assert kinds["q8_0"]["bytes"] >= 0.9 * matrices * 34 / 32
     assert stats["weight_bytes"] <= matrices * 34 / 32 + 4 * others + 4096
-    # Where graft lays them out for its own kernels, that takes as many bytes; nothing else is made of them.
+    # Packed for graft's kernels they take as many bytes, and no other copies are made.
     if stats["packed_count"]:
         assert stats["packed_bytes"] <= 1.001 * kinds["q8_0"]["bytes"]
     assert stats["converted_bytes"] + stats["constant_bytes"] < 4 * 512 * 384

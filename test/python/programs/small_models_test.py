@@ -14,7 +14,7 @@ from torch import nn
 import graft
 from small_models import KINDS, Kind, alive
 
-CLOSE = 1e-4  # of the largest value
+CLOSE = 1e-4  # relative to the largest value
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 

@@ -98,7 +98,7 @@ class Stored:
     def __init__(self, source: Path, target: Path) -> None:
         self.bytes, self.path = bytearray(source.read_bytes()), target
         self.begin = self.bytes.index(MAGIC)
-        self.numbers: dict[str, int] = {}  # where each field begins
+        self.numbers: dict[str, int] = {}  # offset of each field
         at = self.begin + len(MAGIC)
 
         def number() -> int:

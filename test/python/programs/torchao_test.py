@@ -35,8 +35,8 @@ from torchao.quantization.pt2e.quantizer import x86_inductor_quantizer as x86
 import graft
 from quick import quick
 
-LIMIT = 1e-5  # of the largest value
-STEP = 2e-2  # the same, of results that see an integer that was rounded the other way
+LIMIT = 1e-5  # relative to the largest value
+STEP = 2e-2  # the same, for results with an integer that was rounded the other way
 
 
 def _int4(group, **options):
@@ -47,8 +47,8 @@ def _dynamic(dtype, granularity, **options):
     return Int8DynamicActivationIntxWeightConfig(weight_dtype=dtype, weight_granularity=granularity, **options)
 
 
-# Name -> configuration, bits of a weight, elements that share a scale (None: a row), whether zeros are read too, and
-# whether activations are integers.
+# Name -> configuration, bits of a weight, elements that share a scale (None: a row), whether zero points are read too,
+# and whether activations are integers.
 CONFIGS = {
     "int8": (Int8WeightOnlyConfig(), 8, None, False, False),
     "int4 by 32": (_int4(32), 4, 32, True, False),
@@ -138,7 +138,7 @@ def test_one_layer(folder, name, bias):
         x = torch.randn(rows, 256)
         with torch.no_grad():
             _check(package(x), model(x))
-    # The package holds the layer and what quantizes its input; one addition where torchao adds the bias itself.
+    # The package holds the layer and the quantization of its input; one addition where torchao adds the bias itself.
     ops = [op for op in _operators(package) if not op.startswith(("aten.view", "aten.sym_size"))]
     assert ops.count("graft.quantized_linear") == 1
     integers = CONFIGS[name][4]
@@ -162,7 +162,7 @@ def test_mlp_with_any_batch(folder, name):
             _check(package(x), model(x), chain=CONFIGS[name][4])
 
 
-# ExecuTorch's own way to graft; what it hands over is what test_mlp_with_any_batch has of each configuration.
+# Export through ExecuTorch's own flow; the graph is the one of test_mlp_with_any_batch for each configuration.
 @pytest.mark.parametrize("name", quick(["int4 by 32", "dynamic int8", "dynamic int4 with zeros"], CONFIGS))
 def test_partitioner_and_executorch(folder, name):
     model = _quantized(_mlp(), name)
@@ -243,7 +243,7 @@ def test_language_model(folder, name):
     assert _operators(package).count("graft.quantized_linear") == 2 * 7 + 1
     table = model.get_input_embeddings().weight.numel() * 4
     others = _quantized_bytes(model, name)
-    # The cosines and sines that rotary embeddings are made of are a constant besides.
+    # The cosines and sines of rotary embeddings are a further constant.
     assert table < others <= _resident(package) <= others + 1024
     ids = torch.randint(3, 160, (1, 40), generator=torch.Generator().manual_seed(5))
     with torch.no_grad():
@@ -256,7 +256,7 @@ def test_language_model(folder, name):
         at = rows[:, part].contiguous()
         found = package(ids[:, part].contiguous(), at, at, torch.arange(at.shape[1]))
         assert _error(found, expected[:, part]).max() <= limit
-    assert list(model.state_dict()) == list(_quantized(_llama(), name).state_dict())  # the caller's model stays
+    assert list(model.state_dict()) == list(_quantized(_llama(), name).state_dict())  # the caller's model is unchanged
 
 
 # --- PT2E static ---
@@ -320,7 +320,7 @@ def test_static_convolutions(folder, name):
     kinds = _operators(package)
     if name != "xnnpack dynamic":  # convolutions of that kind are quantized only where one output channel is one group
         assert kinds.count("graft.quantized_conv") + kinds.count("graft.packed_quantized_conv") == 3
-        # Packed weights hold three numbers for each channel, and few channels do not fill a panel.
+        # Packed weights hold three numbers per channel, and a few channels do not fill a panel.
         assert _resident(package) <= 1.5 * _static_bytes(original)
     assert kinds.count("graft.quantized_linear") == 1
     assert "aten.convolution.default" not in kinds or name == "xnnpack dynamic"

@@ -70,7 +70,7 @@ def read_png(path: Path) -> torch.Tensor:
             packed += body
         at += 12 + size
     lines = np.frombuffer(zlib.decompress(packed), np.uint8).reshape(height, 1 + 3 * width)
-    image = np.zeros((height + 1, 3 * (width + 1)), np.int64)  # a black line above and pixel on the left
+    image = np.zeros((height + 1, 3 * (width + 1)), np.int64)  # a black row above and pixel on the left
     for y, (kind, *line) in enumerate(lines.tolist(), 1):
         for x, value in enumerate(line, 3):
             a, b, c = (int(v) for v in (image[y, x - 3], image[y - 1, x], image[y - 1, x - 3]))
