@@ -31,8 +31,8 @@ bool in_bf16(const TensorDesc& q, const TensorDesc& k, const AttentionAttrs& att
   return table.bf16 && q.shape[q.rank() - 2] > 8 && (k.dtype == DType::bf16 || attrs.in_bf16 != 0);
 }
 
-// A head's keys and values as rows of f32 beside each other: all its blocks of queries read them, and rows that are
-// far apart share few places of the second-level cache. Each task has its own.
+// A head's keys and values copied to contiguous rows of f32. Every block of queries reads them, and rows a large stride
+// apart fall into few sets of the second-level cache. Each task has its own copy.
 class LaidOut {
  public:
   LaidOut(const TensorDesc& q, const TensorDesc& k, const TensorDesc& v, const AttentionAttrs& attrs,
@@ -49,7 +49,7 @@ class LaidOut {
     return there_ ? threads * share_floats() * static_cast<i64>(sizeof(float)) : 0;
   }
 
-  // Replaces the head's keys and values by rows in this task's scratch.
+  // Copies the head's keys and values into this task's scratch and points `head` at them.
   void take(const KernelContext& ctx, const simd::AttentionTable& table, simd::AttentionHead& head) {
     if (!there_) return;
     float* k = reinterpret_cast<float*>(ctx.scratch_bytes) + ctx.task * share_floats();
@@ -127,7 +127,7 @@ void run_attention(const KernelContext& ctx, const simd::AttentionTable& table) 
     if (ctx.output_descs.size() > 1) head.lse = ctx.output<float>(1) + item * head.t;
     table.run(head, block * table.block, std::min((block + 1) * table.block, head.t));
   };
-  // Near each other: a task's cache holds the keys of its own heads.
+  // Consecutive work items: a task's cache holds the keys of its own heads.
   ctx.for_chunks(items * blocks, {.multiple = blocks}, [&](i64 begin, i64 end) {
     for (i64 unit = begin; unit < end; ++unit) attend(unit / blocks, unit % blocks);
   });

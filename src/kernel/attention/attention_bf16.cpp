@@ -8,7 +8,7 @@ namespace {
 // 2^x on [-1/2, 1/2]: least squares on Chebyshev points, exact at 0.
 constexpr float kExp2[] = {1.f, 0.69312197f, 0.240237191f, 0.0559168942f, 0.00960039534f};
 
-// Two vectors of numbers as pairs, lane by lane, rounded to nearest even.
+// Interleaves two vectors, lane by lane, as pairs of bf16, rounded to nearest even.
 GRAFT_VEC __m512i pairs_of(vf low, vf high) {
   alignas(64) static constexpr std::uint16_t kLane[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
                                                           8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
@@ -16,7 +16,7 @@ GRAFT_VEC __m512i pairs_of(vf low, vf high) {
   return _mm512_permutexvar_epi16(_mm512_load_si512(kLane), (__m512i)rounded);
 }
 
-// All are rounded to bf16; keys and values may be in it. Sums stay in f32.
+// Operands are rounded to bf16; keys and values may already be bf16. Sums stay in f32.
 class Bf16Products {
  public:
   static constexpr i64 kKeys = 72;  // a multiple of kTileRows and of 2
@@ -32,7 +32,7 @@ class Bf16Products {
     }
   }
 
-  // To 4e-6 of it.
+  // Relative error 4e-6.
   static inline __attribute__((always_inline)) vf weight(vf x) { return exp_by_powers_of_two(x, kExp2); }
 
   void scores(i64 row0, i64 n, float* p) {
@@ -71,7 +71,7 @@ class Bf16Products {
   }
 
  private:
-  // Where it lies when it is in bf16, else rounded in `to`.
+  // In place when it is bf16, else rounded into `to`.
   const std::uint16_t* value(i64 row, std::uint16_t* to) const {
     if (h_.kv == RowType::bf16) return static_cast<const std::uint16_t*>(h_.v) + row * h_.v_row;
     round_row(static_cast<const float*>(h_.v) + row * h_.v_row, h_.dv, to);

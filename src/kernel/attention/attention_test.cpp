@@ -19,14 +19,14 @@ constexpr double kInf = std::numeric_limits<double>::infinity();
 struct Case {
   i64 batch = 2, t = 1, s = 1, d = 16, dv = 16;
   DType dtype = DType::f32;
-  // Padding hides keys from all queries, an idle query sees none.
+  // Padding hides keys from all queries; an idle query sees no key.
   enum { kNoMask, kBool, kFloat, kPadding, kHalf, kIdle, kColumns } mask = kNoMask;
   bool causal = false;
   bool shared = false;       // one k and v for all heads: stride 0
   bool interleaved = false;  // memory as [T, batch, D], as projections leave it
   bool in_bf16 = false;
   bool rising = false;  // later keys have larger scores
-  unsigned hidden = 3;  // one key in so many, and of a float mask as many more have a number
+  unsigned hidden = 3;  // one key in `hidden` is hidden; of a float mask as many more add a number
 };
 
 TensorDesc rows_desc(DType dtype, i64 batch, i64 rows, i64 size, bool interleaved, bool shared) {
@@ -77,7 +77,7 @@ void check(const Case& c, simd::Isa isa, int threads) {
     const double number = plain ? 0 : static_cast<double>(rng() % 5) - 2;
     mask.set(i, mask_dtype == DType::b8 ? (seen ? 1 : 0) : seen ? number : -kInf);
   }
-  // Query 0 of head 0 sees nothing.
+  // Query 0 of head 0 sees no key.
   if (c.mask != Case::kNoMask) {
     for (i64 s = 0; s < c.s; ++s) mask.set(place(mask_desc, 0, 0, s), mask_dtype == DType::b8 ? 0 : -kInf);
   }
@@ -126,7 +126,7 @@ void check(const Case& c, simd::Isa isa, int threads) {
         for (i64 s = 0; s < c.s; ++s) want += p[static_cast<std::size_t>(s)] * operand(v.get(place(v.desc, b, s, d)));
         want = total == 0 ? 0 : want / total;
         const double got = out.get(place(out.desc, b, t, d));
-        // The weights of values are rounded, too.
+        // The softmax weights are rounded to bf16 as well.
         if (!(std::fabs(got - want) <= (in_bf16 ? 0x1p-8 : unit) * (1 + std::fabs(want))) && ++wrong < 4) {
           ADD_FAILURE() << "at [" << b << ", " << t << ", " << d << "]: got " << got << ", expected " << want;
         }
@@ -170,7 +170,7 @@ TEST(Attention, EveryMask) {
   }
 }
 
-// Most words of bools and most numbers change nothing, and the last ones of a row are few.
+// Most words of bools and most numbers of the mask change nothing, and the last word of a row is short.
 TEST(Attention, MasksThatSayLittle) {
   for (const auto mask : {Case::kBool, Case::kFloat, Case::kHalf, Case::kIdle})
     for (const i64 t : {9, 33, 71})
@@ -178,8 +178,7 @@ TEST(Attention, MasksThatSayLittle) {
         for (const unsigned hidden : {40u, 2000u}) check_everywhere({.t = t, .s = s, .mask = mask, .hidden = hidden});
 }
 
-// PyTorch adds -inf to the scores of keys that are not seen: a score that is not a number stays one. Any byte but 0
-// means that a key is seen.
+// PyTorch adds -inf to the scores of hidden keys: a NaN score stays NaN. Any byte but 0 means that a key is seen.
 TEST(Attention, BoolsAreBytes) {
   const i64 t = 33, s = 75, d = 8;
   for (const simd::Isa isa : simd::available_isas_of<simd::AttentionTable>())
@@ -251,14 +250,14 @@ TEST(Attention, KeysAndValuesOfManyQueriesAreLaidOut) {
     EXPECT_EQ(bytes(128, true, DType::f32), 2 * 128 * 16 * 4);
     EXPECT_EQ(bytes(128, false, DType::f16), 2 * 128 * 16 * 4);
     EXPECT_EQ(bytes(128, false, DType::bf16), multiplies_bf16 ? 0 : 2 * 128 * 16 * 4);
-    EXPECT_EQ(bytes(128, false, DType::f32), 0);                                // they are rows beside each other
-    EXPECT_EQ(bytes(4 * simd::attention(isa).block - 1, true, DType::f32), 0);  // too few queries for it
+    EXPECT_EQ(bytes(128, false, DType::f32), 0);                                // rows are contiguous already
+    EXPECT_EQ(bytes(4 * simd::attention(isa).block - 1, true, DType::f32), 0);  // too few queries for a copy to pay
     EXPECT_EQ(bytes(1 << 14, true, DType::f32), 1 << 21);
     EXPECT_EQ(bytes((1 << 14) + 1, true, DType::f32), 0);  // too large for a second-level cache
   }
 }
 
-// What is subtracted from the scores stays behind the largest until that is far above it.
+// The softmax's shift follows the largest score only once that is far above it.
 TEST(Attention, ScoresThatRise) {
   for (const i64 t : {9, 33, 150})
     for (const i64 s : {97, 193, 400})

@@ -4,12 +4,12 @@
 #include "kernel/matmul/tile.h"
 #include "kernel/simd/vec_math.h"
 
-// What the kernels of attention share: which keys a query sees, and the softmax of blocks of scores. Included only by
-// vector sources: see vec.h.
+// What the attention kernels have in common: which keys a query sees, and the softmax of blocks of scores. Included
+// only by vector sources: see vec.h.
 namespace graft::simd::GRAFT_ISA {
 namespace {
 
-// With no more queries than this, lanes are elements of a head instead.
+// With at most this many queries (decoding), lanes are elements of a head, else queries.
 constexpr i64 kFewQueries = kTileRows < 8 ? kTileRows : 8;
 
 constexpr float kMinusInfinity = -__builtin_inff();
@@ -62,7 +62,7 @@ GRAFT_VEC i64 keys_begin(const AttentionHead& h, i64 t) {
   return begin < 0 ? 0 : begin;
 }
 
-// The row of keys and values where key s lies, and how many of the `n` keys from it on lie next to each other.
+// The row of keys and values that holds key s, and how many of the `n` keys from it on are contiguous.
 GRAFT_VEC i64 row_of(const AttentionHead& h, i64 s) { return h.ring > 0 ? (s - h.origin) % h.ring : s - h.origin; }
 GRAFT_VEC i64 together(const AttentionHead& h, i64 row, i64 n) { return h.ring > 0 ? smaller(n, h.ring - row) : n; }
 
@@ -74,7 +74,7 @@ GRAFT_VEC float bias_at(const AttentionHead& h, i64 t, i64 s) {
   return distance < 0 ? 0.f : h.bias[t % h.group * h.biases + smaller(distance, h.biases - 1)];
 }
 
-// Of keys whose bools lie beside each other: 32 keys of a query are a word, whose bits become lanes key by key.
+// For masks of contiguous bools: 32 keys of a query are one word, whose bits become lanes key by key.
 GRAFT_LOCAL void hide_keys(const AttentionHead& h, i64 t0, int queries, i64 s0, i64 n, float* scores) {
   const std::uint8_t* mask = static_cast<const std::uint8_t*>(h.mask) + t0 * h.mask_row + s0;
   for (int c = 0; c < queries; c += kLanes) {
@@ -98,7 +98,7 @@ GRAFT_LOCAL void hide_keys(const AttentionHead& h, i64 t0, int queries, i64 s0, 
   }
 }
 
-// Of keys whose numbers lie beside each other, four queries at a time; most add nothing to most keys.
+// For masks of contiguous numbers, four queries at a time; most add nothing to most keys.
 GRAFT_LOCAL void add_to_keys(const AttentionHead& h, i64 t0, int queries, i64 s0, i64 n, float* scores) {
   constexpr i64 kKeys = 32;
   alignas(64) float lines[4][kKeys];
@@ -129,7 +129,7 @@ GRAFT_LOCAL void add_to_keys(const AttentionHead& h, i64 t0, int queries, i64 s0
   }
 }
 
-// The scores [n keys][kPanel queries] of queries from t0 on and keys from s0 on, and what the mask adds to them.
+// Adds the mask to the scores [n keys][kPanel queries] of queries from t0 on and keys from s0 on.
 GRAFT_LOCAL void add_mask(const AttentionHead& h, i64 t0, int queries, i64 s0, i64 n, float* scores) {
   if (h.mask_row == 0) {
     for (i64 s = 0; s < n; ++s) {
@@ -158,7 +158,7 @@ GRAFT_LOCAL void add_mask(const AttentionHead& h, i64 t0, int queries, i64 s0, i
   }
 }
 
-// Scores of a block with queries in the lanes: mask and causality.
+// Applies mask and causality to a block of scores with queries in the lanes.
 GRAFT_LOCAL void mask_block(const AttentionHead& h, i64 t0, int queries, i64 s0, i64 n, float* scores) {
   if (h.mask != nullptr) add_mask(h, t0, queries, s0, n, scores);
   if (h.bias != nullptr) {
@@ -181,10 +181,10 @@ GRAFT_LOCAL void mask_block(const AttentionHead& h, i64 t0, int queries, i64 s0,
   }
 }
 
-// Of n vectors kPanel apart. A score that is not a number counts for nothing here, but makes its weight none, and with
-// it the query's total.
+// The maximum of n vectors kPanel apart. A NaN score is skipped here, but its weight is NaN, and so is the query's
+// total.
 GRAFT_VEC vf largest_of(const float* column, i64 n) {
-  vf m[4];  // one would wait for itself
+  vf m[4];  // four independent maxima hide the latency of one
   for (vf& x : m) x = splat(kMinusInfinity);
   i64 s = 0;
   for (; s + 4 <= n; s += 4) {
@@ -195,19 +195,19 @@ GRAFT_VEC vf largest_of(const float* column, i64 n) {
   return larger(larger(m[0], m[1]), larger(m[2], m[3]));
 }
 
-// What is subtracted from the scores follows the largest one only from afar: weights up to e^8 do no harm, and what was
-// summed before stays as it is.
+// The shift subtracted from the scores is raised only when the largest score exceeds it by 8: weights up to e^8 do not
+// overflow, and the sums so far need no rescaling.
 GRAFT_VEC vf raised(vf shift, vf largest) { return select(largest > shift + 8.f, largest, shift); }
 
-// Many queries: lane j of a vector is query t0 + j, so that the softmax needs no sums across lanes. `Products` packs
-// the queries when it is made; scores() sets p[key][lane] for n keys from a row on, at most kKeys, weight() is
-// the exponential, and add() adds values by these weights to acc[dv][lane].
+// Block of queries: lane j of a vector is query t0 + j, so that the softmax needs no sums across lanes. The constructor
+// of `Products` packs the queries; scores() sets p[key][lane] for n <= kKeys keys from a row on, weight() is the
+// exponential, and add() adds the values times these weights to acc[dv][lane].
 template <typename Products>
 void many_queries(const AttentionHead& h, i64 t0, i64 t1) {
   const int queries = static_cast<int>(t1 - t0);
   const int vectors = queries > kLanes ? 2 : 1;
   Products products(h, t0, queries);
-  alignas(64) float acc[(kMaxHeadSize + 1) * kPanel];  // a vector may begin in the last row's middle
+  alignas(64) float acc[(kMaxHeadSize + 1) * kPanel];  // a vector may start in the middle of the last row
   alignas(64) float p[Products::kKeys * kPanel];
   for (i64 i = 0; i < h.dv * kPanel; i += kLanes) store(acc + i, zero());
   vf largest[2] = {splat(kMinusInfinity), splat(kMinusInfinity)};
@@ -255,7 +255,7 @@ void many_queries(const AttentionHead& h, i64 t0, i64 t1) {
   e.out_dtype = h.dtype;
   e.out_r = 1;
   e.out_j = h.out_row;
-  // A few queries at a time: rows of the output may be kilobytes apart, where more would take each other's cache lines.
+  // Four queries at a time: output rows may be kilobytes apart, and more would evict each other's cache lines.
   for (int j = 0; j < queries; j += 4) {
     finish(e, acc + j, 0, static_cast<int>(h.dv), j, queries - j < 4 ? queries - j : 4);
   }

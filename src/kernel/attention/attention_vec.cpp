@@ -41,23 +41,23 @@ void tile_by_k(const float* s, i64 s_row, const float* v, i64 depth, float* acc)
 
 using TileByK = void (*)(const float*, i64, const float*, i64, float*);
 
-// By vectors of columns and rows.
+// Indexed by the number of vectors of columns, then by rows.
 constexpr ByRows<TileByK, kTileRows> kTilesByK[2] = {
     by_rows<TileByK, kTileRows>([]<int R>() -> TileByK { return tile_by_k<R, 1>; }),
     by_rows<TileByK, kTileRows>([]<int R>() -> TileByK { return tile_by_k<R, 2>; })};
 
-// Where row `index / row` of keys or values lies, `index` in elements.
+// Address of element `index` of keys or values, the start of a row.
 GRAFT_VEC const void* row_at(const void* data, RowType type, i64 index) {
   return static_cast<const char*>(data) + row_bytes(type, index);
 }
 
-// `n` elements of a row from element `first` on, as f32.
+// Elements [first, first + n) of the row at `index`, as f32.
 GRAFT_LOCAL void widen_row(const void* data, RowType type, i64 index, i64 first, i64 n, float* to) {
   if (type == RowType::f32) return widen_as<F32>(static_cast<const float*>(data) + index + first, 1, n, to);
   const std::uint16_t* half = static_cast<const std::uint16_t*>(data) + index + first;
   if (type == RowType::f16) return widen_as<F16>(half, 1, n, to);
   if (type == RowType::bf16) return widen_as<BF16>(half, 1, n, to);
-  for (i64 i = 0; i < n;) {  // a panel may begin inside a block
+  for (i64 i = 0; i < n;) {  // a panel may start inside a q8_0 block
     const i64 element = index + first + i, inside = element % kQ8Block;
     const i64 count = smaller(kQ8Block - inside, n - i);
     const char* block = static_cast<const char*>(row_at(data, type, element));
@@ -108,7 +108,7 @@ void widen_rows(const void* from, DType dtype, i64 row, i64 rows, i64 n, float* 
   dtype == DType::f16 ? all(F16{}) : all(BF16{});
 }
 
-// Many queries with products in f32, keys and values widened to it.
+// Products of a block of queries in f32, with keys and values widened to it.
 class F32Products {
  public:
   static constexpr i64 kKeys = 96;  // a multiple of kTileRows
@@ -155,14 +155,14 @@ class F32Products {
   alignas(64) float wide_[kKeys * kMaxHeadSize];  // keys or values of a block as f32
 };
 
-// Rows of one query, and panels of its results, that are summed at once: what the registers hold.
+// Queries, and panels of results, summed at once: as many as the registers hold.
 constexpr int kRowsAtOnce = kTileRows < 8 ? 2 : 4;
 constexpr int kSumsAtOnce = kTileRows < 8 ? 8 : 16;
 constexpr int kKeysAtOnce = 4;
 typedef std::uint32_t vu_unaligned __attribute__((vector_size(kLanes * 4), aligned(4), may_alias));
 
-// kPanel elements of a row as two vectors. Of bf16 the first has the even places and the second the odd ones: a pair is
-// one word, and takes no shuffle. deal() and gather() bring a panel of f32 into that order and back.
+// kPanel elements of a row as two vectors. For bf16 the first has the even elements and the second the odd ones: a pair
+// is one word, so no shuffle is needed. deal() and gather() convert a panel of f32 to that order and back.
 GRAFT_VEC void load_panel(F32, const float* p, vf& a, vf& b) {
   a = load(p);
   b = load(p + kLanes);
@@ -188,8 +188,8 @@ GRAFT_VEC void gather(float* panel) {
   store(panel + kLanes, b);
 }
 
-// Rows to prefetch while others are worked on, `at_once` for each of these: with a few queries keys and values come
-// from memory, and rows may be a token apart, too far for the CPU to guess. May be none.
+// Rows to prefetch, `at_once` for each row computed. With few queries, keys and values come from memory, and rows may
+// be a token apart, a stride that the hardware prefetcher does not follow. May be empty.
 struct Ahead {
   const char* rows = nullptr;
   i64 stride = 0, bytes = 0, count = 0, at_once = 1;
@@ -202,12 +202,12 @@ GRAFT_VEC void prefetch(const Ahead& ahead, i64 row) {
   }
 }
 
-// Queries, scores and results of few_queries().
+// State of few_queries(): queries, scores and results.
 struct Few {
-  i64 depth = 0, panels = 0;  // elements of a query and of a result, padded with zeros to panels
+  i64 depth = 0, panels = 0;  // elements of a query and panels of a result, both padded with zeros to whole panels
   alignas(64) float q[kFewQueries * (kMaxHeadSize + kPanel)];                 // [query][depth], scaled
   alignas(64) float scores[kFewQueries * kFewKeys];                           // [query][key]
-  alignas(64) float keep[kFewQueries];                                        // by which earlier results are multiplied
+  alignas(64) float keep[kFewQueries];                                        // factors that rescale the results of earlier blocks
   alignas(64) float acc[(kMaxHeadSize / kPanel + 1) * kFewQueries * kPanel];  // [panel][query][kPanel]
 };
 
@@ -257,7 +257,7 @@ void scores_of(Few& few, int i, const typename T::Stored* k, i64 k_row, i64 s, i
   }
 }
 
-// Of all queries against n keys, the first of which is key s of the block.
+// Scores of all queries against n keys, the first of which is key s of the block.
 template <typename T>
 void scores_of(Few& few, int queries, const void* k, i64 k_row, i64 s, i64 n, const Ahead& values = {}) {
   const auto* rows = static_cast<const typename T::Stored*>(k);
@@ -268,8 +268,8 @@ void scores_of(Few& few, int queries, const void* k, i64 k_row, i64 s, i64 n, co
   if (i < queries) scores_of<T, 1>(few, i, rows, k_row, s, n, ahead());
 }
 
-// C panels of the results of P queries: what there is of earlier blocks, kept in part, and the values of n keys by
-// their scores. A block's sum is added as a whole: its rounding error does not grow with the keys before.
+// C panels of the results of P queries: the sums of earlier blocks times `keep`, plus n values weighted by their
+// scores. A block is summed on its own first, so that the rounding error does not grow with the keys before it.
 template <typename T, int P, int C>
 void add_panels(Few& few, int i, i64 panel, const typename T::Stored* v, i64 v_row, i64 n, const Ahead& keys) {
   vf c[P][C][2];
@@ -330,7 +330,7 @@ void add_values(Few& few, int queries, i64 panel, i64 panels, const void* v, i64
   if (i < queries) add_values<T, 1>(few, i, panel, panels, rows, v_row, n, ahead());
 }
 
-// Keys and values that are blocks of integers, or whose rows are no whole panels, are widened to such rows of f32.
+// Keys and values in q8_0 blocks, or whose rows are not whole panels, are widened to padded rows of f32.
 void scores_widened(Few& few, const AttentionHead& h, int queries, i64 row0, i64 n) {
   constexpr i64 kRows = 8;
   alignas(64) float wide[kRows * (kMaxHeadSize + kPanel)];
@@ -355,15 +355,15 @@ void add_values_widened(Few& few, const AttentionHead& h, int queries, i64 row0,
   }
 }
 
-// The first keys that the first query reads, as many as a block has, for `turns` rows worked on meanwhile.
+// The keys that the first query reads first, one block of them at most, spread over `turns` computed rows.
 Ahead first_keys(const AttentionHead& h, i64 turns) {
   const i64 begin = keys_begin(h, 0), row = row_of(h, begin), bytes = row_bytes(h.kv, h.k_row);
   const i64 count = together(h, row, smaller(kFewKeys, keys_end(h, 0) - begin));
   return {static_cast<const char*>(h.k) + row * bytes, bytes, row_bytes(h.kv, h.d), count, (count + turns - 1) / turns};
 }
 
-// Prefetches a cache line of each page that the first keys and values lie on: finding the pages takes as long as
-// reading them. Of more the CPU finds the next one while it reads.
+// Prefetches one cache line of each page of the first keys and values: address translation takes as long as the read.
+// The hardware prefetcher finds the pages after these.
 GRAFT_VEC void prefetch_pages(const AttentionHead& h) {
   constexpr i64 kPage = 4096, kMostPages = 64;
   const i64 begin = keys_begin(h, 0), row = row_of(h, begin), rows = together(h, row, keys_end(h, 0) - begin);
@@ -375,7 +375,7 @@ GRAFT_VEC void prefetch_pages(const AttentionHead& h) {
   prefetch(h.v, row_bytes(h.kv, h.v_row));
 }
 
-// Few queries (decoding): lanes are elements of a head; keys and values are read once for all queries.
+// Up to kFewQueries queries (decoding): lanes are elements of a head; keys and values are read once for all queries.
 void few_queries(const AttentionHead& h, i64 t0, i64 t1) {
   const int queries = static_cast<int>(t1 - t0);
   const bool whole = h.kv != RowType::q8_0 && h.d % kPanel == 0 && h.dv % kPanel == 0;
@@ -384,7 +384,7 @@ void few_queries(const AttentionHead& h, i64 t0, i64 t1) {
   few.panels = (h.dv + kPanel - 1) / kPanel;
   few.depth = (h.d + kPanel - 1) / kPanel * kPanel;
   float largest[kFewQueries], total[kFewQueries];
-  i64 sees_from[kFewQueries], sees_to[kFewQueries];  // keys
+  i64 sees_from[kFewQueries], sees_to[kFewQueries];  // key ranges
   for (int i = 0; i < queries; ++i) {
     sees_from[i] = keys_begin(h, t0 + i);
     sees_to[i] = keys_end(h, t0 + i);
@@ -407,7 +407,7 @@ void few_queries(const AttentionHead& h, i64 t0, i64 t1) {
     n = together(h, row0, smaller(kFewKeys, end - s0));
     const void* k = row_at(h.k, h.kv, row0 * h.k_row);
     const void* v = row_at(h.v, h.kv, row0 * h.v_row);
-    // The values of these keys are prefetched with their scores, the keys after these with the values.
+    // While scores are computed the values of these keys are prefetched; with the values, the next block of keys.
     const i64 next = row0 + n, rows = h.ring > 0 ? h.ring : h.s - h.origin, key_row = row_bytes(h.kv, h.k_row);
     const Ahead values = {static_cast<const char*>(v), row_bytes(h.kv, h.v_row), row_bytes(h.kv, h.dv), n};
     Ahead keys = {static_cast<const char*>(k) + n * key_row, key_row, row_bytes(h.kv, h.d),

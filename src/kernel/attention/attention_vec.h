@@ -23,14 +23,14 @@ inline RowType row_type(DType dtype) {
                                 : RowType::q8_0;
 }
 
-// Of n elements, of q8_0 those of the whole blocks among them.
+// Bytes of n elements; for q8_0, of the whole blocks among them.
 inline std::int64_t row_bytes(RowType type, std::int64_t n) {
   return type == RowType::q8_0 ? n / kQ8Block * kQ8Bytes : n * (type == RowType::f32 ? 4 : 2);
 }
 
-// One head. q [T, D], k [S, D], v [S, Dv], output [T, Dv]; q and output of `dtype` (f32, f16, bf16), elements of the
-// last dim next to each other, rows the given strides apart (in elements). D and Dv at most kMaxHeadSize; of q8_0 rows
-// D, Dv and the strides are multiples of kQ8Block.
+// One head. q [T, D], k [S, D], v [S, Dv], output [T, Dv]; q and output of `dtype` (f32, f16, bf16); the last dimension
+// contiguous, rows at the given strides (in elements). D and Dv at most kMaxHeadSize; for q8_0 rows D, Dv and the
+// strides are multiples of kQ8Block.
 struct AttentionHead {
   std::int64_t t = 0, s = 0, d = 0, dv = 0;
   DType dtype = DType::f32;
@@ -40,43 +40,43 @@ struct AttentionHead {
   const void* v = nullptr;
   void* out = nullptr;
   std::int64_t q_row = 0, k_row = 0, v_row = 0, out_row = 0;
-  // Row of keys and values where key s lies: s - origin, or of a ring of that many rows (s - origin) % ring.
+  // Row of keys and values that holds key s: s - origin, or (s - origin) % ring in a ring buffer of `ring` rows.
   std::int64_t origin = 0, ring = 0;
-  // Added to the scores when float; where a bool is false the key is not seen. May be null; any strides.
+  // Float: added to the scores; bool: false hides the key. May be null; any strides.
   const void* mask = nullptr;
   DType mask_dtype = DType::b8;
   std::int64_t mask_row = 0, mask_col = 0;
-  // Which keys a query sees when causal: `group` queries in a row are heads of one token, query t belongs to token
-  // t / group, whose position is that + shift. It sees the keys up to its position, of these the last `window` and
-  // those of its own chunk (0: all). Tokens before `first_token` are padding and see none.
+  // Which keys a query sees when causal: `group` consecutive queries are heads of one token; query t belongs to token t
+  // / group, whose position is t / group + shift. It sees keys up to its position; of these only the last `window` and
+  // those of its own chunk (0: no limit). Tokens before `first_token` are padding and see none.
   bool causal = false;
   std::int64_t group = 1, shift = 0, first_token = 0, window = 0, chunk = 0;
-  // Added to the scores of causal attention, after the softcap: bias[min(position - key, biases - 1)]; heads of one
-  // group have rows of bias `biases` apart. May be null.
+  // Added to the scores of causal attention, after the softcap: bias[min(position - key, biases - 1)]. Each head of a
+  // group has its own row of `biases` elements. May be null.
   const float* bias = nullptr;
   std::int64_t biases = 0;
   float scale = 1;
-  float softcap = 0;            // scores become softcap * tanh(score / softcap) before the mask; 0: as they are
-  const float* sink = nullptr;  // [group]: a score that takes part in the softmax without a value; may be null
+  float softcap = 0;            // scores become softcap * tanh(score / softcap) before the mask; 0: unchanged
+  const float* sink = nullptr;  // [group]: a score in the softmax that has no value; may be null
   float* lse = nullptr;         // log of the sum of exponentials of each query's scores; may be null
   bool in_bf16 = false;         // keys and values in f32 may be rounded to bf16: AttentionTable::bf16
-  // What the caller runs next: few queries prefetch its keys and values while they work. May be null.
+  // The head that the caller runs next: few_queries() prefetches its keys and values. May be null.
   const AttentionHead* next = nullptr;
 };
 
-// Of any table's `block`.
+// At most the `block` of every table.
 inline constexpr int kLeastQueriesAtOnce = 8;
 
 struct AttentionTable {
-  int block;  // queries that are best done in one call
-  // Queries [t0, t1), at most `block` of them. A query that sees no key gives zeros, as PyTorch.
+  int block;  // the best number of queries for one call
+  // Queries [t0, t1), at most `block` of them. A query that sees no key gives zeros, as in PyTorch.
   void (*run)(const AttentionHead& head, std::int64_t t0, std::int64_t t1);
   // Converts n elements of a row of keys or values, each rounded once; n a multiple of kQ8Block for q8_0.
   void (*store_row)(const void* from, DType dtype, std::int64_t n, RowType type, void* to);
-  // Rows of n elements each, `row` elements apart, as f32 beside each other.
+  // Copies rows of n elements, `row` elements apart, to contiguous rows of f32.
   void (*widen_rows)(const void* from, DType dtype, std::int64_t row, std::int64_t rows, std::int64_t n, float* to);
-  // Whether products with many queries are in bf16 where keys and values are, or may be rounded to it: queries and the
-  // weights of values are rounded too. Sums are in f32 everywhere, and so are products with all other types.
+  // Whether blocks of queries are multiplied in bf16 when keys and values are bf16 or may be rounded to it: queries and
+  // softmax weights are then rounded too. Sums are always f32, and so are products of all other types.
   bool bf16;
 };
 

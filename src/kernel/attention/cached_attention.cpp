@@ -15,26 +15,26 @@ std::byte* at(const void* p, const TensorDesc& desc, i64 i0, i64 i1, i64 i2) {
   return static_cast<std::byte*>(const_cast<void*>(p)) + index * static_cast<i64>(byte_size(desc.dtype));
 }
 
-enum Operand { kQuery, kKey, kValue, kPosition, kMore };  // then sinks, bias, the rings of keys and values
+enum Operand { kQuery, kKey, kValue, kPosition, kMore };  // then sinks, bias, the ring buffers of keys and values
 enum Result { kOut, kKeyCache, kValueCache };
 
 i64 slot_of(i64 position, i64 ring) { return ring > 0 ? position % ring : position; }
 
-// The first place of a row that is no padding.
+// Index of a row's first token that is not padding.
 i64 first_token(const i64* row, i64 tokens) {
   i64 t = 0;
   while (t < tokens && row[t] < 0) ++t;
   return t;
 }
 
-// Whether the task that attends to a head's keys writes the token's before, instead of all being written in a phase of
-// their own: one task reads them.
+// Whether the attending task also stores the new token's key and value, which saves a phase: possible when no other
+// task reads them.
 bool writes_as_it_attends(const KernelContext& ctx) {
   const Shape &q = ctx.in(kQuery).shape, &k = ctx.in(kKey).shape;
   return k[2] == 1 && q[1] / k[1] <= simd::kLeastQueriesAtOnce && ctx.attrs<CachedAttentionAttrs>().staged == 0;
 }
 
-// The key or value of a token at a position that is no padding.
+// Stores the key or value of token t, which is not padding.
 void write_token(const KernelContext& ctx, const simd::AttentionTable& table, int side, i64 b, i64 head, i64 t,
                  i64 cached, i64 slot) {
   const TensorDesc &from = ctx.in(kKey + side), &cache = ctx.out(kKeyCache + side);
@@ -62,7 +62,7 @@ void write_rows(const KernelContext& ctx, const simd::AttentionTable& table) {
         continue;
       }
       const TensorDesc& cache = ctx.out(kKeyCache + side);
-      // What was there before: -t positions before that of place 0 of the tokens.
+      // History: the key -t positions before token 0 of the row.
       const i64 first = first_token(row, tokens);
       const i64 before = first == tokens ? -1 : row[first] - first + t;
       if (before < 0 || before >= row[first]) continue;
@@ -92,7 +92,7 @@ void store_in_ring(const KernelContext& ctx) noexcept {
   }
 }
 
-// `writes`: as writes_as_it_attends() says.
+// `writes`: the result of writes_as_it_attends().
 void attend(const KernelContext& ctx, const simd::AttentionTable& table, bool writes) {
   const auto attrs = ctx.attrs<CachedAttentionAttrs>();
   const TensorDesc &q = ctx.in(kQuery), &key = ctx.in(kKey), &value = ctx.in(kValue), &out = ctx.out(kOut);
@@ -100,7 +100,7 @@ void attend(const KernelContext& ctx, const simd::AttentionTable& table, bool wr
   const i64 batch = q.shape[0], heads = q.shape[1], tokens = q.shape[2], shared = key.shape[1];
   const i64 group = heads / shared;
   const i64* position = ctx.input<i64>(kPosition);
-  simd::AttentionHead all;  // what all heads have in common
+  simd::AttentionHead all;  // fields equal for all heads
   all.dtype = q.dtype;
   all.kv = simd::row_type(key_cache.dtype);
   all.d = q.shape[3];
@@ -113,7 +113,7 @@ void attend(const KernelContext& ctx, const simd::AttentionTable& table, bool wr
   all.ring = attrs.staged != 0 ? 0 : attrs.ring;
   all.scale = attrs.scale;
   all.softcap = attrs.softcap;
-  // One token: the heads that share keys are the queries of one call, so that each key is read once.
+  // One token: the query heads that share keys are the queries of one call, so that each key is read once.
   const bool one = tokens == 1;
   all.group = one ? group : 1;
   all.t = one ? group : tokens;
@@ -148,10 +148,10 @@ void attend(const KernelContext& ctx, const simd::AttentionTable& table, bool wr
   };
   simd::AttentionHead head, next;
   if (ctx.task < units) next = head_of(ctx.task);
-  // Later blocks see more keys: threads take blocks in turn, and every other head backwards.
+  // Later blocks see more keys: blocks go to the threads round-robin, in reverse for every other head.
   for (i64 unit = ctx.task; unit < units; unit += ctx.tasks) {
     head = next;
-    // A thread does tasks that follow each other.
+    // Head of the next work item, of this task or of the next one, which a thread runs after it.
     const i64 after = unit + ctx.tasks < units ? unit + ctx.tasks : ctx.task + 1;
     if (after < units) {
       next = head_of(after);
@@ -171,10 +171,10 @@ void run(const KernelContext& ctx) noexcept { run_cached_attention(ctx, simd::at
 int phases(const KernelContext& ctx) noexcept { return writes_as_it_attends(ctx) ? 1 : 2; }
 
 struct Tokens {
-  i64 begin = 0, end = 0;  // positions; equal: the row has padding alone
+  i64 begin = 0, end = 0;  // positions; equal: the row is all padding
 };
 
-// The positions of a row's tokens; false, with the failure recorded, when they are not as kCachePositions says.
+// Reads the positions of a row's tokens; records the failure and returns false when they break kCachePositions' rules.
 bool read_positions(const KernelContext& ctx, i64 row, const i64* from, i64 tokens, i64 length, i64 capacity,
                     Tokens& found) {
   const auto fail = [&](const auto&... parts) {
@@ -231,7 +231,7 @@ void check_positions(const KernelContext& ctx) noexcept {
       if (attrs.slots[k] > 0) held = std::max(held, found.end - attrs.slots[k]);
     }
   }
-  // Nothing fails from here on. A row that is truncated is so even if the run is stopped: its slots are overwritten.
+  // Nothing fails from here on. A truncation holds even if the run is cancelled: the slots are overwritten.
   i64* length_state = ctx.output<i64>(kinds > 0 ? 3 : 2);
   for (i64 b = 0; b < batch; ++b) {
     const i64* to = ctx.output<i64>(0) + b * tokens;

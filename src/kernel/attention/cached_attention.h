@@ -10,50 +10,52 @@ namespace graft {
 
 struct CachedAttentionAttrs {
   float scale = 1;
-  float softcap = 0;        // scores become softcap * tanh(score / softcap); 0: as they are
-  std::int64_t window = 0;  // a token sees the last `window` positions, its own among them; 0: all
+  float softcap = 0;        // scores become softcap * tanh(score / softcap); 0: unchanged
+  std::int64_t window = 0;  // a token sees the last `window` positions, its own included; 0: all
   std::int64_t chunk = 0;   // a token sees its own chunk of positions; 0: all
   std::int32_t has_sinks = 0;
   std::int32_t has_bias = 0;
   std::int32_t staged = 0;   // see below
-  std::int64_t ring = 0;     // slots of a ring: position p lies in slot p % ring; 0: in slot p
-  std::int64_t history = 0;  // of staged tokens: reach - 1
+  std::int64_t ring = 0;     // slots of a ring buffer: position p is in slot p % ring; 0: in slot p
+  std::int64_t history = 0;  // positions kept before staged tokens: the window less 1
 };
 
-// Attention of new tokens over a cache of keys and values, which the tokens join first.
-// Inputs: q [B, H, T, D], k [B, Hkv, T, D], v [B, Hkv, T, Dv] of one dtype (f32, f16, bf16), elements of the last dim
-// next to each other; position i64 [B, T] contiguous, as kCachePositions has checked them; with has_sinks sinks f32
-// [H] contiguous; with has_bias a bias f32 [H, N] contiguous, which is added to the scores: of a key n positions back
-// element min(n, N - 1). Outputs: [B, T, H, Dv] of q's dtype, contiguous; the caches of keys [R, Hkv, C, D] and values
-// [R, Hkv, C, Dv], R >= B, contiguous: f32, f16, bf16, or u8 with 34 bytes for each 32 elements of a row (q8_0).
+// Attention of new tokens over a cache of keys and values, in which the tokens are stored first.
+// Inputs: q [B, H, T, D], k [B, Hkv, T, D], v [B, Hkv, T, Dv] of one dtype (f32, f16, bf16), the last dimension
+// contiguous; position i64 [B, T] contiguous, as kCachePositions has checked them; with has_sinks sinks f32 [H]
+// contiguous; with has_bias a bias f32 [H, N] contiguous, added to the scores: element min(n, N - 1) for a key n
+// positions back. Outputs: [B, T, H, Dv] of q's dtype, contiguous; the caches of keys [R, Hkv, C, D] and values [R,
+// Hkv, C, Dv], R >= B, contiguous: f32, f16, bf16, or u8 with 34 bytes for each 32 elements of a row (q8_0).
 // Row b of the batch uses row KernelContext::kv_row(b) of the caches; a token at position p is written to slot p and
-// sees the slots up to p. Padding (position -1) is not written; its output is zeros. Of a ring a token sees at most the
-// `reach` positions up to its own, and the ring has reach - 1 slots and one for each of the tokens, so that none that
-// they see is overwritten. For more tokens they are `staged`: two more inputs, the rings of keys and values, are read,
-// and the outputs are [B, Hkv, history + T, D] instead of the caches: what the rings hold of the `history` = reach - 1
+// sees the slots up to p. Padding (position -1) is not written; its output is zeros.
+// In a ring buffer a token sees at most the last W positions up to its own. A ring of W - 1 slots plus one per token
+// keeps all that the tokens see. When more tokens come than it has slots for, they are `staged`: two more inputs, the
+// rings of keys and values, are read, and the outputs are [B, Hkv, history + T, D] instead of the caches: the `history`
+// = W - 1 positions before the tokens, from the rings, then the tokens, padding included. kRingStore copies them into
+// the ring.
 // positions before the tokens, then the tokens, padding included. kRingStore puts them into the ring.
 extern const Kernel kCachedAttention;
 
-// Puts staged tokens into the ring, once the run can no longer fail. Inputs: keys and values as kCachedAttention staged
-// them; position i64 [B, T]. Outputs: the rings of keys and values.
+// Copies staged tokens into the ring, once the run can no longer fail. Inputs: keys and values as kCachedAttention
+// staged them; position i64 [B, T]. Outputs: the rings of keys and values.
 extern const Kernel kRingStore;
 
 inline constexpr int kMaxReaches = 8;
 
 struct CachePositionsAttrs {
   std::int64_t capacity = 0;                         // tokens of a row
-  std::int64_t reaches = 0;                          // kinds of rings, at most kMaxReaches
-  std::array<std::int64_t, kMaxReaches> reach = {};  // positions that a token sees in rings of that kind
-  std::array<std::int64_t, kMaxReaches> slots = {};  // of such a ring; 0: it holds all tokens
+  std::int64_t reaches = 0;                          // number of ring windows, at most kMaxReaches
+  std::array<std::int64_t, kMaxReaches> reach = {};  // the windows: positions that a token sees
+  std::array<std::int64_t, kMaxReaches> slots = {};  // slots of the ring of each window; 0: it holds all tokens
   std::int32_t staged = 0;                           // the tokens enter the rings at the end of the run
 };
 
 // Checks the positions of new tokens. Inputs: position i64 [B, T], length i64 [R], with `reaches` first i64 [R,
-// reaches]: the first position that the rings still hold; all contiguous. Outputs: position i64 [B, T], length i64 [R],
-// with `reaches` first, then the states of length and first themselves.
-// Each row must have its padding (negative) first, then positions that follow each other; the first at most the length
-// of the row of the cache: a smaller one truncates the row, at once. Fails the run otherwise, also when a ring lost
-// what the first token sees. Padding comes out as -1, length and first as they are after the tokens. Unless staged, the
+// reaches]: the first position that each ring still holds; all contiguous. Outputs: position i64 [B, T], length i64
+// [R], with `reaches` first, then the states of length and first themselves.
+// Each row must have its padding (negative) first, then consecutive positions, the first of them at most the length of
+// the cache's row; a smaller one truncates the row at once. The run fails otherwise, also when a ring no longer holds
+// what the first token sees. Padding is output as -1, length and first as they are after the tokens. Unless staged, the
 // state `first` is raised before anything is overwritten.
 extern const Kernel kCachePositions;
 

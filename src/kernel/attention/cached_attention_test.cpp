@@ -17,7 +17,7 @@ using i64 = std::int64_t;
 
 struct Case {
   i64 heads = 4, shared = 2, tokens = 1, d = 32, dv = 32;
-  std::vector<i64> past = {7, 0};  // tokens of each row before; the batch is as large
+  std::vector<i64> past = {7, 0};  // tokens of each row in the cache before; its size is the batch
   std::vector<i64> padding = {0, 0};
   i64 window = 0, chunk = 0;
   float softcap = 0;
@@ -37,7 +37,7 @@ DType cache_dtype(simd::RowType type) {
                                        : DType::u8;
 }
 
-// What a row holds after it was stored.
+// Reads back a stored row as f32.
 std::vector<float> read_row(const std::byte* p, simd::RowType type, i64 n) {
   std::vector<float> out(static_cast<std::size_t>(n));
   for (i64 i = 0; i < n; ++i) {
@@ -58,7 +58,7 @@ std::vector<float> read_row(const std::byte* p, simd::RowType type, i64 n) {
 }
 
 void check(const Case& c, const simd::AttentionTable& table, int threads) {
-  // Products in bf16: the queries are rounded here too, the weights of values by 2^-8 of them at most.
+  // Products in bf16: queries are rounded here too, softmax weights with relative error at most 2^-8.
   const bool bf16 = table.bf16 && c.type == simd::RowType::bf16 && c.tokens > 8;
   const double unit = bf16 ? 0x1p-7 : 4e-6;  // values are at most 2
   SCOPED_TRACE(testing::Message() << (table.bf16 ? "bf16" : "f32") << " block " << table.block << " threads " << threads
@@ -68,7 +68,7 @@ void check(const Case& c, const simd::AttentionTable& table, int threads) {
   std::mt19937 rng(static_cast<unsigned>(c.tokens * 31 + c.past[0]));
   const auto batch = static_cast<i64>(c.past.size());
   constexpr i64 slots = 256;
-  // As a projection leaves them: [B, T, H, D] seen as [B, H, T, D].
+  // Strides as a projection leaves them: [B, T, H, D] seen as [B, H, T, D].
   const auto heads_of = [&](i64 heads, i64 size) {
     TensorDesc desc(DType::f32, Shape{batch, heads, c.tokens, size});
     desc.strides = {c.tokens * heads * size, size, heads * size, 1};
@@ -101,7 +101,7 @@ void check(const Case& c, const simd::AttentionTable& table, int threads) {
   for (i64 b = 0; b < batch; ++b)
     for (i64 h = 0; h < c.shared; ++h)
       for (i64 s = 0; s < slots; ++s) {
-        // Beyond what the row holds lies what must not be read: NaN where the type has one.
+        // Slots beyond the row's length must not be read: NaN where the type has one.
         const bool held = s < c.past[static_cast<std::size_t>(b)];
         for (float& x : row) x = held ? values(rng) : c.type == simd::RowType::q8_0 ? 1e4f : std::nanf("");
         table.store_row(row.data(), DType::f32, c.d, c.type, row_of(key_cache, c.d, b, h, s));
@@ -123,7 +123,7 @@ void check(const Case& c, const simd::AttentionTable& table, int threads) {
   ctx.outputs = out_data.data();
   ctx.attr_bytes = reinterpret_cast<const std::byte*>(&attrs);
   ctx.error = &error;
-  // One token is written by the task that reads its keys.
+  // A single token is written by the task that reads its keys.
   const int phases = kCachedAttention.phases(ctx);
   EXPECT_EQ(phases, c.tokens == 1 && c.heads / c.shared <= 8 ? 1 : 2);
   run_phases(phases, ctx, [&](const KernelContext& mine) { run_cached_attention(mine, table); });
@@ -237,7 +237,7 @@ TEST(CachedAttention, Bf16AroundTheBordersOfTiles) {
   check_everywhere({.tokens = 40, .past = {60, 0}, .padding = {3, 40}, .chunk = 7, .type = type});
 }
 
-// A few queries of heads that are whole panels read keys and values in place, several queries and panels at a time.
+// Heads that are whole panels: decoding reads keys and values in place, several queries and panels at a time.
 TEST(CachedAttention, FewQueriesOfWholePanels) {
   for (const auto type : {simd::RowType::f32, simd::RowType::f16, simd::RowType::bf16}) {
     for (const i64 group : {1, 2, 3, 4, 5, 7, 8})

@@ -5,9 +5,8 @@
 
 namespace graft {
 
-// Rotary position embedding. Inputs x [B, H, T, D] f32 with the elements of a row next to each other, cos and sin
-// f32 of x's shape (expanded: stride 0), their rows contiguous. Output [B, H, T, D] f32, rows contiguous. No
-// attributes.
+// Rotary position embedding. Inputs x [B, H, T, D] f32 with contiguous rows, cos and sin f32 of x's shape (expanded:
+// stride 0), their rows contiguous. Output [B, H, T, D] f32, rows contiguous. No attributes.
 extern const Kernel kRope;
 
 // The same with the kernels of a given instruction set.

@@ -11,24 +11,24 @@ struct SourcePositionsAttrs {
   std::int64_t capacity = 0;  // tokens of a row
 };
 
-// Begins new sources: what an encoder hands to a decoder. Inputs: position i64 [B, S] contiguous: 0, 1, 2, ... for the
-// tokens of each row, negative for padding, anywhere. Outputs: position i64 [B, S], length i64 [R]: as it is after the
-// source was stored; then the states of the source's length and of the decoder's, i64 [R], R >= B: at once 0 for the
-// rows of the batch, so that nothing attends to half a source or goes on from another one.
+// Begins new encoder outputs for cross-attention. Inputs: position i64 [B, S] contiguous: 0, 1, 2, ... for the tokens
+// of each row, negative for padding, anywhere. Outputs: position i64 [B, S]; length i64 [R]: its value once the encoder
+// output is stored; then the states of the encoder output's length and of the decoder's, i64 [R], R >= B: set to 0 at
+// once for the rows of the batch, so that nothing attends to half an encoder output or continues with another one's.
 extern const Kernel kSourcePositions;
 
-// Stores a source. Inputs: key [B, Hkv, S, D], value [B, Hkv, S, D] of one dtype (f32, f16, bf16), elements of the last
-// dim next to each other; position i64 [B, S] as kSourcePositions has checked it. Outputs: the caches of keys and
-// values [R, Hkv, C, D], R >= B, of the types that kCachedAttention takes.
+// Stores an encoder output. Inputs: key [B, Hkv, S, D], value [B, Hkv, S, D] of one dtype (f32, f16, bf16), the last
+// dimension contiguous; position i64 [B, S] as kSourcePositions has checked it. Outputs: the caches of keys and values
+// [R, Hkv, C, D], R >= B, of the types that kCachedAttention takes.
 extern const Kernel kStoreSource;
 
 struct SourceAttentionAttrs {
   float scale = 1;
 };
 
-// Attention over the whole source of each row. Inputs: q [B, H, T, D], elements of the last dim next to each other;
-// length i64 [R]; the caches of keys and values. Output: [B, T, H, D] of q's dtype, contiguous. Fails the run when a
-// row has no source.
+// Cross-attention over each row's whole encoder output. Inputs: q [B, H, T, D], the last dimension contiguous; length
+// i64 [R]; the caches of keys and values. Output: [B, T, H, D] of q's dtype, contiguous. Fails the run when a row has
+// no encoder output.
 extern const Kernel kSourceAttention;
 
 }  // namespace graft
