@@ -207,7 +207,7 @@ struct Few {
   i64 depth = 0, panels = 0;  // elements of a query and panels of a result, both padded with zeros to whole panels
   alignas(64) float q[kFewQueries * (kMaxHeadSize + kPanel)];                 // [query][depth], scaled
   alignas(64) float scores[kFewQueries * kFewKeys];                           // [query][key]
-  alignas(64) float keep[kFewQueries];                                        // factors that rescale the results of earlier blocks
+  alignas(64) float keep[kFewQueries];                                        // rescale factors of earlier results
   alignas(64) float acc[(kMaxHeadSize / kPanel + 1) * kFewQueries * kPanel];  // [panel][query][kPanel]
 };
 

@@ -1,4 +1,4 @@
-// The model of AMX's tiles, and that the kernels which are written with tiles compute on it what others compute.
+// A model of AMX's tiles: that it does what the instructions do, and that the AMX kernels compute on it what others do.
 #define GRAFT_ISA amx_test
 #define GRAFT_AMX_MODEL
 #include "kernel/simd/amx_model.h"
@@ -131,7 +131,7 @@ TEST(AmxModel, ProductsOfBf16SumEvenAndOddPairsAndFlushSubnormals) {
 
 #ifdef GRAFT_HAVE_AMX_MODEL
 
-// Values of panels: bytes whose halves are finite numbers when they are read as f16.
+// Random panels whose scales are finite numbers when read as f16.
 std::vector<std::byte> random_panels(PanelFormat format, i64 columns, i64 depth, std::mt19937& rng) {
   std::vector<std::byte> out(static_cast<std::size_t>(panels_bytes(format, columns, depth)));
   for (std::byte& byte : out) byte = static_cast<std::byte>(rng() & 0xbb);
@@ -149,7 +149,7 @@ TEST(AmxModel, ProductsOfPanelsAreThoseOfVnniBitForBit) {
     for (const i64 depth : {256, 768})
       for (const i64 rows : {1, 8, 9, 15, 16, 17, 31, 32, 33, 40, 70})
         for (const i64 columns : {1, 16, 17, 32, 33, 80}) {
-          // A row of blocks in pairs may end with a single one.
+          // A row of formats with paired blocks may end with a single block.
           const i64 k = depth - (layout.elements == kPanelBlock ? kPanelBlock : 0);
           const PanelFormat format = layout.format;
           const std::vector<std::byte> panels = random_panels(format, columns, k, rng);

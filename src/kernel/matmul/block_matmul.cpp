@@ -14,12 +14,12 @@ namespace {
 
 using i64 = std::int64_t;
 
-// Rows of a that are multiplied with one panel of the weight's rows while these are in the first-level cache.
+// Rows of a multiplied with one panel of the weight's rows while that panel is in the first-level cache.
 constexpr i64 kRowsAtOnce = 16;
 // Elements of a row of a that one thread quantizes at a time; a multiple of every format's block.
 constexpr i64 kQuantizedAtOnce = 1024;
 
-// Of output `output`, with the bias in input `bias` if there is one.
+// The epilogue of output `output`, with the bias in input `bias` if there is one.
 simd::Epilogue epilogue_of(const KernelContext& ctx, const MatmulAttrs& attrs, int output = 0, int bias = 2) {
   const TensorDesc& out = ctx.out(output);
   simd::Epilogue e;
@@ -39,7 +39,7 @@ simd::Epilogue epilogue_of(const KernelContext& ctx, const MatmulAttrs& attrs, i
   return e;
 }
 
-// Products by graft's own kernels, of weights in panels.
+// Products of weights in panels, by graft's own kernels.
 class PanelProducts {
  public:
   PanelProducts(const KernelContext& ctx, BlockType type, std::span<const MatmulAttrs> products,
@@ -52,7 +52,7 @@ class PanelProducts {
         depth_(ctx.in(0).shape[1]) {}
 
   static i64 scratch_bytes(i64 rows, i64 depth) {
-    // Sums of up to two halves of each block.
+    // One or two sums for each block (formats with a scale for half a block).
     const i64 blocks = rows * (depth / kPanelBlock);
     return align(rows * depth) + align(blocks * 4) + align(blocks * 2 * 4);
   }
@@ -89,7 +89,7 @@ class PanelProducts {
     i64 tiles = 0;
     for (int p = 0; p < count(); ++p) tiles += ceil_div(ctx_.out(p).shape[1], width);
     const auto [begin, end] = ctx_.range(tiles);
-    i64 first = 0;  // of the product
+    i64 first = 0;  // first tile of the product
     int bias = 1 + count();
     for (int p = 0; p < count(); ++p) {
       const MatmulAttrs& product = products_[static_cast<std::size_t>(p)];
@@ -112,7 +112,7 @@ class PanelProducts {
   const i64 rows_, depth_;
 };
 
-// The product by ggml's own functions for one type: any type on any CPU.
+// Products by ggml's own functions for one type: any type on any CPU.
 class GgmlProduct {
  public:
   explicit GgmlProduct(const KernelContext& ctx)
@@ -174,7 +174,7 @@ void run_block_matmul(const KernelContext& ctx) noexcept {
   GgmlProduct(ctx).run();
 }
 
-// Quantizing the rows of a, and the products.
+// First quantize the rows of a, then multiply.
 int phases_of_block_matmul(const KernelContext&) noexcept { return 2; }
 
 bool take_product_epilogue(BlockMatmulAttrs& attrs, const Epilogue& epilogue) {

@@ -12,11 +12,11 @@
 
 namespace graft {
 
-// The panels to read a block type in on this machine; nullopt where ggml's own rows are kept: the type is not packed,
-// or no kernel of this machine reads it so.
+// The panel format that this machine reads a block type in; nullopt where ggml's row layout is kept: the type has no
+// panel format, or no kernel for it runs here.
 std::optional<PanelFormat> readable_panels(BlockType type);
 
-// What reads a weight in blocks, for people: "weight q8_0 packed for avx512vnni", "weight q3_K has no packed layout
+// How a weight in blocks is read, for people: "weight q8_0 packed for avx512vnni", "weight q3_K has no packed layout
 // here: ggml's rows".
 std::string explain_blocks(BlockType type, bool panels);
 
@@ -27,11 +27,11 @@ struct BlockMatmulAttrs {
 };
 
 // The product with a weight [N, K] stored in ggml's blocks. Inputs: a [M, K] f32 with column stride 1, the weight's
-// bytes (u8) and, when has_bias, bias [M, N] of any strides; output [M, N], any strides. Rows of a are quantized first,
-// to the type that ggml multiplies the weight's with: the error of a product is ggml's. Sums are kept in f32.
+// bytes (u8) and, when has_bias, bias [M, N] of any strides; output [M, N], any strides. Rows of a are first quantized
+// to the type that ggml multiplies the weight's with, so the error of a product is ggml's. Sums are kept in f32.
 extern const Kernel kBlockMatmul;
 
-// The same for weights in panels, with the kernels of a given instruction set: kBlockMatmul uses simd::panels().
+// kBlockMatmul for weights in panels, with the kernels of a given instruction set; kBlockMatmul uses simd::panels().
 void run_panel_product(const KernelContext& ctx, const simd::PanelTable& table) noexcept;
 
 // Products of the same rows with several weights in panels, all of one type: the rows are quantized once. Inputs: a,
@@ -46,7 +46,7 @@ struct BlockMatmulsAttrs {
 extern const Kernel kBlockMatmuls;
 void run_panel_products(const KernelContext& ctx, const simd::PanelTable& table) noexcept;
 
-// Scratch that it needs for an a [rows, depth].
+// Scratch bytes for an a [rows, depth].
 std::int64_t block_matmul_scratch_bytes(const BlockMatmulAttrs& attrs, std::int64_t rows, std::int64_t depth);
 
 }  // namespace graft

@@ -29,17 +29,17 @@ struct Problem {
   i64 m, n, k;
   std::vector<float> a;
   std::vector<std::byte> weight;
-  std::vector<float> values;  // of the weight
+  std::vector<float> values;  // the dequantized weight
 
   Problem(BlockType t, i64 rows, i64 columns, i64 depth) : type(t), m(rows), n(columns), k(depth) {
     a = random_values(m * k, 1);
-    for (std::size_t i = 0; i < a.size(); i += 37) a[i] *= 8;  // outliers, as activations have
+    for (std::size_t i = 0; i < a.size(); i += 37) a[i] *= 8;  // outliers, as in real activations
     weight = quantized(type, random_values(n * k, 2), k);
     values = dequantized(type, weight, k);
   }
 
-  // What the product may differ by from that of the values in exact arithmetic. Activations are rounded to 8 bits of
-  // the largest of their block (its scale, and that times the block's sum, to 16-bit floats), sums to f32.
+  // How far the product may be from that of the values in exact arithmetic. Activations are rounded to 8 bits relative
+  // to the largest of their block (its scale, and the scale times the block's sum, to 16-bit floats), sums to f32.
   double bound(i64 r, i64 j) const {
     const auto dot_type = ggml_get_type_traits_cpu(static_cast<ggml_type>(type))->vec_dot_type;
     const i64 block = ggml_blck_size(dot_type);
@@ -66,9 +66,9 @@ struct Options {
   bool bias = false;
   float alpha = 1, beta = 1;
   simd::Activation activation = simd::Activation::none;
-  std::size_t shift = 0;           // of the weight from an aligned address, bytes
+  std::size_t shift = 0;           // bytes by which the weight is misaligned
   i64 a_gap = 0;                   // elements between rows of a
-  const Kernel* panels = nullptr;  // the product of a weight in panels
+  const Kernel* panels = nullptr;  // kernel for a weight in panels; null: ggml's layout
 };
 
 template <simd::Isa isa>
@@ -76,7 +76,7 @@ const Kernel kPanelKernel = {"panels",
                              [](const KernelContext& ctx) noexcept { run_panel_product(ctx, *simd::panels(isa)); }, 0,
                              [](const KernelContext&) noexcept { return 2; }};
 
-// Every instruction set of this machine that has one.
+// A kernel for every instruction set of this machine that has panels.
 std::vector<const Kernel*> panel_kernels() {
   std::vector<const Kernel*> out;
 #define GRAFT_PANEL_KERNEL(target, ...) &kPanelKernel<simd::Isa::target>,
@@ -130,7 +130,7 @@ std::vector<float> product(const Problem& p, const Options& o = {}) {
   return out;
 }
 
-// ggml's own product of the same operands.
+// The reference: ggml's own product of the same operands.
 std::vector<float> ggml_product(const Problem& p) {
   ggml_context* context = ggml_init({std::size_t{64} << 20, nullptr, false});
   ggml_tensor* weight = ggml_new_tensor_2d(context, static_cast<ggml_type>(p.type), p.k, p.n);
@@ -154,7 +154,7 @@ void check(const Problem& p, const std::vector<float>& out) {
           << block_type_name(p.type) << " M " << p.m << " N " << p.n << " K " << p.k << " at " << r << ", " << j;
 }
 
-// ggml's dot products read tables that ggml makes when it computes a graph for the first time.
+// ggml's dot products read tables that ggml initializes when it first computes a graph.
 TEST(BlockMatmulDeathTest, ComputesBeforeGgmlDoes) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   const auto compute = [] {
@@ -176,7 +176,7 @@ TEST(BlockMatmul, EveryTypeIsWithinTheErrorOfQuantizedActivations) {
   }
 }
 
-// The sum of squared errors is no larger than ggml's; where both compute alike the results are nearly the same.
+// The sum of squared errors is at most ggml's; where both use the same arithmetic the results nearly agree.
 TEST(BlockMatmul, TheErrorIsNotLargerThanGgmls) {
   for (const BlockType type : all_block_types()) {
     for (const i64 m : {1, 33}) {
@@ -215,7 +215,7 @@ TEST(BlockMatmul, EpilogueGapsAndUnalignedWeights) {
     EXPECT_NEAR(out[i], std::max(0.f, 0.5f * plain[i] + 2 * bias[i % 40]), 1e-5f);
 }
 
-// Scales of activations are not rounded to 16 bits as ggml's are: the error is smaller.
+// Scales of activations are not rounded to 16 bits as ggml's are, so the error is smaller.
 TEST(Panels, TheErrorIsNotLargerThanGgmls) {
   for (const Kernel* kernel : panel_kernels())
     for (const BlockType type : panel_types())
@@ -233,7 +233,7 @@ TEST(Panels, TheErrorIsNotLargerThanGgmls) {
       }
 }
 
-// Sums of a block are the low bits of a float: the largest that there can be are exact.
+// A block's sum is held in the low bits of a float: the largest possible sums are exact.
 TEST(Panels, LargestSumsOfABlock) {
   for (const Kernel* kernel : panel_kernels())
     for (const BlockType type : panel_types())
@@ -242,7 +242,7 @@ TEST(Panels, LargestSumsOfABlock) {
         p.a.assign(p.a.size(), sign);
         p.weight = quantized(type, std::vector<float>(static_cast<std::size_t>(p.n * p.k), -1), p.k);
         if (block_type_name(type) == "q8_0")
-          for (std::size_t i = 0; i < p.weight.size(); i += 2 + 32)  // a scale, then bytes
+          for (std::size_t i = 0; i < p.weight.size(); i += 2 + 32)  // a scale, then 32 bytes
             std::fill_n(p.weight.begin() + static_cast<std::ptrdiff_t>(i) + 2, 32, std::byte{0x80});
         p.values = dequantized(type, p.weight, p.k);
         const std::vector<float> out = product(p, {.panels = kernel});
@@ -303,7 +303,7 @@ TEST(Panels, BlocksComeBackBitForBit) {
   }
 }
 
-// The smallest number that a byte holds does not come from ggml's quantizer; files may have it.
+// ggml's quantizer never stores the smallest value of a byte; files may contain it.
 TEST(Panels, EveryByteOfQ8) {
   const BlockType type = *find_block_type("q8_0");
   for (const Kernel* kernel : panel_kernels()) {

@@ -29,7 +29,7 @@ inline std::vector<float> random_values(std::int64_t count, unsigned seed) {
   return values;
 }
 
-// Blocks of random bits but for the scale of a block. ggml's own quantizers of these types take seconds to get ready.
+// Random bits in all fields of a block but its scale. ggml's own quantizers of these types take seconds to initialize.
 inline std::vector<std::byte> random_blocks(BlockType type, std::size_t bytes) {
   std::mt19937 random(9);
   std::vector<std::byte> out(bytes);
@@ -37,7 +37,7 @@ inline std::vector<std::byte> random_blocks(BlockType type, std::size_t bytes) {
   const auto block = static_cast<std::size_t>(block_row_bytes(type, block_elements(type)));
   constexpr std::uint16_t kScale = 0x2000;  // 2^-7
   for (std::size_t at = 0; at < bytes; at += block) {
-    if (block_type_name(type) == "iq1_m") {  // a quarter of it in the high bits of each of the last four numbers
+    if (block_type_name(type) == "iq1_m") {  // a quarter of the scale is in the high bits of each of the last four numbers
       for (std::size_t i = 1; i < 8; i += 2) out[at + block - 8 + i] &= std::byte{0x0f};
       out[at + block - 1] |= std::byte{kScale >> 8};
     } else {
@@ -52,7 +52,7 @@ inline std::vector<std::byte> quantized(BlockType type, const std::vector<float>
   std::vector<std::byte> out(static_cast<std::size_t>(rows * block_row_bytes(type, depth)));
   const std::string_view name = block_type_name(type);
   if (name.starts_with("iq") && !name.starts_with("iq4")) return random_blocks(type, out.size());
-  const std::vector<float> importance(static_cast<std::size_t>(depth), 1.f);  // some types want it
+  const std::vector<float> importance(static_cast<std::size_t>(depth), 1.f);  // some types need importances
   ggml_quantize_chunk(static_cast<ggml_type>(type), values.data(), out.data(), 0, rows, depth, importance.data());
   return out;
 }

@@ -3,15 +3,15 @@
 #include "kernel/matmul/tile.h"
 #include "kernel/simd/vec_amx.h"
 
-// Products of many rows by tiles, bit for bit those of AVX-512 VNNI, which computes those of a few rows and of the
-// formats that have no function here. A panel's block of 32 elements is a tile of B, of 8 rows of 16 columns with four
-// elements each; the quantized rows are tiles of A where they lie.
+// Products with many rows by AMX tiles, bit for bit those of AVX-512 VNNI, which computes products with up to kFewRows
+// rows and the formats that have no function here. A panel's block of 32 elements is a B tile of 8 rows of 16 columns
+// with four elements each; the quantized rows are A tiles in place.
 namespace graft::simd::GRAFT_ISA {
 namespace {
 
-constexpr i64 kFewRows = 8;  // of which VNNI reads a panel once
+constexpr i64 kFewRows = 8;  // up to this many rows VNNI reads a panel once
 constexpr int kRows = 2 * kTileHeight;
-constexpr int kBlockRows = kPanelBlock / 4;  // of a tile of B
+constexpr int kBlockRows = kPanelBlock / 4;  // rows of a B tile
 static_assert(kLanes == kPanelColumns && kPanel == 2 * kPanelColumns);
 
 GRAFT_VEC vf load_bytes(const std::byte* p) {
@@ -22,8 +22,9 @@ GRAFT_VEC vf load_bytes(const std::byte* p) {
 }
 GRAFT_VEC vf load_halves(const std::byte* p) { return load_f16(reinterpret_cast<const std::uint16_t*>(p)); }
 
-// A format: where its quants are as bytes (those of block g of the group at `group`; `bytes` is room for them), the
-// scale of each column, and the minimum where there is one. `tail` is where the group's scales begin.
+// A format: quants() returns the quants as bytes of block g of the group at `at`, unpacked into `bytes` where they are
+// not stored so; scale() the scale of each column, and a minimum where there is one. `tail` is where the group's scales
+// begin.
 struct Q8_0 {
   static constexpr PanelFormat kFormat = PanelFormat::q8_0;
   static constexpr int kGroup = 2, kQuantBytes = 512;
@@ -65,7 +66,7 @@ void configure(i64 rows) {
   configure_tiles(config);
 }
 
-// Sums of a block for the rows of tiles 4 and, where there is one, 5, and one panel's tile of B.
+// Sums of a block for the rows of tile 4 and, when used, tile 5, with one panel's B tile.
 template <int kPanelIndex>
 GRAFT_VEC void block_sums(const std::byte* quants, bool tall, std::int32_t* sums) {
   load_tile<6>(quants, kTileRowBytes);
@@ -78,7 +79,7 @@ GRAFT_VEC void block_sums(const std::byte* quants, bool tall, std::int32_t* sums
   store_tile<2 + kPanelIndex>(sums + kTileHeight * kPanelColumns, kTileRowBytes);
 }
 
-// Adds a block's sums of `rows` rows and the 16 columns of a panel to `totals`, rows kPanel apart.
+// Adds a block's sums of `rows` rows and a panel's 16 columns to `totals`, whose rows are kPanel apart.
 template <typename F>
 GRAFT_VEC void add_scaled(const std::int32_t* sums, const QuantizedRows& rows, i64 row, i64 count, i64 blocks, i64 b,
                           const std::byte* tail, i64 g, float* totals) {
@@ -153,7 +154,7 @@ void tiles(PanelFormat format, const std::byte* panels, const QuantizedRows& qua
 
 }  // namespace
 
-extern const PanelTable kPanels;  // the model of the tests is no target
+extern const PanelTable kPanels;  // the tests' model of AMX is no target
 const PanelTable kPanels = {kPanel, quantize, tiles};
 
 }  // namespace graft::simd::GRAFT_ISA

@@ -11,7 +11,7 @@ namespace {
 #if defined(__AVX512VNNI__)
 typedef __m512i vb;
 constexpr int kTileM = 6;
-// Up to so many rows are one tile: then each panel is read once, which matters more than spilled registers.
+// Up to this many rows form one tile, so that each panel is read once: that matters more than spilled registers.
 constexpr int kMostRows = 8;
 #else
 typedef __m256i vb;
@@ -20,13 +20,12 @@ constexpr int kTileM = 2, kMostRows = 2;
 constexpr int kVectorBytes = sizeof(vb);
 constexpr int kParts = 64 / kVectorBytes;  // vectors across a panel
 static_assert(kLanes * kParts == kPanelColumns && kPanel == 2 * kLanes);
-// How many bytes ahead of its loads the first tile of rows prefetches: a GEMV is bound by memory. Later tiles find the
-// panel in a cache.
+// Prefetch distance of the first tile of rows, in bytes: a GEMV is bound by memory. Later tiles find the panel in a
+// cache.
 constexpr int kGemvAhead = 4096;
-// From four rows on, which compute half as long as they wait for memory, it prefetches further ahead, to the
-// second-level cache.
+// Prefetch distance from four rows on, into the second-level cache: they compute half as long as they wait for memory.
 constexpr int kGemmAhead = 8192;
-// The most bytes of panels that a product of several tiles of rows prefetches while it computes with those before.
+// Largest panels, in bytes, that a product of several row tiles prefetches while it computes the panels before them.
 constexpr i64 kMostPrefetched = 48 << 10;
 
 GRAFT_VEC vb load_bytes(const std::byte* p) {
@@ -66,7 +65,7 @@ GRAFT_VEC vb high_half(vb x) {
 #endif
 }
 
-// Bits [from, from + count) of each byte of x at `to`.
+// Moves bits [from, from + count) of each byte of x to bit `to`.
 template <int count>
 GRAFT_VEC vb move_bits(vb x, int from, int to) {
   const __m128i left = _mm_cvtsi32_si128(to > from ? to - from : 0);
@@ -89,7 +88,7 @@ GRAFT_VEC vb bits_or(vb x, vb y) {
 #endif
 }
 
-// The values of four bits of iq4_nl, and what dot4() takes from them.
+// The values of four-bit iq4_nl quants, and the zero point that dot4() needs for them.
 constexpr int kZeroOfIq4 = kParts == 1 ? 128 : 0;
 GRAFT_VEC vb iq4_values(vb x) {
   __m128i table = _mm_loadu_si128(reinterpret_cast<const __m128i*>(kIq4Values));
@@ -101,8 +100,8 @@ GRAFT_VEC vb iq4_values(vb x) {
 #endif
 }
 
-// One fma subtracts where the sum began and scales, to the same bits as conversion and multiplication, for 1.5 * 2^23
-// times a scale is exact: 2 bits of one and at most 19 (those of an f16 and a byte) of the other.
+// One fma subtracts the bias kSumBegin and scales, with the same bits as conversion and multiplication: 1.5 * 2^23
+// times a scale is exact, as it has 2 significant bits times at most 19 (those of an f16 and a byte).
 GRAFT_VEC vf scale_sum(vb sum, vf scale, vf scaled_begin) { return fma((vf)sum, scale, -scaled_begin); }
 
 GRAFT_VEC vf to_float(vb x) {
@@ -113,7 +112,7 @@ GRAFT_VEC vf to_float(vb x) {
 #endif
 }
 
-// kLanes unsigned bytes as numbers.
+// kLanes unsigned bytes as floats.
 GRAFT_VEC vf load_u8(const std::byte* p) {
 #if defined(__AVX512VNNI__)
   return to_float(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
@@ -122,7 +121,7 @@ GRAFT_VEC vf load_u8(const std::byte* p) {
 #endif
 }
 
-// The same of signed bytes.
+// kLanes signed bytes as floats.
 GRAFT_VEC vf load_s8(const std::byte* p) {
 #if defined(__AVX512VNNI__)
   return to_float(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
@@ -135,7 +134,7 @@ GRAFT_VEC vf load_scales(const std::byte* p, int part) {
   return load_f16(reinterpret_cast<const std::uint16_t*>(p) + part * kLanes);
 }
 
-// Bytes of ggml's q8_0, which panels hold without sign, as dot4<true>() takes them.
+// Bytes of ggml's q8_0, stored unsigned in panels, as dot4<true>() takes them.
 GRAFT_VEC vb q8_values(vb x) {
 #if defined(__AVX512VNNI__)
   return x;
@@ -144,14 +143,14 @@ GRAFT_VEC vb q8_values(vb x) {
 #endif
 }
 
-// sums[i] += w[4 i] * a[4 i] + ... + w[4 i + 3] * a[4 i + 3], with `a` signed. w is unsigned; with `wide` it has eight
-// bits: with AVX-512 unsigned and the zero 128, with AVX2 signed.
+// sums[i] += w[4 i] * a[4 i] + ... + w[4 i + 3] * a[4 i + 3]; `a` is signed. w is unsigned; `wide` w uses all eight
+// bits: with AVX-512 unsigned with the zero point 128, with AVX2 signed.
 template <bool wide>
 GRAFT_VEC vb dot4(vb sums, vb w, vb a) {
 #if defined(__AVX512VNNI__)
   return _mm512_dpbusd_epi32(sums, w, a);
 #else
-  // The sum of two products must fit 16 bits: it does for |w| <= 128.
+  // AVX2 adds pairs of products in 16 bits: they fit for |w| <= 128.
   if (wide) {
     a = _mm256_sign_epi8(a, w);
     w = _mm256_abs_epi8(w);
@@ -161,15 +160,15 @@ GRAFT_VEC vb dot4(vb sums, vb w, vb a) {
 }
 
 enum class Scales {
-  f16,       // of a block
-  minimums,  // u8 scale and minimum of a block, f16 units of both
-  s8,        // of a block, and an f16 unit
-  halves,    // s8, of half a block, and an f16 unit
+  f16,       // one scale for a block
+  minimums,  // u8 scale and minimum for a block, f16 units of both
+  s8,        // s8 scale for a block, and an f16 unit
+  halves,    // s8 scale for half a block, and an f16 unit
 };
 
-// What the formats differ in: what is subtracted from a byte, how scales are stored, and how bytes are made of what is
-// stored: low() those of quants 4 i to 4 i + 3, high(), where a byte holds two, those 16 on. `extra` is what lies
-// behind the four bits.
+// How a format is decoded: its zero point, how scales are stored, and how stored bytes become quants: low() gives
+// quants 4 i to 4 i + 3, high(), where a byte holds two, those 16 further on. `extra` holds the bits above the low
+// four.
 struct Q8_0 {
   static constexpr PanelFormat kFormat = PanelFormat::q8_0;
   static constexpr int kZero = kParts == 1 ? 128 : 0;
@@ -216,8 +215,8 @@ struct IQ4_XS : IQ4_NL {
   static constexpr Scales kScales = Scales::s8;
 };
 
-// How far from what is read at byte `at` of `panels` panels side by side, each of `stride` bytes, the bytes lie that
-// are read `ahead` bytes later; the panels after these follow them.
+// Distance to the bytes read `ahead` bytes later than byte `at`, for `panels` panels read side by side, each of
+// `stride` bytes; the next group of panels follows them.
 GRAFT_VEC i64 bytes_ahead(i64 at, i64 ahead, i64 stride, i64 panels) {
   return at + ahead < stride ? ahead : ahead + (panels - 1) * stride;
 }
@@ -250,7 +249,7 @@ GRAFT_VEC void block_sums(const std::byte* const (&q)[N], const std::int8_t* a, 
   }
 }
 
-// Rows of `out` are out_row elements apart.
+// `out` has a row stride of out_row elements.
 template <typename F, int M, int N>
 void tile(const std::byte* panels, i64 panel_stride, const QuantizedRows& rows, i64 row, i64 depth, float* out,
           i64 out_row) {
@@ -272,7 +271,7 @@ void tile(const std::byte* panels, i64 panel_stride, const QuantizedRows& rows, 
     for (int n = 0; n < N; ++n) total[m][n] = zero();
   }
   vf unit[N] = {}, unit_of_minimum[N] = {};
-  // Block `b`, the g-th of a group that begins at `start` of its panel and has its scales at `tail`.
+  // Adds block `b`, the g-th of a group that starts at `start` of its panel and has its scales at `tail`.
   const auto block = [&](i64 b, i64 g, i64 start, i64 tail) __attribute__((always_inline)) {
     vb sums[M][N];
     for (int m = 0; m < M; ++m) {
@@ -282,7 +281,7 @@ void tile(const std::byte* panels, i64 panel_stride, const QuantizedRows& rows, 
     for (int n = 0; n < N; ++n) q[n] = base[n] + start + g * kQuantBytes + n % kParts * kVectorBytes;
     if (row == 0) {
       constexpr bool kGemm = M > 3;
-      constexpr int kCache = kGemm ? 2 : 3;  // as __builtin_prefetch counts them: the second level, the first
+      constexpr int kCache = kGemm ? 2 : 3;  // locality for __builtin_prefetch: second-level cache, first-level cache
       const i64 ahead =
           bytes_ahead(panel_bytes(F::kFormat, b * kPanelBlock), kGemm ? kGemmAhead : kGemvAhead, panel_stride, kPanels);
 #pragma GCC unroll 2
@@ -316,7 +315,7 @@ void tile(const std::byte* panels, i64 panel_stride, const QuantizedRows& rows, 
     }
   };
   if constexpr (M > 3 && kGroup == 2) {
-    // One loop, so that the many totals stay in registers.
+    // A single loop, so that all totals stay in registers.
     i64 start = 0;
     for (i64 b = 0; b + 2 <= blocks; b += 2, start += panel_bytes(F::kFormat, 2 * kPanelBlock)) {
       block(b, 0, start, start + 2 * kQuantBytes);
@@ -346,7 +345,7 @@ void tile(const std::byte* panels, i64 panel_stride, const QuantizedRows& rows, 
   }
 }
 
-// q6_k has a scale for 16 elements: two sums a block, of one vector of columns at a time, the `part`-th of a panel.
+// q6_k has a scale for 16 elements: two sums per block, for one vector of columns at a time, the `part`-th of a panel.
 template <int M>
 void tile_of_q6_k(const std::byte* panel, int part, const QuantizedRows& rows, i64 row, i64 depth, float* out,
                   i64 out_row) {
@@ -418,20 +417,20 @@ void tiles_of(const std::byte* panels, const QuantizedRows& quantized, i64 rows,
               const Epilogue& e) {
   alignas(64) float tile[kMostRows * kPanel];
   const i64 stride = panel_bytes(F::kFormat, depth);
-  // The fewest tiles, of equal heights.
+  // As few tiles as possible, of equal heights.
   const i64 turns = rows <= kMostRows ? 1 : (rows + kTileM - 1) / kTileM;
-  // Sums that are already the results are stored to the output.
+  // Without an epilogue, sums are stored straight to the output.
   const bool plain = e.alpha == 1.f && e.bias == nullptr && e.activation == Activation::none && e.out_j == 1 &&
                      e.out_dtype == DType::f32;
   for (i64 j = j0; j < j1; j += kPanel) {
     const int width = static_cast<int>(smaller(kPanel, columns - j));
-    // Two vectors, of which the second may lie beyond the last panel.
+    // Two vectors of columns; the second may be past the last panel.
     const bool two = kParts == 2 || width > kPanelColumns;
     const bool in_place = plain && width == kPanel;
     const i64 out_row = in_place ? e.out_r : kPanel;
     const std::byte* at = panels + j / kPanelColumns * stride;
-    // Meanwhile the panels that come next are prefetched: the first tile would wait for memory. Not large ones, which
-    // every tile reads from the second-level cache.
+    // Meanwhile the next panels are prefetched, for which their first tile would wait. Large panels are not: every tile
+    // reads those from the second-level cache.
     const std::byte* next = at + 2 * stride;
     const bool ahead = turns > 1 && j + kPanel < j1 && 2 * stride <= kMostPrefetched;
     const std::byte* end = next + (!ahead ? 0 : columns - j - kPanel > kPanelColumns ? 2 * stride : stride);
@@ -486,7 +485,7 @@ GRAFT_VEC std::int32_t max_lanes(vi x) {
 #endif
 }
 
-// Rounds the numbers of a block, all at most 127, to bytes: each half of it.
+// Rounds the numbers of a block, at most 127 in magnitude, to bytes, as two halves.
 GRAFT_VEC void to_bytes(const vf (&x)[kVectors], __m128i (&halves)[2]) {
 #if defined(__AVX512VNNI__)
   for (int h = 0; h < 2; ++h) halves[h] = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32((__m512)x[h]));
@@ -509,8 +508,7 @@ void quantize(PanelFormat format, const float* from, i64 k0, i64 k1, i64 row, i6
   const int zero_point = kProducts[static_cast<int>(format)].zero;
   const Scales scales = kProducts[static_cast<int>(format)].scales;
   for (i64 k = k0; k < k1; k += kPanelBlock) {
-    // Of floats without sign the order is that of their bits, and what is no number comes last: one makes the block's
-    // scale none.
+    // Floats without sign order like their bits, and NaN orders last: a NaN makes the block's scale NaN.
     vf x[kVectors];
     vi largest = {};
     for (int i = 0; i < kVectors; ++i) {
@@ -519,7 +517,7 @@ void quantize(PanelFormat format, const float* from, i64 k0, i64 k1, i64 row, i6
       largest = size > largest ? size : largest;
     }
     const auto most = __builtin_bit_cast(float, max_lanes(largest));
-    const float inverse = most > 1e-36f ? 127.f / most : 0.f;  // of less, the inverse is infinite
+    const float inverse = most > 1e-36f ? 127.f / most : 0.f;  // below this the inverse would be infinite
     for (int i = 0; i < kVectors; ++i) x[i] = x[i] * inverse;
     __m128i halves[2];
     to_bytes(x, halves);

@@ -13,7 +13,7 @@ using i64 = std::int64_t;
 
 // Packed panels beyond this size no longer stay in the caches; larger operands are packed chunk by chunk.
 constexpr i64 kPackedBytes = i64{8} << 20;
-// With no more rows of S than this, packing V costs more than its gaps.
+// With at most this many rows of S, packing V costs more than reading it with its row gaps.
 constexpr i64 kInPlaceRows = 24;
 
 // The last two dims of a tensor as a matrix, and its batch dims.
@@ -49,16 +49,16 @@ void* at(void* base, DType dtype, i64 index) {
   return static_cast<std::byte*>(base) + index * static_cast<i64>(byte_size(dtype));
 }
 
-// How a product is computed; a pure function of the operands.
+// How a product is computed: depends on the operands only.
 struct Schedule {
   enum class Mode { nothing, no_sum, dot, tiles };
   Mode mode = Mode::nothing;
   i64 batch = 1, m = 0, n = 0, k = 0;
-  bool b_is_few = false;     // dot: the few rows are columns of b
-  bool widen_few = false;    // dot: they are copied to scratch as f32
+  bool b_is_few = false;     // dot: the small operand is b, its rows are columns of b
+  bool widen_few = false;    // dot: the small operand is copied to scratch as f32
   bool a_is_vector = false;  // tiles: V is a transposed, S is b transposed
   bool pairs = false;        // tiles: in bf16
-  bool packed = false;       // tiles
+  bool packed = false;       // tiles: V is packed
   i64 group = 1;             // tiles: batches packed at once
   i64 panels = 0;            // tiles: panels packed at once
   i64 scratch_bytes = 0;
@@ -86,8 +86,8 @@ Schedule schedule_of(const MatmulAttrs& attrs, const TensorDesc& a_desc, const T
     s.mode = Schedule::Mode::no_sum;
     return s;
   }
-  const bool a_rows = a.col == 1 || s.k == 1;  // rows of a lie along memory
-  const bool b_cols = b.row == 1 || s.k == 1;  // columns of b do
+  const bool a_rows = a.col == 1 || s.k == 1;  // rows of a are contiguous
+  const bool b_cols = b.row == 1 || s.k == 1;  // columns of b are
   if ((s.m <= simd::kMaxDotRows && b_cols) || (s.n <= simd::kMaxDotRows && a_rows)) {
     s.mode = Schedule::Mode::dot;
     s.b_is_few = !(s.m <= simd::kMaxDotRows && b_cols);
@@ -97,7 +97,7 @@ Schedule schedule_of(const MatmulAttrs& attrs, const TensorDesc& a_desc, const T
     return s;
   }
   s.mode = Schedule::Mode::tiles;
-  // Transposing the smaller operand is cheaper. A b with rows along memory is packed without transposing.
+  // Transposing the smaller operand is cheaper. A b with contiguous rows is packed without transposing.
   s.a_is_vector = b_cols && (!a_rows || s.m <= s.n);
   const i64 columns = s.a_is_vector ? s.m : s.n;
   const i64 rows = s.a_is_vector ? s.n : s.m;
@@ -118,7 +118,7 @@ Schedule schedule_of(const MatmulAttrs& attrs, const TensorDesc& a_desc, const T
   return s;
 }
 
-// Divides batch x units among the threads; calls f(batch, first, last) for each run of units within one batch.
+// Divides batch x units work items among the threads; calls f(batch, first, last) for each run of them in one batch.
 template <typename F>
 void for_units(const KernelContext& ctx, i64 batch, i64 units, F f) {
   const auto [begin, end] = ctx.range(batch * units);
@@ -139,7 +139,7 @@ class Product {
         attrs_(ctx.attrs<MatmulAttrs>()),
         s_(schedule_of(attrs_, ctx.in(0), ctx.in(1), kernels)) {}
 
-  // Operands that are widened or packed take two phases, the packing of each chunk and its products.
+  // Operands that are widened or packed take two phases: packing each chunk, and its products.
   int phases() const {
     if (s_.mode == Schedule::Mode::dot) return s_.widen_few ? 2 : 1;
     if (s_.mode != Schedule::Mode::tiles || !s_.packed) return 1;
@@ -160,7 +160,7 @@ class Product {
   }
 
  private:
-  // The epilogue of batch `item`. r runs over the rows of the output, or over its columns when `transposed`.
+  // The epilogue of batch `item`. r is the row of the output, or its column when `transposed`.
   simd::Epilogue epilogue(i64 item, bool transposed) const {
     const Operand out(ctx_.out());
     simd::Epilogue e;
@@ -174,7 +174,7 @@ class Product {
     if (attrs_.has_bias != 0) {
       const TensorDesc& desc = ctx_.in(2);
       const Operand bias(desc);
-      // Here the true strides: that of a dimension of size 1 does not matter, and 0 must stay 0.
+      // The true strides here: that of a dimension of size 1 does not matter, and 0 must stay 0.
       const i64 row = desc.strides[static_cast<std::size_t>(desc.rank() - 2)];
       const i64 col = desc.strides[static_cast<std::size_t>(desc.rank() - 1)];
       e.bias_dtype = desc.dtype;
@@ -194,7 +194,7 @@ class Product {
     return transposed ? MatrixView{data, dtype, x.col, x.row} : MatrixView{data, dtype, x.row, x.col};
   }
 
-  // K = 0: the tile kernel over no steps still runs the epilogue, so one step with a zero operand stands for it.
+  // K = 0: the tile kernel still has to run the epilogue, so it gets a single step with a zero operand.
   void no_sum() const {
     static constexpr float kZero[simd::kMaxDotRows] = {};
     for_units(ctx_, s_.batch, s_.m, [&](i64 item, i64 first, i64 last) {
@@ -223,7 +223,7 @@ class Product {
       });
       return;
     }
-    // Whole blocks of the inner loop: 8 columns of one row, else 6 or 3.
+    // Whole blocks of dot(): 8 columns for one row, else 6 or 3.
     const i64 unit = few_rows == 1 ? 8 : 12;
     for_units(ctx_, s_.batch, ceil_div(many_rows, unit), [&](i64 item, i64 first, i64 last) {
       MatrixView few = few_of(item);
@@ -258,7 +258,7 @@ class Product {
     return v;
   }
 
-  // The packed panels of the batch in place x of its group.
+  // The packed panels of the x-th batch of its group.
   std::byte* packed_at(i64 x) const { return ctx_.scratch_bytes + x * s_.panels * s_.panel_bytes(table_); }
 
   void pack(i64 item, i64 group, i64 panel, i64 panels, i64 columns) const {
@@ -279,7 +279,7 @@ class Product {
 
   void compute(i64 item, i64 group, i64 panel, i64 panels, i64 columns, i64 rows) const {
     const i64 blocks = ceil_div(rows, table_.tile_rows);
-    // Whole rows of tiles per thread when there are enough; single tiles otherwise.
+    // Whole rows of tiles per task when there are enough of them, else single tiles.
     const bool by_tile = group * blocks < 2 * ctx_.tasks && ctx_.tasks > 1;
     for_units(ctx_, group, by_tile ? blocks * panels : blocks, [&](i64 x, i64 first, i64 last) {
       simd::Epilogue e = epilogue(item + x, s_.a_is_vector);
@@ -305,7 +305,7 @@ class Product {
 
   const KernelContext& ctx_;
   const simd::MatmulTable& table_;
-  const simd::PairProducts* pairs_;  // where Schedule::pairs
+  const simd::PairProducts* pairs_;  // null unless Schedule::pairs
   const MatmulAttrs attrs_;
   const Schedule s_;
 };
@@ -337,7 +337,7 @@ int phases_here(const KernelContext& ctx) noexcept { return matmul_phases(ctx, M
 
 template <typename T>
 void plain(const KernelContext& ctx) {
-  // Integers wrap as unsigned numbers do; 8 and 16 bits are computed wider and cut.
+  // Integers wrap as unsigned numbers do; 8 and 16 bits are computed wider and truncated.
   using Wide = std::conditional_t<std::is_floating_point_v<T>, double, std::uint64_t>;
   const auto attrs = ctx.attrs<PlainMatmulAttrs>();
   const Operand a(ctx.in(0)), b(ctx.in(1)), out(ctx.out());

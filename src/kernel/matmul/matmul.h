@@ -10,7 +10,7 @@
 
 namespace graft {
 
-// Multiply-adds from which a product is shared by threads: some 5 microseconds of one core.
+// Multiply-adds from which a product is divided among threads: some 5 microseconds of one core.
 inline constexpr std::int64_t kMinParallelProducts = 1 << 16;
 
 struct MatmulAttrs {
@@ -25,19 +25,19 @@ struct MatmulAttrs {
 std::string activation_text(simd::Activation activation);
 
 // Batched matrix product. Inputs: a [..., M, K], b [..., K, N] and, when has_bias, bias [..., M, N]; output [..., M,
-// N]. The batch dimensions of all are equal (expanded: stride 0 is legal, so that a bias [N] costs nothing). f32, f16
-// or bf16 each, any strides; sums are kept in f32 and rounded once. Where the CPU multiplies bf16, products of more
-// than simd::kMaxDotRows rows are computed in it when the operands are bf16, or f32 that `in_bf16` lets be rounded. A
-// weight [N, K] is passed as its transposed view. K = 0 gives the bias, or zeros.
+// N]. All have the same batch dimensions (expanded: stride 0 is legal, so that a bias [N] costs nothing). f32, f16 or
+// bf16 each, any strides; sums are kept in f32 and rounded once. Where the CPU multiplies bf16, products with more than
+// simd::kMaxDotRows rows use it when the operands are bf16, or f32 that `in_bf16` allows to be rounded. A weight [N, K]
+// is passed as its transposed view. K = 0 gives the bias, or zeros.
 extern const Kernel kMatmul;
 
-// The epilogue becomes the product's activation where it is one and there is none yet.
+// Sets the product's activation from the epilogue, if it is one and the product has none yet.
 bool take_epilogue(MatmulAttrs& attrs, const Epilogue& epilogue);
 
-// Scratch that kMatmul needs for these operands.
+// Scratch bytes that kMatmul needs for these operands.
 std::int64_t matmul_scratch_bytes(const MatmulAttrs& attrs, const TensorDesc& a, const TensorDesc& b);
 
-// The vector code of products: that of active_isa(), which kMatmul uses, or of a given instruction set.
+// The vector code of products: kMatmul uses that of active_isa(), tests that of a given instruction set.
 struct MatmulKernels {
   MatmulKernels() : table(simd::matmul()), pairs(simd::pair_products()) {}
   explicit MatmulKernels(simd::Isa isa) : table(simd::matmul(isa)), pairs(simd::pair_products(isa)) {}
@@ -50,8 +50,8 @@ int matmul_phases(const KernelContext& ctx, const MatmulKernels& kernels) noexce
 std::int64_t matmul_scratch_bytes(const MatmulAttrs& attrs, const TensorDesc& a, const TensorDesc& b,
                                   const MatmulKernels& kernels);
 
-// The same for the dtypes that have no vector kernel: f64 with f64 sums, i8, u8, i16, i32 and i64 with wrapping
-// arithmetic of that width, as PyTorch. All dtypes equal. alpha and beta are taken from PlainMatmulAttrs; needs no
+// kMatmul for the dtypes without a vector kernel: f64 with f64 sums, i8, u8, i16, i32 and i64 with wrapping arithmetic
+// of that width, as in PyTorch. All dtypes equal. alpha and beta are in PlainMatmulAttrs; needs no scratch.
 // scratch.
 struct PlainMatmulAttrs {
   double alpha = 1;

@@ -27,7 +27,7 @@ void pack_pairs(const MatrixView& v, i64 depth, i64 columns, i64 panel, i64 k0, 
   const i64 j0 = panel * kPanel;
   const i64 width = smaller(kPanel, columns - j0);
   if (v.row == 1 && v.col != 1) {
-    // Columns of V lie along memory: their pairs are transposed as numbers of 32 bits are.
+    // V's columns are contiguous: transpose pairs as 32-bit words.
     constexpr i64 kStep = 128;
     alignas(64) std::uint16_t lines[kPanel][kStep];
     for (i64 k = k0; k < k1; k += kStep) {

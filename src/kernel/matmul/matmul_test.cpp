@@ -15,8 +15,8 @@ using i64 = std::int64_t;
 
 struct Case {
   i64 batch = 1, m = 1, n = 1, k = 1;
-  bool a_transposed = false;  // a lies as [K, M]
-  bool b_transposed = true;   // b lies as [N, K], as a weight of torch's linear
+  bool a_transposed = false;  // a is stored as [K, M]
+  bool b_transposed = true;   // b is stored as [N, K], as a weight of torch's linear
   DType a_dtype = DType::f32, b_dtype = DType::f32, out_dtype = DType::f32;
   bool share_b = false;  // one b for all batches: stride 0
   enum { kNoBias, kPerColumn, kPerRow, kFull } bias = kNoBias;
@@ -155,7 +155,7 @@ TEST(Matmul, LongSumsAndManyPanels) {
 }
 
 TEST(Matmul, OperandsTooLargeToPackAtOnce) {
-  // Ten panels of 32 x 9000 f32 are more than the chunk that is packed at once, and so are three batches of 600 x 1500.
+  // Larger than the chunk that is packed at once: ten panels of 32 x 9000 f32, and three batches of 600 x 1500.
   check({.m = 290, .n = 20, .k = 9000, .a_transposed = true, .b_transposed = true}, simd::available_isas().back(), 2);
   check({.batch = 3, .m = 40, .n = 600, .k = 1500, .b_transposed = false}, simd::available_isas().back(), 2);
 }
@@ -196,7 +196,7 @@ TEST(Matmul, HalfPrecisionAccumulatesInF32AndRoundsOnce) {
 }
 
 // Pairs of two steps: odd depths, depths around a block of 1024 steps and around a chunk of packing, rows of odd
-// strides (whose pairs are not aligned), both parts of either operand, the tails of tiles and panels.
+// strides (whose pairs are not aligned), either operand as S or V, the tails of tiles and panels.
 TEST(Matmul, Bf16AroundTheBordersOfPairs) {
   const auto bf16 = [](Case c) {
     c.a_dtype = c.b_dtype = c.out_dtype = DType::bf16;
@@ -244,7 +244,7 @@ TEST(Matmul, MediumPrecisionRoundsOperandsToBf16WhereTheCpuMultipliesIt) {
       }
     }
   }
-  // In f32 all the same: few rows, and operands in f16.
+  // Computed in f32 even with in_bf16: skinny products, and operands in f16.
   check_everywhere({.m = 8, .n = 45, .k = 131, .in_bf16 = true});
   check_everywhere({.m = 45, .n = 5, .k = 131, .in_bf16 = true});
 }

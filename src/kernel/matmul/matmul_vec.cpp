@@ -30,14 +30,14 @@ void tiles(const MatrixView& s, const MatrixView& v, const float* packed, i64 de
       vp = static_cast<const float*>(v.data) + k * v.row + p * kPanel;
       v_row = v.row;
     } else {
-      // Reading whole vectors in place would run over the end of the matrix.
+      // Whole vectors read in place would pass the end of the matrix: the last panel is copied.
       const float* from = static_cast<const float*>(v.data) + k * v.row + p * kPanel;
       for (i64 x = 0; x < n; ++x) {
         for (int j = 0; j < kPanel; ++j) v_block[x * kPanel + j] = j < width ? from[x * v.row + j] : 0.f;
       }
       vp = v_block;
     }
-    // The first panel would wait for rows of S that lie in memory: the panels before it prefetch some of them each.
+    // The first panel would wait for memory on rows of S: each panel of the row before prefetches a part of them.
     RowsAhead ahead;
     if (s_in_place && p - p0 < kChunkPanels) {
       const i64 panels = smaller(p1 - p0, kChunkPanels), each = (kTileRows + panels - 1) / panels;
@@ -49,7 +49,7 @@ void tiles(const MatrixView& s, const MatrixView& v, const float* packed, i64 de
   for_each_tile(depth, kDepthBlock, columns, r0, r1, p0, p1, e, take_rows, multiply);
 }
 
-// --- few rows ---
+// --- GEMV and skinny GEMM ---
 
 void dot(const float* few, i64 few_stride, int rows, const MatrixView& many, i64 depth, i64 q0, i64 q1,
          const Epilogue& epilogue) {

@@ -9,7 +9,7 @@
 // are f32, f16 and bf16; everything is accumulated in f32 and rounded once.
 //
 // Tiles compute O[r, j] = sum_k S[r, k] * V[k, j]: S ("scalar" operand) is broadcast element by element, V ("vector"
-// operand) is read as rows of vectors from packed panels. Either operand of a product can play either part.
+// operand) is read as rows of vectors from packed panels. Either operand of a product can be S or V.
 namespace graft::simd {
 
 enum class Activation : std::int32_t { none, relu, silu, gelu_erf, gelu_tanh };
@@ -34,16 +34,16 @@ struct MatrixView {
   std::int64_t row = 0, col = 0;
 };
 
-// Products of bf16, to which f32 is rounded, two steps of k at once: the products are exact, sums are f32; subnormal
-// numbers count as zero. The steps 2i and 2i + 1 of a column are one number of 32 bits, the first in the low half;
-// after an odd depth there is a zero.
+// Products of bf16 (f32 is rounded to it), two steps of k at once: products are exact, sums are f32, subnormal numbers
+// count as zero. Steps 2i and 2i + 1 of a column form one 32-bit word, the first in the low half; an odd depth is
+// padded with a zero.
 struct PairProducts {
-  // As MatmulTable::pack, into panels of panel_width pairs for each two steps: a panel lies at
-  // packed + panel * panel_width * ceil(depth / 2). k0 is even, and k1 is even or the depth.
+  // MatmulTable::pack into panels of panel_width pairs for every two steps: panel `panel` is at packed + panel *
+  // panel_width * ceil(depth / 2). k0 is even, and k1 is even or the depth.
   void (*pack)(const MatrixView& v, std::int64_t depth, std::int64_t columns, std::int64_t panel, std::int64_t k0,
                std::int64_t k1, std::uint32_t* packed);
 
-  // As MatmulTable::tiles.
+  // MatmulTable::tiles of such panels.
   void (*tiles)(const MatrixView& s, const std::uint32_t* packed, std::int64_t depth, std::int64_t columns,
                 std::int64_t r0, std::int64_t r1, std::int64_t p0, std::int64_t p1, const Epilogue& epilogue);
 };
@@ -52,8 +52,8 @@ struct MatmulTable {
   int panel_width;  // columns j of a panel
   int tile_rows;    // rows r of a tile
 
-  // Packs k in [k0, k1) of panel `panel` of v (k is its row, j its column) as f32. A panel lies at
-  // packed + panel * panel_width * depth; within it row k starts at k * panel_width. Columns beyond `columns` are zero.
+  // Packs k in [k0, k1) of panel `panel` of v (k is its row, j its column) as f32. The panel is at packed + panel *
+  // panel_width * depth, its row k at k * panel_width. Columns past `columns` are zero.
   void (*pack)(const MatrixView& v, std::int64_t depth, std::int64_t columns, std::int64_t panel, std::int64_t k0,
                std::int64_t k1, float* packed);
 
@@ -62,13 +62,13 @@ struct MatmulTable {
   void (*tiles)(const MatrixView& s, const MatrixView& v, const float* packed, std::int64_t depth, std::int64_t columns,
                 std::int64_t r0, std::int64_t r1, std::int64_t p0, std::int64_t p1, const Epilogue& epilogue);
 
-  // Few rows against many: O[q, p] = sum_k many[q, k] * few[p, k] for q in [q0, q1), p in [0, rows). `few` holds f32
-  // rows `few_stride` apart; `many` has column stride 1. r is q and j is p in the epilogue.
+  // GEMV and skinny GEMM, whose M = `rows` is small: O[q, p] = sum_k many[q, k] * few[p, k] for q in [q0, q1), p in [0,
+  // rows). `few` holds f32 rows `few_stride` apart; `many` has column stride 1. In the epilogue r is q and j is p.
   void (*dot)(const float* few, std::int64_t few_stride, int rows, const MatrixView& many, std::int64_t depth,
               std::int64_t q0, std::int64_t q1, const Epilogue& epilogue);
 
   // The epilogue alone: writes rows x width sums, rows panel_width apart, to O[r0 + r, j0 + j]; width is at most
-  // panel_width. Changes `sums`.
+  // panel_width. Overwrites `sums`.
   void (*finish)(const Epilogue& epilogue, float* sums, std::int64_t r0, int rows, std::int64_t j0, int width);
 
   // Converts n elements to f32.

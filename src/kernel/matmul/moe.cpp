@@ -13,8 +13,7 @@ namespace {
 
 using i64 = std::int64_t;
 
-// Columns of a matrix that one work item computes for all rows of the expert: they stay in the caches while the rows
-// change.
+// Columns of a matrix that one work item computes for all rows of the expert: they stay in the caches across rows.
 constexpr i64 kColumns = 48;
 constexpr i64 kRows = simd::kMaxDotRows;
 
@@ -26,7 +25,7 @@ i64 quantized_row_bytes(const ExpertLinearAttrs& attrs) {
   return static_cast<i64>(ggml_row_size(traits_of(attrs.block).vec_dot_type, attrs.in));
 }
 
-// Begins of the experts, then pairs sorted by expert.
+// Bytes of the offsets of the experts and of the pairs sorted by expert.
 i64 order_bytes(i64 experts, i64 pairs) { return aligned((experts + 1 + pairs) * 8); }
 
 class ExpertLinear {
@@ -66,13 +65,13 @@ class ExpertLinear {
     for (i64 pair = 0; pair < pairs_; ++pair) {
       if (chosen[pair] < 0 || chosen[pair] >= attrs_.experts) {
         ctx_.fail("expert ", chosen[pair], " is out of range for ", attrs_.experts, " experts");
-        std::fill_n(begin_of_, attrs_.experts + 1, i64{0});  // nothing left to do in phase 1
+        std::fill_n(begin_of_, attrs_.experts + 1, i64{0});  // makes phase 1 empty
         return;
       }
       ++begin_of_[chosen[pair] + 1];
     }
     for (i64 e = 0; e < attrs_.experts; ++e) begin_of_[e + 1] += begin_of_[e];
-    // Positions are taken from each expert's begin on, which ends up at the next expert's.
+    // Counting sort: each expert's begin advances as pairs are placed, up to the next expert's begin.
     for (i64 pair = 0; pair < pairs_; ++pair) pair_at_[begin_of_[chosen[pair]]++] = pair;
     for (i64 e = attrs_.experts; e > 0; --e) begin_of_[e] = begin_of_[e - 1];
     begin_of_[0] = 0;
@@ -87,7 +86,7 @@ class ExpertLinear {
     i64 items = 0;
     for (i64 e = 0; e < attrs_.experts; ++e) items += blocks * groups(e);
     const auto [begin, end] = ctx_.range(items);
-    i64 first = 0;  // item of the expert
+    i64 first = 0;  // first item of the expert
     for (i64 e = 0; e < attrs_.experts && first < end; ++e) {
       const i64 count = groups(e);
       for (i64 item = std::max(begin, first); item < std::min(end, first + blocks * count); ++item)
@@ -96,7 +95,7 @@ class ExpertLinear {
     }
   }
 
-  // Columns from `column` on, of the rows whose pairs begin at pair_at_[at].
+  // Computes columns from `column` on, for the rows whose pairs begin at pair_at_[at].
   void product(i64 expert, i64 column, i64 at) const {
     const int rows = static_cast<int>(std::min(kRows, begin_of_[expert + 1] - at));
     const i64 columns = std::min(kColumns, attrs_.out - column);
@@ -143,7 +142,7 @@ class ExpertLinear {
   i64 row_of(i64 pair) const { return one_row_per_token_ ? pair / per_token_ : pair; }
   const float* row(i64 pair) const { return ctx_.input<float>(0) + row_of(pair) * in_; }
 
-  // The rows of `rows` pairs from pair_at_[at] on, in_ apart.
+  // The rows of `rows` pairs from pair_at_[at] on, gathered with stride in_.
   const float* gathered(i64 at, int rows) const {
     if (rows == 1) return row(pair_at_[at]);
     float* to = reinterpret_cast<float*>(rows_) + ctx_.task * kRows * in_;
@@ -156,8 +155,8 @@ class ExpertLinear {
   const ExpertLinearAttrs attrs_;
   const i64 in_, per_token_, pairs_;
   const bool one_row_per_token_;
-  // In scratch: where each expert's pairs begin in pair_at_ [experts + 1]; pairs sorted by expert [N * K]; rows, either
-  // quantized ones or those that a task gathers.
+  // In scratch: where each expert's pairs begin in pair_at_ [experts + 1]; pairs sorted by expert [N * K]; the rows,
+  // quantized, or gathered by each task.
   i64* begin_of_;
   i64* pair_at_;
   std::byte* rows_;

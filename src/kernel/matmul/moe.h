@@ -8,21 +8,21 @@
 
 namespace graft {
 
-// Each row times the matrix of its own expert, for mixtures of experts: rows of one expert are gathered, and a matrix
-// that no row names is not read.
+// Each row times the matrix of its own expert, for mixtures of experts: rows of one expert are gathered, and the matrix
+// of an expert without rows is not read.
 struct ExpertLinearAttrs {
   std::int64_t experts = 0, out = 0, in = 0;  // sizes of the weight
-  BlockType block = -1;                       // the weight is stored in these blocks; -1: in elements
+  BlockType block = -1;                       // the weight's block type; -1: plain elements
   std::int16_t has_bias = 0;
 };
 // Inputs: rows [N, K, in] or [N, 1, in] f32, experts [N, K] i64 or i32, weight [experts, out, in] f32, f16 or bf16, or
 // its bytes (u8) when it is stored in ggml's blocks, and, when has_bias, bias [experts, out] f32; output [N, K, out]
-// f32. All contiguous, in and K at least 1. A row of [N, 1, in] serves all K experts. With blocks, rows are quantized
-// first, to the type that ggml multiplies the weight's with. Fails the run on an expert that is not in [0, experts),
+// f32. All contiguous, in and K at least 1. A row of [N, 1, in] serves all K experts. With blocks, rows are first
+// quantized to the type that ggml multiplies the weight's with. Fails the run on an expert outside [0, experts),
 // without reading there.
 extern const Kernel kExpertLinear;
 
-// Scratch that it needs when `threads` threads run it.
+// Scratch bytes when up to `threads` threads run it.
 std::int64_t expert_linear_scratch_bytes(const ExpertLinearAttrs& attrs, const TensorDesc& rows,
                                          const TensorDesc& experts, int threads);
 

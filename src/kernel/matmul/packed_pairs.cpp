@@ -10,14 +10,13 @@ namespace {
 
 using i64 = std::int64_t;
 
-// Numbers from one rounded row to the next. Rows that are multiples of half a page apart would take each other's places
-// in the first-level cache.
+// Stride of rounded rows. Rows a multiple of half a page apart would fall into the same sets of the first-level cache.
 i64 rounded_row(i64 depth) {
   const i64 row = ceil_div(depth, 32) * 32;
   return row % 512 == 0 ? row + 32 : row;
 }
 
-// x [1, K, 1, 1, M].
+// Rounds the rows of x [1, K, 1, 1, M].
 void round_rows(const KernelContext& ctx, const simd::PackedPairTable& table, std::uint16_t* to) {
   const TensorDesc& x = ctx.in(0);
   const i64 depth = x.shape[1], step = x.strides[1], row = rounded_row(depth);

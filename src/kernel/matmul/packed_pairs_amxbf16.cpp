@@ -3,7 +3,7 @@
 #include "kernel/conv/channel_epilogue.h"
 #include "kernel/simd/vec_amx.h"
 
-// A panel's rows of 32 pairs are two tiles of B beside each other; the rounded rows of x are tiles of A where they lie.
+// A panel's rows of 32 pairs are two B tiles side by side; the rounded rows of x are A tiles in place.
 namespace graft::simd::GRAFT_ISA {
 namespace {
 
@@ -73,8 +73,8 @@ void multiply(const char* a, i64 a_row, i64 steps, const Pair* b) {
   }
 }
 
-// The sums of `rows` rows in `sums`, rows kColumns apart. `last_a` and `last_b`: what whole steps leave, filled up with
-// zeros; null where there is no rest.
+// The sums of `rows` rows in `sums`, rows kColumns apart. `last_a` and `last_b`: the remainder after whole steps,
+// padded with zeros; null where there is none.
 template <bool kTall, bool kWide>
 void sum_tiles(const char* a, i64 a_row, i64 steps, const Pair* b, const Pair* last_a, const Pair* last_b,
                float* sums) {
@@ -121,7 +121,7 @@ void tiles(const std::uint16_t* x, i64 row, i64 rows, i64 tiles, i64 from, i64 t
 
 }  // namespace
 
-extern const PackedPairTable kPackedPairs;  // the model of the tests is no target
+extern const PackedPairTable kPackedPairs;  // the tests' model of AMX is no target
 const PackedPairTable kPackedPairs = {static_cast<int>(kColumns), kRows, pack_panel, round, tiles};
 
 }  // namespace graft::simd::GRAFT_ISA

@@ -7,7 +7,7 @@
 namespace graft::simd::GRAFT_ISA {
 namespace {
 
-// A block's sum is added as a whole, as in tile(): its rounding error does not grow with the sums before it.
+// A block is summed on its own first, as in tile(), so that the rounding error does not grow with the depth before it.
 constexpr i64 kBlock = kDepthBlock;  // pairs
 
 void pack_panel(const MatrixView& v, i64 depth, i64 columns, i64 panel, i64 k0, i64 k1, Pair* packed) {

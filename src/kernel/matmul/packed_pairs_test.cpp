@@ -22,7 +22,7 @@ using i64 = std::int64_t;
 
 struct Case {
   i64 rows = 1, depth = 1, outputs = 1;
-  i64 step = 1;  // from one number of a row to the next
+  i64 step = 1;  // stride of the numbers of a row
   bool bias = true, all = false;
   DType weight = DType::f32;
   int threads = 1;
@@ -36,7 +36,7 @@ TensorDesc rows_of(i64 rows, i64 depth, i64 step) {
   return desc;
 }
 
-// Both operands rounded to bf16, their products summed up in double precision.
+// Reference: both operands rounded to bf16, their products summed in double precision.
 void check(const Case& c, const simd::PackedPairTable& table) {
   std::mt19937 rng(1);
   TestTensor x(rows_of(c.rows, c.depth, c.step), c.rows * c.depth * c.step),
@@ -91,7 +91,7 @@ struct NamedTable {
 };
 std::ostream& operator<<(std::ostream& out, const NamedTable& table) { return out << table.name; }
 
-// Of every target that is available here, and of AMX on a model of its tiles.
+// The tables of every target available here, and of AMX on a model of its tiles.
 std::vector<NamedTable> tables() {
   std::vector<NamedTable> out;
   for (const simd::Isa isa : simd::available_isas_of<simd::PackedPairTable>())

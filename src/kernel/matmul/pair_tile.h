@@ -1,6 +1,6 @@
 #pragma once
 
-// Products of pairs of numbers in bf16, shared by products and attention.
+// Products of bf16 pairs, for matrix products and attention.
 
 #include "kernel/matmul/tile.h"
 
@@ -17,7 +17,7 @@ GRAFT_LOCAL void round_row(const float* from, i64 n, std::uint16_t* to) {
   for (; i < n; ++i) to[i] = float_to_bf16(from[i]);
 }
 
-// Pairs of the n elements of two rows; zeros in the place of a second that is null.
+// Interleaves the n elements of two rows into pairs; a null second row counts as zeros.
 GRAFT_LOCAL void pair_rows(const std::uint16_t* a, const std::uint16_t* b, i64 n, Pair* to) {
   alignas(64) static constexpr std::uint16_t kLane[64] = {
       0,  32, 1,  33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39, 8,  40, 9,  41, 10, 42,
@@ -32,9 +32,9 @@ GRAFT_LOCAL void pair_rows(const std::uint16_t* a, const std::uint16_t* b, i64 n
   for (; i < n; ++i) to[i] = a[i] | (b == nullptr ? Pair{} : Pair{b[i]} << 16);
 }
 
-// acc[r][lanes] (+)= sum over k of both numbers of a[r, k] * b[k][lanes], times `factor` where it is not added: `a`
-// with strides in bytes, of any alignment. Prefetches the bytes that lie `ahead` behind those of `a`; none when that is
-// 0.
+// The sum over k of both numbers of a[r, k] * b[k][lanes]: added to acc[r][lanes] when `accumulate`, else stored there
+// times `factor`. `a` has strides in bytes, of any alignment. Prefetches `ahead` bytes past what it reads of `a`; not
+// when that is 0.
 template <int R, int NV>
 void pair_tile(const char* a, i64 a_r, i64 a_k, const Pair* b, i64 depth, float* acc, bool accumulate, float factor,
                i64 ahead) {
@@ -44,7 +44,7 @@ void pair_tile(const char* a, i64 a_r, i64 a_k, const Pair* b, i64 depth, float*
 #pragma GCC unroll 2
     for (int n = 0; n < NV; ++n) c[r][n] = _mm512_setzero_ps();
   }
-  // As tile() in tile.h: a pointer and a stride address three rows.
+  // As in tile() of tile.h, three rows are addressed by one pointer and one stride.
   const char* group[(R + 2) / 3];
   for (int g = 0; g < (R + 2) / 3; ++g) group[g] = a + 3 * g * a_r;
   const auto step = [&]() __attribute__((always_inline)) {
@@ -84,7 +84,7 @@ void pair_tile(const char* a, i64 a_r, i64 a_k, const Pair* b, i64 depth, float*
 }
 
 using PairTile = void (*)(const char*, i64, i64, const Pair*, i64, float*, bool, float, i64);
-// By vectors of columns and rows.
+// Indexed by the number of vectors of columns, then by rows.
 constexpr ByRows<PairTile, kTileRows> kPairTiles[2] = {
     by_rows<PairTile, kTileRows>([]<int R>() -> PairTile { return pair_tile<R, 1>; }),
     by_rows<PairTile, kTileRows>([]<int R>() -> PairTile { return pair_tile<R, 2>; })};

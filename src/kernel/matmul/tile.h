@@ -1,7 +1,6 @@
 #pragma once
 
-// The inner blocks of matrix products, shared by matmul.cpp and attention.cpp. Included only by vector sources: see
-// vec.h.
+// Register tiles of matrix products, used by matmul.cpp and attention.cpp. Included only by vector sources: see vec.h.
 
 #include "kernel/matmul/matmul_vec.h"
 #include "kernel/simd/vec.h"
@@ -74,7 +73,7 @@ GRAFT_LOCAL void pack(const MatrixView& v, i64 depth, i64 columns, i64 panel, i6
   const i64 j0 = panel * kPanel;
   const int width = static_cast<int>(columns - j0 < kPanel ? columns - j0 : kPanel);
   if (v.row == 1 && v.col != 1) {
-    // Columns of V lie along memory: transpose by blocks of 4 x 4.
+    // V's columns are contiguous: transpose in blocks of 4 x 4.
     constexpr i64 kStep = 64;
     float lines[4][kStep];
     for (i64 k = k0; k < k1; k += kStep) {
@@ -117,8 +116,8 @@ GRAFT_LOCAL void pack(const MatrixView& v, i64 depth, i64 columns, i64 panel, i6
 
 // --- tiles ---
 
-// The sums of R rows of NV vectors. Small tiles take several steps of k side by side: one sum at a time would wait for
-// itself. They stay in registers only where every loop over them is unrolled.
+// The sums of R rows of NV vectors. Small tiles sum several steps of k independently, to hide the latency of the fma.
+// The sums stay in registers only where every loop over them is unrolled.
 template <int R, int NV>
 struct TileSums {
   static constexpr int kSteps = R * NV <= 2 ? 4 : R * NV <= 6 ? 2 : 1;
@@ -145,12 +144,12 @@ GRAFT_VEC vf total(const TileSums<R, NV>& sums, int r, int n) {
   return sum;
 }
 
-// Rows of S that a tile prefetches while it computes: the first one is `offset` elements behind the tile's own.
+// Rows of S that a tile prefetches while it computes; the first is `offset` elements past the tile's own.
 struct RowsAhead {
   i64 offset = 0, rows = 0;
 };
 
-// sums[r] += S[r, k] * V[k, ...] over `depth` steps of k; S has k stride 1. Moves v on to where they end.
+// sums[r] += S[r, k] * V[k, ...] over `depth` steps of k; S has k stride 1. Advances v to the end.
 template <int R, int NV>
 GRAFT_VEC void add_products(const float* s, i64 s_row, const float*& v, i64 v_row, i64 depth, TileSums<R, NV>& sums,
                             RowsAhead ahead = {}) {
@@ -184,7 +183,7 @@ GRAFT_VEC void add_products(const float* s, i64 s_row, const float*& v, i64 v_ro
   constexpr i64 kLine = 16;  // f32 of a cache line
   if (ahead.rows > 0) {
     while (k + kLine <= depth) {
-      // For the second-level cache: panels of V stream through the first before these rows are needed.
+      // Into the second-level cache: panels of V stream through the first before these rows are needed.
       for (i64 r = 0; r < ahead.rows; ++r) __builtin_prefetch(s + ahead.offset + r * s_row + k, 0, 2);
       steps_to(k + kLine);
     }
@@ -200,7 +199,7 @@ void tile(const float* s, i64 s_row, const float* v, i64 v_row, i64 depth, float
   TileSums<R, NV> sums;
   clear(sums);
   add_products(s, s_row, v, v_row, depth, sums, ahead);
-  // A block's sum is added as a whole: its rounding error does not grow with the sums before it.
+  // A block is summed on its own first, so that the rounding error does not grow with the sums before it.
   const auto put = [&](bool add) __attribute__((always_inline)) {
 #pragma GCC unroll 12
     for (int r = 0; r < R; ++r) {
@@ -220,7 +219,7 @@ void tile(const float* s, i64 s_row, const float* v, i64 v_row, i64 depth, float
 
 using Tile = void (*)(const float*, i64, const float*, i64, i64, float*, bool, RowsAhead);
 
-// By vectors of columns and rows.
+// Indexed by the number of vectors of columns, then by rows.
 constexpr ByRows<Tile, kTileRows> kTiles[2] = {by_rows<Tile, kTileRows>([]<int R>() -> Tile { return tile<R, 1>; }),
                                                by_rows<Tile, kTileRows>([]<int R>() -> Tile { return tile<R, 2>; })};
 
@@ -330,9 +329,9 @@ constexpr i64 kDepthBlock = 512;
 constexpr i64 kChunkRows = 48;
 constexpr i64 kChunkPanels = 256 / kPanel;
 
-// Computes O for rows [r0, r1) and panels [p0, p1) of `columns` columns, in blocks of `block` steps of k:
-// take_rows(r, rows, k, n) makes S[r ... r + rows, k ... k + n] ready, multiply(rows, p, width, k, n, acc) adds its
-// product with panel p to acc (where k is 0 it sets acc). finish() does the rest.
+// Computes O for rows [r0, r1) and panels [p0, p1) of `columns` columns, in blocks of `block` steps of k: take_rows(r,
+// rows, k, n) prepares S[r ... r + rows, k ... k + n], multiply(rows, p, width, k, n, acc) adds its product with panel
+// p to acc (sets acc where k is 0). finish() is the epilogue.
 template <typename TakeRows, typename Multiply>
 GRAFT_VEC void for_each_tile(i64 depth, i64 block, i64 columns, i64 r0, i64 r1, i64 p0, i64 p1, const Epilogue& e,
                              TakeRows take_rows, Multiply multiply) {
@@ -359,18 +358,18 @@ GRAFT_VEC void for_each_tile(i64 depth, i64 block, i64 columns, i64 r0, i64 r1, 
   }
 }
 
-// --- dot products: few rows ---
+// --- GEMV and skinny GEMM: dot products ---
 
 constexpr int kDotColumns = kVectorRegisters == 32 ? 6 : 3;
 constexpr int kDotRows = 4;
-// One row alone: more columns keep more sums, and more reads, going.
+// A GEMV keeps more columns, and so more sums and reads, in flight.
 constexpr int kDotColumnsOfOne = 8;
-// Columns that dot_block_of() takes at once for `rows` rows in all.
+// Columns of one dot_block_of() block, for `rows` rows in all.
 GRAFT_VEC int dot_columns(i64 rows) { return rows == 1 ? kDotColumnsOfOne : kDotColumns; }
 constexpr int kDotSums = 4 * kDotColumns > kDotColumnsOfOne ? 4 * kDotColumns : kDotColumnsOfOne;
 static_assert(kDotSums % 4 == 0);
 
-// sums[p * Q + q] = few[p] . many[q] over `depth`, for P rows and Q columns; up to three more are written behind.
+// sums[p * Q + q] = few[p] . many[q] over `depth`, for P rows and Q columns; up to three more floats are overwritten.
 template <typename T, int P, int Q>
 GRAFT_VEC void dot_tile(const float* few, i64 few_stride, const typename T::Stored* many, i64 many_stride, i64 depth,
                         float* sums) {
@@ -385,8 +384,8 @@ GRAFT_VEC void dot_tile(const float* few, i64 few_stride, const typename T::Stor
     for (int p = 0; p < P; ++p) a[p] = load(few + p * few_stride + k);
 #pragma GCC unroll 8
     for (int q = 0; q < Q; ++q) {
-      // One row alone is as fast as memory is read: the block after this one is prefetched (into the second-level
-      // cache: a prefetch into the first costs as much as a read).
+      // A GEMV is bound by memory: the next block is prefetched (into the second-level cache: a prefetch into the first
+      // costs as much as a read).
       if constexpr (Q > 1) __builtin_prefetch(many + (q + Q) * many_stride + k, 0, 2);
       const vf b = T::load(many + q * many_stride + k);
 #pragma GCC unroll 4
@@ -402,7 +401,7 @@ GRAFT_VEC void dot_tile(const float* few, i64 few_stride, const typename T::Stor
       for (int p = 0; p < P; ++p) c[p][q] = fma(a[p], b, c[p][q]);
     }
   }
-  // By fours to the end: how the lanes of a sum are added must not depend on what is computed with it.
+  // Always by fours: the order in which the lanes of a sum are added must not depend on the block that it is part of.
   constexpr int kLast = P * Q - 1;
 #pragma GCC unroll 8
   for (int i = 0; i <= kLast; i += 4) {
@@ -420,7 +419,7 @@ void dot_block(const float* few, i64 few_stride, const void* many, i64 many_stri
 
 using DotBlock = void (*)(const float*, i64, const void*, i64, i64, i64, float*);
 
-// The block of p rows and 1 or dot_columns() columns.
+// The function for a block of p rows and 1 or dot_columns() columns.
 template <typename T>
 GRAFT_VEC DotBlock dot_block_of(int p, int columns) {
   switch (p) {
