@@ -1,6 +1,6 @@
 #pragma once
 
-// The epilogue of a convolution whose channels lie beside each other. Included only by vector sources: see vec.h.
+// The epilogue of a channels-last convolution. Included only by vector sources: see vec.h.
 
 #include "kernel/conv/packed_conv_vec.h"
 #include "kernel/matmul/tile.h"
@@ -10,13 +10,13 @@ namespace {
 
 constexpr float kInfinity = __builtin_inff();
 
-// A ChannelEpilogue with what all channels share in registers: stores of results could change it where it lies.
+// A ChannelEpilogue in registers: read through the pointer, its fields would be reloaded after each store of a result.
 struct Epilogue {
   const float *bias, *residual;
   float* out;
   i64 residual_row, out_row;
   Activation activation;
-  vf low, high;  // without bounds the infinities, which change nothing
+  vf low, high;  // infinities without clamping: no effect
 };
 
 GRAFT_VEC Epilogue in_registers(const ChannelEpilogue& e) {
@@ -30,12 +30,12 @@ GRAFT_VEC Epilogue in_registers(const ChannelEpilogue& e) {
           splat(e.clamps ? e.high : kInfinity)};
 }
 
-// Without a bias -0, which changes nothing; n > 0.
+// The bias of n > 0 channels; -0 without a bias, which changes nothing.
 GRAFT_VEC vf bias_of(const Epilogue& e, i64 channel, i64 n) {
   return e.bias == nullptr ? splat(-0.f) : load_some<F32>(e.bias + channel, n);
 }
 
-// n channels of one position; n > 0.
+// Writes n > 0 channels of one position.
 GRAFT_VEC void put(const Epilogue& e, vf x, vf bias, i64 position, i64 channel, i64 n) {
   float* to = e.out + position * e.out_row + channel;
   x += bias;

@@ -14,12 +14,12 @@ namespace {
 using i64 = std::int64_t;
 using simd::MatrixView;
 
-// Columns of inputs that one task copies by im2col at a time: they stay in its second-level cache.
+// Bytes of im2col columns that a task builds at a time: they stay in its second-level cache.
 constexpr i64 kColumnBytes = i64{512} << 10;
 constexpr i64 kMaxUnitPanels = 8;
-// With no more outputs per channel than this, weights are read row by row instead.
+// With at most this many outputs per channel the product is skinny: weights are read row by row instead of in tiles.
 constexpr i64 kFewColumns = simd::kMaxDotRows;
-// Rows whose results a transposed convolution collects before it spreads them over the output.
+// Rows of results that a transposed convolution collects before it scatters them to the output.
 constexpr i64 kSpreadRows = 48;
 
 const std::byte* at(const void* base, DType dtype, i64 index) {
@@ -29,9 +29,9 @@ std::byte* at(void* base, DType dtype, i64 index) {
   return static_cast<std::byte*>(base) + index * static_cast<i64>(byte_size(dtype));
 }
 
-// A convolution is a matrix product of the weight, a row per output channel, with the inputs that each output sees, a
-// column per output: by sample, group and, when transposed, remainder of the output index. im2col makes a few
-// panels at a time, on the thread that uses them.
+// A convolution is a matrix product of the weight, a row per output channel, with the im2col matrix, a column of inputs
+// per output; one product for each sample, group and, when transposed, remainder of the output index. im2col builds
+// only a few panels at a time, on the thread that multiplies them.
 class Convolution {
  public:
   Convolution(const TensorDesc& x, const TensorDesc& weight, const TensorDesc& out, const ConvAttrs& attrs,
@@ -74,7 +74,7 @@ class Convolution {
  private:
   using Axes = std::array<ConvAxis, 3>;
 
-  // The most steps of k that a sum has.
+  // The largest depth of a sum.
   i64 depth() const { return channels_ * taps_; }
   i64 items() const { return batch_ * attrs_.groups; }
   Axes axes(i64 remainder) const {
@@ -109,7 +109,7 @@ class Convolution {
     return e;
   }
 
-  // --- the inputs of an output ---
+  // --- im2col ---
 
   void load(const std::byte* from, i64 stride, i64 n, float* to) const {
     if (x_.dtype == DType::f32 && stride == 1) {
@@ -119,12 +119,12 @@ class Convolution {
     }
   }
 
-  // im2col of columns [column, column + n) of an item: a column's values lie `k_step` floats apart.
+  // im2col of columns [column, column + n) of an item: the values of a column are `k_step` floats apart.
   void im2col(const std::byte* x, const Axes& axes, i64 column, i64 n, i64 k_step, float* to) const {
     const auto& [depth_axis, row_axis, line_axis] = axes;
     const i64 per_channel = depth_axis.taps * row_axis.taps * line_axis.taps;
     for (i64 done = 0; done < n;) {
-      // Outputs that lie in one line.
+      // A run of outputs in one row.
       const i64 line = (column + done) / line_axis.count, start = (column + done) % line_axis.count;
       const i64 run = std::min(n - done, line_axis.count - start);
       const i64 t_row = line % row_axis.count, t_depth = line / row_axis.count;
@@ -158,9 +158,9 @@ class Convolution {
     }
   }
 
-  // --- few outputs per channel: each is a row of inputs against the rows of the weight ---
+  // --- few outputs per channel: a skinny product of im2col columns with the rows of the weight ---
 
-  // Samples and groups of which columns are made at once.
+  // Samples and groups whose columns are built together.
   i64 group_items() const {
     return std::clamp<i64>(kColumnBytes / std::max<i64>(positions_ * depth() * 4, 1), 1, items());
   }
@@ -202,7 +202,8 @@ class Convolution {
     return ceil_div(column_floats() + spread, 16) * 16;
   }
 
-  // The weight of a transposed convolution by remainder, group and output channel: a row of channels x taps each.
+  // Reorders the weight of a transposed convolution by remainder, group and output channel: each a row of channels x
+  // taps.
   void reorder_weight(const KernelContext& ctx) const {
     float* to = reinterpret_cast<float*>(ctx.scratch_bytes);
     const i64 all_rows = out_.shape[1];
@@ -231,8 +232,8 @@ class Convolution {
   }
 
   void tiles(const KernelContext& ctx) const {
-    // Fewer panels at a time when there would be too few units for the threads, and parts of the rows as a last resort:
-    // then several tasks make the same columns.
+    // Fewer panels per work item when there would be too few items for the tasks; as a last resort the rows are split,
+    // and several tasks build the same columns.
     const i64 unit_panels =
         std::clamp<i64>(items() * ceil_div(positions_, table_.panel_width) / (4 * ctx.tasks), 1, unit_panels_);
     const i64 unit_columns = unit_panels * table_.panel_width;
@@ -258,7 +259,7 @@ class Convolution {
     }
   }
 
-  // Rows [r0, r1) of columns [column, column + n).
+  // Multiplies rows [r0, r1) by columns [column, column + n).
   void tile_unit(const KernelContext& ctx, const Axes& all, i64 item, i64 column, i64 n, i64 r0, i64 r1,
                  const float* reordered) const {
     const i64 k = depth_of(all), width = table_.panel_width, panels = ceil_div(n, width);
@@ -297,7 +298,7 @@ class Convolution {
     }
   }
 
-  // No tap reaches these outputs.
+  // These outputs see no tap: their value is the bias.
   void bias_only(const simd::Epilogue& e, i64 row, i64 rows, i64 n) const {
     for (i64 r = row; r < row + rows; ++r) {
       float value = 0;
@@ -307,7 +308,7 @@ class Convolution {
     }
   }
 
-  // Puts results [rows, n] where they belong in the output.
+  // Scatters results [rows, n] to the output.
   void spread(const simd::Epilogue& e, const Axes& all, i64 column, i64 n, i64 row, i64 rows,
               const float* results) const {
     const simd::StoreFn store =

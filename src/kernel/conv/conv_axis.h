@@ -6,14 +6,14 @@
 
 #include "kernel/conv/conv.h"
 
-// How the outputs of a convolution along one spatial dimension find their inputs.
+// Which inputs the outputs of a convolution see along one spatial dimension.
 namespace graft {
 
 // Outputs first + t * out_step for t in [0, count); tap j of [0, taps) is element tap_first + j * tap_step of the
-// weight and meets input t * step + offset + j * offset_step, where that lies in [0, in).
+// weight and multiplies input t * step + offset + j * offset_step, where that is in [0, in).
 //
 // A convolution has one axis per dimension. A transposed one of stride s has s of them, one per remainder of the output
-// index: for each of these a tap either always falls on an input or never does.
+// index: within one, a tap multiplies an input for every output or for none.
 struct ConvAxis {
   std::int64_t in = 0;
   std::int64_t first = 0, out_step = 1, count = 0;

@@ -9,11 +9,11 @@
 #include "kernel/conv/conv.h"
 #include "kernel/conv/packed_conv_vec.h"
 
-// How convolutions with packed weights read their input: channels beside each other, in place or, with a padding or
-// another layout, from a copy of some samples with a border. Strides and offsets are in elements.
+// How convolutions with packed weights read their input: channels last, either in place or, when there is padding or
+// another layout, from a padded copy of some samples. Strides and offsets are in elements.
 namespace graft {
 
-// Signed bytes as unsigned ones that count 128 more, and back; `to` may be `from`.
+// Converts signed bytes to unsigned ones offset by 128, and back; `to` may be `from`.
 inline void flip_bytes(const std::uint8_t* from, std::uint8_t* to, std::int64_t n) {
   typedef std::uint8_t Block __attribute__((vector_size(16)));
   constexpr std::int64_t kBlock = sizeof(Block);
@@ -32,7 +32,8 @@ class ConvInput {
   using i64 = std::int64_t;
 
  public:
-  // `whole_lines`: the taps of a line must be one run, so channels and columns without gaps.
+  // `whole_lines`: the taps of a kernel row must be one contiguous run, so there are no gaps between channels or
+  // columns.
   ConvInput(const TensorDesc& x, const ConvAttrs& conv, bool whole_lines = false) : x_(x), conv_(conv) {
     bool padded = false;
     for (int d = 0; d < 3; ++d) {
@@ -57,15 +58,15 @@ class ConvInput {
     }
   }
 
-  i64 sample = 0, plane = 0, line = 0, column = 0;  // from one to the next, of what is read
+  i64 sample = 0, plane = 0, line = 0, column = 0;  // strides of what is read
 
   bool copies_input() const { return copies_input_; }
   i64 scratch_bytes() const { return copies_input_ ? group_ * sample * static_cast<i64>(sizeof(T)) : 0; }
-  // Copying and multiplying, for each group of samples.
+  // For each group of samples a phase that copies and one that multiplies; without copies one phase.
   int phases() const { return static_cast<int>(copies_input_ ? 2 * ceil_div(x_.shape[0], group_) : 1); }
 
-  // This task's part of the phase: copies, or calls multiply(x, first sample, samples). `flips`: what is copied,
-  // padding included, is flipped.
+  // This task's part of the phase: copies, or calls multiply(x, first sample, samples). `flips`: copied bytes, padding
+  // included, are flipped.
   template <typename Multiply>
   void run(const KernelContext& ctx, std::byte* scratch, T padding, Multiply&& multiply, bool flips = false) const {
     if (!copies_input_) return multiply(ctx.input<T>(0), i64{0}, x_.shape[0]);
@@ -75,25 +76,25 @@ class ConvInput {
     multiply(static_cast<const T*>(copy), first, count);
   }
 
-  // Lines [first, first + count) of a sample of one plane with its border, of an input that is copied.
+  // Copies rows [first, first + count) of a planar sample with its padding.
   void copy_rows(const T* x, i64 sample_index, i64 first, i64 count, T padding, bool flips, T* to) const {
     for (i64 h = first; h < first + count; ++h, to += line) copy_row(x, sample_index, 0, h, padding, flips, to);
   }
 
-  // Lines of outputs that are evenly apart in the input; where all positions are, one line. Each is cut into parts.
+  // Rows of outputs whose inputs are evenly spaced; a single row where all positions are. Each is divided into parts.
   struct Lines {
-    i64 count[3] = {1, 1, 1};  // samples, planes, lines of each
-    i64 outputs = 0;           // of a line
+    i64 count[3] = {1, 1, 1};  // samples, planes, rows of each
+    i64 outputs = 0;           // of a row
     i64 step = 0;              // elements of input from one output to the next
-    i64 all = 1;               // lines
-    i64 parts = 0;             // of a line: the first `more` of them have least + 1 outputs, the others `least`
+    i64 all = 1;               // number of rows
+    i64 parts = 0;             // of a row: the first `more` of them have least + 1 outputs, the others `least`
     i64 least = 0, more = 0;
   };
 
-  // Parts of at most `rows` outputs. `join`: positions that are evenly apart are one line.
+  // Parts of at most `rows` outputs. `join`: evenly spaced rows are joined into one.
   Lines lines_of(const Shape& out, i64 samples, i64 rows, bool join = true) const {
     Lines lines{{samples, out[2], out[3]}, out[4], conv_.stride[2] * column};
-    // A dimension joins those within it when its outputs go on where theirs end.
+    // A dimension joins those within it when its stride continues theirs.
     const i64 strides[3] = {sample, conv_.stride[0] * plane, conv_.stride[1] * line};
     for (int d = 2; join && d >= 0; --d) {
       if (lines.count[d] != 1 && strides[d] != lines.outputs * lines.step) break;
@@ -107,29 +108,29 @@ class ConvInput {
     return lines;
   }
 
-  // Where the inputs of a line's first output begin.
+  // Offset of the inputs of a row's first output.
   i64 offset_of(const Lines& lines, i64 index) const {
     const i64 h = index % lines.count[2], d = index / lines.count[2] % lines.count[1],
               n = index / lines.count[2] / lines.count[1];
     return n * sample + d * conv_.stride[0] * plane + h * conv_.stride[1] * line;
   }
 
-  // Part i of all lines.
+  // Part i, counted over all rows.
   struct Part {
     i64 offset = 0;  // of its first output's inputs
     i64 first = 0;   // output
     int rows = 0;
   };
   Part part_of(const Lines& lines, i64 i) const {
-    // Divisions take as long as a small tile: most inputs are one line.
+    // Divisions take as long as a small tile; most inputs are a single row and need none.
     const i64 at = lines.all == 1 ? 0 : i / lines.parts, part = i - at * lines.parts;
     const i64 first = part * lines.least + std::min(part, lines.more);
     const i64 offset = (lines.all == 1 ? 0 : offset_of(lines, at)) + first * lines.step;
     return {offset, at * lines.outputs + first, static_cast<int>(lines.least + (part < lines.more ? 1 : 0))};
   }
 
-  // Calls add(offset, depth) for what lies beside each other of the inputs of an output, in the order of the packed
-  // weight; `whole`: the taps of a line do.
+  // Calls add(offset, depth) for each contiguous run of an output's inputs, in the order of the packed weight; `whole`:
+  // the taps of a kernel row are one run.
   template <typename Add>
   void for_each_run(const i64 (&kernel)[3], bool whole, Add&& add) const {
     const i64 channels = x_.shape[1] / conv_.groups;
@@ -146,7 +147,7 @@ class ConvInput {
   }
 
  private:
-  // Samples are copied together while they fit into this: then they stay in the caches.
+  // As many samples are copied together as fit into this size, so that they stay in the caches.
   static constexpr i64 kLaidOutBytes = i64{4} << 20;
 
   void copy_samples(const KernelContext& ctx, T* to, T padding, bool flips, i64 first, i64 count) const {
@@ -157,7 +158,7 @@ class ConvInput {
                to + unit * line);
   }
 
-  // Line h of plane d of a sample with its border.
+  // Copies row h of plane d of a sample with its padding.
   void copy_row(const T* x, i64 n, i64 d, i64 h, T padding, bool flips, T* to) const {
     d -= conv_.padding[0];
     h -= conv_.padding[1];
@@ -179,7 +180,7 @@ class ConvInput {
       std::memcpy(to, from, static_cast<std::size_t>(width * channels) * sizeof(T));
       return;
     }
-    constexpr i64 kFew = 4;  // channels, of a picture
+    constexpr i64 kFew = 4;  // channels, of an image
     if (channels <= kFew && x_.strides[4] == 1) {
       if constexpr (std::is_same_v<T, float>)
         return simd::packed_conv().interleave(from, x_.strides[1], channels, width, to);
@@ -198,19 +199,19 @@ class ConvInput {
   i64 group_ = 1;  // samples that are copied at a time
 };
 
-// With as many tiles for each thread, for_tiles() divides the tiles among the threads, else tiles and panels.
+// Whether for_tiles() divides only the tiles among the threads, as there are enough for each, else tiles and panels.
 inline bool all_panels_by_tiles(const KernelContext& ctx, std::int64_t tiles) {
   constexpr std::int64_t kManyTiles = 32;
   return tiles >= kManyTiles * ctx.tasks;
 }
 
-// Divides `tiles` tiles of `panels` panels among the threads as they go (two-ended work stealing); run(panel, the panel
-// after it, first tile, one past the last). The tiles read `input_bytes` in all.
+// Divides `tiles` tiles of `panels` panels among the threads by two-ended work stealing. Calls run(panel, next panel,
+// first tile, last tile + 1). The tiles read `input_bytes` in all.
 template <typename Run>
 void for_tiles(const KernelContext& ctx, std::int64_t tiles, std::int64_t panels, std::int64_t at_once,
                std::int64_t input_bytes, Run&& run) {
   if (all_panels_by_tiles(ctx, tiles)) {
-    // Some tiles at a time by all panels: these inputs stay in the first caches.
+    // All panels for a group of tiles at a time, whose inputs stay in the first-level cache.
     const std::int64_t groups = ceil_div(tiles, at_once);
     ctx.for_chunks(groups, {}, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t group = begin; group < end; ++group)
@@ -219,13 +220,13 @@ void for_tiles(const KernelContext& ctx, std::int64_t tiles, std::int64_t panels
     });
     return;
   }
-  // Inputs that fill most of a second-level cache, and of which others wrote a part, are read once: one half of the
-  // tiles by panels upwards, then the other half by panels downwards, so that tasks from both ends begin with the same
+  // Inputs that fill most of a second-level cache, partly written by other cores, should be read once: one half of the
+  // tiles goes through the panels upwards, the other half downwards, so that tasks from both ends start with the same
   // panels and meet at the last ones.
   constexpr std::int64_t kCacheBytes = std::int64_t{3} << 18, kManyPanels = 4;
   const bool by_halves = input_bytes >= kCacheBytes && ctx.tasks > 1 && panels >= kManyPanels * ctx.tasks;
   const std::int64_t part = by_halves ? ceil_div(tiles, 2) : tiles, units = (by_halves ? 2 : 1) * panels * part;
-  // Less than a fourth of a panel's tiles reads the panel for too little.
+  // At least a fourth of a panel's tiles per chunk: fewer do not repay reading the panel.
   ctx.for_chunks(units, {.min = ceil_div(tiles, 4), .multiple = part}, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t unit = begin; unit < end;) {
       const std::int64_t index = unit / part, first = unit - index * part, last = std::min(end - index * part, part);

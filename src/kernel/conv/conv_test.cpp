@@ -40,7 +40,7 @@ i64 place(const TensorDesc& d, i64 a, i64 b, i64 c, i64 e, i64 f) {
   return a * d.strides[0] + b * d.strides[1] + c * d.strides[2] + e * d.strides[3] + f * d.strides[4];
 }
 
-// Sums and sums of absolute terms of every output, by scattering each input.
+// Reference: sums, and sums of absolute terms, of every output, by scattering each input.
 void expected(const Case& c, const TestTensor& x, const TestTensor& w, const TestTensor& out, std::vector<double>* sums,
               std::vector<double>* sizes) {
   sums->assign(static_cast<std::size_t>(out.desc.numel()), 0);
@@ -86,13 +86,14 @@ TensorDesc channels_last(const Shape& shape) {
   return desc;
 }
 
-// The kernels with packed weights, plain and with all that they do to a sum. `sums`: of every output, with its bias.
+// The kernels with packed weights, without an epilogue and with each part of it. `sums`: of every output, with its
+// bias.
 void check_packed(const Case& c, const TestTensor& x, const TestTensor& w, const TestTensor& bias,
                   const ConvAttrs& attrs, const std::vector<double>& sums, const std::vector<double>& sizes,
                   simd::Isa isa, int threads) {
   const simd::PackedConvTable& table = simd::packed_conv(isa);
   const bool depthwise = is_depthwise(w.desc.shape, c.groups);
-  if (depthwise && !c.channels_last) return;  // what it takes
+  if (depthwise && !c.channels_last) return;  // the kernel requires it
   const TensorDesc out_desc = channels_last({c.batch, c.groups * c.outputs, c.out(0), c.out(1), c.out(2)});
   std::mt19937 rng(1);
   TestTensor scale(TensorDesc(DType::f32, Shape{out_desc.shape[1]})), residual(out_desc);
@@ -115,7 +116,7 @@ void check_packed(const Case& c, const TestTensor& x, const TestTensor& w, const
       packed_attrs.low = -0.5f;
       packed_attrs.high = 0.75f;
     }
-    // `slack`: of the sum of absolute terms, by output.
+    // `slack`: tolerance as a fraction of the sum of absolute terms, by output.
     const auto compare = [&](const TestTensor& out, const char* what, auto&& slack) {
       EXPECT_TRUE(out.guards_intact());
       const i64 positions = c.out(0) * c.out(1) * c.out(2), rows = out_desc.shape[1];
@@ -359,7 +360,7 @@ TEST(PackedConv, TilesPanelsAndKBlocks) {
     for (const i64 outputs : {8, 16, 17, 32, 33, 70})
       for (const i64 channels : {1, 15, 256, 257, 600})
         check({.channels = channels, .outputs = outputs, .size = {1, 3, 13}, .bias = true, .channels_last = last});
-    // A line for each sample; taps of a line beside each other and not; groups.
+    // A row for each sample; taps of a kernel row contiguous and not; groups.
     check({.batch = 2, .channels = 90, .outputs = 40, .size = {1, 9, 25}, .kernel = {1, 3, 3}, .channels_last = last});
     check({.channels = 40,
            .outputs = 20,
@@ -378,7 +379,7 @@ TEST(PackedConv, TilesPanelsAndKBlocks) {
            .bias = true,
            .channels_last = last});
   }
-  // So many tiles that threads divide them, and samples copied in two parts.
+  // Enough tiles for all threads, and samples copied in two parts.
   check({.channels = 5, .outputs = 9, .size = {1, 60, 77}, .channels_last = true});
   check({.batch = 3, .channels = 300, .outputs = 8, .size = {1, 31, 63}, .kernel = {1, 1, 3}, .padding = {0, 0, 1}});
 }
@@ -408,8 +409,8 @@ TEST(PackedConv, DepthwiseChannelsAroundTheVectors) {
 }
 
 TEST(PackedConv, NarrowPanels) {
-  // Widths of one and three half vectors of each instruction set and those beside them, alone and behind a whole panel;
-  // odd sums and ones of two blocks are not narrow; tiles of all numbers of rows.
+  // Widths of one and three half vectors of each instruction set and their neighbours, alone and after a whole panel.
+  // Odd sums and sums of two blocks have no narrow panel. Tiles of every number of rows.
   for (const i64 outputs : {1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 17, 20, 24, 25, 40, 56})
     for (const i64 channels : {1, 2, 6, 7, 64, 256, 258})
       check({.channels = channels, .outputs = outputs, .size = {1, 1, 5}, .kernel = {1, 1, 1}, .channels_last = true});
@@ -435,7 +436,7 @@ TEST(PackedConv, NarrowPanels) {
 TEST(PackedConv, NaNStaysAndZeroTimesPaddingIsNotRead) {
   for (const simd::Isa isa : simd::available_isas_of<simd::PackedConvTable>()) {
     const simd::PackedConvTable& table = simd::packed_conv(isa);
-    // One channel of NaN and infinity by a 3 x 3 kernel of ones: outputs that do not see them are finite.
+    // A channel with NaN and infinity, a 3 x 3 kernel of ones: outputs that do not see them are finite.
     TestTensor x(channels_last({1, 2, 1, 5, 9})), w(TensorDesc(DType::f32, Shape{2, 1, 1, 3, 3}));
     for (i64 i = 0; i < x.elements(); ++i) x.set(i, 1);
     for (i64 i = 0; i < w.elements(); ++i) w.set(i, 1);

@@ -5,7 +5,7 @@
 namespace graft::simd::GRAFT_ISA {
 namespace {
 
-// V vectors of results at once: their sums do not wait for each other.
+// V vectors of results at once, whose sums are independent.
 template <typename T, int V>
 GRAFT_VEC void block(const float* x, const i64* offsets, const float* weight, i64 taps, float bias, i64 n,
                      typename T::Stored* out) {

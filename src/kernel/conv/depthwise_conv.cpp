@@ -10,7 +10,7 @@ namespace {
 
 using i64 = std::int64_t;
 
-// Input lines that are copied at once stay in the second-level cache.
+// Bytes of input rows copied at once: they stay in the second-level cache.
 constexpr i64 kLineBytes = i64{96} << 10;
 constexpr i64 kMinParallel = 4096;
 
@@ -18,9 +18,9 @@ const std::byte* at(const void* base, DType dtype, i64 index) {
   return static_cast<const std::byte*>(base) + index * static_cast<i64>(byte_size(dtype));
 }
 
-// One output channel of one sample at a time, in bands of lines. The input lines that a band needs are copied as f32
-// with their padding, split by the stride along the line, so that a tap reads consecutive elements for consecutive
-// outputs.
+// One output channel of one sample at a time, in bands of rows. The input rows that a band needs are copied as f32 with
+// their padding, split by the remainder of the column modulo the stride, so that a tap reads consecutive elements for
+// consecutive outputs.
 class Depthwise {
  public:
   Depthwise(const TensorDesc& weight, const TensorDesc& out, const ConvAttrs& attrs, const simd::ConvTable& table)
@@ -28,7 +28,7 @@ class Depthwise {
     for (int d = 0; d < 3; ++d) kernel_[d] = weight.shape[2 + d];
     taps_ = kernel_[0] * kernel_[1] * kernel_[2];
     const i64 extent = (kernel_[2] - 1) * attrs.dilation[2];
-    // Elements of one remainder of a line: those of the outputs, and those that the last vector may read beyond.
+    // Floats of one remainder of a row: those of the outputs, and those that the last vector may read past them.
     part_ = out.shape[4] + extent / attrs.stride[2] + 2 * table.lanes;
     line_ = part_ * std::min(attrs.stride[2], extent + 1);
     const i64 lines_of_one = attrs.dilation[1] == 1 ? attrs.stride[1] : kernel_[1];
@@ -74,7 +74,7 @@ class Depthwise {
  private:
   i64 thread_bytes() const { return ceil_div(taps_ * 12 + kernel_[0] * lines_ * line_ * 4, 64) * 64; }
 
-  // Where the first output of a band finds each tap.
+  // Offsets of each tap for the first output of a band.
   void set_offsets(i64* offsets) const {
     for (i64 kd = 0; kd < kernel_[0]; ++kd) {
       for (i64 kh = 0; kh < kernel_[1]; ++kh) {
@@ -129,8 +129,8 @@ class Depthwise {
   const ConvAttrs& attrs_;
   const simd::ConvTable& table_;
   i64 kernel_[3] = {}, taps_ = 0;
-  i64 part_ = 0, line_ = 0;   // floats of one remainder of a line, of a line
-  i64 band_ = 1, lines_ = 1;  // output lines of a band, input lines that it needs
+  i64 part_ = 0, line_ = 0;   // floats of one remainder of a row, of a row
+  i64 band_ = 1, lines_ = 1;  // output rows of a band, input rows that it needs
 };
 
 void depthwise_here(const KernelContext& ctx) noexcept { run_depthwise_conv(ctx, simd::conv()); }

@@ -18,7 +18,7 @@ using simd::KBlock;
 using simd::PackedConvTable;
 
 constexpr i64 kMinParallel = 4096;
-// Lines of outputs that a depthwise convolution makes at once: neighbours read the same lines of input.
+// Output rows that a depthwise convolution computes at once: neighbours read the same input rows.
 constexpr i64 kLinesAtOnce = 8;
 
 void offset(simd::ChannelEpilogue& e, i64 floats) {
@@ -36,7 +36,7 @@ void pack_panels(const KernelContext& ctx, const PackedConvTable& table) {
   const i64 channels = shape[1], taps = shape[2] * shape[3] * shape[4], depth = channels * taps;
   const i64 rows = shape[0] / attrs.groups, width = table.panel_width, panels = ceil_div(rows, width);
   const auto [begin, end] = ctx.range(attrs.groups * panels);
-  const bool narrow = table.narrow_halves(taps, depth, rows - (panels - 1) * width) != 0;  // the last of each group
+  const bool narrow = table.narrow_halves(taps, depth, rows - (panels - 1) * width) != 0;  // the last panel of each group
   if (attrs.groups == 1 && taps == 1 && scale == nullptr && !narrow) {
     const simd::MatrixView columns = {weight, DType::f32, 1, depth};
     for (i64 panel = begin; panel < end; ++panel)
@@ -78,9 +78,9 @@ void pack_depthwise(const KernelContext& ctx, const PackedConvTable& table) {
 
 // --- products ---
 
-// Tiles that all panels are read for, one after the other, of so many floats each. Panels that a second-level cache
-// holds are read often: the tiles stay in the first caches. Others come from farther away: the tiles fill a part of the
-// second one, and a call's prefetches of the next panel lie farther apart.
+// Tiles for which all panels are read in turn, of `tile_floats` each. Weights that fit into a second-level cache are
+// cheap to read again: few tiles, which stay in the first-level cache. Larger weights come from farther away: the tiles
+// fill a part of the second-level cache, so that the prefetches of the next panel are spread over more work.
 i64 tiles_at_once(i64 weight_floats, i64 tile_floats) {
   constexpr i64 kTilesFloats = i64{1} << 17;
   if (weight_floats <= kNearWeightFloats) return simd::kConvTilesAtOnce;
@@ -92,7 +92,7 @@ class PackedConvolution {
   PackedConvolution(const TensorDesc& x, const PackedConvAttrs& attrs) : x_(x), attrs_(attrs), input_(x, attrs.conv) {}
 
   bool copies_input() const { return input_.copies_input(); }
-  // The k_blocks of a sum by thread, then the input.
+  // Each thread's list of K blocks, then the copied input.
   i64 scratch_bytes(int threads) const { return k_blocks_bytes(threads) + input_.scratch_bytes(); }
   int phases() const { return input_.phases(); }
 
@@ -105,7 +105,7 @@ class PackedConvolution {
  private:
   template <typename Add>
   void for_each_run(Add&& add) const {
-    // Taps of a line that lie beside each other are one.
+    // Contiguous taps of a kernel row are one run.
     const ConvAttrs& conv = attrs_.conv;
     input_.for_each_run(attrs_.kernel, conv.dilation[2] == 1 && input_.column == x_.shape[1] / conv.groups, add);
   }
@@ -144,7 +144,7 @@ class PackedConvolution {
     const auto weight_of = [&](const PackedProducts::Unit& unit) {
       return ctx.input<float>(unit.product.weight) + unit.panel * depth * table.panel_width;
     };
-    i64 read_from = tiles, read_to = 0;  // tiles that this task has read
+    i64 read_from = tiles, read_to = 0;  // tiles whose inputs this task has read
     for_tiles(ctx, tiles, products.count() * all_panels, at_once, bytes, [&](i64 index, i64 next, i64 from, i64 to) {
       const auto [product, panel] = products.unit(index, all_panels);
       const float* const weight = weight_of({product, panel});
@@ -155,7 +155,7 @@ class PackedConvolution {
       const i64 group = panel / panels, first_channel = panel % panels * table.panel_width;
       const int width = static_cast<int>(std::min<i64>(table.panel_width, rows - first_channel));
       std::array<ConvTile, simd::kConvTiles> list;
-      // In calls of about as many tiles: each prefetches all of the panel's next block.
+      // Calls of about equally many tiles: each call prefetches all of the panel's next block.
       const i64 calls = ceil_div(to - from, simd::kConvTiles);
       for (i64 call = 0, t = from; call < calls; ++call) {
         const int count = static_cast<int>((to - t + calls - call - 1) / (calls - call));
@@ -277,7 +277,7 @@ void run_packed_linears(const KernelContext& ctx, const PackedConvTable& table) 
   PackedConvolution(ctx.in(0), attrs.layers[0]).run(ctx, table, {ctx, attrs});
 }
 
-// Lines of outputs, one after another: [N, D', H'].
+// Rows of outputs in order: [N, D', H'].
 void run_packed_depthwise_conv(const KernelContext& ctx, const PackedConvTable& table) noexcept {
   const auto attrs = ctx.attrs<PackedConvAttrs>();
   const ConvAttrs& conv = attrs.conv;
@@ -294,7 +294,7 @@ void run_packed_depthwise_conv(const KernelContext& ctx, const PackedConvTable& 
   lines.channels = out[1];
   lines.column = x.strides[4];
   const auto [begin, end] = ctx.range(out[0] * out[2] * out[3]);
-  // A thread's list of input lines lies in its scratch.
+  // A thread's list of input rows is in its scratch.
   const i64 count = attrs.kernel[0] * attrs.kernel[1];
   const auto** const list = reinterpret_cast<const float**>(ctx.scratch_bytes) + ctx.task * kLinesAtOnce * count;
   lines.lines = list;

@@ -6,13 +6,13 @@
 namespace graft::simd::GRAFT_ISA {
 namespace {
 
-// --- many input channels ---
+// --- convolutions over all input channels ---
 
-// Of small numbers: a division of 64 bits takes as long as some steps of a tile.
+// Of small numbers: a 64-bit division takes as long as some steps of a tile.
 GRAFT_VEC i64 quotient(i64 a, i64 b) { return static_cast<unsigned>(a) / static_cast<unsigned>(b); }
 
-// Cache lines that a tile prefetches while it works, some with each kPrefetchSteps steps: its part of the weights that
-// are read after its own.
+// Cache lines that a tile prefetches while it computes, some every kPrefetchSteps steps: its part of the weights read
+// next.
 struct Ahead {
   const char* from;
   i64 lines;
@@ -26,7 +26,7 @@ GRAFT_VEC void prefetch(Ahead& ahead, i64 at_once) {
   ahead.lines -= n;
 }
 
-// The sums of R positions and `width` channels, which fill NV - 1 vectors and `rest` lanes of the last one.
+// Writes the sums of R positions and `width` channels, which fill NV - 1 vectors and `rest` lanes of the last one.
 template <int R, int NV, bool kPart, bool kResidual>
 GRAFT_VEC void put_sums(const Epilogue& e, const vf (&x)[R][NV], i64 first, i64 channel, i64 rest) {
   constexpr int kLast = NV - 1;
@@ -55,7 +55,7 @@ GRAFT_VEC void put_sums(const Epilogue& e, const vf (&x)[R][NV], i64 first, i64 
   }
 }
 
-// The same with whatever there is, of sums in memory.
+// The general case of put_tile(), with the sums in memory.
 __attribute__((noinline)) void put_any(const Epilogue& e, const float* sums, i64 positions, i64 first, i64 channel,
                                        i64 width) {
   const i64 vectors = (width + kLanes - 1) / kLanes;
@@ -76,7 +76,7 @@ GRAFT_VEC void put_tile(const Epilogue& e, const vf (&x)[R][NV], i64 first, i64 
 #pragma GCC unroll 2
       for (int n = 0; n < NV; ++n) store(sums + (r * NV + n) * kLanes, x[r][n]);
     }
-    const Epilogue copy = e;  // so that the other stays in registers
+    const Epilogue copy = e;  // so that `e` itself stays in registers
     put_any(copy, sums, R, first, channel, smaller(width, NV * kLanes));
   } else if (rest >= kLanes) {
     e.residual == nullptr ? put_sums<R, NV, false, false>(e, x, first, channel, kLanes)
@@ -87,15 +87,16 @@ GRAFT_VEC void put_tile(const Epilogue& e, const vf (&x)[R][NV], i64 first, i64 
   }
 }
 
-// R outputs of NV vectors of channels: the sum over some K blocks. `partial`: sums of the K blocks before, or those of
-// these. kFresh: prefetches the rows of the next tile, too (in the one loop for all, all tiles would take longer).
+// R outputs of NV vectors of channels: the sum over some K blocks. `partial`: in, the sums of the K blocks before; out,
+// the sums so far. kFresh: also prefetches the rows of the next tile (a separate instance, as the check would slow down
+// all tiles).
 template <int R, int NV, bool kFresh>
 void conv_tile(const ConvTile& at, i64 row, const KBlock* k_blocks, i64 count, const float* v, float* partial,
                bool first, bool last, i64 channel, i64 width, const ChannelEpilogue& e, Ahead ahead, i64 depth,
                RowsAhead next_rows) {
   TileSums<R, NV> sums;
   clear(sums);
-  // Nothing to prefetch: K blocks as a whole.
+  // Without prefetches a K block is a single step.
   const bool prefetches = ahead.lines > 0;
   const i64 steps = prefetches ? kPrefetchSteps : kConvDepth;
   const i64 at_once =
@@ -139,7 +140,7 @@ constexpr auto kConvTileFns = by_rows<ConvTileFn, kTileRows>([]<int R>() -> Conv
   return conv_tile<R, NV, kFresh>;
 });
 
-// The same of all K blocks, without prefetching: what a tile of few steps does beside them counts.
+// The sum over all K blocks without prefetching: in a tile with a short sum, everything beside the products counts.
 template <int R, int NV>
 void whole_tile(const ConvTile& at, i64 row, const KBlock* k_blocks, i64 count, const float* v, i64 channel, i64 width,
                 const ChannelEpilogue& e) {
@@ -165,7 +166,7 @@ constexpr auto kWholeTileFns = by_rows<WholeTileFn, kTileRows>([]<int R>() -> Wh
 void conv_tiles(const ConvTile* tiles, int count, i64 row, const KBlock* k_blocks, i64 block_count, const float* panel,
                 const float* next_panel, bool fresh, i64 first_channel, int width, const ChannelEpilogue& e) {
   alignas(64) float partial[kConvTiles][kTileRows * kPanel];
-  // As many K blocks as are taken at once; an empty sum is one block of none.
+  // As many K blocks as make one pass; an empty sum is one block of depth 0.
   const auto block_end = [&](i64 begin, i64& depth) {
     i64 end = begin;
     depth = 0;
@@ -176,7 +177,7 @@ void conv_tiles(const ConvTile* tiles, int count, i64 row, const KBlock* k_block
   i64 done = 0, depth = 0, first_depth = 0;
   i64 end = block_end(0, first_depth);
   depth = first_depth;
-  // A tile alone takes as long as its weights take to come, in the order in which memory is read ahead by itself.
+  // A single tile is bound by reading its weights, whose order the hardware prefetcher follows.
   const bool prefetches = next_panel != nullptr && count > 1;
   if (end == block_count && !prefetches) {
     const WholeTileFn* const fns = width > kLanes ? kWholeTileFns<2>.of : kWholeTileFns<1>.of;
@@ -216,7 +217,7 @@ void conv_tiles(const ConvTile* tiles, int count, i64 row, const KBlock* k_block
 
 // --- narrow panels ---
 
-// Lanes 0 and 1 of a, 2 and 3 of a, ..., then of b: each pair's sum.
+// Sums of adjacent lanes: 0 and 1 of a, 2 and 3 of a, ..., then of b.
 GRAFT_VEC vf sum_pairs(vf a, vf b) { return every_second_lane<0>(a, b) + every_second_lane<1>(a, b); }
 
 // R outputs of H half vectors of channels.
@@ -259,7 +260,7 @@ void narrow_tile(const float* x, i64 row, i64 steps, const float* v, i64 first, 
 
 using NarrowTileFn = void (*)(const float*, i64, i64, const float*, i64, i64, i64, const ChannelEpilogue&);
 
-// The sums of so many rows of three half vectors fit into the registers.
+// The sums of this many rows of three half vectors fit into the registers.
 constexpr int kNarrowRows = kTileRows * 2 / 3;
 
 constexpr auto kOneHalfFns =
@@ -282,7 +283,7 @@ void narrow_tiles(const ConvTile* tiles, int count, i64 row, i64 steps, const fl
   }
 }
 
-// --- one input channel per output channel ---
+// --- depthwise convolutions: one input channel per output channel ---
 
 using Lines = PackedConvTable::Lines;
 
@@ -291,7 +292,7 @@ struct Int {
   static constexpr int value = N;
 };
 
-// One output of any kernel, some of whose columns may lie outside.
+// One output of any kernel; some of its columns may be padding.
 void depthwise_any(const Lines& d, const float* const* lines, i64 output, const Epilogue& e) {
   const i64 first = output * d.step - d.pad, row = d.weight_row;
   for (i64 c = 0; c < d.channels; c += kLanes) {
@@ -310,7 +311,7 @@ void depthwise_any(const Lines& d, const float* const* lines, i64 output, const 
   }
 }
 
-// O outputs beside each other, all of whose columns exist.
+// O adjacent outputs, none of whose columns are padding.
 template <int O>
 void depthwise_block(const Lines& d, const float* const* lines, i64 output, const Epilogue& e) {
   const i64 from = (output * d.step - d.pad) * d.column;
@@ -342,9 +343,9 @@ void depthwise_block(const Lines& d, const float* const* lines, i64 output, cons
 
 constexpr int kMostOutputs = 4;
 
-// The sums of O outputs beside each other of three lines of three taps: each input is read once for all outputs that
-// see it. `at`: where their first column is in a line. Unless all is inside, lines may be null and `left` and `right`
-// tell whether the first and the last of their columns lie outside.
+// The sums of O adjacent outputs of a 3 x 3 kernel: each input is read once for all outputs that see it. `at`: offset
+// of their first column in a row. Unless kInside, lines may be null (padding), and `left` and `right` tell whether
+// their first and last column are padding.
 template <int O, int S, bool kInside, typename Load>
 GRAFT_VEC void sums_3x3(const float* const (&lines)[3], i64 at, i64 column, bool left, bool right,
                         const vf (&weight)[9], vf (&sums)[O], Load&& value_at) {
@@ -355,7 +356,7 @@ GRAFT_VEC void sums_3x3(const float* const (&lines)[3], i64 at, i64 column, bool
   for (int l = 0; l < 3; ++l) {
     if (!kInside && lines[l] == nullptr) continue;
     const float* x = lines[l] + at;
-    // So that the compiler does not keep (and spill) a pointer for each of the 27 columns.
+    // Keeps the compiler from holding (and spilling) a pointer for each of the 27 columns.
     if (S > 1) asm("" : "+r"(x));
 #pragma GCC unroll 12
     for (int i = 0; i < kColumns; ++i, x += column) {
@@ -371,8 +372,8 @@ GRAFT_VEC void sums_3x3(const float* const (&lines)[3], i64 at, i64 column, bool
   }
 }
 
-// A vector of channels from c on of outputs [begin, end) of all lines: weights are in registers, and what several lines
-// of outputs read comes from the first-level cache.
+// A vector of channels from c on, for outputs [begin, end) of all rows: weights are in registers, and input rows that
+// several output rows see are read from the first-level cache.
 template <int S, typename Load>
 GRAFT_VEC void channels_3x3(const Lines& d, i64 begin, i64 end, i64 c, const Epilogue& epilogue, Load&& value_at) {
   vf weight[9];
@@ -382,7 +383,7 @@ GRAFT_VEC void channels_3x3(const Lines& d, i64 begin, i64 end, i64 c, const Epi
   const i64 outputs = d.outputs, column = d.column, columns = d.columns, width = d.channels - c, pad = d.pad;
   const vf bias = bias_of(e, c, width);
   const bool plain = e.residual == nullptr && e.activation == Activation::none && width >= kLanes;
-  // Outputs [inner, outer) see columns that exist.
+  // Outputs [inner, outer) see no padding.
   const i64 inner = pad, outer = (columns + pad - 3) / S + 1;
   for (i64 row = 0; row < d.rows; ++row) {
     const float* const* at = d.lines + 3 * row;
@@ -430,11 +431,11 @@ GRAFT_VEC void channels_3x3(const Lines& d, i64 begin, i64 end, i64 c, const Epi
   }
 }
 
-// Outputs of a line at a time: columns are a power of two of cache lines apart in many models, so that longer lines
-// would not stay in the first-level cache.
+// Outputs of a row at a time: in many models columns are a power of two of cache lines apart, so that longer rows would
+// not stay in the first-level cache.
 constexpr i64 kOutputsAtOnce = 56;
 
-// Of columns, no output sees more than one outside on each side.
+// Of the columns an output sees, at most one on each side is padding.
 template <int S>
 void depthwise_3x3(const Lines& d, const Epilogue& e) {
   for (i64 begin = 0; begin < d.outputs; begin += kOutputsAtOnce) {
@@ -456,7 +457,7 @@ void depthwise(const Lines& d, const ChannelEpilogue& epilogue) {
     d.step == 1 ? depthwise_3x3<1>(d, e) : depthwise_3x3<2>(d, e);
     return;
   }
-  // Outputs in [inner, outer) see columns that exist.
+  // Outputs in [inner, outer) see no padding.
   const i64 window = (d.taps - 1) * d.tap + 1;
   i64 inner = (d.pad + d.step - 1) / d.step;
   const i64 slack = d.columns + d.pad - window;  // the last output's first column, from the padding's start

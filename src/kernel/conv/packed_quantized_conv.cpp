@@ -18,10 +18,10 @@ using simd::ByteTile;
 using simd::QuantizedConvTable;
 
 constexpr i64 kMinParallel = 4096;
-// Tiles by all panels: these inputs stay in the first caches.
+// All panels for this many tiles at a time: their inputs stay in the first-level cache.
 constexpr i64 kTilesAtOnce = 4;
 
-// A place's numbers at the front of a panel or block of `width` places.
+// The numbers of one channel in the header of a panel or block of `width` channels.
 struct Header {
   std::int32_t* start;
   float *scale, *bias;
@@ -33,7 +33,7 @@ struct Header {
         weights(panel + kPlaceHeaderBytes * width) {}
 };
 
-// Groups of taps of a line of a depthwise weight.
+// Groups of taps of a row of a depthwise weight.
 i64 tap_groups(const ConvAttrs& conv, i64 taps, const QuantizedConvTable& table) {
   return packs_pairs(conv, taps, table) ? 2 : ceil_div(taps, table.step);
 }
@@ -63,7 +63,7 @@ class Packer {
         const i64 row = group * panels.rows + panel * panels.width + c,
                   place = simd::place_of(c, vectors, table_.lanes);
         put_numbers(to, place, row);
-        // Runs one after another, each from a row of its own on.
+        // Runs in order; each starts a new row of the weight.
         const i64 run_depth = whole ? taps * channels : channels, run_rows = ceil_div(run_depth, table_.step);
         for (i64 l = 0; l < lines; ++l)
           for (i64 t = 0; t < taps; ++t)
@@ -130,7 +130,7 @@ class Packer {
 
 // --- running ---
 
-// From output position `first` on.
+// The epilogue for output positions from `first` on.
 simd::QuantizedEpilogue epilogue_of(const KernelContext& ctx, const PackedQuantizedConvAttrs& attrs, i64 first) {
   const TensorDesc& out = ctx.out();
   simd::QuantizedEpilogue e = quantized_epilogue(attrs, out.dtype, attrs.has_residual != 0 ? &ctx.in(2) : nullptr);
@@ -205,7 +205,7 @@ class Products {
   const ConvInput<std::uint8_t> input_;
 };
 
-// A thread's table of columns, then a column of padding.
+// A thread's table of columns, then a padding column.
 struct ColumnTable {
   i64 lines, pitch, padding_offset, bytes;
   ColumnTable(const TensorDesc& x, const TensorDesc& out, const PackedQuantizedConvAttrs& attrs)
@@ -252,7 +252,7 @@ void run_packed_quantized_conv(const KernelContext& ctx, const QuantizedConvTabl
   Products(ctx.in(0), attrs).run(ctx, table);
 }
 
-// Lines of outputs, one after another: [N, D', H'].
+// Rows of outputs in order: [N, D', H'].
 void run_packed_quantized_depthwise_conv(const KernelContext& ctx, const QuantizedConvTable& table) noexcept {
   const auto attrs = ctx.attrs<PackedQuantizedConvAttrs>();
   const ConvAttrs& conv = attrs.conv;

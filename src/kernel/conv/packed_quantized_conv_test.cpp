@@ -10,8 +10,8 @@
 #include "kernel/conv/packed_conv.h"
 #include "kernel/simd/simd_test_util.h"
 
-// Against sums of integers and a quantization in f64, with every instruction set, around the borders of tiles, panels
-// and blocks.
+// Against integer sums and quantization in f64, with every instruction set, around the borders of tiles, panels and
+// blocks.
 namespace graft {
 namespace {
 
@@ -48,7 +48,7 @@ i64 place(const TensorDesc& desc, i64 n, i64 c, i64 d, i64 h, i64 w) {
   return n * s[0] + c * s[1] + d * s[2] + h * s[3] + w * s[4];
 }
 
-// Bytes or floats in memory that the tests do not align.
+// Bytes or floats at an unaligned address.
 template <typename T>
 T* elements(TestTensor& t) {
   return static_cast<T*>(t.data());
@@ -63,7 +63,7 @@ int byte_at(const TestTensor& t, i64 i) {
   return t.desc.dtype == DType::i8 ? static_cast<std::int8_t>(byte) : byte;
 }
 
-// What a quantized number may be: one, or two where the f64 number lies close to the middle between them.
+// The values a quantized number may have: one, or two where the f64 value is close to the middle between them.
 struct Quantized {
   double least, most;
 };

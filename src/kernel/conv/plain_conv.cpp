@@ -11,7 +11,7 @@ using i64 = std::int64_t;
 
 template <typename T>
 void plain(const KernelContext& ctx) {
-  // Integers wrap as unsigned numbers do; 8 and 16 bits are computed wider and cut.
+  // Integers wrap as unsigned numbers do; 8 and 16 bits are computed wider and truncated.
   using Wide = std::conditional_t<std::is_floating_point_v<T>, double, std::uint64_t>;
   const auto attrs = ctx.attrs<ConvAttrs>();
   const TensorDesc &x = ctx.in(0), &weight = ctx.in(1), &out = ctx.out();
@@ -24,7 +24,7 @@ void plain(const KernelContext& ctx) {
     const T* from = ctx.input<T>(0) + sample * x.strides[0] + group * channels * x.strides[1];
     T* to = ctx.output<T>() + plane * positions;
     const Wide bias = attrs.has_bias != 0 ? static_cast<Wide>(ctx.input<T>(2)[row]) : Wide{0};
-    // Strides of the weight from one channel to the next, and its start for this row.
+    // The weight's stride between input channels, and its offset for this output channel.
     const i64 channel_step = attrs.transposed != 0 ? rows * kernel : kernel;
     const T* w = ctx.input<T>(1) +
                  (attrs.transposed != 0 ? (group * channels * rows + row % rows) * kernel : row * channels * kernel);

@@ -10,7 +10,7 @@ namespace {
 
 using i64 = std::int64_t;
 
-// Positions of the output whose inputs are gathered at once.
+// Output positions whose inputs are gathered at once.
 constexpr i64 kPositions = 64;
 
 i64 taps_of(const TensorDesc& weight) { return weight.shape[1] * weight.shape[2] * weight.shape[3] * weight.shape[4]; }
@@ -59,7 +59,7 @@ class QuantizedConv {
   }
 
  private:
-  // What the output at one position sees of a sample's channels, in the order of the weight's row.
+  // Gathers the inputs that an output position sees, in the order of the weight's row.
   void gather(i64 sample, i64 group, i64 position, std::uint8_t zero, std::uint8_t* to) const {
     const Shape &x = ctx_.in(0).shape, &w = ctx_.in(1).shape, &out = ctx_.out().shape;
     const std::uint8_t flip = ctx_.in(0).dtype == DType::i8 ? 0x80 : 0;

@@ -1,6 +1,6 @@
 #include "kernel/conv/quantized_conv_vec.h"
 
-// Loops that the compiler turns into vector code, for CPUs without the byte products of quantized_conv_vnni.cpp.
+// Loops that the compiler vectorizes, for CPUs without the byte dot products of quantized_conv_vnni.cpp.
 namespace graft::simd::GRAFT_ISA {
 namespace {
 
@@ -16,7 +16,7 @@ float clamped(float x, const QuantizeTo& to) {
   return x < to.high ? x : to.high;
 }
 
-// n channels of one position; `numbers` is the panel's scale, its bias follows `width` floats later.
+// Epilogue for n channels of one position; `numbers` is the panel's scale, its bias follows `width` floats later.
 void finish(const QuantizedEpilogue& e, const int32_t* sums, const float* numbers, i64 width, i64 position, i64 channel,
             i64 n) {
   float y[kWidth];

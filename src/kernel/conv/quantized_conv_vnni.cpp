@@ -11,9 +11,9 @@ using std::uint8_t;
 
 constexpr int kSumLanes = Widest::kLanes, kTileRows = kVectorRegisters == 32 ? 12 : 4;
 
-// --- what becomes of a sum ---
+// --- epilogues ---
 
-// n channels of a residual as integers, by place.
+// n channels of a residual as integers, in place_of() order.
 template <typename V, int N>
 GRAFT_VEC void load_residual(const uint8_t* p, i64 n, uint8_t flip, typename V::Ints (&to)[N]) {
   const auto none = V::none();
@@ -33,11 +33,10 @@ GRAFT_VEC void load_residual(const uint8_t* p, i64 n, uint8_t flip, typename V::
   }
 }
 
-// Where sums go.
+// How results are written: as floats, as bytes, or as bytes with a residual added.
 enum class Way { floats, bytes, summed };
 
-// The numbers of an epilogue in vectors. Bytes are clamped once they are bytes; before, only what would not fit 32
-// bits.
+// The numbers of an epilogue in vectors. Bytes are clamped after packing; before it, only to what fits 32 bits.
 template <typename V>
 struct Epilogue {
   typename V::Floats most;
@@ -51,7 +50,7 @@ struct Epilogue {
     return {V::all(kMost), V::splat_short(static_cast<std::int16_t>(e.zero)), byte(last.low), byte(last.high),
             V::splat_byte(e.flip)};
   }
-  static constexpr float kMost = 1 << 20;  // far beyond any byte
+  static constexpr float kMost = 1 << 20;  // far beyond the range of a byte
 };
 
 template <typename V, int N>
@@ -77,8 +76,9 @@ GRAFT_VEC void put_numbers(float* to, const typename V::Floats (&y)[N], i64 n) {
   for (int c = 0; c < kWidth && c < n; ++c) to[c] = by_place[place_of(c, N, V::kLanes)];
 }
 
-// n channels of `rows` positions from `first` on, whose sums lie position by position and by place. What the stores of
-// bytes might alias is in variables of its own: read through pointers it would be read again for each position.
+// Epilogue for n channels of `rows` positions from `first` on, with sums [position][channel] in place_of() order.
+// Fields that the byte stores might alias are copied to locals: read through pointers they would be reloaded for each
+// position.
 template <typename V, int N, Way way>
 GRAFT_VEC void finish_all(const int32_t* kept, i64 first, i64 rows, const std::byte* panel, i64 channel, i64 n,
                           const QuantizedEpilogue& given) {
@@ -130,8 +130,8 @@ GRAFT_VEC void finish_all(const int32_t* kept, i64 first, i64 rows, const std::b
   }
 }
 
-// Sums are kept in memory between the loops over them and this: where one function has both, the compiler spills sums
-// in every step.
+// The sums go through memory between the loop over them and this: in one function, the compiler would spill sums in
+// every step.
 template <typename V, int N>
 __attribute__((noinline)) void finish_rows(const int32_t* kept, i64 first, i64 rows, const std::byte* panel,
                                            i64 channel, i64 n, const QuantizedEpilogue& e) {
@@ -146,7 +146,7 @@ __attribute__((noinline)) void finish_rows(const int32_t* kept, i64 first, i64 r
   finish_all<V, N, Way::bytes>(kept, first, rows, panel, channel, n, e);
 }
 
-// --- many input channels ---
+// --- convolutions over all input channels ---
 
 // R outputs of N vectors of channels: their sums, row by row.
 template <typename V, int N, int R, bool flips>
@@ -162,7 +162,7 @@ GRAFT_VEC void add_rows(const uint8_t* x, i64 row, const ByteRun* runs, i64 run_
   }
   const std::byte* w = panel + 3 * kWidth * 4;
   for (i64 i = 0; i < run_count; ++i) {
-    // The last one to three bytes of a run come from a copy: nothing behind them is read.
+    // The last one to three bytes of a run come from a copy, so that nothing past the run is read.
     const i64 depth = runs[i].depth, rest = depth % 4;
     uint8_t last[4 * R];
     const uint8_t* from = x + runs[i].offset;
@@ -237,11 +237,11 @@ void conv_tile(const ByteTile& at, i64 row, uint8_t flip, const ByteRun* runs, i
   finish(sums, at.first, at.rows, panel, first_channel, width, e);
 }
 
-// --- one input channel per output channel ---
+// --- depthwise convolutions: one input channel per output channel ---
 
 using Line = QuantizedConvTable::Line;
 
-// The bytes of two columns beside each other, channel by channel.
+// The bytes of two adjacent columns, interleaved by channel.
 template <typename V, bool flips>
 struct Pair {
   typename V::Ints low, high;
@@ -255,7 +255,7 @@ struct Pair {
     return {V::low8(x, y), V::high8(x, y)};
   }
 
-  // The four bytes of each channel, by place.
+  // The four bytes of each channel, in place_of() order.
   GRAFT_VEC void interleave(const Pair& a, const Pair& b, typename V::Ints (&to)[4]) {
     to[0] = V::low16(a.low, b.low);
     to[1] = V::high16(a.low, b.low);
@@ -282,8 +282,8 @@ GRAFT_VEC void put_sums(const typename V::Ints (&sums)[4], int32_t* to) {
   for (int j = 0; j < 4; ++j) V::put(to + j * V::kLanes, sums[j]);
 }
 
-// The sums of O outputs beside each other, two for each group of four columns. `whole`: n is all channels of a block,
-// which needs no masks.
+// The sums of O adjacent outputs, two for each group of four columns. `whole`: n is a whole block of channels, which
+// needs no masks.
 template <typename V, int O, bool flips, bool whole>
 __attribute__((noinline)) void sum_pairs(const Line& d, const std::byte* block, i64 o, i64 channel, i64 given,
                                          int32_t* to) {
@@ -296,7 +296,7 @@ __attribute__((noinline)) void sum_pairs(const Line& d, const std::byte* block, 
   for (int i = 0; i < O; ++i) start<V>(block, sums[i]);
   for (i64 l = 0; l < lines; ++l, w += 2 * kWidth * 4, at += pitch) {
     Pair<V, flips> pairs[O / 2 + 1];
-    // Fewer taps see fewer columns: the others' weights are 0.
+    // With fewer taps there are fewer columns: the weights of the others are 0.
 #pragma GCC unroll 3
     for (int p = 0; p < O / 2 + 1; ++p) {
       const i64 a = 2 * p < last ? 2 * p : last, b = 2 * p + 1 < last ? 2 * p + 1 : last;
@@ -314,14 +314,14 @@ __attribute__((noinline)) void sum_pairs(const Line& d, const std::byte* block, 
   for (int i = 0; i < O; ++i) put_sums<V>(sums[i], to + i * kWidth);
 }
 
-// The sums of some outputs, each by itself. `few`: taps of a line are one group.
+// The sums of outputs one by one. `few`: the taps of a row are one group.
 template <typename V, bool flips, bool whole, bool few>
 __attribute__((noinline)) void sum_each(const Line& d, const std::byte* block, i64 o, i64 count, i64 channel, i64 given,
                                         int32_t* to) {
   constexpr int kWidth = 4 * V::kLanes;
   using Columns = Pair<V, flips>;
   const i64 n = whole ? kWidth : given, lines = d.lines, pitch = d.pitch, step = d.step, tap = d.tap;
-  const i64 taps = few && d.taps > 4 ? 4 : d.taps, groups = d.pairs ? 2 : (taps + 3) / 4;  // stored for a line
+  const i64 taps = few && d.taps > 4 ? 4 : d.taps, groups = d.pairs ? 2 : (taps + 3) / 4;  // groups stored for a row
   const uint8_t* const* first = d.columns + o * step;
   for (i64 i = 0; i < count; ++i, first += step, to += kWidth) {
     typename V::Ints sums[4], x[4];
@@ -343,7 +343,7 @@ __attribute__((noinline)) void sum_each(const Line& d, const std::byte* block, i
 
 template <typename V, bool flips, bool whole>
 void depthwise_outputs(const Line& d, const std::byte* block, i64 channel, i64 n, const QuantizedEpilogue& e) {
-  // Their sums stay in the first cache.
+  // Their sums stay in the first-level cache.
   constexpr i64 kOutputs = 16, kWidth = 4 * V::kLanes;
   alignas(64) int32_t sums[kOutputs * kWidth];
   for (i64 first = 0; first < d.outputs; first += kOutputs) {

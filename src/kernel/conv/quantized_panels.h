@@ -7,22 +7,21 @@
 #include "kernel/conv/conv_input.h"
 #include "kernel/conv/packed_quantized_conv.h"
 
-// How the packed weights of convolutions in 8 bits lie, and what happens to their sums: for the kernels that pack them
-// and those that run on them.
+// The layout of packed 8-bit convolution weights and the epilogue of their sums, for packing and for the kernels.
 namespace graft {
 
-// Of a place: the start of the sum, the scale and the bias.
+// Header bytes of a channel: the initial sum, the scale and the bias.
 inline constexpr std::int64_t kPlaceHeaderBytes = 12;
 
-// Runs of the input may be taken as long as rows of the weight, with as many bytes behind them: the weights of what is
-// too much are zeros.
+// Runs of the input may be read in whole rows of the weight, up to this many bytes past their end: the weights there
+// are zero.
 inline constexpr std::int64_t kMostByteStep = 4;
 
 inline std::uint8_t flip_of(DType dtype) { return dtype == DType::i8 ? 0x80 : 0; }
 
-// The output channels of a group in panels: whole ones of 4 vectors, and a last one of 1, 2 or 4.
+// A group's output channels in panels: whole ones of 4 vectors, and a last one of 1, 2 or 4.
 struct BytePanels {
-  std::int64_t width = 0, count = 0, rows = 0, row_bytes = 0;  // row_bytes: of a place's weights
+  std::int64_t width = 0, count = 0, rows = 0, row_bytes = 0;  // row_bytes: of a channel's weights
   int lanes = 0;
 
   BytePanels() = default;
@@ -42,12 +41,12 @@ struct BytePanels {
   std::int64_t offset(std::int64_t group, std::int64_t panel) const { return group * group_bytes() + panel * bytes(0); }
 };
 
-// The taps of a line are one run.
+// Whether the taps of a kernel row are one run.
 inline bool whole_lines(const ConvAttrs& conv, std::int64_t taps) {
   return conv.dilation[2] == 1 && conv.groups == 1 && taps > 1;
 }
 
-// Rows of the packed weight that a sum takes.
+// Rows of the packed weight in a sum.
 inline std::int64_t sum_rows(const Shape& weight, const ConvAttrs& conv, std::int64_t step) {
   if (whole_lines(conv, weight[4])) return weight[2] * weight[3] * ceil_div(weight[4] * weight[1], step);
   return weight[2] * weight[3] * weight[4] * ceil_div(weight[1], step);
@@ -57,7 +56,7 @@ inline bool packs_pairs(const ConvAttrs& conv, std::int64_t taps, const simd::Qu
   return table.packs_pairs && taps <= 3 && conv.stride[2] == 1 && conv.dilation[2] == 1;
 }
 
-// What happens to sums on their way into a tensor of that dtype, without its memory. `residual`: where there is one.
+// The epilogue for an output of that dtype, without its pointers. `residual`: the residual's dtype, where there is one.
 inline simd::QuantizedEpilogue quantized_epilogue(const PackedQuantizedConvAttrs& attrs, DType out,
                                                   const TensorDesc* residual) {
   const auto less_128 = [](DType dtype) { return dtype == DType::u8 ? 128 : 0; };

@@ -37,7 +37,7 @@ inline std::vector<std::byte> random_blocks(BlockType type, std::size_t bytes) {
   const auto block = static_cast<std::size_t>(block_row_bytes(type, block_elements(type)));
   constexpr std::uint16_t kScale = 0x2000;  // 2^-7
   for (std::size_t at = 0; at < bytes; at += block) {
-    if (block_type_name(type) == "iq1_m") {  // a quarter of the scale is in the high bits of each of the last four numbers
+    if (block_type_name(type) == "iq1_m") {  // each of the last four numbers has a quarter of it in its high bits
       for (std::size_t i = 1; i < 8; i += 2) out[at + block - 8 + i] &= std::byte{0x0f};
       out[at + block - 1] |= std::byte{kScale >> 8};
     } else {
