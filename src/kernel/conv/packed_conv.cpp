@@ -36,7 +36,7 @@ void pack_panels(const KernelContext& ctx, const PackedConvTable& table) {
   const i64 channels = shape[1], taps = shape[2] * shape[3] * shape[4], depth = channels * taps;
   const i64 rows = shape[0] / attrs.groups, width = table.panel_width, panels = ceil_div(rows, width);
   const auto [begin, end] = ctx.range(attrs.groups * panels);
-  const bool narrow = table.narrow_halves(taps, depth, rows - (panels - 1) * width) != 0;  // the last panel of each group
+  const bool narrow = table.narrow_halves(taps, depth, rows - (panels - 1) * width) != 0;  // each group's last panel
   if (attrs.groups == 1 && taps == 1 && scale == nullptr && !narrow) {
     const simd::MatrixView columns = {weight, DType::f32, 1, depth};
     for (i64 panel = begin; panel < end; ++panel)

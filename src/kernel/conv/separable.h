@@ -12,27 +12,27 @@
 namespace graft {
 
 // A depthwise convolution with the convolution before it and the pointwise one after it, each described by a Part.
-// Planar: the depth of kernels and input is 1. `expand`: any convolution of one group. Of `project` only what happens
-// to a sum is read, not its geometry. The others have no residual.
+// Planar: the depth of kernels and input is 1. `expand`: any convolution of one group. Of `project` only the epilogue
+// is used, not its geometry. The others have no residual.
 //
-// Inputs: x [N, C, 1, H, W] of any strides (without expand: channels beside each other), then of each of expand,
-// depthwise and project that is there its inputs behind its x. Output [N, O, 1, H', W'], channels last.
+// Inputs: x [N, C, 1, H, W] of any strides (without expand: channels last), then, for each of expand, depthwise and
+// project that is present, its inputs after its x. Output [N, O, 1, H', W'], channels last.
 template <typename PartAttrs>
 struct SeparableAttrs {
   using Part = PartAttrs;
   Part expand, depthwise, project;
   std::int32_t has_expand = 0, has_project = 0;
-  DType expanded = DType::f32, between = DType::f32;  // what expand and depthwise alone would give
-  std::int64_t channels = 0, height = 0, width = 0;   // of what the depthwise convolution reads
+  DType expanded = DType::f32, between = DType::f32;  // what expand and depthwise alone would output
+  std::int64_t channels = 0, height = 0, width = 0;   // of the depthwise convolution's input
 };
 
-// How many lines the convolution before a depthwise one makes at a time where its input is copied for it. Each task
-// copies the lines that it reads: written by one phase and read by the next, they would go from core to core.
+// How many rows the convolution before a depthwise one computes at a time when its input is copied. Each task copies
+// the rows that it reads: written in one phase and read in the next, they would travel between cores.
 class LaidOutLines {
   using i64 = std::int64_t;
 
  public:
-  // `kernel` lines see `line_bytes` each.
+  // `kernel`: rows of its kernel; `line_bytes`: bytes of an input row.
   LaidOutLines(const ConvAttrs& conv, i64 kernel, i64 line_bytes)
       : stride_(conv.stride[1]), reach_((kernel - 1) * conv.dilation[1] + 1) {
     made_ = std::max(kLeastLines, (kLaidOutBytes / std::max(line_bytes, i64{1}) - reach_) / stride_ + 1);
@@ -44,20 +44,19 @@ class LaidOutLines {
 
  private:
   static constexpr i64 kLaidOutBytes = i64{96} << 10;
-  // Of fewer, too many are copied again for the next ones.
+  // With fewer rows, too many input rows are copied again for the next ones.
   static constexpr i64 kLeastLines = 4;
 
   i64 stride_, reach_, made_;
 };
 
-// Bands of lines of a depthwise convolution's output, as many lines as leave what lies between the convolutions in a
-// core's cache.
+// Bands of output rows of a depthwise convolution: as many rows as keep the intermediates in a core's cache.
 class LineBands {
   using i64 = std::int64_t;
 
  public:
-  // `lines` of its kernel; expanded_bytes and between_bytes: what a line of its input and of its output takes where
-  // they are kept, else 0: there is then nothing to make before or after it.
+  // `lines`: rows of its kernel; expanded_bytes and between_bytes: size of a row of its input and of its output where
+  // they are intermediates, else 0.
   LineBands(const ConvAttrs& conv, i64 lines, i64 height, i64 out_height, i64 out_width, i64 expanded_bytes,
             i64 between_bytes)
       : conv_(conv),
@@ -73,19 +72,19 @@ class LineBands {
     held_ = held_by(band_);
   }
 
-  i64 band() const { return band_; }  // lines of output at a time
-  i64 held() const { return held_; }  // lines of input that they see: line h is kept at h % held
+  i64 band() const { return band_; }  // output rows at a time
+  i64 held() const { return held_; }  // input rows that they see, in a ring buffer: row h is at h % held
   i64 out_height() const { return out_height_; }
 
-  // The input line that line k of the kernel meets for output line h; it may lie outside.
+  // The input row at row k of the kernel for output row h; it may be padding.
   i64 seen(i64 h, i64 k) const { return h * conv_.stride[1] - conv_.padding[1] + k * conv_.dilation[1]; }
   bool inside(i64 line) const { return line >= 0 && line < height_; }
 
-  // The lines of outputs [samples, out_height] that this task makes: expand(sample, line, count, at) makes input
-  // lines, to be kept from place `at` on; then depthwise(sample, line, count) and project(the same) make outputs.
+  // Computes this task's rows of outputs [samples, out_height]: expand(sample, line, count, at) computes input rows
+  // into the ring buffer from row `at` on; then depthwise(sample, line, count) and project(the same) compute outputs.
   //
-  // Two neighbouring tasks need the same input lines at their border and nowhere else: they come towards each other
-  // and take lines as they go, so that the one whose core is slow makes fewer.
+  // Two neighbouring tasks both need the halo of input rows at their border, and nothing else: by two-ended work
+  // stealing they advance towards each other, so that the one on a slow core computes fewer rows.
   template <typename Expand, typename Depthwise, typename Project>
   void run(const KernelContext& ctx, i64 samples, Expand&& expand, Depthwise&& depthwise, Project&& project) const {
     const i64 lines = samples * out_height_;
@@ -104,12 +103,12 @@ class LineBands {
   }
 
  private:
-  // Input lines [first, last) of the sample that are there.
+  // Input rows [first, last) of the sample that are in the ring buffer.
   struct Kept {
     i64 sample = -1, first = 0, last = 0;
   };
 
-  // The input lines that `count` outputs from h on see and that are not kept.
+  // Computes the input rows that `count` outputs from h on see and that are not in the ring buffer.
   template <typename Expand>
   void make(i64 sample, i64 h, i64 count, Kept& kept, Expand&& expand) const {
     const i64 from = std::max(i64{0}, seen(h, 0));
@@ -127,10 +126,10 @@ class LineBands {
     kept = {sample, from, to};
   }
 
-  // What a band takes of a second-level cache of 1 MiB; the rest is for weights, input and output. 256 to 1024 KiB made
-  // no difference beyond the noise where it has 2 MiB.
+  // What a band may occupy of a second-level cache of 1 MiB; the rest is for weights, input and output. With 2 MiB, 256
+  // to 1024 KiB made no difference beyond the noise.
   static constexpr i64 kBandBytes = i64{384} << 10;
-  // With fewer positions at a time, weights are read for too little.
+  // With fewer positions at a time, reading the weights does not pay.
   static constexpr i64 kLeastPositions = 28;
 
   const ConvAttrs& conv_;
@@ -139,8 +138,8 @@ class LineBands {
   i64 band_ = 1, held_ = 1;
 };
 
-// Cuts each of `lines` lines of `columns` positions into tiles of at most `rows`, and calls run(tiles, count) for some
-// at a time. `row` elements of x from one position to the next, `line` from one line to the next.
+// Divides each of `lines` rows of `columns` positions into tiles of at most `rows`, and calls run(tiles, count) for up
+// to kAtOnce tiles. `row`: elements of x between positions, `line`: between rows.
 template <typename Tile, int kAtOnce, typename T, typename Run>
 void for_tiles(const T* x, std::int64_t row, std::int64_t line, std::int64_t lines, std::int64_t columns,
                std::int64_t rows, Run&& run) {

@@ -17,10 +17,10 @@ using simd::PackedConvTable;
 
 constexpr i64 kMinParallel = 4096;
 
-// Weight, bias and residual of one of the three, as they follow in the inputs.
+// Weight, bias and residual of one of the three convolutions, in the order of the inputs.
 struct Operands {
   const float* weight = nullptr;
-  ChannelEpilogue epilogue;  // without its output
+  ChannelEpilogue epilogue;  // `out` is not set
 };
 
 Operands take_operands(const KernelContext& ctx, const PackedConvAttrs& attrs, int& next) {
@@ -38,21 +38,21 @@ Operands take_operands(const KernelContext& ctx, const PackedConvAttrs& attrs, i
   return o;
 }
 
-// What lies beside each other of the inputs of a convolution before a depthwise one: see ConvInput::for_each_run.
+// The contiguous runs of the inputs of the convolution before a depthwise one: see ConvInput::for_each_run.
 template <typename Add>
 void for_each_run(const ConvInput<float>& input, const TensorDesc& x, const PackedConvAttrs& expand, Add&& add) {
   input.for_each_run(expand.kernel, expand.conv.dilation[2] == 1 && input.column == x.shape[1], add);
 }
 
-// Lines of a product of positions by a packed weight.
+// Products of rows of positions with a packed weight.
 struct Product {
   PackedSums sums;
   i64 channels = 0;
   const float* weight = nullptr;
 
-  // `row` floats of x from one position to the next, `line` from one line to the next. How the sum of a position is
-  // taken must not depend on the task that it falls into: each line is cut into tiles by itself, but for lines without
-  // gaps of tiles of more than half the most rows, which add their products in one order, however many rows they have.
+  // `row`: floats of x between positions, `line`: between rows. How a position is summed must not depend on its task,
+  // so each row is divided into tiles by itself. Rows without gaps are joined when all tiles would have more than half
+  // of tile_rows: such tiles add products in the same order whatever their number of rows.
   void run(const PackedConvTable& table, const float* x, i64 row, i64 line, i64 lines, i64 columns,
            const ChannelEpilogue& e) const {
     const i64 least = columns / ceil_div(columns, table.tile_rows);
@@ -89,7 +89,7 @@ class SeparableConvolution {
   bool copies_input() const { return expands() && input_.copies_input(); }
   i64 scratch_bytes(int threads) const { return threads * thread_bytes(); }
 
-  // This task's part of the lines of outputs [samples, H'].
+  // This task's part of the rows of outputs [samples, H'].
   void run(const KernelContext& ctx, const PackedConvTable& table) const {
     const Work work(*this, ctx, table);
     bands_.run(
@@ -101,8 +101,8 @@ class SeparableConvolution {
   bool expands() const { return attrs_.has_expand != 0; }
   bool projects() const { return attrs_.has_project != 0; }
   i64 expanded_floats(i64 lines) const { return expands() ? lines * width_ * attrs_.channels : 0; }
-  // An odd number of cache lines: of most numbers of channels, no column of what is made by reading the ring then lies
-  // where one of the ring does but for whole pages, which would make reads wait for writes.
+  // An odd number of cache lines: pads the ring buffer so that, for most channel counts, its loads and the stores to
+  // the buffer behind it do not collide by 4K aliasing.
   i64 ring_floats() const { return ceil_div(expanded_floats(bands_.held()), i64{32}) * 32 + 16; }
   i64 depthwise_floats(i64 lines) const { return projects() ? lines * out_.shape[4] * attrs_.channels : 0; }
   i64 laid_out_floats() const { return copies_input() ? copied_.read_by(copied_.made()) * input_.line : 0; }
@@ -124,17 +124,17 @@ class SeparableConvolution {
     return list_bytes() + ceil_div(4 * floats, 64) * 64;
   }
 
-  // What a task works with: its operands and its part of the scratch.
+  // A task's operands and its part of the scratch.
   struct Work {
     const PackedConvTable& table;
     const float* x;
     float* out;
     Operands of_expand, of_depthwise, of_project;
     Product expand, project;
-    const float** lines;  // [band, lines of the kernel]
-    float* expanded;      // [held, W, channels]: line h lies at h % held
+    const float** lines;  // [band, rows of the kernel]
+    float* expanded;      // ring buffer [held, W, channels]: row h is at h % held
     float* between;       // [band, W', channels]
-    float* laid_out;      // lines of x with their border
+    float* laid_out;      // rows of x with their padding
 
     Work(const SeparableConvolution& c, const KernelContext& ctx, const PackedConvTable& loops)
         : table(loops), x(ctx.input<float>(0)), out(ctx.output<float>()) {
@@ -165,7 +165,7 @@ class SeparableConvolution {
     }
   };
 
-  // Lines of what the depthwise convolution reads, into places from `at` on.
+  // Computes rows of the depthwise convolution's input into the ring buffer, from row `at` on.
   void expand(const Work& work, i64 sample, i64 first, i64 count, i64 at) const {
     const ConvAttrs& conv = attrs_.expand.conv;
     const i64 line = conv.stride[1] * input_.line, most = copies_input() ? copied_.made() : count;
@@ -231,15 +231,15 @@ class SeparableConvolution {
   const TensorDesc &x_, &out_;
   const SeparableConvAttrs& attrs_;
   const ConvAttrs& conv_;         // the depthwise one
-  const ConvInput<float> input_;  // of expand
-  const i64 width_;               // of what the depthwise convolution reads
-  const i64 lines_;               // of its kernel
+  const ConvInput<float> input_;  // of the convolution before it
+  const i64 width_;               // of the depthwise convolution's input
+  const i64 lines_;               // rows of its kernel
   const LineBands bands_;
   const LaidOutLines copied_;
 };
 
-// A panel's channels of the whole picture fit into the first cache. Read by lines, what the first convolution makes
-// would come from the other cores that made its other panels, and go back to them for the next picture.
+// For small images: a panel's channels of the whole image fit into the first-level cache. By bands of rows, each core
+// would read panels that other cores computed, for every image.
 class SeparablePanels {
  public:
   SeparablePanels(const TensorDesc& x, const TensorDesc& out, const SeparableConvAttrs& attrs)
@@ -303,7 +303,7 @@ class SeparablePanels {
     return e;
   }
 
-  // A panel of the input of the depthwise convolution.
+  // Computes a panel of the depthwise convolution's input.
   void expand(const PackedConvTable& table, const PackedSums& sums, const float* x, const float* weight,
               const float* next_weight, bool fresh, const ChannelEpilogue& e, int channels) const {
     const Shape made = {x_.shape[0], attrs_.channels, 1, attrs_.height, attrs_.width};
@@ -348,7 +348,7 @@ class SeparablePanels {
   const TensorDesc &x_, &out_;
   const SeparableConvAttrs& attrs_;
   const ConvAttrs& conv_;         // the depthwise one
-  const ConvInput<float> input_;  // of expand
+  const ConvInput<float> input_;  // of the convolution before it
 };
 
 void run_here(const KernelContext& ctx) noexcept { run_separable_conv(ctx, simd::packed_conv()); }
@@ -398,7 +398,7 @@ i64 separable_conv_scratch_bytes(const TensorDesc& x, const TensorDesc& out, con
 
 namespace {
 
-// Enough panels of channels for each thread.
+// Whether there are enough panels of channels for each thread.
 bool has_panels_for(const KernelContext& expand, int threads) {
   constexpr i64 kPanelsPerThread = 4;
   const i64 panels = expand.out().shape[1] / simd::packed_conv().panel_width;

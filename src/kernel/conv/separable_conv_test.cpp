@@ -17,13 +17,13 @@ namespace {
 using i64 = std::int64_t;
 
 struct Case {
-  i64 batch = 1, inputs = 8, channels = 16, outputs = 8;  // 0 inputs or outputs: no convolution there
+  i64 batch = 1, inputs = 8, channels = 16, outputs = 8;  // inputs or outputs 0: no convolution there
   i64 height = 9, width = 9;
   i64 kernel = 3, stride = 1, padding = 1, dilation = 1;
   bool residual = false;
   i64 expand_kernel = 1, expand_stride = 1, expand_padding = 0;
-  bool channels_last = true;  // the input
-  bool bands = true;          // the launch by bands of lines, too
+  bool channels_last = true;  // layout of the input
+  bool bands = true;          // also test the launch by bands of rows
 
   i64 middle(i64 size) const { return (size + 2 * expand_padding - expand_kernel) / expand_stride + 1; }
   i64 out(i64 size) const { return (middle(size) + 2 * padding - (kernel - 1) * dilation - 1) / stride + 1; }
@@ -40,7 +40,7 @@ void fill(TestTensor& tensor, unsigned seed) {
   tensor.fill(rng, -1, 1);
 }
 
-// A convolution by itself, the reference: its own tests compare it with plain sums.
+// One convolution alone, as the reference: its own tests compare it with plain sums.
 struct Conv {
   PackedConvAttrs attrs;
   TestTensor packed, bias;
@@ -131,7 +131,7 @@ void check(const Case& c) {
       project->run(between, expected, c.residual ? &residual : nullptr, table);
     }
 
-    // By panels of channels nothing is made twice or in other tiles: the very same sums.
+    // By panels of channels nothing is computed twice or in other tiles: the sums are the same bits.
     if (c.inputs > 0 && c.outputs == 0 && expands_by_panels(x.desc, attrs.expand)) {
       const std::function<void(const KernelContext&)> by_panels = [&](const KernelContext& ctx) {
         run_separable_panels(ctx, table);
@@ -213,7 +213,7 @@ TEST(SeparableConv, AnyConvolutionBefore) {
 TEST(SeparableConv, BandsOfLines) {
   check({.inputs = 24, .channels = 144, .outputs = 24, .height = 40, .width = 56, .residual = true});
   check({.inputs = 16, .channels = 96, .outputs = 24, .height = 30, .width = 112, .stride = 2});
-  // Two groups of samples that are copied.
+  // Samples copied in two groups.
   check({.batch = 2,
          .inputs = 70,
          .channels = 8,
@@ -222,7 +222,7 @@ TEST(SeparableConv, BandsOfLines) {
          .width = 100,
          .expand_kernel = 3,
          .expand_padding = 1});
-  // A line is more than a band; sums of several k_blocks.
+  // A row is more than a band; sums of several K blocks.
   check({.inputs = 300, .channels = 600, .outputs = 8, .height = 5, .width = 130});
 }
 
@@ -239,7 +239,7 @@ TEST(SeparableConv, PanelsOfChannels) {
                  .width = size == 7 ? 7 : 5,
                  .stride = stride,
                  .bands = false});
-  // More tiles than are taken at a time; other kernels; a convolution before it that steps and sees neighbours.
+  // More tiles than one call takes; other kernels; a convolution before it that has a stride and sees neighbours.
   check({.inputs = 8, .channels = 70, .outputs = 0, .height = 20, .width = 31});
   check({.inputs = 8, .channels = 70, .outputs = 0, .height = 9, .width = 9, .kernel = 5, .padding = 4, .dilation = 2});
   check({.inputs = 8, .channels = 70, .outputs = 0, .height = 15, .width = 13, .expand_kernel = 3, .expand_stride = 2});

@@ -19,22 +19,22 @@ using simd::QuantizedEpilogue;
 using Line = QuantizedConvTable::Line;
 
 constexpr i64 kMinParallel = 4096;
-// Tiles by all panels: these inputs stay in the first caches.
+// All panels for this many tiles at a time: their inputs stay in the first-level cache.
 constexpr int kTilesAtOnce = 4;
 
 i64 ceil_64(i64 bytes) { return ceil_div(bytes, 64) * 64; }
 
-// Lines of a product of positions by a packed weight.
+// Products of rows of positions with a packed weight.
 struct Product {
   BytePanels panels;
   const std::byte* weight = nullptr;
   std::span<const ByteRun> runs = {};
   std::uint8_t flip = 0;
 
-  // `row` bytes of x from one position to the next, `line` from one line to the next.
+  // `row`: bytes of x between positions, `line`: between rows.
   void run(const QuantizedConvTable& table, const std::uint8_t* x, i64 row, i64 line, i64 lines, i64 columns,
            const QuantizedEpilogue& e) const {
-    // Sums of integers do not depend on how positions fall into tiles, so these may go on from one line to the next.
+    // Integer sums do not depend on the division into tiles, so tiles may cross rows.
     if (line == columns * row) {
       columns *= lines;
       lines = 1;
@@ -50,7 +50,7 @@ struct Product {
   }
 };
 
-// What lies between is kept as unsigned bytes, whatever it would be in memory: no byte is flipped to be read.
+// Intermediates are kept as unsigned bytes, whatever their dtype in memory, so that reading them needs no flip.
 class SeparableQuantizedConvolution {
  public:
   SeparableQuantizedConvolution(const TensorDesc& x, const TensorDesc& out, const SeparableQuantizedConvAttrs& attrs)
@@ -68,7 +68,7 @@ class SeparableQuantizedConvolution {
   bool copies_input() const { return expands() && input_.copies_input(); }
   i64 scratch_bytes(int threads) const { return threads * thread_bytes(); }
 
-  // This task's part of the lines of outputs [samples, H'].
+  // This task's part of the rows of outputs [samples, H'].
   void run(const KernelContext& ctx, const QuantizedConvTable& table) const {
     const Work work(*this, ctx, table);
     bands_.run(
@@ -83,7 +83,7 @@ class SeparableQuantizedConvolution {
 
   i64 expanded_bytes(i64 lines) const { return expands() ? lines * width_ * attrs_.channels : 0; }
   i64 between_bytes(i64 lines) const { return projects() ? lines * out_.shape[4] * attrs_.channels : 0; }
-  // A product reads a byte once for each panel: flipped once before them, all take less. What was copied is flipped.
+  // A product reads a byte once for each panel, so bytes are flipped once before all of them. Copied bytes are flipped.
   bool copies_flipped() const {
     const ConvAttrs& conv = attrs_.expand.conv;
     const i64(&kernel)[3] = attrs_.expand.kernel;
@@ -91,14 +91,14 @@ class SeparableQuantizedConvolution {
     return expands() && pointwise && !input_.copies_input() && flip_of(x_.dtype) != 0 && x_.strides[4] == x_.shape[1];
   }
   bool copies() const { return copies_input() || copies_flipped(); }
-  // Of the lines that are expanded at a time.
+  // Size of the copy for the rows that are expanded at a time.
   i64 copy_bytes() const {
     return copies_input() ? copied_.read_by(copied_.made()) * input_.line : bands_.held() * width_ * x_.shape[1];
   }
 
   i64 expand_runs() const { return expands() ? attrs_.expand.kernel[1] * (whole() ? 1 : attrs_.expand.kernel[2]) : 0; }
 
-  // A task's part of the scratch, one behind the other.
+  // The parts of a task's scratch, in order.
   i64 runs_bytes() const { return ceil_64((expand_runs() + 1) * static_cast<i64>(sizeof(ByteRun))); }
   i64 columns_bytes() const { return ceil_64(lines_ * pitch_ * static_cast<i64>(sizeof(const std::uint8_t*))); }
   i64 padding_bytes() const { return ceil_64(attrs_.channels); }
@@ -109,7 +109,7 @@ class SeparableQuantizedConvolution {
            (projects() ? ceil_64(between_bytes(bands_.band()) + kMostByteStep) : 0);
   }
 
-  // What a task works with: its operands and its part of the scratch.
+  // A task's operands and its part of the scratch.
   struct Work {
     const QuantizedConvTable& table;
     const std::uint8_t* x;
@@ -118,8 +118,8 @@ class SeparableQuantizedConvolution {
     Line line;
     const std::uint8_t** columns;
     std::uint8_t* padding;
-    std::uint8_t* copy = nullptr;  // of lines of x, where they are copied or flipped
-    std::uint8_t* expanded;        // [held, W, channels]: line h lies at h % held
+    std::uint8_t* copy = nullptr;  // rows of x, where they are copied or flipped
+    std::uint8_t* expanded;        // ring buffer [held, W, channels]: row h is at h % held
     std::uint8_t* between;         // [band, W', channels]
 
     Work(const SeparableQuantizedConvolution& c, const KernelContext& ctx, const QuantizedConvTable& loops)
@@ -203,7 +203,7 @@ class SeparableQuantizedConvolution {
             copies() ? std::uint8_t{0} : flip_of(x_.dtype)};
   }
 
-  // Lines of what the depthwise convolution reads, into places from `at` on.
+  // Computes rows of the depthwise convolution's input into the ring buffer, from row `at` on.
   void expand(const Work& work, i64 sample, i64 first, i64 count, i64 at) const {
     const ConvAttrs& conv = attrs_.expand.conv;
     const i64 row = conv.stride[2] * input_.column, line = conv.stride[1] * input_.line;
@@ -240,7 +240,7 @@ class SeparableQuantizedConvolution {
     }
   }
 
-  // The columns of a line that the depthwise convolution reads.
+  // Lists the columns of a row that the depthwise convolution reads.
   void list_columns(const Work& work, i64 sample, i64 line, const std::uint8_t** to) const {
     if (!bands_.inside(line)) return void(std::fill_n(to, pitch_, work.padding));
     const std::uint8_t* from = expands() ? work.expanded + expanded_bytes(line % bands_.held())
@@ -265,10 +265,10 @@ class SeparableQuantizedConvolution {
   const TensorDesc &x_, &out_;
   const SeparableQuantizedConvAttrs& attrs_;
   const ConvAttrs& conv_;                // the depthwise one
-  const ConvInput<std::uint8_t> input_;  // of expand
-  const i64 width_;                      // of what the depthwise convolution reads
-  const i64 lines_;                      // of its kernel
-  const i64 pitch_;                      // columns of a line that it reads, with the padding
+  const ConvInput<std::uint8_t> input_;  // of the convolution before it
+  const i64 width_;                      // of the depthwise convolution's input
+  const i64 lines_;                      // rows of its kernel
+  const i64 pitch_;                      // columns of a row that it reads, padding included
   const LineBands bands_;
   const LaidOutLines copied_;
 };
@@ -308,7 +308,7 @@ using Functions = SeparableFunctions<SeparableQuantizedConvAttrs>;
 
 }  // namespace
 
-// min_bytes: no tensor that was measured was as small. Sums of integers are the same in every order.
+// min_bytes: every tensor measured was larger. Integer sums are the same in every order.
 const SeparableRule kSeparableQuantizedRule = {.fits = Functions::fits,
                                                .can_expand = Functions::can_expand,
                                                .can_project = Functions::can_project,

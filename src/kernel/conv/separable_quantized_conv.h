@@ -7,19 +7,19 @@
 #include "kernel/fusion.h"
 #include "kernel/kernel.h"
 
-// As kernel/conv/separable_conv.h, in 8 bits: the bytes are those of the separate launches.
+// kernel/conv/separable_conv.h in 8 bits: the output bytes are those of the separate launches.
 namespace graft {
 
 // `expanded` and `between` are i8 or u8.
 using SeparableQuantizedConvAttrs = SeparableAttrs<PackedQuantizedConvAttrs>;
 extern const Kernel kSeparableQuantizedConv;
-// Of kPackedQuantizedConv and kPackedQuantizedDepthwiseConv.
+// The rule of kPackedQuantizedConv and kPackedQuantizedDepthwiseConv.
 extern const SeparableRule kSeparableQuantizedRule;
 
 std::int64_t separable_quantized_conv_scratch_bytes(const TensorDesc& x, const TensorDesc& out,
                                                     const SeparableQuantizedConvAttrs& attrs, int threads);
 
-// The same with the kernels of a given instruction set.
+// With the inner loops of a given instruction set.
 void run_separable_quantized_conv(const KernelContext& ctx, const simd::QuantizedConvTable& table) noexcept;
 
 }  // namespace graft

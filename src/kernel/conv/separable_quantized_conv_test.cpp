@@ -10,7 +10,7 @@
 #include "base/check.h"
 #include "kernel/simd/simd_test_util.h"
 
-// Against the launches apart, whose own tests compare them with plain sums: the bytes are equal.
+// Against the separate launches, whose own tests compare them with plain sums: the bytes are equal.
 namespace graft {
 namespace {
 
@@ -18,13 +18,13 @@ using i64 = std::int64_t;
 using simd::QuantizedConvTable;
 
 struct Case {
-  i64 batch = 1, inputs = 8, channels = 16, outputs = 8;  // 0 inputs or outputs: no convolution there
+  i64 batch = 1, inputs = 8, channels = 16, outputs = 8;  // inputs or outputs 0: no convolution there
   i64 height = 9, width = 9;
   i64 kernel = 3, stride = 1, padding = 1, dilation = 1;
   bool residual = false;
   i64 expand_kernel = 1, expand_stride = 1, expand_padding = 0;
-  i64 expand_lines = 0;       // of its kernel; 0: as many as taps
-  bool channels_last = true;  // the input
+  i64 expand_lines = 0;       // rows of its kernel; 0: as many as taps
+  bool channels_last = true;  // layout of the input
   DType input = DType::i8, expanded = DType::i8, between = DType::i8, output = DType::i8;
 
   i64 kernel_lines() const { return expand_lines > 0 ? expand_lines : expand_kernel; }
@@ -48,7 +48,7 @@ void fill_bytes(TestTensor& tensor, unsigned seed) {
 
 int zero_of(DType dtype) { return dtype == DType::i8 ? -7 : 130; }
 
-// A convolution by itself.
+// One convolution alone.
 struct Conv {
   PackedQuantizedConvAttrs attrs;
   TestTensor packed;
@@ -239,7 +239,7 @@ TEST(SeparableQuantizedConv, BandsOfLines) {
   check({.height = 60, .width = 60, .expand_kernel = 3, .expand_lines = 1});
   check({.inputs = 24, .channels = 144, .outputs = 24, .height = 60, .width = 112, .residual = true});
   check({.inputs = 16, .channels = 96, .outputs = 24, .height = 70, .width = 112, .stride = 2});
-  // Two groups of samples that are copied.
+  // Samples copied in two groups.
   check({.batch = 2,
          .inputs = 70,
          .channels = 8,
@@ -248,7 +248,7 @@ TEST(SeparableQuantizedConv, BandsOfLines) {
          .width = 180,
          .expand_kernel = 3,
          .expand_padding = 1});
-  // A line is more than a band.
+  // A row is more than a band.
   check({.inputs = 70, .channels = 1000, .outputs = 8, .height = 5, .width = 400});
 }
 

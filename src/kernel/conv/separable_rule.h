@@ -30,7 +30,7 @@ struct SeparableFunctions {
     return all(attrs.kernel, 1) && all(attrs.conv.stride, 1) && all(attrs.conv.padding, 0) && attrs.conv.groups == 1;
   }
 
-  // Up to half of the rows twice costs less than what lies between the launches takes from core to core.
+  // Computing up to half of the rows twice costs less than moving the intermediates between cores.
   static bool repeats_much(const KernelContext& depthwise, int threads) {
     const auto attrs = depthwise.attrs<Part>();
     const Shape& out = depthwise.out().shape;

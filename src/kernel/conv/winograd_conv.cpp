@@ -15,12 +15,12 @@ using simd::KBlock;
 using simd::kWinogradProducts;
 
 constexpr i64 kMinParallel = 4096;
-// Weights up to this size stay in the second-level cache: each thread takes some tiles by all of them. Larger ones are
-// divided among the threads, each of which transforms all tiles.
+// Weights up to this size stay in the second-level cache: the tiles are divided among the threads. Larger weights are
+// divided among the threads, and each thread transforms all tiles.
 constexpr i64 kWeightBytes = i64{512} << 10;
-// Of transformed inputs at once in either case.
+// Bytes of inputs transformed at once, in the first and the second case.
 constexpr i64 kTileBytes = i64{256} << 10, kAllTilesBytes = i64{1} << 20;
-// Chunks of tiles for each task, at least: enough for one whose core is slow to take fewer.
+// At least this many chunks of tiles for each task, so that one on a slow core can take fewer.
 constexpr i64 kChunksEach = 4;
 
 // G g G^T of the 3 x 3 weights g.
@@ -40,7 +40,7 @@ void transform(const double (&g)[9], double (&u)[kWinogradProducts]) {
   }
 }
 
-// g of transformed weights, `step` floats apart.
+// Recovers g from transformed weights, `step` floats apart.
 void restore(const float* u, i64 step, double (&g)[9]) {
   const auto at = [&](int k) { return static_cast<double>(u[k * step]); };
   g[0] = at(0);
@@ -78,7 +78,7 @@ class WinogradConvolution {
     const auto attrs = ctx.attrs<PackedConvAttrs>();
     const i64 groups = by_panels_ ? panels_ : 1;
     Work work(*this, ctx, attrs);
-    i64 there = -1;  // the chunk whose inputs are transformed
+    i64 there = -1;  // the chunk whose inputs are transformed now
     ctx.for_chunks(chunks_ * groups, {}, [&](i64 begin, i64 end) {
       for (i64 unit = begin; unit < end; ++unit) {
         const i64 chunk = unit / groups;
@@ -102,7 +102,7 @@ class WinogradConvolution {
     i64 padding[2];
     KBlock* k_blocks;
     i64 block_count;
-    float* zeros;     // an input beyond the edge
+    float* zeros;     // read as an input in the padding
     float* inputs;    // transformed: [16, tiles of the chunk, C]
     float* products;  // [16, tiles of up to kConvTilesAtOnce parts, panel width]
     bool* finite;     // by tile of the chunk
@@ -141,8 +141,8 @@ class WinogradConvolution {
            whole(most_tiles_);
   }
 
-  // `all` things in `count` parts, the first of them larger by one: where part i begins. How tiles are cut into parts
-  // does not depend on threads, and so neither do the sums.
+  // Start of part i when `all` items are divided into `count` parts, the first of them larger by one. The division of
+  // tiles into parts does not depend on threads, and so neither do the sums.
   static i64 first_of(i64 i, i64 count, i64 all) { return i * (all / count) + std::min(i, all % count); }
   i64 first_tile(i64 part) const { return first_of(part, parts_, tiles_); }
 
@@ -164,7 +164,7 @@ class WinogradConvolution {
     }
   }
 
-  // Of the parts [first, last).
+  // Transforms the inputs of the parts [first, last).
   void transform_inputs(const Work& work, i64 first, i64 last) const {
     const i64 begin = first_tile(first), count = first_tile(last) - begin;
     for (i64 t = 0; t < count; ++t) {
@@ -215,7 +215,7 @@ class WinogradConvolution {
     loops_.ends.output(products, step, positions, channel, width, work.epilogue);
   }
 
-  // The outputs of a tile as sums over taps, in the form of products that give them.
+  // Sums a tile's outputs tap by tap, and stores them as products that the output transform turns into these sums.
   void add_taps(const Work& work, i64 tile, const float* weight, i64 width, float* products, i64 step) const {
     const float* d[kWinogradProducts];
     inputs_of(work, tile, d);
@@ -226,7 +226,7 @@ class WinogradConvolution {
         restore(weight + c * width_ + j, channels_ * width_, g);
         for (int i = 0; i < 4; ++i)
           for (int tap = 0; tap < 9; ++tap) {
-            // What lies beyond the edge is no input: 0 times an infinite weight is none.
+            // Padding must be skipped, not multiplied: 0 times an infinite weight would be NaN.
             const float* at = d[4 * (i / 2 + tap / 3) + i % 2 + tap % 3];
             if (at != work.zeros) sums[i / 2][i % 2] += g[tap] * static_cast<double>(at[c]);
           }
@@ -241,11 +241,11 @@ class WinogradConvolution {
 
   const TensorDesc &x_, &out_;
   const WinogradLoops loops_;
-  i64 channels_, width_;         // of the input, of a panel
-  i64 down_ = 0, across_ = 0;    // tiles of a sample
-  i64 tiles_ = 0, parts_ = 0;    // parts: tiles that one product takes at once
-  i64 panels_ = 0, chunks_ = 1;  // chunks: parts whose transformed inputs are kept
-  i64 most_tiles_ = 0;           // of a chunk
+  i64 channels_, width_;         // channels of the input, of a panel
+  i64 down_ = 0, across_ = 0;    // rows and columns of tiles of a sample
+  i64 tiles_ = 0, parts_ = 0;    // parts: tiles of one product
+  i64 panels_ = 0, chunks_ = 1;  // chunks: parts transformed together
+  i64 most_tiles_ = 0;           // the most tiles of a chunk
   bool by_panels_ = false;
 };
 
@@ -301,7 +301,7 @@ void run_winograd_conv(const KernelContext& ctx, const WinogradLoops& loops) noe
 }
 
 i64 winograd_scratch_bytes(const TensorDesc& x, const TensorDesc& out, int threads, const WinogradLoops& loops) {
-  // Fewer tasks take more tiles each.
+  // Fewer tasks can need more scratch, as each takes more tiles.
   i64 most = 0;
   for (int t = 1; t <= threads; ++t) most = std::max(most, WinogradConvolution(x, out, loops, t).scratch_bytes(t));
   return most;

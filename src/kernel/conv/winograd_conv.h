@@ -6,25 +6,24 @@
 #include "kernel/conv/winograd_vec.h"
 #include "kernel/kernel.h"
 
-// Planar 3 x 3 convolutions of one group with steps of one, by Winograd's minimal products F(2 x 2, 3 x 3) (Lavin and
-// Gray, "Fast Algorithms for Convolutional Neural Networks", 2016): 16 products for four outputs and each input channel
-// in the place of 36. All of it in f32; an output's rounding error is that of the sums of its tile of four. Tiles whose
-// inputs are not all finite are summed tap by tap, so that an infinity or a NaN reaches those outputs alone that see
-// it.
+// Planar 3 x 3 convolutions of one group with stride 1, by Winograd's minimal filtering F(2 x 2, 3 x 3) (Lavin and
+// Gray, "Fast Algorithms for Convolutional Neural Networks", 2016): 16 products instead of 36 for four outputs and each
+// input channel. All in f32; an output's rounding error is that of the sums of its tile of four. Tiles with an input
+// that is not finite are summed tap by tap, so that an infinity or a NaN affects only the outputs that see it.
 namespace graft {
 
-// Weight [O, C, 1, 3, 3] contiguous and, with has_scale, a scale [O]; output: the floats that winograd_floats() counts.
+// Packs a weight [O, C, 1, 3, 3], contiguous, and, with has_scale, a scale [O]. Output: winograd_floats() floats.
 extern const Kernel kPackWinograd;
 std::int64_t winograd_floats(const Shape& weight);
 
-// Whether a weight [O, C, KD, KH, KW] with these attributes can be packed so.
+// Whether a weight [O, C, KD, KH, KW] with these attributes fits.
 bool fits_winograd(const Shape& weight, const ConvAttrs& attrs);
 
-// Inputs: x [N, C, 1, H, W], channels beside each other; packed weight; bias and residual as for kPackedConv.
+// Inputs: x [N, C, 1, H, W], channels last; packed weight; bias and residual as for kPackedConv.
 extern const Kernel kWinogradConv;
 std::int64_t winograd_scratch_bytes(const TensorDesc& x, const TensorDesc& out, int threads);
 
-// The same with the loops of a given instruction set.
+// With the inner loops of a given instruction set.
 struct WinogradLoops {
   const simd::PackedConvTable& products;
   const simd::WinogradTable& ends;

@@ -5,7 +5,7 @@
 namespace graft::simd::GRAFT_ISA {
 namespace {
 
-// The rows of B^T: (a - c, b + c, c - b, b - d).
+// Multiplies by B^T: (a - c, b + c, c - b, b - d).
 GRAFT_VEC void spread(vf& a, vf& b, vf& c, vf& d) {
   const vf second = b;
   a -= c;
@@ -27,7 +27,7 @@ bool input(const float* const* d, i64 channels, float* v, i64 step) {
     }
 #pragma GCC unroll 4
     for (int j = 0; j < 4; ++j) spread(x[0][j], x[1][j], x[2][j], x[3][j]);
-    // Each input is part of one of the corners.
+    // Every input is part of one of the corners, so their sum is finite only if all inputs are.
     const vf corners = (x[0][0] + x[0][3]) + (x[3][0] + x[3][3]);
     wrong += corners - corners;
 #pragma GCC unroll 4
