@@ -1,4 +1,4 @@
-// Reading elements of any dtype into blocks and writing blocks back: see kernel/elementwise/elementwise_vec.h.
+// Conversions of elements of any dtype to blocks and back: see kernel/elementwise/elementwise_vec.h.
 #include "kernel/elementwise/elementwise_vec.h"
 #include "kernel/simd/half.h"
 

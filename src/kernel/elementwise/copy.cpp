@@ -7,7 +7,7 @@
 namespace graft {
 namespace {
 
-// Rows of at least this many bytes are copied row by row; shorter ones element by element or in tiles.
+// Rows of at least this many bytes are copied with memcpy; shorter ones element by element or in tiles.
 constexpr std::int64_t kRowBytes = 16;
 // Side of the square tiles of a transposing copy: 32 elements of 4 bytes are two cache lines.
 constexpr std::int64_t kTile = 32;
@@ -45,8 +45,8 @@ void copy_rows(const KernelContext& ctx, const Walk& walk) {
   }
 }
 
-// The dimension along which the source is sequential while the destination is sequential along the last one; -1 when
-// the copy is not a transposition worth tiling.
+// The dimension along which the input is contiguous while the output is contiguous along the last one; -1 when the copy
+// is not a transposition worth tiling.
 int transposed_dim(const Walk& walk, std::int64_t element_bytes) {
   if (walk.inner_stride(0) != element_bytes || walk.inner_stride(1) == element_bytes) return -1;
   if (walk.inner_stride(1) == 0 || walk.inner() < 4) return -1;
@@ -57,7 +57,7 @@ int transposed_dim(const Walk& walk, std::int64_t element_bytes) {
 
 template <typename T>
 void copy_transposed(const KernelContext& ctx, Walk walk, int dim) {
-  // Bring `dim` next to the last dimension; the rest are the outer loops.
+  // Move `dim` next to the last dimension; the others are the outer loops.
   const auto d0 = static_cast<std::size_t>(dim);
   const auto last = static_cast<std::size_t>(walk.rank - 2);
   std::rotate(walk.sizes.begin() + d0, walk.sizes.begin() + d0 + 1, walk.sizes.begin() + last + 1);
@@ -125,7 +125,7 @@ void run_copy(const KernelContext& ctx) noexcept {
   }
 }
 
-// A conversion to another dtype with the elements in the same order is a step of a chain.
+// A conversion to another dtype that keeps the order of elements can be a step of a chain.
 bool what_of(const KernelContext& ctx, ElementwiseAttrs& what) {
   const TensorDesc &from = ctx.in(0), &to = ctx.out();
   if (from.dtype == to.dtype || from.shape != to.shape || from.strides != to.strides) return false;

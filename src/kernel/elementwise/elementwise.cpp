@@ -62,7 +62,7 @@ std::optional<Epilogue> as_epilogue(const AttrBytes& bytes) {
   } else {
     return std::nullopt;
   }
-  // With a bound that is NaN everything is.
+  // A NaN bound makes every result NaN, which an epilogue does not do.
   if (epilogue.low != epilogue.low || epilogue.high != epilogue.high) return std::nullopt;
   return epilogue;
 }

@@ -11,7 +11,7 @@
 namespace graft {
 
 // inputs {from}, outputs {to}: `from` has the shape of `to` or broadcasts to it; dtypes may differ and are converted as
-// PyTorch's `to` converts. No attributes.
+// by PyTorch's `to`. No attributes.
 extern const Kernel kCopy;
 
 // outputs {to}: every element becomes the number. Integers and bool take `i`, floats take `f`.
@@ -28,9 +28,9 @@ struct ArangeAttrs {
 };
 extern const Kernel kArange;
 
-// outputs {to}; inputs: the operands of `op` in order, each of the shape of `to` or broadcast to it, but for those
-// whose bit is set in `immediate_mask`: these are the numbers immediates[operand]. Operands are converted to `compute`
-// before, and the result to the output's dtype after. Fails the run on an integer division by zero.
+// outputs {to}; inputs: the operands of `op` in order, each of the shape of `to` or broadcast to it, except those whose
+// bit is set in `immediate_mask`: these are the numbers immediates[operand]. Operands are converted to `compute`
+// before, the result to the output's dtype after. Fails the run on an integer division by zero.
 struct ElementwiseAttrs {
   simd::ElementwiseOp op{};
   simd::BlockClass compute = simd::BlockClass::f32;
@@ -40,15 +40,15 @@ struct ElementwiseAttrs {
 };
 extern const Kernel kElementwise;
 
-// outputs {to}; inputs: at most kMaxChainInputs tensors, each of the shape of `to` or broadcast to it. Does what a
-// launch of kElementwise per step would do, each into a tensor of the shape and dtype `result`, the last one into `to`,
-// but by blocks that stay in the first-level cache: the numbers are the same. `to` may be one of the inputs.
+// outputs {to}; inputs: at most kMaxChainInputs tensors, each of the shape of `to` or broadcast to it. Computes the
+// same numbers as a launch of kElementwise per step, each into a tensor of the shape and dtype `result`, the last one
+// into `to`, but in blocks that stay in the first-level cache. `to` may be one of the inputs.
 inline constexpr int kMaxChainSteps = 10;
 inline constexpr int kMaxChainInputs = 7;
 inline constexpr int kMaxChainImmediates = 8;  // in all steps together
 struct ChainStep {
   ElementwiseAttrs what;
-  // Of each operand that is no immediate: the input, or kMaxChainInputs + the earlier step whose result it is.
+  // For each operand that is not an immediate: the input, or kMaxChainInputs + the earlier step whose result it is.
   std::array<std::int32_t, 3> from{};
   DType result = DType::f32;
 };

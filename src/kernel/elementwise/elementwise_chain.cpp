@@ -20,7 +20,7 @@ BlockClass result_class(const ElementwiseAttrs& what) {
   return simd::gives_bool(what.op) ? BlockClass::b8 : what.compute;
 }
 
-// The steps of a chain on one block: the result of each lies in a register as elements of its dtype.
+// Runs the steps of a chain on one block; each result is kept in a register (a block) as elements of its dtype.
 class Chain final : public BlockProgram {
  public:
   // `most`: elements of the largest block.
@@ -39,7 +39,7 @@ class Chain final : public BlockProgram {
         }
       }
     }
-    // A register is free again after the step that reads it last.
+    // A register is reused after the step that reads it last.
     for (int s = 0; s < attrs.steps; ++s) {
       int free = 0;
       const auto taken = [&](int earlier) {
@@ -118,8 +118,8 @@ class Chain final : public BlockProgram {
   std::array<int, kMaxChainSteps> register_of_{};
   std::array<std::array<int, kMaxStepOperands>, kMaxChainSteps> immediate_of_{};
   Block registers_[kMaxChainSteps];
-  Block converted_[kMaxStepOperands];  // operands of a step
-  Block unrounded_;                    // the result of a step before it has its dtype
+  Block converted_[kMaxStepOperands];  // converted operands of a step
+  Block unrounded_;                    // the result of a step before conversion to its dtype
   Block immediates_[kMaxChainImmediates];
 };
 

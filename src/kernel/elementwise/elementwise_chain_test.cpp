@@ -49,7 +49,7 @@ struct Case {
   }
 };
 
-// A launch per step, each into a tensor of its own.
+// The reference: a launch per step, each into its own tensor.
 TestTensor by_launches(const Case& c) {
   std::deque<TestTensor> results;
   for (int s = 0; s < c.attrs.steps; ++s) {
@@ -70,7 +70,7 @@ TestTensor by_launches(const Case& c) {
   return results.back();
 }
 
-// The same bits; one NaN is as good as another, for which one it is depends on where in a vector an element lies.
+// The same bits; any NaN equals any other, as which one results depends on where in a vector an element is.
 bool same(const TestTensor& a, const TestTensor& b) {
   const auto bytes = static_cast<std::size_t>(a.desc.byte_count());
   if (std::memcmp(a.data(), b.data(), bytes) == 0) return true;
@@ -91,7 +91,7 @@ void expect_same(Case& c) {
     ASSERT_TRUE(same(out, expected)) << c.out.str() << ", " << threads << " threads";
     ASSERT_TRUE(out.guards_intact());
   }
-  // In the place of the first input.
+  // In place of the first input.
   TestTensor& first = c.inputs[0];
   if (first.desc.dtype != c.out.dtype || first.desc.shape != c.out.shape || first.desc.strides != c.out.strides) return;
   ASSERT_EQ(run_kernel(kElementwiseChain, operands, {first.desc, first.data()}, 2, c.attrs), "");

@@ -209,7 +209,8 @@ float e_erfc(float x) { return __builtin_erfcf(x); }
 
 // --- functions of two and three ---
 
-// The product is rounded before the sum where alpha is 1 or the operands are exact: no contraction changes a plain sum.
+// The product is rounded before the sum where alpha is 1 or the operands are exact: a contraction to fma changes no
+// plain sum.
 vf f_add(vf a, vf b, const Number*) { return a + b; }
 vf f_sub(vf a, vf b, const Number*) { return a - b; }
 vf f_add_multiple(vf a, vf b, const Number* p) { return fma(b, splat(param(p, 0)), a); }

@@ -1,5 +1,5 @@
 // Block functions of classes i64 and b8: see kernel/elementwise/elementwise_vec.h. Integer arithmetic wraps, as in
-// PyTorch: it is done on unsigned numbers, and narrower types take the low bits when they are stored.
+// PyTorch: it is done on unsigned numbers, and narrower types keep the low bits when they are stored.
 #include "kernel/elementwise/elementwise_vec.h"
 
 namespace graft::simd::GRAFT_ISA {
@@ -97,7 +97,7 @@ int64_t f_logical_xor(int64_t a, int64_t b) { return (a != 0) != (b != 0); }
 // A count outside the width shifts everything out. Narrower types lose the same bits when they are stored.
 int64_t f_shift_left(int64_t a, int64_t b) { return b < 0 || b > 63 ? 0 : s(u(a) << b); }
 int64_t f_shift_right(int64_t a, int64_t b) { return a >> (b < 0 || b > 63 ? 63 : b); }
-// -1 is apart: the smallest integer divided by it traps.
+// -1 is a special case: the smallest integer divided by it traps.
 int64_t f_div_trunc(int64_t a, int64_t b) { return b == -1 ? f_neg(a) : a / b; }
 int64_t f_fmod(int64_t a, int64_t b) { return b == -1 ? 0 : a % b; }
 int64_t f_remainder(int64_t a, int64_t b) {

@@ -193,7 +193,7 @@ TEST(Elementwise, EveryLengthOfBlockAndTail) {
   }
 }
 
-TEST(Elementwise, BroadcastsBothWays) {  // [T, 1] - [1, T], the case that guessing by size gets wrong
+TEST(Elementwise, BroadcastsBothWays) {  // [T, 1] - [1, T], which guessing by size would get wrong
   for (const std::int64_t t : {1, 3, 31, 40, 257}) {
     for (const int threads : {1, 2}) {
       std::vector<std::int64_t> a(static_cast<std::size_t>(t)), out(static_cast<std::size_t>(t * t));

@@ -19,7 +19,7 @@ struct Number {
   std::int64_t i = 0;
 };
 
-// What a block function may report besides success.
+// The result of a block function: success or a failure.
 enum BlockStatus : int { kBlockOk = 0, kBlockZeroDivision = 1, kBlockNegativeExponent = 2 };
 
 // in[k] and out: blocks of the classes that the op states, at least n elements; out may be in[k] itself.

@@ -10,7 +10,7 @@ void run_fill(const KernelContext& ctx) noexcept {
   job.output_class = block_class(ctx.out().dtype);
   job.input_class[0] = job.output_class;
   job.immediate_mask = 1;
-  // A block of conditions is set by either member, so only the one that counts for the dtype is given.
+  // Boolean blocks are set by either member, so only the one that matters for the dtype is set.
   if (is_float(ctx.out().dtype)) {
     job.immediates[0].f = attrs.f;
   } else {
@@ -33,7 +33,7 @@ void run_arange(const KernelContext& ctx) noexcept {
     double reals[kBlock];
     std::int64_t integers[kBlock];
     for (std::int64_t i = 0; i < n; ++i) {
-      // Unsigned: the same wrap-around that a narrower output has.
+      // Unsigned: wraps like a narrower output.
       integers[i] =
           static_cast<std::int64_t>(static_cast<std::uint64_t>(attrs.start.i) +
                                     static_cast<std::uint64_t>(p + i) * static_cast<std::uint64_t>(attrs.step.i));

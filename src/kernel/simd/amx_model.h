@@ -1,6 +1,6 @@
 #pragma once
 
-// A model of AMX's tiles for tests on CPUs without them: what the instructions do to the bit, and what they refuse.
+// A model of AMX's tiles for tests on CPUs without them: bit-exact results, and faults where the instructions fault.
 // After the operation sections of LDTILECFG, TILELOADD, TILESTORED, TILEZERO, TDPBSSD/TDPBSUD/TDPBUSD/TDPBUUD and
 // TDPBF16PS in the Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2, and its exception classes
 // AMX-E1 to AMX-E5.
@@ -21,7 +21,7 @@ class Tiles {
  public:
   static constexpr int kTiles = 8, kRows = 16, kRowBytes = 64;  // palette 1
 
-  // Whatever was in the tiles is zero afterwards. A configuration that is refused changes nothing.
+  // Clears all tiles. A refused configuration changes nothing.
   void load_config(const void* memory) {
     std::uint8_t bytes[64];
     std::memcpy(bytes, memory, sizeof(bytes));
@@ -61,7 +61,7 @@ class Tiles {
 
   void load(int t, const void* from, std::int64_t stride) {
     Tile& tile = used(t);
-    std::memset(tile.bytes, 0, sizeof(tile.bytes));  // beyond its rows and their bytes
+    std::memset(tile.bytes, 0, sizeof(tile.bytes));  // also past the configured rows and their bytes
     for (int r = 0; r < tile.rows; ++r)
       std::memcpy(tile.bytes[r], static_cast<const char*>(from) + r * stride, static_cast<std::size_t>(tile.row_bytes));
   }
@@ -77,8 +77,8 @@ class Tiles {
   void dpbusd(int c, int a, int b) { dot_bytes<std::uint8_t, std::int8_t>(c, a, b); }
   void dpbuud(int c, int a, int b) { dot_bytes<std::uint8_t, std::uint8_t>(c, a, b); }
 
-  // Even and odd products of a row are summed on their own, by fused operations; their sum is added to c. Subnormal
-  // numbers count as zero on the way in and on the way out.
+  // Even and odd products of a row are summed separately, by fused operations; their sum is added to c. Subnormal
+  // inputs and results count as zero.
   void dpbf16ps(int c, int a, int b) {
     const auto [sums, x, y] = operands(c, a, b);
     for (int m = 0; m < sums.rows; ++m) {
@@ -158,7 +158,7 @@ class Tiles {
   bool configured_ = false;
 };
 
-// Of this thread, as the registers are.
+// One per thread, as the registers are.
 inline thread_local Tiles tiles;
 
 }  // namespace graft::simd::GRAFT_ISA::amx_model

@@ -40,7 +40,7 @@ void check_cpu() {
   require(ggml.has_avx512_vbmi(), __builtin_cpu_supports("avx512vbmi"), "AVX-512 VBMI");
   require(ggml.has_avx512_vnni(), __builtin_cpu_supports("avx512vnni"), "AVX-512 VNNI");
   require(ggml.has_avx512_bf16(), __builtin_cpu_supports("avx512bf16"), "AVX-512 BF16");
-  // Compilers differ in whether they know these two by name: bits of cpuid leaf 7.
+  // Compilers differ in whether they know these two by name, so they are read as bits of cpuid leaf 7.
   eax = ebx = ecx = edx = 0;
   const bool has_leaf = __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) != 0;
   require(ggml.has_amx_int8(), has_leaf && (edx >> 25 & 1u) != 0, "AMX INT8");

@@ -18,8 +18,8 @@ namespace {
 // Bits of cpuid's leaf 7, edx: compilers differ in whether they know these by name.
 enum AmxBit { bf16 = 22, tile = 24, int8 = 25 };
 
-// Whether the CPU has tiles and such products of them, and Linux saves their state and lets this process use it: that
-// is asked for once, where there is something to ask for.
+// Whether the CPU has tiles and these products of them, and Linux saves their state and lets this process use it:
+// permission is requested once, and only where the CPU has tiles.
 bool has_amx(AmxBit products) {
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
   if (__get_cpuid(1, &eax, &ebx, &ecx, &edx) == 0 || (ecx & bit_OSXSAVE) == 0) return false;

@@ -13,12 +13,13 @@
 // Which instruction set the vector code of the kernels runs with.
 //
 // Vector sources are compiled once per target, each time inside `namespace graft::simd::GRAFT_ISA` (a macro there:
-// baseline, avx2, avx512 ...), and export const tables of function pointers. They hold plain C-like code only: an
-// inline function of the standard library instantiated there with AVX-512 could be the copy the linker keeps for the
+// baseline, avx2, avx512 ...), and export const tables of function pointers. They contain plain C-like code only: if
+// they instantiated an inline function of the standard library, the linker might keep its AVX-512 copy for the whole
+// program.
 // whole program.
 namespace graft::simd {
 
-// Every target of targets.def, whether or not it was built and this CPU can run it.
+// Every target of targets.def, even if it was not built or this CPU cannot run it.
 enum class Isa : std::uint8_t {
 #define GRAFT_NAME(target, ...) target,
   GRAFT_TARGETS(GRAFT_NAME)
@@ -28,20 +29,20 @@ enum class Isa : std::uint8_t {
 // "baseline", "avx2", "avx512" ...
 std::string_view name(Isa isa);
 
-// What was built and what this CPU can run, worst first: baseline is always there.
+// The targets that were built and that this CPU can run, worst first; baseline is always among them.
 std::span<const Isa> available_isas();
 
-// The instruction set in use: the best one that pays here, or the one that the environment variable GRAFT_ISA names.
-// Decided at the first call. Throws InvalidArgument when GRAFT_ISA names none or one that is not available here.
+// The instruction set in use: the best one that pays on this CPU, or the one that the environment variable GRAFT_ISA
+// names. Decided at the first call. Throws InvalidArgument when GRAFT_ISA names none or one that is not available here.
 Isa active_isa();
 
-// Whether tables of `target` serve where `isa` is asked for: it is available and is `isa` itself or pays here.
+// Whether tables of `target` may be used for `isa`: it is available, and is `isa` itself or pays here.
 bool serves(Isa target, Isa isa);
 
 struct Target {
   std::string_view name;
   bool built;
-  std::string_view groups;  // words between spaces
+  std::string_view groups;  // separated by spaces
 };
 inline constexpr bool kTargetsOf_any = true;
 #ifdef GRAFT_HAVE_X86_ISA
@@ -76,7 +77,7 @@ consteval bool compiles(Isa isa, std::string_view groups) {
 template <typename Table>
 struct Tables;
 
-// The target whose table of the family serves for `isa`: the best one up to it.
+// The target whose table of the family is used for `isa`: the best one up to it.
 template <typename Table>
 std::optional<Isa> target_of(Isa isa) {
   for (std::size_t t = static_cast<std::size_t>(isa) + 1; t-- > 0;)
@@ -95,7 +96,7 @@ const Table* active_table() {
   return table;
 }
 
-// What is available here of the targets that have a table of one of these families.
+// The available targets that have a table of one of these families.
 template <typename... Tables_>
 std::vector<Isa> available_isas_of() {
   std::vector<Isa> out;
@@ -104,9 +105,9 @@ std::vector<Isa> available_isas_of() {
   return out;
 }
 
-// States a family, in namespace graft::simd: `kTable` is what the vector sources of these groups call its table, and
-// function(isa) and function(), for active_isa(), give it. Where no target serves they give null: GRAFT_TABLE states a
-// family that the baseline has, GRAFT_OPTIONAL_TABLE one that it lacks.
+// Declares a family, in namespace graft::simd: `kTable` is its table's name in the vector sources of these groups;
+// function(isa) and function(), for active_isa(), return the table. GRAFT_TABLE is for families that the baseline has;
+// a GRAFT_OPTIONAL_TABLE returns null where no target has one.
 #define GRAFT_TABLE(groups, Table, kTable, function)                        \
   GRAFT_DECLARE_TABLES(groups, Table, kTable)                               \
   inline const Table& function(Isa isa) { return *find_table<Table>(isa); } \

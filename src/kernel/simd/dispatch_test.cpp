@@ -22,7 +22,7 @@ bool compiled_with_vec(Isa isa) {
   return std::find(isas.begin(), isas.end(), isa) != isas.end();
 }
 
-// The instruction set is settled once per process: each case runs in one of its own. Writes what came of it to stderr.
+// The instruction set is settled once per process, so each case runs in its own. Writes the choice to stderr.
 [[noreturn]] void report_choice(const char* wanted) {
   if (wanted != nullptr) {
     setenv("GRAFT_ISA", wanted, 1);
@@ -85,7 +85,7 @@ TEST(Dispatch, AFamilyTakesItsBestTargetUpToTheOneAskedFor) {
   EXPECT_EQ(find_table<PanelTable>(Isa::baseline), nullptr);
 }
 
-// Every target with vectors of floats has all families of them: a missing table would be slow, not wrong.
+// Every target with float vectors has all families of them: a missing table would be slow, not wrong.
 TEST(Dispatch, EveryFamilyOfVectorsIsCompiledForTheSameTargets) {
   EXPECT_EQ(available_isas_of<ConvTable>(), available_isas_of<MatmulTable>());
   EXPECT_EQ(available_isas_of<ElementwiseTable>(), available_isas_of<MatmulTable>());

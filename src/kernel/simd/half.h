@@ -2,8 +2,8 @@
 
 #include <stdint.h>
 
-// Conversions of f16 and bf16 bits, one element at a time. Static inside the namespace of each instruction set, so
-// that no copy compiled for a newer CPU is linked into code for an older one.
+// Conversions of f16 and bf16 bits, one element at a time. Static inside the namespace of each instruction set, so that
+// no copy compiled for a newer CPU is linked into code for an older one.
 namespace graft::simd::GRAFT_ISA {
 
 static inline float bits_to_float(uint32_t bits) {
@@ -27,8 +27,8 @@ static inline uint16_t float_to_bf16(float f) {
   return static_cast<uint16_t>(f != f ? 0x7fc0u : rounded);
 }
 
-// Branch-free, so that loops over it vectorize without F16C: the exponent is moved by a multiplication, which also
-// makes subnormals exact.
+// Branch-free, so that loops vectorize without F16C: a multiplication shifts the exponent, which is exact for
+// subnormals too.
 static inline float f16_to_float(uint16_t h) {
   const uint32_t w = static_cast<uint32_t>(h) << 16;
   const uint32_t sign = w & 0x80000000u;

@@ -11,8 +11,8 @@
 #include "kernel/simd/dispatch.h"
 #include "kernel/simd/half.h"
 
-// For tests of kernels with vector code: tensors with values kept exactly as the kernel sees them, and a run
-// on any number of threads with scratch. The including file defines GRAFT_ISA for half.h.
+// For tests of vector kernels: tensors whose values are exactly those the kernel sees, and runs on any number of
+// threads with scratch. The including file defines GRAFT_ISA for half.h.
 namespace graft {
 
 // A tensor in memory of its own, deliberately at an address that is only aligned to the element, with values that
@@ -91,7 +91,7 @@ void run_on_threads(const std::vector<const TestTensor*>& inputs, const std::vec
     out.push_back(t->desc);
     out_data.push_back(t->data());
   }
-  // Exactly as large as the kernel states, so that an address sanitizer sees every byte beyond.
+  // Exactly the size that the kernel states, so that an address sanitizer sees every byte past it.
   std::vector<std::byte> memory(static_cast<std::size_t>(scratch_bytes) + 64);
   std::byte* scratch = memory.data() + memory.size() - static_cast<std::size_t>(scratch_bytes);
   scratch -= reinterpret_cast<std::uintptr_t>(scratch) % 64;

@@ -1,9 +1,8 @@
 #pragma once
 
-// Vectors of floats, with which the vector sources are written. Included only by them, once per target: everything is
-// static and inside graft::simd::GRAFT_ISA, and nothing of the standard library is instantiated (see
-// kernel/simd/dispatch.h). What differs between instruction sets is in vec_<isa>.h, the only place that depends on what
-// it is compiled for.
+// Vectors of floats for the vector sources, which alone include this, once per target: everything is static and inside
+// graft::simd::GRAFT_ISA, and nothing of the standard library is instantiated (see kernel/simd/dispatch.h). Differences
+// between instruction sets are in vec_<isa>.h only.
 
 #include <cstdint>
 
@@ -81,7 +80,7 @@ GRAFT_VEC void store_some(typename T::Stored* p, vf v, i64 n) {
   }
 }
 
-// Lanes at and beyond n become `fill`.
+// Sets lanes n and up to `fill`.
 GRAFT_VEC vf keep_n(vf v, i64 n, float fill) {
   return n >= kLanes ? v : select(kLaneIndex < static_cast<std::int32_t>(n), v, splat(fill));
 }
@@ -93,8 +92,8 @@ GRAFT_VEC v4 sum_lanes4(vf a, vf b, vf c, vf d) {
 
 // --- functions, about 1 ulp ---
 
-// Below -104 it is 0 without a multiplication that says so: one that underflows takes the CPU some 180 cycles, and
-// masked scores of a softmax all lie there.
+// Below -104 the result is 0 without a multiplication: one that underflows takes the CPU some 180 cycles, and masked
+// scores of a softmax are all that small.
 GRAFT_VEC vf exp(vf x) {
   const ExpRange range = exp_range(x);
   const vf n = range.n;

@@ -1,6 +1,6 @@
 #pragma once
 
-// The tiles of AMX: eight registers of up to 16 rows of 64 bytes, whose shapes are configured at run time. With
+// AMX's tiles: eight registers of up to 16 rows of 64 bytes, whose shapes are configured at run time. With
 // GRAFT_AMX_MODEL the same functions run on a model of them, for CPUs without AMX: see amx_model.h.
 
 #include "kernel/simd/vec.h"
@@ -13,11 +13,11 @@ namespace graft::simd::GRAFT_ISA {
 constexpr int kTileHeight = 16;    // rows of a tile
 constexpr int kTileRowBytes = 64;  // bytes of a row
 
-// What LDTILECFG reads.
+// The memory operand of LDTILECFG.
 struct alignas(64) TileConfig {
   std::uint8_t palette = 1, start_row = 0;
   std::uint8_t reserved[14] = {};
-  std::uint16_t row_bytes[16] = {};  // by tile; 0 where a tile is not used
+  std::uint16_t row_bytes[16] = {};  // by tile; 0 for an unused tile
   std::uint8_t rows[16] = {};
 
   GRAFT_VEC void shape(TileConfig& config, int tile, int rows, int row_bytes) {
@@ -54,14 +54,14 @@ GRAFT_VEC void add_products_s8_u8() {
 
 #else
 
-// Intrinsics of GCC 12 do not tell the compiler that a tile is loaded from memory.
+// GCC 12's intrinsic does not tell the compiler that the configuration is read from memory.
 GRAFT_VEC void configure_tiles(const TileConfig& config) { asm volatile("ldtilecfg %0" ::"m"(config)); }
 GRAFT_VEC void release_tiles() { asm volatile("tilerelease"); }
 template <int t>
 GRAFT_VEC void zero_tile() {
   asm volatile("tilezero %%tmm%c0" ::"n"(t));
 }
-// Rows lie `stride` bytes apart.
+// Rows are `stride` bytes apart.
 template <int t>
 GRAFT_VEC void load_tile(const void* from, i64 stride) {
   asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(stride), "n"(t) : "memory");
@@ -75,7 +75,8 @@ template <int c, int a, int b>
 GRAFT_VEC void add_products_bf16() {
   asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"n"(c), "n"(a), "n"(b));
 }
-// The same with four bytes for each k, signed in a and unsigned in b, and sums of 32 bits: see TDPBSUD.
+// c[m][n] += sum over k of a[m][k] * b[k][n], with four bytes for each k, signed in a and unsigned in b, and 32-bit
+// sums: see TDPBSUD.
 template <int c, int a, int b>
 GRAFT_VEC void add_products_s8_u8() {
   asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"n"(c), "n"(a), "n"(b));

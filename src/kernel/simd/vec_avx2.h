@@ -21,7 +21,7 @@ GRAFT_VEC vf splat(float x) { return (vf)_mm256_set1_ps(x); }
 // a * b + c
 GRAFT_VEC vf fma(vf a, vf b, vf c) { return (vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c); }
 
-// The larger of x and low, the smaller of x and high; a NaN in x stays, and so does -0 beside 0.
+// The larger of x and low, the smaller of x and high; keeps a NaN in x, and -0 against a bound of 0.
 GRAFT_VEC vf at_least(vf x, vf low) { return (vf)_mm256_max_ps((__m256)low, (__m256)x); }
 GRAFT_VEC vf at_most(vf x, vf high) { return (vf)_mm256_min_ps((__m256)high, (__m256)x); }
 
@@ -39,7 +39,7 @@ template <int i>
 GRAFT_VEC vf every_second_lane(vf a, vf b) {
   return __builtin_shufflevector(a, b, i, i + 2, i + 4, i + 6, i + 8, i + 10, i + 12, i + 14);
 }
-// The way back: a and b become lanes 0 of a, 0 of b, 1 of a, 1 of b, ...
+// The inverse: a and b become lanes 0 of a, 0 of b, 1 of a, 1 of b, ...
 GRAFT_VEC void interleave_lanes(vf& a, vf& b) {
   const vf x = a, y = b;
   a = __builtin_shufflevector(x, y, 0, 8, 1, 9, 2, 10, 3, 11);
@@ -67,14 +67,14 @@ GRAFT_VEC std::uint32_t bits_of_32_bools(const std::uint8_t* from) {
   return ~static_cast<std::uint32_t>(_mm256_movemask_epi8(_mm256_cmpeq_epi8(bytes, _mm256_setzero_si256())));
 }
 
-// The two floats at p in turns.
+// Repeats the two floats at p.
 GRAFT_VEC vf splat_pair(const float* p) {
   double pair;
   __builtin_memcpy(&pair, p, sizeof(pair));
   return (vf)_mm256_set1_pd(pair);
 }
 
-// Keeps a value that several products read in a register, where the compiler would read it again for each.
+// Keeps a value that several products use in a register; the compiler would load it again for each.
 GRAFT_VEC void keep(vf& x) { asm("" : "+x"(x)); }
 
 }  // namespace graft::simd::GRAFT_ISA

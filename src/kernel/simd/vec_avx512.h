@@ -25,7 +25,7 @@ GRAFT_VEC vf fma(vf a, vf b, vf c) { return (vf)_mm512_fmadd_ps((__m512)a, (__m5
 GRAFT_VEC vf load_n(const float* p, int n) { return (vf)_mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1u), p); }
 GRAFT_VEC void store_n(float* p, vf v, int n) { _mm512_mask_storeu_ps(p, (__mmask16)((1u << n) - 1u), (__m512)v); }
 
-// The larger of x and low, the smaller of x and high; a NaN in x stays, and so does -0 beside 0.
+// The larger of x and low, the smaller of x and high; keeps a NaN in x, and -0 against a bound of 0.
 GRAFT_VEC vf at_least(vf x, vf low) { return (vf)_mm512_max_ps((__m512)low, (__m512)x); }
 GRAFT_VEC vf at_most(vf x, vf high) { return (vf)_mm512_min_ps((__m512)high, (__m512)x); }
 
@@ -46,7 +46,7 @@ GRAFT_VEC vf every_second_lane(vf a, vf b) {
   return __builtin_shufflevector(a, b, i, i + 2, i + 4, i + 6, i + 8, i + 10, i + 12, i + 14, i + 16, i + 18, i + 20,
                                  i + 22, i + 24, i + 26, i + 28, i + 30);
 }
-// The way back: a and b become lanes 0 of a, 0 of b, 1 of a, 1 of b, ...
+// The inverse: a and b become lanes 0 of a, 0 of b, 1 of a, 1 of b, ...
 GRAFT_VEC void interleave_lanes(vf& a, vf& b) {
   const vf x = a, y = b;
   a = __builtin_shufflevector(x, y, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
@@ -81,7 +81,7 @@ struct ExpRange {
 };
 GRAFT_VEC ExpRange exp_range(vf x) {
   const __mmask16 some = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(kLeastExp), _CMP_NLT_UQ);
-  x = (vf)_mm512_min_ps(_mm512_set1_ps(89.f), (__m512)x);  // NaN, the second operand, stays
+  x = (vf)_mm512_min_ps(_mm512_set1_ps(89.f), (__m512)x);  // keeps NaN, the second operand
   const vf n = (vf)_mm512_roundscale_ps((__m512)(x * kLog2E), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
   return {x, n, some};
 }
@@ -89,8 +89,8 @@ GRAFT_VEC vf exp_scale(vf p, const ExpRange& range) {
   return (vf)_mm512_maskz_scalef_ps(range.some, (__m512)p, (__m512)range.n);
 }
 
-// erf((i + r) / 4) / 2 by powers of r in [0, 1): kHalfErfPowers[n][i] of r^n, fitted in double precision interval by
-// interval, the coefficients rounded one after the other and the rest fitted again. At 4 it comes to 1 / 2.
+// erf((i + r) / 4) / 2 as a polynomial in r in [0, 1): kHalfErfPowers[n][i] is the coefficient of r^n, fitted in double
+// precision for each interval, the coefficients rounded one by one and the rest fitted again. At 4 the value is 1 / 2.
 constexpr float kLastErf = 5.65685367584228515625f;  // the last number that is less than 4 sqrt 2
 alignas(64) constexpr float kHalfErfPowers[6][kLanes] = {
     {0.0e+00f, 1.381632e-01f, 2.6024994e-01f, 3.5557783e-01f, 4.213504e-01f, 4.6145007e-01f, 4.8305258e-01f,
@@ -113,14 +113,14 @@ alignas(64) constexpr float kHalfErfPowers[6][kLanes] = {
      -1.2759581e-06f, 2.5933414e-07f},
 };
 
-// (x + |x| erf(|x| / sqrt 2)) / 2: as near as by erf() of vec.h (1.1 ulp of what comes out where x > 0) in less than
-// half the instructions; the last one is exact where the sum vanishes.
+// (x + |x| erf(|x| / sqrt 2)) / 2: as accurate as with erf() of vec.h (1.1 ulp of the result where x > 0) in less than
+// half the instructions; the last addition is exact where the sum vanishes.
 GRAFT_VEC vf gelu_erf(vf x) {
-  constexpr int kSmallerMagnitude = 0xA;  // without its sign
+  constexpr int kSmallerMagnitude = 0xA;  // clears the sign
   constexpr int kDown = _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC;
   const __m512 scale = _mm512_set1_ps(2.8284271247461901f), whole = _mm512_set1_ps(8388608.f);  // 2^23
   const __m512 a = _mm512_range_ps((__m512)x, _mm512_set1_ps(kLastErf), kSmallerMagnitude);
-  // The place is in the last bits of 2^23 + i.
+  // The low bits of 2^23 + i hold the interval i.
   const __m512 at = _mm512_fmadd_round_ps(a, scale, whole, kDown);
   const vf r = (vf)_mm512_fmsub_ps(a, scale, at - whole);
   const __m512i i = _mm512_castps_si512(at);
@@ -130,16 +130,16 @@ GRAFT_VEC vf gelu_erf(vf x) {
   p = fma(p, r, power(2));
   p = fma(p, r, power(1));
   p = fma(p, r, power(0));
-  return fma(absolute(x), p, 0.5f * x);  // here a NaN stays
+  return fma(absolute(x), p, 0.5f * x);  // NaN is kept here
 }
 
-// The larger of two numbers; b where one is not a number.
+// The larger of two numbers; b where either is NaN.
 GRAFT_VEC vf larger(vf a, vf b) { return (vf)_mm512_max_ps((__m512)a, (__m512)b); }
 
 GRAFT_VEC bool all_ones(vf x) { return _mm512_cmpneq_ps_mask((__m512)x, _mm512_set1_ps(1.f)) == 0; }
 
-// e^x as 2^n times the polynomial of what is left of x / ln 2: the product's rounding is x times that of a float, which
-// weights of a softmax do not show. Of -inf (of which 0 is left) it is 0; what is not a number stays.
+// e^x as 2^n times a polynomial of the remainder of x / ln 2: the rounding error of the division grows with x, which is
+// harmless in softmax weights. -inf (remainder 0) gives 0; NaN stays NaN.
 template <int N>
 GRAFT_VEC vf exp_by_powers_of_two(vf x, const float (&coefficients)[N]) {
   const __m512 y = (__m512)(x * 1.44269504f);
@@ -156,25 +156,25 @@ constexpr float kExp2OfWeights[] = {1.f, 0.693147004f, 0.240222424f, 0.055507335
 // e^x for weights of a softmax.
 GRAFT_VEC vf exp_of_weight(vf x) { return exp_by_powers_of_two(x, kExp2OfWeights); }
 
-// Up to 32 bools as a bit each: whether it is not 0. Bits beyond n are set.
+// Up to 32 bools as bits: whether each is not 0. Bits from n on are set.
 GRAFT_VEC std::uint32_t bits_of_bools(const std::uint8_t* from, i64 n) {
   const auto some = static_cast<__mmask32>(n >= 32 ? ~0u : (1u << n) - 1u);
   const __m256i bytes = _mm256_maskz_loadu_epi8(some, from);
   return _mm256_test_epi8_mask(bytes, bytes) | ~some;
 }
 
-// The two floats at p in turns.
+// Repeats the two floats at p.
 GRAFT_VEC vf splat_pair(const float* p) {
   double pair;
   __builtin_memcpy(&pair, p, sizeof(pair));
   return (vf)_mm512_set1_pd(pair);
 }
 
-// Keeps a value that several products read in a register, where the compiler would read it again for each.
+// Keeps a value that several products use in a register; the compiler would load it again for each.
 GRAFT_VEC void keep(vf& x) { asm("" : "+v"(x)); }
 
-// Place i of three vectors is column i / 3 of channel i % 3. Lanes of two vectors at a time: first the first two
-// channels, then what this gave and the third.
+// Interleaves three vectors: output element i is column i / 3 of channel i % 3. Permutes two vectors at a time: first
+// channels 0 and 1, then the result and channel 2.
 struct Interleave3 {
   alignas(64) std::int32_t two[48], three[48];
 };

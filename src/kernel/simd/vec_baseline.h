@@ -1,6 +1,6 @@
 #pragma once
 
-// What every CPU of the architecture has, by the compiler's vectors: SSE2 on x86-64, NEON on aarch64.
+// What every CPU of the architecture has, through the compiler's vector types: SSE2 on x86-64, NEON on aarch64.
 
 #ifdef __aarch64__
 #include <arm_neon.h>
@@ -29,7 +29,7 @@ GRAFT_VEC vf fma(vf a, vf b, vf c) {
 #endif
 }
 
-// The larger of x and low, the smaller of x and high; a NaN in x stays, and so does -0 beside 0.
+// The larger of x and low, the smaller of x and high; keeps a NaN in x, and -0 against a bound of 0.
 GRAFT_VEC vf at_least(vf x, vf low) { return select(x < low, low, x); }
 GRAFT_VEC vf at_most(vf x, vf high) { return select(x > high, high, x); }
 
@@ -53,7 +53,7 @@ template <int i>
 GRAFT_VEC vf every_second_lane(vf a, vf b) {
   return __builtin_shufflevector(a, b, i, i + 2, i + 4, i + 6);
 }
-// The way back: a and b become lanes 0 of a, 0 of b, 1 of a, 1 of b, ...
+// The inverse: a and b become lanes 0 of a, 0 of b, 1 of a, 1 of b, ...
 GRAFT_VEC void interleave_lanes(vf& a, vf& b) {
   const vf x = a, y = b;
   a = __builtin_shufflevector(x, y, 0, 4, 1, 5);
@@ -80,13 +80,13 @@ GRAFT_VEC std::uint32_t bits_of_32_bools(const std::uint8_t* from) {
     bytes |= bytes >> 4;
     bytes |= bytes >> 2;
     bytes |= bytes >> 1;
-    // Byte k, which is 0 or 1 now, times 2^(56 - 7 k) ends as bit k of the uppermost byte; no sums carry into it.
+    // Byte k, now 0 or 1, times 2^(56 - 7 k) ends as bit k of the top byte; no sums carry into it.
     bits |= static_cast<std::uint32_t>((bytes & 0x0101010101010101u) * 0x0102040810204080u >> 56) << (8 * i);
   }
   return bits;
 }
 
-// The two floats at p in turns.
+// Repeats the two floats at p.
 GRAFT_VEC vf splat_pair(const float* p) {
   double pair;
   __builtin_memcpy(&pair, p, sizeof(pair));
@@ -94,7 +94,7 @@ GRAFT_VEC vf splat_pair(const float* p) {
   return (vf)vd{pair, pair};
 }
 
-// Keeps a value that several products read in a register, where the compiler would read it again for each.
+// Keeps a value that several products use in a register; the compiler would load it again for each.
 GRAFT_VEC void keep([[maybe_unused]] vf& x) {
 #ifdef __x86_64__
   asm("" : "+x"(x));

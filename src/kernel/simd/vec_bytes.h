@@ -13,7 +13,7 @@ GRAFT_VEC __m256i load_32(const std::uint8_t* p, i64 n);
 GRAFT_VEC void store_16(std::uint8_t* p, __m128i v, i64 n);
 GRAFT_VEC void store_32(std::uint8_t* p, __m256i v, i64 n);
 
-// What all widths have, by the intrinsics mm_*.
+// What all widths have in common, by the intrinsics mm_*.
 #define GRAFT_REGISTER(mm, bits)                                                                              \
   using Ints = __m##bits##i;                                                                                  \
   using Floats = __m##bits;                                                                                   \
@@ -57,8 +57,8 @@ GRAFT_VEC void store_32(std::uint8_t* p, __m256i v, i64 n);
 #define GRAFT_DOT(mm, bits) \
   GRAFT_VEC Ints dot(Ints sums, Ints a, Ints w) { return mm##_dpbusd_epi32(sums, a, w); }
 #else
-// Products of the low seven bits and of the eighth: each pair of them fits the 16 bits that the instruction for it
-// keeps.
+// Without VNNI, products of the low seven bits and of the eighth are summed separately: each pair of them then fits the
+// 16 bits of maddubs.
 #define GRAFT_DOT(mm, bits)                                                                       \
   GRAFT_VEC Ints dot(Ints sums, Ints a, Ints w) {                                                 \
     const Ints one = mm##_set1_epi16(1), most = mm##_set1_epi8(127);                              \
@@ -68,7 +68,7 @@ GRAFT_VEC void store_32(std::uint8_t* p, __m256i v, i64 n);
   }
 #endif
 
-// put4(), put2() and put1(): n bytes of 4, 2 or 1 vectors of sums, which packed16() gives once, twice or four times.
+// put4(), put2() and put1(): n bytes of 4, 2 or 1 vectors of sums, which packed16() returns once, twice or four times.
 // wide16() and wide32(): the bytes at p, flipped, as signed integers of 16 and 32 bits.
 struct V128 {
   GRAFT_REGISTER(_mm, 128)
@@ -82,7 +82,7 @@ struct V256 {
   GRAFT_REGISTER(_mm256, 256)
   GRAFT_DOT(_mm256, 256)
   GRAFT_VEC Ints bytes(const std::uint8_t* p, i64 n) { return load_32(p, n); }
-  // Halves of bytes less 8: the low ones of 16 bytes, then their high ones.
+  // Nibbles less 8: the low ones of 16 bytes, then their high ones.
   GRAFT_VEC Ints nibbles(const void* p) {
     const __m128i pairs = V128::load(p), mask = _mm_set1_epi8(15);
     const __m256i q = _mm256_set_m128i(_mm_and_si128(_mm_srli_epi16(pairs, 4), mask), _mm_and_si128(pairs, mask));

@@ -1,7 +1,6 @@
 #pragma once
 
-// More functions on f32 vectors, with special values as the C library has them. Included only by vector sources: see
-// vec.h.
+// More functions on f32 vectors; special values as in the C library. Included only by vector sources: see vec.h.
 
 #include "kernel/simd/vec.h"
 
@@ -64,7 +63,7 @@ GRAFT_VEC vf log(vf x) {
   return select((x > 0.f) & (x < kInfinity), r, special);
 }
 
-// log(1 + x) with what the rounding of 1 + x lost put back.
+// log(1 + x), corrected by what the rounding of 1 + x lost.
 GRAFT_VEC vf log1p(vf x) {
   const vf u = 1.f + x;
   const vf lost = x - (u - 1.f);
@@ -72,7 +71,7 @@ GRAFT_VEC vf log1p(vf x) {
   return select((u > 0.f) & (u < kInfinity), select(x == 0.f, x, r), log(u));
 }
 
-// 2^n (e^r - 1) + (2^n - 1): exact in its second term, so that small results keep their precision.
+// 2^n (e^r - 1) + (2^n - 1): the second term is exact, so small results keep their precision.
 GRAFT_VEC vf expm1(vf x) {
   const vf clamped = select(x < -30.f, splat(-30.f), x);
   const vf magic = splat(12582912.f);

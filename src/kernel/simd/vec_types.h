@@ -28,14 +28,14 @@ GRAFT_VEC vf load(const float* p) { return *reinterpret_cast<const vf_unaligned*
 GRAFT_VEC void store(float* p, vf v) { *reinterpret_cast<vf_unaligned*>(p) = v; }
 
 GRAFT_VEC vi as_int(vf v) { return (vi)v; }
-// Bit patterns, for arithmetic that wraps on NaN and on lanes whose result is not used.
+// Bit patterns, for arithmetic that wraps even on NaN and on unused lanes.
 GRAFT_VEC vu as_bits(vf v) { return (vu)v; }
 GRAFT_VEC vf as_float(vi v) { return (vf)v; }
 // Lane-wise condition ? a : b; the condition's lanes are 0 or -1.
 GRAFT_VEC vf select(vi condition, vf a, vf b) { return condition ? a : b; }
 GRAFT_VEC vf absolute(vf x) { return as_float(as_int(x) & 0x7fffffff); }
 
-// Functions for 1 .. N rows: at [n - 1] the one for n.
+// Functions for 1 .. N rows: [n - 1] is the one for n.
 template <typename Fn, int N>
 struct ByRows {
   Fn of[N];
@@ -51,8 +51,8 @@ consteval ByRows<Fn, N> by_rows(Of of) {
   return by_rows<Fn>(of, std::make_integer_sequence<int, N>());
 }
 
-// What exp() splits its operand into: x = n log 2 + r, with a whole n. vec_<isa>.h has exp_range(), which clamps x, and
-// exp_scale(), which multiplies with 2^n and gives 0 where x was below kLeastExp.
+// The split of exp()'s operand: x = n log 2 + r, with a whole n. vec_<isa>.h has exp_range(), which clamps x, and
+// exp_scale(), which multiplies by 2^n and gives 0 where x was below kLeastExp.
 constexpr float kLeastExp = -104.f;
 constexpr float kLog2E = 1.44269504088896341f;
 

@@ -46,7 +46,7 @@ GRAFT_VEC ExpRange exp_range(vf x) {
   const vf shifted = fma(x, splat(kLog2E), magic);
   return {x, shifted - magic, shifted, none};
 }
-// 2^n in two factors: n reaches below the normal exponents.
+// 2^n in two factors, as n goes below the normal exponents.
 GRAFT_VEC vf exp_scale(vf p, const ExpRange& range) {
   const vi e = (vi)(as_bits(range.shifted) - 0x4b400000u);
   const vi half = e >> 1;
@@ -58,7 +58,7 @@ GRAFT_VEC vf exp_scale(vf p, const ExpRange& range) {
 GRAFT_VEC vf erf(vf a);  // vec.h
 GRAFT_VEC vf gelu_erf(vf x) { return 0.5f * x * (1.f + erf(x * 0.70710678118654752f)); }
 
-// The larger of two numbers; b where one is not a number.
+// The larger of two numbers; b where either is NaN.
 GRAFT_VEC vf larger(vf a, vf b) { return select(a > b, a, b); }
 
 GRAFT_VEC bool all_ones(vf x) {
@@ -72,7 +72,7 @@ GRAFT_VEC vf exp(vf x);  // vec.h
 GRAFT_VEC vf exp_of_weight(vf x) { return exp(x); }
 
 GRAFT_VEC std::uint32_t bits_of_32_bools(const std::uint8_t* from);  // vec_avx2.h, vec_baseline.h
-// Up to 32 bools as a bit each: whether it is not 0. Bits beyond n are set.
+// Up to 32 bools as bits: whether each is not 0. Bits from n on are set.
 GRAFT_VEC std::uint32_t bits_of_bools(const std::uint8_t* from, i64 n) {
   std::uint8_t all[32];
   if (n < 32) {
