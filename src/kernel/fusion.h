@@ -12,13 +12,13 @@
 #include "kernel/kernel.h"
 #include "kernel/matmul/matmul_vec.h"
 
-// What kernels declare to the passes over launches (pass/launch): which launches next to theirs they can take over.
-// Functions see descriptors and attributes alone (data pointers are not set).
+// What kernels declare to the passes over launches (pass/launch): which neighbouring launches they can absorb. The
+// functions see descriptors and attributes only (data pointers are not set).
 namespace graft {
 
 struct ElementwiseAttrs;
 
-// The attributes of a launch as they are stored there.
+// A launch's stored attributes.
 using AttrBytes = std::vector<std::byte>;
 template <typename Attrs>
 AttrBytes bytes_of_attrs(const Attrs& attrs) {
@@ -35,7 +35,7 @@ Attrs attrs_of_bytes(const AttrBytes& bytes) {
   return attrs;
 }
 
-// What is done to each f32 of a result before it is stored: an activation or a clamp.
+// Applied to each f32 of a result before it is stored: an activation or a clamp.
 struct Epilogue {
   simd::Activation activation = simd::Activation::none;
   bool clamps = false;
@@ -43,61 +43,64 @@ struct Epilogue {
   float high = std::numeric_limits<float>::infinity();
 };
 
-// Several launches that read the same input 0 become one: its inputs are that one, input 1 of each launch and then the
-// further inputs of each, its outputs those of all.
+// Merges several launches that read the same input 0 into one: its inputs are that one, input 1 of each launch and then
+// the further inputs of each, its outputs those of all.
 struct MergeRule {
-  std::size_t most = 0;  // launches
+  std::size_t most = 0;  // largest number of launches
   bool (*fits)(const KernelContext&) = nullptr;
   bool (*fit_together)(const KernelContext&, const KernelContext&) = nullptr;
   const Kernel* merged = nullptr;
   AttrBytes (*attrs)(std::span<const KernelContext* const> launches) = nullptr;
 };
 
-// A depthwise convolution becomes one launch with the convolution before it (expand), the pointwise one after it
-// (project), or both. All of them name the same rule.
+// Merges a depthwise convolution with the convolution before it (expand), the pointwise one after it (project), or
+// both, into one launch. All of them name the same rule.
 struct SeparableRule {
   bool (*fits)(const KernelContext& depthwise) = nullptr;
   bool (*can_expand)(const KernelContext& dense) = nullptr;
   bool (*can_project)(const KernelContext& dense) = nullptr;
-  // What lies between smaller launches goes from core to core in less time than reading all weights on each core takes.
+  // With smaller intermediates the launches stay separate: moving those between cores is faster than reading all
+  // weights on each core.
   std::int64_t min_bytes = 0;
-  // Whether so many threads would compute too many rows of `expand` twice, where their bands meet.
+  // Whether this many threads would compute too many rows of `expand` twice, in the halos of their bands.
   bool (*repeats_much)(const KernelContext& depthwise, int threads) = nullptr;
-  // The launch of the parts that are there. Its inputs are input 0 of the first of them, then the further inputs of
+  // The merged launch. Its inputs are input 0 of the first part, then the further inputs of each; its output is that of
+  // the last.
   // each; its output is that of the last.
   const Kernel* kernel = nullptr;
   AttrBytes (*attrs)(const KernelContext* expand, const KernelContext& depthwise,
                      const KernelContext* project) = nullptr;
   std::int64_t (*scratch_bytes)(const TensorDesc& x, const TensorDesc& out, const AttrBytes& attrs,
                                 int threads) = nullptr;
-  // The same divided by panels of channels, for little between the two: without `project`. Null where there is none.
+  // The same by panels of channels, for small intermediates: without `project`. Null where there is none.
   bool (*expands_by_panels)(const KernelContext& expand, int threads) = nullptr;
   const Kernel* kernel_by_panels = nullptr;
   std::int64_t (*scratch_bytes_by_panels)(const TensorDesc& x, const TensorDesc& out, const AttrBytes& attrs,
                                           int threads) = nullptr;
-  // Called for an `expand` that stays a launch of its own because of the number of threads, which must not show in its
-  // sums. Null where no order of sums does.
+  // Called for an `expand` that stays a separate launch because of the number of threads, on which its sums must not
+  // depend. Null where the order of sums never matters.
   void (*keep_sums)(AttrBytes& expand) = nullptr;
 };
 
-// All that a kernel declares; what is null it does not take part in.
+// All that a kernel declares; null members do not apply to it.
 struct Fusion {
-  // The elementwise operation that a launch is, one step of a chain (kernel/elementwise/elementwise.h).
+  // The elementwise operation of a launch that can be a step of a chain (kernel/elementwise/elementwise.h).
   bool (*elementwise)(const KernelContext&, ElementwiseAttrs& what) = nullptr;
-  // The epilogue that a launch with one input is.
+  // A launch with one input as an epilogue.
   std::optional<Epilogue> (*as_epilogue)(const AttrBytes& attrs) = nullptr;
   // Whether a launch is the sum of its two inputs in f32.
   bool (*is_sum)(const AttrBytes& attrs) = nullptr;
-  // Makes the epilogue part of the attributes. False, and nothing changed, where the kernel does not take it.
+  // Sets the epilogue in the attributes. False, and nothing changed, where the kernel has no such epilogue.
   bool (*take_epilogue)(AttrBytes& attrs, const Epilogue&) = nullptr;
-  // The same for a tensor that is added to the result before the epilogue: it becomes the launch's last input.
+  // The same for a residual, a tensor that is added to the result before the epilogue: it becomes the launch's last
+  // input.
   bool (*take_residual)(AttrBytes& attrs) = nullptr;
   const MergeRule* merge = nullptr;
   const SeparableRule* separable = nullptr;
-  bool is_depthwise = false;  // of `separable`
+  bool is_depthwise = false;  // its part in `separable`
 };
 
-// take_epilogue and take_residual for attributes of a type, by functions on them.
+// take_epilogue and take_residual for a type of attributes, from functions on that type.
 template <typename Attrs, bool (*take)(Attrs&, const Epilogue&)>
 bool take_epilogue_of(AttrBytes& bytes, const Epilogue& epilogue) {
   auto attrs = attrs_of_bytes<Attrs>(bytes);

@@ -34,7 +34,7 @@ TwoEndedRange::Range TwoEndedRange::take(std::int64_t size, const Chunking& chun
     if (left <= 0) return {0, 0};
     std::int64_t count = std::max(chunking.min, left / 3);
     if (left >= 2 * chunking.multiple) count = std::max(count / chunking.multiple, std::int64_t{1}) * chunking.multiple;
-    // The last ones are halved, so that both tasks end at the same time.
+    // The last items are halved, so that both tasks end at the same time.
     count = std::min((left + 1) / 2, std::min(chunking.max, count));
     const auto added = static_cast<std::uint64_t>(count) << (from_back ? kHalf : 0);
     if (!taken_.compare_exchange_weak(now, now + added, std::memory_order_relaxed)) continue;
@@ -53,7 +53,7 @@ void KernelContext::fail_with(std::initializer_list<MessagePart> parts) const no
   append(": ");
   for (const MessagePart& part : parts) {
     if (part.kind == MessagePart::Kind::text) append(part.text);
-    // A number that does not fit is left out.
+    // A number that does not fit is omitted.
     if (part.kind == MessagePart::Kind::integer)
       if (const auto written = std::to_chars(next, end, part.integer); written.ec == std::errc()) next = written.ptr;
     if (part.kind == MessagePart::Kind::real)

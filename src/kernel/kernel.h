@@ -18,7 +18,7 @@ namespace graft {
 // The first failure of a run. Kernels write it from any thread; the executor polls it after every node.
 class ErrorSlot {
  public:
-  static constexpr std::size_t kMaxMessage = 512;  // bytes; what is longer is cut
+  static constexpr std::size_t kMaxMessage = 512;  // bytes; longer messages are truncated
 
   // Keeps the first message. Never throws; safe from several threads.
   void fail(std::string_view message) noexcept;
@@ -33,7 +33,7 @@ class ErrorSlot {
   std::size_t length_ = 0;
 };
 
-// A text or a number in a message.
+// A string or a number in a message.
 struct MessagePart {
   MessagePart(std::string_view t) : text(t) {}
   MessagePart(std::integral auto i) : integer(static_cast<std::int64_t>(i)), kind(Kind::integer) {}
@@ -46,7 +46,7 @@ struct MessagePart {
   Kind kind = Kind::text;
 };
 
-// What random numbers follow from, besides the node and the place.
+// What random numbers are derived from, besides the node and the element's index.
 struct RandomKey {
   std::uint64_t seed = 0;
   std::uint64_t run = 0;  // runs that the session has finished
@@ -59,8 +59,9 @@ class alignas(64) TwoEndedRange {
   struct Range {
     std::int64_t begin, end;
   };
-  // A chunk has at least `min` (but half of what is left at the end) and at most `max` items and, while two times
-  // `multiple` are left, a multiple of that: items which cost less together, such as the tiles that read one panel.
+  // A chunk has at least `min` (except half of the rest at the end) and at most `max` items and, while two times
+  // `multiple` are left, a multiple of `multiple`: items that are cheaper together, such as the tiles that read one
+  // panel.
   struct Chunking {
     std::int64_t min = 1, max = std::numeric_limits<std::int64_t>::max(), multiple = 1;
   };
@@ -73,9 +74,9 @@ class alignas(64) TwoEndedRange {
   std::atomic<std::uint64_t> taken_{0};  // low half: from the front; high half: from the back
 };
 
-// What a kernel sees of one task of one phase of a launch. A phase is divided into one task per thread or several
-// (lowering/tasks.h). Tasks run side by side in any order on any thread; phases are separated by barriers. Data
-// pointers are those of element [0, 0, ...]. An empty operand may have a null pointer.
+// A kernel's view of one task of one phase of a launch. A phase has one task per thread or several (lowering/tasks.h).
+// Tasks run concurrently, in any order, on any thread; phases are separated by barriers. Data pointers are those of
+// element [0, 0, ...]. An empty operand may have a null pointer.
 struct KernelContext {
   int task = 0;  // 0 .. tasks - 1
   int tasks = 1;
@@ -84,11 +85,11 @@ struct KernelContext {
   std::span<const TensorDesc> output_descs;
   const void* const* inputs = nullptr;
   void* const* outputs = nullptr;
-  const std::byte* attr_bytes = nullptr;  // the POD given at emission
+  const std::byte* attr_bytes = nullptr;  // the launch's attributes, a POD
   std::byte* scratch_bytes = nullptr;     // shared by the tasks, 64-byte aligned, as large as the launch states
   ErrorSlot* error = nullptr;
   RandomKey random;
-  std::span<const std::int64_t> kv_rows;  // by row of the batch: the row of the cache; empty: the same one
+  std::span<const std::int64_t> kv_rows;  // for each row of the batch the row of the cache; empty: the same row
   std::string_view node;                  // name of the PyTorch node, for messages
   // For kernels with `steals_work`: one range for tasks 0 and 1, one for 2 and 3, ..., cleared before the phase. Null
   // with one task.
@@ -111,14 +112,14 @@ struct KernelContext {
     return a;
   }
   std::int64_t kv_row(std::int64_t b) const { return kv_rows.empty() ? b : kv_rows[static_cast<std::size_t>(b)]; }
-  // Records a failure that names the node; the parts (texts and numbers) are its message. Allocates nothing. The kernel
-  // should then return (after its barriers) without touching bad data.
+  // Records a failure that names the node; the parts (strings and numbers) form its message. Does not allocate. The
+  // kernel should then return (after its barriers) without touching bad data.
   template <typename... Parts>
   void fail(const Parts&... parts) const noexcept {
     fail_with({MessagePart(parts)...});
   }
 
-  // This task's part [begin, end) of `count` work items under static scheduling: parts differ by one item at most.
+  // This task's range [begin, end) of `count` work items under static scheduling; ranges differ by at most one item.
   using Range = TwoEndedRange::Range;
   Range range(std::int64_t count) const {
     const std::int64_t each = count / tasks, more = count % tasks;
@@ -127,13 +128,13 @@ struct KernelContext {
   }
 
   // Work stealing: calls run(begin, end) for chunks of `count` work items (fewer than 2^31) until all are taken: first
-  // those that this task shares with its neighbour, for locality, then what other pairs have left.
+  // those of this task and its neighbour, for locality, then what other pairs have left.
   template <typename Run>
   void for_chunks(std::int64_t count, const TwoEndedRange::Chunking& chunking, Run&& run) const {
     if (steal_ranges == nullptr) return run(std::int64_t{0}, count);
     if (count == 0) return;  // chunking.multiple may be 0 then
     const int pairs = (tasks + 1) / 2;
-    // Pairs are cut at multiples where each task gets some.
+    // Pairs split at multiples when each task gets some.
     const std::int64_t multiple = count >= 2 * tasks * chunking.multiple ? chunking.multiple : 1;
     const auto cut = [&](int i) { return i == tasks ? count : count / multiple * i / tasks * multiple; };
     for (int i = 0; i < pairs; ++i) {
@@ -151,36 +152,36 @@ struct KernelContext {
   void fail_with(std::initializer_list<MessagePart> parts) const noexcept;
 };
 
-// The inner loops in use: "avx512".
+// The instruction set of the inner loops in use: "avx512".
 std::string isa_name();
-// With those of products of bytes, where these differ: "avx512, products avx512vnni". What layouts made at load and at
-// export depend on.
+// The same with that of byte products, where it differs: "avx512, products avx512vnni". Layouts made at load and at
+// export depend on it.
 std::string isa_names();
 
 struct Fusion;
 
-// A kernel of graft's own. What `run` throws is an error of the run.
+// One of graft's own kernels. An exception thrown by `run` is an error of the run.
 struct Kernel {
   std::string_view name;  // "copy", "binary", "layer_norm": shown by `graft inspect`
   void (*run)(const KernelContext&);
   // A launch with less work runs on one thread: a second one costs more than it saves.
   std::int64_t parallel_from = 0;
-  // The phases of a launch with these descriptors, attributes and number of threads (data pointers are not set). A
-  // phase begins when all tasks of the one before it are done. Without the function there is one.
+  // The number of phases of a launch with these descriptors, attributes and number of threads (data pointers are not
+  // set). A phase begins when all tasks of the one before it are done. Null: one phase.
   int (*phases)(const KernelContext&) noexcept = nullptr;
   // How a launch with these descriptors and attributes runs, for `graft inspect` (data pointers are not set): which
-  // layout, which inner loops. Null: there is one way.
+  // layout, which inner loops. Null: there is only one way.
   std::string (*explain)(const KernelContext&) = nullptr;
-  // The work of a launch with these descriptors and attributes, 0 when tasks cannot divide it (data pointers are not
-  // set): multiply-adds. Without the function it is the elements of the largest output.
+  // The work of a launch with these descriptors and attributes in multiply-adds (data pointers are not set); 0 when
+  // tasks cannot divide it. Null: the number of elements of the largest output.
   std::int64_t (*work)(const KernelContext&) = nullptr;
   // Tasks call KernelContext::for_chunks.
   bool steals_work = false;
-  // Which launches next to its own it can take over (kernel/fusion.h). Null: none.
+  // Which neighbouring launches it can absorb (kernel/fusion.h). Null: none.
   const Fusion* fusion = nullptr;
-  // What a launch with these descriptors and attributes computes, shown behind the name. Null: the name says it.
+  // What a launch with these descriptors and attributes computes, shown after the name. Null: the name tells it.
   std::string (*label)(const KernelContext&) = nullptr;
-  // Writes one element of the output for each of input 0, not all of them.
+  // Writes one element of the output per element of input 0, not all of the output.
   bool writes_by_input = false;
 };
 

@@ -9,10 +9,10 @@
 
 #include "kernel/kernel.h"
 
-// Runs a kernel by hand, as the executor does, with threads of the test's own.
+// Runs a kernel directly, as the executor does, on the test's own threads.
 namespace graft {
 
-// All tasks of each phase, side by side.
+// Runs all tasks of each phase concurrently.
 template <typename Run>
 void run_phases(int phases, const KernelContext& ctx, Run run) {
   for (int phase = 0; phase < phases; ++phase) {
@@ -30,8 +30,8 @@ void run_phases(int phases, const KernelContext& ctx, Run run) {
   }
 }
 
-// Runs the tasks of a phase one after the other, the last first: of two that steal from each other, the one from the
-// back does it all.
+// Runs the tasks of a phase one after another, the last first: of two that steal from each other, the one at the back
+// does all the work.
 template <typename Run>
 std::function<void(const KernelContext&)> last_first(Run run) {
   auto next = std::make_shared<std::atomic<int>>(-1);

@@ -28,7 +28,7 @@ Walk make_walk(std::span<const TensorDesc* const> operands) {
   walk.operands = static_cast<int>(operands.size());
   walk.total = 1;
 
-  // Dimensions of size 1 carry no stride; the others in the order of operand 0's strides, largest first.
+  // Dimensions of size 1 are dropped; the others are ordered by operand 0's strides, largest first.
   std::array<int, kMaxRank> order{};
   int rank = 0;
   for (int d = 0; d < out.rank(); ++d) {
@@ -102,11 +102,11 @@ using simd::BlockClass;
 // Rows shorter than this are gathered into blocks of several rows, so that a block function runs on enough elements.
 constexpr std::int64_t kShortRow = 32;
 
-// These, in some dtype, stay in the first-level cache in whatever order they are visited.
+// This many elements of any dtype stay in the first-level cache in any order of visits.
 constexpr std::int64_t kFewElements = 2048;
 
-// Makes a long dimension along which an operand has no gaps the innermost one: of a result that is laid out anew, say,
-// which is then visited in the order of what is read.
+// Makes a long dimension along which an operand is contiguous the innermost one: for example, a result with a new
+// layout is then visited in the order of what is read.
 void lengthen_rows(Walk& walk) {
   constexpr std::int64_t kLargestElement = 8;
   const auto has_no_gaps = [&](int d) {
@@ -126,7 +126,7 @@ void lengthen_rows(Walk& walk) {
 
 std::int64_t class_bytes(BlockClass c) { return static_cast<std::int64_t>(byte_size(block_dtype(c))); }
 
-// The first n elements become a copy of the element at `first`.
+// Fills the first n elements with the element at `first`.
 void repeat_element(BlockClass c, const void* first, std::int64_t n, void* block) {
   const auto fill = [&]<typename T>(T) {
     T value;
@@ -170,12 +170,12 @@ struct Operand {
   std::byte* data = nullptr;
   BlockClass block_class = BlockClass::f32;
   bool same = false;    // elements have the block's own representation
-  bool linear = false;  // without gaps in the order of the walk
+  bool linear = false;  // contiguous in the order of the walk
   std::int64_t element_bytes = 0;
   std::int64_t inner_stride = 0;
   simd::LoadFn load = nullptr;
   simd::StoreFn store = nullptr;
-  // What a broadcast block holds now.
+  // The element that a broadcast block is filled with.
   const std::byte* filled_from = nullptr;
   std::int64_t filled = 0;
 };
@@ -195,7 +195,7 @@ Operand make_operand(const Walk& walk, int walk_index, const TensorDesc& desc, v
   return o;
 }
 
-// Runs blocks that lie within one innermost row each.
+// Runs blocks that are each within one innermost row.
 class RowRunner {
  public:
   RowRunner(const Walk& walk, const BlockJob& job, Operand* inputs, const Operand& output, Block* blocks)
@@ -246,7 +246,7 @@ class RowRunner {
       o.load(from, o.inner_stride, n, block);
       return block;
     }
-    // A broadcast operand keeps its block from one row to the next while it stays the same element.
+    // A broadcast operand keeps its block across rows while its element stays the same.
     if (o.filled_from != from || o.filled < n) {
       alignas(8) std::byte first[8];
       o.load(from, 0, 1, first);
@@ -363,7 +363,7 @@ int run_blocks(const KernelContext& ctx, const BlockJob& job) {
     }
   }
   const Operand output = make_operand(walk, 0, ctx.out(), ctx.outputs[0], job.output_class);
-  // A program may declare dtypes that PyTorch would not give.
+  // A program may declare dtypes that PyTorch would not produce.
   bool convert = output.store != nullptr;
   for (int k = 0; k < job.inputs; ++k) convert = convert && (((job.immediate_mask >> k) & 1u) || inputs[k].load);
   if (!convert) {

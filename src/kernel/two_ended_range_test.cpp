@@ -18,13 +18,13 @@ TEST(TwoEndedRange, TakesAThirdOfWhatIsLeftFromItsEnd) {
     const auto [begin, end] = range.take(40, {.min = 2, .max = 8}, from_back);
     return std::pair(begin, end);
   };
-  EXPECT_EQ(take(false), std::pair(0L, 8L));   // most
-  EXPECT_EQ(take(true), std::pair(32L, 40L));  // most
+  EXPECT_EQ(take(false), std::pair(0L, 8L));   // max
+  EXPECT_EQ(take(true), std::pair(32L, 40L));  // max
   EXPECT_EQ(take(true), std::pair(24L, 32L));
   EXPECT_EQ(take(false), std::pair(8L, 13L));   // a third of 16
   EXPECT_EQ(take(false), std::pair(13L, 16L));  // of 11
   EXPECT_EQ(take(false), std::pair(16L, 18L));
-  EXPECT_EQ(take(true), std::pair(22L, 24L));  // least
+  EXPECT_EQ(take(true), std::pair(22L, 24L));  // min
   EXPECT_EQ(take(true), std::pair(20L, 22L));
   EXPECT_EQ(take(true), std::pair(19L, 20L));  // the last two are divided
   EXPECT_EQ(take(false), std::pair(18L, 19L));
@@ -80,7 +80,7 @@ TEST(TwoEndedRange, AShareAloneTakesWhatOthersLeave) {
   };
   ctx.for_chunks(100, {}, take);
   ASSERT_EQ(taken.size(), 100u);
-  for (std::size_t i = 0; i < 50; ++i) EXPECT_GE(taken[i], 50) << i;  // what it has with its neighbour comes first
+  for (std::size_t i = 0; i < 50; ++i) EXPECT_GE(taken[i], 50) << i;  // items of its own pair come first
   std::ranges::sort(taken);
   for (std::size_t i = 0; i < 100; ++i) EXPECT_EQ(taken[i], static_cast<std::int64_t>(i));
   for (ctx.task = 0; ctx.task < 3; ++ctx.task) ctx.for_chunks(100, {}, take);
@@ -111,7 +111,7 @@ TEST(ShareTiles, EveryTileOfEveryPanelIsDoneOnce) {
         }
 }
 
-// Both tasks begin with the first panels; each reads a half of the inputs.
+// Both tasks begin with the first panels; each reads half of the inputs.
 TEST(ShareTiles, LargeInputsAreReadByHalves) {
   constexpr std::int64_t kTiles = 17, kPanels = 12;
   for (const int thread : {0, 1}) {
@@ -124,7 +124,7 @@ TEST(ShareTiles, LargeInputsAreReadByHalves) {
     for_tiles(ctx, kTiles, kPanels, 8, 1 << 20,
               [&](std::int64_t panel, std::int64_t next, std::int64_t from, std::int64_t) {
                 if (!order.empty() && order.back() == panel && first.back() / 9 == from / 9)
-                  return;  // the panel's other part
+                  return;  // the rest of the panel
                 order.push_back(panel);
                 first.push_back(from);
                 nexts.push_back(next);

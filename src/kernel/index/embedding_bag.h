@@ -9,9 +9,9 @@ namespace graft {
 enum class BagMode : std::int32_t { sum, mean, max };
 struct EmbeddingBagAttrs {
   BagMode mode = BagMode::sum;
-  bool weighted = false;      // a weight for each index is given
+  bool weighted = false;      // each index has a weight
   bool last_end = false;      // the last entry of the offsets is the end of the last bag
-  std::int64_t padding = -1;  // rows of that index do not count; -1: none
+  std::int64_t padding = -1;  // indices of that value are skipped; -1: none
 };
 // inputs {table [rows, columns], indices [n], offsets [bags] (or [bags + 1]), weights [n]}, outputs {[bags, columns]}:
 // all contiguous; table, weights and output f32 or f64, of one dtype; indices and offsets i64. A bag without rows is 0.

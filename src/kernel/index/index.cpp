@@ -57,7 +57,7 @@ class Indices {
     }
   }
 
-  // Bytes from the window to the element; false, with the failure recorded, when an index is out of range.
+  // Byte offset from the window to the element; false, with the failure recorded, when an index is out of range.
   // `offset(k)` is the byte offset in index tensor k.
   template <typename Offset>
   bool locate(Offset&& offset, std::int64_t& place) const {
@@ -84,17 +84,17 @@ class Indices {
   DType dtype_[kMaxIndexTensors] = {};
 };
 
-// A row whose elements lie at places of their own along one dimension.
+// A row whose elements are gathered at individual positions along one dimension.
 struct IndexedRow {
   const std::byte* from;
   const std::byte* index;
   std::byte* to;
-  std::int64_t from_stride, index_stride, to_stride;  // bytes from one element of the row to the next
+  std::int64_t from_stride, index_stride, to_stride;  // bytes between elements of the row
   std::int64_t size, stride;                          // of the dimension, in elements and bytes
   bool wrap;
 };
 
-// Moves elements up to the first whose index is out of range; how many.
+// Copies elements up to the first whose index is out of range; returns how many.
 template <typename T, typename Index>
 std::int64_t gather_row(const IndexedRow& row, std::int64_t n) {
   for (std::int64_t i = 0; i < n; ++i) {
@@ -133,10 +133,10 @@ void gather(const KernelContext& ctx) noexcept {
   const std::byte* from = ctx.input<std::byte>(0);
   std::byte* to = ctx.output<std::byte>();
 
-  bool whole_rows = true;  // one element of every index tensor serves a whole row
+  bool whole_rows = true;  // one element of every index tensor holds for a whole row
   for (int k = 0; k < attrs.count; ++k) whole_rows = whole_rows && walk.inner_stride(k + 2) == 0;
 
-  // One index tensor, as most gathers have, needs no loop over them for each element.
+  // Most gathers have one index tensor and need no loop over index tensors for each element.
   GatherRow one_index = nullptr;
   if (attrs.count == 1 && !whole_rows)
     one_index = ctx.in(1).dtype == DType::i32 ? gather_row_of<std::int32_t>(size) : gather_row_of<std::int64_t>(size);
@@ -158,7 +158,7 @@ void gather(const KernelContext& ctx) noexcept {
                               attrs.size[0],
                               attrs.stride[0],
                               attrs.wrap};
-      moved = one_index(row, n);  // all, or the loop below names the index that is out of range
+      moved = one_index(row, n);  // all, or the loop below reports the index that is out of range
     }
     for (std::int64_t i = moved; i < n; i += step) {
       std::int64_t place = 0;
@@ -173,7 +173,8 @@ void gather(const KernelContext& ctx) noexcept {
 
 // --- scatter ---
 
-// Dimensions of the space in row-major order with the byte strides of each operand: window, values, index tensors.
+// Dimensions of an iteration space in row-major order, with byte strides for each operand: window, values, index
+// tensors.
 struct Space {
   int rank = 0;
   std::int64_t total = 1;
@@ -191,7 +192,7 @@ struct Space {
     for (int k = 0; k < operands; ++k) strides[k][d] = stride_of[k];
   }
 
-  // Byte offset of operand `k` at the element of that row-major number.
+  // Byte offset of operand `k` at element `element` of the space, counted row-major.
   std::int64_t offset(int k, std::int64_t element) const {
     std::int64_t result = 0;
     for (int d = rank - 1; d >= 0; --d) {
@@ -227,7 +228,7 @@ std::int64_t combined_integer(ScatterMode mode, std::int64_t a, std::int64_t b) 
   return combined(mode, a, b);
 }
 
-// Combines values with what is at the target, in the wider type of the dtype.
+// Combines values with the target's elements, computed in the wider type of the dtype.
 class Combiner {
  public:
   Combiner(DType dtype, ScatterMode mode) : mode_(mode), size_(static_cast<std::int64_t>(byte_size(dtype))) {
@@ -296,8 +297,8 @@ void scatter(const KernelContext& ctx) noexcept {
   const TensorDesc& window = ctx.out();
   const int operands = attrs.index.count + 2;
 
-  // Along a free dimension the window moves, so different elements go to different places: threads divide those.
-  // The others number the indices and may name one place twice: one thread walks them in order.
+  // Along a free dimension the window moves, so different elements have different positions: threads divide those. The
+  // other dimensions number the indices and may name a position twice: one thread walks them in order.
   Space free_dims, index_dims;
   for (int d = 0; d < window.rank(); ++d) {
     if (window.shape[d] == 0) return;
@@ -317,7 +318,7 @@ void scatter(const KernelContext& ctx) noexcept {
   const std::int64_t run_window = free_dims.rank > 0 ? free_dims.strides[0][free_dims.rank - 1] : 0;
   const std::int64_t run_values = free_dims.rank > 0 ? free_dims.strides[1][free_dims.rank - 1] : 0;
 
-  // Few free elements: every thread walks all indices and takes the places that fall to it.
+  // With few free elements, every thread walks all indices and writes the positions that hash to it.
   constexpr std::int64_t kLine = 64;  // elements: threads should not write one cache line
   const bool by_place = free_dims.total < kLine * ctx.tasks;
   KernelContext::Range range{0, free_dims.total};

@@ -4,10 +4,10 @@
 
 #include "kernel/kernel.h"
 
-// Reads and writes at places that index tensors name. Both kernels work on one iteration space, the shape of all their
-// operands. Where the tensor that is indexed lies is told by its "window": a descriptor over that space whose strides
-// are those of the tensor's own dimensions, and 0 along the dimensions that only number the indices. An element's
-// address is the window's plus, for each index tensor k, index * stride[k].
+// Gather and scatter: read and write at positions given by index tensors. Both kernels iterate over one space, the
+// shape of all their operands. The indexed tensor is described by its "window": a descriptor over that space whose
+// strides are those of the tensor's own dimensions, and 0 along the dimensions that only number the indices. An
+// element's address is the window's plus, for each index tensor k, index * stride[k].
 namespace graft {
 
 inline constexpr int kMaxIndexTensors = 6;
@@ -20,15 +20,15 @@ struct IndexAttrs {
   std::int64_t stride[kMaxIndexTensors] = {};  // its stride in bytes
 };
 
-// inputs {window of the source, index tensors (i32 or i64)...}, outputs {to}: copies elements of any dtype.
-// Fails the run on an index out of range, without reading there.
+// inputs {window of the input, index tensors (i32 or i64)...}, outputs {to}: copies elements of any dtype. Fails the
+// run on an index out of range, without reading there.
 extern const Kernel kGather;
 
 struct CheckIndexAttrs {
   std::int64_t size = 0;  // at most the largest i32
 };
-// inputs {indices, i32 or i64}, outputs {i32}, both contiguous: the same indices, for ggml's GET_ROWS, which checks
-// nothing. Fails the run on an index that is negative or not below `size`.
+// inputs {indices, i32 or i64}, outputs {i32}, both contiguous: the same indices, for ggml's GET_ROWS, which does not
+// check them. Fails the run on an index that is negative or not below `size`.
 extern const Kernel kCheckIndex;
 
 enum class ScatterMode : std::int32_t { assign, add, multiply, amax, amin };
@@ -37,17 +37,17 @@ struct ScatterAttrs {
   ScatterMode mode = ScatterMode::assign;
 };
 
-// inputs {values, index tensors...}, outputs {window of the target}: writes values, or combines them with what is
-// there. Places named more than once see their values in row-major order of the iteration space (the last one stays).
-// Fails the run on an index out of range, without writing there.
+// inputs {values, index tensors...}, outputs {window of the target}: writes values, or combines them with the target's
+// elements. A position named more than once gets its values in row-major order of the iteration space (the last one
+// stays). Fails the run on an index out of range, without writing there.
 extern const Kernel kScatter;
 
 struct MaskedScatterAttrs {
   bool exact = false;
 };
-// inputs {self, mask (bool), source}, outputs {to}; all but the source contiguous and of one size; source contiguous,
-// of the dtype of self (any): where the mask is true the next element of the source, elsewhere that of self. Fails the
-// run when the mask has more true elements than the source has, or with `exact` another number. Scratch:
+// inputs {self, mask (bool), source}, outputs {to}; all but source contiguous and of one size; source contiguous, of
+// the dtype of self (any): where the mask is true the next element of source, elsewhere that of self. Fails the run
+// when the mask has more true elements than source has, or with `exact` a different number. Scratch:
 // masked_scatter_scratch_bytes().
 extern const Kernel kMaskedScatter;
 std::int64_t masked_scatter_scratch_bytes(int max_threads);

@@ -9,7 +9,7 @@
 namespace graft {
 namespace {
 
-// Rows of a [rows, width] table; `rows` is told apart from the memory behind it, so that a wrong read shows.
+// Rows of a [rows, width] table; the memory after `rows` has other values, so that a read past them shows.
 struct Table {
   std::int64_t rows = 5, width = 3;
   std::vector<float> data;
@@ -56,7 +56,7 @@ TEST(Gather, RowsByIndex) {
 
 template <typename T, typename Index>
 void check_elements(DType dtype, DType index_dtype) {
-  // out[r, j] = table[r, index[j]], as x[:, index] gives it; the table is transposed.
+  // out[r, j] = table[r, index[j]], as x[:, index] gives; the table is transposed.
   constexpr std::int64_t kRows = 3, kSize = 70, kCount = 50;
   std::vector<T> table(kRows * kSize), out(kRows * kCount);
   for (std::size_t i = 0; i < table.size(); ++i) table[i] = static_cast<T>(i);

@@ -9,7 +9,7 @@ namespace {
 
 using i64 = std::int64_t;
 
-// A cache line per task, so that threads do not write one.
+// Each task's count has its own cache line, to avoid false sharing.
 constexpr i64 kCountsPerLine = 8;
 
 template <typename T>
@@ -17,7 +17,7 @@ void select(const T* self, const std::uint8_t* mask, const T* source, T* to, i64
   for (i64 i = 0; i < count; ++i) to[i] = mask[i] != 0 ? *source++ : self[i];
 }
 
-// First the true elements of each task, then the elements.
+// The first phase counts each task's true elements, the second copies.
 void masked_scatter(const KernelContext& ctx) noexcept {
   const auto [first, last] = element_range(ctx, ctx.out().numel());
   const i64 begin = first, end = last;  // older compilers capture no structured bindings

@@ -11,7 +11,7 @@ namespace {
 using Int = std::int64_t;
 using simd::BlockClass;
 
-// An element as a number whose order is the wanted one, and where it comes from.
+// A key whose unsigned order is the requested one, and the element's index.
 struct Entry {
   std::uint64_t key;
   Int place;
@@ -51,7 +51,7 @@ void sort(const KernelContext& ctx) noexcept {
   const Int n = scalar ? 1 : x.shape[attrs.dim], kept = scalar ? 1 : places.shape[attrs.dim];
   const auto size = static_cast<Int>(byte_size(x.dtype));
 
-  // The lines: every operand without the sorted dimension.
+  // Iterates over everything but the sorted dimension.
   TensorDesc lines[3] = {x, ctx.out(0), places};
   const TensorDesc* operands[3];
   Int steps[3] = {};

@@ -11,12 +11,12 @@ struct SortAttrs {
   bool descending = false;
   bool indices_only = false;
 };
-// inputs {x}; outputs {values, places (i64)}, or {places} with `indices_only`: the first entries along the dimension,
-// as many as the outputs have there, in order. Equal entries keep their order; NaN counts as the largest; -0 equals 0.
+// inputs {x}; outputs {values, indices (i64)}, or {indices} with `indices_only`: the first entries in order along the
+// dimension, as many as the outputs have there. Equal entries keep their order; NaN counts as the largest; -0 equals 0.
 // Any strides. Scratch: sort_scratch_bytes().
 extern const Kernel kSort;
 
-// `lines`: elements of x but for the sorted dimension, which has `size`.
+// `lines`: x's elements divided by `size`, the size of the sorted dimension.
 std::int64_t sort_scratch_bytes(std::int64_t lines, std::int64_t size, int max_threads);
 
 }  // namespace graft

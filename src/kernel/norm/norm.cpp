@@ -28,7 +28,7 @@ struct Affine {
   const void* bias = nullptr;
   DType weight_dtype = DType::f32, bias_dtype = DType::f32;
 
-  // Input `i` is the first of them.
+  // Input `i` is the weight if there is one, else the bias.
   Affine(const KernelContext& ctx, const NormAttrs& attrs, int i = 1) {
     if (attrs.has_weight != 0) {
       weight = ctx.inputs[i];
@@ -50,7 +50,7 @@ double value_at(const void* p, DType dtype, i64 index, const simd::RowsTable& ta
   return static_cast<double>(mean);
 }
 
-// Writes a statistic of a row to output `i` when there is one.
+// Writes a statistic of a row to output `i`, if there is one.
 void put_statistic(const KernelContext& ctx, int i, i64 row, double value, const simd::RowsTable& table) {
   if (i >= static_cast<int>(ctx.output_descs.size())) return;
   const DType dtype = ctx.out(i).dtype;
@@ -109,7 +109,7 @@ void normalize_row(const void* x, void* y, DType dtype, i64 n, double shift, dou
   }
 }
 
-// Statistics of rows without elements are NaN, as a mean over nothing is.
+// Statistics of empty rows are NaN, like the mean of nothing.
 void put_empty_statistics(const KernelContext& ctx, const simd::RowsTable& table) {
   if (ctx.task != 0) return;
   for (int i = 1; i < static_cast<int>(ctx.output_descs.size()); ++i) {
@@ -120,8 +120,8 @@ void put_empty_statistics(const KernelContext& ctx, const simd::RowsTable& table
   }
 }
 
-// Rows that another core wrote come slower than they are read; of long ones the rest is read ahead by itself. Inline: a
-// compiler may drop a call to what only prefetches.
+// Reading rows that another core wrote is slower than processing them, so they are prefetched; of long rows the
+// hardware prefetcher follows the rest. Inlined: a compiler may drop a call to a function that only prefetches.
 constexpr i64 kRowsAhead = 2, kMostAsked = 4096;  // bytes
 __attribute__((always_inline)) inline void prefetch_row(const KernelContext& ctx, i64 row, i64 end, i64 elements) {
   if (row >= end) return;

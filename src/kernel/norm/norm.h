@@ -8,13 +8,13 @@
 // Normalizations. All tensors contiguous; f32, f16 and bf16 with f32 arithmetic, f64 with f64 arithmetic.
 namespace graft {
 
-// Input 0 is seen as rows of `row` elements, each normalized on its own. Input 1 and 2: weight and bias, when present,
-// of float dtypes of their own. Output 0: the input's dtype and shape; outputs 1 and 2, when present: the mean (not for
-// RMS) and 1 / sqrt(variance + eps) of each row.
+// Input 0 is rows of `row` elements, each normalized on its own. Inputs 1 and 2: weight and bias, when present, each of
+// any float dtype. Output 0: the input's dtype and shape; outputs 1 and 2, when present: the mean (not for RMS) and 1 /
+// sqrt(variance + eps) of each row.
 struct NormAttrs {
   std::int64_t row = 0;
-  // Elements that share one weight and bias: 1 for a layer norm, where weight has `row` elements; for a group norm the
-  // size of a channel, where group g of a sample takes channels [g * row / inner, ...) of `channels`.
+  // Elements per weight and bias: 1 for a layer norm, whose weight has `row` elements; for a group norm the size of a
+  // channel, where group g of a sample has channels [g * row / inner, ...) of `channels`.
   std::int64_t inner = 1;
   std::int64_t channels = 0;  // group norm only
   double eps = 0;
@@ -25,12 +25,12 @@ extern const Kernel kLayerNorm;
 extern const Kernel kRmsNorm;  // output 1, when present: 1 / sqrt(mean square + eps)
 extern const Kernel kGroupNorm;
 
-// Normalization with given statistics: inputs x, seen as planes of `inner` elements of `channels` channels by turns,
-// then mean and variance [channels], weight and bias [channels] when present; all but x of float dtypes of their own.
-// `row` is not used. Output: the input's dtype and shape.
+// Normalization with given statistics. Inputs: x as planes of `inner` elements, plane i of channel i % channels; then
+// mean and variance [channels], weight and bias [channels] when present, each of any float dtype. `row` is not used.
+// Output: the input's dtype and shape.
 extern const Kernel kBatchNorm;
 
-// The same with the kernels of a given instruction set.
+// With the kernels of a given instruction set.
 void run_layer_norm(const KernelContext& ctx, const simd::RowsTable& table) noexcept;
 void run_rms_norm(const KernelContext& ctx, const simd::RowsTable& table) noexcept;
 void run_group_norm(const KernelContext& ctx, const simd::RowsTable& table) noexcept;

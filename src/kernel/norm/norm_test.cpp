@@ -27,7 +27,7 @@ void expect_close(double got, double want, DType dtype, double f32_tolerance) {
   EXPECT_LE(std::fabs(got - want), tolerance) << "got " << got << ", expected " << want;
 }
 
-// Every instruction set, dtype and row length around the vectors, with one and two threads.
+// For every instruction set and dtype, row lengths around the vector sizes, and one and two threads.
 template <typename F>
 void everywhere(F f) {
   for (const simd::Isa isa : simd::available_isas_of<simd::RowsTable>()) {
@@ -47,7 +47,7 @@ TEST(LayerNorm, MatchesDoubleReference) {
   everywhere([](const simd::RowsTable& table, DType dtype, i64 n, int threads) {
     const i64 rows = 5;
     std::mt19937 rng(static_cast<unsigned>(n));
-    // A mean of 100 deviations: a sum of squares minus a squared mean would lose everything.
+    // With a mean of 100 deviations, a sum of squares minus a squared mean would lose all digits.
     for (const float offset : {0.f, dtype == DType::f32 ? 100.f : 2.f}) {
       TestTensor x(TensorDesc(dtype, Shape{rows, n})), w(TensorDesc(dtype, Shape{n})),
           b(TensorDesc(DType::f32, Shape{n}));
@@ -202,7 +202,7 @@ TEST(Softmax, RowsWithoutFiniteValuesAreNanAndStayAlone) {
   }
 }
 
-// Columns side by side, and long rows, which are divided into parts: f32, f16 and f64.
+// Adjacent columns, and long rows, which are divided into parts: f32, f16 and f64.
 TEST(Softmax, ColumnsAndLongRowsMatchADoubleReference) {
   struct Sizes {
     i64 outer, row, inner;

@@ -5,14 +5,14 @@
 namespace graft::simd::GRAFT_ISA {
 namespace {
 
-// Vectors summed side by side: hides the latency of the addition and shortens the chain of roundings.
+// Independent vector sums: hides the latency of the addition and shortens the chain of roundings.
 constexpr int kChains = 4;
 constexpr i64 kStep = kChains * kLanes;
 
 template <typename T>
 using Stored = typename T::Stored;
 
-// Sum of f(x, lanes) over the row; f must give 0 in the lanes beyond.
+// Sum of f(x, lanes) over the row; f must return 0 in the lanes past the end.
 template <typename T, typename F>
 GRAFT_VEC float sum(const Stored<T>* x, i64 n, F f) {
   vf s[kChains];
@@ -31,7 +31,7 @@ void moments_of(const Stored<T>* x, i64 n, float* mean, float* variance) {
   const float count = static_cast<float>(n);
   const float first = sum<T>(x, n, [](vf v, i64) { return v; }) / count;
   const vf middle = splat(first);
-  // The second pass also sums the plain differences: they correct what rounding did to the mean.
+  // The second pass also sums the plain differences, which correct the rounding of the mean.
   vf d[2] = {zero(), zero()}, q[2] = {zero(), zero()};
   i64 i = 0;
   for (; i + 2 * kLanes <= n; i += 2 * kLanes) {
@@ -115,7 +115,7 @@ void normalize_channel(const void* x, void* y, DType dtype, i64 n, float shift, 
 }
 
 float mean_square(const void* x, DType dtype, i64 n) {
-  const auto square = [](vf v, i64) { return v * v; };  // lanes beyond the end are 0
+  const auto square = [](vf v, i64) { return v * v; };  // lanes past the end are 0
   const float count = static_cast<float>(n);
   if (dtype == DType::f32) return sum<F32>(static_cast<const float*>(x), n, square) / count;
   if (dtype == DType::bf16) return sum<BF16>(static_cast<const std::uint16_t*>(x), n, square) / count;
@@ -160,12 +160,12 @@ void softmax_as(const Stored<T>* x, Stored<U>* y, i64 n, bool logarithm) {
     for (i64 i = 0; i < n; i += kLanes) store_some<U>(y + i, load_some<T>(x + i, n - i) - top - shift, n - i);
     return;
   }
-  // The exponentials are computed again rather than kept: the output may be narrower than they are.
+  // The exponentials are recomputed rather than kept: the output may be narrower than f32.
   const vf scale = splat(1.f / total);
   for (i64 i = 0; i < n; i += kLanes) store_some<U>(y + i, exp(load_some<T>(x + i, n - i) - top) * scale, n - i);
 }
 
-// f32 rows keep their exponentials in the output.
+// In f32 rows the exponentials are kept in the output.
 template <>
 void softmax_as<F32, F32>(const float* x, float* y, i64 n, bool logarithm) {
   if (n == 0) return;

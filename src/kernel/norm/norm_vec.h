@@ -27,7 +27,7 @@ struct RowsTable {
   // second: rotary position embedding. n is even; y is not x.
   void (*rotate)(const float* x, const float* cos, const float* sin, std::int64_t n, float* y);
 
-  // Softmax, or its logarithm, of a row. A row whose largest value is -inf gives NaN, as PyTorch. y is x's dtype or
+  // Softmax, or its logarithm, of a row. A row whose largest value is -inf gives NaN, as in PyTorch. y has x's dtype or
   // f32.
   void (*softmax)(const void* x, DType x_dtype, void* y, DType y_dtype, std::int64_t n, bool logarithm);
 };

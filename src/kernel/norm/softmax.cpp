@@ -12,10 +12,10 @@ using i64 = std::int64_t;
 using simd::BlockClass;
 using simd::ElementwiseOp;
 
-// Elements of a block: columns that are worked on side by side, or lanes of the sums along a row.
+// Elements of a block: adjacent columns computed together, or independent sums along a row.
 constexpr i64 kLanes = 512;
-// Elements of a part of a long row. Rows are divided where they are long and few, whatever the number of threads is, so
-// that it does not show in the result.
+// Elements of a part of a long row. The division of a few long rows into parts does not depend on the number of
+// threads, and so neither does the result.
 constexpr i64 kPart = 1 << 14;
 constexpr i64 kLongRow = 4 * kPart;
 constexpr i64 kFewRows = 16;
@@ -25,7 +25,7 @@ i64 part_count(const SoftmaxAttrs& attrs, i64 elements) {
   return (attrs.row + kPart - 1) / kPart;
 }
 
-// Functions of blocks of T, of contiguous operands of the launch.
+// Loads and stores blocks of T of the launch's contiguous operands.
 template <typename T>
 class Blocks {
  public:
@@ -36,7 +36,7 @@ class Blocks {
         from_(ctx.in(0).dtype),
         to_(ctx.out().dtype) {}
 
-  // Where y holds blocks as they are.
+  // Whether y's dtype is the block's own.
   bool keeps_blocks() const { return to_ == block_dtype(kClass); }
   T* y_block(i64 at) const { return reinterpret_cast<T*>(y_) + at; }
   const T* x(i64 at, i64 n, T* buffer) const { return load(x_, from_, at, n, buffer); }
@@ -67,7 +67,7 @@ class Blocks {
   DType from_, to_;
 };
 
-// Columns that lie beside each other, by tiles.
+// Tiles of adjacent columns.
 template <typename T>
 void columns(const KernelContext& ctx, const SoftmaxAttrs& attrs) {
   const Blocks<T> blocks(ctx);
@@ -81,7 +81,7 @@ void columns(const KernelContext& ctx, const SoftmaxAttrs& attrs) {
     std::fill_n(top, n, -std::numeric_limits<T>::infinity());
     std::fill_n(total, n, T(0));
     const auto at = [&](i64 r) { return first + r * attrs.inner; };
-    // Exponentials stay in y where that holds them as they are, and are computed again otherwise.
+    // Exponentials are kept in y where its dtype is the block's own, and recomputed otherwise.
     const bool keeps = blocks.keeps_blocks() && attrs.logarithm == 0;
     const auto difference = [&](i64 r) { blocks.apply(ElementwiseOp::sub, blocks.x(at(r), n, buffer), top, n, e); };
     for (i64 r = 0; r < attrs.row; ++r) blocks.apply(ElementwiseOp::maximum, top, blocks.x(at(r), n, buffer), n, top);
@@ -105,13 +105,13 @@ void columns(const KernelContext& ctx, const SoftmaxAttrs& attrs) {
   }
 }
 
-// A part of a long row: its largest element, and the sum of its exponentials.
+// A part of a long row: its largest element, and its sum of exponentials.
 struct Part {
   double top, total;
 };
 enum PartPhase : int { kTops, kTotals, kResults, kPartPhases };
 
-// Long rows by parts: a phase over all parts finds the tops, the next one the sums, the last one the results.
+// Long rows by parts: one phase over all parts finds the maxima, the next the sums, the last one the results.
 template <typename T>
 void by_part(const KernelContext& ctx, const SoftmaxAttrs& attrs, i64 parts) {
   const Blocks<T> blocks(ctx);

@@ -8,8 +8,7 @@
 namespace graft {
 
 // Softmax over rows of `row` elements, `inner` elements apart: the input is contiguous [.., row, inner], of f32, f16,
-// bf16 or f64. Output: the input's
-// dtype, or f32 for f16 and bf16. Scratch: softmax_scratch_bytes().
+// bf16 or f64. Output: the input's dtype, or f32 for f16 and bf16. Scratch: softmax_scratch_bytes().
 struct SoftmaxAttrs {
   std::int64_t row = 0;
   std::int64_t inner = 1;
@@ -17,10 +16,10 @@ struct SoftmaxAttrs {
 };
 extern const Kernel kSoftmax;
 
-// Scratch of a launch with few long rows, each of which threads divide; 0 otherwise.
+// Scratch bytes of a launch with few long rows, each of which threads divide; 0 otherwise.
 std::int64_t softmax_scratch_bytes(const SoftmaxAttrs& attrs, std::int64_t elements);
 
-// The same with the kernels of a given instruction set.
+// With the kernels of a given instruction set.
 void run_softmax(const KernelContext& ctx, const simd::RowsTable& table) noexcept;
 
 }  // namespace graft

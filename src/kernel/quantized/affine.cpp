@@ -14,7 +14,7 @@ using i64 = std::int64_t;
 
 constexpr i64 kMinParallelElements = 8192;
 
-// The runs of a tensor that lie along memory and share parameters.
+// A tensor as contiguous runs, the elements of which have the same parameters.
 class Blocks {
  public:
   Blocks(const TensorDesc& desc, const i64* block) : rank_(desc.rank()) {
@@ -31,7 +31,7 @@ class Blocks {
   }
   i64 length() const { return length_; }
   i64 runs() const { return runs_; }
-  // The parameters of run i.
+  // Index of the parameters of run i.
   i64 parameter(i64 run) const {
     if (rank_ == 0) return 0;
     const auto last = static_cast<std::size_t>(rank_ - 1);
@@ -43,14 +43,14 @@ class Blocks {
     }
     return at;
   }
-  // Blocks, and the runs of one of them.
+  // Number of blocks, and of runs in each.
   i64 count() const {
     i64 n = 1;
     for (std::size_t d = 0; d < static_cast<std::size_t>(rank_); ++d) n *= size_[d] / block_[d];
     return n;
   }
   i64 runs_per_block() const { return runs_ / std::max<i64>(count(), 1); }
-  // The element where run j of block i begins.
+  // The first element of run j of block i.
   i64 start(i64 block, i64 run) const {
     i64 at = 0, stride = 1;
     for (std::size_t d = static_cast<std::size_t>(rank_); d-- > 0;) {
@@ -129,7 +129,7 @@ Parameters parameters_of(const KernelContext& ctx, const AffineAttrs& attrs, i64
   return p;
 }
 
-// Calls f(element, count, parameters) for chunks of this task, which are runs or, of few long ones, parts of them.
+// Calls f(element, count, parameters) for this task's runs, or chunks of runs when those are long.
 template <typename F>
 void for_runs(const KernelContext& ctx, const AffineAttrs& attrs, F f) {
   const Blocks blocks(ctx.in(0), attrs.block);

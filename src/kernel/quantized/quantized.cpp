@@ -13,7 +13,7 @@ namespace {
 
 using i64 = std::int64_t;
 
-// Rows of the input that pass a panel of the weight while it is in the cache.
+// Rows of the input multiplied with a panel of the weight while that is in the cache.
 constexpr i64 kRowsPerUnit = 64;
 
 simd::Epilogue epilogue_of(const KernelContext& ctx, int bias) {
@@ -31,7 +31,7 @@ simd::Epilogue epilogue_of(const KernelContext& ctx, int bias) {
   return e;
 }
 
-// Where the parts of the scratch memory begin, for the product in integers.
+// Offsets in the scratch memory of the integer product.
 struct IntegerScratch {
   i64 stride, zero, scale, sum, total;
   IntegerScratch(i64 rows, i64 depth, i64 groups, bool sums) {
@@ -117,7 +117,7 @@ class IntegerProduct {
   const IntegerScratch scratch_;
 };
 
-// Panels of the weight as f32 in the thread's own memory, then the product of f32.
+// Dequantizes panels of the weight to f32 in the thread's own memory, then multiplies in f32.
 class FloatProduct {
  public:
   FloatProduct(const KernelContext& ctx, const QuantizedAttrs& attrs)
@@ -145,7 +145,7 @@ class FloatProduct {
       here.out = static_cast<float*>(e.out) + j0 * e.out_j;
       if (e.bias != nullptr) here.bias = static_cast<const float*>(e.bias) + j0 * e.bias_j;
       if (rows <= simd::kMaxDotRows) {
-        // There the weight's rows are r, and the input's j.
+        // There r is the weight's row, and j the input's.
         std::swap(here.out_r, here.out_j);
         std::swap(here.bias_r, here.bias_j);
         table.dot(static_cast<const float*>(a.data), depth, static_cast<int>(rows), {values, DType::f32, depth, 1},

@@ -1,6 +1,6 @@
 #include "kernel/quantized/quantized_vec.h"
 
-// For CPUs without the byte products of quantized_vnni.cpp.
+// For CPUs without the byte dot products of quantized_vnni.cpp.
 namespace graft::simd::GRAFT_ISA {
 namespace {
 
@@ -15,7 +15,7 @@ int weight_at(const QuantizedWeight& w, i64 row, i64 k) {
   return (i < kHalf ? byte & 15 : byte >> 4) - 8;
 }
 
-// Of group g, as unsigned: sums may wrap.
+// The sum of group g, unsigned as it may wrap.
 std::int32_t group_sum(const QuantizedInput& x, const QuantizedWeight& w, i64 row, i64 column, i64 g) {
   const std::uint8_t* a = x.q + row * x.stride;
   const int zero = x.zero[row], weight_zero = w.zero_of(column, g);

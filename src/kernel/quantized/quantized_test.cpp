@@ -27,7 +27,7 @@ const std::vector<Sizes> kSizes = {{1, 1, 1, 1},      {1, 3, 31, 31},     {2, 4,
                                    {9, 31, 128, 64},  {15, 32, 100, 20},  {16, 33, 40, 8}, {17, 7, 60, 20},
                                    {65, 35, 192, 96}, {130, 66, 256, 128}};
 
-// A product with values that use the whole range of bytes.
+// A product with values over the whole range of bytes.
 struct Problem {
   Sizes s;
   DType dtype;  // of the input
@@ -199,7 +199,7 @@ TEST(QuantizedMatmul, LevelsAgree) {
   for (const Sizes& s : kSizes) {
     const Problem p(s, DType::u8, 8, false, ++seed);
     const i64 stride = simd::quantized_stride(s.depth);
-    std::vector<std::uint8_t> rows(at(s.rows * stride), 77);  // what lies behind a row must not matter
+    std::vector<std::uint8_t> rows(at(s.rows * stride), 77);  // bytes after a row must not matter
     for (i64 r = 0; r < s.rows; ++r) std::copy_n(p.a.data() + r * s.depth, s.depth, rows.data() + r * stride);
     const simd::QuantizedInput x{rows.data(), stride, p.input_zero.data(), nullptr};
     simd::QuantizedWeight w;

@@ -2,7 +2,7 @@
 
 #include "kernel/simd/vec.h"
 
-// Loops that the compiler turns into vector code.
+// Loops that the compiler vectorizes.
 namespace graft::simd::GRAFT_ISA {
 namespace {
 

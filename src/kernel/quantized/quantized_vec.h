@@ -6,28 +6,28 @@
 #include "graft/dtype.h"
 #include "kernel/simd/dispatch.h"
 
-// Building blocks of affine quantization, x = scale * (q - zero): kernel/quantized/affine.cpp and
-// kernel/quantized/quantized.cpp put them together.
+// Building blocks of affine quantization, x = scale * (q - zero), for kernel/quantized/affine.cpp and
+// kernel/quantized/quantized.cpp.
 namespace graft::simd {
 
-// Elements of a row of four bits that lie together: the low halves of 16 bytes, then their high halves.
+// Elements of a block of a four-bit row: the low halves of 16 bytes, then their high halves.
 inline constexpr int kNibbleBlock = 32;
 
-// Rows of a quantized weight. Each `group` of consecutive elements of a row has a scale and a zero of its own.
+// Rows of a quantized weight. Each `group` of consecutive elements of a row has its own scale and zero point.
 struct QuantizedWeight {
-  // bits = 8: [rows, depth] i8. bits = 4: [rows, depth / 2], an element e as e + 8 in blocks of kNibbleBlock, which
-  // divides `group`.
+  // bits = 8: [rows, depth] i8. bits = 4: [rows, depth / 2], element e stored as e + 8, in blocks of kNibbleBlock,
+  // which divides `group`.
   const std::byte* q = nullptr;
   int bits = 8;
   std::int64_t depth = 0;
   std::int64_t group = 0;        // divides depth
-  const float* scale = nullptr;  // null: 1. Strides in elements, 0 where rows or groups share one
+  const float* scale = nullptr;  // null: 1. Strides in elements, 0 along rows or groups with a common scale
   std::int64_t scale_row = 0, scale_group = 0;
   const void* zero = nullptr;  // null: 0
   DType zero_dtype = DType::i8;
   std::int64_t zero_row = 0, zero_group = 0;
 
-  // Always inlined: a copy that was compiled for one instruction set must not serve the others.
+  // Always inlined: a copy compiled for one instruction set must not be linked into the others.
   [[gnu::always_inline]] std::int64_t groups() const { return depth / group; }
   [[gnu::always_inline]] std::int64_t row_bytes() const { return depth * bits / 8; }
   [[gnu::always_inline]] float scale_of(std::int64_t row, std::int64_t g) const {
@@ -47,12 +47,12 @@ struct QuantizedWeight {
   }
 };
 
-// Rows of the operand that such a weight is multiplied with, as unsigned bytes: x = q - zero.
-// The least stride of rows of that depth: vectors that begin in a row may read 32 bytes.
+// Rows of the operand multiplied with such a weight, as unsigned bytes: x = q - zero. The smallest stride of rows of
+// that depth: vectors that start in a row may read 32 bytes.
 constexpr std::int64_t quantized_stride(std::int64_t depth) { return (depth + 31 + 63) / 64 * 64; }
 struct QuantizedInput {
   const std::uint8_t* q = nullptr;
-  std::int64_t stride = 0;             // between rows: quantized_stride(); all of it may be read
+  std::int64_t stride = 0;             // between rows: quantized_stride(), all of it readable
   const std::int32_t* zero = nullptr;  // by row
   // [rows, groups] sums of q; null where the weight has no zeros.
   const std::int32_t* sum = nullptr;
@@ -73,7 +73,7 @@ struct QuantizedProducts {
 
 // Functions of a row.
 struct AffineTable {
-  // The least and the largest of 0 and n elements; NaN when one is.
+  // The minimum and maximum of n elements and 0; NaN when one is NaN.
   void (*range)(const float* x, std::int64_t n, float* least, float* largest);
   // clamp(round(x * inverse) + zero, low, high), rounded half to even; NaN becomes 0.
   void (*quantize_i8)(const float* x, std::int64_t n, float inverse, float zero, float low, float high,

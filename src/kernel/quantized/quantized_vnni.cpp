@@ -3,8 +3,8 @@
 
 #include "kernel/simd/vec_bytes.h"
 
-// Rows of the weight are read where they lie. A product of unsigned and signed bytes is one instruction; what the
-// input's zero adds to it, zero * the sum of the weight, is taken off in integers, lane by lane, for each group.
+// Rows of the weight are read in place. Unsigned times signed bytes is one instruction; the contribution of the input's
+// zero point, zero * the sum of the weight, is subtracted in integers, lane by lane, for each group.
 namespace graft::simd::GRAFT_ISA {
 namespace {
 
@@ -21,7 +21,7 @@ GRAFT_VEC typename V::Ints without(typename V::Ints dots, std::int32_t zero, typ
   return V::subtract(dots, V::multiply(V::splat(zero), sums));
 }
 
-// kBytes elements of a row of the weight from k on, zeros from k1 on.
+// kBytes elements of a row of the weight from k on; zeros from k1 on.
 template <typename V, int bits>
 GRAFT_VEC typename V::Ints load_weight(const std::byte* row, i64 k, i64 k1) {
   if constexpr (bits == 4) return V::nibbles(row + k / 2);

@@ -12,7 +12,7 @@ namespace graft {
 
 inline constexpr std::int64_t align_64(std::int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
-// A number of a parameter of one element or one for each row.
+// The value at `row` of a parameter with one element or one per row.
 inline double quantized_parameter(const KernelContext& ctx, int input, std::int64_t row) {
   const TensorDesc& desc = ctx.in(input);
   const std::int64_t i = desc.numel() == 1 ? 0 : row;
@@ -74,7 +74,7 @@ class QuantizedOperands {
   float input_scale(std::int64_t row) const {
     return input_scale_ < 0 ? attrs_.input_scale : static_cast<float>(quantized_parameter(ctx_, input_scale_, row));
   }
-  // Of the input as unsigned bytes.
+  // The zero point of the input as unsigned bytes.
   std::int32_t input_zero(std::int64_t row) const {
     const std::int32_t shift = ctx_.in(0).dtype == DType::i8 ? 128 : 0;
     if (input_zero_ < 0) return attrs_.input_zero + shift;
@@ -83,7 +83,7 @@ class QuantizedOperands {
     ctx_.fail("the input's zero point ", zero, " is out of range");
     return shift;
   }
-  int bias() const { return bias_; }  // the input, or -1
+  int bias() const { return bias_; }  // input index, or -1
 
  private:
   const KernelContext& ctx_;
@@ -92,7 +92,7 @@ class QuantizedOperands {
   int input_scale_ = -1, input_zero_ = -1, bias_ = -1;
 };
 
-// n bytes of the input as unsigned ones.
+// Copies n bytes of the input, as unsigned bytes.
 inline void copy_as_unsigned(const void* from, DType dtype, std::int64_t n, std::uint8_t* to) {
   std::memcpy(to, from, static_cast<std::size_t>(n));
   if (dtype == DType::i8)
@@ -108,7 +108,7 @@ inline void sum_groups(const std::uint8_t* row, std::int64_t depth, std::int64_t
   }
 }
 
-// Rows of sums that are finished at once.
+// Rows of sums finished at once.
 inline constexpr int kQuantizedRows = 16;
 inline constexpr int kMostPanelColumns = 64;
 

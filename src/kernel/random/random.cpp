@@ -25,12 +25,12 @@ using u64 = std::uint64_t;
 using u32 = std::uint32_t;
 using Block = std::array<u32, 4>;
 
-// The numbers of one launch.
+// The random numbers of one launch.
 class Stream {
  public:
   explicit Stream(const KernelContext& ctx)
       : key0_(static_cast<u32>(ctx.random.seed)), key1_(static_cast<u32>(ctx.random.seed >> 32)) {
-    u64 hash = 0xCBF29CE484222325u;  // of the node's name: FNV-1a
+    u64 hash = 0xCBF29CE484222325u;  // FNV-1a of the node's name
     for (const char c : ctx.node) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001B3u;
     node_ = static_cast<u32>(hash ^ (hash >> 32)) + static_cast<u32>(ctx.random.run >> 32) * 0x9E3779B9u;
     run_ = static_cast<u32>(ctx.random.run);
@@ -40,7 +40,7 @@ class Stream {
     return philox({static_cast<u32>(index), static_cast<u32>(static_cast<u64>(index) >> 32), node_, run_}, key0_,
                   key1_);
   }
-  // The number of that index among those of 64 bits.
+  // The 64-bit number at that index.
   u64 wide(i64 index) const {
     const Block b = block(index / 2);
     const std::size_t at = index % 2 == 0 ? 0 : 2;
@@ -67,7 +67,7 @@ void fill_uniform(const KernelContext& ctx, const Stream& stream, int digits) {
   }
 }
 
-// By pairs (Box and Muller).
+// In pairs (Box and Muller).
 template <typename T>
 void fill_normal(const KernelContext& ctx, const Stream& stream) {
   const auto [begin, end] = ctx.range(ctx.out().numel());
@@ -89,7 +89,7 @@ void fill_integers(const KernelContext& ctx, const Stream& stream, const RandomA
   }
 }
 
-// Fisher and Yates; each step needs the one before.
+// Fisher-Yates shuffle; each step depends on the one before.
 void fill_order(const KernelContext& ctx, const Stream& stream) {
   if (ctx.task != 0) return;
   i64* const out = ctx.output<i64>();

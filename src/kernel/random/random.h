@@ -5,8 +5,8 @@
 
 #include "kernel/kernel.h"
 
-// Random numbers from a counter (Philox 4x32-10): an element's value follows from the session's seed, the number of
-// the run, the name of the node and the element's place, so the number of threads does not change it.
+// Random numbers from a counter (Philox 4x32-10): an element's value depends on the session's seed, the number of the
+// run, the name of the node and the element's index, and so not on the number of threads.
 namespace graft {
 
 enum class Draw : std::int32_t {
@@ -21,7 +21,7 @@ struct RandomAttrs {
   std::int64_t low = 0;
   std::uint64_t range = 1;  // 0: 2^64
 };
-// The generator itself (Salmon, Moraes, Dror, Shaw: Parallel random numbers: as easy as 1, 2, 3, 2011).
+// The generator (Salmon, Moraes, Dror, Shaw: Parallel random numbers: as easy as 1, 2, 3, 2011).
 std::array<std::uint32_t, 4> philox(std::array<std::uint32_t, 4> counter, std::uint32_t key0, std::uint32_t key1);
 
 // outputs {contiguous}.

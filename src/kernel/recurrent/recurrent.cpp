@@ -13,15 +13,15 @@ using simd::BlockClass;
 using simd::ElementwiseOp;
 using i64 = std::int64_t;
 
-constexpr i64 kRows = simd::kMaxDotRows;  // of the batch in one product
-constexpr i64 kWeightRows = 12;           // a work item; kernel/matmul/matmul.cpp divides dot products likewise
-constexpr i64 kBlock = 128;               // elements of a state computed at once
-// Products, of at most kSharedSteps steps, from which threads divide them: fewer take less than waking a thread and the
-// barriers after each step.
+constexpr i64 kRows = simd::kMaxDotRows;  // rows of the batch in one product
+constexpr i64 kWeightRows = 12;           // rows of a work item; kernel/matmul/matmul.cpp divides dot products likewise
+constexpr i64 kBlock = 128;               // elements of a state updated at once
+// From this many products in at most kSharedSteps steps threads divide them: fewer take less time than waking a thread
+// and the barriers after each step.
 constexpr i64 kSharedProducts = 1 << 18;
 constexpr i64 kSharedSteps = 4;
 
-// The operands of a launch, by name.
+// A launch's operands by name.
 struct Layer {
   RecurrentAttrs attrs;
   i64 steps, batch, hidden, size, gates, inputs;  // T, B, H, P, G H, I
@@ -93,7 +93,7 @@ class Recurrence {
 
   i64 time_of(i64 step) const { return l_.attrs.reverse != 0 ? l_.steps - 1 - step : step; }
 
-  // Row `b` of a matrix, or of a step of a sequence.
+  // Stride between rows of a matrix, or of a step of a sequence.
   static i64 row_stride(const TensorDesc& desc) { return desc.strides[static_cast<std::size_t>(desc.rank() - 2)]; }
   const float* in(int i, i64 b) const { return ctx_.input<float>(i) + b * row_stride(ctx_.in(i)); }
   float* out(int i, i64 b) const { return ctx_.output<float>(i) + b * row_stride(ctx_.out(i)); }
@@ -153,7 +153,7 @@ class Recurrence {
     functions_.function(BlockClass::f32, op)(operands, to, n, &one);
   }
 
-  // The new state from the products: elements `span` of it.
+  // Updates elements `span` of the state from the products.
   void update(i64 step, Span rows, Span span) const {
     for (i64 b = rows.begin; b < rows.end; ++b)
       for (i64 i = span.begin; i < span.end; i += kBlock) {
@@ -227,7 +227,7 @@ std::string explain(const KernelContext& ctx) {
   std::string text = std::string(kNames[static_cast<int>(l.attrs.cell)]) + ", f32, " + isa_name() + ", ";
   text += l.steps == 1 ? "one step" : "all steps";
   if (l.attrs.from_gates == 0) text += ", products of the input too";
-  // How many threads there will be is not known here.
+  // The number of threads is not known here.
   return text + (l.share_weights(INT_MAX) ? ", threads divide batch or weights" : ", threads divide the batch");
 }
 
@@ -243,7 +243,7 @@ void run_recurrent(const KernelContext& ctx, const simd::MatmulTable& products,
   Recurrence(ctx, products, functions).run();
 }
 
-// Without a second batch of rows, threads divide a step's products or nothing.
+// With one tile of batch rows, threads divide a step's products or nothing.
 i64 work(const KernelContext& ctx) {
   const Layer l(ctx);
   return l.chunks() > 1 || l.share_weights(INT_MAX) ? l.products(l.batch, l.steps) : 0;

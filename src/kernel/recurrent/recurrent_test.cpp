@@ -19,7 +19,7 @@ struct Sizes {
   i64 steps, batch, inputs, hidden, size;  // size < hidden: with a projection
 };
 
-// A layer with all its operands, and the same in double.
+// A layer with all its operands, and a reference in double.
 struct Layer {
   RecurrentAttrs attrs;
   Sizes s;
@@ -72,7 +72,7 @@ struct Layer {
     for (const TestTensor* t : outputs) EXPECT_TRUE(t->guards_intact());
   }
 
-  // What row b gives, in double, compared with what run() left.
+  // Compares row b of the reference with what run() left.
   void expect_row(i64 b) const {
     std::vector<double> state(static_cast<std::size_t>(s.size)), cell(static_cast<std::size_t>(s.hidden)), made(cell);
     for (i64 i = 0; i < s.size; ++i) state[static_cast<std::size_t>(i)] = h0.get(b * s.size + i);
@@ -151,7 +151,7 @@ TEST(Recurrent, MatchesDoubleReference) {
         }
 }
 
-// Weights large enough that threads divide them, where there are fewer rows than threads.
+// Fewer rows than threads, and weights large enough that threads divide them.
 TEST(Recurrent, ThreadsDoNotShowInTheBits) {
   std::mt19937 rng(2);
   for (const RecurrentCell cell : kCells)

@@ -9,11 +9,11 @@ namespace {
 
 using i64 = std::int64_t;
 
-// Differences of two rows are added up in as many sums side by side.
+// Independent sums of the differences of two rows.
 constexpr i64 kLanes = 16;
 
 template <typename T>
-T larger(T a, T b) {  // NaN stays
+T larger(T a, T b) {  // NaN is kept
   return b > a || b != b ? b : a;
 }
 

@@ -13,12 +13,12 @@ namespace {
 
 using Int = std::int64_t;
 
-// Outputs accumulated at once when the innermost dimension in memory is one that stays.
+// Outputs accumulated at once when the innermost dimension in memory is kept.
 constexpr Int kTile = 256;
-// Independent accumulators of one output, so that additions need not wait for each other.
+// Independent accumulators of one output, to hide the latency of additions.
 constexpr Int kLanes = simd::kReduceLanes;
-// The elements of an output are taken in parts of this many, whose results are combined in their order: what comes out
-// does not depend on how many threads divide them.
+// The elements of an output are reduced in parts of this many, whose results are combined in order: the result does not
+// depend on how many threads divide them.
 constexpr Int kPart = 8192;
 constexpr Int part_count(Int elements) { return (elements + kPart - 1) / kPart; }
 
@@ -47,8 +47,8 @@ T wrapping_mul(T a, T b) {
     return a * b;
 }
 
-// A reducer: `Acc`, its start value, how an element enters (x; its place; the output's shift; the op's parameter) and
-// how two accumulators merge. `kKind`: the inner loop that does the same for floats, if there is one.
+// A reducer: `Acc`, its start value, how an element is added (x; its index; the output's shift; the op's parameter) and
+// how two accumulators merge. `kKind`: the equivalent inner loop for floats, if there is one.
 using simd::ReduceKind;
 constexpr ReduceKind kNoKind = ReduceKind::count_;
 
@@ -157,7 +157,7 @@ struct ArgExtreme {
   }
 };
 
-// Dimensions of one kind, outermost first, merged where exact. Strides in bytes of the input.
+// Kept or reduced dimensions, outermost first, merged where exact. Strides in bytes of the input.
 struct Dims {
   int rank = 0;
   Int total = 1;
@@ -209,7 +209,7 @@ const T* block_of(const Job& job, const std::byte* from, Int stride, Int n, T* b
 template <typename R, typename T>
 constexpr bool kHasLoop = std::is_same_v<T, float>&& R::kKind != kNoKind;
 
-// Elements [begin, end) of the reduced dimensions into the accumulators of outputs `first` .. `first + width`.
+// Adds elements [begin, end) of the reduced dimensions to the accumulators of outputs `first` .. `first + width`.
 template <typename R, typename T>
 void accumulate(const Job& job, Int first, Int width, Int begin, Int end, typename R::Acc* acc, const double* shift) {
   alignas(64) T buffer[kBlock];
@@ -218,7 +218,7 @@ void accumulate(const Job& job, Int first, Int width, Int begin, Int end, typena
   const std::byte* base = job.data + job.kept.offset(first);
   if (job.tiled) {
     const Int row = job.reduced.inner_stride(), size = static_cast<Int>(sizeof(T));
-    // Rows where they lie are taken together.
+    // Rows readable in place are added in one call.
     const bool in_place = job.is_block && job.kept.inner_stride() == size && row % size == 0;
     for (Int r = begin; r < end;) {
       const Int inner = job.reduced.inner();
@@ -251,7 +251,7 @@ void accumulate(const Job& job, Int first, Int width, Int begin, Int end, typena
   for (const auto& lane : lanes) R::merge(acc[0], lane);
 }
 
-// All elements, part by part.
+// Adds all elements, part by part.
 template <typename R, typename T>
 void accumulate_all(const Job& job, Int first, Int width, typename R::Acc* acc, const double* shift) {
   std::fill(acc, acc + width, R::kStart);
@@ -263,7 +263,7 @@ void accumulate_all(const Job& job, Int first, Int width, typename R::Acc* acc, 
   }
 }
 
-// Accumulators of `width` outputs from `first` are complete: writes the outputs.
+// Writes `width` outputs from `first` on from their accumulators, which are complete.
 template <typename R>
 void write(const KernelContext& ctx, const Job& job, Int first, Int width, const typename R::Acc* acc,
            const double* shift) {
@@ -322,9 +322,9 @@ void write(const KernelContext& ctx, const Job& job, Int first, Int width, const
   }
 }
 
-// The pass before the last that gives the shift of each output, from its accumulators.
+// The shift of an output, from the accumulator of the first of two passes.
 double shift_of(ReduceOp op, double acc, Int count) {
-  if (op == ReduceOp::log_sum_exp) return std::isinf(acc) ? 0 : acc;  // keeps inf - inf out
+  if (op == ReduceOp::log_sum_exp) return std::isinf(acc) ? 0 : acc;  // avoids inf - inf
   return acc / static_cast<double>(count);
 }
 
@@ -334,7 +334,7 @@ Int width_at(const Job& job, Int first, Int end) {
   return job.tiled ? std::min({kTile, job.kept.inner() - first % job.kept.inner(), end - first}) : 1;
 }
 
-// Every thread reduces outputs of its own, completely.
+// Each thread reduces whole outputs.
 template <typename First, typename R, typename T>
 void by_output(const KernelContext& ctx, const Job& job) {
   const Int outputs = job.kept.total;
@@ -361,7 +361,7 @@ void by_output(const KernelContext& ctx, const Job& job) {
   }
 }
 
-// Results of this thread's parts of the reduced dimensions, for all outputs, into `all`: [parts][outputs].
+// Reduces this task's parts of the reduced dimensions, for all outputs, into `all`: [parts][outputs].
 template <typename R, typename T>
 void partials(const KernelContext& ctx, const Job& job, typename R::Acc* all, const double* shifts) {
   const KernelContext::Range range = ctx.range(part_count(job.reduced.total));
@@ -385,7 +385,7 @@ void fold(const Job& job, const typename R::Acc* all, Int first, Int width, type
 }
 
 constexpr Int kFewOutputsPerThread = 4;
-constexpr Int kFewestParts = 4;  // that are divided among threads
+constexpr Int kFewestParts = 4;  // fewest parts that threads divide
 struct Partial {
   Int words[2];
 };
@@ -394,7 +394,7 @@ bool divides_elements(Int outputs, Int inputs, int threads) {
   return reduce_scratch_bytes(outputs, inputs, threads) > 0;
 }
 
-// Few outputs: threads divide the parts of each output's elements, whose results are combined in the scratch.
+// For few outputs: threads divide the parts of each output's elements, whose results are combined in the scratch.
 // Scratch: [parts][outputs] results, then [outputs] shifts.
 enum ElementPhase : int { kZeroShifts, kFirstPass, kShifts, kLastPass, kFinish, kElementPhases };
 
@@ -514,7 +514,7 @@ void reduce(const KernelContext& ctx) noexcept {
   job.kept.finish();
   job.reduced.finish();
   if (job.kept.total == 0) return;
-  // Along which kind of dimension memory is walked in the inner loop.
+  // Which kind of dimension has the smaller stride becomes the inner loop.
   const Int across = std::abs(job.kept.inner_stride()), along = std::abs(job.reduced.inner_stride());
   job.tiled = job.kept.inner() >= 4 && across > 0 && (across < along || job.reduced.inner() == 1);
   const auto type = x.dtype == DType::f64 ? simd::BlockClass::f64

@@ -19,7 +19,7 @@ struct Operand {
   void* data;
 };
 
-// Runs a kernel with scratch, several outputs and threads of the test's own.
+// Runs a kernel with scratch and several outputs on the test's own threads.
 template <typename Attrs>
 void run(const Kernel& kernel, const Operand& input, const std::vector<Operand>& outputs, int threads,
          const Attrs& attrs, std::int64_t scratch_bytes) {
@@ -103,7 +103,7 @@ TEST(Reduce, ASumIsAsGoodAsOneInDouble) {
   for (int threads : {1, 2, 3}) {
     const float sum = reduce(x, desc, {ReduceOp::sum, 1, 0}, 1, threads)[0];
     EXPECT_NEAR(sum, exact, std::fabs(exact) * 1e-7);
-    EXPECT_EQ(sum, reduce(x, desc, {ReduceOp::sum, 1, 0}, 1, threads)[0]);  // the same again
+    EXPECT_EQ(sum, reduce(x, desc, {ReduceOp::sum, 1, 0}, 1, threads)[0]);  // a second run gives the same
     const float deviation = reduce(x, desc, {ReduceOp::deviation, 1, 1}, 1, threads)[0];
     EXPECT_NEAR(deviation, 1, 0.01);
   }
@@ -128,7 +128,7 @@ TEST(Reduce, NanWinsAndTheFirstPlaceCounts) {
   }
 }
 
-// Few and many outputs, with the reduced dimension last and first: the number of threads does not show.
+// Few and many outputs, with the reduced dimension last and first: the number of threads does not matter.
 TEST(Reduce, AnyNumberOfThreadsGivesTheSame) {
   std::mt19937 random(6);
   std::normal_distribution<float> normal(0.25f);
@@ -182,7 +182,7 @@ TEST(Reduce, InnerLoopsOfEveryLevelMatchAPlainOne) {
           std::vector<float> memory(1 + kRows * row);
           for (float& v : memory) v = normal(random);
           if (has_nan && n > 3) memory[n / 2] = std::nanf("");
-          const float* x = memory.data() + 1;  // no vector's alignment
+          const float* x = memory.data() + 1;  // unaligned for vectors
           std::vector<double> lanes(simd::kReduceLanes, 0.5), expected = lanes, columns(n + 1, 0.5), shift(n + 1);
           for (std::size_t i = 0; i < n; ++i) shift[i] = static_cast<double>(static_cast<float>(i) / 64);
           simd::reduce(isa).run[k](x, static_cast<std::int64_t>(n), 0.125, lanes.data());

@@ -5,7 +5,7 @@
 namespace graft::simd::GRAFT_ISA {
 namespace {
 
-// As many doubles as a register holds, and the floats that they come from.
+// As many doubles as a register holds, and as many floats.
 constexpr int kDoubles = kLanes / 2;
 typedef double vd __attribute__((vector_size(kDoubles * 8)));
 typedef double vd_unaligned __attribute__((vector_size(kDoubles * 8), aligned(8), may_alias));
@@ -70,7 +70,7 @@ void run(const float* x, i64 n, double shift, double* lanes) {
   }
 }
 
-// V vectors of columns: their sums stay in registers from row to row.
+// V vectors of columns, whose sums stay in registers from row to row.
 template <ReduceKind kind, int V>
 GRAFT_VEC void columns_of(const float* x, i64 row, i64 rows, const double* shift, double* sums) {
   vd sum[V];

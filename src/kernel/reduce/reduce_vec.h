@@ -18,14 +18,14 @@ enum class ReduceKind : std::uint8_t {
   count_
 };
 inline constexpr int kReduceKinds = static_cast<int>(ReduceKind::count_);
-// Independent sums of one run of elements: an addition need not wait for the one before.
+// Independent sums of one run of elements, to hide the latency of additions.
 inline constexpr int kReduceLanes = 32;
 
-// The same numbers with every instruction set, but for the exponentials.
+// Results are the same with every instruction set, except for the exponentials.
 struct ReduceTable {
-  // Element i of a run enters lanes[i % kReduceLanes].
+  // Element i of a run is added to lanes[i % kReduceLanes].
   void (*run[kReduceKinds])(const float* x, std::int64_t n, double shift, double* lanes);
-  // Element i of each row enters sums[i], with shift[i]; `row` elements from one row to the next.
+  // Element i of each row is added to sums[i], with shift[i]; `row` is the stride of rows in elements.
   void (*columns[kReduceKinds])(const float* x, std::int64_t row, std::int64_t rows, std::int64_t n,
                                 const double* shift, double* sums);
 };

@@ -9,12 +9,12 @@ namespace {
 using Int = std::int64_t;
 using simd::BlockClass;
 
-// Lines along the scanned dimension that are worked on together when their elements lie closer than those of a line.
+// Adjacent scans computed together when their elements are closer in memory than those of one scan.
 constexpr Int kColumns = 64;
-// Runs that are worked on side by side otherwise: an addition need not wait for the one before.
+// Independent runs computed at once otherwise, to hide the latency of additions.
 constexpr Int kRuns = 4;
-// A line is cut into runs of this length where lines are long and few, whatever the number of threads is, so that it
-// does not show in the result.
+// A few long scans are divided into runs of this length, independently of the number of threads, so that the result
+// does not depend on it.
 constexpr Int kRunLength = 8192;
 constexpr Int kLongLine = 4 * kRunLength;
 constexpr Int kFewLines = 16;
@@ -93,8 +93,8 @@ class Scanner {
     }
   }
 
-  // With several runs a line: the first phase finds what each adds up to, the second one begins each where the one
-  // before it ends.
+  // With several runs per scan: the first phase computes the total of each, the second starts each from the totals
+  // before it.
   void along_lines() {
     const bool totals_only = runs_ > 1 && ctx_.phase == kTotals;
     T* totals = reinterpret_cast<T*>(ctx_.scratch_bytes);

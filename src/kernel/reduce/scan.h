@@ -15,7 +15,7 @@ struct ScanAttrs {
 // Floats accumulate in double. Scratch: scan_scratch_bytes().
 extern const Kernel kScan;
 
-// Scratch of a launch with few long scans, each of which threads divide; 0 otherwise.
+// Scratch bytes of a launch with few long scans, each of which threads divide; 0 otherwise.
 std::int64_t scan_scratch_bytes(const TensorDesc& x, const ScanAttrs& attrs);
 
 }  // namespace graft

@@ -4,8 +4,7 @@
 
 namespace graft {
 
-// Weights of the four neighbours -1, 0, 1, 2 of a place that lies `part` beyond neighbour 0 (Keys, a = -0.75, as
-// PyTorch).
+// Weights of the four neighbours -1, 0, 1, 2 of a position `part` past neighbour 0 (Keys, a = -0.75, as PyTorch).
 template <typename T>
 std::array<T, 4> cubic_weights(T part) {
   constexpr T a = T(-0.75);

@@ -11,7 +11,7 @@ namespace {
 
 using i64 = std::int64_t;
 
-// Folded back at low and high, as often as it takes; twice their values are given.
+// Reflects at low and high, as often as needed; the arguments are twice these bounds.
 template <typename T>
 T reflected(T at, i64 twice_low, i64 twice_high) {
   if (twice_low == twice_high) return 0;
@@ -39,14 +39,14 @@ T inside(T at, i64 size, const GridSampleAttrs& attrs) {
   return at;
 }
 
-// What is too large for an index lies outside of any image.
+// An index outside of any image, for positions too large for an integer.
 constexpr i64 kNowhere = -1000;
 template <typename T>
 i64 whole(T at) {
   return std::abs(at) < T(1 << 30) ? static_cast<i64>(at) : kNowhere;
 }
 
-// Up to four neighbours along one dimension: indices, -1 where there is none, and weights.
+// Up to four neighbours along one dimension: indices, -1 for none, and weights.
 template <typename T>
 struct Taps {
   int count = 0;

@@ -12,7 +12,7 @@ namespace {
 
 using i64 = std::int64_t;
 
-// The part of a window that lies in the input: first, first + step, ... below end. `size` counts it with its padding.
+// The part of a window inside the input: first, first + step, ... below end. `size` includes its padding.
 struct Window {
   i64 first, end, step, size;
   i64 count() const { return end > first ? (end - first + step - 1) / step : 0; }
@@ -32,7 +32,7 @@ Window window_of(const PoolAttrs& attrs, const TensorDesc& x, const TensorDesc& 
   return {first, std::min(end, in), step, std::min(end, in + attrs.padding[d]) - start};
 }
 
-// The largest of no elements.
+// The maximum of no elements.
 template <typename T>
 T lowest(DType dtype) {
   if constexpr (std::is_floating_point_v<T>) {
@@ -42,13 +42,13 @@ T lowest(DType dtype) {
   }
 }
 
-// Scratch of a thread: the windows along a line, a line of the input, results and places of a line of the output.
+// Scratch of a thread: the windows along a row, a row of the input, results and indices of a row of the output.
 i64 thread_bytes(const TensorDesc& x, const TensorDesc& out) {
   const i64 width = out.shape[4];
   return width * static_cast<i64>(sizeof(Window)) + (x.shape[4] + 2 * width) * 8;
 }
 
-// T: what a line of the input is read as. Sum: what results are computed in.
+// T: the type a row of the input is read as. Sum: the type of the arithmetic.
 template <typename T, typename Sum>
 class Pool {
  public:

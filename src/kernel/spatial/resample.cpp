@@ -14,7 +14,7 @@ using i64 = std::int64_t;
 
 constexpr i64 kMinParallelElements = 4096;
 
-// The input that an output along one dimension is taken from.
+// The input index for an output index along one dimension.
 i64 padded_source(i64 out, i64 before, i64 size, PadMode mode) {
   const i64 last = size - 1, at = out - before;
   if (mode == PadMode::replicate) return std::clamp<i64>(at, 0, last);
@@ -26,7 +26,7 @@ void mapped_pad(const KernelContext& ctx) noexcept {
   const Shape &in = ctx.in(0).shape, &out = ctx.out().shape;
   const auto size = static_cast<i64>(byte_size(ctx.in(0).dtype));
   const auto [begin, end] = ctx.range(out[0] * out[1] * out[2] * out[3]);
-  // Columns that are copied as they lie.
+  // Columns copied unchanged.
   const i64 first = std::clamp<i64>(attrs.before[2], 0, out[4]);
   const i64 past = std::clamp<i64>(in[4] + attrs.before[2], first, out[4]);
   for (i64 row = begin; row < end; ++row) {
@@ -68,7 +68,7 @@ void nearest(const KernelContext& ctx) noexcept {
   }
 }
 
-// Two inputs and how much of the second.
+// Two input indices and the weight of the second.
 template <typename T>
 struct Between {
   i64 low, high;
@@ -89,7 +89,7 @@ void bilinear_rows(const KernelContext& ctx) {
   const auto attrs = ctx.attrs<ResampleAttrs>();
   const Shape &in = ctx.in(0).shape, &out = ctx.out().shape;
   const bool corners = attrs.align_corners != 0;
-  constexpr i64 kColumns = 128;  // whose places are worked out at once
+  constexpr i64 kColumns = 128;  // whose positions are computed at once
   std::array<Between<T>, kColumns> places;
   const auto [begin, end] = ctx.range(out[0] * out[1] * out[3]);
   for (i64 x0 = 0; x0 < out[4]; x0 += kColumns) {
@@ -132,7 +132,7 @@ void bicubic_rows(const KernelContext& ctx) {
       result.index[static_cast<std::size_t>(k)] = std::clamp<i64>(static_cast<i64>(low) + k - 1, 0, size - 1);
     return result;
   };
-  constexpr i64 kColumns = 64;  // whose places are worked out at once
+  constexpr i64 kColumns = 64;  // whose positions are computed at once
   std::array<Place, kColumns> places;
   const auto [begin, end] = ctx.range(out[0] * out[1] * out[3]);
   for (i64 x0 = 0; x0 < out[4]; x0 += kColumns) {

@@ -4,10 +4,10 @@
 
 #include "kernel/kernel.h"
 
-// Tensors [N, C, D, H, W] with other sizes of their spatial dimensions; contiguous, input and output of one dtype.
+// Changes of the spatial sizes of tensors [N, C, D, H, W]; contiguous, input and output of one dtype.
 namespace graft {
 
-// What lies outside the input, per spatial dimension. Negative padding cuts off.
+// The values outside the input, per spatial dimension. Negative padding crops.
 enum class PadMode : std::int32_t { reflect, replicate };
 struct MappedPadAttrs {
   std::int64_t before[3] = {0, 0, 0};
@@ -24,9 +24,9 @@ struct ResampleAttrs {
 };
 // Any dtype: the element at floor(output * scale).
 extern const Kernel kNearest;
-// f32 and f64: between the four nearest.
+// f32 and f64: interpolates the four nearest elements.
 extern const Kernel kBilinear;
-// f32 and f64: between the sixteen nearest; those outside are the ones at the border.
+// f32 and f64: interpolates the sixteen nearest elements; those outside are clamped to the border.
 extern const Kernel kBicubic;
 
 // inputs {columns [N, C * KH * KW, PH * PW]}, outputs {[N, C, H, W]}: every element of the output is the sum of the
