@@ -5,11 +5,12 @@
 
 namespace graft {
 
-// Slots of a layer of which a token sees the last `reach` positions, when that is a ring; 0 when it holds all tokens.
+// Slots of the ring buffer of a layer in which a token sees the last `reach` positions; 0 when the layer holds all
+// tokens.
 std::int64_t ring_slots(std::int64_t reach, const KvOptions& kv);
 
-// A state's memory in a session: that of a cache of keys and values is as large as the session chose.
-// Throws InvalidArgument when the type cannot hold its rows.
+// The descriptor of a state's memory in a session; a cache of keys and values has the session's size and type. Throws
+// InvalidArgument when the type cannot hold its rows.
 TensorDesc state_desc(const ir::State& state, const KvOptions& kv);
 
 }  // namespace graft

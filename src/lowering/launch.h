@@ -12,14 +12,14 @@
 
 namespace graft {
 
-// Where a buffer lives. See docs/design.md, "One table for memory".
+// The kind of memory of a buffer. See docs/design.md, "One table for memory".
 enum class Segment : std::uint8_t { weight, constant, state, arena, input, output };
 std::string_view name(Segment segment);
 
 // One contiguous range of memory that tensors of a plan are windows of.
 struct Buffer {
   Segment segment = Segment::arena;
-  std::uint32_t index = 0;       // weight, constant, state, input, output: which one. arena: 0
+  std::uint32_t index = 0;       // index among weights, constants, states, inputs or outputs. arena: 0
   std::uint32_t allocation = 0;  // id in Plan::allocations (set by the planner)
   std::int64_t offset = 0;       // bytes from the base of that allocation (arena: set by the planner)
   std::int64_t bytes = 0;
@@ -27,26 +27,25 @@ struct Buffer {
   std::int32_t last_use = -1;   // last launch that touches it
 };
 
-// One kernel launch: a ggml op or a kernel of graft. Pure data.
+// One kernel launch: a ggml op or one of graft's kernels. Pure data.
 struct Launch {
   std::int32_t ggml_op = 0;               // enum ggml_op; GGML_OP_CUSTOM when `kernel` is set
   const Kernel* kernel = nullptr;         // static storage: code, not state
   std::array<std::int32_t, 16> params{};  // ggml op_params
-  std::vector<std::byte> attrs;           // the POD of a kernel of graft
+  std::vector<std::byte> attrs;           // the POD attributes of one of graft's kernels
   std::vector<Tensor> inputs;             // ggml ops: rank at most 4
   std::vector<Tensor> outputs;            // ggml ops: exactly one
   std::int64_t scratch_bytes = 0;
   BufferId scratch = 0;       // valid when scratch_bytes > 0
-  std::uint32_t inplace = 0;  // inputs (by bit) whose memory output 0 may take over
+  std::uint32_t inplace = 0;  // inputs (bit mask) whose memory output 0 may take over
   std::uint32_t node = 0;     // index into LaunchSequence::node_names
-  bool serial = false;        // a kernel of graft that runs on one thread: too little work for a second
+  bool serial = false;        // one of graft's kernels, on one thread: too little work for a second
   bool on_device = false;     // runs on the plan's device, not on the CPU
-  // A kernel of graft where ggml's op was wanted: what ggml lacks. Static storage.
+  // What ggml lacks, when one of graft's kernels runs instead of a ggml op. Static storage.
   std::string_view refused;
 };
 
-// What a kernel of graft can tell of a launch before memory is bound: its context with descriptors and attributes
-// alone. Refers to the launch.
+// A kernel context of a launch before memory is bound: descriptors and attributes only. Refers to the launch.
 class DescribedLaunch {
  public:
   explicit DescribedLaunch(const Launch& launch) {
@@ -72,25 +71,25 @@ inline const Fusion* fusion_of(const Launch& launch) {
 
 // Which code runs a launch: "ggml MUL_MAT" or "graft layer_norm".
 std::string kernel_name(const Launch& launch);
-// What decided it: the layout of a weight, the instruction set, what ggml refused. For `graft inspect`.
+// Why that code: the layout of a weight, the instruction set, what ggml refused. For `graft inspect`.
 std::string explain_kernel(const Launch& launch);
 
-// Puts back what a launch overwrote in a state, from a copy made before.
+// Restores what a launch overwrote in a state, from a copy made before.
 struct UndoLaunch {
   Launch launch;
-  std::uint32_t after = 0;  // how many launches must have finished for the copy to be there
+  std::uint32_t after = 0;  // number of launches after which the copy exists
 };
 
-// The launches of a method at one set of input sizes, in the order in which they run, and the buffers that their
-// tensors are windows of: what operators lower to and what the passes over launches rewrite (pass/pipeline.h). The
-// planner makes a Plan of it.
+// The launches of a method at one set of input sizes, in execution order, and the buffers that their tensors are
+// windows of. Operators lower to it, the passes over launches rewrite it (pass/pipeline.h), and the planner makes a
+// Plan of it.
 struct LaunchSequence {
   std::vector<Buffer> buffers;
   std::vector<Launch> launches;
-  // From here on launches write states and mutated inputs with values that are ready: they run to the end once the
-  // first of them runs, so that a run that is stopped leaves all as it was.
+  // From here on launches write states and mutated inputs with finished values: once the first of them runs, all run to
+  // the end, so that a cancelled run leaves everything as it was.
   std::uint32_t commit_begin = 0;
-  std::vector<UndoLaunch> undo;  // of states written before; run last to first when the run does not reach its end
+  std::vector<UndoLaunch> undo;  // of states written before; run in reverse when the run does not complete
   std::vector<std::string> node_names;
 };
 

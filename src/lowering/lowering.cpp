@@ -74,7 +74,7 @@ void Lowering::add_launch(Launch launch) {
   for (const std::vector<Tensor>* tensors : {&launch.inputs, &launch.outputs}) {
     for (const Tensor& t : *tensors) {
       GRAFT_ASSERT(t.buffer < sequence_.buffers.size());
-      if (t.stored) {  // the weight of a ggml op, all of it
+      if (t.stored) {  // all of the weight of a ggml op
         GRAFT_ASSERT(!launch.kernel && t.stored->kind == Stored::Kind::blocks && t.offset == 0 && t.desc.contiguous());
         continue;
       }
@@ -82,7 +82,7 @@ void Lowering::add_launch(Launch launch) {
       GRAFT_ASSERT(t.offset + span.low >= 0 && t.offset + span.high <= sequence_.buffers[t.buffer].bytes);
     }
   }
-  // A launch that writes nothing has no work to do.
+  // A launch that writes nothing is dropped.
   const bool writes =
       std::any_of(launch.outputs.begin(), launch.outputs.end(), [](const Tensor& t) { return t.numel() > 0; });
   if (!writes) return;
@@ -147,7 +147,7 @@ bool Lowering::launch_device(int ggml_op, std::vector<Tensor> inputs, const Tens
 }
 
 // Floating-point copies that ggml has: the same dtype, or to and from f32; rank at most 4 once dimensions are merged.
-// Repeated elements (stride 0) go through ggml's REPEAT, which wants the sizes before the repetition.
+// Repeated elements (stride 0) go through ggml's REPEAT, which takes the sizes before the repetition.
 bool Lowering::copy_on_device(const Tensor& from, const Tensor& to) {
   if (!device_ || from.numel() == 0 || !is_float(from.dtype()) || !is_float(to.dtype())) return false;
   if (from.dtype() == DType::f64 || to.dtype() == DType::f64) return false;
@@ -239,7 +239,7 @@ void copy_on_host(Launch& launch) {
   launch.on_device = false;
   launch.ggml_op = GGML_OP_CUSTOM;
   launch.kernel = &kCopy;
-  launch.inputs[0] = expanded(launch.inputs[0], launch.outputs[0].shape());  // REPEAT has it unexpanded
+  launch.inputs[0] = expanded(launch.inputs[0], launch.outputs[0].shape());  // was REPEAT's unexpanded input
   launch.serial = has_little_work(launch);
 }
 
@@ -251,7 +251,7 @@ Tensor Lowering::full(DType dtype, const Shape& shape, const Scalar& value) {
   } else if (dtype == DType::b8) {
     attrs.i = value.is_real() ? value.f != 0 : value.i != 0;
   } else {
-    // As PyTorch; a NaN compares false.
+    // As in PyTorch; a NaN compares false.
     GRAFT_CHECK(InvalidArgument, !value.is_real() || (value.f >= -0x1p63 && value.f < 0x1p63), "value ", value.f,
                 " cannot be converted to ", name(dtype), " without overflow");
     attrs.i = value.is_real() ? static_cast<std::int64_t>(value.f) : value.i;

@@ -14,38 +14,38 @@
 
 namespace graft {
 
-// What a device other than the CPU can do, as operators query it while they are lowered.
+// What a device other than the CPU can do, which operators query while they are lowered.
 class DeviceOps {
  public:
   virtual ~DeviceOps() = default;
-  // Whether the device runs this launch of a ggml op with exactly these dtypes, sizes and strides.
+  // Whether the device supports this launch of a ggml op with exactly these dtypes, sizes and strides.
   virtual bool supports(const Launch& launch) const = 0;
-  // The CPU itself: ggml's ops are wanted in the place of graft's kernels, and run among them.
+  // The CPU itself: ggml's ops are preferred to graft's kernels, and run among them.
   virtual bool is_cpu() const { return false; }
   virtual std::int64_t alignment() const = 0;  // of tensors in its memory, bytes
 };
 
-// What a plan may need (LoadOptions::max_plan_bytes and max_plan_launches).
+// Limits of a plan (LoadOptions::max_plan_bytes and max_plan_launches).
 struct PlanLimits {
   std::int64_t bytes = INT64_MAX;
   std::int64_t launches = std::int64_t{1} << 20;
 };
 
-// Collects the launches of a plan while operators lower themselves. Throws Unsupported beyond the limits.
+// Collects the launches of a plan while operators are lowered. Throws Unsupported beyond the limits.
 class Lowering {
  public:
-  // `max_threads`: of the runs of the plan (for scratch sizes). `device`: null for the CPU.
+  // `max_threads`: for scratch sizes, the most threads of a run. `device`: null for the CPU.
   explicit Lowering(int max_threads, const DeviceOps* device = nullptr, const KvOptions& kv = {},
                     const PlanLimits& limits = {}, MatmulPrecision matmul_precision = MatmulPrecision::highest)
       : max_threads_(max_threads), device_(device), kv_(kv), limits_(limits), matmul_precision_(matmul_precision) {}
 
-  // A new contiguous arena tensor. Nothing is written to it.
+  // A new contiguous arena tensor, uninitialized.
   Tensor allocate(DType dtype, const Shape& shape);
-  // The same with the dimensions in memory in the order that they have in `like`, which has the shape and is dense.
+  // The same with the order of dimensions in memory of `like`, which has the shape and is dense.
   Tensor allocate_like(DType dtype, const Tensor& like);
 
-  // Launches a kernel of graft. `inplace` names the inputs (by bit) whose memory output 0 may take over when nothing
-  // reads them later: only for kernels that read each element before they write the one at the same position.
+  // Launches one of graft's kernels. `inplace` is a bit mask of the inputs whose memory output 0 may take over when
+  // nothing reads them later: only for kernels that read each element before they write the one at the same position.
   template <typename Attrs>
   void launch(const Kernel& kernel, std::vector<Tensor> inputs, std::vector<Tensor> outputs, const Attrs& attrs,
               std::int64_t scratch_bytes = 0, std::uint32_t inplace = 0) {
@@ -56,40 +56,40 @@ class Lowering {
   }
   void launch(const Kernel& kernel, std::vector<Tensor> inputs, std::vector<Tensor> outputs);
 
-  // Launches a ggml op on the plan's device: false, and nothing launched, when there is none or it lacks the op. The
-  // operator must have checked that ggml's op computes what PyTorch does; it falls back to a kernel of graft. Operands
-  // have rank at most 4 and are handed over with their sizes reversed, as ggml orders them.
+  // Launches a ggml op on the plan's device: false, and nothing launched, when there is no device or it lacks the op.
+  // The operator must have checked that ggml's op computes what PyTorch does; it falls back to one of graft's kernels.
+  // Operands have rank at most 4 and are passed with their sizes reversed, as ggml orders them.
   bool launch_device(int ggml_op, std::vector<Tensor> inputs, const Tensor& output,
                      const std::array<std::int32_t, 16>& params = {}, std::uint32_t inplace = 0);
   bool has_device() const { return device_ != nullptr; }
   bool plain() const { return device_ && device_->is_cpu(); }
-  // Why ggml's op does not take the node, of static storage; kernels of graft launched for it next keep it.
-  // Always false.
+  // Records why ggml's op refuses the node (static storage) in the next launches of graft's kernels for it. Always
+  // false.
   bool refused(std::string_view reason) {
     refusal_ = reason;
     return false;
   }
 
-  // The same elements, row-major without gaps: the tensor itself when it is, else a copy (made once per tensor).
+  // The same elements, contiguous in row-major order: the tensor itself when it is, else a copy (made once per tensor).
   Tensor contiguous(const Tensor& tensor);
-  // The tensor when elements of its last dim lie beside each other, as most kernels read rows; else a contiguous copy.
+  // The tensor itself when its last dimension is contiguous, as most kernels need it; else a contiguous copy.
   Tensor with_contiguous_rows(const Tensor& tensor);
   // The same values in another dtype by PyTorch's conversion rules; the tensor itself when it has that dtype.
   Tensor cast(const Tensor& tensor, DType dtype);
-  // All bytes of the tensor's buffer, u8 [bytes]: what is stored in blocks or panels.
+  // All bytes of the tensor's buffer, u8 [bytes]: for tensors stored in blocks or panels.
   Tensor bytes_of(const Tensor& tensor) const;
   // Copies `from` into `to` (same shape, any strides, dtype converted).
   void copy(const Tensor& from, const Tensor& to);
-  // A new tensor with every element set to the value, converted as PyTorch converts a Python number.
+  // A new tensor filled with the value, converted as PyTorch converts a Python number.
   Tensor full(DType dtype, const Shape& shape, const Scalar& value);
 
-  // A tensor with the elements of `tensor` that the node may overwrite in part: a copy, or in a node that updates a
-  // state in place the state itself.
+  // A tensor with the elements of `tensor` that the node may partly overwrite: a copy, or, in a node that updates a
+  // state in place, the state itself.
   Tensor writable(const Tensor& tensor);
-  // True for a state's own memory. What a node is about to overwrite there must be kept and `sequence_.undo*` be
-  // called, before the launch that writes: a run that fails leaves every state as it was.
+  // True for a state's own memory. Before the launch that writes there, what it overwrites must be kept and
+  // `sequence_.undo*` be called: a run that fails leaves every state as it was.
   bool in_state(const Tensor& tensor) const { return sequence_.buffers[tensor.buffer].segment == Segment::state; }
-  // The launch that puts the kept elements back. Its operands are kept to the end of the run.
+  // The launch that restores the kept elements. Its operands live to the end of the run.
   template <typename Attrs>
   void undo(const Kernel& kernel, std::vector<Tensor> inputs, std::vector<Tensor> outputs, const Attrs& attrs) {
     const std::size_t mark = sequence_.launches.size();
@@ -98,7 +98,7 @@ class Lowering {
   }
   void undo_copy(const Tensor& kept, const Tensor& target);
 
-  // A launch that writes states, at the end of the run, when it can no longer fail.
+  // A launch that writes states, at the end of the run, when nothing can fail any more.
   template <typename Attrs>
   void launch_at_end(const Kernel& kernel, std::vector<Tensor> inputs, std::vector<Tensor> outputs,
                      const Attrs& attrs) {
@@ -107,11 +107,11 @@ class Lowering {
     hold_back(mark);
   }
 
-  // The most tasks that a phase of a launch will be divided into; a kernel that steals work has one for each thread.
+  // The largest number of tasks of a phase of a launch; a kernel that steals work has one for each thread.
   int max_tasks() const { return graft::max_tasks(max_threads_); }
   int max_threads() const { return max_threads_; }
   MatmulPrecision matmul_precision() const { return matmul_precision_; }
-  const KvOptions& kv() const { return kv_; }  // of the session that the plan is for
+  const KvOptions& kv() const { return kv_; }  // of the plan's session
 
   // --- used by the planner, not by operators ---
   void begin_node(std::uint32_t node_index, bool updates_state = false) {
@@ -120,7 +120,7 @@ class Lowering {
     updates_state_ = updates_state;
   }
   BufferId add_buffer(const Buffer& buffer);
-  // What has been lowered so far.
+  // The launches so far.
   LaunchSequence& sequence() { return sequence_; }
   void launch_held_back();
 
@@ -145,30 +145,30 @@ class Lowering {
   MatmulPrecision matmul_precision_;
 };
 
-// A copy by one of ggml's ops becomes one by graft's kernel, on the CPU.
+// Replaces a copy by one of ggml's ops by graft's kernel, on the CPU.
 void copy_on_host(Launch& launch);
 
-// A weight stored as another float, as a tensor of that; any other tensor as it is.
+// A weight stored as another float dtype, as a tensor of that dtype; any other tensor unchanged.
 Tensor as_stored(const Tensor& tensor);
 
-// Bytes from the lowest to one past the highest byte that the tensor's elements touch, relative to its offset.
+// The bytes that the tensor's elements span, relative to its offset: from the lowest to one past the highest.
 struct ByteSpan {
   std::int64_t low = 0;
   std::int64_t high = 0;
 };
 ByteSpan byte_span(const TensorDesc& desc);
 
-// Elements without gaps and overlaps, the dimensions in any order.
+// No gaps and no overlaps, dimensions in any order.
 bool is_dense(const TensorDesc& desc);
 
-// View arithmetic on descriptors; all free, none checks data.
+// View arithmetic on descriptors only; copies nothing, reads no data.
 // The same elements with another shape when the strides allow it; nullopt when only a copy can do it.
 std::optional<Tensor> try_reshape(const Tensor& tensor, const Shape& shape);
 Tensor permuted(const Tensor& tensor,
                 std::span<const int> dims);                 // output dim d is input dim dims[d], as torch.permute
 Tensor expanded(const Tensor& tensor, const Shape& shape);  // broadcast to `shape`, stride 0 where a size grew
 Tensor sliced(const Tensor& tensor, int dim, std::int64_t start, std::int64_t length, std::int64_t step = 1);
-// Two tensors of one shape as the fewest dimensions that walk both in the same order (at least one).
+// Two tensors of one shape as the fewest dimensions (at least one) that walk both in the same order.
 void merge_dims(Tensor& a, Tensor& b);
 
 // Rows (matrices, ...) of the last dims collapsed: [prod of leading sizes, last sizes...]. Tensor must be contiguous.

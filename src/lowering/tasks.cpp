@@ -7,7 +7,7 @@
 namespace graft {
 namespace {
 
-// Some 50 microseconds of two cores.
+// Takes two cores some 50 microseconds.
 constexpr std::uint64_t kMinBytes = std::uint64_t{1} << 20;
 
 std::int64_t work_of(const Launch& launch) {
@@ -36,7 +36,7 @@ std::uint64_t touched_bytes(const Launch& launch) {
 }
 
 int tasks_per_thread(const Launch& launch) {
-  // Work stealing divides the work finer by itself; further tasks would only repeat what each prepares.
+  // Work stealing divides the work more finely by itself; further tasks would only repeat what each one prepares.
   if (launch.kernel != nullptr && launch.kernel->steals_work) return 1;
   const bool heavy = launch.kernel != nullptr && !launch.serial && touched_bytes(launch) >= kMinBytes;
   return heavy ? kMaxTasksPerThread : 1;

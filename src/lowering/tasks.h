@@ -8,18 +8,18 @@ namespace graft {
 
 inline constexpr int kMaxTasksPerThread = 4;
 
-// Bytes of all elements that a launch reads and writes, those of repeated ones once.
+// Bytes of all elements that a launch reads and writes; repeated elements (stride 0) count once.
 std::uint64_t touched_bytes(const Launch& launch);
 
-// Whether one thread should run a launch of a kernel of graft alone: Kernel::parallel_from.
+// Whether a launch of one of graft's kernels should run on a single thread: Kernel::parallel_from.
 bool has_little_work(const Launch& launch);
 
-// How many tasks of each phase of the launch a thread gets. With several, the other threads take over what a thread
-// has not begun when its core is slow or busy with something else; each costs a fraction of a microsecond, so launches
-// with little to do have one, and so have ops of ggml.
+// Tasks per thread for each phase of the launch. With several, other threads steal the tasks that a thread has not
+// begun when its core is slow or busy. Each task costs a fraction of a microsecond, so launches with little work have
+// one per thread, and so do ggml's ops.
 int tasks_per_thread(const Launch& launch);
 
-// The most tasks that a phase of a launch has on so many threads.
+// The largest number of tasks of a phase of a launch on this many threads.
 int max_tasks(int threads);
 
 }  // namespace graft

@@ -15,8 +15,8 @@ struct Tensor {
   BufferId buffer = 0;
   std::int64_t offset = 0;  // bytes from the start of the buffer to element [0, 0, ...]
   TensorDesc desc;
-  // A weight whose stored type is not its dtype: `desc` describes its values, and only an operator that says so
-  // (Operator::stored_use) gets it. Launches take what is stored: as_stored(), Lowering::bytes_of().
+  // A weight whose stored type is not its dtype: `desc` describes its values, and only operators that declare it
+  // (Operator::stored_use) get such a tensor. Launches read the stored form: as_stored(), Lowering::bytes_of().
   std::optional<Stored> stored = std::nullopt;
 
   DType dtype() const { return desc.dtype; }
@@ -27,7 +27,7 @@ struct Tensor {
   std::int64_t numel() const { return desc.numel(); }
 };
 
-// Whether they are the same elements of memory in the same order.
+// Whether both are the same elements of memory in the same order.
 inline bool same_tensor(const Tensor& a, const Tensor& b) {
   return a.buffer == b.buffer && a.offset == b.offset && a.dtype() == b.dtype() && a.shape() == b.shape() &&
          a.desc.strides == b.desc.strides;

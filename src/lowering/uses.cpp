@@ -36,7 +36,7 @@ void find_lifetimes(LaunchSequence& sequence) {
       b.last_use = static_cast<std::int32_t>(i);
     });
   }
-  // What an undo reads is kept to the end of the run, and beyond it.
+  // Operands of an undo live to the end of the run, and past it.
   for (UndoLaunch& undo : sequence.undo)
     for_each_buffer(undo.launch, [&](BufferId id) {
       sequence.buffers[id].last_use = static_cast<std::int32_t>(sequence.launches.size());

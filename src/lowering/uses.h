@@ -7,17 +7,17 @@
 
 namespace graft {
 
-// Who touches a buffer of a launch sequence.
+// The readers and writers of a buffer of a launch sequence.
 struct BufferUses {
-  std::size_t reads = 0;               // inputs of launches and of what undoes them
+  std::size_t reads = 0;               // inputs of launches and of their undos
   std::size_t writes = 0;              // outputs of launches
-  std::size_t reader = 0, writer = 0;  // the last launch that does
+  std::size_t reader = 0, writer = 0;  // the last launch that reads, that writes
 };
 
 // By buffer.
 std::vector<BufferUses> uses_of(const LaunchSequence& sequence);
 
-// Whether a launch after this one, which is one of the sequence, and before launch `end` writes what it reads.
+// Whether a launch after this one, which is in the sequence, and before launch `end` overwrites what it reads.
 bool is_overwritten(const LaunchSequence& sequence, const Launch& launch, std::size_t end);
 
 // Calls visit(BufferId&) for each operand of the launch and for its scratch.

@@ -19,10 +19,10 @@ std::optional<Tensor> try_reshape(const Tensor& tensor, const Shape& shape) {
               tensor.shape().str());
   Tensor result = tensor;
   result.desc = TensorDesc(tensor.dtype(), shape);
-  if (count == 0 || tensor.rank() == 0) return result;  // any strides do
+  if (count == 0 || tensor.rank() == 0) return result;  // any strides will do
 
-  // Walk from the innermost dimension: input dimensions that lie next to each other in memory form a chunk, and the
-  // output dimensions must divide each chunk exactly (torch's computeStride).
+  // Walk from the innermost dimension: input dimensions contiguous with each other form a chunk, and the output
+  // dimensions must divide each chunk exactly (torch's computeStride).
   int out = shape.rank() - 1;
   std::int64_t chunk_stride = tensor.stride(tensor.rank() - 1);
   std::int64_t chunk_count = 1;  // elements of the chunk so far
@@ -94,11 +94,11 @@ Tensor sliced(const Tensor& tensor, int dim, std::int64_t start, std::int64_t le
   GRAFT_ASSERT(dim >= 0 && dim < tensor.rank() && length >= 0);
   Tensor result = tensor;
   result.desc.shape[dim] = length;
-  if (length > 1) result.desc.strides[index(dim)] = tensor.stride(dim) * step;  // of one element any will do
+  if (length > 1) result.desc.strides[index(dim)] = tensor.stride(dim) * step;  // one element: any stride
   if (length == 0) return result;
   const std::int64_t last = start + (length - 1) * step;
   GRAFT_ASSERT(start >= 0 && start < tensor.size(dim) && last >= 0 && last < tensor.size(dim));
-  // Without elements the buffer may have no bytes either: the offset stays inside.
+  // An empty tensor may have an empty buffer: the offset stays inside.
   if (tensor.numel() > 0) result.offset += start * tensor.stride(dim) * element_size(tensor);
   return result;
 }
@@ -112,7 +112,7 @@ void merge_dims(Tensor& a, Tensor& b) {
     const std::int64_t size = a.size(d);
     if (size == 1) continue;
     const int last = shape.rank() - 1;
-    // The dimension before goes on where this one ends, in both tensors.
+    // The dimension before continues this one, in both tensors.
     if (last >= 0 && x_strides[index(last)] == a.stride(d) * size && y_strides[index(last)] == b.stride(d) * size) {
       shape[last] *= size;
       x_strides[index(last)] = a.stride(d);

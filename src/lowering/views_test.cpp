@@ -39,7 +39,7 @@ Tensor tensor(const Shape& shape, DType dtype = DType::f32, std::int64_t offset 
   return {0, offset, TensorDesc(dtype, shape)};
 }
 
-// Whether some strides reproduce `wanted` for `shape`: they are forced by the first step along each dimension.
+// Whether some strides reproduce `wanted` for `shape`: the first step along each dimension determines them.
 bool expressible(const std::vector<std::int64_t>& wanted, const Shape& shape) {
   if (wanted.empty()) return true;
   Tensor candidate = tensor(shape, DType::i8, wanted[0]);
@@ -173,7 +173,7 @@ TEST(Views, SliceMovesTheOffsetAndScalesTheStride) {
   EXPECT_EQ(to.shape(), (Shape{4, 3}));
   EXPECT_EQ(to.offset, 64 + 4);
   EXPECT_EQ(to.stride(1), 2);
-  EXPECT_EQ(sliced(from, 0, 4, 0).offset, 64);            // empty: nothing beyond the buffer
+  EXPECT_EQ(sliced(from, 0, 4, 0).offset, 64);            // empty: stays inside the buffer
   EXPECT_EQ(sliced(tensor({0, 6}), 1, 2, 3).offset, 64);  // already empty
   EXPECT_THROW(sliced(from, 1, 1, 3, 3), std::logic_error);
   const Tensor reversed = sliced(from, 0, 3, 4, -1);
