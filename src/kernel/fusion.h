@@ -66,7 +66,6 @@ struct SeparableRule {
   bool (*repeats_much)(const KernelContext& depthwise, int threads) = nullptr;
   // The merged launch. Its inputs are input 0 of the first part, then the further inputs of each; its output is that of
   // the last.
-  // each; its output is that of the last.
   const Kernel* kernel = nullptr;
   AttrBytes (*attrs)(const KernelContext* expand, const KernelContext& depthwise,
                      const KernelContext* project) = nullptr;

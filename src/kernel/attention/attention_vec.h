@@ -46,9 +46,9 @@ struct AttentionHead {
   const void* mask = nullptr;
   DType mask_dtype = DType::b8;
   std::int64_t mask_row = 0, mask_col = 0;
-  // Which keys a query sees when causal: `group` consecutive queries are heads of one token; query t belongs to token t
-  // / group, whose position is t / group + shift. It sees keys up to its position; of these only the last `window` and
-  // those of its own chunk (0: no limit). Tokens before `first_token` are padding and see none.
+  // Which keys a query sees when causal: `group` consecutive queries are heads of one token, so query t belongs to
+  // token t / group, whose position is t / group + shift. It sees keys up to its position; of these only the last
+  // `window` and those of its own chunk (0: no limit). Tokens before `first_token` are padding and see none.
   bool causal = false;
   std::int64_t group = 1, shift = 0, first_token = 0, window = 0, chunk = 0;
   // Added to the scores of causal attention, after the softcap: bias[min(position - key, biases - 1)]. Each head of a
@@ -64,7 +64,7 @@ struct AttentionHead {
   const AttentionHead* next = nullptr;
 };
 
-// At most the `block` of every table.
+// A lower bound of every table's `block`.
 inline constexpr int kLeastQueriesAtOnce = 8;
 
 struct AttentionTable {

@@ -30,10 +30,9 @@ struct CachedAttentionAttrs {
 // sees the slots up to p. Padding (position -1) is not written; its output is zeros.
 // In a ring buffer a token sees at most the last W positions up to its own. A ring of W - 1 slots plus one per token
 // keeps all that the tokens see. When more tokens come than it has slots for, they are `staged`: two more inputs, the
-// rings of keys and values, are read, and the outputs are [B, Hkv, history + T, D] instead of the caches: the `history`
-// = W - 1 positions before the tokens, from the rings, then the tokens, padding included. kRingStore copies them into
-// the ring.
-// positions before the tokens, then the tokens, padding included. kRingStore puts them into the ring.
+// rings of keys and values, are read, and the outputs are [B, Hkv, history + T, D] instead of the caches: the W - 1
+// positions (`history`) before the tokens, from the rings, then the tokens, padding included. kRingStore copies them
+// into the ring.
 extern const Kernel kCachedAttention;
 
 // Copies staged tokens into the ring, once the run can no longer fail. Inputs: keys and values as kCachedAttention

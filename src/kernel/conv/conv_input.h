@@ -222,7 +222,7 @@ void for_tiles(const KernelContext& ctx, std::int64_t tiles, std::int64_t panels
   }
   // Inputs that fill most of a second-level cache, partly written by other cores, should be read once: one half of the
   // tiles goes through the panels upwards, the other half downwards, so that tasks from both ends start with the same
-  // panels and meet at the last ones.
+  // panels and end at the same last ones.
   constexpr std::int64_t kCacheBytes = std::int64_t{3} << 18, kManyPanels = 4;
   const bool by_halves = input_bytes >= kCacheBytes && ctx.tasks > 1 && panels >= kManyPanels * ctx.tasks;
   const std::int64_t part = by_halves ? ceil_div(tiles, 2) : tiles, units = (by_halves ? 2 : 1) * panels * part;

@@ -86,8 +86,7 @@ TensorDesc channels_last(const Shape& shape) {
   return desc;
 }
 
-// The kernels with packed weights, without an epilogue and with each part of it. `sums`: of every output, with its
-// bias.
+// The kernels with packed weights, without an epilogue and with all of it. `sums`: of every output, with its bias.
 void check_packed(const Case& c, const TestTensor& x, const TestTensor& w, const TestTensor& bias,
                   const ConvAttrs& attrs, const std::vector<double>& sums, const std::vector<double>& sizes,
                   simd::Isa isa, int threads) {

@@ -140,7 +140,7 @@ constexpr auto kConvTileFns = by_rows<ConvTileFn, kTileRows>([]<int R>() -> Conv
   return conv_tile<R, NV, kFresh>;
 });
 
-// The sum over all K blocks without prefetching: in a tile with a short sum, everything beside the products counts.
+// The sum over all K blocks without prefetching: in a tile with a short sum, all overhead counts.
 template <int R, int NV>
 void whole_tile(const ConvTile& at, i64 row, const KBlock* k_blocks, i64 count, const float* v, i64 channel, i64 width,
                 const ChannelEpilogue& e) {

@@ -15,9 +15,10 @@ struct QuantizeTo {
 };
 
 // The epilogue of an integer sum of output channel c: y = sum * scale[c] + bias[c], with the scale and bias of the
-// panel, is written as f32. As a byte: t = first(y), with a residual r also t = second(t * scale + (r - residual_zero)
-// * residual_scale); then t + zero is written. Arithmetic is on signed bytes: unsigned ones are offset by -128, and
-// zero points are given accordingly. A flip is 0x80 for unsigned bytes and 0 for signed ones.
+// panel, is written as f32. As a byte: t = first(y), with a residual r also
+// t = second(t * scale + (r - residual_zero) * residual_scale); then t + zero is written. Arithmetic is on signed bytes:
+// unsigned ones are offset by -128, and zero points are given accordingly. A flip is 0x80 for unsigned bytes and 0 for
+// signed ones.
 struct QuantizedEpilogue {
   void* out = nullptr;
   std::int64_t out_row = 0;  // stride of positions

@@ -9,7 +9,7 @@
 namespace graft {
 namespace {
 
-// Rows of a [rows, width] table; the memory after `rows` has other values, so that a read past them shows.
+// Rows of a [rows, width] table whose elements all differ, so that a wrong read shows.
 struct Table {
   std::int64_t rows = 5, width = 3;
   std::vector<float> data;

@@ -37,7 +37,7 @@ bool take_epilogue(MatmulAttrs& attrs, const Epilogue& epilogue);
 // Scratch bytes that kMatmul needs for these operands.
 std::int64_t matmul_scratch_bytes(const MatmulAttrs& attrs, const TensorDesc& a, const TensorDesc& b);
 
-// The vector code of products: kMatmul uses that of active_isa(), tests that of a given instruction set.
+// The vector code of products for active_isa(), which kMatmul uses, or for a given instruction set.
 struct MatmulKernels {
   MatmulKernels() : table(simd::matmul()), pairs(simd::pair_products()) {}
   explicit MatmulKernels(simd::Isa isa) : table(simd::matmul(isa)), pairs(simd::pair_products(isa)) {}
@@ -52,7 +52,6 @@ std::int64_t matmul_scratch_bytes(const MatmulAttrs& attrs, const TensorDesc& a,
 
 // kMatmul for the dtypes without a vector kernel: f64 with f64 sums, i8, u8, i16, i32 and i64 with wrapping arithmetic
 // of that width, as in PyTorch. All dtypes equal. alpha and beta are in PlainMatmulAttrs; needs no scratch.
-// scratch.
 struct PlainMatmulAttrs {
   double alpha = 1;
   double beta = 1;

@@ -16,7 +16,6 @@
 // baseline, avx2, avx512 ...), and export const tables of function pointers. They contain plain C-like code only: if
 // they instantiated an inline function of the standard library, the linker might keep its AVX-512 copy for the whole
 // program.
-// whole program.
 namespace graft::simd {
 
 // Every target of targets.def, even if it was not built or this CPU cannot run it.
