@@ -24,8 +24,8 @@ struct CachedAttentionAttrs {
 // Inputs: q [B, H, T, D], k [B, Hkv, T, D], v [B, Hkv, T, Dv] of one dtype (f32, f16, bf16), the last dimension
 // contiguous; position i64 [B, T] contiguous, as kCachePositions has checked them; with has_sinks sinks f32 [H]
 // contiguous; with has_bias a bias f32 [H, N] contiguous, added to the scores: element min(n, N - 1) for a key n
-// positions back. Outputs: [B, T, H, Dv] of q's dtype, contiguous; the caches of keys [R, Hkv, C, D] and values [R,
-// Hkv, C, Dv], R >= B, contiguous: f32, f16, bf16, or u8 with 34 bytes for each 32 elements of a row (q8_0).
+// positions back. Outputs: [B, T, H, Dv] of q's dtype, contiguous; the caches of keys [R, Hkv, C, D] and values
+// [R, Hkv, C, Dv], R >= B, contiguous: f32, f16, bf16, or u8 with 34 bytes for each 32 elements of a row (q8_0).
 // Row b of the batch uses row KernelContext::kv_row(b) of the caches; a token at position p is written to slot p and
 // sees the slots up to p. Padding (position -1) is not written; its output is zeros.
 // In a ring buffer a token sees at most the last W positions up to its own. A ring of W - 1 slots plus one per token
@@ -49,8 +49,8 @@ struct CachePositionsAttrs {
   std::int32_t staged = 0;                           // the tokens enter the rings at the end of the run
 };
 
-// Checks the positions of new tokens. Inputs: position i64 [B, T], length i64 [R], with `reaches` first i64 [R,
-// reaches]: the first position that each ring still holds; all contiguous. Outputs: position i64 [B, T], length i64
+// Checks the positions of new tokens. Inputs: position i64 [B, T], length i64 [R], with `reaches` first i64
+// [R, reaches]: the first position that each ring still holds; all contiguous. Outputs: position i64 [B, T], length i64
 // [R], with `reaches` first, then the states of length and first themselves.
 // Each row must have its padding (negative) first, then consecutive positions, the first of them at most the length of
 // the cache's row; a smaller one truncates the row at once. The run fails otherwise, also when a ring no longer holds

@@ -8,9 +8,9 @@
 
 // Convolutions with three spatial dimensions; those with fewer have leading dimensions of size 1.
 //
-// Inputs: x [N, C, D, H, W] of any strides; weight, contiguous, [O, C / groups, KD, KH, KW], or when transposed [C, O /
-// groups, KD, KH, KW]; with has_bias a contiguous bias [O]. Output [N, O, D', H', W'], contiguous. All of one dtype. C
-// is not 0. The output's sizes are given, so output padding needs no attribute.
+// Inputs: x [N, C, D, H, W] of any strides; weight, contiguous, [O, C / groups, KD, KH, KW], or when transposed
+// [C, O / groups, KD, KH, KW]; with has_bias a contiguous bias [O]. Output [N, O, D', H', W'], contiguous. All of one
+// dtype. C is not 0. The output's sizes are given, so output padding needs no attribute.
 namespace graft {
 
 struct ConvAttrs {

@@ -51,7 +51,7 @@ inline ConvAxis conv_axis(const TensorDesc& x, const TensorDesc& weight, const T
   return axis;
 }
 
-// The positions t in [0, count) whose input t * step + offset lies in [0, in): [low, high).
+// The positions t in [0, count) whose input t * step + offset is in [0, in): [low, high).
 struct ConvRange {
   std::int64_t low, high;
 };

@@ -83,9 +83,9 @@ struct PackedConvTable {
   void (*narrow_tiles)(const ConvTile* tiles, int count, std::int64_t row, std::int64_t steps, const float* panel,
                        std::int64_t first_channel, int width, const ChannelEpilogue& epilogue);
 
-  // Rows of outputs of a depthwise convolution: out[r, o, c] = sum over kernel rows l and taps t of weight[l, t, c] *
-  // lines[r][l][o * step + t * tap - pad, c], where that is in [0, columns). A null line is padding. Weights
-  // [line_count, taps, weight_row]; vectors of channels may be read whole.
+  // Rows of outputs of a depthwise convolution: out[r, o, c] = sum over kernel rows l and taps t of
+  // weight[l, t, c] * lines[r][l][o * step + t * tap - pad, c], where that is in [0, columns). A null line is padding.
+  // Weights [line_count, taps, weight_row]; vectors of channels may be read whole.
   struct Lines {
     std::int64_t rows = 1;                // rows of outputs, without gaps
     const float* const* lines = nullptr;  // [rows, line_count]

@@ -16,9 +16,9 @@ struct QuantizeTo {
 
 // The epilogue of an integer sum of output channel c: y = sum * scale[c] + bias[c], with the scale and bias of the
 // panel, is written as f32. As a byte: t = first(y), with a residual r also
-// t = second(t * scale + (r - residual_zero) * residual_scale); then t + zero is written. Arithmetic is on signed bytes:
-// unsigned ones are offset by -128, and zero points are given accordingly. A flip is 0x80 for unsigned bytes and 0 for
-// signed ones.
+// t = second(t * scale + (r - residual_zero) * residual_scale); then t + zero is written. Arithmetic is on signed
+// bytes: unsigned ones are offset by -128, and zero points are given accordingly. A flip is 0x80 for unsigned bytes and
+// 0 for signed ones.
 struct QuantizedEpilogue {
   void* out = nullptr;
   std::int64_t out_row = 0;  // stride of positions
@@ -46,8 +46,8 @@ struct ByteTile {
   int rows = 0;            // 1 .. tile_rows
 };
 
-// The order of W output channels in a panel: with n = W / lanes vectors, channel 4 n l + 4 j + i is at index j lanes +
-// 4 l + i (i < 4), the order in which widening bytes vector by vector produces them.
+// The order of W output channels in a panel: with n = W / lanes vectors, channel 4 n l + 4 j + i is at index
+// j lanes + 4 l + i (i < 4), the order in which widening bytes vector by vector produces them.
 [[gnu::always_inline]] constexpr int place_of(int channel, int vectors, int lanes) {
   return channel / 4 % vectors * lanes + channel / (4 * vectors) * 4 + channel % 4;
 }

@@ -56,7 +56,7 @@ inline bool packs_pairs(const ConvAttrs& conv, std::int64_t taps, const simd::Qu
   return table.packs_pairs && taps <= 3 && conv.stride[2] == 1 && conv.dilation[2] == 1;
 }
 
-// The epilogue for an output of that dtype, without its pointers. `residual`: the residual's dtype, where there is one.
+// The epilogue for an output of that dtype, without its pointers. `residual`: its descriptor, or null.
 inline simd::QuantizedEpilogue quantized_epilogue(const PackedQuantizedConvAttrs& attrs, DType out,
                                                   const TensorDesc* residual) {
   const auto less_128 = [](DType dtype) { return dtype == DType::u8 ? 128 : 0; };

@@ -19,8 +19,8 @@ inline constexpr float kSumBeginAsFloat = 0x1.8p23f;
 struct QuantizedRows {
   std::int8_t* q = nullptr;  // [rows, depth]
   float* scale = nullptr;    // [rows, depth / kPanelBlock]
-  // [rows, depth / kPanelBlock]: kSumBegin - zero * the block's sum of q. Formats with a scale for half a block: [rows,
-  // depth / 16].
+  // [rows, depth / kPanelBlock]: kSumBegin - zero * the block's sum of q. Formats with a scale for half a block:
+  // [rows, depth / 16].
   std::int32_t* sum = nullptr;
   float* scaled_sum = nullptr;  // of formats with minimums, instead of `sum`: scale * the block's sum of q
 };

@@ -38,8 +38,8 @@ struct MatrixView {
 // count as zero. Steps 2i and 2i + 1 of a column form one 32-bit word, the first in the low half; an odd depth is
 // padded with a zero.
 struct PairProducts {
-  // MatmulTable::pack into panels of panel_width pairs for every two steps: panel `panel` is at packed + panel *
-  // panel_width * ceil(depth / 2). k0 is even, and k1 is even or the depth.
+  // MatmulTable::pack into panels of panel_width pairs for every two steps: panel `panel` is at
+  // packed + panel * panel_width * ceil(depth / 2). k0 is even, and k1 is even or the depth.
   void (*pack)(const MatrixView& v, std::int64_t depth, std::int64_t columns, std::int64_t panel, std::int64_t k0,
                std::int64_t k1, std::uint32_t* packed);
 
@@ -52,8 +52,8 @@ struct MatmulTable {
   int panel_width;  // columns j of a panel
   int tile_rows;    // rows r of a tile
 
-  // Packs k in [k0, k1) of panel `panel` of v (k is its row, j its column) as f32. The panel is at packed + panel *
-  // panel_width * depth, its row k at k * panel_width. Columns past `columns` are zero.
+  // Packs k in [k0, k1) of panel `panel` of v (k is its row, j its column) as f32. The panel is at
+  // packed + panel * panel_width * depth, its row k at k * panel_width. Columns past `columns` are zero.
   void (*pack)(const MatrixView& v, std::int64_t depth, std::int64_t columns, std::int64_t panel, std::int64_t k0,
                std::int64_t k1, float* packed);
 
@@ -62,8 +62,9 @@ struct MatmulTable {
   void (*tiles)(const MatrixView& s, const MatrixView& v, const float* packed, std::int64_t depth, std::int64_t columns,
                 std::int64_t r0, std::int64_t r1, std::int64_t p0, std::int64_t p1, const Epilogue& epilogue);
 
-  // GEMV and skinny GEMM, whose M = `rows` is small: O[q, p] = sum_k many[q, k] * few[p, k] for q in [q0, q1), p in [0,
-  // rows). `few` holds f32 rows `few_stride` apart; `many` has column stride 1. In the epilogue r is q and j is p.
+  // GEMV and skinny GEMM, whose M = `rows` is small: O[q, p] = sum_k many[q, k] * few[p, k] for q in [q0, q1) and
+  // p in [0, rows). `few` holds f32 rows `few_stride` apart; `many` has column stride 1. In the epilogue r is q and
+  // j is p.
   void (*dot)(const float* few, std::int64_t few_stride, int rows, const MatrixView& many, std::int64_t depth,
               std::int64_t q0, std::int64_t q1, const Epilogue& epilogue);
 

@@ -329,9 +329,9 @@ constexpr i64 kDepthBlock = 512;
 constexpr i64 kChunkRows = 48;
 constexpr i64 kChunkPanels = 256 / kPanel;
 
-// Computes O for rows [r0, r1) and panels [p0, p1) of `columns` columns, in blocks of `block` steps of k: take_rows(r,
-// rows, k, n) prepares S[r ... r + rows, k ... k + n], multiply(rows, p, width, k, n, acc) adds its product with panel
-// p to acc (sets acc where k is 0). finish() is the epilogue.
+// Computes O for rows [r0, r1) and panels [p0, p1) of `columns` columns, in blocks of `block` steps of k:
+// take_rows(r, rows, k, n) prepares S[r ... r + rows, k ... k + n], multiply(rows, p, width, k, n, acc) adds its
+// product with panel p to acc (sets acc where k is 0). finish() is the epilogue.
 template <typename TakeRows, typename Multiply>
 GRAFT_VEC void for_each_tile(i64 depth, i64 block, i64 columns, i64 r0, i64 r1, i64 p0, i64 p1, const Epilogue& e,
                              TakeRows take_rows, Multiply multiply) {

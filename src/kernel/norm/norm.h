@@ -9,8 +9,8 @@
 namespace graft {
 
 // Input 0 is rows of `row` elements, each normalized on its own. Inputs 1 and 2: weight and bias, when present, each of
-// any float dtype. Output 0: the input's dtype and shape; outputs 1 and 2, when present: the mean (not for RMS) and 1 /
-// sqrt(variance + eps) of each row.
+// any float dtype. Output 0: the input's dtype and shape; outputs 1 and 2, when present: the mean (not for RMS) and
+// 1 / sqrt(variance + eps) of each row.
 struct NormAttrs {
   std::int64_t row = 0;
   // Elements per weight and bias: 1 for a layer norm, whose weight has `row` elements; for a group norm the size of a

@@ -18,8 +18,8 @@ struct AffineAttrs {
   std::int32_t has_zero = 0;       // an input of f32, i8, u8, i32 or i64, after it
 };
 
-// Inputs {x f32, scale?, zero?}, contiguous; output i8 or u8, of the same size. round half to even(x * (1 / scale)) +
-// zero, clamped; the inverse is rounded to f32, as in PyTorch. NaN becomes 0.
+// Inputs {x f32, scale?, zero?}, contiguous; output i8 or u8, of the same size.
+// round half to even(x * (1 / scale)) + zero, clamped; the inverse is rounded to f32, as in PyTorch. NaN becomes 0.
 extern const Kernel kQuantizeAffine;
 // Inputs {q i8 or u8, scale?, zero?}, contiguous; output f32.
 extern const Kernel kDequantizeAffine;

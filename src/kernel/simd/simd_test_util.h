@@ -15,12 +15,12 @@
 // threads with scratch. The including file defines GRAFT_ISA for half.h.
 namespace graft {
 
-// A tensor in memory of its own, deliberately at an address that is only aligned to the element, with values that
-// bytes before and after guard against writes.
 inline double rounded_to_bf16(double x) {
   return static_cast<double>(simd::GRAFT_ISA::bf16_to_float(simd::GRAFT_ISA::float_to_bf16(static_cast<float>(x))));
 }
 
+// A tensor in memory of its own, deliberately aligned only to its elements, with guard bytes before and after that
+// reveal stray writes.
 class TestTensor {
  public:
   TestTensor(const TensorDesc& d, std::int64_t elements) : desc(d), elements_(elements) {
