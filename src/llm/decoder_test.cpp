@@ -118,6 +118,19 @@ TEST(Decoder, ErrorsChangeNothing) {
   EXPECT_THROW(Decoder(small.model, {.prefill_chunk_size = 0}), InvalidArgument);
 }
 
+TEST(Decoder, AFailureTakesBackTheChunksBeforeIt) {
+  const SmallLanguageModel small;
+  Decoder decoder(small.model, {.prefill_chunk_size = 4}), fresh(small.model);
+  const Ids ids = some_ids(12, 7);
+  int chunks = 0;
+  const auto fail_at_the_second = [&](std::span<float>) {
+    if (++chunks == 2) throw std::runtime_error("enough");
+  };
+  EXPECT_THROW(decoder.score(ids, fail_at_the_second), std::runtime_error);
+  EXPECT_EQ(decoder.length(0), 0);
+  expect_near(prefill(decoder, {ids}), prefill(fresh, {ids}));
+}
+
 TEST(Decoder, AHundredTokensAndThreeHundredStepsMakeTwoPlans) {
   const SmallLanguageModel small({}, 0.5, 1, 512);
   Decoder decoder(small.model);

@@ -99,6 +99,10 @@ TEST(TextGenerator, WhatIsInTheCacheIsNotComputedAgain) {
   EXPECT_EQ(other.tokens, expected_tokens(small, {3, 1, 9}, 4));
   EXPECT_EQ(generator.generate(Ids{3, 1, 9}, {.max_new_tokens = 4}).tokens, other.tokens);
   EXPECT_EQ(generator.stats().reused_tokens, 2);
+  // One that parts from what is held before its end.
+  const Ids parted = {3, 1, 8, 2, 6};
+  EXPECT_EQ(generator.generate(parted, {.max_new_tokens = 4}).tokens, expected_tokens(small, parted, 4));
+  EXPECT_EQ(generator.stats().reused_tokens, 2);
 }
 
 TEST(TextGenerator, WhatOthersPutIntoTheCacheIsNotReused) {

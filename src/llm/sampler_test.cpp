@@ -94,6 +94,8 @@ TEST(StopStrings, HoldBackWhatMayBeTheirBeginning) {
   EXPECT_TRUE(stops.stopped());
   EXPECT_EQ(stops.finish(), "");
   EXPECT_EQ(stops.add("more"), "");
+  StopStrings first_of_two({"now", "later"});
+  EXPECT_EQ(first_of_two.add("till now, later"), "till ");
   StopStrings open({"xyz"});
   EXPECT_EQ(open.add("abxy"), "ab");
   EXPECT_EQ(open.finish(), "xy");

@@ -288,6 +288,33 @@ TEST(Session, CancelledAndLateRunsThrowAndTheNextIsRight) {
   EXPECT_EQ(floats(session.run("forward", in)[0]), linear_reference(x));
 }
 
+TEST(Session, ADeadlineThatPassesInARunEndsIt) {
+  constexpr std::int64_t kSize = 256;
+  GraphBuilder graph;
+  const auto x = graph.input("x", DType::f32, {fixed(kSize), fixed(kSize)});
+  auto value = x;
+  for (int i = 0; i < 100; ++i)
+    value = graph.node("aten.mm.default", {{"self", Arg::of_value(value)}, {"mat2", Arg::of_value(x)}}, DType::f32,
+                       {fixed(kSize), fixed(kSize)});
+  graph.output(value);
+  Session session(graph.build());
+  std::vector<float> zeros(kSize * kSize, 0.f);
+  const std::vector<Value> in{tensor(zeros, {kSize, kSize})};
+  session.run("forward", in);
+  const auto begin = std::chrono::steady_clock::now();
+  session.run("forward", in);
+  const auto whole = std::chrono::steady_clock::now() - begin;
+  RunOptions late;
+  late.deadline = std::chrono::steady_clock::now() + whole / 5;
+  try {
+    session.run("forward", in, late);
+    FAIL() << "the run ended after its deadline";
+  } catch (const Cancelled& error) {
+    EXPECT_THAT(std::string(error.what()), HasSubstr("the deadline passed"));
+  }
+  EXPECT_EQ(floats(session.run("forward", in)[0]), zeros);
+}
+
 TEST(Session, StatesKeepTheirValueFromRunToRun) {
   GraphBuilder graph;
   const auto x = graph.input("x", DType::f32, {fixed(2)});

@@ -102,6 +102,13 @@ def test_the_longest_added_token_is_taken():
     assert make(named(added_tokens=tokens)).encode("<a>><a>b<ac") == [6, 5, 1, 4, 2]
 
 
+def test_white_space_goes_to_one_added_token():
+    tokens = [{"id": 5, "content": "<x>", "rstrip": True}, {"id": 6, "content": "<y>", "lstrip": True}]
+    document = named(added_tokens=tokens)
+    document["model"]["vocab"][" "] = 4
+    assert make(document).encode("a <x>  <y> b") == [0, 4, 5, 6, 4, 1]
+
+
 def test_tokens_of_the_configuration():
     config = {
         "added_tokens_decoder": {"5": {"content": "<b>", "special": True}, "4": {"content": "<a>", "special": True}}

@@ -257,6 +257,7 @@ TEST_F(Weights, SafetensorsHeaders) {
   EXPECT_THAT(bad(R"({"dtype": "F32", "shape": [2], "data_offsets": [0, 9]})"), HasSubstr("truncated"));
   EXPECT_THAT(bad(R"({"dtype": "F32", "shape": [2], "data_offsets": [8, 0]})"), HasSubstr("do not lie in"));
   EXPECT_THAT(bad(R"({"dtype": "F32", "shape": [1], "data_offsets": [0, 8]})"), HasSubstr("takes 4 bytes"));
+  EXPECT_THAT(bad(R"({"dtype": "F32", "shape": [3], "data_offsets": [0, 8]})"), HasSubstr("takes 12 bytes"));
   EXPECT_THAT(bad(R"({"dtype": "F32", "shape": [-2], "data_offsets": [0, 8]})"), HasSubstr("expected a size"));
   EXPECT_THAT(bad(R"({"dtype": "F32", "shape": [2.0], "data_offsets": [0, 8]})"), HasSubstr("expected a size"));
   EXPECT_THAT(bad(R"({"dtype": "F32", "shape": [9223372036854775807, 9], "data_offsets": [0, 8]})"),

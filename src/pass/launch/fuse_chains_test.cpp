@@ -78,6 +78,14 @@ TEST(FuseChains, AValueThatSomethingElseReadsIsWritten) {
   EXPECT_EQ(net.launches(), 2u);
 }
 
+TEST(FuseChains, AValueOfTwoReadersIsWrittenForBoth) {
+  Net net;
+  const auto seen = net.one("exp", net.x);
+  net.graph.output(net.one("tanh", seen));
+  net.graph.output(net.one("neg", seen));
+  EXPECT_EQ(net.launches(), 3u);
+}
+
 TEST(FuseChains, AValueThatIsRepeatedIsMadeOnce) {
   Net net;
   const auto row = net.graph.input("row", DType::f32, {fixed(50)});

@@ -37,6 +37,7 @@ CASES = [
     {"top_p": 0.95},
     {"min_p": 0.05},
     {"min_p": 1.0},
+    {"temperature": 0.5, "min_p": 0.05},
     {"repetition_penalty": 1.3},
     {"repetition_penalty": 0.7},
     {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "min_p": 0.02, "repetition_penalty": 1.1},
