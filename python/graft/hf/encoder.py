@@ -150,7 +150,7 @@ class EncoderEngine:
 
 
 def _sizes(tensor: torch.Tensor) -> list[Any]:
-    """Batches are dynamic, and the second size of what has two: tokens, or samples of sound."""
+    """Batches are dynamic, and the second size of tensors that have two: tokens, or audio samples."""
     return [None if i == 0 or (i == 1 and tensor.dim() == 2) else size for i, size in enumerate(tensor.shape)]
 
 

@@ -49,7 +49,7 @@ class _Generator:
 
     @property
     def stats(self) -> dict[str, Any]:
-        """Tokens of prompts and texts, drafts, seconds: of the last call, or of a batch since the beginning."""
+        """Prompt and new tokens, drafts, seconds: of the last call, or of a BatchGenerator since its construction."""
         return self._generator.stats()
 
     @property
@@ -58,8 +58,8 @@ class _Generator:
 
 
 class TextGenerator(_Generator):
-    """Generates text; a new prompt that begins as the last one went on is not computed from its beginning. Of a model
-    with an encoder of texts (T5, BART) the prompt is what the encoder reads.
+    """Generates text. The prefix that a new prompt shares with the last call's tokens is not computed again. For a
+    model with a text encoder (T5, BART) the prompt is the encoder's input.
 
     rows: the largest batch (1). length: tokens of the cache; 0 means the model's context. kv_type: how keys and values are
     stored: computed (as the model computes them), f32, f16, bf16 or q8_0.
@@ -75,11 +75,11 @@ class TextGenerator(_Generator):
         cancel: _C.CancelToken | None = None,
         **settings: Any,
     ) -> Generation:
-        """One text. prompt: a text, token ids, or chat messages ({"role": ..., "content": ...}). on_text: called with new
-        text as it comes. settings: max_new_tokens, temperature, top_k, top_p, min_p, repetition_penalty, seed,
-        ignore_eos, eos_token_ids, stop_strings, skip_special_tokens, prompt_lookup_num_tokens, max_matching_ngram_size,
-        do_sample, as in Hugging Face's GenerationConfig; a temperature of 0 is greedy. What is not given is as the
-        model's generation_config.json says, else greedy.
+        """Generates from one prompt: a string, token ids, or chat messages ({"role": ..., "content": ...}). on_text:
+        called with new text as it comes. settings: max_new_tokens, temperature, top_k, top_p, min_p,
+        repetition_penalty, seed, ignore_eos, eos_token_ids, stop_strings, skip_special_tokens,
+        prompt_lookup_num_tokens, max_matching_ngram_size, do_sample, as in Hugging Face's GenerationConfig; a
+        temperature of 0 is greedy. Defaults are those of the model's generation_config.json, else greedy.
         """
         show = None if on_text is None else lambda _, text: on_text(text.decode())
         return self._run([_ids(self.model, prompt)], settings, show, cancel)[0]
@@ -87,13 +87,13 @@ class TextGenerator(_Generator):
     def generate_batch(
         self, prompts: Iterable[Any], *, cancel: _C.CancelToken | None = None, **settings: Any
     ) -> list[Generation]:
-        """A text for each prompt, computed side by side. At most `rows`."""
+        """One generation per prompt, computed as a batch. At most `rows` prompts."""
         return self._run([_ids(self.model, prompt) for prompt in prompts], settings, None, cancel)
 
     def generate_from_features(
         self, features: torch.Tensor, *, cancel: _C.CancelToken | None = None, **settings: Any
     ) -> list[Generation]:
-        """A text for each input of a model whose encoder reads features (Whisper): f32 [batch, mels, frames]."""
+        """One generation per input of a model whose encoder takes features (Whisper): f32 [batch, mels, frames]."""
         plain = features.detach().to(torch.float32).contiguous()
         begin = self._generator.encode_features(plain.numpy().tobytes(), list(plain.shape))
         return self._run([list(begin) for _ in range(plain.shape[0])], settings, None, cancel)
@@ -109,10 +109,10 @@ class TextGenerator(_Generator):
 
 
 class BatchGenerator(_Generator):
-    """Generates many texts side by side (continuous batching): requests join and leave between steps. The text of each is
-    the one that TextGenerator gives for it alone.
+    """Continuous batching: generates many sequences side by side, and requests join and leave between steps. Each
+    result equals what TextGenerator gives for its prompt alone.
 
-    rows: texts that go on at once (8); more requests wait in order. The rest as in TextGenerator.
+    rows: sequences that run at once (8); more requests wait in order. The rest as in TextGenerator.
 
         batch = graft.BatchGenerator("model.pte", rows=8)
         ids = [batch.submit(prompt, max_new_tokens=100) for prompt in prompts]
@@ -130,13 +130,13 @@ class BatchGenerator(_Generator):
         on_text: Callable[[str], None] | None = None,
         **settings: Any,
     ) -> int:
-        """A request, to be computed by the steps that follow; prompt and settings as in TextGenerator.generate. Returns its
-        number. What on_text raises ends the request and comes out of step()."""
+        """Queues a request; prompt and settings as in TextGenerator.generate. Returns its number. An exception from
+        on_text ends the request and is raised by step()."""
         show = None if on_text is None else lambda text: on_text(text.decode())
         return self._generator.submit(_ids(self.model, prompt), settings, show)
 
     def step(self, *, cancel: _C.CancelToken | None = None) -> bool:
-        """A chunk of one prompt and a token of every text that has begun. False when no request is left."""
+        """Computes a chunk of one prompt and a token of every running sequence. False when no request is left."""
         return self._generator.step(cancel)
 
     def cancel(self, request: int) -> bool:
@@ -144,7 +144,7 @@ class BatchGenerator(_Generator):
         return self._generator.cancel(request)
 
     def take(self, request: int) -> Generation | None:
-        """The text of a request that has ended, once; None while it goes on."""
+        """The result of a request that has ended, once; None while it runs."""
         result = self._generator.take(request)
         return None if result is None else Generation(result[1].decode(), result[0], result[2])
 

@@ -214,11 +214,11 @@ class Model:
         return out
 
     def reset(self) -> None:
-        """Every state as at load, and random numbers from their beginning."""
+        """Sets every state to its value at load, and restarts the random numbers."""
         self._session.reset()
 
     def kv_lengths(self) -> list[int]:
-        """Tokens that each row of the cache of keys and values holds."""
+        """Number of tokens in each row of the KV cache."""
         return self._session.kv_lengths()
 
     def kv_truncate(self, length: int) -> None:
@@ -238,7 +238,7 @@ class Model:
         self._session.kv_select(list(rows))
 
     def kv_resize(self, rows: int, length: int) -> None:
-        """Another size of the cache; what it holds stays."""
+        """Resizes the cache; its tokens stay."""
         self._session.kv_resize(rows, length)
 
     def fork(self) -> Model:
@@ -265,8 +265,8 @@ class Model:
         return self._program.stats()
 
     def shrink(self) -> None:
-        """Frees what only planning needs. For sizes that are new afterwards it is read again from the package; when that
-        changed on disk since the load, they raise `graft.InvalidProgram` and sizes that ran before run on."""
+        """Frees the graphs, which only planning needs. New sizes then read them from the package again; if that has
+        changed on disk since the load, new sizes raise `graft.InvalidProgram`, and sizes with a plan still run."""
         self._program.shrink()
 
     def describe(self) -> dict[str, Any]:
@@ -330,23 +330,23 @@ def load(
         alive. A file stays mapped: it may be removed, but not changed, while the model lives.
     weights: files with weights that the package leaves out: .ptd, .safetensors, .safetensors.index.json (its shards lie
         beside it), .gguf. They are found by name, and must have the sizes that the program expects.
-    tensors: weights in memory by name, preferred to those in files. They must be contiguous and on the CPU, are used where
-        they lie and kept alive; do not change them while the model lives.
+    tensors: weights in memory by name, preferred to those in files. They must be contiguous and on the CPU, are used in
+        place and kept alive; do not change them while the model lives.
     device: a name of `graft.devices()`. "": GRAFT_DEVICE, else the CPU.
     threads: that compute one call, at least 1. 0: GRAFT_THREADS, else as many as CPUs this process may use. Results do not
         depend on it.
     seed: of the random numbers that the program draws, 0 to 2**64 - 1.
     buckets: sizes that a dimension is padded up to: {"s77": [64, 128, 256]} by the program's name of it, or
         {"input_ids.1": [...]} by an input that has it. Sizes in between share plans; results are cut back to the size of
-        the call; a size above the largest has a plan of its own. By default each size has.
-    padding: what an input is padded with, by its name: {"input_ids": 0, "attention_mask": 0}. 0 for those left out.
-    kv_rows: sequences that the cache of keys and values holds, for programs with attention over one.
-    kv_length: tokens that it holds of each. `Model.kv_resize` changes both.
-    kv_dtype: how it stores them: "computed" (as the model computes them), "f32", "f16", "bf16" or "q8_0".
+        the call; a size above the largest has a plan of its own. By default each size has its own plan.
+    padding: padding value by input name: {"input_ids": 0, "attention_mask": 0}; default 0.
+    kv_rows: sequences in the KV cache, for programs with attention over one.
+    kv_length: tokens per sequence. `Model.kv_resize` changes both.
+    kv_dtype: how keys and values are stored: "computed" (as the model computes them), "f32", "f16", "bf16" or "q8_0".
     options: what is rarely set; see `graft.LoadOptions`.
 
     Products of f32 matrices follow torch.set_float32_matmul_precision as it is now: with "medium", those of more than 8
-    rows may be computed in bf16, which is faster where the CPU multiplies bf16 (AVX-512 BF16).
+    rows may be computed in bf16, which is faster where the CPU has bf16 dot products (AVX-512 BF16).
 
     Raises `graft.NotFound` for a file, weight or device that is not there, `graft.InvalidProgram` for a file that is no
     valid package (nothing in a package is trusted: loading imports and runs no code of it), `graft.Unsupported` for a

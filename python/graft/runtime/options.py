@@ -15,10 +15,10 @@ class LoadOptions:
             they are stored.
         stored_plans: whether to take plans that the package holds (`plans` of `graft.export`). False plans anew.
         max_plans: plans that the program keeps, one for each set of input sizes; the least recently used is dropped first.
-        merge_segments: of a method that is cut into segments where sizes depend on data, how many nodes may move behind
-            a cut, where alone they are needed, rather than have their results handed across it.
+        merge_segments: a method is cut into segments where sizes depend on data. At most this many nodes that are
+            needed only behind a cut move behind it, instead of passing their results across it.
 
-    Limits, for packages of strangers. A call whose sizes need more raises `graft.Unsupported`:
+    Limits, for untrusted packages. A call whose sizes need more raises `graft.Unsupported`:
         max_plan_bytes: bytes of one tensor, and of all intermediate ones together.
         max_plan_launches: kernels that one call launches.
 
@@ -26,14 +26,14 @@ class LoadOptions:
         verify_hashes: compare the SHA-256 of every weight with the package's; a difference is a `graft.InvalidProgram`.
         strict_zero_copy: an input that would have to be copied (its layout or alignment) is a `graft.InvalidArgument`.
 
-    The cache of keys and values, for programs with attention over one:
-        kv_window_slack: layers that see a window of the last w tokens keep w - 1 + kv_window_slack of them, where that is
-            less than `kv_length`: so many tokens can be taken back (`Model.kv_truncate`). A call of more tokens keeps
-            copies of its keys and values until it ends.
-        kv_encoder_length: of models with an encoder, the most tokens that it hands to the decoder.
+    The KV cache, for programs with attention over one:
+        kv_window_slack: layers with a window of the last w tokens keep w - 1 + kv_window_slack of them, where that is
+            less than `kv_length`: kv_window_slack tokens can be taken back (`Model.kv_truncate`). A call of more tokens
+            keeps copies of its keys and values until it ends.
+        kv_encoder_length: for models with an encoder, the most tokens of the encoder output.
 
     Progress:
-        on_phase: called with the name of each phase of the load as it begins. What it raises ends the load.
+        on_phase: called with the name of each phase of the load as it begins. An exception from it ends the load.
     """
 
     fast_kernels: bool = True

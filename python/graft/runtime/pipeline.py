@@ -15,11 +15,11 @@ __all__ = ["Pipeline"]
 
 
 class Pipeline:
-    """A queue of calls to several models, run by threads of its own.
+    """A queue of calls to several models, executed by its own threads.
 
-    Calls of one model happen in the order of their submission and never two at once, those of different models side by
-    side. `workers`: calls at one time. `capacity`: calls that may wait; beyond, `submit` waits for room. Nothing that was
-    accepted is lost: every future gets its result or its error. Leaving a `with` block shuts the pipeline down.
+    Calls of one model execute in the order of submission, one at a time; those of different models in parallel.
+    `workers`: calls at a time. `capacity`: calls that may wait; when as many wait, `submit` blocks. Every accepted call
+    completes: its future gets a result or an error. Leaving a `with` block shuts the pipeline down.
 
     Models of one program with states of their own come from `Model.fork`. A model must not be called directly while
     calls of it wait (`graft.Busy`).
@@ -47,7 +47,7 @@ class Pipeline:
         return future
 
     def drain(self) -> None:
-        """Waits until nothing waits or runs."""
+        """Waits until no call waits or executes."""
         self._pipeline.drain()
 
     def shutdown(self) -> None:

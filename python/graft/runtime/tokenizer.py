@@ -49,7 +49,7 @@ class Tokenizer:
     def encode_all(
         self, texts: Sequence[str | bytes], add_special: bool = True, max_length: int | None = None
     ) -> list[list[int]]:
-        """`encode` for several texts."""
+        """`encode` for several strings."""
         return self._c.encode_all([_bytes(text) for text in texts], add_special, _limit(max_length))
 
     def decode(self, ids: Sequence[int], skip_special: bool = False) -> str:
