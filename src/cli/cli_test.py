@@ -281,10 +281,10 @@ def test_hostile_npz(folder: Path, tmp_path: Path) -> None:
         file.write_bytes(whole[:cut])
         assert "in.npz" in bad(*args)
     damaged = bytearray(whole)
-    damaged[len(whole) // 2] ^= 0x10  # inside the data: the checksum tells
+    damaged[len(whole) // 2] ^= 0x10  # inside the data: the checksum detects it
     file.write_bytes(damaged)
     assert "in.npz" in bad(*args)
-    # The archive claims more bytes than its data can give.
+    # The archive states more bytes than its data can produce.
     entry = whole.index(b"PK\x01\x02")
     claim = bytearray(whole)
     claim[entry + 24 : entry + 28] = struct.pack("<I", 0xF0000000)

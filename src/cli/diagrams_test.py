@@ -147,7 +147,7 @@ def test_the_trace_is_the_run(package: Path, tmp_path: Path) -> None:
     ]
     assert all(e["args"]["op"] for e in nodes)
     end = run["ts"]
-    for event in nodes:  # one after the other, inside of the run
+    for event in nodes:  # in sequence, within the run's slice
         assert event["ts"] >= end - 1e-3 and event["dur"] >= 0 and event["tid"] == run["tid"] and event["pid"] == run["pid"]
         end = event["ts"] + event["dur"]
     assert end <= run["ts"] + run["dur"] + 1e-3

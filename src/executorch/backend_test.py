@@ -125,7 +125,7 @@ def test_bit_identical_to_our_own_loader_at_any_size(package):
 
 def test_a_program_in_memory(package):
     call = inputs(2, 21)
-    program = Runtime.get().load_program(package.read_bytes())  # the bytes live as long as this
+    program = Runtime.get().load_program(package.read_bytes())  # keeps the bytes alive
     assert same(load(package).execute(call), program.load_method("forward").execute(call))
 
 
@@ -226,7 +226,7 @@ def test_weights_in_a_file_of_their_own(package, tmp_path, capfd):
     path = export(tmp_path / "encoder.pte", weights="ptd")
     call = inputs(2, 11)
     assert same(load(package).execute(call), load(path, data_path=str(tmp_path / "encoder.ptd")).execute(call))
-    # Python's runtime loads the method as far as it goes and fails when it is called.
+    # Python's runtime loads the method partially and fails when it is called.
     with pytest.raises(RuntimeError):
         load(path).execute(call)
     log = capfd.readouterr().err

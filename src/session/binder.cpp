@@ -97,7 +97,7 @@ void Binder::bind(const PreparedCall& call, std::span<const Value> inputs, std::
     }
   }
   Executor& executor = *call.entry->executor;
-  // Checked before they are bound: what is refused here is refused again by the next call.
+  // Checked before bind() stores the addresses, so that a refused call is refused again when repeated.
   if (!std::ranges::equal(bases, executor.bases())) check_overlaps(call);
   counters_.rewrites += executor.bind(bases);
 }

@@ -24,8 +24,8 @@ class ExecutorCache {
     bool counts_as_miss = false;    // its plan was made for a run that has not happened yet
   };
 
-  // `capacity`: plans of public methods; each segment of a cut one has a place beside them. `control` and `device` must
-  // outlive it; `device` is null for the CPU.
+  // `capacity`: plans of public methods; segments of methods that are cut get further entries. `control` and `device`
+  // must outlive it; `device` is null for the CPU.
   ExecutorCache(const ProgramImpl& program, int threads, std::size_t capacity, RunControl& control,
                 SessionDevice* device, Counters& counters);
 

@@ -221,7 +221,7 @@ TEST(KvCache, TokensGoInAndOut) {
         to.kv_write(layer, row, 0, k.tensor, v.tensor);
       }
     to.kv_set_lengths(std::vector<std::int64_t>{10, 10, 0});
-    // Rounding what is rounded already changes nothing; scales of q8_0 may differ in their last bit.
+    // Rounding rounded values again changes nothing; scales of q8_0 may differ in their last bit.
     expect_near(run(to, {1, 2}, 10, 14), run(from, {1, 2}, 10, 14), type == KvType::q8_0 ? 1e-3f : 0.f);
     EXPECT_THROW(from.kv_read(0, 0, 5, k.tensor, v.tensor), InvalidArgument);
     EXPECT_THROW(from.kv_read(2, 0, 0, k.tensor, v.tensor), InvalidArgument);

@@ -235,7 +235,7 @@ TEST(Steady, FiftyThousandNodesWithDeepBranches) {
   const std::vector<Value> out = session.run("forward", in);
   EXPECT_EQ(static_cast<const float*>(out[0].tensor.data)[0], 5.f * 10001.f);
   EXPECT_EQ(session.counters().kernels_launched, 5001u);  // chains of ten additions
-  // In place along each branch: the ends of the branches and the running value are all that is alive.
+  // Each branch runs in place: only the ends of the branches and the running value are alive.
   EXPECT_LE(session.counters().arena_bytes, 64u * 8u);
 }
 

@@ -491,7 +491,7 @@ def expected(template, chat):
     variables = {**SPECIAL, **chat}
     try:
         return render_jinja_template([variables.pop("messages")], chat_template=template, **variables)[0][0]
-    except Exception as e:  # whatever a template raises in Python
+    except Exception as e:  # templates may raise anything in Python
         return e
 
 
@@ -514,7 +514,7 @@ def test_every_template_renders_most_chats():
         assert len(rendered) >= 6, name
 
 
-# Pieces of Jinja that templates are made of, each with what it is rendered to by Jinja2 itself.
+# Jinja snippets that templates are made of, each compared with Jinja2's own rendering.
 SNIPPETS = [
     "a{% if true %}\n  b\n  {%- endif %}\n\nc\n",
     "  {% if true %}x{% endif %}  \n  {# c #}  \n{{ 'y' }}\n z\n\n",
@@ -677,7 +677,7 @@ HOSTILE = {
         )
     },
     "deep methods": "{% set ns = namespace(x=[]) %}{% for i in range(99999) %}{% set ns.x = [ns.x.count] %}{% endfor %}",
-    # Twice as large each time.
+    # Doubles each time.
     "wide": "{% set ns = namespace(x=[]) %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x }}",
     "wide and equal": "{% set ns = namespace(x=[], y=[]) %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}"
     "{% set ns.y = [ns.y, ns.y] %}{% endfor %}{{ ns.x == ns.y }}",
@@ -692,13 +692,13 @@ HOSTILE = {
     "characters": "{% set ns = namespace(x='ab') %}{% for i in range(26) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}"
     "{% for c in ns.x %}{% endfor %}",
     "filled batch": "{{ [1] | batch(9223372036854775807, 0) | list }}",
-    # Integers end.
+    # Integer overflow.
     "sum": f"{{{{ {LARGEST} + 1 }}}}",
     "difference": f"{{{{ -{LARGEST} - 2 }}}}",
     "product": f"{{{{ {LARGEST} * 2 }}}}",
     "sign": f"{{{{ -(-{LARGEST} - 1) }}}}",
     "format of a float": "{{ '%d' % 1e300 }}",
-    # Trees of a template itself.
+    # Deep syntax trees.
     "many elif": "{% if 0 %}" + "{% elif 0 %}" * 20000 + "{% endif %}",
     "many filters": "{% set x" + "|trim" * 20000 + " %}a{% endset %}",
 }
@@ -722,13 +722,13 @@ def test_what_grows_without_end_is_an_error(tokenizer, name):
         ("{{ [[1, 2], [3]] < [[1, 2], [4]] }}", "True"),
         ("{{ [[1, 2], [3]] < [[1, 2]] }}{{ [[1]] < [[1], []] }}{{ [none] < [none] }}", "FalseTrueFalse"),
         ("{{ " + "[" * 50 + "1" + "]" * 50 + " < " + "[" * 50 + "2" + "]" * 50 + " }}", "True"),
-        # A chain of namespaces, and a circle.
+        # A chain of namespaces, and a cycle.
         (
             "{% set ns = namespace(a=namespace()) %}{% set ns.b = ns.a %}{% for i in range(99999) %}"
             "{% set n = namespace() %}{% set b = ns.b %}{% set b.x = n %}{% set ns.b = n %}{% endfor %}{% set ns.x = ns %}a",
             "a",
         ),
-        # A chain of loops, each of which knows the one before.
+        # A chain of loops, each of which refers to the previous one.
         (
             "{% set ns = namespace(l=0) %}{% macro m(x) %}{% for i in [1] %}{% set ns.l = loop %}{{ loop.changed(x) }}"
             "{% endfor %}{% endmacro %}{% for i in range(99999) %}{% set _ = m(ns.l) %}{% endfor %}{{ ns.l.index }}",

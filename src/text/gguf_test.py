@@ -162,7 +162,7 @@ BYTES = b"\xff\x80"
 @pytest.mark.parametrize("special", [3, 4])
 def test_tokens_that_are_bytes(special, tmp_path):
     # The format says UTF-8, yet files with other tokens exist, and llama.cpp reads them: they decode to U+FFFD, and no
-    # text has them.
+    # text encodes to them.
     path = write(
         tmp_path / "v.gguf", model="gpt2", pre="gpt-2", tokens=["a", "b", "aa", BYTES, b"\xa9"],
         token_type=[1, 1, 1, 1, special], merges=["a a"],

@@ -17,7 +17,7 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::ThrowsMessage;
 
-// Llama's kind: ▁ for spaces, bytes for what is not in the vocabulary.
+// Like Llama's: ▁ for spaces, bytes for characters outside the vocabulary.
 std::shared_ptr<const Tokenizer> make() {
   std::string vocab = R"("<unk>": 0, "▁": 1, "a": 2, "b": 3, "▁a": 4, "▁ab": 5)";
   constexpr char digits[] = "0123456789ABCDEF";

@@ -11,7 +11,7 @@ import tokenizers
 import graft
 from text_cases import CASES, texts
 
-# Over all cases 104,000 texts.
+# Over all cases 104,000 strings.
 COUNT = 8_000
 
 
@@ -269,7 +269,7 @@ def test_a_configuration_in_itself(config):
 
 
 def test_equal_pieces_of_a_unigram_model():
-    # As Hugging Face has it, a piece that stands twice has its last id.
+    # As in Hugging Face, a piece that occurs twice has its last id.
     vocab = [["<unk>", 0.0], ["a", -1.0], ["ab", -9.0], ["ab", -1.5], ["abc", -2.0], ["abc", -2.0], ["c", -1.0]]
     document = named(model={"type": "Unigram", "unk_id": 0, "vocab": vocab}, normalizer=None)
     mine = make(document)
@@ -334,7 +334,7 @@ def many_merges_with_regular_ids(count):
 def test_loading_takes_time_in_proportion(document_of):
     small = min(seconds_to_load(4_000, document_of) for _ in range(3))
     large = min(seconds_to_load(64_000, document_of) for _ in range(2))
-    # 16 times as much; what goes through all tokens for each takes 256 times as long.
+    # 16 times as much input; a quadratic algorithm takes 256 times as long.
     assert large < 80 * small
 
 

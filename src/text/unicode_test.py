@@ -8,7 +8,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 import graft
 
-# Of Han beyond the first plane, one in 61.
+# Han beyond the first plane is sampled, one in 61.
 CODES = [
     *range(1, 0xD800),
     *range(0xE000, 0x20000),
@@ -17,7 +17,7 @@ CODES = [
     *range(0x30000, 0x110000, 61),
 ]
 CHARS = [chr(c) for c in CODES + [*range(0xE0000, 0xE0200)]]
-# Letters whose lowercase form came after Unicode 15.
+# Letters whose lowercase form was added after Unicode 15.
 NEW_CASES = {
     chr(c)
     for c in [
@@ -85,7 +85,7 @@ def test_every_mark_on_letters(form):
 )  # fmt: skip
 def test_every_character_between_letters(pre_tokenizer):
     document = json.loads(byte_tokenizer(pre_tokenizer=pre_tokenizer).to_str())
-    # A word that is not cut is one token.
+    # A word that is not split is one token.
     document["model"] |= {"type": "WordLevel", "vocab": {"[UNK]": 0, "a": 1}, "unk_token": "[UNK]"}
     given = [f"a{c}a" for c in CHARS]
     mine = graft.Tokenizer.from_json(json.dumps(document)).encode_all(given)
@@ -94,5 +94,5 @@ def test_every_character_between_letters(pre_tokenizer):
         words = [word for word, _ in pre_tokenizer.pre_tokenize_str(text)]
         if ids != [1 if word == "a" else 0 for word in words]:
             wrong.append(c)
-    # Characters that came to Unicode after 14 are letters for the one and nothing for the other.
+    # Characters added to Unicode after 14 are letters in one library and unassigned in the other.
     assert all(unicodedata.category(c) == "Cn" for c in wrong), [hex(ord(c)) for c in wrong][:20]
