@@ -32,11 +32,11 @@ namespace graft {
 struct Value {
   enum class Kind : std::uint8_t { none, tensor, integer, real, boolean, text };
   Kind kind = Kind::none;
-  TensorView tensor;   // contiguous, element-aligned
+  TensorView tensor;   // contiguous, aligned to its element
   std::int64_t i = 0;  // integer, boolean
   double f = 0;        // real
   std::string text;
-  std::shared_ptr<void> owner;  // keeps tensor.data alive when graft allocated it; empty for the caller's memory
+  std::shared_ptr<void> owner;  // keeps tensor.data alive when graft allocated it; null for the caller's memory
 
   static Value of(const TensorView& t) { return {Kind::tensor, t, 0, 0, {}, {}}; }
   static Value of(std::int64_t v) { return {Kind::integer, {}, v, 0, {}, {}}; }
@@ -44,11 +44,11 @@ struct Value {
   static Value of(bool v) { return {Kind::boolean, {}, v ? 1 : 0, 0, {}, {}}; }
 };
 
-// What a method takes or returns. Unknown maxima are the largest int64.
+// The types and sizes that a method takes and returns. Unknown maxima are the largest int64.
 struct DimInfo {
   std::int64_t min = 0;
   std::int64_t max = 0;
-  std::string expr;  // symbolic expression of the exporter, for people
+  std::string expr;  // the exporter's symbolic expression, for display
 };
 struct ValueInfo {
   std::string name;
@@ -172,8 +172,8 @@ struct ProgramStats {
   std::uint64_t plans_stale = 0;        // of the package, made by another version or for another machine: not used
 };
 
-// A loaded package: verified graph, weights mapped from the file, folded constants. Immutable; shared by any number of
-// sessions and threads.
+// A loaded package: verified graphs, weights mapped from the file, folded constants. Immutable; any number of sessions
+// and threads may share it.
 class GRAFT_API Program {
  public:
   // Reads a .pte. Throws NotFound, SystemError, InvalidProgram, Unsupported or InvalidArgument; the message names the
@@ -182,8 +182,8 @@ class GRAFT_API Program {
   // writing into one changes the weights of programs that have it mapped, and truncating one makes the next touch of a
   // lost page a SIGBUS. All other reads after the load fail with an error instead: see shrink().
   static std::shared_ptr<const Program> load(const std::string& path, const LoadOptions& options = {});
-  // The same of a .pte in memory, aligned to 16 bytes. LoadOptions::keep_alive, or the caller, keeps it alive as long
-  // as the program.
+  // As load(), for a .pte in memory, aligned to 16 bytes. LoadOptions::keep_alive, or the caller, keeps it alive as
+  // long as the program.
   static std::shared_ptr<const Program> load_memory(std::span<const std::byte> package,
                                                     const LoadOptions& options = {});
   // A program from IR bytes (schema/graft.fbs), which it copies, and its weights by key, which must outlive it.
@@ -213,8 +213,8 @@ class GRAFT_API Program {
   std::unique_ptr<Impl> impl_;
 };
 
-// Memory for the intermediate tensors of sessions that never run at the same time: as large as the largest of them
-// needs. A session without one has its own.
+// Memory for the intermediate tensors of sessions that never run at the same time, as large as the largest plan needs.
+// A session without one has its own.
 class GRAFT_API Arena {
  public:
   Arena();
@@ -355,8 +355,8 @@ class GRAFT_API Session {
   std::vector<Value> run_into(std::string_view method, std::span<const Value> inputs, const PlaceOutputs& place,
                               const RunOptions& options = {});
 
-  // The same in the background, in the order of submission; tensors of the inputs must stay valid until then. Throws
-  // Busy when `queue_capacity` runs wait already. The future throws the errors of the run.
+  // As run(), in the background, in the order of submission; tensors of the inputs must stay valid until the run ends.
+  // Throws Busy when `queue_capacity` runs wait already. The future throws the errors of the run.
   std::future<std::vector<Value>> submit(std::string method, std::vector<Value> inputs, RunOptions options = {});
   // Finishes the submitted runs and frees all memory. Called by the destructor.
   void close();
@@ -413,7 +413,8 @@ class GRAFT_API Session {
   std::unique_ptr<Impl> impl_;
 };
 
-// Names of the devices that this build and machine offer ("cpu", ...), with a description each.
+// A device that this build and machine offer: its name as LoadOptions::device takes it ("cpu", ...), and its memory in
+// bytes.
 struct DeviceInfo {
   std::string name;
   std::string description;

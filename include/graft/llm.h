@@ -49,7 +49,7 @@ struct GenerationOptions {
   std::int64_t max_matching_ngram_size = 2;
 };
 
-// Of a model with an encoder and a decoder (T5, BART, Whisper): what the encoder reads, and how the decoder begins.
+// For a model with an encoder and a decoder (T5, BART, Whisper): the encoder's input, and how the decoder begins.
 struct EncoderInfo {
   bool takes_features = false;      // spectrograms [B, mels, frames] in f32 (Whisper) instead of token ids
   std::int64_t context_length = 0;  // the most tokens that the encoder reads
@@ -129,8 +129,8 @@ class GRAFT_API Decoder {
   // for an id outside the vocabulary and for sequences that would be longer than the cache, with both numbers.
   std::span<float> run(std::span<const Tokens> rows, std::int64_t width, std::int64_t keep,
                        const RunOptions& options = {});
-  // The same for other sequences than the first: rows[b] is appended to sequence sequences[b]. Equal numbers of rows
-  // share a plan, whichever they are. Throws InvalidArgument for a sequence that is named twice.
+  // As above, for any sequences: rows[b] is appended to sequence sequences[b]. Equal numbers of rows share a plan,
+  // whichever rows they are. Throws InvalidArgument for a sequence that is named twice.
   std::span<float> run(std::span<const std::int64_t> sequences, std::span<const Tokens> rows, std::int64_t width,
                        std::int64_t keep, const RunOptions& options = {});
   // Plans and allocates for runs of this size without running: the first run is then as fast as the others.
@@ -162,8 +162,8 @@ class GRAFT_API Decoder {
   std::unique_ptr<Impl> impl_;
 };
 
-// The probabilities [vocabulary] that the next token is drawn from, after `tokens`. Throws InvalidArgument for options
-// that make no sense, such as a top_p above 1.
+// The probabilities [vocabulary] that the next token is drawn from, given its logits [vocabulary] and the tokens before
+// it. Throws InvalidArgument for options that make no sense, such as a top_p above 1.
 GRAFT_API std::vector<float> token_probabilities(std::span<const float> logits, std::span<const std::int64_t> tokens,
                                                  const GenerationOptions& options);
 

@@ -48,7 +48,7 @@ class GRAFT_API Pipeline {
   // has begun, also while it waits; Busy when called on one of the pipeline's own threads and it would have to wait.
   std::future<std::vector<Value>> submit(std::size_t session, std::string method, std::vector<Value> inputs,
                                          RunOptions options = {});
-  // The same without waiting: empty when `capacity` runs wait.
+  // As submit(), without waiting: empty when `capacity` runs wait.
   std::optional<std::future<std::vector<Value>>> try_submit(std::size_t session, std::string method,
                                                             std::vector<Value> inputs, RunOptions options = {});
   // Appends other work on a session, in order with its runs: resetting states, run_into, several runs in a row. The

@@ -37,7 +37,7 @@ class GRAFT_API Tokenizer {
   // are damaged or contradict themselves, Unsupported naming a part (normalizer, pre-tokenizer, model, post-processor,
   // decoder) that is not known.
   static std::shared_ptr<const Tokenizer> from_json(std::string_view tokenizer_json, std::string_view config_json = {});
-  // The vocabulary in a GGUF file; its weights are not read. Throws as from_json, and NotFound or SystemError.
+  // From the vocabulary in a GGUF file, whose weights are not read. Throws as from_json, and NotFound or SystemError.
   static std::shared_ptr<const Tokenizer> from_gguf(const std::string& path);
   // `path`: a folder with tokenizer.json (and optional tokenizer_config.json, chat_template.jinja), a tokenizer.json
   // with the same files beside it, a .gguf file, or a package of graft that carries a tokenizer.
@@ -60,7 +60,7 @@ class GRAFT_API Tokenizer {
   virtual std::optional<std::int64_t> find(std::string_view piece) const = 0;
   virtual bool is_special(std::int64_t id) const = 0;
 
-  // As the files name them; empty where they don't. A model may stop at more tokens than `eos`.
+  // Ids of the special tokens that the files name; empty for others. A model may stop at more tokens than `eos`.
   struct SpecialIds {
     std::optional<std::int64_t> bos, eos, unk, pad;
   };
@@ -77,7 +77,7 @@ class GRAFT_API Tokenizer {
   // apply_chat_template(tokenize=False). Throws InvalidArgument when there is no template, the variables are no JSON
   // object, or the template raises an exception; InvalidProgram for a template that cannot be parsed.
   std::string apply_chat_template(std::string_view variables_json) const;
-  // Another template than the tokenizer's own.
+  // With another template than the tokenizer's own.
   std::string apply_chat_template(std::string_view variables_json, std::string_view chat_template) const;
 
  protected:
