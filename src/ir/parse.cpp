@@ -13,13 +13,13 @@ namespace {
 
 // Root, method, node and argument take four levels; lists of arguments the rest.
 constexpr flatbuffers::uoffset_t kMaxTableDepth = 32;
-// Decoded bytes allowed per byte of the blob. Tables and strings shared by many offsets multiply when they are decoded;
-// graft's writer shares equal ones and stays below 30; a hostile file could reach any factor.
+// Decoded bytes allowed per byte of the blob. Shared tables and strings are copied when decoded: graft's writer shares
+// equal ones and stays below a factor of 30; a hostile file could have any.
 constexpr std::size_t kMaxExpansion = 64;
 constexpr std::size_t kExpansionSlack = 1024 * 1024;
-// The same of one list, which is one allocation.
+// The same limit for a single list, which is one allocation.
 constexpr std::size_t kMaxListGrowth = 10;
-// The largest buffer that FlatBuffers' signed 32-bit offsets reach.
+// The largest buffer that FlatBuffers' signed 32-bit offsets can address.
 constexpr std::size_t kMaxBlobBytes = FLATBUFFERS_MAX_BUFFER_SIZE - 1;
 // Format features that this reader knows.
 constexpr std::array<std::string_view, 1> kKnownFeatures{"subgraphs"};
@@ -59,7 +59,7 @@ OutputKind to_ir(fb::OutputKind k) {
   return static_cast<OutputKind>(k);
 }
 
-// The enums of the two sides are cast into one another above.
+// The enums of both sides are cast into one another above.
 static_assert(static_cast<int>(fb::DType::bool_) == static_cast<int>(DType::b8));
 static_assert(static_cast<int>(fb::DType::MAX) + 1 == static_cast<int>(kDTypeCount));
 static_assert(static_cast<int>(fb::ValueKind::bool_) == static_cast<int>(ValueKind::boolean));
@@ -111,7 +111,7 @@ class Decoder {
     budget_ -= bytes;
   }
 
-  // Tables of a table that may be absent, which means empty.
+  // Decodes a vector of tables; an absent one is empty.
   template <typename In, typename Out, typename Fn>
   void decode_all(const flatbuffers::Vector<flatbuffers::Offset<In>>* in, std::vector<Out>& out, Fn&& decode) {
     if (in == nullptr) return;
@@ -256,7 +256,7 @@ Program parse(std::span<const std::byte> blob) {
   GRAFT_CHECK(InvalidProgram, identifier == fb::ProgramIdentifier(), "not a graft program: its identifier is not '",
               fb::ProgramIdentifier(), "'");
 
-  // FlatBuffers reads scalars in place, so the blob must lie as its writer aligned it.
+  // FlatBuffers reads scalars in place, so the blob needs the alignment it was written with.
   std::vector<std::uint64_t> aligned;
   const auto* data = reinterpret_cast<const std::uint8_t*>(blob.data());
   if (reinterpret_cast<std::uintptr_t>(data) % alignof(std::uint64_t) != 0) {
@@ -265,7 +265,7 @@ Program parse(std::span<const std::byte> blob) {
     data = reinterpret_cast<const std::uint8_t*>(aligned.data());
   }
 
-  // A table costs its parent four bytes. Shared ones count each time they are met, so a quarter would be too tight.
+  // A table costs its parent four bytes, but shared ones count once per reference, so a quarter would be too tight.
   const auto max_tables = static_cast<flatbuffers::uoffset_t>(blob.size());
   flatbuffers::Verifier verifier(data, blob.size(), kMaxTableDepth, max_tables);
   GRAFT_CHECK(InvalidProgram, fb::VerifyProgramBuffer(verifier),

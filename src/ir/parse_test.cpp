@@ -105,7 +105,7 @@ TEST(Parse, ListsNestSoDeepAndNoDeeper) {
   EXPECT_THAT(error_of(make_blob(options)), HasSubstr("damaged"));
 }
 
-// A blob of some kilobytes in which each list holds the next one 100 times.
+// A blob of some kilobytes where each list holds the next one 100 times.
 TEST(Parse, SharedTablesDoNotMultiplyBeyondTheBudget) {
   flatbuffers::FlatBufferBuilder b;
   auto arg = fb::CreateArgDirect(b, fb::ArgKind::none);
@@ -145,7 +145,7 @@ TEST(Parse, SharedTextsDoNotMultiplyBeyondTheBudget) {
   EXPECT_THAT(error_of({data, b.GetSize()}), HasSubstr("shared too often"));
 }
 
-// No damaged blob may do anything but parse or throw InvalidProgram (anything else escapes error_of, or crashes).
+// A damaged blob may only parse or throw InvalidProgram (anything else escapes error_of, or crashes).
 TEST(Parse, TruncatedAnywhere) {
   const std::vector<std::byte> blob = make_blob();
   for (std::size_t length = 0; length < blob.size(); ++length) {
@@ -164,7 +164,7 @@ TEST(Parse, EachBitFlipped) {
     flipped[bit / 8] ^= static_cast<std::byte>(1U << (bit % 8));
     refused += !error_of(flipped).empty();
   }
-  EXPECT_GT(refused, blob.size());  // most bits are structure; names and unused bytes may change unseen
+  EXPECT_GT(refused, blob.size());  // most bits are structure; names and unused bytes may change unnoticed
 }
 
 TEST(Parse, ManyBytesReplaced) {

@@ -28,8 +28,8 @@ std::string_view kind_name(ValueKind kind) {
   return "unknown";
 }
 
-// What lies outside an object: the elements of a vector with what they hold, the characters of a long string. (A class,
-// so that the overloads see one another.)
+// Heap memory of an object: the elements of a vector and what they own, the characters of a long string. (A class, so
+// that the overloads see one another.)
 struct Outside {
   static std::size_t held(const std::string& text) {
     const auto* self = reinterpret_cast<const char*>(&text);

@@ -88,7 +88,7 @@ void for_each_value(const Node& node, const Visit& visit) {
   for (const Arg& arg : node.args) for_each_value(arg, visit);
 }
 
-// What the names of block types mean is weight/stored_weight.h's to say; `panels` are blocks packed for graft's
+// The IR does not interpret names of block types, weight/stored_weight.h does. `panels` are blocks packed for graft's
 // kernels.
 enum class Storage : std::uint8_t { plain, ggml_block, affine, panels };
 
@@ -106,7 +106,7 @@ struct Weight {
   std::vector<std::uint8_t> sha256;
 };
 
-// All but `plain` exist in memory only (src/pass/graph/kv_cache.h): their sizes are the session's choice.
+// All but `plain` exist in memory only (src/pass/graph/kv_cache.h): each session chooses their sizes.
 enum class StateKind : std::uint8_t { plain, kv, kv_length, kv_first, kv_source, kv_source_length };
 
 struct State {
@@ -116,8 +116,8 @@ struct State {
   std::int32_t initial = -1;
   bool persistent = false;
   StateKind kind = StateKind::plain;
-  // kv: one number, how many positions a token sees at most, when the session may keep them as a ring. kv_first: the
-  // different ones of the program.
+  // kv: the attention window of the layer in positions (one number), if the session may keep a ring buffer. kv_first:
+  // the distinct windows of the program.
   std::vector<std::int64_t> reaches = {};
 };
 
@@ -160,10 +160,10 @@ struct Program {
   std::vector<Weight> weights;
   std::vector<State> states;
   std::vector<Method> methods;
-  std::vector<Method> subgraphs;  // what nodes of control flow call; one calls only those before it
+  std::vector<Method> subgraphs;  // called by control-flow nodes; a sub-graph calls only earlier ones
 
   const Op& op_of(const Node& node) const { return ops[node.op]; }
-  // Throws NotFound, listing the methods there are.
+  // Throws NotFound, listing the program's methods.
   const Method& method(std::string_view name) const;
 };
 
@@ -171,20 +171,19 @@ inline constexpr std::uint16_t kFormatMajor = 1;
 inline constexpr std::uint16_t kFormatMinor = 0;
 // Lists of arguments nest at most this deep.
 inline constexpr int kMaxListDepth = 8;
-// Sub-graphs call sub-graphs at most this deep, and a method with all it calls, each call counted, is at most so many.
+// Limits of the depth of sub-graph calls, and of a method's calls in total, each call counted.
 inline constexpr int kMaxGraphDepth = 8;
 inline constexpr std::uint64_t kMaxGraphCalls = 4096;
 
-// Bytes of memory that the program holds, its own object included.
+// Memory of the program in bytes, the object itself included.
 std::size_t host_bytes(const Program& program);
 
-// Decodes a blob written to schema/graft.fbs. The bytes are hostile until verified: throws InvalidProgram.
-// The result owns all it holds.
+// Decodes a blob of schema/graft.fbs. The bytes are untrusted: throws InvalidProgram. The result owns its memory.
 Program parse(std::span<const std::byte> blob);
 
-// The executable specification of the IR: every rule a program must satisfy, beyond what the schema says, but those of
-// formats of weights (weight/stored_weight.h, verify_weights).
-// Runs on every load and, in debug builds, after every pass. Throws InvalidProgram naming method, node and rule.
+// The executable specification of the IR: every rule of a program beyond the schema, except those of weight formats
+// (verify_weights in weight/stored_weight.h). Runs on every load and, in debug builds, after every pass. Throws
+// InvalidProgram naming method, node and rule.
 void verify(const Program& program);
 
 }  // namespace graft::ir

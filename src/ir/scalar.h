@@ -16,7 +16,7 @@ struct Scalar {
   static Scalar of(bool v) { return {ir::ValueKind::boolean, v ? 1 : 0, 0}; }
   bool is_real() const { return kind == ir::ValueKind::real; }
   double to_double() const { return is_real() ? f : static_cast<double>(i); }
-  // Rounded towards zero; the smallest integer for a NaN and for what does not fit, as x86 converts.
+  // Rounded towards zero; the smallest integer for NaN and out-of-range values, as x86 converts.
   std::int64_t to_integer() const {
     if (!is_real()) return i;
     return f >= -0x1p63 && f < 0x1p63 ? static_cast<std::int64_t>(f) : INT64_MIN;

@@ -25,7 +25,7 @@ struct BlobOptions {
   int list_depth = 0;  // > 0: wraps argument "b" of linear in that many lists
 };
 
-// forward(x: f32[s0 in 0..16, 4]) -> linear(x, w: f32[4, 4]); the state h: f32[4] is written back as it was.
+// forward(x: f32[s0 in 0..16, 4]) -> linear(x, w: f32[4, 4]); the state h: f32[4] is written back unchanged.
 inline std::vector<std::byte> make_blob(const BlobOptions& options = {}) {
   flatbuffers::FlatBufferBuilder b;
   const auto dim = [&](std::int64_t min, std::int64_t max) { return fb::CreateDimDirect(b, min, max, "s0"); };

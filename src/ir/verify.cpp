@@ -17,7 +17,7 @@ constexpr std::size_t kSha256Bytes = 32;
 
 bool known(DType dtype) { return static_cast<std::size_t>(dtype) < kDTypeCount; }
 
-// Inserts, or throws when the name is empty or taken.
+// Inserts the name, or throws if it is empty or taken.
 void check_unique(std::unordered_set<std::string_view>& names, std::string_view name, std::string_view what) {
   GRAFT_RULE(!name.empty(), what, " ", names.size(), " has an empty name");
   GRAFT_RULE(names.insert(name).second, what, " '", name, "' appears twice");
@@ -85,7 +85,7 @@ void check_state(const Program& program, const State& state) {
 
 class MethodVerifier {
  public:
-  // May call the first `subgraphs` of the program's.
+  // The method may call the program's first `subgraphs` sub-graphs.
   MethodVerifier(const Program& program, const Method& method, std::size_t subgraphs)
       : program_(program), method_(method), subgraphs_(subgraphs), defined_(method.values.size(), false) {}
 
@@ -96,7 +96,7 @@ class MethodVerifier {
     check_outputs();
   }
 
-  // Of a sub-graph: what its caller gives and takes is all there is.
+  // For sub-graphs, which exchange data with their caller only.
   void run_subgraph() {
     run();
     for (std::size_t i = 0; i < method_.inputs.size(); ++i)
@@ -141,7 +141,7 @@ class MethodVerifier {
     defined_[id] = true;
   }
 
-  // Marks `index` of a table as taken. Grows with what is named, never beyond `count`.
+  // Marks `index` of a table as taken. Allocates only once an index is used, and never more than `count` entries.
   void take(std::vector<bool>& taken, std::uint32_t index, std::size_t count, const std::string& owner,
             std::string_view what) const {
     rule(index < count, owner, "there are ", count, " ", what, ", found index ", index);
@@ -160,7 +160,7 @@ class MethodVerifier {
     return true;
   }
 
-  // A user input that is no tensor and no number (None, a string) has a name and no value.
+  // A user input that is neither tensor nor number (None, a string) has a name and no value.
   void check_inputs() {
     std::size_t users = 0;
     for (const Input& input : method_.inputs) users += input.kind == InputKind::user;
@@ -185,7 +185,7 @@ class MethodVerifier {
           rule(input.index < program_.weights.size(), owner, "there are ", program_.weights.size(),
                " weights, found index ", input.index);
           const Weight& weight = program_.weights[input.index];
-          // Values of f32 may be stored as another float.
+          // f32 values may be stored as another float type.
           const bool half = weight.storage == Storage::plain &&
                             (weight.dtype == DType::f16 || weight.dtype == DType::bf16) && value.dtype == DType::f32;
           rule(fits(value, half ? DType::f32 : weight.dtype, weight.shape), owner, "value '", value.name, "' is ",
@@ -298,7 +298,7 @@ class MethodVerifier {
   std::vector<std::optional<ValueId>> user_values_;  // by position
 };
 
-// What a method calls, each call counted: one pass over the sub-graphs, which call only those before them.
+// The calls of a method, counting a sub-graph each time it is called: one pass, as sub-graphs call only earlier ones.
 struct Calls {
   std::uint64_t count = 1;
   int depth = 0;
@@ -326,7 +326,7 @@ Calls calls_of(const Method& method, const std::vector<Calls>& known) {
 
 void verify(const Program& program) {
   for (const Op& op : program.ops) GRAFT_RULE(!op.target.empty(), "op ", &op - program.ops.data(), " has no target");
-  // Tensors with the same bytes share a key whatever their dtypes and shapes.
+  // Tensors with equal bytes share a key whatever their dtypes and shapes.
   std::unordered_map<std::string_view, const Weight*> keys;
   for (std::size_t i = 0; i < program.weights.size(); ++i) {
     const Weight& weight = program.weights[i];

@@ -206,15 +206,15 @@ TEST_P(VerifyRule, IsEnforced) {
 INSTANTIATE_TEST_SUITE_P(Rules, VerifyRule, ::testing::ValuesIn(cases()),
                          [](const auto& tested) { return std::string(tested.param.name); });
 
-// What a strict reader might refuse and must not.
+// Valid programs that a too strict reader might refuse.
 TEST(Verify, AcceptsWhatExportsHold) {
   Program program = parse(test::make_blob());
   Method& method = program.methods[0];
-  method.user_input_names = {"none", "x"};  // a None among the inputs has a name and no value
+  method.user_input_names = {"none", "x"};  // a None input has a name and no value
   method.inputs[2].index = 1;
   EXPECT_EQ(error_of(program), "");
 
-  program.weights.push_back(program.weights[0]);  // the same bytes as another tensor
+  program.weights.push_back(program.weights[0]);  // equal bytes as another tensor
   program.weights[1].dtype = DType::i32;
   EXPECT_EQ(error_of(program), "");
 
@@ -231,7 +231,7 @@ TEST(Verify, AcceptsWhatExportsHold) {
   EXPECT_THAT(error_of(program), HasSubstr("user input 0 has no value to write to"));
 }
 
-// A graph of one value that calls the given ones.
+// A graph with one value that calls the given graphs.
 Method subgraph(Program& program, std::string name, const std::vector<std::int64_t>& callees) {
   Method graph;
   graph.name = std::move(name);
@@ -258,7 +258,7 @@ TEST(Verify, SubgraphsCallThoseBeforeThem) {
   program.subgraphs.push_back(subgraph(program, "a", {}));
   program.subgraphs.push_back(subgraph(program, "b", {0, 0}));
   EXPECT_EQ(error_of(program), "");
-  for (const std::int64_t callee : {1, 2, -1}) {  // itself, one that is not there
+  for (const std::int64_t callee : {1, 2, -1}) {  // itself, one that does not exist
     Program bad = program;
     bad.subgraphs[1].nodes[0].args[0].i = callee;
     EXPECT_THAT(error_of(bad), HasSubstr("the sub-graphs that it may call end at 1, found " + std::to_string(callee)));
