@@ -4,7 +4,7 @@
 namespace graft {
 namespace {
 
-// The launch reads element by element what it writes at the same position.
+// Whether the launch may overwrite the input: it reads each element only for the output at the same position.
 bool writes_in_place(const Plan& plan, const Launch& launch, const Buffer& out, const Buffer& in) {
   const Tensor& to = launch.outputs[0];
   if (&plan.buffers[to.buffer] != &out || !to.desc.contiguous() || to.offset != 0) return false;

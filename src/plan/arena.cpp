@@ -20,16 +20,16 @@ using Order = std::vector<Index>;
 constexpr std::int64_t kUnplaced = -1;
 constexpr std::int64_t kNoLimit = std::numeric_limits<std::int64_t>::max();
 
-// Steps (looks at one placed buffer, about a nanosecond each) that one greedy strategy may take at most. Keeps a plan
-// of any size well below a second, and the lists of conflicts below 64 MB.
+// Steps (visits of a placed buffer, about a nanosecond each) that one greedy strategy may take. Keeps plans of any size
+// well below a second, and the lists of conflicts below 64 MB.
 constexpr std::int64_t kGreedyStepLimit = 40'000'000;
 // Steps for the strategies after the two that always run, local search included. Keeps a plan of 200 buffers that
 // misses the bound well below 150 microseconds.
 constexpr std::int64_t kExtraSteps = 40'000;
-// A conflict list is sorted before it is used; this is what one of its entries costs in steps.
+// Cost in steps of sorting one entry of a conflict list.
 constexpr std::int64_t kListedStepCost = 4;
 
-// A buffer of at least one byte, with its size rounded up.
+// A buffer of at least one byte, its size rounded up.
 struct Buffer {
   std::int64_t bytes;
   std::int32_t first;
@@ -39,7 +39,7 @@ struct Buffer {
 // Which of the buffers alive at one launch is placed first.
 enum class AtOneLaunch { largest, oldest, youngest, longest_to_live };
 
-// Everything the strategies share: the buffers and what follows from their lifetimes alone.
+// State shared by all strategies: the buffers and what follows from their lifetimes.
 class Planner {
  public:
   explicit Planner(std::vector<Buffer> buffers);
@@ -80,20 +80,20 @@ class Planner {
   Order starts_;                    // buffers by first launch
   Order ends_;                      // buffers by last launch
   std::vector<std::int64_t> live_;  // per entry of starts_: bytes alive once it is
-  std::int64_t bound_ = 0;          // the largest of them
-  std::int64_t greedy_steps_ = 0;   // what one greedy strategy costs
+  std::int64_t bound_ = 0;          // the largest of live_
+  std::int64_t greedy_steps_ = 0;   // cost of one greedy strategy
   std::int64_t budget_ = kExtraSteps;
-  bool listed_ = false;                  // conflicts_ is filled; otherwise all placed buffers are looked at
+  bool listed_ = false;                  // conflicts_ is filled; otherwise every placed buffer is checked
   std::vector<std::size_t> list_begin_;  // per buffer, into conflicts_
   Order conflicts_;
 
   std::vector<std::int64_t> offsets_;  // of the strategy that runs
   std::vector<bool> hang_;             // per buffer: placed from the top down
   std::vector<Placed> placed_;         // by offset; kept only when the conflicts are not listed
-  std::vector<Block> blocks_;          // what the buffer to be placed must not touch, by offset
+  std::vector<Block> blocks_;          // ranges that the next buffer must not overlap, by offset
   std::vector<std::int64_t> best_;
   std::int64_t best_bytes_ = kNoLimit;
-  Order best_order_;  // the greedy order that came closest, where local search begins
+  Order best_order_;  // the greedy order with the smallest arena, where local search begins
   std::int64_t best_order_bytes_ = kNoLimit;
   std::string_view strategy_ = "empty";
 };
@@ -127,7 +127,7 @@ Planner::Planner(std::vector<Buffer> buffers)
   greedy_steps_ = (listed_ ? pairs * kListedStepCost : all) + static_cast<std::int64_t>(count);
 }
 
-// Two sweeps over the launches, one to count and one to fill, so that no list of pairs is ever held.
+// Two sweeps over the launches, one to count and one to fill, so that no list of pairs is needed.
 void Planner::list_conflicts() {
   Order alive;
   const auto sweep = [&](auto&& visit) {
@@ -159,9 +159,8 @@ void Planner::offer(std::string_view strategy, std::int64_t bytes) {
   strategy_ = strategy;
 }
 
-// What ggml's graph allocator does: in the order of the launches, the smallest free block that fits (the highest one
-// among equals), the open end when none does; freed neighbours merge. Backwards, it plans the launches from last to
-// first.
+// ggml's graph allocator: in launch order, the smallest free block that fits (the highest among equals), the open end
+// if none does; adjacent freed blocks merge. Backwards, it plans from the last launch to the first.
 std::int64_t Planner::best_fit_in_time(bool backwards) {
   const std::size_t count = size();
   std::map<std::int64_t, std::int64_t> free_at;             // offset to bytes, below `top`
@@ -232,9 +231,9 @@ Order Planner::by_size() const {
   return order;
 }
 
-// Busiest launch first, all buffers alive there by the rule, then the next launch: what a buffer is sorted by is the
-// busiest launch of its life, found by a table of maxima over runs of powers of two. Buffer that come or go together
-// are placed side by side by a rule on time, so that the gap they leave is one block.
+// Busiest launch first, with all buffers alive there in the order of the rule, then the next busiest. A buffer is
+// sorted by the busiest launch of its life, found by a sparse table of range maxima. Buffers that begin or end together
+// are placed side by side by a rule on time, so that they leave one contiguous gap.
 Order Planner::by_breadth(AtOneLaunch rule) const {
   const std::size_t count = size();
   std::vector<std::vector<Index>> busiest{Order(count)};  // into starts_
@@ -291,15 +290,15 @@ void Planner::collect_listed(Index buffer) {
 void Planner::collect_by_scan(const Buffer& buffer) {
   blocks_.resize(placed_.size());
   std::size_t count = 0;
-  for (const Placed& other : placed_) {  // no branch: whether two lives meet cannot be predicted
+  for (const Placed& other : placed_) {  // branchless: whether two lives overlap cannot be predicted
     blocks_[count] = other.block;
     count += static_cast<std::size_t>((other.first <= buffer.last) & (buffer.first <= other.last));
   }
   blocks_.resize(count);
 }
 
-// One buffer after the other into the smallest gap it fits between those placed before it, else on top of them (those
-// in hang_ below the bound, when it fits). Returns the peak, or kNoLimit as soon as it would pass `limit`.
+// Best fit in the given order: each buffer goes into the smallest gap that fits between the placed ones, else on top of
+// them (those in hang_ below the bound, if they fit). Returns the peak, or kNoLimit as soon as it would exceed `limit`.
 std::int64_t Planner::place_in_order(const Order& order, std::int64_t limit) {
   std::fill(offsets_.begin(), offsets_.end(), kUnplaced);
   placed_.clear();
@@ -344,7 +343,7 @@ void Planner::greedy(std::string_view strategy, Order order) {
   best_order_ = std::move(order);
 }
 
-// Buffer of one size and one length of life: the layers of a network repeat them, and must all change together.
+// Buffers of equal size and length of life: the layers of a network repeat them, and they must change together.
 std::vector<Index> Planner::kinds() const {
   std::map<std::pair<std::int64_t, std::int64_t>, Index> known;
   std::vector<Index> kinds(size());
@@ -355,8 +354,8 @@ std::vector<Index> Planner::kinds() const {
   return kinds;
 }
 
-// Places a buffer that sticks out at the top earlier the next time, with all of its kind; a step that does not raise
-// the peak is kept.
+// Local search: moves a buffer that ends at the peak forward in the order, with all of its kind; a step that does not
+// raise the peak is kept.
 void Planner::search() {
   if (done() || size() < 2 || budget_ < 2 * greedy_steps_) return;
   budget_ -= greedy_steps_;
@@ -381,7 +380,7 @@ void Planner::search() {
     for (std::size_t i = 1; i < order.size(); ++i) {
       if (kept[order[i]] + buffers_[order[i]].bytes == current) tops.push_back(i);
     }
-    // Every fourth step takes any buffer, lest the same two change places for ever.
+    // Every fourth step takes any buffer, so that two cannot swap forever.
     const bool any = below(4) == 0 || tops.empty();
     const std::size_t from = any ? 1 + below(order.size() - 1) : tops[below(tops.size())];
     const std::size_t to = below(from);
@@ -411,16 +410,16 @@ void Planner::search() {
   }
 }
 
-// A greedy strategy, when the budget allows it.
+// Runs a greedy strategy if the budget allows it.
 void Planner::extra(std::string_view strategy, AtOneLaunch rule) {
   if (done() || budget_ < greedy_steps_) return;
   budget_ -= greedy_steps_;
   greedy(strategy, by_breadth(rule));
 }
 
-// Two busy launches of a layer often want one long-lived buffer, such as the residual stream, at opposite ends: from
-// the bottom up it would lie in the middle of the second. So one kind at a time is placed from the top down. May use
-// three quarters of what is left of the budget.
+// Two busy launches of a layer often want one long-lived buffer, such as the residual stream, at opposite ends: placed
+// from the bottom up, it would lie in the middle at the second one. So one kind at a time is placed from the top down.
+// May use three quarters of the remaining budget.
 void Planner::hang_one_kind() {
   const std::int64_t keep = budget_ / 4;
   if (done() || budget_ - greedy_steps_ < keep) return;
@@ -457,7 +456,7 @@ ArenaLayout plan_arena(std::span<const Lifetime> lifetimes, std::int64_t alignme
   GRAFT_ASSERT(lifetimes.size() < std::numeric_limits<Index>::max());
   std::vector<Buffer> buffers;
   std::vector<std::size_t> sources;
-  std::int64_t sum = 0;  // bounds every offset below: a buffer lies at 0 or on top of another
+  std::int64_t sum = 0;  // bounds every offset below: a buffer begins at 0 or on top of another
   for (std::size_t i = 0; i < lifetimes.size(); ++i) {
     const Lifetime& lifetime = lifetimes[i];
     GRAFT_ASSERT(lifetime.bytes >= 0 && lifetime.first <= lifetime.last);

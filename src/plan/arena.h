@@ -7,10 +7,10 @@
 
 namespace graft {
 
-// One buffer of arena memory: its size and the launches between which it must stay untouched by others.
+// A buffer of arena memory: its size, and the launches during which no other buffer may use its bytes.
 struct Lifetime {
   std::int64_t bytes = 0;  // at least 0; a buffer of 0 bytes takes no memory and gets offset 0
-  std::int32_t first = 0;  // launch that writes it first
+  std::int32_t first = 0;  // first launch that writes it
   std::int32_t last = 0;   // last launch that touches it, inclusive; at least `first`
 };
 

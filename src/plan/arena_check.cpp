@@ -18,7 +18,7 @@ std::string describe(std::size_t index, const Lifetime& lifetime, std::int64_t o
 }  // namespace
 
 std::int64_t live_lower_bound(std::span<const Lifetime> lifetimes, std::int64_t alignment) {
-  // Launch after the last one a buffer is alive at: needs more than 32 bits.
+  // The launch after the buffer's last one; may need more than 32 bits.
   std::map<std::int64_t, std::int64_t> change;
   for (const Lifetime& lifetime : lifetimes) {
     const std::int64_t units = lifetime.bytes / alignment + (lifetime.bytes % alignment != 0 ? 1 : 0);
@@ -57,8 +57,8 @@ std::optional<std::string> find_overlap(std::span<const Lifetime> lifetimes, std
   std::sort(ends.begin(), ends.end(),
             [&](std::size_t a, std::size_t b) { return lifetimes[a].last < lifetimes[b].last; });
 
-  // Sweeps over the launches. The buffers alive are disjoint up to here, so a new one only has to be held against its
-  // two neighbours in memory.
+  // Sweeps over the launches. Live buffers are disjoint so far, so a new one only has to be compared with its two
+  // neighbours in memory.
   std::map<std::int64_t, std::size_t> alive;  // by offset
   auto ended = ends.begin();
   for (const std::size_t buffer : starts) {

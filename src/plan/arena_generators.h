@@ -8,8 +8,8 @@
 
 #include "plan/arena.h"
 
-// Seeded graphs for the tests of the arena planner: the same lifetimes for the same seed on every machine (the
-// distributions of the standard library are not, so numbers are drawn by modulus).
+// Seeded graphs for the tests of the arena planner: one seed gives the same lifetimes on every machine (the standard
+// library's distributions do not, so numbers are drawn by modulus).
 namespace graft::testing {
 
 class Draw {
@@ -55,7 +55,7 @@ inline std::vector<Lifetime> transformer_like(std::uint64_t seed) {
   const bool fused_attention = draw(0, 1) == 0;
   std::vector<Lifetime> buffers;
   std::int32_t launch = 0;
-  // A new tensor of that many floats, written by the next launch; readers extend it.
+  // A new tensor of that many floats, written by the next launch; each reader extends its life.
   const auto make = [&](std::int64_t floats, std::int64_t scratch = 0) {
     if (scratch > 0) buffers.push_back({scratch, launch, launch});
     buffers.push_back({floats * 4, launch, launch});
@@ -105,7 +105,7 @@ inline std::vector<Lifetime> transformer_like(std::uint64_t seed) {
   return buffers;
 }
 
-// Any number of buffers of any size alive for any time.
+// Any number of buffers with random sizes and lifetimes.
 inline std::vector<Lifetime> random_intervals(std::uint64_t seed, std::int64_t most_buffers = 150) {
   Draw draw(seed);
   const std::int64_t launches = draw(1, 100);

@@ -21,9 +21,9 @@ std::int64_t rounded(std::int64_t bytes) { return (bytes + kAlignment - 1) / kAl
 
 bool together(const Lifetime& a, const Lifetime& b) { return a.first <= b.last && b.first <= a.last; }
 
-// --- references, written plainly and apart from the planner ---
+// --- simple reference planners, independent of the one tested ---
 
-// Largest first, each into the smallest gap between the placed ones that it is alive with.
+// Largest first, each into the smallest gap between the placed buffers that overlap it in time.
 std::int64_t reference_greedy_by_size(const std::vector<Lifetime>& buffers) {
   std::vector<std::size_t> order(buffers.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
@@ -105,9 +105,8 @@ std::int64_t reference_ggml(const std::vector<Lifetime>& buffers) {
   return peak;
 }
 
-// The smallest arena there is. Some best layout has every buffer at 0 or resting on another; building it from the
-// bottom up, a buffer lands on the highest placed one that it is alive with. So all orders with rising offsets are
-// tried.
+// The smallest possible arena. Some optimal layout has every buffer at 0 or on top of another; built from the bottom
+// up, a buffer lands on the highest placed one that it overlaps in time. So all orders with rising offsets are tried.
 class Exact {
  public:
   Exact(const std::vector<Lifetime>& all, std::int64_t upper) : best_(upper) {
@@ -124,7 +123,7 @@ class Exact {
   }
 
  private:
-  // What the launches where some buffer begins need at least: the height there plus all that is still to come.
+  // Lower bound at each launch where a buffer begins: the height there plus all that is still to come.
   bool hopeless() const {
     for (std::size_t at = 0; at < buffers_.size(); ++at) {
       std::int64_t height = 0;
@@ -203,7 +202,7 @@ TEST(ArenaCheck, RefusesBrokenOffsetsAndLifetimes) {
   EXPECT_TRUE(find_overlap(std::vector<Lifetime>{{-1, 0, 0}}, std::vector<std::int64_t>{0}, kAlignment).has_value());
 }
 
-// Each layout is broken by moving one buffer onto another that is alive with it.
+// Each layout is broken by moving one buffer onto another that is alive at the same time.
 TEST(ArenaCheck, FindsAnOverlapThatWasPutIn) {
   int put_in = 0;
   for (std::uint64_t seed = 0; seed < 500; ++seed) {
@@ -290,7 +289,7 @@ TEST(Arena, AtMostFivePercentAboveTheOptimumOfSmallGraphs) {
   RecordProperty("worst_ratio_to_optimum", std::to_string(worst));
 }
 
-// Holds the branch and bound, with its pruning, against all orders without any.
+// Compares the branch and bound, with its pruning, with all orders without any.
 TEST(ArenaReference, ExactMatchesEveryOrderOfFivePieces) {
   for (std::uint64_t seed = 0; seed < 200; ++seed) {
     const std::vector<Lifetime> buffers = testing::random_intervals(seed, 5);
@@ -325,12 +324,12 @@ TEST(Arena, SmallCases) {
   const ArenaLayout one =
       plan_arena(std::vector<Lifetime>{{1, -1, std::numeric_limits<std::int32_t>::max()}}, kAlignment);
   EXPECT_EQ(one.bytes, 64);
-  // A buffer read by the launch that writes the next one must not be handed to it.
+  // The launch that writes the next buffer still reads this one, so they must not share memory.
   EXPECT_EQ(plan_arena(std::vector<Lifetime>{{64, 0, 1}, {64, 1, 2}, {64, 2, 3}}, kAlignment).bytes, 128);
 }
 
 // The layers of this network want the residual stream at opposite ends of attention and feed-forward: no order of
-// buffers stacked from the bottom was seen to meet the bound.
+// buffers stacked from the bottom has been seen to meet the bound.
 TEST(Arena, APieceCanHangFromTheTop) {
   const std::vector<Lifetime> buffers = testing::transformer_like(162);
   EXPECT_EQ(plan_arena(buffers, kAlignment).bytes, live_lower_bound(buffers, kAlignment));
@@ -378,7 +377,7 @@ TEST(Arena, FiftyThousandPiecesTenThousandDeep) {
   RecordProperty("ratio_to_lower_bound", std::to_string(static_cast<double>(layout.bytes) /
                                                         static_cast<double>(live_lower_bound(buffers, kAlignment))));
   EXPECT_EQ(find_overlap(buffers, layout.offsets, kAlignment), std::nullopt);
-  // Far above what it takes, so that a sanitizer or a busy machine does not fail it; a quadratic planner would.
+  // Far above the measured time, so that a sanitizer or a busy machine does not fail it; a quadratic planner would.
   EXPECT_LT(took, 5'000);
 }
 

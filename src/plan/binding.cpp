@@ -34,8 +34,8 @@ class Binder {
   void run(std::span<const InputDesc> inputs) {
     bind_inputs(inputs);
     std::vector<bool> updates_state = find_state_updates(program_, method_);
-    // With a device, states are written at the end of the run alone, by the CPU: a run that fails on either side has
-    // then changed none.
+    // With a device, the CPU writes states at the end of the run only: a run that fails on either side leaves all of
+    // them unchanged.
     if (on_device_) updates_state.assign(updates_state.size(), false);
     for (std::size_t i = 0; i < method_.nodes.size(); ++i) lower(method_.nodes[i], updates_state[i]);
     bind_outputs();
@@ -131,7 +131,7 @@ class Binder {
     }
   }
 
-  // The program says what shapes it expects; a shape rule that disagrees must not go on silently.
+  // The program declares the shapes: a shape rule that disagrees is an error.
   void check_shape(const ir::Node& node, const std::string& target, std::size_t i, const Shape& shape) const {
     const ir::Value& value = method_.values[node.outputs[i]];
     bool fits = shape.rank() == value.rank();
@@ -156,7 +156,7 @@ class Binder {
       bind_output(output, static_cast<std::uint32_t>(plan_.outputs.size()), out, is_output, late_writes);
       plan_.outputs.push_back(std::move(out));
     }
-    // A value read from a state or input that another late write changes must be saved before the first write.
+    // A late write may overwrite a state or input that another one reads: save such values before the first write.
     for (auto& [from, to] : late_writes) {
       const Segment segment = lowering_.sequence().buffers[from.buffer].segment;
       if (late_writes.size() > 1 && (segment == Segment::state || segment == Segment::input) &&

@@ -25,11 +25,11 @@ std::size_t user_input_count(const ir::Method& method);
 // naming the input.
 void check_inputs(const ir::Method& method, std::span<const InputDesc> inputs);
 
-// The shape key: what must be equal for a plan to serve a call again. Sizes of the tensors, values of the numbers and,
-// of a program with a cache of keys and values, its sizes and type.
+// The plan key: a plan serves every call with an equal key. Sizes of the tensors, values of the numbers and, for a
+// program with a KV cache, its sizes and type.
 std::vector<std::int64_t> plan_key(std::span<const InputDesc> inputs);
 void append_kv_key(const KvOptions& kv, std::vector<std::int64_t>& key);
-inline constexpr std::size_t kKvKeyNumbers = 5;  // that append_kv_key adds
+inline constexpr std::size_t kKvKeyNumbers = 5;  // added by append_kv_key
 bool has_kv_cache(std::span<const ir::State> states);
 
 }  // namespace graft

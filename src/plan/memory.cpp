@@ -15,7 +15,7 @@
 namespace graft {
 namespace {
 
-// Of an output: a scatter's is a window whose elements overlap; it writes one element per value.
+// Bytes written to an output: a scatter writes one element per value, into a window whose elements overlap.
 std::int64_t written_bytes(const Launch& launch, const Tensor& out) {
   const bool by_input = launch.kernel != nullptr && launch.kernel->writes_by_input;
   const std::int64_t elements = by_input ? launch.inputs[0].numel() : out.numel();

@@ -12,12 +12,12 @@
 
 namespace graft {
 
-// A row of the table of memory: everything with this id moves together when its base address changes.
+// A row of the allocation table: everything with this id moves together when its base address changes.
 struct Allocation {
   Segment segment = Segment::arena;
   std::uint32_t index = 0;
   std::int64_t bytes = 0;
-  std::uint32_t hits = 0;  // operands of launches that lie in it
+  std::uint32_t hits = 0;  // operands of launches in this allocation
   bool mutated = false;    // an input that the run writes
   // Plans of a device other than the CPU. Weights and constants have memory of their own there, shared by all sessions;
   // everything else lies in the session's block on the device, at this offset.
@@ -25,17 +25,17 @@ struct Allocation {
   std::int64_t device_offset = 0;
 };
 
-// An output that may share memory with an input: it is first written when the input has been read for the last time.
+// An output that may share memory with an input: its first write comes after the last read of the input.
 struct Alias {
   std::uint32_t output = 0;  // allocation ids
   std::uint32_t input = 0;
-  bool exact = false;  // only as the very same bytes: the last reader is the first writer
+  bool exact = false;  // only with identical bytes: the last reader is the first writer
 };
 
 enum class Side : std::uint8_t { host, device };
 
-// Bytes that go from one side to the other in one copy. The device's bytes are one range of the session's block; on the
-// host they may lie in several allocations.
+// Bytes copied between host and device in one call. On the device they are one range of the session's block; on the
+// host they may be spread over several allocations.
 struct Transfer {
   struct Part {
     std::uint32_t allocation = 0;
@@ -48,7 +48,7 @@ struct Transfer {
   std::vector<Part> parts;
 };
 
-// Launches [begin, end) on one side, after `transfers` to that side. The last stage of a plan may have no launches.
+// Launches [begin, end) on one side, run after `transfers` to that side. The last stage may have no launches.
 struct Stage {
   Side side = Side::host;
   std::uint32_t begin = 0;
@@ -68,18 +68,18 @@ struct PlanOutput {
   std::string text;
 };
 
-// Everything a run of one method at one set of input sizes needs; immutable, shared by all sessions.
+// Everything needed to run one method at one set of input sizes; immutable, shared by all sessions.
 struct Plan : LaunchSequence {
   std::vector<std::int64_t> key;
   std::vector<Allocation> allocations;
   std::vector<Alias> aliases;
   std::vector<PlanOutput> outputs;
   std::int64_t arena_bytes = 0;
-  bool layout_was_stored = false;        // the planner had nothing to do
+  bool layout_was_stored = false;        // taken from a stored plan; the arena planner did not run
   std::int64_t state_bytes_written = 0;  // by one run
   std::vector<Stage> stages;             // empty: all launches run on the CPU
   std::int64_t device_block_bytes = 0;   // of the session's block on the device
-  std::vector<PassReport> passes;        // over its launches
+  std::vector<PassReport> passes;        // over the plan's launches
 };
 
 }  // namespace graft

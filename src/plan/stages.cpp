@@ -12,19 +12,19 @@
 namespace graft {
 namespace {
 
-// Parts up to this size that are neighbours on the device travel together, gathered on the host first: copying them
-// there costs less than one more call of the device's driver.
+// Parts up to this size that are adjacent on the device are gathered on the host and sent as one transfer: the extra
+// copy costs less than another driver call.
 constexpr std::int64_t kGatheredBytes = 64 * 1024;
 
 std::int64_t align_up(std::int64_t value, std::int64_t alignment) { return (value + alignment - 1) & -alignment; }
 
 bool is_shared(Segment segment) { return segment == Segment::weight || segment == Segment::constant; }
 
-// True when the tensor's elements are all bytes of the buffer.
+// Whether the tensor covers every byte of the buffer.
 bool covers(const Tensor& tensor, const Buffer& buffer) {
   if (static_cast<std::int64_t>(tensor.desc.byte_count()) != buffer.bytes) return false;
   const ByteSpan span = byte_span(tensor.desc);
-  bool overlaps = false;  // a stride of 0 names an element twice
+  bool overlaps = false;  // a stride of 0 repeats elements
   for (int d = 0; d < tensor.rank(); ++d) overlaps = overlaps || (tensor.size(d) > 1 && tensor.stride(d) == 0);
   return !overlaps && tensor.offset + span.low == 0 && span.high - span.low == buffer.bytes;
 }
@@ -43,7 +43,7 @@ class Cutter {
     open(Side::host, static_cast<std::uint32_t>(plan_.launches.size()));
     for (BufferId id = 0; id < plan_.buffers.size(); ++id)
       if (plan_.buffers[id].segment != Segment::arena) need(id, Side::host);
-    // Nothing to do after the last launch.
+    // Drop an empty last stage.
     if (moved_.back().empty() && plan_.stages.back().begin == plan_.stages.back().end && plan_.stages.size() > 1) {
       plan_.stages.pop_back();
       moved_.pop_back();
@@ -56,7 +56,7 @@ class Cutter {
   static Side other(Side side) { return side == Side::host ? Side::device : Side::host; }
   bool& valid(BufferId id, Side side) { return valid_[id][static_cast<std::size_t>(side)]; }
 
-  // Goes on with the last stage when it is on that side.
+  // Continues the last stage if it is on that side.
   void open(Side side, std::uint32_t launch) {
     if (plan_.stages.empty() || plan_.stages.back().side != side) {
       plan_.stages.push_back({side, launch, launch, {}});
@@ -64,8 +64,8 @@ class Cutter {
     }
   }
 
-  // The bytes of a buffer on the other side are as they were when this stage began: only this side works in it. So the
-  // transfer may happen before the stage. The arena gives a buffer's place to nobody else as long as it lives.
+  // Only this side writes the buffer during the stage, so its bytes on the other side are final when the stage begins,
+  // and the transfer may come first. The arena reuses no memory of a live buffer.
   void need(BufferId id, Side side) {
     if (valid(id, side) || !valid(id, other(side))) return;
     moved_.back().push_back(id);
@@ -86,7 +86,7 @@ class Cutter {
       if (t.numel() > 0) need(t.buffer, side);
     for (const Tensor& t : launch.outputs) {
       if (t.numel() == 0) continue;
-      // Kernels of graft may leave parts of an output as they were; ggml's ops write all of it.
+      // graft's kernels may leave parts of an output unwritten; ggml's ops write all of it.
       if (launch.kernel || !covers(t, plan_.buffers[t.buffer])) need(t.buffer, side);
       valid(t.buffer, side) = true;
       valid(t.buffer, other(side)) = false;
@@ -94,7 +94,7 @@ class Cutter {
     plan_.stages.back().end = i + 1;
   }
 
-  // Memory on the device for every allocation that is touched there.
+  // Allocates device memory for every allocation that the device touches.
   void lay_out_device() {
     const auto touch = [&](BufferId id) { plan_.allocations[plan_.buffers[id].allocation].on_device = true; };
     for (const Launch& launch : plan_.launches) {
@@ -112,7 +112,7 @@ class Cutter {
   }
 
   std::vector<Transfer> transfers(const std::vector<BufferId>& buffers) const {
-    std::vector<Transfer> transfers;  // one buffer each, by place on the device
+    std::vector<Transfer> transfers;  // one buffer each, by device offset
     for (const BufferId id : buffers) {
       const Buffer& b = plan_.buffers[id];
       if (b.bytes == 0) continue;
@@ -128,7 +128,7 @@ class Cutter {
     return out;
   }
 
-  // Appends `next` when nothing but padding lies between: bytes that belong to no buffer.
+  // Appends `next` if only padding lies between: bytes that belong to no buffer.
   bool join(Transfer& last, const Transfer& next) const {
     const std::int64_t end = last.device_offset + last.bytes;
     if (next.device_offset < end || next.device_offset != align_up(end, alignment_)) return false;
@@ -150,7 +150,7 @@ class Cutter {
   Plan& plan_;
   std::int64_t alignment_;
   std::vector<std::array<bool, 2>> valid_;    // by buffer and side
-  std::vector<std::vector<BufferId>> moved_;  // by stage: buffers to bring to its side
+  std::vector<std::vector<BufferId>> moved_;  // by stage: buffers to transfer to its side
 };
 
 }  // namespace

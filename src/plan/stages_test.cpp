@@ -124,8 +124,8 @@ TEST(Stages, TransfersHappenOnceAndOnlyWhereNeeded) {
   const Tensor x = b.vector(Segment::input), t1 = b.vector(Segment::arena), t2 = b.vector(Segment::arena),
                t3 = b.vector(Segment::arena), y = b.vector(Segment::output);
   b.device({x, x}, t1);
-  b.host({t1, x}, t2);     // t1 comes down; x is still valid here
-  b.device({t1, t2}, t3);  // t1 is still valid there
+  b.host({t1, x}, t2);     // t1 is downloaded; x is still valid here
+  b.device({t1, t2}, t3);  // t1 is still valid on the device
   b.host({t3, t1}, y);
   EXPECT_THAT(text(b.cut()), ElementsAre("D 0-1 <0", "H 1-2 <1", "D 2-3 <2", "H 3-4 <3"));
 }
@@ -152,7 +152,7 @@ TEST(Stages, PartsOfABufferFromBothSides) {
   PlanBuilder b;
   const Tensor x = b.vector(Segment::input, 8), whole = b.vector(Segment::arena, 16), y = b.vector(Segment::output);
   b.device({x, x}, sliced(whole, 0, 0, 8));
-  b.host({x}, sliced(whole, 0, 8, 8));  // the first half comes down with the buffer before
+  b.host({x}, sliced(whole, 0, 8, 8));  // the first half is downloaded with the buffer before
   b.device({whole, whole}, y);
   EXPECT_THAT(text(b.cut()), ElementsAre("D 0-1 <0", "H 1-2 <1", "D 2-3 <1", "H 3-3 <2"));
 }
@@ -168,7 +168,7 @@ TEST(Stages, CopiesStayWhereTheirSourceIs) {
   PlanBuilder b;
   const Tensor x = b.vector(Segment::input), t = b.vector(Segment::arena), u = b.vector(Segment::arena),
                y = b.vector(Segment::output);
-  b.device({x}, t, GGML_OP_CPY);  // x is on the host only: the copy goes up, not x as well
+  b.device({x}, t, GGML_OP_CPY);  // x is on the host only: upload the copy alone, not x as well
   b.device({t, t}, u);
   b.device({u}, y, GGML_OP_CPY);
   const Plan plan = b.cut();

@@ -80,11 +80,11 @@ class Finder {
     const ir::Arg* self = self_of(node);
     if (!op || !op->updates || !self) return false;
     const ir::ValueId before = self->value();
-    // A view of something else, an output that the caller sees, or another state's next value: needs the old elements.
+    // A view, a user output, or another state's next value: the old elements are still needed.
     if (root_[before] != before || is_output_[before]) return false;
     for (const ir::Output& output : method_.outputs)
       if (output.arg.is_value() && root_[output.arg.value()] == before) return false;
-    // Once as self here, and nowhere later; as another argument here it would be read while it is written.
+    // Read once, as self here, and nowhere later; as another argument it would be read while it is written.
     const std::vector<std::size_t>& reads = reads_[before];
     return std::count(reads.begin(), reads.end(), node) == 1 &&
            std::all_of(reads.begin(), reads.end(), [&](std::size_t reader) { return reader <= node; });

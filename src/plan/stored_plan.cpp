@@ -14,7 +14,7 @@
 namespace graft {
 namespace {
 
-// The bytes: magic, format, then strings and lists of numbers, each after its count, then SHA-256 of all before.
+// File format: magic, version, then strings and lists of numbers, each after its count, then SHA-256 of all before.
 constexpr std::array<char, 8> kMagic = {'G', 'R', 'F', 'T', 'P', 'L', 'A', 'N'};
 constexpr std::uint64_t kFormat = 1;
 constexpr std::size_t kDigestBytes = 32;
@@ -171,7 +171,7 @@ bool fits(const StoredPlan& plan, std::span<const Lifetime> lifetimes) {
 
 void check_layout(const StoredPlan& plan, std::int64_t alignment) {
   const std::string label = str("the stored plan of method '", plan.method, "'");
-  // Buffer one after the other: no planner needs more.
+  // Upper bound: all buffers one after the other.
   std::int64_t most = 0;
   for (const Lifetime& buffer : plan.lifetimes) {
     std::int64_t rounded = 0;
