@@ -80,7 +80,7 @@ std::size_t node_count(const GraphPasses& passes) {
   return count;
 }
 
-// Runs the passes of a stage by run(pass), counting what there is by count().
+// Runs the passes of a stage by run(pass), measuring graph or launches by count().
 template <typename Count, typename Run>
 std::vector<PassReport> run_stage(PassStage stage, const PassOptions& options, const Count& count, const Run& run) {
   std::vector<PassReport> reports;

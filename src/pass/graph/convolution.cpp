@@ -16,8 +16,8 @@ constexpr std::string_view kBatchNorm = "aten._native_batch_norm_legit_no_traini
 // Fewer output channels leave most of a panel empty.
 constexpr std::int64_t kLeastChannels = 8;
 
-// Winograd's products pay from so many channels on either side, and so many outputs of a sample: with fewer, reading
-// weights 16/9 as large takes what they save.
+// Winograd pays from this many channels on either side and outputs per sample: below, reading weights 16/9 as large
+// costs what the products save.
 constexpr std::int64_t kWinogradChannels = 32, kWinogradOutputs = 144;
 
 std::optional<Shape> static_shape(const ir::Value* value) {
@@ -45,7 +45,7 @@ class Packer {
   }
 
  private:
-  // The weight's sizes when the convolution can be packed.
+  // The weight's sizes if the convolution can be packed.
   std::optional<Shape> packable(const ir::Node& node) const {
     const ir::Arg &input = graph_.arg(node, "input"), &weight = graph_.arg(node, "weight");
     const ir::Arg& bias = graph_.arg(node, "bias");
@@ -74,7 +74,7 @@ class Packer {
     if (const auto shape = packable(node)) put(node, node, *shape, kNone, graph_.arg(node, "bias"));
   }
 
-  // With sizes of the input known when it is packed.
+  // Winograd needs the input's sizes to be known when the weight is packed.
   bool by_winograd(const ir::Node& conv, const Shape& shape) const {
     if (shape.rank() != 4 || shape[0] < kWinogradChannels || shape[1] < kWinogradChannels) return false;
     const std::optional<Shape> out = static_shape(graph_.tensor(ir::Arg::of_value(conv.outputs[0])));
@@ -87,7 +87,7 @@ class Packer {
     return fits_winograd(with_three_spatial(shape), attrs);
   }
 
-  // `at` becomes the convolution `conv` with another scale and bias.
+  // Replaces `at` by the convolution `conv` with another scale and bias.
   void put(ir::Node& at, const ir::Node& conv, const Shape& shape, const ir::Arg& scale, const ir::Arg& bias) {
     const bool winograd = by_winograd(conv, shape);
     const Shape whole = with_three_spatial(shape);
@@ -106,7 +106,7 @@ class Packer {
     graph_.replace(at, winograd ? "graft.winograd_conv" : "graft.packed_conv", std::move(args));
   }
 
-  // A norm with given statistics of what a convolution alone hands it: a scale and a shift of each channel.
+  // Folds a batch norm with given statistics that alone reads a convolution: a scale and a shift per channel.
   void pack_norm(ir::Node& node) {
     const ir::Node* conv = graph_.producer(graph_.arg(node, "input"), "aten.convolution.default");
     if (conv == nullptr || graph_.uses(conv->outputs[0]) != 1) return;

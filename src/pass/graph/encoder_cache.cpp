@@ -67,7 +67,7 @@ class EncoderCache {
                {{"length", length}});
   }
 
-  // The node becomes `target`, with the states of its layer besides.
+  // Turns the node into `target`, with the states of its layer added.
   void add_caches(ir::Node& node, const std::string& target, DType dtype, std::int64_t heads, std::int64_t key_size,
                   std::int64_t value_size, std::vector<std::pair<std::string, ir::ValueId>> more) {
     const ir::Arg layer = arg(node, "layer");

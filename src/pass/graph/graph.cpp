@@ -115,7 +115,7 @@ void drop_dead_nodes(ir::Program& program) {
     const auto mark = [&](ir::ValueId id) { read[id] = true; };
     for (const ir::Output& output : method.outputs) ir::for_each_value(output.arg, mark);
     for (auto node = method.nodes.rbegin(); node != method.nodes.rend(); ++node) {
-      const bool writes = program.op_of(*node).target.starts_with("graft.cache");  // the cache, beside its result
+      const bool writes = program.op_of(*node).target.starts_with("graft.cache");  // the cache, besides its result
       if (!writes && std::ranges::none_of(node->outputs, [&](ir::ValueId id) { return read[id]; })) {
         node->outputs.clear();
         continue;

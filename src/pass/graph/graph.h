@@ -10,36 +10,36 @@
 
 namespace graft {
 
-// A method as passes look at it: which node makes a value, what a node is, and putting another operator in its place.
+// A method as passes see it: which node makes a value, what a node is, and replacing a node's operator.
 class Graph {
  public:
   Graph(ir::Program& program, ir::Method& method);
 
-  // The node that makes the value; null for an input, another operator, or a value that is no result 0.
+  // The node that makes the value; null for an input, another operator, or a value that is not result 0.
   const ir::Node* producer(const ir::Arg& arg, std::string_view target) const;
   bool is(const ir::Node& node, std::string_view target) const { return program_.op_of(node).target == target; }
   // Asserts that the operator has the argument.
   const ir::Arg& arg(const ir::Node& node, std::string_view name) const;
   const std::vector<std::string>& names(const ir::Node& node) const { return program_.op_of(node).arg_names; }
-  // Null for what is no tensor.
+  // Null if it is no tensor.
   const ir::Value* tensor(const ir::Arg& arg) const;
   const ir::Value& output(const ir::Node& node) const { return method_.values[node.outputs[0]]; }
 
   // A number written in the graph, not computed.
   static std::optional<double> number(const ir::Arg& arg);
-  // The integers of a list of them.
+  // The integers of a list.
   static std::optional<std::vector<std::int64_t>> integers(const ir::Arg& arg);
 
-  // The node keeps its name, its place and its results. Counts as a rewrite.
+  // The node keeps its name, position and results. Counts as a rewrite.
   using Args = std::vector<std::pair<std::string, ir::Arg>>;
   void replace(ir::Node& node, std::string_view target, Args args);
 
-  // The value of a new node with one tensor result, of weights alone. prepend_added() puts all such nodes before the
-  // others, and is the last call.
+  // The value of a new node that reads weights only and has one tensor result. prepend_added() inserts all such nodes
+  // in front of the others and must be the last call.
   ir::Arg add(std::string name, std::string_view target, Args args, DType dtype, std::vector<ir::Dim> dims);
   void prepend_added();
 
-  // Whether it is a weight of the program, as it is stored there.
+  // Whether it is a weight of the program, as stored.
   bool is_weight(const ir::Arg& arg) const;
   // How often nodes and results read the value.
   int uses(ir::ValueId value) const;

@@ -9,11 +9,11 @@
 namespace graft {
 namespace {
 
-// Here a second operand without dimensions and a number mean the same to PyTorch when they are of one kind.
+// In these, PyTorch treats a 0-d second operand like a number of the same kind.
 constexpr std::array<std::string_view, 4> kTargets = {"aten.add.Tensor", "aten.sub.Tensor", "aten.mul.Tensor",
                                                       "aten.div.Tensor"};
 
-// A known integer that is converted to another type that holds it.
+// Tracks a known integer through a conversion to a type that holds it.
 void take_converted(const ir::Method& method, const ir::Node& node, std::map<ir::ValueId, double>& known) {
   const ir::Arg& self = node.args[0];
   if (!self.is_value() || !known.contains(self.value())) return;
@@ -40,8 +40,8 @@ std::size_t inline_scalars(ir::Program& program, const UniformWeight& uniform) {
       if (op.target == "aten._to_copy.default") take_converted(method, node, known);
       if (std::ranges::find(kTargets, op.target) == kTargets.end()) continue;
       if (op.arg_names.size() < 2 || op.arg_names[0] != "self" || op.arg_names[1] != "other") continue;
-      // The other operand must be a tensor with dimensions, of floats or, for an integer, of integers: else the number
-      // would not give the same dtype.
+      // The other operand must have dimensions and be of floats or, for an integer, of integers: else the number would
+      // give another dtype.
       const ir::Arg& self = node.args[0];
       if (!self.is_value() || !node.args[1].is_value() || !known.contains(node.args[1].value())) continue;
       const ir::Value& value = method.values[self.value()];

@@ -21,8 +21,8 @@ std::size_t index_of(const std::vector<std::string>& names, std::string_view nam
   return static_cast<std::size_t>(it - names.begin());
 }
 
-// How many positions a token of a layer sees at most, itself among them; 0: all. A layer is seen as widely as the most
-// of its methods see it.
+// Attention windows by layer, in positions, the token itself included; 0: unlimited. A layer's window is the widest of
+// its methods.
 class Reaches {
  public:
   explicit Reaches(const ir::Program& program) {
@@ -44,7 +44,7 @@ class Reaches {
   }
 
   const std::vector<std::int64_t>& all() const { return all_; }
-  // 0 also for a layer whose number has no place in all().
+  // 0 also for a layer whose window is not in all().
   std::int64_t of(std::int64_t layer) const {
     const auto it = by_layer_.find(layer);
     return it != by_layer_.end() && std::ranges::find(all_, it->second) != all_.end() ? it->second : 0;
@@ -87,7 +87,7 @@ class KvCache {
       GRAFT_CHECK(InvalidProgram, tensor_arg(node, names, "cache_position") == given, "method '", method_.name,
                   "': node ", node.name, " has a cache_position of its own; all attention nodes must share one");
       const ir::Arg& given_layer = node.args[index_of(names, "layer")];
-      const std::int64_t layer = given_layer.i;  // the arguments move when they get more
+      const std::int64_t layer = given_layer.i;  // a copy: extending the arguments moves them
       GRAFT_CHECK(InvalidProgram,
                   given_layer.kind == ir::Arg::Kind::integer && layer >= 0 && layers.insert(layer).second, "method '",
                   method_.name, "': node ", node.name, " needs a layer of its own, found ", layer);

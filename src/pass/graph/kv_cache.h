@@ -6,14 +6,14 @@
 
 namespace graft {
 
-// A graph of graft.attention nodes has no memory of its own: the exported program is a function of its inputs. This
-// pass gives each layer the states that it attends to and writes: `kv.<layer>.key` and `kv.<layer>.value` [rows, Hkv,
-// slots, D], whose rows and slots each session chooses (SessionOptions::kv), and one `kv.length` [rows], which graft.
-// cache_positions checks the tokens' positions against. Methods that name the same layer share its states.
-// Throws InvalidProgram when the nodes of a method do not share one `cache_position`, or two take one layer.
+// A graph of graft.attention nodes has no memory: the exported program is a function of its inputs. This pass adds the
+// states that each layer reads and writes: `kv.<layer>.key` and `kv.<layer>.value` [rows, Hkv, slots, D], whose rows
+// and slots each session chooses (SessionOptions::kv), and one `kv.length` [rows], against which graft.cache_positions
+// checks the tokens' positions. Methods that name the same layer share its states. Throws InvalidProgram if the nodes
+// of a method do not share one `cache_position`, or two have the same layer.
 std::size_t add_kv_cache(ir::Program& program);
 
-// The same for what an encoder hands to a decoder: graft.store_source and graft.source_attention nodes get the states
+// The same for encoder outputs (cross-attention): graft.store_source and graft.source_attention nodes get the states
 // `kv.source.<layer>.key` and `kv.source.<layer>.value` [rows, Hkv, slots, D] and `kv.source.length` [rows].
 std::size_t add_encoder_cache(ir::Program& program);
 

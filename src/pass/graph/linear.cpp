@@ -16,8 +16,8 @@ constexpr std::string_view kLinear = "aten.linear.default";
 // Fewer outputs leave most of a panel empty.
 constexpr std::int64_t kLeastOutputs = 8;
 
-// Weights of linear layers in f32 that are more than this together are read where they lie: a copy of all of them
-// would cost more memory and time at load than faster products of many rows give back.
+// If the weights of f32 linear layers exceed this in total, they are not packed: a copy of all of them would cost more
+// memory and load time than faster products with many rows give back.
 constexpr std::int64_t kMostBytes = std::int64_t{512} << 20;
 
 class LinearPacker {
@@ -46,7 +46,7 @@ class LinearPacker {
     return std::ranges::all_of(value.dims, [](const ir::Dim& dim) { return dim.is_static() && dim.min > 0; });
   }
 
-  // The weight that the node would read packed.
+  // The packed weight that the node may read.
   std::optional<std::uint32_t> weight_of(const ir::Node& node) const {
     if (!graph_.is(node, kLinear)) return std::nullopt;
     const ir::Arg &weight = graph_.arg(node, "weight"), &bias = graph_.arg(node, "bias");
@@ -63,18 +63,18 @@ class LinearPacker {
       if (b == nullptr || b->dtype != DType::f32 || b->rank() != 1 || !is_static(*b) || b->dims[0].min != w.dims[0].min)
         return std::nullopt;
     }
-    // A few rows alone are dot products with the weight's own rows, as fast as memory is read.
+    // With so few rows, dot products with the weight's own rows already run at memory bandwidth.
     std::int64_t rows = 1;
     for (int d = 0; d + 1 < x->rank(); ++d) {
       const ir::Dim& dim = x->dims[static_cast<std::size_t>(d)];
-      // A few rows are not rounded: MatmulPrecision::medium.
+      // Products with few rows are not rounded: MatmulPrecision::medium.
       if (!dim.is_static()) return in_bf16_ ? std::nullopt : std::optional(found->second);
       rows *= dim.min;
     }
     return rows > simd::kMaxDotRows ? std::optional(found->second) : std::nullopt;
   }
 
-  // Weights that are read by such nodes alone: nothing keeps the rows as they were.
+  // Weights that only such nodes read: the original rows need not be kept.
   void find_packable() {
     packable_.assign(program_.weights.size(), false);
     std::vector<bool> other(program_.weights.size(), false);

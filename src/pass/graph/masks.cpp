@@ -16,7 +16,7 @@ class MaskWriter {
     std::size_t count = 0;
     std::vector<ir::Node> nodes = std::move(method_.nodes);
     method_.nodes.clear();
-    method_.nodes.reserve(nodes.size());  // exact for the many methods that this pass leaves as they are
+    method_.nodes.reserve(nodes.size());  // exact, for the many methods that this pass leaves unchanged
     for (ir::Node& node : nodes) {
       const std::string target = program_.op_of(node).target;
       if (target == "aten.index.Tensor" || target == "aten.index_put.default") count += rewrite(node, target);
@@ -49,7 +49,7 @@ class MaskWriter {
     return true;
   }
 
-  // self[mask] = values has the sizes of self, and a kernel of its own (op/aten/index.cpp).
+  // self[mask] = values keeps the size of self, and has its own kernel (op/aten/index.cpp).
   bool writes_by_mask(const ir::Node& node, const ir::Arg& indices) const {
     const std::vector<std::string>& names = program_.op_of(node).arg_names;
     const auto position = static_cast<std::size_t>(std::ranges::find(names, "accumulate") - names.begin());

@@ -89,7 +89,7 @@ class Partitioner {
   std::vector<Part> parts_;
 };
 
-// One method on its way into steps.
+// One method while it is divided into steps.
 class Partitioner::Cutter {
  public:
   Cutter(Partitioner& owner, ir::Method& method, std::uint32_t self)
@@ -116,7 +116,7 @@ class Partitioner::Cutter {
  private:
   static constexpr int kAnywhere = -1;
 
-  // Where a value comes from: an input of the method, or a node.
+  // Where a value is made: an input of the method, or a node.
   struct Source {
     const ir::Input* input = nullptr;
     std::optional<std::size_t> node;
@@ -128,12 +128,12 @@ class Partitioner::Cutter {
     return target == kCond || target == kWhileLoop;
   }
 
-  // Weights, and what is made of weights alone, are in any graph that wants them.
+  // Weights, and values computed from weights alone, may be in any graph that needs them.
   bool is_free(ir::ValueId id) const {
     const Source& source = source_[id];
     return source.node ? free_[*source.node] : source.input && source.input->kind == ir::InputKind::weight;
   }
-  // In the table of weights or of states: parts have such inputs of their own.
+  // A weight or state: each part has its own input for it.
   bool is_stored(ir::ValueId id) const { return source_[id].input && source_[id].input->kind != ir::InputKind::user; }
 
   void find_sources() {
@@ -142,7 +142,7 @@ class Partitioner::Cutter {
       for (const ir::ValueId id : method_.nodes[i].outputs) source_[id].node = i;
   }
 
-  // A node's phase is how many cuts lie before it; a host node of a phase runs behind the graph of that phase.
+  // A node's phase is the number of cuts before it; a host node of a phase runs after the graph of that phase.
   void assign_phases() {
     for (std::size_t i = 0; i < method_.nodes.size(); ++i) {
       int phase = 0;
@@ -156,7 +156,7 @@ class Partitioner::Cutter {
       phase_[i] = free ? kAnywhere : phase;
       last_ = std::max(last_, phase_[i]);
     }
-    // What is written at the end is written by a graph behind all cuts, so that a run that stops has changed nothing.
+    // Final writes happen in a graph after all cuts, so that a stopped run has changed nothing.
     writes_ = std::ranges::any_of(method_.outputs,
                                   [](const ir::Output& output) { return output.kind != ir::OutputKind::user; });
     for (std::size_t i = 0; writes_ && i < method_.nodes.size(); ++i)
@@ -185,7 +185,7 @@ class Partitioner::Cutter {
     }
   }
 
-  // The graph of a phase, with copies of the free nodes that it or a host node right behind it needs.
+  // The graph of a phase, with copies of the free nodes that it or a host node right after it needs.
   void cut_graph(int phase) {
     std::vector<bool> mine(method_.nodes.size(), false);
     std::set<ir::ValueId> read;
@@ -205,7 +205,7 @@ class Partitioner::Cutter {
     const auto result = [&](ir::ValueId id) {
       if (std::ranges::find(results, id) == results.end()) results.push_back(id);
     };
-    // Host operators read tensors: what lies in a table, or is in any graph, is handed to them.
+    // Host operators read tensors: hand them stored and free values as results of the graph.
     for (std::size_t i = 0; i < method_.nodes.size(); ++i) {
       if (!is_host(i) || phase_[i] != phase) continue;
       for_each_handed(method_.nodes[i], [&](ir::ValueId id) {
@@ -268,7 +268,7 @@ class Partitioner::Cutter {
     steps_.push_back(std::move(step));
   }
 
-  // States and inputs that the graph writes are inputs of it.
+  // States and inputs that the graph writes must be its inputs.
   void add_written(const std::vector<ir::Output>& outputs, std::set<ir::ValueId>& read) const {
     for (const ir::Output& output : outputs) {
       const ir::InputKind kind =
@@ -291,7 +291,7 @@ class Partitioner::Cutter {
     });
   }
 
-  // The values that a step of the node reads: all, but operands in a table that sub-graphs have as inputs of their own.
+  // The values that a step of the node reads: all but stored operands, for which sub-graphs have their own inputs.
   template <typename Visit>
   void for_each_handed(const ir::Node& node, const Visit& visit) const {
     if (!is_control(node)) return ir::for_each_value(node, visit);
@@ -324,7 +324,7 @@ class Partitioner::Cutter {
     for (std::size_t a = loop ? 2 : 3; a < node.args.size(); ++a)
       operands.insert(operands.end(), node.args[a].items.begin(), node.args[a].items.end());
     const std::size_t carried = loop ? node.args[2].items.size() : 0;
-    // Operands in a table are inputs of the sub-graphs' own, unless a loop changes them.
+    // Sub-graphs have their own inputs for stored operands, unless a loop changes them.
     std::vector<std::optional<ir::Input>> stored(operands.size());
     std::vector<std::uint32_t> position(operands.size(), 0);
     for (std::size_t i = 0; i < operands.size(); ++i) {
@@ -375,7 +375,7 @@ class Partitioner::Cutter {
   const std::uint32_t self_;
   std::vector<Source> source_;
   std::vector<int> phase_;  // by node
-  std::vector<bool> free_;  // by node: made of weights alone
+  std::vector<bool> free_;  // by node: depends on weights alone
   int last_ = 0;
   bool writes_ = false;
   std::set<ir::ValueId> available_;  // made by a step so far

@@ -75,14 +75,14 @@ TEST_F(Chosen, FewNodesThatNothingBeforeTheCutNeedsMoveBehindIt) {
   EXPECT_THAT(targets(parts[parts[0].steps[0].parts[0]].graph), ElementsAre("aten.relu.default"));
   EXPECT_THAT(targets(parts[parts[0].steps[2].parts[0]].graph),
               ElementsAre("aten.tanh.default", "aten.sigmoid.default", "aten.select.int", "aten.index.Tensor"));
-  // Only the places cross.
+  // Only the positions cross.
   EXPECT_EQ(parts[0].steps[2].inputs.size(), 2u);
 }
 
 TEST_F(Chosen, ValuesEndWithTheLastStepThatNeedsThem) {
   const std::vector<Part> parts = partition(builder.program(), {.merge = 2});
   EXPECT_THAT(parts[0].steps[1].finished, ElementsAre(parts[0].steps[0].outputs[0]));
-  EXPECT_THAT(parts[0].steps[2].finished, ::testing::SizeIs(2));  // x and the places
+  EXPECT_THAT(parts[0].steps[2].finished, ::testing::SizeIs(2));  // x and the positions
 }
 
 TEST(Partition, AMethodWithoutSuchNodesIsOneGraphAsItWas) {

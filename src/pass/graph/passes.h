@@ -10,15 +10,15 @@
 namespace graft {
 
 // Passes over the graph of a method whose weights are placed. src/pass/pipeline.cpp lists them in order, with those of
-// kv_cache.h, partition.h and stored_weights.h that run before. Each leaves a valid program that computes the same;
-// graph, weights and options alone decide what it does, so that a graph that is read again comes out the same. Each
-// returns the number of nodes that it rewrote.
+// kv_cache.h, partition.h and stored_weights.h that run before. Each leaves a valid program that computes the same
+// values. The result depends on graph, weights and options alone, so that a graph that is read again comes out the
+// same. Each returns the number of nodes that it rewrote.
 
-// The number that all elements of a weight are, by index; nothing when they differ or it cannot be known.
+// The value that all elements of a weight (by index) have; nullopt if they differ or it cannot be known.
 using UniformWeight = std::function<std::optional<double>(std::uint32_t weight)>;
 
-// A weight without dimensions that is added, multiplied or the like becomes a number in the graph. (ExecuTorch's edge
-// dialect makes weights of the numbers that a model was written with.)
+// A 0-d weight in an addition, multiplication or the like becomes a number in the graph. (ExecuTorch's edge dialect
+// turns literal numbers of a model into weights.)
 std::size_t inline_scalars(ir::Program& program, const UniformWeight& uniform);
 
 // pow, mean, add, rsqrt and multiplications that spell a root-mean-square norm over the last dimension in f32 become
@@ -28,29 +28,29 @@ std::size_t fuse_rms_norm(ir::Program& program);
 // x * cos + cat(-x[d/2:], x[:d/2]) * sin in f32 becomes one graft.rope.
 std::size_t fuse_rope(ir::Program& program);
 
-// Linear layers and convolutions with weights that torchao or PT2E quantized read these as they are: products of f32
-// where the input is f32, of integers where it was quantized too. Weights of 4 bits are packed two to a byte.
+// Linear layers and convolutions use weights quantized by torchao or PT2E without dequantizing them first: f32 products
+// for f32 inputs, integer products if the input was quantized too. 4-bit weights are packed two to a byte.
 std::size_t fuse_quantized(ir::Program& program);
 
-// Such convolutions of bytes with weights of the program read these packed (graft.packed_quantized_conv), and write
-// bytes where these alone are read: a clamp, the sum with another tensor of bytes, and what dequantizes and quantizes
-// between them become part of the convolution.
+// Quantized convolutions with constant weights pack them (graft.packed_quantized_conv). They write bytes if only
+// bytes are read: a clamp, a residual of bytes, and a dequantize-quantize pair between them become part of the
+// convolution.
 std::size_t pack_quantized_convolutions(ir::Program& program, const UniformWeight& uniform);
 
-// Convolutions in f32 with weights of the program read these packed (graft.packed_conv). A batch norm with given
-// statistics that alone reads one becomes part of its weight and bias.
+// f32 convolutions with constant weights pack them (graft.packed_conv). A batch norm with given statistics that
+// alone reads one is folded into its weight and bias.
 std::size_t pack_convolutions(ir::Program& program);
 
-// Linear layers in f32 of more than a few rows, or of a number of rows that is open, whose weights nothing else reads
-// read these packed (graft.packed_linear), unless the weights are very large. `in_bf16`: rounded to bf16, where the
-// number of rows is known; those that are stored in it, too.
+// f32 linear layers with more than a few rows, or an unknown number, use packed weights (graft.packed_linear) if
+// nothing else reads the weights, unless these are very large in total. `in_bf16`: packed as bf16 where the number of
+// rows is known; weights stored in bf16, too.
 std::size_t pack_linear_layers(ir::Program& program, bool in_bf16);
 
-// Removes nodes whose results nothing reads: what a pass leaves behind.
+// Removes nodes whose results nothing reads, which other passes leave behind.
 void drop_dead_nodes(ir::Program& program);
 
-// Whether constant folding (load/fold.cpp) keeps the results of a node, given its inputs' bytes and theirs: small ones
-// always, others where they do not grow much.
+// Whether constant folding (load/fold.cpp) keeps a node's results, given the bytes of its inputs and results: small
+// ones always, others if they do not grow much.
 bool is_kept_at_load(std::int64_t input_bytes, std::int64_t result_bytes);
 
 }  // namespace graft

@@ -9,7 +9,7 @@
 #include "load/test_graph.h"
 #include "pass/pipeline.h"
 
-// Each pass: the graph before and after, the numbers of both, and what looks alike and must stay.
+// Each pass: the graph before and after, the values of both, and similar graphs that must stay unchanged.
 namespace graft {
 namespace {
 
@@ -259,7 +259,7 @@ TEST(FuseQuantized, BeforeAndAfter) {
 }
 
 TEST(FuseQuantized, WhatStays) {
-  // Groups that no block of 4 bits divides are read a byte each.
+  // Groups that 4-bit blocks do not divide are read one byte per element.
   EXPECT_THAT(after_quantized({.group = 16}), ElementsAre("graft.quantized_linear"));
   // A zero of a type that the kernel does not read.
   EXPECT_THAT(after_quantized({.zero = DType::f32}),
@@ -326,7 +326,7 @@ void add_linear(GraphBuilder& graph, const LinearOptions& o = {}) {
         graph.node("aten.exp.default", {{"self", Arg::of_value(w)}}, DType::f32, {fixed(o.outputs), fixed(24)}));
 }
 
-// The numbers with the weight packed and without.
+// The values with the weight packed and unpacked.
 void check_linear(const LinearOptions& o) {
   GraphBuilder graph;
   add_linear(graph, o);
@@ -336,7 +336,7 @@ void check_linear(const LinearOptions& o) {
   Session session(packed), reference(plain);
   for (const std::int64_t rows : {1, 2, 5, 8, 9, 12, 13, 24, 31, 37, 64}) {
     if (rows < o.least || rows > o.most) continue;
-    if (rows == 12) packed->shrink();  // the graph is read again and comes out the same
+    if (rows == 12) packed->shrink();  // the graph is read again and must come out the same
     std::vector<float> x(static_cast<std::size_t>(rows * 24));
     for (std::size_t i = 0; i < x.size(); ++i) x[i] = std::sin(static_cast<float>(i));
     const std::vector<Value> inputs = {tensor(x, DType::f32, {rows, 24})};
@@ -366,7 +366,7 @@ TEST(PackLinearLayers, AWeightOfTwoLayersIsPackedOnce) {
   check_linear({.twice = true});
 }
 
-// With operands in bf16 a layer whose number of rows is open may get a few, which are not rounded.
+// With bf16 operands, a layer with an unknown number of rows may get few, which are not rounded.
 TEST(PackLinearLayers, InBf16TheNumberOfRowsIsKnown) {
   if (simd::packed_pairs() == nullptr) GTEST_SKIP() << "this CPU does not multiply bf16, or no faster than f32";
   const auto after = [](const LinearOptions& o) {
@@ -385,12 +385,12 @@ TEST(PackLinearLayers, WhatStays) {
     add_linear(graph, o);
     return after_passes(graph.program());
   };
-  // A few rows, few outputs, a bias that is one number.
+  // Few rows, few outputs, a bias that is one number.
   EXPECT_THAT(after({.least = 8, .most = 8}), ElementsAre("aten.linear.default"));
   EXPECT_THAT(after({.least = 9, .most = 9}), ElementsAre("graft.pack_linear", "graft.packed_linear"));
   EXPECT_THAT(after({.outputs = 7}), ElementsAre("aten.linear.default"));
   EXPECT_THAT(after({.rows_of_bias = false}), ElementsAre("aten.linear.default"));
-  // A weight that is read as it is: by another node, as a result, stored in another type.
+  // Weights that must stay unpacked: read by another node, a result, stored in another type.
   EXPECT_THAT(after({.weight_is_read = true}), ElementsAre("aten.linear.default", "aten.exp.default"));
   GraphBuilder graph;
   add_linear(graph);

@@ -17,7 +17,7 @@ const ir::Arg kNone{};
 // A tensor that is scale * (q - zero).
 struct Dequantized {
   ir::Arg q, scale, zero;
-  std::vector<std::int64_t> block;  // elements along each dimension that share them; empty: all
+  std::vector<std::int64_t> block;  // elements along each dimension that share parameters; empty: all
   bool four_bits = false;           // q is -8 to 7
 };
 
@@ -57,8 +57,8 @@ std::optional<Dequantized> match_dequantized(const Graph& graph, const ir::Arg& 
   return std::nullopt;
 }
 
-// The elements of a row of `q` that share parameters, when these are of rows or of groups within rows. `q` has two
-// dimensions here, all but the first taken as one.
+// The group size within a row of `q`, if the parameters are per row or per group of a row. Here `q` is a matrix: all
+// dimensions but the first taken as one.
 std::optional<std::int64_t> group_of(const ir::Value& q, const std::vector<std::int64_t>& block) {
   std::int64_t depth = 1;
   for (int d = 1; d < q.rank(); ++d) {
@@ -74,7 +74,7 @@ std::optional<std::int64_t> group_of(const ir::Value& q, const std::vector<std::
   return group == depth && size(q, 0) == block[0] ? std::optional(depth) : std::nullopt;
 }
 
-// Whether the parameters are of whole rows of the last dimension, or of all.
+// Whether the parameters are per row of the last dimension, or one for all.
 bool of_rows(const ir::Value& q, const std::vector<std::int64_t>& block) {
   if (block.empty()) return true;
   if (block.size() != q.dims.size() || size(q, -1) != block.back()) return false;
@@ -99,7 +99,7 @@ class Fuser {
   }
 
  private:
-  // Puts the operator in the node's place if it takes these arguments.
+  // Replaces the node by the operator if it accepts these arguments.
   bool replace(ir::Node& node, std::string_view target, Graph::Args args) {
     const ir::Node kept = node;
     graph_.replace(node, target, std::move(args));
@@ -132,7 +132,7 @@ class Fuser {
     return out;
   }
 
-  // The weight with two elements to a byte, made once: a constant, once folded.
+  // The weight with two elements to a byte, made once; folding makes it a constant.
   ir::Arg packed(const ir::Arg& weight) {
     const auto known = packed_.find(weight.value());
     if (known != packed_.end()) return known->second;
@@ -187,7 +187,7 @@ class Fuser {
     replace(node, "graft.quantized_conv", std::move(args));
   }
 
-  // The matrix that this is the transposed of.
+  // The matrix whose transpose this is.
   std::optional<ir::Arg> transposed(const ir::Arg& value) const {
     const ir::Value* v = graph_.tensor(value);
     if (v == nullptr || v->rank() != 2) return std::nullopt;
@@ -198,7 +198,7 @@ class Fuser {
     return std::nullopt;
   }
 
-  // What was converted to `to`, of type `from`.
+  // The input of a conversion from `from` to `to`.
   std::optional<ir::Arg> converted(const ir::Arg& value, DType from, DType to) const {
     const ir::Node* node = graph_.producer(value, "aten._to_copy.default");
     if (!node) node = graph_.producer(value, "aten.to.dtype");
@@ -207,14 +207,14 @@ class Fuser {
     return is(graph_.tensor(self), from) ? std::optional(self) : std::nullopt;
   }
 
-  // A matrix of bytes of known sizes, with parameters of whole rows.
+  // A matrix of bytes with known sizes and parameters per row.
   std::optional<Weight> byte_matrix(const ir::Arg& value) const {
     const ir::Value* v = graph_.tensor(value);
     if (!is(v, DType::i8) || v->rank() != 2 || !size(*v, 0) || !size(*v, 1)) return std::nullopt;
     return Weight{value, kNone, kNone, std::max<std::int64_t>(*size(*v, 1), 1)};
   }
 
-  // A matrix times the transposed of one that was converted from bytes.
+  // A matrix times the transpose of one that was converted from bytes.
   void fuse_mm(ir::Node& node) {
     const ir::Arg input = graph_.arg(node, "self"), other = graph_.arg(node, "mat2");
     if (const auto columns = converted(other, DType::i8, DType::f32)) {
@@ -248,7 +248,7 @@ class Fuser {
     replace(node, "graft.quantized_linear", linear(input, nullptr, scaled, kNone));
   }
 
-  // The sums of bytes: of q itself, or of q + 128 as unsigned bytes less 128 times the sum of the weight's column.
+  // Integer products: of q itself, or of q + 128 as unsigned bytes less 128 times the sum of the weight's column.
   std::optional<std::pair<ir::Arg, Weight>> match_integers(const ir::Arg& value) const {
     const ir::Node* product = graph_.producer(value, "aten._int_mm.default");
     const ir::Node* difference = graph_.producer(value, "aten.sub.Tensor");
@@ -291,7 +291,7 @@ class Fuser {
            Graph::integers(dims) == std::vector<std::int64_t>{0};
   }
 
-  // Sums of bytes, times a scale for each row, times one for each column.
+  // Integer products, times a scale per row, times one per column.
   bool fuse_integers(ir::Node& node) {
     const ir::Node* by_row = graph_.producer(graph_.arg(node, "self"), "aten.mul.Tensor");
     const ir::Arg weight_scale = graph_.arg(node, "other");

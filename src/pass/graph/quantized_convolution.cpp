@@ -19,7 +19,7 @@ const ir::Arg kNone{};
 constexpr std::string_view kQuantize = "quantized_decomposed.quantize_per_tensor.default";
 constexpr std::string_view kDequantize = "quantized_decomposed.dequantize_per_tensor.default";
 constexpr std::string_view kConv = "graft.quantized_conv", kPacked = "graft.packed_quantized_conv";
-// Views: the same elements, quantized or not.
+// Views, which quantization commutes with.
 constexpr std::array<std::string_view, 6> kViews = {"aten.view.default",    "aten.reshape.default",
                                                     "aten.permute.default", "aten.flatten.using_ints",
                                                     "aten.squeeze.dims",    "aten.unsqueeze.default"};
@@ -31,13 +31,13 @@ std::int64_t least_of(DType dtype) { return dtype == DType::u8 ? 0 : -128; }
 
 ir::Arg of_real(double x) { return {ir::Arg::Kind::real, 0, x, {}, {}}; }
 
-// Bytes q that stand for scale * (q - zero), from low to high.
+// Bytes q for the values scale * (q - zero), from low to high.
 struct Quantization {
   DType dtype = DType::i8;
   double scale = 1;
   std::int64_t zero = 0, low = 0, high = 0;
 
-  // What a number becomes.
+  // The quantized value of a number.
   std::int64_t of(double x) const {
     const float q = std::nearbyint(static_cast<float>(x) * static_cast<float>(1.0 / scale)) + static_cast<float>(zero);
     return static_cast<std::int64_t>(std::clamp(q, static_cast<float>(low), static_cast<float>(high)));
@@ -45,7 +45,7 @@ struct Quantization {
   bool same_numbers(const Quantization& other) const {
     return dtype == other.dtype && scale == other.scale && zero == other.zero;
   }
-  // Clamped to [from, to] first: quantizing keeps the order of numbers, so that it may be clamped after.
+  // Clamped to [from, to] first: quantizing is monotonic, so the clamp may come after.
   void clamp(std::int64_t from, std::int64_t to) {
     low = std::clamp(low, from, to);
     high = std::clamp(high, from, to);
@@ -69,9 +69,9 @@ class Packer {
   }
 
  private:
-  // --- the parts of a quantized graph ---
+  // --- matching parts of a quantized graph ---
 
-  // The parameters of a node that quantizes or dequantizes, where they are numbers of the bytes' type.
+  // The parameters of a quantize or dequantize node, if they are numbers of the bytes' type.
   std::optional<Quantization> quantization(const ir::Node& node, DType dtype) const {
     const auto number = [&](const char* name) { return Graph::number(graph_.arg(node, name)); };
     const auto scale = number("scale"), zero = number("zero_point"), low = number("quant_min"),
@@ -89,7 +89,7 @@ class Packer {
 
   bool read_once(const ir::Arg& arg) const { return arg.is_value() && graph_.uses(arg.value()) == 1; }
 
-  // Bytes that a node here alone dequantizes for one reader.
+  // Bytes that one node here dequantizes for a single reader.
   struct Bytes {
     ir::Arg q;
     Quantization quantization;
@@ -102,7 +102,7 @@ class Packer {
     return found ? std::optional(Bytes{q, *found}) : std::nullopt;
   }
 
-  // The node that clamps the value, with the bounds that it states.
+  // The node that clamps the value, with its bounds.
   struct Clamp {
     ir::Arg input;
     double low, high;
@@ -128,7 +128,7 @@ class Packer {
     return std::nullopt;
   }
 
-  // --- what a node that quantizes becomes ---
+  // --- rewriting quantize nodes ---
 
   void absorb(ir::Node& node) {
     auto to = quantization(node, graph_.output(node).dtype);
@@ -157,7 +157,7 @@ class Packer {
     }
   }
 
-  // Bytes dequantized and quantized again with the same numbers are clamped, or as before.
+  // Bytes dequantized and quantized again with equal parameters: clamped, or unchanged.
   void requantize(ir::Node& node, const Bytes& bytes, const Quantization& to, bool clamps) {
     if (!bytes.quantization.same_numbers(to)) return;
     const ir::Node* conv = graph_.producer(bytes.q, kPacked);
@@ -193,7 +193,7 @@ class Packer {
     }
   }
 
-  // The sum of two dequantized tensors, one of which a convolution made for this alone.
+  // A sum of two dequantized tensors, one of them made by a convolution for it alone.
   void add_residual(ir::Node& node, const ir::Node& add, const Quantization& to) {
     if (Graph::number(graph_.arg(add, "alpha")) != 1) return;
     const ir::Arg operands[2] = {graph_.arg(add, "self"), graph_.arg(add, "other")};
@@ -203,7 +203,7 @@ class Packer {
       const ir::Node* conv = graph_.producer(sum->q, kPacked);
       if (conv == nullptr || graph_.arg(*conv, "residual").kind != ir::Arg::Kind::none) continue;
       if (sum->quantization.dtype != to.dtype || !same_size(sum->q, other->q)) continue;
-      // Another scale would read the bytes as other numbers than were quantized.
+      // With another scale the bytes would mean other values than were quantized.
       if (graph_.arg(*conv, "scale").f != sum->quantization.scale ||
           graph_.arg(*conv, "zero").i != sum->quantization.zero)
         continue;
@@ -244,7 +244,7 @@ class Packer {
     at(args, which + "high") = ir::Arg::of_integer(to.high);
   }
 
-  // The weight's sizes when the convolution can be packed.
+  // The weight's sizes if the convolution can be packed.
   std::optional<Shape> packable(const ir::Node& node) const {
     const ir::Arg &weight = graph_.arg(node, "weight"), &scale = graph_.arg(node, "weight_scale"),
                   &zero = graph_.arg(node, "weight_zero"), &bias = graph_.arg(node, "bias");
@@ -259,7 +259,7 @@ class Packer {
     const Shape whole = with_three_spatial(shape);
     if (!is_depthwise(whole, groups.i) && shape[0] / groups.i < kLeastChannels) return std::nullopt;
     if (shape.numel() / shape[0] > kLongestByteSum) return std::nullopt;
-    // Scales and bias of the channels, or one scale for all.
+    // Scales and bias per channel, or one scale for all.
     const auto of_channels = [&](const ir::Arg& arg) {
       const ir::Value* value = graph_.tensor(arg);
       if (!graph_.is_weight(arg) || value->dtype != DType::f32 || value->rank() > 1) return false;

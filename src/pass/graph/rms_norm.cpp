@@ -67,7 +67,7 @@ void replace(Graph& graph, ir::Node& node, const Normalized& normalized, const i
 
 void fuse(Graph& graph, ir::Node& node) {
   if (!graph.is(node, "aten.mul.Tensor") || !is_f32(&graph.output(node))) return;
-  // With a weight for each element of a row; the norm alone is done by itself.
+  // With a weight for each element of a row, or the norm alone.
   const std::array factors = {graph.arg(node, "self"), graph.arg(node, "other")};
   for (const int i : {0, 1}) {
     const ir::Arg& weight = factors[static_cast<std::size_t>(i)];

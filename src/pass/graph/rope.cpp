@@ -43,7 +43,7 @@ bool fits(const ir::Value* factor, const ir::Value& x) {
   return factor->dims.back().is_static() && factor->dims.back().min == x.dims.back().min;
 }
 
-// The sizes of x are those of the result: no factor makes it larger.
+// Whether x has the sizes of the result, so that no factor broadcasts it.
 bool same_sizes(const ir::Value& a, const ir::Value& b) {
   return std::ranges::equal(a.dims, b.dims, [](const ir::Dim& x, const ir::Dim& y) {
     return x.min == y.min && x.max == y.max && x.expr == y.expr;

@@ -20,7 +20,7 @@ class Converter {
     for (std::uint32_t i = 0; i < count; ++i) {
       if (graph_.weights[i].storage == ir::Storage::affine) continue;
       const bool block = graph_.weights[i].storage != ir::Storage::plain;
-      // Only values of f32 are stored as anything else.
+      // Only f32 values are stored in another type.
       const bool half = graph_.weights[i].dtype == DType::f16 || graph_.weights[i].dtype == DType::bf16;
       if (block || half) convert_uses(i);
     }
@@ -28,10 +28,10 @@ class Converter {
   }
 
  private:
-  // Inputs of one weight, of which there may be several, all with values of one dtype or each with its own.
+  // Converts the inputs of one weight; there may be several, with values of the same or of different dtypes.
   void convert_uses(std::uint32_t weight) {
     bool as_stored = false;
-    std::vector<ir::ValueId> converted;  // values all of whose uses read the conversion
+    std::vector<ir::ValueId> converted;  // values whose uses all read the conversion
     const std::size_t inputs = method_.inputs.size();
     for (std::size_t i = 0; i < inputs; ++i) {
       const ir::Input input = method_.inputs[i];
@@ -63,7 +63,7 @@ class Converter {
       target = static_cast<std::uint32_t>(graph_.weights.size());
       graph_.weights.push_back(graph_.weights[weight]);
     }
-    graph_.weights[target].key += " as f32";  // what has one key has one size
+    graph_.weights[target].key += " as f32";  // equal keys mean equal sizes
     for (ir::Input& input : method_.inputs)
       if (input.kind == ir::InputKind::weight && std::ranges::find(converted, input.value) != converted.end())
         input.index = target;
@@ -91,7 +91,7 @@ class Converter {
     return std::ranges::any_of(arg.items, [&](const ir::Arg& item) { return holds(item, value); });
   }
 
-  // Whether all uses of a transposed view take it as it is stored.
+  // Whether all uses of a transposed view take the weight as it is stored.
   bool reads_columns(ir::ValueId view) const {
     for (const ir::Node& node : method_.nodes)
       for (std::size_t a = 0; a < node.args.size(); ++a)
@@ -106,7 +106,7 @@ class Converter {
   bool takes_as_stored(const ir::Node& node, std::size_t a) const {
     if (none_as_stored_ || !node.args[a].is_value()) return false;
     const ir::Value& value = method_.values[node.args[a].value()];
-    // A matrix without elements has no rows to read; neither has a stack of them (graft.expert_linear).
+    // An empty matrix has no rows to read, nor does a stack of them (graft.expert_linear).
     const auto empty = [](const ir::Dim& dim) { return dim.min == 0; };
     if (value.rank() < 2 || value.rank() > 3 || std::ranges::any_of(value.dims, empty)) return false;
     const StoredUse how = use(node, a);
@@ -138,7 +138,7 @@ class Converter {
     for (ir::Arg& item : arg.items) replace(item, from, to);
   }
 
-  // Uses that do not take the weight as it is stored read `to` from here on.
+  // Redirects uses that do not take the weight as it is stored to `to`.
   void redirect(ir::ValueId from, ir::ValueId to) {
     for (ir::Node& node : method_.nodes)
       for (std::size_t a = 0; a < node.args.size(); ++a)

@@ -15,7 +15,7 @@ using test::fixed;
 using test::GraphBuilder;
 using ::testing::ElementsAre;
 
-// y = linear(x, w) and everything else that a weight w [4, 32] may be used for.
+// y = linear(x, w), and the other ways to use a weight w [4, 32].
 struct Graph : GraphBuilder {
   ir::ValueId w = 0, x = 0;
 
@@ -75,7 +75,7 @@ TEST(StoredWeights, OtherUsesReadOneConversion) {
   both.linear();
   both.output(both.doubled());
   both.output(both.w);
-  both.output(both.mm(both.transposed({1, 0}), both.x, 32, 32));  // on the wrong side
+  both.output(both.mm(both.transposed({1, 0}), both.x, 32, 32));  // as the wrong operand
   EXPECT_THAT(both.convert(), ElementsAre(std::pair(1, 0)));
   EXPECT_EQ(stored_of(both.program().weights[0]), Stored::as(DType::bf16));
   EXPECT_EQ(stored_of(both.program().weights[1]), Stored::as(DType::f32));

@@ -17,7 +17,7 @@ std::size_t drop_dead_launches(LaunchSequence& sequence) {
     if (!live[i]) continue;
     for (const Tensor& t : launch.inputs) needed[t.buffer] = true;
   }
-  std::vector<std::uint32_t> position(sequence.launches.size() + 1);  // by old index: how many launches stay before it
+  std::vector<std::uint32_t> position(sequence.launches.size() + 1);  // by old index: remaining launches before it
   std::uint32_t kept = 0;
   for (std::size_t i = 0; i < sequence.launches.size(); ++i) {
     position[i] = kept;

@@ -14,7 +14,7 @@ namespace {
 using simd::BlockClass;
 using simd::ElementwiseOp;
 
-// A chain while it grows: what a launch computes from its inputs.
+// A chain under construction: what a launch computes from its inputs.
 struct Chain {
   struct Input {
     Tensor tensor;
@@ -23,7 +23,7 @@ struct Chain {
   std::vector<ChainStep> steps;
   std::vector<Input> inputs;
 
-  // The place of an input; a tensor that is read in one way has one.
+  // The index of an input; a tensor read in one way gets one.
   std::int32_t add_input(const Tensor& tensor, BlockClass read_as) {
     for (std::size_t i = 0; i < inputs.size(); ++i)
       if (inputs[i].read_as == read_as && same_tensor(inputs[i].tensor, tensor)) return static_cast<std::int32_t>(i);
@@ -112,7 +112,7 @@ class ChainFuser {
     return chain;
   }
 
-  // Takes the launch that makes one of the inputs of launch i into it.
+  // Fuses the launch that makes one of the inputs of launch i into it.
   bool grow(std::size_t i) {
     for (std::size_t k = 0; k < chains_[i]->inputs.size(); ++k) {
       const std::optional<std::size_t> maker = maker_for(i, chains_[i]->inputs[k].tensor);
@@ -121,14 +121,14 @@ class ChainFuser {
     return false;
   }
 
-  // The elementwise launch that writes `tensor` for launch i alone and may as well run at the place of that.
+  // The elementwise launch that writes `tensor` for launch i alone and could run at its position.
   std::optional<std::size_t> maker_for(std::size_t i, const Tensor& tensor) const {
     const Uses& uses = uses_[tensor.buffer];
     if (sequence_.buffers[tensor.buffer].segment != Segment::arena || uses.reads != 1 || uses.writes != 1)
       return std::nullopt;
     const std::size_t maker = uses.writer;
     if (maker >= i || !chains_[maker]) return std::nullopt;
-    // A launch that writes states cannot fail, and one before must not write them.
+    // Launches that write states cannot fail and come last: do not fuse across that boundary.
     if ((maker < sequence_.commit_begin) != (i < sequence_.commit_begin)) return std::nullopt;
     const Tensor& made = sequence_.launches[maker].outputs[0];
     const Tensor& out = sequence_.launches[i].outputs[0];

@@ -28,7 +28,7 @@ struct Net {
                       kMatrix);
   }
 
-  // The launches of a run, after its result was found equal to that of the plain lowering.
+  // The launches of a run, after comparing its result with the plain lowering.
   std::uint64_t launches() {
     std::vector<float> values(2000);
     for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i) / 500 - 2;

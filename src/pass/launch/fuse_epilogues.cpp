@@ -34,8 +34,8 @@ class Fuser {
   }
 
  private:
-  // The launch that wrote all of `from`, when it is read for `to` alone and both lie in memory in the same way: then
-  // nothing can tell whether that launch writes `to` instead.
+  // The launch that wrote all of `from`, if only `to`'s launch reads it and both have the same layout: then it may
+  // write `to` directly.
   Launch* writer_of(const Tensor& from, const Tensor& to) const {
     const BufferUses& sum = uses_[from.buffer];
     if (sequence_.buffers[from.buffer].segment != Segment::arena || sum.reads != 1 || sum.writes != 1) return nullptr;
@@ -65,13 +65,14 @@ class Fuser {
     return true;
   }
 
-  // The launch whose result is added takes the place of the addition, where the other tensor is there.
+  // Moves the launch whose result is added to the position of the addition, where the other operand, its residual, is
+  // ready.
   bool add_residual(std::size_t i) {
     Launch& launch = sequence_.launches[i];
     const Fusion* fusion = fusion_of(launch);
     if (fusion == nullptr || fusion->is_sum == nullptr || !fusion->is_sum(launch.attrs)) return false;
     if (launch.inputs[0].buffer == launch.inputs[1].buffer) return false;
-    // The later of the two: the other one is then there.
+    // Try the later of the two first: the other one is ready by then.
     std::size_t first = uses_[launch.inputs[0].buffer].writer > uses_[launch.inputs[1].buffer].writer ? 0 : 1;
     for (int tries = 0; tries < 2; ++tries, first = 1 - first) {
       Launch* sum = writer_of(launch.inputs[first], launch.outputs[0]);

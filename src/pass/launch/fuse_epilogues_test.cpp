@@ -17,7 +17,7 @@ using test::fixed;
 using test::GraphBuilder;
 using test::tensor;
 
-// activation(x W) with x [n, 2], W = 1: [2, 3]; `seen`: the product is an output too.
+// activation(x W) with x [n, 2], W = 1: [2, 3]; `seen`: the product is an output as well.
 struct Net {
   GraphBuilder graph;
   std::shared_ptr<const Program> program;
@@ -108,7 +108,7 @@ TEST(Fuse, SumsAndClampsBecomePartOfTheConvolutionThatTheyAloneRead) {
   std::vector<float> x(16 * 25);
   for (std::size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>(i) / 50.f - 3;
   x[7] = std::numeric_limits<float>::quiet_NaN();
-  // Three convolutions and copies of the results, whose channels lie last.
+  // Three convolutions and copies of the results in channels-last order.
   for (const auto& [twice, launches] : {std::pair{false, 4u}, std::pair{true, 6u}}) {
     const Residual net(twice);
     Session session(net.program);

@@ -66,7 +66,7 @@ class SeparableFuser {
     return true;
   }
 
-  // Puts the launch of the parts that are there in the place of the last of them.
+  // Writes the fused launch in the position of its last part.
   void write(const SeparableRule& rule, Launch* expand, Launch& depthwise, Launch* project, bool by_panels) {
     Launch fused = project != nullptr ? *project : depthwise;
     std::optional<DescribedLaunch> before, after;
@@ -96,7 +96,7 @@ class SeparableFuser {
     return static_cast<std::size_t>(&launch - sequence_.launches.data());
   }
 
-  // The launch that wrote all of a tensor that nothing else reads.
+  // The launch that wrote all of a tensor, if nothing else reads it.
   Launch* maker_of(const Tensor& tensor) {
     const BufferUses& uses = uses_[tensor.buffer];
     if (!between_two(tensor, uses)) return nullptr;

@@ -14,8 +14,8 @@ std::size_t merge_inplace(LaunchSequence& sequence) {
   for (BufferId id = 0; id < merged.size(); ++id) merged[id] = id;
   for (std::size_t i = 0; i < sequence.launches.size(); ++i) {
     Launch& launch = sequence.launches[i];
-    // A buffer that was merged into an earlier one is found under that one from here on: chains stay one step deep,
-    // because launches are visited in order.
+    // Map a merged buffer to the one that it was merged into: chains stay one step deep because launches are visited in
+    // order.
     for_each_buffer(launch, [&](BufferId& id) { id = merged[id]; });
     if (launch.inplace == 0) continue;
     const Tensor out = launch.outputs[0];

@@ -9,7 +9,7 @@
 namespace graft {
 namespace {
 
-// Launches in between that are looked at: layers of a block lie close together.
+// Search distance in launches: products of one layer are near each other.
 constexpr std::size_t kWindow = 32;
 
 const MergeRule* rule_of(const Launch& launch) {
@@ -47,8 +47,8 @@ class Merger {
            std::ranges::any_of(launch.inputs, [&](const Tensor& t) { return t.buffer == buffer; });
   }
 
-  // Whether launch i may run at the place of `first`: what it reads besides the rows is there, and nothing in between
-  // has to do with its result.
+  // Whether launch i may run at the position of `first`: its other inputs are ready, and nothing in between touches its
+  // result.
   bool fits(std::size_t first, std::size_t i) const {
     const Launch &leader = sequence_.launches[first], &launch = sequence_.launches[i];
     if (rule_of(launch) != rule_ || !same_tensor(leader.inputs[0], launch.inputs[0])) return false;
@@ -77,7 +77,7 @@ class Merger {
       outputs.push_back(launch->outputs[0]);
       leader.serial = leader.serial && launch->serial;
     }
-    std::deque<DescribedLaunch> described;  // stay where they are
+    std::deque<DescribedLaunch> described;  // a deque, for stable addresses
     std::vector<const KernelContext*> contexts;
     for (const Launch* launch : members_) contexts.push_back(&described.emplace_back(*launch).context());
     leader.attrs = rule_->attrs(contexts);
@@ -89,7 +89,7 @@ class Merger {
   }
 
   LaunchSequence& sequence_;
-  const MergeRule* rule_ = nullptr;  // of the products that are looked at
+  const MergeRule* rule_ = nullptr;  // of the products under consideration
   std::vector<Launch*> members_;
 };
 

@@ -16,7 +16,7 @@ using test::tensor;
 
 constexpr std::int64_t kTokens = 9, kDepth = 256;
 
-// Linear layers on weights in blocks.
+// Linear layers with block-quantized weights.
 struct Net {
   GraphBuilder graph;
   std::map<std::string, std::pair<BlockType, std::vector<std::byte>>> blocks;
@@ -84,7 +84,7 @@ TEST(MergeProducts, QueriesKeysAndValuesAreOneLaunch) {
     }
 }
 
-// Linear layers in f32 with packed weights; at precision medium in bf16 where that is faster (GRAFT_ISA=avx512bf16).
+// f32 linear layers with packed weights; at precision medium in bf16 where that is faster (GRAFT_ISA=avx512bf16).
 struct LinearNet {
   struct Layer {
     std::int64_t columns = 0;

@@ -11,13 +11,13 @@
 namespace graft {
 namespace {
 
-// What must run before what: a launch comes after those that wrote what it reads or writes, and after those that read
-// what it overwrites.
+// Dependencies: a launch comes after those that wrote what it reads or writes, and after those that read what it
+// overwrites.
 struct Dependencies {
   explicit Dependencies(const LaunchSequence& sequence, std::size_t count) : after(count), waits(count, 0) {
     struct Access {
       std::int64_t writer = -1;
-      std::vector<std::uint32_t> readers;  // since it wrote
+      std::vector<std::uint32_t> readers;  // since that write
     };
     std::vector<Access> access(sequence.buffers.size());
     for (std::uint32_t i = 0; i < count; ++i) {
@@ -43,7 +43,7 @@ struct Dependencies {
   std::vector<std::uint32_t> waits;
 };
 
-// By launch: whether it will run on the device. Copies run where their input is.
+// By launch: whether it will run on the device. Copies run on the side of their input.
 std::vector<bool> runs_on_device(const LaunchSequence& sequence, std::size_t count) {
   std::vector<bool> there(sequence.buffers.size());
   for (BufferId id = 0; id < there.size(); ++id) {
