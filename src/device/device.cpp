@@ -34,7 +34,7 @@ std::vector<ggml_backend_dev_t> ggml_devices() {
   return out;
 }
 
-// Which of several builds of the kernels this CPU has.
+// Which build of the kernels this CPU runs.
 std::string kernels_in_use() {
   const std::string& module = ggml_cpu().module;
   return str(" (kernels of graft: ", simd::name(simd::active_isa()), module.empty() ? "" : "; of ggml: ", module, ")");
@@ -45,7 +45,7 @@ std::string kernels_in_use() {
 std::string_view version() { return GRAFT_VERSION; }
 
 std::vector<DeviceInfo> devices() {
-  simd::check_cpu();  // before ggml's backends are touched: they start with instructions of the CPU they were built for
+  simd::check_cpu();  // before ggml's backends load: they run instructions of the CPU they were built for
   install_ggml_log();
   std::vector<DeviceInfo> out;
   for (ggml_backend_dev_t device : ggml_devices()) {

@@ -7,17 +7,17 @@
 namespace graft {
 
 // The device to use: `name`, else GRAFT_DEVICE, else "cpu". Names compare without case. Throws NotFound listing the
-// devices there are. GRAFT_RPC=HOST:PORT,... adds the devices of ggml's RPC servers; SystemError names one that does
-// not answer. "cpu" is found without asking them.
+// available devices. GRAFT_RPC=HOST:PORT,... adds the devices of ggml's RPC servers; SystemError names one that does
+// not answer. "cpu" is found without querying them.
 std::string resolve_device(const std::string& name);
 
-// ggml's device of a resolved name; null for "cpu", which needs none.
+// ggml's device of a resolved name; null for "cpu".
 ggml_backend_dev_t find_device(const std::string& name);
 
 // ggml's CPU backend, for its ops.
 ggml_backend_dev_t cpu_device();
 
-// Compares the ggml that was loaded with the one graft was built for. Throws Unsupported naming both.
+// Compares the loaded ggml with the one graft was built for. Throws Unsupported naming both.
 void check_ggml();
 
 }  // namespace graft

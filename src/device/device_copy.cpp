@@ -11,7 +11,7 @@ namespace {
 // ggml's RPC protocol has 32-bit sizes.
 constexpr std::size_t kChunk = std::size_t{1} << 30;
 
-// The bytes as a tensor: the only way that ggml copies them.
+// The bytes as a tensor, which is the only thing ggml copies.
 ggml_tensor bytes_at(ggml_backend_buffer_t buffer, std::byte* data, std::size_t bytes) {
   ggml_tensor tensor{};
   const GgmlLayout layout = bytes_layout(static_cast<std::int64_t>(bytes));

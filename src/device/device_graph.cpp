@@ -17,7 +17,7 @@ struct DeviceGraph::Builder {
   const Plan& plan;
   std::uint32_t end;
   std::vector<std::vector<RefreshEntry>> by_allocation;
-  // Per buffer: the tensor that last wrote it (or the leaf that stands for it) and where that tensor starts in it.
+  // Per buffer: the tensor that last wrote it (or a leaf in its place), and that tensor's offset in it.
   struct Producer {
     ggml_tensor* tensor = nullptr;
     std::int64_t offset = 0;
@@ -69,7 +69,7 @@ struct DeviceGraph::Builder {
     std::vector<ggml_tensor*> sources;
     for (const Tensor& t : launch.inputs) sources.push_back(operand(t));
     const Tensor& out = launch.outputs[0];
-    // The second source of a copy is where it writes: backends look there. Made first, as all sources of views are.
+    // The second source of a copy is its destination: backends look there. Created first, as sources of views must be.
     ggml_tensor* destination = launch.ggml_op == GGML_OP_CPY
                                    ? new_tensor(out.buffer, out.offset, ggml_layout(out.desc), "destination")
                                    : nullptr;
@@ -78,7 +78,7 @@ struct DeviceGraph::Builder {
     std::memcpy(dst->op_params, launch.params.data(), sizeof(dst->op_params));
     std::copy(sources.begin(), sources.end(), dst->src);
     if (destination) dst->src[1] = dst->view_src = destination;
-    // ggml's backends fuse neighbours and then skip what lies between, unless it is an output of the graph.
+    // ggml's backends fuse neighbouring nodes and then skip intermediate results, unless they are outputs of the graph.
     const Buffer& buffer = plan.buffers[out.buffer];
     if (buffer.segment != Segment::arena || buffer.last_use >= static_cast<std::int32_t>(end))
       dst->flags |= GGML_TENSOR_FLAG_OUTPUT;
@@ -93,7 +93,7 @@ DeviceGraph::DeviceGraph(const Plan& plan, std::uint32_t begin, std::uint32_t en
   // An upper bound of the tensors needed: one per launch, one per operand (view or leaf).
   std::size_t tensors = 0;
   for (const Launch& launch : launches) tensors += 1 + launch.inputs.size() + launch.outputs.size();
-  // Nodes and leafs each have a list of the graph's size.
+  // Nodes and leaves each have an array of the graph's size.
   const std::size_t graph_size = std::max<std::size_t>(tensors, 1);
   metadata_ = AlignedMemory(tensors * ggml_tensor_overhead() + ggml_graph_overhead_custom(graph_size, false));
   context_ = ggml_init({metadata_.size(), metadata_.data(), true});
@@ -103,7 +103,7 @@ DeviceGraph::DeviceGraph(const Plan& plan, std::uint32_t begin, std::uint32_t en
     GRAFT_ASSERT(!launch.kernel && launch.on_device);
     builder.add(launch);
   }
-  // One expansion per node, in our order: the parents are visited already, so ggml's recursion stays shallow.
+  // One expansion per node, in plan order: the parents are visited already, so ggml's recursion stays shallow.
   graph_ = ggml_new_graph_custom(context_, graph_size, false);
   for (ggml_tensor* node : builder.order) ggml_build_forward_expand(graph_, node);
 

@@ -12,8 +12,8 @@ struct ggml_context;
 
 namespace graft {
 
-// Launches [begin, end) of a plan, all of them ggml ops, as a graph for a device: in a ggml context of its own, because
-// backends tell graphs apart by the address of the first node. Everything is allocated here once.
+// Launches [begin, end) of a plan, all of them ggml ops, as a graph for a device, in its own ggml context, because
+// backends tell graphs apart by the address of the first node. The constructor allocates everything.
 class DeviceGraph {
  public:
   DeviceGraph(const Plan& plan, std::uint32_t begin, std::uint32_t end);
@@ -21,8 +21,8 @@ class DeviceGraph {
   DeviceGraph(const DeviceGraph&) = delete;
   DeviceGraph& operator=(const DeviceGraph&) = delete;
 
-  // Rewrites the addresses of one allocation id, which lies in `buffer`; returns how many there were. Throws
-  // SystemError when the device refuses a tensor.
+  // Rewrites the addresses of one allocation id, which is in `buffer`; returns how many. Throws SystemError if the
+  // device refuses a tensor.
   std::size_t rewrite(std::uint32_t allocation, std::byte* base, ggml_backend_buffer_t buffer);
 
   ggml_cgraph* graph() const { return graph_; }
@@ -38,7 +38,7 @@ class DeviceGraph {
 
   AlignedMemory metadata_;
   ggml_context* context_ = nullptr;
-  ggml_cgraph* graph_ = nullptr;            // its uid stays 0: backends look at every address
+  ggml_cgraph* graph_ = nullptr;            // its uid stays 0: backends then compare every address
   std::vector<RefreshEntry> entries_;       // grouped by allocation id, sources of views before the views
   std::vector<std::uint32_t> first_entry_;  // entries of id i: [first_entry_[i], first_entry_[i + 1])
 };

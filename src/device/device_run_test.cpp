@@ -1,4 +1,4 @@
-// Programs on a device with a memory of its own (ggml's RPC backend over loopback), compared with the CPU.
+// Programs on a device with its own memory (ggml's RPC backend over loopback), compared with the CPU.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -49,7 +49,7 @@ LoadOptions on_device() {
 
 class OnDevice : public DeviceTest {
  protected:
-  // Runs on both and compares; leaves the device's session in `session`.
+  // Runs on both and compares; keeps the device's session in `session`.
   void compare(GraphBuilder& graph, const std::vector<Value>& inputs, double tolerance = 1e-5) {
     LoadOptions cpu;
     cpu.device = "cpu";
@@ -91,7 +91,7 @@ TEST_F(OnDevice, LinearWithBiasIsOneStageOnTheDevice) {
   EXPECT_EQ(c.download_bytes, 2u * 12 * 4);
 }
 
-// Weights go to the device once for all sessions and sizes.
+// Weights are uploaded once for all sessions and sizes.
 TEST_F(OnDevice, WeightsAreUploadedOncePerProgram) {
   GraphBuilder graph;
   const auto w = graph.weight("w", noise(24, 1), {4, 6});
@@ -124,7 +124,7 @@ TEST_F(OnDevice, ASteadyRunRewritesNothing) {
   EXPECT_EQ(session->counters().rewrites, rewrites);
 }
 
-// Launches of the only plan that run on the device, and on the CPU.
+// Launches of the only plan on the device, and on the CPU.
 struct Places {
   std::size_t device = 0, host = 0;
 };
@@ -314,7 +314,7 @@ TEST_F(OnDevice, Attention) {
   }
 }
 
-// Weights in f16 and bf16 stay as they are stored.
+// f16 and bf16 weights keep their stored type.
 TEST_F(OnDevice, HalfPrecisionLinear) {
   for (const DType dtype : {DType::f16, DType::bf16}) {
     GraphBuilder graph;
@@ -337,7 +337,7 @@ TEST_F(OnDevice, HalfPrecisionLinear) {
   }
 }
 
-// An op that the device lacks runs on the CPU between two stages on the device.
+// An op that the device lacks runs on the CPU between two device stages.
 TEST_F(OnDevice, TheCpuRunsWhatTheDeviceLacks) {
   GraphBuilder graph;
   const std::vector<ir::Dim> dims{fixed(4), fixed(6)};
@@ -364,7 +364,7 @@ TEST_F(OnDevice, TheCpuRunsWhatTheDeviceLacks) {
   EXPECT_EQ(c.download_bytes, 2u * 2 * 96);
 }
 
-// Small inputs travel together.
+// Small inputs share one transfer.
 TEST_F(OnDevice, InputsGoUpInOneCopy) {
   GraphBuilder graph;
   const auto a = graph.input("a", DType::f32, {fixed(3)});
@@ -401,7 +401,7 @@ TEST_F(OnDevice, StatesAreKeptOnTheHostBetweenRuns) {
   EXPECT_EQ(floats(one.run("forward", in)[0]), (std::vector<float>{2, 4}));
 }
 
-// The indices are checked before ggml, which checks nothing, sees them.
+// The indices are checked before ggml, which checks nothing, reads them.
 TEST_F(OnDevice, EmbeddingRunsThereAndChecksItsIndices) {
   GraphBuilder graph;
   const auto table = graph.weight("table", noise(10 * 4, 1), {10, 4});

@@ -41,7 +41,7 @@ GgmlLayout ggml_layout(const TensorDesc& desc) {
   for (int i = 0; i < GGML_MAX_DIMS; ++i) {
     const int d = desc.rank() - 1 - i;
     if (d >= 0) out.ne[i] = desc.shape[d];
-    // The stride of a dimension of size 1 is free; ggml's checks want the row-major one.
+    // The stride of a dimension of size 1 is arbitrary; ggml's checks want the row-major one.
     out.nb[i] =
         d >= 0 && out.ne[i] != 1 ? static_cast<std::size_t>(desc.strides[static_cast<std::size_t>(d)]) * element : next;
     next = out.nb[i] * static_cast<std::size_t>(out.ne[i]);

@@ -18,13 +18,13 @@ struct GgmlLayout {
 
 // The rank must be at most 4.
 GgmlLayout ggml_layout(const TensorDesc& desc);
-// The same of a weight in ggml's blocks where the tensor says so; then it is contiguous.
+// The same for a weight in ggml's blocks if the tensor is one; then it is contiguous.
 GgmlLayout ggml_layout(const Tensor& tensor);
 bool same_layout(const ggml_tensor& tensor, const GgmlLayout& layout);
-// `bytes` bytes in a row.
+// `bytes` contiguous bytes.
 GgmlLayout bytes_layout(std::int64_t bytes);
 
-// A tensor of a context that allocates no data, with exactly this layout.
+// A tensor with exactly this layout, of a context that allocates no data.
 ggml_tensor* new_tensor(ggml_context* context, const GgmlLayout& layout);
 
 }  // namespace graft

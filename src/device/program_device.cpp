@@ -47,7 +47,7 @@ ProgramDevice::ProgramDevice(ggml_backend_dev_t device, std::string name)
 
 bool ProgramDevice::supports(const Launch& launch) const {
   GRAFT_ASSERT(!launch.kernel);
-  // A tensor for the result, the sources, and the destination of a copy; no data.
+  // Tensors for the result, the sources, and the destination of a copy; no data.
   const std::size_t tensors = launch.inputs.size() + 2;
   alignas(64) std::array<std::byte, 16 * 512> memory;
   const std::size_t bytes = tensors * ggml_tensor_overhead();
@@ -61,7 +61,7 @@ bool ProgramDevice::supports(const Launch& launch) const {
     out->src[i] = new_tensor(context, ggml_layout(launch.inputs[i]));
   if (launch.ggml_op == GGML_OP_CPY)
     out->src[1] = out->view_src = new_tensor(context, ggml_layout(launch.outputs[0].desc));
-  // Ops that want more memory than their result has are not for our arena.
+  // The arena cannot hold ops that need more memory than their result has.
   const bool fits = ggml_backend_buft_get_alloc_size(ggml_backend_dev_buffer_type(device_), out) <= ggml_nbytes(out);
   const bool supported = fits && ggml_backend_dev_supports_op(device_, out);
   ggml_free(context);

@@ -16,13 +16,13 @@ namespace graft {
 class DeviceMemory {
  public:
   DeviceMemory() = default;
-  // Throws SystemError naming the device, and `what` the memory is for, when it cannot be had.
+  // Throws SystemError naming the device, and `what` the memory is for, if it cannot be allocated.
   DeviceMemory(ggml_backend_dev_t device, const std::string& name, std::size_t bytes, std::string_view what);
   DeviceMemory(DeviceMemory&& other) noexcept;
   DeviceMemory& operator=(DeviceMemory&& other) noexcept;
   ~DeviceMemory();
 
-  std::byte* base() const { return base_; }  // an address of the device: not for the CPU to read
+  std::byte* base() const { return base_; }  // a device address: the CPU must not read it
   ggml_backend_buffer_t buffer() const { return buffer_; }
   std::size_t size() const { return size_; }
 
@@ -32,8 +32,8 @@ class DeviceMemory {
   std::size_t size_ = 0;
 };
 
-// A device of ggml as one program uses it, the CPU only for its ops (LoadOptions::fast_kernels): what it can run, and
-// the program's weights and constants in its memory, each once for all sessions. Safe from several threads.
+// A ggml device as used by one program (the CPU only for ggml's ops, see LoadOptions::fast_kernels): what it can run,
+// and the program's weights and constants in its memory, once for all sessions. Thread-safe.
 class ProgramDevice : public DeviceOps {
  public:
   ProgramDevice(ggml_backend_dev_t device, std::string name);
@@ -53,7 +53,7 @@ class ProgramDevice : public DeviceOps {
     const std::byte* data = nullptr;
     std::size_t bytes = 0;
   };
-  // Where these weights lie on the device; those seen for the first time are uploaded. Throws SystemError.
+  // The device addresses of these weights; uploads new ones. Throws SystemError.
   std::vector<Resident> resident(std::span<const HostBytes> weights) const;
 
   std::uint64_t uploads() const;

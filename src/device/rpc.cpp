@@ -19,8 +19,8 @@ namespace {
 
 using AddServer = ggml_backend_reg_t (*)(const char* endpoint);
 
-// A server of ggml serves one connection after the other and keeps few waiting: beyond these a connection attempt would
-// wait for minutes.
+// A ggml server serves one connection at a time and queues few: beyond these, a connection attempt would block for
+// minutes.
 constexpr int kConnectMilliseconds = 5000;
 
 std::string why_not_connected(int socket, const addrinfo& address) {
@@ -38,7 +38,7 @@ std::string why_not_connected(int socket, const addrinfo& address) {
   return error == 0 ? "" : std::strerror(error);
 }
 
-// Whether somebody listens there; an error text otherwise. ggml resolves IPv4 addresses only.
+// Whether a server listens there; an error text otherwise. ggml resolves IPv4 addresses only.
 std::string why_unreachable(const std::string& host, const std::string& port) {
   addrinfo hints{};
   hints.ai_family = AF_INET;

@@ -28,7 +28,7 @@ void SessionDevice::write_counters(Counters& counters) const {
 void SessionDevice::reserve(std::int64_t bytes) {
   const auto wanted = static_cast<std::size_t>(bytes);
   if (generation_ > 0 && block_.size() >= wanted) return;
-  block_ = DeviceMemory();  // the old block goes first, so that the peak is the new one alone
+  block_ = DeviceMemory();  // free the old block first, so that the peak is the new one alone
   ++generation_;
   block_ = DeviceMemory(program_.handle(), program_.name(), wanted, "a run's tensors");
   counters_.device_bytes = block_.size();

@@ -11,11 +11,11 @@ struct ggml_cgraph;
 
 namespace graft {
 
-// One session's use of a device: a ggml backend of its own (its stream), and one block of memory that holds the arena,
-// inputs, outputs and states of whichever plan runs, as large as the largest of them.
+// One session's use of a device: its own ggml backend (its stream), and one block of memory with the arena, inputs,
+// outputs and states of the running plan, as large as the largest of them.
 class SessionDevice {
  public:
-  // `program` must outlive it. Throws SystemError naming the device when it cannot be started.
+  // `program` must outlive it. Throws SystemError naming the device if it cannot be started.
   explicit SessionDevice(const ProgramDevice& program);
   ~SessionDevice();
   SessionDevice(const SessionDevice&) = delete;
@@ -23,17 +23,17 @@ class SessionDevice {
 
   const ProgramDevice& program() const { return program_; }
 
-  // Makes the block at least this large. `generation` changes whenever the block moved.
+  // Grows the block to at least this size. `generation` changes whenever the block moves.
   void reserve(std::int64_t bytes);
   std::uint64_t generation() const { return generation_; }
   const DeviceMemory& block() const { return block_; }
 
-  // Sets the device's members to what was done so far.
+  // Sets the members that describe the device.
   void write_counters(Counters& counters) const;
   void count_stage() { ++counters_.stages; }
 
-  // Queued on the device, in this order; done after `synchronize`. The host's bytes must stay until then. Addresses are
-  // offsets in the block. Throws ExecutionError naming the device.
+  // Queued on the device in this order; complete after `synchronize`, until when the host's bytes must stay valid.
+  // Addresses are offsets in the block. Throws ExecutionError naming the device.
   void upload(std::int64_t device_offset, const std::byte* from, std::int64_t bytes);
   void download(std::int64_t device_offset, std::byte* to, std::int64_t bytes);
   void compute(ggml_cgraph* graph);

@@ -1,6 +1,6 @@
 #pragma once
 
-// Test only: an RPC server of ggml in a process of its own, as device "rpc0".
+// Test only: a ggml RPC server in its own process, as device "rpc0".
 
 #include <gtest/gtest.h>
 #include <netinet/in.h>
@@ -33,7 +33,7 @@ class RpcServer {
       _exit(127);
     }
     close(out[1]);
-    // What it prints later is read by nobody: 64 KiB fit the pipe.
+    // Nobody reads its later output: 64 KiB fit the pipe.
     std::string line;
     for (char c = 0; read(out[0], &c, 1) == 1 && c != '\n';) line += c;
     out_ = out[0];
@@ -73,7 +73,7 @@ class RpcServer {
 };
 
 // Starts the server once for all tests of the process and names it in GRAFT_RPC. It outlives them: ggml ends the
-// process when a server that it talks to dies.
+// process if a server that it talks to dies.
 inline const RpcServer& rpc_server() {
   static const RpcServer* const server = [] {
     auto* started = new RpcServer;

@@ -24,14 +24,14 @@ struct CpuGraph::Builder {
     return tensor;
   }
 
-  // Operands are leaves: the graph runs in the order of the plan, which knows all dependencies through memory.
+  // Operands are leaves: the graph runs in plan order, which respects all dependencies through memory.
   void add(const Launch& launch) {
     ggml_tensor* node = new_tensor(launch.outputs[0], plan.node_names[launch.node]);
     node->op = static_cast<ggml_op>(launch.ggml_op);
     std::memcpy(node->op_params, launch.params.data(), sizeof(node->op_params));
     for (std::size_t i = 0; i < launch.inputs.size(); ++i)
       node->src[i] = new_tensor(launch.inputs[i], name(plan.buffers[launch.inputs[i].buffer].segment));
-    // No node is another's parent, so ggml has nothing to reorder.
+    // No node is another's parent, so ggml cannot reorder them.
     ggml_build_forward_expand(self.graph_, node);
   }
 };
@@ -40,7 +40,7 @@ CpuGraph::CpuGraph(const Plan& plan, std::span<const Launch> launches, int threa
     : threads_(threads), addresses_(plan) {
   std::size_t tensors = 0;
   for (const Launch& launch : launches) tensors += 1 + launch.inputs.size();
-  // Nodes and leafs each have a list of the graph's size.
+  // Nodes and leaves each have an array of the graph's size.
   metadata_ = AlignedMemory(tensors * ggml_tensor_overhead() + ggml_graph_overhead_custom(tensors, false));
   context_ = ggml_init({metadata_.size(), metadata_.data(), true});
   GRAFT_CHECK(SystemError, context_, "cannot make a ggml context of ", metadata_.size(), " bytes");

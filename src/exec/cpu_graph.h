@@ -15,7 +15,7 @@ struct ggml_context;
 
 namespace graft {
 
-// Launches of ggml's ops as a graph for ggml's CPU code, with the addresses of one session.
+// Launches of ggml's ops as a graph for ggml's CPU backend, with the addresses of one session.
 class CpuGraph {
  public:
   // The plan must outlive the graph. Throws SystemError.
@@ -26,7 +26,7 @@ class CpuGraph {
 
   std::size_t rewrite(std::uint32_t allocation, std::byte* base) const { return addresses_.rewrite(allocation, base); }
 
-  // All ops, until the progress says to stop, on ggml's threads of the pool.
+  // Runs all ops on ggml's threads of the pool, until the progress stops them.
   void run(ThreadPool& pool, RunProgress& progress);
 
   std::size_t metadata_bytes() const;

@@ -14,8 +14,8 @@ namespace graft {
 class KernelSequence;
 class SessionDevice;
 
-// A plan instantiated for one session: what runs its launches keeps addresses, so sessions cannot share it.
-// Everything is allocated by the constructor; bind() and run() allocate nothing, but for what ggml allocates itself.
+// A plan instantiated for one session: its launches hold addresses, so sessions cannot share it. The constructor
+// allocates everything; bind() and run() allocate nothing, except what ggml allocates itself.
 class Executor {
  public:
   virtual ~Executor();
@@ -24,19 +24,19 @@ class Executor {
 
   const Plan& plan() const { return *plan_; }
 
-  // One address per allocation id of the plan (null only where nothing of it is touched). Rewrites the addresses that
-  // follow from a base that changed since the last call; returns how many were rewritten.
+  // One base address per allocation id of the plan (null only if nothing in it is touched). Rewrites the addresses
+  // whose base changed since the last call; returns how many.
   virtual std::size_t bind(std::span<std::byte* const> bases);
-  // Those of the last call; null before the first.
+  // The bases of the last call; null before the first.
   std::span<std::byte* const> bases() const { return bases_; }
 
-  // Runs all launches, or until the control stops the run; false when it did not succeed: then every state is as it was
-  // before, and the control says why. With `stamps`, the time after each launch is appended. What fails on a device
-  // throws ExecutionError; states are as before then.
+  // Runs all launches, or until the control stops the run. On false every state is as before the run, and the control
+  // tells the cause. With `stamps`, appends the time after each launch. Device failures throw ExecutionError and leave
+  // states as before, too.
   bool run(std::vector<Clock::time_point>* stamps = nullptr);
 
   std::size_t launches_finished() const { return progress_.finished(); }  // by the last run
-  virtual std::size_t metadata_bytes() const;                             // all that it holds but the arena
+  virtual std::size_t metadata_bytes() const;                             // everything but the arena
 
  protected:
   Executor(std::shared_ptr<const Plan> plan, RunControl& control);
@@ -44,9 +44,9 @@ class Executor {
   RunControl& control() { return control_; }
 
  private:
-  // Writes the addresses that follow from this base; returns how many there are.
+  // Rewrites the addresses relative to this base; returns how many.
   virtual std::size_t rewrite(std::uint32_t allocation, std::byte* base) = 0;
-  // Runs launches until the progress says to stop.
+  // Runs launches until the progress stops them.
   virtual void run_launches(RunProgress& progress) = 0;
 
   std::shared_ptr<const Plan> plan_;
@@ -54,11 +54,11 @@ class Executor {
   RunProgress progress_;
   std::vector<std::byte*> bases_;
   bool bound_ = false;
-  std::unique_ptr<KernelSequence> undo_;  // Plan::undo; null where there is none
+  std::unique_ptr<KernelSequence> undo_;  // Plan::undo; null if empty
 };
 
-// The executor that the plan needs. `control` must outlive it, and so must `device`: the one that the plan was made
-// for, null for the CPU.
+// The executor that the plan needs. `control` must outlive it, and so must `device`, the one that the plan was made for
+// (null for the CPU).
 std::unique_ptr<Executor> make_executor(std::shared_ptr<const Plan> plan, int threads, RunControl& control,
                                         SessionDevice* device = nullptr);
 

@@ -24,7 +24,7 @@ using ::testing::HasSubstr;
 
 constexpr std::int64_t kCount = 40000;  // enough for several threads
 
-// exp, then erf, then exp of x. Chains are not fused where a value is an output too.
+// exp, then erf, then exp of x. Chains are not fused across a value that is also an output.
 struct Net {
   explicit Net(const LoadOptions& options = {}) {
     const std::vector<ir::Dim> dims{fixed(kCount)};
@@ -50,7 +50,7 @@ struct Net {
   std::shared_ptr<const Program> program;
 };
 
-// An executor with memory for all that its plan names but the input.
+// An executor with memory for all of its plan but the input.
 struct Instance {
   Instance(Plan plan, int threads, std::vector<float>& x) {
     executor = make_executor(std::make_shared<const Plan>(std::move(plan)), threads, control);
@@ -69,7 +69,7 @@ struct Instance {
   RunControl control;
   std::unique_ptr<Executor> executor;
   std::vector<AlignedMemory> memory;
-  const float* result = nullptr;  // of the last node
+  const float* result = nullptr;  // the last node's output
 };
 
 void expect_result(const float* result, const std::vector<float>& x) {
@@ -81,7 +81,7 @@ enum class Thrown { none, logic_error, bad_alloc, number };
 std::atomic<Thrown> thrown;
 const Kernel* original = nullptr;
 
-// The kernel that it stands for, but for one task, which throws.
+// The wrapped kernel, except that one task throws.
 const Kernel kThrow{"throw", [](const KernelContext& ctx) {
                       if (ctx.task == ctx.tasks - 1) {
                         if (thrown == Thrown::logic_error) throw std::logic_error("no such thing");
@@ -165,7 +165,7 @@ TEST(Executor, ARunStopsBetweenStretches) {
   cancel = false;
   EXPECT_FALSE(instance.executor->run());
   EXPECT_EQ(instance.executor->launches_finished(), 2u);
-  cancel = true;  // before an op of ggml's, which runs: the control is polled after launches
+  cancel = true;  // before an op of ggml's, which still runs: the control is polled after launches
   EXPECT_FALSE(instance.executor->run());
   EXPECT_EQ(instance.executor->launches_finished(), 1u);
   instance.control.cancel = nullptr;

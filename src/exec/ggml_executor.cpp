@@ -23,13 +23,13 @@ std::size_t gathered_bytes(const Transfer& transfer) {
 
 }  // namespace
 
-// One of the two.
+// Exactly one is set.
 struct GgmlExecutor::Stretch {
   std::unique_ptr<KernelSequence> kernels;
   std::unique_ptr<CpuGraph> graph;
 };
 
-// Stretches of a stage on the CPU, or the graph of one on the device; neither for a stage without launches.
+// A CPU stage has stretches, a device stage a graph; a stage without launches has neither.
 struct GgmlExecutor::StageRun {
   std::vector<Stretch> stretches;
   std::unique_ptr<DeviceGraph> device;
@@ -82,7 +82,7 @@ std::size_t GgmlExecutor::bind(std::span<std::byte* const> bases) {
   std::size_t rewrites = Executor::bind(bases);
   if (!device_) return rewrites;
   if (!weights_bound_) rewrites += bind_weights();
-  // The device's other addresses change only when the session's block there moved.
+  // The device's other addresses change only if the session's block there was reallocated.
   device_->reserve(plan().device_block_bytes);
   if (generation_ == device_->generation()) return rewrites;
   const DeviceMemory& block = device_->block();
@@ -110,7 +110,7 @@ std::size_t GgmlExecutor::rewrite_on_device(std::uint32_t allocation, std::byte*
   return rewrites;
 }
 
-// Weights and constants stay where they are for life.
+// Addresses of weights and constants never change.
 std::size_t GgmlExecutor::bind_weights() {
   std::vector<std::uint32_t> ids;
   std::vector<ProgramDevice::HostBytes> weights;
@@ -132,7 +132,7 @@ void GgmlExecutor::run_launches(RunProgress& progress) {
   try {
     run_stages(progress);
   } catch (...) {
-    device_->synchronize();  // nothing of this run may go on to read or write the caller's memory
+    device_->synchronize();  // nothing of this run may still read or write the caller's memory
     throw;
   }
 }
@@ -150,7 +150,7 @@ void GgmlExecutor::run_host_stage(const StageRun& stage, RunProgress& progress) 
   }
 }
 
-// States and mutated inputs are written by the last stage alone, so a run may stop before any stage.
+// Only the last stage writes states and mutated inputs, so a run may stop before any stage.
 void GgmlExecutor::run_stages(RunProgress& progress) {
   std::byte* gathered = gathered_.data();
   for (std::size_t s = 0; s < stages_.size(); ++s) {
@@ -167,7 +167,7 @@ void GgmlExecutor::run_stages(RunProgress& progress) {
       progress.after_launches(stage.end);
       continue;
     }
-    // From here on the device is idle: it has run its stage and read what was uploaded for it.
+    // The device is idle from here on: it has run its stage and read what was uploaded for it.
     if (s > 0) device_->synchronize();
     if (s > 0 && stage.begin < stage.end && !progress.poll()) return;
     for (const Transfer& t : stage.transfers) {
@@ -180,7 +180,7 @@ void GgmlExecutor::run_stages(RunProgress& progress) {
   if (plan().stages.back().side == Side::device) device_->synchronize();
 }
 
-// Several parts go to the device through `gathered`; those that come back are left there for `scatter`.
+// Uploads of several parts are gathered in `gathered`; downloads stay there until `scatter`.
 void GgmlExecutor::transfer(const Transfer& t, Side to, std::byte* gathered) {
   const auto on_host = [&](const Transfer::Part& part) { return bases()[part.allocation] + part.offset; };
   if (to == Side::host) {

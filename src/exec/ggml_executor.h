@@ -14,10 +14,10 @@ namespace graft {
 
 class ThreadPool;
 
-// Of plans with ops of ggml's: on a device in stages, with transfers between them, on the CPU in stretches. A stretch
-// is either ops of ggml's, which are a graph, or kernels of graft's. On the CPU ggml's own pool computes the graphs,
-// and where there are some the kernels between them run on one thread: ggml's workers spin for milliseconds after a
-// graph and would take the cores from other workers.
+// For plans with ggml ops: on a device in stages with transfers between them, on the CPU in stretches. A stretch is
+// either ggml ops, which form a graph, or graft's kernels. On the CPU, ggml's own pool runs the graphs; if there are
+// any, the kernels between them run on one thread, because ggml's workers spin for milliseconds after a graph and would
+// take the cores from graft's.
 class GgmlExecutor final : public Executor {
  public:
   // `device`: null for a plan without stages.
@@ -45,7 +45,7 @@ class GgmlExecutor final : public Executor {
   const int threads_;
   SessionDevice* device_;
   std::vector<StageRun> stages_;
-  AlignedMemory gathered_;  // transfers of several parts pass through it, each at a place of its own
+  AlignedMemory gathered_;  // staging buffer for transfers of several parts; each has its own range
   bool weights_bound_ = false;
   std::uint64_t generation_ = 0;
 };

@@ -7,7 +7,7 @@
 
 namespace graft {
 
-// Of plans whose launches are all kernels of graft's, on the CPU: the process's thread pool walks them.
+// For CPU plans that have only graft's kernels: the process's thread pool runs them.
 class KernelExecutor final : public Executor {
  public:
   KernelExecutor(std::shared_ptr<const Plan> plan, int threads, RunControl& control);

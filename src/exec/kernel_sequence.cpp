@@ -84,7 +84,7 @@ void KernelSequence::run(ThreadPool& pool, RunProgress& progress) {
   current_ = 0;
   running_ = false;
   if (threads_ == 1) {
-    next();  // finds no launch for several threads
+    next();  // finds no launch with several tasks
   } else {
     pool.run(*this);
   }
@@ -96,7 +96,7 @@ int KernelSequence::begin_phase(const BoundLaunch& launch) noexcept {
   return launch.tasks_per_thread;
 }
 
-// Finishes the phase under way, runs launches that are one thread's work, and stops at the next that all threads run.
+// Ends the current phase, runs single-threaded launches, and stops at the next launch that all threads run.
 int KernelSequence::next() noexcept {
   if (running_) {
     if (++phase_ < launches_[current_].phases) return begin_phase(launches_[current_]);

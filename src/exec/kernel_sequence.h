@@ -13,8 +13,8 @@
 
 namespace graft {
 
-// Launches of graft's kernels, one after the other, with the addresses of one session. A kernel that throws is an error
-// of the run.
+// A sequence of graft's kernels with the addresses of one session. An exception from a kernel becomes an error of the
+// run.
 class KernelSequence final : private PoolWork {
  public:
   // At most `threads` threads run a launch. Plan, launches and control must outlive the sequence.
@@ -24,9 +24,9 @@ class KernelSequence final : private PoolWork {
 
   std::size_t rewrite(std::uint32_t allocation, std::byte* base) const { return addresses_.rewrite(allocation, base); }
 
-  // All launches, until the progress says to stop.
+  // Runs all launches, until the progress stops them.
   void run(ThreadPool& pool, RunProgress& progress);
-  // One launch on this thread.
+  // Runs one launch on this thread.
   void run_alone(std::size_t launch);
 
   std::size_t metadata_bytes() const;
@@ -39,7 +39,7 @@ class KernelSequence final : private PoolWork {
     std::vector<TensorDesc> outputs;
     void** operands = nullptr;  // inputs, then outputs: data pointers of element [0, 0, ...]
     void* scratch = nullptr;
-    int tasks_per_thread = 0;  // in a phase; 0: the thread that comes to the launch runs it alone
+    int tasks_per_thread = 0;  // per phase; 0: one thread runs the launch alone
     int phases = 1;
   };
   void add(const Plan& plan, const Launch& launch);
@@ -53,9 +53,9 @@ class KernelSequence final : private PoolWork {
   std::vector<BoundLaunch> launches_;
   std::vector<void*> operands_;  // of all launches
   RefreshTable addresses_;
-  std::vector<TwoEndedRange> steal_ranges_;  // of the phase under way
+  std::vector<TwoEndedRange> steal_ranges_;  // of the current phase
 
-  // Of the run under way: the launch that all threads run, and its phase.
+  // Of the current run: the launch that all threads run, and its phase.
   RunProgress* progress_ = nullptr;
   std::size_t current_ = 0;
   int phase_ = 0;

@@ -8,18 +8,18 @@
 
 namespace graft {
 
-// Which pointers depend on the base address of which allocation: one entry per operand.
+// Pointers by the allocation whose base address they depend on: one entry per operand.
 class RefreshTable {
  public:
   // The plan must outlive the table.
   explicit RefreshTable(const Plan& plan) : plan_(plan) {}
 
-  // `slot` shall hold the address `offset` bytes into the buffer, and stays where it is.
+  // `slot` will hold the address `offset` bytes into the buffer; it must not move.
   void add(BufferId buffer, void** slot, std::int64_t offset);
   // Groups the entries by allocation: after the last add(), before the first rewrite().
   void seal();
 
-  // Writes the addresses that follow from this base of an allocation (null: null); returns how many there are.
+  // Rewrites the addresses relative to this base of an allocation (null: null); returns how many.
   std::size_t rewrite(std::uint32_t allocation, std::byte* base) const;
 
   std::size_t bytes() const;

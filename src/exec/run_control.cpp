@@ -22,7 +22,7 @@ void RunProgress::start(std::vector<Clock::time_point>* stamps) {
 }
 
 bool RunProgress::after_launch() {
-  if (stamps_) stamps_->push_back(Clock::now());  // capacity was reserved: nothing is allocated
+  if (stamps_) stamps_->push_back(Clock::now());  // capacity was reserved: no allocation
   ++finished_;
   const bool committing = finished_ > plan_.commit_begin;  // a launch that cannot fail has written a state
   stopped_ = finished_ < plan_.launches.size() && !committing && control_.should_stop();

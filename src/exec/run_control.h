@@ -13,7 +13,7 @@ namespace graft {
 
 struct Plan;
 
-// What stops a run between two launches, and what it found.
+// What can stop a run between two launches, and the error that it found.
 struct RunControl {
   ErrorSlot error;
   const std::atomic<bool>* cancel = nullptr;
@@ -26,20 +26,20 @@ struct RunControl {
   bool should_stop();  // polled after every launch by one thread
 };
 
-// How far the run of a plan is, and whether it goes on.
+// Progress of one run of a plan.
 class RunProgress {
  public:
   // Both must outlive it.
   RunProgress(const Plan& plan, RunControl& control) : plan_(plan), control_(control) {}
 
-  // With `stamps`, the time after each launch is appended; without, the clock is not read.
+  // With `stamps`, appends the time after each launch; without, the clock is not read.
   void start(std::vector<Clock::time_point>* stamps);
 
-  // To be called after every launch, by one thread at a time. False: the run stops here.
+  // Call after every launch, from one thread at a time. False: the run stops here.
   bool after_launch();
-  // After launches that ran as one, up to `end`; nothing is polled.
+  // After launches that ran as one, up to `end`; does not poll.
   void after_launches(std::size_t end);
-  // Polls the control where no launch has just ended. False: the run stops here.
+  // Polls the control between launches. False: the run stops here.
   bool poll();
 
   bool timed() const { return stamps_ != nullptr; }

@@ -26,8 +26,8 @@ namespace {
 
 constexpr int kMaxThreads = 512;
 
-// A step that is open for threads to take tasks of: its number, which only grows, the tasks of each thread, and the
-// threads of the run. No tasks: no run is under way.
+// A step whose tasks threads may take: its number, which only grows, the tasks per thread, and the threads of the run.
+// No tasks: no run is active.
 struct OpenStep {
   static constexpr int kThreadBits = 10;
   static constexpr int kTaskBits = 3;
@@ -46,7 +46,7 @@ struct OpenStep {
   }
 };
 
-// The calling thread's; empty when the machine has more than a cpu_set_t holds.
+// The calling thread's affinity; empty if the machine has more CPUs than a cpu_set_t holds.
 cpu_set_t allowed_cpus() {
   cpu_set_t set;
   CPU_ZERO(&set);
@@ -57,8 +57,8 @@ cpu_set_t allowed_cpus() {
 }  // namespace
 
 struct ThreadPool::Impl {
-  // Of task i of each thread: the last step in which somebody took it. A thread takes it by moving this to the step's
-  // number; a step is done only when all its tasks were taken, so that a thread that comes late finds nothing.
+  // For task i of each thread: the last step in which it was taken. A thread takes it by storing the step's number. A
+  // step is done only when all its tasks were taken, so a late thread finds none.
   struct alignas(64) Tasks {
     std::atomic<std::uint64_t> taken[kMaxTasksPerThread]{};
   };
@@ -76,16 +76,16 @@ struct ThreadPool::Impl {
   int pool_threads = 0;
   const int cpus = usable_cpus();
   const cpu_set_t first_cpus = allowed_cpus();
-  int kept_off = -1;  // the CPU that no worker may use
+  int kept_off = -1;  // the CPU that workers avoid
 
-  PoolWork* work = nullptr;  // of the run under way: written before its first step is published
+  PoolWork* work = nullptr;  // the current run's, written before its first step is published
 
   alignas(64) std::atomic<std::uint64_t> open{0};
   alignas(64) std::atomic<int> finished{0};
   alignas(64) std::atomic<int> sleeping{0};
 
   void publish(OpenStep step) {
-    // Pairs with wait(): either the worker that goes to sleep sees the step, or this sees that it sleeps.
+    // Pairs with wait(): either the worker going to sleep sees the step, or this sees that it sleeps.
     open.store(step.word(), std::memory_order_seq_cst);
     if (step.tasks_per_thread == 0 || sleeping.load(std::memory_order_seq_cst) == 0) return;
     for (int i = 0; i < step.threads - 1; ++i) {
@@ -102,8 +102,7 @@ struct ThreadPool::Impl {
     publish({done.epoch + 1, work->next(), done.threads});
   }
 
-  // Runs tasks of the step that nobody has begun, first those of this thread: its caches may hold their data from the
-  // step before.
+  // Runs untaken tasks of the step, first those of this thread: its caches may hold their data from the step before.
   void take_tasks(OpenStep step, int thread) {
     const int all = step.threads * step.tasks_per_thread;
     for (int i = 0; i < step.threads; ++i) {
@@ -112,14 +111,14 @@ struct ThreadPool::Impl {
         std::atomic<std::uint64_t>& taken = tasks[static_cast<std::size_t>(owner)].taken[k];
         std::uint64_t last = taken.load(std::memory_order_relaxed);
         if (last >= step.epoch || !taken.compare_exchange_strong(last, step.epoch, std::memory_order_acq_rel)) continue;
-        // The step cannot end before this task does: what belongs to the run may be read from here on.
+        // The step cannot end before this task does, so data of the run may be read from here on.
         work->task(owner * step.tasks_per_thread + k, all);
         if (finished.fetch_add(1, std::memory_order_acq_rel) + 1 == all) return advance(step);
       }
     }
   }
 
-  // On a worker: until something other than `word` is open.
+  // On a worker: waits until `open` differs from `word`.
   void wait(std::uint64_t word, Worker& self) {
     const auto changed = [&] { return open.load(std::memory_order_seq_cst) != word; };
     const OpenStep step = OpenStep::of(word);
@@ -142,17 +141,17 @@ struct ThreadPool::Impl {
     }
   }
 
-  // Keeps the workers off the caller's CPU. Linux may wake a worker there (seen for whole seconds on virtual
-  // machines of two CPUs), where it waits behind the spinning caller: runs then take as long as with one thread. Costs
-  // a system call for each worker, when the caller has moved.
+  // Keeps the workers off the caller's CPU. Linux may wake a worker there (seen for whole seconds on virtual machines
+  // of two CPUs), where it waits behind the spinning caller: runs then take as long as with one thread. Costs a system
+  // call per worker whenever the caller has moved.
   void keep_off_the_caller(int threads) {
     const int cpu = sched_getcpu();
     if (cpu == kept_off || cpu < 0 || threads > cpus) return;
     cpu_set_t others = allowed_cpus();
-    if (CPU_COUNT(&others) < threads) others = first_cpus;  // a caller that was bound after the pool was made
+    if (CPU_COUNT(&others) < threads) others = first_cpus;  // the caller was bound after the pool was made
     CPU_CLR(static_cast<std::size_t>(cpu), &others);
     if (CPU_COUNT(&others) < threads - 1) return;
-    // Where this is not permitted, the workers stay where the kernel wants them.
+    // If this is not permitted, the kernel places the workers.
     for (const auto& worker : workers) pthread_setaffinity_np(worker->thread.native_handle(), sizeof(others), &others);
     kept_off = cpu;
   }
@@ -175,7 +174,7 @@ struct ThreadPool::Impl {
   void grow(int count) {
     while (static_cast<int>(workers.size()) < count - 1) {
       auto worker = std::make_unique<Worker>();
-      // Signals are the caller's: a handler of the application never runs on a worker.
+      // Signals go to the caller: a handler of the application never runs on a worker.
       sigset_t all;
       sigset_t before;
       sigfillset(&all);
@@ -193,11 +192,11 @@ struct ThreadPool::Impl {
     }
   }
 
-  // Never destroyed: workers may sleep in it when the process ends.
+  // Never destroyed: workers may be asleep in it at exit.
   static std::atomic<Impl*>& current() {
     static std::atomic<Impl*> pool = [] {
-      // The workers do not exist in a forked child and the lock may be held by a thread that is gone: the child gets a
-      // new pool and leaks the old one.
+      // A forked child has no workers, and a thread that no longer exists may hold the lock: the child gets a new pool
+      // and leaks the old one.
       pthread_atfork(nullptr, nullptr, [] { current().store(new Impl, std::memory_order_release); });
       return new Impl;
     }();
@@ -207,7 +206,7 @@ struct ThreadPool::Impl {
 
 namespace {
 
-// CPUs allowed by cgroup v2 ("max 100000" or "150000 100000") or v1; 0 when there is no limit.
+// CPUs allowed by cgroup v2 ("max 100000" or "150000 100000") or v1; 0 if unlimited.
 int cgroup_cpus() {
   double quota = -1;
   double period = 0;
@@ -265,7 +264,7 @@ ggml_threadpool* ThreadPool::ggml_pool(int threads) {
   if (!pool || (threads > 1 && impl_.pool_threads < threads)) {
     pool.reset();
     ggml_threadpool_params params = ggml_threadpool_params_default(threads);
-    params.poll = threads == 1 ? 0 : 1;  // 131,072 rounds before a worker sleeps, ggml's smallest number but none
+    params.poll = threads == 1 ? 0 : 1;  // 131,072 rounds before a worker sleeps, ggml's smallest nonzero number
     pool.reset(ggml_cpu().threadpool_new(&params));
     GRAFT_CHECK(SystemError, pool, "cannot start a ggml pool of ", threads, " threads");
     if (threads > 1) impl_.pool_threads = threads;

@@ -13,8 +13,8 @@
 namespace graft {
 namespace {
 
-// Counts every task, and finds a task that ran outside its step. Steps have one task per thread and the most in
-// turn.
+// Counts every task, and finds tasks that ran outside their step. Steps alternate between one task per thread and the
+// most.
 struct CountedSteps final : PoolWork {
   CountedSteps(int count, int thread_count) : steps(count), threads(thread_count) {
     runs.reset(new std::atomic<int>[static_cast<std::size_t>(count * most())] {});
@@ -28,7 +28,7 @@ struct CountedSteps final : PoolWork {
     for (int i = 0; current >= 0 && i < most(); ++i)
       if (count_of(i).load() != (i < threads * each() ? 1 : 0)) ++wrong;
     ++current;
-    plain += current;  // not atomic: a data race here is a bug of the pool's
+    plain += current;  // not atomic: a data race here is a bug of the pool
     return current < steps ? each() : 0;
   }
   void task(int task, int tasks) noexcept override {
@@ -49,7 +49,7 @@ struct CountedSteps final : PoolWork {
 };
 
 TEST(ThreadPool, EveryTaskOnceAndStepsInOrder) {
-  for (int threads : {1, 2, 3, 8}) {  // more than the cores of most test machines among them
+  for (int threads : {1, 2, 3, 8}) {  // includes more than most test machines have cores
     for (int run = 0; run < 200; ++run) {
       CountedSteps work(run % 7 * 10, threads);
       ThreadPool(threads).run(work);
@@ -59,7 +59,7 @@ TEST(ThreadPool, EveryTaskOnceAndStepsInOrder) {
   }
 }
 
-// Workers that were woken on the caller's CPU made runs take as long as with one thread.
+// Workers woken on the caller's CPU made runs take as long as with one thread.
 TEST(ThreadPool, WorkersAreKeptOffTheCallersCpu) {
   cpu_set_t before;
   ASSERT_EQ(sched_getaffinity(0, sizeof(before), &before), 0);
@@ -96,7 +96,7 @@ TEST(ThreadPool, WorkersAreKeptOffTheCallersCpu) {
   }
 }
 
-// A thread that is held up in a task is not waited for: the other one does all the rest, in every step.
+// Nobody waits for a delayed thread: the other one does all remaining tasks, in every step.
 TEST(ThreadPool, TasksNobodyHasBegunAreStolen) {
   struct HeldUp final : PoolWork {
     int steps = 0;

@@ -29,7 +29,7 @@ struct Allocation {
 struct Alias {
   std::uint32_t output = 0;  // allocation ids
   std::uint32_t input = 0;
-  bool exact = false;  // only with identical bytes: the last reader is the first writer
+  bool exact = false;  // only the very same memory range: the last reader is the first writer
 };
 
 enum class Side : std::uint8_t { host, device };
