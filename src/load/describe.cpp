@@ -33,7 +33,7 @@ Json describe(const ValueInfo& value) {
   return out;
 }
 
-// Every tensor of every launch by its logical address, in the order of the launches.
+// Every tensor of every launch with its logical address, in launch order.
 Json describe_order(const Plan& plan) {
   const auto operands = [&](const std::vector<Tensor>& tensors) {
     Json out = Json::array();
@@ -70,7 +70,7 @@ Json describe_passes(const std::vector<PassReport>& reports) {
   Json passes = Json::array();
   for (const PassReport& report : reports) {
     Json row{{"name", report.pass->name}, {"stage", name(report.pass->stage)}, {"ran", report.ran}};
-    if (!report.ran) row["condition"] = report.pass->condition;  // that does not hold
+    if (!report.ran) row["condition"] = report.pass->condition;  // the condition that did not hold
     row["rewrites"] = report.rewrites;
     row["before"] = report.before;
     row["after"] = report.after;
@@ -79,7 +79,7 @@ Json describe_passes(const std::vector<PassReport>& reports) {
   return passes;
 }
 
-// Every buffer that launches touch: where it lies in its allocation, and when.
+// Every buffer that launches touch: its offset in the allocation, and its lifetime.
 Json describe_buffers(const Plan& plan) {
   Json buffers = Json::array();
   for (std::size_t id = 0; id < plan.buffers.size(); ++id) {
@@ -96,7 +96,7 @@ Json describe_buffers(const Plan& plan) {
   return buffers;
 }
 
-// Which kernels each node got, in the order of the program, and why. Nodes that are views or numbers have none.
+// The kernels of each node, in program order, with the explanation. Views and numbers have none.
 Json describe_nodes(const Plan& plan, const ir::Program& graph) {
   std::map<std::string_view, Json> launches;  // by node name
   for (const Launch& launch : plan.launches)
@@ -192,7 +192,7 @@ Json describe(const LoadedMethod& method, const ir::Program& graph) {
           {"folded_constants", method.constants.size()}};
 }
 
-// The steps of a method that is cut, with the plans of their parts.
+// The steps of a cut method, with the plans of their parts.
 Json describe_steps(const ProgramImpl& program, const LoadedMethod& method, bool whole_plans) {
   constexpr const char* kinds[] = {"plan", "host", "cond", "loop"};
   Json steps = Json::array();

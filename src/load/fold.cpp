@@ -14,10 +14,10 @@
 namespace graft {
 namespace {
 
-// Bytes of all folded nodes' results together: a chain of nodes that each double must not.
+// Limits the bytes of all folded results together: a chain of nodes that each double could grow without bound.
 constexpr std::int64_t kMaxGrowthOfAll = 8;
 constexpr std::int64_t kAlwaysKeptOfAll = 512 * 1024;
-// Bytes of results that are made together; what they are made of may leave memory then.
+// Bytes of results computed at once; the weights they were computed from may leave memory afterwards.
 constexpr std::int64_t kAtOnce = std::int64_t{16} << 20;
 
 std::int64_t budget_of(const ir::Program& graph) {
@@ -44,8 +44,8 @@ class Folder {
   explicit Folder(ir::Program& graph)
       : graph_(graph), method_(graph.methods[0]), constant_(method_.values.size()), budget_(budget_of(graph)) {}
 
-  // Takes the constant nodes out of the graph. `evaluate` gets them as a method without inputs but weights, and the ids
-  // of its results, which become inputs of the rest.
+  // Removes the constant nodes from the graph. `evaluate` gets them as a method whose only inputs are weights, and the
+  // ids of its results, which become inputs of the rest.
   template <typename Evaluate>
   void run(Evaluate&& evaluate) {
     for (const ir::Input& input : method_.inputs) constant_[input.value] = input.kind == ir::InputKind::weight;
@@ -96,7 +96,7 @@ class Folder {
   }
 
  private:
-  // Adds up the bytes of constant tensors; false when something is not constant.
+  // Adds up the bytes of constant tensors; false if one of them is not constant.
   bool constant_bytes(const ir::Arg& arg, std::int64_t& bytes) const {
     if (arg.is_value()) {
       if (!constant_[arg.value()]) return false;
@@ -129,11 +129,11 @@ class Folder {
   std::int64_t budget_;
 };
 
-// The results of a method that reads weights alone.
+// The results of a method that reads only weights.
 std::vector<AlignedMemory> evaluate(const ir::Program& graph, const ir::Method& constants,
                                     std::span<std::byte* const> weights, const PlanLimits& limits) {
   PlanOptions options;
-  options.max_threads = 1;  // how many a session may take is not known yet
+  options.max_threads = 1;  // the session's number of threads is not known yet
   options.limits = limits;
   const auto plan = std::make_shared<const Plan>(make_plan(graph, constants, {}, options));
   std::vector<std::size_t> sizes;
@@ -165,7 +165,7 @@ std::vector<AlignedMemory> evaluate(const ir::Program& graph, const ir::Method& 
   return memory;
 }
 
-// What each value of a method that reads weights alone is made of, by number in the pool.
+// The expression of each value of a method that reads only weights, by number in the pool.
 class Expressions {
  public:
   Expressions(const ir::Program& graph, const ir::Method& constants, std::span<std::byte* const> weights,
@@ -181,7 +181,7 @@ class Expressions {
       const ir::Op& op = graph.op_of(node);
       std::string text = op.target;
       for (std::size_t a = 0; a < node.args.size(); ++a) text += str(" ", op.arg_names[a], "=", text_of(node.args[a]));
-      // A graph of its own is not compared: such a node is like no other.
+      // Sub-graphs are not compared: such a node equals no other.
       if (std::ranges::any_of(node.args, has_graph)) text += str(" ", static_cast<const void*>(&graph), " ", node.name);
       for (std::size_t i = 0; i < node.outputs.size(); ++i)
         numbers_[node.outputs[i]] = pool.number_of(str(text, " ", i, " ", constants.values[node.outputs[i]].str()));
@@ -203,7 +203,7 @@ class Expressions {
   std::vector<std::size_t> numbers_;
 };
 
-// The method with these results alone.
+// The method reduced to these results.
 ir::Method cut_to(const ir::Method& constants, const std::vector<ir::ValueId>& results) {
   ir::Method cut = constants;
   cut.outputs.clear();

@@ -11,17 +11,16 @@
 
 namespace graft {
 
-// The constants of a program's methods while it is loaded: what several methods make of the same weights in the same
-// way is made once.
+// The constants of a program's methods during load: equal expressions over the same weights are computed once.
 class ConstantPool {
  public:
   using Memory = std::shared_ptr<const AlignedMemory>;
 
-  // The same number for the same text.
+  // Equal expressions get equal numbers.
   std::size_t number_of(const std::string& expression) {
     return numbers_.try_emplace(expression, numbers_.size()).first->second;
   }
-  // The memory of the constant with this number; null when there is none yet.
+  // The memory of the constant with this number; null if it does not exist yet.
   Memory find(std::size_t number) const {
     const auto it = memory_.find(number);
     return it == memory_.end() ? nullptr : it->second;
@@ -38,15 +37,15 @@ class ConstantPool {
   std::uint64_t bytes_ = 0;
 };
 
-// Constant folding: nodes that depend on weights alone run once, here, and their results become constants of the
-// method. Views stay views; results much larger than what they are made of are left to be computed, so that folding
-// never costs more memory than it saves work. `graph` has one method, that of `method`, whose weights are placed. Calls
-// read(weight) when a weight was read for constants, some megabytes of them at a time. Returns the number of constants.
+// Constant folding: nodes that depend only on weights run once, here, and their results become constants of the method.
+// Views stay views; results much larger than their inputs are left to each run, so that folding never costs more memory
+// than it saves work. `graph` has one method, that of `method`, whose weights are placed. Calls read(weight) once a
+// weight has been read for constants, some megabytes of them at a time. Returns the number of constants.
 std::size_t fold_constants(ir::Program& graph, LoadedMethod& method, const PlanLimits& limits, ConstantPool& pool,
                            const std::function<void(std::uint32_t weight)>& read);
 
-// The same to a graph that was read again: which nodes are folded depends on the graph alone, and their results are
-// there. Throws InvalidProgram when they are not those of this graph.
+// The same for a graph that was read again: which nodes are folded depends on the graph alone, and their results exist.
+// Throws InvalidProgram if they do not match this graph.
 std::size_t fold_again(ir::Program& graph, const LoadedMethod& method);
 
 }  // namespace graft

@@ -14,7 +14,7 @@
 #include "load/test_graph.h"
 #include "package/test_package.h"
 
-// What mutated files have shown, one by one: programs that no exporter writes end with an error.
+// Failures found with mutated files: programs that no exporter writes end with an error.
 namespace graft {
 namespace {
 
@@ -74,7 +74,7 @@ TEST(Hostile, DtypesBetweenWhichNothingConvertsAreAnError) {
   expect_error<Error>([&] { load_and_run(graph); }, "n0");
 }
 
-// Each constant is twice the one before: folding all of them would be 2^30 times the weight.
+// Each constant is twice as large as the one before: folding all of them would take 2^30 times the weight.
 TEST(Hostile, FoldingIsBounded) {
   GraphBuilder graph;
   constexpr std::int64_t kBytes = 64 * 1024;
@@ -111,7 +111,7 @@ TEST(Hostile, ANodeWithoutOutputsIsAnError) {
   expect_error<Error>([&] { load_and_run(graph); }, "without outputs");
 }
 
-// Of a slice of one element the step does not matter, however large.
+// For a slice of one element the step does not matter, however large.
 TEST(Hostile, StepsOfASliceDoNotOverflow) {
   GraphBuilder graph;
   const auto x = graph.input("x", DType::f32, {fixed(4)});

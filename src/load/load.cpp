@@ -22,10 +22,10 @@
 namespace graft {
 namespace {
 
-// FlatBuffers reads scalars in place, and ExecuTorch aligns segments to 16 at least.
+// FlatBuffers reads scalars in place; ExecuTorch aligns segments to at least 16.
 constexpr std::size_t kPackageAlignment = 16;
 
-// Keys of named data with plans begin with it.
+// Prefix of the keys of named data that hold plans.
 constexpr std::string_view kPlanKey = "graft.plan.";
 
 void check_operators(const ir::Program& program) {
@@ -41,7 +41,7 @@ void append(std::vector<PassReport>& to, std::vector<PassReport> more) {
   to.insert(to.end(), more.begin(), more.end());
 }
 
-// A program on its way through the phases of its load. What it holds is freed when one of them throws.
+// A program during the phases of its load. Everything is freed if one of them throws.
 class Loader {
  public:
   Loader(const LoadOptions& options, std::string source)
@@ -63,12 +63,12 @@ class Loader {
 
   ProgramImpl& impl() { return *impl_; }
 
-  // Work that opens, decodes or checks what only the caller knows, and returns the bytes to note for it.
+  // Runs one phase. `work` opens, decodes or checks what only the caller knows, and returns the bytes to report.
   void phase(std::string_view name, const std::function<std::uint64_t()>& work) {
     run_phase(impl_->phases, options_, name, work);
   }
 
-  // The graphs, with one method each; valid. Parts of those that are cut come behind all of them.
+  // The graphs, valid and with one method each. Parts of cut methods follow after all of them.
   void set_graphs(std::vector<ir::Program> wholes) {
     std::vector<std::vector<Part>> parts;
     std::vector<std::vector<PassReport>> reports;  // of whole methods
@@ -155,14 +155,14 @@ class Loader {
     return impl_->weight_stats.weight_bytes;
   }
 
-  // What is left in blocks is read by operators that take panels as well.
+  // Weights still in blocks are read by operators that also take panels.
   std::byte* place(ir::Weight& weight, const FoundWeight& found) {
     const bool panels = options_.pack_weights && options_.fast_kernels && !found.stored->is_plain() &&
                         weight.shape.rank() == 2 && weight.shape.numel() > 0 && readable_panels(found.stored->block);
     return panels ? placer_.in_panels(weight, found) : placer_.as_stored(weight, found);
   }
 
-  // Plans that the package holds, each under a key that begins with kPlanKey. Those of another origin are left out.
+  // The package's plans, under keys that begin with kPlanKey. Plans of another origin are skipped.
   void take_plans(const WeightFile& data) {
     if (!options_.stored_plans || !options_.fast_kernels) return;
     const PlanOrigin origin = plan_origin(impl_->device);
@@ -193,7 +193,7 @@ class Loader {
       passes.fold = [&] {
         return fold_constants(graphs_[i], method, impl_->limits, pool, [&](std::uint32_t weight) {
           if (weight >= found_[i].size()) return;  // a conversion
-          // Whatever else reads them reads the pages again.
+          // Other readers page the bytes in again.
           const FoundWeight& found = found_[i][weight];
           if (found.file) found.file->release(found.bytes);
         });
@@ -227,9 +227,9 @@ class Loader {
   }
 
  private:
-  // Weights that only constants were made of give their pages back.
+  // Releases the pages of weights that only constants were computed from.
   void release_weights() {
-    std::map<const std::byte*, bool> read;  // by address: whether some graph still reads it
+    std::map<const std::byte*, bool> read;  // by address: some graph still reads it
     for (std::size_t m = 0; m < graphs_.size(); ++m) {
       const std::vector<bool> uses = used_weights(graphs_[m]);
       for (std::size_t i = 0; i < found_[m].size(); ++i) {
@@ -346,7 +346,7 @@ std::shared_ptr<const Program> load_package(const std::function<std::shared_ptr<
   loader.phase("shrink", [&] {
     std::uint64_t bytes = 0;
     for (const WeightFile& from : store->files()) {
-      from.file->check_unchanged();  // what was checked is what is mapped
+      from.file->check_unchanged();  // the checked file is still the mapped one
       loader.impl().files.push_back(from.file);
       bytes += host_bytes(from);
     }

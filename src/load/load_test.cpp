@@ -122,7 +122,7 @@ TEST_F(Load, EveryPhaseOnceInOrder) {
   EXPECT_EQ(phases[7].name, "launch sequence");
 }
 
-// Under the address sanitizer the leaks of what a phase had made would show too.
+// Under the address sanitizer, leaks of a phase would show too.
 TEST_F(Load, AFaultInAPhaseFreesEverything) {
   const std::string path = without_weights();
   LoadOptions options;
@@ -234,7 +234,7 @@ TEST_F(Load, WeightsInMemory) {
   EXPECT_EQ(run(program), expected);
   EXPECT_EQ(program->stats().given_bytes, 64U);
   EXPECT_EQ(program->stats().copied_bytes, 0U);
-  std::memset(memory, 0, sizeof(memory));  // read where it lies
+  std::memset(memory, 0, sizeof(memory));  // read in place
   EXPECT_NE(run(program), expected);
 
   const auto refused = [&](const TensorView& view, const char* name) {
@@ -249,7 +249,7 @@ TEST_F(Load, WeightsInMemory) {
 
 TEST_F(Load, WeightsAreThereOnceForAllMethodsPlansAndSessions) {
   test::PteSpec two = spec();
-  ir::test::BlobOptions other;  // the same content under another key, as tied weights of two methods are
+  ir::test::BlobOptions other;  // equal content under another key, like tied weights of two methods
   other.weight_key = "w2";
   const auto digest = std::vector<std::uint8_t>(32, 7);
   other.sha256 = digest;
@@ -289,7 +289,7 @@ TEST_F(Load, ShrunkProgramsPlanFromTheFile) {
   EXPECT_EQ(run(session, 4), run(reference, 4));
   EXPECT_EQ(program->stats().graphs_read_again, 1U);
   EXPECT_EQ(program->stats().graph_bytes, 0U);
-  // A wrong dtype for sizes that have a plan is still named by the rules of the graph.
+  // For sizes that have a plan, the graph's rules still name a wrong dtype.
   std::vector<std::int64_t> ids(12);
   EXPECT_THROW(session.run("forward", std::vector<Value>{test::tensor(ids, DType::i64, {3, 4})}), InvalidArgument);
   EXPECT_FALSE(program->describe().empty());
@@ -313,14 +313,14 @@ TEST_F(Load, ConstantsAreNotFoldedAgain) {
   EXPECT_EQ(Internal::of(*program).methods[0].constants[0].memory->data(), folded);
   EXPECT_EQ(program->stats().constant_bytes, 16U);
 
-  graph.method().nodes[0].name = "renamed";  // what is read again is another program
+  graph.method().nodes[0].name = "renamed";  // the program read again differs
   graph.program().weights[0].shape = {2, 2};
   graph.program().weights[0].byte_size = 8;
   EXPECT_THROW(run(program, 7), InvalidProgram);
   EXPECT_EQ(run(program, 6), found);
 }
 
-// Two methods and a weight that both read.
+// Two methods that read the same weight.
 TEST(ConstantPool, OneForAllMethods) {
   GraphBuilder first("first"), second("second"), other("other");
   const auto add = [](GraphBuilder& graph, const char* target) {
@@ -360,7 +360,7 @@ TEST_F(Load, ShrinkWhileSessionsRun) {
   std::vector<std::vector<float>> expected;
   for (std::int64_t rows = 0; rows <= 16; ++rows) expected.push_back(run(reference, rows));
   LoadOptions options;
-  options.max_plans = 2;  // most calls plan
+  options.max_plans = 2;  // most calls must plan
   const auto program = Program::load(whole(), options);
   program->shrink();
   std::atomic<bool> done = false;
@@ -391,13 +391,13 @@ TEST_F(Load, AFileThatChangedOnDisk) {
   const auto reference = Program::load(whole());
   const std::string path = folder_.write("changing.pte", make_pte(spec()));
   test::PteSpec padded = spec();
-  padded.named.push_back({"unused", bytes_of(8)});  // at the end, so that what is cut off is no weight
+  padded.named.push_back({"unused", bytes_of(8)});  // at the end, so that the truncated bytes are no weight
   const auto shrunk = [&] {
     auto program = Program::load(path);
     program->shrink();
     return program;
   };
-  // Renamed over or removed: who has it open keeps what it was.
+  // Renamed over or removed: an open mapping keeps the old content.
   auto program = shrunk();
   const std::string next = folder_.write("next.pte", bytes_of(100));
   std::filesystem::rename(next, path);
@@ -405,7 +405,7 @@ TEST_F(Load, AFileThatChangedOnDisk) {
   std::filesystem::remove(path);
   EXPECT_EQ(run(program, 5), run(reference, 5));
 
-  // Longer, written to, cut: new sizes are an error, those that have a plan run on.
+  // Longer, overwritten, truncated: new sizes are an error, existing plans still run.
   const auto changed = [&](const std::function<void()>& change) {
     folder_.write("changing.pte", make_pte(padded));
     program = shrunk();
@@ -424,7 +424,7 @@ TEST_F(Load, AFileThatChangedOnDisk) {
   changed([&] { std::filesystem::resize_file(path, std::filesystem::file_size(path) - 1); });
 }
 
-// What a process owns after the first ten cycles is what it owns after a hundred.
+// A process owns as much after a hundred cycles as after the first ten.
 TEST_F(Load, ALongLife) {
   const std::string path = without_weights();
   LoadOptions options;
@@ -455,8 +455,8 @@ TEST_F(Load, ALongLife) {
   for (int i = 0; i < 90; ++i) cycle();
   EXPECT_EQ(entries_of("/proc/self/fd"), descriptors);
   EXPECT_EQ(entries_of("/proc/self/task"), tasks);
-  EXPECT_LE(mappings(), maps + 2);  // the allocator may take a region more
-#ifndef __SANITIZE_ADDRESS__        // which keeps what is freed for a while
+  EXPECT_LE(mappings(), maps + 2);  // the allocator may map another region
+#ifndef __SANITIZE_ADDRESS__        // it keeps freed memory for a while
   EXPECT_LE(resident(), memory + 1024 * 1024);
 #endif
 }

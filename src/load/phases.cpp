@@ -14,7 +14,7 @@ struct ErrorTypes {};
 using TypedErrors =
     ErrorTypes<Busy, InvalidArgument, InvalidProgram, Unsupported, NotFound, SystemError, ExecutionError, Cancelled>;
 
-// Throws `error` again as the type it has, with `prefix` in front of its message.
+// Throws `error` again with its own type, with `prefix` in front of its message.
 template <typename... Errors>
 [[noreturn]] void rethrow(const Error& error, const std::string& prefix, ErrorTypes<Errors...>) {
   const std::string message = prefix + error.what();

@@ -14,7 +14,7 @@ namespace graft {
 inline constexpr std::string_view kPlansPhase = "plans";
 inline constexpr std::string_view kLaunchSequencePhase = "launch sequence";
 
-// How often each phase happened, how long it took and what it made, in the order of first times. From any thread.
+// Count, duration and bytes of each phase, in the order of first occurrence. Thread-safe.
 class PhaseLog {
  public:
   void add(std::string_view name, double milliseconds, std::uint64_t bytes);
@@ -25,7 +25,7 @@ class PhaseLog {
   std::vector<PhaseStats> phases_;
 };
 
-// One phase of a load: tells `on_phase`, does the work, notes its time and the bytes it returns. A typed error of the
+// One phase of a load: calls `on_phase`, does the work, records its time and the bytes it returns. A typed error of the
 // work gets the name of the phase in front of its message.
 void run_phase(PhaseLog& log, const LoadOptions& options, std::string_view name,
                const std::function<std::uint64_t()>& work);

@@ -4,7 +4,7 @@
 namespace graft {
 
 std::size_t PlanCache::KeyHash::operator()(const Key& key) const {
-  // FNV-1a over the words; equality is decided on the whole key, so a collision only costs a comparison.
+  // FNV-1a over the words; lookups compare the whole key, so a collision only costs a comparison.
   std::uint64_t hash = 1469598103934665603ull;
   const auto mix = [&](std::uint64_t word) { hash = (hash ^ word) * 1099511628211ull; };
   mix(key.method);
@@ -39,7 +39,7 @@ PlanCache::Result PlanCache::get(std::uint32_t method, int threads, const std::v
   try {
     slot->plan = std::make_shared<const Plan>(make());
   } catch (...) {
-    // A failed attempt must not take a place in the cache.
+    // A failed attempt must not occupy a slot of the cache.
     const std::lock_guard lock(mutex_);
     const auto it = slots_.find(key);
     if (it != slots_.end() && it->second == slot) {

@@ -50,8 +50,8 @@ bool same_kinds(const std::vector<ValueInfo>& a, const std::vector<ValueInfo>& b
   });
 }
 
-// Whether what was made from the graph of a method at load fits the one that was read again: a plan of it is bound to
-// these weights, states and outputs.
+// Whether the results of load fit a graph that was read again: its plans are bound to these weights, states and
+// outputs.
 bool fits(const ir::Program& graph, const LoadedMethod& method, const std::vector<StateInfo>& states) {
   const MethodInfo info = method_info(graph.methods[0]);
   const auto same_weight = [](const ir::Weight& weight, std::size_t bytes) { return weight.byte_size == bytes; };
@@ -226,7 +226,7 @@ void Program::Impl::check_inputs(std::uint32_t index, std::span<const InputDesc>
 
 void Program::Impl::shrink() const {
   for (const LoadedMethod& method : methods) {
-    std::shared_ptr<const ir::Program> dropped;  // freed after the lock, by the last that plans with it
+    std::shared_ptr<const ir::Program> dropped;  // freed after the lock, by the last thread that plans with it
     const std::lock_guard lock(method.graph->mutex);
     dropped.swap(method.graph->kept);
     if (!dropped) continue;

@@ -25,21 +25,21 @@
 
 namespace graft {
 
-// Decodes one method of the program again, before folding.
+// Decodes one method of the program again, as it was before folding.
 using ReadMethod = std::function<ir::Program(std::size_t method)>;
 
 // A tensor computed once at load from weights alone.
 struct FoldedConstant {
-  std::shared_ptr<const AlignedMemory> memory;  // of all methods that have it
+  std::shared_ptr<const AlignedMemory> memory;  // shared by all methods that have it
   std::string node;
 };
 
 // One method, ready to be planned and run.
 struct LoadedMethod {
   MethodInfo info;
-  // By weight index of the graph, which after the load has those of the file first, then conversions of them.
+  // By weight index of the loaded graph: the file's weights first, then their conversions.
   std::vector<std::byte*> weights;
-  // How the weights of the graph in the file are stored, as they were found, and the bytes that the graph gives them.
+  // Stored types of the file's weights, as found, and their sizes in the graph.
   std::vector<Stored> stored;
   std::vector<std::size_t> panel_bytes;  // 0: not in panels
   std::vector<std::size_t> weight_bytes;
@@ -47,39 +47,38 @@ struct LoadedMethod {
   std::vector<std::uint32_t> states;      // by state index of the graph: index into ProgramImpl::states
   // Output i of the method is output user_outputs[i] of the graph (the others write states and inputs).
   std::vector<std::uint32_t> user_outputs;
-  // Which part (pass/graph/partition.h) of which method of the package it is; the method itself is part 0.
+  // The method of the package and its part (pass/graph/partition.h); the method itself is part 0.
   std::uint32_t source = 0;
   std::uint32_t part = 0;
-  // Of a method that is cut: what a run does, one after another; parts are indices into ProgramImpl::methods. Empty:
-  // the method has plans.
+  // The steps of a run of a cut method; parts are indices into ProgramImpl::methods. Empty: the method has plans.
   std::vector<Step> steps;
   struct Signature {
     std::size_t values = 0;
     std::vector<ir::Input> inputs;
     std::vector<ir::Arg> outputs;  // by position
   };
-  Signature signature;             // of a method that is cut
-  std::vector<PassReport> passes;  // over its graph while it was loaded
+  Signature signature;             // of a cut method
+  std::vector<PassReport> passes;  // over its graph during load
 
-  // What only planning needs.
+  // Needed only for planning.
   struct Graph {
     std::mutex mutex;
     std::shared_ptr<const ir::Program> kept;  // exactly one method, constants folded; null after shrink()
-    std::weak_ptr<const ir::Program> made;    // read again, in use by whoever plans
+    std::weak_ptr<const ir::Program> made;    // read again; alive while somebody plans with it
   };
   std::unique_ptr<Graph> graph = std::make_unique<Graph>();
 };
 
-// True when kinds, dtypes and ranks are those that the method takes: what is left to check when sizes are known to fit.
+// Whether kinds, dtypes and ranks are the method's: what remains to check once the sizes are known to fit.
 bool same_types(const MethodInfo& method, std::span<const InputDesc> inputs);
 
-// A mutable buffer of the program; every session has memory of its own for it.
+// A mutable buffer of the program; every session has its own memory for it.
 struct StateInfo {
   ir::State state;
   const std::byte* initial = nullptr;  // null: zeros
 };
 
-// Bounded, least recently used dropped first; full-key equality; two threads that miss one key make one plan.
+// Bounded LRU cache with full-key equality; two threads that miss the same key make one plan.
 class PlanCache {
  public:
   explicit PlanCache(std::size_t capacity) : capacity_(capacity) {}
@@ -90,7 +89,7 @@ class PlanCache {
   Result get(std::uint32_t method, int threads, const std::vector<std::int64_t>& key,
              const std::function<Plan()>& make);
   std::size_t size() const;
-  // The plans now held, for `inspect`.
+  // The cached plans, for `inspect`.
   std::vector<std::pair<std::uint32_t, std::shared_ptr<const Plan>>> list() const;
 
  private:
@@ -115,7 +114,7 @@ class PlanCache {
   std::list<Key> order_;  // most recently used first
 };
 
-// How the library's own sources reach behind its public classes.
+// Gives the library's own code access to its public classes.
 struct Internal {
   using ProgramImpl = Program::Impl;
   using ArenaImpl = Arena::Impl;
@@ -126,7 +125,7 @@ struct Internal {
 using ProgramImpl = Internal::ProgramImpl;
 
 struct Program::Impl {
-  // What the caller holds he may change, and no weight of it is copied.
+  // The caller may change his tensors, and their weights are not copied: then no linear layer is packed.
   explicit Impl(const LoadOptions& options)
       : limits{options.max_plan_bytes, options.max_plan_launches},
         matmul_precision(options.matmul_precision),
@@ -137,20 +136,20 @@ struct Program::Impl {
   std::vector<std::shared_ptr<const MappedFile>> files;  // the package first
   std::shared_ptr<const void> keep_alive;                // of the caller's memory
   ReadMethod read_method;
-  // Those of the package first, then the parts of those that are cut.
+  // The package's methods first, then the parts of cut ones.
   std::vector<LoadedMethod> methods;
   std::size_t public_methods = 0;
   PartitionOptions partition;
   std::vector<StateInfo> states;
-  std::vector<AlignedMemory> made_weights;  // copied and converted ones
-  ProgramStats weight_stats;                // its counts and bytes of weights and constants
+  std::vector<AlignedMemory> made_weights;  // copies and conversions
+  ProgramStats weight_stats;                // counts and bytes of weights and constants
   std::string device;
   std::unique_ptr<ProgramDevice> on_device;  // null for the CPU
-  std::unique_ptr<ProgramDevice> plain;      // the CPU's ops of ggml, without LoadOptions::fast_kernels
-  // Of a program with states: what a file of them depends on. SHA-256 of methods, states and weights by name and type
-  // and, where known, content.
+  std::unique_ptr<ProgramDevice> plain;      // ggml's CPU ops, without LoadOptions::fast_kernels
+  // Of a program with states: what a state file depends on. SHA-256 of methods, states and weights by name and type
+  // and, if known, content.
   std::array<std::uint8_t, 32> fingerprint{};
-  std::vector<StoredPlan> stored_plans;  // of this machine, from the package
+  std::vector<StoredPlan> stored_plans;  // those of the package that were made for this machine
   PlanLimits limits;
   MatmulPrecision matmul_precision;
   bool pack_linear_layers;
@@ -167,34 +166,34 @@ struct Program::Impl {
             .pack_linear_layers = pack_linear_layers,
             .in_bf16 = matmul_precision == MatmulPrecision::medium && simd::packed_pairs() != nullptr};
   }
-  // Index of the method. Throws NotFound, listing the methods there are.
+  // Index of the method. Throws NotFound, listing the program's methods.
   std::uint32_t find(std::string_view name) const;
   PlanCache::Result plan(std::uint32_t method, std::span<const InputDesc> inputs, const std::vector<std::int64_t>& key,
                          int threads, const KvOptions& kv) const;
   const StoredPlan* stored_plan(std::uint32_t method, const std::vector<std::int64_t>& key, int threads) const;
-  // How many numbers of a plan's key are sizes of inputs.
+  // How many numbers of a plan's key are input sizes.
   std::size_t size_count(const std::vector<std::int64_t>& key) const {
     return key.size() - (has_kv_cache() ? kKvKeyNumbers : 0);
   }
-  // The graph of a method (one method, constants folded), read again when it was dropped. Throws InvalidProgram when
-  // the files changed since the load. From any thread.
+  // The graph of a method (one method, constants folded), read again if it was dropped. Throws InvalidProgram if the
+  // files changed since the load. Thread-safe.
   std::shared_ptr<const ir::Program> graph(std::uint32_t method) const;
-  // Throws InvalidArgument naming the input that the method does not take.
+  // Throws InvalidArgument naming the input that the method does not accept.
   void check_inputs(std::uint32_t method, std::span<const InputDesc> inputs) const;
   void shrink() const;
   ProgramStats stats() const;
 };
 
-// What an IR method takes and returns.
+// The signature of an IR method.
 MethodInfo method_info(const ir::Method& method);
-// By position of a user output: which output of the method it is.
+// By position of a user output: its index among the method's outputs.
 std::vector<std::uint32_t> user_outputs(const ir::Method& method);
 
-// Reads weights of a graph whose weights are placed.
+// Reads elements of a graph's weights, which must be placed.
 UniformWeight uniform_weights(const ir::Program& graph, const LoadedMethod& method);
 
-// Makes a program from graphs with one method each: the phases of a load after the files are opened. `find` is asked
-// once per key; `read_method` must give the same graphs again.
+// Makes a program from graphs with one method each: the phases of a load after the files are opened. Calls `find` once
+// per key; `read_method` must return the same graphs again.
 std::unique_ptr<ProgramImpl> build_program(std::vector<ir::Program> sources, const FindWeight& find,
                                            const ReadMethod& read_method, const LoadOptions& options,
                                            std::string source);

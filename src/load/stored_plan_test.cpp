@@ -20,7 +20,7 @@ using test::GraphBuilder;
 
 constexpr std::size_t kDigest = 32;
 
-// y = exp(exp(x) * x) * exp(x): buffers of the arena that live beside each other.
+// y = exp(exp(x) * x) * exp(x): arena buffers that are alive at the same time.
 struct Net {
   GraphBuilder graph;
   Net() {
@@ -50,7 +50,7 @@ std::optional<StoredPlan> decode(const std::vector<std::byte>& bytes) {
   return decode_stored_plan(bytes, plan_origin("cpu"), "the plan");
 }
 
-// As somebody who knows the format would do it.
+// Like an attacker who knows the format.
 void sign(std::vector<std::byte>& bytes) {
   const auto digest = sha256(std::span(bytes).first(bytes.size() - kDigest));
   std::memcpy(bytes.data() + bytes.size() - kDigest, digest.data(), kDigest);
@@ -104,8 +104,7 @@ TEST(StoredPlan, EveryFlippedByteAndEveryLengthIsSeen) {
   }
 }
 
-// With the checksum made right again: what is read must be an error, of another machine, of other sizes, or a layout
-// that is safe.
+// With a valid checksum, each change must be an error, a plan for another machine or other sizes, or a safe layout.
 TEST(StoredPlan, TamperedWithIsAnErrorOrHarmless) {
   Net net;
   const std::vector<std::byte> good = encode(net.stored(64), plan_origin("cpu"));
@@ -133,7 +132,7 @@ TEST(StoredPlan, TamperedWithIsAnErrorOrHarmless) {
   EXPECT_GT(errors, 0);
   EXPECT_GT(stale, 0);
   EXPECT_GT(unused, 0);
-  EXPECT_GT(same, 0);  // the method's name, sizes and threads are what finds a plan, not what it is
+  EXPECT_GT(same, 0);  // method name, sizes and threads only select a plan
 }
 
 TEST(StoredPlan, EveryOffsetIsChecked) {

@@ -1,4 +1,4 @@
-// Programs whose weights are stored in another type than that of their values.
+// Programs whose weights are stored in another type than their values.
 #include <ggml.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -144,13 +144,13 @@ TEST_F(StoredWeightsRun, PanelsTakeThePlaceOfBlocks) {
     expect_results(graph.build_with(data, false), data, false);
     const ProgramStats stats = graph.build_with(data)->stats();
     packed += stats.packed_count;
-    // 24 rows are filled up to 32; q4_K's scales take a little more.
+    // 24 rows are padded to 32; q4_K's scales take a little more.
     EXPECT_LE(stats.packed_bytes, data.bytes.size() * 32 / 24 * 103 / 100);
   }
   EXPECT_EQ(packed > 0, simd::panels() != nullptr);
 }
 
-// Panels of a package are read where they lie, and unpacked to blocks for what reads blocks.
+// A package's panels are read in place, and unpacked to blocks for operators that read blocks.
 TEST_F(StoredWeightsRun, PanelsOfThePackage) {
   for (const BlockType type : test::all_block_types()) {
     if (!panel_format_of(type)) continue;
@@ -180,7 +180,7 @@ TEST_F(StoredWeightsRun, PanelsOfThePackage) {
   }
 }
 
-// The activation that alone reads a product becomes part of it, as it does with weights of f32.
+// The activation that alone reads a product becomes its epilogue, as with f32 weights.
 TEST_F(StoredWeightsRun, ActivationsBecomePartOfTheProduct) {
   GraphBuilder graph;
   const StoredData data = stored_data(Stored::as_blocks(*find_block_type("q8_0")));

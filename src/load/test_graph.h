@@ -64,7 +64,7 @@ class GraphBuilder {
     std::memcpy(weights_.back().second.data(), data.data(), data.size() * sizeof(float));
     return id;
   }
-  // Of zeros.
+  // A weight of zeros.
   ir::ValueId weight(std::string key, DType dtype, const Shape& shape) {
     auto& bytes = weights_.emplace_back(key, std::vector<std::byte>(TensorDesc(dtype, shape).byte_count())).second;
     ir::Weight w;
@@ -93,12 +93,12 @@ class GraphBuilder {
     return id;
   }
 
-  // One node with one tensor result.
+  // A node with one tensor result.
   ir::ValueId node(const std::string& target, const Args& args, DType dtype, std::vector<ir::Dim> dims) {
     const std::string name = "n" + std::to_string(method().nodes.size());
     return add(target, args, value(name, ir::ValueKind::tensor, dtype, std::move(dims)));
   }
-  // One node with an integer result.
+  // A node with an integer result.
   ir::ValueId scalar(const std::string& target, const Args& args) {
     const std::string name = "s" + std::to_string(method().nodes.size());
     return add(target, args, value(name, ir::ValueKind::integer, DType::i64, {}));
@@ -160,7 +160,7 @@ class GraphBuilder {
   std::uint32_t outputs_ = 0;
 };
 
-// A tensor value over a vector of the caller.
+// A tensor value over the caller's vector.
 template <typename T>
 Value tensor(std::vector<T>& data, DType dtype, const Shape& shape) {
   return Value::of(TensorView{data.data(), dtype, shape});
