@@ -12,15 +12,14 @@
 
 #include "base/check.h"
 
-// What ExecuTorch's two containers, .pte and .ptd, have in common: a flatbuffer with a header inside it, segments of
-// data behind it, and names for some of these. A file is hostile: every offset, count and size is checked here, before
-// use.
+// Shared by ExecuTorch's two containers, .pte and .ptd: a flatbuffer with a header inside it, segments of data behind
+// it, and names for some of these. A file is untrusted: every offset, count and size is checked here before use.
 namespace graft {
 
 // The bytes at offset 4 of a .ptd.
 inline constexpr std::string_view kPtdIdentifier = "FT01";
 
-// Data of a file under a name.
+// Named data of a file.
 struct NamedBytes {
   std::string_view key;              // lives as long as the object that returned it
   std::span<const std::byte> bytes;  // in the mapping
@@ -33,7 +32,7 @@ using Bytes = std::span<const std::byte>;
 static_assert(std::endian::native == std::endian::little, "the containers are little-endian");
 
 inline constexpr std::size_t kIdentifierOffset = sizeof(flatbuffers::uoffset_t);
-// Both containers put a header of their own between the identifier and the rest of the flatbuffer.
+// Both containers put their own header between the identifier and the rest of the flatbuffer.
 inline constexpr std::size_t kHeaderOffset = kIdentifierOffset + 4;
 inline constexpr std::size_t kMagicBytes = 4;
 inline constexpr flatbuffers::uoffset_t kMaxTableDepth = 32;

@@ -44,7 +44,7 @@ struct Reading {
   std::exception_ptr error;
 };
 
-// ggml's reader reads through this callback. It must not throw: an exception waits until the reader gives up.
+// ggml's reader calls this. It must not throw: an exception is kept until the reader gives up.
 std::size_t read_part(void* user, void* out, std::uint64_t offset, std::size_t count) {
   auto& reading = *static_cast<Reading*>(user);
   try {

@@ -9,10 +9,10 @@
 #include "graft/export.h"
 #include "weight/weights.h"
 
-// All that a GGUF file says, for the exporter: models come as such files.
+// The whole content of a GGUF file, for the exporter: models are distributed as such files.
 namespace graft {
 
-// An array of strings, which is a vocabulary or its merges: the tokenizer reads those from `GgufFile::vocabulary`.
+// An array of strings, a vocabulary or its merges: the tokenizer reads those from `GgufFile::vocabulary`.
 struct GgufStrings {
   std::size_t count = 0;
 };
@@ -21,8 +21,8 @@ using GgufValue = std::variant<bool, std::int64_t, std::uint64_t, double, std::s
                                std::vector<std::uint64_t>, std::vector<double>, GgufStrings>;
 
 struct GgufFile {
-  WeightFile weights;                                    // every tensor in the file's mapping
-  std::vector<std::pair<std::string, GgufValue>> pairs;  // in the file's order; strings as they are, of any bytes
+  WeightFile weights;                                    // every tensor, in the file's mapping
+  std::vector<std::pair<std::string, GgufValue>> pairs;  // in file order; strings are raw bytes
   std::string vocabulary;                                // the pairs as a GGUF file without tensors
 };
 

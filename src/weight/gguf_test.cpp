@@ -63,7 +63,7 @@ TEST_F(Gguf, NumbersAreWidened) {
 }
 
 TEST_F(Gguf, ArraysAndStrings) {
-  gguf_set_val_str(head_, "name", "caf\xe9");  // no UTF-8
+  gguf_set_val_str(head_, "name", "caf\xe9");  // not UTF-8
   set_array<std::int32_t>("i32", GGUF_TYPE_INT32, {-1, 2});
   set_array<float>("f32", GGUF_TYPE_FLOAT32, {0.5F, 2.0F});
   set_array<std::uint16_t>("empty", GGUF_TYPE_UINT16, {});

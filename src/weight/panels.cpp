@@ -20,7 +20,7 @@ float f16_at(const std::byte* p) {
 unsigned u8_at(const std::byte* p) { return std::to_integer<unsigned>(*p); }
 float s8_at(const std::byte* p) { return static_cast<float>(std::to_integer<std::int8_t>(*p)); }
 
-// Where the parts of a block lie in a panel.
+// Offsets of the parts of a block in a panel.
 struct Place {
   i64 quants = 0;
   i64 scales = 0;    // of the group
@@ -55,20 +55,20 @@ FourWords transposed(Words a, Words b, Words c, Words d) {
           __builtin_shufflevector(ab_high, cd_high, 0, 1, 4, 5), __builtin_shufflevector(ab_high, cd_high, 2, 3, 6, 7)};
 }
 
-// Blocks of four rows beside each other, of as many columns of a panel.
+// Pointers to blocks of four consecutive rows, which are columns of a panel.
 template <typename Byte>
 using FourRows = std::array<Byte*, 4>;
 using FromRows = FourRows<const std::byte>;
 using ToRows = FourRows<std::byte>;
 
-// Word i of each of four rows, from `of(row)`, to vector i of the panel.
+// Transposes word i of each of four rows, from `of(row)`, to vector i of the panel.
 template <typename Of>
 void transpose(const FromRows& rows, std::byte* to, const Of& of) {
   const FourWords words = transposed(of(rows[0]), of(rows[1]), of(rows[2]), of(rows[3]));
   for (std::size_t i = 0; i < 4; ++i) put(to + static_cast<i64>(i) * kPanelVectorBytes, words[i]);
 }
 
-// And back: `take(row, words)` gets the words of each row.
+// The inverse: `take(row, words)` gets the words of each row.
 template <typename Take>
 void transpose_back(const std::byte* from, const ToRows& rows, const Take& take) {
   const FourWords words = transposed(words_at(from), words_at(from + kPanelVectorBytes),
@@ -76,10 +76,10 @@ void transpose_back(const std::byte* from, const ToRows& rows, const Take& take)
   for (std::size_t c = 0; c < 4; ++c) take(rows[c], words[c]);
 }
 
-// Halves of bytes: those of `low` and above them those of `high`.
+// Packs nibbles: those of `low` below those of `high`.
 Words halves(Words low, Words high) { return (low & 0x0f0f0f0fU) | (high & 0x0f0f0f0fU) << 4; }
 
-// Copies numbers of 16 bits, `from` bytes into each block, to or from a vector of scales.
+// Copies 16-bit numbers, at offset `from` in each block, to or from a vector of scales.
 void pack_f16(const FromRows& rows, i64 from, i64 column, std::byte* scales) {
   for (i64 c = 0; c < 4; ++c) std::memcpy(scales + (column + c) * 2, rows[static_cast<std::size_t>(c)] + from, 2);
 }
@@ -87,22 +87,22 @@ void unpack_f16(const ToRows& rows, i64 to, i64 column, const std::byte* scales)
   for (i64 c = 0; c < 4; ++c) std::memcpy(rows[static_cast<std::size_t>(c)] + to, scales + (column + c) * 2, 2);
 }
 
-// Four bits of element i of a block of a column whose quants begin at `quants`.
+// The nibble of element i of a block of a column whose quants begin at `quants`.
 int half_at(const std::byte* quants, i64 i) {
   const unsigned byte = u8_at(quants + i % 16 / 4 * kPanelVectorBytes + i % 4);
   return static_cast<int>(i < 16 ? byte & 15 : byte >> 4);
 }
 
-// The halves of `words` to the low or the high halves of 32 bytes.
+// Writes the nibbles of `words` to the low or the high nibbles of 32 bytes.
 void put_halves(std::byte* to, Words words, bool high) {
   const Words first = words & 0x0f0f0f0fU, second = words >> 4 & 0x0f0f0f0fU;
   put(to, high ? words_at(to) | first << 4 : first);
   put(to + 16, high ? words_at(to + 16) | second << 4 : second);
 }
 
-// One struct for each format: packing and unpacking one block of 32 elements of four columns, and the values of one
-// column of it. Blocks of a group of eight share bytes of ggml's rows: the first of these to come writes them, which
-// clears what the next adds.
+// One struct per format: packs and unpacks a block of 32 elements of four columns, and gives the values of one column
+// of it. The blocks of a group of eight share bytes of ggml's rows: the first one to be unpacked overwrites them, the
+// others OR into them.
 struct Q8_0 {
   static constexpr PanelFormat kFormat = PanelFormat::q8_0;
 
@@ -133,7 +133,7 @@ struct Q8_0 {
 struct Q4_0 {
   static constexpr PanelFormat kFormat = PanelFormat::q4_0;
 
-  // ggml's bytes hold element i in the low half and i + 16 in the high half, as those of panels do.
+  // ggml's bytes hold element i in the low nibble and i + 16 in the high nibble, like those of panels.
   static void pack(const FromRows& rows, i64 column, const Place& place, std::byte* panel) {
     transpose(rows, panel + place.quants + column * 4, [](const std::byte* from) { return words_at(from + 2); });
     pack_f16(rows, 0, column, panel + place.scales + place.in_group * 32);
@@ -209,8 +209,8 @@ struct ScalesOfK {
   }
 };
 
-// The low four bits of q4_k and q5_k, `from` bytes into ggml's block: 64 elements to 32 bytes, of which the low halves
-// are one block of 32, the high halves the next.
+// The low four bits of q4_k and q5_k, at offset `from` of ggml's block: 64 elements to 32 bytes, of which the low
+// nibbles are one block of 32, the high nibbles the next.
 void pack_halves_of_k(const FromRows& rows, i64 from, i64 column, const Place& place, std::byte* panel) {
   const unsigned shift = place.in_group % 2 == 0 ? 0 : 4;
   transpose(rows, panel + place.quants + column * 4, [&](const std::byte* row) {
@@ -246,7 +246,7 @@ struct Q4_K {
 
 struct Q5_K {
   static constexpr PanelFormat kFormat = PanelFormat::q5_k;
-  static constexpr i64 kHigh = 4 * kPanelVectorBytes;  // behind the four bits: the fifth
+  static constexpr i64 kHigh = 4 * kPanelVectorBytes;  // offset of the fifth bits, after the nibbles
 
   // ggml's 32 bytes of fifth bits have one bit of each of the eight blocks.
   static void pack(const FromRows& rows, i64 column, const Place& place, std::byte* panel) {
@@ -292,8 +292,8 @@ struct Q5_K {
 struct Q6_K {
   static constexpr PanelFormat kFormat = PanelFormat::q6_k;
 
-  // 128 elements to 64 bytes of four bits and 32 of two: blocks 0 and 1 have the low halves of the former, blocks 2 and
-  // 3 the high halves; each has two bits of all of the latter.
+  // 128 elements take 64 bytes of four bits and 32 of two: blocks 0 and 1 have the low nibbles of the former, blocks 2
+  // and 3 the high ones; each has two bits of all of the latter.
   static void pack(const FromRows& rows, i64 column, const Place& place, std::byte* panel) {
     const i64 quarter = place.in_group % 4;
     std::byte* quants = panel + place.quants + column * 4;
@@ -397,7 +397,7 @@ constexpr std::size_t kMostBlockBytes =
     static_cast<std::size_t>(std::ranges::max(kPanelLayouts, {}, &PanelLayout::bytes).bytes);
 
 // Calls visit(four rows, column, place, panel) for each block of 32 elements of each four rows of panels [begin, end);
-// rows past the last are `nothing`.
+// rows past the last one are `nothing`.
 template <typename F, typename Byte, typename Panel, typename Visit>
 void walk(Byte* blocks, i64 rows, i64 depth, i64 begin, i64 end, Panel* panels, Byte* nothing, const Visit& visit) {
   constexpr PanelLayout kLayout = layout_of(F::kFormat);
@@ -452,7 +452,7 @@ static_assert(std::ranges::equal(kPackings, kPanelLayouts, {}, &Packing::format,
 
 const Packing& packing_of(PanelFormat format) { return kPackings[static_cast<std::size_t>(format)]; }
 
-// Calls work(begin, end) for the panels of that many rows.
+// Divides that many rows' panels among threads: calls work(begin, end).
 template <typename Work>
 void for_panels(i64 rows, int threads, const Work& work) {
   const i64 panels = panel_count(rows), parts = std::max(std::min<i64>(threads, panels), i64{1});

@@ -75,23 +75,23 @@ constexpr std::int64_t panel_bytes(PanelFormat format, std::int64_t depth) {
 
 constexpr std::int64_t panel_count(std::int64_t rows) { return (rows + kPanelColumns - 1) / kPanelColumns; }
 
-// Bytes of a weight [rows, depth]: rows are filled up to whole panels.
+// Bytes of a weight [rows, depth], with its rows padded to whole panels.
 constexpr std::int64_t panels_bytes(PanelFormat format, std::int64_t rows, std::int64_t depth) {
   return panel_count(rows) * panel_bytes(format, depth);
 }
 
-// The format that a block type is packed in; nullopt where there is none.
+// The format that a block type is packed to; nullopt if there is none.
 std::optional<PanelFormat> panel_format_of(BlockType type);
 
-// Packs a weight [rows, depth] of ggml's blocks, with that many threads. Every byte of the panels is written.
+// Packs a weight [rows, depth] of ggml's blocks with that many threads. Writes every byte of the panels.
 void pack_panels(PanelFormat format, const std::byte* blocks, std::int64_t rows, std::int64_t depth, std::byte* panels,
                  int threads);
 
-// And back, bit for bit.
+// Unpacks, bit for bit.
 void unpack_panels(PanelFormat format, const std::byte* panels, std::int64_t rows, std::int64_t depth,
                    std::byte* blocks, int threads);
 
-// The values of one row: exactly those of ggml's blocks.
+// The values of one row, equal to those of ggml's blocks.
 void unpack_row(PanelFormat format, const std::byte* panels, std::int64_t depth, std::int64_t row, float* to);
 
 }  // namespace graft

@@ -26,7 +26,7 @@ WeightFile read_ptd(std::shared_ptr<const MappedFile> file) {
   const auto length = load<std::uint32_t>(bytes, kHeaderOffset + 4);
   GRAFT_CHECK(InvalidProgram, length >= kPtdHeaderBytes, "its header must have at least ", kPtdHeaderBytes,
               " bytes, found ", length);
-  // The flatbuffer's root offset counts from the start of the file: the header was put inside it.
+  // The flatbuffer's root offset counts from the start of the file, because the header is inside the flatbuffer.
   const auto offset = load<std::uint64_t>(bytes, kHeaderOffset + 8);
   const Bytes body = slice(bytes, offset, load<std::uint64_t>(bytes, kHeaderOffset + 16), "the flatbuffer");
   const Bytes tensors = bytes.first(static_cast<std::size_t>(offset) + body.size());

@@ -17,7 +17,7 @@
 namespace graft {
 namespace {
 
-// Elements converted to f32 at a time, for the quantizers read nothing else.
+// Elements converted to f32 at a time, because the quantizers read only f32.
 constexpr std::int64_t kElementsAtOnce = 1 << 16;
 
 bool is_readable(DType dtype) { return dtype == DType::f32 || dtype == DType::f16 || dtype == DType::bf16; }
@@ -44,7 +44,7 @@ void check_blocks(const Stored& stored, const Shape& shape) {
               refusal);
 }
 
-// Rows [begin, end) of `depth` elements; false when one is infinite or not a number, which blocks cannot hold.
+// Rows [begin, end) of `depth` elements; false if one is infinite or NaN, which blocks cannot hold.
 bool quantize_rows(const TensorView& tensor, ggml_type type, std::int64_t begin, std::int64_t end, std::int64_t depth,
                    std::byte* out) {
   const auto* from = static_cast<const std::byte*>(tensor.data);
@@ -76,7 +76,7 @@ std::string storable_type(std::string_view wanted, const Shape& shape) {
   if (stored.is_plain()) return stored.str();
   GRAFT_CHECK(InvalidArgument, shape.rank() > 0, "a number cannot be stored as ", wanted);
   if (refuse_blocks(stored.block, shape).empty()) return stored.str();
-  // Formats of blocks of 256 that take fewer than five bits an element fall back to four.
+  // Formats of 256-element blocks with fewer than five bits per element fall back to four bits.
   const double bits = 8.0 * static_cast<double>(block_row_bytes(stored.block, block_elements(stored.block))) /
                       static_cast<double>(block_elements(stored.block));
   const BlockType small = *find_block_type(bits < 5 ? "q4_0" : "q8_0");
@@ -104,7 +104,7 @@ void quantize(const TensorView& tensor, std::string_view type, std::span<std::by
   const std::int64_t rows = tensor.shape.numel() / depth;
   const ggml_type target = stored.is_plain() ? type_of(stored.dtype) : static_cast<ggml_type>(stored.block);
   ggml_quantize_init(target);
-  ggml_cpu();  // makes the tables that conversions from f16 read
+  ggml_cpu();  // initializes the tables for conversions from f16
   const std::int64_t parts = std::min<std::int64_t>(threads, rows);
   std::atomic<bool> finite = true;
   const auto part = [&](std::int64_t i) {

@@ -7,17 +7,16 @@
 
 #include "graft/tensor.h"
 
-// How the elements of a weight are stored, which may be another type than that of its values: f16, bf16, or one of
-// ggml's block formats ("q8_0", "q4_K"), where each row of numbers is cut into blocks that share scales.
+// How the elements of a weight are stored, possibly in another type than their values: f16, bf16, or one of ggml's
+// block formats ("q8_0", "q4_K"), where each row is cut into blocks that share scales.
 namespace graft {
 
 // Number of a block format in ggml (enum ggml_type).
 using BlockType = std::int16_t;
 
-// The block format with that name, in letters of any case; nullopt where there is none that products can be computed
-// with.
+// The block format with that name, in any case; nullopt if there is none with a product.
 std::optional<BlockType> find_block_type(std::string_view name);
-std::string_view block_type_name(BlockType type);  // as ggml writes it: "q8_0", "q4_K"
+std::string_view block_type_name(BlockType type);  // ggml's spelling: "q8_0", "q4_K"
 std::int64_t block_elements(BlockType type);       // of one block; rows must divide into blocks
 std::int64_t block_row_bytes(BlockType type, std::int64_t elements);
 
@@ -25,7 +24,7 @@ struct Stored {
   enum class Kind : std::uint8_t {
     plain,   // elements of `dtype`
     blocks,  // rows of ggml's blocks, one after the other
-    panels,  // the same numbers packed for graft's kernels: weight/panels.h
+    panels,  // the same values packed for graft's kernels: weight/panels.h
   };
   Kind kind = Kind::plain;
   DType dtype = DType::f32;  // plain
@@ -39,11 +38,11 @@ struct Stored {
 };
 
 // Refusal of a tensor that cannot be stored in such blocks: "rows of 100 elements do not divide into blocks of 32";
-// empty when it can.
+// empty if it can.
 std::string refuse_blocks(BlockType type, const Shape& shape);
-// The same for panels, which hold only matrices of some formats.
+// The same for panels, which support only matrices of some formats.
 std::string refuse_panels(BlockType type, const Shape& shape);
-// Bytes of a tensor stored so. Throws InvalidArgument when they do not fit 64 bits.
+// Bytes of a tensor stored like this. Throws InvalidArgument if they exceed 64 bits.
 std::uint64_t stored_bytes(const Stored& stored, const Shape& shape);
 
 }  // namespace graft

@@ -26,7 +26,7 @@ void set_stored(ir::Weight& weight, const Stored& stored) {
 void set_panels(ir::Weight& weight, std::uint64_t bytes) {
   GRAFT_ASSERT(weight.storage == ir::Storage::ggml_block);
   weight.storage = ir::Storage::panels;
-  weight.key += " in panels";  // what has one key has one size
+  weight.key += " in panels";  // equal keys mean equal sizes
   weight.byte_size = bytes;
 }
 

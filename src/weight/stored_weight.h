@@ -5,16 +5,16 @@
 #include "ir/program.h"
 #include "weight/stored.h"
 
-// What the fields of a program's weights say about how their elements are stored.
+// Converts between the fields of an IR weight and its stored type.
 namespace graft {
 
 // Not for affine storage.
 Stored stored_of(const ir::Weight& weight);
-void set_stored(ir::Weight& weight, const Stored& stored);  // plain or blocks; byte_size too
-void set_panels(ir::Weight& weight, std::uint64_t bytes);   // of blocks, which are now packed in panels
+void set_stored(ir::Weight& weight, const Stored& stored);  // plain or blocks; sets byte_size too
+void set_panels(ir::Weight& weight, std::uint64_t bytes);   // blocks that are now packed in panels
 
-// What ir::verify leaves open, for the IR knows no formats: that the block types of weights are known, that their
-// shapes can be stored so, and their bytes. Throws InvalidProgram naming the weight.
+// Checks that ir::verify leaves out because the IR knows no formats: that block types are known, that the shapes can be
+// stored in them, and the sizes. Throws InvalidProgram naming the weight.
 void verify_weights(const ir::Program& program);
 
 }  // namespace graft

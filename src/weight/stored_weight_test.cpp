@@ -62,7 +62,7 @@ TEST(VerifyWeights, BytesAreThoseOfTheStorage) {
   }
 }
 
-// The table repeats numbers of ggml, for constants.
+// The table repeats ggml's numbers, as compile-time constants.
 TEST(PanelLayouts, AreOfGgmlsBlocks) {
   for (const PanelLayout& layout : kPanelLayouts) {
     EXPECT_EQ(layout.elements, ggml_blck_size(layout.type)) << ggml_type_name(layout.type);

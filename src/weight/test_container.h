@@ -15,7 +15,7 @@
 
 #include "flat_tensor_generated.h"
 
-// Test only: files in a temporary folder, and what writers of .ptd and .pte have in common, in the layout that
+// Test only: files in a temporary folder, and the common parts of .ptd and .pte writers, in the format that
 // ExecuTorch's Python code writes.
 namespace graft::test {
 
@@ -27,7 +27,7 @@ inline Blob bytes_of(std::size_t count, std::uint8_t first = 0) {
   return out;
 }
 
-// A folder that goes away with its files.
+// A folder that is deleted with its files.
 class TemporaryFolder {
  public:
   TemporaryFolder() {

@@ -22,7 +22,7 @@ struct SafetensorsEntry {
   Blob bytes;
 };
 
-// The data begins right after the header and tensors follow one another; `pad` spaces end the header.
+// The data begins right after the header, and tensors are contiguous; `pad` spaces end the header.
 inline Blob make_safetensors(const std::vector<SafetensorsEntry>& entries, std::size_t pad = 0) {
   std::string header = "{";
   std::size_t at = 0;
@@ -48,7 +48,7 @@ struct GgufEntry {
   Blob bytes;
 };
 
-// Written by ggml itself, by way of a file in `folder`.
+// Written by ggml itself, through a file in `folder`.
 inline Blob make_gguf(const std::vector<GgufEntry>& entries, const std::filesystem::path& folder) {
   ggml_context* tensors = ggml_init({entries.size() * ggml_tensor_overhead() + 1024, nullptr, /*no_alloc=*/true});
   gguf_context* file = gguf_init_empty();

@@ -13,7 +13,7 @@
 namespace graft {
 namespace {
 
-// Of the numbers in ggml's blocks: 16-bit scales.
+// Blocks contain 16-bit scales.
 constexpr std::size_t kBlockAlignment = 2;
 
 ggml_type ggml_type_of(const Stored& stored) {
@@ -30,7 +30,7 @@ FoundWeight WeightPlacer::find(const ir::Weight& weight, const FindWeight& find)
   if (!found.stored) found.stored = stored_of(weight);
   found.panels = found.stored->kind == Stored::Kind::panels;
   if (found.panels) found.stored->kind = Stored::Kind::blocks;
-  // Only what a package says of its own data is taken at its word: a checkpoint may hold two values where the
+  // Trust only the hashes of a package's own data to find tied weights: a checkpoint may hold two values where the
   // exported model had one.
   if (found.origin == FoundWeight::Origin::package && !weight.sha256.empty())
     found.bytes = tied_.try_emplace({weight.sha256, found.bytes.size()}, found.bytes).first->second;
@@ -55,7 +55,7 @@ std::byte* WeightPlacer::as_stored(const ir::Weight& weight, const FoundWeight& 
   if (found.panels) return as_blocks(weight, found);
   const std::size_t alignment = found.stored->is_plain() ? byte_size(found.stored->dtype) : kBlockAlignment;
   if (reinterpret_cast<std::uintptr_t>(found.bytes.data()) % alignment == 0)
-    return const_cast<std::byte*>(found.bytes.data());  // never written: weights are inputs of launches only
+    return const_cast<std::byte*>(found.bytes.data());  // never written: launches only read weights
   const auto [copy, first] = copies_.try_emplace({found.bytes.data(), found.bytes.size()}, nullptr);
   if (!first) return copy->second;
   AlignedMemory memory = AlignedMemory::on_huge_pages(found.bytes.size());

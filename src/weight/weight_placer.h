@@ -12,23 +12,23 @@
 
 namespace graft {
 
-// Gives the weights of a program their addresses while it is loaded: where they were found, or in memory made here,
-// once for all methods.
+// Assigns the weights of a program their addresses during load: in the files they were found in, or in memory allocated
+// here, once for all methods.
 class WeightPlacer {
  public:
-  // Packs with that many threads; `made` keeps what is made, `stats` counts. Both outlive the placer.
+  // Packs with that many threads; `made` owns the memory, `stats` counts. Both must outlive the placer.
   WeightPlacer(bool verify_hashes, int threads, std::vector<AlignedMemory>& made, ProgramStats& stats)
       : verify_hashes_(verify_hashes), threads_(threads), made_(made), stats_(stats) {}
 
-  // The bytes of a weight and how they are stored. Throws what `find` throws, Unsupported for storage that graft does
-  // not read, InvalidProgram for a wrong hash.
+  // The bytes of a weight and how they are stored. Throws what `find` throws, Unsupported for unknown storage,
+  // InvalidProgram for a wrong hash.
   FoundWeight find(const ir::Weight& weight, const FindWeight& find);
-  // The address to read the weight at as it is stored: where it was found if its alignment allows, else in a copy.
+  // The address of the weight as it is stored: in place if its alignment allows, else a copy.
   std::byte* as_stored(const ir::Weight& weight, const FoundWeight& found);
-  // Blocks that graft's kernels read in panels: where they were found as such, else packed, and the pages they were
-  // found in are released. Sets the weight's storage.
+  // Blocks that graft's kernels read in panels: in place if the file has panels, else packed here, and the file's pages
+  // released. Sets the weight's storage.
   std::byte* in_panels(ir::Weight& weight, const FoundWeight& found);
-  // The same values as elements of f32.
+  // The values converted to f32.
   std::byte* converted(const ir::Weight& weight, const FoundWeight& found);
 
  private:

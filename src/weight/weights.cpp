@@ -33,7 +33,7 @@ WeightFile read_one(const std::shared_ptr<const MappedFile>& file) {
   return read_safetensors(file);
 }
 
-// The shards that an index names, each with those of its tensors that the index says are there.
+// The shards of an index, each with the tensors that the index assigns to it.
 std::vector<WeightFile> read_index(const std::shared_ptr<const MappedFile>& file) {
   const std::vector<std::byte> text = file->read(0, file->bytes().size());
   const auto* first = reinterpret_cast<const char*>(text.data());
@@ -74,13 +74,13 @@ std::string hex(std::span<const std::uint8_t> bytes) {
   return out;
 }
 
-// Where two formats may differ in how they write one shape: leading dimensions of size 1 (GGUF has always four).
+// Formats may write a shape with different leading dimensions of size 1 (GGUF always has four).
 std::vector<std::int64_t> without_leading_ones(const Shape& shape) {
   const auto sizes = shape.sizes();
   return {std::find_if(sizes.begin(), sizes.end(), [](std::int64_t size) { return size != 1; }), sizes.end()};
 }
 
-// Values of f32 may be stored as any type that they can be made of.
+// f32 values may be stored in any type that converts to f32.
 bool may_be_stored_as(const ir::Weight& weight, const Stored& stored) {
   const bool f32 = weight.dtype == DType::f32;
   if (!stored.is_plain()) return f32 && refuse_blocks(stored.block, weight.shape).empty();
@@ -155,7 +155,7 @@ std::string close_names(std::string_view name, const std::vector<std::string_vie
   constexpr std::size_t kLongest = 256;  // bytes compared: names come from files
   std::vector<std::pair<std::size_t, std::string_view>> ranked;
   for (std::string_view other : names) {
-    // A prefix more or less ("model.") is the usual difference between a checkpoint and a program.
+    // A checkpoint usually differs from a program by a prefix ("model.").
     const bool part = other.ends_with("." + std::string(name)) || name.ends_with("." + std::string(other));
     const std::size_t edits = part ? 0 : distance(name.substr(0, kLongest), other.substr(0, kLongest));
     if (part || edits <= name.size() / 3) ranked.emplace_back(edits, other);

@@ -15,14 +15,14 @@
 #include "ir/program.h"
 #include "weight/stored.h"
 
-// Where the bytes of weights come from: the package, files beside it, memory of the caller. All by name.
+// The source of weights' bytes: the package, files beside it, the caller's memory. All by name.
 namespace graft {
 
-// A tensor of a file, in its mapping. Files that say what their tensors are (safetensors, GGUF) fill the rest in.
+// A tensor of a file, in its mapping. Self-describing files (safetensors, GGUF) fill the other fields, too.
 struct StoredTensor {
   std::span<const std::byte> bytes;
-  std::string type;              // as the file calls it: "BF16", "q8_0"; empty where it does not say
-  std::optional<Stored> stored;  // empty where graft computes with no such type, or the file does not say
+  std::string type;              // the file's name for it: "BF16", "q8_0"; empty if the file has none
+  std::optional<Stored> stored;  // empty if graft does not support the type, or the file does not say
   std::optional<Shape> shape;
 };
 
@@ -31,16 +31,16 @@ struct WeightFile {
   std::map<std::string, StoredTensor, std::less<>> tensors;
 };
 
-// Opens a file of weights: .ptd, safetensors or GGUF, told apart by their first bytes, or the index of a sharded
-// checkpoint (*.index.json), whose shards lie beside it. Every offset, size and count is checked against the file.
-// Throws NotFound, SystemError or InvalidProgram; all name the file.
+// Opens a weight file: .ptd, safetensors or GGUF, told apart by their first bytes, or the index of a sharded checkpoint
+// (*.index.json), whose shards are beside it. Every offset, size and count is checked against the file. Throws
+// NotFound, SystemError or InvalidProgram; all name the file.
 std::vector<WeightFile> open_weights(const std::string& path);
 
-// The files that a package says its other weights lie in ("graft.weights.json": paths relative to the package's
-// folder); none when it says nothing. Throws InvalidProgram.
+// The files that hold a package's other weights ("graft.weights.json": paths relative to the package's folder); none if
+// it names none. Throws InvalidProgram.
 std::vector<std::string> weight_files_of(const WeightFile& package);
 
-// The readers of one format each; `file` is mapped and the errors do not name it.
+// Readers, one per format; `file` is mapped, and errors do not name it.
 WeightFile read_ptd(std::shared_ptr<const MappedFile> file);
 WeightFile read_safetensors(std::shared_ptr<const MappedFile> file);
 WeightFile read_gguf(std::shared_ptr<const MappedFile> file);
@@ -51,9 +51,9 @@ struct FoundWeight {
   std::span<const std::byte> bytes;
   Origin origin = Origin::package;
   std::string where;                                 // "'model.pte'", for messages
-  std::optional<Stored> stored = std::nullopt;       // empty: as the weight's table says
-  std::shared_ptr<const MappedFile> file = nullptr;  // that holds them, where it is known
-  bool panels = false;                               // `stored` says blocks, and these are packed in panels
+  std::optional<Stored> stored = std::nullopt;       // empty: as the weight's IR fields say
+  std::shared_ptr<const MappedFile> file = nullptr;  // the file that holds them, if known
+  bool panels = false;                               // `stored` says blocks, which are packed in panels
 };
 using FindWeight = std::function<FoundWeight(const ir::Weight& weight)>;
 
@@ -63,25 +63,25 @@ void check_size(const ir::Weight& weight, const FoundWeight& found);
 // Reads a weight and compares its SHA-256 where the graph states one. Throws InvalidProgram naming the weight.
 void verify_hash(const ir::Weight& weight, const FoundWeight& found);
 
-// Looks weights up by key, then by fully qualified name: in the caller's memory first, then in all files.
+// Finds weights by key, then by fully qualified name: in the caller's memory first, then in all files.
 class WeightStore {
  public:
   using Memory = std::map<std::string, TensorView, std::less<>>;
 
-  // `package`: what the package itself holds; always there.
+  // `package`: the package's own data; always present.
   explicit WeightStore(WeightFile package) { files_.push_back(std::move(package)); }
   void add_files(const std::string& path);
   void add_memory(Memory memory) { memory_ = std::move(memory); }
 
-  // What a file says of its tensors wins over the weight's table where both hold values of f32: as f32, f16, bf16 or in
-  // blocks. Throws NotFound naming the key, where it was looked for and names like it; InvalidProgram for data of
+  // A file's description of its tensors wins over the weight's IR fields if both hold f32 values: as f32, f16, bf16 or
+  // in blocks. Throws NotFound naming the key, where it was searched and similar names; InvalidProgram for data of
   // another size, dtype or shape, or found in two files; Unsupported for a type that graft does not compute with;
-  // InvalidArgument for the caller's memory of another dtype or shape, null, or not aligned to its element.
+  // InvalidArgument for caller's memory of another dtype or shape, null, or not aligned to its element.
   FoundWeight find(const ir::Weight& weight);
-  // Throws what `find` throws for the one weight that it does not find or that does not fit; for several, an error that
-  // lists them: NotFound when none is there, else InvalidProgram.
+  // Throws what `find` throws if one weight is missing or does not fit; for several, an error that lists them: NotFound
+  // if none was found, else InvalidProgram.
   void check(const std::vector<const ir::Weight*>& weights);
-  // Throws InvalidArgument naming memory of the caller that no weight was looked up in.
+  // Throws InvalidArgument naming caller's memory that no weight used.
   void check_memory_used() const;
 
   const std::vector<WeightFile>& files() const { return files_; }
@@ -90,15 +90,15 @@ class WeightStore {
   std::optional<FoundWeight> in_memory(const std::string& name, const ir::Weight& weight);
   std::optional<FoundWeight> in_files(const std::string& name, const ir::Weight& weight) const;
   std::optional<FoundWeight> look_up(const ir::Weight& weight);
-  std::string none_of(const std::vector<const ir::Weight*>& weights) const;  // what NotFound says
+  std::string none_of(const std::vector<const ir::Weight*>& weights) const;  // the message of NotFound
   std::string like(const ir::Weight& weight) const;
 
   std::vector<WeightFile> files_;  // the package first
   Memory memory_;
-  std::set<std::string, std::less<>> used_;  // names of `memory_` that were found
+  std::set<std::string, std::less<>> used_;  // names in `memory_` that were found
 };
 
-// Up to three of `names` that are most like `name`, as "'a', 'b'"; empty when none is.
+// Up to three of `names` that are most similar to `name`, as "'a', 'b'"; empty if none is.
 std::string close_names(std::string_view name, const std::vector<std::string_view>& names);
 
 }  // namespace graft

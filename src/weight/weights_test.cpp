@@ -37,7 +37,7 @@ Blob blob(std::string_view text) {
 
 class Weights : public ::testing::Test {
  protected:
-  Weights() { install_ggml_log(); }  // or ggml prints what it finds in damaged files
+  Weights() { install_ggml_log(); }  // silences ggml's messages about damaged files
 
   std::vector<WeightFile> open(const std::string& name, const Blob& bytes) {
     return open_weights(folder_.write(name, bytes));
@@ -64,7 +64,7 @@ class Weights : public ::testing::Test {
     return error_of("h.safetensors", bytes);
   }
 
-  // A store that holds a package without data and this file.
+  // A store with a package without data and this file.
   WeightStore store(const std::string& path) {
     WeightStore out(WeightFile{MappedFile::of_memory({}, "p.pte", nullptr), {}});
     if (!path.empty()) out.add_files(path);
@@ -127,9 +127,9 @@ TEST_F(Weights, DtypeAndSizesMustBeThoseOfTheProgram) {
     EXPECT_THAT(find_error<InvalidProgram>(store(path), weight("w", DType::f32, {3, 2})),
                 AllOf(HasSubstr("must have sizes [3, 2]"), HasSubstr("2, 3]")));
   }
-  // GGUF has no rank: sizes of 1 in front say nothing.
+  // GGUF has no rank: leading sizes of 1 are ignored.
   EXPECT_EQ(store(files[1]).find(weight("w", DType::f32, {1, 2, 3})).bytes.size(), 24U);
-  // A weight is found by its name in the module too.
+  // A weight is found by its module name too.
   ir::Weight renamed = weight("other", DType::f32, {2, 3});
   renamed.fqn = "w";
   EXPECT_EQ(text(store(files[0]).find(renamed).bytes), text(content));
@@ -145,7 +145,7 @@ TEST_F(Weights, ValuesOfF32MayBeStoredAsHalvesOrInBlocks) {
   const FoundWeight blocks = store(gguf).find(weight("q", DType::f32, {2, 64}));
   EXPECT_EQ(blocks.stored, Stored::as_blocks(*find_block_type("Q8_0")));
   EXPECT_EQ(text(blocks.bytes), text(bytes_of(136)));
-  // No other dtype is made of them, and the sizes must be right.
+  // No conversion to other dtypes, and sizes must match.
   EXPECT_THAT(find_error<InvalidProgram>(store(gguf), weight("q", DType::f16, {2, 64})),
               AllOf(HasSubstr("weight 'q' must have dtype f16"), HasSubstr("has q8_0")));
   EXPECT_THAT(find_error<InvalidProgram>(store(gguf), weight("b", DType::f16, {4})), HasSubstr("has bf16"));
@@ -214,7 +214,7 @@ TEST_F(Weights, MemoryOfTheCaller) {
   };
   WeightStore good = given({data, DType::f32, {2}});
   const FoundWeight found = good.find(weight("w", DType::f32, {2}));
-  EXPECT_EQ(found.bytes.data(), reinterpret_cast<const std::byte*>(data));  // it comes before the file
+  EXPECT_EQ(found.bytes.data(), reinterpret_cast<const std::byte*>(data));  // the caller's memory wins over the file
   good.check_memory_used();
   EXPECT_THAT(find_error<InvalidArgument>(given({data, DType::f32, {3}}), weight("w", DType::f32, {2})),
               HasSubstr("weight 'w' must be f32[2], the memory given is f32[3]"));
@@ -277,8 +277,8 @@ TEST_F(Weights, SafetensorsHeaders) {
   EXPECT_THAT(error_of("l.safetensors", long_header), HasSubstr("reaches beyond"));
 }
 
-// Every length, every byte changed and seeded damage: each file opens or is an InvalidProgram, and nothing else
-// happens. Run under the sanitizers too.
+// Truncates to every length, changes every byte, and adds seeded damage: each file opens or is an InvalidProgram. Run
+// under the sanitizers too.
 TEST_F(Weights, APackageNamesFilesBesideIt) {
   const auto files_of = [&](const std::string& json) {
     const std::string path = folder_.write("package", blob(json));
