@@ -24,19 +24,19 @@ class AlignedMemory {
   AlignedMemory& operator=(AlignedMemory&&) noexcept = default;
   explicit AlignedMemory(std::size_t bytes) : AlignedMemory(bytes, kAlignment) {}
 
-  // For memory that is written as a whole: on huge pages where the system has them, which take fewer faults to write
-  // and fewer entries of the translation cache to read. Their granularity adds nothing: the rest of the last one is not
-  // asked for.
+  // For memory that is filled completely: on huge pages where the system has them, which need fewer page faults to
+  // write and fewer TLB entries to read. The last, partial huge page is left to small pages, so that no memory is
+  // wasted.
   static AlignedMemory on_huge_pages(std::size_t bytes) {
     if (bytes < kHugePage) return AlignedMemory(bytes);
     AlignedMemory memory(bytes, kHugePage);
-    // A wish: where it is refused, the pages are small.
+    // Only a hint: if refused, the pages are small.
     ::madvise(memory.data(), bytes / kHugePage * kHugePage, MADV_HUGEPAGE);
     return memory;
   }
 
-  // The same for several results, in one block that lives as long as one of them: those smaller than a huge page lie on
-  // one, too.
+  // Several buffers in one block, which lives as long as any of them: this puts even those smaller than a huge page on
+  // one.
   static std::vector<AlignedMemory> together_on_huge_pages(std::span<const std::size_t> sizes) {
     const auto place = [](std::size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; };
     std::size_t all = 0;
@@ -62,7 +62,7 @@ class AlignedMemory {
     GRAFT_CHECK(SystemError, data_, "cannot allocate ", bytes, " bytes");
   }
 
-  std::shared_ptr<std::byte> data_;  // shared by the pieces of a block
+  std::shared_ptr<std::byte> data_;  // shared by all buffers of a block
   std::size_t bytes_ = 0;
 };
 

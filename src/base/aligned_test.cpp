@@ -20,7 +20,7 @@ TEST(AlignedMemory, PiecesOfOneBlockLiveByThemselves) {
     EXPECT_GE(pieces[i].data(), before);
   }
   const AlignedMemory last = std::move(pieces.back());
-  pieces.clear();  // the sanitizers see a block that is freed too early or not at all
+  pieces.clear();  // the sanitizers detect a block freed too early or never
   for (std::size_t i = 0; i < last.size(); ++i) EXPECT_EQ(last.data()[i], std::byte{5});
   EXPECT_TRUE(AlignedMemory::together_on_huge_pages({}).empty());
 }

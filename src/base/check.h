@@ -7,7 +7,7 @@
 
 namespace graft {
 
-// str("got ", n, " of ", m): the arguments written one after the other.
+// str("got ", n, " of ", m): the arguments, concatenated.
 template <typename... Parts>
 std::string str(const Parts&... parts) {
   std::ostringstream out;
@@ -19,7 +19,7 @@ std::string str(const Parts&... parts) {
 
 }  // namespace graft
 
-// A bug of ours, not of the user: throws std::logic_error, so that a server survives it.
+// A bug in graft, not an error of the user: throws std::logic_error, so that a server survives it.
 #define GRAFT_ASSERT(condition) \
   ((condition) ? static_cast<void>(0) : ::graft::assertion_failed(#condition, __FILE__, __LINE__))
 

@@ -18,7 +18,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// The file that holds this code or data.
+// The path of the library that contains this code or data.
 std::string file_of(const void* address) {
   Dl_info info{};
   return dladdr(address, &info) != 0 && info.dli_fname != nullptr ? info.dli_fname : "";
@@ -34,7 +34,7 @@ std::string modules_in(const fs::path& folder) {
   return names.empty() ? "none" : names;
 }
 
-// ggml's registry has one already where something else in the process registered it.
+// ggml's registry already has one if another part of the process registered it.
 ggml_backend_reg_t find_backend() {
   if (ggml_backend_reg_t registered = ggml_backend_reg_by_name("CPU")) return registered;
   install_ggml_log();  // ggml logs which file it loads

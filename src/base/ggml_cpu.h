@@ -32,13 +32,13 @@ struct GgmlCpu {
 #define GRAFT_MEMBER(member, function) decltype(&function) member = nullptr;
   GRAFT_GGML_CPU_FUNCTIONS(GRAFT_MEMBER)
 #undef GRAFT_MEMBER
-  // File name of the module in use, "libggml-cpu-haswell.so"; empty where the backend is linked.
+  // File name of the loaded module, "libggml-cpu-haswell.so"; empty if the backend is linked.
   std::string module;
 };
 
-// The CPU backend of this process. It is linked, or, where ggml was built with GGML_BACKEND_DL, the first call loads
-// the module beside graft's library that suits this CPU best. Its tables, which dot products and conversions from f16
-// read, are made. Throws Unsupported, naming folder and file, when there is none or when it lacks a function.
+// The CPU backend of this process. It is linked or, if ggml was built with GGML_BACKEND_DL, the first call loads the
+// module beside graft's library that suits this CPU best. Initializes the tables that dot products and conversions from
+// f16 read. Throws Unsupported, naming folder and file, if there is none or it lacks a function.
 const GgmlCpu& ggml_cpu();
 
 }  // namespace graft

@@ -69,7 +69,7 @@ void install_ggml_log() {
                 : level == GGML_LOG_LEVEL_INFO ? LogLevel::info
                                                : LogLevel::debug,
                 line);
-          } catch (...) {  // a log line must not take the process down
+          } catch (...) {  // logging must not end the process
           }
         },
         nullptr);

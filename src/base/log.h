@@ -9,7 +9,7 @@ enum class LogLevel { error, warning, info, debug };
 // To the callback of set_log_callback, else to stderr when GRAFT_LOG names this level or a finer one, else nowhere.
 void log(LogLevel level, std::string_view message);
 
-// Routes ggml's own lines here, once per process; ggml prints to stderr otherwise.
+// Routes ggml's messages to this log, once per process; ggml prints to stderr otherwise.
 void install_ggml_log();
 
 }  // namespace graft

@@ -21,7 +21,7 @@ std::string reason(int error) { return std::generic_category().message(error); }
 
 std::shared_ptr<const MappedFile> MappedFile::open(const std::string& path) {
   int descriptor;
-  // A pipe would wait for its writer; of a regular file O_NONBLOCK says nothing.
+  // Opening a pipe would block until it has a writer; O_NONBLOCK does not affect regular files.
   do descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   while (descriptor < 0 && errno == EINTR);
   if (descriptor < 0) {

@@ -15,37 +15,37 @@
 
 namespace graft {
 
-// A file mapped read-only into memory, or memory of the caller in the place of one. The descriptor stays open as long
-// as the mapping, so that the file can be read again although it was renamed or unlinked meanwhile.
+// A file mapped read-only into memory, or memory of the caller instead. The descriptor stays open as long as the
+// mapping, so that the file can be read again even if it was renamed or unlinked.
 //
-// A file that is replaced by rename() stays as it was for those who have it open. One that is truncated in place takes
-// pages away from its mappings: touching them is SIGBUS, which no library can handle for its process. So what is parsed
-// again later is read with read(), which fails with an error instead, and check_unchanged() comes before it.
+// Readers of a file that is replaced by rename() keep the old content. Truncating a file in place removes pages from
+// its mappings: touching them raises SIGBUS, which no library can handle for its process. So data that is parsed again
+// later is read with read(), which fails with an error instead, after check_unchanged().
 class GRAFT_API MappedFile {
  public:
-  // Throws NotFound when there is no such file, SystemError when it cannot be opened or mapped; both name the path.
+  // Throws NotFound if there is no such file, SystemError if it cannot be opened or mapped; both name the path.
   static std::shared_ptr<const MappedFile> open(const std::string& path);
-  // Memory that `owner` keeps alive, or that the caller does when it is null; `label` is its path in messages.
+  // Memory that `owner` keeps alive, or the caller if that is null; `label` replaces the path in messages.
   static std::shared_ptr<const MappedFile> of_memory(std::span<const std::byte> bytes, std::string label,
                                                      std::shared_ptr<const void> owner);
   ~MappedFile();
   MappedFile(const MappedFile&) = delete;
   MappedFile& operator=(const MappedFile&) = delete;
 
-  // Page-aligned (a file); empty for an empty one.
+  // Page-aligned for a file; empty for an empty one.
   std::span<const std::byte> bytes() const { return bytes_; }
   const std::string& path() const { return path_; }
   bool is_memory() const { return descriptor_ < 0; }
 
-  // A copy of `count` bytes at `offset`, by a read of the file. Throws InvalidProgram when they are no longer there,
-  // SystemError when they cannot be read.
+  // A copy of `count` bytes at `offset`, read from the file. Throws InvalidProgram if they no longer exist, SystemError
+  // if they cannot be read.
   std::vector<std::byte> read(std::uint64_t offset, std::size_t count) const;
-  // The same into memory of the caller.
+  // The same into the caller's memory.
   void read_into(std::uint64_t offset, std::span<std::byte> out) const;
-  // Gives the memory of pages back that lie wholly in `range` of bytes(), which is not read any more; reading it again
-  // is right, and slow. Does nothing for memory of the caller.
+  // Releases the pages entirely inside `range` of bytes(), which are no longer needed; reading them again is correct
+  // but slow. Does nothing for the caller's memory.
   void release(std::span<const std::byte> range) const;
-  // Throws InvalidProgram when size or time of modification are not those of the time it was mapped.
+  // Throws InvalidProgram if the file's size or modification time changed since it was mapped.
   void check_unchanged() const;
 
  private:
@@ -60,7 +60,7 @@ class GRAFT_API MappedFile {
   std::shared_ptr<const void> owner_;
 };
 
-// Does `work`; an InvalidProgram that does not begin with the file's name gets it in front.
+// Does `work`; prefixes the file's name to the message of an InvalidProgram that lacks it.
 template <typename Work>
 auto naming_file(const std::string& path, Work&& work) {
   const std::string quoted = "'" + path + "'";

@@ -6,11 +6,11 @@
 
 namespace graft {
 
-// Some 50 microseconds: longer than the threads of one launch drift apart when each has a core, short against the time
-// slice that spinning costs when another process holds the core of the thread waited for.
+// Some 50 microseconds: longer than the skew of the threads of one launch if each has a core, but short against the
+// time slice lost if another process holds the awaited thread's core.
 inline constexpr int kSpinRounds = 2000;
 
-// Some 500 microseconds: a caller that looks at the results and calls again finds the other threads awake.
+// Some 500 microseconds: if the caller reads the results and calls again, the other threads are still awake.
 inline constexpr int kIdleSpinRounds = 10 * kSpinRounds;
 
 inline void spin_pause() {
@@ -21,7 +21,7 @@ inline void spin_pause() {
 #endif
 }
 
-// Polls `ready` at most `rounds` + 1 times; true when it came true.
+// Polls `ready` at most `rounds` + 1 times; true once it is true.
 template <typename Ready>
 bool spin_until(int rounds, Ready ready) {
   for (int i = 0; i < rounds; ++i) {

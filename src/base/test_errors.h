@@ -8,7 +8,7 @@
 
 namespace graft::test {
 
-// The call throws an Error whose message holds the text.
+// The call throws an Error whose message contains the text.
 template <typename Error>
 void expect_error(const std::function<void()>& call, const std::string& text) {
   try {

@@ -8,7 +8,7 @@ bool is_utf8(std::string_view text) {
   for (std::size_t i = 0; i < text.size();) {
     const auto lead = static_cast<std::uint8_t>(text[i++]);
     if (lead < 0x80) continue;
-    // 0xC0, 0xC1 and what begins above 0xF4 never occur.
+    // 0xC0, 0xC1 and lead bytes above 0xF4 are invalid.
     const int more = lead >= 0xC2 && lead <= 0xDF   ? 1
                      : (lead & 0xF0) == 0xE0        ? 2
                      : lead >= 0xF0 && lead <= 0xF4 ? 3

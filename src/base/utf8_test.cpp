@@ -17,7 +17,7 @@ TEST(Utf8, WhatIsAndWhatIsNot) {
     EXPECT_FALSE(is_utf8(bad)) << bad;
 }
 
-// Every code point, written as it must be.
+// Every code point in its valid encoding.
 TEST(Utf8, EveryCodePoint) {
   for (unsigned code = 0; code <= 0x10FFFF; ++code) {
     std::string text;

@@ -62,7 +62,7 @@ template <typename... Parts>
   throw NotOurs{str(parts...)};
 }
 
-// One execution plan on its way to a graph.
+// Turns one execution plan into a graph.
 class Composer {
  public:
   Composer(const et::ExecutionPlan& plan, const PlanSurroundings& around) : plan_(plan), around_(around) {}
@@ -162,7 +162,7 @@ class Composer {
     return overload.empty() ? text_of(op.name()) : text_of(op.name()) + "." + overload;
   }
 
-  // ExecuTorch writes a mutated input back by aten::copy_(input, new value, non_blocking, input).
+  // ExecuTorch writes a mutated input back with aten::copy_(input, new value, non_blocking, input).
   bool read_write_back(const et::KernelCall& kernel) {
     if (size_of(kernel.args()) != 4) return false;
     const Index target = check_index(kernel.args()->Get(0), kWriteBack);
@@ -269,7 +269,7 @@ class Composer {
     substitutes_[id] = *number;
   }
 
-  // That an EValue can be bound to a value of the delegate.
+  // Checks that an EValue can be bound to a value of the delegate.
   static void check_kind(const ir::Value& expected, const et::EValue& found, bool is_method_input,
                          const std::string& what) {
     const auto rule = [&](bool holds, const auto&... parts) {
@@ -277,7 +277,7 @@ class Composer {
                   parts...);
     };
     const std::string kind = et::EnumNameKernelTypes(found.val_type());
-    // ExecuTorch writes an input of the method that is a symbolic number as Null.
+    // ExecuTorch stores a method input that is a symbolic number as Null.
     const bool symbolic = is_method_input && found.val_type() == et::KernelTypes::Null;
     switch (expected.kind) {
       case ir::ValueKind::integer:
@@ -300,7 +300,7 @@ class Composer {
     }
   }
 
-  // Inputs that the delegate does not read are still inputs of the method, and may be returned by it.
+  // Inputs that the delegate does not read are still inputs of the method, which may return them.
   void add_unused_inputs() {
     for (std::size_t i = 0; i < inputs_.size(); ++i) {
       if (inputs_[i].value) continue;
@@ -314,7 +314,7 @@ class Composer {
         made.dtype = *dtype;
         made.dims = dims_of(*tensor, str("input ", i));
       } else if (const et::Int* integer = from.val_as_Int()) {
-        // ExecuTorch too takes only the value that the program was exported with.
+        // Like ExecuTorch, accepts only the value that the program was exported with.
         made.kind = ir::ValueKind::integer;
         made.dtype = DType::i64;
         made.dims.push_back({integer->int_val(), integer->int_val(), {}});
@@ -453,7 +453,7 @@ class Composer {
     return arg;
   }
 
-  // Index of the weight that a constant tensor becomes; nullopt when the tensor is no constant.
+  // Index of the weight made for a constant tensor; nullopt if the tensor is no constant.
   std::optional<Index> constant_weight(const et::Tensor& tensor) {
     const et::ExtraTensorInfo* extra = tensor.extra_tensor_info();
     const bool external = extra != nullptr && extra->location() == et::TensorDataLocation::EXTERNAL;
@@ -473,7 +473,7 @@ class Composer {
                   "the size of a constant does not fit 64 bits");
     }
     weight.byte_size = bytes;
-    // Buffer 0 stands for no data, which is all that an empty constant has.
+    // Buffer 0 means no data: only an empty constant has it.
     if (!external && tensor.data_buffer_idx() == 0 && bytes > 0) return std::nullopt;
     if (external) {
       weight.key = text_of(extra->fully_qualified_name());
@@ -488,7 +488,7 @@ class Composer {
     return static_cast<Index>(out_.weights.size() - 1);
   }
 
-  // --- values of the delegate's graph that the package replaces by a constant or by one another ---
+  // --- values of the delegate's graph that the package replaces by a constant or another value ---
 
   void apply_substitutions() {
     if (substitutes_.empty()) return;
@@ -497,7 +497,7 @@ class Composer {
     for (ir::Output& output : graph().outputs) substitute(output.arg);
   }
 
-  void substitute(ir::Arg& arg) const {  // as deep as ir::verify lets lists nest
+  void substitute(ir::Arg& arg) const {  // as deep as ir::verify allows lists to nest
     for (ir::Arg& item : arg.items) substitute(item);
     if (!arg.is_value()) return;
     const auto found = substitutes_.find(arg.value());
@@ -514,10 +514,10 @@ class Composer {
   std::vector<PlanInput> inputs_;
   std::vector<std::string> input_names_;
   std::unordered_map<Index, Index> input_of_;          // EValue: position of the input
-  std::unordered_map<Index, Index> blob_position_;     // position of the delegate's input: of the method's
-  std::unordered_map<Index, const ir::Arg*> results_;  // EValue: what the delegate writes to it
+  std::unordered_map<Index, Index> blob_position_;     // position of the delegate's input: the method's input
+  std::unordered_map<Index, const ir::Arg*> results_;  // EValue: the delegate's result written to it
   std::unordered_map<ir::ValueId, ir::Arg> substitutes_;
-  std::unordered_map<Index, ir::ValueId> constant_outputs_;  // EValue: what it became
+  std::unordered_map<Index, ir::ValueId> constant_outputs_;  // EValue: the value made for it
 };
 
 }  // namespace

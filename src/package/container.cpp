@@ -12,7 +12,7 @@ using namespace et_container;
 constexpr std::string_view kPteHeaderMagic = "eh00";
 // Magic, header length, program size, segment base.
 constexpr std::uint32_t kPteHeaderBytes = 24;
-// The same and the size of the segments, which old files lack.
+// The same plus the size of the segments, which old files lack.
 constexpr std::uint32_t kPteHeaderBytesWithSize = 32;
 // The highest version of the schema that the headers of executorch 1.5 describe.
 constexpr std::uint32_t kPteSchemaVersion = 0;
@@ -42,7 +42,7 @@ void PteFile::read() {
       GRAFT_CHECK(InvalidProgram, base >= program.size() && base <= bytes.size(), "the segments start at ", base,
                   ", outside ", program.size(), " to ", bytes.size(), ": the file is truncated or damaged");
       const auto size = length >= kPteHeaderBytesWithSize ? load<std::uint64_t>(start, kHeaderOffset + 24) : 0;
-      // Writers that do not fill the size in leave 0.
+      // Writers that do not fill in the size leave 0.
       area = slice(bytes, base, size != 0 ? size : bytes.size() - base, "the segment data");
     }
   }
@@ -50,7 +50,7 @@ void PteFile::read() {
     verify_flatbuffer(flatbuffer, [](flatbuffers::Verifier& verifier) { return et::VerifyProgramBuffer(verifier); });
     return et::GetProgram(flatbuffer.data());
   };
-  // Memory cannot be taken away under the reader; of a file it is a copy that is read.
+  // The caller's memory cannot shrink while it is read; a file can, so a copy is parsed.
   if (!file_->is_memory()) {
     head_ = file_->read(0, program.size());
     program_ = verified(head_);

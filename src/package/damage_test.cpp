@@ -7,8 +7,8 @@
 #include "package/open_package.h"
 #include "package/test_package.h"
 
-// Damaged packages: each opens or throws InvalidProgram or NotFound, and nothing else happens. Run under the address
-// and undefined-behaviour sanitizers too.
+// Damaged packages: each either opens or throws InvalidProgram or NotFound. Run under the address and
+// undefined-behaviour sanitizers too.
 namespace graft {
 namespace {
 

@@ -10,7 +10,7 @@
 
 #include "package/package.h"
 
-// Test only: a package with its weights found, as a load does it up to its third phase.
+// Test only: a package with its weights found, like a load up to its third phase.
 namespace graft::test {
 
 struct PackageData {

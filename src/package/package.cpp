@@ -12,10 +12,10 @@
 namespace graft {
 namespace {
 
-// How many methods of the size of the whole file one blob may serve.
+// Limits reuse of delegate blobs: the bytes decoded, as a multiple of the file's size.
 constexpr std::size_t kMaxBlobReuse = 64;
 
-// Whether two initial values are the same; null means zeros. Equal content may have a key per method.
+// Whether two initial values are equal; null means zeros. Each method may have its own key for equal content.
 bool same_values(const ir::Weight* a, const ir::Weight* b) {
   if (a == nullptr || b == nullptr) return a == b;
   return a->key == b->key || (!a->sha256.empty() && a->sha256 == b->sha256);
@@ -39,8 +39,8 @@ class Reader {
   PackageMethod method(std::size_t index) {
     const PlanSurroundings around{pte_, [&](const et::BackendDelegate& delegate) { return blob(delegate); },
                                   [this](std::string_view key, std::span<const std::byte> bytes) {
-                                    // Two methods may hold the same constant; a file may not claim one of these keys
-                                    // for something else.
+                                    // Two methods may hold the same constant, but a file may not claim one of
+                                    // these keys for other data.
                                     const auto known = data_.tensors.find(key);
                                     if (known == data_.tensors.end() || known->second.bytes.data() != bytes.data() ||
                                         known->second.bytes.size() != bytes.size())
@@ -52,7 +52,7 @@ class Reader {
   WeightFile take_data() { return std::move(data_); }
 
  private:
-  // Plans may share a blob. Decoding it for each of them is linear in the file only when that is bounded.
+  // Plans may share a blob. Decoding it for each of them takes linear time only if that is bounded.
   std::span<const std::byte> blob(const et::BackendDelegate& delegate) {
     const std::span<const std::byte> bytes = pte_.processed(delegate);
     GRAFT_CHECK(InvalidProgram, bytes.size() <= budget_, "its methods share delegate data too often");

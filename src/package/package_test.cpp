@@ -156,7 +156,7 @@ TEST_F(PackageTest, MethodsAgreeOnHowAStateStarts) {
   spec.plans = {test::delegated_plan(make_blob(options)), test::delegated_plan(make_blob(), "decode")};
   EXPECT_THAT(error_of<InvalidProgram>(spec),
               HasSubstr("state 'h' starts with other values in method 'decode' than in method 'forward'"));
-  options.initial_key = "h1";  // the same content under another key
+  options.initial_key = "h1";  // equal content under another key
   spec.plans[1].blob = make_blob(options);
   EXPECT_EQ(open(spec)->methods().size(), 2U);
   options.initial_sha256.assign(32, 6);
@@ -164,7 +164,7 @@ TEST_F(PackageTest, MethodsAgreeOnHowAStateStarts) {
   EXPECT_THAT(error_of<InvalidProgram>(spec), HasSubstr("starts with other values"));
 }
 
-// Everything the plan routes around the delegate ends up in the graph.
+// Everything that the plan routes around the delegate is part of the graph.
 TEST_F(PackageTest, OutputsThatTheDelegateDoesNotMake) {
   PteSpec spec = simple();
   test::PlanSpec& plan = spec.plans[0];
@@ -254,7 +254,7 @@ TEST_F(PackageTest, MethodWithoutACall) {
   EXPECT_EQ(package->methods()[0].program.methods[0].outputs[0].arg.i, 128);
 }
 
-// ExecuTorch copies a mutated input back by a kernel and returns the input in front of the outputs.
+// ExecuTorch copies a mutated input back with a kernel and returns the input in front of the outputs.
 TEST_F(PackageTest, MutatedInputs) {
   PteSpec spec = simple();
   test::PlanSpec& plan = spec.plans[0];
@@ -271,7 +271,7 @@ TEST_F(PackageTest, MutatedInputs) {
   EXPECT_EQ(graph.outputs[1].arg.value(), 3U);
   EXPECT_EQ(graph.outputs[2].kind, ir::OutputKind::user);
 
-  plan.instructions[1].args = {1, 0, 2, 1};  // writes to what is no input
+  plan.instructions[1].args = {1, 0, 2, 1};  // writes to a value that is no input
   EXPECT_FALSE(open(spec)->methods()[0].fully_delegated);
   EXPECT_EQ(open(spec)->methods()[0].refusal, "aten::copy_");
 }
@@ -343,7 +343,7 @@ TEST_F(PackageTest, OtherFiles) {
   EXPECT_THAT(error_of<InvalidProgram>(newer), HasSubstr("schema version 1"));
 }
 
-// Named data 5 GB into a sparse file.
+// Named data at offset 5 GB of a sparse file.
 TEST_F(PackageTest, Above4GB) {
   PteSpec spec = simple();
   spec.named_gap = std::uint64_t{5} << 30;

@@ -9,7 +9,7 @@
 #include "program_generated.h"
 #include "weight/test_container.h"
 
-// Writer of small .pte files for tests, in the layout that ExecuTorch's Python code writes.
+// Writes small .pte files for tests, in the format of ExecuTorch's Python code.
 namespace graft::test {
 
 namespace fbe = executorch_flatbuffer;
@@ -64,7 +64,7 @@ struct PteSpec {
   std::vector<PlanSpec> plans;
   std::vector<std::pair<std::string, Blob>> named;
   std::vector<Blob> constants;  // index 1 and on
-  std::uint64_t named_gap = 0;  // bytes of nothing before the first named data
+  std::uint64_t named_gap = 0;  // unused bytes before the first named data
   std::uint32_t version = 0;
   bool leave_size_out = false;  // an old header without the size of the segments
 };

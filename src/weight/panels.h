@@ -12,8 +12,8 @@
 // Weights packed for graft's kernels: ggml's block formats in panels of 16 rows of the weight (columns of the product)
 // that are read from front to back. Along the depth a panel has blocks of 32 elements; a vector holds four consecutive
 // elements of each column, `[16 columns][4]`, unsigned. The value of an element is scale * (stored - zero) - minimum,
-// or, where the stored bits are an index, scale * table[stored]. A group of blocks lies together: the quants of each,
-// then the scales of all (of fewer blocks at the end of a panel where a group has two).
+// or, where the stored bits are an index, scale * table[stored]. The blocks of a group are contiguous: the quants of
+// each, then the scales of all (of fewer blocks at the end of a panel where a group has two).
 //   q8_0    [8][64] a block, zero 128; f16 scale[16] a block
 //   q4_0    [4][64] a block, zero 8: low halves of the bytes of vector i hold elements 4 i to 4 i + 3 of the block,
 //           high halves those 16 on; f16 scale[16] a block
@@ -45,7 +45,7 @@ struct PanelLayout {
   PanelFormat format;
   ggml_type type;
   int elements, bytes;  // of ggml's block
-  int group;            // blocks of kPanelBlock elements whose scales lie together: 2, or all of ggml's block
+  int group;            // blocks of kPanelBlock elements whose scales are contiguous: 2, or all of ggml's block
   int quant_bytes;      // of a block of kPanelBlock elements of 16 columns
   int scale_bytes;      // the same: its part of the group's scales
 };

@@ -15,7 +15,7 @@
 #include "ir/program.h"
 #include "weight/stored.h"
 
-// The source of weights' bytes: the package, files beside it, the caller's memory. All by name.
+// Finds the bytes of weights by name: in the package, in files beside it, or in the caller's memory.
 namespace graft {
 
 // A tensor of a file, in its mapping. Self-describing files (safetensors, GGUF) fill the other fields, too.
