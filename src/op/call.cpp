@@ -8,7 +8,7 @@ namespace {
 
 const ir::Arg kNone;
 
-// nullptr when the schema has no argument of that name.
+// nullptr if the schema has no argument of that name.
 const ir::Arg* find_arg(const ir::Program& program, const ir::Node& node, std::string_view name) {
   const std::vector<std::string>& names = program.op_of(node).arg_names;
   for (std::size_t i = 0; i < names.size() && i < node.args.size(); ++i)

@@ -38,7 +38,7 @@ DType promote_types(DType a, DType b) {
     return DType::f32;  // of f32, f16 and bf16, two different ones
   }
   if (is_float(a)) return a;
-  // Integers in the order i8, u8, i16, i32, i64: only i8 with u8 needs a wider one than either.
+  // Integers in the order i8, u8, i16, i32, i64: only i8 with u8 needs a type wider than both.
   return a == DType::i8 && b == DType::u8 ? DType::i16 : b;
 }
 
@@ -135,7 +135,7 @@ BlockClass compute_class(ElementwiseOp op, DType compute) {
   return c;
 }
 
-// True when loading elements into blocks of the compute dtype's class gives what a cast to that dtype gives.
+// Whether loading elements into blocks of the compute dtype's class equals a cast to that dtype.
 bool exact_in(DType from, DType compute) {
   if (from == compute || from == DType::b8 || compute == DType::b8) return true;
   if (is_float(from) && !is_float(compute)) return false;
@@ -156,8 +156,8 @@ bool exact_in(DType from, DType compute) {
 
 namespace {
 
-// In the order of dimensions in memory that an operand of all sizes has, as PyTorch: the first one's, unless another
-// one's is plain.
+// Allocates the result with the memory order of the dimensions that PyTorch chooses: that of the first operand of full
+// size, unless one of them is contiguous.
 Tensor allocate_result(Lowering& lowering, DType dtype, std::span<const Binding> operands, const Shape& shape) {
   const Tensor* like = nullptr;
   for (const Binding& operand : operands) {
@@ -192,7 +192,7 @@ Tensor emit(Lowering& lowering, const Elementwise& what, std::span<const Binding
       continue;
     }
     Tensor tensor = *operands[k].tensor;
-    // PyTorch's kernels read only a second operand without dimensions as a number.
+    // PyTorch's kernels treat only a second 0-d operand as a number.
     if (!exact_in(tensor.dtype(), compute) && !(wide && k == 1 && tensor.rank() == 0))
       tensor = lowering.cast(tensor, compute);
     if (tensor.dtype() == what.output && tensor.shape() == shape && tensor.desc.strides == out.desc.strides)

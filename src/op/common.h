@@ -36,37 +36,38 @@ class ResultType {
   Slot dimensioned_, zero_dim_, numbers_;
 };
 
-// Whether aten.index and aten.index_put take an index of this dtype as a mask: bool, or bytes, as PyTorch still allows.
+// Whether aten.index and aten.index_put treat an index of this dtype as a mask: bool, or bytes, as PyTorch still
+// allows.
 constexpr bool is_mask(DType index) { return index == DType::b8 || index == DType::u8; }
 
-// Whether aten.index_put takes its values in the order of the positions where the mask is true, without a list of
-// these: one index, a mask of bools.
+// Whether aten.index_put takes its values in the order of the mask's true positions, without computing a list of these:
+// for a single index, a mask of bools.
 constexpr bool is_masked_put(std::size_t indices, DType first) { return indices == 1 && first == DType::b8; }
 
 // The argument as a tensor or number.
 Binding operand(const Call& call, std::string_view name);
 DType result_type(std::span<const Binding> operands);
-// The same over arguments of a node that is not planned yet; None and missing ones do not count.
+// The same over arguments of a node that is not planned yet; None and missing ones are ignored.
 DType result_type(const NodeView& node, std::span<const std::string_view> names);
 
-// One launch of the elementwise kernel; also the emitter for operators that are composed of such functions.
+// One launch of the elementwise kernel; operators composed of such functions use it too.
 struct Elementwise {
   simd::ElementwiseOp op{};
-  DType compute = DType::f32;  // operands become this dtype before, as PyTorch casts them to the common dtype
+  DType compute = DType::f32;  // operands are converted to it first, as PyTorch casts to the common dtype
   DType output = DType::f32;
   std::array<simd::Number, 3> params{};
   // f16 and bf16: numbers and 0-d operands keep float precision (PyTorch's "opmath" of add, sub, mul, div).
   bool opmath = false;
 };
-// `shape` is what the operands broadcast to.
+// `shape` is the operands' broadcast shape.
 Tensor emit(Lowering& lowering, const Elementwise& what, std::span<const Binding> operands, const Shape& shape);
 
 // A number converted to a dtype: integers wrap, floats round, bool is "not zero". Both members hold the value.
 simd::Number number_of(const Scalar& scalar, DType dtype);
 
-// Empty when the elementwise kernel has the function for operands of that dtype.
+// Empty if the elementwise kernel has the function for operands of that dtype.
 Refusal refuse_elementwise(simd::ElementwiseOp op, DType compute);
-// Empty when the tensor has at most kMaxRank dimensions.
+// Empty if the tensor has at most kMaxRank dimensions.
 Refusal refuse_rank_of(const ir::Value& value);
 
 // --- declarative operators ---
@@ -103,7 +104,7 @@ constexpr Operator elementwise_operator(std::string_view target, bool preserve =
           preserve};
 }
 
-// Shape rule of an operator whose one output is as large as argument "self".
+// Shape rule of an operator with one output, of the size of argument "self".
 std::vector<Shape> shape_of_self(const Call& call);
 
 }  // namespace graft

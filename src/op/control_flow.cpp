@@ -6,7 +6,7 @@
 namespace graft {
 namespace {
 
-// A value or a number written in the graph, as a value.
+// The value of an argument; a number written in the graph gets one of its kind.
 ir::Value as_value(const ir::Method& method, const ir::Arg& arg) {
   if (arg.is_value()) return method.values[arg.value()];
   ir::Value number;
@@ -32,7 +32,7 @@ bool is_condition(const ir::Value& value) {
   return value.kind == ir::ValueKind::boolean;
 }
 
-// That a call of the graph with these operands gives such results, and that every node of it runs.
+// Checks that the graph accepts these operands and gives such results, and that all of its nodes run.
 Refusal refuse_graph(const NodeView& node, std::string_view argument, std::span<const ir::Arg> operands,
                      std::span<const ir::Value> results) {
   const ir::Arg& arg = node.arg(argument);

@@ -28,7 +28,7 @@ Shape reduced_shape(const Shape& shape, const DimSet& dims, bool keepdim);
 Shape without_dim(const Shape& shape, int dim);
 Shape with_dim(const Shape& shape, int dim, std::int64_t size);
 
-// A refusal when a tensor of the node has more dimensions than kernels take.
+// A refusal if a tensor of the node has more dimensions than kernels support.
 Refusal refuse_rank(const NodeView& node);
 
 }  // namespace graft

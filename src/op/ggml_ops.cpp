@@ -33,7 +33,7 @@ Tensor transposed(const Tensor& tensor) {
   return result;
 }
 
-// Elements of a row next to each other, and none named twice: what all of ggml's backends read.
+// Contiguous rows without repeated elements, which all of ggml's backends can read.
 Tensor readable(Lowering& lowering, const Tensor& tensor) {
   const int last = tensor.rank() - 1;
   bool plain = tensor.rank() > 0 && (tensor.size(last) == 1 || tensor.stride(last) == 1);
@@ -46,7 +46,7 @@ Tensor as_rows(const Tensor& tensor) {
   return tensor.rank() == 0 ? *try_reshape(tensor, Shape{1, 1}) : collapsed(tensor, 1);
 }
 
-// Where an op that gives f32 writes a result of `out`'s dtype.
+// The tensor that an f32 op writes for a result of `out`'s dtype.
 Tensor f32_target(Lowering& lowering, const Tensor& out) {
   return out.dtype() == DType::f32 ? out : lowering.allocate(DType::f32, out.shape());
 }
@@ -151,7 +151,7 @@ bool with_number(Lowering& lowering, ElementwiseOp op, const Tensor& x, double v
       return number_first ? scale(lowering, x, -alpha, value, out) : scale(lowering, x, 1, -alpha * value, out);
     case ElementwiseOp::div:
       if (number_first) return divide_number(lowering, value, x, out);
-      // As PyTorch divides on devices: times the inverse.
+      // Like PyTorch on devices: multiply by the reciprocal.
       if (!std::isnormal(static_cast<float>(1 / value))) return false;
       return scale(lowering, x, 1 / value, 0, out);
     case ElementwiseOp::pow:
@@ -163,7 +163,7 @@ bool with_number(Lowering& lowering, ElementwiseOp op, const Tensor& x, double v
   }
 }
 
-// ggml repeats the second operand to the size of the first, never the other way.
+// ggml repeats the second operand to the size of the first, never the first one.
 bool with_tensor(Lowering& lowering, int op, Tensor a, Tensor b, const Tensor& out) {
   const bool commutes = op == GGML_OP_ADD || op == GGML_OP_MUL;
   if (commutes && a.shape() != out.shape()) std::swap(a, b);
@@ -224,7 +224,7 @@ bool matmul(Lowering& lowering, const Tensor& a, const Tensor& b, const Tensor* 
   if (!is_small_float(out.dtype())) return lowering.refused("ggml's MUL_MAT takes f32, f16 and bf16");
   if (out.rank() > GGML_MAX_DIMS) return lowering.refused("ggml has four dimensions");
   if (!out.desc.contiguous()) return lowering.refused("ggml's MUL_MAT writes a contiguous result");
-  // ggml contracts the last dim of both. The second operand is taken as it is stored, f16 and bf16 too; the first one
+  // ggml contracts the last dim of both. The second operand is read as it is stored, f16 and bf16 too; the first one
   // and the result are f32.
   const Tensor weight = readable(lowering, transposed(b));
   const Tensor rows = readable(lowering, widened(lowering, a));
@@ -248,7 +248,7 @@ bool norm(Lowering& lowering, Norm kind, const Tensor& input, const Tensor* weig
   const int op = kind == Norm::layer ? GGML_OP_NORM : GGML_OP_RMS_NORM;
   if (!lowering.launch_device(op, {current}, normed, Params{bits(eps)})) return false;
   current = normed;
-  // ggml's backends fuse these with the norm when they are its neighbours.
+  // ggml's backends fuse these with the norm if they follow it directly.
   const auto then = [&](int step, const Tensor* operand, bool is_last) {
     if (!operand) return true;
     const Tensor to = next(is_last);
@@ -313,7 +313,7 @@ bool attention(Lowering& lowering, const Attention& what, const Tensor& out) {
   if (!lowering.has_device() || out.numel() == 0 || what.k.numel() == 0 || out.rank() > GGML_MAX_DIMS) return false;
   if (!is_small_float(out.dtype())) return lowering.refused("ggml's products take f32, f16 and bf16");
   if (what.causal && what.mask) return lowering.refused("ggml masks causally or by a tensor, not both");
-  // A score of -inf times the scale must stay what it is.
+  // A score of -inf must stay -inf after scaling.
   if (what.causal && !(what.scale > 0)) return false;
   if (what.mask && what.mask->rank() > GGML_MAX_DIMS) return false;
   for (const Tensor* t : {&what.q, &what.k, &what.v})
@@ -322,7 +322,7 @@ bool attention(Lowering& lowering, const Attention& what, const Tensor& out) {
   const Tensor k = readable(lowering, to_rank4(what.k));
   const Tensor v = to_rank4(what.v);
   const Shape product = to_rank4(out).shape();
-  // ggml shares heads of the first operand of a product, not of the second, and keys and values must agree.
+  // ggml shares heads of a product's first operand only, and keys and values must have equal heads.
   if (q.size(0) != product[0] || q.size(1) != product[1] || k.size(0) != v.size(0) || k.size(1) != v.size(1))
     return false;
   const std::int64_t t = q.size(2), s = k.size(2);
@@ -332,7 +332,7 @@ bool attention(Lowering& lowering, const Attention& what, const Tensor& out) {
   if (!lowering.launch_device(GGML_OP_MUL_MAT, {k, q}, scores, Params{GGML_PREC_F32})) return false;
   if (what.causal) {
     const Tensor visible = f32(square);
-    // Query i sees keys 0 .. i: no keys lie before the first query.
+    // Query i sees keys 0 .. i: no keys precede the first query.
     if (!lowering.launch_device(GGML_OP_DIAG_MASK_INF, {scores}, visible, Params{0}, 1)) return false;
     scores = visible;
   }

@@ -5,9 +5,9 @@
 #include "kernel/conv/conv.h"
 #include "op/common.h"
 
-// ggml's ops for devices other than the CPU, where they compute what PyTorch means. Every function returns false, and
-// has launched nothing that is needed, when there is no device or it lacks the op: graft's kernel takes over. Where
-// ggml computes in f32 only, f16 and bf16 operands are widened and the result is rounded once, as PyTorch does.
+// ggml's ops for devices other than the CPU, where they compute the same as PyTorch. Every function returns false,
+// without any launch that matters, if there is no device or it lacks the op: then graft's kernel runs. Where ggml
+// computes in f32 only, f16 and bf16 operands are widened and the result is rounded once, as PyTorch does.
 namespace graft::device {
 
 // One function of its operands, into `out`.
@@ -23,7 +23,7 @@ enum class Norm { layer, rms };
 bool norm(Lowering& lowering, Norm kind, const Tensor& input, const Tensor* weight, const Tensor* bias,
           std::int64_t row, double eps, const Tensor& out);
 
-// Sum or mean over the last dims, as many as `out` (contiguous) leaves out.
+// Sum or mean over the last dims, all that `out` (contiguous) lacks.
 enum class Reduction { sum, mean };
 bool reduce(Lowering& lowering, Reduction kind, const Tensor& input, const Tensor& out);
 
@@ -34,8 +34,8 @@ bool softmax(Lowering& lowering, const Tensor& input, const Tensor& out);
 // checked on the CPU.
 bool embedding(Lowering& lowering, const Tensor& table, const Tensor& indices, const Tensor& out);
 
-// Scaled dot-product attention. q [..., T, D], k [..., S, D], v [..., S, Dv]; leading dims [B, H] or less; H of k and v
-// may be a divisor of that of q (query heads in groups), B may be 1. `mask` broadcasts to [B, H, T, S]. `out` is
+// Scaled dot-product attention. q [..., T, D], k [..., S, D], v [..., S, Dv]; leading dims [B, H] or less; H of q may
+// be a multiple of that of k and v (grouped queries), B may be 1. `mask` broadcasts to [B, H, T, S]. `out` is
 // contiguous [..., T, Dv].
 struct Attention {
   Tensor q, k, v;

@@ -23,7 +23,7 @@ T load(const std::byte* from) {
   return value;
 }
 
-// An element as Python would see it.
+// An element as a Python number.
 Scalar element(const TensorView& tensor, Int index) {
   const std::byte* from = static_cast<const std::byte*>(tensor.data) + at(index) * byte_size(tensor.dtype);
   switch (tensor.dtype) {
@@ -62,7 +62,7 @@ bool less(const Scalar& a, const Scalar& b) {
   return a.f < b.f || (b.f != b.f && a.f == a.f);
 }
 
-// NaN is unlike any other, as in torch.unique.
+// NaN equals nothing, as in torch.unique.
 bool same(const Scalar& a, const Scalar& b) { return a.is_real() ? a.f == b.f : a.i == b.i; }
 
 void nonzero(HostCall& call) {
@@ -84,7 +84,7 @@ void nonzero(HostCall& call) {
   }
 }
 
-// Where the element of a broadcast space lies in a contiguous tensor of that shape after broadcasting.
+// The offset of an element of a broadcast space in a contiguous tensor that is broadcast to it.
 Int place_in(const Shape& shape, const Shape& space, Int index) {
   Int place = 0, step = 1;
   for (int d = space.rank() - 1, own = shape.rank() - 1; d >= 0; --d, --own) {
@@ -137,7 +137,7 @@ void repeat_interleave(HostCall& call) {
   }
 }
 
-// Groups of equal things: in which group each is, a member of each group, and how many it has.
+// Groups of equal items: the group of each item, one member of each group, and their counts.
 struct Groups {
   std::vector<Int> of, member, count;
 
@@ -151,7 +151,7 @@ struct Groups {
   }
 };
 
-// Of things in a given order, neighbours that are equal.
+// Groups adjacent equal items of a given order.
 template <typename Same>
 Groups grouped(const std::vector<Int>& order, Same&& equal) {
   Groups groups;
@@ -163,7 +163,7 @@ Groups grouped(const std::vector<Int>& order, Same&& equal) {
   return groups;
 }
 
-// Results 1 and 2: which group each thing is in, and how many are in each.
+// Results 1 and 2: the group of each item, and the counts.
 void make_inverse_and_counts(HostCall& call, const Groups& groups, const Shape& things, bool inverse, bool counts) {
   const auto write = [&](std::size_t output, const std::vector<Int>& numbers, const Shape& shape, bool wanted) {
     std::byte* out = call.make(output, DType::i64, wanted ? shape : Shape{0});
@@ -191,7 +191,7 @@ void unique_elements(HostCall& call, bool sorted) {
 void unique2(HostCall& call) { unique_elements(call, true); }
 void unique_consecutive(HostCall& call) { unique_elements(call, false); }
 
-// Slices along a dimension, in the order of their elements. ATen's kernel makes all three results whatever is
+// Unique slices along a dimension, sorted by their elements. ATen's kernel makes all three results whatever is
 // requested.
 void unique_dim(HostCall& call) {
   const TensorView self = call.tensor("self");

@@ -12,13 +12,13 @@
 #include "ir/scalar.h"
 #include "lowering/tensor.h"
 
-// One ATen operator = one entry: what it accepts, its shape rule, its lowering. Nothing else in the engine knows ops.
+// One ATen operator = one entry: acceptance, shape rule, lowering. Nothing else in the engine knows ops.
 namespace graft {
 
 class Lowering;
 
-// A node with the ranges of its shapes, before any input is known: what the predicate decides on.
-// Arguments go by their names in the ATen schema; asking for one the schema lacks is a bug and asserts.
+// A node with the ranges of its shapes, before any input is known: the input of Operator::refuse. Arguments go by their
+// names in the ATen schema; a name that the schema lacks is a bug and asserts.
 class NodeView {
  public:
   NodeView(const ir::Program& program, const ir::Method& method, const ir::Node& node)
@@ -29,7 +29,7 @@ class NodeView {
   const std::vector<std::string>& arg_names() const { return program_.op_of(node_).arg_names; }
   const ir::Arg& arg(std::string_view name) const;
   bool has(std::string_view name) const;                   // present and not None
-  bool is_tensor(std::string_view name) const;             // a tensor value (not a number)
+  bool is_tensor(std::string_view name) const;             // a tensor value, not a number
   const ir::Value& tensor(std::string_view name) const;    // must be a tensor value
   ir::ValueKind value_kind(std::string_view name) const {  // of a value computed in the graph
     return method_.values[arg(name).value()].kind;
@@ -38,7 +38,7 @@ class NodeView {
   std::optional<std::int64_t> constant(std::string_view name) const;   // integer or boolean known at export
   const ir::Value& output(std::size_t i = 0) const;
   std::size_t output_count() const { return node_.outputs.size(); }
-  bool output_is_read(std::size_t i) const;  // by a node or as a result of the method
+  bool output_is_read(std::size_t i) const;  // by a node, or returned by the method
   const ir::Program& program() const { return program_; }
   const ir::Method& method() const { return method_; }
 
@@ -48,13 +48,13 @@ class NodeView {
   const ir::Node& node_;
 };
 
-// What each value of a method is while a plan is made: a tensor of the plan or a number.
+// The value of each IR value during planning: a tensor of the plan or a number.
 struct Binding {
   std::optional<Tensor> tensor;
   Scalar scalar;
 };
 
-// A node with its concrete arguments, while a plan is made.
+// A node with its concrete arguments, during planning.
 class Call {
  public:
   Call(const ir::Program& program, const ir::Method& method, const ir::Node& node, std::span<const Binding> bindings)
@@ -70,7 +70,7 @@ class Call {
   std::optional<Tensor> optional_tensor(std::string_view name) const;
   std::vector<Tensor> tensors(std::string_view name) const;
   std::vector<std::optional<Tensor>> optional_tensors(std::string_view name) const;
-  // The tensors and numbers of a list, without those that are None.
+  // The tensors and numbers of a list, without its None items.
   std::vector<Binding> items(std::string_view name) const;
   Scalar scalar(std::string_view name) const;  // any number, computed in the graph or not
   std::int64_t integer(std::string_view name) const;
@@ -79,9 +79,9 @@ class Call {
   std::string_view text(std::string_view name) const;
   std::vector<std::int64_t> integers(std::string_view name) const;  // a list of ints; a lone int is a list of one
   std::vector<double> reals(std::string_view name) const;           // likewise of any numbers
-  DType output_dtype(std::size_t i = 0) const;                      // as the exporter recorded it
+  DType output_dtype(std::size_t i = 0) const;                      // as declared by the exporter
   std::size_t output_count() const { return node_.outputs.size(); }
-  Shape least_shape(std::size_t i) const;  // the smallest that the exporter recorded: of an output that nobody reads
+  Shape least_shape(std::size_t i) const;  // the smallest one declared: for an output that nobody reads
 
  private:
   Scalar scalar_of(const ir::Arg& arg) const;
@@ -92,36 +92,36 @@ class Call {
   std::span<const Binding> bindings_;
 };
 
-// How an operator reads a matrix of a weight that is stored in another type than its dtype (weight/stored.h). For every
-// other use the weight is converted at load.
+// How an operator reads a weight matrix whose stored type differs from its dtype (weight/stored.h). For every other use
+// the weight is converted at load.
 enum class StoredUse : std::uint8_t {
   none,
   rows,        // reads it, stored along its last dimension
-  columns,     // reads the transposed view of one that is
+  columns,     // reads the transposed view of such a matrix
   transposes,  // makes that view
 };
 
-// What was expected and what was found, of an instance that is refused; empty when it is accepted.
+// Why an instance is refused, as expected and found; empty if it is accepted.
 using Refusal = std::string;
 
 struct Operator {
   std::string_view target;  // "aten.add.Tensor"
-  // Decides from dtypes, ranks and attributes alone. Its answer must hold for every shape in the value's ranges.
+  // Decides from dtypes, ranks and attributes alone. The answer must hold for every shape in the value's ranges.
   Refusal (*refuse)(const NodeView&);
   // Sizes of each output for concrete inputs. Throws InvalidArgument where PyTorch would.
   std::vector<Shape> (*shape)(const Call&);
   // Emits launches (or makes views) and returns one tensor per output; shapes and dtypes must be those of `shape`.
   std::vector<Tensor> (*lower)(const Call&, std::span<const Shape> output_shapes, Lowering&);
-  // Kept whole at export when every instance is accepted (ATen would decompose it otherwise).
+  // Kept whole at export if every instance is accepted (ATen would decompose it otherwise).
   bool preserve = false;
-  // Makes views of its inputs only: costs nothing at run time, so it is never folded.
+  // Makes only views of its inputs: free at run time, so never folded.
   bool view = false;
-  // The result is argument "self" with part of its elements overwritten: `lower` takes the tensor to write from
-  // Lowering::writable(), and it is a state's own memory where the planner allows it.
+  // The result is argument "self" with part of its elements overwritten: `lower` gets the tensor to write from
+  // Lowering::writable(), which is the state's own memory if the planner allows it.
   bool updates = false;
-  // Of the named argument, a matrix; nullptr: none, for all arguments.
+  // For the named argument, a matrix. nullptr: none, for all arguments.
   StoredUse (*stored_use)(const NodeView&, std::string_view argument) = nullptr;
-  // Another result in every run, from the same arguments: never folded.
+  // The result differs in every run with the same arguments: never folded.
   bool random = false;
 };
 
@@ -132,14 +132,14 @@ struct ScalarOperator {
   Scalar (*evaluate)(const Call&);
 };
 
-// nullptr when there is no such operator.
+// nullptr if there is no such operator.
 const Operator* find_operator(std::string_view target);
 const ScalarOperator* find_scalar_operator(std::string_view target);
 // In the order of src/op/registry.cpp.
 std::vector<const Operator*> all_operators();
 std::vector<const ScalarOperator*> all_scalar_operators();
 
-// The one predicate of export, load and the partitioner: empty when the node runs here.
+// The one predicate of export, load and the partitioner: empty if the node can run.
 Refusal refuse(const NodeView& node);
 
 }  // namespace graft

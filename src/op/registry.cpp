@@ -7,7 +7,7 @@
 #include "op/operator.h"
 #include "op/user.h"
 
-// The list of all operators. A new family is one line here.
+// The list of all operator families. A new one is one entry here.
 namespace graft {
 
 #define GRAFT_OPERATOR_FAMILIES(X)   \

@@ -145,7 +145,7 @@ Scalar abs(const Call& call) {
   return a.i < 0 ? neg(call) : Scalar::of(a.i);
 }
 
-// long double holds every int64 and every double exactly on the machines we build for (x86-64, AArch64).
+// long double represents every int64 and every double exactly on the supported machines (x86-64, AArch64).
 static_assert(std::numeric_limits<long double>::digits >= 64);
 long double exact(const Scalar& s) {
   return s.is_real() ? static_cast<long double>(s.f) : static_cast<long double>(s.i);
@@ -186,13 +186,13 @@ Scalar smaller(const Call& call) {
   return exact(b) < exact(a) ? b : a;
 }
 
-// torch.sym_max and sym_min give a float as soon as one operand is one.
+// torch.sym_max and sym_min return a float if one operand is one.
 Scalar promoted(const Call& call, const Scalar& s) { return operands(call).real() ? Scalar::of(s.to_double()) : s; }
 Scalar sym_max(const Call& call) { return promoted(call, larger(call)); }
 Scalar sym_min(const Call& call) { return promoted(call, smaller(call)); }
 
 Scalar to_float(const Call& call) { return Scalar::of(call.real("a")); }
-// Whether Python takes the number for true.
+// Python's truth value of a number.
 bool truth(const Call& call) {
   const Scalar a = call.scalar("a");
   return a.is_real() ? a.f != 0 : a.i != 0;
@@ -265,7 +265,7 @@ double half_to_even(double value) { return std::nearbyint(value); }
 
 Refusal refuse_digits(const NodeView& node) { return node.has("b") ? "rounding to decimals" : Refusal{}; }
 Refusal refuse_three(const NodeView& node) { return node.has("c") ? "more than two operands" : Refusal{}; }
-// Strides and offsets are PyTorch's, not those of this engine's tensors.
+// Strides and offsets are those of PyTorch, not of graft's tensors.
 Refusal refuse_memory(const NodeView&) { return "the layout of a tensor in PyTorch's memory is not kept here"; }
 
 Scalar unreachable(const Call& call) {

@@ -26,7 +26,7 @@ struct Entry {
   Operator op;
 };
 
-// The one thing here that a process keeps: what it registers holds for all its programs, as PyTorch's registry does.
+// The only process-wide table here: registrations hold for all programs, as in PyTorch's registry.
 struct Registry {
   std::shared_mutex mutex;
   std::map<std::string, std::unique_ptr<const Entry>, std::less<>> entries;
@@ -146,7 +146,7 @@ void run_user(const KernelContext& ctx) {
                   {attrs.numbers.data(), attrs.number_count},
                   ctx.task,
                   ctx.tasks};
-  attrs.definition->run(run);  // what it throws is an error of the run
+  attrs.definition->run(run);  // exceptions are errors of the run
 }
 
 const Kernel kUserOp{"user_op", run_user, std::numeric_limits<std::int64_t>::max()};

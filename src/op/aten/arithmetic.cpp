@@ -72,7 +72,7 @@ std::vector<Tensor> lower_div_mode(const Call& call, std::span<const Shape> shap
   const std::array operands{operand(call, "self"), operand(call, "other")};
   const bool by_number = !operands[1].tensor || operands[1].tensor->numel() == 1;
   if ((dtype != DType::f16 && dtype != DType::bf16) || by_number) return lower_spec(kDivTrunc, call, shapes, lowering);
-  // PyTorch rounds the quotient of two tensors to the half before it cuts the fraction off.
+  // PyTorch rounds the quotient of two tensors to half precision before it truncates.
   const Tensor quotient = emit(lowering, {ElementwiseOp::div, dtype, dtype, {}, false}, operands, shapes[0]);
   return {emit_one(lowering, ElementwiseOp::trunc, dtype, quotient)};
 }
@@ -95,7 +95,7 @@ std::vector<Tensor> lower_pow_scalar(const Call& call, std::span<const Shape> sh
   if (e == 0.5) return {emit_one(lowering, ElementwiseOp::sqrt, dtype, self)};
   if (e == -0.5) return {emit_one(lowering, ElementwiseOp::rsqrt, dtype, self)};
   if (e == -1) return {emit_one(lowering, ElementwiseOp::reciprocal, dtype, self)};
-  // Only where the square is not rounded to a half before it is used.
+  // Only where the square is not rounded to half precision before use.
   if (e == 3 && (dtype == DType::f32 || dtype == DType::f64) && self.dtype() == dtype) {
     const Tensor squared = emit_one(lowering, ElementwiseOp::square, dtype, self);
     return {emit(lowering, {ElementwiseOp::mul, dtype, dtype, {}, false},

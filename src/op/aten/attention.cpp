@@ -23,7 +23,7 @@ Refusal refuse_attention(const NodeView& node) {
   for (const std::string_view argument : {"query", "key", "value"}) {
     const ir::Value& v = node.tensor(argument);
     if (v.dtype != query.dtype) return str(argument, " is ", name(v.dtype), " but query is ", name(query.dtype));
-    // Grouped heads take one dimension more.
+    // Grouped heads need one more dimension.
     if (v.rank() < 2 || v.rank() > kMaxRank - 1) return str(argument, " has rank ", v.rank());
     const std::int64_t size = v.dims.back().max;
     if (size > simd::kMaxHeadSize) return str(argument, " has heads of size ", size, ", at most ", simd::kMaxHeadSize);
@@ -124,7 +124,7 @@ Tensor split_heads(const Tensor& tensor, std::int64_t group) {
   return *try_reshape(tensor, shape);
 }
 
-// Key or value, expanded to the output's batch, its heads shared within a group.
+// Key or value, expanded to the output's batch; the queries of a group share its heads.
 Tensor shared(const Tensor& tensor, const Sizes& sizes) {
   const int rank = tensor.rank();
   const std::int64_t rows = tensor.size(rank - 2), size = tensor.size(rank - 1);
@@ -163,7 +163,7 @@ std::vector<Tensor> lower_attention(const Call& call, std::span<const Shape> sha
     inputs.push_back(grouped(expanded(mask, with(sizes.batch, {sizes.t, sizes.s}))));
     attrs.has_mask = 1;
   }
-  // Heads of one token lie together, as in PyTorch's kernel: what follows merges them without a copy.
+  // Heads of one token are adjacent, as in PyTorch's kernel, so that they can be merged without a copy.
   Tensor out;
   const int rank = shapes[0].rank();
   if (rank >= 3) {

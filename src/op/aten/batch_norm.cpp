@@ -11,7 +11,7 @@
 namespace graft {
 namespace {
 
-// What the operators of the family differ in.
+// Variants of the operators of this family.
 enum class Form {
   given,     // no training argument
   flagged,   // "training"
@@ -82,7 +82,7 @@ void add_affine(const Call& call, Lowering& lowering, std::vector<Tensor>& input
   }
 }
 
-// [N, C, ...] with the first two dimensions exchanged.
+// [N, C, ...] with its first two dimensions swapped.
 Tensor exchanged(const Tensor& tensor) {
   std::array<int, static_cast<std::size_t>(kMaxRank)> dims{};
   for (int d = 0; d < tensor.rank(); ++d) dims[static_cast<std::size_t>(d)] = d;
@@ -108,7 +108,7 @@ std::vector<Tensor> lower_batch_norm(const Call& call, std::span<const Shape> sh
     lowering.launch(kBatchNorm, std::move(inputs), {outputs[0]}, attrs, 0, 1u);
     return outputs;
   }
-  // Statistics of the input: a group norm where each group is a channel, after bringing a channel's samples together.
+  // Statistics of the input: a group norm with one group per channel, after making each channel's samples adjacent.
   const bool together = form != Form::instance && input.size(0) != 1;
   if (together) {
     attrs.inner *= input.size(0);

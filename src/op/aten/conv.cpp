@@ -111,7 +111,7 @@ std::vector<Shape> convolution_shape(const Call& call) {
   return {Convolution(call, call.tensor("weight").shape()).out};
 }
 
-// True when every output sees one position of the input, its own.
+// Whether each output reads only the input at its own position.
 bool is_pointwise(const ConvAttrs& attrs, const Shape& weight, const Shape& input, const Shape& out) {
   for (int d = 0; d < 3; ++d) {
     if (weight[2 + d] != 1 || attrs.padding[d] != 0 || input[2 + d] != out[2 + d]) return false;

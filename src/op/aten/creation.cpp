@@ -38,7 +38,7 @@ std::vector<Tensor> lower_scalar_tensor(const Call& call, std::span<const Shape>
   return {lowering.full(call.output_dtype(), shapes[0], call.scalar("s"))};
 }
 
-// Its values are whatever the memory holds, as PyTorch promises no more.
+// Uninitialized, as PyTorch promises no values.
 std::vector<Tensor> lower_empty(const Call& call, std::span<const Shape> shapes, Lowering& lowering) {
   return {lowering.allocate(call.output_dtype(), shapes[0])};
 }

@@ -54,7 +54,7 @@ std::vector<Shape> cdist_shape(const Call& call) {
   return {out};
 }
 
-// [batch..., rows, size] with the batch of the result, as [B, rows, size].
+// [batch..., rows, size], broadcast to the result's batch, as [B, rows, size].
 Tensor rows_of(const Tensor& x, const Shape& out, Lowering& lowering) {
   Shape shape = leading(out);
   shape.push_back(x.size(x.rank() - 2));

@@ -21,7 +21,7 @@ std::size_t at(int dim) { return static_cast<std::size_t>(dim); }
 // One iteration space: see kernel/index/index.h.
 struct Positions {
   Shape shape;
-  std::array<int, kMaxRank> own_dim{};  // dimension of the indexed tensor, -1 where the space numbers the indices
+  std::array<int, kMaxRank> own_dim{};  // dimension of the indexed tensor; -1: a dimension of the index tensors
   std::vector<Tensor> indices;          // each expanded to `shape`
   IndexAttrs attrs;
 
@@ -31,7 +31,7 @@ struct Positions {
     ++attrs.count;
   }
 
-  // The window of a tensor, and its sizes and strides in the attributes.
+  // The window of a tensor; sets the attributes' sizes and strides to its own.
   Tensor window(const Tensor& tensor) {
     Tensor result = tensor;
     result.desc.shape = shape;
@@ -171,7 +171,7 @@ Refusal refuse_index(const NodeView& node) {
 
 // --- gather, scatter: index tensors with the rank of the tensor they index ---
 
-// `index` and `tensor` agree in every dimension but `dim`, where the index may be longer; 0-d counts as [1].
+// The index must fit in `tensor` in every dimension but `dim`; 0-d counts as [1].
 void check_gather_index(const Tensor& index, const Tensor& tensor, std::string_view what, int dim) {
   GRAFT_CHECK(InvalidArgument, std::max(index.rank(), 1) == std::max(tensor.rank(), 1), "index has rank ", index.rank(),
               ", but ", what, " has rank ", tensor.rank());
@@ -251,7 +251,7 @@ std::vector<Tensor> scatter_add_lower(const Call& call, std::span<const Shape>, 
   return {scatter(call, call.tensor("self"), ScatterMode::add, lowering)};
 }
 
-// What changes nothing that it is combined with.
+// The neutral element of the mode.
 Scalar neutral(ScatterMode mode, DType dtype) {
   const bool largest = mode == ScatterMode::amin;
   if (mode == ScatterMode::add) return Scalar::of(std::int64_t{0});
@@ -264,7 +264,7 @@ Scalar neutral(ScatterMode mode, DType dtype) {
   return Scalar::of(largest ? most : -most - 1);
 }
 
-// The sums divided by how many elements they are of.
+// The sums divided by their numbers of elements.
 Tensor divided(const Call& call, const Tensor& sums, bool with_self, Lowering& lowering) {
   const DType dtype = sums.dtype();
   const auto number = [](int v) { return Scalar::of(std::int64_t{v}); };
@@ -313,7 +313,7 @@ Refusal refuse_scatter_reduce(const NodeView& node) {
 Positions index_positions(const Tensor& self, const std::vector<std::optional<Tensor>>& given) {
   GRAFT_CHECK(InvalidArgument, static_cast<int>(given.size()) <= self.rank(), "got ", given.size(),
               " indices for a tensor of rank ", self.rank());
-  // The shape that all index tensors broadcast to.
+  // The broadcast shape of all index tensors.
   Shape common;
   int count = 0, first = -1, last = -1;
   for (int d = 0; d < static_cast<int>(given.size()); ++d) {
@@ -323,7 +323,7 @@ Positions index_positions(const Tensor& self, const std::vector<std::optional<Te
     common = broadcast_shapes(common, given[at(d)]->shape());
   }
   GRAFT_CHECK(InvalidArgument, count > 0, "needs at least one index tensor");
-  // Index tensors next to each other keep their place; otherwise their common shape comes first.
+  // Adjacent index tensors keep their position; otherwise their common shape comes first.
   const int position = last - first + 1 == count ? first : 0;
 
   Positions positions;
@@ -344,7 +344,7 @@ Positions index_positions(const Tensor& self, const std::vector<std::optional<Te
   }
   for (int d = 0; d < static_cast<int>(given.size()); ++d) {
     if (!given[at(d)]) continue;
-    // Sizes of 1 for the free dimensions that follow, so that the index lines up with its part of the space.
+    // Appends a size of 1 for each free dimension that follows, to align the index with its part of the space.
     Tensor index = expanded(*given[at(d)], common);
     for (int k = position + common.rank(); k < rank; ++k)
       index = *try_reshape(index, with_dim(index.shape(), index.rank(), 1));
@@ -368,7 +368,7 @@ bool by_mask(const Call& call) {
   return !indices.empty() && indices[0] && is_masked_put(indices.size(), indices[0]->dtype());
 }
 
-// The mask over all of self; throws where it does not cover whole leading dimensions.
+// The mask broadcast over self; throws unless it covers whole leading dimensions.
 Tensor whole_mask(const Tensor& self, const Tensor& mask) {
   Shape shape = mask.shape();
   for (int d = 0; d < mask.rank(); ++d)
@@ -379,7 +379,7 @@ Tensor whole_mask(const Tensor& self, const Tensor& mask) {
   return *try_reshape(mask, shape);
 }
 
-// Whether every position that the mask selects gets the same values, whatever their number.
+// Whether every position that the mask selects gets the same values, however many there are.
 bool same_for_all(const Tensor& self, const Tensor& mask, const Tensor& values) {
   const int rest = self.rank() - mask.rank();
   return values.rank() <= rest || (values.rank() == rest + 1 && values.size(0) == 1);
@@ -397,7 +397,7 @@ std::vector<Shape> masked_put_shape(const Call& call) {
   else if (values.rank() > self.rank() - mask.rank())
     wanted.push_back(1);
   for (int d = mask.rank(); d < self.rank(); ++d) wanted.push_back(self.size(d));
-  expanded(values, wanted);  // throws where the values do not fit
+  expanded(values, wanted);  // throws if the values do not fit
   return {self.shape()};
 }
 
@@ -431,7 +431,7 @@ std::vector<Shape> index_put_shape(const Call& call) {
   const Tensor& values = call.tensor("values");
   GRAFT_CHECK(InvalidArgument, values.dtype() == self.dtype(), "values have dtype ", name(values.dtype()), ", self ",
               name(self.dtype()));
-  expanded(values, positions.shape);  // throws where the values do not fit
+  expanded(values, positions.shape);  // throws if the values do not fit
   return {self.shape()};
 }
 
@@ -448,7 +448,7 @@ Refusal refuse_index_list(const NodeView& node) {
   int count = 0, rank = 0;
   for (const ir::Value* index : node.tensors("indices")) {
     if (!index) continue;
-    // A mask stands for the positions where it is true: src/pass/graph/masks.cpp puts them there.
+    // A mask means its true positions: src/pass/graph/masks.cpp inserts these.
     const bool mask = is_mask(index->dtype);
     count += mask ? index->rank() : 1;
     rank = std::max(rank, mask ? 1 : index->rank());
@@ -458,7 +458,7 @@ Refusal refuse_index_list(const NodeView& node) {
   }
   if (count == 0) return "no index tensor";
   if (count > kMaxIndexTensors) return str("more than ", kMaxIndexTensors, " index tensors");
-  // index_put's own output does not show the rank of the space.
+  // The rank of the space does not follow from index_put's output.
   if (node.tensor("self").rank() - count + rank > kMaxRank) return str("more than ", kMaxRank, " dimensions");
   return refuse_rank(node);
 }

@@ -33,7 +33,7 @@ Refusal refuse_operands(const NodeView& node, std::string_view a, std::string_vi
     return str("the output is ", name(node.output().dtype), " but ", a, " is ", name(dtype));
   }
   for (const std::string_view argument : {a, b}) {
-    // One more dimension than the operand has may be needed for a vector.
+    // A vector may need one more dimension.
     if (node.tensor(argument).rank() > kMaxRank - 1)
       return str(argument, " has more than ", kMaxRank - 1, " dimensions");
   }
@@ -187,7 +187,7 @@ MatmulAttrs attrs_of(const Addend& addend) {
   return attrs;
 }
 
-// The same for a b whose columns are rows of a weight stored in blocks. All are matrices.
+// The same for a b whose columns are rows of a block-quantized weight. All are matrices.
 void launch_block_product(const Tensor& a, const Tensor& b, const Addend& addend, const Tensor& out,
                           Lowering& lowering) {
   GRAFT_ASSERT(a.rank() == 2 && b.rank() == 2 && b.stride(0) == 1);
@@ -201,7 +201,7 @@ void launch_block_product(const Tensor& a, const Tensor& b, const Addend& addend
   lowering.launch(kBlockMatmul, std::move(inputs), {out}, attrs, scratch);
 }
 
-// out = alpha * a b + beta * bias for a, b and out of the same batch sizes.
+// out = alpha * a b + beta * bias, with equal batch sizes of a, b and out.
 void launch_product(const Tensor& a, const Tensor& weight, const Addend& addend, const Tensor& out,
                     Lowering& lowering) {
   const bool blocks = weight.stored && !weight.stored->is_plain();
@@ -232,14 +232,14 @@ Tensor reshaped(const Tensor& tensor, const Shape& shape, Lowering& lowering) {
   return *try_reshape(lowering.contiguous(tensor), shape);
 }
 
-// The product of a [..., M, K] and b [..., K, N] as a new tensor of `shape`, which has the elements of the full
+// The product of a [..., M, K] and b [..., K, N] as a new tensor of `shape`, which has as many elements as the full
 // product.
 Tensor product(const Tensor& a, const Tensor& b, const Addend& addend, const Shape& shape, Lowering& lowering) {
   const Tensor out = lowering.allocate(a.dtype(), shape);
   const Shape full = full_shape(a.shape(), b.shape());
   const Tensor full_out = *try_reshape(out, full);
   if (b.rank() == 2 && a.rank() > 2 && !addend.bias) {
-    // One matrix for all batches: their rows make one tall matrix.
+    // One matrix for all batches: merge their rows into a single product.
     const std::int64_t k = a.size(a.rank() - 1);
     const std::int64_t n = b.size(1);
     const std::int64_t rows = full.numel() == 0 ? 0 : full.numel() / n;
@@ -256,7 +256,7 @@ Tensor product(const Tensor& a, const Tensor& b, const Addend& addend, const Sha
   return out;
 }
 
-// Vectors as matrices: strides stay.
+// Vectors as matrices, without a copy.
 Tensor row_matrix(const Tensor& tensor) {
   return tensor.rank() == 1 ? *try_reshape(tensor, Shape{1, tensor.size(0)}) : tensor;
 }
@@ -295,7 +295,7 @@ std::vector<Tensor> lower_added(const Call& call, std::span<const Shape> shapes,
   Addend addend;
   addend.alpha = call.scalar("alpha");
   addend.beta = call.scalar("beta");
-  // With beta = 0 PyTorch does not look at self: a NaN in it does not spread.
+  // With beta = 0 PyTorch ignores self: a NaN in it does not spread.
   if (addend.beta.to_double() != 0) addend.bias = call.tensor("self");
   return {product(call.tensor(first()), call.tensor(second()), addend, shapes[0], lowering)};
 }

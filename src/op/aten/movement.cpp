@@ -110,7 +110,7 @@ Shape repeat_shape(const Call& call) {
   return shape;
 }
 
-// `tensor`, contiguous, with the dimension repeated: as a whole ([a b a b]) or each entry ([a a b b]).
+// `tensor`, contiguous, with the dimension repeated: as a whole ([a b a b]) or entry by entry ([a a b b]).
 Tensor repeated(const Tensor& tensor, int dim, std::int64_t times, bool each, Lowering& lowering) {
   Shape shape = tensor.shape();
   std::int64_t outer = 1, inner = 1;
@@ -130,7 +130,7 @@ template <bool may_be_short>
 std::vector<Tensor> repeat_lower(const Call& call, std::span<const Shape> shapes, Lowering& lowering) {
   const Tensor& self = call.tensor("self");
   const Sizes repeats = repeats_of(call, may_be_short);
-  // Every repeated dimension becomes two, of which the first has stride 0: one copy, when that fits the largest rank.
+  // Splits every repeated dimension in two, the first with stride 0: one copy, if the largest rank allows it.
   Shape one, many;
   const int lead = static_cast<int>(repeats.size()) - self.rank();
   int rank = 0;
@@ -316,7 +316,7 @@ template <WindowFn window>
 std::vector<Tensor> scatter_lower(const Call& call, std::span<const Shape>, Lowering& lowering) {
   const Tensor &self = call.tensor("self"), &src = call.tensor("src");
   if (src.shape() == self.shape() && src.dtype() == self.dtype()) {
-    // All of it is replaced, unless the part is in another order: only a slice can have this shape.
+    // The part covers all of self in the same order: only a slice can have this shape.
     return {src};
   }
   const Tensor out = lowering.writable(self);

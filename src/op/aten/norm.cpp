@@ -20,7 +20,7 @@ Refusal refuse_norm(const NodeView& node) {
   for (const std::string_view argument : {"weight", "bias"}) {
     if (!node.has(argument)) continue;
     const DType found = node.tensor(argument).dtype;
-    // A weight wider than the arithmetic would be rounded.
+    // A weight wider than the computation would be rounded.
     if (!is_float(found) || (found == DType::f64 && dtype != DType::f64)) {
       return str(argument, " is ", name(found), " but input is ", name(dtype));
     }
@@ -87,7 +87,7 @@ Operands operands_of(const Call& call, std::span<const Shape> shapes, Lowering& 
   return o;
 }
 
-// eps = None means the smallest step of the dtype that the norm is computed in.
+// eps = None means the machine epsilon of the dtype that the norm is computed in.
 double eps_of(const Call& call, DType dtype) {
   if (call.has("eps")) return call.real("eps");
   return dtype == DType::f64 ? std::numeric_limits<double>::epsilon()
@@ -105,7 +105,7 @@ std::vector<Tensor> lower_last_dims(const Call& call, std::span<const Shape> sha
   if (o.outputs.size() == 1 &&
       device::norm(lowering, kind, o.inputs[0], weight, bias, o.attrs.row, o.attrs.eps, o.outputs[0]))
     return o.outputs;
-  // A row is read before it is written, but statistics are not the input's to overwrite.
+  // In place: a row is read before it is written; but statistics may not overwrite the input.
   lowering.launch(kernel, o.inputs, o.outputs, o.attrs, 0, 1u);
   return o.outputs;
 }

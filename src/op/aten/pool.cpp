@@ -143,7 +143,7 @@ constexpr Operator pool_operator(std::string_view target, bool preserve = false)
 
 std::span<const Operator> pool_operators() {
   static constexpr Operator kOperators[] = {
-      // Kept whole: what they become computes the positions too, and pools one dimension as two.
+      // Kept whole: the decomposition also computes positions, and pools one dimension as two.
       pool_operator<1, Kind::largest>("aten.max_pool1d.default", true),
       pool_operator<2, Kind::largest>("aten.max_pool2d.default", true),
       pool_operator<3, Kind::largest>("aten.max_pool3d.default", true),

@@ -34,7 +34,7 @@ std::vector<Tensor> lower_float(const Call& call, std::span<const Shape> shapes,
   const DType dtype = call.output_dtype();
   RandomAttrs attrs;
   attrs.draw = draw;
-  // As many digits as the dtype has: rounding must not make 1 of a number below 1.
+  // With only as many digits as the dtype has: rounding must not turn a number below 1 into 1.
   attrs.digits = dtype == DType::f16 ? 11 : dtype == DType::bf16 ? 8 : 24;
   return drawn(call, dtype == DType::f64 ? DType::f64 : DType::f32, shapes[0], attrs, lowering);
 }

@@ -15,7 +15,7 @@ namespace {
 
 // --- predicates ---
 
-// Other dtypes and empty matrices are left to the decomposition.
+// Other dtypes and empty matrices are decomposed.
 Refusal refuse_value(std::string_view what, const ir::Value* value, int rank) {
   if (value == nullptr) return str(what, " holds None");
   if (value->dtype != DType::f32) return str(what, " is ", name(value->dtype), ", expected f32");
@@ -92,7 +92,7 @@ void check_size(std::string_view what, const Shape& found, const Shape& expected
   GRAFT_CHECK(InvalidArgument, found == expected, what, " has size ", found.str(), ", expected ", expected.str());
 }
 
-// Of x [T, B, I], weights and states as the cell has them.
+// For x [T, B, I], with weights and states of the cell.
 void check_layer(RecurrentCell cell, const Shape& x, const Weights& w, const States& states) {
   const std::int64_t gates = w.w_ih.size(0), hidden = gates / gate_count(cell);
   const std::int64_t size = w.w_hr ? w.w_hr->size(0) : hidden;
@@ -105,7 +105,7 @@ void check_layer(RecurrentCell cell, const Shape& x, const Weights& w, const Sta
   if (states.c) check_size("c of hx", states.c->shape(), {x[1], hidden});
 }
 
-// W x + b of all steps as one product; its rows lie in memory in the order of those of x.
+// W x + b of all steps as one product, whose rows are in the memory order of x's.
 Tensor gates_of(const Tensor& x, const Weights& w, Lowering& lowering) {
   const std::int64_t rows = x.size(0) * x.size(1), gates = w.w_ih.size(0);
   const Tensor batch_first = permuted(x, std::array{1, 0, 2});
@@ -118,7 +118,7 @@ Tensor gates_of(const Tensor& x, const Weights& w, Lowering& lowering) {
   return swapped ? permuted(out, std::array{1, 0, 2}) : out;
 }
 
-// x [T, B, I] to y [T, B, P]; `last` are the states after the last step: h only where it is wanted beside y.
+// x [T, B, I] to y [T, B, P]; `last` are the states after the last step: h only if it is needed besides y.
 void launch_layer(RecurrentCell cell, bool reverse, const Tensor& x, const Weights& w, const States& states,
                   const Tensor& y, const std::optional<Tensor>& last_h, const std::optional<Tensor>& last_c,
                   Lowering& lowering) {

@@ -26,7 +26,7 @@ void launch_reduce(ReduceOp op, const Tensor& x, const DimSet& dims, std::vector
   lowering.launch(kReduce, {x}, std::move(outputs), attrs, scratch);
 }
 
-// `x` in a dtype whose values the kernel may accumulate without first rounding them to `result`.
+// `x` in a dtype that the kernel may accumulate without first rounding values to `result`.
 Tensor widened(const Tensor& x, DType result, Lowering& lowering) {
   if (is_float(x.dtype()) && is_float(result) && byte_size(result) >= byte_size(x.dtype())) return x;
   if (!is_float(x.dtype()) && !is_float(result)) return x;
@@ -35,7 +35,7 @@ Tensor widened(const Tensor& x, DType result, Lowering& lowering) {
 
 // --- one output over a set of dimensions ---
 
-// Which dimensions `dim` names: nothing and [] mean all of them, except for any and all, which take [] as it is.
+// The dimensions that `dim` names: None and [] mean all of them, except for any and all, where [] means none.
 DimSet reduced_dims(const Call& call) {
   const bool logical = call.target() == "aten.any.dims" || call.target() == "aten.all.dims";
   return dims_of(call, "dim", call.tensor("self").rank(), !logical);
@@ -48,7 +48,7 @@ std::vector<Shape> reduce_shape(const Call& call) {
   return std::vector<Shape>(call.output_count(), reduced_shape(self.shape(), reduced_dims(call), keeps_dims(call)));
 }
 
-// For reductions that have no value for no elements.
+// For reductions that are undefined for no elements.
 std::vector<Shape> nonempty_shape(const Call& call) {
   const Tensor& self = call.tensor("self");
   const DimSet dims = reduced_dims(call);
@@ -71,7 +71,7 @@ std::vector<Tensor> lower(const Call& call, std::span<const Shape> shapes, Lower
   return lower_reduce(call, shapes, lowering, op);
 }
 
-// True when the dims are the last ones: then each result is made from one row.
+// Whether the dims are the last ones, so that each result is the reduction of one row.
 bool reduces_rows(const Call& call) {
   const DimSet dims = reduced_dims(call);
   const int rank = call.tensor("self").rank();
@@ -81,7 +81,7 @@ bool reduces_rows(const Call& call) {
   return count > 0;
 }
 
-// Arithmetic happens in the output's dtype: sum, mean, prod, log_sum_exp.
+// Computed in the output's dtype: sum, mean, prod, log_sum_exp.
 template <ReduceOp op>
 std::vector<Tensor> lower_arithmetic(const Call& call, std::span<const Shape> shapes, Lowering& lowering) {
   const Tensor out = lowering.allocate(call.output_dtype(), shapes[0]);
@@ -155,7 +155,7 @@ std::vector<Tensor> lower_scan(const Call& call, std::span<const Shape> shapes, 
   return {out};
 }
 
-// --- what is refused ---
+// --- refusals ---
 
 Refusal accept(const NodeView& node) { return refuse_rank(node); }
 
@@ -174,14 +174,14 @@ Refusal refuse_integer_result(const NodeView& node) {
   return refuse_rank(node);
 }
 
-// PyTorch itself fails on an empty list here.
+// PyTorch itself fails for an empty list here.
 Refusal refuse_empty_dims(const NodeView& node) {
   if (node.arg("dim").kind == ir::Arg::Kind::list && node.arg("dim").items.empty())
     return "an empty list of dimensions";
   return refuse_integer_result(node);
 }
 
-// The order decides which kernel runs: it must be known.
+// The order selects the kernel: it must be constant.
 Refusal refuse_norm(const NodeView& node) {
   const std::string_view name = node.target() == "aten.linalg_vector_norm.default" ? "ord" : "p";
   if (node.arg(name).is_value()) return "an order computed in the graph";

@@ -1,4 +1,5 @@
-// Other sizes of spatial dimensions: padding with the tensor's own elements, upsampling, sampling by a grid, col2im.
+// Operators that resize spatial dimensions: padding with the tensor's own elements, upsampling, sampling by a grid,
+// col2im.
 #include "kernel/spatial/resample.h"
 
 #include <cmath>
@@ -121,7 +122,7 @@ std::vector<Shape> upsample_shape(const Call& call) {
 
 template <const Kernel& kernel>
 std::vector<Tensor> lower_upsample(const Call& call, std::span<const Shape> shapes, Lowering& lowering) {
-  const bool linear = &kernel != &kNearest;  // no constant to g++ under its undefined-behaviour sanitizer
+  const bool linear = &kernel != &kNearest;  // not a constant for g++ with the undefined-behaviour sanitizer
   const Tensor& input = input_of(call);
   const bool halves = linear && input.dtype() != DType::f32 && input.dtype() != DType::f64;
   const Tensor from = lowering.contiguous(halves ? lowering.cast(input, DType::f32) : input);

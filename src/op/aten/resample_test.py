@@ -91,11 +91,11 @@ def test_grid_sampler():
         dtype = case.pick(FLOATS)
         n, c = case.pick([0, 1, 2]), case.pick([1, 3])
         x = case.tensor([n, c, case.pick([1, 2, 7, 31]), case.pick([1, 2, 5, 33])], dtype, False)
-        # Some places far outside.
+        # Some positions far outside.
         grid = case.tensor([n, case.pick([0, 1, 4, 9]), case.pick([1, 3, 31]), 2], dtype, False)
         grid = grid * case.pick([0.3, 0.8, 3.0])
         mode = case.pick([0, 1, 2])
-        # Halves: eager rounds places and weights. Places: nearest must not round the other way in f32 and f64.
+        # Halves: eager rounds positions and weights. Positions: nearest must not round the other way in f32 and f64.
         reference = None if dtype in (torch.float32, torch.float64) else _exact
         largest = float(x.abs().max()) if x.numel() else 0
         args = (x, grid, mode, case.pick([0, 1, 2]), case.chance(0.5))

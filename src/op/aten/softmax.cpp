@@ -30,7 +30,7 @@ template <bool logarithm>
 std::vector<Tensor> lower_softmax(const Call& call, std::span<const Shape> shapes, Lowering& lowering) {
   const DType to = call.output_dtype();
   Tensor input = call.tensor("self");
-  // The kernel widens f16 and bf16 itself; PyTorch converts to the given dtype before it computes.
+  // The kernel widens f16 and bf16 itself; PyTorch converts to the given dtype first.
   const bool widened = to == DType::f32 && (input.dtype() == DType::f16 || input.dtype() == DType::bf16);
   if (!widened) input = lowering.cast(input, to);
   const int rank = shapes[0].rank();
@@ -39,8 +39,8 @@ std::vector<Tensor> lower_softmax(const Call& call, std::span<const Shape> shape
   if (rank == 0) shape.push_back(1);
   SoftmaxAttrs attrs{shape[dim], 1, logarithm ? 1 : 0};
   for (int d = dim + 1; d < rank; ++d) attrs.inner *= shape[d];
-  // ggml's op takes the last dimension, and rows that lie in memory as such are better than columns: swapping the
-  // dimension with the last one is its own inverse.
+  // ggml's op reduces the last dimension, and rows are faster to read than columns: swap the dimension with the last
+  // one, which is its own inverse.
   std::array<int, static_cast<std::size_t>(kMaxRank)> order{};
   for (int d = 0; d < rank; ++d) order[static_cast<std::size_t>(d)] = d;
   if (rank > 0) std::swap(order[static_cast<std::size_t>(dim)], order[static_cast<std::size_t>(rank - 1)]);

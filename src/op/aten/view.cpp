@@ -1,4 +1,4 @@
-// Operators that only look at the same elements differently: no launch, except where a strided tensor must be reshaped.
+// Operators that view the same elements differently: no launch, unless a strided tensor must be reshaped.
 #include "op/aten/view.h"
 
 #include <algorithm>
@@ -52,7 +52,7 @@ int dim_of(const Call& call, std::string_view name, int rank) { return wrap_dim(
 
 // --- reshapes ---
 
-// Puts the size that is -1 in place.
+// Replaces the size -1.
 Shape inferred(std::vector<std::int64_t> sizes, std::int64_t count) {
   std::int64_t known = 1;
   std::int64_t* unknown = nullptr;
@@ -126,7 +126,7 @@ std::vector<Shape> reshape_shape(const Call& call) {
 std::vector<Tensor> reshape_lower(const Call& call, std::span<const Shape> shapes, Lowering& lowering) {
   const Tensor& self = call.tensor("self");
   if (const std::optional<Tensor> view = try_reshape(self, shapes[0])) return {*view};
-  // In a functional program nobody can tell a view from a copy.
+  // In a functional program a view and a copy are indistinguishable.
   return {*try_reshape(lowering.contiguous(self), shapes[0])};
 }
 
@@ -224,7 +224,7 @@ Tensor squeeze(const Call& call) {
   return squeezed(self, dims_of(call, "dim", self.rank(), false));
 }
 
-// Whether a dimension that is squeezed has size 1 must not depend on the input: ranks are fixed by the program.
+// Ranks are fixed by the program, so whether a squeezed dimension has size 1 must not depend on the input.
 Refusal refuse_squeeze(const NodeView& node) {
   const int lost = node.tensor("self").rank() - node.output().rank();
   if (lost < 0) return "the output has more dimensions than the input";
@@ -376,7 +376,7 @@ Tensor flip(const Call& call) {
 
 Tensor as_strided(const Call& call) {
   const Tensor& self = call.tensor("self");
-  // What lies where is known only for a tensor that owns its memory: PyTorch's storage is then the same as graft's.
+  // Only a tensor that owns its memory has a known layout: PyTorch's storage then equals graft's.
   GRAFT_CHECK(Unsupported, self.desc.contiguous() && self.offset == 0,
               "aten.as_strided.default of a tensor that is itself a view (node ", call.node().name, ")");
   Tensor result = self;
@@ -430,7 +430,7 @@ Tensor selected(const Tensor& self, int dim, std::int64_t index) {
 Tensor diagonal_of(const Tensor& self, std::int64_t offset, int dim1, int dim2) {
   GRAFT_CHECK(InvalidArgument, dim1 != dim2, "diagonal dimensions must differ, got ", dim1, " twice");
   const std::int64_t rows = self.size(dim1), columns = self.size(dim2);
-  // Compared, not added, so that no offset overflows.
+  // Compared, not added, to avoid overflow of offsets.
   const std::int64_t length = offset >= 0 ? (offset >= columns ? 0 : std::min(rows, columns - offset))
                                           : (offset <= -rows ? 0 : std::min(rows + offset, columns));
   Tensor start = self;
@@ -465,7 +465,7 @@ SliceRange slice_range(const Call& call, std::int64_t size) {
 
 namespace {
 
-// Whether it swaps the dimensions of a matrix, which may be a weight that is stored in another type.
+// Whether it transposes a matrix, which may be a weight stored in another type.
 StoredUse stored_use_of_transpose(const NodeView& node, std::string_view argument) {
   if (argument != "self" || node.tensor("self").rank() != 2) return StoredUse::none;
   const auto is = [](const ir::Arg& arg, std::int64_t dim) {

@@ -225,7 +225,7 @@ def test_computed_sizes(case):
 
 @cases
 def test_as_strided(case):
-    # Of contiguous tensors only: what lies around a view is not known.
+    # Contiguous tensors only: the memory around a view is unknown.
     x = case.tensor([257], case.pick(ALL))
     sizes, strides = [], []
     start = last = case.pick([0, 0, 1, 7])

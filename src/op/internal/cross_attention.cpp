@@ -1,5 +1,5 @@
-// What an encoder hands to a decoder: keys and values of each decoder layer, stored once and attended to by each run of
-// the decoder. The custom ops of the exporter, and what src/pass/graph/encoder_cache.cpp makes of them.
+// Cross-attention: keys and values of the encoder output for each decoder layer, stored once and read by each run of
+// the decoder. The exporter's custom ops, and the ops that src/pass/graph/encoder_cache.cpp makes of them.
 #include <vector>
 
 #include "base/check.h"

@@ -1,5 +1,4 @@
-// Attention over a cache of keys and values: the custom op of the exporter, and what src/pass/graph/kv_cache.cpp makes
-// of it.
+// Attention over a KV cache: the exporter's custom op, and the ops that src/pass/graph/kv_cache.cpp makes of it.
 #include <algorithm>
 #include <array>
 #include <vector>

@@ -1,4 +1,4 @@
-// Convolutions with packed weights, as src/pass/graph/convolution.cpp makes them.
+// Convolutions with packed weights, made by src/pass/graph/convolution.cpp.
 #include "kernel/conv/packed_conv.h"
 #include "kernel/conv/winograd_conv.h"
 
@@ -82,7 +82,7 @@ std::vector<Tensor> lower_pack_winograd(const Call& call, std::span<const Shape>
 }
 
 // --- graft.packed_conv, graft.winograd_conv: the arguments of aten.convolution, and weight_size, the sizes of the
-// weight before ---
+// unpacked weight ---
 
 Refusal refuse_packed(const NodeView& node) {
   if (Refusal reason = refuse_f32(node, "input", 3, 5); !reason.empty()) return reason;
@@ -90,7 +90,7 @@ Refusal refuse_packed(const NodeView& node) {
   return node.has("bias") ? refuse_f32(node, "bias", 1, 1) : Refusal{};
 }
 
-// Of a convolution whose weight, of the size `weight`, is packed into so many floats.
+// For a convolution with a weight of size `weight` that is packed into so many floats.
 std::vector<Shape> packed_shape_of(const Call& call, const Shape& weight, std::int64_t floats) {
   GRAFT_CHECK(InvalidArgument, weight.rank() == call.tensor("input").rank(), "weight_size has ", weight.rank(),
               " entries for an input of rank ", call.tensor("input").rank());

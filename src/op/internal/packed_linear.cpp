@@ -1,4 +1,4 @@
-// Linear layers with packed weights, as src/pass/graph/linear.cpp makes them: convolutions of one tap over rows.
+// Linear layers with packed weights, made by src/pass/graph/linear.cpp: 1x1 convolutions over rows.
 #include "kernel/conv/packed_conv.h"
 
 #include <array>
@@ -14,7 +14,7 @@ namespace {
 
 bool is_f32(const ir::Value& value, int rank) { return value.dtype == DType::f32 && value.rank() == rank; }
 
-// A matrix [rows, columns] as a tensor [1, columns, 1, 1, rows]: its columns are the channels.
+// A matrix [rows, columns] as a tensor [1, columns, 1, 1, rows]: its columns become channels.
 Tensor rows_as_positions(const Tensor& matrix) {
   Tensor out = matrix;
   out.desc = TensorDesc(matrix.dtype(), Shape{1, matrix.size(1), 1, 1, matrix.size(0)});
@@ -23,14 +23,14 @@ Tensor rows_as_positions(const Tensor& matrix) {
   return out;
 }
 
-// The weight [N, K] as that of a convolution.
+// The weight [N, K] as a convolution's weight.
 Shape as_conv_weight(const Shape& weight) { return {weight[0], weight[1], 1, 1, 1}; }
 
 Refusal without_bf16(const NodeView& node) {
   return node.constant("in_bf16") == 0 || simd::packed_pairs() != nullptr ? "" : "this CPU does not multiply bf16";
 }
 
-// Words of 32 bits that the packed weight [N, K] has.
+// The number of 32-bit words of the packed weight [N, K].
 std::int64_t packed_words(const Shape& weight, bool in_bf16) {
   return in_bf16 ? packed_pair_words(weight[0], weight[1], *simd::packed_pairs())
                  : packed_conv_floats(as_conv_weight(weight), 1);
@@ -67,7 +67,7 @@ StoredUse stored_use_of_pack(const NodeView& node, std::string_view argument) {
 }
 
 // --- graft.packed_linear(input, weight, weight_size, bias?, in_bf16): the arguments of aten.linear; weight_size, the
-// sizes of the weight before; whether it holds pairs of bf16, to which the input is rounded too ---
+// sizes of the unpacked weight; whether it holds pairs of bf16, to which the input is rounded too ---
 
 Refusal refuse_packed(const NodeView& node) {
   if (const Refusal refusal = without_bf16(node); !refusal.empty()) return refusal;

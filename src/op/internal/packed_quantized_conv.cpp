@@ -1,4 +1,4 @@
-// Convolutions of bytes with packed weights, as src/pass/graph/quantized_convolution.cpp makes them.
+// Convolutions of bytes with packed weights, made by src/pass/graph/quantized_convolution.cpp.
 #include "kernel/conv/packed_quantized_conv.h"
 
 #include <vector>
@@ -21,13 +21,13 @@ std::int32_t checked(const Call& call, std::string_view argument, std::int64_t l
   return static_cast<std::int32_t>(value);
 }
 
-// A zero point or bound of bytes of that type.
+// A zero point or bound in the range of that type of bytes.
 std::int32_t byte_of(const Call& call, std::string_view argument, DType dtype) {
   return dtype == DType::u8 ? checked(call, argument, 0, 255) : checked(call, argument, -128, 127);
 }
 
 // --- graft.pack_quantized_conv(weight, weight_scale, bias?, input_scale, input_zero, stride, dilation, groups) ---
-// input_zero is that of the input as unsigned bytes.
+// input_zero is the zero point of the input as unsigned bytes.
 
 Refusal refuse_pack(const NodeView& node) {
   const ir::Value& weight = node.tensor("weight");
@@ -40,7 +40,7 @@ Refusal refuse_pack(const NodeView& node) {
   return node.output().dtype == DType::u8 ? Refusal() : str("the output is ", name(node.output().dtype));
 }
 
-// What the packed weight depends on.
+// The parameters that the packed weight depends on.
 ConvAttrs packing_of(const Call& call, const Shape& weight) {
   ConvAttrs attrs;
   attrs.groups = call.integer("groups");
@@ -99,9 +99,8 @@ std::vector<Tensor> lower_pack(const Call& call, std::span<const Shape> shapes, 
 }
 
 // --- graft.packed_quantized_conv: the arguments of aten.convolution (the bias is in the weight); weight_size, the
-// sizes of the weight before; and, for a result of bytes, how it is quantized: by scale, zero, low and high; then,
-// where there is a residual with residual_scale and residual_zero, their sum by sum_scale, sum_zero, sum_low and
-// sum_high ---
+// sizes of the unpacked weight; for a result of bytes, its quantization: scale, zero, low and high; and for a residual,
+// residual_scale and residual_zero, and the quantization of the sum: sum_scale, sum_zero, sum_low and sum_high ---
 
 Refusal refuse_packed(const NodeView& node) {
   const ir::Value &input = node.tensor("input"), &weight = node.tensor("weight");

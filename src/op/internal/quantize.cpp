@@ -1,4 +1,4 @@
-// Affine quantization: torchao's and PT2E's operators, and what src/pass/graph/quantize.cpp makes of them.
+// Affine quantization: operators of torchao and PT2E, and those that src/pass/graph/quantize.cpp makes of them.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -18,7 +18,7 @@ using Sizes = std::vector<std::int64_t>;
 
 bool is_byte(DType dtype) { return dtype == DType::i8 || dtype == DType::u8; }
 
-// The shape of the parameters of blocks: sizes divided by the block's.
+// The shape of parameters per block: sizes divided by the block's.
 Shape blocks_of(const Shape& shape, const Sizes& block, const Call& call) {
   GRAFT_CHECK(InvalidArgument, block.size() == static_cast<std::size_t>(shape.rank()), call.target(),
               ": block_size has ", block.size(), " entries for a tensor of shape ", shape.str());
@@ -32,7 +32,7 @@ Shape blocks_of(const Shape& shape, const Sizes& block, const Call& call) {
   return out;
 }
 
-// Which parameters an operator has, under which names, and what its blocks are.
+// The parameters of an operator, their names, and its blocks.
 struct Names {
   std::string_view scale = "scale", zero = "zero_point", low = "quant_min", high = "quant_max";
 };
@@ -98,7 +98,7 @@ std::int64_t bound(const Call& call, std::string_view argument, bool lower) {
 template <const Names& names, Blocking blocking, bool quantizes>
 std::vector<Tensor> lower_affine(const Call& call, std::span<const Shape> shapes, Lowering& lowering) {
   const Tensor& given = call.tensor("input");
-  // With parameters for all elements these may lie in any order.
+  // With one set of parameters for all elements, these may be in any memory order.
   const bool flat = blocking == Blocking::whole && is_dense(given.desc) && given.numel() > 0;
   const Tensor out =
       flat ? lowering.allocate_like(call.output_dtype(), given) : lowering.allocate(call.output_dtype(), shapes[0]);
@@ -167,7 +167,7 @@ std::vector<Shape> choose_affine_shape(const Call& call) {
   const Sizes block = call.integers("block_size");
   const Shape blocks = blocks_of(input, block, call);
   GRAFT_CHECK(InvalidArgument, input.numel() > 0, call.target(), ": a tensor of shape ", input.str(), " has no range");
-  // PyTorch takes "over no dimension" as over all of them there.
+  // PyTorch treats a reduction over no dimension as over all of them here.
   GRAFT_CHECK(InvalidArgument, std::ranges::any_of(block, [](std::int64_t b) { return b > 1; }), call.target(),
               ": blocks of one element have no range");
   if (call.boolean("keepdim")) return {blocks, blocks};
@@ -249,7 +249,7 @@ std::vector<Tensor> lower_int_mm(const Call& call, std::span<const Shape> shapes
   return {out};
 }
 
-// --- what the pass makes ---
+// --- operators made by the pass ---
 
 Refusal refuse_quantized_parameters(const NodeView& node) {
   for (const std::string_view argument : {"weight_scale", "input_scale"}) {
@@ -305,7 +305,7 @@ std::vector<Shape> quantized_linear_shape(const Call& call) {
   return {out};
 }
 
-// Takes the parameters as inputs or numbers; `rows` and `blocks` are how many the input and the weight may have.
+// Accepts the parameters as inputs or numbers; `rows` and `blocks` bound how many the input and the weight may have.
 void take_parameters(const Call& call, std::int64_t rows, std::int64_t blocks, Lowering& lowering,
                      QuantizedAttrs& attrs, std::vector<Tensor>& inputs) {
   const auto take = [&](std::string_view argument, std::int64_t count, std::int32_t& has) {
@@ -404,7 +404,7 @@ std::vector<Tensor> lower_pack(const Call& call, std::span<const Shape> shapes, 
 
 constexpr Names kAffine, kChannels{"scales", "zero_points"};
 
-// torchao states the type that the numbers mean beside that of the tensor; here they must be one.
+// torchao states the type of the values besides that of the tensor; here they must be equal.
 Refusal refuse_dequantize_affine(const NodeView& node) {
   const ir::Arg& stated = node.arg("input_dtype");
   const DType dtype = node.tensor("input").dtype;

@@ -1,4 +1,4 @@
-// Rotary position embedding, as src/pass/graph/rope.cpp finds it.
+// Rotary position embedding, matched by src/pass/graph/rope.cpp.
 #include <array>
 
 #include "base/check.h"
@@ -29,7 +29,7 @@ std::vector<Shape> rope_shape(const Call& call) {
 
 std::vector<Tensor> lower_rope(const Call& call, std::span<const Shape> shapes, Lowering& lowering) {
   const Shape& shape = shapes[0];
-  // The heads of a token lie together, as projections leave them and attention reads them.
+  // The heads of a token are adjacent, as projections write them and attention reads them.
   constexpr std::array<int, 4> kTokensFirst = {0, 2, 1, 3};
   const Tensor out = permuted(lowering.allocate(DType::f32, {shape[0], shape[2], shape[1], shape[3]}), kTokensFirst);
   if (out.numel() == 0) return {out};
