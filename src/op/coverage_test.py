@@ -13,7 +13,7 @@ def test_every_operator_has_its_cases(request):
     whole = collected >= set(Path(__file__).parent.rglob("*_test.py"))
     if not whole or getattr(request.session, "graft_deselected", False) or any("::" in a for a in request.config.args):
         pytest.skip("needs a run of all tests of src/op")
-    # Fewer cases than usual are for a quick look; eager then refuses some operators in most of them.
+    # A quick run has fewer cases; eager then refuses most of those of some operators.
     wanted = many.max_examples if many.max_examples >= 200 else 1
     counts = testing.case_counts()
     # Numbers are evaluated while a plan is made (scalar_test.cpp); test/python/programs/custom_op_test.py registers the examples.

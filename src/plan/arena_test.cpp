@@ -60,7 +60,7 @@ std::int64_t reference_greedy_by_size(const std::vector<Lifetime>& buffers) {
   return peak;
 }
 
-// ggml's graph allocator (ggml-alloc.c, one chunk): the outputs of a launch first, then whatever it read last is freed.
+// ggml's graph allocator (ggml-alloc.c, one chunk): allocates a launch's outputs, then frees what no later launch reads.
 // A list of free blocks by address, the last of which is the open end; best fit among the others, the later of equals.
 std::int64_t reference_ggml(const std::vector<Lifetime>& buffers) {
   struct Block {

@@ -19,8 +19,8 @@ struct Allocation {
   std::int64_t bytes = 0;
   std::uint32_t hits = 0;  // operands of launches in this allocation
   bool mutated = false;    // an input that the run writes
-  // Plans of a device other than the CPU. Weights and constants have memory of their own there, shared by all sessions;
-  // everything else lies in the session's block on the device, at this offset.
+  // Plans of a device other than the CPU. Weights and constants have their own memory there, shared by all sessions;
+  // everything else is in the session's block on the device, at this offset.
   bool on_device = false;
   std::int64_t device_offset = 0;
 };

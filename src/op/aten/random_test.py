@@ -78,7 +78,7 @@ MOMENTS = {aten.rand: (1 / 2, 1 / 12, 0, 1 / 80), aten.randn: (0, 1, 0, 3)}
 def test_moments(target, dtype):
     (x,) = _draws(target.default, ([N],), {"dtype": dtype})
     x = x.double()
-    # Eight digits: numbers of bf16 lie 2^-8 apart, and are cut.
+    # bf16 has eight digits: its numbers are multiples of 2^-8, truncated.
     step = 2.0**-8 if dtype == torch.bfloat16 else 2.0**-11
     mean, *central = MOMENTS[target]
     assert abs(x.mean() - mean) < 0.01 + step / 2
@@ -92,7 +92,7 @@ def test_moments(target, dtype):
         # Within one and two deviations.
         assert abs((x.abs() < 1).double().mean() - 0.6827) < 0.01
         assert abs((x.abs() < 2).double().mean() - 0.9545) < 0.01
-    # Neighbours know nothing of each other.
+    # Adjacent numbers are uncorrelated.
     y = x - x.mean()
     for lag in (1, 2, 3, 4, 5):
         assert abs((y[lag:] * y[:-lag]).mean() / (y * y).mean()) < 0.01

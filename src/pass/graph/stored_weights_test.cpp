@@ -44,7 +44,7 @@ struct Graph : GraphBuilder {
                 {{"self", Arg::of_value(w)}, {"other", Arg::of_value(w)}, {"alpha", test::of_int(1)}}, DType::f32,
                 {fixed(4), fixed(32)});
   }
-  // Pairs of weight and source.
+  // ConvertedWeight's members as pairs: weight and source.
   std::vector<std::pair<int, int>> convert(bool none_as_stored = false) {
     std::vector<std::pair<int, int>> out;
     for (const ConvertedWeight& c : convert_stored_weights(program(), none_as_stored))
