@@ -60,8 +60,9 @@ std::int64_t reference_greedy_by_size(const std::vector<Lifetime>& buffers) {
   return peak;
 }
 
-// ggml's graph allocator (ggml-alloc.c, one chunk): allocates a launch's outputs, then frees what no later launch reads.
-// A list of free blocks by address, the last of which is the open end; best fit among the others, the later of equals.
+// ggml's graph allocator (ggml-alloc.c, one chunk): allocates a launch's outputs, then frees what no later launch
+// reads. Free blocks are listed by address, the last one being the open end; best fit among the others, the later of
+// equals.
 std::int64_t reference_ggml(const std::vector<Lifetime>& buffers) {
   struct Block {
     std::int64_t offset, bytes;
