@@ -25,7 +25,7 @@ from graft._dtypes import DTYPES, NUMBER_OF
 from graft.exporter import targets
 from graft.exporter.serialize import serialize_op
 
-__all__ = ["case_counts", "case_kinds", "check_op", "check_results", "run_blob", "run_op", "tolerance"]
+__all__ = ["case_counts", "case_kinds", "check_op", "check_results", "run_blob", "run_op", "run_session", "tolerance"]
 
 # A few times the rounding error of the result dtype: kernels accumulate in f32 (f64 for f64).
 _TOLERANCE = {
@@ -53,14 +53,8 @@ def run_op(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None = 
     return run_blob(serialize_op(target, args, kwargs), tensors, threads=threads, target=target)
 
 
-def run_blob(
-    blob: bytes, tensors: Sequence[torch.Tensor], *, threads: int = 2, target: Any = None, node: str | None = None
-) -> list[Any]:
-    """Results, flattened, of a program with one method and without weights. The report lists the kernels of all its
-    nodes, or of the node of that name, under `target`."""
-    program = _C.Program.from_ir(blob, {})
-    session = _C.Session(program, threads=threads)
-    (name,) = program.method_names()
+def run_session(session: _C.Session, method: str, tensors: Sequence[torch.Tensor]) -> list[Any]:
+    """The results of one run of a session of the engine: tensors, and numbers as they are."""
     inputs = [(t.data_ptr(), NUMBER_OF[t.dtype], tuple(t.shape)) for t in tensors]
     placed: dict[int, torch.Tensor] = {}
 
@@ -70,8 +64,19 @@ def run_blob(
         tensor.view(torch.uint8).fill_(0xA5) if tensor.dim() else tensor.fill_(77)
         return tensor.data_ptr()
 
-    values = session.run(name, inputs, place)
-    results = [placed.get(i, value) for i, value in enumerate(values)]
+    values = session.run(method, inputs, place)
+    return [placed.get(i, value) for i, value in enumerate(values)]
+
+
+def run_blob(
+    blob: bytes, tensors: Sequence[torch.Tensor], *, threads: int = 2, target: Any = None, node: str | None = None
+) -> list[Any]:
+    """Results, flattened, of a program with one method and without weights. The report lists the kernels of all its
+    nodes, or of the node of that name, under `target`."""
+    program = _C.Program.from_ir(blob, {})
+    session = _C.Session(program, threads=threads)
+    (name,) = program.method_names()
+    results = run_session(session, name, tensors)
     if _REPORT and target is not None:
         _note_kernels(target, program, node)
     return results

@@ -254,7 +254,6 @@ _OUT = r"index {} is out of range for dimension {} of size 5"
 def _fails(target, bad, good, message: str) -> None:
     """`good` runs; `bad`, the same shapes with one index out of range, fails with the message; then `good` runs again."""
     from graft import _C
-    from graft._dtypes import DTYPES, NUMBER_OF
     from graft.exporter.serialize import serialize_op
     from torch.utils import _pytree as pytree
 
@@ -264,10 +263,7 @@ def _fails(target, bad, good, message: str) -> None:
 
     def run(args):
         tensors = [t for t in pytree.tree_leaves(args) if isinstance(t, torch.Tensor)]
-        inputs = [(t.data_ptr(), NUMBER_OF[t.dtype], tuple(t.shape)) for t in tensors]
-        out = [torch.empty(v[2], dtype=DTYPES[v[1]]) for v in session.output_values(name, inputs)]
-        session.run_into(name, inputs, [(t.data_ptr(), NUMBER_OF[t.dtype], tuple(t.shape)) for t in out])
-        return out[0]
+        return testing.run_session(session, name, tensors)[0]
 
     expected = target(*good)
     assert torch.equal(run(good), expected)

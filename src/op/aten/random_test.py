@@ -5,7 +5,6 @@ import graft.executorch
 import pytest
 import torch
 from graft import _C, testing
-from graft._dtypes import DTYPES, NUMBER_OF
 from graft.exporter.serialize import serialize_op
 from op_cases import FLOATS, INTEGERS, cases
 
@@ -17,10 +16,7 @@ def _program(target, args, kwargs=None):
 
 
 def _draw(session, *inputs):
-    given = [(t.data_ptr(), NUMBER_OF[t.dtype], tuple(t.shape)) for t in inputs]
-    (value,) = session.output_values("forward", given)
-    out = torch.empty(value[2], dtype=DTYPES[value[1]])
-    session.run_into("forward", given, [(out.data_ptr(), value[1], value[2])])
+    (out,) = testing.run_session(session, "forward", inputs)
     return out
 
 
