@@ -14,6 +14,7 @@ import random
 import statistics
 import subprocess
 import time
+import tomllib
 from pathlib import Path
 
 import run
@@ -31,6 +32,12 @@ class Tree:
     def __init__(self, root: Path) -> None:
         self.bench = root.resolve() / "bench"
         self.python = self.bench.parent / ".venv" / "bin" / "python"
+
+    def cases(self, workload: str) -> list[str]:
+        """Names of the workload's cases in this tree; those of two trees correspond by position."""
+        with (self.bench / "workloads.toml").open("rb") as file:
+            entries = tomllib.load(file)["workload"]
+        return [case["name"] for entry in entries if entry["name"] == workload for case in entry["cases"]]
 
     def call(self, *args: str, threads: int) -> None:
         command = [str(self.python), str(self.bench / "worker.py"), *args]
@@ -51,9 +58,13 @@ def measure(workload: Workload, trees: dict[str, Tree], rounds: int) -> list[lis
         return []
     cache = BENCH / "cache" / "paired" / workload.name
     cache.mkdir(parents=True, exist_ok=True)
-    references = cache / "references"
     trees["after"].call("model", workload.name, str(cache / "model"), threads=workload.threads)
-    trees["after"].call("reference", workload.name, str(references), threads=workload.threads)
+    names = {side: tree.cases(workload.name) for side, tree in trees.items()}
+    references = {}  # inputs and eager outputs; files go by the names of cases
+    for side, tree in trees.items():
+        references[side] = cache / ("references" if names[side] == workload.case_names else f"references-{side}")
+        if side == "after" or references[side] != cache / "references":
+            tree.call("reference", workload.name, str(references[side]), threads=workload.threads)
     cores = run.machine.distinct_cores(workload.threads)
     workers: dict[str, run.Worker] = {}
     ms: dict[str, dict[str, list[float]]] = {case: {side: [] for side in SIDES} for case in workload.case_names}
@@ -63,11 +74,11 @@ def measure(workload: Workload, trees: dict[str, Tree], rounds: int) -> list[lis
             folder = cache / side
             folder.mkdir(exist_ok=True)
             tree.call("prepare", peer, workload.name, str(folder), threads=workload.threads)
-            workers[side] = tree.serve(peer, workload, folder, references, cores)
+            workers[side] = tree.serve(peer, workload, folder, references[side], cores)
         for number in range(rounds):
-            for case in workload.case_names:
+            for position, case in enumerate(workload.case_names):
                 for side in random.Random(f"{case} {number}").sample(SIDES, 2):
-                    turn = run.one_turn(workers[side], case, number)
+                    turn = run.one_turn(workers[side], names[side][position], number)
                     ms[case][side].append(statistics.median(turn["ms"]))
                     errors[case][side] = max(errors[case][side], turn["max_abs_error"])
     finally:
