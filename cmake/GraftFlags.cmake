@@ -1,5 +1,5 @@
-# Compiler settings of every target of ours. The main code is compiled for the plain architecture; only
-# src/kernel/simd/isa is compiled for newer CPUs (GraftLibrary.cmake).
+# Compiler settings of all graft targets. The main code is compiled for the plain architecture; only src/kernel/simd/isa
+# is compiled for newer CPUs (GraftLibrary.cmake).
 if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
   set(CMAKE_BUILD_TYPE Release CACHE STRING "" FORCE)
 endif()
@@ -34,12 +34,12 @@ endif()
 find_package(Threads REQUIRED)
 
 add_library(graft_flags INTERFACE)
-# Assertions name files from the project's root, not from this machine's.
+# Assertions name files relative to the project's root, without this machine's paths.
 target_compile_options(graft_flags INTERFACE "-fmacro-prefix-map=${CMAKE_CURRENT_SOURCE_DIR}/=")
 target_compile_options(graft_flags INTERFACE -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wnon-virtual-dtor
                                              $<$<BOOL:${GRAFT_WERROR}>:-Werror>)
-# Warnings that follow values through inlined code depend on the compiler's version and on the optimization: they are
-# shown, but a newcomer's other compiler must not fail on a false one.
+# Data-flow warnings depend on the compiler's version and on optimization: they are shown, but a false one must not fail
+# the build with another compiler.
 include(CheckCXXCompilerFlag)
 foreach(warning maybe-uninitialized array-bounds stringop-overflow stringop-overread restrict dangling-reference
                 dangling-pointer free-nonheap-object)
@@ -49,7 +49,7 @@ foreach(warning maybe-uninitialized array-bounds stringop-overflow stringop-over
   endif()
 endforeach()
 if(GRAFT_SANITIZE MATCHES "undefined")
-  # A finding of the undefined-behaviour sanitizer in our code ends the test; ggml's own are printed.
+  # A finding of the undefined-behaviour sanitizer in graft's code ends the test; findings in ggml are only printed.
   target_compile_options(graft_flags INTERFACE -fno-sanitize-recover=all)
 endif()
 

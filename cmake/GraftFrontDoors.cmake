@@ -6,12 +6,12 @@ list(FILTER cli_sources EXCLUDE REGEX "_test\\.cpp$")
 if(GRAFT_CLI AND cli_sources)
   find_package(CLI11 CONFIG REQUIRED)
   find_package(nlohmann_json CONFIG REQUIRED)
-  # libzip's own CMake files name programs that distributions package apart, and fail without them.
+  # libzip's own CMake files require programs that distributions package separately, and fail without them.
   find_path(GRAFT_ZIP_INCLUDE zip.h REQUIRED)
   find_library(GRAFT_ZIP_LIBRARY zip REQUIRED)
   find_path(GRAFT_EDIT_INCLUDE histedit.h REQUIRED)
   find_library(GRAFT_EDIT_LIBRARY edit REQUIRED)
-  # The page of `graft inspect --html` is a file of its own that the program carries as text.
+  # The page of `graft inspect --html` is a file that is embedded in the program as a string.
   set(page "${GRAFT_GENERATED}/page_html.cpp")
   add_custom_command(OUTPUT "${page}"
     COMMAND "${CMAKE_COMMAND}" "-DINPUT=${CMAKE_CURRENT_SOURCE_DIR}/src/cli/page.html" "-DOUTPUT=${page}" -DNAME=kPage
@@ -29,7 +29,7 @@ if(GRAFT_CLI AND cli_sources)
                                           "${GRAFT_EDIT_LIBRARY}")
   target_include_directories(graft_cli SYSTEM PRIVATE "${GRAFT_ZIP_INCLUDE}" "${GRAFT_EDIT_INCLUDE}")
 
-  # Its parts are tested with the engine's; src/cli/cli_test.py drives the program as a whole.
+  # Unit tests of its sources are part of graft_tests; src/cli/cli_test.py tests the whole program.
   if(TARGET graft_tests)
     file(GLOB_RECURSE cli_test_sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/src/cli/*_test.cpp")
     list(FILTER cli_sources EXCLUDE REGEX "/main\\.cpp$")
@@ -50,7 +50,7 @@ if(GRAFT_PYTHON AND python_sources)
     find_package(nanobind CONFIG REQUIRED)
   endif()
   nanobind_add_module(_C NB_STATIC NOMINSIZE ${python_sources})
-  set_target_properties(nanobind-static PROPERTIES SYSTEM ON)  # its headers are not ours to warn about
+  set_target_properties(nanobind-static PROPERTIES SYSTEM ON)  # no warnings from its headers
   graft_target(_C)
   set_target_properties(_C PROPERTIES LIBRARY_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}/python/graft"
                                       INSTALL_RPATH "$ORIGIN/lib")
@@ -62,8 +62,8 @@ file(GLOB_RECURSE executorch_sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_D
 list(FILTER executorch_sources EXCLUDE REGEX "_test\\.cpp$")
 if(GRAFT_EXECUTORCH AND executorch_sources)
   find_package(executorch 1.5 CONFIG REQUIRED COMPONENTS runtime HINTS "${GRAFT_EXECUTORCH_ROOT}/share/cmake")
-  # The package's target writes the absolute folder of this machine's wheel into what links it. Ours is found from the
-  # Python package, and in the build tree CMake adds what is needed.
+  # The package's target adds an rpath with this machine's absolute folder of the wheel. INSTALL_RPATH below finds the
+  # library from the Python package instead, and in the build tree CMake adds what is needed.
   get_property(executorch_targets DIRECTORY PROPERTY IMPORTED_TARGETS)
   list(FILTER executorch_targets INCLUDE REGEX "^executorch::")
   foreach(target IN LISTS executorch_targets)

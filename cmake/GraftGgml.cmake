@@ -22,7 +22,7 @@ if(GRAFT_GGML_SOURCE)
     add_subdirectory("${GRAFT_GGML_SOURCE}" "${CMAKE_BINARY_DIR}/ggml" EXCLUDE_FROM_ALL SYSTEM)
   endblock()
   if(GRAFT_ALL_CPUS)
-    # Names of their own, so that a process that has llama-cpp-python's ggml too mixes neither with the other.
+    # SONAMEs of their own, so that a process that also loads llama-cpp-python's ggml does not mix the two.
     set_target_properties(ggml ggml-base PROPERTIES SOVERSION graft VERSION graft)
   endif()
   foreach(part ggml ggml-base ggml-cpu ggml-rpc ggml-cuda)
@@ -46,7 +46,7 @@ else()
     message(FATAL_ERROR "The ggml in ${GRAFT_SITE_PACKAGES} was built with OpenMP: its thread pool would have no "
                         "threads. Build llama-cpp-python again with CMAKE_ARGS=\"-DGGML_OPENMP=OFF -DGGML_RPC=ON -DLLAVA_BUILD=OFF\".")
   endif()
-  # Compared at load with those of the ggml that the process really has.
+  # Compared at load with the version and commit of the ggml that the process has loaded.
   set(GRAFT_GGML_RELEASE "${GGML_VERSION}")
   set(GRAFT_GGML_COMMIT "${GGML_BUILD_COMMIT}")
   get_target_property(ggml_location ggml::ggml IMPORTED_LOCATION)

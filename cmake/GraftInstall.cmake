@@ -2,7 +2,7 @@
 #   sdk            for C++ (the default of `cmake --install`): libgraft with ggml beside it, headers, graftConfig, graft
 #   python         the binary part of the Python package, for wheels and for .venv
 #   python_source  its Python files, for .venv only (scikit-build-core takes them itself)
-# Builds on ggml's source are for sanitizers unless they are for all CPUs, and are not installed.
+# Builds with ggml from source are for sanitizers and not installed, except those for all CPUs.
 if(GRAFT_GGML_SOURCE AND NOT GRAFT_ALL_CPUS)
   return()
 endif()
@@ -24,7 +24,7 @@ install(FILES "${CMAKE_BINARY_DIR}/graftConfig.cmake" "${CMAKE_BINARY_DIR}/graft
         DESTINATION ${config_dir} COMPONENT sdk)
 install(FILES LICENSE THIRD_PARTY_LICENSES.md DESTINATION ${CMAKE_INSTALL_DATADIR}/licenses/graft COMPONENT sdk)
 
-# A ggml for all CPUs lies beside libgraft in both: its libraries and its backends, which are modules.
+# A ggml for all CPUs is installed beside libgraft in both: its libraries and its backends, which are modules.
 if(GRAFT_ALL_CPUS)
   set(ggml_targets ggml ggml-base ${GGML_AVAILABLE_BACKENDS})
   set_target_properties(${ggml_targets} PROPERTIES INSTALL_RPATH "$ORIGIN")
@@ -35,7 +35,7 @@ if(GRAFT_ALL_CPUS)
   install(TARGETS ${ggml_targets} LIBRARY DESTINATION graft/lib NAMELINK_SKIP COMPONENT python EXCLUDE_FROM_ALL)
 endif()
 
-# Those of an installed ggml, under the names that the loader looks for. They find each other through $ORIGIN.
+# The libraries of an installed ggml, under the names that the loader looks for. They find each other through $ORIGIN.
 foreach(part ggml ggml-base ggml-cpu ggml-rpc ggml-cuda)
   if(TARGET ggml::${part} AND NOT GRAFT_ALL_CPUS)
     get_target_property(location ggml::${part} IMPORTED_LOCATION)

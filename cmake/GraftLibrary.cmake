@@ -12,7 +12,7 @@ set(graft_kernel_sources ${graft_sources})
 list(FILTER graft_kernel_sources INCLUDE REGEX "${graft_vector_sources}")
 list(FILTER graft_sources EXCLUDE REGEX "${graft_vector_sources}")
 
-# What every object of the library sees.
+# Include folders and definitions of every object of the library.
 add_library(graft_includes INTERFACE)
 target_include_directories(graft_includes INTERFACE "${CMAKE_CURRENT_SOURCE_DIR}/include" "${CMAKE_CURRENT_SOURCE_DIR}/src")
 target_include_directories(graft_includes SYSTEM INTERFACE "${GRAFT_GENERATED}" "${GRAFT_FLATBUFFERS_INCLUDE}"
@@ -32,7 +32,7 @@ if(GRAFT_ALL_CPUS)
 endif()
 
 # Vector sources: once per target, each time in a namespace named by GRAFT_ISA.
-if(GRAFT_FUZZ)  # its targets are no kernels
+if(GRAFT_FUZZ)  # fuzz builds compile the baseline only
   set(graft_targets baseline)
 endif()
 if("avx2" IN_LIST graft_targets)
@@ -73,7 +73,7 @@ if(GRAFT_ALL_CPUS)
   return()
 endif()
 # llama-cpp-python installs ggml twice under one SONAME. Its own Python code loads the copy in llama_cpp/lib by path, so
-# ours must be that same file, whichever of the two is imported first.
+# libgraft must use that same file, whichever of the two is imported first.
 if(EXISTS "${GRAFT_SITE_PACKAGES}/llama_cpp/lib/libggml.so" AND NOT GRAFT_GGML_SOURCE)
   set(GRAFT_GGML_RPATH "${GRAFT_SITE_PACKAGES}/llama_cpp/lib")
 else()

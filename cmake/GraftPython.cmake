@@ -1,5 +1,5 @@
 # Where the Python environment keeps the packages that ggml, executorch and nanobind come from. No module is imported:
-# under pip's build isolation the packages are there but cannot be imported.
+# under pip's build isolation the packages exist but cannot be imported.
 if(SKBUILD AND NOT Python_EXECUTABLE)
   message(FATAL_ERROR "scikit-build-core gave no Python_EXECUTABLE")
 endif()

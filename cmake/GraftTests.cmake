@@ -8,7 +8,7 @@ if(graft_test_sources)
   add_executable(graft_tests ${graft_test_sources} ${graft_all_objects})
   graft_target(graft_tests)
   set_target_properties(graft_tests PROPERTIES BUILD_RPATH "${GRAFT_GGML_RPATH}")
-  # Tests are compiled once and run for seconds: less optimization is less time in all.
+  # Tests run for seconds only: less optimization saves more compile time than it costs.
   target_compile_options(graft_tests PRIVATE $<$<CONFIG:Release>:-O1>)
   target_link_libraries(graft_tests PRIVATE graft_includes GTest::gtest GTest::gmock GTest::gtest_main)
   target_compile_definitions(graft_tests PRIVATE
@@ -16,7 +16,7 @@ if(graft_test_sources)
   add_dependencies(graft_tests graft_schema)
   add_test(NAME graft_tests COMMAND graft_tests)
 
-  # The kernels of AMX on a model of its tiles, for CPUs without: a target of the tests alone.
+  # AMX kernels on an emulation of its tiles, for CPUs without AMX: a target of the tests only.
   if("amxint8" IN_LIST graft_targets)
     set(graft_target_groups_amxmodel ${graft_target_groups_amxint8} ${graft_target_groups_amxbf16})
     graft_target_sources(sources amxmodel ${graft_kernel_sources})
@@ -30,7 +30,7 @@ if(graft_test_sources)
     target_compile_definitions(graft_tests PRIVATE GRAFT_HAVE_AMX_MODEL)
   endif()
 
-  # The device of the tests.
+  # The RPC server that serves as the tests' device.
   add_executable(graft_rpc_server test/rpc_server/main.cpp)
   graft_target(graft_rpc_server)
   set_target_properties(graft_rpc_server PROPERTIES BUILD_RPATH "${GRAFT_GGML_RPATH}")
@@ -39,14 +39,15 @@ if(graft_test_sources)
   target_compile_definitions(graft_tests PRIVATE GRAFT_RPC_SERVER="$<TARGET_FILE:graft_rpc_server>")
 endif()
 
-# Measures planning and the cost of a cached call; it looks inside the engine, so it is linked as the tests are.
+# Measures planning and the cost of a cached call; it uses the engine's internals, so it is linked like the tests.
 add_executable(graft_overhead bench/overhead.cpp ${graft_all_objects})
 graft_target(graft_overhead)
 set_target_properties(graft_overhead PROPERTIES BUILD_RPATH "${GRAFT_GGML_RPATH}")
 target_link_libraries(graft_overhead PRIVATE graft_includes)
 add_dependencies(graft_overhead graft_schema)
 
-# Programs of the library's users: the start of a language model, and times of launches. And what the machine can do at most.
+# Programs that use the public library: start-up of a language model, and times of launches. graft_roofline: the
+# machine's peak rates.
 foreach(measured first_token kernel_times)
   add_executable(graft_${measured} bench/${measured}.cpp)
   graft_target(graft_${measured})

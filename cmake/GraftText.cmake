@@ -1,9 +1,9 @@
-# What src/text needs: Unicode's tables, the regular expressions of tokenizer.json, JSON.
+# Dependencies of src/text: Unicode's tables, the regular expressions of tokenizer.json, JSON.
 find_package(nlohmann_json CONFIG REQUIRED)
 find_path(GRAFT_ONIG_INCLUDE oniguruma.h REQUIRED)
 find_library(GRAFT_ONIG_LIBRARY onig REQUIRED)
 find_path(GRAFT_UTF8PROC_INCLUDE utf8proc.h REQUIRED)
-# The archive, where there is one: a library less to ship.
+# The static archive where there is one: one library less to ship.
 find_library(GRAFT_UTF8PROC_LIBRARY NAMES libutf8proc.a utf8proc REQUIRED)
 
 # Distributions package no static Oniguruma: an install has the shared one beside libgraft, under the name that the
