@@ -16,11 +16,10 @@ namespace graft {
 struct PreparedCall {
   std::uint32_t index = 0;  // of the method
   const LoadedMethod* method = nullptr;
-  std::span<const Value> given;   // the caller's inputs
-  std::vector<InputDesc> inputs;  // what they are; padded sizes where one is padded (Padding)
-  std::vector<std::int64_t>
-      sizes;                      // by padded dimension, the given size; -1: not padded. Empty: no padding
-  std::vector<std::int64_t> key;  // of the plan
+  std::span<const Value> given;           // the caller's inputs
+  std::vector<InputDesc> inputs;          // what they are; padded sizes where one is padded (Padding)
+  std::vector<std::int64_t> sizes;        // by padded dimension, the given size; -1: not padded. Empty: no padding
+  std::vector<std::int64_t> key;          // of the plan
   ExecutorCache::Entry* entry = nullptr;  // null for a method in segments
   Clock::time_point begin;                // of the call, when it is timed
 

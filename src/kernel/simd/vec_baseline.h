@@ -8,7 +8,7 @@
 
 namespace graft::simd::GRAFT_ISA {
 constexpr int kLanes = 4;
-constexpr bool kReducesSin = false;  // sin_reduced() needs a fused fma()
+constexpr bool kReducesSin = false;   // sin_reduced() needs a fused fma()
 constexpr int kVectorRegisters = 16;  // of SSE2; NEON has 32
 }  // namespace graft::simd::GRAFT_ISA
 
