@@ -310,8 +310,8 @@ struct RunOptions {
 
 // A plan's memory, by allocation; ids as `graft inspect --plan` lists them.
 struct AllocationInfo {
-  std::string_view segment;  // "weight", "constant", "state", "arena", "input" or "output"
-  std::uint32_t index = 0;   // which weight, state, input, ...
+  std::string_view memory;  // "weight", "constant", "state", "arena", "input" or "output"
+  std::uint32_t index = 0;  // which weight, state, input, ...
   std::int64_t bytes = 0;
   std::uint32_t entries = 0;   // addresses that are rewritten when it moves
   const void* base = nullptr;  // its address in the last run; null before the first

@@ -42,14 +42,14 @@ class AlignedMemory {
     std::size_t all = 0;
     for (const std::size_t bytes : sizes) all += place(bytes);
     const AlignedMemory block = on_huge_pages(all);
-    std::vector<AlignedMemory> pieces(sizes.size());
+    std::vector<AlignedMemory> buffers(sizes.size());
     std::size_t begin = 0;
     for (std::size_t i = 0; i < sizes.size(); ++i) {
-      pieces[i].data_ = {block.data_, block.data() + begin};
-      pieces[i].bytes_ = sizes[i];
+      buffers[i].data_ = {block.data_, block.data() + begin};
+      buffers[i].bytes_ = sizes[i];
       begin += place(sizes[i]);
     }
-    return pieces;
+    return buffers;
   }
 
   std::byte* data() const { return data_.get(); }

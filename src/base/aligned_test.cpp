@@ -8,7 +8,7 @@
 namespace graft {
 namespace {
 
-TEST(AlignedMemory, PiecesOfOneBlockLiveByThemselves) {
+TEST(AlignedMemory, BuffersOfOneBlockLiveByThemselves) {
   const std::vector<std::size_t> sizes = {0, 1, 64, 65, kHugePage, 100};
   std::vector<AlignedMemory> pieces = AlignedMemory::together_on_huge_pages(sizes);
   ASSERT_EQ(pieces.size(), sizes.size());

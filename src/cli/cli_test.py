@@ -163,11 +163,11 @@ def test_inspect_plan(folder: Path) -> None:
     for launch in plan["order"]:
         for tensor in launch["inputs"] + launch["outputs"]:
             allocation = plan["allocations"][tensor["allocation"]]
-            assert allocation["segment"] == tensor["segment"]
+            assert allocation["memory"] == tensor["memory"]
             assert 0 <= tensor["offset"] < max(allocation["bytes"], 1)
             entries[tensor["allocation"]] += 1
         if launch["scratch_bytes"]:
-            entries[[a["segment"] for a in plan["allocations"]].index("arena")] += 1
+            entries[[a["memory"] for a in plan["allocations"]].index("arena")] += 1
     assert entries == [a["hits"] for a in plan["allocations"]]
 
 

@@ -85,7 +85,7 @@ def test_the_page_holds_the_plan(package: Path, page: Path) -> None:
 
 def test_no_two_live_rectangles_overlap(page: Path) -> None:
     (plan,) = data_of(page)["methods"][0]["plans"]
-    pieces = [b for b in plan["buffers"] if b["segment"] == "arena" and b["bytes"] > 0]
+    pieces = [b for b in plan["buffers"] if b["memory"] == "arena" and b["bytes"] > 0]
     assert len(pieces) > 10
     for i, a in enumerate(pieces):
         assert 0 <= a["offset"] and a["offset"] + a["bytes"] <= plan["arena_bytes"]

@@ -117,9 +117,9 @@ void print_plan(const Json& plan) {
 
 // The table of memory and the launches in order, each tensor by its logical address.
 void print_whole_plan(const Json& plan) {
-  Table memory({{"id", kRight}, {"segment"}, {"index", kRight}, {"bytes", kRight}, {"entries", kRight}});
+  Table memory({{"id", kRight}, {"memory"}, {"index", kRight}, {"bytes", kRight}, {"entries", kRight}});
   for (const Json& a : plan["allocations"])
-    memory.add({count_text(a["id"]), a["segment"].get<std::string>(), count_text(a["index"]), count_text(a["bytes"]),
+    memory.add({count_text(a["id"]), a["memory"].get<std::string>(), count_text(a["index"]), count_text(a["bytes"]),
                 count_text(a["hits"])});
   std::cout << "  memory by allocation id\n" << memory.text(4);
   if (plan.contains("metadata_bytes")) std::cout << "  metadata: " << plan["metadata_bytes"] << " bytes\n";
@@ -140,11 +140,11 @@ void print_whole_plan(const Json& plan) {
     bool first = true;
     for (const char* side : {"inputs", "outputs"})
       for (const Json& t : launch[side]) {
-        const std::string alive = t["segment"] == "arena" ? t["first_use"].dump() + ".." + t["last_use"].dump() : "";
+        const std::string alive = t["memory"] == "arena" ? t["first_use"].dump() + ".." + t["last_use"].dump() : "";
         order.add({first ? std::to_string(index) : "", first ? printable(launch["node"].get<std::string>()) : "",
                    first ? launch["kernel"].get<std::string>() : "",
                    (side[0] == 'i' ? "< " : "> ") + t["tensor"].get<std::string>(),
-                   t["segment"].get<std::string>() + " " + t["allocation"].dump() + "+" + t["offset"].dump(), alive});
+                   t["memory"].get<std::string>() + " " + t["allocation"].dump() + "+" + t["offset"].dump(), alive});
         first = false;
       }
     ++index;

@@ -43,7 +43,7 @@ struct DeviceGraph::Builder {
     const GgmlLayout layout = ggml_layout(t.desc);
     Producer& p = producers[t.buffer];
     if (!p.tensor) {  // a leaf: no view needed
-      p.tensor = new_tensor(t.buffer, t.offset, layout, name(plan.buffers[t.buffer].segment));
+      p.tensor = new_tensor(t.buffer, t.offset, layout, name(plan.buffers[t.buffer].memory));
       p.offset = t.offset;
       return p.tensor;
     }
@@ -80,7 +80,7 @@ struct DeviceGraph::Builder {
     if (destination) dst->src[1] = dst->view_src = destination;
     // ggml's backends fuse neighbouring nodes and then skip intermediate results, unless they are outputs of the graph.
     const Buffer& buffer = plan.buffers[out.buffer];
-    if (buffer.segment != Segment::arena || buffer.last_use >= static_cast<std::int32_t>(end))
+    if (buffer.memory != MemoryKind::arena || buffer.last_use >= static_cast<std::int32_t>(end))
       dst->flags |= GGML_TENSOR_FLAG_OUTPUT;
     set_producer(out.buffer, dst, out.offset);
     order.push_back(dst);

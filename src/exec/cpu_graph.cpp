@@ -30,7 +30,7 @@ struct CpuGraph::Builder {
     node->op = static_cast<ggml_op>(launch.ggml_op);
     std::memcpy(node->op_params, launch.params.data(), sizeof(node->op_params));
     for (std::size_t i = 0; i < launch.inputs.size(); ++i)
-      node->src[i] = new_tensor(launch.inputs[i], name(plan.buffers[launch.inputs[i].buffer].segment));
+      node->src[i] = new_tensor(launch.inputs[i], name(plan.buffers[launch.inputs[i].buffer].memory));
     // No node is another's parent, so ggml cannot reorder them.
     ggml_build_forward_expand(self.graph_, node);
   }

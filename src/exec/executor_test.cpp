@@ -56,13 +56,13 @@ struct Instance {
     executor = make_executor(std::make_shared<const Plan>(std::move(plan)), threads, control);
     std::vector<std::byte*> bases;
     for (const Allocation& a : executor->plan().allocations) {
-      if (a.segment == Segment::input) {
+      if (a.memory == MemoryKind::input) {
         bases.push_back(reinterpret_cast<std::byte*>(x.data()));
         continue;
       }
       memory.emplace_back(static_cast<std::size_t>(a.bytes));
       bases.push_back(memory.back().data());
-      if (a.segment == Segment::output && a.index == 2) result = reinterpret_cast<const float*>(bases.back());
+      if (a.memory == MemoryKind::output && a.index == 2) result = reinterpret_cast<const float*>(bases.back());
     }
     executor->bind(bases);
   }
@@ -183,7 +183,7 @@ TEST(Executor, OnlyWhatMovedIsRewritten) {
     std::vector<std::byte*> bases(instance.executor->bases().begin(), instance.executor->bases().end());
     EXPECT_EQ(instance.executor->bind(bases), 0u);
     for (std::size_t id = 0; id < bases.size(); ++id)
-      if (instance.executor->plan().allocations[id].segment == Segment::input)
+      if (instance.executor->plan().allocations[id].memory == MemoryKind::input)
         bases[id] = reinterpret_cast<std::byte*>(y.data());
     EXPECT_EQ(instance.executor->bind(bases), 1u) << "the input is one operand";
     ASSERT_TRUE(instance.executor->run());

@@ -13,7 +13,7 @@
 namespace graft {
 namespace {
 
-bool is_shared(Segment segment) { return segment == Segment::weight || segment == Segment::constant; }
+bool is_shared(MemoryKind segment) { return segment == MemoryKind::weight || segment == MemoryKind::constant; }
 
 bool is_gathered(const Transfer& transfer) { return transfer.parts.size() > 1; }
 
@@ -88,7 +88,7 @@ std::size_t GgmlExecutor::bind(std::span<std::byte* const> bases) {
   const DeviceMemory& block = device_->block();
   for (std::uint32_t id = 0; id < bases.size(); ++id) {
     const Allocation& a = plan().allocations[id];
-    if (a.on_device && !is_shared(a.segment))
+    if (a.on_device && !is_shared(a.memory))
       rewrites += rewrite_on_device(id, block.base() + a.device_offset, block.buffer());
   }
   generation_ = device_->generation();
@@ -116,7 +116,7 @@ std::size_t GgmlExecutor::bind_weights() {
   std::vector<ProgramDevice::HostBytes> weights;
   for (std::uint32_t id = 0; id < bases().size(); ++id) {
     const Allocation& a = plan().allocations[id];
-    if (!a.on_device || !is_shared(a.segment)) continue;
+    if (!a.on_device || !is_shared(a.memory)) continue;
     ids.push_back(id);
     weights.push_back({bases()[id], static_cast<std::size_t>(a.bytes)});
   }

@@ -107,7 +107,7 @@ struct Weight {
 };
 
 // All but `plain` exist in memory only (src/pass/graph/kv_cache.h): each session chooses their sizes.
-enum class StateKind : std::uint8_t { plain, kv, kv_length, kv_first, kv_source, kv_source_length };
+enum class StateKind : std::uint8_t { plain, kv, kv_length, kv_first, kv_encoder, kv_encoder_length };
 
 struct State {
   std::string fqn;
@@ -118,7 +118,7 @@ struct State {
   StateKind kind = StateKind::plain;
   // kv: the attention window of the layer in positions (one number), if the session may keep a ring buffer. kv_first:
   // the distinct windows of the program.
-  std::vector<std::int64_t> reaches = {};
+  std::vector<std::int64_t> windows = {};
 };
 
 // `constant` exists in memory only: the result of constant folding, index into the method's folded constants.

@@ -42,7 +42,7 @@ Json describe_order(const Plan& plan) {
       out.push_back({{"tensor", t.desc.str()},
                      {"buffer", t.buffer},
                      {"strides", std::vector<std::int64_t>(t.desc.strides.begin(), t.desc.strides.begin() + t.rank())},
-                     {"segment", name(b.segment)},
+                     {"memory", name(b.memory)},
                      {"allocation", b.allocation},
                      {"offset", b.offset + t.offset},
                      {"first_use", b.first_use},
@@ -86,7 +86,7 @@ Json describe_buffers(const Plan& plan) {
     const Buffer& b = plan.buffers[id];
     if (b.first_use < 0) continue;
     buffers.push_back({{"id", id},
-                       {"segment", name(b.segment)},
+                       {"memory", name(b.memory)},
                        {"allocation", b.allocation},
                        {"offset", b.offset},
                        {"bytes", b.bytes},
@@ -129,7 +129,7 @@ Json describe(const Plan& plan, const ir::Program& graph, const std::string& dev
   for (std::size_t id = 0; id < plan.allocations.size(); ++id) {
     const Allocation& a = plan.allocations[id];
     allocations.push_back(
-        {{"id", id}, {"segment", name(a.segment)}, {"index", a.index}, {"bytes", a.bytes}, {"hits", a.hits}});
+        {{"id", id}, {"memory", name(a.memory)}, {"index", a.index}, {"bytes", a.bytes}, {"hits", a.hits}});
   }
   Json out{{"key", plan.key},
            {"sizes", plan.key},

@@ -142,14 +142,14 @@ std::vector<AlignedMemory> evaluate(const ir::Program& graph, const ir::Method& 
   const AlignedMemory arena(static_cast<std::size_t>(plan->arena_bytes));
   std::vector<std::byte*> bases;
   for (const Allocation& a : plan->allocations) {
-    switch (a.segment) {
-      case Segment::weight:
+    switch (a.memory) {
+      case MemoryKind::weight:
         bases.push_back(weights[a.index]);
         break;
-      case Segment::arena:
+      case MemoryKind::arena:
         bases.push_back(arena.data());
         break;
-      case Segment::output:
+      case MemoryKind::output:
         bases.push_back(memory[a.index].data());
         break;
       default:

@@ -270,7 +270,7 @@ class Loader {
       if (known.fqn != state.fqn) continue;
       GRAFT_CHECK(InvalidProgram,
                   known.dtype == state.dtype && known.shape == state.shape && known.kind == state.kind &&
-                      known.reaches == state.reaches,
+                      known.windows == state.windows,
                   "state '", state.fqn, "' is ", TensorDesc(known.dtype, known.shape).str(), " in one method and ",
                   TensorDesc(state.dtype, state.shape).str(), " in method '", method.info.name, "'");
       return i;

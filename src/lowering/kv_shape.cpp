@@ -22,17 +22,17 @@ KvType kv_type_named(std::string_view name) {
   return static_cast<KvType>(found - std::begin(kTypeNames));
 }
 
-std::int64_t ring_slots(std::int64_t reach, const KvOptions& kv) {
-  return reach > 0 && reach - 1 + kv.window_slack < kv.length ? reach - 1 + kv.window_slack : 0;
+std::int64_t ring_slots(std::int64_t window, const KvOptions& kv) {
+  return window > 0 && window - 1 + kv.window_slack < kv.length ? window - 1 + kv.window_slack : 0;
 }
 
 TensorDesc state_desc(const ir::State& state, const KvOptions& kv) {
   Shape shape = state.shape;
   if (state.kind == ir::StateKind::plain) return {state.dtype, shape};
   shape[0] = kv.rows;
-  if (state.kind != ir::StateKind::kv && state.kind != ir::StateKind::kv_source) return {state.dtype, shape};
-  const std::int64_t ring = state.reaches.empty() ? 0 : ring_slots(state.reaches[0], kv);
-  shape[2] = state.kind == ir::StateKind::kv_source ? kv.encoder_length : ring > 0 ? ring : kv.length;
+  if (state.kind != ir::StateKind::kv && state.kind != ir::StateKind::kv_encoder) return {state.dtype, shape};
+  const std::int64_t ring = state.windows.empty() ? 0 : ring_slots(state.windows[0], kv);
+  shape[2] = state.kind == ir::StateKind::kv_encoder ? kv.encoder_length : ring > 0 ? ring : kv.length;
   switch (kv.type) {
     case KvType::computed:
       return {state.dtype, shape};

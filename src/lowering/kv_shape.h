@@ -5,9 +5,9 @@
 
 namespace graft {
 
-// Slots of the ring buffer of a layer in which a token sees the last `reach` positions; 0 when the layer holds all
+// Slots of the ring buffer of a layer in which a token sees the last `window` positions; 0 when the layer holds all
 // tokens.
-std::int64_t ring_slots(std::int64_t reach, const KvOptions& kv);
+std::int64_t ring_slots(std::int64_t window, const KvOptions& kv);
 
 // The descriptor of a state's memory in a session; a cache of keys and values has the session's size and type. Throws
 // InvalidArgument when the type cannot hold its rows.

@@ -13,12 +13,12 @@
 namespace graft {
 
 // The kind of memory of a buffer. See docs/design.md, "One table for memory".
-enum class Segment : std::uint8_t { weight, constant, state, arena, input, output };
-std::string_view name(Segment segment);
+enum class MemoryKind : std::uint8_t { weight, constant, state, arena, input, output };
+std::string_view name(MemoryKind kind);
 
 // One contiguous range of memory that tensors of a plan are windows of.
 struct Buffer {
-  Segment segment = Segment::arena;
+  MemoryKind memory = MemoryKind::arena;
   std::uint32_t index = 0;       // index among weights, constants, states, inputs or outputs. arena: 0
   std::uint32_t allocation = 0;  // id in Plan::allocations (set by the planner)
   std::int64_t offset = 0;       // bytes from the base of that allocation (arena: set by the planner)

@@ -9,9 +9,9 @@
 
 namespace graft {
 
-std::string_view name(Segment segment) {
+std::string_view name(MemoryKind kind) {
   constexpr std::string_view names[] = {"weight", "constant", "state", "arena", "input", "output"};
-  return names[static_cast<std::size_t>(segment)];
+  return names[static_cast<std::size_t>(kind)];
 }
 
 std::string kernel_name(const Launch& launch) {
@@ -47,9 +47,10 @@ ByteSpan byte_span(const TensorDesc& desc) {
 }
 
 BufferId Lowering::add_buffer(const Buffer& buffer) {
-  GRAFT_CHECK(Unsupported,
-              buffer.bytes <= limits_.bytes || (buffer.segment != Segment::arena && buffer.segment != Segment::output),
-              "a tensor takes ", buffer.bytes, " bytes, at most ", limits_.bytes, " are allowed (max_plan_bytes)");
+  GRAFT_CHECK(
+      Unsupported,
+      buffer.bytes <= limits_.bytes || (buffer.memory != MemoryKind::arena && buffer.memory != MemoryKind::output),
+      "a tensor takes ", buffer.bytes, " bytes, at most ", limits_.bytes, " are allowed (max_plan_bytes)");
   sequence_.buffers.push_back(buffer);
   return static_cast<BufferId>(sequence_.buffers.size() - 1);
 }

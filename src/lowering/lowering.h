@@ -88,7 +88,7 @@ class Lowering {
   Tensor writable(const Tensor& tensor);
   // True for a state's own memory. Before the launch that writes there, what it overwrites must be kept and
   // `sequence_.undo*` be called: a run that fails leaves every state as it was.
-  bool in_state(const Tensor& tensor) const { return sequence_.buffers[tensor.buffer].segment == Segment::state; }
+  bool in_state(const Tensor& tensor) const { return sequence_.buffers[tensor.buffer].memory == MemoryKind::state; }
   // The launch that restores the kept elements. Its operands live to the end of the run.
   template <typename Attrs>
   void undo(const Kernel& kernel, std::vector<Tensor> inputs, std::vector<Tensor> outputs, const Attrs& attrs) {

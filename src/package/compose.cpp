@@ -53,13 +53,13 @@ std::size_t size_of(const flatbuffers::Vector<T>* vector) {
 }
 
 // Thrown when only ExecuTorch can run the method.
-struct NotOurs {
+struct NeedsExecuTorch {
   std::string refusal;
 };
 
 template <typename... Parts>
-[[noreturn]] void not_ours(const Parts&... parts) {
-  throw NotOurs{str(parts...)};
+[[noreturn]] void needs_executorch(const Parts&... parts) {
+  throw NeedsExecuTorch{str(parts...)};
 }
 
 // Turns one execution plan into a graph.
@@ -116,7 +116,7 @@ class Composer {
 
   void read_instructions() {
     const std::size_t chains = size_of(plan_.chains());
-    if (chains != 1) not_ours(chains, " chains of instructions");
+    if (chains != 1) needs_executorch(chains, " chains of instructions");
     const auto* instructions = plan_.chains()->Get(0)->instructions();
     std::set<std::string> outside;
     std::size_t calls = 0;
@@ -141,9 +141,9 @@ class Composer {
     if (!outside.empty()) {
       std::string names;
       for (const std::string& name : outside) names += (names.empty() ? "" : ", ") + name;
-      not_ours(names);
+      needs_executorch(names);
     }
-    if (calls > 1) not_ours(calls, " calls of ", kBackendId, " instead of one");
+    if (calls > 1) needs_executorch(calls, " calls of ", kBackendId, " instead of one");
   }
 
   const et::BackendDelegate& delegate_of(const et::DelegateCall& call) const {
@@ -260,7 +260,7 @@ class Composer {
     }
     if (const et::Tensor* tensor = value(index).val_as_Tensor()) {
       const auto weight = constant_weight(*tensor);
-      if (!weight) not_ours(what, " is a buffer that ExecuTorch owns");
+      if (!weight) needs_executorch(what, " is a buffer that ExecuTorch owns");
       graph().inputs.push_back({id, ir::InputKind::weight, *weight});
       return;
     }
@@ -310,7 +310,7 @@ class Composer {
       if (from.val_type() == et::KernelTypes::Null || from.val_as_String() != nullptr) continue;
       if (const et::Tensor* tensor = from.val_as_Tensor()) {
         const auto dtype = to_dtype(tensor->scalar_type());
-        if (!dtype) not_ours("input ", i, " of scalar type ", et::EnumNameScalarType(tensor->scalar_type()));
+        if (!dtype) needs_executorch("input ", i, " of scalar type ", et::EnumNameScalarType(tensor->scalar_type()));
         made.dtype = *dtype;
         made.dims = dims_of(*tensor, str("input ", i));
       } else if (const et::Int* integer = from.val_as_Int()) {
@@ -326,7 +326,7 @@ class Composer {
         made.kind = ir::ValueKind::real;
         made.dtype = DType::f64;
       } else {
-        not_ours("input ", i, " of kind ", et::EnumNameKernelTypes(from.val_type()));
+        needs_executorch("input ", i, " of kind ", et::EnumNameKernelTypes(from.val_type()));
       }
       inputs_[i].value = add_value(std::move(made));
       graph().inputs.push_back({*inputs_[i].value, ir::InputKind::user, static_cast<Index>(i)});
@@ -367,14 +367,16 @@ class Composer {
         graph().outputs.push_back(output);
       } else if (output.kind == ir::OutputKind::input_mutation) {
         const auto target = blob_position_.find(output.index);
-        if (target == blob_position_.end()) not_ours("the delegate writes to an input that the method does not have");
+        if (target == blob_position_.end())
+          needs_executorch("the delegate writes to an input that the method does not have");
         add_write_back(target->second, output.arg);
       }
     }
     for (const WriteBack& write_back : write_backs_) {
       const auto target = input_of_.find(write_back.target);
       const auto source = results_.find(write_back.source);
-      if (target == input_of_.end() || source == results_.end() || !source->second->is_value()) not_ours(kWriteBack);
+      if (target == input_of_.end() || source == results_.end() || !source->second->is_value())
+        needs_executorch(kWriteBack);
       add_write_back(target->second, *source->second);
     }
     const auto* outputs = plan_.outputs();
@@ -387,13 +389,13 @@ class Composer {
   }
 
   void add_write_back(Index input, const ir::Arg& arg) {
-    if (!inputs_[input].value) not_ours("writing to an input that is no tensor");
+    if (!inputs_[input].value) needs_executorch("writing to an input that is no tensor");
     const ir::Value& target = graph().values[*inputs_[input].value];
     const ir::Value& source = graph().values[arg.value()];
     // aten::copy_ would convert; the graph's outputs do not.
     if (source.kind != ir::ValueKind::tensor || target.kind != ir::ValueKind::tensor || source.dtype != target.dtype ||
         source.rank() != target.rank())
-      not_ours(kWriteBack, " from ", source.str(), " to ", target.str());
+      needs_executorch(kWriteBack, " from ", source.str(), " to ", target.str());
     graph().outputs.push_back({ir::OutputKind::input_mutation, arg, input});
   }
 
@@ -414,7 +416,7 @@ class Composer {
       if (const auto known = constant_outputs_.find(index); known != constant_outputs_.end())
         return ir::Arg::of_value(known->second);
       const auto weight = constant_weight(*tensor);
-      if (!weight) not_ours(what, " is a buffer that ExecuTorch owns");
+      if (!weight) needs_executorch(what, " is a buffer that ExecuTorch owns");
       const ir::Weight& made = out_.weights[*weight];
       ir::Value constant_value;
       constant_value.name = str("constant_", graph().values.size());
@@ -426,7 +428,7 @@ class Composer {
       return ir::Arg::of_value(id);
     }
     auto arg = constant(value(index));
-    if (!arg) not_ours(what, " of kind ", et::EnumNameKernelTypes(value(index).val_type()));
+    if (!arg) needs_executorch(what, " of kind ", et::EnumNameKernelTypes(value(index).val_type()));
     return *arg;
   }
 
@@ -459,9 +461,10 @@ class Composer {
     const bool external = extra != nullptr && extra->location() == et::TensorDataLocation::EXTERNAL;
     if (tensor.allocation_info() != nullptr) return std::nullopt;
     const auto dtype = to_dtype(tensor.scalar_type());
-    if (!dtype) not_ours("a constant of scalar type ", et::EnumNameScalarType(tensor.scalar_type()));
+    if (!dtype) needs_executorch("a constant of scalar type ", et::EnumNameScalarType(tensor.scalar_type()));
     for (std::size_t d = 0; d < size_of(tensor.dim_order()); ++d)
-      if (tensor.dim_order()->Get(static_cast<Index>(d)) != d) not_ours("a constant that is not stored row-major");
+      if (tensor.dim_order()->Get(static_cast<Index>(d)) != d)
+        needs_executorch("a constant that is not stored row-major");
     GRAFT_CHECK(InvalidProgram, tensor.storage_offset() == 0, "a constant at storage offset ", tensor.storage_offset());
     ir::Weight weight;
     weight.dtype = *dtype;
@@ -528,7 +531,7 @@ PackageMethod compose(const et::ExecutionPlan& plan, const PlanSurroundings& aro
   try {
     method.program = Composer(plan, around).run();
     method.fully_delegated = true;
-  } catch (const NotOurs& left) {
+  } catch (const NeedsExecuTorch& left) {
     method.program = {};
     method.refusal = left.refusal;
   } catch (const InvalidProgram& error) {

@@ -28,9 +28,9 @@ void list_aliases(Plan& plan) {
       plan.allocations[plan.buffers[out.buffer].allocation].mutated = true;
   find_lifetimes(plan);
   for (const Buffer& out : plan.buffers) {
-    if (out.segment != Segment::output || out.first_use < 0) continue;
+    if (out.memory != MemoryKind::output || out.first_use < 0) continue;
     for (const Buffer& in : plan.buffers) {
-      if (in.segment != Segment::input || plan.allocations[in.allocation].mutated) continue;
+      if (in.memory != MemoryKind::input || plan.allocations[in.allocation].mutated) continue;
       const bool exact = in.last_use == out.first_use;
       if (in.last_use < out.first_use ||
           (exact && writes_in_place(plan, plan.launches[static_cast<std::size_t>(in.last_use)], out, in)))

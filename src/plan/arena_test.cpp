@@ -180,12 +180,12 @@ double milliseconds(const std::function<void()>& body) {
 
 // --- the verifier ---
 
-TEST(ArenaCheck, AcceptsPiecesThatShareBytesOrLaunchesButNotBoth) {
+TEST(ArenaCheck, AcceptsBuffersThatShareBytesOrLaunchesButNotBoth) {
   const std::vector<Lifetime> buffers{{100, 0, 1}, {100, 1, 2}, {100, 2, 3}, {0, 0, 3}};
   EXPECT_EQ(find_overlap(buffers, std::vector<std::int64_t>{0, 128, 0, 0}, kAlignment), std::nullopt);
 }
 
-TEST(ArenaCheck, NamesBothPieces) {
+TEST(ArenaCheck, NamesBothBuffers) {
   const std::vector<Lifetime> buffers{{100, 0, 1}, {100, 1, 2}};
   EXPECT_EQ(find_overlap(buffers, std::vector<std::int64_t>{0, 64}, kAlignment),
             "buffer 0 (bytes 0 to 100, launches 0 to 1) overlaps buffer 1 (bytes 64 to 164, launches 1 to 2)");
@@ -291,7 +291,7 @@ TEST(Arena, AtMostFivePercentAboveTheOptimumOfSmallGraphs) {
 }
 
 // Compares the branch and bound, with its pruning, with all orders without any.
-TEST(ArenaReference, ExactMatchesEveryOrderOfFivePieces) {
+TEST(ArenaReference, ExactMatchesEveryOrderOfFiveBuffers) {
   for (std::uint64_t seed = 0; seed < 200; ++seed) {
     const std::vector<Lifetime> buffers = testing::random_intervals(seed, 5);
     std::vector<std::size_t> order(buffers.size());
@@ -336,7 +336,7 @@ TEST(Arena, APieceCanHangFromTheTop) {
   EXPECT_EQ(plan_arena(buffers, kAlignment).bytes, live_lower_bound(buffers, kAlignment));
 }
 
-TEST(Arena, TwoHundredPiecesWithinTheBudgetOfAPlan) {
+TEST(Arena, TwoHundredBuffersWithinTheBudgetOfAPlan) {
   testing::Draw draw(3);
   std::vector<Lifetime> buffers;
   for (int i = 0; i < 200; ++i) {
@@ -366,7 +366,7 @@ TEST(Arena, SizesThatDoNotFitInt64AreAnError) {
                Unsupported);
 }
 
-TEST(Arena, FiftyThousandPiecesTenThousandDeep) {
+TEST(Arena, FiftyThousandBuffersTenThousandDeep) {
   testing::Draw draw(7);
   std::vector<Lifetime> buffers;
   for (std::int32_t launch = 0; launch < 50'000; ++launch) {
@@ -382,7 +382,7 @@ TEST(Arena, FiftyThousandPiecesTenThousandDeep) {
   EXPECT_LT(took, 5'000);
 }
 
-TEST(Arena, ManyPiecesWithShortLivesStillGetTheGreedyStrategies) {
+TEST(Arena, ManyBuffersWithShortLivesStillGetTheGreedyStrategies) {
   testing::Draw draw(9);
   std::vector<Lifetime> buffers;
   for (std::int32_t launch = 0; launch < 50'000; ++launch) {

@@ -60,17 +60,17 @@ class Binder {
             binding.scalar = given.scalar;
             continue;
           }
-          buffer.segment = Segment::input;
+          buffer.memory = MemoryKind::input;
           desc = given.desc;
           break;
         }
         case ir::InputKind::weight:
         case ir::InputKind::constant:
-          buffer.segment = input.kind == ir::InputKind::weight ? Segment::weight : Segment::constant;
+          buffer.memory = input.kind == ir::InputKind::weight ? MemoryKind::weight : MemoryKind::constant;
           desc = TensorDesc(value.dtype, shape_of(value));
           break;
         case ir::InputKind::state:
-          buffer.segment = Segment::state;
+          buffer.memory = MemoryKind::state;
           desc = state_desc(program_.states[input.index], kv_);
           break;
       }
@@ -158,8 +158,8 @@ class Binder {
     }
     // A late write may overwrite a state or input that another one reads: save such values before the first write.
     for (auto& [from, to] : late_writes) {
-      const Segment segment = lowering_.sequence().buffers[from.buffer].segment;
-      if (late_writes.size() > 1 && (segment == Segment::state || segment == Segment::input) &&
+      const MemoryKind kind = lowering_.sequence().buffers[from.buffer].memory;
+      if (late_writes.size() > 1 && (kind == MemoryKind::state || kind == MemoryKind::input) &&
           from.buffer != to.buffer) {
         const Tensor saved = lowering_.allocate(from.dtype(), from.shape());
         lowering_.copy(from, saved);
@@ -221,16 +221,16 @@ class Binder {
     const auto bytes = static_cast<std::int64_t>(out.desc.byte_count());
     Buffer& buffer = lowering_.sequence().buffers[value.buffer];
     is_output.resize(lowering_.sequence().buffers.size(), false);
-    if (buffer.segment == Segment::arena && value.offset == 0 && value.desc.contiguous() && buffer.bytes == bytes &&
+    if (buffer.memory == MemoryKind::arena && value.offset == 0 && value.desc.contiguous() && buffer.bytes == bytes &&
         !is_output[value.buffer]) {
-      buffer.segment = Segment::output;
+      buffer.memory = MemoryKind::output;
       buffer.index = position;
       is_output[value.buffer] = true;
       out.buffer = value.buffer;
       return;
     }
     Buffer fresh;
-    fresh.segment = Segment::output;
+    fresh.memory = MemoryKind::output;
     fresh.index = position;
     fresh.bytes = bytes;
     out.buffer = lowering_.add_buffer(fresh);

@@ -71,8 +71,7 @@ void check_inputs(const ir::Method& method, std::span<const InputDesc> inputs) {
   }
 }
 
-std::vector<std::int64_t> plan_key(std::span<const InputDesc> inputs) {
-  std::vector<std::int64_t> key;
+void append_plan_key(std::span<const InputDesc> inputs, std::vector<std::int64_t>& key) {
   for (const InputDesc& input : inputs) {
     if (input.is_tensor) {
       for (std::int64_t size : input.desc.shape.sizes()) key.push_back(size);
@@ -80,7 +79,6 @@ std::vector<std::int64_t> plan_key(std::span<const InputDesc> inputs) {
       key.push_back(input.scalar.is_real() ? std::bit_cast<std::int64_t>(input.scalar.f) : input.scalar.i);
     }
   }
-  return key;
 }
 
 void append_kv_key(const KvOptions& kv, std::vector<std::int64_t>& key) {

@@ -26,8 +26,8 @@ std::size_t user_input_count(const ir::Method& method);
 void check_inputs(const ir::Method& method, std::span<const InputDesc> inputs);
 
 // The plan key: a plan serves every call with an equal key. Sizes of the tensors, values of the numbers and, for a
-// program with a KV cache, its sizes and type.
-std::vector<std::int64_t> plan_key(std::span<const InputDesc> inputs);
+// program with a KV cache, its sizes and type. Appended, so that a caller who keeps the vector allocates nothing.
+void append_plan_key(std::span<const InputDesc> inputs, std::vector<std::int64_t>& key);
 void append_kv_key(const KvOptions& kv, std::vector<std::int64_t>& key);
 inline constexpr std::size_t kKvKeyNumbers = 5;  // added by append_kv_key
 bool has_kv_cache(std::span<const ir::State> states);

@@ -33,7 +33,7 @@ Plan make_plan(const ir::Program& program, const ir::Method& method, std::span<c
   list_allocations(plan);
   list_aliases(plan);
   if (device) cut_stages(plan, device->alignment());
-  plan.key = plan_key(inputs);
+  append_plan_key(inputs, plan.key);
   if (has_kv_cache(program.states)) append_kv_key(options.kv, plan.key);
   return plan;
 }

@@ -29,7 +29,7 @@ void place_arena(Plan& plan, const StoredPlan* stored, std::int64_t alignment) {
   std::vector<Lifetime> lifetimes;
   for (BufferId id = 0; id < plan.buffers.size(); ++id) {
     const Buffer& b = plan.buffers[id];
-    if (b.segment != Segment::arena || b.first_use < 0) continue;
+    if (b.memory != MemoryKind::arena || b.first_use < 0) continue;
     ids.push_back(id);
     lifetimes.push_back({b.bytes, b.first_use, b.last_use});
   }
@@ -50,11 +50,12 @@ void place_arena(Plan& plan, const StoredPlan* stored, std::int64_t alignment) {
 }
 
 void list_allocations(Plan& plan) {
-  std::map<std::pair<Segment, std::uint32_t>, std::uint32_t> ids;
+  std::map<std::pair<MemoryKind, std::uint32_t>, std::uint32_t> ids;
   for (Buffer& b : plan.buffers) {
-    const std::uint32_t index = b.segment == Segment::arena ? 0 : b.index;
-    const auto [it, fresh] = ids.try_emplace({b.segment, index}, static_cast<std::uint32_t>(plan.allocations.size()));
-    if (fresh) plan.allocations.push_back({b.segment, index, b.segment == Segment::arena ? plan.arena_bytes : b.bytes});
+    const std::uint32_t index = b.memory == MemoryKind::arena ? 0 : b.index;
+    const auto [it, fresh] = ids.try_emplace({b.memory, index}, static_cast<std::uint32_t>(plan.allocations.size()));
+    if (fresh)
+      plan.allocations.push_back({b.memory, index, b.memory == MemoryKind::arena ? plan.arena_bytes : b.bytes});
     b.allocation = it->second;
   }
   for (Launch& launch : plan.launches)
@@ -63,7 +64,7 @@ void list_allocations(Plan& plan) {
     for_each_buffer(undo.launch, [&](BufferId id) { ++plan.allocations[plan.buffers[id].allocation].hits; });
   for (const Launch& launch : plan.launches)
     for (const Tensor& t : launch.outputs)
-      if (plan.buffers[t.buffer].segment == Segment::state) plan.state_bytes_written += written_bytes(launch, t);
+      if (plan.buffers[t.buffer].memory == MemoryKind::state) plan.state_bytes_written += written_bytes(launch, t);
 }
 
 }  // namespace graft

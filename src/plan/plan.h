@@ -14,7 +14,7 @@ namespace graft {
 
 // A row of the allocation table: everything with this id moves together when its base address changes.
 struct Allocation {
-  Segment segment = Segment::arena;
+  MemoryKind memory = MemoryKind::arena;
   std::uint32_t index = 0;
   std::int64_t bytes = 0;
   std::uint32_t hits = 0;  // operands of launches in this allocation
@@ -61,7 +61,7 @@ struct PlanOutput {
   std::uint32_t index = 0;
   bool is_tensor = false;
   TensorDesc desc;      // tensors
-  BufferId buffer = 0;  // tensors: buffer of segment output, state or input
+  BufferId buffer = 0;  // tensors: buffer of output, state or input memory
   bool is_none = false;
   bool is_text = false;
   Scalar scalar;  // numbers

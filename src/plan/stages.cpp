@@ -18,7 +18,7 @@ constexpr std::int64_t kGatheredBytes = 64 * 1024;
 
 std::int64_t align_up(std::int64_t value, std::int64_t alignment) { return (value + alignment - 1) & -alignment; }
 
-bool is_shared(Segment segment) { return segment == Segment::weight || segment == Segment::constant; }
+bool is_shared(MemoryKind kind) { return kind == MemoryKind::weight || kind == MemoryKind::constant; }
 
 // Whether the tensor covers every byte of the buffer.
 bool covers(const Tensor& tensor, const Buffer& buffer) {
@@ -35,14 +35,14 @@ class Cutter {
 
   void run() {
     for (BufferId id = 0; id < plan_.buffers.size(); ++id) {
-      const Segment segment = plan_.buffers[id].segment;
-      valid(id, Side::host) = segment != Segment::arena && segment != Segment::output;
-      valid(id, Side::device) = is_shared(segment);
+      const MemoryKind kind = plan_.buffers[id].memory;
+      valid(id, Side::host) = kind != MemoryKind::arena && kind != MemoryKind::output;
+      valid(id, Side::device) = is_shared(kind);
     }
     for (std::uint32_t i = 0; i < plan_.launches.size(); ++i) place(i);
     open(Side::host, static_cast<std::uint32_t>(plan_.launches.size()));
     for (BufferId id = 0; id < plan_.buffers.size(); ++id)
-      if (plan_.buffers[id].segment != Segment::arena) need(id, Side::host);
+      if (plan_.buffers[id].memory != MemoryKind::arena) need(id, Side::host);
     // Drop an empty last stage.
     if (moved_.back().empty() && plan_.stages.back().begin == plan_.stages.back().end && plan_.stages.size() > 1) {
       plan_.stages.pop_back();
@@ -104,7 +104,7 @@ class Cutter {
     }
     std::int64_t end = 0;
     for (Allocation& a : plan_.allocations) {
-      if (!a.on_device || is_shared(a.segment)) continue;
+      if (!a.on_device || is_shared(a.memory)) continue;
       a.device_offset = end;
       end = align_up(end + a.bytes, alignment_);
     }

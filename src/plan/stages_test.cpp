@@ -16,15 +16,15 @@ using ::testing::ElementsAre;
 // Plans by hand: vectors of f32, one buffer each, arena buffers one after the other at multiples of 64.
 class PlanBuilder {
  public:
-  Tensor vector(Segment segment, std::int64_t n = 16) {
+  Tensor vector(MemoryKind memory, std::int64_t n = 16) {
     Buffer buffer;
-    buffer.segment = segment;
+    buffer.memory = memory;
     buffer.index = static_cast<std::uint32_t>(plan_.buffers.size());
     buffer.bytes = n * 4;
-    if (segment == Segment::arena) {
+    if (memory == MemoryKind::arena) {
       if (arena_ < 0) {
         arena_ = static_cast<std::int64_t>(plan_.allocations.size());
-        plan_.allocations.push_back({Segment::arena, 0, 0});
+        plan_.allocations.push_back({MemoryKind::arena, 0, 0});
       }
       buffer.allocation = static_cast<std::uint32_t>(arena_);
       Allocation& arena = plan_.allocations[buffer.allocation];
@@ -32,7 +32,7 @@ class PlanBuilder {
       arena.bytes = plan_.arena_bytes = (buffer.offset + buffer.bytes + 63) / 64 * 64;
     } else {
       buffer.allocation = static_cast<std::uint32_t>(plan_.allocations.size());
-      plan_.allocations.push_back({segment, buffer.index, buffer.bytes});
+      plan_.allocations.push_back({memory, buffer.index, buffer.bytes});
     }
     plan_.buffers.push_back(buffer);
     Tensor t;
@@ -95,7 +95,7 @@ std::vector<std::string> text(const Plan& plan) {
 
 TEST(Stages, OneStageOnTheDevice) {
   PlanBuilder b;
-  const Tensor x = b.vector(Segment::input), w = b.vector(Segment::weight), y = b.vector(Segment::output);
+  const Tensor x = b.vector(MemoryKind::input), w = b.vector(MemoryKind::weight), y = b.vector(MemoryKind::output);
   b.device({x, w}, y);
   const Plan plan = b.cut();
   EXPECT_THAT(text(plan), ElementsAre("D 0-1 <0", "H 1-1 <2"));
@@ -105,7 +105,7 @@ TEST(Stages, OneStageOnTheDevice) {
 
 TEST(Stages, APlanForTheCpuAloneIsOneStage) {
   PlanBuilder b;
-  const Tensor x = b.vector(Segment::input), y = b.vector(Segment::output);
+  const Tensor x = b.vector(MemoryKind::input), y = b.vector(MemoryKind::output);
   b.host({x}, y);
   const Plan plan = b.cut();
   EXPECT_THAT(text(plan), ElementsAre("H 0-1"));
@@ -115,14 +115,14 @@ TEST(Stages, APlanForTheCpuAloneIsOneStage) {
 
 TEST(Stages, NoLaunches) {
   PlanBuilder b;
-  b.vector(Segment::input);
+  b.vector(MemoryKind::input);
   EXPECT_THAT(text(b.cut()), ElementsAre("H 0-0"));
 }
 
 TEST(Stages, TransfersHappenOnceAndOnlyWhereNeeded) {
   PlanBuilder b;
-  const Tensor x = b.vector(Segment::input), t1 = b.vector(Segment::arena), t2 = b.vector(Segment::arena),
-               t3 = b.vector(Segment::arena), y = b.vector(Segment::output);
+  const Tensor x = b.vector(MemoryKind::input), t1 = b.vector(MemoryKind::arena), t2 = b.vector(MemoryKind::arena),
+               t3 = b.vector(MemoryKind::arena), y = b.vector(MemoryKind::output);
   b.device({x, x}, t1);
   b.host({t1, x}, t2);     // t1 is downloaded; x is still valid here
   b.device({t1, t2}, t3);  // t1 is still valid on the device
@@ -132,7 +132,7 @@ TEST(Stages, TransfersHappenOnceAndOnlyWhereNeeded) {
 
 TEST(Stages, WritingOnOneSideMakesTheOtherStale) {
   PlanBuilder b;
-  const Tensor x = b.vector(Segment::input), s = b.vector(Segment::state), y = b.vector(Segment::output);
+  const Tensor x = b.vector(MemoryKind::input), s = b.vector(MemoryKind::state), y = b.vector(MemoryKind::output);
   b.device({s, x}, s);  // in place
   b.host({s, x}, s);
   b.device({s, x}, y);
@@ -141,7 +141,7 @@ TEST(Stages, WritingOnOneSideMakesTheOtherStale) {
 
 TEST(Stages, StatesAndWrittenInputsEndOnTheHost) {
   PlanBuilder b;
-  const Tensor x = b.vector(Segment::input), s = b.vector(Segment::state), t = b.vector(Segment::arena);
+  const Tensor x = b.vector(MemoryKind::input), s = b.vector(MemoryKind::state), t = b.vector(MemoryKind::arena);
   b.device({x, s}, t);
   b.device({t, t}, s);
   b.device({t, t}, x);
@@ -150,7 +150,8 @@ TEST(Stages, StatesAndWrittenInputsEndOnTheHost) {
 
 TEST(Stages, PartsOfABufferFromBothSides) {
   PlanBuilder b;
-  const Tensor x = b.vector(Segment::input, 8), whole = b.vector(Segment::arena, 16), y = b.vector(Segment::output);
+  const Tensor x = b.vector(MemoryKind::input, 8), whole = b.vector(MemoryKind::arena, 16),
+               y = b.vector(MemoryKind::output);
   b.device({x, x}, sliced(whole, 0, 0, 8));
   b.host({x}, sliced(whole, 0, 8, 8));  // the first half is downloaded with the buffer before
   b.device({whole, whole}, y);
@@ -159,15 +160,15 @@ TEST(Stages, PartsOfABufferFromBothSides) {
 
 TEST(Stages, AWholeOverwriteNeedsNoTransfer) {
   PlanBuilder b;
-  const Tensor x = b.vector(Segment::input), s = b.vector(Segment::state);
+  const Tensor x = b.vector(MemoryKind::input), s = b.vector(MemoryKind::state);
   b.device({x, x}, s);
   EXPECT_THAT(text(b.cut()), ElementsAre("D 0-1 <0", "H 1-1 <1"));
 }
 
 TEST(Stages, CopiesStayWhereTheirSourceIs) {
   PlanBuilder b;
-  const Tensor x = b.vector(Segment::input), t = b.vector(Segment::arena), u = b.vector(Segment::arena),
-               y = b.vector(Segment::output);
+  const Tensor x = b.vector(MemoryKind::input), t = b.vector(MemoryKind::arena), u = b.vector(MemoryKind::arena),
+               y = b.vector(MemoryKind::output);
   b.device({x}, t, GGML_OP_CPY);  // x is on the host only: upload the copy alone, not x as well
   b.device({t, t}, u);
   b.device({u}, y, GGML_OP_CPY);
@@ -176,11 +177,11 @@ TEST(Stages, CopiesStayWhereTheirSourceIs) {
   EXPECT_EQ(plan.launches[0].kernel, &kCopy);
 }
 
-TEST(Stages, SmallPiecesTravelTogetherAndLargeOnesAlone) {
+TEST(Stages, SmallBuffersTravelTogetherAndLargeOnesAlone) {
   PlanBuilder b;
   constexpr std::int64_t kLarge = 64 * 1024;
-  const Tensor x = b.vector(Segment::input, 3), z = b.vector(Segment::input, 5),
-               large = b.vector(Segment::input, kLarge), y = b.vector(Segment::output, 3);
+  const Tensor x = b.vector(MemoryKind::input, 3), z = b.vector(MemoryKind::input, 5),
+               large = b.vector(MemoryKind::input, kLarge), y = b.vector(MemoryKind::output, 3);
   b.device({x, z, large}, y);
   const Plan plan = b.cut();
   ASSERT_THAT(text(plan), ElementsAre("D 0-1 <0,1 <2", "H 1-1 <3"));
@@ -197,8 +198,8 @@ TEST(Stages, SmallPiecesTravelTogetherAndLargeOnesAlone) {
 
 TEST(Stages, OrderBringsLaunchesOfOneSideTogether) {
   PlanBuilder b;
-  const Tensor x = b.vector(Segment::input), t1 = b.vector(Segment::arena), t2 = b.vector(Segment::arena),
-               t3 = b.vector(Segment::arena), t4 = b.vector(Segment::arena), y = b.vector(Segment::output);
+  const Tensor x = b.vector(MemoryKind::input), t1 = b.vector(MemoryKind::arena), t2 = b.vector(MemoryKind::arena),
+               t3 = b.vector(MemoryKind::arena), t4 = b.vector(MemoryKind::arena), y = b.vector(MemoryKind::output);
   b.device({x, x}, t1);    // 0
   b.host({x}, t2);         // 1: independent of 0
   b.device({t1, t2}, t3);  // 2
@@ -213,8 +214,8 @@ TEST(Stages, OrderBringsLaunchesOfOneSideTogether) {
 
 TEST(Stages, OrderKeepsWhatOverwritesAfterItsReaders) {
   PlanBuilder b;
-  const Tensor x = b.vector(Segment::input), t = b.vector(Segment::arena), u = b.vector(Segment::arena),
-               y = b.vector(Segment::output);
+  const Tensor x = b.vector(MemoryKind::input), t = b.vector(MemoryKind::arena), u = b.vector(MemoryKind::arena),
+               y = b.vector(MemoryKind::output);
   b.host({x}, t);
   b.device({t, t}, u);  // reads t before it changes
   b.host({x}, t);
@@ -228,7 +229,7 @@ TEST(Stages, OrderKeepsWhatOverwritesAfterItsReaders) {
 
 TEST(Stages, LaunchesThatCommitStayLast) {
   PlanBuilder b;
-  const Tensor x = b.vector(Segment::input), s = b.vector(Segment::state), t = b.vector(Segment::arena);
+  const Tensor x = b.vector(MemoryKind::input), s = b.vector(MemoryKind::state), t = b.vector(MemoryKind::arena);
   b.device({x, x}, t);
   b.host({x}, s);  // ready at once, but it changes a state
   Plan plan = b.uncut();
@@ -240,8 +241,8 @@ TEST(Stages, LaunchesThatCommitStayLast) {
 TEST(Stages, NeighboursInTheArenaAreOnePieceOfAnySize) {
   PlanBuilder b;
   constexpr std::int64_t kLarge = 64 * 1024;
-  const Tensor x = b.vector(Segment::input), t = b.vector(Segment::arena, kLarge), u = b.vector(Segment::arena, kLarge),
-               y = b.vector(Segment::output, kLarge);
+  const Tensor x = b.vector(MemoryKind::input), t = b.vector(MemoryKind::arena, kLarge),
+               u = b.vector(MemoryKind::arena, kLarge), y = b.vector(MemoryKind::output, kLarge);
   b.host({x}, t);
   b.host({x}, u);
   b.device({t, u}, y);

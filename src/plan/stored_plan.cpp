@@ -96,7 +96,7 @@ StoredPlan stored_plan_of(const Plan& plan, std::string method, int threads, std
   out.sizes.assign(plan.key.begin(), plan.key.begin() + static_cast<std::ptrdiff_t>(size_count));
   out.arena_bytes = plan.arena_bytes;
   for (const Buffer& b : plan.buffers) {
-    if (b.segment != Segment::arena || b.first_use < 0) continue;
+    if (b.memory != MemoryKind::arena || b.first_use < 0) continue;
     out.lifetimes.push_back({b.bytes, b.first_use, b.last_use});
     out.offsets.push_back(b.offset);
   }

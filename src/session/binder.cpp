@@ -75,23 +75,23 @@ void Binder::bind(const PreparedCall& call, std::span<const Value> inputs, std::
   for (std::size_t id = 0; id < plan.allocations.size(); ++id) {
     const Allocation& allocation = plan.allocations[id];
     std::byte*& base = bases[id];
-    switch (allocation.segment) {
-      case Segment::weight:
+    switch (allocation.memory) {
+      case MemoryKind::weight:
         base = method.weights[allocation.index];
         break;
-      case Segment::constant:
+      case MemoryKind::constant:
         base = method.constants[allocation.index].memory->data();
         break;
-      case Segment::state:
+      case MemoryKind::state:
         base = states_.data(method.states[allocation.index]);
         break;
-      case Segment::arena:
+      case MemoryKind::arena:
         base = arena;
         break;
-      case Segment::input:
+      case MemoryKind::input:
         base = input_base(call, allocation.index, inputs[allocation.index].tensor);
         break;
-      case Segment::output:
+      case MemoryKind::output:
         base = outputs[allocation.index];
         break;
     }
@@ -105,15 +105,15 @@ void Binder::bind(const PreparedCall& call, std::span<const Value> inputs, std::
 void Binder::check_overlaps(const PreparedCall& call) const {
   const Plan& plan = call.plan();
   const std::vector<std::byte*>& bases = call.entry->bases;
-  const auto is_written = [&](const Allocation& a) { return a.segment == Segment::output || a.mutated; };
-  const auto label = [](const Allocation& a) { return str(name(a.segment), " ", a.index); };
+  const auto is_written = [&](const Allocation& a) { return a.memory == MemoryKind::output || a.mutated; };
+  const auto label = [](const Allocation& a) { return str(name(a.memory), " ", a.index); };
   for (std::uint32_t w = 0; w < plan.allocations.size(); ++w) {
     const Allocation& written = plan.allocations[w];
     if (!is_written(written) || !bases[w]) continue;
     for (std::uint32_t o = 0; o < plan.allocations.size(); ++o) {
       const Allocation& other = plan.allocations[o];
       if (o == w || !bases[o] || (is_written(other) && o < w)) continue;
-      if (other.segment == Segment::weight || other.segment == Segment::constant) continue;
+      if (other.memory == MemoryKind::weight || other.memory == MemoryKind::constant) continue;
       if (!overlap(bases[w], written.bytes, bases[o], other.bytes)) continue;
       const Alias* legal = nullptr;
       for (const Alias& alias : plan.aliases)

@@ -1,23 +1,15 @@
 #include "session/executor_cache.h"
 
 #include <algorithm>
-#include <bit>
 #include <span>
 #include <utility>
 
 #include "base/check.h"
+#include "plan/inputs.h"
 #include "session/prepared_call.h"
 
 namespace graft {
 namespace {
-
-void append_key(const InputDesc& input, std::vector<std::int64_t>& key) {
-  if (!input.is_tensor) {
-    key.push_back(input.scalar.is_real() ? std::bit_cast<std::int64_t>(input.scalar.f) : input.scalar.i);
-    return;
-  }
-  for (std::int64_t size : input.desc.shape.sizes()) key.push_back(size);
-}
 
 // Compares whole keys, since hashes of different keys can be equal.
 bool same_key(std::span<const std::int64_t> a, std::span<const std::int64_t> b) { return std::ranges::equal(a, b); }
@@ -36,7 +28,7 @@ ExecutorCache::ExecutorCache(const ProgramImpl& program, int threads, std::size_
 
 void ExecutorCache::find(PreparedCall& call, const KvOptions& kv) {
   call.key.clear();
-  for (const InputDesc& input : call.inputs) append_key(input, call.key);
+  append_plan_key(call.inputs, call.key);
   if (has_kv_) append_kv_key(kv, call.key);
   for (auto it = entries_.begin(); it != entries_.end(); ++it) {
     if (it->method != call.index || !same_key(it->executor->plan().key, call.key)) continue;

@@ -63,19 +63,19 @@ std::span<std::int64_t> KvCache::lengths() {
   return numbers(ir::StateKind::kv_length);
 }
 
-std::span<std::int64_t> KvCache::encoder_lengths() { return numbers(ir::StateKind::kv_source_length); }
+std::span<std::int64_t> KvCache::encoder_lengths() { return numbers(ir::StateKind::kv_encoder_length); }
 
 std::span<std::int64_t> KvCache::first_held() { return numbers(ir::StateKind::kv_first); }
 
 std::span<const std::int64_t> KvCache::windows() const {
   for (std::uint32_t i = 0; i < states_.count(); ++i)
-    if (states_.info(i).kind == ir::StateKind::kv_first) return states_.info(i).reaches;
+    if (states_.info(i).kind == ir::StateKind::kv_first) return states_.info(i).windows;
   return {};
 }
 
 std::optional<std::size_t> KvCache::window_of(const ir::State& state) const {
-  if (state.reaches.empty()) return {};
-  return static_cast<std::size_t>(std::ranges::find(windows(), state.reaches[0]) - windows().begin());
+  if (state.windows.empty()) return {};
+  return static_cast<std::size_t>(std::ranges::find(windows(), state.windows[0]) - windows().begin());
 }
 
 std::int64_t KvCache::ring_slots(std::size_t window) const {
@@ -83,7 +83,7 @@ std::int64_t KvCache::ring_slots(std::size_t window) const {
 }
 
 std::pair<std::int64_t, std::int64_t> KvCache::held(const ir::State& state, std::size_t row) {
-  const std::int64_t length = state.kind == ir::StateKind::kv_source ? encoder_lengths()[row] : lengths()[row];
+  const std::int64_t length = state.kind == ir::StateKind::kv_encoder ? encoder_lengths()[row] : lengths()[row];
   const std::optional<std::size_t> window = window_of(state);
   return {window ? std::min(first_held()[row * windows().size() + *window], length) : 0, length};
 }
@@ -144,7 +144,7 @@ void KvCache::select(std::span<const std::int64_t> rows) {
                                   first_after = selected(first);
   for (std::uint32_t s = 0; s < states_.count(); ++s)
     if (holds_tokens(states_.info(s).kind) && states_.existing(s))
-      select_tokens(s, rows, states_.info(s).kind == ir::StateKind::kv_source ? encoder_after : after, first_after);
+      select_tokens(s, rows, states_.info(s).kind == ir::StateKind::kv_encoder ? encoder_after : after, first_after);
   std::ranges::copy(after, lengths.begin());
   std::ranges::copy(first_after, first.begin());
   std::ranges::copy(encoder_after, encoder.begin());
@@ -210,13 +210,13 @@ void KvCache::resize(std::int64_t rows, std::int64_t length) {
     if (info.kind == ir::StateKind::plain || !old) continue;
     const TensorDesc from = states_.desc(s), to = state_desc(info, kv);
     AlignedMemory memory(to.byte_count());
-    if (info.kind == ir::StateKind::kv_length || info.kind == ir::StateKind::kv_source_length) {
+    if (info.kind == ir::StateKind::kv_length || info.kind == ir::StateKind::kv_encoder_length) {
       std::memset(memory.data(), 0, memory.size());
       std::memcpy(memory.data(), old, std::min(from.byte_count(), to.byte_count()));
     } else if (info.kind == ir::StateKind::kv_first) {
       std::memcpy(memory.data(), first_after.data(), memory.size());
     } else {
-      const std::span<const std::int64_t> tokens = info.kind == ir::StateKind::kv_source ? encoder : lengths;
+      const std::span<const std::int64_t> tokens = info.kind == ir::StateKind::kv_encoder ? encoder : lengths;
       const std::size_t slot = slot_bytes(from);
       const std::optional<std::size_t> window = window_of(info);
       for (std::size_t r = 0; r < kept; ++r)

@@ -29,7 +29,7 @@ std::vector<float> last(const std::vector<float>& all, std::int64_t tokens) {  /
   return {all.end() - tokens * kHeads * kSize, all.end()};
 }
 
-TEST(KvCache, PiecesGiveWhatTheWholeGives) {
+TEST(KvCache, ChunksGiveWhatTheWholeGives) {
   Model model;
   Session whole(model.program, with({}));
   const std::vector<float> expected = run(whole, {1}, 0, 20);

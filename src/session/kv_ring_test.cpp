@@ -28,7 +28,7 @@ struct RingCase {
 
 class KvRing : public ::testing::TestWithParam<RingCase> {};
 
-TEST_P(KvRing, AnyPiecesAndTruncationsGiveWhatACacheOfAllTokensGives) {
+TEST_P(KvRing, AnyChunksAndTruncationsGiveWhatACacheOfAllTokensGives) {
   const RingCase& c = GetParam();
   test::KvModel model({.window = c.window, .chunk = c.chunk, .first_sees_all = true});
   const std::string path = ::testing::TempDir() + "graft_kv_ring";

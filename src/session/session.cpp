@@ -159,7 +159,7 @@ PlanInfo Session::plan(std::string_view method, std::span<const Value> inputs) {
   PlanInfo info{plan.arena_bytes, call.entry->executor->metadata_bytes(), plan.launches.size(), {}};
   for (std::size_t id = 0; id < plan.allocations.size(); ++id) {
     const Allocation& a = plan.allocations[id];
-    info.allocations.push_back({name(a.segment), a.index, a.bytes, a.hits, call.entry->bases[id]});
+    info.allocations.push_back({name(a.memory), a.index, a.bytes, a.hits, call.entry->bases[id]});
   }
   return info;
 }

@@ -121,8 +121,8 @@ TEST(Refresh, OnlyTheEntriesOfWhatMoved) {
   std::uint64_t all = 0;
   for (const AllocationInfo& a : plan.allocations) {
     all += a.entries;
-    if (a.segment == "arena") arena += a.entries;
-    if (a.segment == "input" || a.segment == "output") io += a.entries;
+    if (a.memory == "arena") arena += a.entries;
+    if (a.memory == "input" || a.memory == "output") io += a.entries;
   }
   ASSERT_GT(arena, 0u);
   ASSERT_GT(io, 0u);
@@ -151,8 +151,8 @@ TEST(Refresh, OnlyTheEntriesOfWhatMoved) {
   EXPECT_EQ(rewrites(), arena + io) << "back in its own arena, with other buffers";
   EXPECT_EQ(result, expected);
   for (const AllocationInfo& a : session.plan("forward", in).allocations) {
-    const void* expected_base = a.segment == "input" ? other.data() : a.segment == "output" ? result.data() : a.base;
-    EXPECT_EQ(a.base, expected_base) << a.segment;
+    const void* expected_base = a.memory == "input" ? other.data() : a.memory == "output" ? result.data() : a.base;
+    EXPECT_EQ(a.base, expected_base) << a.memory;
   }
 }
 

@@ -117,20 +117,20 @@ void StateFile::restore(const std::string& path) {
                       " tokens, the session's cache has room for ", kv.length);
         break;
       case ir::StateKind::kv_first:
-        first_held = take_numbers(rows * info.reaches.size());
+        first_held = take_numbers(rows * info.windows.size());
         for (std::size_t f = 0; f < first_held.size(); ++f) {
-          const std::int64_t length = lengths[f / info.reaches.size()];
+          const std::int64_t length = lengths[f / info.windows.size()];
           GRAFT_CHECK(InvalidProgram, first_held[f] >= 0 && (length == 0 || first_held[f] <= length), path,
                       " is damaged: ", first_held[f], " is no first of ", length, " tokens");
         }
         break;
-      case ir::StateKind::kv_source_length:
+      case ir::StateKind::kv_encoder_length:
         encoder_lengths = take_numbers(rows);
         for (const std::int64_t length : encoder_lengths)
           GRAFT_CHECK(InvalidArgument, length >= 0 && length <= kv.encoder_length, path, " holds ", length,
                       " tokens of an encoder, the session's cache has room for ", kv.encoder_length);
         break;
-      case ir::StateKind::kv_source:
+      case ir::StateKind::kv_encoder:
       case ir::StateKind::kv: {
         const std::size_t slot = static_cast<std::size_t>(desc.shape[3]) * byte_size(desc.dtype);
         const std::optional<std::size_t> window = cache_.window_of(info);

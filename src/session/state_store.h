@@ -45,6 +45,6 @@ class StateStore {
 };
 
 // States that hold keys and values of tokens: a cache is empty when its lengths are 0, whatever they hold.
-inline bool holds_tokens(ir::StateKind kind) { return kind == ir::StateKind::kv || kind == ir::StateKind::kv_source; }
+inline bool holds_tokens(ir::StateKind kind) { return kind == ir::StateKind::kv || kind == ir::StateKind::kv_encoder; }
 
 }  // namespace graft

@@ -190,14 +190,14 @@ TEST(State, ARunStoppedAfterAnyLaunchLeavesThemAsTheyWere) {
     std::vector<std::byte*> bases;
     std::vector<Value> in = step.values();
     for (const Allocation& a : plan.allocations) {
-      switch (a.segment) {
-        case Segment::arena:
+      switch (a.memory) {
+        case MemoryKind::arena:
           bases.push_back(arena.data());
           break;
-        case Segment::input:
+        case MemoryKind::input:
           bases.push_back(static_cast<std::byte*>(in[a.index].tensor.data));
           break;
-        case Segment::state:
+        case MemoryKind::state:
           bases.push_back(static_cast<std::byte*>(session.states()[a.index].tensor.data));
           break;
         default:
@@ -229,6 +229,26 @@ TEST(State, AnIndexOutOfRangeChangesNothing) {
   Step bad{{7, 7, 8, 8}, {2, 6}};
   EXPECT_THROW(session.run("forward", bad.values()), ExecutionError);
   EXPECT_EQ(states_of(session), states);
+}
+
+TEST(State, ResetGivesBackTheInitialValue) {
+  GraphBuilder graph;
+  const auto x = graph.input("x", DType::f32, {fixed(2)});
+  const auto total = graph.state("total", DType::f32, Shape{2});
+  graph.weight("start", {3, 5}, Shape{2});
+  graph.program().states[0].initial = 0;
+  const auto grown =
+      graph.node("aten.add.Tensor", {{"self", Arg::of_value(total)}, {"other", Arg::of_value(x)}, {"alpha", of_int(1)}},
+                 DType::f32, {fixed(2)});
+  graph.output(grown);
+  graph.mutate_state(0, grown);
+  Session session(graph.build());
+  std::vector<float> ones{1, 1};
+  const std::vector<Value> in{tensor(ones, {2})};
+  EXPECT_THAT(floats(session.run("forward", in)[0]), ElementsAre(4, 6));
+  EXPECT_THAT(floats(session.run("forward", in)[0]), ElementsAre(5, 7));
+  session.reset();
+  EXPECT_THAT(floats(session.run("forward", in)[0]), ElementsAre(4, 6));
 }
 
 }  // namespace

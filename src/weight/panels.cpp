@@ -21,13 +21,13 @@ unsigned u8_at(const std::byte* p) { return std::to_integer<unsigned>(*p); }
 float s8_at(const std::byte* p) { return static_cast<float>(std::to_integer<std::int8_t>(*p)); }
 
 // Offsets of the parts of a block in a panel.
-struct Place {
+struct BlockOffsets {
   i64 quants = 0;
   i64 scales = 0;    // of the group
   i64 in_group = 0;  // which block of its group
 };
 
-constexpr Place place_of(PanelFormat format, i64 depth, i64 block) {
+constexpr BlockOffsets block_offsets(PanelFormat format, i64 depth, i64 block) {
   const PanelLayout& layout = layout_of(format);
   const i64 first = block / layout.group * layout.group;
   const i64 count = std::min<i64>(layout.group, depth / kPanelBlock - first);
@@ -106,25 +106,25 @@ void put_halves(std::byte* to, Words words, bool high) {
 struct Q8_0 {
   static constexpr PanelFormat kFormat = PanelFormat::q8_0;
 
-  static void pack(const FromRows& rows, i64 column, const Place& place, std::byte* panel) {
-    std::byte* quants = panel + place.quants + column * 4;
+  static void pack(const FromRows& rows, i64 column, const BlockOffsets& offsets, std::byte* panel) {
+    std::byte* quants = panel + offsets.quants + column * 4;
     for (i64 half = 0; half < 2; ++half)
       transpose(rows, quants + half * 4 * kPanelVectorBytes,
                 [&](const std::byte* from) { return words_at(from + 2 + half * 16) ^ 0x80808080U; });
-    pack_f16(rows, 0, column, panel + place.scales + place.in_group * 32);
+    pack_f16(rows, 0, column, panel + offsets.scales + offsets.in_group * 32);
   }
 
-  static void unpack(const ToRows& rows, i64 column, const Place& place, const std::byte* panel) {
-    const std::byte* quants = panel + place.quants + column * 4;
+  static void unpack(const ToRows& rows, i64 column, const BlockOffsets& offsets, const std::byte* panel) {
+    const std::byte* quants = panel + offsets.quants + column * 4;
     for (i64 half = 0; half < 2; ++half)
       transpose_back(quants + half * 4 * kPanelVectorBytes, rows,
                      [&](std::byte* to, Words words) { put(to + 2 + half * 16, words ^ 0x80808080U); });
-    unpack_f16(rows, 0, column, panel + place.scales + place.in_group * 32);
+    unpack_f16(rows, 0, column, panel + offsets.scales + offsets.in_group * 32);
   }
 
-  static void row(i64 column, const Place& place, const std::byte* panel, float* to) {
-    const std::byte* quants = panel + place.quants + column * 4;
-    const float scale = f16_at(panel + place.scales + place.in_group * 32 + column * 2);
+  static void row(i64 column, const BlockOffsets& offsets, const std::byte* panel, float* to) {
+    const std::byte* quants = panel + offsets.quants + column * 4;
+    const float scale = f16_at(panel + offsets.scales + offsets.in_group * 32 + column * 2);
     for (i64 i = 0; i < kPanelBlock; ++i)
       to[i] = scale * static_cast<float>(static_cast<int>(u8_at(quants + i / 4 * kPanelVectorBytes + i % 4)) - 128);
   }
@@ -134,50 +134,50 @@ struct Q4_0 {
   static constexpr PanelFormat kFormat = PanelFormat::q4_0;
 
   // ggml's bytes hold element i in the low nibble and i + 16 in the high nibble, like those of panels.
-  static void pack(const FromRows& rows, i64 column, const Place& place, std::byte* panel) {
-    transpose(rows, panel + place.quants + column * 4, [](const std::byte* from) { return words_at(from + 2); });
-    pack_f16(rows, 0, column, panel + place.scales + place.in_group * 32);
+  static void pack(const FromRows& rows, i64 column, const BlockOffsets& offsets, std::byte* panel) {
+    transpose(rows, panel + offsets.quants + column * 4, [](const std::byte* from) { return words_at(from + 2); });
+    pack_f16(rows, 0, column, panel + offsets.scales + offsets.in_group * 32);
   }
 
-  static void unpack(const ToRows& rows, i64 column, const Place& place, const std::byte* panel) {
-    transpose_back(panel + place.quants + column * 4, rows, [](std::byte* to, Words words) { put(to + 2, words); });
-    unpack_f16(rows, 0, column, panel + place.scales + place.in_group * 32);
+  static void unpack(const ToRows& rows, i64 column, const BlockOffsets& offsets, const std::byte* panel) {
+    transpose_back(panel + offsets.quants + column * 4, rows, [](std::byte* to, Words words) { put(to + 2, words); });
+    unpack_f16(rows, 0, column, panel + offsets.scales + offsets.in_group * 32);
   }
 
-  static void row(i64 column, const Place& place, const std::byte* panel, float* to) {
-    const float scale = f16_at(panel + place.scales + place.in_group * 32 + column * 2);
+  static void row(i64 column, const BlockOffsets& offsets, const std::byte* panel, float* to) {
+    const float scale = f16_at(panel + offsets.scales + offsets.in_group * 32 + column * 2);
     for (i64 i = 0; i < kPanelBlock; ++i)
-      to[i] = scale * static_cast<float>(half_at(panel + place.quants + column * 4, i) - 8);
+      to[i] = scale * static_cast<float>(half_at(panel + offsets.quants + column * 4, i) - 8);
   }
 };
 
 struct IQ4_NL : Q4_0 {
   static constexpr PanelFormat kFormat = PanelFormat::iq4_nl;
 
-  static void row(i64 column, const Place& place, const std::byte* panel, float* to) {
-    const float scale = f16_at(panel + place.scales + place.in_group * 32 + column * 2);
+  static void row(i64 column, const BlockOffsets& offsets, const std::byte* panel, float* to) {
+    const float scale = f16_at(panel + offsets.scales + offsets.in_group * 32 + column * 2);
     for (i64 i = 0; i < kPanelBlock; ++i)
-      to[i] = scale * static_cast<float>(kIq4Values[half_at(panel + place.quants + column * 4, i)]);
+      to[i] = scale * static_cast<float>(kIq4Values[half_at(panel + offsets.quants + column * 4, i)]);
   }
 };
 
 // The scales of q4_k and q5_k: in ggml's block two f16 units, then six bits each of eight scales and minimums.
 struct ScalesOfK {
-  static void pack(const FromRows& rows, i64 column, const Place& place, std::byte* panel) {
-    std::byte* scales = panel + place.scales;
+  static void pack(const FromRows& rows, i64 column, const BlockOffsets& offsets, std::byte* panel) {
+    std::byte* scales = panel + offsets.scales;
     for (i64 c = 0; c < 4; ++c) {
-      const auto [scale, minimum] = six_bits(rows[static_cast<std::size_t>(c)] + 4, place.in_group);
-      scales[place.in_group * kPanelColumns + column + c] = static_cast<std::byte>(scale);
-      scales[128 + place.in_group * kPanelColumns + column + c] = static_cast<std::byte>(minimum);
+      const auto [scale, minimum] = six_bits(rows[static_cast<std::size_t>(c)] + 4, offsets.in_group);
+      scales[offsets.in_group * kPanelColumns + column + c] = static_cast<std::byte>(scale);
+      scales[128 + offsets.in_group * kPanelColumns + column + c] = static_cast<std::byte>(minimum);
     }
-    if (place.in_group > 0) return;
+    if (offsets.in_group > 0) return;
     pack_f16(rows, 0, column, scales + 256);
     pack_f16(rows, 2, column, scales + 288);
   }
 
-  static void unpack(const ToRows& rows, i64 column, const Place& place, const std::byte* panel) {
-    if (place.in_group > 0) return;
-    const std::byte* scales = panel + place.scales;
+  static void unpack(const ToRows& rows, i64 column, const BlockOffsets& offsets, const std::byte* panel) {
+    if (offsets.in_group > 0) return;
+    const std::byte* scales = panel + offsets.scales;
     unpack_f16(rows, 0, column, scales + 256);
     unpack_f16(rows, 2, column, scales + 288);
     for (i64 c = 0; c < 4; ++c) {
@@ -192,9 +192,9 @@ struct ScalesOfK {
     }
   }
 
-  explicit ScalesOfK(i64 column, const Place& place, const std::byte* panel) {
-    const std::byte* scales = panel + place.scales;
-    const i64 at = place.in_group * kPanelColumns + column;
+  explicit ScalesOfK(i64 column, const BlockOffsets& offsets, const std::byte* panel) {
+    const std::byte* scales = panel + offsets.scales;
+    const i64 at = offsets.in_group * kPanelColumns + column;
     scale = f16_at(scales + 256 + column * 2) * static_cast<float>(u8_at(scales + at));
     minimum = f16_at(scales + 288 + column * 2) * static_cast<float>(u8_at(scales + 128 + at));
   }
@@ -211,36 +211,36 @@ struct ScalesOfK {
 
 // The low four bits of q4_k and q5_k, at offset `from` of ggml's block: 64 elements to 32 bytes, of which the low
 // nibbles are one block of 32, the high nibbles the next.
-void pack_halves_of_k(const FromRows& rows, i64 from, i64 column, const Place& place, std::byte* panel) {
-  const unsigned shift = place.in_group % 2 == 0 ? 0 : 4;
-  transpose(rows, panel + place.quants + column * 4, [&](const std::byte* row) {
-    const std::byte* quants = row + from + place.in_group / 2 * 32;
+void pack_halves_of_k(const FromRows& rows, i64 from, i64 column, const BlockOffsets& offsets, std::byte* panel) {
+  const unsigned shift = offsets.in_group % 2 == 0 ? 0 : 4;
+  transpose(rows, panel + offsets.quants + column * 4, [&](const std::byte* row) {
+    const std::byte* quants = row + from + offsets.in_group / 2 * 32;
     return halves(words_at(quants) >> shift, words_at(quants + 16) >> shift);
   });
 }
-void unpack_halves_of_k(const ToRows& rows, i64 to, i64 column, const Place& place, const std::byte* panel) {
-  transpose_back(panel + place.quants + column * 4, rows, [&](std::byte* row, Words words) {
-    put_halves(row + to + place.in_group / 2 * 32, words, place.in_group % 2 != 0);
+void unpack_halves_of_k(const ToRows& rows, i64 to, i64 column, const BlockOffsets& offsets, const std::byte* panel) {
+  transpose_back(panel + offsets.quants + column * 4, rows, [&](std::byte* row, Words words) {
+    put_halves(row + to + offsets.in_group / 2 * 32, words, offsets.in_group % 2 != 0);
   });
 }
 
 struct Q4_K {
   static constexpr PanelFormat kFormat = PanelFormat::q4_k;
 
-  static void pack(const FromRows& rows, i64 column, const Place& place, std::byte* panel) {
-    pack_halves_of_k(rows, 16, column, place, panel);
-    ScalesOfK::pack(rows, column, place, panel);
+  static void pack(const FromRows& rows, i64 column, const BlockOffsets& offsets, std::byte* panel) {
+    pack_halves_of_k(rows, 16, column, offsets, panel);
+    ScalesOfK::pack(rows, column, offsets, panel);
   }
 
-  static void unpack(const ToRows& rows, i64 column, const Place& place, const std::byte* panel) {
-    unpack_halves_of_k(rows, 16, column, place, panel);
-    ScalesOfK::unpack(rows, column, place, panel);
+  static void unpack(const ToRows& rows, i64 column, const BlockOffsets& offsets, const std::byte* panel) {
+    unpack_halves_of_k(rows, 16, column, offsets, panel);
+    ScalesOfK::unpack(rows, column, offsets, panel);
   }
 
-  static void row(i64 column, const Place& place, const std::byte* panel, float* to) {
-    const ScalesOfK s(column, place, panel);
+  static void row(i64 column, const BlockOffsets& offsets, const std::byte* panel, float* to) {
+    const ScalesOfK s(column, offsets, panel);
     for (i64 i = 0; i < kPanelBlock; ++i)
-      to[i] = s.scale * static_cast<float>(half_at(panel + place.quants + column * 4, i)) - s.minimum;
+      to[i] = s.scale * static_cast<float>(half_at(panel + offsets.quants + column * 4, i)) - s.minimum;
   }
 };
 
@@ -249,39 +249,39 @@ struct Q5_K {
   static constexpr i64 kHigh = 4 * kPanelVectorBytes;  // offset of the fifth bits, after the nibbles
 
   // ggml's 32 bytes of fifth bits have one bit of each of the eight blocks.
-  static void pack(const FromRows& rows, i64 column, const Place& place, std::byte* panel) {
-    pack_halves_of_k(rows, 48, column, place, panel);
+  static void pack(const FromRows& rows, i64 column, const BlockOffsets& offsets, std::byte* panel) {
+    pack_halves_of_k(rows, 48, column, offsets, panel);
     for (i64 c = 0; c < 4; ++c) {
       std::uint32_t word = 0;
       for (unsigned i = 0; i < 8; ++i) {
         std::uint32_t bits = 0;
         std::memcpy(&bits, rows[static_cast<std::size_t>(c)] + 16 + i * 4, sizeof(bits));
-        word |= (bits >> place.in_group & 0x01010101U) << i;
+        word |= (bits >> offsets.in_group & 0x01010101U) << i;
       }
-      std::memcpy(panel + place.quants + kHigh + (column + c) * 4, &word, sizeof(word));
+      std::memcpy(panel + offsets.quants + kHigh + (column + c) * 4, &word, sizeof(word));
     }
-    ScalesOfK::pack(rows, column, place, panel);
+    ScalesOfK::pack(rows, column, offsets, panel);
   }
 
-  static void unpack(const ToRows& rows, i64 column, const Place& place, const std::byte* panel) {
-    unpack_halves_of_k(rows, 48, column, place, panel);
+  static void unpack(const ToRows& rows, i64 column, const BlockOffsets& offsets, const std::byte* panel) {
+    unpack_halves_of_k(rows, 48, column, offsets, panel);
     for (i64 c = 0; c < 4; ++c) {
       std::uint32_t word = 0;
-      std::memcpy(&word, panel + place.quants + kHigh + (column + c) * 4, sizeof(word));
+      std::memcpy(&word, panel + offsets.quants + kHigh + (column + c) * 4, sizeof(word));
       for (unsigned i = 0; i < 8; ++i) {
         std::byte* to = rows[static_cast<std::size_t>(c)] + 16 + i * 4;
         std::uint32_t bits = 0;
-        if (place.in_group > 0) std::memcpy(&bits, to, sizeof(bits));
-        bits |= (word >> i & 0x01010101U) << place.in_group;
+        if (offsets.in_group > 0) std::memcpy(&bits, to, sizeof(bits));
+        bits |= (word >> i & 0x01010101U) << offsets.in_group;
         std::memcpy(to, &bits, sizeof(bits));
       }
     }
-    ScalesOfK::unpack(rows, column, place, panel);
+    ScalesOfK::unpack(rows, column, offsets, panel);
   }
 
-  static void row(i64 column, const Place& place, const std::byte* panel, float* to) {
-    const ScalesOfK s(column, place, panel);
-    const std::byte* quants = panel + place.quants + column * 4;
+  static void row(i64 column, const BlockOffsets& offsets, const std::byte* panel, float* to) {
+    const ScalesOfK s(column, offsets, panel);
+    const std::byte* quants = panel + offsets.quants + column * 4;
     for (i64 i = 0; i < kPanelBlock; ++i) {
       const int high = static_cast<int>(u8_at(quants + kHigh + i % 4) >> (i / 4) & 1) << 4;
       to[i] = s.scale * static_cast<float>(half_at(quants, i) | high) - s.minimum;
@@ -294,59 +294,60 @@ struct Q6_K {
 
   // 128 elements take 64 bytes of four bits and 32 of two: blocks 0 and 1 have the low nibbles of the former, blocks 2
   // and 3 the high ones; each has two bits of all of the latter.
-  static void pack(const FromRows& rows, i64 column, const Place& place, std::byte* panel) {
-    const i64 quarter = place.in_group % 4;
-    std::byte* quants = panel + place.quants + column * 4;
+  static void pack(const FromRows& rows, i64 column, const BlockOffsets& offsets, std::byte* panel) {
+    const i64 quarter = offsets.in_group % 4;
+    std::byte* quants = panel + offsets.quants + column * 4;
     transpose(rows, quants, [&](const std::byte* from) {
-      const std::byte* low = from + place.in_group / 4 * 64 + quarter % 2 * 32;
+      const std::byte* low = from + offsets.in_group / 4 * 64 + quarter % 2 * 32;
       const unsigned shift = quarter < 2 ? 0 : 4;
       return halves(words_at(low) >> shift, words_at(low + 16) >> shift);
     });
-    std::byte* scales = panel + place.scales;
+    std::byte* scales = panel + offsets.scales;
     for (i64 c = 0; c < 4; ++c) {
       const std::byte* row = rows[static_cast<std::size_t>(c)];
       for (i64 h = 0; h < 2; ++h) {
         const Words bits =
-            words_at(row + 128 + place.in_group / 4 * 32 + h * 16) >> static_cast<unsigned>(2 * quarter) & 0x03030303U;
+            words_at(row + 128 + offsets.in_group / 4 * 32 + h * 16) >> static_cast<unsigned>(2 * quarter) &
+            0x03030303U;
         const std::uint32_t word = bits[0] | bits[1] << 2 | bits[2] << 4 | bits[3] << 6;
         std::memcpy(quants + (4 + h) * kPanelVectorBytes + c * 4, &word, sizeof(word));
-        scales[(place.in_group * 2 + h) * kPanelColumns + column + c] = row[192 + place.in_group * 2 + h];
+        scales[(offsets.in_group * 2 + h) * kPanelColumns + column + c] = row[192 + offsets.in_group * 2 + h];
       }
     }
-    if (place.in_group == 0) pack_f16(rows, 208, column, scales + 256);
+    if (offsets.in_group == 0) pack_f16(rows, 208, column, scales + 256);
   }
 
-  static void unpack(const ToRows& rows, i64 column, const Place& place, const std::byte* panel) {
-    const i64 quarter = place.in_group % 4;
-    const std::byte* quants = panel + place.quants + column * 4;
+  static void unpack(const ToRows& rows, i64 column, const BlockOffsets& offsets, const std::byte* panel) {
+    const i64 quarter = offsets.in_group % 4;
+    const std::byte* quants = panel + offsets.quants + column * 4;
     transpose_back(quants, rows, [&](std::byte* to, Words words) {
-      put_halves(to + place.in_group / 4 * 64 + quarter % 2 * 32, words, quarter >= 2);
+      put_halves(to + offsets.in_group / 4 * 64 + quarter % 2 * 32, words, quarter >= 2);
     });
-    const std::byte* scales = panel + place.scales;
+    const std::byte* scales = panel + offsets.scales;
     for (i64 c = 0; c < 4; ++c) {
       std::byte* to = rows[static_cast<std::size_t>(c)];
-      std::byte* high = to + 128 + place.in_group / 4 * 32;
+      std::byte* high = to + 128 + offsets.in_group / 4 * 32;
       for (i64 h = 0; h < 2; ++h) {
         std::uint32_t word = 0;
         std::memcpy(&word, quants + (4 + h) * kPanelVectorBytes + c * 4, sizeof(word));
         const Words bits = (Words{word, word >> 2, word >> 4, word >> 6} & 0x03030303U)
                            << static_cast<unsigned>(2 * quarter);
         put(high + h * 16, quarter == 0 ? bits : words_at(high + h * 16) | bits);
-        to[192 + place.in_group * 2 + h] = scales[(place.in_group * 2 + h) * kPanelColumns + column + c];
+        to[192 + offsets.in_group * 2 + h] = scales[(offsets.in_group * 2 + h) * kPanelColumns + column + c];
       }
     }
-    if (place.in_group == 0) unpack_f16(rows, 208, column, scales + 256);
+    if (offsets.in_group == 0) unpack_f16(rows, 208, column, scales + 256);
   }
 
-  static void row(i64 column, const Place& place, const std::byte* panel, float* to) {
-    const std::byte* quants = panel + place.quants + column * 4;
-    const std::byte* scales = panel + place.scales;
+  static void row(i64 column, const BlockOffsets& offsets, const std::byte* panel, float* to) {
+    const std::byte* quants = panel + offsets.quants + column * 4;
+    const std::byte* scales = panel + offsets.scales;
     const float unit = f16_at(scales + 256 + column * 2);
     for (i64 i = 0; i < kPanelBlock; ++i) {
       const unsigned high = u8_at(quants + (4 + i / 16) * kPanelVectorBytes + i % 4) >> (i % 16 / 4 * 2) & 3;
       const int q = half_at(quants, i) | static_cast<int>(high << 4);
       to[i] =
-          unit * s8_at(scales + (place.in_group * 2 + i / 16) * kPanelColumns + column) * static_cast<float>(q - 32);
+          unit * s8_at(scales + (offsets.in_group * 2 + i / 16) * kPanelColumns + column) * static_cast<float>(q - 32);
     }
   }
 };
@@ -355,11 +356,11 @@ struct IQ4_XS {
   static constexpr PanelFormat kFormat = PanelFormat::iq4_xs;
 
   // ggml's block: an f16 unit, two bits of each of eight scales, four bits of each, then the quants as q4_0.
-  static void pack(const FromRows& rows, i64 column, const Place& place, std::byte* panel) {
-    const i64 b = place.in_group;
-    transpose(rows, panel + place.quants + column * 4,
+  static void pack(const FromRows& rows, i64 column, const BlockOffsets& offsets, std::byte* panel) {
+    const i64 b = offsets.in_group;
+    transpose(rows, panel + offsets.quants + column * 4,
               [&](const std::byte* from) { return words_at(from + 8 + b * 16); });
-    std::byte* scales = panel + place.scales;
+    std::byte* scales = panel + offsets.scales;
     for (i64 c = 0; c < 4; ++c) {
       const std::byte* row = rows[static_cast<std::size_t>(c)];
       const unsigned low = u8_at(row + 4 + b / 2) >> (b % 2 * 4) & 15, high = u8_at(row + 2 + b / 4) >> (b % 4 * 2) & 3;
@@ -368,11 +369,11 @@ struct IQ4_XS {
     if (b == 0) pack_f16(rows, 0, column, scales + 128);
   }
 
-  static void unpack(const ToRows& rows, i64 column, const Place& place, const std::byte* panel) {
-    const i64 b = place.in_group;
-    transpose_back(panel + place.quants + column * 4, rows,
+  static void unpack(const ToRows& rows, i64 column, const BlockOffsets& offsets, const std::byte* panel) {
+    const i64 b = offsets.in_group;
+    transpose_back(panel + offsets.quants + column * 4, rows,
                    [&](std::byte* to, Words words) { put(to + 8 + b * 16, words); });
-    const std::byte* scales = panel + place.scales;
+    const std::byte* scales = panel + offsets.scales;
     for (i64 c = 0; c < 4; ++c) {
       std::byte* to = rows[static_cast<std::size_t>(c)];
       const unsigned scale = u8_at(scales + b * kPanelColumns + column + c) + 32;
@@ -385,26 +386,26 @@ struct IQ4_XS {
     if (b == 0) unpack_f16(rows, 0, column, scales + 128);
   }
 
-  static void row(i64 column, const Place& place, const std::byte* panel, float* to) {
-    const std::byte* scales = panel + place.scales;
-    const float scale = f16_at(scales + 128 + column * 2) * s8_at(scales + place.in_group * kPanelColumns + column);
+  static void row(i64 column, const BlockOffsets& offsets, const std::byte* panel, float* to) {
+    const std::byte* scales = panel + offsets.scales;
+    const float scale = f16_at(scales + 128 + column * 2) * s8_at(scales + offsets.in_group * kPanelColumns + column);
     for (i64 i = 0; i < kPanelBlock; ++i)
-      to[i] = scale * static_cast<float>(kIq4Values[half_at(panel + place.quants + column * 4, i)]);
+      to[i] = scale * static_cast<float>(kIq4Values[half_at(panel + offsets.quants + column * 4, i)]);
   }
 };
 
 constexpr std::size_t kMostBlockBytes =
     static_cast<std::size_t>(std::ranges::max(kPanelLayouts, {}, &PanelLayout::bytes).bytes);
 
-// Calls visit(four rows, column, place, panel) for each block of 32 elements of each four rows of panels [begin, end);
-// rows past the last one are `nothing`.
+// Calls visit(four rows, column, offsets, panel) for each block of 32 elements of each four rows of panels [begin,
+// end); rows past the last one are `nothing`.
 template <typename F, typename Byte, typename Panel, typename Visit>
 void walk(Byte* blocks, i64 rows, i64 depth, i64 begin, i64 end, Panel* panels, Byte* nothing, const Visit& visit) {
   constexpr PanelLayout kLayout = layout_of(F::kFormat);
   const i64 bytes = panel_bytes(F::kFormat, depth), row_bytes = depth / kLayout.elements * kLayout.bytes;
   for (i64 p = begin; p < end; ++p) {
     for (i64 b = 0; b < depth / kPanelBlock; ++b) {
-      const Place place = place_of(F::kFormat, depth, b);
+      const BlockOffsets offsets = block_offsets(F::kFormat, depth, b);
       const i64 at = b * kPanelBlock / kLayout.elements * kLayout.bytes;
       for (i64 column = 0; column < kPanelColumns; column += 4) {
         FourRows<Byte> four;
@@ -412,7 +413,7 @@ void walk(Byte* blocks, i64 rows, i64 depth, i64 begin, i64 end, Panel* panels, 
           const i64 row = p * kPanelColumns + column + c;
           four[static_cast<std::size_t>(c)] = row < rows ? blocks + row * row_bytes + at : nothing;
         }
-        visit(four, column, place, panels + p * bytes);
+        visit(four, column, offsets, panels + p * bytes);
       }
     }
   }
@@ -433,7 +434,7 @@ void unpack(const std::byte* panels, i64 rows, i64 depth, i64 begin, i64 end, st
 template <typename F>
 void row(const std::byte* panel, i64 column, i64 depth, float* to) {
   for (i64 b = 0; b < depth / kPanelBlock; ++b)
-    F::row(column, place_of(F::kFormat, depth, b), panel, to + b * kPanelBlock);
+    F::row(column, block_offsets(F::kFormat, depth, b), panel, to + b * kPanelBlock);
 }
 
 struct Packing {

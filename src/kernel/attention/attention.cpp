@@ -33,26 +33,26 @@ bool in_bf16(const TensorDesc& q, const TensorDesc& k, const AttentionAttrs& att
 
 // A head's keys and values copied to contiguous rows of f32. Every block of queries reads them, and rows a large stride
 // apart fall into few sets of the second-level cache. Each task has its own copy.
-class LaidOut {
+class CopiedKv {
  public:
-  LaidOut(const TensorDesc& q, const TensorDesc& k, const TensorDesc& v, const AttentionAttrs& attrs,
-          const simd::AttentionTable& table)
+  CopiedKv(const TensorDesc& q, const TensorDesc& k, const TensorDesc& v, const AttentionAttrs& attrs,
+           const simd::AttentionTable& table)
       : k_(k), v_(v), rows_(k.shape[k.rank() - 2]), d_(k.shape[k.rank() - 1]), dv_(v.shape[v.rank() - 1]) {
     constexpr i64 kLeastBlocks = 4;
     constexpr i64 kMostBytes = i64{1} << 20;
     const bool lies = k.dtype == DType::f32 && stride(k, 2) == d_ && stride(v, 2) == dv_;
     there_ = !lies && !in_bf16(q, k, attrs, table) && q.shape[q.rank() - 2] >= kLeastBlocks * table.block &&
-             share_floats() * static_cast<i64>(sizeof(float)) <= kMostBytes;
+             floats_per_task() * static_cast<i64>(sizeof(float)) <= kMostBytes;
   }
 
   i64 scratch_bytes(int threads) const {
-    return there_ ? threads * share_floats() * static_cast<i64>(sizeof(float)) : 0;
+    return there_ ? threads * floats_per_task() * static_cast<i64>(sizeof(float)) : 0;
   }
 
   // Copies the head's keys and values into this task's scratch and points `head` at them.
   void take(const KernelContext& ctx, const simd::AttentionTable& table, simd::AttentionHead& head) {
     if (!there_) return;
-    float* k = reinterpret_cast<float*>(ctx.scratch_bytes) + ctx.task * share_floats();
+    float* k = reinterpret_cast<float*>(ctx.scratch_bytes) + ctx.task * floats_per_task();
     float* v = k + rows_ * d_;
     if (head.k != from_k_ || head.v != from_v_) {
       from_k_ = head.k;
@@ -68,7 +68,7 @@ class LaidOut {
   }
 
  private:
-  i64 share_floats() const { return ceil_div(rows_ * (d_ + dv_), 16) * 16; }
+  i64 floats_per_task() const { return ceil_div(rows_ * (d_ + dv_), 16) * 16; }
 
   const TensorDesc &k_, &v_;
   const i64 rows_, d_, dv_;
@@ -82,7 +82,7 @@ void attention_here(const KernelContext& ctx) noexcept { run_attention(ctx, simd
 
 i64 attention_scratch_bytes(const TensorDesc& q, const TensorDesc& k, const TensorDesc& v, const AttentionAttrs& attrs,
                             int threads, const simd::AttentionTable& table) {
-  return LaidOut(q, k, v, attrs, table).scratch_bytes(threads);
+  return CopiedKv(q, k, v, attrs, table).scratch_bytes(threads);
 }
 i64 attention_scratch_bytes(const TensorDesc& q, const TensorDesc& k, const TensorDesc& v, const AttentionAttrs& attrs,
                             int threads) {
@@ -107,7 +107,7 @@ void run_attention(const KernelContext& ctx, const simd::AttentionTable& table) 
   i64 items = 1;
   for (int d = 0; d + 2 < rank; ++d) items *= q.shape[d];
   const i64 blocks = ceil_div(head.t, table.block);
-  LaidOut laid_out(q, k, v, attrs, table);
+  CopiedKv copied(q, k, v, attrs, table);
   const auto attend = [&](i64 item, i64 block) {
     head.q = at(ctx.inputs[0], q.dtype, batch_offset(q, item));
     head.k = at(ctx.inputs[1], k.dtype, batch_offset(k, item));
@@ -115,7 +115,7 @@ void run_attention(const KernelContext& ctx, const simd::AttentionTable& table) 
     head.kv = simd::row_type(k.dtype);
     head.k_row = stride(k, 2);
     head.v_row = stride(v, 2);
-    laid_out.take(ctx, table, head);
+    copied.take(ctx, table, head);
     head.out = const_cast<std::byte*>(at(ctx.outputs[0], out.dtype, batch_offset(out, item)));
     if (attrs.has_mask != 0) {
       const TensorDesc& mask = ctx.in(3);

@@ -227,7 +227,7 @@ TEST(Attention, HalfPrecisionAndLayouts) {
   }
 }
 
-TEST(Attention, KeysAndValuesOfManyQueriesAreLaidOut) {
+TEST(Attention, KeysAndValuesOfManyQueriesAreCopied) {
   for (const DType dtype : {DType::f32, DType::f16, DType::bf16})
     for (const bool shared : {false, true})
       for (const bool causal : {false, true})

@@ -204,7 +204,7 @@ void check_positions(const KernelContext& ctx) noexcept {
   const TensorDesc& desc = ctx.in(0);
   const i64 batch = desc.shape[0], tokens = desc.shape[1], rows = ctx.in(1).shape[0];
   const auto attrs = ctx.attrs<CachePositionsAttrs>();
-  const i64 kinds = attrs.reaches;
+  const i64 kinds = attrs.windows;
   const i64 *length = ctx.input<i64>(1), *first = kinds > 0 ? ctx.input<i64>(2) : nullptr;
   i64* new_length = ctx.output<i64>(1);
   i64* new_first = kinds > 0 ? ctx.output<i64>(2) : nullptr;
@@ -223,10 +223,10 @@ void check_positions(const KernelContext& ctx) noexcept {
     new_length[cached] = found.end;
     for (std::size_t k = 0; k < static_cast<std::size_t>(kinds); ++k) {
       i64& held = new_first[cached * kinds + static_cast<i64>(k)];
-      const i64 seen = std::max<i64>(found.begin - attrs.reach[k] + 1, 0);
+      const i64 seen = std::max<i64>(found.begin - attrs.window[k] + 1, 0);
       if (found.begin > 0 && seen < held)
         return ctx.fail("row ", b, ": position ", found.begin, " sees the tokens from ", seen, " on; of its window of ",
-                        attrs.reach[k], " the cache holds those from ", held, " on");
+                        attrs.window[k], " the cache holds those from ", held, " on");
       if (found.begin == 0) held = 0;
       if (attrs.slots[k] > 0) held = std::max(held, found.end - attrs.slots[k]);
     }

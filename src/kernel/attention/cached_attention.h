@@ -39,19 +39,19 @@ extern const Kernel kCachedAttention;
 // staged them; position i64 [B, T]. Outputs: the rings of keys and values.
 extern const Kernel kRingStore;
 
-inline constexpr int kMaxReaches = 8;
+inline constexpr int kMaxWindows = 8;
 
 struct CachePositionsAttrs {
-  std::int64_t capacity = 0;                         // tokens of a row
-  std::int64_t reaches = 0;                          // number of ring windows, at most kMaxReaches
-  std::array<std::int64_t, kMaxReaches> reach = {};  // the windows: positions that a token sees
-  std::array<std::int64_t, kMaxReaches> slots = {};  // slots of the ring of each window; 0: it holds all tokens
-  std::int32_t staged = 0;                           // the tokens enter the rings at the end of the run
+  std::int64_t capacity = 0;                          // tokens of a row
+  std::int64_t windows = 0;                           // number of ring windows, at most kMaxWindows
+  std::array<std::int64_t, kMaxWindows> window = {};  // the windows: positions that a token sees
+  std::array<std::int64_t, kMaxWindows> slots = {};   // slots of the ring of each window; 0: it holds all tokens
+  std::int32_t staged = 0;                            // the tokens enter the rings at the end of the run
 };
 
-// Checks the positions of new tokens. Inputs: position i64 [B, T], length i64 [R], with `reaches` first i64
-// [R, reaches]: the first position that each ring still holds; all contiguous. Outputs: position i64 [B, T], length i64
-// [R], with `reaches` first, then the states of length and first themselves.
+// Checks the positions of new tokens. Inputs: position i64 [B, T], length i64 [R], with `windows` first i64
+// [R, windows]: the first position that each ring still holds; all contiguous. Outputs: position i64 [B, T], length i64
+// [R], with `windows` first, then the states of length and first themselves.
 // Each row must have its padding (negative) first, then consecutive positions, the first of them at most the length of
 // the cache's row; a smaller one truncates the row at once. The run fails otherwise, also when a ring no longer holds
 // what the first token sees. Padding is output as -1, length and first as they are after the tokens. Unless staged, the

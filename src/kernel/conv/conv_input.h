@@ -48,7 +48,7 @@ class ConvInput {
       plane = padded_[1] * line;
       sample = padded_[0] * plane;
       constexpr auto size = static_cast<i64>(sizeof(T));
-      group_ = std::clamp<i64>(kLaidOutBytes / std::max<i64>(size * sample, 1), 1, std::max<i64>(x.shape[0], 1));
+      group_ = std::clamp<i64>(kColumnBytes / std::max<i64>(size * sample, 1), 1, std::max<i64>(x.shape[0], 1));
     } else {
       sample = x.strides[0];
       plane = x.strides[2];
@@ -148,7 +148,7 @@ class ConvInput {
 
  private:
   // As many samples are copied together as fit into this size, so that they stay in the caches.
-  static constexpr i64 kLaidOutBytes = i64{4} << 20;
+  static constexpr i64 kColumnBytes = i64{4} << 20;
 
   void copy_samples(const KernelContext& ctx, T* to, T padding, bool flips, i64 first, i64 count) const {
     const i64 lines = padded_[0] * padded_[1];

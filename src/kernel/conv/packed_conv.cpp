@@ -119,7 +119,7 @@ class PackedConvolution {
     return ceil_div(threads * block_count() * static_cast<i64>(sizeof(KBlock)), 64) * 64;
   }
 
-  std::span<const KBlock> pieces_of(const KernelContext& ctx) const {
+  std::span<const KBlock> k_blocks_of(const KernelContext& ctx) const {
     const i64 count = block_count();
     KBlock* k_blocks = reinterpret_cast<KBlock*>(ctx.scratch_bytes) + ctx.task * count;
     KBlock* next = k_blocks;
@@ -133,7 +133,7 @@ class PackedConvolution {
     const i64 groups = attrs_.conv.groups, channels = x_.shape[1] / groups, rows = out[1] / groups;
     const i64 taps = attrs_.kernel[0] * attrs_.kernel[1] * attrs_.kernel[2], depth = channels * taps;
     const i64 panels = ceil_div(rows, table.panel_width), all_panels = groups * panels;
-    const PackedSums sums = {taps, depth, pieces_of(ctx)};
+    const PackedSums sums = {taps, depth, k_blocks_of(ctx)};
     const auto lines = input_.lines_of(out, samples, table.tile_rows, attrs_.by_lines == 0);
     products.offset(first_sample * out[2] * out[3] * out[4] * out[1]);
     const i64 tiles = lines.all * lines.parts;

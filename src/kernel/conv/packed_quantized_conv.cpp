@@ -60,9 +60,8 @@ class Packer {
       const i64 width = vectors * table_.lanes;
       const Header to = cleared(panels.offset(group, panel), panels.bytes(panel), width);
       for (int c = 0; c < panels.channels(panel); ++c) {
-        const i64 row = group * panels.rows + panel * panels.width + c,
-                  place = simd::place_of(c, vectors, table_.lanes);
-        put_numbers(to, place, row);
+        const i64 row = group * panels.rows + panel * panels.width + c, slot = simd::slot_of(c, vectors, table_.lanes);
+        put_numbers(to, slot, row);
         // Runs in order; each starts a new row of the weight.
         const i64 run_depth = whole ? taps * channels : channels, run_rows = ceil_div(run_depth, table_.step);
         for (i64 l = 0; l < lines; ++l)
@@ -70,7 +69,7 @@ class Packer {
             for (i64 k = 0; k < channels; ++k) {
               const i64 run = whole ? l : l * taps + t, at = whole ? t * channels + k : k;
               const i64 sum_row = run * run_rows + at / table_.step;
-              to.weights[(sum_row * width + place) * table_.step + at % table_.step] =
+              to.weights[(sum_row * width + slot) * table_.step + at % table_.step] =
                   weight(row, (k * lines + l) * taps + t);
             }
       }
@@ -86,10 +85,10 @@ class Packer {
       const i64 bytes = width * (kPlaceHeaderBytes + lines * groups * table_.step);
       const Header to = cleared(offset, bytes, width);
       for (int c = 0; c < width && first + c < shape_[0]; ++c) {
-        const i64 place = simd::place_of(c, 4, width / 4);
-        put_numbers(to, place, first + c);
+        const i64 slot = simd::slot_of(c, 4, width / 4);
+        put_numbers(to, slot, first + c);
         const auto put = [&](i64 l, i64 group, i64 at, i64 t) {
-          to.weights[((l * groups + group) * width + place) * table_.step + at] = weight(first + c, l * taps + t);
+          to.weights[((l * groups + group) * width + slot) * table_.step + at] = weight(first + c, l * taps + t);
         };
         for (i64 l = 0; l < lines; ++l)
           for (i64 t = 0; t < taps; ++t) {
@@ -111,14 +110,14 @@ class Packer {
     return {panel, width};
   }
 
-  void put_numbers(const Header& to, i64 place, i64 row) const {
+  void put_numbers(const Header& to, i64 slot, i64 row) const {
     std::int32_t sum = 0;
     for (i64 k = 0; k < depth_; ++k) sum += ctx_.input<std::int8_t>(0)[row * depth_ + k];
-    to.start[place] = -attrs_.input_zero * sum;
+    to.start[slot] = -attrs_.input_zero * sum;
     const float* scales = attrs_.has_weight_scale != 0 ? ctx_.input<float>(1) : nullptr;
     const bool one = scales != nullptr && ctx_.in(1).numel() == 1;
-    to.scale[place] = attrs_.input_scale * (scales != nullptr ? scales[one ? 0 : row] : attrs_.weight_scale);
-    if (attrs_.conv.has_bias != 0) to.bias[place] = ctx_.input<float>(1 + attrs_.has_weight_scale)[row];
+    to.scale[slot] = attrs_.input_scale * (scales != nullptr ? scales[one ? 0 : row] : attrs_.weight_scale);
+    if (attrs_.conv.has_bias != 0) to.bias[slot] = ctx_.input<float>(1 + attrs_.has_weight_scale)[row];
   }
 
   const KernelContext& ctx_;

@@ -48,7 +48,7 @@ struct ByteTile {
 
 // The order of W output channels in a panel: with n = W / lanes vectors, channel 4 n l + 4 j + i is at index
 // j lanes + 4 l + i (i < 4), the order in which widening bytes vector by vector produces them.
-[[gnu::always_inline]] constexpr int place_of(int channel, int vectors, int lanes) {
+[[gnu::always_inline]] constexpr int slot_of(int channel, int vectors, int lanes) {
   return channel / 4 % vectors * lanes + channel / (4 * vectors) * 4 + channel % 4;
 }
 
@@ -58,7 +58,7 @@ struct QuantizedConvTable {
   int step;       // weights are stored as [rows of the sum][channel][step]
   int tile_rows;  // the most rows of a tile
 
-  // A tile of one panel: [i32 initial sum][f32 scale][f32 bias][weights], channels in place_of() order; `width` of them
+  // A tile of one panel: [i32 initial sum][f32 scale][f32 bias][weights], channels in slot_of() order; `width` of them
   // exist.
   void (*tile)(const ByteTile& tile, std::int64_t row, std::uint8_t flip, const ByteRun* runs, std::int64_t run_count,
                const std::byte* panel, int vectors, std::int64_t first_channel, int width,
@@ -67,7 +67,7 @@ struct QuantizedConvTable {
   // A row of outputs of a depthwise convolution. Input column c of row l is at columns[l * pitch + c], where columns
   // count from the first padding column; output o sees column o * step + t * tap for each tap t. Channels come in
   // blocks of block_width() of those left, 4 vectors each of a quarter of that, packed as [initial sum][scale][bias],
-  // then [rows][groups of `step` taps][channel][step], channels in place_of() order. With `pairs` (steps and taps of 1,
+  // then [rows][groups of `step` taps][channel][step], channels in slot_of() order. With `pairs` (steps and taps of 1,
   // at most 3 taps, and if packs_pairs) a row has two such groups, the second shifted by one tap, so that two outputs
   // use the same loaded columns.
   struct Line {

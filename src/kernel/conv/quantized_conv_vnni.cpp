@@ -13,7 +13,7 @@ constexpr int kSumLanes = Widest::kLanes, kTileRows = kVectorRegisters == 32 ? 1
 
 // --- epilogues ---
 
-// n channels of a residual as integers, in place_of() order.
+// n channels of a residual as integers, in slot_of() order.
 template <typename V, int N>
 GRAFT_VEC void load_residual(const uint8_t* p, i64 n, uint8_t flip, typename V::Ints (&to)[N]) {
   const auto none = V::none();
@@ -71,12 +71,12 @@ GRAFT_VEC void put_bytes(uint8_t* to, const typename V::Ints (&q)[N], const Epil
 template <typename V, int N>
 GRAFT_VEC void put_numbers(float* to, const typename V::Floats (&y)[N], i64 n) {
   constexpr int kWidth = N * V::kLanes;
-  alignas(64) float by_place[kWidth];
-  for (int j = 0; j < N; ++j) V::put_floats(by_place + j * V::kLanes, y[j]);
-  for (int c = 0; c < kWidth && c < n; ++c) to[c] = by_place[place_of(c, N, V::kLanes)];
+  alignas(64) float by_slot[kWidth];
+  for (int j = 0; j < N; ++j) V::put_floats(by_slot + j * V::kLanes, y[j]);
+  for (int c = 0; c < kWidth && c < n; ++c) to[c] = by_slot[slot_of(c, N, V::kLanes)];
 }
 
-// Epilogue for n channels of `rows` positions from `first` on, with sums [position][channel] in place_of() order.
+// Epilogue for n channels of `rows` positions from `first` on, with sums [position][channel] in slot_of() order.
 // Fields that the byte stores might alias are copied to locals: read through pointers they would be reloaded for each
 // position.
 template <typename V, int N, Way way>
@@ -255,7 +255,7 @@ struct Pair {
     return {V::low8(x, y), V::high8(x, y)};
   }
 
-  // The four bytes of each channel, in place_of() order.
+  // The four bytes of each channel, in slot_of() order.
   GRAFT_VEC void interleave(const Pair& a, const Pair& b, typename V::Ints (&to)[4]) {
     to[0] = V::low16(a.low, b.low);
     to[1] = V::high16(a.low, b.low);

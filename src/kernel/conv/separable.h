@@ -28,26 +28,26 @@ struct SeparableAttrs {
 
 // How many rows the convolution before a depthwise one computes at a time when its input is copied. Each task copies
 // the rows that it reads: written in one phase and read in the next, they would travel between cores.
-class LaidOutLines {
+class CopiedRows {
   using i64 = std::int64_t;
 
  public:
   // `kernel`: rows of its kernel; `line_bytes`: bytes of an input row.
-  LaidOutLines(const ConvAttrs& conv, i64 kernel, i64 line_bytes)
+  CopiedRows(const ConvAttrs& conv, i64 kernel, i64 line_bytes)
       : stride_(conv.stride[1]), reach_((kernel - 1) * conv.dilation[1] + 1) {
-    made_ = std::max(kLeastLines, (kLaidOutBytes / std::max(line_bytes, i64{1}) - reach_) / stride_ + 1);
+    rows_made_ = std::max(kLeastLines, (kCopiedBytes / std::max(line_bytes, i64{1}) - reach_) / stride_ + 1);
   }
 
-  i64 made() const { return made_; }
+  i64 made() const { return rows_made_; }
   i64 first_read_by(i64 line) const { return line * stride_; }
   i64 read_by(i64 lines) const { return (lines - 1) * stride_ + reach_; }
 
  private:
-  static constexpr i64 kLaidOutBytes = i64{96} << 10;
+  static constexpr i64 kCopiedBytes = i64{96} << 10;
   // With fewer rows, too many input rows are copied again for the next ones.
   static constexpr i64 kLeastLines = 4;
 
-  i64 stride_, reach_, made_;
+  i64 stride_, reach_, rows_made_;
 };
 
 // Bands of output rows of a depthwise convolution: as many rows as keep the intermediates in a core's cache.

@@ -235,7 +235,7 @@ class SeparableConvolution {
   const i64 width_;               // of the depthwise convolution's input
   const i64 lines_;               // rows of its kernel
   const LineBands bands_;
-  const LaidOutLines copied_;
+  const CopiedRows copied_;
 };
 
 // For small images: a panel's channels of the whole image fit into the first-level cache. By bands of rows, each core

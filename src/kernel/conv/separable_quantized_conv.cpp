@@ -270,7 +270,7 @@ class SeparableQuantizedConvolution {
   const i64 lines_;                      // rows of its kernel
   const i64 pitch_;                      // columns of a row that it reads, padding included
   const LineBands bands_;
-  const LaidOutLines copied_;
+  const CopiedRows copied_;
 };
 
 void run_here(const KernelContext& ctx) noexcept { run_separable_quantized_conv(ctx, simd::quantized_conv()); }

@@ -146,20 +146,22 @@ class WinogradConvolution {
   static i64 first_of(i64 i, i64 count, i64 all) { return i * (all / count) + std::min(i, all % count); }
   i64 first_tile(i64 part) const { return first_of(part, parts_, tiles_); }
 
-  struct Place {
+  struct TilePosition {
     i64 sample, line, column;  // of the first output
   };
-  Place place_of(i64 tile) const { return {tile / (down_ * across_), tile / across_ % down_ * 2, tile % across_ * 2}; }
+  TilePosition position_of(i64 tile) const {
+    return {tile / (down_ * across_), tile / across_ % down_ * 2, tile % across_ * 2};
+  }
 
   void inputs_of(const Work& work, i64 tile, const float* (&d)[kWinogradProducts]) const {
-    const Place place = place_of(tile);
+    const TilePosition tile_at = position_of(tile);
     for (i64 i = 0; i < 4; ++i) {
-      const i64 line = place.line - work.padding[0] + i;
+      const i64 line = tile_at.line - work.padding[0] + i;
       for (i64 j = 0; j < 4; ++j) {
-        const i64 column = place.column - work.padding[1] + j;
+        const i64 column = tile_at.column - work.padding[1] + j;
         const bool inside = line >= 0 && line < x_.shape[3] && column >= 0 && column < x_.shape[4];
-        d[4 * i + j] =
-            inside ? work.x + place.sample * x_.strides[0] + line * x_.strides[3] + column * x_.strides[4] : work.zeros;
+        d[4 * i + j] = inside ? work.x + tile_at.sample * x_.strides[0] + line * x_.strides[3] + column * x_.strides[4]
+                              : work.zeros;
       }
     }
   }
@@ -205,12 +207,12 @@ class WinogradConvolution {
   }
 
   void put_outputs(const Work& work, i64 tile, const float* products, i64 step, i64 channel, i64 width) const {
-    const Place place = place_of(tile);
+    const TilePosition tile_at = position_of(tile);
     i64 positions[4];
     for (i64 i = 0; i < 4; ++i) {
-      const i64 line = place.line + i / 2, column = place.column + i % 2;
+      const i64 line = tile_at.line + i / 2, column = tile_at.column + i % 2;
       const bool there = line < out_.shape[3] && column < out_.shape[4];
-      positions[i] = there ? (place.sample * out_.shape[3] + line) * out_.shape[4] + column : -1;
+      positions[i] = there ? (tile_at.sample * out_.shape[3] + line) * out_.shape[4] + column : -1;
     }
     loops_.ends.output(products, step, positions, channel, width, work.epilogue);
   }

@@ -54,13 +54,13 @@ struct Schedule {
   enum class Mode { nothing, no_sum, dot, tiles };
   Mode mode = Mode::nothing;
   i64 batch = 1, m = 0, n = 0, k = 0;
-  bool b_is_few = false;     // dot: the small operand is b, its rows are columns of b
-  bool widen_few = false;    // dot: the small operand is copied to scratch as f32
-  bool a_is_vector = false;  // tiles: V is a transposed, S is b transposed
-  bool pairs = false;        // tiles: in bf16
-  bool packed = false;       // tiles: V is packed
-  i64 group = 1;             // tiles: batches packed at once
-  i64 panels = 0;            // tiles: panels packed at once
+  bool skinny_is_b = false;   // dot: the small operand is b, its rows are columns of b
+  bool widen_skinny = false;  // dot: the small operand is copied to scratch as f32
+  bool a_is_vector = false;   // tiles: V is a transposed, S is b transposed
+  bool pairs = false;         // tiles: in bf16
+  bool packed = false;        // tiles: V is packed
+  i64 group = 1;              // tiles: batches packed at once
+  i64 panels = 0;             // tiles: panels packed at once
   i64 scratch_bytes = 0;
 
   i64 panel_bytes(const simd::MatmulTable& table) const {
@@ -90,10 +90,10 @@ Schedule schedule_of(const MatmulAttrs& attrs, const TensorDesc& a_desc, const T
   const bool b_cols = b.row == 1 || s.k == 1;  // columns of b are
   if ((s.m <= simd::kMaxDotRows && b_cols) || (s.n <= simd::kMaxDotRows && a_rows)) {
     s.mode = Schedule::Mode::dot;
-    s.b_is_few = !(s.m <= simd::kMaxDotRows && b_cols);
-    const bool in_place = s.b_is_few ? b_desc.dtype == DType::f32 && b_cols : a_desc.dtype == DType::f32 && a_rows;
-    s.widen_few = !in_place;
-    if (s.widen_few) s.scratch_bytes = s.batch * (s.b_is_few ? s.n : s.m) * s.k * 4;
+    s.skinny_is_b = !(s.m <= simd::kMaxDotRows && b_cols);
+    const bool in_place = s.skinny_is_b ? b_desc.dtype == DType::f32 && b_cols : a_desc.dtype == DType::f32 && a_rows;
+    s.widen_skinny = !in_place;
+    if (s.widen_skinny) s.scratch_bytes = s.batch * (s.skinny_is_b ? s.n : s.m) * s.k * 4;
     return s;
   }
   s.mode = Schedule::Mode::tiles;
@@ -141,7 +141,7 @@ class Product {
 
   // Operands that are widened or packed take two phases: packing each chunk, and its products.
   int phases() const {
-    if (s_.mode == Schedule::Mode::dot) return s_.widen_few ? 2 : 1;
+    if (s_.mode == Schedule::Mode::dot) return s_.widen_skinny ? 2 : 1;
     if (s_.mode != Schedule::Mode::tiles || !s_.packed) return 1;
     return static_cast<int>(2 * ceil_div(s_.batch, s_.group) * chunks_per_group());
   }
@@ -209,29 +209,29 @@ class Product {
   }
 
   void dot() const {
-    const int few_rows = static_cast<int>(s_.b_is_few ? s_.n : s_.m);
-    const i64 many_rows = s_.b_is_few ? s_.m : s_.n;
+    const int skinny_rows = static_cast<int>(s_.skinny_is_b ? s_.n : s_.m);
+    const i64 wide_rows = s_.skinny_is_b ? s_.m : s_.n;
     float* scratch = reinterpret_cast<float*>(ctx_.scratch_bytes);
-    const auto few_of = [&](i64 item) { return s_.b_is_few ? b(item, true) : a(item, false); };
-    if (s_.widen_few && ctx_.phase == 0) {
-      for_units(ctx_, s_.batch, few_rows, [&](i64 item, i64 first, i64 last) {
-        const MatrixView few = few_of(item);
+    const auto skinny_of = [&](i64 item) { return s_.skinny_is_b ? b(item, true) : a(item, false); };
+    if (s_.widen_skinny && ctx_.phase == 0) {
+      for_units(ctx_, s_.batch, skinny_rows, [&](i64 item, i64 first, i64 last) {
+        const MatrixView skinny = skinny_of(item);
         for (i64 r = first; r < last; ++r) {
-          table_.widen(at(few.data, few.dtype, r * few.row), few.dtype, few.col, s_.k,
-                       scratch + (item * few_rows + r) * s_.k);
+          table_.widen(at(skinny.data, skinny.dtype, r * skinny.row), skinny.dtype, skinny.col, s_.k,
+                       scratch + (item * skinny_rows + r) * s_.k);
         }
       });
       return;
     }
     // Whole blocks of dot(): 8 columns for one row, else 6 or 3.
-    const i64 unit = few_rows == 1 ? 8 : 12;
-    for_units(ctx_, s_.batch, ceil_div(many_rows, unit), [&](i64 item, i64 first, i64 last) {
-      MatrixView few = few_of(item);
-      if (s_.widen_few) few = {scratch + item * few_rows * s_.k, DType::f32, s_.k, 1};
-      MatrixView many = s_.b_is_few ? a(item, false) : b(item, true);
-      many.col = 1;
-      table_.dot(static_cast<const float*>(few.data), few.row, few_rows, many, s_.k, first * unit,
-                 std::min(last * unit, many_rows), epilogue(item, !s_.b_is_few));
+    const i64 unit = skinny_rows == 1 ? 8 : 12;
+    for_units(ctx_, s_.batch, ceil_div(wide_rows, unit), [&](i64 item, i64 first, i64 last) {
+      MatrixView skinny = skinny_of(item);
+      if (s_.widen_skinny) skinny = {scratch + item * skinny_rows * s_.k, DType::f32, s_.k, 1};
+      MatrixView wide = s_.skinny_is_b ? a(item, false) : b(item, true);
+      wide.col = 1;
+      table_.dot(static_cast<const float*>(skinny.data), skinny.row, skinny_rows, wide, s_.k, first * unit,
+                 std::min(last * unit, wide_rows), epilogue(item, !s_.skinny_is_b));
     });
   }
 
@@ -318,7 +318,7 @@ std::string explain_sums(const KernelContext& ctx) {
     case Schedule::Mode::no_sum:
       return "nothing to add up";
     case Schedule::Mode::dot:
-      return types + ", " + std::to_string(s.b_is_few ? s.n : s.m) + " rows: dot products, " + isa_name();
+      return types + ", " + std::to_string(s.skinny_is_b ? s.n : s.m) + " rows: dot products, " + isa_name();
     case Schedule::Mode::tiles:
       break;
   }

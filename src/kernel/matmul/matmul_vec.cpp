@@ -51,7 +51,7 @@ void tiles(const MatrixView& s, const MatrixView& v, const float* packed, i64 de
 
 // --- GEMV and skinny GEMM ---
 
-void dot(const float* few, i64 few_stride, int rows, const MatrixView& many, i64 depth, i64 q0, i64 q1,
+void dot(const float* skinny, i64 skinny_stride, int rows, const MatrixView& wide, i64 depth, i64 q0, i64 q1,
          const Epilogue& epilogue) {
   // Results are gathered so that the epilogue works on whole vectors along q: there r is p and j is q.
   constexpr i64 kGather = 2 * kPanel;
@@ -68,10 +68,10 @@ void dot(const float* few, i64 few_stride, int rows, const MatrixView& many, i64
       const int step = end - q >= dot_columns(rows) ? dot_columns(rows) : 1;
       for (int p = 0; p < rows; p += kDotRows) {
         const int count = static_cast<int>(smaller(kDotRows, rows - p));
-        const DotBlock block = many.dtype == DType::f32    ? dot_block_of<F32>(count, step)
-                               : many.dtype == DType::bf16 ? dot_block_of<BF16>(count, step)
+        const DotBlock block = wide.dtype == DType::f32    ? dot_block_of<F32>(count, step)
+                               : wide.dtype == DType::bf16 ? dot_block_of<BF16>(count, step)
                                                            : dot_block_of<F16>(count, step);
-        block(few + p * few_stride, few_stride, many.data, many.row, depth, q, sums);
+        block(skinny + p * skinny_stride, skinny_stride, wide.data, wide.row, depth, q, sums);
         for (int i = 0; i < count; ++i) {
           for (int x = 0; x < step; ++x) gathered[p + i][q - start + x] = sums[i * step + x];
         }

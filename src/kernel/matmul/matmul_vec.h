@@ -62,10 +62,10 @@ struct MatmulTable {
   void (*tiles)(const MatrixView& s, const MatrixView& v, const float* packed, std::int64_t depth, std::int64_t columns,
                 std::int64_t r0, std::int64_t r1, std::int64_t p0, std::int64_t p1, const Epilogue& epilogue);
 
-  // GEMV and skinny GEMM, whose M = `rows` is small: O[q, p] = sum_k many[q, k] * few[p, k] for q in [q0, q1) and
-  // p in [0, rows). `few` holds f32 rows `few_stride` apart; `many` has column stride 1. In the epilogue r is q and
-  // j is p.
-  void (*dot)(const float* few, std::int64_t few_stride, int rows, const MatrixView& many, std::int64_t depth,
+  // GEMV and skinny GEMM, whose M = `rows` is small: O[q, p] = sum_k wide[q, k] * skinny[p, k] for q in [q0, q1) and
+  // p in [0, rows). `skinny` holds f32 rows `skinny_stride` apart; `wide` has column stride 1. In the epilogue r is q
+  // and j is p.
+  void (*dot)(const float* skinny, std::int64_t skinny_stride, int rows, const MatrixView& wide, std::int64_t depth,
               std::int64_t q0, std::int64_t q1, const Epilogue& epilogue);
 
   // The epilogue alone: writes rows x width sums, rows panel_width apart, to O[r0 + r, j0 + j]; width is at most

@@ -369,10 +369,11 @@ GRAFT_VEC int dot_columns(i64 rows) { return rows == 1 ? kDotColumnsOfOne : kDot
 constexpr int kDotSums = 4 * kDotColumns > kDotColumnsOfOne ? 4 * kDotColumns : kDotColumnsOfOne;
 static_assert(kDotSums % 4 == 0);
 
-// sums[p * Q + q] = few[p] . many[q] over `depth`, for P rows and Q columns; up to three more floats are overwritten.
+// sums[p * Q + q] = skinny[p] . wide[q] over `depth`, for P rows and Q columns; up to three more floats are
+// overwritten.
 template <typename T, int P, int Q>
-GRAFT_VEC void dot_tile(const float* few, i64 few_stride, const typename T::Stored* many, i64 many_stride, i64 depth,
-                        float* sums) {
+GRAFT_VEC void dot_tile(const float* skinny, i64 skinny_stride, const typename T::Stored* wide, i64 wide_stride,
+                        i64 depth, float* sums) {
   vf c[P][Q];
   for (int p = 0; p < P; ++p) {
     for (int q = 0; q < Q; ++q) c[p][q] = zero();
@@ -381,13 +382,13 @@ GRAFT_VEC void dot_tile(const float* few, i64 few_stride, const typename T::Stor
   for (; k + kLanes <= depth; k += kLanes) {
     vf a[P];
 #pragma GCC unroll 4
-    for (int p = 0; p < P; ++p) a[p] = load(few + p * few_stride + k);
+    for (int p = 0; p < P; ++p) a[p] = load(skinny + p * skinny_stride + k);
 #pragma GCC unroll 8
     for (int q = 0; q < Q; ++q) {
       // A GEMV is bound by memory: the next block is prefetched (into the second-level cache: a prefetch into the first
       // costs as much as a read).
-      if constexpr (Q > 1) __builtin_prefetch(many + (q + Q) * many_stride + k, 0, 2);
-      const vf b = T::load(many + q * many_stride + k);
+      if constexpr (Q > 1) __builtin_prefetch(wide + (q + Q) * wide_stride + k, 0, 2);
+      const vf b = T::load(wide + q * wide_stride + k);
 #pragma GCC unroll 4
       for (int p = 0; p < P; ++p) c[p][q] = fma(a[p], b, c[p][q]);
     }
@@ -395,9 +396,9 @@ GRAFT_VEC void dot_tile(const float* few, i64 few_stride, const typename T::Stor
   if (k < depth) {
     const int n = static_cast<int>(depth - k);
     vf a[P];
-    for (int p = 0; p < P; ++p) a[p] = load_n(few + p * few_stride + k, n);
+    for (int p = 0; p < P; ++p) a[p] = load_n(skinny + p * skinny_stride + k, n);
     for (int q = 0; q < Q; ++q) {
-      const vf b = load_some<T>(many + q * many_stride + k, n);
+      const vf b = load_some<T>(wide + q * wide_stride + k, n);
       for (int p = 0; p < P; ++p) c[p][q] = fma(a[p], b, c[p][q]);
     }
   }
@@ -412,9 +413,10 @@ GRAFT_VEC void dot_tile(const float* few, i64 few_stride, const typename T::Stor
 }
 
 template <typename T, int P, int Q>
-void dot_block(const float* few, i64 few_stride, const void* many, i64 many_stride, i64 depth, i64 q, float* sums) {
-  dot_tile<T, P, Q>(few, few_stride, static_cast<const typename T::Stored*>(many) + q * many_stride, many_stride, depth,
-                    sums);
+void dot_block(const float* skinny, i64 skinny_stride, const void* wide, i64 wide_stride, i64 depth, i64 q,
+               float* sums) {
+  dot_tile<T, P, Q>(skinny, skinny_stride, static_cast<const typename T::Stored*>(wide) + q * wide_stride, wide_stride,
+                    depth, sums);
 }
 
 using DotBlock = void (*)(const float*, i64, const void*, i64, i64, i64, float*);

@@ -90,19 +90,19 @@ void bilinear_rows(const KernelContext& ctx) {
   const Shape &in = ctx.in(0).shape, &out = ctx.out().shape;
   const bool corners = attrs.align_corners != 0;
   constexpr i64 kColumns = 128;  // whose positions are computed at once
-  std::array<Between<T>, kColumns> places;
+  std::array<Between<T>, kColumns> columns;
   const auto [begin, end] = ctx.range(out[0] * out[1] * out[3]);
   for (i64 x0 = 0; x0 < out[4]; x0 += kColumns) {
     const i64 count = std::min(kColumns, out[4] - x0);
     for (i64 x = 0; x < count; ++x)
-      places[static_cast<std::size_t>(x)] = between<T>(x0 + x, attrs.scale[1], corners, in[4]);
+      columns[static_cast<std::size_t>(x)] = between<T>(x0 + x, attrs.scale[1], corners, in[4]);
     for (i64 row = begin; row < end; ++row) {
       const Between<T> y = between<T>(row % out[3], attrs.scale[0], corners, in[3]);
       const T* plane = ctx.input<T>(0) + row / out[3] * in[3] * in[4];
       const T *upper = plane + y.low * in[4], *lower = plane + y.high * in[4];
       T* to = ctx.output<T>() + row * out[4] + x0;
       for (i64 x = 0; x < count; ++x) {
-        const Between<T>& p = places[static_cast<std::size_t>(x)];
+        const Between<T>& p = columns[static_cast<std::size_t>(x)];
         const T above = (T(1) - p.part) * upper[p.low] + p.part * upper[p.high];
         const T below = (T(1) - p.part) * lower[p.low] + p.part * lower[p.high];
         to[x] = (T(1) - y.part) * above + y.part * below;
@@ -119,31 +119,31 @@ template <typename T>
 void bicubic_rows(const KernelContext& ctx) {
   const auto attrs = ctx.attrs<ResampleAttrs>();
   const Shape &in = ctx.in(0).shape, &out = ctx.out().shape;
-  struct Place {
+  struct Position {
     std::array<i64, 4> index;
     std::array<T, 4> weight;
   };
-  const auto place_of = [&](i64 at, int d, i64 size) {
+  const auto position_of = [&](i64 at, int d, i64 size) {
     const T factor = static_cast<T>(attrs.scale[d]), step = static_cast<T>(at);
     const T place = attrs.align_corners != 0 ? factor * step : factor * (step + T(0.5)) - T(0.5);
     const T low = std::floor(place);
-    Place result{{}, cubic_weights(place - low)};
+    Position result{{}, cubic_weights(place - low)};
     for (i64 k = 0; k < 4; ++k)
       result.index[static_cast<std::size_t>(k)] = std::clamp<i64>(static_cast<i64>(low) + k - 1, 0, size - 1);
     return result;
   };
   constexpr i64 kColumns = 64;  // whose positions are computed at once
-  std::array<Place, kColumns> places;
+  std::array<Position, kColumns> columns;
   const auto [begin, end] = ctx.range(out[0] * out[1] * out[3]);
   for (i64 x0 = 0; x0 < out[4]; x0 += kColumns) {
     const i64 count = std::min(kColumns, out[4] - x0);
-    for (i64 x = 0; x < count; ++x) places[static_cast<std::size_t>(x)] = place_of(x0 + x, 1, in[4]);
+    for (i64 x = 0; x < count; ++x) columns[static_cast<std::size_t>(x)] = position_of(x0 + x, 1, in[4]);
     for (i64 row = begin; row < end; ++row) {
-      const Place y = place_of(row % out[3], 0, in[3]);
+      const Position y = position_of(row % out[3], 0, in[3]);
       const T* plane = ctx.input<T>(0) + row / out[3] * in[3] * in[4];
       T* to = ctx.output<T>() + row * out[4] + x0;
       for (i64 x = 0; x < count; ++x) {
-        const Place& p = places[static_cast<std::size_t>(x)];
+        const Position& p = columns[static_cast<std::size_t>(x)];
         T sum = 0;
         for (std::size_t j = 0; j < 4; ++j) {
           const T* from = plane + y.index[j] * in[4];

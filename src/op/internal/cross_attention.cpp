@@ -3,7 +3,7 @@
 #include <vector>
 
 #include "base/check.h"
-#include "kernel/attention/source_attention.h"
+#include "kernel/attention/cross_attention.h"
 #include "lowering/lowering.h"
 #include "op/operator.h"
 
@@ -85,7 +85,7 @@ std::vector<Tensor> lower_positions(const Call& call, std::span<const Shape> sha
 std::vector<Tensor> lower_store(const Call& call, std::span<const Shape>, Lowering& lowering) {
   const Tensor& position = call.tensor("position");
   check_rows(position.size(0), call.tensor("key_cache"));
-  lowering.launch(kStoreSource,
+  lowering.launch(kStoreEncoderKv,
                   {lowering.with_contiguous_rows(call.tensor("key")),
                    lowering.with_contiguous_rows(call.tensor("value")), lowering.contiguous(position)},
                   {call.tensor("key_cache"), call.tensor("value_cache")}, 0);
@@ -96,7 +96,7 @@ std::vector<Tensor> lower_attention(const Call& call, std::span<const Shape> sha
   const Tensor out = lowering.allocate(call.output_dtype(), shapes[0]);
   check_rows(shapes[0][0], call.tensor("key_cache"));
   if (out.numel() == 0) return {out};
-  lowering.launch(kSourceAttention,
+  lowering.launch(kCrossAttention,
                   {lowering.with_contiguous_rows(call.tensor("query")), call.tensor("length"), call.tensor("key_cache"),
                    call.tensor("value_cache")},
                   {out}, SourceAttentionAttrs{static_cast<float>(call.real("scale"))});

@@ -75,11 +75,11 @@ std::vector<Tensor> lower_cached_attention(const Call& call, std::span<const Sha
   GRAFT_CHECK(InvalidArgument, shapes[0][0] <= key_cache.size(0), "a batch of ", shapes[0][0],
               " needs as many rows of the cache, the session has ", key_cache.size(0));
   if (out.numel() == 0) return {out};
-  const std::int64_t reach = call.integer("reach"), tokens = shapes[0][1];
+  const std::int64_t ring_window = call.integer("ring_window"), tokens = shapes[0][1];
   CachedAttentionAttrs attrs;
-  attrs.ring = ring_slots(reach, lowering.kv());
+  attrs.ring = ring_slots(ring_window, lowering.kv());
   attrs.staged = attrs.ring > 0 && tokens > lowering.kv().window_slack ? 1 : 0;
-  attrs.history = reach - 1;
+  attrs.history = ring_window - 1;
   attrs.scale = static_cast<float>(call.real("scale"));
   attrs.softcap = static_cast<float>(call.real("softcap"));
   attrs.window = call.integer("window");
@@ -129,12 +129,12 @@ std::vector<Tensor> lower_cache_positions(const Call& call, std::span<const Shap
   std::vector<Tensor> inputs = {lowering.contiguous(position), length}, states = {length}, out;
   for (const Shape& shape : shapes) out.push_back(lowering.allocate(DType::i64, shape));
   if (call.has("first")) {
-    const std::vector<std::int64_t> reaches = call.integers("reaches");
-    GRAFT_ASSERT(reaches.size() <= attrs.reach.size());
-    attrs.reaches = std::ssize(reaches);
-    for (std::size_t k = 0; k < reaches.size(); ++k) {
-      attrs.reach[k] = reaches[k];
-      attrs.slots[k] = ring_slots(reaches[k], lowering.kv());
+    const std::vector<std::int64_t> windows = call.integers("windows");
+    GRAFT_ASSERT(windows.size() <= attrs.window.size());
+    attrs.windows = std::ssize(windows);
+    for (std::size_t k = 0; k < windows.size(); ++k) {
+      attrs.window[k] = windows[k];
+      attrs.slots[k] = ring_slots(windows[k], lowering.kv());
     }
     inputs.push_back(call.tensor("first"));
     states.push_back(call.tensor("first"));

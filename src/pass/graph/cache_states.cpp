@@ -17,12 +17,12 @@ std::uint32_t CacheStates::add_op(std::string target, std::vector<std::string> a
 }
 
 ir::ValueId CacheStates::add_state(const std::string& fqn, ir::StateKind kind, DType dtype,
-                                   const std::vector<ir::Dim>& dims, const std::vector<std::int64_t>& reaches) {
+                                   const std::vector<ir::Dim>& dims, const std::vector<std::int64_t>& windows) {
   ir::State state;
   state.fqn = fqn;
   state.kind = kind;
   state.dtype = dtype;
-  state.reaches = reaches;
+  state.windows = windows;
   for (const ir::Dim& dim : dims) state.shape.push_back(dim.min);
   auto it = std::ranges::find(program_.states, fqn, &ir::State::fqn);
   if (it == program_.states.end()) it = program_.states.insert(it, state);

@@ -22,7 +22,7 @@ class CacheStates {
   // The method's value of the state; creates state and input if they are missing. Throws InvalidProgram if another
   // method has the state with another kind, dtype or sizes.
   ir::ValueId add_state(const std::string& fqn, ir::StateKind kind, DType dtype, const std::vector<ir::Dim>& dims,
-                        const std::vector<std::int64_t>& reaches = {});
+                        const std::vector<std::int64_t>& windows = {});
   // Makes the value the state's new content. The state must exist.
   void write_state(std::string_view fqn, ir::ValueId value);
 

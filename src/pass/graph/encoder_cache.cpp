@@ -33,7 +33,7 @@ class EncoderCache {
     ir::Node& first = method_.nodes[first_store];
     ir::Arg& given = arg(first, "position");
     const ir::ValueId length =
-        states_.add_state("kv.source.length", ir::StateKind::kv_source_length, DType::i64, {any_size()});
+        states_.add_state("kv.source.length", ir::StateKind::kv_encoder_length, DType::i64, {any_size()});
     const ir::ValueId tokens = states_.add_state("kv.length", ir::StateKind::kv_length, DType::i64, {any_size()});
     ir::Node check;
     check.name = "source_positions";
@@ -62,7 +62,7 @@ class EncoderCache {
     GRAFT_CHECK(InvalidProgram, heads.kind == ir::Arg::Kind::integer && heads.i > 0, where(node),
                 "kv_heads must be a number above 0");
     const ir::ValueId length =
-        states_.add_state("kv.source.length", ir::StateKind::kv_source_length, DType::i64, {any_size()});
+        states_.add_state("kv.source.length", ir::StateKind::kv_encoder_length, DType::i64, {any_size()});
     add_caches(node, "graft.stored_source_attention", query.dtype, heads.i, query.dims[3].min, query.dims[3].min,
                {{"length", length}});
   }
@@ -75,7 +75,7 @@ class EncoderCache {
                 "layer must be a number of 0 or more");
     for (const auto& [side, row] : {std::pair{"key", key_size}, std::pair{"value", value_size}})
       more.emplace_back(str(side, "_cache"),
-                        states_.add_state(str("kv.source.", layer.i, ".", side), ir::StateKind::kv_source, dtype,
+                        states_.add_state(str("kv.source.", layer.i, ".", side), ir::StateKind::kv_encoder, dtype,
                                           {any_size(), fixed_size(heads), any_size(), fixed_size(row)}));
     std::vector<std::string> names = program_.op_of(node).arg_names;
     for (const auto& [name, value] : more) {

@@ -23,9 +23,9 @@ std::size_t index_of(const std::vector<std::string>& names, std::string_view nam
 
 // Attention windows by layer, in positions, the token itself included; 0: unlimited. A layer's window is the widest of
 // its methods.
-class Reaches {
+class Windows {
  public:
-  explicit Reaches(const ir::Program& program) {
+  explicit Windows(const ir::Program& program) {
     for (const ir::Method& method : program.methods)
       for (const ir::Node& node : method.nodes) {
         if (program.op_of(node).target != kAttentionTarget) continue;
@@ -35,12 +35,13 @@ class Reaches {
           return arg.kind == ir::Arg::Kind::integer ? std::max<std::int64_t>(arg.i, 0) : 0;
         };
         const std::int64_t window = number("window"), chunk = number("chunk");
-        const std::int64_t reach = window > 0 && chunk > 0 ? std::min(window, chunk) : std::max(window, chunk);
-        const auto [it, fresh] = by_layer_.try_emplace(number("layer"), reach);
-        if (!fresh) it->second = it->second == 0 || reach == 0 ? 0 : std::max(it->second, reach);
+        const std::int64_t ring_window = window > 0 && chunk > 0 ? std::min(window, chunk) : std::max(window, chunk);
+        const auto [it, fresh] = by_layer_.try_emplace(number("layer"), ring_window);
+        if (!fresh) it->second = it->second == 0 || ring_window == 0 ? 0 : std::max(it->second, ring_window);
       }
-    for (const auto& [layer, reach] : by_layer_)
-      if (reach > 0 && std::ranges::find(all_, reach) == all_.end() && all_.size() < kMaxReaches) all_.push_back(reach);
+    for (const auto& [layer, ring_window] : by_layer_)
+      if (ring_window > 0 && std::ranges::find(all_, ring_window) == all_.end() && all_.size() < kMaxWindows)
+        all_.push_back(ring_window);
   }
 
   const std::vector<std::int64_t>& all() const { return all_; }
@@ -57,8 +58,8 @@ class Reaches {
 
 class KvCache {
  public:
-  KvCache(ir::Program& program, ir::Method& method, const Reaches& reaches)
-      : program_(program), method_(method), reaches_(reaches), states_(program, method) {}
+  KvCache(ir::Program& program, ir::Method& method, const Windows& windows)
+      : program_(program), method_(method), windows_(windows), states_(program, method) {}
 
   // Returns the number of attention nodes that got their states.
   std::size_t run() {
@@ -70,15 +71,15 @@ class KvCache {
     std::ranges::replace(names, "mask", "bias");  // its name, always None, in packages from before there was a bias
     const ir::ValueId given = tensor_arg(method_.nodes[found[0]], names, "cache_position");
     const ir::ValueId length = states_.add_state("kv.length", ir::StateKind::kv_length, DType::i64, {any_size()});
-    const std::vector<std::int64_t>& reaches = reaches_.all();
-    const std::vector<ir::Dim> first_dims = {any_size(), fixed_size(std::ssize(reaches))};
+    const std::vector<std::int64_t>& windows = windows_.all();
+    const std::vector<ir::Dim> first_dims = {any_size(), fixed_size(std::ssize(windows))};
     std::optional<ir::ValueId> first;
-    if (!reaches.empty())
-      first = states_.add_state("kv.first", ir::StateKind::kv_first, DType::i64, first_dims, reaches);
+    if (!windows.empty())
+      first = states_.add_state("kv.first", ir::StateKind::kv_first, DType::i64, first_dims, windows);
     const ir::ValueId position = states_.add_value("cache_position_checked", DType::i64, method_.values[given].dims);
     const ir::ValueId after = states_.add_value("kv_length_after", DType::i64, {any_size()});
     std::vector<std::string> cached_names = names;
-    cached_names.insert(cached_names.end(), {"key_cache", "value_cache", "reach"});
+    cached_names.insert(cached_names.end(), {"key_cache", "value_cache", "ring_window"});
     const std::uint32_t caching = states_.add_op("graft.cached_attention", std::move(cached_names));
 
     std::set<std::int64_t> layers;
@@ -96,14 +97,14 @@ class KvCache {
       node.args[index_of(names, "cache_position")] = ir::Arg::of_value(position);
       node.args.push_back(ir::Arg::of_value(key));
       node.args.push_back(ir::Arg::of_value(value));
-      node.args.push_back(ir::Arg::of_integer(reaches_.of(layer)));
+      node.args.push_back(ir::Arg::of_integer(windows_.of(layer)));
     }
     ir::Node check;
     check.name = "cache_positions";
-    check.op = states_.add_op("graft.cache_positions", {"position", "length", "first", "reaches"});
+    check.op = states_.add_op("graft.cache_positions", {"position", "length", "first", "windows"});
     ir::Arg list;
     list.kind = ir::Arg::Kind::list;
-    for (const std::int64_t reach : reaches) list.items.push_back(ir::Arg::of_integer(reach));
+    for (const std::int64_t ring_window : windows) list.items.push_back(ir::Arg::of_integer(ring_window));
     check.args = {ir::Arg::of_value(given), ir::Arg::of_value(length), first ? ir::Arg::of_value(*first) : ir::Arg(),
                   list};
     check.outputs = {position, after};
@@ -133,23 +134,23 @@ class KvCache {
                 " must be [B, heads, T, size] with heads and size known, ", "found ", from.str());
     const std::vector<ir::Dim> dims = {any_size(), fixed_size(from.dims[1].min), any_size(),
                                        fixed_size(from.dims[3].min)};
-    std::vector<std::int64_t> reaches;
-    if (const std::int64_t reach = reaches_.of(layer); reach > 0) reaches.push_back(reach);
-    return states_.add_state(str("kv.", layer, ".", side), ir::StateKind::kv, from.dtype, dims, reaches);
+    std::vector<std::int64_t> windows;
+    if (const std::int64_t ring_window = windows_.of(layer); ring_window > 0) windows.push_back(ring_window);
+    return states_.add_state(str("kv.", layer, ".", side), ir::StateKind::kv, from.dtype, dims, windows);
   }
 
   ir::Program& program_;
   ir::Method& method_;
-  const Reaches& reaches_;
+  const Windows& windows_;
   CacheStates states_;
 };
 
 }  // namespace
 
 std::size_t add_kv_cache(ir::Program& program) {
-  const Reaches reaches(program);
+  const Windows windows(program);
   std::size_t count = 0;
-  for (ir::Method& method : program.methods) count += KvCache(program, method, reaches).run();
+  for (ir::Method& method : program.methods) count += KvCache(program, method, windows).run();
   return count;
 }
 

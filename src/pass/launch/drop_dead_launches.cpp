@@ -13,7 +13,7 @@ std::size_t drop_dead_launches(LaunchSequence& sequence) {
   for (std::size_t i = sequence.launches.size(); i-- > 0;) {
     const Launch& launch = sequence.launches[i];
     for (const Tensor& t : launch.outputs)
-      live[i] = live[i] || needed[t.buffer] || sequence.buffers[t.buffer].segment != Segment::arena;
+      live[i] = live[i] || needed[t.buffer] || sequence.buffers[t.buffer].memory != MemoryKind::arena;
     if (!live[i]) continue;
     for (const Tensor& t : launch.inputs) needed[t.buffer] = true;
   }

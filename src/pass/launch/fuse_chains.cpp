@@ -124,7 +124,7 @@ class ChainFuser {
   // The elementwise launch that writes `tensor` for launch i alone and could run at its position.
   std::optional<std::size_t> maker_for(std::size_t i, const Tensor& tensor) const {
     const Uses& uses = uses_[tensor.buffer];
-    if (sequence_.buffers[tensor.buffer].segment != Segment::arena || uses.reads != 1 || uses.writes != 1)
+    if (sequence_.buffers[tensor.buffer].memory != MemoryKind::arena || uses.reads != 1 || uses.writes != 1)
       return std::nullopt;
     const std::size_t maker = uses.writer;
     if (maker >= i || !chains_[maker]) return std::nullopt;

@@ -123,5 +123,32 @@ TEST(FuseChains, AStateIsReadBeforeItIsWritten) {
   }
 }
 
+TEST(FuseChains, AChainIsNotMovedPastAWriteOfWhatItReads) {
+  GraphBuilder graph;
+  const std::vector<ir::Dim> rows{fixed(2), fixed(2)}, all{fixed(6), fixed(2)};
+  const auto x = graph.input("x", DType::f32, rows);
+  const auto at = graph.input("at", DType::i64, {fixed(2)});
+  const auto state = graph.state("s", DType::f32, Shape{6, 2});
+  const auto before = graph.node("aten.neg.default", {{"self", Arg::of_value(state)}}, DType::f32, all);
+  const auto stored = graph.node("aten.index_put.default",
+                                 {{"self", Arg::of_value(state)},
+                                  {"indices", test::of_list({Arg::of_value(at)})},
+                                  {"values", Arg::of_value(x)},
+                                  {"accumulate", test::of_int(0)}},
+                                 DType::f32, all);
+  graph.output(graph.node("aten.exp.default", {{"self", Arg::of_value(before)}}, DType::f32, all));
+  graph.mutate_state(0, stored);
+  Session session(graph.build());
+  std::vector<float> values{1, 2, 3, 4};
+  std::vector<std::int64_t> rows_written{4, 1};
+  const std::vector<Value> in{tensor(values, {2, 2}), test::tensor(rows_written, DType::i64, {2})};
+  std::vector<float> held(12, 0);
+  for (int run = 0; run < 2; ++run) {
+    const std::vector<Value> out = session.run("forward", in);
+    for (std::size_t i = 0; i < held.size(); ++i) EXPECT_NEAR(test::floats(out[0])[i], std::exp(-held[i]), 1e-5f) << i;
+    for (std::size_t k = 0; k < 4; ++k) held[static_cast<std::size_t>(rows_written[k / 2]) * 2 + k % 2] = values[k];
+  }
+}
+
 }  // namespace
 }  // namespace graft

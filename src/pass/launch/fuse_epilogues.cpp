@@ -38,9 +38,9 @@ class Fuser {
   // write `to` directly.
   Launch* writer_of(const Tensor& from, const Tensor& to) const {
     const BufferUses& sum = uses_[from.buffer];
-    if (sequence_.buffers[from.buffer].segment != Segment::arena || sum.reads != 1 || sum.writes != 1) return nullptr;
-    const Segment target = sequence_.buffers[to.buffer].segment;
-    if ((target != Segment::arena && target != Segment::output) || uses_[to.buffer].writes != 1) return nullptr;
+    if (sequence_.buffers[from.buffer].memory != MemoryKind::arena || sum.reads != 1 || sum.writes != 1) return nullptr;
+    const MemoryKind target = sequence_.buffers[to.buffer].memory;
+    if ((target != MemoryKind::arena && target != MemoryKind::output) || uses_[to.buffer].writes != 1) return nullptr;
     Launch& launch = sequence_.launches[sum.writer];
     if (launch.outputs.size() != 1 || launch.outputs[0].buffer != from.buffer) return nullptr;
     const bool whole = is_whole(from, sequence_.buffers[from.buffer]) && is_whole(to, sequence_.buffers[to.buffer]) &&

@@ -110,7 +110,7 @@ class SeparableFuser {
     return !launch.inputs.empty() && same_tensor(launch.inputs[0], tensor) ? &launch : nullptr;
   }
   bool between_two(const Tensor& tensor, const BufferUses& uses) const {
-    return sequence_.buffers[tensor.buffer].segment == Segment::arena && uses.reads == 1 && uses.writes == 1;
+    return sequence_.buffers[tensor.buffer].memory == MemoryKind::arena && uses.reads == 1 && uses.writes == 1;
   }
 
   LaunchSequence& sequence_;

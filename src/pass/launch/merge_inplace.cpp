@@ -20,12 +20,12 @@ std::size_t merge_inplace(LaunchSequence& sequence) {
     if (launch.inplace == 0) continue;
     const Tensor out = launch.outputs[0];
     Buffer& out_buffer = sequence.buffers[out.buffer];
-    if (out_buffer.segment != Segment::arena || out_buffer.first_use != static_cast<std::int32_t>(i)) continue;
+    if (out_buffer.memory != MemoryKind::arena || out_buffer.first_use != static_cast<std::int32_t>(i)) continue;
     for (std::size_t k = 0; k < launch.inputs.size(); ++k) {
       if (!((launch.inplace >> k) & 1u)) continue;
       const Tensor& in = launch.inputs[k];
       Buffer& in_buffer = sequence.buffers[in.buffer];
-      const bool same_place = in_buffer.segment == Segment::arena && in_buffer.bytes == out_buffer.bytes &&
+      const bool same_place = in_buffer.memory == MemoryKind::arena && in_buffer.bytes == out_buffer.bytes &&
                               in.offset == out.offset && in.shape() == out.shape() &&
                               byte_size(in.dtype()) == byte_size(out.dtype()) && is_dense(out.desc) &&
                               in.desc.strides == out.desc.strides;

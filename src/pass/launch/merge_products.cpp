@@ -57,12 +57,12 @@ class Merger {
         !rule_->fit_together(DescribedLaunch(leader).context(), described.context()))
       return false;
     for (std::size_t k = 1; k < launch.inputs.size(); ++k) {
-      const Segment segment = sequence_.buffers[launch.inputs[k].buffer].segment;
-      if (segment != Segment::weight && segment != Segment::constant) return false;
+      const MemoryKind kind = sequence_.buffers[launch.inputs[k].buffer].memory;
+      if (kind != MemoryKind::weight && kind != MemoryKind::constant) return false;
     }
     const BufferId result = launch.outputs[0].buffer;
-    const Segment segment = sequence_.buffers[result].segment;
-    if (segment != Segment::arena && segment != Segment::output) return false;
+    const MemoryKind kind = sequence_.buffers[result].memory;
+    if (kind != MemoryKind::arena && kind != MemoryKind::output) return false;
     for (std::size_t k = first; k < i; ++k)
       if (touches(sequence_.launches[k], result)) return false;
     return true;

@@ -47,8 +47,8 @@ struct Dependencies {
 std::vector<bool> runs_on_device(const LaunchSequence& sequence, std::size_t count) {
   std::vector<bool> there(sequence.buffers.size());
   for (BufferId id = 0; id < there.size(); ++id) {
-    const Segment segment = sequence.buffers[id].segment;
-    there[id] = segment == Segment::weight || segment == Segment::constant;
+    const MemoryKind kind = sequence.buffers[id].memory;
+    there[id] = kind == MemoryKind::weight || kind == MemoryKind::constant;
   }
   std::vector<bool> out;
   for (std::size_t i = 0; i < count; ++i) {

@@ -26,7 +26,7 @@ def plans(model) -> list[dict]:
 
 def bytes_of(plan: dict, segment: str) -> list[int]:
     """Sizes of the allocations of one segment, in order."""
-    return [a["bytes"] for a in plan["allocations"] if a["segment"].lower() == segment]
+    return [a["bytes"] for a in plan["allocations"] if a["memory"].lower() == segment]
 
 
 def memory(model, *inputs) -> dict:

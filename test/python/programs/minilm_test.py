@@ -139,7 +139,7 @@ def test_memory_follows_the_real_length(package, model, tmp_path):
         run = graft.load(path)
         check(run(*call), model(*call).detach())
         (plan,) = run.describe()["methods"][0]["plans"]
-        outputs = sum(a["bytes"] for a in plan["allocations"] if a["segment"].lower() == "output")
+        outputs = sum(a["bytes"] for a in plan["allocations"] if a["memory"].lower() == "output")
         counters = run.counters()
         found.append((plan["arena_bytes"], counters["arena_bytes"], counters["staging_bytes"], outputs))
     assert found[0] == found[1] and found[0][3] == 384 * 4

@@ -1,4 +1,4 @@
-#include "kernel/attention/source_attention.h"
+#include "kernel/attention/cross_attention.h"
 
 #include <algorithm>
 #include <string>
@@ -85,7 +85,7 @@ void attend(const KernelContext& ctx) noexcept {
 }  // namespace
 
 const Kernel kSourcePositions = {"source_positions", check_positions, INT64_MAX};
-const Kernel kStoreSource = {"store_source", store};
-const Kernel kSourceAttention = {"source_attention", attend};
+const Kernel kStoreEncoderKv = {"store_encoder_kv", store};
+const Kernel kCrossAttention = {"cross_attention", attend};
 
 }  // namespace graft

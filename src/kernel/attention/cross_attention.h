@@ -20,7 +20,7 @@ extern const Kernel kSourcePositions;
 // Stores an encoder output. Inputs: key [B, Hkv, S, D], value [B, Hkv, S, D] of one dtype (f32, f16, bf16), the last
 // dimension contiguous; position i64 [B, S] as kSourcePositions has checked it. Outputs: the caches of keys and values
 // [R, Hkv, C, D], R >= B, of the types that kCachedAttention takes.
-extern const Kernel kStoreSource;
+extern const Kernel kStoreEncoderKv;
 
 struct SourceAttentionAttrs {
   float scale = 1;
@@ -29,6 +29,6 @@ struct SourceAttentionAttrs {
 // Cross-attention over each row's whole encoder output. Inputs: q [B, H, T, D], the last dimension contiguous; length
 // i64 [R]; the caches of keys and values. Output: [B, T, H, D] of q's dtype, contiguous. Fails the run when a row has
 // no encoder output.
-extern const Kernel kSourceAttention;
+extern const Kernel kCrossAttention;
 
 }  // namespace graft
