@@ -81,7 +81,7 @@ struct Counters {
   std::uint64_t io_bytes_copied = 0;
   std::uint64_t arena_allocations = 0;
   std::uint64_t arena_bytes = 0;  // now
-  std::uint64_t state_bytes = 0;  // now
+  std::uint64_t state_bytes = 0;  // now; of shared states, those that this session was the first to use
   std::uint64_t state_bytes_written = 0;
   std::uint64_t staging_bytes = 0;  // now
   // Programs on a device other than the CPU. A stage is a part of a run on one device.
@@ -244,6 +244,21 @@ struct KvOptions {
   // until it ends.
   std::int64_t window_slack = 512;
   std::int64_t encoder_length = 4096;  // of models with an encoder: most tokens of the encoder output
+
+  bool operator==(const KvOptions&) const = default;
+};
+
+// Memory for the mutable buffers of sessions that share them by name: methods that come as programs of their own and
+// belong to one model, such as the delegates of one ExecuTorch program. A session without one has its own.
+class GRAFT_API States {
+ public:
+  States();
+  ~States();
+
+ private:
+  friend struct Internal;
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
 };
 
 // Sizes that a dimension is padded up to, so that many sizes share few plans: inputs are padded at the end of the
@@ -257,10 +272,15 @@ struct Buckets {
 };
 
 struct SessionOptions {
-  int threads = 0;                  // 0: GRAFT_THREADS, else the CPUs this process may use
-  std::size_t max_graphs = 16;      // instantiated plans kept, least recently used dropped first
-  bool strict_zero_copy = false;    // an input or output that would need a copy throws InvalidArgument instead
-  std::shared_ptr<Arena> arena;     // shared with other sessions; two of them running at once: the second throws Busy
+  int threads = 0;                // 0: GRAFT_THREADS, else the CPUs this process may use
+  std::size_t max_graphs = 16;    // instantiated plans kept, least recently used dropped first
+  bool strict_zero_copy = false;  // an input or output that would need a copy throws InvalidArgument instead
+  std::shared_ptr<Arena> arena;   // shared with other sessions; two of them running at once: the second throws Busy
+  // Shared with other sessions; two of them in a call at once: the second throws Busy. The constructor throws
+  // InvalidArgument where a buffer of the same name has another dtype or other sizes, or the cache other KvOptions;
+  // kv_resize() throws InvalidArgument. A buffer starts with the value that the program of the first session to use it
+  // gives it.
+  std::shared_ptr<States> states;
   std::size_t queue_capacity = 16;  // runs that may wait in submit()
   // Seed of the random numbers that the program draws. They depend on it and on how many runs the session has finished,
   // not on the number of threads; they differ from those of PyTorch's generators.
@@ -374,8 +394,8 @@ class GRAFT_API Session {
   std::vector<StateView> states();
   // Sets every state to its value at load, and restarts the random numbers.
   void reset();
-  // A session of the same program and options with copies of the states; arena and plans' graphs are its own (a shared
-  // arena stays shared).
+  // A session of the same program and options with copies of the states, which it does not share; arena and plans'
+  // graphs are its own (a shared arena stays shared).
   Session fork();
   // The KV cache; these functions throw InvalidArgument for a program without one. Number of tokens in each row:
   std::span<const std::int64_t> kv_lengths();

@@ -57,24 +57,46 @@ def register() -> ctypes.CDLL:
     return loaded
 
 
-def set_options(*, threads: int = 0, device: str = "", seed: int = 0) -> None:
+def set_options(
+    *,
+    threads: int = 0,
+    device: str = "",
+    seed: int = 0,
+    kv_rows: int = 0,
+    kv_length: int = 0,
+    kv_encoder_length: int = 0,
+    kv_type: str = "",
+) -> None:
     """How methods that ExecuTorch loads from now on run. threads: 0 means GRAFT_THREADS, else the CPUs this process may
     use. device: a name of `graft.devices()`; "" means GRAFT_DEVICE, else the CPU. seed: of the random numbers that
-    programs draw, 32 bits.
+    programs draw, 32 bits. kv_rows, kv_length, kv_type: sequences, tokens and type ("computed", "f32", "f16", "bf16",
+    "q8_0") of the cache of keys and values; kv_encoder_length: most tokens of what an encoder leaves in it.
 
-    What is left out returns to its default. In C++: executorch::runtime::set_option("GraftBackend", ...).
+    What is left out (0 or "") is as the package says (`graft.ExportOptions`, `graft.export_llm`), else as
+    `graft.load` has it. Raises graft.InvalidArgument or graft.NotFound, which name the option. In C++:
+    executorch::runtime::set_option("GraftBackend", ...), and for one load the same options in a
+    LoadBackendOptionsMap.
     """
-    if not isinstance(threads, int) or not -(2**31) <= threads < 2**31:
-        raise InvalidArgument(f"option 'threads' must be an int of 32 bits, got {threads!r}")
+    numbers = {
+        "threads": threads,
+        "kv_rows": kv_rows,
+        "kv_length": kv_length,
+        "kv_encoder_length": kv_encoder_length,
+    }
+    for name, value in numbers.items():
+        if not isinstance(value, int) or not -(2**31) <= value < 2**31:
+            raise InvalidArgument(f"option '{name}' must be an int of 32 bits, got {value!r}")
     if not isinstance(seed, int) or not 0 <= seed < 2**32:
         raise InvalidArgument(f"option 'seed' must be an int from 0 to 2**32 - 1, got {seed!r}")
-    if not isinstance(device, str):
-        raise InvalidArgument(f"option 'device' must be a str, got {type(device).__name__}")
+    texts = {"device": device, "kv_type": kv_type}
+    for name, value in texts.items():
+        if not isinstance(value, str) or "\n" in value:
+            kind = "one with a line break" if isinstance(value, str) else type(value).__name__
+            raise InvalidArgument(f"option '{name}' must be a str of one line, got {kind}")
+    signed = {"seed": seed if seed < 2**31 else seed - 2**32}
+    lines = "\n".join(f"{name}={value}" for name, value in (numbers | signed | texts).items())
     message = ctypes.create_string_buffer(1024)
-    signed = ctypes.c_int(seed if seed < 2**31 else seed - 2**32)
-    code = register().graft_executorch_set_options(
-        threads, device.encode(), signed, message, ctypes.c_size_t(len(message))
-    )
+    code = register().graft_executorch_set_options(lines.encode(), message, ctypes.c_size_t(len(message)))
     if code:
         kind = {_INVALID_ARGUMENT: InvalidArgument, _NOT_FOUND: NotFound}.get(code, Error)
         raise kind(message.value.decode(errors="replace"))

@@ -12,13 +12,16 @@
 #include <cstring>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <variant>
 #include <vector>
 
 #include "executorch/layout.h"
+#include "executorch/loaded_program.h"
+#include "executorch/options.h"
 #include "graft/graft.h"
 
 // The ExecuTorch delegate: EValues in, EValues out. It knows no op and no shape; all work is a graft::Session's.
@@ -42,18 +45,15 @@ using executorch::runtime::Span;
 using Status = executorch::runtime::Error;
 
 struct Handle {
-  std::vector<std::byte> blob;
-  std::vector<FreeableBuffer> weights;  // keep the mapped segments alive
+  std::shared_ptr<LoadedProgram> loaded;  // first: its weights outlive the session
   std::string method;
   std::unique_ptr<Session> session;
   std::vector<Value> inputs;
   std::vector<std::vector<std::byte>> staged;  // by argument: row-major copies of tensors in another layout
-
-  ~Handle() {
-    session.reset();
-    for (FreeableBuffer& buffer : weights) buffer.Free();
-  }
 };
+
+// Options of a package: kOptionSpec and a name, with the value as text (python/graft/exporter/backend.py).
+constexpr std::string_view kOptionSpec = "graft.option.";
 
 // ExecuTorch truncates log lines at 256 bytes, so a longer message is split.
 void log_error(std::string_view what, std::string_view message) {
@@ -166,40 +166,6 @@ Value to_value(const EValue& value, std::size_t arg, std::vector<std::byte>& mem
   return Value::of(view);
 }
 
-// Options of later loads; a load's own runtime specs take precedence.
-class Options {
- public:
-  struct Values {
-    int threads = 0;     // 0: GRAFT_THREADS, else the CPUs this process may use
-    std::string device;  // "": GRAFT_DEVICE, else the CPU
-    int seed = 0;        // of random numbers, as bits
-  };
-
-  Values get() const {
-    const std::lock_guard lock(mutex_);
-    return values_;
-  }
-
-  // All or none. Throws InvalidArgument or NotFound.
-  void set(Values values) {
-    if (values.threads < 0)
-      throw InvalidArgument("option 'threads' must not be negative, got " + std::to_string(values.threads));
-    std::string known;
-    bool found = values.device.empty();
-    for (const DeviceInfo& info : devices()) {
-      found = found || info.name == values.device;
-      known += (known.empty() ? "" : ", ") + info.name;
-    }
-    if (!found) throw NotFound("option 'device': no device '" + values.device + "'; this machine has: " + known);
-    const std::lock_guard lock(mutex_);
-    values_ = std::move(values);
-  }
-
- private:
-  mutable std::mutex mutex_;
-  Values values_;
-};
-
 // Thrown out of a run whose output ExecuTorch cannot resize.
 struct NotPlaced {
   Status status;
@@ -210,9 +176,9 @@ class GraftBackend final : public executorch::runtime::BackendInterface {
   bool is_available() const override { return true; }
 
   Result<DelegateHandle*> init(BackendInitContext& context, FreeableBuffer* processed,
-                               ArrayRef<CompileSpec> /*specs: repeated in the blob*/) const override {
+                               ArrayRef<CompileSpec> specs) const override {
     auto handle = std::make_unique<Handle>();
-    const Status status = guarded("load", [&] { return load(*handle, context, processed); });
+    const Status status = guarded("load", [&] { return load(*handle, context, processed, specs); });
     if (status != Status::Ok) return status;
     return handle.release();
   }
@@ -225,77 +191,65 @@ class GraftBackend final : public executorch::runtime::BackendInterface {
 
   Status set_option(BackendOptionContext& /*context*/, const Span<BackendOption>& given) override {
     return guarded("set_option", [&] {
-      Options::Values values = options_.get();
-      for (const BackendOption& option : given) {
-        const std::string_view key = option.key;
-        const int* number = std::get_if<int>(&option.value);
-        const auto* text = std::get_if<Text>(&option.value);
-        if (key == "threads" && number) {
-          values.threads = *number;
-        } else if (key == "device" && text) {
-          values.device = text->data();
-        } else if (key == "seed" && number) {
-          values.seed = *number;
-        } else {
-          throw InvalidArgument("option '" + std::string(key) +
-                                "' must be 'threads' (int), 'device' (text) or 'seed' (int)");
-        }
-      }
-      options_.set(std::move(values));
+      DelegateOptions options = options_.get();
+      for (const BackendOption& option : given) set(options, option);
+      options_.set(std::move(options));
       return Status::Ok;
     });
   }
 
   Status get_option(BackendOptionContext& /*context*/, Span<BackendOption>& asked) override {
-    const Options::Values values = options_.get();
-    for (BackendOption& option : asked) {
-      const std::string_view key = option.key;
-      if (key == "threads") {
-        option.value = values.threads;
-      } else if (key == "seed") {
-        option.value = values.seed;
-      } else if (key == "device") {
-        Text text{};
-        std::copy_n(values.device.data(), std::min(values.device.size(), text.size() - 1), text.data());
-        option.value = text;
+    return guarded("get_option", [&] {
+      const DelegateOptions options = options_.get();
+      for (BackendOption& option : asked) {
+        const DelegateOptions::Value value = options.get(option.key);
+        if (const int* number = std::get_if<int>(&value)) {
+          option.value = *number;
+          continue;
+        }
+        const std::string& text = std::get<std::string>(value);
+        Text& to = option.value.emplace<Text>();
+        std::copy_n(text.data(), std::min(text.size(), to.size() - 1), to.data());
       }
-    }
-    return Status::Ok;
+      return Status::Ok;
+    });
   }
 
-  Options& options() { return options_; }
+  SharedDelegateOptions& options() { return options_; }
 
  private:
   using Text = std::array<char, executorch::runtime::kMaxOptionValueLength>;
 
-  Status load(Handle& handle, BackendInitContext& context, FreeableBuffer* processed) const {
+  static void set(DelegateOptions& options, const BackendOption& option) {
+    if (const int* number = std::get_if<int>(&option.value)) return options.set(option.key, *number);
+    const auto* text = std::get_if<Text>(&option.value);
+    if (!text) throw InvalidArgument("option '" + std::string(option.key) + "' must be an int or text, got a bool");
+    options.set(option.key, std::string(text->data()));
+  }
+
+  Status load(Handle& handle, BackendInitContext& context, FreeableBuffer* processed,
+              ArrayRef<CompileSpec> specs) const {
     const auto* bytes = static_cast<const std::byte*>(processed->data());
-    handle.blob.assign(bytes, bytes + processed->size());
+    const std::vector<std::byte> blob(bytes, bytes + processed->size());
     processed->Free();
 
+    DelegateOptions options;
+    for (const CompileSpec& spec : specs)
+      if (const std::string_view key = spec.key; key.starts_with(kOptionSpec))
+        options.set_text(key.substr(kOptionSpec.size()),
+                         {static_cast<const char*>(spec.value.buffer), spec.value.nbytes});
+    options.update(options_.get());
+    for (const BackendOption& option : context.runtime_specs()) set(options, option);
     LoadOptions load_options;
-    SessionOptions session_options;
-    const Options::Values set = options_.get();
-    load_options.device = set.device;
-    session_options.threads = set.threads;
-    if (const auto device = context.get_runtime_spec<const char*>("device"); device.ok()) load_options.device = *device;
-    if (const auto threads = context.get_runtime_spec<int>("threads"); threads.ok()) session_options.threads = *threads;
-    const auto seed = context.get_runtime_spec<int>("seed");
-    session_options.seed = static_cast<std::uint32_t>(seed.ok() ? *seed : set.seed);
+    load_options.device = options.device();
 
     const auto* data = context.get_named_data_map();
-    const auto weights = [&](std::string_view key) -> std::span<const std::byte> {
-      if (!data) throw NotFound("weight '" + std::string(key) + "': the program holds no named data");
-      auto buffer = data->get_data(key);
-      if (!buffer.ok())
-        throw NotFound("weight '" + std::string(key) + "' is neither in the program nor in the data files given");
-      handle.weights.push_back(std::move(*buffer));
-      const FreeableBuffer& kept = handle.weights.back();
-      return {static_cast<const std::byte*>(kept.data()), kept.size()};
-    };
-    const std::shared_ptr<const Program> program = Program::from_ir(handle.blob, weights, load_options);
-    handle.blob = {};
+    handle.loaded = LoadedProgram::of(data);
+    const auto weights = [&](std::string_view key) { return handle.loaded->weight(data, key); };
+    const std::shared_ptr<const Program> program = Program::from_ir(blob, weights, load_options);
     handle.method = program->method_names().at(0);
+    SessionOptions session_options = options.session();
+    session_options.states = handle.loaded->states();
     handle.session = std::make_unique<Session>(program, session_options);
     return Status::Ok;
   }
@@ -396,7 +350,7 @@ class GraftBackend final : public executorch::runtime::BackendInterface {
           t.kernel.data(), t.kernel.size());
   }
 
-  Options options_;
+  SharedDelegateOptions options_;
 };
 
 GraftBackend& instance() {
@@ -416,13 +370,18 @@ const Status registered = executorch::runtime::register_backend({"GraftBackend",
 
 GRAFT_C_API int graft_executorch_registered() { return static_cast<int>(graft::registered); }
 
-// Options of later loads: 0 threads means GRAFT_THREADS, else the CPUs this process may use; an empty device means
-// GRAFT_DEVICE, else the CPU; the seed is that of random numbers. On failure `message` (of `size` bytes, ends with a
-// zero byte) says why.
-GRAFT_C_API int graft_executorch_set_options(int threads, const char* device, int seed, char* message,
-                                             std::size_t size) {
+// Options of later loads, as lines of "name=value"; those that are left out return to their default. On failure
+// `message` (of `size` bytes, ends with a zero byte) says why.
+GRAFT_C_API int graft_executorch_set_options(const char* lines, char* message, std::size_t size) {
   try {
-    graft::instance().options().set({threads, device, seed});
+    graft::DelegateOptions options;
+    for (std::string_view rest = lines; !rest.empty();) {
+      const std::string_view line = rest.substr(0, rest.find('\n'));
+      rest.remove_prefix(std::min(rest.size(), line.size() + 1));
+      const std::size_t equals = std::min(line.find('='), line.size());
+      options.set_text(line.substr(0, equals), line.substr(std::min(equals + 1, line.size())));
+    }
+    graft::instance().options().set(std::move(options));
     return 0;
   } catch (...) {
     return static_cast<int>(graft::status_of_exception([&](std::string_view text) {

@@ -118,8 +118,10 @@ class PlanCache {
 struct Internal {
   using ProgramImpl = Program::Impl;
   using ArenaImpl = Arena::Impl;
+  using StatesImpl = States::Impl;
   static const ProgramImpl& of(const Program& program) { return *program.impl_; }
   static ArenaImpl& of(const Arena& arena) { return *arena.impl_; }
+  static StatesImpl& of(const States& states) { return *states.impl_; }
   static std::shared_ptr<const Program> program(std::unique_ptr<ProgramImpl> impl);
 };
 using ProgramImpl = Internal::ProgramImpl;

@@ -189,6 +189,9 @@ void KvCache::resize(std::int64_t rows, std::int64_t length) {
   kv.length = length;
   check_options(kv);
   if (rows == states_.kv().rows && length == states_.kv().length) return;
+  GRAFT_CHECK(InvalidArgument, !states_.shared(),
+              "the cache is shared with other sessions (SessionOptions::states): ", "its ", states_.kv().rows,
+              " rows of ", states_.kv().length, " tokens cannot be resized");
   const std::span<const std::int64_t> lengths = this->lengths(), encoder = encoder_lengths(), first = first_held();
   for (std::size_t r = 0; r < lengths.size(); ++r)
     GRAFT_CHECK(InvalidArgument, lengths[r] == 0 || (static_cast<std::int64_t>(r) < rows && lengths[r] <= length),

@@ -1,4 +1,5 @@
 #include <cstring>
+#include <optional>
 #include <span>
 #include <utility>
 
@@ -19,19 +20,22 @@ bool CancelToken::cancelled() const { return flag_->load(); }
 
 Session::Impl::Use::Use(Impl& impl) : guard(impl.busy, kSessionInUse) {
   GRAFT_CHECK(InvalidArgument, !impl.closed, "the session is closed");
+  impl.states.lock(states);
 }
 
 Session::Impl::Impl(std::shared_ptr<const Program> loaded_program, const SessionOptions& session_options)
     : program(std::move(loaded_program)),
       options(session_options),
       threads(resolve_threads(options.threads)),
-      states(Internal::of(*program), options.kv, counters),
+      states(Internal::of(*program), options.states, options.kv, counters),
       kv(states),
       plans(Internal::of(*program), options, threads, kv, blocks, counters),
       segments(Internal::of(*program), plans, blocks, counters),
       queue(options.queue_capacity, [this](const RunQueue::Job& job) {
         // The owner may be in a direct call: wait for it to end.
         const BusyGuard guard(busy, BusyGuard::Wait{});
+        std::optional<BusyGuard> sharing;
+        states.lock(sharing, BusyGuard::Wait{});
         return run(job.method, job.inputs, job.options);
       }) {}
 
@@ -193,6 +197,7 @@ Session Session::fork() {
   const Impl::Use use(*impl_);
   SessionOptions options = impl_->options;
   options.threads = impl_->threads;
+  options.states = nullptr;
   options.kv = impl_->states.kv();
   Session copy(impl_->program, options);
   copy.impl_->plans.random() = impl_->plans.random();

@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -22,10 +23,12 @@ namespace graft {
 struct Session::Impl {
   Impl(std::shared_ptr<const Program> loaded_program, const SessionOptions& session_options);
 
-  // For the time of a call. Throws Busy when another thread is in one, InvalidArgument when the session is closed.
+  // For the time of a call. Throws Busy when another thread is in one or another session uses the states that they
+  // share, InvalidArgument when the session is closed.
   struct Use {
     explicit Use(Impl& impl);
     BusyGuard guard;
+    std::optional<BusyGuard> states;
   };
 
   std::uint32_t find(std::string_view method) const { return Internal::of(*program).find(method); }

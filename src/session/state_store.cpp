@@ -1,15 +1,66 @@
 #include "session/state_store.h"
 
 #include <cstring>
+#include <string>
 #include <utility>
 
-namespace graft {
+#include "base/check.h"
 
-StateStore::StateStore(const ProgramImpl& program, const KvOptions& kv, Counters& counters)
-    : program_(program), kv_(kv), counters_(counters), memory_(program.states.size()) {}
+namespace graft {
+namespace {
+
+std::string str_of(const KvOptions& kv) {
+  return str(kv.rows, " rows of ", kv.length, " tokens, ", name(kv.type), ", ", kv.window_slack, " beside a window, ",
+             kv.encoder_length, " of an encoder");
+}
+
+}  // namespace
+
+States::States() : impl_(std::make_unique<Impl>()) {}
+States::~States() = default;
+
+StateStore::StateStore(const ProgramImpl& program, std::shared_ptr<States> shared, const KvOptions& kv,
+                       Counters& counters)
+    : program_(program),
+      kv_(kv),
+      counters_(counters),
+      shared_(shared != nullptr),
+      states_(shared ? std::move(shared) : std::make_shared<States>()) {
+  Internal::StatesImpl& states = Internal::of(*states_);
+  const std::lock_guard guard(states.mutex);
+  // Everything is checked before anything is added.
+  for (const StateInfo& state : program.states) {
+    const auto known = states.entries.find(state.state.fqn);
+    if (known == states.entries.end()) continue;
+    const ir::State &have = known->second.info, &want = state.state;
+    GRAFT_CHECK(
+        InvalidArgument,
+        have.dtype == want.dtype && have.shape == want.shape && have.kind == want.kind && have.windows == want.windows,
+        "state '", want.fqn, "' of ", program.source, " is ", TensorDesc(want.dtype, want.shape).str(),
+        ", the shared one is ", TensorDesc(have.dtype, have.shape).str());
+  }
+  if (program.has_kv_cache()) {
+    GRAFT_CHECK(InvalidArgument, !states.kv || *states.kv == kv, "the cache of ", program.source, " must have the ",
+                "sizes and the type of the shared one, ", str_of(*states.kv), ", got ", str_of(kv));
+    states.kv = kv;
+  }
+  for (const StateInfo& state : program.states)
+    entries_.push_back(
+        &states.entries.try_emplace(state.state.fqn, Internal::StatesImpl::Entry{state.state, {}}).first->second);
+}
+
+void StateStore::lock(std::optional<BusyGuard>& guard) const {
+  if (shared_ && count() > 0)
+    guard.emplace(Internal::of(*states_).busy,
+                  "the states are in use by another session; sessions that share them take turns");
+}
+
+void StateStore::lock(std::optional<BusyGuard>& guard, BusyGuard::Wait wait) const {
+  if (shared_ && count() > 0) guard.emplace(Internal::of(*states_).busy, wait);
+}
 
 std::byte* StateStore::data(std::uint32_t state) {
-  AlignedMemory& memory = memory_[state];
+  AlignedMemory& memory = entries_[state]->memory;
   if (!memory.data()) {
     const std::size_t bytes = desc(state).byte_count();
     memory = AlignedMemory(bytes);
@@ -22,9 +73,9 @@ std::byte* StateStore::data(std::uint32_t state) {
 void StateStore::reset(std::uint32_t state) {
   const std::size_t bytes = desc(state).byte_count();
   if (const std::byte* initial = program_.states[state].initial) {
-    std::memcpy(memory_[state].data(), initial, bytes);
+    std::memcpy(entries_[state]->memory.data(), initial, bytes);
   } else if (!holds_tokens(info(state).kind)) {
-    std::memset(memory_[state].data(), 0, bytes);
+    std::memset(entries_[state]->memory.data(), 0, bytes);
   }
 }
 
@@ -45,14 +96,15 @@ std::vector<StateView> StateStore::views() {
 void StateStore::resize(const KvOptions& kv, Resized resized) {
   for (auto& [state, memory] : resized) {
     counters_.state_bytes += memory.size();
-    counters_.state_bytes -= memory_[state].size();
-    memory_[state] = std::move(memory);
+    counters_.state_bytes -= entries_[state]->memory.size();
+    entries_[state]->memory = std::move(memory);
   }
   kv_ = kv;
 }
 
 void StateStore::clear() {
-  for (AlignedMemory& memory : memory_) memory = AlignedMemory();
+  entries_.assign(entries_.size(), nullptr);
+  states_.reset();
   counters_.state_bytes = 0;
 }
 

@@ -1,30 +1,55 @@
 #pragma once
 
+#include <atomic>
 #include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include "base/aligned.h"
 #include "graft/graft.h"
 #include "load/program_impl.h"
 #include "lowering/kv_shape.h"
+#include "session/busy_guard.h"
 
 namespace graft {
 
-// The memory of a session's states, each allocated when it is first needed. States are numbered as in the program.
+struct States::Impl {
+  struct Entry {
+    ir::State info;
+    AlignedMemory memory;  // allocated when it is first needed
+  };
+  std::mutex mutex;  // of `entries` and `kv`, which the constructors of sessions extend
+  std::map<std::string, Entry, std::less<>> entries;
+  std::optional<KvOptions> kv;  // of the first session with a cache of keys and values
+  std::atomic_flag busy = ATOMIC_FLAG_INIT;
+};
+
+// The states of a session, each with memory from when it is first needed: its own, or those that it shares with other
+// sessions by name. States are numbered as in the program.
 class StateStore {
  public:
-  // `kv`: the sizes of states that are caches of keys and values.
-  StateStore(const ProgramImpl& program, const KvOptions& kv, Counters& counters);
+  // `shared`: null for states of its own. `kv`: the sizes of states that are caches of keys and values. Throws
+  // InvalidArgument when shared states have other types or sizes.
+  StateStore(const ProgramImpl& program, std::shared_ptr<States> shared, const KvOptions& kv, Counters& counters);
+
+  // Held during a call: states serve one session at a time. Throws Busy when another session has them.
+  void lock(std::optional<BusyGuard>& guard) const;
+  void lock(std::optional<BusyGuard>& guard, BusyGuard::Wait) const;
 
   const ProgramImpl& program() const { return program_; }
   std::uint32_t count() const { return static_cast<std::uint32_t>(program_.states.size()); }
   const ir::State& info(std::uint32_t state) const { return program_.states[state].state; }
   TensorDesc desc(std::uint32_t state) const { return state_desc(info(state), kv_); }
   const KvOptions& kv() const { return kv_; }
+  bool shared() const { return shared_; }
 
   std::byte* data(std::uint32_t state);
   // Null when it was not needed so far.
-  std::byte* existing(std::uint32_t state) const { return memory_[state].data(); }
+  std::byte* existing(std::uint32_t state) const { return entries_[state]->memory.data(); }
   // Sets all states to their values at load.
   void reset();
   std::vector<StateView> views();
@@ -32,7 +57,7 @@ class StateStore {
   // New memory for each existing state whose size changes when the caches are resized.
   using Resized = std::vector<std::pair<std::uint32_t, AlignedMemory>>;
   void resize(const KvOptions& kv, Resized resized);
-  // Frees everything; the session is closed.
+  // Frees everything that other sessions do not share; the session is closed.
   void clear();
 
  private:
@@ -41,7 +66,9 @@ class StateStore {
   const ProgramImpl& program_;
   KvOptions kv_;
   Counters& counters_;
-  std::vector<AlignedMemory> memory_;
+  bool shared_;
+  std::shared_ptr<States> states_;
+  std::vector<Internal::StatesImpl::Entry*> entries_;  // by state
 };
 
 // States that hold keys and values of tokens: a cache is empty when its lengths are 0, whatever they hold.

@@ -4,12 +4,14 @@ named data of the package."""
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import final
 
 from graft.exporter import exir  # noqa: F401  isort: skip  (before executorch.exir)
 from executorch.exir._serialize._named_data_store import NamedDataStore
 from executorch.exir.backend.backend_details import BackendDetails, CompileSpec, ExportedProgram, PreprocessResult
 
+from graft.errors import ExportError
 from graft.exporter.serialize import Signature, serialize, user_input_names
 
 BACKEND_ID = "GraftBackend"
@@ -20,10 +22,21 @@ EXTERNAL_SPEC = "graft.external"  # put weights into the .ptd of this name
 LEAVE_OUT_SPEC = "graft.leave_out"  # present: leave out parameters and persistent buffers; JSON: names in their files
 CONTENT_KEYS_SPEC = "graft.content_keys"  # JSON list: weights to key by content
 QUANTIZE_SPEC = "graft.quantize"  # JSON: types to write weights as, by name
+STATES_SPEC = "graft.states"  # JSON list: buffers that another method writes
+OPTION_SPEC = "graft.option."  # and the name of an option of the delegate (src/executorch/options.h): its value as text
 LOWER_BOUNDS_SPEC = "graft.lower_bounds"  # JSON: lower bounds of sizes by symbol
 # Identifies a loaded program by the address of this data: methods of one loaded program see the same address and share
 # states, two loaded programs do not.
 SESSION_KEY = "graft.session"
+DELEGATE_OPTIONS = {
+    "threads": int,
+    "device": str,
+    "seed": int,
+    "kv_rows": int,
+    "kv_length": int,
+    "kv_encoder_length": int,
+    "kv_type": str,
+}
 # ggml needs alignment to 32 bytes; cache lines and vector loads prefer 64.
 WEIGHT_ALIGNMENT = 64
 
@@ -37,6 +50,22 @@ def signature_spec(signature: Signature) -> CompileSpec:
         }
     )
     return CompileSpec(SIGNATURE_SPEC, text.encode())
+
+
+def option_specs(options: Mapping[str, int | str]) -> list[CompileSpec]:
+    """How the delegate runs a method where its caller says nothing. Raises ExportError for a name that is no option, or
+    a value that is none of its."""
+    specs = []
+    for name, value in options.items():
+        kind = DELEGATE_OPTIONS.get(name)
+        if kind is None:
+            known = ", ".join(DELEGATE_OPTIONS)
+            raise ExportError(f"expected options of the delegate to be some of {known}, found '{name}'")
+        if type(value) is not kind or (kind is int and not 0 <= value < 2**31):
+            what = "an int of 31 bits" if kind is int else "a str"
+            raise ExportError(f"option '{name}' of the delegate: expected {what}, found {value!r}")
+        specs.append(CompileSpec(OPTION_SPEC + name, str(value).encode()))
+    return specs
 
 
 @final
@@ -63,6 +92,7 @@ class GraftBackend(BackendDetails):
             leave_out=json.loads(specs[LEAVE_OUT_SPEC]) if LEAVE_OUT_SPEC in specs else None,
             quantize=json.loads(specs.get(QUANTIZE_SPEC, "{}")),
             lower_bounds=json.loads(specs.get(LOWER_BOUNDS_SPEC, "{}")),
+            states=json.loads(specs.get(STATES_SPEC, "[]")),
         )
         store = NamedDataStore()
         store.add_named_data(SESSION_KEY, b"graft")

@@ -16,6 +16,7 @@ from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge_
 from executorch.exir._serialize._named_data_store import NamedDataStoreOutput
 from executorch.exir._serialize._serialize import serialize_for_executorch
 from executorch.exir._serialize.data_serializer import DataEntry
+from executorch.exir.backend.compile_spec_schema import CompileSpec
 from executorch.exir.delegate import executorch_call_delegate
 from executorch.exir.passes import MemoryPlanningPass
 from executorch.exir.sym_util import eval_expr, eval_upper_bound
@@ -27,6 +28,7 @@ from torch.utils import _pytree as pytree
 
 from graft.errors import ExportError, raised_by
 from graft.exporter import quiet, stored_plans, targets
+from graft.exporter.backend import option_specs
 from graft.exporter.options import ExportOptions
 from graft.exporter.partitioner import GraftPartitioner
 from graft.exporter.predicate import Predicate
@@ -122,7 +124,9 @@ def _export(
     )
     with torch.no_grad(), quiet.lowering():
         programs = make_programs()
-        partitioners = _partitioners(programs, weights, target.stem, options.predicate, quantize)
+        partitioners = _partitioners(
+            programs, weights, target.stem, options.predicate, quantize, option_specs(options.delegate_options or {})
+        )
         manager = to_edge_transform_and_lower(
             programs,
             partitioner={name: [partitioner] for name, partitioner in partitioners.items()},
@@ -231,8 +235,10 @@ def _partitioners(
     stem: str,
     predicate: Predicate | None,
     quantize: str | Mapping[str, str] | None,
+    compile_specs: Sequence[CompileSpec],
 ) -> dict[str, GraftPartitioner]:
     content_keys = _ambiguous_names(programs)
+    states = set().union(*map(_written_buffers, programs.values())) - content_keys if len(programs) > 1 else set()
     partitioners = {}
     for name, program in programs.items():
         signature = Signature.of(program)
@@ -247,12 +253,14 @@ def _partitioners(
                     f"torch.utils._pytree._register_namedtuple), found {spec}"
                 )
         partitioners[name] = GraftPartitioner(
+            compile_specs,
             method=name,
             signature=signature,
             external_weights=stem if weights == "ptd" else None,
             leave_out=_first_names(program) if weights == "external" else None,
             quantize=stored_types(program, quantize) if quantize is not None else None,
             content_keys=content_keys,
+            states=states,
             predicate=predicate,
         )
     return partitioners
@@ -280,6 +288,25 @@ def _ambiguous_names(programs: Mapping[str, ExportedProgram]) -> set[str]:
             if seen.setdefault(name, digest) != digest:
                 ambiguous.add(name)
     return ambiguous
+
+
+def _written_buffers(program: ExportedProgram) -> set[str]:
+    """Buffers that a program writes: results that it hands back, or the first argument of an operator like `add_` and
+    of views of it."""
+    signature = program.graph_signature
+    roots = dict(signature.inputs_to_buffers)  # node -> the buffer that it is, or views
+    written = set(signature.buffers_to_mutate.values())
+    for node in program.graph.nodes:
+        if not isinstance(node.target, torch._ops.OpOverload):
+            continue
+        schema = node.target._schema
+        for argument, value in zip(schema.arguments, node.args):
+            if not isinstance(value, torch.fx.Node) or value.name not in roots or argument.alias_info is None:
+                continue
+            if argument.alias_info.is_write:
+                written.add(roots[value.name])
+            roots.setdefault(node.name, roots[value.name])
+    return written
 
 
 def _require_delegated(manager: Any, partitioners: Mapping[str, GraftPartitioner]) -> None:

@@ -20,6 +20,8 @@ class ExportOptions:
             each output's memory (a call that does not is an error), and an output that is an input is a
             `graft.ExportError`.
         constant_methods: constants that runners ask for by name, {"get_max_seq_len": 2048}.
+        delegate_options: how methods run where nobody says otherwise, by the names of
+            `graft.executorch.set_options`: {"threads": 2, "kv_length": 2048}.
 
     For the compiler:
         plan_threads: threads that the plans of `plans` are made for; 0: as many as `graft.load` chooses by itself. Other
@@ -30,6 +32,7 @@ class ExportOptions:
     plan_inputs: bool = True
     plan_outputs: bool = True
     constant_methods: Mapping[str, Any] | None = None
+    delegate_options: Mapping[str, int | str] | None = None
     plan_threads: int = 0
     predicate: Predicate | None = None
 

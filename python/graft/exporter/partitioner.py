@@ -13,6 +13,7 @@ from executorch.exir.backend.backend_details import CompileSpec, ExportedProgram
 from executorch.exir.backend.partitioner import DelegationSpec, Partitioner, PartitionResult
 from executorch.exir.backend.utils import tag_constant_data
 
+from graft.errors import ExportError
 from graft.exporter import backend, targets
 from graft.exporter.predicate import Predicate, engine, has_delegate, refused_nodes
 from graft.exporter.serialize import Signature, declared_lower_bounds, serialize
@@ -27,7 +28,8 @@ class GraftPartitioner(Partitioner):
     external_weights: name of a .ptd that takes the weights; by default they lie in the .pte. leave_out: when
     given, parameters and persistent buffers lie in neither, but in files given at load; it maps names to the names that
     files have instead. quantize: types to write weights as, by name. content_keys: weights to be keyed by content because
-    another method of the package gives their names to other bytes.
+    another method of the package gives their names to other bytes. states: buffers that a method of the package writes,
+    which all its methods share.
     """
 
     def __init__(
@@ -40,6 +42,7 @@ class GraftPartitioner(Partitioner):
         leave_out: Mapping[str, str] | None = None,
         quantize: Mapping[str, str] | None = None,
         content_keys: Iterable[str] = (),
+        states: Iterable[str] = (),
         predicate: Predicate | None = None,
     ) -> None:
         super().__init__()
@@ -50,6 +53,7 @@ class GraftPartitioner(Partitioner):
         self._leave_out = leave_out
         self._quantize = dict(quantize or {})
         self._content_keys = sorted(content_keys)
+        self._states = sorted(states)
         self._predicate = predicate
         self._lower_bounds: dict[str, int] = {}
         # Node name -> (target, reason) of the nodes that the last partition() did not delegate.
@@ -78,7 +82,7 @@ class GraftPartitioner(Partitioner):
         blob = serialize(exported_program, strict=False, content=False, lower_bounds=self._lower_bounds)
         self.refused = refused_nodes(self._predicate or engine(), blob)
         signature = exported_program.graph_signature
-        states = set(signature.buffers_to_mutate.values())
+        states = {*signature.buffers_to_mutate.values(), *self._states}
         inputs = {name for name, fqn in signature.inputs_to_buffers.items() if fqn in states}
         graph = exported_program.graph
         tags = _assign(graph, self.refused, inputs.union(signature.user_inputs))
@@ -92,11 +96,25 @@ class GraftPartitioner(Partitioner):
         tag_constant_data(exported_program)
         _leave_shared_constants(exported_program)
         _tag_states(exported_program)
+        self._check_shared_states(exported_program)
         spec = DelegationSpec(backend.BACKEND_ID, self._specs(exported_program))
         return PartitionResult(
             tagged_exported_program=exported_program,
             partition_tags={f"graft_{part}": spec for part in sorted(set(tags.values()))},
         )
+
+    def _check_shared_states(self, program: ExportedProgram) -> None:
+        """Methods share what graft keeps. What stays ExecuTorch's, each method would have for itself."""
+        nodes = {node.name: node for node in program.graph.nodes}
+        for placeholder, fqn in program.graph_signature.inputs_to_buffers.items():
+            users = nodes[placeholder].users if fqn in self._states else ()
+            tags = {user.meta.get("delegation_tag") for user in users}
+            if len(tags) > 1 or None in tags:
+                raise ExportError(
+                    f"method '{self._method}': expected all nodes that use the buffer '{fqn}' in one part of graft, since "
+                    f"methods share it, found {', '.join(repr(user.name) for user in users)} in several or left to "
+                    "ExecuTorch"
+                )
 
     def _specs(self, program: ExportedProgram) -> list[CompileSpec]:
         specs = list(self.delegation_spec.compile_specs)
@@ -110,6 +128,8 @@ class GraftPartitioner(Partitioner):
             specs.append(CompileSpec(backend.LEAVE_OUT_SPEC, json.dumps(self._leave_out).encode()))
         if self._lower_bounds:
             specs.append(CompileSpec(backend.LOWER_BOUNDS_SPEC, json.dumps(self._lower_bounds).encode()))
+        if self._states:
+            specs.append(CompileSpec(backend.STATES_SPEC, json.dumps(self._states).encode()))
         if self._content_keys:
             specs.append(CompileSpec(backend.CONTENT_KEYS_SPEC, json.dumps(self._content_keys).encode()))
         return specs

@@ -7,7 +7,7 @@ import dataclasses
 import hashlib
 import operator
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -62,6 +62,7 @@ def serialize(
     lower_bounds: Mapping[str, int] | None = None,
     quantize: Mapping[str, str] | None = None,
     stored: Mapping[str, StoredWeight] | None = None,
+    states: Collection[str] = (),
 ) -> Blob:
     """One blob for a program (its method is named "forward") or for several by method name.
 
@@ -70,7 +71,8 @@ def serialize(
     hashes say nothing (enough to ask which nodes run). content_keys: names of weights to be keyed by content although
     they have a name, because another method gives the same name to other bytes. quantize: types by names of
     weights that are written as that type (see quantization.py) instead of their own. stored: weights by qualified name that
-    are described instead of looked at: their tensors may be without data (FakeTensor).
+    are described instead of looked at: their tensors may be without data (FakeTensor). states: names of buffers that
+    are states although the program only reads them, because another method writes them.
     """
     methods = {"forward": program} if isinstance(program, ExportedProgram) else dict(program)
     builder = ProgramBuilder(
@@ -82,7 +84,7 @@ def serialize(
         stored=stored,
     )
     for name, exported in methods.items():
-        _method_of_export(builder, name, exported, signature or Signature.of(exported), lower_bounds or {})
+        _method_of_export(builder, name, exported, signature or Signature.of(exported), lower_bounds or {}, states)
     return builder.finish()
 
 
@@ -180,7 +182,12 @@ def declared_lower_bounds(program: ExportedProgram) -> dict[str, int]:
 
 
 def _method_of_export(
-    builder: ProgramBuilder, name: str, program: ExportedProgram, signature: Signature, lower_bounds: Mapping[str, int]
+    builder: ProgramBuilder,
+    name: str,
+    program: ExportedProgram,
+    signature: Signature,
+    lower_bounds: Mapping[str, int],
+    written_elsewhere: Collection[str],
 ) -> None:
     ranges = dict(program.range_constraints)
     for expr, found in ranges.items():
@@ -213,7 +220,7 @@ def _method_of_export(
             persistent = persistent and _LIFTED.fullmatch(spec.target) is None
             if not builder.strict and unheld(tensor):
                 others.append(node)
-            elif spec.target in mutated:
+            elif spec.target in mutated or (spec.kind == _In.BUFFER and spec.target in written_elsewhere):
                 states[spec.target] = builder.state(spec.target, tensor, persistent=persistent)
                 method.state_input(node, states[spec.target])
             elif method.is_live(node):

@@ -10,6 +10,7 @@ import torch
 import transformers
 
 import graft
+import graft.executorch
 import llm_models
 from runner_test import binary
 from graft.llm import ops, seq2seq
@@ -30,7 +31,7 @@ class Pair:
     def __init__(self, folder, model, **options):
         self.eager = model
         self.features = seq2seq.takes_features(model)
-        path = graft.export_llm(model, folder / "model.pte")
+        self.path = path = graft.export_llm(model, folder / "model.pte")
         encoder = graft.LoadOptions(kv_encoder_length=320)
         self.package = graft.load(path, kv_rows=3, kv_length=96, options=encoder, **options)
 
@@ -309,3 +310,28 @@ def test_programs_in_eager_pytorch():
     found = run(traced["forward"], ids, rows, rows, torch.arange(20))
     with torch.no_grad():
         check(found, model(input_ids=ids, attention_mask=mask, decoder_input_ids=ids).logits)
+
+
+def test_under_executorch(pair):
+    """`encode` leaves keys and values where `forward` of the same program finds them, for a batch of two, twice."""
+    from executorch.runtime import Runtime
+
+    try:
+        graft.executorch.set_options(kv_rows=2, kv_length=64, kv_encoder_length=320)
+        program = Runtime.get().load_program(str(pair.path))
+        other = Runtime.get().load_program(str(pair.path)).load_method("forward")
+        encode, forward = program.load_method("encode"), program.load_method("forward")
+    finally:
+        graft.executorch.set_options()
+    ids, keep = tokens(2)[:, :12], torch.arange(6)
+    for count in (40, 7):
+        source = pair.source(count, 2)
+        encode.execute(source[0])
+        parts = []
+        for rows in torch.arange(12).expand(2, -1).split(6, 1):
+            rows = rows.contiguous()
+            parts.append(forward.execute((ids[:, rows[0]].contiguous(), rows, rows, keep))[0].clone())
+        check(torch.cat(parts, 1), pair.expected(source, ids))
+    with pytest.raises(RuntimeError):
+        rows = torch.arange(6).expand(2, -1).contiguous()
+        other.execute((ids[:, :6].contiguous(), rows, rows, keep))  # nobody encoded for that program
