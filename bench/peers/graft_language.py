@@ -38,7 +38,7 @@ class GraftLanguage(LanguagePeer):
 
         torch.set_float32_matmul_precision("medium")
         self._model = graft.load(folder / "model.pte", threads=threads, kv_length=CONTEXT, kv_rows=self.rows, kv_dtype="bf16")
-        self._forward = self._model.methods["forward"]
+        self._forward = self._model.methods["step"]
 
     def clear(self) -> None:
         self._model.kv_truncate(0)

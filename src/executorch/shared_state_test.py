@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -163,3 +165,10 @@ def test_bad_options_are_refused_and_change_nothing():
         graft.executorch.set_options(kv_type="f8")
     with pytest.raises(graft.InvalidArgument, match="'kv_type'.*line break"):
         graft.executorch.set_options(kv_type="f16\nthreads=2")
+
+
+def test_the_example():
+    script = Path(__file__).resolve().parents[2] / "examples" / "executorch" / "methods.py"
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "ExecuTorch: [1.5, 3.0, 4.5]\ngraft:      [1.5, 3.0, 4.5]\n"

@@ -8,7 +8,7 @@
 namespace graft {
 namespace {
 
-constexpr std::string_view kMethod = "forward", kEncode = "encode";
+constexpr std::string_view kMethod = "step", kEncode = "encode";
 constexpr std::int64_t kPadding = -1;  // cache_position of padding
 // Sizes of runs that buffers and graphs are kept for. A sequence takes four (a prefill chunk, the rest of a prompt, a
 // step, a step with drafts); BatchGenerator takes a few prompt widths, and one size of step per batch size.

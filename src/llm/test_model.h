@@ -11,7 +11,7 @@ namespace graft::test {
 
 struct SmallLanguageModel {
   static constexpr std::int64_t kVocabulary = 24, kSize = 16, kContext = 96;
-  GraphBuilder graph;
+  GraphBuilder graph{"step"};
   std::shared_ptr<const LanguageModel> model;
 
   // `sharpness`: how much attention prefers some tokens.

@@ -131,7 +131,7 @@ def _write(
         for name in used:
             stored = all_weights[name]
             data[described[name].key] = container.LazyData(stored.byte_size, stored.chunks)
-    container.write(path, "forward", program, blob, data)
+    container.write(path, {"forward": (program, blob)}, data)
     layers = {}
     for node in program.graph.nodes:
         if node.target is torch.ops.graft.attention.default:

@@ -8,6 +8,7 @@ written with ExecuTorch's own schema and serializer; data goes from file to file
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import tempfile
 from collections.abc import Callable, Mapping
@@ -24,12 +25,24 @@ from executorch.exir._serialize.data_serializer import DataEntry
 from executorch.exir.backend.compile_spec_schema import CompileSpec
 from executorch.exir.scalar_type import ScalarType
 from torch.export import ExportedProgram
+from torch.utils import _pytree as pytree
 
-from graft.exporter.backend import BACKEND_ID, METHOD_SPEC, SESSION_KEY, WEIGHT_ALIGNMENT, signature_spec
+from graft.exporter.backend import (
+    BACKEND_ID,
+    METHOD_SPEC,
+    SESSION_KEY,
+    WEIGHT_ALIGNMENT,
+    option_specs,
+    signature_spec,
+)
 from graft.exporter.serialize import Blob, Signature
 
 _SCALAR_TYPES = {torch.int64: ScalarType.LONG, torch.float32: ScalarType.FLOAT}
 _LARGEST_SIZE = 2**31 - 1
+# Bytes of an output that the method has memory for: the logits of one token for a million words.
+_MOST_PLANNED = 2**22
+# Of a batch, which programs do not bound and ExecuTorch's files must.
+_MOST_ROWS = 1024
 
 
 class LazyData(FileBackedData):
@@ -66,14 +79,13 @@ class LazyData(FileBackedData):
 
 def write(
     path: Path,
-    method: str,
-    program: ExportedProgram,
-    blob: Blob,
+    methods: Mapping[str, tuple[ExportedProgram, Blob]],
     data: Mapping[str, bytes | FileBackedData],
-    others: Mapping[str, tuple[ExportedProgram, Blob]] | None = None,
+    constants: Mapping[str, Any] | None = None,
+    options: Mapping[str, int | str] | None = None,
 ) -> None:
-    """The package, whole or not at all. data: named data besides the blobs' weights. others: further methods."""
-    methods = {method: (program, blob), **(others or {})}
+    """The package, whole or not at all. data: named data besides the blobs' weights. constants: what methods without
+    inputs return, by name. options: how ExecuTorch's delegate runs, where its caller says nothing."""
     named: dict[str, bytes | FileBackedData] = {SESSION_KEY: b"graft"}
     for _, one in methods.values():
         named.update({key: value.tobytes() for key, value in one.weights.items()})
@@ -81,7 +93,7 @@ def write(
     entries = {key: DataEntry(i, WEIGHT_ALIGNMENT, None) for i, key in enumerate(named)}
     pte = serialize_pte_binary(
         PTEFile(
-            program=_program(methods),
+            program=_program(methods, constants or {}, option_specs(options or {})),
             named_data=NamedDataStoreOutput(buffers=list(named.values()), pte_data=entries, external_data={}),
         ),
         extract_delegate_segments=True,
@@ -100,10 +112,13 @@ def replace(path: Path, content: Cord) -> None:
         os.replace(made, path)
 
 
-def _program(methods: Mapping[str, tuple[ExportedProgram, Blob]]) -> schema.Program:
+def _program(
+    methods: Mapping[str, tuple[ExportedProgram, Blob]], constants: Mapping[str, Any], specs: list[CompileSpec]
+) -> schema.Program:
+    plans = [_plan(i, name, program, specs) for i, (name, (program, _)) in enumerate(methods.items())]
     return schema.Program(
         version=0,
-        execution_plan=[_plan(i, name, program) for i, (name, (program, _)) in enumerate(methods.items())],
+        execution_plan=[*plans, *(_constant(name, value) for name, value in constants.items())],
         constant_buffer=[schema.Buffer(b"")],
         backend_delegate_data=[schema.BackendDelegateInlineData(blob.data) for _, blob in methods.values()],
         segments=[],
@@ -111,12 +126,29 @@ def _program(methods: Mapping[str, tuple[ExportedProgram, Blob]]) -> schema.Prog
     )
 
 
-def _plan(index: int, method: str, program: ExportedProgram) -> schema.ExecutionPlan:
+def _constant(method: str, value: Any) -> schema.ExecutionPlan:
+    leaves, spec = pytree.tree_flatten(value)
+    kinds = {bool: schema.Bool, int: schema.Int}
+    return schema.ExecutionPlan(
+        name=method,
+        container_meta_type=schema.ContainerMetadata("", spec.to_str()),
+        values=[schema.EValue(kinds[type(leaf)](leaf)) for leaf in leaves],
+        inputs=[],
+        outputs=list(range(len(leaves))),
+        chains=[schema.Chain(inputs=[], outputs=[], instructions=[], stacktrace=None)],
+        operators=[],
+        delegates=[],
+        non_const_buffer_sizes=[0],
+    )
+
+
+def _plan(index: int, method: str, program: ExportedProgram, specs: list[CompileSpec]) -> schema.ExecutionPlan:
     signature = Signature.of(program)
     by_name = {node.name: node.meta["val"] for node in program.graph.nodes if "val" in node.meta}
-    inputs = [by_name[name] for name in program.graph_signature.user_inputs]
-    outputs = [by_name[name] for name in program.graph_signature.user_outputs]
-    values = [schema.EValue(_tensor(value)) for value in (*inputs, *outputs)]
+    inputs = [_tensor(by_name[name]) for name in program.graph_signature.user_inputs]
+    outputs = [_tensor(by_name[name]) for name in program.graph_signature.user_outputs]
+    planned = _plan_memory(outputs)
+    values = [schema.EValue(tensor) for tensor in (*inputs, *outputs)]
     indices = list(range(len(values)))
     call = schema.Instruction(schema.DelegateCall(delegate_index=0, args=indices))
     return schema.ExecutionPlan(
@@ -131,19 +163,42 @@ def _plan(index: int, method: str, program: ExportedProgram) -> schema.Execution
             schema.BackendDelegate(
                 id=BACKEND_ID,
                 processed=schema.BackendDelegateDataReference(schema.DataLocation.INLINE, index),
-                compile_specs=[signature_spec(signature), CompileSpec(METHOD_SPEC, method.encode())],
+                compile_specs=[signature_spec(signature), CompileSpec(METHOD_SPEC, method.encode()), *specs],
             )
         ],
-        non_const_buffer_sizes=[0],
+        non_const_buffer_sizes=[0, planned] if planned else [0],
     )
 
 
+def _plan_memory(outputs: list[schema.Tensor]) -> int:
+    """Gives outputs memory of the method's, which a caller of ExecuTorch's Module then need not set, where their upper
+    bounds are small. Returns its bytes."""
+    total = 0
+    for tensor in outputs:
+        size = _bytes(tensor.sizes, tensor.scalar_type)
+        if size > _MOST_PLANNED:
+            continue
+        tensor.allocation_info = schema.AllocationDetails(
+            memory_id=1, memory_offset_low=total, memory_offset_high=0
+        )
+        total += -(-size // WEIGHT_ALIGNMENT) * WEIGHT_ALIGNMENT
+    return total
+
+
+def _bytes(sizes: list[int], kind: ScalarType) -> int:
+    return math.prod(sizes) * (8 if kind == ScalarType.LONG else 4)
+
+
 def _tensor(value: torch.Tensor) -> schema.Tensor:
-    """No memory is planned: the callers of ExecuTorch's runtime hand theirs in."""
+    kind = _SCALAR_TYPES[value.dtype]
+    sizes = [_most(size) for size in value.shape]
+    if value.dim() and not isinstance(value.shape[0], int) and sizes[0] < _MOST_ROWS:
+        wider = [_MOST_ROWS, *sizes[1:]]
+        sizes = wider if _bytes(wider, kind) <= _MOST_PLANNED else sizes
     return schema.Tensor(
-        scalar_type=_SCALAR_TYPES[value.dtype],
+        scalar_type=kind,
         storage_offset=0,
-        sizes=[_most(size) for size in value.shape],
+        sizes=sizes,
         dim_order=list(range(value.dim())),
         requires_grad=False,
         layout=0,

@@ -18,7 +18,8 @@ from graft.exporter import stored_plans
 from graft.exporter.predicate import Predicate
 from graft.exporter.serialize import StoredWeight
 from graft.llm.checkpoint import Checkpoint, tied_names
-from graft.llm.lower import lower
+from graft.llm import text_runner
+from graft.llm.lower import blob_of, lower
 from graft.llm.formats import open_checkpoint
 from graft.llm.stored import Stored, packed
 from graft.llm.trace import trace
@@ -40,6 +41,7 @@ def export_llm(
     plans: Sequence[str] = (),
     plan_threads: int = 0,
     progress: bool = False,
+    delegate_options: Mapping[str, int | str] | None = None,
     predicate: Predicate | None = None,
 ) -> Path:
     """Writes a causal language model as a package (.pte) for `graft.TextGenerator` and `graft generate`.
@@ -66,13 +68,17 @@ def export_llm(
         serve the version, device, instruction set and number of threads (plan_threads; 0: as `graft.load` chooses) that
         they were made with; anywhere else plans are made as without.
     progress: print on stderr what is done.
+    delegate_options: how methods run under ExecuTorch where nobody says otherwise, by the names of
+        `graft.executorch.set_options`: {"kv_rows": 4, "kv_type": "f16"}. kv_length is `context` unless it is given.
     predicate: answers which nodes run, instead of the engine that is installed.
 
-    A model without an encoder has one method, forward(input_ids [B, T], position_ids [B, T], cache_position [B, T],
-    logits_to_keep [K]) -> logits [B, K, V]. cache_position is the row of the cache for each token, negative for
-    padding; logits_to_keep are indices along T. A model with an encoder and a decoder has encode(input_ids [B, S],
-    attention_mask [B, S]) or encode(input_features [B, M, F]) besides, which runs once for an input and leaves the
-    keys and values of its output in the cache.
+    The method that graft runs is step(input_ids [B, T], position_ids [B, T], cache_position [B, T], logits_to_keep [K])
+    -> logits [B, K, V]. cache_position is the row of the cache for each token, negative for padding; logits_to_keep are
+    indices along T. A model with an encoder and a decoder has encode(input_ids [B, S], attention_mask [B, S]) or
+    encode(input_features [B, M, F]) besides, which runs once for an input and leaves the keys and values of its output
+    in the cache. For ExecuTorch's runners of language models there are forward(tokens [1, T], start_pos [1]) -> logits
+    [1, 1, V] of the last token, on the same cache, and, without an encoder, the constants that they ask for
+    (get_max_seq_len, ...).
 
     Returns the path. A file there is replaced; a failed export leaves it as it was. Raises `graft.ExportError`, which names
     the file, weight or node, what was expected and what was found.
@@ -88,6 +94,7 @@ def export_llm(
             plans=plans,
             plan_threads=plan_threads,
             progress=progress,
+            delegate_options=delegate_options,
             predicate=predicate,
         )
 
@@ -103,6 +110,7 @@ def write_package(
     plans: Sequence[str] = (),
     plan_threads: int = 0,
     progress: bool = False,
+    delegate_options: Mapping[str, int | str] | None = None,
     predicate: Predicate | None = None,
 ) -> Path:
     """`export_llm`, whose errors do not name the call yet."""
@@ -137,7 +145,7 @@ def write_package(
         encoder_context = _most_tokens(config, _ENCODER_SIZES) or context
         programs = seq2seq.trace(checkpoint.model, context=context, encoder_context=encoder_context)
     else:
-        programs = {"forward": trace(checkpoint.model, context=context)}
+        programs = {"step": trace(checkpoint.model, context=context)}
     if quantize is not None:
         rules = {"*": quantize} if isinstance(quantize, str) else dict(quantize)
         checkpoint.weights.update(_quantized(programs.values(), checkpoint, rules, say))
@@ -145,9 +153,11 @@ def write_package(
         checkpoint.weights.update({name: packed(stored) for name, stored in checkpoint.weights.items()})
     placed = _place(checkpoint, weights)
     described = {name: weight.described for name, weight in placed.items()}
-    lowered = {name: lower(program, described, predicate, name) for name, program in programs.items()}
-    program, blob = lowered.pop("forward")
-    names = set().union(_used_weights(program), *(_used_weights(other) for other, _ in lowered.values()))
+    methods = {name: lower(program, described, predicate, name) for name, program in programs.items()}
+    program, _ = methods["step"]
+    single = text_runner.of_one_sequence(program)
+    methods["forward"] = (single, blob_of(single, described, predicate, "forward"))
+    names = set().union(*(_used_weights(one) for one, _ in methods.values()))
     used = [weight for name, weight in placed.items() if name in names]
     copied = {weight.described.key: weight.stored for weight in used if weight.copied}
     if weights == "external" and copied:
@@ -164,17 +174,20 @@ def write_package(
     if files := sorted({str(weight.stored.file) for weight in used if not weight.copied}):
         folder = target.resolve().parent
         data[WEIGHT_FILES] = json.dumps([os.path.relpath(Path(file).resolve(), folder) for file in files]).encode()
+    options = {"kv_length": context, **({"kv_encoder_length": encoder_context} if with_encoder else {})}
+    options.update(delegate_options or {})
+    constants = {} if with_encoder else text_runner.constants(metadata, options["kv_length"])
     if plans:
         say("planning")
         first = target.parent / f".{target.stem}.{os.getpid()}.pte"  # beside it: the package names files by folder
         try:
-            container.write(first, "forward", program, blob, data, lowered)
+            container.write(first, methods, data)
             data.update(_planned(first, sizes, context, plan_threads))
         finally:
             first.unlink(missing_ok=True)
     say(f"writing {target}")
     with bar:
-        container.write(target, "forward", program, blob, data, lowered)
+        container.write(target, methods, data, constants, options)
     return target
 
 
@@ -187,7 +200,7 @@ def _planned(path: Path, sizes: list[dict[str, int]], context: int, threads: int
         return ids, ids, ids, torch.zeros(size["kept"], dtype=torch.long)
 
     rows = max(size["batch"] for size in sizes)
-    calls = {"forward": [call(size) for size in sizes]}
+    calls = {"step": [call(size) for size in sizes]}
     return stored_plans.of_calls(path, calls, threads=threads, kv_rows=rows, kv_length=context)
 
 

@@ -37,18 +37,27 @@ def lower(
     method: str = "forward",
 ) -> tuple[ExportedProgram, Blob]:
     """The program as it is written, and its blob. Raises ExportError for nodes that graft does not run."""
-    predicate = predicate or engine()
     _drop_no_ops(program)
     _make_functional(program)
-    asked = serialize(program, strict=False, content=False)
-    if refused_nodes(predicate, asked):
+    if _refused(program, predicate):
         # Decomposing retraces the program, so only programs that need it are decomposed: those with operators that
         # mutate an argument, or that graft runs only decomposed.
         program = program.run_decompositions(_PARTS)
         _drop_no_ops(program)
-        if refused := refused_nodes(predicate, serialize(program, strict=False, content=False)):
-            raise ExportError(_message(refused))
-    return program, serialize({method: program}, stored=stored)
+    return program, blob_of(program, stored, predicate, method)
+
+
+def blob_of(
+    program: ExportedProgram, stored: Mapping[str, StoredWeight], predicate: Predicate | None, method: str
+) -> Blob:
+    """The blob of a lowered program. Raises ExportError for nodes that graft does not run."""
+    if refused := _refused(program, predicate):
+        raise ExportError(_message(refused))
+    return serialize({method: program}, stored=stored)
+
+
+def _refused(program: ExportedProgram, predicate: Predicate | None) -> dict[str, tuple[str, str]]:
+    return refused_nodes(predicate or engine(), serialize(program, strict=False, content=False))
 
 
 def _drop_no_ops(program: ExportedProgram) -> None:

@@ -2,7 +2,7 @@
 
 `encode` runs the encoder, makes of its result the keys and values of every decoder layer, and leaves them in the cache:
     input_ids [B, S], attention_mask [B, S], or input_features [B, M, F] -> tokens [B], how many each row has
-`forward` is the decoder, as of a model without an encoder:
+`step` is the decoder, as of a model without an encoder:
     input_ids [B, T], position_ids [B, T], cache_position [B, T], logits_to_keep [K] -> logits [B, K, V]
 A row that is encoded begins anew: its decoder's tokens are gone.
 """
@@ -62,7 +62,7 @@ def trace(model: torch.nn.Module, *, context: int, encoder_context: int) -> dict
     become(skeleton, kind, forward)
     example = (ids, ids.clone(), ids.clone(), torch.zeros(3, dtype=torch.long))
     dims = ({0: batch, 1: tokens}, {0: batch, 1: tokens}, {0: batch, 1: tokens}, {0: kept})
-    return {"forward": traced(skeleton, example, dims), "encode": encode}
+    return {"step": traced(skeleton, example, dims), "encode": encode}
 
 
 class _EncoderLayer(DynamicLayer):

@@ -1,6 +1,6 @@
 """From a causal language model to a program, without its weights.
 
-The program has one method, `forward`, in float32:
+The program has one method, `step`, in float32:
     input_ids [B, T], position_ids [B, T], cache_position [B, T], logits_to_keep [K] (indices along T)
     -> logits [B, K, V]
 """

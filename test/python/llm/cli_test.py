@@ -44,7 +44,7 @@ def test_export(tmp_path, folder):
     assert done.stdout == ""
     assert [line.split()[1] for line in done.stderr.splitlines()] == ["reading", "tracing", "writing"]
     model = graft.load(tmp_path / "m.pte", kv_length=100)
-    assert model.forward.info["inputs"][0]["name"] == "input_ids"
+    assert model.step.info["inputs"][0]["name"] == "input_ids"
 
 
 def test_a_name_on_the_hub(tmp_path, folder):

@@ -35,7 +35,7 @@ def check(tmp_path, model, kind):
     package = tmp_path / "model.pte"
     graft.export_llm(path, package)
     positions = torch.arange(TOKENS)[None]
-    ours = graft.load(package, kv_length=TOKENS)(tokens[None], positions, positions, torch.arange(TOKENS))[0]
+    ours = graft.load(package, kv_length=TOKENS).step(tokens[None], positions, positions, torch.arange(TOKENS))[0]
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:

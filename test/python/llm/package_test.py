@@ -2,6 +2,8 @@
 on the left, prompts in parts, decoding. The same comparison fails for programs from which something was left out."""
 
 import dataclasses
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,8 @@ import transformers
 
 import graft
 import llm_models
-from graft.llm import export, interface
+import module_example
+from graft.llm import export
 from graft.runtime import Model
 from llm_models import CASES, left_padded
 from quick import quick
@@ -36,7 +39,7 @@ class Pair:
         start = self.package.kv_lengths()[0] if rows is None else 0
         rows = torch.arange(start, start + count).expand(batch, -1) if rows is None else rows
         positions = rows.clamp(min=0) if positions is None else positions
-        return self.package(ids, positions.contiguous(), rows.contiguous(), torch.arange(count))
+        return self.package.step(ids, positions.contiguous(), rows.contiguous(), torch.arange(count))
 
 
 def make_pair(folder, model, change=None):
@@ -124,7 +127,7 @@ def test_only_kept_positions_are_multiplied(pair):
     ids = tokens(64)
     rows = torch.arange(64)[None]
     keep = torch.tensor([63, 7])
-    found = pair.package(ids, rows, rows, keep)
+    found = pair.package.step(ids, rows, rows, keep)
     check(found, pair.expected(ids)[:, keep])
 
 
@@ -218,7 +221,7 @@ def greedy(model, ids, count):
     made, now, start = [], torch.tensor([ids]), 0
     while len(made) < count:
         rows = torch.arange(start, start + now.shape[1])[None]
-        logits = model(now, rows, rows, torch.tensor([now.shape[1] - 1]))
+        logits = model.step(now, rows, rows, torch.tensor([now.shape[1] - 1]))
         made.append(int(logits[0, -1].argmax()))
         start += now.shape[1]
         now = torch.tensor([made[-1:]])
@@ -243,7 +246,7 @@ def test_stories(tmp_path, file, weights):
     assert tokenizer.decode(greedy(model, [1], 200)).strip() == (folder / "expected.txt").read_text().strip()
     model.reset()
     prompt, rows = torch.tensor([[1, 403, 407, 261, 378]]), torch.arange(5)[None]
-    logits = model(prompt, rows, rows, torch.tensor([4]))[0, 0]
+    logits = model.step(prompt, rows, rows, torch.tensor([4]))[0, 0]
     for token, value in {432: 17.7994, 383: 14.2813, 322: 9.7097, 353: 9.5873, 323: 9.1342}.items():
         assert float(logits[token]) == pytest.approx(value, abs=1e-4)
 
@@ -253,7 +256,7 @@ def test_under_executorch(tmp_path):
 
     model = llm_models.BY_NAME["gemma2"].make()
     path = graft.export_llm(model, tmp_path / "m.pte", context=64)
-    method = Runtime.get().load_program(path).load_method("forward")
+    method = Runtime.get().load_program(path).load_method("step")
     ids = tokens(40)
     steps = []
     for rows in torch.arange(40)[None].split([20, 1, 19], 1):
@@ -264,46 +267,92 @@ def test_under_executorch(tmp_path):
         check(torch.cat(steps, 1), model(ids).logits)
 
 
-class ForTextRunner(torch.nn.Module):
-    """A model as ExecuTorch's TextLLMRunner calls it: tokens [1, T], the first one's position [1] -> logits [1, V]."""
-
-    def __init__(self, model):
-        super().__init__()
-        self.lm = model
-
-    def forward(self, tokens, start_pos):
-        rows = (start_pos + torch.arange(tokens.shape[1])).unsqueeze(0)
-        with interface.positions(rows):
-            return self.lm(
-                input_ids=tokens,
-                position_ids=rows,
-                past_key_values=interface.no_cache(self.lm.config.num_hidden_layers),
-                use_cache=True,
-                logits_to_keep=1,
-            ).logits[:, -1]
-
-
-@pytest.mark.slow
-def test_text_runner_of_executorch(tmp_path):
+def said_by_text_runner(path, folder, prompts, count):
+    """What ExecuTorch's TextLLMRunner says, greedily, one prompt after another, each from the beginning."""
     from executorch.extension.llm.runner import GenerationConfig, TextLLMRunner
 
-    folder = data("stories260K")
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval().requires_grad_(False)
-    module = ForTextRunner(model)
-    example = (torch.zeros(1, 5, dtype=torch.long), torch.zeros(1, dtype=torch.long))
-    with interface.registered(module), torch.no_grad():
-        dims = ({1: torch.export.Dim("tokens", min=1, max=128)}, None)
-        program = torch.export.export(module, example, dynamic_shapes=dims, strict=False)
-    asked = dict(get_bos_id=1, get_eos_ids=[2], get_vocab_size=512, get_max_seq_len=256, get_max_context_len=256)
-    asked.update(use_kv_cache=True, enable_dynamic_shape=True)
-    path = graft.export(program, path=tmp_path / "m.pte", options=graft.ExportOptions(constant_methods=asked))
+    runner = TextLLMRunner(str(path), str(folder / "tokenizer.json"))
     said = []
-    settings = GenerationConfig(max_new_tokens=60, temperature=0.0, echo=False, seq_len=200)
-    TextLLMRunner(str(path), str(folder / "tokenizer.json")).generate("Once upon a time", settings, said.append)
-    made = greedy(graft.load(graft.export_llm(folder, tmp_path / "g.pte"), kv_length=256), [403, 407, 261, 378], 60)
-    expected = transformers.AutoTokenizer.from_pretrained(folder).decode(made)
-    # Its tokenizer drops the spaces of this vocabulary.
-    assert "".join(said).replace(" ", "") == expected.replace(" ", "")
+    for prompt in prompts:
+        pieces = []
+        settings = GenerationConfig(max_new_tokens=count, temperature=0.0, echo=False)
+        runner.generate(prompt, settings, pieces.append)
+        runner.reset()
+        said.append("".join(pieces).replace(" ", ""))  # its tokenizer drops the spaces of this vocabulary
+    return said
+
+
+@pytest.mark.parametrize("options", [{}, {"kv_type": "f16", "kv_length": 128, "threads": 1}], ids=["plain", "options"])
+def test_text_runner_of_executorch_runs_the_package(tmp_path, options):
+    folder = data("stories260K")
+    path = graft.export_llm(folder, tmp_path / "m.pte", delegate_options=options)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    prompts = ["Once upon a time", "The cat", "Once upon a time"]
+    expected = []
+    for prompt in prompts:
+        ids = tokenizer(prompt, add_special_tokens=False).input_ids
+        cache = options.get("kv_type", "f32")
+        made = greedy(graft.load(path, kv_length=options.get("kv_length", 256), kv_dtype=cache), ids, 60)
+        expected.append(tokenizer.decode(made).replace(" ", ""))
+    assert said_by_text_runner(path, folder, prompts, 60) == expected
+    model = graft.load(path)
+    constants = {name: method() for name, method in model.methods.items() if name not in ("step", "forward")}
+    length = options.get("kv_length", 512)
+    assert constants == {
+        "get_max_seq_len": length,
+        "get_max_context_len": length,
+        "get_vocab_size": 512,
+        "get_bos_id": 1,
+        "get_eos_ids": [2],
+        "use_kv_cache": True,
+        "use_sdpa_with_kv_cache": False,
+        "enable_dynamic_shape": True,
+    }
+
+
+def test_one_sequence_is_the_step_of_its_last_token(tmp_path):
+    """`forward` and `step` on one cache, in graft and in ExecuTorch's runtime."""
+    from executorch.runtime import Runtime
+
+    model = llm_models.BY_NAME["gemma2"].make()
+    path = graft.export_llm(model, tmp_path / "m.pte", context=64)
+    ours = graft.load(path, kv_length=64)
+    program = Runtime.get().load_program(path)
+    theirs = {name: program.load_method(name) for name in ("forward", "step")}
+    ids = tokens(40)
+    with torch.no_grad():
+        expected = model(ids).logits
+    begin = 0
+    for i, count in enumerate((20, 1, 3, 1, 15)):
+        part, end = ids[:, begin : begin + count].contiguous(), begin + count
+        if i % 2:
+            rows = torch.arange(begin, end)[None]
+            call, keep = ("step", (part, rows, rows, torch.tensor([count - 1])))
+        else:
+            call, keep = ("forward", (part, torch.tensor([begin])))
+        found = ours.methods[call](*keep)
+        assert found.shape == (1, 1, expected.shape[-1])
+        assert torch.equal(theirs[call].execute(keep)[0], found)
+        check(found[:, 0], expected[:, end - 1])
+        begin = end
+
+
+def test_examples_of_executorch(tmp_path):
+    """The C++ Module on a package of a language model, and the script with TextLLMRunner."""
+    folder = data("stories260K")
+    path = graft.export_llm(folder, tmp_path / "m.pte", context=128)
+    ids = [403, 407, 261, 378]
+    expected = greedy(graft.load(path, kv_length=128, kv_dtype="f32"), ids, 30)
+    done = module_example.run(path, 30, *ids, program="run_decoder")
+    assert done.returncode == 0, done.stderr
+    assert [int(token) for token in done.stdout.split()] == expected
+    script = Path(__file__).resolve().parents[3] / "examples" / "executorch" / "text_runner.py"
+    done = subprocess.run(
+        [sys.executable, str(script), str(folder), "Once upon a time", "30"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    text = transformers.AutoTokenizer.from_pretrained(folder).decode(expected).replace(" ", "")
+    assert text in done.stdout.replace(" ", "")
 
 
 def perplexity(package, folder):
@@ -315,7 +364,7 @@ def perplexity(package, folder):
     for begin in range(0, len(ids) - 256, 256):
         window = ids[begin : begin + 257]
         model.reset()
-        logits = model(window[None, :-1], rows, rows, rows[0])[0].log_softmax(-1)
+        logits = model.step(window[None, :-1], rows, rows, rows[0])[0].log_softmax(-1)
         total -= float(logits.gather(1, window[1:, None]).sum())
         scored += 256
     assert scored == 20_480

@@ -55,12 +55,12 @@ def test_logits(folder, package):
     eager = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
     # Computed in f32 from the weights as stored.
     rows = torch.arange(7)[None]
-    found = [model(ids, rows, rows, torch.arange(7))]
+    found = [model.step(ids, rows, rows, torch.arange(7))]
     assert found[0].shape == (1, 7, VOCABULARY)
     for step in range(7, 15):
         ids = torch.cat([ids, found[-1][:, -1:].argmax(-1)], 1)
         row = torch.tensor([[step]])
-        found.append(model(ids[:, -1:].contiguous(), row, row, torch.tensor([0])))
+        found.append(model.step(ids[:, -1:].contiguous(), row, row, torch.tensor([0])))
         assert found[-1].shape == (1, 1, VOCABULARY)
     with torch.no_grad():
         expected = eager(ids).logits

@@ -12,6 +12,7 @@ import transformers
 import graft
 import graft.executorch
 import llm_models
+import module_example
 from runner_test import binary
 from graft.llm import ops, seq2seq
 from llm_models import SEQ2SEQ_CASES, VOCAB
@@ -56,7 +57,7 @@ class Pair:
 
     def decode(self, ids, start=0):
         rows = (start + torch.arange(ids.shape[1])).expand(ids.shape[0], -1).contiguous()
-        return self.package.forward(ids.contiguous(), rows, rows, torch.arange(ids.shape[1]))
+        return self.package.step(ids.contiguous(), rows, rows, torch.arange(ids.shape[1]))
 
 
 def tokens(batch=1, count=TOKENS):
@@ -129,7 +130,7 @@ def test_rows_are_selected_forked_and_saved_with_their_source(pair, tmp_path):
     other = pair.package.fork()
     expected = pair.expected(source, ids)[:, 10:]
     rows = torch.arange(10, TOKENS).expand(3, -1).contiguous()
-    check(other.forward(ids[:, 10:].contiguous(), rows, rows, torch.arange(TOKENS - 10)), expected)
+    check(other.step(ids[:, 10:].contiguous(), rows, rows, torch.arange(TOKENS - 10)), expected)
     pair.package.kv_select([2, 0, 1])
     order = [2, 0, 1]
     check(pair.decode(ids[order][:, 10:], 10), expected[order])
@@ -268,7 +269,7 @@ def test_quantized(tmp_path):
     ids = tokens(1, 30)
     package.encode(ids, torch.ones_like(ids))
     rows = torch.arange(30)[None]
-    found = package.forward(ids, rows, rows, torch.arange(30))
+    found = package.step(ids, rows, rows, torch.arange(30))
     with torch.no_grad():
         expected = model(input_ids=ids, decoder_input_ids=ids).logits
     assert torch.nn.functional.cosine_similarity(found, expected, -1).min() > 0.999
@@ -285,7 +286,7 @@ def test_from_a_folder(tmp_path):
     rows = torch.arange(30)[None]
     with torch.no_grad():
         expected = model(input_ids=ids, decoder_input_ids=ids).logits
-    check(package.forward(ids, rows, rows, torch.arange(30)), expected)
+    check(package.step(ids, rows, rows, torch.arange(30)), expected)
 
 
 def test_programs_in_eager_pytorch():
@@ -307,7 +308,7 @@ def test_programs_in_eager_pytorch():
     mask[1, 15:] = 0
     assert run(traced["encode"], ids, mask).tolist() == [20, 15]
     rows = torch.arange(20).expand(2, -1)
-    found = run(traced["forward"], ids, rows, rows, torch.arange(20))
+    found = run(traced["step"], ids, rows, rows, torch.arange(20))
     with torch.no_grad():
         check(found, model(input_ids=ids, attention_mask=mask, decoder_input_ids=ids).logits)
 
@@ -319,8 +320,8 @@ def test_under_executorch(pair):
     try:
         graft.executorch.set_options(kv_rows=2, kv_length=64, kv_encoder_length=320)
         program = Runtime.get().load_program(str(pair.path))
-        other = Runtime.get().load_program(str(pair.path)).load_method("forward")
-        encode, forward = program.load_method("encode"), program.load_method("forward")
+        other = Runtime.get().load_program(str(pair.path)).load_method("step")
+        encode, forward = program.load_method("encode"), program.load_method("step")
     finally:
         graft.executorch.set_options()
     ids, keep = tokens(2)[:, :12], torch.arange(6)
@@ -335,3 +336,19 @@ def test_under_executorch(pair):
     with pytest.raises(RuntimeError):
         rows = torch.arange(6).expand(2, -1).contiguous()
         other.execute((ids[:, :6].contiguous(), rows, rows, keep))  # nobody encoded for that program
+
+
+def test_module_of_executorch(tmp_path):
+    """C++: what `encode` leaves is what `forward` decodes."""
+    case = next(case.values[0] for case in SEQ2SEQ_CASES if case.id == "t5")
+    model = case.make()
+    path = graft.export_llm(model, tmp_path / "m.pte")
+    source = [5, 9, 30, 7, 11]
+    done = module_example.run(path, 8, 3, "--source", *source, program="run_decoder")
+    assert done.returncode == 0, done.stderr
+    ids = [3]
+    for _ in range(8):
+        with torch.no_grad():
+            logits = model(input_ids=torch.tensor([source]), decoder_input_ids=torch.tensor([ids])).logits
+        ids.append(int(logits[0, -1].argmax()))
+    assert [int(token) for token in done.stdout.split()] == ids[1:]

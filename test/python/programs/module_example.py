@@ -18,7 +18,7 @@ SOURCE = Path(__file__).resolve().parents[3] / "examples" / "executorch"
 
 @functools.cache
 def build() -> Path:
-    """The program run_module. Skips the test where the machine cannot build it."""
+    """The folder of the programs. Skips the test where the machine cannot build it."""
     here = Path(sys.executable).parent
     cmake = shutil.which("cmake", path=os.pathsep.join([str(here), os.environ.get("PATH", "")]))
     if cmake is None or (shutil.which("c++") or shutil.which("g++")) is None:
@@ -29,8 +29,9 @@ def build() -> Path:
     for command in (configure, [cmake, "--build", folder]):
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
-    return Path(folder) / "run_module"
+    return Path(folder)
 
 
-def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([str(build()), *map(str, arguments)], capture_output=True, text=True, timeout=300)
+def run(*arguments: object, program: str = "run_module") -> subprocess.CompletedProcess[str]:
+    command = [str(build() / program), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300)
