@@ -42,7 +42,7 @@ help:
 	@echo 'make ops-report      the differential tests of all operators, and docs/ops.md from them'
 	@echo 'make bench           measurements (bench/README.md)'
 	@echo 'make bench-kernels   what bounds each kernel, after make bench'
-	@echo 'make bench-overhead  planning, and the cost of a call around its kernels'
+	@echo 'make bench-overhead  planning, the cost of a call around its kernels, runs that overlap'
 
 # --- set-up -----------------------------------------------------------------------------------------------------------
 
@@ -183,8 +183,9 @@ bench-kernels: build
 	@cd bench && ../$(BIN)/python kernels.py
 
 bench-overhead: demo
-	@$(CMAKE) --build --preset release -j $(JOBS) --target graft_overhead
+	@$(CMAKE) --build --preset release -j $(JOBS) --target graft_overhead graft_overlap
 	@build/release/graft_overhead build/demo/minilm.pte
+	@build/release/graft_overlap build/demo/minilm.pte
 	@$(BIN)/python bench/beside_torch.py build/demo/minilm.pte
 
 clean:

@@ -48,7 +48,7 @@ add_dependencies(graft_overhead graft_schema)
 
 # Programs that use the public library: start-up of a language model, and times of launches. graft_roofline: the
 # machine's peak rates.
-foreach(measured first_token kernel_times)
+foreach(measured first_token kernel_times overlap)
   add_executable(graft_${measured} bench/${measured}.cpp)
   graft_target(graft_${measured})
   set_target_properties(graft_${measured} PROPERTIES BUILD_RPATH "${GRAFT_GGML_RPATH}")

@@ -319,6 +319,9 @@ struct RunOptions {
   std::vector<NodeTiming>* profile = nullptr;
   std::optional<std::chrono::steady_clock::time_point> deadline;
   const CancelToken* cancel = nullptr;
+  // Among runs that wait for CPUs, which happens while as many runs of several threads compute as there are CPUs, the
+  // highest is next; equal ones in the order of their calls.
+  int priority = 0;
   // Memory that the caller lends for the intermediate tensors of this run: at least PlanInfo::arena_bytes, aligned to
   // 64 bytes. Empty: the session's arena.
   std::span<std::byte> arena;

@@ -58,12 +58,13 @@ CpuGraph::~CpuGraph() {
   if (context_) ggml_free(context_);
 }
 
-void CpuGraph::run(ThreadPool& pool, RunProgress& progress) {
+void CpuGraph::run(ThreadLease& lease, RunProgress& progress) {
+  const ThreadLease::GgmlPool pool = lease.ggml_pool(threads_);
   ggml_cplan cplan{};
   cplan.work_size = work_.size();
   cplan.work_data = reinterpret_cast<std::uint8_t*>(work_.data());
-  cplan.n_threads = threads_;
-  cplan.threadpool = pool.ggml_pool(threads_);
+  cplan.n_threads = pool.threads;
+  cplan.threadpool = pool.pool;
   // ggml polls it after every node, on its first thread.
   cplan.abort_callback = [](void* data) { return !static_cast<RunProgress*>(data)->after_launch(); };
   cplan.abort_callback_data = &progress;

@@ -27,7 +27,7 @@ class CpuGraph {
   std::size_t rewrite(std::uint32_t allocation, std::byte* base) const { return addresses_.rewrite(allocation, base); }
 
   // Runs all ops on ggml's threads of the pool, until the progress stops them.
-  void run(ThreadPool& pool, RunProgress& progress);
+  void run(ThreadLease& lease, RunProgress& progress);
 
   std::size_t metadata_bytes() const;
 

@@ -137,14 +137,19 @@ void GgmlExecutor::run_launches(RunProgress& progress) {
   }
 }
 
-void GgmlExecutor::run_host_stage(const StageRun& stage, RunProgress& progress) const {
+void GgmlExecutor::run_host_stage(const StageRun& stage, RunProgress& progress) {
   if (stage.stretches.empty()) return;
-  ThreadPool pool(threads_);
+  const bool has_graph = std::ranges::any_of(stage.stretches, [](const Stretch& s) { return s.graph != nullptr; });
+  ThreadLease lease(threads_, control(), has_graph ? ThreadLease::Use::ggml : ThreadLease::Use::kernels);
+  if (!lease) {
+    progress.stop();
+    return;
+  }
   for (const Stretch& stretch : stage.stretches) {
     if (stretch.kernels) {
-      stretch.kernels->run(pool, progress);
+      stretch.kernels->run(lease, progress);
     } else {
-      stretch.graph->run(pool, progress);
+      stretch.graph->run(lease, progress);
     }
     if (progress.stopped()) return;
   }

@@ -12,8 +12,6 @@
 
 namespace graft {
 
-class ThreadPool;
-
 // For plans with ggml ops: on a device in stages with transfers between them, on the CPU in stretches. A stretch is
 // either ggml ops, which form a graph, or graft's kernels. On the CPU, ggml's own pool runs the graphs; if there are
 // any, the kernels between them run on one thread, because ggml's workers spin for milliseconds after a graph and would
@@ -38,7 +36,7 @@ class GgmlExecutor final : public Executor {
 
   void run_launches(RunProgress& progress) override;
   void run_stages(RunProgress& progress);
-  void run_host_stage(const StageRun& stage, RunProgress& progress) const;
+  void run_host_stage(const StageRun& stage, RunProgress& progress);
   void transfer(const Transfer& transfer, Side to, std::byte* gathered);
   void scatter(const Transfer& transfer, const std::byte* gathered);
 

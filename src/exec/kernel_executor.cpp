@@ -24,8 +24,12 @@ std::size_t KernelExecutor::rewrite(std::uint32_t allocation, std::byte* base) {
 
 void KernelExecutor::run_launches(RunProgress& progress) {
   if (plan().launches.empty()) return;
-  ThreadPool pool(threads_);
-  kernels_.run(pool, progress);
+  ThreadLease lease(threads_, control());
+  if (!lease) {
+    progress.stop();
+    return;
+  }
+  kernels_.run(lease, progress);
 }
 
 std::size_t KernelExecutor::metadata_bytes() const { return Executor::metadata_bytes() + kernels_.metadata_bytes(); }

@@ -7,7 +7,7 @@
 
 namespace graft {
 
-// For CPU plans that have only graft's kernels: the process's thread pool runs them.
+// For CPU plans that have only graft's kernels: the process's pool lends the threads that run them.
 class KernelExecutor final : public Executor {
  public:
   KernelExecutor(std::shared_ptr<const Plan> plan, int threads, RunControl& control);

@@ -79,14 +79,14 @@ void KernelSequence::run_alone(std::size_t launch) {
   for (int phase = 0; phase < launches_[launch].phases; ++phase) run_task(launches_[launch], phase, 0, 1);
 }
 
-void KernelSequence::run(ThreadPool& pool, RunProgress& progress) {
+void KernelSequence::run(ThreadLease& lease, RunProgress& progress) {
   progress_ = &progress;
   current_ = 0;
   running_ = false;
   if (threads_ == 1) {
     next();  // finds no launch with several tasks
   } else {
-    pool.run(*this);
+    lease.run(*this);
   }
 }
 

@@ -17,7 +17,7 @@ namespace graft {
 // run.
 class KernelSequence final : private PoolWork {
  public:
-  // At most `threads` threads run a launch. Plan, launches and control must outlive the sequence.
+  // Launches are divided into tasks for `threads` threads. Plan, launches and control must outlive the sequence.
   KernelSequence(const Plan& plan, std::span<const Launch* const> launches, int threads, RunControl& control);
   KernelSequence(const KernelSequence&) = delete;
   KernelSequence& operator=(const KernelSequence&) = delete;
@@ -25,7 +25,7 @@ class KernelSequence final : private PoolWork {
   std::size_t rewrite(std::uint32_t allocation, std::byte* base) const { return addresses_.rewrite(allocation, base); }
 
   // Runs all launches, until the progress stops them.
-  void run(ThreadPool& pool, RunProgress& progress);
+  void run(ThreadLease& lease, RunProgress& progress);
   // Runs one launch on this thread.
   void run_alone(std::size_t launch);
 

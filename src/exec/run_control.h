@@ -20,6 +20,7 @@ struct RunControl {
   bool has_deadline = false;
   Clock::time_point deadline;
   bool timed_out = false;
+  int priority = 0;  // among runs that wait for CPUs: the highest is next
   RandomKey random;
   std::span<const std::int64_t> kv_rows;
 
@@ -41,6 +42,9 @@ class RunProgress {
   void after_launches(std::size_t end);
   // Polls the control between launches. False: the run stops here.
   bool poll();
+
+  // The control stopped the run while it waited between launches.
+  void stop() { stopped_ = true; }
 
   bool timed() const { return stamps_ != nullptr; }
   bool stopped() const { return stopped_; }

@@ -5,46 +5,28 @@
 #include <signal.h>
 
 #include <algorithm>
-#include <atomic>
-#include <charconv>
-#include <cmath>
-#include <cstdlib>
-#include <cstring>
-#include <fstream>
+#include <chrono>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
 #include <string>
 #include <system_error>
-#include <thread>
+#include <utility>
 #include <vector>
 
 #include "base/check.h"
 #include "base/ggml_cpu.h"
-#include "base/spin.h"
 #include "ggml.h"
 
 namespace graft {
 namespace {
 
-constexpr int kMaxThreads = 512;
+// How often a waiting run looks whether it was cancelled.
+constexpr std::chrono::microseconds kCancelPoll{500};
 
-// A step whose tasks threads may take: its number, which only grows, the tasks per thread, and the threads of the run.
-// No tasks: no run is active.
-struct OpenStep {
-  static constexpr int kThreadBits = 10;
-  static constexpr int kTaskBits = 3;
-  static_assert(kMaxThreads < 1 << kThreadBits && kMaxTasksPerThread < 1 << kTaskBits);
-  std::uint64_t epoch;
-  int tasks_per_thread;
-  int threads;
-
-  static OpenStep of(std::uint64_t word) {
-    return {word >> (kThreadBits + kTaskBits), static_cast<int>(word >> kThreadBits & ((1u << kTaskBits) - 1)),
-            static_cast<int>(word & ((1u << kThreadBits) - 1))};
-  }
-  std::uint64_t word() const {
-    return (epoch << kTaskBits | static_cast<std::uint64_t>(tasks_per_thread)) << kThreadBits |
-           static_cast<std::uint64_t>(threads);
-  }
-};
+// Steps in a row with a free CPU after which a run takes one more worker: a CPU that is free only between two runs of
+// another caller is left to it.
+constexpr int kStepsBeforeMore = 16;
 
 // The calling thread's affinity; empty if the machine has more CPUs than a cpu_set_t holds.
 cpu_set_t allowed_cpus() {
@@ -54,222 +36,324 @@ cpu_set_t allowed_cpus() {
   return set;
 }
 
-}  // namespace
+class ThreadPool {
+ public:
+  // Never destroyed: workers may be asleep in it at exit.
+  static ThreadPool& current() {
+    static std::atomic<ThreadPool*>& pool = pointer();
+    return *pool.load(std::memory_order_acquire);
+  }
 
-struct ThreadPool::Impl {
-  // For task i of each thread: the last step in which it was taken. A thread takes it by storing the step's number. A
-  // step is done only when all its tasks were taken, so a late thread finds none.
-  struct alignas(64) Tasks {
-    std::atomic<std::uint64_t> taken[kMaxTasksPerThread]{};
-  };
-  struct alignas(64) Worker {
-    std::atomic<std::uint32_t> wakes{0};
-    std::atomic<bool> asleep{false};
-    std::thread thread;
-  };
-
-  std::mutex mutex;
-  std::vector<std::unique_ptr<Worker>> workers;  // thread i + 1 of a run
-  std::unique_ptr<Tasks[]> tasks{new Tasks[kMaxThreads]};
-  std::unique_ptr<ggml_threadpool, void (*)(ggml_threadpool*)> caller_pool{nullptr, ggml_cpu().threadpool_free};
-  std::unique_ptr<ggml_threadpool, void (*)(ggml_threadpool*)> pool{nullptr, ggml_cpu().threadpool_free};
-  int pool_threads = 0;
-  const int cpus = usable_cpus();
-  const cpu_set_t first_cpus = allowed_cpus();
-  int kept_off = -1;  // the CPU that workers avoid
-
-  PoolWork* work = nullptr;  // the current run's, written before its first step is published
-
-  alignas(64) std::atomic<std::uint64_t> open{0};
-  alignas(64) std::atomic<int> finished{0};
-  alignas(64) std::atomic<int> sleeping{0};
-
-  void publish(OpenStep step) {
-    // Pairs with wait(): either the worker going to sleep sees the step, or this sees that it sleeps.
-    open.store(step.word(), std::memory_order_seq_cst);
-    if (step.tasks_per_thread == 0 || sleeping.load(std::memory_order_seq_cst) == 0) return;
-    for (int i = 0; i < step.threads - 1; ++i) {
-      Worker& worker = *workers[static_cast<std::size_t>(i)];
-      if (!worker.asleep.load(std::memory_order_relaxed)) continue;
-      worker.wakes.fetch_add(1, std::memory_order_release);
-      worker.wakes.notify_one();
+  // Null: `control` stopped the wait.
+  ThreadTeam* lease(int threads, RunControl& control, ThreadLease::Use use) {
+    std::unique_lock lock(mutex_);
+    if (!admits(use) && !wait(lock, control, use)) return nullptr;
+    if (use == ThreadLease::Use::ggml) ggml_runs_ = true;
+    count(load_.runs, 1);
+    count(load_.threads, 1);
+    ThreadTeam& team = take_team(threads);
+    team.planned = threads;
+    team.spare_steps = 0;
+    team.granted.store(1, std::memory_order_relaxed);
+    team.caller_cpu = sched_getcpu();
+    try {
+      if (use == ThreadLease::Use::kernels) {
+        take_workers(team, threads);
+      } else {  // ggml has threads of its own
+        count(load_.threads, threads - 1);
+        team.granted.store(threads, std::memory_order_relaxed);
+      }
+    } catch (...) {
+      idle_teams_.push_back(&team);
+      end_run(use, 1);
+      throw;
     }
+    return &team;
   }
 
-  // Begins the step after `done`, or ends the run.
-  void advance(OpenStep done) {
-    finished.store(0, std::memory_order_relaxed);
-    publish({done.epoch + 1, work->next(), done.threads});
+  void release(ThreadTeam& team, ThreadLease::Use use) {
+    const std::lock_guard lock(mutex_);
+    idle_teams_.push_back(&team);  // has the capacity
+    end_run(use, team.granted.load(std::memory_order_relaxed));
   }
 
-  // Runs untaken tasks of the step, first those of this thread: its caches may hold their data from the step before.
-  void take_tasks(OpenStep step, int thread) {
-    const int all = step.threads * step.tasks_per_thread;
-    for (int i = 0; i < step.threads; ++i) {
-      const int owner = thread + i < step.threads ? thread + i : thread + i - step.threads;
-      for (int k = 0; k < step.tasks_per_thread; ++k) {
-        std::atomic<std::uint64_t>& taken = tasks[static_cast<std::size_t>(owner)].taken[k];
-        std::uint64_t last = taken.load(std::memory_order_relaxed);
-        if (last >= step.epoch || !taken.compare_exchange_strong(last, step.epoch, std::memory_order_acq_rel)) continue;
-        // The step cannot end before this task does, so data of the run may be read from here on.
-        work->task(owner * step.tasks_per_thread + k, all);
-        if (finished.fetch_add(1, std::memory_order_acq_rel) + 1 == all) return advance(step);
+  PoolLoad& load() { return load_; }
+
+  ggml_threadpool* take_ggml_pool(int threads) {
+    {
+      const std::lock_guard lock(mutex_);
+      const auto found = std::ranges::find(ggml_pools_, threads, &IdleGgmlPool::threads);
+      if (found != ggml_pools_.end()) {
+        ggml_threadpool* const pool = found->pool;
+        *found = ggml_pools_.back();
+        ggml_pools_.pop_back();
+        return pool;
       }
     }
+    ggml_threadpool_params params = ggml_threadpool_params_default(threads);
+    params.poll = threads == 1 ? 0 : 1;  // 131,072 rounds before a worker sleeps, ggml's smallest nonzero number
+    ggml_threadpool* const pool = ggml_cpu().threadpool_new(&params);
+    GRAFT_CHECK(SystemError, pool != nullptr, "cannot start a ggml pool of ", threads, " threads");
+    return pool;
   }
 
-  // On a worker: waits until `open` differs from `word`.
-  void wait(std::uint64_t word, Worker& self) {
-    const auto changed = [&] { return open.load(std::memory_order_seq_cst) != word; };
-    const OpenStep step = OpenStep::of(word);
-    const int rounds = step.tasks_per_thread == 0 ? kIdleSpinRounds : kSpinRounds;
-    if (spin_until(step.threads <= cpus ? rounds : 0, changed)) return;
-    const std::uint32_t wakes = self.wakes.load(std::memory_order_acquire);
-    self.asleep.store(true, std::memory_order_relaxed);
-    sleeping.fetch_add(1, std::memory_order_seq_cst);
-    if (!changed()) self.wakes.wait(wakes, std::memory_order_acquire);
-    sleeping.fetch_sub(1, std::memory_order_relaxed);
-    self.asleep.store(false, std::memory_order_relaxed);
+  void return_ggml_pool(ggml_threadpool* pool, int threads) {
+    const std::lock_guard lock(mutex_);
+    ggml_pools_.push_back({pool, threads});
   }
 
-  void worker_loop(Worker& self, int thread) {
+ private:
+  struct Waiter {
+    int priority;
+    ThreadLease::Use use;
+    bool admitted = false;
+    std::condition_variable turn;
+  };
+  struct IdleGgmlPool {
+    ggml_threadpool* pool;
+    int threads;
+  };
+
+  static std::atomic<ThreadPool*>& pointer() {
+    static std::atomic<ThreadPool*> pool = [] {
+      // A forked child has no workers, and a thread that no longer exists may hold the lock: the child gets a new pool
+      // and leaks the old one.
+      pthread_atfork(nullptr, nullptr, [] {
+        this_thread_computes() = false;
+        pointer().store(new ThreadPool, std::memory_order_release);
+      });
+      return new ThreadPool;
+    }();
+    return pool;
+  }
+
+  // Written under the lock only.
+  static void count(std::atomic<int>& counter, int change) {
+    counter.store(counter.load(std::memory_order_relaxed) + change, std::memory_order_relaxed);
+  }
+
+  bool admits(ThreadLease::Use use) const {
+    return load_.runs.load(std::memory_order_relaxed) < load_.cpus && (use == ThreadLease::Use::kernels || !ggml_runs_);
+  }
+
+  // False: `control` stopped the wait.
+  bool wait(std::unique_lock<std::mutex>& lock, RunControl& control, ThreadLease::Use use) {
+    Waiter self{control.priority, use, false, {}};
+    waiters_.push_back(&self);
+    while (!self.admitted) {
+      if (control.should_stop()) {
+        std::erase(waiters_, &self);
+        return false;
+      }
+      if (control.cancel != nullptr) {
+        self.turn.wait_for(lock, kCancelPoll);
+      } else if (control.has_deadline) {
+        self.turn.wait_until(lock, control.deadline);
+      } else {
+        self.turn.wait(lock);
+      }
+    }
+    // end_run() counted this run; lease() counts it again.
+    end_counts(use, 1);
+    return true;
+  }
+
+  void end_counts(ThreadLease::Use use, int threads) {
+    if (use == ThreadLease::Use::ggml) ggml_runs_ = false;
+    count(load_.runs, -1);
+    count(load_.threads, -threads);
+  }
+
+  // Ends a run of so many threads and begins those that wait for it.
+  void end_run(ThreadLease::Use use, int threads) {
+    end_counts(use, threads);
     for (;;) {
-      const std::uint64_t word = open.load(std::memory_order_acquire);
-      const OpenStep step = OpenStep::of(word);
-      if (thread < step.threads) take_tasks(step, thread);
-      wait(word, self);
+      Waiter* next = nullptr;  // the first of the highest priority
+      for (Waiter* waiter : waiters_)
+        if (admits(waiter->use) && (next == nullptr || waiter->priority > next->priority)) next = waiter;
+      if (next == nullptr) return;
+      std::erase(waiters_, next);
+      next->admitted = true;
+      if (next->use == ThreadLease::Use::ggml) ggml_runs_ = true;
+      count(load_.runs, 1);
+      count(load_.threads, 1);
+      next->turn.notify_one();
+    }
+  }
+
+  // An idle team, best with workers for so many threads: they may still be awake.
+  ThreadTeam& take_team(int threads) {
+    if (idle_teams_.empty()) {
+      idle_teams_.reserve(teams_ + 1);
+      idle_teams_.push_back(new ThreadTeam(load_, [](ThreadTeam& team) { current().adapt(team); }));
+      ++teams_;
+    }
+    const auto fits = [&](const ThreadTeam* team) { return team->attached == threads - 1; };
+    const auto found = std::find_if(idle_teams_.rbegin(), idle_teams_.rend(), fits);
+    std::swap(found == idle_teams_.rend() ? idle_teams_.back() : *found, idle_teams_.back());
+    ThreadTeam& team = *idle_teams_.back();
+    idle_teams_.pop_back();
+    return team;
+  }
+
+  // How many threads the team may have now.
+  int allowed(const ThreadTeam& team) const {
+    return load_.fair(team.granted.load(std::memory_order_relaxed), team.planned);
+  }
+
+  void take_workers(ThreadTeam& team, int threads) {
+    const int granted = allowed(team);
+    while (team.attached > granted - 1) let_go(team);
+    // A worker for each planned thread, for when there are CPUs for them.
+    while (static_cast<int>(workers_.size()) < threads - 1) start_worker(threads);
+    while (team.attached < granted - 1) {
+      Worker* const worker = idle_worker();
+      if (worker == nullptr) break;
+      team.attach(*worker);
+    }
+    keep_off_the_caller(team);
+    count(load_.threads, team.attached + 1 - team.granted.load(std::memory_order_relaxed));
+    team.granted.store(team.attached + 1, std::memory_order_relaxed);
+  }
+
+  void let_go(ThreadTeam& team) {
+    Worker& worker = team.detach();
+    worker.join(nullptr, 0);
+    idle_workers_.push_back(&worker);  // has the capacity
+  }
+
+  // One without a team, else of an idle team; null if all workers compute.
+  Worker* idle_worker() {
+    if (!idle_workers_.empty()) {
+      Worker* const worker = idle_workers_.back();
+      idle_workers_.pop_back();
+      return worker;
+    }
+    for (ThreadTeam* team : idle_teams_)
+      if (team->attached > 0) return &team->detach();
+    return nullptr;
+  }
+
+  // Before a step of a run.
+  void adapt(ThreadTeam& team) {
+    const int granted = team.granted.load(std::memory_order_relaxed), now = allowed(team);
+    if (now == granted) {
+      team.spare_steps = 0;
+    } else if (now < granted) {
+      const std::lock_guard lock(mutex_);
+      while (team.attached > now - 1) let_go(team);
+      count(load_.threads, now - granted);
+      team.granted.store(now, std::memory_order_relaxed);
+    } else if (++team.spare_steps >= kStepsBeforeMore) {
+      team.spare_steps = 0;
+      const std::lock_guard lock(mutex_);
+      const int more = allowed(team);
+      while (team.attached < more - 1) {
+        Worker* const worker = idle_worker();
+        if (worker == nullptr) break;
+        team.attach(*worker);
+      }
+      keep_off_the_caller(team);
+      count(load_.threads, team.attached + 1 - granted);
+      team.granted.store(team.attached + 1, std::memory_order_relaxed);
     }
   }
 
   // Keeps the workers off the caller's CPU. Linux may wake a worker there (seen for whole seconds on virtual machines
   // of two CPUs), where it waits behind the spinning caller: runs then take as long as with one thread. Costs a system
   // call per worker whenever the caller has moved.
-  void keep_off_the_caller(int threads) {
-    const int cpu = sched_getcpu();
-    if (cpu == kept_off || cpu < 0 || threads > cpus) return;
-    cpu_set_t others = allowed_cpus();
-    if (CPU_COUNT(&others) < threads) others = first_cpus;  // the caller was bound after the pool was made
-    CPU_CLR(static_cast<std::size_t>(cpu), &others);
-    if (CPU_COUNT(&others) < threads - 1) return;
-    // If this is not permitted, the kernel places the workers.
-    for (const auto& worker : workers) pthread_setaffinity_np(worker->thread.native_handle(), sizeof(others), &others);
-    kept_off = cpu;
-  }
-
-  void run(PoolWork& job, int threads) {
-    work = &job;
-    keep_off_the_caller(threads);
-    advance({OpenStep::of(open.load(std::memory_order_relaxed)).epoch, 0, threads});
-    for (;;) {
-      const std::uint64_t word = open.load(std::memory_order_acquire);
-      const OpenStep step = OpenStep::of(word);
-      if (step.tasks_per_thread == 0) return;
-      take_tasks(step, 0);
-      const auto changed = [&] { return open.load(std::memory_order_acquire) != word; };
-      if (!spin_until(threads <= cpus ? kSpinRounds : 0, changed))
-        while (!changed()) sched_yield();
-    }
-  }
-
-  void grow(int count) {
-    while (static_cast<int>(workers.size()) < count - 1) {
-      auto worker = std::make_unique<Worker>();
-      // Signals go to the caller: a handler of the application never runs on a worker.
-      sigset_t all;
-      sigset_t before;
-      sigfillset(&all);
-      pthread_sigmask(SIG_SETMASK, &all, &before);
-      try {
-        worker->thread = std::thread(
-            [this, self = worker.get(), id = static_cast<int>(workers.size()) + 1] { worker_loop(*self, id); });
-      } catch (const std::system_error& error) {
-        pthread_sigmask(SIG_SETMASK, &before, nullptr);
-        throw SystemError(str("cannot start thread ", workers.size() + 1, " of ", count, ": ", error.what()));
+  void keep_off_the_caller(ThreadTeam& team) {
+    const int cpu = team.caller_cpu, threads = team.attached + 1;
+    if (cpu < 0 || threads > load_.cpus) return;
+    cpu_set_t others;
+    bool known = false;
+    team.for_each_worker([&](Worker& worker) {
+      if (worker.kept_off == cpu) return;
+      if (!std::exchange(known, true)) {
+        others = allowed_cpus();
+        if (CPU_COUNT(&others) < threads) others = first_cpus_;  // the caller was bound after the pool was made
+        CPU_CLR(static_cast<std::size_t>(cpu), &others);
       }
+      if (CPU_COUNT(&others) < threads - 1) return;
+      // If this is not permitted, the kernel places the workers.
+      pthread_setaffinity_np(worker.thread.native_handle(), sizeof(others), &others);
+      worker.kept_off = cpu;
+    });
+  }
+
+  void start_worker(int threads) {
+    workers_.reserve(workers_.size() + 1);
+    idle_workers_.reserve(workers_.size() + 1);
+    auto worker = std::make_unique<Worker>();
+    // Signals go to the caller: a handler of the application never runs on a worker.
+    sigset_t all;
+    sigset_t before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    try {
+      worker->thread = std::thread([self = worker.get()] { self->loop(); });
+    } catch (const std::system_error& error) {
       pthread_sigmask(SIG_SETMASK, &before, nullptr);
-      workers.push_back(std::move(worker));
-      kept_off = -1;
+      throw SystemError(str("cannot start thread ", workers_.size() + 2, " of ", threads, ": ", error.what()));
     }
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    idle_workers_.push_back(worker.get());
+    workers_.push_back(std::move(worker));
   }
 
-  // Never destroyed: workers may be asleep in it at exit.
-  static std::atomic<Impl*>& current() {
-    static std::atomic<Impl*> pool = [] {
-      // A forked child has no workers, and a thread that no longer exists may hold the lock: the child gets a new pool
-      // and leaks the old one.
-      pthread_atfork(nullptr, nullptr, [] { current().store(new Impl, std::memory_order_release); });
-      return new Impl;
-    }();
-    return pool;
-  }
+  std::mutex mutex_;
+  PoolLoad load_;
+  const cpu_set_t first_cpus_ = allowed_cpus();
+  std::vector<std::unique_ptr<Worker>> workers_;
+  std::vector<Worker*> idle_workers_;    // without a team
+  std::vector<ThreadTeam*> idle_teams_;  // the last used one last; their workers may be taken
+  std::size_t teams_ = 0;
+  std::vector<Waiter*> waiters_;  // the longest waiting first
+  std::vector<IdleGgmlPool> ggml_pools_;
+  bool ggml_runs_ = false;
 };
-
-namespace {
-
-// CPUs allowed by cgroup v2 ("max 100000" or "150000 100000") or v1; 0 if unlimited.
-int cgroup_cpus() {
-  double quota = -1;
-  double period = 0;
-  std::string word;
-  if (std::ifstream v2("/sys/fs/cgroup/cpu.max"); v2 >> word >> period) {
-    quota = word == "max" ? -1 : std::strtod(word.c_str(), nullptr);
-  } else {
-    std::ifstream v1_quota("/sys/fs/cgroup/cpu/cpu.cfs_quota_us");
-    std::ifstream v1_period("/sys/fs/cgroup/cpu/cpu.cfs_period_us");
-    if (!(v1_quota >> quota) || !(v1_period >> period)) return 0;
-  }
-  if (quota <= 0 || period <= 0) return 0;
-  return std::max(1, static_cast<int>(std::ceil(quota / period)));
-}
 
 }  // namespace
 
-int usable_cpus() {
-  const cpu_set_t set = allowed_cpus();
-  int cpus = CPU_COUNT(&set);
-  if (const int limit = cgroup_cpus(); limit > 0) cpus = std::min(cpus, limit);
-  return std::clamp(cpus, 1, kMaxThreads);
-}
-
-int resolve_threads(int requested) {
-  GRAFT_CHECK(InvalidArgument, requested >= 0 && requested <= kMaxThreads, "threads must be in 1..", kMaxThreads,
-              " (or 0 for the default), got ", requested);
-  if (requested > 0) return requested;
-  if (const char* text = std::getenv("GRAFT_THREADS"); text && *text) {
-    int threads = 0;
-    const char* end = text + std::strlen(text);
-    const auto [parsed, error] = std::from_chars(text, end, threads);
-    GRAFT_CHECK(InvalidArgument, error == std::errc() && parsed == end && threads >= 1 && threads <= kMaxThreads,
-                "GRAFT_THREADS must be a number in 1..", kMaxThreads, ", got '", text, "'");
-    return threads;
+ThreadLease::ThreadLease(int threads, RunControl& control, Use use)
+    : threads_(threads), use_(use), nested_(this_thread_computes()) {
+  if (!nested_ && threads > 1) {
+    team_ = ThreadPool::current().lease(threads, control, use);
+    leased_ = team_ != nullptr;
+    if (!leased_) return;
+  } else if (!nested_) {
+    ThreadPool::current().load().single.fetch_add(1, std::memory_order_relaxed);
   }
-  return usable_cpus();
+  this_thread_computes() = true;
 }
 
-ThreadPool::ThreadPool(int threads)
-    : impl_(*Impl::current().load(std::memory_order_acquire)), lock_(impl_.mutex), threads_(threads) {
-  impl_.grow(threads);
+ThreadLease::~ThreadLease() {
+  if (!leased_) return;
+  if (ggml_.pool != nullptr) ThreadPool::current().return_ggml_pool(ggml_.pool, ggml_.threads);
+  if (nested_) return;
+  this_thread_computes() = false;
+  if (team_ != nullptr) {
+    ThreadPool::current().release(*team_, use_);
+  } else {
+    ThreadPool::current().load().single.fetch_sub(1, std::memory_order_relaxed);
+  }
 }
 
-ThreadPool::~ThreadPool() = default;
-
-void ThreadPool::run(PoolWork& work) {
-  if (threads_ > 1) return impl_.run(work, threads_);
+void ThreadLease::run(PoolWork& work) {
+  if (team_ != nullptr) return team_->run(work);
+  // The tasks of all planned threads, one after the other.
   while (const int tasks = work.next())
-    for (int i = 0; i < tasks; ++i) work.task(i, tasks);
+    for (int i = 0; i < threads_ * tasks; ++i) work.task(i, threads_ * tasks);
 }
 
-ggml_threadpool* ThreadPool::ggml_pool(int threads) {
-  auto& pool = threads == 1 ? impl_.caller_pool : impl_.pool;
-  if (!pool || (threads > 1 && impl_.pool_threads < threads)) {
-    pool.reset();
-    ggml_threadpool_params params = ggml_threadpool_params_default(threads);
-    params.poll = threads == 1 ? 0 : 1;  // 131,072 rounds before a worker sleeps, ggml's smallest nonzero number
-    pool.reset(ggml_cpu().threadpool_new(&params));
-    GRAFT_CHECK(SystemError, pool, "cannot start a ggml pool of ", threads, " threads");
-    if (threads > 1) impl_.pool_threads = threads;
+ThreadLease::GgmlPool ThreadLease::ggml_pool(int threads) {
+  const int count = nested_ ? 1 : threads;
+  if (ggml_.pool == nullptr || ggml_.threads != count) {
+    if (ggml_.pool != nullptr) ThreadPool::current().return_ggml_pool(ggml_.pool, ggml_.threads);
+    ggml_ = {nullptr, 0};
+    ggml_ = {ThreadPool::current().take_ggml_pool(count), count};
   }
-  return pool.get();
+  return ggml_;
 }
 
 }  // namespace graft

@@ -1,63 +1,59 @@
 #pragma once
 
-#include <memory>
-#include <mutex>
-
-#include "lowering/tasks.h"
+#include "exec/run_control.h"
+#include "exec/thread_team.h"
 
 struct ggml_threadpool;
 
 namespace graft {
 
-// CPUs that this process may use: its affinity mask, bounded by the cgroup's CPU quota; at least 1.
-int usable_cpus();
-
-// The number of threads for a request (0: GRAFT_THREADS, else usable_cpus()). Throws InvalidArgument when the request
-// or GRAFT_THREADS is not a number in 1..512.
-int resolve_threads(int requested);
-
-// Work in steps of tasks: a step begins when all tasks of the previous one are done.
-class PoolWork {
- public:
-  // Prepares the next step and returns its tasks per thread, at most kMaxTasksPerThread; 0 after the last step. Called
-  // by one thread at a time, after all earlier work is done.
-  virtual int next() noexcept = 0;
-  // Runs one of the tasks 0 .. tasks - 1 of the step; they run in any order, on any threads.
-  virtual void task(int task, int tasks) noexcept = 0;
-
- protected:
-  ~PoolWork() = default;
-};
-
-// The process's only pool of worker threads. A run leases all of it; others wait. After fork() the child starts with
-// its own pool.
+// The threads of one run, lent by the process's pool of workers.
 //
-// Work stealing: thread t begins with tasks t * n .. t * n + n - 1, then takes any task of the step that no thread has
-// begun. So the others wait for a worker whose core is busy only if it was preempted in the middle of a task. The
-// thread that finishes the last task of a step begins the next step. Workers spin for some 50 microseconds after a
-// task, and for some 500 after a run, then sleep; with more threads than CPUs they never spin. With a CPU for each
-// thread, workers avoid the CPU that the caller was on when the run began: their affinity is the caller's without it.
-class ThreadPool {
+// Every run computes on its caller's thread. A run of one thread takes no other and never waits. Another one gets the
+// workers that it asks for as far as CPUs are free, and at most its part of the CPUs when several runs compute: it
+// gives workers back between steps when others begin and takes more when they end. It waits only while as many such
+// runs compute as there are CPUs; then the highest priority is next, and among equal ones the longest waiting. A run
+// that a kernel of another run makes has that kernel's thread and never waits. After fork() the child has a pool of its
+// own.
+//
+// With a CPU for each of its threads, a run's workers avoid the CPU that the caller was on when it began: their
+// affinity is the caller's without it.
+class ThreadLease {
  public:
-  // Leases the pool with at least `threads` threads, the caller's included. Throws SystemError if a thread cannot be
-  // started.
-  explicit ThreadPool(int threads);
-  ~ThreadPool();
-  ThreadPool(const ThreadPool&) = delete;
-  ThreadPool& operator=(const ThreadPool&) = delete;
+  // What the threads run: graft's kernels, or ggml graphs too, which only one run of several threads computes at a time
+  // since their threads wait for each other actively.
+  enum class Use : std::uint8_t { kernels, ggml };
+
+  // Waits for the run's turn, at most until `control` stops it: ended by its deadline, or half a millisecond after a
+  // cancel. Throws SystemError if a thread cannot be started.
+  ThreadLease(int threads, RunControl& control, Use use = Use::kernels);
+  ~ThreadLease();
+  ThreadLease(const ThreadLease&) = delete;
+  ThreadLease& operator=(const ThreadLease&) = delete;
+
+  // False: the control stopped the run while it waited.
+  explicit operator bool() const { return leased_; }
+  // Threads that compute now, the caller's included.
+  int granted() const { return team_ ? team_->granted.load(std::memory_order_relaxed) : 1; }
 
   // Does all of the work, the calling thread taking part. Allocates nothing.
   void run(PoolWork& work);
 
-  // ggml's own pool, for ggml graphs: `threads` is 1 or the pool's. Made by the first call.
-  ggml_threadpool* ggml_pool(int threads);
-
-  struct Impl;
+  // A pool of ggml's own for this run, and the number of threads for a graph that was made for `threads`. Kept until
+  // the lease ends; made by the first call that needs another.
+  struct GgmlPool {
+    ggml_threadpool* pool;
+    int threads;
+  };
+  GgmlPool ggml_pool(int threads);
 
  private:
-  Impl& impl_;
-  std::unique_lock<std::mutex> lock_;
-  int threads_;
+  const int threads_;
+  const Use use_;
+  const bool nested_;
+  bool leased_ = true;
+  ThreadTeam* team_ = nullptr;  // null: this thread alone
+  GgmlPool ggml_{nullptr, 0};
 };
 
 }  // namespace graft

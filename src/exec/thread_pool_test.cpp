@@ -13,6 +13,13 @@
 namespace graft {
 namespace {
 
+void lend_and_run(int threads, PoolWork& work) {
+  RunControl control;
+  ThreadLease lease(threads, control);
+  ASSERT_TRUE(lease);
+  lease.run(work);
+}
+
 // Counts every task, and finds tasks that ran outside their step. Steps alternate between one task per thread and the
 // most.
 struct CountedSteps final : PoolWork {
@@ -52,7 +59,7 @@ TEST(ThreadPool, EveryTaskOnceAndStepsInOrder) {
   for (int threads : {1, 2, 3, 8}) {  // includes more than most test machines have cores
     for (int run = 0; run < 200; ++run) {
       CountedSteps work(run % 7 * 10, threads);
-      ThreadPool(threads).run(work);
+      lend_and_run(threads, work);
       ASSERT_EQ(work.wrong, 0) << threads << " threads, run " << run;
       ASSERT_EQ(work.current, work.steps);
     }
@@ -85,10 +92,11 @@ TEST(ThreadPool, WorkersAreKeptOffTheCallersCpu) {
       cpu_set_t one;
       CPU_ZERO(&one);
       CPU_SET(static_cast<std::size_t>(cpu), &one);
-      ThreadPool pool(2);
       ASSERT_EQ(sched_setaffinity(0, sizeof(one), &one), 0);
+      RunControl control;
+      ThreadLease lease(2, control);
       WhereTasks work;
-      pool.run(work);
+      lease.run(work);
       EXPECT_GE(work.workers_cpu, 0) << "no worker took part";
       EXPECT_NE(work.workers_cpu, cpu);
       ASSERT_EQ(sched_setaffinity(0, sizeof(before), &before), 0);
@@ -116,7 +124,7 @@ TEST(ThreadPool, TasksNobodyHasBegunAreStolen) {
       }
     }
   } work;
-  ThreadPool(2).run(work);
+  lend_and_run(2, work);
   EXPECT_FALSE(work.gave_up);
   EXPECT_EQ(work.steps, 21);
 }
@@ -126,20 +134,81 @@ TEST(ThreadPool, SleepingWorkersAreWokenWithinARun) {
   for (int slow : {0, 1, kMaxTasksPerThread}) {
     CountedSteps work(50, 2);
     work.slow_task = slow;
-    ThreadPool(2).run(work);
+    lend_and_run(2, work);
     EXPECT_EQ(work.wrong, 0);
     EXPECT_EQ(work.current, work.steps);
   }
 }
 
-TEST(ThreadPool, LeasesOfSeveralThreadsTakeTurns) {
+TEST(ThreadPool, LeasesOfSeveralThreads) {
   std::atomic<int> wrong{0};
   std::vector<std::thread> callers;
   for (int c = 0; c < 4; ++c)
     callers.emplace_back([&wrong, c] {
       for (int run = 0; run < 200; ++run) {
         CountedSteps work(5, 1 + c);
-        ThreadPool(1 + c).run(work);
+        lend_and_run(1 + c, work);
+        wrong += work.wrong + (work.current != work.steps);
+      }
+    });
+  for (std::thread& t : callers) t.join();
+  EXPECT_EQ(wrong, 0);
+}
+
+// Two runs of several threads each get their part of the CPUs, and all of them when the other has ended.
+TEST(ThreadPool, ARunGivesThreadsBackToAnotherAndTakesThemAgain) {
+  const int cpus = usable_cpus();
+  if (cpus < 2) GTEST_SKIP() << "needs two CPUs";
+  struct Steps final : PoolWork {
+    const ThreadLease* lease = nullptr;
+    std::atomic<int> granted{0};
+    std::atomic<bool> ended{false};
+    int next() noexcept override {
+      granted = lease->granted();
+      return ended ? 0 : 1;
+    }
+    void task(int, int) noexcept override { std::this_thread::yield(); }
+  };
+  RunControl control;
+  Steps first, second;
+  const auto begin = [&](Steps& steps) {
+    ThreadLease lease(cpus, control);
+    steps.lease = &lease;
+    lease.run(steps);
+  };
+  const auto granted = [](const Steps& steps, auto enough) {
+    const auto end = std::chrono::steady_clock::now() + std::chrono::minutes(1);
+    while (!enough(steps.granted.load()))
+      if (std::chrono::steady_clock::now() > end) return false;
+    return true;
+  };
+  std::thread one([&] { begin(first); });
+  EXPECT_TRUE(granted(first, [&](int now) { return now == cpus; })) << first.granted;
+  std::thread two([&] { begin(second); });
+  EXPECT_TRUE(granted(second, [](int now) { return now >= 1; }));
+  EXPECT_TRUE(granted(first, [&](int now) { return now <= cpus / 2 + 1 && now + second.granted <= cpus; }));
+  second.ended = true;
+  two.join();
+  EXPECT_TRUE(granted(first, [&](int now) { return now == cpus; })) << first.granted;
+  // A run of one thread counts as well.
+  {
+    ThreadLease single(1, control);
+    EXPECT_TRUE(granted(first, [&](int now) { return now == cpus - 1; })) << first.granted;
+  }
+  EXPECT_TRUE(granted(first, [&](int now) { return now == cpus; })) << first.granted;
+  first.ended = true;
+  one.join();
+}
+
+TEST(ThreadPool, RunsOfAnyNumberOfThreadsAtOnce) {
+  std::atomic<int> wrong{0};
+  std::vector<std::thread> callers;
+  for (int c = 0; c < 8; ++c)
+    callers.emplace_back([&wrong, c] {
+      for (int run = 0; run < 100; ++run) {
+        const int threads = 1 + (c * 7 + run) % 5;
+        CountedSteps work(run % 9, threads);
+        lend_and_run(threads, work);
         wrong += work.wrong + (work.current != work.steps);
       }
     });

@@ -7,7 +7,7 @@
 #include "base/log.h"
 #include "base/sha256.h"
 #include "device/device.h"
-#include "exec/thread_pool.h"
+#include "exec/cpus.h"
 #include "graft/graft.h"
 #include "kernel/matmul/block_matmul.h"
 #include "kernel/simd/cpu_check.h"

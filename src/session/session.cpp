@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "base/check.h"
-#include "exec/thread_pool.h"
+#include "exec/cpus.h"
 #include "graft/graft.h"
 #include "session/call_values.h"
 #include "session/kv_tokens.h"
