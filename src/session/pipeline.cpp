@@ -8,11 +8,17 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/thread.h"
+#include "session/wait_limit.h"
 
 namespace graft {
 
 struct Pipeline::Impl {
-  using Work = std::function<bool(Session&)>;  // false when it failed; never throws
+  struct Work {
+    std::function<bool(Session&)> run;               // false when it failed; never throws
+    std::function<void(std::exception_ptr)> refuse;  // instead of run
+    WaitLimit limit = {};
+  };
 
   struct Stream {
     std::shared_ptr<Session> session;
@@ -23,11 +29,13 @@ struct Pipeline::Impl {
   std::vector<Stream> streams;
   PipelineOptions options;
   mutable std::mutex mutex;
-  std::condition_variable work_there, room_there, idle;
+  std::condition_variable work_there, room_there, idle, watched;
   std::deque<std::size_t> ready;  // idle streams with queued work, longest waiting first
   bool closed = false;
   PipelineCounters counts;
   std::vector<std::thread> workers;
+  std::thread
+      watcher;  // ends runs that wait for too long; started with the first that has a deadline or a cancel token
   std::vector<std::thread::id> own;  // of the workers
   std::mutex joining;
 
@@ -68,7 +76,10 @@ struct Pipeline::Impl {
     room_there.wait(lock, [&] { return closed || has_room(); });
     GRAFT_CHECK(InvalidArgument, !closed, "the pipeline was shut down while a run waited for room");
     Stream& stream = streams[index];
+    if (work.limit.exists() && !watcher.joinable())
+      watcher = start_thread("the thread that ends waiting runs", [this] { watch(); });
     stream.queue.push_back(std::move(work));
+    watched.notify_one();
     ++counts.submitted;
     counts.most_waiting = std::max(counts.most_waiting, ++counts.waiting);
     make_ready(index);
@@ -91,22 +102,68 @@ struct Pipeline::Impl {
       const std::size_t index = ready.front();
       ready.pop_front();
       Stream& stream = streams[index];
-      Work run = std::move(stream.queue.front());
+      if (stream.queue.empty()) {  // the watcher ended its runs
+        stream.busy = false;
+        continue;
+      }
+      Work work = std::move(stream.queue.front());
       stream.queue.pop_front();
       --counts.waiting;
       ++counts.running;
       room_there.notify_one();
       lock.unlock();
-      const bool done = run(*stream.session);
-      run = nullptr;  // frees what it holds, without the lock
+      const bool done = work.run(*stream.session);
+      work = {};  // frees what it holds, without the lock
       lock.lock();
       --counts.running;
       ++counts.finished;
       counts.failed += done ? 0 : 1;
       stream.busy = false;
       make_ready(index);
-      if (counts.waiting == 0 && counts.running == 0) idle.notify_all();
-      if (closed && counts.waiting == 0) work_there.notify_all();
+      notify_of_ends();
+    }
+  }
+
+  void notify_of_ends() {
+    if (counts.waiting == 0 && counts.running == 0) idle.notify_all();
+    if (!closed || counts.waiting > 0) return;
+    work_there.notify_all();
+    watched.notify_one();
+  }
+
+  void watch() {
+    std::unique_lock lock(mutex);
+    while (!closed || counts.waiting > 0) {
+      const Clock::time_point now = Clock::now();
+      Clock::time_point next = Clock::time_point::max();
+      std::vector<Work> ended;
+      for (Stream& stream : streams)
+        for (auto work = stream.queue.begin(); work != stream.queue.end();) {
+          if (const std::exception_ptr error = work->limit.error(now)) {
+            work->refuse(error);
+            ended.push_back(std::move(*work));
+            work = stream.queue.erase(work);
+            --counts.waiting;
+            ++counts.finished;
+            ++counts.failed;
+            room_there.notify_one();
+          } else {
+            next = std::min(next, work->limit.next_look(now));
+            ++work;
+          }
+        }
+      if (!ended.empty()) {  // frees what they hold, without the lock
+        notify_of_ends();
+        lock.unlock();
+        ended.clear();
+        lock.lock();
+        continue;
+      }
+      if (next == Clock::time_point::max()) {
+        watched.wait(lock);
+      } else {
+        watched.wait_until(lock, next);
+      }
     }
   }
 
@@ -117,8 +174,10 @@ struct Pipeline::Impl {
       closed = true;
       work_there.notify_all();
       room_there.notify_all();
+      watched.notify_one();
     }
     const std::lock_guard lock(joining);
+    if (watcher.joinable()) watcher.join();
     for (std::thread& worker : workers)
       if (worker.joinable()) worker.join();
   }
@@ -128,25 +187,28 @@ struct Pipeline::Impl {
   static std::pair<std::future<T>, Work> promised(Run run) {
     auto promise = std::make_shared<std::promise<T>>();
     std::future<T> future = promise->get_future();
-    return {std::move(future), [promise, run = std::move(run)](Session& session) {
-              try {
-                if constexpr (std::is_void_v<T>) {
-                  run(session);
-                  promise->set_value();
-                } else {
-                  promise->set_value(run(session));
-                }
-                return true;
-              } catch (...) {
-                promise->set_exception(std::current_exception());
-                return false;
-              }
-            }};
+    const auto work = [promise, run = std::move(run)](Session& session) {
+      try {
+        if constexpr (std::is_void_v<T>) {
+          run(session);
+          promise->set_value();
+        } else {
+          promise->set_value(run(session));
+        }
+        return true;
+      } catch (...) {
+        promise->set_exception(std::current_exception());
+        return false;
+      }
+    };
+    return {std::move(future), Work{work, [promise](std::exception_ptr error) { promise->set_exception(error); }}};
   }
 
   static auto run_of(std::string method, std::vector<Value> inputs, const RunOptions& options) {
-    return promised<std::vector<Value>>([method = std::move(method), inputs = std::move(inputs),
-                                         options](Session& session) { return session.run(method, inputs, options); });
+    auto made = promised<std::vector<Value>>([method = std::move(method), inputs = std::move(inputs), options](
+                                                 Session& session) { return session.run(method, inputs, options); });
+    made.second.limit = WaitLimit::of(options);
+    return made;
   }
 };
 

@@ -222,5 +222,84 @@ TEST(Pipeline, WrongUseIsATypedError) {
   EXPECT_EQ(number(inner.get()), 1);
 }
 
+TEST(Pipeline, ARunThatWaitsMeetsItsDeadlineOrIsCancelled) {
+  Net net;
+  Pipeline pipeline(net.sessions(1), {});
+  Blocker blocker(pipeline);
+  std::int64_t x = 1;
+  CancelToken token;
+  RunOptions late, cancelled;
+  late.deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(10);
+  cancelled.cancel = &token;
+  auto first = pipeline.submit(0, "forward", {input(x)}, late);
+  auto second = pipeline.submit(0, "forward", {input(x)}, cancelled);
+  auto third = pipeline.submit(0, "forward", {input(x)});
+  // The session is busy until the blocker is released: only the queue can end these.
+  EXPECT_THROW(first.get(), Cancelled);
+  token.cancel();
+  EXPECT_THROW(second.get(), Cancelled);
+  EXPECT_EQ(pipeline.counters().waiting, 1u);
+  EXPECT_EQ(pipeline.counters().failed, 2u);
+  blocker.release.count_down();
+  EXPECT_EQ(number(third.get()), 1);
+  pipeline.drain();
+  EXPECT_EQ(pipeline.counters().finished, 4u);
+}
+
+TEST(Pipeline, DrainedWhenTheLastRunIsCancelledWhileItWaits) {
+  Net net;
+  Pipeline pipeline(net.sessions(1), {});
+  std::int64_t x = 1;
+  for (int i = 0; i < 50; ++i) {
+    CancelToken token;
+    std::vector<std::future<std::vector<Value>>> runs;
+    RunOptions options;
+    options.cancel = &token;
+    for (int k = 0; k < 3; ++k) runs.push_back(pipeline.submit(0, "forward", {input(x)}, options));
+    token.cancel();
+    pipeline.drain();
+    for (auto& run : runs) {
+      EXPECT_EQ(run.wait_for(std::chrono::seconds(0)), std::future_status::ready);
+      try {
+        run.get();
+      } catch (const Cancelled&) {
+      }
+    }
+  }
+}
+
+TEST(RunQueue, ARunThatWaitsMeetsItsDeadlineOrIsCancelled) {
+  Net net;
+  std::latch started(1), release(1);
+  Session session(net.program);
+  // The first run stays in its callback, on this session.
+  std::int64_t x = 1;
+  std::thread holder([&] {
+    const std::vector<Value> in{input(x)};
+    std::int64_t out = 0;
+    session.run_into("forward", in,
+                     [&](std::span<Value> outputs) {
+                       outputs[0].tensor.data = &out;
+                       started.count_down();
+                       release.wait();
+                     },
+                     {});
+  });
+  started.wait();
+  CancelToken token;
+  RunOptions late, cancelled;
+  late.deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(10);
+  cancelled.cancel = &token;
+  auto begun = session.submit("forward", {input(x)});  // waits for the session, on the queue's thread
+  auto first = session.submit("forward", {input(x)}, late);
+  auto second = session.submit("forward", {input(x)}, cancelled);
+  EXPECT_THROW(first.get(), Cancelled);
+  token.cancel();
+  EXPECT_THROW(second.get(), Cancelled);
+  release.count_down();
+  holder.join();
+  EXPECT_EQ(number(begun.get()), 4);
+}
+
 }  // namespace
 }  // namespace graft

@@ -14,7 +14,8 @@
 
 namespace graft {
 
-// Runs in the background, in the order they were submitted, on one thread, which starts with the first.
+// Runs in the background, in the order they were submitted, on one thread, which starts with the first. A second one,
+// started with the first job that has a deadline or a cancel token, ends jobs that wait for too long.
 class RunQueue {
  public:
   struct Job {
@@ -37,14 +38,15 @@ class RunQueue {
 
  private:
   void work();
+  void watch();
 
   std::size_t capacity_;
   std::function<std::vector<Value>(const Job&)> run_;
   std::mutex mutex_;
-  std::condition_variable changed_;
+  std::condition_variable changed_, watched_;
   std::deque<Job> jobs_;
   bool closed_ = false;
-  std::thread worker_;
+  std::thread worker_, watcher_;
 };
 
 }  // namespace graft

@@ -33,9 +33,10 @@ Session::Impl::Impl(std::shared_ptr<const Program> loaded_program, const Session
       segments(Internal::of(*program), plans, blocks, counters),
       queue(options.queue_capacity, [this](const RunQueue::Job& job) {
         // The owner may be in a direct call: wait for it to end.
-        const BusyGuard guard(busy, BusyGuard::Wait{});
+        const WaitLimit limit = WaitLimit::of(job.options);
+        const BusyGuard guard(busy, limit);
         std::optional<BusyGuard> sharing;
-        states.lock(sharing, BusyGuard::Wait{});
+        states.lock(sharing, limit);
         return run(job.method, job.inputs, job.options);
       }) {}
 

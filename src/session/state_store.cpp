@@ -55,8 +55,8 @@ void StateStore::lock(std::optional<BusyGuard>& guard) const {
                   "the states are in use by another session; sessions that share them take turns");
 }
 
-void StateStore::lock(std::optional<BusyGuard>& guard, BusyGuard::Wait wait) const {
-  if (shared_ && count() > 0) guard.emplace(Internal::of(*states_).busy, wait);
+void StateStore::lock(std::optional<BusyGuard>& guard, const WaitLimit& limit) const {
+  if (shared_ && count() > 0) guard.emplace(Internal::of(*states_).busy, limit);
 }
 
 std::byte* StateStore::data(std::uint32_t state) {

@@ -38,7 +38,7 @@ class StateStore {
 
   // Held during a call: states serve one session at a time. Throws Busy when another session has them.
   void lock(std::optional<BusyGuard>& guard) const;
-  void lock(std::optional<BusyGuard>& guard, BusyGuard::Wait) const;
+  void lock(std::optional<BusyGuard>& guard, const WaitLimit& limit) const;
 
   const ProgramImpl& program() const { return program_; }
   std::uint32_t count() const { return static_cast<std::uint32_t>(program_.states.size()); }
