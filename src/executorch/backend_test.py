@@ -129,6 +129,31 @@ def test_a_program_in_memory(package):
     assert same(load(package).execute(call), program.load_method("forward").execute(call))
 
 
+class Double(torch.nn.Module):
+    def forward(self, x):
+        return x * 2
+
+
+@pytest.mark.parametrize(
+    "size", [Dim("n", min=1), Dim("n"), Dim.AUTO, Dim("n", max=2**50)], ids=["min", "none", "auto", "beyond memory"]
+)
+def test_a_size_without_an_upper_bound_is_the_examples_and_export_says_so(tmp_path, size):
+    with pytest.warns(RuntimeWarning, match=r"none above the example's.*dimension 0 of 'x' \(3\)\. .*Dim\(\.\.\., max="):
+        path = graft.export(Double(), (torch.ones(3, 2),), dynamic_shapes=({0: size},), path=tmp_path / "m.pte")
+    method = load(path)
+    assert torch.equal(method.execute((torch.ones(2, 2),))[0], torch.full((2, 2), 2.0))
+    with pytest.raises(RuntimeError, match="0x10"):
+        method.execute((torch.ones(4, 2),))
+    assert graft.load(path)(torch.ones(4, 2)).shape == (4, 2)
+
+
+def test_a_size_with_an_upper_bound_needs_no_warning(tmp_path, recwarn):
+    size = Dim("n", min=1, max=9)
+    path = graft.export(Double(), (torch.ones(3, 2),), dynamic_shapes=({0: size},), path=tmp_path / "m.pte")
+    assert not [warning for warning in recwarn if issubclass(warning.category, RuntimeWarning)]
+    assert load(path).execute((torch.ones(9, 2),))[0].shape == (9, 2)
+
+
 def test_no_elements(package):
     found = load(package).execute((torch.zeros(3, 0, dtype=torch.int64), torch.zeros(3, 0, dtype=torch.int64)))
     assert torch.equal(found[0], torch.zeros(3, HIDDEN)) and found[1] == 0 and found[2].shape == (3, 0, HIDDEN)

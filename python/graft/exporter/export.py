@@ -65,6 +65,8 @@ def export(
     args, kwargs: example arguments of a module, as torch.export.export takes them. Their dtypes, and their sizes where
         `dynamic_shapes` says nothing, become the program's.
     dynamic_shapes: which sizes may change, and within which bounds, as torch.export.export takes it. None: no size.
+        ExecuTorch's runtime takes no size above the example's where there is no upper bound, of which a RuntimeWarning
+        tells; `graft.load` takes any.
     path: of the package, ending in .pte. A file there is replaced; a failed export leaves it as it was.
     methods: instead of `model`, several by name: each an ExportedProgram, the path of a .pt2 file, or a dict with "model"
         and optionally "args", "kwargs" and "dynamic_shapes". Weights that they share are stored once.
@@ -116,11 +118,12 @@ def _export(
         raise ExportError("expected weights in the package or a .ptd with quantize: quantized weights are new ones")
     if plans and weights == "external":
         raise ExportError("expected weights in the package or a .ptd with plans: planning loads the package")
+    planned_shapes = _PlannedShapes()
     config = ExecutorchBackendConfig(
         memory_planning_pass=MemoryPlanningPass(
             alloc_graph_input=options.plan_inputs, alloc_graph_output=options.plan_outputs
         ),
-        sym_shape_eval_pass=_PlannedShapes(),
+        sym_shape_eval_pass=planned_shapes,
     )
     with torch.no_grad(), quiet.lowering():
         programs = make_programs()
@@ -144,6 +147,7 @@ def _export(
                 "expected results whose sizes depend on data in their first dimension alone, which is what "
                 f"ExecuTorch can order: {str(e).splitlines()[0]}"
             ) from e
+    planned_shapes.warn()
     if allow_fallback:
         _warn_of_missing_kernels(program.executorch_program, partitioners)
     if plans:
@@ -385,12 +389,34 @@ def _upper_bound(size: int | torch.SymInt) -> int | None:
         return 0
 
 
+def _admits_more(size: torch.SymInt, given: int) -> bool:
+    upper = size.node.shape_env.bound_sympy(size.node.expr).upper
+    return upper.is_finite is False or bool(upper > given)
+
+
 class _PlannedShapes(PassBase):
     """Sizes for ExecuTorch's memory plan: upper bounds, and those of the example where there is none or where the
     upper bound is beyond what its files can hold. graft's own loader plans on real sizes and reads none of this."""
 
     _LARGEST_SIZE = 2**31 - 1  # sizes are 32-bit in program.fbs
     _LARGEST_TENSOR = 2**40  # bytes; more than any memory, and far from overflow in sums of 64-bit offsets
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._capped: dict[tuple[str, int], int] = {}  # (input, dimension) -> the example's size
+
+    def warn(self) -> None:
+        """Of inputs that ExecuTorch takes no larger than the example's."""
+        if not self._capped:
+            return
+        found = ", ".join(f"dimension {d} of '{name}' ({size})" for (name, d), size in self._capped.items())
+        warnings.warn(
+            "export: ExecuTorch's runtime reserves memory for the largest sizes and takes none above the example's "
+            f"where there is no upper bound, or one beyond any memory: {found}. graft.load takes any. Give the "
+            "dimension an upper bound, Dim(..., max=...)",
+            RuntimeWarning,
+            stacklevel=4,
+        )
 
     def call(self, graph_module: torch.fx.GraphModule) -> PassResult:
         for module in graph_module.modules():
@@ -419,6 +445,10 @@ class _PlannedShapes(PassBase):
                 f"node '{node.name}': expected sizes with an upper bound where they depend on data, "
                 f"found {tuple(spec.shape)}"
             )
+        if node.op == "placeholder":
+            for d, (size, given) in enumerate(zip(spec.shape, shape)):
+                if isinstance(size, torch.SymInt) and _admits_more(size, given):
+                    self._capped[node.name, d] = given
         spec.shape = shape
         spec.stride = stride
 

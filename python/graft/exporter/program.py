@@ -411,7 +411,9 @@ class MethodBuilder:
         if not isinstance(value, torch.Tensor):
             return  # nodes that use it find no result
         node.meta.setdefault("val", value)
-        self.weight_input(node, self._program.weight(str(node.target), value, named=False))
+        # Two graphs of control-flow operators may call different constants alike.
+        fqn = f"{self._name}.{node.target}" if self._subgraph else str(node.target)
+        self.weight_input(node, self._program.weight(fqn, value, named=False))
 
     def _call_graph(self, name: str, module: torch.fx.GraphModule) -> _Graph:
         """A graph of a control-flow operator."""

@@ -264,6 +264,26 @@ def test_cond_runs_the_taken_branch_alone(tmp_path):
         torch.testing.assert_close(method.execute([x])[0], eager(x), equal_nan=True)
 
 
+class Constants(torch.nn.Module):
+    """Each branch has constants of its own, which torch.export calls alike."""
+
+    def forward(self, x):
+        def deeper(x):
+            return x.relu() * 2 + torch.cond(x[0] > 1, lambda x: x * 3, lambda x: x - 0.5, (x,))
+
+        return torch.cond(x.sum() > 0, deeper, lambda x: x - 1.5, (x,)) * 2
+
+
+def test_branches_with_constants_of_the_same_name(tmp_path):
+    path = exported(Constants(), (torch.randn(2),), tmp_path / "c.pte")
+    model = graft.load(path)
+    method = Runtime.get().load_program(str(path)).load_method("forward")
+    for values in ([1.0, 2.0], [-1.0, -2.0], [3.0, -2.0]):
+        x = torch.tensor(values)
+        assert torch.equal(model(x), Constants()(x))
+        assert torch.equal(method.execute((x,))[0], Constants()(x))
+
+
 class Loop(torch.nn.Module):
     def __init__(self, steps: int) -> None:
         super().__init__()
