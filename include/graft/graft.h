@@ -72,7 +72,7 @@ struct Counters {
   std::uint64_t runs = 0;
   std::uint64_t plan_hits = 0;     // calls served by a cached plan
   std::uint64_t plan_misses = 0;   // calls that made a plan
-  std::uint64_t graphs_built = 0;  // ggml graphs instantiated from plans
+  std::uint64_t graphs_built = 0;  // plans instantiated: each session does it for each plan that it runs
   std::uint64_t rewrites = 0;      // tensor addresses rewritten because a buffer moved
   std::uint64_t kernels_launched = 0;
   std::uint64_t inputs_described = 0;  // inputs whose dtypes and sizes were read: once per call and per segment of it
@@ -372,8 +372,8 @@ class GRAFT_API Session {
                 const RunOptions& options = {});
   // Runs into memory that `place` provides: it is called once, with the outputs as `output_values` describes them, and
   // sets the data pointer of each tensor. It is called before the run, but for a method in segments after it, and the
-  // outputs are then copied. The session is in use meanwhile. An exception from `place` ends the call and propagates
-  // unchanged.
+  // outputs are then copied (with `strict_zero_copy`, InvalidArgument is thrown instead, before the run). The session
+  // is in use meanwhile. An exception from `place` ends the call and propagates unchanged.
   using PlaceOutputs = std::function<void(std::span<Value> outputs)>;
   std::vector<Value> run_into(std::string_view method, std::span<const Value> inputs, const PlaceOutputs& place,
                               const RunOptions& options = {});
@@ -389,8 +389,8 @@ class GRAFT_API Session {
   // The same plan as bytes, for a package: LoadOptions::stored_plans.
   std::vector<std::byte> stored_plan(std::string_view method, std::span<const Value> inputs);
 
-  // Promises that this tensor input keeps the address of its next run, which is then no longer checked. A debug build
-  // throws InvalidArgument when it moved.
+  // Promises that this tensor input keeps the address of its next run, whose alignment is then no longer checked. A run
+  // that is given another address throws InvalidArgument.
   void freeze_input(std::string_view method, std::size_t input);
 
   // All states, in the program's order.

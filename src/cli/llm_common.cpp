@@ -82,7 +82,10 @@ void print_stats(TextGenerator& generator, const Speeds& speeds) {
   if (stats.drafted_tokens > 0)
     table.add({"drafts accepted", str(stats.accepted_tokens, " of ", stats.drafted_tokens), "tokens"});
   table.add({"runs", str(counters.runs), ""});
-  table.add({"plans made", str(counters.graphs_built), ""});
+  const ProgramStats program = generator.decoder().session().program().stats();
+  table.add({"plans made", str(program.plans_made), ""});
+  if (program.plans_loaded > 0) table.add({"plans taken from the package", str(program.plans_loaded), ""});
+  table.add({"plans instantiated", str(counters.graphs_built), ""});
   table.add({"cache of keys and values", bytes_text(counters.state_bytes), "reserved"});
   table.add({"peak memory of the process", bytes_text(static_cast<std::uint64_t>(usage.ru_maxrss) * 1024), ""});
   std::cerr << "\n" << table.text(2);

@@ -63,19 +63,6 @@ void translate(const std::exception_ptr& pointer, void*) {
   }
 }
 
-std::vector<Value> to_values(const nb::list& objects) {
-  std::vector<Value> out;
-  out.reserve(objects.size());
-  for (nb::handle object : objects) out.push_back(to_value(object));
-  return out;
-}
-
-nb::list from_values(const std::vector<Value>& values) {
-  nb::list out;
-  for (const Value& value : values) out.append(from_value(value));
-  return out;
-}
-
 nb::dict to_dict(const Counters& c) {
   nb::dict d;
   d["runs"] = c.runs;
@@ -248,6 +235,8 @@ void bind_llm(nb::module_& m);           // llm.cpp
 void bind_pipeline(nb::module_& m);      // pipeline.cpp
 void bind_torch_method(nb::module_& m);  // torch_method.cpp
 void bind_gguf(nb::module_& m);          // gguf.cpp
+void bind_memory(nb::module_& m);        // session_calls.cpp
+void bind_session_calls(nb::module_& m, nb::class_<Session>& session);
 }  // namespace graft
 
 NB_MODULE(_C, m) {
@@ -330,13 +319,19 @@ NB_MODULE(_C, m) {
       .def("reset", &CancelToken::reset)
       .def_prop_ro("cancelled", &CancelToken::cancelled);
 
-  nb::class_<Session>(m, "Session")
+  bind_memory(m);
+  nb::class_<Session> session(m, "Session");
+  session
       .def(
           "__init__",
           [](Session* self, std::shared_ptr<Program> program, int threads, std::size_t max_graphs, bool strict,
              std::int64_t kv_rows, std::int64_t kv_length, const std::string& kv_type, std::int64_t kv_window_slack,
-             std::int64_t kv_encoder_length, std::uint64_t seed, const nb::dict& buckets, const nb::dict& padding) {
+             std::int64_t kv_encoder_length, std::uint64_t seed, const nb::dict& buckets, const nb::dict& padding,
+             std::shared_ptr<Arena> arena, std::shared_ptr<States> states, std::size_t queue_capacity) {
             SessionOptions options;
+            options.arena = std::move(arena);
+            options.states = std::move(states);
+            options.queue_capacity = queue_capacity;
             options.buckets = to_buckets(buckets, padding);
             options.kv = {kv_rows, kv_length, kv_type_named(kv_type), kv_window_slack, kv_encoder_length};
             options.threads = threads;
@@ -349,32 +344,8 @@ NB_MODULE(_C, m) {
           nb::arg("kv_rows") = KvOptions{}.rows, nb::arg("kv_length") = KvOptions{}.length,
           nb::arg("kv_type") = "computed", nb::arg("kv_window_slack") = KvOptions{}.window_slack,
           nb::arg("kv_encoder_length") = KvOptions{}.encoder_length, nb::arg("seed") = 0,
-          nb::arg("buckets") = nb::dict(), nb::arg("padding") = nb::dict())
-      // `place(i, dtype, sizes)` gives the address of memory for output i, a tensor, once its sizes are known.
-      .def(
-          "run",
-          [](Session& s, const std::string& method, const nb::list& inputs, const nb::object& place, double timeout,
-             const CancelToken* cancel) {
-            const std::vector<Value> in = to_values(inputs);
-            const RunOptions options = run_options(timeout, cancel);
-            const auto place_tensors = [&](std::span<Value> outputs) {
-              const nb::gil_scoped_acquire acquire;
-              for (std::size_t i = 0; i < outputs.size(); ++i) {
-                if (outputs[i].kind != Value::Kind::tensor) continue;
-                const auto fields = nb::cast<nb::tuple>(from_value(outputs[i]));
-                const auto address = nb::cast<std::uintptr_t>(place(i, fields[1], fields[2]));
-                outputs[i].tensor.data = reinterpret_cast<void*>(address);  // NOLINT
-              }
-            };
-            std::vector<Value> out;
-            {
-              nb::gil_scoped_release release;
-              out = s.run_into(method, in, std::cref(place_tensors), options);
-            }
-            return from_values(out);
-          },
-          nb::arg("method"), nb::arg("inputs"), nb::arg("place"), nb::arg("timeout") = 0.0,
-          nb::arg("cancel").none() = nb::none())
+          nb::arg("buckets") = nb::dict(), nb::arg("padding") = nb::dict(), nb::arg("arena").none() = nb::none(),
+          nb::arg("states").none() = nb::none(), nb::arg("queue_capacity") = SessionOptions{}.queue_capacity)
       .def(
           "run_into",
           [](Session& s, const std::string& method, const nb::list& inputs, const nb::list& outputs, double timeout,
@@ -426,6 +397,7 @@ NB_MODULE(_C, m) {
       .def("restore", &Session::restore, nb::arg("path"), nb::call_guard<nb::gil_scoped_release>())
       .def("close", &Session::close, nb::call_guard<nb::gil_scoped_release>())
       .def_prop_ro("threads", &Session::threads);
+  bind_session_calls(m, session);
 
   bind_torch_method(m);
   bind_pipeline(m);

@@ -2,7 +2,6 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
 
-#include <array>
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -27,20 +26,6 @@ struct ExchangeApi {
   int (*borrow)(void* object, nb::dlpack::dltensor* out);
 };
 constexpr std::uint32_t kExchangeMajor = 1;
-
-// In the order of DType.
-constexpr std::array<nb::dlpack::dtype, kDTypeCount> kDTypes = {
-    nb::dtype<float>(),
-    {static_cast<std::uint8_t>(nb::dlpack::dtype_code::Float), 16, 1},
-    {static_cast<std::uint8_t>(nb::dlpack::dtype_code::Bfloat), 16, 1},
-    nb::dtype<double>(),
-    nb::dtype<std::int8_t>(),
-    nb::dtype<std::uint8_t>(),
-    nb::dtype<std::int16_t>(),
-    nb::dtype<std::int32_t>(),
-    nb::dtype<std::int64_t>(),
-    nb::dtype<bool>(),
-};
 
 bool is_contiguous(const nb::dlpack::dltensor& t) {
   std::int64_t next = 1;
@@ -118,8 +103,8 @@ class TorchMethod {
     }
     if (view.device.device_type != nb::device::cpu::value || view.ndim > kMaxRank || !is_contiguous(view)) return false;
     std::size_t dtype = 0;
-    while (dtype < kDTypes.size() && !(kDTypes[dtype] == view.dtype)) ++dtype;
-    if (dtype == kDTypes.size() || nb::cast<bool>(is_neg_(object))) return false;
+    while (dtype < kDlpackDTypes.size() && !(kDlpackDTypes[dtype] == view.dtype)) ++dtype;
+    if (dtype == kDlpackDTypes.size() || nb::cast<bool>(is_neg_(object))) return false;
     TensorView tensor;
     tensor.data = static_cast<std::byte*>(view.data) + view.byte_offset;
     tensor.dtype = static_cast<DType>(dtype);

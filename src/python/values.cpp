@@ -53,4 +53,11 @@ nb::object from_value(const Value& value) {
                         nb::tuple(sizes));
 }
 
+std::vector<Value> to_values(const nb::list& objects) {
+  std::vector<Value> out;
+  out.reserve(objects.size());
+  for (nb::handle object : objects) out.push_back(to_value(object));
+  return out;
+}
+
 }  // namespace graft

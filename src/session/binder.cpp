@@ -54,10 +54,8 @@ std::byte* Binder::input_base(const PreparedCall& call, std::uint32_t input, con
   for (Frozen& frozen : frozen_) {
     if (frozen.method != call.index || frozen.input != input || call.padded()) continue;
     if (!frozen.address) frozen.address = static_cast<std::byte*>(tensor.data);
-#ifndef NDEBUG
     GRAFT_CHECK(InvalidArgument, frozen.address == tensor.data, "input ", input, " of method '", call.method->info.name,
                 "' is frozen at ", static_cast<void*>(frozen.address), ", and was given at ", tensor.data);
-#endif
     return frozen.address;
   }
   GRAFT_CHECK(InvalidArgument, tensor.data, "input ", input, " of method '", call.method->info.name, "' (", desc.str(),

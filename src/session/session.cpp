@@ -73,6 +73,8 @@ std::vector<Value> Session::Impl::run_into(std::string_view method, std::span<co
     return outputs;
   }
   const LoadedMethod& loaded = *call.method;
+  GRAFT_CHECK(InvalidArgument, !options.strict_zero_copy, "method '", method, "' runs in ", loaded.steps.size(),
+              " segments: its outputs would be copied to where the caller wants them (strict_zero_copy)");
   std::vector<Value> made(call.output_count());
   segments.run(call, made, run_options);
   std::vector<Value> outputs = made;
@@ -85,8 +87,11 @@ std::vector<Value> Session::Impl::run_into(std::string_view method, std::span<co
     if (made[i].kind != Value::Kind::tensor) continue;
     const TensorDesc desc(made[i].tensor.dtype, made[i].tensor.shape);
     check_output(loaded, i, outputs[i], desc);
-    if (const std::size_t bytes = desc.byte_count(); bytes > 0)
-      std::memcpy(outputs[i].tensor.data, made[i].tensor.data, bytes);
+    const std::size_t bytes = desc.byte_count();
+    if (bytes == 0) continue;
+    std::memcpy(outputs[i].tensor.data, made[i].tensor.data, bytes);
+    ++counters.io_copies;
+    counters.io_bytes_copied += bytes;
   }
   return outputs;
 }

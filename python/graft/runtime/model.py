@@ -10,7 +10,7 @@ import ctypes
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,17 +20,50 @@ from graft import _C, _pytree
 from graft._dtypes import DTYPES, NUMBER_OF
 from graft.errors import InvalidArgument, InvalidProgram
 from graft.runtime.options import LoadOptions
+from graft.runtime.submitted import Submitted
 
-__all__ = ["CancelToken", "Method", "Model", "load", "load_ops"]
+__all__ = ["Arena", "CancelToken", "Method", "Model", "States", "Timing", "load", "load_ops"]
 
 CancelToken = _C.CancelToken
+Arena = _C.Arena
+States = _C.States
+
+
+class Timing(NamedTuple):
+    """One kernel of a profiled run; nanoseconds from the start of the call."""
+
+    node: str  # name of the PyTorch node
+    kernel: str  # "graft layer_norm", "ggml MUL_MAT"
+    start_ns: int
+    end_ns: int
 
 
 # Types that pytree never flattens.
 _LEAVES = frozenset({torch.Tensor, torch.nn.Parameter, bool, int, float, str})
 
 
-def _flat_value(value: Any, where: Callable[[], str], keep: list[torch.Tensor]) -> Any:
+class _Copies:
+    """Of inputs that do not lie as the engine reads them. strict: they are refused instead."""
+
+    def __init__(self, strict: bool = False) -> None:
+        self.strict = strict
+        self.count = 0
+        self.bytes = 0
+
+    def contiguous(self, value: torch.Tensor, where: str) -> torch.Tensor:
+        if self.strict:
+            raise InvalidArgument(
+                f"{where}: must be contiguous (strict_zero_copy), its strides are {value.stride()} "
+                f"for sizes {tuple(value.shape)}"
+                + (", and it is a lazy conjugate or negative" if value.is_conj() or value.is_neg() else "")
+            )
+        copy = value.detach().resolve_conj().resolve_neg().contiguous()
+        self.count += 1
+        self.bytes += copy.nbytes
+        return copy
+
+
+def _flat_value(value: Any, where: Callable[[], str], keep: list[torch.Tensor], copies: _Copies) -> Any:
     if not isinstance(value, torch.Tensor):
         if value is not None and not isinstance(value, (bool, int, float, str)):
             raise InvalidArgument(f"{where()}: must be a tensor, a number, a text or None, got {type(value).__name__}")
@@ -45,7 +78,7 @@ def _flat_value(value: Any, where: Callable[[], str], keep: list[torch.Tensor]) 
     if not value.is_cpu:
         raise InvalidArgument(f"{where()}: must be on the CPU, is on {value.device}")
     if not value.is_contiguous() or value.is_conj() or value.is_neg():
-        value = value.detach().resolve_conj().resolve_neg().contiguous()
+        value = copies.contiguous(value, where())
     keep.append(value)  # the address must stay valid until the run ends
     return (value.data_ptr(), number, tuple(value.shape))
 
@@ -70,8 +103,9 @@ def _arrangement(info: Mapping[str, Any], key: str, items: str) -> pytree.TreeSp
 class Method:
     """One method of a loaded package. Calls with the arguments that the module's `forward` took at export."""
 
-    def __init__(self, session: _C.Session, info: Mapping[str, Any]) -> None:
+    def __init__(self, session: _C.Session, info: Mapping[str, Any], copies: _Copies) -> None:
         self._session = session
+        self._copies = copies
         self._info = info
         self.name: str = info["name"]
         self._in_spec = _arrangement(info, "in_spec", "inputs")
@@ -109,14 +143,21 @@ class Method:
         out: Any = None,
         timeout: float | None = None,
         cancel: CancelToken | None = None,
+        arena: torch.Tensor | None = None,
+        kv_rows: Sequence[int] | None = None,
+        profile: list[Timing] | None = None,
         **kwargs: Any,
     ) -> Any:
         """Runs the method.
 
         `out`: tensors to write the results into, arranged as the results. `timeout`: seconds after which the run stops
-        with `graft.Cancelled`. `cancel`: a token whose `cancel()` stops the run from another thread.
+        with `graft.Cancelled`. `cancel`: a token whose `cancel()` stops the run from another thread. `arena`: memory
+        lent for the intermediate tensors of this run, uint8 [n] on the CPU with at least `plan(...)["arena_bytes"]`
+        bytes, aligned to 64. `kv_rows`: row b of the batch uses row kv_rows[b] of the cache. `profile`: gets a `Timing`
+        for each kernel, in order; a run without one does not read the clock.
         """
-        if self._direct and len(args) == self._leaves and not kwargs and out is timeout is cancel is None:
+        plain = not kwargs and out is timeout is cancel is arena is kv_rows is profile is None
+        if self._direct and len(args) == self._leaves and plain:
             results = self._direct(args)
             if results is not None:
                 return self._arranged(results)
@@ -133,7 +174,11 @@ class Method:
                 placed[i] = given[i]
             return placed[i].data_ptr()
 
-        values = self._session.run(self.name, inputs, place, timeout or 0.0, cancel)
+        timings: list[Any] | None = None if profile is None else []
+        lent = None if arena is None else self._lent(arena)
+        values = self._session.run(self.name, inputs, place, timeout or 0.0, cancel, lent, list(kv_rows or ()), timings)
+        if profile is not None:
+            profile.extend(Timing(*timing) for timing in timings or ())
         return self._arranged([placed.get(i, value) for i, value in enumerate(values)])
 
     def _arranged(self, results: list[Any]) -> Any:
@@ -142,6 +187,35 @@ class Method:
         if self._out_spec is None:
             return results[0] if len(results) == 1 else tuple(results)
         return pytree.tree_unflatten(results, self._out_spec)
+
+    def submit(
+        self, *args: Any, timeout: float | None = None, cancel: CancelToken | None = None, **kwargs: Any
+    ) -> Submitted:
+        """Queues a call and returns at once; calls of one model run in the order of submission. The arguments must not
+        change until it ends. Raises `graft.Busy` when `queue_capacity` calls (`graft.LoadOptions`) wait already."""
+        keep: list[Any] = [cancel]
+        inputs = self._inputs(args, kwargs, keep)
+        run = self._session.submit(self.name, inputs, timeout or 0.0, cancel, keep)
+        return Submitted(run, self._arranged)
+
+    def plan(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """The plan for a call with these arguments, made when there is none: arena_bytes, metadata_bytes, launches, and
+        allocations, each with memory ("weight", "constant", "state", "arena", "input", "output"), index (which of
+        these), bytes, entries (addresses that are rewritten when it moves) and address (of the last run; 0 before)."""
+        keep: list[torch.Tensor] = []
+        return self._session.plan(self.name, self._inputs(args, kwargs, keep))
+
+    def freeze_input(self, position: int) -> None:
+        """Promises that this input, a tensor, keeps the address of its next run. A run that is given another one raises
+        `graft.InvalidArgument`."""
+        self._session.freeze_input(self.name, position)
+
+    def _lent(self, arena: Any) -> tuple[int, int]:
+        fits = isinstance(arena, torch.Tensor) and arena.dtype == torch.uint8 and arena.device.type == "cpu"
+        if not fits or not arena.is_contiguous():
+            found = f"{arena.dtype} on {arena.device}" if isinstance(arena, torch.Tensor) else type(arena).__name__
+            raise InvalidArgument(f"arena of method '{self.name}': must be a contiguous uint8 tensor on the CPU, got {found}")
+        return (arena.data_ptr(), arena.nbytes)
 
     def stored_plan(self, *args: Any, **kwargs: Any) -> bytes:
         """The plan for a call with these arguments, as packages hold it (`plans` of `graft.export`)."""
@@ -152,7 +226,8 @@ class Method:
         """As the engine takes them; `keep` gets what must stay alive while it reads them."""
         flat = self._flatten(args, kwargs)
         return [
-            _flat_value(value, lambda i=i: f"input {i} of method '{self.name}'", keep) for i, value in enumerate(flat)
+            _flat_value(value, lambda i=i: f"input {i} of method '{self.name}'", keep, self._copies)
+            for i, value in enumerate(flat)
         ]
 
     def _flatten_out(self, out: Any) -> list[Any]:
@@ -178,11 +253,12 @@ class Method:
 class Model:
     """A loaded package: one session on one program. Methods are attributes; calling the model calls `forward`."""
 
-    def __init__(self, program: _C.Program, session: _C.Session) -> None:
+    def __init__(self, program: _C.Program, session: _C.Session, *, strict_zero_copy: bool = False) -> None:
         self._program = program
         self._session = session
+        self._copies = _Copies(strict_zero_copy)
         self.methods: dict[str, Method] = {
-            name: Method(session, program.method(name)) for name in program.method_names()
+            name: Method(session, program.method(name), self._copies) for name in program.method_names()
         }
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -200,8 +276,13 @@ class Model:
         raise AttributeError(f"the package has no method '{name}'; it has {sorted(methods)}")
 
     def counters(self) -> dict[str, int]:
-        """Counts since the model was loaded: runs, plan_hits, plan_misses, rewrites, io_copies, arena_bytes, ..."""
-        return self._session.counters()
+        """Counts since the model was loaded: runs, plan_hits, plan_misses, rewrites, io_copies, arena_bytes, ... Units as
+        in graft.h (Counters). io_copies counts every input that was copied, because it is not contiguous or not aligned,
+        and every output."""
+        counters = self._session.counters()
+        counters["io_copies"] += self._copies.count
+        counters["io_bytes_copied"] += self._copies.bytes
+        return counters
 
     def states(self) -> dict[str, torch.Tensor]:
         """Copies of the mutable buffers, by their fully qualified names."""
@@ -243,7 +324,7 @@ class Model:
 
     def fork(self) -> Model:
         """Another model of the same program with copies of the states."""
-        return Model(self._program, self._session.fork())
+        return Model(self._program, self._session.fork(), strict_zero_copy=self._copies.strict)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes all states to a file."""
@@ -285,7 +366,7 @@ def weight_view(name: str, tensor: Any, owner: list[Any]) -> tuple[int, int, tup
         raise InvalidArgument(f"{where}: must be a tensor, got {type(tensor).__name__}")
     if tensor.device.type != "cpu" or not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
         raise InvalidArgument(f"{where}: must be contiguous and on the CPU")
-    return _flat_value(tensor, lambda: where, owner)
+    return _flat_value(tensor, lambda: where, owner, _Copies(strict=True))
 
 
 def _memory(package: Any, owner: list[Any]) -> tuple[int, int]:
@@ -383,5 +464,8 @@ def load(
         seed=seed,
         buckets={str(name): [int(size) for size in sizes] for name, sizes in (buckets or {}).items()},
         padding=dict(padding or {}),
+        arena=options.arena,
+        states=options.states,
+        queue_capacity=options.queue_capacity,
     )
-    return Model(program, session)
+    return Model(program, session, strict_zero_copy=options.strict_zero_copy)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from graft import _C
+
 
 @dataclass(frozen=True, kw_only=True)
 class LoadOptions:
@@ -24,7 +26,15 @@ class LoadOptions:
 
     Checks:
         verify_hashes: compare the SHA-256 of every weight with the package's; a difference is a `graft.InvalidProgram`.
-        strict_zero_copy: an input that would have to be copied (its layout or alignment) is a `graft.InvalidArgument`.
+        strict_zero_copy: an input that would have to be copied (its layout or alignment), and a method in segments, whose
+            outputs would be, is a `graft.InvalidArgument`. Without, `Model.counters` counts copies (io_copies).
+
+    Memory and queue:
+        arena: a `graft.Arena` for intermediate tensors that models share which never run at the same time; of two calls
+            at once the second raises `graft.Busy`.
+        states: a `graft.States` for mutable buffers that models of several packages share by name; of two calls at once
+            the second raises `graft.Busy`. Other types or sizes of a buffer are a `graft.InvalidArgument`.
+        queue_capacity: calls that may wait (`Method.submit`).
 
     The KV cache, for programs with attention over one:
         kv_window_slack: layers with a window of the last w tokens keep w - 1 + kv_window_slack of them, where that is
@@ -44,6 +54,9 @@ class LoadOptions:
     max_plan_launches: int = 1 << 20
     verify_hashes: bool = False
     strict_zero_copy: bool = False
+    arena: _C.Arena | None = None
+    states: _C.States | None = None
+    queue_capacity: int = 16
     kv_window_slack: int = 512
     kv_encoder_length: int = 4096
     on_phase: Callable[[str], None] | None = None

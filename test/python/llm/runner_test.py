@@ -117,6 +117,19 @@ def test_stats_and_sizes_go_to_stderr(kjv):
     assert 90 < tokens < 150 and plans <= 4
     assert f"prefill logits: [1, {tokens}, 1024]\ndecode logits: [1, 1, 1024]\n" in done.stderr
     assert "decode, 299 tokens" in done.stderr and "peak memory" in done.stderr
+    assert int(re.search(r"plans instantiated +(\d+)", done.stderr)[1]) == plans > 0
+
+
+def test_stats_tell_plans_made_from_plans_of_the_package(tmp_path):
+    folder = data("kjv3m")
+    path = graft.export_llm(folder, tmp_path / "m.pte", plans=["seq=1,8"], plan_threads=1)
+    done = call("generate", path, "--prompt", "In the beginning", "--max-new-tokens", 4, "--stats", "--threads", 1)
+    assert done.returncode == 0, done.stderr
+    made, taken, instantiated = (
+        int(found[1]) if (found := re.search(rf"{row} +(\d+)", done.stderr)) else 0
+        for row in ("plans made", "plans taken from the package", "plans instantiated")
+    )
+    assert taken > 0 and made + taken == instantiated
 
 
 def test_seeds_and_sampling(kjv):

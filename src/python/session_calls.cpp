@@ -1,0 +1,185 @@
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
+#include <nanobind/stl/unique_ptr.h>
+#include <nanobind/stl/vector.h>
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <future>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/check.h"
+#include "graft/graft.h"
+#include "python/values.h"
+
+// Calls of a session: their options, runs in the background, plans.
+namespace nb = nanobind;
+
+namespace graft {
+namespace {
+
+// RunOptions and what they point to.
+class CallOptions {
+ public:
+  // `arena`: (address, bytes), or None. `profile`: a list that gets the timings, or None.
+  CallOptions(double timeout, const CancelToken* cancel, const nb::object& arena, std::vector<std::int64_t> kv_rows,
+              nb::object profile)
+      : kv_rows_(std::move(kv_rows)), profile_(std::move(profile)) {
+    using Clock = std::chrono::steady_clock;
+    options_.cancel = cancel;
+    if (timeout > 0)
+      options_.deadline =
+          Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(timeout));
+    if (!arena.is_none()) {
+      const auto fields = nb::cast<nb::tuple>(arena);
+      options_.arena = {reinterpret_cast<std::byte*>(nb::cast<std::uintptr_t>(fields[0])),  // NOLINT
+                        nb::cast<std::size_t>(fields[1])};
+    }
+    options_.kv_rows = kv_rows_;
+    if (!profile_.is_none()) options_.profile = &timings_;
+  }
+  CallOptions(const CallOptions&) = delete;
+  CallOptions& operator=(const CallOptions&) = delete;
+
+  const RunOptions& get() const { return options_; }
+  // With the GIL held.
+  void report() const {
+    if (profile_.is_none()) return;
+    auto list = nb::cast<nb::list>(profile_);
+    for (const NodeTiming& t : timings_) list.append(nb::make_tuple(t.node, t.kernel, t.start_ns, t.end_ns));
+  }
+
+ private:
+  std::vector<std::int64_t> kv_rows_;
+  nb::object profile_;
+  std::vector<NodeTiming> timings_;
+  RunOptions options_;
+};
+
+// `place(i, dtype, sizes)` gives the address of memory for output i, a tensor, once its sizes are known.
+nb::list run(Session& session, const std::string& method, const nb::list& inputs, const nb::object& place,
+             double timeout, const CancelToken* cancel, const nb::object& arena, std::vector<std::int64_t> kv_rows,
+             nb::object profile) {
+  const std::vector<Value> in = to_values(inputs);
+  const CallOptions options(timeout, cancel, arena, std::move(kv_rows), std::move(profile));
+  const auto place_tensors = [&](std::span<Value> outputs) {
+    const nb::gil_scoped_acquire acquire;
+    for (std::size_t i = 0; i < outputs.size(); ++i) {
+      if (outputs[i].kind != Value::Kind::tensor) continue;
+      const auto fields = nb::cast<nb::tuple>(from_value(outputs[i]));
+      const auto address = nb::cast<std::uintptr_t>(place(i, fields[1], fields[2]));
+      outputs[i].tensor.data = reinterpret_cast<void*>(address);  // NOLINT
+    }
+  };
+  std::vector<Value> out;
+  {
+    const nb::gil_scoped_release release;
+    out = session.run_into(method, in, std::cref(place_tensors), options.get());
+  }
+  options.report();
+  nb::list values;
+  for (const Value& value : out) values.append(from_value(value));
+  return values;
+}
+
+// A torch tensor on the memory that the value owns; numbers as themselves.
+nb::object to_torch(const Value& value) {
+  if (value.kind != Value::Kind::tensor) return from_value(value);
+  const TensorView& t = value.tensor;
+  std::vector<std::size_t> sizes;
+  for (const std::int64_t size : t.shape.sizes()) sizes.push_back(static_cast<std::size_t>(size));
+  const nb::capsule owner(new std::shared_ptr<void>(value.owner),
+                          [](void* kept) noexcept { delete static_cast<std::shared_ptr<void>*>(kept); });
+  return nb::cast(nb::ndarray<nb::pytorch>(t.data, sizes.size(), sizes.data(), owner, nullptr,
+                                           kDlpackDTypes[static_cast<std::size_t>(t.dtype)]));
+}
+
+// A run that was submitted. The inputs' memory and the token are kept until it ends, for which the destructor waits.
+class SubmittedRun {
+ public:
+  SubmittedRun(Session& session, const std::string& method, const nb::list& inputs, double timeout,
+               const CancelToken* cancel, nb::object keep)
+      : options_(timeout, cancel, nb::none(), {}, nb::none()),
+        keep_(std::move(keep)),
+        run_(session.submit(method, to_values(inputs), options_.get()).share()) {}
+  ~SubmittedRun() {
+    const nb::gil_scoped_release release;
+    run_.wait();
+  }
+  SubmittedRun(const SubmittedRun&) = delete;
+  SubmittedRun& operator=(const SubmittedRun&) = delete;
+
+  // Seconds; below 0: until it is done.
+  bool wait(double seconds) const {
+    const nb::gil_scoped_release release;
+    if (seconds >= 0) return run_.wait_for(std::chrono::duration<double>(seconds)) == std::future_status::ready;
+    run_.wait();
+    return true;
+  }
+  nb::list results() const {
+    nb::list out;
+    for (const Value& value : run_.get()) out.append(to_torch(value));
+    return out;
+  }
+
+ private:
+  CallOptions options_;
+  nb::object keep_;
+  std::shared_future<std::vector<Value>> run_;
+};
+
+nb::dict plan(Session& session, const std::string& method, const nb::list& inputs) {
+  const PlanInfo info = session.plan(method, to_values(inputs));
+  nb::list allocations;
+  for (const AllocationInfo& a : info.allocations) {
+    nb::dict d;
+    d["memory"] = nb::str(a.memory.data(), a.memory.size());
+    d["index"] = a.index;
+    d["bytes"] = a.bytes;
+    d["entries"] = a.entries;
+    d["address"] = reinterpret_cast<std::uintptr_t>(a.base);  // NOLINT
+    allocations.append(d);
+  }
+  nb::dict d;
+  d["arena_bytes"] = info.arena_bytes;
+  d["metadata_bytes"] = info.metadata_bytes;
+  d["launches"] = info.launches;
+  d["allocations"] = allocations;
+  return d;
+}
+
+}  // namespace
+
+void bind_memory(nb::module_& m) {
+  nb::class_<Arena>(m, "Arena").def(nb::init<>()).def_prop_ro("bytes", &Arena::bytes);
+  nb::class_<States>(m, "States").def(nb::init<>());
+}
+
+void bind_session_calls(nb::module_& m, nb::class_<Session>& session) {
+  nb::class_<SubmittedRun>(m, "SubmittedRun")
+      .def("wait", &SubmittedRun::wait, nb::arg("seconds"))
+      .def("results", &SubmittedRun::results);
+  session
+      .def("run", &run, nb::arg("method"), nb::arg("inputs"), nb::arg("place"), nb::arg("timeout") = 0.0,
+           nb::arg("cancel").none() = nb::none(), nb::arg("arena").none() = nb::none(),
+           nb::arg("kv_rows") = std::vector<std::int64_t>(), nb::arg("profile").none() = nb::none())
+      .def(
+          "submit",
+          [](Session& s, const std::string& method, const nb::list& inputs, double timeout, const CancelToken* cancel,
+             nb::object keep) {
+            return std::make_unique<SubmittedRun>(s, method, inputs, timeout, cancel, std::move(keep));
+          },
+          nb::arg("method"), nb::arg("inputs"), nb::arg("timeout"), nb::arg("cancel").none(), nb::arg("keep"),
+          nb::keep_alive<0, 1>())
+      .def("plan", &plan, nb::arg("method"), nb::arg("inputs"))
+      .def("freeze_input", &Session::freeze_input, nb::arg("method"), nb::arg("input"));
+}
+
+}  // namespace graft
