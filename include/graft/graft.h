@@ -314,6 +314,16 @@ struct NodeTiming {
   std::int64_t end_ns = 0;
 };
 
+// What a run looks for in the floating-point tensors of each launch.
+enum class Check : std::uint8_t { none, nan, finite };  // nan: NaN; finite: NaN and infinities
+
+// A launch that has ended. Of nodes that were fused, the last gives the name.
+struct ObservedLaunch {
+  std::string_view node;  // name of the PyTorch node
+  std::string kernel;
+  std::span<const TensorView> outputs;  // contiguous copies, valid during the call
+};
+
 struct RunOptions {
   // When given: filled with one entry per launch. The run takes an instrumented loop; without it the clock is not read.
   std::vector<NodeTiming>* profile = nullptr;
@@ -322,6 +332,13 @@ struct RunOptions {
   // Among runs that wait for CPUs, which happens while as many runs of several threads compute as there are CPUs, the
   // highest is next; equal ones in the order of their calls.
   int priority = 0;
+  // Stops the run at the first launch that makes what is looked for out of inputs that have none of it: ExecutionError
+  // names node, element and the inputs' ranges, and states are as before. Reads every tensor twice: for finding faults.
+  // A mask of -inf that the program makes is found by `finite`. Throws Unsupported, as `observe` does, where other
+  // kernels than graft's run: on devices, and for nodes that only ggml computes.
+  Check check = Check::none;
+  // Called after each launch, in order, on any thread, one at a time. What it throws ends the run with ExecutionError.
+  std::function<void(const ObservedLaunch&)> observe;
   // Memory that the caller lends for the intermediate tensors of this run: at least PlanInfo::arena_bytes, aligned to
   // 64 bytes. Empty: the session's arena.
   std::span<std::byte> arena;

@@ -197,7 +197,7 @@ def test_inspect_plans_fixed_sizes_by_itself(tmp_path: Path) -> None:
 def test_devices_version_help() -> None:
     assert "cpu" in good("devices")
     assert good("--version").startswith("graft ")
-    for command in ("run", "inspect", "devices"):
+    for command in ("run", "compare", "inspect", "devices"):
         assert "Example" in good(command, "--help") and command in good("--help")
 
 
@@ -231,6 +231,54 @@ def test_mistakes_are_named(folder: Path, tmp_path: Path) -> None:
     assert "deadline" in bad(*args, "--timeout", "1e-9")
     assert "sizes with commas" in bad("inspect", model, "--shape", "x=7x8")
     assert "17" in bad("inspect", model, "--shape", "x=17,8", "--shape", "n=3")
+
+
+class Logs(torch.nn.Module):
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = torch.nn.Parameter(torch.full((4, 4), factor))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.softmax((x @ self.factor).log(), -1).cumsum(-1)
+
+
+def test_the_node_that_makes_nan_is_named(tmp_path: Path) -> None:
+    graft.export(Logs(1.0), (torch.ones(2, 4),), path=tmp_path / "m.pte")
+    np.save(tmp_path / "x.npy", np.full((2, 4), -1, np.float32))
+    args = ["run", tmp_path / "m.pte", "--input", f"x={tmp_path / 'x.npy'}"]
+    good(*args)
+    for check in ("--check-finite", "--check-finite=nan"):
+        message = bad(*args, check)
+        assert "log" in message and "element [0, 0]" in message and "-4 .. -4" in message, message
+    np.save(tmp_path / "x.npy", np.zeros((2, 4), np.float32))
+    assert "is -inf" in bad(*args, "--check-finite")
+    bad(*args, "--check-finite=zero", code=2)
+
+
+def test_tensors_of_nodes_are_written(tmp_path: Path) -> None:
+    graft.export(Logs(1.0), (torch.ones(2, 4),), path=tmp_path / "m.pte")
+    x = torch.rand(2, 4) + 1
+    np.save(tmp_path / "x.npy", x.numpy())
+    args = ["run", tmp_path / "m.pte", "--input", f"x={tmp_path / 'x.npy'}"]
+    good(*args, "--dump", "all", tmp_path / "all")
+    written = {path.stem: np.load(path) for path in (tmp_path / "all").glob("*.npy")}
+    np.testing.assert_allclose(written["aten_cumsum_default"], Logs(1.0)(x).detach().numpy(), rtol=1e-5)
+    good(*args, "--dump", "aten_cumsum_default", tmp_path / "one")
+    assert [path.name for path in (tmp_path / "one").iterdir()] == ["aten_cumsum_default.npy"]
+    assert "no launch has the name of node 'relu'" in bad(*args, "--dump", "relu", tmp_path / "none")
+
+
+def test_compare_finds_the_first_node_that_differs(tmp_path: Path) -> None:
+    for name, factor in (("a", 1.0), ("same", 1.0), ("b", 1.5)):
+        graft.export(Logs(factor), (torch.ones(2, 4),), path=tmp_path / f"{name}.pte")
+    x = torch.rand(2, 4) + 1
+    np.save(tmp_path / "x.npy", x.numpy())
+    args = ["--input", f"x={tmp_path / 'x.npy'}"]
+    assert "none differs" in good("compare", tmp_path / "a.pte", tmp_path / "same.pte", *args)
+    found = call("compare", tmp_path / "a.pte", tmp_path / "b.pte", *args)
+    # softmax(log(1.5 y)) = softmax(log(y)): what follows the first node is equal.
+    assert found.returncode == 1 and "first difference above 0.0001: node aten_matmul_default" in found.stdout, found.stdout
+    assert "none differs" in good("compare", tmp_path / "a.pte", tmp_path / "b.pte", *args, "--tolerance", 0.6)
 
 
 def npy(header: bytes, data: bytes = b"", version: int = 1, length: int | None = None) -> bytes:

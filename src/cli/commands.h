@@ -27,8 +27,20 @@ struct RunArgs {
   std::string trace;                 // a file
   std::vector<std::string> buckets;  // NAME=SIZES
   std::optional<double> timeout_s;   // of each call
+  std::string check;                 // "nan", "finite" or nothing
+  std::vector<std::string> dump;     // a node or "all", and a folder
 };
 void run(const RunArgs& args);
+
+struct CompareArgs {
+  ProgramArgs program;
+  std::string other;  // a package
+  std::vector<std::string> inputs;
+  std::string inputs_npz;
+  double tolerance = 1e-4;  // of a tensor's largest value
+};
+// Runs both programs on the same inputs and compares what nodes of the same name computed; false when one differs.
+bool compare(const CompareArgs& args);
 
 struct InspectArgs {
   ProgramArgs program;

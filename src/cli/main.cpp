@@ -34,12 +34,19 @@ constexpr const char* kRunNotes = R"(Examples:
   graft run model.pte --input input_ids=ids.npy --input 1=mask.npy --outputs out.npz
   graft run model.pte --inputs in.npz --output-dir out --repeat 20 --profile
   graft run model.pte --input x=x.npy --input steps=7 --threads 4 --timeout 2.5
+  graft run model.pte --inputs in.npz --check-finite --dump all tensors
 
 NumPy and graft types: float16/32/64, int8/16/32/64, uint8 and bool are the same on both sides. NumPy has no
 bfloat16: bf16 tensors are read from and written as uint16 arrays of their bits. Nothing else is converted.
 Arrays in Fortran order or big-endian are read correctly.
 Outputs are those of the first call. --repeat, --profile and --trace call again with the same inputs; a program with
 state (a cache) moves on with each call.)";
+
+constexpr const char* kCompareNotes = R"(Example:
+  graft compare model.pte model-q8_0.pte --inputs in.npz --tolerance 0.02
+
+Compares the outputs of launches whose nodes have the same name and size in both programs; of nodes that were fused the
+last has the name. Exit code 1 when one differs by more than the tolerance.)";
 
 constexpr const char* kInspectNotes = R"(Examples:
   graft inspect model.pte
@@ -112,9 +119,37 @@ int dispatch(int argc, char** argv) {
   run_command
       ->add_option("--trace", run_args.trace, "call once more, timed by node; write a trace for Perfetto or Chrome")
       ->type_name("FILE.json");
+  run_command
+      ->add_flag("--check-finite{finite}", run_args.check,
+                 "stop at the first node that makes NaN or infinity of finite inputs; =nan: NaN only")
+      ->check(CLI::IsMember(std::vector<std::string>{"finite", "nan"}).description(""));
+  run_command->add_option("--dump", run_args.dump, "write what a node, or all nodes, computed as .npy files")
+      ->expected(2)
+      ->type_name("NODE|all FOLDER");
   run_command->add_option("--timeout", run_args.timeout_s, "seconds that each call may take")
       ->check(CLI::Validator(CLI::PositiveNumber).description("above 0"))
       ->type_name("S");
+
+  CompareArgs compare_args;
+  CLI::App* compare_command =
+      app.add_subcommand("compare", "Find the first node at which two packages compute something else.");
+  compare_command->footer(kCompareNotes);
+  add_program_options(*compare_command, compare_args.program);
+  compare_command->add_option("OTHER", compare_args.other, "the other program: a .pte file")->required()->type_name("");
+  compare_command
+      ->add_option("--input", compare_args.inputs,
+                   "NAME_OR_INDEX=FILE.npy, for a number NAME_OR_INDEX=7; repeat for more")
+      ->type_name("NAME=FILE")
+      ->allow_extra_args(false);
+  compare_command
+      ->add_option("--inputs", compare_args.inputs_npz,
+                   "a .npz file with inputs by name, by index, or arr_0, arr_1 ...")
+      ->type_name("FILE.npz");
+  compare_command
+      ->add_option("--tolerance", compare_args.tolerance, "largest difference, as a part of a tensor's largest value")
+      ->check(CLI::Validator(CLI::NonNegativeNumber).description(""))
+      ->capture_default_str()
+      ->type_name("X");
 
   InspectArgs inspect_args;
   CLI::App* inspect_command = app.add_subcommand("inspect", "Show methods, inputs, operators, weights and plans.");
@@ -170,6 +205,7 @@ int dispatch(int argc, char** argv) {
     return wrong_use(error.what(), chosen.empty() ? "graft" : "graft " + chosen[0]->get_name());
   }
   if (run_command->parsed()) run(run_args);
+  if (compare_command->parsed() && !compare(compare_args)) code = kFailed;
   if (inspect_command->parsed()) inspect(inspect_args);
   if (devices_command->parsed()) list_devices();
   if (tokenize_command->parsed()) tokenize(tokenize_args);

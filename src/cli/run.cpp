@@ -6,6 +6,8 @@
 #include <iostream>
 #include <map>
 #include <memory>
+#include <optional>
+#include <set>
 #include <utility>
 
 #include "base/clock.h"
@@ -30,6 +32,51 @@ RunOptions call_options(const RunArgs& args) {
   }
   return options;
 }
+
+// Writes the outputs of nodes as FOLDER/NODE.npy; those of a node that runs several launches, or whose launch has
+// several outputs, as NODE.1.npy and so on too.
+class Dump {
+ public:
+  explicit Dump(const RunArgs& args) : node_(args.dump[0]), folder_(args.dump[1]) {
+    std::error_code error;
+    std::filesystem::create_directories(folder_, error);
+    if (error) fail<SystemError>("cannot make the folder '", folder_.string(), "': ", error.message());
+  }
+
+  void add(const ObservedLaunch& launch) {
+    const std::string node(launch.node);
+    nodes_.insert(node);
+    if (node_ != "all" && node_ != node) return;
+    for (const TensorView& output : launch.outputs) {
+      const std::size_t copy = copies_[node]++;
+      write_npy((folder_ / (file_name(node) + (copy == 0 ? "" : str(".", copy)) + ".npy")).string(), output);
+      ++written_;
+    }
+  }
+
+  void report() const {
+    if (written_ > 0) {
+      std::cout << "\n"
+                << written_ << (written_ == 1 ? " tensor" : " tensors") << " written to " << folder_.string() << "\n";
+      return;
+    }
+    std::string names;
+    for (const std::string& name : nodes_) names += (names.empty() ? "" : ", ") + name;
+    fail<NotFound>("no launch has the name of node '", node_, "'; it may be part of a fused one. There are: ", names);
+  }
+
+ private:
+  static std::string file_name(std::string node) {
+    std::ranges::replace(node, '/', '_');
+    return node;
+  }
+
+  std::string node_;
+  std::filesystem::path folder_;
+  std::set<std::string> nodes_;
+  std::map<std::string, std::size_t> copies_;
+  std::size_t written_ = 0;
+};
 
 void print_outputs(const MethodInfo& method, const std::vector<std::string>& names, const std::vector<Value>& outputs) {
   Table table({{"output"}, {"type"}, {"value"}});
@@ -183,12 +230,20 @@ void run(const RunArgs& args) {
   Session session(program, session_options);
 
   const Clock::time_point first_start = Clock::now();
-  std::vector<Value> outputs = session.run(method.name, inputs, call_options(args));
+  RunOptions first_options = call_options(args);
+  if (!args.check.empty()) first_options.check = args.check == "nan" ? Check::nan : Check::finite;
+  std::optional<Dump> dump;
+  if (!args.dump.empty()) {
+    dump.emplace(args);
+    first_options.observe = [&](const ObservedLaunch& launch) { dump->add(launch); };
+  }
+  std::vector<Value> outputs = session.run(method.name, inputs, first_options);
   const double first_ms = ms_since(first_start);
   const std::vector<std::string> names = output_names(method);
   print_outputs(method, names, outputs);
   // Before the repeated calls, which reuse the memory: a program with states returns something else each time.
   write_outputs(args, names, outputs);
+  if (dump) dump->report();
 
   if (args.repeat > 0) {
     std::vector<double> times;

@@ -2,11 +2,11 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cmath>
 #include <cstdio>
-#include <cstring>
 #include <limits>
+
+#include "base/number_at.h"
 
 namespace graft::cli {
 namespace {
@@ -25,51 +25,11 @@ std::string number(double value) {
   return buffer;
 }
 
-double from_half(std::uint16_t bits) {
-  const int exponent = (bits >> 10) & 0x1f;
-  const int fraction = bits & 0x3ff;
-  double magnitude = 0;
-  if (exponent == 0x1f) {
-    magnitude = fraction ? std::numeric_limits<double>::quiet_NaN() : std::numeric_limits<double>::infinity();
-  } else if (exponent == 0) {
-    magnitude = std::ldexp(fraction, -24);
-  } else {
-    magnitude = std::ldexp(0x400 + fraction, exponent - 25);
-  }
-  return bits & 0x8000 ? -magnitude : magnitude;
-}
-
-template <typename T>
-T load(const std::byte* at) {
-  T value;
-  std::memcpy(&value, at, sizeof value);
-  return value;
-}
-
 std::string element(const std::byte* at, DType dtype) {
-  switch (dtype) {
-    case DType::f32:
-      return number(static_cast<double>(load<float>(at)));
-    case DType::f64:
-      return number(load<double>(at));
-    case DType::f16:
-      return number(from_half(load<std::uint16_t>(at)));
-    case DType::bf16:
-      return number(static_cast<double>(std::bit_cast<float>(std::uint32_t{load<std::uint16_t>(at)} << 16)));
-    case DType::i8:
-      return std::to_string(load<std::int8_t>(at));
-    case DType::u8:
-      return std::to_string(load<std::uint8_t>(at));
-    case DType::i16:
-      return std::to_string(load<std::int16_t>(at));
-    case DType::i32:
-      return std::to_string(load<std::int32_t>(at));
-    case DType::i64:
-      return std::to_string(load<std::int64_t>(at));
-    case DType::b8:
-      return load<std::uint8_t>(at) ? "true" : "false";
-  }
-  return "?";
+  if (dtype == DType::b8) return load_as<std::uint8_t>(at) ? "true" : "false";
+  if (dtype == DType::i64) return std::to_string(load_as<std::int64_t>(at));
+  const double value = number_at(at, dtype);
+  return is_float(dtype) ? number(value) : fixed(value, 0);
 }
 
 }  // namespace

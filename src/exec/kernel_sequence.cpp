@@ -50,7 +50,7 @@ void KernelSequence::add(const Plan& plan, const Launch& launch) {
   }
 }
 
-void KernelSequence::run_task(const BoundLaunch& launch, int phase, int task, int tasks) noexcept {
+KernelContext KernelSequence::context_of(const BoundLaunch& launch, int phase, int task, int tasks) {
   KernelContext context;
   context.task = task;
   context.tasks = tasks;
@@ -66,6 +66,28 @@ void KernelSequence::run_task(const BoundLaunch& launch, int phase, int task, in
   context.kv_rows = control_.kv_rows;
   context.node = launch.node;
   context.steal_ranges = tasks > 1 && launch.launch->kernel->steals_work ? steal_ranges_.data() : nullptr;
+  return context;
+}
+
+void KernelSequence::observe(const BoundLaunch& launch, Observe seen) noexcept {
+  if (control_.observer == nullptr || control_.error.failed()) return;
+  const KernelContext context = context_of(launch, 0, 0, 1);
+  try {
+    (control_.observer->*seen)(*launch.launch, context);
+  } catch (const std::exception& error) {
+    context.fail(error.what());
+  } catch (...) {
+    context.fail("the observer threw something that is no std::exception");
+  }
+}
+
+bool KernelSequence::end_launch(const BoundLaunch& launch) noexcept {
+  observe(launch, &LaunchObserver::after);
+  return progress_->after_launch();
+}
+
+void KernelSequence::run_task(const BoundLaunch& launch, int phase, int task, int tasks) noexcept {
+  const KernelContext context = context_of(launch, phase, task, tasks);
   try {
     launch.launch->kernel->run(context);
   } catch (const std::exception& error) {
@@ -101,18 +123,19 @@ int KernelSequence::next() noexcept {
   if (running_) {
     if (++phase_ < launches_[current_].phases) return begin_phase(launches_[current_]);
     running_ = false;
-    ++current_;
-    if (!progress_->after_launch()) return 0;
+    const BoundLaunch& ended = launches_[current_++];
+    if (!end_launch(ended)) return 0;
   }
   for (; current_ < launches_.size(); ++current_) {
     const BoundLaunch& launch = launches_[current_];
+    observe(launch, &LaunchObserver::before);
     if (launch.tasks_per_thread > 0) {
       phase_ = 0;
       running_ = true;
       return begin_phase(launch);
     }
     for (int phase = 0; phase < launch.phases; ++phase) run_task(launch, phase, 0, 1);
-    if (!progress_->after_launch()) return 0;
+    if (!end_launch(launch)) return 0;
   }
   return 0;
 }

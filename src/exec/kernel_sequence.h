@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "exec/launch_observer.h"
 #include "exec/refresh_table.h"
 #include "exec/run_control.h"
 #include "exec/thread_pool.h"
@@ -43,7 +44,11 @@ class KernelSequence final : private PoolWork {
     int phases = 1;
   };
   void add(const Plan& plan, const Launch& launch);
+  KernelContext context_of(const BoundLaunch& launch, int phase, int task, int tasks);
   void run_task(const BoundLaunch& launch, int phase, int task, int tasks) noexcept;
+  using Observe = void (LaunchObserver::*)(const Launch&, const KernelContext&);
+  void observe(const BoundLaunch& launch, Observe seen) noexcept;
+  bool end_launch(const BoundLaunch& launch) noexcept;
   int begin_phase(const BoundLaunch& launch) noexcept;
   int next() noexcept override;
   void task(int task, int tasks) noexcept override;

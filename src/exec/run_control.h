@@ -11,6 +11,7 @@
 
 namespace graft {
 
+class LaunchObserver;
 struct Plan;
 
 // What can stop a run between two launches, and the error that it found.
@@ -21,6 +22,7 @@ struct RunControl {
   Clock::time_point deadline;
   bool timed_out = false;
   int priority = 0;  // among runs that wait for CPUs: the highest is next
+  LaunchObserver* observer = nullptr;
   RandomKey random;
   std::span<const std::int64_t> kv_rows;
 

@@ -7,12 +7,21 @@
 
 #include "base/check.h"
 #include "session/call_values.h"
+#include "session/run_observer.h"
 
 namespace graft {
 namespace {
 
 // Addresses of a run's outputs are collected on the stack: the steady state allocates nothing.
 constexpr std::size_t kMaxOutputs = 1024;
+
+// Only graft's kernels on the CPU show their tensors.
+void check_observable(const Plan& plan) {
+  GRAFT_CHECK(Unsupported, plan.stages.empty(), "runs on a device cannot be checked or observed");
+  for (const Launch& launch : plan.launches)
+    GRAFT_CHECK(Unsupported, launch.kernel != nullptr, "node ", plan.node_names[launch.node], " runs as ",
+                kernel_name(launch), "; only launches of graft's own kernels can be checked or observed");
+}
 
 }  // namespace
 
@@ -135,6 +144,12 @@ void PlanRunner::compute(const PreparedCall& call, const RunOptions& options, Pa
   ++(call.entry->counts_as_miss ? counters_.plan_misses : counters_.plan_hits);
   call.entry->counts_as_miss = false;
   Executor& executor = *call.entry->executor;
+  std::optional<RunObserver> observer;
+  if (RunObserver::wanted(options)) {
+    check_observable(call.plan());
+    observer.emplace(options);
+  }
+  control_.observer = observer ? &*observer : nullptr;
   const bool finished = options.profile ? profile(call, *options.profile) : executor.run();
   counters_.kernels_launched += executor.launches_finished();
   if (part == Part::whole) ++counters_.runs;

@@ -1,0 +1,119 @@
+#include <algorithm>
+#include <cmath>
+#include <iostream>
+#include <map>
+#include <optional>
+#include <utility>
+
+#include "base/number_at.h"
+#include "cli/commands.h"
+#include "cli/inputs.h"
+#include "cli/text.h"
+
+namespace graft::cli {
+namespace {
+
+// A node's n-th launch.
+using Key = std::pair<std::string, std::size_t>;
+
+struct Computed {
+  DType dtype = DType::f32;
+  Shape shape;
+  std::vector<std::byte> bytes;
+};
+
+Computed copy_of(const TensorView& tensor) {
+  const auto* data = static_cast<const std::byte*>(tensor.data);
+  return {tensor.dtype, tensor.shape, {data, data + TensorDesc(tensor.dtype, tensor.shape).byte_count()}};
+}
+
+double number(const Computed& of, std::int64_t i) {
+  return number_at(of.bytes.data() + static_cast<std::size_t>(i) * byte_size(of.dtype), of.dtype);
+}
+
+// What the launches of each node computed; `visit` gets them in order.
+template <typename Visit>
+void run_observed(const CompareArgs& args, const std::string& file, Visit visit) {
+  LoadArgs load = args.program;
+  load.file = file;
+  const std::shared_ptr<const Program> program = Program::load(file, load_options_of(load));
+  const MethodInfo& method = pick_method(*program, args.program.method);
+  SessionOptions session_options;
+  session_options.threads = load.threads;
+  Session session(program, session_options);
+  std::map<std::string, std::size_t> launches;
+  RunOptions options;
+  options.observe = [&](const ObservedLaunch& launch) {
+    const std::string node(launch.node);
+    for (const TensorView& output : launch.outputs) visit(Key(node, launches[node]++), output);
+  };
+  session.run(method.name, read_inputs(method, args.inputs, args.inputs_npz), options);
+}
+
+// Of two tensors of one shape.
+struct Difference {
+  double largest = 0;  // relative to the largest magnitude of the first
+  std::int64_t at = 0;
+  double first = 0, second = 0;
+};
+
+Difference difference(const Computed& a, const Computed& b) {
+  const std::int64_t count = a.shape.numel();
+  double scale = 0;
+  for (std::int64_t i = 0; i < count; ++i)
+    if (const double value = std::fabs(number(a, i)); std::isfinite(value)) scale = std::max(scale, value);
+  Difference out;
+  for (std::int64_t i = 0; i < count; ++i) {
+    const double x = number(a, i), y = number(b, i);
+    if (x == y || (std::isnan(x) && std::isnan(y))) continue;
+    const double d = std::isfinite(x) && std::isfinite(y) ? std::fabs(x - y) / (scale > 0 ? scale : 1) : INFINITY;
+    if (d > out.largest) out = {d, i, x, y};
+  }
+  return out;
+}
+
+std::string index_text(std::int64_t element, const Shape& shape) {
+  std::string out;
+  for (int d = shape.rank(); d-- > 0; element /= shape[d])
+    out = std::to_string(element % shape[d]) + (out.empty() ? "" : ", ") + out;
+  return "[" + out + "]";
+}
+
+}  // namespace
+
+bool compare(const CompareArgs& args) {
+  std::map<Key, Computed> first;
+  run_observed(args, args.program.file, [&](const Key& key, const TensorView& t) { first.emplace(key, copy_of(t)); });
+  std::size_t compared = 0, unmatched = 0;
+  std::optional<std::pair<Key, Difference>> found, largest;
+  std::optional<Computed> where;
+  run_observed(args, args.other, [&](const Key& key, const TensorView& tensor) {
+    const auto other = first.find(key);
+    if (other == first.end() || other->second.shape != tensor.shape) {
+      ++unmatched;
+      return;
+    }
+    ++compared;
+    const Difference d = difference(other->second, copy_of(tensor));
+    if (!largest || d.largest > largest->second.largest) largest = {key, d};
+    if (found || d.largest <= args.tolerance) return;
+    found = {key, d};
+    where = Computed{tensor.dtype, tensor.shape, {}};
+  });
+  if (compared == 0)
+    fail<InvalidArgument>("the two programs have no launch of the same node and size: nothing was compared");
+  std::cout << compared << " tensors of the same node and size compared, " << unmatched
+            << " in the second program only\n";
+  if (!found) {
+    std::cout << "none differs by more than " << args.tolerance << " of its largest value; the largest difference is "
+              << largest->second.largest << ", of node " << printable(largest->first.first) << "\n";
+    return true;
+  }
+  const Difference& d = found->second;
+  std::cout << "first difference above " << args.tolerance << ": node " << printable(found->first.first) << ", "
+            << TensorDesc(where->dtype, where->shape).str() << ", element " << index_text(d.at, where->shape) << ": "
+            << d.first << " and " << d.second << ", " << d.largest << " of its largest value\n";
+  return false;
+}
+
+}  // namespace graft::cli

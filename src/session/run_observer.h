@@ -1,0 +1,31 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "exec/launch_observer.h"
+#include "graft/graft.h"
+
+namespace graft {
+
+// What RunOptions::check and RunOptions::observe ask for.
+class RunObserver final : public LaunchObserver {
+ public:
+  // `options` outlive it.
+  explicit RunObserver(const RunOptions& options) : options_(options) {}
+
+  static bool wanted(const RunOptions& options) { return options.check != Check::none || options.observe; }
+
+  void before(const Launch& launch, const KernelContext& context) override;
+  void after(const Launch& launch, const KernelContext& context) override;
+
+ private:
+  bool is_fault(double value) const;
+  void check_outputs(const KernelContext& context) const;
+
+  const RunOptions& options_;
+  bool clean_ = false;               // no input of the launch has what the check looks for
+  std::vector<std::string> inputs_;  // of the launch: type, sizes and range, for the message
+};
+
+}  // namespace graft
