@@ -7,7 +7,9 @@
 #include <nanobind/stl/vector.h>
 
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <functional>
 #include <future>
 #include <memory>
@@ -28,12 +30,19 @@ namespace {
 // RunOptions and what they point to.
 class CallOptions {
  public:
-  // `arena`: (address, bytes), or None. `profile`: a list that gets the timings, or None.
-  CallOptions(double timeout, const CancelToken* cancel, const nb::object& arena, std::vector<std::int64_t> kv_rows,
-              nb::object profile)
-      : kv_rows_(std::move(kv_rows)), profile_(std::move(profile)) {
+  // `arena`: (address, bytes), or None. `profile`: a list that gets the timings, or None. `check`: "", "nan" or
+  // "finite". `observe`: called with node, kernel and outputs of each launch, or None.
+  CallOptions(double timeout, const CancelToken* cancel, int priority, const nb::object& arena = nb::none(),
+              std::vector<std::int64_t> kv_rows = {}, nb::object profile = nb::none(), const std::string& check = "",
+              nb::object observe = nb::none())
+      : kv_rows_(std::move(kv_rows)), profile_(std::move(profile)), observe_(std::move(observe)) {
     using Clock = std::chrono::steady_clock;
     options_.cancel = cancel;
+    options_.priority = priority;
+    GRAFT_CHECK(InvalidArgument, check.empty() || check == "nan" || check == "finite",
+                "check must be 'nan' or 'finite', got '", check, "'");
+    options_.check = check.empty() ? Check::none : check == "nan" ? Check::nan : Check::finite;
+    if (!observe_.is_none()) options_.observe = [this](const ObservedLaunch& launch) { show(launch); };
     if (timeout > 0)
       options_.deadline =
           Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(timeout));
@@ -58,17 +67,21 @@ class CallOptions {
 
  private:
   std::vector<std::int64_t> kv_rows_;
+  void show(const ObservedLaunch& launch) const;
+
   nb::object profile_;
+  nb::object observe_;
   std::vector<NodeTiming> timings_;
   RunOptions options_;
 };
 
 // `place(i, dtype, sizes)` gives the address of memory for output i, a tensor, once its sizes are known.
 nb::list run(Session& session, const std::string& method, const nb::list& inputs, const nb::object& place,
-             double timeout, const CancelToken* cancel, const nb::object& arena, std::vector<std::int64_t> kv_rows,
-             nb::object profile) {
+             double timeout, const CancelToken* cancel, int priority, const nb::object& arena,
+             std::vector<std::int64_t> kv_rows, nb::object profile, const std::string& check, nb::object observe) {
   const std::vector<Value> in = to_values(inputs);
-  const CallOptions options(timeout, cancel, arena, std::move(kv_rows), std::move(profile));
+  const CallOptions options(timeout, cancel, priority, arena, std::move(kv_rows), std::move(profile), check,
+                            std::move(observe));
   const auto place_tensors = [&](std::span<Value> outputs) {
     const nb::gil_scoped_acquire acquire;
     for (std::size_t i = 0; i < outputs.size(); ++i) {
@@ -101,12 +114,32 @@ nb::object to_torch(const Value& value) {
                                            kDlpackDTypes[static_cast<std::size_t>(t.dtype)]));
 }
 
+// A Python exception becomes the run's error: its text and class.
+void CallOptions::show(const ObservedLaunch& launch) const {
+  const nb::gil_scoped_acquire acquire;
+  nb::list outputs;
+  for (const TensorView& tensor : launch.outputs) {
+    auto copy = std::make_shared<std::vector<std::byte>>(TensorDesc(tensor.dtype, tensor.shape).byte_count());
+    std::memcpy(copy->data(), tensor.data, copy->size());
+    Value value = Value::of(tensor);
+    value.tensor.data = copy->data();
+    value.owner = std::move(copy);
+    outputs.append(to_torch(value));
+  }
+  try {
+    observe_(nb::str(launch.node.data(), launch.node.size()), launch.kernel, outputs);
+  } catch (const nb::python_error& error) {
+    throw ExecutionError(str("observe raised ", nb::cast<std::string>(error.type().attr("__name__")), ": ",
+                             nb::str(error.value()).c_str()));
+  }
+}
+
 // A run that was submitted. The inputs' memory and the token are kept until it ends, for which the destructor waits.
 class SubmittedRun {
  public:
   SubmittedRun(Session& session, const std::string& method, const nb::list& inputs, double timeout,
-               const CancelToken* cancel, nb::object keep)
-      : options_(timeout, cancel, nb::none(), {}, nb::none()),
+               const CancelToken* cancel, int priority, nb::object keep)
+      : options_(timeout, cancel, priority),
         keep_(std::move(keep)),
         run_(session.submit(method, to_values(inputs), options_.get()).share()) {}
   ~SubmittedRun() {
@@ -168,16 +201,17 @@ void bind_session_calls(nb::module_& m, nb::class_<Session>& session) {
       .def("results", &SubmittedRun::results);
   session
       .def("run", &run, nb::arg("method"), nb::arg("inputs"), nb::arg("place"), nb::arg("timeout") = 0.0,
-           nb::arg("cancel").none() = nb::none(), nb::arg("arena").none() = nb::none(),
-           nb::arg("kv_rows") = std::vector<std::int64_t>(), nb::arg("profile").none() = nb::none())
+           nb::arg("cancel").none() = nb::none(), nb::arg("priority") = 0, nb::arg("arena").none() = nb::none(),
+           nb::arg("kv_rows") = std::vector<std::int64_t>(), nb::arg("profile").none() = nb::none(),
+           nb::arg("check") = "", nb::arg("observe").none() = nb::none())
       .def(
           "submit",
           [](Session& s, const std::string& method, const nb::list& inputs, double timeout, const CancelToken* cancel,
-             nb::object keep) {
-            return std::make_unique<SubmittedRun>(s, method, inputs, timeout, cancel, std::move(keep));
+             int priority, nb::object keep) {
+            return std::make_unique<SubmittedRun>(s, method, inputs, timeout, cancel, priority, std::move(keep));
           },
-          nb::arg("method"), nb::arg("inputs"), nb::arg("timeout"), nb::arg("cancel").none(), nb::arg("keep"),
-          nb::keep_alive<0, 1>())
+          nb::arg("method"), nb::arg("inputs"), nb::arg("timeout"), nb::arg("cancel").none(), nb::arg("priority"),
+          nb::arg("keep"), nb::keep_alive<0, 1>())
       .def("plan", &plan, nb::arg("method"), nb::arg("inputs"))
       .def("freeze_input", &Session::freeze_input, nb::arg("method"), nb::arg("input"));
 }

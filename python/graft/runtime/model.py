@@ -146,6 +146,9 @@ class Method:
         arena: torch.Tensor | None = None,
         kv_rows: Sequence[int] | None = None,
         profile: list[Timing] | None = None,
+        priority: int = 0,
+        check: str | None = None,
+        observe: Callable[[str, str, list[torch.Tensor]], None] | None = None,
         **kwargs: Any,
     ) -> Any:
         """Runs the method.
@@ -154,9 +157,13 @@ class Method:
         with `graft.Cancelled`. `cancel`: a token whose `cancel()` stops the run from another thread. `arena`: memory
         lent for the intermediate tensors of this run, uint8 [n] on the CPU with at least `plan(...)["arena_bytes"]`
         bytes, aligned to 64. `kv_rows`: row b of the batch uses row kv_rows[b] of the cache. `profile`: gets a `Timing`
-        for each kernel, in order; a run without one does not read the clock.
+        for each kernel, in order; a run without one does not read the clock. `priority`: among runs that wait for CPUs
+        the highest is next. `check="nan"` or `"finite"` raises `graft.ExecutionError`, which names the node, when a
+        kernel makes NaN (or infinity) of inputs without it. `observe(node, kernel, outputs)`: called after each kernel
+        with copies of what it computed; of nodes that were fused the last gives the name.
         """
-        plain = not kwargs and out is timeout is cancel is arena is kv_rows is profile is None
+        plain = not kwargs and not priority and out is timeout is cancel is arena is kv_rows is profile is None
+        plain = plain and check is observe is None
         if self._direct and len(args) == self._leaves and plain:
             results = self._direct(args)
             if results is not None:
@@ -176,7 +183,10 @@ class Method:
 
         timings: list[Any] | None = None if profile is None else []
         lent = None if arena is None else self._lent(arena)
-        values = self._session.run(self.name, inputs, place, timeout or 0.0, cancel, lent, list(kv_rows or ()), timings)
+        values = self._session.run(
+            self.name, inputs, place, timeout or 0.0, cancel, priority, lent, list(kv_rows or ()), timings, check or "",
+            observe,
+        )  # fmt: skip
         if profile is not None:
             profile.extend(Timing(*timing) for timing in timings or ())
         return self._arranged([placed.get(i, value) for i, value in enumerate(values)])
@@ -189,13 +199,18 @@ class Method:
         return pytree.tree_unflatten(results, self._out_spec)
 
     def submit(
-        self, *args: Any, timeout: float | None = None, cancel: CancelToken | None = None, **kwargs: Any
+        self,
+        *args: Any,
+        timeout: float | None = None,
+        cancel: CancelToken | None = None,
+        priority: int = 0,
+        **kwargs: Any,
     ) -> Submitted:
         """Queues a call and returns at once; calls of one model run in the order of submission. The arguments must not
-        change until it ends. Raises `graft.Busy` when `queue_capacity` calls (`graft.LoadOptions`) wait already."""
+        change until it ends. The options are those of a call. Raises `graft.Busy` when `queue_capacity` calls (`graft.LoadOptions`) wait already."""
         keep: list[Any] = [cancel]
         inputs = self._inputs(args, kwargs, keep)
-        run = self._session.submit(self.name, inputs, timeout or 0.0, cancel, keep)
+        run = self._session.submit(self.name, inputs, timeout or 0.0, cancel, priority, keep)
         return Submitted(run, self._arranged)
 
     def plan(self, *args: Any, **kwargs: Any) -> dict[str, Any]:

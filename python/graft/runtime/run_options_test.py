@@ -204,3 +204,38 @@ def test_a_queue_that_is_full_and_a_call_that_takes_long(tmp_path):
     for run in (running, *waiting):
         with pytest.raises(graft.Cancelled):
             run.result(timeout=60)
+
+
+class Log(torch.nn.Module):
+    def forward(self, x):
+        return torch.cumsum(torch.log(x), -1)
+
+
+def test_the_node_that_makes_nan_is_named(tmp_path):
+    model = graft.load(graft.export(Log(), (torch.rand(2, 3),), path=tmp_path / "log.pte"))
+    bad = torch.tensor([[1.0, 2, 3], [4, -5, 0]])
+    torch.testing.assert_close(model(bad), Log()(bad), equal_nan=True)
+    with pytest.raises(graft.ExecutionError, match=r"log.*element \[1, 1\].*-5 \.\. 4"):
+        model(bad, check="nan")
+    with pytest.raises(graft.ExecutionError, match="is -inf"):
+        model(bad.abs(), check="finite")
+    torch.testing.assert_close(model(bad.abs() + 1, check="finite"), Log()(bad.abs() + 1))
+    with pytest.raises(graft.InvalidArgument, match="'nan' or 'finite'"):
+        model(bad, check="zero")
+
+
+def test_every_kernel_is_observed(tmp_path):
+    model = graft.load(graft.export(Log(), (torch.rand(2, 3),), path=tmp_path / "log.pte"))
+    x, seen = torch.rand(2, 3) + 1, {}
+    found = model(x, observe=lambda node, kernel, outputs: seen.update({node: outputs}))
+    (log,) = seen["aten_log_default"]
+    torch.testing.assert_close(log, x.log())
+    assert torch.equal(seen["aten_cumsum_default"][0], found)
+
+    def fails(node, kernel, outputs):
+        raise ValueError(f"no {node}")
+
+    with pytest.raises(graft.ExecutionError, match="ValueError: no aten_log_default"):
+        model(x, observe=fails)
+    torch.testing.assert_close(model(x, priority=3), Log()(x))
+    assert torch.equal(model.submit(x, priority=3).result(), found)
