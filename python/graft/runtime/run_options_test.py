@@ -238,4 +238,4 @@ def test_every_kernel_is_observed(tmp_path):
     with pytest.raises(graft.ExecutionError, match="ValueError: no aten_log_default"):
         model(x, observe=fails)
     torch.testing.assert_close(model(x, priority=3), Log()(x))
-    assert torch.equal(model.submit(x, priority=3).result(), found)
+    assert torch.equal(model.forward.submit(x, priority=3).result(), found)
