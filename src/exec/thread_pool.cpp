@@ -36,7 +36,7 @@ cpu_set_t allowed_cpus() {
   return set;
 }
 
-class ThreadPool {
+class ThreadPool final : ThreadTeam::Owner {
  public:
   // Never destroyed: workers may be asleep in it at exit.
   static ThreadPool& current() {
@@ -58,7 +58,9 @@ class ThreadPool {
     team.caller_cpu = sched_getcpu();
     try {
       if (use == ThreadLease::Use::kernels) {
-        take_workers(team, threads);
+        // A worker for each thread that was asked for, for when there are CPUs for them.
+        while (static_cast<int>(workers_.size()) < threads - 1) start_worker(threads);
+        resize(team);
       } else {  // ggml has threads of its own
         count(load_.threads, threads - 1);
         team.granted.store(threads, std::memory_order_relaxed);
@@ -185,7 +187,7 @@ class ThreadPool {
   ThreadTeam& take_team(int threads) {
     if (idle_teams_.empty()) {
       idle_teams_.reserve(teams_ + 1);
-      idle_teams_.push_back(new ThreadTeam(load_, [](ThreadTeam& team) { current().adapt(team); }));
+      idle_teams_.push_back(new ThreadTeam(load_, *this));
       ++teams_;
     }
     const auto fits = [&](const ThreadTeam* team) { return team->attached == threads - 1; };
@@ -196,24 +198,9 @@ class ThreadPool {
     return team;
   }
 
-  // How many threads the team may have now.
+  // How many threads the team should have now.
   int allowed(const ThreadTeam& team) const {
     return load_.fair(team.granted.load(std::memory_order_relaxed), team.planned);
-  }
-
-  void take_workers(ThreadTeam& team, int threads) {
-    const int granted = allowed(team);
-    while (team.attached > granted - 1) let_go(team);
-    // A worker for each planned thread, for when there are CPUs for them.
-    while (static_cast<int>(workers_.size()) < threads - 1) start_worker(threads);
-    while (team.attached < granted - 1) {
-      Worker* const worker = idle_worker();
-      if (worker == nullptr) break;
-      team.attach(*worker);
-    }
-    keep_off_the_caller(team);
-    count(load_.threads, team.attached + 1 - team.granted.load(std::memory_order_relaxed));
-    team.granted.store(team.attached + 1, std::memory_order_relaxed);
   }
 
   void let_go(ThreadTeam& team) {
@@ -234,29 +221,26 @@ class ThreadPool {
     return nullptr;
   }
 
-  // Before a step of a run.
-  void adapt(ThreadTeam& team) {
-    const int granted = team.granted.load(std::memory_order_relaxed), now = allowed(team);
-    if (now == granted) {
-      team.spare_steps = 0;
-    } else if (now < granted) {
-      const std::lock_guard lock(mutex_);
-      while (team.attached > now - 1) let_go(team);
-      count(load_.threads, now - granted);
-      team.granted.store(now, std::memory_order_relaxed);
-    } else if (++team.spare_steps >= kStepsBeforeMore) {
-      team.spare_steps = 0;
-      const std::lock_guard lock(mutex_);
-      const int more = allowed(team);
-      while (team.attached < more - 1) {
-        Worker* const worker = idle_worker();
-        if (worker == nullptr) break;
-        team.attach(*worker);
-      }
-      keep_off_the_caller(team);
-      count(load_.threads, team.attached + 1 - granted);
-      team.granted.store(team.attached + 1, std::memory_order_relaxed);
+  void adapt(ThreadTeam& team) noexcept override {
+    const bool fewer = allowed(team) < team.granted.load(std::memory_order_relaxed);
+    if (!fewer && ++team.spare_steps < kStepsBeforeMore) return;
+    team.spare_steps = 0;
+    const std::lock_guard lock(mutex_);
+    resize(team);
+  }
+
+  // Takes workers or lets some go, for as many threads as the team should have.
+  void resize(ThreadTeam& team) {
+    const int threads = allowed(team);
+    while (team.attached > threads - 1) let_go(team);
+    while (team.attached < threads - 1) {
+      Worker* const worker = idle_worker();
+      if (worker == nullptr) break;
+      team.attach(*worker);
     }
+    keep_off_the_caller(team);
+    count(load_.threads, team.attached + 1 - team.granted.load(std::memory_order_relaxed));
+    team.granted.store(team.attached + 1, std::memory_order_relaxed);
   }
 
   // Keeps the workers off the caller's CPU. Linux may wake a worker there (seen for whole seconds on virtual machines

@@ -13,8 +13,7 @@ bool& this_thread_computes() {
   return computes;
 }
 
-int PoolLoad::fair(int now, int wanted) const {
-  if (alone()) return wanted;
+int PoolLoad::fair_part(int now, int wanted) const {
   const int others = single.load(std::memory_order_relaxed);
   const int part = std::max(1, (cpus - others) / std::max(1, runs.load(std::memory_order_relaxed)));
   const int free = cpus - others - threads.load(std::memory_order_relaxed);
@@ -83,7 +82,10 @@ void ThreadTeam::publish(OpenStep step) {
 void ThreadTeam::advance(OpenStep done) {
   finished_.store(0, std::memory_order_relaxed);
   const int tasks = work_->next();
-  if (tasks > 0) adapt_(*this);
+  if (const int now = granted.load(std::memory_order_relaxed); tasks > 0 && load_.fair(now, planned) != now)
+    owner_.adapt(*this);
+  else
+    spare_steps = 0;
   publish({done.epoch + 1, tasks, planned});
 }
 

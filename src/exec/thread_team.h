@@ -41,7 +41,10 @@ struct alignas(64) PoolLoad {
   }
   // The most threads that a run which has `now` and asks for `wanted` should have: all when it is alone, else its part
   // of the CPUs, and of those left over as far as they are free.
-  int fair(int now, int wanted) const;
+  int fair(int now, int wanted) const { return alone() ? wanted : fair_part(now, wanted); }
+
+ private:
+  int fair_part(int now, int wanted) const;
 };
 
 // A worker thread. It sleeps without a team.
@@ -66,21 +69,27 @@ struct alignas(64) Worker {
 // Work stealing: thread t begins with tasks t * n .. t * n + n - 1, then takes any task of the step that no thread has
 // begun. So the others wait for a worker whose core is busy only if it was preempted in the middle of a task. The
 // thread that finishes the last task of a step begins the next step, and may let workers go or take more of them
-// (Adapt). Workers spin for some 50 microseconds after a task, and for some 500 after a run, then sleep; while more
-// threads compute than there are CPUs they never spin.
+// (Owner::adapt). Workers spin for some 50 microseconds after a task, and for some 500 after a run, then sleep; while
+// more threads compute than there are CPUs they never spin.
 //
 // A team is never freed, since a late worker may still look at it.
 class ThreadTeam {
  public:
-  // Called before each step, by the thread that begins it.
-  using Adapt = void (*)(ThreadTeam& team);
+  class Owner {
+   public:
+    // Called before a step for which the team should have another number of threads, by the thread that begins it.
+    virtual void adapt(ThreadTeam& team) noexcept = 0;
 
-  ThreadTeam(PoolLoad& load, Adapt adapt) : load_(load), adapt_(adapt) {}
+   protected:
+    ~Owner() = default;
+  };
+
+  ThreadTeam(PoolLoad& load, Owner& owner) : load_(load), owner_(owner) {}
 
   // Runs all steps; the caller takes part. Allocates nothing.
   void run(PoolWork& work);
 
-  // Changed by the pool only, under its lock: between runs, or from Adapt.
+  // Changed by the owner only, under its lock: between runs, or in adapt().
   int planned = 1;              // threads that the tasks are made for
   int attached = 0;             // workers of the team
   std::atomic<int> granted{1};  // threads that take part, the caller's included
@@ -122,7 +131,7 @@ class ThreadTeam {
   void wait(std::uint64_t word, Worker& self);
 
   PoolLoad& load_;
-  const Adapt adapt_;
+  Owner& owner_;
   std::unique_ptr<Tasks[]> tasks_{new Tasks[kMaxThreads]};
   // Thread i + 1 of the team. Atomic, since a thread that wakes workers for a step may be overtaken by the next ones.
   std::unique_ptr<std::atomic<Worker*>[]> workers_ { new std::atomic<Worker*>[kMaxThreads] {} };
