@@ -5,16 +5,31 @@ from __future__ import annotations
 import itertools
 import tempfile
 import threading
+import warnings
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch.export import Dim
+from torch.export import Dim, ExportedProgram
 
-from graft.errors import Unsupported
+from graft.errors import InvalidArgument, Unsupported
+
+_OPTIONS = ("threads", "device", "seed", "quantize", "whole")
 
 _graphs = itertools.count()  # loaded in this process
+_lock = threading.Lock()
+_counts = {"graphs": 0, "whole": 0, "parts": 0, "nodes": 0}
+_left: Counter[str] = Counter()
+
+
+def _count(left: Mapping[str, int] = MappingProxyType({}), **more: int) -> None:
+    with _lock:
+        for name, number in more.items():
+            _counts[name] += number
+        _left.update(left)
 
 
 def backend(
@@ -22,21 +37,36 @@ def backend(
 ) -> Callable[..., Any]:
     """What torch.compile calls with a captured graph. Its weights are copied: compile again after changing them.
 
-    options: threads; device, a name of `graft.devices()`; seed, of random numbers; quantize, as `graft.export` takes it. A
-    graph with nodes that graft does not run is an error; so is one that needs gradients."""
+    options: threads; device, a name of `graft.devices()`; seed, of random numbers; quantize, as `graft.export` takes it;
+    whole: True makes a graph with nodes that graft does not run a `graft.ExportError` that lists them. Without it, eager
+    PyTorch runs these nodes and graft the parts between them; `graft.dynamo.counters()` counts them, and a
+    RuntimeWarning names them. A graph that needs gradients is a `graft.Unsupported`."""
     if torch.is_grad_enabled() and any(isinstance(t, torch.Tensor) and t.requires_grad for t in example_inputs):
         raise Unsupported(
             "torch.compile(backend='graft'): graft computes no gradients; call the model under torch.no_grad(), or "
             "after requires_grad_(False)"
         )
-    return _Compiled(_Program(module, example_inputs), dict(options or {}))
+    options = dict(options or {})
+    if unknown := options.keys() - _OPTIONS:
+        raise InvalidArgument(
+            f"torch.compile(backend='graft'): expected options of {', '.join(_OPTIONS)}, found {', '.join(sorted(unknown))}"
+        )
+    return _Compiled(_Program(module, example_inputs), options)
+
+
+def counters() -> dict[str, Any]:
+    """Since the process began: graphs, that ran a first time; whole, those of them that graft runs alone; parts that
+    graft runs of the others; nodes, of these parts; left, nodes that eager PyTorch runs, by operator."""
+    with _lock:
+        return {**_counts, "left": dict(_left)}
 
 
 class _Compiled:
     """Exports at the first call: dynamo's own trace must be over by then."""
 
-    def __init__(self, program: _Program, options: dict[str, Any]) -> None:
-        self._program, self._options = program, options
+    def __init__(self, program: _Program, options: dict[str, Any], *, part: bool = False) -> None:
+        """part: of a graph that graft does not run whole."""
+        self._program, self._options, self._part = program, options, part
         self._places = program.places
         self._lock = threading.Lock()
         self._model: Any = None
@@ -50,14 +80,28 @@ class _Compiled:
                     self._program = None
         return self._model(*given)
 
-    def _load(self, examples: Sequence[Any]) -> Any:
-        from graft.exporter.export import export
+    def _load(self, examples: Sequence[Any]) -> Callable[..., Any]:
+        shapes = (tuple(self._program.dynamic_shapes),)
+        with torch.no_grad():
+            exported = torch.export.export(self._program, tuple(examples), dynamic_shapes=shapes, strict=False)
+            if self._part:
+                return self._runnable(exported)
+            _count(graphs=1)
+            try:
+                model = self._runnable(exported)
+            except Exception as error:  # ExecuTorch's lowering raises anything for an operator that it does not know
+                if self._options.get("whole", False):
+                    raise
+                return self._split(exported, error)
+            _count(whole=1)
+            return model
+
+    def _runnable(self, exported: ExportedProgram) -> Callable[..., Any]:
+        from graft.exporter.export import export_for_load
         from graft.runtime import load
 
-        shapes = (tuple(self._program.dynamic_shapes),)
-        with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
-            exported = torch.export.export(self._program, tuple(examples), dynamic_shapes=shapes, strict=False)
-            path = export(exported, path=Path(folder) / "graph.pte", quantize=self._options.get("quantize"))
+        with tempfile.TemporaryDirectory() as folder:
+            path = export_for_load(exported, Path(folder) / "graph.pte", quantize=self._options.get("quantize"))
             # The file stays mapped after the folder is removed.
             return load(
                 path,
@@ -67,6 +111,29 @@ class _Compiled:
                 seed=(self._options.get("seed", 0) + 0x9E3779B97F4A7C15 * next(_graphs)) % 2**64,
             )
 
+    def _split(self, exported: ExportedProgram, error: Exception) -> Callable[..., Any]:
+        from graft import partition
+
+        program, refused = partition.refused(exported)
+        if not refused:
+            raise error  # nothing that eager PyTorch could run instead
+        found = partition.split(
+            program,
+            refused,
+            lambda graph, values, held: _Compiled(_Program(graph, values, held), self._options, part=True),
+        )
+        _count(found.left, parts=found.parts, nodes=found.nodes)
+        listed = "; ".join(
+            f"{target} ({count}): {found.reasons[target]}" for target, count in sorted(found.left.items())
+        )
+        warnings.warn(
+            f"torch.compile(backend='graft'): eager PyTorch runs {found.left.total()} nodes of a graph, graft "
+            f"{found.nodes} in {found.parts} parts around them: {listed}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return found.module
+
 
 def _argument(value: Any) -> Any:
     return value.detach() if isinstance(value, torch.Tensor) else int(value)
@@ -75,7 +142,13 @@ def _argument(value: Any) -> Any:
 class _Program(torch.nn.Module):
     """The graph with parameters and buffers of its own; sizes of tensors are no arguments."""
 
-    def __init__(self, module: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> None:
+    def __init__(
+        self,
+        module: torch.fx.GraphModule,
+        example_inputs: Sequence[Any],
+        held: Mapping[int, torch.Tensor] = MappingProxyType({}),
+    ) -> None:
+        """held: arguments that are weights, besides those that dynamo lifted."""
         super().__init__()
         self.module = module
         placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
@@ -89,9 +162,13 @@ class _Program(torch.nn.Module):
             if not isinstance(value, torch.Tensor):
                 continue
             # A weight: dynamo lifts parameters and buffers to inputs.
-            if isinstance(example, torch.nn.Parameter) or _is_buffer(node):
-                self._held[place] = f"held_{place}"
-                self.register_buffer(f"held_{place}", example.detach())
+            if place in held or isinstance(example, torch.nn.Parameter) or _is_buffer(node):
+                name = self._held[place] = f"held_{place}"
+                weight = held.get(place, example)
+                if isinstance(weight, torch.nn.Parameter):  # those are quantized
+                    self.register_parameter(name, torch.nn.Parameter(weight.detach(), requires_grad=False))
+                else:
+                    self.register_buffer(name, weight.detach())
                 continue
             dims: dict[int, Any] = {}
             for dim, size in enumerate(value.shape):
@@ -127,7 +204,8 @@ class _Program(torch.nn.Module):
                 whole.append(args[argument].shape[dim])
             else:
                 whole.append(by_place[place])
-        return tuple(self.module(*whole))
+        results = self.module(*whole)
+        return (results,) if isinstance(results, torch.Tensor) else tuple(results)
 
 
 def _is_buffer(node: torch.fx.Node) -> bool:
@@ -140,4 +218,4 @@ def _is_buffer(node: torch.fx.Node) -> bool:
     )
 
 
-__all__ = ["backend"]
+__all__ = ["backend", "counters"]

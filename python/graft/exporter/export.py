@@ -101,6 +101,16 @@ def export(
         )
 
 
+def export_for_load(
+    program: ExportedProgram, path: Path, *, quantize: str | Mapping[str, str] | None = None, weights: str = "package"
+) -> Path:
+    """`export` of a program that `graft.load` alone runs: nothing is said of what ExecuTorch's runtime would not do."""
+    with raised_by("export"):
+        return _export(
+            path, lambda: {"forward": _borrow(program)}, False, weights, quantize, {}, ExportOptions(), warn=False
+        )
+
+
 def _export(
     target: Path,
     make_programs: Callable[[], dict[str, ExportedProgram]],
@@ -109,6 +119,7 @@ def _export(
     quantize: str | Mapping[str, str] | None,
     plans: Mapping[str, Sequence[Any]],
     options: ExportOptions,
+    warn: bool = True,
 ) -> Path:
     if target.suffix != ".pte":
         raise ExportError(f"expected a path that ends in .pte, found '{target}'")
@@ -147,7 +158,8 @@ def _export(
                 "expected results whose sizes depend on data in their first dimension alone, which is what "
                 f"ExecuTorch can order: {str(e).splitlines()[0]}"
             ) from e
-    planned_shapes.warn()
+    if warn:
+        planned_shapes.warn()
     if allow_fallback:
         _warn_of_missing_kernels(program.executorch_program, partitioners)
     if plans:
@@ -490,4 +502,4 @@ def _write(program: Any, path: Path) -> None:
         os.replace(made, path)
 
 
-__all__ = ["export"]
+__all__ = ["export", "export_for_load"]

@@ -157,7 +157,7 @@ def _sizes(tensor: torch.Tensor) -> list[Any]:
 def _export(
     path: Any, model: Any, tensors: Mapping[str, torch.Tensor], others: Mapping[str, Any], quantize: Any, say: Any
 ) -> dict[str, Any]:
-    from graft.exporter.export import export
+    from graft.exporter.export import export_for_load
 
     examples, shapes = {}, {}
     for name, tensor in tensors.items():
@@ -177,7 +177,7 @@ def _export(
         raise ExportError(f"graft.compile: {kind} cannot be traced: {type(e).__name__}: {e}") from e
     say("lowering")
     try:
-        export(program, path=path, quantize=quantize, weights="package" if quantize else "external")
+        export_for_load(program, path, quantize=quantize, weights="package" if quantize else "external")
     except ExportError as e:
         raise ExportError(f"graft.compile: {type(model).__name__}: {e}") from e
     read = {node.name for node in program.graph.nodes if node.op == "placeholder" and node.users}
