@@ -149,6 +149,8 @@ def _export(
         )
         if not allow_fallback:
             _require_delegated(manager, partitioners)
+        else:
+            _require_bounds({name: manager.exported_program(name) for name in programs})
         if not options.plan_outputs:
             _require_own_outputs({name: manager.exported_program(name) for name in programs})
         try:
@@ -345,6 +347,29 @@ def _require_delegated(manager: Any, partitioners: Mapping[str, GraftPartitioner
         f"expected a model that graft runs whole, found {sum(map(len, refused.values()))} nodes that it does "
         "not run; allow_fallback=True leaves them to ExecuTorch's kernels\n" + "\n".join(lines)
     )
+
+
+def _require_bounds(programs: Mapping[str, ExportedProgram]) -> None:
+    """ExecuTorch's kernels write into memory that is planned."""
+    for name, program in programs.items():
+        for node in _left_over(program.graph_module):
+            for value in pytree.tree_leaves(node.meta.get("val")):
+                sizes = value.shape if isinstance(value, torch.Tensor) else ()
+                if any(not _has_upper_bound(size) for size in sizes):
+                    target = targets.resolve(node.target)
+                    raise ExportError(
+                        f"method '{name}': node '{node.name}' ({target.name if target else node.target}), which is left to "
+                        f"ExecuTorch: expected sizes with an upper bound, found {tuple(sizes)}; torch._check(size <= N) in "
+                        "the model gives one"
+                    )
+
+
+def _has_upper_bound(size: int | torch.SymInt) -> bool:
+    try:
+        eval_upper_bound(size)
+    except RuntimeError:
+        return False
+    return True
 
 
 def _require_own_outputs(programs: Mapping[str, ExportedProgram]) -> None:

@@ -14,7 +14,7 @@ from ir_text import FakePredicate, Method, read
 from torch.export import Dim
 
 import graft
-from graft import ExportOptions
+from graft import ExportOptions, _C
 from graft.exporter.backend import EXTERNAL_SPEC, SESSION_KEY, SIGNATURE_SPEC
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "examples"))
@@ -294,3 +294,45 @@ def test_says_nothing_about_other_libraries(tmp_path):
     run = subprocess.run([sys.executable, "-c", QUIET, path], capture_output=True, text=True, timeout=300)
     assert (run.returncode, run.stdout, run.stderr) == (0, "", "")
     assert path.exists()
+
+
+@torch.library.custom_op("graft_export_test::evens", mutates_args=())
+def evens(x: torch.Tensor) -> torch.Tensor:
+    """An operator of which graft knows nothing, with a size that depends on data."""
+    return x[x % 2 == 0].clone()
+
+
+@evens.register_fake
+def _(x):
+    return x.new_empty(torch.library.get_ctx().new_dynamic_size())
+
+
+def bounded(x):
+    found = evens(x)
+    torch._check(found.shape[0] <= 8)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [(evens, "graft_export_test.evens"), (torch.bincount, "aten.bincount"), (bounded, "graft_export_test.evens")],
+    ids=["own", "bincount", "bounded"],
+)
+def test_a_refused_operator_of_which_only_the_size_is_used(tmp_path, call, name):
+    """The assertions about the size were a part of graft without a result, an AssertionError of torch.fx."""
+
+    class Call(torch.nn.Module):
+        def forward(self, x):
+            return call(x)
+
+    x = torch.tensor([1, 2, 2, 5])
+    path = tmp_path / "m.pte"
+    if name.removeprefix("aten.") == "bincount" and "aten.bincount.default" in _C.operator_targets():
+        graft.export(Call(), (x,), path=path)
+        assert torch.equal(graft.load(path)(x), call(x))
+        return
+    with pytest.raises(graft.ExportError, match=rf"(?s)found 1 nodes that it does not run.*{name}\.default \(node "):
+        graft.export(Call(), (x,), path=path)
+    if call is not bounded:
+        with pytest.raises(graft.ExportError, match=rf"{name}\.default\), which is left to ExecuTorch: .*upper bound, found"):
+            graft.export(Call(), (x,), path=path, allow_fallback=True)

@@ -198,7 +198,7 @@ def _leave_shared_scalars(graph: torch.fx.Graph, accepted: set[torch.fx.Node], p
 
 
 def _drop_lone_numbers(graph: torch.fx.Graph, tags: dict[torch.fx.Node, int]) -> list[torch.fx.Node]:
-    """Takes nodes out of `tags` until no part's only result is a number, and returns them."""
+    """Takes nodes out of `tags` until no part's only result is a number, and returns them; and parts without a result."""
     results: dict[int, set[torch.fx.Node]] = defaultdict(set)
     for node, number in tags.items():
         if any(tags.get(user) != number for user in node.users):
@@ -211,6 +211,10 @@ def _drop_lone_numbers(graph: torch.fx.Graph, tags: dict[torch.fx.Node, int]) ->
         del tags[node]
         dropped.append(node)
         results[number] = {n for n in node.all_input_nodes if tags.get(n) == number}
+    # Assertions about what a refused node gave: a part of nothing else has no result, and ExecuTorch makes none of it.
+    useful = {tags[node] for node in tags if any(tags.get(user) != tags[node] for user in node.users)}
+    for node in [node for node, number in tags.items() if number not in useful]:
+        del tags[node]
     return dropped
 
 
