@@ -13,7 +13,7 @@ import torch
 
 from graft.errors import raised_by
 from graft.hf import causal, store
-from graft.hf.program import Progress, engine_of, export, load
+from graft.hf.program import Progress, engine_of, export, load, prove
 
 
 class AutoModelForCausalLM:
@@ -52,17 +52,38 @@ class AutoModelForCausalLM:
                 model, weights = checkpoint.model, checkpoint.weights
                 tied = tied_names(model)
                 files = sorted({stored.file for stored in weights.values() if stored.file is not None})
-                made = {name: stored.tensor() for name, stored in weights.items() if stored.file is None}
+                in_blocks = any(stored.block_type for stored in weights.values())
+                made = {n: s.tensor() for n, s in weights.items() if s.file is None and not s.block_type}
 
                 def digest() -> str:
                     return store.digest_of_files(files) + store.digest_of_tensors(made)
 
+                kind = type(model)
                 exported = export(model, weights, tied, quantize, digest, say)
+                verdict = {"positions": "columns"}
+                if not in_blocks:  # those are of architectures that graft knows
+                    plain = export(model, weights, tied, None, digest, say) if quantize else exported
+
+                    def of_plain() -> Any:
+                        return load(plain, made, files, device or "", say)
+
+                    def values(name: str, tensor: torch.Tensor) -> torch.Tensor:
+                        stored = weights.get(tied.get(name, name))
+                        return tensor if stored is None else stored.tensor()
+
+                    verdict = prove(model, kind, plain, of_plain, values, device or "", say)
                 program = load(exported, made, [] if quantize else files, device or "", say)
-        kind = type(model)
         model.graft = engine_of(
-            program, exported, started, max_length=max_length, buckets=buckets, threads=threads, kv_dtype=kv_dtype
+            program,
+            exported,
+            started,
+            max_length=max_length,
+            buckets=buckets,
+            threads=threads,
+            kv_dtype=kv_dtype,
+            positions=verdict["positions"],
         )
+        model._graft_options = {}
         causal.take_over(model, kind, release_weights=True, dtype=_dtype(weights))
         model.config._name_or_path = os.fspath(name_or_dir)
         if settings := checkpoint.files.get("generation_config.json"):

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
+import copy
+import functools
+import inspect
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -11,8 +17,11 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from graft.errors import InvalidArgument, Unsupported
 from graft.hf.cache import adopt, state_of
-from graft.hf.masks import real_columns, windows
+from graft.hf.guard import Guard, Outdated, Trusted
+from graft.hf.masks import check_gaps, padding_after_tokens, real_columns, windows
+from graft.hf.probe import positions_by
 from graft.hf.state import State
+from graft.llm.checkpoint import named_tensors
 
 # Arguments of models that do not change the results here.
 _HARMLESS = {"cache_position", "num_items_in_batch", "is_first_iteration"}
@@ -21,6 +30,12 @@ _PACKED = {"cu_seq_lens_q", "cu_seq_lens_k", "block_table", "read_index", "write
 _PACKED_ADVICE = (
     "continuous batching (generate_batch) keeps its cache in pages of its own; use generate() with a left-padded batch"
 )
+
+
+# Whether generate() runs for another model, which checks what it proposes: the logits need not be exact.
+_proposes: contextvars.ContextVar[bool] = contextvars.ContextVar("graft_proposes", default=False)
+_INTEGERS = (torch.int64, torch.int32)
+_OTHER_WEIGHTS = "the cache was filled with other weights; begin a new one"
 
 
 def check(model: Any, mixed: type | None = None) -> type:
@@ -38,6 +53,11 @@ def check(model: Any, mixed: type | None = None) -> type:
         raise Unsupported(
             "graft.compile: expected a model whose forward is its class's, found one replaced on the object (hooks of "
             "accelerate, or torch.compile); load it without device_map"
+        )
+    if double := next((n for n, t in model.named_parameters() if t.dtype == torch.float64), None):
+        raise Unsupported(
+            f"graft.compile: expected weights of at most 32 bits, found '{double}' of float64: graft computes in float32; "
+            "use model.float()"
         )
     kind = type(model)
     if issubclass(kind, mixed or Compiled):
@@ -68,6 +88,7 @@ def hint(model: Any) -> str:
 
 
 def take_over(model: PreTrainedModel, kind: type, release_weights: bool, dtype: torch.dtype | None = None) -> None:
+    """model.graft is its engine already."""
     dtype = dtype or model.dtype
     model.__class__ = _class_of(kind)
     model._graft_dtype = dtype
@@ -79,6 +100,7 @@ def take_over(model: PreTrainedModel, kind: type, release_weights: bool, dtype: 
                     if parameter is not None:
                         module._parameters[name] = torch.nn.Parameter(parameter.to("meta"), requires_grad=False)
         model.tie_weights()
+    model._graft_guard = Guard(model)
 
 
 _classes: dict[type, type] = {}
@@ -87,9 +109,37 @@ _classes: dict[type, type] = {}
 def _class_of(kind: type) -> type:
     made = _classes.get(kind)
     if made is None:
-        names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "_uncompiled": kind}
-        made = _classes[kind] = type(kind.__name__, (Compiled, kind), names)
+        signature = inspect.signature(kind.forward)
+        names = list(signature.parameters)[1:]
+
+        @torch.compiler.disable  # torch.compile of a compiled model calls it as it is
+        @functools.wraps(kind.forward)  # generate() looks at the parameters' names
+        def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if len(args) > len(names):
+                raise TypeError(f"forward takes {len(names)} arguments, {len(args)} were given")
+            return self._forward(**dict(zip(names, args)), **kwargs)
+
+        made = _classes[kind] = type(
+            kind.__name__,
+            (Compiled, kind),
+            {
+                "__module__": kind.__module__,
+                "__qualname__": kind.__qualname__,
+                "_uncompiled": kind,
+                "_named": frozenset(names),
+                "forward": forward,
+            },
+        )
     return made
+
+
+def _compiled_again(kind: type, attributes: dict[str, Any], options: dict[str, Any]) -> Any:
+    """A compiled model that was pickled."""
+    import graft
+
+    model = kind.__new__(kind)
+    model.__dict__.update(attributes)
+    return graft.compile(model, **options)
 
 
 def refuse_outputs(config: Any, wanted: dict[str, Any], advice: str) -> None:
@@ -102,9 +152,9 @@ class Compiled:
     """Mixed into the class of a model while it is compiled."""
 
     _uncompiled: type
+    _named: frozenset[str]  # arguments of its forward
 
-    # generate() inspects the parameters' names.
-    def forward(
+    def _forward(
         self,
         input_ids: torch.Tensor | None = None,
         attention_mask: Any = None,
@@ -132,8 +182,11 @@ class Compiled:
         cache = past_key_values
         if cache is None and use_cache:
             cache = DynamicCache(config=config.get_text_config(decoder=True))
+        if "logits_to_keep" not in self._named:
+            logits_to_keep = 0
+        rule = self.graft.positions
         with torch.no_grad():
-            logits = self._logits(ids, attention_mask, position_ids, cache, logits_to_keep)
+            logits = self._logits(ids, attention_mask, position_ids, cache, logits_to_keep, rule)
         loss = None
         if labels is not None:
             size = config.get_text_config().vocab_size
@@ -147,42 +200,118 @@ class Compiled:
         if packed := _PACKED & set(kwargs):
             raise Unsupported(f"{sorted(packed)[0]}: {_PACKED_ADVICE}")
         for name, value in kwargs.items():
-            if value is not None and name not in _HARMLESS:
-                raise InvalidArgument(f"forward of a compiled {type(self).__name__} takes no argument '{name}'")
+            if value is None or name in _HARMLESS or self._ignores(name, value):
+                continue
+            raise InvalidArgument(f"forward of a compiled {type(self).__name__} takes no argument '{name}'")
         if inputs_embeds is not None or input_ids is None:
             raise Unsupported("inputs_embeds: a compiled model begins at the embedding of tokens; give input_ids")
         if input_ids.dim() != 2 or 0 in input_ids.shape:
             raise InvalidArgument(f"input_ids: expected [batch, tokens], found {list(input_ids.shape)}")
+        if input_ids.dtype not in _INTEGERS:
+            raise InvalidArgument(f"input_ids: expected int64 or int32, found {input_ids.dtype}")
         if input_ids.device.type != "cpu":
             raise InvalidArgument(f"input_ids: expected a tensor on the CPU, found one on {input_ids.device}")
 
-    def _logits(self, ids: torch.Tensor, mask: Any, position_ids: Any, cache: Any, to_keep: Any) -> torch.Tensor:
+    def _ignores(self, name: str, value: Any) -> bool:
+        """Whether the argument says nothing. Tokenizers give token_type_ids to models that don't look at them, and zeros
+        are what BERT and its like take when there are none; the tokens of GPT-2 and its like have no type by default."""
+        if name != "token_type_ids":
+            return False
+        if name not in self._named:
+            return True
+        zeros = isinstance(value, torch.Tensor) and not bool(value.any())
+        return zeros and any(part.endswith("token_type_embeddings") for part, _ in self.named_modules())
+
+    def _up_to_date(self, state: State | None) -> None:
+        """Raises for what has changed since graft.compile; loads weights that have other values. state: of the cache that
+        the call goes on with; None: it begins one."""
+        engine = self.graft
+        begins = state is None or state.columns == 0
+        changed = self._graft_guard.check(self, thorough=begins)
+        if changed is None and not engine.stale:
+            if state is not None and state.columns and state.generation != engine.generation:
+                raise Unsupported(f"past_key_values: {_OTHER_WEIGHTS}")
+            return
+        if engine.reload is None:
+            raise Unsupported(
+                f"weight {changed} was changed after graft.compile, which stored all weights in another way; compile the "
+                "model again (graft.compile)"
+            )
+        if not begins:
+            raise Unsupported(f"weight {changed} was changed, and past_key_values: {_OTHER_WEIGHTS}")
+        engine.load_again(named_tensors(self))
+        self._graft_guard.take_weights(self)
+
+    def _logits(
+        self, ids: torch.Tensor, mask: Any, position_ids: Any, cache: Any, to_keep: Any, rule: str | None
+    ) -> torch.Tensor:
         engine = self.graft
         rows, tokens = ids.shape
-        state = engine.new_state((), self._graft_dtype) if cache is None else state_of(cache, engine)
+        state = None if cache is None else state_of(cache, engine)
+        self._up_to_date(state)
+        if cache is None:
+            state = engine.new_state((), self._graft_dtype)
         if state is None:
             past = int(cache.get_seq_length()) if cache.layers else 0
             real = real_columns(mask, rows, past, tokens, None, self._graft_windows, new=True)
             state = adopt(cache, engine, self._graft_dtype, None if real is None else real[:, :past])
         real = real_columns(mask, rows, state.columns, tokens, state.real, self._graft_windows)
-        positions = self._positions(position_ids, ids, state, real)
+        if not _proposes.get():
+            check_gaps(real, state.columns, self._graft_windows)
+        positions = self._positions(position_ids, ids, state, real, rule)
+        keep = _kept(to_keep, tokens)
         try:
-            return state.compute(ids, positions, real, _kept(to_keep, tokens))
+            logits = state.compute(ids, positions, real, keep)
         finally:
             if cache is None:
                 state.close()
+        if real is not None:
+            after = padding_after_tokens(real)[:, -tokens:][:, keep]
+            if bool(after.any()):
+                logits[after] = torch.nan
+        return logits
 
     def _positions(
-        self, position_ids: torch.Tensor | None, ids: torch.Tensor, state: State, real: torch.Tensor | None
+        self, position_ids: torch.Tensor | None, ids: torch.Tensor, state: State, real: torch.Tensor | None, rule: Any
     ) -> torch.Tensor:
         rows, tokens = ids.shape
-        if position_ids is None:
-            if real is not None and self.config.model_type in _POSITIONS_FROM_MASK:
-                return (real.cumsum(1) - 1).clamp(min=0)[:, -tokens:].contiguous()
-            position_ids = torch.arange(state.columns, state.columns + tokens)[None]
+        if position_ids is None or "position_ids" not in self._named:
+            if rule is None:
+                raise InvalidArgument(
+                    f"position_ids: expected [{rows}, {tokens}], found none: how {type(self).__name__} makes them of its "
+                    "other arguments is not known to graft"
+                )
+            return positions_by(rule, ids, real, state.columns, self.config.get_text_config().pad_token_id)
         if position_ids.dim() != 2 or position_ids.shape[1] != tokens or position_ids.shape[0] not in (1, rows):
             raise InvalidArgument(f"position_ids: expected [{rows}, {tokens}], found {list(position_ids.shape)}")
+        if position_ids.dtype not in _INTEGERS:
+            raise InvalidArgument(f"position_ids: expected int64 or int32, found {position_ids.dtype}")
         return position_ids.to(torch.int64).expand(rows, -1).contiguous()
+
+    # --- generate() ---
+
+    def generate(self, inputs: Any = None, generation_config: Any = None, **kwargs: Any) -> Any:
+        early = kwargs.get("assistant_early_exit") or getattr(generation_config, "assistant_early_exit", None)
+        if early or (generation_config is None and getattr(self.generation_config, "assistant_early_exit", None)):
+            raise Unsupported("assistant_early_exit: a compiled model computes all of its layers; give an assistant_model")
+        token = _proposes.set(bool(getattr(generation_config, "is_assistant", False)))
+        try:
+            return super().generate(inputs, generation_config, **kwargs)
+        finally:
+            _proposes.reset(token)
+
+    def prepare_inputs_for_generation(self, input_ids: torch.Tensor, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        mask = kwargs.get("attention_mask")
+        two = isinstance(mask, torch.Tensor) and mask.dim() == 2
+        if two and not bool(mask[:, -1].all()) and bool((mask[:, :-1].bool().any(1) & ~mask[:, -1].bool()).any()):
+            raise Unsupported(
+                "attention_mask: expected prompts padded on the left, found padding in the last column, whose logits "
+                "generate() would take the next token from; use a tokenizer with padding_side='left'"
+            )
+        return super().prepare_inputs_for_generation(input_ids, *args, **kwargs)
+
+    def get_compiled_call(self, compile_config: Any) -> Any:
+        return self.__call__
 
     @staticmethod
     def create_masks_for_generate(*_: Any, attention_mask: Any = None, **__: Any) -> Any:
@@ -199,6 +328,35 @@ class Compiled:
     def init_continuous_batching(self, *_: Any, **__: Any) -> Any:
         raise Unsupported(f"init_continuous_batching: {_PACKED_ADVICE}")
 
+    # --- copies and files ---
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """A copy with weights of its own, which the next call loads."""
+        kind = type(self)
+        made = memo[id(self)] = kind.__new__(kind)
+        made.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        try:
+            self._graft_guard.check(self, thorough=True)
+            made._graft_guard = Guard(made)
+        except Unsupported as e:
+            made._graft_guard = Outdated(str(e))
+        return made
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        self._check_kept("pickle")
+        left_out = ("graft", "_graft_guard", "_graft_windows", "_graft_dtype", "_graft_options", "_compiled_call")
+        attributes = {name: value for name, value in vars(self).items() if name not in left_out}
+        return _compiled_again, (type(self)._uncompiled, attributes, dict(self._graft_options))
+
+    def save_pretrained(self, *args: Any, **kwargs: Any) -> Any:
+        self._check_kept("save_pretrained")
+        with as_class(self, type(self)._uncompiled):
+            return self.save_pretrained(*args, **kwargs)
+
+    def _check_kept(self, call: str) -> None:
+        if any(parameter.is_meta for parameter in self.parameters()):
+            raise Unsupported(f"{call}: the weights of this model were released; load the model again, or use its files")
+
     @property
     def device(self) -> torch.device:
         return torch.device("cpu")  # also when the parameters are meta tensors
@@ -208,8 +366,29 @@ class Compiled:
         return self._graft_dtype
 
 
-# Models that derive positions from the mask when none are given.
-_POSITIONS_FROM_MASK = {"opt"}
+@contextlib.contextmanager
+def as_class(model: Any, kind: type) -> Iterator[None]:
+    before = type(model)
+    model.__class__ = kind
+    try:
+        yield
+    finally:
+        model.__class__ = before
+
+
+@contextlib.contextmanager
+def trial(model: PreTrainedModel, kind: type, engine: Any) -> Iterator[None]:
+    """Within it, the model runs on the engine; then it is what it was."""
+    made = dict(graft=engine, _graft_dtype=torch.float32, _graft_windows=windows(model.config), _graft_guard=Trusted())
+    before = {name: vars(model)[name] for name in made if name in vars(model)}
+    vars(model).update(made)
+    try:
+        with as_class(model, _class_of(kind)):
+            yield
+    finally:
+        for name in made:
+            vars(model).pop(name)
+        vars(model).update(before)
 
 
 def _kept(to_keep: int | torch.Tensor, tokens: int) -> torch.Tensor:
@@ -218,4 +397,4 @@ def _kept(to_keep: int | torch.Tensor, tokens: int) -> torch.Tensor:
     return torch.arange(tokens)[slice(-to_keep, None)]
 
 
-__all__ = ["Compiled", "check", "hint", "refuse_outputs", "take_over"]
+__all__ = ["Compiled", "as_class", "check", "hint", "refuse_outputs", "take_over", "trial"]

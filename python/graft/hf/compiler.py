@@ -10,7 +10,8 @@ import torch
 
 from graft.errors import InvalidArgument, raised_by
 from graft.hf import causal
-from graft.hf.program import Progress, engine_of, export, load
+from graft.hf.program import Progress, engine_of, export, load, prove
+from graft.llm.checkpoint import named_tensors, tied_names
 
 
 def compile(  # noqa: A001  (as torch.compile)
@@ -29,7 +30,11 @@ def compile(  # noqa: A001  (as torch.compile)
 
     A causal language model keeps all of `generate()`: sampling, beams, assisted decoding, caches of the caller. Models
     without a cache (encoders, vision models) and sentence-transformers' objects keep their calls. Weights stay where
-    torch has them and are read there; a model whose weights change is compiled again.
+    torch has them and are read there; other values of them count from the next prompt on. Anything else that changes in
+    the model is an error of the next call, which says what, until the model is compiled again.
+
+    A new program is compared with eager PyTorch on a few tokens; `graft.Unsupported` names the model and the difference
+    when they disagree.
 
     max_length: the most tokens of a sequence, reserved at once; by default caches grow as needed.
     quantize: a type of ggml ("q8_0", "q4_k", ...) for all matrices, or types by patterns of names.
@@ -52,34 +57,62 @@ def compile(  # noqa: A001  (as torch.compile)
         return encoder.compile_encoder(model, quantize, device, buckets, release_weights, threads, progress)
     kind = causal.check(model)
     started = time.perf_counter()
-    with Progress(progress) as say:
-        from graft.llm.checkpoint import named_tensors, tied_names
-        from graft.llm.stored import of_tensor
-
-        tensors = named_tensors(model)
-        weights = {name: of_tensor(name, tensor) for name, tensor in tensors.items()}
-        exported = _exported(model, kind, weights, tied_names(model), quantize, tensors, say)
-        with raised_by("graft.compile"):
-            program = load(exported, tensors, [], device or "", say)
-    model.graft = engine_of(
-        program, exported, started, max_length=max_length, buckets=buckets, threads=threads, kv_dtype=kv_dtype
+    options = dict(
+        max_length=max_length,
+        quantize=quantize,
+        device=device,
+        buckets=buckets,
+        release_weights=release_weights,
+        kv_dtype=kv_dtype,
+        threads=threads,
+        progress=progress,
     )
+    with Progress(progress) as say:
+        tensors = named_tensors(model)
+        with raised_by("graft.compile", lambda: causal.hint(model)):
+            plain = _exported(model, kind, tensors, None, say)
+            loaded: list[Any] = []
+
+            def of_plain() -> Any:
+                if not loaded:
+                    loaded.append(load(plain, tensors, [], device or "", say))
+                return loaded[0]
+
+            verdict = prove(model, kind, plain, of_plain, lambda _, tensor: tensor, device or "", say)
+            if quantize is None:
+                exported, program = plain, of_plain()
+            else:
+                exported = _exported(model, kind, tensors, quantize, say)
+                program = load(exported, tensors, [], device or "", say)
+    reload = None
+    if quantize is None and not release_weights:
+
+        def reload(tensors: Mapping[str, torch.Tensor]) -> Any:
+            return load(exported, tensors, [], device or "", lambda _: None)
+
+    model.graft = engine_of(
+        program,
+        exported,
+        started,
+        max_length=max_length,
+        buckets=buckets,
+        threads=threads,
+        kv_dtype=kv_dtype,
+        positions=verdict["positions"],
+        reload=reload,
+    )
+    model._graft_options = options
     causal.take_over(model, kind, release_weights)
     return model
 
 
-def _exported(
-    model: Any, kind: type, weights: Any, tied: Any, quantize: Any, tensors: Mapping[str, torch.Tensor], say: Any
-) -> Any:
+def _exported(model: Any, kind: type, tensors: Mapping[str, torch.Tensor], quantize: Any, say: Any) -> Any:
     from graft.hf import store
+    from graft.llm.stored import of_tensor
 
-    compiled = type(model)
-    model.__class__ = kind  # exports the original class, also for a model that is compiled already
-    try:
-        with raised_by("graft.compile", lambda: causal.hint(model)):
-            return export(model, weights, tied, quantize, lambda: store.digest_of_tensors(tensors), say)
-    finally:
-        model.__class__ = compiled
+    weights = {name: of_tensor(name, tensor) for name, tensor in tensors.items()}
+    with causal.as_class(model, kind):  # the original one, also of a model that is compiled already
+        return export(model, weights, tied_names(model), quantize, lambda: store.digest_of_tensors(tensors), say)
 
 
 __all__ = ["compile"]

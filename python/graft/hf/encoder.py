@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import functools
 import inspect
+import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,7 +21,10 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from graft.errors import ExportError, InvalidArgument, Unsupported
 from graft.hf import causal, store
-from graft.hf.program import Progress, _identity
+from graft.hf.identity import known
+from graft.hf.guard import Guard
+from graft.hf.program import Progress
+from graft.llm.trace import traceable_hooks
 
 _CAUSAL = {
     name
@@ -35,7 +40,7 @@ def is_wrapped(model: Any) -> bool:
 def is_encoder(model: Any) -> bool:
     if not isinstance(model, PreTrainedModel):
         return False
-    return type(model).__name__ not in _CAUSAL and not getattr(model.config, "is_encoder_decoder", False)
+    return not any(kind.__name__ in _CAUSAL for kind in type(model).__mro__) and not getattr(model.config, "is_encoder_decoder", False)
 
 
 def compile_encoder(
@@ -65,6 +70,7 @@ def compile_encoder(
     model.graft = EncoderEngine(model, kind, quantize, device or "", threads, progress)
     model._graft_dtype = model.dtype
     model.__class__ = _class_of(kind)
+    model._graft_guard = Guard(model)
     return model
 
 
@@ -81,7 +87,20 @@ class EncoderEngine:
         self._compiled: list[dict[str, Any]] = []
 
     def __deepcopy__(self, memo: dict[int, Any]) -> EncoderEngine:
-        return self
+        """Without programs: the copy has weights of its own."""
+        made = EncoderEngine.__new__(EncoderEngine)
+        made.__dict__.update(vars(self), _lock=threading.RLock(), _loaded={}, _compiled=[], _calls=0)
+        return made
+
+    def forget(self, weight: str) -> None:
+        """Programs are loaded again, since a weight has other values now."""
+        if self._quantize:
+            raise Unsupported(
+                f"weight {weight} was changed after graft.compile, which quantized all weights; compile the model again "
+                "(graft.compile)"
+            )
+        with self._lock:
+            self._loaded.clear()
 
     def run(self, model: Any, arguments: Mapping[str, Any]) -> Any:
         tensors = {name: value for name, value in sorted(arguments.items()) if isinstance(value, torch.Tensor)}
@@ -109,9 +128,10 @@ class EncoderEngine:
         try:
             with Progress(self._progress) as say:
                 weights = dict(model.state_dict(keep_vars=True))
+                identity = known(model)
                 key = store.digest_of(
                     {
-                        "model": _identity(model),
+                        "model": identity,
                         "versions": store.versions(),
                         "weights": [(n, list(t.shape), str(t.dtype)) for n, t in sorted(weights.items())],
                         "inputs": [(n, str(t.dtype), _sizes(t)) for n, t in tensors.items()],
@@ -120,9 +140,14 @@ class EncoderEngine:
                         "content": store.digest_of_tensors(weights) if self._quantize else None,
                     }
                 )
-                entry = store.find(key)
+                entry = store.find(key) if identity else None
                 found = entry is not None
-                if entry is None:
+                folder = None
+                if identity is None:  # nobody can say whether another model has the same program
+                    folder = tempfile.TemporaryDirectory(prefix="graft-")
+                    path = Path(folder.name) / "model.pte"
+                    entry = path, _export(path, model, tensors, others, self._quantize, say)
+                elif entry is None:
                     entry = store.put(key, lambda path: _export(path, model, tensors, others, self._quantize, say))
                 package, about = entry
                 given = {name: weights[name.removeprefix(_PREFIX)].detach().contiguous() for name in about["keys"]}
@@ -168,10 +193,15 @@ def _export(
         examples[name] = example
         shapes[name] = {d: torch.export.Dim.AUTO for d, size in enumerate(_sizes(tensor)) if size is None}
     say("tracing")
+    takes = inspect.signature(type(model).forward).parameters
+    if getattr(model.config.get_text_config(), "use_cache", None) and "use_cache" in takes and "use_cache" not in others:
+        others = {**others, "use_cache": False}  # nobody goes on with what one call leaves
     caller = _Caller(model, dict(others))
     try:
-        with torch.no_grad():
+        with traceable_hooks(model), torch.no_grad():
             program = torch.export.export(caller, (examples,), dynamic_shapes=(shapes,), strict=False)
+    except ExportError as e:
+        raise ExportError(f"graft.compile: {e}") from e
     except Exception as e:  # whatever the model's code or the tracer raises
         kind = type(model).__name__
         raise ExportError(f"graft.compile: {kind} cannot be traced: {type(e).__name__}: {e}") from e
@@ -200,13 +230,16 @@ class _Caller(torch.nn.Module):
         self.model, self._others = model, others
 
     def forward(self, tensors: dict[str, torch.Tensor]) -> Any:
-        return self.model(**tensors, **self._others)
+        # Hooks of the model itself run around the compiled forward.
+        return self.model.forward(**tensors, **self._others)
 
 
 class CompiledEncoder:
     """Mixed into the class of a model without a cache."""
 
     _uncompiled: type
+
+    __deepcopy__ = causal.Compiled.__deepcopy__
 
     @property
     def device(self) -> torch.device:
@@ -256,6 +289,9 @@ def _call(model: Any, given: dict[str, Any]) -> Any:
     for name, value in given.items():
         if isinstance(value, torch.Tensor) and value.device.type != "cpu":
             raise InvalidArgument(f"{name}: expected a tensor on the CPU, found one on {value.device}")
+    if (changed := model._graft_guard.check(model, thorough=True)) is not None:
+        model.graft.forget(changed)
+        model._graft_guard.take_weights(model)
     result = model.graft.run(model, given)
     return result if return_dict or isinstance(result, tuple) else result.to_tuple()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -44,6 +44,8 @@ class Engine:
         threads: int = 0,
         kv_dtype: str = "computed",
         compiled: Mapping[str, Any] | None = None,
+        positions: str | None = "columns",
+        reload: Callable[[Mapping[str, torch.Tensor]], _C.Program] | None = None,
     ) -> None:
         if max_length is not None and (not isinstance(max_length, int) or max_length < 1):
             raise InvalidArgument(f"max_length: expected at least 1 token, found {max_length!r}")
@@ -54,17 +56,45 @@ class Engine:
         self.buckets = check_buckets(buckets)
         self._threads, self._kv_dtype = threads, kv_dtype
         self._compiled = dict(compiled or {})
+        self.positions = positions  # of a call without position_ids: a rule of graft.hf.probe, None: unknown
+        self.reload = reload  # gives the program with other weights; None: they are its own
+        self.generation = 0
+        self.stale = False  # the weights are those of another model
         self._lock = threading.Lock()
         self._idle: list[_C.Session] = []
         self._live: dict[int, _C.Session] = {}
         self._closed = dict.fromkeys(_SUMMED, 0)
         self._plans: dict[tuple[int, int, int], list[float]] = {}
         self.counts = dict.fromkeys(
-            ("sessions", "imported", "materialized", "reordered", "resized", "forked", "padded_tokens", "rearranged"), 0
+            ("sessions", "imported", "materialized", "reordered", "resized", "forked", "padded_tokens", "rearranged", "reloaded"), 0
         )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Engine:
-        return self  # the weights are those of the model that was compiled
+        made = Engine(
+            self.program,
+            self.layers,
+            vocab_size=self.vocab_size,
+            max_length=self.max_length,
+            buckets=self.buckets or None,
+            threads=self._threads,
+            kv_dtype=self._kv_dtype,
+            compiled=self._compiled,
+            positions=self.positions,
+            reload=self.reload,
+        )
+        made.stale = self.reload is not None
+        return made
+
+    def load_again(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """With these weights. Sessions of the old ones end."""
+        program = self.reload(tensors)
+        with self._lock:
+            self.program, self.generation, self.stale = program, self.generation + 1, False
+            idle, self._idle = self._idle, []
+            self.counts["reloaded"] += 1
+        for session in idle:
+            self._count(session)
+            session.close()
 
     def new_state(self, kinds: Sequence[Kind], dtype: torch.dtype) -> State:
         return State(self, kinds, dtype)
@@ -102,16 +132,20 @@ class Engine:
         with self._lock:
             self._live[id(session)] = session
 
-    def give_back(self, session: _C.Session) -> None:
+    def give_back(self, session: _C.Session, generation: int) -> None:
+        """generation: of the weights that it was opened with."""
         with self._lock:
             self._live.pop(id(session), None)
-            if len(self._idle) < _IDLE_SESSIONS:
+            if generation == self.generation and len(self._idle) < _IDLE_SESSIONS:
                 self._idle.append(session)
                 return
-            counters = session.counters()
-            for name in _SUMMED:
-                self._closed[name] += counters[name]
+            self._count(session)
         session.close()
+
+    def _count(self, session: _C.Session) -> None:
+        counters = session.counters()
+        for name in _SUMMED:
+            self._closed[name] += counters[name]
 
     # --- runs ---
 

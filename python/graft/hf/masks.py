@@ -148,4 +148,40 @@ def visible_columns(real: torch.Tensor, window: Window, past: int) -> torch.Tens
     return visible
 
 
-__all__ = ["Window", "real_columns", "visible_columns", "windows"]
+def padding_after_tokens(real: torch.Tensor) -> torch.Tensor:
+    """bool [rows, columns]: padding with a token before it in its row. PyTorch computes such columns (they see the
+    tokens before them), graft does not. Columns before the first token see nothing, and mean nothing."""
+    return ~real & (real.cumsum(1) > 0)
+
+
+def check_gaps(real: torch.Tensor | None, past: int, kinds: Mapping[str, Window]) -> None:
+    """Padding between tokens: windows and chunks of transformers count its columns, graft's do not. Raises Unsupported
+    where a token from column `past` on would see other keys by that."""
+    limits = [window for window in kinds.values() if window.length or window.chunk]
+    if real is None or not limits:
+        return
+    gaps = padding_after_tokens(real)
+    gaps &= real.flip(1).cumsum(1).flip(1) > 0
+    rows = gaps.any(1) & real[:, past:].any(1)
+    if not bool(rows.any()):
+        return
+    real = real[rows]
+    columns = torch.arange(real.shape[1])
+    query, key = columns[past:, None], columns[None, :]
+    first = real.long().argmax(1)[:, None, None]
+    for window in limits:
+        seen = (key <= query) & real[:, None, :]
+        if window.length:
+            seen = seen & (key > query - window.length)
+        if window.chunk:
+            seen = seen & ((key - first) // window.chunk == (query - first) // window.chunk)
+        asked = real[:, past:]
+        if not torch.equal(seen[asked], visible_columns(real, window, past)[asked]):
+            what = f"a window of {window.length}" if window.length else f"chunks of {window.chunk}"
+            raise Unsupported(
+                f"attention_mask: expected padding before the tokens alone in a model whose layers see {what}, found some "
+                "between them: it takes up part of what transformers lets them see"
+            )
+
+
+__all__ = ["Window", "check_gaps", "padding_after_tokens", "real_columns", "visible_columns", "windows"]

@@ -4,6 +4,7 @@ they lie: in torch's memory, or in their files."""
 from __future__ import annotations
 
 import inspect
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import DynamicCache
 
 from graft import _C
 from graft.errors import ExportError
-from graft.hf import store
+from graft.hf import causal, probe, store
 from graft.hf.engine import Engine
+from graft.hf.identity import known
 from graft.hf.state import Layer
 from graft.runtime.model import weight_view
 
@@ -29,6 +32,9 @@ class Exported:
     vocab_size: int
     keys: list[str]  # weights outside the package, by their names at load
     found: bool  # on disk
+    key: str | None  # of the entry; None: it is not kept
+    verdict: dict[str, Any] | None  # of graft.hf.probe, when it was kept
+    folder: Any = None  # of a package that is not kept
 
 
 def context_of(model: torch.nn.Module) -> int:
@@ -47,9 +53,16 @@ def export(
     """weights: graft.llm.stored.Stored by name, those of `tied` under their first name alone. digest: of all their
     bytes; asked for when the package is to hold them, which is when they are quantized."""
     rules = None if quantize is None else {"*": quantize} if isinstance(quantize, str) else dict(quantize)
+    identity = known(model)
+    if identity is None:  # nobody can say whether another model has the same program
+        folder = tempfile.TemporaryDirectory(prefix="graft-")
+        package = Path(folder.name) / "model.pte"
+        about = _write(package, model, weights, tied, rules, say)
+        return _read(package, about, None, found=False, folder=folder)
+    in_package = rules or any(_in_package(stored) for stored in weights.values())
     key = store.digest_of(
         {
-            "model": _identity(model),
+            "model": identity,
             "versions": store.versions(),
             "weights": [
                 (name, stored.name, list(stored.sizes), str(stored.dtype), stored.block_type, stored.file is None)
@@ -57,34 +70,22 @@ def export(
             ],
             "tied": sorted(tied.items()),
             "quantize": list(rules.items()) if rules else None,
-            "content": digest() if rules else None,
+            "content": digest() if in_package else None,
         }
     )
     if (entry := store.find(key)) is not None:
-        return _read(*entry, found=True)
-    return _read(*store.put(key, lambda path: _write(path, model, weights, tied, rules, say)), found=False)
+        return _read(*entry, key, found=True)
+    return _read(*store.put(key, lambda path: _write(path, model, weights, tied, rules, say)), key, found=False)
 
 
-def _read(package: Path, about: Mapping[str, Any], found: bool) -> Exported:
+def _read(package: Path, about: Mapping[str, Any], key: str | None, found: bool, folder: Any = None) -> Exported:
     layers = [Layer(*layer) for layer in about["layers"]]
-    return Exported(package, layers, about["vocab_size"], about["keys"], found)
+    return Exported(package, layers, about["vocab_size"], about["keys"], found, key, about.get("verdict"), folder)
 
 
-def _identity(model: torch.nn.Module) -> dict[str, Any]:
-    kind = type(model)
-    source = None
-    if not kind.__module__.startswith("transformers."):  # otherwise covered by its version
-        try:
-            source = store.digest_of(inspect.getsource(inspect.getmodule(kind)))
-        except (OSError, TypeError):
-            source = "unknown"
-    buffers = dict(model.named_buffers())
-    return {
-        "class": f"{kind.__module__}.{kind.__qualname__}",
-        "source": source,
-        "config": model.config.to_dict(),
-        "buffers": store.digest_of_tensors(buffers),
-    }
+def _in_package(stored: Any) -> bool:
+    """Whether a weight has no other place than the package: blocks that were made of those in a file."""
+    return bool(stored.block_type) and stored.file is None
 
 
 def _write(
@@ -103,6 +104,7 @@ def _write(
 
     say("tracing")
     program = trace(model, context=context_of(model))
+    _check_windows(model, program)
     all_weights = dict(weights)
     if rules:
         from graft.llm.quantized import quantized
@@ -111,10 +113,10 @@ def _write(
         for name, first in tied.items():
             names[first].append(name)
         all_weights.update(quantized(program, weights, names, rules, lambda _: None))
-    copied = rules is not None
+    copied = {name for name in weights if rules is not None or _in_package(weights[name])}
     described = {
         name: StoredWeight(
-            key=name if copied or stored.file is None else stored.name,
+            key=name if name in copied or stored.file is None else stored.name,
             byte_size=stored.byte_size,
             dtype=stored.dtype,
             block_type=stored.block_type,
@@ -127,10 +129,9 @@ def _write(
     used = {tied.get(name, name) for name in _used_weights(program)} & set(weights)
     data = {}
     say("writing")
-    if copied:
-        for name in used:
-            stored = all_weights[name]
-            data[described[name].key] = container.LazyData(stored.byte_size, stored.chunks)
+    for name in sorted(used & copied):
+        stored = all_weights[name]
+        data[described[name].key] = container.LazyData(stored.byte_size, stored.chunks)
     container.write(path, {"forward": (program, blob)}, data)
     layers = {}
     for node in program.graph.nodes:
@@ -141,8 +142,24 @@ def _write(
     return {
         "layers": [layers[i] for i in sorted(layers)],
         "vocab_size": int(output.args[0][-1].meta["val"].shape[-1]),
-        "keys": [] if copied else sorted(described[name].key for name in used),
+        "keys": sorted(described[name].key for name in used - copied),
     }
+
+
+def _check_windows(model: torch.nn.Module, program: torch.export.ExportedProgram) -> None:
+    """A cache that drops tokens which the model's mask shows makes cached steps another computation than a full pass."""
+    kept = DynamicCache(config=model.config.get_text_config(decoder=True)).layers
+    for node in program.graph.nodes:
+        if node.target is not torch.ops.graft.attention.default or (layer := node.kwargs["layer"]) >= len(kept):
+            continue
+        held = getattr(kept[layer], "sliding_window", None)
+        seen = node.kwargs.get("window") or node.kwargs.get("chunk")
+        if held and (not seen or seen > held):
+            raise ExportError(
+                f"{type(model).__name__}: expected layer {layer} to see no more tokens than transformers' cache of its "
+                f"configuration keeps, which is {held}, found a mask that shows {seen or 'all'}: its cached steps differ "
+                "from its own full pass"
+            )
 
 
 def load(
@@ -168,8 +185,57 @@ def load(
     )
 
 
+def prove(
+    model: torch.nn.Module,
+    kind: type,
+    exported: Exported,
+    program: Callable[[], _C.Program],
+    values: Callable[[str, torch.Tensor], torch.Tensor],
+    device: str,
+    say: Callable[[str], None],
+) -> dict[str, Any]:
+    """The verdict of graft.hf.probe on an exported program, from disk or found now. values: of a weight by its name, which
+    may be a meta tensor in the model."""
+    if exported.verdict is not None:
+        return exported.verdict
+    say("comparing with eager PyTorch")
+    engine = Engine(program(), exported.layers, vocab_size=exported.vocab_size)
+    loose = bool(device) or torch.get_float32_matmul_precision() != "highest"
+    verdict = compare(model, kind, probe.run_eagerly(model, kind, values), run_compiled(model, kind, engine), loose)
+    if exported.key is not None and verdict["telling"] and not device:
+        store.annotate(exported.key, {"verdict": verdict})
+    return verdict
+
+
+def run_compiled(model: torch.nn.Module, kind: type, engine: Any) -> Callable[..., Any]:
+    """Calls of the model on an engine, with the rule for its positions."""
+
+    def compiled(rule: str, **arguments: Any) -> Any:
+        engine.positions = rule
+        with causal.trial(model, kind, engine), torch.no_grad():
+            return model(**arguments)
+
+    return compiled
+
+
+def compare(
+    model: torch.nn.Module, kind: type, eager: Callable[..., Any], compiled: Callable[..., Any], loose: bool
+) -> dict[str, Any]:
+    """graft.hf.probe.verify with what the model says of itself."""
+    config = model.config.get_text_config()
+    return probe.verify(
+        kind.__name__,
+        eager,
+        compiled,
+        takes_positions="position_ids" in inspect.signature(kind.forward).parameters,
+        vocab_size=config.vocab_size,
+        padding_id=getattr(config, "pad_token_id", None),
+        loose=loose,
+    )
+
+
 def engine_of(program: _C.Program, exported: Exported, started: float, **options: Any) -> Engine:
-    """started: time.perf_counter() before the export. options: max_length, buckets, threads, kv_dtype, as Engine's."""
+    """started: time.perf_counter() before the export. options: max_length, buckets, threads, kv_dtype, positions, reload, as Engine's."""
     compiled = {
         "seconds": time.perf_counter() - started,
         "from_disk": exported.found,
@@ -200,4 +266,4 @@ class Progress:
         self._bar.update()
 
 
-__all__ = ["Exported", "Progress", "context_of", "engine_of", "export", "load"]
+__all__ = ["Exported", "Progress", "compare", "context_of", "engine_of", "export", "load", "prove", "run_compiled"]

@@ -33,6 +33,7 @@ class Sessions(Protocol):
     """What a state asks of the engine that it belongs to (`graft.hf.engine.Engine`)."""
 
     layers: tuple[Layer, ...]
+    generation: int
     counts: dict[str, int]
 
     def room(self, tokens: int) -> int: ...
@@ -41,7 +42,7 @@ class Sessions(Protocol):
 
     def adopt(self, session: _C.Session) -> None: ...
 
-    def give_back(self, session: _C.Session) -> None: ...
+    def give_back(self, session: _C.Session, generation: int) -> None: ...
 
     def run_chunks(
         self, session: _C.Session, ids: torch.Tensor, positions: torch.Tensor, cached: torch.Tensor, keep: torch.Tensor
@@ -89,6 +90,7 @@ class State:
         self.columns = 0
         self.real: torch.Tensor | None = None  # bool [rows, columns]; None: all are tokens
         self.session: _C.Session | None = None
+        self.generation = 0  # of the engine's weights, those of the tokens held
         self._capacity = 0
         self._release: Any = None
         limits = [kind.size for kind in kinds if kind.static and not kind.sliding]
@@ -104,7 +106,10 @@ class State:
             if self.columns:
                 raise InvalidArgument(f"the cache holds {self.rows} rows, the batch has {rows}")
             self.close()
+        if self.session is not None and not self.columns and self.generation != self.engine.generation:
+            self.close()
         if self.session is None:
+            self.generation = self.engine.generation
             self._capacity = self.limit or self.engine.room(columns)
             self._hold(self.engine.open(rows, self._capacity))
             self.rows = rows
@@ -115,7 +120,7 @@ class State:
 
     def _hold(self, session: _C.Session) -> None:
         self.session = session
-        self._release = weakref.finalize(self, self.engine.give_back, session)
+        self._release = weakref.finalize(self, self.engine.give_back, session, self.generation)
         self._release.atexit = False
 
     def close(self) -> None:
@@ -199,6 +204,7 @@ class State:
     def fork(self) -> State:
         copy = State(self.engine, self.kinds, self.dtype)
         copy.rows, copy.columns, copy.limit = self.rows, self.columns, self.limit
+        copy.generation = self.generation
         copy.real = None if self.real is None else self.real.clone()
         copy._capacity = self._capacity
         if self.session is not None:

@@ -24,8 +24,9 @@ from torch.utils import _pytree as pytree
 from transformers import cache_utils
 
 from graft.errors import ExportError, InvalidArgument, Unsupported
-from graft.hf import causal
+from graft.hf import causal, probe
 from graft.hf.chunks import chunks
+from graft.hf.program import compare, run_compiled
 from graft.hf.masks import Window, visible_columns, windows
 from graft.hf.state import Kind, Layer, State
 
@@ -227,7 +228,14 @@ def attach(model: Any, programs: StaticPrograms, *, runtime: str = "torch", thre
         raise InvalidArgument(f"attach: expected the programs of export_static, found {type(programs).__name__}")
     if runtime not in ("torch", "graft"):
         raise InvalidArgument(f"attach: expected runtime 'torch' or 'graft', found {runtime!r}")
-    model.graft = _Runner(programs, runtime, threads)
+    runner = _Runner(programs, runtime, threads)
+    if programs.max_cache_len > probe.TOKENS:
+        compiled = run_compiled(model, kind, runner)
+        eager = probe.run_eagerly(model, kind, lambda _, tensor: tensor)
+        runner.positions = compare(model, kind, eager, compiled, programs.dtype != torch.float32)["positions"]
+        runner.clear_counts()
+    model.graft = runner
+    model._graft_options = {}
     causal.take_over(model, kind, release_weights=False)
     return model
 
@@ -237,8 +245,9 @@ class _Runner:
 
     def __init__(self, programs: StaticPrograms, runtime: str, threads: int) -> None:
         self.programs, self.layers, self.runtime = programs, programs.layers, runtime
-        self.counts = dict.fromkeys(("imported", "materialized", "reordered", "forked", "padded_tokens"), 0)
-        self.calls: dict[int, int] = dict.fromkeys(programs.programs, 0)
+        self.positions: str | None = "columns"
+        self.reload, self.generation, self.stale = None, 0, False
+        self.clear_counts()
         if runtime == "torch":
             self._steps = {tokens: program.module() for tokens, program in programs.programs.items()}
         else:
@@ -246,6 +255,10 @@ class _Runner:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Runner:
         return self
+
+    def clear_counts(self) -> None:
+        self.counts = dict.fromkeys(("imported", "materialized", "reordered", "forked", "padded_tokens"), 0)
+        self.calls: dict[int, int] = dict.fromkeys(self.programs.programs, 0)
 
     def new_state(self, kinds: Sequence[Kind], dtype: torch.dtype) -> StaticState:
         return StaticState(self, kinds, dtype)

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -64,7 +66,7 @@ def trace(model: torch.nn.Module, *, context: int) -> ExportedProgram:
 def traced(skeleton: torch.nn.Module, example: tuple[Any, ...], dims: tuple[Any, ...]) -> ExportedProgram:
     """torch.export of a skeleton with graft's attention."""
     try:
-        with interface.registered(skeleton), torch.no_grad():
+        with interface.registered(skeleton), traceable_hooks(skeleton), torch.no_grad():
             return torch.export.export(skeleton, example, dynamic_shapes=dims, strict=False)
     except ExportError:
         raise
@@ -78,6 +80,47 @@ def traced(skeleton: torch.nn.Module, example: tuple[Any, ...], dims: tuple[Any,
         raise ExportError(f"{kind} cannot be traced: {type(e).__name__}: {e}") from e
 
 
+def records_outputs(hook: Any) -> bool:
+    """Whether transformers itself put the hook there, for output_hidden_states and output_attentions."""
+    return getattr(hook, "__module__", None) == "transformers.utils.output_capturing"
+
+
+@contextlib.contextmanager
+def traceable_hooks(model: torch.nn.Module) -> Iterator[None]:
+    """Within it, the model itself has no hooks: they run around the compiled forward. What those of inner modules give
+    back becomes part of the program; one that gives nothing back would never run again, and is an error."""
+    tables = [getattr(m, kind) for m in model.modules() for kind in ("_forward_pre_hooks", "_forward_hooks")]
+    before = [dict(table) for table in tables]
+
+    def checked(path: str, hook: Any) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            result = hook(*args, **kwargs)
+            if result is None:
+                name = getattr(hook, "__qualname__", type(hook).__name__)
+                raise ExportError(
+                    f"{path}: expected hooks that give back what takes the place of inputs or outputs, found '{name}', "
+                    "which gives nothing back; a compiled model does not call it, so remove it first"
+                )
+            return result
+
+        return run
+
+    try:
+        for path, module in model.named_modules():
+            for kind in ("_forward_pre_hooks", "_forward_hooks"):
+                table = getattr(module, kind)
+                if module is model:
+                    table.clear()
+                for key, hook in table.items():
+                    if not records_outputs(hook):
+                        table[key] = checked(path, hook)
+        yield
+    finally:
+        for table, held in zip(tables, before):
+            table.clear()
+            table.update(held)
+
+
 def become(model: torch.nn.Module, kind: type, forward: Callable[..., Any]) -> None:
     """Gives the model of that class another forward, under the class's own name: its parameters' names stay."""
     model.__class__ = type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
@@ -87,6 +130,9 @@ def _with_positions(model: torch.nn.Module, layers: int) -> torch.nn.Module:
     """The same model with cache_position among its arguments. Not a module around it, so that names stay."""
     kind = type(model)
 
+    takes = inspect.signature(kind.forward).parameters
+    own = [] if "position_ids" in takes else [m for m in model.modules() if _numbers_tokens(m)]
+
     def forward(
         self: torch.nn.Module,
         input_ids: torch.Tensor,
@@ -94,18 +140,36 @@ def _with_positions(model: torch.nn.Module, layers: int) -> torch.nn.Module:
         cache_position: torch.Tensor,
         logits_to_keep: torch.Tensor,
     ) -> torch.Tensor:
+        given = {"position_ids": position_ids} if "position_ids" in takes else {}
+        if "logits_to_keep" in takes:
+            given["logits_to_keep"] = logits_to_keep
+        for module in own:
+            module.forward = functools.partial(_embed_positions, type(module).forward, module, position_ids)
         with interface.positions(cache_position):
-            return kind.forward(
+            output = kind.forward(
                 self,
                 input_ids=input_ids,
-                position_ids=position_ids,
                 past_key_values=interface.no_cache(layers),
                 use_cache=True,
-                logits_to_keep=logits_to_keep,
-            ).logits
+                return_dict=True,
+                **given,
+            )
+        return output.logits if "logits_to_keep" in takes else output.logits[:, logits_to_keep]
 
     become(model, kind, forward)
     return model
+
+
+def _numbers_tokens(module: torch.nn.Module) -> bool:
+    """Whether a module embeds positions that it counts from the length of the cache."""
+    return {"past_key_values_length", "position_ids"} <= inspect.signature(module.forward).parameters.keys()
+
+
+def _embed_positions(
+    forward: Callable[..., Any], module: torch.nn.Module, positions: torch.Tensor, tokens: Any, *_: Any, **__: Any
+) -> torch.Tensor:
+    """The embeddings of these positions [B, T], by a module that takes them one row at a time."""
+    return forward(module, tokens, 0, position_ids=positions.reshape(-1)).reshape(*positions.shape, -1)
 
 
 def skeleton_of(model: torch.nn.Module, mode: FakeTensorMode) -> torch.nn.Module:

@@ -128,11 +128,14 @@ def test_what_is_left_out_is_noticed(what, model, left_out, monkeypatch, tmp_pat
     elif left_out:
         AttentionInterface.register(interface.NAME, _without(what))
     try:
+        if left_out:  # the probe sees it, or the check of windows
+            with pytest.raises(graft.Error, match="expected the logits of eager PyTorch|cached steps differ"):
+                graft.compile(copy.deepcopy(eager), threads=1)
+            return
         compiled = graft.compile(copy.deepcopy(eager), threads=1)
     finally:
         AttentionInterface.register(interface.NAME, interface._attention)
     ids, mask, positions, _ = llm_models.left_padded(2, 20, (0, 7))
     with torch.no_grad():
         logits = [m(ids, attention_mask=mask, position_ids=positions).logits[mask == 1] for m in (eager, compiled)]
-    close = difference(*([one] for one in logits)) <= CLOSE
-    assert close != left_out
+    assert difference(*([one] for one in logits)) <= CLOSE

@@ -277,8 +277,11 @@ def test_more_calls_that_cannot_work(small):
         compiled.init_continuous_batching()
     with pytest.raises(graft.Unsupported, match="output_hidden_states"):
         compiled.generate(prompt(3), max_new_tokens=2, output_hidden_states=True, return_dict_in_generate=True)
-    with pytest.raises(graft.InvalidArgument, match="no argument 'token_type_ids'"):
-        compiled(prompt(3), token_type_ids=prompt(3))
+    with pytest.raises(graft.InvalidArgument, match="no argument 'head_mask'"):
+        compiled(prompt(3), head_mask=torch.ones(6))
+    for dtype in (torch.float32, torch.bool):
+        with pytest.raises(graft.InvalidArgument, match="input_ids: expected int64 or int32"):
+            compiled(prompt(3).to(dtype))
     with pytest.raises(graft.InvalidArgument, match=r"expected \[batch, tokens\]"):
         compiled(torch.zeros(1, 0, dtype=torch.long))
     with pytest.raises(graft.ExecutionError, match="199"):

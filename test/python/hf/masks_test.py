@@ -109,3 +109,46 @@ def test_masks_that_say_more_are_errors(models):
         compiled(ids, attention_mask=torch.ones(2, 8, 8))
     with pytest.raises(graft.InvalidArgument, match="position_ids"):
         compiled(ids, position_ids=torch.zeros(3, 2, 8, dtype=torch.long))
+
+
+def test_columns_of_padding_after_tokens_are_not_numbers(models):
+    mask = torch.tensor([[0, 0, 1, 1, 1, 0, 0], [1, 1, 1, 1, 1, 1, 1]])
+    ids = torch.randint(3, llm_models.VOCAB, mask.shape, generator=torch.Generator().manual_seed(1))
+    found = models[1](ids, attention_mask=mask).logits
+    assert torch.equal(found.isnan().all(2), torch.tensor([[0, 0, 0, 0, 0, 1, 1], [0] * 7]).bool())
+    assert torch.equal(found.isnan().any(2), found.isnan().all(2))
+    last = models[1](ids, attention_mask=mask, logits_to_keep=1).logits
+    assert torch.equal(last.isnan().all(2), torch.tensor([[True], [False]]))
+    labels = ids.masked_fill(mask == 0, -100)[1:]
+    losses = [model(ids[1:], attention_mask=mask[1:], labels=labels).loss for model in models]
+    assert abs(losses[0] - losses[1]) <= CLOSE * losses[0]
+
+
+def test_generation_from_prompts_padded_on_the_right_is_refused(models):
+    mask = torch.tensor([[1, 1, 1, 1, 0, 0], [1, 1, 1, 1, 1, 1]])
+    ids = torch.randint(3, llm_models.VOCAB, mask.shape, generator=torch.Generator().manual_seed(1))
+    with pytest.raises(graft.Unsupported, match="padding_side='left'"):
+        models[1].generate(ids, attention_mask=mask, max_new_tokens=2)
+    with pytest.raises(graft.Unsupported, match="padding_side='left'"):
+        models[1].generate(ids.masked_fill(mask == 0, 0), pad_token_id=0, max_new_tokens=2)  # its mask made by generate()
+    models[1].generate(ids, attention_mask=mask.flip(1), max_new_tokens=2)
+
+
+def test_windows_and_padding_between_tokens():
+    """Windows of transformers count columns."""
+    small = llm_models.BY_NAME["mistral"]  # a window of 7
+    eager, compiled = small.make(), graft.compile(small.make(), threads=1)
+    ids = torch.randint(3, llm_models.VOCAB, (2, 14), generator=torch.Generator().manual_seed(1))
+    mask = torch.ones(2, 14, dtype=torch.long)
+    mask[1, 3:5] = 0
+    for columns in (7, 14):
+        options = dict(attention_mask=mask[:, :columns])
+        options["position_ids"] = options["attention_mask"].cumsum(1) - 1
+        if columns == 7:  # within the window
+            close(logits((eager, compiled), ids[:, :7], **options), options["attention_mask"] == 1)
+            continue
+        with pytest.raises(graft.Unsupported, match="a window of 7"):
+            compiled(ids, **options)
+    mask[1, :3] = 0  # on the left alone
+    options = dict(attention_mask=mask, position_ids=(mask.cumsum(1) - 1).clamp(min=0))
+    close(logits((eager, compiled), ids, **options), mask == 1)

@@ -159,10 +159,13 @@ def test_what_generate_hands_over():
 def test_nothing_else_takes_the_names():
     """Attributes that compiled models add to those of transformers."""
     kind = transformers.Qwen3ForCausalLM
-    assert not any(hasattr(kind, name) for name in ("graft", "_graft_dtype", "_graft_windows", "_uncompiled"))
+    attributes = ("graft", "_graft_dtype", "_graft_windows", "_graft_guard", "_graft_options", "_uncompiled", "_named")
+    assert not any(hasattr(kind, name) for name in attributes)
     replaced = {name for name in vars(graft.hf.causal.Compiled) if not name.startswith("__")}
-    added = {"_uncompiled", "_logits", "_positions", "_check_call", "create_masks_for_generate", "_reorder_cache"}
-    overridden = {"forward", "generate_batch", "init_continuous_batching", "device", "dtype"}
+    added = {"_uncompiled", "_named", "_forward", "_logits", "_positions", "_check_call", "_check_kept", "_ignores"}
+    added |= {"_up_to_date", "create_masks_for_generate", "_reorder_cache"}
+    overridden = {"generate", "generate_batch", "init_continuous_batching", "prepare_inputs_for_generation"}
+    overridden |= {"get_compiled_call", "save_pretrained", "device", "dtype"}
     assert replaced - added == overridden
     assert all(hasattr(kind, name) for name in overridden)
     assert not any(hasattr(kind, name) for name in added - {"_reorder_cache"})
