@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch.export import ExportedProgram
@@ -39,10 +40,15 @@ def lower(
     """The program as it is written, and its blob. Raises ExportError for nodes that graft does not run."""
     _drop_no_ops(program)
     _make_functional(program)
-    if _refused(program, predicate):
-        # Decomposing retraces the program, so only programs that need it are decomposed: those with operators that
-        # mutate an argument, or that graft runs only decomposed.
-        program = program.run_decompositions(_PARTS)
+    # Decomposing retraces the program, so only programs that need it are decomposed: those with operators that mutate an
+    # argument, or that graft runs only decomposed.
+    table: dict[Any, Any] = {}
+    while refused := _refused(program, predicate):
+        more = _decompositions(program, refused)
+        if table and more.keys() <= table.keys():
+            break
+        table = {**_PARTS, **table, **more}
+        program = program.run_decompositions(table)
         _drop_no_ops(program)
     return program, blob_of(program, stored, predicate, method)
 
@@ -58,6 +64,14 @@ def blob_of(
 
 def _refused(program: ExportedProgram, predicate: Predicate | None) -> dict[str, tuple[str, str]]:
     return refused_nodes(predicate or engine(), serialize(program, strict=False, content=False))
+
+
+def _decompositions(program: ExportedProgram, refused: Mapping[str, tuple[str, str]]) -> dict[Any, Any]:
+    """Those that PyTorch has for the operators of refused nodes: other names of operators (aten.multiply is aten.mul),
+    and compositions."""
+    known = torch.export.default_decompositions()
+    kinds = {node.target for node in program.graph.nodes if node.name in refused}
+    return {kind: known[kind] for kind in kinds if kind in known and kind not in _PARTS}
 
 
 def _drop_no_ops(program: ExportedProgram) -> None:
