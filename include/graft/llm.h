@@ -80,10 +80,11 @@ class GRAFT_API LanguageModel {
   // `tokenizer` may be null: for callers that use ids alone. Throws as load does.
   LanguageModel(std::shared_ptr<const Program> program, LanguageModelInfo info,
                 std::shared_ptr<const Tokenizer> tokenizer);
+  ~LanguageModel();
 
-  const LanguageModelInfo& info() const { return info_; }
-  const std::shared_ptr<const Program>& program() const { return program_; }
-  bool has_tokenizer() const { return tokenizer_ != nullptr; }
+  const LanguageModelInfo& info() const;
+  const std::shared_ptr<const Program>& program() const;
+  bool has_tokenizer() const;
   // Throws NotFound when there is none.
   const std::shared_ptr<const Tokenizer>& tokenizer() const;
   // The token ids of a prompt, with the special tokens that the tokenizer adds. An empty prompt is BOS alone. Throws
@@ -91,9 +92,8 @@ class GRAFT_API LanguageModel {
   std::vector<std::int64_t> encode(std::string_view prompt, bool add_special = true) const;
 
  private:
-  std::shared_ptr<const Program> program_;
-  LanguageModelInfo info_;
-  std::shared_ptr<const Tokenizer> tokenizer_;
+  struct Impl;
+  std::unique_ptr<const Impl> impl_;
 };
 
 struct DecoderOptions {

@@ -91,6 +91,9 @@ class GRAFT_API Tokenizer {
 class GRAFT_API Detokenizer {
  public:
   explicit Detokenizer(std::shared_ptr<const Tokenizer> tokenizer, bool skip_special = true);
+  Detokenizer(Detokenizer&&) noexcept;
+  Detokenizer& operator=(Detokenizer&&) noexcept;
+  ~Detokenizer();
 
   // The text that this id adds, possibly none yet.
   std::string add(std::int64_t id);
@@ -98,11 +101,8 @@ class GRAFT_API Detokenizer {
   std::string finish();
 
  private:
-  std::shared_ptr<const Tokenizer> tokenizer_;
-  bool skip_special_;
-  std::vector<std::int64_t> ids_;  // those of the last returned text, then those not yet returned
-  std::size_t returned_ids_ = 0;   // how many of them have been returned
-  std::string returned_;           // the text of those
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
 };
 
 }  // namespace graft

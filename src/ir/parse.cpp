@@ -65,7 +65,7 @@ static_assert(static_cast<int>(fb::DType::MAX) + 1 == static_cast<int>(kDTypeCou
 static_assert(static_cast<int>(fb::ValueKind::bool_) == static_cast<int>(ValueKind::boolean));
 static_assert(static_cast<int>(fb::ArgKind::graph) == static_cast<int>(Arg::Kind::graph));
 static_assert(static_cast<int>(fb::ArgKind::value) == static_cast<int>(Arg::Kind::value));
-static_assert(static_cast<int>(fb::Storage::affine) == static_cast<int>(Storage::affine));
+static_assert(static_cast<int>(fb::Storage::ggml_block) == static_cast<int>(Storage::ggml_block));
 static_assert(static_cast<int>(fb::Storage::panels16) == static_cast<int>(Storage::panels));
 static_assert(static_cast<int>(fb::InputKind::state) == static_cast<int>(InputKind::state));
 static_assert(static_cast<int>(fb::OutputKind::input_mutation) == static_cast<int>(OutputKind::input_mutation));
@@ -167,9 +167,6 @@ class Decoder {
     out.shape = shape(in.sizes(), str("weight '", out.key, "'"));
     out.storage = to_ir(in.storage());
     out.block_type = text(in.block_type());
-    out.scale = in.scale();
-    out.zero_point = in.zero_point();
-    out.group_size = in.group_size();
     out.byte_size = in.byte_size();
     out.sha256 = numbers(in.sha256());
     return out;

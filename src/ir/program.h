@@ -90,7 +90,7 @@ void for_each_value(const Node& node, const Visit& visit) {
 
 // The IR does not interpret names of block types, weight/stored_weight.h does. `panels` are blocks packed for graft's
 // kernels.
-enum class Storage : std::uint8_t { plain, ggml_block, affine, panels };
+enum class Storage : std::uint8_t { plain = 0, ggml_block = 1, panels = 3 };
 
 struct Weight {
   std::string key;
@@ -99,9 +99,6 @@ struct Weight {
   Shape shape;
   Storage storage = Storage::plain;
   std::string block_type;
-  std::int32_t scale = -1;
-  std::int32_t zero_point = -1;
-  std::int64_t group_size = 0;
   std::uint64_t byte_size = 0;
   std::vector<std::uint8_t> sha256;
 };

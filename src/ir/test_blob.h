@@ -60,12 +60,12 @@ inline std::vector<std::byte> make_blob(const BlobOptions& options = {}) {
   const std::vector<std::int64_t> sizes = {options.weight_rows, 4};
   std::vector<flatbuffers::Offset<fb::Weight>> weights = {
       fb::CreateWeightDirect(b, options.weight_key.c_str(), "l.weight", fb::DType::f32, &sizes, fb::Storage::plain,
-                             nullptr, -1, -1, 0, options.weight_bytes, &options.sha256)};
+                             nullptr, options.weight_bytes, &options.sha256)};
   const std::vector<std::int64_t> state_sizes = {options.state_size};
   if (!options.initial_key.empty())
-    weights.push_back(fb::CreateWeightDirect(
-        b, options.initial_key.c_str(), "h", fb::DType::f32, &state_sizes, fb::Storage::plain, nullptr, -1, -1, 0,
-        static_cast<std::uint64_t>(options.state_size) * 4, &options.initial_sha256));
+    weights.push_back(
+        fb::CreateWeightDirect(b, options.initial_key.c_str(), "h", fb::DType::f32, &state_sizes, fb::Storage::plain,
+                               nullptr, static_cast<std::uint64_t>(options.state_size) * 4, &options.initial_sha256));
   const std::int32_t initial = options.initial_key.empty() ? -1 : 1;
   const std::vector<flatbuffers::Offset<fb::State>> states = {
       fb::CreateStateDirect(b, "h", fb::DType::f32, &state_sizes, initial, true)};

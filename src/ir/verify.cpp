@@ -40,24 +40,6 @@ void check_weight(const Program& program, std::size_t index) {
   check_sizes(weight.dtype, weight.shape, owner);
   GRAFT_RULE(weight.sha256.empty() || weight.sha256.size() == kSha256Bytes, owner, ": sha256 must have ", kSha256Bytes,
              " bytes or none, found ", weight.sha256.size());
-  const auto check_helper = [&](std::int32_t helper, std::string_view role, bool required) {
-    if (helper == -1 && !required) return;
-    GRAFT_RULE(helper >= 0 && static_cast<std::size_t>(helper) < program.weights.size(), owner, ": its ", role,
-               " must be one of the ", program.weights.size(), " weights, found index ", helper);
-    GRAFT_RULE(static_cast<std::size_t>(helper) != index, owner, ": it is its own ", role);
-    GRAFT_RULE(program.weights[static_cast<std::size_t>(helper)].storage == Storage::plain, owner, ": its ", role,
-               " must be stored plain");
-  };
-  if (weight.storage == Storage::affine) {
-    GRAFT_RULE(weight.block_type == "int4" || weight.block_type == "int8", owner,
-               ": affine storage is 'int4' or 'int8', found '", weight.block_type, "'");
-    GRAFT_RULE(weight.group_size > 0, owner, ": the group size must be positive, found ", weight.group_size);
-    check_helper(weight.scale, "scale", true);
-    check_helper(weight.zero_point, "zero point", false);
-    return;
-  }
-  GRAFT_RULE(weight.scale == -1 && weight.zero_point == -1, owner,
-             ": only affine storage has a scale and a zero point, found ", weight.scale, " and ", weight.zero_point);
   if (weight.storage == Storage::ggml_block || weight.storage == Storage::panels) {
     GRAFT_RULE(!weight.block_type.empty(), owner, ": block storage without a block type");
     GRAFT_RULE(weight.dtype == DType::f32, owner, ": values stored in blocks must be f32, found ", name(weight.dtype));

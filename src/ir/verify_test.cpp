@@ -156,7 +156,8 @@ const std::vector<Case>& cases() {
          p.weights[1].sha256.assign(32, 1);
        },
        "different hashes"},
-      {"PlainWithAScale", [](Program& p, Method&) { p.weights[0].scale = 0; }, "only affine storage has a scale"},
+      {"UnknownStorage", [](Program& p, Method&) { p.weights[0].storage = static_cast<Storage>(2); },
+       "storage 2 is not known"},
       {"BlockWithoutType", [](Program& p, Method&) { p.weights[0].storage = Storage::ggml_block; },
        "without a block type"},
       {"BlocksOfIntegers",
@@ -166,21 +167,6 @@ const std::vector<Case>& cases() {
          p.weights[0].dtype = DType::i8;
        },
        "values stored in blocks must be f32, found i8"},
-      {"AffineWithoutScale",
-       [](Program& p, Method&) {
-         p.weights[0].storage = Storage::affine;
-         p.weights[0].block_type = "int4";
-         p.weights[0].group_size = 2;
-       },
-       "its scale must be one of the 1 weights, found index -1"},
-      {"AffineIsItsOwnScale",
-       [](Program& p, Method&) {
-         p.weights[0].storage = Storage::affine;
-         p.weights[0].block_type = "int8";
-         p.weights[0].group_size = 2;
-         p.weights[0].scale = 0;
-       },
-       "it is its own scale"},
       {"InitialOutOfRange", [](Program& p, Method&) { p.states[0].initial = 1; },
        "must be one of the 1 weights or -1, found 1"},
       {"InitialOfAnotherShape", [](Program& p, Method&) { p.states[0].initial = 0; },

@@ -74,6 +74,12 @@ void check_method(const Program& program, const LanguageModelInfo& info) {
 
 }  // namespace
 
+struct LanguageModel::Impl {
+  std::shared_ptr<const Program> program;
+  LanguageModelInfo info;
+  std::shared_ptr<const Tokenizer> tokenizer;
+};
+
 std::shared_ptr<const LanguageModel> LanguageModel::load(const std::string& path, const LoadOptions& options,
                                                          const std::string& tokenizer) {
   std::string description;
@@ -102,26 +108,32 @@ std::shared_ptr<const LanguageModel> LanguageModel::load(const std::string& path
 
 LanguageModel::LanguageModel(std::shared_ptr<const Program> program, LanguageModelInfo info,
                              std::shared_ptr<const Tokenizer> tokenizer)
-    : program_(std::move(program)), info_(std::move(info)), tokenizer_(std::move(tokenizer)) {
-  GRAFT_CHECK(InvalidArgument, program_, "a language model needs a program");
-  check_method(*program_, info_);
+    : impl_(std::make_unique<const Impl>(Impl{std::move(program), std::move(info), std::move(tokenizer)})) {
+  GRAFT_CHECK(InvalidArgument, impl_->program, "a language model needs a program");
+  check_method(*impl_->program, impl_->info);
   // A model may have more rows than its tokenizer has tokens: vocabularies are padded to round sizes.
-  GRAFT_CHECK(InvalidArgument, !tokenizer_ || tokenizer_->size() <= info_.vocab_size,
-              "the tokenizer has another vocabulary than the model: ", tokenizer_->size(), " tokens, the model has ",
-              info_.vocab_size);
+  GRAFT_CHECK(InvalidArgument, !impl_->tokenizer || impl_->tokenizer->size() <= impl_->info.vocab_size,
+              "the tokenizer has another vocabulary than the model: ", impl_->tokenizer->size(),
+              " tokens, the model has ", impl_->info.vocab_size);
 }
 
+LanguageModel::~LanguageModel() = default;
+
+const LanguageModelInfo& LanguageModel::info() const { return impl_->info; }
+const std::shared_ptr<const Program>& LanguageModel::program() const { return impl_->program; }
+bool LanguageModel::has_tokenizer() const { return impl_->tokenizer != nullptr; }
+
 const std::shared_ptr<const Tokenizer>& LanguageModel::tokenizer() const {
-  GRAFT_CHECK(NotFound, tokenizer_, "the package carries no tokenizer; give one");
-  return tokenizer_;
+  GRAFT_CHECK(NotFound, impl_->tokenizer, "the package carries no tokenizer; give one");
+  return impl_->tokenizer;
 }
 
 std::vector<std::int64_t> LanguageModel::encode(std::string_view prompt, bool add_special) const {
   GRAFT_CHECK(InvalidArgument, is_utf8(prompt), "the prompt is not UTF-8");
   if (prompt.empty()) {
-    GRAFT_CHECK(InvalidArgument, !info_.bos_token_ids.empty(),
+    GRAFT_CHECK(InvalidArgument, !impl_->info.bos_token_ids.empty(),
                 "an empty prompt means the token that begins a text (BOS), which this model does not have");
-    return {info_.bos_token_ids.front()};
+    return {impl_->info.bos_token_ids.front()};
   }
   return tokenizer()->encode(prompt, {.add_special = add_special});
 }

@@ -442,25 +442,6 @@ TEST(Session, ProfileNamesEveryLaunch) {
   EXPECT_LE(profile[0].start_ns, profile[0].end_ns);
 }
 
-TEST(Program, AffineStorageIsRefusedBeforeItsBytesAreRead) {
-  LinearProgram linear;
-  ir::Program& program = linear.graph.program();
-  program.weights.push_back(program.weights[0]);
-  program.weights[0].key = "q";
-  program.weights[0].storage = ir::Storage::affine;
-  program.weights[0].block_type = "int8";
-  program.weights[0].scale = 1;
-  program.weights[0].group_size = 3;
-  program.weights[0].byte_size = 4;
-  try {
-    linear.graph.build();
-    FAIL() << "built";
-  } catch (const Unsupported& e) {
-    EXPECT_THAT(e.what(), HasSubstr("weight 'q'"));
-    EXPECT_THAT(e.what(), HasSubstr("affine int8"));
-  }
-}
-
 // An argument of another kind than the operator's must not be read as if it were 0, false or "".
 TEST(Program, ArgumentsOfAnotherKindAreErrors) {
   std::vector<float> data{3, 1, 2};

@@ -21,36 +21,51 @@ std::string Tokenizer::apply_chat_template(std::string_view variables_json, std:
   return text::render_chat_template(chat_template, variables_json, template_variables());
 }
 
+struct Detokenizer::Impl {
+  std::shared_ptr<const Tokenizer> tokenizer;
+  bool skip_special;
+  std::vector<std::int64_t> ids;  // those of the last returned text, then those not yet returned
+  std::size_t returned_ids = 0;   // how many of them have been returned
+  std::string returned;           // the text of those
+
+  std::string text() const { return tokenizer->decode(ids, skip_special); }
+};
+
 Detokenizer::Detokenizer(std::shared_ptr<const Tokenizer> tokenizer, bool skip_special)
-    : tokenizer_(std::move(tokenizer)), skip_special_(skip_special) {
-  GRAFT_CHECK(InvalidArgument, tokenizer_ != nullptr, "a Detokenizer needs a Tokenizer");
+    : impl_(std::make_unique<Impl>(Impl{std::move(tokenizer), skip_special, {}, 0, {}})) {
+  GRAFT_CHECK(InvalidArgument, impl_->tokenizer != nullptr, "a Detokenizer needs a Tokenizer");
 }
 
+Detokenizer::Detokenizer(Detokenizer&&) noexcept = default;
+Detokenizer& Detokenizer::operator=(Detokenizer&&) noexcept = default;
+Detokenizer::~Detokenizer() = default;
+
 std::string Detokenizer::add(std::int64_t id) {
-  ids_.push_back(id);
+  std::vector<std::int64_t>& ids = impl_->ids;
+  ids.push_back(id);
   std::string text;
   try {
-    text = tokenizer_->decode(ids_, skip_special_);
+    text = impl_->text();
   } catch (...) {
-    ids_.pop_back();
+    ids.pop_back();
     throw;
   }
   // A trailing replacement character may be an incomplete character.
-  if (text.size() <= returned_.size() || text.ends_with(kReplacement)) return "";
-  std::string added = text.substr(returned_.size());
+  if (text.size() <= impl_->returned.size() || text.ends_with(kReplacement)) return "";
+  std::string added = text.substr(impl_->returned.size());
   // A token's text can depend on the one before it, so those of the last step are decoded again with the next.
-  ids_.erase(ids_.begin(), ids_.begin() + static_cast<std::ptrdiff_t>(returned_ids_));
-  returned_ids_ = ids_.size();
-  returned_ = tokenizer_->decode(ids_, skip_special_);
+  ids.erase(ids.begin(), ids.begin() + static_cast<std::ptrdiff_t>(impl_->returned_ids));
+  impl_->returned_ids = ids.size();
+  impl_->returned = impl_->text();
   return added;
 }
 
 std::string Detokenizer::finish() {
-  const std::string text = tokenizer_->decode(ids_, skip_special_);
-  std::string left = text.size() > returned_.size() ? text.substr(returned_.size()) : "";
-  ids_.clear();
-  returned_ids_ = 0;
-  returned_.clear();
+  const std::string text = impl_->text();
+  std::string left = text.size() > impl_->returned.size() ? text.substr(impl_->returned.size()) : "";
+  impl_->ids.clear();
+  impl_->returned_ids = 0;
+  impl_->returned.clear();
   return left;
 }
 

@@ -8,7 +8,6 @@
 namespace graft {
 
 Stored stored_of(const ir::Weight& weight) {
-  GRAFT_ASSERT(weight.storage != ir::Storage::affine);
   if (weight.storage == ir::Storage::plain) return Stored::as(weight.dtype);
   const std::optional<BlockType> type = find_block_type(weight.block_type);
   GRAFT_ASSERT(type);
@@ -32,7 +31,7 @@ void set_panels(ir::Weight& weight, std::uint64_t bytes) {
 
 void verify_weights(const ir::Program& program) {
   for (const ir::Weight& weight : program.weights) {
-    if (weight.storage == ir::Storage::plain || weight.storage == ir::Storage::affine) continue;
+    if (weight.storage == ir::Storage::plain) continue;
     const auto fail = [&](const std::string& what) { throw InvalidProgram(str("weight '", weight.key, "'", what)); };
     const std::optional<BlockType> type = find_block_type(weight.block_type);
     if (!type) fail(str(": block type '", weight.block_type, "' is not known"));

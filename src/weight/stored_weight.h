@@ -8,7 +8,6 @@
 // Converts between the fields of an IR weight and its stored type.
 namespace graft {
 
-// Not for affine storage.
 Stored stored_of(const ir::Weight& weight);
 void set_stored(ir::Weight& weight, const Stored& stored);  // plain or blocks; sets byte_size too
 void set_panels(ir::Weight& weight, std::uint64_t bytes);   // blocks that are now packed in panels

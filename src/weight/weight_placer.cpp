@@ -24,8 +24,6 @@ ggml_type ggml_type_of(const Stored& stored) {
 }  // namespace
 
 FoundWeight WeightPlacer::find(const ir::Weight& weight, const FindWeight& find) {
-  GRAFT_CHECK(Unsupported, weight.storage != ir::Storage::affine, "weight '", weight.key, "' (", weight.fqn,
-              ") is stored as affine ", weight.block_type, "; only plain tensors and ggml's blocks are supported");
   FoundWeight found = find(weight);
   if (!found.stored) found.stored = stored_of(weight);
   found.panels = found.stored->kind == Stored::Kind::panels;

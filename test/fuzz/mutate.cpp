@@ -274,14 +274,13 @@ class IrMutator {
         w.block_type = random_.one_in(2) ? "q8_0" : "int8";
         return true;
       case 3:
-        random_.change(w.scale);
-        random_.change(w.zero_point);
+        w.storage = static_cast<fb::Storage>(2);  // of no storage
         return true;
       case 4:
         random_.change(w.byte_size);
         return true;
       case 5:
-        random_.change(w.group_size);
+        w.block_type = random_.one_in(2) ? "q4_k" : "";
         return true;
       case 6:
         w.sha256.resize(random_.one_in(2) ? 32 : random_.below(64));

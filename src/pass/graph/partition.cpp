@@ -28,21 +28,18 @@ void drop_unused_tables(ir::Program& program) {
     if (output.kind == ir::OutputKind::state_mutation)
       output.index = static_cast<std::uint32_t>(state_of[output.index]);
   std::vector<ir::Weight> weights;
-  const auto keep = [&](const auto& self, std::int32_t index) -> std::int32_t {
+  const auto keep = [&](std::int32_t index) {
     if (index < 0) return index;
     std::int32_t& to = weight_of[static_cast<std::size_t>(index)];
     if (to >= 0) return to;
-    ir::Weight weight = program.weights[static_cast<std::size_t>(index)];
-    weight.scale = self(self, weight.scale);
-    weight.zero_point = self(self, weight.zero_point);
     to = static_cast<std::int32_t>(weights.size());
-    weights.push_back(std::move(weight));
+    weights.push_back(program.weights[static_cast<std::size_t>(index)]);
     return to;
   };
   for (ir::Input& input : method.inputs)
     if (input.kind == ir::InputKind::weight)
-      input.index = static_cast<std::uint32_t>(keep(keep, static_cast<std::int32_t>(input.index)));
-  for (ir::State& state : states) state.initial = keep(keep, state.initial);
+      input.index = static_cast<std::uint32_t>(keep(static_cast<std::int32_t>(input.index)));
+  for (ir::State& state : states) state.initial = keep(state.initial);
   program.states = std::move(states);
   program.weights = std::move(weights);
 }

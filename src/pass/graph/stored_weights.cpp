@@ -18,7 +18,6 @@ class Converter {
   std::vector<ConvertedWeight> run() {
     const auto count = static_cast<std::uint32_t>(graph_.weights.size());
     for (std::uint32_t i = 0; i < count; ++i) {
-      if (graph_.weights[i].storage == ir::Storage::affine) continue;
       const bool block = graph_.weights[i].storage != ir::Storage::plain;
       // Only f32 values are stored in another type.
       const bool half = graph_.weights[i].dtype == DType::f16 || graph_.weights[i].dtype == DType::bf16;
