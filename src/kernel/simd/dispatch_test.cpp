@@ -1,5 +1,6 @@
 #include "kernel/simd/dispatch.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -7,6 +8,7 @@
 #include <cstdlib>
 #include <string>
 
+#include "base/test_process.h"
 #include "graft/error.h"
 #include "kernel/conv/conv_vec.h"
 #include "kernel/elementwise/elementwise_vec.h"
@@ -17,51 +19,49 @@
 namespace graft::simd {
 namespace {
 
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
 bool compiled_with_vec(Isa isa) {
   const std::vector<Isa> isas = available_isas_of<ConvTable>();
   return std::find(isas.begin(), isas.end(), isa) != isas.end();
 }
 
-// The instruction set is settled once per process, so each case runs in its own. Writes the choice to stderr.
-[[noreturn]] void report_choice(const char* wanted) {
-  if (wanted != nullptr) {
-    setenv("GRAFT_ISA", wanted, 1);
-  } else {
-    unsetenv("GRAFT_ISA");
-  }
+// The instruction set is settled once per process.
+TEST(DispatchChoice, DISABLED_IsPrinted) {
   try {
-    std::fprintf(stderr, "chose %s\n", std::string(name(active_isa())).c_str());
+    std::printf("chose %s\n", std::string(name(active_isa())).c_str());
   } catch (const InvalidArgument& e) {
-    std::fprintf(stderr, "%s\n", e.what());
+    std::printf("%s\n", e.what());
   }
-  std::exit(0);
 }
 
-class DispatchDeathTest : public testing::Test {
- protected:
-  void SetUp() override { testing::FLAGS_gtest_death_test_style = "threadsafe"; }
-};
+// What a process says whose GRAFT_ISA is `wanted`; null: not set.
+std::string choice_of(const char* wanted) {
+  return test::run_in_own_process("DispatchChoice.DISABLED_IsPrinted",
+                                  wanted != nullptr ? std::string("GRAFT_ISA=") + wanted : "-u GRAFT_ISA");
+}
 
 // Products of bf16 are slower than those of f32 on Intel's CPUs.
-TEST_F(DispatchDeathTest, TheFastestIsTheDefault) {
+TEST(DispatchChoice, TheFastestIsTheDefault) {
   Isa fastest = available_isas().back();
 #ifdef __x86_64__
   if (fastest == Isa::avx512bf16 && __builtin_cpu_is("intel") != 0) fastest = Isa::avx512vnni;
 #endif
-  const std::string best = std::string(name(fastest)) + "\n";
-  EXPECT_EXIT(report_choice(nullptr), testing::ExitedWithCode(0), "chose " + best);
-  EXPECT_EXIT(report_choice(""), testing::ExitedWithCode(0), "chose " + best);
+  const std::string best = "chose " + std::string(name(fastest)) + "\n";
+  EXPECT_THAT(choice_of(nullptr), HasSubstr(best));
+  EXPECT_THAT(choice_of(""), HasSubstr(best));
 }
 
-TEST_F(DispatchDeathTest, TheEnvironmentForcesOne) {
+TEST(DispatchChoice, TheEnvironmentForcesOne) {
   for (const Isa isa : available_isas()) {
     const std::string wanted(name(isa));
-    EXPECT_EXIT(report_choice(wanted.c_str()), testing::ExitedWithCode(0), "chose " + wanted);
+    EXPECT_THAT(choice_of(wanted.c_str()), HasSubstr("chose " + wanted + "\n"));
   }
 }
 
-TEST_F(DispatchDeathTest, AnUnknownOneIsAnError) {
-  EXPECT_EXIT(report_choice("avx9"), testing::ExitedWithCode(0), "GRAFT_ISA: expected one of baseline.*got \"avx9\"");
+TEST(DispatchChoice, AnUnknownOneIsAnError) {
+  EXPECT_THAT(choice_of("avx9"), AllOf(HasSubstr("GRAFT_ISA: expected one of baseline"), HasSubstr("got \"avx9\"")));
 }
 
 TEST(Dispatch, BaselineIsAlwaysThereAndTargetsAscend) {
