@@ -24,7 +24,7 @@ from graft.hf.state import State
 from graft.llm.checkpoint import named_tensors
 
 # Arguments of models that do not change the results here.
-_HARMLESS = {"cache_position", "num_items_in_batch", "is_first_iteration"}
+_HARMLESS = {"cache_position", "num_items_in_batch", "is_first_iteration", "tokenizer", "assistant_tokenizer"}
 # Arguments of continuous batching: packed sequences and paged caches.
 _PACKED = {"cu_seq_lens_q", "cu_seq_lens_k", "block_table", "read_index", "write_index"}
 _PACKED_ADVICE = (
