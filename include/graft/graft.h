@@ -153,16 +153,18 @@ struct PhaseStats {
 // What a program holds. Bytes are bytes of memory, mapped or allocated; those marked "now" may go down.
 struct ProgramStats {
   std::vector<PhaseStats> phases;
-  std::uint64_t weight_count = 0;       // distinct ones: tied weights count once
-  std::uint64_t weight_bytes = 0;       // of these; the same for any number of methods, plans and sessions
-  std::uint64_t given_bytes = 0;        // of these, in memory of the caller
-  std::uint64_t copied_count = 0;       // of these, copied because of their alignment in the file
-  std::uint64_t copied_bytes = 0;       // the same in bytes
-  std::uint64_t converted_count = 0;    // copies in the dtype of their values of weights stored in another type
-  std::uint64_t converted_bytes = 0;    // the same in bytes
-  std::uint64_t packed_count = 0;       // packed for graft's kernels; used instead of the bytes in the file
-  std::uint64_t packed_bytes = 0;       // the same in bytes
-  std::uint64_t constant_bytes = 0;     // folded constants
+  std::uint64_t weight_count = 0;     // distinct ones: tied weights count once
+  std::uint64_t weight_bytes = 0;     // of these; the same for any number of methods, plans and sessions
+  std::uint64_t given_bytes = 0;      // of these, in memory of the caller
+  std::uint64_t copied_count = 0;     // of these, copied because of their alignment in the file
+  std::uint64_t copied_bytes = 0;     // the same in bytes
+  std::uint64_t converted_count = 0;  // copies in the dtype of their values of weights stored in another type
+  std::uint64_t converted_bytes = 0;  // the same in bytes
+  std::uint64_t packed_count = 0;     // packed for graft's kernels; used instead of the bytes in the file
+  std::uint64_t packed_bytes = 0;     // the same in bytes
+  std::uint64_t constant_bytes = 0;   // folded constants
+  // Of copies, conversions, packed weights and constants, those that a program with the same weights had made before.
+  std::uint64_t shared_bytes = 0;
   std::uint64_t released_bytes = 0;     // of the weights, those used only by constant folding: not read any more
   std::uint64_t graph_bytes = 0;        // now: what only planning needs; 0 after shrink()
   std::uint64_t graph_bytes_freed = 0;  // by shrink() so far
@@ -173,7 +175,8 @@ struct ProgramStats {
 };
 
 // A loaded package: verified graphs, weights mapped from the file, folded constants. Immutable; any number of sessions
-// and threads may share it.
+// and threads may share it. Programs of the same files, by path, inode, size and time, share the mappings and what is
+// made of the weights; the last of them frees it.
 class GRAFT_API Program {
  public:
   // Reads a .pte. Throws NotFound, SystemError, InvalidProgram, Unsupported or InvalidArgument; the message names the
@@ -187,7 +190,8 @@ class GRAFT_API Program {
   static std::shared_ptr<const Program> load_memory(std::span<const std::byte> package,
                                                     const LoadOptions& options = {});
   // A program from IR bytes (schema/graft.fbs), which it copies, and its weights by key, which must outlive it.
-  // LoadOptions::weights and tensors do not apply: `weights` supplies all.
+  // LoadOptions::weights and tensors do not apply: `weights` supplies all. Programs with one LoadOptions::keep_alive,
+  // which then owns the weights' memory, share what is made of them.
   using WeightLookup = std::function<std::span<const std::byte>(std::string_view key)>;
   static std::shared_ptr<const Program> from_ir(std::span<const std::byte> blob, const WeightLookup& weights,
                                                 const LoadOptions& options = {});

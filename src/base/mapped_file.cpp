@@ -8,7 +8,10 @@
 #include <cerrno>
 #include <cstring>
 #include <limits>
+#include <map>
+#include <mutex>
 #include <system_error>
+#include <tuple>
 
 #include "base/check.h"
 
@@ -16,6 +19,28 @@ namespace graft {
 namespace {
 
 std::string reason(int error) { return std::generic_category().message(error); }
+
+}  // namespace
+
+namespace {
+
+// Mappings that are alive. A file keeps its inode while one has it open, so equal identities are one file, unless it is
+// written to without a change of its time.
+struct Mappings {
+  using Identity = std::tuple<std::string, dev_t, ino_t, off_t, std::int64_t, std::int64_t>;
+  std::mutex mutex;
+  std::map<Identity, std::weak_ptr<const MappedFile>> alive;
+
+  static Identity of(const std::string& path, const struct stat& found) {
+    return {path, found.st_dev, found.st_ino, found.st_size, found.st_mtim.tv_sec, found.st_mtim.tv_nsec};
+  }
+};
+
+// Never destroyed: files may be unmapped while the process ends.
+Mappings& mappings() {
+  static auto* mappings = new Mappings;
+  return *mappings;
+}
 
 }  // namespace
 
@@ -30,7 +55,14 @@ std::shared_ptr<const MappedFile> MappedFile::open(const std::string& path) {
     throw SystemError(str("cannot open '", path, "': ", reason(error)));
   }
   std::shared_ptr<MappedFile> file(new MappedFile(path, descriptor));
+  const Mappings::Identity identity = Mappings::of(path, file->status());
+  Mappings& all = mappings();
+  const std::lock_guard lock(all.mutex);
+  std::erase_if(all.alive, [](const auto& entry) { return entry.second.expired(); });
+  if (const auto known = all.alive.find(identity); known != all.alive.end())
+    if (std::shared_ptr<const MappedFile> mapped = known->second.lock()) return mapped;
   file->map();
+  all.alive[identity] = file;
   return file;
 }
 

@@ -233,9 +233,11 @@ std::size_t fold_constants(ir::Program& graph, LoadedMethod& method, const PlanL
     if (results.empty()) return;
     const Expressions expressions(graph, constants, method.weights, pool);
     std::vector<ir::ValueId> missing;
-    std::set<std::size_t> seen;
-    for (const ir::ValueId id : results)
-      if (pool.find(expressions.of(id)) == nullptr && seen.insert(expressions.of(id)).second) missing.push_back(id);
+    std::map<std::size_t, ConstantPool::Memory> memory_of;  // by number of the expression
+    for (const ir::ValueId id : results) {
+      const auto [entry, first] = memory_of.try_emplace(expressions.of(id), nullptr);
+      if (first && !(entry->second = pool.find(expressions.of(id)))) missing.push_back(id);
+    }
     for (std::size_t begin = 0; begin < missing.size();) {
       std::vector<ir::ValueId> some;
       for (std::int64_t bytes = 0; begin < missing.size() && bytes < kAtOnce; ++begin) {
@@ -244,14 +246,15 @@ std::size_t fold_constants(ir::Program& graph, LoadedMethod& method, const PlanL
       }
       const ir::Method cut = cut_to(constants, some);
       std::vector<AlignedMemory> memory = evaluate(graph, cut, method.weights, limits);
-      for (std::size_t i = 0; i < some.size(); ++i) pool.keep(expressions.of(some[i]), std::move(memory[i]));
+      for (std::size_t i = 0; i < some.size(); ++i)
+        memory_of[expressions.of(some[i])] = pool.keep(expressions.of(some[i]), std::move(memory[i]));
       std::set<ir::ValueId> values;
       for (const ir::Node& node : cut.nodes) ir::for_each_value(node, [&](ir::ValueId id) { values.insert(id); });
       for (const ir::Input& input : cut.inputs)
         if (values.contains(input.value)) read(input.index);
     }
     for (const ir::ValueId id : results)
-      method.constants.push_back({pool.find(expressions.of(id)), graph.methods[0].values[id].name});
+      method.constants.push_back({memory_of[expressions.of(id)], graph.methods[0].values[id].name});
   });
   return method.constants.size();
 }

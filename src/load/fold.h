@@ -5,13 +5,15 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 
 #include "load/program_impl.h"
 
 namespace graft {
 
-// The constants of a program's methods during load: equal expressions over the same weights are computed once.
+// Constants of methods: equal expressions over the same weights are computed once, and kept as long as somebody holds
+// them.
 class ConstantPool {
  public:
   using Memory = std::shared_ptr<const AlignedMemory>;
@@ -20,21 +22,27 @@ class ConstantPool {
   std::size_t number_of(const std::string& expression) {
     return numbers_.try_emplace(expression, numbers_.size()).first->second;
   }
-  // The memory of the constant with this number; null if it does not exist yet.
+  // The memory of the constant with this number; null if it does not exist.
   Memory find(std::size_t number) const {
     const auto it = memory_.find(number);
-    return it == memory_.end() ? nullptr : it->second;
+    return it == memory_.end() ? nullptr : it->second.lock();
   }
   Memory keep(std::size_t number, AlignedMemory memory) {
-    bytes_ += memory.size();
-    return memory_[number] = std::make_shared<const AlignedMemory>(std::move(memory));
+    Memory kept = std::make_shared<const AlignedMemory>(std::move(memory));
+    memory_[number] = kept;
+    return kept;
   }
-  std::uint64_t bytes() const { return bytes_; }
+  // Constants that somebody holds.
+  std::set<const AlignedMemory*> alive() const {
+    std::set<const AlignedMemory*> found;
+    for (const auto& [number, memory] : memory_)
+      if (const Memory held = memory.lock()) found.insert(held.get());
+    return found;
+  }
 
  private:
   std::map<std::string, std::size_t> numbers_;
-  std::map<std::size_t, Memory> memory_;
-  std::uint64_t bytes_ = 0;
+  std::map<std::size_t, std::weak_ptr<const AlignedMemory>> memory_;
 };
 
 // Constant folding: nodes that depend only on weights run once, here, and their results become constants of the method.

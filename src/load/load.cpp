@@ -1,7 +1,9 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
+#include <mutex>
 #include <optional>
+#include <set>
 
 #include "base/check.h"
 #include "base/log.h"
@@ -12,6 +14,7 @@
 #include "kernel/matmul/block_matmul.h"
 #include "kernel/simd/cpu_check.h"
 #include "load/fold.h"
+#include "load/load_cache.h"
 #include "load/program_impl.h"
 #include "lowering/kv_shape.h"
 #include "op/operator.h"
@@ -113,6 +116,16 @@ class Loader {
   }
   const std::vector<ir::Program>& graphs() const { return graphs_; }
 
+  // Before weights are placed. Programs with these sources of weights share what is made of them; none: nobody else
+  // has this program's.
+  void share(std::vector<const void*> sources) {
+    const std::string settings =
+        str(static_cast<int>(options_.matmul_precision), options_.fast_kernels, " ", impl_->device);
+    impl_->cache = sources.empty() ? std::make_shared<LoadCache>() : LoadCache::of(std::move(sources), settings);
+    sharing_ = std::unique_lock(impl_->cache->mutex);
+    placer_.share(impl_->cache->weights);
+  }
+
   std::uint64_t host_bytes() const {
     std::uint64_t bytes = 0;
     for (const ir::Program& graph : graphs_) bytes += ir::host_bytes(graph);
@@ -184,7 +197,8 @@ class Loader {
   }
 
   std::uint64_t fold() {
-    ConstantPool pool;
+    ConstantPool& pool = impl_->cache->constants;
+    const std::set<const AlignedMemory*> of_others = pool.alive();
     for (std::size_t i = 0; i < graphs_.size(); ++i) {
       LoadedMethod& method = impl_->methods[i];
       if (!method.steps.empty()) continue;
@@ -202,8 +216,17 @@ class Loader {
       check_operators(graphs_[i]);
       append(method.passes, run_graph_passes(PassStage::fold, passes));
     }
-    impl_->weight_stats.constant_bytes = pool.bytes();
+    std::set<const AlignedMemory*> counted;
+    for (const LoadedMethod& method : impl_->methods) {
+      for (const FoldedConstant& constant : method.constants) {
+        const AlignedMemory* memory = constant.memory.get();
+        if (!counted.insert(memory).second) continue;
+        impl_->weight_stats.constant_bytes += memory->size();
+        if (of_others.contains(memory)) impl_->weight_stats.shared_bytes += memory->size();
+      }
+    }
     release_weights();
+    sharing_ = {};
     return impl_->weight_stats.constant_bytes;
   }
 
@@ -296,6 +319,7 @@ class Loader {
   const LoadOptions& options_;
   std::unique_ptr<ProgramImpl> impl_;
   WeightPlacer placer_;
+  std::unique_lock<std::recursive_mutex> sharing_;  // from share() to the end of fold()
   std::vector<ir::Program> graphs_;
   std::vector<std::vector<FoundWeight>> found_;  // by graph and weight, until constants are folded
 };
@@ -337,6 +361,13 @@ std::shared_ptr<const Program> load_package(const std::function<std::shared_ptr<
     for (const std::string& path : weight_files) store->add_files(path);
     store->add_memory(options.tensors);
     store->check(loader.weights());
+    std::vector<const void*> sources;
+    if (options.tensors.empty()) {
+      for (const WeightFile& from : store->files())
+        if (!from.file->is_memory()) sources.push_back(from.file.get());
+      if (sources.size() != store->files().size()) sources.clear();
+    }
+    loader.share(std::move(sources));
     const std::uint64_t bytes = loader.place_weights([&](const ir::Weight& weight) { return store->find(weight); });
     store->check_memory_used();
     return bytes;
@@ -378,6 +409,7 @@ std::unique_ptr<ProgramImpl> build_program(std::vector<ir::Program> sources, con
     loader.set_graphs(std::move(sources));
     return 0;
   });
+  loader.share({});
   loader.phase("weights", [&] { return loader.place_weights(find); });
   loader.phase("constants", [&] { return loader.fold(); });
   loader.phase("states", [&] { return loader.place_states(); });
@@ -404,6 +436,7 @@ std::shared_ptr<const Program> Program::from_ir(std::span<const std::byte> blob,
     return 0;
   });
   loader.phase("weights", [&] {
+    loader.share(options.keep_alive ? std::vector<const void*>{options.keep_alive.get()} : std::vector<const void*>{});
     std::map<std::string, std::span<const std::byte>, std::less<>> answers;
     return loader.place_weights([&](const ir::Weight& weight) {
       auto known = answers.find(weight.key);

@@ -114,6 +114,8 @@ class PlanCache {
   std::list<Key> order_;  // most recently used first
 };
 
+struct LoadCache;  // load_cache.h
+
 // Gives the library's own code access to its public classes.
 struct Internal {
   using ProgramImpl = Program::Impl;
@@ -143,8 +145,9 @@ struct Program::Impl {
   std::size_t public_methods = 0;
   PartitionOptions partition;
   std::vector<StateInfo> states;
-  std::vector<AlignedMemory> made_weights;  // copies and conversions
-  ProgramStats weight_stats;                // counts and bytes of weights and constants
+  std::vector<std::shared_ptr<const AlignedMemory>> made_weights;  // copies and conversions
+  std::shared_ptr<LoadCache> cache;                                // of programs with the same weights
+  ProgramStats weight_stats;                                       // counts and bytes of weights and constants
   std::string device;
   std::unique_ptr<ProgramDevice> on_device;  // null for the CPU
   std::unique_ptr<ProgramDevice> plain;      // ggml's CPU ops, without LoadOptions::fast_kernels

@@ -217,6 +217,7 @@ nb::dict to_dict(const ProgramStats& s) {
   d["packed_bytes"] = s.packed_bytes;
   d["released_bytes"] = s.released_bytes;
   d["constant_bytes"] = s.constant_bytes;
+  d["shared_bytes"] = s.shared_bytes;
   d["graph_bytes"] = s.graph_bytes;
   d["graph_bytes_freed"] = s.graph_bytes_freed;
   d["graphs_read_again"] = s.graphs_read_again;

@@ -44,9 +44,18 @@ FoundWeight WeightPlacer::find(const ir::Weight& weight, const FindWeight& find)
   return found;
 }
 
-std::byte* WeightPlacer::keep(AlignedMemory memory) {
-  made_.push_back(std::move(memory));
-  return made_.back().data();
+std::byte* WeightPlacer::made(MadeWeights::Map& known, const FoundWeight& found,
+                              const std::function<AlignedMemory()>& make) {
+  std::weak_ptr<const AlignedMemory>& entry = known[{found.bytes.data(), found.bytes.size()}];
+  MadeWeights::Memory memory = entry.lock();
+  if (memory && std::ranges::find(made_, memory) != made_.end()) return memory->data();
+  if (memory) {
+    stats_.shared_bytes += memory->size();
+  } else {
+    entry = memory = std::make_shared<const AlignedMemory>(make());
+  }
+  made_.push_back(memory);
+  return memory->data();
 }
 
 std::byte* WeightPlacer::as_stored(const ir::Weight& weight, const FoundWeight& found) {
@@ -54,46 +63,44 @@ std::byte* WeightPlacer::as_stored(const ir::Weight& weight, const FoundWeight& 
   const std::size_t alignment = found.stored->is_plain() ? byte_size(found.stored->dtype) : kBlockAlignment;
   if (reinterpret_cast<std::uintptr_t>(found.bytes.data()) % alignment == 0)
     return const_cast<std::byte*>(found.bytes.data());  // never written: launches only read weights
-  const auto [copy, first] = copies_.try_emplace({found.bytes.data(), found.bytes.size()}, nullptr);
-  if (!first) return copy->second;
-  AlignedMemory memory = AlignedMemory::on_huge_pages(found.bytes.size());
-  std::memcpy(memory.data(), found.bytes.data(), found.bytes.size());
-  copy->second = keep(std::move(memory));
-  ++stats_.copied_count;
-  stats_.copied_bytes += found.bytes.size();
-  log(LogLevel::info,
-      str("weight '", weight.fqn, "' copied: its address in the file is not a multiple of ", alignment));
-  return copy->second;
+  return made(shared_->copies, found, [&] {
+    AlignedMemory memory = AlignedMemory::on_huge_pages(found.bytes.size());
+    std::memcpy(memory.data(), found.bytes.data(), found.bytes.size());
+    ++stats_.copied_count;
+    stats_.copied_bytes += found.bytes.size();
+    log(LogLevel::info,
+        str("weight '", weight.fqn, "' copied: its address in the file is not a multiple of ", alignment));
+    return memory;
+  });
 }
 
 std::byte* WeightPlacer::converted(const ir::Weight& weight, const FoundWeight& found) {
-  const auto [made, first] = conversions_.try_emplace({found.bytes.data(), found.bytes.size()}, nullptr);
-  if (!first) return made->second;
-  const TensorDesc desc(DType::f32, weight.shape);
-  AlignedMemory memory = AlignedMemory::on_huge_pages(desc.byte_count());
-  if (desc.numel() > 0) {
-    const auto to_float = ggml_get_type_traits(ggml_type_of(*found.stored))->to_float;
-    const std::byte* from = as_stored(weight, found);
-    to_float(from, reinterpret_cast<float*>(memory.data()), desc.numel());
-  }
-  made->second = keep(std::move(memory));
-  ++stats_.converted_count;
-  stats_.converted_bytes += desc.byte_count();
-  log(LogLevel::info, str("weight '", weight.fqn, "' converted from ", found.stored->str(), " to f32"));
-  return made->second;
+  return made(shared_->conversions, found, [&] {
+    const TensorDesc desc(DType::f32, weight.shape);
+    AlignedMemory memory = AlignedMemory::on_huge_pages(desc.byte_count());
+    if (desc.numel() > 0) {
+      const auto to_float = ggml_get_type_traits(ggml_type_of(*found.stored))->to_float;
+      const std::byte* from = as_stored(weight, found);
+      to_float(from, reinterpret_cast<float*>(memory.data()), desc.numel());
+    }
+    ++stats_.converted_count;
+    stats_.converted_bytes += desc.byte_count();
+    log(LogLevel::info, str("weight '", weight.fqn, "' converted from ", found.stored->str(), " to f32"));
+    return memory;
+  });
 }
 
 std::byte* WeightPlacer::as_blocks(const ir::Weight& weight, const FoundWeight& found) {
-  const auto [copy, first] = copies_.try_emplace({found.bytes.data(), found.bytes.size()}, nullptr);
-  if (!first) return copy->second;
-  AlignedMemory memory = AlignedMemory::on_huge_pages(stored_bytes(*found.stored, weight.shape));
-  unpack_panels(*panel_format_of(found.stored->block), found.bytes.data(), weight.shape[0], weight.shape[1],
-                memory.data(), threads_);
-  if (found.file) found.file->release(found.bytes);
-  ++stats_.copied_count;
-  stats_.copied_bytes += memory.size();
-  log(LogLevel::info, str("weight '", weight.fqn, "' lies in the package in panels and is unpacked to blocks"));
-  return copy->second = keep(std::move(memory));
+  return made(shared_->copies, found, [&] {
+    AlignedMemory memory = AlignedMemory::on_huge_pages(stored_bytes(*found.stored, weight.shape));
+    unpack_panels(*panel_format_of(found.stored->block), found.bytes.data(), weight.shape[0], weight.shape[1],
+                  memory.data(), threads_);
+    if (found.file) found.file->release(found.bytes);
+    ++stats_.copied_count;
+    stats_.copied_bytes += memory.size();
+    log(LogLevel::info, str("weight '", weight.fqn, "' lies in the package in panels and is unpacked to blocks"));
+    return memory;
+  });
 }
 
 std::byte* WeightPlacer::in_panels(ir::Weight& weight, const FoundWeight& found) {
@@ -103,19 +110,18 @@ std::byte* WeightPlacer::in_panels(ir::Weight& weight, const FoundWeight& found)
   set_panels(weight, bytes);
   if (found.panels && reinterpret_cast<std::uintptr_t>(found.bytes.data()) % kAlignment == 0)
     return const_cast<std::byte*>(found.bytes.data());  // never written, as in as_stored()
-  const auto [made, first] = panels_.try_emplace({found.bytes.data(), found.bytes.size()}, nullptr);
-  if (!first) return made->second;
-  AlignedMemory memory = AlignedMemory::on_huge_pages(bytes);
-  if (found.panels) {
-    std::memcpy(memory.data(), found.bytes.data(), bytes);
-  } else {
-    pack_panels(format, found.bytes.data(), rows, depth, memory.data(), threads_);
-  }
-  made->second = keep(std::move(memory));
-  ++stats_.packed_count;
-  stats_.packed_bytes += bytes;
-  if (found.file) found.file->release(found.bytes);
-  return made->second;
+  return made(shared_->panels, found, [&] {
+    AlignedMemory memory = AlignedMemory::on_huge_pages(bytes);
+    if (found.panels) {
+      std::memcpy(memory.data(), found.bytes.data(), bytes);
+    } else {
+      pack_panels(format, found.bytes.data(), rows, depth, memory.data(), threads_);
+    }
+    ++stats_.packed_count;
+    stats_.packed_bytes += bytes;
+    if (found.file) found.file->release(found.bytes);
+    return memory;
+  });
 }
 
 }  // namespace graft

@@ -1,7 +1,9 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <map>
+#include <memory>
 #include <span>
 #include <utility>
 #include <vector>
@@ -12,13 +14,24 @@
 
 namespace graft {
 
+// Copies, conversions and packed weights, by the bytes they were made from, as long as somebody holds them.
+struct MadeWeights {
+  using Memory = std::shared_ptr<const AlignedMemory>;
+  using Key = std::pair<const std::byte*, std::size_t>;
+  using Map = std::map<Key, std::weak_ptr<const AlignedMemory>>;
+  Map copies, conversions, panels;
+};
+
 // Assigns the weights of a program their addresses during load: in the files they were found in, or in memory allocated
-// here, once for all methods.
+// here, once for all methods and for all programs that share `MadeWeights`.
 class WeightPlacer {
  public:
-  // Packs with that many threads; `made` owns the memory, `stats` counts. Both must outlive the placer.
-  WeightPlacer(bool verify_hashes, int threads, std::vector<AlignedMemory>& made, ProgramStats& stats)
+  // Packs with that many threads; `made` keeps the memory, `stats` counts. Both must outlive the placer.
+  WeightPlacer(bool verify_hashes, int threads, std::vector<MadeWeights::Memory>& made, ProgramStats& stats)
       : verify_hashes_(verify_hashes), threads_(threads), made_(made), stats_(stats) {}
+  // What other programs have made of the same bytes is used. `shared` must outlive the placer, and nobody else may use
+  // it meanwhile.
+  void share(MadeWeights& shared) { shared_ = &shared; }
 
   // The bytes of a weight and how they are stored. Throws what `find` throws, Unsupported for unknown storage,
   // InvalidProgram for a wrong hash.
@@ -33,20 +46,18 @@ class WeightPlacer {
 
  private:
   using Bytes = std::span<const std::byte>;
-  using Key = std::pair<const std::byte*, std::size_t>;  // found bytes
-
-  std::byte* keep(AlignedMemory memory);
+  // The memory made of these bytes, once: by this program before, by another one, or by `make` now.
+  std::byte* made(MadeWeights::Map& known, const FoundWeight& found, const std::function<AlignedMemory()>& make);
   std::byte* as_blocks(const ir::Weight& weight, const FoundWeight& found);
 
   const bool verify_hashes_;
   const int threads_;
-  std::vector<AlignedMemory>& made_;
+  std::vector<MadeWeights::Memory>& made_;
   ProgramStats& stats_;
   std::map<const std::byte*, Bytes, std::less<>> placed_;
   std::map<std::pair<std::vector<std::uint8_t>, std::size_t>, Bytes> tied_;  // by content
-  std::map<Key, std::byte*> copies_;
-  std::map<Key, std::byte*> conversions_;
-  std::map<Key, std::byte*> panels_;
+  MadeWeights own_;
+  MadeWeights* shared_ = &own_;
 };
 
 }  // namespace graft
