@@ -13,7 +13,7 @@ namespace graft::test {
 inline std::string run_in_own_process(const std::string& disabled_test, const std::string& environment = {}) {
   char self[4096] = {};
   EXPECT_GT(::readlink("/proc/self/exe", self, sizeof(self) - 1), 0);
-  const std::string command = "env " + environment + " '" + self +
+  const std::string command = "env -u GTEST_TOTAL_SHARDS -u GTEST_SHARD_INDEX " + environment + " '" + self +
                               "' --gtest_also_run_disabled_tests --gtest_filter=" + disabled_test + " 2>&1";
   std::FILE* const pipe = ::popen(command.c_str(), "r");
   if (pipe == nullptr) {
