@@ -1,0 +1,237 @@
+"""All causal classes of transformers as small models with random weights, and how `graft.compile` compares with eager
+PyTorch on them: prompts of 1, 7 and 64 tokens without padding and padded on either side, cached steps and 16 generated
+tokens."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import transformers
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CLASSES
+
+import graft
+
+VOCAB, CONTEXT, STEPS, CLOSE = 199, 128, 16, 1e-4
+SECONDS = 240  # for one class
+
+# Sizes by the names that configurations use.
+_SMALL: dict[str, Any] = {
+    **dict.fromkeys(
+        ("hidden_size", "d_model", "n_embd", "embedding_size", "emb_dim", "word_embed_proj_dim"),
+        48,
+    ),
+    **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers", "decoder_layers"), 4),
+    **dict.fromkeys(
+        ("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads", "decoder_attention_heads"),
+        4,
+    ),
+    **dict.fromkeys(
+        (
+            "intermediate_size", "ffn_dim", "encoder_ffn_dim", "decoder_ffn_dim", "ffn_hidden_size", "n_inner", "dff",
+            "inner_dim", "ffn_intermediate_size", "mlp_hidden_size",
+        ),
+        64,
+    ),
+    **dict.fromkeys(("max_position_embeddings", "n_positions", "n_ctx", "max_target_positions"), CONTEXT),
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 4),
+    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size", "expert_ffn_hidden_size"), 24),
+    **dict.fromkeys(("num_experts_per_tok", "moe_topk", "num_key_value_heads", "linear_num_key_heads"), 2),
+    **dict.fromkeys(("sliding_window", "attention_chunk_size"), 9),  # shorter than the prompts
+    **dict.fromkeys(("first_k_dense_replace", "n_group", "topk_group", "n_shared_experts", "zero_expert_num"), 1),
+    **dict.fromkeys(("head_dim", "qk_nope_head_dim", "v_head_dim", "query_pre_attn_scalar", "mamba_d_head"), 12),
+    **dict.fromkeys(
+        (
+            "qk_rope_head_dim", "mamba_d_state", "state_size", "mamba_n_heads", "linear_key_head_dim",
+            "linear_value_head_dim", "hidden_size_per_layer_input", "laurel_rank", "index_topk",
+        ),
+        8,
+    ),
+    "vocab_size": VOCAB,
+    "vocab_size_per_layer_input": VOCAB,
+    "kv_lora_rank": 16,
+    "q_lora_rank": 20,
+    "index_head_dim": 16,
+    "index_n_heads": 2,
+    "linear_num_value_heads": 4,
+    "time_step_rank": 4,
+    "rotary_dim": 4,
+    "moe_num_shared_experts": 1,
+    "num_image_tokens": 4,
+    "max_source_positions": 64,
+    "pronunciation_vocab_size": 50,
+    "shape_vocab_size": 50,
+    "num_kv_shared_layers": 0,
+    "moe_layers": [],
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 1,
+}  # fmt: skip
+_TOKENS = ("vocab_size", "pad_token_id", "bos_token_id", "eos_token_id")
+# Some classes fit together only otherwise: the first that eager PyTorch runs is taken. None: as the class has it.
+_VARIANTS: tuple[dict[str, Any], ...] = (
+    {},
+    {"num_key_value_heads": 4},
+    {"num_key_value_heads": 4, "head_dim": None},
+    {"head_dim": None},
+    {"num_key_value_heads": 4, "qk_nope_head_dim": 4},
+    {"layer_types": None},
+    {"layer_types": None, "num_key_value_heads": 4, "head_dim": None},
+    {"hidden_size": 64, "num_key_value_heads": 4, "head_dim": 16},
+)
+
+
+@dataclass
+class Result:
+    kind: str
+    result: str  # exact, refused, wrong, error, or no model
+    why: str = ""
+    differences: dict[str, float] = field(default_factory=dict)
+
+
+def _shrunk(config: Any, variant: dict[str, Any]) -> Any:
+    small = {name: value for name, value in {**_SMALL, **variant}.items() if value is not None}
+    before = config.to_dict()
+    new = {k: v for k, v in small.items() if k in before and (before[k] is not None or k in _TOKENS)}
+    for name in ("layer_types", "mlp_layer_types"):
+        if before.get(name) and "layer_types" not in variant:
+            kinds = list(dict.fromkeys(before[name]))
+            new[name] = [kinds[i % len(kinds)] for i in range(new.get("num_hidden_layers", 4))]
+    made = {}
+    for name in type(config).sub_configs:
+        if isinstance(part := getattr(config, name, None), transformers.PretrainedConfig):
+            made[name] = _shrunk(part, variant)
+    try:
+        return type(config)(**new, **{name: part.to_dict() for name, part in made.items()})
+    except Exception:  # whatever the class checks
+        config = copy.deepcopy(config)
+        for name, value in {**new, **made}.items():
+            setattr(config, name, value)
+        return config
+
+
+def _made(kind: str, variant: dict[str, Any]) -> Any:
+    config = _shrunk(CONFIG_MAPPING[kind](), variant)
+    if hasattr(config, "is_decoder"):
+        config.is_decoder = True
+    config._attn_implementation = "eager"
+    torch.manual_seed(5)
+    model = getattr(transformers, CLASSES[kind])._from_config(config).float().eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() <= 1:
+                parameter.add_(torch.randn_like(parameter) * 0.2)
+            elif any(part in name for part in ("embed", "wte", "wpe", "position")):
+                parameter.copy_(torch.randn_like(parameter))
+            else:
+                parameter.copy_(torch.randn_like(parameter) * 1.2 / parameter.shape[-1] ** 0.5)
+    return model.requires_grad_(False)
+
+
+def make(kind: str) -> Any:
+    """A small model that eager PyTorch runs. Raises what the class raises at these sizes."""
+    first = None
+    for variant in _VARIANTS:
+        try:
+            model = _made(kind, variant)
+            with torch.no_grad():
+                for name, check in checks(prompts=(7,)):
+                    if name != "cached steps":  # not all have a cache
+                        check(model)
+            return model
+        except Exception as e:  # whatever the class raises
+            first = first or e
+    raise first
+
+
+def _ids(rows: int, tokens: int) -> torch.Tensor:
+    return torch.randint(3, VOCAB, (rows, tokens), generator=torch.Generator().manual_seed(tokens))
+
+
+def _masks(tokens: int) -> torch.Tensor:
+    """Without padding, on the left, on the right."""
+    mask = torch.ones(3, tokens, dtype=torch.long)
+    pad = min(tokens - 1, 5)
+    mask[1, :pad] = 0
+    mask[2, tokens - pad :] = 0
+    return mask
+
+
+def _generated(model: Any, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Logits of each step and the tokens, in one; these small, so that differences are relative to the logits, but one
+    more or less is far above CLOSE."""
+    options = dict(max_new_tokens=STEPS, do_sample=False, eos_token_id=None, pad_token_id=0)
+    made = model.generate(ids, attention_mask=mask, **options, return_dict_in_generate=True, output_logits=True)
+    return torch.cat([torch.stack(made.logits, 1).flatten(), made.sequences.flatten() * 0.01])
+
+
+def _cached(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    first = model(ids, use_cache=True)
+    second = model(ids[:, :3], past_key_values=first.past_key_values, use_cache=True)
+    third = model(ids[:, :1], past_key_values=second.past_key_values, use_cache=True)
+    return torch.cat([second.logits, third.logits], 1)
+
+
+def checks(prompts: tuple[int, ...] = (1, 7, 64)) -> Iterator[tuple[str, Callable[[Any], torch.Tensor]]]:
+    for tokens in prompts:
+        ids, mask = _ids(3, tokens), _masks(tokens)
+        yield f"forward of {tokens}", lambda m, ids=ids: m(ids[:2]).logits
+        yield f"padded forward of {tokens}", lambda m, ids=ids, mask=mask: m(ids, attention_mask=mask).logits[mask == 1]
+        yield f"generation from {tokens}", lambda m, ids=ids, mask=mask: _generated(m, ids[:1], mask[:1])
+        yield f"padded generation from {tokens}", lambda m, ids=ids, mask=mask: _generated(m, ids[:2], mask[:2])
+    yield "cached steps", lambda m: _cached(m, _ids(2, 7))
+
+
+def compare(kind: str, change: Callable[[Any], None] = lambda model: None) -> Result:
+    """change: made to the compiled model's twin, for negative controls."""
+    try:
+        with _limited():
+            model = make(kind)
+    except Exception as e:  # eager PyTorch does not run it
+        return Result(kind, "no model", f"{type(e).__name__}: {e}".splitlines()[0])
+    expected = {}
+    with torch.no_grad():
+        for name, check in checks():
+            with contextlib.suppress(Exception):  # prompts that eager PyTorch does not take
+                expected[name] = check(model)
+    try:
+        with _limited():
+            compiled = graft.compile(copy.deepcopy(model), threads=1)
+            change(compiled)
+            differences = {}
+            with torch.no_grad():
+                for name, check in checks():
+                    if name in expected:
+                        a, b = expected[name], check(compiled)
+                        difference = float((a - b).abs().max() / a.abs().max().clamp(min=1e-9))
+                        differences[name] = difference if difference == difference else float("inf")
+    except graft.Error as e:
+        return Result(kind, "refused", str(e).removeprefix("graft.compile: "))
+    except Exception as e:
+        return Result(kind, "error", f"{type(e).__name__}: {e}")
+    wrong = {name: value for name, value in differences.items() if value > CLOSE}
+    return Result(kind, "wrong" if wrong else "exact", ", ".join(wrong), differences)
+
+
+@contextlib.contextmanager
+def _limited() -> Iterator[None]:
+    def stop(*_: Any) -> None:
+        raise TimeoutError(f"{SECONDS} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(SECONDS)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+__all__ = ["CLASSES", "Result", "checks", "compare", "make"]
