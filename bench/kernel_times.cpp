@@ -66,7 +66,8 @@ int main(int argc, char** argv) try {
   }
   const std::int64_t tokens = std::atoll(argv[3]), past = std::atoll(argv[4]);
   const auto program = graft::Program::load(argv[1]);
-  const std::string name = program->method_names().front();
+  const std::vector<std::string> names = program->method_names();
+  const std::string name = std::ranges::count(names, "step") > 0 ? "step" : names.front();  // of a language model
   const graft::MethodInfo& method = program->method(name);
   graft::SessionOptions options;
   options.threads = std::atoi(argv[2]);

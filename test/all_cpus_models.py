@@ -89,7 +89,9 @@ def check(folder: Path) -> None:
     """What Python gives."""
     for model in sorted(folder.glob("*.pte")):
         inputs = numpy.load(model.with_suffix(".npz"))
-        found = graft.load(model)(*(torch.from_numpy(value) for value in inputs.values()))
+        package = graft.load(model)
+        method = package.methods.get("step", package)  # of a language model
+        found = method(*(torch.from_numpy(value) for value in inputs.values()))
         found = found[0] if isinstance(found, (list, tuple)) else found
         require(model.stem, torch.as_tensor(found).numpy(), numpy.load(model.with_suffix(".npy")))
 

@@ -74,10 +74,10 @@ def test_language_model(tmp_path: Path) -> None:
     model = qwen3()
     path = graft.export_llm(model, tmp_path / "m.pte", quantize="bf16")
     ids, positions = torch.randint(0, 199, (1, 24)), torch.arange(24)[None]
-    exact = graft.load(path, kv_length=64)(ids, positions, positions, torch.arange(24))
+    exact = graft.load(path, kv_length=64).step(ids, positions, positions, torch.arange(24))
     torch.set_float32_matmul_precision("medium")
     medium = graft.load(path, kv_length=64)
-    found = medium(ids, positions, positions, torch.arange(24))
+    found = medium.step(ids, positions, positions, torch.arange(24))
     assert 0 < far(found, exact) < 1e-2 if in_bf16(medium) else torch.equal(found, exact)
 
 

@@ -105,7 +105,7 @@ def test_language_models_agree(kind: str, tolerance: float, tmp_path: Path) -> N
     for first, last in ((0, 20), (20, 21), (21, 24)):  # a prompt, one token, some more
         positions = torch.arange(first, last)[None]
         inputs = (ids[:, first:last], positions, positions, torch.arange(last - first))
-        a, b = fast(*inputs), plain(*inputs)
+        a, b = fast.step(*inputs), plain.step(*inputs)
         with torch.no_grad():
             expected = model(ids[:, :last]).logits[:, first:]
         assert far(a, b) < tolerance, (first, far(a, b))
@@ -171,12 +171,12 @@ def test_sizes_of_the_cache_have_their_own_section(tmp_path: Path) -> None:
         pytest.skip(f"no command line at {binary}: make build")
     path = graft.export_llm(qwen3(), tmp_path / "m.pte")
     sizes = ["--shape=input_ids=1,3", "--shape=position_ids=1,3", "--shape=cache_position=1,3", "--shape=logits_to_keep=1"]
-    done = subprocess.run([str(binary), "inspect", str(path), *sizes], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([str(binary), "inspect", str(path), "--method", "step", *sizes], capture_output=True, text=True, timeout=120)
     assert "plan for the sizes [1,3,1,3,1,3,1]: " in done.stdout, done.stderr
     assert "cache of keys and values" in done.stdout
     model = graft.load(path, kv_length=64, kv_rows=2, kv_dtype="f16")
     ids = torch.zeros(1, 1, dtype=torch.long)
-    model(ids, ids, ids, ids[0])
-    plan = model.describe()["methods"][0]["plans"][0]
+    model.step(ids, ids, ids, ids[0])
+    plan = next(m for m in model.describe()["methods"] if m["name"] == "step")["plans"][0]
     assert plan["sizes"] == [1, 1, 1, 1, 1, 1, 1]
     assert plan["kv"] == {"rows": 2, "length": 64, "type": "f16", "window_slack": 512, "encoder_length": 4096}

@@ -217,5 +217,5 @@ def test_language_models(llm_folder: Path, tmp_path: Path) -> None:
         model = graft.load(tmp_path / "m.pte", threads=1, kv_length=length)
         for first, last in ((0, 128), (128, 129)):
             part = slice(first, last)
-            model(ids[:, part], places[:, part], places[:, part], torch.zeros(1, dtype=torch.long))
+            model.step(ids[:, part], places[:, part], places[:, part], torch.zeros(1, dtype=torch.long))
         assert counts(model) == (0, 2, 0)

@@ -254,7 +254,7 @@ def test_language_model(folder, name):
     prompt, steps = slice(0, 33), [slice(i, i + 1) for i in range(33, 40)]
     for part in [prompt, *steps]:
         at = rows[:, part].contiguous()
-        found = package(ids[:, part].contiguous(), at, at, torch.arange(at.shape[1]))
+        found = package.step(ids[:, part].contiguous(), at, at, torch.arange(at.shape[1]))
         assert _error(found, expected[:, part]).max() <= limit
     assert list(model.state_dict()) == list(_quantized(_llama(), name).state_dict())  # the caller's model is unchanged
 
