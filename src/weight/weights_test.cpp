@@ -31,7 +31,7 @@ std::string_view text(std::span<const std::byte> bytes) {
 
 Blob blob(std::string_view text) {
   Blob out(text.size());
-  std::memcpy(out.data(), text.data(), text.size());
+  if (!text.empty()) std::memcpy(out.data(), text.data(), text.size());  // empty text has a null pointer
   return out;
 }
 
