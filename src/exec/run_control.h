@@ -1,6 +1,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -13,6 +14,9 @@ namespace graft {
 
 class LaunchObserver;
 struct Plan;
+
+// How often a waiting run looks whether it was cancelled.
+inline constexpr std::chrono::microseconds kCancelPoll{500};
 
 // What can stop a run between two launches, and the error that it found.
 struct RunControl {

@@ -21,9 +21,6 @@
 namespace graft {
 namespace {
 
-// How often a waiting run looks whether it was cancelled.
-constexpr std::chrono::microseconds kCancelPoll{500};
-
 // Steps in a row with a free CPU after which a run takes one more worker: a CPU that is free only between two runs of
 // another caller is left to it.
 constexpr int kStepsBeforeMore = 16;
@@ -47,10 +44,11 @@ class ThreadPool final : ThreadTeam::Owner {
   // Null: `control` stopped the wait.
   ThreadTeam* lease(int threads, RunControl& control, ThreadLease::Use use) {
     std::unique_lock lock(mutex_);
-    if (!admits(use) && !wait(lock, control, use)) return nullptr;
-    if (use == ThreadLease::Use::ggml) ggml_runs_ = true;
-    count(load_.runs, 1);
-    count(load_.threads, 1);
+    if (admits(use)) {
+      begin_run(use);
+    } else if (!wait(lock, control, use)) {
+      return nullptr;
+    }
     ThreadTeam& team = take_team(threads);
     team.planned = threads;
     team.spare_steps = 0;
@@ -63,7 +61,6 @@ class ThreadPool final : ThreadTeam::Owner {
         resize(team);
       } else {  // ggml has threads of its own
         count(load_.threads, threads - 1);
-        team.granted.store(threads, std::memory_order_relaxed);
       }
     } catch (...) {
       idle_teams_.push_back(&team);
@@ -76,7 +73,7 @@ class ThreadPool final : ThreadTeam::Owner {
   void release(ThreadTeam& team, ThreadLease::Use use) {
     const std::lock_guard lock(mutex_);
     idle_teams_.push_back(&team);  // has the capacity
-    end_run(use, team.granted.load(std::memory_order_relaxed));
+    end_run(use, use == ThreadLease::Use::ggml ? team.planned : team.granted.load(std::memory_order_relaxed));
   }
 
   PoolLoad& load() { return load_; }
@@ -138,7 +135,7 @@ class ThreadPool final : ThreadTeam::Owner {
     return load_.runs.load(std::memory_order_relaxed) < load_.cpus && (use == ThreadLease::Use::kernels || !ggml_runs_);
   }
 
-  // False: `control` stopped the wait.
+  // Waits until end_run() begins this run. False: `control` stopped the wait.
   bool wait(std::unique_lock<std::mutex>& lock, RunControl& control, ThreadLease::Use use) {
     Waiter self{control.priority, use, false, {}};
     waiters_.push_back(&self);
@@ -155,20 +152,21 @@ class ThreadPool final : ThreadTeam::Owner {
         self.turn.wait(lock);
       }
     }
-    // end_run() counted this run; lease() counts it again.
-    end_counts(use, 1);
     return true;
   }
 
-  void end_counts(ThreadLease::Use use, int threads) {
-    if (use == ThreadLease::Use::ggml) ggml_runs_ = false;
-    count(load_.runs, -1);
-    count(load_.threads, -threads);
+  // With the caller's thread alone.
+  void begin_run(ThreadLease::Use use) {
+    if (use == ThreadLease::Use::ggml) ggml_runs_ = true;
+    count(load_.runs, 1);
+    count(load_.threads, 1);
   }
 
   // Ends a run of so many threads and begins those that wait for it.
   void end_run(ThreadLease::Use use, int threads) {
-    end_counts(use, threads);
+    if (use == ThreadLease::Use::ggml) ggml_runs_ = false;
+    count(load_.runs, -1);
+    count(load_.threads, -threads);
     for (;;) {
       Waiter* next = nullptr;  // the first of the highest priority
       for (Waiter* waiter : waiters_)
@@ -176,9 +174,7 @@ class ThreadPool final : ThreadTeam::Owner {
       if (next == nullptr) return;
       std::erase(waiters_, next);
       next->admitted = true;
-      if (next->use == ThreadLease::Use::ggml) ggml_runs_ = true;
-      count(load_.runs, 1);
-      count(load_.threads, 1);
+      begin_run(next->use);
       next->turn.notify_one();
     }
   }

@@ -27,7 +27,7 @@ class BusyGuard {
       }
       const Clock::time_point now = Clock::now();
       if (const std::exception_ptr error = limit.error(now)) std::rethrow_exception(error);
-      std::this_thread::sleep_until(std::min(limit.next_look(now), now + WaitLimit::kCancelPoll));
+      std::this_thread::sleep_until(std::min(limit.next_look(now), now + kCancelPoll));
     }
   }
   ~BusyGuard() {

@@ -1,22 +1,19 @@
 #pragma once
 
 #include <algorithm>
-#include <chrono>
 #include <exception>
 #include <optional>
 #include <string>
 
 #include "base/check.h"
 #include "base/clock.h"
+#include "exec/run_control.h"
 #include "graft/graft.h"
 
 namespace graft {
 
 // What ends a run that waits in a queue: its deadline, or a cancel.
 struct WaitLimit {
-  // How often a waiting run looks whether it was cancelled.
-  static constexpr std::chrono::microseconds kCancelPoll{500};
-
   const CancelToken* cancel = nullptr;  // outlives the run
   std::optional<Clock::time_point> deadline;
 
