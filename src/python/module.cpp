@@ -128,16 +128,6 @@ std::vector<Buckets> to_buckets(const nb::dict& buckets, const nb::dict& padding
   return out;
 }
 
-RunOptions run_options(double timeout, const CancelToken* cancel) {
-  using Duration = std::chrono::steady_clock::duration;
-  RunOptions options;
-  options.cancel = cancel;
-  if (timeout > 0)
-    options.deadline =
-        std::chrono::steady_clock::now() + std::chrono::duration_cast<Duration>(std::chrono::duration<double>(timeout));
-  return options;
-}
-
 // Nodes that cannot run here: (method index, node name, target, refusal).
 std::vector<std::tuple<std::size_t, std::string, std::string, std::string>> refusals(const nb::bytes& blob) {
   std::vector<std::tuple<std::size_t, std::string, std::string, std::string>> out;
@@ -347,18 +337,6 @@ NB_MODULE(_C, m) {
           nb::arg("kv_encoder_length") = KvOptions{}.encoder_length, nb::arg("seed") = 0,
           nb::arg("buckets") = nb::dict(), nb::arg("padding") = nb::dict(), nb::arg("arena").none() = nb::none(),
           nb::arg("states").none() = nb::none(), nb::arg("queue_capacity") = SessionOptions{}.queue_capacity)
-      .def(
-          "run_into",
-          [](Session& s, const std::string& method, const nb::list& inputs, const nb::list& outputs, double timeout,
-             const CancelToken* cancel) {
-            const std::vector<Value> in = to_values(inputs);
-            std::vector<Value> out = to_values(outputs);
-            const RunOptions options = run_options(timeout, cancel);
-            nb::gil_scoped_release release;
-            s.run_into(method, in, out, options);
-          },
-          nb::arg("method"), nb::arg("inputs"), nb::arg("outputs"), nb::arg("timeout") = 0.0,
-          nb::arg("cancel").none() = nb::none())
       .def("stored_plan",
            [](Session& s, const std::string& method, const nb::list& inputs) {
              const std::vector<std::byte> plan = s.stored_plan(method, to_values(inputs));

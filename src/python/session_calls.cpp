@@ -205,6 +205,18 @@ void bind_session_calls(nb::module_& m, nb::class_<Session>& session) {
            nb::arg("kv_rows") = std::vector<std::int64_t>(), nb::arg("profile").none() = nb::none(),
            nb::arg("check") = "", nb::arg("observe").none() = nb::none())
       .def(
+          "run_into",
+          [](Session& s, const std::string& method, const nb::list& inputs, const nb::list& outputs, double timeout,
+             const CancelToken* cancel) {
+            const std::vector<Value> in = to_values(inputs);
+            std::vector<Value> out = to_values(outputs);
+            const CallOptions options(timeout, cancel, 0);
+            const nb::gil_scoped_release release;
+            s.run_into(method, in, out, options.get());
+          },
+          nb::arg("method"), nb::arg("inputs"), nb::arg("outputs"), nb::arg("timeout") = 0.0,
+          nb::arg("cancel").none() = nb::none())
+      .def(
           "submit",
           [](Session& s, const std::string& method, const nb::list& inputs, double timeout, const CancelToken* cancel,
              int priority, nb::object keep) {
