@@ -27,8 +27,8 @@ Computed copy_of(const TensorView& tensor) {
   return {tensor.dtype, tensor.shape, {data, data + TensorDesc(tensor.dtype, tensor.shape).byte_count()}};
 }
 
-double number(const Computed& of, std::int64_t i) {
-  return number_at(of.bytes.data() + static_cast<std::size_t>(i) * byte_size(of.dtype), of.dtype);
+double number(const std::byte* data, DType dtype, std::int64_t i) {
+  return number_at(data + static_cast<std::size_t>(i) * byte_size(dtype), dtype);
 }
 
 // What the launches of each node computed; `visit` gets them in order.
@@ -57,14 +57,16 @@ struct Difference {
   double first = 0, second = 0;
 };
 
-Difference difference(const Computed& a, const Computed& b) {
-  const std::int64_t count = a.shape.numel();
+Difference difference(const Computed& first, const TensorView& second) {
+  const auto a = [&](std::int64_t i) { return number(first.bytes.data(), first.dtype, i); };
+  const auto b = [&](std::int64_t i) { return number(static_cast<const std::byte*>(second.data), second.dtype, i); };
+  const std::int64_t count = first.shape.numel();
   double scale = 0;
   for (std::int64_t i = 0; i < count; ++i)
-    if (const double value = std::fabs(number(a, i)); std::isfinite(value)) scale = std::max(scale, value);
+    if (const double value = std::fabs(a(i)); std::isfinite(value)) scale = std::max(scale, value);
   Difference out;
   for (std::int64_t i = 0; i < count; ++i) {
-    const double x = number(a, i), y = number(b, i);
+    const double x = a(i), y = b(i);
     if (x == y || (std::isnan(x) && std::isnan(y))) continue;
     const double d = std::isfinite(x) && std::isfinite(y) ? std::fabs(x - y) / (scale > 0 ? scale : 1) : INFINITY;
     if (d > out.largest) out = {d, i, x, y};
@@ -94,7 +96,7 @@ bool compare(const CompareArgs& args) {
       return;
     }
     ++compared;
-    const Difference d = difference(other->second, copy_of(tensor));
+    const Difference d = difference(other->second, tensor);
     if (!largest || d.largest > largest->second.largest) largest = {key, d};
     if (found || d.largest <= args.tolerance) return;
     found = {key, d};
