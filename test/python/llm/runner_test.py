@@ -297,7 +297,8 @@ def test_what_on_text_raises_ends_its_request_alone(kjv):
 def test_ctrl_c_ends_the_text(kjv):
     args = [binary(), "generate", kjv, "--prompt", "And", "--max-new-tokens", "1000", "--ignore-eos", "--threads", "1"]
     whole = good(*args[1:])
-    with subprocess.Popen(args, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    # Without a buffer: communicate() reads the pipe itself and would lose what a buffer holds beyond the first byte.
+    with subprocess.Popen(args, bufsize=0, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         first = process.stdout.read(1)
         process.send_signal(signal.SIGINT)
         rest, message = process.communicate(timeout=60)
