@@ -17,19 +17,24 @@ from torch.export import Dim, ExportedProgram
 
 from graft.errors import InvalidArgument, Unsupported
 
-_OPTIONS = ("threads", "device", "seed", "quantize", "whole")
+_OPTIONS = ("threads", "device", "seed", "quantize", "whole", "rest")
+_RESTS = ("eager", "inductor")
 
 _graphs = itertools.count()  # loaded in this process
 _lock = threading.Lock()
 _counts = {"graphs": 0, "whole": 0, "parts": 0, "nodes": 0}
 _left: Counter[str] = Counter()
+_inductor: Counter[str] = Counter()
 
 
-def _count(left: Mapping[str, int] = MappingProxyType({}), **more: int) -> None:
+def _count(
+    left: Mapping[str, int] = MappingProxyType({}), inductor: Mapping[str, int] = MappingProxyType({}), **more: int
+) -> None:
     with _lock:
         for name, number in more.items():
             _counts[name] += number
         _left.update(left)
+        _inductor.update(inductor)
 
 
 def backend(
@@ -38,9 +43,11 @@ def backend(
     """What torch.compile calls with a captured graph. Its weights are copied: compile again after changing them.
 
     options: threads; device, a name of `graft.devices()`; seed, of random numbers; quantize, as `graft.export` takes it;
-    whole: True makes a graph with nodes that graft does not run a `graft.ExportError` that lists them. Without it, eager
-    PyTorch runs these nodes and graft the parts between them; `graft.dynamo.counters()` counts them, and a
-    RuntimeWarning names them. A graph that needs gradients is a `graft.Unsupported`."""
+    whole: True makes a graph with nodes that graft does not run a `graft.ExportError` that lists them. Without it, `rest`
+    runs these nodes and graft the parts between them; `graft.dynamo.counters()` counts them, and a RuntimeWarning names
+    them. rest: "eager" (default), or "inductor": TorchInductor compiles them, all but those that write buffers or inputs,
+    give numbers or are control flow, which stay with eager PyTorch. It needs a C++ compiler where the model runs:
+    without one the first call of a graph with such nodes is a `graft.Unsupported`, as is a graph that needs gradients."""
     if torch.is_grad_enabled() and any(isinstance(t, torch.Tensor) and t.requires_grad for t in example_inputs):
         raise Unsupported(
             "torch.compile(backend='graft'): graft computes no gradients; call the model under torch.no_grad(), or "
@@ -51,14 +58,19 @@ def backend(
         raise InvalidArgument(
             f"torch.compile(backend='graft'): expected options of {', '.join(_OPTIONS)}, found {', '.join(sorted(unknown))}"
         )
+    if options.setdefault("rest", "eager") not in _RESTS:
+        raise InvalidArgument(
+            f"torch.compile(backend='graft'): expected rest to be one of {', '.join(_RESTS)}, found {options['rest']!r}"
+        )
     return _Compiled(_Program(module, example_inputs), options)
 
 
 def counters() -> dict[str, Any]:
     """Since the process began: graphs, that ran a first time; whole, those of them that graft runs alone; parts that
-    graft runs of the others; nodes, of these parts; left, nodes that eager PyTorch runs, by operator."""
+    graft runs of the others; nodes, of these parts; left, nodes that eager PyTorch runs, by operator; inductor, those
+    that TorchInductor runs, by operator."""
     with _lock:
-        return {**_counts, "left": dict(_left)}
+        return {**_counts, "left": dict(_left), "inductor": dict(_inductor)}
 
 
 class _Compiled:
@@ -116,23 +128,53 @@ class _Compiled:
 
         program, refused = partition.refused(exported)
         if not refused:
-            raise error  # nothing that eager PyTorch could run instead
+            raise error  # nothing that PyTorch could run instead
+        by_inductor = self._options["rest"] == "inductor"
+        if by_inductor:
+            _require_compiler()
         found = partition.split(
             program,
             refused,
             lambda graph, values, held: _Compiled(_Program(graph, values, held), self._options, part=True),
+            _by_inductor if by_inductor else None,
         )
-        _count(found.left, parts=found.parts, nodes=found.nodes)
+        _count(found.left, found.compiled, parts=found.parts, nodes=found.nodes)
         listed = "; ".join(
-            f"{target} ({count}): {found.reasons[target]}" for target, count in sorted(found.left.items())
+            f"{target} ({count}): {found.reasons[target]}"
+            for target, count in sorted((found.left + found.compiled).items())
         )
+        inductor = f"TorchInductor runs {found.compiled.total()} nodes of a graph, " if by_inductor else ""
+        eager = f"{found.left.total()}{'' if by_inductor else ' nodes of a graph'}"
         warnings.warn(
-            f"torch.compile(backend='graft'): eager PyTorch runs {found.left.total()} nodes of a graph, graft "
+            f"torch.compile(backend='graft'): {inductor}eager PyTorch runs {eager}, graft "
             f"{found.nodes} in {found.parts} parts around them: {listed}",
             RuntimeWarning,
             stacklevel=2,
         )
         return found.module
+
+
+def _require_compiler() -> None:
+    from torch._inductor.cpp_builder import get_cpp_compiler
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    try:
+        get_cpp_compiler()
+    except InvalidCxxCompiler as e:
+        raise Unsupported(
+            "torch.compile(backend='graft'): rest='inductor' needs a C++ compiler, which TorchInductor does not find "
+            f"(the environment's CXX names one); rest='eager' needs none: {e}"
+        ) from e
+
+
+def _by_inductor(part: torch.fx.GraphModule, values: Sequence[Any]) -> torch.nn.Module:
+    """values: metadata of the inputs. Sizes that the graph leaves open stay so."""
+    is_open = any(isinstance(value, torch.Tensor) and not _is_fixed(value) for value in values)
+    return torch.compile(part, backend="inductor", dynamic=is_open)
+
+
+def _is_fixed(value: torch.Tensor) -> bool:
+    return all(isinstance(size, int) for size in value.shape)
 
 
 def _argument(value: Any) -> Any:

@@ -1,5 +1,7 @@
 """torch.compile with graphs that graft does not run whole: eager PyTorch runs the rest, and it is counted."""
 
+import os
+import shutil
 import warnings
 
 import pytest
@@ -45,10 +47,12 @@ def counted(call):
         warnings.simplefilter("always")
         result = call()
     after = counters()
-    left = {name: n - before["left"].get(name, 0) for name, n in after["left"].items()}
     rise = {name: after[name] - before[name] for name in ("graphs", "whole", "parts", "nodes")}
+    for names in ("left", "inductor"):
+        risen = {name: n - before[names].get(name, 0) for name, n in after[names].items()}
+        rise[names] = {name: n for name, n in risen.items() if n}
     ours = [str(w.message) for w in told if w.category is RuntimeWarning and "backend='graft'" in str(w.message)]
-    return result, {**rise, "left": {name: n for name, n in left.items() if n}}, ours
+    return result, rise, ours
 
 
 def same(found, expected):
@@ -94,7 +98,7 @@ def test_a_graph_that_graft_runs_whole_is_not_cut():
     x = torch.randn(3, 8)
     found, rise, told = counted(lambda: torch.compile(net, backend=backend)(x))
     same(found, net(x))
-    assert rise == {"graphs": 1, "whole": 1, "parts": 0, "nodes": 0, "left": {}} and not told
+    assert rise == {"graphs": 1, "whole": 1, "parts": 0, "nodes": 0, "left": {}, "inductor": {}} and not told
 
 
 def test_a_graph_of_which_graft_runs_nothing():
@@ -150,7 +154,7 @@ def test_whole_refuses_and_names_the_node():
 
 
 def test_unknown_options_are_refused():
-    with pytest.raises(Exception, match="expected options of threads, device, seed, quantize, whole, found thread"):
+    with pytest.raises(Exception, match="expected options of threads, device, seed, quantize, whole, rest, found thread"):
         torch.compile(Net().eval(), backend=backend, options={"thread": 1})(torch.randn(2, 8))
 
 
@@ -162,3 +166,77 @@ def test_errors_of_a_part_are_errors_of_the_call():
     same(compiled(torch.ones(3)), call(torch.ones(3)))
     with pytest.raises(graft.ExecutionError, match="index 6 is out of range"):
         compiled(torch.full((3,), 2.0))
+
+
+COMPILER = pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="TorchInductor needs a C++ compiler")
+
+
+class Complex(torch.nn.Module):
+    """Complex numbers, of which graft has none, between layers that it has; TorchInductor compiles or calls them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.up, self.down = torch.nn.Linear(8, 16), torch.nn.Linear(8, 4)
+        self.register_buffer("table", torch.randn(8, dtype=torch.complex64))
+
+    def forward(self, x):
+        h = torch.nn.functional.gelu(self.up(x))
+        turned = torch.view_as_complex(h.reshape(-1, 8, 2)) * self.table
+        return self.down(turned.real + turned.imag + torch.lgamma(h[:, :8].abs() + 1)).softmax(-1)
+
+
+@COMPILER
+@pytest.mark.parametrize("model", [Net, Complex])
+def test_inductor_runs_the_rest(model):
+    net = model().eval()
+    compiled = torch.compile(net, backend=backend, options={"rest": "inductor"})
+    for i, rows in enumerate((5, 7, 3)):
+        x = torch.randn(rows, 8)
+        torch._dynamo.mark_dynamic(x, 0)
+        found, rise, told = counted(lambda x=x: compiled(x))
+        expected = net(x)
+        same(found[0], expected[0]) if model is Net else same(found, expected)
+        if i > 0:
+            assert not told and not rise["graphs"], "compiled once"
+        elif model is Net:
+            assert rise["left"] == {} and rise["inductor"] == {TWIST: 1, HALVES: 1} and rise["parts"] == 3
+            assert "TorchInductor runs 2 nodes of a graph, eager PyTorch runs 0, graft" in told[0]
+            assert f"{TWIST} (1): " in told[0]
+        else:
+            assert rise["inductor"]["aten.lgamma.default"] == 1 and not rise["left"] and rise["parts"] >= 2, rise
+            assert any("complex" in name for name in rise["inductor"])
+            made = torch._dynamo.utils.counters["inductor"]
+            assert made["fxgraph_cache_miss"] + made["fxgraph_cache_hit"] > 0, "TorchInductor compiled it"
+
+
+@COMPILER
+def test_inductor_leaves_writes_to_eager():
+    eager, ours = Counting(), Counting()
+    compiled = torch.compile(ours, backend=backend, options={"rest": "inductor"})
+    for _ in range(3):
+        x, one, other = torch.randn(5, 3), torch.empty(5, 3), torch.empty(5, 3)
+        same(compiled(x, one), eager(x, other))
+        same(one, other)
+    same(ours.seen, eager.seen)
+
+
+def test_inductor_without_a_compiler(monkeypatch):
+    from torch._inductor import cpp_builder
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    def none():
+        raise InvalidCxxCompiler
+
+    monkeypatch.setattr(cpp_builder, "get_cpp_compiler", none)
+    x = torch.randn(3, 8)
+    plain = torch.nn.Linear(8, 4).eval()
+    same(torch.compile(plain, backend=backend, options={"rest": "inductor"})(x), plain(x))  # nothing is left
+    torch._dynamo.reset()
+    with pytest.raises(graft.Unsupported, match="rest='inductor' needs a C\\+\\+ compiler"):
+        torch.compile(Net().eval(), backend=backend, options={"rest": "inductor"})(x)
+
+
+def test_the_rest_is_one_of_two():
+    with pytest.raises(Exception, match="expected rest to be one of eager, inductor, found 'onnx'"):
+        torch.compile(Net().eval(), backend=backend, options={"rest": "onnx"})(torch.randn(2, 8))

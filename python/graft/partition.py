@@ -1,4 +1,4 @@
-"""Cuts a graph that graft does not run whole into parts that it runs, and what is left to eager PyTorch."""
+"""Cuts a graph that graft does not run whole into parts that it runs, and what is left to PyTorch."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ class Split:
     module: torch.fx.GraphModule
     parts: int = 0
     nodes: int = 0  # of the parts
-    # Of what is left to eager PyTorch: how many nodes by operator, and why.
+    # Of what is left to eager PyTorch, and to another compiler: how many nodes by operator, and why.
     left: Counter[str] = field(default_factory=Counter)
+    compiled: Counter[str] = field(default_factory=Counter)
     reasons: dict[str, str] = field(default_factory=dict)
 
 
@@ -43,9 +44,11 @@ def split(
     program: ExportedProgram,
     nodes: dict[str, tuple[str, str]],
     compile_part: Callable[[torch.fx.GraphModule, Sequence[Any], dict[int, torch.Tensor]], Callable[..., Any]],
+    compile_rest: Callable[[torch.fx.GraphModule, Sequence[Any]], torch.nn.Module] | None = None,
 ) -> Split:
     """A module that runs the program, of the nodes that `refused` gave. compile_part(graph, values, held): the callable
-    for a part, from the metadata of its inputs, and those that are weights, by position."""
+    for a part, from the metadata of its inputs, and those that are weights, by position. compile_rest(graph, values): for
+    what lies between parts; None leaves all of it to eager PyTorch."""
     module = program.module(check_guards=False)
     partitions = CapabilityBasedPartitioner(module, _Supported(nodes), allows_single_node_partition=True)
     proposed = [part for part in partitions.propose_partitions() if any(map(_computes, part.nodes))]
@@ -53,10 +56,11 @@ def split(
     for part in proposed:
         found.nodes += sum(node.op == "call_function" for node in part.nodes)
     inside = {node for part in proposed for node in part.nodes}
+    names: dict[str, str] = {}  # of the nodes that are left: their operators
     for node in module.graph.nodes:
         if node.op == "call_function" and node not in inside and (node.name in nodes or _computes(node)):
             target, reason = nodes.get(node.name, (str(node.target), "on its own between nodes that graft does not run"))
-            found.left[target] += 1
+            names[node.name] = target
             found.reasons.setdefault(target, reason)
     fused = partitions.fuse_partitions(proposed, prefix="graft_part_")
     written = {str(node.args[0].target) for node in fused.graph.nodes if _writes_an_attribute(node)}
@@ -69,9 +73,26 @@ def split(
         values = [arg.meta["val"] if "val" in arg.meta else _attribute(fused, arg) for arg in node.args]
         setattr(fused, node.target, _Called(compile_part(part, values, held)))
         found.parts += 1
-    fused.recompile()
-    found.module = fused
+    found.module = fused if compile_rest is None else _compile_rest(fused, compile_rest, found, names)
+    found.left.update(names.values())
+    found.module.recompile()
     return found
+
+
+def _compile_rest(
+    module: torch.fx.GraphModule, compile_rest: Callable[..., Any], found: Split, names: dict[str, str]
+) -> torch.fx.GraphModule:
+    """Takes what it compiles out of `names`."""
+    partitions = CapabilityBasedPartitioner(module, _Supported({}), allows_single_node_partition=True)
+    proposed = [part for part in partitions.propose_partitions() if any(map(_computes, part.nodes))]
+    for part in proposed:
+        found.compiled.update(names.pop(node.name) for node in part.nodes if node.name in names)
+    fused = partitions.fuse_partitions(proposed, prefix="rest_part_")
+    for node in fused.graph.nodes:
+        if node.op == "call_module" and str(node.target).startswith("rest_part_"):
+            values = [arg.meta["val"] if "val" in arg.meta else _attribute(fused, arg) for arg in node.args]
+            setattr(fused, node.target, compile_rest(fused.get_submodule(node.target), values))
+    return fused
 
 
 class _Supported(OperatorSupportBase):
