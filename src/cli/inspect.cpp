@@ -134,14 +134,17 @@ void print_whole_plan(const Json& plan) {
     }
   }
   std::cout << "  nodes and their kernels\n" << nodes.text(4);
-  Table order({{"#", kRight}, {"node"}, {"kernel"}, {"tensor"}, {"id+offset"}, {"alive"}});
+  Table order({{"#", kRight}, {"beside"}, {"node"}, {"kernel"}, {"tensor"}, {"id+offset"}, {"alive"}});
   std::size_t index = 0;
   for (const Json& launch : plan["order"]) {
     bool first = true;
     for (const char* side : {"inputs", "outputs"})
       for (const Json& t : launch[side]) {
         const std::string alive = t["memory"] == "arena" ? t["first_use"].dump() + ".." + t["last_use"].dump() : "";
-        order.add({first ? std::to_string(index) : "", first ? printable(launch["node"].get<std::string>()) : "",
+        const Json& place = launch["side_by_side"];
+        const std::string beside = place.is_null() ? "" : place["group"].dump() + "." + place["lane"].dump();
+        order.add({first ? std::to_string(index) : "", first ? beside : "",
+                   first ? printable(launch["node"].get<std::string>()) : "",
                    first ? launch["kernel"].get<std::string>() : "",
                    (side[0] == 'i' ? "< " : "> ") + t["tensor"].get<std::string>(),
                    t["memory"].get<std::string>() + " " + t["allocation"].dump() + "+" + t["offset"].dump(), alive});
@@ -149,7 +152,9 @@ void print_whole_plan(const Json& plan) {
       }
     ++index;
   }
-  std::cout << "  launches (< reads, > writes; alive: first and last launch)\n" << order.text(4);
+  std::cout << "  launches (< reads, > writes; alive: first and last launch; beside: group and lane of launches that "
+               "run side by side)\n"
+            << order.text(4);
 }
 
 // The phases of this program so far, and how much shrinking it frees.

@@ -16,7 +16,7 @@ std::vector<const Launch*> pointers_to(const std::vector<Launch>& launches) {
 KernelExecutor::KernelExecutor(std::shared_ptr<const Plan> plan, int threads, RunControl& control)
     : Executor(std::move(plan), control),
       threads_(threads),
-      kernels_(this->plan(), pointers_to(this->plan().launches), threads, control) {}
+      kernels_(this->plan(), pointers_to(this->plan().launches), threads, control, this->plan().groups) {}
 
 std::size_t KernelExecutor::rewrite(std::uint32_t allocation, std::byte* base) {
   return kernels_.rewrite(allocation, base);

@@ -9,11 +9,8 @@
 namespace graft {
 
 KernelSequence::KernelSequence(const Plan& plan, std::span<const Launch* const> launches, int threads,
-                               RunControl& control)
-    : threads_(threads),
-      control_(control),
-      addresses_(plan),
-      steal_ranges_(static_cast<std::size_t>(ceil_div(threads, 2))) {
+                               RunControl& control, std::span<const LaunchGroup> groups)
+    : threads_(threads), control_(control), addresses_(plan) {
   std::size_t operands = 0;
   for (const Launch* launch : launches) operands += launch->inputs.size() + launch->outputs.size();
   // The refresh table points into both.
@@ -21,6 +18,51 @@ KernelSequence::KernelSequence(const Plan& plan, std::span<const Launch* const> 
   launches_.reserve(launches.size());
   for (const Launch* launch : launches) add(plan, *launch);
   addresses_.seal();
+  steal_ranges_ = std::vector<TwoEndedRange>(static_cast<std::size_t>(ceil_div(threads_, 2)));
+  if (threads_ > 1)
+    for (const LaunchGroup& group : groups) add_group(group);
+}
+
+int KernelSequence::phases_of(const BoundLaunch& launch, int tasks) const {
+  if (launch.launch->kernel->phases == nullptr) return 1;
+  KernelContext context;
+  context.tasks = tasks;
+  context.input_descs = launch.inputs;
+  context.output_descs = launch.outputs;
+  context.attr_bytes = launch.launch->attrs.data();
+  return launch.launch->kernel->phases(context);
+}
+
+// Lanes come by falling work: each task goes to the thread with the least work so far that has a task left.
+void KernelSequence::add_group(const LaunchGroup& group) {
+  BoundGroup& bound = groups_.emplace_back();
+  bound.group = &group;
+  int tasks = 0, ranges = 0;
+  for (const Lane& lane : group.lanes) {
+    const BoundLaunch& first = launches_[lane.begin];
+    tasks += lane.tasks;
+    bound.phases.push_back(lane.tasks > 1 ? phases_of(first, lane.tasks) : 1);
+    bound.most_phases = std::max(bound.most_phases, bound.phases.back());
+    bound.steal_from.push_back(ranges);
+    if (lane.tasks > 1 && first.launch->kernel->steals_work) ranges += (lane.tasks + 1) / 2;
+  }
+  if (static_cast<std::size_t>(ranges) > steal_ranges_.size())
+    steal_ranges_ = std::vector<TwoEndedRange>(static_cast<std::size_t>(ranges));
+  bound.tasks_per_thread = (tasks + threads_ - 1) / threads_;
+  bound.tasks.resize(static_cast<std::size_t>(threads_ * bound.tasks_per_thread));
+  std::vector<double> work(static_cast<std::size_t>(threads_), 0);
+  std::vector<int> taken(work.size(), 0);
+  for (std::size_t lane = 0; lane < group.lanes.size(); ++lane) {
+    for (int i = 0; i < group.lanes[lane].tasks; ++i) {
+      std::size_t best = work.size();
+      for (std::size_t t = 0; t < work.size(); ++t)
+        if (taken[t] < bound.tasks_per_thread && (best == work.size() || work[t] < work[best])) best = t;
+      const std::size_t slot =
+          best * static_cast<std::size_t>(bound.tasks_per_thread) + static_cast<std::size_t>(taken[best]++);
+      bound.tasks[slot] = {static_cast<int>(lane), i};
+      work[best] += group.lanes[lane].work / group.lanes[lane].tasks;
+    }
+  }
 }
 
 void KernelSequence::add(const Plan& plan, const Launch& launch) {
@@ -40,17 +82,10 @@ void KernelSequence::add(const Plan& plan, const Launch& launch) {
   add_operands(launch.outputs, bound.outputs);
   if (launch.scratch_bytes > 0) addresses_.add(launch.scratch, &bound.scratch, 0);
 
-  if (launch.kernel->phases) {
-    KernelContext context;
-    context.tasks = std::max(1, threads_ * bound.tasks_per_thread);
-    context.input_descs = bound.inputs;
-    context.output_descs = bound.outputs;
-    context.attr_bytes = launch.attrs.data();
-    bound.phases = launch.kernel->phases(context);
-  }
+  bound.phases = phases_of(bound, std::max(1, threads_ * bound.tasks_per_thread));
 }
 
-KernelContext KernelSequence::context_of(const BoundLaunch& launch, int phase, int task, int tasks) {
+KernelContext KernelSequence::context_of(const BoundLaunch& launch, int phase, int task, int tasks, int steal_from) {
   KernelContext context;
   context.task = task;
   context.tasks = tasks;
@@ -65,7 +100,7 @@ KernelContext KernelSequence::context_of(const BoundLaunch& launch, int phase, i
   context.random = control_.random;
   context.kv_rows = control_.kv_rows;
   context.node = launch.node;
-  context.steal_ranges = tasks > 1 && launch.launch->kernel->steals_work ? steal_ranges_.data() : nullptr;
+  context.steal_ranges = tasks > 1 && launch.launch->kernel->steals_work ? steal_ranges_.data() + steal_from : nullptr;
   return context;
 }
 
@@ -86,8 +121,8 @@ bool KernelSequence::end_launch(const BoundLaunch& launch) noexcept {
   return progress_->after_launch();
 }
 
-void KernelSequence::run_task(const BoundLaunch& launch, int phase, int task, int tasks) noexcept {
-  const KernelContext context = context_of(launch, phase, task, tasks);
+void KernelSequence::run_task(const BoundLaunch& launch, int phase, int task, int tasks, int steal_from) noexcept {
+  const KernelContext context = context_of(launch, phase, task, tasks, steal_from);
   try {
     launch.launch->kernel->run(context);
   } catch (const std::exception& error) {
@@ -104,6 +139,8 @@ void KernelSequence::run_alone(std::size_t launch) {
 void KernelSequence::run(ThreadLease& lease, RunProgress& progress) {
   progress_ = &progress;
   current_ = 0;
+  next_group_ = 0;
+  running_group_ = nullptr;
   running_ = false;
   if (threads_ == 1) {
     next();  // finds no launch with several tasks
@@ -118,8 +155,37 @@ int KernelSequence::begin_phase(const BoundLaunch& launch) noexcept {
   return launch.tasks_per_thread;
 }
 
+int KernelSequence::begin_group_phase(const BoundGroup& group) noexcept {
+  for (TwoEndedRange& range : steal_ranges_) range.clear();
+  return group.tasks_per_thread;
+}
+
+void KernelSequence::run_lane(const Lane& lane) noexcept {
+  for (std::uint32_t i = lane.begin; i < lane.end; ++i) {
+    if (i > lane.begin && control_.stop_requested()) return lane_stopped_.store(true, std::memory_order_relaxed);
+    run_alone(i);
+  }
+}
+
+bool KernelSequence::end_group(const BoundGroup& group) noexcept {
+  if (lane_stopped_.load(std::memory_order_relaxed)) {
+    progress_->poll();
+    progress_->stop();
+    return false;
+  }
+  progress_->after_launches(group.group->end());
+  return group.group->end() == launches_.size() || progress_->poll();
+}
+
 // Ends the current phase, runs single-threaded launches, and stops at the next launch that all threads run.
 int KernelSequence::next() noexcept {
+  if (running_group_ != nullptr) {
+    const BoundGroup& group = *running_group_;
+    if (++phase_ < group.most_phases) return begin_group_phase(group);
+    running_group_ = nullptr;
+    current_ = group.group->end();
+    if (!end_group(group)) return 0;
+  }
   if (running_) {
     if (++phase_ < launches_[current_].phases) return begin_phase(launches_[current_]);
     running_ = false;
@@ -127,6 +193,16 @@ int KernelSequence::next() noexcept {
     if (!end_launch(ended)) return 0;
   }
   for (; current_ < launches_.size(); ++current_) {
+    if (next_group_ < groups_.size() && groups_[next_group_].group->begin() == current_) {
+      const BoundGroup& group = groups_[next_group_++];
+      // Who looks at single launches, or times them, sees them one by one.
+      if (control_.observer == nullptr && !progress_->timed()) {
+        phase_ = 0;
+        running_group_ = &group;
+        lane_stopped_.store(false, std::memory_order_relaxed);
+        return begin_group_phase(group);
+      }
+    }
     const BoundLaunch& launch = launches_[current_];
     observe(launch, &LaunchObserver::before);
     if (launch.tasks_per_thread > 0) {
@@ -140,11 +216,25 @@ int KernelSequence::next() noexcept {
   return 0;
 }
 
-void KernelSequence::task(int task, int tasks) noexcept { run_task(launches_[current_], phase_, task, tasks); }
+void KernelSequence::task(int task, int tasks) noexcept {
+  if (running_group_ == nullptr) return run_task(launches_[current_], phase_, task, tasks);
+  const auto [index, part] = running_group_->tasks[static_cast<std::size_t>(task)];
+  if (index < 0) return;
+  const Lane& lane = running_group_->group->lanes[static_cast<std::size_t>(index)];
+  if (lane.tasks == 1) {
+    if (phase_ == 0) run_lane(lane);
+  } else if (phase_ < running_group_->phases[static_cast<std::size_t>(index)]) {
+    run_task(launches_[lane.begin], phase_, part, lane.tasks,
+             running_group_->steal_from[static_cast<std::size_t>(index)]);
+  }
+}
 
 std::size_t KernelSequence::metadata_bytes() const {
   std::size_t bytes = sizeof(*this) + launches_.size() * sizeof(BoundLaunch) + operands_.size() * sizeof(void*) +
                       addresses_.bytes() + steal_ranges_.size() * sizeof(TwoEndedRange);
+  for (const BoundGroup& group : groups_)
+    bytes += sizeof(group) + group.tasks.size() * sizeof(BoundGroup::Task) +
+             (group.phases.size() + group.steal_from.size()) * sizeof(int);
   for (const BoundLaunch& launch : launches_)
     bytes += (launch.inputs.size() + launch.outputs.size()) * sizeof(TensorDesc);
   return bytes;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -18,8 +19,10 @@ namespace graft {
 // run.
 class KernelSequence final : private PoolWork {
  public:
-  // Launches are divided into tasks for `threads` threads. Plan, launches and control must outlive the sequence.
-  KernelSequence(const Plan& plan, std::span<const Launch* const> launches, int threads, RunControl& control);
+  // Launches are divided into tasks for `threads` threads. Groups: of these launches, run side by side. Plan, launches,
+  // groups and control must outlive the sequence.
+  KernelSequence(const Plan& plan, std::span<const Launch* const> launches, int threads, RunControl& control,
+                 std::span<const LaunchGroup> groups = {});
   KernelSequence(const KernelSequence&) = delete;
   KernelSequence& operator=(const KernelSequence&) = delete;
 
@@ -43,28 +46,50 @@ class KernelSequence final : private PoolWork {
     int tasks_per_thread = 0;  // per phase; 0: one thread runs the launch alone
     int phases = 1;
   };
+  // A group as tasks of one step. Several launches of a lane run within one task.
+  struct BoundGroup {
+    const LaunchGroup* group = nullptr;
+    struct Task {
+      int lane = -1;  // -1: none, since every thread has the same number of tasks
+      int index = 0;
+    };
+    std::vector<Task> tasks;
+    std::vector<int> phases;      // by lane
+    std::vector<int> steal_from;  // by lane: its first steal range
+    int tasks_per_thread = 1;
+    int most_phases = 1;
+  };
   void add(const Plan& plan, const Launch& launch);
-  KernelContext context_of(const BoundLaunch& launch, int phase, int task, int tasks);
-  void run_task(const BoundLaunch& launch, int phase, int task, int tasks) noexcept;
+  void add_group(const LaunchGroup& group);
+  int phases_of(const BoundLaunch& launch, int tasks) const;
+  KernelContext context_of(const BoundLaunch& launch, int phase, int task, int tasks, int steal_from = 0);
+  void run_task(const BoundLaunch& launch, int phase, int task, int tasks, int steal_from = 0) noexcept;
+  void run_lane(const Lane& lane) noexcept;
   using Observe = void (LaunchObserver::*)(const Launch&, const KernelContext&);
   void observe(const BoundLaunch& launch, Observe seen) noexcept;
   bool end_launch(const BoundLaunch& launch) noexcept;
+  bool end_group(const BoundGroup& group) noexcept;
   int begin_phase(const BoundLaunch& launch) noexcept;
+  int begin_group_phase(const BoundGroup& group) noexcept;
   int next() noexcept override;
   void task(int task, int tasks) noexcept override;
 
   const int threads_;
   RunControl& control_;
   std::vector<BoundLaunch> launches_;
+  std::vector<BoundGroup> groups_;
   std::vector<void*> operands_;  // of all launches
   RefreshTable addresses_;
   std::vector<TwoEndedRange> steal_ranges_;  // of the current phase
 
-  // Of the current run: the launch that all threads run, and its phase.
+  // Of the current run: the launch or the group that all threads run, and its phase.
   RunProgress* progress_ = nullptr;
   std::size_t current_ = 0;
+  std::size_t next_group_ = 0;
+  const BoundGroup* running_group_ = nullptr;
   int phase_ = 0;
   bool running_ = false;
+  std::atomic<bool> lane_stopped_{false};
 };
 
 }  // namespace graft

@@ -14,6 +14,11 @@ bool RunControl::should_stop() {
   return false;
 }
 
+bool RunControl::stop_requested() const {
+  return error.failed() || (cancel && cancel->load(std::memory_order_relaxed)) ||
+         (has_deadline && Clock::now() >= deadline);
+}
+
 void RunProgress::start(std::vector<Clock::time_point>* stamps) {
   stamps_ = stamps;
   if (stamps_) stamps_->reserve(stamps_->size() + plan_.launches.size());

@@ -31,6 +31,8 @@ struct RunControl {
   std::span<const std::int64_t> kv_rows;
 
   bool should_stop();  // polled after every launch by one thread
+  // The same, from any thread; leaves the cause for should_stop().
+  bool stop_requested() const;
 };
 
 // Progress of one run of a plan.

@@ -183,6 +183,8 @@ struct Kernel {
   std::string (*label)(const KernelContext&) = nullptr;
   // Writes one element of the output per element of input 0, not all of the output.
   bool writes_by_input = false;
+  // Runs code of the user, whose launches may share data: no other launch runs beside it.
+  bool of_user = false;
 };
 
 }  // namespace graft

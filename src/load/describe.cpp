@@ -51,11 +51,19 @@ Json describe_order(const Plan& plan) {
     return out;
   };
   Json order = Json::array();
+  std::vector<Json> places(plan.launches.size());  // null: runs alone
+  for (std::size_t g = 0; g < plan.groups.size(); ++g)
+    for (std::size_t l = 0; l < plan.groups[g].lanes.size(); ++l) {
+      const Lane& lane = plan.groups[g].lanes[l];
+      for (std::uint32_t i = lane.begin; i < lane.end; ++i)
+        places[i] = {{"group", g}, {"lane", l}, {"tasks", lane.tasks}};
+    }
   for (const Launch& launch : plan.launches)
     order.push_back({{"node", plan.node_names[launch.node]},
                      {"kernel", kernel_name(launch)},
                      {"explanation", explain_kernel(launch)},
                      {"one_thread", launch.serial},
+                     {"side_by_side", places[order.size()]},
                      {"tasks_per_thread", tasks_per_thread(launch)},
                      {"steals_work", launch.kernel != nullptr && launch.kernel->steals_work},
                      {"inputs", operands(launch.inputs)},

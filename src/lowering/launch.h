@@ -74,6 +74,23 @@ std::string kernel_name(const Launch& launch);
 // Why that code: the layout of a weight, the instruction set, what ggml refused. For `graft inspect`.
 std::string explain_kernel(const Launch& launch);
 
+// Launches [begin, end) of a group. Several run on one thread, in order; one may be divided into several tasks.
+struct Lane {
+  std::uint32_t begin = 0;
+  std::uint32_t end = 0;
+  int tasks = 1;    // of each phase; 1 with several launches
+  double work = 0;  // as relative_work(), of all launches
+};
+
+// Lanes that run side by side, since none depends on another and each has too little work for all threads. Their
+// launches follow each other in the sequence, which is also an order that they can run in one by one.
+struct LaunchGroup {
+  std::vector<Lane> lanes;  // at least two, by falling work
+
+  std::uint32_t begin() const { return lanes.front().begin; }
+  std::uint32_t end() const { return lanes.back().end; }
+};
+
 // Restores what a launch overwrote in a state, from a copy made before.
 struct UndoLaunch {
   Launch launch;
@@ -89,7 +106,8 @@ struct LaunchSequence {
   // From here on launches write states and mutated inputs with finished values: once the first of them runs, all run to
   // the end, so that a cancelled run leaves everything as it was.
   std::uint32_t commit_begin = 0;
-  std::vector<UndoLaunch> undo;  // of states written before; run in reverse when the run does not complete
+  std::vector<LaunchGroup> groups;  // in order, before commit_begin
+  std::vector<UndoLaunch> undo;     // of states written before; run in reverse when the run does not complete
   std::vector<std::string> node_names;
 };
 

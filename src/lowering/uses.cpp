@@ -1,5 +1,8 @@
 #include "lowering/uses.h"
 
+#include <algorithm>
+#include <iterator>
+
 namespace graft {
 
 std::vector<BufferUses> uses_of(const LaunchSequence& sequence) {
@@ -27,13 +30,20 @@ bool is_overwritten(const LaunchSequence& sequence, const Launch& launch, std::s
   return false;
 }
 
+LaunchRange range_of(const LaunchSequence& sequence, std::size_t i) {
+  const auto after = std::ranges::upper_bound(sequence.groups, i, {}, &LaunchGroup::begin);
+  if (after == sequence.groups.begin() || std::prev(after)->end() <= i) return {i, i + 1};
+  return {std::prev(after)->begin(), std::prev(after)->end()};
+}
+
 void find_lifetimes(LaunchSequence& sequence) {
   for (Buffer& b : sequence.buffers) b.first_use = b.last_use = -1;
   for (std::size_t i = 0; i < sequence.launches.size(); ++i) {
+    const auto [begin, end] = range_of(sequence, i);
     for_each_buffer(sequence.launches[i], [&](BufferId id) {
       Buffer& b = sequence.buffers[id];
-      if (b.first_use < 0) b.first_use = static_cast<std::int32_t>(i);
-      b.last_use = static_cast<std::int32_t>(i);
+      if (b.first_use < 0) b.first_use = static_cast<std::int32_t>(begin);
+      b.last_use = static_cast<std::int32_t>(end) - 1;
     });
   }
   // Operands of an undo live to the end of the run, and past it.

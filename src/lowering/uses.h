@@ -28,7 +28,13 @@ void for_each_buffer(Launch& launch, Visit&& visit) {
   if (launch.scratch_bytes > 0) visit(launch.scratch);
 }
 
-// Sets Buffer::first_use and last_use of all buffers.
+// The launches that may run at the same time as launch i: those of its group, else itself alone.
+struct LaunchRange {
+  std::size_t begin, end;
+};
+LaunchRange range_of(const LaunchSequence& sequence, std::size_t i);
+
+// Sets Buffer::first_use and last_use of all buffers. A buffer that a group touches is in use in the whole of it.
 void find_lifetimes(LaunchSequence& sequence);
 
 }  // namespace graft

@@ -18,6 +18,8 @@ bool not_plain(const PassOptions& options) { return !options.plain; }
 bool packs_linear_layers(const PassOptions& options) { return kernels(options) && options.pack_linear_layers; }
 bool on_device(const PassOptions& options) { return options.on_device; }
 
+bool has_threads(const PassOptions& options) { return options.threads > 1 && !options.on_device && !options.plain; }
+
 template <std::size_t (*pass)(ir::Program&)>
 std::size_t graph_pass(GraphPasses& passes) {
   return pass(passes.graph);
@@ -45,6 +47,10 @@ std::size_t separate(LaunchSequence& sequence, const PassOptions& options) {
   return fuse_separable(sequence, options.threads);
 }
 
+std::size_t group(LaunchSequence& sequence, const PassOptions& options) {
+  return group_branches(sequence, options.threads);
+}
+
 using enum PassStage;
 constexpr auto kList = std::to_array<Pass>({
     // name, stage, condition in words, condition, over graphs, over launches
@@ -69,6 +75,7 @@ constexpr auto kList = std::to_array<Pass>({
     {"fuse_chains", launches, kNotPlain, not_plain, nullptr, launch_pass<fuse_chains>},
     {"drop_dead_launches", launches, kNotPlain, not_plain, nullptr, launch_pass<drop_dead_launches>},
     {"order_for_stages", launches, "the program runs on a device", on_device, nullptr, launch_pass<order_for_stages>},
+    {"group_branches", launches, "several threads run the program, and no device", has_threads, nullptr, group},
     {"merge_inplace", launches, "", nullptr, nullptr, launch_pass<merge_inplace>},
 });
 

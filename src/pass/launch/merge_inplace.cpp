@@ -6,6 +6,19 @@
 #include "pass/launch/passes.h"
 
 namespace graft {
+namespace {
+
+// Whether one of the launches [begin, end) other than launch i touches the buffer, given which buffers were merged.
+bool others_touch(LaunchSequence& sequence, std::size_t begin, std::size_t end, std::size_t i, BufferId buffer,
+                  const std::vector<BufferId>& merged) {
+  bool found = false;
+  for (std::size_t other = begin; other < end; ++other)
+    if (other != i)
+      for_each_buffer(sequence.launches[other], [&](BufferId id) { found = found || merged[id] == buffer; });
+  return found;
+}
+
+}  // namespace
 
 std::size_t merge_inplace(LaunchSequence& sequence) {
   find_lifetimes(sequence);
@@ -18,9 +31,12 @@ std::size_t merge_inplace(LaunchSequence& sequence) {
     // order.
     for_each_buffer(launch, [&](BufferId& id) { id = merged[id]; });
     if (launch.inplace == 0) continue;
+    const auto [begin, end] = range_of(sequence, i);
     const Tensor out = launch.outputs[0];
     Buffer& out_buffer = sequence.buffers[out.buffer];
-    if (out_buffer.memory != MemoryKind::arena || out_buffer.first_use != static_cast<std::int32_t>(i)) continue;
+    if (out_buffer.memory != MemoryKind::arena || out_buffer.first_use != static_cast<std::int32_t>(begin) ||
+        others_touch(sequence, begin, i, i, out.buffer, merged))
+      continue;
     for (std::size_t k = 0; k < launch.inputs.size(); ++k) {
       if (!((launch.inplace >> k) & 1u)) continue;
       const Tensor& in = launch.inputs[k];
@@ -32,7 +48,9 @@ std::size_t merge_inplace(LaunchSequence& sequence) {
       // Another operand that reads the same buffer at other positions would see half-written data.
       const auto uses = std::count_if(launch.inputs.begin(), launch.inputs.end(),
                                       [&](const Tensor& t) { return t.buffer == in.buffer; });
-      if (!same_place || uses != 1 || in_buffer.last_use != static_cast<std::int32_t>(i)) continue;
+      if (!same_place || uses != 1 || in_buffer.last_use != static_cast<std::int32_t>(end) - 1 ||
+          others_touch(sequence, begin, end, i, in.buffer, merged))
+        continue;
       in_buffer.last_use = out_buffer.last_use;
       merged[out.buffer] = in.buffer;
       out_buffer.first_use = out_buffer.last_use = -1;

@@ -31,6 +31,11 @@ std::size_t fuse_chains(LaunchSequence& sequence);
 // Removes launches whose results nothing reads.
 std::size_t drop_dead_launches(LaunchSequence& sequence);
 
+// Makes groups of launches that can run side by side (LaunchSequence::groups) where all of `threads` threads are too
+// many for each: independent branches and what they compute step by step. The schedule follows from counted work
+// (relative_work) and moves launches so that a group's follow each other. Returns the number of groups.
+std::size_t group_branches(LaunchSequence& sequence, int threads);
+
 // Groups launches of one side, CPU or device, as far as dependencies allow, so that a run changes sides less often.
 // Launches from LaunchSequence::commit_begin on stay last. Counts the launches that move.
 std::size_t order_for_stages(LaunchSequence& sequence);

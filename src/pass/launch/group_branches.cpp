@@ -1,0 +1,155 @@
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <map>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "base/check.h"
+#include "lowering/dependencies.h"
+#include "lowering/tasks.h"
+#include "lowering/uses.h"
+#include "pass/launch/passes.h"
+
+namespace graft {
+namespace {
+
+// What a barrier costs, in units of relative_work(): at 1, half the work is saved and a barrier is paid for it.
+constexpr double kBarrier = 0.5;
+// A launch with more work than this for each thread gains nothing from running beside another.
+constexpr double kMostWorkPerThread = 4;
+// A group ends here: between groups a run can be cancelled, and memory of its launches can be used again.
+constexpr std::size_t kMostLaunchesPerLane = 32;
+// Ready launches looked at for one group.
+constexpr std::size_t kMostCandidates = 64;
+
+// List scheduling: from the launches that are ready, the first one and those that can run beside it make a group.
+class BranchGrouper {
+ public:
+  BranchGrouper(LaunchSequence& sequence, int threads)
+      : sequence_(sequence), threads_(threads), count_(sequence.commit_begin), dependencies_(sequence, count_) {
+    for (std::uint32_t i = 0; i < count_; ++i) {
+      const Launch& launch = sequence_.launches[i];
+      work_.push_back(may_share_a_step(launch) ? relative_work(launch) : kAlone);
+      if (!launch.serial && work_[i] > kMostWorkPerThread * threads_) work_[i] = kAlone;
+      if (dependencies_.waits[i] == 0) ready_.insert(i);
+    }
+  }
+
+  std::size_t run() {
+    order_.reserve(count_);
+    while (!ready_.empty()) {
+      std::vector<Branch> branches;
+      if (work_[*ready_.begin()] != kAlone) branches = choose();
+      if (branches.empty()) {
+        schedule(*ready_.begin());
+        continue;
+      }
+      LaunchGroup& group = sequence_.groups.emplace_back();
+      for (const Branch& branch : branches) {
+        const auto begin = static_cast<std::uint32_t>(order_.size());
+        for (const std::uint32_t i : branch.launches) schedule(i);
+        group.lanes.push_back({begin, static_cast<std::uint32_t>(order_.size()), branch.tasks, branch.work});
+      }
+    }
+    GRAFT_ASSERT(order_.size() == count_);
+    if (!sequence_.groups.empty()) reorder(sequence_, order_);
+    return sequence_.groups.size();
+  }
+
+ private:
+  static constexpr double kAlone = std::numeric_limits<double>::infinity();
+
+  struct Branch {
+    std::vector<std::uint32_t> launches;
+    int tasks = 1;
+    double work = 0;
+  };
+
+  // Launches that write anything but intermediate tensors keep their place: states must be whole when a run stops, and
+  // outputs may share memory with inputs. So do kernels of the user, which may share data.
+  bool may_share_a_step(const Launch& launch) const {
+    return launch.kernel != nullptr && !launch.on_device && !launch.kernel->of_user &&
+           std::ranges::all_of(launch.outputs, [&](const Tensor& t) {
+             return sequence_.buffers[t.buffer].memory == MemoryKind::arena;
+           });
+  }
+
+  void schedule(std::uint32_t i) {
+    ready_.erase(i);
+    order_.push_back(i);
+    for (const std::uint32_t next : dependencies_.after[i])
+      if (--dependencies_.waits[next] == 0) ready_.insert(next);
+  }
+
+  // A launch and, when one thread runs it, those that follow from it alone and that one thread runs too.
+  Branch branch_from(std::uint32_t first) const {
+    Branch branch;
+    branch.work = work_[first];
+    branch.launches.push_back(first);
+    if (!sequence_.launches[first].serial) {
+      branch.tasks = std::min(threads_, 1 + static_cast<int>(2 * branch.work));
+      return branch;
+    }
+    std::map<std::uint32_t, std::uint32_t> arrived;  // by launch: how many it waited for are in the branch
+    std::set<std::uint32_t> next;
+    for (std::size_t k = 0; k < branch.launches.size() && branch.launches.size() < kMostLaunchesPerLane; ++k) {
+      for (const std::uint32_t i : dependencies_.after[branch.launches[k]])
+        if (++arrived[i] == dependencies_.waits[i] && work_[i] != kAlone && sequence_.launches[i].serial)
+          next.insert(i);
+      if (next.empty() || k + 1 < branch.launches.size()) continue;
+      branch.work += work_[*next.begin()];
+      branch.launches.push_back(*next.begin());
+      next.erase(next.begin());
+    }
+    return branch;
+  }
+
+  // By falling work; empty when the first ready launch gains nothing from others beside it.
+  std::vector<Branch> choose() const {
+    std::vector<Branch> branches;
+    int tasks = 0;
+    std::size_t seen = 0;
+    for (const std::uint32_t i : ready_) {
+      if (++seen > kMostCandidates) break;
+      if (work_[i] == kAlone) continue;
+      Branch branch = branch_from(i);
+      if (tasks + branch.tasks > max_tasks(threads_)) break;
+      tasks += branch.tasks;
+      branches.push_back(std::move(branch));
+    }
+    if (branches.size() < 2) return {};
+    std::ranges::stable_sort(branches, std::ranges::greater(), &Branch::work);
+    return gain(branches) > 0 ? branches : std::vector<Branch>();
+  }
+
+  // What is saved against one launch after the other, in units of relative_work().
+  double gain(const std::vector<Branch>& branches) const {
+    double one_by_one = 0, all = 0, longest = 0;
+    for (const Branch& branch : branches) {
+      const bool serial = sequence_.launches[branch.launches[0]].serial;
+      one_by_one += serial ? branch.work : branch.work / threads_ + kBarrier;
+      all += branch.work;
+      longest = std::max(longest, branch.work / branch.tasks);
+    }
+    return one_by_one - std::max(all / threads_, longest) - kBarrier;
+  }
+
+  LaunchSequence& sequence_;
+  const int threads_;
+  const std::size_t count_;
+  Dependencies dependencies_;
+  std::vector<double> work_;  // by launch; kAlone: runs beside no other
+  std::set<std::uint32_t> ready_;
+  std::vector<std::uint32_t> order_;
+};
+
+}  // namespace
+
+std::size_t group_branches(LaunchSequence& sequence, int threads) {
+  GRAFT_ASSERT(sequence.groups.empty());
+  return BranchGrouper(sequence, threads).run();
+}
+
+}  // namespace graft
