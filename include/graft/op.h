@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
@@ -13,11 +14,14 @@
 // Custom operators: what `torch.library` defines in Python, run inside graft's programs. See docs/custom-operators.md.
 namespace graft {
 
+class Program;
+
 // A node of a program before any sizes are known. Arguments are named as in the schema; for a missing one, or one of
 // another kind, the members throw InvalidArgument.
 class GRAFT_API OpNode {
  public:
   virtual ~OpNode();
+  virtual std::vector<std::string> arguments() const = 0;       // names, in the schema's order
   virtual bool has(std::string_view argument) const = 0;        // present and not None
   virtual bool is_tensor(std::string_view argument) const = 0;  // a tensor, not a number
   virtual DType dtype(std::string_view tensor) const = 0;
@@ -37,6 +41,8 @@ class GRAFT_API OpCall {
   virtual double real(std::string_view argument) const = 0;           // any number
   virtual std::string text(std::string_view argument) const = 0;
   virtual std::vector<std::int64_t> integers(std::string_view argument) const = 0;
+  virtual std::vector<std::string> arguments() const = 0;  // names, in the schema's order
+  virtual int threads() const = 0;                         // of the sessions that will run the plan
 };
 
 struct OpNumber {
@@ -49,8 +55,12 @@ struct OpRun {
   std::span<const TensorView> inputs;   // tensors that are not None in the schema's order, lists spread; contiguous
   std::span<const TensorView> outputs;  // contiguous, not initialized
   std::span<const OpNumber> numbers;    // numbers and bools in the schema's order, lists spread
-  int task = 0;                         // 0 .. tasks - 1
+  // Memory from the plan's arena: OpDefinition::scratch_bytes, aligned to 64 bytes, not initialized, shared by the
+  // tasks. What it holds is lost after the run.
+  std::span<std::byte> scratch;
+  int task = 0;  // 0 .. tasks - 1
   int tasks = 1;
+  int threads = 1;  // of the session
 };
 
 struct OpDefinition {
@@ -63,11 +73,21 @@ struct OpDefinition {
   // ExecutionError.
   std::function<void(const OpRun&)> run;
   bool parallel = false;  // split a run into several tasks at once, else one
+  // Bytes of scratch memory for a run. Null: none.
+  std::function<std::size_t(const OpCall&)> scratch_bytes;
 };
 
 // Registers an operator for the life of the process. Programs loaded or exported later may use it. Throws
 // InvalidArgument for a target that is registered already or malformed, and without `shape` or `run`. Thread-safe.
 GRAFT_API void register_op(OpDefinition op);
+
+// The same for an operator that a method of a program computes: its arguments are the method's inputs in their order,
+// its results the method's outputs. The method must be one plan on the CPU without mutable buffers or caches. It runs
+// on the threads of the run that it is part of, its intermediate tensors in memory from that run's arena, and allocates
+// nothing once it has run for the same sizes. Throws NotFound for another method, Unsupported for a program that cannot
+// be an operator. The program is kept for the life of the process.
+GRAFT_API void register_op(const std::string& target, std::shared_ptr<const Program> program,
+                           const std::string& method = "forward");
 
 // Loads a shared library and calls its `extern "C" void graft_register_ops()`, once. Throws SystemError when it does
 // not load, NotFound without that function, and whatever the function throws.

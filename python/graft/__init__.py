@@ -26,6 +26,7 @@ _ERRORS = (
 _WHERE = {
     "load": "graft.runtime",
     "load_ops": "graft.runtime",
+    "register_op": "graft.runtime",
     "LoadOptions": "graft.runtime",
     "Arena": "graft.runtime",
     "CancelToken": "graft.runtime",

@@ -295,13 +295,32 @@ class ThreadPool final : ThreadTeam::Owner {
 
 }  // namespace
 
+namespace {
+
+// Each run takes some of the stack of its thread.
+constexpr int kMostRunsWithinRuns = 32;
+
+int& runs_within_runs() {
+  thread_local int depth = 0;
+  return depth;
+}
+
+}  // namespace
+
 ThreadLease::ThreadLease(int threads, RunControl& control, Use use)
     : threads_(threads), use_(use), nested_(this_thread_computes()) {
+  if (nested_) {
+    GRAFT_CHECK(ExecutionError, runs_within_runs() < kMostRunsWithinRuns, "runs within kernels of other runs: at most ",
+                kMostRunsWithinRuns, " levels are allowed");
+    ++runs_within_runs();
+  }
   if (!nested_ && threads > 1) {
     team_ = ThreadPool::current().lease(threads, control, use);
     leased_ = team_ != nullptr;
     if (!leased_) return;
-  } else if (!nested_) {
+  } else if (nested_) {
+    if (threads > 1 && use == Use::kernels) team_ = ThreadTeam::between_steps();
+  } else {
     ThreadPool::current().load().single.fetch_add(1, std::memory_order_relaxed);
   }
   this_thread_computes() = true;
@@ -310,7 +329,10 @@ ThreadLease::ThreadLease(int threads, RunControl& control, Use use)
 ThreadLease::~ThreadLease() {
   if (!leased_) return;
   if (ggml_.pool != nullptr) ThreadPool::current().return_ggml_pool(ggml_.pool, ggml_.threads);
-  if (nested_) return;
+  if (nested_) {
+    --runs_within_runs();
+    return;
+  }
   this_thread_computes() = false;
   if (team_ != nullptr) {
     ThreadPool::current().release(*team_, use_);
@@ -320,7 +342,7 @@ ThreadLease::~ThreadLease() {
 }
 
 void ThreadLease::run(PoolWork& work) {
-  if (team_ != nullptr) return team_->run(work);
+  if (team_ != nullptr) return nested_ ? team_->run_within(work, threads_) : team_->run(work);
   // The tasks of all planned threads, one after the other.
   while (const int tasks = work.next())
     for (int i = 0; i < threads_ * tasks; ++i) work.task(i, threads_ * tasks);

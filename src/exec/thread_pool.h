@@ -13,8 +13,9 @@ namespace graft {
 // workers that it asks for as far as CPUs are free, and at most its part of the CPUs when several runs compute: it
 // gives workers back between steps when others begin and takes more when they end. It waits only while as many such
 // runs compute as there are CPUs; then the highest priority is next, and among equal ones the longest waiting. A run
-// that a kernel of another run makes has that kernel's thread and never waits. After fork() the child has a pool of its
-// own.
+// that a kernel of another run makes never waits: it has that run's threads when they have nothing else to do, which is
+// so for a launch that one thread runs between two steps, else the kernel's thread. After fork() the child has a pool
+// of its own.
 //
 // With a CPU for each of its threads, a run's workers avoid the CPU that the caller was on when it began: their
 // affinity is the caller's without it.
@@ -52,7 +53,7 @@ class ThreadLease {
   const Use use_;
   const bool nested_;
   bool leased_ = true;
-  ThreadTeam* team_ = nullptr;  // null: this thread alone
+  ThreadTeam* team_ = nullptr;  // null: this thread alone. Of a nested run: that of the run around it
   GgmlPool ggml_{nullptr, 0};
 };
 

@@ -3,6 +3,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "base/spin.h"
 
@@ -78,15 +79,30 @@ void ThreadTeam::publish(OpenStep step) {
   for (int i = 0; i < others; ++i) workers_[static_cast<std::size_t>(i)].load(std::memory_order_relaxed)->wake();
 }
 
-// Begins the step after `done`, or ends the run.
-void ThreadTeam::advance(OpenStep done) {
+namespace {
+
+ThreadTeam*& team_between_steps() {
+  thread_local ThreadTeam* team = nullptr;
+  return team;
+}
+
+}  // namespace
+
+ThreadTeam* ThreadTeam::between_steps() { return team_between_steps(); }
+
+// Begins the next step, or ends the run.
+void ThreadTeam::advance() {
   finished_.store(0, std::memory_order_relaxed);
-  const int tasks = work_->next();
+  team_between_steps() = this;
+  const int tasks = run_.work->next();
+  team_between_steps() = nullptr;
+  // The run that it is part of goes on: nothing is published.
+  if (tasks == 0 && run_.over != nullptr) return run_.over->store(true, std::memory_order_release);
   if (const int now = granted.load(std::memory_order_relaxed); tasks > 0 && load_.fair(now, planned) != now)
     owner_.adapt(*this);
   else
     spare_steps = 0;
-  publish({done.epoch + 1, tasks, planned});
+  publish({OpenStep::of(open_.load(std::memory_order_relaxed)).epoch + 1, tasks, run_.threads});
 }
 
 // Runs untaken tasks of the step, first those of this thread: its caches may hold their data from the step before.
@@ -99,8 +115,8 @@ void ThreadTeam::take_tasks(OpenStep step, int thread) {
       std::uint64_t last = taken.load(std::memory_order_relaxed);
       if (last >= step.epoch || !taken.compare_exchange_strong(last, step.epoch, std::memory_order_acq_rel)) continue;
       // The step cannot end before this task does, so data of the run may be read from here on.
-      work_->task(owner * step.tasks_per_thread + k, all);
-      if (finished_.fetch_add(1, std::memory_order_acq_rel) + 1 == all) return advance(step);
+      run_.work->task(owner * step.tasks_per_thread + k, all);
+      if (finished_.fetch_add(1, std::memory_order_acq_rel) + 1 == all) return advance();
     }
   }
 }
@@ -123,8 +139,8 @@ void ThreadTeam::wait(std::uint64_t word, Worker& self) {
 }
 
 void ThreadTeam::run(PoolWork& work) {
-  work_ = &work;
-  advance({OpenStep::of(open_.load(std::memory_order_relaxed)).epoch, 0, planned});
+  run_ = {&work, planned, nullptr};
+  advance();
   for (;;) {
     const std::uint64_t word = open_.load(std::memory_order_acquire);
     const OpenStep step = OpenStep::of(word);
@@ -134,6 +150,24 @@ void ThreadTeam::run(PoolWork& work) {
     if (!spin_until(load_.crowded() ? 0 : kSpinRounds, changed))
       while (!changed()) sched_yield();
   }
+}
+
+void ThreadTeam::run_within(PoolWork& work, int threads) {
+  std::atomic<bool> over{false};
+  const Run outer = std::exchange(run_, {&work, threads, &over});
+  advance();
+  while (!over.load(std::memory_order_acquire)) {
+    const std::uint64_t word = open_.load(std::memory_order_acquire);
+    take_tasks(OpenStep::of(word), 0);
+    const auto changed = [&] {
+      return open_.load(std::memory_order_acquire) != word || over.load(std::memory_order_acquire);
+    };
+    if (!spin_until(load_.crowded() ? 0 : kSpinRounds, changed))
+      while (!changed()) sched_yield();
+  }
+  run_ = outer;
+  finished_.store(0, std::memory_order_relaxed);
+  team_between_steps() = this;
 }
 
 }  // namespace graft

@@ -88,6 +88,11 @@ class ThreadTeam {
 
   // Runs all steps; the caller takes part. Allocates nothing.
   void run(PoolWork& work);
+  // Runs all steps of a run that begins within PoolWork::next() of another run of the team, on this thread: until it
+  // ends, that run has no step for the other threads. `threads`: that the tasks are made for.
+  void run_within(PoolWork& work, int threads);
+  // The team that this thread may call run_within() of; null within a task, and on threads outside of runs.
+  static ThreadTeam* between_steps();
 
   // Changed by the owner only, under its lock: between runs, or in adapt().
   int planned = 1;              // threads that the tasks are made for
@@ -126,7 +131,7 @@ class ThreadTeam {
   };
 
   void publish(OpenStep step);
-  void advance(OpenStep done);
+  void advance();
   void take_tasks(OpenStep step, int thread);
   void wait(std::uint64_t word, Worker& self);
 
@@ -135,7 +140,13 @@ class ThreadTeam {
   std::unique_ptr<Tasks[]> tasks_{new Tasks[kMaxThreads]};
   // Thread i + 1 of the team. Atomic, since a thread that wakes workers for a step may be overtaken by the next ones.
   std::unique_ptr<std::atomic<Worker*>[]> workers_ { new std::atomic<Worker*>[kMaxThreads] {} };
-  PoolWork* work_ = nullptr;  // the current run's, written before its first step is published
+  // The innermost run, written before its first step is published.
+  struct Run {
+    PoolWork* work = nullptr;
+    int threads = 1;
+    std::atomic<bool>* over = nullptr;  // of a run within another one
+  };
+  Run run_;
   alignas(64) std::atomic<std::uint64_t> open_{0};
   alignas(64) std::atomic<int> finished_{0};
   alignas(64) std::atomic<int> sleeping_{0};

@@ -20,6 +20,7 @@ namespace graft {
 namespace {
 
 constexpr std::size_t kMostTensors = 32, kMostNumbers = 32;
+constexpr std::size_t kMostScratchBytes = std::size_t{1} << 62;
 
 struct Entry {
   OpDefinition definition;
@@ -61,6 +62,7 @@ void check_argument(const Node& node, std::string_view argument) {
 class NodeAdapter final : public OpNode {
  public:
   explicit NodeAdapter(const NodeView& node) : node_(node) {}
+  std::vector<std::string> arguments() const override { return node_.arg_names(); }
   bool has(std::string_view argument) const override {
     check_argument(node_, argument);
     return node_.has(argument);
@@ -87,7 +89,9 @@ class NodeAdapter final : public OpNode {
 
 class CallAdapter final : public OpCall {
  public:
-  explicit CallAdapter(const Call& call) : call_(call) {}
+  CallAdapter(const Call& call, int threads) : call_(call), threads_(threads) {}
+  std::vector<std::string> arguments() const override { return call_.arg_names(); }
+  int threads() const override { return threads_; }
   bool has(std::string_view argument) const override {
     check_argument(call_, argument);
     return call_.has(argument);
@@ -110,6 +114,7 @@ class CallAdapter final : public OpCall {
     return call_;
   }
   const Call& call_;
+  int threads_;
 };
 
 Refusal refuse_user(const NodeView& node) {
@@ -120,7 +125,7 @@ Refusal refuse_user(const NodeView& node) {
 }
 
 std::vector<Shape> user_shape(const Call& call) {
-  std::vector<Shape> shapes = definition_of(call.target()).shape(CallAdapter(call));
+  std::vector<Shape> shapes = definition_of(call.target()).shape(CallAdapter(call, 1));
   GRAFT_CHECK(InvalidArgument, shapes.size() == call.output_count(), call.target(), ": the shape rule gives ",
               shapes.size(), " outputs, the program has ", call.output_count());
   return shapes;
@@ -128,6 +133,8 @@ std::vector<Shape> user_shape(const Call& call) {
 
 struct UserAttrs {
   const OpDefinition* definition = nullptr;
+  std::size_t scratch_bytes = 0;
+  int threads = 1;
   std::size_t number_count = 0;
   std::array<OpNumber, kMostNumbers> numbers{};
 };
@@ -144,13 +151,16 @@ void run_user(const KernelContext& ctx) {
   const OpRun run{{inputs.data(), ctx.input_descs.size()},
                   {outputs.data(), ctx.output_descs.size()},
                   {attrs.numbers.data(), attrs.number_count},
+                  {ctx.scratch_bytes, attrs.scratch_bytes},
                   ctx.task,
-                  ctx.tasks};
+                  ctx.tasks,
+                  attrs.threads};
   attrs.definition->run(run);  // exceptions are errors of the run
 }
 
-const Kernel kUserOp{"user_op", run_user, std::numeric_limits<std::int64_t>::max()};
-const Kernel kParallelUserOp{"user_op", run_user};
+const Kernel kUserOp{
+    .name = "user_op", .run = run_user, .parallel_from = std::numeric_limits<std::int64_t>::max(), .of_user = true};
+const Kernel kParallelUserOp{.name = "user_op", .run = run_user, .of_user = true};
 
 void take_arguments(const Call& call, Lowering& lowering, std::vector<Tensor>& inputs, UserAttrs& attrs) {
   const auto number = [&](const Scalar& s) {
@@ -179,12 +189,18 @@ std::vector<Tensor> lower_user(const Call& call, std::span<const Shape> shapes, 
   GRAFT_CHECK(Unsupported, shapes.size() <= kMostTensors, call.target(), ": more than ", kMostTensors, " outputs");
   UserAttrs attrs;
   attrs.definition = &definition_of(call.target());
+  attrs.threads = lowering.max_threads();
+  if (attrs.definition->scratch_bytes)
+    attrs.scratch_bytes = attrs.definition->scratch_bytes(CallAdapter(call, attrs.threads));
+  GRAFT_CHECK(Unsupported, attrs.scratch_bytes <= kMostScratchBytes, call.target(), ": expected at most ",
+              kMostScratchBytes, " bytes of scratch memory, found ", attrs.scratch_bytes);
   std::vector<Tensor> inputs, outputs;
   take_arguments(call, lowering, inputs, attrs);
   for (std::size_t i = 0; i < shapes.size(); ++i) outputs.push_back(lowering.allocate(call.output_dtype(i), shapes[i]));
   const bool empty = std::ranges::all_of(outputs, [](const Tensor& t) { return t.numel() == 0; });
   if (!empty)
-    lowering.launch(attrs.definition->parallel ? kParallelUserOp : kUserOp, std::move(inputs), outputs, attrs);
+    lowering.launch(attrs.definition->parallel ? kParallelUserOp : kUserOp, std::move(inputs), outputs, attrs,
+                    static_cast<std::int64_t>(attrs.scratch_bytes));
   return outputs;
 }
 

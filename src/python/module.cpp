@@ -240,6 +240,12 @@ NB_MODULE(_C, m) {
   m.def("operator_targets", &operator_targets);
   m.def("host_operator_targets", &host_operator_targets);
   m.def("load_ops", &load_ops, nb::arg("path"));
+  m.def(
+      "register_op",
+      [](const std::string& target, std::shared_ptr<Program> program, const std::string& method) {
+        register_op(target, std::move(program), method);
+      },
+      nb::arg("target"), nb::arg("program"), nb::arg("method"));
   m.def("devices", [] {
     nb::list out;
     for (const DeviceInfo& d : devices())

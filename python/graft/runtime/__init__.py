@@ -1,6 +1,6 @@
 """Running packages: loading, calls, pipelines of calls, tokenizers."""
 
-from graft.runtime.model import Arena, CancelToken, Method, Model, States, Timing, load, load_ops
+from graft.runtime.model import Arena, CancelToken, Method, Model, States, Timing, load, load_ops, register_op
 from graft.runtime.options import LoadOptions
 from graft.runtime.submitted import Submitted
 
@@ -15,4 +15,5 @@ __all__ = [
     "Timing",
     "load",
     "load_ops",
+    "register_op",
 ]

@@ -22,7 +22,7 @@ from graft.errors import InvalidArgument, InvalidProgram
 from graft.runtime.options import LoadOptions
 from graft.runtime.submitted import Submitted
 
-__all__ = ["Arena", "CancelToken", "Method", "Model", "States", "Timing", "load", "load_ops"]
+__all__ = ["Arena", "CancelToken", "Method", "Model", "States", "Timing", "load", "load_ops", "register_op"]
 
 CancelToken = _C.CancelToken
 Arena = _C.Arena
@@ -484,3 +484,12 @@ def load(
         queue_capacity=options.queue_capacity,
     )
     return Model(program, session, strict_zero_copy=options.strict_zero_copy)
+
+
+def register_op(target: str, model: Model, method: str = "forward") -> None:
+    """Makes a method of a loaded package an operator: exports and loads that follow in this process run nodes with this
+    target ("namespace.name.overload", of `torch.library`) as a part of their plans, with the memory and the threads of
+    the run around them. Its arguments are the method's inputs in their order, tensors only. Raises `graft.NotFound` for
+    another method, `graft.Unsupported` for one with mutable buffers, a cache or segments and for a program on a device,
+    `graft.InvalidArgument` for a target that is malformed or registered already."""
+    _C.register_op(target, model._program, method)

@@ -89,3 +89,44 @@ def test_bad_libraries(example, tmp_path):
     (tmp_path / "again.cpp").write_text((EXAMPLE / "ops.cpp").read_text() + "// a copy\n")
     with pytest.raises(graft.errors.InvalidArgument, match="registered before"):
         graft.load_ops(_compile(tmp_path / "again.cpp", tmp_path / "libagain.so"))
+
+
+def test_a_method_of_a_package_is_an_operator(tmp_path):
+    class Inner(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = torch.nn.Linear(16, 64), torch.nn.Linear(64, 16)
+
+        def forward(self, x, scale):
+            return self.second(torch.relu(self.first(x))) * scale, x.sum(-1)
+
+    inner = Inner().eval()
+
+    @torch.library.custom_op("example::inner", mutates_args=())
+    def inner_op(x: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return inner(x, scale)
+
+    @inner_op.register_fake
+    def _(x, scale):
+        return torch.empty_like(x), x.new_empty(x.shape[:-1])
+
+    class Outer(torch.nn.Module):
+        def forward(self, x):
+            y, sums = inner_op(torch.tanh(x), x[0])
+            return torch.softmax(y, -1), sums + 1
+
+    x, rows = torch.randn(5, 16), torch.export.Dim("rows", min=1, max=64)
+    path = graft.export(inner, (x, x[0]), path=tmp_path / "inner.pte", dynamic_shapes={"x": {0: rows}, "scale": None})
+    model = graft.load(path)
+    with pytest.raises(graft.errors.NotFound, match="no method 'backward'"):
+        graft.register_op("example.inner.default", model, "backward")
+    graft.register_op("example.inner.default", model)
+    with pytest.raises(graft.errors.InvalidArgument, match="registered before"):
+        graft.register_op("example.inner.default", model)
+    outer = graft.export(Outer(), (x,), path=tmp_path / "outer.pte", dynamic_shapes={"x": {0: rows}})
+    for threads in (1, 2):
+        loaded = graft.load(outer, threads=threads)
+        for count in (5, 1, 33):
+            x = torch.randn(count, 16)
+            for found, expected in zip(loaded(x), Outer()(x), strict=True):
+                torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
