@@ -306,9 +306,10 @@ def main() -> None:
 
     only = [name for name in options.peers.split(",") if name]
     without = [name for name in options.without.split(",") if name]
+    known = sorted({peer for workload in all_workloads.values() for peer in workload.peers})
     for name in only + without:
-        if name not in peers.MODULES:
-            parser.error(f"expected peers of {', '.join(peers.MODULES)}, found {name}")
+        if name not in known:
+            parser.error(f"expected peers of {', '.join(known)}, found {name}")
     for name in options.workload or all_workloads:
         workload = all_workloads[name]
         chosen = [peer for peer in workload.peers if (not only or peer in only) and peer not in without]

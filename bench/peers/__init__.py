@@ -1,4 +1,5 @@
-"""Who is measured. One small module per peer; each is optional and imports what it needs only when asked to."""
+"""Who is measured. One small module per peer, named as the peer is in workloads.toml with "_" for "-" and "."; each is
+optional and imports what it needs only when asked to."""
 
 from __future__ import annotations
 
@@ -7,26 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-MODULES = {
-    "graft": "graft_package",
-    "executorch-xnnpack": "executorch_xnnpack",
-    "onnxruntime": "onnx_runtime",
-    "openvino": "open_vino",
-    "aotinductor": "aot_inductor",
-    "torch-compile": "torch_compile",
-    "eager": "eager",
-    "graft-language": "graft_language",
-    "llama.cpp": "llama_cpp_language",
-    "openvino-genai": "openvino_language",
-    "ctranslate2": "ctranslate2_language",
-    "graft-batch": "graft_batch",
-    "llama.cpp-batch": "llama_cpp_batch",
-    "openvino-genai-batch": "openvino_batch",
-    "graft-program": "graft_program",
-    "llama.cpp-program": "llama_cpp_program",
-}
-
 
 class Peer:
     """A way to run a model.
@@ -69,5 +50,9 @@ class Peer:
         return np.asarray(output)
 
 
+def module_of(name: str) -> str:
+    return name.replace("-", "_").replace(".", "_")
+
+
 def get(name: str) -> Peer:
-    return importlib.import_module(f"peers.{MODULES[name]}").PEER
+    return importlib.import_module(f"peers.{module_of(name)}").PEER

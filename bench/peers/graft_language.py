@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from peers.graft_package import Graft
+from peers.graft import Graft
 from peers.language import LanguagePeer, gguf
 
 CONTEXT = 2048

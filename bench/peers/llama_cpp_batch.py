@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from peers.language import BatchPeer
-from peers.llama_cpp_language import CONTEXT, LlamaCpp
+from peers.llama_cpp import CONTEXT, LlamaCpp
 
 
 class LlamaCppBatch(BatchPeer, LlamaCpp):

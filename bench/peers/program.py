@@ -12,7 +12,7 @@ import numpy as np
 from peers import Peer
 from peers.graft_language import CONTEXT, GraftLanguage
 from peers.language import Text, gguf
-from peers.llama_cpp_language import LlamaCpp
+from peers.llama_cpp import LlamaCpp
 
 ROOT = Path(__file__).resolve().parents[2]
 

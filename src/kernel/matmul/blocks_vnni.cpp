@@ -1,7 +1,6 @@
 // Compiled for AVX2 and for AVX-512 with VNNI only: see cmake/GraftLibrary.cmake.
 #include "kernel/matmul/blocks_vec.h"
 
-#include <algorithm>
 
 #include "kernel/matmul/tile.h"
 

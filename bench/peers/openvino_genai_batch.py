@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from peers.language import Text
-from peers.openvino_language import OpenVinoGenAI
+from peers.openvino_genai import OpenVinoGenAI
 
 SEQUENCES = 8
 

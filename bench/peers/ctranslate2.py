@@ -1,4 +1,4 @@
-"""CTranslate2 with 8-bit weights. Tokens, not logits: see openvino_language.py."""
+"""CTranslate2 with 8-bit weights. Tokens, not logits: see openvino_genai.py."""
 
 from __future__ import annotations
 

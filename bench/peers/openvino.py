@@ -11,7 +11,7 @@ import numpy as np
 
 import models
 from peers import Peer
-from peers.onnx_runtime import export_onnx
+from peers.onnxruntime import export_onnx
 
 
 class OpenVino(Peer):
