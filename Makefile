@@ -187,6 +187,7 @@ bench-overhead: demo
 	@build/release/graft_overhead build/demo/minilm.pte
 	@build/release/graft_overlap build/demo/minilm.pte
 	@$(BIN)/python bench/beside_torch.py build/demo/minilm.pte
+	@$(BIN)/python bench/branches.py
 
 clean:
 	rm -rf build dist

@@ -9,20 +9,44 @@
 namespace graft {
 namespace {
 
-// Bytes of a buffer that a launch touches.
+// Bytes of a buffer that a launch touches: [begin, end), or of every `pitch` bytes in it only the first `row`.
 struct Access {
   std::uint32_t launch;
   std::int64_t begin, end;
   bool writes;
+  std::int64_t pitch = 0, row = 0;  // pitch 0: all bytes
 
   bool conflicts(const Access& other) const {
-    return (writes || other.writes) && begin < other.end && other.begin < end;
+    return (writes || other.writes) && begin < other.end && other.begin < end && !interleaves(other);
+  }
+  // Columns of one matrix, such as what a concatenation along the last dimension is made of.
+  bool interleaves(const Access& other) const {
+    if (pitch == 0 || pitch != other.pitch) return false;
+    const std::int64_t from = begin % pitch, other_from = other.begin % pitch;
+    if (from + row > pitch || other_from + other.row > pitch) return false;
+    return from + row <= other_from || other_from + other.row <= from;
   }
 };
 
 Access access(std::uint32_t launch, const Tensor& tensor, bool writes) {
   const ByteSpan span = byte_span(tensor.desc);
-  return {launch, tensor.offset + span.low, tensor.offset + span.high, writes};
+  Access out{launch, tensor.offset + span.low, tensor.offset + span.high, writes};
+  std::int64_t stride = 0;  // the largest
+  for (int d = 0; d < tensor.rank(); ++d)
+    if (tensor.size(d) > 1) stride = std::max(stride, tensor.stride(d));
+  // Dimensions with a multiple of that stride repeat the row, the others make it.
+  std::int64_t elements = 1;
+  for (int d = 0; d < tensor.rank(); ++d) {
+    if (tensor.size(d) <= 1 || tensor.stride(d) == stride) continue;
+    if (tensor.stride(d) < 0) return out;
+    elements += (tensor.size(d) - 1) * tensor.stride(d);
+  }
+  const auto size = static_cast<std::int64_t>(byte_size(tensor.dtype()));
+  if (stride > 0 && elements < stride && out.begin >= 0) {
+    out.pitch = stride * size;
+    out.row = elements * size;
+  }
+  return out;
 }
 
 std::vector<bool> written_buffers(const LaunchSequence& sequence, std::size_t count) {

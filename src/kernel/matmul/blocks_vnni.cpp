@@ -1,7 +1,5 @@
 // Compiled for AVX2 and for AVX-512 with VNNI only: see cmake/GraftLibrary.cmake.
 #include "kernel/matmul/blocks_vec.h"
-
-
 #include "kernel/matmul/tile.h"
 
 namespace graft::simd::GRAFT_ISA {

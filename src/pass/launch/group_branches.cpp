@@ -43,7 +43,7 @@ class BranchGrouper {
       std::vector<Branch> branches;
       if (work_[*ready_.begin()] != kAlone) branches = choose();
       if (branches.empty()) {
-        schedule(*ready_.begin());
+        schedule(next_alone());
         continue;
       }
       LaunchGroup& group = sequence_.groups.emplace_back();
@@ -66,6 +66,14 @@ class BranchGrouper {
     int tasks = 1;
     double work = 0;
   };
+
+  // The first ready launch, but while others are ready too, not one that takes a single thread long, such as one
+  // direction of a recurrent net: it waits for something to run beside.
+  std::uint32_t next_alone() const {
+    for (const std::uint32_t i : ready_)
+      if (work_[i] == kAlone || work_[i] < 1 || !sequence_.launches[i].serial) return i;
+    return *ready_.begin();
+  }
 
   // Launches that write anything but intermediate tensors keep their place: states must be whole when a run stops, and
   // outputs may share memory with inputs. So do kernels of the user, which may share data.

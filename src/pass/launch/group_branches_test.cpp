@@ -214,6 +214,24 @@ TEST(GroupBranches, WindowsOfOneBuffer) {
   EXPECT_EQ(dependencies.after[2], (std::vector<std::uint32_t>{4}));
 }
 
+// Columns of a matrix: windows with gaps that lie in each other.
+TEST(GroupBranches, InterleavedWindows) {
+  LaunchSequence sequence;
+  sequence.buffers.resize(2);
+  const auto columns = [](std::int64_t begin, std::int64_t count) {
+    Tensor t{1, begin * 4, TensorDesc(DType::f32, {8, count}), {}};
+    t.desc.strides[0] = 16;
+    return t;
+  };
+  for (const Tensor& out : {columns(0, 6), columns(6, 10), columns(5, 2), columns(12, 6)}) {
+    Launch& launch = sequence.launches.emplace_back();
+    launch.inputs = {Tensor{0, 0, TensorDesc(DType::f32, {8}), {}}};
+    launch.outputs = {out};
+  }
+  // The third touches columns of both before it. The fourth goes beyond the end of a row: it may touch all of them.
+  EXPECT_EQ(Dependencies(sequence, 4).waits, (std::vector<std::uint32_t>{0, 0, 2, 3}));
+}
+
 TEST(GroupBranches, RandomGraphs) {
   std::mt19937 random(7);
   const auto below = [&](std::size_t n) { return static_cast<std::size_t>(random() % n); };

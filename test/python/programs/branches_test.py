@@ -75,9 +75,21 @@ class Attention(nn.Module):
         return self.o(y.transpose(1, 2).flatten(2))
 
 
+class Directions(nn.Module):
+    """Both directions of a recurrent net: threads cannot divide either, and their results interleave."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.LSTM(24, 24, num_layers=2, bidirectional=True, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.net(x)[0])
+
+
 MODELS = {
     "towers": (lambda: Towers(), tuple((2, 128) for _ in range(6))),
     "inception": (lambda: Inception(), ((1, 64, 14, 14),)),
+    "directions": (lambda: Directions(), ((1, 40, 24),)),
     "attention": (lambda: Attention(), ((1, 8, 128),)),
 }
 
@@ -106,7 +118,7 @@ def test_branches_run_side_by_side(name: str, tmp_path: Path) -> None:
     assert lanes(order(path, 1)) == {}
     groups = lanes(order(path, 2))
     most = max(map(len, groups.values()), default=0)
-    assert most >= {"towers": 6, "inception": 2, "attention": 2}[name], groups
+    assert most >= {"towers": 6, "inception": 2, "directions": 2, "attention": 2}[name], groups
     results = [graft.load(path, threads=threads)(*inputs) for threads in (1, 2, 3, 8)]
     for result in results:
         assert torch.equal(result, results[0])
