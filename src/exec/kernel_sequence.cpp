@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <exception>
+#include <utility>
 
 #include "base/ceil_div.h"
+#include "graft/error.h"
 #include "lowering/tasks.h"
 
 namespace graft {
@@ -123,13 +125,20 @@ bool KernelSequence::end_launch(const BoundLaunch& launch) noexcept {
 
 void KernelSequence::run_task(const BoundLaunch& launch, int phase, int task, int tasks, int steal_from) noexcept {
   const KernelContext context = context_of(launch, phase, task, tasks, steal_from);
+  const bool of_user = launch.launch->kernel->of_user;
+  const RunControl* const around =
+      of_user ? std::exchange(RunControl::around_this_thread(), &control_) : nullptr;
   try {
     launch.launch->kernel->run(context);
+  } catch (const Cancelled& error) {
+    // A run within the kernel that ended with this one is no failure of the kernel.
+    if (!control_.stop_requested()) context.fail(error.what());
   } catch (const std::exception& error) {
     context.fail(error.what());
   } catch (...) {
     context.fail("the kernel threw something that is no std::exception");
   }
+  if (of_user) RunControl::around_this_thread() = around;
 }
 
 void KernelSequence::run_alone(std::size_t launch) {

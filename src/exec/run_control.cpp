@@ -4,9 +4,15 @@
 
 namespace graft {
 
+const RunControl*& RunControl::around_this_thread() {
+  thread_local const RunControl* control = nullptr;
+  return control;
+}
+
 bool RunControl::should_stop() {
   if (error.failed()) return true;
   if (cancel && cancel->load(std::memory_order_relaxed)) return true;
+  if (outer != nullptr && outer->stop_requested()) return true;
   if (has_deadline && Clock::now() >= deadline) {
     timed_out = true;
     return true;
@@ -16,7 +22,7 @@ bool RunControl::should_stop() {
 
 bool RunControl::stop_requested() const {
   return error.failed() || (cancel && cancel->load(std::memory_order_relaxed)) ||
-         (has_deadline && Clock::now() >= deadline);
+         (has_deadline && Clock::now() >= deadline) || (outer != nullptr && outer->stop_requested());
 }
 
 void RunProgress::start(std::vector<Clock::time_point>* stamps) {

@@ -26,6 +26,7 @@ struct RunControl {
   Clock::time_point deadline;
   bool timed_out = false;
   int priority = 0;  // among runs that wait for CPUs: the highest is next
+  const RunControl* outer = nullptr;  // of the run whose kernel made this one
   LaunchObserver* observer = nullptr;
   RandomKey random;
   std::span<const std::int64_t> kv_rows;
@@ -33,6 +34,9 @@ struct RunControl {
   bool should_stop();  // polled after every launch by one thread
   // The same, from any thread; leaves the cause for should_stop().
   bool stop_requested() const;
+
+  // The run whose kernel of the user's this thread is in; null outside of such kernels.
+  static const RunControl*& around_this_thread();
 };
 
 // Progress of one run of a plan.

@@ -137,6 +137,7 @@ void PlanRunner::compute(const PreparedCall& call, const RunOptions& options, Pa
   control_.has_deadline = options.deadline.has_value();
   control_.kv_rows = options.kv_rows;
   control_.priority = options.priority;
+  control_.outer = RunControl::around_this_thread();
   if (control_.has_deadline) control_.deadline = *options.deadline;
   const char* when = part == Part::segment ? "" : " before the run began";
   if (control_.cancel && control_.cancel->load()) throw Cancelled(str("the run was cancelled", when));

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
 #include <cmath>
 #include <functional>
 #include <stdexcept>
@@ -252,6 +253,49 @@ TEST(ProgramOp, WhatCannotBeAnOperator) {
   std::vector<float> values(2 * (kWidth + 1));
   const std::vector<Value> inputs{tensor(values, {2, kWidth + 1})};
   EXPECT_THAT(message([&] { session.run("forward", inputs); }), HasSubstr("65"));
+}
+
+TEST(ProgramOp, ACancelOrADeadlineAroundEndsTheRunInside) {
+  static CancelToken* token = nullptr;
+  static bool waits = false;
+  static std::atomic<int> after{0};
+  const auto op = [](const std::string& target, std::function<void()> act) {
+    OpDefinition definition;
+    definition.target = target;
+    definition.shape = [](const OpCall& call) { return std::vector<Shape>{call.shape("x")}; };
+    definition.run = [act](const OpRun&) { act(); };
+    register_op(definition);
+  };
+  op("programop.stops.default", [] {
+    if (token != nullptr) token->cancel();
+    if (waits) std::this_thread::sleep_for(std::chrono::milliseconds(30));
+  });
+  op("programop.later.default", [] { ++after; });
+  GraphBuilder& graph = forever<GraphBuilder>();
+  const auto x = graph.input("x", DType::f32, kDims);
+  const auto stops = graph.node("programop.stops.default", {{"x", Arg::of_value(x)}}, DType::f32, kDims);
+  graph.output(graph.node("programop.later.default", {{"x", Arg::of_value(stops)}}, DType::f32, kDims));
+  register_op("programop.stopped.default", graph.build());
+  const Outer outer("programop.stopped.default");
+  for (const int threads : {1, 2}) {
+    Session session = session_of(outer.program, threads);
+    std::vector<float> x_values = values_of(3);
+    const std::vector<Value> in{tensor(x_values, {3, kWidth})};
+    CancelToken cancel;
+    token = &cancel;
+    RunOptions options;
+    options.cancel = &cancel;
+    EXPECT_THROW(session.run("forward", in, options), Cancelled);
+    token = nullptr;
+    waits = true;
+    options.cancel = nullptr;
+    options.deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(15);
+    EXPECT_THROW(session.run("forward", in, options), Cancelled);
+    waits = false;
+    EXPECT_EQ(after, 0) << "nothing inside runs after the cancel";
+    session.run("forward", in);
+    EXPECT_EQ(after.exchange(0), 1);
+  }
 }
 
 TEST(ProgramOp, EndlessRecursionIsAnError) {
