@@ -83,9 +83,9 @@ GRAFT_API void register_op(OpDefinition op);
 
 // The same for an operator that a method of a program computes: its arguments are the method's inputs in their order,
 // its results the method's outputs. The method must be one plan on the CPU without mutable buffers or caches. It runs
-// on the threads of the run that it is part of, whose cancel and deadline end it too, its intermediate tensors in memory from that run's arena, and allocates
-// nothing once it has run for the same sizes. Throws NotFound for another method, Unsupported for a program that cannot
-// be an operator. The program is kept for the life of the process.
+// on the threads of the run that it is part of, whose cancel and deadline end it too, its intermediate tensors in
+// memory from that run's arena, and allocates nothing once it has run for the same sizes. Throws NotFound for another
+// method, Unsupported for a program that cannot be an operator. The program is kept for the life of the process.
 GRAFT_API void register_op(const std::string& target, std::shared_ptr<const Program> program,
                            const std::string& method = "forward");
 

@@ -126,8 +126,7 @@ bool KernelSequence::end_launch(const BoundLaunch& launch) noexcept {
 void KernelSequence::run_task(const BoundLaunch& launch, int phase, int task, int tasks, int steal_from) noexcept {
   const KernelContext context = context_of(launch, phase, task, tasks, steal_from);
   const bool of_user = launch.launch->kernel->of_user;
-  const RunControl* const around =
-      of_user ? std::exchange(RunControl::around_this_thread(), &control_) : nullptr;
+  const RunControl* const around = of_user ? std::exchange(RunControl::around_this_thread(), &control_) : nullptr;
   try {
     launch.launch->kernel->run(context);
   } catch (const Cancelled& error) {

@@ -25,7 +25,7 @@ struct RunControl {
   bool has_deadline = false;
   Clock::time_point deadline;
   bool timed_out = false;
-  int priority = 0;  // among runs that wait for CPUs: the highest is next
+  int priority = 0;                   // among runs that wait for CPUs: the highest is next
   const RunControl* outer = nullptr;  // of the run whose kernel made this one
   LaunchObserver* observer = nullptr;
   RandomKey random;
