@@ -10,6 +10,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/aligned.h"
 #include "exec/test_allocations.h"
 #include "graft/error.h"
 #include "graft/op.h"
@@ -133,6 +134,23 @@ TEST(ProgramOp, ItsArenaIsPartOfTheOuterOne) {
   const long allocations = test::end_counting_allocations();
   EXPECT_EQ(allocations, 0) << "a run of known sizes allocates nothing";
   EXPECT_EQ(session.counters().arena_allocations, arenas);
+
+  // With memory of the caller for the outer arena no run allocates one, the first neither.
+  std::vector<float> more = values_of(3000);
+  const std::vector<Value> large{tensor(more, {3000, kWidth})};
+  const auto needed = static_cast<std::size_t>(session.plan("forward", large).arena_bytes);
+  const AlignedMemory arena(needed);
+  std::vector<Value> results = session.run("forward", large);
+  Session another = session_of(outer.program, 3);  // whose runs take a session of the operator that has not run yet
+  another.plan("forward", large);
+  RunOptions options;
+  options.arena = {arena.data(), needed};
+  test::begin_counting_allocations();
+  another.run_into("forward", large, results, options);
+  test::end_counting_allocations();
+  if (test::kCountsAllocations) {
+    EXPECT_LT(test::largest_allocation(), static_cast<std::size_t>(by_hand.plan("forward", large).arena_bytes));
+  }
 }
 
 TEST(ProgramOp, OneWithinAnother) {

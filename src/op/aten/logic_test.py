@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from op_cases import ALL, INTEGERS, cases
+from op_cases import ALL, INTEGERS, Cases, cases
 
 aten = torch.ops.aten
 
@@ -122,6 +122,13 @@ def test_shift_operators(name):
         case.check_or_fail(packet.Scalar, (tensors[0], case.pick([0, 1, 3, 7, 8, 15, 31, 33, 63, 64, -1])))
 
     check()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_masked_fill_with_infinity(dtype):
+    mask = torch.tensor([True, False, True, False])
+    for value in (float("inf"), float("-inf"), 65536.0, float("nan")):
+        Cases(0).check_or_fail(aten.masked_fill.Scalar, (torch.arange(4).to(dtype), mask, value))
 
 
 def condition(case, shape):
