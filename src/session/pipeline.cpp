@@ -8,8 +8,8 @@
 #include <utility>
 
 #include "base/check.h"
-#include "base/thread.h"
 #include "session/wait_limit.h"
+#include "session/wait_watcher.h"
 
 namespace graft {
 
@@ -29,15 +29,15 @@ struct Pipeline::Impl {
   std::vector<Stream> streams;
   PipelineOptions options;
   mutable std::mutex mutex;
-  std::condition_variable work_there, room_there, idle, watched;
+  std::condition_variable work_there, room_there, idle;
   std::deque<std::size_t> ready;  // idle streams with queued work, longest waiting first
   bool closed = false;
   PipelineCounters counts;
   std::vector<std::thread> workers;
-  std::thread
-      watcher;  // ends runs that wait for too long; started with the first that has a deadline or a cancel token
   std::vector<std::thread::id> own;  // of the workers
   std::mutex joining;
+  WaitWatcher watcher{
+      mutex, [this](std::unique_lock<std::mutex>& lock, Clock::time_point now) { return end_waiting(lock, now); }};
 
   Impl(std::vector<std::shared_ptr<Session>> sessions, const PipelineOptions& given) : options(given) {
     GRAFT_CHECK(InvalidArgument, !sessions.empty(), "a pipeline needs at least one session, got none");
@@ -76,10 +76,8 @@ struct Pipeline::Impl {
     room_there.wait(lock, [&] { return closed || has_room(); });
     GRAFT_CHECK(InvalidArgument, !closed, "the pipeline was shut down while a run waited for room");
     Stream& stream = streams[index];
-    if (work.limit.exists() && !watcher.joinable())
-      watcher = start_thread("the thread that ends waiting runs", [this] { watch(); });
+    if (work.limit.exists()) watcher.watch();
     stream.queue.push_back(std::move(work));
-    watched.notify_one();
     ++counts.submitted;
     counts.most_waiting = std::max(counts.most_waiting, ++counts.waiting);
     make_ready(index);
@@ -126,45 +124,33 @@ struct Pipeline::Impl {
 
   void notify_of_ends() {
     if (counts.waiting == 0 && counts.running == 0) idle.notify_all();
-    if (!closed || counts.waiting > 0) return;
-    work_there.notify_all();
-    watched.notify_one();
+    if (closed && counts.waiting == 0) work_there.notify_all();
   }
 
-  void watch() {
-    std::unique_lock lock(mutex);
-    while (!closed || counts.waiting > 0) {
-      const Clock::time_point now = Clock::now();
-      Clock::time_point next = Clock::time_point::max();
-      std::vector<Work> ended;
-      for (Stream& stream : streams)
-        for (auto work = stream.queue.begin(); work != stream.queue.end();) {
-          if (const std::exception_ptr error = work->limit.error(now)) {
-            work->refuse(error);
-            ended.push_back(std::move(*work));
-            work = stream.queue.erase(work);
-            --counts.waiting;
-            ++counts.finished;
-            ++counts.failed;
-            room_there.notify_one();
-          } else {
-            next = std::min(next, work->limit.next_look(now));
-            ++work;
-          }
+  Clock::time_point end_waiting(std::unique_lock<std::mutex>& lock, Clock::time_point now) {
+    Clock::time_point next = Clock::time_point::max();
+    std::vector<Work> ended;
+    for (Stream& stream : streams)
+      for (auto work = stream.queue.begin(); work != stream.queue.end();) {
+        if (const std::exception_ptr error = work->limit.error(now)) {
+          work->refuse(error);
+          ended.push_back(std::move(*work));
+          work = stream.queue.erase(work);
+          --counts.waiting;
+          ++counts.finished;
+          ++counts.failed;
+          room_there.notify_one();
+        } else {
+          next = std::min(next, work->limit.next_look(now));
+          ++work;
         }
-      if (!ended.empty()) {  // frees what they hold, without the lock
-        notify_of_ends();
-        lock.unlock();
-        ended.clear();
-        lock.lock();
-        continue;
       }
-      if (next == Clock::time_point::max()) {
-        watched.wait(lock);
-      } else {
-        watched.wait_until(lock, next);
-      }
-    }
+    if (ended.empty()) return next;
+    notify_of_ends();
+    lock.unlock();
+    ended.clear();  // frees what they hold, without the lock
+    lock.lock();
+    return now;
   }
 
   void shutdown() {
@@ -174,12 +160,11 @@ struct Pipeline::Impl {
       closed = true;
       work_there.notify_all();
       room_there.notify_all();
-      watched.notify_one();
     }
     const std::lock_guard lock(joining);
-    if (watcher.joinable()) watcher.join();
     for (std::thread& worker : workers)
       if (worker.joinable()) worker.join();
+    watcher.stop();
   }
 
   // The future and the work that fulfils it exactly once.

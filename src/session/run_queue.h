@@ -10,12 +10,14 @@
 #include <thread>
 #include <vector>
 
+#include "base/clock.h"
 #include "graft/graft.h"
+#include "session/wait_watcher.h"
 
 namespace graft {
 
-// Runs in the background, in the order they were submitted, on one thread, which starts with the first. A second one,
-// started with the first job that has a deadline or a cancel token, ends jobs that wait for too long.
+// Runs in the background, in the order they were submitted, on one thread, which starts with the first. A WaitWatcher
+// ends jobs that wait for too long.
 class RunQueue {
  public:
   struct Job {
@@ -38,15 +40,16 @@ class RunQueue {
 
  private:
   void work();
-  void watch();
+  Clock::time_point end_waiting(std::unique_lock<std::mutex>& lock, Clock::time_point now);
 
   std::size_t capacity_;
   std::function<std::vector<Value>(const Job&)> run_;
   std::mutex mutex_;
-  std::condition_variable changed_, watched_;
+  std::condition_variable changed_;
   std::deque<Job> jobs_;
   bool closed_ = false;
-  std::thread worker_, watcher_;
+  std::thread worker_;
+  WaitWatcher watcher_;
 };
 
 }  // namespace graft

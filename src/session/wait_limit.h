@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <exception>
 #include <optional>
-#include <string>
+#include <string_view>
 
 #include "base/check.h"
 #include "base/clock.h"
@@ -20,12 +20,14 @@ struct WaitLimit {
   static WaitLimit of(const RunOptions& options) { return {options.cancel, options.deadline}; }
 
   bool exists() const { return cancel != nullptr || deadline.has_value(); }
-  // The error of a run that must not begin any more; null while it may.
-  std::exception_ptr error(Clock::time_point now) const {
+  bool ended(Clock::time_point now) const {
+    return (cancel != nullptr && cancel->cancelled()) || (deadline && now >= *deadline);
+  }
+  // The error of a run that must not wait any more; null while it may. `when` ends its message.
+  std::exception_ptr error(Clock::time_point now, std::string_view when = "before the run began") const {
     if (cancel != nullptr && cancel->cancelled())
-      return std::make_exception_ptr(Cancelled("the run was cancelled before it began"));
-    if (deadline && now >= *deadline)
-      return std::make_exception_ptr(Cancelled("the deadline passed before the run began"));
+      return std::make_exception_ptr(Cancelled(str("the run was cancelled ", when)));
+    if (deadline && now >= *deadline) return std::make_exception_ptr(Cancelled(str("the deadline passed ", when)));
     return nullptr;
   }
   // When to look again.
