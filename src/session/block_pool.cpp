@@ -5,29 +5,25 @@
 namespace graft {
 
 std::shared_ptr<void> BlockPool::take(std::size_t bytes) {
-  AlignedMemory memory;
+  std::unique_ptr<Block> block;
   {
     const std::lock_guard lock(mutex_);
     std::size_t best = free_.size();
     for (std::size_t i = 0; i < free_.size(); ++i)
-      if (free_[i].size() >= bytes && (best == free_.size() || free_[i].size() < free_[best].size())) best = i;
+      if (free_[i]->size() >= bytes && (best == free_.size() || free_[i]->size() < free_[best]->size())) best = i;
     // A caller may keep a result for long, so it must not hold a block far larger than itself.
-    if (best < free_.size() && free_[best].size() <= 2 * bytes + 4096) {
-      memory = std::move(free_[best]);
+    if (best < free_.size() && free_[best]->size() <= 2 * bytes + 4096) {
+      block = std::move(free_[best]);
       free_[best] = std::move(free_.back());
       free_.pop_back();
+    } else {
+      ++made_.blocks;
+      made_.bytes += bytes;
     }
   }
-  if (!memory.data()) memory = AlignedMemory(bytes);
-  struct Block {
-    std::shared_ptr<BlockPool> pool;
-    AlignedMemory memory;
-    Block(std::shared_ptr<BlockPool> from, AlignedMemory taken) : pool(std::move(from)), memory(std::move(taken)) {}
-    ~Block() { pool->give(std::move(memory)); }
-  };
-  auto block = std::make_shared<Block>(shared_from_this(), std::move(memory));
-  void* data = block->memory.data();
-  return {std::move(block), data};
+  if (!block) block = std::make_unique<Block>(bytes);
+  std::byte* const data = block->memory.data() + kHeader;
+  return {static_cast<void*>(data), [](void*) {}, InHeader<std::byte>(shared_from_this(), block.release())};
 }
 
 Value BlockPool::tensor(DType dtype, const Shape& shape) {
@@ -37,10 +33,16 @@ Value BlockPool::tensor(DType dtype, const Shape& shape) {
   return out;
 }
 
-void BlockPool::give(AlignedMemory memory) noexcept {
+BlockPool::Made BlockPool::made() const {
+  const std::lock_guard lock(mutex_);
+  return made_;
+}
+
+void BlockPool::give(Block* block) noexcept {
+  std::unique_ptr<Block> given(block);
   const std::lock_guard lock(mutex_);
   if (free_.capacity() == 0) free_.reserve(kMostFree);
-  if (free_.size() < kMostFree) free_.push_back(std::move(memory));
+  if (free_.size() < kMostFree) free_.push_back(std::move(given));
 }
 
 }  // namespace graft
