@@ -4,28 +4,9 @@
 
 #include "base/check.h"
 #include "base/clock.h"
+#include "base/rethrow.h"
 
 namespace graft {
-namespace {
-
-template <typename... Errors>
-struct ErrorTypes {};
-
-using TypedErrors =
-    ErrorTypes<Busy, InvalidArgument, InvalidProgram, Unsupported, NotFound, SystemError, ExecutionError, Cancelled>;
-
-// Throws `error` again with its own type, with `prefix` in front of its message.
-template <typename... Errors>
-[[noreturn]] void rethrow(const Error& error, const std::string& prefix, ErrorTypes<Errors...>) {
-  const std::string message = prefix + error.what();
-  const auto throw_as = [&]<typename E>(const E* typed) {
-    if (typed != nullptr) throw E(message);
-  };
-  (throw_as(dynamic_cast<const Errors*>(&error)), ...);
-  throw Error(message);
-}
-
-}  // namespace
 
 void PhaseLog::add(std::string_view name, double milliseconds, std::uint64_t bytes) {
   const std::lock_guard lock(mutex_);
@@ -49,7 +30,7 @@ void run_phase(PhaseLog& log, const LoadOptions& options, std::string_view name,
   try {
     bytes = work();
   } catch (const Error& error) {
-    rethrow(error, str("load, phase ", name, ": "), TypedErrors{});
+    rethrow_with(str("load, phase ", name, ": "), error);
   }
   log.add(name, ms_since(start), bytes);
 }
