@@ -20,6 +20,7 @@
 #include "base/check.h"
 #include "graft/graft.h"
 #include "python/values.h"
+#include "python/waiting.h"
 
 // Calls of a session: their options, runs in the background, plans.
 namespace nb = nanobind;
@@ -36,16 +37,13 @@ class CallOptions {
               std::vector<std::int64_t> kv_rows = {}, nb::object profile = nb::none(), const std::string& check = "",
               nb::object observe = nb::none())
       : kv_rows_(std::move(kv_rows)), profile_(std::move(profile)), observe_(std::move(observe)) {
-    using Clock = std::chrono::steady_clock;
     options_.cancel = cancel;
     options_.priority = priority;
     GRAFT_CHECK(InvalidArgument, check.empty() || check == "nan" || check == "finite",
                 "check must be 'nan' or 'finite', got '", check, "'");
     options_.check = check.empty() ? Check::none : check == "nan" ? Check::nan : Check::finite;
     if (!observe_.is_none()) options_.observe = [this](const ObservedLaunch& launch) { show(launch); };
-    if (timeout > 0)
-      options_.deadline =
-          Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(timeout));
+    options_.deadline = deadline_after(timeout);
     if (!arena.is_none()) {
       const auto fields = nb::cast<nb::tuple>(arena);
       options_.arena = {reinterpret_cast<std::byte*>(nb::cast<std::uintptr_t>(fields[0])),  // NOLINT
@@ -102,18 +100,6 @@ nb::list run(Session& session, const std::string& method, const nb::list& inputs
   return values;
 }
 
-// A torch tensor on the memory that the value owns; numbers as themselves.
-nb::object to_torch(const Value& value) {
-  if (value.kind != Value::Kind::tensor) return from_value(value);
-  const TensorView& t = value.tensor;
-  std::vector<std::size_t> sizes;
-  for (const std::int64_t size : t.shape.sizes()) sizes.push_back(static_cast<std::size_t>(size));
-  const nb::capsule owner(new std::shared_ptr<void>(value.owner),
-                          [](void* kept) noexcept { delete static_cast<std::shared_ptr<void>*>(kept); });
-  return nb::cast(nb::ndarray<nb::pytorch>(t.data, sizes.size(), sizes.data(), owner, nullptr,
-                                           kDlpackDTypes[static_cast<std::size_t>(t.dtype)]));
-}
-
 // A Python exception becomes the run's error: its text and class.
 void CallOptions::show(const ObservedLaunch& launch) const {
   const nb::gil_scoped_acquire acquire;
@@ -151,10 +137,8 @@ class SubmittedRun {
 
   // Seconds; below 0: until it is done.
   bool wait(double seconds) const {
-    const nb::gil_scoped_release release;
-    if (seconds >= 0) return run_.wait_for(std::chrono::duration<double>(seconds)) == std::future_status::ready;
-    run_.wait();
-    return true;
+    return wait_with_signals(
+        seconds, [&](std::chrono::milliseconds most) { return run_.wait_for(most) == std::future_status::ready; });
   }
   nb::list results() const {
     nb::list out;

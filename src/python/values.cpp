@@ -3,7 +3,9 @@
 #include <nanobind/stl/string.h>
 
 #include <cstdint>
+#include <memory>
 #include <string>
+#include <vector>
 
 #include "base/check.h"
 
@@ -51,6 +53,17 @@ nb::object from_value(const Value& value) {
   for (std::int64_t size : value.tensor.shape.sizes()) sizes.append(size);
   return nb::make_tuple(reinterpret_cast<std::uintptr_t>(value.tensor.data), static_cast<int>(value.tensor.dtype),
                         nb::tuple(sizes));
+}
+
+nb::object to_torch(const Value& value) {
+  if (value.kind != Value::Kind::tensor) return from_value(value);
+  const TensorView& t = value.tensor;
+  std::vector<std::size_t> sizes;
+  for (const std::int64_t size : t.shape.sizes()) sizes.push_back(static_cast<std::size_t>(size));
+  const nb::capsule owner(new std::shared_ptr<void>(value.owner),
+                          [](void* kept) noexcept { delete static_cast<std::shared_ptr<void>*>(kept); });
+  return nb::cast(nb::ndarray<nb::pytorch>(t.data, sizes.size(), sizes.data(), owner, nullptr,
+                                           kDlpackDTypes[static_cast<std::size_t>(t.dtype)]));
 }
 
 std::vector<Value> to_values(const nb::list& objects) {
