@@ -1,8 +1,8 @@
 #pragma once
 
 // graft: runs torch.export programs on ggml. This header loads and runs programs; beside it, as needed: llm.h and
-// tokenizer.h (language models), pipeline.h (a queue of runs over several sessions), op.h (custom operators),
-// predicate.h (which nodes graft runs, for exporters) and quantize.h (weights in block formats).
+// tokenizer.h (language models), pipeline.h (runs of several sessions), flow.h (sessions connected by data), op.h
+// (custom operators), predicate.h (which nodes graft runs, for exporters) and quantize.h (weights in block formats).
 //
 //   auto program = graft::Program::load("model.pte");
 //   graft::Session session(program);
