@@ -42,7 +42,7 @@ help:
 	@echo 'make ops-report      the differential tests of all operators, and docs/ops.md from them'
 	@echo 'make bench           measurements (bench/README.md)'
 	@echo 'make bench-kernels   what bounds each kernel, after make bench'
-	@echo 'make bench-overhead  planning, the cost of a call around its kernels, runs that overlap'
+	@echo 'make bench-overhead  planning, the cost of a call around its kernels, runs that overlap, flows'
 
 # --- set-up -----------------------------------------------------------------------------------------------------------
 
@@ -188,6 +188,7 @@ bench-overhead: demo
 	@build/release/graft_overlap build/demo/minilm.pte
 	@$(BIN)/python bench/beside_torch.py build/demo/minilm.pte
 	@$(BIN)/python bench/branches.py
+	@$(BIN)/python bench/flow.py
 
 clean:
 	rm -rf build dist

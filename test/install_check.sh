@@ -49,8 +49,10 @@ transformers.LlamaForCausalLM(config).save_pretrained(folder)
 graft.export_llm(folder, sys.argv[1])
 PYTHON
 
+"$venv/bin/python" examples/flow/export.py "$work/encode_decode.pte"
+
 # The examples are configured and built against the moved prefix alone. The environment's own cmake is only the tool.
-for example in cpp language_model; do
+for example in cpp language_model flow; do
   cp -r "examples/$example" "$work/$example"
   "$venv/bin/cmake" -S "$work/$example" -B "$work/$example/build" -DCMAKE_PREFIX_PATH="$prefix" -G Ninja \
     -DCMAKE_MAKE_PROGRAM="$venv/bin/ninja" -DCMAKE_BUILD_TYPE=Release >"$work/log" 2>&1 || { cat "$work/log"; exit 1; }
@@ -70,6 +72,8 @@ output=$(hidden "$run_model" "$work/model.pte")
 [ "$output" = "f32[3] 1 ..." ] || fail "the example printed '$output'"
 talk=$(echo abc | hidden "$work/language_model/build/talk" "$work/talk.pte")
 [[ "$talk" =~ ^[a-z]{10,}$ ]] || fail "the talking example printed '$talk'"
+flow=$(hidden "$work/flow/build/encode_decode" "$work/encode_decode.pte")
+[[ "$flow" == *"40 runs, the same as the stages"* ]] || fail "the example of a flow printed '$flow'"
 hidden "$prefix/bin/graft" --help >"$work/log" || fail "bin/graft --help failed"
 
 libraries=$(hidden "$(command -v ldd)" "$run_model" "$prefix/bin/graft" "$prefix"/lib*/libgraft.so)

@@ -36,6 +36,8 @@ _WHERE = {
     "Method": "graft.runtime",
     "Model": "graft.runtime",
     "Pipeline": "graft.runtime.pipeline",
+    "Flow": "graft.runtime.flow",
+    "FlowStage": "graft.runtime.flow",
     "devices": "graft._C",
     "version": "graft._C",
     "export": "graft.exporter.export",

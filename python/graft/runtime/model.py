@@ -42,7 +42,7 @@ class Timing(NamedTuple):
 _LEAVES = frozenset({torch.Tensor, torch.nn.Parameter, bool, int, float, str})
 
 
-class _Copies:
+class Copies:
     """Of inputs that do not lie as the engine reads them. strict: they are refused instead."""
 
     def __init__(self, strict: bool = False) -> None:
@@ -63,7 +63,7 @@ class _Copies:
         return copy
 
 
-def _flat_value(value: Any, where: Callable[[], str], keep: list[torch.Tensor], copies: _Copies) -> Any:
+def flat_value(value: Any, where: Callable[[], str], keep: list[torch.Tensor], copies: Copies) -> Any:
     if not isinstance(value, torch.Tensor):
         if value is not None and not isinstance(value, (bool, int, float, str)):
             raise InvalidArgument(f"{where()}: must be a tensor, a number, a text or None, got {type(value).__name__}")
@@ -103,7 +103,7 @@ def _arrangement(info: Mapping[str, Any], key: str, items: str) -> pytree.TreeSp
 class Method:
     """One method of a loaded package. Calls with the arguments that the module's `forward` took at export."""
 
-    def __init__(self, session: _C.Session, info: Mapping[str, Any], copies: _Copies) -> None:
+    def __init__(self, session: _C.Session, info: Mapping[str, Any], copies: Copies) -> None:
         self._session = session
         self._copies = copies
         self._info = info
@@ -241,7 +241,7 @@ class Method:
         """As the engine takes them; `keep` gets what must stay alive while it reads them."""
         flat = self._flatten(args, kwargs)
         return [
-            _flat_value(value, lambda i=i: f"input {i} of method '{self.name}'", keep, self._copies)
+            flat_value(value, lambda i=i: f"input {i} of method '{self.name}'", keep, self._copies)
             for i, value in enumerate(flat)
         ]
 
@@ -271,7 +271,7 @@ class Model:
     def __init__(self, program: _C.Program, session: _C.Session, *, strict_zero_copy: bool = False) -> None:
         self._program = program
         self._session = session
-        self._copies = _Copies(strict_zero_copy)
+        self._copies = Copies(strict_zero_copy)
         self.methods: dict[str, Method] = {
             name: Method(session, program.method(name), self._copies) for name in program.method_names()
         }
@@ -381,7 +381,7 @@ def weight_view(name: str, tensor: Any, owner: list[Any]) -> tuple[int, int, tup
         raise InvalidArgument(f"{where}: must be a tensor, got {type(tensor).__name__}")
     if tensor.device.type != "cpu" or not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
         raise InvalidArgument(f"{where}: must be contiguous and on the CPU")
-    return _flat_value(tensor, lambda: where, owner, _Copies(strict=True))
+    return flat_value(tensor, lambda: where, owner, Copies(strict=True))
 
 
 def _memory(package: Any, owner: list[Any]) -> tuple[int, int]:
