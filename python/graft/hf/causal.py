@@ -214,7 +214,10 @@ class Compiled:
 
     def _ignores(self, name: str, value: Any) -> bool:
         """Whether the argument says nothing. Tokenizers give token_type_ids to models that don't look at them, and zeros
-        are what BERT and its like take when there are none; the tokens of GPT-2 and its like have no type by default."""
+        are what BERT and its like take when there are none; the tokens of GPT-2 and its like have no type by default.
+        generate() gives models of images and text the encoded images of a prompt, which may be none."""
+        if name == "mm_encoder_outputs":
+            return not value
         if name != "token_type_ids":
             return False
         if name not in self._named:
@@ -259,6 +262,7 @@ class Compiled:
         if not _proposes.get():
             check_gaps(real, state.columns, self._graft_windows)
         positions = self._positions(position_ids, ids, state, real, rule)
+        engine.lengths.check(type(self).__name__, positions, engine.calls(tokens))
         keep = _kept(to_keep, tokens)
         try:
             logits = state.compute(ids, positions, real, keep)

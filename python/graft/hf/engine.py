@@ -13,6 +13,7 @@ from graft import _C
 from graft._dtypes import NUMBER_OF
 from graft.errors import InvalidArgument
 from graft.hf.chunks import chunks
+from graft.hf.lengths import Lengths
 from graft.hf.state import Kind, Layer, State
 
 _I64, _F32 = NUMBER_OF[torch.int64], NUMBER_OF[torch.float32]
@@ -39,6 +40,7 @@ class Engine:
         layers: Sequence[Layer],
         *,
         vocab_size: int,
+        lengths: Lengths = Lengths(),
         max_length: int | None = None,
         buckets: Sequence[int] | None = None,
         threads: int = 0,
@@ -52,6 +54,7 @@ class Engine:
         self.program = program
         self.layers = tuple(layers)
         self.vocab_size = vocab_size
+        self.lengths = lengths
         self.max_length = max_length
         self.buckets = check_buckets(buckets)
         self._threads, self._kv_dtype = threads, kv_dtype
@@ -74,6 +77,7 @@ class Engine:
             self.program,
             self.layers,
             vocab_size=self.vocab_size,
+            lengths=self.lengths,
             max_length=self.max_length,
             buckets=self.buckets or None,
             threads=self._threads,
@@ -148,6 +152,10 @@ class Engine:
             self._closed[name] += counters[name]
 
     # --- runs ---
+
+    def calls(self, tokens: int) -> int:
+        """Runs of the program that so many new tokens take."""
+        return sum(1 for _ in chunks(tokens, self.buckets)) if self.buckets else 1
 
     def run(
         self, session: _C.Session, ids: torch.Tensor, positions: torch.Tensor, cached: torch.Tensor, keep: torch.Tensor

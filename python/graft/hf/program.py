@@ -7,7 +7,7 @@ import inspect
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,9 @@ from graft.errors import ExportError
 from graft.hf import causal, probe, store
 from graft.hf.engine import Engine
 from graft.hf.identity import known
+from graft.hf.lengths import LONGEST, Lengths
 from graft.hf.state import Layer
 from graft.runtime.model import weight_view
-
-_LARGEST_CONTEXT = 1 << 20  # for a model that states none
 
 
 @dataclass
@@ -30,6 +29,7 @@ class Exported:
     package: Path
     layers: list[Layer]
     vocab_size: int
+    lengths: Lengths
     keys: list[str]  # weights outside the package, by their names at load
     found: bool  # on disk
     key: str | None  # of the entry; None: it is not kept
@@ -37,9 +37,17 @@ class Exported:
     folder: Any = None  # of a package that is not kept
 
 
-def context_of(model: torch.nn.Module) -> int:
-    most = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    return most if isinstance(most, int) and most > 0 else _LARGEST_CONTEXT
+def _traced(model: torch.nn.Module) -> torch.export.ExportedProgram:
+    """For prompts of any length, or of the length that the configuration states where the model's code bounds it."""
+    from graft.llm.trace import Bounded, trace
+
+    try:
+        return trace(model, context=LONGEST, lengths_checked=True)
+    except Bounded:
+        stated = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        if not isinstance(stated, int) or not 0 < stated < LONGEST:
+            raise
+        return trace(model, context=stated, lengths_checked=True)
 
 
 def export(
@@ -80,7 +88,8 @@ def export(
 
 def _read(package: Path, about: Mapping[str, Any], key: str | None, found: bool, folder: Any = None) -> Exported:
     layers = [Layer(*layer) for layer in about["layers"]]
-    return Exported(package, layers, about["vocab_size"], about["keys"], found, key, about.get("verdict"), folder)
+    lengths = Lengths(**about["lengths"])
+    return Exported(package, layers, about["vocab_size"], lengths, about["keys"], found, key, about.get("verdict"), folder)
 
 
 def _in_package(stored: Any) -> bool:
@@ -100,11 +109,11 @@ def _write(
     from graft.llm import container
     from graft.llm.export import _used_weights
     from graft.llm.lower import lower
-    from graft.llm.trace import trace
 
     say("tracing")
-    program = trace(model, context=context_of(model))
+    program = _traced(model)
     _check_windows(model, program)
+    lengths = Lengths.of(model, program)
     all_weights = dict(weights)
     if rules:
         from graft.llm.quantized import quantized
@@ -142,6 +151,7 @@ def _write(
     return {
         "layers": [layers[i] for i in sorted(layers)],
         "vocab_size": int(output.args[0][-1].meta["val"].shape[-1]),
+        "lengths": asdict(lengths),
         "keys": sorted(described[name].key for name in used - copied),
     }
 
@@ -199,7 +209,7 @@ def prove(
     if exported.verdict is not None:
         return exported.verdict
     say("comparing with eager PyTorch")
-    engine = Engine(program(), exported.layers, vocab_size=exported.vocab_size)
+    engine = Engine(program(), exported.layers, vocab_size=exported.vocab_size, lengths=exported.lengths)
     loose = bool(device) or torch.get_float32_matmul_precision() != "highest"
     verdict = compare(model, kind, probe.run_eagerly(model, kind, values), run_compiled(model, kind, engine), loose)
     if exported.key is not None and verdict["telling"] and not device:
@@ -241,7 +251,14 @@ def engine_of(program: _C.Program, exported: Exported, started: float, **options
         "from_disk": exported.found,
         "file": str(exported.package),
     }
-    return Engine(program, exported.layers, vocab_size=exported.vocab_size, compiled=compiled, **options)
+    return Engine(
+        program,
+        exported.layers,
+        vocab_size=exported.vocab_size,
+        lengths=exported.lengths,
+        compiled=compiled,
+        **options,
+    )
 
 
 class Progress:
@@ -266,4 +283,4 @@ class Progress:
         self._bar.update()
 
 
-__all__ = ["Exported", "Progress", "compare", "context_of", "engine_of", "export", "load", "prove", "run_compiled"]
+__all__ = ["Exported", "Progress", "compare", "engine_of", "export", "load", "prove", "run_compiled"]

@@ -188,6 +188,15 @@ class _NoCacheLayer(DynamicLayer):
         super().__init__()
         self.is_initialized = True
 
+    def _looked_at(self) -> torch.Tensor:
+        raise ExportError(
+            "expected a model that reads its cache through attention alone, found one that looks at the keys and values in it"
+        )
+
+    # The constructor of the base sets them.
+    keys = property(_looked_at, lambda self, value: None)
+    values = property(_looked_at, lambda self, value: None)
+
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         pass
 

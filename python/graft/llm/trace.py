@@ -20,7 +20,8 @@ from torch.export import Dim, ExportedProgram
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from graft.errors import ExportError
-from graft.llm import interface
+from graft.llm import interface, rope
+from graft.llm.untraceable import bounds_sizes, reason
 
 INPUTS = ("input_ids", "position_ids", "cache_position", "logits_to_keep")
 _ATTENDING = {"full_attention", "sliding_attention", "chunked_attention"}
@@ -43,16 +44,27 @@ def without_weights() -> Iterator[None]:
         torch.nn.Module.register_parameter = register
 
 
-def trace(model: torch.nn.Module, *, context: int) -> ExportedProgram:
+class Bounded(ExportError):
+    """The model's own code admits some of the sizes alone that were asked for."""
+
+
+def trace(model: torch.nn.Module, *, context: int, lengths_checked: bool = False) -> ExportedProgram:
     """The program of a transformers model for causal language modelling.
 
     Its parameters stay as they are called in the model, and are tensors without data (FakeTensor, float32): what they
-    are worth plays no part here. context: the most tokens that one call takes.
+    are worth plays no part here. context: the most tokens that one call takes. lengths_checked: whoever runs the program
+    refuses positions for which rope type 'dynamic' has other frequencies (`rope.lengths_of`); without it such models are
+    refused.
     """
     config = model.config.get_text_config()
     _check(config)
+    if not lengths_checked and rope.DYNAMIC in rope.lengths_of(model):
+        raise ExportError(
+            "expected rotary frequencies that do not depend on the prompt's length, found rope_type 'dynamic'"
+        )
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
-    skeleton = _with_positions(skeleton_of(model, mode), config.num_hidden_layers).eval()
+    skeleton = _with_positions(skeleton_of(model, mode), layers_of(config)).eval()
+    rope.make_traceable(skeleton)
     batch, tokens, kept = Dim("batch", min=1), Dim("tokens", min=1, max=context), Dim("kept", min=1, max=context)
     # Different sizes, since export would unify equal ones.
     ids = torch.zeros(2, 5, dtype=torch.long)
@@ -77,7 +89,7 @@ def traced(skeleton: torch.nn.Module, example: tuple[Any, ...], dims: tuple[Any,
             raise ExportError(
                 f"{kind} cannot be exported: it does not use transformers' AttentionInterface"
             ) from e
-        raise ExportError(f"{kind} cannot be traced: {type(e).__name__}: {e}") from e
+        raise (Bounded if bounds_sizes(e) else ExportError)(f"{kind} cannot be traced: {reason(e)}") from e
 
 
 def records_outputs(hook: Any) -> bool:
@@ -154,6 +166,8 @@ def _with_positions(model: torch.nn.Module, layers: int) -> torch.nn.Module:
                 return_dict=True,
                 **given,
             )
+        if not hasattr(output, "logits"):
+            raise ExportError(f"expected a model that gives logits, found {kind.__name__}, which gives {', '.join(output)}")
         return output.logits if "logits_to_keep" in takes else output.logits[:, logits_to_keep]
 
     become(model, kind, forward)
@@ -187,24 +201,22 @@ def skeleton_of(model: torch.nn.Module, mode: FakeTensorMode) -> torch.nn.Module
     return copy.deepcopy(model, made)
 
 
+def layers_of(config: Any) -> int:
+    """Of the decoder: num_hidden_layers of a configuration of encoder and decoder is the encoder's."""
+    return getattr(config, "decoder_layers", None) or config.num_hidden_layers
+
+
 def _check(config: Any) -> None:
     if (kinds := set(getattr(config, "layer_types", None) or ())) - _ATTENDING:
         raise ExportError(f"expected layers of attention, found {', '.join(sorted(kinds - _ATTENDING))}")
-    rope = getattr(config, "rope_parameters", None) or {}
-    for kind in [rope, *(v for v in rope.values() if isinstance(v, dict))]:
-        if kind.get("rope_type") == "dynamic":
-            raise ExportError(
-                "expected rotary frequencies that do not depend on the prompt's length, "
-                "found rope_type 'dynamic'"
-            )
 
 
 def _check_layers(program: ExportedProgram, config: Any) -> None:
     layers = [
         node.kwargs["layer"] for node in program.graph.nodes if node.target is torch.ops.graft.attention.default
     ]
-    if sorted(layers) != list(range(config.num_hidden_layers)):
+    if sorted(layers) != list(range(layers_of(config))):
         raise ExportError(
             f"expected one attention through transformers' AttentionInterface in each of "
-            f"{config.num_hidden_layers} layers, found them in {sorted(layers)}; {config.model_type} cannot be exported"
+            f"{layers_of(config)} layers, found them in {sorted(layers)}; {config.model_type} cannot be exported"
         )

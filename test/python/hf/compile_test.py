@@ -300,10 +300,6 @@ def test_models_that_cannot_work(small):
     bloom = transformers.BloomForCausalLM(transformers.BloomConfig(vocab_size=99, hidden_size=32, n_layer=2, n_head=4))
     with pytest.raises(graft.ExportError, match="BloomForCausalLM.*AttentionInterface"):
         graft.compile(bloom.eval())
-    rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
-    dynamic = transformers.LlamaForCausalLM(transformers.LlamaConfig(**llm_models._LLAMA, rope_parameters=rope))
-    with pytest.raises(graft.ExportError, match="graft.compile: .*rope_type 'dynamic'"):
-        graft.compile(dynamic.eval())
     hooked = copy.deepcopy(small)
     hooked.forward = hooked.forward
     with pytest.raises(graft.Unsupported, match="replaced on the object"):

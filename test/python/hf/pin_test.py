@@ -61,6 +61,8 @@ SIGNATURES = {
     "generation.utils.GenerationMixin.init_continuous_batching": "self generation_config continuous_batching_config workload_hints",
     "models.qwen3.modeling_qwen3.Qwen3ForCausalLM.forward": "self input_ids attention_mask position_ids past_key_values inputs_embeds labels use_cache logits_to_keep kwargs",
     "models.gpt2.modeling_gpt2.GPT2LMHeadModel.forward": "self input_ids past_key_values attention_mask token_type_ids position_ids inputs_embeds encoder_hidden_states encoder_attention_mask labels use_cache logits_to_keep kwargs",
+    "modeling_rope_utils.dynamic_rope_update": "rope_forward",
+    "modeling_rope_utils._compute_longrope_parameters": "config device seq_len layer_type",
     "exporters.auto.register_backend": "exporter runner",
     "exporters.base.HfExporter.export_program": "self model sample_inputs config",
     "exporters.exporter_executorch.prepare_for_xnnpack": "model sample_inputs",
@@ -121,6 +123,18 @@ def test_masks_are_recognized():
 def test_the_interfaces():
     for interface in (AttentionInterface(), AttentionMaskInterface(), ExpertsInterface()):
         assert "graft" in interface.valid_keys()
+
+
+def test_rotary_modules():
+    """Frequencies that follow from a call's length are chosen around each forward, in front of which the choice is made
+    elsewhere (`graft.llm.rope`)."""
+    module = transformers.models.llama.modeling_llama.LlamaRotaryEmbedding(llm_models.BY_NAME["llama"].config())
+    assert module.rope_type == "default" and module.original_max_seq_len == llm_models.CONTEXT
+    assert torch.equal(module.inv_freq, module.original_inv_freq) and "inv_freq" in module._buffers
+    assert {"longrope", "dynamic"} <= set(transformers.modeling_rope_utils.ROPE_INIT_FUNCTIONS)
+    plain = inspect.unwrap(type(module).forward)
+    assert plain is not type(module).forward and "dynamic" not in plain.__code__.co_names
+    assert list(inspect.signature(plain).parameters) == ["self", "x", "position_ids"]
 
 
 def test_what_generate_hands_over():
