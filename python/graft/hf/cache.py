@@ -124,23 +124,30 @@ def state_of(cache: Any, engine: Engine) -> State | None:
     return state
 
 
+def _length(layer: Any) -> int:
+    return int(layer.get_seq_length() if hasattr(layer, "get_seq_length") else 0)
+
+
 def adopt(cache: Any, engine: Engine, dtype: torch.dtype, real: torch.Tensor | None) -> State:
     """Makes the cache a handle, in place. real: bool [rows, columns] of the tokens that it holds already."""
-    layers = list(cache.layers)
+    count = len(engine.layers)
+    # Of a decoder, transformers counts the layers of the encoder in its configuration: there may be more or fewer.
+    layers = [*cache.layers[:count], *(layer for layer in cache.layers[count:] if _length(layer))]
     for layer in layers:
-        if type(layer) not in _ADOPTED and int(layer.get_seq_length() if hasattr(layer, "get_seq_length") else 0):
+        if type(layer) not in _ADOPTED and _length(layer):
             raise Unsupported(
                 f"past_key_values: a cache with tokens in {type(layer).__name__} cannot be taken over; start with an "
                 "empty one"
             )
-    kinds = [Kind.of(layer) for layer in layers] or [Kind()] * len(engine.layers)
-    if len(kinds) != len(engine.layers):
-        raise InvalidArgument(f"past_key_values: the cache has {len(kinds)} layers, the model {len(engine.layers)}")
-    state = engine.new_state(kinds, dtype)
     columns = int(cache.get_seq_length()) if layers else 0
+    kinds = [Kind.of(layer) for layer in layers]
+    if columns and len(kinds) != count:
+        raise InvalidArgument(f"past_key_values: the cache has {len(kinds)} layers, the model {count}")
+    kinds += [Kind()] * (count - len(kinds))
+    state = engine.new_state(kinds, dtype)
     if columns:
         state.take_over(layers, columns, real)
-    cache.layers = [HandleLayer(state, i) for i in range(len(kinds))]
+    cache.layers = [HandleLayer(state, i) for i in range(count)]
     cache.layer_class_to_replicate = None
     cache.offloading = False
     return state

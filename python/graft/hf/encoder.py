@@ -25,6 +25,7 @@ from graft.hf.identity import known
 from graft.hf.guard import Guard
 from graft.hf.program import Progress
 from graft.llm.trace import traceable_hooks
+from graft.llm.untraceable import reason
 
 _CAUSAL = {
     name
@@ -40,7 +41,8 @@ def is_wrapped(model: Any) -> bool:
 def is_encoder(model: Any) -> bool:
     if not isinstance(model, PreTrainedModel):
         return False
-    return not any(kind.__name__ in _CAUSAL for kind in type(model).__mro__) and not getattr(model.config, "is_encoder_decoder", False)
+    generates = getattr(model.config, "is_encoder_decoder", False) and model.can_generate()
+    return not generates and not any(kind.__name__ in _CAUSAL for kind in type(model).__mro__)
 
 
 def compile_encoder(
@@ -68,6 +70,7 @@ def compile_encoder(
         raise InvalidArgument("graft.compile: release_weights is for models with a cache; others read their weights")
     kind = causal.check(model, CompiledEncoder)
     model.graft = EncoderEngine(model, kind, quantize, device or "", threads, progress)
+    model._graft_options = dict(quantize=quantize, device=device, threads=threads, progress=progress)
     model._graft_dtype = model.dtype
     model.__class__ = _class_of(kind)
     model._graft_guard = Guard(model)
@@ -203,20 +206,31 @@ def _export(
     except ExportError as e:
         raise ExportError(f"graft.compile: {e}") from e
     except Exception as e:  # whatever the model's code or the tracer raises
-        kind = type(model).__name__
-        raise ExportError(f"graft.compile: {kind} cannot be traced: {type(e).__name__}: {e}") from e
+        raise ExportError(f"graft.compile: {type(model).__name__} cannot be traced: {reason(e)}") from e
     say("lowering")
     try:
         export_for_load(program, path, quantize=quantize, weights="package" if quantize else "external")
     except ExportError as e:
         raise ExportError(f"graft.compile: {type(model).__name__}: {e}") from e
-    read = {node.name for node in program.graph.nodes if node.op == "placeholder" and node.users}
+    read = _read(program.graph)
     keys = {
         spec.target
         for spec in program.graph_signature.input_specs
         if spec.target and spec.arg.name in read and spec.persistent is not False and spec.target in program.state_dict
     }
     return {"keys": [] if quantize else sorted(keys)}
+
+
+def _read(graph: torch.fx.Graph) -> set[str]:
+    """Names of the nodes that an output depends on: models compute what they don't give back."""
+    read: set[torch.fx.Node] = set()
+    left = [node for node in graph.nodes if node.op == "output"]
+    while left:
+        node = left.pop()
+        if node not in read:
+            read.add(node)
+            left.extend(node.all_input_nodes)
+    return {node.name for node in read}
 
 
 _PREFIX = "model."  # prefix of weight names: the attribute of _Caller
@@ -240,6 +254,9 @@ class CompiledEncoder:
     _uncompiled: type
 
     __deepcopy__ = causal.Compiled.__deepcopy__
+    __reduce_ex__ = causal.Compiled.__reduce_ex__
+    save_pretrained = causal.Compiled.save_pretrained
+    _check_kept = causal.Compiled._check_kept
 
     @property
     def device(self) -> torch.device:
@@ -281,6 +298,10 @@ def _call(model: Any, given: dict[str, Any]) -> Any:
     wanted = {name: given.pop(name, None) for name in ("output_attentions", "output_hidden_states")}
     causal.refuse_outputs(model.config, wanted, "use the model before graft.compile")
     return_dict = given.pop("return_dict", True)
+    if name := next((name for name in ("past_key_values", "use_cache") if given.get(name, False) is not False), None):
+        raise Unsupported(
+            f"{name}: a compiled {type(model).__name__} keeps no cache, which generate() needs; call it before graft.compile"
+        )
     if model.training:
         raise Unsupported("training mode: a compiled model computes no gradients; call model.eval()")
     labels = given.pop("labels", None)

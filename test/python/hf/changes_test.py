@@ -188,7 +188,7 @@ def test_save_pretrained(small, compiled, tmp_path):
         released.save_pretrained(tmp_path / "released")
 
 
-def test_encoders():
+def test_encoders(tmp_path):
     config = transformers.BertConfig(
         vocab_size=99, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48
     )
@@ -207,6 +207,12 @@ def test_encoders():
     both([other], lambda model: model.encoder.layer[0].output.dense.weight.mul_(3))
     other(ids)
     same()
+    pickled = pickle.loads(pickle.dumps(compiled))
+    assert isinstance(pickled, transformers.BertModel) and pickled.graft is not compiled.graft
+    assert torch.equal(pickled(ids)[0], compiled(ids)[0])
+    compiled.save_pretrained(tmp_path)
+    kept = transformers.AutoModel.from_pretrained(tmp_path).eval()
+    assert type(kept) is transformers.BertModel and torch.equal(kept(ids)[0], eager(ids)[0])
     compiled.encoder.layer[0].attention.output.register_forward_hook(lambda _, args, output: output * 2)
     with pytest.raises(graft.Unsupported, match="hook.*compile the model again"):
         compiled(ids)

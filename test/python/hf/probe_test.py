@@ -227,5 +227,8 @@ def test_halves_are_compared_in_f32(dtype):
 
 def test_float64_is_refused():
     model = llm_models.BY_NAME["llama"].make().double()
-    with pytest.raises(graft.Unsupported, match="float64.*model.float()"):
-        graft.compile(model)
+    config = transformers.BertConfig(**{**_COMMON, "intermediate_size": 80})
+    for one in (model, transformers.BertModel(config).eval().double()):
+        with pytest.raises(graft.Unsupported, match="float64.*model.float()"):
+            graft.compile(one)
+        assert not hasattr(one, "graft")
