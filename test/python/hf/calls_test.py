@@ -3,6 +3,7 @@
 import copy
 
 import pytest
+import tokenizers
 import torch
 import transformers
 
@@ -34,6 +35,40 @@ def test_a_tokenizer_among_the_arguments(models):
     """generate() takes it for stop strings; it is no argument of the model."""
     options = dict(max_new_tokens=4, do_sample=False, tokenizer=object())
     assert torch.equal(*(model.generate(IDS, **options) for model in models))
+
+
+def tokenizer():
+    """A token for each printable character, and pairs of letters for the other ids."""
+    characters = [chr(i) for i in range(32, 127)]
+    pairs = [a + b for a in "abcdefghijklmnop" for b in "qrstuvwxyz"]
+    words = ["<pad>", "<s>", "</s>", *characters, *pairs][: llm_models.VOCAB]
+    model = tokenizers.Tokenizer(tokenizers.models.BPE({word: i for i, word in enumerate(words)}, []))
+    model.decoder = tokenizers.decoders.Fuse()
+    special = dict(pad_token="<pad>", bos_token="<s>", eos_token="</s>", clean_up_tokenization_spaces=False)
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=model, **special)
+
+
+@pytest.mark.parametrize(
+    ("rows", "way"),
+    [(1, dict(do_sample=False)), (2, dict(do_sample=False)), (1, dict(do_sample=True)), (1, dict(do_sample=False, num_beams=2))],
+)
+def test_stop_strings(models, rows, way):
+    """Of characters that are not one token: in the middle of what is generated without them."""
+    words, prompts = tokenizer(), IDS[:rows, :5]
+    options = dict(max_new_tokens=24, eos_token_id=llm_models.VOCAB - 1, pad_token_id=0, **way)
+
+    def texts(model, **stop):
+        torch.manual_seed(0)
+        made = model.generate(prompts, **options, **stop)[:, 5:]
+        return made, "".join(words.convert_ids_to_tokens(made[0][made[0] > 2].tolist()))
+
+    _, free = texts(models[0])
+    stop = dict(stop_strings=[free[9:12]], tokenizer=words)
+    expected, found = (texts(model, **stop) for model in models)
+    assert torch.equal(expected[0], found[0])
+    assert free[9:12] in found[1] and len(found[1]) < len(free)
+    with pytest.raises(ValueError, match="tokenizer"):
+        models[1].generate(prompts, **options, stop_strings=[free[9:12]])
 
 
 def test_early_exit_is_refused_and_changes_nothing(models):
@@ -72,3 +107,10 @@ def test_classifiers_on_decoders(kind):
     with torch.no_grad():
         expected = eager(IDS, attention_mask=mask)
     close(expected[0], graft.compile(copy.deepcopy(eager))(IDS, attention_mask=mask)[0])
+
+
+def test_no_images_for_a_model_of_images_and_text(models):
+    """generate() then gives an empty `mm_encoder_outputs`."""
+    assert torch.equal(models[0](IDS).logits.argmax(-1), models[1](IDS, mm_encoder_outputs={}).logits.argmax(-1))
+    with pytest.raises(graft.InvalidArgument, match="no argument 'mm_encoder_outputs'"):
+        models[1](IDS, mm_encoder_outputs={"image": object()})
