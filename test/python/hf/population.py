@@ -42,9 +42,11 @@ _SMALL: dict[str, Any] = {
     **dict.fromkeys(("max_position_embeddings", "n_positions", "n_ctx", "max_target_positions"), CONTEXT),
     **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 4),
     **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size", "expert_ffn_hidden_size"), 24),
-    **dict.fromkeys(("num_experts_per_tok", "moe_topk", "num_key_value_heads", "linear_num_key_heads"), 2),
+    **dict.fromkeys(("num_experts_per_tok", "num_experts_per_token", "moe_topk", "num_key_value_heads", "linear_num_key_heads"), 2),
     **dict.fromkeys(("sliding_window", "attention_chunk_size"), 9),  # shorter than the prompts
-    **dict.fromkeys(("first_k_dense_replace", "n_group", "topk_group", "n_shared_experts", "zero_expert_num"), 1),
+    **dict.fromkeys(
+        ("first_k_dense_replace", "n_group", "num_expert_group", "topk_group", "n_shared_experts", "zero_expert_num"), 1
+    ),
     **dict.fromkeys(("head_dim", "qk_nope_head_dim", "v_head_dim", "query_pre_attn_scalar", "mamba_d_head"), 12),
     **dict.fromkeys(
         (
@@ -69,12 +71,33 @@ _SMALL: dict[str, Any] = {
     "shape_vocab_size": 50,
     "num_kv_shared_layers": 0,
     "moe_layers": [],
+    "moe_k": 2,
+    "encoder_hash_byte_group_vocab": 64,
+    "indexer_n_heads": 2,
+    "indexer_kv_heads": 1,
+    "indexer_head_dim": 12,
+    "indexer_budget": 8,
+    "indexer_compress_ratio": 4,
+    "num_dense_layers": 1,
+    "attn_layer_indices": [1, 3],
+    "attn_layer_period": 2,
+    "attn_layer_offset": 1,
+    "expert_layer_period": 2,
+    "expert_layer_offset": 1,
+    "axial_pos_shape": [8, 16],
+    "axial_pos_embds_dim": [16, 32],
+    "default_language": "en_XX",
     "pad_token_id": 0,
     "bos_token_id": 1,
     "eos_token_id": 2,
     "decoder_start_token_id": 1,
 }  # fmt: skip
-_TOKENS = ("vocab_size", "pad_token_id", "bos_token_id", "eos_token_id")
+# Set also where the configuration has None.
+_ALWAYS = {"vocab_size", "pad_token_id", "bos_token_id", "eos_token_id", "attn_layer_indices", "default_language"}
+_ROPE = {"rope_type": "default", "rope_theta": 1e4}
+_ALL = "all sizes, also those that are None in the configuration"
+# Heads of state-space layers have expand * hidden_size values in all.
+_HYBRID = {"mamba_n_heads": 8, "num_heads": 8, "n_groups": 2, "mamba_d_head": 12, "mamba_d_ssm": 96}
 # Some classes fit together only otherwise: the first that eager PyTorch runs is taken. None: as the class has it.
 _VARIANTS: tuple[dict[str, Any], ...] = (
     {},
@@ -85,6 +108,15 @@ _VARIANTS: tuple[dict[str, Any], ...] = (
     {"layer_types": None},
     {"layer_types": None, "num_key_value_heads": 4, "head_dim": None},
     {"hidden_size": 64, "num_key_value_heads": 4, "head_dim": 16},
+    {_ALL: True},
+    {_ALL: True, "num_key_value_heads": 4, "head_dim": None},
+    {"num_key_value_heads": 4, "head_dim": 8},
+    {"rope_parameters": {kind: _ROPE for kind in ("full_attention", "sliding_attention")}},
+    {"layer_types": ["conv", "full_attention"] * 2},
+    {**_HYBRID, "layers_block_type": ["linear_attention", "linear_attention", "hybrid", "hybrid"]},
+    {**_HYBRID, "layer_types": ["linear_attention", "full_attention"] * 2},
+    {**_HYBRID, "layer_types": ["linear_attention", "full_attention"] * 2, "num_key_value_heads": 4, "head_dim": None},
+    {"hidden_size": 128, "embedding_dim": 128, "num_heads": 4},
 )
 
 
@@ -93,13 +125,15 @@ class Result:
     kind: str
     result: str  # exact, refused, wrong, error, or no model
     why: str = ""
+    route: str = ""  # how it numbers tokens, of compiled ones
     differences: dict[str, float] = field(default_factory=dict)
 
 
 def _shrunk(config: Any, variant: dict[str, Any]) -> Any:
     small = {name: value for name, value in {**_SMALL, **variant}.items() if value is not None}
     before = config.to_dict()
-    new = {k: v for k, v in small.items() if k in before and (before[k] is not None or k in _TOKENS)}
+    always = set(small) if _ALL in variant else _ALWAYS
+    new = {k: v for k, v in small.items() if k in before and (before[k] is not None or k in always or k in variant)}
     for name in ("layer_types", "mlp_layer_types"):
         if before.get(name) and "layer_types" not in variant:
             kinds = list(dict.fromkeys(before[name]))
@@ -117,13 +151,21 @@ def _shrunk(config: Any, variant: dict[str, Any]) -> Any:
         return config
 
 
+def _of_class(kind: type, config: Any) -> Any:
+    """The part that the class takes, of a configuration of several."""
+    parts = [getattr(config, name, None) for name in type(config).sub_configs]
+    fitting = [part for part in (config, *parts) if isinstance(part, kind.config_class)]
+    return fitting[0] if fitting else config
+
+
 def _made(kind: str, variant: dict[str, Any]) -> Any:
-    config = _shrunk(CONFIG_MAPPING[kind](), variant)
+    made = getattr(transformers, CLASSES[kind])
+    config = _of_class(made, _shrunk(CONFIG_MAPPING[kind](), variant))
     if hasattr(config, "is_decoder"):
         config.is_decoder = True
     config._attn_implementation = "eager"
     torch.manual_seed(5)
-    model = getattr(transformers, CLASSES[kind])._from_config(config).float().eval()
+    model = made._from_config(config).float().eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() <= 1:
@@ -217,7 +259,8 @@ def compare(kind: str, change: Callable[[Any], None] = lambda model: None) -> Re
     except Exception as e:
         return Result(kind, "error", f"{type(e).__name__}: {e}")
     wrong = {name: value for name, value in differences.items() if value > CLOSE}
-    return Result(kind, "wrong" if wrong else "exact", ", ".join(wrong), differences)
+    route = compiled.graft.positions or "must be given"
+    return Result(kind, "wrong" if wrong else "exact", ", ".join(wrong), route, differences)
 
 
 @contextlib.contextmanager
