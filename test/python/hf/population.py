@@ -237,7 +237,7 @@ def compare(kind: str, change: Callable[[Any], None] = lambda model: None) -> Re
         with _limited():
             model = make(kind)
     except Exception as e:  # eager PyTorch does not run it
-        return Result(kind, "no model", f"{type(e).__name__}: {e}".splitlines()[0])
+        return Result(kind, "no model", f"{type(e).__name__}: {' '.join(str(e).split())}")
     expected = {}
     with torch.no_grad():
         for name, check in checks():
