@@ -131,7 +131,7 @@ def _length(layer: Any) -> int:
 def adopt(cache: Any, engine: Engine, dtype: torch.dtype, real: torch.Tensor | None) -> State:
     """Makes the cache a handle, in place. real: bool [rows, columns] of the tokens that it holds already."""
     count = len(engine.layers)
-    # Of a decoder, transformers counts the layers of the encoder in its configuration: there may be more or fewer.
+    # Of a decoder, transformers counts the layers of the encoder in its configuration: there may be more.
     layers = [*cache.layers[:count], *(layer for layer in cache.layers[count:] if _length(layer))]
     for layer in layers:
         if type(layer) not in _ADOPTED and _length(layer):
@@ -140,10 +140,9 @@ def adopt(cache: Any, engine: Engine, dtype: torch.dtype, real: torch.Tensor | N
                 "empty one"
             )
     columns = int(cache.get_seq_length()) if layers else 0
-    kinds = [Kind.of(layer) for layer in layers]
-    if columns and len(kinds) != count:
+    kinds = [Kind.of(layer) for layer in layers] or [Kind()] * count
+    if len(kinds) != count:
         raise InvalidArgument(f"past_key_values: the cache has {len(kinds)} layers, the model {count}")
-    kinds += [Kind()] * (count - len(kinds))
     state = engine.new_state(kinds, dtype)
     if columns:
         state.take_over(layers, columns, real)

@@ -80,10 +80,7 @@ def _check_adapters(model: Any) -> None:
 def hint(model: Any) -> str:
     """What to use instead of a model that could not be exported."""
     if not getattr(model, "_supports_attention_backend", False):
-        return (
-            "\nIts attention cannot be replaced, so its cache cannot be graft's. Without a cache it can be exported with "
-            "torch.export and graft.export."
-        )
+        return "\nWithout a cache it can be exported with torch.export and graft.export."
     return ""
 
 
@@ -182,6 +179,8 @@ class Compiled:
         cache = past_key_values
         if cache is None and use_cache:
             cache = DynamicCache(config=config.get_text_config(decoder=True))
+            if len(cache.layers) < len(self.graft.layers):  # those of the encoder, which the configuration counts
+                cache = DynamicCache()
         if "logits_to_keep" not in self._named:
             logits_to_keep = 0
         rule = self.graft.positions
@@ -262,7 +261,7 @@ class Compiled:
         if not _proposes.get():
             check_gaps(real, state.columns, self._graft_windows)
         positions = self._positions(position_ids, ids, state, real, rule)
-        engine.lengths.check(type(self).__name__, positions, engine.calls(tokens))
+        engine.lengths.check(type(self).__name__, positions, engine.runs_of(tokens))
         keep = _kept(to_keep, tokens)
         try:
             logits = state.compute(ids, positions, real, keep)

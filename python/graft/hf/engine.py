@@ -153,7 +153,7 @@ class Engine:
 
     # --- runs ---
 
-    def calls(self, tokens: int) -> int:
+    def runs_of(self, tokens: int) -> int:
         """Runs of the program that so many new tokens take."""
         return sum(1 for _ in chunks(tokens, self.buckets)) if self.buckets else 1
 

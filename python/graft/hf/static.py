@@ -26,9 +26,11 @@ from transformers import cache_utils
 from graft.errors import ExportError, InvalidArgument, Unsupported
 from graft.hf import causal, probe
 from graft.hf.chunks import chunks
+from graft.hf.lengths import Lengths
 from graft.hf.program import compare, run_compiled
 from graft.hf.masks import Window, visible_columns, windows
 from graft.hf.state import Kind, Layer, State
+from graft.llm import rope
 
 
 class StaticKV:
@@ -159,6 +161,11 @@ def export_static(
             f"export_static: expected prefill_buckets from 2 to max_cache_len, found {list(prefill_buckets)} and "
             f"{max_cache_len}"
         )
+    if types := sorted(rope.lengths_of(model)):
+        raise Unsupported(
+            "export_static: expected rotary frequencies that do not depend on the prompt's length, found rope_type "
+            f"'{types[0]}' in {type(model).__name__}"
+        )
     kinds = windows(model.config)
     stepper = _Stepper(model, bool(getattr(model.config.get_text_config(), "layer_types", None)))
     programs, seconds = {}, {}
@@ -243,6 +250,8 @@ def attach(model: Any, programs: StaticPrograms, *, runtime: str = "torch", thre
 class _Runner:
     """`model.graft` of an attached model."""
 
+    lengths = Lengths()  # positions go to the programs as they are
+
     def __init__(self, programs: StaticPrograms, runtime: str, threads: int) -> None:
         self.programs, self.layers, self.runtime = programs, programs.layers, runtime
         self.positions: str | None = "columns"
@@ -259,6 +268,9 @@ class _Runner:
     def clear_counts(self) -> None:
         self.counts = dict.fromkeys(("imported", "materialized", "reordered", "forked", "padded_tokens"), 0)
         self.calls: dict[int, int] = dict.fromkeys(self.programs.programs, 0)
+
+    def runs_of(self, tokens: int) -> int:
+        return sum(1 for _ in chunks(tokens, sorted(self.calls)))
 
     def new_state(self, kinds: Sequence[Kind], dtype: torch.dtype) -> StaticState:
         return StaticState(self, kinds, dtype)

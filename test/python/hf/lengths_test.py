@@ -192,3 +192,10 @@ def test_code_that_bounds_the_length(tmp_path, monkeypatch):
         close(eager(ids(STATED)).logits, compiled(ids(STATED)).logits)
         with pytest.raises(graft.InvalidArgument, match="expected at most 16 tokens in one call, .* Sliced .* found 17"):
             compiled(ids(STATED + 1))
+
+
+@pytest.mark.parametrize("name", ["longrope", "dynamic"])
+def test_static_programs_are_refused(name):
+    """PyTorch would run them, and keep the frequencies of one call for the next."""
+    with pytest.raises(graft.Unsupported, match=f"export_static: .*found rope_type '{name}' in"):
+        graft.hf.export_static(random(CONFIGS[name]()), 2 * STATED, (8,))
