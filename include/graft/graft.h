@@ -321,11 +321,20 @@ struct NodeTiming {
 // What a run looks for in the floating-point tensors of each launch.
 enum class Check : std::uint8_t { none, nan, finite };  // nan: NaN; finite: NaN and infinities
 
-// A launch that has ended. Of nodes that were fused, the last gives the name.
+// A result of a PyTorch node that has memory of its own, or is a view of such a one. Results that fusions left in no
+// memory are never seen, nor are those written to states and inputs.
+struct ObservedResult {
+  std::string_view node;
+  std::size_t index = 0;  // which of the node's results
+  TensorView value;       // a contiguous copy, valid during the call
+};
+
+// A launch that has ended.
 struct ObservedLaunch {
-  std::string_view node;  // name of the PyTorch node
+  std::string_view node;  // name of a PyTorch node: of several that were fused, the first or the last
   std::string kernel;
-  std::span<const TensorView> outputs;  // contiguous copies, valid during the call
+  std::span<const TensorView> outputs;      // contiguous copies, valid during the call
+  std::span<const ObservedResult> results;  // those of all nodes that are complete with this launch
 };
 
 struct RunOptions {

@@ -40,6 +40,8 @@ _WHERE = {
     "FlowStage": "graft.runtime.flow",
     "devices": "graft._C",
     "version": "graft._C",
+    "compare": "graft.comparison",
+    "Comparison": "graft.comparison",
     "export": "graft.exporter.export",
     "ExportOptions": "graft.exporter.options",
     "Detokenizer": "graft._C",

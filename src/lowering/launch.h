@@ -38,6 +38,7 @@ struct Launch {
   std::int64_t scratch_bytes = 0;
   BufferId scratch = 0;       // valid when scratch_bytes > 0
   std::uint32_t inplace = 0;  // inputs (bit mask) whose memory output 0 may take over
+  BufferId written = 0;       // of output 0, before it took over that of an input (merge_inplace)
   std::uint32_t node = 0;     // index into LaunchSequence::node_names
   bool serial = false;        // one of graft's kernels, on one thread: too little work for a second
   bool on_device = false;     // runs on the plan's device, not on the CPU
@@ -97,6 +98,14 @@ struct UndoLaunch {
   std::uint32_t after = 0;  // number of launches after which the copy exists
 };
 
+// What a node computes, or the view that it is of that. A fused launch writes the result of its last node, under the
+// name of its first or last one.
+struct NodeResult {
+  std::uint32_t node = 0;   // index into LaunchSequence::node_names
+  std::uint32_t index = 0;  // which of the node's results
+  Tensor tensor;
+};
+
 // The launches of a method at one set of input sizes, in execution order, and the buffers that their tensors are
 // windows of. Operators lower to it, the passes over launches rewrite it (pass/pipeline.h), and the planner makes a
 // Plan of it.
@@ -109,6 +118,7 @@ struct LaunchSequence {
   std::vector<LaunchGroup> groups;  // in order, before commit_begin
   std::vector<UndoLaunch> undo;     // of states written before; run in reverse when the run does not complete
   std::vector<std::string> node_names;
+  std::vector<NodeResult> results;  // in program order; of a plan those that launches write to the arena or to outputs
 };
 
 }  // namespace graft

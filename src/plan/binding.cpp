@@ -105,6 +105,7 @@ class Binder {
     const Operator* op = find_operator(target);
     GRAFT_CHECK(Unsupported, op, "node ", node.name, ": no operator '", target, "'");
     lowering_.begin_node(static_cast<std::uint32_t>(plan_.node_names.size()), updates_state);
+    const auto node_index = static_cast<std::uint32_t>(plan_.node_names.size());
     plan_.node_names.push_back(node.name);
 
     std::vector<Shape> shapes;
@@ -128,6 +129,7 @@ class Binder {
                   "): output ", i, " is ", name(results[i].dtype()), ", but the program declares ",
                   name(call.output_dtype(i)));
       bindings_[node.outputs[i]].tensor = results[i];
+      plan_.results.push_back({node_index, static_cast<std::uint32_t>(i), results[i]});
     }
   }
 

@@ -1,6 +1,7 @@
 #include "plan/make_plan.h"
 
 #include <algorithm>
+#include <vector>
 
 #include "base/check.h"
 #include "pass/pipeline.h"
@@ -12,6 +13,20 @@ namespace graft {
 namespace {
 
 constexpr std::int64_t kArenaAlignment = 64;
+
+// Drops the results that fusions left in no memory, and those in states and inputs, which several nodes may write.
+void keep_written_results(Plan& plan) {
+  std::vector<bool> written(plan.buffers.size(), false);
+  for (const Launch& launch : plan.launches) {
+    written[launch.written] = true;
+    for (std::size_t o = 1; o < launch.outputs.size(); ++o) written[launch.outputs[o].buffer] = true;
+  }
+  std::erase_if(plan.results, [&](const NodeResult& result) {
+    const MemoryKind memory = plan.buffers[result.tensor.buffer].memory;
+    return !written[result.tensor.buffer] || (memory != MemoryKind::arena && memory != MemoryKind::output);
+  });
+  plan.results.shrink_to_fit();
+}
 
 }  // namespace
 
@@ -26,6 +41,7 @@ Plan make_plan(const ir::Program& program, const ir::Method& method, std::span<c
   pass_options.plain = options.device && options.device->is_cpu();
   pass_options.threads = options.max_threads;
   plan.passes = run_launch_passes(plan, pass_options);
+  keep_written_results(plan);
   place_arena(plan, options.stored, device ? std::max(kArenaAlignment, device->alignment()) : kArenaAlignment);
   GRAFT_CHECK(Unsupported, plan.arena_bytes <= options.limits.bytes, "method '", method.name,
               "': its intermediate tensors take ", plan.arena_bytes, " bytes together, at most ", options.limits.bytes,

@@ -32,7 +32,7 @@ namespace {
 class CallOptions {
  public:
   // `arena`: (address, bytes), or None. `profile`: a list that gets the timings, or None. `check`: "", "nan" or
-  // "finite". `observe`: called with node, kernel and outputs of each launch, or None.
+  // "finite". `observe`: called with node, kernel, outputs and results of each launch, or None.
   CallOptions(double timeout, const CancelToken* cancel, int priority, const nb::object& arena = nb::none(),
               std::vector<std::int64_t> kv_rows = {}, nb::object profile = nb::none(), const std::string& check = "",
               nb::object observe = nb::none())
@@ -100,20 +100,26 @@ nb::list run(Session& session, const std::string& method, const nb::list& inputs
   return values;
 }
 
+// On memory of its own.
+Value copy_of(const TensorView& tensor) {
+  auto copy = std::make_shared<std::vector<std::byte>>(TensorDesc(tensor.dtype, tensor.shape).byte_count());
+  if (!copy->empty()) std::memcpy(copy->data(), tensor.data, copy->size());
+  Value value = Value::of(tensor);
+  value.tensor.data = copy->data();
+  value.owner = std::move(copy);
+  return value;
+}
+
 // A Python exception becomes the run's error: its text and class.
 void CallOptions::show(const ObservedLaunch& launch) const {
   const nb::gil_scoped_acquire acquire;
-  nb::list outputs;
-  for (const TensorView& tensor : launch.outputs) {
-    auto copy = std::make_shared<std::vector<std::byte>>(TensorDesc(tensor.dtype, tensor.shape).byte_count());
-    std::memcpy(copy->data(), tensor.data, copy->size());
-    Value value = Value::of(tensor);
-    value.tensor.data = copy->data();
-    value.owner = std::move(copy);
-    outputs.append(to_torch(value));
-  }
+  const auto text = [](std::string_view name) { return nb::str(name.data(), name.size()); };
+  nb::list outputs, results;
+  for (const TensorView& tensor : launch.outputs) outputs.append(to_torch(copy_of(tensor)));
+  for (const ObservedResult& result : launch.results)
+    results.append(nb::make_tuple(text(result.node), result.index, to_torch(copy_of(result.value))));
   try {
-    observe_(nb::str(launch.node.data(), launch.node.size()), launch.kernel, outputs);
+    observe_(text(launch.node), launch.kernel, outputs, results);
   } catch (const nb::python_error& error) {
     throw ExecutionError(str("observe raised ", nb::cast<std::string>(error.type().attr("__name__")), ": ",
                              nb::str(error.value()).c_str()));

@@ -148,7 +148,7 @@ void PlanRunner::compute(const PreparedCall& call, const RunOptions& options, Pa
   std::optional<RunObserver> observer;
   if (RunObserver::wanted(options)) {
     check_observable(call.plan());
-    observer.emplace(options);
+    observer.emplace(options, call.plan());
   }
   control_.observer = observer ? &*observer : nullptr;
   const bool finished = options.profile ? profile(call, *options.profile) : executor.run();

@@ -35,7 +35,45 @@ struct Range {
   double greatest = -std::numeric_limits<double>::infinity();
 };
 
+// Of a strided tensor, contiguous.
+class Copy {
+ public:
+  Copy(const void* data, const TensorDesc& desc) : desc_(desc) {
+    const std::size_t element = byte_size(desc.dtype);
+    bytes_.resize(static_cast<std::size_t>(desc.numel()) * element);
+    std::byte* to = bytes_.data();
+    for_each_element(desc, [&](const auto&, std::int64_t offset) {
+      std::memcpy(to, static_cast<const std::byte*>(data) + offset, element);
+      to += element;
+    });
+  }
+  TensorView view() { return {bytes_.data(), desc_.dtype, desc_.shape}; }
+
+ private:
+  TensorDesc desc_;
+  std::vector<std::byte> bytes_;
+};
+
+BufferId buffer_of(const Launch& launch, std::size_t output) {
+  return output == 0 ? launch.written : launch.outputs[output].buffer;
+}
+
+std::size_t output_with(const Launch& launch, BufferId buffer) {
+  std::size_t o = 0;
+  while (buffer_of(launch, o) != buffer) ++o;
+  return o;
+}
+
 }  // namespace
+
+RunObserver::RunObserver(const RunOptions& options, const Plan& plan) : options_(options), plan_(plan) {
+  if (!options.observe) return;
+  std::vector<const Launch*> writer(plan.buffers.size(), nullptr);  // the last
+  for (const Launch& launch : plan.launches)
+    for (std::size_t o = 0; o < launch.outputs.size(); ++o) writer[buffer_of(launch, o)] = &launch;
+  for (const NodeResult& result : plan.results)
+    if (const Launch* launch = writer[result.tensor.buffer]) completed_[launch].push_back(&result);
+}
 
 bool RunObserver::is_fault(double value) const {
   return std::isnan(value) || (options_.check == Check::finite && std::isinf(value));
@@ -88,21 +126,20 @@ void RunObserver::after(const Launch& launch, const KernelContext& context) {
   ObservedLaunch seen;
   seen.node = context.node;
   seen.kernel = kernel_name(launch);
-  std::vector<std::vector<std::byte>> contiguous;
+  std::vector<Copy> copies;
   std::vector<TensorView> outputs;
-  for (std::size_t o = 0; o < context.output_descs.size(); ++o) {
-    const TensorDesc& desc = context.output_descs[o];
-    const auto element = byte_size(desc.dtype);
-    std::vector<std::byte>& bytes = contiguous.emplace_back(static_cast<std::size_t>(desc.numel()) * element);
-    const auto* data = static_cast<const std::byte*>(context.outputs[o]);
-    std::byte* to = bytes.data();
-    for_each_element(desc, [&](const auto&, std::int64_t offset) {
-      std::memcpy(to, data + offset, element);
-      to += element;
-    });
-    outputs.push_back({bytes.data(), desc.dtype, desc.shape});
-  }
+  for (std::size_t o = 0; o < context.output_descs.size(); ++o)
+    outputs.push_back(copies.emplace_back(context.outputs[o], context.output_descs[o]).view());
   seen.outputs = outputs;
+  std::vector<ObservedResult> results;
+  if (const auto found = completed_.find(&launch); found != completed_.end())
+    for (const NodeResult* result : found->second) {
+      const std::size_t o = output_with(launch, result->tensor.buffer);
+      const auto* buffer = static_cast<const std::byte*>(context.outputs[o]) - launch.outputs[o].offset;
+      results.push_back({plan_.node_names[result->node], result->index,
+                         copies.emplace_back(buffer + result->tensor.offset, result->tensor.desc).view()});
+    }
+  seen.results = results;
   options_.observe(seen);
 }
 

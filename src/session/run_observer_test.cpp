@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <limits>
+#include <map>
 
 #include "base/test_errors.h"
 #include "load/test_graph.h"
@@ -100,6 +101,48 @@ TEST(RunObserver, SeesEveryLaunchInOrder) {
   EXPECT_EQ(nodes.size(), session.counters().kernels_launched);
   EXPECT_EQ(sum, floats(out[0]));
   EXPECT_THAT(sum, ElementsAre(0, testing::FloatNear(1, 1e-6f)));
+}
+
+// A product with its activation is one launch, under the product's name; its value is the activation's result. What a
+// view shows of it comes with it.
+TEST(RunObserver, ResultsBelongToTheNodesThatMadeThem) {
+  GraphBuilder graph;
+  const std::vector<ir::Dim> dims{fixed(2), fixed(3)};
+  const auto x = graph.input("x", DType::f32, dims);
+  const auto weight = graph.weight("weight", {1, 0, 0, 0, 1, 0, 0, 0, -1}, {3, 3});
+  const auto runs = graph.state("runs", DType::f32, Shape{1});
+  const auto product = graph.node(
+      "aten.linear.default",
+      {{"input", Arg::of_value(x)}, {"weight", Arg::of_value(weight)}, {"bias", test::of_none()}}, DType::f32, dims);
+  const auto relu = graph.node("aten.relu.default", {{"self", Arg::of_value(product)}}, DType::f32, dims);
+  const auto turned = graph.node("aten.transpose.int",
+                                 {{"self", Arg::of_value(relu)}, {"dim0", test::of_int(0)}, {"dim1", test::of_int(1)}},
+                                 DType::f32, {fixed(3), fixed(2)});
+  const auto more = graph.node("aten.add.Scalar",
+                               {{"self", Arg::of_value(runs)}, {"other", test::of_int(1)}, {"alpha", test::of_int(1)}},
+                               DType::f32, {fixed(1)});
+  graph.output(graph.node("aten.cumsum.default",
+                          {{"self", Arg::of_value(turned)}, {"dim", test::of_int(1)}, {"dtype", test::of_none()}},
+                          DType::f32, {fixed(3), fixed(2)}));
+  graph.mutate_state(0, more);
+  Session session(graph.build());
+  std::map<std::string, std::vector<float>> results;
+  RunOptions options;
+  options.observe = [&](const ObservedLaunch& launch) {
+    for (const ObservedResult& result : launch.results) {
+      EXPECT_EQ(result.index, 0u);
+      EXPECT_TRUE(results.emplace(result.node, floats(Value::of(result.value))).second) << result.node;
+    }
+  };
+  std::vector<float> values{1, -2, 3, -4, 5, -6};
+  const std::vector<Value> in{tensor(values, {2, 3})};
+  const std::vector<Value> out = session.run("forward", in, options);
+  EXPECT_THAT(results["n1"], ElementsAre(1, 0, 0, 0, 5, 6));
+  EXPECT_THAT(results["n2"], ElementsAre(1, 0, 0, 5, 0, 6));
+  EXPECT_THAT(results["n4"], ElementsAre(1, 1, 0, 5, 0, 6));
+  EXPECT_EQ(results["n4"], floats(out[0]));
+  EXPECT_FALSE(results.contains("n0")) << "it is nowhere";
+  EXPECT_THAT(results["n3"], ElementsAre(1));
 }
 
 TEST(RunObserver, WhatTheObserverThrowsEndsTheRun) {

@@ -74,7 +74,8 @@ def test_running_packages_needs_no_exporter():
 
 
 @pytest.mark.parametrize(
-    "name", ["load", "export", "export_llm", "compile", "LoadOptions", "ExportOptions", "AutoModelForCausalLM"]
+    "name",
+    ["load", "export", "export_llm", "compile", "compare", "LoadOptions", "ExportOptions", "AutoModelForCausalLM"],
 )
 def test_every_argument_is_described(name):
     if name in ("compile", "AutoModelForCausalLM"):

@@ -30,7 +30,7 @@ from graft.errors import ExportError, raised_by
 from graft.exporter import quiet, stored_plans, targets
 from graft.exporter.backend import option_specs
 from graft.exporter.options import ExportOptions
-from graft.exporter.partitioner import GraftPartitioner
+from graft.exporter.partitioner import GraftPartitioner, Undelegated
 from graft.exporter.predicate import Predicate
 from graft.exporter.quantization import stored_types
 from graft.exporter.serialize import Signature, weight_digests
@@ -111,6 +111,17 @@ def export_for_load(
         )
 
 
+def lower(program: ExportedProgram) -> ExportedProgram:
+    """The program with the nodes, and names of nodes, that its package has: decomposed as far as graft needs it."""
+    with torch.no_grad(), quiet.lowering():
+        manager = to_edge_transform_and_lower(_borrow(program), partitioner=[Undelegated()], compile_config=_edge_config())
+    return manager.exported_program()
+
+
+def _edge_config() -> EdgeCompileConfig:
+    return EdgeCompileConfig(_skip_dim_order=True, _check_ir_validity=False)
+
+
 def _export(
     target: Path,
     make_programs: Callable[[], dict[str, ExportedProgram]],
@@ -145,7 +156,7 @@ def _export(
             programs,
             partitioner={name: [partitioner] for name, partitioner in partitioners.items()},
             constant_methods=dict(options.constant_methods or {}),
-            compile_config=EdgeCompileConfig(_skip_dim_order=True, _check_ir_validity=False),
+            compile_config=_edge_config(),
         )
         if not allow_fallback:
             _require_delegated(manager, partitioners)
@@ -527,4 +538,4 @@ def _write(program: Any, path: Path) -> None:
         os.replace(made, path)
 
 
-__all__ = ["export", "export_for_load"]
+__all__ = ["export", "export_for_load", "lower"]

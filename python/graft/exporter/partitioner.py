@@ -135,6 +135,22 @@ class GraftPartitioner(Partitioner):
         return specs
 
 
+class Undelegated(GraftPartitioner):
+    """Keeps operators whole as for graft, and then delegates nothing: what remains is the graph that graft would get."""
+
+    _lowered = False
+
+    def ops_to_not_decompose(
+        self, ep: ExportedProgram
+    ) -> tuple[list[torch._ops.OpOverload], Callable[[torch.fx.Node], bool] | None]:
+        # ExecuTorch asks again, to find operators that were kept whole and not delegated.
+        return ([], None) if self._lowered else super().ops_to_not_decompose(ep)
+
+    def partition(self, exported_program: ExportedProgram) -> PartitionResult:
+        self._lowered = True
+        return PartitionResult(tagged_exported_program=exported_program, partition_tags={})
+
+
 def _assign(graph: torch.fx.Graph, refused: dict[str, Any], inputs: set[str]) -> dict[torch.fx.Node, int]:
     """Node -> number of its part, for the nodes to delegate.
 
@@ -248,4 +264,4 @@ def _tag_states(program: ExportedProgram) -> None:
             node.meta["delegation_tag"] = tags.pop()
 
 
-__all__ = ["GraftPartitioner"]
+__all__ = ["GraftPartitioner", "Undelegated"]

@@ -149,6 +149,7 @@ class Method:
         priority: int = 0,
         check: str | None = None,
         observe: Callable[[str, str, list[torch.Tensor]], None] | None = None,
+        observe_results: Callable[[str, int, torch.Tensor], None] | None = None,
         **kwargs: Any,
     ) -> Any:
         """Runs the method.
@@ -160,10 +161,12 @@ class Method:
         for each kernel, in order; a run without one does not read the clock. `priority`: among runs that wait for CPUs
         the highest is next. `check="nan"` or `"finite"` raises `graft.ExecutionError`, which names the node, when a
         kernel makes NaN (or infinity) of inputs without it. `observe(node, kernel, outputs)`: called after each kernel
-        with copies of what it computed; of nodes that were fused the last gives the name.
+        with copies of what it computed; of nodes that were fused the first or the last gives the name.
+        `observe_results(node, i, value)`: called with a copy of result i of each PyTorch node that a kernel completed; a
+        node that was fused into a later one has none.
         """
         plain = not kwargs and not priority and out is timeout is cancel is arena is kv_rows is profile is None
-        plain = plain and check is observe is None
+        plain = plain and check is observe is observe_results is None
         if self._direct and len(args) == self._leaves and plain:
             results = self._direct(args)
             if results is not None:
@@ -185,7 +188,7 @@ class Method:
         lent = None if arena is None else self._lent(arena)
         values = self._session.run(
             self.name, inputs, place, timeout or 0.0, cancel, priority, lent, list(kv_rows or ()), timings, check or "",
-            observe,
+            _observer(observe, observe_results),
         )  # fmt: skip
         if profile is not None:
             profile.extend(Timing(*timing) for timing in timings or ())
@@ -263,6 +266,20 @@ class Method:
     def info(self) -> Mapping[str, Any]:
         """Inputs and outputs with dtypes and ranges of sizes."""
         return self._info
+
+
+def _observer(observe: Callable[..., None] | None, observe_results: Callable[..., None] | None) -> Any:
+    if observe is None and observe_results is None:
+        return None
+
+    def seen(node: str, kernel: str, outputs: list[torch.Tensor], results: list[tuple[str, int, torch.Tensor]]) -> None:
+        if observe is not None:
+            observe(node, kernel, outputs)
+        if observe_results is not None:
+            for result in results:
+                observe_results(*result)
+
+    return seen
 
 
 class Model:

@@ -232,6 +232,11 @@ def test_every_kernel_is_observed(tmp_path):
     torch.testing.assert_close(log, x.log())
     assert torch.equal(seen["aten_cumsum_default"][0], found)
 
+    results = {}
+    model(x, observe_results=lambda node, i, value: results.update({(node, i): value}))
+    assert results.keys() == {("aten_log_default", 0), ("aten_cumsum_default", 0)}
+    torch.testing.assert_close(results["aten_log_default", 0], x.log())
+
     def fails(node, kernel, outputs):
         raise ValueError(f"no {node}")
 

@@ -27,6 +27,7 @@ std::size_t merge_inplace(LaunchSequence& sequence) {
   for (BufferId id = 0; id < merged.size(); ++id) merged[id] = id;
   for (std::size_t i = 0; i < sequence.launches.size(); ++i) {
     Launch& launch = sequence.launches[i];
+    launch.written = launch.outputs[0].buffer;
     // Map a merged buffer to the one that it was merged into: chains stay one step deep because launches are visited in
     // order.
     for_each_buffer(launch, [&](BufferId& id) { id = merged[id]; });

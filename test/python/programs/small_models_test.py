@@ -62,6 +62,8 @@ def test_small_model(kind: Kind, tmp_path):
         found = loaded(*args)
         assert difference(found, expected) <= CLOSE
         assert difference(method.execute(args), expected) <= CLOSE
+    by_node = graft.compare(loaded, model, inputs[-1], dynamic_shapes=kind.dynamic)
+    assert by_node.equal and len(by_node.compared) >= 20, str(by_node)
     layers = 0
     for name, met in without_each_layer(model):
         wrong = difference(found, model(*inputs[-1]))
