@@ -9,14 +9,20 @@ C++ programs link the library that `library()` names; see examples/executorch.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import importlib.util
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 from graft.errors import Error, InvalidArgument, NotFound, SystemError
 
-__all__ = ["library", "register", "set_options"]
+__all__ = ["library", "options", "register", "set_options"]
+
+_options: dict[str, int | str] = {}  # as they were set last
+_loading = threading.Lock()
 
 # Codes of executorch::runtime::Error.
 _INVALID_ARGUMENT, _NOT_FOUND = 0x12, 0x20
@@ -100,3 +106,17 @@ def set_options(
     if code:
         kind = {_INVALID_ARGUMENT: InvalidArgument, _NOT_FOUND: NotFound}.get(code, Error)
         raise kind(message.value.decode(errors="replace"))
+    _options.clear()
+    _options.update(numbers | texts | {"seed": seed})
+
+
+@contextlib.contextmanager
+def options(**given: int | str) -> Iterator[None]:
+    """`set_options` for methods that this thread loads within it; afterwards the options are as before."""
+    with _loading:
+        before = dict(_options)
+        set_options(**given)
+        try:
+            yield
+        finally:
+            set_options(**before)

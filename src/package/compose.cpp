@@ -523,12 +523,43 @@ class Composer {
   std::unordered_map<Index, ir::ValueId> constant_outputs_;  // EValue: the value made for it
 };
 
+PackageInterface interface_of(const et::ExecutionPlan& plan) {
+  PackageInterface out;
+  const auto check = [&](std::int32_t index, std::string_view what, std::uint32_t i) {
+    GRAFT_CHECK(InvalidProgram, index >= 0 && static_cast<std::size_t>(index) < size_of(plan.values()), what, " ", i,
+                ": there are ", size_of(plan.values()), " values, found index ", index);
+    return index;
+  };
+  std::map<std::int32_t, std::uint32_t> position;
+  for (std::uint32_t i = 0; i < size_of(plan.inputs()); ++i) {
+    const std::int32_t index = check(plan.inputs()->Get(i), "input", i);
+    const et::EValue& from = *plan.values()->Get(static_cast<std::uint32_t>(index));
+    position[index] = i;
+    PackageInterface::Input& input = out.inputs.emplace_back();
+    input.kind = from.val_type() == et::KernelTypes::NONE ? "Null" : et::EnumNameKernelTypes(from.val_type());
+    if (const et::Tensor* tensor = from.val_as_Tensor()) {
+      input.dtype = to_dtype(tensor->scalar_type());
+      input.rank = size_of(tensor->sizes());
+    }
+  }
+  for (std::uint32_t i = 0; i < size_of(plan.outputs()); ++i) {
+    const auto input = position.find(check(plan.outputs()->Get(i), "output", i));
+    out.outputs.push_back(input == position.end() ? std::nullopt : std::optional(input->second));
+  }
+  if (const auto* specs = plan.container_meta_type()) {
+    out.in_spec = text_of(specs->encoded_inp_str());
+    out.out_spec = text_of(specs->encoded_out_str());
+  }
+  return out;
+}
+
 }  // namespace
 
 PackageMethod compose(const et::ExecutionPlan& plan, const PlanSurroundings& around) {
   PackageMethod method;
   method.name = text_of(plan.name());
   try {
+    method.interface = interface_of(plan);
     method.program = Composer(plan, around).run();
     method.fully_delegated = true;
   } catch (const NeedsExecuTorch& left) {

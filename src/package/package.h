@@ -3,12 +3,14 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "base/mapped_file.h"
+#include "graft/tensor.h"
 #include "ir/program.h"
 #include "weight/weights.h"
 
@@ -19,8 +21,23 @@ namespace graft {
 // The name under which ExecuTorch knows graft's delegate.
 inline constexpr std::string_view kBackendId = "GraftBackend";
 
+// A method as its caller sees it, whoever runs it.
+struct PackageInterface {
+  struct Input {
+    std::string kind;  // of ExecuTorch's value: "Tensor", "Int", "Double", "Bool", "String"; "Null": nothing is given
+    std::optional<DType> dtype;  // of a tensor, where graft has it
+    std::size_t rank = 0;        // of a tensor
+  };
+  std::string in_spec, out_spec;  // how arguments and results nest (PyTorch's pytree); may be empty
+  std::vector<Input> inputs;
+  // By result that ExecuTorch hands back, the input that it is. Those before the results proper are inputs that the
+  // method writes; out_spec does not count them.
+  std::vector<std::optional<std::uint32_t>> outputs;
+};
+
 struct PackageMethod {
   std::string name;
+  PackageInterface interface;
   // Whether graft alone can run the method: at most one delegate call, of graft's delegate, and otherwise only writes
   // of mutated inputs.
   bool fully_delegated = false;
@@ -39,7 +56,7 @@ struct Package {
 };
 
 // Reads a .pte except the weights' bytes. Throws InvalidProgram naming the file, SystemError if it cannot be read.
-Package read_package(const std::shared_ptr<const MappedFile>& file);
+GRAFT_API Package read_package(const std::shared_ptr<const MappedFile>& file);
 // Reads one method again, with the result of read_package; the other methods are not decoded.
 PackageMethod read_method(const std::shared_ptr<const MappedFile>& file, std::size_t index);
 

@@ -17,6 +17,7 @@
 #include "graft/op.h"
 #include "graft/predicate.h"
 #include "graft/quantize.h"
+#include "package/package.h"
 #include "python/values.h"
 
 // The Python binding: numbers and addresses in, numbers and addresses out. Tensors are made and owned by torch; but for
@@ -184,6 +185,32 @@ std::shared_ptr<Program> load_program(const nb::object& package, std::vector<std
                                                   : Program::load_memory(memory, options));
 }
 
+// The methods of a package as their callers see them, and what of each only ExecuTorch's runtime can run ("": nothing).
+// dtype -1: not a tensor, or a type that graft has not.
+nb::list package_interface(const nb::object& package) {
+  const bool is_path = nb::isinstance<nb::str>(package);
+  const Package read =
+      read_package(is_path ? MappedFile::open(nb::cast<std::string>(package))
+                           : MappedFile::of_memory(memory_of(package), "the package in memory", nullptr));
+  nb::list methods;
+  for (const PackageMethod& method : read.methods) {
+    nb::list inputs, outputs;
+    for (const PackageInterface::Input& input : method.interface.inputs)
+      inputs.append(nb::make_tuple(input.kind, input.dtype ? static_cast<int>(*input.dtype) : -1, input.rank));
+    for (const auto& input : method.interface.outputs)
+      outputs.append(input ? nb::object(nb::int_(*input)) : nb::none());
+    nb::dict d;
+    d["name"] = method.name;
+    d["refusal"] = method.refusal;
+    d["in_spec"] = method.interface.in_spec;
+    d["out_spec"] = method.interface.out_spec;
+    d["inputs"] = inputs;
+    d["outputs"] = outputs;
+    methods.append(d);
+  }
+  return methods;
+}
+
 nb::dict to_dict(const ProgramStats& s) {
   nb::list phases;
   for (const PhaseStats& p : s.phases) {
@@ -237,6 +264,7 @@ NB_MODULE(_C, m) {
 
   m.def("version", [] { return std::string(version()); });
   m.def("refusals", &refusals, nb::arg("program"));
+  m.def("package_interface", &package_interface, nb::arg("package"));
   m.def("preserved_targets", &preserved_targets);
   m.def("operator_targets", &operator_targets);
   m.def("host_operator_targets", &host_operator_targets);

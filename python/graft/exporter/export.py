@@ -70,8 +70,8 @@ def export(
     path: of the package, ending in .pte. A file there is replaced; a failed export leaves it as it was.
     methods: instead of `model`, several by name: each an ExportedProgram, the path of a .pt2 file, or a dict with "model"
         and optionally "args", "kwargs" and "dynamic_shapes". Weights that they share are stored once.
-    allow_fallback: leave nodes that graft does not run to ExecuTorch's kernels: such a package is for ExecuTorch's runtime
-        alone. A RuntimeWarning names operators that have no kernel there either. By default such nodes are a
+    allow_fallback: leave nodes that graft does not run to ExecuTorch's kernels: such a package takes ExecuTorch's runtime,
+        also in `graft.load`. A RuntimeWarning names operators that have no kernel there either. By default such nodes are a
         `graft.ExportError` that lists them.
     weights: where parameters and buffers go. "package": into the .pte. "ptd": beside it, into a .ptd of the same stem.
         "external": nowhere; `graft.load(path, weights=[...])` finds parameters and persistent buffers by their names in

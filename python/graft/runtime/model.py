@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from graft import _C, _pytree
 from graft._dtypes import DTYPES, NUMBER_OF
-from graft.errors import InvalidArgument, InvalidProgram
+from graft.errors import InvalidArgument, InvalidProgram, Unsupported
 from graft.runtime.options import LoadOptions
 from graft.runtime.submitted import Submitted
 
@@ -418,6 +418,14 @@ def load_ops(path: str | os.PathLike[str]) -> None:
     _C.load_ops(os.fspath(path))
 
 
+def _no_fallback(*args: Any, **kwargs: Any) -> Model:
+    raise Unsupported("graft.runtime.fallback is not imported")
+
+
+# Loads packages that graft alone does not run: graft.runtime.fallback, which is made of what is here, puts itself in.
+_load_fallback: Callable[..., Model] = _no_fallback
+
+
 def load(
     path: str | os.PathLike[str] | Any,
     *,
@@ -458,6 +466,11 @@ def load(
     kv_dtype: how keys and values are stored: "computed" (as the model computes them), "f32", "f16", "bf16" or "q8_0".
     options: what is rarely set; see `graft.LoadOptions`.
 
+    ExecuTorch's runtime runs the methods of a package with nodes that graft does not run (`allow_fallback` of
+    `graft.export`), with its own kernels for these and graft for the others, within its limits: sizes have upper bounds, and
+    the model has calls, `reset`, `counters` and `close` alone. It takes the package executorch: without it such a package is
+    a `graft.Unsupported`.
+
     Products of f32 matrices follow torch.set_float32_matmul_precision as it is now: with "medium", those of more than 8
     rows may be computed in bf16, which is faster where the CPU has bf16 dot products (AVX-512 BF16).
 
@@ -468,22 +481,40 @@ def load(
     options = options or LoadOptions()
     owner: list[Any] = []
     views = {name: weight_view(name, tensor, owner) for name, tensor in (tensors or {}).items()}
-    program = _C.Program.load(
-        os.fspath(path) if isinstance(path, (str, os.PathLike)) else _memory(path, owner),
-        weights=[os.fspath(f) for f in weights],
-        tensors=views,
-        owner=owner or None,
-        device=device,
-        max_plans=options.max_plans,
-        max_plan_bytes=options.max_plan_bytes,
-        max_plan_launches=options.max_plan_launches,
-        verify_hashes=options.verify_hashes,
-        fast_kernels=options.fast_kernels,
-        stored_plans=options.stored_plans,
-        on_phase=options.on_phase,
-        merge_segments=options.merge_segments,
-        matmul_precision=torch.get_float32_matmul_precision(),
-    )
+    source = os.fspath(path) if isinstance(path, (str, os.PathLike)) else _memory(path, owner)
+    files = [os.fspath(f) for f in weights]
+    try:
+        program = _C.Program.load(
+            source,
+            weights=files,
+            tensors=views,
+            owner=owner or None,
+            device=device,
+            max_plans=options.max_plans,
+            max_plan_bytes=options.max_plan_bytes,
+            max_plan_launches=options.max_plan_launches,
+            verify_hashes=options.verify_hashes,
+            fast_kernels=options.fast_kernels,
+            stored_plans=options.stored_plans,
+            on_phase=options.on_phase,
+            merge_segments=options.merge_segments,
+            matmul_precision=torch.get_float32_matmul_precision(),
+        )
+    except Unsupported:
+        interface = _C.package_interface(source)
+        if not any(method["refusal"] for method in interface):
+            raise
+        own = {"kv_rows": (kv_rows, 1), "kv_length": (kv_length, 4096), "kv_type": (kv_dtype, "computed")}
+        own["kv_encoder_length"] = (options.kv_encoder_length, LoadOptions().kv_encoder_length)
+        delegate = {name: value for name, (value, default) in own.items() if value != default}
+        return _load_fallback(
+            path,
+            interface,
+            weights=files,
+            options=options,
+            refused={"tensors": tensors, "buckets": buckets, "padding": padding},
+            delegate={"threads": threads, "device": device, "seed": seed, **delegate},
+        )
     session = _C.Session(
         program,
         threads=threads,

@@ -18,6 +18,7 @@ from executorch.runtime import Runtime
 from torch.utils import _pytree as pytree
 
 import graft
+import graft.executorch
 from graft import _C
 from quick import quick
 
@@ -319,10 +320,154 @@ def test_refused_between_two_parts_with_a_dynamic_size(tmp_path):
         assert double == 2 * rows
 
 
-def test_our_own_loader_says_why_it_does_not_run_such_a_package(tmp_path):
-    path = graft.export(
-        Shared("buffer"), (torch.randn(2, 3, 4), arguments("gelu.default")[1][0]), path=tmp_path / "model.pte",
-        allow_fallback=True,
-    )
-    with pytest.raises(graft.Unsupported, match="ExecuTorch"):
+def fallback(tmp_path, model, args, **options):
+    return graft.export(model, args, path=tmp_path / "model.pte", allow_fallback=True, **options)
+
+
+@pytest.mark.parametrize("kind", quick(QUICK, [*ANY_RANK, *FIXED_RANK]))
+def test_graft_load_runs_such_a_package(kind, tmp_path):
+    model, args = Three(kind), arguments(kind)
+    found = graft.load(fallback(tmp_path, model, args))(*args)
+    torch.testing.assert_close(found, model(*args), atol=1e-5, rtol=1e-5)
+
+
+class Nested(torch.nn.Module):
+    """Arguments and results that nest; a buffer and an input that it writes; cumprod is left to ExecuTorch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.up = torch.nn.Linear(4, 8)
+        self.register_buffer("total", torch.zeros(8))
+
+    def forward(self, x, *, more):
+        h = torch.tanh(self.up(x + more["a"]))
+        deep = (h.reshape(-1, 1, 1, 1, 1, 1, 1, 2, 4) * 2).reshape(-1, 8)
+        self.total.add_(deep.sum(0))
+        more["out"].copy_(deep * 3)
+        return {"deep": deep, "more": [self.total + 1, h]}
+
+
+def nested(rows=3):
+    return (torch.randn(rows, 4),), {"more": {"a": torch.randn(rows, 4), "out": torch.zeros(rows, 8)}}
+
+
+ROWS = {0: torch.export.Dim("rows", min=1, max=50)}
+NESTED_SHAPES = {"x": ROWS, "more": {"a": ROWS, "out": ROWS}}
+
+
+@pytest.fixture(scope="module")
+def nested_package(tmp_path_factory):
+    args, kwargs = nested()
+    path = tmp_path_factory.mktemp("nested") / "nested.pte"
+    return graft.export(Nested(), args, kwargs, dynamic_shapes=NESTED_SHAPES, path=path, allow_fallback=True)
+
+
+def test_arguments_results_and_what_is_written(nested_package):
+    model, eager = graft.load(nested_package, threads=1), Nested()
+    assert isinstance(model, graft.Model) and list(model.methods) == ["forward"]
+    for rows in (3, 1, 50, 7):
+        args, kwargs = nested(rows)
+        own = {"more": {name: tensor.clone() for name, tensor in kwargs["more"].items()}}
+        with torch.no_grad():
+            expected = eager(*args, **own)
+        found = model(*args, **kwargs)
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(kwargs["more"]["out"], own["more"]["out"], atol=1e-5, rtol=1e-5)
+    assert model.counters()["runs"] == 4
+    model.reset()
+    args, kwargs = nested()
+    with torch.no_grad():
+        torch.testing.assert_close(model(*args, **kwargs), Nested()(*args, **kwargs), atol=1e-5, rtol=1e-5)
+
+
+def test_strided_arguments_and_memory_for_results(nested_package):
+    model = graft.load(nested_package)
+    (x,), kwargs = nested(4)
+    strided = x.t().contiguous().t()
+    expected = model(x, **kwargs)
+    model.reset()
+    targets = pytree.tree_map(torch.zeros_like, expected)
+    found = model(strided, out=targets, **kwargs)
+    torch.testing.assert_close(found, expected)
+    assert found["deep"] is targets["deep"] and torch.equal(targets["deep"], expected["deep"])
+    assert model.counters()["io_copies"] == 1
+    strict = graft.load(nested_package, options=graft.LoadOptions(strict_zero_copy=True))
+    with pytest.raises(graft.InvalidArgument, match="input 0 of method 'forward': must be contiguous"):
+        strict(strided, **kwargs)
+
+
+def test_a_package_in_memory_and_weights_in_a_file(tmp_path):
+    args, kwargs = nested()
+    with torch.no_grad():
+        expected = Nested()(*args, **kwargs)
+    path = graft.export(Nested(), args, kwargs, path=tmp_path / "in.pte", allow_fallback=True)
+    torch.testing.assert_close(graft.load(path.read_bytes())(*args, **kwargs), expected, atol=1e-5, rtol=1e-5)
+    path = graft.export(Nested(), args, kwargs, path=tmp_path / "out.pte", allow_fallback=True, weights="ptd")
+    torch.testing.assert_close(graft.load(path)(*args, **kwargs), expected, atol=1e-5, rtol=1e-5)
+    moved = (tmp_path / "out.ptd").rename(tmp_path / "moved.ptd")
+    torch.testing.assert_close(graft.load(path, weights=[moved])(*args, **kwargs), expected, atol=1e-5, rtol=1e-5)
+    with pytest.raises(graft.Error, match="ExecuTorch"):
         graft.load(path)
+    with pytest.raises(graft.NotFound, match="nowhere.ptd"):
+        graft.load(path, weights=[tmp_path / "nowhere.ptd"])
+    with pytest.raises(graft.Unsupported, match="one .ptd file, found .*safetensors"):
+        graft.load(path, weights=[tmp_path / "w.safetensors"])
+
+
+def test_several_methods_of_which_one_is_left(tmp_path):
+    _, (deep,), _ = arguments("gelu.default")
+    methods = {"plain": {"model": torch.nn.Tanh(), "args": (torch.randn(3),)}, "deep": {"model": Shared("buffer"), "args": (torch.randn(2, 4), deep)}}
+    path = graft.export(methods=methods, path=tmp_path / "both.pte", allow_fallback=True)
+    model = graft.load(path)
+    x = torch.randn(3)
+    torch.testing.assert_close(model.plain(x), torch.tanh(x))
+    torch.testing.assert_close(model.deep(torch.ones(2, 4), deep), Shared("buffer")(torch.ones(2, 4), deep))
+
+
+def test_errors_are_graft_s(nested_package):
+    model = graft.load(nested_package)
+    args, kwargs = nested()
+    with pytest.raises(graft.InvalidArgument, match="arguments are not arranged as at export"):
+        model(args[0], args[0], **kwargs)
+    with pytest.raises(graft.InvalidArgument, match=r"keyword arguments \['more'\]"):
+        model(*args)
+    with pytest.raises(graft.InvalidArgument, match="input 0 of method 'forward': must be torch.float32, got torch.float64"):
+        model(args[0].double(), **kwargs)
+    with pytest.raises(graft.InvalidArgument, match="input 0 of method 'forward': must have 2 dimensions, got 1"):
+        model(args[0][0], **kwargs)
+    with pytest.raises(graft.InvalidArgument, match="input 0 of method 'forward': must be a tensor, got int"):
+        model(3, **kwargs)
+    large = nested(51)
+    with pytest.raises(graft.Error, match="method 'forward': ExecuTorch's runtime says"):
+        model(*large[0], **large[1])
+    with pytest.raises(graft.Unsupported, match="'profile' of a call needs a package that graft runs alone"):
+        model(*args, profile=[], **kwargs)
+    for call in (model.forward.submit, model.forward.plan, model.forward.stored_plan):
+        with pytest.raises(graft.Unsupported, match="ExecuTorch's runtime runs this one, since it has aten::"):
+            call(*args, **kwargs)
+    for name in ("states", "fork", "stats", "describe", "kv_lengths"):
+        with pytest.raises(graft.Unsupported, match=f"{name}\\(\\) of a model that ExecuTorch's runtime runs"):
+            getattr(model, name)()
+    with pytest.raises(graft.Unsupported, match="which has no buckets, options.max_plans"):
+        graft.load(nested_package, buckets={"x.0": [4]}, options=graft.LoadOptions(max_plans=3))
+    with pytest.raises(graft.NotFound, match="no device 'warp'"):
+        graft.load(nested_package, device="warp")
+    assert graft.load(nested_package)(*args, **kwargs)["deep"].shape == (3, 8), "options are as before"
+    model.close()
+    with pytest.raises(graft.Error, match="closed"):
+        model(*args, **kwargs)
+
+
+def test_an_operator_that_nobody_runs_is_named_at_load(tmp_path):
+    _, (deep,), _ = arguments("gelu.default")
+    with pytest.warns(RuntimeWarning, match="no kernel"):
+        path = fallback(tmp_path, Products(), (deep,))
+    with pytest.raises(graft.Unsupported, match="method 'forward'.*aten::cumprod.*ExecuTorch's runtime says"):
+        graft.load(path)
+
+
+def test_without_executorch_the_loader_says_what_is_missing(nested_package, monkeypatch):
+    monkeypatch.setattr(graft.executorch, "available", lambda: False)
+    with pytest.raises(graft.Unsupported, match="needs ExecuTorch's runtime, graft alone cannot run it: .*the package executorch"):
+        graft.load(nested_package)
