@@ -322,7 +322,7 @@ struct NodeTiming {
 enum class Check : std::uint8_t { none, nan, finite };  // nan: NaN; finite: NaN and infinities
 
 // A result of a PyTorch node that has memory of its own, or is a view of such a one. Results that fusions left in no
-// memory are never seen, nor are those written to states and inputs.
+// memory are never seen, nor are those that are written to states and inputs in place.
 struct ObservedResult {
   std::string_view node;
   std::size_t index = 0;  // which of the node's results
@@ -418,6 +418,9 @@ class GRAFT_API Session {
   PlanInfo plan(std::string_view method, std::span<const Value> inputs);
   // The same plan as bytes, for a package: LoadOptions::stored_plans.
   std::vector<std::byte> stored_plan(std::string_view method, std::span<const Value> inputs);
+  // The same for any method. One in segments has several, whose sizes may depend on data: it is run, once, as a call
+  // runs it, states included, and the plans are those of the segments that ran.
+  std::vector<std::vector<std::byte>> stored_plans(std::string_view method, std::span<const Value> inputs);
 
   // Promises that this tensor input keeps the address of its next run, whose alignment is then no longer checked. A run
   // that is given another address throws InvalidArgument.

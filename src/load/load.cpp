@@ -19,6 +19,7 @@
 #include "lowering/kv_shape.h"
 #include "op/operator.h"
 #include "package/package.h"
+#include "pass/graph/kv_cache.h"
 #include "weight/stored_weight.h"
 #include "weight/weight_placer.h"
 
@@ -75,6 +76,7 @@ class Loader {
   void set_graphs(std::vector<ir::Program> wholes) {
     std::vector<std::vector<Part>> parts;
     std::vector<std::vector<PassReport>> reports;  // of whole methods
+    impl_->rings = std::ranges::none_of(wholes, attends_over_cache) || std::ranges::none_of(wholes, is_to_be_cut);
     for (ir::Program& whole : wholes) {
       GraphPasses passes{whole, impl_->pass_options(), impl_->partition};
       reports.push_back(run_graph_passes(PassStage::read, passes));
@@ -234,6 +236,7 @@ class Loader {
     for (std::size_t i = 0; i < graphs_.size(); ++i) {
       LoadedMethod& method = impl_->methods[i];
       for (const ir::State& state : graphs_[i].states) method.states.push_back(place_state(state, method));
+      method.has_kv_cache = has_kv_cache(graphs_[i].states);
       method.user_outputs = user_outputs(graphs_[i].methods[0]);
     }
     std::uint64_t bytes = 0;

@@ -175,7 +175,7 @@ PlanCache::Result Program::Impl::plan(std::uint32_t index, std::span<const Input
 
 const StoredPlan* Program::Impl::stored_plan(std::uint32_t index, const std::vector<std::int64_t>& key,
                                              int threads) const {
-  const std::span<const std::int64_t> sizes(key.data(), size_count(key));
+  const std::span<const std::int64_t> sizes(key.data(), size_count(index, key));
   bool other_threads = false;
   for (const StoredPlan& plan : stored_plans) {
     if (plan.method != methods[index].info.name || !std::ranges::equal(plan.sizes, sizes)) continue;

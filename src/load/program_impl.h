@@ -45,6 +45,7 @@ struct LoadedMethod {
   std::vector<std::size_t> weight_bytes;
   std::vector<FoldedConstant> constants;  // by index of constant inputs
   std::vector<std::uint32_t> states;      // by state index of the graph: index into ProgramImpl::states
+  bool has_kv_cache = false;              // one of these is a cache of keys and values: its sizes end the plans' keys
   // Output i of the method is output user_outputs[i] of the graph (the others write states and inputs).
   std::vector<std::uint32_t> user_outputs;
   // The method of the package and its part (pass/graph/partition.h); the method itself is part 0.
@@ -158,6 +159,7 @@ struct Program::Impl {
   PlanLimits limits;
   MatmulPrecision matmul_precision;
   bool pack_linear_layers;
+  bool rings = true;  // PassOptions::rings
   mutable PlanCache plans;
   mutable PhaseLog phases;
   mutable std::atomic<std::uint64_t> graph_bytes_freed = 0;
@@ -169,7 +171,8 @@ struct Program::Impl {
     return {.on_device = on_device != nullptr,
             .plain = plain != nullptr,
             .pack_linear_layers = pack_linear_layers,
-            .in_bf16 = matmul_precision == MatmulPrecision::medium && simd::packed_pairs() != nullptr};
+            .in_bf16 = matmul_precision == MatmulPrecision::medium && simd::packed_pairs() != nullptr,
+            .rings = rings};
   }
   // Index of the method. Throws NotFound, listing the program's methods.
   std::uint32_t find(std::string_view name) const;
@@ -177,8 +180,8 @@ struct Program::Impl {
                          int threads, const KvOptions& kv) const;
   const StoredPlan* stored_plan(std::uint32_t method, const std::vector<std::int64_t>& key, int threads) const;
   // How many numbers of a plan's key are input sizes.
-  std::size_t size_count(const std::vector<std::int64_t>& key) const {
-    return key.size() - (has_kv_cache() ? kKvKeyNumbers : 0);
+  std::size_t size_count(std::uint32_t method, const std::vector<std::int64_t>& key) const {
+    return key.size() - (methods[method].has_kv_cache ? kKvKeyNumbers : 0);
   }
   // The graph of a method (one method, constants folded), read again if it was dropped. Throws InvalidProgram if the
   // files changed since the load. Thread-safe.

@@ -372,6 +372,18 @@ NB_MODULE(_C, m) {
           nb::arg("kv_encoder_length") = KvOptions{}.encoder_length, nb::arg("seed") = 0,
           nb::arg("buckets") = nb::dict(), nb::arg("padding") = nb::dict(), nb::arg("arena").none() = nb::none(),
           nb::arg("states").none() = nb::none(), nb::arg("queue_capacity") = SessionOptions{}.queue_capacity)
+      .def("stored_plans",
+           [](Session& s, const std::string& method, const nb::list& inputs) {
+             const std::vector<Value> in = to_values(inputs);
+             std::vector<std::vector<std::byte>> plans;
+             {
+               const nb::gil_scoped_release release;
+               plans = s.stored_plans(method, in);
+             }
+             nb::list out;
+             for (const std::vector<std::byte>& plan : plans) out.append(nb::bytes(plan.data(), plan.size()));
+             return out;
+           })
       .def("stored_plan",
            [](Session& s, const std::string& method, const nb::list& inputs) {
              const std::vector<std::byte> plan = s.stored_plan(method, to_values(inputs));

@@ -23,13 +23,12 @@ ExecutorCache::ExecutorCache(const ProgramImpl& program, int threads, std::size_
       capacity_(std::max<std::size_t>(capacity, 1) + program.methods.size() - program.public_methods),
       control_(control),
       device_(device),
-      counters_(counters),
-      has_kv_(program.has_kv_cache()) {}
+      counters_(counters) {}
 
 void ExecutorCache::find(PreparedCall& call, const KvOptions& kv) {
   call.key.clear();
   append_plan_key(call.inputs, call.key);
-  if (has_kv_) append_kv_key(kv, call.key);
+  if (call.method->has_kv_cache) append_kv_key(kv, call.key);
   for (auto it = entries_.begin(); it != entries_.end(); ++it) {
     if (it->method != call.index || !same_key(it->executor->plan().key, call.key)) continue;
     // Equal sizes do not make equal dtypes or ranks.

@@ -41,7 +41,6 @@ class ExecutorCache {
   RunControl& control_;
   SessionDevice* device_;
   Counters& counters_;
-  bool has_kv_;
   std::list<Entry> entries_;
 };
 

@@ -8,6 +8,7 @@
 
 #include "base/check.h"
 #include "ggml.h"
+#include "session/call_values.h"
 
 namespace graft {
 namespace {
@@ -134,8 +135,6 @@ Padding::Padding(const ProgramImpl& program, const std::vector<Buckets>& buckets
 void Padding::add(std::size_t buckets, std::uint32_t index, const std::string& expression) {
   const LoadedMethod& method = program_.methods[index];
   const std::string owner = str(label(buckets_[buckets]), ", method '", method.info.name, "': ");
-  GRAFT_CHECK(InvalidArgument, method.steps.empty(), owner,
-              "it runs in segments, and padding would change the sizes that depend on data");
   for (const Dim& other : dims_) {
     if (other.method != index) continue;
     const auto [input, d] = other.inputs[0];
@@ -143,19 +142,55 @@ void Padding::add(std::size_t buckets, std::uint32_t index, const std::string& e
                 "the dimension has buckets already");
   }
   Dim dim{index, buckets, {}, {}};
-  for (std::size_t i = 0; i < method.info.inputs.size(); ++i)
-    for (std::size_t d = 0; d < method.info.inputs[i].dims.size(); ++d) {
-      const DimInfo& info = method.info.inputs[i].dims[d];
-      if (info.expr != expression) {
-        GRAFT_CHECK(InvalidArgument, info.min == info.max || !mentions(info.expr, expression), owner, "input ", i,
-                    " has size '", info.expr, "', which cannot be padded alike");
-        continue;
-      }
-      for (const std::int64_t size : buckets_[buckets].sizes)
-        GRAFT_CHECK(InvalidArgument, size >= info.min && size <= info.max, owner, "sizes must be in ", info.min, "..",
-                    info.max, ", got ", size);
-      dim.inputs.emplace_back(i, static_cast<int>(d));
+  add_inputs(dim, expression, owner);
+  for (const auto& [i, d] : dim.inputs)
+    for (const std::int64_t size : buckets_[buckets].sizes) {
+      const DimInfo& info = method.info.inputs[i].dims[static_cast<std::size_t>(d)];
+      GRAFT_CHECK(InvalidArgument, size >= info.min && size <= info.max, owner, "sizes must be in ", info.min, "..",
+                  info.max, ", got ", size);
     }
+  add_outputs(dim, expression, owner);
+  dims_.push_back(std::move(dim));
+  add_steps(buckets, method, expression, owner);
+}
+
+void Padding::add_steps(std::size_t buckets, const LoadedMethod& method, const std::string& expression,
+                        const std::string& owner) {
+  for (const Step& step : method.steps) {
+    // What runs between plans has no padding to hand on.
+    if (step.kind == Step::Kind::host)
+      for (const ir::Value& result : step.results)
+        for (const ir::Dim& dim : result.dims)
+          GRAFT_CHECK(InvalidArgument, !mentions(dim.expr, expression), owner, "node ", step.node.name,
+                      ", which runs between segments, gives ", result.str(), ", which cannot be padded");
+    for (const std::uint32_t part : step.parts) {
+      const LoadedMethod& loaded = program_.methods[part];
+      const std::string part_owner = str(owner, "segment '", loaded.info.name, "': ");
+      Dim dim{part, buckets, {}, {}};
+      add_inputs(dim, expression, part_owner);
+      add_outputs(dim, expression, part_owner);
+      GRAFT_CHECK(InvalidArgument, !dim.inputs.empty() || dim.outputs.empty(), part_owner, "output ",
+                  dim.outputs.empty() ? 0 : dim.outputs[0].first, " has a size that none of its inputs has");
+      if (!dim.inputs.empty()) dims_.push_back(std::move(dim));
+      add_steps(buckets, loaded, expression, owner);
+    }
+  }
+}
+
+void Padding::add_inputs(Dim& dim, const std::string& expression, const std::string& owner) const {
+  const std::vector<ValueInfo>& inputs = program_.methods[dim.method].info.inputs;
+  for (std::size_t i = 0; i < inputs.size(); ++i)
+    for (std::size_t d = 0; d < inputs[i].dims.size(); ++d) {
+      const DimInfo& info = inputs[i].dims[d];
+      if (info.min == info.max) continue;
+      GRAFT_CHECK(InvalidArgument, info.expr == expression || !mentions(info.expr, expression), owner, "input ", i,
+                  " has size '", info.expr, "', which cannot be padded alike");
+      if (info.expr == expression) dim.inputs.emplace_back(i, static_cast<int>(d));
+    }
+}
+
+void Padding::add_outputs(Dim& dim, const std::string& expression, const std::string& owner) const {
+  const LoadedMethod& method = program_.methods[dim.method];
   for (std::size_t o = 0; o < method.info.outputs.size(); ++o)
     for (std::size_t d = 0; d < method.info.outputs[o].dims.size(); ++d) {
       const std::string& expr = method.info.outputs[o].dims[d].expr;
@@ -163,12 +198,11 @@ void Padding::add(std::size_t buckets, std::uint32_t index, const std::string& e
       GRAFT_CHECK(InvalidArgument, expr == expression || !mentions(expr, expression), owner, "output ", o,
                   " has size '", expr, "', which cannot be cut back");
     }
-  for (const ir::Output& output : program_.graph(index)->methods[0].outputs)
+  for (const ir::Output& output : program_.graph(dim.method)->methods[0].outputs)
     GRAFT_CHECK(InvalidArgument, output.kind == ir::OutputKind::user, owner,
                 "it writes states or inputs, which would keep what was padded");
-  GRAFT_CHECK(InvalidArgument, !program_.has_kv_cache(), owner,
+  GRAFT_CHECK(InvalidArgument, !method.has_kv_cache, owner,
               "it has a cache of keys and values, which would keep what was padded");
-  dims_.push_back(std::move(dim));
 }
 
 void Padding::round_up(PreparedCall& call) const {
@@ -182,8 +216,9 @@ void Padding::round_up(PreparedCall& call) const {
     for (const auto& [i, d] : dims_[p].inputs) {
       const DimInfo& dim = info.inputs[i].dims[static_cast<std::size_t>(d)];
       const InputDesc& input = call.inputs[i];
-      if (!input.is_tensor || d >= input.desc.rank()) return;
-      const std::int64_t found = input.desc.shape[d];
+      const bool is_tensor = info.inputs[i].kind == Value::Kind::tensor;
+      if (input.is_tensor != is_tensor || (is_tensor && d >= input.desc.rank())) return;
+      const std::int64_t found = is_tensor ? input.desc.shape[d] : input.scalar.i;
       if (found < dim.min || found > dim.max || (size >= 0 && found != size)) return;
       size = found;
     }
@@ -198,9 +233,14 @@ void Padding::round_up(PreparedCall& call) const {
   for (std::size_t p = 0; p < dims_.size(); ++p) {
     if (padded[p] < 0) continue;
     for (const auto& [i, d] : dims_[p].inputs) {
-      Shape shape = call.inputs[i].desc.shape;
+      InputDesc& input = call.inputs[i];
+      if (!input.is_tensor) {
+        input.scalar = Scalar::of(padded[p]);
+        continue;
+      }
+      Shape shape = input.desc.shape;
       shape[d] = padded[p];
-      call.inputs[i].desc = TensorDesc(call.inputs[i].desc.dtype, shape);
+      input.desc = TensorDesc(input.desc.dtype, shape);
     }
   }
   call.sizes = std::move(sizes);
@@ -215,11 +255,15 @@ double Padding::number_for(std::uint32_t method, const std::string& input) const
   return number;
 }
 
-std::vector<Value> Padding::pad(const PreparedCall& call) const {
+std::vector<Value> Padding::pad(const PreparedCall& call, std::span<const Value> whole) const {
   std::vector<Value> out(call.given.begin(), call.given.end());
   for (std::size_t i = 0; i < out.size(); ++i) {
     const TensorView& from = call.given[i].tensor;
     if (!call.inputs[i].is_tensor || call.inputs[i].desc.shape == from.shape) continue;
+    if (i < whole.size() && has_memory(whole[i]) && whole[i].tensor.shape == call.inputs[i].desc.shape) {
+      out[i] = whole[i];
+      continue;
+    }
     const std::vector<std::byte> element =
         padding_of(from.dtype, number_for(call.index, call.method->info.inputs[i].name));
     out[i] = blocks_->tensor(from.dtype, call.inputs[i].desc.shape);
@@ -239,8 +283,16 @@ Shape Padding::cut_shape(const PreparedCall& call, std::size_t output) const {
   if (!call.padded()) return shape;
   for (std::size_t p = 0; p < dims_.size(); ++p)
     for (const auto& [o, d] : dims_[p].outputs)
-      if (call.sizes[p] >= 0 && o == output) shape[d] = call.sizes[p];
+      if (call.sizes[p] >= 0 && dims_[p].method == call.index && o == output) shape[d] = call.sizes[p];
   return shape;
+}
+
+Value Padding::number(const PreparedCall& call, std::size_t output) const {
+  if (call.padded())
+    for (std::size_t p = 0; p < dims_.size(); ++p)
+      for (const auto& [o, d] : dims_[p].outputs)
+        if (call.sizes[p] >= 0 && dims_[p].method == call.index && o == output) return Value::of(call.sizes[p]);
+  return number_of(call.output(output));
 }
 
 void Padding::cut(const TensorView& padded, const TensorView& to) {

@@ -44,6 +44,7 @@ PreparedCall& PlanRunner::prepare(std::uint32_t method, std::span<const Value> i
   call_.describe(program_, method, inputs, counters_);
   if (call_.in_segments()) {
     program_.check_inputs(method, call_.inputs);
+    padding_.round_up(call_);
   } else {
     padding_.round_up(call_);
     executors_.find(call_, kv_.states().kv());
@@ -57,12 +58,13 @@ std::vector<Value> PlanRunner::outputs(const PreparedCall& call) const {
   for (std::size_t i = 0; i < call.output_count(); ++i) {
     const PlanOutput& out = call.output(i);
     values.push_back(out.is_tensor ? Value::of(TensorView{nullptr, out.desc.dtype, padding_.cut_shape(call, i)})
-                                   : number_of(out));
+                                   : padding_.number(call, i));
   }
   return values;
 }
 
-void PlanRunner::run(PreparedCall& call, std::span<Value> outputs, const RunOptions& options, Part part) {
+void PlanRunner::run(PreparedCall& call, std::span<Value> outputs, const RunOptions& options, Part part,
+                     Padded* padded) {
   check_output_count(*call.method, outputs.size());
   if (!call.padded()) return run_on(call, call.given, outputs, options, part);
   // Outputs that are cut have memory of their own during the run.
@@ -77,10 +79,12 @@ void PlanRunner::run(PreparedCall& call, std::span<Value> outputs, const RunOpti
     check_output(*call.method, i, outputs[i], {out.desc.dtype, shape});
     whole[i] = blocks_->tensor(out.desc.dtype, out.desc.shape);
   }
-  run_on(call, padding_.pad(call), whole, options, part);
+  run_on(call, padding_.pad(call, padded ? padded->inputs : std::span<const Value>{}), whole, options, part);
+  if (padded) padded->outputs.assign(outputs.size(), {});
   for (std::size_t i = 0; i < outputs.size(); ++i) {
     if (cut[i]) {
       Padding::cut(whole[i].tensor, outputs[i].tensor);
+      if (padded) padded->outputs[i] = std::move(whole[i]);
     } else {
       outputs[i] = std::move(whole[i]);
     }
@@ -107,7 +111,7 @@ void PlanRunner::run_on(const PreparedCall& call, std::span<const Value> inputs,
   compute(call, options, part);
   binder_.return_copies(call, inputs);
   for (std::size_t i = 0; i < outputs.size(); ++i)
-    if (const PlanOutput& out = call.output(i); !out.is_tensor) outputs[i] = number_of(out);
+    if (!call.output(i).is_tensor) outputs[i] = padding_.number(call, i);
 }
 
 bool PlanRunner::profile(const PreparedCall& call, std::vector<NodeTiming>& timings) {

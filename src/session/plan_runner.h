@@ -34,8 +34,21 @@ class PlanRunner {
   std::vector<Value> outputs(const PreparedCall& call) const;
 
   enum class Part : std::uint8_t { whole, segment };  // of a run: one in segments counts once, and errors name the part
+  // Of a call of a segment that is padded (Padding), by position: inputs that other segments padded already, and the
+  // outputs before they were cut. What is not padded has no memory here.
+  struct Padded {
+    std::span<const Value> inputs;
+    std::vector<Value> outputs;
+  };
   // Throws InvalidArgument for outputs that have other dtypes or sizes, ExecutionError, Cancelled or Busy.
-  void run(PreparedCall& call, std::span<Value> outputs, const RunOptions& options, Part part = Part::whole);
+  void run(PreparedCall& call, std::span<Value> outputs, const RunOptions& options, Part part = Part::whole,
+           Padded* padded = nullptr);
+  // The inputs of a call in segments, padded.
+  std::vector<Value> pad(const PreparedCall& call) const { return padding_.pad(call); }
+  // What an output, a tensor, is for the caller.
+  TensorDesc output_desc(const PreparedCall& call, std::size_t i) const {
+    return {call.output(i).desc.dtype, padding_.cut_shape(call, i)};
+  }
 
   Binder& binder() { return binder_; }
   RandomKey& random() { return control_.random; }

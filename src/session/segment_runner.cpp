@@ -104,7 +104,7 @@ std::vector<Value> SegmentRunner::outputs(const PreparedCall& call) {
       for (std::size_t d = 0; d < method.info.inputs[i].dims.size(); ++d)
         if (call.inputs[i].is_tensor && method.info.inputs[i].dims[d].expr == dim.expr &&
             static_cast<int>(d) < call.inputs[i].desc.rank())
-          return call.inputs[i].desc.shape[static_cast<int>(d)];
+          return call.given[i].tensor.shape[static_cast<int>(d)];  // not the padded size
     return std::nullopt;
   };
   std::vector<Value> out;
@@ -125,7 +125,8 @@ std::vector<Value> SegmentRunner::outputs(const PreparedCall& call) {
   return out;
 }
 
-void SegmentRunner::run(const PreparedCall& call, std::span<Value> outputs, const RunOptions& options) {
+void SegmentRunner::run(const PreparedCall& call, std::span<Value> outputs, const RunOptions& options,
+                        const Planned& planned) {
   const LoadedMethod& method = *call.method;
   const std::span<const Value> inputs = call.given;
   check_output_count(method, outputs.size());
@@ -141,22 +142,34 @@ void SegmentRunner::run(const PreparedCall& call, std::span<Value> outputs, cons
   }
   ++counters_.runs;
   if (options.profile) options.profile->clear();
-  run_steps(method, inputs, outputs, options);
+  Values in(0), out(0);
+  in.cut.assign(inputs.begin(), inputs.end());
+  in.padded = call.padded() ? plans_.pad(call) : std::vector<Value>(inputs.size());
+  out.cut.assign(outputs.begin(), outputs.end());
+  out.padded.resize(outputs.size());
+  planned_ = planned ? &planned : nullptr;
+  run_steps(method, in, out, options);
+  std::ranges::move(out.cut, outputs.begin());
 }
 
-void SegmentRunner::run_method(std::uint32_t index, std::span<const Value> inputs, std::span<Value> outputs,
-                               const RunOptions& options) {
+void SegmentRunner::run_method(std::uint32_t index, const Values& inputs, Values& outputs, const RunOptions& options) {
   const LoadedMethod& method = program_.methods[index];
   if (!method.steps.empty()) return run_steps(method, inputs, outputs, options);
-  PreparedCall& call = plans_.prepare(index, inputs, options.profile != nullptr);
-  for (std::size_t i = 0; i < outputs.size(); ++i)
-    if (const PlanOutput& out = call.output(i); out.is_tensor) place(outputs[i], out.desc.dtype, out.desc.shape);
-  if (!options.profile) return plans_.run(call, outputs, options, PlanRunner::Part::segment);
+  PreparedCall& call = plans_.prepare(index, inputs.cut, options.profile != nullptr);
+  if (planned_) (*planned_)(call);
+  for (std::size_t i = 0; i < outputs.cut.size(); ++i) {
+    if (!call.output(i).is_tensor) continue;
+    const TensorDesc desc = plans_.output_desc(call, i);
+    place(outputs.cut[i], desc.dtype, desc.shape);
+  }
+  PlanRunner::Padded padded{inputs.padded, {}};
   // The times of one segment begin where those before it ended.
   std::vector<NodeTiming> timings;
   RunOptions segment_options = options;
-  segment_options.profile = &timings;
-  plans_.run(call, outputs, segment_options, PlanRunner::Part::segment);
+  if (options.profile) segment_options.profile = &timings;
+  plans_.run(call, outputs.cut, segment_options, PlanRunner::Part::segment, &padded);
+  if (!padded.outputs.empty()) outputs.padded = std::move(padded.outputs);
+  if (!options.profile) return;
   const std::int64_t start = options.profile->empty() ? 0 : options.profile->back().end_ns;
   for (NodeTiming& timing : timings) {
     timing.start_ns += start;
@@ -165,33 +178,46 @@ void SegmentRunner::run_method(std::uint32_t index, std::span<const Value> input
   }
 }
 
-void SegmentRunner::run_steps(const LoadedMethod& method, std::span<const Value> inputs, std::span<Value> outputs,
+void SegmentRunner::run_steps(const LoadedMethod& method, const Values& inputs, Values& outputs,
                               const RunOptions& options) {
-  std::vector<Value> slots(method.signature.values);
-  for (const ir::Input& input : method.signature.inputs) slots[input.value] = inputs[input.index];
+  Values slots(method.signature.values);
+  for (const ir::Input& input : method.signature.inputs) {
+    slots.cut[input.value] = inputs.cut[input.index];
+    slots.padded[input.value] = inputs.padded[input.index];
+  }
   for (const Step& step : method.steps) {
-    std::vector<Value> in;
-    for (const ir::Arg& arg : step.inputs) in.push_back(argument(arg, slots));
-    std::vector<Value> made = placed_by_caller(method, step, outputs);
+    Values in(step.inputs.size());
+    for (std::size_t i = 0; i < step.inputs.size(); ++i) {
+      in.cut[i] = argument(step.inputs[i], slots.cut);
+      if (step.inputs[i].is_value()) in.padded[i] = slots.padded[step.inputs[i].value()];
+    }
+    Values made(step.outputs.size());
+    made.cut = placed_by_caller(method, step, outputs.cut);
     switch (step.kind) {
       case Step::Kind::plan:
         run_method(step.parts[0], in, made, options);
         break;
       case Step::Kind::cond:
-        run_method(step.parts[truth(argument(step.predicate, slots)) ? 0 : 1], in, made, options);
+        run_method(step.parts[truth(argument(step.predicate, slots.cut)) ? 0 : 1], in, made, options);
         break;
       case Step::Kind::loop:
         run_loop(step, std::move(in), made, options);
         break;
       case Step::Kind::host:
-        run_host(step, slots, made);
+        run_host(step, slots.cut, made.cut);
         break;
     }
-    for (std::size_t i = 0; i < made.size(); ++i) slots[step.outputs[i]] = std::move(made[i]);
-    for (const ir::ValueId id : step.finished) slots[id] = {};
+    for (std::size_t i = 0; i < made.cut.size(); ++i) {
+      slots.cut[step.outputs[i]] = std::move(made.cut[i]);
+      slots.padded[step.outputs[i]] = std::move(made.padded[i]);
+    }
+    for (const ir::ValueId id : step.finished) slots.cut[id] = slots.padded[id] = {};
   }
-  for (std::size_t o = 0; o < outputs.size(); ++o)
-    hand_out(argument(method.signature.outputs[o], slots), inputs, outputs, o);
+  for (std::size_t o = 0; o < outputs.cut.size(); ++o) {
+    const ir::Arg& arg = method.signature.outputs[o];
+    if (arg.is_value()) outputs.padded[o] = slots.padded[arg.value()];
+    hand_out(argument(arg, slots.cut), inputs.cut, outputs.cut, o);
+  }
 }
 
 // A result must be the caller's own memory, shared neither with an input nor with another result.
@@ -228,23 +254,25 @@ void SegmentRunner::run_host(const Step& step, std::span<const Value> slots, std
 
 // Each round is a call of the condition and one of the body: when they keep their sizes, no plan is made after the
 // first. Deadline and cancel are checked at the latest where a call begins.
-void SegmentRunner::run_loop(const Step& step, std::vector<Value> values, std::span<Value> outputs,
-                             const RunOptions& options) {
+void SegmentRunner::run_loop(const Step& step, Values values, Values& outputs, const RunOptions& options) {
+  const std::size_t carried = outputs.cut.size();
   for (;;) {
-    Value answer;
-    run_method(step.parts[0], values, std::span(&answer, 1), options);
-    if (!truth(answer)) break;
-    std::vector<Value> next(outputs.size());
+    Values answer(1);
+    run_method(step.parts[0], values, answer, options);
+    if (!truth(answer.cut[0])) break;
+    Values next(carried);
     run_method(step.parts[1], values, next, options);
-    std::ranges::move(next, values.begin());
+    std::ranges::move(next.cut, values.cut.begin());
+    std::ranges::move(next.padded, values.padded.begin());
   }
-  for (std::size_t i = 0; i < outputs.size(); ++i) {
-    if (!has_memory(outputs[i])) {
-      outputs[i] = std::move(values[i]);
+  for (std::size_t i = 0; i < carried; ++i) {
+    outputs.padded[i] = std::move(values.padded[i]);
+    if (!has_memory(outputs.cut[i])) {
+      outputs.cut[i] = std::move(values.cut[i]);
       continue;
     }
-    void* to = place(outputs[i], values[i].tensor.dtype, values[i].tensor.shape);
-    std::memcpy(to, values[i].tensor.data, byte_count(values[i].tensor));
+    void* to = place(outputs.cut[i], values.cut[i].tensor.dtype, values.cut[i].tensor.shape);
+    std::memcpy(to, values.cut[i].tensor.data, byte_count(values.cut[i].tensor));
   }
 }
 

@@ -1,5 +1,6 @@
 #include <cstring>
 #include <optional>
+#include <set>
 #include <span>
 #include <utility>
 
@@ -46,6 +47,14 @@ PreparedCall& Session::Impl::prepare_plan(std::string_view method, std::span<con
   const std::size_t steps = Internal::of(*program).methods[index].steps.size();
   GRAFT_CHECK(InvalidArgument, steps == 0, "method '", method, "' runs in ", steps, " segments", what);
   return plans.prepare(index, inputs, false);
+}
+
+std::vector<std::byte> Session::Impl::encoded(const PreparedCall& call) const {
+  const ProgramImpl& loaded = Internal::of(*program);
+  GRAFT_CHECK(InvalidArgument, !loaded.plain, "plans of a program without fast kernels are not stored");
+  const Plan& plan = call.plan();
+  return encode(stored_plan_of(plan, call.method->info.name, threads, loaded.size_count(call.index, plan.key)),
+                plan_origin(loaded.device));
 }
 
 std::vector<Value> Session::Impl::output_values(std::string_view method, std::span<const Value> inputs) {
@@ -176,11 +185,24 @@ PlanInfo Session::plan(std::string_view method, std::span<const Value> inputs) {
 
 std::vector<std::byte> Session::stored_plan(std::string_view method, std::span<const Value> inputs) {
   const Impl::Use use(*impl_);
-  const ProgramImpl& program = Internal::of(*impl_->program);
-  GRAFT_CHECK(InvalidArgument, !program.plain, "plans of a program without fast kernels are not stored");
-  const Plan& plan = impl_->prepare_plan(method, inputs, "; their plans are not stored").plan();
-  return encode(stored_plan_of(plan, std::string(method), impl_->threads, program.size_count(plan.key)),
-                plan_origin(program.device));
+  const PreparedCall& call = impl_->prepare_plan(method, inputs, ", each with a plan of its own: see stored_plans()");
+  return impl_->encoded(call);
+}
+
+std::vector<std::vector<std::byte>> Session::stored_plans(std::string_view method, std::span<const Value> inputs) {
+  const Impl::Use use(*impl_);
+  PreparedCall& call = impl_->plans.prepare(impl_->find(method), inputs, false);
+  std::vector<std::vector<std::byte>> plans;
+  if (!call.in_segments()) {
+    plans.push_back(impl_->encoded(call));
+    return plans;
+  }
+  std::set<std::pair<std::uint32_t, std::vector<std::int64_t>>> seen;
+  std::vector<Value> outputs(call.output_count());
+  impl_->segments.run(call, outputs, {}, [&](const PreparedCall& segment) {
+    if (seen.emplace(segment.index, segment.key).second) plans.push_back(impl_->encoded(segment));
+  });
+  return plans;
 }
 
 void Session::freeze_input(std::string_view method, std::size_t input) {

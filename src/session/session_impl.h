@@ -1,6 +1,7 @@
 #pragma once
 
 #include <atomic>
+#include <cstddef>
 #include <memory>
 #include <optional>
 #include <span>
@@ -35,6 +36,9 @@ struct Session::Impl {
   // Prepares a call of a method that is one plan. Throws InvalidArgument for a method in segments; `what` ends its
   // message.
   PreparedCall& prepare_plan(std::string_view method, std::span<const Value> inputs, std::string_view what);
+
+  // The plan of a prepared call, as packages hold it.
+  std::vector<std::byte> encoded(const PreparedCall& call) const;
 
   std::vector<Value> output_values(std::string_view method, std::span<const Value> inputs);
   void run_into(std::string_view method, std::span<const Value> inputs, std::span<Value> outputs,

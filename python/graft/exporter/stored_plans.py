@@ -24,7 +24,8 @@ def of_calls(path: Path, plans: Mapping[str, Iterable[Any]], **options: Any) -> 
             raise ExportError(f"plans: expected one of the methods {sorted(model.methods)}, found '{name}'")
         for call in calls:
             args, kwargs = _arguments(call)
-            made[f"{PLAN_KEY}{len(made)}"] = model.methods[name].stored_plan(*args, **kwargs)
+            for plan in model.methods[name].stored_plans(*args, **kwargs):
+                made[f"{PLAN_KEY}{len(made)}"] = plan
     model.close()
     return made
 

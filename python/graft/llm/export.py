@@ -197,7 +197,9 @@ _MOST_ROWS = 1024  # of a plan made at export
 def _planned(path: Path, sizes: list[dict[str, int]], context: int, threads: int) -> dict[str, bytes]:
     def call(size: dict[str, int]) -> tuple[torch.Tensor, ...]:
         ids = torch.zeros(size["batch"], size["seq"], dtype=torch.long)
-        return ids, ids, ids, torch.zeros(size["kept"], dtype=torch.long)
+        # A method in segments is run to be planned.
+        positions = torch.arange(size["seq"], dtype=torch.long).expand_as(ids).contiguous()
+        return ids, positions, positions, torch.zeros(size["kept"], dtype=torch.long)
 
     rows = max(size["batch"] for size in sizes)
     calls = {"step": [call(size) for size in sizes]}

@@ -240,6 +240,12 @@ class Method:
         keep: list[torch.Tensor] = []
         return self._session.stored_plan(self.name, self._inputs(args, kwargs, keep))
 
+    def stored_plans(self, *args: Any, **kwargs: Any) -> list[bytes]:
+        """The same for any method. One in segments has several, whose sizes may depend on data: it is run once, states
+        included, and the plans are those of the segments that ran."""
+        keep: list[torch.Tensor] = []
+        return self._session.stored_plans(self.name, self._inputs(args, kwargs, keep))
+
     def _inputs(self, args: Sequence[Any], kwargs: Mapping[str, Any], keep: list[torch.Tensor]) -> list[Any]:
         """As the engine takes them; `keep` gets what must stay alive while it reads them."""
         flat = self._flatten(args, kwargs)

@@ -449,6 +449,104 @@ def test_buckets_where_padding_cannot_be_undone(tmp_path, detector):
     path = exported(Same(), (torch.randn(5),), tmp_path / "r.pte", dynamic_shapes=({0: Dim("n", min=2, max=16)},))
     with pytest.raises(graft.InvalidArgument, match="no input 'y' to pad"):
         graft.load(path, buckets={"x.0": [8]}, padding={"y": 1.0})
-    path = exported(Masked(), (torch.randn(5),), tmp_path / "m.pte", dynamic_shapes=({0: Dim("n", min=2, max=16)},))
-    with pytest.raises(graft.InvalidArgument, match="it runs in segments"):
-        graft.load(path, buckets={"x.0": [8]})
+    class Crossing(torch.nn.Module):
+        def forward(self, x):
+            return torch.cat([x, x])[x.nonzero().squeeze(1)]
+
+    path = exported(Crossing(), (torch.randn(5),), tmp_path / "c.pte", dynamic_shapes=({0: Dim("n", min=2, max=16)},))
+    with pytest.raises(graft.InvalidArgument, match="segment 'forward part .*cannot be (cut back|padded alike)"):
+        graft.load(path, buckets={"x.0": [8]}, options=graft.LoadOptions(merge_segments=0))
+
+
+# --- buckets of methods in segments ---
+
+ROWS = ({0: Dim("n", min=2, max=64)},)
+
+
+def test_sizes_that_depend_on_data_are_those_of_the_data(tmp_path):
+    path = exported(Masked(), (torch.randn(5),), tmp_path / "m.pte", dynamic_shapes=ROWS)
+    model = graft.load(path, buckets={"x.0": [8, 64]}, padding={"x": 1.0})  # what is padded would be chosen
+    for n in (2, 5, 8, 9, 33, 64):
+        x = torch.randn(n, generator=drawn(n))
+        assert torch.equal(model(x), x[x > 0])
+
+
+class Chosen(torch.nn.Module):
+    """A masked encoder, whose best tokens go on: sizes of the input in both segments, sizes of the data in the second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.words, self.score, self.out = torch.nn.Embedding(50, 32), torch.nn.Linear(32, 1), torch.nn.Linear(32, 4)
+
+    def forward(self, ids, mask):
+        hidden = self.words(ids)
+        bias = torch.where(mask > 0, 0.0, -1e9)
+        mixed = hidden + ((hidden @ hidden.T + bias) * 0.2).softmax(-1) @ hidden
+        chosen = ((self.score(mixed).squeeze(1) > 0) & (mask > 0)).nonzero().squeeze(1)
+        # Every chosen token attends to all others again: the bias, computed before the cut, hides the padding.
+        again = (mixed[chosen] @ mixed.T + bias).softmax(-1) @ mixed
+        return self.out(again), mixed, ids.shape[0]
+
+
+def chosen_text(n):
+    return torch.randint(0, 50, (n,), generator=drawn(n)), torch.ones(n, dtype=torch.int64)
+
+
+def test_lengths_share_plans_on_both_sides_of_a_cut(tmp_path):
+    path = exported(Chosen(), chosen_text(5), tmp_path / "c.pte", dynamic_shapes=ROWS * 2)
+    options = graft.LoadOptions(merge_segments=0)
+    exact = graft.load(path, options=options)
+    model = graft.load(path, options=options, buckets={"ids.0": [16, 64]})
+    assert model.forward.info["segments"] > 1
+    eager = Chosen().eval()
+    first_plans = set()
+    for n in range(2, 65):
+        with torch.no_grad():
+            expected = eager(*chosen_text(n))
+        found = model(*chosen_text(n))
+        for a, b, c in zip(found, expected, exact(*chosen_text(n)), strict=True):
+            if not isinstance(b, torch.Tensor):
+                assert a == b == c == n
+                continue
+            torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(c, b, atol=1e-5, rtol=1e-5)
+    for step in model.describe()["methods"][0]["steps"]:
+        for part in step["parts"]:
+            for plan in part["plans"]:
+                if "ids" in part["name"] or "part 1" in part["name"]:
+                    first_plans.add(tuple(plan["sizes"]))
+    assert len(first_plans) == 2, first_plans
+    assert model.counters()["plan_misses"] < exact.counters()["plan_misses"]
+
+
+def test_branches_and_loops_are_padded(tmp_path):
+    class Model(torch.nn.Module):
+        def forward(self, x, scale):
+            y = torch.cond(scale.sum() > 0, lambda x: x * 2, lambda x: x - 1, (x,))
+
+            def body(i, y):
+                return i + 1, y * 1.5
+
+            y = torch.while_loop(lambda i, y: i < 3, body, (torch.zeros((), dtype=torch.int64), y))[1]
+            return y, y.sum()
+
+    path = exported(Model(), (torch.randn(5), torch.ones(1)), tmp_path / "b.pte", dynamic_shapes=(ROWS[0], None))
+    model = graft.load(path, buckets={"x.0": [16]})
+    for n in (2, 5, 15, 16, 17):
+        for scale in (torch.ones(1), -torch.ones(1)):
+            x = torch.randn(n, generator=drawn(n))
+            found, expected = model(x, scale), Model()(x, scale)
+            torch.testing.assert_close(found[0], expected[0])
+            if n >= 16 or scale > 0:  # x - 1 of the padding is no 0: sums over it are up to the model
+                torch.testing.assert_close(found[1], expected[1])
+
+
+def test_a_size_that_is_returned_is_not_the_padded_one(tmp_path):
+    class Model(torch.nn.Module):
+        def forward(self, x):
+            return x * 2, x.shape[0]
+
+    path = exported(Model(), (torch.randn(5),), tmp_path / "s.pte", dynamic_shapes=ROWS)
+    found, size = graft.load(path, buckets={"x.0": [16]})(torch.ones(5))
+    assert torch.equal(found, torch.full((5,), 2.0)) and size == 5

@@ -25,7 +25,8 @@ std::size_t index_of(const std::vector<std::string>& names, std::string_view nam
 // its methods.
 class Windows {
  public:
-  explicit Windows(const ir::Program& program) {
+  Windows(const ir::Program& program, bool rings) {
+    if (!rings) return;
     for (const ir::Method& method : program.methods)
       for (const ir::Node& node : method.nodes) {
         if (program.op_of(node).target != kAttentionTarget) continue;
@@ -147,8 +148,19 @@ class KvCache {
 
 }  // namespace
 
-std::size_t add_kv_cache(ir::Program& program) {
-  const Windows windows(program);
+bool attends_over_cache(const ir::Program& program) {
+  return std::ranges::any_of(program.methods, [&](const ir::Method& method) {
+    return std::ranges::any_of(method.nodes,
+                               [&](const ir::Node& node) { return program.op_of(node).target == kAttentionTarget; });
+  });
+}
+
+std::size_t add_kv_cache(ir::Program& program, bool rings) {
+  for (const ir::Method& subgraph : program.subgraphs)
+    for (const ir::Node& node : subgraph.nodes)
+      GRAFT_CHECK(Unsupported, program.op_of(node).target != kAttentionTarget, "node ", node.name, " of '",
+                  subgraph.name, "': attention over the cache inside of torch.cond or torch.while_loop");
+  const Windows windows(program, rings);
   std::size_t count = 0;
   for (ir::Method& method : program.methods) count += KvCache(program, method, windows).run();
   return count;

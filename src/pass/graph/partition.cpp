@@ -70,6 +70,7 @@ class Partitioner {
   std::uint32_t add(ir::Method method);
 
   std::uint32_t add_graph(ir::Method method) {
+    name_apart(method);
     Part part;
     part.graph = program_;
     part.graph.methods.push_back(std::move(method));
@@ -78,12 +79,19 @@ class Partitioner {
     return static_cast<std::uint32_t>(parts_.size() - 1);
   }
 
+  // A sub-graph that two nodes call becomes two parts: stored plans find theirs by its name.
+  void name_apart(ir::Method& method) {
+    const std::string name = method.name;
+    for (int copy = 2; !names_.insert(method.name).second; ++copy) method.name = str(name, " (", copy, ")");
+  }
+
   class Cutter;
 
   ir::Program program_;  // without methods
   std::vector<ir::Method> subgraphs_;
   const PartitionOptions options_;
   std::vector<Part> parts_;
+  std::set<std::string> names_;
 };
 
 // One method while it is divided into steps.
@@ -383,10 +391,7 @@ class Partitioner::Cutter {
 std::uint32_t Partitioner::add(ir::Method method) {
   const bool cut = std::ranges::any_of(method.nodes, [&](const ir::Node& node) { return is_host(node); });
   if (!cut) return add_graph(std::move(method));
-  GRAFT_CHECK(Unsupported,
-              std::ranges::all_of(program_.states, [](const ir::State& s) { return s.kind == ir::StateKind::plain; }),
-              "method '", method.name, "' has a cache of keys and values and sizes that depend on data: it can be cut ",
-              "only without one");
+  name_apart(method);
   const auto self = static_cast<std::uint32_t>(parts_.size());
   parts_.emplace_back();
   std::vector<Step> steps = Cutter(*this, method, self).run();
@@ -403,6 +408,15 @@ std::uint32_t Partitioner::add(ir::Method method) {
 }
 
 }  // namespace
+
+bool is_to_be_cut(const ir::Program& program) {
+  ir::Program expanded = program;
+  expand_masks(expanded);
+  return std::ranges::any_of(expanded.methods, [&](const ir::Method& method) {
+    return std::ranges::any_of(method.nodes,
+                               [&](const ir::Node& node) { return runs_between_plans(expanded.op_of(node).target); });
+  });
+}
 
 std::vector<Part> partition(ir::Program program, const PartitionOptions& options) {
   return Partitioner(std::move(program), options).run();

@@ -134,14 +134,31 @@ TEST(Partition, StatesAreWrittenByTheLastGraph) {
   EXPECT_TRUE(parts[parts[0].steps[0].parts[0]].graph.methods[0].outputs[0].kind == ir::OutputKind::user);
 }
 
-TEST(Partition, ACacheOfKeysAndValuesIsRefused) {
+// A part reads the states of its own attention nodes; which tokens the cache holds is written by the last part alone.
+TEST(Partition, CachesAreStatesOfThePartsThatAttend) {
   GraphBuilder builder;
   const ir::ValueId x = builder.input("x", DType::f32, {fixed(2)});
-  builder.output(builder.node("aten.nonzero.default", {{"self", use(x)}}, DType::i64, {dynamic(0, 2, "u0"), fixed(1)}));
-  ir::State cache;
-  cache.kind = ir::StateKind::kv;
-  builder.program().states.push_back(cache);
-  EXPECT_THROW(partition(builder.program()), Unsupported);
+  const ir::ValueId lengths = builder.state("kv.length", DType::i64, {2}),
+                    cache = builder.state("kv.0.key", DType::f32, {2});
+  builder.program().states[0].kind = ir::StateKind::kv_length;
+  builder.program().states[1].kind = ir::StateKind::kv;
+  const auto sum = [&](ir::ValueId a, ir::ValueId b, DType dtype) {
+    return builder.node("aten.mul.Tensor", {{"self", use(a)}, {"other", use(b)}}, dtype, {fixed(2)});
+  };
+  const ir::ValueId after = sum(lengths, lengths, DType::i64);
+  builder.output(builder.node("aten.nonzero.default", {{"self", use(sum(x, cache, DType::f32))}}, DType::i64,
+                              {dynamic(0, 2, "u0"), fixed(1)}));
+  builder.mutate_state(0, after);
+  const std::vector<Part> parts = partition(builder.program(), {.merge = 0});
+  EXPECT_THAT(kinds(parts[0].steps), ElementsAre(kPlan, kHost, kPlan));
+  const ir::Program& first = parts[parts[0].steps[0].parts[0]].graph;
+  const ir::Program& last = parts[parts[0].steps[2].parts[0]].graph;
+  EXPECT_EQ(first.states.size(), 2u);
+  ASSERT_EQ(last.states.size(), 1u);
+  EXPECT_EQ(last.states[0].fqn, "kv.length");
+  ASSERT_EQ(last.methods[0].outputs.size(), 1u);
+  EXPECT_EQ(last.methods[0].outputs[0].kind, ir::OutputKind::state_mutation);
+  EXPECT_TRUE(is_to_be_cut(builder.program()));
 }
 
 }  // namespace
