@@ -103,6 +103,10 @@ struct DecoderOptions {
   KvType kv_type = KvType::computed;      // how keys and values are stored
   std::int64_t prefill_chunk_size = 512;  // the most tokens of one run
   std::int64_t encoder_length = 0;        // tokens that the encoder reads, where there is one; 0: the model's most
+  // Widths, ascending, up to prefill_chunk_size, that prompt runs of prefill() and score() are padded up to, so that
+  // prompts of all lengths share as many plans; a run wider than the largest has its own width. Empty: every width is
+  // its own. BatchGenerator reads prompts in runs of these widths; empty: prefill_chunk_size and halves of it.
+  std::vector<std::int64_t> buckets = {};
 };
 
 // Sequences of tokens, one per row of a KV cache: tokens in, logits out. For one thread at a time: calls that compute

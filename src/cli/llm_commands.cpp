@@ -78,6 +78,10 @@ void add_decode_options(CLI::App& command, DecodeArgs& args) {
   number("--prefill-chunk-size", args.prefill_chunk_size, "tokens of a prompt that are computed at once")
       ->check(CLI::PositiveNumber.description(""))
       ->capture_default_str();
+  command
+      .add_option("--buckets", args.buckets, "sizes that parts of a prompt are padded up to, so that they share plans")
+      ->type_name("N,N,...")
+      ->delimiter(',');
   command.add_flag("--stats", args.stats, "print speeds, plans and memory to stderr");
 }
 

@@ -24,6 +24,7 @@ struct DecodeArgs {
   bool keep_special_tokens = false;
   std::int64_t context = 0;  // 0: as much as needed
   std::int64_t prefill_chunk_size = DecoderOptions{}.prefill_chunk_size;
+  std::vector<std::int64_t> buckets;
   bool stats = false;
 };
 

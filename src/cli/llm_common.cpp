@@ -47,6 +47,7 @@ DecoderOptions decoder_options(const ModelArgs& model, const DecodeArgs& decode,
   options.rows = rows;
   options.length = length;
   options.prefill_chunk_size = decode.prefill_chunk_size;
+  options.buckets = decode.buckets;
   return options;
 }
 

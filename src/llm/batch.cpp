@@ -55,11 +55,15 @@ BatchGenerator::Impl::Impl(std::shared_ptr<const LanguageModel> model, const Dec
               "BatchGenerator runs no model with an encoder: ", loop.model().info().architecture);
   const DecoderOptions& decoder = loop.decoder().options;
   row_ids_.resize(loop.rows().size());
-  for (std::int64_t width = std::min(decoder.prefill_chunk_size, decoder.length);; width = (width + 1) / 2) {
-    widths_.push_back(width);
-    if (width <= kSmallestWidth) break;
+  if (decoder.buckets.empty()) {
+    for (std::int64_t width = std::min(decoder.prefill_chunk_size, decoder.length);; width = (width + 1) / 2) {
+      widths_.push_back(width);
+      if (width <= kSmallestWidth) break;
+    }
+    std::ranges::reverse(widths_);
+  } else {
+    widths_ = decoder.buckets;
   }
-  std::ranges::reverse(widths_);
   for (std::int64_t batch = 1; batch < decoder.rows; batch *= 2) batches_.push_back(batch);
   batches_.push_back(decoder.rows);
 }

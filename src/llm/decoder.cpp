@@ -23,6 +23,12 @@ DecoderOptions checked(DecoderOptions options, const LanguageModel* model) {
   GRAFT_CHECK(InvalidArgument, options.rows >= 1, "a cache has at least 1 row, got ", options.rows);
   GRAFT_CHECK(InvalidArgument, options.prefill_chunk_size >= 1, "prefill_chunk_size must be at least 1, got ",
               options.prefill_chunk_size);
+  for (std::size_t i = 0; i < options.buckets.size(); ++i) {
+    const std::int64_t before = i == 0 ? 0 : options.buckets[i - 1], width = options.buckets[i];
+    GRAFT_CHECK(InvalidArgument, width > before && width <= std::min(options.prefill_chunk_size, info.context_length),
+                "buckets must ascend from 1 to at most prefill_chunk_size, ", options.prefill_chunk_size,
+                ", and the model's context, ", info.context_length, ", got ", width, " after ", before);
+  }
   GRAFT_CHECK(InvalidArgument, options.encoder_length >= 0, "encoder_length is ", options.encoder_length);
   if (info.encoder && options.encoder_length == 0) options.encoder_length = info.encoder->context_length;
   return options;
@@ -137,7 +143,9 @@ void Decoder::Impl::prepare(std::int64_t rows, std::int64_t width, std::int64_t 
               " sequences: the cache has ", lengths_.size(), " rows");
   GRAFT_CHECK(InvalidArgument, keep >= 1 && keep <= width, "a run of ", width, " tokens cannot keep the logits of ",
               keep);
-  session.plan(kMethod, call_for(rows, width, keep).inputs);
+  Call& call = call_for(rows, width, keep);
+  // One in segments is planned as it runs: sizes behind a cut depend on data.
+  if (model->program()->method(kMethod).segments == 1) session.plan(kMethod, call.inputs);
 }
 
 std::span<const std::int64_t> Decoder::Impl::first_sequences(std::size_t count) const {
@@ -199,7 +207,9 @@ std::span<float> Decoder::Impl::prefill(std::span<const Tokens> rows, const std:
         const std::int64_t to = std::max<std::int64_t>(begin + width - padding, 0);
         chunks_.push_back(row.subspan(static_cast<std::size_t>(from), static_cast<std::size_t>(to - from)));
       }
-      logits = run(first_sequences(rows.size()), chunks_, width, take ? width : 1, run_options);
+      const auto bucket = std::ranges::lower_bound(options.buckets, width);
+      const std::int64_t padded = bucket == options.buckets.end() ? width : *bucket;
+      logits = run(first_sequences(rows.size()), chunks_, padded, take ? width : 1, run_options);
       if (take) take(logits);
     }
   } catch (...) {

@@ -49,6 +49,34 @@ TEST(Decoder, ChunksAndStepsGiveWhatTheWholeGives) {
   expect_near(std::span(all).last(kVocabulary), expected);
 }
 
+TEST(Decoder, PromptsOfAllLengthsShareThePlansOfTheirBuckets) {
+  const SmallLanguageModel small;
+  const DecoderOptions options{.threads = 2, .rows = 2, .length = 64, .prefill_chunk_size = 32, .buckets = {8, 16, 32}};
+  Decoder padded(small.model, options), scored(small.model, options), exact(small.model, {.rows = 2, .length = 64});
+  for (std::size_t count = 1; count <= 44; ++count) {
+    const Ids ids = some_ids(count, static_cast<unsigned>(count));
+    for (Decoder* decoder : {&padded, &scored, &exact}) decoder->truncate(0, 0);
+    const std::vector<float> expected = prefill(exact, {ids});
+    expect_near(prefill(padded, {ids}), expected);
+    std::vector<float> all;
+    scored.score(ids, [&](std::span<float> logits) { all.insert(all.end(), logits.begin(), logits.end()); });
+    ASSERT_EQ(all.size(), count * kVocabulary);
+    expect_near(std::span(all).last(kVocabulary), expected);
+    EXPECT_EQ(padded.length(0), static_cast<std::int64_t>(count));
+  }
+  EXPECT_EQ(padded.session().counters().graphs_built, 3u);
+  for (Decoder* decoder : {&padded, &exact}) decoder->truncate(0, 0);
+  const std::vector<Ids> rows = {some_ids(3, 1), some_ids(21, 2)};
+  expect_near(prefill(padded, rows), prefill(exact, rows));
+}
+
+TEST(Decoder, BucketsThatMakeNoSenseAreRefused) {
+  const SmallLanguageModel small;
+  for (const std::vector<std::int64_t>& buckets : std::vector<std::vector<std::int64_t>>{{0}, {8, 8}, {16, 8}, {8, 33}})
+    expect_error<InvalidArgument>([&] { Decoder(small.model, {.prefill_chunk_size = 32, .buckets = buckets}); },
+                                  "buckets must ascend from 1");
+}
+
 TEST(Decoder, StepsGiveWhatTheWholeGives) {
   const SmallLanguageModel small;
   const Ids ids = some_ids(40, 1);

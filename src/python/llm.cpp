@@ -8,6 +8,7 @@
 #include <array>
 #include <cstring>
 #include <optional>
+#include <utility>
 
 // The binding of language models: ids in, ids and bytes of text out. python/graft/llm/generate.py makes str and
 // tensors.
@@ -139,11 +140,12 @@ void bind_llm(nb::module_& m) {
       .def(
           "__init__",
           [](TextGenerator* self, const ModelPtr& model, int threads, std::int64_t rows, std::int64_t length,
-             const std::string& kv_type, std::int64_t prefill_chunk_size) {
-            new (self) TextGenerator(model, {threads, rows, length, kv_type_named(kv_type), prefill_chunk_size});
+             const std::string& kv_type, std::int64_t prefill_chunk_size, std::vector<std::int64_t> buckets) {
+            new (self) TextGenerator(
+                model, {threads, rows, length, kv_type_named(kv_type), prefill_chunk_size, 0, std::move(buckets)});
           },
           nb::arg("model"), nb::arg("threads"), nb::arg("rows"), nb::arg("length"), nb::arg("kv_type"),
-          nb::arg("prefill_chunk_size"))
+          nb::arg("prefill_chunk_size"), nb::arg("buckets"))
       .def("generate", &generate, nb::arg("prompts"), nb::arg("settings"), nb::arg("on_text").none(),
            nb::arg("cancel").none())
       .def("encode_features",
@@ -172,11 +174,12 @@ void bind_llm(nb::module_& m) {
       .def(
           "__init__",
           [](BatchGenerator* self, const ModelPtr& model, int threads, std::int64_t rows, std::int64_t length,
-             const std::string& kv_type, std::int64_t prefill_chunk_size) {
-            new (self) BatchGenerator(model, {threads, rows, length, kv_type_named(kv_type), prefill_chunk_size});
+             const std::string& kv_type, std::int64_t prefill_chunk_size, std::vector<std::int64_t> buckets) {
+            new (self) BatchGenerator(
+                model, {threads, rows, length, kv_type_named(kv_type), prefill_chunk_size, 0, std::move(buckets)});
           },
           nb::arg("model"), nb::arg("threads"), nb::arg("rows"), nb::arg("length"), nb::arg("kv_type"),
-          nb::arg("prefill_chunk_size"))
+          nb::arg("prefill_chunk_size"), nb::arg("buckets"))
       .def("submit", &submit, nb::arg("prompt"), nb::arg("settings"), nb::arg("on_text").none())
       .def(
           "step",

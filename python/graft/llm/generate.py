@@ -40,12 +40,13 @@ class _Generator:
         length: int = 0,
         kv_type: str = "computed",
         prefill_chunk_size: int = 512,
+        buckets: Sequence[int] = (),
     ) -> None:
         files = [os.fspath(file) for file in weights]
         precision = torch.get_float32_matmul_precision()
         self.model = _C.LanguageModel.load(os.fspath(path), os.fspath(tokenizer), files, device, precision)
         rows = self._rows if rows is None else rows
-        self._generator = self._type(self.model, threads, rows, length, kv_type, prefill_chunk_size)
+        self._generator = self._type(self.model, threads, rows, length, kv_type, prefill_chunk_size, list(buckets))
 
     @property
     def stats(self) -> dict[str, Any]:
@@ -62,7 +63,9 @@ class TextGenerator(_Generator):
     model with a text encoder (T5, BART) the prompt is the encoder's input.
 
     rows: the largest batch (1). length: tokens of the cache; 0 means the model's context. kv_type: how keys and values are
-    stored: computed (as the model computes them), f32, f16, bf16 or q8_0.
+    stored: computed (as the model computes them), f32, f16, bf16 or q8_0. prefill_chunk_size: tokens of a prompt that are
+    computed at once. buckets: widths, ascending, up to that, which runs of a prompt are padded up to: prompts of all lengths
+    share as many plans. By default each length has its own.
     """
 
     _type, _rows = _C.TextGenerator, 1

@@ -450,3 +450,47 @@ def test_experts_in_blocks(tmp_path, wide_experts):
     experts = sum(t.numel() for name, t in model.named_parameters() if "experts" in name)
     rest = sum(4 * t.numel() for name, t in model.named_parameters() if "experts" not in name)
     assert package.stats()["weight_bytes"] < 1.01 * (experts * 34 / 32 + rest)
+
+
+class Routed(torch.nn.Module):
+    """A layer's network, for some of the tokens alone: how many depends on the text."""
+
+    def __init__(self, inner: torch.nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        flat = x.reshape(-1, x.shape[-1])
+        rows = (flat.sum(-1) > 0).nonzero().squeeze(1)
+        return flat.index_put((rows,), self.inner(flat[rows])).reshape(x.shape)
+
+
+def test_a_model_whose_sizes_depend_on_the_text(tmp_path):
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=128, eos_token_id=None,
+    )  # fmt: skip
+    eager = transformers.LlamaForCausalLM(config).eval()
+    eager.model.layers[0].mlp = Routed(eager.model.layers[0].mlp)
+    path = graft.export_llm(eager, tmp_path / "routed.pte", plans=["seq=1,5"])
+    pair = Pair(eager, graft.load(path, kv_length=64))
+    assert pair.package.step.info["segments"] > 1
+    ids = torch.randint(0, 97, (1, 12))
+    expected = pair.expected(ids)
+    for part in ids.split([5, 1, 6], 1):
+        start = pair.package.kv_lengths()[0]
+        found = pair.run(part)
+        torch.testing.assert_close(found, expected[:, start : start + part.shape[1]], atol=1e-5, rtol=1e-5)
+    assert pair.package.stats()["plans_loaded"] > 0
+    tokens = eager.generate(ids, max_new_tokens=10, do_sample=False, pad_token_id=0)[0, 12:].tolist()
+    assert len(tokens) == 10
+    for buckets in ((), (8, 16)):
+        generator = graft.TextGenerator(path, length=64, buckets=buckets)
+        assert generator.generate(ids[0].tolist(), max_new_tokens=10).tokens == tokens
+    batch = graft.BatchGenerator(path, rows=2, length=64)
+    batch.prepare()
+    request = batch.submit(ids[0].tolist(), max_new_tokens=10)
+    while batch.step():
+        pass
+    assert batch.take(request).tokens == tokens

@@ -269,6 +269,30 @@ def test_requests_join_and_leave(kjv):
     assert stats["new_tokens"] == sum(len(g.tokens) for g in expected)
 
 
+def test_prompts_of_all_lengths_share_plans(kjv):
+    generator = graft.TextGenerator(kjv, threads=1)
+    text = "And the king said unto them, Go ye into the city, and take with you of the men of Judah " * 2
+    ids = generator.model.encode(text.encode())
+    padded = graft.TextGenerator(kjv, threads=1, prefill_chunk_size=32, buckets=[8, 16, 32])
+    batch = graft.BatchGenerator(kjv, threads=1, rows=2, prefill_chunk_size=32, buckets=[8, 32])
+    counts = range(2, min(len(ids), 50))
+    requests = {}
+    for n in counts:
+        prompt = ids[n % 3 : n % 3 + n]  # no prefix that the last call computed
+        expected = generator.generate(prompt, max_new_tokens=6)
+        assert padded.generate(prompt, max_new_tokens=6) == expected, n
+        if n % 7 == 0:
+            requests[batch.submit(prompt, max_new_tokens=6)] = expected
+    assert padded.plans <= 4 < generator.plans  # three buckets, and a step
+    while batch.step():
+        pass
+    assert all(batch.take(request) == expected for request, expected in requests.items())
+    with pytest.raises(graft.InvalidArgument, match="buckets must ascend from 1 to at most prefill_chunk_size, 16"):
+        graft.TextGenerator(kjv, prefill_chunk_size=16, buckets=[8, 32])
+    found = good("generate", kjv, "--prompt", "The LORD is my", "--max-new-tokens", 12, "--buckets", "8,16", "--stats")
+    assert found == good("generate", kjv, "--prompt", "The LORD is my", "--max-new-tokens", 12)
+
+
 def test_what_on_text_raises_ends_its_request_alone(kjv):
     batch = graft.BatchGenerator(kjv, rows=2)
     seen: list[str] = []
