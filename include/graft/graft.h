@@ -1,8 +1,9 @@
 #pragma once
 
 // graft: runs torch.export programs on ggml. This header loads and runs programs; beside it, as needed: llm.h and
-// tokenizer.h (language models), pipeline.h (runs of several sessions), flow.h (sessions connected by data), op.h
-// (custom operators), predicate.h (which nodes graft runs, for exporters) and quantize.h (weights in block formats).
+// tokenizer.h (language models), pipeline.h (runs of several sessions), flow.h (sessions connected by data), registry.h
+// (which models a process has loaded), op.h (custom operators), predicate.h (which nodes graft runs, for exporters) and
+// quantize.h (weights in block formats).
 //
 //   auto program = graft::Program::load("model.pte");
 //   graft::Session session(program);
@@ -114,7 +115,8 @@ struct LoadOptions {
   // Held as long as the program: owns the memory of `tensors` and of load_memory(). Null: the caller keeps it alive.
   std::shared_ptr<const void> keep_alive;
   std::string device;          // "" means GRAFT_DEVICE or "cpu"; an unknown name throws NotFound
-  std::size_t max_plans = 64;  // plans kept per program, least recently used dropped first
+  // Plans kept, least recently used dropped first. Programs of the same files and options share them on the CPU.
+  std::size_t max_plans = 64;
   // Limits for untrusted packages: a plan (constant folding at load makes one too) that would exceed them throws
   // Unsupported. Bytes of one intermediate tensor or output, and of the whole arena; number of launches.
   std::int64_t max_plan_bytes = INT64_MAX;
@@ -132,6 +134,9 @@ struct LoadOptions {
   // A method with data-dependent sizes is cut into segments. Nodes that could run before a cut but are needed only
   // after it move behind it when there are at most this many.
   std::size_t merge_segments = 4;
+  // Of from_ir(), for delegates: names the package that the delegate comes from, with equal names for loads of one
+  // package. They share what is made of weights where keys and bytes of these are equal, which is compared, and plans.
+  std::string delegate_of;
   // Called as each phase of the load begins, with its name (PhaseStats::name). An exception from it ends the load and
   // propagates unchanged.
   std::function<void(std::string_view phase)> on_phase;
@@ -175,8 +180,8 @@ struct ProgramStats {
 };
 
 // A loaded package: verified graphs, weights mapped from the file, folded constants. Immutable; any number of sessions
-// and threads may share it. Programs of the same files, by path, inode, size and time, share the mappings and what is
-// made of the weights; the last of them frees it.
+// and threads may share it. Programs of the same files, by path, inode, size and time, share the mappings, what is made
+// of the weights, and plans; the last of them frees it (graft/registry.h).
 class GRAFT_API Program {
  public:
   // Reads a .pte. Throws NotFound, SystemError, InvalidProgram, Unsupported or InvalidArgument; the message names the
@@ -190,8 +195,8 @@ class GRAFT_API Program {
   static std::shared_ptr<const Program> load_memory(std::span<const std::byte> package,
                                                     const LoadOptions& options = {});
   // A program from IR bytes (schema/graft.fbs), which it copies, and its weights by key, which must outlive it.
-  // LoadOptions::weights and tensors do not apply: `weights` supplies all. Programs with one LoadOptions::keep_alive,
-  // which then owns the weights' memory, share what is made of them.
+  // LoadOptions::weights and tensors do not apply: `weights` supplies all.
+  // LoadOptions::keep_alive may own their memory. Programs share only as LoadOptions::delegate_of says.
   using WeightLookup = std::function<std::span<const std::byte>(std::string_view key)>;
   static std::shared_ptr<const Program> from_ir(std::span<const std::byte> blob, const WeightLookup& weights,
                                                 const LoadOptions& options = {});

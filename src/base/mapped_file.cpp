@@ -66,6 +66,12 @@ std::shared_ptr<const MappedFile> MappedFile::open(const std::string& path) {
   return file;
 }
 
+void MappedFile::forget(const MappedFile& file) {
+  Mappings& all = mappings();
+  const std::lock_guard lock(all.mutex);
+  std::erase_if(all.alive, [&](const auto& entry) { return entry.second.lock().get() == &file; });
+}
+
 std::shared_ptr<const MappedFile> MappedFile::of_memory(std::span<const std::byte> bytes, std::string label,
                                                         std::shared_ptr<const void> owner) {
   std::shared_ptr<MappedFile> file(new MappedFile(std::move(label), -1));

@@ -28,6 +28,8 @@ class GRAFT_API MappedFile {
   // Memory that `owner` keeps alive, or the caller if that is null; `label` replaces the path in messages.
   static std::shared_ptr<const MappedFile> of_memory(std::span<const std::byte> bytes, std::string label,
                                                      std::shared_ptr<const void> owner);
+  // open() maps the file again, even while this mapping lives.
+  static void forget(const MappedFile& file);
   ~MappedFile();
   MappedFile(const MappedFile&) = delete;
   MappedFile& operator=(const MappedFile&) = delete;

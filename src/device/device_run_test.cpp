@@ -130,7 +130,7 @@ struct Places {
 };
 Places places(const Program& program) {
   Places out;
-  for (const Launch& launch : Internal::of(program).plans.list().at(0).second->launches)
+  for (const Launch& launch : Internal::of(program).plans->list().at(0).second->launches)
     ++(launch.on_device ? out.device : out.host);
   return out;
 }

@@ -245,7 +245,8 @@ class GraftBackend final : public executorch::runtime::BackendInterface {
 
     const auto* data = context.get_named_data_map();
     handle.loaded = LoadedProgram::of(data);
-    load_options.keep_alive = handle.loaded;  // owns the weights: methods share what is made of them
+    load_options.keep_alive = handle.loaded;  // owns the weights
+    load_options.delegate_of = LoadedProgram::name(data);
     const auto weights = [&](std::string_view key) { return handle.loaded->weight(data, key); };
     const std::shared_ptr<const Program> program = Program::from_ir(blob, weights, load_options);
     handle.method = program->method_names().at(0);

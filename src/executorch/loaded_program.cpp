@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <set>
 #include <utility>
 
 #include "base/check.h"
@@ -67,6 +68,16 @@ std::shared_ptr<LoadedProgram> LoadedProgram::of(const NamedDataMap* data) {
   std::shared_ptr<LoadedProgram> found = entry.lock();
   if (!found) entry = found = std::make_shared<LoadedProgram>();
   return found;
+}
+
+std::string LoadedProgram::name(const NamedDataMap* data) {
+  std::set<std::string> keys;
+  const auto count = data ? data->get_num_keys() : executorch::runtime::Result<std::uint32_t>(0U);
+  for (std::uint32_t i = 0; count.ok() && i < *count; ++i)
+    if (const auto key = data->get_key(i); key.ok()) keys.emplace(*key);
+  std::string all = str(keys.size());
+  for (const std::string& key : keys) all += str(" ", key.size(), ":", key);
+  return all;
 }
 
 LoadedProgram::~LoadedProgram() {

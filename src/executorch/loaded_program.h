@@ -24,6 +24,9 @@ class LoadedProgram {
   // same memory. A package without kSessionKey shares nothing: the result is used once. `data`: may be null.
   static std::shared_ptr<LoadedProgram> of(const executorch::runtime::NamedDataMap* data);
 
+  // LoadOptions::delegate_of: the names of the program's data. `data`: may be null.
+  static std::string name(const executorch::runtime::NamedDataMap* data);
+
   LoadedProgram() = default;
   ~LoadedProgram();
   LoadedProgram(const LoadedProgram&) = delete;

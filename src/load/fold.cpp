@@ -168,14 +168,17 @@ std::vector<AlignedMemory> evaluate(const ir::Program& graph, const ir::Method& 
 // The expression of each value of a method that reads only weights, by number in the pool.
 class Expressions {
  public:
-  Expressions(const ir::Program& graph, const ir::Method& constants, std::span<std::byte* const> weights,
-              ConstantPool& pool)
+  Expressions(const ir::Program& graph, const ir::Method& constants,
+              const std::function<const void*(std::uint32_t weight)>& identity, ConstantPool& pool)
       : numbers_(constants.values.size()) {
+    std::set<ir::ValueId> read;
+    for (const ir::Node& node : constants.nodes) ir::for_each_value(node, [&](ir::ValueId id) { read.insert(id); });
     for (const ir::Input& input : constants.inputs) {
+      if (!read.contains(input.value)) continue;
       const ir::Weight& weight = graph.weights[input.index];
-      numbers_[input.value] = pool.number_of(str("weight ", static_cast<const void*>(weights[input.index]), " ",
-                                                 static_cast<int>(weight.storage), " ", name(weight.dtype), " ",
-                                                 constants.values[input.value].str()));
+      numbers_[input.value] =
+          pool.number_of(str("weight ", identity(input.index), " ", static_cast<int>(weight.storage), " ",
+                             name(weight.dtype), " ", weight.block_type, " ", constants.values[input.value].str()));
     }
     for (const ir::Node& node : constants.nodes) {
       const ir::Op& op = graph.op_of(node);
@@ -228,10 +231,11 @@ ir::Method cut_to(const ir::Method& constants, const std::vector<ir::ValueId>& r
 }  // namespace
 
 std::size_t fold_constants(ir::Program& graph, LoadedMethod& method, const PlanLimits& limits, ConstantPool& pool,
+                           const std::function<const void*(std::uint32_t weight)>& identity,
                            const std::function<void(std::uint32_t weight)>& read) {
   Folder(graph).run([&](const ir::Method& constants, const std::vector<ir::ValueId>& results) {
     if (results.empty()) return;
-    const Expressions expressions(graph, constants, method.weights, pool);
+    const Expressions expressions(graph, constants, identity, pool);
     std::vector<ir::ValueId> missing;
     std::map<std::size_t, ConstantPool::Memory> memory_of;  // by number of the expression
     for (const ir::ValueId id : results) {

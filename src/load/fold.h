@@ -47,9 +47,11 @@ class ConstantPool {
 
 // Constant folding: nodes that depend only on weights run once, here, and their results become constants of the method.
 // Views stay views; results much larger than their inputs are left to each run, so that folding never costs more memory
-// than it saves work. `graph` has one method, that of `method`, whose weights are placed. Calls read(weight) once a
-// weight has been read for constants, some megabytes of them at a time. Returns the number of constants.
+// than it saves work. `graph` has one method, that of `method`, whose weights are placed; identity(weight) says what
+// stands for a weight's bytes in the pool. Calls read(weight) once a weight has been read for constants, some megabytes
+// of them at a time. Returns the number of constants.
 std::size_t fold_constants(ir::Program& graph, LoadedMethod& method, const PlanLimits& limits, ConstantPool& pool,
+                           const std::function<const void*(std::uint32_t weight)>& identity,
                            const std::function<void(std::uint32_t weight)>& read);
 
 // The same for a graph that was read again: which nodes are folded depends on the graph alone, and their results exist.

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -14,7 +15,7 @@
 #include "kernel/matmul/block_matmul.h"
 #include "kernel/simd/cpu_check.h"
 #include "load/fold.h"
-#include "load/load_cache.h"
+#include "load/loaded_model.h"
 #include "load/program_impl.h"
 #include "lowering/kv_shape.h"
 #include "op/operator.h"
@@ -120,12 +121,24 @@ class Loader {
 
   // Before weights are placed. Programs with these sources of weights share what is made of them; none: nobody else
   // has this program's.
-  void share(std::vector<const void*> sources) {
-    const std::string settings =
-        str(static_cast<int>(options_.matmul_precision), options_.fast_kernels, " ", impl_->device);
-    impl_->cache = sources.empty() ? std::make_shared<LoadCache>() : LoadCache::of(std::move(sources), settings);
-    sharing_ = std::unique_lock(impl_->cache->mutex);
-    placer_.share(impl_->cache->weights);
+  void share(LoadedModel::Sources sources) {
+    impl_->model = LoadedModel::of(std::move(sources), settings());
+    sharing_ = std::unique_lock(impl_->model->mutex);
+    placer_.share(impl_->model->weights);
+  }
+  // The same for a delegate, whose weights lie in another place in each program that ExecuTorch has loaded. `graph`
+  // tells the methods of a program apart.
+  void share_by_content(std::string graph) {
+    LoadedModel::Claims claims;
+    for (const ir::Program& program : graphs_)
+      for (const ir::Weight& weight : program.weights)
+        claims.try_emplace(weight.key, std::pair(weight.sha256, weight.byte_size));
+    impl_->model = LoadedModel::of_content(settings() + " " + options_.delegate_of, std::move(claims));
+    graph_ = std::move(graph);
+    sharing_ = std::unique_lock(impl_->model->mutex);
+    placer_.share(impl_->model->weights, [this](const ir::Weight& weight, const FoundWeight& found) {
+      return impl_->model->identity(weight.key, found.bytes, *impl_);
+    });
   }
 
   std::uint64_t host_bytes() const {
@@ -199,15 +212,24 @@ class Loader {
   }
 
   std::uint64_t fold() {
-    ConstantPool& pool = impl_->cache->constants;
+    ConstantPool& pool = impl_->model->constants;
     const std::set<const AlignedMemory*> of_others = pool.alive();
     for (std::size_t i = 0; i < graphs_.size(); ++i) {
       LoadedMethod& method = impl_->methods[i];
       if (!method.steps.empty()) continue;
       GraphPasses passes{graphs_[i], impl_->pass_options()};
-      passes.uniform = uniform_weights(graphs_[i], method);
+      const UniformWeight uniform = uniform_weights(graphs_[i], method);
+      passes.uniform = [&](std::uint32_t weight) {
+        const std::optional<double> value = uniform(weight);
+        seen_ += str(" ", i, ":", weight, "=", value ? std::bit_cast<std::uint64_t>(*value) : 0, value.has_value());
+        return value;
+      };
+      const auto identity = [&](std::uint32_t weight) -> const void* {
+        if (weight >= found_[i].size()) return method.weights[weight];  // a conversion
+        return placer_.identity(graphs_[i].weights[weight], found_[i][weight]);
+      };
       passes.fold = [&] {
-        return fold_constants(graphs_[i], method, impl_->limits, pool, [&](std::uint32_t weight) {
+        return fold_constants(graphs_[i], method, impl_->limits, pool, identity, [&](std::uint32_t weight) {
           if (weight >= found_[i].size()) return;  // a conversion
           // Other readers page the bytes in again.
           const FoundWeight& found = found_[i][weight];
@@ -228,6 +250,7 @@ class Loader {
       }
     }
     release_weights();
+    share_plans();
     sharing_ = {};
     return impl_->weight_stats.constant_bytes;
   }
@@ -241,18 +264,35 @@ class Loader {
     }
     std::uint64_t bytes = 0;
     for (const StateInfo& state : impl_->states) bytes += state_desc(state.state, {}).byte_count();
-    if (!impl_->states.empty()) impl_->fingerprint = fingerprint();
+    impl_->fingerprint = fingerprint();
     return bytes;
   }
 
   std::unique_ptr<ProgramImpl> finish(ReadMethod read_method) {
     impl_->read_method = std::move(read_method);
+    impl_->placed = placer_.placed();
     for (std::size_t i = 0; i < graphs_.size(); ++i)
       impl_->methods[i].graph->kept = std::make_shared<const ir::Program>(std::move(graphs_[i]));
+    impl_->model->add_user(*impl_);
     return std::move(impl_);
   }
 
  private:
+  // What constants depend on beside weights.
+  std::string settings() const {
+    return str(static_cast<int>(options_.matmul_precision), options_.fast_kernels, " ", impl_->device);
+  }
+
+  // Plans follow from the graphs after passes, and these from what they were before, from options and from the weights
+  // that passes looked at. Which ops a device runs is asked of this program's own handle of it.
+  void share_plans() {
+    if (impl_->on_device || impl_->plain) return;
+    impl_->plans = impl_->model->plans(
+        str(graph_, " ", options_.pack_weights, options_.stored_plans, " ", options_.merge_segments, " ",
+            options_.max_plan_bytes, " ", options_.max_plan_launches, " ", options_.max_plans, seen_),
+        options_.max_plans);
+  }
+
   // Releases the pages of weights that only constants were computed from.
   void release_weights() {
     std::map<const std::byte*, bool> read;  // by address: some graph still reads it
@@ -323,6 +363,8 @@ class Loader {
   std::unique_ptr<ProgramImpl> impl_;
   WeightPlacer placer_;
   std::unique_lock<std::recursive_mutex> sharing_;  // from share() to the end of fold()
+  std::string graph_;  // of a delegate
+  std::string seen_;   // what passes asked of the values of weights
   std::vector<ir::Program> graphs_;
   std::vector<std::vector<FoundWeight>> found_;  // by graph and weight, until constants are folded
 };
@@ -364,10 +406,10 @@ std::shared_ptr<const Program> load_package(const std::function<std::shared_ptr<
     for (const std::string& path : weight_files) store->add_files(path);
     store->add_memory(options.tensors);
     store->check(loader.weights());
-    std::vector<const void*> sources;
+    LoadedModel::Sources sources;
     if (options.tensors.empty()) {
       for (const WeightFile& from : store->files())
-        if (!from.file->is_memory()) sources.push_back(from.file.get());
+        if (!from.file->is_memory()) sources.push_back(from.file);
       if (sources.size() != store->files().size()) sources.clear();
     }
     loader.share(std::move(sources));
@@ -439,7 +481,12 @@ std::shared_ptr<const Program> Program::from_ir(std::span<const std::byte> blob,
     return 0;
   });
   loader.phase("weights", [&] {
-    loader.share(options.keep_alive ? std::vector<const void*>{options.keep_alive.get()} : std::vector<const void*>{});
+    if (options.delegate_of.empty()) {
+      loader.share({});
+    } else {
+      const auto digest = sha256(*kept);
+      loader.share_by_content({reinterpret_cast<const char*>(digest.data()), digest.size()});
+    }
     std::map<std::string, std::span<const std::byte>, std::less<>> answers;
     return loader.place_weights([&](const ir::Weight& weight) {
       auto known = answers.find(weight.key);

@@ -37,7 +37,9 @@ PlanCache::Result PlanCache::get(std::uint32_t method, int threads, const std::v
   const std::lock_guard making(slot->making);
   if (slot->plan) return {slot->plan, true};
   try {
-    slot->plan = std::make_shared<const Plan>(make());
+    auto plan = std::make_shared<const Plan>(make());
+    const std::lock_guard lock(mutex_);
+    slot->plan = std::move(plan);
   } catch (...) {
     // A failed attempt must not occupy a slot of the cache.
     const std::lock_guard lock(mutex_);
@@ -49,6 +51,12 @@ PlanCache::Result PlanCache::get(std::uint32_t method, int threads, const std::v
     throw;
   }
   return {slot->plan, false};
+}
+
+void PlanCache::clear() {
+  const std::lock_guard lock(mutex_);
+  slots_.clear();
+  order_.clear();
 }
 
 std::size_t PlanCache::size() const {

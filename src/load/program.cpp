@@ -6,6 +6,7 @@
 #include "base/clock.h"
 #include "graft/graft.h"
 #include "load/fold.h"
+#include "load/loaded_model.h"
 #include "load/program_impl.h"
 #include "weight/stored_weight.h"
 
@@ -34,6 +35,8 @@ ValueInfo value_info(const ir::Value& value, std::string label) {
   return info;
 }
 
+}  // namespace
+
 std::uint64_t host_bytes(const Plan& plan) {
   std::uint64_t bytes = sizeof(plan) + plan.key.capacity() * sizeof(plan.key[0]) +
                         plan.allocations.capacity() * sizeof(Allocation) + plan.buffers.capacity() * sizeof(Buffer) +
@@ -43,6 +46,8 @@ std::uint64_t host_bytes(const Plan& plan) {
   for (const std::string& name : plan.node_names) bytes += sizeof(name) + name.capacity();
   return bytes;
 }
+
+namespace {
 
 bool same_kinds(const std::vector<ValueInfo>& a, const std::vector<ValueInfo>& b) {
   return std::ranges::equal(a, b, [](const ValueInfo& x, const ValueInfo& y) {
@@ -155,7 +160,7 @@ std::uint32_t Program::Impl::find(std::string_view name) const {
 
 PlanCache::Result Program::Impl::plan(std::uint32_t index, std::span<const InputDesc> inputs,
                                       const std::vector<std::int64_t>& key, int threads, const KvOptions& kv) const {
-  return plans.get(index, threads, key, [&] {
+  return plans->get(index, threads, key, [&] {
     const Clock::time_point start = Clock::now();
     const std::shared_ptr<const ir::Program> program = graph(index);
     PlanOptions options;
@@ -249,6 +254,15 @@ ProgramStats Program::Impl::stats() const {
   out.plans_loaded = plans_loaded;
   out.plans_stale = plans_stale;
   return out;
+}
+
+Program::Impl::~Impl() {
+  if (!model) return;
+  model->remove_user(*this);
+  // What was made of weights goes before the weights that the next program compares its own with.
+  methods.clear();
+  made_weights.clear();
+  model->remove_sources(*this);
 }
 
 Program::Program(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}

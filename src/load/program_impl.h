@@ -90,6 +90,8 @@ class PlanCache {
   Result get(std::uint32_t method, int threads, const std::vector<std::int64_t>& key,
              const std::function<Plan()>& make);
   std::size_t size() const;
+  // Forgets all plans; those that somebody uses or makes stay theirs.
+  void clear();
   // The cached plans, for `inspect`.
   std::vector<std::pair<std::uint32_t, std::shared_ptr<const Plan>>> list() const;
 
@@ -106,7 +108,7 @@ class PlanCache {
   };
   struct Slot {
     std::mutex making;
-    std::shared_ptr<const Plan> plan;
+    std::shared_ptr<const Plan> plan;  // written under both mutexes, read under either
     std::list<Key>::iterator used;
   };
   std::size_t capacity_;
@@ -115,7 +117,10 @@ class PlanCache {
   std::list<Key> order_;  // most recently used first
 };
 
-struct LoadCache;  // load_cache.h
+// Bytes of the plan in the host's memory.
+std::uint64_t host_bytes(const Plan& plan);
+
+class LoadedModel;  // loaded_model.h
 
 // Gives the library's own code access to its public classes.
 struct Internal {
@@ -135,7 +140,11 @@ struct Program::Impl {
       : limits{options.max_plan_bytes, options.max_plan_launches},
         matmul_precision(options.matmul_precision),
         pack_linear_layers(options.pack_weights && options.tensors.empty()),
-        plans(options.max_plans) {}
+        plans(std::make_shared<PlanCache>(options.max_plans)),
+        is_delegate(!options.delegate_of.empty()) {}
+  Impl(const Impl&) = delete;
+  Impl& operator=(const Impl&) = delete;
+  ~Impl();
 
   std::string source;                                    // path, for messages
   std::vector<std::shared_ptr<const MappedFile>> files;  // the package first
@@ -147,20 +156,21 @@ struct Program::Impl {
   PartitionOptions partition;
   std::vector<StateInfo> states;
   std::vector<std::shared_ptr<const AlignedMemory>> made_weights;  // copies and conversions
-  std::shared_ptr<LoadCache> cache;                                // of programs with the same weights
+  std::vector<std::span<const std::byte>> placed;                  // weights where they were found
+  std::shared_ptr<LoadedModel> model;                              // of programs with the same weights
   ProgramStats weight_stats;                                       // counts and bytes of weights and constants
   std::string device;
   std::unique_ptr<ProgramDevice> on_device;  // null for the CPU
   std::unique_ptr<ProgramDevice> plain;      // ggml's CPU ops, without LoadOptions::fast_kernels
-  // Of a program with states: what a state file depends on. SHA-256 of methods, states and weights by name and type
-  // and, if known, content.
+  // What a state file depends on: SHA-256 of methods, states and weights by name and type and, if known, content.
   std::array<std::uint8_t, 32> fingerprint{};
   std::vector<StoredPlan> stored_plans;  // those of the package that were made for this machine
   PlanLimits limits;
   MatmulPrecision matmul_precision;
   bool pack_linear_layers;
-  bool rings = true;  // PassOptions::rings
-  mutable PlanCache plans;
+  bool rings = true;                 // PassOptions::rings
+  std::shared_ptr<PlanCache> plans;  // of programs with the same files and options
+  bool is_delegate;
   mutable PhaseLog phases;
   mutable std::atomic<std::uint64_t> graph_bytes_freed = 0;
   mutable std::atomic<std::uint64_t> graphs_read_again = 0;

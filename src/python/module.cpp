@@ -252,6 +252,7 @@ void bind_tokenizer(nb::module_& m);     // tokenizer.cpp
 void bind_llm(nb::module_& m);           // llm.cpp
 void bind_pipeline(nb::module_& m);      // pipeline.cpp
 void bind_flow(nb::module_& m);          // flow.cpp
+void bind_registry(nb::module_& m);      // registry.cpp
 void bind_torch_method(nb::module_& m);  // torch_method.cpp
 void bind_gguf(nb::module_& m);          // gguf.cpp
 void bind_memory(nb::module_& m);        // session_calls.cpp
@@ -428,6 +429,7 @@ NB_MODULE(_C, m) {
   bind_torch_method(m);
   bind_pipeline(m);
   bind_flow(m);
+  bind_registry(m);
   bind_llm(m);
   bind_gguf(m);
 }

@@ -381,7 +381,7 @@ TEST(Session, PlansAreBounded) {
     std::vector<float> x = counting(static_cast<std::size_t>(n) * 3);
     session.run("forward", std::vector{tensor(x, {n, 3})});
   }
-  EXPECT_EQ(Internal::of(*linear.program).plans.size(), 4u);
+  EXPECT_EQ(Internal::of(*linear.program).plans->size(), 4u);
   std::vector<float> x = counting(3);
   session.run("forward", std::vector{tensor(x, {1, 3})});
   EXPECT_EQ(session.counters().plan_misses, 21u) << "the plan for n = 1 was dropped";

@@ -44,9 +44,15 @@ FoundWeight WeightPlacer::find(const ir::Weight& weight, const FindWeight& find)
   return found;
 }
 
-std::byte* WeightPlacer::made(MadeWeights::Map& known, const FoundWeight& found,
+std::vector<std::span<const std::byte>> WeightPlacer::placed() const {
+  std::vector<std::span<const std::byte>> out;
+  for (const auto& [address, bytes] : placed_) out.push_back(bytes);
+  return out;
+}
+
+std::byte* WeightPlacer::made(MadeWeights::Map& known, const ir::Weight& weight, const FoundWeight& found,
                               const std::function<AlignedMemory()>& make) {
-  std::weak_ptr<const AlignedMemory>& entry = known[{found.bytes.data(), found.bytes.size()}];
+  std::weak_ptr<const AlignedMemory>& entry = known[{identity(weight, found), found.bytes.size()}];
   MadeWeights::Memory memory = entry.lock();
   if (memory && std::ranges::find(made_, memory) != made_.end()) return memory->data();
   if (memory) {
@@ -63,7 +69,7 @@ std::byte* WeightPlacer::as_stored(const ir::Weight& weight, const FoundWeight& 
   const std::size_t alignment = found.stored->is_plain() ? byte_size(found.stored->dtype) : kBlockAlignment;
   if (reinterpret_cast<std::uintptr_t>(found.bytes.data()) % alignment == 0)
     return const_cast<std::byte*>(found.bytes.data());  // never written: launches only read weights
-  return made(shared_->copies, found, [&] {
+  return made(shared_->copies, weight, found, [&] {
     AlignedMemory memory = AlignedMemory::on_huge_pages(found.bytes.size());
     std::memcpy(memory.data(), found.bytes.data(), found.bytes.size());
     ++stats_.copied_count;
@@ -75,7 +81,7 @@ std::byte* WeightPlacer::as_stored(const ir::Weight& weight, const FoundWeight& 
 }
 
 std::byte* WeightPlacer::converted(const ir::Weight& weight, const FoundWeight& found) {
-  return made(shared_->conversions, found, [&] {
+  return made(shared_->conversions, weight, found, [&] {
     const TensorDesc desc(DType::f32, weight.shape);
     AlignedMemory memory = AlignedMemory::on_huge_pages(desc.byte_count());
     if (desc.numel() > 0) {
@@ -91,7 +97,7 @@ std::byte* WeightPlacer::converted(const ir::Weight& weight, const FoundWeight& 
 }
 
 std::byte* WeightPlacer::as_blocks(const ir::Weight& weight, const FoundWeight& found) {
-  return made(shared_->copies, found, [&] {
+  return made(shared_->copies, weight, found, [&] {
     AlignedMemory memory = AlignedMemory::on_huge_pages(stored_bytes(*found.stored, weight.shape));
     unpack_panels(*panel_format_of(found.stored->block), found.bytes.data(), weight.shape[0], weight.shape[1],
                   memory.data(), threads_);
@@ -110,7 +116,7 @@ std::byte* WeightPlacer::in_panels(ir::Weight& weight, const FoundWeight& found)
   set_panels(weight, bytes);
   if (found.panels && reinterpret_cast<std::uintptr_t>(found.bytes.data()) % kAlignment == 0)
     return const_cast<std::byte*>(found.bytes.data());  // never written, as in as_stored()
-  return made(shared_->panels, found, [&] {
+  return made(shared_->panels, weight, found, [&] {
     AlignedMemory memory = AlignedMemory::on_huge_pages(bytes);
     if (found.panels) {
       std::memcpy(memory.data(), found.bytes.data(), bytes);

@@ -10,6 +10,7 @@ import threading
 
 import pytest
 import torch
+from executorch.runtime import Runtime
 from safetensors.torch import save_file
 from torch.export import Dim
 
@@ -118,6 +119,125 @@ def test_weights_beside_the_package_are_part_of_what_is_shared(tmp_path):
         right(model, seed)
 
 
+def models_of(path):
+    return [model for model in graft.models() if model.path == str(path)]
+
+
+def test_models_and_unload(tmp_path):
+    path = export(tmp_path / "net.pte")
+    first, second = graft.load(path), graft.load(path, threads=1)
+    right(first)
+    right(second)
+    (model,) = models_of(path)
+    assert (model.programs, model.delegates, model.unloaded, model.device) == (2, 0, False, "cpu")
+    assert model.mapped_bytes == path.stat().st_size and len(model.content) == 64
+    assert model.packed_bytes + model.constant_bytes == made(first)
+    # Plans depend on the number of threads.
+    plans = first.stats()["plans_made"] + second.stats()["plans_made"]
+    assert model.plans == plans > 0 and model.plan_bytes > 0
+    graft.unload(model.id)
+    right(first)
+    anew = graft.load(path)
+    assert shared(anew) == 0
+    right(anew)
+    assert [m.unloaded for m in models_of(path)] == [True, False]
+    del first, second
+    gc.collect()
+    (left,) = models_of(path)
+    assert not left.unloaded and left.id > model.id
+    with pytest.raises(graft.NotFound, match=f"no model {model.id} is loaded; there are: .*{left.id}"):
+        graft.unload(model.id)
+    for wrong in (-1, "1", True, 2**64):
+        with pytest.raises(graft.InvalidArgument, match="id must be that of a model"):
+            graft.unload(wrong)
+    del anew
+    gc.collect()
+    assert not models_of(path)
+
+
+def test_loads_share_plans(tmp_path):
+    path = export(tmp_path / "net.pte")
+    models = [graft.load(path, threads=1) for _ in range(3)]
+    for model in models:
+        right(model)
+    assert [model.stats()["plans_made"] for model in models] == [1, 0, 0]
+    limited = graft.load(path, threads=1, options=graft.LoadOptions(max_plan_bytes=64))
+    with pytest.raises(graft.Unsupported):
+        limited(X)
+
+
+def delegates():
+    return [model for model in graft.models() if model.delegates]
+
+
+class Executed:
+    """A method of an ExecuTorch program of its own."""
+
+    def __init__(self, *args, **options) -> None:
+        self.program = Runtime.get().load_program(*args, **options)
+        self.method = self.program.load_method("forward")
+
+    def __call__(self, x):
+        return self.method.execute((x,))[0].clone()
+
+
+@pytest.mark.parametrize("kind", ["file", "memory", "data"])
+def test_programs_of_executorch_share_by_content(tmp_path, kind):
+    path = export(tmp_path / "net.pte", **({"weights": "ptd"} if kind == "data" else {}))
+    options = {"data_path": str(path.with_suffix(".ptd"))} if kind == "data" else {}
+
+    def load():
+        # Each in memory of its own.
+        return Executed(path.read_bytes() if kind == "memory" else str(path), **options)
+
+    assert not delegates()
+    first = load()
+    (alone,) = delegates()
+    assert alone.constant_bytes > 64 * 256 * 4
+    programs = [first, load(), load()]
+    (model,) = delegates()
+    assert model.id == alone.id and model.delegates == 3 and model.constant_bytes == alone.constant_bytes
+    for program in programs:
+        right(program)
+    (model,) = delegates()
+    assert model.plans == 1
+    # Nothing depends on the program that came first.
+    del first, programs[0], program
+    gc.collect()
+    programs.append(load())
+    (model,) = delegates()
+    assert model.id == alone.id and model.delegates == 3 and model.constant_bytes == alone.constant_bytes
+    for program in programs:
+        right(program)
+    graft.unload(model.id)
+    other = load()
+    assert len(delegates()) == 2
+    for program in (*programs, other):
+        right(program)
+    del programs, program, other
+    gc.collect()
+    assert not delegates()
+
+
+def test_programs_of_executorch_with_other_weights_do_not_share(tmp_path):
+    paths = [export(tmp_path / f"{seed}.pte", seed=seed) for seed in (0, 1)]
+    programs = [Executed(str(paths[seed])) for seed in (0, 1, 0)]
+    assert [model.delegates for model in delegates()] == [2, 1]
+    for program, seed in zip(programs, (0, 1, 0), strict=True):
+        right(program, seed)
+
+
+def test_a_data_file_with_other_weights_under_the_same_claims(tmp_path):
+    """The package states hashes of seed 0; what counts are the bytes."""
+    paths = [export(tmp_path / str(seed) / "net.pte", seed=seed, weights="ptd") for seed in (0, 1)]
+    data = [str(path.with_suffix(".ptd")) for path in paths]
+    programs = [Executed(str(paths[0]), data_path=data[seed]) for seed in (0, 1, 0, 1)]
+    for program, seed in zip(programs, (0, 1, 0, 1), strict=True):
+        right(program, seed)
+    (model,) = delegates()
+    assert model.delegates == 4
+
+
 def test_loads_at_once(tmp_path):
     path, wrong = export(tmp_path / "net.pte"), []
     expected = graft.load(path)(X)
@@ -138,7 +258,7 @@ def test_loads_at_once(tmp_path):
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/smaps_rollup"), reason="memory is read from /proc")
-@pytest.mark.parametrize("case", ["loads", "methods in graft", "methods in ExecuTorch"])
+@pytest.mark.parametrize("case", ["loads", "methods in graft", "methods in ExecuTorch", "programs in ExecuTorch"])
 def test_a_weight_is_packed_once(tmp_path, case):
     """In a process of its own: 16 MiB of weight, used four times."""
     code = f"""
@@ -167,8 +287,11 @@ def test_a_weight_is_packed_once(tmp_path, case):
             model = graft.load(path, threads=1)
             calls = list(model.methods.values())
         else:
-            program = Runtime.get().load_program(str(path))
-            loaded = [program.load_method(f"m{{i}}") for i in range(4)]
+            count = 4 if case == "programs in ExecuTorch" else 1
+            programs = [Runtime.get().load_program(str(path)) for _ in range(count)]
+            loaded = [programs[i % count].load_method(f"m{{i}}") for i in range(4)]
+            model, = graft.models()
+            assert model.programs == model.delegates == 4 and model.constant_bytes < 17 << 20, model
             calls = [lambda x, m=m: m.execute((x,))[0] for m in loaded]
         with torch.no_grad():
             for i, call in enumerate(calls):
