@@ -114,7 +114,7 @@ struct LoadOptions {
   std::map<std::string, TensorView, std::less<>> tensors;
   // Held as long as the program: owns the memory of `tensors` and of load_memory(). Null: the caller keeps it alive.
   std::shared_ptr<const void> keep_alive;
-  std::string device;          // "" means GRAFT_DEVICE or "cpu"; an unknown name throws NotFound
+  std::string device;  // "" means GRAFT_DEVICE or "cpu"; an unknown name throws NotFound
   // Plans kept, least recently used dropped first. Programs of the same files and options share them on the CPU.
   std::size_t max_plans = 64;
   // Limits for untrusted packages: a plan (constant folding at load makes one too) that would exceed them throws
@@ -131,6 +131,14 @@ struct LoadOptions {
   MatmulPrecision matmul_precision = MatmulPrecision::highest;  // of linear layers and matrix products, on the CPU
   bool stored_plans = true;                                     // use the plans that the package holds
   bool verify_hashes = false;                                   // check each weight's SHA-256 (reads every weight once)
+  // Look for packed weights and folded constants that pack() wrote beside the package, and for those of the folder.
+  // They are mapped, so that processes share their pages. A file for another build, instruction set or
+  // matmul_precision, and a damaged one, is not used: ProgramStats::packed_refusal. With verify_hashes their bytes are
+  // compared, too.
+  bool packed_files = true;
+  // Where loads write what they make of weights, 64 KiB and more each, for later loads of any process; "" means
+  // GRAFT_PACKED_FOLDER, or nowhere. It is made if it is not there. Who can write there can change results.
+  std::string packed_folder;
   // A method with data-dependent sizes is cut into segments. Nodes that could run before a cut but are needed only
   // after it move behind it when there are at most this many.
   std::size_t merge_segments = 4;
@@ -170,13 +178,18 @@ struct ProgramStats {
   std::uint64_t constant_bytes = 0;   // folded constants
   // Of copies, conversions, packed weights and constants, those that a program with the same weights had made before.
   std::uint64_t shared_bytes = 0;
-  std::uint64_t released_bytes = 0;     // of the weights, those used only by constant folding: not read any more
-  std::uint64_t graph_bytes = 0;        // now: what only planning needs; 0 after shrink()
-  std::uint64_t graph_bytes_freed = 0;  // by shrink() so far
-  std::uint64_t graphs_read_again = 0;  // for planning after shrink()
-  std::uint64_t plans_made = 0;         // by the planner
-  std::uint64_t plans_loaded = 0;       // taken from the package
-  std::uint64_t plans_stale = 0;        // of the package, made by another version or for another machine: not used
+  // Of packed weights and constants, those that are mapped from files (LoadOptions::packed_files, packed_folder).
+  std::uint64_t packed_file_bytes = 0;
+  std::uint64_t packed_files_written = 0;  // to the folder
+  std::uint64_t packed_files_refused = 0;  // not used, or not written
+  std::string packed_refusal;              // what was wrong with the last of these
+  std::uint64_t released_bytes = 0;        // of the weights, those used only by constant folding: not read any more
+  std::uint64_t graph_bytes = 0;           // now: what only planning needs; 0 after shrink()
+  std::uint64_t graph_bytes_freed = 0;     // by shrink() so far
+  std::uint64_t graphs_read_again = 0;     // for planning after shrink()
+  std::uint64_t plans_made = 0;            // by the planner
+  std::uint64_t plans_loaded = 0;          // taken from the package
+  std::uint64_t plans_stale = 0;           // of the package, made by another version or for another machine: not used
 };
 
 // A loaded package: verified graphs, weights mapped from the file, folded constants. Immutable; any number of sessions
@@ -221,6 +234,19 @@ class GRAFT_API Program {
   explicit Program(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
 };
+
+// Writes what loads of a package make of its weights (packed, converted, copied; folded constants) to a file that later
+// loads map: by default beside the package, under its name and ".packed". Options as of those loads. The file holds
+// what this CPU uses, under LoadOptions::matmul_precision. Each weight's SHA-256 is compared with the package's;
+// weights in other files are known by file, size and time. Throws what Program::load throws, InvalidProgram for a
+// weight that is not what the package states, Unsupported for a device, SystemError if it cannot be written. Replaces a
+// file by rename(); a program without packed weights has none.
+struct PackedInfo {
+  std::string path;
+  std::size_t entries = 0;  // 0: nothing was written
+  std::uint64_t bytes = 0;
+};
+GRAFT_API PackedInfo pack(const std::string& package, const std::string& output = "", const LoadOptions& options = {});
 
 // Memory for the intermediate tensors of sessions that never run at the same time, as large as the largest plan needs.
 // A session without one has its own.

@@ -25,9 +25,10 @@ struct ModelInfo {
   // by content.
   std::string content;
   std::string device;
-  std::uint64_t mapped_bytes = 0;    // of the files; without files, of the weights where their owner has them
-  std::uint64_t packed_bytes = 0;    // of weights packed, converted or copied
-  std::uint64_t constant_bytes = 0;  // of folded constants, packed f32 weights among them
+  std::uint64_t mapped_bytes = 0;       // of the files; without files, of the weights where their owner has them
+  std::uint64_t packed_bytes = 0;       // of weights packed, converted or copied
+  std::uint64_t constant_bytes = 0;     // of folded constants, packed f32 weights among them
+  std::uint64_t packed_file_bytes = 0;  // of both, mapped from files that pack() or LoadOptions::packed_folder wrote
   std::uint64_t plan_bytes = 0;
   std::size_t plans = 0;
   std::size_t programs = 0;   // users: programs, those of delegates included

@@ -41,6 +41,8 @@ _WHERE = {
     "ModelInfo": "graft.runtime.registry",
     "models": "graft.runtime.registry",
     "unload": "graft.runtime.registry",
+    "PackedInfo": "graft.runtime.packed",
+    "pack": "graft.runtime.packed",
     "devices": "graft._C",
     "version": "graft._C",
     "compare": "graft.comparison",

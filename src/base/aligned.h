@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "base/check.h"
@@ -35,6 +36,16 @@ class AlignedMemory {
     return memory;
   }
 
+  // Memory of a mapped file, which `owner` keeps: it must not be written.
+  static AlignedMemory of_file(std::shared_ptr<const void> owner, std::span<const std::byte> bytes) {
+    AlignedMemory memory;
+    // An alias of the owner, which nobody writes through.
+    memory.data_ = {std::const_pointer_cast<void>(std::move(owner)), const_cast<std::byte*>(bytes.data())};
+    memory.bytes_ = bytes.size();
+    memory.in_file_ = true;
+    return memory;
+  }
+
   // Several buffers in one block, which lives as long as any of them: this puts even those smaller than a huge page on
   // one.
   static std::vector<AlignedMemory> together_on_huge_pages(std::span<const std::size_t> sizes) {
@@ -54,6 +65,7 @@ class AlignedMemory {
 
   std::byte* data() const { return data_.get(); }
   std::size_t size() const { return bytes_; }
+  bool in_file() const { return in_file_; }
 
  private:
   AlignedMemory(std::size_t bytes, std::size_t alignment) : bytes_(bytes) {
@@ -64,6 +76,7 @@ class AlignedMemory {
 
   std::shared_ptr<std::byte> data_;  // shared by all buffers of a block
   std::size_t bytes_ = 0;
+  bool in_file_ = false;
 };
 
 }  // namespace graft

@@ -12,6 +12,7 @@
 #include <mutex>
 #include <system_error>
 #include <tuple>
+#include <utility>
 
 #include "base/check.h"
 
@@ -44,7 +45,7 @@ Mappings& mappings() {
 
 }  // namespace
 
-std::shared_ptr<const MappedFile> MappedFile::open(const std::string& path) {
+std::shared_ptr<MappedFile> MappedFile::opened(const std::string& path) {
   int descriptor;
   // Opening a pipe would block until it has a writer; O_NONBLOCK does not affect regular files.
   do descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
@@ -54,7 +55,18 @@ std::shared_ptr<const MappedFile> MappedFile::open(const std::string& path) {
     GRAFT_CHECK(NotFound, error != ENOENT && error != ENOTDIR, "no file '", path, "'");
     throw SystemError(str("cannot open '", path, "': ", reason(error)));
   }
-  std::shared_ptr<MappedFile> file(new MappedFile(path, descriptor));
+  return std::shared_ptr<MappedFile>(new MappedFile(path, descriptor));
+}
+
+std::shared_ptr<const MappedFile> MappedFile::open_without_descriptor(const std::string& path) {
+  const std::shared_ptr<MappedFile> file = opened(path);
+  file->map();
+  ::close(std::exchange(file->descriptor_, -1));
+  return file;
+}
+
+std::shared_ptr<const MappedFile> MappedFile::open(const std::string& path) {
+  const std::shared_ptr<MappedFile> file = opened(path);
   const Mappings::Identity identity = Mappings::of(path, file->status());
   Mappings& all = mappings();
   const std::lock_guard lock(all.mutex);
@@ -84,6 +96,11 @@ struct stat MappedFile::status() const {
   struct stat out {};
   GRAFT_CHECK(SystemError, ::fstat(descriptor_, &out) == 0, "cannot read '", path_, "': ", reason(errno));
   return out;
+}
+
+std::string MappedFile::identity() const {
+  const struct stat found = status();
+  return str(found.st_dev, ":", found.st_ino, ":", bytes_.size(), ":", modified_.tv_sec, ".", modified_.tv_nsec);
 }
 
 void MappedFile::map() {
@@ -142,7 +159,7 @@ void MappedFile::check_unchanged() const {
 MappedFile::~MappedFile() {
   if (is_memory()) return;
   if (!bytes_.empty()) ::munmap(const_cast<std::byte*>(bytes_.data()), bytes_.size());
-  ::close(descriptor_);
+  if (descriptor_ >= 0) ::close(descriptor_);
 }
 
 }  // namespace graft

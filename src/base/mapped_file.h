@@ -25,6 +25,9 @@ class GRAFT_API MappedFile {
  public:
   // Throws NotFound if there is no such file, SystemError if it cannot be opened or mapped; both name the path.
   static std::shared_ptr<const MappedFile> open(const std::string& path);
+  // A mapping of its own without a descriptor, of which a process has few: read(), identity() and check_unchanged()
+  // must not be called. Throws the same.
+  static std::shared_ptr<const MappedFile> open_without_descriptor(const std::string& path);
   // Memory that `owner` keeps alive, or the caller if that is null; `label` replaces the path in messages.
   static std::shared_ptr<const MappedFile> of_memory(std::span<const std::byte> bytes, std::string label,
                                                      std::shared_ptr<const void> owner);
@@ -37,7 +40,9 @@ class GRAFT_API MappedFile {
   // Page-aligned for a file; empty for an empty one.
   std::span<const std::byte> bytes() const { return bytes_; }
   const std::string& path() const { return path_; }
-  bool is_memory() const { return descriptor_ < 0; }
+  bool is_memory() const { return is_memory_; }
+  // Device, inode, size and time, as text; not for memory.
+  std::string identity() const;
 
   // A copy of `count` bytes at `offset`, read from the file. Throws InvalidProgram if they no longer exist, SystemError
   // if they cannot be read.
@@ -51,12 +56,15 @@ class GRAFT_API MappedFile {
   void check_unchanged() const;
 
  private:
-  MappedFile(std::string path, int descriptor) : path_(std::move(path)), descriptor_(descriptor) {}
+  MappedFile(std::string path, int descriptor)
+      : path_(std::move(path)), descriptor_(descriptor), is_memory_(descriptor < 0) {}
+  static std::shared_ptr<MappedFile> opened(const std::string& path);  // not mapped yet
   void map();
   struct stat status() const;
 
   std::string path_;
   int descriptor_ = -1;
+  bool is_memory_;
   std::span<const std::byte> bytes_;
   struct timespec modified_ {};
   std::shared_ptr<const void> owner_;

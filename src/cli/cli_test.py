@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import struct
 import subprocess
@@ -402,3 +403,31 @@ def test_tokenize_errors(tokenizer, tmp_path):
     assert "no token 99" in bad("tokenize", tokenizer, "--decode", "99")
     assert "none.json" in bad("tokenize", tmp_path / "none.json", "a")
     assert "FILE" in bad("tokenize", code=2)
+
+
+def test_pack(tmp_path: Path) -> None:
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(64, 64)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.linear(x)
+
+    path = graft.export(Net(), (torch.randn(16, 64),), path=tmp_path / "net.pte")
+    printed = good("pack", path)
+    assert re.fullmatch(rf"{re.escape(str(path))}\.packed: [\d.]+ KiB, \d+ entr(y|ies)\n", printed), printed
+    assert graft.load(path).stats()["packed_file_bytes"] > 64 * 64 * 4 - 1
+    other = tmp_path / "other.packed"
+    assert good("pack", path, "--output", other).startswith(f"{other}: ") and other.exists()
+    assert "no file '" in bad("pack", tmp_path / "none.pte")
+    assert "cannot write '" in bad("pack", path, "--output", tmp_path / "none" / "net.packed")
+    assert "--output" in good("pack", "--help")
+
+    class Sum(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + x
+
+    bare = graft.export(Sum(), (torch.randn(4),), path=tmp_path / "sum.pte")
+    assert "no file was written" in good("pack", bare)
+    assert not Path(f"{bare}.packed").exists()

@@ -53,6 +53,11 @@ struct InspectArgs {
 };
 void inspect(const InspectArgs& args);
 
+struct PackArgs : LoadArgs {
+  std::string output;  // a file; empty: beside the package
+};
+void pack_weights(const PackArgs& args);
+
 void list_devices();
 
 struct TokenizeArgs {

@@ -56,6 +56,14 @@ constexpr const char* kInspectNotes = R"(Examples:
 
 A plan is what runs for given input sizes. It is shown when all sizes are fixed or given with --shape.)";
 
+constexpr const char* kPackNotes = R"(Examples:
+  graft pack model.pte
+  graft pack model.pte --weights model.safetensors --output model-avx2.packed
+
+Writes what loads make of the weights for this CPU: packed weights and folded constants. Loads map the file that lies
+beside the package as model.pte.packed, so that all processes of a machine share it. Pack again after a change of the
+package, of its weights, or of graft; until then loads make their own.)";
+
 constexpr const char* kTokenizeNotes = R"(Examples:
   graft tokenize tokenizer.json "Hello, world!"
   graft tokenize model.gguf --pieces < prompt.txt
@@ -171,6 +179,13 @@ int dispatch(int argc, char** argv) {
   inspect_command->add_flag("--passes", inspect_args.passes,
                             "print what each pass over graphs and launches did, or what kept it out");
 
+  PackArgs pack_args;
+  CLI::App* pack_command = app.add_subcommand("pack", "Write packed weights to a file that processes share.");
+  pack_command->footer(kPackNotes);
+  add_load_options(*pack_command, pack_args, "the program: a .pte file");
+  pack_command->add_option("--output", pack_args.output, "where to write it (default: FILE.packed)")
+      ->type_name("FILE.packed");
+
   CLI::App* devices_command = app.add_subcommand("devices", "List the devices of this build and machine.");
   devices_command->footer("Example:\n  graft devices");
 
@@ -207,6 +222,7 @@ int dispatch(int argc, char** argv) {
   if (run_command->parsed()) run(run_args);
   if (compare_command->parsed() && !compare(compare_args)) code = kFailed;
   if (inspect_command->parsed()) inspect(inspect_args);
+  if (pack_command->parsed()) pack_weights(pack_args);
   if (devices_command->parsed()) list_devices();
   if (tokenize_command->parsed()) tokenize(tokenize_args);
   std::cout.flush();

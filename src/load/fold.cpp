@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstring>
 #include <optional>
 #include <set>
 #include <string_view>
@@ -9,6 +10,7 @@
 #include "base/check.h"
 #include "exec/executor.h"
 #include "op/operator.h"
+#include "op/user.h"
 #include "pass/graph/passes.h"
 
 namespace graft {
@@ -165,45 +167,66 @@ std::vector<AlignedMemory> evaluate(const ir::Program& graph, const ir::Method& 
   return memory;
 }
 
-// The expression of each value of a method that reads only weights, by number in the pool.
+// The expression of each value of a method that reads only weights: by number in the pool, and by a digest that is
+// equal in other processes.
 class Expressions {
  public:
-  Expressions(const ir::Program& graph, const ir::Method& constants,
-              const std::function<const void*(std::uint32_t weight)>& identity, ConstantPool& pool)
-      : numbers_(constants.values.size()) {
+  Expressions(const ir::Program& graph, const ir::Method& constants, const FoldedWeights& weights, ConstantPool& pool)
+      : numbers_(constants.values.size()), digests_(constants.values.size()) {
     std::set<ir::ValueId> read;
     for (const ir::Node& node : constants.nodes) ir::for_each_value(node, [&](ir::ValueId id) { read.insert(id); });
     for (const ir::Input& input : constants.inputs) {
       if (!read.contains(input.value)) continue;
       const ir::Weight& weight = graph.weights[input.index];
-      numbers_[input.value] =
-          pool.number_of(str("weight ", identity(input.index), " ", static_cast<int>(weight.storage), " ",
-                             name(weight.dtype), " ", weight.block_type, " ", constants.values[input.value].str()));
+      const std::string as = str(" ", static_cast<int>(weight.storage), " ", name(weight.dtype), " ", weight.block_type,
+                                 " ", constants.values[input.value].str());
+      numbers_[input.value] = pool.number_of(str("weight ", weights.identity(input.index), as));
+      if (weights.store == nullptr) continue;
+      if (const auto content = weights.content(input.index))
+        digests_[input.value] = weights.store->digest(str("weight ", *content, as));
     }
     for (const ir::Node& node : constants.nodes) {
       const ir::Op& op = graph.op_of(node);
-      std::string text = op.target;
-      for (std::size_t a = 0; a < node.args.size(); ++a) text += str(" ", op.arg_names[a], "=", text_of(node.args[a]));
-      // Sub-graphs are not compared: such a node equals no other.
-      if (std::ranges::any_of(node.args, has_graph)) text += str(" ", static_cast<const void*>(&graph), " ", node.name);
-      for (std::size_t i = 0; i < node.outputs.size(); ++i)
-        numbers_[node.outputs[i]] = pool.number_of(str(text, " ", i, " ", constants.values[node.outputs[i]].str()));
+      const auto text_with = [&](const auto& name_of) {
+        std::string text = op.target;
+        for (std::size_t a = 0; a < node.args.size(); ++a)
+          text += str(" ", op.arg_names[a], "=", text_of(node.args[a], name_of));
+        return text;
+      };
+      std::string text = text_with([&](ir::ValueId id) { return str(numbers_[id]); });
+      // Sub-graphs are not compared: such a node equals no other. Operators of the user are known to this process only.
+      const bool has_graph = std::ranges::any_of(node.args, [](const ir::Arg& arg) { return contains_graph(arg); });
+      if (has_graph) text += str(" ", static_cast<const void*>(&graph), " ", node.name);
+      bool told = weights.store != nullptr && !has_graph && find_user_operator(op.target) == nullptr;
+      ir::for_each_value(node, [&](ir::ValueId id) { told = told && digests_[id].has_value(); });
+      const std::string description =
+          told ? text_with([&](ir::ValueId id) { return hex(*digests_[id]); }) : std::string();
+      for (std::size_t i = 0; i < node.outputs.size(); ++i) {
+        const std::string value = str(" ", i, " ", constants.values[node.outputs[i]].str());
+        numbers_[node.outputs[i]] = pool.number_of(text + value);
+        if (told) digests_[node.outputs[i]] = weights.store->digest(description + value);
+      }
     }
   }
   std::size_t of(ir::ValueId value) const { return numbers_[value]; }
+  const std::optional<Digest>& digest_of(ir::ValueId value) const { return digests_[value]; }
 
  private:
-  static bool has_graph(const ir::Arg& arg) { return arg.is_graph() || std::ranges::any_of(arg.items, has_graph); }
+  static bool contains_graph(const ir::Arg& arg) {
+    return arg.is_graph() || std::ranges::any_of(arg.items, contains_graph);
+  }
 
-  std::string text_of(const ir::Arg& arg) const {
-    if (arg.is_value()) return str("%", numbers_[arg.value()]);
+  template <typename NameOf>
+  static std::string text_of(const ir::Arg& arg, const NameOf& name_of) {
+    if (arg.is_value()) return str("%", name_of(arg.value()));
     std::string text = str(static_cast<int>(arg.kind), ":", arg.i, ":", std::bit_cast<std::uint64_t>(arg.f), ":",
                            arg.s.size(), ":", arg.s, "[");
-    for (const ir::Arg& item : arg.items) text += text_of(item) + ",";
+    for (const ir::Arg& item : arg.items) text += text_of(item, name_of) + ",";
     return text + "]";
   }
 
   std::vector<std::size_t> numbers_;
+  std::vector<std::optional<Digest>> digests_;
 };
 
 // The method reduced to these results.
@@ -230,17 +253,51 @@ ir::Method cut_to(const ir::Method& constants, const std::vector<ir::ValueId>& r
 
 }  // namespace
 
+// Whether the weights that these nodes read are what they are called.
+bool confirmed(const ir::Method& constants, const FoldedWeights& weights) {
+  std::set<ir::ValueId> values;
+  for (const ir::Node& node : constants.nodes) ir::for_each_value(node, [&](ir::ValueId id) { values.insert(id); });
+  return std::ranges::all_of(constants.inputs, [&](const ir::Input& input) {
+    return !values.contains(input.value) || weights.confirm(input.index);
+  });
+}
+
+// Moves to the store what it keeps.
+void keep_in_store(std::vector<AlignedMemory>& memory, const std::vector<ir::ValueId>& results,
+                   const Expressions& expressions, PackedStore& store) {
+  bool any = false;
+  for (std::size_t i = 0; i < results.size(); ++i) {
+    if (const auto& digest = expressions.digest_of(results[i])) memory[i] = store.keep(*digest, std::move(memory[i]));
+    any = any || memory[i].in_file();
+  }
+  if (!any) return;
+  // The others would keep the block that all were computed into.
+  for (AlignedMemory& small : memory) {
+    if (small.in_file()) continue;
+    AlignedMemory copy(small.size());
+    if (small.size() > 0) std::memcpy(copy.data(), small.data(), small.size());
+    small = std::move(copy);
+  }
+}
+
 std::size_t fold_constants(ir::Program& graph, LoadedMethod& method, const PlanLimits& limits, ConstantPool& pool,
-                           const std::function<const void*(std::uint32_t weight)>& identity,
-                           const std::function<void(std::uint32_t weight)>& read) {
+                           const FoldedWeights& weights) {
   Folder(graph).run([&](const ir::Method& constants, const std::vector<ir::ValueId>& results) {
     if (results.empty()) return;
-    const Expressions expressions(graph, constants, identity, pool);
+    const Expressions expressions(graph, constants, weights, pool);
     std::vector<ir::ValueId> missing;
     std::map<std::size_t, ConstantPool::Memory> memory_of;  // by number of the expression
     for (const ir::ValueId id : results) {
       const auto [entry, first] = memory_of.try_emplace(expressions.of(id), nullptr);
-      if (first && !(entry->second = pool.find(expressions.of(id)))) missing.push_back(id);
+      if (!first || (entry->second = pool.find(expressions.of(id)))) continue;
+      const std::optional<Digest>& digest = expressions.digest_of(id);
+      const auto bytes = static_cast<std::size_t>(static_bytes(constants.values[id]));
+      std::optional<AlignedMemory> stored = digest ? weights.store->find(*digest, bytes) : std::nullopt;
+      if (stored) {
+        entry->second = pool.keep(expressions.of(id), *std::move(stored));
+      } else {
+        missing.push_back(id);
+      }
     }
     for (std::size_t begin = 0; begin < missing.size();) {
       std::vector<ir::ValueId> some;
@@ -250,13 +307,20 @@ std::size_t fold_constants(ir::Program& graph, LoadedMethod& method, const PlanL
       }
       const ir::Method cut = cut_to(constants, some);
       std::vector<AlignedMemory> memory = evaluate(graph, cut, method.weights, limits);
+      const auto kept = [&](const AlignedMemory& made) { return weights.store->keeps(made.size()); };
+      if (weights.store != nullptr && std::ranges::any_of(memory, kept) && confirmed(cut, weights))
+        keep_in_store(memory, some, expressions, *weights.store);
       for (std::size_t i = 0; i < some.size(); ++i)
         memory_of[expressions.of(some[i])] = pool.keep(expressions.of(some[i]), std::move(memory[i]));
       std::set<ir::ValueId> values;
       for (const ir::Node& node : cut.nodes) ir::for_each_value(node, [&](ir::ValueId id) { values.insert(id); });
       for (const ir::Input& input : cut.inputs)
-        if (values.contains(input.value)) read(input.index);
+        if (values.contains(input.value)) weights.read(input.index);
     }
+    if (weights.store != nullptr && weights.store->records() && confirmed(constants, weights))
+      for (const ir::ValueId id : results)
+        if (const auto& digest = expressions.digest_of(id))
+          weights.store->recorded(*digest, memory_of[expressions.of(id)]);
     for (const ir::ValueId id : results)
       method.constants.push_back({memory_of[expressions.of(id)], graph.methods[0].values[id].name});
   });

@@ -5,10 +5,12 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 
 #include "load/program_impl.h"
+#include "weight/packed_store.h"
 
 namespace graft {
 
@@ -45,14 +47,24 @@ class ConstantPool {
   std::map<std::size_t, std::weak_ptr<const AlignedMemory>> memory_;
 };
 
+// What folding asks of the weights of the graph, by index.
+struct FoldedWeights {
+  // What stands for a weight's bytes in the pool.
+  std::function<const void*(std::uint32_t weight)> identity;
+  // Called once a weight has been read for constants, some megabytes of them at a time.
+  std::function<void(std::uint32_t weight)> read;
+  // Where constants may be that another process computed; null: nowhere. The others as in WeightPlacer.
+  PackedStore* store = nullptr;
+  std::function<std::optional<std::string>(std::uint32_t weight)> content;
+  std::function<bool(std::uint32_t weight)> confirm;
+};
+
 // Constant folding: nodes that depend only on weights run once, here, and their results become constants of the method.
 // Views stay views; results much larger than their inputs are left to each run, so that folding never costs more memory
-// than it saves work. `graph` has one method, that of `method`, whose weights are placed; identity(weight) says what
-// stands for a weight's bytes in the pool. Calls read(weight) once a weight has been read for constants, some megabytes
-// of them at a time. Returns the number of constants.
+// than it saves work. `graph` has one method, that of `method`, whose weights are placed. Returns the number of
+// constants.
 std::size_t fold_constants(ir::Program& graph, LoadedMethod& method, const PlanLimits& limits, ConstantPool& pool,
-                           const std::function<const void*(std::uint32_t weight)>& identity,
-                           const std::function<void(std::uint32_t weight)>& read);
+                           const FoldedWeights& weights);
 
 // The same for a graph that was read again: which nodes are folded depends on the graph alone, and their results exist.
 // Throws InvalidProgram if they do not match this graph.

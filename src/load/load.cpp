@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <bit>
+#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -21,6 +22,8 @@
 #include "op/operator.h"
 #include "package/package.h"
 #include "pass/graph/kv_cache.h"
+#include "plan/stored_plan.h"
+#include "weight/packed_store.h"
 #include "weight/stored_weight.h"
 #include "weight/weight_placer.h"
 
@@ -32,6 +35,9 @@ constexpr std::size_t kPackageAlignment = 16;
 
 // Prefix of the keys of named data that hold plans.
 constexpr std::string_view kPlanKey = "graft.plan.";
+
+// What pack() adds to the name of a package.
+constexpr const char* kPackedSuffix = ".packed";
 
 void check_operators(const ir::Program& program) {
   const ir::Method& method = program.methods[0];
@@ -170,8 +176,11 @@ class Loader {
       GraphPasses passes{graph, impl_->pass_options()};
       append(method.passes, run_graph_passes(PassStage::stored, passes));
       method.weights.assign(graph.weights.size(), nullptr);
-      for (const ConvertedWeight& c : passes.converted)
+      converted_.emplace_back();
+      for (const ConvertedWeight& c : passes.converted) {
         method.weights[c.weight] = placer_.converted(graph.weights[c.weight], found[c.source]);
+        converted_.back().emplace(c.weight, c.source);
+      }
       for (std::size_t i = 0; i < found.size(); ++i)
         if (!method.weights[i]) method.weights[i] = place(graph.weights[i], found[i]);
       for (std::size_t i = 0; i < found.size(); ++i) {
@@ -224,18 +233,7 @@ class Loader {
         seen_ += str(" ", i, ":", weight, "=", value ? std::bit_cast<std::uint64_t>(*value) : 0, value.has_value());
         return value;
       };
-      const auto identity = [&](std::uint32_t weight) -> const void* {
-        if (weight >= found_[i].size()) return method.weights[weight];  // a conversion
-        return placer_.identity(graphs_[i].weights[weight], found_[i][weight]);
-      };
-      passes.fold = [&] {
-        return fold_constants(graphs_[i], method, impl_->limits, pool, identity, [&](std::uint32_t weight) {
-          if (weight >= found_[i].size()) return;  // a conversion
-          // Other readers page the bytes in again.
-          const FoundWeight& found = found_[i][weight];
-          if (found.file) found.file->release(found.bytes);
-        });
-      };
+      passes.fold = [&] { return fold_constants(graphs_[i], method, impl_->limits, pool, folded_weights(i)); };
       append(method.passes, run_graph_passes(PassStage::placed, passes));
       check_operators(graphs_[i]);
       append(method.passes, run_graph_passes(PassStage::fold, passes));
@@ -268,7 +266,39 @@ class Loader {
     return bytes;
   }
 
+  // Before weights are placed: looks for what is made of them in this file (not for an empty path), and in the folder
+  // of the options. Not for devices, which have memory of their own.
+  void find_packed(const std::string& beside, bool hash_content) {
+    if (impl_->on_device) return;
+    const char* named = std::getenv("GRAFT_PACKED_FOLDER");
+    const std::string folder = !options_.packed_folder.empty() || named == nullptr ? options_.packed_folder : named;
+    if (!options_.packed_files || (beside.empty() && folder.empty())) return;
+    make_store();
+    if (!beside.empty()) store_->add_file(beside);
+    store_->set_folder(folder);
+    placer_.use(&*store_, hash_content);
+  }
+  // Instead: remembers what is made, for write_packed().
+  void record_packed() {
+    GRAFT_CHECK(Unsupported, !impl_->on_device, "weights are packed for the CPU, not for device '", impl_->device, "'");
+    make_store();
+    store_->record();
+    placer_.use(&*store_, /*hash_content=*/false);
+  }
+  PackedInfo write_packed(const std::string& path) const {
+    GRAFT_CHECK(InvalidProgram, placer_.unconfirmed().empty(), placer_.unconfirmed(),
+                " is not what the package states: its SHA-256 is another one");
+    return store_->write(path);
+  }
+
   std::unique_ptr<ProgramImpl> finish(ReadMethod read_method) {
+    if (store_) {
+      store_->finish();
+      impl_->weight_stats.packed_file_bytes = store_->used_bytes();
+      impl_->weight_stats.packed_files_written = store_->written();
+      impl_->weight_stats.packed_files_refused = store_->refused();
+      impl_->weight_stats.packed_refusal = store_->refusal();
+    }
     impl_->read_method = std::move(read_method);
     impl_->placed = placer_.placed();
     for (std::size_t i = 0; i < graphs_.size(); ++i)
@@ -278,6 +308,45 @@ class Loader {
   }
 
  private:
+  void make_store() {
+    const PlanOrigin origin = plan_origin(impl_->device);
+    store_.emplace(str(origin.version, "; ", origin.device, "; ", origin.instructions, "; ", settings()),
+                   options_.verify_hashes);
+  }
+
+  FoldedWeights folded_weights(std::size_t graph) {
+    const auto source = [this, graph](std::uint32_t weight) {
+      const std::map<std::uint32_t, std::uint32_t>& converted = converted_[graph];
+      const auto of = converted.find(weight);
+      return of == converted.end() ? weight : of->second;
+    };
+    FoldedWeights out;
+    out.identity = [this, graph](std::uint32_t weight) -> const void* {
+      if (weight >= found_[graph].size()) return impl_->methods[graph].weights[weight];  // a conversion
+      return placer_.identity(graphs_[graph].weights[weight], found_[graph][weight]);
+    };
+    out.read = [this, graph](std::uint32_t weight) {
+      if (weight >= found_[graph].size()) return;
+      // Other readers page the bytes in again.
+      const FoundWeight& found = found_[graph][weight];
+      if (found.file) found.file->release(found.bytes);
+    };
+    if (!store_) return out;
+    out.store = &*store_;
+    out.content = [this, graph, source](std::uint32_t weight) -> std::optional<std::string> {
+      const std::uint32_t of = source(weight);
+      const FoundWeight& found = found_[graph].at(of);
+      std::optional<std::string> content = placer_.content(graphs_[graph].weights[of], found);
+      if (content && of != weight) content = str("f32 of ", found.stored->str(), " ", *content);
+      return content;
+    };
+    out.confirm = [this, graph, source](std::uint32_t weight) {
+      const std::uint32_t of = source(weight);
+      return placer_.confirm(graphs_[graph].weights[of], found_[graph].at(of));
+    };
+    return out;
+  }
+
   // What constants depend on beside weights.
   std::string settings() const {
     return str(static_cast<int>(options_.matmul_precision), options_.fast_kernels, " ", impl_->device);
@@ -363,8 +432,10 @@ class Loader {
   std::unique_ptr<ProgramImpl> impl_;
   WeightPlacer placer_;
   std::unique_lock<std::recursive_mutex> sharing_;  // from share() to the end of fold()
-  std::string graph_;  // of a delegate
-  std::string seen_;   // what passes asked of the values of weights
+  std::optional<PackedStore> store_;
+  std::vector<std::map<std::uint32_t, std::uint32_t>> converted_;  // by graph: the weight that a conversion was made of
+  std::string graph_;                                              // of a delegate
+  std::string seen_;                                               // what passes asked of the values of weights
   std::vector<ir::Program> graphs_;
   std::vector<std::vector<FoundWeight>> found_;  // by graph and weight, until constants are folded
 };
@@ -375,8 +446,12 @@ std::uint64_t host_bytes(const WeightFile& file) {
   return bytes;
 }
 
+// Called at the end of a load that records what it makes of weights.
+using LoadEnd = std::function<void(const Loader& loader)>;
+
 std::shared_ptr<const Program> load_package(const std::function<std::shared_ptr<const MappedFile>()>& open,
-                                            const std::string& source, const LoadOptions& options) {
+                                            const std::string& source, const std::string& beside,
+                                            const LoadOptions& options, const LoadEnd& end = nullptr) {
   Loader loader(options, source);
   std::shared_ptr<const MappedFile> file;
   Package package;
@@ -413,6 +488,11 @@ std::shared_ptr<const Program> load_package(const std::function<std::shared_ptr<
       if (sources.size() != store->files().size()) sources.clear();
     }
     loader.share(std::move(sources));
+    if (end) {
+      loader.record_packed();
+    } else {
+      loader.find_packed(beside, /*hash_content=*/false);
+    }
     const std::uint64_t bytes = loader.place_weights([&](const ir::Weight& weight) { return store->find(weight); });
     store->check_memory_used();
     return bytes;
@@ -427,6 +507,7 @@ std::shared_ptr<const Program> load_package(const std::function<std::shared_ptr<
       bytes += host_bytes(from);
     }
     store.reset();
+    if (end) end(loader);
     return bytes;
   });
   return Internal::program(loader.finish([file](std::size_t method) {
@@ -486,6 +567,7 @@ std::shared_ptr<const Program> Program::from_ir(std::span<const std::byte> blob,
     } else {
       const auto digest = sha256(*kept);
       loader.share_by_content({reinterpret_cast<const char*>(digest.data()), digest.size()});
+      loader.find_packed("", /*hash_content=*/true);
     }
     std::map<std::string, std::span<const std::byte>, std::less<>> answers;
     return loader.place_weights([&](const ir::Weight& weight) {
@@ -510,7 +592,16 @@ MatmulPrecision matmul_precision_named(std::string_view name) {
 }
 
 std::shared_ptr<const Program> Program::load(const std::string& path, const LoadOptions& options) {
-  return load_package([&] { return MappedFile::open(path); }, path, options);
+  return load_package([&] { return MappedFile::open(path); }, path, path + kPackedSuffix, options);
+}
+
+PackedInfo pack(const std::string& package, const std::string& output, const LoadOptions& options) {
+  GRAFT_CHECK(InvalidArgument, options.tensors.empty(), "weights in memory of the caller are not packed");
+  PackedInfo info;
+  load_package(
+      [&] { return MappedFile::open(package); }, package, "", options,
+      [&](const Loader& loader) { info = loader.write_packed(output.empty() ? package + kPackedSuffix : output); });
+  return info;
 }
 
 std::shared_ptr<const Program> Program::load_memory(std::span<const std::byte> package, const LoadOptions& options) {
@@ -523,7 +614,7 @@ std::shared_ptr<const Program> Program::load_memory(std::span<const std::byte> p
                     static_cast<const void*>(package.data()));
         return MappedFile::of_memory(package, label, options.keep_alive);
       },
-      label, options);
+      label, "", options);
 }
 
 }  // namespace graft

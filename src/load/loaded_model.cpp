@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "weight/packed_file.h"
 
 namespace graft {
 
@@ -76,8 +77,8 @@ std::shared_ptr<LoadedModel> LoadedModel::of_content(const std::string& name, Cl
 const void* LoadedModel::identity(const std::string& key, std::span<const std::byte> bytes,
                                   const ProgramImpl& program) {
   const auto same = [&](std::span<const std::byte> other) {
-    return other.size() == bytes.size() &&
-           (other.data() == bytes.data() || bytes.empty() || std::memcmp(other.data(), bytes.data(), bytes.size()) == 0);
+    return other.size() == bytes.size() && (other.data() == bytes.data() || bytes.empty() ||
+                                            std::memcmp(other.data(), bytes.data(), bytes.size()) == 0);
   };
   const std::lock_guard lock(copies_mutex_);
   const auto [begin, end] = copies_.equal_range(key);
@@ -110,11 +111,7 @@ void LoadedModel::add_user(const ProgramImpl& program) {
   if (!first_.content.empty()) return;
   first_.path = program.is_delegate ? "a program of ExecuTorch" : program.source;
   first_.device = program.device;
-  constexpr const char* kDigits = "0123456789abcdef";
-  for (const std::uint8_t byte : program.fingerprint) {
-    first_.content += kDigits[byte / 16];
-    first_.content += kDigits[byte % 16];
-  }
+  first_.content = hex(program.fingerprint);
 }
 
 void LoadedModel::remove_user(const ProgramImpl& program) {
@@ -145,11 +142,14 @@ ModelInfo LoadedModel::info() const {
     if (program->files.empty())
       for (const std::span<const std::byte> weight : program->placed)
         if (counted.insert(weight.data()).second) out.mapped_bytes += weight.size();
-    for (const auto& memory : program->made_weights)
-      if (counted.insert(memory.get()).second) out.packed_bytes += memory->size();
+    const auto count = [&](const AlignedMemory& memory, std::uint64_t& bytes) {
+      if (!counted.insert(&memory).second) return;
+      bytes += memory.size();
+      if (memory.in_file()) out.packed_file_bytes += memory.size();
+    };
+    for (const auto& memory : program->made_weights) count(*memory, out.packed_bytes);
     for (const LoadedMethod& method : program->methods)
-      for (const FoldedConstant& constant : method.constants)
-        if (counted.insert(constant.memory.get()).second) out.constant_bytes += constant.memory->size();
+      for (const FoldedConstant& constant : method.constants) count(*constant.memory, out.constant_bytes);
     if (!counted.insert(program->plans.get()).second) continue;
     for (const auto& [method, plan] : program->plans->list()) {
       ++out.plans;

@@ -28,7 +28,8 @@ class LoadedModel {
   using Sources = std::vector<std::shared_ptr<const void>>;
   static std::shared_ptr<LoadedModel> of(Sources sources, const std::string& settings);
 
-  // That of delegates whose package has this name and which claim no other content (SHA-256 and bytes by key of weights).
+  // That of delegates whose package has this name and which claim no other content (SHA-256 and bytes by key of
+  // weights).
   using Claims = std::map<std::string, std::pair<std::vector<std::uint8_t>, std::uint64_t>, std::less<>>;
   static std::shared_ptr<LoadedModel> of_content(const std::string& name, Claims claims);
   // What stands for the bytes of a weight of a delegate in `weights` and `constants`: equal for equal bytes under one

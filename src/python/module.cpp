@@ -31,6 +31,11 @@ std::span<const std::byte> bytes_of(const nb::bytes& data) {
   return {reinterpret_cast<const std::byte*>(data.c_str()), data.size()};
 }
 
+// Text with paths in it, which may hold bytes that are not UTF-8.
+nb::object text_of(const std::string& text) {
+  return nb::steal(PyUnicode_DecodeFSDefaultAndSize(text.data(), static_cast<Py_ssize_t>(text.size())));
+}
+
 // graft.errors defines the Python classes, so that each also derives from the matching built-in exception.
 void raise_as(const char* name, const std::exception& e) {
   const nb::object type = nb::module_::import_("graft.errors").attr(name);
@@ -158,7 +163,8 @@ std::shared_ptr<Program> load_program(const nb::object& package, std::vector<std
                                       std::size_t max_plans, std::int64_t max_plan_bytes,
                                       std::int64_t max_plan_launches, bool verify_hashes, bool fast_kernels,
                                       bool stored_plans, const nb::object& on_phase, std::size_t merge_segments,
-                                      const std::string& matmul_precision) {
+                                      const std::string& matmul_precision, bool packed_files,
+                                      const std::string& packed_folder) {
   LoadOptions options;
   options.weights = std::move(weights);
   for (const auto& [name, tensor] : tensors) options.tensors[nb::cast<std::string>(name)] = to_value(tensor).tensor;
@@ -172,6 +178,8 @@ std::shared_ptr<Program> load_program(const nb::object& package, std::vector<std
   options.stored_plans = stored_plans;
   options.merge_segments = merge_segments;
   options.matmul_precision = matmul_precision_named(matmul_precision);
+  options.packed_files = packed_files;
+  options.packed_folder = packed_folder;
   if (!on_phase.is_none())
     options.on_phase = [&on_phase](std::string_view phase) {
       nb::gil_scoped_acquire acquire;
@@ -211,6 +219,20 @@ nb::list package_interface(const nb::object& package) {
   return methods;
 }
 
+// What a load of the package would make of its weights, in a file: its path, entries and bytes.
+nb::tuple pack_package(const std::string& package, const std::string& output, std::vector<std::string> weights,
+                       const std::string& matmul_precision) {
+  LoadOptions options;
+  options.weights = std::move(weights);
+  options.matmul_precision = matmul_precision_named(matmul_precision);
+  PackedInfo info;
+  {
+    const nb::gil_scoped_release release;
+    info = pack(package, output, options);
+  }
+  return nb::make_tuple(text_of(info.path), info.entries, info.bytes);
+}
+
 nb::dict to_dict(const ProgramStats& s) {
   nb::list phases;
   for (const PhaseStats& p : s.phases) {
@@ -232,6 +254,10 @@ nb::dict to_dict(const ProgramStats& s) {
   d["converted_bytes"] = s.converted_bytes;
   d["packed_count"] = s.packed_count;
   d["packed_bytes"] = s.packed_bytes;
+  d["packed_file_bytes"] = s.packed_file_bytes;
+  d["packed_files_written"] = s.packed_files_written;
+  d["packed_files_refused"] = s.packed_files_refused;
+  d["packed_refusal"] = text_of(s.packed_refusal);
   d["released_bytes"] = s.released_bytes;
   d["constant_bytes"] = s.constant_bytes;
   d["shared_bytes"] = s.shared_bytes;
@@ -276,6 +302,7 @@ NB_MODULE(_C, m) {
         register_op(target, std::move(program), method);
       },
       nb::arg("target"), nb::arg("program"), nb::arg("method"));
+  m.def("pack", &pack_package, nb::arg("package"), nb::arg("output"), nb::arg("weights"), nb::arg("matmul_precision"));
   m.def("devices", [] {
     nb::list out;
     for (const DeviceInfo& d : devices())
@@ -317,7 +344,8 @@ NB_MODULE(_C, m) {
                   nb::arg("max_plan_bytes") = INT64_MAX, nb::arg("max_plan_launches") = std::int64_t{1} << 20,
                   nb::arg("verify_hashes") = false, nb::arg("fast_kernels") = true, nb::arg("stored_plans") = true,
                   nb::arg("on_phase").none() = nb::none(), nb::arg("merge_segments") = LoadOptions{}.merge_segments,
-                  nb::arg("matmul_precision") = "highest")
+                  nb::arg("matmul_precision") = "highest", nb::arg("packed_files") = true,
+                  nb::arg("packed_folder") = "")
       .def_static(
           "from_ir",
           [](const nb::bytes& blob, const nb::dict& weights) {

@@ -15,13 +15,14 @@ nb::dict to_dict(const ModelInfo& model) {
   nb::dict d;
   d["id"] = model.id;
   // A path may hold bytes that are not UTF-8.
-  d["path"] = nb::steal(
-      PyUnicode_DecodeFSDefaultAndSize(model.path.data(), static_cast<Py_ssize_t>(model.path.size())));
+  d["path"] =
+      nb::steal(PyUnicode_DecodeFSDefaultAndSize(model.path.data(), static_cast<Py_ssize_t>(model.path.size())));
   d["content"] = model.content;
   d["device"] = model.device;
   d["mapped_bytes"] = model.mapped_bytes;
   d["packed_bytes"] = model.packed_bytes;
   d["constant_bytes"] = model.constant_bytes;
+  d["packed_file_bytes"] = model.packed_file_bytes;
   d["plan_bytes"] = model.plan_bytes;
   d["plans"] = model.plans;
   d["programs"] = model.programs;

@@ -4,9 +4,11 @@
 
 #include <algorithm>
 #include <cstring>
+#include <tuple>
 
 #include "base/check.h"
 #include "base/log.h"
+#include "base/sha256.h"
 #include "weight/panels.h"
 #include "weight/stored_weight.h"
 
@@ -50,17 +52,51 @@ std::vector<std::span<const std::byte>> WeightPlacer::placed() const {
   return out;
 }
 
-std::byte* WeightPlacer::made(MadeWeights::Map& known, const ir::Weight& weight, const FoundWeight& found,
-                              const std::function<AlignedMemory()>& make) {
+std::optional<std::string> WeightPlacer::content(const ir::Weight& weight, const FoundWeight& found) {
+  if (store_ == nullptr) return std::nullopt;
+  const auto stated = [&](std::span<const std::uint8_t> hash) {
+    return str("sha256 ", std::string(hash.begin(), hash.end()), " ", found.bytes.size());
+  };
+  if (found.origin == FoundWeight::Origin::package && weight.sha256.size() == std::tuple_size_v<Digest>)
+    return stated(weight.sha256);
+  if (found.file && !found.file->is_memory())
+    return str("file ", found.file->identity(), " ", found.bytes.data() - found.file->bytes().data(), " ",
+               found.bytes.size());
+  if (!hash_content_) return std::nullopt;
+  std::string& known = hashed_[found.bytes.data()];
+  if (known.empty()) known = stated(sha256(found.bytes));
+  return known;
+}
+
+bool WeightPlacer::confirm(const ir::Weight& weight, const FoundWeight& found) {
+  if (found.origin != FoundWeight::Origin::package || weight.sha256.size() != std::tuple_size_v<Digest>) return true;
+  const auto [known, fresh] = confirmed_.try_emplace(found.bytes.data(), false);
+  if (fresh) known->second = std::ranges::equal(sha256(found.bytes), weight.sha256);
+  if (!known->second) unconfirmed_ = str("weight '", weight.key, "' in ", found.where);
+  return known->second;
+}
+
+std::byte* WeightPlacer::made(MadeWeights::Map& known, std::string_view how, const ir::Weight& weight,
+                              const FoundWeight& found, std::size_t bytes, const std::function<AlignedMemory()>& make) {
   std::weak_ptr<const AlignedMemory>& entry = known[{identity(weight, found), found.bytes.size()}];
   MadeWeights::Memory memory = entry.lock();
-  if (memory && std::ranges::find(made_, memory) != made_.end()) return memory->data();
+  const bool mine = memory && std::ranges::find(made_, memory) != made_.end();
+  if (mine && store_ == nullptr) return memory->data();
+  std::optional<Digest> digest;
+  if (const auto of = content(weight, found))
+    digest = store_->digest(
+        str(how, " ", found.stored->str(), found.panels ? " panels " : " ", weight.shape.str(), " of ", *of));
   if (memory) {
-    stats_.shared_bytes += memory->size();
+    if (!mine) stats_.shared_bytes += memory->size();
+  } else if (std::optional<AlignedMemory> stored = digest ? store_->find(*digest, bytes) : std::nullopt) {
+    entry = memory = std::make_shared<const AlignedMemory>(*std::move(stored));
   } else {
-    entry = memory = std::make_shared<const AlignedMemory>(make());
+    AlignedMemory fresh = make();
+    if (digest && store_->keeps(bytes) && confirm(weight, found)) fresh = store_->keep(*digest, std::move(fresh));
+    entry = memory = std::make_shared<const AlignedMemory>(std::move(fresh));
   }
-  made_.push_back(memory);
+  if (digest && store_->records() && confirm(weight, found)) store_->recorded(*digest, memory);
+  if (!mine) made_.push_back(memory);
   return memory->data();
 }
 
@@ -69,7 +105,7 @@ std::byte* WeightPlacer::as_stored(const ir::Weight& weight, const FoundWeight& 
   const std::size_t alignment = found.stored->is_plain() ? byte_size(found.stored->dtype) : kBlockAlignment;
   if (reinterpret_cast<std::uintptr_t>(found.bytes.data()) % alignment == 0)
     return const_cast<std::byte*>(found.bytes.data());  // never written: launches only read weights
-  return made(shared_->copies, weight, found, [&] {
+  return made(shared_->copies, "copy", weight, found, found.bytes.size(), [&] {
     AlignedMemory memory = AlignedMemory::on_huge_pages(found.bytes.size());
     std::memcpy(memory.data(), found.bytes.data(), found.bytes.size());
     ++stats_.copied_count;
@@ -81,8 +117,8 @@ std::byte* WeightPlacer::as_stored(const ir::Weight& weight, const FoundWeight& 
 }
 
 std::byte* WeightPlacer::converted(const ir::Weight& weight, const FoundWeight& found) {
-  return made(shared_->conversions, weight, found, [&] {
-    const TensorDesc desc(DType::f32, weight.shape);
+  const TensorDesc desc(DType::f32, weight.shape);
+  return made(shared_->conversions, "f32", weight, found, desc.byte_count(), [&] {
     AlignedMemory memory = AlignedMemory::on_huge_pages(desc.byte_count());
     if (desc.numel() > 0) {
       const auto to_float = ggml_get_type_traits(ggml_type_of(*found.stored))->to_float;
@@ -97,8 +133,9 @@ std::byte* WeightPlacer::converted(const ir::Weight& weight, const FoundWeight& 
 }
 
 std::byte* WeightPlacer::as_blocks(const ir::Weight& weight, const FoundWeight& found) {
-  return made(shared_->copies, weight, found, [&] {
-    AlignedMemory memory = AlignedMemory::on_huge_pages(stored_bytes(*found.stored, weight.shape));
+  const std::size_t bytes = stored_bytes(*found.stored, weight.shape);
+  return made(shared_->copies, "blocks", weight, found, bytes, [&] {
+    AlignedMemory memory = AlignedMemory::on_huge_pages(bytes);
     unpack_panels(*panel_format_of(found.stored->block), found.bytes.data(), weight.shape[0], weight.shape[1],
                   memory.data(), threads_);
     if (found.file) found.file->release(found.bytes);
@@ -116,7 +153,7 @@ std::byte* WeightPlacer::in_panels(ir::Weight& weight, const FoundWeight& found)
   set_panels(weight, bytes);
   if (found.panels && reinterpret_cast<std::uintptr_t>(found.bytes.data()) % kAlignment == 0)
     return const_cast<std::byte*>(found.bytes.data());  // never written, as in as_stored()
-  return made(shared_->panels, weight, found, [&] {
+  return made(shared_->panels, "panels", weight, found, bytes, [&] {
     AlignedMemory memory = AlignedMemory::on_huge_pages(bytes);
     if (found.panels) {
       std::memcpy(memory.data(), found.bytes.data(), bytes);

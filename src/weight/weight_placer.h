@@ -4,12 +4,16 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
+#include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "base/aligned.h"
 #include "graft/graft.h"
+#include "weight/packed_store.h"
 #include "weight/weights.h"
 
 namespace graft {
@@ -37,6 +41,19 @@ class WeightPlacer {
     shared_ = &shared;
     identity_ = std::move(identity);
   }
+  // Looks there for what is made, and keeps it there. `hash_content`: weights without a file are found by the SHA-256
+  // of their bytes, which reads them. `store` must outlive the placer; null: nowhere.
+  void use(PackedStore* store, bool hash_content) {
+    store_ = store;
+    hash_content_ = hash_content;
+  }
+  // What tells the bytes of a weight from all others, for PackedStore::digest: the SHA-256 that the package states of
+  // its own data, or the file and the place there. nullopt: not known.
+  std::optional<std::string> content(const ir::Weight& weight, const FoundWeight& found);
+  // Whether the bytes are those that `content` tells, which reads them: what others will find by it must be right.
+  bool confirm(const ir::Weight& weight, const FoundWeight& found);
+  const std::string& unconfirmed() const { return unconfirmed_; }  // the last weight that was not; "": all were
+
   const void* identity(const ir::Weight& weight, const FoundWeight& found) const {
     return identity_ ? identity_(weight, found) : found.bytes.data();
   }
@@ -56,9 +73,10 @@ class WeightPlacer {
 
  private:
   using Bytes = std::span<const std::byte>;
-  // The memory made of these bytes, once: by this program before, by another one, or by `make` now.
-  std::byte* made(MadeWeights::Map& known, const ir::Weight& weight, const FoundWeight& found,
-                  const std::function<AlignedMemory()>& make);
+  // The memory of `bytes` made of these, once: by this program before, by another one, by another process, or by `make`
+  // now. `how`: what it is.
+  std::byte* made(MadeWeights::Map& known, std::string_view how, const ir::Weight& weight, const FoundWeight& found,
+                  std::size_t bytes, const std::function<AlignedMemory()>& make);
   std::byte* as_blocks(const ir::Weight& weight, const FoundWeight& found);
 
   const bool verify_hashes_;
@@ -70,6 +88,11 @@ class WeightPlacer {
   MadeWeights own_;
   MadeWeights* shared_ = &own_;
   Identity identity_;
+  PackedStore* store_ = nullptr;
+  bool hash_content_ = false;
+  std::map<const std::byte*, std::string> hashed_;  // contents by address
+  std::map<const std::byte*, bool> confirmed_;
+  std::string unconfirmed_;
 };
 
 }  // namespace graft

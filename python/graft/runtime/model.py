@@ -379,7 +379,8 @@ class Model:
     def stats(self) -> dict[str, Any]:
         """What the program holds and what its phases cost: phases (name, times, milliseconds, bytes), weight_count,
         weight_bytes, given_bytes, copied_count, copied_bytes, converted_count, converted_bytes, packed_count,
-        packed_bytes, released_bytes, constant_bytes, graph_bytes, graph_bytes_freed, graphs_read_again. Units as in
+        packed_bytes, packed_file_bytes, packed_files_written, packed_files_refused, packed_refusal (a text),
+        released_bytes, constant_bytes, graph_bytes, graph_bytes_freed, graphs_read_again. Units as in
         graft.h (ProgramStats)."""
         return self._program.stats()
 
@@ -505,6 +506,8 @@ def load(
             on_phase=options.on_phase,
             merge_segments=options.merge_segments,
             matmul_precision=torch.get_float32_matmul_precision(),
+            packed_files=options.packed_files,
+            packed_folder=os.fspath(options.packed_folder),
         )
     except Unsupported:
         interface = _C.package_interface(source)

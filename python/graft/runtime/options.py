@@ -29,6 +29,12 @@ class LoadOptions:
         strict_zero_copy: an input that would have to be copied (its layout or alignment), and a method in segments, whose
             outputs would be, is a `graft.InvalidArgument`. Without, `Model.counters` counts copies (io_copies).
 
+    Packed weights on disk, which processes share:
+        packed_files: whether to look for them beside the package (`graft.pack`) and in the folder. A file that cannot be
+            used is skipped; `Model.stats` counts it (packed_files_refused) and says why (packed_refusal).
+        packed_folder: where this and later loads of any process keep what they make of weights. "": GRAFT_PACKED_FOLDER,
+            else nowhere. Who can write there can change results.
+
     Memory and queue:
         arena: a `graft.Arena` for intermediate tensors that models share which never run at the same time; of two calls
             at once the second raises `graft.Busy`.
@@ -54,6 +60,8 @@ class LoadOptions:
     max_plan_launches: int = 1 << 20
     verify_hashes: bool = False
     strict_zero_copy: bool = False
+    packed_files: bool = True
+    packed_folder: str = ""
     arena: _C.Arena | None = None
     states: _C.States | None = None
     queue_capacity: int = 16

@@ -21,6 +21,7 @@ class ModelInfo:
     mapped_bytes: of the files; without files, of the weights where their owner has them.
     packed_bytes: of weights that were packed, converted or copied.
     constant_bytes: of folded constants, packed f32 weights among them.
+    packed_file_bytes: of packed_bytes and constant_bytes, mapped from files (`graft.pack`).
     plan_bytes: of the cached plans.
     plans: how many of these there are.
     programs: users; those of delegates included.
@@ -35,6 +36,7 @@ class ModelInfo:
     mapped_bytes: int
     packed_bytes: int
     constant_bytes: int
+    packed_file_bytes: int
     plan_bytes: int
     plans: int
     programs: int

@@ -1,12 +1,15 @@
 """Programs of one file share its mapping and what is made of its weights; so do the methods of an ExecuTorch program."""
 
 import gc
+import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import textwrap
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -301,3 +304,36 @@ def test_a_weight_is_packed_once(tmp_path, case):
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert float(done.stdout) < 26, "MiB; 64 when each makes its own"
+
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def test_the_example_of_docs(tmp_path):
+    (code,) = re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs" / "sharing.md").read_text(), re.M | re.S)
+    export(tmp_path / "net.pte")
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert re.fullmatch(r"\d+ net\.pte \d+ 1\n", done.stdout)
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/smaps_rollup"), reason="memory is read from /proc")
+@pytest.mark.parametrize("kind", ["graft", "executorch"])
+def test_memory_of_methods_loads_and_processes(kind):
+    """The table of docs/sharing.md, in multiples of the weight. Beside it: arenas, graphs and the allocator's rest."""
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "bench" / "sharing.py"), "--mb", "32", "--json", "--only", f"^{kind} "],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    rows = {row["case"]: row for row in json.loads(done.stdout)}
+    rest = 0.35
+    for case in ("1 method", "4 methods", "3 loads"):
+        assert 0.95 < rows[case]["anonymous"] < 1 + rest, rows[case]
+    assert 3.9 < rows["4 processes"]["anonymous"] < 4 + 4 * rest
+    for case, processes in (("1 process, packed file", 1), ("4 processes, packed file", 4)):
+        assert rows[case]["anonymous"] < processes * rest, rows[case]
+    if kind == "graft":  # ExecuTorch maps the package's weights besides
+        assert rows["4 processes, packed file"]["proportional"] < 1 + 4 * rest
+        assert rows["4 processes, packed file"]["private"] < 4 * rest
