@@ -248,6 +248,7 @@ class Loader {
       }
     }
     release_weights();
+    if (impl_->is_delegate) impl_->model->release_sources();
     share_plans();
     sharing_ = {};
     return impl_->weight_stats.constant_bytes;

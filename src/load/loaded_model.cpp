@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/file_pages.h"
 #include "weight/packed_file.h"
 
 namespace graft {
@@ -90,6 +91,19 @@ const void* LoadedModel::identity(const std::string& key, std::span<const std::b
     return &copies;
   }
   return &copies_.emplace(key, Copies{{&program, bytes}})->second;
+}
+
+void LoadedModel::release_sources() {
+  constexpr std::size_t kWorthIt = std::size_t{4} << 20;
+  std::vector<std::span<const std::byte>> all;
+  std::size_t bytes_of_all = 0;
+  const std::lock_guard lock(copies_mutex_);  // nobody unmaps them
+  for (const auto& [key, copies] : copies_)
+    for (const auto& [program, bytes] : copies) {
+      all.push_back(bytes);
+      bytes_of_all += bytes.size();
+    }
+  if (bytes_of_all >= kWorthIt) release_file_pages(all);
 }
 
 void LoadedModel::remove_sources(const ProgramImpl& program) {

@@ -35,6 +35,8 @@ class LoadedModel {
   // What stands for the bytes of a weight of a delegate in `weights` and `constants`: equal for equal bytes under one
   // key, which are compared. They must stay until remove_sources().
   const void* identity(const std::string& key, std::span<const std::byte> bytes, const ProgramImpl& program);
+  // Releases the pages of these bytes: most are not read again.
+  void release_sources();
   // After everything that was made of them.
   void remove_sources(const ProgramImpl& program);
 
