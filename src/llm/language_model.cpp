@@ -12,7 +12,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr std::string_view kMethod = "step";
+constexpr std::string_view kMethod = "step", kEncodeMethod = "encode";
 
 std::string_view text_of(std::span<const std::byte> bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
@@ -102,7 +102,12 @@ std::shared_ptr<const LanguageModel> LanguageModel::load(const std::string& path
                 "' has another vocabulary (", given->size(), " tokens) than the one that '", path,
                 "' was exported with (", own->size(), " tokens)");
   }
-  return std::make_shared<const LanguageModel>(Program::load(path, options), std::move(info),
+  LoadOptions own_methods = options;  // not the one for ExecuTorch's runners, which is a second graph
+  if (own_methods.methods.empty()) {
+    own_methods.methods.emplace_back(kMethod);
+    if (info.encoder) own_methods.methods.emplace_back(kEncodeMethod);
+  }
+  return std::make_shared<const LanguageModel>(Program::load(path, own_methods), std::move(info),
                                                given ? std::move(given) : std::move(own));
 }
 

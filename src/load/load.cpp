@@ -214,6 +214,7 @@ class Loader {
       }
       const bool known =
           std::ranges::any_of(graphs_, [&](const ir::Program& g) { return g.methods[0].name == plan->method; });
+      if (!known && !options_.methods.empty()) continue;  // of a method that is not loaded
       GRAFT_CHECK(InvalidProgram, known, impl_->source, ": stored plan '", it->first, "' is of method '", plan->method,
                   "', which there is not");
       impl_->stored_plans.push_back(*std::move(plan));
@@ -357,8 +358,10 @@ class Loader {
   // that passes looked at. Which ops a device runs is asked of this program's own handle of it.
   void share_plans() {
     if (impl_->on_device || impl_->plain) return;
+    std::string methods;  // plans name methods by number
+    for (const ir::Program& graph : graphs_) methods += graph.methods[0].name + '\n';
     impl_->plans = impl_->model->plans(
-        str(graph_, " ", options_.pack_weights, options_.stored_plans, " ", options_.merge_segments, " ",
+        str(graph_, " ", methods, options_.pack_weights, options_.stored_plans, " ", options_.merge_segments, " ",
             options_.max_plan_bytes, " ", options_.max_plan_launches, " ", options_.max_plans, seen_),
         options_.max_plans);
   }
@@ -456,9 +459,10 @@ std::shared_ptr<const Program> load_package(const std::function<std::shared_ptr<
   Loader loader(options, source);
   std::shared_ptr<const MappedFile> file;
   Package package;
+  std::vector<std::size_t> in_file;  // by method: its index there
   loader.phase("parse", [&] {
     file = open();
-    package = read_package(file);
+    package = read_package(file, options.methods);
     std::uint64_t bytes = 0;
     for (const PackageMethod& method : package.methods) bytes += ir::host_bytes(method.program);
     return bytes;
@@ -467,6 +471,7 @@ std::shared_ptr<const Program> load_package(const std::function<std::shared_ptr<
     verify(package);
     std::vector<ir::Program> graphs;
     for (PackageMethod& method : package.methods) {
+      in_file.push_back(method.index);
       GRAFT_CHECK(Unsupported, method.fully_delegated, source, ": method '", method.name,
                   "' needs ExecuTorch's runtime, graft alone cannot run it: ", method.refusal);
       graphs.push_back(std::move(method.program));
@@ -511,8 +516,8 @@ std::shared_ptr<const Program> load_package(const std::function<std::shared_ptr<
     if (end) end(loader);
     return bytes;
   });
-  return Internal::program(loader.finish([file](std::size_t method) {
-    PackageMethod again = read_method(file, method);
+  return Internal::program(loader.finish([file, in_file](std::size_t method) {
+    PackageMethod again = read_method(file, in_file[method]);
     GRAFT_CHECK(InvalidProgram, again.fully_delegated, "method '", again.name, "' of '", file->path(),
                 "' changed on disk since it was loaded");
     return std::move(again.program);

@@ -272,6 +272,32 @@ TEST_F(Load, WeightsAreThereOnceForAllMethodsPlansAndSessions) {
   EXPECT_EQ(program->stats().phases[6].times, 3U);  // plans
 }
 
+TEST_F(Load, OnlyTheMethodsThatAreAskedFor) {
+  test::PteSpec two = spec();
+  const ir::test::BlobOptions blob;
+  two.plans = {test::delegated_plan(ir::test::make_blob(blob)),
+               test::delegated_plan(ir::test::make_blob(blob), "again")};
+  const std::string path = folder_.write("methods.pte", make_pte(two));
+  const auto all = Program::load(path);
+  LoadOptions options;
+  options.methods = {"again"};
+  const auto program = Program::load(path, options);
+  EXPECT_EQ(program->method_names(), std::vector<std::string>{"again"});
+  EXPECT_EQ(program->stats().graph_bytes * 2, all->stats().graph_bytes);
+  std::vector<float> x(12, 2);
+  const std::vector<Value> in{test::tensor(x, {3, 4})};
+  Session session(program, threads(1)), of_all(all, threads(1));
+  EXPECT_EQ(test::floats(session.run("again", in)[0]), test::floats(of_all.run("again", in)[0]));
+  program->shrink();  // plans come from the right method of the file then
+  std::vector<float> more(16, 3);
+  const std::vector<Value> larger{test::tensor(more, {4, 4})};
+  EXPECT_EQ(test::floats(session.run("again", larger)[0]), test::floats(of_all.run("again", larger)[0]));
+  EXPECT_EQ(program->stats().graphs_read_again, 1U);
+  EXPECT_THROW(session.run("forward", in), NotFound);
+  options.methods = {"again", "missing"};
+  EXPECT_THROW(Program::load(path, options), NotFound);
+}
+
 TEST_F(Load, ShrunkProgramsPlanFromTheFile) {
   const auto reference = Program::load(whole());
   const auto program = Program::load(whole());

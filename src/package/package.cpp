@@ -36,6 +36,11 @@ class Reader {
     for (const NamedBytes& named : pte_.named_data()) add(named.key, named.bytes);
   }
 
+  std::string_view name(std::size_t index) const {
+    const auto* name = pte_.program().execution_plan()->Get(static_cast<flatbuffers::uoffset_t>(index))->name();
+    return name == nullptr ? std::string_view() : name->string_view();
+  }
+
   PackageMethod method(std::size_t index) {
     const PlanSurroundings around{pte_, [&](const et::BackendDelegate& delegate) { return blob(delegate); },
                                   [this](std::string_view key, std::span<const std::byte> bytes) {
@@ -46,7 +51,10 @@ class Reader {
                                         known->second.bytes.size() != bytes.size())
                                       add(key, bytes);
                                   }};
-    return compose(*pte_.program().execution_plan()->Get(static_cast<flatbuffers::uoffset_t>(index)), around);
+    PackageMethod method =
+        compose(*pte_.program().execution_plan()->Get(static_cast<flatbuffers::uoffset_t>(index)), around);
+    method.index = index;
+    return method;
   }
 
   WeightFile take_data() { return std::move(data_); }
@@ -109,12 +117,13 @@ void check_methods_agree(const Package& package) {
 
 }  // namespace
 
-Package read_package(const std::shared_ptr<const MappedFile>& file) {
+Package read_package(const std::shared_ptr<const MappedFile>& file, std::span<const std::string> methods) {
   return naming_file(file->path(), [&] {
     Reader reader(file);
     reader.read_named_data();
     Package out;
     for (std::size_t i = 0; i < reader.count(); ++i) {
+      if (!methods.empty() && std::ranges::find(methods, reader.name(i)) == methods.end()) continue;
       PackageMethod method = reader.method(i);
       GRAFT_CHECK(
           InvalidProgram,
@@ -122,6 +131,9 @@ Package read_package(const std::shared_ptr<const MappedFile>& file) {
           "method '", method.name, "' appears twice");
       out.methods.push_back(std::move(method));
     }
+    for (const std::string& wanted : methods)
+      GRAFT_CHECK(NotFound, std::ranges::find(out.methods, wanted, &PackageMethod::name) != out.methods.end(),
+                  "no method '", wanted, "' in '", file->path(), "'");
     out.data = reader.take_data();
     return out;
   });

@@ -38,6 +38,7 @@ struct PackageInterface {
 struct PackageMethod {
   std::string name;
   PackageInterface interface;
+  std::size_t index = 0;  // in the file
   // Whether graft alone can run the method: at most one delegate call, of graft's delegate, and otherwise only writes
   // of mutated inputs.
   bool fully_delegated = false;
@@ -55,9 +56,11 @@ struct Package {
   WeightFile data;  // named data and constants by key
 };
 
-// Reads a .pte except the weights' bytes. Throws InvalidProgram naming the file, SystemError if it cannot be read.
-GRAFT_API Package read_package(const std::shared_ptr<const MappedFile>& file);
-// Reads one method again, with the result of read_package; the other methods are not decoded.
+// Reads a .pte except the weights' bytes. `methods`: only these are decoded; empty: all. Throws NotFound for one that
+// the file does not have, InvalidProgram naming the file, SystemError if it cannot be read.
+GRAFT_API Package read_package(const std::shared_ptr<const MappedFile>& file,
+                               std::span<const std::string> methods = {});
+// Reads the method with this index in the file again, with the result of read_package; no other is decoded.
 PackageMethod read_method(const std::shared_ptr<const MappedFile>& file, std::size_t index);
 
 // Throws InvalidProgram unless every fully delegated method is a valid program and methods agree on the weights and
