@@ -114,8 +114,8 @@ struct LoadOptions {
   std::map<std::string, TensorView, std::less<>> tensors;
   // Held as long as the program: owns the memory of `tensors` and of load_memory(). Null: the caller keeps it alive.
   std::shared_ptr<const void> keep_alive;
-  // Methods to load; empty: all. Throws NotFound for one that the package does not have. Loading a method costs time and
-  // the memory of its graph. Ignored by from_ir().
+  // Methods to load; empty: all. Throws NotFound for one that the package does not have. Loading a method costs time
+  // and the memory of its graph. Ignored by from_ir().
   std::vector<std::string> methods;
   std::string device;  // "" means GRAFT_DEVICE or "cpu"; an unknown name throws NotFound
   // Plans kept, least recently used dropped first. Programs of the same files and options share them on the CPU.
