@@ -204,7 +204,7 @@ Json describe(const LoadedMethod& method, const ir::Program& graph) {
 Json describe_steps(const ProgramImpl& program, const LoadedMethod& method, bool whole_plans) {
   constexpr const char* kinds[] = {"plan", "host", "cond", "loop"};
   Json steps = Json::array();
-  const auto held = program.plans->list();
+  const auto held = program.list_own_plans();
   for (const Step& step : method.steps) {
     Json parts = Json::array();
     if (step.kind == Step::Kind::host)
@@ -230,7 +230,7 @@ Json describe_steps(const ProgramImpl& program, const LoadedMethod& method, bool
 
 std::string Program::describe(bool whole_plans) const {
   Json methods = Json::array();
-  const auto held = impl_->plans->list();
+  const auto held = impl_->list_own_plans();
   for (std::uint32_t i = 0; i < impl_->public_methods; ++i) {
     const std::shared_ptr<const ir::Program> graph = impl_->graph(i);
     methods.push_back(graft::describe(impl_->methods[i], *graph));

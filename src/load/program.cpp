@@ -160,7 +160,7 @@ std::uint32_t Program::Impl::find(std::string_view name) const {
 
 PlanCache::Result Program::Impl::plan(std::uint32_t index, std::span<const InputDesc> inputs,
                                       const std::vector<std::int64_t>& key, int threads, const KvOptions& kv) const {
-  return plans->get(index, threads, key, [&] {
+  PlanCache::Result found = plans->get(index, threads, key, [&] {
     const Clock::time_point start = Clock::now();
     const std::shared_ptr<const ir::Program> program = graph(index);
     PlanOptions options;
@@ -176,6 +176,20 @@ PlanCache::Result Program::Impl::plan(std::uint32_t index, std::span<const Input
     phases.add(kPlansPhase, ms_since(start), host_bytes(plan));
     return plan;
   });
+  const std::lock_guard lock(own_plans_mutex);
+  std::erase_if(own_plans, [](const std::weak_ptr<const Plan>& plan) { return plan.expired(); });
+  if (std::ranges::none_of(own_plans, [&](const auto& plan) { return plan.lock() == found.plan; }))
+    own_plans.push_back(found.plan);
+  return found;
+}
+
+std::vector<std::pair<std::uint32_t, std::shared_ptr<const Plan>>> Program::Impl::list_own_plans() const {
+  auto listed = plans->list();
+  const std::lock_guard lock(own_plans_mutex);
+  std::erase_if(listed, [&](const auto& entry) {
+    return std::ranges::none_of(own_plans, [&](const auto& plan) { return plan.lock() == entry.second; });
+  });
+  return listed;
 }
 
 const StoredPlan* Program::Impl::stored_plan(std::uint32_t index, const std::vector<std::int64_t>& key,

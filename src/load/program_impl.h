@@ -171,6 +171,10 @@ struct Program::Impl {
   bool rings = true;                 // PassOptions::rings
   std::shared_ptr<PlanCache> plans;  // of programs with the same files and options
   bool is_delegate;
+  // Those that sessions of this program have asked for: the cache may be shared with other programs.
+  mutable std::mutex own_plans_mutex;
+  mutable std::vector<std::weak_ptr<const Plan>> own_plans;
+  std::vector<std::pair<std::uint32_t, std::shared_ptr<const Plan>>> list_own_plans() const;
   mutable PhaseLog phases;
   mutable std::atomic<std::uint64_t> graph_bytes_freed = 0;
   mutable std::atomic<std::uint64_t> graphs_read_again = 0;
