@@ -177,18 +177,23 @@ PlanCache::Result Program::Impl::plan(std::uint32_t index, std::span<const Input
     return plan;
   });
   const std::lock_guard lock(own_plans_mutex);
-  std::erase_if(own_plans, [](const std::weak_ptr<const Plan>& plan) { return plan.expired(); });
-  if (std::ranges::none_of(own_plans, [&](const auto& plan) { return plan.lock() == found.plan; }))
-    own_plans.push_back(found.plan);
+  std::erase_if(own_plans, [](const auto& own) { return own.second.expired(); });
+  if (std::ranges::none_of(own_plans, [&](const auto& own) { return own.second.lock() == found.plan; }))
+    own_plans.emplace_back(index, found.plan);
   return found;
 }
 
 std::vector<std::pair<std::uint32_t, std::shared_ptr<const Plan>>> Program::Impl::list_own_plans() const {
-  auto listed = plans->list();
+  auto listed = plans->list();  // the most recently used first
   const std::lock_guard lock(own_plans_mutex);
   std::erase_if(listed, [&](const auto& entry) {
-    return std::ranges::none_of(own_plans, [&](const auto& plan) { return plan.lock() == entry.second; });
+    return std::ranges::none_of(own_plans, [&](const auto& own) { return own.second.lock() == entry.second; });
   });
+  // The cache may have dropped plans that sessions still run.
+  for (const auto& [index, own] : own_plans)
+    if (const auto plan = own.lock();
+        plan && std::ranges::none_of(listed, [&](const auto& l) { return l.second == plan; }))
+      listed.emplace_back(index, plan);
   return listed;
 }
 

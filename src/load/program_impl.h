@@ -173,7 +173,7 @@ struct Program::Impl {
   bool is_delegate;
   // Those that sessions of this program have asked for: the cache may be shared with other programs.
   mutable std::mutex own_plans_mutex;
-  mutable std::vector<std::weak_ptr<const Plan>> own_plans;
+  mutable std::vector<std::pair<std::uint32_t, std::weak_ptr<const Plan>>> own_plans;  // with their methods
   std::vector<std::pair<std::uint32_t, std::shared_ptr<const Plan>>> list_own_plans() const;
   mutable PhaseLog phases;
   mutable std::atomic<std::uint64_t> graph_bytes_freed = 0;
