@@ -142,7 +142,7 @@ void print_whole_plan(const Json& plan) {
       for (const Json& t : launch[side]) {
         const std::string alive = t["memory"] == "arena" ? t["first_use"].dump() + ".." + t["last_use"].dump() : "";
         const Json& place = launch["side_by_side"];
-        const std::string beside = place.is_null() ? "" : place["group"].dump() + "." + place["lane"].dump();
+        const std::string beside = place.is_null() ? "" : place["group"].dump() + "." + place["branch"].dump();
         order.add({first ? std::to_string(index) : "", first ? beside : "",
                    first ? printable(launch["node"].get<std::string>()) : "",
                    first ? launch["kernel"].get<std::string>() : "",
@@ -152,7 +152,7 @@ void print_whole_plan(const Json& plan) {
       }
     ++index;
   }
-  std::cout << "  launches (< reads, > writes; alive: first and last launch; beside: group and lane of launches that "
+  std::cout << "  launches (< reads, > writes; alive: first and last launch; beside: group and branch of launches that "
                "run side by side)\n"
             << order.text(4);
 }

@@ -35,18 +35,18 @@ int KernelSequence::phases_of(const BoundLaunch& launch, int tasks) const {
   return launch.launch->kernel->phases(context);
 }
 
-// Lanes come by falling work: each task goes to the thread with the least work so far that has a task left.
+// Branches come by falling work: each task goes to the thread with the least work so far that has a task left.
 void KernelSequence::add_group(const LaunchGroup& group) {
   BoundGroup& bound = groups_.emplace_back();
   bound.group = &group;
   int tasks = 0, ranges = 0;
-  for (const Lane& lane : group.lanes) {
-    const BoundLaunch& first = launches_[lane.begin];
-    tasks += lane.tasks;
-    bound.phases.push_back(lane.tasks > 1 ? phases_of(first, lane.tasks) : 1);
+  for (const Branch& branch : group.branches) {
+    const BoundLaunch& first = launches_[branch.begin];
+    tasks += branch.tasks;
+    bound.phases.push_back(branch.tasks > 1 ? phases_of(first, branch.tasks) : 1);
     bound.most_phases = std::max(bound.most_phases, bound.phases.back());
     bound.steal_from.push_back(ranges);
-    if (lane.tasks > 1 && first.launch->kernel->steals_work) ranges += (lane.tasks + 1) / 2;
+    if (branch.tasks > 1 && first.launch->kernel->steals_work) ranges += (branch.tasks + 1) / 2;
   }
   if (static_cast<std::size_t>(ranges) > steal_ranges_.size())
     steal_ranges_ = std::vector<TwoEndedRange>(static_cast<std::size_t>(ranges));
@@ -54,15 +54,15 @@ void KernelSequence::add_group(const LaunchGroup& group) {
   bound.tasks.resize(static_cast<std::size_t>(threads_ * bound.tasks_per_thread));
   std::vector<double> work(static_cast<std::size_t>(threads_), 0);
   std::vector<int> taken(work.size(), 0);
-  for (std::size_t lane = 0; lane < group.lanes.size(); ++lane) {
-    for (int i = 0; i < group.lanes[lane].tasks; ++i) {
+  for (std::size_t branch = 0; branch < group.branches.size(); ++branch) {
+    for (int i = 0; i < group.branches[branch].tasks; ++i) {
       std::size_t best = work.size();
       for (std::size_t t = 0; t < work.size(); ++t)
         if (taken[t] < bound.tasks_per_thread && (best == work.size() || work[t] < work[best])) best = t;
       const std::size_t slot =
           best * static_cast<std::size_t>(bound.tasks_per_thread) + static_cast<std::size_t>(taken[best]++);
-      bound.tasks[slot] = {static_cast<int>(lane), i};
-      work[best] += group.lanes[lane].work / group.lanes[lane].tasks;
+      bound.tasks[slot] = {static_cast<int>(branch), i};
+      work[best] += group.branches[branch].work / group.branches[branch].tasks;
     }
   }
 }
@@ -168,15 +168,15 @@ int KernelSequence::begin_group_phase(const BoundGroup& group) noexcept {
   return group.tasks_per_thread;
 }
 
-void KernelSequence::run_lane(const Lane& lane) noexcept {
-  for (std::uint32_t i = lane.begin; i < lane.end; ++i) {
-    if (i > lane.begin && control_.stop_requested()) return lane_stopped_.store(true, std::memory_order_relaxed);
+void KernelSequence::run_branch(const Branch& branch) noexcept {
+  for (std::uint32_t i = branch.begin; i < branch.end; ++i) {
+    if (i > branch.begin && control_.stop_requested()) return branch_stopped_.store(true, std::memory_order_relaxed);
     run_alone(i);
   }
 }
 
 bool KernelSequence::end_group(const BoundGroup& group) noexcept {
-  if (lane_stopped_.load(std::memory_order_relaxed)) {
+  if (branch_stopped_.load(std::memory_order_relaxed)) {
     progress_->poll();
     progress_->stop();
     return false;
@@ -207,7 +207,7 @@ int KernelSequence::next() noexcept {
       if (control_.observer == nullptr && !progress_->timed()) {
         phase_ = 0;
         running_group_ = &group;
-        lane_stopped_.store(false, std::memory_order_relaxed);
+        branch_stopped_.store(false, std::memory_order_relaxed);
         return begin_group_phase(group);
       }
     }
@@ -228,11 +228,11 @@ void KernelSequence::task(int task, int tasks) noexcept {
   if (running_group_ == nullptr) return run_task(launches_[current_], phase_, task, tasks);
   const auto [index, part] = running_group_->tasks[static_cast<std::size_t>(task)];
   if (index < 0) return;
-  const Lane& lane = running_group_->group->lanes[static_cast<std::size_t>(index)];
-  if (lane.tasks == 1) {
-    if (phase_ == 0) run_lane(lane);
+  const Branch& branch = running_group_->group->branches[static_cast<std::size_t>(index)];
+  if (branch.tasks == 1) {
+    if (phase_ == 0) run_branch(branch);
   } else if (phase_ < running_group_->phases[static_cast<std::size_t>(index)]) {
-    run_task(launches_[lane.begin], phase_, part, lane.tasks,
+    run_task(launches_[branch.begin], phase_, part, branch.tasks,
              running_group_->steal_from[static_cast<std::size_t>(index)]);
   }
 }

@@ -46,16 +46,16 @@ class KernelSequence final : private PoolWork {
     int tasks_per_thread = 0;  // per phase; 0: one thread runs the launch alone
     int phases = 1;
   };
-  // A group as tasks of one step. Several launches of a lane run within one task.
+  // A group as tasks of one step. Several launches of a branch run within one task.
   struct BoundGroup {
     const LaunchGroup* group = nullptr;
     struct Task {
-      int lane = -1;  // -1: none, since every thread has the same number of tasks
+      int branch = -1;  // -1: none, since every thread has the same number of tasks
       int index = 0;
     };
     std::vector<Task> tasks;
-    std::vector<int> phases;      // by lane
-    std::vector<int> steal_from;  // by lane: its first steal range
+    std::vector<int> phases;      // by branch
+    std::vector<int> steal_from;  // by branch: its first steal range
     int tasks_per_thread = 1;
     int most_phases = 1;
   };
@@ -64,7 +64,7 @@ class KernelSequence final : private PoolWork {
   int phases_of(const BoundLaunch& launch, int tasks) const;
   KernelContext context_of(const BoundLaunch& launch, int phase, int task, int tasks, int steal_from = 0);
   void run_task(const BoundLaunch& launch, int phase, int task, int tasks, int steal_from = 0) noexcept;
-  void run_lane(const Lane& lane) noexcept;
+  void run_branch(const Branch& branch) noexcept;
   using Observe = void (LaunchObserver::*)(const Launch&, const KernelContext&);
   void observe(const BoundLaunch& launch, Observe seen) noexcept;
   bool end_launch(const BoundLaunch& launch) noexcept;
@@ -89,7 +89,7 @@ class KernelSequence final : private PoolWork {
   const BoundGroup* running_group_ = nullptr;
   int phase_ = 0;
   bool running_ = false;
-  std::atomic<bool> lane_stopped_{false};
+  std::atomic<bool> branch_stopped_{false};
 };
 
 }  // namespace graft

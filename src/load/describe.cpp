@@ -53,10 +53,10 @@ Json describe_order(const Plan& plan) {
   Json order = Json::array();
   std::vector<Json> places(plan.launches.size());  // null: runs alone
   for (std::size_t g = 0; g < plan.groups.size(); ++g)
-    for (std::size_t l = 0; l < plan.groups[g].lanes.size(); ++l) {
-      const Lane& lane = plan.groups[g].lanes[l];
-      for (std::uint32_t i = lane.begin; i < lane.end; ++i)
-        places[i] = {{"group", g}, {"lane", l}, {"tasks", lane.tasks}};
+    for (std::size_t l = 0; l < plan.groups[g].branches.size(); ++l) {
+      const Branch& branch = plan.groups[g].branches[l];
+      for (std::uint32_t i = branch.begin; i < branch.end; ++i)
+        places[i] = {{"group", g}, {"branch", l}, {"tasks", branch.tasks}};
     }
   for (const Launch& launch : plan.launches)
     order.push_back({{"node", plan.node_names[launch.node]},

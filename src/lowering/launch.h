@@ -76,20 +76,20 @@ std::string kernel_name(const Launch& launch);
 std::string explain_kernel(const Launch& launch);
 
 // Launches [begin, end) of a group. Several run on one thread, in order; one may be divided into several tasks.
-struct Lane {
+struct Branch {
   std::uint32_t begin = 0;
   std::uint32_t end = 0;
   int tasks = 1;    // of each phase; 1 with several launches
   double work = 0;  // as relative_work(), of all launches
 };
 
-// Lanes that run side by side, since none depends on another and each has too little work for all threads. Their
+// Branches that run side by side, since none depends on another and each has too little work for all threads. Their
 // launches follow each other in the sequence, which is also an order that they can run in one by one.
 struct LaunchGroup {
-  std::vector<Lane> lanes;  // at least two, by falling work
+  std::vector<Branch> branches;  // at least two, by falling work
 
-  std::uint32_t begin() const { return lanes.front().begin; }
-  std::uint32_t end() const { return lanes.back().end; }
+  std::uint32_t begin() const { return branches.front().begin; }
+  std::uint32_t end() const { return branches.back().end; }
 };
 
 // Restores what a launch overwrote in a state, from a copy made before.

@@ -85,13 +85,13 @@ struct Touched {
   bool writes;
 };
 
-std::vector<Touched> touched_by(const Plan& plan, const Lane& lane) {
+std::vector<Touched> touched_by(const Plan& plan, const Branch& branch) {
   std::vector<Touched> out;
   const auto add = [&](BufferId id, std::int64_t begin, std::int64_t end, bool writes) {
     const Buffer& b = plan.buffers[id];
     out.push_back({b.allocation, b.offset + begin, b.offset + end, writes});
   };
-  for (std::uint32_t i = lane.begin; i < lane.end; ++i) {
+  for (std::uint32_t i = branch.begin; i < branch.end; ++i) {
     const Launch& launch = plan.launches[i];
     for (const bool writes : {false, true})
       for (const Tensor& t : writes ? launch.outputs : launch.inputs) {
@@ -103,26 +103,26 @@ std::vector<Touched> touched_by(const Plan& plan, const Lane& lane) {
   return out;
 }
 
-// Lanes of a group share no byte that one of them writes, with the addresses of the plan; lanes cover the group, and
-// memory of a group is not used again within it.
+// Branches of a group share no byte that one of them writes, with the addresses of the plan; branches cover the group,
+// and memory of a group is not used again within it.
 void expect_no_races(const Plan& plan) {
   std::uint32_t last = 0;
   for (const LaunchGroup& group : plan.groups) {
-    EXPECT_GE(group.lanes.size(), 2u);
+    EXPECT_GE(group.branches.size(), 2u);
     EXPECT_LE(group.end(), plan.commit_begin);
-    for (const Lane& lane : group.lanes) {
-      EXPECT_GE(lane.begin, last);
-      EXPECT_LT(lane.begin, lane.end);
-      last = lane.end;
-      EXPECT_TRUE(lane.tasks == 1 || lane.end == lane.begin + 1);
+    for (const Branch& branch : group.branches) {
+      EXPECT_GE(branch.begin, last);
+      EXPECT_LT(branch.begin, branch.end);
+      last = branch.end;
+      EXPECT_TRUE(branch.tasks == 1 || branch.end == branch.begin + 1);
     }
-    for (std::size_t a = 0; a < group.lanes.size(); ++a)
-      for (std::size_t b = a + 1; b < group.lanes.size(); ++b)
-        for (const Touched& one : touched_by(plan, group.lanes[a]))
-          for (const Touched& other : touched_by(plan, group.lanes[b]))
+    for (std::size_t a = 0; a < group.branches.size(); ++a)
+      for (std::size_t b = a + 1; b < group.branches.size(); ++b)
+        for (const Touched& one : touched_by(plan, group.branches[a]))
+          for (const Touched& other : touched_by(plan, group.branches[b]))
             ASSERT_FALSE((one.writes || other.writes) && one.allocation == other.allocation && one.begin < other.end &&
                          other.begin < one.end)
-                << "launches from " << group.lanes[a].begin << " and from " << group.lanes[b].begin << " race";
+                << "launches from " << group.branches[a].begin << " and from " << group.branches[b].begin << " race";
   }
   std::vector<Lifetime> lifetimes;
   std::vector<std::int64_t> offsets;
@@ -146,10 +146,10 @@ std::vector<std::vector<float>> results(const std::shared_ptr<const Program>& pr
   return out;
 }
 
-std::size_t lanes_of(const Plan& plan) {
-  std::size_t lanes = 0;
-  for (const LaunchGroup& group : plan.groups) lanes += group.lanes.size();
-  return lanes;
+std::size_t branches_of(const Plan& plan) {
+  std::size_t branches = 0;
+  for (const LaunchGroup& group : plan.groups) branches += group.branches.size();
+  return branches;
 }
 
 TEST(GroupBranches, TowersRunSideBySide) {
@@ -160,8 +160,9 @@ TEST(GroupBranches, TowersRunSideBySide) {
   EXPECT_TRUE(plan_of(*program, 1).groups.empty());
   const Plan plan = plan_of(*program, 2);
   ASSERT_EQ(plan.groups.size(), 1u);
-  ASSERT_EQ(plan.groups[0].lanes.size(), 2u);
-  for (const Lane& lane : plan.groups[0].lanes) EXPECT_EQ(lane.end - lane.begin, 8u) << "a tower is one lane";
+  ASSERT_EQ(plan.groups[0].branches.size(), 2u);
+  for (const Branch& branch : plan.groups[0].branches)
+    EXPECT_EQ(branch.end - branch.begin, 8u) << "a tower is one branch";
   expect_no_races(plan);
   EXPECT_EQ(results(program, 2), results(program, 1));
 }
@@ -184,7 +185,7 @@ TEST(GroupBranches, WhatOthersReadIsNotOverwritten) {
   const auto program = net.graph.build();
   for (const int threads : {2, 3, 8}) {
     const Plan plan = plan_of(*program, threads);
-    EXPECT_GE(lanes_of(plan), 4u);
+    EXPECT_GE(branches_of(plan), 4u);
     expect_no_races(plan);
     EXPECT_EQ(results(program, threads), results(program, 1));
   }
@@ -235,7 +236,7 @@ TEST(GroupBranches, InterleavedWindows) {
 TEST(GroupBranches, RandomGraphs) {
   std::mt19937 random(7);
   const auto below = [&](std::size_t n) { return static_cast<std::size_t>(random() % n); };
-  std::size_t groups = 0, lanes = 0, long_lanes = 0;
+  std::size_t groups = 0, branches = 0, long_branches = 0;
   for (int round = 0; round < 1000; ++round) {
     Net net;
     std::vector<ir::ValueId> values{net.x};
@@ -264,18 +265,18 @@ TEST(GroupBranches, RandomGraphs) {
       expect_no_races(plan);
       ASSERT_EQ(results(program, threads), expected) << "graph " << round << ", " << threads << " threads";
       groups += plan.groups.size();
-      lanes += lanes_of(plan);
+      branches += branches_of(plan);
       for (const LaunchGroup& group : plan.groups)
-        for (const Lane& lane : group.lanes) long_lanes += lane.end - lane.begin > 1;
+        for (const Branch& branch : group.branches) long_branches += branch.end - branch.begin > 1;
     }
   }
   EXPECT_GT(groups, 1300u);
-  EXPECT_GT(lanes, 3000u);
-  EXPECT_GT(long_lanes, 500u);
+  EXPECT_GT(branches, 3000u);
+  EXPECT_GT(long_branches, 500u);
 }
 
 // Products with work for several threads but too little for eight: each gets tasks of its own.
-TEST(GroupBranches, ALaneMayHaveSeveralTasks) {
+TEST(GroupBranches, ABranchMayHaveSeveralTasks) {
   GraphBuilder graph;
   const std::vector<ir::Dim> dims{fixed(64), fixed(64)};
   const ir::ValueId x = graph.input("x", DType::f32, dims);
@@ -293,8 +294,8 @@ TEST(GroupBranches, ALaneMayHaveSeveralTasks) {
   const auto program = graph.build();
   const Plan plan = plan_of(*program, 8, {64, 64});
   ASSERT_EQ(plan.groups.size(), 1u);
-  ASSERT_EQ(plan.groups[0].lanes.size(), 3u);
-  for (const Lane& lane : plan.groups[0].lanes) EXPECT_GT(lane.tasks, 1);
+  ASSERT_EQ(plan.groups[0].branches.size(), 3u);
+  for (const Branch& branch : plan.groups[0].branches) EXPECT_GT(branch.tasks, 1);
   expect_no_races(plan);
   std::vector<float> values(64 * 64);
   for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i % 53) / 53 - 0.5f;
@@ -336,7 +337,7 @@ struct Instance {
   std::vector<AlignedMemory> memory;
 };
 
-TEST(GroupBranches, ACancelEndsLanesBetweenTheirLaunches) {
+TEST(GroupBranches, ACancelEndsBranchesBetweenTheirLaunches) {
   Net net;
   const ir::ValueId a = net.tower(net.x, 8), b = net.tower(net.x, 8);
   net.graph.output(net.add(a, b));
@@ -357,7 +358,7 @@ TEST(GroupBranches, ACancelEndsLanesBetweenTheirLaunches) {
   seen = 0;
   cancelled = false;
   EXPECT_FALSE(instance.executor->run());
-  EXPECT_LE(seen, 5) << "the launch that a lane is in ends, no more";
+  EXPECT_LE(seen, 5) << "the launch that a branch is in ends, no more";
   EXPECT_EQ(instance.executor->launches_finished(), 0u);
   instance.control.cancel = nullptr;
   EXPECT_TRUE(instance.executor->run());
@@ -365,13 +366,13 @@ TEST(GroupBranches, ACancelEndsLanesBetweenTheirLaunches) {
 
 const Kernel kThrow{.name = "throw", .run = [](const KernelContext&) { throw std::runtime_error("out of luck"); }};
 
-TEST(GroupBranches, AnErrorInALaneEndsTheRun) {
+TEST(GroupBranches, AnErrorInABranchEndsTheRun) {
   Net net;
   net.graph.output(net.add(net.tower(net.x, 4), net.tower(net.x, 4)));
   const auto program = net.graph.build();
   Plan plan = plan_of(*program, 2);
   ASSERT_EQ(plan.groups.size(), 1u);
-  Launch& launch = plan.launches[plan.groups[0].lanes[1].begin + 2];
+  Launch& launch = plan.launches[plan.groups[0].branches[1].begin + 2];
   launch.kernel = &kThrow;
   const std::string node = plan.node_names[launch.node];
   std::vector<float> x = input_values();

@@ -101,11 +101,11 @@ def order(path: Path, threads: int) -> list[dict]:
     return described["methods"][0]["plans"][0]["order"]
 
 
-def lanes(launches: list[dict]) -> dict[int, set[int]]:
+def branches(launches: list[dict]) -> dict[int, set[int]]:
     groups: dict[int, set[int]] = {}
     for launch in launches:
         if place := launch["side_by_side"]:
-            groups.setdefault(place["group"], set()).add(place["lane"])
+            groups.setdefault(place["group"], set()).add(place["branch"])
     return groups
 
 
@@ -115,8 +115,8 @@ def test_branches_run_side_by_side(name: str, tmp_path: Path) -> None:
     make, shapes = MODELS[name]
     model, inputs = make().eval(), tuple(torch.randn(shape) for shape in shapes)
     path = graft.export(model, inputs, path=tmp_path / "model.pte")
-    assert lanes(order(path, 1)) == {}
-    groups = lanes(order(path, 2))
+    assert branches(order(path, 1)) == {}
+    groups = branches(order(path, 2))
     most = max(map(len, groups.values()), default=0)
     assert most >= {"towers": 6, "inception": 2, "directions": 2, "attention": 2}[name], groups
     results = [graft.load(path, threads=threads)(*inputs) for threads in (1, 2, 3, 8)]
