@@ -1,5 +1,6 @@
 """Settings of all Python tests."""
 
+import collections
 import contextlib
 import functools
 import gc
@@ -36,6 +37,18 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         if "slow" in item.keywords:
             item.add_marker(skip)
+
+
+def pytest_terminal_summary(terminalreporter):
+    """What was left out and why, so that nothing skips in silence."""
+    reasons = collections.Counter()
+    for report in terminalreporter.stats.get("skipped", []):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        reasons[reason.removeprefix("Skipped: ")] += 1
+    if reasons:
+        terminalreporter.section("skipped, by reason")
+        for reason, count in reasons.most_common():
+            terminalreporter.write_line(f"{count:6} {reason}")
 
 
 def pytest_collection_finish():
