@@ -135,7 +135,7 @@ void latency(const char* what, Callers& load, Caller& caller, bool by_deadline, 
 
 }  // namespace
 
-int main(int argc, char** argv) {
+int main(int argc, char** argv) try {
   if (argc < 2) {
     std::fprintf(stderr, "usage: graft_overlap PACKAGE.pte [--seconds S]\n");
     return 2;
@@ -197,4 +197,8 @@ int main(int argc, char** argv) {
     return 1;
   }
   std::printf("all outputs are those of a session alone, bit for bit\n");
+  return 0;
+} catch (const std::exception& error) {
+  std::fprintf(stderr, "graft_overlap: %s\n", error.what());
+  return 1;
 }
