@@ -14,6 +14,7 @@ import graft  # noqa: F401
 
 def pytest_addoption(parser):
     parser.addoption("--slow", action="store_true", help="run the tests marked slow too")
+    parser.addoption("--part", metavar="I/N", help="run the I-th of N parts of the tests alone")
 
 
 def pytest_xdist_make_scheduler(config, log):
@@ -31,6 +32,13 @@ def pytest_xdist_make_scheduler(config, log):
 
 
 def pytest_collection_modifyitems(config, items):
+    if part := config.getoption("--part"):
+        from longer import in_part
+
+        part, parts = map(int, part.split("/"))
+        others = [item for item in items if not in_part(item.nodeid, part, parts)]
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if in_part(item.nodeid, part, parts)]
     if config.getoption("--slow"):
         return
     skip = pytest.mark.skip(reason="slow: make test GRAFT_SLOW=1")

@@ -1,0 +1,104 @@
+"""The longer tests of continuous integration: a twelfth of them at each landing, so that twelve landings run them all.
+
+    python test/ci/longer.py [--landing N] [--seconds S] [--list]
+
+Which twelfth is chosen by the number in `.ci/landing`, which each change that lands raises by one. Fails when a test
+fails, and when the time is over before all have run; prints what ran and what comes with the next landings.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import time
+import zlib
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+# Their last test counts the results of all others.
+WHOLE = ("test/python/hf/population_test.py", "test/python/hf/architectures_test.py")
+PARTS = 5  # of the other tests marked slow
+
+
+@dataclasses.dataclass(frozen=True)
+class Slice:
+    name: str
+    command: tuple[str, ...]  # run in the root of the tree
+    environment: dict[str, str] = dataclasses.field(default_factory=dict)
+
+
+def _slow(part: int) -> Slice:
+    left_out = tuple(f"--ignore={file}" for file in WHOLE)
+    command = (sys.executable, "-m", "pytest", "-q", "-n", "2", "--slow", "-m", "slow", f"--part={part}/{PARTS}", *left_out)
+    return Slice(f"tests marked slow, part {part} of {PARTS}", command)
+
+
+def _whole(file: str) -> tuple[str, ...]:
+    return sys.executable, "-m", "pytest", "-q", "--slow", file
+
+
+def _tsan(half: int) -> Slice:
+    shard = {"GTEST_TOTAL_SHARDS": "2", "GTEST_SHARD_INDEX": str(half - 1)}
+    return Slice(f"C++ tests under the thread sanitizer, half {half}", ("make", "tsan"), shard)
+
+
+SLICES = (
+    _slow(1),
+    Slice("C++ tests under the address and undefined-behaviour sanitizers", ("make", "asan")),
+    _slow(2),
+    _tsan(1),
+    Slice("causal classes of transformers", _whole(WHOLE[0])),
+    _slow(3),
+    Slice("operator tests that ExecuTorch ships for backends", ("make", "executorch-suite")),
+    _slow(4),
+    _tsan(2),
+    Slice("architectures under generate()", _whole(WHOLE[1])),
+    _slow(5),
+    Slice("known bugs, put into a copy of the tree", ("make", "mutations")),
+)
+
+
+def in_part(nodeid: str, part: int, parts: int) -> bool:
+    """Whether a test belongs to a part, 1 to `parts`: each belongs to one, whatever other tests there are."""
+    return zlib.crc32(nodeid.encode()) % parts == part - 1
+
+
+def run(chosen: Slice, seconds: float | None) -> int | None:
+    """The command's exit status; none when its time was over first, with all its processes ended."""
+    process = subprocess.Popen(chosen.command, cwd=ROOT, env=os.environ | chosen.environment, start_new_session=True)
+    try:
+        return process.wait(timeout=None if seconds is None else max(seconds, 0))
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        return None
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--landing", type=int, default=int((ROOT / ".ci" / "landing").read_text()))
+    parser.add_argument("--seconds", type=float, help="time limit; none without it")
+    parser.add_argument("--list", action="store_true", help="print what each landing runs, and run nothing")
+    args = parser.parse_args()
+    if args.list:
+        for number, each in enumerate(SLICES):
+            print(f"{number:3}  {each.name}: {' '.join(each.command)}")
+        return 0
+    number = args.landing % len(SLICES)
+    chosen = SLICES[number]
+    print(f"== longer tests, slice {number} of {len(SLICES)} (landing {args.landing}): {chosen.name}", flush=True)
+    begin = time.monotonic()
+    status = run(chosen, args.seconds)
+    ended = {None: "did not end in time", 0: "passed"}.get(status, f"failed with status {status}")
+    print(f"== {chosen.name}: {ended}, {time.monotonic() - begin:.0f} s")
+    for ahead in range(1, len(SLICES)):
+        print(f"== due in {ahead:2} landings: {SLICES[(number + ahead) % len(SLICES)].name}")
+    return status if status is not None else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

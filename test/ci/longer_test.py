@@ -1,0 +1,47 @@
+"""The slices of the longer tests: together they are all of them, and each ends as its command does."""
+
+import subprocess
+import sys
+from collections import Counter
+
+import longer
+import pytest
+
+
+def test_twelve_landings_run_every_slice():
+    assert len(longer.SLICES) == 12
+    assert {landing % len(longer.SLICES) for landing in range(100, 112)} == set(range(12))
+
+
+def test_each_slow_test_is_in_one_part():
+    parts = [each.command for each in longer.SLICES if any(word.startswith("--part=") for word in each.command)]
+    assert sorted(word for command in parts for word in command if word.startswith("--part=")) == [
+        f"--part={i}/{longer.PARTS}" for i in range(1, longer.PARTS + 1)
+    ]
+    names = [f"test/python/some_test.py::test_{i}[{i * i}]" for i in range(1000)]
+    counts = Counter(part for name in names for part in range(1, 6) if longer.in_part(name, part, 5))
+    assert counts.total() == len(names) and min(counts.values()) > 150
+
+
+def test_files_that_parts_leave_out_have_a_slice():
+    for file in longer.WHOLE:
+        assert (longer.ROOT / file).is_file()
+        assert sum(file in each.command for each in longer.SLICES) == 1
+        assert all(f"--ignore={file}" in each.command for each in longer.SLICES if "-m" in each.command and "slow" in each.command)
+
+
+@pytest.mark.parametrize(
+    ("code", "seconds", "status"), [("pass", None, 0), ("raise SystemExit(3)", 60, 3), ("import time; time.sleep(600)", 1, None)]
+)
+def test_how_a_slice_ends(code, seconds, status):
+    assert longer.run(longer.Slice("a test", (sys.executable, "-c", code)), seconds) == status
+
+
+def test_all_commands_are_there():
+    for each in longer.SLICES:
+        if each.command[0] == "make":
+            subprocess.run([*each.command, "-n"], cwd=longer.ROOT, check=True, capture_output=True)
+
+
+def test_the_landing_is_a_number():
+    assert int((longer.ROOT / ".ci" / "landing").read_text()) > 0
