@@ -32,9 +32,9 @@ class Slice:
 
 
 def _slow(part: int) -> Slice:
+    pytest = sys.executable, "-m", "pytest", "-q", "-n", "2", "--slow", "-m", "slow"
     left_out = tuple(f"--ignore={file}" for file in WHOLE)
-    command = (sys.executable, "-m", "pytest", "-q", "-n", "2", "--slow", "-m", "slow", f"--part={part}/{PARTS}", *left_out)
-    return Slice(f"tests marked slow, part {part} of {PARTS}", command)
+    return Slice(f"tests marked slow, part {part} of {PARTS}", (*pytest, f"--part={part}/{PARTS}", *left_out))
 
 
 def _whole(file: str) -> tuple[str, ...]:
