@@ -124,7 +124,6 @@ def test_no_file_of_the_tree_is_larger_than_a_diff_can_show():
     assert {name: (ROOT / name).stat().st_size for name in FILES if (ROOT / name).stat().st_size > LARGEST} == {}
 
 
-def test_the_longer_tests_of_continuous_integration_are_there():
-    listed = re.findall(r"^  (test/\S+)$", (ROOT / ".ci" / "run").read_text(), re.MULTILINE)
-    assert len(listed) >= 9
-    assert [name for name in listed if not (ROOT / name).is_file()] == []
+@pytest.mark.parametrize(("name", "lines"), [("README.md", 170), ("docs/performance.md", 250)])
+def test_what_newcomers_read_is_short(name, lines):
+    assert len((ROOT / name).read_text().splitlines()) <= lines
