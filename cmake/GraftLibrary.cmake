@@ -27,6 +27,18 @@ graft_target(graft_objects)
 target_link_libraries(graft_objects PUBLIC graft_includes)
 add_dependencies(graft_objects graft_schema)
 
+# Of the sources, for reports; looked up again when HEAD moves.
+set(graft_commit "")
+find_package(Git QUIET)
+if(Git_FOUND AND EXISTS "${CMAKE_CURRENT_SOURCE_DIR}/.git")
+  execute_process(COMMAND "${GIT_EXECUTABLE}" rev-parse --short=10 HEAD WORKING_DIRECTORY "${CMAKE_CURRENT_SOURCE_DIR}"
+                  OUTPUT_VARIABLE graft_commit OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
+  if(EXISTS "${CMAKE_CURRENT_SOURCE_DIR}/.git/logs/HEAD")
+    set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/.git/logs/HEAD")
+  endif()
+endif()
+set_source_files_properties(src/load/build_info.cpp PROPERTIES COMPILE_DEFINITIONS "GRAFT_COMMIT=\"${graft_commit}\"")
+
 if(GRAFT_ALL_CPUS)
   set_source_files_properties(src/base/ggml_cpu.cpp PROPERTIES COMPILE_DEFINITIONS GRAFT_GGML_MODULES)
 endif()

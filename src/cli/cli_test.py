@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import re
@@ -34,8 +35,8 @@ def call(*args: object, env: dict[str, str] | None = None) -> subprocess.Complet
     )
 
 
-def good(*args: object) -> str:
-    done = call(*args)
+def good(*args: object, env: dict[str, str] | None = None) -> str:
+    done = call(*args, env=env)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -200,6 +201,25 @@ def test_devices_version_help() -> None:
     assert good("--version").startswith("graft ")
     for command in ("run", "compare", "inspect", "devices"):
         assert "Example" in good(command, "--help") and command in good("--help")
+
+
+def test_doctor() -> None:
+    rows = dict(line.strip().split("  ", 1) for line in good("doctor").splitlines() if "  " in line.strip())
+    rows = {name: text.strip() for name, text in rows.items()}
+    assert rows["torch"] == importlib.metadata.version("torch") and rows["graft"]
+    assert rows["instruction sets"].split("; in use: ")[0].split()[0] == "baseline"
+    assert int(re.search(r"(\d+) usable", rows["CPUs"])[1]) <= len(os.sched_getaffinity(0))
+    assert float(rows["reading memory"].split(" GB/s")[0]) > 0
+    assert "device cpu" in rows and sys.version.split()[0] in rows["Python"]
+
+
+def test_doctor_says_what_is_chosen_and_what_is_missing(tmp_path: Path) -> None:
+    assert "in use: baseline" in good("doctor", env={"GRAFT_ISA": "baseline"})
+    assert "3 by default (GRAFT_THREADS)" in good("doctor", env={"GRAFT_THREADS": "3"})
+    alone = shutil.copy(binary(), tmp_path / "graft")
+    libraries = {"LD_LIBRARY_PATH": str(Path(graft.__file__).parent / "lib")}
+    done = subprocess.run([alone, "doctor"], env=libraries, capture_output=True, text=True, check=True)
+    assert "none beside this program" in done.stdout
 
 
 def test_wrong_use_is_exit_code_2(folder: Path) -> None:

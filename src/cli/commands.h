@@ -60,6 +60,12 @@ void pack_weights(const PackArgs& args);
 
 void list_devices();
 
+// graft, ggml and instruction sets, in one line.
+std::string version_text();
+// What graft finds on this machine: CPU, threads, limits, memory and how fast it reads, devices, packages of Python.
+// Takes about a second.
+void doctor();
+
 struct TokenizeArgs {
   std::string file;                 // a tokenizer
   std::optional<std::string> text;  // standard input where it is missing

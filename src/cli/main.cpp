@@ -90,7 +90,7 @@ int failed(const std::string& message) {
 int dispatch(int argc, char** argv) {
   CLI::App app(kAbout, "graft");
   app.footer(kExamples);
-  app.set_version_flag("--version", "graft " + std::string(version()))->description("Print the version and exit");
+  app.set_version_flag("--version", version_text)->description("Print version, commit and instruction sets, and exit");
   app.require_subcommand(1);
 
   RunArgs run_args;
@@ -189,6 +189,9 @@ int dispatch(int argc, char** argv) {
   CLI::App* devices_command = app.add_subcommand("devices", "List the devices of this build and machine.");
   devices_command->footer("Example:\n  graft devices");
 
+  CLI::App* doctor_command = app.add_subcommand("doctor", "Show what graft finds on this machine, in about a second.");
+  doctor_command->footer("Example:\n  graft doctor");
+
   TokenizeArgs tokenize_args;
   CLI::App* tokenize_command = app.add_subcommand("tokenize", "Turn text into token ids, and back.");
   tokenize_command->footer(kTokenizeNotes);
@@ -224,6 +227,7 @@ int dispatch(int argc, char** argv) {
   if (inspect_command->parsed()) inspect(inspect_args);
   if (pack_command->parsed()) pack_weights(pack_args);
   if (devices_command->parsed()) list_devices();
+  if (doctor_command->parsed()) doctor();
   if (tokenize_command->parsed()) tokenize(tokenize_args);
   std::cout.flush();
   return std::cout ? code : failed("cannot write to stdout");
