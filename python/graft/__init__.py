@@ -17,6 +17,7 @@ _ERRORS = (
     "Error",
     "ExecutionError",
     "ExportError",
+    "InternalError",
     "InvalidArgument",
     "InvalidProgram",
     "NotFound",

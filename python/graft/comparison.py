@@ -15,7 +15,7 @@ import torch
 from torch.export import Dim, ExportedProgram
 from torch.utils import _pytree as pytree
 
-from graft.errors import Error, InvalidArgument, Unsupported
+from graft.errors import Error, InvalidArgument, Unsupported, typed
 from graft.runtime.model import Method, Model, load
 
 __all__ = ["Comparison", "Difference", "compare"]
@@ -83,6 +83,7 @@ class Comparison:
         return f"{count}; none differs" + (f", the largest error: {self.largest}" if self.largest else "")
 
 
+@typed
 def compare(
     package: str | os.PathLike[str] | Model | torch.nn.Module | ExportedProgram,
     reference: torch.nn.Module | ExportedProgram,

@@ -1,7 +1,12 @@
 """Exceptions of graft. Each names the thing, what was expected and what was found."""
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
+from typing import ParamSpec, TypeVar
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 
 class Error(RuntimeError):
@@ -40,6 +45,10 @@ class Cancelled(Error):
     """The run was cancelled or its deadline passed. The session stays usable."""
 
 
+class InternalError(Error):
+    """A bug in graft; the object that was called stays usable. Please report it."""
+
+
 class ExportError(Error):
     """A program that graft cannot take whole; the message lists the nodes and the reasons."""
 
@@ -52,3 +61,28 @@ def raised_by(call: str, advice: Callable[[], str] = str) -> Iterator[None]:
         yield
     except ExportError as e:
         raise ExportError(f"{call}: {e}{advice()}") from e
+
+
+# Packages whose failed assertions are no mistake of the user: graft's own, and those that it calls with what it made.
+_OURS = frozenset({"graft", "executorch", "torchao"})
+
+
+def typed(function: Callable[_P, _T]) -> Callable[_P, _T]:
+    """A public function: an AssertionError of graft, or of a library that it uses, becomes an InternalError. One that the
+    user's own code raises within the call stays what it is."""
+
+    @functools.wraps(function)
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        try:
+            return function(*args, **kwargs)
+        except AssertionError as e:
+            raised = e.__traceback__
+            while raised is not None and raised.tb_next is not None:
+                raised = raised.tb_next
+            module = raised.tb_frame.f_globals.get("__name__", "") if raised else ""
+            if module.partition(".")[0] not in _OURS:
+                raise
+            message = str(e) or "an assertion failed"
+            raise InternalError(f"internal error of graft, please report it: {module}: {message}") from e
+
+    return call

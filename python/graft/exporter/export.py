@@ -26,7 +26,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 from torch.utils import _pytree as pytree
 
-from graft.errors import ExportError, raised_by
+from graft.errors import ExportError, raised_by, typed
 from graft.exporter import quiet, stored_plans, targets
 from graft.exporter.backend import option_specs
 from graft.exporter.options import ExportOptions
@@ -40,6 +40,7 @@ _WEIGHTS = ("package", "ptd", "external")
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
+@typed
 def export(
     model: torch.nn.Module | ExportedProgram | str | os.PathLike[str] | None = None,
     args: Sequence[Any] = (),
@@ -533,9 +534,20 @@ def _write(program: Any, path: Path) -> None:
         data = Path(folder) / "data"
         data.mkdir()
         program.write_tensor_data_to_file(str(data))
-        for extra in data.iterdir():
+        extras = list(data.iterdir())
+        for file in (made, *extras):
+            _flush(file)
+        if extras:  # a process that is killed in between must not leave an old program beside new weights
+            path.unlink(missing_ok=True)
+        for extra in extras:
             os.replace(extra, path.parent / extra.name)
         os.replace(made, path)
+
+
+def _flush(path: Path) -> None:
+    """To the disk: after a crash the name must not stand for lost bytes."""
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
 
 
 __all__ = ["export", "export_for_load", "lower"]

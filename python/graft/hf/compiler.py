@@ -8,12 +8,13 @@ from typing import Any
 
 import torch
 
-from graft.errors import InvalidArgument, raised_by
+from graft.errors import InvalidArgument, raised_by, typed
 from graft.hf import causal
 from graft.hf.program import Progress, engine_of, export, load, prove
 from graft.llm.checkpoint import named_tensors, tied_names
 
 
+@typed
 def compile(  # noqa: A001  (as torch.compile)
     model: Any,
     *,

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 
-from graft.errors import ExportError, raised_by
+from graft.errors import ExportError, raised_by, typed
 from graft.exporter import stored_plans
 from graft.exporter.predicate import Predicate
 from graft.exporter.serialize import StoredWeight
@@ -30,6 +30,7 @@ WEIGHT_FILES = "graft.weights.json"  # JSON list: files of weights, relative to 
 _WEIGHTS = ("package", "external")
 
 
+@typed
 def export_llm(
     model: Any,
     path: str | os.PathLike[str],

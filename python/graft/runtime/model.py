@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from graft import _C, _pytree
 from graft._dtypes import DTYPES, NUMBER_OF
-from graft.errors import InvalidArgument, InvalidProgram, Unsupported
+from graft.errors import InvalidArgument, InvalidProgram, Unsupported, typed
 from graft.runtime.options import LoadOptions
 from graft.runtime.submitted import Submitted
 
@@ -433,6 +433,7 @@ def _no_fallback(*args: Any, **kwargs: Any) -> Model:
 _load_fallback: Callable[..., Model] = _no_fallback
 
 
+@typed
 def load(
     path: str | os.PathLike[str] | Any,
     *,

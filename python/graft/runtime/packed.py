@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from graft import _C
+from graft.errors import typed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +26,7 @@ class PackedInfo:
     bytes: int
 
 
+@typed
 def pack(
     path: str | os.PathLike[str],
     output: str | os.PathLike[str] | None = None,
