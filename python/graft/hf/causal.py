@@ -38,9 +38,8 @@ _INTEGERS = (torch.int64, torch.int32)
 _OTHER_WEIGHTS = "the cache was filled with other weights; begin a new one"
 
 
-def check(model: Any, mixed: type | None = None) -> type:
-    """The class of a model that can be compiled. Raises Unsupported or InvalidArgument for others. mixed: what is mixed
-    into the class of one that is compiled already."""
+def check(model: Any) -> type:
+    """The class of a model that can be compiled. Raises Unsupported or InvalidArgument for others."""
     _check_adapters(model)
     if not isinstance(model, PreTrainedModel):
         raise InvalidArgument(f"graft.compile: expected a model of transformers, found {type(model).__name__}")
@@ -60,7 +59,7 @@ def check(model: Any, mixed: type | None = None) -> type:
             "use model.float()"
         )
     kind = type(model)
-    if issubclass(kind, mixed or Compiled):
+    if hasattr(kind, "_uncompiled"):
         if any(p.is_meta for p in model.parameters()):
             raise InvalidArgument("graft.compile: this model is compiled and its weights were released; load it again")
         kind = kind._uncompiled
@@ -75,13 +74,6 @@ def _check_adapters(model: Any) -> None:
             "graft.compile: expected a model without separate adapters, found unmerged ones of peft; call "
             "merge_and_unload() and compile what it returns"
         )
-
-
-def hint(model: Any) -> str:
-    """What to use instead of a model that could not be exported."""
-    if not getattr(model, "_supports_attention_backend", False):
-        return "\nWithout a cache it can be exported with torch.export and graft.export."
-    return ""
 
 
 def take_over(model: PreTrainedModel, kind: type, release_weights: bool, dtype: torch.dtype | None = None) -> None:
@@ -400,4 +392,4 @@ def _kept(to_keep: int | torch.Tensor, tokens: int) -> torch.Tensor:
     return torch.arange(tokens)[slice(-to_keep, None)]
 
 
-__all__ = ["Compiled", "as_class", "check", "hint", "refuse_outputs", "take_over", "trial"]
+__all__ = ["Compiled", "as_class", "check", "refuse_outputs", "take_over", "trial"]

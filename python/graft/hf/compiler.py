@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
-from graft.errors import InvalidArgument, raised_by, typed
+from graft.errors import ExportError, InvalidArgument, Unsupported, raised_by, typed
 from graft.hf import causal
+from graft.hf.engine import Engine
 from graft.hf.program import Progress, engine_of, export, load, prove
 from graft.llm.checkpoint import named_tensors, tied_names
 
@@ -35,7 +36,9 @@ def compile(  # noqa: A001  (as torch.compile)
     the model is an error of the next call, which says what, until the model is compiled again.
 
     A new program is compared with eager PyTorch on a few tokens; `graft.Unsupported` names the model and the difference
-    when they disagree.
+    when they disagree. Models that this does not fit (attention of their own, recurrent layers) take a general route: slower
+    steps, the cache of transformers itself, and of the arguments below device, threads and progress alone.
+    `model.graft.route` is "fast" or "general".
 
     max_length: the most tokens of a sequence, reserved at once; by default caches grow as needed.
     quantize: a type of ggml ("q8_0", "q4_k", ...) for all matrices, or types by patterns of names.
@@ -69,42 +72,65 @@ def compile(  # noqa: A001  (as torch.compile)
         progress=progress,
     )
     with Progress(progress) as say:
-        tensors = named_tensors(model)
-        with raised_by("graft.compile", lambda: causal.hint(model)):
-            plain = _exported(model, kind, tensors, None, say)
-            loaded: list[Any] = []
+        try:
+            model.graft = _fast(model, kind, options, started, say)
+        except (ExportError, Unsupported) as refused:
+            return _general(model, kind, options, say, refused)
+    model._graft_options = options
+    causal.take_over(model, kind, release_weights)
+    return model
 
-            def of_plain() -> Any:
-                if not loaded:
-                    loaded.append(load(plain, tensors, [], device or "", say))
-                return loaded[0]
 
-            verdict = prove(model, kind, plain, of_plain, lambda _, tensor: tensor, device or "", say)
-            if quantize is None:
-                exported, program = plain, of_plain()
-            else:
-                exported = _exported(model, kind, tensors, quantize, say)
-                program = load(exported, tensors, [], device or "", say)
+def _general(model: Any, kind: type, options: Mapping[str, Any], say: Any, refused: Exception) -> Any:
+    """A model that the fast route refused."""
+    from graft.hf import general
+
+    own = {name: options[name] for name in ("max_length", "quantize", "buckets", "release_weights")}
+    own["kv_dtype"] = None if options["kv_dtype"] == "computed" else options["kv_dtype"]
+    with raised_by("graft.compile"):
+        general.check_options(refused, **own)
+        try:
+            return general.compile_general(model, kind, options["device"], options["threads"], dict(options), say)
+        except (ExportError, Unsupported) as e:
+            e.add_note(f"The fast route does not take it either: {refused}")
+            raise
+
+
+def _fast(model: Any, kind: type, options: Mapping[str, Any], started: float, say: Any) -> Engine:
+    quantize, device = options["quantize"], options["device"]
+    tensors = named_tensors(model)
+    with raised_by("graft.compile"):
+        plain = _exported(model, kind, tensors, None, say)
+        loaded: list[Any] = []
+
+        def of_plain() -> Any:
+            if not loaded:
+                loaded.append(load(plain, tensors, [], device or "", say))
+            return loaded[0]
+
+        verdict = prove(model, kind, plain, of_plain, lambda _, tensor: tensor, device or "", say)
+        if quantize is None:
+            exported, program = plain, of_plain()
+        else:
+            exported = _exported(model, kind, tensors, quantize, say)
+            program = load(exported, tensors, [], device or "", say)
     reload = None
-    if quantize is None and not release_weights:
+    if quantize is None and not options["release_weights"]:
 
         def reload(tensors: Mapping[str, torch.Tensor]) -> Any:
             return load(exported, tensors, [], device or "", lambda _: None)
 
-    model.graft = engine_of(
+    return engine_of(
         program,
         exported,
         started,
-        max_length=max_length,
-        buckets=buckets,
-        threads=threads,
-        kv_dtype=kv_dtype,
+        max_length=options["max_length"],
+        buckets=options["buckets"],
+        threads=options["threads"],
+        kv_dtype=options["kv_dtype"],
         positions=verdict["positions"],
         reload=reload,
     )
-    model._graft_options = options
-    causal.take_over(model, kind, release_weights)
-    return model
 
 
 def _exported(model: Any, kind: type, tensors: Mapping[str, torch.Tensor], quantize: Any, say: Any) -> Any:

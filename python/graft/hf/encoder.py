@@ -68,7 +68,7 @@ def compile_encoder(
         )
     if release_weights:
         raise InvalidArgument("graft.compile: release_weights is for models with a cache; others read their weights")
-    kind = causal.check(model, CompiledEncoder)
+    kind = causal.check(model)
     model.graft = EncoderEngine(model, kind, quantize, device or "", threads, progress)
     model._graft_options = dict(quantize=quantize, device=device, threads=threads, progress=progress)
     model._graft_dtype = model.dtype

@@ -34,6 +34,8 @@ def check_buckets(buckets: Sequence[int] | None) -> tuple[int, ...]:
 class Engine:
     """What `model.graft` is."""
 
+    route = "fast"
+
     def __init__(
         self,
         program: _C.Program,

@@ -37,7 +37,19 @@ from graft.exporter.backend import (
 )
 from graft.exporter.serialize import Blob, Signature
 
-_SCALAR_TYPES = {torch.int64: ScalarType.LONG, torch.float32: ScalarType.FLOAT}
+_SCALAR_TYPES = {
+    torch.int64: ScalarType.LONG,
+    torch.int32: ScalarType.INT,
+    torch.int16: ScalarType.SHORT,
+    torch.int8: ScalarType.CHAR,
+    torch.uint8: ScalarType.BYTE,
+    torch.bool: ScalarType.BOOL,
+    torch.float64: ScalarType.DOUBLE,
+    torch.float32: ScalarType.FLOAT,
+    torch.float16: ScalarType.HALF,
+    torch.bfloat16: ScalarType.BFLOAT16,
+}
+_ITEM_SIZES = {kind: dtype.itemsize for dtype, kind in _SCALAR_TYPES.items()}
 _LARGEST_SIZE = 2**31 - 1
 # Bytes of an output that the method has memory for: the logits of one token for a million words.
 _MOST_PLANNED = 2**22
@@ -145,10 +157,10 @@ def _constant(method: str, value: Any) -> schema.ExecutionPlan:
 def _plan(index: int, method: str, program: ExportedProgram, specs: list[CompileSpec]) -> schema.ExecutionPlan:
     signature = Signature.of(program)
     by_name = {node.name: node.meta["val"] for node in program.graph.nodes if "val" in node.meta}
-    inputs = [_tensor(by_name[name]) for name in program.graph_signature.user_inputs]
-    outputs = [_tensor(by_name[name]) for name in program.graph_signature.user_outputs]
-    planned = _plan_memory(outputs)
-    values = [schema.EValue(tensor) for tensor in (*inputs, *outputs)]
+    inputs = [_value(by_name.get(name, name)) for name in program.graph_signature.user_inputs]
+    outputs = [_value(by_name[name]) for name in program.graph_signature.user_outputs]
+    planned = _plan_memory([output for output in outputs if isinstance(output, schema.Tensor)])
+    values = [schema.EValue(value) for value in (*inputs, *outputs)]
     indices = list(range(len(values)))
     call = schema.Instruction(schema.DelegateCall(delegate_index=0, args=indices))
     return schema.ExecutionPlan(
@@ -186,7 +198,11 @@ def _plan_memory(outputs: list[schema.Tensor]) -> int:
 
 
 def _bytes(sizes: list[int], kind: ScalarType) -> int:
-    return math.prod(sizes) * (8 if kind == ScalarType.LONG else 4)
+    return math.prod(sizes) * _ITEM_SIZES[kind]
+
+
+def _value(value: Any) -> schema.Tensor | schema.Int:
+    return _tensor(value) if isinstance(value, torch.Tensor) else schema.Int(_most(value))
 
 
 def _tensor(value: torch.Tensor) -> schema.Tensor:

@@ -1,4 +1,4 @@
-"""Architectures under `graft.compile`: those of `llm_models`, more, and some that cannot be compiled, with the reason."""
+"""Architectures under `graft.compile`: those of `llm_models`, more, and some that its fast route does not take, with the reason."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ MORE: tuple[SmallModel, ...] = (
     SmallModel("vaultgemma", _of("VaultGemma", _WINDOWED, query_pre_attn_scalar=20)),
 )
 
-# Models that cannot be compiled yet, with their error message.
+# Models that the fast route does not take, with its error message.
 REFUSED: tuple[tuple[SmallModel, str], ...] = (
     (SmallModel("bloom", _of("Bloom", dict(vocab_size=99, hidden_size=48, n_layer=2, n_head=6))), "AttentionInterface"),
     (SmallModel("codegen", _of("CodeGen", dict(_OLD, n_head=4, rotary_dim=4))), "AttentionInterface"),

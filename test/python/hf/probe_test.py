@@ -97,7 +97,7 @@ def test_positions_as_the_model_makes_them(name):
         close(torch.stack(expected.logits), torch.stack(made.logits))
 
 
-def test_moshi_is_refused():
+def test_moshi_is_refused_by_the_fast_route():
     """Eager PyTorch's cached steps differ from its own full pass."""
     config = transformers.MoshiConfig(
         **dict(_COMMON, num_key_value_heads=6, ffn_dim=80, head_dim=8, audio_vocab_size=50), num_codebooks=2
@@ -105,7 +105,7 @@ def test_moshi_is_refused():
     torch.manual_seed(0)
     model = transformers.MoshiForCausalLM(config).eval()
     with pytest.raises(graft.Error, match="MoshiForCausalLM: expected layer 0 to see no more tokens.*cached steps"):
-        graft.compile(model)
+        graft.compile(model, release_weights=True)  # which only the fast route takes
     assert type(model) is transformers.MoshiForCausalLM and not hasattr(model, "graft")
 
 
@@ -178,7 +178,17 @@ def test_what_does_not_agree_is_refused(change, message, tmp_path, monkeypatch):
     model = lying("llama", change)
     for _ in range(2):  # from disk too
         with pytest.raises(graft.Unsupported, match=message):
-            graft.compile(model)
+            graft.compile(model, release_weights=True)  # which only the fast route takes
+
+
+def test_what_does_not_agree_takes_the_general_route(tmp_path, monkeypatch):
+    monkeypatch.setenv("GRAFT_CACHE", str(tmp_path))
+    eager = lying("llama", cache_that_counts_twice)
+    compiled = graft.compile(copy.deepcopy(eager), threads=1)
+    assert compiled.graft.route == "general"
+    ids, mask, *_ = llm_models.left_padded(2, 9, (0, 3))
+    options = dict(attention_mask=mask, max_new_tokens=5, do_sample=False, eos_token_id=None, pad_token_id=0)
+    assert torch.equal(eager.generate(ids, **options), compiled.generate(ids, **options))
 
 
 def test_the_verdict_is_kept(tmp_path, monkeypatch):

@@ -1,0 +1,490 @@
+"""The general route of `graft.compile`: models with a cache of any kind, attention of their own, recurrent layers.
+
+A call is traced as it is, with the model's own cache object among its arguments: whatever tensors and numbers that holds
+are inputs of the program, and what the model leaves in it are outputs. The cache stays the caller's object, so that what
+transformers does with it between calls (beams, crops, copies) works as in eager PyTorch. Programs are made when a kind of
+call occurs first, and that call is computed by eager PyTorch too: logits and cache must agree.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+import threading
+import time
+import warnings
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from graft.errors import Error, ExportError, InvalidArgument, Unsupported
+from graft.hf import causal
+from graft.hf.guard import Guard
+from graft.hf.structure import Flat, build, flatten
+from graft.hf.traced import Traced, trace
+
+CLOSE = 2e-3  # of the largest value of each result
+_PROGRAMS = 64  # kept in memory, those used last
+_MANY = 8  # of one kind: then a warning says so
+_PROMPT, _STEPS = 6, 3  # of the probe
+
+
+def check_options(refused: Exception, **options: Any) -> None:
+    """Raises Unsupported for options that are of the fast route alone."""
+    for name, value in options.items():
+        if value:
+            raise Unsupported(
+                f"{name}: only models of the fast route take it, and this is none: {refused}"
+            ) from refused
+
+
+def compile_general(model: Any, kind: type, device: str | None, threads: int, options: dict[str, Any], say: Any) -> Any:
+    """Raises ExportError or Unsupported, which say why the model cannot be compiled. Leaves it as it is then."""
+    engine = GeneralEngine(kind, device or "", threads)
+    say("comparing with eager PyTorch")
+    engine.begin(model)
+    engine.prove(model)
+    model.graft = engine
+    model._graft_options = options
+    model._graft_dtype = model.dtype
+    model.__class__ = _class_of(kind)
+    model._graft_guard = Guard(model)
+    return model
+
+
+class _Loaded:
+    def __init__(self, traced: Traced, model: Any, seconds: float) -> None:
+        self.traced, self.model, self.seconds = traced, model, seconds
+        self.compared: set[frozenset[str]] = set()  # with these open sizes 1
+        self.calls, self.milliseconds = 0, 0.0
+
+
+class GeneralEngine:
+    """`model.graft` of a model of the general route."""
+
+    route = "general"
+    positions = "its own"
+
+    def __init__(self, kind: type, device: str, threads: int) -> None:
+        self._kind, self._device, self._threads = kind, device, threads
+        self._lock = threading.RLock()
+        self._clear()
+        self.counts = dict.fromkeys(("calls", "traced", "compared", "dropped", "reloaded"), 0)
+
+    def _clear(self) -> None:
+        self._twin: Any = None
+        self._weights: dict[int, Any] = {}
+        self._given: dict[str, torch.Tensor] = {}
+        self._programs: OrderedDict[int, _Loaded] = OrderedDict()
+        self._counters: frozenset[tuple[type, str]] = frozenset()
+        self._roles: dict[str, tuple[set[int], set[int]]] = {}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> GeneralEngine:
+        """Without programs: the copy has weights of its own."""
+        return GeneralEngine(self._kind, self._device, self._threads)
+
+    def forget(self) -> None:
+        """Programs are made again, since weights have other values now."""
+        with self._lock:
+            self._clear()
+            self.counts["reloaded"] += 1
+
+    # --- the model ---
+
+    def begin(self, model: Any) -> None:
+        """Takes the weights of the model, in float32, and learns which sizes of its cache follow from the call."""
+        compiled = type(model)
+        model.__class__ = self._kind
+        try:
+            shared = {id(t): _shared(t) for t in (*model.parameters(), *model.buffers())}
+            left_out = {name: vars(model).pop(name) for name in ("graft", "_graft_guard") if name in vars(model)}
+            try:
+                self._twin = copy.deepcopy(model, dict(shared))
+            finally:
+                vars(model).update(left_out)
+        finally:
+            model.__class__ = compiled
+        own = (*self._twin.parameters(), *self._twin.buffers())
+        self._weights = {id(tensor): tensor for tensor in own}
+        self._given = {name: tensor.detach().contiguous() for name, tensor in self._twin.named_parameters()}
+        self._learn()
+
+    def _learn(self) -> None:
+        """Roles of the dimensions of what the model gives back, seen by calls of other sizes."""
+        found = [self._eager_sizes(*sizes) for sizes in ((2, 5), (3, 5), (2, 9))]
+        for path, sizes in found[0].items():
+            others = [one.get(path, ()) for one in found[1:]]
+            if any(len(one) != len(sizes) for one in others):
+                continue
+            rows, tokens = ({i for i, size in enumerate(one) if size != sizes[i]} for one in others)
+            self._roles[path] = (rows, tokens)
+
+    def _eager_sizes(self, rows: int, tokens: int) -> dict[str, tuple[int, ...]]:
+        ids = _random_ids(self._twin, rows, tokens)
+        try:
+            with torch.no_grad():
+                output = self._kind.forward(self._twin, input_ids=ids, use_cache=True)
+        except Exception as e:  # whatever the model's code raises
+            if rows == 2 and tokens == 5:
+                raise ExportError(
+                    f"{self._kind.__name__}: eager PyTorch cannot run it on [{rows}, {tokens}] tokens: {type(e).__name__}: {e}"
+                ) from e
+            return {}
+        flat = flatten(output)
+        return {path: tuple(tensor.shape) for path, tensor in zip(flat.paths, flat.tensors)}
+
+    # --- calls ---
+
+    def run(self, model: Any, given: dict[str, Any]) -> Any:
+        with self._lock:  # calls follow each other: a session has one run at a time
+            if self._twin is None:
+                self.begin(model)
+            return self._run(given)
+
+    def _run(self, given: dict[str, Any]) -> Any:
+        flat = flatten(given, self._counters)
+        loaded, sizes = self._program(flat, given)
+        ones = frozenset(name for name, size in sizes.items() if size == 1)
+        if ones not in loaded.compared:
+            self._compare(loaded, sizes, flat)
+            loaded.compared.add(ones)
+        self.counts["calls"] += 1
+        return self._finish(loaded, sizes, flat, given)
+
+    def _program(self, flat: Flat, given: dict[str, Any]) -> tuple[_Loaded, dict[str, int]]:
+        for key in reversed(self._programs):
+            loaded = self._programs[key]
+            if (sizes := loaded.traced.sizes_of(flat)) is not None:
+                self._programs.move_to_end(key)
+                return loaded, sizes
+        started = time.perf_counter()
+        traced = self._traced(flat)
+        if (counted := _counted(flat, traced)) - self._counters:
+            self._counters |= counted  # they are numbers of the call from now on
+            again = flatten(given, self._counters)
+            if again.structure != flat.structure:
+                flat.__dict__.update(vars(again))
+                return self._program(flat, given)
+        if (sizes := traced.sizes_of(flat)) is None:
+            raise Unsupported(
+                f"{self._kind.__name__}: expected a program for the sizes {[list(t.shape) for t in flat.tensors]}, found "
+                f"one for {traced.sizes} where {traced.bounds or 'nothing'} holds"
+            )
+        loaded = _Loaded(traced, self._load(traced), time.perf_counter() - started)
+        self._programs[self.counts["traced"]] = loaded
+        self.counts["traced"] += 1
+        if len(self._programs) > _PROGRAMS:
+            self._programs.popitem(last=False)
+            self.counts["dropped"] += 1
+        alike = sum(one.traced.structure == flat.structure for one in self._programs.values())
+        if alike == _MANY:
+            warnings.warn(
+                f"graft.compile: {self._kind.__name__} has {alike} programs for calls of one kind, since its code decides by "
+                "their sizes; each other size costs a trace (model.graft.stats())",
+                RuntimeWarning,
+                stacklevel=6,
+            )
+        return loaded, sizes
+
+    def _traced(self, flat: Flat) -> Traced:
+        """For any batch where the model's code admits it."""
+        sizes = [tuple(tensor.shape) for tensor in flat.tensors]
+        opened = [self._open(path, tensor.dim()) for path, tensor in zip(flat.paths, flat.tensors)]
+        rows = next((s[0] for s, path in zip(sizes, flat.paths) if path in (".input_ids", ".inputs_embeds")), None)
+        if rows is None:
+            return trace(self._twin, self._weights, flat, sizes, opened, None)
+        taken = {s[dim] for s, places in zip(sizes, opened) for dim in places}
+        larger = next(n for n in range(3, 100) if n not in taken)
+        grown = [self._grown(path, s, rows, larger) for path, s in zip(flat.paths, sizes)]
+        try:
+            return trace(self._twin, self._weights, flat, grown, opened, larger)
+        except Error:
+            return trace(self._twin, self._weights, flat, sizes, opened, None)
+
+    def _open(self, path: str, dims: int) -> list[int]:
+        role = self._roles.get(path)
+        return list(range(dims)) if role is None else sorted(role[0] | role[1])
+
+    def _grown(self, path: str, sizes: tuple[int, ...], rows: int, larger: int) -> tuple[int, ...]:
+        role = self._roles.get(path)
+        if role is not None:
+            dims = role[0]
+        elif path.count(".") == 1 and "[" not in path and rows in sizes[:2]:
+            dims = {sizes.index(rows)}
+        else:
+            dims = set()
+        return tuple(size // rows * larger if dim in dims else size for dim, size in enumerate(sizes))
+
+    def _load(self, traced: Traced) -> Any:
+        from graft.runtime import load
+
+        given = {name: self._given[name] for name in traced.keys}
+        return load(traced.package, tensors=given, device=self._device, threads=self._threads)
+
+    def _computed(self, loaded: _Loaded, sizes: Mapping[str, int], tensors: Sequence[Any], numbers: Sequence[int]) -> Any:
+        """Tensors and numbers of what the call leaves."""
+        started = time.perf_counter()
+        made = loaded.model([_plain(tensor) for tensor in tensors], list(numbers))
+        loaded.calls += 1
+        loaded.milliseconds += (time.perf_counter() - started) * 1e3
+        from_where = {"given": tensors, "made": made}
+        found = [from_where[where][place] for where, place in loaded.traced.leaves]
+        return found, [result(sizes) for result in loaded.traced.results]
+
+    def _finish(self, loaded: _Loaded, sizes: Mapping[str, int], flat: Flat, given: dict[str, Any]) -> Any:
+        held = dict(given)
+        tensors, numbers = self._computed(loaded, sizes, flat.tensors, flat.numbers)
+        after, output = build(loaded.traced.final, tensors, numbers, into=flat.objects)
+        for name, tensor in held.items():
+            if isinstance(tensor, torch.Tensor) and after[name] is not tensor:  # changed in place
+                tensor.copy_(after[name])
+        return output
+
+    # --- comparison ---
+
+    def _compare(self, loaded: _Loaded, sizes: Mapping[str, int], flat: Flat) -> None:
+        """The call, on copies of its arguments, by the program and by eager PyTorch."""
+        tensors, numbers = self._computed(loaded, sizes, [t.clone() for t in flat.tensors], flat.numbers)
+        objects: list[Any] = []
+        arguments = build(flat.structure, [t.clone() for t in flat.tensors], flat.numbers, made=objects)
+        with torch.no_grad():
+            output = self._kind.forward(self._twin, **arguments)
+        origins = {id(one): place for place, one in enumerate(objects)}
+        expected = flatten((arguments, output), frozenset(self._counters), origins)
+        found = flatten(build(loaded.traced.final, tensors, numbers), frozenset(self._counters))
+        self.counts["compared"] += 1
+        where = f"{self._kind.__name__}: expected what eager PyTorch gives on {self._say(flat)}"
+        if expected.paths != found.paths or expected.numbers != found.numbers:
+            raise Unsupported(f"{where}, found another cache: {_first_other(expected, found)}")
+        for path, a, b in zip(expected.paths, expected.tensors, found.tensors):
+            name = path.removeprefix("[1]").removeprefix("[0]").removeprefix(".")
+            if a.shape != b.shape or a.dtype != b.dtype:
+                raise Unsupported(
+                    f"{where}, found {name} of {b.dtype} {list(b.shape)} instead of {a.dtype} {list(a.shape)}"
+                )
+            if (difference := _difference(a, b)) > CLOSE:
+                raise Unsupported(f"{where}, found a difference of {difference:.2g} of the largest in {name}")
+
+    def _say(self, flat: Flat) -> str:
+        named = [f"{path.removeprefix('.')} {list(t.shape)}" for path, t in zip(flat.paths, flat.tensors) if "[" not in path]
+        return ", ".join(named)
+
+    def prove(self, model: Any) -> None:
+        """Short generations from prompts with and without padding, by this engine and by eager PyTorch: logits of all
+        steps agree. Raises Unsupported."""
+        ids = _random_ids(self._twin, 2, _PROMPT)
+        mask = torch.ones_like(ids)
+        mask[1, :2] = 0
+        for what, arguments in (
+            ("a prompt", dict(attention_mask=torch.ones_like(ids))),
+            ("a prompt padded on the left", dict(attention_mask=mask)),
+        ):
+            try:
+                expected = _generated(self._twin, ids, arguments)
+            except Exception as e:  # whatever the model's code raises
+                if what == "a prompt":
+                    raise ExportError(
+                        f"{self._kind.__name__}: eager PyTorch cannot generate from [2, {_PROMPT}] tokens: "
+                        f"{type(e).__name__}: {e}"
+                    ) from e
+                continue
+            found = _generated(self._trial(), ids, arguments)
+            if (difference := _difference(expected, found)) > CLOSE:
+                raise Unsupported(
+                    f"{self._kind.__name__}: expected the logits of eager PyTorch within {CLOSE} of the largest, found a "
+                    f"difference of {difference:.2g} in {what} and {_STEPS} steps"
+                )
+
+    def _trial(self) -> Any:
+        """The twin under this engine."""
+        made = self._kind.__new__(self._kind)
+        made.__dict__.update(vars(self._twin), graft=self, _graft_guard=_Trusted(), _graft_dtype=torch.float32)
+        made.__class__ = _class_of(self._kind)
+        return made
+
+    def stats(self) -> dict[str, Any]:
+        """calls; traced, programs made; compared, calls that eager PyTorch computed too; dropped, programs beyond those
+        that are kept; reloaded; and of each program sizes, bounds, seconds of its making, calls, milliseconds."""
+        with self._lock:
+            programs = [
+                {
+                    "sizes": [list(sizes) for sizes in one.traced.sizes[:3]],
+                    "bounds": one.traced.bounds,
+                    "seconds": one.seconds,
+                    "calls": one.calls,
+                    "milliseconds": one.milliseconds,
+                }
+                for one in self._programs.values()
+            ]
+            return {**self.counts, "route": self.route, "programs": programs}
+
+
+class _Trusted:
+    def check(self, model: Any, thorough: bool) -> None:
+        return None
+
+
+def _shared(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.dtype in (torch.bfloat16, torch.float16):
+        made = tensor.detach().float()
+        return torch.nn.Parameter(made, requires_grad=False) if isinstance(tensor, torch.nn.Parameter) else made
+    return tensor
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.device.type != "cpu":
+        raise InvalidArgument(f"expected tensors on the CPU, found one on {tensor.device}")
+    return tensor.detach()
+
+
+def _counted(flat: Flat, traced: Traced) -> set[tuple[type, str]]:
+    """Attributes of objects whose integers a call changes."""
+    return _changed_numbers(flat.structure, traced.final)
+
+
+def _changed_numbers(before: Any, after: Any) -> set[tuple[type, str]]:
+    held: dict[int, dict[str, Any]] = {}
+    _collect(before, held, [0], use_origin=False)
+    found: set[tuple[type, str]] = set()
+
+    def look(node: Any) -> None:
+        if not isinstance(node, tuple) or not node:
+            return
+        if node[0] == "object":
+            _, kind, origin, parts = node
+            was = held.get(origin, {}) if origin is not None else {}
+            for name, part in parts:
+                old = was.get(name)
+                changed = part[0] == "is" and part[1] is int and old is not None and old[:2] == ("is", int) and old != part
+                if part[0] == "number" or changed:
+                    found.add((kind, name))
+                look(part)
+        elif node[0] == "list":
+            for part in node[3]:
+                look(part)
+        elif node[0] == "dict":
+            for _, part in node[3]:
+                look(part)
+
+    look(after)
+    return found
+
+
+def _collect(node: Any, held: dict[int, dict[str, Any]], count: list[int], use_origin: bool) -> None:
+    """Attributes of the objects of a structure, by their place in it."""
+    if not isinstance(node, tuple) or not node:
+        return
+    if node[0] in ("list", "dict", "object"):
+        if not (node[0] == "list" and issubclass(node[1], tuple)):
+            if node[0] == "object":
+                held[count[0]] = dict(node[3])
+            count[0] += 1
+        for part in node[3]:
+            _collect(part if node[0] == "list" else part[1], held, count, use_origin)
+
+
+def _first_other(expected: Flat, found: Flat) -> str:
+    for a, b in zip(expected.paths, found.paths):
+        if a != b:
+            return f"{b} instead of {a}"
+    if len(expected.paths) != len(found.paths):
+        return f"{len(found.paths)} tensors instead of {len(expected.paths)}"
+    return f"numbers {found.numbers} instead of {expected.numbers}"
+
+
+def _difference(a: torch.Tensor, b: torch.Tensor) -> float:
+    if not a.is_floating_point():
+        return 0.0 if torch.equal(a, b) else float("inf")
+    a, b = a.float(), b.float()
+    if not torch.equal(a.isfinite(), b.isfinite()):
+        return float("inf")
+    finite = a.isfinite()
+    a, b = a[finite], b[finite]
+    return float((a - b).abs().max() / a.abs().max().clamp(min=1e-9)) if a.numel() else 0.0
+
+
+def _random_ids(model: Any, rows: int, tokens: int) -> torch.Tensor:
+    high = max(min(model.config.get_text_config().vocab_size, 1 << 16), 4)
+    generator = torch.Generator().manual_seed(tokens)
+    return torch.randint(3 if high > 8 else 0, high, (rows, tokens), generator=generator)
+
+
+def _generated(model: Any, ids: torch.Tensor, arguments: dict[str, Any]) -> torch.Tensor:
+    """Logits of greedy steps."""
+    steps = dict(max_new_tokens=_STEPS + 1, min_new_tokens=_STEPS + 1, do_sample=False, num_beams=1, pad_token_id=0)
+    options = dict(steps, eos_token_id=None, return_dict_in_generate=True, output_logits=True)
+    with torch.no_grad():
+        return torch.stack(model.generate(ids.clone(), **arguments, **options).logits)
+
+
+class GeneralCompiled:
+    """Mixed into the class of a model of the general route."""
+
+    _uncompiled: type
+
+    __deepcopy__ = causal.Compiled.__deepcopy__
+    __reduce_ex__ = causal.Compiled.__reduce_ex__
+    save_pretrained = causal.Compiled.save_pretrained
+    _check_kept = causal.Compiled._check_kept
+    get_compiled_call = causal.Compiled.get_compiled_call
+    generate_batch = causal.Compiled.generate_batch
+    init_continuous_batching = causal.Compiled.init_continuous_batching
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cpu")
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._graft_dtype
+
+
+_classes: dict[type, type] = {}
+
+
+def _class_of(kind: type) -> type:
+    made = _classes.get(kind)
+    if made is None:
+        signature = inspect.signature(kind.forward)
+
+        @torch.compiler.disable  # torch.compile of a compiled model calls it as it is
+        @functools.wraps(kind.forward)
+        def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+            bound = signature.bind(self, *args, **kwargs)
+            given = dict(list(bound.arguments.items())[1:])
+            for name, parameter in signature.parameters.items():
+                if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+                    given.update(given.pop(name, {}))
+            return _call(self, {name: value for name, value in given.items() if value is not None})
+
+        names = {
+            "__module__": kind.__module__,
+            "__qualname__": kind.__qualname__,
+            "_uncompiled": kind,
+            "forward": forward,
+        }
+        made = _classes[kind] = type(kind.__name__, (GeneralCompiled, kind), names)
+    return made
+
+
+def _call(model: Any, given: dict[str, Any]) -> Any:
+    if model.training:
+        raise Unsupported("training mode: a compiled model computes no gradients; call model.eval()")
+    ids = given.get("input_ids")
+    if isinstance(ids, torch.Tensor) and (ids.dim() != 2 or 0 in ids.shape):
+        raise InvalidArgument(f"input_ids: expected [batch, tokens], found {list(ids.shape)}")
+    mask = given.get("attention_mask")
+    if isinstance(mask, torch.Tensor) and mask.dim() == 2 and bool((mask == 1).all()):
+        del given["attention_mask"]  # as generate() does
+    begins = ids is None or ids.shape[1] > 1
+    if model._graft_guard.check(model, thorough=begins) is not None:
+        model.graft.forget()
+        model._graft_guard.take_weights(model)
+    with torch.no_grad():
+        return model.graft.run(model, given)
+
+
+__all__ = ["GeneralCompiled", "GeneralEngine", "check_options", "compile_general"]

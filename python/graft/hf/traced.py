@@ -1,0 +1,229 @@
+"""The program of one kind of call: traced with the model's own cache, and the sizes that it is right for.
+
+Sizes of batches, prompts and caches are open. What the model's code decides by them while it is traced (a window that is
+full, the number of blocks of a scan) bounds the program; another call then has a program of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import math
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.export import Dim
+from torch.utils._sympy.printers import PythonPrinter
+
+from graft.errors import ExportError
+from graft.exporter import quiet
+from graft.hf.structure import Flat, Node, build, flatten
+from graft.llm import interface
+from graft.llm.trace import traceable_hooks
+from graft.llm.untraceable import reason
+
+_PREFIX = "model."  # of weights: the attribute of _Call
+
+
+@dataclass
+class Traced:
+    structure: Node  # of the arguments
+    sizes: list[tuple[Any, ...]]  # of each tensor: numbers, and names of open sizes
+    numbers: list[Any]  # the same of the numbers
+    ones: frozenset[str]  # the open sizes that may be 1 too: of the batch, and of what a cache holds
+    admits: Callable[[Mapping[str, int]], bool]
+    bounds: str
+    final: Node  # of the arguments after the call and the result
+    leaves: list[tuple[str, int]]  # its tensors: ("given" or "made", place)
+    results: list[Callable[[Mapping[str, int]], int]]  # its numbers
+    keys: list[str]  # weights by name
+    package: Path
+    folder: Any = field(repr=False, default=None)
+
+    def sizes_of(self, flat: Flat) -> dict[str, int] | None:
+        """The open sizes in a call, or None where the program is not right for it."""
+        if flat.structure != self.structure:
+            return None
+        found: dict[str, int] = {}
+        for tensor, sizes in zip(flat.tensors, self.sizes):
+            for size, expected in zip(tensor.shape, sizes):
+                if not self._is(size, expected, found):
+                    return None
+        for number, expected in zip(flat.numbers, self.numbers):
+            if not self._is(number, expected, found):
+                return None
+        return found if self.admits(found) else None
+
+    def _is(self, size: int, expected: Any, found: dict[str, int]) -> bool:
+        if not isinstance(expected, str):
+            return size == expected
+        if size < 2 and not (expected in self.ones and size == 1):
+            return False  # code is written for these in particular
+        return found.setdefault(expected, size) == size
+
+
+class _Seen:
+    """What a trace leaves beside its graph. Not in the module: torch.export puts its attributes back."""
+
+    final = Flat()
+    leaves: list[tuple[str, int]] = []
+
+
+class _Call(torch.nn.Module):
+    """What is traced: the model on the arguments of a structure."""
+
+    def __init__(self, model: torch.nn.Module, forward: Callable[..., Any], structure: Node) -> None:
+        super().__init__()
+        self.model = model
+        self._forward, self._structure = forward, structure
+        self.seen = _Seen()
+
+    def forward(self, tensors: list[torch.Tensor], numbers: list[Any]) -> list[torch.Tensor]:
+        own = [tensor.clone() for tensor in tensors]  # which the model may change
+        before = [tensor._version for tensor in own]
+        objects: list[Any] = []
+        arguments = build(self._structure, own, numbers, made=objects)
+        output = self._forward(self.model, **arguments)
+        places = {id(one): place for place, one in enumerate(objects)}
+        final = flatten((arguments, output), origins=places)
+        given = {id(one): place for place, one in enumerate(own)}
+        made: list[torch.Tensor] = []
+        leaves: list[tuple[str, int]] = []
+        for tensor in final.tensors:
+            place = given.get(id(tensor))
+            if place is not None and tensor._version == before[place]:
+                leaves.append(("given", place))
+            else:
+                leaves.append(("made", len(made)))
+                made.append(tensor)
+        self.seen.final, self.seen.leaves = final, leaves
+        return made
+
+
+def trace(
+    model: torch.nn.Module,
+    weights: dict[int, Any],
+    flat: Flat,
+    example: Sequence[tuple[int, ...]],
+    opened: Sequence[Sequence[int]],
+    rows: int | None,
+) -> Traced:
+    """model: whose forward is traced; it stays as it is. weights: its tensors by id, which the trace shares. flat: of the
+    arguments by name. example: sizes to trace with, instead of those of its tensors. opened: their open dimensions. rows:
+    the size in `example` that is the batch."""
+    tensors = [torch.zeros(sizes, dtype=tensor.dtype) for sizes, tensor in zip(example, flat.tensors)]
+    numbers = [int(number) for number in flat.numbers]
+    open_dims = [[dim for dim in places if sizes[dim] > 1] for places, sizes in zip(opened, example)]
+    dims = ([dict.fromkeys(places, Dim.AUTO) for places in open_dims], [Dim.AUTO] * len(numbers))
+    kind = type(model)
+    call = _Call(copy.deepcopy(model, dict(weights)).eval(), kind.forward, flat.structure)
+    try:
+        with traceable_hooks(call.model), _experts(call.model), torch.no_grad():
+            program = torch.export.export(call, (tensors, numbers), dynamic_shapes=dims, strict=False)
+    except ExportError:
+        raise
+    except Exception as e:  # whatever the model's code or the tracer raises
+        raise ExportError(f"{kind.__name__} cannot be traced: {reason(e)}") from e
+    final, leaves = call.seen.final, call.seen.leaves
+    values = {node.name: node.meta["val"] for node in program.graph.nodes if node.op == "placeholder"}
+    inputs = [values[name] if isinstance(name, str) else name for name in program.graph_signature.user_inputs]
+    sizes = [tuple(_named(size) for size in value.shape) for value in inputs[: len(tensors)]]
+    admits, bounds = _guard(inputs)
+    results = [_formula(number) for number in final.numbers]
+    found = [(p, s, name) for p, tensor, names in zip(flat.paths, tensors, sizes) for s, name in zip(tensor.shape, names)]
+    ones = frozenset(name for p, s, name in found if isinstance(name, str) and (s == rows or "[" in p))
+    folder = tempfile.TemporaryDirectory(prefix="graft-")
+    package = Path(folder.name) / "call.pte"
+    keys = _write(program, package, call.model)
+    named = [_named(number) for number in inputs[len(tensors) :]]
+    structure, ending = flat.structure, final.structure
+    return Traced(structure, sizes, named, ones, admits, bounds, ending, leaves, results, keys, package, folder)
+
+
+def _write(program: torch.export.ExportedProgram, package: Path, model: torch.nn.Module) -> list[str]:
+    """The names of the parameters that it reads, which are not in it."""
+    from graft.exporter.serialize import StoredWeight
+    from graft.llm import container
+    from graft.llm.export import _used_weights
+    from graft.llm.lower import lower
+
+    first: dict[int, str] = {}
+    described = {}
+    for name, tensor in model.named_parameters(remove_duplicate=False):
+        key = first.setdefault(id(tensor), name)
+        described[_PREFIX + name] = StoredWeight(key, tensor.nbytes, tensor.dtype)
+    try:
+        with quiet.lowering():
+            program, blob = lower(program, described)
+    except ExportError as e:
+        raise ExportError(f"{type(model).__name__}: {e}") from e
+    container.write(package, {"forward": (program, blob)}, {})
+    return sorted({described[name].key for name in _used_weights(program) if name in described})
+
+
+@contextlib.contextmanager
+def _experts(model: torch.nn.Module) -> Iterator[None]:
+    """Within it, experts are graft's operator; attention is what PyTorch computes on the CPU."""
+    configs = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}
+    for config in configs.values():  # of a copy that nobody else has
+        if getattr(config, "_experts_implementation_internal", None) is not None:
+            config._experts_implementation_internal = interface.NAME
+    yield
+
+
+def _named(size: Any) -> Any:
+    if isinstance(size, torch.SymInt):
+        symbol = size.node._expr
+        return str(symbol) if symbol.is_Symbol else int(symbol)
+    return int(size)
+
+
+def _guard(inputs: Sequence[Any]) -> tuple[Callable[[Mapping[str, int]], bool], str]:
+    """What the trace assumed of the open sizes."""
+    sizes = [size for value in inputs for size in (value.shape if isinstance(value, torch.Tensor) else [value])]
+    symbolic = next((size for size in sizes if isinstance(size, torch.SymInt)), None)
+    if symbolic is None:
+        return lambda _: True, ""
+    environment = symbolic.node.shape_env
+    known = {str(size.node._expr) for size in sizes if isinstance(size, torch.SymInt)}
+    conditions = []
+    for guard in environment.guards:
+        if {str(symbol) for symbol in guard.expr.free_symbols} <= known:
+            conditions.append(_printed(guard.expr))
+    text = " and ".join(f"({condition})" for condition in dict.fromkeys(conditions))
+    if not text:
+        return lambda _: True, ""
+    code = compile(text, "<sizes>", "eval")
+    return lambda found: bool(eval(code, {"math": math, "__builtins__": _BUILTINS}, dict(found))), text
+
+
+_BUILTINS = {"min": min, "max": max, "abs": abs, "round": round, "int": int, "float": float}
+
+
+class _Printer(PythonPrinter):
+    _SIGNS = {"Equality": "==", "Unequality": "!=", "StrictLessThan": "<", "LessThan": "<=", "StrictGreaterThan": ">", "GreaterThan": ">="}  # fmt: skip
+
+    def _print_Relational(self, expression: Any) -> str:
+        sign = self._SIGNS[type(expression).__name__]
+        return f"({self._print(expression.lhs)}) {sign} ({self._print(expression.rhs)})"
+
+    _print_Equality = _print_Unequality = _print_StrictLessThan = _print_LessThan = _print_Relational
+    _print_StrictGreaterThan = _print_GreaterThan = _print_Relational
+
+
+def _printed(expression: Any) -> str:
+    return _Printer().doprint(expression)
+
+
+def _formula(number: Any) -> Callable[[Mapping[str, int]], int]:
+    if not isinstance(number, torch.SymInt):
+        return lambda _: number
+    code = compile(_printed(number.node.expr), "<number>", "eval")
+    return lambda found: int(eval(code, {"math": math, "__builtins__": _BUILTINS}, dict(found)))
+
+
+__all__ = ["Traced", "trace"]
