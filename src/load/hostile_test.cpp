@@ -141,6 +141,74 @@ TEST(Hostile, AListOfOneTableOverAndOverIsAnError) {
                                "a list of 300000 items");
 }
 
+// A result of another type than the operator's: kernels write elements of the type that they compute.
+TEST(Hostile, DtypesOfDistancesAndProductsAreChecked) {
+  for (const DType left : {DType::f32, DType::f16, DType::f64, DType::i8})
+    for (const DType right : {DType::f32, DType::bf16, DType::f64, DType::u8})
+      for (const DType result : {DType::f32, DType::f16, DType::f64, DType::i8, DType::i64, DType::b8})
+        for (const char* target : {"aten._cdist_forward.default", "aten.mm.default", "aten.bmm.default",
+                                   "aten.linear.default", "aten.matmul.default"}) {
+          if (left == right && right == result) continue;
+          GraphBuilder graph;
+          const bool cdist = std::string_view(target).find("cdist") != std::string_view::npos;
+          const bool batch = std::string_view(target).find("bmm") != std::string_view::npos;
+          const std::vector<ir::Dim> dims =
+              batch ? std::vector{fixed(2), fixed(4), fixed(4)} : std::vector{fixed(4), fixed(4)};
+          const Shape shape = batch ? Shape{2, 4, 4} : Shape{4, 4};
+          const auto a = graph.input("a", left, dims), b = graph.input("b", right, dims);
+          const Arg x = Arg::of_value(a), y = Arg::of_value(b);
+          const bool linear = std::string_view(target).find("linear") != std::string_view::npos;
+          const bool matmul = std::string_view(target).find("matmul") != std::string_view::npos;
+          const GraphBuilder::Args args =
+              cdist
+                  ? GraphBuilder::Args{{"x1", x}, {"x2", y}, {"p", test::of_real(2)}, {"compute_mode", test::of_none()}}
+              : linear ? GraphBuilder::Args{{"input", x}, {"weight", y}, {"bias", test::of_none()}}
+              : matmul ? GraphBuilder::Args{{"self", x}, {"other", y}}
+                       : GraphBuilder::Args{{"self", x}, {"mat2", y}};
+          graph.output(graph.node(target, args, result, dims));
+          const std::string what = std::string(target) + " " + std::string(name(left)) + " " +
+                                   std::string(name(right)) + " -> " + std::string(name(result));
+          try {
+            Session session(graph.build());
+            std::vector<double> first(32, 0.5), second(32, 0.5);
+            const std::vector<Value> outputs =
+                session.run("forward", std::vector{tensor(first, left, shape), tensor(second, right, shape)});
+            ADD_FAILURE() << what << " ran";
+          } catch (const Error& error) {
+            EXPECT_STRNE(error.what(), "") << what;
+          }
+        }
+}
+
+// What mutated packages had in the place of the bounds of hardtanh.
+TEST(Hostile, ArgumentsOfOtherKindsAreAnError) {
+  const std::vector<Arg> others = {test::of_none(), test::of_list({}), test::of_list({of_int(1)}),
+                                   Arg{Arg::Kind::string, 0, 0, "x", {}}, test::of_real(std::nan(""))};
+  for (const char* target : {"aten.hardtanh.default", "aten.clamp.default", "aten.leaky_relu.default",
+                             "aten.elu.default", "aten.threshold.default", "aten.pow.Tensor_Scalar", "aten.add.Tensor"})
+    for (const Arg& first : others)
+      for (const Arg& second : others) {
+        GraphBuilder graph;
+        const auto x = graph.input("x", DType::f32, {fixed(4)});
+        const std::string_view name = target;
+        GraphBuilder::Args args = {{"self", Arg::of_value(x)}};
+        const auto add = [&](const char* argument, const Arg& arg) { args.emplace_back(argument, arg); };
+        if (name.find("hardtanh") != std::string_view::npos) add("min_val", first), add("max_val", second);
+        if (name.find("clamp") != std::string_view::npos) add("min", first), add("max", second);
+        if (name.find("leaky") != std::string_view::npos) add("negative_slope", first);
+        if (name == "aten.elu.default") add("alpha", first), add("scale", second), add("input_scale", second);
+        if (name.find("threshold") != std::string_view::npos) add("threshold", first), add("value", second);
+        if (name.find("pow") != std::string_view::npos) add("exponent", first);
+        if (name.find("add") != std::string_view::npos) add("other", first), add("alpha", second);
+        graph.output(graph.node(target, args, DType::f32, {fixed(4)}));
+        try {
+          load_and_run(graph);  // some have a meaning
+        } catch (const Error& error) {
+          EXPECT_STRNE(error.what(), "") << target;
+        }
+      }
+}
+
 TEST(Hostile, APipeIsNotWaitedFor) {
   const test::TemporaryFolder folder;
   const std::string path = folder.path() / "pipe.pte";

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cmath>
 #include <functional>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -97,7 +98,8 @@ std::string message(const std::function<void()>& f) {
 // Programs outlive the operators that they are.
 template <typename T, typename... Args>
 T& forever(Args&&... args) {
-  return *new T(std::forward<Args>(args)...);
+  static auto& kept = *new std::vector<std::unique_ptr<T>>();  // never destroyed, and found by the leak checker
+  return *kept.emplace_back(std::make_unique<T>(std::forward<Args>(args)...));
 }
 
 TEST(ProgramOp, ComputesWhatItsMethodDoes) {

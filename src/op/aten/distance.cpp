@@ -18,17 +18,26 @@ Refusal refuse_dtype(const ir::Value& value, std::string_view argument) {
   return refuse_rank_of(value);
 }
 
+// The kernel writes elements of the type that it reads.
+Refusal refuse_result(const NodeView& node, const ir::Value& from) {
+  if (node.output_count() == 1 && node.output(0).dtype == from.dtype) return {};
+  return str("the result must be one tensor of ", name(from.dtype), ", found ", node.output_count(), " of ",
+             node.output_count() > 0 ? name(node.output(0).dtype) : "nothing");
+}
+
 Refusal refuse_cdist(const NodeView& node) {
   const ir::Value &x1 = node.tensor("x1"), &x2 = node.tensor("x2");
   if (x1.rank() < 2 || x2.rank() < 2) return "x1 and x2 need two dimensions";
   if (x1.dtype != x2.dtype) return str("x1 is ", name(x1.dtype), ", x2 ", name(x2.dtype));
   if (Refusal reason = refuse_dtype(x1, "x1"); !reason.empty()) return reason;
+  if (Refusal reason = refuse_result(node, x1); !reason.empty()) return reason;
   return refuse_rank_of(x2);
 }
 
 Refusal refuse_pdist(const NodeView& node) {
   if (node.tensor("self").rank() != 2) return str("self has rank ", node.tensor("self").rank(), ", expected 2");
-  return refuse_dtype(node.tensor("self"), "self");
+  if (Refusal reason = refuse_dtype(node.tensor("self"), "self"); !reason.empty()) return reason;
+  return refuse_result(node, node.tensor("self"));
 }
 
 double power_of(const Call& call) {
