@@ -1,6 +1,7 @@
 #include "weight/packed_file.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -8,6 +9,8 @@
 #include <atomic>
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
+#include <string_view>
 #include <system_error>
 #include <utility>
 #include <vector>
@@ -47,14 +50,23 @@ Digest digest_at(std::span<const std::byte> bytes, std::size_t at) {
   return out;
 }
 
-// A file that is removed unless it was renamed.
+constexpr std::string_view kUnfinished = ".packed.tmp";
+
+// A file that is removed unless it was renamed. Its lock says that somebody writes it.
 class Temporary {
  public:
   explicit Temporary(const std::string& path) : path_(path) {
     static std::atomic<std::uint64_t> count = 0;
-    name_ = str(path, ".", ::getpid(), ".", ++count, ".tmp");
-    descriptor_ = ::open(name_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-    check(descriptor_ >= 0);
+    struct stat now {};
+    do {
+      if (descriptor_ >= 0) ::close(descriptor_);
+      name_ = str(path, ".", ::getpid(), ".", ++count, kUnfinished);
+      descriptor_ = ::open(name_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+      check(descriptor_ >= 0);
+      while (::flock(descriptor_, LOCK_EX) != 0 && errno == EINTR) {
+      }
+      check(::fstat(descriptor_, &now) == 0);
+    } while (now.st_nlink == 0);  // removed as unfinished before it was locked
   }
   ~Temporary() {
     if (descriptor_ < 0) return;
@@ -154,6 +166,18 @@ std::optional<AlignedMemory> PackedFile::find(const Digest& digest, std::size_t 
   const auto entry = entries_.find(digest);
   if (entry == entries_.end() || entry->second.size() != bytes) return std::nullopt;
   return AlignedMemory::of_file(file_, entry->second);
+}
+
+void remove_unfinished_packed_files(const std::string& folder) noexcept {
+  std::error_code error;
+  std::filesystem::directory_iterator entry(folder.empty() ? "." : folder, error);
+  for (; !error && entry != std::filesystem::directory_iterator(); entry.increment(error)) {
+    if (!entry->path().native().ends_with(kUnfinished)) continue;
+    const int file = ::open(entry->path().c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    if (file < 0) continue;
+    if (::flock(file, LOCK_EX | LOCK_NB) == 0) ::unlink(entry->path().c_str());
+    ::close(file);
+  }
 }
 
 void write_packed_file(const std::string& path, const std::string& origin,

@@ -1,7 +1,10 @@
 #include "weight/packed_file.h"
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/file.h>
+#include <unistd.h>
 
 #include <cstring>
 #include <filesystem>
@@ -99,6 +102,28 @@ TEST_F(PackedFileTest, EntriesAreFoundByDigestAndSizeAndKeepTheMapping) {
   EXPECT_TRUE(one->in_file());
   EXPECT_EQ(reinterpret_cast<std::uintptr_t>(two->data()) % kAlignment, 0U);
   EXPECT_EQ(files(), 1U) << "no temporary file is left";
+}
+
+TEST_F(PackedFileTest, WhatACrashLeftIsRemovedByTheNextWrite) {
+  folder_.write("w.packed.77.1.packed.tmp", filled(40, 1));
+  folder_.write("other.tmp", filled(40, 1));
+  const std::string written = folder_.write("w.packed.78.1.packed.tmp", filled(40, 1));
+  const int writer = ::open(written.c_str(), O_WRONLY | O_CLOEXEC);
+  ASSERT_EQ(::flock(writer, LOCK_EX), 0);
+  EXPECT_EQ(files(), 4U);
+  const auto store = [&](const std::string& folder) {
+    PackedStore store(kOrigin, /*verify=*/true);
+    store.set_folder(folder);
+    store.keep(digest(4), AlignedMemory(1 << 20));
+    EXPECT_EQ(store.written(), 1U) << store.refusal();
+  };
+  store(folder_.path());
+  EXPECT_TRUE(std::filesystem::exists(written)) << "somebody writes it";
+  EXPECT_EQ(files(), 4U) << "the abandoned one is gone, that of digest 4 is there";
+  ::close(writer);  // as when its process ends
+  store(folder_.path());
+  EXPECT_FALSE(std::filesystem::exists(written));
+  EXPECT_TRUE(std::filesystem::exists(std::filesystem::path(folder_.path()) / "other.tmp")) << "no file of graft's";
 }
 
 TEST_F(PackedFileTest, ASubsetOfSizesIsWrittenWholly) {
