@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import tempfile
 import threading
@@ -14,9 +15,11 @@ from typing import Any
 
 import torch
 from torch.export import Dim, ExportedProgram
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from graft.errors import InvalidArgument, Unsupported
 
+_MOST_NUMBERS = 16  # models of one graph that are kept, by the values of its numbers
 _OPTIONS = ("threads", "device", "seed", "quantize", "whole", "rest")
 _RESTS = ("eager", "inductor")
 
@@ -81,21 +84,44 @@ class _Compiled:
         self._program, self._options, self._part = program, options, part
         self._places = program.places
         self._lock = threading.Lock()
-        self._model: Any = None
+        self._fixed = False  # each value of the graph's numbers has a model of its own
+        self._models: dict[tuple[str, ...], Callable[..., Any]] = {}  # the last used at the end
 
     def __call__(self, *args: Any) -> Any:
         given = [_argument(args[place]) for place in self._places]
-        if self._model is None:
+        model = self._models.get(self._key(given))
+        if model is None:
             with self._lock:
-                if self._model is None:
-                    self._model = self._load(given)
-                    self._program = None
-        return self._model(*given)
+                model = self._models.get(self._key(given))
+                if model is None:
+                    model = self._load(given)
+                    if len(self._models) >= _MOST_NUMBERS:
+                        del self._models[next(iter(self._models))]
+                    self._models[self._key(given)] = model
+                    if not self._fixed:
+                        self._program = None
+        return model(*given)
+
+    def _key(self, given: Sequence[Any]) -> tuple[str, ...]:
+        return tuple(repr(given[i].item()) for i in self._program.numbers) if self._fixed else ()
+
+    def _export(self, examples: Sequence[Any]) -> ExportedProgram:
+        program = self._program.with_numbers(examples) if self._fixed else self._program
+        shapes = (tuple(program.dynamic_shapes),)
+        try:
+            return torch.export.export(program, tuple(examples), dynamic_shapes=shapes, strict=False)
+        except GuardOnDataDependentSymNode as e:
+            if not self._fixed and self._program.numbers:
+                self._fixed = True
+                return self._export(examples)
+            raise Unsupported(
+                "torch.compile(backend='graft'): torch.export cannot decide a condition of the graph that depends on data: "
+                f"{str(e).splitlines()[0]}"
+            ) from e
 
     def _load(self, examples: Sequence[Any]) -> Callable[..., Any]:
-        shapes = (tuple(self._program.dynamic_shapes),)
         with torch.no_grad():
-            exported = torch.export.export(self._program, tuple(examples), dynamic_shapes=shapes, strict=False)
+            exported = self._export(examples)
             if self._part:
                 return self._runnable(exported)
             _count(graphs=1)
@@ -196,6 +222,9 @@ class _Program(torch.nn.Module):
         placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
         self.places: list[int] = []  # positions of the arguments that stay arguments
         self.dynamic_shapes: list[Any] = []
+        # Indices of arguments that are Python numbers in tensors: with dynamic=True dynamo lifts a model's floats, such as
+        # the eps of a norm.
+        self.numbers: list[int] = []
         self._held: dict[int, str] = {}
         self._sizes: dict[int, tuple[int, int]] = {}  # size argument -> (tensor argument, dimension)
         symbols: dict[Any, tuple[int, int]] = {}
@@ -203,8 +232,9 @@ class _Program(torch.nn.Module):
             value = node.meta.get("example_value", example)
             if not isinstance(value, torch.Tensor):
                 continue
+            number = value.dim() == 0 and value.dtype == torch.float64 and node.users and all(map(_is_item, node.users))
             # A weight: dynamo lifts parameters and buffers to inputs.
-            if place in held or isinstance(example, torch.nn.Parameter) or _is_buffer(node):
+            if place in held or isinstance(example, torch.nn.Parameter) or (_is_buffer(node) and not number):
                 name = self._held[place] = f"held_{place}"
                 weight = held.get(place, example)
                 if isinstance(weight, torch.nn.Parameter):  # those are quantized
@@ -212,6 +242,8 @@ class _Program(torch.nn.Module):
                 else:
                     self.register_buffer(name, weight.detach())
                 continue
+            if number:
+                self.numbers.append(len(self.places))
             dims: dict[int, Any] = {}
             for dim, size in enumerate(value.shape):
                 if isinstance(size, torch.SymInt):
@@ -235,6 +267,19 @@ class _Program(torch.nn.Module):
                 )
         self._count = len(placeholders)
 
+    def with_numbers(self, examples: Sequence[Any]) -> _Program:
+        """The same program with these values of its numbers written into the graph."""
+        fixed = copy.copy(self)
+        fixed._modules = dict(self._modules)
+        fixed.module = torch.fx.GraphModule(self.module, copy.deepcopy(self.module.graph))
+        placeholders = [node for node in fixed.module.graph.nodes if node.op == "placeholder"]
+        for i in self.numbers:
+            for item in list(placeholders[self.places[i]].users):
+                item.replace_all_uses_with(examples[i].item())
+                fixed.module.graph.erase_node(item)
+        fixed.module.recompile()
+        return fixed
+
     def forward(self, *args: Any) -> Any:
         by_place = dict(zip(self.places, args))
         whole: list[Any] = []
@@ -248,6 +293,10 @@ class _Program(torch.nn.Module):
                 whole.append(by_place[place])
         results = self.module(*whole)
         return (results,) if isinstance(results, torch.Tensor) else tuple(results)
+
+
+def _is_item(node: torch.fx.Node) -> bool:
+    return node.op == "call_method" and node.target == "item"
 
 
 def _is_buffer(node: torch.fx.Node) -> bool:

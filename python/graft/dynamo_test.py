@@ -158,6 +158,28 @@ def test_unknown_options_are_refused():
         torch.compile(Net().eval(), backend=backend, options={"thread": 1})(torch.randn(2, 8))
 
 
+class Normed(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear, self.norm = torch.nn.Linear(8, 16), torch.nn.LayerNorm(16)
+
+    def forward(self, x):
+        return self.norm(self.linear(x))
+
+
+def test_floats_of_a_dynamic_graph_may_change():
+    """With dynamic=True the eps of a norm is an argument of the graph, of which torch.export makes no number."""
+    model = Normed().eval()
+    compiled = torch.compile(model, backend="graft", dynamic=True)
+    graphs = counters()["graphs"]
+    for rows, eps in ((3, 1e-5), (5, 1e-5), (7, 0.5), (2, 0.5), (4, 1e-5)):
+        model.norm.eps = eps
+        x = torch.randn(rows, 8)
+        same(compiled(x), model(x))
+    assert counters()["graphs"] - graphs <= 2
+
+
 def test_errors_of_a_part_are_errors_of_the_call():
     def call(x):
         return torch.nn.functional.embedding(twist(x).long(), torch.arange(8.0).reshape(4, 2))
