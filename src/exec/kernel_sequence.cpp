@@ -46,11 +46,11 @@ void KernelSequence::add_group(const LaunchGroup& group) {
     bound.phases.push_back(branch.tasks > 1 ? phases_of(first, branch.tasks) : 1);
     bound.most_phases = std::max(bound.most_phases, bound.phases.back());
     bound.steal_from.push_back(ranges);
-    if (branch.tasks > 1 && first.launch->kernel->steals_work) ranges += (branch.tasks + 1) / 2;
+    if (branch.tasks > 1 && first.launch->kernel->steals_work) ranges += static_cast<int>(ceil_div(branch.tasks, 2));
   }
   if (static_cast<std::size_t>(ranges) > steal_ranges_.size())
     steal_ranges_ = std::vector<TwoEndedRange>(static_cast<std::size_t>(ranges));
-  bound.tasks_per_thread = (tasks + threads_ - 1) / threads_;
+  bound.tasks_per_thread = static_cast<int>(ceil_div(tasks, threads_));
   bound.tasks.resize(static_cast<std::size_t>(threads_ * bound.tasks_per_thread));
   std::vector<double> work(static_cast<std::size_t>(threads_), 0);
   std::vector<int> taken(work.size(), 0);
@@ -157,14 +157,17 @@ void KernelSequence::run(ThreadLease& lease, RunProgress& progress) {
   }
 }
 
+void KernelSequence::clear_steal_ranges() noexcept {
+  for (TwoEndedRange& range : steal_ranges_) range.clear();
+}
+
 int KernelSequence::begin_phase(const BoundLaunch& launch) noexcept {
-  if (launch.launch->kernel->steals_work)
-    for (TwoEndedRange& range : steal_ranges_) range.clear();
+  if (launch.launch->kernel->steals_work) clear_steal_ranges();
   return launch.tasks_per_thread;
 }
 
 int KernelSequence::begin_group_phase(const BoundGroup& group) noexcept {
-  for (TwoEndedRange& range : steal_ranges_) range.clear();
+  clear_steal_ranges();
   return group.tasks_per_thread;
 }
 

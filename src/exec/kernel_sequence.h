@@ -69,6 +69,7 @@ class KernelSequence final : private PoolWork {
   void observe(const BoundLaunch& launch, Observe seen) noexcept;
   bool end_launch(const BoundLaunch& launch) noexcept;
   bool end_group(const BoundGroup& group) noexcept;
+  void clear_steal_ranges() noexcept;
   int begin_phase(const BoundLaunch& launch) noexcept;
   int begin_group_phase(const BoundGroup& group) noexcept;
   int next() noexcept override;

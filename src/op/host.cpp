@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "base/check.h"
-#include "ggml.h"
+#include "base/number_at.h"
 #include "op/common.h"
 
 namespace graft {
@@ -16,39 +16,13 @@ using Int = std::int64_t;
 
 std::size_t at(Int index) { return static_cast<std::size_t>(index); }
 
-template <typename T>
-T load(const std::byte* from) {
-  T value;
-  std::memcpy(&value, from, sizeof(value));
-  return value;
-}
-
 // An element as a Python number.
 Scalar element(const TensorView& tensor, Int index) {
   const std::byte* from = static_cast<const std::byte*>(tensor.data) + at(index) * byte_size(tensor.dtype);
-  switch (tensor.dtype) {
-    case DType::f32:
-      return Scalar::of(static_cast<double>(load<float>(from)));
-    case DType::f16:
-      return Scalar::of(static_cast<double>(ggml_fp16_to_fp32(load<ggml_fp16_t>(from))));
-    case DType::bf16:
-      return Scalar::of(static_cast<double>(ggml_bf16_to_fp32(load<ggml_bf16_t>(from))));
-    case DType::f64:
-      return Scalar::of(load<double>(from));
-    case DType::i8:
-      return Scalar::of(Int{load<std::int8_t>(from)});
-    case DType::u8:
-      return Scalar::of(Int{load<std::uint8_t>(from)});
-    case DType::i16:
-      return Scalar::of(Int{load<std::int16_t>(from)});
-    case DType::i32:
-      return Scalar::of(Int{load<std::int32_t>(from)});
-    case DType::i64:
-      return Scalar::of(load<Int>(from));
-    case DType::b8:
-      return Scalar::of(load<std::uint8_t>(from) != 0);
-  }
-  return {};
+  if (tensor.dtype == DType::i64) return Scalar::of(load_as<Int>(from));
+  const double value = number_at(from, tensor.dtype);  // exact for all others
+  if (tensor.dtype == DType::b8) return Scalar::of(value != 0);
+  return is_float(tensor.dtype) ? Scalar::of(value) : Scalar::of(static_cast<Int>(value));
 }
 
 bool is_true(const TensorView& tensor, Int index) {
