@@ -302,6 +302,30 @@ def test_compare_finds_the_first_node_that_differs(tmp_path: Path) -> None:
     assert "none differs" in good("compare", tmp_path / "a.pte", tmp_path / "b.pte", *args, "--tolerance", 0.6)
 
 
+class Fused(torch.nn.Module):
+    def __init__(self, *, also: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.also, self.up, self.down = also, torch.nn.Linear(4, 8), torch.nn.Linear(8, 4)
+
+    def forward(self, x):
+        up = self.up(x)
+        y = self.down(torch.nn.functional.gelu(up))
+        return (y, up) if self.also else (y,)
+
+
+def test_compare_matches_nodes_whatever_is_fused(tmp_path: Path) -> None:
+    # The linear layer whose result is an output is a launch of its own; in the other package gelu is its epilogue.
+    for also in (True, False):
+        graft.export(Fused(also=also).eval(), (torch.ones(2, 4),), path=tmp_path / f"{also}.pte")
+    np.save(tmp_path / "x.npy", torch.rand(2, 4).numpy())
+    args = ["--input", f"x={tmp_path / 'x.npy'}"]
+    found = good("compare", tmp_path / "True.pte", tmp_path / "False.pte", *args)
+    assert "none differs" in found and "2 results of nodes compared, 1 seen in the first program only, 0 in the second only" in found, found
+    found = good("compare", tmp_path / "False.pte", tmp_path / "True.pte", *args)
+    assert "none differs" in found and "0 seen in the first program only, 1 in the second only" in found, found
+
+
 def npy(header: bytes, data: bytes = b"", version: int = 1, length: int | None = None) -> bytes:
     size = len(header) if length is None else length
     return b"\x93NUMPY" + bytes([version, 0]) + struct.pack("<H" if version == 1 else "<I", size) + header + data

@@ -1,5 +1,7 @@
 #include <algorithm>
 #include <cmath>
+#include <compare>
+#include <cstdint>
 #include <iostream>
 #include <map>
 #include <optional>
@@ -13,8 +15,18 @@
 namespace graft::cli {
 namespace {
 
-// A node's n-th launch.
-using Key = std::pair<std::string, std::size_t>;
+// A result of a PyTorch node, in the n-th run of the node: loops run theirs several times.
+struct Key {
+  std::string node;
+  std::size_t result = 0;
+  std::size_t time = 0;
+  auto operator<=>(const Key&) const = default;
+
+  std::string text() const {
+    return printable(node) + (result > 0 ? ", result " + std::to_string(result) : "") +
+           (time > 0 ? ", time " + std::to_string(time + 1) : "");
+  }
+};
 
 struct Computed {
   DType dtype = DType::f32;
@@ -31,7 +43,8 @@ double number(const std::byte* data, DType dtype, std::int64_t i) {
   return number_at(data + static_cast<std::size_t>(i) * byte_size(dtype), dtype);
 }
 
-// What the launches of each node computed; `visit` gets them in order.
+// What the nodes gave, as far as launches write it; `visit` gets it in order. Which nodes a launch computes, and what
+// it is called by, depends on how each program was fused: a node's result does not.
 template <typename Visit>
 void run_observed(const CompareArgs& args, const std::string& file, Visit visit) {
   LoadArgs load = args.program;
@@ -41,11 +54,13 @@ void run_observed(const CompareArgs& args, const std::string& file, Visit visit)
   SessionOptions session_options;
   session_options.threads = load.threads;
   Session session(program, session_options);
-  std::map<std::string, std::size_t> launches;
+  std::map<std::pair<std::string, std::size_t>, std::size_t> times;
   RunOptions options;
   options.observe = [&](const ObservedLaunch& launch) {
-    const std::string node(launch.node);
-    for (const TensorView& output : launch.outputs) visit(Key(node, launches[node]++), output);
+    for (const ObservedResult& result : launch.results) {
+      const std::string node(result.node);
+      visit(Key{node, result.index, times[{node, result.index}]++}, result.value);
+    }
   };
   session.run(method.name, read_inputs(method, args.inputs, args.inputs_npz), options);
 }
@@ -103,16 +118,16 @@ bool compare(const CompareArgs& args) {
     where = Computed{tensor.dtype, tensor.shape, {}};
   });
   if (compared == 0)
-    fail<InvalidArgument>("the two programs have no launch of the same node and size: nothing was compared");
-  std::cout << compared << " tensors of the same node and size compared, " << unmatched
-            << " in the second program only\n";
+    fail<InvalidArgument>("the two programs have no node of the same name and size: nothing was compared");
+  std::cout << compared << " results of nodes compared, " << first.size() - compared
+            << " seen in the first program only, " << unmatched << " in the second only\n";
   if (!found) {
     std::cout << "none differs by more than " << args.tolerance << " of its largest value; the largest difference is "
-              << largest->second.largest << ", of node " << printable(largest->first.first) << "\n";
+              << largest->second.largest << ", of node " << largest->first.text() << "\n";
     return true;
   }
   const Difference& d = found->second;
-  std::cout << "first difference above " << args.tolerance << ": node " << printable(found->first.first) << ", "
+  std::cout << "first difference above " << args.tolerance << ": node " << found->first.text() << ", "
             << TensorDesc(where->dtype, where->shape).str() << ", element " << index_text(d.at, where->shape) << ": "
             << d.first << " and " << d.second << ", " << d.largest << " of its largest value\n";
   return false;
