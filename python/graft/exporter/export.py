@@ -27,7 +27,7 @@ from torch.fx.passes.infra.pass_base import PassBase, PassResult
 from torch.utils import _pytree as pytree
 
 from graft.errors import ExportError, raised_by, typed
-from graft.exporter import quiet, stored_plans, targets
+from graft.exporter import control_flow, quiet, stored_plans, targets
 from graft.exporter.backend import option_specs
 from graft.exporter.options import ExportOptions
 from graft.exporter.partitioner import GraftPartitioner, Undelegated
@@ -115,7 +115,8 @@ def export_for_load(
 def lower(program: ExportedProgram) -> ExportedProgram:
     """The program with the nodes, and names of nodes, that its package has: decomposed as far as graft needs it."""
     with torch.no_grad(), quiet.lowering():
-        manager = to_edge_transform_and_lower(_borrow(program), partitioner=[Undelegated()], compile_config=_edge_config())
+        functional = control_flow.without_writes(_borrow(program))
+        manager = to_edge_transform_and_lower(functional, partitioner=[Undelegated()], compile_config=_edge_config())
     return manager.exported_program()
 
 
@@ -149,7 +150,7 @@ def _export(
         sym_shape_eval_pass=planned_shapes,
     )
     with torch.no_grad(), quiet.lowering():
-        programs = make_programs()
+        programs = {name: control_flow.without_writes(program) for name, program in make_programs().items()}
         partitioners = _partitioners(
             programs, weights, target.stem, options.predicate, quantize, option_specs(options.delegate_options or {})
         )
