@@ -300,9 +300,11 @@ class GRAFT_API States {
 };
 
 // Sizes that a dimension is padded up to, so that many sizes share few plans: inputs are padded at the end of the
-// dimension, outputs are cut back to the given size. A size above the largest bucket has a plan of its own. Masking the
-// padding is up to the model: a mask input is padded with zeros, and the other positions get the results without
-// padding as far as the model applies its mask.
+// dimension, outputs are cut back to the given size. In a method with a cache of keys and values it must be the
+// tokens', which are padded on their left, with -1 as their positions in the cache; inputs of indices into the
+// dimension follow. A size above the largest bucket has a plan of its own. Masking the padding is up to the model: a
+// mask input is padded with zeros, and the other positions get the results without padding as far as the model applies
+// its mask.
 struct Buckets {
   std::string dimension;            // as the program calls it ("s77"), or an input and its dimension ("input_ids.1")
   std::vector<std::int64_t> sizes;  // ascending
@@ -324,8 +326,9 @@ struct SessionOptions {
   // not on the number of threads; they differ from those of PyTorch's generators.
   std::uint64_t seed = 0;
   // The constructor throws InvalidArgument for sizes that are not ascending or outside the dimension's range, for a
-  // dimension that no input has, and where padding cannot be undone: a method that writes states or inputs, that runs
-  // in segments, or that has an output with a size computed from the dimension's.
+  // dimension that no input has, and where padding cannot be undone: a method that writes inputs or states other than a
+  // cache of keys and values, or computes the tokens' positions in the cache itself; one that has an output with a size
+  // computed from the dimension's, or hands such a tensor to an operator between its segments.
   std::vector<Buckets> buckets;
   KvOptions kv;
 };
@@ -499,6 +502,7 @@ class GRAFT_API Session {
   const Program& program() const;
 
  private:
+  friend struct Internal;
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };

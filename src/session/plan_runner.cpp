@@ -39,14 +39,15 @@ PlanRunner::PlanRunner(const ProgramImpl& program, const SessionOptions& options
   control_.random.seed = options.seed;
 }
 
-PreparedCall& PlanRunner::prepare(std::uint32_t method, std::span<const Value> inputs, bool timed) {
+PreparedCall& PlanRunner::prepare(std::uint32_t method, std::span<const Value> inputs, bool timed,
+                                  const RunSizes* run) {
   call_.begin = timed ? Clock::now() : Clock::time_point{};
   call_.describe(program_, method, inputs, counters_);
   if (call_.in_segments()) {
     program_.check_inputs(method, call_.inputs);
     padding_.round_up(call_);
   } else {
-    padding_.round_up(call_);
+    padding_.round_up(call_, run);
     executors_.find(call_, kv_.states().kv());
   }
   return call_;
@@ -83,7 +84,7 @@ void PlanRunner::run(PreparedCall& call, std::span<Value> outputs, const RunOpti
   if (padded) padded->outputs.assign(outputs.size(), {});
   for (std::size_t i = 0; i < outputs.size(); ++i) {
     if (cut[i]) {
-      Padding::cut(whole[i].tensor, outputs[i].tensor);
+      padding_.cut(call, i, whole[i].tensor, outputs[i].tensor);
       if (padded) padded->outputs[i] = std::move(whole[i]);
     } else {
       outputs[i] = std::move(whole[i]);

@@ -29,7 +29,8 @@ class PlanRunner {
   // a plan, it only checks the inputs. Input data are not read. `timed`: reads the clock, for a profile. The result is
   // valid until the next call of this function. Throws InvalidArgument naming the input that is wrong, and what
   // planning throws.
-  PreparedCall& prepare(std::uint32_t method, std::span<const Value> inputs, bool timed);
+  // `run`: of a segment, see run_sizes().
+  PreparedCall& prepare(std::uint32_t method, std::span<const Value> inputs, bool timed, const RunSizes* run = nullptr);
   // What the call returns, tensors without data.
   std::vector<Value> outputs(const PreparedCall& call) const;
 
@@ -45,6 +46,8 @@ class PlanRunner {
            Padded* padded = nullptr);
   // The inputs of a call in segments, padded.
   std::vector<Value> pad(const PreparedCall& call) const { return padding_.pad(call); }
+  // Of a call in segments that is padded: for the calls of its segments.
+  RunSizes run_sizes(const PreparedCall& call) const { return padding_.run_sizes(call); }
   // What an output, a tensor, is for the caller.
   TensorDesc output_desc(const PreparedCall& call, std::size_t i) const {
     return {call.output(i).desc.dtype, padding_.cut_shape(call, i)};

@@ -468,6 +468,7 @@ def load(
     buckets: sizes that a dimension is padded up to: {"s77": [64, 128, 256]} by the program's name of it, or
         {"input_ids.1": [...]} by an input that has it. Sizes in between share plans; results are cut back to the size of
         the call; a size above the largest has a plan of its own. By default each size has its own plan.
+        Over a KV cache it is the tokens' dimension, which is padded on the left (docs/partition.md).
     padding: padding value by input name: {"input_ids": 0, "attention_mask": 0}; default 0.
     kv_rows: sequences in the KV cache, for programs with attention over one.
     kv_length: tokens per sequence. `Model.kv_resize` changes both.

@@ -155,6 +155,28 @@ def test_windows_as_rings(tmp_path, name):
     assert pair.package.kv_lengths() == [40, 37, 18]
 
 
+@pytest.mark.parametrize("name", ["gemma3", "qwen2"])
+def test_prompts_of_any_length_share_plans(tmp_path, name):
+    pair = make_pair(tmp_path, llm_models.BY_NAME[name].make())
+    pair.package = graft.load(
+        tmp_path / "model.pte",
+        kv_rows=3,
+        kv_length=llm_models.CONTEXT,
+        buckets={"input_ids.1": [8, 32]},
+        options=graft.LoadOptions(kv_window_slack=6),
+    )
+    ids, mask, positions, rows = left_padded(3, 60, (0, 3, 22))
+    expected, begin = pair.expected(ids, mask, positions), 0
+    for count in (5, 20, 3, 31, 1):
+        part = slice(begin, begin := begin + count)
+        keep = torch.tensor([count - 1, 0, -1])
+        found = pair.package.step(ids[:, part], positions[:, part], rows[:, part], keep)
+        real = mask[:, part][:, keep] == 1
+        check(found[real][None], expected[:, part][:, keep][real][None])
+    assert pair.package.kv_lengths() == [60, 57, 38]
+    assert pair.package.counters()["plan_misses"] == 2
+
+
 # What the comparison must detect ----------------------------------------------------------------------------------
 
 
