@@ -104,7 +104,7 @@ struct Weight {
 };
 
 // All but `plain` exist in memory only (src/pass/graph/kv_cache.h): each session chooses their sizes.
-enum class StateKind : std::uint8_t { plain, kv, kv_length, kv_first, kv_encoder, kv_encoder_length };
+enum class StateKind : std::uint8_t { plain, kv, kv_length, kv_first, kv_layer_length, kv_encoder, kv_encoder_length };
 
 struct State {
   std::string fqn;
@@ -114,7 +114,7 @@ struct State {
   bool persistent = false;
   StateKind kind = StateKind::plain;
   // kv: the attention window of the layer in positions (one number), if the session may keep a ring buffer. kv_first:
-  // the distinct windows of the program.
+  // the distinct windows of the program. kv_layer_length: the layers that it has lengths of.
   std::vector<std::int64_t> windows = {};
 };
 

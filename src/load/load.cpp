@@ -21,7 +21,6 @@
 #include "lowering/kv_shape.h"
 #include "op/operator.h"
 #include "package/package.h"
-#include "pass/graph/kv_cache.h"
 #include "plan/stored_plan.h"
 #include "weight/packed_store.h"
 #include "weight/stored_weight.h"
@@ -83,7 +82,6 @@ class Loader {
   void set_graphs(std::vector<ir::Program> wholes) {
     std::vector<std::vector<Part>> parts;
     std::vector<std::vector<PassReport>> reports;  // of whole methods
-    impl_->rings = std::ranges::none_of(wholes, attends_over_cache) || std::ranges::none_of(wholes, is_to_be_cut);
     for (ir::Program& whole : wholes) {
       GraphPasses passes{whole, impl_->pass_options(), impl_->partition};
       reports.push_back(run_graph_passes(PassStage::read, passes));

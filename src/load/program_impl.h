@@ -127,9 +127,11 @@ struct Internal {
   using ProgramImpl = Program::Impl;
   using ArenaImpl = Arena::Impl;
   using StatesImpl = States::Impl;
+  using SessionImpl = Session::Impl;
   static const ProgramImpl& of(const Program& program) { return *program.impl_; }
   static ArenaImpl& of(const Arena& arena) { return *arena.impl_; }
   static StatesImpl& of(const States& states) { return *states.impl_; }
+  static const SessionImpl& of(const Session& session) { return *session.impl_; }
   static std::shared_ptr<const Program> program(std::unique_ptr<ProgramImpl> impl);
 };
 using ProgramImpl = Internal::ProgramImpl;
@@ -168,7 +170,6 @@ struct Program::Impl {
   PlanLimits limits;
   MatmulPrecision matmul_precision;
   bool pack_linear_layers;
-  bool rings = true;                 // PassOptions::rings
   std::shared_ptr<PlanCache> plans;  // of programs with the same files and options
   bool is_delegate;
   // Those that sessions of this program have asked for: the cache may be shared with other programs.
@@ -185,8 +186,7 @@ struct Program::Impl {
     return {.on_device = on_device != nullptr,
             .plain = plain != nullptr,
             .pack_linear_layers = pack_linear_layers,
-            .in_bf16 = matmul_precision == MatmulPrecision::medium && simd::packed_pairs() != nullptr,
-            .rings = rings};
+            .in_bf16 = matmul_precision == MatmulPrecision::medium && simd::packed_pairs() != nullptr};
   }
   // Index of the method. Throws NotFound, listing the program's methods.
   std::uint32_t find(std::string_view name) const;

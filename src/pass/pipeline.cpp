@@ -33,7 +33,6 @@ std::size_t launch_pass(LaunchSequence& sequence, const PassOptions&) {
   return pass(sequence);
 }
 
-std::size_t run_add_kv_cache(GraphPasses& passes) { return add_kv_cache(passes.graph, passes.options.rings); }
 std::size_t run_partition(GraphPasses& passes) {
   passes.parts = partition(std::exchange(passes.graph, {}), passes.partition);
   return passes.parts.size() - 1;
@@ -55,7 +54,7 @@ std::size_t group(LaunchSequence& sequence, const PassOptions& options) {
 using enum PassStage;
 constexpr auto kList = std::to_array<Pass>({
     // name, stage, condition in words, condition, over graphs, over launches
-    {"add_kv_cache", read, "", nullptr, run_add_kv_cache},
+    {"add_kv_cache", read, "", nullptr, graph_pass<add_kv_cache>},
     {"add_encoder_cache", read, "", nullptr, graph_pass<add_encoder_cache>},
     {"expand_masks", cut, "", nullptr, graph_pass<expand_masks>},
     {"partition", cut, "", nullptr, run_partition},

@@ -34,7 +34,6 @@ struct PassOptions {
   bool plain = false;      // ggml's ops replace graft's kernels
   bool pack_linear_layers = true;
   bool in_bf16 = false;  // packed linear layers round their operands to bf16
-  bool rings = true;     // see add_kv_cache
   int threads = 1;       // launches: the most threads that will run them
   // ggml has no fused rotary embedding, quantized product, convolution or linear layer, only their parts: leave these
   // unfused.

@@ -88,6 +88,27 @@ std::pair<std::int64_t, std::int64_t> KvCache::held(const ir::State& state, std:
   return {window ? std::min(first_held()[row * windows().size() + *window], length) : 0, length};
 }
 
+std::int64_t* KvCache::layer_length(const ir::State& state, std::size_t row) {
+  for (std::uint32_t i = 0; i < states_.count(); ++i) {
+    const ir::State& lengths = states_.info(i);
+    if (lengths.kind != ir::StateKind::kv_layer_length || state.kind != ir::StateKind::kv) continue;
+    for (std::size_t column = 0; column < lengths.windows.size(); ++column)
+      if (state.fqn.starts_with(str("kv.", lengths.windows[column], ".")))
+        return numbers(lengths.kind).data() + row * lengths.windows.size() + column;
+  }
+  return nullptr;
+}
+
+std::int64_t KvCache::held_by_layer(const ir::State& state, std::size_t row) {
+  const std::int64_t* own = layer_length(state, row);
+  return own ? std::min(*own, lengths()[row]) : lengths()[row];
+}
+
+void KvCache::written(const ir::State& state, std::size_t row, std::int64_t first, std::int64_t count) {
+  std::int64_t* own = layer_length(state, row);
+  if (own && first <= *own) *own = std::max(*own, first + count);
+}
+
 std::int64_t KvCache::shortest(std::size_t row) {
   std::int64_t length = 1;
   for (std::size_t w = 0; w < windows().size(); ++w)
@@ -127,7 +148,8 @@ void KvCache::set_lengths(std::span<const std::int64_t> lengths) {
 }
 
 void KvCache::select(std::span<const std::int64_t> rows) {
-  const std::span<std::int64_t> lengths = this->lengths(), encoder = encoder_lengths(), first = first_held();
+  const std::span<std::int64_t> lengths = this->lengths(), encoder = encoder_lengths(), first = first_held(),
+                                layers = numbers(ir::StateKind::kv_layer_length);
   GRAFT_CHECK(InvalidArgument, rows.size() <= lengths.size(), "the cache has ", lengths.size(), " rows, got ",
               rows.size(), " to fill");
   for (const std::int64_t row : rows) check_row(row);
@@ -141,12 +163,13 @@ void KvCache::select(std::span<const std::int64_t> rows) {
     return after;
   };
   const std::vector<std::int64_t> after = selected(lengths), encoder_after = selected(encoder),
-                                  first_after = selected(first);
+                                  first_after = selected(first), layers_after = selected(layers);
   for (std::uint32_t s = 0; s < states_.count(); ++s)
     if (holds_tokens(states_.info(s).kind) && states_.existing(s))
       select_tokens(s, rows, states_.info(s).kind == ir::StateKind::kv_encoder ? encoder_after : after, first_after);
   std::ranges::copy(after, lengths.begin());
   std::ranges::copy(first_after, first.begin());
+  std::ranges::copy(layers_after, layers.begin());
   std::ranges::copy(encoder_after, encoder.begin());
 }
 
@@ -213,7 +236,8 @@ void KvCache::resize(std::int64_t rows, std::int64_t length) {
     if (info.kind == ir::StateKind::plain || !old) continue;
     const TensorDesc from = states_.desc(s), to = state_desc(info, kv);
     AlignedMemory memory(to.byte_count());
-    if (info.kind == ir::StateKind::kv_length || info.kind == ir::StateKind::kv_encoder_length) {
+    if (info.kind == ir::StateKind::kv_length || info.kind == ir::StateKind::kv_encoder_length ||
+        info.kind == ir::StateKind::kv_layer_length) {
       std::memset(memory.data(), 0, memory.size());
       std::memcpy(memory.data(), old, std::min(from.byte_count(), to.byte_count()));
     } else if (info.kind == ir::StateKind::kv_first) {

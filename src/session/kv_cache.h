@@ -31,6 +31,10 @@ class KvCache {
   std::span<const std::int64_t> windows() const;
   // By row and window, the first position that caches with that window still hold; empty when no layer has one.
   std::span<std::int64_t> first_held();
+  // The tokens of a row that the layer of this state holds: fewer than lengths() where runs have skipped it.
+  std::int64_t held_by_layer(const ir::State& state, std::size_t row);
+  // Keys or values of the layer were written from outside.
+  void written(const ir::State& state, std::size_t row, std::int64_t first, std::int64_t count);
   // Which of the windows() the layer of this state has; none: it holds all tokens.
   std::optional<std::size_t> window_of(const ir::State& state) const;
   // Slots of the ring buffers of a window; 0: its caches hold all tokens.
@@ -61,6 +65,8 @@ class KvCache {
  private:
   void check_options(const KvOptions& kv) const;
   std::span<std::int64_t> numbers(ir::StateKind kind);
+  // The layer's own length; null when no run skips it.
+  std::int64_t* layer_length(const ir::State& state, std::size_t row);
   void select_tokens(std::uint32_t state, std::span<const std::int64_t> rows, std::span<const std::int64_t> tokens,
                      std::span<const std::int64_t> first_held);
 

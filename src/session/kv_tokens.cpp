@@ -76,7 +76,8 @@ void KvTokens::read(std::int64_t layer, std::int64_t row, std::int64_t first, co
                     const TensorView& values) {
   cache_.check_row(row);
   for (const Side& from : {side(layer, "key", keys), side(layer, "value", values)}) {
-    const auto [begin, end] = cache_.held(*from.state, static_cast<std::size_t>(row));
+    const auto [begin, length] = cache_.held(*from.state, static_cast<std::size_t>(row));
+    const std::int64_t end = std::min(length, cache_.held_by_layer(*from.state, static_cast<std::size_t>(row)));
     GRAFT_CHECK(InvalidArgument, first >= 0 && first + from.count <= end, "row ", row, " holds ", end,
                 " tokens, got a request for ", from.count, " from token ", first);
     GRAFT_CHECK(InvalidArgument, first >= begin, "layer ", layer, " holds the tokens of row ", row, " from ", begin,
@@ -98,6 +99,7 @@ void KvTokens::write(std::int64_t layer, std::int64_t row, std::int64_t first, c
     to.each(row, first, [&](std::byte* stored, const float* in) {
       simd::attention().store_row(in, DType::f32, to.size, type, stored);
     });
+    cache_.written(*to.state, static_cast<std::size_t>(row), first, to.count);
     const std::optional<std::size_t> window = cache_.window_of(*to.state);
     if (!window || to.count == 0) continue;
     std::int64_t& held = cache_.first_held()[static_cast<std::size_t>(row) * cache_.windows().size() + *window];

@@ -80,9 +80,9 @@ std::vector<Value> placed_by_caller(const LoadedMethod& method, const Step& step
 
 }  // namespace
 
-SegmentRunner::SegmentRunner(const ProgramImpl& program, PlanRunner& plans, std::shared_ptr<BlockPool> blocks,
-                             Counters& counters)
-    : program_(program), plans_(plans), blocks_(std::move(blocks)), counters_(counters) {}
+SegmentRunner::SegmentRunner(const ProgramImpl& program, PlanRunner& plans, StateStore& states,
+                             std::shared_ptr<BlockPool> blocks, Counters& counters)
+    : program_(program), plans_(plans), blocks_(std::move(blocks)), counters_(counters), undo_(states) {}
 
 void* SegmentRunner::place(Value& output, DType dtype, const Shape& shape) {
   if (!has_memory(output)) {
@@ -148,15 +148,26 @@ void SegmentRunner::run(const PreparedCall& call, std::span<Value> outputs, cons
   out.cut.assign(outputs.begin(), outputs.end());
   out.padded.resize(outputs.size());
   planned_ = planned ? &planned : nullptr;
-  run_steps(method, in, out, options);
+  const Step& end = method.steps.back();
+  sizes_ = plans_.run_sizes(call);
+  last_.reset();
+  if (end.kind == Step::Kind::plan) last_ = end.parts[0];
+  undo_.clear();
+  try {
+    run_steps(method, in, out, options);
+  } catch (...) {
+    undo_.restore();
+    throw;
+  }
   std::ranges::move(out.cut, outputs.begin());
 }
 
 void SegmentRunner::run_method(std::uint32_t index, const Values& inputs, Values& outputs, const RunOptions& options) {
   const LoadedMethod& method = program_.methods[index];
   if (!method.steps.empty()) return run_steps(method, inputs, outputs, options);
-  PreparedCall& call = plans_.prepare(index, inputs.cut, options.profile != nullptr);
+  PreparedCall& call = plans_.prepare(index, inputs.cut, options.profile != nullptr, &sizes_);
   if (planned_) (*planned_)(call);
+  if (index != last_) undo_.keep(method, call.plan(), options.kv_rows);
   for (std::size_t i = 0; i < outputs.cut.size(); ++i) {
     if (!call.output(i).is_tensor) continue;
     const TensorDesc desc = plans_.output_desc(call, i);

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -10,13 +11,15 @@
 #include "load/program_impl.h"
 #include "session/block_pool.h"
 #include "session/plan_runner.h"
+#include "session/state_undo.h"
 
 namespace graft {
 
 // Runs of methods in segments (pass/graph/partition.h): one step after another, values in between by their ids.
 class SegmentRunner {
  public:
-  SegmentRunner(const ProgramImpl& program, PlanRunner& plans, std::shared_ptr<BlockPool> blocks, Counters& counters);
+  SegmentRunner(const ProgramImpl& program, PlanRunner& plans, StateStore& states, std::shared_ptr<BlockPool> blocks,
+                Counters& counters);
 
   // Runs a prepared call, which it invalidates, since each segment is a call of its own. Outputs without memory get
   // some. `planned`: called with each segment, whose plan is there, before it runs.
@@ -47,7 +50,11 @@ class SegmentRunner {
   PlanRunner& plans_;
   std::shared_ptr<BlockPool> blocks_;
   Counters& counters_;
-  const Planned* planned_ = nullptr;  // of the run
+  StateUndo undo_;
+  // Of the run:
+  const Planned* planned_ = nullptr;
+  std::optional<std::uint32_t> last_;  // the segment after which nothing can fail
+  RunSizes sizes_;
 };
 
 }  // namespace graft

@@ -31,7 +31,7 @@ Session::Impl::Impl(std::shared_ptr<const Program> loaded_program, const Session
       states(Internal::of(*program), options.states, options.kv, counters),
       kv(states),
       plans(Internal::of(*program), options, threads, kv, blocks, counters),
-      segments(Internal::of(*program), plans, blocks, counters),
+      segments(Internal::of(*program), plans, states, blocks, counters),
       queue(options.queue_capacity, [this](const RunQueue::Job& job) {
         // The owner may be in a direct call: wait for it to end.
         const WaitLimit limit = WaitLimit::of(job.options);

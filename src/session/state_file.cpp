@@ -87,7 +87,8 @@ void StateFile::restore(const std::string& path) {
                 " holds a cache of ", head.kv_rows, " rows of type ", head.kv_type, ", the session's has ", kv.rows,
                 " rows of type ", static_cast<int>(kv.type));
   // Everything is checked before anything is changed.
-  std::vector<std::int64_t> lengths, first_held, encoder_lengths;
+  std::vector<std::int64_t> lengths, first_held, encoder_lengths, layer_lengths;
+  std::byte* layer_lengths_to = nullptr;
   std::vector<std::pair<std::byte*, std::span<const std::byte>>> copies;
   std::size_t at = sizeof(head);
   const auto take = [&](std::size_t size) {
@@ -123,6 +124,13 @@ void StateFile::restore(const std::string& path) {
           GRAFT_CHECK(InvalidProgram, first_held[f] >= 0 && (length == 0 || first_held[f] <= length), path,
                       " is damaged: ", first_held[f], " is no first of ", length, " tokens");
         }
+        break;
+      case ir::StateKind::kv_layer_length:
+        layer_lengths = take_numbers(rows * info.windows.size());
+        layer_lengths_to = to;
+        for (const std::int64_t length : layer_lengths)
+          GRAFT_CHECK(InvalidProgram, length >= 0 && length <= kv.length, path, " is damaged: a layer holds ", length,
+                      " tokens of ", kv.length);
         break;
       case ir::StateKind::kv_encoder_length:
         encoder_lengths = take_numbers(rows);
@@ -162,6 +170,8 @@ void StateFile::restore(const std::string& path) {
   if (!cache_.exists()) return;
   std::ranges::copy(lengths, cache_.lengths().begin());
   std::ranges::copy(encoder_lengths, cache_.encoder_lengths().begin());
+  if (layer_lengths_to)
+    std::memcpy(layer_lengths_to, layer_lengths.data(), layer_lengths.size() * sizeof(std::int64_t));
   for (std::size_t f = 0; f < first_held.size(); ++f) {
     const std::size_t windows = first_held.size() / rows;
     const std::int64_t slots = cache_.ring_slots(f % windows), length = lengths[f / windows];

@@ -141,6 +141,78 @@ def test_a_failure_behind_the_cut_leaves_the_cache_as_it_was(packages):
     same(model(*call(ids[:, 150:], 150)), expected[:, 150:])
 
 
+# --- layers with a window ---
+
+
+def with_rings(path):
+    return graft.load(path, kv_length=200, options=graft.LoadOptions(kv_window_slack=6))
+
+
+@pytest.fixture(scope="module")
+def windowed(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("windowed")
+    models = {cut: Decoder(cut=cut, window=4).eval() for cut in (True, False)}
+    return models[True], {cut: export(model, folder / f"{cut}.pte") for cut, model in models.items()}
+
+
+@pytest.mark.parametrize("chunks", [[1] * 40, [25, 1, 6, 8], [7] * 5 + [5], [40]])
+def test_a_window_is_all_that_is_held(windowed, chunks):
+    eager, paths = windowed
+    cut, whole = (with_rings(paths[kind]) for kind in (True, False))
+    ids = words(40, seed=2)
+    with torch.no_grad():
+        expected = eager(*call(ids, 0))
+    same(decoded(cut, ids, chunks), expected)
+    same(decoded(whole, ids, chunks), expected)
+    sizes = {name: state.shape for name, state in cut.states().items()}
+    assert sizes == {name: state.shape for name, state in whole.states().items()}
+    assert sizes["kv.0.key"][2] == 200 and sizes["kv.1.key"][2] == sizes["kv.1.value"][2] == 4 - 1 + 6
+    assert cut.counters()["state_bytes"] == whole.counters()["state_bytes"]
+    assert cut.kv_shortest(0) == whole.kv_shortest(0) > 1
+    with pytest.raises(graft.InvalidArgument, match="layers with a window hold enough"):
+        cut.kv_truncate(10)
+
+
+@pytest.mark.parametrize("tokens", [1, 6, 30])
+def test_a_failure_behind_the_cut_leaves_the_ring_as_it_was(windowed, tokens):
+    """Within the slack nothing that counts is overwritten; more tokens enter the ring before the part that fails."""
+    eager, paths = windowed
+    model = with_rings(paths[True])
+    ids = words(90, seed=4)
+    with torch.no_grad():
+        expected = eager(*call(ids, 0))
+    same(model(*call(ids[:, :50], 0)), expected[:, :50])
+    held = model.kv_shortest(0)
+    for _ in range(3):
+        with pytest.raises(graft.ExecutionError, match="index 9 is out of range"):
+            model(*call(words(tokens, seed=9), 50, name=9))
+        assert model.kv_lengths() == [50]
+    if tokens == 30:
+        assert model.kv_shortest(0) == held
+        model.kv_truncate(held)  # the window before the last token is there too
+        same(model(*call(ids[:, held:55], held)), expected[:, held:55])
+    else:
+        same(model(*call(ids[:, 50:55], 50)), expected[:, 50:55])
+    same(model(*call(ids[:, 55:], 55)), expected[:, 55:])
+
+
+def test_a_ring_of_some_rows_is_as_it_was(windowed):
+    eager, paths = windowed
+    options = graft.LoadOptions(kv_window_slack=6)
+    model = graft.load(paths[True], kv_length=200, kv_rows=3, options=options)
+    both = words(60, 2, seed=7)
+    with torch.no_grad():
+        expected = eager(*call(both, 0))
+    same(model(*call(both[:, :30], 0), kv_rows=[2, 0]), expected[:, :30])
+    with pytest.raises(graft.ExecutionError, match="index 9 is out of range"):
+        model(*call(words(20, 2), 30, name=9), kv_rows=[2, 0])
+    with pytest.raises(graft.InvalidArgument, match="kv_rows: the cache has 3 rows, got row 7"):
+        model(*call(words(20, 2), 30), kv_rows=[2, 7])
+    with pytest.raises(graft.ExecutionError, match="a batch of 2 got 1 kv_rows"):
+        model(*call(words(20, 2), 30), kv_rows=[2])
+    same(model(*call(both[:, 30:], 30), kv_rows=[2, 0]), expected[:, 30:])
+
+
 def test_a_method_that_is_cut_and_one_that_is_not_share_a_cache(tmp_path):
     batch, tokens = Dim("batch", min=1, max=8), Dim("tokens", min=1, max=256)
     shapes = ({0: batch, 1: tokens}, {0: batch, 1: tokens}, None)
@@ -170,15 +242,210 @@ def test_caches_are_saved_and_restored(packages, tmp_path):
     same(second(*call(ids[:, 7:], 7)), expected[:, 7:])
 
 
-def test_attention_inside_of_a_branch_is_refused(tmp_path):
-    class Branch(Decoder):
-        def forward(self, ids, position, name):
-            h = self.words(ids)
-            h = torch.cond(name.sum() > 0, lambda h: self.attend(h, position, 0), lambda h: h * 2, (h,))
-            return self.head(h)
+# --- attention in branches ---
 
-    with pytest.raises((graft.Unsupported, graft.ExportError), match="attention|cond"):
-        graft.load(export(Branch(cut=False), tmp_path / "branch.pte"))
+
+class Branching(Decoder):
+    """Layer 1 is in both branches, with a branch inside of the one; layer 2 in one of them alone."""
+
+    def __init__(self, **options) -> None:
+        super().__init__(cut=False, **options)
+        self.inputs.append(torch.nn.Linear(SIZE, 3 * SIZE))
+        self.outputs.append(torch.nn.Linear(SIZE, SIZE))
+
+    def forward(self, ids, position, name):
+        def deep(h, position, name):
+            h = self.attend(h, position, 1)
+            return torch.cond(
+                name.sum() > 1,
+                lambda h, position: self.attend(h, position, 2),
+                lambda h, position: h * 2,
+                (h, position),
+            )
+
+        h = self.attend(self.words(ids), position, 0)
+        h = torch.cond(
+            name.sum() > 0, deep, lambda h, position, name: self.attend(h * 0.5, position, 1), (h, position, name)
+        )
+        return self.head(h) + self.names[name]
+
+
+@pytest.fixture(scope="module", params=[0, 4], ids=["all tokens", "window"])
+def branching(request, tmp_path_factory):
+    model = Branching(window=request.param).eval()
+    return model, export(model, tmp_path_factory.mktemp("branching") / "branching.pte")
+
+
+@pytest.mark.parametrize("name", [0, 1, 2])
+@pytest.mark.parametrize("chunks", [[1] * 20, [9, 1, 10], [20]])
+def test_attention_in_branches_step_by_step(branching, name, chunks):
+    eager, path = branching
+    ids = words(20, seed=name)
+    with torch.no_grad():
+        expected = eager(*call(ids, 0, name))
+    model, at = with_rings(path), 0
+    for n in chunks:
+        same(model(*call(ids[:, at : at + n], at, name)), expected[:, at : at + n])
+        at += n
+    assert model.kv_lengths() == [20]
+
+
+def test_one_layer_serves_both_branches_in_turns(branching):
+    """What either branch wrote, the other one sees: as eager where keys do not depend on the branch."""
+    eager, path = branching
+    model, other = with_rings(path), with_rings(path)
+    ids = words(12, seed=5)
+    model(*call(ids[:, :5], 0, 0))
+    found = model(*call(ids[:, 5:], 5, 1))
+    other(*call(ids[:, :5], 0, 1))
+    assert not torch.allclose(found, other(*call(ids[:, 5:], 5, 1)), atol=1e-3)
+    model.kv_truncate(5)
+    assert torch.equal(found, model(*call(ids[:, 5:], 5, 1))), "the tokens of the first call are still there"
+
+
+def test_a_layer_that_was_skipped_has_no_tokens(branching):
+    eager, path = branching
+    model = with_rings(path)
+    ids = words(24, seed=6)
+    with torch.no_grad():
+        expected = eager(*call(ids, 0, 2))
+    same(model(*call(ids[:, :6], 0, 2)), expected[:, :6])
+    model(*call(ids[:, 6:8], 6, 1))  # without layer 2
+    with pytest.raises(graft.ExecutionError, match=r"node submodule_0.submodule_0\..*: row 0: layer 2 has no keys and "
+                       "values of the tokens from 6 to 7: the branch of torch.cond that it is in was not taken for them"):
+        model(*call(ids[:, 8:10], 8, 2))
+    assert model.kv_lengths() == [8]
+    fork = model.fork()
+    for again in (model, fork):
+        again.kv_truncate(6)
+        same(again(*call(ids[:, 6:], 6, 2)), expected[:, 6:])
+
+
+def test_a_run_that_fails_adds_no_tokens_to_a_branch(branching, tmp_path):
+    eager, path = branching
+    model = graft.load(path, kv_length=200, kv_rows=2, options=graft.LoadOptions(kv_window_slack=6))
+    ids = words(30, seed=8)
+    with torch.no_grad():
+        expected = eager(*call(ids, 0, 2))
+    same(model(*call(ids[:, :10], 0, 2), kv_rows=[1]), expected[:, :10])
+    failing = (*call(words(12, seed=1), 10, 9),)  # takes all branches, then there is no name 9
+    with pytest.raises(graft.ExecutionError, match="index 9 is out of range"):
+        model(*failing, kv_rows=[1])
+    model(*call(ids[:, 10:12], 10, 1), kv_rows=[1])
+    with pytest.raises(graft.ExecutionError, match="layer 2 has no keys and values of the tokens from 10 to 11"):
+        model(*call(ids[:, 12:], 12, 2), kv_rows=[1])
+    model.kv_truncate(10)
+    model.save(tmp_path / "states")
+    model.kv_select([1])  # now row 0
+    same(model(*call(ids[:, 10:], 10, 2)), expected[:, 10:])
+    other = graft.load(path, kv_length=200, kv_rows=2, options=graft.LoadOptions(kv_window_slack=6))
+    other.restore(tmp_path / "states")
+    other.kv_resize(3, 180)
+    same(other(*call(ids[:, 10:], 10, 2), kv_rows=[1]), expected[:, 10:])
+
+
+class Looping(Decoder):
+    def forward(self, ids, position, name):
+        def body(i, h, position):
+            return i + 1, self.attend(h, position, 0), position.clone()
+
+        h = self.words(ids)
+        _, h, _ = torch.while_loop(lambda i, h, p: i.sum() < 3, body, (torch.zeros(1), h, position))
+        return self.head(h)
+
+
+class OwnPositions(Decoder):
+    def forward(self, ids, position, name):
+        h = self.words(ids)
+        h = torch.cond(
+            name.sum() > 0, lambda h, p: self.attend(h, p + 0, 0), lambda h, p: self.attend(h, p, 0), (h, position)
+        )
+        return self.head(h)
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (Looping, "graph 'forward.submodule_1': node .*attention.*: attention over the cache inside of "
+         "torch.while_loop: each round would replace the keys and values of the round before"),
+        (OwnPositions, "graph 'forward.submodule_0': node .*: its cache_position is computed inside of the branch"),
+    ],
+)  # fmt: skip
+def test_what_attention_in_control_flow_cannot_do(tmp_path, model, message):
+    with pytest.raises(graft.Unsupported, match=message):
+        graft.load(export(model(cut=False), tmp_path / "model.pte"))
+
+
+# --- buckets ---
+
+
+class Kept(Decoder):
+    """Logits of some tokens, as packages of language models have them."""
+
+    def forward(self, ids, position, kept):
+        h = self.attend(self.words(ids), position, 0)
+        h = self.attend(self.route(h), position, 1)
+        return self.head(h[:, kept]), h
+
+
+def kept_call(ids, start, kept):
+    return (*call(ids, start)[:2], torch.tensor(kept))
+
+
+@pytest.mark.parametrize("window", [0, 4])
+def test_lengths_share_plans_over_a_cache(tmp_path, window):
+    eager = Kept(cut=False, window=window).eval()
+    batch, tokens = Dim("batch", min=1, max=8), Dim("tokens", min=1, max=256)
+    shapes = ({0: batch, 1: tokens}, {0: batch, 1: tokens}, {0: Dim("kept", min=1, max=256)})
+    path = graft.export(eager, kept_call(words(5, 2), 0, [3, 4]), dynamic_shapes=shapes, path=tmp_path / "m.pte")
+    options = graft.LoadOptions(kv_window_slack=6)
+    model = graft.load(path, kv_length=200, kv_rows=3, buckets={"ids.1": [4, 16]}, options=options)
+    ids = words(60, 2, seed=3)
+    with torch.no_grad():
+        _, hidden = eager(*kept_call(ids, 0, [0]))
+        logits = eager.head(hidden)
+    at = 0
+    for n in (3, 1, 9, 16, 4, 2, 7, 18):
+        kept = [0, -1, n // 2]
+        found, h = model(*kept_call(ids[:, at : at + n], at, kept), kv_rows=[2, 0])
+        same(h, hidden[:, at : at + n])
+        same(found, logits[:, at : at + n][:, kept])
+        at += n
+        assert model.kv_lengths() == [at, 0, at]
+    assert model.counters()["plan_misses"] == 3, "4 and 16 tokens, and 18"
+
+
+@pytest.mark.parametrize("name", [0, 1, 2])
+def test_branches_that_attend_are_padded(branching, name):
+    eager, path = branching
+    ids = words(40, 2, seed=name)
+    with torch.no_grad():
+        expected = eager(*call(ids, 0, name))
+    options = graft.LoadOptions(kv_window_slack=6)
+    model, at = graft.load(path, kv_length=200, kv_rows=2, buckets={"ids.1": [4, 16]}, options=options), 0
+    for n in (3, 1, 9, 16, 2, 7):
+        same(model(*call(ids[:, at : at + n], at, name)), expected[:, at : at + n])
+        at += n
+
+
+def test_buckets_that_a_cache_does_not_take(tmp_path, packages):
+    _, paths = packages
+    with pytest.raises(graft.InvalidArgument, match="nonzero.*, which runs between segments, takes a"):
+        graft.load(paths[True], buckets={"ids.1": [4]})
+    with pytest.raises(graft.InvalidArgument, match="method 'forward'.*no other dimension of a method with a cache can be padded"):
+        graft.load(paths[False], buckets={"ids.0": [4]})
+
+    class Counting(Decoder):
+        def forward(self, ids, start, name):
+            position = (start + torch.arange(ids.shape[1])).expand(ids.shape)
+            return self.head(self.attend(self.words(ids), position, 0))
+
+    shapes = ({1: Dim("tokens", min=1, max=256)}, None, None)
+    args = (words(5), torch.tensor([0]), torch.tensor([0]))
+    path = graft.export(Counting(cut=False).eval(), args, dynamic_shapes=shapes, path=tmp_path / "m.pte")
+    with pytest.raises(graft.InvalidArgument, match="positions in the cache are computed in the method; it must take them "
+                       "as an input, where those of padding are -1 .*TextGenerator"):
+        graft.load(path, buckets={"ids.1": [8]})
 
 
 # --- plans in the package ---

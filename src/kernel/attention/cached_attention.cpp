@@ -55,17 +55,16 @@ void write_rows(const KernelContext& ctx, const simd::AttentionTable& table) {
     const i64* row = position + b * tokens;
     const i64 cached = ctx.kv_row(b);
     for (const int side : {0, 1}) {
-      if (t >= 0) {
-        if (row[t] < 0) continue;
+      if (t >= 0 && row[t] >= 0) {
         const i64 slot = attrs.staged != 0 ? place : slot_of(row[t], attrs.ring);
         write_token(ctx, table, side, b, head, t, attrs.staged != 0 ? b : cached, slot);
         continue;
       }
       const TensorDesc& cache = ctx.out(kKeyCache + side);
-      // History: the key -t positions before token 0 of the row.
+      // History: the positions right before the row's first token, in the places before it, also those of padding.
       const i64 first = first_token(row, tokens);
       const i64 before = first == tokens ? -1 : row[first] - first + t;
-      if (before < 0 || before >= row[first]) continue;
+      if (before < 0 || t < first - history) continue;
       const int ring = kMore + attrs.has_sinks + attrs.has_bias + side;
       const std::size_t bytes = static_cast<std::size_t>(cache.shape[3]) * byte_size(cache.dtype);
       std::memcpy(at(ctx.outputs[kKeyCache + side], cache, b, head, place),
@@ -239,6 +238,33 @@ void check_positions(const KernelContext& ctx) noexcept {
     if (t < tokens) length_state[ctx.kv_row(b)] = std::min(length_state[ctx.kv_row(b)], to[t]);
   }
   if (kinds > 0 && attrs.staged == 0) std::copy_n(new_first, rows * kinds, ctx.output<i64>(4));
+  i64* layers = attrs.layers > 0 ? ctx.output<i64>(kinds > 0 ? 5 : 3) : nullptr;
+  for (i64 b = 0; layers != nullptr && b < batch; ++b) {
+    const i64* to = ctx.output<i64>(0) + b * tokens;
+    const i64 t = first_token(to, tokens);
+    if (t == tokens) continue;
+    i64* row = layers + ctx.kv_row(b) * attrs.layers;
+    std::transform(row, row + attrs.layers, row, [&](i64 held) { return std::min(held, to[t]); });
+  }
+}
+
+void check_layer(const KernelContext& ctx) noexcept {
+  if (ctx.task != 0) return;
+  const i64 batch = ctx.in(0).shape[0], tokens = ctx.in(0).shape[1], layers = ctx.in(1).shape[1];
+  const auto attrs = ctx.attrs<LayerPositionsAttrs>();
+  const i64* position = ctx.input<i64>(0);
+  std::copy_n(position, batch * tokens, ctx.output<i64>(0));
+  i64* lengths = ctx.output<i64>(1);
+  const auto held = [&](i64 b) -> i64& { return lengths[ctx.kv_row(b) * layers + attrs.column]; };
+  for (i64 b = 0; b < batch; ++b) {
+    const i64* row = position + b * tokens;
+    const i64 t = first_token(row, tokens);
+    if (t < tokens && held(b) < row[t])
+      return ctx.fail("row ", b, ": layer ", attrs.layer, " has no keys and values of the tokens from ", held(b),
+                      " to ", row[t] - 1, ": the branch of torch.cond that it is in was not taken for them");
+  }
+  for (i64 b = 0; b < batch; ++b)
+    if (const i64 last = tokens > 0 ? position[b * tokens + tokens - 1] : -1; last >= 0) held(b) = last + 1;
 }
 
 }  // namespace
@@ -264,5 +290,6 @@ const Kernel kCachedAttention = {
     }};
 const Kernel kRingStore = {"ring_store", store_in_ring};
 const Kernel kCachePositions = {"cache_positions", check_positions, std::numeric_limits<i64>::max()};
+const Kernel kLayerPositions = {"layer_positions", check_layer, std::numeric_limits<i64>::max()};
 
 }  // namespace graft

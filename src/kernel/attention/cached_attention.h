@@ -47,16 +47,28 @@ struct CachePositionsAttrs {
   std::array<std::int64_t, kMaxWindows> window = {};  // the windows: positions that a token sees
   std::array<std::int64_t, kMaxWindows> slots = {};   // slots of the ring of each window; 0: it holds all tokens
   std::int32_t staged = 0;                            // the tokens enter the rings at the end of the run
+  std::int64_t layers = 0;                            // with a length of their own
 };
 
 // Checks the positions of new tokens. Inputs: position i64 [B, T], length i64 [R], with `windows` first i64
 // [R, windows]: the first position that each ring still holds; all contiguous. Outputs: position i64 [B, T], length i64
-// [R], with `windows` first, then the states of length and first themselves.
+// [R], with `windows` first, then the states of length and first themselves. With `layers` the lengths of these layers,
+// i64 [R, layers], are the last input and the last output: a row's tokens from the first position on are replaced.
 // Each row must have its padding (negative) first, then consecutive positions, the first of them at most the length of
 // the cache's row; a smaller one truncates the row at once. The run fails otherwise, also when a ring no longer holds
 // what the first token sees. Padding is output as -1, length and first as they are after the tokens. Unless staged, the
 // state `first` is raised before anything is overwritten.
 extern const Kernel kCachePositions;
+
+struct LayerPositionsAttrs {
+  std::int64_t column = 0;
+  std::int64_t layer = 0;  // for messages
+};
+
+// Before a layer that runs may skip attends. Inputs: position i64 [B, T] as kCachePositions has checked it; the lengths
+// of layers, i64 [R, layers]. Outputs: the positions, the lengths. The layer then holds the tokens of this run; the run
+// fails where it holds fewer than those before them.
+extern const Kernel kLayerPositions;
 
 // The same as kCachedAttention with the kernels of a given instruction set.
 void run_cached_attention(const KernelContext& ctx, const simd::AttentionTable& table) noexcept;

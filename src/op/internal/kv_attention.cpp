@@ -139,10 +139,25 @@ std::vector<Tensor> lower_cache_positions(const Call& call, std::span<const Shap
     inputs.push_back(call.tensor("first"));
     states.push_back(call.tensor("first"));
   }
+  if (call.has("layer_length")) {
+    attrs.layers = call.tensor("layer_length").size(1);
+    inputs.push_back(call.tensor("layer_length"));
+    states.push_back(call.tensor("layer_length"));
+  }
   std::vector<Tensor> written = out;
   written.insert(written.end(), states.begin(), states.end());
   lowering.launch(kCachePositions, std::move(inputs), std::move(written), attrs);
   return out;
+}
+
+std::vector<Shape> layer_positions_shape(const Call& call) { return {call.tensor("position").shape()}; }
+
+std::vector<Tensor> lower_layer_positions(const Call& call, std::span<const Shape> shapes, Lowering& lowering) {
+  const Tensor& lengths = call.tensor("layer_length");
+  const Tensor out = lowering.allocate(DType::i64, shapes[0]);
+  const LayerPositionsAttrs attrs{call.integer("column"), call.integer("layer")};
+  lowering.launch(kLayerPositions, {lowering.contiguous(call.tensor("position")), lengths}, {out, lengths}, attrs);
+  return {out};
 }
 
 }  // namespace
@@ -152,6 +167,7 @@ std::span<const Operator> kv_attention_operators() {
       {"graft.attention.default", refuse_kv_attention, kv_attention_shape, lower_without_cache},
       {"graft.cached_attention", refuse_kv_attention, kv_attention_shape, lower_cached_attention},
       {"graft.cache_positions", nullptr, cache_positions_shape, lower_cache_positions},
+      {"graft.layer_positions", nullptr, layer_positions_shape, lower_layer_positions},
   };
   return kOperators;
 }

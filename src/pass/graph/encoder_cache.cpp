@@ -114,6 +114,11 @@ class EncoderCache {
 }  // namespace
 
 std::size_t add_encoder_cache(ir::Program& program) {
+  for (const ir::Method& graph : program.subgraphs)
+    for (const ir::Node& node : graph.nodes)
+      GRAFT_CHECK(Unsupported, program.op_of(node).target != kAttention && program.op_of(node).target != kStore,
+                  "graph '", graph.name, "': node ", node.name,
+                  ": cross-attention inside of torch.cond or torch.while_loop");
   std::size_t count = 0;
   for (ir::Method& method : program.methods) count += EncoderCache(program, method).run();
   return count;

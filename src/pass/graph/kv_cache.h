@@ -11,12 +11,8 @@ namespace graft {
 // and slots each session chooses (SessionOptions::kv), and one `kv.length` [rows], against which graft.cache_positions
 // checks the tokens' positions. Methods that name the same layer share its states. Throws InvalidProgram if the nodes
 // of a method do not share one `cache_position`, or two have the same layer.
-// rings: layers with a window keep no more than it in a ring buffer. Not where a method of the package is cut: what
-// enters a ring at the end of a run would have to outlive the part that computes it.
-std::size_t add_kv_cache(ir::Program& program, bool rings = true);
-
-// Whether a method of the program has graft.attention nodes.
-bool attends_over_cache(const ir::Program& program);
+// Layers with a window keep no more than it in a ring buffer.
+std::size_t add_kv_cache(ir::Program& program);
 
 // The same for encoder outputs (cross-attention): graft.store_source and graft.source_attention nodes get the states
 // `kv.source.<layer>.key` and `kv.source.<layer>.value` [rows, Hkv, slots, D] and `kv.source.length` [rows].

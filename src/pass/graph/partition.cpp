@@ -342,6 +342,9 @@ class Partitioner::Cutter {
     }
     for (std::size_t a = loop ? 0 : 1; a < (loop ? 2u : 3u); ++a) {
       ir::Method graph = owner_.subgraphs_[static_cast<std::size_t>(node.args[a].i)];
+      // Nodes of several graphs may have one name: those of "forward.submodule_0" get "submodule_0." before theirs.
+      const std::string path = graph.name.substr(graph.name.find('.') + 1);
+      for (ir::Node& inner : graph.nodes) inner.name = str(path, ".", inner.name);
       graph.name = str(method_.name, ", ", graph.name);
       graph.user_input_names.assign(step.inputs.size(), "");
       for (ir::Input& input : graph.inputs) {
@@ -408,15 +411,6 @@ std::uint32_t Partitioner::add(ir::Method method) {
 }
 
 }  // namespace
-
-bool is_to_be_cut(const ir::Program& program) {
-  ir::Program expanded = program;
-  expand_masks(expanded);
-  return std::ranges::any_of(expanded.methods, [&](const ir::Method& method) {
-    return std::ranges::any_of(method.nodes,
-                               [&](const ir::Node& node) { return runs_between_plans(expanded.op_of(node).target); });
-  });
-}
 
 std::vector<Part> partition(ir::Program program, const PartitionOptions& options) {
   return Partitioner(std::move(program), options).run();

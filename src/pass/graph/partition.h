@@ -43,9 +43,6 @@ struct PartitionOptions {
 // with every operator accepted and its masks expanded. No two parts have one name.
 std::vector<Part> partition(ir::Program program, const PartitionOptions& options = {});
 
-// Whether partition() will cut one of the program's methods, once its masks are expanded.
-bool is_to_be_cut(const ir::Program& program);
-
 // Replaces mask indices by the positions where they are true: data-dependent sizes, at which the method can be cut.
 std::size_t expand_masks(ir::Program& program);
 

@@ -158,7 +158,6 @@ TEST(Partition, CachesAreStatesOfThePartsThatAttend) {
   EXPECT_EQ(last.states[0].fqn, "kv.length");
   ASSERT_EQ(last.methods[0].outputs.size(), 1u);
   EXPECT_EQ(last.methods[0].outputs[0].kind, ir::OutputKind::state_mutation);
-  EXPECT_TRUE(is_to_be_cut(builder.program()));
 }
 
 }  // namespace
