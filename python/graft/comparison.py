@@ -6,6 +6,7 @@ import inspect
 import math
 import os
 import tempfile
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +29,7 @@ _TOLERANCE = {
     torch.bfloat16: (5e-2, 5e-2),
 }
 _UNBOUNDED = 2**62
+_CONTROL_FLOW = (torch.ops.higher_order.cond, torch.ops.higher_order.while_loop)
 _TORCH = str(Path(torch.__file__).parent)
 
 
@@ -114,9 +116,10 @@ def compare(
         their sign; integers and booleans are equal. By default f64 1e-9 and 1e-9, f32 1e-4 and 1e-3, f16 1e-2 and 1e-2,
         bf16 5e-2 and 5e-2: rounding of a deep network. Weights in block formats differ by more.
 
-    Compared are results of nodes that a kernel of graft wrote, then outputs, mutated buffers and mutated inputs. Nodes
-    that were fused into a later one, folded at load, or are views of inputs are in `Comparison.skipped`; so are those
-    that torch.cond and torch.while_loop run. Raises `graft.InvalidArgument` when the graphs are not alike,
+    Compared are results of nodes that a kernel of graft wrote, then outputs, mutated buffers and mutated inputs. Nodes of
+    the branch that a torch.cond takes, and those of a torch.while_loop in each round, have the name of their graph before
+    theirs: "submodule_0.aten_mul_tensor". Nodes that were fused into a later one, folded at load, or are views of inputs
+    are in `Comparison.skipped`. Raises `graft.InvalidArgument` when the graphs are not alike,
     `graft.Unsupported` for packages that run on a device or on ggml's kernels, and where eager PyTorch does not run a node.
     """
     kwargs = dict(kwargs or {})
@@ -134,10 +137,10 @@ def compare(
             )
         states = model.states()
         ours = _copied((tuple(args), kwargs))
-        observed: dict[tuple[str, int], torch.Tensor] = {}
+        observed: dict[tuple[str, int], deque[torch.Tensor]] = {}
 
         def see(node: str, result: int, value: torch.Tensor) -> None:
-            observed[node, result] = value
+            observed.setdefault((node, result), deque()).append(value)
 
         outputs = run(*ours[0], observe_results=see, **ours[1])
         lowered = _lowered(reference, args, kwargs, dynamic_shapes, run)
@@ -219,8 +222,11 @@ def _copied(tree: Any) -> Any:
 
 
 class _Report:
-    def __init__(self, observed: dict[tuple[str, int], torch.Tensor], atol: float | None, rtol: float | None) -> None:
-        self._observed = observed
+    def __init__(
+        self, observed: dict[tuple[str, int], deque[torch.Tensor]], atol: float | None, rtol: float | None
+    ) -> None:
+        self._observed = observed  # by node and result, in the order of its runs
+        self._names: dict[torch.fx.Node, str] = {}
         self._atol, self._rtol = atol, rtol
         self.compared: dict[str, None] = {}
         self._skipped: dict[str, str] = {}
@@ -228,32 +234,29 @@ class _Report:
         self._first: Difference | None = None
         self._largest: Difference | None = None
 
-    def node(self, node: torch.fx.Node, value: Any, reason: str) -> None:
+    def node(self, name: str, node: torch.fx.Node, value: Any, reason: str) -> None:
         """A node of the reference has its value. reason: why a kernel may not have written it."""
+        self._names[node] = name
         results = list(value) if isinstance(value, (list, tuple)) else [value]
         for i, result in enumerate(results):
             if not isinstance(result, torch.Tensor):
                 continue
-            found = self._observed.pop((node.name, i), None)
-            if found is None:
+            seen = self._observed.get((name, i))
+            if not seen:
                 continue
+            found = seen.popleft()
             if tuple(found.shape) != tuple(result.shape):
                 raise InvalidArgument(
-                    f"compare: node '{node.name}' ({_op(node)}) gives {_type(found.dtype, found.shape)} in the package and "
+                    f"compare: node '{name}' ({_op(node)}) gives {_type(found.dtype, found.shape)} in the package and "
                     f"{_type(result.dtype, result.shape)} in the reference: export the reference as the package was"
                 )
             if found.dtype != result.dtype:
-                self._skipped[node.name] = f"graft computes it as {_type(found.dtype, found.shape)}"
+                self._skipped[name] = f"graft computes it as {_type(found.dtype, found.shape)}"
                 continue
-            self.compared[node.name] = None
-            self.values(node.name, found, result, node=node, result=i)
-        if node.name not in self.compared and any(isinstance(r, torch.Tensor) for r in results):
-            self._skipped.setdefault(node.name, reason)
-
-    def forget(self, node: torch.fx.Node, reason: str) -> None:
-        for seen in [seen for seen in self._observed if seen[0] == node.name]:
-            del self._observed[seen]
-        self._skipped[node.name] = reason
+            self.compared[name] = None
+            self.values(name, found, result, node=node, result=i)
+        if name not in self.compared and any(isinstance(r, torch.Tensor) for r in results):
+            self._skipped.setdefault(name, reason)
 
     def values(
         self, name: str, found: torch.Tensor, expected: torch.Tensor, *, node: torch.fx.Node | None = None, result: int = 0
@@ -270,8 +273,9 @@ class _Report:
 
     def finish(self) -> None:
         """All nodes of the reference were seen."""
-        for name, _ in self._observed:
-            self._skipped.setdefault(name, "it is not in the reference's graph")
+        for (name, _), left in self._observed.items():
+            if left and name not in self.compared:
+                self._skipped.setdefault(name, "the reference has no such node, or did not run it")
 
     def comparison(self) -> Comparison:
         return Comparison(
@@ -317,10 +321,11 @@ class _Report:
         left = list(node.all_input_nodes)
         while left:
             before = left.pop()
-            if before.op != "call_function" or before.name in self.compared or before.name in unseen:
+            name = self._names.get(before, before.name)
+            if before.op != "call_function" or name in self.compared or name in unseen:
                 continue
-            if before.name in self._skipped:
-                unseen[before.name] = None
+            if name in self._skipped:
+                unseen[name] = None
             left.extend(before.all_input_nodes)
         return tuple(reversed(unseen))
 
@@ -340,7 +345,6 @@ class _Eager:
     def __init__(self, program: ExportedProgram, states: Mapping[str, torch.Tensor], report: _Report) -> None:
         self._program, self._states, self._report = program, states, report
         self._weights: set[torch.fx.Node] = set()  # nodes that depend on weights alone
-        self._names = _names_of_subgraphs(program.graph_module)
 
     def run(self, leaves: Sequence[Any]) -> _Effects:
         signature = self._program.graph_signature
@@ -362,7 +366,7 @@ class _Eager:
             if spec.target not in states and spec.target not in self._states:
                 self._weights.add(node)
             values.append(stored.detach() if isinstance(stored, torch.Tensor) else stored)
-        results = _Interpreter(self._program.graph_module, self._note).run(*values)
+        results = _Interpreter(self._program.graph_module, self._note, self._enter).run(*values)
         effects = _Effects()
         for spec, result in zip(signature.output_specs, results, strict=True):
             if spec.kind.name in ("BUFFER_MUTATION", "PARAMETER_MUTATION"):
@@ -373,17 +377,21 @@ class _Eager:
                 effects.outputs.append(result)
         return effects
 
-    def _note(self, node: torch.fx.Node, value: Any) -> None:
+    def _enter(self, module: torch.fx.GraphModule, operands: Sequence[Any]) -> None:
+        """A node calls this graph with what these nodes stand for."""
+        inputs = [node for node in module.graph.nodes if node.op == "placeholder"]
+        self._weights.update(node for node, given in zip(inputs, operands, strict=True) if given in self._weights)
+
+    def _note(self, path: str, node: torch.fx.Node, value: Any) -> None:
         if node.op != "call_function" or getattr(node.target, "__name__", "") == "getitem":
             return
         if node.all_input_nodes and all(before in self._weights for before in node.all_input_nodes):
             self._weights.add(node)
-        if node.name in self._names:
-            self._report.forget(node, "a node of a torch.cond or torch.while_loop has the same name")
-        else:
-            self._report.node(node, value, self._reason(node))
+        self._report.node(path + node.name, node, value, self._reason(node))
 
     def _reason(self, node: torch.fx.Node) -> str:
+        if node.target in _CONTROL_FLOW:
+            return "nodes of the graphs that it calls are compared"
         if node in self._weights:
             return "it depends on weights alone and is computed at load"
         target = getattr(node.target, "_op", node.target)  # of ExecuTorch's wrapper
@@ -394,20 +402,49 @@ class _Eager:
 
 
 class _Interpreter(torch.fx.Interpreter):
-    def __init__(self, module: torch.fx.GraphModule, note: Callable[[torch.fx.Node, Any], None]) -> None:
+    """Runs graphs of control flow node by node too."""
+
+    def __init__(
+        self,
+        module: torch.fx.GraphModule,
+        note: Callable[[str, torch.fx.Node, Any], None],
+        enter: Callable[[torch.fx.GraphModule, Sequence[Any]], None],
+        path: str = "",
+    ) -> None:
         super().__init__(module)
         self.extra_traceback = False
-        self._note = note
+        self._note, self._enter = note, enter
+        self._path = path  # of the graph: "submodule_0."
 
     def run_node(self, n: torch.fx.Node) -> Any:
         try:
-            value = super().run_node(n)
+            value = self._control_flow(n) if n.target in _CONTROL_FLOW else super().run_node(n)
+        except Unsupported:
+            raise  # of a node in a graph that this one calls
         except Exception as error:
             raise Unsupported(
-                f"compare: eager PyTorch does not run node '{n.name}' ({_op(n)}): {type(error).__name__}: {error}"
+                f"compare: eager PyTorch does not run node '{self._path}{n.name}' ({_op(n)}): "
+                f"{type(error).__name__}: {error}"
             ) from error
-        self._note(n, value)
+        self._note(self._path, n, value)
         return value
+
+    def _control_flow(self, n: torch.fx.Node) -> Any:
+        args, _ = self.fetch_args_kwargs_from_env(n)
+
+        def call(i: int, values: Sequence[Any], operands: Sequence[Any]) -> Any:
+            self._enter(args[i], operands)
+            return _Interpreter(args[i], self._note, self._enter, f"{self._path}{n.args[i].target}.").run(*values)
+
+        if n.target is torch.ops.higher_order.cond:
+            predicate, _, _, operands = args
+            return call(1 if bool(predicate) else 2, operands, n.args[3])
+        _, _, carried, others = args
+        # What a loop changes is no weight, whatever it begins with.
+        nodes = [None] * len(carried) + list(n.args[3])
+        while bool(call(0, (*carried, *others), nodes)):
+            carried = call(1, (*carried, *others), nodes)
+        return tuple(carried)
 
 
 def _compare_effects(
@@ -430,15 +467,6 @@ def _compare_effects(
                 "the reference: export the reference as the package was"
             )
         report.values(name, ours, eager)
-
-
-def _names_of_subgraphs(module: torch.fx.GraphModule) -> set[str]:
-    names: set[str] = set()
-    for inner in module.children():
-        if isinstance(inner, torch.fx.GraphModule):
-            names.update(node.name for node in inner.graph.nodes)
-            names |= _names_of_subgraphs(inner)
-    return names
 
 
 def _op(node: torch.fx.Node) -> str:

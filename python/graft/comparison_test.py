@@ -190,8 +190,41 @@ def test_a_method_in_segments(tmp_path):
     x = torch.randn(6, 3).abs()
     path = graft.export(Branches(), (x,), path=tmp_path / "branches.pte")
     found = graft.compare(path, Branches().eval(), (x,))
-    assert found.equal and "aten_mul_tensor" in found.skipped, str(found)
-    assert graft.compare(path, Branches().eval(), (-x,)).equal
+    assert found.equal and {"aten_mul_tensor", "submodule_0.aten_cumsum_default"} <= set(found.compared), str(found)
+    assert not any(name.startswith("submodule_1") for name in (*found.compared, *found.skipped))
+    found = graft.compare(path, Branches().eval(), (-x,))
+    assert found.equal and "submodule_1.aten_mul_tensor" in found.compared, str(found)
+    assert "submodule_0.aten_cumsum_default" not in found.compared
+
+
+class Rounds(torch.nn.Module):
+    """A loop with a branch in it: 5 rounds, of which the first 3 take the one side."""
+
+    def __init__(self, *, early: float = 1.0, late: float = 1.0) -> None:
+        super().__init__()
+        self.early, self.late = torch.nn.Buffer(torch.tensor(early)), torch.nn.Buffer(torch.tensor(late))
+
+    def forward(self, x):
+        def body(i, x):
+            x = torch.cond(i.sum() < 3, lambda x: x.cumsum(0) * self.early, lambda x: x.cumsum(1) * self.late, (x,))
+            return i + 1, x / 2
+
+        i, x = torch.while_loop(lambda i, x: i.sum() < 5, body, (torch.zeros(1, dtype=torch.int64), x))
+        return x + i
+
+
+def test_nodes_of_branches_in_a_loop(tmp_path):
+    x = torch.rand(4, 3)
+    path = graft.export(Rounds().eval(), (x,), path=tmp_path / "rounds.pte")
+    found = graft.compare(path, Rounds().eval(), (x,))
+    assert found.equal, str(found)
+    inner = {name.rpartition(".")[0] for name in found.compared}
+    assert {"submodule_0", "submodule_1"} < inner, found.compared
+    branches = {name for name in inner if name.startswith("submodule_1.")}
+    assert len(branches) == 2, found.compared
+    for changed, of in ({"early": 1.5}, 0), ({"late": 1.5}, 1):
+        first = graft.compare(path, Rounds(**changed).eval(), (x,)).first
+        assert first.node.startswith(f"submodule_1.submodule_{of}.") and first.op == "aten.mul.Tensor", first
 
 
 def test_errors(package):
