@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <limits>
+#include <map>
+#include <memory>
 #include <set>
 #include <string_view>
 #include <utility>
@@ -10,6 +12,7 @@
 #include "load/program_impl.h"
 #include "op/operator.h"
 #include "session/call_values.h"
+#include "session/session_impl.h"
 
 namespace graft {
 namespace {
@@ -134,8 +137,7 @@ class Checker {
     flow_.nodes.push_back(std::move(node));
   }
 
-  static const MethodInfo& add_sessions(const FlowStage& stage, const std::string& where,
-                                        std::set<const Session*>& sessions) {
+  const MethodInfo& add_sessions(const FlowStage& stage, const std::string& where, std::set<const Session*>& sessions) {
     GRAFT_CHECK(InvalidArgument, !stage.fan_out && !stage.fan_in, where,
                 "only a function can be a fan-out or a fan-in, not a method");
     GRAFT_CHECK(InvalidArgument, stage.inputs.empty() && stage.outputs.empty() && stage.workers == 1, where,
@@ -147,11 +149,29 @@ class Checker {
       GRAFT_CHECK(InvalidArgument, sessions.insert(session.get()).second, where,
                   "a session is there twice in the flow; make one for each worker (Session::fork)");
     }
+    for (const std::shared_ptr<Session>& session : stage.sessions) check_sharing(*session, stage.name);
     const Program& program = stage.sessions[0]->program();
     const std::string why = dependence_on_runs(program, Internal::of(program).find(stage.method), stage.name);
     GRAFT_CHECK(InvalidArgument, why.empty() || stage.sessions.size() == 1, where, "method '", stage.method, "' ", why,
                 ", so its results depend on the order of runs: it needs one session, got ", stage.sessions.size());
     return program.method(stage.method);
+  }
+
+  // What sessions share serves one run at a time, and workers run when they like.
+  void check_sharing(const Session& session, const std::string& stage) {
+    const SessionOptions& options = Internal::of(session).options;
+    const bool has_states = !Internal::of(session.program()).states.empty();
+    const auto check = [&](const void* shared, const char* what) {
+      if (shared == nullptr) return;
+      const auto [other, fresh] = sharers_.try_emplace(shared, stage);
+      const bool same = !fresh && other->second == stage;
+      GRAFT_CHECK(InvalidArgument, fresh,
+                  same ? str("stage '", stage, "' of the flow: its")
+                       : str("stages '", other->second, "' and '", stage, "' of the flow: their"),
+                  " sessions share one ", what, ", which serves one run at a time; give each session its own");
+    };
+    check(has_states ? options.states.get() : nullptr, "States (SessionOptions::states)");
+    check(options.arena.get(), "Arena (SessionOptions::arena)");
   }
 
   std::size_t find_stage(std::string_view name, const std::string& endpoint) const {
@@ -293,6 +313,7 @@ class Checker {
   FlowGraph graph_;
   CheckedFlow flow_;
   std::set<std::string> names_;                        // of inputs and stages
+  std::map<const void*, std::string> sharers_;         // by what sessions share, the stage of the first
   std::vector<std::optional<ValueInfo>> input_types_;  // of the nodes' inputs, one node after another
 };
 

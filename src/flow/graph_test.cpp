@@ -3,7 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <functional>
+#include <memory>
+#include <string>
 
+#include "base/check.h"
 #include "base/test_errors.h"
 #include "flow/test_flow.h"
 
@@ -112,6 +115,39 @@ TEST_F(Rules, Stages) {
   none = {};
   none.items = 0;
   expect_error<InvalidArgument>([&] { Flow flow(graph, none); }, "room for at least one item, got 0");
+}
+
+TEST_F(Rules, SessionsThatShare) {
+  SessionOptions states, arena;
+  states.threads = arena.threads = 1;
+  states.states = std::make_shared<States>();
+  arena.arena = std::make_shared<Arena>();
+  const SumProgram sum;
+  const auto two = [&](const std::shared_ptr<const Program>& program, const SessionOptions& options) {
+    FlowGraph out;
+    out.inputs = {"x"};
+    out.outputs = {"second.0"};
+    for (const char* name : {"first", "second"}) {
+      FlowStage stage;
+      stage.name = name;
+      stage.sessions = {std::make_shared<Session>(program, options)};
+      out.stages.push_back(std::move(stage));
+      for (const ValueInfo& input : program->method("forward").inputs)
+        out.connections[str(name, ".", input.name)] = name == std::string("first") ? "x" : "first.0";
+    }
+    return out;
+  };
+  expect_error<InvalidArgument>([&] { Flow flow(two(sum.program, states)); },
+                                "stages 'first' and 'second' of the flow: their sessions share one States");
+  expect_error<InvalidArgument>([&] { Flow flow(two(mix.program, arena)); },
+                                "stages 'first' and 'second' of the flow: their sessions share one Arena");
+  Flow without_states(two(mix.program, states));  // nothing of it is used
+  expect(
+      [&](FlowGraph& g) {
+        for (std::shared_ptr<Session>& session : g.stages[1].sessions)
+          session = std::make_shared<Session>(mix.program, arena);
+      },
+      "stage 'mix' of the flow: its sessions share one Arena");
 }
 
 TEST_F(Rules, Cycles) {

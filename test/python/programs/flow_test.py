@@ -20,6 +20,7 @@ from torch import nn
 from torch.export import Dim
 
 import graft
+from running_sum import Sum
 
 ROOT = Path(__file__).resolve().parents[3]
 EXAMPLE = ROOT / "examples" / "flow"
@@ -28,18 +29,6 @@ EXAMPLE = ROOT / "examples" / "flow"
 class Mix(nn.Module):
     def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return a * 3 + b
-
-
-class Sum(nn.Module):
-    """Each result depends on all calls before it and on their order."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("total", torch.zeros(1, dtype=torch.long))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.total.copy_(self.total * 3 + x)
-        return self.total.clone()
 
 
 @pytest.fixture(scope="module")
@@ -254,6 +243,14 @@ def test_wrong_graphs(folder: Path) -> None:
     with pytest.raises(graft.InvalidArgument, match=r"'f.y' of the flow: must be \(dtype, sizes\) or None, got 'f32'"):
         one_port = graft.FlowStage(function=len, inputs=["x"], outputs={"y": "f32"})
         graft.Flow(**{**graph, "stages": {"f": one_port}})
+    states = graft.LoadOptions(states=graft.States())
+    sums = {name: graft.load(folder / "sum.pte", threads=1, options=states) for name in ("first", "second")}
+    refused(
+        "stages 'first' and 'second' of the flow: their sessions share one States",
+        stages=sums,
+        connections={"first.x": "x", "second.x": "first.0"},
+        outputs=["second.0"],
+    )
     with graft.Flow(**graph) as flow:
         with pytest.raises(graft.InvalidArgument, match=r"the flow takes 1 inputs \['x'\], got 2"):
             flow.submit(1, 2)
