@@ -111,17 +111,17 @@ TEST_F(PackedFileTest, WhatACrashLeftIsRemovedByTheNextWrite) {
   const int writer = ::open(written.c_str(), O_WRONLY | O_CLOEXEC);
   ASSERT_EQ(::flock(writer, LOCK_EX), 0);
   EXPECT_EQ(files(), 4U);
-  const auto store = [&](const std::string& folder) {
+  const auto write = [&](const std::string& folder) {
     PackedStore store(kOrigin, /*verify=*/true);
     store.set_folder(folder);
     store.keep(digest(4), AlignedMemory(1 << 20));
     EXPECT_EQ(store.written(), 1U) << store.refusal();
   };
-  store(folder_.path());
+  write(folder_.path());
   EXPECT_TRUE(std::filesystem::exists(written)) << "somebody writes it";
   EXPECT_EQ(files(), 4U) << "the abandoned one is gone, that of digest 4 is there";
   ::close(writer);  // as when its process ends
-  store(folder_.path());
+  write(folder_.path());
   EXPECT_FALSE(std::filesystem::exists(written));
   EXPECT_TRUE(std::filesystem::exists(std::filesystem::path(folder_.path()) / "other.tmp")) << "no file of graft's";
 }
