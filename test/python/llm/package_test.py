@@ -162,7 +162,7 @@ def test_prompts_of_any_length_share_plans(tmp_path, name):
         tmp_path / "model.pte",
         kv_rows=3,
         kv_length=llm_models.CONTEXT,
-        buckets={"input_ids.1": [8, 32]},
+        buckets={"cache_position.1": [8, 32]},
         options=graft.LoadOptions(kv_window_slack=6),
     )
     ids, mask, positions, rows = left_padded(3, 60, (0, 3, 22))
