@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import runpy
@@ -260,6 +261,33 @@ def test_wrong_graphs(folder: Path) -> None:
         flow.submit(torch.ones(2, dtype=torch.long))
 
 
+@contextlib.contextmanager
+def interrupted():
+    """Interrupts the main thread again and again: Python drops a KeyboardInterrupt that hits a callback of its collector
+    or of a weak reference."""
+    ended = threading.Event()
+
+    def interrupt(*_):
+        if not ended.is_set():
+            raise KeyboardInterrupt
+
+    def send():
+        pause = 0.2
+        while not ended.wait(pause):
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+            pause = 5
+
+    before = signal.signal(signal.SIGINT, interrupt)
+    sender = threading.Thread(target=send)
+    sender.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        sender.join()
+        signal.signal(signal.SIGINT, before)
+
+
 def test_full_cancelled_late_and_interrupted() -> None:
     started, release = threading.Event(), threading.Event()
 
@@ -283,14 +311,9 @@ def test_full_cancelled_late_and_interrupted() -> None:
     others = [flow.submit(i) for i in range(3, 9)]
     with pytest.raises(graft.Busy, match="the flow is full"):
         flow.try_submit(9)
-    gc.disable()  # Python drops a KeyboardInterrupt that hits a callback of its collector, such as hypothesis has
-    try:
-        for wait in (first.result, flow.drain, lambda: flow.submit(9)):
-            threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
-            with pytest.raises(KeyboardInterrupt):
-                wait()
-    finally:
-        gc.enable()
+    for wait in (first.result, flow.drain, lambda: flow.submit(9)):
+        with interrupted(), pytest.raises(KeyboardInterrupt):
+            wait()
     token = graft.CancelToken()
     assert flow.counters()["running"] == 8
     release.set()
