@@ -1,5 +1,7 @@
 #include "device/session_device.h"
 
+#include <mutex>
+
 #include "base/check.h"
 #include "device/device_copy.h"
 #include "ggml.h"
@@ -47,6 +49,10 @@ void SessionDevice::download(std::int64_t device_offset, std::byte* to, std::int
 }
 
 void SessionDevice::compute(ggml_cgraph* graph) {
+  // ggml's RPC backend notes in its device, which sessions share, the graph that it sent last, and does not send that
+  // one again.
+  static std::mutex queueing;
+  const std::lock_guard lock(queueing);
   const ggml_status status = ggml_backend_graph_compute_async(backend_, graph);
   GRAFT_CHECK(ExecutionError, status == GGML_STATUS_SUCCESS, "device '", program_.name(),
               "' failed: ", ggml_status_to_string(status));
