@@ -19,9 +19,22 @@ import zlib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = (
+    "test/python/llm/package_test.py",
+    "test/python/llm/seq2seq_test.py",
+    "test/python/llm/qwen3_full_test.py",
+    "test/python/llm/llama_cpp_kl_test.py",
+    "test/python/llm/decoder_test.py",
+    "test/python/programs/memory_test.py",
+    "test/python/programs/quantized_conv_test.py",
+    "test/python/programs/torchao_test.py",
+    "test/python/programs/fallback_test.py",
+)
 # Their last test counts the results of all others.
-WHOLE = ("test/python/hf/population_test.py", "test/python/hf/architectures_test.py")
-PARTS = 5  # of the other tests marked slow
+POPULATION = "test/python/hf/population_test.py"
+ARCHITECTURES = "test/python/hf/architectures_test.py"
+WHOLE = (*PACKAGES, POPULATION, ARCHITECTURES)
+PARTS = 4  # of the other tests marked slow
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,8 +50,8 @@ def _slow(part: int) -> Slice:
     return Slice(f"tests marked slow, part {part} of {PARTS}", (*pytest, f"--part={part}/{PARTS}", *left_out))
 
 
-def _whole(file: str) -> tuple[str, ...]:
-    return sys.executable, "-m", "pytest", "-q", "--slow", file
+def _whole(*words: str) -> tuple[str, ...]:
+    return sys.executable, "-m", "pytest", "-q", "--slow", *words
 
 
 def _tsan(half: int) -> Slice:
@@ -47,17 +60,17 @@ def _tsan(half: int) -> Slice:
 
 
 SLICES = (
+    Slice("packages of language models, memory, quantized and cut programs", _whole("-m", "slow", *PACKAGES)),
     _slow(1),
-    Slice("C++ tests under the address and undefined-behaviour sanitizers", ("make", "asan")),
-    _slow(2),
     _tsan(1),
-    Slice("causal classes of transformers", _whole(WHOLE[0])),
-    _slow(3),
+    Slice("causal classes of transformers", _whole(POPULATION)),
+    _slow(2),
     Slice("operator tests that ExecuTorch ships for backends", ("make", "executorch-suite")),
+    _slow(3),
+    Slice("C++ tests under the address and undefined-behaviour sanitizers", ("make", "asan")),
+    Slice("architectures under generate()", _whole(ARCHITECTURES)),
     _slow(4),
     _tsan(2),
-    Slice("architectures under generate()", _whole(WHOLE[1])),
-    _slow(5),
     Slice("known bugs, put into a copy of the tree", ("make", "mutations")),
 )
 
