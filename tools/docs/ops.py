@@ -43,6 +43,7 @@ MADE = {
     "graft.attention.default": "test/python/llm/package_test.py",
     "graft.cache_positions": "src/session/kv_cache_test.cpp",
     "graft.cached_attention": "src/kernel/attention/cached_attention_test.cpp",
+    "graft.layer_positions": "python/graft/runtime/segments_cache_test.py",
     "graft.pack_conv": "test/python/programs/convolution_test.py",
     "graft.pack_int4": "src/pass/graph/passes_test.cpp",
     "graft.pack_linear": "test/python/programs/packed_linear_test.py",
