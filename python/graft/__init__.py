@@ -1,14 +1,15 @@
 """graft: any torch.export program, compiled in C++ onto ggml.
 
-Names are imported when first used: loading a package must not cost the import of the exporting side.
+Names are imported when first used: `load` and all that runs packages needs numpy alone. torch and executorch
+(`pip install 'graft[export]'`) are for exports and Flow, transformers (`graft[hf]`) for its models.
 """
 
 from __future__ import annotations
 
-import importlib
 import warnings
 from typing import Any
 
+from graft import _extras
 from graft import errors as _errors
 
 _ERRORS = (
@@ -69,11 +70,11 @@ __all__ = sorted(_WHERE)
 
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
-        return importlib.import_module(_MODULES[name])
+        return _extras.import_for(f"graft.{name}", _MODULES[name])
     module = _WHERE.get(name)
     if module is None:
         raise AttributeError(f"module 'graft' has no attribute '{name}'")
-    value = getattr(importlib.import_module(module), name)
+    value = getattr(_extras.import_for(f"graft.{name}", module), name)
     globals()[name] = value
     return value
 

@@ -66,16 +66,31 @@ TREES = {
 
 @pytest.mark.parametrize("tree", TREES.values(), ids=TREES.keys())
 def test_reads_what_torch_writes(tree):
-    spec = pytree.tree_structure(tree)
-    assert _pytree.loads(pytree.treespec_dumps(spec)) == spec
+    leaves, spec = pytree.tree_flatten(tree)
+    read = _pytree.loads(pytree.treespec_dumps(spec))
+    found, same = _pytree.flatten(tree)
+    assert same == read and len(found) == len(leaves) == read.num_leaves
+    assert all(a is b for a, b in zip(found, leaves, strict=True))
+    made, expected = _pytree.unflatten(leaves, read), pytree.tree_unflatten(leaves, spec)
+    assert type(made) is type(expected) and pytree.tree_structure(made) == pytree.tree_structure(expected)
+    assert all(a is b for a, b in zip(pytree.tree_leaves(made), leaves, strict=True))
+
+
+def test_specs_that_differ():
+    trees = [1, (1,), [1], (1, 2), {"a": 1}, {"b": 1}, {"a": (1,)}, Pair(1, 2), collections.deque([1]), {"a": 1, "b": 2}]
+    specs = [_pytree.flatten(tree)[1] for tree in [*trees, {"b": 1, "a": 2}, collections.deque([1], maxlen=2)]]
+    for i, a in enumerate(specs):
+        assert [a == b for b in specs] == [i == k for k in range(len(specs))]
+    with pytest.raises(ValueError, match="expected 2 leaves, found 1"):
+        _pytree.unflatten([1], specs[3])
 
 
 def test_reads_outputs_of_transformers():
     outputs = pytest.importorskip("transformers.modeling_outputs")
     spec = pytree.tree_structure(outputs.BaseModelOutput(last_hidden_state=1, hidden_states=(2, 3)))
     found = _pytree.loads(pytree.treespec_dumps(spec))
-    assert found == spec
-    assert isinstance(pytree.tree_unflatten([1, 2, 3], found), outputs.BaseModelOutput)
+    assert found == _pytree.flatten(outputs.BaseModelOutput(last_hidden_state=1, hidden_states=(2, 3)))[1]
+    assert isinstance(_pytree.unflatten([1, 2, 3], found), outputs.BaseModelOutput)
 
 
 ENUM = '{"__enum__": true, "fqn": "antigravity:Anything", "name": "x"}'

@@ -14,10 +14,11 @@ import ctypes
 import functools
 import importlib.util
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from graft.errors import Error, InvalidArgument, NotFound, SystemError
+from graft.errors import Error, InvalidArgument, NotFound, SystemError, Unsupported
 
 __all__ = ["library", "options", "register", "set_options"]
 
@@ -42,7 +43,21 @@ def available() -> bool:
         library()
     except NotFound:
         return False
-    return importlib.util.find_spec("executorch") is not None
+    try:
+        return importlib.util.find_spec("executorch") is not None
+    except ImportError:
+        return False
+
+
+def require(interface: Sequence[Mapping[str, Any]]) -> None:
+    """For a package that graft alone does not run. interface: its methods (`_C.package_interface`)."""
+    if available():
+        return
+    name, refusal = next((info["name"], info["refusal"]) for info in interface if info["refusal"])
+    raise Unsupported(
+        f"method '{name}' needs ExecuTorch's runtime, graft alone cannot run it: {refusal}; here it is not there: it takes "
+        "the package executorch (pip install 'graft[export]'), and a build with the delegate"
+    )
 
 
 @functools.cache

@@ -15,7 +15,7 @@ import sys
 try:
     from graft.llm.cli import main
 except ModuleNotFoundError as e:
-    sys.exit(f"graft: export needs the Python package '{e.name}', which {sys.executable} has not")
+    sys.exit(f"graft: export needs the Python package '{e.name}', which {sys.executable} has not: pip install 'graft[hf]'")
 sys.exit(main(sys.argv[1:]))
 )";
 

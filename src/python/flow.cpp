@@ -86,11 +86,11 @@ std::function<void(FlowCall&)> function_of(Function function, std::size_t inputs
       nb::list args;
       for (std::size_t i = 0; i < inputs; ++i) {
         if (!call.is_list(i)) {
-          args.append(to_torch(call.input(i)));
+          args.append(to_array(call.input(i)));
           continue;
         }
         nb::list items;
-        for (const Value& item : call.items(i)) items.append(to_torch(item));
+        for (const Value& item : call.items(i)) items.append(to_array(item));
         args.append(items);
       }
       const auto set = [&](nb::handle outputs) {
@@ -164,7 +164,7 @@ class FlowRun {
     nb::list out;
     for (std::size_t o = 0; o < outputs.size(); ++o) {
       nb::list items;
-      for (const Value& value : outputs[o]) items.append(to_torch(value));
+      for (const Value& value : outputs[o]) items.append(to_array(value));
       out.append(lists_[o] ? nb::object(items) : nb::object(items[0]));
     }
     return out;

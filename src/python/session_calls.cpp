@@ -32,11 +32,12 @@ namespace {
 class CallOptions {
  public:
   // `arena`: (address, bytes), or None. `profile`: a list that gets the timings, or None. `check`: "", "nan" or
-  // "finite". `observe`: called with node, kernel, outputs and results of each launch, or None.
+  // "finite". `observe`: called with node, kernel, outputs and results of each launch, or None. `torch`: what it gets
+  // are torch tensors, else numpy arrays.
   CallOptions(double timeout, const CancelToken* cancel, int priority, const nb::object& arena = nb::none(),
               std::vector<std::int64_t> kv_rows = {}, nb::object profile = nb::none(), const std::string& check = "",
-              nb::object observe = nb::none())
-      : kv_rows_(std::move(kv_rows)), profile_(std::move(profile)), observe_(std::move(observe)) {
+              nb::object observe = nb::none(), bool torch = true)
+      : kv_rows_(std::move(kv_rows)), profile_(std::move(profile)), observe_(std::move(observe)), torch_(torch) {
     options_.cancel = cancel;
     options_.priority = priority;
     GRAFT_CHECK(InvalidArgument, check.empty() || check == "nan" || check == "finite",
@@ -69,6 +70,7 @@ class CallOptions {
 
   nb::object profile_;
   nb::object observe_;
+  bool torch_;
   std::vector<NodeTiming> timings_;
   RunOptions options_;
 };
@@ -76,10 +78,11 @@ class CallOptions {
 // `place(i, dtype, sizes)` gives the address of memory for output i, a tensor, once its sizes are known.
 nb::list run(Session& session, const std::string& method, const nb::list& inputs, const nb::object& place,
              double timeout, const CancelToken* cancel, int priority, const nb::object& arena,
-             std::vector<std::int64_t> kv_rows, nb::object profile, const std::string& check, nb::object observe) {
+             std::vector<std::int64_t> kv_rows, nb::object profile, const std::string& check, nb::object observe,
+             bool torch) {
   const std::vector<Value> in = to_values(inputs);
   const CallOptions options(timeout, cancel, priority, arena, std::move(kv_rows), std::move(profile), check,
-                            std::move(observe));
+                            std::move(observe), torch);
   const auto place_tensors = [&](std::span<Value> outputs) {
     const nb::gil_scoped_acquire acquire;
     for (std::size_t i = 0; i < outputs.size(); ++i) {
@@ -115,9 +118,9 @@ void CallOptions::show(const ObservedLaunch& launch) const {
   const nb::gil_scoped_acquire acquire;
   const auto text = [](std::string_view name) { return nb::str(name.data(), name.size()); };
   nb::list outputs, results;
-  for (const TensorView& tensor : launch.outputs) outputs.append(to_torch(copy_of(tensor)));
+  for (const TensorView& tensor : launch.outputs) outputs.append(to_array(copy_of(tensor), torch_));
   for (const ObservedResult& result : launch.results)
-    results.append(nb::make_tuple(text(result.node), result.index, to_torch(copy_of(result.value))));
+    results.append(nb::make_tuple(text(result.node), result.index, to_array(copy_of(result.value), torch_)));
   try {
     observe_(text(launch.node), launch.kernel, outputs, results);
   } catch (const nb::python_error& error) {
@@ -146,9 +149,9 @@ class SubmittedRun {
     return wait_with_signals(
         seconds, [&](std::chrono::milliseconds most) { return run_.wait_for(most) == std::future_status::ready; });
   }
-  nb::list results() const {
+  nb::list results(bool torch) const {
     nb::list out;
-    for (const Value& value : run_.get()) out.append(to_torch(value));
+    for (const Value& value : run_.get()) out.append(to_array(value, torch));
     return out;
   }
 
@@ -188,12 +191,12 @@ void bind_memory(nb::module_& m) {
 void bind_session_calls(nb::module_& m, nb::class_<Session>& session) {
   nb::class_<SubmittedRun>(m, "SubmittedRun")
       .def("wait", &SubmittedRun::wait, nb::arg("seconds"))
-      .def("results", &SubmittedRun::results);
+      .def("results", &SubmittedRun::results, nb::arg("torch"));
   session
       .def("run", &run, nb::arg("method"), nb::arg("inputs"), nb::arg("place"), nb::arg("timeout") = 0.0,
            nb::arg("cancel").none() = nb::none(), nb::arg("priority") = 0, nb::arg("arena").none() = nb::none(),
            nb::arg("kv_rows") = std::vector<std::int64_t>(), nb::arg("profile").none() = nb::none(),
-           nb::arg("check") = "", nb::arg("observe").none() = nb::none())
+           nb::arg("check") = "", nb::arg("observe").none() = nb::none(), nb::arg("torch") = true)
       .def(
           "run_into",
           [](Session& s, const std::string& method, const nb::list& inputs, const nb::list& outputs, double timeout,

@@ -55,15 +55,26 @@ nb::object from_value(const Value& value) {
                         nb::tuple(sizes));
 }
 
-nb::object to_torch(const Value& value) {
+nb::object to_array(const Value& value, bool torch) {
   if (value.kind != Value::Kind::tensor) return from_value(value);
   const TensorView& t = value.tensor;
   std::vector<std::size_t> sizes;
   for (const std::int64_t size : t.shape.sizes()) sizes.push_back(static_cast<std::size_t>(size));
   const nb::capsule owner(new std::shared_ptr<void>(value.owner),
                           [](void* kept) noexcept { delete static_cast<std::shared_ptr<void>*>(kept); });
-  return nb::cast(nb::ndarray<nb::pytorch>(t.data, sizes.size(), sizes.data(), owner, nullptr,
-                                           kDlpackDTypes[static_cast<std::size_t>(t.dtype)]));
+  const nb::dlpack::dtype dtype = kDlpackDTypes[static_cast<std::size_t>(t.dtype)];
+  if (torch) return nb::cast(nb::ndarray<nb::pytorch>(t.data, sizes.size(), sizes.data(), owner, nullptr, dtype));
+  // numpy itself has no bfloat16.
+  const bool bf16 = t.dtype == DType::bf16;
+  nb::object array = nb::cast(nb::ndarray<nb::numpy>(t.data, sizes.size(), sizes.data(), owner, nullptr,
+                                                     bf16 ? nb::dtype<std::uint16_t>() : dtype));
+  if (!bf16) return array;
+  try {
+    return array.attr("view")(nb::module_::import_("ml_dtypes").attr("bfloat16"));
+  } catch (const nb::python_error& error) {
+    if (!error.matches(PyExc_ModuleNotFoundError)) throw;
+    throw Unsupported("a tensor is bfloat16, which numpy does not have: pip install ml_dtypes, or pass torch tensors");
+  }
 }
 
 std::vector<Value> to_values(const nb::list& objects) {

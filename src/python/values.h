@@ -15,8 +15,9 @@ namespace graft {
 Value to_value(nanobind::handle object);
 nanobind::object from_value(const Value& value);
 std::vector<Value> to_values(const nanobind::list& objects);
-// A torch tensor on the memory that the value owns; numbers as themselves.
-nanobind::object to_torch(const Value& value);
+// A torch tensor, or a numpy array, on the memory that the value owns; numbers as themselves. numpy needs the package
+// ml_dtypes for bf16.
+nanobind::object to_array(const Value& value, bool torch = true);
 
 // DLPack's names of the dtypes, in the order of DType.
 inline constexpr std::array<nanobind::dlpack::dtype, kDTypeCount> kDlpackDTypes = {

@@ -4,3 +4,7 @@ export: `graft.export`. partitioner, backend: graft's two halves of ExecuTorch's
 engine runs. serialize, program, writer, targets: a graph becomes the bytes of the IR. quantization: types that weights are
 stored as. stored_plans: plans made at export. quiet, exir: ExecuTorch's compiler without what its imports print.
 """
+
+from graft._extras import require
+
+require("graft.exporter", "torch")

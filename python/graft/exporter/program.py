@@ -20,7 +20,6 @@ from torch.utils import _pytree as pytree
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
-from graft import _pytree  # noqa: F401  (names the classes that operators return)
 from graft._dtypes import NUMBER_OF
 from graft._fb.ArgKind import ArgKind
 from graft._fb.InputKind import InputKind
@@ -40,6 +39,21 @@ _INT_MIN = -(2**63)
 
 class SerializeError(ExportError):
     """A program that the format cannot hold; the message names the node, what was expected and what was found."""
+
+
+def _name_return_types() -> None:
+    """PyTorch registers the classes that its operators return (torch.max, torch.sort, ...), but without the name that
+    writing a spec to a file needs."""
+    for cls in torch.return_types.all_return_types:
+        known = pytree.SUPPORTED_SERIALIZED_TYPES.get(cls)
+        if known is None or known.serialized_type_name != pytree.NO_SERIALIZED_TYPE_NAME_FOUND:
+            continue
+        name = f"torch.return_types.{cls.__name__}"
+        pytree.SUPPORTED_SERIALIZED_TYPES[cls] = known._replace(serialized_type_name=name)
+        pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE[name] = cls
+
+
+_name_return_types()
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from torch.export import Dim
 from torch.utils import _pytree as pytree
 
 import graft
+from graft import _pytree
 
 
 def check(model, loaded, *args, **kwargs):
@@ -72,8 +73,12 @@ def test_plain_arguments_need_no_pytree(tmp_path, monkeypatch):
 
     torch.testing.assert_close(model(x, y.as_subclass(Marked)), expected, rtol=0, atol=0)
     flattened = []
-    flatten = pytree.tree_flatten
-    monkeypatch.setattr(pytree, "tree_flatten", lambda *a: flattened.append(a) or flatten(*a))
+    flatten = _pytree.flatten
+    monkeypatch.setattr(_pytree, "flatten", lambda *a: flattened.append(a) or flatten(*a))
+    with pytest.raises(graft.InvalidArgument):
+        model(x)
+    assert len(flattened) == 1  # it is the function that counts
+    flattened.clear()
     torch.testing.assert_close(model(x, torch.nn.Parameter(y)), expected, rtol=0, atol=0)
     torch.testing.assert_close(model(x.T.contiguous().T, y), expected, rtol=0, atol=0)
     assert not flattened

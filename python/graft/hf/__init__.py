@@ -11,8 +11,11 @@ store: exported programs on disk. auto: models without torch weights. encoder: m
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
+
+from graft._extras import import_for, require
+
+require("graft.hf", "torch")
 
 _WHERE = {
     "AutoModelForCausalLM": "graft.hf.auto",
@@ -28,4 +31,4 @@ __all__ = sorted(_WHERE)
 def __getattr__(name: str) -> Any:
     if name not in _WHERE:
         raise AttributeError(f"module 'graft.hf' has no attribute '{name}'")
-    return getattr(importlib.import_module(_WHERE[name]), name)
+    return getattr(import_for(f"graft.hf.{name}", _WHERE[name]), name)

@@ -87,6 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
+    from graft import _extras
     from graft.errors import Error
 
     try:
@@ -105,7 +106,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             **extra,
         )
     except ModuleNotFoundError as e:
-        print(f"graft: export needs the Python package '{e.name}'", file=sys.stderr)
+        message = _extras.explained("graft export", e) or f"graft export needs the Python package '{e.name}'"
+        print(f"graft: {message}", file=sys.stderr)
         return _FAILED
     except (Error, OSError) as e:
         print(f"graft: {e}", file=sys.stderr)

@@ -6,11 +6,15 @@ import codecs
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+import numpy as np
 
 from graft import _C
+from graft.runtime import arrays
+
+if TYPE_CHECKING:
+    from graft.runtime.model import Array
 
 __all__ = ["BatchGenerator", "Generation", "TextGenerator", "token_probabilities"]
 
@@ -43,7 +47,7 @@ class _Generator:
         buckets: Sequence[int] = (),
     ) -> None:
         files = [os.fspath(file) for file in weights]
-        precision = torch.get_float32_matmul_precision()
+        precision = arrays.matmul_precision()
         self.model = _C.LanguageModel.load(os.fspath(path), os.fspath(tokenizer), files, device, precision)
         rows = self._rows if rows is None else rows
         self._generator = self._type(self.model, threads, rows, length, kv_type, prefill_chunk_size, list(buckets))
@@ -94,17 +98,17 @@ class TextGenerator(_Generator):
         return self._run([_ids(self.model, prompt) for prompt in prompts], settings, None, cancel)
 
     def generate_from_features(
-        self, features: torch.Tensor, *, cancel: _C.CancelToken | None = None, **settings: Any
+        self, features: Array, *, cancel: _C.CancelToken | None = None, **settings: Any
     ) -> list[Generation]:
         """One generation per input of a model whose encoder takes features (Whisper): f32 [batch, mels, frames]."""
-        plain = features.detach().to(torch.float32).contiguous()
-        begin = self._generator.encode_features(plain.numpy().tobytes(), list(plain.shape))
+        plain = _as_f32(features)
+        begin = self._generator.encode_features(plain.tobytes(), list(plain.shape))
         return self._run([list(begin) for _ in range(plain.shape[0])], settings, None, cancel)
 
-    def logits(self, ids: Sequence[int]) -> torch.Tensor:
-        """Those of every token [len(ids), vocabulary], f32."""
-        flat = torch.frombuffer(bytearray(self._generator.logits(list(ids))), dtype=torch.float32)
-        return flat.view(len(ids), -1)
+    def logits(self, ids: Sequence[int]) -> Array:
+        """Those of every token [len(ids), vocabulary], f32: a torch tensor in a program that has imported torch, else a
+        numpy array."""
+        return _of_f32(self._generator.logits(list(ids))).reshape(len(ids), -1)
 
     def _run(self, prompts: list[list[int]], settings: dict[str, Any], show: Any, cancel: Any) -> list[Generation]:
         results = self._generator.generate(prompts, settings, show, cancel)
@@ -172,7 +176,17 @@ def _ids(model: Any, prompt: Any) -> list[int]:
     return list(prompt)
 
 
-def token_probabilities(logits: torch.Tensor, tokens: Sequence[int], **settings: Any) -> torch.Tensor:
+def _as_f32(array: Array) -> np.ndarray:
+    if arrays.TORCH.holds(array):
+        array = array.detach().float().contiguous().numpy()
+    return np.ascontiguousarray(array, np.float32)
+
+
+def _of_f32(data: bytes) -> Any:
+    flat, torch = np.frombuffer(bytearray(data), np.float32), arrays.torch()
+    return flat if torch is None else torch.from_numpy(flat)
+
+
+def token_probabilities(logits: Array, tokens: Sequence[int], **settings: Any) -> Array:
     """The probabilities [vocabulary] that the next token is drawn from, given its logits and the tokens before it."""
-    data = logits.detach().to(torch.float32).contiguous().numpy().tobytes()
-    return torch.frombuffer(bytearray(_C.token_probabilities(data, list(tokens), settings)), dtype=torch.float32)
+    return _of_f32(_C.token_probabilities(_as_f32(logits).tobytes(), list(tokens), settings))

@@ -1,6 +1,5 @@
 """Running packages: loading, calls, pipelines of calls, tokenizers."""
 
-from graft.runtime import fallback as _fallback  # noqa: F401  (graft.load needs it)
 from graft.runtime.model import Arena, CancelToken, Method, Model, States, Timing, load, load_ops, register_op
 from graft.runtime.options import LoadOptions
 from graft.runtime.submitted import Submitted

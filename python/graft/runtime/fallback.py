@@ -24,7 +24,7 @@ from graft.errors import (
     SystemError,
     Unsupported,
 )
-from graft.runtime import model as _model
+from graft.runtime.arrays import torch_number
 from graft.runtime.model import Method, Model, Copies
 from graft.runtime.options import LoadOptions
 
@@ -95,7 +95,7 @@ class _FallbackMethod(Method):
         if targets is not None:
             for i, (target, value) in enumerate(zip(targets, results, strict=True)):
                 if isinstance(value, torch.Tensor):
-                    self._check_out(target, i, value.dtype, tuple(value.shape))
+                    self._check_out(target, i, torch_number(value.dtype), tuple(value.shape))
                     target.copy_(value)
                     results[i] = target
         return self._arranged(results)
@@ -253,8 +253,6 @@ def load_fallback(
     """
     name, refusal = next((info["name"], info["refusal"]) for info in interface if info["refusal"])
     needs = f"method '{name}' needs ExecuTorch's runtime, graft alone cannot run it: {refusal}"
-    if not executorch.available():
-        raise Unsupported(f"{needs}; here it is not there: it takes the package executorch, and a build with the delegate")
     given = [argument for argument, value in refused.items() if value]
     defaults = LoadOptions()
     given += [
@@ -286,5 +284,3 @@ def load_fallback(
 
     return _FallbackModel(load, interface, options.strict_zero_copy, delegate)
 
-
-_model._load_fallback = load_fallback

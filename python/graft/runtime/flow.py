@@ -105,7 +105,7 @@ class Flow:
         change until it is done. `timeout`, `cancel` and `priority` as those of a call (`Method`); they hold for all
         stages. The result is the output, or a tuple of several."""
         run = self._flow.submit(self._values(args), timeout or 0.0, cancel, priority, True)
-        return Submitted(_Run(run), self._arranged)
+        return Submitted(_Run(run), True, self._arranged)
 
     def try_submit(
         self, *args: Any, timeout: float | None = None, cancel: CancelToken | None = None, priority: int = 0
@@ -114,7 +114,7 @@ class Flow:
         run = self._flow.submit(self._values(args), timeout or 0.0, cancel, priority, False)
         if run is None:
             raise Busy("the flow is full")
-        return Submitted(_Run(run), self._arranged)
+        return Submitted(_Run(run), True, self._arranged)
 
     def drain(self) -> None:
         """Waits until no run is in flight."""
@@ -178,7 +178,7 @@ class _Run:
     def wait(self, seconds: float) -> bool:
         return self._run.wait(seconds)
 
-    def results(self) -> list[Any]:
+    def results(self, _of_torch: bool) -> list[Any]:
         try:
             return self._run.results()
         except Error as error:

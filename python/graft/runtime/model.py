@@ -1,26 +1,32 @@
-"""Running packages from Python: `graft.load(path)` gives a callable that takes and returns torch tensors.
+"""Running packages from Python: `graft.load(path)` gives a callable that takes and returns torch tensors or numpy arrays.
 
-Inputs are bound where they lie (a copy is made only for tensors that are not contiguous or not on the CPU); outputs are
-allocated by torch and written in place by the engine, so they belong to the caller and stay valid after later calls.
+Inputs are bound where they lie (a copy is made only for those that are not contiguous). Results are allocated by torch or
+numpy and written in place by the engine, so they belong to the caller and stay valid after later calls.
 """
 
 from __future__ import annotations
 
 import ctypes
+import importlib
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import torch
-from torch.utils import _pytree as pytree
 
-from graft import _C, _pytree
-from graft._dtypes import DTYPES, NUMBER_OF
+from graft import _C, _pytree, executorch
+from graft._fb.DType import DType
 from graft.errors import InvalidArgument, InvalidProgram, Unsupported, typed
+from graft.runtime import arrays
+from graft.runtime.arrays import NUMPY, TORCH, Arrays
 from graft.runtime.options import LoadOptions
 from graft.runtime.submitted import Submitted
+
+if TYPE_CHECKING:
+    import torch
+
+    Array = torch.Tensor | np.ndarray
 
 __all__ = ["Arena", "CancelToken", "Method", "Model", "States", "Timing", "load", "load_ops", "register_op"]
 
@@ -38,10 +44,6 @@ class Timing(NamedTuple):
     end_ns: int
 
 
-# Types that pytree never flattens.
-_LEAVES = frozenset({torch.Tensor, torch.nn.Parameter, bool, int, float, str})
-
-
 class Copies:
     """Of inputs that do not lie as the engine reads them. strict: they are refused instead."""
 
@@ -50,27 +52,29 @@ class Copies:
         self.count = 0
         self.bytes = 0
 
-    def contiguous(self, value: torch.Tensor, where: str) -> torch.Tensor:
+    def contiguous(self, value: Array, where: str) -> Array:
         if self.strict:
+            strides, lazy = value.strides if NUMPY.holds(value) else value.stride(), ""
+            if TORCH.holds(value) and (value.is_conj() or value.is_neg()):
+                lazy = ", and it is a lazy conjugate or negative"
             raise InvalidArgument(
-                f"{where}: must be contiguous (strict_zero_copy), its strides are {value.stride()} "
-                f"for sizes {tuple(value.shape)}"
-                + (", and it is a lazy conjugate or negative" if value.is_conj() or value.is_neg() else "")
+                f"{where}: must be contiguous (strict_zero_copy), its strides are {strides} "
+                f"for sizes {tuple(value.shape)}{lazy}"
             )
-        copy = value.detach().resolve_conj().resolve_neg().contiguous()
+        if NUMPY.holds(value):
+            copy = value.copy(order="C")
+        else:
+            copy = value.detach().resolve_conj().resolve_neg().contiguous()
         self.count += 1
         self.bytes += copy.nbytes
         return copy
 
 
-def flat_value(value: Any, where: Callable[[], str], keep: list[torch.Tensor], copies: Copies) -> Any:
-    if not isinstance(value, torch.Tensor):
-        if value is not None and not isinstance(value, (bool, int, float, str)):
-            raise InvalidArgument(f"{where()}: must be a tensor, a number, a text or None, got {type(value).__name__}")
-        if isinstance(value, int) and not -(2**63) <= value < 2**63:
-            raise InvalidArgument(f"{where()}: must fit 64 bits, got {value}")
-        return value
-    number = NUMBER_OF.get(value.dtype)
+def flat_value(value: Any, where: Callable[[], str], keep: list[Any], copies: Copies) -> Any:
+    """As the engine takes it; `keep` gets the array, whose address must stay valid until the run ends."""
+    if not TORCH.holds(value):
+        return _flat_array(value, where, keep, copies)
+    number = arrays.torch_number(value.dtype)
     if number is None:
         raise InvalidArgument(f"{where()}: dtype {value.dtype} is not supported")
     if value.dim() > 8:
@@ -79,11 +83,30 @@ def flat_value(value: Any, where: Callable[[], str], keep: list[torch.Tensor], c
         raise InvalidArgument(f"{where()}: must be on the CPU, is on {value.device}")
     if not value.is_contiguous() or value.is_conj() or value.is_neg():
         value = copies.contiguous(value, where())
-    keep.append(value)  # the address must stay valid until the run ends
+    keep.append(value)
     return (value.data_ptr(), number, tuple(value.shape))
 
 
-def _arrangement(info: Mapping[str, Any], key: str, items: str) -> pytree.TreeSpec | None:
+def _flat_array(value: Any, where: Callable[[], str], keep: list[Any], copies: Copies) -> Any:
+    if value is None or isinstance(value, (bool, int, float, str)):
+        if isinstance(value, int) and not -(2**63) <= value < 2**63:
+            raise InvalidArgument(f"{where()}: must fit 64 bits, got {value}")
+        return value
+    array = value if NUMPY.holds(value) else arrays.as_numpy(value, where())
+    if array is None:
+        raise InvalidArgument(f"{where()}: must be a tensor, a number, a text or None, got {type(value).__name__}")
+    number = NUMPY.number(array.dtype)
+    if number is None:
+        raise InvalidArgument(f"{where()}: dtype {array.dtype} is not supported")
+    if array.ndim > 8:
+        raise InvalidArgument(f"{where()}: must have at most 8 dimensions, got {array.ndim}")
+    if not array.flags.c_contiguous:
+        array = copies.contiguous(array, where())
+    keep.append(array)
+    return (NUMPY.address(array), number, array.shape)
+
+
+def _arrangement(info: Mapping[str, Any], key: str, items: str) -> _pytree.TreeSpec | None:
     """How arguments or results nest, as the package says: text from a file, so nothing in it is taken for granted."""
     if not info[key]:
         return None
@@ -92,7 +115,7 @@ def _arrangement(info: Mapping[str, Any], key: str, items: str) -> pytree.TreeSp
         leaves = range(spec.num_leaves)
         if len(leaves) != len(info[items]):
             raise ValueError(f"it arranges {len(leaves)} values, the method has {len(info[items])} {items}")
-        tree = pytree.tree_unflatten(leaves, spec)
+        tree = _pytree.unflatten(leaves, spec)
         if key == "in_spec" and not (isinstance(tree, tuple) and list(map(type, tree)) == [tuple, dict]):
             raise ValueError("it must be a tuple of arguments and a dict of keyword arguments")
     except Exception as e:  # classes that the program registered may raise anything
@@ -112,25 +135,25 @@ class Method:
         self._out_spec = _arrangement(info, "out_spec", "outputs")
         count = len(info["inputs"])
         # Positional tensors and numbers alone, as in most methods, skip pytree, which takes longer than small models.
-        self._leaves = count if self._in_spec == pytree.tree_structure(((0,) * count, {})) else None
-        self._one_result = self._out_spec == pytree.tree_structure(0)
-        direct = self._leaves is not None and info["segments"] == 1
-        self._direct = _C.TorchMethod(session, self.name, DTYPES).call if direct else None
+        self._leaves = count if self._in_spec == _pytree.flatten(((0,) * count, {}))[1] else None
+        self._one_result = self._out_spec == _pytree.LEAF
+        self._gives_bf16 = any(output.get("dtype") == DType.bf16 for output in info["outputs"])
+        self._may_be_direct = self._leaves is not None and info["segments"] == 1
+        self._direct: Callable[[Any], list[Any] | None] | None = None  # made when the program uses torch
 
     def _flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-        if len(args) == self._leaves and not kwargs and _LEAVES.issuperset(map(type, args)):
+        if len(args) == self._leaves and not kwargs and arrays.leaf_types().issuperset(map(type, args)):
             return list(args)
         if self._in_spec is None:
             if kwargs:
                 raise InvalidArgument(f"method '{self.name}' takes positional arguments only, got {sorted(kwargs)}")
             return list(args)
-        kwarg_spec = self._in_spec.children()[1] if hasattr(self._in_spec, "children") else self._in_spec.children_specs[1]
-        names = list(kwarg_spec.context) if kwarg_spec.context else []
+        names = list(self._in_spec.children[1].context)
         if set(names) != set(kwargs):
             raise InvalidArgument(
                 f"method '{self.name}' was exported with keyword arguments {names}, got {sorted(kwargs)}"
             )
-        flat, spec = pytree.tree_flatten((tuple(args), {name: kwargs[name] for name in names}))
+        flat, spec = _pytree.flatten((tuple(args), {name: kwargs[name] for name in names}))
         if spec != self._in_spec:
             raise InvalidArgument(
                 f"method '{self.name}': arguments are not arranged as at export.\n  expected {self._in_spec}\n  got {spec}"
@@ -143,18 +166,20 @@ class Method:
         out: Any = None,
         timeout: float | None = None,
         cancel: CancelToken | None = None,
-        arena: torch.Tensor | None = None,
+        arena: Array | None = None,
         kv_rows: Sequence[int] | None = None,
         profile: list[Timing] | None = None,
         priority: int = 0,
         check: str | None = None,
-        observe: Callable[[str, str, list[torch.Tensor]], None] | None = None,
-        observe_results: Callable[[str, int, torch.Tensor], None] | None = None,
+        observe: Callable[[str, str, list[Array]], None] | None = None,
+        observe_results: Callable[[str, int, Array], None] | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Runs the method.
+        """Runs the method. Results are torch tensors when an argument is one, and numpy arrays when those among the
+        arguments are numpy arrays or of another library with DLPack. Without any, they are torch tensors in a program
+        that has imported torch. Numbers, texts and None are themselves.
 
-        `out`: tensors to write the results into, arranged as the results. `timeout`: seconds after which the run stops
+        `out`: tensors or arrays to write the results into, arranged as the results. `timeout`: seconds after which the run stops
         with `graft.Cancelled`. `cancel`: a token whose `cancel()` stops the run from another thread. `arena`: memory
         lent for the intermediate tensors of this run, uint8 [n] on the CPU with at least `plan(...)["arena_bytes"]`
         bytes, aligned to 64. `kv_rows`: row b of the batch uses row kv_rows[b] of the cache. `profile`: gets a `Timing`
@@ -167,39 +192,53 @@ class Method:
         """
         plain = not kwargs and not priority and out is timeout is cancel is arena is kv_rows is profile is None
         plain = plain and check is observe is observe_results is None
-        if self._direct and len(args) == self._leaves and plain:
-            results = self._direct(args)
+        if self._may_be_direct and len(args) == self._leaves and plain:
+            direct = self._direct or self._made_direct()
+            results = None if direct is None else direct(args)
             if results is not None:
                 return self._arranged(results)
-        keep: list[torch.Tensor] = []
+        keep: list[Any] = []
         inputs = self._inputs(args, kwargs, keep)
         given = None if out is None else self._flatten_out(out)
-        placed: dict[int, torch.Tensor] = {}
+        kind = self._results(keep) if given is None else arrays.kind_of(keep)
+        placed: dict[int, Any] = {}
 
         def place(i: int, number: int, sizes: tuple[int, ...]) -> int:
             if given is None:
-                placed[i] = torch.empty(sizes, dtype=DTYPES[number], device="cpu")
-            else:
-                self._check_out(given[i], i, DTYPES[number], sizes)
-                placed[i] = given[i]
-            return placed[i].data_ptr()
+                placed[i] = kind.empty(number, sizes)
+                return kind.address(placed[i])
+            self._check_out(given[i], i, number, sizes)
+            placed[i] = given[i]
+            return _arrays_of(given[i]).address(given[i])
 
         timings: list[Any] | None = None if profile is None else []
         lent = None if arena is None else self._lent(arena)
         values = self._session.run(
             self.name, inputs, place, timeout or 0.0, cancel, priority, lent, list(kv_rows or ()), timings, check or "",
-            _observer(observe, observe_results),
+            _observer(observe, observe_results), kind is TORCH,
         )  # fmt: skip
         if profile is not None:
             profile.extend(Timing(*timing) for timing in timings or ())
         return self._arranged([placed.get(i, value) for i, value in enumerate(values)])
+
+    def _made_direct(self) -> Callable[[Any], list[Any] | None] | None:
+        if arrays.torch() is not None:
+            self._direct = _C.TorchMethod(self._session, self.name, arrays.torch_dtypes()).call
+        return self._direct
+
+    def _results(self, given: Iterable[Any]) -> Arrays:
+        """What the results of a call with these arrays are."""
+        kind = arrays.kind_of(given)
+        if self._gives_bf16 and kind is NUMPY:
+            NUMPY.dtype(DType.bf16)  # refused before the run where numpy has none
+        return kind
 
     def _arranged(self, results: list[Any]) -> Any:
         if self._one_result:
             return results[0]
         if self._out_spec is None:
             return results[0] if len(results) == 1 else tuple(results)
-        return pytree.tree_unflatten(results, self._out_spec)
+        return _pytree.unflatten(results, self._out_spec)
 
     def submit(
         self,
@@ -211,16 +250,17 @@ class Method:
     ) -> Submitted:
         """Queues a call and returns at once; calls of one model run in the order of submission. The arguments must not
         change until it ends. The options are those of a call. Raises `graft.Busy` when `queue_capacity` calls (`graft.LoadOptions`) wait already."""
-        keep: list[Any] = [cancel]
+        keep: list[Any] = []
         inputs = self._inputs(args, kwargs, keep)
-        run = self._session.submit(self.name, inputs, timeout or 0.0, cancel, priority, keep)
-        return Submitted(run, self._arranged)
+        run = self._session.submit(self.name, inputs, timeout or 0.0, cancel, priority, [cancel, *keep])
+        of_torch = self._results(keep) is TORCH
+        return Submitted(run, of_torch, self._arranged)
 
     def plan(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """The plan for a call with these arguments, made when there is none: arena_bytes, metadata_bytes, launches, and
         allocations, each with memory ("weight", "constant", "state", "arena", "input", "output"), index (which of
         these), bytes, entries (addresses that are rewritten when it moves) and address (of the last run; 0 before)."""
-        keep: list[torch.Tensor] = []
+        keep: list[Any] = []
         return self._session.plan(self.name, self._inputs(args, kwargs, keep))
 
     def freeze_input(self, position: int) -> None:
@@ -229,24 +269,24 @@ class Method:
         self._session.freeze_input(self.name, position)
 
     def _lent(self, arena: Any) -> tuple[int, int]:
-        fits = isinstance(arena, torch.Tensor) and arena.dtype == torch.uint8 and arena.device.type == "cpu"
-        if not fits or not arena.is_contiguous():
-            found = f"{arena.dtype} on {arena.device}" if isinstance(arena, torch.Tensor) else type(arena).__name__
+        kind = _arrays_of(arena)
+        if kind is None or not kind.fits(arena, DType.u8, None):
+            found = type(arena).__name__ if kind is None else kind.shown(arena)
             raise InvalidArgument(f"arena of method '{self.name}': must be a contiguous uint8 tensor on the CPU, got {found}")
-        return (arena.data_ptr(), arena.nbytes)
+        return (kind.address(arena), arena.nbytes)
 
     def stored_plan(self, *args: Any, **kwargs: Any) -> bytes:
         """The plan for a call with these arguments, as packages hold it (`plans` of `graft.export`)."""
-        keep: list[torch.Tensor] = []
+        keep: list[Any] = []
         return self._session.stored_plan(self.name, self._inputs(args, kwargs, keep))
 
     def stored_plans(self, *args: Any, **kwargs: Any) -> list[bytes]:
         """The same for any method. One in segments has several, whose sizes may depend on data: it is run once, states
         included, and the plans are those of the segments that ran."""
-        keep: list[torch.Tensor] = []
+        keep: list[Any] = []
         return self._session.stored_plans(self.name, self._inputs(args, kwargs, keep))
 
-    def _inputs(self, args: Sequence[Any], kwargs: Mapping[str, Any], keep: list[torch.Tensor]) -> list[Any]:
+    def _inputs(self, args: Sequence[Any], kwargs: Mapping[str, Any], keep: list[Any]) -> list[Any]:
         """As the engine takes them; `keep` gets what must stay alive while it reads them."""
         flat = self._flatten(args, kwargs)
         return [
@@ -255,17 +295,19 @@ class Method:
         ]
 
     def _flatten_out(self, out: Any) -> list[Any]:
-        flat, count = pytree.tree_leaves(out), len(self._info["outputs"])
+        flat, count = _pytree.flatten(out)[0], len(self._info["outputs"])
         if len(flat) != count:
             raise InvalidArgument(f"method '{self.name}' has {count} outputs, out= holds {len(flat)}")
         return flat
 
-    def _check_out(self, tensor: Any, i: int, dtype: torch.dtype, sizes: tuple[int, ...]) -> None:
-        fits = isinstance(tensor, torch.Tensor) and tensor.dtype == dtype and tuple(tensor.shape) == sizes
-        if not fits or not tensor.is_contiguous() or tensor.device.type != "cpu":
-            found = f"{tensor.dtype}{list(tensor.shape)}" if isinstance(tensor, torch.Tensor) else type(tensor).__name__
+    def _check_out(self, array: Any, i: int, dtype: int, sizes: tuple[int, ...]) -> None:
+        kind = _arrays_of(array)
+        if kind is None or not kind.fits(array, dtype, sizes):
+            found = type(array).__name__ if kind is None else kind.shown(array)
+            wanted = "CPU tensor" if kind is not NUMPY else "array"
             raise InvalidArgument(
-                f"out[{i}] of method '{self.name}' must be a contiguous CPU tensor {dtype}{list(sizes)}, got {found}"
+                f"out[{i}] of method '{self.name}' must be a contiguous {wanted} "
+                f"{(kind or arrays.default()).dtype_name(dtype)}{list(sizes)}, got {found}"
             )
 
     @property
@@ -274,11 +316,15 @@ class Method:
         return self._info
 
 
+def _arrays_of(array: Any) -> Arrays | None:
+    return next((kind for kind in (TORCH, NUMPY) if kind.holds(array)), None)
+
+
 def _observer(observe: Callable[..., None] | None, observe_results: Callable[..., None] | None) -> Any:
     if observe is None and observe_results is None:
         return None
 
-    def seen(node: str, kernel: str, outputs: list[torch.Tensor], results: list[tuple[str, int, torch.Tensor]]) -> None:
+    def seen(node: str, kernel: str, outputs: list[Array], results: list[tuple[str, int, Array]]) -> None:
         if observe is not None:
             observe(node, kernel, outputs)
         if observe_results is not None:
@@ -322,14 +368,13 @@ class Model:
         counters["io_bytes_copied"] += self._copies.bytes
         return counters
 
-    def states(self) -> dict[str, torch.Tensor]:
-        """Copies of the mutable buffers, by their fully qualified names."""
-        out = {}
+    def states(self) -> dict[str, Array]:
+        """Copies of the mutable buffers, by their fully qualified names: torch tensors in a program that has imported
+        torch, else numpy arrays."""
+        out, kind = {}, arrays.default()
         for name, (address, dtype, sizes) in self._session.states():
-            tensor = torch.empty(sizes, dtype=DTYPES[dtype], device="cpu")
-            if tensor.numel():
-                ctypes.memmove(tensor.data_ptr(), address, tensor.numel() * tensor.element_size())
-            out[name] = tensor
+            out[name] = kind.empty(dtype, sizes)
+            ctypes.memmove(kind.address(out[name]), address, out[name].nbytes)
         return out
 
     def reset(self) -> None:
@@ -401,9 +446,13 @@ class Model:
 def weight_view(name: str, tensor: Any, owner: list[Any]) -> tuple[int, int, tuple[int, ...]]:
     """A weight in memory of the caller. It is not copied, so it must lie as the engine reads it."""
     where = f"tensors['{name}']"
-    if not isinstance(tensor, torch.Tensor):
+    if TORCH.holds(tensor):
+        lies = tensor.device.type == "cpu" and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+    elif NUMPY.holds(tensor):
+        lies = tensor.flags.c_contiguous
+    else:
         raise InvalidArgument(f"{where}: must be a tensor, got {type(tensor).__name__}")
-    if tensor.device.type != "cpu" or not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
+    if not lies:
         raise InvalidArgument(f"{where}: must be contiguous and on the CPU")
     return flat_value(tensor, lambda: where, owner, Copies(strict=True))
 
@@ -425,20 +474,12 @@ def load_ops(path: str | os.PathLike[str]) -> None:
     _C.load_ops(os.fspath(path))
 
 
-def _no_fallback(*args: Any, **kwargs: Any) -> Model:
-    raise Unsupported("graft.runtime.fallback is not imported")
-
-
-# Loads packages that graft alone does not run: graft.runtime.fallback, which is made of what is here, puts itself in.
-_load_fallback: Callable[..., Model] = _no_fallback
-
-
 @typed
 def load(
     path: str | os.PathLike[str] | Any,
     *,
     weights: Iterable[str | os.PathLike[str]] = (),
-    tensors: Mapping[str, torch.Tensor] | None = None,
+    tensors: Mapping[str, Array] | None = None,
     device: str = "",
     threads: int = 0,
     seed: int = 0,
@@ -452,7 +493,7 @@ def load(
     """Loads a package that `graft.export` wrote, ready to be called.
 
         model = graft.load("net.pte")
-        y = model(x)                                # forward; arguments and results as at export
+        y = model(x)                                # forward; torch tensors as at export, or numpy arrays
         model = graft.load("net.pte", threads=4, options=graft.LoadOptions(max_plans=8))
 
     path: of the package (.pte), or the package itself as an object with a buffer (bytes, mmap), which the model keeps
@@ -477,8 +518,14 @@ def load(
 
     ExecuTorch's runtime runs the methods of a package with nodes that graft does not run (`allow_fallback` of
     `graft.export`), with its own kernels for these and graft for the others, within its limits: sizes have upper bounds, and
-    the model has calls, `reset`, `counters` and `close` alone. It takes the package executorch: without it such a package is
-    a `graft.Unsupported`.
+    the model has calls, `reset`, `counters` and `close` alone, with torch tensors. It takes the packages torch and
+    executorch (`pip install 'graft[export]'`): without them such a package is a `graft.Unsupported`.
+
+    Loading and calls need numpy alone. Results are torch tensors when an argument is one, else numpy arrays when there are
+    arrays among the arguments (numpy's, or of any library with DLPack, on the CPU). A call without either gives torch
+    tensors in a program that has imported torch, else numpy arrays. bfloat16 arrays are those of ml_dtypes. Where torch or
+    transformers is not imported when a package is loaded, containers that are classes of theirs become the ones of Python
+    that they derive from: outputs of transformers' models are dicts.
 
     Products of f32 matrices follow torch.set_float32_matmul_precision as it is now: with "medium", those of more than 8
     rows may be computed in bf16, which is faster where the CPU has bf16 dot products (AVX-512 BF16).
@@ -507,7 +554,7 @@ def load(
             stored_plans=options.stored_plans,
             on_phase=options.on_phase,
             merge_segments=options.merge_segments,
-            matmul_precision=torch.get_float32_matmul_precision(),
+            matmul_precision=arrays.matmul_precision(),
             packed_files=options.packed_files,
             packed_folder=os.fspath(options.packed_folder),
         )
@@ -518,7 +565,9 @@ def load(
         own = {"kv_rows": (kv_rows, 1), "kv_length": (kv_length, 4096), "kv_type": (kv_dtype, "computed")}
         own["kv_encoder_length"] = (options.kv_encoder_length, LoadOptions().kv_encoder_length)
         delegate = {name: value for name, (value, default) in own.items() if value != default}
-        return _load_fallback(
+        executorch.require(interface)
+        # It is made of what is here, and of torch.
+        return importlib.import_module("graft.runtime.fallback").load_fallback(
             path,
             interface,
             weights=files,

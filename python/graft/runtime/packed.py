@@ -6,10 +6,9 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-import torch
-
 from graft import _C
 from graft.errors import typed
+from graft.runtime.arrays import matmul_precision
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +49,7 @@ def pack(
     `graft.SystemError` when the file cannot be written.
     """
     target = "" if output is None else os.fspath(output)
-    written = _C.pack(os.fspath(path), target, [os.fspath(f) for f in weights], torch.get_float32_matmul_precision())
+    written = _C.pack(os.fspath(path), target, [os.fspath(f) for f in weights], matmul_precision())
     return PackedInfo(path=written[0], entries=written[1], bytes=written[2])
 
 

@@ -12,8 +12,9 @@ from graft.errors import InvalidArgument
 class Submitted:
     """A call that `Method.submit` has queued. Dropping it waits until the call has ended."""
 
-    def __init__(self, run: _C.SubmittedRun, arranged: Callable[[list[Any]], Any]) -> None:
+    def __init__(self, run: _C.SubmittedRun, of_torch: bool, arranged: Callable[[list[Any]], Any]) -> None:
         self._run = run
+        self._of_torch = of_torch
         self._arranged = arranged
 
     def done(self) -> bool:
@@ -26,7 +27,7 @@ class Submitted:
             raise InvalidArgument(f"timeout: must be 0 or more seconds, got {timeout}")
         if not self._run.wait(-1.0 if timeout is None else timeout):
             raise TimeoutError(f"the call has not ended within {timeout} seconds")
-        return self._arranged(self._run.results())
+        return self._arranged(self._run.results(self._of_torch))
 
 
 __all__ = ["Submitted"]
