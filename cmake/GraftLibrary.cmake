@@ -19,8 +19,6 @@ target_include_directories(graft_includes SYSTEM INTERFACE "${GRAFT_GENERATED}" 
                            "${GRAFT_ONIG_INCLUDE}" "${GRAFT_UTF8PROC_INCLUDE}")
 target_link_libraries(graft_includes INTERFACE ggml::ggml Threads::Threads nlohmann_json::nlohmann_json
                                                "${GRAFT_ONIG_LIBRARY}" "${GRAFT_UTF8PROC_LIBRARY}")
-target_compile_definitions(graft_includes INTERFACE
-  GRAFT_VERSION="${PROJECT_VERSION}" GRAFT_GGML_VERSION="${GRAFT_GGML_RELEASE}" GRAFT_GGML_COMMIT="${GRAFT_GGML_COMMIT}")
 
 add_library(graft_objects OBJECT ${graft_sources})
 graft_target(graft_objects)
@@ -37,7 +35,13 @@ if(Git_FOUND AND EXISTS "${CMAKE_CURRENT_SOURCE_DIR}/.git")
     set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/.git/logs/HEAD")
   endif()
 endif()
-set_source_files_properties(src/load/build_info.cpp PROPERTIES COMPILE_DEFINITIONS "GRAFT_COMMIT=\"${graft_commit}\"")
+# Only for the sources that name them: another version or commit compiles nothing else.
+set(graft_versions "GRAFT_VERSION=\"${PROJECT_VERSION}\"" "GRAFT_GGML_VERSION=\"${GRAFT_GGML_RELEASE}\""
+                   "GRAFT_GGML_COMMIT=\"${GRAFT_GGML_COMMIT}\"")
+set_source_files_properties(src/device/device.cpp src/ir/parse.cpp src/ir/parse_test.cpp src/plan/stored_plan.cpp
+                            PROPERTIES COMPILE_DEFINITIONS "${graft_versions}")
+set_source_files_properties(src/load/build_info.cpp PROPERTIES
+                            COMPILE_DEFINITIONS "${graft_versions};GRAFT_COMMIT=\"${graft_commit}\"")
 
 if(GRAFT_ALL_CPUS)
   set_source_files_properties(src/base/ggml_cpu.cpp PROPERTIES COMPILE_DEFINITIONS GRAFT_GGML_MODULES)

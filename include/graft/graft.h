@@ -517,7 +517,7 @@ struct DeviceInfo {
 };
 GRAFT_API std::vector<DeviceInfo> devices();
 
-// "0.1.0"
+// "major.minor.patch"
 GRAFT_API std::string_view version();
 
 // Messages of graft and ggml; silent unless GRAFT_LOG is set (to stderr) or a callback is given. Levels as syslog names

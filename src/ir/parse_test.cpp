@@ -82,7 +82,7 @@ TEST(Parse, VersionsAndFeatures) {
   newer.minor = 9;
   EXPECT_EQ(error_of(make_blob(newer)), "");
   newer.major = 2;
-  EXPECT_THAT(error_of(make_blob(newer)), HasSubstr("format version 2.9: this graft reads version 1.x"));
+  EXPECT_THAT(error_of(make_blob(newer)), HasSubstr("format version 2.9: graft " GRAFT_VERSION " reads version 1.x"));
   BlobOptions unknown;
   unknown.features = {"time-travel"};
   EXPECT_THAT(error_of(make_blob(unknown)), HasSubstr("needs feature 'time-travel'"));

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -93,6 +94,40 @@ def test_command_line(method, call, tmp_path):
     assert len(found) == len(expected)
     for a, b in zip(found, expected, strict=True):
         compare(a, b)
+
+
+def versions_of(package: bytes) -> int:
+    """Where the format's major version lies in a package, as a u16; the minor version follows in the next field."""
+    blob = package.index(b"GRFT") - 4
+    table = blob + int.from_bytes(package[blob : blob + 4], "little")
+    vtable = table - int.from_bytes(package[table : table + 4], "little", signed=True)
+    fields = [int.from_bytes(package[vtable + 4 + 2 * i : vtable + 6 + 2 * i], "little") for i in range(2)]
+    assert fields[0], "the major version is stored"
+    return table + fields[0]
+
+
+def test_newer_formats(tmp_path):
+    """A newer major version is refused with both versions; the committed package states version 1."""
+    package = bytearray((HERE / "golden.pte").read_bytes())
+    assert package.count(b"GRFT") == len({method for method, _ in CALLS})
+    parts, newer = package.split(b"GRFT"), bytearray(package)
+    start = len(parts[0])
+    major = start - 4 + versions_of(bytes(package[start - 4 :]))
+    assert newer[major : major + 2] == b"\x01\x00"
+    newer[major : major + 2] = b"\x02\x00"
+    (tmp_path / "newer.pte").write_bytes(newer)
+    with pytest.raises(graft.InvalidProgram, match=rf"format version 2\.0: graft {re.escape(graft.version())} reads version 1\.x"):
+        graft.load(tmp_path / "newer.pte")
+
+
+def test_every_format_of_the_table_has_its_package():
+    """docs/compatibility.md lists a package for each format version that was released, and the newest is what we write."""
+    from graft.exporter.program import FORMAT_MAJOR, FORMAT_MINOR
+
+    text = (HERE.parents[1] / "docs" / "compatibility.md").read_text()
+    rows = re.findall(r"^\| (\d+)\.(\d+) \| .* \| `(test/golden/\S+)` \|$", text, re.M)
+    assert [(int(major), int(minor)) for major, minor, _ in rows][-1] == (FORMAT_MAJOR, FORMAT_MINOR)
+    assert {Path(kept).name for *_, kept in rows} == {path.name for path in HERE.glob("*.pte")}
 
 
 def test_the_script_still_makes_such_a_package(tmp_path, monkeypatch):

@@ -12,11 +12,15 @@ quiet env CMAKE_INSTALL_MODE=ABS_SYMLINK_OR_COPY "$venv/bin/cmake" --install "$b
   --prefix "$site"
 # The entry points, as an installed package has them.
 "$venv/bin/python" - "$site" <<'PYTHON'
-import pathlib, sys, tomllib
-project = tomllib.loads(pathlib.Path("pyproject.toml").read_text())["project"]
-folder = pathlib.Path(sys.argv[1]) / f"{project['name']}-{project['version']}.dist-info"
-folder.mkdir(exist_ok=True)
-(folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n")
+import pathlib, re, shutil, sys, tomllib
+pyproject = tomllib.loads(pathlib.Path("pyproject.toml").read_text())
+project, stated = pyproject["project"], pyproject["tool"]["scikit-build"]["metadata"]["version"]
+version = re.search(stated["regex"], pathlib.Path(stated["input"]).read_text())["value"]
+for earlier in pathlib.Path(sys.argv[1]).glob(f"{project['name']}-*.dist-info"):
+    shutil.rmtree(earlier)
+folder = pathlib.Path(sys.argv[1]) / f"{project['name']}-{version}.dist-info"
+folder.mkdir()
+(folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {version}\n")
 groups = project.get("entry-points", {})
 lines = [line for group, points in groups.items() for line in (f"[{group}]", *(f"{k} = {v}" for k, v in points.items()))]
 (folder / "entry_points.txt").write_text("\n".join(lines) + "\n")
