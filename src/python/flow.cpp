@@ -159,20 +159,20 @@ class FlowRun {
     return wait_with_signals(
         seconds, [&](std::chrono::milliseconds most) { return run_.wait_for(most) == std::future_status::ready; });
   }
-  nb::list results() const {
-    const FlowOutputs& outputs = run_.get();
+  nb::list results() {
+    take();
     nb::list out;
-    for (std::size_t o = 0; o < outputs.size(); ++o) {
+    for (std::size_t o = 0; o < outputs_.size(); ++o) {
       nb::list items;
-      for (const Value& value : outputs[o]) items.append(to_array(value));
+      for (const Value& value : outputs_[o]) items.append(to_array(value));
       out.append(lists_[o] ? nb::object(items) : nb::object(items[0]));
     }
     return out;
   }
   // What a function raised and made the run fail, or None.
-  nb::object cause() const {
+  nb::object cause() {
     try {
-      run_.get();
+      take();
     } catch (const Error& error) {
       try {
         std::rethrow_if_nested(error);
@@ -185,7 +185,16 @@ class FlowRun {
   }
 
  private:
+  // The flow's thread that ended the run may hold the shared state for a moment longer: the values are moved out of it,
+  // so that they are freed with this. With the GIL held.
+  void take() {
+    const FlowOutputs& made = run_.get();
+    if (!std::exchange(taken_, true)) outputs_ = std::move(const_cast<FlowOutputs&>(made));
+  }
+
   std::shared_future<FlowOutputs> run_;
+  FlowOutputs outputs_;
+  bool taken_ = false;
   std::vector<bool> lists_;
 };
 
