@@ -207,7 +207,7 @@ CALLS = {
     "a number": ((IDS, PICKS, 1.5), "'x'.* must be a tensor .*got a number"),
     "None": ((IDS, PICKS, None), "input 2"),
     "a text": ((IDS, PICKS, "x"), "input 2"),
-    "an array": ((IDS, PICKS, np.zeros((4, 4), np.float32)), "input 2"),
+    "an array of objects": ((IDS, PICKS, np.zeros((4, 4), object)), "input 2 .*dtype object"),
     "another device": ((IDS, PICKS, X.to("meta")), "input 2 .*CPU.*meta"),
 }
 
