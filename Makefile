@@ -76,7 +76,11 @@ $(STAMP)/packages: requirements/run.txt requirements/constraints.txt $(STAMP)/to
 	@$(PIP_INSTALL) -r requirements/torch.txt -r requirements/run.txt
 	@touch $@
 
-setup: system $(STAMP)/packages
+# For tests alone: without it they are skipped, with the reason.
+$(STAMP)/ggml-internals: requirements/ggml.txt tools/setup/ggml_internals.sh $(GGML_STAMP)
+	@tools/setup/ggml_internals.sh $(VENV) && touch $@ || echo 'the source of ggml could not be had: tests of streams are skipped'
+
+setup: system $(STAMP)/packages $(STAMP)/ggml-internals
 
 # --- build and install into .venv -------------------------------------------------------------------------------------
 

@@ -30,6 +30,14 @@ if(graft_test_sources)
     target_compile_definitions(graft_tests PRIVATE GRAFT_HAVE_AMX_MODEL)
   endif()
 
+  # A device of the tests that has streams (src/device/streams_test.cpp) implements ggml's internal interfaces.
+  find_path(GRAFT_GGML_INTERNALS ggml-backend-impl.h NO_DEFAULT_PATH
+            PATHS "${GRAFT_GGML_SOURCE}/src" "${GRAFT_SITE_PACKAGES}/../../../ggml-internals")
+  if(GRAFT_GGML_INTERNALS)
+    set_source_files_properties(src/device/streams_test.cpp PROPERTIES
+      COMPILE_DEFINITIONS GRAFT_GGML_INTERNALS COMPILE_OPTIONS "-isystem;${GRAFT_GGML_INTERNALS}")
+  endif()
+
   # The RPC server that serves as the tests' device.
   add_executable(graft_rpc_server test/rpc_server/main.cpp)
   graft_target(graft_rpc_server)

@@ -91,7 +91,10 @@ struct Counters {
   std::uint64_t upload_bytes = 0;
   std::uint64_t downloads = 0;
   std::uint64_t download_bytes = 0;
-  std::uint64_t device_bytes = 0;  // now; weights not counted
+  std::uint64_t device_bytes = 0;    // now; weights not counted
+  std::uint64_t device_streams = 0;  // now
+  std::uint64_t device_graphs = 0;   // queued on streams
+  std::uint64_t device_events = 0;   // recorded by streams, for others to wait for
 };
 
 // Precision of f32 matrix products, with the names of torch.set_float32_matmul_precision. highest: f32. medium:
@@ -327,8 +330,9 @@ struct SessionOptions {
   std::uint64_t seed = 0;
   // The constructor throws InvalidArgument for sizes that are not ascending or outside the dimension's range, for a
   // dimension that no input has, and where padding cannot be undone: a method that writes inputs or states other than a
-  // cache of keys and values, or computes the tokens' positions in the cache itself; one that has an output with a size
-  // computed from the dimension's, or hands such a tensor to an operator between its segments.
+  // cache of keys and values; one that has an output with a size computed from the dimension's, or hands such a tensor
+  // to an operator between its segments; where every method that has the dimension computes the tokens' positions in
+  // the cache itself. Where only some do, these run at the sizes that they are given.
   std::vector<Buckets> buckets;
   KvOptions kv;
 };

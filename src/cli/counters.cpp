@@ -25,7 +25,10 @@ std::vector<std::pair<std::string, std::uint64_t>> counter_list(const Counters& 
           {"upload_bytes", c.upload_bytes},
           {"downloads", c.downloads},
           {"download_bytes", c.download_bytes},
-          {"device_bytes", c.device_bytes}};
+          {"device_bytes", c.device_bytes},
+          {"device_streams", c.device_streams},
+          {"device_graphs", c.device_graphs},
+          {"device_events", c.device_events}};
 }
 
 std::string counter_table(const Counters& counters) {

@@ -113,6 +113,14 @@ void print_plan(const Json& plan) {
             << bytes_text(plan["upload_bytes"].get<std::uint64_t>()) << ") and " << plan["downloads"] << " downloads ("
             << bytes_text(plan["download_bytes"].get<std::uint64_t>()) << "); "
             << bytes_text(plan["device_bytes"].get<std::uint64_t>()) << " on the device\n";
+  std::uint64_t graphs = 0, events = 0, streams = 0;
+  for (const Json& stage : plan["stages"]) {
+    graphs += stage["graphs"].get<std::uint64_t>();
+    events += stage["events"].get<std::uint64_t>();
+    streams = std::max(streams, stage["streams"].get<std::uint64_t>());
+  }
+  std::cout << "  graphs queued: " << graphs << ", in " << streams << (streams == 1 ? " stream" : " streams")
+            << " with " << events << " events\n";
 }
 
 // The table of memory and the launches in order, each tensor by its logical address.

@@ -15,7 +15,6 @@ namespace graft {
 struct DeviceGraph::Builder {
   DeviceGraph& self;
   const Plan& plan;
-  std::uint32_t end;
   std::vector<std::vector<RefreshEntry>> by_allocation;
   // Per buffer: the tensor that last wrote it (or a leaf in its place), and that tensor's offset in it.
   struct Producer {
@@ -26,8 +25,8 @@ struct DeviceGraph::Builder {
   std::vector<Producer> producers;
   std::vector<ggml_tensor*> order;
 
-  Builder(DeviceGraph& graph, const Plan& p, std::uint32_t e)
-      : self(graph), plan(p), end(e), by_allocation(plan.allocations.size()), producers(plan.buffers.size()) {}
+  Builder(DeviceGraph& graph, const Plan& p)
+      : self(graph), plan(p), by_allocation(plan.allocations.size()), producers(plan.buffers.size()) {}
 
   ggml_tensor* new_tensor(BufferId buffer, std::int64_t offset, const GgmlLayout& layout, std::string_view label) {
     ggml_tensor* t = graft::new_tensor(self.context_, layout);
@@ -79,29 +78,27 @@ struct DeviceGraph::Builder {
     std::copy(sources.begin(), sources.end(), dst->src);
     if (destination) dst->src[1] = dst->view_src = destination;
     // ggml's backends fuse neighbouring nodes and then skip intermediate results, unless they are outputs of the graph.
-    const Buffer& buffer = plan.buffers[out.buffer];
-    if (buffer.memory != MemoryKind::arena || buffer.last_use >= static_cast<std::int32_t>(end))
-      dst->flags |= GGML_TENSOR_FLAG_OUTPUT;
+    if (launch.leaves_graph) dst->flags |= GGML_TENSOR_FLAG_OUTPUT;
     set_producer(out.buffer, dst, out.offset);
     order.push_back(dst);
   }
 };
 
-DeviceGraph::DeviceGraph(const Plan& plan, std::uint32_t begin, std::uint32_t end) {
-  Builder builder(*this, plan, end);
-  const std::span<const Launch> launches(plan.launches.data() + begin, end - begin);
+DeviceGraph::DeviceGraph(const Plan& plan, std::span<const std::uint32_t> launches) {
+  Builder builder(*this, plan);
   // An upper bound of the tensors needed: one per launch, one per operand (view or leaf).
   std::size_t tensors = 0;
-  for (const Launch& launch : launches) tensors += 1 + launch.inputs.size() + launch.outputs.size();
+  for (const std::uint32_t i : launches)
+    tensors += 1 + plan.launches[i].inputs.size() + plan.launches[i].outputs.size();
   // Nodes and leaves each have an array of the graph's size.
   const std::size_t graph_size = std::max<std::size_t>(tensors, 1);
   metadata_ = AlignedMemory(tensors * ggml_tensor_overhead() + ggml_graph_overhead_custom(graph_size, false));
   context_ = ggml_init({metadata_.size(), metadata_.data(), true});
   GRAFT_CHECK(SystemError, context_, "cannot make a ggml context of ", metadata_.size(), " bytes");
 
-  for (const Launch& launch : launches) {
-    GRAFT_ASSERT(!launch.kernel && launch.on_device);
-    builder.add(launch);
+  for (const std::uint32_t i : launches) {
+    GRAFT_ASSERT(!plan.launches[i].kernel && plan.launches[i].on_device);
+    builder.add(plan.launches[i]);
   }
   // One expansion per node, in plan order: the parents are visited already, so ggml's recursion stays shallow.
   graph_ = ggml_new_graph_custom(context_, graph_size, false);

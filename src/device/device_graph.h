@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "base/aligned.h"
@@ -12,11 +13,11 @@ struct ggml_context;
 
 namespace graft {
 
-// Launches [begin, end) of a plan, all of them ggml ops, as a graph for a device, in its own ggml context, because
+// Launches of a plan, all of them ggml ops, as a graph for a device (Stage::graphs), in its own ggml context, because
 // backends tell graphs apart by the address of the first node. The constructor allocates everything.
 class DeviceGraph {
  public:
-  DeviceGraph(const Plan& plan, std::uint32_t begin, std::uint32_t end);
+  DeviceGraph(const Plan& plan, std::span<const std::uint32_t> launches);
   ~DeviceGraph();
   DeviceGraph(const DeviceGraph&) = delete;
   DeviceGraph& operator=(const DeviceGraph&) = delete;

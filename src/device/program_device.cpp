@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <string_view>
 #include <utility>
 
 #include "base/check.h"
@@ -10,6 +11,20 @@
 #include "device/ggml_layout.h"
 
 namespace graft {
+namespace {
+
+bool has_streams(ggml_backend_dev_t device) {
+  ggml_backend_dev_props properties{};
+  ggml_backend_dev_get_props(device, &properties);
+  return properties.caps.async && properties.caps.events;
+}
+
+bool is_rpc(ggml_backend_dev_t device) {
+  ggml_backend_reg_t registry = ggml_backend_dev_backend_reg(device);
+  return registry && std::string_view(ggml_backend_reg_name(registry)) == "RPC";
+}
+
+}  // namespace
 
 DeviceMemory::DeviceMemory(ggml_backend_dev_t device, const std::string& name, std::size_t bytes,
                            std::string_view what) {
@@ -43,6 +58,9 @@ ProgramDevice::ProgramDevice(ggml_backend_dev_t device, std::string name)
     : device_(device),
       name_(std::move(name)),
       is_cpu_(ggml_backend_dev_type(device) == GGML_BACKEND_DEVICE_TYPE_CPU),
+      is_rpc_(is_rpc(device)),
+      // A server of ggml's RPC runs what all connections of a process queue one after the other, events or not.
+      has_streams_(!is_cpu_ && !is_rpc_ && has_streams(device)),
       alignment_(static_cast<std::int64_t>(ggml_backend_buft_get_alignment(ggml_backend_dev_buffer_type(device)))) {}
 
 bool ProgramDevice::supports(const Launch& launch) const {

@@ -44,6 +44,9 @@ class ProgramDevice : public DeviceOps {
   bool supports(const Launch& launch) const override;
   std::int64_t alignment() const override { return alignment_; }
   bool is_cpu() const override { return is_cpu_; }
+  std::size_t streams() const override { return has_streams_ ? kMaxStreams : 1; }
+  // Whether graphs may be queued by one thread at a time only, of all sessions.
+  bool queues_one_at_a_time() const { return is_rpc_; }
 
   struct Resident {
     std::byte* base = nullptr;
@@ -63,6 +66,8 @@ class ProgramDevice : public DeviceOps {
   ggml_backend_dev_t device_;
   std::string name_;
   bool is_cpu_;
+  bool is_rpc_;
+  bool has_streams_;  // that do not wait for the host, with events between them
   std::int64_t alignment_;
   mutable std::mutex mutex_;
   mutable std::vector<DeviceMemory> memory_;

@@ -8,14 +8,29 @@
 
 namespace graft {
 
-SessionDevice::SessionDevice(const ProgramDevice& program)
-    : program_(program), backend_(ggml_backend_dev_init(program.handle(), nullptr)) {
-  GRAFT_CHECK(SystemError, backend_, "device '", program_.name(), "' cannot be started");
-}
+SessionDevice::SessionDevice(const ProgramDevice& program) : program_(program) { provide(1, 0); }
 
 SessionDevice::~SessionDevice() {
   block_ = DeviceMemory();
-  ggml_backend_free(backend_);
+  for (ggml_backend_event_t event : events_) ggml_backend_event_free(event);
+  for (ggml_backend_t stream : streams_) ggml_backend_free(stream);
+}
+
+void SessionDevice::provide(std::size_t streams, std::size_t events) {
+  streams_.reserve(streams);
+  events_.reserve(events);
+  while (streams_.size() < streams) {
+    ggml_backend_t stream = ggml_backend_dev_init(program_.handle(), nullptr);
+    GRAFT_CHECK(SystemError, stream, "device '", program_.name(), "' cannot be started",
+                streams_.empty() ? "" : " a second time, for another stream");
+    streams_.push_back(stream);
+  }
+  while (events_.size() < events) {
+    ggml_backend_event_t event = ggml_backend_event_new(program_.handle());
+    GRAFT_CHECK(SystemError, event, "device '", program_.name(), "' makes no event, which its properties say it has");
+    events_.push_back(event);
+  }
+  counters_.device_streams = streams_.size();
 }
 
 void SessionDevice::write_counters(Counters& counters) const {
@@ -25,6 +40,9 @@ void SessionDevice::write_counters(Counters& counters) const {
   counters.downloads = counters_.downloads;
   counters.download_bytes = counters_.download_bytes;
   counters.device_bytes = counters_.device_bytes;
+  counters.device_streams = counters_.device_streams;
+  counters.device_graphs = counters_.device_graphs;
+  counters.device_events = counters_.device_events;
 }
 
 void SessionDevice::reserve(std::int64_t bytes) {
@@ -39,25 +57,38 @@ void SessionDevice::reserve(std::int64_t bytes) {
 void SessionDevice::upload(std::int64_t device_offset, const std::byte* from, std::int64_t bytes) {
   ++counters_.uploads;
   counters_.upload_bytes += static_cast<std::uint64_t>(bytes);
-  copy_to_device(backend_, block_.buffer(), block_.base() + device_offset, from, static_cast<std::size_t>(bytes));
+  copy_to_device(streams_[0], block_.buffer(), block_.base() + device_offset, from, static_cast<std::size_t>(bytes));
 }
 
 void SessionDevice::download(std::int64_t device_offset, std::byte* to, std::int64_t bytes) {
   ++counters_.downloads;
   counters_.download_bytes += static_cast<std::uint64_t>(bytes);
-  copy_to_host(backend_, block_.buffer(), block_.base() + device_offset, to, static_cast<std::size_t>(bytes));
+  copy_to_host(streams_[0], block_.buffer(), block_.base() + device_offset, to, static_cast<std::size_t>(bytes));
 }
 
-void SessionDevice::compute(ggml_cgraph* graph) {
+void SessionDevice::compute(std::size_t stream, ggml_cgraph* graph) {
   // ggml's RPC backend notes in its device, which sessions share, the graph that it sent last, and does not send that
   // one again.
   static std::mutex queueing;
-  const std::lock_guard lock(queueing);
-  const ggml_status status = ggml_backend_graph_compute_async(backend_, graph);
+  std::unique_lock lock(queueing, std::defer_lock);
+  if (program_.queues_one_at_a_time()) lock.lock();
+  ++counters_.device_graphs;
+  const ggml_status status = ggml_backend_graph_compute_async(streams_[stream], graph);
   GRAFT_CHECK(ExecutionError, status == GGML_STATUS_SUCCESS, "device '", program_.name(),
               "' failed: ", ggml_status_to_string(status));
 }
 
-void SessionDevice::synchronize() { ggml_backend_synchronize(backend_); }
+void SessionDevice::record(std::size_t stream, std::size_t event) {
+  ++counters_.device_events;
+  ggml_backend_event_record(events_[event], streams_[stream]);
+}
+
+void SessionDevice::wait(std::size_t stream, std::size_t event) {
+  ggml_backend_event_wait(streams_[stream], events_[event]);
+}
+
+void SessionDevice::synchronize() {
+  for (ggml_backend_t stream : streams_) ggml_backend_synchronize(stream);
+}
 
 }  // namespace graft

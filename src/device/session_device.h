@@ -11,8 +11,8 @@ struct ggml_cgraph;
 
 namespace graft {
 
-// One session's use of a device: its own ggml backend (its stream), and one block of memory with the arena, inputs,
-// outputs and states of the running plan, as large as the largest of them.
+// One session's use of a device: its streams, each a ggml backend of its own, events between them, and one block of
+// memory with the arena, inputs, outputs and states of the running plan, as large as the largest of them.
 class SessionDevice {
  public:
   // `program` must outlive it. Throws SystemError naming the device if it cannot be started.
@@ -28,20 +28,28 @@ class SessionDevice {
   std::uint64_t generation() const { return generation_; }
   const DeviceMemory& block() const { return block_; }
 
+  // Makes as many streams and events as a plan needs. Throws SystemError naming the device.
+  void provide(std::size_t streams, std::size_t events);
+
   // Sets the members that describe the device.
   void write_counters(Counters& counters) const;
   void count_stage() { ++counters_.stages; }
 
-  // Queued on the device in this order; complete after `synchronize`, until when the host's bytes must stay valid.
-  // Addresses are offsets in the block. Throws ExecutionError naming the device.
+  // Transfers are queued on stream 0. Streams run what is queued on them in this order; all is complete after
+  // `synchronize`, until when the host's bytes must stay valid. Addresses are offsets in the block. Throws
+  // ExecutionError naming the device.
   void upload(std::int64_t device_offset, const std::byte* from, std::int64_t bytes);
   void download(std::int64_t device_offset, std::byte* to, std::int64_t bytes);
-  void compute(ggml_cgraph* graph);
+  void compute(std::size_t stream, ggml_cgraph* graph);
+  // What is queued on the stream after `wait` begins when the last `record` of the event before has been reached.
+  void record(std::size_t stream, std::size_t event);
+  void wait(std::size_t stream, std::size_t event);
   void synchronize();
 
  private:
   const ProgramDevice& program_;
-  ggml_backend_t backend_ = nullptr;
+  std::vector<ggml_backend_t> streams_;  // at least one
+  std::vector<ggml_backend_event_t> events_;
   DeviceMemory block_;
   std::uint64_t generation_ = 0;
   Counters counters_;

@@ -29,10 +29,10 @@ struct GgmlExecutor::Stretch {
   std::unique_ptr<CpuGraph> graph;
 };
 
-// A CPU stage has stretches, a device stage a graph; a stage without launches has neither.
+// A CPU stage has stretches, a device stage graphs (Stage::graphs); a stage without launches has neither.
 struct GgmlExecutor::StageRun {
   std::vector<Stretch> stretches;
-  std::unique_ptr<DeviceGraph> device;
+  std::vector<std::unique_ptr<DeviceGraph>> graphs;
 };
 
 GgmlExecutor::GgmlExecutor(std::shared_ptr<const Plan> p, int threads, RunControl& control, SessionDevice* device)
@@ -46,7 +46,9 @@ GgmlExecutor::GgmlExecutor(std::shared_ptr<const Plan> p, int threads, RunContro
   for (const Stage& stage : plan().stages) {
     StageRun& run = stages_.emplace_back();
     if (stage.side == Side::device) {
-      run.device = std::make_unique<DeviceGraph>(plan(), stage.begin, stage.end);
+      for (const std::vector<std::uint32_t>& launches : stage.graphs)
+        run.graphs.push_back(std::make_unique<DeviceGraph>(plan(), launches));
+      device_->provide(stage.streams, stage.events);
     } else {
       add_host_stage(run, stage.begin, stage.end);
     }
@@ -106,7 +108,7 @@ std::size_t GgmlExecutor::rewrite(std::uint32_t allocation, std::byte* base) {
 std::size_t GgmlExecutor::rewrite_on_device(std::uint32_t allocation, std::byte* base, ggml_backend_buffer_t buffer) {
   std::size_t rewrites = 0;
   for (const StageRun& stage : stages_)
-    if (stage.device) rewrites += stage.device->rewrite(allocation, base, buffer);
+    for (const auto& graph : stage.graphs) rewrites += graph->rewrite(allocation, base, buffer);
   return rewrites;
 }
 
@@ -167,7 +169,7 @@ void GgmlExecutor::run_stages(RunProgress& progress) {
     }
     device_->count_stage();
     if (stage.side == Side::device) {
-      device_->compute(stages_[s].device->graph());
+      queue(stage, stages_[s]);
       if (progress.timed()) device_->synchronize();
       progress.after_launches(stage.end);
       continue;
@@ -183,6 +185,20 @@ void GgmlExecutor::run_stages(RunProgress& progress) {
     if (progress.stopped()) return;
   }
   if (plan().stages.back().side == Side::device) device_->synchronize();
+}
+
+void GgmlExecutor::queue(const Stage& stage, const StageRun& run) {
+  for (const QueueStep& step : stage.queue) switch (step.kind) {
+      case QueueStep::Kind::graph:
+        device_->compute(step.stream, run.graphs[step.index]->graph());
+        break;
+      case QueueStep::Kind::record:
+        device_->record(step.stream, step.index);
+        break;
+      case QueueStep::Kind::wait:
+        device_->wait(step.stream, step.index);
+        break;
+    }
 }
 
 // Uploads of several parts are gathered in `gathered`; downloads stay there until `scatter`.
@@ -209,7 +225,7 @@ std::size_t GgmlExecutor::metadata_bytes() const {
   for (const StageRun& stage : stages_) {
     for (const Stretch& s : stage.stretches)
       bytes += sizeof(s) + (s.kernels ? s.kernels->metadata_bytes() : s.graph->metadata_bytes());
-    if (stage.device) bytes += stage.device->metadata_bytes();
+    for (const auto& graph : stage.graphs) bytes += graph->metadata_bytes();
   }
   return bytes;
 }

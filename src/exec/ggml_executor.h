@@ -36,6 +36,7 @@ class GgmlExecutor final : public Executor {
 
   void run_launches(RunProgress& progress) override;
   void run_stages(RunProgress& progress);
+  void queue(const Stage& stage, const StageRun& run);
   void run_host_stage(const StageRun& stage, RunProgress& progress);
   void transfer(const Transfer& transfer, Side to, std::byte* gathered);
   void scatter(const Transfer& transfer, const std::byte* gathered);

@@ -173,6 +173,9 @@ Json describe(const Plan& plan, const ir::Program& graph, const std::string& dev
   for (const Stage& stage : plan.stages)
     out["stages"].push_back({{"device", stage.side == Side::device ? device : "cpu"},
                              {"launches", stage.end - stage.begin},
+                             {"graphs", stage.graphs.size()},
+                             {"streams", stage.streams},
+                             {"events", stage.events},
                              {"transfers", stage.transfers.size()}});
   return out;
 }

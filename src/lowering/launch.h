@@ -42,6 +42,7 @@ struct Launch {
   std::uint32_t node = 0;     // index into LaunchSequence::node_names
   bool serial = false;        // one of graft's kernels, on one thread: too little work for a second
   bool on_device = false;     // runs on the plan's device, not on the CPU
+  bool leaves_graph = false;  // of a device: later launches of other graphs, or of the host, use the result
   // What ggml lacks, when one of graft's kernels runs instead of a ggml op. Static storage.
   std::string_view refused;
 };
@@ -92,6 +93,33 @@ struct LaunchGroup {
   std::uint32_t end() const { return branches.back().end; }
 };
 
+// Streams of a device at most.
+inline constexpr std::size_t kMaxStreams = 4;
+
+// Where and when a launch of a StreamSection runs. A stream runs its launches in the order of the sequence.
+struct StreamPlace {
+  std::uint8_t stream = 0;
+  std::uint32_t position = 0;                     // among the section's launches in that stream
+  std::vector<std::uint32_t> waits;               // launches of other streams that end before it begins
+  std::array<std::uint32_t, kMaxStreams> done{};  // by stream: how many of the section's launches end before it begins
+};
+
+// Launches that a device runs in several streams, side by side as far as nothing waits. All launches before the section
+// end before it begins, and all of it ends before what comes after begins. The sequence is also an order in which its
+// launches can run one by one.
+struct StreamSection {
+  std::uint32_t begin = 0;
+  std::vector<StreamPlace> places;  // of launches begin, begin + 1, ...
+
+  std::uint32_t end() const { return begin + static_cast<std::uint32_t>(places.size()); }
+  const StreamPlace& place(std::size_t launch) const { return places[launch - begin]; }
+  // Whether the first of two launches of the section ends before the other one begins.
+  bool in_order(std::size_t first, std::size_t second) const {
+    const StreamPlace& earlier = place(first);
+    return place(second).done[earlier.stream] > earlier.position;
+  }
+};
+
 // Restores what a launch overwrote in a state, from a copy made before.
 struct UndoLaunch {
   Launch launch;
@@ -115,8 +143,9 @@ struct LaunchSequence {
   // From here on launches write states and mutated inputs with finished values: once the first of them runs, all run to
   // the end, so that a cancelled run leaves everything as it was.
   std::uint32_t commit_begin = 0;
-  std::vector<LaunchGroup> groups;  // in order, before commit_begin
-  std::vector<UndoLaunch> undo;     // of states written before; run in reverse when the run does not complete
+  std::vector<LaunchGroup> groups;      // in order, before commit_begin
+  std::vector<StreamSection> sections;  // of a device; in order, before commit_begin
+  std::vector<UndoLaunch> undo;         // of states written before; run in reverse when the run does not complete
   std::vector<std::string> node_names;
   std::vector<NodeResult> results;  // in program order; of a plan those that launches write to the arena or to outputs
 };

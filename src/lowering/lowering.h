@@ -22,7 +22,8 @@ class DeviceOps {
   virtual bool supports(const Launch& launch) const = 0;
   // The CPU itself: ggml's ops are preferred to graft's kernels, and run among them.
   virtual bool is_cpu() const { return false; }
-  virtual std::int64_t alignment() const = 0;  // of tensors in its memory, bytes
+  virtual std::int64_t alignment() const = 0;        // of tensors in its memory, bytes
+  virtual std::size_t streams() const { return 1; }  // that may run side by side, with events between them
 };
 
 // Limits of a plan (LoadOptions::max_plan_bytes and max_plan_launches).

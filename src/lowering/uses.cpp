@@ -30,7 +30,21 @@ bool is_overwritten(const LaunchSequence& sequence, const Launch& launch, std::s
   return false;
 }
 
+const StreamSection* section_of(const LaunchSequence& sequence, std::size_t i) {
+  const auto after = std::ranges::upper_bound(sequence.sections, i, {}, &StreamSection::begin);
+  if (after == sequence.sections.begin() || std::prev(after)->end() <= i) return nullptr;
+  return &*std::prev(after);
+}
+
 LaunchRange range_of(const LaunchSequence& sequence, std::size_t i) {
+  if (const StreamSection* section = section_of(sequence, i)) {
+    std::size_t begin = i, end = i + 1;
+    for (std::size_t other = section->begin; other < i; ++other)
+      if (!section->in_order(other, i)) begin = std::min(begin, other);
+    for (std::size_t other = i + 1; other < section->end(); ++other)
+      if (!section->in_order(i, other)) end = other + 1;
+    return {begin, end};
+  }
   const auto after = std::ranges::upper_bound(sequence.groups, i, {}, &LaunchGroup::begin);
   if (after == sequence.groups.begin() || std::prev(after)->end() <= i) return {i, i + 1};
   return {std::prev(after)->begin(), std::prev(after)->end()};
@@ -40,10 +54,11 @@ void find_lifetimes(LaunchSequence& sequence) {
   for (Buffer& b : sequence.buffers) b.first_use = b.last_use = -1;
   for (std::size_t i = 0; i < sequence.launches.size(); ++i) {
     const auto [begin, end] = range_of(sequence, i);
+    const bool in_section = section_of(sequence, i) != nullptr;
     for_each_buffer(sequence.launches[i], [&](BufferId id) {
       Buffer& b = sequence.buffers[id];
-      if (b.first_use < 0) b.first_use = static_cast<std::int32_t>(begin);
-      b.last_use = static_cast<std::int32_t>(end) - 1;
+      if (b.first_use < 0) b.first_use = static_cast<std::int32_t>(in_section ? i : begin);
+      b.last_use = std::max(b.last_use, static_cast<std::int32_t>(end) - 1);
     });
   }
   // Operands of an undo live to the end of the run, and past it.

@@ -28,13 +28,19 @@ void for_each_buffer(Launch& launch, Visit&& visit) {
   if (launch.scratch_bytes > 0) visit(launch.scratch);
 }
 
-// The launches that may run at the same time as launch i: those of its group, else itself alone.
+// The first and the last launch that may run at the same time as launch i: those of its group, those beside it in its
+// section of streams (between them may be some that do not), else itself alone.
 struct LaunchRange {
   std::size_t begin, end;
 };
 LaunchRange range_of(const LaunchSequence& sequence, std::size_t i);
 
-// Sets Buffer::first_use and last_use of all buffers. A buffer that a group touches is in use in the whole of it.
+// The section of streams with launch i; null outside of sections.
+const StreamSection* section_of(const LaunchSequence& sequence, std::size_t i);
+
+// Sets Buffer::first_use and last_use of all buffers. A buffer that a group touches is in use in the whole of it, and
+// one that a section of streams touches as long as launches run that may run beside those that touch it: a buffer whose
+// first use comes later is only touched by launches that begin when all of these have ended.
 void find_lifetimes(LaunchSequence& sequence);
 
 }  // namespace graft

@@ -20,6 +20,8 @@ bool on_device(const PassOptions& options) { return options.on_device; }
 
 bool has_threads(const PassOptions& options) { return options.threads > 1 && !options.on_device && !options.plain; }
 
+bool has_streams(const PassOptions& options) { return options.streams > 1; }
+
 template <std::size_t (*pass)(ir::Program&)>
 std::size_t graph_pass(GraphPasses& passes) {
   return pass(passes.graph);
@@ -51,6 +53,10 @@ std::size_t group(LaunchSequence& sequence, const PassOptions& options) {
   return group_branches(sequence, options.threads);
 }
 
+std::size_t divide(LaunchSequence& sequence, const PassOptions& options) {
+  return divide_streams(sequence, options.streams);
+}
+
 using enum PassStage;
 constexpr auto kList = std::to_array<Pass>({
     // name, stage, condition in words, condition, over graphs, over launches
@@ -75,6 +81,8 @@ constexpr auto kList = std::to_array<Pass>({
     {"fuse_chains", launches, kNotPlain, not_plain, nullptr, launch_pass<fuse_chains>},
     {"drop_dead_launches", launches, kNotPlain, not_plain, nullptr, launch_pass<drop_dead_launches>},
     {"order_for_stages", launches, "the program runs on a device", on_device, nullptr, launch_pass<order_for_stages>},
+    {"divide_streams", launches, "the program runs on a device that has streams with events", has_streams, nullptr,
+     divide},
     {"group_branches", launches, "several threads run the program, and no device", has_threads, nullptr, group},
     {"merge_inplace", launches, "", nullptr, nullptr, launch_pass<merge_inplace>},
 });

@@ -8,6 +8,7 @@
 #include "plan/binding.h"
 #include "plan/memory.h"
 #include "plan/stages.h"
+#include "plan/streams.h"
 
 namespace graft {
 namespace {
@@ -38,6 +39,7 @@ Plan make_plan(const ir::Program& program, const ir::Method& method, std::span<c
   lower_method(program, method, inputs, options, plan);
   PassOptions pass_options;
   pass_options.on_device = device != nullptr;
+  pass_options.streams = device != nullptr ? device->streams() : 1;
   pass_options.plain = options.device && options.device->is_cpu();
   pass_options.threads = options.max_threads;
   plan.passes = run_launch_passes(plan, pass_options);
@@ -48,7 +50,10 @@ Plan make_plan(const ir::Program& program, const ir::Method& method, std::span<c
               " are allowed (max_plan_bytes)");
   list_allocations(plan);
   list_aliases(plan);
-  if (device) cut_stages(plan, device->alignment());
+  if (device) {
+    cut_stages(plan, device->alignment());
+    queue_graphs(plan);
+  }
   append_plan_key(inputs, plan.key);
   if (has_kv_cache(program.states)) append_kv_key(options.kv, plan.key);
   return plan;

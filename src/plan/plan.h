@@ -48,12 +48,28 @@ struct Transfer {
   std::vector<Part> parts;
 };
 
+// What is queued on a stream of the device: a graph, or an event that the stream records or waits for.
+struct QueueStep {
+  enum class Kind : std::uint8_t { graph, record, wait };
+  Kind kind = Kind::graph;
+  std::uint8_t stream = 0;
+  std::uint32_t index = 0;  // of the graph, or of the event
+
+  bool operator==(const QueueStep&) const = default;
+};
+
 // Launches [begin, end) on one side, run after `transfers` to that side. The last stage may have no launches.
 struct Stage {
   Side side = Side::host;
   std::uint32_t begin = 0;
   std::uint32_t end = 0;
   std::vector<Transfer> transfers;
+  // On a device: the launches by graph, and what is queued, in order. Transfers are queued on stream 0: those to the
+  // device before, those from it after all of these.
+  std::vector<std::vector<std::uint32_t>> graphs = {};
+  std::vector<QueueStep> queue = {};
+  std::uint32_t events = 0;
+  std::uint32_t streams = 0;
 };
 
 struct PlanOutput {

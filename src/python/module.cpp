@@ -92,6 +92,9 @@ nb::dict to_dict(const Counters& c) {
   d["downloads"] = c.downloads;
   d["download_bytes"] = c.download_bytes;
   d["device_bytes"] = c.device_bytes;
+  d["device_streams"] = c.device_streams;
+  d["device_graphs"] = c.device_graphs;
+  d["device_events"] = c.device_events;
   return d;
 }
 

@@ -8,12 +8,25 @@
 namespace graft {
 namespace {
 
-// Whether one of the launches [begin, end) other than launch i touches the buffer, given which buffers were merged.
+// Whether one of the launches [begin, end) other than launch i touches the buffer, given which buffers were merged. Of
+// a section of streams, launches before i that end before it begins do not count.
 bool others_touch(LaunchSequence& sequence, std::size_t begin, std::size_t end, std::size_t i, BufferId buffer,
                   const std::vector<BufferId>& merged) {
+  const StreamSection* section = section_of(sequence, i);
   bool found = false;
   for (std::size_t other = begin; other < end; ++other)
-    if (other != i)
+    if (other != i && !(section != nullptr && other < i && section->in_order(other, i)))
+      for_each_buffer(sequence.launches[other], [&](BufferId id) { found = found || merged[id] == buffer; });
+  return found;
+}
+
+// Whether a launch after i and before `end` that may run beside it touches the buffer.
+bool others_touch_beside(LaunchSequence& sequence, std::size_t i, std::size_t end, BufferId buffer,
+                         const std::vector<BufferId>& merged) {
+  const StreamSection* section = section_of(sequence, i);
+  bool found = false;
+  for (std::size_t other = i + 1; other < end; ++other)
+    if (!section->in_order(i, other))
       for_each_buffer(sequence.launches[other], [&](BufferId id) { found = found || merged[id] == buffer; });
   return found;
 }
@@ -35,8 +48,12 @@ std::size_t merge_inplace(LaunchSequence& sequence) {
     const auto [begin, end] = range_of(sequence, i);
     const Tensor out = launch.outputs[0];
     Buffer& out_buffer = sequence.buffers[out.buffer];
-    if (out_buffer.memory != MemoryKind::arena || out_buffer.first_use != static_cast<std::int32_t>(begin) ||
-        others_touch(sequence, begin, i, i, out.buffer, merged))
+    // Launches beside it in other streams may write windows of the output before this one has read its input.
+    const bool in_section = section_of(sequence, i) != nullptr;
+    if (out_buffer.memory != MemoryKind::arena ||
+        out_buffer.first_use != static_cast<std::int32_t>(in_section ? i : begin) ||
+        others_touch(sequence, begin, i, i, out.buffer, merged) ||
+        (in_section && others_touch_beside(sequence, i, end, out.buffer, merged)))
       continue;
     for (std::size_t k = 0; k < launch.inputs.size(); ++k) {
       if (!((launch.inplace >> k) & 1u)) continue;

@@ -8,9 +8,7 @@
 #include "pass/launch/passes.h"
 
 namespace graft {
-namespace {
 
-// By launch: whether it will run on the device. Copies run on the side of their input.
 std::vector<bool> runs_on_device(const LaunchSequence& sequence, std::size_t count) {
   std::vector<bool> there(sequence.buffers.size());
   for (BufferId id = 0; id < there.size(); ++id) {
@@ -26,8 +24,6 @@ std::vector<bool> runs_on_device(const LaunchSequence& sequence, std::size_t cou
   }
   return out;
 }
-
-}  // namespace
 
 bool is_ggml_copy(const Launch& launch) {
   return !launch.kernel && (launch.ggml_op == GGML_OP_CPY || launch.ggml_op == GGML_OP_REPEAT);

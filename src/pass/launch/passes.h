@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <vector>
 
 #include "lowering/launch.h"
 
@@ -41,6 +42,13 @@ std::size_t group_branches(LaunchSequence& sequence, int threads);
 std::size_t order_for_stages(LaunchSequence& sequence);
 // A copy by one of ggml's ops: it runs on the side of its input.
 bool is_ggml_copy(const Launch& launch);
+// By launch, of the first `count`: whether it will run on the device.
+std::vector<bool> runs_on_device(const LaunchSequence& sequence, std::size_t count);
+
+// Divides launches of a device that do not depend on each other into up to `streams` streams
+// (LaunchSequence::sections), where that saves more than the events between them cost, by counted work. Moves launches
+// of the device among each other. Returns the number of sections.
+std::size_t divide_streams(LaunchSequence& sequence, std::size_t streams);
 
 // Lets an output reuse the memory of an input that dies at the same launch (Launch::inplace). Leaves the buffers'
 // lifetimes set.

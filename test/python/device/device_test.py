@@ -169,6 +169,10 @@ def test_results_are_those_of_the_cpu(case, device):
     (plan,) = model.describe()["methods"][0]["plans"]
     on_device = sum(plan["devices"][device].values())
     assert counters["stages"] == 2 * len(plan["stages"])
+    # An RPC server runs one graph after the other: one stream, and one graph per stage.
+    assert counters["device_graphs"] == 2 * sum(stage["graphs"] for stage in plan["stages"]) > 0
+    assert [stage["graphs"] for stage in plan["stages"]] == [int(stage["device"] != "cpu") for stage in plan["stages"]]
+    assert (counters["device_streams"], counters["device_events"]) == (1, 0)
     assert counters["uploads"] == 2 * plan["uploads"] > 0
     assert counters["download_bytes"] == 2 * plan["download_bytes"] > 0
     assert counters["device_bytes"] == plan["device_bytes"] > 0
