@@ -4,6 +4,7 @@
 #include <cctype>
 #include <cstring>
 #include <map>
+#include <optional>
 #include <set>
 #include <span>
 #include <string>
@@ -19,6 +20,11 @@ namespace {
 constexpr std::string_view kComputedPositions =
     "the tokens' positions in the cache are computed in the method; it must take them as an input, where those of "
     "padding are -1 (DecoderOptions::buckets, graft.TextGenerator pad prompts of language models)";
+
+// Of a method that cannot be padded while another one of the program may.
+struct ComputesPositions : InvalidArgument {
+  using InvalidArgument::InvalidArgument;
+};
 
 std::string label(const Buckets& buckets) { return str("buckets of '", buckets.dimension, "'"); }
 
@@ -121,12 +127,22 @@ Padding::Padding(const ProgramImpl& program, const std::vector<Buckets>& buckets
   for (std::size_t b = 0; b < buckets_.size(); ++b) {
     check_sizes(buckets_[b]);
     bool found = false;
+    std::optional<ComputesPositions> refused;
     for (std::uint32_t m = 0; m < program_.public_methods; ++m) {
       const std::string expression = expression_of(buckets_[b], program_.methods[m].info);
       if (expression.empty()) continue;
-      found = true;
-      add(b, m, expression);
+      const std::size_t before = dims_.size();
+      try {
+        add(b, m, expression);
+        found = true;
+      } catch (const ComputesPositions& e) {
+        dims_.resize(before);
+        if (!refused) refused = e;
+      }
     }
+    // A package of a language model has `step`, which takes the positions, and `forward` for ExecuTorch's runner, which
+    // does not: the latter runs at the sizes that it is given.
+    if (!found && refused) throw *refused;
     GRAFT_CHECK(InvalidArgument, found, label(buckets_[b]),
                 ": no input has a dimension of that name that is not fixed");
     for (const auto& [name, number] : buckets_[b].padding) {
@@ -209,7 +225,7 @@ void Padding::add_steps(std::size_t whole, const LoadedMethod& method, const std
         const auto input = std::ranges::find_if(method.signature.inputs, [&](const ir::Input& candidate) {
           return given.is_value() && candidate.value == given.value();
         });
-        GRAFT_CHECK(InvalidArgument, input != method.signature.inputs.end(), part_owner, kComputedPositions);
+        GRAFT_CHECK(ComputesPositions, input != method.signature.inputs.end(), part_owner, kComputedPositions);
         dims_[whole].positions.push_back(input->index);
       }
       dims_.push_back(std::move(dim));
@@ -245,7 +261,7 @@ void Padding::add_cache(Dim& dim, const std::string& expression, const std::stri
                 "it fills the cache of an encoder, which would keep what was padded");
     if (op.target == "graft.cache_positions") {
       const ir::Input* input = input_of(node.args[0]);
-      GRAFT_CHECK(InvalidArgument, input, owner, "node ", node.name, ": ", kComputedPositions);
+      GRAFT_CHECK(ComputesPositions, input, owner, "node ", node.name, ": ", kComputedPositions);
       GRAFT_CHECK(InvalidArgument, is_padded(input->value, 1), owner, "it is not the tokens' dimension of '",
                   method.values[input->value].name,
                   "', their positions in the cache; no other dimension of a method with a cache can be padded");

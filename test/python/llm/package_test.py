@@ -155,14 +155,14 @@ def test_windows_as_rings(tmp_path, name):
     assert pair.package.kv_lengths() == [40, 37, 18]
 
 
-@pytest.mark.parametrize("name", ["gemma3", "qwen2"])
-def test_prompts_of_any_length_share_plans(tmp_path, name):
+@pytest.mark.parametrize(("name", "dimension"), [("gemma3", "input_ids.1"), ("qwen2", "cache_position.1")])
+def test_prompts_of_any_length_share_plans(tmp_path, name, dimension):
     pair = make_pair(tmp_path, llm_models.BY_NAME[name].make())
     pair.package = graft.load(
         tmp_path / "model.pte",
         kv_rows=3,
         kv_length=llm_models.CONTEXT,
-        buckets={"cache_position.1": [8, 32]},
+        buckets={dimension: [8, 32]},
         options=graft.LoadOptions(kv_window_slack=6),
     )
     ids, mask, positions, rows = left_padded(3, 60, (0, 3, 22))
@@ -175,6 +175,12 @@ def test_prompts_of_any_length_share_plans(tmp_path, name):
         check(found[real][None], expected[:, part][:, keep][real][None])
     assert pair.package.kv_lengths() == [60, 57, 38]
     assert pair.package.counters()["plan_misses"] == 2
+    # `forward`, for ExecuTorch's runner, computes the positions itself: it runs at the sizes that it is given.
+    pair.package.reset()
+    for length in (5, 20):
+        pair.package.forward(ids[:1, :length], torch.zeros(1, dtype=torch.int64))
+        pair.package.reset()
+    assert pair.package.counters()["plan_misses"] == 4
 
 
 # What the comparison must detect ----------------------------------------------------------------------------------
