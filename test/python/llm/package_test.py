@@ -295,6 +295,24 @@ def test_under_executorch(tmp_path):
         check(torch.cat(steps, 1), model(ids).logits)
 
 
+def test_batches_under_executorch(tmp_path):
+    """Rows and length of the cache are options of the package."""
+    from executorch.runtime import Runtime
+
+    model = llm_models.BY_NAME["gemma2"].make()
+    options = {"kv_rows": 2, "kv_length": 64}
+    path = graft.export_llm(model, tmp_path / "m.pte", context=64, delegate_options=options)
+    method = Runtime.get().load_program(path).load_method("step")
+    both = tokens(24, batch=2)
+    steps = []
+    for positions in torch.arange(24).split([15, 1, 8]):
+        rows = positions.expand(2, -1).contiguous()
+        keep = torch.arange(rows.shape[1])
+        steps.append(method.execute((both[:, positions].contiguous(), rows, rows, keep))[0].clone())
+    with torch.no_grad():
+        check(torch.cat(steps, 1), model(both).logits)
+
+
 def said_by_text_runner(path, folder, prompts, count):
     """What ExecuTorch's TextLLMRunner says, greedily, one prompt after another, each from the beginning."""
     from executorch.extension.llm.runner import GenerationConfig, TextLLMRunner
