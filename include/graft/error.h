@@ -7,7 +7,8 @@
 
 namespace graft {
 
-// Every error that a user or a file can cause. The message names the thing, what was expected and what was found.
+// What functions of graft throw; nothing else leaves them but what a callback of the caller threw, unchanged. The
+// message names the thing, what was expected and what was found.
 class GRAFT_API Error : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
@@ -43,6 +44,12 @@ class GRAFT_API SystemError : public Error {
   using Error::Error;
 };
 
+// There is not enough memory.
+class GRAFT_API OutOfMemory : public SystemError {
+ public:
+  using SystemError::SystemError;
+};
+
 // In use by somebody else, or full, at this moment: the same call may succeed later.
 class GRAFT_API Busy : public Error {
  public:
@@ -57,6 +64,13 @@ class GRAFT_API ExecutionError : public Error {
 
 // The run was cancelled or its deadline passed. The session stays usable.
 class GRAFT_API Cancelled : public Error {
+ public:
+  using Error::Error;
+};
+
+// A bug in graft: a failed check of its own, or an exception of a library that it uses, which is nested in this one
+// (std::rethrow_if_nested). The object that was called stays usable. Please report it.
+class GRAFT_API InternalError : public Error {
  public:
   using Error::Error;
 };

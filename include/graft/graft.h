@@ -25,6 +25,7 @@
 #include "graft/dtype.h"
 #include "graft/error.h"
 #include "graft/export.h"
+#include "graft/limits.h"
 #include "graft/tensor.h"
 
 namespace graft {
@@ -123,10 +124,19 @@ struct LoadOptions {
   std::string device;  // "" means GRAFT_DEVICE or "cpu"; an unknown name throws NotFound
   // Plans kept, least recently used dropped first. Programs of the same files and options share them on the CPU.
   std::size_t max_plans = 64;
-  // Limits for untrusted packages: a plan (constant folding at load makes one too) that would exceed them throws
-  // Unsupported. Bytes of one intermediate tensor or output, and of the whole arena; number of launches.
-  std::int64_t max_plan_bytes = INT64_MAX;
-  std::int64_t max_plan_launches = std::int64_t{1} << 20;
+  // Limits for untrusted packages: a load beyond them, or a plan (constant folding at load makes one too), throws
+  // Unsupported naming the limit. The command line sets those of bytes to the memory of the machine.
+  std::int64_t max_file_bytes = INT64_MAX;         // of the package, and of each file of weights
+  std::int64_t max_nodes = std::int64_t{1} << 20;  // of all methods and sub-graphs
+  std::int64_t max_graph_calls = 4096;             // of a method: it and the sub-graphs that it calls, each time
+  std::int64_t max_state_bytes = INT64_MAX;        // of a session's mutable buffers, but for a KV cache
+  std::int64_t max_plan_bytes = INT64_MAX;         // of one intermediate tensor or output, and of the arena
+  std::int64_t max_plan_launches = std::int64_t{1} << 20;  // of a plan
+  TextLimits text;                                         // of LanguageModel::load()
+  // Map files, so that processes share their pages and only what is used is read. A mapped file that somebody truncates
+  // ends the process by SIGBUS when a page that is gone is touched. False: files are read into memory by the load,
+  // which fails when one becomes shorter meanwhile; nothing is shared, and packed_files does not apply.
+  bool map = true;
   // Pack weights for graft's kernels: those in block formats with a kernel for this CPU, and f32 weights of linear
   // layers that are at most 512 MiB together, unless `tensors` holds weights, since these may change. Otherwise
   // products read weights as stored, block formats through ggml.
@@ -207,7 +217,8 @@ class GRAFT_API Program {
   // phase of the load.
   // Weights stay in the mapped files. Replacing one of these by rename() (as graft.export does) is safe at any time;
   // writing into one changes the weights of programs that have it mapped, and truncating one makes the next touch of a
-  // lost page a SIGBUS. All other reads after the load fail with an error instead: see shrink().
+  // lost page a SIGBUS (but see LoadOptions::map). All other reads after the load fail with an error instead: see
+  // shrink().
   static std::shared_ptr<const Program> load(const std::string& path, const LoadOptions& options = {});
   // As load(), for a .pte in memory, aligned to 16 bytes. LoadOptions::keep_alive, or the caller, keeps it alive as
   // long as the program.

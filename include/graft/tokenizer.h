@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "graft/export.h"
+#include "graft/limits.h"
 
 // Text to token ids and back, and prompts from chat messages. Ids are those of Hugging Face tokenizers for the same
 // file.
@@ -36,12 +37,13 @@ class GRAFT_API Tokenizer {
   // names the special tokens and often holds the chat template; may be empty. Throws InvalidProgram for documents that
   // are damaged or contradict themselves, Unsupported naming a part (normalizer, pre-tokenizer, model, post-processor,
   // decoder) that is not known.
-  static std::shared_ptr<const Tokenizer> from_json(std::string_view tokenizer_json, std::string_view config_json = {});
+  static std::shared_ptr<const Tokenizer> from_json(std::string_view tokenizer_json, std::string_view config_json = {},
+                                                    const TextLimits& limits = {});
   // From the vocabulary in a GGUF file, whose weights are not read. Throws as from_json, and NotFound or SystemError.
-  static std::shared_ptr<const Tokenizer> from_gguf(const std::string& path);
+  static std::shared_ptr<const Tokenizer> from_gguf(const std::string& path, const TextLimits& limits = {});
   // `path`: a folder with tokenizer.json (and optional tokenizer_config.json, chat_template.jinja), a tokenizer.json
   // with the same files beside it, a .gguf file, or a package of graft that carries a tokenizer.
-  static std::shared_ptr<const Tokenizer> load(const std::string& path);
+  static std::shared_ptr<const Tokenizer> load(const std::string& path, const TextLimits& limits = {});
 
   virtual ~Tokenizer();
   Tokenizer(const Tokenizer&) = delete;
@@ -84,6 +86,7 @@ class GRAFT_API Tokenizer {
   Tokenizer() = default;
   // bos_token, eos_token and further names that templates use, as a JSON object.
   virtual const std::string& template_variables() const = 0;
+  virtual TextLimits limits() const { return {}; }  // of templates
 };
 
 // Streaming decode: the strings from add() and finish(), joined, are decode() of all ids, each in whole UTF-8

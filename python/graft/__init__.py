@@ -22,6 +22,7 @@ _ERRORS = (
     "InvalidArgument",
     "InvalidProgram",
     "NotFound",
+    "OutOfMemory",
     "SystemError",
     "Unsupported",
 )

@@ -33,6 +33,10 @@ class SystemError(Error, OSError):
     """The operating system refused: memory, descriptors, a file that cannot be read."""
 
 
+class OutOfMemory(SystemError, MemoryError):
+    """There is not enough memory."""
+
+
 class Busy(Error):
     """In use by somebody else, or full, at this moment: the same call may succeed later."""
 

@@ -17,7 +17,7 @@ inline constexpr std::size_t kAlignment = 64;  // a cache line, and the widest v
 
 inline constexpr std::size_t kHugePage = std::size_t{2} << 20;
 
-// Uninitialised memory aligned to kAlignment; never null, even for 0 bytes. Throws SystemError.
+// Uninitialised memory aligned to kAlignment; never null, even for 0 bytes. Throws OutOfMemory.
 class AlignedMemory {
  public:
   AlignedMemory() = default;
@@ -71,7 +71,7 @@ class AlignedMemory {
   AlignedMemory(std::size_t bytes, std::size_t alignment) : bytes_(bytes) {
     const std::size_t rounded = (bytes + alignment) / alignment * alignment;
     data_.reset(static_cast<std::byte*>(std::aligned_alloc(alignment, rounded)), std::free);
-    GRAFT_CHECK(SystemError, data_, "cannot allocate ", bytes, " bytes");
+    GRAFT_CHECK(OutOfMemory, data_, "cannot allocate ", bytes, " bytes");
   }
 
   std::shared_ptr<std::byte> data_;  // shared by all buffers of a block

@@ -11,6 +11,7 @@ namespace graft {
 template <typename... Parts>
 std::string str(const Parts&... parts) {
   std::ostringstream out;
+  out.exceptions(std::ios::badbit);  // without memory it throws, instead of leaving the rest out
   (out << ... << parts);
   return std::move(out).str();
 }

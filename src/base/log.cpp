@@ -6,6 +6,7 @@
 #include <mutex>
 #include <string>
 
+#include "base/rethrow.h"
 #include "ggml.h"
 #include "graft/graft.h"
 
@@ -52,9 +53,11 @@ void log(LogLevel level, std::string_view message) {
   }
 }
 
-void set_log_callback(LogCallback callback) {
+void set_log_callback(LogCallback callback) try {
   const std::lock_guard lock(sink().mutex);
   sink().callback = callback ? std::make_shared<const LogCallback>(std::move(callback)) : nullptr;
+} catch (...) {
+  rethrow_typed();
 }
 
 void install_ggml_log() {

@@ -14,6 +14,7 @@
 #include <tuple>
 #include <utility>
 
+#include "base/aligned.h"
 #include "base/check.h"
 
 namespace graft {
@@ -55,7 +56,32 @@ std::shared_ptr<MappedFile> MappedFile::opened(const std::string& path) {
     GRAFT_CHECK(NotFound, error != ENOENT && error != ENOTDIR, "no file '", path, "'");
     throw SystemError(str("cannot open '", path, "': ", reason(error)));
   }
-  return std::shared_ptr<MappedFile>(new MappedFile(path, descriptor));
+  try {
+    return std::shared_ptr<MappedFile>(new MappedFile(path, descriptor));
+  } catch (...) {
+    ::close(descriptor);
+    throw;
+  }
+}
+
+std::uint64_t MappedFile::size_of(const std::string& path) {
+  return static_cast<std::uint64_t>(opened(path)->regular().st_size);
+}
+
+std::shared_ptr<const MappedFile> MappedFile::read_in(const std::string& path) {
+  const std::shared_ptr<MappedFile> file = opened(path);
+  const auto memory = std::make_shared<const AlignedMemory>(static_cast<std::size_t>(file->regular().st_size));
+  const std::span<std::byte> bytes(memory->data(), memory->size());
+  file->read_from_descriptor(0, bytes);
+  return of_memory(bytes, path, memory);
+}
+
+std::vector<std::byte> MappedFile::read_whole(const std::string& path) {
+  const std::shared_ptr<MappedFile> file = opened(path);
+  const struct stat found = file->regular();
+  std::vector<std::byte> out(static_cast<std::size_t>(found.st_size));
+  file->read_from_descriptor(0, out);
+  return out;
 }
 
 std::shared_ptr<const MappedFile> MappedFile::open_without_descriptor(const std::string& path) {
@@ -103,9 +129,14 @@ std::string MappedFile::identity() const {
   return str(found.st_dev, ":", found.st_ino, ":", bytes_.size(), ":", modified_.tv_sec, ".", modified_.tv_nsec);
 }
 
-void MappedFile::map() {
+struct stat MappedFile::regular() const {
   const struct stat found = status();
-  GRAFT_CHECK(SystemError, S_ISREG(found.st_mode), "cannot map '", path_, "': not a regular file");
+  GRAFT_CHECK(SystemError, S_ISREG(found.st_mode), "cannot read '", path_, "': not a regular file");
+  return found;
+}
+
+void MappedFile::map() {
+  const struct stat found = regular();
   modified_ = found.st_mtim;
   static_assert(sizeof(std::size_t) >= sizeof(found.st_size));
   const auto size = static_cast<std::size_t>(found.st_size);
@@ -123,16 +154,17 @@ std::vector<std::byte> MappedFile::read(std::uint64_t offset, std::size_t count)
 
 void MappedFile::read_into(std::uint64_t offset, std::span<std::byte> out) const {
   GRAFT_ASSERT(offset <= bytes_.size() && out.size() <= bytes_.size() - offset);
-  if (is_memory()) {
-    if (!out.empty()) std::memcpy(out.data(), bytes_.data() + offset, out.size());
-    return;
-  }
+  if (!is_memory()) return read_from_descriptor(offset, out);
+  if (!out.empty()) std::memcpy(out.data(), bytes_.data() + offset, out.size());
+}
+
+void MappedFile::read_from_descriptor(std::uint64_t offset, std::span<std::byte> out) const {
   for (std::size_t done = 0; done < out.size();) {
     const ssize_t got = ::pread(descriptor_, out.data() + done, out.size() - done, static_cast<off_t>(offset + done));
     if (got < 0 && errno == EINTR) continue;
     GRAFT_CHECK(SystemError, got >= 0, "cannot read '", path_, "': ", reason(errno));
     GRAFT_CHECK(InvalidProgram, got > 0, "'", path_, "' changed on disk since it was loaded: it ends at byte ",
-                offset + done, ", it had ", bytes_.size());
+                offset + done, ", expected ", offset + out.size());
     done += static_cast<std::size_t>(got);
   }
 }

@@ -19,8 +19,9 @@ namespace graft {
 // mapping, so that the file can be read again even if it was renamed or unlinked.
 //
 // Readers of a file that is replaced by rename() keep the old content. Truncating a file in place removes pages from
-// its mappings: touching them raises SIGBUS, which no library can handle for its process. So data that is parsed again
-// later is read with read(), which fails with an error instead, after check_unchanged().
+// its mappings: touching them raises SIGBUS, which no library can handle for its process. So files that are not trusted
+// to stay are read in (read_in), and data that is parsed again later is read with read(), which fails with an error
+// instead, after check_unchanged().
 class GRAFT_API MappedFile {
  public:
   // Throws NotFound if there is no such file, SystemError if it cannot be opened or mapped; both name the path.
@@ -28,6 +29,11 @@ class GRAFT_API MappedFile {
   // A mapping of its own without a descriptor, of which a process has few: read(), identity() and check_unchanged()
   // must not be called. Throws the same.
   static std::shared_ptr<const MappedFile> open_without_descriptor(const std::string& path);
+  static std::uint64_t size_of(const std::string& path);
+  // Not mapped: as of_memory(), with the bytes of the file, aligned to kAlignment. Throws as read_whole().
+  static std::shared_ptr<const MappedFile> read_in(const std::string& path);
+  // The bytes of a file, which is closed again. Throws the same, and InvalidProgram when it becomes shorter meanwhile.
+  static std::vector<std::byte> read_whole(const std::string& path);
   // Memory that `owner` keeps alive, or the caller if that is null; `label` replaces the path in messages.
   static std::shared_ptr<const MappedFile> of_memory(std::span<const std::byte> bytes, std::string label,
                                                      std::shared_ptr<const void> owner);
@@ -61,6 +67,8 @@ class GRAFT_API MappedFile {
   static std::shared_ptr<MappedFile> opened(const std::string& path);  // not mapped yet
   void map();
   struct stat status() const;
+  struct stat regular() const;  // of a file that is a regular one
+  void read_from_descriptor(std::uint64_t offset, std::span<std::byte> out) const;
 
   std::string path_;
   int descriptor_ = -1;

@@ -3,29 +3,39 @@
 #include <cstdint>
 
 #include "base/check.h"
+#include "base/rethrow.h"
 
 namespace graft {
 
-Shape::Shape(std::initializer_list<std::int64_t> sizes) : Shape(std::span(sizes.begin(), sizes.size())) {}
+Shape::Shape(std::initializer_list<std::int64_t> sizes) try : Shape(std::span(sizes.begin(), sizes.size())) {
+} catch (...) {
+  rethrow_typed();
+}
 
-Shape::Shape(std::span<const std::int64_t> sizes) {
+Shape::Shape(std::span<const std::int64_t> sizes) try {
   GRAFT_CHECK(InvalidArgument, sizes.size() <= static_cast<std::size_t>(kMaxRank), "a tensor has at most ", kMaxRank,
               " dimensions, got ", sizes.size());
   for (std::int64_t size : sizes) push_back(size);
+} catch (...) {
+  rethrow_typed();
 }
 
-void Shape::push_back(std::int64_t size) {
+void Shape::push_back(std::int64_t size) try {
   GRAFT_CHECK(InvalidArgument, rank_ < kMaxRank, "a tensor has at most ", kMaxRank, " dimensions");
   GRAFT_CHECK(InvalidArgument, size >= 0, "size of dimension ", rank_, " must not be negative, got ", size);
   sizes_[static_cast<std::size_t>(rank_++)] = size;
+} catch (...) {
+  rethrow_typed();
 }
 
-std::int64_t Shape::numel() const {
+std::int64_t Shape::numel() const try {
   std::int64_t n = 1;
   for (std::int64_t size : sizes())
     GRAFT_CHECK(InvalidArgument, !__builtin_mul_overflow(n, size, &n), "number of elements of ", str(),
                 " does not fit 64 bits");
   return n;
+} catch (...) {
+  rethrow_typed();
 }
 
 bool Shape::operator==(const Shape& other) const {
@@ -35,13 +45,15 @@ bool Shape::operator==(const Shape& other) const {
   return true;
 }
 
-std::string Shape::str() const {
+std::string Shape::str() const try {
   std::string out = "[";
   for (int d = 0; d < rank_; ++d) out += (d ? ", " : "") + std::to_string((*this)[d]);
   return out + "]";
+} catch (...) {
+  rethrow_typed();
 }
 
-TensorDesc::TensorDesc(DType element, const Shape& sizes) : dtype(element), shape(sizes) {
+TensorDesc::TensorDesc(DType element, const Shape& sizes) try : dtype(element), shape(sizes) {
   std::int64_t stride = 1;
   bool fits = true;
   for (int d = shape.rank() - 1; d >= 0; --d) {
@@ -51,13 +63,17 @@ TensorDesc::TensorDesc(DType element, const Shape& sizes) : dtype(element), shap
   const auto size = static_cast<std::int64_t>(byte_size(dtype));
   GRAFT_CHECK(InvalidArgument, fits && !__builtin_mul_overflow(stride, size, &stride), "the size of ", str(),
               " does not fit 64 bits");
+} catch (...) {
+  rethrow_typed();
 }
 
-std::size_t TensorDesc::byte_count() const {
+std::size_t TensorDesc::byte_count() const try {
   std::size_t bytes = 0;
   GRAFT_CHECK(InvalidArgument, !__builtin_mul_overflow(numel(), byte_size(dtype), &bytes) && bytes <= PTRDIFF_MAX,
               "the size of ", str(), " does not fit 64 bits");
   return bytes;
+} catch (...) {
+  rethrow_typed();
 }
 
 bool TensorDesc::contiguous() const {
@@ -71,6 +87,8 @@ bool TensorDesc::contiguous() const {
   return true;
 }
 
-std::string TensorDesc::str() const { return std::string(name(dtype)) + shape.str(); }
+std::string TensorDesc::str() const try { return std::string(name(dtype)) + shape.str(); } catch (...) {
+  rethrow_typed();
+}
 
 }  // namespace graft

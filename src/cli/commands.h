@@ -7,12 +7,14 @@
 #include <vector>
 
 #include "cli/load_args.h"
+#include "cli/npz.h"
 
 // What each command does once its options are read. They print to stdout and throw graft::Error.
 namespace graft::cli {
 
 struct ProgramArgs : LoadArgs {
   std::string method;
+  double max_zip_ratio = kZipRatio;  // of --inputs
 };
 
 struct RunArgs {
@@ -73,6 +75,7 @@ struct TokenizeArgs {
   bool pieces = false;
   bool no_special = false;    // encode without BOS and the like
   bool skip_special = false;  // decode without them
+  TextLimits limits;
 };
 void tokenize(const TokenizeArgs& args);
 

@@ -62,7 +62,7 @@ void run_observed(const CompareArgs& args, const std::string& file, Visit visit)
       visit(Key{node, result.index, times[{node, result.index}]++}, result.value);
     }
   };
-  session.run(method.name, read_inputs(method, args.inputs, args.inputs_npz), options);
+  session.run(method.name, read_inputs(method, args.inputs, args.inputs_npz, args.program.max_zip_ratio), options);
 }
 
 // Of two tensors of one shape.

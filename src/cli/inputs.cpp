@@ -212,7 +212,7 @@ const MethodInfo& pick_method(const Program& program, const std::string& name) {
 }
 
 std::vector<Value> read_inputs(const MethodInfo& method, const std::vector<std::string>& assignments,
-                               const std::string& npz) {
+                               const std::string& npz, double max_zip_ratio) {
   Inputs inputs(method);
   for (const std::string& assignment : assignments) {
     const auto [key, value] = split(assignment, "NAME_OR_INDEX=FILE.npy or NAME_OR_INDEX=NUMBER");
@@ -224,7 +224,8 @@ std::vector<Value> read_inputs(const MethodInfo& method, const std::vector<std::
     }
   }
   if (!npz.empty())
-    for (const NamedArray& item : read_npz(npz)) set_array(inputs, inputs.claim(item.name, true), item.array);
+    for (const NamedArray& item : read_npz(npz, max_zip_ratio))
+      set_array(inputs, inputs.claim(item.name, true), item.array);
   return inputs.finish("give --input NAME=FILE.npy (numbers: --input NAME=7) or --inputs FILE.npz");
 }
 

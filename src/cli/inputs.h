@@ -16,7 +16,7 @@ const MethodInfo& pick_method(const Program& program, const std::string& name);
 // Every input of the method must be given once. Inputs that were fixed at export take no value.
 // Throws InvalidArgument, NotFound, SystemError.
 std::vector<Value> read_inputs(const MethodInfo& method, const std::vector<std::string>& assignments,
-                               const std::string& npz);
+                               const std::string& npz, double max_zip_ratio);
 
 // Inputs without data, for planning. `shapes`: "NAME_OR_INDEX=1,7", for a number "NAME_OR_INDEX=7". Inputs whose sizes
 // the program fixes may be left out.

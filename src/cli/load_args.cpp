@@ -1,8 +1,34 @@
 #include "cli/load_args.h"
 
+#include <unistd.h>
+
 #include <CLI/CLI.hpp>
 
 namespace graft::cli {
+namespace {
+
+void add_limit(CLI::App& command, const std::string& name, std::int64_t& limit, const std::string& about) {
+  command.add_option(name, limit, about)
+      ->check(CLI::Range(std::int64_t{0}, INT64_MAX).description(""))
+      ->group(kLimitGroup)
+      ->type_name("N");
+}
+
+}  // namespace
+
+LoadOptions safe_limits() {
+  LoadOptions options;
+  const auto pages = static_cast<std::int64_t>(::sysconf(_SC_PHYS_PAGES));
+  const auto page = static_cast<std::int64_t>(::sysconf(_SC_PAGESIZE));
+  if (pages > 0 && page > 0) options.max_plan_bytes = options.max_state_bytes = pages * page;
+  return options;
+}
+
+void add_text_limits(CLI::App& command, TextLimits& limits) {
+  add_limit(command, "--max-vocabulary", limits.max_vocabulary, "tokens of the tokenizer, and ids");
+  add_limit(command, "--max-template-steps", limits.max_template_steps, "steps of the chat template");
+  add_limit(command, "--max-template-bytes", limits.max_template_bytes, "of the prompt that a chat template makes");
+}
 
 void add_load_options(CLI::App& command, LoadArgs& args, const std::string& about_file) {
   command.add_option("FILE", args.file, about_file)->required()->type_name("");
@@ -27,10 +53,22 @@ void add_load_options(CLI::App& command, LoadArgs& args, const std::string& abou
           "it (default: highest)")
       ->check(CLI::IsMember(std::vector<std::string>{"highest", "high", "medium"}).description(""))
       ->type_name("NAME");
+  command.add_flag("--no-map", args.no_map,
+                   "read files into memory instead of mapping them: safe when others may truncate them meanwhile");
+  LoadOptions& limits = args.limits;
+  add_limit(command, "--max-file-bytes", limits.max_file_bytes, "of the package and of each file of weights");
+  add_limit(command, "--max-nodes", limits.max_nodes, "nodes of the program");
+  add_limit(command, "--max-graph-calls", limits.max_graph_calls, "sub-graphs that a method calls");
+  add_limit(command, "--max-state-bytes", limits.max_state_bytes, "of mutable buffers (default: the machine's memory)");
+  add_limit(command, "--max-plan-bytes", limits.max_plan_bytes,
+            "of intermediate tensors and outputs (default: the machine's memory)");
+  add_limit(command, "--max-plan-launches", limits.max_plan_launches, "kernels of one call");
+  add_text_limits(command, limits.text);
 }
 
 LoadOptions load_options_of(const LoadArgs& args) {
-  LoadOptions options;
+  LoadOptions options = args.limits;
+  options.map = !args.no_map;
   options.device = args.device;
   options.weights = args.weights;
   options.fast_kernels = !args.no_fast_kernels;

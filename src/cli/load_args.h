@@ -11,6 +11,14 @@ class App;
 
 namespace graft::cli {
 
+inline constexpr const char* kLimitGroup = "Limits, for files of strangers";
+
+// The limits of LoadOptions for files of strangers: those of bytes are the memory of the machine.
+LoadOptions safe_limits();
+
+// Options for limits on tokenizers and templates.
+void add_text_limits(CLI::App& command, TextLimits& limits);
+
 // How a program is loaded; common to the commands that take a file.
 struct LoadArgs {
   std::string file;
@@ -19,6 +27,8 @@ struct LoadArgs {
   int threads = 0;
   bool no_fast_kernels = false;
   std::string matmul_precision = "highest";
+  bool no_map = false;
+  LoadOptions limits = safe_limits();
 };
 
 void add_load_options(CLI::App& command, LoadArgs& args, const std::string& about_file);

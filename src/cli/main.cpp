@@ -76,6 +76,16 @@ void add_program_options(CLI::App& command, ProgramArgs& args) {
   command.add_option("--method", args.method, "which method (default: the only one, or forward)")->type_name("NAME");
 }
 
+void add_zip_ratio(CLI::App& command, ProgramArgs& args) {
+  command
+      .add_option("--max-zip-ratio", args.max_zip_ratio,
+                  "how many times the size of the .npz file its arrays may take, beyond 64 MiB")
+      ->check(CLI::Validator(CLI::NonNegativeNumber).description(""))
+      ->capture_default_str()
+      ->group(kLimitGroup)
+      ->type_name("X");
+}
+
 int wrong_use(const std::string& message, const std::string& command) {
   std::cerr << "graft: " << printable(message) << " (see: " << command << " --help)\n";
   return kWrongUse;
@@ -104,6 +114,7 @@ int dispatch(int argc, char** argv) {
   run_command
       ->add_option("--inputs", run_args.inputs_npz, "a .npz file with inputs by name, by index, or arr_0, arr_1 ...")
       ->type_name("FILE.npz");
+  add_zip_ratio(*run_command, run_args.program);
   run_command->add_option("--seed", run_args.seed, "seed of the random numbers that the program draws (default: 0)")
       ->type_name("N");
   CLI::Option* folder =
@@ -153,6 +164,7 @@ int dispatch(int argc, char** argv) {
       ->add_option("--inputs", compare_args.inputs_npz,
                    "a .npz file with inputs by name, by index, or arr_0, arr_1 ...")
       ->type_name("FILE.npz");
+  add_zip_ratio(*compare_command, compare_args.program);
   compare_command
       ->add_option("--tolerance", compare_args.tolerance, "largest difference, as a part of a tensor's largest value")
       ->check(CLI::Validator(CLI::NonNegativeNumber).description(""))
@@ -207,6 +219,8 @@ int dispatch(int argc, char** argv) {
                              "without BOS and the other special tokens around a text");
   tokenize_command->add_flag("--skip-special", tokenize_args.skip_special, "with --decode: leave special tokens out");
 
+  add_text_limits(*tokenize_command, tokenize_args.limits);
+
   LlmCommands llm_commands(app);
   int code = 0;
 
@@ -246,5 +260,7 @@ int main(int argc, char** argv) {
     return failed("not enough memory");
   } catch (const std::exception& error) {
     return failed(graft::cli::str("internal error, please report it: ", error.what()));
+  } catch (...) {
+    return failed("internal error, please report it: an exception of unknown type");
   }
 }

@@ -2,10 +2,13 @@
 
 #include <zip.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <filesystem>
 #include <memory>
 #include <set>
 #include <string_view>
+#include <system_error>
 
 #include "cli/text.h"
 
@@ -69,10 +72,14 @@ Bytes read_entry(zip_t* archive, zip_uint64_t index, const zip_stat_t& info, con
 
 }  // namespace
 
-std::vector<NamedArray> read_npz(const std::string& path) {
+std::vector<NamedArray> read_npz(const std::string& path, double max_zip_ratio) {
   const Archive archive = open(path, ZIP_RDONLY | ZIP_CHECKCONS);
   std::vector<NamedArray> out;
   std::set<std::string> seen;
+  std::error_code error;
+  const auto file_bytes = static_cast<double>(std::filesystem::file_size(path, error));
+  const double most = std::max(static_cast<double>(kFreeBytes), error ? 0 : file_bytes * max_zip_ratio);
+  double all = 0;
   const zip_int64_t count = zip_get_num_entries(archive.get(), 0);
   for (zip_int64_t i = 0; i < count; ++i) {
     const auto index = static_cast<zip_uint64_t>(i);
@@ -85,6 +92,10 @@ std::vector<NamedArray> read_npz(const std::string& path) {
     if (!name.ends_with(kSuffix)) fail(what, ": a .npz file holds .npy files only");
     name.resize(name.size() - kSuffix.size());
     if (!seen.insert(name).second) fail(what, ": is there twice");
+    if (info.valid & ZIP_STAT_SIZE) all += static_cast<double>(info.size);
+    if (all > most)
+      fail<Unsupported>(what, ": the arrays up to here take ", all, " bytes, ", all / file_bytes,
+                        " times those of the file, at most ", max_zip_ratio, " are allowed (--max-zip-ratio)");
     out.push_back({name, parse_npy(read_entry(archive.get(), index, info, what), what)});
   }
   return out;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <span>
 #include <string>
 #include <vector>
@@ -13,8 +14,11 @@ struct NamedArray {
   std::string name;  // without ".npy"
   Array array;
 };
-// Throws NotFound, SystemError or InvalidArgument.
-std::vector<NamedArray> read_npz(const std::string& path);
+// What compressed arrays may become: kFreeBytes, or this many times the file, if that is more. Deflate reaches 1032.
+inline constexpr double kZipRatio = 100;
+inline constexpr std::uint64_t kFreeBytes = std::uint64_t{64} << 20;
+// Throws NotFound, SystemError, InvalidArgument, or Unsupported beyond the ratio.
+std::vector<NamedArray> read_npz(const std::string& path, double max_zip_ratio = kZipRatio);
 
 struct NamedTensor {
   std::string name;

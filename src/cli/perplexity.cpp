@@ -48,13 +48,11 @@ int perplexity(const PerplexityArgs& args) {
 }
 
 int embed(const EmbedArgs& args) {
-  LoadOptions options;
-  options.device = args.model.device;
-  options.weights = args.model.weights;
+  const LoadOptions options = load_options_of(args.model);
   const std::string& tokenizer = args.model.tokenizer.empty() ? args.model.file : args.model.tokenizer;
   SessionOptions session;
   session.threads = args.model.threads;
-  TextEncoder encoder(Program::load(args.model.file, options), Tokenizer::load(tokenizer), session);
+  TextEncoder encoder(Program::load(args.model.file, options), Tokenizer::load(tokenizer, options.text), session);
   std::vector<float> vectors = encoder.embed(args.texts);
   if (!args.output.empty()) {
     write_npy(args.output, {vectors.data(), DType::f32, Shape{std::ssize(args.texts), encoder.size()}});

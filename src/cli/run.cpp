@@ -222,7 +222,7 @@ void run(const RunArgs& args) {
   const std::shared_ptr<const Program> program = Program::load(args.program.file, load_options_of(args.program));
   const double load_ms = ms_since(load_start);
   const MethodInfo& method = pick_method(*program, args.program.method);
-  const std::vector<Value> inputs = read_inputs(method, args.inputs, args.inputs_npz);
+  const std::vector<Value> inputs = read_inputs(method, args.inputs, args.inputs_npz, args.program.max_zip_ratio);
   SessionOptions session_options;
   session_options.threads = args.program.threads;
   session_options.seed = args.seed;

@@ -16,6 +16,7 @@ namespace graft::cli {
 template <typename... Parts>
 std::string str(const Parts&... parts) {
   std::ostringstream out;
+  out.exceptions(std::ios::badbit);
   (out << ... << parts);
   return std::move(out).str();
 }

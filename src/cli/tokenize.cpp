@@ -29,7 +29,7 @@ std::vector<std::int64_t> ids_of(const std::string& text) {
 }  // namespace
 
 void tokenize(const TokenizeArgs& args) {
-  const auto tokenizer = Tokenizer::load(args.file);
+  const auto tokenizer = Tokenizer::load(args.file, args.limits);
   const std::string text = args.text ? *args.text : std::string(std::istreambuf_iterator<char>(std::cin), {});
   if (args.decode) {
     std::cout << tokenizer->decode(ids_of(text), args.skip_special) << "\n";

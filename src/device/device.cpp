@@ -9,6 +9,7 @@
 #include "base/check.h"
 #include "base/ggml_cpu.h"
 #include "base/log.h"
+#include "base/rethrow.h"
 #include "device/rpc.h"
 #include "ggml-backend.h"
 #include "ggml.h"
@@ -44,7 +45,7 @@ std::string kernels_in_use() {
 
 std::string_view version() { return GRAFT_VERSION; }
 
-std::vector<DeviceInfo> devices() {
+std::vector<DeviceInfo> devices() try {
   simd::check_cpu();  // before ggml's backends load: they run instructions of the CPU they were built for
   install_ggml_log();
   std::vector<DeviceInfo> out;
@@ -61,6 +62,8 @@ std::vector<DeviceInfo> devices() {
     out.push_back(std::move(info));
   }
   return out;
+} catch (...) {
+  rethrow_typed();
 }
 
 std::string resolve_device(const std::string& name) {

@@ -49,12 +49,13 @@ class ThreadPool final : ThreadTeam::Owner {
     } else if (!wait(lock, control, use)) {
       return nullptr;
     }
-    ThreadTeam& team = take_team(threads);
-    team.planned = threads;
-    team.spare_steps = 0;
-    team.granted.store(1, std::memory_order_relaxed);
-    team.caller_cpu = sched_getcpu();
+    ThreadTeam* taken = nullptr;
     try {
+      ThreadTeam& team = *(taken = &take_team(threads));
+      team.planned = threads;
+      team.spare_steps = 0;
+      team.granted.store(1, std::memory_order_relaxed);
+      team.caller_cpu = sched_getcpu();
       if (use == ThreadLease::Use::kernels) {
         // A worker for each thread that was asked for, for when there are CPUs for them.
         while (static_cast<int>(workers_.size()) < threads - 1) start_worker(threads);
@@ -63,11 +64,11 @@ class ThreadPool final : ThreadTeam::Owner {
         count(load_.threads, threads - 1);
       }
     } catch (...) {
-      idle_teams_.push_back(&team);
+      if (taken != nullptr) idle_teams_.push_back(taken);
       end_run(use, 1);
       throw;
     }
-    return &team;
+    return taken;
   }
 
   void release(ThreadTeam& team, ThreadLease::Use use) {
@@ -88,6 +89,10 @@ class ThreadPool final : ThreadTeam::Owner {
         ggml_pools_.pop_back();
         return pool;
       }
+    }
+    {
+      const std::lock_guard lock(mutex_);
+      ggml_pools_.reserve(++made_ggml_pools_);  // giving one back must not allocate
     }
     ggml_threadpool_params params = ggml_threadpool_params_default(threads);
     params.poll = threads == 1 ? 0 : 1;  // 131,072 rounds before a worker sleeps, ggml's smallest nonzero number
@@ -183,7 +188,7 @@ class ThreadPool final : ThreadTeam::Owner {
   ThreadTeam& take_team(int threads) {
     if (idle_teams_.empty()) {
       idle_teams_.reserve(teams_ + 1);
-      idle_teams_.push_back(new ThreadTeam(load_, *this));
+      idle_teams_.push_back(new ThreadTeam(load_, *this));  // after reserve(), which may fail
       ++teams_;
     }
     const auto fits = [&](const ThreadTeam* team) { return team->attached == threads - 1; };
@@ -272,9 +277,13 @@ class ThreadPool final : ThreadTeam::Owner {
     pthread_sigmask(SIG_SETMASK, &all, &before);
     try {
       worker->thread = std::thread([self = worker.get()] { self->loop(); });
-    } catch (const std::system_error& error) {
+    } catch (...) {
       pthread_sigmask(SIG_SETMASK, &before, nullptr);
-      throw SystemError(str("cannot start thread ", workers_.size() + 2, " of ", threads, ": ", error.what()));
+      try {
+        throw;
+      } catch (const std::system_error& error) {
+        throw SystemError(str("cannot start thread ", workers_.size() + 2, " of ", threads, ": ", error.what()));
+      }
     }
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
     idle_workers_.push_back(worker.get());
@@ -290,6 +299,7 @@ class ThreadPool final : ThreadTeam::Owner {
   std::size_t teams_ = 0;
   std::vector<Waiter*> waiters_;  // the longest waiting first
   std::vector<IdleGgmlPool> ggml_pools_;
+  std::size_t made_ggml_pools_ = 0;
   bool ggml_runs_ = false;
 };
 

@@ -177,8 +177,11 @@ class GraftBackend final : public executorch::runtime::BackendInterface {
 
   Result<DelegateHandle*> init(BackendInitContext& context, FreeableBuffer* processed,
                                ArrayRef<CompileSpec> specs) const override {
-    auto handle = std::make_unique<Handle>();
-    const Status status = guarded("load", [&] { return load(*handle, context, processed, specs); });
+    std::unique_ptr<Handle> handle;
+    const Status status = guarded("load", [&] {
+      handle = std::make_unique<Handle>();
+      return load(*handle, context, processed, specs);
+    });
     if (status != Status::Ok) return status;
     return handle.release();
   }

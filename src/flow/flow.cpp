@@ -19,20 +19,21 @@ namespace graft {
 namespace {
 
 // The error that is being handled, as that of a stage.
-std::exception_ptr error_of(const std::string& stage) {
-  const std::string prefix = str("stage '", stage, "': ");
+std::exception_ptr error_of(const std::string& stage) noexcept {
   try {
     try {
       throw;
     } catch (const Error& error) {
-      rethrow_with(prefix, error);
+      rethrow_with(str("stage '", stage, "': "), error);
+    } catch (const std::bad_alloc&) {
+      throw;
     } catch (const std::exception& error) {
-      std::throw_with_nested(ExecutionError(prefix + error.what()));
+      std::throw_with_nested(ExecutionError(str("stage '", stage, "': ", error.what())));
     } catch (...) {
-      std::throw_with_nested(ExecutionError(prefix + "it threw what is no std::exception"));
+      std::throw_with_nested(ExecutionError(str("stage '", stage, "': it threw what is no std::exception")));
     }
   } catch (...) {
-    return std::current_exception();
+    return typed_exception();
   }
 }
 
@@ -144,6 +145,8 @@ struct Flow::Impl {
       }
     try {
       const std::lock_guard lock(mutex);  // the threads find `own` complete
+      threads.reserve(workers.size());    // a thread that has begun must get its place
+      own.reserve(workers.size());
       for (const std::unique_ptr<Worker>& worker : workers) {
         threads.push_back(start_thread("a thread of a flow", [&worker = *worker] { worker.loop(); }));
         own.push_back(threads.back().get_id());
@@ -277,16 +280,22 @@ void Flow::Impl::Worker::loop() {
   std::unique_lock lock(flow_.mutex);
   for (;;) {
     bool taken = false;
+    std::exception_ptr error;
     ++flow_.idle[index_];
     flow_.wake[index_].wait(lock, [&] {
-      taken = flow_.schedule.take(index_, task_, inputs_, ends_);
+      try {
+        taken = flow_.schedule.take(index_, task_, inputs_, ends_);
+      } catch (...) {  // taken, without memory for its inputs
+        taken = true;
+        error = typed_exception();
+      }
       return taken || (flow_.closed && flow_.schedule.counters.running == 0);
     });
     --flow_.idle[index_];
     if (!taken) return;
     flow_.notify();  // the stage may have more, and a fan-out may go on
     lock.unlock();
-    std::exception_ptr error = call();
+    if (!error) error = call();
     inputs_.clear();
     const std::uint64_t copied = session_ ? copies(session_->counters()) : 0;
     lock.lock();
@@ -294,7 +303,11 @@ void Flow::Impl::Worker::loop() {
     if (error) {
       flow_.schedule.fail(index_, task_, error);
     } else {
-      flow_.schedule.end(index_, task_, outputs_, dropped_);
+      try {
+        flow_.schedule.end(index_, task_, outputs_, dropped_);
+      } catch (...) {
+        flow_.schedule.stop(task_.run, typed_exception());
+      }
     }
     flow_.notify();
     lock.unlock();
@@ -374,32 +387,47 @@ void Flow::Impl::Worker::emit() {
   dropped_.clear();
 }
 
-Flow::Flow(FlowGraph graph, const FlowOptions& options) : impl_(std::make_unique<Impl>(std::move(graph), options)) {}
+Flow::Flow(FlowGraph graph, const FlowOptions& options) try : impl_(std::make_unique<Impl>(std::move(graph), options)) {
+} catch (...) {
+  rethrow_typed();
+}
 
 Flow::~Flow() { impl_->shutdown(); }
 
-std::future<FlowOutputs> Flow::submit(std::vector<Value> inputs, const RunOptions& options) {
+std::future<FlowOutputs> Flow::submit(std::vector<Value> inputs, const RunOptions& options) try {
   return *impl_->submit(std::move(inputs), options, Clock::time_point::max());
+} catch (...) {
+  rethrow_typed();
 }
 
 std::optional<std::future<FlowOutputs>> Flow::try_submit(std::vector<Value> inputs, const RunOptions& options,
-                                                         std::chrono::milliseconds wait) {
+                                                         std::chrono::milliseconds wait) try {
   return impl_->submit(std::move(inputs), options, after(wait));
+} catch (...) {
+  rethrow_typed();
 }
 
-void Flow::drain() { impl_->drain(Clock::time_point::max()); }
+void Flow::drain() try { impl_->drain(Clock::time_point::max()); } catch (...) {
+  rethrow_typed();
+}
 
-bool Flow::drain_for(std::chrono::milliseconds wait) { return impl_->drain(after(wait)); }
+bool Flow::drain_for(std::chrono::milliseconds wait) try { return impl_->drain(after(wait)); } catch (...) {
+  rethrow_typed();
+}
 
-void Flow::shutdown() { impl_->shutdown(); }
+void Flow::shutdown() try { impl_->shutdown(); } catch (...) {
+  rethrow_typed();
+}
 
-bool Flow::is_list(std::size_t o) const {
+bool Flow::is_list(std::size_t o) const try {
   const std::vector<std::size_t>& outputs = impl_->flow.outputs;
   GRAFT_CHECK(InvalidArgument, o < outputs.size(), "the flow has ", outputs.size(), " outputs, got index ", o);
   return impl_->flow.sources[outputs[o]].has_items();
+} catch (...) {
+  rethrow_typed();
 }
 
-FlowCounters Flow::counters() const {
+FlowCounters Flow::counters() const try {
   const std::lock_guard lock(impl_->mutex);
   FlowCounters out = impl_->schedule.counters;
   for (std::size_t n = 0; n < out.stages.size(); ++n) out.stages[n].waiting = impl_->schedule.waiting(n);
@@ -410,6 +438,8 @@ FlowCounters Flow::counters() const {
   }
   out.copies = impl_->copies;
   return out;
+} catch (...) {
+  rethrow_typed();
 }
 
 }  // namespace graft

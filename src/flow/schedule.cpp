@@ -4,11 +4,20 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/rethrow.h"
 
 namespace graft {
 namespace {
 
 bool later(const FlowTask& a, const FlowTask& b) { return b < a; }
+
+// Without memory for the list the value is freed at once, under the lock.
+void drop(Value value, FlowSchedule::Dropped& dropped) noexcept {
+  try {
+    dropped.push_back(std::move(value));
+  } catch (...) {
+  }
+}
 
 }  // namespace
 
@@ -40,17 +49,19 @@ FlowSchedule::FlowSchedule(const CheckedFlow& flow, const FlowOptions& options)
 }
 
 std::future<FlowOutputs> FlowSchedule::begin(std::vector<Value> inputs, const RunOptions& options, Dropped& dropped) {
+  RunOptions own = options;
+  std::promise<FlowOutputs> promise;
   const std::size_t slot = free_.back();
   free_.pop_back();
-  active_.push_back(slot);
+  active_.push_back(slot);  // has the capacity
   Run& run = runs_[slot];
   run.sequence = next_++;
-  run.options = options;
+  run.options = std::move(own);
   if (options.cancel != nullptr) {  // the caller may drop his
     run.cancel = *options.cancel;
     run.options.cancel = &run.cancel;
   }
-  run.result = {};
+  run.result = std::move(promise);
   run.ended = false;
   run.incomplete = flow_.nodes.size();
   for (std::size_t n = 0; n < flow_.nodes.size(); ++n) {
@@ -64,9 +75,17 @@ std::future<FlowOutputs> FlowSchedule::begin(std::vector<Value> inputs, const Ru
   counters.running = active_.size();
   counters.most_running = std::max(counters.most_running, counters.running);
   std::future<FlowOutputs> result = run.result.get_future();
-  for (std::size_t n = 0; n < flow_.nodes.size(); ++n)
-    if (flow_.nodes[n].inputs.empty()) push(n, slot, 0);
-  for (std::size_t i = 0; i < inputs.size(); ++i) store(slot, i, 0, std::move(inputs[i]), dropped);
+  try {
+    for (std::size_t n = 0; n < flow_.nodes.size(); ++n)
+      if (flow_.nodes[n].inputs.empty()) push(n, slot, 0);
+    for (std::size_t i = 0; i < inputs.size(); ++i) store(slot, i, 0, std::move(inputs[i]), dropped);
+  } catch (...) {  // none of its calls has begun
+    stop(slot, std::current_exception());
+    FlowEnd ended;
+    finish(slot, ended, dropped);
+    retire(ended);
+    throw;
+  }
   return result;
 }
 
@@ -123,7 +142,7 @@ void FlowSchedule::store(std::size_t slot, std::size_t source, std::size_t item,
   ++there.stored;
   there.readers[item] = info.readers.size() + (info.is_output ? 1 : 0);
   if (there.readers[item] == 0) {
-    dropped.push_back(std::move(value));
+    drop(std::move(value), dropped);
     return;
   }
   there.values[item] = std::move(value);
@@ -233,7 +252,7 @@ void FlowSchedule::complete(std::size_t slot, std::size_t stage, Dropped& droppe
 
 void FlowSchedule::release(std::size_t slot, std::size_t source, std::size_t item, Dropped& dropped) {
   Values& there = runs_[slot].sources[source];
-  if (--there.readers[item] == 0) dropped.push_back(std::exchange(there.values[item], {}));
+  if (--there.readers[item] == 0) drop(std::exchange(there.values[item], {}), dropped);
 }
 
 void FlowSchedule::fail(std::size_t stage, const FlowTask& task, const std::exception_ptr& error) {
@@ -261,17 +280,22 @@ void FlowSchedule::stop(std::size_t slot, const std::exception_ptr& error) {
 
 void FlowSchedule::finish(std::size_t slot, FlowEnd& ended, Dropped& dropped) {
   Run& run = runs_[slot];
+  if (run.error == nullptr) {
+    try {
+      ended.outputs.reserve(flow_.outputs.size());
+      for (const std::size_t source : flow_.outputs) ended.outputs.push_back(run.sources[source].values);
+    } catch (...) {
+      ended.outputs.clear();
+      run.error = typed_exception();
+    }
+  }
   run.ended = true;
   ended.run = slot;
   ended.result = std::move(run.result);
   counters.failed += run.error != nullptr ? 1 : 0;
-  if (run.error == nullptr) {
-    ended.outputs.reserve(flow_.outputs.size());
-    for (const std::size_t source : flow_.outputs) ended.outputs.push_back(run.sources[source].values);
-  }
   ended.error = std::exchange(run.error, nullptr);
   for (Values& there : run.sources) {
-    for (Value& value : there.values) dropped.push_back(std::move(value));
+    for (Value& value : there.values) drop(std::move(value), dropped);
     there.values.clear();
     there.readers.clear();
     there.stored = 0;
@@ -288,6 +312,7 @@ void FlowSchedule::retire(const FlowEnd& ended) {
 
 Clock::time_point FlowSchedule::stop_by_limits(Clock::time_point now, std::vector<FlowEnd>& ended, Dropped& dropped) {
   Clock::time_point next = Clock::time_point::max();
+  ended.reserve(active_.size());  // a run that is stopped must get its place
   for (const std::size_t slot : active_) {
     Run& run = runs_[slot];
     const WaitLimit limit = WaitLimit::of(run.options);

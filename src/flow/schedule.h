@@ -60,6 +60,8 @@ class FlowSchedule {
   void end(std::size_t stage, const FlowTask& task, std::vector<Value>& outputs, Dropped& dropped);
   // A call has thrown.
   void fail(std::size_t stage, const FlowTask& task, const std::exception_ptr& error);
+  // No call of the run begins any more.
+  void stop(std::size_t run, const std::exception_ptr& error);
   // Its thread holds no values of the run any more. True if the run is done: `ended` and `dropped` get what it leaves.
   bool leave(const FlowTask& task, FlowEnd& ended, Dropped& dropped);
   // What it left is freed: there is room for another run.
@@ -118,7 +120,6 @@ class FlowSchedule {
   void check_complete(std::size_t slot, std::size_t source);
   void complete(std::size_t slot, std::size_t stage, Dropped& dropped);
   void release(std::size_t slot, std::size_t source, std::size_t item, Dropped& dropped);
-  void stop(std::size_t slot, const std::exception_ptr& error);
   void finish(std::size_t slot, FlowEnd& ended, Dropped& dropped);
   std::string place(std::size_t slot) const;
 

@@ -181,6 +181,6 @@ Program parse(std::span<const std::byte> blob);
 // The executable specification of the IR: every rule of a program beyond the schema, except those of weight formats
 // (verify_weights in weight/stored_weight.h). Runs on every load and, in debug builds, after every pass. Throws
 // InvalidProgram naming method, node and rule.
-void verify(const Program& program);
+void verify(const Program& program, std::uint64_t max_graph_calls = kMaxGraphCalls);
 
 }  // namespace graft::ir

@@ -286,27 +286,27 @@ struct Calls {
   int depth = 0;
 };
 
-Calls calls_of(const Method& method, const std::vector<Calls>& known) {
+Calls calls_of(const Method& method, const std::vector<Calls>& known, std::uint64_t most) {
   Calls calls;
   const auto visit = [&](const auto& self, const Arg& arg) -> void {
     for (const Arg& item : arg.items) self(self, item);
     if (!arg.is_graph()) return;
     const Calls& callee = known[static_cast<std::size_t>(arg.i)];
-    calls.count = std::min(calls.count + callee.count, kMaxGraphCalls + 1);
+    if (__builtin_add_overflow(calls.count, callee.count, &calls.count)) calls.count = UINT64_MAX;
     calls.depth = std::max(calls.depth, callee.depth + 1);
   };
   for (const Node& node : method.nodes)
     for (const Arg& arg : node.args) visit(visit, arg);
   GRAFT_RULE(calls.depth <= kMaxGraphDepth, "method '", method.name, "': sub-graphs call one another at most ",
              kMaxGraphDepth, " deep");
-  GRAFT_RULE(calls.count <= kMaxGraphCalls, "method '", method.name, "': it and what it calls are more than ",
-             kMaxGraphCalls, " graphs");
+  GRAFT_CHECK(Unsupported, calls.count <= most, "method '", method.name, "': it and what it calls are ", calls.count,
+              " graphs, at most ", most, " are allowed (max_graph_calls)");
   return calls;
 }
 
 }  // namespace
 
-void verify(const Program& program) {
+void verify(const Program& program, std::uint64_t max_graph_calls) {
   for (const Op& op : program.ops) GRAFT_RULE(!op.target.empty(), "op ", &op - program.ops.data(), " has no target");
   // Tensors with equal bytes share a key whatever their dtypes and shapes.
   std::unordered_map<std::string_view, const Weight*> keys;
@@ -333,9 +333,9 @@ void verify(const Program& program) {
   for (const Method& graph : program.subgraphs) {
     check_unique(names, graph.name, "sub-graph");
     MethodVerifier(program, graph, calls.size()).run_subgraph();
-    calls.push_back(calls_of(graph, calls));
+    calls.push_back(calls_of(graph, calls, max_graph_calls));
   }
-  for (const Method& method : program.methods) calls_of(method, calls);
+  for (const Method& method : program.methods) calls_of(method, calls, max_graph_calls);
 }
 
 }  // namespace graft::ir

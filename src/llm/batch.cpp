@@ -1,7 +1,9 @@
 #include <algorithm>
+#include <deque>
 #include <utility>
 
 #include "base/check.h"
+#include "base/rethrow.h"
 #include "graft/llm.h"
 #include "llm/loop.h"
 
@@ -43,7 +45,7 @@ class BatchGenerator::Impl {
   std::int64_t width_for(std::int64_t rest) const;
 
   std::vector<std::int64_t> widths_, batches_;  // widths of prompt runs, and row counts of steps; ascending
-  std::vector<Waiting> waiting_;
+  std::deque<Waiting> waiting_;
   std::vector<Id> row_ids_;  // of the sequences in the rows
   std::vector<std::pair<Id, Generation>> ended_;
   Id next_ = 0;
@@ -91,6 +93,9 @@ BatchGenerator::Id BatchGenerator::Impl::submit(std::vector<std::int64_t> prompt
                                                 OnText on_text) {
   const llm::Use use = llm::Use::nested(loop.decoder().in_use, kWhat, "submit()");
   loop.check(prompt, options);
+  // A request that ends must get its place.
+  if (const std::size_t most = ended_.size() + waiting_.size() + running() + 1; ended_.capacity() < most)
+    ended_.reserve(2 * most);
   waiting_.push_back({next_, std::make_unique<llm::Sequence>(loop.model(), std::move(prompt), options, options.seed,
                                                              loop.decoder().options.length, std::move(on_text))});
   loop.drafts = std::max(loop.drafts, options.prompt_lookup_num_tokens);
@@ -99,9 +104,8 @@ BatchGenerator::Id BatchGenerator::Impl::submit(std::vector<std::int64_t> prompt
 
 // Gives the free rows to the oldest requests, each the row that holds the longest prefix of its prompt.
 void BatchGenerator::Impl::join() {
-  std::size_t joined = 0;
-  for (; joined < waiting_.size(); ++joined) {
-    const auto& prompt = waiting_[joined].sequence->tokens();
+  while (!waiting_.empty()) {
+    const auto& prompt = waiting_.front().sequence->tokens();
     std::size_t best = loop.rows().size();
     std::int64_t most = -1;
     for (std::size_t r = 0; r < loop.rows().size(); ++r) {
@@ -112,10 +116,10 @@ void BatchGenerator::Impl::join() {
       }
     }
     if (best == loop.rows().size()) break;
-    row_ids_[best] = waiting_[joined].id;
-    loop.begin(std::move(waiting_[joined].sequence), best, most);
+    row_ids_[best] = waiting_.front().id;
+    loop.begin(std::move(waiting_.front().sequence), best, most);
+    waiting_.erase(waiting_.begin());
   }
-  waiting_.erase(waiting_.begin(), waiting_.begin() + static_cast<std::ptrdiff_t>(joined));
 }
 
 std::int64_t BatchGenerator::Impl::width_for(std::int64_t rest) const {
@@ -215,18 +219,33 @@ std::optional<Generation> BatchGenerator::Impl::take(Id id) {
   throw NotFound(str("there is no request ", id, ", or its text was taken"));
 }
 
-BatchGenerator::BatchGenerator(std::shared_ptr<const LanguageModel> model, const DecoderOptions& options)
-    : impl_(std::make_unique<Impl>(std::move(model), options)) {}
+BatchGenerator::BatchGenerator(std::shared_ptr<const LanguageModel> model, const DecoderOptions& options) try
+    : impl_(std::make_unique<Impl>(std::move(model), options)) {
+} catch (...) {
+  rethrow_typed();
+}
 BatchGenerator::~BatchGenerator() = default;
 
 BatchGenerator::Id BatchGenerator::submit(std::vector<std::int64_t> prompt, const GenerationOptions& options,
-                                          OnText on_text) {
+                                          OnText on_text) try {
   return impl_->submit(std::move(prompt), options, std::move(on_text));
+} catch (...) {
+  rethrow_typed();
 }
-bool BatchGenerator::step(const RunOptions& options) { return impl_->step(options); }
-bool BatchGenerator::cancel(Id id) { return impl_->cancel(id); }
-std::optional<Generation> BatchGenerator::take(Id id) { return impl_->take(id); }
-void BatchGenerator::prepare(std::int64_t prompt_lookup_num_tokens) { impl_->prepare(prompt_lookup_num_tokens); }
+bool BatchGenerator::step(const RunOptions& options) try { return impl_->step(options); } catch (...) {
+  rethrow_typed();
+}
+bool BatchGenerator::cancel(Id id) try { return impl_->cancel(id); } catch (...) {
+  rethrow_typed();
+}
+std::optional<Generation> BatchGenerator::take(Id id) try { return impl_->take(id); } catch (...) {
+  rethrow_typed();
+}
+void BatchGenerator::prepare(std::int64_t prompt_lookup_num_tokens) try {
+  impl_->prepare(prompt_lookup_num_tokens);
+} catch (...) {
+  rethrow_typed();
+}
 std::size_t BatchGenerator::waiting() const { return impl_->waiting(); }
 std::size_t BatchGenerator::running() const { return impl_->running(); }
 const GenerationStats& BatchGenerator::stats() const { return impl_->loop.stats; }

@@ -3,6 +3,7 @@
 #include <numeric>
 
 #include "base/check.h"
+#include "base/rethrow.h"
 #include "llm/decoder_impl.h"
 
 namespace graft {
@@ -119,7 +120,7 @@ Decoder::Impl::Call& Decoder::Impl::call_for(std::int64_t batch, std::int64_t wi
     }
   if (calls_.size() == kCalls)
     calls_.erase(std::ranges::min_element(calls_, {}, [](const Call& call) { return call.used; }));
-  Call& call = calls_.emplace_back();
+  Call call;  // kept once it is complete
   call.batch = batch;
   call.width = width;
   call.keep = keep;
@@ -135,7 +136,8 @@ Decoder::Impl::Call& Decoder::Impl::call_for(std::int64_t batch, std::int64_t wi
   const auto count = static_cast<std::size_t>(batch * keep * vocabulary);
   if (logits_.size() < count) logits_ = std::vector<float>(count);
   call.outputs.push_back(Value::of(TensorView{nullptr, DType::f32, Shape{batch, keep, vocabulary}}));
-  return call;
+  calls_.push_back(std::move(call));  // the capacity is there, and its inputs stay where they are
+  return calls_.back();
 }
 
 void Decoder::Impl::prepare(std::int64_t rows, std::int64_t width, std::int64_t keep) {
@@ -210,7 +212,7 @@ std::span<float> Decoder::Impl::prefill(std::span<const Tokens> rows, const std:
       const auto bucket = std::ranges::lower_bound(options.buckets, width);
       const std::int64_t padded = bucket == options.buckets.end() ? width : *bucket;
       logits = run(first_sequences(rows.size()), chunks_, padded, take ? width : 1, run_options);
-      if (take) take(logits);
+      if (take) call_back([&] { take(logits); });
     }
   } catch (...) {
     for (std::size_t r = 0; r < rows.size(); ++r) lengths_[r] = before[r] >= shortest(r) ? before[r] : 0;
@@ -239,63 +241,86 @@ constexpr const char* kWhat = "Decoder";
 
 }  // namespace
 
-Decoder::Decoder(std::shared_ptr<const LanguageModel> model, const DecoderOptions& options)
-    : impl_(std::make_unique<Impl>(std::move(model), options)) {}
+Decoder::Decoder(std::shared_ptr<const LanguageModel> model, const DecoderOptions& options) try
+    : impl_(std::make_unique<Impl>(std::move(model), options)) {
+} catch (...) {
+  rethrow_typed();
+}
 Decoder::Decoder(Decoder&&) noexcept = default;
 Decoder& Decoder::operator=(Decoder&&) noexcept = default;
 Decoder::~Decoder() = default;
 
-void Decoder::encode(std::span<const Tokens> encoder_inputs, const RunOptions& options) {
+void Decoder::encode(std::span<const Tokens> encoder_inputs, const RunOptions& options) try {
   const llm::Use use(impl_->in_use, kWhat, "encode()");
   impl_->encode(encoder_inputs, options);
+} catch (...) {
+  rethrow_typed();
 }
 
-void Decoder::encode(const TensorView& features, const RunOptions& options) {
+void Decoder::encode(const TensorView& features, const RunOptions& options) try {
   const llm::Use use(impl_->in_use, kWhat, "encode()");
   impl_->encode(features, options);
+} catch (...) {
+  rethrow_typed();
 }
 
 std::span<float> Decoder::run(std::span<const Tokens> rows, std::int64_t width, std::int64_t keep,
-                              const RunOptions& options) {
+                              const RunOptions& options) try {
   return run(impl_->first_sequences(rows.size()), rows, width, keep, options);
+} catch (...) {
+  rethrow_typed();
 }
 
 std::span<float> Decoder::run(std::span<const std::int64_t> sequences, std::span<const Tokens> rows, std::int64_t width,
-                              std::int64_t keep, const RunOptions& options) {
+                              std::int64_t keep, const RunOptions& options) try {
   const llm::Use use(impl_->in_use, kWhat, "run()");
   impl_->ran_by_user = true;
   return impl_->run(sequences, rows, width, keep, options);
+} catch (...) {
+  rethrow_typed();
 }
 
-void Decoder::prepare(std::int64_t rows, std::int64_t width, std::int64_t keep) {
+void Decoder::prepare(std::int64_t rows, std::int64_t width, std::int64_t keep) try {
   const llm::Use use(impl_->in_use, kWhat, "prepare()");
   impl_->prepare(rows, width, keep);
+} catch (...) {
+  rethrow_typed();
 }
 
-std::span<float> Decoder::prefill(std::span<const Tokens> rows, const RunOptions& options) {
+std::span<float> Decoder::prefill(std::span<const Tokens> rows, const RunOptions& options) try {
   const llm::Use use(impl_->in_use, kWhat, "prefill()");
   impl_->ran_by_user = true;
   return impl_->prefill(rows, {}, options);
+} catch (...) {
+  rethrow_typed();
 }
 
-void Decoder::score(Tokens tokens, const std::function<void(std::span<float>)>& take, const RunOptions& options) {
+void Decoder::score(Tokens tokens, const std::function<void(std::span<float>)>& take, const RunOptions& options) try {
   GRAFT_CHECK(InvalidArgument, take, "score() has nobody to hand the logits to");
   const llm::Use use(impl_->in_use, kWhat, "score()");
   impl_->ran_by_user = true;
   impl_->prefill({&tokens, 1}, take, options);
+} catch (...) {
+  rethrow_typed();
 }
 
-std::int64_t Decoder::length(std::size_t row) const { return impl_->length(row); }
+std::int64_t Decoder::length(std::size_t row) const try { return impl_->length(row); } catch (...) {
+  rethrow_typed();
+}
 std::int64_t Decoder::capacity() const { return impl_->options.length; }
 const DecoderOptions& Decoder::options() const { return impl_->options; }
 const LanguageModel& Decoder::model() const { return *impl_->model; }
 Session& Decoder::session() { return impl_->session; }
 
-std::int64_t Decoder::shortest(std::size_t row) { return impl_->shortest(row); }
+std::int64_t Decoder::shortest(std::size_t row) try { return impl_->shortest(row); } catch (...) {
+  rethrow_typed();
+}
 
-void Decoder::truncate(std::size_t row, std::int64_t length) {
+void Decoder::truncate(std::size_t row, std::int64_t length) try {
   const llm::Use use(impl_->in_use, kWhat, "truncate()");
   impl_->truncate(row, length);
+} catch (...) {
+  rethrow_typed();
 }
 
 }  // namespace graft

@@ -3,6 +3,7 @@
 
 #include "base/check.h"
 #include "base/clock.h"
+#include "base/rethrow.h"
 #include "graft/llm.h"
 #include "llm/loop.h"
 
@@ -77,21 +78,28 @@ class TextGenerator::Impl {
   }
 };
 
-TextGenerator::TextGenerator(std::shared_ptr<const LanguageModel> model, const DecoderOptions& options)
-    : impl_(std::make_unique<Impl>(std::move(model), options)) {}
+TextGenerator::TextGenerator(std::shared_ptr<const LanguageModel> model, const DecoderOptions& options) try
+    : impl_(std::make_unique<Impl>(std::move(model), options)) {
+} catch (...) {
+  rethrow_typed();
+}
 TextGenerator::TextGenerator(TextGenerator&&) noexcept = default;
 TextGenerator& TextGenerator::operator=(TextGenerator&&) noexcept = default;
 TextGenerator::~TextGenerator() = default;
 
 std::vector<Generation> TextGenerator::generate(std::span<const std::vector<std::int64_t>> prompts,
                                                 const GenerationOptions& options, const OnText& on_text,
-                                                const CancelToken* cancel) {
+                                                const CancelToken* cancel) try {
   return impl_->generate(prompts, options, on_text, cancel);
+} catch (...) {
+  rethrow_typed();
 }
 
 Generation TextGenerator::generate(const std::vector<std::int64_t>& prompt, const GenerationOptions& options,
-                                   const OnText& on_text, const CancelToken* cancel) {
+                                   const OnText& on_text, const CancelToken* cancel) try {
   return std::move(generate({&prompt, 1}, options, on_text, cancel)[0]);
+} catch (...) {
+  rethrow_typed();
 }
 
 const GenerationStats& TextGenerator::stats() const { return impl_->loop.stats; }

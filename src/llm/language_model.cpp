@@ -2,6 +2,7 @@
 
 #include "base/check.h"
 #include "base/mapped_file.h"
+#include "base/rethrow.h"
 #include "base/utf8.h"
 #include "graft/llm.h"
 #include "llm/sampler.h"
@@ -81,13 +82,16 @@ struct LanguageModel::Impl {
 };
 
 std::shared_ptr<const LanguageModel> LanguageModel::load(const std::string& path, const LoadOptions& options,
-                                                         const std::string& tokenizer) {
+                                                         const std::string& tokenizer) try {
   std::string description;
   bool carries_tokenizer = false;
   {
-    const PteFile package(MappedFile::open(path));
+    const auto mapped = MappedFile::open(path);
+    const PteFile package(mapped);
     for (const NamedBytes& named : package.named_data()) {
-      if (named.key == kLanguageModelKey) description = text_of(named.bytes);
+      if (named.key == kLanguageModelKey)
+        description = text_of(
+            mapped->read(static_cast<std::uint64_t>(named.bytes.data() - mapped->bytes().data()), named.bytes.size()));
       carries_tokenizer |= named.key == kTokenizerKey || named.key == kTokenizerGgufKey;
     }
   }
@@ -95,9 +99,9 @@ std::shared_ptr<const LanguageModel> LanguageModel::load(const std::string& path
               kLanguageModelKey, "'; graft.export_llm writes such packages");
   LanguageModelInfo info = parse_info(path, description);
   std::shared_ptr<const Tokenizer> own, given;
-  if (carries_tokenizer) own = Tokenizer::load(path);
+  if (carries_tokenizer) own = Tokenizer::load(path, options.text);
   if (!tokenizer.empty()) {
-    given = Tokenizer::load(tokenizer);
+    given = Tokenizer::load(tokenizer, options.text);
     GRAFT_CHECK(InvalidArgument, !own || own->identity() == given->identity(), "the tokenizer '", tokenizer,
                 "' has another vocabulary (", given->size(), " tokens) than the one that '", path,
                 "' was exported with (", own->size(), " tokens)");
@@ -107,12 +111,16 @@ std::shared_ptr<const LanguageModel> LanguageModel::load(const std::string& path
     own_methods.methods.emplace_back(kMethod);
     if (info.encoder) own_methods.methods.emplace_back(kEncodeMethod);
   }
-  return std::make_shared<const LanguageModel>(Program::load(path, own_methods), std::move(info),
+  // What leaves load() and is no Error is of on_phase.
+  std::shared_ptr<const Program> program = call_back([&] { return Program::load(path, own_methods); });
+  return std::make_shared<const LanguageModel>(std::move(program), std::move(info),
                                                given ? std::move(given) : std::move(own));
+} catch (...) {
+  rethrow_typed();
 }
 
 LanguageModel::LanguageModel(std::shared_ptr<const Program> program, LanguageModelInfo info,
-                             std::shared_ptr<const Tokenizer> tokenizer)
+                             std::shared_ptr<const Tokenizer> tokenizer) try
     : impl_(std::make_unique<const Impl>(Impl{std::move(program), std::move(info), std::move(tokenizer)})) {
   GRAFT_CHECK(InvalidArgument, impl_->program, "a language model needs a program");
   check_method(*impl_->program, impl_->info);
@@ -120,6 +128,8 @@ LanguageModel::LanguageModel(std::shared_ptr<const Program> program, LanguageMod
   GRAFT_CHECK(InvalidArgument, !impl_->tokenizer || impl_->tokenizer->size() <= impl_->info.vocab_size,
               "the tokenizer has another vocabulary than the model: ", impl_->tokenizer->size(),
               " tokens, the model has ", impl_->info.vocab_size);
+} catch (...) {
+  rethrow_typed();
 }
 
 LanguageModel::~LanguageModel() = default;
@@ -128,12 +138,14 @@ const LanguageModelInfo& LanguageModel::info() const { return impl_->info; }
 const std::shared_ptr<const Program>& LanguageModel::program() const { return impl_->program; }
 bool LanguageModel::has_tokenizer() const { return impl_->tokenizer != nullptr; }
 
-const std::shared_ptr<const Tokenizer>& LanguageModel::tokenizer() const {
+const std::shared_ptr<const Tokenizer>& LanguageModel::tokenizer() const try {
   GRAFT_CHECK(NotFound, impl_->tokenizer, "the package carries no tokenizer; give one");
   return impl_->tokenizer;
+} catch (...) {
+  rethrow_typed();
 }
 
-std::vector<std::int64_t> LanguageModel::encode(std::string_view prompt, bool add_special) const {
+std::vector<std::int64_t> LanguageModel::encode(std::string_view prompt, bool add_special) const try {
   GRAFT_CHECK(InvalidArgument, is_utf8(prompt), "the prompt is not UTF-8");
   if (prompt.empty()) {
     GRAFT_CHECK(InvalidArgument, !impl_->info.bos_token_ids.empty(),
@@ -141,6 +153,8 @@ std::vector<std::int64_t> LanguageModel::encode(std::string_view prompt, bool ad
     return {impl_->info.bos_token_ids.front()};
   }
   return tokenizer()->encode(prompt, {.add_special = add_special});
+} catch (...) {
+  rethrow_typed();
 }
 
 }  // namespace graft

@@ -45,7 +45,7 @@ std::int64_t Loop::reusable(std::size_t row, std::span<const std::int64_t> promp
   return same < std::ssize(held) && same < decoder().shortest(row) ? 0 : same;
 }
 
-void Loop::begin(std::unique_ptr<Sequence> sequence, std::size_t row, std::int64_t reused) {
+void Loop::begin(std::unique_ptr<Sequence>&& sequence, std::size_t row, std::int64_t reused) {
   decoder().truncate(row, reused);
   cached_[row].clear();
   stats.prompt_tokens += sequence->prompt_tokens();
@@ -134,11 +134,15 @@ std::unique_ptr<Sequence> Loop::leave(std::size_t row, FinishReason reason) {
   return std::move(rows_[row]);
 }
 
-void Loop::clear() {
+void Loop::clear() noexcept {
   for (std::size_t r = 0; r < rows_.size(); ++r) {
     if (!rows_[r]) continue;
     rows_[r].reset();
-    decoder().truncate(r, 0);
+    cached_[r].clear();
+    try {
+      decoder().truncate(r, 0);
+    } catch (...) {  // begin() does it again: nothing of the row is reused
+    }
   }
 }
 

@@ -31,8 +31,8 @@ class Loop {
   // The length of the prompt's prefix that a free row holds and can continue. Never the whole prompt: the logits of its
   // last token are needed.
   std::int64_t reusable(std::size_t row, std::span<const std::int64_t> prompt);
-  // Gives the sequence this free row, which keeps the first `reused` tokens.
-  void begin(std::unique_ptr<Sequence> sequence, std::size_t row, std::int64_t reused);
+  // Gives the sequence this free row, which keeps the first `reused` tokens. When it throws, the caller still has it.
+  void begin(std::unique_ptr<Sequence>&& sequence, std::size_t row, std::int64_t reused);
   // Prefills the prompts of all occupied rows, which are the first ones, and draws their first tokens.
   void read_prompts(const RunOptions& options);
   // Prefills the next chunk of a prompt in a run of `width` tokens; the last chunk yields the first token.
@@ -44,7 +44,7 @@ class Loop {
   // Removes a sequence; one that was not done ends for this reason.
   std::unique_ptr<Sequence> leave(std::size_t row, FinishReason reason);
   // Removes all sequences and the tokens of their rows.
-  void clear();
+  void clear() noexcept;
 
   // Runs `call`, which may run a callback of this sequence.
   template <typename Call>

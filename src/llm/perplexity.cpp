@@ -2,6 +2,7 @@
 #include <cmath>
 
 #include "base/check.h"
+#include "base/rethrow.h"
 #include "graft/llm.h"
 
 namespace graft {
@@ -30,7 +31,7 @@ double log_sum(std::span<const float> logits) {
 }  // namespace
 
 Perplexity perplexity(const std::shared_ptr<const LanguageModel>& model, std::span<const std::int64_t> tokens,
-                      const PerplexityOptions& options, const std::shared_ptr<const LanguageModel>& reference) {
+                      const PerplexityOptions& options, const std::shared_ptr<const LanguageModel>& reference) try {
   GRAFT_CHECK(InvalidArgument, options.window >= 1, "a window has at least 1 token, got ", options.window);
   const std::int64_t vocabulary = model->info().vocab_size;
   GRAFT_CHECK(InvalidArgument, !reference || reference->info().vocab_size == vocabulary,
@@ -78,7 +79,7 @@ Perplexity perplexity(const std::shared_ptr<const LanguageModel>& model, std::sp
       result.scored += width;
     }
     if (options.on_window)
-      options.on_window(w + 1, result.windows, std::exp(loss / static_cast<double>(result.scored)));
+      call_back([&] { options.on_window(w + 1, result.windows, std::exp(loss / static_cast<double>(result.scored))); });
   }
   const auto count = static_cast<double>(result.scored);
   result.perplexity = std::exp(loss / count);
@@ -88,6 +89,8 @@ Perplexity perplexity(const std::shared_ptr<const LanguageModel>& model, std::sp
     result.top1_agreement = static_cast<double>(agree) / count;
   }
   return result;
+} catch (...) {
+  rethrow_typed();
 }
 
 }  // namespace graft

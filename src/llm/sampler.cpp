@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "base/check.h"
+#include "base/rethrow.h"
 
 namespace graft::llm {
 namespace {
@@ -168,7 +169,7 @@ std::vector<float> Sampler::probabilities(std::span<float> logits) {
 namespace graft {
 
 std::vector<float> token_probabilities(std::span<const float> logits, std::span<const std::int64_t> tokens,
-                                       const GenerationOptions& options) {
+                                       const GenerationOptions& options) try {
   GRAFT_CHECK(InvalidArgument, !logits.empty(), "there are no logits");
   for (const std::int64_t id : tokens)
     GRAFT_CHECK(InvalidArgument, id >= 0 && id < std::ssize(logits), "token ", id, " is not in the vocabulary of ",
@@ -177,6 +178,8 @@ std::vector<float> token_probabilities(std::span<const float> logits, std::span<
   sampler.see(tokens);
   std::vector<float> copy(logits.begin(), logits.end());
   return sampler.probabilities(copy);
+} catch (...) {
+  rethrow_typed();
 }
 
 }  // namespace graft

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "base/rethrow.h"
 #include "llm/lookup.h"
 
 namespace graft::llm {
@@ -99,7 +100,7 @@ void Sequence::show(std::string_view text) {
 void Sequence::send(std::string_view text) {
   if (text.empty()) return;
   result_.text += text;
-  if (on_text_) on_text_(text);
+  if (on_text_) call_back([&] { on_text_(text); });
 }
 
 }  // namespace graft::llm

@@ -3,6 +3,7 @@
 #include <limits>
 
 #include "base/check.h"
+#include "base/rethrow.h"
 #include "base/utf8.h"
 #include "graft/llm.h"
 
@@ -115,14 +116,19 @@ std::vector<float> TextEncoder::Impl::embed(std::span<const std::string> texts, 
 }
 
 TextEncoder::TextEncoder(std::shared_ptr<const Program> program, std::shared_ptr<const Tokenizer> tokenizer,
-                         const SessionOptions& options)
-    : impl_(std::make_unique<Impl>(program, std::move(tokenizer), options)) {}
+                         const SessionOptions& options) try
+    : impl_(std::make_unique<Impl>(program, std::move(tokenizer), options)) {
+} catch (...) {
+  rethrow_typed();
+}
 TextEncoder::TextEncoder(TextEncoder&&) noexcept = default;
 TextEncoder& TextEncoder::operator=(TextEncoder&&) noexcept = default;
 TextEncoder::~TextEncoder() = default;
 
-std::vector<float> TextEncoder::embed(std::span<const std::string> texts, const RunOptions& options) {
+std::vector<float> TextEncoder::embed(std::span<const std::string> texts, const RunOptions& options) try {
   return impl_->embed(texts, options);
+} catch (...) {
+  rethrow_typed();
 }
 std::int64_t TextEncoder::size() const { return impl_->size(); }
 

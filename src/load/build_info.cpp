@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "base/rethrow.h"
 #include "exec/cpus.h"
 #include "graft/graft.h"
 #include "kernel/kernel.h"
@@ -10,7 +11,7 @@
 
 namespace graft {
 
-BuildInfo build_info() {
+BuildInfo build_info() try {
   BuildInfo info;
   info.version = version();
   info.commit = GRAFT_COMMIT;
@@ -23,6 +24,8 @@ BuildInfo build_info() {
   info.cpus = usable_cpus();
   info.threads = resolve_threads(0);
   return info;
+} catch (...) {
+  rethrow_typed();
 }
 
 }  // namespace graft

@@ -2,6 +2,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "base/rethrow.h"
 #include "graft/graft.h"
 #include "load/program_impl.h"
 #include "lowering/kv_shape.h"
@@ -231,7 +232,7 @@ Json describe_steps(const ProgramImpl& program, const LoadedMethod& method, bool
 
 }  // namespace
 
-std::string Program::describe(bool whole_plans) const {
+std::string Program::describe(bool whole_plans) const try {
   Json methods = Json::array();
   const auto held = impl_->list_own_plans();
   for (std::uint32_t i = 0; i < impl_->public_methods; ++i) {
@@ -278,6 +279,8 @@ std::string Program::describe(bool whole_plans) const {
     out["weights"]["device_bytes"] = impl_->on_device->uploaded_bytes();
   }
   return out.dump(2, ' ', false, Json::error_handler_t::replace);  // names come from files and may not be UTF-8
+} catch (...) {
+  rethrow_typed();
 }
 
 }  // namespace graft

@@ -9,6 +9,7 @@
 
 #include "base/check.h"
 #include "base/log.h"
+#include "base/rethrow.h"
 #include "base/sha256.h"
 #include "device/device.h"
 #include "exec/cpus.h"
@@ -47,6 +48,30 @@ void check_operators(const ir::Program& program) {
   }
 }
 
+// Opens files as the options say.
+OpenFile opener(const LoadOptions& options) {
+  return [&options](const std::string& path) {
+    // Its size is known before anything is read.
+    const std::uint64_t bytes = MappedFile::size_of(path);
+    GRAFT_CHECK(Unsupported, bytes <= static_cast<std::uint64_t>(options.max_file_bytes), "'", path, "' has ", bytes,
+                " bytes, at most ", options.max_file_bytes, " are allowed (max_file_bytes)");
+    return options.map ? MappedFile::open(path) : MappedFile::read_in(path);
+  };
+}
+
+// Of the sub-graphs too.
+std::int64_t node_count(const ir::Program& program) {
+  std::size_t count = 0;
+  for (const auto* list : {&program.methods, &program.subgraphs})
+    for (const ir::Method& method : *list) count += method.nodes.size();
+  return static_cast<std::int64_t>(count);
+}
+
+void check_nodes(std::int64_t nodes, const LoadOptions& options, const std::string& source) {
+  GRAFT_CHECK(Unsupported, nodes <= options.max_nodes, source, " has ", nodes, " nodes, at most ", options.max_nodes,
+              " are allowed (max_nodes)");
+}
+
 void append(std::vector<PassReport>& to, std::vector<PassReport> more) {
   to.insert(to.end(), more.begin(), more.end());
 }
@@ -58,6 +83,10 @@ class Loader {
       : options_(options),
         impl_(std::make_unique<ProgramImpl>(options)),
         placer_(options.verify_hashes, resolve_threads(0), impl_->made_weights, impl_->weight_stats) {
+    for (const auto& [limit, name] :
+         {std::pair(options.max_file_bytes, "max_file_bytes"), std::pair(options.max_nodes, "max_nodes"),
+          std::pair(options.max_graph_calls, "max_graph_calls"), std::pair(options.max_state_bytes, "max_state_bytes")})
+      GRAFT_CHECK(InvalidArgument, limit >= 0, name, " must not be negative, got ", limit);
     check_ggml();
     simd::check_cpu();
     install_ggml_log();
@@ -101,7 +130,7 @@ class Loader {
     }
     const auto take = [&](std::size_t source, std::size_t p) {
       Part& part = parts[source][p];
-      if (p > 0 && part.steps.empty()) ir::verify(part.graph);
+      if (p > 0 && part.steps.empty()) ir::verify(part.graph, UINT64_MAX);
       LoadedMethod method;
       method.source = static_cast<std::uint32_t>(source);
       method.part = static_cast<std::uint32_t>(p);
@@ -261,7 +290,16 @@ class Loader {
       method.user_outputs = user_outputs(graphs_[i].methods[0]);
     }
     std::uint64_t bytes = 0;
-    for (const StateInfo& state : impl_->states) bytes += state_desc(state.state, {}).byte_count();
+    const auto most = static_cast<std::uint64_t>(options_.max_state_bytes);
+    std::uint64_t plain = 0;
+    for (const StateInfo& state : impl_->states) {
+      const std::uint64_t more = state_desc(state.state, {}).byte_count();
+      bytes += more;
+      if (state.state.kind != ir::StateKind::plain) continue;
+      plain = __builtin_add_overflow(plain, more, &plain) ? UINT64_MAX : plain;
+      GRAFT_CHECK(Unsupported, plain <= most, "the states up to '", state.state.fqn, "' take ", plain,
+                  " bytes, at most ", most, " are allowed (max_state_bytes)");
+    }
     impl_->fingerprint = fingerprint();
     return bytes;
   }
@@ -269,7 +307,7 @@ class Loader {
   // Before weights are placed: looks for what is made of them in this file (not for an empty path), and in the folder
   // of the options. Not for devices, which have memory of their own.
   void find_packed(const std::string& beside, bool hash_content) {
-    if (impl_->on_device) return;
+    if (impl_->on_device || !options_.map) return;
     const char* named = std::getenv("GRAFT_PACKED_FOLDER");
     const std::string folder = !options_.packed_folder.empty() || named == nullptr ? options_.packed_folder : named;
     if (!options_.packed_files || (beside.empty() && folder.empty())) return;
@@ -462,11 +500,16 @@ std::shared_ptr<const Program> load_package(const std::function<std::shared_ptr<
     file = open();
     package = read_package(file, options.methods);
     std::uint64_t bytes = 0;
-    for (const PackageMethod& method : package.methods) bytes += ir::host_bytes(method.program);
+    std::int64_t nodes = 0;
+    for (const PackageMethod& method : package.methods) {
+      bytes += ir::host_bytes(method.program);
+      nodes += node_count(method.program);
+    }
+    check_nodes(nodes, options, source);
     return bytes;
   });
   loader.phase("verify", [&] {
-    verify(package);
+    verify(package, static_cast<std::uint64_t>(options.max_graph_calls));
     std::vector<ir::Program> graphs;
     for (PackageMethod& method : package.methods) {
       in_file.push_back(method.index);
@@ -482,7 +525,7 @@ std::shared_ptr<const Program> load_package(const std::function<std::shared_ptr<
   if (weight_files.empty() && options.tensors.empty()) weight_files = weight_files_of(package.data);
   std::optional<WeightStore> store(std::move(package.data));
   loader.phase("weights", [&] {
-    for (const std::string& path : weight_files) store->add_files(path);
+    for (const std::string& path : weight_files) store->add_files(path, opener(options));
     store->add_memory(options.tensors);
     store->check(loader.weights());
     LoadedModel::Sources sources;
@@ -547,7 +590,7 @@ std::unique_ptr<ProgramImpl> build_program(std::vector<ir::Program> sources, con
 }
 
 std::shared_ptr<const Program> Program::from_ir(std::span<const std::byte> blob, const WeightLookup& weights,
-                                                const LoadOptions& options) {
+                                                const LoadOptions& options) try {
   GRAFT_CHECK(InvalidArgument, options.weights.empty() && options.tensors.empty(),
               "from_ir takes its weights from the lookup alone, got files or memory besides");
   Loader loader(options, "the IR");
@@ -555,10 +598,11 @@ std::shared_ptr<const Program> Program::from_ir(std::span<const std::byte> blob,
   ir::Program parsed;
   loader.phase("parse", [&] {
     parsed = ir::parse(*kept);
+    check_nodes(node_count(parsed), options, "the IR");
     return ir::host_bytes(parsed);
   });
   loader.phase("verify", [&] {
-    ir::verify(parsed);
+    ir::verify(parsed, static_cast<std::uint64_t>(options.max_graph_calls));
     std::vector<ir::Program> graphs;
     for (std::size_t i = 0; i < parsed.methods.size(); ++i)
       graphs.push_back(method_of(parsed.methods.size() == 1 ? std::move(parsed) : parsed, i));
@@ -576,7 +620,8 @@ std::shared_ptr<const Program> Program::from_ir(std::span<const std::byte> blob,
     std::map<std::string, std::span<const std::byte>, std::less<>> answers;
     return loader.place_weights([&](const ir::Weight& weight) {
       auto known = answers.find(weight.key);
-      if (known == answers.end()) known = answers.emplace(weight.key, weights(weight.key)).first;
+      if (known == answers.end())
+        known = answers.emplace(weight.key, call_back([&] { return weights(weight.key); })).first;
       FoundWeight found{known->second, FoundWeight::Origin::file, "the data"};
       check_size(weight, found);
       return found;
@@ -586,29 +631,38 @@ std::shared_ptr<const Program> Program::from_ir(std::span<const std::byte> blob,
   loader.phase("states", [&] { return loader.place_states(); });
   loader.phase("shrink", [&] { return std::uint64_t{0}; });
   return Internal::program(loader.finish([kept](std::size_t method) { return method_of(ir::parse(*kept), method); }));
+} catch (...) {
+  rethrow_typed();
 }
 
-MatmulPrecision matmul_precision_named(std::string_view name) {
+MatmulPrecision matmul_precision_named(std::string_view name) try {
   if (name == "medium") return MatmulPrecision::medium;
   GRAFT_CHECK(InvalidArgument, name == "highest" || name == "high",
               "the precision of matrix products must be highest, high or medium, got '", name, "'");
   return MatmulPrecision::highest;
+} catch (...) {
+  rethrow_typed();
 }
 
-std::shared_ptr<const Program> Program::load(const std::string& path, const LoadOptions& options) {
-  return load_package([&] { return MappedFile::open(path); }, path, path + kPackedSuffix, options);
+std::shared_ptr<const Program> Program::load(const std::string& path, const LoadOptions& options) try {
+  return load_package([&] { return opener(options)(path); }, path, path + kPackedSuffix, options);
+} catch (...) {
+  rethrow_typed();
 }
 
-PackedInfo pack(const std::string& package, const std::string& output, const LoadOptions& options) {
+PackedInfo pack(const std::string& package, const std::string& output, const LoadOptions& options) try {
   GRAFT_CHECK(InvalidArgument, options.tensors.empty(), "weights in memory of the caller are not packed");
   PackedInfo info;
   load_package(
-      [&] { return MappedFile::open(package); }, package, "", options,
+      [&] { return opener(options)(package); }, package, "", options,
       [&](const Loader& loader) { info = loader.write_packed(output.empty() ? package + kPackedSuffix : output); });
   return info;
+} catch (...) {
+  rethrow_typed();
 }
 
-std::shared_ptr<const Program> Program::load_memory(std::span<const std::byte> package, const LoadOptions& options) {
+std::shared_ptr<const Program> Program::load_memory(std::span<const std::byte> package,
+                                                    const LoadOptions& options) try {
   const std::string label = "the package in memory";
   return load_package(
       [&] {
@@ -619,6 +673,8 @@ std::shared_ptr<const Program> Program::load_memory(std::span<const std::byte> p
         return MappedFile::of_memory(package, label, options.keep_alive);
       },
       label, "", options);
+} catch (...) {
+  rethrow_typed();
 }
 
 }  // namespace graft

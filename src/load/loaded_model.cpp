@@ -6,6 +6,7 @@
 
 #include "base/check.h"
 #include "base/file_pages.h"
+#include "base/rethrow.h"
 #include "weight/packed_file.h"
 
 namespace graft {
@@ -189,14 +190,16 @@ void LoadedModel::unload() {
     for (const auto& file : program->files) MappedFile::forget(*file);
 }
 
-std::vector<ModelInfo> Registry::models() {
+std::vector<ModelInfo> Registry::models() try {
   std::vector<ModelInfo> out;
   for (const auto& model : LoadedModel::all())
     if (ModelInfo info = model->info(); info.programs > 0) out.push_back(std::move(info));
   return out;
+} catch (...) {
+  rethrow_typed();
 }
 
-void Registry::unload(std::uint64_t id) {
+void Registry::unload(std::uint64_t id) try {
   std::string known;
   for (const auto& model : LoadedModel::all()) {
     if (model->info().programs == 0) continue;
@@ -204,6 +207,8 @@ void Registry::unload(std::uint64_t id) {
     known += str(known.empty() ? "" : ", ", model->id());
   }
   throw NotFound(str("no model ", id, " is loaded; ", known.empty() ? "there is none" : "there are: " + known));
+} catch (...) {
+  rethrow_typed();
 }
 
 }  // namespace graft

@@ -24,7 +24,7 @@ std::vector<PhaseStats> PhaseLog::list() const {
 
 void run_phase(PhaseLog& log, const LoadOptions& options, std::string_view name,
                const std::function<std::uint64_t()>& work) {
-  if (options.on_phase) options.on_phase(name);
+  if (options.on_phase) call_back([&] { options.on_phase(name); });
   const Clock::time_point start = Clock::now();
   std::uint64_t bytes = 0;
   try {

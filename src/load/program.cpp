@@ -4,6 +4,7 @@
 
 #include "base/check.h"
 #include "base/clock.h"
+#include "base/rethrow.h"
 #include "graft/graft.h"
 #include "load/fold.h"
 #include "load/loaded_model.h"
@@ -217,7 +218,7 @@ std::shared_ptr<const ir::Program> Program::Impl::graph(std::uint32_t index) con
   if (auto made = method.graph->made.lock()) return made;
   for (const auto& file : files) file->check_unchanged();
   ir::Program whole = read_method(method.source);
-  ir::verify(whole);
+  ir::verify(whole, max_graph_calls);
   verify_weights(whole);
   GraphPasses whole_passes{whole, pass_options(), partition};
   run_graph_passes(PassStage::read, whole_passes);
@@ -291,15 +292,25 @@ std::shared_ptr<const Program> Internal::program(std::unique_ptr<ProgramImpl> im
   return std::shared_ptr<const Program>(new Program(std::move(impl)));
 }
 
-std::vector<std::string> Program::method_names() const {
+std::vector<std::string> Program::method_names() const try {
   std::vector<std::string> names;
   for (std::size_t i = 0; i < impl_->public_methods; ++i) names.push_back(impl_->methods[i].info.name);
   return names;
+} catch (...) {
+  rethrow_typed();
 }
 
-const MethodInfo& Program::method(std::string_view name) const { return impl_->methods[impl_->find(name)].info; }
+const MethodInfo& Program::method(std::string_view name) const try {
+  return impl_->methods[impl_->find(name)].info;
+} catch (...) {
+  rethrow_typed();
+}
 
-ProgramStats Program::stats() const { return impl_->stats(); }
-void Program::shrink() const { impl_->shrink(); }
+ProgramStats Program::stats() const try { return impl_->stats(); } catch (...) {
+  rethrow_typed();
+}
+void Program::shrink() const try { impl_->shrink(); } catch (...) {
+  rethrow_typed();
+}
 
 }  // namespace graft

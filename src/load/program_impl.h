@@ -140,6 +140,7 @@ struct Program::Impl {
   // The caller may change his tensors, and their weights are not copied: then no linear layer is packed.
   explicit Impl(const LoadOptions& options)
       : limits{options.max_plan_bytes, options.max_plan_launches},
+        max_graph_calls(static_cast<std::uint64_t>(options.max_graph_calls)),
         matmul_precision(options.matmul_precision),
         pack_linear_layers(options.pack_weights && options.tensors.empty()),
         plans(std::make_shared<PlanCache>(options.max_plans)),
@@ -168,6 +169,7 @@ struct Program::Impl {
   std::array<std::uint8_t, 32> fingerprint{};
   std::vector<StoredPlan> stored_plans;  // those of the package that were made for this machine
   PlanLimits limits;
+  std::uint64_t max_graph_calls;
   MatmulPrecision matmul_precision;
   bool pack_linear_layers;
   std::shared_ptr<PlanCache> plans;  // of programs with the same files and options

@@ -4,6 +4,7 @@
 #include <iterator>
 
 #include "base/check.h"
+#include "base/rethrow.h"
 #include "kernel/attention/attention_vec.h"
 
 namespace graft {
@@ -15,11 +16,13 @@ constexpr std::string_view kTypeNames[] = {"computed", "f32", "f16", "bf16", "q8
 
 std::string_view name(KvType type) { return kTypeNames[static_cast<std::size_t>(type)]; }
 
-KvType kv_type_named(std::string_view name) {
+KvType kv_type_named(std::string_view name) try {
   const auto found = std::ranges::find(kTypeNames, name);
   GRAFT_CHECK(InvalidArgument, found != std::end(kTypeNames),
               "a cache's type must be computed, f32, f16, bf16 or q8_0, got '", name, "'");
   return static_cast<KvType>(found - std::begin(kTypeNames));
+} catch (...) {
+  rethrow_typed();
 }
 
 std::int64_t ring_slots(std::int64_t window, const KvOptions& kv) {

@@ -12,6 +12,7 @@
 #include <shared_mutex>
 
 #include "base/check.h"
+#include "base/rethrow.h"
 #include "graft/op.h"
 #include "kernel/kernel.h"
 #include "lowering/lowering.h"
@@ -121,11 +122,11 @@ Refusal refuse_user(const NodeView& node) {
   for (std::size_t i = 0; i < node.output_count(); ++i)
     if (node.output(i).kind != ir::ValueKind::tensor) return str("output ", i, " is no tensor");
   const OpDefinition& definition = definition_of(node.target());
-  return definition.refuse ? definition.refuse(NodeAdapter(node)) : Refusal();
+  return definition.refuse ? call_back([&] { return definition.refuse(NodeAdapter(node)); }) : Refusal();
 }
 
 std::vector<Shape> user_shape(const Call& call) {
-  std::vector<Shape> shapes = definition_of(call.target()).shape(CallAdapter(call, 1));
+  std::vector<Shape> shapes = call_back([&] { return definition_of(call.target()).shape(CallAdapter(call, 1)); });
   GRAFT_CHECK(InvalidArgument, shapes.size() == call.output_count(), call.target(), ": the shape rule gives ",
               shapes.size(), " outputs, the program has ", call.output_count());
   return shapes;
@@ -191,7 +192,7 @@ std::vector<Tensor> lower_user(const Call& call, std::span<const Shape> shapes, 
   attrs.definition = &definition_of(call.target());
   attrs.threads = lowering.max_threads();
   if (attrs.definition->scratch_bytes)
-    attrs.scratch_bytes = attrs.definition->scratch_bytes(CallAdapter(call, attrs.threads));
+    attrs.scratch_bytes = call_back([&] { return attrs.definition->scratch_bytes(CallAdapter(call, attrs.threads)); });
   GRAFT_CHECK(Unsupported, attrs.scratch_bytes <= kMostScratchBytes, call.target(), ": expected at most ",
               kMostScratchBytes, " bytes of scratch memory, found ", attrs.scratch_bytes);
   std::vector<Tensor> inputs, outputs;
@@ -222,7 +223,7 @@ std::vector<const Operator*> user_operators() {
   return out;
 }
 
-void register_op(OpDefinition definition) {
+void register_op(OpDefinition definition) try {
   const std::string target = definition.target;
   GRAFT_CHECK(InvalidArgument,
               std::ranges::count(target, '.') == 2 && !target.starts_with('.') && !target.ends_with('.') &&
@@ -237,9 +238,11 @@ void register_op(OpDefinition definition) {
   const std::unique_lock lock(r.mutex);
   GRAFT_CHECK(InvalidArgument, r.entries.try_emplace(target, std::move(entry)).second, target,
               " was registered before");
+} catch (...) {
+  rethrow_typed();
 }
 
-void load_ops(const std::string& path) {
+void load_ops(const std::string& path) try {
   void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   GRAFT_CHECK(SystemError, library != nullptr, "library of operators '", path, "' does not load: ", dlerror());
   Registry& r = registry();
@@ -250,7 +253,9 @@ void load_ops(const std::string& path) {
   using Register = void();
   auto* run = reinterpret_cast<Register*>(dlsym(library, "graft_register_ops"));
   GRAFT_CHECK(NotFound, run != nullptr, "library '", path, "' has no function graft_register_ops()");
-  run();
+  call_back([&] { run(); });
+} catch (...) {
+  rethrow_typed();
 }
 
 }  // namespace graft

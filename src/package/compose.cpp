@@ -177,7 +177,7 @@ class Composer {
   void read_blob() {
     try {
       out_ = ir::parse(around_.processed(delegate_of(*call_)));
-      ir::verify(out_);
+      ir::verify(out_, UINT64_MAX);  // the load has the limit
     } catch (const InvalidProgram& error) {
       throw InvalidProgram(str("the delegate's program: ", error.what()));
     }

@@ -147,12 +147,12 @@ PackageMethod read_method(const std::shared_ptr<const MappedFile>& file, std::si
   });
 }
 
-void verify(const Package& package) {
+void verify(const Package& package, std::uint64_t max_graph_calls) {
   naming_file(package.data.file->path(), [&] {
     for (const PackageMethod& method : package.methods) {
       if (!method.fully_delegated) continue;
       try {
-        ir::verify(method.program);
+        ir::verify(method.program, max_graph_calls);
         verify_weights(method.program);
       } catch (const InvalidProgram& error) {
         throw InvalidProgram(str("method '", method.name, "': ", error.what()));

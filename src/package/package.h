@@ -65,6 +65,6 @@ PackageMethod read_method(const std::shared_ptr<const MappedFile>& file, std::si
 
 // Throws InvalidProgram unless every fully delegated method is a valid program and methods agree on the weights and
 // states that they share.
-void verify(const Package& package);
+void verify(const Package& package, std::uint64_t max_graph_calls = ir::kMaxGraphCalls);
 
 }  // namespace graft

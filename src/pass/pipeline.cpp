@@ -130,11 +130,11 @@ std::vector<PassReport> run_graph_passes(PassStage stage, GraphPasses& passes) {
       [&](const Pass& pass) {
         const std::size_t rewrites = pass.graph(passes);
 #ifndef NDEBUG
-        if (verifies) ir::verify(passes.graph);
+        if (verifies) ir::verify(passes.graph, UINT64_MAX);
 #endif
         return rewrites;
       });
-  if (verifies) ir::verify(passes.graph);
+  if (verifies) ir::verify(passes.graph, UINT64_MAX);
   return reports;
 }
 

@@ -56,6 +56,8 @@ void translate(const std::exception_ptr& pointer, void*) {
     raise_as("Unsupported", e);
   } catch (const NotFound& e) {
     raise_as("NotFound", e);
+  } catch (const OutOfMemory& e) {
+    raise_as("OutOfMemory", e);
   } catch (const SystemError& e) {
     raise_as("SystemError", e);
   } catch (const Busy& e) {
@@ -64,8 +66,18 @@ void translate(const std::exception_ptr& pointer, void*) {
     raise_as("ExecutionError", e);
   } catch (const Cancelled& e) {
     raise_as("Cancelled", e);
+  } catch (const InternalError& e) {
+    raise_as("InternalError", e);
   } catch (const Error& e) {
     raise_as("Error", e);
+  } catch (const std::bad_alloc&) {  // of the binding itself
+    raise_as("OutOfMemory", OutOfMemory("not enough memory"));
+  } catch (const std::bad_cast&) {  // of nb::cast
+    raise_as("InvalidArgument", InvalidArgument("an argument holds a value of another type than expected"));
+  } catch (const std::exception& e) {
+    raise_as("InternalError", InternalError(str("internal error of graft, please report it: ", e.what())));
+  } catch (...) {
+    raise_as("InternalError", InternalError("internal error of graft, please report it: an exception of unknown type"));
   }
 }
 
@@ -167,8 +179,15 @@ std::shared_ptr<Program> load_program(const nb::object& package, std::vector<std
                                       std::int64_t max_plan_launches, bool verify_hashes, bool fast_kernels,
                                       bool stored_plans, const nb::object& on_phase, std::size_t merge_segments,
                                       const std::string& matmul_precision, bool packed_files,
-                                      const std::string& packed_folder) {
+                                      const std::string& packed_folder, std::int64_t max_file_bytes,
+                                      std::int64_t max_nodes, std::int64_t max_graph_calls,
+                                      std::int64_t max_state_bytes, bool map) {
   LoadOptions options;
+  options.max_file_bytes = max_file_bytes;
+  options.max_nodes = max_nodes;
+  options.max_graph_calls = max_graph_calls;
+  options.max_state_bytes = max_state_bytes;
+  options.map = map;
   options.weights = std::move(weights);
   for (const auto& [name, tensor] : tensors) options.tensors[nb::cast<std::string>(name)] = to_value(tensor).tensor;
   if (!owner.is_none()) options.keep_alive = keep(std::move(owner));
@@ -348,7 +367,10 @@ NB_MODULE(_C, m) {
                   nb::arg("verify_hashes") = false, nb::arg("fast_kernels") = true, nb::arg("stored_plans") = true,
                   nb::arg("on_phase").none() = nb::none(), nb::arg("merge_segments") = LoadOptions{}.merge_segments,
                   nb::arg("matmul_precision") = "highest", nb::arg("packed_files") = true,
-                  nb::arg("packed_folder") = "")
+                  nb::arg("packed_folder") = "", nb::arg("max_file_bytes") = LoadOptions{}.max_file_bytes,
+                  nb::arg("max_nodes") = LoadOptions{}.max_nodes,
+                  nb::arg("max_graph_calls") = LoadOptions{}.max_graph_calls,
+                  nb::arg("max_state_bytes") = LoadOptions{}.max_state_bytes, nb::arg("map") = LoadOptions{}.map)
       .def_static(
           "from_ir",
           [](const nb::bytes& blob, const nb::dict& weights) {

@@ -37,11 +37,24 @@ std::vector<std::vector<std::int64_t>> encode_all(const Tokenizer& tokenizer, co
 
 void bind_tokenizer(nb::module_& m) {
   nb::class_<Tokenizer>(m, "Tokenizer")
-      .def_static("load", [](const std::string& path) { return handed(Tokenizer::load(path)); })
-      .def_static("from_json",
-                  [](const nb::bytes& tokenizer_json, const nb::bytes& config_json) {
-                    return handed(Tokenizer::from_json(view(tokenizer_json), view(config_json)));
-                  })
+      .def_static(
+          "load",
+          [](const std::string& path, std::int64_t vocabulary, std::int64_t steps, std::int64_t bytes) {
+            return handed(Tokenizer::load(path, {vocabulary, steps, bytes}));
+          },
+          nb::arg("path"), nb::kw_only(), nb::arg("max_vocabulary") = TextLimits{}.max_vocabulary,
+          nb::arg("max_template_steps") = TextLimits{}.max_template_steps,
+          nb::arg("max_template_bytes") = TextLimits{}.max_template_bytes)
+      .def_static(
+          "from_json",
+          [](const nb::bytes& tokenizer_json, const nb::bytes& config_json, std::int64_t vocabulary, std::int64_t steps,
+             std::int64_t bytes) {
+            return handed(Tokenizer::from_json(view(tokenizer_json), view(config_json), {vocabulary, steps, bytes}));
+          },
+          nb::arg("tokenizer_json"), nb::arg("config_json"), nb::kw_only(),
+          nb::arg("max_vocabulary") = TextLimits{}.max_vocabulary,
+          nb::arg("max_template_steps") = TextLimits{}.max_template_steps,
+          nb::arg("max_template_bytes") = TextLimits{}.max_template_bytes)
       .def("encode",
            [](const Tokenizer& self, const nb::bytes& text, bool add_special, std::size_t max_length) {
              return self.encode(view(text), {add_special, max_length});

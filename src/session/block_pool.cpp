@@ -8,6 +8,7 @@ std::shared_ptr<void> BlockPool::take(std::size_t bytes) {
   std::unique_ptr<Block> block;
   {
     const std::lock_guard lock(mutex_);
+    free_.reserve(kMostFree);  // give() must not allocate
     std::size_t best = free_.size();
     for (std::size_t i = 0; i < free_.size(); ++i)
       if (free_[i]->size() >= bytes && (best == free_.size() || free_[i]->size() < free_[best]->size())) best = i;
@@ -41,7 +42,6 @@ BlockPool::Made BlockPool::made() const {
 void BlockPool::give(Block* block) noexcept {
   std::unique_ptr<Block> given(block);
   const std::lock_guard lock(mutex_);
-  if (free_.capacity() == 0) free_.reserve(kMostFree);
   if (free_.size() < kMostFree) free_.push_back(std::move(given));
 }
 

@@ -8,6 +8,8 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/rethrow.h"
+#include "base/thread.h"
 #include "session/wait_limit.h"
 #include "session/wait_watcher.h"
 
@@ -53,10 +55,13 @@ struct Pipeline::Impl {
     try {
       // More workers than sessions would never have anything to do.
       const std::size_t count = std::min(streams.size(), static_cast<std::size_t>(options.workers));
-      for (std::size_t i = 0; i < count; ++i) own.push_back(workers.emplace_back([this] { work(); }).get_id());
-    } catch (const std::system_error& error) {
+      workers.reserve(count);  // a thread that has begun must get its place
+      own.reserve(count);
+      for (std::size_t i = 0; i < count; ++i)
+        own.push_back(workers.emplace_back(start_thread("a thread of the pipeline", [this] { work(); })).get_id());
+    } catch (...) {
       shutdown();
-      throw SystemError(str("cannot start a thread of the pipeline: ", error.what()));
+      throw;
     }
   }
 
@@ -133,8 +138,8 @@ struct Pipeline::Impl {
     for (Stream& stream : streams)
       for (auto work = stream.queue.begin(); work != stream.queue.end();) {
         if (const std::exception_ptr error = work->limit.error(now)) {
-          work->refuse(error);
-          ended.push_back(std::move(*work));
+          ended.push_back(std::move(*work));  // first, as it may fail
+          ended.back().refuse(error);
           work = stream.queue.erase(work);
           --counts.waiting;
           ++counts.finished;
@@ -197,50 +202,67 @@ struct Pipeline::Impl {
   }
 };
 
-Pipeline::Pipeline(std::vector<std::shared_ptr<Session>> sessions, const PipelineOptions& options)
-    : impl_(std::make_unique<Impl>(std::move(sessions), options)) {}
+Pipeline::Pipeline(std::vector<std::shared_ptr<Session>> sessions, const PipelineOptions& options) try
+    : impl_(std::make_unique<Impl>(std::move(sessions), options)) {
+} catch (...) {
+  rethrow_typed();
+}
 
 Pipeline::~Pipeline() { impl_->shutdown(); }
 
 std::future<std::vector<Value>> Pipeline::submit(std::size_t session, std::string method, std::vector<Value> inputs,
-                                                 RunOptions options) {
+                                                 RunOptions options) try {
   auto [future, work] = Impl::run_of(std::move(method), std::move(inputs), options);
   impl_->push(session, std::move(work), true);
   return std::move(future);
+} catch (...) {
+  rethrow_typed();
 }
 
 std::optional<std::future<std::vector<Value>>> Pipeline::try_submit(std::size_t session, std::string method,
-                                                                    std::vector<Value> inputs, RunOptions options) {
+                                                                    std::vector<Value> inputs, RunOptions options) try {
   auto [future, work] = Impl::run_of(std::move(method), std::move(inputs), options);
   if (!impl_->push(session, std::move(work), false)) return std::nullopt;
   return std::move(future);
+} catch (...) {
+  rethrow_typed();
 }
 
-std::future<void> Pipeline::submit(std::size_t session, std::function<void(Session&)> work) {
+std::future<void> Pipeline::submit(std::size_t session, std::function<void(Session&)> work) try {
   GRAFT_CHECK(InvalidArgument, work, "the pipeline got work without a function");
   auto [future, run] = Impl::promised<void>(std::move(work));
   impl_->push(session, std::move(run), true);
   return std::move(future);
+} catch (...) {
+  rethrow_typed();
 }
 
-std::optional<std::future<void>> Pipeline::try_submit(std::size_t session, std::function<void(Session&)> work) {
+std::optional<std::future<void>> Pipeline::try_submit(std::size_t session, std::function<void(Session&)> work) try {
   GRAFT_CHECK(InvalidArgument, work, "the pipeline got work without a function");
   auto [future, run] = Impl::promised<void>(std::move(work));
   if (!impl_->push(session, std::move(run), false)) return std::nullopt;
   return std::move(future);
+} catch (...) {
+  rethrow_typed();
 }
 
-void Pipeline::drain() {
+void Pipeline::drain() try {
   std::unique_lock lock(impl_->mutex);
   GRAFT_CHECK(InvalidArgument, !impl_->on_own_thread(), "a pipeline cannot be drained by its own work");
   impl_->idle.wait(lock, [&] { return impl_->counts.waiting == 0 && impl_->counts.running == 0; });
+} catch (...) {
+  rethrow_typed();
 }
 
-void Pipeline::shutdown() { impl_->shutdown(); }
+void Pipeline::shutdown() try { impl_->shutdown(); } catch (...) {
+  rethrow_typed();
+}
 
-PipelineCounters Pipeline::counters() const {
+PipelineCounters Pipeline::counters() const try {
   const std::lock_guard lock(impl_->mutex);
   return impl_->counts;
+} catch (...) {
+  rethrow_typed();
 }
 
 }  // namespace graft

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/rethrow.h"
 #include "graft/graft.h"
 #include "graft/op.h"
 #include "load/program_impl.h"
@@ -148,7 +149,7 @@ class MethodOp {
 
 }  // namespace
 
-void register_op(const std::string& target, std::shared_ptr<const Program> program, const std::string& method) {
+void register_op(const std::string& target, std::shared_ptr<const Program> program, const std::string& method) try {
   const auto op = std::make_shared<MethodOp>(target, std::move(program), method);
   OpDefinition definition;
   definition.target = target;
@@ -157,6 +158,8 @@ void register_op(const std::string& target, std::shared_ptr<const Program> progr
   definition.scratch_bytes = [op](const OpCall& call) { return static_cast<std::size_t>(op->plan(call)->arena_bytes); };
   definition.run = [op](const OpRun& call) { op->run(call); };
   register_op(std::move(definition));
+} catch (...) {
+  rethrow_typed();
 }
 
 }  // namespace graft

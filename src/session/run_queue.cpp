@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/rethrow.h"
 #include "base/thread.h"
 #include "session/wait_limit.h"
 
@@ -33,8 +34,8 @@ Clock::time_point RunQueue::end_waiting(std::unique_lock<std::mutex>& lock, Cloc
   for (auto job = jobs_.begin(); job != jobs_.end();) {
     const WaitLimit limit = WaitLimit::of(job->options);
     if (const std::exception_ptr error = limit.error(now)) {
-      job->result.set_exception(error);
-      ended.push_back(std::move(*job));
+      ended.push_back(std::move(*job));  // first, as it may fail
+      ended.back().result.set_exception(error);
       job = jobs_.erase(job);
     } else {
       next = std::min(next, limit.next_look(now));
@@ -50,18 +51,16 @@ Clock::time_point RunQueue::end_waiting(std::unique_lock<std::mutex>& lock, Cloc
 
 void RunQueue::work() {
   for (;;) {
-    Job job;
-    {
-      std::unique_lock lock(mutex_);
-      changed_.wait(lock, [&] { return closed_ || !jobs_.empty(); });
-      if (jobs_.empty()) return;
-      job = std::move(jobs_.front());
-      jobs_.pop_front();
-    }
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return closed_ || !jobs_.empty(); });
+    if (jobs_.empty()) return;
+    Job job = std::move(jobs_.front());  // a new one would allocate
+    jobs_.pop_front();
+    lock.unlock();
     try {
       job.result.set_value(run_(job));
     } catch (...) {
-      job.result.set_exception(std::current_exception());
+      job.result.set_exception(typed_exception());
     }
   }
 }

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/rethrow.h"
 #include "exec/cpus.h"
 #include "graft/graft.h"
 #include "session/call_values.h"
@@ -14,7 +15,10 @@
 
 namespace graft {
 
-CancelToken::CancelToken() : flag_(std::make_shared<std::atomic<bool>>(false)) {}
+CancelToken::CancelToken() try : flag_(std::make_shared<std::atomic<bool>>(false)) {
+} catch (...) {
+  rethrow_typed();
+}
 void CancelToken::cancel() const { flag_->store(true); }
 void CancelToken::reset() const { flag_->store(false); }
 bool CancelToken::cancelled() const { return flag_->load(); }
@@ -77,7 +81,7 @@ std::vector<Value> Session::Impl::run_into(std::string_view method, std::span<co
   PreparedCall& call = plans.prepare(find(method), inputs, run_options.profile != nullptr);
   if (!call.in_segments()) {
     std::vector<Value> outputs = plans.outputs(call);
-    place(outputs);
+    call_back([&] { place(outputs); });
     plans.run(call, outputs, run_options);
     return outputs;
   }
@@ -91,7 +95,7 @@ std::vector<Value> Session::Impl::run_into(std::string_view method, std::span<co
     output.owner.reset();
     output.tensor.data = nullptr;
   }
-  place(outputs);
+  call_back([&] { place(outputs); });
   for (std::size_t i = 0; i < made.size(); ++i) {
     if (made[i].kind != Value::Kind::tensor) continue;
     const TensorDesc desc(made[i].tensor.dtype, made[i].tensor.shape);
@@ -124,9 +128,11 @@ std::vector<Value> Session::Impl::run(std::string_view method, std::span<const V
   return outputs;
 }
 
-Session::Session(std::shared_ptr<const Program> program, const SessionOptions& options) {
+Session::Session(std::shared_ptr<const Program> program, const SessionOptions& options) try {
   GRAFT_CHECK(InvalidArgument, program, "a session needs a program, got null");
   impl_ = std::make_unique<Impl>(std::move(program), options);
+} catch (...) {
+  rethrow_typed();
 }
 
 Session::Session(Session&&) noexcept = default;
@@ -137,41 +143,53 @@ const Counters& Session::counters() const { return impl_->counters; }
 int Session::threads() const { return impl_->threads; }
 const Program& Session::program() const { return *impl_->program; }
 
-std::vector<Value> Session::run(std::string_view method, std::span<const Value> inputs, const RunOptions& options) {
+std::vector<Value> Session::run(std::string_view method, std::span<const Value> inputs, const RunOptions& options) try {
   const Impl::Use use(*impl_);
   return impl_->run(method, inputs, options);
+} catch (...) {
+  rethrow_typed();
 }
 
-std::vector<Value> Session::output_values(std::string_view method, std::span<const Value> inputs) {
+std::vector<Value> Session::output_values(std::string_view method, std::span<const Value> inputs) try {
   const Impl::Use use(*impl_);
   return impl_->output_values(method, inputs);
+} catch (...) {
+  rethrow_typed();
 }
 
 void Session::run_into(std::string_view method, std::span<const Value> inputs, std::span<Value> outputs,
-                       const RunOptions& options) {
+                       const RunOptions& options) try {
   const Impl::Use use(*impl_);
   impl_->run_into(method, inputs, outputs, options);
+} catch (...) {
+  rethrow_typed();
 }
 
 std::vector<Value> Session::run_into(std::string_view method, std::span<const Value> inputs, const PlaceOutputs& place,
-                                     const RunOptions& options) {
+                                     const RunOptions& options) try {
   const Impl::Use use(*impl_);
   return impl_->run_into(method, inputs, place, options);
+} catch (...) {
+  rethrow_typed();
 }
 
-std::future<std::vector<Value>> Session::submit(std::string method, std::vector<Value> inputs, RunOptions options) {
+std::future<std::vector<Value>> Session::submit(std::string method, std::vector<Value> inputs, RunOptions options) try {
   return impl_->queue.submit({std::move(method), std::move(inputs), options, {}});
+} catch (...) {
+  rethrow_typed();
 }
 
-void Session::close() {
+void Session::close() try {
   impl_->queue.close();
   const BusyGuard guard(impl_->busy, kSessionInUse);
   impl_->closed = true;
   impl_->plans.close();
   impl_->states.clear();
+} catch (...) {
+  rethrow_typed();
 }
 
-PlanInfo Session::plan(std::string_view method, std::span<const Value> inputs) {
+PlanInfo Session::plan(std::string_view method, std::span<const Value> inputs) try {
   const Impl::Use use(*impl_);
   const PreparedCall& call = impl_->prepare_plan(method, inputs, ", each with a plan of its own");
   const Plan& plan = call.plan();
@@ -181,15 +199,19 @@ PlanInfo Session::plan(std::string_view method, std::span<const Value> inputs) {
     info.allocations.push_back({name(a.memory), a.index, a.bytes, a.hits, call.entry->bases[id]});
   }
   return info;
+} catch (...) {
+  rethrow_typed();
 }
 
-std::vector<std::byte> Session::stored_plan(std::string_view method, std::span<const Value> inputs) {
+std::vector<std::byte> Session::stored_plan(std::string_view method, std::span<const Value> inputs) try {
   const Impl::Use use(*impl_);
   const PreparedCall& call = impl_->prepare_plan(method, inputs, ", each with a plan of its own: see stored_plans()");
   return impl_->encoded(call);
+} catch (...) {
+  rethrow_typed();
 }
 
-std::vector<std::vector<std::byte>> Session::stored_plans(std::string_view method, std::span<const Value> inputs) {
+std::vector<std::vector<std::byte>> Session::stored_plans(std::string_view method, std::span<const Value> inputs) try {
   const Impl::Use use(*impl_);
   PreparedCall& call = impl_->plans.prepare(impl_->find(method), inputs, false);
   std::vector<std::vector<std::byte>> plans;
@@ -203,25 +225,33 @@ std::vector<std::vector<std::byte>> Session::stored_plans(std::string_view metho
     if (seen.emplace(segment.index, segment.key).second) plans.push_back(impl_->encoded(segment));
   });
   return plans;
+} catch (...) {
+  rethrow_typed();
 }
 
-void Session::freeze_input(std::string_view method, std::size_t input) {
+void Session::freeze_input(std::string_view method, std::size_t input) try {
   const Impl::Use use(*impl_);
   impl_->plans.binder().freeze(impl_->find(method), input);
+} catch (...) {
+  rethrow_typed();
 }
 
-std::vector<StateView> Session::states() {
+std::vector<StateView> Session::states() try {
   const Impl::Use use(*impl_);
   return impl_->states.views();
+} catch (...) {
+  rethrow_typed();
 }
 
-void Session::reset() {
+void Session::reset() try {
   const Impl::Use use(*impl_);
   impl_->states.reset();
   impl_->plans.random().run = 0;
+} catch (...) {
+  rethrow_typed();
 }
 
-Session Session::fork() {
+Session Session::fork() try {
   const Impl::Use use(*impl_);
   SessionOptions options = impl_->options;
   options.threads = impl_->threads;
@@ -236,59 +266,81 @@ Session Session::fork() {
     for (const auto& [offset, bytes] : impl_->kv.used_ranges(i)) std::memcpy(to + offset, from + offset, bytes);
   }
   return copy;
+} catch (...) {
+  rethrow_typed();
 }
 
-void Session::save(const std::string& path) {
+void Session::save(const std::string& path) try {
   const Impl::Use use(*impl_);
   StateFile(impl_->kv).save(path);
+} catch (...) {
+  rethrow_typed();
 }
 
-void Session::restore(const std::string& path) {
+void Session::restore(const std::string& path) try {
   const Impl::Use use(*impl_);
   StateFile(impl_->kv).restore(path);
+} catch (...) {
+  rethrow_typed();
 }
 
-std::span<const std::int64_t> Session::kv_lengths() {
+std::span<const std::int64_t> Session::kv_lengths() try {
   const Impl::Use use(*impl_);
   return impl_->kv.lengths();
+} catch (...) {
+  rethrow_typed();
 }
 
-void Session::kv_truncate(std::int64_t length) {
+void Session::kv_truncate(std::int64_t length) try {
   const Impl::Use use(*impl_);
   impl_->kv.truncate(length);
+} catch (...) {
+  rethrow_typed();
 }
 
-std::int64_t Session::kv_shortest(std::int64_t row) {
+std::int64_t Session::kv_shortest(std::int64_t row) try {
   const Impl::Use use(*impl_);
   impl_->kv.check_row(row);
   return impl_->kv.shortest(static_cast<std::size_t>(row));
+} catch (...) {
+  rethrow_typed();
 }
 
-void Session::kv_select(std::span<const std::int64_t> rows) {
+void Session::kv_select(std::span<const std::int64_t> rows) try {
   const Impl::Use use(*impl_);
   impl_->kv.select(rows);
+} catch (...) {
+  rethrow_typed();
 }
 
-void Session::kv_resize(std::int64_t rows, std::int64_t length) {
+void Session::kv_resize(std::int64_t rows, std::int64_t length) try {
   const Impl::Use use(*impl_);
   impl_->kv.resize(rows, length);
+} catch (...) {
+  rethrow_typed();
 }
 
 void Session::kv_read(std::int64_t layer, std::int64_t row, std::int64_t first, const TensorView& keys,
-                      const TensorView& values) {
+                      const TensorView& values) try {
   const Impl::Use use(*impl_);
   KvTokens(impl_->kv).read(layer, row, first, keys, values);
+} catch (...) {
+  rethrow_typed();
 }
 
 void Session::kv_write(std::int64_t layer, std::int64_t row, std::int64_t first, const TensorView& keys,
-                       const TensorView& values) {
+                       const TensorView& values) try {
   const Impl::Use use(*impl_);
   KvTokens(impl_->kv).write(layer, row, first, keys, values);
+} catch (...) {
+  rethrow_typed();
 }
 
-void Session::kv_set_lengths(std::span<const std::int64_t> lengths) {
+void Session::kv_set_lengths(std::span<const std::int64_t> lengths) try {
   const Impl::Use use(*impl_);
   impl_->kv.set_lengths(lengths);
+} catch (...) {
+  rethrow_typed();
 }
 
 }  // namespace graft

@@ -3,11 +3,15 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/rethrow.h"
 #include "load/program_impl.h"
 
 namespace graft {
 
-Arena::Arena() : impl_(std::make_unique<Impl>()) {}
+Arena::Arena() try : impl_(std::make_unique<Impl>()) {
+} catch (...) {
+  rethrow_typed();
+}
 Arena::~Arena() = default;
 std::size_t Arena::bytes() const { return impl_->memory.size(); }
 

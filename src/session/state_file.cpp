@@ -2,15 +2,15 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdio>
 #include <cstring>
-#include <fstream>
 #include <optional>
 #include <span>
 #include <utility>
 #include <vector>
 
 #include "base/check.h"
+#include "base/file.h"
+#include "base/mapped_file.h"
 #include "base/sha256.h"
 
 namespace graft {
@@ -51,22 +51,14 @@ void StateFile::save(const std::string& path) {
       bytes.insert(bytes.end(), from + offset, from + offset + size);
   }
   const Digest digest = sha256(bytes);
-  // Written under another name first, so that a full disk or a crash leaves an earlier file intact.
-  const std::string partial = path + ".partial";
-  std::ofstream file(partial, std::ios::binary | std::ios::trunc);
-  file.write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
-  file.write(reinterpret_cast<const char*>(digest.data()), static_cast<std::streamsize>(digest.size()));
-  file.close();
-  const bool written = file.good() && std::rename(partial.c_str(), path.c_str()) == 0;
-  if (!written) std::remove(partial.c_str());
-  GRAFT_CHECK(SystemError, written, "cannot write the states to ", path);
+  NewFile file(path);
+  file.write(bytes, 0);
+  file.write(std::as_bytes(std::span(digest)), bytes.size());
+  file.commit();
 }
 
 void StateFile::restore(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  GRAFT_CHECK(NotFound, file, "cannot open ", path);
-  const std::string content((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
-  const std::span<const std::byte> bytes = std::as_bytes(std::span(content));
+  const std::vector<std::byte> bytes = MappedFile::read_whole(path);
   FileHead head{};
   const bool whole = bytes.size() >= sizeof(head) + sizeof(Digest);
   if (whole) std::memcpy(&head, bytes.data(), sizeof(head));
@@ -77,7 +69,7 @@ void StateFile::restore(const std::string& path) {
   GRAFT_CHECK(InvalidProgram, head.states == states_.count() && head.program == states_.program().fingerprint, path,
               " holds ", head.states, " states of another program, not the ", states_.count(), " of ",
               states_.program().source);
-  const std::span<const std::byte> hashed = bytes.first(bytes.size() - sizeof(Digest));
+  const std::span<const std::byte> hashed = std::span(bytes).first(bytes.size() - sizeof(Digest));
   Digest digest{};
   std::memcpy(digest.data(), bytes.data() + hashed.size(), sizeof(digest));
   GRAFT_CHECK(InvalidProgram, digest == sha256(hashed), path, " is damaged: its length or checksum is wrong");

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/rethrow.h"
 
 namespace graft {
 namespace {
@@ -16,7 +17,10 @@ std::string str_of(const KvOptions& kv) {
 
 }  // namespace
 
-States::States() : impl_(std::make_unique<Impl>()) {}
+States::States() try : impl_(std::make_unique<Impl>()) {
+} catch (...) {
+  rethrow_typed();
+}
 States::~States() = default;
 
 StateStore::StateStore(const ProgramImpl& program, std::shared_ptr<States> shared, const KvOptions& kv,

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "base/thread.h"
+#include "exec/run_control.h"
 
 namespace graft {
 
@@ -16,7 +17,13 @@ void WaitWatcher::watch() {
 void WaitWatcher::loop() {
   std::unique_lock lock(mutex_);
   while (!stopped_) {
-    const Clock::time_point next = look_(lock, Clock::now());
+    Clock::time_point next;
+    try {
+      next = look_(lock, Clock::now());
+    } catch (...) {  // without memory for the error of a run: again a little later
+      if (!lock.owns_lock()) lock.lock();
+      next = Clock::now() + kCancelPoll;
+    }
     if (stopped_) return;
     if (next == Clock::time_point::max()) {
       changed_.wait(lock);

@@ -76,7 +76,7 @@ OrderedJson with_reasoning(const OrderedJson& message) {
 }  // namespace
 
 std::string render_chat_template(std::string_view source, std::string_view variables_json,
-                                 std::string_view defaults_json) {
+                                 std::string_view defaults_json, const TextLimits& limits) {
   GRAFT_CHECK(InvalidProgram, is_utf8(source), "the chat template is not UTF-8");
   const OrderedJson given = parse_object(variables_json, "the variables of the chat template");
   OrderedJson all = {{"tools", nullptr}, {"documents", nullptr}, {"add_generation_prompt", false}};
@@ -91,7 +91,7 @@ std::string render_chat_template(std::string_view source, std::string_view varia
     variables.emplace_back(name, value_of(value));
   }
   const jinja::Body body = jinja::parse(source);
-  return jinja::Interpreter(variables).render(body);
+  return jinja::Interpreter(variables, limits).render(body);
 }
 
 }  // namespace graft::text

@@ -6,6 +6,7 @@
 
 #include "base/check.h"
 #include "base/mapped_file.h"
+#include "base/rethrow.h"
 #include "base/utf8.h"
 #include "package/container.h"
 #include "text/json.h"
@@ -176,10 +177,11 @@ struct Vocab {
   std::vector<float> scores;
 };
 
-Vocab read_vocab(const Head& head) {
+Vocab read_vocab(const Head& head, const TextLimits& limits) {
   Vocab out;
   for (std::string& piece : head.strings("tokenizer.ggml.tokens"))
     out.entries.emplace_back(std::move(piece), static_cast<TokenId>(out.entries.size()));
+  check_vocabulary(out.entries.size(), limits);
   GRAFT_CHECK(NotFound, !out.entries.empty(), "it holds no vocabulary (tokenizer.ggml.tokens)");
   out.types = head.numbers<std::int32_t>("tokenizer.ggml.token_type", GGUF_TYPE_INT32);
   out.scores = head.numbers<float>("tokenizer.ggml.scores", GGUF_TYPE_FLOAT32);
@@ -244,11 +246,12 @@ void read_model(const Head& head, const std::string& model, Vocab vocab, Parts& 
   parts.model = make_bpe(Vocabulary(std::move(vocab.entries)), merges_of(head), std::move(options));
 }
 
-std::shared_ptr<const Tokenizer> read(const Head& head) {
+std::shared_ptr<const Tokenizer> read(const Head& head, const TextLimits& limits) {
   const std::string model = head.text("tokenizer.ggml.model").value_or("");
   GRAFT_CHECK(NotFound, !model.empty(), "it holds no vocabulary (tokenizer.ggml.model)");
   Parts parts;
-  Vocab vocab = read_vocab(head);
+  parts.limits = limits;
+  Vocab vocab = read_vocab(head, limits);
   read_added_tokens(vocab, parts);
   const std::vector<std::pair<std::string, TokenId>> pieces = vocab.entries;
 
@@ -290,13 +293,15 @@ std::shared_ptr<const Tokenizer> read(const Head& head) {
 }  // namespace
 }  // namespace text
 
-std::shared_ptr<const Tokenizer> Tokenizer::from_gguf(const std::string& path) {
+std::shared_ptr<const Tokenizer> Tokenizer::from_gguf(const std::string& path, const TextLimits& limits) try {
   MappedFile::open(path);  // for its errors: ggml's reader reports all failures alike
-  return naming_file(path, [&] { return text::read(text::Head(path)); });
+  return naming_file(path, [&] { return text::read(text::Head(path), limits); });
+} catch (...) {
+  rethrow_typed();
 }
 
-std::shared_ptr<const Tokenizer> text::read_gguf_tokenizer(std::span<const std::byte> bytes) {
-  return read(Head(bytes));
+std::shared_ptr<const Tokenizer> text::read_gguf_tokenizer(std::span<const std::byte> bytes, const TextLimits& limits) {
+  return read(Head(bytes), limits);
 }
 
 }  // namespace graft

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "base/rethrow.h"
 #include "base/sha256.h"
 #include "base/utf8.h"
 #include "text/unicode.h"
@@ -30,7 +31,7 @@ class Pipeline : public Tokenizer {
     for (TokenId id : parts_.suffix) check_id(id);
   }
 
-  std::vector<std::int64_t> encode(std::string_view bytes, const EncodeOptions& options) const override {
+  std::vector<std::int64_t> encode(std::string_view bytes, const EncodeOptions& options) const override try {
     std::vector<TokenId> ids;
     if (options.add_special) ids = parts_.prefix;
     encode_text(to_utf8(bytes), ids);
@@ -43,9 +44,11 @@ class Pipeline : public Tokenizer {
     }
     if (options.add_special) ids.insert(ids.end(), parts_.suffix.begin(), parts_.suffix.end());
     return ids;
+  } catch (...) {
+    rethrow_typed();
   }
 
-  std::string decode(std::span<const std::int64_t> ids, bool skip_special) const override {
+  std::string decode(std::span<const std::int64_t> ids, bool skip_special) const override try {
     std::vector<std::string> pieces;
     pieces.reserve(ids.size());
     for (std::int64_t id : ids) {
@@ -63,21 +66,27 @@ class Pipeline : public Tokenizer {
       for (std::size_t i = 0; i < pieces.size(); ++i) out += (i > 0 ? " " : "") + pieces[i];
     }
     return is_utf8(out) ? out : to_utf8(out);  // GGUF files hold tokens that are bytes
+  } catch (...) {
+    rethrow_typed();
   }
 
   std::int64_t size() const override { return end_id_; }
 
-  const std::string& piece(std::int64_t id) const override {
+  const std::string& piece(std::int64_t id) const override try {
     const auto added = by_id_.find(id);
     if (added != by_id_.end()) return added->second.token->content;
     const std::string* known = parts_.model->vocabulary().piece(id);
     GRAFT_CHECK(InvalidArgument, known != nullptr, "the tokenizer has no token ", id, "; its ids are below ", end_id_);
     return *known;
+  } catch (...) {
+    rethrow_typed();
   }
 
-  std::optional<std::int64_t> find(std::string_view piece) const override {
+  std::optional<std::int64_t> find(std::string_view piece) const override try {
     const auto added = ids_of_added_.find(std::string(piece));
     return added != ids_of_added_.end() ? added->second : parts_.model->vocabulary().find(piece);
+  } catch (...) {
+    rethrow_typed();
   }
 
   bool is_special(std::int64_t id) const override {
@@ -89,8 +98,9 @@ class Pipeline : public Tokenizer {
   std::optional<std::size_t> truncation() const override { return parts_.truncation; }
   const std::string& chat_template() const override { return surroundings_.chat_template; }
   const std::string& template_variables() const override { return surroundings_.template_variables; }
+  TextLimits limits() const override { return parts_.limits; }
 
-  std::string identity() const override {
+  std::string identity() const override try {
     std::string all;
     for (TokenId id = 0; id < end_id_; ++id) {
       const auto added = by_id_.find(id);
@@ -105,6 +115,8 @@ class Pipeline : public Tokenizer {
       out += "0123456789abcdef"[byte & 15];
     }
     return out;
+  } catch (...) {
+    rethrow_typed();
   }
 
  private:

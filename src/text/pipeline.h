@@ -22,6 +22,7 @@ struct Parts {
   std::vector<AddedToken> added_tokens;               // without ids: assigned as Hugging Face tokenizers does
   std::vector<TokenId> prefix, suffix;                // added around the ids with add_special
   std::optional<std::size_t> truncation;
+  TextLimits limits;
 };
 
 // What accompanies the vocabulary: names of special tokens and the chat template.
@@ -34,7 +35,7 @@ struct Surroundings {
 std::shared_ptr<const Tokenizer> make_tokenizer(Parts parts, Surroundings surroundings);
 
 // The vocabulary of a GGUF file in memory. Throws as Tokenizer::from_gguf.
-std::shared_ptr<const Tokenizer> read_gguf_tokenizer(std::span<const std::byte> bytes);
+std::shared_ptr<const Tokenizer> read_gguf_tokenizer(std::span<const std::byte> bytes, const TextLimits& limits);
 
 // tokenizer_config.json; may be empty.
 Surroundings read_config(std::string_view config_json);

@@ -1,6 +1,7 @@
 #include "graft/tokenizer.h"
 
 #include "base/check.h"
+#include "base/rethrow.h"
 #include "text/chat_template.h"
 
 namespace graft {
@@ -12,13 +13,17 @@ constexpr std::string_view kReplacement = "\xEF\xBF\xBD";
 
 Tokenizer::~Tokenizer() = default;
 
-std::string Tokenizer::apply_chat_template(std::string_view variables_json) const {
+std::string Tokenizer::apply_chat_template(std::string_view variables_json) const try {
   GRAFT_CHECK(InvalidArgument, !chat_template().empty(), "the tokenizer's files have no chat template");
   return apply_chat_template(variables_json, chat_template());
+} catch (...) {
+  rethrow_typed();
 }
 
-std::string Tokenizer::apply_chat_template(std::string_view variables_json, std::string_view chat_template) const {
-  return text::render_chat_template(chat_template, variables_json, template_variables());
+std::string Tokenizer::apply_chat_template(std::string_view variables_json, std::string_view chat_template) const try {
+  return text::render_chat_template(chat_template, variables_json, template_variables(), limits());
+} catch (...) {
+  rethrow_typed();
 }
 
 struct Detokenizer::Impl {
@@ -31,16 +36,18 @@ struct Detokenizer::Impl {
   std::string text() const { return tokenizer->decode(ids, skip_special); }
 };
 
-Detokenizer::Detokenizer(std::shared_ptr<const Tokenizer> tokenizer, bool skip_special)
+Detokenizer::Detokenizer(std::shared_ptr<const Tokenizer> tokenizer, bool skip_special) try
     : impl_(std::make_unique<Impl>(Impl{std::move(tokenizer), skip_special, {}, 0, {}})) {
   GRAFT_CHECK(InvalidArgument, impl_->tokenizer != nullptr, "a Detokenizer needs a Tokenizer");
+} catch (...) {
+  rethrow_typed();
 }
 
 Detokenizer::Detokenizer(Detokenizer&&) noexcept = default;
 Detokenizer& Detokenizer::operator=(Detokenizer&&) noexcept = default;
 Detokenizer::~Detokenizer() = default;
 
-std::string Detokenizer::add(std::int64_t id) {
+std::string Detokenizer::add(std::int64_t id) try {
   std::vector<std::int64_t>& ids = impl_->ids;
   ids.push_back(id);
   std::string text;
@@ -58,15 +65,19 @@ std::string Detokenizer::add(std::int64_t id) {
   impl_->returned_ids = ids.size();
   impl_->returned = impl_->text();
   return added;
+} catch (...) {
+  rethrow_typed();
 }
 
-std::string Detokenizer::finish() {
+std::string Detokenizer::finish() try {
   const std::string text = impl_->text();
   std::string left = text.size() > impl_->returned.size() ? text.substr(impl_->returned.size()) : "";
   impl_->ids.clear();
   impl_->returned_ids = 0;
   impl_->returned.clear();
   return left;
+} catch (...) {
+  rethrow_typed();
 }
 
 }  // namespace graft

@@ -2,6 +2,7 @@
 #include <unordered_set>
 
 #include "base/check.h"
+#include "base/rethrow.h"
 #include "base/utf8.h"
 #include "text/json.h"
 #include "text/pipeline.h"
@@ -15,6 +16,8 @@ namespace {
 // and are read directly into their final form. Anything unexpected goes into the value, whose reader reports it.
 class DocumentReader : public nlohmann::json_sax<Json> {
  public:
+  explicit DocumentReader(const TextLimits& limits) : limits_(limits) {}
+
   Json document;
   LargeParts large;
   std::string error;
@@ -107,6 +110,10 @@ class DocumentReader : public nlohmann::json_sax<Json> {
   bool put_number(std::int64_t value) {
     if (inside_ != Part::vocab) return put(value);
     large.vocab.emplace_back(std::move(key_), value);
+    check_vocabulary(large.vocab.size(), limits_);
+    // Memory is for all ids up to the largest.
+    GRAFT_CHECK(Unsupported, value < limits_.max_vocabulary, "the token '", large.vocab.back().first, "' has the id ",
+                value, ", at most ", limits_.max_vocabulary, " ids are allowed (max_vocabulary)");
     return true;
   }
   bool add_merge(const std::string& line) {
@@ -119,6 +126,7 @@ class DocumentReader : public nlohmann::json_sax<Json> {
     return true;
   }
 
+  const TextLimits& limits_;
   std::vector<Json*> stack_;  // the open values; null: a pair of merges
   Part inside_ = Part::none;
   bool in_model_ = false;
@@ -251,9 +259,10 @@ std::string with_chat_template(std::string_view config_json, std::string_view ch
 
 }  // namespace text
 
-std::shared_ptr<const Tokenizer> Tokenizer::from_json(std::string_view tokenizer_json, std::string_view config_json) {
+std::shared_ptr<const Tokenizer> Tokenizer::from_json(std::string_view tokenizer_json, std::string_view config_json,
+                                                      const TextLimits& limits) try {
   using namespace text;  // NOLINT: the reader of this document is defined there
-  DocumentReader reader;
+  DocumentReader reader(limits);
   const bool parsed = Json::sax_parse(tokenizer_json.begin(), tokenizer_json.end(), &reader);
   GRAFT_CHECK(InvalidProgram, parsed, "tokenizer.json is not valid JSON: ", reader.error);
   const Json& document = reader.document;
@@ -263,6 +272,7 @@ std::shared_ptr<const Tokenizer> Tokenizer::from_json(std::string_view tokenizer
               version.dump());
 
   Parts parts;
+  parts.limits = limits;
   parts.normalizer = make_normalizer(member(document, "normalizer"));
   parts.pre_tokenizer = make_pre_tokenizer(member(document, "pre_tokenizer"));
   parts.model = make_model(member(document, "model"), std::move(reader.large));
@@ -278,7 +288,10 @@ std::shared_ptr<const Tokenizer> Tokenizer::from_json(std::string_view tokenizer
     parts.truncation = static_cast<std::size_t>(length);
   }
   if (!config_json.empty()) add_tokens_of(parse_json(config_json, "tokenizer_config.json"), parts);
+  check_vocabulary(parts.model->vocabulary().size() + parts.added_tokens.size(), limits);
   return make_tokenizer(std::move(parts), read_config(config_json));
+} catch (...) {
+  rethrow_typed();
 }
 
 }  // namespace graft

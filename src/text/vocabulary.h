@@ -8,10 +8,17 @@
 #include <vector>
 
 #include "base/check.h"
+#include "graft/limits.h"
 
 namespace graft::text {
 
 using TokenId = std::int64_t;
+
+// Throws Unsupported for a vocabulary of more tokens than allowed.
+inline void check_vocabulary(std::size_t tokens, const TextLimits& limits) {
+  GRAFT_CHECK(Unsupported, static_cast<std::int64_t>(tokens) <= limits.max_vocabulary, "the vocabulary has ", tokens,
+              " tokens, at most ", limits.max_vocabulary, " are allowed (max_vocabulary)");
+}
 
 // Pieces by id and ids by piece. Ids may have gaps.
 class Vocabulary {

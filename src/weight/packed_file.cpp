@@ -1,21 +1,13 @@
 #include "weight/packed_file.h"
 
-#include <fcntl.h>
-#include <sys/file.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <atomic>
-#include <cerrno>
 #include <cstring>
-#include <filesystem>
 #include <string_view>
-#include <system_error>
 #include <utility>
 #include <vector>
 
 #include "base/check.h"
+#include "base/file.h"
 #include "base/sha256.h"
 
 namespace graft {
@@ -51,56 +43,6 @@ Digest digest_at(std::span<const std::byte> bytes, std::size_t at) {
 }
 
 constexpr std::string_view kUnfinished = ".packed.tmp";
-
-// A file that is removed unless it was renamed. Its lock says that somebody writes it.
-class Temporary {
- public:
-  explicit Temporary(const std::string& path) : path_(path) {
-    static std::atomic<std::uint64_t> count = 0;
-    struct stat now {};
-    do {
-      if (descriptor_ >= 0) ::close(descriptor_);
-      name_ = str(path, ".", ::getpid(), ".", ++count, kUnfinished);
-      descriptor_ = ::open(name_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-      check(descriptor_ >= 0);
-      while (::flock(descriptor_, LOCK_EX) != 0 && errno == EINTR) {
-      }
-      check(::fstat(descriptor_, &now) == 0);
-    } while (now.st_nlink == 0);  // removed as unfinished before it was locked
-  }
-  ~Temporary() {
-    if (descriptor_ < 0) return;
-    ::close(descriptor_);
-    ::unlink(name_.c_str());
-  }
-  Temporary(const Temporary&) = delete;
-  Temporary& operator=(const Temporary&) = delete;
-
-  void write(std::span<const std::byte> bytes, std::size_t at) {
-    for (std::size_t done = 0; done < bytes.size();) {
-      const ssize_t wrote =
-          ::pwrite(descriptor_, bytes.data() + done, bytes.size() - done, static_cast<off_t>(at + done));
-      if (wrote < 0 && errno == EINTR) continue;
-      check(wrote > 0);
-      done += static_cast<std::size_t>(wrote);
-    }
-  }
-  void resize(std::size_t bytes) { check(::ftruncate(descriptor_, static_cast<off_t>(bytes)) == 0); }
-  void finish() {
-    check(::fsync(descriptor_) == 0);  // after a crash the name must not stand for lost bytes
-    check(::rename(name_.c_str(), path_.c_str()) == 0);
-    ::close(std::exchange(descriptor_, -1));
-  }
-
- private:
-  void check(bool done) const {
-    GRAFT_CHECK(SystemError, done, "cannot write '", path_, "': ", std::generic_category().message(errno));
-  }
-
-  const std::string path_;
-  std::string name_;
-  int descriptor_ = -1;
-};
 
 }  // namespace
 
@@ -168,17 +110,7 @@ std::optional<AlignedMemory> PackedFile::find(const Digest& digest, std::size_t 
   return AlignedMemory::of_file(file_, entry->second);
 }
 
-void remove_unfinished_packed_files(const std::string& folder) noexcept {
-  std::error_code error;
-  std::filesystem::directory_iterator entry(folder.empty() ? "." : folder, error);
-  for (; !error && entry != std::filesystem::directory_iterator(); entry.increment(error)) {
-    if (!entry->path().native().ends_with(kUnfinished)) continue;
-    const int file = ::open(entry->path().c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
-    if (file < 0) continue;
-    if (::flock(file, LOCK_EX | LOCK_NB) == 0) ::unlink(entry->path().c_str());
-    ::close(file);
-  }
-}
+void remove_unfinished_packed_files(const std::string& folder) noexcept { remove_unfinished(folder, kUnfinished); }
 
 void write_packed_file(const std::string& path, const std::string& origin,
                        const std::map<Digest, std::span<const std::byte>>& entries) {
@@ -205,7 +137,7 @@ void write_packed_file(const std::string& path, const std::string& origin,
   put(head, sha256(head));
   GRAFT_ASSERT(head.size() == head_bytes && at == end);
 
-  Temporary file(path);
+  NewFile file(path, kUnfinished);
   head.resize(padded(head_bytes, kAlignment));
   file.write(head, 0);
   at = head.size();
@@ -214,7 +146,7 @@ void write_packed_file(const std::string& path, const std::string& origin,
     at = padded(at + bytes.size(), kAlignment);
   }
   file.resize(end);  // the last padding
-  file.finish();
+  file.commit();
 }
 
 }  // namespace graft

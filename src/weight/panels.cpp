@@ -3,8 +3,9 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <thread>
 #include <vector>
+
+#include "base/parallel.h"
 
 namespace graft {
 namespace {
@@ -457,9 +458,7 @@ const Packing& packing_of(PanelFormat format) { return kPackings[static_cast<std
 template <typename Work>
 void for_panels(i64 rows, int threads, const Work& work) {
   const i64 panels = panel_count(rows), parts = std::max(std::min<i64>(threads, panels), i64{1});
-  std::vector<std::jthread> others;
-  for (i64 i = 1; i < parts; ++i) others.emplace_back(work, panels * i / parts, panels * (i + 1) / parts);
-  work(i64{0}, panels / parts);
+  in_parallel(static_cast<int>(parts), [&](int i) { work(panels * i / parts, panels * (i + 1) / parts); });
 }
 
 }  // namespace

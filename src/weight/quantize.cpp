@@ -6,11 +6,12 @@
 #include <atomic>
 #include <cmath>
 #include <cstring>
-#include <thread>
 #include <vector>
 
 #include "base/check.h"
 #include "base/ggml_cpu.h"
+#include "base/parallel.h"
+#include "base/rethrow.h"
 #include "weight/panels.h"
 #include "weight/stored.h"
 
@@ -71,7 +72,7 @@ bool quantize_rows(const TensorView& tensor, ggml_type type, std::int64_t begin,
 
 }  // namespace
 
-std::string storable_type(std::string_view wanted, const Shape& shape) {
+std::string storable_type(std::string_view wanted, const Shape& shape) try {
   const Stored stored = stored_of(wanted);
   if (stored.is_plain()) return stored.str();
   GRAFT_CHECK(InvalidArgument, shape.rank() > 0, "a number cannot be stored as ", wanted);
@@ -82,15 +83,19 @@ std::string storable_type(std::string_view wanted, const Shape& shape) {
   const BlockType small = *find_block_type(bits < 5 ? "q4_0" : "q8_0");
   if (refuse_blocks(small, shape).empty()) return std::string(block_type_name(small));
   return std::string(name(DType::f16));
+} catch (...) {
+  rethrow_typed();
 }
 
-std::uint64_t stored_byte_count(std::string_view type, const Shape& shape) {
+std::uint64_t stored_byte_count(std::string_view type, const Shape& shape) try {
   const Stored stored = stored_of(type);
   check_blocks(stored, shape);
   return stored_bytes(stored, shape);
+} catch (...) {
+  rethrow_typed();
 }
 
-void quantize(const TensorView& tensor, std::string_view type, std::span<std::byte> out, int threads) {
+void quantize(const TensorView& tensor, std::string_view type, std::span<std::byte> out, int threads) try {
   const Stored stored = stored_of(type);
   GRAFT_CHECK(InvalidArgument, is_readable(tensor.dtype), "a tensor to be quantized must be f32, f16 or bf16, got ",
               name(tensor.dtype));
@@ -107,30 +112,31 @@ void quantize(const TensorView& tensor, std::string_view type, std::span<std::by
   ggml_cpu();  // initializes the tables for conversions from f16
   const std::int64_t parts = std::min<std::int64_t>(threads, rows);
   std::atomic<bool> finite = true;
-  const auto part = [&](std::int64_t i) {
+  in_parallel(static_cast<int>(parts), [&](std::int64_t i) {
     if (!quantize_rows(tensor, target, rows * i / parts, rows * (i + 1) / parts, depth, out.data())) finite = false;
-  };
-  {
-    std::vector<std::jthread> others;
-    for (std::int64_t i = 1; i < parts; ++i) others.emplace_back(part, i);
-    part(0);
-  }
+  });
   GRAFT_CHECK(InvalidArgument, finite, "a tensor with infinite values or NaN cannot be stored as ", stored.str());
+} catch (...) {
+  rethrow_typed();
 }
 
-std::uint64_t packed_byte_count(std::string_view type, const Shape& shape) {
+std::uint64_t packed_byte_count(std::string_view type, const Shape& shape) try {
   const Stored stored = stored_of(type);
   if (stored.is_plain() || !refuse_panels(stored.block, shape).empty()) return 0;
   return stored_bytes({Stored::Kind::panels, DType::f32, stored.block}, shape);
+} catch (...) {
+  rethrow_typed();
 }
 
 void pack_blocks(std::span<const std::byte> blocks, std::string_view type, const Shape& shape,
-                 std::span<std::byte> out) {
+                 std::span<std::byte> out) try {
   const std::uint64_t packed = packed_byte_count(type, shape), bytes = stored_byte_count(type, shape);
   GRAFT_CHECK(InvalidArgument, packed > 0 && blocks.size() == bytes && out.size() == packed, shape.str(), " in ", type,
               " takes ", bytes, " bytes and packed ", packed, ", got ", blocks.size(), " and an output of ",
               out.size());
   pack_panels(*panel_format_of(*find_block_type(type)), blocks.data(), shape[0], shape[1], out.data(), 1);
+} catch (...) {
+  rethrow_typed();
 }
 
 }  // namespace graft

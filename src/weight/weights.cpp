@@ -34,7 +34,7 @@ WeightFile read_one(const std::shared_ptr<const MappedFile>& file) {
 }
 
 // The shards of an index, each with the tensors that the index assigns to it.
-std::vector<WeightFile> read_index(const std::shared_ptr<const MappedFile>& file) {
+std::vector<WeightFile> read_index(const std::shared_ptr<const MappedFile>& file, const OpenFile& open) {
   const std::vector<std::byte> text = file->read(0, file->bytes().size());
   const auto* first = reinterpret_cast<const char*>(text.data());
   const Json index = Json::parse(first, first + text.size(), nullptr, /*allow_exceptions=*/false);
@@ -50,7 +50,7 @@ std::vector<WeightFile> read_index(const std::shared_ptr<const MappedFile>& file
                 name, "': its shard must be a file beside the index, found '", shard, "'");
     auto at = opened.find(shard);
     if (at == opened.end()) {
-      const auto beside = MappedFile::open((std::filesystem::path(file->path()).parent_path() / shard).string());
+      const auto beside = open((std::filesystem::path(file->path()).parent_path() / shard).string());
       at = opened.emplace(shard, naming_file(beside->path(), [&] { return read_one(beside); })).first;
       shards.emplace(shard, WeightFile{beside, {}});
     }
@@ -108,10 +108,10 @@ std::size_t distance(std::string_view a, std::string_view b) {
 
 }  // namespace
 
-std::vector<WeightFile> open_weights(const std::string& path) {
-  const auto file = MappedFile::open(path);
+std::vector<WeightFile> open_weights(const std::string& path, const OpenFile& open) {
+  const auto file = open(path);
   return naming_file(path, [&]() -> std::vector<WeightFile> {
-    if (path.ends_with(kIndexSuffix)) return read_index(file);
+    if (path.ends_with(kIndexSuffix)) return read_index(file, open);
     std::vector<WeightFile> out;
     out.push_back(read_one(file));
     return out;
@@ -167,8 +167,8 @@ std::string close_names(std::string_view name, const std::vector<std::string_vie
   return out;
 }
 
-void WeightStore::add_files(const std::string& path) {
-  for (WeightFile& file : open_weights(path)) files_.push_back(std::move(file));
+void WeightStore::add_files(const std::string& path, const OpenFile& open) {
+  for (WeightFile& file : open_weights(path, open)) files_.push_back(std::move(file));
 }
 
 std::optional<FoundWeight> WeightStore::look_up(const ir::Weight& weight) {

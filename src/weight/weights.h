@@ -34,7 +34,8 @@ struct WeightFile {
 // Opens a weight file: .ptd, safetensors or GGUF, told apart by their first bytes, or the index of a sharded checkpoint
 // (*.index.json), whose shards are beside it. Every offset, size and count is checked against the file. Throws
 // NotFound, SystemError or InvalidProgram; all name the file.
-std::vector<WeightFile> open_weights(const std::string& path);
+using OpenFile = std::function<std::shared_ptr<const MappedFile>(const std::string& path)>;
+std::vector<WeightFile> open_weights(const std::string& path, const OpenFile& open = MappedFile::open);
 
 // The files that hold a package's other weights ("graft.weights.json": paths relative to the package's folder); none if
 // it names none. Throws InvalidProgram.
@@ -70,7 +71,7 @@ class WeightStore {
 
   // `package`: the package's own data; always present.
   explicit WeightStore(WeightFile package) { files_.push_back(std::move(package)); }
-  void add_files(const std::string& path);
+  void add_files(const std::string& path, const OpenFile& open = MappedFile::open);
   void add_memory(Memory memory) { memory_ = std::move(memory); }
 
   // A file's description of its tensors wins over the weight's IR fields if both hold f32 values: as f32, f16, bf16 or

@@ -20,7 +20,11 @@ class LoadOptions:
         merge_segments: a method is cut into segments where sizes depend on data. At most this many nodes that are
             needed only behind a cut move behind it, instead of passing their results across it.
 
-    Limits, for untrusted packages. A call whose sizes need more raises `graft.Unsupported`:
+    Limits, for untrusted packages. A package, or a call with sizes, that needs more raises `graft.Unsupported`:
+        max_file_bytes: bytes of the package, and of each file of weights.
+        max_nodes: nodes of all methods and sub-graphs.
+        max_graph_calls: a method and the sub-graphs that it calls, each time.
+        max_state_bytes: bytes of the mutable buffers, but for a KV cache.
         max_plan_bytes: bytes of one tensor, and of all intermediate ones together.
         max_plan_launches: kernels that one call launches.
 
@@ -28,6 +32,11 @@ class LoadOptions:
         verify_hashes: compare the SHA-256 of every weight with the package's; a difference is a `graft.InvalidProgram`.
         strict_zero_copy: an input that would have to be copied (its layout or alignment), and a method in segments, whose
             outputs would be, is a `graft.InvalidArgument`. Without, `Model.counters` counts copies (io_copies).
+
+    Files:
+        map: map files, so that processes share their pages. A mapped file that somebody truncates ends the process
+            (SIGBUS) when a page that is gone is used. False: they are read into memory, which costs their size and is
+            not shared; packed_files does not apply.
 
     Packed weights on disk, which processes share:
         packed_files: whether to look for them beside the package (`graft.pack`) and in the folder. A file that cannot be
@@ -56,10 +65,15 @@ class LoadOptions:
     stored_plans: bool = True
     max_plans: int = 64
     merge_segments: int = 4
+    max_file_bytes: int = 2**63 - 1
+    max_nodes: int = 1 << 20
+    max_graph_calls: int = 4096
+    max_state_bytes: int = 2**63 - 1
     max_plan_bytes: int = 2**63 - 1
     max_plan_launches: int = 1 << 20
     verify_hashes: bool = False
     strict_zero_copy: bool = False
+    map: bool = True
     packed_files: bool = True
     packed_folder: str = ""
     arena: _C.Arena | None = None

@@ -30,14 +30,19 @@ class Tokenizer:
         self._c = tokenizer
 
     @staticmethod
-    def load(path: str | os.PathLike[str]) -> Tokenizer:
-        """From a folder of a Hugging Face model, a tokenizer.json, a GGUF file, or a package that carries one."""
-        return Tokenizer(_C.Tokenizer.load(os.fspath(path)))
+    def load(path: str | os.PathLike[str], **limits: int) -> Tokenizer:
+        """From a folder of a Hugging Face model, a tokenizer.json, a GGUF file, or a package that carries one.
+
+        limits, for files of strangers: max_vocabulary (tokens, and ids), beyond which loading raises `graft.Unsupported`;
+        max_template_steps and max_template_bytes (of the prompt), beyond which `apply_chat_template` raises
+        `graft.InvalidArgument`.
+        """
+        return Tokenizer(_C.Tokenizer.load(os.fspath(path), **limits))
 
     @staticmethod
-    def from_json(tokenizer_json: str | bytes, config_json: str | bytes = b"") -> Tokenizer:
-        """From the content of tokenizer.json, and of tokenizer_config.json where there is one."""
-        return Tokenizer(_C.Tokenizer.from_json(_bytes(tokenizer_json), _bytes(config_json)))
+    def from_json(tokenizer_json: str | bytes, config_json: str | bytes = b"", **limits: int) -> Tokenizer:
+        """From the content of tokenizer.json, and of tokenizer_config.json where there is one. limits: as of `load`."""
+        return Tokenizer(_C.Tokenizer.from_json(_bytes(tokenizer_json), _bytes(config_json), **limits))
 
     def encode(self, text: str | bytes, add_special: bool = True, max_length: int | None = None) -> list[int]:
         """The ids of a text. Bytes that are not UTF-8 become U+FFFD, as in `bytes.decode(errors="replace")`.

@@ -32,7 +32,8 @@ class Interpreter::Level {
   Interpreter& interpreter_;
 };
 
-Interpreter::Interpreter(const Named& variables) : globals_(global_functions()) {
+Interpreter::Interpreter(const Named& variables, const TextLimits& limits)
+    : globals_(global_functions()), limits_(limits) {
   globals_["namespace"] = Callable{"namespace",
                                    [this](const Arguments& given) -> Value {
                                      spaces_.push_back(make_namespace(given));
@@ -62,6 +63,7 @@ Interpreter::Flow Interpreter::run(const Body& body, const ScopePtr& scope, std:
 
 Interpreter::Flow Interpreter::run(const Statement& statement, const ScopePtr& scope, std::string& out) {
   try {
+    count_steps(0);
     const Flow flow = run_statement(statement, scope, out);
     check_size(out);
     return flow;
@@ -72,7 +74,15 @@ Interpreter::Flow Interpreter::run(const Statement& statement, const ScopePtr& s
 }
 
 void Interpreter::check_size(const std::string& out) const {
-  GRAFT_CHECK(InvalidArgument, out.size() <= kMaxText, "the text is larger than ", kMaxText, " bytes");
+  GRAFT_CHECK(InvalidArgument, static_cast<std::int64_t>(out.size()) <= limits_.max_template_bytes, "the text has ",
+              out.size(), " bytes, at most ", limits_.max_template_bytes, " are allowed (max_template_bytes)");
+}
+
+void Interpreter::count_steps(std::size_t size) {
+  constexpr std::size_t kPerStep = 64;
+  steps_ += static_cast<std::int64_t>(1 + size / kPerStep);
+  GRAFT_CHECK(InvalidArgument, steps_ <= limits_.max_template_steps, "it takes ", steps_, " steps, at most ",
+              limits_.max_template_steps, " are allowed (max_template_steps)");
 }
 
 Interpreter::Flow Interpreter::run_statement(const Statement& s, const ScopePtr& scope, std::string& out) {
@@ -279,7 +289,11 @@ Value Interpreter::lookup(const std::string& name, const ScopePtr& scope) const 
 
 Value Interpreter::evaluate(const Expression& expression, const ScopePtr& scope) {
   const Level level(*this);
-  return evaluate_node(expression, scope);
+  Value value = evaluate_node(expression, scope);
+  const std::string* text = value.text();
+  const Sequence* items = expression.kind == Expression::Kind::name ? nullptr : value.sequence();
+  count_steps(text != nullptr ? text->size() : items != nullptr ? items->items.size() : 0);
+  return value;
 }
 
 Value Interpreter::evaluate_node(const Expression& e, const ScopePtr& scope) {

@@ -5,6 +5,7 @@
 #include <string_view>
 #include <unordered_map>
 
+#include "graft/limits.h"
 #include "text/jinja/syntax.h"
 #include "text/jinja/value.h"
 
@@ -22,7 +23,7 @@ using ScopePtr = std::shared_ptr<Scope>;
 class Interpreter {
  public:
   // `variables` become names; the globals of transformers' templates are added to them.
-  explicit Interpreter(const Named& variables);
+  explicit Interpreter(const Named& variables, const TextLimits& limits = {});
   ~Interpreter();
   Interpreter(const Interpreter&) = delete;
   Interpreter& operator=(const Interpreter&) = delete;
@@ -66,10 +67,14 @@ class Interpreter {
   Arguments evaluate_arguments(const CallArguments& arguments, const ScopePtr& scope);
   Value lookup(const std::string& name, const ScopePtr& scope) const;
   void check_size(const std::string& out) const;
+  // One step, and one more for every 64 bytes or items.
+  void count_steps(std::size_t size);
 
   std::unordered_map<std::string, Value> globals_;
   // All namespaces: templates can link them into cycles, so they are freed here and not by their last user.
   std::vector<std::shared_ptr<Namespace>> spaces_;
+  TextLimits limits_;
+  std::int64_t steps_ = 0;
   int level_ = 0;  // calls and expressions inside each other
 };
 
