@@ -102,6 +102,8 @@ test-cpp: build
 	@mkdir -p build/release/tmp-0 build/release/tmp-1
 	@seq 0 1 | xargs -P 2 -I@ env GTEST_TOTAL_SHARDS=2 GTEST_SHARD_INDEX=@ TMPDIR=$(CURDIR)/build/release/tmp-@ \
 	  TEST_TMPDIR=$(CURDIR)/build/release/tmp-@/ build/release/graft_tests --gtest_brief=1
+	@echo '== Faults of memory, files and threads'
+	@build/release/graft_fault_tests --gtest_brief=1 >build/release/faults.log || { cat build/release/faults.log; exit 1; }
 
 test-python: build
 	@echo '== Python tests$(if $(GRAFT_SLOW), (slow ones too))'

@@ -47,6 +47,25 @@ if(graft_test_sources)
   target_compile_definitions(graft_tests PRIVATE GRAFT_RPC_SERVER="$<TARGET_FILE:graft_rpc_server>")
 endif()
 
+# Faults of memory, files and threads (test/faults): a library between graft and the C library, and tests with it. The
+# sanitizers have an allocator of their own.
+if(GTest_FOUND AND NOT GRAFT_SANITIZE AND NOT GRAFT_FUZZ)
+  add_library(graft_faults SHARED test/faults/faults.cpp)
+  target_compile_options(graft_faults PRIVATE -fno-builtin -w)
+  target_link_libraries(graft_faults PRIVATE nlohmann_json::nlohmann_json ${CMAKE_DL_LIBS})
+  file(GLOB graft_fault_sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/test/faults/*_test.cpp")
+  add_executable(graft_fault_tests ${graft_fault_sources} ${graft_all_objects})
+  graft_target(graft_fault_tests)
+  set_target_properties(graft_fault_tests PROPERTIES BUILD_RPATH "${GRAFT_GGML_RPATH}")
+  target_compile_options(graft_fault_tests PRIVATE $<$<CONFIG:Release>:-O1>)
+  # First, so that its functions come before the C library's.
+  target_link_libraries(graft_fault_tests PRIVATE graft_faults graft_includes GTest::gtest GTest::gmock GTest::gtest_main)
+  target_compile_definitions(graft_fault_tests PRIVATE
+    GRAFT_SOURCE_DIR="${CMAKE_CURRENT_SOURCE_DIR}" GRAFT_BUILD_DIR="${CMAKE_BINARY_DIR}")
+  add_dependencies(graft_fault_tests graft_schema)
+  add_test(NAME graft_fault_tests COMMAND graft_fault_tests)
+endif()
+
 # Measures planning and the cost of a cached call; it uses the engine's internals, so it is linked like the tests.
 add_executable(graft_overhead bench/overhead.cpp ${graft_all_objects})
 graft_target(graft_overhead)

@@ -1,10 +1,13 @@
-"""Failed assertions of libraries, and writers of packages and of the compile cache that are killed at any moment."""
+"""Faults of memory and files where Python and the command line call the library; C++ has its own in test/faults."""
 
 from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -17,7 +20,75 @@ from graft.exporter.export import _flush
 from graft.hf import store
 from graft.llm import container
 
+ROOT = Path(__file__).resolve().parents[3]
+GOLDEN = ROOT / "test" / "golden" / "golden.pte"
+FAULTS = Path(os.environ.get("GRAFT_BUILD", ROOT / "build" / "release")) / "libgraft_faults.so"
 KILLS = 200
+
+needs_faults = pytest.mark.skipif(not FAULTS.exists(), reason="libgraft_faults.so is not built (make build)")
+
+
+@needs_faults
+def test_only_errors_of_graft_leave_the_binding_and_the_delegate(tmp_path):
+    done = subprocess.run(
+        [sys.executable, ROOT / "test" / "faults" / "binding.py", tmp_path],
+        env={**os.environ, "LD_PRELOAD": str(FAULTS), "GRAFT_FAULTS_OF_GRAFT": "1"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, (done.stdout[-3000:], done.stderr[-3000:])
+    rows = [line for line in done.stdout.splitlines() if line.startswith("FAULTS ")]
+    assert len(rows) == 14 and all(int(row.split("|")[2]) > 20 for row in rows), rows
+    print(*rows, sep="\n")
+
+
+def cli() -> str:
+    beside = Path(sys.executable).parent / "graft"
+    return str(beside) if beside.exists() else str(shutil.which("graft"))
+
+
+COMMANDS = {
+    "inspect": ["inspect", GOLDEN, "--json"],
+    "devices": ["devices"],
+    "pack": ["pack", GOLDEN, "--output", "{}/packed"],
+    "tokenize": ["tokenize", "{}/tokenizer.json", "a b"],
+    "run": ["run", GOLDEN, "--method", "encode", "--input", "0={}/ids.npy", "--input", "1={}/ids.npy", "--outputs", "{}/o.npz"],
+}
+
+
+@needs_faults
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_ends_with_one_line(command, tmp_path):
+    import numpy as np
+
+    np.save(tmp_path / "ids.npy", np.ones((2, 5), np.int64))
+    (tmp_path / "tokenizer.json").write_text(
+        '{"model": {"type": "WordLevel", "unk_token": "a", "vocab": {"a": 0, "b": 1}}}'
+    )
+    arguments = [str(a).replace("{}", str(tmp_path)) for a in COMMANDS[command]]
+    tried = failed = 0
+    for layer, fault, step in [
+        ("new", "bad_alloc", 61), ("new", "json", 97), ("new", "number", 97), ("memory", "-", 61),
+        ("file", "EIO", 1), ("file", "ENOSPC", 1), ("file", "EMFILE", 1), ("thread", "-", 1),
+    ]:
+        n, tries = 1, 0
+        while tries < 12:
+            done = subprocess.run(
+                [cli(), *arguments],
+                env={**os.environ, "LD_PRELOAD": str(FAULTS), "GRAFT_FAULTS": f"{layer} {n} {fault} 0"},
+                capture_output=True,
+                text=True,
+                timeout=120,
+            )
+            said = done.stderr
+            assert done.returncode in (0, 1, 2), (layer, fault, n, done.returncode, said)
+            if done.returncode:
+                failed += 1
+                assert said.startswith("graft: ") and said.count("\n") == 1, (layer, fault, n, said)
+            tried, tries, n = tried + 1, tries + 1, n + step
+    assert failed > 5
+    print(f"FAULTS command line, {command} | all | {tried} | {failed}")
 
 
 def test_failed_assertions_are_internal_errors():
@@ -50,7 +121,7 @@ def test_assertions_of_executorch_do_not_leave_export(monkeypatch, tmp_path):
 # --- writers that are killed ---
 
 
-def killed(write, check, most: float = 0.006) -> None:
+def killed(write, check, most: float = 0.006) -> int:
     """Calls write(0), write(1), ... in a process of its own, kills it after a random time, and then calls check()."""
     chosen = random.Random(3)
     for _ in range(KILLS):
@@ -68,6 +139,7 @@ def killed(write, check, most: float = 0.006) -> None:
         _, status = os.waitpid(child, 0)
         assert os.WIFSIGNALED(status), "the writer failed before it was killed"
         check()
+    return KILLS
 
 
 class Content:
@@ -91,8 +163,9 @@ def test_an_export_that_is_killed_leaves_the_old_package_or_the_new_one(tmp_path
         assert found in whole
         seen.add(found[:1])
 
-    killed(lambda i: container.replace(package, Content(whole[(i + 1) % 2])), check)
+    count = killed(lambda i: container.replace(package, Content(whole[(i + 1) % 2])), check)
     assert b"b" in seen
+    print(f"KILLS package of export_llm | {count}")
 
 
 def test_an_export_of_two_files_that_is_killed_leaves_none_or_a_pair(tmp_path):
@@ -119,8 +192,9 @@ def test_an_export_of_two_files_that_is_killed_leaves_none_or_a_pair(tmp_path):
         else:
             seen.add(b"none")
 
-    killed(lambda i: module._write(Program(b"ba"[i % 2 : i % 2 + 1]), package), check, most=0.03)
+    count = killed(lambda i: module._write(Program(b"ba"[i % 2 : i % 2 + 1]), package), check, most=0.03)
     assert len(seen) >= 2
+    print(f"KILLS package and .ptd of export | {count}")
 
 
 def test_a_cache_entry_that_is_killed_is_whole_or_not_there(tmp_path, monkeypatch):
@@ -145,8 +219,9 @@ def test_a_cache_entry_that_is_killed_is_whole_or_not_there(tmp_path, monkeypatc
         assert package.read_bytes() == about["letter"].encode() * 30_000
         seen.add(about["letter"])
 
-    killed(lambda i: store.put("key", make(b"ba"[i % 2 : i % 2 + 1])), check, most=0.02)
+    count = killed(lambda i: store.put("key", make(b"ba"[i % 2 : i % 2 + 1])), check, most=0.02)
     assert len(seen) >= 2
+    print(f"KILLS compile cache | {count}")
 
 
 def test_files_are_on_the_disk_before_they_have_their_name(tmp_path, monkeypatch):
