@@ -1,3 +1,5 @@
+#include <list>
+
 #include "base/check.h"
 #include "load/program_impl.h"
 
@@ -25,9 +27,10 @@ PlanCache::Result PlanCache::get(std::uint32_t method, int threads, const std::v
       order_.splice(order_.begin(), order_, slot->used);
     } else {
       slot = std::make_shared<Slot>();
-      order_.push_front(key);
+      std::list<Key> newest{key};
+      slots_.emplace(key, slot);  // may find no memory: nothing has changed then
+      order_.splice(order_.begin(), newest);
       slot->used = order_.begin();
-      slots_.emplace(key, slot);
       if (slots_.size() > capacity_) {
         slots_.erase(order_.back());
         order_.pop_back();
