@@ -10,6 +10,7 @@
 #include "pass/launch/passes.h"
 #include "plan/arena_check.h"
 #include "plan/make_plan.h"
+#include "plan/test_races.h"
 
 namespace graft {
 namespace {
@@ -44,30 +45,8 @@ Plan plan_of(const Program& program, std::size_t streams = kMaxStreams,
   return make_plan(*graph, graph->methods[0], inputs, options);
 }
 
-struct Touched {
-  std::uint32_t allocation;
-  std::int64_t begin, end;
-  bool writes;
-};
-
-std::vector<Touched> touched_by(const Plan& plan, const Launch& launch) {
-  std::vector<Touched> out;
-  for (const bool writes : {false, true})
-    for (const Tensor& t : writes ? launch.outputs : launch.inputs) {
-      const ByteSpan span = byte_span(t.desc);
-      const Buffer& b = plan.buffers[t.buffer];
-      out.push_back({b.allocation, b.offset + t.offset + span.low, b.offset + t.offset + span.high, writes});
-    }
-  return out;
-}
-
 bool conflict(const Plan& plan, std::uint32_t a, std::uint32_t b) {
-  for (const Touched& one : touched_by(plan, plan.launches[a]))
-    for (const Touched& other : touched_by(plan, plan.launches[b]))
-      if ((one.writes || other.writes) && one.allocation == other.allocation && one.begin < other.end &&
-          other.begin < one.end)
-        return true;
-  return false;
+  return race(touched_by(plan, a, a + 1), touched_by(plan, b, b + 1));
 }
 
 using Set = std::bitset<512>;

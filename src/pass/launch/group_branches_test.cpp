@@ -16,6 +16,7 @@
 #include "lowering/uses.h"
 #include "plan/arena_check.h"
 #include "plan/make_plan.h"
+#include "plan/test_races.h"
 
 namespace graft {
 namespace {
@@ -79,33 +80,10 @@ Plan plan_of(const Program& program, int threads, const Shape& x = {kRows, kColu
   return make_plan(*graph, graph->methods[0], inputs, options);
 }
 
-struct Touched {
-  std::uint32_t allocation;
-  std::int64_t begin, end;
-  bool writes;
-};
-
-std::vector<Touched> touched_by(const Plan& plan, const Branch& branch) {
-  std::vector<Touched> out;
-  const auto add = [&](BufferId id, std::int64_t begin, std::int64_t end, bool writes) {
-    const Buffer& b = plan.buffers[id];
-    out.push_back({b.allocation, b.offset + begin, b.offset + end, writes});
-  };
-  for (std::uint32_t i = branch.begin; i < branch.end; ++i) {
-    const Launch& launch = plan.launches[i];
-    for (const bool writes : {false, true})
-      for (const Tensor& t : writes ? launch.outputs : launch.inputs) {
-        const ByteSpan span = byte_span(t.desc);
-        add(t.buffer, t.offset + span.low, t.offset + span.high, writes);
-      }
-    if (launch.scratch_bytes > 0) add(launch.scratch, 0, launch.scratch_bytes, true);
-  }
-  return out;
-}
-
 // Branches of a group share no byte that one of them writes, with the addresses of the plan; branches cover the group,
 // and memory of a group is not used again within it.
 void expect_no_races(const Plan& plan) {
+  const auto touched_by = [&](const Branch& branch) { return test::touched_by(plan, branch.begin, branch.end); };
   std::uint32_t last = 0;
   for (const LaunchGroup& group : plan.groups) {
     EXPECT_GE(group.branches.size(), 2u);
@@ -118,11 +96,8 @@ void expect_no_races(const Plan& plan) {
     }
     for (std::size_t a = 0; a < group.branches.size(); ++a)
       for (std::size_t b = a + 1; b < group.branches.size(); ++b)
-        for (const Touched& one : touched_by(plan, group.branches[a]))
-          for (const Touched& other : touched_by(plan, group.branches[b]))
-            ASSERT_FALSE((one.writes || other.writes) && one.allocation == other.allocation && one.begin < other.end &&
-                         other.begin < one.end)
-                << "launches from " << group.branches[a].begin << " and from " << group.branches[b].begin << " race";
+        ASSERT_FALSE(test::race(touched_by(group.branches[a]), touched_by(group.branches[b])))
+            << "launches from " << group.branches[a].begin << " and from " << group.branches[b].begin << " race";
   }
   std::vector<Lifetime> lifetimes;
   std::vector<std::int64_t> offsets;
