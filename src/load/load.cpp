@@ -50,12 +50,18 @@ void check_operators(const ir::Program& program) {
 
 // Opens files as the options say.
 OpenFile opener(const LoadOptions& options) {
-  return [&options](const std::string& path) {
-    // Its size is known before anything is read.
-    const std::uint64_t bytes = MappedFile::size_of(path);
-    GRAFT_CHECK(Unsupported, bytes <= static_cast<std::uint64_t>(options.max_file_bytes), "'", path, "' has ", bytes,
-                " bytes, at most ", options.max_file_bytes, " are allowed (max_file_bytes)");
-    return options.map ? MappedFile::open(path) : MappedFile::read_in(path);
+  return [&options](const std::string& path) -> std::shared_ptr<const MappedFile> {
+    const auto check = [&](std::uint64_t bytes) {
+      GRAFT_CHECK(Unsupported, bytes <= static_cast<std::uint64_t>(options.max_file_bytes), "'", path, "' has ", bytes,
+                  " bytes, at most ", options.max_file_bytes, " are allowed (max_file_bytes)");
+    };
+    if (!options.map) {
+      check(MappedFile::size_of(path));  // before anything is read
+      return MappedFile::read_in(path);
+    }
+    auto file = MappedFile::open(path);
+    check(file->bytes().size());
+    return file;
   };
 }
 
