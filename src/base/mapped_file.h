@@ -53,6 +53,10 @@ class GRAFT_API MappedFile {
   // A copy of `count` bytes at `offset`, read from the file. Throws InvalidProgram if they no longer exist, SystemError
   // if they cannot be read.
   std::vector<std::byte> read(std::uint64_t offset, std::size_t count) const;
+  // The same of a part of bytes().
+  std::vector<std::byte> read(std::span<const std::byte> part) const {
+    return read(static_cast<std::uint64_t>(part.data() - bytes_.data()), part.size());
+  }
   // The same into the caller's memory.
   void read_into(std::uint64_t offset, std::span<std::byte> out) const;
   // Releases the pages entirely inside `range` of bytes(), which are no longer needed; reading them again is correct

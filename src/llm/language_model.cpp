@@ -89,9 +89,7 @@ std::shared_ptr<const LanguageModel> LanguageModel::load(const std::string& path
     const auto mapped = MappedFile::open(path);
     const PteFile package(mapped);
     for (const NamedBytes& named : package.named_data()) {
-      if (named.key == kLanguageModelKey)
-        description = text_of(
-            mapped->read(static_cast<std::uint64_t>(named.bytes.data() - mapped->bytes().data()), named.bytes.size()));
+      if (named.key == kLanguageModelKey) description = text_of(mapped->read(named.bytes));
       carries_tokenizer |= named.key == kTokenizerKey || named.key == kTokenizerGgufKey;
     }
   }

@@ -41,12 +41,9 @@ std::shared_ptr<const Tokenizer> load_package(const std::string& path, const Tex
   const PteFile package(mapped);
   std::vector<std::byte> tokenizer, config, gguf;  // copies: the file may be truncated while they are parsed
   for (const NamedBytes& named : package.named_data()) {
-    const auto copy = [&] {
-      return mapped->read(static_cast<std::uint64_t>(named.bytes.data() - mapped->bytes().data()), named.bytes.size());
-    };
-    if (named.key == kTokenizerKey) tokenizer = copy();
-    if (named.key == kTokenizerConfigKey) config = copy();
-    if (named.key == kTokenizerGgufKey) gguf = copy();
+    if (named.key == kTokenizerKey) tokenizer = mapped->read(named.bytes);
+    if (named.key == kTokenizerConfigKey) config = mapped->read(named.bytes);
+    if (named.key == kTokenizerGgufKey) gguf = mapped->read(named.bytes);
   }
   if (tokenizer.empty() && !gguf.empty())
     return naming_file(path, [&] { return text::read_gguf_tokenizer(gguf, limits); });
