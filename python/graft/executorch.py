@@ -49,15 +49,19 @@ def available() -> bool:
         return False
 
 
-def require(interface: Sequence[Mapping[str, Any]]) -> None:
-    """For a package that graft alone does not run. interface: its methods (`_C.package_interface`)."""
-    if available():
-        return
+def need(interface: Sequence[Mapping[str, Any]]) -> str:
+    """Why graft alone does not run a package. interface: its methods (`_C.package_interface`)."""
     name, refusal = next((info["name"], info["refusal"]) for info in interface if info["refusal"])
-    raise Unsupported(
-        f"method '{name}' needs ExecuTorch's runtime, graft alone cannot run it: {refusal}; here it is not there: it takes "
-        "the package executorch (pip install 'graft[export]'), and a build with the delegate"
-    )
+    return f"method '{name}' needs ExecuTorch's runtime, graft alone cannot run it: {refusal}"
+
+
+def require(interface: Sequence[Mapping[str, Any]]) -> None:
+    """For a package that graft alone does not run. interface: as of `need`."""
+    if not available():
+        raise Unsupported(
+            f"{need(interface)}; here it is not there: it takes the package executorch (pip install 'graft[export]'), and a "
+            "build with the delegate"
+        )
 
 
 @functools.cache

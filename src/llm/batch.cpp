@@ -118,7 +118,7 @@ void BatchGenerator::Impl::join() {
     if (best == loop.rows().size()) break;
     row_ids_[best] = waiting_.front().id;
     loop.begin(std::move(waiting_.front().sequence), best, most);
-    waiting_.erase(waiting_.begin());
+    waiting_.pop_front();
   }
 }
 

@@ -251,8 +251,7 @@ def load_fallback(
     that such a package cannot have, by name; empty where they were not given. delegate: options of
     `graft.executorch.set_options`.
     """
-    name, refusal = next((info["name"], info["refusal"]) for info in interface if info["refusal"])
-    needs = f"method '{name}' needs ExecuTorch's runtime, graft alone cannot run it: {refusal}"
+    needs = executorch.need(interface)
     given = [argument for argument, value in refused.items() if value]
     defaults = LoadOptions()
     given += [
@@ -283,4 +282,3 @@ def load_fallback(
             raise _translated(error, str(package) if is_path else "the package in memory", InvalidProgram) from error
 
     return _FallbackModel(load, interface, options.strict_zero_copy, delegate)
-
