@@ -52,7 +52,7 @@ _WHERE = {
     "Comparison": "graft.comparison",
     "export": "graft.exporter.export",
     "ExportOptions": "graft.exporter.options",
-    "Detokenizer": "graft._C",
+    "Detokenizer": "graft.runtime.tokenizer",
     "Tokenizer": "graft.runtime.tokenizer",
     "export_llm": "graft.llm.export",
     "BatchGenerator": "graft.llm.generate",

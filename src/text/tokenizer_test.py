@@ -174,7 +174,7 @@ def test_stream_waits_for_the_end_of_a_character():
     tokenizer = graft.Tokenizer.from_json(CASES["gpt2"]().to_str())
     ids = tokenizer.encode("x🤦y")
     assert len(ids) == 6  # four bytes, one token each
-    detokenizer = graft.Detokenizer(tokenizer._c)
+    detokenizer = graft.Detokenizer(tokenizer)
     assert [detokenizer.add(i) for i in ids] == ["x", "", "", "", "🤦", "y"]
     assert detokenizer.finish() == ""
     assert [detokenizer.add(i) for i in ids[:3]] == ["x", "", ""] and detokenizer.finish() == "\ufffd"

@@ -15,7 +15,7 @@ from typing import Any
 from graft import _C
 from graft.errors import InvalidArgument
 
-__all__ = ["Tokenizer"]
+__all__ = ["Detokenizer", "Tokenizer"]
 
 
 def _bytes(text: str | bytes) -> bytes:
@@ -24,7 +24,8 @@ def _bytes(text: str | bytes) -> bytes:
 
 
 class Tokenizer:
-    """Immutable. `load` and `from_json` make one."""
+    """Text to token ids and back, and prompts of chat messages. Ids are those of Hugging Face tokenizers for the same
+    file. Immutable; any number of threads may use one. `load` and `from_json` make one."""
 
     def __init__(self, tokenizer: _C.Tokenizer) -> None:
         self._c = tokenizer
@@ -58,11 +59,13 @@ class Tokenizer:
         return self._c.encode_all([_bytes(text) for text in texts], add_special, _limit(max_length))
 
     def decode(self, ids: Sequence[int], skip_special: bool = False) -> str:
+        """The text of ids; bytes of tokens that form no character become U+FFFD. Raises `graft.InvalidArgument` for an id
+        that has no token."""
         return self._c.decode(list(ids), skip_special).decode("utf-8")
 
     def stream(self, ids: Iterator[int] | Sequence[int], skip_special: bool = True) -> Iterator[str]:
         """The text of ids as they come, in whole characters."""
-        detokenizer = _C.Detokenizer(self._c, skip_special)
+        detokenizer = Detokenizer(self, skip_special)
         for token in ids:
             if text := detokenizer.add(token):
                 yield text
@@ -94,9 +97,11 @@ class Tokenizer:
         return self._c.piece(token)
 
     def find(self, piece: str) -> int | None:
+        """The id of a token as the vocabulary writes it; None when there is none."""
         return self._c.find(piece)
 
     def is_special(self, token: int) -> bool:
+        """Whether the files name it as a special token."""
         return self._c.is_special(token)
 
     @property
@@ -106,6 +111,7 @@ class Tokenizer:
 
     @property
     def chat_template(self) -> str:
+        """The Jinja template of the files; "" when they have none."""
         return self._c.chat_template()
 
     @property
@@ -121,6 +127,22 @@ class Tokenizer:
     def __len__(self) -> int:
         """One more than the largest id."""
         return self._c.size()
+
+
+class Detokenizer:
+    """The text of ids that come one by one: the strings of `add` and `finish`, joined, are the decoded text of all ids,
+    each in whole characters. skip_special: leave special tokens out. For one thread at a time."""
+
+    def __init__(self, tokenizer: Tokenizer, skip_special: bool = True) -> None:
+        self._c = _C.Detokenizer(tokenizer._c, skip_special)
+
+    def add(self, token: int) -> str:
+        """The text that this id adds, possibly none yet."""
+        return self._c.add(token)
+
+    def finish(self) -> str:
+        """What is left; bytes of an unfinished character become U+FFFD. The next `add` begins a new text."""
+        return self._c.finish()
 
 
 def _limit(max_length: int | None) -> int:
