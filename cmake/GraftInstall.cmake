@@ -75,4 +75,4 @@ install(DIRECTORY "${GRAFT_GENERATED_PYTHON}/graft/_fb" DESTINATION ${package_di
         PATTERN "__pycache__" EXCLUDE)
 
 install(DIRECTORY python/graft/ DESTINATION ${package_dir} COMPONENT python_source EXCLUDE_FROM_ALL
-        FILES_MATCHING PATTERN "*.py" PATTERN "py.typed" PATTERN "__pycache__" EXCLUDE)
+        FILES_MATCHING PATTERN "*.py" PATTERN "*.pyi" PATTERN "py.typed" PATTERN "__pycache__" EXCLUDE)

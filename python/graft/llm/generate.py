@@ -21,9 +21,16 @@ __all__ = ["BatchGenerator", "Generation", "TextGenerator", "token_probabilities
 
 @dataclass(frozen=True)
 class Generation:
+    """What was generated.
+
+    text: of the new tokens.
+    tokens: the new ones, with the one that ended them.
+    reason: why it ended: "length", "eos", "stop_string", "context" or "cancelled".
+    """
+
     text: str
-    tokens: list[int]  # the new ones
-    reason: str  # why it ended: length, eos, stop_string, context or cancelled
+    tokens: list[int]
+    reason: str
 
 
 class _Generator:
@@ -48,9 +55,9 @@ class _Generator:
     ) -> None:
         files = [os.fspath(file) for file in weights]
         precision = arrays.matmul_precision()
-        self.model = _C.LanguageModel.load(os.fspath(path), os.fspath(tokenizer), files, device, precision)
+        self.model: Any = _C.LanguageModel.load(os.fspath(path), os.fspath(tokenizer), files, device, precision)
         rows = self._rows if rows is None else rows
-        self._generator = self._type(self.model, threads, rows, length, kv_type, prefill_chunk_size, list(buckets))
+        self._generator: Any = self._type(self.model, threads, rows, length, kv_type, prefill_chunk_size, list(buckets))
 
     @property
     def stats(self) -> dict[str, Any]:
@@ -59,6 +66,7 @@ class _Generator:
 
     @property
     def plans(self) -> int:
+        """How many plans were made ready to run."""
         return self._generator.plans()
 
 

@@ -26,7 +26,7 @@ from graft.runtime.submitted import Submitted
 if TYPE_CHECKING:
     import torch
 
-    Array = torch.Tensor | np.ndarray
+    Array = torch.Tensor | np.ndarray[Any, Any]
 
 __all__ = ["Arena", "CancelToken", "Method", "Model", "States", "Timing", "load", "load_ops", "register_op"]
 
@@ -49,8 +49,8 @@ class Copies:
 
     def __init__(self, strict: bool = False) -> None:
         self.strict = strict
-        self.count = 0
-        self.bytes = 0
+        self.count: int = 0
+        self.bytes: int = 0
 
     def contiguous(self, value: Array, where: str) -> Array:
         if self.strict:

@@ -1,0 +1,100 @@
+# What type checkers see of `graft`: its names are imported when first used, which they cannot follow.
+# test/python/docs/types_test.py compares this with graft.__all__.
+from graft import hf as hf
+from graft._C import devices as devices
+from graft._C import version as version
+from graft.comparison import Comparison as Comparison
+from graft.comparison import compare as compare
+from graft.errors import Busy as Busy
+from graft.errors import Cancelled as Cancelled
+from graft.errors import Error as Error
+from graft.errors import ExecutionError as ExecutionError
+from graft.errors import ExportError as ExportError
+from graft.errors import InternalError as InternalError
+from graft.errors import InvalidArgument as InvalidArgument
+from graft.errors import InvalidProgram as InvalidProgram
+from graft.errors import NotFound as NotFound
+from graft.errors import OutOfMemory as OutOfMemory
+from graft.errors import SystemError as SystemError
+from graft.errors import Unsupported as Unsupported
+from graft.exporter import backend as backend
+from graft.exporter import partitioner as partitioner
+from graft.exporter.backend import GraftBackend as GraftBackend
+from graft.exporter.export import export as export
+from graft.exporter.options import ExportOptions as ExportOptions
+from graft.exporter.partitioner import GraftPartitioner as GraftPartitioner
+from graft.hf.auto import AutoModelForCausalLM as AutoModelForCausalLM
+from graft.hf.compiler import compile as compile
+from graft.llm.export import export_llm as export_llm
+from graft.llm.generate import BatchGenerator as BatchGenerator
+from graft.llm.generate import TextGenerator as TextGenerator
+from graft.runtime.flow import Flow as Flow
+from graft.runtime.flow import FlowStage as FlowStage
+from graft.runtime.model import Arena as Arena
+from graft.runtime.model import CancelToken as CancelToken
+from graft.runtime.model import Method as Method
+from graft.runtime.model import Model as Model
+from graft.runtime.model import States as States
+from graft.runtime.model import Timing as Timing
+from graft.runtime.model import load as load
+from graft.runtime.model import load_ops as load_ops
+from graft.runtime.model import register_op as register_op
+from graft.runtime.options import LoadOptions as LoadOptions
+from graft.runtime.packed import PackedInfo as PackedInfo
+from graft.runtime.packed import pack as pack
+from graft.runtime.pipeline import Pipeline as Pipeline
+from graft.runtime.registry import ModelInfo as ModelInfo
+from graft.runtime.registry import models as models
+from graft.runtime.registry import unload as unload
+from graft.runtime.submitted import Submitted as Submitted
+from graft.runtime.tokenizer import Detokenizer as Detokenizer
+from graft.runtime.tokenizer import Tokenizer as Tokenizer
+
+__all__ = [
+    "Arena",
+    "AutoModelForCausalLM",
+    "BatchGenerator",
+    "Busy",
+    "CancelToken",
+    "Cancelled",
+    "Comparison",
+    "Detokenizer",
+    "Error",
+    "ExecutionError",
+    "ExportError",
+    "ExportOptions",
+    "Flow",
+    "FlowStage",
+    "GraftBackend",
+    "GraftPartitioner",
+    "InternalError",
+    "InvalidArgument",
+    "InvalidProgram",
+    "LoadOptions",
+    "Method",
+    "Model",
+    "ModelInfo",
+    "NotFound",
+    "OutOfMemory",
+    "PackedInfo",
+    "Pipeline",
+    "States",
+    "Submitted",
+    "SystemError",
+    "TextGenerator",
+    "Timing",
+    "Tokenizer",
+    "Unsupported",
+    "compare",
+    "compile",
+    "devices",
+    "export",
+    "export_llm",
+    "load",
+    "load_ops",
+    "models",
+    "pack",
+    "register_op",
+    "unload",
+    "version",
+]

@@ -1,0 +1,91 @@
+"""Uses of the public interface as a type checker sees them: checked by pyright, strict, and never run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import assert_type
+
+import numpy as np
+import torch
+
+import graft
+
+
+def packages(net: torch.nn.Module, x: torch.Tensor) -> None:
+    assert_type(graft.export(net, (x,), path="net.pte", options=graft.ExportOptions(plan_threads=1)), Path)
+    token, arena, states = graft.CancelToken(), graft.Arena(), graft.States()
+    options = graft.LoadOptions(max_plans=8, arena=arena, states=states)
+    model = graft.load("net.pte", threads=2, tensors={"w": np.zeros(3)}, options=options)
+    assert_type(model, graft.Model)
+    assert_type(model.methods["forward"], graft.Method)
+    assert_type(model.forward, graft.Method)
+    timings: list[graft.Timing] = []
+    model(x, cancel=token, profile=timings, timeout=1.0)
+    assert_type(timings[0].start_ns, int)
+    token.cancel()
+    assert_type(token.cancelled, bool)
+    assert_type(arena.bytes, int)
+    assert_type(model.counters()["runs"], int)
+    assert_type(model.fork(), graft.Model)
+    assert_type(model.forward.submit(x), graft.Submitted)
+    assert_type(model.forward.submit(x).done(), bool)
+    found = graft.compare(model, net, (x,), atol=1e-6)
+    assert_type(found, graft.Comparison)
+    assert_type(found.equal, bool)
+    if found.first is not None:
+        assert_type(found.first.node, str)
+    graft.register_op("mine.op.default", model)
+    graft.load_ops(Path("libops.so"))
+    assert_type(graft.version(), str)
+    for name, description, total, free in graft.devices():
+        print(name.upper(), description.upper(), total + free)
+
+
+def many(model: graft.Model, x: torch.Tensor) -> None:
+    with graft.Pipeline([model, model.fork()], workers=2) as pipeline:
+        print(pipeline.submit(0, x).result(), pipeline.counters()["waiting"] + 1)
+    stage = graft.FlowStage(function=abs, inputs=["x"], outputs={"y": (torch.float32, (None, 3))})
+    with graft.Flow(inputs=["x"], stages={"a": model, "b": stage}, connections={}, outputs=["b.y"]) as flow:
+        assert_type(flow.submit(x), graft.Submitted)
+
+
+def memory() -> None:
+    for entry in graft.models():
+        assert_type(entry, graft.ModelInfo)
+        assert_type(entry.constant_bytes, int)
+        graft.unload(entry.id)
+    assert_type(graft.pack("net.pte"), graft.PackedInfo)
+
+
+def text(model: torch.nn.Module) -> None:
+    assert_type(graft.export_llm("folder", "llm.pte", quantize={"*": "q4_k"}), Path)
+    generator = graft.TextGenerator("llm.pte", rows=2)
+    assert_type(generator.generate("Once", max_new_tokens=3).text, str)
+    batch = graft.BatchGenerator("llm.pte")
+    request = batch.submit([{"role": "user", "content": "Hi"}], temperature=0.5)
+    while batch.step():
+        pass
+    if (result := batch.take(request)) is not None:
+        assert_type(result.tokens, list[int])
+    tokenizer = graft.Tokenizer.load("folder", max_vocabulary=1000)
+    assert_type(tokenizer.encode("Hi"), list[int])
+    assert_type(graft.Detokenizer(tokenizer).add(3), str)
+    graft.compile(model, quantize="q8_0", buckets=(64, 128)).generate()
+    graft.AutoModelForCausalLM.from_pretrained("folder").generate()
+
+
+def delegates() -> None:
+    partitioner = graft.GraftPartitioner(method="forward")
+    print(partitioner.refused, graft.GraftBackend.__name__, graft.partitioner.GraftPartitioner, graft.backend.BACKEND_ID)
+    print(graft.hf.export_static, graft.hf.attach, graft.hf.StaticKV, graft.hf.register_exporter)
+
+
+def errors() -> None:
+    try:
+        graft.load("net.pte")
+    except (graft.InvalidArgument, graft.InvalidProgram, graft.Unsupported, graft.NotFound) as error:
+        assert_type(str(error), str)
+    except (graft.SystemError, graft.OutOfMemory) as error:
+        assert_type(error.errno, int | None)
+    except (graft.Busy, graft.ExecutionError, graft.Cancelled, graft.InternalError, graft.ExportError) as error:
+        raise graft.Error from error
