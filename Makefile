@@ -19,7 +19,7 @@ PIP := $(BIN)/pip --disable-pip-version-check
 PIP_INSTALL := $(PIP) install -c requirements/constraints.txt
 
 .PHONY: all help demo test test-cpp test-python build setup system format format-check tidy asan tsan mutations cuda \
-        fuzz coverage bench bench-kernels bench-overhead install-check wheel wheel-check wheel-all-cpus \
+        fuzz coverage docs types bench bench-kernels bench-overhead install-check wheel wheel-check wheel-all-cpus \
         wheel-all-cpus-check aarch64-check executorch-suite ops-report clean
 all: build
 
@@ -40,6 +40,8 @@ help:
 	@echo 'make aarch64-check   kernels and their tests for aarch64, cross-compiled, under qemu-user (skipped without the tools)'
 	@echo 'make format | tidy   clang-format, clang-tidy'
 	@echo 'make ops-report      the differential tests of all operators, and docs/ops.md from them'
+	@echo 'make docs            the documentation as a site, into build/docs/html, with its links checked'
+	@echo 'make types           pyright, strict, on the public API of the Python package'
 	@echo 'make bench           measurements (bench/README.md)'
 	@echo 'make bench-kernels   what bounds each kernel, after make bench'
 	@echo 'make bench-overhead  planning, the cost of a call around its kernels, runs that overlap, flows'
@@ -180,6 +182,17 @@ ops-report: build
 	@rm -rf build/ops-report && mkdir -p build/ops-report
 	@GRAFT_OPS_REPORT=$(CURDIR)/build/ops-report $(BIN)/python -m pytest -q src/op
 	@$(BIN)/python tools/docs/ops.py build/ops-report docs/ops.md
+
+$(STAMP)/docs: requirements/docs.txt requirements/constraints.txt $(STAMP)/packages
+	@echo '== Installing Sphinx'
+	@$(PIP_INSTALL) -q -r requirements/docs.txt
+	@touch $@
+
+docs: build $(STAMP)/docs
+	@tools/docs/build.sh $(VENV) $(DOCS_LINKS)
+
+types: build $(STAMP)/docs
+	@$(BIN)/python test/python/docs/types_check.py
 
 bench: build
 	@$(MAKE) -C bench PYTHON=$(CURDIR)/$(BIN)/python

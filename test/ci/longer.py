@@ -65,7 +65,11 @@ SLICES = (
     _tsan(1),
     Slice("causal classes of transformers", _whole(POPULATION)),
     _slow(2),
-    Slice("operator tests that ExecuTorch ships for backends", ("make", "executorch-suite")),
+    Slice(
+        "operator tests that ExecuTorch ships for backends, documentation, types",
+        ("make", "executorch-suite", "docs", "types"),
+        {"DOCS_LINKS": "--external"},  # reported where there is a network
+    ),
     _slow(3),
     Slice("C++ tests under the address and undefined-behaviour sanitizers", ("make", "asan")),
     Slice("architectures under generate()", _whole(ARCHITECTURES)),

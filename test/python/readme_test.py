@@ -82,7 +82,7 @@ def test_command_line(package, folder):
     assert (folder / "y.npz").exists()
 
 
-DOCS = [ROOT / "README.md", ROOT / "src" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCS = [ROOT / "README.md", ROOT / "src" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 @pytest.mark.parametrize("file", DOCS, ids=lambda file: str(file.relative_to(ROOT)))
