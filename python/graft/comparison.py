@@ -37,20 +37,20 @@ _TORCH = str(Path(torch.__file__).parent)
 class Difference:
     """One value of graft beside the same of eager PyTorch."""
 
-    node: str  # name of the node; "output 1", "state cache" or "input 0" for what the method hands back or writes
-    result: int  # which of the node's results
-    op: str  # "aten.linear.default"; "" for what the method hands back or writes
-    source: str  # last line of the model's code that made the node, as "file:line, in forward: code"; "" if not known
+    node: str  #: name of the node; "output 1", "state cache" or "input 0" for what the method hands back or writes
+    result: int  #: which of the node's results
+    op: str  #: "aten.linear.default"; "" for what the method hands back or writes
+    source: str  #: last line of the model's code that made the node, as "file:line, in forward: code"; "" if not known
     dtype: torch.dtype
     shape: tuple[int, ...]
-    max_abs_error: float  # infinity where one of the two is NaN or another infinity
-    index: tuple[int, ...]  # of the element with that error
-    found: float  # this element of graft
-    expected: float  # and of eager PyTorch
-    found_range: tuple[float, float]  # least and greatest number that is not NaN
+    max_abs_error: float  #: infinity where one of the two is NaN or another infinity
+    index: tuple[int, ...]  #: of the element with that error
+    found: float  #: this element of graft
+    expected: float  #: and of eager PyTorch
+    found_range: tuple[float, float]  #: least and greatest number that is not NaN
     expected_range: tuple[float, float]
-    within: bool  # the tolerance, everywhere
-    fused: tuple[str, ...] = ()  # nodes before it that were not seen since the last ones that were: part of the cause
+    within: bool  #: the tolerance, everywhere
+    fused: tuple[str, ...] = ()  #: nodes before it that were not seen since the last ones that were: part of the cause
 
     def __str__(self) -> str:
         name = f"node '{self.node}' ({self.op})" if self.op else self.node
@@ -68,14 +68,15 @@ class Difference:
 class Comparison:
     """What `graft.compare` found."""
 
-    first: Difference | None  # in the order of the graph; None: all values are within the tolerance
-    largest: Difference | None  # of those within the tolerance, the one with the largest error; None: nothing differs
-    compared: tuple[str, ...]  # names of nodes whose values were compared
-    differing: tuple[str, ...]  # those of them, and outputs, states and inputs, beyond the tolerance
-    skipped: Mapping[str, str] = field(default_factory=dict)  # names of other nodes, and why nothing was seen of them
+    first: Difference | None  #: in the order of the graph; None: all values are within the tolerance
+    largest: Difference | None  #: of those within the tolerance, the one with the largest error; None: nothing differs
+    compared: tuple[str, ...]  #: names of nodes whose values were compared
+    differing: tuple[str, ...]  #: those of them, and outputs, states and inputs, beyond the tolerance
+    skipped: Mapping[str, str] = field(default_factory=dict)  #: names of other nodes, and why nothing was seen of them
 
     @property
     def equal(self) -> bool:
+        """Whether all values are within the tolerance."""
         return self.first is None
 
     def __str__(self) -> str:

@@ -38,10 +38,10 @@ States = _C.States
 class Timing(NamedTuple):
     """One kernel of a profiled run; nanoseconds from the start of the call."""
 
-    node: str  # name of the PyTorch node
-    kernel: str  # "graft layer_norm", "ggml MUL_MAT"
-    start_ns: int
-    end_ns: int
+    node: str  #: name of the PyTorch node
+    kernel: str  #: "graft layer_norm", "ggml MUL_MAT"
+    start_ns: int  #: when it began
+    end_ns: int  #: when it ended
 
 
 class Copies:
@@ -440,6 +440,7 @@ class Model:
 
     @property
     def threads(self) -> int:
+        """That compute one call."""
         return self._session.threads
 
 

@@ -18,6 +18,7 @@ class Submitted:
         self._arranged = arranged
 
     def done(self) -> bool:
+        """Whether the call has ended."""
         return self._run.wait(0.0)
 
     def result(self, timeout: float | None = None) -> Any:
