@@ -131,7 +131,8 @@ def markdown(rows: dict[str, dict[str, Any]], targets: list[str], host: list[str
         dtypes = ", ".join(short for dtype, short in zip(DTYPES, SHORT, strict=True) if dtype in row["dtypes"])
         worst = "-" if row["worst"] is None else f"{row['worst']:.1e}" if row["worst"] else "0"
         counts = " | ".join(str(row[count]) for count in COUNTS)
-        lines.append(f"| {name} | {dtypes} | {counts} | {worst} | {', '.join(sorted(row['kernels'])) or 'view'} |")
+        shown = name.replace("__", r"\_\_")  # else Markdown makes what is between bold
+        lines.append(f"| {shown} | {dtypes} | {counts} | {worst} | {', '.join(sorted(row['kernels'])) or 'view'} |")
     lines += ["", "Operators that no program of torch.export has: graft's passes make them of others, or its export of "]
     lines[-1] += "language models does."
     lines += ["", "| operator | test |", "| --- | --- |", *(f"| {name} | `{test}` |" for name, test in MADE.items())]
