@@ -18,7 +18,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 PIP := $(BIN)/pip --disable-pip-version-check
 PIP_INSTALL := $(PIP) install -c requirements/constraints.txt
 
-.PHONY: all help demo test test-cpp test-python build setup system format format-check tidy asan tsan mutations cuda \
+.PHONY: all help demo test test-cpp test-python product build setup system format format-check tidy asan tsan mutations cuda \
         fuzz coverage docs types bench bench-kernels bench-overhead install-check wheel wheel-check wheel-all-cpus \
         wheel-all-cpus-check aarch64-check executorch-suite ops-report clean
 all: build
@@ -26,7 +26,8 @@ all: build
 help:
 	@echo 'make demo            semantic search with a real model, exported once, run on ggml'
 	@echo 'make test            C++ and Python tests, and the install check (GRAFT_SLOW=1: the slow ones too)'
-	@echo 'make build           the engine and its front doors, installed into .venv'
+	@echo 'make product         the engine and its front doors, installed into .venv'
+	@echo 'make build           that, and the tests and benchmarks'
 	@echo 'make asan | tsan     C++ tests with sanitizers, ggml included'
 	@echo 'make fuzz            libFuzzer with sanitizers on both kinds of files, FUZZ_SECONDS=60 each (needs clang)'
 	@echo 'make coverage        lines of loader, verifier and planner that the C++ tests reach; fails below 90 %'
@@ -48,52 +49,62 @@ help:
 
 # --- set-up -----------------------------------------------------------------------------------------------------------
 
+# What each part of a first run took is printed after it.
+TIMED := tools/setup/timed.sh
+
 system:
 	@tools/setup/system.sh $(PYTHON)
 
 $(STAMP)/venv: | system
-	@echo '== Making the virtual environment .venv'
-	@$(PYTHON) -m venv $(VENV)
+	@$(TIMED) 'virtual environment .venv' $(PYTHON) -m venv $(VENV)
 	@mkdir -p $(STAMP) && touch $@
 
-$(STAMP)/torch: requirements/torch.txt $(STAMP)/venv
-	@echo '== Installing torch'
-	@$(PIP_INSTALL) -r requirements/torch.txt
-	@touch $@
-
 $(STAMP)/build-tools: requirements/build.txt $(STAMP)/venv
-	@echo '== Installing the build tools'
-	@$(PIP_INSTALL) -q -r requirements/build.txt
+	@$(TIMED) 'build tools' $(PIP_INSTALL) -q -r requirements/build.txt
 	@touch $@
 
 # ggml is built for one CPU: carried to another, it is looked at again, and built again if it does not fit.
 CPU := $(shell grep -m1 -e '^flags' -e '^Features' /proc/cpuinfo 2>/dev/null | cksum | cut -d' ' -f1)
 GGML_STAMP := $(STAMP)/ggml-$(CPU)
-$(GGML_STAMP): requirements/ggml.txt tools/setup/ggml.sh $(STAMP)/build-tools $(STAMP)/torch
-	@tools/setup/ggml.sh $(VENV)
+$(GGML_STAMP): requirements/ggml.txt tools/setup/ggml.sh cmake/GgmlFromSource.cmake cmake/ggml/CMakeLists.txt $(STAMP)/build-tools
+	@$(TIMED) 'ggml from its source' tools/setup/ggml.sh $(VENV)
 	@touch $@
 
-$(STAMP)/packages: requirements/run.txt requirements/constraints.txt $(STAMP)/torch $(GGML_STAMP)
-	@echo '== Installing executorch, transformers and the test tools'
-	@$(PIP_INSTALL) -r requirements/torch.txt -r requirements/run.txt
+$(STAMP)/torch: requirements/torch.txt $(STAMP)/build-tools
+	@$(TIMED) 'torch' $(PIP_INSTALL) -q -r requirements/torch.txt
 	@touch $@
 
-# For tests alone: without it they are skipped, with the reason.
-$(STAMP)/ggml-internals: requirements/ggml.txt tools/setup/ggml_internals.sh $(GGML_STAMP)
-	@tools/setup/ggml_internals.sh $(VENV) && touch $@ || echo 'the source of ggml could not be had: tests of streams are skipped'
+$(STAMP)/packages: requirements/run.txt requirements/constraints.txt $(STAMP)/torch
+	@$(TIMED) 'executorch and transformers' $(PIP_INSTALL) -q -r requirements/torch.txt -r requirements/run.txt
+	@touch $@
 
-setup: system $(STAMP)/packages $(STAMP)/ggml-internals
+# pip's downloads go on while ggml is compiled.
+setup: system $(STAMP)/build-tools
+	@$(MAKE) --no-print-directory -j2 $(STAMP)/packages $(GGML_STAMP)
+
+# For tests alone.
+$(STAMP)/test-packages: requirements/test.txt requirements/constraints.txt $(STAMP)/packages
+	@$(TIMED) 'test tools' $(PIP_INSTALL) -q -r requirements/torch.txt -r requirements/run.txt -r requirements/test.txt
+	@touch $@
+
+$(STAMP)/llama-cpp: tools/setup/llama_cpp.sh cmake/ggml/installed.cmake $(GGML_STAMP)
+	@$(TIMED) 'llama.cpp, which tests compare with (log: build/llama-cpp-build.log)' tools/setup/llama_cpp.sh $(VENV)
+	@touch $@
 
 # --- build and install into .venv -------------------------------------------------------------------------------------
 
-build: setup
-	@[ -e build/release/build.ninja ] || $(CMAKE) --preset release
-	@$(CMAKE) --build --preset release -j $(JOBS)
+# The engine and its front doors, and nothing that only tests or measurements run.
+product: setup
+	@[ -e build/release/build.ninja ] || $(TIMED) 'configuration' $(CMAKE) --preset release --log-level=WARNING
+	@$(TIMED) 'graft' $(CMAKE) --build --preset release -j $(JOBS) --target graft_product -- --quiet
 	@tools/setup/install_dev.sh $(VENV) build/release
+
+build: product $(STAMP)/test-packages
+	@$(TIMED) 'tests and benchmarks' $(CMAKE) --build --preset release -j $(JOBS)
 
 # --- the two commands -------------------------------------------------------------------------------------------------
 
-demo: build
+demo: product
 	@$(BIN)/python examples/semantic_search.py
 
 test: test-cpp test-python install-check
@@ -107,7 +118,7 @@ test-cpp: build
 	@echo '== Faults of memory, files and threads'
 	@build/release/graft_fault_tests --gtest_brief=1 >build/release/faults.log || { cat build/release/faults.log; exit 1; }
 
-test-python: build
+test-python: build $(STAMP)/llama-cpp
 	@echo '== Python tests$(if $(GRAFT_SLOW), (slow ones too))'
 	@$(BIN)/python -m pytest -q -n $(PYTEST_JOBS) --dist loadfile $(if $(GRAFT_SLOW),--slow) $(PYTEST_ARGS)
 
@@ -139,7 +150,7 @@ coverage: setup
 	@build/coverage/graft_tests --gtest_brief=1
 	@$(BIN)/python tools/coverage/lines.py build/coverage
 
-mutations: setup
+mutations: setup $(STAMP)/test-packages $(STAMP)/llama-cpp
 	@$(BIN)/python test/mutations/run.py --jobs $(JOBS) $(if $(ONLY),--only $(ONLY)) $(if $(CMAKE_ARGS),-- $(CMAKE_ARGS))
 
 cuda: setup
@@ -194,7 +205,7 @@ docs: build $(STAMP)/docs
 types: build $(STAMP)/docs
 	@$(BIN)/python test/python/docs/types_check.py
 
-bench: build
+bench: build $(STAMP)/llama-cpp
 	@$(MAKE) -C bench PYTHON=$(CURDIR)/$(BIN)/python
 
 bench-kernels: build

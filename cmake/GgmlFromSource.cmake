@@ -5,3 +5,15 @@ set(GGML_BUILD_EXAMPLES OFF CACHE BOOL "" FORCE)
 set(GGML_CCACHE OFF CACHE BOOL "" FORCE)  # graft sets the launcher itself
 # The source has no git history: git would name the commit of the enclosing tree.
 set(GIT_EXE OFF CACHE FILEPATH "Names ggml's commit")
+
+# SONAMEs of graft's own, so that a process that also loads another ggml (llama-cpp-python's, say) does not mix the two.
+function(ggml_sonames)
+  foreach(part ggml ggml-base ggml-cpu ggml-rpc ggml-cuda)
+    if(TARGET ${part})
+      get_target_property(type ${part} TYPE)
+      if(type STREQUAL "SHARED_LIBRARY")
+        set_target_properties(${part} PROPERTIES SOVERSION graft VERSION graft)
+      endif()
+    endif()
+  endforeach()
+endfunction()

@@ -79,3 +79,11 @@ if(GRAFT_EXECUTORCH AND executorch_sources)
   target_include_directories(graft_executorch PRIVATE "${CMAKE_CURRENT_SOURCE_DIR}/src")
   target_link_libraries(graft_executorch PRIVATE graft executorch::runtime)
 endif()
+
+# What `make demo` builds: no tests, no measurements.
+add_custom_target(graft_product)
+foreach(part graft graft_cli _C graft_executorch)
+  if(TARGET ${part})
+    add_dependencies(graft_product ${part})
+  endif()
+endforeach()

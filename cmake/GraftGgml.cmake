@@ -1,4 +1,4 @@
-# ggml 0.25: from the package llama-cpp-python, or from source (sanitizers, and wheels for all CPUs).
+# ggml 0.25: installed (tools/setup/ggml.sh puts it into .venv/ggml), or from source (sanitizers, and wheels for all CPUs).
 set(GRAFT_GGML_WANTED 0.25)
 if(GRAFT_ALL_CPUS AND NOT GRAFT_GGML_SOURCE)
   message(FATAL_ERROR "GRAFT_ALL_CPUS needs ggml's source: give -DGRAFT_GGML_SOURCE=<folder>, or run `make wheel-all-cpus`.")
@@ -21,10 +21,7 @@ if(GRAFT_GGML_SOURCE)
     endif()
     add_subdirectory("${GRAFT_GGML_SOURCE}" "${CMAKE_BINARY_DIR}/ggml" EXCLUDE_FROM_ALL SYSTEM)
   endblock()
-  if(GRAFT_ALL_CPUS)
-    # SONAMEs of their own, so that a process that also loads llama-cpp-python's ggml does not mix the two.
-    set_target_properties(ggml ggml-base PROPERTIES SOVERSION graft VERSION graft)
-  endif()
+  ggml_sonames()
   foreach(part ggml ggml-base ggml-cpu ggml-rpc ggml-cuda)
     if(TARGET ${part} AND NOT TARGET ggml::${part})
       add_library(ggml::${part} ALIAS ${part})
@@ -34,17 +31,17 @@ if(GRAFT_GGML_SOURCE)
   get_directory_property(GRAFT_GGML_RELEASE DIRECTORY "${GRAFT_GGML_SOURCE}" DEFINITION GGML_VERSION)
   get_directory_property(GRAFT_GGML_COMMIT DIRECTORY "${GRAFT_GGML_SOURCE}" DEFINITION GGML_BUILD_COMMIT)
 else()
-  list(PREPEND CMAKE_PREFIX_PATH "${GRAFT_SITE_PACKAGES}")
-  find_package(ggml ${GRAFT_GGML_WANTED} CONFIG QUIET)
+  cmake_path(SET default_root NORMALIZE "${GRAFT_SITE_PACKAGES}/../../../ggml")
+  set(GRAFT_GGML_ROOT "${default_root}" CACHE PATH "Where ggml is installed")
+  find_package(ggml ${GRAFT_GGML_WANTED} CONFIG QUIET PATHS "${GRAFT_GGML_ROOT}" NO_DEFAULT_PATH)
   if(NOT ggml_FOUND)
     message(FATAL_ERROR
-      "No ggml ${GRAFT_GGML_WANTED} in ${GRAFT_SITE_PACKAGES}. It comes with llama-cpp-python; install that first:\n"
-      "  CMAKE_ARGS=\"-DGGML_OPENMP=OFF -DGGML_RPC=ON -DLLAVA_BUILD=OFF\" pip install llama-cpp-python==0.3.36\n"
-      "or give -DGRAFT_GGML_SOURCE=<folder of ggml's source>.")
+      "No ggml ${GRAFT_GGML_WANTED} in ${GRAFT_GGML_ROOT}. `tools/setup/ggml.sh VENV` builds it into VENV/ggml; else give\n"
+      "-DGRAFT_GGML_ROOT=<where ggml is installed> or -DGRAFT_GGML_SOURCE=<folder of ggml's source>.")
   endif()
   if(GGML_OPENMP_ENABLED)
-    message(FATAL_ERROR "The ggml in ${GRAFT_SITE_PACKAGES} was built with OpenMP: its thread pool would have no "
-                        "threads. Build llama-cpp-python again with CMAKE_ARGS=\"-DGGML_OPENMP=OFF -DGGML_RPC=ON -DLLAVA_BUILD=OFF\".")
+    message(FATAL_ERROR "The ggml in ${GRAFT_GGML_ROOT} was built with OpenMP: its thread pool would have no threads. "
+                        "Build it with -DGGML_OPENMP=OFF.")
   endif()
   # Compared at load with the version and commit of the ggml that the process has loaded.
   set(GRAFT_GGML_RELEASE "${GGML_VERSION}")
@@ -56,6 +53,5 @@ endif()
 if(GRAFT_CUDA AND NOT TARGET ggml::ggml-cuda)
   message(FATAL_ERROR
     "GRAFT_CUDA is on, but this ggml has no CUDA backend. Build it with one first:\n"
-    "  CMAKE_ARGS=\"-DGGML_OPENMP=OFF -DGGML_RPC=ON -DLLAVA_BUILD=OFF -DGGML_CUDA=ON\" pip install --force-reinstall --no-deps "
-    "--no-binary :all: llama-cpp-python==0.3.36")
+    "  GRAFT_GGML_CMAKE_ARGS=-DGGML_CUDA=ON tools/setup/ggml.sh .venv")
 endif()

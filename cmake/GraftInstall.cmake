@@ -1,6 +1,7 @@
 # Components:
 #   sdk            for C++ (the default of `cmake --install`): libgraft with ggml beside it, headers, graftConfig, graft
 #   python         the binary part of the Python package, for wheels and for .venv
+#   python_ggml    ggml's libraries beside it; in .venv they are links
 #   python_source  its Python files, for .venv only (scikit-build-core takes them itself)
 # Builds with ggml from source are for sanitizers and not installed, except those for all CPUs.
 if(GRAFT_GGML_SOURCE AND NOT GRAFT_ALL_CPUS)
@@ -32,19 +33,20 @@ if(GRAFT_ALL_CPUS)
   install(TARGETS ggml ggml-base EXPORT graftTargets
           LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} NAMELINK_SKIP COMPONENT sdk)
   install(TARGETS ${GGML_AVAILABLE_BACKENDS} LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT sdk)
-  install(TARGETS ${ggml_targets} LIBRARY DESTINATION graft/lib NAMELINK_SKIP COMPONENT python EXCLUDE_FROM_ALL)
+  install(TARGETS ${ggml_targets} LIBRARY DESTINATION graft/lib NAMELINK_SKIP COMPONENT python_ggml EXCLUDE_FROM_ALL)
 endif()
 
 # The libraries of an installed ggml, under the names that the loader looks for. They find each other through $ORIGIN.
 foreach(part ggml ggml-base ggml-cpu ggml-rpc ggml-cuda)
   if(TARGET ggml::${part} AND NOT GRAFT_ALL_CPUS)
     get_target_property(location ggml::${part} IMPORTED_LOCATION)
-    file(GLOB by_soname "${location}.[0-9]*")
-    list(FILTER by_soname INCLUDE REGEX "\\.so\\.[0-9]+$")
+    file(GLOB by_soname "${location}.*")
+    list(FILTER by_soname INCLUDE REGEX "\\.so\\.[a-z0-9]+$")
     foreach(link IN LISTS by_soname)
       cmake_path(GET link FILENAME name)
       file(REAL_PATH "${link}" real)
       install(FILES "${real}" DESTINATION ${CMAKE_INSTALL_LIBDIR} RENAME "${name}" COMPONENT sdk)
+      install(FILES "${real}" DESTINATION graft/lib RENAME "${name}" COMPONENT python_ggml EXCLUDE_FROM_ALL)
     endforeach()
   endif()
 endforeach()

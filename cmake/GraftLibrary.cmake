@@ -84,18 +84,5 @@ target_link_libraries(graft PRIVATE $<BUILD_INTERFACE:ggml::ggml> $<BUILD_INTERF
                                     $<BUILD_INTERFACE:${GRAFT_ONIG_LIBRARY}> $<BUILD_INTERFACE:${GRAFT_UTF8PROC_LIBRARY}>)
 target_link_options(graft PRIVATE -Wl,--no-undefined -Wl,--exclude-libs,ALL)
 
-if(GRAFT_ALL_CPUS)
-  set_target_properties(graft PROPERTIES INSTALL_RPATH "$ORIGIN")
-  return()
-endif()
-# llama-cpp-python installs ggml twice under one SONAME. Its own Python code loads the copy in llama_cpp/lib by path, so
-# libgraft must use that same file, whichever of the two is imported first.
-if(EXISTS "${GRAFT_SITE_PACKAGES}/llama_cpp/lib/libggml.so" AND NOT GRAFT_GGML_SOURCE)
-  set(GRAFT_GGML_RPATH "${GRAFT_SITE_PACKAGES}/llama_cpp/lib")
-else()
-  set(GRAFT_GGML_RPATH "${GRAFT_GGML_LIB_DIR}")
-endif()
-set_target_properties(graft PROPERTIES
-  BUILD_RPATH "${GRAFT_GGML_RPATH}"
-  # First the C++ install (ggml beside libgraft), then the Python package (site-packages/graft/lib).
-  INSTALL_RPATH "$ORIGIN;$ORIGIN/../../llama_cpp/lib")
+# ggml lies beside libgraft, in a C++ install and in the Python package.
+set_target_properties(graft PROPERTIES BUILD_RPATH "${GRAFT_GGML_LIB_DIR}" INSTALL_RPATH "$ORIGIN")

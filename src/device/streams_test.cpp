@@ -21,7 +21,7 @@ namespace {
 #ifndef GRAFT_GGML_INTERNALS
 
 TEST(Streams, NeedGgmlsInternalHeader) {
-  GTEST_SKIP() << "no ggml-backend-impl.h for the device of the tests: `make setup` puts it into .venv/ggml-internals";
+  GTEST_SKIP() << "no ggml-backend-impl.h for the device of the tests: `make setup` puts it into .venv/ggml/internals";
 }
 
 #else

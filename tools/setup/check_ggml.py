@@ -1,10 +1,9 @@
-"""Exit status 0 when the installed ggml was built without OpenMP, with RPC and for a CPU like this one."""
+"""Exit status 0 when an installed ggml was built for a CPU like this one. usage: check_ggml.py PREFIX"""
 
 import ctypes
 import pathlib
 import re
 import sys
-import sysconfig
 
 # ggml's compile-time answers and the flags of /proc/cpuinfo that they need.
 FEATURES = {
@@ -22,18 +21,13 @@ FEATURES = {
 }
 
 
-def problems(site: pathlib.Path) -> list[str]:
-    config = (site / "lib/cmake/ggml/ggml-config.cmake").read_text()
-    found = []
-    if not re.search(r'set\(GGML_OPENMP_ENABLED "OFF"\)', config):
-        found.append("it was built with OpenMP")
-    if not (site / "llama_cpp/lib/libggml-rpc.so").exists():
-        found.append("it was built without RPC")
+def problems(prefix: pathlib.Path) -> list[str]:
     match = re.search(r"^flags\s*:(.*)$", pathlib.Path("/proc/cpuinfo").read_text(), re.M)
     if match is None:  # not an x86 CPU
-        return found
+        return []
     here = set(match.group(1).split())
-    ggml_cpu = ctypes.CDLL(str(site / "llama_cpp/lib/libggml-cpu.so"))
+    ggml_cpu = ctypes.CDLL(str(prefix / "lib/libggml-cpu.so"))
+    found = []
     for function, flags in FEATURES.items():
         missing = [flag for flag in flags if flag not in here]
         if getattr(ggml_cpu, function)() and missing:
@@ -41,12 +35,12 @@ def problems(site: pathlib.Path) -> list[str]:
     return found
 
 
-def main() -> int:
-    found = problems(pathlib.Path(sysconfig.get_paths()["platlib"]))
+def main(prefix: pathlib.Path) -> int:
+    found = problems(prefix)
     if found:
         print("== The installed ggml does not fit: " + "; ".join(found))
     return 1 if found else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(pathlib.Path(sys.argv[1])))

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs a build into the virtual environment as `pip install .` would, except that the Python files are links into
-# this tree: an edit needs no new install. usage: install_dev.sh VENV BUILD
+# Installs a build into the virtual environment as `pip install .` would, except that the Python files and ggml's
+# libraries are links: an edit needs no new install. usage: install_dev.sh VENV BUILD
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 venv=$1 build=$2
@@ -8,8 +8,9 @@ site=$("$venv/bin/python" -c "import sysconfig; print(sysconfig.get_paths()['pla
 quiet() { "$@" >build/install.log || { cat build/install.log >&2; return 1; }; }
 
 quiet "$venv/bin/cmake" --install "$build" --component python --prefix "$site"
-quiet env CMAKE_INSTALL_MODE=ABS_SYMLINK_OR_COPY "$venv/bin/cmake" --install "$build" --component python_source \
-  --prefix "$site"
+for component in python_source python_ggml; do
+  quiet env CMAKE_INSTALL_MODE=ABS_SYMLINK_OR_COPY "$venv/bin/cmake" --install "$build" --component $component --prefix "$site"
+done
 # The entry points, as an installed package has them.
 "$venv/bin/python" - "$site" <<'PYTHON'
 import pathlib, re, shutil, sys, tomllib

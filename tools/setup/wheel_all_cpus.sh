@@ -4,12 +4,7 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 venv=$(cd "$1" && pwd) out=$2
 tools/setup/ggml_source.sh "$venv" build/ggml-source
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
 echo "== Wheel for all CPUs: ggml's CPU backend is compiled once per kind of CPU"
-"$venv/bin/pip" --disable-pip-version-check wheel -q --no-build-isolation --no-deps -w "$work" \
+"$venv/bin/pip" --disable-pip-version-check wheel -q --no-build-isolation --no-deps -w "$out" \
   -Cbuild-dir=build/wheel-all-cpus -Ccmake.define.GRAFT_ALL_CPUS=ON \
   -Ccmake.define.GRAFT_GGML_SOURCE="$PWD/build/ggml-source/vendor/llama.cpp/ggml" .
-"$venv/bin/python" tools/setup/drop_requirement.py "$work"/graft-*.whl llama-cpp-python
-mkdir -p "$out"
-mv "$work"/graft-*.whl "$out"
