@@ -96,7 +96,7 @@ $(STAMP)/llama-cpp: tools/setup/llama_cpp.sh cmake/ggml/installed.cmake $(GGML_S
 # The engine and its front doors, and nothing that only tests or measurements run.
 product: setup
 	@[ -e build/release/build.ninja ] || $(TIMED) 'configuration' $(CMAKE) --preset release --log-level=WARNING
-	@$(TIMED) 'graft' $(CMAKE) --build --preset release -j $(JOBS) --target graft_product -- --quiet
+	@$(TIMED) 'graft' $(CMAKE) --build --preset release -j $(JOBS) --target graft_product
 	@tools/setup/install_dev.sh $(VENV) build/release
 
 build: product $(STAMP)/test-packages

@@ -130,7 +130,7 @@ def compare(package, model: SentenceEmbedder, length: int) -> str:
     )
 
 
-def best_of(run, times: int = 5) -> float:
+def best_of(run, times: int = 3) -> float:
     seconds = []
     for _ in range(times):
         start = time.perf_counter()
@@ -156,7 +156,7 @@ def main() -> None:
         print(f"  {score:+.3f}  {sentence}")
 
     print("\ntokens  cosine to   worst    first ms   graft ms   eager ms  plan")
-    print("        eager       error    of a call  best of 5  best of 5")
+    print("        eager       error    of a call  best of 3  best of 3")
     for length in (3, 300, 7, 64, 512, 1, 64, 7):
         print(compare(package, model, length))
 
