@@ -78,6 +78,8 @@ class GRAFT_API LanguageModel {
   // model.
   static std::shared_ptr<const LanguageModel> load(const std::string& path, const LoadOptions& options = {},
                                                    const std::string& tokenizer = {});
+  // Whether a package describes a language model. Throws what Program::load throws for files that are no packages.
+  static bool is_package(const std::string& path);
   // `tokenizer` may be null: for callers that use ids alone. Throws as load does.
   LanguageModel(std::shared_ptr<const Program> program, LanguageModelInfo info,
                 std::shared_ptr<const Tokenizer> tokenizer);

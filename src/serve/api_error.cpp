@@ -53,6 +53,9 @@ ApiError api_error_of(std::exception_ptr thrown, std::string& detail) {
     ApiError busy(429, "the server is at its limit; try again later", {}, "rate_limit_exceeded");
     busy.headers.emplace_back("Retry-After", "1");
     return busy;
+  } catch (const Cancelled& error) {
+    detail = error.what();
+    return {503, "the server stopped this request: it took too long, or the server is stopping"};
   } catch (const OutOfMemory& error) {
     detail = error.what();
   } catch (const std::bad_alloc& error) {

@@ -26,6 +26,11 @@ struct App {
   void check_ready() const;
   // Reads "model", an optional string, and finds it. Throws ApiError.
   std::shared_ptr<ServedModel> model_of(Fields& fields) const;
+  // The same, which must be a language model.
+  std::shared_ptr<ServedModel> language_model_of(Fields& fields) const;
 };
+
+// When the answer to this call must have ended.
+Clock::time_point deadline_of(const Call& call, const RequestLimits& limits);
 
 }  // namespace graft::serve

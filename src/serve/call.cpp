@@ -48,7 +48,11 @@ void Call::fail(std::exception_ptr thrown) {
   std::string detail;
   const ApiError error = api_error_of(std::move(thrown), detail);
   if (error.status >= 500 || detail != error.what()) note("error", detail);
-  if (!began_) return respond(error_response(error));
+  if (!began_) {
+    Response response = error_response(error);
+    if (plain_errors) response.body = dump({{"error", error.what()}});
+    return respond(std::move(response));
+  }
   event_text(error_body(error.status, error.what(), error.param, error.code));
   exchange_->end();
   ended(error.status);

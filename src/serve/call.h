@@ -29,6 +29,7 @@ class Call {
   std::string& body() { return request_.body; }
   std::string route = "other";  // set by the router
   std::uint64_t cache_salt = 0;
+  bool plain_errors = false;  // {"error": "message"}, as the Open Inference Protocol has them
   // Adds a field to the line of the log.
   void note(const char* name, Json value);
 

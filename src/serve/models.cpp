@@ -55,19 +55,52 @@ std::int64_t rows_for(const std::shared_ptr<const LanguageModel>& model, Decoder
   return std::max<std::int64_t>(rows, 1);
 }
 
+namespace {
+
+void load_language(ServedModel& model, const ModelFile& file, const ServeOptions& options) {
+  model.language = LanguageModel::load(file.path, options.load, file.tokenizer);
+  model.language->tokenizer();  // throws where there is none
+  GRAFT_CHECK(Unsupported, !model.language->info().encoder, "'", file.path,
+              "': models with an encoder and a decoder cannot be served yet");
+  DecoderOptions decoder = options.decoder;
+  if (decoder.rows == 0) decoder.rows = rows_for(model.language, decoder);
+  model.engine = std::make_unique<Engine>(model.language, decoder, static_cast<std::size_t>(options.limits.queue));
+}
+
+void load_program(ServedModel& model, const ModelFile& file, const ServeOptions& options) {
+  const auto program = Program::load(file.path, options.load);
+  SessionOptions session;
+  session.threads = options.decoder.threads;
+  const auto queue = static_cast<std::size_t>(options.limits.queue);
+  model.runner = std::make_unique<Runner>(program, session, queue);
+  std::shared_ptr<const Tokenizer> tokenizer;
+  if (!file.tokenizer.empty()) {
+    tokenizer = Tokenizer::load(file.tokenizer, options.load.text);
+  } else {
+    try {
+      tokenizer = Tokenizer::load(file.path, options.load.text);
+    } catch (const NotFound&) {
+      return;  // a program without texts
+    }
+  }
+  model.embedder = std::make_unique<Embedder>(program, tokenizer, session, queue);
+}
+
+}  // namespace
+
+void ServedModel::check_language() const {
+  if (!engine) throw ApiError(400, "model '" + name + "' is no language model", "model");
+}
+
 std::shared_ptr<ServedModel> load_model(const ModelFile& file, const ServeOptions& options) {
   auto model = std::make_shared<ServedModel>();
   model->name = file.name;
   model->created =
       std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch()).count();
-  model->language = LanguageModel::load(file.path, options.load, file.tokenizer);
-  model->language->tokenizer();  // throws where there is none
-  GRAFT_CHECK(Unsupported, !model->language->info().encoder, "'", file.path,
-              "': models with an encoder and a decoder cannot be served yet");
-  DecoderOptions decoder = options.decoder;
-  if (decoder.rows == 0) decoder.rows = rows_for(model->language, decoder);
-  model->engine =
-      std::make_unique<Engine>(model->language, decoder, static_cast<std::size_t>(options.limits.queue));
+  if (LanguageModel::is_package(file.path))
+    load_language(*model, file, options);
+  else
+    load_program(*model, file, options);
   return model;
 }
 

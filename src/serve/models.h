@@ -8,16 +8,25 @@
 #include <vector>
 
 #include "graft/llm.h"
+#include "serve/embedder.h"
 #include "serve/engine.h"
 #include "serve/options.h"
+#include "serve/runner.h"
 
 namespace graft::serve {
 
 struct ServedModel {
   std::string name;
   std::int64_t created = 0;  // seconds since 1970
+  // Of a language model:
   std::shared_ptr<const LanguageModel> language;
   std::unique_ptr<Engine> engine;
+  // Of any other:
+  std::unique_ptr<Runner> runner;
+  std::unique_ptr<Embedder> embedder;  // of a text encoder with a tokenizer
+
+  // Throws ApiError (400) for one that is no language model.
+  void check_language() const;
 };
 
 // The models that requests name. From any thread.
@@ -34,7 +43,7 @@ class Models {
   std::vector<std::shared_ptr<ServedModel>> models_;
 };
 
-// Loads a package and makes its plans. Throws what LanguageModel::load and Engine throw.
+// Loads a package; of a language model it makes the plans. Throws what the loads, Engine, Runner and Embedder throw.
 std::shared_ptr<ServedModel> load_model(const ModelFile& file, const ServeOptions& options);
 
 // How many rows a cache of this model gets where the caller does not say: as many as fit half of the memory that is

@@ -4,6 +4,7 @@
 #include "serve/http/target.h"
 #include "serve/openai/openai.h"
 #include "serve/text_tools.h"
+#include "serve/v2/v2.h"
 
 namespace graft::serve {
 namespace {
@@ -19,7 +20,8 @@ void check_content_type(const Request& request) {
   std::string type = http_lower(std::string(request.header("content-type")));
   type = type.substr(0, type.find(';'));
   while (type.ends_with(' ')) type.pop_back();
-  if (type != "application/json" && !type.ends_with("+json"))
+  const bool binary = type == "application/octet-stream" && request.path.starts_with("/v2/");
+  if (type != "application/json" && !type.ends_with("+json") && !binary)
     throw ApiError(415, "the Content-Type must be application/json, found '" + type + "'");
 }
 
@@ -35,7 +37,7 @@ void answer(App& app, const std::shared_ptr<Call>& call) {
       continue;
     }
     call->route = route.path;
-    if (!route.open && !app.keys.allows(request)) {
+    if (route.access == Access::with_key && !app.keys.allows(request)) {
       ApiError error(401, "an API key is needed: Authorization: Bearer KEY", {}, "invalid_api_key");
       error.headers.emplace_back("WWW-Authenticate", "Bearer");
       throw error;
@@ -70,20 +72,31 @@ bool matches(std::string_view route, std::string_view path, PathParts& parts) {
 
 const std::vector<Route>& routes() {
   static const std::vector<Route> all = {
-      {"GET", "/health", true, health},
-      {"GET", "/metrics", false, metrics},
-      {"GET", "/v1/models", false, list_models},
-      {"GET", "/v1/models/{model}", false, show_model},
-      {"POST", "/v1/completions", false, completions},
-      {"POST", "/v1/chat/completions", false, chat_completions},
-      {"POST", "/tokenize", false, tokenize},
-      {"POST", "/detokenize", false, detokenize},
-      {"POST", "/apply-template", false, apply_template},
+      {"GET", "/health", health, Access::open},
+      {"GET", "/metrics", metrics},
+      {"GET", "/v1/models", list_models},
+      {"GET", "/v1/models/{model}", show_model},
+      {"POST", "/v1/completions", completions},
+      {"POST", "/v1/chat/completions", chat_completions},
+      {"POST", "/v1/embeddings", embeddings},
+      {"POST", "/tokenize", tokenize},
+      {"POST", "/detokenize", detokenize},
+      {"POST", "/apply-template", apply_template},
+      {"GET", "/v2", v2_server},
+      {"GET", "/v2/health/live", v2_live, Access::open},
+      {"GET", "/v2/health/ready", v2_ready, Access::open},
+      {"GET", "/v2/models/{model}", v2_model},
+      {"GET", "/v2/models/{model}/ready", v2_model_ready},
+      {"POST", "/v2/models/{model}/infer", v2_infer},
+      {"GET", "/v2/models/{model}/versions/{version}", v2_model},
+      {"GET", "/v2/models/{model}/versions/{version}/ready", v2_model_ready},
+      {"POST", "/v2/models/{model}/versions/{version}/infer", v2_infer},
   };
   return all;
 }
 
 void route(App& app, const std::shared_ptr<Call>& call) {
+  call->plain_errors = call->request().path.starts_with("/v2");
   try {
     answer(app, call);
   } catch (...) {
@@ -102,6 +115,16 @@ void App::check_ready() const {
 std::shared_ptr<ServedModel> App::model_of(Fields& fields) const {
   check_ready();
   return models.find(fields.text("model"));
+}
+
+std::shared_ptr<ServedModel> App::language_model_of(Fields& fields) const {
+  auto model = model_of(fields);
+  model->check_language();
+  return model;
+}
+
+Clock::time_point deadline_of(const Call& call, const RequestLimits& limits) {
+  return call.request().start + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(limits.seconds));
 }
 
 }  // namespace graft::serve

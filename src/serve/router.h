@@ -13,11 +13,13 @@ namespace graft::serve {
 using PathParts = std::vector<std::string>;
 using Endpoint = std::function<void(App& app, const std::shared_ptr<Call>& call, const PathParts& parts)>;
 
+enum class Access { with_key, open };  // open: needs no API key
+
 struct Route {
   std::string method;
-  std::string path;   // "/v1/models/{model}"
-  bool open = false;  // needs no API key
+  std::string path;  // "/v1/models/{model}"
   Endpoint endpoint;
+  Access access = Access::with_key;
 };
 
 // All routes of the server, which is where endpoints are added.

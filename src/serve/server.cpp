@@ -93,8 +93,8 @@ class Server {
       auto model = load_model(file, app_.options);
       log_event("info", "loaded",
                 {{"model", file.name},
-                 {"rows", model->engine->rows()},
-                 {"context", model->engine->capacity()},
+                 {"rows", model->engine ? Json(model->engine->rows()) : Json()},
+                 {"context", model->engine ? Json(model->engine->capacity()) : Json()},
                  {"seconds", seconds_since(start)}});
       app_.models.add(std::move(model));
       if (app_.phase == Phase::draining) return;

@@ -8,7 +8,7 @@ namespace graft::serve {
 void tokenize(App& app, const std::shared_ptr<Call>& call, const PathParts&) {
   const Json json = parse_object(call->request().body);
   Fields fields(json);
-  const auto model = app.model_of(fields);
+  const auto model = app.language_model_of(fields);
   const auto content = fields.text("content"), prompt = fields.text("prompt");
   if (content.has_value() == prompt.has_value())
     bad_request("content", "one of 'content' and 'prompt' is needed: the text");
@@ -34,7 +34,7 @@ void tokenize(App& app, const std::shared_ptr<Call>& call, const PathParts&) {
 void detokenize(App& app, const std::shared_ptr<Call>& call, const PathParts&) {
   const Json json = parse_object(call->request().body);
   Fields fields(json);
-  const auto model = app.model_of(fields);
+  const auto model = app.language_model_of(fields);
   const Json* tokens = fields.array("tokens");
   if (!tokens) fields.need("tokens");
   fields.end();
@@ -46,7 +46,7 @@ void detokenize(App& app, const std::shared_ptr<Call>& call, const PathParts&) {
 void apply_template(App& app, const std::shared_ptr<Call>& call, const PathParts&) {
   const Json json = parse_object(call->request().body);
   Fields fields(json);
-  const auto model = app.model_of(fields);
+  const auto model = app.language_model_of(fields);
   const std::string prompt = chat_prompt_of(fields, *model, app.options.limits);
   fields.end();
   call->respond_json({{"prompt", prompt}});

@@ -341,6 +341,7 @@ std::vector<Boundary> boundaries(World& w) {
       {"Detokenizer", [&] { Detokenizer{w.tokenizer}; }},
       {"Detokenizer::add", [&] { w.detokenizer.add(0); }},
       {"Detokenizer::finish", [&] { w.detokenizer.finish(); }},
+      {"LanguageModel::is_package", [&] { LanguageModel::is_package(kGolden); }},
       {"LanguageModel::load",
        [&] {
          try {

@@ -46,7 +46,7 @@ class TextAnswer {
     if (failed_) return;
     if (error) {
       failed_ = true;
-      return call_->fail(timed_out(error) ? timeout() : error);
+      return call_->fail(error);
     }
     Choice& choice = choices_[index];
     count_time(choice, state);
@@ -81,20 +81,6 @@ class TextAnswer {
   };
 
   std::size_t prompt_of(std::size_t index) const { return index / static_cast<std::size_t>(request_.n); }
-
-  static bool timed_out(const std::exception_ptr& error) {
-    try {
-      std::rethrow_exception(error);
-    } catch (const Cancelled&) {
-      return true;
-    } catch (...) {
-      return false;
-    }
-  }
-  static std::exception_ptr timeout() {
-    return std::make_exception_ptr(
-        ApiError(503, "the server stopped this request: it took too long, or the server is stopping"));
-  }
 
   void count_time(Choice& choice, const RequestState& state) {
     const auto now = Clock::now();
@@ -242,9 +228,7 @@ double json_logprob(float logprob) { return std::isfinite(logprob) ? static_cast
 void answer_texts(App& app, const std::shared_ptr<Call>& call, TextRequest request, const TextFormat& format) {
   const std::shared_ptr<ServedModel> model = request.model;
   const auto answer = std::make_shared<TextAnswer>(call, std::move(request), format);
-  const auto deadline =
-      call->request().start + std::chrono::duration_cast<Clock::duration>(
-                                  std::chrono::duration<double>(app.options.limits.seconds));
+  const auto deadline = deadline_of(*call, app.options.limits);
   // After a failure the other texts of the request are of no use.
   const auto id = std::make_shared<std::atomic<Engine::RequestId>>(0);
   Engine& engine = *model->engine;

@@ -184,7 +184,7 @@ void set_max_tokens(TextRequest& request, std::optional<std::int64_t> most) {
 TextRequest read_completion(const Json& json, const App& app) {
   Fields fields(json);
   TextRequest request;
-  request.model = app.model_of(fields);
+  request.model = app.language_model_of(fields);
   read_sampling(fields, request);
   request.echo = fields.boolean("echo").value_or(false);
   set_max_tokens(request, fields.integer("max_tokens", 0, INT32_MAX).value_or(kDefaultCompletionTokens));
@@ -204,7 +204,7 @@ TextRequest read_completion(const Json& json, const App& app) {
 TextRequest read_chat(const Json& json, const App& app) {
   Fields fields(json);
   TextRequest request;
-  request.model = app.model_of(fields);
+  request.model = app.language_model_of(fields);
   read_sampling(fields, request);
   const auto most = fields.integer("max_tokens", 0, INT32_MAX);
   const auto most_completion = fields.integer("max_completion_tokens", 0, INT32_MAX);
