@@ -13,13 +13,20 @@ if(GRAFT_CLI AND cli_sources)
   find_path(GRAFT_EDIT_INCLUDE histedit.h REQUIRED)
   find_library(GRAFT_EDIT_LIBRARY edit REQUIRED)
   find_path(GRAFT_BOOST_INCLUDE boost/beast.hpp REQUIRED)
-  # The page of `graft inspect --html` is a file that is embedded in the program as a string.
-  set(page "${GRAFT_GENERATED}/page_html.cpp")
-  add_custom_command(OUTPUT "${page}"
-    COMMAND "${CMAKE_COMMAND}" "-DINPUT=${CMAKE_CURRENT_SOURCE_DIR}/src/cli/page.html" "-DOUTPUT=${page}" -DNAME=kPage
-            -P "${CMAKE_CURRENT_SOURCE_DIR}/cmake/embed_text.cmake"
-    DEPENDS src/cli/page.html cmake/embed_text.cmake VERBATIM)
-  list(APPEND cli_sources "${page}")
+  # Files that are embedded in the program as strings: the page of `graft inspect --html`, the server's OpenAPI document.
+  foreach(embedded IN ITEMS "src/cli/page.html|graft::cli|kPage" "src/serve/openapi.json|graft::serve|kOpenApi")
+    string(REPLACE "|" ";" embedded "${embedded}")
+    list(GET embedded 0 text_file)
+    list(GET embedded 1 text_namespace)
+    list(GET embedded 2 text_name)
+    string(MAKE_C_IDENTIFIER "${text_file}" text_source)
+    set(text_source "${GRAFT_GENERATED}/${text_source}.cpp")
+    add_custom_command(OUTPUT "${text_source}"
+      COMMAND "${CMAKE_COMMAND}" "-DINPUT=${CMAKE_CURRENT_SOURCE_DIR}/${text_file}" "-DOUTPUT=${text_source}"
+              -DNAMESPACE=${text_namespace} -DNAME=${text_name} -P "${CMAKE_CURRENT_SOURCE_DIR}/cmake/embed_text.cmake"
+      DEPENDS "${text_file}" cmake/embed_text.cmake VERBATIM)
+    list(APPEND cli_sources "${text_source}")
+  endforeach()
   add_executable(graft_cli ${cli_sources})
   graft_target(graft_cli)
   set_target_properties(graft_cli PROPERTIES

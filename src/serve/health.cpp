@@ -10,6 +10,12 @@ void health(App& app, const std::shared_ptr<Call>& call, const PathParts&) {
   call->respond_json({{"status", status}}, phase == Phase::ready ? 200 : 503);
 }
 
+void open_api(App&, const std::shared_ptr<Call>& call, const PathParts&) {
+  Response response;
+  response.body = std::string(kOpenApi);
+  call->respond(std::move(response));
+}
+
 void metrics(App& app, const std::shared_ptr<Call>& call, const PathParts&) {
   std::string out = app.metrics.text();
   struct Metric {

@@ -11,4 +11,9 @@ void health(App& app, const std::shared_ptr<Call>& call, const PathParts& parts)
 // GET /metrics, in Prometheus' text format.
 void metrics(App& app, const std::shared_ptr<Call>& call, const PathParts& parts);
 
+// GET /openapi.json
+void open_api(App& app, const std::shared_ptr<Call>& call, const PathParts& parts);
+
+extern const std::string_view kOpenApi;  // src/serve/openapi.json
+
 }  // namespace graft::serve

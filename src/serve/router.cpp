@@ -74,6 +74,7 @@ const std::vector<Route>& routes() {
   static const std::vector<Route> all = {
       {"GET", "/health", health, Access::open},
       {"GET", "/metrics", metrics},
+      {"GET", "/openapi.json", open_api},
       {"GET", "/v1/models", list_models},
       {"GET", "/v1/models/{model}", show_model},
       {"POST", "/v1/completions", completions},

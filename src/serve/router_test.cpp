@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "serve/health.h"
 #include "serve/http/target.h"
 
 namespace graft::serve {
@@ -23,6 +24,15 @@ TEST(Router, MatchesWholePaths) {
   EXPECT_FALSE(matches("/v1/models/{model}", "/v1/models/a/b", parts));
   EXPECT_TRUE(matches("/v2/models/{m}/versions/{v}/infer", "/v2/models/x/versions/1/infer", parts));
   EXPECT_THAT(parts, ElementsAre("x", "1"));
+}
+
+TEST(Router, TheOpenApiDocumentHasAllRoutes) {
+  std::set<std::string> served, described;
+  for (const Route& route : routes()) served.insert(http_lower(route.method) + " " + route.path);
+  const Json document = parse_object(kOpenApi);
+  for (const auto& [path, operations] : document["paths"].items())
+    for (const auto& [method, operation] : operations.items()) described.insert(method + " " + path);
+  EXPECT_EQ(described, served);
 }
 
 TEST(Target, PathAndQuery) {
