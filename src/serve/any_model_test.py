@@ -7,7 +7,6 @@ import concurrent.futures
 import importlib.util
 import json
 import struct
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,11 +15,7 @@ import torch
 from torch.export import Dim
 
 import graft
-
-sys.path.insert(0, str(Path(__file__).parent))
-from serve_test import Server  # noqa: E402
-
-sys.path.pop(0)
+from serving import Server
 
 
 class Net(torch.nn.Module):
