@@ -3,6 +3,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <filesystem>
+#include <string_view>
 
 namespace graft::cli {
 namespace {
@@ -18,10 +19,12 @@ running requests end, a second one ends at once. The first model answers request
 
 constexpr const char* kHttpGroup = "Limits of requests";
 
-bool is_name(const std::string& name) {
-  const auto good = [](char c) { return CLI::detail::isalpha(c) || (c >= '0' && c <= '9') || c == '-' || c == '.'; };
-  return !name.empty() && name.size() <= 128 &&
-         std::ranges::all_of(name, [&](char c) { return good(c) || c == '_' || c == ':'; });
+bool is_name(std::string_view name) {
+  const auto good = [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
+           std::string_view("-._:").find(c) != std::string_view::npos;
+  };
+  return !name.empty() && name.size() <= 128 && std::ranges::all_of(name, good);
 }
 
 }  // namespace

@@ -12,8 +12,8 @@ namespace graft::serve {
 // What a request is refused with: a status and an error object of OpenAI's API.
 class ApiError : public Error {
  public:
-  ApiError(int status, const std::string& message, std::string param = {}, std::string code = {})
-      : Error(message), status(status), param(std::move(param)), code(std::move(code)) {}
+  ApiError(int with_status, const std::string& message, std::string of_param = {}, std::string with_code = {})
+      : Error(message), status(with_status), param(std::move(of_param)), code(std::move(with_code)) {}
 
   int status;
   std::string param;  // of the request; empty: none

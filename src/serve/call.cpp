@@ -17,9 +17,11 @@ Call::Call(std::string id, Request request, std::shared_ptr<Exchange> exchange, 
 
 Call::~Call() {
   if (ended_) return;
-  if (gone_->load()) return ended(499);
   try {
-    fail(std::make_exception_ptr(InternalError("the request was dropped")));
+    if (gone_->load())
+      ended(499);
+    else
+      fail(std::make_exception_ptr(InternalError("the request was dropped")));
   } catch (...) {  // without memory the exchange gives its own answer
     on_end_();
   }

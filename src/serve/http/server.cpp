@@ -43,7 +43,7 @@ std::chrono::steady_clock::duration duration_of(double seconds) {
 
 std::string head_of(const Response& response, bool keep_alive, std::optional<std::size_t> length, bool chunked) {
   std::string out = str("HTTP/1.1 ", response.status, ' ');
-  out += std::string_view(http::obsolete_reason(static_cast<http::status>(response.status)));
+  out += http::obsolete_reason(static_cast<http::status>(response.status)).to_string();
   out += "\r\nServer: graft\r\n";
   if (!response.content_type.empty()) out += "Content-Type: " + response.content_type + "\r\n";
   for (const auto& [name, value] : response.headers) out += name + ": " + value + "\r\n";
