@@ -40,7 +40,9 @@ const TextFormat& chat_format() {
 }
 
 void chat_completions(App& app, const std::shared_ptr<Call>& call, const PathParts&) {
-  answer_texts(app, call, read_chat(parse_object(call->request().body), app), chat_format());
+  TextRequest request = read_chat(parse_object(call->request().body), app);
+  call->body() = {};
+  answer_texts(app, call, std::move(request), chat_format());
 }
 
 }  // namespace graft::serve

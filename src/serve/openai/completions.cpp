@@ -58,7 +58,9 @@ const TextFormat& completion_format() {
 }
 
 void completions(App& app, const std::shared_ptr<Call>& call, const PathParts&) {
-  answer_texts(app, call, read_completion(parse_object(call->request().body), app), completion_format());
+  TextRequest request = read_completion(parse_object(call->request().body), app);
+  call->body() = {};
+  answer_texts(app, call, std::move(request), completion_format());
 }
 
 }  // namespace graft::serve
