@@ -1,7 +1,8 @@
-# The thin adapters: command line, Python module, ExecuTorch delegate.
+# The thin adapters: command line with the server, Python module, ExecuTorch delegate.
 set(python_lib_dir "lib/python${Python_VERSION_MAJOR}.${Python_VERSION_MINOR}/site-packages/graft/lib")
 
-file(GLOB_RECURSE cli_sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/src/cli/*.cpp")
+file(GLOB_RECURSE cli_sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/src/cli/*.cpp"
+     "${CMAKE_CURRENT_SOURCE_DIR}/src/serve/*.cpp")
 list(FILTER cli_sources EXCLUDE REGEX "_test\\.cpp$")
 if(GRAFT_CLI AND cli_sources)
   find_package(CLI11 CONFIG REQUIRED)
@@ -11,13 +12,21 @@ if(GRAFT_CLI AND cli_sources)
   find_library(GRAFT_ZIP_LIBRARY zip REQUIRED)
   find_path(GRAFT_EDIT_INCLUDE histedit.h REQUIRED)
   find_library(GRAFT_EDIT_LIBRARY edit REQUIRED)
-  # The page of `graft inspect --html` is a file that is embedded in the program as a string.
-  set(page "${GRAFT_GENERATED}/page_html.cpp")
-  add_custom_command(OUTPUT "${page}"
-    COMMAND "${CMAKE_COMMAND}" "-DINPUT=${CMAKE_CURRENT_SOURCE_DIR}/src/cli/page.html" "-DOUTPUT=${page}" -DNAME=kPage
-            -P "${CMAKE_CURRENT_SOURCE_DIR}/cmake/embed_text.cmake"
-    DEPENDS src/cli/page.html cmake/embed_text.cmake VERBATIM)
-  list(APPEND cli_sources "${page}")
+  find_path(GRAFT_BOOST_INCLUDE boost/beast.hpp REQUIRED)
+  # Files that are embedded in the program as strings: the page of `graft inspect --html`, the server's OpenAPI document.
+  foreach(embedded IN ITEMS "src/cli/page.html|graft::cli|kPage" "src/serve/openapi.json|graft::serve|kOpenApi")
+    string(REPLACE "|" ";" embedded "${embedded}")
+    list(GET embedded 0 text_file)
+    list(GET embedded 1 text_namespace)
+    list(GET embedded 2 text_name)
+    string(MAKE_C_IDENTIFIER "${text_file}" text_source)
+    set(text_source "${GRAFT_GENERATED}/${text_source}.cpp")
+    add_custom_command(OUTPUT "${text_source}"
+      COMMAND "${CMAKE_COMMAND}" "-DINPUT=${CMAKE_CURRENT_SOURCE_DIR}/${text_file}" "-DOUTPUT=${text_source}"
+              -DNAMESPACE=${text_namespace} -DNAME=${text_name} -P "${CMAKE_CURRENT_SOURCE_DIR}/cmake/embed_text.cmake"
+      DEPENDS "${text_file}" cmake/embed_text.cmake VERBATIM)
+    list(APPEND cli_sources "${text_source}")
+  endforeach()
   add_executable(graft_cli ${cli_sources})
   graft_target(graft_cli)
   set_target_properties(graft_cli PROPERTIES
@@ -26,15 +35,18 @@ if(GRAFT_CLI AND cli_sources)
     INSTALL_RPATH "$ORIGIN/../${CMAKE_INSTALL_LIBDIR};$ORIGIN/../${python_lib_dir}")
   target_include_directories(graft_cli PRIVATE "${CMAKE_CURRENT_SOURCE_DIR}/src")
   target_link_libraries(graft_cli PRIVATE graft CLI11::CLI11 nlohmann_json::nlohmann_json "${GRAFT_ZIP_LIBRARY}"
-                                          "${GRAFT_EDIT_LIBRARY}")
-  target_include_directories(graft_cli SYSTEM PRIVATE "${GRAFT_ZIP_INCLUDE}" "${GRAFT_EDIT_INCLUDE}")
+                                          "${GRAFT_EDIT_LIBRARY}" Threads::Threads)
+  target_include_directories(graft_cli SYSTEM PRIVATE "${GRAFT_ZIP_INCLUDE}" "${GRAFT_EDIT_INCLUDE}"
+                                                      "${GRAFT_BOOST_INCLUDE}")
 
   # Unit tests of its sources are part of graft_tests; src/cli/cli_test.py tests the whole program.
   if(TARGET graft_tests)
-    file(GLOB_RECURSE cli_test_sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/src/cli/*_test.cpp")
+    file(GLOB_RECURSE cli_test_sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/src/cli/*_test.cpp"
+         "${CMAKE_CURRENT_SOURCE_DIR}/src/serve/*_test.cpp")
     list(FILTER cli_sources EXCLUDE REGEX "/main\\.cpp$")
     target_sources(graft_tests PRIVATE ${cli_sources} ${cli_test_sources})
-    target_include_directories(graft_tests SYSTEM PRIVATE "${GRAFT_ZIP_INCLUDE}" "${GRAFT_EDIT_INCLUDE}")
+    target_include_directories(graft_tests SYSTEM PRIVATE "${GRAFT_ZIP_INCLUDE}" "${GRAFT_EDIT_INCLUDE}"
+                                                          "${GRAFT_BOOST_INCLUDE}")
     target_link_libraries(graft_tests PRIVATE nlohmann_json::nlohmann_json CLI11::CLI11 "${GRAFT_ZIP_LIBRARY}"
                                               "${GRAFT_EDIT_LIBRARY}")
   endif()

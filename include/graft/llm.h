@@ -8,6 +8,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "graft/export.h"
@@ -77,6 +78,8 @@ class GRAFT_API LanguageModel {
   // model.
   static std::shared_ptr<const LanguageModel> load(const std::string& path, const LoadOptions& options = {},
                                                    const std::string& tokenizer = {});
+  // Whether a package describes a language model. Throws what Program::load throws for files that are no packages.
+  static bool is_package(const std::string& path);
   // `tokenizer` may be null: for callers that use ids alone. Throws as load does.
   LanguageModel(std::shared_ptr<const Program> program, LanguageModelInfo info,
                 std::shared_ptr<const Tokenizer> tokenizer);
@@ -223,6 +226,41 @@ class GRAFT_API TextGenerator {
   std::unique_ptr<Impl> impl_;
 };
 
+// What a request to BatchGenerator may ask for besides GenerationOptions.
+struct RequestOptions {
+  // As in OpenAI's API, on the tokens generated so far: frequency_penalty is subtracted from a token's logit as often as
+  // the token occurs, presence_penalty once. After the repetition penalty, before the temperature.
+  double frequency_penalty = 0;
+  double presence_penalty = 0;
+  std::vector<std::pair<std::int64_t, float>> logit_bias = {};  // token, and what is added to its logit
+  // Give the log-probability of each token, and of this many most likely ones at its position; empty: none. They are
+  // those of the model, before penalties, biases and temperature.
+  std::optional<std::int64_t> logprobs = {};
+  bool prompt_logprobs = false;  // those of the prompt's tokens too, which is then computed whole; needs `logprobs`
+  // A request continues only a prefix that one with the same salt left in the cache: callers that must not learn from
+  // the time of an answer what others asked have different ones.
+  std::uint64_t cache_salt = 0;
+};
+
+struct TokenLogprob {
+  std::int64_t id = 0;
+  float logprob = 0;  // natural logarithm; -infinity where the model's logit is, or is NaN
+};
+
+// What a request has so far. Of k = RequestOptions::logprobs most likely tokens each position has all, the most likely
+// first.
+struct RequestState {
+  std::span<const std::int64_t> tokens;  // the new ones
+  std::string_view text;                 // of these, as far as it is known
+  std::span<const float> logprobs;       // [tokens]
+  std::span<const TokenLogprob> top_logprobs;  // [tokens, k]
+  // Of the prompt's tokens from the second on, as far as the prompt is read.
+  std::span<const float> prompt_logprobs;
+  std::span<const TokenLogprob> top_prompt_logprobs;  // [prompt_logprobs, k]
+  std::int64_t reused_tokens = 0;      // of the prompt, in the cache already
+  std::optional<FinishReason> reason;  // once it has ended
+};
+
 // Continuous batching: generates many sequences side by side, each with its own options. Requests join and leave
 // between steps without a new plan. A step computes one chunk, of at most DecoderOptions::prefill_chunk_size tokens, of
 // the oldest prompt that is not prefilled yet, and one token (with drafts: several) of every other sequence.
@@ -243,6 +281,9 @@ class GRAFT_API BatchGenerator {
 
   // Throws InvalidArgument for prompts and options as TextGenerator::generate does. May be called from on_text.
   Id submit(std::vector<std::int64_t> prompt, const GenerationOptions& options = {}, OnText on_text = {});
+  // As above; throws InvalidArgument for request options that make no sense, too.
+  Id submit(std::vector<std::int64_t> prompt, const GenerationOptions& options, const RequestOptions& request,
+            OnText on_text = {});
   // False when no request is left. When the run fails or is cancelled it throws and nothing has changed: the next step
   // tries again. An exception from on_text ends its request as cancelled and is thrown when the step is complete.
   // Throws InvalidArgument when on_text calls it.
@@ -251,8 +292,14 @@ class GRAFT_API BatchGenerator {
   bool cancel(Id id);
   // The result of a request that has ended, once; empty while it runs. Throws NotFound for an unknown id.
   std::optional<Generation> take(Id id);
-  // Makes all plans that steps can need, with drafts of this many tokens: no later step makes any.
+  // The request until its result is taken. The views are valid until the next call of step(), cancel() or take(). Throws
+  // NotFound for an unknown id.
+  RequestState state(Id id) const;
+  // Makes all plans that steps can need, with drafts of this many tokens: no later step makes any, but for prompts with
+  // log-probabilities.
   void prepare(std::int64_t prompt_lookup_num_tokens = 0);
+  // Makes those for prompts with log-probabilities too.
+  void prepare(std::int64_t prompt_lookup_num_tokens, bool prompt_logprobs);
 
   std::size_t waiting() const;           // have no row yet
   std::size_t running() const;           // have one

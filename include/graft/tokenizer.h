@@ -74,6 +74,10 @@ class GRAFT_API Tokenizer {
   // SHA-256 of all pieces with their ids, in hex: the same vocabulary has the same one.
   virtual std::string identity() const = 0;
 
+  // What a token adds to a text that other tokens begin: UTF-8, or a part of a character where tokens are bytes. Throws
+  // InvalidArgument for an id that has no token.
+  std::string token_bytes(std::int64_t id) const;
+
   // The chat template on `variables_json`, an object: {"messages": [{"role": ..., "content": ...}, ...],
   // "add_generation_prompt": true, "tools": ..., ...}, with bos_token and the like added. As transformers'
   // apply_chat_template(tokenize=False). Throws InvalidArgument when there is no template, the variables are no JSON

@@ -32,6 +32,10 @@ void add_text_limits(CLI::App& command, TextLimits& limits) {
 
 void add_load_options(CLI::App& command, LoadArgs& args, const std::string& about_file) {
   command.add_option("FILE", args.file, about_file)->required()->type_name("");
+  add_load_options(command, args);
+}
+
+void add_load_options(CLI::App& command, LoadArgs& args) {
   command.add_option("--device", args.device, "device by name, see `graft devices` (default: $GRAFT_DEVICE, or cpu)")
       ->type_name("NAME");
   command

@@ -32,6 +32,8 @@ struct LoadArgs {
 };
 
 void add_load_options(CLI::App& command, LoadArgs& args, const std::string& about_file);
+// The same without the file.
+void add_load_options(CLI::App& command, LoadArgs& args);
 // Throws what matmul_precision_named() throws.
 LoadOptions load_options_of(const LoadArgs& args);
 

@@ -10,6 +10,7 @@
 
 #include "cli/commands.h"
 #include "cli/llm_commands.h"
+#include "cli/serve.h"
 #include "cli/text.h"
 
 namespace graft::cli {
@@ -222,6 +223,7 @@ int dispatch(int argc, char** argv) {
   add_text_limits(*tokenize_command, tokenize_args.limits);
 
   LlmCommands llm_commands(app);
+  ServeCommand serve_command(app);
   int code = 0;
 
   app.add_subcommand("export", "Make a package of a language model of Hugging Face or a GGUF file (Python).");
@@ -231,6 +233,7 @@ int dispatch(int argc, char** argv) {
   try {
     app.parse(argc, argv);
     code = llm_commands.run().value_or(0);
+    serve_command.run();
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
     const auto chosen = app.get_subcommands();

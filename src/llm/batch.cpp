@@ -11,6 +11,8 @@ namespace graft {
 namespace {
 
 constexpr std::int64_t kSmallestWidth = 16;  // of a prompt's chunk: fewer tokens hardly save time
+constexpr std::int64_t kPromptLogits = std::int64_t{1} << 24;  // of one run: 64 MiB
+constexpr const char* kTaken = ", or its text was taken";
 constexpr const char* kWhat = "BatchGenerator";
 
 }  // namespace
@@ -21,11 +23,13 @@ class BatchGenerator::Impl {
  public:
   Impl(std::shared_ptr<const LanguageModel> model, const DecoderOptions& options);
 
-  void prepare(std::int64_t prompt_lookup_num_tokens);
-  Id submit(std::vector<std::int64_t> prompt, const GenerationOptions& options, OnText on_text);
+  void prepare(std::int64_t prompt_lookup_num_tokens, bool prompt_logprobs);
+  Id submit(std::vector<std::int64_t> prompt, const GenerationOptions& options, const RequestOptions& request,
+            OnText on_text);
   bool step(const RunOptions& options);
   bool cancel(Id id);
   std::optional<Generation> take(Id id);
+  RequestState state(Id id);
   std::size_t running() const;
 
   llm::Loop loop;
@@ -36,18 +40,29 @@ class BatchGenerator::Impl {
     Id id = 0;
     std::unique_ptr<llm::Sequence> sequence;
   };
+  struct Ended {
+    Id id = 0;
+    Generation result;
+    llm::Logprobs logprobs, prompt_logprobs;
+    std::int64_t reused = 0;
+  };
   void join();
+  // One that has not ended; null for an unknown one.
+  llm::Sequence* find(Id id);
+  void keep(Id id, llm::Sequence& sequence);
+  // How many of `widths_` prompts with log-probabilities are read in: a run gives the logits of all its tokens.
+  std::size_t widths_with_logits() const;
   void read_oldest(const RunOptions& options);
   void go_on(const RunOptions& options);
   // Removes finished requests until none is left: the last callback of one may cancel others.
   void sweep();
   bool sweep_once();
-  std::int64_t width_for(std::int64_t rest) const;
+  std::int64_t width_for(std::int64_t rest, std::span<const std::int64_t> widths) const;
 
   std::vector<std::int64_t> widths_, batches_;  // widths of prompt runs, and row counts of steps; ascending
   std::deque<Waiting> waiting_;
   std::vector<Id> row_ids_;  // of the sequences in the rows
-  std::vector<std::pair<Id, Generation>> ended_;
+  std::vector<Ended> ended_;
   Id next_ = 0;
 };
 
@@ -75,12 +90,15 @@ std::size_t BatchGenerator::Impl::running() const {
       std::ranges::count_if(loop.rows(), [](const auto& sequence) { return sequence != nullptr; }));
 }
 
-void BatchGenerator::Impl::prepare(std::int64_t prompt_lookup_num_tokens) {
+void BatchGenerator::Impl::prepare(std::int64_t prompt_lookup_num_tokens, bool prompt_logprobs) {
   const llm::Use use(loop.decoder().in_use, kWhat, "prepare()");
   const std::int64_t capacity = loop.decoder().options.length;
   GRAFT_CHECK(InvalidArgument, prompt_lookup_num_tokens >= 0 && prompt_lookup_num_tokens < capacity,
               "prompt_lookup_num_tokens is ", prompt_lookup_num_tokens, ", the context ", capacity);
   for (const std::int64_t width : widths_) loop.decoder().prepare(1, width, 1);
+  if (prompt_logprobs)
+    for (const std::int64_t width : std::span(widths_).first(widths_with_logits()))
+      loop.decoder().prepare(1, width, width);
   loop.drafts = std::max(loop.drafts, prompt_lookup_num_tokens);
   for (const std::int64_t batch : batches_) {
     loop.decoder().prepare(batch, 1, 1);
@@ -89,15 +107,35 @@ void BatchGenerator::Impl::prepare(std::int64_t prompt_lookup_num_tokens) {
   }
 }
 
+std::size_t BatchGenerator::Impl::widths_with_logits() const {
+  const std::int64_t most = kPromptLogits / loop.model().info().vocab_size;
+  return static_cast<std::size_t>(
+      std::max<std::ptrdiff_t>(std::ranges::upper_bound(widths_, most) - widths_.begin(), 1));
+}
+
+llm::Sequence* BatchGenerator::Impl::find(Id id) {
+  for (const Waiting& waiting : waiting_)
+    if (waiting.id == id) return waiting.sequence.get();
+  for (std::size_t r = 0; r < row_ids_.size(); ++r)
+    if (loop.rows()[r] && row_ids_[r] == id) return loop.rows()[r].get();
+  return nullptr;
+}
+
+void BatchGenerator::Impl::keep(Id id, llm::Sequence& sequence) {
+  ended_.push_back({id, std::move(sequence.result()), std::move(sequence.logprobs()),
+                    std::move(sequence.prompt_logprobs()), sequence.reused});
+}
+
 BatchGenerator::Id BatchGenerator::Impl::submit(std::vector<std::int64_t> prompt, const GenerationOptions& options,
-                                                OnText on_text) {
+                                                const RequestOptions& request, OnText on_text) {
   const llm::Use use = llm::Use::nested(loop.decoder().in_use, kWhat, "submit()");
   loop.check(prompt, options);
   // A request that ends must get its place.
   if (const std::size_t most = ended_.size() + waiting_.size() + running() + 1; ended_.capacity() < most)
     ended_.reserve(2 * most);
   waiting_.push_back({next_, std::make_unique<llm::Sequence>(loop.model(), std::move(prompt), options, options.seed,
-                                                             loop.decoder().options.length, std::move(on_text))});
+                                                             loop.decoder().options.length, std::move(on_text),
+                                                             request)});
   loop.drafts = std::max(loop.drafts, options.prompt_lookup_num_tokens);
   return next_++;
 }
@@ -105,12 +143,15 @@ BatchGenerator::Id BatchGenerator::Impl::submit(std::vector<std::int64_t> prompt
 // Gives the free rows to the oldest requests, each the row that holds the longest prefix of its prompt.
 void BatchGenerator::Impl::join() {
   while (!waiting_.empty()) {
-    const auto& prompt = waiting_.front().sequence->tokens();
+    const llm::Sequence& first = *waiting_.front().sequence;
     std::size_t best = loop.rows().size();
     std::int64_t most = -1;
     for (std::size_t r = 0; r < loop.rows().size(); ++r) {
       if (loop.rows()[r]) continue;
-      if (const std::int64_t same = loop.reusable(r, prompt); same > most) {
+      // The logits of a prompt that is in the cache are not known.
+      const std::int64_t same =
+          first.wants_prompt_logprobs() ? 0 : loop.reusable(r, first.tokens(), first.cache_salt());
+      if (same > most) {
         most = same;
         best = r;
       }
@@ -122,11 +163,11 @@ void BatchGenerator::Impl::join() {
   }
 }
 
-std::int64_t BatchGenerator::Impl::width_for(std::int64_t rest) const {
-  const auto above = std::ranges::lower_bound(widths_, rest);
-  if (above == widths_.end()) return widths_.back();
+std::int64_t BatchGenerator::Impl::width_for(std::int64_t rest, std::span<const std::int64_t> widths) const {
+  const auto above = std::ranges::lower_bound(widths, rest);
+  if (above == widths.end()) return widths.back();
   // A run is padded up to its width unless two smaller ones compute much less.
-  if (above == widths_.begin() || rest > *above * 3 / 4) return *above;
+  if (above == widths.begin() || rest > *above * 3 / 4) return *above;
   return *(above - 1);
 }
 
@@ -137,7 +178,9 @@ void BatchGenerator::Impl::read_oldest(const RunOptions& options) {
     if (rows[r] && rows[r]->reading && (oldest == rows.size() || row_ids_[r] < row_ids_[oldest])) oldest = r;
   if (oldest == rows.size()) return;
   const std::int64_t rest = rows[oldest]->prompt_tokens() - loop.decoder().length(oldest);
-  loop.read_chunk(oldest, width_for(rest), options);
+  const bool logits = rows[oldest]->wants_prompt_logprobs();
+  const auto widths = std::span(widths_).first(logits ? widths_with_logits() : widths_.size());
+  loop.read_chunk(oldest, width_for(rest, widths), options);
 }
 
 void BatchGenerator::Impl::go_on(const RunOptions& options) {
@@ -157,7 +200,7 @@ bool BatchGenerator::Impl::sweep_once() {
     const llm::Sequence* sequence = loop.rows()[r].get();
     if (!sequence || !(sequence->cancelled || sequence->done())) continue;
     const auto left = loop.leave(r, FinishReason::cancelled);
-    ended_.emplace_back(row_ids_[r], std::move(left->result()));
+    keep(row_ids_[r], *left);
     any = true;
   }
   for (std::size_t w = 0; w < waiting_.size();) {
@@ -168,7 +211,7 @@ bool BatchGenerator::Impl::sweep_once() {
     const Waiting left = std::move(waiting_[w]);  // on_text may submit another one
     waiting_.erase(waiting_.begin() + static_cast<std::ptrdiff_t>(w));
     loop.guarded(*left.sequence, [&] { left.sequence->end(FinishReason::cancelled); });
-    ended_.emplace_back(left.id, std::move(left.sequence->result()));
+    keep(left.id, *left.sequence);
     any = true;
   }
   return any;
@@ -190,11 +233,7 @@ bool BatchGenerator::Impl::step(const RunOptions& options) {
 bool BatchGenerator::Impl::cancel(Id id) {
   {
     const llm::Use use = llm::Use::nested(loop.decoder().in_use, kWhat, "cancel()");
-    llm::Sequence* found = nullptr;
-    for (const Waiting& waiting : waiting_)
-      if (waiting.id == id) found = waiting.sequence.get();
-    for (std::size_t r = 0; r < row_ids_.size(); ++r)
-      if (loop.rows()[r] && row_ids_[r] == id) found = loop.rows()[r].get();
+    llm::Sequence* found = find(id);
     if (!found || found->done()) return false;
     found->cancelled = true;
     if (!use.outermost()) return true;
@@ -206,17 +245,28 @@ bool BatchGenerator::Impl::cancel(Id id) {
 
 std::optional<Generation> BatchGenerator::Impl::take(Id id) {
   const llm::Use use = llm::Use::nested(loop.decoder().in_use, kWhat, "take()");
-  const auto found = std::ranges::find(ended_, id, &std::pair<Id, Generation>::first);
+  const auto found = std::ranges::find(ended_, id, &Ended::id);
   if (found != ended_.end()) {
-    Generation result = std::move(found->second);
+    Generation result = std::move(found->result);
     ended_.erase(found);
     return result;
   }
-  for (const Waiting& waiting : waiting_)
-    if (waiting.id == id) return {};
-  for (std::size_t r = 0; r < row_ids_.size(); ++r)
-    if (loop.rows()[r] && row_ids_[r] == id) return {};
-  throw NotFound(str("there is no request ", id, ", or its text was taken"));
+  GRAFT_CHECK(NotFound, find(id), "there is no request ", id, kTaken);
+  return {};
+}
+
+RequestState BatchGenerator::Impl::state(Id id) {
+  const llm::Use use = llm::Use::nested(loop.decoder().in_use, kWhat, "state()");
+  const auto state = [](const Generation& result, const llm::Logprobs& logprobs, const llm::Logprobs& of_prompt,
+                        std::int64_t reused, std::optional<FinishReason> reason) {
+    return RequestState{result.tokens,         result.text,        logprobs.of_tokens(), logprobs.of_top(),
+                        of_prompt.of_tokens(), of_prompt.of_top(), reused,               reason};
+  };
+  if (const auto ended = std::ranges::find(ended_, id, &Ended::id); ended != ended_.end())
+    return state(ended->result, ended->logprobs, ended->prompt_logprobs, ended->reused, ended->result.reason);
+  llm::Sequence* found = find(id);
+  GRAFT_CHECK(NotFound, found, "there is no request ", id, kTaken);
+  return state(found->result(), found->logprobs(), found->prompt_logprobs(), found->reused, {});
 }
 
 BatchGenerator::BatchGenerator(std::shared_ptr<const LanguageModel> model, const DecoderOptions& options) try
@@ -228,7 +278,13 @@ BatchGenerator::~BatchGenerator() = default;
 
 BatchGenerator::Id BatchGenerator::submit(std::vector<std::int64_t> prompt, const GenerationOptions& options,
                                           OnText on_text) try {
-  return impl_->submit(std::move(prompt), options, std::move(on_text));
+  return impl_->submit(std::move(prompt), options, {}, std::move(on_text));
+} catch (...) {
+  rethrow_typed();
+}
+BatchGenerator::Id BatchGenerator::submit(std::vector<std::int64_t> prompt, const GenerationOptions& options,
+                                          const RequestOptions& request, OnText on_text) try {
+  return impl_->submit(std::move(prompt), options, request, std::move(on_text));
 } catch (...) {
   rethrow_typed();
 }
@@ -241,8 +297,16 @@ bool BatchGenerator::cancel(Id id) try { return impl_->cancel(id); } catch (...)
 std::optional<Generation> BatchGenerator::take(Id id) try { return impl_->take(id); } catch (...) {
   rethrow_typed();
 }
+RequestState BatchGenerator::state(Id id) const try { return impl_->state(id); } catch (...) {
+  rethrow_typed();
+}
 void BatchGenerator::prepare(std::int64_t prompt_lookup_num_tokens) try {
-  impl_->prepare(prompt_lookup_num_tokens);
+  impl_->prepare(prompt_lookup_num_tokens, false);
+} catch (...) {
+  rethrow_typed();
+}
+void BatchGenerator::prepare(std::int64_t prompt_lookup_num_tokens, bool prompt_logprobs) try {
+  impl_->prepare(prompt_lookup_num_tokens, prompt_logprobs);
 } catch (...) {
   rethrow_typed();
 }

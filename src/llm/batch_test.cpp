@@ -233,5 +233,127 @@ TEST(BatchGenerator, BadRequestsAndCalls) {
   EXPECT_THROW(BatchGenerator{encoding}, Unsupported);
 }
 
+// By hand: the logits after each of these tokens.
+std::vector<std::vector<float>> logits_after(const SmallLanguageModel& small, const Ids& ids) {
+  Decoder decoder(small.model);
+  std::vector<std::vector<float>> all;
+  decoder.score(ids, [&](std::span<float> logits) {
+    for (std::size_t at = 0; at < logits.size(); at += SmallLanguageModel::kVocabulary)
+      all.emplace_back(logits.begin() + static_cast<std::ptrdiff_t>(at),
+                       logits.begin() + static_cast<std::ptrdiff_t>(at + SmallLanguageModel::kVocabulary));
+  });
+  return all;
+}
+
+double logprob(const std::vector<float>& logits, std::int64_t id) {
+  double sum = 0;
+  for (const float logit : logits) sum += std::exp(static_cast<double>(logit));
+  return static_cast<double>(logits[static_cast<std::size_t>(id)]) - std::log(sum);
+}
+
+TEST(BatchGenerator, LogprobsOfPromptAndText) {
+  const SmallLanguageModel small;
+  for (const std::size_t length : {1u, 5u, 24u, 60u}) {
+    for (const bool drafts : {false, true}) {
+      BatchGenerator batch(small.model, {.rows = 3, .prefill_chunk_size = 24});
+      batch.prepare(drafts ? 2 : 0, true);
+      const auto plans = batch.decoder().session().counters().graphs_built;
+      const Ids prompt = some_ids(length, 5);
+      const GenerationOptions options = {.max_new_tokens = 9, .temperature = 0.7, .repetition_penalty = 1.3, .seed = 4,
+                                         .prompt_lookup_num_tokens = drafts ? 2 : 0};
+      // The same prompt is in the cache, and others run beside it.
+      batch.submit(prompt, options);
+      while (batch.step()) {
+      }
+      batch.submit(some_ids(40, 8), {.max_new_tokens = 20});
+      const Id id = batch.submit(prompt, options, {.logprobs = 3, .prompt_logprobs = true});
+      batch.submit(some_ids(30, 9), {.max_new_tokens = 20});
+      while (!batch.state(id).reason) batch.step();
+      EXPECT_EQ(batch.decoder().session().counters().graphs_built, plans);
+      const RequestState state = batch.state(id);
+      EXPECT_EQ(state.reused_tokens, 0);
+      EXPECT_EQ(Ids(state.tokens.begin(), state.tokens.end()), alone(small, prompt, options));
+      ASSERT_EQ(state.prompt_logprobs.size(), length - 1);
+      ASSERT_EQ(state.top_prompt_logprobs.size(), 3 * (length - 1));
+      ASSERT_EQ(state.logprobs.size(), state.tokens.size());
+      ASSERT_EQ(state.top_logprobs.size(), 3 * state.tokens.size());
+      Ids all = prompt;
+      all.insert(all.end(), state.tokens.begin(), state.tokens.end());
+      const auto logits = logits_after(small, all);
+      for (std::size_t i = 1; i < all.size(); ++i) {
+        const bool of_prompt = i < length;
+        const float found = of_prompt ? state.prompt_logprobs[i - 1] : state.logprobs[i - length];
+        EXPECT_NEAR(found, logprob(logits[i - 1], all[i]), 2e-5) << i;
+        const TokenLogprob first =
+            of_prompt ? state.top_prompt_logprobs[3 * (i - 1)] : state.top_logprobs[3 * (i - length)];
+        EXPECT_EQ(first.id, std::ranges::max_element(logits[i - 1]) - logits[i - 1].begin()) << i;
+        EXPECT_NEAR(first.logprob, logprob(logits[i - 1], first.id), 2e-5) << i;
+      }
+      EXPECT_EQ(batch.take(id)->reason, FinishReason::length);
+      EXPECT_THROW(batch.state(id), NotFound);
+    }
+  }
+}
+
+TEST(BatchGenerator, StateShowsTheTextAsItGrows) {
+  const SmallLanguageModel small;
+  const auto model = small.with_words();
+  BatchGenerator batch(model, {.rows = 2});
+  const Id id = batch.submit({3, 1, 4}, {.max_new_tokens = 6}), other = batch.submit({3}, {.max_new_tokens = 2});
+  EXPECT_TRUE(batch.state(id).tokens.empty());
+  std::size_t tokens = 0;
+  std::string text;
+  while (batch.step()) {
+    const RequestState state = batch.state(id);
+    EXPECT_GE(state.tokens.size(), tokens);
+    EXPECT_TRUE(state.text.starts_with(text));
+    tokens = state.tokens.size();
+    text = state.text;
+  }
+  EXPECT_EQ(batch.state(id).reason, FinishReason::length);
+  EXPECT_EQ(batch.state(other).tokens.size(), 2u);
+  EXPECT_TRUE(batch.state(id).logprobs.empty());
+  const Generation result = *batch.take(id);
+  EXPECT_EQ(result.text, text);
+  EXPECT_EQ(result.tokens.size(), 6u);
+}
+
+TEST(BatchGenerator, PenaltiesAndBiasesChangeTheText) {
+  const SmallLanguageModel small;
+  BatchGenerator batch(small.model, {.rows = 4});
+  const GenerationOptions options = {.max_new_tokens = 20};
+  const Id plain = batch.submit({3, 1, 4}, options, RequestOptions{});
+  const Id biased = batch.submit({3, 1, 4}, options, {.logit_bias = {{7, 100.f}}});
+  const Id varied = batch.submit({3, 1, 4}, options, {.presence_penalty = 100});
+  while (batch.step()) {
+  }
+  EXPECT_EQ(batch.take(plain)->tokens, alone(small, {3, 1, 4}, options));
+  EXPECT_EQ(batch.take(biased)->tokens, Ids(20, 7));
+  Ids tokens = batch.take(varied)->tokens;
+  std::ranges::sort(tokens);
+  EXPECT_EQ(std::ranges::adjacent_find(tokens), tokens.end()) << "a token came twice";
+  EXPECT_THROW(batch.submit({3}, options, {.logprobs = 99}), InvalidArgument);
+  EXPECT_EQ(batch.waiting(), 0u);
+}
+
+TEST(BatchGenerator, APrefixIsReusedWithTheSameSaltOnly) {
+  const SmallLanguageModel small;
+  BatchGenerator batch(small.model, {.rows = 1});
+  const Ids prompt = some_ids(20, 1);
+  const auto reused = [&](std::uint64_t salt) {
+    const Id id = batch.submit(prompt, {.max_new_tokens = 2}, {.cache_salt = salt});
+    while (batch.step()) {
+    }
+    const std::int64_t tokens = batch.state(id).reused_tokens;
+    EXPECT_EQ(batch.take(id)->tokens, alone(small, prompt, {.max_new_tokens = 2}));
+    return tokens;
+  };
+  EXPECT_EQ(reused(1), 0);
+  EXPECT_EQ(reused(1), 19);
+  EXPECT_EQ(reused(2), 0);
+  EXPECT_EQ(reused(2), 19);
+  EXPECT_EQ(reused(0), 0);
+}
+
 }  // namespace
 }  // namespace graft

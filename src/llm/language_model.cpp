@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "base/check.h"
@@ -80,6 +81,14 @@ struct LanguageModel::Impl {
   LanguageModelInfo info;
   std::shared_ptr<const Tokenizer> tokenizer;
 };
+
+bool LanguageModel::is_package(const std::string& path) try {
+  const PteFile package(MappedFile::open(path));
+  return std::ranges::any_of(package.named_data(),
+                             [](const NamedBytes& named) { return named.key == kLanguageModelKey; });
+} catch (...) {
+  rethrow_typed();
+}
 
 std::shared_ptr<const LanguageModel> LanguageModel::load(const std::string& path, const LoadOptions& options,
                                                          const std::string& tokenizer) try {

@@ -18,6 +18,7 @@ Loop::Loop(std::shared_ptr<const LanguageModel> model, const DecoderOptions& opt
   const auto rows = static_cast<std::size_t>(decoder().options.rows);
   rows_.resize(rows);
   cached_.resize(rows);
+  cached_salts_.resize(rows);
   run_rows_.reserve(rows);
   feeds_.reserve(rows);
 }
@@ -35,10 +36,10 @@ void Loop::check(std::span<const std::int64_t> prompt, const GenerationOptions& 
                 " of the prompt is not in the vocabulary of ", vocabulary, " tokens");
 }
 
-std::int64_t Loop::reusable(std::size_t row, std::span<const std::int64_t> prompt) {
+std::int64_t Loop::reusable(std::size_t row, std::span<const std::int64_t> prompt, std::uint64_t cache_salt) {
   if (std::exchange(decoder().ran_by_user, false))
     for (auto& tokens : cached_) tokens.clear();
-  if (std::ssize(cached_[row]) < decoder().length(row)) return 0;
+  if (cached_salts_[row] != cache_salt || std::ssize(cached_[row]) < decoder().length(row)) return 0;
   const Tokens held = Tokens(cached_[row]).first(static_cast<std::size_t>(decoder().length(row)));
   const auto common = std::ranges::mismatch(held, prompt).in1 - held.begin();
   const std::int64_t same = std::min<std::int64_t>(common, std::ssize(prompt) - 1);
@@ -48,6 +49,7 @@ std::int64_t Loop::reusable(std::size_t row, std::span<const std::int64_t> promp
 void Loop::begin(std::unique_ptr<Sequence>&& sequence, std::size_t row, std::int64_t reused) {
   decoder().truncate(row, reused);
   cached_[row].clear();
+  sequence->reused = reused;
   stats.prompt_tokens += sequence->prompt_tokens();
   stats.reused_tokens += reused;
   rows_[row] = std::move(sequence);
@@ -77,9 +79,12 @@ void Loop::read_chunk(std::size_t row, std::int64_t width, const RunOptions& opt
   const std::int64_t count = std::min(rest, width), sequence_row = static_cast<std::int64_t>(row);
   const Tokens feed =
       Tokens(sequence.tokens()).subspan(static_cast<std::size_t>(done), static_cast<std::size_t>(count));
-  const std::span<float> logits = decoder().run({&sequence_row, 1}, {&feed, 1}, width, 1, options);
+  const bool all = sequence.wants_prompt_logprobs();
+  const std::span<float> logits = decoder().run({&sequence_row, 1}, {&feed, 1}, width, all ? width : 1, options);
   stats.prefill_seconds += seconds_since(start);
-  if (count == rest) take_first(sequence, logits);
+  const auto vocabulary = static_cast<std::size_t>(model().info().vocab_size);
+  if (all) sequence.take_prompt(static_cast<std::size_t>(done), logits.last(static_cast<std::size_t>(count) * vocabulary));
+  if (count == rest) take_first(sequence, logits.last(vocabulary));
 }
 
 std::size_t Loop::going() const {
@@ -131,6 +136,7 @@ std::unique_ptr<Sequence> Loop::leave(std::size_t row, FinishReason reason) {
   Sequence& sequence = *rows_[row];
   if (!sequence.done()) guarded(sequence, [&] { sequence.end(reason); });
   cached_[row] = sequence.release_tokens();
+  cached_salts_[row] = sequence.cache_salt();
   return std::move(rows_[row]);
 }
 

@@ -30,12 +30,13 @@ class Loop {
 
   // The length of the prompt's prefix that a free row holds and can continue. Never the whole prompt: the logits of its
   // last token are needed.
-  std::int64_t reusable(std::size_t row, std::span<const std::int64_t> prompt);
+  std::int64_t reusable(std::size_t row, std::span<const std::int64_t> prompt, std::uint64_t cache_salt = 0);
   // Gives the sequence this free row, which keeps the first `reused` tokens. When it throws, the caller still has it.
   void begin(std::unique_ptr<Sequence>&& sequence, std::size_t row, std::int64_t reused);
   // Prefills the prompts of all occupied rows, which are the first ones, and draws their first tokens.
   void read_prompts(const RunOptions& options);
-  // Prefills the next chunk of a prompt in a run of `width` tokens; the last chunk yields the first token.
+  // Prefills the next chunk of a prompt in a run of `width` tokens; the last chunk yields the first token. Where the
+  // prompt's log-probabilities are wanted the run gives the logits of all its tokens.
   void read_chunk(std::size_t row, std::int64_t width, const RunOptions& options);
   // How many sequences step() would give a token.
   std::size_t going() const;
@@ -80,6 +81,7 @@ class Loop {
   CallbackErrors errors_;
   std::vector<std::unique_ptr<Sequence>> rows_;
   std::vector<std::vector<std::int64_t>> cached_;  // by free row: the tokens that it holds
+  std::vector<std::uint64_t> cached_salts_;        // of these: RequestOptions::cache_salt
   std::vector<std::int64_t> run_rows_;             // of a step
   std::vector<Decoder::Tokens> feeds_;
   std::exception_ptr thrown_;

@@ -47,13 +47,35 @@ void check(const GenerationOptions& options) {
     GRAFT_CHECK(InvalidArgument, !stop.empty(), "a stop string is empty");
 }
 
-Sampler::Sampler(const GenerationOptions& options, std::int64_t vocabulary, std::uint64_t seed)
-    : options_(options), random_(seed) {
+void check(const RequestOptions& request, std::int64_t vocabulary) {
+  GRAFT_CHECK(InvalidArgument, std::isfinite(request.frequency_penalty), "frequency_penalty must be finite, got ",
+              request.frequency_penalty);
+  GRAFT_CHECK(InvalidArgument, std::isfinite(request.presence_penalty), "presence_penalty must be finite, got ",
+              request.presence_penalty);
+  for (const auto& [id, bias] : request.logit_bias) {
+    GRAFT_CHECK(InvalidArgument, id >= 0 && id < vocabulary, "token ", id,
+                " of logit_bias is not in the vocabulary of ", vocabulary, " tokens");
+    GRAFT_CHECK(InvalidArgument, std::isfinite(bias), "the logit_bias of token ", id, " must be finite, got ", bias);
+  }
+  GRAFT_CHECK(InvalidArgument, !request.logprobs || (*request.logprobs >= 0 && *request.logprobs <= vocabulary),
+              "logprobs must be from 0 to the vocabulary of ", vocabulary, " tokens, got ",
+              request.logprobs.value_or(0));
+  GRAFT_CHECK(InvalidArgument, request.logprobs || !request.prompt_logprobs, "prompt_logprobs needs logprobs");
+}
+
+Sampler::Sampler(const GenerationOptions& options, std::int64_t vocabulary, std::uint64_t seed,
+                 const RequestOptions& request)
+    : options_(options), request_(request), random_(seed) {
   check(options_);
+  check(request_, vocabulary);
   const auto tokens = static_cast<std::size_t>(vocabulary);
   if (options_.repetition_penalty != 1) {
     seen_.resize(tokens);
     seen_ids_.reserve(tokens);
+  }
+  if (request_.frequency_penalty != 0 || request_.presence_penalty != 0) {
+    counts_.resize(tokens);
+    generated_ids_.reserve(tokens);
   }
   if (options_.temperature > 0) {
     candidates_.reserve(tokens);
@@ -70,12 +92,23 @@ void Sampler::see(std::span<const std::int64_t> tokens) {
   }
 }
 
+void Sampler::count_generated(std::int64_t id) {
+  if (counts_.empty()) return;
+  if (counts_[static_cast<std::size_t>(id)]++ == 0) generated_ids_.push_back(id);
+}
+
 void Sampler::penalize(std::span<float> logits) const {
   const auto penalty = static_cast<float>(options_.repetition_penalty);
   for (const std::int64_t id : seen_ids_) {
     float& logit = logits[static_cast<std::size_t>(id)];
     logit = logit < 0 ? logit * penalty : logit / penalty;
   }
+  for (const std::int64_t id : generated_ids_) {
+    const auto count = static_cast<double>(counts_[static_cast<std::size_t>(id)]);
+    logits[static_cast<std::size_t>(id)] -=
+        static_cast<float>(count * request_.frequency_penalty + request_.presence_penalty);
+  }
+  for (const auto& [id, bias] : request_.logit_bias) logits[static_cast<std::size_t>(id)] += bias;
 }
 
 // Tokens as likely as the k-th stay too.

@@ -101,5 +101,38 @@ TEST(StopStrings, HoldBackWhatMayBeTheirBeginning) {
   EXPECT_EQ(open.finish(), "xy");
 }
 
+TEST(Sampler, PenaltiesCountWhatWasGenerated) {
+  RequestOptions request;
+  request.frequency_penalty = 0.5;
+  request.presence_penalty = 0.25;
+  request.logit_bias = {{3, 2.f}, {0, -1.f}};
+  Sampler sampler({}, 5, 0, request);
+  EXPECT_TRUE(sampler.changes_logits());
+  const std::vector<std::int64_t> prompt = {4, 4};  // is not counted
+  sampler.see(prompt);
+  for (const std::int64_t id : {1, 1, 2}) sampler.count_generated(id);
+  std::vector<float> logits = {0, 0, 0, 0, 1.5f};
+  EXPECT_EQ(sampler.next(logits), 3);
+  EXPECT_THAT(logits, ElementsAre(-1, -1.25f, -0.75f, 2, 1.5f));
+  EXPECT_FALSE(Sampler({}, 5, 0).changes_logits());
+}
+
+TEST(Sampler, RequestOptionsThatMakeNoSense) {
+  const auto with = [](auto change) {
+    RequestOptions request;
+    change(request);
+    Sampler({}, 5, 0, request);
+  };
+  EXPECT_NO_THROW(with([](RequestOptions& r) { r.logprobs = 5; }));
+  EXPECT_THROW(with([](RequestOptions& r) { r.logprobs = 6; }), InvalidArgument);
+  EXPECT_THROW(with([](RequestOptions& r) { r.logprobs = -1; }), InvalidArgument);
+  EXPECT_THROW(with([](RequestOptions& r) { r.prompt_logprobs = true; }), InvalidArgument);
+  EXPECT_THROW(with([](RequestOptions& r) { r.frequency_penalty = kInfinity; }), InvalidArgument);
+  EXPECT_THROW(with([](RequestOptions& r) { r.presence_penalty = static_cast<double>(kNaN); }), InvalidArgument);
+  EXPECT_THROW(with([](RequestOptions& r) { r.logit_bias = {{5, 1.f}}; }), InvalidArgument);
+  EXPECT_THROW(with([](RequestOptions& r) { r.logit_bias = {{-1, 1.f}}; }), InvalidArgument);
+  EXPECT_THROW(with([](RequestOptions& r) { r.logit_bias = {{1, kNaN}}; }), InvalidArgument);
+}
+
 }  // namespace
 }  // namespace graft::llm

@@ -18,20 +18,26 @@ constexpr std::size_t kTokensBefore = 16;
 }  // namespace
 
 Sequence::Sequence(const LanguageModel& model, std::vector<std::int64_t> prompt, const GenerationOptions& options,
-                   std::uint64_t seed, std::int64_t capacity, OnText on_text)
+                   std::uint64_t seed, std::int64_t capacity, OnText on_text, const RequestOptions& request)
     : model_(model),
       options_(options),
       capacity_(capacity),
       tokens_(std::move(prompt)),
       prompt_tokens_(std::ssize(tokens_)),
       on_text_(std::move(on_text)),
-      sampler_(options, model.info().vocab_size, seed),
+      sampler_(options, model.info().vocab_size, seed, request),
+      cache_salt_(request.cache_salt),
       stops_(options.stop_strings) {
   const std::int64_t most = std::min(options.max_new_tokens, capacity + 1);
   result_.tokens.reserve(static_cast<std::size_t>(most));
   tokens_.reserve(tokens_.size() + static_cast<std::size_t>(most));
   feed_.reserve(static_cast<std::size_t>(options.prompt_lookup_num_tokens) + 1);
   sampler_.see(tokens_);
+  if (request.logprobs) {
+    logprobs_ = Logprobs(*request.logprobs, static_cast<std::size_t>(most));
+    if (sampler_.changes_logits()) model_logits_.resize(static_cast<std::size_t>(model.info().vocab_size));
+    if (request.prompt_logprobs) prompt_logprobs_ = Logprobs(*request.logprobs, tokens_.size() - 1);
+  }
   if (!model.has_tokenizer()) return;
   text_.emplace(model.tokenizer(), options.skip_special_tokens);
   for (const std::int64_t id : Tokens(tokens_).last(std::min(kTokensBefore, tokens_.size())))
@@ -49,11 +55,21 @@ const std::vector<std::int64_t>& Sequence::next_feed() {
   return feed_;
 }
 
+void Sequence::take_prompt(std::size_t first, std::span<const float> logits) {
+  const auto vocabulary = static_cast<std::size_t>(model_.info().vocab_size);
+  const auto prompt = static_cast<std::size_t>(prompt_tokens_);
+  for (std::size_t i = 0; i * vocabulary < logits.size() && first + i + 1 < prompt; ++i)
+    prompt_logprobs_.add(logits.subspan(i * vocabulary, vocabulary), tokens_[first + i + 1]);
+}
+
 std::int64_t Sequence::take(std::span<float> logits) {
+  if (!model_logits_.empty()) std::ranges::copy(logits, model_logits_.begin());
   const std::int64_t id = sampler_.next(logits);
+  if (logprobs_.wanted()) logprobs_.add(model_logits_.empty() ? logits : std::span<float>(model_logits_), id);
   result_.tokens.push_back(id);
   tokens_.push_back(id);
   sampler_.see({&id, 1});
+  sampler_.count_generated(id);
   // A model may have more ids than its tokenizer.
   if (text_ && id < model_.tokenizer()->size()) show(text_->add(id));
   if (stops_.stopped()) {

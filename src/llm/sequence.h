@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "graft/llm.h"
+#include "llm/logprobs.h"
 #include "llm/sampler.h"
 #include "llm/stop.h"
 
@@ -19,7 +20,7 @@ class Sequence {
 
   // `capacity`: of the cache, in tokens. `seed` instead of the options'. The model must outlive the sequence.
   Sequence(const LanguageModel& model, std::vector<std::int64_t> prompt, const GenerationOptions& options,
-           std::uint64_t seed, std::int64_t capacity, OnText on_text);
+           std::uint64_t seed, std::int64_t capacity, OnText on_text, const RequestOptions& request = {});
   Sequence(const Sequence&) = delete;
   Sequence& operator=(const Sequence&) = delete;
 
@@ -27,12 +28,19 @@ class Sequence {
   std::int64_t prompt_tokens() const { return prompt_tokens_; }
   bool done() const { return done_; }
   Generation& result() { return result_; }
+  Logprobs& logprobs() { return logprobs_; }
+  Logprobs& prompt_logprobs() { return prompt_logprobs_; }
+  bool wants_prompt_logprobs() const { return prompt_logprobs_.wanted(); }
+  std::uint64_t cache_salt() const { return cache_salt_; }
   // Moves the tokens out, to remember what the cache holds after the end.
   std::vector<std::int64_t> release_tokens() { return std::move(tokens_); }
 
   // The input of the next run: the last token and a draft of the next ones; empty when done.
   const std::vector<std::int64_t>& next_feed();
 
+  // Of a run that read the prompt's tokens from `first` on, with the logits that follow each [n, vocabulary]: adds the
+  // log-probabilities of the tokens after them.
+  void take_prompt(std::size_t first, std::span<const float> logits);
   // Takes the next token from these logits and returns it.
   std::int64_t take(std::span<float> logits);
   // After a run of next_feed(), with the row's logits [width, vocabulary]: takes one token and those of the draft that
@@ -41,6 +49,7 @@ class Sequence {
 
   void end(FinishReason reason);
 
+  std::int64_t reused = 0;  // tokens of the prompt that were in the cache
   bool reading = true;     // the prompt
   bool cancelled = false;  // ends after the current step
 
@@ -56,6 +65,9 @@ class Sequence {
   std::int64_t prompt_tokens_;
   OnText on_text_;
   Sampler sampler_;
+  Logprobs logprobs_, prompt_logprobs_;
+  std::vector<float> model_logits_;  // a copy, where the sampler changes them and log-probabilities are wanted
+  std::uint64_t cache_salt_;
   StopStrings stops_;
   std::optional<Detokenizer> text_;
   std::vector<std::int64_t> feed_;

@@ -1,7 +1,10 @@
 #include "graft/tokenizer.h"
 
+#include <charconv>
+
 #include "base/check.h"
 #include "base/rethrow.h"
+#include "text/byte_level.h"
 #include "text/chat_template.h"
 
 namespace graft {
@@ -22,6 +25,36 @@ std::string Tokenizer::apply_chat_template(std::string_view variables_json) cons
 
 std::string Tokenizer::apply_chat_template(std::string_view variables_json, std::string_view chat_template) const try {
   return text::render_chat_template(chat_template, variables_json, template_variables(), limits());
+} catch (...) {
+  rethrow_typed();
+}
+
+std::string Tokenizer::token_bytes(std::int64_t id) const try {
+  const std::string& spelled = piece(id);
+  if (is_special(id)) return spelled;
+  // Byte fallback, "<0xE2>".
+  if (spelled.size() == 6 && spelled.starts_with("<0x") && spelled.ends_with('>')) {
+    int byte = 0;
+    const char* begin = spelled.data() + 3;
+    if (std::from_chars(begin, begin + 2, byte, 16).ptr == begin + 2) return {static_cast<char>(byte)};
+  }
+  // A decoder may drop a space at the start of a text: the token is decoded behind another one.
+  for (std::int64_t other = 0; other < size(); ++other) {
+    if (is_special(other)) continue;
+    std::string before;
+    try {
+      before = decode({&other, 1});
+    } catch (const InvalidArgument&) {  // ids may have gaps
+      continue;
+    }
+    if (before.empty() || before.find(kReplacement) != std::string::npos) continue;
+    const std::int64_t both[] = {other, id};
+    const std::string text = decode(both);
+    if (!text.starts_with(before)) continue;
+    if (text.find(kReplacement, before.size()) == std::string::npos) return text.substr(before.size());
+    return text::from_byte_level(spelled).value_or(text.substr(before.size()));
+  }
+  return decode({&id, 1});
 } catch (...) {
   rethrow_typed();
 }

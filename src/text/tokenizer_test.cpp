@@ -122,5 +122,20 @@ TEST(Unicode, IllFormedPartsAreReplaced) {
   EXPECT_EQ(text::to_utf8("\xF4\x90\x80\x80"), bad + bad + bad + bad);
 }
 
+TEST(Tokenizer, BytesOfTokens) {
+  const auto tokenizer = make();
+  EXPECT_EQ(tokenizer->token_bytes(5), " ab");  // decode() drops the space at the start of a text
+  EXPECT_EQ(tokenizer->token_bytes(2), "a");
+  EXPECT_EQ(tokenizer->token_bytes(6 + 0xC3), "\xC3");
+  EXPECT_EQ(tokenizer->token_bytes(0), "<unk>");
+  EXPECT_THROW(tokenizer->token_bytes(6 + 256), InvalidArgument);
+  // A byte-level vocabulary, with half of "é".
+  const auto bytes = Tokenizer::from_json(R"({"model": {"type": "BPE", "vocab": {"a": 0, "Ã": 1, "Ġb": 2, "Ã©": 3},
+    "merges": []}, "decoder": {"type": "ByteLevel"}})");
+  EXPECT_EQ(bytes->token_bytes(1), "\xC3");
+  EXPECT_EQ(bytes->token_bytes(2), " b");
+  EXPECT_EQ(bytes->token_bytes(3), "é");
+}
+
 }  // namespace
 }  // namespace graft

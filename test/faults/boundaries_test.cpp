@@ -334,12 +334,14 @@ std::vector<Boundary> boundaries(World& w) {
          w.tokenizer->decode(std::vector<std::int64_t>{0, 2});
        }},
       {"Tokenizer::piece", [&] { w.tokenizer->piece(2); }},
+      {"Tokenizer::token_bytes", [&] { w.tokenizer->token_bytes(2); }},
       {"Tokenizer::find", [&] { w.tokenizer->find("ab"); }},
       {"Tokenizer::identity", [&] { w.tokenizer->identity(); }},
       {"Tokenizer::apply_chat_template", [&] { w.tokenizer->apply_chat_template(kChat, kTemplate); }},
       {"Detokenizer", [&] { Detokenizer{w.tokenizer}; }},
       {"Detokenizer::add", [&] { w.detokenizer.add(0); }},
       {"Detokenizer::finish", [&] { w.detokenizer.finish(); }},
+      {"LanguageModel::is_package", [&] { LanguageModel::is_package(kGolden); }},
       {"LanguageModel::load",
        [&] {
          try {
@@ -397,6 +399,13 @@ std::vector<Boundary> boundaries(World& w) {
       {"BatchGenerator::take",
        [&] {
          const auto id = w.batch.submit(w.prompt, w.generation);
+         w.batch.cancel(id);
+         w.batch.take(id);
+       }},
+      {"BatchGenerator::state",
+       [&] {
+         const auto id = w.batch.submit(w.prompt, w.generation, {.logprobs = 2, .prompt_logprobs = true});
+         w.batch.state(id);
          w.batch.cancel(id);
          w.batch.take(id);
        }},

@@ -26,6 +26,7 @@ have_header CLI/CLI.hpp || need libcli11-dev
 have_header nlohmann/json.hpp || need nlohmann-json3-dev
 have_header zip.h || need libzip-dev
 have_header histedit.h || need libedit-dev
+have_header boost/beast.hpp || need libboost-dev
 have_header oniguruma.h || need libonig-dev
 have_header utf8proc.h || need libutf8proc-dev
 

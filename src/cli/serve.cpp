@@ -1,0 +1,119 @@
+#include "cli/serve.h"
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <filesystem>
+#include <string_view>
+
+namespace graft::cli {
+namespace {
+
+constexpr const char* kServeNotes = R"(Examples:
+  graft serve model.pte
+  graft serve small=model-q4.pte large=model.pte --port 8000 --rows 16 --api-keys keys.txt
+  curl http://127.0.0.1:8080/v1/chat/completions -H 'Content-Type: application/json' \
+    -d '{"messages": [{"role": "user", "content": "Hello"}]}'
+
+Serves OpenAI's API over HTTP, see docs/serving.md. Lines of JSON on stderr say what happens. SIGTERM and Ctrl-C let
+running requests end, a second one ends at once. The first model answers requests that name none.)";
+
+constexpr const char* kHttpGroup = "Limits of requests";
+
+bool is_name(std::string_view name) {
+  const auto good = [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
+           std::string_view("-._:").find(c) != std::string_view::npos;
+  };
+  return !name.empty() && name.size() <= 128 && std::ranges::all_of(name, good);
+}
+
+}  // namespace
+
+serve::ModelFile model_file(const std::string& argument) {
+  const std::size_t sign = argument.find('=');
+  serve::ModelFile file;
+  file.path = sign == std::string::npos ? argument : argument.substr(sign + 1);
+  file.name = sign == std::string::npos ? std::filesystem::path(argument).stem().string() : argument.substr(0, sign);
+  if (!is_name(file.name))
+    throw CLI::ValidationError("MODEL", "the name '" + file.name +
+                                            "' must be of letters, digits and .-_: (give another one: name=FILE.pte)");
+  if (file.path.empty()) throw CLI::ValidationError("MODEL", "'" + argument + "' names no file");
+  return file;
+}
+
+ServeCommand::ServeCommand(CLI::App& app) : command_(app.add_subcommand("serve", "Serve models over HTTP.")) {
+  CLI::App& command = *command_;
+  command.footer(kServeNotes);
+  command.add_option("MODEL", models_, "FILE.pte or NAME=FILE.pte; several for several models")
+      ->required()
+      ->type_name("");
+  add_load_options(command, load_);
+  command
+      .add_option("--tokenizer", tokenizers_,
+                  "NAME=FILE: tokenizer.json, a folder with one, or a .gguf, for the model of this name (default: the "
+                  "package's own)")
+      ->type_name("NAME=FILE")
+      ->allow_extra_args(false);
+  command.add_option("--host", options_.http.host, "the address to listen at; 0.0.0.0: all of this machine")
+      ->capture_default_str()
+      ->type_name("ADDRESS");
+  command.add_option("--port", port_, "the port; 0: a free one, which the first line of the log says")
+      ->check(CLI::Range(0, 65535).description(""))
+      ->capture_default_str()
+      ->type_name("N");
+  command.add_option("--api-keys", options_.api_keys, "a file with a key per line; requests need one of them")
+      ->type_name("FILE");
+  const auto count = [&](const char* flag, auto& value, const char* about) {
+    return command.add_option(flag, value, about)
+        ->check(CLI::PositiveNumber.description(""))
+        ->type_name("N");
+  };
+  DecoderOptions& decoder = options_.decoder;
+  decoder.rows = 0;
+  count("--rows", decoder.rows, "texts of a model that are computed at once (default: what memory allows, up to 32)");
+  count("--context", decoder.length, "tokens of a text with its prompt (default: the model's context)");
+  count("--prefill-chunk-size", decoder.prefill_chunk_size, "tokens of a prompt that are computed at once")
+      ->capture_default_str();
+  command
+      .add_option("--kv-type", kv_type_,
+                  "how keys and values are stored: f32, f16, bf16 or q8_0 (default: as the model computes them)")
+      ->check(CLI::IsMember(std::vector<std::string>{"f32", "f16", "bf16", "q8_0"}).description(""))
+      ->type_name("TYPE");
+  serve::RequestLimits& limits = options_.limits;
+  const auto limit = [&](const char* flag, auto& value, const char* about) {
+    count(flag, value, about)->capture_default_str()->group(kHttpGroup);
+  };
+  limit("--max-queue", limits.queue, "texts of a model that wait; beyond: status 429");
+  limit("--max-texts", limits.prompts, "texts of a request: prompts times n");
+  limit("--max-prompt-bytes", limits.prompt_bytes, "of the prompts of a request");
+  limit("--max-body-bytes", options_.http.max_body_bytes, "of a request");
+  limit("--max-header-bytes", options_.http.max_header_bytes, "of a request");
+  limit("--max-connections", options_.http.max_connections, "clients at once");
+  limit("--max-seconds", limits.seconds, "from a request to the end of its answer");
+  limit("--drain-seconds", options_.drain_seconds, "that running requests get after SIGTERM");
+  command.add_flag("!--no-request-log", options_.log_requests, "log no line for each request");
+}
+
+void ServeCommand::run() {
+  if (!command_->parsed()) return;
+  for (const std::string& model : models_) {
+    options_.models.push_back(model_file(model));
+    const std::string& name = options_.models.back().name;
+    if (std::ranges::count(options_.models, name, &serve::ModelFile::name) > 1)
+      throw CLI::ValidationError("MODEL", "two models have the name '" + name + "' (give others: name=FILE.pte)");
+  }
+  for (const std::string& given : tokenizers_) {
+    const serve::ModelFile file = model_file(given);
+    const auto model = std::ranges::find(options_.models, file.name, &serve::ModelFile::name);
+    if (given.find('=') == std::string::npos || model == options_.models.end())
+      throw CLI::ValidationError("--tokenizer", "'" + given + "' is not NAME=FILE with the name of a model");
+    model->tokenizer = file.path;
+  }
+  options_.http.port = static_cast<std::uint16_t>(port_);
+  options_.load = load_options_of(load_);
+  options_.decoder.threads = load_.threads;
+  options_.decoder.kv_type = kv_type_named(kv_type_);
+  serve::serve(options_);
+}
+
+}  // namespace graft::cli

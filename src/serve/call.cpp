@@ -1,0 +1,104 @@
+#include "serve/call.h"
+
+#include <utility>
+
+#include "serve/log.h"
+
+namespace graft::serve {
+
+Call::Call(std::string id, Request request, std::shared_ptr<Exchange> exchange, Metrics& metrics, bool log,
+           std::function<void()> on_end)
+    : id_(std::move(id)),
+      request_(std::move(request)),
+      exchange_(std::move(exchange)),
+      metrics_(metrics),
+      log_(log),
+      on_end_(std::move(on_end)) {}
+
+Call::~Call() {
+  if (ended_) return;
+  try {
+    if (gone_->load())
+      ended(499);
+    else
+      fail(std::make_exception_ptr(InternalError("the request was dropped")));
+  } catch (...) {  // without memory the exchange gives its own answer
+    on_end_();
+  }
+}
+
+void Call::note(const char* name, Json value) {
+  const std::lock_guard lock(mutex_);
+  fields_[name] = std::move(value);
+}
+
+void Call::respond(Response response) {
+  const int status = response.status;
+  response.headers.emplace_back("x-request-id", id_);
+  exchange_->respond(std::move(response));
+  ended(status);
+}
+
+void Call::respond_json(const Json& json, int status) {
+  Response response;
+  response.status = status;
+  response.body = dump(json);
+  respond(std::move(response));
+}
+
+void Call::fail(std::exception_ptr thrown) {
+  std::string detail;
+  const ApiError error = api_error_of(std::move(thrown), detail);
+  if (error.status >= 500 || detail != error.what()) note("error", detail);
+  if (!began_) {
+    Response response = error_response(error);
+    if (plain_errors) response.body = dump({{"error", error.what()}});
+    return respond(std::move(response));
+  }
+  event_text(error_body(error.status, error.what(), error.param, error.code));
+  exchange_->end();
+  ended(error.status);
+}
+
+void Call::begin_events() {
+  Response head;
+  head.content_type = "text/event-stream; charset=utf-8";
+  head.headers = {{"Cache-Control", "no-cache"}, {"X-Accel-Buffering", "no"}, {"x-request-id", id_}};
+  exchange_->begin(std::move(head));
+  began_ = true;
+}
+
+void Call::event(const Json& data) { event_text(dump(data)); }
+
+// A line break within would end the field: JSON has none.
+void Call::event_text(const std::string& data) { exchange_->send("data: " + data + "\n\n"); }
+
+void Call::end_events() {
+  event_text("[DONE]");
+  exchange_->end();
+  ended(200);
+}
+
+void Call::on_gone(std::function<void()> call) {
+  exchange_->on_gone([gone = gone_, call = std::move(call)] {
+    *gone = true;
+    call();
+  });
+}
+
+void Call::ended(int status) {
+  if (std::exchange(ended_, true)) return;
+  const double seconds = seconds_since(request_.start);
+  metrics_.answered(route, status, seconds);
+  if (log_) {
+    Json fields = {{"id", id_}, {"method", request_.method}, {"route", route}, {"status", status}, {"ms", 1e3 * seconds}};
+    {
+      const std::lock_guard lock(mutex_);
+      fields.update(fields_);
+    }
+    log_event(status >= 500 ? "error" : "info", "request", fields);
+  }
+  on_end_();
+}
+
+}  // namespace graft::serve

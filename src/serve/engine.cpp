@@ -1,0 +1,189 @@
+#include "serve/engine.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/check.h"
+
+namespace graft::serve {
+
+Engine::Engine(std::shared_ptr<const LanguageModel> model, const DecoderOptions& options, std::size_t queue)
+    : model_(std::move(model)), generator_(model_, options), queue_(queue) {
+  capacity_ = generator_.decoder().capacity();
+  rows_ = generator_.decoder().options().rows;
+  generator_.prepare(0, true);
+  publish();
+  thread_ = std::thread([this] { loop(); });
+}
+
+Engine::~Engine() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  changed_.notify_all();
+  thread_.join();
+}
+
+Engine::RequestId Engine::submit(std::vector<Job> jobs, Clock::time_point deadline, OnProgress on_progress) {
+  const std::lock_guard lock(mutex_);
+  const auto idle_rows = static_cast<std::size_t>(rows_) - std::min(stats_.running, static_cast<std::size_t>(rows_));
+  const std::size_t waiting = stats_.waiting + new_jobs_;
+  GRAFT_CHECK(Busy, !stopping_, "the server is stopping");
+  GRAFT_CHECK(Busy, waiting + jobs.size() <= queue_ + idle_rows, waiting, " texts wait, the queue has room for ",
+              queue_);
+  new_jobs_ += jobs.size();
+  new_.push_back({next_, std::move(jobs), deadline, std::move(on_progress)});
+  changed_.notify_all();
+  return next_++;
+}
+
+void Engine::cancel(RequestId id) {
+  const std::lock_guard lock(mutex_);
+  if (const auto found = std::ranges::find(new_, id, &Request::id); found != new_.end()) {
+    new_jobs_ -= found->jobs.size();
+    new_.erase(found);
+    return;
+  }
+  cancelled_.push_back(id);
+  changed_.notify_all();
+}
+
+EngineStats Engine::stats() const {
+  const std::lock_guard lock(mutex_);
+  EngineStats stats = stats_;
+  stats.waiting += new_jobs_;
+  return stats;
+}
+
+void Engine::loop() {
+  for (;;) {
+    std::vector<Request> requests;
+    std::vector<RequestId> cancelled;
+    {
+      std::unique_lock lock(mutex_);
+      changed_.wait(lock, [&] { return stopping_ || !new_.empty() || !cancelled_.empty() || !active_.empty(); });
+      if (stopping_) break;
+      requests.assign(std::make_move_iterator(new_.begin()), std::make_move_iterator(new_.end()));
+      new_.clear();
+      new_jobs_ = 0;
+      cancelled = std::exchange(cancelled_, {});
+    }
+    take_new(std::move(requests));
+    drop(cancelled);
+    end_late();
+    if (!active_.empty()) step();
+    publish();
+  }
+  const auto stopped = std::make_exception_ptr(Cancelled("the server is stopping"));
+  std::deque<Request> left;
+  {
+    const std::lock_guard lock(mutex_);
+    left = std::exchange(new_, {});
+  }
+  for (const Request& request : left) {
+    const auto on_progress = std::make_shared<const OnProgress>(request.on_progress);
+    for (std::size_t job = 0; job < request.jobs.size(); ++job)
+      tell({request.id, job, 0, 0, 0, request.deadline, on_progress}, {}, stopped);
+  }
+  while (!active_.empty()) end_with(active_.size() - 1, stopped);
+}
+
+void Engine::take_new(std::vector<Request> requests) {
+  for (Request& request : requests) {
+    const auto on_progress = std::make_shared<const OnProgress>(std::move(request.on_progress));
+    for (std::size_t job = 0; job < request.jobs.size(); ++job) {
+      Active active{request.id, job, 0, 0, 0, request.deadline, on_progress};
+      try {
+        Job& asked = request.jobs[job];
+        active.id = generator_.submit(std::move(asked.prompt), asked.options, asked.request);
+        active_.push_back(std::move(active));
+      } catch (...) {
+        tell(active, {}, std::current_exception());
+      }
+    }
+  }
+}
+
+void Engine::drop(const std::vector<RequestId>& ids) {
+  for (std::size_t i = 0; i < active_.size();) {
+    if (std::ranges::find(ids, active_[i].request) == ids.end()) {
+      ++i;
+      continue;
+    }
+    generator_.cancel(active_[i].id);
+    generator_.take(active_[i].id);
+    active_.erase(active_.begin() + static_cast<std::ptrdiff_t>(i));
+  }
+}
+
+void Engine::end_late() {
+  const auto now = Clock::now();
+  for (std::size_t i = active_.size(); i-- > 0;)
+    if (now >= active_[i].deadline)
+      end_with(i, std::make_exception_ptr(Cancelled("the request took longer than the server allows")));
+}
+
+void Engine::step() {
+  std::exception_ptr thrown;
+  try {
+    generator_.step();
+  } catch (...) {
+    thrown = std::current_exception();
+  }
+  report(thrown);
+}
+
+// `error`: what the step threw. It belongs to the jobs that it ended; when it ended none the run itself failed, and would
+// fail again.
+void Engine::report(std::exception_ptr error) {
+  bool ended_any = false;
+  for (std::size_t i = 0; i < active_.size();) {
+    Active& active = active_[i];
+    const RequestState state = generator_.state(active.id);
+    const bool failed = state.reason == FinishReason::cancelled;
+    if (state.reason || state.tokens.size() > active.tokens) {
+      active.tokens = state.tokens.size();
+      tell(active, state, failed ? error : nullptr);
+    }
+    if (!state.reason) {
+      ++i;
+      continue;
+    }
+    ended_any |= failed;
+    generator_.take(active.id);
+    active_.erase(active_.begin() + static_cast<std::ptrdiff_t>(i));
+  }
+  if (error && !ended_any)
+    while (!active_.empty()) end_with(active_.size() - 1, error);
+}
+
+void Engine::end_with(std::size_t i, std::exception_ptr error) {
+  const Active active = std::move(active_[i]);
+  active_.erase(active_.begin() + static_cast<std::ptrdiff_t>(i));
+  generator_.cancel(active.id);
+  tell(active, generator_.state(active.id), std::move(error));
+  generator_.take(active.id);
+}
+
+void Engine::tell(const Active& active, const RequestState& state, std::exception_ptr error) {
+  try {
+    (*active.on_progress)(active.job, state, std::move(error));
+  } catch (...) {  // of a client: it must not end the others
+    cancel(active.request);
+  }
+}
+
+void Engine::publish() {
+  EngineStats stats;
+  stats.waiting = generator_.waiting();
+  stats.running = generator_.running();
+  stats.generation = generator_.stats();
+  std::int64_t tokens = 0;
+  for (std::int64_t row = 0; row < rows_; ++row) tokens += generator_.decoder().length(static_cast<std::size_t>(row));
+  stats.cache_use = static_cast<double>(tokens) / static_cast<double>(rows_ * capacity_);
+  const std::lock_guard lock(mutex_);
+  stats_ = stats;
+}
+
+}  // namespace graft::serve

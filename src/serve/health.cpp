@@ -1,0 +1,61 @@
+#include "serve/health.h"
+
+#include <functional>
+
+namespace graft::serve {
+
+void health(App& app, const std::shared_ptr<Call>& call, const PathParts&) {
+  const Phase phase = app.phase;
+  const char* status = phase == Phase::ready ? "ready" : phase == Phase::loading ? "loading" : "draining";
+  call->respond_json({{"status", status}}, phase == Phase::ready ? 200 : 503);
+}
+
+void open_api(App&, const std::shared_ptr<Call>& call, const PathParts&) {
+  Response response;
+  response.body = std::string(kOpenApi);
+  call->respond(std::move(response));
+}
+
+void metrics(App& app, const std::shared_ptr<Call>& call, const PathParts&) {
+  std::string out = app.metrics.text();
+  struct Metric {
+    const char* name;
+    const char* type;
+    const char* help;
+    std::function<double(const EngineStats&)> value;
+  };
+  const auto of_tokens = [](std::int64_t tokens) { return static_cast<double>(tokens); };
+  const Metric all[] = {
+      {"vllm:num_requests_running", "gauge", "Texts that have a row of the cache.",
+       [](const EngineStats& stats) { return static_cast<double>(stats.running); }},
+      {"vllm:num_requests_waiting", "gauge", "Texts that wait for one.",
+       [](const EngineStats& stats) { return static_cast<double>(stats.waiting); }},
+      {"vllm:kv_cache_usage_perc", "gauge", "How much of the cache holds tokens; 1 is all.",
+       [](const EngineStats& stats) { return stats.cache_use; }},
+      {"vllm:prompt_tokens_total", "counter", "Tokens of prompts.",
+       [&](const EngineStats& stats) { return of_tokens(stats.generation.prompt_tokens); }},
+      {"vllm:generation_tokens_total", "counter", "Tokens that were generated.",
+       [&](const EngineStats& stats) { return of_tokens(stats.generation.new_tokens); }},
+      {"vllm:prefix_cache_queries_total", "counter", "Tokens of prompts that were looked for in the cache.",
+       [&](const EngineStats& stats) { return of_tokens(stats.generation.prompt_tokens); }},
+      {"vllm:prefix_cache_hits_total", "counter", "Of these, found.",
+       [&](const EngineStats& stats) { return of_tokens(stats.generation.reused_tokens); }},
+      {"graft_prefill_seconds_total", "counter", "Time in runs of prompts.",
+       [](const EngineStats& stats) { return stats.generation.prefill_seconds; }},
+      {"graft_decode_seconds_total", "counter", "Time in steps of decoding.",
+       [](const EngineStats& stats) { return stats.generation.decode_seconds; }},
+  };
+  for (const Metric& metric : all) {
+    metric_head(out, metric.name, metric.type, metric.help);
+    for (const auto& model : app.models.all())
+      if (model->engine)
+        metric_line(out, metric.name, metric_label("model_name", model->name), metric.value(model->engine->stats()));
+  }
+  process_metrics(out);
+  Response response;
+  response.content_type = "text/plain; version=0.0.4; charset=utf-8";
+  response.body = std::move(out);
+  call->respond(std::move(response));
+}
+
+}  // namespace graft::serve

@@ -1,0 +1,48 @@
+#include "serve/openai/openai.h"
+#include "serve/openai/text_answer.h"
+
+namespace graft::serve {
+namespace {
+
+Json token_json(const std::string& bytes, float logprob) {
+  Json list = Json::array();
+  for (const char c : bytes) list.push_back(static_cast<unsigned char>(c));
+  return {{"token", bytes}, {"logprob", json_logprob(logprob)}, {"bytes", std::move(list)}};
+}
+
+class ChatFormat : public TextFormat {
+ public:
+  const char* id_prefix() const override { return "chatcmpl-"; }
+  const char* object(bool stream) const override { return stream ? "chat.completion.chunk" : "chat.completion"; }
+  Json first_part() const override { return {{"delta", {{"role", "assistant"}, {"content", ""}}}}; }
+  Json part(const std::string& text) const override { return {{"delta", {{"content", text}}}}; }
+  Json whole(const std::string& text) const override {
+    return {{"message", {{"role", "assistant"}, {"content", text}, {"refusal", nullptr}}}};
+  }
+
+  Json logprobs(const std::vector<TokenEntry>& entries, std::size_t) const override {
+    Json content = Json::array();
+    for (const TokenEntry& entry : entries) {
+      Json token = token_json(entry.bytes, entry.logprob);
+      token["top_logprobs"] = Json::array();
+      for (const auto& [bytes, logprob] : entry.top) token["top_logprobs"].push_back(token_json(bytes, logprob));
+      content.push_back(std::move(token));
+    }
+    return {{"content", std::move(content)}, {"refusal", nullptr}};
+  }
+};
+
+}  // namespace
+
+const TextFormat& chat_format() {
+  static const ChatFormat format;
+  return format;
+}
+
+void chat_completions(App& app, const std::shared_ptr<Call>& call, const PathParts&) {
+  TextRequest request = read_chat(parse_object(call->request().body), app);
+  call->body() = {};
+  answer_texts(app, call, std::move(request), chat_format());
+}
+
+}  // namespace graft::serve

@@ -1,0 +1,244 @@
+#include "serve/openai/text_answer.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+
+namespace graft::serve {
+namespace {
+
+// In Unicode characters, as clients count; continuation bytes are none.
+std::size_t characters(std::string_view bytes) {
+  return static_cast<std::size_t>(
+      std::ranges::count_if(bytes, [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; }));
+}
+
+const char* reason_name(FinishReason reason) {
+  return reason == FinishReason::eos || reason == FinishReason::stop_string ? "stop" : "length";
+}
+
+// Collects what the engine reports; everything runs on the engine's thread.
+class TextAnswer {
+ public:
+  TextAnswer(std::shared_ptr<Call> call, TextRequest request, const TextFormat& format)
+      : call_(std::move(call)), request_(std::move(request)), format_(format), choices_(texts()) {
+    id_ = format_.id_prefix() + call_->id();
+    created_ =
+        std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch()).count();
+  }
+
+  std::size_t texts() const { return request_.prompts.size() * static_cast<std::size_t>(request_.n); }
+  const TextRequest& request() const { return request_; }
+
+  // The i-th text is the (i modulo n)-th one of prompt i / n.
+  std::vector<Job> jobs(std::uint64_t cache_salt) const {
+    std::vector<Job> jobs;
+    for (std::size_t i = 0; i < texts(); ++i) {
+      Job job{request_.prompts[prompt_of(i)], request_.options, request_.request};
+      job.options.seed += i;
+      job.request.cache_salt = cache_salt;
+      jobs.push_back(std::move(job));
+    }
+    return jobs;
+  }
+
+  void progress(std::size_t index, const RequestState& state, std::exception_ptr error) {
+    if (failed_) return;
+    if (error) {
+      failed_ = true;
+      return call_->fail(error);
+    }
+    Choice& choice = choices_[index];
+    count_time(choice, state);
+    if (request_.stream) {
+      if (!call_->began()) call_->begin_events();
+      send_part(index, choice, state);
+    } else if (state.reason) {
+      choice.text = whole_text(index, state);
+      if (request_.request.logprobs) choice.logprobs = format_.logprobs(entries(index, choice, state), 0);
+    }
+    if (!state.reason) return;
+    choice.reason = request_.no_new_tokens ? "length" : reason_name(*state.reason);
+    choice.tokens = request_.no_new_tokens ? 0 : state.tokens.size();
+    choice.reused = static_cast<std::size_t>(state.reused_tokens);
+    call_->metrics().text_ended(request_.model->name, choice.reason);
+    if (request_.stream) send_end(index, choice);
+    if (++ended_ == choices_.size()) end();
+  }
+
+  bool failed() const { return failed_; }
+
+ private:
+  struct Choice {
+    bool begun = false;
+    std::size_t sent_bytes = 0, sent_tokens = 0, offset = 0;
+    std::string text;
+    Json logprobs;
+    std::string reason;
+    std::size_t tokens = 0, reused = 0;
+    std::size_t timed_tokens = 0;
+    Clock::time_point last;
+  };
+
+  std::size_t prompt_of(std::size_t index) const { return index / static_cast<std::size_t>(request_.n); }
+
+  void count_time(Choice& choice, const RequestState& state) {
+    const auto now = Clock::now();
+    const std::size_t tokens = state.tokens.size();
+    if (tokens == choice.timed_tokens) return;
+    if (choice.timed_tokens == 0) {
+      const double seconds = seconds_between(call_->request().start, now);
+      call_->metrics().first_token(request_.model->name, seconds);
+      if (!std::exchange(first_noted_, true)) call_->note("first_token_ms", 1e3 * seconds);
+    }
+    const std::size_t more = tokens - std::max<std::size_t>(choice.timed_tokens, 1);
+    for (std::size_t i = 0; i < more && choice.timed_tokens > 0; ++i)
+      call_->metrics().between_tokens(request_.model->name,
+                                      seconds_between(choice.last, now) / static_cast<double>(more));
+    choice.timed_tokens = tokens;
+    choice.last = now;
+  }
+
+  std::string whole_text(std::size_t index, const RequestState& state) const {
+    std::string text = request_.echo ? request_.echoed[prompt_of(index)] : "";
+    if (!request_.no_new_tokens) text += state.text;
+    return text;
+  }
+
+  // Those since the last part of this choice, the prompt's first where it is echoed.
+  std::vector<TokenEntry> entries(std::size_t index, Choice& choice, const RequestState& state) const {
+    std::vector<TokenEntry> out;
+    const auto top = static_cast<std::size_t>(*request_.request.logprobs);
+    const Tokenizer& tokenizer = *request_.model->language->tokenizer();
+    const auto bytes = [&](std::int64_t id) { return id < tokenizer.size() ? tokenizer.token_bytes(id) : ""; };
+    const auto add = [&](std::int64_t id, float logprob, std::span<const TokenLogprob> likely) {
+      TokenEntry entry{bytes(id), logprob, {}, true};
+      for (const TokenLogprob& other : likely) entry.top.emplace_back(bytes(other.id), other.logprob);
+      out.push_back(std::move(entry));
+    };
+    if (request_.request.prompt_logprobs && !choice.begun) {
+      const auto& prompt = request_.prompts[prompt_of(index)];
+      out.push_back({bytes(prompt[0]), 0, {}, false});
+      for (std::size_t i = 1; i < prompt.size(); ++i)
+        add(prompt[i], state.prompt_logprobs[i - 1], state.top_prompt_logprobs.subspan((i - 1) * top, top));
+    }
+    choice.begun = true;
+    if (request_.no_new_tokens) return out;
+    // The token that ended the text is no part of it.
+    const std::size_t end = state.tokens.size() - (state.reason == FinishReason::eos ? 1 : 0);
+    for (std::size_t i = choice.sent_tokens; i < end; ++i)
+      add(state.tokens[i], state.logprobs[i], state.top_logprobs.subspan(i * top, top));
+    choice.sent_tokens = std::max(choice.sent_tokens, end);
+    return out;
+  }
+
+  Json event(Json choices) const {
+    Json json = {{"id", id_},
+                 {"object", format_.object(request_.stream)},
+                 {"created", created_},
+                 {"model", request_.model->name},
+                 {"system_fingerprint", "graft-" + std::string(version())},
+                 {"choices", std::move(choices)}};
+    if (request_.stream && request_.include_usage) json["usage"] = nullptr;
+    return json;
+  }
+
+  Json choice_json(std::size_t index, Json fields, Json logprobs, const Json& reason) const {
+    Json json = {{"index", index}};
+    json.update(fields);
+    json["logprobs"] = std::move(logprobs);
+    json["finish_reason"] = reason;
+    return json;
+  }
+
+  void send_part(std::size_t index, Choice& choice, const RequestState& state) {
+    const std::string text = whole_text(index, state);
+    const bool first = !choice.begun;
+    if (first)
+      if (const Json part = format_.first_part(); !part.is_null())
+        call_->event(event(Json::array({choice_json(index, part, nullptr, nullptr)})));
+    Json logprobs;
+    if (request_.request.logprobs) {
+      const std::vector<TokenEntry> added = entries(index, choice, state);
+      if (!added.empty()) logprobs = format_.logprobs(added, choice.offset);
+      for (const TokenEntry& entry : added) choice.offset += characters(entry.bytes);
+    }
+    choice.begun = true;
+    if (text.size() == choice.sent_bytes && logprobs.is_null()) return;
+    const Json part = format_.part(text.substr(choice.sent_bytes));
+    choice.sent_bytes = text.size();
+    call_->event(event(Json::array({choice_json(index, part, std::move(logprobs), nullptr)})));
+  }
+
+  void send_end(std::size_t index, const Choice& choice) {
+    Json fields = format_.part("");
+    if (fields.contains("delta")) fields["delta"] = Json::object();
+    call_->event(event(Json::array({choice_json(index, std::move(fields), nullptr, choice.reason)})));
+  }
+
+  Json usage() const {
+    std::size_t prompt = 0, completion = 0, reused = 0;
+    for (const auto& tokens : request_.prompts) prompt += tokens.size();
+    for (std::size_t i = 0; i < choices_.size(); ++i) {
+      completion += choices_[i].tokens;
+      if (i % static_cast<std::size_t>(request_.n) == 0) reused += choices_[i].reused;
+    }
+    return {{"prompt_tokens", prompt},
+            {"completion_tokens", completion},
+            {"total_tokens", prompt + completion},
+            {"prompt_tokens_details", {{"cached_tokens", reused}}}};
+  }
+
+  void end() {
+    const Json used = usage();
+    call_->note("model", request_.model->name);
+    call_->note("prompt_tokens", used["prompt_tokens"]);
+    call_->note("completion_tokens", used["completion_tokens"]);
+    if (request_.stream) {
+      if (request_.include_usage) {
+        Json last = event(Json::array());
+        last["usage"] = used;
+        call_->event(last);
+      }
+      return call_->end_events();
+    }
+    Json choices = Json::array();
+    for (std::size_t i = 0; i < choices_.size(); ++i)
+      choices.push_back(
+          choice_json(i, format_.whole(choices_[i].text), std::move(choices_[i].logprobs), choices_[i].reason));
+    Json json = event(std::move(choices));
+    json["usage"] = used;
+    call_->respond_json(json);
+  }
+
+  std::shared_ptr<Call> call_;
+  TextRequest request_;
+  const TextFormat& format_;
+  std::string id_;
+  std::int64_t created_ = 0;
+  std::vector<Choice> choices_;
+  std::size_t ended_ = 0;
+  bool failed_ = false, first_noted_ = false;
+};
+
+}  // namespace
+
+double json_logprob(float logprob) { return std::isfinite(logprob) ? static_cast<double>(logprob) : -9999.0; }
+
+void answer_texts(App& app, const std::shared_ptr<Call>& call, TextRequest request, const TextFormat& format) {
+  const std::shared_ptr<ServedModel> model = request.model;
+  const auto answer = std::make_shared<TextAnswer>(call, std::move(request), format);
+  const auto deadline = deadline_of(*call, app.options.limits);
+  // After a failure the other texts of the request are of no use.
+  const auto id = std::make_shared<std::atomic<Engine::RequestId>>(0);
+  Engine& engine = *model->engine;
+  const auto on_progress = [answer, id, &engine](std::size_t job, const RequestState& state, std::exception_ptr error) {
+    const bool failed = error != nullptr;
+    answer->progress(job, state, std::move(error));
+    if (failed) engine.cancel(*id);
+  };
+  *id = engine.submit(answer->jobs(call->cache_salt), deadline, on_progress);
+  call->on_gone([model, id] { model->engine->cancel(*id); });
+}
+
+}  // namespace graft::serve

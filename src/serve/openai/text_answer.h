@@ -1,0 +1,40 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "serve/call.h"
+#include "serve/openai/text_request.h"
+
+namespace graft::serve {
+
+// A position of a text: its token, and the most likely ones, the first of which is the most likely.
+struct TokenEntry {
+  std::string bytes;  // what the token adds to the text
+  float logprob = 0;
+  std::vector<std::pair<std::string, float>> top;
+  bool known = true;  // false for a prompt's first token, which nothing comes before
+};
+
+// How one API writes texts.
+class TextFormat {
+ public:
+  virtual ~TextFormat() = default;
+  virtual const char* id_prefix() const = 0;
+  virtual const char* object(bool stream) const = 0;
+  virtual Json first_part() const = 0;                         // of a choice of a stream; null: it has none
+  virtual Json part(const std::string& text) const = 0;        // fields of a choice of a stream
+  virtual Json whole(const std::string& text) const = 0;       // fields of a choice of an answer
+  // `offset`: characters of the text before the first entry.
+  virtual Json logprobs(const std::vector<TokenEntry>& entries, std::size_t offset) const = 0;
+};
+const TextFormat& completion_format();
+const TextFormat& chat_format();
+
+// "Infinity" is no JSON: a token that cannot come has the log-probability that OpenAI's API gives it.
+double json_logprob(float logprob);
+
+// Runs the request and answers the call, as a whole or as a stream.
+void answer_texts(App& app, const std::shared_ptr<Call>& call, TextRequest request, const TextFormat& format);
+
+}  // namespace graft::serve

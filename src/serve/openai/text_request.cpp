@@ -1,0 +1,233 @@
+#include "serve/openai/text_request.h"
+
+#include <charconv>
+#include <random>
+
+#include "serve/openai/messages.h"
+
+namespace graft::serve {
+namespace {
+
+constexpr std::int64_t kMostLogprobs = 20;
+constexpr std::size_t kMostStops = 16, kMostBiases = 4096;
+constexpr double kMostBias = 100;
+constexpr std::int64_t kDefaultCompletionTokens = 16;  // OpenAI's
+
+std::vector<std::string> stops_of(Fields& fields) {
+  std::vector<std::string> stops;
+  const Json* stop = fields.find("stop");
+  if (!stop) return stops;
+  const std::string path = fields.path("stop");
+  const auto add = [&](const Json& text) {
+    if (!text.is_string())
+      bad_request(path, "'", path, "' must be a string or an array of strings, found ", kind_of(text));
+    if (text.get_ref<const std::string&>().empty()) bad_request(path, "'", path, "' has an empty string");
+    stops.push_back(text.get<std::string>());
+  };
+  if (!stop->is_array()) {
+    add(*stop);
+    return stops;
+  }
+  if (stop->size() > kMostStops)
+    bad_request(path, "'", path, "' has ", stop->size(), " strings, at most ", kMostStops, " are allowed");
+  for (const Json& text : *stop) add(text);
+  return stops;
+}
+
+std::vector<std::pair<std::int64_t, float>> biases_of(Fields& fields, std::int64_t vocabulary) {
+  std::vector<std::pair<std::int64_t, float>> biases;
+  const Json* object = fields.object("logit_bias");
+  if (!object) return biases;
+  if (object->size() > kMostBiases)
+    bad_request("logit_bias", "'logit_bias' has ", object->size(), " entries, at most ", kMostBiases, " are allowed");
+  for (const auto& [name, bias] : object->items()) {
+    std::int64_t id = 0;
+    const auto read = std::from_chars(name.data(), name.data() + name.size(), id);
+    if (read.ec != std::errc() || read.ptr != name.data() + name.size() || id < 0 || id >= vocabulary)
+      bad_request("logit_bias", "'logit_bias' has the key '", name, "'; keys are token ids from 0 to ", vocabulary - 1);
+    if (!bias.is_number() || !(std::abs(bias.get<double>()) <= kMostBias))
+      bad_request("logit_bias", "'logit_bias' of token ", id, " must be a number from -100 to 100, found ", bias.dump());
+    biases.emplace_back(id, bias.get<float>());
+  }
+  return biases;
+}
+
+// Fields of both APIs that change nothing of the answer, or are not served.
+void read_others(Fields& fields) {
+  fields.accept_text("user");
+  fields.accept_text("safety_identifier");
+  fields.accept_text("prompt_cache_key");
+  if (const Json* metadata = fields.object("metadata"))
+    for (const auto& [name, value] : metadata->items())
+      if (!value.is_string())
+        bad_request("metadata", "'metadata.", name, "' must be a string, found ", kind_of(value));
+  if (const auto tier = fields.text("service_tier"); tier && *tier != "auto" && *tier != "default")
+    throw ApiError(400, "'service_tier' is '" + *tier + "': only auto and default are supported", "service_tier",
+                   "unsupported_parameter");
+  if (const Json* format = fields.object("response_format")) {
+    Fields inner(*format, "response_format.");
+    inner.need("type");
+    if (const std::string type = *inner.text("type"); type != "text")
+      throw ApiError(400, "'response_format.type' is '" + type + "': only text is supported", "response_format",
+                     "unsupported_parameter");
+    inner.end();
+  }
+}
+
+void read_stream(Fields& fields, TextRequest& request) {
+  request.stream = fields.boolean("stream").value_or(false);
+  const Json* options = fields.object("stream_options");
+  if (!options) return;
+  if (!request.stream) bad_request("stream_options", "'stream_options' is allowed only with 'stream': true");
+  Fields inner(*options, "stream_options.");
+  request.include_usage = inner.boolean("include_usage").value_or(false);
+  inner.refuse_unless("include_obfuscation", false);
+  inner.end();
+}
+
+// A string, an array of strings, an array of ids, or an array of such.
+void read_prompts(Fields& fields, TextRequest& request, const RequestLimits& limits) {
+  const Json& prompt = fields.need("prompt");
+  const LanguageModel& model = *request.model->language;
+  const std::int64_t vocabulary = model.info().vocab_size;
+  const bool special = fields.boolean("add_special_tokens").value_or(true);
+  std::size_t bytes = 0;
+  const auto add = [&](const Json& one, const std::string& path) {
+    if (one.is_string()) {
+      const auto& text = one.get_ref<const std::string&>();
+      check_prompt_bytes(bytes += text.size(), limits);
+      request.prompts.push_back(model.encode(text, special));
+      if (request.echo) request.echoed.push_back(text);
+    } else {
+      if (!one.is_array())
+        bad_request(path, "'", path, "' must be a string or an array of token ids, found ", kind_of(one));
+      if (one.empty()) bad_request(path, "'", path, "' has no token ids");
+      request.prompts.push_back(token_ids(one, path, vocabulary));
+      if (request.echo) request.echoed.push_back(model.tokenizer()->decode(request.prompts.back()));
+    }
+  };
+  const bool several = prompt.is_array() && !prompt.empty() && !prompt[0].is_number();
+  if (!several) return add(prompt, "prompt");
+  if (static_cast<std::int64_t>(prompt.size()) > limits.prompts)
+    bad_request("prompt", "'prompt' has ", prompt.size(), " prompts, at most ", limits.prompts, " are allowed");
+  for (std::size_t i = 0; i < prompt.size(); ++i) add(prompt[i], str("prompt[", i, ']'));
+}
+
+}  // namespace
+
+std::vector<std::int64_t> token_ids(const Json& array, const std::string& path, std::int64_t end) {
+  std::vector<std::int64_t> ids;
+  ids.reserve(array.size());
+  for (const Json& id : array) {
+    const bool good = id.is_number_integer() && id >= 0 && id < end;
+    if (!good)
+      bad_request(path, "'", path, "' must hold token ids from 0 to ", end - 1, ", found ",
+                  id.is_number() ? id.dump() : kind_of(id));
+    ids.push_back(id.get<std::int64_t>());
+  }
+  return ids;
+}
+
+void check_prompt_bytes(std::size_t bytes, const RequestLimits& limits) {
+  if (bytes > limits.prompt_bytes)
+    throw ApiError(400, str("the prompts of a request may have ", limits.prompt_bytes, " bytes, found ", bytes), {},
+                   "prompt_too_large");
+}
+
+void check_prompts(const TextRequest& request, const RequestLimits& limits, const std::string& param) {
+  const auto texts = static_cast<std::int64_t>(request.prompts.size()) * request.n;
+  if (texts > limits.prompts)
+    bad_request(param, "the request asks for ", texts, " texts (prompts times 'n'), at most ", limits.prompts,
+                " are allowed");
+  const std::int64_t capacity = request.model->engine->capacity();
+  for (const auto& prompt : request.prompts) {
+    if (prompt.empty()) bad_request(param, "the prompt has no tokens");
+    if (static_cast<std::int64_t>(prompt.size()) > capacity)
+      throw ApiError(400, str("the prompt has ", prompt.size(), " tokens, the context has room for ", capacity), param,
+                     "context_length_exceeded");
+  }
+}
+
+void read_sampling(Fields& fields, TextRequest& request) {
+  const LanguageModelInfo& info = request.model->language->info();
+  GenerationOptions& options = request.options;
+  options = info.generation;
+  constexpr double largest = 1e6;
+  options.temperature = fields.number("temperature", 0, 2).value_or(info.sampling_temperature);
+  options.top_p = fields.number("top_p", 0, 1).value_or(options.top_p);
+  options.min_p = fields.number("min_p", 0, 1).value_or(options.min_p);
+  // -1 is vLLM's "all".
+  options.top_k = std::max<std::int64_t>(fields.integer("top_k", -1, INT32_MAX).value_or(options.top_k), 0);
+  options.repetition_penalty =
+      fields.number("repetition_penalty", 1e-6, largest).value_or(options.repetition_penalty);
+  request.request.frequency_penalty = fields.number("frequency_penalty", -2, 2).value_or(0);
+  request.request.presence_penalty = fields.number("presence_penalty", -2, 2).value_or(0);
+  request.request.logit_bias = biases_of(fields, info.vocab_size);
+  const auto seed = fields.integer("seed", INT64_MIN, INT64_MAX);
+  options.seed = seed ? static_cast<std::uint64_t>(*seed) : std::random_device{}();
+  options.stop_strings = stops_of(fields);
+  options.ignore_eos = fields.boolean("ignore_eos").value_or(false);
+  if (const Json* ids = fields.array("stop_token_ids"))
+    options.eos_token_ids = token_ids(*ids, "stop_token_ids", info.vocab_size);
+  options.skip_special_tokens = fields.boolean("skip_special_tokens").value_or(true);
+  request.n = fields.integer("n", 1, 128).value_or(1);
+  read_stream(fields, request);
+  read_others(fields);
+}
+
+// Where the cache ends before, the text ends with the reason "length".
+void set_max_tokens(TextRequest& request, std::optional<std::int64_t> most) {
+  request.no_new_tokens = most == 0;
+  request.options.max_new_tokens = std::max<std::int64_t>(most.value_or(request.model->engine->capacity() + 1), 1);
+}
+
+TextRequest read_completion(const Json& json, const App& app) {
+  Fields fields(json);
+  TextRequest request;
+  request.model = app.language_model_of(fields);
+  read_sampling(fields, request);
+  request.echo = fields.boolean("echo").value_or(false);
+  set_max_tokens(request, fields.integer("max_tokens", 0, INT32_MAX).value_or(kDefaultCompletionTokens));
+  request.request.logprobs = fields.integer("logprobs", 0, kMostLogprobs);
+  if (request.request.logprobs)
+    request.request.logprobs = std::min(*request.request.logprobs, request.model->language->info().vocab_size);
+  request.request.prompt_logprobs = request.echo && request.request.logprobs;
+  fields.refuse_unless("suffix", "", "is not supported: the text goes on from the prompt alone");
+  if (const auto best_of = fields.integer("best_of", 1, 128); best_of && *best_of != request.n)
+    throw ApiError(400, "'best_of' is supported only where it is 'n'", "best_of", "unsupported_parameter");
+  read_prompts(fields, request, app.options.limits);
+  fields.end();
+  check_prompts(request, app.options.limits, "prompt");
+  return request;
+}
+
+TextRequest read_chat(const Json& json, const App& app) {
+  Fields fields(json);
+  TextRequest request;
+  request.model = app.language_model_of(fields);
+  read_sampling(fields, request);
+  const auto most = fields.integer("max_tokens", 0, INT32_MAX);
+  const auto most_completion = fields.integer("max_completion_tokens", 0, INT32_MAX);
+  if (most && most_completion && *most != *most_completion)
+    bad_request("max_tokens", "'max_tokens' and 'max_completion_tokens' say different things");
+  set_max_tokens(request, most_completion ? most_completion : most);
+  const auto top = fields.integer("top_logprobs", 0, kMostLogprobs);
+  const bool logprobs = fields.boolean("logprobs").value_or(false);
+  if (top && !logprobs) bad_request("top_logprobs", "'top_logprobs' is allowed only with 'logprobs': true");
+  if (logprobs)
+    request.request.logprobs = std::min(top.value_or(0), request.model->language->info().vocab_size);
+  for (const char* name : {"tools", "functions"}) fields.refuse_unless(name, Json::array());
+  for (const char* name : {"tool_choice", "function_call"}) fields.refuse_unless(name, "none");
+  for (const char* name : {"parallel_tool_calls", "audio", "prediction", "reasoning_effort", "verbosity",
+                           "web_search_options", "prompt_cache_retention"})
+    fields.refuse(name);
+  fields.refuse_unless("modalities", Json::array({"text"}), "is supported as [\"text\"] alone");
+  fields.refuse_unless("store", false, "is not supported: nothing is kept");
+  const std::string prompt = chat_prompt_of(fields, *request.model, app.options.limits);
+  fields.end();
+  request.prompts.push_back(request.model->language->encode(prompt, false));
+  check_prompts(request, app.options.limits, "messages");
+  return request;
+}
+
+}  // namespace graft::serve

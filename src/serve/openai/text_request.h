@@ -1,0 +1,39 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "serve/app.h"
+
+namespace graft::serve {
+
+// A request for texts of a model, of /v1/completions or /v1/chat/completions.
+struct TextRequest {
+  std::shared_ptr<ServedModel> model;
+  std::vector<std::vector<std::int64_t>> prompts;
+  std::int64_t n = 1;  // texts for each prompt
+  GenerationOptions options;
+  RequestOptions request;
+  bool stream = false;
+  bool include_usage = false;  // as the last event of a stream
+  bool echo = false;           // the answer begins with the prompt
+  bool no_new_tokens = false;  // max_tokens 0: only the prompt is read
+  std::vector<std::string> echoed;  // with `echo`: the texts of the prompts
+};
+
+// Reads the parameters that both have, from the model's own settings where they are absent. Throws ApiError (400).
+void read_sampling(Fields& fields, TextRequest& request);
+// Gives `max_new_tokens`; absent: as many as the cache has room for. Throws ApiError (400).
+void set_max_tokens(TextRequest& request, std::optional<std::int64_t> most);
+
+TextRequest read_completion(const Json& json, const App& app);
+TextRequest read_chat(const Json& json, const App& app);
+
+// Throws ApiError (400) for an array that does not hold ids below `end` alone.
+std::vector<std::int64_t> token_ids(const Json& array, const std::string& path, std::int64_t end);
+void check_prompt_bytes(std::size_t bytes, const RequestLimits& limits);
+// Throws ApiError (400) for a request with too many texts, or a prompt that is longer than the cache.
+void check_prompts(const TextRequest& request, const RequestLimits& limits, const std::string& param);
+
+}  // namespace graft::serve

@@ -1,0 +1,40 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "graft/llm.h"
+#include "serve/http/server.h"
+
+namespace graft::serve {
+
+struct ModelFile {
+  std::string name;  // as requests call it
+  std::string path;
+  std::string tokenizer;  // a path; empty: the package's own
+};
+
+// What a request may ask for. Beyond: 400, and 429 where it is a matter of time.
+struct RequestLimits {
+  std::size_t prompt_bytes = 4 << 20;  // of all texts of a request
+  std::int64_t prompts = 128;          // of a request, times `n`
+  std::int64_t queue = 256;            // prompts that wait for a row of the cache, by model
+  double seconds = 600;                // from its arrival to the end of its answer
+};
+
+struct ServeOptions {
+  HttpOptions http;
+  std::vector<ModelFile> models;  // the first one answers requests that name none
+  LoadOptions load;
+  DecoderOptions decoder;  // rows 0: as many as the memory allows, up to 32
+  RequestLimits limits;
+  std::string api_keys;      // a file with one key per line; empty: no keys are needed
+  double drain_seconds = 30;  // that running requests get after SIGTERM
+  bool log_requests = true;
+};
+
+// Serves until SIGTERM or SIGINT. Throws what loading models throws, and what HttpServer throws.
+void serve(const ServeOptions& options);
+
+}  // namespace graft::serve

@@ -1,0 +1,131 @@
+#include "serve/router.h"
+
+#include "serve/health.h"
+#include "serve/http/target.h"
+#include "serve/openai/openai.h"
+#include "serve/text_tools.h"
+#include "serve/v2/v2.h"
+
+namespace graft::serve {
+namespace {
+
+ApiError method_not_allowed(const std::string& method, const std::string& allowed) {
+  ApiError error(405, "the method " + method + " is not allowed here; allowed: " + allowed);
+  error.headers.emplace_back("Allow", allowed);
+  return error;
+}
+
+// Forms that a page of any site may send without asking (CORS) are not JSON, so that no page can use the server.
+void check_content_type(const Request& request) {
+  std::string type = http_lower(std::string(request.header("content-type")));
+  type = type.substr(0, type.find(';'));
+  while (type.ends_with(' ')) type.pop_back();
+  const bool binary = type == "application/octet-stream" && request.path.starts_with("/v2/");
+  if (type != "application/json" && !type.ends_with("+json") && !binary)
+    throw ApiError(415, "the Content-Type must be application/json, found '" + type + "'");
+}
+
+void answer(App& app, const std::shared_ptr<Call>& call) {
+  const Request& request = call->request();
+  std::string allowed;
+  for (const Route& route : routes()) {
+    PathParts parts;
+    if (!matches(route.path, request.path, parts)) continue;
+    const bool same = route.method == request.method || (request.method == "HEAD" && route.method == "GET");
+    if (!same) {
+      allowed += (allowed.empty() ? "" : ", ") + route.method;
+      continue;
+    }
+    call->route = route.path;
+    if (route.access == Access::with_key && !app.keys.allows(request)) {
+      ApiError error(401, "an API key is needed: Authorization: Bearer KEY", {}, "invalid_api_key");
+      error.headers.emplace_back("WWW-Authenticate", "Bearer");
+      throw error;
+    }
+    call->cache_salt = app.keys.salt(request);
+    if (route.method == "POST") check_content_type(request);
+    return route.endpoint(app, call, parts);
+  }
+  if (!allowed.empty()) throw method_not_allowed(request.method, allowed);
+  throw ApiError(404, "there is nothing at this path");
+}
+
+}  // namespace
+
+bool matches(std::string_view route, std::string_view path, PathParts& parts) {
+  parts.clear();
+  while (!route.empty()) {
+    const std::size_t end = std::min(route.find('/', 1), route.size());
+    const std::size_t path_end = std::min(path.find('/', 1), path.size());
+    const std::string_view expected = route.substr(0, end), found = path.substr(0, path_end);
+    if (expected.starts_with("/{")) {
+      if (found.size() < 2) return false;
+      parts.emplace_back(found.substr(1));
+    } else if (expected != found) {
+      return false;
+    }
+    route.remove_prefix(end);
+    path.remove_prefix(path_end);
+  }
+  return path.empty();
+}
+
+const std::vector<Route>& routes() {
+  static const std::vector<Route> all = {
+      {"GET", "/health", health, Access::open},
+      {"GET", "/metrics", metrics},
+      {"GET", "/openapi.json", open_api},
+      {"GET", "/v1/models", list_models},
+      {"GET", "/v1/models/{model}", show_model},
+      {"POST", "/v1/completions", completions},
+      {"POST", "/v1/chat/completions", chat_completions},
+      {"POST", "/v1/embeddings", embeddings},
+      {"POST", "/tokenize", tokenize},
+      {"POST", "/detokenize", detokenize},
+      {"POST", "/apply-template", apply_template},
+      {"GET", "/v2", v2_server},
+      {"GET", "/v2/health/live", v2_live, Access::open},
+      {"GET", "/v2/health/ready", v2_ready, Access::open},
+      {"GET", "/v2/models/{model}", v2_model},
+      {"GET", "/v2/models/{model}/ready", v2_model_ready},
+      {"POST", "/v2/models/{model}/infer", v2_infer},
+      {"GET", "/v2/models/{model}/versions/{version}", v2_model},
+      {"GET", "/v2/models/{model}/versions/{version}/ready", v2_model_ready},
+      {"POST", "/v2/models/{model}/versions/{version}/infer", v2_infer},
+  };
+  return all;
+}
+
+void route(App& app, const std::shared_ptr<Call>& call) {
+  call->plain_errors = call->request().path.starts_with("/v2");
+  try {
+    answer(app, call);
+  } catch (...) {
+    call->fail(std::current_exception());
+  }
+}
+
+void App::check_ready() const {
+  const Phase now = phase;
+  if (now == Phase::ready) return;
+  ApiError error(503, now == Phase::loading ? "the models are being loaded" : "the server is stopping");
+  error.headers.emplace_back("Retry-After", "1");
+  throw error;
+}
+
+std::shared_ptr<ServedModel> App::model_of(Fields& fields) const {
+  check_ready();
+  return models.find(fields.text("model"));
+}
+
+std::shared_ptr<ServedModel> App::language_model_of(Fields& fields) const {
+  auto model = model_of(fields);
+  model->check_language();
+  return model;
+}
+
+Clock::time_point deadline_of(const Call& call, const RequestLimits& limits) {
+  return call.request().start + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(limits.seconds));
+}
+
+}  // namespace graft::serve

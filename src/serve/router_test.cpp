@@ -1,0 +1,48 @@
+#include "serve/router.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "serve/health.h"
+#include "serve/http/target.h"
+
+namespace graft::serve {
+namespace {
+
+using ::testing::ElementsAre;
+
+TEST(Router, MatchesWholePaths) {
+  PathParts parts;
+  EXPECT_TRUE(matches("/v1/models", "/v1/models", parts));
+  EXPECT_FALSE(matches("/v1/models", "/v1/models/", parts));
+  EXPECT_FALSE(matches("/v1/models", "/v1/model", parts));
+  EXPECT_FALSE(matches("/v1/models", "/v1/models/a", parts));
+  EXPECT_FALSE(matches("/v1/models", "/", parts));
+  EXPECT_TRUE(matches("/v1/models/{model}", "/v1/models/a.b", parts));
+  EXPECT_THAT(parts, ElementsAre("a.b"));
+  EXPECT_FALSE(matches("/v1/models/{model}", "/v1/models/", parts));
+  EXPECT_FALSE(matches("/v1/models/{model}", "/v1/models/a/b", parts));
+  EXPECT_TRUE(matches("/v2/models/{m}/versions/{v}/infer", "/v2/models/x/versions/1/infer", parts));
+  EXPECT_THAT(parts, ElementsAre("x", "1"));
+}
+
+TEST(Router, TheOpenApiDocumentHasAllRoutes) {
+  std::set<std::string> served, described;
+  for (const Route& route : routes()) served.insert(http_lower(route.method) + " " + route.path);
+  const Json document = parse_object(kOpenApi);
+  for (const auto& [path, operations] : document["paths"].items())
+    for (const auto& [method, operation] : operations.items()) described.insert(method + " " + path);
+  EXPECT_EQ(described, served);
+}
+
+TEST(Target, PathAndQuery) {
+  std::string path, query;
+  EXPECT_TRUE(split_target("/a%20b/c?x=%20&y", path, query));
+  EXPECT_EQ(path, "/a b/c");
+  EXPECT_EQ(query, "x=%20&y");
+  for (const char* bad : {"", "a", "http://host/a", "*", "/%", "/%4", "/%zz", "/%00", "/a%0d%0ab", "/\x7f"})
+    EXPECT_FALSE(split_target(bad, path, query)) << bad;
+}
+
+}  // namespace
+}  // namespace graft::serve

@@ -1,0 +1,48 @@
+#include "serve/work_queue.h"
+
+#include "base/check.h"
+
+namespace graft::serve {
+
+WorkQueue::WorkQueue(std::size_t capacity) : capacity_(capacity) {
+  thread_ = std::thread([this] { loop(); });
+}
+
+WorkQueue::~WorkQueue() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  changed_.notify_all();
+  thread_.join();
+}
+
+void WorkQueue::submit(std::function<void()> task) {
+  {
+    const std::lock_guard lock(mutex_);
+    GRAFT_CHECK(Busy, tasks_.size() < capacity_, tasks_.size(), " calls wait, the queue has room for ", capacity_);
+    tasks_.push_back(std::move(task));
+  }
+  changed_.notify_one();
+}
+
+std::size_t WorkQueue::waiting() const {
+  const std::lock_guard lock(mutex_);
+  return tasks_.size();
+}
+
+void WorkQueue::loop() {
+  for (;;) {
+    std::function<void()> task;
+    {
+      std::unique_lock lock(mutex_);
+      changed_.wait(lock, [&] { return stopping_ || !tasks_.empty(); });
+      if (stopping_) return;
+      task = std::move(tasks_.front());
+      tasks_.pop_front();
+    }
+    task();
+  }
+}
+
+}  // namespace graft::serve

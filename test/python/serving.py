@@ -1,0 +1,99 @@
+"""A server of `graft serve` for tests, and plain requests to it."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+PATIENCE = 60  # seconds
+
+
+def binary() -> str:
+    beside = Path(sys.executable).parent / "graft"
+    found = os.environ.get("GRAFT_CLI") or (str(beside) if beside.exists() else shutil.which("graft"))
+    assert found, "the command line is not installed beside this Python (make build), and GRAFT_CLI is not set"
+    return found
+
+
+class Server:
+    """`graft serve` on a free port, until the end of the with block."""
+
+    def __init__(self, *args: object) -> None:
+        self.process = subprocess.Popen(
+            [binary(), "serve", "--port", "0", *map(str, args)], stderr=subprocess.PIPE, text=True
+        )
+        self.lines: list[dict] = []
+        first = json.loads(self.process.stderr.readline())
+        assert first["event"] == "listening", first
+        self.port = first["port"]
+        self.reader = threading.Thread(target=self._read, daemon=True)
+        self.reader.start()
+
+    def _read(self) -> None:
+        for line in self.process.stderr:
+            self.lines.append(json.loads(line) if line.startswith("{") else {"event": "text", "text": line})
+
+    def __enter__(self) -> Server:
+        self.wait_for(lambda: self.get("/health")[0] == 200)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            assert self.process.wait(PATIENCE) == 0
+        finally:
+            self.process.kill()
+            self.reader.join(PATIENCE)
+
+    def wait_for(self, condition) -> None:
+        end = time.monotonic() + PATIENCE
+        while not condition():
+            assert time.monotonic() < end and self.process.poll() is None, self.lines
+            time.sleep(0.01)
+
+    def request(self, method: str, path: str, body: bytes | None = None, headers: dict | None = None):
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
+        connection.request(method, path, body, headers or {})
+        answer = connection.getresponse()
+        return answer, answer.read()
+
+    def get(self, path: str, headers: dict | None = None) -> tuple[int, dict]:
+        answer, body = self.request("GET", path, headers=headers)
+        return answer.status, json.loads(body)
+
+    def post(self, path: str, json_body: dict | None = None, *, raw: bytes | None = None, headers: dict | None = None):
+        body = json.dumps(json_body).encode() if raw is None else raw
+        answer, data = self.request("POST", path, body, {"Content-Type": "application/json", **(headers or {})})
+        return answer.status, json.loads(data)
+
+    def good(self, path: str, **fields: object) -> dict:
+        status, answer = self.post(path, fields)
+        assert status == 200, answer
+        return answer
+
+    def complete(self, prompt: object, **fields: object) -> dict:
+        return self.good("/v1/completions", prompt=prompt, **fields)
+
+    def events(self, path: str, **fields: object) -> list:
+        """Of a stream, as they are: objects, then "[DONE]"."""
+        answer, data = self.request(
+            "POST", path, json.dumps({**fields, "stream": True}).encode(), {"Content-Type": "application/json"}
+        )
+        assert answer.status == 200, data
+        assert answer.headers["Content-Type"].startswith("text/event-stream")
+        parts = data.decode().split("\n\n")
+        assert parts.pop() == "" and all(part.startswith("data: ") for part in parts)
+        return [part[6:] if part == "data: [DONE]" else json.loads(part[6:]) for part in parts]
+
+    def gauge(self, name: str) -> float:
+        _, body = self.request("GET", "/metrics")
+        return float(re.search(rf"^{re.escape(name)}(?:{{.*}})? (\S+)$", body.decode(), re.MULTILINE).group(1))
