@@ -22,6 +22,7 @@ namespace graft {
   X(embedding_bag_operators)         \
   X(index_operators)                 \
   X(kv_attention_operators)          \
+  X(linear_attention_operators)      \
   X(linear_operators)                \
   X(logic_operators)                 \
   X(moe_operators)                   \

@@ -29,6 +29,7 @@ from torch.utils import _pytree as pytree
 from graft.errors import ExportError, raised_by, typed
 from graft.exporter import control_flow, quiet, stored_plans, targets
 from graft.exporter.backend import option_specs
+from graft.exporter.complex_pairs import without_complex
 from graft.exporter.options import ExportOptions
 from graft.exporter.partitioner import GraftPartitioner, Undelegated
 from graft.exporter.predicate import Predicate
@@ -150,7 +151,7 @@ def _export(
         sym_shape_eval_pass=planned_shapes,
     )
     with torch.no_grad(), quiet.lowering():
-        programs = {name: control_flow.without_writes(program) for name, program in make_programs().items()}
+        programs = {name: without_complex(control_flow.without_writes(p)) for name, p in make_programs().items()}
         partitioners = _partitioners(
             programs, weights, target.stem, options.predicate, quantize, option_specs(options.delegate_options or {})
         )

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from graft.errors import Error, ExportError, InvalidArgument, Unsupported
-from graft.hf import causal
+from graft.hf import causal, module_state
 from graft.hf.guard import Guard
 from graft.hf.structure import Flat, build, flatten
 from graft.hf.traced import Traced, trace
@@ -46,7 +46,7 @@ def compile_general(model: Any, kind: type, device: str | None, threads: int, op
     engine = GeneralEngine(kind, device or "", threads)
     say("comparing with eager PyTorch")
     engine.begin(model)
-    engine.prove(model)
+    engine.prove()
     model.graft = engine
     model._graft_options = options
     model._graft_dtype = model.dtype
@@ -81,6 +81,7 @@ class GeneralEngine:
         self._programs: OrderedDict[int, _Loaded] = OrderedDict()
         self._counters: frozenset[tuple[type, str]] = frozenset()
         self._roles: dict[str, tuple[set[int], set[int]]] = {}
+        self._held: dict[str, Any] = {}  # state of the model's modules
 
     def __deepcopy__(self, memo: dict[int, Any]) -> GeneralEngine:
         """Without programs: the copy has weights of its own."""
@@ -109,12 +110,29 @@ class GeneralEngine:
             model.__class__ = compiled
         own = (*self._twin.parameters(), *self._twin.buffers())
         self._weights = {id(tensor): tensor for tensor in own}
+        versions = [tensor._version for tensor in own]
+        before = module_state.Attributes(self._twin)
+        self._learn(before)
+        if any(tensor._version != version for tensor, version in zip(own, versions)):
+            self._prepare(model, before)
         self._given = {name: tensor.detach().contiguous() for name, tensor in self._twin.named_parameters()}
-        self._learn()
 
-    def _learn(self) -> None:
-        """Roles of the dimensions of what the model gives back, seen by calls of other sizes."""
-        found = [self._eager_sizes(*sizes) for sizes in ((2, 5), (3, 5), (2, 9))]
+    def _prepare(self, model: Any, before: module_state.Attributes) -> None:
+        """The first call changed weights, of the model too where the twin shares them, and noted that (RWKV)."""
+        shared = {id(t) for t in (*model.parameters(), *model.buffers())} & set(self._weights)
+        if shared:
+            module_state.put(model, module_state.of(self._twin, before.changed(self._twin).keys() - self._held.keys()))
+
+    def _learn(self, before: module_state.Attributes) -> None:
+        """Roles of the dimensions of what the model gives back, seen by calls of other sizes, and what it keeps in its
+        modules. before: any call."""
+        self._eager_sizes(2, 5)
+        once = before.changed(self._twin)
+        first = module_state.of(self._twin, once)
+        found = [self._eager_sizes(*sizes, once) for sizes in ((2, 5), (3, 5), (2, 9))]
+        # Plain values that the first call alone changed are how the twin is from now on.
+        settled = {name for name, value in module_state.of(self._twin, once).items() if module_state.same(first[name], value)}
+        self._held = {name: value for name, value in before.changed(self._twin).items() if name not in settled}
         for path, sizes in found[0].items():
             others = [one.get(path, ()) for one in found[1:]]
             if any(len(one) != len(sizes) for one in others):
@@ -122,7 +140,7 @@ class GeneralEngine:
             rows, tokens = ({i for i, size in enumerate(one) if size != sizes[i]} for one in others)
             self._roles[path] = (rows, tokens)
 
-    def _eager_sizes(self, rows: int, tokens: int) -> dict[str, tuple[int, ...]]:
+    def _eager_sizes(self, rows: int, tokens: int, state: Any = ()) -> dict[str, tuple[int, ...]]:
         ids = _random_ids(self._twin, rows, tokens)
         try:
             with torch.no_grad():
@@ -133,7 +151,10 @@ class GeneralEngine:
                     f"{self._kind.__name__}: eager PyTorch cannot run it on [{rows}, {tokens}] tokens: {type(e).__name__}: {e}"
                 ) from e
             return {}
+        kept = flatten({module_state.NAME: module_state.of(self._twin, state)})
         flat = flatten(output)
+        flat.paths.extend(kept.paths)
+        flat.tensors.extend(kept.tensors)
         return {path: tuple(tensor.shape) for path, tensor in zip(flat.paths, flat.tensors)}
 
     # --- calls ---
@@ -145,6 +166,8 @@ class GeneralEngine:
             return self._run(given)
 
     def _run(self, given: dict[str, Any]) -> Any:
+        if self._held:
+            given = {**given, module_state.NAME: self._held}
         flat = flatten(given, self._counters)
         loaded, sizes = self._program(flat, given)
         ones = frozenset(name for name, size in sizes.items() if size == 1)
@@ -250,7 +273,7 @@ class GeneralEngine:
         tensors, numbers = self._computed(loaded, sizes, [t.clone() for t in flat.tensors], flat.numbers)
         objects: list[Any] = []
         arguments = build(flat.structure, [t.clone() for t in flat.tensors], flat.numbers, made=objects)
-        with torch.no_grad():
+        with torch.no_grad(), module_state.as_argument(self._twin, arguments):
             output = self._kind.forward(self._twin, **arguments)
         origins = {id(one): place for place, one in enumerate(objects)}
         expected = flatten((arguments, output), frozenset(self._counters), origins)
@@ -269,12 +292,20 @@ class GeneralEngine:
                 raise Unsupported(f"{where}, found a difference of {difference:.2g} of the largest in {name}")
 
     def _say(self, flat: Flat) -> str:
-        named = [f"{path.removeprefix('.')} {list(t.shape)}" for path, t in zip(flat.paths, flat.tensors) if "[" not in path]
+        own = [(path.removeprefix("."), t) for path, t in zip(flat.paths, flat.tensors) if "[" not in path]
+        named = [f"{name} {list(t.shape)}" for name, t in own if not name.startswith(module_state.NAME)]
         return ", ".join(named)
 
-    def prove(self, model: Any) -> None:
+    def prove(self) -> None:
         """Short generations from prompts with and without padding, by this engine and by eager PyTorch: logits of all
         steps agree. Raises Unsupported."""
+        held = dict(self._held)
+        try:
+            self._prove()
+        finally:
+            self._held = held
+
+    def _prove(self) -> None:
         ids = _random_ids(self._twin, 2, _PROMPT)
         mask = torch.ones_like(ids)
         mask[1, :2] = 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import math
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,8 +22,9 @@ from torch.utils._sympy.printers import PythonPrinter
 
 from graft.errors import ExportError
 from graft.exporter import quiet
+from graft.hf import kernels, module_state
 from graft.hf.structure import Flat, Node, build, flatten
-from graft.llm import interface
+from graft.llm import interface, ops
 from graft.llm.trace import traceable_hooks
 from graft.llm.untraceable import reason
 
@@ -87,7 +89,8 @@ class _Call(torch.nn.Module):
         before = [tensor._version for tensor in own]
         objects: list[Any] = []
         arguments = build(self._structure, own, numbers, made=objects)
-        output = self._forward(self.model, **arguments)
+        with module_state.as_argument(self.model, arguments):
+            output = self._forward(self.model, **arguments)
         places = {id(one): place for place, one in enumerate(objects)}
         final = flatten((arguments, output), origins=places)
         given = {id(one): place for place, one in enumerate(own)}
@@ -122,7 +125,7 @@ def trace(
     kind = type(model)
     call = _Call(copy.deepcopy(model, dict(weights)).eval(), kind.forward, flat.structure)
     try:
-        with traceable_hooks(call.model), _experts(call.model), torch.no_grad():
+        with traceable_hooks(call.model), _experts(call.model), kernels.in_place(call.model), torch.no_grad():
             program = torch.export.export(call, (tensors, numbers), dynamic_shapes=dims, strict=False)
     except ExportError:
         raise
@@ -135,7 +138,7 @@ def trace(
     admits, bounds = _guard(inputs)
     results = [_formula(number) for number in final.numbers]
     found = [(p, s, name) for p, tensor, names in zip(flat.paths, tensors, sizes) for s, name in zip(tensor.shape, names)]
-    ones = frozenset(name for p, s, name in found if isinstance(name, str) and (s == rows or "[" in p))
+    ones = frozenset(name for p, s, name in found if isinstance(name, str) and (s == rows or "[" in p or module_state.NAME in p))
     folder = tempfile.TemporaryDirectory(prefix="graft-")
     package = Path(folder.name) / "call.pte"
     keys = _write(program, package, call.model)
@@ -172,7 +175,20 @@ def _experts(model: torch.nn.Module) -> Iterator[None]:
     for config in configs.values():  # of a copy that nobody else has
         if getattr(config, "_experts_implementation_internal", None) is not None:
             config._experts_implementation_internal = interface.NAME
+    for module in model.modules():
+        if hasattr(module, "zero_expert_num") and hasattr(module, "identity_expert"):
+            module.forward = functools.partial(_routed, module)
     yield
+
+
+def _routed(module: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor) -> Any:
+    """Experts of LongCat, which its code loops over: those beyond the matrices give their token back."""
+    experts = module.down_proj.shape[0]
+    chosen, rows = top_k_index.clamp(max=experts - 1), hidden_states.unsqueeze(1)
+    gate, up = ops.expert_linear(rows, chosen, module.gate_up_proj).chunk(2, dim=-1)
+    made = ops.expert_linear(module.act_fn(gate) * up, chosen, module.down_proj)
+    made = torch.where((top_k_index < experts).unsqueeze(-1), made, rows)
+    return (made * top_k_weights.unsqueeze(-1)).sum(1).to(hidden_states.dtype)
 
 
 def _named(size: Any) -> Any:

@@ -11,6 +11,7 @@ from torch.export import ExportedProgram
 
 from graft.errors import ExportError
 from graft.exporter import targets
+from graft.exporter.complex_pairs import without_complex
 from graft.exporter.predicate import Predicate, engine, refused_nodes
 from graft.exporter.serialize import Blob, StoredWeight, serialize
 
@@ -38,6 +39,7 @@ def lower(
     method: str = "forward",
 ) -> tuple[ExportedProgram, Blob]:
     """The program as it is written, and its blob. Raises ExportError for nodes that graft does not run."""
+    program = without_complex(program)
     _drop_no_ops(program)
     _make_functional(program)
     # Decomposing retraces the program, so only programs that need it are decomposed: those with operators that mutate an

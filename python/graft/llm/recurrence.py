@@ -1,0 +1,80 @@
+"""Operators of linear attention that PyTorch does not have: a state per head that each token decays, adds to and reads.
+
+What is written here is their definition, which runs in eager PyTorch for tests. The engine computes all tokens in one
+launch, so that one program serves prompts of any length.
+"""
+
+from __future__ import annotations
+
+import torch
+
+torch.library.define(
+    "graft::gated_delta_rule",
+    "(Tensor query, Tensor key, Tensor value, Tensor decay, Tensor beta, Tensor state) -> (Tensor, Tensor)",
+)
+
+
+@torch.library.impl("graft::gated_delta_rule", "default")
+def _gated_delta_rule(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    decay: torch.Tensor,
+    beta: torch.Tensor,
+    state: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The delta rule with decay (Gated DeltaNet, arXiv 2412.06464; with a decay per key: Kimi Linear, arXiv 2510.26692).
+
+    query, key [B, T, Hk, K], value [B, T, H, V], decay [B, T, H] or [B, T, H, K] in [0, 1], beta [B, T, H], state
+    [B, H, K, V] -> y [B, T, H, V] and the state after the last token. Hk divides H: heads share keys in equal groups.
+    """
+    groups = value.shape[2] // key.shape[2]
+    query, key = (x.repeat_interleave(groups, 2).unsqueeze(-1) for x in (query, key))
+    decay = decay[..., None, None] if decay.dim() == 3 else decay.unsqueeze(-1)
+    state, results = state.clone(), []
+    for t in range(value.shape[1]):
+        state = state * decay[:, t]
+        delta = (value[:, t] - (state * key[:, t]).sum(-2)) * beta[:, t].unsqueeze(-1)
+        state = state + key[:, t] * delta.unsqueeze(-2)
+        results.append((state * query[:, t]).sum(-2))
+    return (torch.stack(results, 1) if results else torch.zeros_like(value)), state
+
+
+torch.library.define(
+    "graft::selective_scan",
+    "(Tensor x, Tensor dt, Tensor a, Tensor b, Tensor c, Tensor state) -> (Tensor, Tensor)",
+)
+
+
+@torch.library.impl("graft::selective_scan", "default")
+def _selective_scan(
+    x: torch.Tensor, dt: torch.Tensor, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, state: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The scan of Mamba (arXiv 2312.00752: P = 1, a of H channels by N) and Mamba-2 (arXiv 2405.21060: a of H heads by 1).
+
+    x [B, T, H, P], dt [B, T, H], a [H, N] or [H, 1], b and c [B, T, G, N], state [B, H, P, N] -> y [B, T, H, P] and the
+    state after the last token. G divides H: heads share b and c in equal groups.
+    """
+    groups = x.shape[2] // b.shape[2]
+    b, c = (part.repeat_interleave(groups, 2).unsqueeze(-2) for part in (b, c))
+    given = (x * dt.unsqueeze(-1)).unsqueeze(-1)
+    state, results = state.clone(), []
+    for t in range(x.shape[1]):
+        decay = (dt[:, t].unsqueeze(-1) * a).exp().unsqueeze(-2)
+        state = state * decay + given[:, t] * b[:, t]
+        results.append((state * c[:, t]).sum(-1))
+    return (torch.stack(results, 1) if results else torch.zeros_like(x)), state
+
+
+@torch.library.register_fake("graft::gated_delta_rule")
+def _(query, key, value, decay, beta, state):
+    return value.new_empty(value.shape), state.new_empty(state.shape)
+
+
+@torch.library.register_fake("graft::selective_scan")
+def _(x, dt, a, b, c, state):
+    return x.new_empty(x.shape), state.new_empty(state.shape)
+
+
+gated_delta_rule = torch.ops.graft.gated_delta_rule.default
+selective_scan = torch.ops.graft.selective_scan.default

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <cstdint>
+
+#include "kernel/simd/dispatch.h"
+
+// Recurrences of linear attention: one head over all its steps. f32; strides are in elements, rows are contiguous.
+namespace graft::simd {
+
+// The gated delta rule, for some columns of a state S [keys, columns]: per step
+//   S = diag(decay) S;  S += k (beta (v - k' S))';  y = q' S.
+struct DeltaHead {
+  const float *query = nullptr, *key = nullptr, *value = nullptr, *decay = nullptr, *beta = nullptr;
+  const float* first = nullptr;  // S before the first step, and `last` after the last one; rows `state_row` apart
+  float *out = nullptr, *last = nullptr;
+  std::int64_t steps = 0, keys = 0, columns = 0;
+  std::int64_t query_step = 0, key_step = 0, value_step = 0, decay_step = 0, beta_step = 0, out_step = 0;
+  std::int64_t state_row = 0;
+  bool one_decay = false;  // for all keys
+};
+
+// A row of a selective scan's state s [size]: per step s = s * decay + dt x b;  y = sum(s * c), where decay is
+// exp(dt a), or `decays` of the step when that is not null.
+struct ScanRow {
+  const float *x = nullptr, *dt = nullptr, *a = nullptr, *b = nullptr, *c = nullptr, *decays = nullptr;
+  const float* first = nullptr;
+  float *out = nullptr, *last = nullptr;
+  std::int64_t steps = 0, size = 0;
+  std::int64_t x_step = 0, dt_step = 0, b_step = 0, c_step = 0, out_step = 0;
+};
+
+struct LinearAttentionTable {
+  // Columns that are computed together: tasks divide a state at multiples of it.
+  std::int64_t columns;
+  // `scratch`: keys * columns floats.
+  void (*delta)(const DeltaHead&, float* scratch);
+  void (*scan)(const ScanRow&);
+  // to[t] = exp(dt[t * stride] * a) for t < steps.
+  void (*decays)(const float* dt, std::int64_t stride, float a, std::int64_t steps, float* to);
+};
+
+GRAFT_TABLE("vec", LinearAttentionTable, kLinearAttention, linear_attention)
+
+}  // namespace graft::simd
