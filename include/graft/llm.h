@@ -228,8 +228,8 @@ class GRAFT_API TextGenerator {
 
 // What a request to BatchGenerator may ask for besides GenerationOptions.
 struct RequestOptions {
-  // As in OpenAI's API, on the tokens generated so far: frequency_penalty is subtracted from a token's logit as often as
-  // the token occurs, presence_penalty once. After the repetition penalty, before the temperature.
+  // As in OpenAI's API, on the tokens generated so far: frequency_penalty is subtracted from a token's logit as often
+  // as the token occurs, presence_penalty once. After the repetition penalty, before the temperature.
   double frequency_penalty = 0;
   double presence_penalty = 0;
   std::vector<std::pair<std::int64_t, float>> logit_bias = {};  // token, and what is added to its logit
@@ -250,15 +250,15 @@ struct TokenLogprob {
 // What a request has so far. Of k = RequestOptions::logprobs most likely tokens each position has all, the most likely
 // first.
 struct RequestState {
-  std::span<const std::int64_t> tokens;  // the new ones
-  std::string_view text;                 // of these, as far as it is known
-  std::span<const float> logprobs;       // [tokens]
+  std::span<const std::int64_t> tokens;        // the new ones
+  std::string_view text;                       // of these, as far as it is known
+  std::span<const float> logprobs;             // [tokens]
   std::span<const TokenLogprob> top_logprobs;  // [tokens, k]
   // Of the prompt's tokens from the second on, as far as the prompt is read.
   std::span<const float> prompt_logprobs;
   std::span<const TokenLogprob> top_prompt_logprobs;  // [prompt_logprobs, k]
-  std::int64_t reused_tokens = 0;      // of the prompt, in the cache already
-  std::optional<FinishReason> reason;  // once it has ended
+  std::int64_t reused_tokens = 0;                     // of the prompt, in the cache already
+  std::optional<FinishReason> reason;                 // once it has ended
 };
 
 // Continuous batching: generates many sequences side by side, each with its own options. Requests join and leave
@@ -292,8 +292,8 @@ class GRAFT_API BatchGenerator {
   bool cancel(Id id);
   // The result of a request that has ended, once; empty while it runs. Throws NotFound for an unknown id.
   std::optional<Generation> take(Id id);
-  // The request until its result is taken. The views are valid until the next call of step(), cancel() or take(). Throws
-  // NotFound for an unknown id.
+  // The request until its result is taken. The views are valid until the next call of step(), cancel() or take().
+  // Throws NotFound for an unknown id.
   RequestState state(Id id) const;
   // Makes all plans that steps can need, with drafts of this many tokens: no later step makes any, but for prompts with
   // log-probabilities.

@@ -35,8 +35,8 @@ serve::ModelFile model_file(const std::string& argument) {
   file.path = sign == std::string::npos ? argument : argument.substr(sign + 1);
   file.name = sign == std::string::npos ? std::filesystem::path(argument).stem().string() : argument.substr(0, sign);
   if (!is_name(file.name))
-    throw CLI::ValidationError("MODEL", "the name '" + file.name +
-                                            "' must be of letters, digits and .-_: (give another one: name=FILE.pte)");
+    throw CLI::ValidationError(
+        "MODEL", "the name '" + file.name + "' must be of letters, digits and .-_: (give another one: name=FILE.pte)");
   if (file.path.empty()) throw CLI::ValidationError("MODEL", "'" + argument + "' names no file");
   return file;
 }
@@ -64,9 +64,7 @@ ServeCommand::ServeCommand(CLI::App& app) : command_(app.add_subcommand("serve",
   command.add_option("--api-keys", options_.api_keys, "a file with a key per line; requests need one of them")
       ->type_name("FILE");
   const auto count = [&](const char* flag, auto& value, const char* about) {
-    return command.add_option(flag, value, about)
-        ->check(CLI::PositiveNumber.description(""))
-        ->type_name("N");
+    return command.add_option(flag, value, about)->check(CLI::PositiveNumber.description(""))->type_name("N");
   };
   DecoderOptions& decoder = options_.decoder;
   decoder.rows = 0;

@@ -12,8 +12,8 @@ namespace graft::cli {
 class ServeCommand {
  public:
   explicit ServeCommand(CLI::App& app);
-  // Serves when the command was given, until the process is told to end. Throws CLI::ParseError for options that make no
-  // sense, and what serve::serve throws.
+  // Serves when the command was given, until the process is told to end. Throws CLI::ParseError for options that make
+  // no sense, and what serve::serve throws.
   void run();
 
  private:

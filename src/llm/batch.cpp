@@ -10,7 +10,7 @@
 namespace graft {
 namespace {
 
-constexpr std::int64_t kSmallestWidth = 16;  // of a prompt's chunk: fewer tokens hardly save time
+constexpr std::int64_t kSmallestWidth = 16;                    // of a prompt's chunk: fewer tokens hardly save time
 constexpr std::int64_t kPromptLogits = std::int64_t{1} << 24;  // of one run: 64 MiB
 constexpr const char* kTaken = ", or its text was taken";
 constexpr const char* kWhat = "BatchGenerator";
@@ -133,9 +133,9 @@ BatchGenerator::Id BatchGenerator::Impl::submit(std::vector<std::int64_t> prompt
   // A request that ends must get its place.
   if (const std::size_t most = ended_.size() + waiting_.size() + running() + 1; ended_.capacity() < most)
     ended_.reserve(2 * most);
-  waiting_.push_back({next_, std::make_unique<llm::Sequence>(loop.model(), std::move(prompt), options, options.seed,
-                                                             loop.decoder().options.length, std::move(on_text),
-                                                             request)});
+  waiting_.push_back(
+      {next_, std::make_unique<llm::Sequence>(loop.model(), std::move(prompt), options, options.seed,
+                                              loop.decoder().options.length, std::move(on_text), request)});
   loop.drafts = std::max(loop.drafts, options.prompt_lookup_num_tokens);
   return next_++;
 }
@@ -259,8 +259,9 @@ RequestState BatchGenerator::Impl::state(Id id) {
   const llm::Use use = llm::Use::nested(loop.decoder().in_use, kWhat, "state()");
   const auto state = [](const Generation& result, const llm::Logprobs& logprobs, const llm::Logprobs& of_prompt,
                         std::int64_t reused, std::optional<FinishReason> reason) {
-    return RequestState{result.tokens,         result.text,        logprobs.of_tokens(), logprobs.of_top(),
-                        of_prompt.of_tokens(), of_prompt.of_top(), reused,               reason};
+    return RequestState{
+        result.tokens, result.text, logprobs.of_tokens(), logprobs.of_top(), of_prompt.of_tokens(), of_prompt.of_top(),
+        reused,        reason};
   };
   if (const auto ended = std::ranges::find(ended_, id, &Ended::id); ended != ended_.end())
     return state(ended->result, ended->logprobs, ended->prompt_logprobs, ended->reused, ended->result.reason);

@@ -259,7 +259,10 @@ TEST(BatchGenerator, LogprobsOfPromptAndText) {
       batch.prepare(drafts ? 2 : 0, true);
       const auto plans = batch.decoder().session().counters().graphs_built;
       const Ids prompt = some_ids(length, 5);
-      const GenerationOptions options = {.max_new_tokens = 9, .temperature = 0.7, .repetition_penalty = 1.3, .seed = 4,
+      const GenerationOptions options = {.max_new_tokens = 9,
+                                         .temperature = 0.7,
+                                         .repetition_penalty = 1.3,
+                                         .seed = 4,
                                          .prompt_lookup_num_tokens = drafts ? 2 : 0};
       // The same prompt is in the cache, and others run beside it.
       batch.submit(prompt, options);

@@ -83,7 +83,8 @@ void Loop::read_chunk(std::size_t row, std::int64_t width, const RunOptions& opt
   const std::span<float> logits = decoder().run({&sequence_row, 1}, {&feed, 1}, width, all ? width : 1, options);
   stats.prefill_seconds += seconds_since(start);
   const auto vocabulary = static_cast<std::size_t>(model().info().vocab_size);
-  if (all) sequence.take_prompt(static_cast<std::size_t>(done), logits.last(static_cast<std::size_t>(count) * vocabulary));
+  if (all)
+    sequence.take_prompt(static_cast<std::size_t>(done), logits.last(static_cast<std::size_t>(count) * vocabulary));
   if (count == rest) take_first(sequence, logits.last(vocabulary));
 }
 

@@ -46,9 +46,9 @@ class Sampler {
   GenerationOptions options_;
   RequestOptions request_;
   std::mt19937_64 random_;
-  std::vector<std::uint8_t> seen_;      // by token; empty without a penalty
-  std::vector<std::int64_t> seen_ids_;  // each once
-  std::vector<std::uint32_t> counts_;   // of generated tokens, by token; empty without such a penalty
+  std::vector<std::uint8_t> seen_;           // by token; empty without a penalty
+  std::vector<std::int64_t> seen_ids_;       // each once
+  std::vector<std::uint32_t> counts_;        // of generated tokens, by token; empty without such a penalty
   std::vector<std::int64_t> generated_ids_;  // each once
   std::vector<Candidate> candidates_;
   std::vector<double> weights_;

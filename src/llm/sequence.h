@@ -50,8 +50,8 @@ class Sequence {
   void end(FinishReason reason);
 
   std::int64_t reused = 0;  // tokens of the prompt that were in the cache
-  bool reading = true;     // the prompt
-  bool cancelled = false;  // ends after the current step
+  bool reading = true;      // the prompt
+  bool cancelled = false;   // ends after the current step
 
  private:
   bool is_eos(std::int64_t id) const;

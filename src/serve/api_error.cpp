@@ -24,8 +24,9 @@ const char* type_of(int status) {
 
 std::string error_body(int status, const std::string& message, const std::string& param, const std::string& code) {
   const auto or_null = [](const std::string& text) { return text.empty() ? Json() : Json(text); };
-  return dump({{"error",
-                {{"message", message}, {"type", type_of(status)}, {"param", or_null(param)}, {"code", or_null(code)}}}});
+  return dump(
+      {{"error",
+        {{"message", message}, {"type", type_of(status)}, {"param", or_null(param)}, {"code", or_null(code)}}}});
 }
 
 Response error_response(const ApiError& error) {

@@ -91,7 +91,8 @@ void Call::ended(int status) {
   const double seconds = seconds_since(request_.start);
   metrics_.answered(route, status, seconds);
   if (log_) {
-    Json fields = {{"id", id_}, {"method", request_.method}, {"route", route}, {"status", status}, {"ms", 1e3 * seconds}};
+    Json fields = {
+        {"id", id_}, {"method", request_.method}, {"route", route}, {"status", status}, {"ms", 1e3 * seconds}};
     {
       const std::lock_guard lock(mutex_);
       fields.update(fields_);

@@ -134,8 +134,8 @@ void Engine::step() {
   report(thrown);
 }
 
-// `error`: what the step threw. It belongs to the jobs that it ended; when it ended none the run itself failed, and would
-// fail again.
+// `error`: what the step threw. It belongs to the jobs that it ended; when it ended none the run itself failed, and
+// would fail again.
 void Engine::report(std::exception_ptr error) {
   bool ended_any = false;
   for (std::size_t i = 0; i < active_.size();) {

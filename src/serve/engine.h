@@ -33,8 +33,8 @@ struct EngineStats {
 // Continuous batching for many threads: one thread owns a BatchGenerator; requests join and leave before each step.
 class Engine {
  public:
-  // Called on the engine's thread after each step that changed the job, and for the last time with the state's reason or
-  // with an error. The state's views are valid during the call.
+  // Called on the engine's thread after each step that changed the job, and for the last time with the state's reason
+  // or with an error. The state's views are valid during the call.
   using OnProgress = std::function<void(std::size_t job, const RequestState& state, std::exception_ptr error)>;
   using RequestId = std::uint64_t;
 
@@ -45,8 +45,8 @@ class Engine {
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  // Queues the jobs of a request, all or none. Throws Busy when the queue has no room for them. At the deadline its jobs
-  // end with the error Cancelled.
+  // Queues the jobs of a request, all or none. Throws Busy when the queue has no room for them. At the deadline its
+  // jobs end with the error Cancelled.
   RequestId submit(std::vector<Job> jobs, Clock::time_point deadline, OnProgress on_progress);
   // Before the next step; its callback is not called any more. An id that has ended is fine.
   void cancel(RequestId id);

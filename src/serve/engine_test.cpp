@@ -27,15 +27,14 @@ struct Outcome {
 };
 
 // Submits one job, whose outcome the future has.
-std::future<Outcome> submit(Engine& engine, Job job, Clock::duration time = kLong,
-                            Engine::RequestId* id = nullptr) {
+std::future<Outcome> submit(Engine& engine, Job job, Clock::duration time = kLong, Engine::RequestId* id = nullptr) {
   const auto promise = std::make_shared<std::promise<Outcome>>();
-  const auto given = engine.submit({std::move(job)}, Clock::now() + time,
-                                   [promise](std::size_t, const RequestState& state, std::exception_ptr error) {
-                                     if (!state.reason && !error) return;
-                                     promise->set_value({Ids(state.tokens.begin(), state.tokens.end()), state.reason,
-                                                         std::move(error)});
-                                   });
+  const auto given = engine.submit(
+      {std::move(job)}, Clock::now() + time,
+      [promise](std::size_t, const RequestState& state, std::exception_ptr error) {
+        if (!state.reason && !error) return;
+        promise->set_value({Ids(state.tokens.begin(), state.tokens.end()), state.reason, std::move(error)});
+      });
   if (id) *id = given;
   return promise->get_future();
 }
@@ -93,12 +92,13 @@ TEST(Engine, ACancelledRequestLeavesBeforeTheNextStep) {
   std::promise<void> cancelled;
   Job job = job_of(3, 90);
   // The callback runs in the engine's thread, so that exactly one step has been.
-  id.set_value(engine.submit({job}, Clock::now() + kLong, [&, given](std::size_t, const RequestState&, std::exception_ptr) {
-    if (++calls == 1) {
-      engine.cancel(given.get());
-      cancelled.set_value();
-    }
-  }));
+  id.set_value(
+      engine.submit({job}, Clock::now() + kLong, [&, given](std::size_t, const RequestState&, std::exception_ptr) {
+        if (++calls == 1) {
+          engine.cancel(given.get());
+          cancelled.set_value();
+        }
+      }));
   cancelled.get_future().get();
   // Another text is whole, and by then the first one is gone.
   EXPECT_EQ(submit(engine, job_of(5, 20)).get().tokens, alone(small, job_of(5, 20)));

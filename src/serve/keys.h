@@ -22,7 +22,8 @@ class ApiKeys {
   // Whether the request has a key: "Authorization: Bearer KEY", or "x-api-key: KEY". Takes the same time for all wrong
   // keys of one length.
   bool allows(const Request& request) const;
-  // Differs by key, so that callers share no prefix of a prompt (RequestOptions::cache_salt); 0 where no keys are needed.
+  // Differs by key, so that callers share no prefix of a prompt (RequestOptions::cache_salt); 0 where no keys are
+  // needed.
   std::uint64_t salt(const Request& request) const;
 
  private:

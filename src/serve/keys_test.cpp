@@ -22,7 +22,8 @@ TEST(ApiKeys, AllowWhoHasOne) {
   EXPECT_TRUE(keys.allows(with("authorization", "Bearer second")));
   EXPECT_TRUE(keys.allows(with("authorization", "bearer first")));
   EXPECT_TRUE(keys.allows(with("x-api-key", "first")));
-  for (const char* wrong : {"Bearer ", "Bearer", "Bearer firs", "Bearer first ", "Basic first", "first", "Bearer FIRST"})
+  for (const char* wrong :
+       {"Bearer ", "Bearer", "Bearer firs", "Bearer first ", "Basic first", "first", "Bearer FIRST"})
     EXPECT_FALSE(keys.allows(with("authorization", wrong))) << wrong;
   EXPECT_NE(keys.salt(with("x-api-key", "first")), keys.salt(with("x-api-key", "second")));
   EXPECT_NE(keys.salt(with("x-api-key", "first")), 0u);

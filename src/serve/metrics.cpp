@@ -104,7 +104,9 @@ std::string Metrics::text() const {
 void process_metrics(std::string& out) {
   rusage usage{};
   ::getrusage(RUSAGE_SELF, &usage);
-  const auto seconds = [](const timeval& t) { return static_cast<double>(t.tv_sec) + 1e-6 * static_cast<double>(t.tv_usec); };
+  const auto seconds = [](const timeval& t) {
+    return static_cast<double>(t.tv_sec) + 1e-6 * static_cast<double>(t.tv_usec);
+  };
   metric_head(out, "process_cpu_seconds_total", "counter", "CPU time of the process.");
   metric_line(out, "process_cpu_seconds_total", "", seconds(usage.ru_utime) + seconds(usage.ru_stime));
   std::ifstream statm("/proc/self/statm");

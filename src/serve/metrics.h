@@ -17,7 +17,7 @@ class Histogram {
   // Lines of the text format, with these labels ('model_name="m"').
   void write(std::string& out, const std::string& name, const std::string& labels) const;
 
-  static constexpr std::array kBounds = {0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5,  0.75,
+  static constexpr std::array kBounds = {0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1,  0.25, 0.5,   0.75,
                                          1.0,   2.5,    5.0,   7.5,  10.0,  20.0, 40.0, 80.0, 160.0, 640.0};
 
  private:
@@ -32,7 +32,7 @@ class Metrics {
   void answered(const std::string& route, int status, double seconds);
   // A text of a model has ended.
   void text_ended(const std::string& model, const std::string& reason);
-  void first_token(const std::string& model, double seconds);    // since the request came
+  void first_token(const std::string& model, double seconds);     // since the request came
   void between_tokens(const std::string& model, double seconds);  // since the token before
 
   // In Prometheus' text format.

@@ -29,7 +29,7 @@ struct ServeOptions {
   LoadOptions load;
   DecoderOptions decoder;  // rows 0: as many as the memory allows, up to 32
   RequestLimits limits;
-  std::string api_keys;      // a file with one key per line; empty: no keys are needed
+  std::string api_keys;       // a file with one key per line; empty: no keys are needed
   double drain_seconds = 30;  // that running requests get after SIGTERM
   bool log_requests = true;
 };

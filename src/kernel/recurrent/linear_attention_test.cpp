@@ -35,7 +35,8 @@ struct Delta {
         query(filled({s.batch, s.steps, s.groups, s.rows}, rng, -0.5f, 0.5f)),
         key(filled({s.batch, s.steps, s.groups, s.rows}, rng, -0.2f, 0.2f)),
         value(filled({s.batch, s.steps, s.heads, s.columns}, rng, -1.f, 1.f)),
-        decay(filled(keys ? Shape{s.batch, s.steps, s.heads, s.rows} : Shape{s.batch, s.steps, s.heads}, rng, 0.5f, 1.f)),
+        decay(
+            filled(keys ? Shape{s.batch, s.steps, s.heads, s.rows} : Shape{s.batch, s.steps, s.heads}, rng, 0.5f, 1.f)),
         beta(filled({s.batch, s.steps, s.heads}, rng, 0.f, 1.f)),
         state(filled({s.batch, s.heads, s.rows, s.columns}, rng, -1.f, 1.f)),
         out(value.desc),

@@ -10,7 +10,8 @@ constexpr int kVectors = 4;  // of columns: as many chains of sums hide the late
 GRAFT_VEC vf load_part(const float* p, i64 n) { return load_some<F32>(p, n); }
 GRAFT_VEC void store_part(float* p, vf v, i64 n) { store_some<F32>(p, v, n); }
 
-// `n`: columns of the last vector. The state is kept in scratch, [keys][vectors][lanes], which stays in the first cache.
+// `n`: columns of the last vector. The state is kept in scratch, [keys][vectors][lanes], which stays in the first
+// cache.
 template <int vectors>
 GRAFT_VEC void delta_columns(const DeltaHead& h, i64 column, i64 n, float* s) {
   const auto width = [n](int c) { return c + 1 == vectors ? n : i64{kLanes}; };
@@ -42,8 +43,7 @@ GRAFT_VEC void delta_columns(const DeltaHead& h, i64 column, i64 n, float* s) {
         out[c] = fma(query, v, out[c]);
       }
     }
-    for (int c = 0; c < vectors; ++c)
-      store_part(h.out + t * h.out_step + column + c * kLanes, out[c], width(c));
+    for (int c = 0; c < vectors; ++c) store_part(h.out + t * h.out_step + column + c * kLanes, out[c], width(c));
   }
   for (i64 i = 0; i < h.keys; ++i)
     for (int c = 0; c < vectors; ++c)

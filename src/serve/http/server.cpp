@@ -3,6 +3,8 @@
 // Boost 1.74 needs it before its own headers.
 #include <utility>
 
+#include <array>
+#include <atomic>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/post.hpp>
@@ -12,8 +14,6 @@
 #include <boost/beast/http/error.hpp>
 #include <boost/beast/http/parser.hpp>
 #include <boost/beast/http/string_body.hpp>
-#include <array>
-#include <atomic>
 #include <csignal>
 #include <mutex>
 #include <optional>
@@ -33,7 +33,7 @@ using tcp = asio::ip::tcp;
 
 constexpr std::size_t kReadAtOnce = 8 << 10;
 constexpr std::size_t kReadAhead = 64 << 10;  // of requests behind the one that is being answered
-constexpr std::size_t kDiscard = 4 << 20;     // bytes of a refused body that are read, so that the client sees the answer
+constexpr std::size_t kDiscard = 4 << 20;  // bytes of a refused body that are read, so that the client sees the answer
 constexpr double kDiscardSeconds = 2;
 constexpr double kAcceptAgainSeconds = 0.1;  // when the process has no descriptor left
 
@@ -90,7 +90,11 @@ class ConnectionExchange : public Exchange {
 class HttpServer::Impl : public std::enable_shared_from_this<HttpServer::Impl> {
  public:
   Impl(const HttpOptions& http_options, Handler on_request, ErrorBody body)
-      : options(http_options), handler(std::move(on_request)), error_body(std::move(body)), acceptor_(io), signals_(io) {
+      : options(http_options),
+        handler(std::move(on_request)),
+        error_body(std::move(body)),
+        acceptor_(io),
+        signals_(io) {
     error_code error;
     const asio::ip::address address = asio::ip::make_address(options.host, error);
     GRAFT_CHECK(InvalidArgument, !error, "the host must be an address such as 127.0.0.1, 0.0.0.0 or ::1, got '",
@@ -360,7 +364,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
       if (error) return self->close();
       self->timer_.cancel();
       if (self->state_ == State::reading)
-        self->set_timer(self->header_done_ ? self->server_->options.body_seconds : self->server_->options.header_seconds);
+        self->set_timer(self->header_done_ ? self->server_->options.body_seconds
+                                           : self->server_->options.header_seconds);
       self->write();
     });
   }

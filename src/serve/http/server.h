@@ -17,7 +17,7 @@ struct HttpOptions {
   std::size_t max_header_bytes = 16 << 10;
   std::size_t max_body_bytes = 32 << 20;
   std::size_t max_buffered_bytes = 512 << 20;  // of all bodies that are being read or answered: beyond, 503
-  std::size_t max_connections = 4096;  // beyond, the one that is idle longest is closed
+  std::size_t max_connections = 4096;          // beyond, the one that is idle longest is closed
   // Seconds that a client may take: to send a header, to send a body, to take what is sent to it, and between requests.
   double header_seconds = 15, body_seconds = 120, send_seconds = 30, idle_seconds = 75;
 };

@@ -103,7 +103,8 @@ class Running {
         return waiting.set_value(std::move(exchange));
       }
       if (request.path == "/drop") return;
-      exchange->respond({.body = request.method + " " + request.query + " " + request.body, .content_type = "text/plain",
+      exchange->respond({.body = request.method + " " + request.query + " " + request.body,
+                         .content_type = "text/plain",
                          .headers = {{"x-agent", std::string(request.header("user-agent"))}}});
     };
   }
@@ -133,7 +134,8 @@ TEST(HttpServer, TakesRequestsInPiecesAndInAdvance) {
       "POST /echo HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n";
   for (const char byte : chunked) client.send({&byte, 1});
   EXPECT_TRUE(client.read_until("abcde").ends_with("POST  abcde"));
-  client.send("GET /echo?1 HTTP/1.1\r\n\r\nGET /parts HTTP/1.1\r\n\r\nGET /echo?3 HTTP/1.1\r\nConnection: close\r\n\r\n");
+  client.send(
+      "GET /echo?1 HTTP/1.1\r\n\r\nGET /parts HTTP/1.1\r\n\r\nGET /echo?3 HTTP/1.1\r\nConnection: close\r\n\r\n");
   const std::string all = client.read_all();
   const auto first = all.find("GET 1 "), second = all.find("two"), third = all.find("GET 3 ");
   EXPECT_TRUE(first < second && second < third && third != std::string::npos) << all;
@@ -141,8 +143,9 @@ TEST(HttpServer, TakesRequestsInPiecesAndInAdvance) {
 
 TEST(HttpServer, SendsPartsAsTheyCome) {
   Running running;
-  EXPECT_THAT(running.client().send("GET /parts HTTP/1.1\r\n\r\n").read_until("0\r\n\r\n"),
-              AllOf(HasSubstr("Transfer-Encoding: chunked\r\n"), HasSubstr("\r\n\r\n4\r\none \r\n3\r\ntwo\r\n0\r\n\r\n")));
+  EXPECT_THAT(
+      running.client().send("GET /parts HTTP/1.1\r\n\r\n").read_until("0\r\n\r\n"),
+      AllOf(HasSubstr("Transfer-Encoding: chunked\r\n"), HasSubstr("\r\n\r\n4\r\none \r\n3\r\ntwo\r\n0\r\n\r\n")));
   // HTTP/1.0 knows no chunks: the end of the connection is the end.
   EXPECT_THAT(running.client().send("GET /parts HTTP/1.0\r\n\r\n").read_all(),
               AllOf(Not(HasSubstr("chunked")), HasSubstr("Connection: close\r\n\r\none two")));
@@ -174,7 +177,8 @@ TEST(HttpServer, RefusesWhatIsNoRequest) {
       {"POST /echo HTTP/1.1\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n", "400"},
       {"POST /echo HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", "400"},
       {"POST /echo HTTP/1.1\r\nContent-Length: 101\r\n\r\n", "413"},
-      {"POST /echo HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n65\r\n" + std::string(101, 'x') + "\r\n0\r\n\r\n", "413"},
+      {"POST /echo HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n65\r\n" + std::string(101, 'x') + "\r\n0\r\n\r\n",
+       "413"},
       {"GET /echo HTTP/1.1\r\nX: " + std::string(2000, 'x') + "\r\n\r\n", "431"},
       {"GET /" + std::string(5000, 'x'), "431"},
   };

@@ -17,10 +17,9 @@ std::string base64(std::span<const float> vector) {
   std::string out;
   for (std::size_t i = 0; i < bytes.size(); i += 3) {
     const std::size_t left = bytes.size() - i;
-    const unsigned group = static_cast<unsigned>(bytes[i]) << 16 | (left > 1 ? static_cast<unsigned>(bytes[i + 1]) << 8 : 0) |
-                           (left > 2 ? bytes[i + 2] : 0u);
-    for (std::size_t digit = 0; digit < 4; ++digit)
-      out += digit <= left ? digits[group >> (18 - 6 * digit) & 63] : '=';
+    const unsigned group = static_cast<unsigned>(bytes[i]) << 16 |
+                           (left > 1 ? static_cast<unsigned>(bytes[i + 1]) << 8 : 0) | (left > 2 ? bytes[i + 2] : 0u);
+    for (std::size_t digit = 0; digit < 4; ++digit) out += digit <= left ? digits[group >> (18 - 6 * digit) & 63] : '=';
   }
   return out;
 }
@@ -53,8 +52,7 @@ void embeddings(App& app, const std::shared_ptr<Call>& call, const PathParts&) {
   const Json json = parse_object(call->request().body);
   Fields fields(json);
   const auto model = app.model_of(fields);
-  if (!model->embedder)
-    throw ApiError(400, "model '" + model->name + "' is no text encoder with a tokenizer", "model");
+  if (!model->embedder) throw ApiError(400, "model '" + model->name + "' is no text encoder with a tokenizer", "model");
   const auto format = fields.text("encoding_format");
   if (format && *format != "float" && *format != "base64")
     bad_request("encoding_format", "'encoding_format' must be float or base64, found '", *format, "'");
@@ -67,7 +65,8 @@ void embeddings(App& app, const std::shared_ptr<Call>& call, const PathParts&) {
   for (std::size_t i = 0; i < texts.size(); ++i) {
     const std::int64_t count = model->embedder->tokens(texts[i]);
     if (count > model->embedder->most_tokens())
-      throw ApiError(400, str("'input[", i, "]' has ", count, " tokens, the model takes ", model->embedder->most_tokens()),
+      throw ApiError(400,
+                     str("'input[", i, "]' has ", count, " tokens, the model takes ", model->embedder->most_tokens()),
                      "input", "context_length_exceeded");
     tokens += count;
   }

@@ -22,9 +22,9 @@ class TextFormat {
   virtual ~TextFormat() = default;
   virtual const char* id_prefix() const = 0;
   virtual const char* object(bool stream) const = 0;
-  virtual Json first_part() const = 0;                         // of a choice of a stream; null: it has none
-  virtual Json part(const std::string& text) const = 0;        // fields of a choice of a stream
-  virtual Json whole(const std::string& text) const = 0;       // fields of a choice of an answer
+  virtual Json first_part() const = 0;                    // of a choice of a stream; null: it has none
+  virtual Json part(const std::string& text) const = 0;   // fields of a choice of a stream
+  virtual Json whole(const std::string& text) const = 0;  // fields of a choice of an answer
   // `offset`: characters of the text before the first entry.
   virtual Json logprobs(const std::vector<TokenEntry>& entries, std::size_t offset) const = 0;
 };

@@ -46,7 +46,8 @@ std::vector<std::pair<std::int64_t, float>> biases_of(Fields& fields, std::int64
     if (read.ec != std::errc() || read.ptr != name.data() + name.size() || id < 0 || id >= vocabulary)
       bad_request("logit_bias", "'logit_bias' has the key '", name, "'; keys are token ids from 0 to ", vocabulary - 1);
     if (!bias.is_number() || !(std::abs(bias.get<double>()) <= kMostBias))
-      bad_request("logit_bias", "'logit_bias' of token ", id, " must be a number from -100 to 100, found ", bias.dump());
+      bad_request("logit_bias", "'logit_bias' of token ", id, " must be a number from -100 to 100, found ",
+                  bias.dump());
     biases.emplace_back(id, bias.get<float>());
   }
   return biases;
@@ -59,8 +60,7 @@ void read_others(Fields& fields) {
   fields.accept_text("prompt_cache_key");
   if (const Json* metadata = fields.object("metadata"))
     for (const auto& [name, value] : metadata->items())
-      if (!value.is_string())
-        bad_request("metadata", "'metadata.", name, "' must be a string, found ", kind_of(value));
+      if (!value.is_string()) bad_request("metadata", "'metadata.", name, "' must be a string, found ", kind_of(value));
   if (const auto tier = fields.text("service_tier"); tier && *tier != "auto" && *tier != "default")
     throw ApiError(400, "'service_tier' is '" + *tier + "': only auto and default are supported", "service_tier",
                    "unsupported_parameter");
@@ -158,8 +158,7 @@ void read_sampling(Fields& fields, TextRequest& request) {
   options.min_p = fields.number("min_p", 0, 1).value_or(options.min_p);
   // -1 is vLLM's "all".
   options.top_k = std::max<std::int64_t>(fields.integer("top_k", -1, INT32_MAX).value_or(options.top_k), 0);
-  options.repetition_penalty =
-      fields.number("repetition_penalty", 1e-6, largest).value_or(options.repetition_penalty);
+  options.repetition_penalty = fields.number("repetition_penalty", 1e-6, largest).value_or(options.repetition_penalty);
   request.request.frequency_penalty = fields.number("frequency_penalty", -2, 2).value_or(0);
   request.request.presence_penalty = fields.number("presence_penalty", -2, 2).value_or(0);
   request.request.logit_bias = biases_of(fields, info.vocab_size);
@@ -214,8 +213,7 @@ TextRequest read_chat(const Json& json, const App& app) {
   const auto top = fields.integer("top_logprobs", 0, kMostLogprobs);
   const bool logprobs = fields.boolean("logprobs").value_or(false);
   if (top && !logprobs) bad_request("top_logprobs", "'top_logprobs' is allowed only with 'logprobs': true");
-  if (logprobs)
-    request.request.logprobs = std::min(top.value_or(0), request.model->language->info().vocab_size);
+  if (logprobs) request.request.logprobs = std::min(top.value_or(0), request.model->language->info().vocab_size);
   for (const char* name : {"tools", "functions"}) fields.refuse_unless(name, Json::array());
   for (const char* name : {"tool_choice", "function_call"}) fields.refuse_unless(name, "none");
   for (const char* name : {"parallel_tool_calls", "audio", "prediction", "reasoning_effort", "verbosity",

@@ -49,7 +49,9 @@ Shape shape_of(const Json& json, const std::string& path) {
   Shape shape;
   for (const Json& size : json) {
     const bool good = size.is_number_integer() && size >= 0 && size <= INT64_MAX;
-    if (!good) bad_request(path, "'", path, "' must hold sizes from 0 on, found ", size.is_number() ? size.dump() : kind_of(size));
+    if (!good)
+      bad_request(path, "'", path, "' must hold sizes from 0 on, found ",
+                  size.is_number() ? size.dump() : kind_of(size));
     shape.push_back(size.get<std::int64_t>());
   }
   return shape;
@@ -77,7 +79,8 @@ Value read_input(Fields& fields, const ValueInfo& info, Binary& binary, std::vec
   const Json* data = fields.find("data");
   const std::string data_path = fields.path("data");
   if ((data != nullptr) == binary_bytes.has_value())
-    bad_request(data_path, "an input needs 'data', or the parameter 'binary_data_size', and not both: '", data_path, "'");
+    bad_request(data_path, "an input needs 'data', or the parameter 'binary_data_size', and not both: '", data_path,
+                "'");
   if (data) {
     memory = bytes_of(*data, *dtype, count, data_path);
   } else {

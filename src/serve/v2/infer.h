@@ -10,7 +10,7 @@ namespace graft::serve {
 
 // An inference request, ready to run.
 struct InferRequest {
-  Json id;  // null: none
+  Json id;                                     // null: none
   std::vector<std::vector<std::byte>> memory;  // of the inputs
   std::vector<Value> inputs;                   // in the method's order
   struct Output {

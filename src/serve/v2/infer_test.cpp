@@ -57,8 +57,8 @@ TEST(Infer, ReadsJson) {
   EXPECT_EQ(request.inputs[1].i, 7);
   ASSERT_EQ(request.outputs.size(), 2u);
   EXPECT_FALSE(request.outputs[0].binary);
-  const InferRequest nested = read(
-      R"({"inputs": [{"name": "x", "shape": [2, 2], "datatype": "FP32", "data": [[1, 2], [3, 4]]}, )" + kN + "]}");
+  const InferRequest nested =
+      read(R"({"inputs": [{"name": "x", "shape": [2, 2], "datatype": "FP32", "data": [[1, 2], [3, 4]]}, )" + kN + "]}");
   EXPECT_THAT(floats(nested.inputs[0]), ElementsAre(1, 2, 3, 4));
 }
 
@@ -94,7 +94,8 @@ TEST(Infer, RefusesByName) {
       {R"({"inputs": [)" + kX + "," + kX + "]}", "input 'x' is given twice"},
       {with_x(R"({"name": "z"})"), "the model has no input 'z'"},
       {with_x(R"({"name": "x", "shape": [1, 2], "datatype": "FP64", "data": [1, 2]})"), "must be FP32, found 'FP64'"},
-      {with_x(R"({"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1, 2, 3]})"), "has 3 elements, the shape says 2"},
+      {with_x(R"({"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1, 2, 3]})"),
+       "has 3 elements, the shape says 2"},
       {with_x(R"({"name": "x", "shape": [1, -2], "datatype": "FP32", "data": []})"), "sizes from 0 on, found -2"},
       {with_x(R"({"name": "x", "shape": [1,1,1,1,1,1,1,1,1], "datatype": "FP32", "data": []})"), "at most 8 sizes"},
       {with_x(R"({"name": "x", "shape": [4611686018427387904, 4611686018427387904], "datatype": "FP32", "data": []})"),
@@ -102,7 +103,8 @@ TEST(Infer, RefusesByName) {
       {with_x(R"({"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1, "a"]})"), "must hold numbers"},
       {with_x(R"({"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1, 1e39]})"), "which FP32 cannot"},
       {with_x(R"({"name": "x", "shape": [1, 2], "datatype": "FP32"})"), "an input needs 'data'"},
-      {with_x(R"({"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1, 2], "extra": 1})"), "'inputs[0].extra'"},
+      {with_x(R"({"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1, 2], "extra": 1})"),
+       "'inputs[0].extra'"},
       {with_x(R"({"name": "x", "shape": [1, 2], "datatype": "FP32", "parameters": {"binary_data_size": 7}})"),
        "is 7, type and shape say 8"},
       {R"({"inputs": [)" + kX + R"(, {"name": "n", "shape": [2], "datatype": "INT64", "data": [1, 2]}]})",

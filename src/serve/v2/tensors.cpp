@@ -9,7 +9,7 @@
 namespace graft::serve {
 namespace {
 
-constexpr std::string_view kNames[kDTypeCount] = {"FP32", "FP16", "BF16",  "FP64",  "INT8",
+constexpr std::string_view kNames[kDTypeCount] = {"FP32",  "FP16",  "BF16",  "FP64",  "INT8",
                                                   "UINT8", "INT16", "INT32", "INT64", "BOOL"};
 
 template <typename T>
@@ -26,7 +26,8 @@ void append_integer(std::vector<std::byte>& bytes, const Json& element, const st
   if (!whole || large || value < std::int64_t{std::numeric_limits<T>::min()} ||
       value > std::int64_t{std::numeric_limits<T>::max()})
     bad_request(path, "'", path, "' must hold integers from ", std::int64_t{std::numeric_limits<T>::min()}, " to ",
-                std::int64_t{std::numeric_limits<T>::max()}, ", found ", element.is_number() ? element.dump() : kind_of(element));
+                std::int64_t{std::numeric_limits<T>::max()}, ", found ",
+                element.is_number() ? element.dump() : kind_of(element));
   append(bytes, static_cast<T>(value));
 }
 
@@ -146,8 +147,8 @@ Json json_of(const TensorView& tensor, const std::string& name) {
     case DType::b8:
       return list_of<bool>(tensor);
     default:
-      throw ApiError(400, str("output '", name, "' is ", v2_name(tensor.dtype),
-                              ", which JSON cannot carry: ask for binary data"));
+      throw ApiError(
+          400, str("output '", name, "' is ", v2_name(tensor.dtype), ", which JSON cannot carry: ask for binary data"));
   }
 }
 
