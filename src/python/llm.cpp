@@ -199,8 +199,8 @@ void bind_llm(nb::module_& m) {
             return nb::make_tuple(g->tokens, bytes_of(g->text), std::string(name(g->reason)));
           },
           nb::arg("id"))
-      .def("prepare", &BatchGenerator::prepare, nb::arg("prompt_lookup_num_tokens"),
-           nb::call_guard<nb::gil_scoped_release>())
+      .def("prepare", static_cast<void (BatchGenerator::*)(std::int64_t)>(&BatchGenerator::prepare),
+           nb::arg("prompt_lookup_num_tokens"), nb::call_guard<nb::gil_scoped_release>())
       .def_prop_ro("waiting", &BatchGenerator::waiting)
       .def_prop_ro("running", &BatchGenerator::running)
       .def("stats", [](const BatchGenerator& batch) { return to_dict(batch.stats()); })
