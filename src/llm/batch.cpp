@@ -61,9 +61,9 @@ class BatchGenerator::Impl {
 
   std::vector<std::int64_t> widths_, batches_;  // widths of prompt runs, and row counts of steps; ascending
   std::deque<Waiting> waiting_;
-  std::vector<Id> row_ids_;  // of the sequences in the rows
+  std::vector<Id> row_ids_;  // of the sequences that are or were last in the rows; 0: none
   std::vector<Ended> ended_;
-  Id next_ = 0;
+  Id next_ = 1;
 };
 
 BatchGenerator::Impl::Impl(std::shared_ptr<const LanguageModel> model, const DecoderOptions& options)
@@ -140,7 +140,8 @@ BatchGenerator::Id BatchGenerator::Impl::submit(std::vector<std::int64_t> prompt
   return next_++;
 }
 
-// Gives the free rows to the oldest requests, each the row that holds the longest prefix of its prompt.
+// Gives the free rows to the oldest requests, each the row that holds the longest prefix of its prompt; of equal ones that
+// which was taken longest ago, so that other prefixes stay.
 void BatchGenerator::Impl::join() {
   while (!waiting_.empty()) {
     const llm::Sequence& first = *waiting_.front().sequence;
@@ -151,7 +152,7 @@ void BatchGenerator::Impl::join() {
       // The logits of a prompt that is in the cache are not known.
       const std::int64_t same =
           first.wants_prompt_logprobs() ? 0 : loop.reusable(r, first.tokens(), first.cache_salt());
-      if (same > most) {
+      if (same > most || (same == most && row_ids_[r] < row_ids_[best])) {
         most = same;
         best = r;
       }
