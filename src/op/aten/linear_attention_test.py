@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from graft import errors
 from graft.llm import recurrence
 from graft.testing import check_op, run_op
 from op_cases import cases
@@ -79,16 +78,3 @@ def test_steps_go_on_where_the_last_ones_ended():
         made, state = run_op(recurrence.gated_delta_rule, [*(x[:, part] for x in given), state])
         parts.append(made)
     assert torch.equal(torch.cat(parts, 1), whole) and torch.equal(state, end)
-
-
-@pytest.mark.parametrize(
-    "wrong, message",
-    [(0, "query has size"), (3, "decay has size"), (4, "beta has size"), (5, "state has size")],
-)
-def test_sizes_that_do_not_fit(wrong, message):
-    from op_cases import Cases
-
-    args = list(_delta(Cases(5), 2, 3, 2, 4, 8, 6, False))
-    args[wrong] = torch.zeros([size + 1 for size in args[wrong].shape])
-    with pytest.raises(errors.Error, match=message):
-        run_op(recurrence.gated_delta_rule, args)
