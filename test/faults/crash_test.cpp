@@ -19,23 +19,33 @@ namespace {
 
 constexpr int kKills = 200;
 
-// Starts `write(i)`, `write(i + 1)`, ... in a process of its own, with i = 0, 1, ... in turn, and kills it after a
-// random time; then calls `check`.
+// Starts `write(i)`, `write(i + 1)`, ... in a process of its own, with i = 0, 1, ... in turn, and kills it a random time
+// after some of them, however long these take; then calls `check`.
 void kill_writers(const std::function<void(int)>& write, const std::function<void()>& check) {
   std::mt19937 random(7);
   int killed = 0;
   for (int kill = 0; kill < kKills && !::testing::Test::HasFailure(); ++kill) {
+    int done[2];
+    ASSERT_EQ(::pipe(done), 0);
     const pid_t child = ::fork();
     ASSERT_GE(child, 0);
     if (child == 0) {
       try {
-        for (int i = kill;; ++i) write(i);
+        for (int i = kill;; ++i) {
+          write(i);
+          if (::write(done[1], ".", 1) != 1) ::_exit(1);
+        }
       } catch (...) {
         ::_exit(1);
       }
     }
+    ::close(done[1]);
+    char said = 0;
+    for (std::uint32_t writes = random() % 4; writes > 0; --writes)
+      ASSERT_EQ(::read(done[0], &said, 1), 1) << "the writer failed";
     std::this_thread::sleep_for(std::chrono::microseconds(random() % 6000));
     ::kill(child, SIGKILL);
+    ::close(done[0]);
     int status = 0;
     ASSERT_EQ(::waitpid(child, &status, 0), child);
     ASSERT_TRUE(WIFSIGNALED(status)) << "the writer failed before it was killed";

@@ -122,20 +122,28 @@ def test_assertions_of_executorch_do_not_leave_export(monkeypatch, tmp_path):
 
 
 def killed(write, check, most: float = 0.006) -> int:
-    """Calls write(0), write(1), ... in a process of its own, kills it after a random time, and then calls check()."""
+    """Calls write(0), write(1), ... in a process of its own, kills it a random time after some of them, however long these
+    take, and then calls check()."""
     chosen = random.Random(3)
     for _ in range(KILLS):
+        done, says = os.pipe()
         child = os.fork()
         if child == 0:
             try:
+                os.close(done)
                 i = 0
                 while True:
                     write(i)
                     i += 1
+                    os.write(says, b".")
             finally:
                 os._exit(1)
+        os.close(says)
+        for _ in range(chosen.randrange(4)):
+            assert os.read(done, 1), "the writer failed"
         time.sleep(chosen.random() * most)
         os.kill(child, signal.SIGKILL)
+        os.close(done)
         _, status = os.waitpid(child, 0)
         assert os.WIFSIGNALED(status), "the writer failed before it was killed"
         check()
