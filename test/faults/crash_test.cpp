@@ -56,6 +56,10 @@ void kill_writers(const std::function<void(int)>& write, const std::function<voi
   std::printf("KILLS %s | %d\n", ::testing::UnitTest::GetInstance()->current_test_info()->name(), killed);
 }
 
+std::ptrdiff_t files_in(const test::TemporaryFolder& folder) {
+  return std::distance(std::filesystem::directory_iterator(folder.path()), {});
+}
+
 TEST(Kill, SessionFile) {
   test::GraphBuilder graph;
   const auto x = graph.input("x", DType::f32, {test::fixed(40000)});
@@ -86,6 +90,8 @@ TEST(Kill, SessionFile) {
                  for (int i = 0; i < 40000; ++i) ASSERT_EQ(data[i], found) << "at " << i;
                  ++seen[static_cast<int>(found)];
                });
+  first.save(path);
+  EXPECT_EQ(files_in(folder), 1) << "what a killed writer left";
   EXPECT_GT(seen[1], 0);
   EXPECT_GT(seen[2], 0);
 }
@@ -107,6 +113,8 @@ TEST(Kill, PackedFile) {
                  ASSERT_TRUE(found);
                  ++seen[std::to_integer<int>(found->data()[0])];
                });
+  write(0);
+  EXPECT_EQ(files_in(folder), 1) << "what a killed writer left";
   EXPECT_GT(seen[1], 0);
   EXPECT_GT(seen[2], 0);
 }
