@@ -19,7 +19,8 @@ PIP := $(BIN)/pip --disable-pip-version-check
 PIP_INSTALL := $(PIP) install -c requirements/constraints.txt
 
 .PHONY: all help demo test test-cpp test-python product build setup system format format-check tidy asan tsan mutations cuda \
-        fuzz coverage docs types bench bench-kernels bench-overhead install-check wheel wheel-check wheel-all-cpus \
+        fuzz coverage docs types soak reliability bench bench-kernels bench-overhead install-check wheel wheel-check \
+        wheel-all-cpus \
         wheel-all-cpus-check aarch64-check executorch-suite ops-report clean
 all: build
 
@@ -29,8 +30,11 @@ help:
 	@echo 'make product         the engine and its front doors, installed into .venv'
 	@echo 'make build           that, and the tests and benchmarks'
 	@echo 'make asan | tsan     C++ tests with sanitizers, ggml included'
-	@echo 'make fuzz            libFuzzer with sanitizers on both kinds of files, FUZZ_SECONDS=60 each (needs clang)'
-	@echo 'make coverage        lines of loader, verifier and planner that the C++ tests reach; fails below 90 %'
+	@echo 'make fuzz            libFuzzer with sanitizers on files of every kind, FUZZ_SECONDS=60 each (needs clang);'
+	@echo '                     FUZZ="tokenizer gguf ..." for some of them'
+	@echo 'make soak            what a long-lived process does, for SOAK_SECONDS=7200: nothing may grow or change'
+	@echo 'make reliability     faults at every call, and the tables of docs/reliability.md from them'
+	@echo 'make coverage        lines of loader, verifier, planner, lowering and text that the tests reach; fails below 95 %'
 	@echo 'make mutations       puts known bugs into a copy of the tree, one by one, and requires that the tests notice;'
 	@echo '                     ONLY=name,... for some of them'
 	@echo 'make cuda            build and C++ tests on a ggml with CUDA'
@@ -134,20 +138,30 @@ asan tsan: %: setup
 	$(BIN)/ctest --preset $@
 
 FUZZ_SECONDS ?= 60
-CLANG ?= $(firstword $(shell command -v clang clang-14 clang-16 clang-18))
-CLANGXX ?= $(firstword $(shell command -v clang++ clang++-14 clang++-16 clang++-18))
 
 fuzz: build
-	@[ -n '$(CLANGXX)' ] || { echo 'clang is missing: apt-get install clang-14 libclang-rt-14-dev' >&2; exit 1; }
-	@[ -e build/fuzz/build.ninja ] || $(CMAKE) --preset fuzz -DCMAKE_C_COMPILER=$(CLANG) -DCMAKE_CXX_COMPILER=$(CLANGXX)
-	@$(CMAKE) --build --preset fuzz -j $(JOBS) --target fuzz_ir fuzz_package
-	@test/fuzz/run.sh build $(FUZZ_SECONDS)
+	@tools/setup/system.sh $(PYTHON) clang
+	@[ -e build/fuzz/build.ninja ] || $(CMAKE) --preset fuzz -DCMAKE_C_COMPILER=clang -DCMAKE_CXX_COMPILER=clang++
+	@$(CMAKE) --build --preset fuzz -j $(JOBS) --target graft_fuzz
+	@test/fuzz/run.sh build $(FUZZ_SECONDS) $(FUZZ)
+
+SOAK_SECONDS ?= 7200
+
+soak: build
+	@$(BIN)/python test/soak/soak.py --seconds $(SOAK_SECONDS)
+
+# Hours: every call of every operation fails once.
+reliability: build
+	@GRAFT_FAULTS_ALL=1 build/release/graft_fault_tests >build/release/faults-all.log || \
+	  { tail -40 build/release/faults-all.log; exit 1; }
+	@$(BIN)/python -m pytest -q -s test/python/hostile/faults_test.py >>build/release/faults-all.log
+	@$(BIN)/python tools/docs/reliability.py --faults build/release/faults-all.log --executions build/fuzz/executions
 
 coverage: setup
 	@[ -e build/coverage/build.ninja ] || $(CMAKE) --preset coverage
-	@$(CMAKE) --build --preset coverage -j $(JOBS) --target graft_tests
-	@find build/coverage -name '*.gcda' -delete
-	@build/coverage/graft_tests --gtest_brief=1
+	@$(CMAKE) --build --preset coverage -j $(JOBS) --target graft_tests graft_fault_tests _C
+	@$(BIN)/python tools/coverage/work.py build/coverage
+	@tools/coverage/run.sh $(VENV) build/coverage
 	@$(BIN)/python tools/coverage/lines.py build/coverage
 
 mutations: setup $(STAMP)/test-packages $(STAMP)/llama-cpp

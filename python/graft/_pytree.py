@@ -134,7 +134,10 @@ def loads(text: str) -> TreeSpec:
         raise ValueError(f"expected a list of a protocol and a spec: {e}") from e
     if protocol != 1:
         raise ValueError(f"expected protocol 1, found {protocol!r}")
-    return _spec(spec)
+    try:
+        return _spec(spec)
+    except RecursionError as e:
+        raise ValueError("the spec is nested too deeply") from e
 
 
 def keyword_names(text: str) -> list[str]:

@@ -15,6 +15,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 import graft
+import pytree_fuzzer
 from graft import _pytree
 
 
@@ -194,3 +195,16 @@ def test_a_package_imports_opens_and_runs_nothing(tmp_path):
     lines = run.stdout.splitlines()
     assert len(lines) == 2 and "enumeration" in lines[0] and "antigravity.x" in lines[1], lines
     assert all("method 'forward': its out_spec cannot be read" in line for line in lines)
+
+
+def test_mutated_specs_are_refused_or_read():
+    counts = pytree_fuzzer.run(20_000)
+    assert counts["read"] > 1000 and counts["refused"] > 1000, counts
+
+
+def test_a_spec_that_is_nested_too_deeply_is_refused():
+    node = LEAF
+    for _ in range(900):
+        node = {"type": "builtins.list", "context": "null", "children_spec": [node]}
+    with pytest.raises(ValueError, match="nested too deeply|maximum recursion"):
+        _pytree.loads(json.dumps([1, node]))

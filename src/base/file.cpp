@@ -9,6 +9,7 @@
 #include <atomic>
 #include <cerrno>
 #include <cstdint>
+#include <string_view>
 #include <system_error>
 #include <utility>
 
@@ -16,6 +17,8 @@
 
 namespace graft {
 namespace {
+
+constexpr std::string_view kUnfinished = ".graft.tmp";
 
 // Calls again what a signal interrupted.
 template <typename Call>
@@ -27,13 +30,15 @@ auto uninterrupted(const Call& call) {
 
 }  // namespace
 
-NewFile::NewFile(const std::string& path, std::string_view suffix) : path_(path) {
+NewFile::NewFile(const std::string& path) : path_(path) {
+  const std::size_t slash = path.rfind('/');
+  remove_unfinished(slash == std::string::npos ? "." : path.substr(0, slash + 1));
   static std::atomic<std::uint64_t> count = 0;
   struct stat now {};
   try {
     do {
       if (descriptor_ >= 0) ::close(std::exchange(descriptor_, -1));
-      name_ = str(path, ".", ::getpid(), ".", ++count, suffix);
+      name_ = str(path, ".", ::getpid(), ".", ++count, kUnfinished);
       descriptor_ = uninterrupted([&] { return ::open(name_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666); });
       check(descriptor_ >= 0);
       check(uninterrupted([&] { return ::flock(descriptor_, LOCK_EX); }) == 0);
@@ -77,13 +82,13 @@ void NewFile::check(bool done) const {
   GRAFT_CHECK(SystemError, done, "cannot write '", path_, "': ", std::generic_category().message(errno));
 }
 
-void remove_unfinished(const std::string& folder, std::string_view suffix) noexcept {
+void remove_unfinished(const std::string& folder) noexcept {
   // Not std::filesystem, which ends the process where it finds no memory in the middle of this.
-  DIR* const entries = ::opendir(folder.empty() ? "." : folder.c_str());
+  DIR* const entries = ::opendir(folder.c_str());
   if (entries == nullptr) return;
   const int here = ::dirfd(entries);
   while (const dirent* entry = ::readdir(entries)) {
-    if (!std::string_view(entry->d_name).ends_with(suffix)) continue;
+    if (!std::string_view(entry->d_name).ends_with(kUnfinished)) continue;
     const int file = ::openat(here, entry->d_name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
     if (file < 0) continue;
     if (::flock(file, LOCK_EX | LOCK_NB) == 0) ::unlinkat(here, entry->d_name, 0);

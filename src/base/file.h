@@ -3,17 +3,19 @@
 #include <cstddef>
 #include <span>
 #include <string>
-#include <string_view>
 
 namespace graft {
 
 // A file that replaces the one of its name as a whole: it is written under another name beside it, and commit() renames
 // it once its bytes are on the disk. Without commit() nothing has changed. After the process was killed, or the disk
-// was full, the old file is there; a file "<path>.<process>.<number><suffix>" may be left, whose lock says whether
-// somebody still writes it. All throw SystemError naming the path.
+// was full, the old file is there. All throw SystemError naming the path.
+//
+// What is not finished is named "<path>.<process>.<number>.graft.tmp" and locked (flock) by who writes it. Whoever begins
+// a new file removes those of its folder that nobody has locked: their writers have ended. python/graft/_files.py does
+// the same with files and folders.
 class NewFile {
  public:
-  explicit NewFile(const std::string& path, std::string_view suffix = ".tmp");
+  explicit NewFile(const std::string& path);
   ~NewFile();
   NewFile(const NewFile&) = delete;
   NewFile& operator=(const NewFile&) = delete;
@@ -31,7 +33,7 @@ class NewFile {
   int descriptor_ = -1;
 };
 
-// Removes the unfinished files of this suffix that processes left in a folder. Writes of others go on.
-void remove_unfinished(const std::string& folder, std::string_view suffix) noexcept;
+// Removes the unfinished files that processes left in a folder. Writes of others go on.
+void remove_unfinished(const std::string& folder) noexcept;
 
 }  // namespace graft

@@ -42,8 +42,6 @@ Digest digest_at(std::span<const std::byte> bytes, std::size_t at) {
   return out;
 }
 
-constexpr std::string_view kUnfinished = ".packed.tmp";
-
 }  // namespace
 
 std::string hex(const Digest& digest) {
@@ -110,8 +108,6 @@ std::optional<AlignedMemory> PackedFile::find(const Digest& digest, std::size_t 
   return AlignedMemory::of_file(file_, entry->second);
 }
 
-void remove_unfinished_packed_files(const std::string& folder) noexcept { remove_unfinished(folder, kUnfinished); }
-
 void write_packed_file(const std::string& path, const std::string& origin,
                        const std::map<Digest, std::span<const std::byte>>& entries) {
   const std::size_t head_bytes =
@@ -137,7 +133,7 @@ void write_packed_file(const std::string& path, const std::string& origin,
   put(head, sha256(head));
   GRAFT_ASSERT(head.size() == head_bytes && at == end);
 
-  NewFile file(path, kUnfinished);
+  NewFile file(path);
   head.resize(padded(head_bytes, kAlignment));
   file.write(head, 0);
   at = head.size();

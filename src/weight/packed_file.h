@@ -45,9 +45,6 @@ class PackedFile {
   std::map<Digest, std::span<const std::byte>> entries_;
 };
 
-// Removes what processes left in a folder that ended while they wrote such a file. Writes of others go on.
-void remove_unfinished_packed_files(const std::string& folder) noexcept;
-
 // Writes such a file under another name and renames it, so that readers see all of it or nothing. Throws SystemError
 // naming the file; nothing of it is left then.
 void write_packed_file(const std::string& path, const std::string& origin,

@@ -105,9 +105,9 @@ TEST_F(PackedFileTest, EntriesAreFoundByDigestAndSizeAndKeepTheMapping) {
 }
 
 TEST_F(PackedFileTest, WhatACrashLeftIsRemovedByTheNextWrite) {
-  folder_.write("w.packed.77.1.packed.tmp", filled(40, 1));
+  folder_.write("w.packed.77.1.graft.tmp", filled(40, 1));
   folder_.write("other.tmp", filled(40, 1));
-  const std::string written = folder_.write("w.packed.78.1.packed.tmp", filled(40, 1));
+  const std::string written = folder_.write("w.packed.78.1.graft.tmp", filled(40, 1));
   const int writer = ::open(written.c_str(), O_WRONLY | O_CLOEXEC);
   ASSERT_EQ(::flock(writer, LOCK_EX), 0);
   EXPECT_EQ(files(), 4U);

@@ -51,7 +51,6 @@ AlignedMemory PackedStore::keep(const Digest& digest, AlignedMemory memory) {
   try {
     std::error_code ignored;  // writing says what is wrong
     std::filesystem::create_directories(folder_, ignored);
-    if (!std::exchange(folder_cleaned_, true)) remove_unfinished_packed_files(folder_);
     write_packed_file(path, origin_, {{digest, {memory.data(), memory.size()}}});
     ++written_;
     std::optional<AlignedMemory> mapped =
@@ -79,7 +78,6 @@ PackedInfo PackedStore::write(const std::string& path) const {
     info.bytes += memory->size();
   }
   if (entries.empty()) return info;
-  remove_unfinished_packed_files(std::filesystem::path(path).parent_path().string());
   write_packed_file(path, origin_, entries);
   return info;
 }

@@ -61,7 +61,6 @@ class PackedStore {
   const bool verify_;
   std::shared_ptr<const PackedFile> file_;
   std::string folder_;
-  bool folder_cleaned_ = false;
   bool recording_ = false;
   std::map<Digest, std::shared_ptr<const AlignedMemory>> recorded_;
   bool file_used_ = false, missed_ = false;

@@ -3,7 +3,8 @@
     python test/ci/longer.py [--landing N] [--seconds S] [--list]
 
 Which twelfth is chosen by the number in `.ci/landing`, which each change that lands raises by one. Fails when a test
-fails, and when the time is over before all have run; prints what ran and what comes with the next landings.
+fails, and when the time is over before all have run; prints what ran and what comes with the next landings. Where enough
+time is left then, one of the searches runs that have no end of their own: fuzzing, the soak, coverage.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ class Slice:
     name: str
     command: tuple[str, ...]  # run in the root of the tree
     environment: dict[str, str] = dataclasses.field(default_factory=dict)
+    needs: float = 0  # seconds: of a search, which begins only where so many are left
 
 
 def _slow(part: int) -> Slice:
@@ -79,6 +81,21 @@ SLICES = (
 )
 
 
+def _fuzz(kinds: str) -> Slice:
+    seconds = 600 // len(kinds.split())
+    command = ("make", "fuzz", f"FUZZ_SECONDS={seconds}", f"FUZZ={kinds}")
+    return Slice(f"mutated files under libFuzzer and sanitizers: {kinds}", command, needs=2400)
+
+
+SEARCHES = (
+    _fuzz("ir package"),
+    Slice("soak, 10 minutes", ("make", "soak", "SOAK_SECONDS=600"), needs=900),
+    _fuzz("tokenizer template"),
+    Slice("lines that the tests reach", ("make", "coverage"), needs=3000),
+    _fuzz("plan states packed gguf safetensors ptd npz"),
+)
+
+
 def in_part(nodeid: str, part: int, parts: int) -> bool:
     """Whether a test belongs to a part, 1 to `parts`: each belongs to one, whatever other tests there are."""
     return zlib.crc32(nodeid.encode()) % parts == part - 1
@@ -104,6 +121,8 @@ def main() -> int:
     if args.list:
         for number, each in enumerate(SLICES):
             print(f"{number:3}  {each.name}: {' '.join(each.command)}")
+        for each in SEARCHES:
+            print(f"  -  {each.name}: {' '.join(each.command)}")
         return 0
     number = args.landing % len(SLICES)
     chosen = SLICES[number]
@@ -113,7 +132,21 @@ def main() -> int:
     ended = {None: "did not end in time", 0: "passed"}.get(status, f"failed with status {status}")
     print(f"== {chosen.name}: {ended}, {time.monotonic() - begin:.0f} s")
     for ahead in range(1, len(SLICES)):
-        print(f"== due in {ahead:2} landings: {SLICES[(number + ahead) % len(SLICES)].name}")
+        print(f"== due in {ahead:2} landings: {SLICES[(number + ahead) % len(SLICES)].name}", flush=True)
+    if status != 0:
+        return status if status is not None else 1
+    left = None if args.seconds is None else args.seconds - (time.monotonic() - begin)
+    return search(SEARCHES[args.landing % len(SEARCHES)], left)
+
+
+def search(chosen: Slice, left: float | None) -> int:
+    """The exit status; 0 where too little time is left to begin."""
+    if left is not None and left < chosen.needs:
+        print(f"== not run: {chosen.name}; {left:.0f} s are left, it needs {chosen.needs:.0f}")
+        return 0
+    print(f"== {chosen.name}", flush=True)
+    status = run(chosen, left)
+    print(f"== {chosen.name}: {'did not end in time' if status is None else f'ended with status {status}'}")
     return status if status is not None else 1
 
 

@@ -1,5 +1,6 @@
 """The slices of the longer tests: together they are all of them, and each ends as its command does."""
 
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -40,9 +41,24 @@ def test_how_a_slice_ends(code, seconds, status):
 
 
 def test_all_commands_are_there():
-    for each in longer.SLICES:
+    for each in (*longer.SLICES, *longer.SEARCHES):
         if each.command[0] == "make":
             subprocess.run([*each.command, "-n"], cwd=longer.ROOT, check=True, capture_output=True)
+
+
+def test_a_search_begins_only_where_time_is_left():
+    fails = longer.Slice("a search", (sys.executable, "-c", "raise SystemExit(3)"), needs=60)
+    assert longer.search(fails, 59) == 0
+    assert longer.search(fails, 61) == 3
+    assert longer.search(fails, None) == 3
+    endless = longer.Slice("a search", (sys.executable, "-c", "import time; time.sleep(600)"))
+    assert longer.search(endless, 1) == 1
+
+
+def test_searches_cover_every_kind_of_file():
+    kinds = re.search(r"kinds=\$\{\*:-(.*)\}", (longer.ROOT / "test" / "fuzz" / "run.sh").read_text())
+    chosen = [word.removeprefix("FUZZ=").split() for s in longer.SEARCHES for word in s.command if word.startswith("FUZZ=")]
+    assert kinds and sorted(kinds[1].split()) == sorted(sum(chosen, []))
 
 
 def test_the_landing_is_a_number():

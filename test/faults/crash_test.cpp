@@ -19,23 +19,33 @@ namespace {
 
 constexpr int kKills = 200;
 
-// Starts `write(i)`, `write(i + 1)`, ... in a process of its own, with i = 0, 1, ... in turn, and kills it after a
-// random time; then calls `check`.
+// Starts `write(i)`, `write(i + 1)`, ... in a process of its own, with i = 0, 1, ... in turn, and kills it a random time
+// after some of them, however long these take; then calls `check`.
 void kill_writers(const std::function<void(int)>& write, const std::function<void()>& check) {
   std::mt19937 random(7);
   int killed = 0;
   for (int kill = 0; kill < kKills && !::testing::Test::HasFailure(); ++kill) {
+    int done[2];
+    ASSERT_EQ(::pipe(done), 0);
     const pid_t child = ::fork();
     ASSERT_GE(child, 0);
     if (child == 0) {
       try {
-        for (int i = kill;; ++i) write(i);
+        for (int i = kill;; ++i) {
+          write(i);
+          if (::write(done[1], ".", 1) != 1) ::_exit(1);
+        }
       } catch (...) {
         ::_exit(1);
       }
     }
+    ::close(done[1]);
+    char said = 0;
+    for (std::uint32_t writes = random() % 4; writes > 0; --writes)
+      ASSERT_EQ(::read(done[0], &said, 1), 1) << "the writer failed";
     std::this_thread::sleep_for(std::chrono::microseconds(random() % 6000));
     ::kill(child, SIGKILL);
+    ::close(done[0]);
     int status = 0;
     ASSERT_EQ(::waitpid(child, &status, 0), child);
     ASSERT_TRUE(WIFSIGNALED(status)) << "the writer failed before it was killed";
@@ -44,6 +54,10 @@ void kill_writers(const std::function<void(int)>& write, const std::function<voi
   }
   EXPECT_EQ(killed, kKills);
   std::printf("KILLS %s | %d\n", ::testing::UnitTest::GetInstance()->current_test_info()->name(), killed);
+}
+
+std::ptrdiff_t files_in(const test::TemporaryFolder& folder) {
+  return std::distance(std::filesystem::directory_iterator(folder.path()), {});
 }
 
 TEST(Kill, SessionFile) {
@@ -76,6 +90,8 @@ TEST(Kill, SessionFile) {
                  for (int i = 0; i < 40000; ++i) ASSERT_EQ(data[i], found) << "at " << i;
                  ++seen[static_cast<int>(found)];
                });
+  first.save(path);
+  EXPECT_EQ(files_in(folder), 1) << "what a killed writer left";
   EXPECT_GT(seen[1], 0);
   EXPECT_GT(seen[2], 0);
 }
@@ -97,6 +113,8 @@ TEST(Kill, PackedFile) {
                  ASSERT_TRUE(found);
                  ++seen[std::to_integer<int>(found->data()[0])];
                });
+  write(0);
+  EXPECT_EQ(files_in(folder), 1) << "what a killed writer left";
   EXPECT_GT(seen[1], 0);
   EXPECT_GT(seen[2], 0);
 }

@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <malloc.h>
 #include <pthread.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -126,7 +127,8 @@ extern "C" {
 void graft_faults_arm(const char* layer, long n, const char* fault, int every) {
   std::strncpy(fault_name, fault, sizeof(fault_name) - 1);
   every_call = every != 0;
-  only_graft = std::getenv("GRAFT_FAULTS_OF_GRAFT") != nullptr;
+  const char* const of_graft_alone = std::getenv("GRAFT_FAULTS_OF_GRAFT");
+  only_graft = of_graft_alone != nullptr && std::strcmp(of_graft_alone, layer) == 0;
   seen = 0;
   left = n;
   armed = std::strcmp(layer, "memory") == 0   ? Layer::memory
@@ -265,6 +267,18 @@ void* mmap64(void* at, std::size_t bytes, int protection, int flags, int file, o
 int fstat(int file, struct stat* out) {
   NEXT(fstat);
   return file_fails() ? -1 : real(file, out);
+}
+int fstat64(int file, struct stat64* out) {
+  NEXT(fstat64);
+  return file_fails() ? -1 : real(file, out);
+}
+int flock(int file, int operation) {
+  NEXT(flock);
+  return file_fails() ? -1 : real(file, operation);
+}
+int mkdir(const char* path, mode_t mode) {
+  NEXT(mkdir);
+  return file_fails() ? -1 : real(path, mode);
 }
 int fsync(int file) {
   NEXT(fsync);

@@ -11,13 +11,13 @@
 //   memory  every allocation (malloc and operator new); fails as the C library says
 //   new     operator new alone; throws what `fault` names: "bad_alloc", "length_error", "out_of_range", "system_error",
 //           "logic_error", "json", "number"
-//   file    open, read, write, mmap, fsync, rename and the like; fault: the name of an errno, or "short" for reads and
-//           writes of half the bytes and truncated files
+//   file    open, read, write, mmap, fsync, flock, mkdir, rename and the like; fault: the name of an errno, or "short"
+//           for reads and writes of half the bytes and truncated files
 //   thread  pthread_create fails with EAGAIN
 // `every`: all calls from the n-th on fail, as on a full disk.
 //
-// In the environment of a program: GRAFT_FAULTS="layer n fault every" arms when main() begins. GRAFT_FAULTS_OF_GRAFT=1
-// counts calls of graft's own libraries alone, by the stack.
+// In the environment of a program: GRAFT_FAULTS="layer n fault every" arms when main() begins.
+// GRAFT_FAULTS_OF_GRAFT="layer": in this layer calls of graft's own libraries alone count, by the stack.
 extern "C" {
 void graft_faults_arm(const char* layer, long n, const char* fault, int every);
 long graft_faults_disarm();

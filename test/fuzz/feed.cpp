@@ -26,15 +26,6 @@ Watch& watch() {
   return current;
 }
 
-struct Loading {
-  explicit Loading(std::size_t bytes) {
-    if (watch().begin) watch().begin(bytes);
-  }
-  ~Loading() {
-    if (watch().end) watch().end();
-  }
-};
-
 // The smallest size that a method takes which is not empty, where it takes one.
 std::int64_t size_of(const DimInfo& dim) { return std::clamp<std::int64_t>(2, dim.min, dim.max); }
 
@@ -76,6 +67,8 @@ Fate feed(std::size_t file_bytes, Load&& load) {
   try {
     const Loading watched(file_bytes);
     program = load(options);
+  } catch (const InternalError&) {
+    throw;
   } catch (const Error&) {
     return fate;
   }
@@ -94,6 +87,8 @@ Fate feed(std::size_t file_bytes, Load&& load) {
       run.deadline = std::chrono::steady_clock::now() + kMaxTime;
       session.run(name, inputs, run);
       fate.ran = true;
+    } catch (const InternalError&) {
+      throw;
     } catch (const Error&) {
     }
   }
@@ -103,6 +98,13 @@ Fate feed(std::size_t file_bytes, Load&& load) {
 }  // namespace
 
 void set_watch(const Watch& to) { watch() = to; }
+
+Loading::Loading(std::size_t file_bytes) {
+  if (watch().begin) watch().begin(file_bytes);
+}
+Loading::~Loading() {
+  if (watch().end) watch().end();
+}
 
 Fate feed_ir(std::span<const std::byte> blob) {
   // Weights of arbitrary bytes, with the sizes that the program states.

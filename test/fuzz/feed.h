@@ -3,18 +3,32 @@
 #include <cstddef>
 #include <span>
 
-// Feeds an untrusted file through load, plan, and a run where that is small. graft's errors are the expected outcome;
-// anything else (an assertion, memory of other sizes than requested, a crash) is a finding and propagates.
+// Feeds an untrusted file through everything that it can reach. graft's errors are the expected outcome, but for
+// InternalError; anything else (an assertion, memory of other sizes than requested, a crash) is a finding and propagates.
 namespace graft::fuzz {
 
 struct Fate {
-  bool verified = false;  // the graphs are valid and every node is one that graft runs
-  bool planned = false;   // loaded, and planning of some method began
-  bool ran = false;
+  bool verified = false;  // read: of programs, the graphs are valid and every node is one that graft runs
+  bool planned = false;   // used: of programs, planning of some method began
+  bool ran = false;       // used to the end
 };
 
+// Load, plan, and a run where that is small.
 Fate feed_ir(std::span<const std::byte> blob);
 Fate feed_package(std::span<const std::byte> file);
+// Encodes and decodes; renders.
+Fate feed_tokenizer(std::span<const std::byte> input);
+Fate feed_template(std::span<const std::byte> input);
+// Reads the head, finds every tensor and reads its bytes, makes the tokenizer.
+Fate feed_gguf(std::span<const std::byte> file);
+Fate feed_safetensors(std::span<const std::byte> file);
+Fate feed_ptd(std::span<const std::byte> file);
+Fate feed_npz(std::span<const std::byte> file);
+Fate feed_packed(std::span<const std::byte> file);
+// Decodes a stored plan and plans with it.
+Fate feed_plan(std::span<const std::byte> file);
+// Restores states and a cache of keys and values.
+Fate feed_states(std::span<const std::byte> file);
 
 // Called around every load, with the size of the file, to watch allocations.
 struct Watch {
@@ -22,6 +36,15 @@ struct Watch {
   void (*end)() = nullptr;
 };
 void set_watch(const Watch& watch);
+
+// Watches the allocations of a load while it lives.
+class Loading {
+ public:
+  explicit Loading(std::size_t file_bytes);
+  ~Loading();
+  Loading(const Loading&) = delete;
+  Loading& operator=(const Loading&) = delete;
+};
 
 // One allocation of a load is at most this many times the file's size; small files have kWatchSlack.
 inline constexpr std::size_t kLoadGrowth = 10;

@@ -4,19 +4,14 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <functional>
 #include <string>
 #include <vector>
 
 #include "exec/test_allocations.h"
 #include "feed.h"
 #include "graft/error.h"
-#include "graft/graft.h"
-#include "ir/test_blob.h"
-#include "load/test_graph.h"
 #include "mutate.h"
-#include "package/container.h"
-#include "package/test_package.h"
+#include "seeds.h"
 
 // The mutators of libFuzzer's targets on a fixed sequence of seeds. Run under the sanitizers too.
 namespace graft {
@@ -24,37 +19,11 @@ namespace {
 
 using fuzz::Blob;
 using fuzz::Fate;
+using fuzz::Target;
 
-constexpr int kMutants = 5200;  // of each kind of file
-
-// Two small programs, and those in the golden package.
-std::vector<Blob> programs() {
-  ir::test::BlobOptions other;
-  other.initial_key = "h0";
-  std::vector<Blob> out = {ir::test::make_blob(), ir::test::make_blob(other)};
-  const PteFile golden(MappedFile::open(GRAFT_SOURCE_DIR "/test/golden/golden.pte"));
-  for (const auto* plan : *golden.program().execution_plan())
-    for (const auto* delegate : *plan->delegates()) {
-      const auto bytes = golden.processed(*delegate);
-      out.emplace_back(bytes.begin(), bytes.end());
-    }
-  return out;
-}
-
-std::vector<Blob> packages() {
-  test::PteSpec spec;
-  spec.plans = {test::delegated_plan(ir::test::make_blob()), test::delegated_plan(ir::test::make_blob(), "decode")};
-  test::PlanSpec& plan = spec.plans[0];
-  plan.values.push_back(test::number(test::fbe::KernelTypes::Bool, 0));
-  plan.inputs = {0};
-  plan.outputs = {0, 1};
-  plan.operators = {{"aten::copy_", ""}};
-  plan.instructions.push_back({test::fbe::InstructionArguments::KernelCall, 0, {0, 1, 2, 0}});
-  spec.plans[1].inline_blob = true;
-  spec.named = {{"w", test::bytes_of(64)}};
-  spec.constants = {test::bytes_of(12)};
-  const auto golden = MappedFile::open(GRAFT_SOURCE_DIR "/test/golden/golden.pte");
-  return {make_pte(spec), Blob(golden->bytes().begin(), golden->bytes().end())};
+int mutants_of(const Target& target) {
+  const std::string_view name = target.name;
+  return name == "ir" || name == "package" ? 5200 : 2000;
 }
 
 struct Counts {
@@ -70,18 +39,18 @@ struct Counts {
 
 // GRAFT_LAST_MUTANT names a file for the last one before a crash. Every seventh mutant joins the corpus, so that
 // mutations accumulate.
-Counts feed_mutants(std::vector<Blob> corpus, const std::function<Blob(const Blob&, std::uint64_t)>& mutate,
-                    const std::function<Fate(const Blob&)>& feed) {
+Counts feed_mutants(const Target& target) {
+  std::vector<Blob> corpus = target.seeds();
   const std::size_t good = corpus.size();
-  for (const Blob& blob : corpus) EXPECT_TRUE(feed(blob).ran);
+  for (const Blob& blob : corpus) EXPECT_TRUE(target.feed(blob).ran);
   Counts counts;
-  for (int seed = 0; seed < kMutants; ++seed) {
+  for (int seed = 0; seed < mutants_of(target); ++seed) {
     const Blob mutant =
-        mutate(corpus[static_cast<std::size_t>(seed) % corpus.size()], static_cast<std::uint64_t>(seed));
+        target.mutate(corpus[static_cast<std::size_t>(seed) % corpus.size()], static_cast<std::uint64_t>(seed));
     if (const char* last = std::getenv("GRAFT_LAST_MUTANT"))
       std::ofstream(last, std::ios::binary)
           .write(reinterpret_cast<const char*>(mutant.data()), static_cast<std::streamsize>(mutant.size()));
-    const Fate fate = feed(mutant);
+    const Fate fate = target.feed(mutant);
     counts.add(fate);
     if (fate.planned && seed % 7 == 0) {
       if (corpus.size() < good + 16)
@@ -90,7 +59,7 @@ Counts feed_mutants(std::vector<Blob> corpus, const std::function<Blob(const Blo
         corpus[good + static_cast<std::size_t>(seed / 7) % 16] = mutant;
     }
   }
-  std::printf("%d mutants: %.1f %% pass verification, %.1f %% reach planning, %.1f %% run\n", counts.all,
+  std::printf("%d mutants: %.1f %% are read, %.1f %% are used, %.1f %% to the end\n", counts.all,
               counts.percent(counts.verified), counts.percent(counts.planned), counts.percent(counts.ran));
   return counts;
 }
@@ -115,50 +84,42 @@ struct WatchedLoads {
   }
 };
 
-TEST(Mutants, OfPrograms) {
+class Mutants : public ::testing::TestWithParam<Target> {};
+
+TEST_P(Mutants, AreErrorsOrUsable) {
   const WatchedLoads watched;
-  const Counts counts = feed_mutants(
-      programs(), [](const Blob& b, std::uint64_t seed) { return fuzz::mutate_ir(b, seed); },
-      [](const Blob& b) { return fuzz::feed_ir(b); });
-  EXPECT_GE(counts.percent(counts.planned), 30);
+  const Counts counts = feed_mutants(GetParam());
+  EXPECT_GE(counts.percent(counts.verified), GetParam().verified);
+  EXPECT_GT(counts.ran, 0);
 }
 
-TEST(Mutants, OfPackages) {
-  const WatchedLoads watched;
-  const Counts counts = feed_mutants(
-      packages(), [](const Blob& b, std::uint64_t seed) { return fuzz::mutate_package(b, seed); },
-      [](const Blob& b) { return fuzz::feed_package(b); });
-  EXPECT_GE(counts.percent(counts.planned), 30);
-}
-
-// Writes the corpus of `make fuzz`: the valid files, and mutants that reach planning.
-TEST(Mutants, Corpus) {
+// Writes the corpus of `make fuzz`: the valid files, and mutants that are used.
+TEST_P(Mutants, Corpus) {
   const char* folder = std::getenv("GRAFT_CORPUS");
   if (folder == nullptr) GTEST_SKIP() << "GRAFT_CORPUS names no folder";
-  const auto write = [&](const std::string& kind, const std::vector<Blob>& good, const auto& mutate, const auto& feed) {
-    int number = 0;
-    const auto keep = [&](const Blob& blob) {
-      std::ofstream file(std::filesystem::path(folder) / kind / ("made-" + std::to_string(number++)), std::ios::binary);
-      file.write(reinterpret_cast<const char*>(blob.data()), static_cast<std::streamsize>(blob.size()));
-      EXPECT_TRUE(file.good());
-    };
-    for (const Blob& blob : good) keep(blob);
-    for (std::uint64_t seed = 0; number < 100 && seed < 1000; ++seed)
-      if (const Blob mutant = mutate(good[seed % good.size()], seed); feed(mutant).planned) keep(mutant);
+  const Target& target = GetParam();
+  const std::vector<Blob> good = target.seeds();
+  int number = 0;
+  std::filesystem::create_directories(std::filesystem::path(folder) / target.name);
+  const auto keep = [&](const Blob& blob) {
+    std::ofstream file(std::filesystem::path(folder) / target.name / ("made-" + std::to_string(number++)),
+                       std::ios::binary);
+    file.write(reinterpret_cast<const char*>(blob.data()), static_cast<std::streamsize>(blob.size()));
+    EXPECT_TRUE(file.good());
   };
-  write(
-      "ir", programs(), [](const Blob& b, std::uint64_t seed) { return fuzz::mutate_ir(b, seed); },
-      [](const Blob& b) { return fuzz::feed_ir(b); });
-  write(
-      "package", packages(), [](const Blob& b, std::uint64_t seed) { return fuzz::mutate_package(b, seed); },
-      [](const Blob& b) { return fuzz::feed_package(b); });
+  for (const Blob& blob : good) keep(blob);
+  for (std::uint64_t seed = 0; number < 100 && seed < 1000; ++seed)
+    if (const Blob mutant = target.mutate(good[seed % good.size()], seed); target.feed(mutant).planned) keep(mutant);
 }
 
-TEST(Mutants, SameSeedSameMutant) {
-  const Blob good = packages()[1];
+TEST_P(Mutants, SameSeedSameMutant) {
+  const Blob good = GetParam().seeds().back();
   for (std::uint64_t seed = 0; seed < 20; ++seed)
-    EXPECT_EQ(fuzz::mutate_package(good, seed), fuzz::mutate_package(good, seed));
+    EXPECT_EQ(GetParam().mutate(good, seed), GetParam().mutate(good, seed));
 }
+
+INSTANTIATE_TEST_SUITE_P(Of, Mutants, ::testing::ValuesIn(fuzz::targets().begin(), fuzz::targets().end()),
+                         [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace
 }  // namespace graft

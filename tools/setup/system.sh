@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Installs the distribution's packages that are missing, and only those. Looks for what is needed, not for package
-# names, so that a compiler or a Python from elsewhere counts. usage: system.sh [PYTHON]
+# names, so that a compiler or a Python from elsewhere counts. usage: system.sh [PYTHON [clang]]; with clang, also what
+# fuzzing needs.
 set -euo pipefail
 python=${1:-python3}
 
@@ -29,6 +30,10 @@ have_header histedit.h || need libedit-dev
 have_header boost/beast.hpp || need libboost-dev
 have_header oniguruma.h || need libonig-dev
 have_header utf8proc.h || need libutf8proc-dev
+if [ "${2:-}" = clang ]; then
+  command -v clang++ >/dev/null || need clang
+  compgen -G "$(clang++ -print-resource-dir 2>/dev/null)/lib/*/libclang_rt.fuzzer*" >/dev/null || need libclang-rt-dev
+fi
 
 [ ${#packages[@]} -eq 0 ] && exit 0
 if ! command -v apt-get >/dev/null; then

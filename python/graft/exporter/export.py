@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -26,6 +25,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 from torch.utils import _pytree as pytree
 
+from graft._files import unfinished
 from graft.errors import ExportError, raised_by, typed
 from graft.exporter import control_flow, quiet, stored_plans, targets
 from graft.exporter.backend import option_specs
@@ -507,11 +507,10 @@ class _PlannedShapes(PassBase):
 def _add_plans(
     program: Any, config: ExecutorchBackendConfig, target: Path, plans: Mapping[str, Sequence[Any]], threads: int
 ) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as folder:
-        first = Path(folder) / target.name
+    with unfinished(target.parent, target.name) as folder:
+        first = folder / target.name
         _write(program, first)
-        made = stored_plans.of_calls(first, plans, weights=sorted(Path(folder).glob("*.ptd")), threads=threads)
+        made = stored_plans.of_calls(first, plans, weights=sorted(folder.glob("*.ptd")), threads=threads)
     named = program._named_data or NamedDataStoreOutput(buffers=[], pte_data={}, external_data={})
     entries = {key: DataEntry(len(named.buffers) + i, 16, None) for i, key in enumerate(made)}
     program._pte_data, program._tensor_data = serialize_for_executorch(
@@ -528,12 +527,11 @@ def _add_plans(
 
 def _write(program: Any, path: Path) -> None:
     """Both files appear whole or not at all; the .ptd first, since the .pte asks for it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
-        made = Path(folder) / path.name
+    with unfinished(path.parent, path.name) as folder:
+        made = folder / path.name
         with open(made, "wb") as file:
             program.write_to_file(file)
-        data = Path(folder) / "data"
+        data = folder / "data"
         data.mkdir()
         program.write_tensor_data_to_file(str(data))
         extras = list(data.iterdir())

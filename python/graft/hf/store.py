@@ -9,13 +9,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from graft._files import unfinished
 
 _CHUNK = 1 << 24
 _THREADS = 2  # hashing frees Python's lock
@@ -104,11 +105,10 @@ def put(key: str, make: Callable[[Path], dict[str, Any]]) -> tuple[Path, dict[st
     """Keeps the package that `make` writes to the path it is given, and what it returns of it. Another process that
     makes the same at the same time does no harm: files are replaced as a whole."""
     target = folder()
-    target.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target, prefix=".making-") as place:
-        made = Path(place) / f"{key}.pte"
+    with unfinished(target, key) as place:
+        made = place / f"{key}.pte"
         about = make(made)
-        said = Path(place) / f"{key}.json"
+        said = place / f"{key}.json"
         entry = {"key": key, "size": made.stat().st_size, "sha256": _digest_of_file(made), "about": about}
         said.write_text(json.dumps(entry))
         (target / said.name).unlink(missing_ok=True)
@@ -123,8 +123,8 @@ def annotate(key: str, more: dict[str, Any]) -> None:
     try:
         entry = json.loads(said.read_text())
         entry["about"].update(more)
-        with tempfile.TemporaryDirectory(dir=folder(), prefix=".making-") as place:
-            made = Path(place) / said.name
+        with unfinished(folder(), key) as place:
+            made = place / said.name
             made.write_text(json.dumps(entry))
             os.replace(made, said)
     except (OSError, ValueError, KeyError):

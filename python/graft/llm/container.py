@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -27,6 +26,7 @@ from executorch.exir.scalar_type import ScalarType
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
+from graft._files import unfinished
 from graft.exporter.backend import (
     BACKEND_ID,
     METHOD_SPEC,
@@ -114,9 +114,8 @@ def write(
 
 
 def replace(path: Path, content: Cord) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
-        made = Path(folder) / path.name
+    with unfinished(path.parent, path.name) as folder:
+        made = folder / path.name
         with open(made, "wb") as file:
             content.write_to_file(file)
             file.flush()

@@ -32,7 +32,7 @@ needs_faults = pytest.mark.skipif(not FAULTS.exists(), reason="libgraft_faults.s
 def test_only_errors_of_graft_leave_the_binding_and_the_delegate(tmp_path):
     done = subprocess.run(
         [sys.executable, ROOT / "test" / "faults" / "binding.py", tmp_path],
-        env={**os.environ, "LD_PRELOAD": str(FAULTS), "GRAFT_FAULTS_OF_GRAFT": "1"},
+        env={**os.environ, "LD_PRELOAD": str(FAULTS), "GRAFT_FAULTS_OF_GRAFT": "new"},
         capture_output=True,
         text=True,
         timeout=600,
@@ -40,6 +40,21 @@ def test_only_errors_of_graft_leave_the_binding_and_the_delegate(tmp_path):
     assert done.returncode == 0, (done.stdout[-3000:], done.stderr[-3000:])
     rows = [line for line in done.stdout.splitlines() if line.startswith("FAULTS ")]
     assert len(rows) == 14 and all(int(row.split("|")[2]) > 20 for row in rows), rows
+    print(*rows, sep="\n")
+
+
+@needs_faults
+def test_writers_of_python_under_faults(tmp_path):
+    done = subprocess.run(
+        [sys.executable, ROOT / "test" / "faults" / "export.py", tmp_path],
+        env={**os.environ, "LD_PRELOAD": str(FAULTS), "GRAFT_FAULTS_OF_GRAFT": "new"},
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    assert done.returncode == 0, (done.stdout[-3000:], done.stderr[-3000:])
+    rows = [line for line in done.stdout.splitlines() if line.startswith("FAULTS ")]
+    assert len(rows) == 21 and all(int(row.split("|")[2]) > 5 for row in rows), rows
     print(*rows, sep="\n")
 
 
@@ -173,6 +188,8 @@ def test_an_export_that_is_killed_leaves_the_old_package_or_the_new_one(tmp_path
 
     count = killed(lambda i: container.replace(package, Content(whole[(i + 1) % 2])), check)
     assert b"b" in seen
+    container.replace(package, Content(whole[0]))
+    assert os.listdir(tmp_path) == ["model.pte"], "what a killed writer left"
     print(f"KILLS package of export_llm | {count}")
 
 
@@ -202,6 +219,8 @@ def test_an_export_of_two_files_that_is_killed_leaves_none_or_a_pair(tmp_path):
 
     count = killed(lambda i: module._write(Program(b"ba"[i % 2 : i % 2 + 1]), package), check, most=0.03)
     assert len(seen) >= 2
+    module._write(Program(b"a"), package)
+    assert sorted(os.listdir(tmp_path)) == ["model.ptd", "model.pte"], "what a killed writer left"
     print(f"KILLS package and .ptd of export | {count}")
 
 
@@ -229,6 +248,8 @@ def test_a_cache_entry_that_is_killed_is_whole_or_not_there(tmp_path, monkeypatc
 
     count = killed(lambda i: store.put("key", make(b"ba"[i % 2 : i % 2 + 1])), check, most=0.02)
     assert len(seen) >= 2
+    store.put("key", make(b"a"))
+    assert len(os.listdir(store.folder())) == 2, "what a killed writer left"
     print(f"KILLS compile cache | {count}")
 
 

@@ -1,5 +1,3 @@
-#pragma once
-
 #include <sanitizer/asan_interface.h>
 
 #include <atomic>
@@ -11,16 +9,20 @@
 #include <vector>
 
 #include "feed.h"
+#include "graft/error.h"
+#include "mutate.h"
+#include "seeds.h"
 
-// Common to the libFuzzer targets.
+// libFuzzer on the kind of file that GRAFT_FUZZ names (seeds.h has the list).
 extern "C" int __sanitizer_install_malloc_and_free_hooks(void (*)(const volatile void*, std::size_t),
                                                          void (*)(const volatile void*));
 
 namespace graft::fuzz {
+namespace {
 
-inline std::atomic<std::size_t> largest_allowed{0};  // 0: not watched
+std::atomic<std::size_t> largest_allowed{0};  // 0: not watched
 
-inline void on_malloc(const volatile void*, std::size_t bytes) {
+void on_malloc(const volatile void*, std::size_t bytes) {
   const std::size_t most = largest_allowed.load(std::memory_order_relaxed);
   if (most == 0 || bytes <= most) return;
   largest_allowed = 0;
@@ -28,7 +30,7 @@ inline void on_malloc(const volatile void*, std::size_t bytes) {
   std::abort();
 }
 
-inline void watch_allocations() {
+void watch_allocations() {
   __sanitizer_install_malloc_and_free_hooks(on_malloc, [](const volatile void*) {});
   set_watch({[](std::size_t bytes) {
                largest_allowed = bytes * kLoadGrowth > kWatchSlack ? bytes * kLoadGrowth : kWatchSlack;
@@ -37,12 +39,12 @@ inline void watch_allocations() {
 }
 
 // Prints now and then, and at the end, how far the inputs came.
-inline void count(const Fate& fate) {
+void count(const Fate& fate) {
   static struct Counts {
     std::uint64_t all = 0, verified = 0, planned = 0, ran = 0;
     void print() const {
       if (all > 0)
-        std::fprintf(stderr, "%llu inputs: %.1f %% verified, %.1f %% planned, %.1f %% ran\n",
+        std::fprintf(stderr, "%llu inputs: %.1f %% read, %.1f %% used, %.1f %% used to the end\n",
                      static_cast<unsigned long long>(all),
                      100. * static_cast<double>(verified) / static_cast<double>(all),
                      100. * static_cast<double>(planned) / static_cast<double>(all),
@@ -57,10 +59,33 @@ inline void count(const Fate& fate) {
   if (counts.all % 100000 == 0) counts.print();
 }
 
-inline std::size_t store(const std::vector<std::byte>& mutant, std::uint8_t* data, std::size_t max_size) {
-  const std::size_t size = mutant.size() < max_size ? mutant.size() : max_size;
-  if (size > 0) std::memcpy(data, mutant.data(), size);
-  return size;
+const Target* chosen = nullptr;
+
+}  // namespace
+}  // namespace graft::fuzz
+
+extern "C" int LLVMFuzzerInitialize(int*, char***) {
+  const char* name = std::getenv("GRAFT_FUZZ");
+  try {
+    graft::fuzz::chosen = &graft::fuzz::target_named(name == nullptr ? "" : name);
+  } catch (const graft::Error& error) {
+    std::fprintf(stderr, "GRAFT_FUZZ: %s\n", error.what());
+    std::exit(2);
+  }
+  for (const graft::fuzz::Blob& seed : graft::fuzz::chosen->seeds()) graft::fuzz::chosen->feed(seed);
+  graft::fuzz::watch_allocations();
+  return 0;
 }
 
-}  // namespace graft::fuzz
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  graft::fuzz::count(graft::fuzz::chosen->feed(std::as_bytes(std::span(data, size))));
+  return 0;
+}
+
+extern "C" std::size_t LLVMFuzzerCustomMutator(std::uint8_t* data, std::size_t size, std::size_t max_size,
+                                               unsigned int seed) {
+  const graft::fuzz::Blob mutant = graft::fuzz::chosen->mutate(std::as_bytes(std::span(data, size)), seed);
+  const std::size_t count = mutant.size() < max_size ? mutant.size() : max_size;
+  if (count > 0) std::memcpy(data, mutant.data(), count);
+  return count;
+}
