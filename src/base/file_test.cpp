@@ -13,14 +13,15 @@
 #include <string>
 
 #include "base/test_errors.h"
+#include "graft/error.h"
 #include "weight/test_container.h"
 
 namespace graft {
 namespace {
 
-using ::testing::ElementsAre;
 using test::bytes_of;
 using test::expect_error;
+using ::testing::ElementsAre;
 
 class NewFileTest : public ::testing::Test {
  protected:

@@ -119,7 +119,7 @@ TEST_P(Mutants, SameSeedSameMutant) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Of, Mutants, ::testing::ValuesIn(fuzz::targets().begin(), fuzz::targets().end()),
-                         [](const auto& info) { return std::string(info.param.name); });
+                         [](const auto& target) { return std::string(target.param.name); });
 
 }  // namespace
 }  // namespace graft
