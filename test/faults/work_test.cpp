@@ -212,7 +212,7 @@ TEST(WorkOnce, Run) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Of, WorkTest, ::testing::ValuesIn(works()),
-                         [](const auto& info) { return std::string(info.param.name); });
+                         [](const auto& work) { return std::string(work.param.name); });
 
 }  // namespace
 }  // namespace graft::faults
