@@ -306,7 +306,8 @@ TEST(BatchGenerator, StateShowsTheTextAsItGrows) {
   EXPECT_TRUE(batch.state(id).tokens.empty());
   std::size_t tokens = 0;
   std::string text;
-  while (batch.step()) {
+  for (bool more = true; more;) {
+    more = batch.step();
     const RequestState state = batch.state(id);
     EXPECT_GE(state.tokens.size(), tokens);
     EXPECT_TRUE(state.text.starts_with(text));
