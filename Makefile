@@ -92,7 +92,7 @@ $(STAMP)/test-packages: requirements/test.txt requirements/constraints.txt $(STA
 	@touch $@
 
 $(STAMP)/llama-cpp: tools/setup/llama_cpp.sh cmake/ggml/installed.cmake $(GGML_STAMP)
-	@$(TIMED) 'llama.cpp, which tests compare with (log: build/llama-cpp-build.log)' tools/setup/llama_cpp.sh $(VENV)
+	@$(TIMED) 'llama.cpp, which slow tests compare with (log: build/llama-cpp-build.log)' tools/setup/llama_cpp.sh $(VENV)
 	@touch $@
 
 # --- build and install into .venv -------------------------------------------------------------------------------------
@@ -122,7 +122,8 @@ test-cpp: build
 	@echo '== Faults of memory, files and threads'
 	@build/release/graft_fault_tests --gtest_brief=1 >build/release/faults.log || { cat build/release/faults.log; exit 1; }
 
-test-python: build $(STAMP)/llama-cpp
+# llama.cpp is built for the slow ones, which compare with it.
+test-python: build $(if $(GRAFT_SLOW),$(STAMP)/llama-cpp)
 	@echo '== Python tests$(if $(GRAFT_SLOW), (slow ones too))'
 	@$(BIN)/python -m pytest -q -n $(PYTEST_JOBS) --dist loadfile $(if $(GRAFT_SLOW),--slow) $(PYTEST_ARGS)
 

@@ -42,14 +42,18 @@ PARTS = 4  # of the other tests marked slow
 class Slice:
     name: str
     command: tuple[str, ...]  # run in the root of the tree
+    before: tuple[str, ...] = ()  # run first, if any, in the same time
     environment: dict[str, str] = dataclasses.field(default_factory=dict)
     needs: float = 0  # seconds: of a search, which begins only where so many are left
+
+
+LLAMA_CPP = "make", ".venv/.stamp/llama-cpp"
 
 
 def _slow(part: int) -> Slice:
     pytest = sys.executable, "-m", "pytest", "-q", "-n", "2", "--slow", "-m", "slow"
     left_out = tuple(f"--ignore={file}" for file in WHOLE)
-    return Slice(f"tests marked slow, part {part} of {PARTS}", (*pytest, f"--part={part}/{PARTS}", *left_out))
+    return Slice(f"tests marked slow, part {part} of {PARTS}", (*pytest, f"--part={part}/{PARTS}", *left_out), LLAMA_CPP)
 
 
 def _whole(*words: str) -> tuple[str, ...]:
@@ -58,11 +62,11 @@ def _whole(*words: str) -> tuple[str, ...]:
 
 def _tsan(half: int) -> Slice:
     shard = {"GTEST_TOTAL_SHARDS": "2", "GTEST_SHARD_INDEX": str(half - 1)}
-    return Slice(f"C++ tests under the thread sanitizer, half {half}", ("make", "tsan"), shard)
+    return Slice(f"C++ tests under the thread sanitizer, half {half}", ("make", "tsan"), environment=shard)
 
 
 SLICES = (
-    Slice("packages of language models, memory, quantized and cut programs", _whole("-m", "slow", *PACKAGES)),
+    Slice("packages of language models, memory, quantized and cut programs", _whole("-m", "slow", *PACKAGES), LLAMA_CPP),
     _slow(1),
     _tsan(1),
     Slice("causal classes of transformers", _whole(POPULATION)),
@@ -70,7 +74,7 @@ SLICES = (
     Slice(
         "operator tests that ExecuTorch ships for backends, documentation, types",
         ("make", "executorch-suite", "docs", "types"),
-        {"DOCS_LINKS": "--external"},  # reported where there is a network
+        environment={"DOCS_LINKS": "--external"},  # reported where there is a network
     ),
     _slow(3),
     Slice("C++ tests under the address and undefined-behaviour sanitizers", ("make", "asan")),
@@ -103,13 +107,18 @@ def in_part(nodeid: str, part: int, parts: int) -> bool:
 
 def run(chosen: Slice, seconds: float | None) -> int | None:
     """The command's exit status; none when its time was over first, with all its processes ended."""
-    process = subprocess.Popen(chosen.command, cwd=ROOT, env=os.environ | chosen.environment, start_new_session=True)
-    try:
-        return process.wait(timeout=None if seconds is None else max(seconds, 0))
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        return None
+    end = None if seconds is None else time.monotonic() + seconds
+    for command in filter(None, (chosen.before, chosen.command)):
+        process = subprocess.Popen(command, cwd=ROOT, env=os.environ | chosen.environment, start_new_session=True)
+        try:
+            status = process.wait(timeout=None if end is None else max(end - time.monotonic(), 0))
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            return None
+        if status != 0:
+            return status
+    return 0
 
 
 def main() -> int:

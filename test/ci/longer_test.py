@@ -40,10 +40,19 @@ def test_how_a_slice_ends(code, seconds, status):
     assert longer.run(longer.Slice("a test", (sys.executable, "-c", code)), seconds) == status
 
 
+def test_what_comes_before_a_slice():
+    fails, passes = ((sys.executable, "-c", f"raise SystemExit({status})") for status in (3, 0))
+    assert longer.run(longer.Slice("a test", passes, fails), 60) == 3
+    assert longer.run(longer.Slice("a test", fails, passes), 60) == 3
+    assert longer.run(longer.Slice("a test", passes, passes), 60) == 0
+
+
 def test_all_commands_are_there():
-    for each in (*longer.SLICES, *longer.SEARCHES):
-        if each.command[0] == "make":
-            subprocess.run([*each.command, "-n"], cwd=longer.ROOT, check=True, capture_output=True)
+    commands = [command for each in (*longer.SLICES, *longer.SEARCHES) for command in (each.before, each.command)]
+    makes = [command for command in commands if command and command[0] == "make"]
+    assert len(makes) > 8
+    for command in makes:
+        subprocess.run([*command, "-n"], cwd=longer.ROOT, check=True, capture_output=True)
 
 
 def test_a_search_begins_only_where_time_is_left():

@@ -116,6 +116,7 @@ def distance(a, b):
     return float((a - b).norm() / b.norm())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["q8_0", "q4_0", "q4_K"])
 @pytest.mark.parametrize(("name", "architecture"), [("Llama", "llama"), ("Qwen3", "qwen3")])
 def test_a_gguf_file_in_blocks(name, architecture, kind, tmp_path):

@@ -84,9 +84,18 @@ def test_architectures(tmp_path, name, weights):
     with torch.no_grad():
         expected = model(torch.tensor([ids])).logits[0]
     assert error(found, expected) <= 1e-4
-    assert error(llama_cpp_logits(path, ids), found) <= 1e-3
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FILES)
+def test_architectures_beside_llama_cpp(tmp_path, name):
+    _, path = write(tmp_path, name)
+    ids = torch.randint(3, llm_models.VOCAB, (40,), generator=torch.Generator().manual_seed(1)).tolist()
+    package = graft.load(graft.export_llm(path, tmp_path / "m.pte"), kv_length=64)
+    assert error(llama_cpp_logits(path, ids), logits(package, ids)) <= 1e-3
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["q8_0", "q4_0", "q4_K", "q5_K", "q6_K", "iq4_nl", "iq4_xs"])
 def test_blocks_are_read_as_stored(tmp_path, kind):
     """Rows of query and key are put into another order as they are: in blocks."""
@@ -110,6 +119,7 @@ def test_blocks_are_read_as_stored(tmp_path, kind):
         print(f"{kind}, {weights}: mean error {ours:.2e}, llama.cpp's {theirs:.2e}")
 
 
+@pytest.mark.slow
 def test_frequencies_of_the_file_count(tmp_path):
     """Llama 3.1 and later have a factor for each rotary frequency."""
     factors = torch.linspace(1, 7, 8)
