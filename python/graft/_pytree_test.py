@@ -207,4 +207,4 @@ def test_a_spec_that_is_nested_too_deeply_is_refused():
     for _ in range(900):
         node = {"type": "builtins.list", "context": "null", "children_spec": [node]}
     with pytest.raises(ValueError, match="nested too deeply|maximum recursion"):
-        _pytree.loads(json.dumps([1, node]))
+        _pytree.loads(pytree_fuzzer.dumps([1, node]))

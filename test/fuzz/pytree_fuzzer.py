@@ -42,6 +42,16 @@ def seeds() -> list[Any]:
     ]
 
 
+def dumps(spec: Any) -> str:
+    """Nested more deeply than Python may recurse, too."""
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(10_000)
+    try:
+        return json.dumps(spec)
+    finally:
+        sys.setrecursionlimit(limit)
+
+
 class Mutator:
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -50,7 +60,7 @@ class Mutator:
         spec = copy.deepcopy(spec)
         for _ in range(self.random.randint(1, 4)):
             self.change(spec)
-        text = json.dumps(spec)
+        text = dumps(spec)
         if self.random.random() < 0.05:
             at = self.random.randrange(len(text) + 1)
             text = text[:at] + self.random.choice(["", "{", "]", '"', "1e999", "\\ud800", "[" * 2000]) + text[at + 1 :]

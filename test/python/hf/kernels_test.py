@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 _DELTA = dict(linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=8, linear_value_head_dim=8)
 MODELS = {
-    "delta rule": SmallModel("qwen3_5", _of("Qwen3_5Text", _DELTA, architecture="Qwen3_5ForCausalLM", num_hidden_layers=1, layer_types=["linear_attention"])),
+    "delta rule": SmallModel("qwen3_5", _of("Qwen3_5Text", _DELTA, architecture="Qwen3_5ForCausalLM", num_hidden_layers=2, layer_types=["linear_attention", "full_attention"])),
     "selective scan": SmallModel("mamba", _of("Mamba", dict(vocab_size=VOCAB, hidden_size=48, num_hidden_layers=1, state_size=8, time_step_rank=4))),
 }  # fmt: skip
 

@@ -79,7 +79,7 @@ def rounded(tensor: torch.Tensor, kind: str) -> torch.Tensor:
 
     data = quantize(tensor, kind)
     result = torch.empty(tensor.shape)
-    convert = getattr(ctypes.CDLL("libggml-base.so.0"), f"dequantize_row_{kind}")
+    convert = getattr(ctypes.CDLL("libggml-base.so.graft"), f"dequantize_row_{kind}")
     convert.argtypes, convert.restype = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64], None
     convert(data.ctypes.data, result.data_ptr(), tensor.numel())
     return result
