@@ -13,8 +13,10 @@ if(GRAFT_CLI AND cli_sources)
   find_path(GRAFT_EDIT_INCLUDE histedit.h REQUIRED)
   find_library(GRAFT_EDIT_LIBRARY edit REQUIRED)
   find_path(GRAFT_BOOST_INCLUDE boost/beast.hpp REQUIRED)
-  # Files that are embedded in the program as strings: the page of `graft inspect --html`, the server's OpenAPI document.
-  foreach(embedded IN ITEMS "src/cli/page.html|graft::cli|kPage" "src/serve/openapi.json|graft::serve|kOpenApi")
+  # Files that are embedded in the program as strings: pages, the server's OpenAPI document.
+  foreach(embedded IN ITEMS "src/cli/page.html|graft::cli|kPage" "src/serve/openapi/paths.json|graft::serve|kOpenApiPaths"
+                             "src/serve/openapi/schemas.json|graft::serve|kOpenApiSchemas"
+                             "src/serve/page.html|graft::serve|kPage")
     string(REPLACE "|" ";" embedded "${embedded}")
     list(GET embedded 0 text_file)
     list(GET embedded 1 text_namespace)

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "graft/export.h"
+#include "graft/grammar.h"
 #include "graft/graft.h"
 #include "graft/tokenizer.h"
 
@@ -174,7 +175,8 @@ class GRAFT_API Decoder {
 GRAFT_API std::vector<float> token_probabilities(std::span<const float> logits, std::span<const std::int64_t> tokens,
                                                  const GenerationOptions& options);
 
-enum class FinishReason : std::uint8_t { length, eos, stop_string, context, cancelled };
+// complete: RequestOptions::mask lets nothing follow.
+enum class FinishReason : std::uint8_t { length, eos, stop_string, context, cancelled, complete };
 GRAFT_API std::string_view name(FinishReason reason);  // "length", "eos", ...
 
 struct Generation {
@@ -240,6 +242,9 @@ struct RequestOptions {
   // A request continues only a prefix that one with the same salt left in the cache: callers that must not learn from
   // the time of an answer what others asked have different ones.
   std::uint64_t cache_salt = 0;
+  // Which tokens may come next, at the beginning of its text and of this request alone: the last step before a token is
+  // drawn. Null: all.
+  std::shared_ptr<TokenMask> mask = {};
 };
 
 struct TokenLogprob {

@@ -359,5 +359,67 @@ TEST(BatchGenerator, APrefixIsReusedWithTheSameSaltOnly) {
   EXPECT_EQ(reused(0), 0);
 }
 
+// Allows the tokens of a fixed text alone, and ends with it.
+class FixedText : public TokenMask {
+ public:
+  explicit FixedText(Ids ids) : ids_(std::move(ids)) {}
+  void allowed(std::span<std::uint32_t> words) override {
+    std::ranges::fill(words, 0u);
+    const auto id = static_cast<std::size_t>(ids_[at_]);
+    words[id / 32] = 1u << (id % 32);
+  }
+  void accept(std::int64_t id) override {
+    if (id != ids_[at_]) throw InvalidArgument("another token");
+    ++at_;
+  }
+  bool done() const override { return at_ == ids_.size(); }
+
+ private:
+  Ids ids_;
+  std::size_t at_ = 0;
+};
+
+TEST(BatchGenerator, AMaskDecidesWhichTokensCome) {
+  const SmallLanguageModel small;
+  const Ids prompt = some_ids(9, 3);
+  BatchGenerator batch(small.model, {.rows = 4});
+  for (const double temperature : {0.0, 1.0}) {
+    for (const std::int64_t drafts : {0, 3}) {
+      GenerationOptions options{.max_new_tokens = 20, .temperature = temperature};
+      options.prompt_lookup_num_tokens = drafts;
+      const Ids wanted = {3, 7, 3, 7, 3, 7, 3, 7, 11};
+      const Id masked = batch.submit(prompt, options, {.logprobs = 1, .mask = std::make_shared<FixedText>(wanted)});
+      const Id plain = batch.submit(prompt, options);
+      while (batch.step()) {
+      }
+      // Log-probabilities stay the model's.
+      EXPECT_GE(batch.state(masked).top_logprobs[0].logprob, batch.state(masked).logprobs[0]);
+      const auto result = batch.take(masked);
+      EXPECT_EQ(result->tokens, wanted);
+      EXPECT_EQ(result->reason, FinishReason::complete);
+      EXPECT_EQ(batch.take(plain)->tokens, alone(small, prompt, options));
+    }
+  }
+}
+
+// A mask that allows nothing, or throws, ends its own request.
+TEST(BatchGenerator, AMaskThatAllowsNothingEndsItsRequest) {
+  struct Nothing : TokenMask {
+    void allowed(std::span<std::uint32_t> words) override { std::ranges::fill(words, 0u); }
+    void accept(std::int64_t) override {}
+    bool done() const override { return false; }
+  };
+  const SmallLanguageModel small;
+  BatchGenerator batch(small.model, {.rows = 2});
+  const Ids prompt = some_ids(5, 4);
+  const Id bad = batch.submit(prompt, {.max_new_tokens = 4}, {.mask = std::make_shared<Nothing>()});
+  const Id good = batch.submit(prompt, {.max_new_tokens = 4});
+  EXPECT_THROW(batch.step(), ExecutionError);
+  while (batch.step()) {
+  }
+  EXPECT_EQ(batch.take(bad)->reason, FinishReason::cancelled);
+  EXPECT_EQ(batch.take(good)->tokens, alone(small, prompt, {.max_new_tokens = 4}));
+}
+
 }  // namespace
 }  // namespace graft

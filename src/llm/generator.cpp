@@ -10,7 +10,7 @@
 namespace graft {
 
 std::string_view name(FinishReason reason) {
-  constexpr std::string_view names[] = {"length", "eos", "stop_string", "context", "cancelled"};
+  constexpr std::string_view names[] = {"length", "eos", "stop_string", "context", "cancelled", "complete"};
   return names[static_cast<std::size_t>(reason)];
 }
 

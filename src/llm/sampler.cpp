@@ -77,6 +77,7 @@ Sampler::Sampler(const GenerationOptions& options, std::int64_t vocabulary, std:
     counts_.resize(tokens);
     generated_ids_.reserve(tokens);
   }
+  if (request_.mask) allowed_.resize((tokens + 31) / 32);
   if (options_.temperature > 0) {
     candidates_.reserve(tokens);
     weights_.reserve(tokens);
@@ -109,6 +110,18 @@ void Sampler::penalize(std::span<float> logits) const {
         static_cast<float>(count * request_.frequency_penalty + request_.presence_penalty);
   }
   for (const auto& [id, bias] : request_.logit_bias) logits[static_cast<std::size_t>(id)] += bias;
+}
+
+void Sampler::apply_mask(std::span<float> logits) {
+  if (!request_.mask) return;
+  request_.mask->allowed(allowed_);
+  for (std::size_t w = 0; w < allowed_.size(); ++w) {
+    const std::uint32_t word = allowed_[w];
+    if (word == ~0u) continue;
+    const std::size_t end = std::min<std::size_t>(logits.size(), 32 * w + 32);
+    for (std::size_t i = 32 * w; i < end; ++i)
+      if (!(word >> (i % 32) & 1)) logits[i] = -std::numeric_limits<float>::infinity();
+  }
 }
 
 // Tokens as likely as the k-th stay too.
@@ -175,6 +188,7 @@ double Sampler::filter(std::span<const float> logits) {
 
 std::int64_t Sampler::next(std::span<float> logits) {
   penalize(logits);
+  apply_mask(logits);
   if (options_.temperature == 0) return largest(logits);
   const double sum = filter(logits);
   // 53 random bits: a number from 0 to below 1.

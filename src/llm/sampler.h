@@ -25,7 +25,9 @@ class Sampler {
   // Says that this token, which was seen too, was generated.
   void count_generated(std::int64_t id);
   // Whether next() overwrites logits.
-  bool changes_logits() const { return !seen_.empty() || !counts_.empty() || !request_.logit_bias.empty(); }
+  bool changes_logits() const {
+    return !seen_.empty() || !counts_.empty() || !request_.logit_bias.empty() || request_.mask;
+  }
   // The next token. Allocates nothing.
   std::int64_t next(std::span<float> logits);
   // The probabilities that next() draws from.
@@ -39,6 +41,7 @@ class Sampler {
   // Candidates that are left, with their logits; weights_ are their probabilities times the returned sum.
   double filter(std::span<const float> logits);
   void penalize(std::span<float> logits) const;
+  void apply_mask(std::span<float> logits);
   void keep_top_k();
   void keep_top_p();
   void keep_min_p();
@@ -52,6 +55,7 @@ class Sampler {
   std::vector<std::int64_t> generated_ids_;  // each once
   std::vector<Candidate> candidates_;
   std::vector<double> weights_;
+  std::vector<std::uint32_t> allowed_;  // by the mask; empty without one
 };
 
 }  // namespace graft::llm

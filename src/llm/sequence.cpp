@@ -27,6 +27,7 @@ Sequence::Sequence(const LanguageModel& model, std::vector<std::int64_t> prompt,
       on_text_(std::move(on_text)),
       sampler_(options, model.info().vocab_size, seed, request),
       cache_salt_(request.cache_salt),
+      mask_(request.mask),
       stops_(options.stop_strings) {
   const std::int64_t most = std::min(options.max_new_tokens, capacity + 1);
   result_.tokens.reserve(static_cast<std::size_t>(most));
@@ -65,6 +66,7 @@ void Sequence::take_prompt(std::size_t first, std::span<const float> logits) {
 std::int64_t Sequence::take(std::span<float> logits) {
   if (!model_logits_.empty()) std::ranges::copy(logits, model_logits_.begin());
   const std::int64_t id = sampler_.next(logits);
+  if (mask_) mask_->accept(id);
   if (logprobs_.wanted()) logprobs_.add(model_logits_.empty() ? logits : std::span<float>(model_logits_), id);
   result_.tokens.push_back(id);
   tokens_.push_back(id);
@@ -76,6 +78,8 @@ std::int64_t Sequence::take(std::span<float> logits) {
     end(FinishReason::stop_string);
   } else if (is_eos(id)) {
     end(FinishReason::eos);
+  } else if (mask_ && mask_->done()) {
+    end(FinishReason::complete);
   } else if (std::ssize(result_.tokens) >= options_.max_new_tokens) {
     end(FinishReason::length);
   } else if (std::ssize(tokens_) > capacity_) {

@@ -68,6 +68,7 @@ class Sequence {
   Logprobs logprobs_, prompt_logprobs_;
   std::vector<float> model_logits_;  // a copy, where the sampler changes them and log-probabilities are wanted
   std::uint64_t cache_salt_;
+  std::shared_ptr<TokenMask> mask_;
   StopStrings stops_;
   std::optional<Detokenizer> text_;
   std::vector<std::int64_t> feed_;

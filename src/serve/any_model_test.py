@@ -209,6 +209,23 @@ def test_embeddings(minilm):
     np.testing.assert_allclose(vector, answer["data"][0]["embedding"], atol=1e-7)
 
 
+def test_rerank(minilm):
+    server, _, _ = minilm
+    documents = ["The cat sleeps.", {"text": "Knead the dough, then bake it for an hour."}, "Stocks fell on Monday."]
+    answer = server.good("/v1/rerank", query="How do I make bread?", documents=documents, return_documents=True)
+    assert answer["results"][0]["index"] == 1 and answer["results"][0]["document"] == documents[1]
+    scores = [result["relevance_score"] for result in answer["results"]]
+    assert scores == sorted(scores, reverse=True) and sorted(r["index"] for r in answer["results"]) == [0, 1, 2]
+    vectors = [np.array(server.good("/v1/embeddings", input=text)["data"][0]["embedding"])
+               for text in ("How do I make bread?", documents[1]["text"])]  # fmt: skip
+    assert scores[0] == pytest.approx(vectors[0] @ vectors[1], abs=1e-6)
+    assert len(server.good("/v1/rerank", query="x", documents=documents, top_n=2)["results"]) == 2
+    for change, message in (({"query": ""}, "empty string"), ({"documents": []}, "from 1 to"), ({"documents": [3]}, "documents[0]"),
+                            ({"documents": [{"a": 1}]}, "is required"), ({"top_n": 0}, "'top_n'"), ({"x": 1}, "unknown")):  # fmt: skip
+        status, error = server.post("/v1/rerank", {"query": "x", "documents": ["y"], **change})
+        assert status == 400 and message in error["error"]["message"], error
+
+
 def test_embeddings_of_many_clients(minilm):
     server, _, _ = minilm
     texts = [f"text number {i} " * (1 + i % 5) for i in range(32)]

@@ -73,8 +73,16 @@ void Call::event(const Json& data) { event_text(dump(data)); }
 // A line break within would end the field: JSON has none.
 void Call::event_text(const std::string& data) { exchange_->send("data: " + data + "\n\n"); }
 
+void Call::named_event(const std::string& name, const Json& data) {
+  exchange_->send("event: " + name + "\ndata: " + dump(data) + "\n\n");
+}
+
 void Call::end_events() {
   event_text("[DONE]");
+  end_stream();
+}
+
+void Call::end_stream() {
   exchange_->end();
   ended(200);
 }

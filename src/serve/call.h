@@ -42,7 +42,10 @@ class Call {
   bool began() const { return began_; }
   void event(const Json& data);
   void event_text(const std::string& data);
-  void end_events();
+  // With a name, for APIs that have such.
+  void named_event(const std::string& name, const Json& data);
+  void end_events();  // with OpenAI's "[DONE]"
+  void end_stream();
   void on_gone(std::function<void()> call);
   Metrics& metrics() { return metrics_; }
 

@@ -4,16 +4,24 @@
 
 namespace graft::serve {
 
+extern const std::string_view kPage;  // src/serve/page.html
+
+void page(App&, const std::shared_ptr<Call>& call, const PathParts&) {
+  Response response;
+  response.content_type = "text/html; charset=utf-8";
+  // It takes nothing from elsewhere, and no page of others shows it.
+  response.headers.emplace_back("Content-Security-Policy",
+                                "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; "
+                                "connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'");
+  response.headers.emplace_back("X-Content-Type-Options", "nosniff");
+  response.body = kPage;
+  call->respond(std::move(response));
+}
+
 void health(App& app, const std::shared_ptr<Call>& call, const PathParts&) {
   const Phase phase = app.phase;
   const char* status = phase == Phase::ready ? "ready" : phase == Phase::loading ? "loading" : "draining";
   call->respond_json({{"status", status}}, phase == Phase::ready ? 200 : 503);
-}
-
-void open_api(App&, const std::shared_ptr<Call>& call, const PathParts&) {
-  Response response;
-  response.body = std::string(kOpenApi);
-  call->respond(std::move(response));
 }
 
 void metrics(App& app, const std::shared_ptr<Call>& call, const PathParts&) {

@@ -8,12 +8,9 @@ using PathParts = std::vector<std::string>;
 
 // GET /health: 200 when ready, 503 while models are loaded and while the server stops.
 void health(App& app, const std::shared_ptr<Call>& call, const PathParts& parts);
+// GET /: a page to talk with the models.
+void page(App& app, const std::shared_ptr<Call>& call, const PathParts& parts);
 // GET /metrics, in Prometheus' text format.
 void metrics(App& app, const std::shared_ptr<Call>& call, const PathParts& parts);
-
-// GET /openapi.json
-void open_api(App& app, const std::shared_ptr<Call>& call, const PathParts& parts);
-
-extern const std::string_view kOpenApi;  // src/serve/openapi.json
 
 }  // namespace graft::serve

@@ -64,6 +64,7 @@ void load_language(ServedModel& model, const ModelFile& file, const ServeOptions
               "': models with an encoder and a decoder cannot be served yet");
   DecoderOptions decoder = options.decoder;
   if (decoder.rows == 0) decoder.rows = rows_for(model.language, decoder);
+  model.grammars = std::make_unique<Grammars>(model.language);
   model.engine = std::make_unique<Engine>(model.language, decoder, static_cast<std::size_t>(options.limits.queue));
 }
 

@@ -10,6 +10,7 @@
 #include "graft/llm.h"
 #include "serve/embedder.h"
 #include "serve/engine.h"
+#include "serve/grammars.h"
 #include "serve/options.h"
 #include "serve/runner.h"
 
@@ -21,6 +22,7 @@ struct ServedModel {
   // Of a language model:
   std::shared_ptr<const LanguageModel> language;
   std::unique_ptr<Engine> engine;
+  std::unique_ptr<Grammars> grammars;
   // Of any other:
   std::unique_ptr<Runner> runner;
   std::unique_ptr<Embedder> embedder;  // of a text encoder with a tokenizer

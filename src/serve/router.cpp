@@ -1,8 +1,10 @@
 #include "serve/router.h"
 
+#include "serve/anthropic/anthropic.h"
 #include "serve/health.h"
 #include "serve/http/target.h"
 #include "serve/openai/openai.h"
+#include "serve/openapi/open_api.h"
 #include "serve/text_tools.h"
 #include "serve/v2/v2.h"
 
@@ -72,6 +74,7 @@ bool matches(std::string_view route, std::string_view path, PathParts& parts) {
 
 const std::vector<Route>& routes() {
   static const std::vector<Route> all = {
+      {"GET", "/", page, Access::open},
       {"GET", "/health", health, Access::open},
       {"GET", "/metrics", metrics},
       {"GET", "/openapi.json", open_api},
@@ -79,7 +82,11 @@ const std::vector<Route>& routes() {
       {"GET", "/v1/models/{model}", show_model},
       {"POST", "/v1/completions", completions},
       {"POST", "/v1/chat/completions", chat_completions},
+      {"POST", "/v1/responses", responses},
+      {"POST", "/v1/messages", anthropic_messages},
+      {"POST", "/v1/messages/count_tokens", anthropic_count_tokens},
       {"POST", "/v1/embeddings", embeddings},
+      {"POST", "/v1/rerank", rerank},
       {"POST", "/tokenize", tokenize},
       {"POST", "/detokenize", detokenize},
       {"POST", "/apply-template", apply_template},

@@ -3,8 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "serve/health.h"
 #include "serve/http/target.h"
+#include "serve/openapi/open_api.h"
 
 namespace graft::serve {
 namespace {
@@ -29,7 +29,7 @@ TEST(Router, MatchesWholePaths) {
 TEST(Router, TheOpenApiDocumentHasAllRoutes) {
   std::set<std::string> served, described;
   for (const Route& route : routes()) served.insert(http_lower(route.method) + " " + route.path);
-  const Json document = parse_object(kOpenApi);
+  const Json document = open_api_document();
   for (const auto& [path, operations] : document["paths"].items())
     for (const auto& [method, operation] : operations.items()) described.insert(method + " " + path);
   EXPECT_EQ(described, served);

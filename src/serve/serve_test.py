@@ -6,36 +6,13 @@ import concurrent.futures
 import json
 import random
 import re
-import shutil
 import socket
 import subprocess
-from pathlib import Path
 
 import pytest
 
-import graft
 from serving import PATIENCE, Server, binary
 from test_data import DATA
-
-TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
-
-
-@pytest.fixture(scope="session")
-def stories(tmp_path_factory) -> Path:
-    if not (DATA / "stories260K").is_dir():
-        pytest.skip("no stories260K in ../shared/data, and GRAFT_TEST_DATA names no folder that has it")
-    folder = tmp_path_factory.mktemp("serve")
-    shutil.copytree(DATA / "stories260K", folder / "stories", copy_function=shutil.copy)
-    (folder / "stories").chmod(0o755)
-    (folder / "stories" / "chat_template.jinja").write_text(TEMPLATE)
-    return graft.export_llm(folder / "stories", folder / "stories.pte")
-
-
-@pytest.fixture(scope="session")
-def server(stories):
-    with Server(stories, "--rows", 8) as running:
-        yield running
-
 
 @pytest.fixture(scope="session")
 def openai_client(server):
@@ -227,8 +204,8 @@ def test_the_openai_client(openai_client):
     assert text == answer.choices[0].message.content and parts[-1].usage.completion_tokens == 24
     text = openai_client.completions.create(model="stories", prompt=STORY, temperature=0, max_tokens=8, logprobs=1)
     assert len(text.choices[0].logprobs.tokens) == 8
-    with pytest.raises(openai.BadRequestError, match="response_format"):
-        openai_client.chat.completions.create(**fields, response_format={"type": "json_object"})
+    with pytest.raises(openai.BadRequestError, match="functions"):
+        openai_client.chat.completions.create(**fields, functions=[{"name": "f", "parameters": {}}])
     with pytest.raises(openai.NotFoundError) as error:
         openai_client.chat.completions.create(**{**fields, "model": "gpt-4"})
     assert error.value.code == "model_not_found"
@@ -297,7 +274,6 @@ WRONG = [
     ("chat/completions", {"messages": [{"content": "x"}]}, "'messages[0].role' is required"),
     ("chat/completions", {"messages": [{"role": "user"}]}, "'messages[0].content' is required"),
     ("chat/completions", {"messages": [{"role": "robot", "content": "x"}]}, "roles are system, developer"),
-    ("chat/completions", {"messages": [{"role": "tool", "content": "x"}]}, "tools are not supported"),
     ("chat/completions", {"messages": [{"role": "user", "content": 5}]}, "'messages[0].content' must be a string or"),
     ("chat/completions", {"messages": [{"role": "user", "content": "x", "weight": 1}]}, "'messages[0].weight'"),
     ("chat/completions", {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "only text is supported"),
@@ -305,10 +281,10 @@ WRONG = [
     ("chat/completions", {"logprobs": 2}, "'logprobs' must be a boolean"),
     ("chat/completions", {"logprobs": True, "top_logprobs": 21}, "'top_logprobs' must be from 0 to 20"),
     ("chat/completions", {"max_completion_tokens": 3}, "say different things"),
-    ("chat/completions", {"response_format": {"type": "json_schema"}}, "only text is supported"),
-    ("chat/completions", {"tools": [{"type": "function"}]}, "'tools' is not supported"),
-    ("chat/completions", {"tool_choice": "auto"}, "'tool_choice' is not supported"),
-    ("chat/completions", {"parallel_tool_calls": True}, "'parallel_tool_calls' is not supported"),
+    ("chat/completions", {"response_format": {"type": "xml"}}, "text, json_object and json_schema are supported"),
+    ("chat/completions", {"tools": [{"type": "function"}]}, "'tools[0].function' is required"),
+    ("chat/completions", {"tool_choice": "auto"}, "'tool_choice' needs 'tools'"),
+    ("chat/completions", {"parallel_tool_calls": 1}, "'parallel_tool_calls' must be a boolean"),
     ("chat/completions", {"modalities": ["audio"]}, "'modalities' is supported as"),
     ("chat/completions", {"audio": {}}, "'audio' is not supported"),
     ("chat/completions", {"reasoning_effort": "low"}, "'reasoning_effort' is not supported"),
@@ -479,7 +455,7 @@ def test_several_models(stories):
 def test_sigterm_lets_requests_end(stories):
     server = Server(stories, "--rows", 2)
     server.wait_for(lambda: server.get("/health")[0] == 200)
-    fields = {"prompt": STORY, "temperature": 0, "max_tokens": 400, "ignore_eos": True, "n": 16}
+    fields = {"prompt": STORY, "temperature": 0, "max_tokens": 120, "ignore_eos": True, "n": 8}
     expected = server.complete(**fields)["choices"]
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         running = pool.submit(server.complete, **fields)
@@ -551,12 +527,13 @@ def mutated(rng: random.Random) -> bytes:
     return message
 
 
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in range(1, 20))])
 def test_mutated_requests(server, part):
     """Every answer is 2xx or 4xx, and the server answers the next request as before."""
+    count = 600 if part else 150
     expected = server.complete(STORY, temperature=0, max_tokens=8)["choices"][0]["text"]
     rng, statuses = random.Random(part), {}
-    for _ in range(600):
+    for _ in range(count):
         with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE) as connection:
             message = mutated(rng)
             connection.sendall(message)
@@ -570,7 +547,7 @@ def test_mutated_requests(server, part):
             if status:
                 statuses[status.group(1)[:1]] = statuses.get(status.group(1)[:1], 0) + 1
                 assert status.group(1)[:1] in b"124", (message, data)
-    assert statuses[b"4"] > 100
+    assert statuses[b"4"] > count // 6
     assert server.process.poll() is None
     assert server.complete(STORY, temperature=0, max_tokens=8)["choices"][0]["text"] == expected
 

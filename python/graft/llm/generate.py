@@ -25,7 +25,8 @@ class Generation:
 
     text: of the new tokens.
     tokens: the new ones, with the one that ended them.
-    reason: why it ended: "length", "eos", "stop_string", "context" or "cancelled".
+    reason: why it ended: "length", "eos", "stop_string", "context", "cancelled" or "complete" (a mask
+        lets nothing follow).
     """
 
     text: str

@@ -20,6 +20,49 @@ class ChatFormat : public TextFormat {
     return {{"message", {{"role", "assistant"}, {"content", text}, {"refusal", nullptr}}}};
   }
 
+  Json part(const AnswerPart& part, const CallIds& calls) const override {
+    const auto call = [&](Json fields) {
+      Json json = {{"index", calls.size() - 1}};
+      json.update(fields);
+      return Json{{"delta", {{"tool_calls", Json::array({std::move(json)})}}}};
+    };
+    switch (part.kind) {
+      case AnswerPart::Kind::reasoning:
+        return {{"delta", {{"reasoning_content", part.text}}}};
+      case AnswerPart::Kind::call:
+        return call({{"id", calls.back()}, {"type", "function"}, {"function", {{"name", part.text}, {"arguments", ""}}}});
+      case AnswerPart::Kind::arguments:
+        return call({{"function", {{"arguments", part.text}}}});
+      default:
+        return this->part(part.text);
+    }
+  }
+
+  Json whole(const std::vector<AnswerPart>& parts, const CallIds& ids) const override {
+    std::string content, reasoning;
+    Json calls = Json::array();
+    for (const AnswerPart& part : parts) {
+      if (part.kind == AnswerPart::Kind::content) content += part.text;
+      if (part.kind == AnswerPart::Kind::reasoning) reasoning += part.text;
+      if (part.kind == AnswerPart::Kind::call)
+        calls.push_back({{"id", ids[calls.size()]},
+                         {"type", "function"},
+                         {"function", {{"name", part.text}, {"arguments", ""}}}});
+      if (part.kind == AnswerPart::Kind::arguments) {
+        Json& arguments = calls.back()["function"]["arguments"];
+        arguments = arguments.get<std::string>() + part.text;
+      }
+    }
+    Json json = whole(content);
+    Json& message = json["message"];
+    if (!reasoning.empty()) message["reasoning_content"] = std::move(reasoning);
+    if (!calls.empty()) {
+      if (content.empty()) message["content"] = nullptr;
+      message["tool_calls"] = std::move(calls);
+    }
+    return json;
+  }
+
   Json logprobs(const std::vector<TokenEntry>& entries, std::size_t) const override {
     Json content = Json::array();
     for (const TokenEntry& entry : entries) {

@@ -30,6 +30,12 @@ class CompletionFormat : public TextFormat {
   Json first_part() const override { return nullptr; }
   Json part(const std::string& text) const override { return whole(text); }
   Json whole(const std::string& text) const override { return {{"text", text}}; }
+  Json part(const AnswerPart& part, const CallIds&) const override { return whole(part.text); }
+  Json whole(const std::vector<AnswerPart>& parts, const CallIds&) const override {
+    std::string text;
+    for (const AnswerPart& part : parts) text += part.text;
+    return whole(text);
+  }
 
   Json logprobs(const std::vector<TokenEntry>& entries, std::size_t offset) const override {
     Json tokens = Json::array(), of_tokens = Json::array(), top = Json::array(), offsets = Json::array();

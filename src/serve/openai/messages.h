@@ -10,6 +10,8 @@ namespace graft::serve {
 // Reads "messages" and "chat_template_kwargs" and applies the model's chat template; the prompt ends where the answer
 // begins. Throws ApiError (400) for messages that are not as OpenAI's API has them, hold something else than text, or
 // that the template refuses.
-std::string chat_prompt_of(Fields& fields, const ServedModel& model, const RequestLimits& limits);
+// `tools`: as OpenAI's API has them, which the template is told of.
+std::string chat_prompt_of(Fields& fields, const ServedModel& model, const RequestLimits& limits,
+                           const Json& tools = Json::array());
 
 }  // namespace graft::serve

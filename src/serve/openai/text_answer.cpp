@@ -14,7 +14,7 @@ std::size_t characters(std::string_view bytes) {
 }
 
 const char* reason_name(FinishReason reason) {
-  return reason == FinishReason::eos || reason == FinishReason::stop_string ? "stop" : "length";
+  return reason == FinishReason::length || reason == FinishReason::context ? "length" : "stop";
 }
 
 // Collects what the engine reports; everything runs on the engine's thread.
@@ -37,6 +37,7 @@ class TextAnswer {
       Job job{request_.prompts[prompt_of(i)], request_.options, request_.request};
       job.options.seed += i;
       job.request.cache_salt = cache_salt;
+      if (request_.grammar) job.request.mask = request_.grammar->mask();
       jobs.push_back(std::move(job));
     }
     return jobs;
@@ -56,9 +57,11 @@ class TextAnswer {
     } else if (state.reason) {
       choice.text = whole_text(index, state);
       if (request_.request.logprobs) choice.logprobs = format_.logprobs(entries(index, choice, state), 0);
+      if (takes_apart()) choice.parts = take_apart(choice, choice.text, true);
     }
     if (!state.reason) return;
     choice.reason = request_.no_new_tokens ? "length" : reason_name(*state.reason);
+    if (!choice.calls.empty() && choice.reason == "stop") choice.reason = "tool_calls";
     choice.tokens = request_.no_new_tokens ? 0 : state.tokens.size();
     choice.reused = static_cast<std::size_t>(state.reused_tokens);
     call_->metrics().text_ended(request_.model->name, choice.reason);
@@ -76,11 +79,34 @@ class TextAnswer {
     Json logprobs;
     std::string reason;
     std::size_t tokens = 0, reused = 0;
+    std::optional<AnswerParser> parser;
+    std::vector<AnswerPart> parts;  // of an answer that is no stream
+    CallIds calls;
     std::size_t timed_tokens = 0;
     Clock::time_point last;
   };
 
   std::size_t prompt_of(std::size_t index) const { return index / static_cast<std::size_t>(request_.n); }
+
+  bool takes_apart() const { return request_.style.family != ToolFamily::none || request_.style.reasoning; }
+
+  // `text`: what has come since the last time.
+  std::vector<AnswerPart> take_apart(Choice& choice, const std::string& text, bool last) {
+    if (!choice.parser) choice.parser.emplace(request_.style);
+    std::vector<AnswerPart> parts = choice.parser->add(text, last);
+    for (const AnswerPart& part : parts)
+      if (part.kind == AnswerPart::Kind::call && !request_.stream) choice.calls.push_back(new_call_id(choice));
+    return parts;
+  }
+
+  // Templates of Mistral take ids of nine letters and digits alone.
+  std::string new_call_id(const Choice& choice) const {
+    const std::string number = std::to_string(&choice - choices_.data()) + 'x' + std::to_string(choice.calls.size());
+    if (request_.style.family != ToolFamily::mistral) return "call_" + call_->id() + number;
+    std::string id = call_->id();
+    for (std::size_t i = 0; i < number.size() && i < 9; ++i) id[i] = number[i];
+    return id.substr(0, 9);
+  }
 
   void count_time(Choice& choice, const RequestState& state) {
     const auto now = Clock::now();
@@ -164,6 +190,17 @@ class TextAnswer {
       for (const TokenEntry& entry : added) choice.offset += characters(entry.bytes);
     }
     choice.begun = true;
+    if (takes_apart()) {
+      for (const AnswerPart& part : take_apart(choice, text.substr(choice.sent_bytes), state.reason.has_value())) {
+        if (part.kind == AnswerPart::Kind::call) choice.calls.push_back(new_call_id(choice));
+        call_->event(event(Json::array(
+            {choice_json(index, format_.part(part, choice.calls), std::exchange(logprobs, nullptr), nullptr)})));
+      }
+      choice.sent_bytes = text.size();
+      if (!logprobs.is_null())
+        call_->event(event(Json::array({choice_json(index, format_.part(""), std::move(logprobs), nullptr)})));
+      return;
+    }
     if (text.size() == choice.sent_bytes && logprobs.is_null()) return;
     const Json part = format_.part(text.substr(choice.sent_bytes));
     choice.sent_bytes = text.size();
@@ -205,7 +242,10 @@ class TextAnswer {
     Json choices = Json::array();
     for (std::size_t i = 0; i < choices_.size(); ++i)
       choices.push_back(
-          choice_json(i, format_.whole(choices_[i].text), std::move(choices_[i].logprobs), choices_[i].reason));
+          choice_json(i,
+                      takes_apart() ? format_.whole(choices_[i].parts, choices_[i].calls)
+                                    : format_.whole(choices_[i].text),
+                      std::move(choices_[i].logprobs), choices_[i].reason));
     Json json = event(std::move(choices));
     json["usage"] = used;
     call_->respond_json(json);

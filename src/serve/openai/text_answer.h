@@ -16,6 +16,9 @@ struct TokenEntry {
   bool known = true;  // false for a prompt's first token, which nothing comes before
 };
 
+// The ids of an answer's calls, in order.
+using CallIds = std::vector<std::string>;
+
 // How one API writes texts.
 class TextFormat {
  public:
@@ -25,6 +28,9 @@ class TextFormat {
   virtual Json first_part() const = 0;                    // of a choice of a stream; null: it has none
   virtual Json part(const std::string& text) const = 0;   // fields of a choice of a stream
   virtual Json whole(const std::string& text) const = 0;  // fields of a choice of an answer
+  // Of an answer that was taken apart: fields of a choice of a stream, and of an answer. Only chat has such.
+  virtual Json part(const AnswerPart& part, const CallIds& calls) const = 0;
+  virtual Json whole(const std::vector<AnswerPart>& parts, const CallIds& calls) const = 0;
   // `offset`: characters of the text before the first entry.
   virtual Json logprobs(const std::vector<TokenEntry>& entries, std::size_t offset) const = 0;
 };

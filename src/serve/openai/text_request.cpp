@@ -4,6 +4,8 @@
 #include <random>
 
 #include "serve/openai/messages.h"
+#include "serve/openai/structured.h"
+#include "serve/tools/tools.h"
 
 namespace graft::serve {
 namespace {
@@ -64,14 +66,6 @@ void read_others(Fields& fields) {
   if (const auto tier = fields.text("service_tier"); tier && *tier != "auto" && *tier != "default")
     throw ApiError(400, "'service_tier' is '" + *tier + "': only auto and default are supported", "service_tier",
                    "unsupported_parameter");
-  if (const Json* format = fields.object("response_format")) {
-    Fields inner(*format, "response_format.");
-    inner.need("type");
-    if (const std::string type = *inner.text("type"); type != "text")
-      throw ApiError(400, "'response_format.type' is '" + type + "': only text is supported", "response_format",
-                     "unsupported_parameter");
-    inner.end();
-  }
 }
 
 void read_stream(Fields& fields, TextRequest& request) {
@@ -172,6 +166,7 @@ void read_sampling(Fields& fields, TextRequest& request) {
   request.n = fields.integer("n", 1, 128).value_or(1);
   read_stream(fields, request);
   read_others(fields);
+  request.grammar = structure_of(fields, *request.model);
 }
 
 // Where the cache ends before, the text ends with the reason "length".
@@ -214,15 +209,25 @@ TextRequest read_chat(const Json& json, const App& app) {
   const bool logprobs = fields.boolean("logprobs").value_or(false);
   if (top && !logprobs) bad_request("top_logprobs", "'top_logprobs' is allowed only with 'logprobs': true");
   if (logprobs) request.request.logprobs = std::min(top.value_or(0), request.model->language->info().vocab_size);
-  for (const char* name : {"tools", "functions"}) fields.refuse_unless(name, Json::array());
-  for (const char* name : {"tool_choice", "function_call"}) fields.refuse_unless(name, "none");
-  for (const char* name : {"parallel_tool_calls", "audio", "prediction", "reasoning_effort", "verbosity",
+  fields.refuse_unless("functions", Json::array(), "is not supported; 'tools' is");
+  fields.refuse_unless("function_call", "none", "is not supported; 'tool_choice' is");
+  const ToolRequest tools = tools_of(fields, *request.model);
+  for (const char* name : {"audio", "prediction", "reasoning_effort", "verbosity",
                            "web_search_options", "prompt_cache_retention"})
     fields.refuse(name);
   fields.refuse_unless("modalities", Json::array({"text"}), "is supported as [\"text\"] alone");
   fields.refuse_unless("store", false, "is not supported: nothing is kept");
-  const std::string prompt = chat_prompt_of(fields, *request.model, app.options.limits);
+  std::string prompt = chat_prompt_of(fields, *request.model, app.options.limits, tools.tools);
   fields.end();
+  request.style = answer_style(*request.model, tools, prompt);
+  if (auto calls = grammar_of_calls(*request.model, tools, request.style)) {
+    if (request.grammar)
+      bad_request("tool_choice", "a call that 'tool_choice' requires cannot have another form besides");
+    request.grammar = std::move(calls);
+  } else if (request.grammar && request.style.begins_in_reasoning) {
+    throw ApiError(400, "the chat template begins the answer with reasoning, which has no form", "response_format",
+                   "unsupported_parameter");
+  }
   request.prompts.push_back(request.model->language->encode(prompt, false));
   check_prompts(request, app.options.limits, "messages");
   return request;

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "serve/app.h"
+#include "serve/tools/answer_parser.h"
 
 namespace graft::serve {
 
@@ -20,6 +21,8 @@ struct TextRequest {
   bool echo = false;                // the answer begins with the prompt
   bool no_new_tokens = false;       // max_tokens 0: only the prompt is read
   std::vector<std::string> echoed;  // with `echo`: the texts of the prompts
+  std::shared_ptr<const Grammar> grammar;  // the form of all texts; null: any
+  AnswerStyle style;                       // of chat: what texts are taken apart into
 };
 
 // Reads the parameters that both have, from the model's own settings where they are absent. Throws ApiError (400).

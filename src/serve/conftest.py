@@ -1,0 +1,59 @@
+"""The model that tests of the server run: stories260K, with a chat template."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+import graft
+from serving import Server
+from test_data import DATA
+
+TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
+
+
+@pytest.fixture(scope="session")
+def stories(tmp_path_factory) -> Path:
+    if not (DATA / "stories260K").is_dir():
+        pytest.skip("no stories260K in ../shared/data, and GRAFT_TEST_DATA names no folder that has it")
+    folder = tmp_path_factory.mktemp("serve")
+    shutil.copytree(DATA / "stories260K", folder / "stories", copy_function=shutil.copy)
+    (folder / "stories").chmod(0o755)
+    (folder / "stories" / "chat_template.jinja").write_text(TEMPLATE)
+    return graft.export_llm(folder / "stories", folder / "stories.pte")
+
+
+@pytest.fixture(scope="session")
+def server(stories):
+    with Server(stories, "--rows", 8) as running:
+        yield running
+
+
+TEMPLATES = {
+    "hermes": "{% if tools %}{% for t in tools %}{{ t | tojson }}\n{% endfor %}Write <tool_call>...</tool_call>\n{% endif %}"
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}{% for c in m.tool_calls or [] %}<tool_call>"
+    "{{ {'name': c.function.name, 'arguments': c.function.arguments} | tojson }}</tool_call>{% endfor %}\n{% endfor %}a:",
+    "llama": "{% for t in tools or [] %}{{ t | tojson }}\n{% endfor %}{# <|python_tag|> #}"
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}a:",
+    "mistral": "{% for t in tools or [] %}{{ t | tojson }}\n{% endfor %}{# [TOOL_CALLS] #}"
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}a:",
+    "thinker": "{% for t in tools or [] %}{{ t | tojson }}\n{% endfor %}{# <tool_call> #}"
+    "{% for m in messages %}{{ m.role }}: {{ m.content.split('</think>')[-1] }}\n{% endfor %}a:",
+}
+
+
+@pytest.fixture(scope="session")
+def tools(stories, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tools")
+    args = []
+    for name, template in TEMPLATES.items():
+        (folder / name).mkdir()
+        for file in ("tokenizer.json", "tokenizer_config.json"):
+            if (DATA / "stories260K" / file).exists():
+                shutil.copyfile(DATA / "stories260K" / file, folder / name / file)
+        (folder / name / "chat_template.jinja").write_text(template)
+        args += [f"{name}={stories}", "--tokenizer", f"{name}={folder / name}"]
+    with Server(f"plain={stories}", *args, "--rows", 4) as running:
+        yield running

@@ -1,0 +1,84 @@
+#include <algorithm>
+#include <numeric>
+
+#include "serve/embedder.h"
+#include "serve/openai/openai.h"
+#include "serve/openai/text_request.h"
+
+namespace graft::serve {
+namespace {
+
+constexpr std::size_t kMostDocuments = 2048;
+
+// A string, or an object with one under "text".
+std::string document_of(const Json& given, const std::string& path) {
+  if (given.is_string()) return given.get<std::string>();
+  if (!given.is_object()) bad_request(path, "'", path, "' must be a string or an object with 'text', found ", kind_of(given));
+  Fields fields(given, path + ".");
+  fields.need("text");
+  std::string text = *fields.text("text");
+  fields.end();
+  return text;
+}
+
+}  // namespace
+
+// Documents by the cosine of their vector's angle with the query's.
+void rerank(App& app, const std::shared_ptr<Call>& call, const PathParts&) {
+  const Json json = parse_object(call->request().body);
+  Fields fields(json);
+  const auto model = app.model_of(fields);
+  if (!model->embedder) throw ApiError(400, "model '" + model->name + "' is no text encoder with a tokenizer", "model");
+  fields.need("query");
+  std::vector<std::string> texts = {*fields.text("query")};
+  fields.need("documents");
+  const Json& documents = *fields.array("documents");
+  if (documents.empty() || documents.size() > kMostDocuments)
+    bad_request("documents", "'documents' must have from 1 to ", kMostDocuments, " texts, found ", documents.size());
+  for (std::size_t i = 0; i < documents.size(); ++i) texts.push_back(document_of(documents[i], str("documents[", i, ']')));
+  const auto most = static_cast<std::int64_t>(documents.size());
+  const std::int64_t top = std::min(fields.integer("top_n", 1, INT32_MAX).value_or(most), most);
+  const bool with_documents = fields.boolean("return_documents").value_or(false);
+  fields.accept_text("user");
+  fields.end();
+  std::size_t bytes = 0;
+  std::int64_t tokens = 0;
+  for (std::size_t i = 0; i < texts.size(); ++i) {
+    const std::string path = i == 0 ? "query" : str("documents[", i - 1, ']');
+    if (texts[i].empty()) bad_request(path, "'", path, "' is an empty string");
+    bytes += texts[i].size();
+    check_prompt_bytes(bytes, app.options.limits);
+    const std::int64_t count = model->embedder->tokens(texts[i]);
+    if (count > model->embedder->most_tokens())
+      throw ApiError(400, str("'", path, "' has ", count, " tokens, the model takes ", model->embedder->most_tokens()), path,
+                     "context_length_exceeded");
+    tokens += count;
+  }
+  call->note("model", model->name);
+  call->note("prompt_tokens", tokens);
+  const CancelToken gone;
+  call->on_gone([gone] { gone.cancel(); });
+  model->embedder->embed(
+      texts, deadline_of(*call, app.options.limits), gone,
+      [call, model, texts, tokens, top, with_documents](const std::vector<std::vector<float>>& vectors,
+                                                        std::exception_ptr error) {
+        if (error) return call->fail(error);
+        std::vector<std::pair<double, std::size_t>> found;  // minus the score: the best first, then as they came
+        for (std::size_t i = 1; i < vectors.size(); ++i)
+          found.emplace_back(-std::inner_product(vectors[0].begin(), vectors[0].end(), vectors[i].begin(), 0.0), i - 1);
+        std::ranges::sort(found);
+        Json results = Json::array();
+        for (std::size_t i = 0; i < static_cast<std::size_t>(top); ++i) {
+          Json result = {{"index", found[i].second}, {"relevance_score", -found[i].first}};
+          if (with_documents) result["document"] = {{"text", texts[found[i].second + 1]}};
+          results.push_back(std::move(result));
+        }
+        call->respond_json({{"object", "list"},
+                            {"id", "rerank-" + call->id()},
+                            {"model", model->name},
+                            {"results", std::move(results)},
+                            {"usage", {{"prompt_tokens", tokens}, {"total_tokens", tokens}}}});
+      });
+}
+
+}  // namespace graft::serve

@@ -1,0 +1,27 @@
+#include "serve/openapi/open_api.h"
+
+namespace graft::serve {
+
+extern const std::string_view kOpenApiPaths, kOpenApiSchemas;
+
+Json open_api_document() {
+  Json document = Json::parse(kOpenApiPaths);
+  document["components"]["schemas"] = Json::parse(kOpenApiSchemas);
+  for (auto& [path, operations] : document["paths"].items()) {
+    const char* schema = path.starts_with("/v2") ? "#/components/schemas/V2Error" : "#/components/schemas/Error";
+    const Json error = {{"description", "An error."},
+                        {"content", {{"application/json", {{"schema", {{"$ref", schema}}}}}}}};
+    for (auto& [method, operation] : operations.items())
+      for (const char* status : {"4XX", "503"}) operation["responses"].emplace(status, error);
+  }
+  return document;
+}
+
+void open_api(App&, const std::shared_ptr<Call>& call, const PathParts&) {
+  static const std::string body = dump(open_api_document());
+  Response response;
+  response.body = body;
+  call->respond(std::move(response));
+}
+
+}  // namespace graft::serve
