@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "graft/error.h"
 #include "graft/export.h"
 #include "graft/tokenizer.h"
 
@@ -75,10 +76,10 @@ struct GrammarPart {
 class GRAFT_API Grammar {
  public:
   using Vocabulary = std::shared_ptr<const GrammarVocabulary>;
-  // A JSON value for a schema (draft 2020-12). Keywords: type, enum, const, anyOf, $ref within the document, properties,
-  // required, additionalProperties, items, prefixItems, minItems, maxItems, minLength, maxLength, pattern, format,
-  // minimum, maximum, exclusiveMinimum and exclusiveMaximum (of integers), and annotations. Properties come in the
-  // schema's order, and no others beside them. Between the parts of a value there is at most a space, or a line end
+  // A JSON value for a schema (draft 2020-12). Keywords: type, enum, const, anyOf, $ref within the document,
+  // properties, required, additionalProperties, items, prefixItems, minItems, maxItems, minLength, maxLength, pattern,
+  // format, minimum, maximum, exclusiveMinimum and exclusiveMaximum (of integers), and annotations. Properties come in
+  // the schema's order, and no others beside them. Between the parts of a value there is at most a space, or a line end
   // and up to 20 spaces.
   static std::shared_ptr<Grammar> json_schema(std::string_view schema, Vocabulary vocabulary);
   static std::shared_ptr<Grammar> json_object(Vocabulary vocabulary);  // any

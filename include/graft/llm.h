@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "graft/export.h"
-#include "graft/grammar.h"
 #include "graft/graft.h"
+#include "graft/grammar.h"
 #include "graft/tokenizer.h"
 
 // Language models: text in, streamed text out.

@@ -26,7 +26,7 @@ class Grammars {
 
   const std::shared_ptr<const LanguageModel> model_;
   std::mutex mutex_;
-  Grammar::Vocabulary vocabulary_;  // made by the first request that needs it
+  Grammar::Vocabulary vocabulary_;                                          // made by the first request that needs it
   std::list<std::pair<std::string, std::shared_ptr<const Grammar>>> kept_;  // the last used first
 };
 

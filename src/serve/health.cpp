@@ -10,9 +10,10 @@ void page(App&, const std::shared_ptr<Call>& call, const PathParts&) {
   Response response;
   response.content_type = "text/html; charset=utf-8";
   // It takes nothing from elsewhere, and no page of others shows it.
-  response.headers.emplace_back("Content-Security-Policy",
-                                "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; "
-                                "connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'");
+  response.headers.emplace_back(
+      "Content-Security-Policy",
+      "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; "
+      "connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'");
   response.headers.emplace_back("X-Content-Type-Options", "nosniff");
   response.body = kPage;
   call->respond(std::move(response));

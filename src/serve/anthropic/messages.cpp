@@ -136,7 +136,8 @@ Json chat_of(const Json& json, bool counts_only) {
   if (!counts_only) fields.need("max_tokens");
   copy("max_tokens", "max_tokens");
   for (const char* name : {"temperature", "top_p", "top_k", "stream", "service_tier"}) copy(name, name);
-  if (fields.integer("max_tokens", 1, INT32_MAX).value_or(1) < 1) bad_request("max_tokens", "'max_tokens' must be above 0");
+  if (fields.integer("max_tokens", 1, INT32_MAX).value_or(1) < 1)
+    bad_request("max_tokens", "'max_tokens' must be above 0");
   copy("stop_sequences", "stop");
   if (const Json* metadata = fields.object("metadata")) {
     Fields inner(*metadata, "metadata.");
@@ -191,9 +192,7 @@ class Writer : public BlockWriter {
       delta = {{"type", "text_delta"}, {"text", text}};
     send(call, "content_block_delta", {{"index", block.index}, {"delta", std::move(delta)}});
   }
-  void close(Call& call, const Block& block) override {
-    send(call, "content_block_stop", {{"index", block.index}});
-  }
+  void close(Call& call, const Block& block) override { send(call, "content_block_stop", {{"index", block.index}}); }
   void end(Call& call, const std::vector<Block>& blocks, const Outcome& outcome) override {
     Json delta = Json::object();
     add_reason(delta, blocks, outcome);
@@ -237,7 +236,10 @@ class Writer : public BlockWriter {
     bool called = false;
     for (const Block& block : blocks) called |= block.kind == AnswerPart::Kind::call;
     const bool stopped = outcome.reason == FinishReason::stop_string;
-    out["stop_reason"] = outcome.cut_off() ? "max_tokens" : stopped ? "stop_sequence" : called ? "tool_use" : "end_turn";
+    out["stop_reason"] = outcome.cut_off() ? "max_tokens"
+                         : stopped         ? "stop_sequence"
+                         : called          ? "tool_use"
+                                           : "end_turn";
     // Which of several strings it was is not known.
     out["stop_sequence"] = stopped && stops_.size() == 1 ? Json(stops_[0]) : Json();
   }

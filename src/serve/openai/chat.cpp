@@ -30,7 +30,8 @@ class ChatFormat : public TextFormat {
       case AnswerPart::Kind::reasoning:
         return {{"delta", {{"reasoning_content", part.text}}}};
       case AnswerPart::Kind::call:
-        return call({{"id", calls.back()}, {"type", "function"}, {"function", {{"name", part.text}, {"arguments", ""}}}});
+        return call(
+            {{"id", calls.back()}, {"type", "function"}, {"function", {{"name", part.text}, {"arguments", ""}}}});
       case AnswerPart::Kind::arguments:
         return call({{"function", {{"arguments", part.text}}}});
       default:
@@ -45,9 +46,8 @@ class ChatFormat : public TextFormat {
       if (part.kind == AnswerPart::Kind::content) content += part.text;
       if (part.kind == AnswerPart::Kind::reasoning) reasoning += part.text;
       if (part.kind == AnswerPart::Kind::call)
-        calls.push_back({{"id", ids[calls.size()]},
-                         {"type", "function"},
-                         {"function", {{"name", part.text}, {"arguments", ""}}}});
+        calls.push_back(
+            {{"id", ids[calls.size()]}, {"type", "function"}, {"function", {{"name", part.text}, {"arguments", ""}}}});
       if (part.kind == AnswerPart::Kind::arguments) {
         Json& arguments = calls.back()["function"]["arguments"];
         arguments = arguments.get<std::string>() + part.text;

@@ -13,7 +13,8 @@ constexpr std::size_t kMostDocuments = 2048;
 // A string, or an object with one under "text".
 std::string document_of(const Json& given, const std::string& path) {
   if (given.is_string()) return given.get<std::string>();
-  if (!given.is_object()) bad_request(path, "'", path, "' must be a string or an object with 'text', found ", kind_of(given));
+  if (!given.is_object())
+    bad_request(path, "'", path, "' must be a string or an object with 'text', found ", kind_of(given));
   Fields fields(given, path + ".");
   fields.need("text");
   std::string text = *fields.text("text");
@@ -35,7 +36,8 @@ void rerank(App& app, const std::shared_ptr<Call>& call, const PathParts&) {
   const Json& documents = *fields.array("documents");
   if (documents.empty() || documents.size() > kMostDocuments)
     bad_request("documents", "'documents' must have from 1 to ", kMostDocuments, " texts, found ", documents.size());
-  for (std::size_t i = 0; i < documents.size(); ++i) texts.push_back(document_of(documents[i], str("documents[", i, ']')));
+  for (std::size_t i = 0; i < documents.size(); ++i)
+    texts.push_back(document_of(documents[i], str("documents[", i, ']')));
   const auto most = static_cast<std::int64_t>(documents.size());
   const std::int64_t top = std::min(fields.integer("top_n", 1, INT32_MAX).value_or(most), most);
   const bool with_documents = fields.boolean("return_documents").value_or(false);
@@ -50,8 +52,8 @@ void rerank(App& app, const std::shared_ptr<Call>& call, const PathParts&) {
     check_prompt_bytes(bytes, app.options.limits);
     const std::int64_t count = model->embedder->tokens(texts[i]);
     if (count > model->embedder->most_tokens())
-      throw ApiError(400, str("'", path, "' has ", count, " tokens, the model takes ", model->embedder->most_tokens()), path,
-                     "context_length_exceeded");
+      throw ApiError(400, str("'", path, "' has ", count, " tokens, the model takes ", model->embedder->most_tokens()),
+                     path, "context_length_exceeded");
     tokens += count;
   }
   call->note("model", model->name);

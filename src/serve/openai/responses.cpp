@@ -56,9 +56,10 @@ void add_item(const Json& given, const std::string& path, Json& messages) {
     for (const char* name : {"call_id", "name", "arguments"}) item.need(name);
     Json& message = assistant("");
     if (!message.contains("tool_calls")) message["tool_calls"] = Json::array();
-    message["tool_calls"].push_back({{"id", *item.text("call_id")},
-                                     {"type", "function"},
-                                     {"function", {{"name", *item.text("name")}, {"arguments", *item.text("arguments")}}}});
+    message["tool_calls"].push_back(
+        {{"id", *item.text("call_id")},
+         {"type", "function"},
+         {"function", {{"name", *item.text("name")}, {"arguments", *item.text("arguments")}}}});
   } else if (type == "function_call_output") {
     item.need("call_id");
     messages.push_back({{"role", "tool"},
@@ -161,7 +162,8 @@ Asked read(const Json& json) {
   if (input.is_string()) {
     messages.push_back({{"role", "user"}, {"content", input}});
   } else {
-    if (!input.is_array()) bad_request("input", "'input' must be a string or an array of items, found ", kind_of(input));
+    if (!input.is_array())
+      bad_request("input", "'input' must be a string or an array of items, found ", kind_of(input));
     for (std::size_t i = 0; i < input.size(); ++i) add_item(input[i], str("input[", i, ']'), messages);
   }
   if (messages.empty()) bad_request("input", "'input' has no items");
@@ -182,7 +184,8 @@ Asked read(const Json& json) {
   if (const Json* include = fields.array("include"))
     for (const Json& one : *include)
       if (one != "reasoning.encrypted_content")
-        throw ApiError(400, "'include' has " + one.dump() + ", which is not supported", "include", "unsupported_parameter");
+        throw ApiError(400, "'include' has " + one.dump() + ", which is not supported", "include",
+                       "unsupported_parameter");
   fields.end();
   return asked;
 }
@@ -213,8 +216,7 @@ class Writer : public BlockWriter {
   }
   void close(Call& call, const Block& block) override {
     if (block.kind == AnswerPart::Kind::call) {
-      send(call, "response.function_call_arguments.done",
-           at(block, {{"name", block.name}, {"arguments", block.text}}));
+      send(call, "response.function_call_arguments.done", at(block, {{"name", block.name}, {"arguments", block.text}}));
     } else {
       Json fields = {{"text", block.text}};
       if (block.kind == AnswerPart::Kind::content) fields["logprobs"] = Json::array();
@@ -225,7 +227,8 @@ class Writer : public BlockWriter {
     send(call, "response.output_item.done", {{"output_index", block.index}, {"item", std::move(item)}});
   }
   void end(Call& call, const std::vector<Block>& blocks, const Outcome& outcome) override {
-    send(call, outcome.cut_off() ? "response.incomplete" : "response.completed", {{"response", whole(blocks, outcome)}});
+    send(call, outcome.cut_off() ? "response.incomplete" : "response.completed",
+         {{"response", whole(blocks, outcome)}});
     call.end_stream();
   }
   Json whole(const std::vector<Block>& blocks, const Outcome& outcome) override {
@@ -248,14 +251,25 @@ class Writer : public BlockWriter {
     call.named_event(type, event);
   }
   Json response_json(const char* status, Json output) const {
-    Json json = {{"id", "resp_" + id_},   {"object", "response"},    {"created_at", created_}, {"status", status},
-                 {"error", nullptr},      {"incomplete_details", nullptr}, {"model", model_},  {"output", std::move(output)},
-                 {"previous_response_id", nullptr}, {"store", false}, {"truncation", "disabled"}, {"usage", nullptr}};
+    Json json = {{"id", "resp_" + id_},
+                 {"object", "response"},
+                 {"created_at", created_},
+                 {"status", status},
+                 {"error", nullptr},
+                 {"incomplete_details", nullptr},
+                 {"model", model_},
+                 {"output", std::move(output)},
+                 {"previous_response_id", nullptr},
+                 {"store", false},
+                 {"truncation", "disabled"},
+                 {"usage", nullptr}};
     json.update(shown_);
     return json;
   }
   std::string item_id(const Block& block) const {
-    const char* prefix = block.kind == AnswerPart::Kind::call ? "fc_" : block.kind == AnswerPart::Kind::reasoning ? "rs_" : "msg_";
+    const char* prefix = block.kind == AnswerPart::Kind::call        ? "fc_"
+                         : block.kind == AnswerPart::Kind::reasoning ? "rs_"
+                                                                     : "msg_";
     return prefix + id_ + std::to_string(block.index);
   }
   static const char* event_of(const Block& block) {
@@ -280,9 +294,15 @@ class Writer : public BlockWriter {
               {"name", block.name},      {"arguments", text},    {"status", status}};
     Json content = complete ? Json::array({part_json(block, text)}) : Json::array();
     if (block.kind == AnswerPart::Kind::reasoning)
-      return {{"type", "reasoning"}, {"id", item_id(block)}, {"summary", Json::array()}, {"content", std::move(content)},
+      return {{"type", "reasoning"},
+              {"id", item_id(block)},
+              {"summary", Json::array()},
+              {"content", std::move(content)},
               {"status", status}};
-    return {{"type", "message"}, {"id", item_id(block)}, {"status", status}, {"role", "assistant"},
+    return {{"type", "message"},
+            {"id", item_id(block)},
+            {"status", status},
+            {"role", "assistant"},
             {"content", std::move(content)}};
   }
 

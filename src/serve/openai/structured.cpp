@@ -23,7 +23,8 @@ class Reader {
     if (const Json* format = fields_.object("response_format")) response_format(*format);
     if (const Json* outputs = fields_.object("structured_outputs")) structured_outputs(*outputs);
     if (const Json* schema = fields_.find("json_schema")) json_schema(*schema, fields_.path("json_schema"));
-    if (const auto grammar = fields_.text("grammar"); grammar && !grammar->empty()) ebnf(*grammar, fields_.path("grammar"));
+    if (const auto grammar = fields_.text("grammar"); grammar && !grammar->empty())
+      ebnf(*grammar, fields_.path("grammar"));
     return found_;
   }
 

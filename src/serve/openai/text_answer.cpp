@@ -241,11 +241,9 @@ class TextAnswer {
     }
     Json choices = Json::array();
     for (std::size_t i = 0; i < choices_.size(); ++i)
-      choices.push_back(
-          choice_json(i,
-                      takes_apart() ? format_.whole(choices_[i].parts, choices_[i].calls)
-                                    : format_.whole(choices_[i].text),
-                      std::move(choices_[i].logprobs), choices_[i].reason));
+      choices.push_back(choice_json(
+          i, takes_apart() ? format_.whole(choices_[i].parts, choices_[i].calls) : format_.whole(choices_[i].text),
+          std::move(choices_[i].logprobs), choices_[i].reason));
     Json json = event(std::move(choices));
     json["usage"] = used;
     call_->respond_json(json);

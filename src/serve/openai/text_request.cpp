@@ -212,8 +212,8 @@ TextRequest read_chat(const Json& json, const App& app) {
   fields.refuse_unless("functions", Json::array(), "is not supported; 'tools' is");
   fields.refuse_unless("function_call", "none", "is not supported; 'tool_choice' is");
   const ToolRequest tools = tools_of(fields, *request.model);
-  for (const char* name : {"audio", "prediction", "reasoning_effort", "verbosity",
-                           "web_search_options", "prompt_cache_retention"})
+  for (const char* name :
+       {"audio", "prediction", "reasoning_effort", "verbosity", "web_search_options", "prompt_cache_retention"})
     fields.refuse(name);
   fields.refuse_unless("modalities", Json::array({"text"}), "is supported as [\"text\"] alone");
   fields.refuse_unless("store", false, "is not supported: nothing is kept");

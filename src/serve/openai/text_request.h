@@ -17,10 +17,10 @@ struct TextRequest {
   GenerationOptions options;
   RequestOptions request;
   bool stream = false;
-  bool include_usage = false;       // as the last event of a stream
-  bool echo = false;                // the answer begins with the prompt
-  bool no_new_tokens = false;       // max_tokens 0: only the prompt is read
-  std::vector<std::string> echoed;  // with `echo`: the texts of the prompts
+  bool include_usage = false;              // as the last event of a stream
+  bool echo = false;                       // the answer begins with the prompt
+  bool no_new_tokens = false;              // max_tokens 0: only the prompt is read
+  std::vector<std::string> echoed;         // with `echo`: the texts of the prompts
   std::shared_ptr<const Grammar> grammar;  // the form of all texts; null: any
   AnswerStyle style;                       // of chat: what texts are taken apart into
 };

@@ -143,9 +143,7 @@ void CallScanner::end(std::vector<AnswerPart>& parts) {
 // --- an answer ---
 
 AnswerParser::AnswerParser(const AnswerStyle& style)
-    : style_(style),
-      state_(style.begins_in_reasoning ? State::reasoning : State::start),
-      left_(style.begun) {}
+    : style_(style), state_(style.begins_in_reasoning ? State::reasoning : State::start), left_(style.begun) {}
 
 void AnswerParser::emit(AnswerPart::Kind kind, std::string_view text, std::vector<AnswerPart>& parts) {
   if (text.empty()) return;
@@ -200,8 +198,8 @@ bool AnswerParser::in_reasoning(bool last, std::vector<AnswerPart>& parts) {
     emit(AnswerPart::Kind::reasoning, text.substr(any_content_ ? 0 : blanks(text)), parts);
     left_.erase(0, end + kThinkEnd.size());
     any_content_ = false;
+    drop_blanks_ = true;
     state_ = State::content;
-    left_.erase(0, blanks(left_));
     return true;
   }
   // Blanks at the end wait: they are dropped before the tag.
@@ -216,6 +214,11 @@ bool AnswerParser::in_reasoning(bool last, std::vector<AnswerPart>& parts) {
 }
 
 bool AnswerParser::in_content(bool last, std::vector<AnswerPart>& parts) {
+  if (drop_blanks_) {
+    left_.erase(0, blanks(left_));
+    if (left_.empty()) return false;
+    drop_blanks_ = false;
+  }
   // Blanks between the reasoning, or the beginning, and what follows are dropped where a call follows.
   const std::size_t lead = any_content_ ? 0 : blanks(left_);
   const std::string_view text = std::string_view(left_).substr(lead);
@@ -261,7 +264,8 @@ bool AnswerParser::in_content(bool last, std::vector<AnswerPart>& parts) {
   }
   if (last) keep = 0;
   // Blanks before a tag belong to nothing.
-  while (!last && style_.family != ToolFamily::none && keep < left_.size() && blank(left_[left_.size() - keep - 1])) ++keep;
+  while (!last && style_.family != ToolFamily::none && keep < left_.size() && blank(left_[left_.size() - keep - 1]))
+    ++keep;
   const std::string_view shown = std::string_view(left_).substr(0, left_.size() - keep);
   any_content_ |= blanks(shown) < shown.size();
   emit(AnswerPart::Kind::content, shown, parts);
@@ -274,8 +278,6 @@ void AnswerParser::give_up_call(std::vector<AnswerPart>& parts) {
   if (!scanner_.named()) {
     emit(AnswerPart::Kind::content, tag_ + scanner_.text(), parts);
     any_content_ = true;
-  } else {
-    any_call_ = true;
   }
   state_ = State::content;
 }
@@ -289,7 +291,6 @@ bool AnswerParser::in_call(bool last, std::vector<AnswerPart>& parts) {
     return true;
   }
   if (scanner_.ended()) {
-    any_call_ = true;
     state_ = State::after_call;
     return true;
   }
@@ -311,6 +312,7 @@ bool AnswerParser::after_call(bool last, std::vector<AnswerPart>&) {
   };
   const auto to_content = [&] {
     any_content_ = false;
+    drop_blanks_ = true;
     state_ = State::content;
     return true;
   };

@@ -26,7 +26,7 @@ struct AnswerStyle {
   ToolFamily family = ToolFamily::none;  // none: calls are not looked for
   bool reasoning = false;
   bool begins_in_reasoning = false;  // the prompt ends with <think>
-  std::string begun;                 // of the answer, at the end of the prompt
+  std::string begun = {};                 // of the answer, at the end of the prompt
 };
 
 // The JSON object of one call, as its text comes.
@@ -77,7 +77,8 @@ class AnswerParser {
   State state_;
   std::string left_;  // text that is not taken yet
   std::string tag_;   // that began the call
-  bool any_content_ = false, any_call_ = false;
+  bool any_content_ = false;
+  bool drop_blanks_ = false;  // those before the next content: they belong to a tag
   CallScanner scanner_;
 };
 

@@ -53,14 +53,16 @@ TEST(AnswerParser, Hermes) {
   EXPECT_EQ(parsed(style, "Hello."), "c:Hello.");
   EXPECT_EQ(parsed(style, "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": \"}</tool_call>\"}}\n</tool_call>"),
             "n:f|a:{\"a\": \"}</tool_call>\"}");
-  EXPECT_EQ(parsed(style, "Well:\n<tool_call>{\"name\":\"f\",\"arguments\":{}}</tool_call>\n<tool_call>{\"arguments\": "
-                          "{\"b\": [1]}, \"name\": \"g\"}</tool_call> Done."),
+  EXPECT_EQ(parsed(style,
+                   "Well:\n<tool_call>{\"name\":\"f\",\"arguments\":{}}</tool_call>\n<tool_call>{\"arguments\": "
+                   "{\"b\": [1]}, \"name\": \"g\"}</tool_call> Done."),
             "c:Well:|n:f|a:{}|n:g|a:{\"b\":[1]}|c:Done.");
   EXPECT_EQ(parsed(style, "a <tool_cal b"), "c:a <tool_cal b");
   EXPECT_EQ(parsed(style, "<tool_call>no</tool_call>"), "c:<tool_call>no</tool_call>");
   EXPECT_EQ(parsed(style, "<tool_call>{\"name\": 3}</tool_call>"), "c:<tool_call>{\"name\": 3}</tool_call>");
   EXPECT_EQ(parsed(style, "<tool_call>{\"name\": \"f\"}</tool_call>"), "n:f|a:{}");
-  EXPECT_EQ(parsed(style, "<tool_call>{\"name\": \"f\", \"arguments\": \"{\\\"a\\\": 1}\"}</tool_call>"), "n:f|a:{\"a\": 1}");
+  EXPECT_EQ(parsed(style, "<tool_call>{\"name\": \"f\", \"arguments\": \"{\\\"a\\\": 1}\"}</tool_call>"),
+            "n:f|a:{\"a\": 1}");
   EXPECT_EQ(parsed(style, "<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": 1"), "n:f|a:{\"a\": 1");  // cut off
   EXPECT_EQ(parsed(style, "<tool_call>{\"na"), "c:<tool_call>{\"na");
   EXPECT_EQ(parsed(style, ""), "");
@@ -77,8 +79,9 @@ TEST(AnswerParser, Llama3) {
 
 TEST(AnswerParser, Mistral) {
   const AnswerStyle style{.family = ToolFamily::mistral};
-  EXPECT_EQ(parsed(style, "[TOOL_CALLS][{\"name\": \"f\", \"arguments\": {\"a\": 1}}, {\"name\": \"g\", \"arguments\": {}}]"),
-            "n:f|a:{\"a\": 1}|n:g|a:{}");
+  EXPECT_EQ(
+      parsed(style, "[TOOL_CALLS][{\"name\": \"f\", \"arguments\": {\"a\": 1}}, {\"name\": \"g\", \"arguments\": {}}]"),
+      "n:f|a:{\"a\": 1}|n:g|a:{}");
   EXPECT_EQ(parsed(style, "[{\"name\": \"f\", \"arguments\": {}}]"), "n:f|a:{}");
   EXPECT_EQ(parsed(style, "[1, 2]"), "c:[1, 2]");
   EXPECT_EQ(parsed(style, "[TOOL_CALLS] are"), "c:[TOOL_CALLS] are");

@@ -10,7 +10,7 @@ namespace graft::text::grammar {
 namespace {
 
 constexpr int kDeepest = 100;
-constexpr std::size_t kMostRules = 10'000;
+constexpr std::size_t kMostRules = 2000;
 constexpr std::int64_t kMostTimes = 10'000;
 
 class Parser {

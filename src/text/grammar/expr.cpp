@@ -16,9 +16,7 @@ ExprPtr make(Expr expr) { return std::make_shared<const Expr>(std::move(expr)); 
 
 ExprPtr bytes(std::string_view text) { return make({.kind = Expr::Kind::bytes, .bytes = std::string(text)}); }
 ExprPtr chars(CodeRanges ranges) { return make({.kind = Expr::Kind::chars, .chars = united(std::move(ranges))}); }
-ExprPtr sequence(std::vector<ExprPtr> parts) {
-  return make({.kind = Expr::Kind::sequence, .parts = std::move(parts)});
-}
+ExprPtr sequence(std::vector<ExprPtr> parts) { return make({.kind = Expr::Kind::sequence, .parts = std::move(parts)}); }
 ExprPtr choice(std::vector<ExprPtr> parts) { return make({.kind = Expr::Kind::choice, .parts = std::move(parts)}); }
 ExprPtr repeat(ExprPtr part, std::int64_t least, std::int64_t most) {
   return make({.kind = Expr::Kind::repeat, .parts = {std::move(part)}, .least = least, .most = most});

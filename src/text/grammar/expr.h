@@ -22,8 +22,8 @@ struct Expr {
   Kind kind = Kind::sequence;
   std::string bytes = {};
   CodeRanges chars = {};
-  std::vector<ExprPtr> parts = {};      // of sequence and choice; the one that repeats
-  std::int64_t least = 0, most = 0;     // of repeat; most -1: any number
+  std::vector<ExprPtr> parts = {};   // of sequence and choice; the one that repeats
+  std::int64_t least = 0, most = 0;  // of repeat; most -1: any number
   std::size_t rule = 0;
 };
 

@@ -39,8 +39,8 @@ class MaskOfGrammar : public TokenMask {
 
   void accept(std::int64_t id) override {
     const text::grammar::Trie& trie = compiled_->trie();
-    GRAFT_CHECK(InvalidArgument, id >= 0 && id < trie.size(), "token ", id, " is not in the vocabulary of ", trie.size(),
-                " tokens");
+    GRAFT_CHECK(InvalidArgument, id >= 0 && id < trie.size(), "token ", id, " is not in the vocabulary of ",
+                trie.size(), " tokens");
     const bool eos = std::ranges::find(trie.eos(), id) != trie.eos().end();
     const Compiled::Config next =
         eos || ended_ || trie.bytes_of(id).empty() ? Compiled::kDead : compiled_->after(at_, trie.bytes_of(id));
@@ -190,9 +190,9 @@ std::shared_ptr<Grammar> Grammar::parts(std::span<const std::vector<GrammarPart>
     ways.push_back(text::grammar::sequence(std::move(sequence)));
   }
   const std::size_t one = rules.add("one", text::grammar::choice(std::move(ways)));
-  ExprPtr more = text::grammar::repeat(
-      text::grammar::sequence({text::grammar::bytes(separator), text::grammar::rule(one)}),
-      std::max<std::int64_t>(least - 1, 0), most < 0 ? -1 : most - 1);
+  ExprPtr more =
+      text::grammar::repeat(text::grammar::sequence({text::grammar::bytes(separator), text::grammar::rule(one)}),
+                            std::max<std::int64_t>(least - 1, 0), most < 0 ? -1 : most - 1);
   ExprPtr whole = text::grammar::sequence({text::grammar::rule(one), std::move(more)});
   if (least == 0) whole = text::grammar::optional(std::move(whole));
   return std::shared_ptr<Grammar>(new Grammar(compiled(std::move(rules), std::move(whole), std::move(vocabulary))));

@@ -17,8 +17,9 @@ std::shared_ptr<const GrammarVocabulary> vocabulary() {
   static const auto made = [] {
     Texts tokens = {""};
     for (int byte = 1; byte < 256; ++byte) tokens.emplace_back(1, static_cast<char>(byte));
-    for (const char* more : {"true", "\": ", "\", \"", "{\"", "\"}", "12", "3.", "],", "aa", "ab", "é", "\n", "  ", "}}",
-                             "null", "e1", "\\u", "00", "\xF0\x9F", "\x98\x80", "aaa", "\"a\"", "\": \"", "aa"})
+    for (const char* more :
+         {"true", "\": ", "\", \"", "{\"", "\"}", "12", "3.",       "],",       "aa",  "ab",    "é",      "\n",
+          "  ",   "}}",   "null",   "e1",  "\\u", "00", "\xF0\x9F", "\x98\x80", "aaa", "\"a\"", "\": \"", "aa"})
       tokens.emplace_back(more);
     return GrammarVocabulary::of(tokens, std::vector<std::int64_t>{0});
   }();
@@ -57,11 +58,12 @@ TEST(Grammar, RegularExpressions) {
 }
 
 TEST(Grammar, WhatRegularExpressionsAreRefused) {
-  const auto refuse = [](const char* source, const char* message, auto error) {
+  const auto refuse = [](const char* source, const char* message, const auto& error) {
+    static_cast<void>(error);
     try {
       Grammar::regex(source, vocabulary());
       ADD_FAILURE() << source;
-    } catch (const decltype(error)& thrown) {
+    } catch (const std::remove_cvref_t<decltype(error)>& thrown) {
       EXPECT_THAT(thrown.what(), ::testing::HasSubstr(message)) << source;
     }
   };
@@ -84,7 +86,9 @@ TEST(Grammar, Rules) {
       {"root ::= \"a\" b | \"c\" # comment\nb ::= [0-9]+\n", {"a1", "a42", "c"}, {"a", "c1"}},
       {"root ::= (\n  \"x\"\n  | \"y\"\n){2}\n\n", {"xy", "yy"}, {"x", "xyx"}},
       {"root ::= \"(\" root \")\" | \"\"", {"", "()", "((()))"}, {"(", ")(", "())"}},
-      {"root ::= item (\", \" item)*\nitem ::= [a-z]+ | root-2\nroot-2 ::= \"<\" root \">\"", {"a, <b, <c>>"}, {"<a, >"}},
+      {"root ::= item (\", \" item)*\nitem ::= [a-z]+ | root-2\nroot-2 ::= \"<\" root \">\"",
+       {"a, <b, <c>>"},
+       {"<a, >"}},
       {"root ::= [^\"\\\\]* \"\\\"\\n\"", {"ab\"\n", "\"\n"}, {"a\\\"\n", "\n"}},
       {"root ::= \"a\"{2,} .", {"aaé", "aaaa"}, {"aa"}},
       {"root ::= a\na ::= b b b\nb ::= \"x\"?", {"", "x", "xxx"}, {"xxxx"}},
@@ -129,35 +133,44 @@ TEST(Grammar, JsonSchemas) {
       {R"({"type": "string", "format": "ipv4"})", {"\"255.0.10.199\""}, {"\"256.0.0.1\"", "\"1.2.3\""}},
       {R"({"type": "string", "format": "uuid"})", {"\"123e4567-e89b-12d3-a456-426614174000\""}, {"\"123\""}},
       {R"({"type": "integer"})", {"0", "-12", "999999999999999999"}, {"-0x", "1.5", "1e3", "00"}},
-      {R"({"type": "integer", "minimum": -5, "maximum": 123})", {"-5", "-1", "0", "9", "10", "99", "100", "123"},
+      {R"({"type": "integer", "minimum": -5, "maximum": 123})",
+       {"-5", "-1", "0", "9", "10", "99", "100", "123"},
        {"-6", "124", "200", "1000", "-10", "00"}},
       {R"({"type": "integer", "exclusiveMinimum": 9, "exclusiveMaximum": 11})", {"10"}, {"9", "11"}},
       {R"({"type": "integer", "minimum": 0.5})", {"1", "20"}, {"0", "-1"}},
-      {R"({"type": "number", "minimum": 0, "exclusiveMaximum": 2})", {"0", "0.5", "1.999", "1"}, {"2", "2.0", "-1", "10"}},
+      {R"({"type": "number", "minimum": 0, "exclusiveMaximum": 2})",
+       {"0", "0.5", "1.999", "1"},
+       {"2", "2.0", "-1", "10"}},
       {R"({"type": "number", "exclusiveMinimum": -1, "maximum": 1})", {"-0.5", "0", "1.0", "1"}, {"-1", "-1.5", "1.1"}},
       {R"({"enum": ["red", 3, null, {"a": 1}]})", {"\"red\"", "3", "null", "{\"a\":1}"}, {"\"blue\"", "red", "4"}},
       {R"({"const": "x\"y"})", {R"("x\"y")"}, {"\"x\""}},
       {R"({"type": "string", "enum": ["a", 1]})", {"\"a\""}, {"1"}},
       {R"({"type": ["integer", "null"]})", {"7", "null"}, {"\"a\""}},
-      {R"({"anyOf": [{"type": "boolean"}, {"type": "array", "items": {"type": "integer"}}]})", {"true", "[1, 2]", "[]"},
+      {R"({"anyOf": [{"type": "boolean"}, {"type": "array", "items": {"type": "integer"}}]})",
+       {"true", "[1, 2]", "[]"},
        {"1", "[true]"}},
-      {R"({"type": "array", "items": {"type": "null"}, "minItems": 1, "maxItems": 2})", {"[null]", "[null, null]"},
+      {R"({"type": "array", "items": {"type": "null"}, "minItems": 1, "maxItems": 2})",
+       {"[null]", "[null, null]"},
        {"[]", "[null, null, null]", "[null null]"}},
       {R"({"type": "array", "maxItems": 0})", {"[]"}, {"[1]"}},
-      {R"({"type": "array", "prefixItems": [{"type": "string"}, {"type": "integer"}], "items": false})", {"[\"a\", 1]"},
+      {R"({"type": "array", "prefixItems": [{"type": "string"}, {"type": "integer"}], "items": false})",
+       {"[\"a\", 1]"},
        {"[\"a\"]", "[1, \"a\"]", "[\"a\", 1, 2]"}},
       {R"({"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "string"}, "c": {}},
            "required": ["a", "c"], "additionalProperties": false})",
        {R"({"a": 1, "b": "x", "c": null})", R"({"a":1,"c":[]})", "{\n  \"a\": 1,\n  \"c\": 2\n}"},
        {R"({"a": 1})", R"({"c": 1, "a": 1})", R"({"a": 1, "c": 2, "d": 3})", "{}", R"({"a": 1,, "c": 2})"}},
       {R"({"type": "object", "properties": {"a": {}, "b": {}}})",
-       {"{}", R"({"a": 1})", R"({"b": 1})", R"({"a": 1, "b": 2})"}, {R"({"b": 1, "a": 2})", R"({"a": 1,})"}},
-      {R"({"type": "object", "additionalProperties": {"type": "integer"}})", {"{}", R"({"x": 1, "y": 2})"},
+       {"{}", R"({"a": 1})", R"({"b": 1})", R"({"a": 1, "b": 2})"},
+       {R"({"b": 1, "a": 2})", R"({"a": 1,})"}},
+      {R"({"type": "object", "additionalProperties": {"type": "integer"}})",
+       {"{}", R"({"x": 1, "y": 2})"},
        {R"({"x": "a"})"}},
       {R"({"type": "object", "required": ["z"]})", {R"({"z": [1]})"}, {"{}"}},
       {R"({"$ref": "#/$defs/tree", "$defs": {"tree": {"type": "object", "properties": {"v": {"type": "integer"},
            "next": {"anyOf": [{"$ref": "#/$defs/tree"}, {"type": "null"}]}}, "required": ["v", "next"]}}})",
-       {R"({"v": 1, "next": {"v": 2, "next": null}})"}, {R"({"v": 1})", R"({"v": 1, "next": 2})"}},
+       {R"({"v": 1, "next": {"v": 2, "next": null}})"},
+       {R"({"v": 1})", R"({"v": 1, "next": 2})"}},
       {R"({"type": "array", "items": {"$ref": "#"}})", {"[]", "[[], [[]]]"}, {"[1]"}},
   };
   for (const Case& one : cases) expect(*Grammar::json_schema(one.source, vocabulary()), one);
@@ -176,11 +189,10 @@ TEST(Grammar, WhatSchemasAreRefused) {
       {R"({"if": {}, "then": {}})", "'if'"},
       {R"({"type": "string", "format": "regex"})", "'format'"},
       {R"({"type": "string", "pattern": "a", "maxLength": 3})", "'maxLength'"},
-      {R"({"type": "string", "pattern": "(?=a)"})", "'pattern'"},
+      {R"x({"type": "string", "pattern": "(?=a)"})x", "'pattern'"},
       {R"({"type": "object", "minProperties": 1})", "'minProperties'"},
       {R"({"x-unknown": 1})", "'x-unknown'"},
       {R"({"$ref": "other.json"})", "'other.json'"},
-      {R"({"$ref": "#"})", "left recursion"},
       {R"({"type": "object", "properties": {"a": false}})", "#.a"},
   };
   for (const auto& [source, message] : unsupported) {
@@ -193,9 +205,11 @@ TEST(Grammar, WhatSchemasAreRefused) {
   }
   for (const char* wrong :
        {"", "3", "[]", R"({"type": "text"})", R"({"type": 3})", R"({"enum": []})", R"({"anyOf": {}})",
-        R"({"required": "a"})", R"({"properties": []})", R"({"$ref": "#/none"})", R"({"type": "string", "minLength": -1})",
-        R"({"type": "string", "minLength": 3, "maxLength": 1})", R"({"type": "integer", "minimum": 3, "maximum": 1})",
-        R"({"type": "object", "required": ["a"], "additionalProperties": false})", R"({"type": "string", "pattern": "("})",
+        R"({"required": "a"})", R"({"properties": []})", R"({"$ref": "#/none"})", R"({"$ref": "#"})",
+        R"({"type": "string", "minLength": -1})", R"({"type": "string", "minLength": 3, "maxLength": 1})",
+        R"({"type": "integer", "minimum": 3, "maximum": 1})",
+        R"({"type": "object", "required": ["a"], "additionalProperties": false})",
+        R"({"type": "string", "pattern": "("})",
         R"({"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]})"})
     EXPECT_THROW(Grammar::json_schema(wrong, vocabulary()), InvalidArgument) << wrong;
 }

@@ -10,9 +10,7 @@ namespace {
 constexpr std::int64_t kFractionDigits = 18;
 
 ExprPtr digits(std::int64_t least, std::int64_t most) { return repeat(chars({{'0', '9'}}), least, most); }
-ExprPtr digit(char first, char last) {
-  return chars({{static_cast<char32_t>(first), static_cast<char32_t>(last)}});
-}
+ExprPtr digit(char first, char last) { return chars({{static_cast<char32_t>(first), static_cast<char32_t>(last)}}); }
 
 // Numbers of as many digits, from `least` to `most`.
 ExprPtr of_equal_length(const std::string& least, const std::string& most) {
@@ -26,7 +24,8 @@ ExprPtr of_equal_length(const std::string& least, const std::string& most) {
   std::vector<ExprPtr> parts = {sequence({digit(least[0], least[0]), of_equal_length(least.substr(1), nines)}),
                                 sequence({digit(most[0], most[0]), of_equal_length(zeros, most.substr(1))})};
   if (most[0] - least[0] > 1)
-    parts.push_back(sequence({digit(static_cast<char>(least[0] + 1), static_cast<char>(most[0] - 1)), digits(rest, rest)}));
+    parts.push_back(
+        sequence({digit(static_cast<char>(least[0] + 1), static_cast<char>(most[0] - 1)), digits(rest, rest)}));
   return choice(std::move(parts));
 }
 
@@ -86,7 +85,8 @@ void NumberBounds::at_least(double value, bool excluded, bool integer) {
 
 void NumberBounds::at_most(double value, bool excluded, bool integer) {
   if (!(value < static_cast<double>(kLargest))) return;
-  std::int64_t bound = value <= static_cast<double>(-kLargest) ? -kLargest : static_cast<std::int64_t>(std::floor(value));
+  std::int64_t bound =
+      value <= static_cast<double>(-kLargest) ? -kLargest : static_cast<std::int64_t>(std::floor(value));
   if (value < static_cast<double>(-kLargest)) excluded = true;
   if (integer && excluded && static_cast<double>(bound) >= value) {
     --bound;

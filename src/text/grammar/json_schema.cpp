@@ -15,7 +15,7 @@ namespace {
 
 using Schema = nlohmann::ordered_json;
 
-constexpr std::size_t kMostDepth = 64;
+constexpr std::size_t kMostDepth = 300;       // values are read by recursion
 constexpr std::int64_t kMostLength = 20'000;  // of minLength and the like
 
 // Of what a format means, texts that everybody agrees on.
@@ -34,16 +34,35 @@ const std::map<std::string, const char*, std::less<>> kFormats = {
 };
 
 // Say nothing about which values are right.
-const std::set<std::string, std::less<>> kAnnotations = {
-    "title",    "description", "default",   "examples", "$schema", "$id",        "$comment",
-    "readOnly", "writeOnly",   "deprecated", "$defs",    "definitions", "$anchor"};
+const std::set<std::string, std::less<>> kAnnotations = {"title", "description", "default",  "examples",  "$schema",
+                                                         "$id",   "$comment",    "readOnly", "writeOnly", "deprecated",
+                                                         "$defs", "definitions", "$anchor"};
 
 class Converter {
  public:
   Converter(const Schema& document, Rules& rules) : document_(document), rules_(rules) {}
 
-  ExprPtr value(const Schema& schema, const std::string& path, std::size_t depth = 0) {
-    GRAFT_CHECK(Unsupported, depth < kMostDepth, "the JSON schema is nested deeper than ", kMostDepth);
+  ExprPtr value(const Schema& schema, const std::string& path) {
+    GRAFT_CHECK(Unsupported, nesting_ < kMostDepth, "the JSON schema is nested deeper than ", kMostDepth,
+                ", references included");
+    ++nesting_;
+    ExprPtr made = value_of(schema, path);
+    --nesting_;
+    return made;
+  }
+
+  ExprPtr any() {
+    if (any_) return rule(*any_);
+    any_ = rules_.add("JSON value");
+    rules_.bodies[*any_] = choice({map_of(rule(*any_)), array(Schema::object(), ""), string_of(0, -1), number(),
+                                   bytes("true"), bytes("false"), bytes("null")});
+    return rule(*any_);
+  }
+
+  ExprPtr any_object() { return map_of(any()); }
+
+ private:
+  ExprPtr value_of(const Schema& schema, const std::string& path) {
     if (schema.is_boolean()) {
       GRAFT_CHECK(Unsupported, schema.get<bool>(), "the JSON schema has false at ", path, ", which no value satisfies");
       return any();
@@ -55,7 +74,7 @@ class Converter {
       return reference(schema["$ref"], path);
     }
     for (const char* combined : {"anyOf", "allOf", "oneOf"})
-      if (schema.contains(combined)) return combination(schema, combined, path, depth);
+      if (schema.contains(combined)) return combination(schema, combined, path);
     if (schema.contains("const")) {
       only(schema, path, {"const", "type"});
       return values(schema, Schema::array({schema["const"]}), path);
@@ -73,25 +92,15 @@ class Converter {
     }
     known_for(schema, types, path);
     std::vector<ExprPtr> all;
-    for (const std::string& type : types) all.push_back(of_type(schema, type, path, depth));
+    for (const std::string& type : types) all.push_back(of_type(schema, type, path));
     return all.size() == 1 ? all[0] : choice(std::move(all));
   }
 
-  ExprPtr any() {
-    if (any_) return rule(*any_);
-    any_ = rules_.add("JSON value");
-    rules_.bodies[*any_] = choice({map_of(rule(*any_)), array(Schema::object(), "", 0), string_of(0, -1), number(),
-                                   bytes("true"), bytes("false"), bytes("null")});
-    return rule(*any_);
-  }
-
-  ExprPtr any_object() { return map_of(any()); }
-
- private:
   ExprPtr white_space() {
     if (!white_space_)
-      white_space_ = rules_.add("white space",
-                                optional(choice({bytes(" "), sequence({bytes("\n"), repeat(chars({{' ', ' '}, {'\t', '\t'}}), 0, 20)})})));
+      white_space_ = rules_.add(
+          "white space",
+          optional(choice({bytes(" "), sequence({bytes("\n"), repeat(chars({{' ', ' '}, {'\t', '\t'}}), 0, 20)})})));
     return rule(*white_space_);
   }
 
@@ -106,11 +115,12 @@ class Converter {
 
   static std::vector<std::string> types_of(const Schema& schema, const std::string& path) {
     static const std::set<std::string, std::less<>> known = {"object", "array",   "string", "integer",
-                                                            "number", "boolean", "null"};
+                                                             "number", "boolean", "null"};
     std::vector<std::string> types;
     const auto add = [&](const Schema& type) {
       const bool good = type.is_string() && known.contains(type.get_ref<const std::string&>());
-      GRAFT_CHECK(InvalidArgument, good, "the JSON schema is wrong at ", path, ".type: found ", type.dump().substr(0, 80));
+      GRAFT_CHECK(InvalidArgument, good, "the JSON schema is wrong at ", path, ".type: found ",
+                  type.dump().substr(0, 80));
       types.push_back(type.get<std::string>());
     };
     if (const auto found = schema.find("type"); found != schema.end()) {
@@ -148,22 +158,24 @@ class Converter {
         return found != keywords_of().end() && found->second.contains(n);
       });
       // A keyword about values of another type than those that are allowed says nothing of these.
-      const bool of_others = std::ranges::any_of(keywords_of(), [&, n = name](const auto& other) { return other.second.contains(n); });
+      const bool of_others =
+          std::ranges::any_of(keywords_of(), [&, n = name](const auto& other) { return other.second.contains(n); });
       if (!known && !of_others) unsupported(name, path);
     }
   }
 
-  ExprPtr of_type(const Schema& schema, const std::string& type, const std::string& path, std::size_t depth) {
+  ExprPtr of_type(const Schema& schema, const std::string& type, const std::string& path) {
     if (type == "null") return bytes("null");
     if (type == "boolean") return choice({bytes("true"), bytes("false")});
     if (type == "string") return string(schema, path);
     if (type == "integer" || type == "number") {
-      const bool bounded = std::ranges::any_of(keywords_of().at("number"), [&](const std::string& k) { return schema.contains(k); });
+      const bool bounded =
+          std::ranges::any_of(keywords_of().at("number"), [&](const std::string& k) { return schema.contains(k); });
       if (type == "number" && !bounded) return number();
       return bounded_number(schema, type == "integer", path);
     }
-    if (type == "array") return array(schema, path, depth);
-    return object(schema, path, depth);
+    if (type == "array") return array(schema, path);
+    return object(schema, path);
   }
 
   ExprPtr reference(const Schema& given, const std::string& path) {
@@ -184,15 +196,14 @@ class Converter {
     return rule(index);
   }
 
-  ExprPtr combination(const Schema& schema, const std::string& keyword, const std::string& path, std::size_t depth) {
+  ExprPtr combination(const Schema& schema, const std::string& keyword, const std::string& path) {
     only(schema, path, {keyword});
     const Schema& parts = schema[keyword];
     GRAFT_CHECK(InvalidArgument, parts.is_array() && !parts.empty(), "the JSON schema is wrong at ", path, '.', keyword,
                 ": expected an array of schemas");
     if (keyword != "anyOf" && parts.size() > 1) unsupported(keyword, path, keyword == "oneOf" ? "; anyOf is" : "");
     std::vector<ExprPtr> all;
-    for (std::size_t i = 0; i < parts.size(); ++i)
-      all.push_back(value(parts[i], str(path, '.', keyword, '[', i, ']'), depth + 1));
+    for (std::size_t i = 0; i < parts.size(); ++i) all.push_back(value(parts[i], str(path, '.', keyword, '[', i, ']')));
     return choice(std::move(all));
   }
 
@@ -207,10 +218,12 @@ class Converter {
   }
 
   ExprPtr values(const Schema& schema, const Schema& list, const std::string& path) {
-    const std::vector<std::string> types = schema.contains("type") ? types_of(schema, path) : std::vector<std::string>{};
+    const std::vector<std::string> types =
+        schema.contains("type") ? types_of(schema, path) : std::vector<std::string>{};
     std::vector<ExprPtr> all;
     for (const Schema& one : list) {
-      const bool right = types.empty() || std::ranges::any_of(types, [&](const auto& type) { return has_type(one, type); });
+      const bool right =
+          types.empty() || std::ranges::any_of(types, [&](const auto& type) { return has_type(one, type); });
       if (right) all.push_back(bytes(one.dump()));
     }
     GRAFT_CHECK(InvalidArgument, !all.empty(), "the JSON schema is wrong at ", path, ": no value of it has its type");
@@ -237,13 +250,21 @@ class Converter {
     static const ExprPtr one = [] {
       const CodeRanges hex = {{'0', '9'}, {'A', 'F'}, {'a', 'f'}};
       const ExprPtr digit = chars(hex);
-      const ExprPtr not_surrogate = choice({sequence({chars({{'0', '9'}, {'A', 'C'}, {'E', 'F'}, {'a', 'c'}, {'e', 'f'}}), digit}),
-                                            sequence({chars({{'D', 'D'}, {'d', 'd'}}), chars({{'0', '7'}})})});
-      const ExprPtr high = sequence({chars({{'D', 'D'}, {'d', 'd'}}), chars({{'8', '9'}, {'A', 'B'}, {'a', 'b'}}), digit, digit});
+      const ExprPtr not_surrogate =
+          choice({sequence({chars({{'0', '9'}, {'A', 'C'}, {'E', 'F'}, {'a', 'c'}, {'e', 'f'}}), digit}),
+                  sequence({chars({{'D', 'D'}, {'d', 'd'}}), chars({{'0', '7'}})})});
+      const ExprPtr high =
+          sequence({chars({{'D', 'D'}, {'d', 'd'}}), chars({{'8', '9'}, {'A', 'B'}, {'a', 'b'}}), digit, digit});
       const ExprPtr low = sequence({chars({{'D', 'D'}, {'d', 'd'}}), chars({{'C', 'F'}, {'c', 'f'}}), digit, digit});
       return choice({chars(complement({{0, 0x1F}, {'"', '"'}, {'\\', '\\'}})),
-                     sequence({bytes("\\"), choice({chars({{'"', '"'}, {'\\', '\\'}, {'/', '/'}, {'b', 'b'}, {'f', 'f'},
-                                                           {'n', 'n'}, {'r', 'r'}, {'t', 't'}}),
+                     sequence({bytes("\\"), choice({chars({{'"', '"'},
+                                                           {'\\', '\\'},
+                                                           {'/', '/'},
+                                                           {'b', 'b'},
+                                                           {'f', 'f'},
+                                                           {'n', 'n'},
+                                                           {'r', 'r'},
+                                                           {'t', 't'}}),
                                                     sequence({bytes("u"), not_surrogate, digit, digit}),
                                                     sequence({bytes("u"), high, bytes("\\u"), low})})})});
     }();
@@ -252,7 +273,8 @@ class Converter {
 
   ExprPtr string_of(std::int64_t least, std::int64_t most) {
     if (least == 0 && most < 0) {
-      if (!string_) string_ = rules_.add("JSON string", sequence({bytes("\""), repeat(character(), 0, -1), bytes("\"")}));
+      if (!string_)
+        string_ = rules_.add("JSON string", sequence({bytes("\""), repeat(character(), 0, -1), bytes("\"")}));
       return rule(*string_);
     }
     if (!character_) character_ = rules_.add("character of a JSON string", character());
@@ -268,8 +290,8 @@ class Converter {
     for (const char* keyword : {"minLength", "maxLength"})
       if (schema.contains(keyword)) unsupported(keyword, path, " beside a pattern or a format");
     const Schema& given = schema[pattern ? "pattern" : "format"];
-    GRAFT_CHECK(InvalidArgument, given.is_string(), "the JSON schema is wrong at ", path, pattern ? ".pattern" : ".format",
-                ": expected a string");
+    GRAFT_CHECK(InvalidArgument, given.is_string(), "the JSON schema is wrong at ", path,
+                pattern ? ".pattern" : ".format", ": expected a string");
     std::string expression = given.get<std::string>();
     if (format) {
       const auto known = kFormats.find(expression);
@@ -318,13 +340,13 @@ class Converter {
     return sequence({std::move(before), white_space(), std::move(inner), white_space(), std::move(after)});
   }
 
-  ExprPtr array(const Schema& schema, const std::string& path, std::size_t depth) {
+  ExprPtr array(const Schema& schema, const std::string& path) {
     std::vector<ExprPtr> first;
     if (const auto prefix = schema.find("prefixItems"); prefix != schema.end()) {
       GRAFT_CHECK(InvalidArgument, prefix->is_array() && !prefix->empty(), "the JSON schema is wrong at ", path,
                   ".prefixItems: expected an array of schemas");
       for (std::size_t i = 0; i < prefix->size(); ++i)
-        first.push_back(value((*prefix)[i], str(path, ".prefixItems[", i, ']'), depth + 1));
+        first.push_back(value((*prefix)[i], str(path, ".prefixItems[", i, ']')));
     }
     const auto items = schema.find("items");
     const bool closed = items != schema.end() && items->is_boolean() && !items->get<bool>();
@@ -337,12 +359,13 @@ class Converter {
     const ExprPtr empty = sequence({bytes("["), white_space(), bytes("]")});
     if (most == 0) return empty;
     if (fixed == 0) {
-      const ExprPtr item = items == schema.end() ? any() : value(*items, path + ".items", depth + 1);
+      const ExprPtr item = items == schema.end() ? any() : value(*items, path + ".items");
       const std::size_t index = rules_.add(path + ".items", item);
-      const ExprPtr list = between(bytes("["),
-                                   sequence({rule(index), repeat(sequence({comma, rule(index)}), std::max<std::int64_t>(least - 1, 0),
-                                                                 most < 0 ? -1 : most - 1)}),
-                                   bytes("]"));
+      const ExprPtr list =
+          between(bytes("["),
+                  sequence({rule(index), repeat(sequence({comma, rule(index)}), std::max<std::int64_t>(least - 1, 0),
+                                                most < 0 ? -1 : most - 1)}),
+                  bytes("]"));
       return least > 0 ? list : choice({empty, list});
     }
     // Of a tuple all places are written: fewer would be right too.
@@ -354,8 +377,9 @@ class Converter {
       parts.push_back(first[static_cast<std::size_t>(i)]);
     }
     if (!closed && (items != schema.end() || least > fixed)) {
-      const ExprPtr item = items == schema.end() ? any() : value(*items, path + ".items", depth + 1);
-      parts.push_back(repeat(sequence({comma, item}), std::max<std::int64_t>(least - fixed, 0), most < 0 ? -1 : most - fixed));
+      const ExprPtr item = items == schema.end() ? any() : value(*items, path + ".items");
+      parts.push_back(
+          repeat(sequence({comma, item}), std::max<std::int64_t>(least - fixed, 0), most < 0 ? -1 : most - fixed));
     }
     return between(bytes("["), sequence(std::move(parts)), bytes("]"));
   }
@@ -363,15 +387,17 @@ class Converter {
   ExprPtr map_of(const ExprPtr& one) {
     const ExprPtr pair = sequence({string_of(0, -1), bytes(":"), white_space(), one});
     const std::size_t index = rules_.add("member", pair);
-    return choice({sequence({bytes("{"), white_space(), bytes("}")}),
-                   between(bytes("{"), sequence({rule(index), repeat(sequence({bytes(","), white_space(), rule(index)}), 0, -1)}),
-                           bytes("}"))});
+    return choice(
+        {sequence({bytes("{"), white_space(), bytes("}")}),
+         between(bytes("{"), sequence({rule(index), repeat(sequence({bytes(","), white_space(), rule(index)}), 0, -1)}),
+                 bytes("}"))});
   }
 
-  ExprPtr object(const Schema& schema, const std::string& path, std::size_t depth) {
+  ExprPtr object(const Schema& schema, const std::string& path) {
     std::set<std::string> required;
     if (const auto names = schema.find("required"); names != schema.end()) {
-      GRAFT_CHECK(InvalidArgument, names->is_array(), "the JSON schema is wrong at ", path, ".required: expected an array");
+      GRAFT_CHECK(InvalidArgument, names->is_array(), "the JSON schema is wrong at ", path,
+                  ".required: expected an array");
       for (const Schema& name : *names) {
         GRAFT_CHECK(InvalidArgument, name.is_string(), "the JSON schema is wrong at ", path, ".required: found ",
                     name.dump().substr(0, 80));
@@ -394,13 +420,14 @@ class Converter {
       }
     if (properties.empty()) {
       if (closed) return sequence({bytes("{"), white_space(), bytes("}")});
-      return map_of(more == schema.end() ? any() : value(*more, path + ".additionalProperties", depth + 1));
+      return map_of(more == schema.end() ? any() : value(*more, path + ".additionalProperties"));
     }
     std::vector<ExprPtr> pairs;
     std::vector<bool> needed;
     for (const auto& [name, one] : properties.items()) {
       const std::string where = path + '.' + name;
-      pairs.push_back(rule(rules_.add(where, sequence({bytes(Schema(name).dump() + ":"), white_space(), value(one, where, depth + 1)}))));
+      pairs.push_back(
+          rule(rules_.add(where, sequence({bytes(Schema(name).dump() + ":"), white_space(), value(one, where)}))));
       needed.push_back(required.contains(name));
     }
     // rest[i]: from property i on, where one stands before.
@@ -424,6 +451,7 @@ class Converter {
   const Schema& document_;
   Rules& rules_;
   std::map<std::string, std::size_t> references_;
+  std::size_t nesting_ = 0;
   std::optional<std::size_t> any_, white_space_, string_, character_;
 };
 

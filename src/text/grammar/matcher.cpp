@@ -9,8 +9,8 @@ namespace graft::text::grammar {
 namespace {
 
 constexpr std::uint32_t kUnknown = std::numeric_limits<std::uint32_t>::max();
-constexpr std::uint32_t kDeepest = 512;             // calls within calls: deeper ones are not allowed to begin
-constexpr std::size_t kMostConfigs = 1 << 18;       // of one grammar
+constexpr std::uint32_t kDeepest = 512;              // calls within calls: deeper ones are not allowed to begin
+constexpr std::size_t kMostConfigs = 1 << 18;        // of one grammar
 constexpr std::size_t kMostMaskBytes = 32ull << 20;  // kept
 
 std::uint64_t hash_of(const std::vector<std::uint32_t>& stacks, unsigned flags) {

@@ -72,12 +72,12 @@ class Compiled {
   std::unordered_map<std::uint64_t, StackId> stack_ids_;
   std::vector<Place> places_;
   std::unordered_multimap<std::uint64_t, Config> config_ids_;  // by hash
-  std::vector<std::vector<Config>> next_;                       // [config][class of the byte]; empty: not made yet
+  std::vector<std::vector<Config>> next_;                      // [config][class of the byte]; empty: not made yet
   std::unordered_map<Config, Bits> masks_;
   std::unordered_map<Config, LocalMask> local_masks_;
   std::vector<std::uint64_t> seen_;  // by stack: the last step() that came to it
   std::uint64_t turn_ = 1;           // steps so far
-  std::vector<Config> path_;   // of walks, by depth
+  std::vector<Config> path_;         // of walks, by depth
   Config begin_ = kDead;
 };
 

@@ -10,7 +10,7 @@
 namespace graft::text::grammar {
 namespace {
 
-constexpr int kDeepest = 100;              // groups within groups
+constexpr int kDeepest = 100;                // groups within groups
 constexpr std::int64_t kMostTimes = 10'000;  // of {m,n}
 
 const CodeRanges kDigits = {{'0', '9'}};

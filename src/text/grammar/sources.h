@@ -19,5 +19,4 @@ ExprPtr parse_json_schema(std::string_view schema, Rules& rules);
 // Any JSON object.
 ExprPtr any_json_object(Rules& rules);
 
-
 }  // namespace graft::text::grammar
