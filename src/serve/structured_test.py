@@ -161,12 +161,12 @@ def test_calls_that_must_come(tools, model, choice):
     assert sum(len(e["choices"][0]["delta"].get("tool_calls", [])) for e in events[:-1]) > 2 or choice == "required"
 
 
-def forced(tools, model, text, **fields):
+def forced(on, model, text, **fields):
     """The answer to a model that is made to write this text."""
     fields = {"model": model, "messages": MESSAGES, "temperature": 0, "max_tokens": 300,
               "structured_outputs": {"choice": [text]}, **fields}  # fmt: skip
-    answer = tools.good("/v1/chat/completions", **fields)["choices"][0]
-    streamed = assembled(tools.events("/v1/chat/completions", **fields))
+    answer = on.good("/v1/chat/completions", **fields)["choices"][0]
+    streamed = assembled(on.events("/v1/chat/completions", **fields))
     message = answer["message"]
     calls = [call["function"] for call in message.get("tool_calls", [])]
     assert streamed["content"] == (message["content"] or "") and streamed["tool_calls"] == calls
@@ -175,29 +175,30 @@ def forced(tools, model, text, **fields):
 
 
 def test_calls_are_found_in_texts(tools):
-    call = '<tool_call>\n{"name": "weather", "arguments": {"town": "Bonn", "days": 2}}\n</tool_call>'
-    answer = forced(tools, "hermes", f"Let me see.\n{call}\n{call}", tools=TOOLS)
+    # The context has 512 tokens, which are single letters here.
+    call, few = '<tool_call>\n{"name": "f", "arguments": {"a": [2]}}\n</tool_call>', [TOOLS[1]]
+    answer = forced(tools, "hermes", f"Let me see.\n{call}\n{call}", tools=few)
     assert answer["message"]["content"] == "Let me see." and answer["finish_reason"] == "tool_calls"
-    assert [c["function"]["name"] for c in answer["message"]["tool_calls"]] == ["weather"] * 2
-    assert json.loads(answer["message"]["tool_calls"][1]["function"]["arguments"]) == {"town": "Bonn", "days": 2}
+    assert [c["function"]["name"] for c in answer["message"]["tool_calls"]] == ["f"] * 2
+    assert json.loads(answer["message"]["tool_calls"][1]["function"]["arguments"]) == {"a": [2]}
     assert len({c["id"] for c in answer["message"]["tool_calls"]}) == 2
     # Without tools it is a text like any other.
     assert forced(tools, "hermes", call)["message"]["content"] == call
-    assert forced(tools, "hermes", call, tools=TOOLS, tool_choice="none")["message"]["content"] == call
+    assert forced(tools, "hermes", call, tools=few, tool_choice="none")["message"]["content"] == call
     for text in ("Just a text.", "<tool_call> is a tag", "1 < 2", "<tool_call>\n[1]</tool_call>"):
-        assert forced(tools, "hermes", text, tools=TOOLS)["message"]["content"] == text
+        assert forced(tools, "hermes", text, tools=few)["message"]["content"] == text
     one = '{"name": "clock", "parameters": {}}'
-    answer = forced(tools, "llama", f"{one}; {one}", tools=TOOLS)
+    answer = forced(tools, "llama", f"{one}; {one}", tools=few)
     assert [c["function"] for c in answer["message"]["tool_calls"]] == [{"name": "clock", "arguments": "{}"}] * 2
-    assert forced(tools, "llama", '{"a": 1}', tools=TOOLS)["message"]["content"] == '{"a": 1}'
-    answer = forced(tools, "mistral", '[{"name": "clock", "arguments": {}}, {"arguments": {"a": "]}"}, "name": "b"}]', tools=TOOLS)
+    assert forced(tools, "llama", '{"a": 1}', tools=few)["message"]["content"] == '{"a": 1}'
+    answer = forced(tools, "mistral", '[{"name": "clock", "arguments": {}}, {"arguments": {"a": "]}"}, "name": "b"}]', tools=few)
     assert [c["function"]["arguments"] for c in answer["message"]["tool_calls"]] == ["{}", '{"a":"]}"}']
 
 
 def test_reasoning_is_split_out(tools):
     answer = forced(tools, "thinker", "<think>\nOne, two.\n</think>\n\nThree.")
     assert answer["message"] == {"role": "assistant", "content": "Three.", "refusal": None, "reasoning_content": "One, two."}
-    answer = forced(tools, "thinker", "<think>a</think>\n<tool_call>{\"name\": \"clock\"}</tool_call>", tools=TOOLS)
+    answer = forced(tools, "thinker", "<think>a</think>\n<tool_call>{\"name\": \"clock\"}</tool_call>", tools=[TOOLS[1]])
     assert answer["message"]["tool_calls"][0]["function"] == {"name": "clock", "arguments": "{}"}
     assert answer["message"]["reasoning_content"] == "a" and answer["message"]["content"] is None
     assert forced(tools, "thinker", "<thing>")["message"]["content"] == "<thing>"
