@@ -12,7 +12,8 @@ Json open_api_document() {
     const Json error = {{"description", "An error."},
                         {"content", {{"application/json", {{"schema", {{"$ref", schema}}}}}}}};
     for (auto& [method, operation] : operations.items())
-      for (const char* status : {"4XX", "503"}) if (Json& answers = operation["responses"]; !answers.contains(status)) answers[status] = error;
+      for (const char* status : {"4XX", "503"})
+        if (Json& answers = operation["responses"]; !answers.contains(status)) answers[status] = error;
   }
   return document;
 }

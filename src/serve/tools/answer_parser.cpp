@@ -283,7 +283,6 @@ void AnswerParser::give_up_call(std::vector<AnswerPart>& parts) {
 }
 
 bool AnswerParser::in_call(bool last, std::vector<AnswerPart>& parts) {
-  if (scanner_.text().empty()) left_.erase(0, blanks(left_));
   const std::size_t taken = scanner_.add(left_, parts);
   left_.erase(0, taken);
   if (scanner_.failed()) {

@@ -26,7 +26,7 @@ struct AnswerStyle {
   ToolFamily family = ToolFamily::none;  // none: calls are not looked for
   bool reasoning = false;
   bool begins_in_reasoning = false;  // the prompt ends with <think>
-  std::string begun = {};                 // of the answer, at the end of the prompt
+  std::string begun = {};            // of the answer, at the end of the prompt
 };
 
 // The JSON object of one call, as its text comes.
