@@ -185,6 +185,7 @@ void Interpreter::run_loop(const Statement& s, const Value& over, const ScopePtr
   }
   const auto changed = std::make_shared<Value>();
   for (std::size_t i = 0; i < items.size(); ++i) {
+    count_steps(0);  // the body may be empty
     const auto inner = std::make_shared<Scope>(scope);
     assign(s.names, items[i], inner);
     inner->names["loop"] = loop_object(s, items, i, scope, depth, changed);
