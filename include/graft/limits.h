@@ -8,7 +8,8 @@ namespace graft {
 // vocabulary, InvalidArgument for a template, naming the limit.
 struct TextLimits {
   std::int64_t max_vocabulary = std::int64_t{1} << 22;  // tokens, and ids; at most 2^24
-  std::int64_t max_template_steps = 10'000'000;         // statements, expressions, and 64 bytes or items that one makes
+  // Statements, iterations and expressions, and one more for every 64 bytes or items that an expression makes.
+  std::int64_t max_template_steps = 10'000'000;
   std::int64_t max_template_bytes = std::int64_t{1} << 26;  // of the prompt
 };
 

@@ -31,7 +31,8 @@ def unfinished(folder: Path, name: str) -> Iterator[Path]:
         try:
             yield place
         finally:
-            shutil.rmtree(place, ignore_errors=True)
+            with contextlib.suppress(OSError):  # of fstat, which ignore_errors does not cover
+                shutil.rmtree(place, ignore_errors=True)
             os.close(lock)
     except Error:
         raise

@@ -15,6 +15,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 import graft
+import graft.exporter.program  # gives results of operators a serialized name
 import pytree_fuzzer
 from graft import _pytree
 

@@ -167,6 +167,12 @@ TEST(Limits, Templates) {
   limits.max_template_steps = fits - 1;
   expect_error<InvalidArgument>([&] { render(limits, steps); },
                                 "steps, at most " + std::to_string(fits - 1) + " are allowed (max_template_steps)");
+  // An iteration counts where it does nothing else.
+  const std::string idle = "{% for i in range(2000) %}{% endfor %}";
+  limits = {.max_template_steps = 2000};
+  expect_error<InvalidArgument>([&] { render(limits, idle); }, "(max_template_steps)");
+  limits.max_template_steps = 2100;
+  EXPECT_EQ(render(limits, idle), "");
   // Loops in loops, and filters that make large values again and again.
   limits = {.max_template_steps = 1'000'000};
   for (const char* endless :

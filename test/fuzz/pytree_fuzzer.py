@@ -6,10 +6,12 @@ Each is a ValueError or a spec that unflattens; nothing is imported, opened or r
 from __future__ import annotations
 
 import collections
+import contextlib
 import copy
 import json
 import random
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,14 +44,20 @@ def seeds() -> list[Any]:
     ]
 
 
-def dumps(spec: Any) -> str:
-    """Nested more deeply than Python may recurse, too."""
+@contextlib.contextmanager
+def deep() -> Iterator[None]:
+    """Specs may be made here that are nested more deeply than Python recurses otherwise."""
     limit = sys.getrecursionlimit()
-    sys.setrecursionlimit(10_000)
+    sys.setrecursionlimit(20_000)
     try:
-        return json.dumps(spec)
+        yield
     finally:
         sys.setrecursionlimit(limit)
+
+
+def dumps(spec: Any) -> str:
+    with deep():
+        return json.dumps(spec)
 
 
 class Mutator:
@@ -57,10 +65,11 @@ class Mutator:
         self.random = random.Random(seed)
 
     def mutant(self, spec: Any) -> str:
-        spec = copy.deepcopy(spec)
-        for _ in range(self.random.randint(1, 4)):
-            self.change(spec)
-        text = dumps(spec)
+        with deep():
+            spec = copy.deepcopy(spec)
+            for _ in range(self.random.randint(1, 4)):
+                self.change(spec)
+            text = json.dumps(spec)
         if self.random.random() < 0.05:
             at = self.random.randrange(len(text) + 1)
             text = text[:at] + self.random.choice(["", "{", "]", '"', "1e999", "\\ud800", "[" * 2000]) + text[at + 1 :]

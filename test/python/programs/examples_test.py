@@ -15,7 +15,7 @@ import llm_models
 ROOT = Path(__file__).resolve().parents[3]
 EXAMPLES = sorted(path for path in (ROOT / "examples").iterdir() if path.name != "__pycache__")
 # Where else: `make demo`, the install check, and tests of their own.
-RUNNERS = ["Makefile", "test/install_check.sh", "test/python/programs/*_test.py", "test/python/llm/package_test.py"]
+RUNNERS = ["Makefile", "test/install_check.sh", "test/python/programs/*_test.py", "test/python/programs/module_example.py"]
 
 
 def test_every_example_runs_somewhere():
