@@ -222,7 +222,7 @@ Fate feed_plan(std::span<const std::byte> file) {
   Fate fate;
   done([&] {
     const Loading watched(file.size());
-    fate.verified = plan_with(file, fate.ran);
+    plan_with(file, fate.verified, fate.ran);
     fate.planned = true;
   });
   return fate;

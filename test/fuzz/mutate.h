@@ -36,7 +36,9 @@ Blob mutate_ptd(std::span<const std::byte> file, std::uint64_t seed);
 // A .npz of stored arrays.
 Blob mutate_npz(std::span<const std::byte> file, std::uint64_t seed);
 Blob make_npz(const std::vector<std::pair<std::string, Blob>>& entries);
-// Files whose last 32 bytes are the SHA-256 of all before, which a mutant mostly has right: stored plans, states.
+// A stored plan, mostly one of this build.
+Blob mutate_plan(std::span<const std::byte> file, std::uint64_t seed);
+// Files whose last 32 bytes are the SHA-256 of all before, which a mutant mostly has right: states.
 Blob mutate_signed(std::span<const std::byte> file, std::uint64_t seed);
 // A file of packed weights, whose head is signed.
 Blob mutate_packed(std::span<const std::byte> file, std::uint64_t seed);

@@ -9,6 +9,8 @@
 #include <vector>
 
 #include "base/sha256.h"
+#include "graft/error.h"
+#include "plan/stored_plan.h"
 #include "random.h"
 
 namespace graft::fuzz {
@@ -491,6 +493,44 @@ Blob mutate_signed(std::span<const std::byte> file, std::uint64_t seed) {
   content.resize(content.size() + kDigest);
   sign(content);
   return content;
+}
+
+Blob mutate_plan(std::span<const std::byte> file, std::uint64_t seed) {
+  Random random(seed);
+  const PlanOrigin origin = plan_origin("cpu");
+  std::optional<StoredPlan> plan;
+  try {
+    plan = decode_stored_plan(file, origin, "a plan");
+  } catch (const Error&) {
+  }
+  if (!plan || plan->lifetimes.empty() || random.one_in(5)) return mutate_signed(file, random.next());
+  for (std::size_t n = 1 + random.below(3); n > 0; --n) {
+    const std::size_t at = random.below(plan->lifetimes.size());
+    switch (random.below(8)) {
+      case 0:
+        random.change(plan->lifetimes[at].bytes);
+        break;
+      case 1:
+        random.change(random.one_in(2) ? plan->lifetimes[at].first : plan->lifetimes[at].last);
+        break;
+      case 2:
+        random.change(random.one_in(2) ? plan->arena_bytes : random.of(plan->offsets));
+        break;
+      case 3:
+        if (!plan->sizes.empty()) random.change(random.of(plan->sizes));
+        break;
+      case 4:
+        random.one_in(2) ? random.rearrange(plan->offsets) : random.rearrange(plan->lifetimes);
+        break;
+      case 5:
+        random.one_in(4) ? random.text(plan->method) : random.change(plan->threads);
+        break;
+      default:  // aligned, and beside other buffers or on them
+        plan->offsets[at % plan->offsets.size()] += 64 * (static_cast<std::int64_t>(random.below(9)) - 4);
+    }
+    if (plan->lifetimes.empty() || plan->offsets.empty()) break;
+  }
+  return encode(*plan, origin);
 }
 
 Blob mutate_packed(std::span<const std::byte> file, std::uint64_t seed) {

@@ -19,6 +19,7 @@ class Random {
  public:
   explicit Random(std::uint64_t seed) : engine_(seed) {}
   std::size_t below(std::size_t count) { return count == 0 ? 0 : engine_() % count; }
+  std::uint64_t next() { return engine_(); }
   bool one_in(std::size_t n) { return below(n) == 0; }
 
   template <typename T>

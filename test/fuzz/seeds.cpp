@@ -338,7 +338,7 @@ std::vector<Blob> state_files() {
 constexpr Target kTargets[] = {
     {"ir", feed_ir, mutate_ir, programs, 30},
     {"package", feed_package, mutate_package, packages, 30},
-    {"plan", feed_plan, mutate_signed, plans, 5},
+    {"plan", feed_plan, mutate_plan, plans, 40},
     {"states", feed_states, mutate_signed, state_files, 5},
     {"packed", feed_packed, mutate_packed, packed_files, 5},
     {"tokenizer", feed_tokenizer, mutate_tokenizer, tokenizers, 20},
@@ -364,11 +364,11 @@ const Target& target_named(std::string_view name) {
 
 std::vector<std::pair<Digest, std::size_t>> packed_seed_entries() { return {{digest_of(1), 100}, {digest_of(2), 64}}; }
 
-bool plan_with(std::span<const std::byte> bytes, bool& used) {
+void plan_with(std::span<const std::byte> bytes, bool& decoded, bool& used) {
   const std::optional<StoredPlan> stored = decode_stored_plan(bytes, plan_origin("cpu"), "the plan");
-  if (!stored) return false;
+  if (!stored) return;
+  decoded = true;
   for (const std::int64_t n : {1, 64, 500}) used |= plan_program().plan(n, &*stored).layout_was_stored;
-  return true;
 }
 
 std::vector<Session*> sessions_with_states() { return {&with_states().sums, &with_states().tokens}; }

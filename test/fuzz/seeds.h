@@ -28,9 +28,9 @@ const Target& target_named(std::string_view name);
 // Of the files of packed weights among the seeds.
 inline constexpr std::string_view kPackedOrigin = "fuzzed";
 std::vector<std::pair<Digest, std::size_t>> packed_seed_entries();
-// Decodes a stored plan and plans the seeds' program with it: whether it was one of this program; `used` when its layout
+// Decodes a stored plan and plans the seeds' program with it. decoded: it is one of this build; used: its layout
 // was taken.
-bool plan_with(std::span<const std::byte> bytes, bool& used);
+void plan_with(std::span<const std::byte> bytes, bool& decoded, bool& used);
 // Sessions whose saved states are seeds, with a cache of keys and values and without; use_states() runs one on what was
 // restored.
 std::vector<Session*> sessions_with_states();
