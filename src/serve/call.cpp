@@ -97,15 +97,18 @@ void Call::on_gone(std::function<void()> call) {
 void Call::ended(int status) {
   if (std::exchange(ended_, true)) return;
   const double seconds = seconds_since(request_.start);
-  metrics_.answered(route, status, seconds);
-  if (log_) {
-    Json fields = {
-        {"id", id_}, {"method", request_.method}, {"route", route}, {"status", status}, {"ms", 1e3 * seconds}};
-    {
-      const std::lock_guard lock(mutex_);
-      fields.update(fields_);
+  try {
+    metrics_.answered(route, status, seconds);
+    if (log_) {
+      Json fields = {
+          {"id", id_}, {"method", request_.method}, {"route", route}, {"status", status}, {"ms", 1e3 * seconds}};
+      {
+        const std::lock_guard lock(mutex_);
+        fields.update(fields_);
+      }
+      log_event(status >= 500 ? "error" : "info", "request", fields);
     }
-    log_event(status >= 500 ? "error" : "info", "request", fields);
+  } catch (...) {  // the answer was given; without memory only its line is missing
   }
   on_end_();
 }

@@ -32,8 +32,9 @@ Engine::RequestId Engine::submit(std::vector<Job> jobs, Clock::time_point deadli
   GRAFT_CHECK(Busy, !stopping_, "the server is stopping");
   GRAFT_CHECK(Busy, waiting + jobs.size() <= queue_ + idle_rows, waiting, " texts wait, the queue has room for ",
               queue_);
-  new_jobs_ += jobs.size();
+  const std::size_t count = jobs.size();
   new_.push_back({next_, std::move(jobs), deadline, std::move(on_progress)});
+  new_jobs_ += count;
   changed_.notify_all();
   return next_++;
 }
@@ -57,24 +58,43 @@ EngineStats Engine::stats() const {
 }
 
 void Engine::loop() {
-  for (;;) {
-    std::vector<Request> requests;
-    std::vector<RequestId> cancelled;
-    {
-      std::unique_lock lock(mutex_);
-      changed_.wait(lock, [&] { return stopping_ || !new_.empty() || !cancelled_.empty() || !active_.empty(); });
-      if (stopping_) break;
-      requests.assign(std::make_move_iterator(new_.begin()), std::make_move_iterator(new_.end()));
-      new_.clear();
-      new_jobs_ = 0;
-      cancelled = std::exchange(cancelled_, {});
+  for (bool more = true; more;) {
+    try {
+      more = turn();
+    } catch (...) {  // no memory for the bookkeeping: what was not done is done in the next turn
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
-    take_new(std::move(requests));
-    drop(cancelled);
-    end_late();
-    if (!active_.empty()) step();
-    publish();
   }
+  try {
+    stop();
+  } catch (...) {  // calls that were not told give an answer when they end
+  }
+}
+
+bool Engine::turn() {
+  std::vector<Request> requests;
+  std::vector<RequestId> cancelled;
+  {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return stopping_ || !new_.empty() || !cancelled_.empty() || !active_.empty(); });
+    if (stopping_) return false;
+    requests.assign(std::make_move_iterator(new_.begin()), std::make_move_iterator(new_.end()));
+    new_.clear();
+    new_jobs_ = 0;
+    cancelled = std::exchange(cancelled_, {});
+  }
+  take_new(std::move(requests));
+  drop(cancelled);
+  end_late();
+  if (active_.empty())
+    thrown_ = nullptr;
+  else
+    step();
+  publish();
+  return true;
+}
+
+void Engine::stop() {
   const auto stopped = std::make_exception_ptr(Cancelled("the server is stopping"));
   std::deque<Request> left;
   {
@@ -91,11 +111,17 @@ void Engine::loop() {
 
 void Engine::take_new(std::vector<Request> requests) {
   for (Request& request : requests) {
-    const auto on_progress = std::make_shared<const OnProgress>(std::move(request.on_progress));
+    std::shared_ptr<const OnProgress> on_progress;
+    try {
+      on_progress = std::make_shared<const OnProgress>(std::move(request.on_progress));
+    } catch (...) {
+      continue;  // its call gives an answer when it ends, and the other requests go on
+    }
     for (std::size_t job = 0; job < request.jobs.size(); ++job) {
       Active active{request.id, job, 0, 0, 0, request.deadline, on_progress};
       try {
         Job& asked = request.jobs[job];
+        active_.reserve(active_.size() + 1);
         active.id = generator_.submit(std::move(asked.prompt), asked.options, asked.request);
         active_.push_back(std::move(active));
       } catch (...) {
@@ -124,14 +150,15 @@ void Engine::end_late() {
       end_with(i, std::make_exception_ptr(Cancelled("the request took longer than the server allows")));
 }
 
+// What a step threw stays until it was reported.
 void Engine::step() {
-  std::exception_ptr thrown;
   try {
-    generator_.step();
+    if (!thrown_) generator_.step();
   } catch (...) {
-    thrown = std::current_exception();
+    thrown_ = std::current_exception();
   }
-  report(thrown);
+  report(thrown_);
+  thrown_ = nullptr;
 }
 
 // `error`: what the step threw. It belongs to the jobs that it ended; when it ended none the run itself failed, and
@@ -159,10 +186,11 @@ void Engine::report(std::exception_ptr error) {
 }
 
 void Engine::end_with(std::size_t i, std::exception_ptr error) {
+  generator_.cancel(active_[i].id);
+  const RequestState state = generator_.state(active_[i].id);
   const Active active = std::move(active_[i]);
   active_.erase(active_.begin() + static_cast<std::ptrdiff_t>(i));
-  generator_.cancel(active.id);
-  tell(active, generator_.state(active.id), std::move(error));
+  tell(active, state, std::move(error));
   generator_.take(active.id);
 }
 
@@ -170,7 +198,10 @@ void Engine::tell(const Active& active, const RequestState& state, std::exceptio
   try {
     (*active.on_progress)(active.job, state, std::move(error));
   } catch (...) {  // of a client: it must not end the others
-    cancel(active.request);
+    try {
+      cancel(active.request);
+    } catch (...) {  // then it runs to its end for nobody
+    }
   }
 }
 

@@ -72,6 +72,8 @@ class Engine {
   };
 
   void loop();
+  bool turn();  // false: stopping
+  void stop();
   void take_new(std::vector<Request> requests);
   void drop(const std::vector<RequestId>& ids);
   void end_late();
@@ -86,6 +88,7 @@ class Engine {
   const std::size_t queue_;
   std::int64_t capacity_ = 0, rows_ = 0;
   std::vector<Active> active_;
+  std::exception_ptr thrown_;  // by the last step, and not yet reported
 
   mutable std::mutex mutex_;  // of all below
   std::condition_variable changed_;

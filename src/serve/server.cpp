@@ -57,7 +57,10 @@ class Server {
         http_(
             with_connections(options.http),
             [this](Request request, std::shared_ptr<Exchange> exchange) {
-              take(std::move(request), std::move(exchange));
+              try {
+                take(std::move(request), std::move(exchange));
+              } catch (...) {  // the exchange gives an answer when it ends
+              }
             },
             [this](int status, const std::string& message) {
               app_.metrics.answered("refused", status, 0);
@@ -105,10 +108,15 @@ class Server {
   }
 
   void take(Request request, std::shared_ptr<Exchange> exchange) {
-    ++active_;
     auto call = std::make_shared<Call>(new_id(), std::move(request), std::move(exchange), app_.metrics,
                                        app_.options.log_requests, [this] { --active_; });
-    boost::asio::post(workers_, [this, call = std::move(call)] { route(app_, call); });
+    ++active_;
+    boost::asio::post(workers_, [this, call = std::move(call)] {
+      try {
+        route(app_, call);
+      } catch (...) {  // the call gives an answer when it ends
+      }
+    });
   }
 
   // The first signal: no new requests, those that run may end. The second one: now.

@@ -41,7 +41,10 @@ void WorkQueue::loop() {
       task = std::move(tasks_.front());
       tasks_.pop_front();
     }
-    task();
+    try {
+      task();
+    } catch (...) {  // what the task holds gives its answer
+    }
   }
 }
 

@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <malloc.h>
 #include <pthread.h>
+#include <signal.h>
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -301,14 +302,43 @@ int rename(const char* from, const char* to) {
 
 namespace {
 int (*program)(int, char**, char**) = nullptr;
+void arm(const char* text) {
+  char layer[32] = {}, fault[32] = {};
+  long n = 0;
+  int every = 0;
+  std::sscanf(text, "%31s %ld %31s %d", layer, &n, fault, &every);
+  graft_faults_arm(layer, n, fault, every);
+}
+
+// Nothing here allocates: any thread may be interrupted within malloc.
+char control_file[256] = {};
+void on_control(int) {
+  const Inside guard;
+  const int error = errno;
+  const long calls = graft_faults_disarm();
+  char text[128] = {};
+  const int file = ::open(control_file, O_RDWR);
+  if (file >= 0 && ::pread(file, text, sizeof(text) - 1, 0) > 0 && std::strncmp(text, "none", 4) != 0) arm(text);
+  if (file >= 0) {
+    const int count = std::snprintf(text, sizeof(text), "seen %ld %ld\n", calls, live.load());
+    if (::ftruncate(file, 0) == 0 && ::pwrite(file, text, static_cast<std::size_t>(count), 0) < 0) ::abort();
+    ::close(file);
+  }
+  errno = error;
+}
+
 int armed_program(int count, char** arguments, char** environment) {
   if (const char* text = std::getenv("GRAFT_FAULTS")) {
-    char layer[32] = {}, fault[32] = {};
-    long n = 0;
-    int every = 0;
-    std::sscanf(text, "%31s %ld %31s %d", layer, &n, fault, &every);
+    arm(text);
     unsetenv("GRAFT_FAULTS");
-    graft_faults_arm(layer, n, fault, every);
+  }
+  if (const char* path = std::getenv("GRAFT_FAULTS_CONTROL")) {
+    std::strncpy(control_file, path, sizeof(control_file) - 1);
+    unsetenv("GRAFT_FAULTS_CONTROL");
+    struct sigaction action = {};
+    action.sa_handler = on_control;
+    action.sa_flags = SA_RESTART;
+    sigaction(SIGUSR1, &action, nullptr);
   }
   return program(count, arguments, environment);
 }

@@ -18,6 +18,7 @@
 #include <mutex>
 #include <optional>
 #include <sstream>
+#include <thread>
 #include <unordered_set>
 
 #include "base/check.h"
@@ -36,6 +37,7 @@ constexpr std::size_t kReadAhead = 64 << 10;  // of requests behind the one that
 constexpr std::size_t kDiscard = 4 << 20;  // bytes of a refused body that are read, so that the client sees the answer
 constexpr double kDiscardSeconds = 2;
 constexpr double kAcceptAgainSeconds = 0.1;  // when the process has no descriptor left
+constexpr int kPostTries = 10;               // a millisecond apart, when there is no memory
 
 std::chrono::steady_clock::duration duration_of(double seconds) {
   return std::chrono::duration_cast<std::chrono::steady_clock::duration>(std::chrono::duration<double>(seconds));
@@ -115,6 +117,7 @@ class HttpServer::Impl : public std::enable_shared_from_this<HttpServer::Impl> {
   }
 
   std::uint16_t port() const { return port_; }
+  void run();
   void accept();
   void drain();
   void stop();
@@ -137,8 +140,10 @@ class HttpServer::Impl : public std::enable_shared_from_this<HttpServer::Impl> {
   bool draining = false;
 
  private:
+  void take(tcp::socket socket);
   bool make_room();
 
+  bool accepting_ = false;
   tcp::acceptor acceptor_;
   asio::signal_set signals_;
   std::uint16_t port_ = 0;
@@ -163,8 +168,20 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void start() {
     error_code ignored;
     socket_.set_option(tcp::no_delay(true), ignored);
-    wait_for_request();
-    read();
+    guarded([&] {
+      wait_for_request();
+      read();
+    });
+  }
+
+  // An exception, for want of memory mostly, ends this connection and no other.
+  template <typename Work>
+  void guarded(const Work& work) {
+    try {
+      work();
+    } catch (...) {
+      close();
+    }
   }
 
   bool idle() const { return state_ == State::idle && read_.empty(); }
@@ -224,7 +241,10 @@ class Connection : public std::enable_shared_from_this<Connection> {
 
   static bool status_has_body(int status) { return status >= 200 && status != 204 && status != 304; }
   void tell_gone() {
-    if (const auto exchange = std::exchange(exchange_, {}).lock()) exchange->client_has_gone();
+    try {
+      if (const auto exchange = std::exchange(exchange_, {}).lock()) exchange->client_has_gone();
+    } catch (...) {  // then its work goes on for nobody
+    }
   }
   bool keeps_alive() const { return keep_alive_ && !server_->draining; }
 
@@ -238,7 +258,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
     timer_.expires_after(duration_of(seconds));
     timer_.async_wait([weak = weak_from_this()](error_code error) {
       const auto self = weak.lock();
-      if (!error && self && self->timer_.expiry() <= std::chrono::steady_clock::now()) self->timed_out();
+      if (!error && self && self->timer_.expiry() <= std::chrono::steady_clock::now())
+        self->guarded([&] { self->timed_out(); });
     });
   }
 
@@ -268,9 +289,11 @@ class Connection : public std::enable_shared_from_this<Connection> {
     socket_.async_read_some(asio::buffer(chunk_), [self = shared_from_this()](error_code error, std::size_t n) {
       self->reading_ = false;
       if (error || self->state_ == State::closed) return self->close();
-      self->read_.append(self->chunk_.data(), n);
-      self->take();
-      self->read();
+      self->guarded([&] {
+        self->read_.append(self->chunk_.data(), n);
+        self->take();
+        self->read();
+      });
     });
   }
 
@@ -362,11 +385,13 @@ class Connection : public std::enable_shared_from_this<Connection> {
     asio::async_write(socket_, asio::buffer(sent_), [self = shared_from_this()](error_code error, std::size_t) {
       self->writing_ = false;
       if (error) return self->close();
-      self->timer_.cancel();
-      if (self->state_ == State::reading)
-        self->set_timer(self->header_done_ ? self->server_->options.body_seconds
-                                           : self->server_->options.header_seconds);
-      self->write();
+      self->guarded([&] {
+        self->timer_.cancel();
+        if (self->state_ == State::reading)
+          self->set_timer(self->header_done_ ? self->server_->options.body_seconds
+                                             : self->server_->options.header_seconds);
+        self->write();
+      });
     });
   }
 
@@ -414,18 +439,26 @@ class Connection : public std::enable_shared_from_this<Connection> {
 template <typename Call>
 void ConnectionExchange::post(Call call) {
   asio::post(io_, [connection = connection_, call = std::move(call)]() mutable {
-    if (const auto alive = connection.lock()) call(*alive);
+    if (const auto alive = connection.lock()) alive->guarded([&] { call(*alive); });
   });
 }
 
 ConnectionExchange::~ConnectionExchange() {
-  if (!ended_) post([](Connection& connection) { connection.abandoned(); });
+  for (int tried = 0; !ended_ && tried < kPostTries; ++tried) {
+    try {
+      post([](Connection& connection) { connection.abandoned(); });
+      return;
+    } catch (...) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  }
 }
 
 void ConnectionExchange::respond(Response response) {
   const std::lock_guard lock(mutex_);
-  if (std::exchange(ended_, true)) return;
+  if (ended_) return;
   post([response = std::move(response)](Connection& connection) mutable { connection.respond(std::move(response)); });
+  ended_ = true;
 }
 
 void ConnectionExchange::begin(Response head) {
@@ -440,8 +473,9 @@ void ConnectionExchange::send(std::string part) {
 
 void ConnectionExchange::end() {
   const std::lock_guard lock(mutex_);
-  if (std::exchange(ended_, true)) return;
+  if (ended_) return;
   post([](Connection& connection) { connection.end(); });
+  ended_ = true;
 }
 
 void ConnectionExchange::on_gone(std::function<void()> call) {
@@ -469,21 +503,44 @@ void ConnectionExchange::client_has_gone() {
 
 // --- HttpServer ---
 
+// Exceptions come here from what belongs to no connection, for want of memory mostly. The others are served on.
+void HttpServer::Impl::run() {
+  for (;;) {
+    try {
+      if (!accepting_) accept();
+      io.run();
+      return;
+    } catch (...) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  }
+}
+
 void HttpServer::Impl::accept() {
+  if (!acceptor_.is_open()) return;
   acceptor_.async_accept([self = shared_from_this()](error_code error, tcp::socket socket) {
+    self->accepting_ = false;
     if (error == asio::error::operation_aborted || !self->acceptor_.is_open()) return;
     if (error) {  // no descriptors, or a client that has gone already
       const auto timer = std::make_shared<asio::steady_timer>(self->io, duration_of(kAcceptAgainSeconds));
-      timer->async_wait([self, timer](error_code) { self->accept(); });
+      timer->async_wait([self, timer](error_code) {
+        self->accepting_ = false;
+        self->accept();
+      });
+      self->accepting_ = true;
       return;
     }
-    if (self->count < self->options.max_connections || self->make_room()) {
-      const auto connection = std::make_shared<Connection>(self, std::move(socket));
-      self->connections.insert(connection);
-      connection->start();
-    }
+    self->take(std::move(socket));
     self->accept();
   });
+  accepting_ = true;
+}
+
+void HttpServer::Impl::take(tcp::socket socket) {
+  if (count >= options.max_connections && !make_room()) return;
+  const auto connection = std::make_shared<Connection>(shared_from_this(), std::move(socket));
+  connections.insert(connection);
+  connection->start();
 }
 
 bool HttpServer::Impl::make_room() {
@@ -530,10 +587,7 @@ HttpServer::~HttpServer() {
 
 std::uint16_t HttpServer::port() const { return impl_->port(); }
 
-void HttpServer::run() {
-  impl_->accept();
-  impl_->io.run();
-}
+void HttpServer::run() { impl_->run(); }
 
 void HttpServer::post(std::function<void()> call) { asio::post(impl_->io, std::move(call)); }
 
