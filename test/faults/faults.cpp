@@ -1,7 +1,6 @@
 #include "faults.h"
 
 #include <dlfcn.h>
-#include <execinfo.h>
 #include <fcntl.h>
 #include <malloc.h>
 #include <pthread.h>
@@ -10,13 +9,16 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <unwind.h>
 
 #include <atomic>
 #include <cerrno>
 #include <cstdarg>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 #include <new>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
@@ -45,23 +47,44 @@ struct Inside {
   ~Inside() { --inside; }
 };
 
+enum class Owner : std::uintptr_t { standard_library, graft, other };
+
+Owner owner_of(std::uintptr_t address) {
+  Dl_info info;
+  if (dladdr(reinterpret_cast<void*>(address), &info) == 0 || info.dli_fname == nullptr) return Owner::standard_library;
+  const char* slash = std::strrchr(info.dli_fname, '/');
+  const char* name = slash != nullptr ? slash + 1 : info.dli_fname;
+  for (const char* part : {"libgraft_faults", "libstdc++", "libc.so", "libgcc"})
+    if (std::strstr(name, part) != nullptr) return Owner::standard_library;
+  return std::strncmp(name, "libgraft", 8) == 0 ? Owner::graft : Owner::other;
+}
+
+// By page of code: dladdr() searches all symbols of a library, and programs allocate millions of times. An entry is a
+// page's address with its owner in the bits below.
+Owner cached_owner_of(std::uintptr_t address) {
+  constexpr std::uintptr_t kPageBits = 12, kInPage = (1 << kPageBits) - 1;
+  constinit static std::atomic<std::uintptr_t> cache[1 << 14] = {};
+  auto& entry = cache[(address >> kPageBits) % std::size(cache)];
+  const std::uintptr_t found = entry.load(std::memory_order_relaxed);
+  if ((found & ~kInPage) == (address & ~kInPage)) return static_cast<Owner>(found & kInPage);
+  const Owner owner = owner_of(address);
+  entry.store((address & ~kInPage) | static_cast<std::uintptr_t>(owner), std::memory_order_relaxed);
+  return owner;
+}
+
 // Whether the call comes from a library of graft's, maybe by way of the standard library. The binding is none:
 // nanobind, which is in it, ends the process when it has no memory.
 bool of_graft() {
   const Inside guard;
-  void* frames[24];
-  const int count = backtrace(frames, 24);
-  for (int i = 2; i < count; ++i) {
-    Dl_info info;
-    if (dladdr(frames[i], &info) == 0 || info.dli_fname == nullptr) continue;
-    const char* slash = std::strrchr(info.dli_fname, '/');
-    const char* name = slash != nullptr ? slash + 1 : info.dli_fname;
-    if (std::strstr(name, "libgraft_faults") || std::strstr(name, "libstdc++") || std::strstr(name, "libc.so") ||
-        std::strstr(name, "libgcc"))
-      continue;
-    return std::strncmp(name, "libgraft", 8) == 0;
-  }
-  return false;
+  Owner owner = Owner::standard_library;
+  _Unwind_Backtrace(
+      [](_Unwind_Context* frame, void* to) {
+        Owner& found = *static_cast<Owner*>(to);
+        found = cached_owner_of(_Unwind_GetIP(frame));
+        return found == Owner::standard_library ? _URC_NO_REASON : _URC_NORMAL_STOP;
+      },
+      &owner);
+  return owner == Owner::graft;
 }
 
 bool fails(Layer layer) {

@@ -223,7 +223,7 @@ Fate feed_plan(std::span<const std::byte> file) {
   done([&] {
     const Loading watched(file.size());
     plan_with(file, fate.verified, fate.ran);
-    fate.planned = true;
+    fate.planned = fate.verified;  // one of another build is set aside
   });
   return fate;
 }

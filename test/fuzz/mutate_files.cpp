@@ -504,9 +504,9 @@ Blob mutate_plan(std::span<const std::byte> file, std::uint64_t seed) {
   } catch (const Error&) {
   }
   if (!plan || plan->lifetimes.empty() || random.one_in(5)) return mutate_signed(file, random.next());
-  for (std::size_t n = 1 + random.below(3); n > 0; --n) {
+  for (std::size_t n = random.one_in(2) ? 1 : 1 + random.below(3); n > 0; --n) {
     const std::size_t at = random.below(plan->lifetimes.size());
-    switch (random.below(8)) {
+    switch (random.below(12)) {
       case 0:
         random.change(plan->lifetimes[at].bytes);
         break;

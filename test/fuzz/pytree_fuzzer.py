@@ -86,6 +86,13 @@ class Mutator:
                     open_.append(value[key])
         if not places:
             return
+        nodes = [(holder, key) for holder, key in places if isinstance(holder[key], dict) and "children_spec" in holder[key]]
+        if nodes and self.random.random() < 0.6:  # mostly sound: another container around a node
+            holder, key = self.random.choice(nodes)
+            children = [copy.deepcopy(holder[key]) for _ in range(self.random.choice([1, 1, 2]))]
+            name = self.random.choice(["builtins.list", "builtins.tuple", "torch.Size"])
+            holder[key] = {"type": name, "context": "null", "children_spec": children}
+            return
         holder, key = self.random.choice(places)
         kind = self.random.randrange(8)
         if kind == 0 and isinstance(holder, dict):

@@ -9,12 +9,12 @@ import torch
 
 import graft
 from graft.hf import kernels
-from llm_models import VOCAB, SmallModel, _of
+from llm_models import _LLAMA, VOCAB, SmallModel, _of
 
 CLOSE = 1e-4
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-_DELTA = dict(linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=8, linear_value_head_dim=8)
+_DELTA = dict(_LLAMA, linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=8, linear_value_head_dim=8)
 MODELS = {
     "delta rule": SmallModel("qwen3_5", _of("Qwen3_5Text", _DELTA, architecture="Qwen3_5ForCausalLM", num_hidden_layers=2, layer_types=["linear_attention", "full_attention"])),
     "selective scan": SmallModel("mamba", _of("Mamba", dict(vocab_size=VOCAB, hidden_size=48, num_hidden_layers=1, state_size=8, time_step_rank=4))),
@@ -90,7 +90,7 @@ def test_names_are_back_after_a_trace():
     assert file.mamba_selective_scan is own
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [pytest.param("delta rule", marks=pytest.mark.slow), "selective scan"])
 def test_one_program_for_all_lengths(name):
     eager = MODELS[name].make()
     compiled = graft.compile(copy.deepcopy(eager), threads=1)

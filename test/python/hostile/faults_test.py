@@ -43,6 +43,7 @@ def test_only_errors_of_graft_leave_the_binding_and_the_delegate(tmp_path):
     print(*rows, sep="\n")
 
 
+@pytest.mark.slow
 @needs_faults
 def test_writers_of_python_under_faults(tmp_path):
     done = subprocess.run(
@@ -54,7 +55,9 @@ def test_writers_of_python_under_faults(tmp_path):
     )
     assert done.returncode == 0, (done.stdout[-3000:], done.stderr[-3000:])
     rows = [line for line in done.stdout.splitlines() if line.startswith("FAULTS ")]
-    assert len(rows) == 21 and all(int(row.split("|")[2]) > 5 for row in rows), rows
+    # Few reads and writes go through the library's calls, which "short" is about.
+    tried = {row: int(row.split("|")[2]) for row in rows}
+    assert len(rows) == 21 and all(n > (0 if "short" in row else 15) for row, n in tried.items()), rows
     print(*rows, sep="\n")
 
 
