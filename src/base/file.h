@@ -10,9 +10,9 @@ namespace graft {
 // it once its bytes are on the disk. Without commit() nothing has changed. After the process was killed, or the disk
 // was full, the old file is there. All throw SystemError naming the path.
 //
-// What is not finished is named "<path>.<process>.<number>.graft.tmp" and locked (flock) by who writes it. Whoever begins
-// a new file removes those of its folder that nobody has locked: their writers have ended. python/graft/_files.py does
-// the same with files and folders.
+// What is not finished is named "<path>.<process>.<number>.graft.tmp" and locked (flock) by who writes it. Whoever
+// begins a new file removes those of its folder that nobody has locked: their writers have ended.
+// python/graft/_files.py does the same with files and folders.
 class NewFile {
  public:
   explicit NewFile(const std::string& path);

@@ -94,8 +94,8 @@ class Decoder {
 
  private:
   static void check_header(const fb::Program& in) {
-    GRAFT_CHECK(InvalidProgram, in.major() == kFormatMajor, "format version ", in.major(), ".", in.minor(),
-                ": graft ", GRAFT_VERSION, " reads version ", kFormatMajor, ".x");
+    GRAFT_CHECK(InvalidProgram, in.major() == kFormatMajor, "format version ", in.major(), ".", in.minor(), ": graft ",
+                GRAFT_VERSION, " reads version ", kFormatMajor, ".x");
     if (in.required_features() == nullptr) return;
     for (const auto* feature : *in.required_features())
       GRAFT_CHECK(

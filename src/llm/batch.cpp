@@ -140,8 +140,8 @@ BatchGenerator::Id BatchGenerator::Impl::submit(std::vector<std::int64_t> prompt
   return next_++;
 }
 
-// Gives the free rows to the oldest requests, each the row that holds the longest prefix of its prompt; of equal ones that
-// which was taken longest ago, so that other prefixes stay.
+// Gives the free rows to the oldest requests, each the row that holds the longest prefix of its prompt; of equal ones
+// that which was taken longest ago, so that other prefixes stay.
 void BatchGenerator::Impl::join() {
   while (!waiting_.empty()) {
     const llm::Sequence& first = *waiting_.front().sequence;

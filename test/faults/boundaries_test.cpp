@@ -9,6 +9,7 @@
 
 #include "graft/build.h"
 #include "graft/flow.h"
+#include "graft/grammar.h"
 #include "graft/llm.h"
 #include "graft/op.h"
 #include "graft/pipeline.h"
@@ -76,6 +77,11 @@ struct World {
   BatchGenerator batch{model, {.threads = 1}};
   std::shared_ptr<const Tokenizer> tokenizer = Tokenizer::from_json(kTokenizer);
   Detokenizer detokenizer{tokenizer};
+  std::vector<std::int64_t> ends{2};
+  std::shared_ptr<const GrammarVocabulary> vocabulary = GrammarVocabulary::of(*tokenizer, ends);
+  std::shared_ptr<Grammar> grammar = Grammar::regex("(ab|b)+", vocabulary);
+  std::vector<std::string> words{"a", "b", "ab"};
+  std::vector<std::vector<GrammarPart>> parts{{{GrammarPart::Kind::literal, "a"}, {GrammarPart::Kind::regex, "b*"}}};
   std::vector<std::int64_t> prompt{1, 2, 3};
   GenerationOptions generation = [] {
     GenerationOptions options;
@@ -437,6 +443,29 @@ std::vector<Boundary> boundaries(World& w) {
        }},
       {"Shape::numel", [&] { w.inputs[0].tensor.shape.numel(); }},
       {"Shape::str", [&] { w.inputs[0].tensor.shape.str(); }},
+      {"GrammarVocabulary::of", [&] { GrammarVocabulary::of(w.words, w.ends); }},
+      {"GrammarVocabulary::of", [&] { GrammarVocabulary::of(*w.tokenizer, w.ends); }},
+      {"Grammar::json_schema",
+       [&] {
+         Grammar::json_schema(R"({"type": "object", "properties": {"a": {"enum": ["b", 1]}}, "required": ["a"],
+             "additionalProperties": false})",
+                              w.vocabulary);
+       }},
+      {"Grammar::json_object", [&] { Grammar::json_object(w.vocabulary); }},
+      {"Grammar::regex", [&] { Grammar::regex("[ab]{1,3}", w.vocabulary); }},
+      {"Grammar::ebnf", [&] { Grammar::ebnf("root ::= \"a\" root | \"b\"", w.vocabulary); }},
+      {"Grammar::choice", [&] { Grammar::choice(w.words, w.vocabulary); }},
+      {"Grammar::parts", [&] { Grammar::parts(w.parts, 1, -1, " ", w.vocabulary); }},
+      {"Grammar::mask", [&] { w.grammar->mask(); }},
+      {"Grammar::matches", [&] { w.grammar->matches("abb"); }},
+      {"Grammar::begins", [&] { w.grammar->begins("a"); }},
+      {"TokenMask::allowed",
+       [&] {
+         std::uint32_t bits = 0;
+         w.grammar->mask()->allowed({&bits, 1});
+       }},
+      {"TokenMask::accept", [&] { w.grammar->mask()->accept(2); }},
+      {"TokenMask::done", [&] { w.grammar->mask()->done(); }},
       {"TensorDesc",
        [&] {
          TensorDesc(DType::f32, {2, 3});
@@ -482,6 +511,9 @@ const std::set<std::string> kCannotFail = {"Arena::bytes",
                                            "Tokenizer::special_ids",
                                            "Tokenizer::truncation",
                                            "Tokenizer",
+                                           "Grammar",
+                                           "GrammarVocabulary",
+                                           "GrammarVocabulary::trie",
                                            "Tokenizer::chat_template",
                                            "Tokenizer::template_variables",
                                            "Shape::rank",

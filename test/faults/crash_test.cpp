@@ -19,8 +19,8 @@ namespace {
 
 constexpr int kKills = 200;
 
-// Starts `write(i)`, `write(i + 1)`, ... in a process of its own, with i = 0, 1, ... in turn, and kills it a random time
-// after some of them, however long these take; then calls `check`.
+// Starts `write(i)`, `write(i + 1)`, ... in a process of its own, with i = 0, 1, ... in turn, and kills it a random
+// time after some of them, however long these take; then calls `check`.
 void kill_writers(const std::function<void(int)>& write, const std::function<void()>& check) {
   std::mt19937 random(7);
   int killed = 0;

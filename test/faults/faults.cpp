@@ -7,6 +7,7 @@
 #include <signal.h>
 #include <sys/file.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #include <unwind.h>
@@ -319,6 +320,35 @@ int ftruncate64(int file, off64_t bytes) {
 int rename(const char* from, const char* to) {
   NEXT(rename);
   return file_fails() ? -1 : real(from, to);
+}
+
+// --- sockets, among the files ---
+
+ssize_t recvmsg(int socket, struct msghdr* message, int flags) {
+  NEXT(recvmsg);
+  return file_fails() ? -1 : real(socket, message, flags);
+}
+ssize_t sendmsg(int socket, const struct msghdr* message, int flags) {
+  NEXT(sendmsg);
+  return file_fails() ? -1 : real(socket, message, flags);
+}
+ssize_t recv(int socket, void* to, std::size_t bytes, int flags) {
+  NEXT(recv);
+  if (file_fails()) return -1;
+  return real(socket, to, falls_short() ? (bytes + 1) / 2 : bytes, flags);
+}
+ssize_t send(int socket, const void* from, std::size_t bytes, int flags) {
+  NEXT(send);
+  if (file_fails()) return -1;
+  return real(socket, from, falls_short() ? (bytes + 1) / 2 : bytes, flags);
+}
+int accept(int socket, struct sockaddr* address, socklen_t* bytes) {
+  NEXT(accept);
+  return file_fails() ? -1 : real(socket, address, bytes);
+}
+int accept4(int socket, struct sockaddr* address, socklen_t* bytes, int flags) {
+  NEXT(accept4);
+  return file_fails() ? -1 : real(socket, address, bytes, flags);
 }
 
 // --- programs ---

@@ -17,8 +17,8 @@
 // `every`: all calls from the n-th on fail, as on a full disk.
 //
 // In the environment of a program: GRAFT_FAULTS="layer n fault every" arms when main() begins.
-// GRAFT_FAULTS_CONTROL=FILE: on SIGUSR1 the file is read: "layer n fault every" arms, "none" does not; what was armed is no
-// more. Then the file holds "seen CALLS BLOCKS": of the layer since it was armed, and in use.
+// GRAFT_FAULTS_CONTROL=FILE: on SIGUSR1 the file is read: "layer n fault every" arms, "none" does not; what was armed
+// is no more. Then the file holds "seen CALLS BLOCKS": of the layer since it was armed, and in use.
 // GRAFT_FAULTS_OF_GRAFT="layer": in this layer calls of graft's own libraries alone count, by the stack.
 extern "C" {
 void graft_faults_arm(const char* layer, long n, const char* fault, int every);

@@ -25,12 +25,14 @@ using test::GraphBuilder;
 
 struct Work {
   const char* name;
-  std::function<std::function<void()>(std::int64_t size)> prepared;  // makes the input of this size, gives the work on it
+  std::function<std::function<void()>(std::int64_t size)>
+      prepared;  // makes the input of this size, gives the work on it
 };
 
 std::string vocabulary(std::int64_t size) {
   std::string out;
-  for (std::int64_t i = 0; i < size; ++i) out += (i > 0 ? ", \"w" : "\"w") + std::to_string(i) + "\": " + std::to_string(i);
+  for (std::int64_t i = 0; i < size; ++i)
+    out += (i > 0 ? ", \"w" : "\"w") + std::to_string(i) + "\": " + std::to_string(i);
   return out;
 }
 
@@ -54,18 +56,15 @@ std::shared_ptr<GraphBuilder> chain(std::int64_t nodes) {
   const auto graph = std::make_shared<GraphBuilder>();
   auto x = graph->input("x", DType::f32, {fixed(8)});
   for (std::int64_t i = 0; i < nodes; ++i)
-    x = graph->node(i % 2 == 0 ? "aten.relu.default" : "aten.tanh.default", {{"self", ir::Arg::of_value(x)}}, DType::f32,
-                    {fixed(8)});
+    x = graph->node(i % 2 == 0 ? "aten.relu.default" : "aten.tanh.default", {{"self", ir::Arg::of_value(x)}},
+                    DType::f32, {fixed(8)});
   graph->output(x);
   return graph;
 }
 
 const std::vector<Work>& works() {
   static const std::vector<Work> all = {
-      {"Nodes",
-       [](std::int64_t n) {
-         return [graph = chain(n)] { graph->build(); };
-       }},
+      {"Nodes", [](std::int64_t n) { return [graph = chain(n)] { graph->build(); }; }},
       {"Plan",
        [](std::int64_t n) {
          return [graph = chain(n)] {
@@ -80,9 +79,10 @@ const std::vector<Work>& works() {
          auto x = graph->input("x", DType::f32, {fixed(8)});
          for (std::int64_t i = 0; i < n; ++i) {
            const auto w = graph->weight("w" + std::to_string(i), std::vector<float>(8), {8});
-           x = graph->node("aten.add.Tensor",
-                           {{"self", ir::Arg::of_value(x)}, {"other", ir::Arg::of_value(w)}, {"alpha", test::of_int(1)}},
-                           DType::f32, {fixed(8)});
+           x = graph->node(
+               "aten.add.Tensor",
+               {{"self", ir::Arg::of_value(x)}, {"other", ir::Arg::of_value(w)}, {"alpha", test::of_int(1)}},
+               DType::f32, {fixed(8)});
          }
          graph->output(x);
          return [graph] { graph->build(); };
@@ -142,7 +142,10 @@ const std::vector<Work>& works() {
              R"({"model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2, "abab": 3}, "merges": ["a b", "ab ab"]}})");
          return [=, text = repeated("ab", n)] { words->encode(text); };
        }},
-      {"TemplateSource", [](std::int64_t n) { return render(repeated("{% if x %}a{% else %}{{ 'b' | upper }}{% endif %}", n), R"({"messages": []})"); }},
+      {"TemplateSource",
+       [](std::int64_t n) {
+         return render(repeated("{% if x %}a{% else %}{{ 'b' | upper }}{% endif %}", n), R"({"messages": []})");
+       }},
       {"TemplateMessages",
        [](std::int64_t n) {
          return render("{% for m in messages %}{{ m.role }}{{ m['content'] | trim }}{% endfor %}",
@@ -151,9 +154,9 @@ const std::vector<Work>& works() {
        }},
       {"TemplateText",
        [](std::int64_t n) {
-         return render("{% set ns = namespace(s='') %}{% for i in range(" + std::to_string(n) +
-                           ") %}{{ i }}{% endfor %}",
-                       R"({"messages": []})");
+         return render(
+             "{% set ns = namespace(s='') %}{% for i in range(" + std::to_string(n) + ") %}{{ i }}{% endfor %}",
+             R"({"messages": []})");
        }},
       {"Safetensors",
        [](std::int64_t n) {

@@ -4,7 +4,8 @@
 #include <span>
 
 // Feeds an untrusted file through everything that it can reach. graft's errors are the expected outcome, but for
-// InternalError; anything else (an assertion, memory of other sizes than requested, a crash) is a finding and propagates.
+// InternalError; anything else (an assertion, memory of other sizes than requested, a crash) is a finding and
+// propagates.
 namespace graft::fuzz {
 
 struct Fate {

@@ -130,8 +130,9 @@ Fate feed_tokenizer(std::span<const std::byte> input) {
 }
 
 Fate feed_template(std::span<const std::byte> input) {
-  static const std::shared_ptr<const Tokenizer> tokenizer = Tokenizer::from_json(
-      R"({"model": {"type": "WordLevel", "unk_token": "a", "vocab": {"a": 0}}})", R"({"bos_token": "a"})", small_limits());
+  static const std::shared_ptr<const Tokenizer> tokenizer =
+      Tokenizer::from_json(R"({"model": {"type": "WordLevel", "unk_token": "a", "vocab": {"a": 0}}})",
+                           R"({"bos_token": "a"})", small_limits());
   std::vector<std::string> parts = sections(input);
   parts.resize(2);
   Fate fate;

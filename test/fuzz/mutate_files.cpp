@@ -304,9 +304,31 @@ void change_npy(Blob& npy, Random& random) {
     return;
   }
   std::string header(reinterpret_cast<const char*>(npy.data()) + kHead, length);
-  constexpr std::array kWords = {"'<f4'", "'>f8'", "'|b1'", "'<f2'",  "'|V2'",     "'<u2'",  "'<c8'", "'|O'", "True",
-                                 "False", "(",     ")",     "(2, 3)", "(2**62,)", "4611686018427387904", "-1",    "0",
-                                 ",",     "{",     "}",     "'descr'", "'shape'", "'fortran_order'", "()",  "\\x00"};
+  constexpr std::array kWords = {"'<f4'",
+                                 "'>f8'",
+                                 "'|b1'",
+                                 "'<f2'",
+                                 "'|V2'",
+                                 "'<u2'",
+                                 "'<c8'",
+                                 "'|O'",
+                                 "True",
+                                 "False",
+                                 "(",
+                                 ")",
+                                 "(2, 3)",
+                                 "(2**62,)",
+                                 "4611686018427387904",
+                                 "-1",
+                                 "0",
+                                 ",",
+                                 "{",
+                                 "}",
+                                 "'descr'",
+                                 "'shape'",
+                                 "'fortran_order'",
+                                 "()",
+                                 "\\x00"};
   switch (random.below(4)) {
     case 0:
       random.text(header);
@@ -330,7 +352,8 @@ void change_npy(Blob& npy, Random& random) {
   }
   const Blob data(npy.begin() + kHead + length, npy.end());
   npy.resize(kHead);
-  length = static_cast<std::uint16_t>(random.one_in(10) ? random.integer(length) : static_cast<std::int64_t>(header.size()));
+  length =
+      static_cast<std::uint16_t>(random.one_in(10) ? random.integer(length) : static_cast<std::int64_t>(header.size()));
   std::memcpy(npy.data() + 8, &length, sizeof(length));
   const auto text = std::as_bytes(std::span(header));
   npy.insert(npy.end(), text.begin(), text.end());
@@ -375,7 +398,9 @@ Blob mutate_safetensors(std::span<const std::byte> file, std::uint64_t seed) {
       if (Json& list = entry[random.one_in(2) ? "shape" : "data_offsets"]; list.is_array() && !list.empty()) {
         Json& number = list[random.below(list.size())];
         const std::int64_t changed = random.integer(number.is_number_integer() ? number.get<std::int64_t>() : 0);
-        number = random.one_in(10) ? Json(random.real(2)) : random.one_in(4) ? Json(static_cast<std::uint64_t>(changed)) : Json(changed);
+        number = random.one_in(10)  ? Json(random.real(2))
+                 : random.one_in(4) ? Json(static_cast<std::uint64_t>(changed))
+                                    : Json(changed);
       }
       break;
     case 4:
@@ -400,7 +425,8 @@ Blob mutate_safetensors(std::span<const std::byte> file, std::uint64_t seed) {
       json["__metadata__"] = random.one_in(2) ? Json{{"format", "pt"}} : Json(random.integer(0));
   }
   Writer out;
-  out.text(json.dump(-1, ' ', false, random.one_in(2) ? Json::error_handler_t::ignore : Json::error_handler_t::replace));
+  out.text(
+      json.dump(-1, ' ', false, random.one_in(2) ? Json::error_handler_t::ignore : Json::error_handler_t::replace));
   out.raw(data);
   if (random.one_in(12)) {
     std::uint64_t length = 0;

@@ -114,11 +114,14 @@ std::vector<Blob> tokenizers() {
 
 // Of the kinds that models have.
 constexpr const char* kTemplates[] = {
-    "{% for message in messages %}{{ '<|' + message['role'] + '|>\\n' + message['content'] | trim + '\\n' }}{% endfor %}"
+    "{% for message in messages %}{{ '<|' + message['role'] + '|>\\n' + message['content'] | trim + '\\n' }}{% endfor "
+    "%}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}",
-    "{%- if messages[0]['role'] == 'system' -%}{%- set system = messages[0]['content'] -%}{%- set rest = messages[1:] -%}"
+    "{%- if messages[0]['role'] == 'system' -%}{%- set system = messages[0]['content'] -%}{%- set rest = messages[1:] "
+    "-%}"
     "{%- else -%}{%- set system = '' -%}{%- set rest = messages -%}{%- endif -%}{{ bos_token }}{%- for m in rest -%}"
-    "{%- if (m['role'] == 'user') != (loop.index0 % 2 == 0) -%}{{ raise_exception('roles must alternate') }}{%- endif -%}"
+    "{%- if (m['role'] == 'user') != (loop.index0 % 2 == 0) -%}{{ raise_exception('roles must alternate') }}{%- endif "
+    "-%}"
     "[{{ loop.index }}/{{ loop.length }}] {{ m.content }}{%- endfor -%}{{ system | length }}",
     "{% macro show(tool, indent=2) %}{{ tool | tojson(indent=indent) }}{% endmacro %}"
     "{% for t in [{'name': 'f', 'args': [1, 2.5, none, true]}] %}{{ show(t) }}{% endfor %}"
@@ -134,7 +137,8 @@ constexpr const char* kTemplates[] = {
 std::vector<Blob> templates() {
   std::vector<Blob> out;
   for (const char* source : kTemplates) {
-    out.push_back(joined({source, R"({"messages": [{"role": "user", "content": " a "}, {"role": "assistant", "content": "b"}],
+    out.push_back(
+        joined({source, R"({"messages": [{"role": "user", "content": " a "}, {"role": "assistant", "content": "b"}],
         "add_generation_prompt": true, "tools": [{"name": "f"}], "n": 3, "x": [1, 2.5, null, {"a": false}]})"}));
     out.push_back(joined({source, ""}));
   }
@@ -185,7 +189,10 @@ std::vector<Blob> gguf_files() {
     gguf_set_val_bool(head, "general.flag", true);
     gguf_set_val_str(head, "tokenizer.ggml.model", model);
     gguf_set_val_str(head, "tokenizer.ggml.pre", "llama-bpe");
-    maker.strings("tokenizer.ggml.tokens", {"<unk>", "a", "b", "ab", "\xC4\xA0", "\xC4\xA0" "a", "<x>", "\xE2\x96\x81", "<0x0A>"});
+    maker.strings("tokenizer.ggml.tokens", {"<unk>", "a", "b", "ab", "\xC4\xA0",
+                                            "\xC4\xA0"
+                                            "a",
+                                            "<x>", "\xE2\x96\x81", "<0x0A>"});
     const std::vector<std::int32_t> types = {2, 1, 1, 1, 1, 1, 3, 1, 6};
     gguf_set_arr_data(head, "tokenizer.ggml.token_type", GGUF_TYPE_INT32, types.data(), types.size());
     const std::vector<float> scores = {0, -1, -2, -3, -4, -5, 0, -6, 0};
@@ -212,12 +219,13 @@ Blob with_length(const std::string& header, std::size_t data_bytes) {
 }
 
 std::vector<Blob> safetensors_files() {
-  return {with_length(R"({"__metadata__": {"format": "pt"}, "a": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]},
+  return {
+      with_length(R"({"__metadata__": {"format": "pt"}, "a": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]},
                          "b": {"dtype": "BF16", "shape": [4], "data_offsets": [24, 32]}})",
-                      32),
-          with_length(R"({"c": {"dtype": "F16", "shape": [], "data_offsets": [0, 2]},
+                  32),
+      with_length(R"({"c": {"dtype": "F16", "shape": [], "data_offsets": [0, 2]},
                          "d": {"dtype": "F32", "shape": [0, 5], "data_offsets": [2, 2]}})",
-                      2)};
+                  2)};
 }
 
 std::vector<Blob> ptd_files() {
@@ -260,8 +268,9 @@ struct PlanProgram {
     const auto x = graph.input("x", DType::f32, dims);
     const auto e = graph.node("aten.exp.default", {{"self", of(x)}}, DType::f32, dims);
     const auto p = graph.node("aten.mul.Tensor", {{"self", of(e)}, {"other", of(x)}}, DType::f32, dims);
-    const auto q = graph.node("aten.cumsum.default", {{"self", of(p)}, {"dim", test::of_int(0)}, {"dtype", test::of_none()}},
-                              DType::f32, dims);
+    const auto q =
+        graph.node("aten.cumsum.default", {{"self", of(p)}, {"dim", test::of_int(0)}, {"dtype", test::of_none()}},
+                   DType::f32, dims);
     graph.output(graph.node("aten.mul.Tensor", {{"self", of(q)}, {"other", of(e)}}, DType::f32, dims));
   }
   Plan plan(std::int64_t n, const StoredPlan* stored = nullptr) {
