@@ -174,7 +174,7 @@ TEST(Limits, Templates) {
   limits.max_template_steps = 2100;
   EXPECT_EQ(render(limits, idle), "");
   // Loops in loops, and filters that make large values again and again.
-  limits = {.max_template_steps = 1'000'000};
+  limits = {};
   for (const char* endless :
        {"{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
         "{% set s = 'a' * 1000000 %}{% for i in range(99999) %}{% if s | upper %}{% endif %}{% endfor %}",
