@@ -1,6 +1,6 @@
 # Components:
 #   sdk            for C++ (the default of `cmake --install`): libgraft with ggml beside it, headers, graftConfig, graft
-#   python         the binary part of the Python package, for wheels and for .venv
+#   python         the binary part of the Python package with the SDK's headers, for wheels and for .venv
 #   python_ggml    ggml's libraries beside it; in .venv they are links
 #   python_source  its Python files, for .venv only (scikit-build-core takes them itself)
 # Builds with ggml from source are for sanitizers and not installed, except those for all CPUs.
@@ -75,6 +75,12 @@ if(TARGET graft_cli)
 endif()
 install(DIRECTORY "${GRAFT_GENERATED_PYTHON}/graft/_fb" DESTINATION ${package_dir} COMPONENT python EXCLUDE_FROM_ALL
         PATTERN "__pycache__" EXCLUDE)
+
+# The SDK for C++ is in the package, too: `python -m graft --cmake-prefix`.
+install(DIRECTORY include/graft DESTINATION ${package_dir}/include COMPONENT python EXCLUDE_FROM_ALL
+        FILES_MATCHING PATTERN "*.h")
+install(FILES cmake/wheel/graftConfig.cmake "${CMAKE_BINARY_DIR}/graftConfigVersion.cmake"
+        DESTINATION ${package_dir}/lib/cmake/graft COMPONENT python EXCLUDE_FROM_ALL)
 
 install(DIRECTORY python/graft/ DESTINATION ${package_dir} COMPONENT python_source EXCLUDE_FROM_ALL
         FILES_MATCHING PATTERN "*.py" PATTERN "*.pyi" PATTERN "py.typed" PATTERN "__pycache__" EXCLUDE)

@@ -15,7 +15,7 @@ import sys, zipfile
 names = zipfile.ZipFile(sys.argv[1]).namelist()
 for part in ["/licenses/LICENSE", "/licenses/THIRD_PARTY_LICENSES.md", "graft/lib/libgraft.so",
              "graft/lib/libgraft_executorch.so", "graft/lib/libggml.so.graft", "graft/lib/libggml-cpu.so.graft",
-             "graft/_fb/Program.py", "/scripts/graft"]:
+             "graft/_fb/Program.py", "graft/include/graft/graft.h", "graft/lib/cmake/graft/graftConfig.cmake", "/scripts/graft"]:
     assert any(n.endswith(part) for n in names), f"{part} is not in the wheel: {names}"
 assert any(n.startswith("graft/_C.") for n in names), names
 assert not any(n.endswith("_test.py") for n in names), names

@@ -43,7 +43,7 @@ def test_tutorial(page, tmp_path, request):
 
 
 def test_all_front_doors_have_one():
-    assert {"python", "command-line", "cpp", "executorch", "generate"} <= {page.stem for page in PAGES}
+    assert {"python", "command-line", "cpp", "executorch", "generate", "server"} <= {page.stem for page in PAGES}
 
 
 @pytest.mark.parametrize(
