@@ -35,7 +35,7 @@ void __libc_free(void*);
 
 namespace {
 
-enum class Layer { none, memory, operator_new, file, thread };
+enum class Layer { none, memory, operator_new, file, socket, thread };
 
 constinit std::atomic<Layer> armed{Layer::none};
 constinit std::atomic<long> left{0}, seen{0}, live{0};
@@ -108,13 +108,13 @@ int error_number() {
   return EIO;
 }
 
-bool file_fails() {
-  if (named("short") || !fails(Layer::file)) return false;
+bool file_fails(Layer layer = Layer::file) {
+  if (named("short") || !fails(layer)) return false;
   errno = error_number();
   return true;
 }
 // Reads and writes that do less than they were asked for.
-bool falls_short() { return named("short") && fails(Layer::file); }
+bool falls_short(Layer layer = Layer::file) { return named("short") && fails(layer); }
 
 void* counted(void* block) {
   if (block != nullptr) live.fetch_add(1, std::memory_order_relaxed);
@@ -159,6 +159,7 @@ void graft_faults_arm(const char* layer, long n, const char* fault, int every) {
   armed = std::strcmp(layer, "memory") == 0   ? Layer::memory
           : std::strcmp(layer, "new") == 0    ? Layer::operator_new
           : std::strcmp(layer, "file") == 0   ? Layer::file
+          : std::strcmp(layer, "socket") == 0 ? Layer::socket
           : std::strcmp(layer, "thread") == 0 ? Layer::thread
                                               : Layer::none;
 }
@@ -322,33 +323,33 @@ int rename(const char* from, const char* to) {
   return file_fails() ? -1 : real(from, to);
 }
 
-// --- sockets, among the files ---
+// --- sockets ---
 
 ssize_t recvmsg(int socket, struct msghdr* message, int flags) {
   NEXT(recvmsg);
-  return file_fails() ? -1 : real(socket, message, flags);
+  return file_fails(Layer::socket) ? -1 : real(socket, message, flags);
 }
 ssize_t sendmsg(int socket, const struct msghdr* message, int flags) {
   NEXT(sendmsg);
-  return file_fails() ? -1 : real(socket, message, flags);
+  return file_fails(Layer::socket) ? -1 : real(socket, message, flags);
 }
 ssize_t recv(int socket, void* to, std::size_t bytes, int flags) {
   NEXT(recv);
-  if (file_fails()) return -1;
-  return real(socket, to, falls_short() ? (bytes + 1) / 2 : bytes, flags);
+  if (file_fails(Layer::socket)) return -1;
+  return real(socket, to, falls_short(Layer::socket) ? (bytes + 1) / 2 : bytes, flags);
 }
 ssize_t send(int socket, const void* from, std::size_t bytes, int flags) {
   NEXT(send);
-  if (file_fails()) return -1;
-  return real(socket, from, falls_short() ? (bytes + 1) / 2 : bytes, flags);
+  if (file_fails(Layer::socket)) return -1;
+  return real(socket, from, falls_short(Layer::socket) ? (bytes + 1) / 2 : bytes, flags);
 }
 int accept(int socket, struct sockaddr* address, socklen_t* bytes) {
   NEXT(accept);
-  return file_fails() ? -1 : real(socket, address, bytes);
+  return file_fails(Layer::socket) ? -1 : real(socket, address, bytes);
 }
 int accept4(int socket, struct sockaddr* address, socklen_t* bytes, int flags) {
   NEXT(accept4);
-  return file_fails() ? -1 : real(socket, address, bytes, flags);
+  return file_fails(Layer::socket) ? -1 : real(socket, address, bytes, flags);
 }
 
 // --- programs ---

@@ -18,7 +18,7 @@ import graft
 FAULTS = Path(os.environ.get("GRAFT_BUILD", Path(__file__).parents[3] / "build" / "release")) / "libgraft_faults.so"
 ALL = "GRAFT_FAULTS_ALL" in os.environ
 # Allocations are not among them: nlohmann/json allocates when it frees a document, and ends the process where it cannot.
-KINDS = [("file", "EIO"), ("file", "EMFILE"), ("file", "EINTR"), ("file", "short")]
+KINDS = [("socket", "EIO"), ("socket", "EMFILE"), ("socket", "EINTR"), ("socket", "short")]
 
 pytestmark = pytest.mark.skipif(not FAULTS.exists(), reason="libgraft_faults.so is not built (make build)")
 
