@@ -77,10 +77,10 @@ struct World {
   BatchGenerator batch{model, {.threads = 1}};
   std::shared_ptr<const Tokenizer> tokenizer = Tokenizer::from_json(kTokenizer);
   Detokenizer detokenizer{tokenizer};
-  std::vector<std::int64_t> ends{2};
-  std::shared_ptr<const GrammarVocabulary> vocabulary = GrammarVocabulary::of(*tokenizer, ends);
+  std::vector<std::string> words{"a", "b", "ab", ""};
+  std::vector<std::int64_t> ends{3};
+  std::shared_ptr<const GrammarVocabulary> vocabulary = GrammarVocabulary::of(words, ends);
   std::shared_ptr<Grammar> grammar = Grammar::regex("(ab|b)+", vocabulary);
-  std::vector<std::string> words{"a", "b", "ab"};
   std::vector<std::vector<GrammarPart>> parts{{{GrammarPart::Kind::literal, "a"}, {GrammarPart::Kind::regex, "b*"}}};
   std::vector<std::int64_t> prompt{1, 2, 3};
   GenerationOptions generation = [] {
@@ -464,7 +464,7 @@ std::vector<Boundary> boundaries(World& w) {
          std::uint32_t bits = 0;
          w.grammar->mask()->allowed({&bits, 1});
        }},
-      {"TokenMask::accept", [&] { w.grammar->mask()->accept(2); }},
+      {"TokenMask::accept", [&] { w.grammar->mask()->accept(1); }},
       {"TokenMask::done", [&] { w.grammar->mask()->done(); }},
       {"TensorDesc",
        [&] {
@@ -581,7 +581,8 @@ TEST(Boundaries, EveryPublicFunctionIsListed) {
 constexpr long kMostArguments = 8;
 
 // nlohmann/json allocates when it frees a document, and ends the process where it cannot.
-const std::set<std::string> kFreeJson = {"Program::describe", "Tokenizer::from_json", "Tokenizer::load",
+const std::set<std::string> kFreeJson = {"Grammar::json_schema",           "Program::describe",
+                                         "Tokenizer::from_json",           "Tokenizer::load",
                                          "Tokenizer::apply_chat_template", "chat_prompt"};
 
 class ForeignExceptions : public ::testing::TestWithParam<const char*> {};
