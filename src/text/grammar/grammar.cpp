@@ -30,14 +30,16 @@ class MaskOfGrammar : public TokenMask {
   explicit MaskOfGrammar(std::shared_ptr<Compiled> compiled_grammar)
       : compiled_(std::move(compiled_grammar)), at_(compiled_->begin()) {}
 
-  void allowed(std::span<std::uint32_t> words) override {
+  void allowed(std::span<std::uint32_t> words) override try {
     if (ended_)
       std::ranges::fill(words, 0u);
     else
       compiled_->allowed(at_, words);
+  } catch (...) {
+    rethrow_typed();
   }
 
-  void accept(std::int64_t id) override {
+  void accept(std::int64_t id) override try {
     const text::grammar::Trie& trie = compiled_->trie();
     GRAFT_CHECK(InvalidArgument, id >= 0 && id < trie.size(), "token ", id, " is not in the vocabulary of ",
                 trie.size(), " tokens");
@@ -50,6 +52,8 @@ class MaskOfGrammar : public TokenMask {
       ended_ = true;
     else
       at_ = next;
+  } catch (...) {
+    rethrow_typed();
   }
 
   bool done() const override { return ended_ || compiled_->only_ends(at_); }
@@ -200,14 +204,22 @@ std::shared_ptr<Grammar> Grammar::parts(std::span<const std::vector<GrammarPart>
   rethrow_typed();
 }
 
-std::shared_ptr<TokenMask> Grammar::mask() const { return std::make_shared<MaskOfGrammar>(compiled_); }
-
-bool Grammar::matches(std::string_view text) const {
-  return compiled_->may_end(compiled_->after(compiled_->begin(), text));
+std::shared_ptr<TokenMask> Grammar::mask() const try {
+  return std::make_shared<MaskOfGrammar>(compiled_);
+} catch (...) {
+  rethrow_typed();
 }
 
-bool Grammar::begins(std::string_view text) const {
+bool Grammar::matches(std::string_view text) const try {
+  return compiled_->may_end(compiled_->after(compiled_->begin(), text));
+} catch (...) {
+  rethrow_typed();
+}
+
+bool Grammar::begins(std::string_view text) const try {
   return compiled_->after(compiled_->begin(), text) != Compiled::kDead;
+} catch (...) {
+  rethrow_typed();
 }
 
 }  // namespace graft
