@@ -26,11 +26,22 @@ class Line(torch.nn.Module):
         return x * 2 + 1
 
 
-def test_an_example_is_built_against_the_package(tmp_path):
-    cmake, compiler = shutil.which("cmake", path=Path(sys.executable).parent) or shutil.which("cmake"), shutil.which("c++")
-    if cmake is None or compiler is None:
-        pytest.skip("no CMake or no C++ compiler to build examples/cpp with")
-    prefix = run(sys.executable, "-m", "graft", "--cmake-prefix").strip()
+@pytest.fixture(scope="module")
+def cmake():
+    found = shutil.which("cmake", path=Path(sys.executable).parent) or shutil.which("cmake")
+    if found is None:
+        pytest.skip("no CMake")
+    return found
+
+
+@pytest.fixture(scope="module")
+def prefix():
+    return run(sys.executable, "-m", "graft", "--cmake-prefix").strip()
+
+
+def test_an_example_is_built_against_the_package(cmake, prefix, tmp_path):
+    if shutil.which("c++") is None:
+        pytest.skip("no C++ compiler to build examples/cpp with")
     run(cmake, "-S", ROOT / "examples" / "cpp", "-B", tmp_path / "build", f"-DCMAKE_PREFIX_PATH={prefix}")
     run(cmake, "--build", tmp_path / "build")
     assert f"graft_DIR:PATH={prefix}/" in (tmp_path / "build" / "CMakeCache.txt").read_text()
@@ -38,11 +49,7 @@ def test_an_example_is_built_against_the_package(tmp_path):
     assert run(tmp_path / "build" / "run_model", tmp_path / "line.pte") == "f32[3] 1 ...\n"
 
 
-def test_another_version_is_refused(tmp_path):
-    cmake = shutil.which("cmake", path=Path(sys.executable).parent) or shutil.which("cmake")
-    if cmake is None:
-        pytest.skip("no CMake")
-    prefix = run(sys.executable, "-m", "graft", "--cmake-prefix").strip()
+def test_another_version_is_refused(cmake, prefix, tmp_path):
     (tmp_path / "CMakeLists.txt").write_text(
         "cmake_minimum_required(VERSION 3.28)\nproject(p LANGUAGES NONE)\nfind_package(graft 7.1 REQUIRED)\n"
     )
