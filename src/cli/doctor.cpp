@@ -10,6 +10,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/clock.h"
 #include "cli/commands.h"
 #include "cli/python.h"
 #include "cli/text.h"
@@ -53,7 +54,6 @@ std::string cgroup_memory() {
 // What `threads` threads read per second from memory that no cache holds, in GB/s; the best of the passes that
 // `seconds` leave time for.
 double read_rate(const std::vector<std::uint64_t>& words, int threads, double seconds) {
-  using Clock = std::chrono::steady_clock;
   const std::size_t count = words.size();
   std::vector<std::uint64_t> sums(static_cast<std::size_t>(threads) * 8);  // a cache line each
   const auto pass = [&] {
@@ -67,10 +67,9 @@ double read_rate(const std::vector<std::uint64_t>& words, int threads, double se
       });
     }
     workers.clear();
-    return std::chrono::duration<double>(Clock::now() - begin).count();
+    return seconds_since(begin);
   };
-  const Clock::time_point end =
-      Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+  const Clock::time_point end = Clock::now() + duration_of(seconds);
   double best = pass();
   while (Clock::now() < end) best = std::min(best, pass());
   const bool whole = std::ranges::any_of(sums, [](std::uint64_t sum) { return sum != 0; });

@@ -26,9 +26,7 @@ RunOptions call_options(const RunArgs& args) {
   if (args.timeout_s) {
     // A timeout longer than the clock can represent means no deadline.
     constexpr double most = 1e9;
-    if (*args.timeout_s < most)
-      options.deadline =
-          Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(*args.timeout_s));
+    if (*args.timeout_s < most) options.deadline = Clock::now() + duration_of(*args.timeout_s);
   }
   return options;
 }

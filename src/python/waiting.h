@@ -6,13 +6,14 @@
 #include <chrono>
 #include <optional>
 
+#include "base/clock.h"
+
 namespace graft {
 
 // Seconds to a deadline; 0: none.
-inline std::optional<std::chrono::steady_clock::time_point> deadline_after(double seconds) {
-  using Clock = std::chrono::steady_clock;
+inline std::optional<Clock::time_point> deadline_after(double seconds) {
   if (seconds <= 0) return std::nullopt;
-  return Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+  return Clock::now() + duration_of(seconds);
 }
 
 // How long Python waits without looking whether it got a signal.
@@ -22,7 +23,6 @@ inline constexpr std::chrono::milliseconds kSignalPoll{50};
 // and returns whether it did. A signal ends it with what Python's handler raises (KeyboardInterrupt).
 template <typename Wait>
 bool wait_with_signals(double seconds, const Wait& wait) {
-  using Clock = std::chrono::steady_clock;
   const Clock::time_point start = Clock::now();
   for (;;) {
     auto most = kSignalPoll;
