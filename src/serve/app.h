@@ -12,6 +12,9 @@ namespace graft::serve {
 
 enum class Phase { loading, ready, draining };
 
+// The parts of the path that stand for {...} in the route, in order.
+using PathParts = std::vector<std::string>;
+
 // What all endpoints share.
 struct App {
   explicit App(const ServeOptions& serve_options) : options(serve_options) {}

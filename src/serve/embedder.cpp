@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "serve/api_error.h"
 
 namespace graft::serve {
 
@@ -16,7 +17,13 @@ Embedder::Embedder(const std::shared_ptr<const Program>& program, std::shared_pt
     most_tokens_ = std::min(most_tokens_, static_cast<std::int64_t>(*limit));
 }
 
-std::int64_t Embedder::tokens(const std::string& text) const { return std::ssize(tokenizer_->encode(text)); }
+std::int64_t Embedder::tokens(const std::string& text, const std::string& path, const std::string& param) const {
+  const std::int64_t count = std::ssize(tokenizer_->encode(text));
+  if (count > most_tokens_)
+    throw ApiError(400, str("'", path, "' has ", count, " tokens, the model takes ", most_tokens_), param,
+                   "context_length_exceeded");
+  return count;
+}
 
 void Embedder::embed(std::vector<std::string> texts, Clock::time_point deadline, const CancelToken& cancel,
                      OnDone on_done) {

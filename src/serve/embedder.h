@@ -20,10 +20,9 @@ class Embedder {
   Embedder(const std::shared_ptr<const Program>& program, std::shared_ptr<const Tokenizer> tokenizer,
            const SessionOptions& options, std::size_t queue);
 
-  // With special tokens.
-  std::int64_t tokens(const std::string& text) const;
-  // That the encoder reads; it would cut off the rest.
-  std::int64_t most_tokens() const { return most_tokens_; }
+  // The tokens of a text, special ones included. Throws ApiError (400) for more than the encoder reads, which would cut
+  // off the rest. `path`: what the text is called; `param`: the field that has it.
+  std::int64_t tokens(const std::string& text, const std::string& path, const std::string& param) const;
   // `on_done` is called once, on the embedder's thread, unless this throws Busy or the embedder ends before.
   void embed(std::vector<std::string> texts, Clock::time_point deadline, const CancelToken& cancel, OnDone on_done);
 

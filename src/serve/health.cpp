@@ -54,11 +54,12 @@ void metrics(App& app, const std::shared_ptr<Call>& call, const PathParts&) {
       {"graft_decode_seconds_total", "counter", "Time in steps of decoding.",
        [](const EngineStats& stats) { return stats.generation.decode_seconds; }},
   };
+  std::vector<std::pair<std::string, EngineStats>> engines;  // by label
+  for (const auto& model : app.models.all())
+    if (model->engine) engines.emplace_back(metric_label("model_name", model->name), model->engine->stats());
   for (const Metric& metric : all) {
     metric_head(out, metric.name, metric.type, metric.help);
-    for (const auto& model : app.models.all())
-      if (model->engine)
-        metric_line(out, metric.name, metric_label("model_name", model->name), metric.value(model->engine->stats()));
+    for (const auto& [label, stats] : engines) metric_line(out, metric.name, label, metric.value(stats));
   }
   process_metrics(out);
   Response response;

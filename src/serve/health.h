@@ -4,8 +4,6 @@
 
 namespace graft::serve {
 
-using PathParts = std::vector<std::string>;
-
 // GET /health: 200 when ready, 503 while models are loaded and while the server stops.
 void health(App& app, const std::shared_ptr<Call>& call, const PathParts& parts);
 // GET /: a page to talk with the models.

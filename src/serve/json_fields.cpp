@@ -58,6 +58,11 @@ std::string kind_of(const Json& json) {
 
 Fields::Fields(const Json& object, std::string where) : object_(object), where_(std::move(where)) {}
 
+Fields Fields::of(const Json& value, const std::string& path) {
+  if (!value.is_object()) bad_request(path, "'", path, "' must be an object, found ", kind_of(value));
+  return Fields(value, path + ".");
+}
+
 const Json* Fields::find(const char* name) {
   known_.insert(name);
   const auto found = object_.find(name);
@@ -119,6 +124,21 @@ const Json* Fields::object(const char* name) {
   if (found && !found->is_object())
     bad_request(path(name), "'", path(name), "' must be an object, found ", kind_of(*found));
   return found;
+}
+
+std::string Fields::need_text(const char* name) {
+  need(name);
+  return *text(name);
+}
+
+const Json& Fields::need_array(const char* name) {
+  need(name);
+  return *array(name);
+}
+
+const Json& Fields::need_object(const char* name) {
+  need(name);
+  return *object(name);
 }
 
 void Fields::refuse(const char* name, std::string_view why) {

@@ -32,6 +32,8 @@ class Fields {
   // `where`: what its fields are called in messages, "messages[0]."; empty for the request itself. The object must
   // outlive this.
   explicit Fields(const Json& object, std::string where = {});
+  // Of a value called `path`, which must be an object.
+  static Fields of(const Json& value, const std::string& path);
 
   const Json* find(const char* name);  // null when absent
   const Json& need(const char* name);
@@ -41,6 +43,10 @@ class Fields {
   std::optional<std::string> text(const char* name);
   const Json* array(const char* name);
   const Json* object(const char* name);
+  // The same of a field that must be there.
+  std::string need_text(const char* name);
+  const Json& need_array(const char* name);
+  const Json& need_object(const char* name);
   // Throws when the field is there: it is known, and not served.
   void refuse(const char* name, std::string_view why = "is not supported");
   // As refuse(), unless it is the value that means nothing.

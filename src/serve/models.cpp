@@ -1,9 +1,9 @@
 #include "serve/models.h"
 
 #include <algorithm>
-#include <chrono>
 #include <fstream>
 
+#include "base/clock.h"
 #include "serve/api_error.h"
 
 namespace graft::serve {
@@ -93,11 +93,14 @@ void ServedModel::check_language() const {
   if (!engine) throw ApiError(400, "model '" + name + "' is no language model", "model");
 }
 
+void ServedModel::check_embedder() const {
+  if (!embedder) throw ApiError(400, "model '" + name + "' is no text encoder with a tokenizer", "model");
+}
+
 std::shared_ptr<ServedModel> load_model(const ModelFile& file, const ServeOptions& options) {
   auto model = std::make_shared<ServedModel>();
   model->name = file.name;
-  model->created =
-      std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch()).count();
+  model->created = unix_seconds();
   if (LanguageModel::is_package(file.path))
     load_language(*model, file, options);
   else

@@ -29,6 +29,8 @@ struct ServedModel {
 
   // Throws ApiError (400) for one that is no language model.
   void check_language() const;
+  // Throws ApiError (400) for one that is no text encoder with a tokenizer.
+  void check_embedder() const;
 };
 
 // The models that requests name. From any thread.

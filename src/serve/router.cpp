@@ -132,8 +132,7 @@ std::shared_ptr<ServedModel> App::language_model_of(Fields& fields) const {
 }
 
 Clock::time_point deadline_of(const Call& call, const RequestLimits& limits) {
-  return call.request().start +
-         std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(limits.seconds));
+  return call.request().start + duration_of(limits.seconds);
 }
 
 }  // namespace graft::serve

@@ -9,8 +9,6 @@
 
 namespace graft::serve {
 
-// The parts of the path that stand for {...} in the route, in order.
-using PathParts = std::vector<std::string>;
 using Endpoint = std::function<void(App& app, const std::shared_ptr<Call>& call, const PathParts& parts)>;
 
 enum class Access { with_key, open };  // open: needs no API key

@@ -124,8 +124,7 @@ class Server {
     if (app_.phase.exchange(Phase::draining) == Phase::draining) return http_.stop();
     log_event("info", "draining", {{"requests", active_.load()}});
     http_.drain();
-    drain_until_ = Clock::now() + std::chrono::duration_cast<Clock::duration>(
-                                      std::chrono::duration<double>(app_.options.drain_seconds));
+    drain_until_ = Clock::now() + duration_of(app_.options.drain_seconds);
     check_drained();
   }
 

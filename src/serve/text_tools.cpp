@@ -35,11 +35,10 @@ void detokenize(App& app, const std::shared_ptr<Call>& call, const PathParts&) {
   const Json json = parse_object(call->request().body);
   Fields fields(json);
   const auto model = app.language_model_of(fields);
-  const Json* tokens = fields.array("tokens");
-  if (!tokens) fields.need("tokens");
+  const Json& tokens = fields.need_array("tokens");
   fields.end();
   const Tokenizer& tokenizer = *model->language->tokenizer();
-  const std::string text = tokenizer.decode(token_ids(*tokens, "tokens", tokenizer.size()));
+  const std::string text = tokenizer.decode(token_ids(tokens, "tokens", tokenizer.size()));
   call->respond_json({{"content", text}, {"prompt", text}});
 }
 

@@ -4,8 +4,6 @@
 
 namespace graft::serve {
 
-using PathParts = std::vector<std::string>;
-
 // POST /tokenize: {"content" or "prompt": text, "add_special": true, "with_pieces": false}.
 void tokenize(App& app, const std::shared_ptr<Call>& call, const PathParts& parts);
 // POST /detokenize: {"tokens": [ids]}.

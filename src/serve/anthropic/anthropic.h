@@ -5,8 +5,6 @@
 // Anthropic's API.
 namespace graft::serve {
 
-using PathParts = std::vector<std::string>;
-
 // POST /v1/messages
 void anthropic_messages(App& app, const std::shared_ptr<Call>& call, const PathParts& parts);
 // POST /v1/messages/count_tokens

@@ -13,12 +13,10 @@ std::string text_of(const Json& content, const std::string& path) {
   for (std::size_t i = 0; i < content.size(); ++i) {
     Fields block(content[i], str(path, '[', i, "]."));
     if (!content[i].is_object()) bad_request(path, "'", path, "' must hold objects, found ", kind_of(content[i]));
-    block.need("type");
-    if (const std::string type = *block.text("type"); type != "text")
+    if (const std::string type = block.need_text("type"); type != "text")
       throw ApiError(400, "'" + block.path("type") + "' is '" + type + "': only text is supported here",
                      block.path("type"), "unsupported_parameter");
-    block.need("text");
-    text += *block.text("text");
+    text += block.need_text("text");
     block.object("cache_control");  // what is cached is the server's matter
     block.end();
   }
@@ -27,10 +25,8 @@ std::string text_of(const Json& content, const std::string& path) {
 
 // A message of this API is one or several of OpenAI's: results of tools are messages there.
 void add_message(const Json& given, const std::string& path, Json& out) {
-  if (!given.is_object()) bad_request(path, "'", path, "' must be an object, found ", kind_of(given));
-  Fields fields(given, path + ".");
-  fields.need("role");
-  const std::string role = *fields.text("role");
+  Fields fields = Fields::of(given, path);
+  const std::string role = fields.need_text("role");
   if (role != "user" && role != "assistant")
     bad_request(path + ".role", "'", path, ".role' must be user or assistant, found '", role, "'");
   const Json& content = fields.need("content");
@@ -49,17 +45,13 @@ void add_message(const Json& given, const std::string& path, Json& out) {
   bool any_result = false;
   for (std::size_t i = 0; i < content.size(); ++i) {
     const std::string where = str(path, ".content[", i, ']');
-    if (!content[i].is_object()) bad_request(where, "'", where, "' must be an object, found ", kind_of(content[i]));
-    Fields block(content[i], where + ".");
-    block.need("type");
-    const std::string type = *block.text("type");
+    Fields block = Fields::of(content[i], where);
+    const std::string type = block.need_text("type");
     block.object("cache_control");
     if (type == "text") {
-      block.need("text");
-      text += *block.text("text");
+      text += block.need_text("text");
     } else if (type == "thinking" && role == "assistant") {
-      block.need("thinking");
-      reasoning += *block.text("thinking");
+      reasoning += block.need_text("thinking");
       block.accept_text("signature");
     } else if (type == "tool_use" && role == "assistant") {
       for (const char* name : {"id", "name", "input"}) block.need(name);
@@ -92,8 +84,7 @@ void read_tools(Fields& fields, Json& chat) {
     Json out = Json::array();
     for (std::size_t i = 0; i < tools->size(); ++i) {
       const std::string where = str("tools[", i, ']');
-      if (!(*tools)[i].is_object()) bad_request(where, "'", where, "' must be an object, found ", kind_of((*tools)[i]));
-      Fields tool((*tools)[i], where + ".");
+      Fields tool = Fields::of((*tools)[i], where);
       if (const auto type = tool.text("type"); type && *type != "custom")
         throw ApiError(400, "'" + where + ".type' is '" + *type + "': only custom is supported", where + ".type",
                        "unsupported_parameter");
@@ -109,12 +100,10 @@ void read_tools(Fields& fields, Json& chat) {
   const Json* choice = fields.object("tool_choice");
   if (!choice) return;
   Fields inner(*choice, "tool_choice.");
-  inner.need("type");
-  const std::string type = *inner.text("type");
+  const std::string type = inner.need_text("type");
   if (inner.boolean("disable_parallel_tool_use").value_or(false)) chat["parallel_tool_calls"] = false;
   if (type == "tool") {
-    inner.need("name");
-    chat["tool_choice"] = {{"type", "function"}, {"function", {{"name", *inner.text("name")}}}};
+    chat["tool_choice"] = {{"type", "function"}, {"function", {{"name", inner.need_text("name")}}}};
   } else if (type == "auto" || type == "none") {
     chat["tool_choice"] = type;
   } else if (type == "any") {
@@ -146,8 +135,7 @@ Json chat_of(const Json& json, bool counts_only) {
   }
   if (const Json* thinking = fields.object("thinking")) {
     Fields inner(*thinking, "thinking.");
-    inner.need("type");
-    if (const std::string type = *inner.text("type"); type != "disabled" && type != "adaptive")
+    if (const std::string type = inner.need_text("type"); type != "disabled" && type != "adaptive")
       throw ApiError(400, "'thinking.type' is '" + type + "': the chat template decides whether the model thinks",
                      "thinking", "unsupported_parameter");
     inner.end();
@@ -155,8 +143,7 @@ Json chat_of(const Json& json, bool counts_only) {
   Json messages = Json::array();
   if (const Json* system = fields.find("system"))
     messages.push_back({{"role", "system"}, {"content", text_of(*system, "system")}});
-  fields.need("messages");
-  const Json& given = *fields.array("messages");
+  const Json& given = fields.need_array("messages");
   if (given.empty()) bad_request("messages", "'messages' must have at least one message");
   for (std::size_t i = 0; i < given.size(); ++i) add_message(given[i], str("messages[", i, ']'), messages);
   chat["messages"] = std::move(messages);

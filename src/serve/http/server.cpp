@@ -39,10 +39,6 @@ constexpr double kDiscardSeconds = 2;
 constexpr double kAcceptAgainSeconds = 0.1;  // when the process has no descriptor left
 constexpr int kPostTries = 10;               // a millisecond apart, when there is no memory
 
-std::chrono::steady_clock::duration duration_of(double seconds) {
-  return std::chrono::duration_cast<std::chrono::steady_clock::duration>(std::chrono::duration<double>(seconds));
-}
-
 std::string head_of(const Response& response, bool keep_alive, std::optional<std::size_t> length, bool chunked) {
   std::string out = str("HTTP/1.1 ", response.status, ' ');
   out += http::obsolete_reason(static_cast<http::status>(response.status)).to_string();

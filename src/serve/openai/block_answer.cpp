@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "serve/token_times.h"
+
 namespace graft::serve {
 namespace {
 
@@ -20,7 +22,8 @@ class BlockAnswer {
 
   void progress(const RequestState& state, std::exception_ptr error) {
     if (error) return call_->fail(error);
-    count_time(state);
+    if (const auto first = times_.count(*call_, request_.model->name, state.tokens.size()))
+      call_->note("first_token_ms", 1e3 * *first);
     if (request_.stream && !call_->began()) {
       call_->begin_events();
       writer_->begin(*call_, request_.prompts[0].size());
@@ -70,31 +73,14 @@ class BlockAnswer {
     if (request_.stream) writer_->close(*call_, blocks_.back());
   }
 
-  void count_time(const RequestState& state) {
-    const auto now = Clock::now();
-    const std::size_t tokens = state.tokens.size();
-    if (tokens == timed_) return;
-    if (timed_ == 0) {
-      const double seconds = seconds_between(call_->request().start, now);
-      call_->metrics().first_token(request_.model->name, seconds);
-      call_->note("first_token_ms", 1e3 * seconds);
-    } else {
-      const auto more = static_cast<double>(tokens - timed_);
-      for (std::size_t i = timed_; i < tokens; ++i)
-        call_->metrics().between_tokens(request_.model->name, seconds_between(last_, now) / more);
-    }
-    timed_ = tokens;
-    last_ = now;
-  }
-
   std::shared_ptr<Call> call_;
   TextRequest request_;
   std::unique_ptr<BlockWriter> writer_;
   AnswerParser parser_;
   std::vector<Block> blocks_;
   bool open_ = false;
-  std::size_t taken_ = 0, timed_ = 0;
-  Clock::time_point last_;
+  std::size_t taken_ = 0;
+  TokenTimes times_;
 };
 
 }  // namespace

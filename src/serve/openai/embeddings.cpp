@@ -52,7 +52,7 @@ void embeddings(App& app, const std::shared_ptr<Call>& call, const PathParts&) {
   const Json json = parse_object(call->request().body);
   Fields fields(json);
   const auto model = app.model_of(fields);
-  if (!model->embedder) throw ApiError(400, "model '" + model->name + "' is no text encoder with a tokenizer", "model");
+  model->check_embedder();
   const auto format = fields.text("encoding_format");
   if (format && *format != "float" && *format != "base64")
     bad_request("encoding_format", "'encoding_format' must be float or base64, found '", *format, "'");
@@ -62,14 +62,8 @@ void embeddings(App& app, const std::shared_ptr<Call>& call, const PathParts&) {
   std::vector<std::string> texts = texts_of(fields, app.options.limits);
   fields.end();
   std::int64_t tokens = 0;
-  for (std::size_t i = 0; i < texts.size(); ++i) {
-    const std::int64_t count = model->embedder->tokens(texts[i]);
-    if (count > model->embedder->most_tokens())
-      throw ApiError(400,
-                     str("'input[", i, "]' has ", count, " tokens, the model takes ", model->embedder->most_tokens()),
-                     "input", "context_length_exceeded");
-    tokens += count;
-  }
+  for (std::size_t i = 0; i < texts.size(); ++i)
+    tokens += model->embedder->tokens(texts[i], str("input[", i, ']'), "input");
   call->note("model", model->name);
   call->note("prompt_tokens", tokens);
   const CancelToken gone;

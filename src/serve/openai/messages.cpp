@@ -10,41 +10,15 @@ namespace {
 
 constexpr std::string_view kRoles[] = {"system", "developer", "user", "assistant", "tool"};
 
-// A string, or parts that are text.
-std::string content_of(const Json& content, const std::string& path) {
-  if (content.is_string()) return content.get<std::string>();
-  if (!content.is_array())
-    bad_request(path, "'", path, "' must be a string or an array of parts, found ", kind_of(content));
-  std::string text;
-  for (std::size_t i = 0; i < content.size(); ++i) {
-    const std::string where = str(path, '[', i, ']');
-    if (!content[i].is_object()) bad_request(where, "'", where, "' must be an object, found ", kind_of(content[i]));
-    Fields part(content[i], where + ".");
-    part.need("type");
-    const std::string type = *part.text("type");
-    if (type != "text")
-      throw ApiError(400, str("'", where, ".type' is '", type, "': only text is supported"), where + ".type",
-                     "unsupported_parameter");
-    part.need("text");
-    text += *part.text("text");
-    part.end();
-  }
-  return text;
-}
-
 // As templates expect it: with the arguments as an object.
 Json call_of(const Json& given, const std::string& path) {
-  if (!given.is_object()) bad_request(path, "'", path, "' must be an object, found ", kind_of(given));
-  Fields fields(given, path + ".");
+  Fields fields = Fields::of(given, path);
   fields.accept_text("type");
   fields.integer("index", 0, INT32_MAX);
   Json call = {{"type", "function"}};
   if (const auto id = fields.text("id")) call["id"] = *id;
-  fields.need("function");
-  Fields function(*fields.object("function"), path + ".function.");
-  function.need("name");
-  function.need("arguments");
-  const std::string name = *function.text("name"), arguments = *function.text("arguments");
+  Fields function(fields.need_object("function"), path + ".function.");
+  const std::string name = function.need_text("name"), arguments = function.need_text("arguments");
   const Json parsed = parse_json(arguments.empty() ? "{}" : arguments);
   if (!parsed.is_object())
     bad_request(function.path("arguments"), "'", function.path("arguments"), "' must be a JSON object, found ",
@@ -56,10 +30,8 @@ Json call_of(const Json& given, const std::string& path) {
 }
 
 Json message_of(const Json& given, const std::string& path) {
-  if (!given.is_object()) bad_request(path, "'", path, "' must be an object, found ", kind_of(given));
-  Fields fields(given, path + ".");
-  fields.need("role");
-  std::string role = *fields.text("role");
+  Fields fields = Fields::of(given, path);
+  std::string role = fields.need_text("role");
   if (std::ranges::find(kRoles, role) == std::end(kRoles))
     bad_request(path + ".role", "'", path, ".role' is '", role,
                 "'; roles are system, developer, user, assistant and tool");
@@ -72,7 +44,8 @@ Json message_of(const Json& given, const std::string& path) {
       calls.push_back(call_of((*given_calls)[i], str(path, ".tool_calls[", i, ']')));
   }
   const Json* content = calls.empty() ? &fields.need("content") : fields.find("content");
-  Json message = {{"role", role}, {"content", content ? content_of(*content, fields.path("content")) : ""}};
+  Json message = {{"role", role},
+                  {"content", content ? text_of_parts(*content, fields.path("content"), {"text"}) : ""}};
   if (!calls.empty()) message["tool_calls"] = std::move(calls);
   if (role == "tool") {
     if (const auto id = fields.text("tool_call_id")) message["tool_call_id"] = *id;
@@ -89,9 +62,26 @@ Json message_of(const Json& given, const std::string& path) {
 
 }  // namespace
 
+std::string text_of_parts(const Json& content, const std::string& path, std::initializer_list<std::string_view> types,
+                          std::initializer_list<const char*> ignored) {
+  if (content.is_string()) return content.get<std::string>();
+  if (!content.is_array())
+    bad_request(path, "'", path, "' must be a string or an array of parts, found ", kind_of(content));
+  std::string text;
+  for (std::size_t i = 0; i < content.size(); ++i) {
+    Fields part = Fields::of(content[i], str(path, '[', i, ']'));
+    if (const std::string type = part.need_text("type"); std::ranges::find(types, type) == types.end())
+      throw ApiError(400, str("'", part.path("type"), "' is '", type, "': only text is supported"), part.path("type"),
+                     "unsupported_parameter");
+    text += part.need_text("text");
+    for (const char* name : ignored) part.array(name);
+    part.end();
+  }
+  return text;
+}
+
 std::string chat_prompt_of(Fields& fields, const ServedModel& model, const RequestLimits& limits, const Json& tools) {
-  fields.need("messages");
-  const Json& given = *fields.array("messages");
+  const Json& given = fields.need_array("messages");
   if (given.empty()) bad_request("messages", "'messages' must have at least one message");
   Json variables = Json::object();
   if (const Json* more = fields.object("chat_template_kwargs")) variables = *more;

@@ -1,11 +1,18 @@
 #pragma once
 
+#include <initializer_list>
 #include <string>
+#include <string_view>
 
 #include "serve/json_fields.h"
 #include "serve/models.h"
 
 namespace graft::serve {
+
+// The text of a content called `path`: a string, or parts of these types, each with a "text". `ignored`: arrays that a
+// part may have besides. Throws ApiError (400).
+std::string text_of_parts(const Json& content, const std::string& path, std::initializer_list<std::string_view> types,
+                          std::initializer_list<const char*> ignored = {});
 
 // Reads "messages" and "chat_template_kwargs" and applies the model's chat template; the prompt ends where the answer
 // begins. Throws ApiError (400) for messages that are not as OpenAI's API has them, hold something else than text, or

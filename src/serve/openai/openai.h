@@ -5,8 +5,6 @@
 // OpenAI's API.
 namespace graft::serve {
 
-using PathParts = std::vector<std::string>;
-
 void list_models(App& app, const std::shared_ptr<Call>& call, const PathParts& parts);
 void show_model(App& app, const std::shared_ptr<Call>& call, const PathParts& parts);
 void completions(App& app, const std::shared_ptr<Call>& call, const PathParts& parts);

@@ -16,8 +16,7 @@ std::string document_of(const Json& given, const std::string& path) {
   if (!given.is_object())
     bad_request(path, "'", path, "' must be a string or an object with 'text', found ", kind_of(given));
   Fields fields(given, path + ".");
-  fields.need("text");
-  std::string text = *fields.text("text");
+  std::string text = fields.need_text("text");
   fields.end();
   return text;
 }
@@ -29,11 +28,9 @@ void rerank(App& app, const std::shared_ptr<Call>& call, const PathParts&) {
   const Json json = parse_object(call->request().body);
   Fields fields(json);
   const auto model = app.model_of(fields);
-  if (!model->embedder) throw ApiError(400, "model '" + model->name + "' is no text encoder with a tokenizer", "model");
-  fields.need("query");
-  std::vector<std::string> texts = {*fields.text("query")};
-  fields.need("documents");
-  const Json& documents = *fields.array("documents");
+  model->check_embedder();
+  std::vector<std::string> texts = {fields.need_text("query")};
+  const Json& documents = fields.need_array("documents");
   if (documents.empty() || documents.size() > kMostDocuments)
     bad_request("documents", "'documents' must have from 1 to ", kMostDocuments, " texts, found ", documents.size());
   for (std::size_t i = 0; i < documents.size(); ++i)
@@ -50,11 +47,7 @@ void rerank(App& app, const std::shared_ptr<Call>& call, const PathParts&) {
     if (texts[i].empty()) bad_request(path, "'", path, "' is an empty string");
     bytes += texts[i].size();
     check_prompt_bytes(bytes, app.options.limits);
-    const std::int64_t count = model->embedder->tokens(texts[i]);
-    if (count > model->embedder->most_tokens())
-      throw ApiError(400, str("'", path, "' has ", count, " tokens, the model takes ", model->embedder->most_tokens()),
-                     path, "context_length_exceeded");
-    tokens += count;
+    tokens += model->embedder->tokens(texts[i], path, path);
   }
   call->note("model", model->name);
   call->note("prompt_tokens", tokens);

@@ -1,6 +1,5 @@
-#include <chrono>
-
 #include "serve/openai/block_answer.h"
+#include "serve/openai/messages.h"
 #include "serve/openai/openai.h"
 
 // OpenAI's Responses API. Nothing is kept between requests.
@@ -8,32 +7,13 @@ namespace graft::serve {
 namespace {
 
 std::string text_of(const Json& content, const std::string& path) {
-  if (content.is_string()) return content.get<std::string>();
-  if (!content.is_array())
-    bad_request(path, "'", path, "' must be a string or an array of parts, found ", kind_of(content));
-  std::string text;
-  for (std::size_t i = 0; i < content.size(); ++i) {
-    const std::string where = str(path, '[', i, ']');
-    if (!content[i].is_object()) bad_request(where, "'", where, "' must be an object, found ", kind_of(content[i]));
-    Fields part(content[i], where + ".");
-    part.need("type");
-    const std::string type = *part.text("type");
-    if (type != "input_text" && type != "output_text" && type != "text" && type != "reasoning_text")
-      throw ApiError(400, "'" + where + ".type' is '" + type + "': only text is supported", where + ".type",
-                     "unsupported_parameter");
-    part.need("text");
-    text += *part.text("text");
-    part.array("annotations");
-    part.array("logprobs");
-    part.end();
-  }
-  return text;
+  return text_of_parts(content, path, {"input_text", "output_text", "text", "reasoning_text"},
+                       {"annotations", "logprobs"});
 }
 
 // Adds an item of the input to the messages: calls and reasoning belong to the assistant's message they stand beside.
 void add_item(const Json& given, const std::string& path, Json& messages) {
-  if (!given.is_object()) bad_request(path, "'", path, "' must be an object, found ", kind_of(given));
-  Fields item(given, path + ".");
+  Fields item = Fields::of(given, path);
   const std::string type = item.text("type").value_or("message");
   item.accept_text("id");
   item.accept_text("status");
@@ -43,8 +23,7 @@ void add_item(const Json& given, const std::string& path, Json& messages) {
     return messages.back();
   };
   if (type == "message") {
-    item.need("role");
-    const std::string role = *item.text("role"), text = text_of(item.need("content"), item.path("content"));
+    const std::string role = item.need_text("role"), text = text_of(item.need("content"), item.path("content"));
     item.accept_text("phase");
     const bool goes_on = role == "assistant" && !messages.empty() && messages.back()["role"] == "assistant" &&
                          messages.back()["content"] == "";
@@ -61,9 +40,8 @@ void add_item(const Json& given, const std::string& path, Json& messages) {
          {"type", "function"},
          {"function", {{"name", *item.text("name")}, {"arguments", *item.text("arguments")}}}});
   } else if (type == "function_call_output") {
-    item.need("call_id");
     messages.push_back({{"role", "tool"},
-                        {"tool_call_id", *item.text("call_id")},
+                        {"tool_call_id", item.need_text("call_id")},
                         {"content", text_of(item.need("output"), item.path("output"))}});
   } else if (type == "reasoning") {
     item.array("summary");
@@ -104,9 +82,7 @@ void read_tools(Fields& fields, Asked& asked) {
   asked.shown["tool_choice"] = choice ? *choice : Json("auto");
   if (choice && choice->is_object()) {
     Fields inner(*choice, "tool_choice.");
-    inner.need("type");
-    inner.need("name");
-    asked.chat["tool_choice"] = {{"type", *inner.text("type")}, {"function", {{"name", *inner.text("name")}}}};
+    asked.chat["tool_choice"] = {{"type", inner.need_text("type")}, {"function", {{"name", inner.need_text("name")}}}};
     inner.end();
   } else if (choice && !(*choice == "auto" && !asked.chat.contains("tools"))) {
     asked.chat["tool_choice"] = *choice;
@@ -125,8 +101,7 @@ void read_format(Fields& fields, Asked& asked) {
   if (const Json* format = inner.object("format")) {
     asked.shown["text"]["format"] = *format;
     Fields form(*format, "text.format.");
-    form.need("type");
-    if (*form.text("type") == "json_schema") {
+    if (form.need_text("type") == "json_schema") {
       Json schema = *format;
       schema.erase("type");
       asked.chat["response_format"] = {{"type", "json_schema"}, {"json_schema", std::move(schema)}};
@@ -194,8 +169,7 @@ class Writer : public BlockWriter {
  public:
   Writer(std::string id, std::string model, Json shown)
       : id_(std::move(id)), model_(std::move(model)), shown_(std::move(shown)) {
-    created_ =
-        std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch()).count();
+    created_ = unix_seconds();
   }
 
   void begin(Call& call, std::size_t) override {

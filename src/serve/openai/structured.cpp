@@ -51,16 +51,14 @@ class Reader {
 
   void response_format(const Json& format) {
     Fields inner(format, "response_format.");
-    inner.need("type");
-    const std::string type = *inner.text("type");
+    const std::string type = inner.need_text("type");
     if (type == "json_object") {
       if (const Json* schema = inner.find("schema"))
         json_schema(*schema, inner.path("schema"));
       else
         json_object("response_format");
     } else if (type == "json_schema") {
-      inner.need("json_schema");
-      Fields named(*inner.object("json_schema"), "response_format.json_schema.");
+      Fields named(inner.need_object("json_schema"), "response_format.json_schema.");
       named.text("name");
       named.text("description");
       named.boolean("strict");  // it is always

@@ -1,8 +1,10 @@
 #include "serve/openai/text_answer.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
+#include <utility>
+
+#include "serve/token_times.h"
 
 namespace graft::serve {
 namespace {
@@ -23,8 +25,7 @@ class TextAnswer {
   TextAnswer(std::shared_ptr<Call> call, TextRequest request, const TextFormat& format)
       : call_(std::move(call)), request_(std::move(request)), format_(format), choices_(texts()) {
     id_ = format_.id_prefix() + call_->id();
-    created_ =
-        std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch()).count();
+    created_ = unix_seconds();
   }
 
   std::size_t texts() const { return request_.prompts.size() * static_cast<std::size_t>(request_.n); }
@@ -50,7 +51,8 @@ class TextAnswer {
       return call_->fail(error);
     }
     Choice& choice = choices_[index];
-    count_time(choice, state);
+    const auto first = choice.times.count(*call_, request_.model->name, state.tokens.size());
+    if (first && !std::exchange(first_noted_, true)) call_->note("first_token_ms", 1e3 * *first);
     if (request_.stream) {
       if (!call_->began()) call_->begin_events();
       send_part(index, choice, state);
@@ -82,8 +84,7 @@ class TextAnswer {
     std::optional<AnswerParser> parser;
     std::vector<AnswerPart> parts;  // of an answer that is no stream
     CallIds calls;
-    std::size_t timed_tokens = 0;
-    Clock::time_point last;
+    TokenTimes times;
   };
 
   std::size_t prompt_of(std::size_t index) const { return index / static_cast<std::size_t>(request_.n); }
@@ -106,23 +107,6 @@ class TextAnswer {
     std::string id = call_->id();
     for (std::size_t i = 0; i < number.size() && i < 9; ++i) id[i] = number[i];
     return id.substr(0, 9);
-  }
-
-  void count_time(Choice& choice, const RequestState& state) {
-    const auto now = Clock::now();
-    const std::size_t tokens = state.tokens.size();
-    if (tokens == choice.timed_tokens) return;
-    if (choice.timed_tokens == 0) {
-      const double seconds = seconds_between(call_->request().start, now);
-      call_->metrics().first_token(request_.model->name, seconds);
-      if (!std::exchange(first_noted_, true)) call_->note("first_token_ms", 1e3 * seconds);
-    }
-    const std::size_t more = tokens - std::max<std::size_t>(choice.timed_tokens, 1);
-    for (std::size_t i = 0; i < more && choice.timed_tokens > 0; ++i)
-      call_->metrics().between_tokens(request_.model->name,
-                                      seconds_between(choice.last, now) / static_cast<double>(more));
-    choice.timed_tokens = tokens;
-    choice.last = now;
   }
 
   std::string whole_text(std::size_t index, const RequestState& state) const {

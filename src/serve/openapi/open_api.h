@@ -4,8 +4,6 @@
 
 namespace graft::serve {
 
-using PathParts = std::vector<std::string>;
-
 // GET /openapi.json
 void open_api(App& app, const std::shared_ptr<Call>& call, const PathParts& parts);
 

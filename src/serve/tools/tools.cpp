@@ -10,16 +10,12 @@ constexpr std::size_t kMostTools = 128;
 constexpr std::string_view kMistralBegin = "[TOOL_CALLS][";
 
 Json tool_of(const Json& given, const std::string& path) {
-  if (!given.is_object()) bad_request(path, "'", path, "' must be an object, found ", kind_of(given));
-  Fields fields(given, path + ".");
-  fields.need("type");
-  if (const std::string type = *fields.text("type"); type != "function")
+  Fields fields = Fields::of(given, path);
+  if (const std::string type = fields.need_text("type"); type != "function")
     throw ApiError(400, "'" + path + ".type' is '" + type + "': only function is supported", path + ".type",
                    "unsupported_parameter");
-  fields.need("function");
-  Fields function(*fields.object("function"), path + ".function.");
-  function.need("name");
-  const std::string name = *function.text("name");
+  Fields function(fields.need_object("function"), path + ".function.");
+  const std::string name = function.need_text("name");
   if (name.empty() || name.size() > 256)
     bad_request(function.path("name"), "'", function.path("name"), "' must have from 1 to 256 bytes");
   Json out = {{"name", name}};
@@ -51,13 +47,10 @@ void read_choice(Fields& fields, ToolRequest& request) {
     if (name == "required") request.choice = ToolRequest::Choice::required;
   } else if (choice->is_object()) {
     Fields inner(*choice, "tool_choice.");
-    inner.need("type");
-    if (*inner.text("type") != "function")
+    if (inner.need_text("type") != "function")
       throw ApiError(400, "'tool_choice.type' must be function", "tool_choice", "unsupported_parameter");
-    inner.need("function");
-    Fields function(*inner.object("function"), "tool_choice.function.");
-    function.need("name");
-    request.named = *function.text("name");
+    Fields function(inner.need_object("function"), "tool_choice.function.");
+    request.named = function.need_text("name");
     function.end();
     inner.end();
     request.choice = ToolRequest::Choice::required;

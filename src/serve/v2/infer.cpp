@@ -60,8 +60,7 @@ Shape shape_of(const Json& json, const std::string& path) {
 // The value of one input; its bytes go to `memory`.
 Value read_input(Fields& fields, const ValueInfo& info, Binary& binary, std::vector<std::byte>& memory) {
   const std::string expected(v2_name(info));
-  fields.need("datatype");
-  const std::string given = *fields.text("datatype");
+  const std::string given = fields.need_text("datatype");
   const std::string path = fields.path("datatype");
   if (given != expected) bad_request(path, "'", path, "' must be ", expected, ", found '", given, "'");
   const auto dtype = v2_dtype(given);
@@ -118,10 +117,8 @@ void read_inputs(const Json& list, const MethodInfo& method, Binary& binary, Inf
   std::vector<bool> given(method.inputs.size());
   for (std::size_t i = 0; i < list.size(); ++i) {
     const std::string path = str("inputs[", i, ']');
-    if (!list[i].is_object()) bad_request(path, "'", path, "' must be an object, found ", kind_of(list[i]));
-    Fields fields(list[i], path + ".");
-    fields.need("name");
-    const std::string name = *fields.text("name");
+    Fields fields = Fields::of(list[i], path);
+    const std::string name = fields.need_text("name");
     std::size_t index = 0;
     while (index < method.inputs.size() && v2_input_name(method, index) != name) ++index;
     if (index == method.inputs.size()) bad_request(path + ".name", "the model has no input '", name, "'");
@@ -144,10 +141,8 @@ void read_outputs(const Json* list, const MethodInfo& method, bool binary, Infer
   for (std::size_t i = 0; i < list->size(); ++i) {
     const std::string path = str("outputs[", i, ']');
     const Json& one = (*list)[i];
-    if (!one.is_object()) bad_request(path, "'", path, "' must be an object, found ", kind_of(one));
-    Fields fields(one, path + ".");
-    fields.need("name");
-    const std::string name = *fields.text("name");
+    Fields fields = Fields::of(one, path);
+    const std::string name = fields.need_text("name");
     InferRequest::Output output{0, binary};
     while (output.index < method.outputs.size() && v2_output_name(method, output.index) != name) ++output.index;
     if (output.index == method.outputs.size()) bad_request(path + ".name", "the model has no output '", name, "'");
@@ -199,8 +194,7 @@ InferRequest read_infer(std::string_view body, std::string_view header_bytes, co
     binary_outputs = inner.boolean("binary_data_output").value_or(false);
     inner.end();
   }
-  fields.need("inputs");
-  const Json& inputs = *fields.array("inputs");
+  const Json& inputs = fields.need_array("inputs");
   read_inputs(inputs, method, binary, request);
   read_outputs(fields.array("outputs"), method, binary_outputs, request);
   fields.end();

@@ -5,8 +5,6 @@
 // The Open Inference Protocol, version 2 (KServe), over REST.
 namespace graft::serve {
 
-using PathParts = std::vector<std::string>;
-
 void v2_live(App& app, const std::shared_ptr<Call>& call, const PathParts& parts);
 void v2_ready(App& app, const std::shared_ptr<Call>& call, const PathParts& parts);
 void v2_server(App& app, const std::shared_ptr<Call>& call, const PathParts& parts);
