@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -39,7 +42,12 @@ def sdk(tmp_path_factory):
 )
 def test_tutorial(page, tmp_path, request):
     environment = {"GRAFT_SDK": str(request.getfixturevalue("sdk"))} if "GRAFT_SDK" in page.read_text() else {}
-    assert tutorial.run(page, tmp_path, environment) >= 2
+    try:
+        assert tutorial.run(page, tmp_path, environment) >= 2
+    finally:  # a server that a page starts does not outlive it where the page fails
+        for file in tmp_path.glob("*.pid"):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(file.read_text()), signal.SIGKILL)
 
 
 def test_all_front_doors_have_one():
