@@ -14,6 +14,7 @@ import graft  # noqa: F401
 
 def pytest_addoption(parser):
     parser.addoption("--slow", action="store_true", help="run the tests marked slow too")
+    parser.addoption("--timed", action="store_true", help="run those that test/ci/slow_tests.txt lists too")
     parser.addoption("--part", metavar="I/N", help="run the I-th of N parts of the tests alone")
 
 
@@ -31,7 +32,14 @@ def pytest_xdist_make_scheduler(config, log):
     return ByFile(config, log)
 
 
+@pytest.hookimpl(tryfirst=True)  # before `-m slow` selects by mark
 def pytest_collection_modifyitems(config, items):
+    from slow_tests import slow_tests
+
+    if not config.getoption("--timed"):
+        for item in items:
+            if item.nodeid in slow_tests():
+                item.add_marker(pytest.mark.slow)
     if part := config.getoption("--part"):
         from longer import in_part
 

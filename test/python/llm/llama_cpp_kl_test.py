@@ -16,6 +16,7 @@ from gguf_writer import llama_cpp_logits, rounded, tensors_of, values_of, write_
 TOKENS = 512
 MOST = 1e-4
 KINDS = ["q8_0", "q4_0", "f16", "q4_K"]
+pytestmark = pytest.mark.slow  # llama.cpp is built for slow tests alone
 
 
 def mean_kl(reference: torch.Tensor, other: torch.Tensor) -> float:
@@ -71,7 +72,6 @@ def test_small(tmp_path, kind):
     check(tmp_path, random_model(config), kind)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_qwen3_0_6b(tmp_path, kind):
     check(tmp_path, random_model(transformers.Qwen3Config(**llm_models.QWEN3_0_6B)), kind)
