@@ -511,6 +511,8 @@ def _call(model: Any, given: dict[str, Any]) -> Any:
     if isinstance(mask, torch.Tensor) and mask.dim() == 2 and bool((mask == 1).all()):
         del given["attention_mask"]  # as generate() does
     begins = ids is None or ids.shape[1] > 1
+    if not begins and given.get("logits_to_keep") == 1:
+        del given["logits_to_keep"]  # all there are
     if model._graft_guard.check(model, thorough=begins) is not None:
         model.graft.forget()
         model._graft_guard.take_weights(model)

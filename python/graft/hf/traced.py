@@ -125,7 +125,7 @@ def trace(
     kind = type(model)
     call = _Call(copy.deepcopy(model, dict(weights)).eval(), kind.forward, flat.structure)
     try:
-        with traceable_hooks(call.model), _experts(call.model), kernels.in_place(call.model), torch.no_grad():
+        with traceable_hooks(call.model), _experts(call.model), kernels.in_place(call.model), torch.no_grad(), _uncached():
             program = torch.export.export(call, (tensors, numbers), dynamic_shapes=dims, strict=False)
     except ExportError:
         raise
@@ -166,6 +166,13 @@ def _write(program: torch.export.ExportedProgram, package: Path, model: torch.nn
         raise ExportError(f"{type(model).__name__}: {e}") from e
     container.write(package, {"forward": (program, blob)}, {})
     return sorted({described[name].key for name in _used_weights(program) if name in described})
+
+
+def _uncached() -> Any:
+    """Results of operators on symbolic sizes are made anew: to look them up takes longer."""
+    from torch._dynamo import config
+
+    return config.patch(fake_tensor_cache_enabled=False)
 
 
 @contextlib.contextmanager

@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch._dispatch.python import enable_python_dispatcher
 from torch.export import ExportedProgram
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from graft.errors import ExportError
 from graft.exporter import targets
@@ -42,8 +44,11 @@ def lower(
     program = without_complex(program)
     _drop_no_ops(program)
     _make_functional(program)
-    # Decomposing retraces the program, so only programs that need it are decomposed: those with operators that mutate an
-    # argument, or that graft runs only decomposed.
+    # What graft runs only decomposed is taken apart where it stands. Decomposing the program retraces it, which takes longer
+    # than the trace: that is for operators that mutate an argument.
+    refused = _refused(program, predicate)
+    if refused and _take_apart(program, refused):
+        _drop_no_ops(program)
     table: dict[Any, Any] = {}
     while refused := _refused(program, predicate):
         more = _decompositions(program, refused)
@@ -74,6 +79,66 @@ def _decompositions(program: ExportedProgram, refused: Mapping[str, tuple[str, s
     known = torch.export.default_decompositions()
     kinds = {node.target for node in program.graph.nodes if node.name in refused}
     return {kind: known[kind] for kind in kinds if kind in known and kind not in _PARTS}
+
+
+def _take_apart(program: ExportedProgram, refused: Mapping[str, tuple[str, str]]) -> bool:
+    """Puts what refused nodes are made of in their place; leaves those that mutate, or give several results."""
+    nodes = [node for node in program.graph.nodes if node.name in refused]
+    known = torch.export.default_decompositions()
+    changed = False
+    for node in nodes:
+        rule = _PARTS.get(node.target) or known.get(node.target)
+        if rule is None and isinstance(node.target, torch._ops.OpOverload) and _is_composite(node.target):
+            rule = node.target
+        value = node.meta.get("val")
+        if rule is None or node.target._schema.is_mutable or not isinstance(value, torch.Tensor):
+            continue
+        parts = _parts(node, rule)
+        if parts is None:
+            continue
+        node.replace_all_uses_with(parts)
+        program.graph_signature.replace_all_uses(node.name, parts.name)
+        program.graph.erase_node(node)
+        changed = True
+    if changed:
+        program.graph.lint()
+        program.graph_module.recompile()
+    return changed
+
+
+def _parts(node: torch.fx.Node, rule: Any) -> torch.fx.Node | None:
+    """The node that gives what it gives, behind new ones before it."""
+    given = list(node.all_input_nodes)
+    values = [one.meta.get("val") for one in given]
+    mode = next((v.fake_mode for v in values if hasattr(v, "fake_mode")), None)
+    if mode is None or any(v is None for v in values):
+        return None
+
+    def call(*values: Any) -> Any:
+        by_node = dict(zip(given, values))
+        args, kwargs = torch.fx.map_arg((node.args, dict(node.kwargs)), by_node.__getitem__)
+        return rule(*args, **kwargs)
+
+    try:
+        with mode, enable_python_dispatcher():
+            made = make_fx(call)(*values)
+    except Exception:  # whatever the rule raises: the whole program is decomposed then
+        return None
+    (output,) = made.graph.find_nodes(op="output")
+    if not isinstance(output.args[0], torch.fx.Node) or made.graph.find_nodes(op="get_attr"):
+        return None
+    placed = dict(zip(made.graph.find_nodes(op="placeholder"), given))
+    about = {key: value for key, value in node.meta.items() if key not in ("val", "tensor_meta", "eager_input_vals")}
+    with node.graph.inserting_before(node):
+        for part in made.graph.nodes:
+            if part.op == "call_function":
+                placed[part] = node.graph.node_copy(part, placed.__getitem__)
+                placed[part].meta = {**about, "val": part.meta["val"]}
+    return placed[output.args[0]]
+
+
+def _is_composite(target: torch._ops.OpOverload) -> bool:
+    return torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), "CompositeImplicitAutograd")
 
 
 def _drop_no_ops(program: ExportedProgram) -> None:
@@ -141,8 +206,7 @@ def _may_view(node: torch.fx.Node) -> bool:
         return True
     schema = node.target._schema
     # `reshape`, `to` and `contiguous` may return their input, and their schemas do not say so.
-    composite = torch._C._dispatch_has_kernel_for_dispatch_key(node.target.name(), "CompositeImplicitAutograd")
-    return composite or schema.is_mutable or any(result.alias_info is not None for result in schema.returns)
+    return _is_composite(node.target) or schema.is_mutable or any(result.alias_info is not None for result in schema.returns)
 
 
 def _message(refused: Mapping[str, tuple[str, str]]) -> str:
