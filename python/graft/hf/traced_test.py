@@ -1,0 +1,39 @@
+"""Parts of models that a trace computes in another way than their code."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers.models.longcat_flash.modeling_longcat_flash import LongcatFlashExperts
+
+from graft.hf import traced
+
+
+def experts(zero):
+    config = SimpleNamespace(
+        expert_ffn_hidden_size=12, hidden_size=8, n_routed_experts=4, zero_expert_num=zero, hidden_act="silu"
+    )
+    torch.manual_seed(3)
+    made = LongcatFlashExperts(config).requires_grad_(False)
+    for parameter in made.parameters():
+        parameter.copy_(torch.randn_like(parameter))
+    return made
+
+
+@pytest.mark.parametrize("zero", [0, 2])
+def test_experts_of_longcat(zero):
+    module = experts(zero)
+    rows, weights = torch.randn(9, 8), torch.rand(9, 2)
+    chosen = torch.stack([torch.randperm(4 + zero)[:2] for _ in range(9)])
+    assert zero == 0 or bool((chosen >= 4).any())  # those that give their token back
+    expected, found = module(rows, chosen, weights), traced._routed(module, rows, chosen, weights)
+    assert expected.dtype == found.dtype and torch.allclose(expected, found, rtol=1e-5, atol=1e-5)
+
+
+def test_experts_are_replaced_in_a_trace_alone():
+    config = SimpleNamespace(_experts_implementation_internal="eager")
+    module = experts(1)
+    module.config = config
+    with traced._experts(torch.nn.Sequential(module)):
+        assert config._experts_implementation_internal == traced.interface.NAME
+        assert module.forward.func is traced._routed
