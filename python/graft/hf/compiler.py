@@ -72,6 +72,9 @@ def compile(  # noqa: A001  (as torch.compile)
         progress=progress,
     )
     with Progress(progress) as say:
+        if encoder.is_encoder_decoder(model):
+            refused = Unsupported(f"{kind.__name__} has an encoder and a decoder")
+            return _general(model, kind, options, say, refused)
         try:
             model.graft = _fast(model, kind, options, started, say)
         except (ExportError, Unsupported) as refused:
@@ -83,12 +86,14 @@ def compile(  # noqa: A001  (as torch.compile)
 
 def _general(model: Any, kind: type, options: Mapping[str, Any], say: Any, refused: Exception) -> Any:
     """A model that the fast route refused."""
-    from graft.hf import general
+    from graft.hf import encoder, general
 
     own = {name: options[name] for name in ("max_length", "quantize", "buckets", "release_weights")}
     own["kv_dtype"] = None if options["kv_dtype"] == "computed" else options["kv_dtype"]
     with raised_by("graft.compile"):
         general.check_options(refused, **own)
+        if encoder.is_encoder_decoder(model):
+            return general.compile_seq2seq(model, kind, options["device"], options["threads"], dict(options))
         try:
             return general.compile_general(model, kind, options["device"], options["threads"], dict(options), say)
         except (ExportError, Unsupported) as e:

@@ -41,8 +41,13 @@ def is_wrapped(model: Any) -> bool:
 def is_encoder(model: Any) -> bool:
     if not isinstance(model, PreTrainedModel):
         return False
-    generates = getattr(model.config, "is_encoder_decoder", False) and model.can_generate()
-    return not generates and not any(kind.__name__ in _CAUSAL for kind in type(model).__mro__)
+    return not is_encoder_decoder(model) and not any(kind.__name__ in _CAUSAL for kind in type(model).__mro__)
+
+
+def is_encoder_decoder(model: Any) -> bool:
+    """Whether generate() encodes something first."""
+    stated = isinstance(model, PreTrainedModel) and getattr(model.config, "is_encoder_decoder", False)
+    return bool(stated) and model.can_generate()
 
 
 def compile_encoder(

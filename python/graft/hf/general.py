@@ -8,6 +8,7 @@ call occurs first, and that call is computed by eager PyTorch too: logits and ca
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import inspect
@@ -15,7 +16,7 @@ import threading
 import time
 import warnings
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -30,6 +31,8 @@ CLOSE = 2e-3  # of the largest value of each result
 _PROGRAMS = 64  # kept in memory, those used last
 _MANY = 8  # of one kind: then a warning says so
 _PROMPT, _STEPS = 6, 3  # of the probe
+# Arguments whose first size is the batch, the first that is there.
+_BATCHED = (".decoder_input_ids", ".input_ids", ".inputs_embeds", ".pixel_values", ".input_features", ".input_values")
 
 
 def check_options(refused: Exception, **options: Any) -> None:
@@ -47,12 +50,42 @@ def compile_general(model: Any, kind: type, device: str | None, threads: int, op
     say("comparing with eager PyTorch")
     engine.begin(model)
     engine.prove()
+    return _take_over(model, kind, engine, options)
+
+
+def compile_seq2seq(model: Any, kind: type, device: str | None, threads: int, options: dict[str, Any]) -> Any:
+    """A model of encoder and decoder. generate() calls the encoder by itself, so that has an engine of its own."""
+    encoder = model.get_encoder()
+    if encoder is not None and encoder is not model:
+        part = getattr(type(encoder), "_uncompiled", type(encoder))
+        _take_over(encoder, part, GeneralEngine(part, device or "", threads, causal=False), options)
+    return _take_over(model, kind, GeneralEngine(kind, device or "", threads, causal=False), options)
+
+
+def _take_over(model: Any, kind: type, engine: GeneralEngine, options: dict[str, Any]) -> Any:
     model.graft = engine
     model._graft_options = options
-    model._graft_dtype = model.dtype
+    model._graft_dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
     model.__class__ = _class_of(kind)
     model._graft_guard = Guard(model)
     return model
+
+
+@contextlib.contextmanager
+def _plain_class(model: Any, kind: type) -> Iterator[None]:
+    """Within it, the model and its parts are of transformers' classes, without engines."""
+    parts = [part for part in model.modules() if part is model or isinstance(part, GeneralCompiled)]
+    held = []
+    for part in parts:
+        own = {name: vars(part).pop(name) for name in ("graft", "_graft_guard") if name in vars(part)}
+        held.append((part, type(part), own))
+        part.__class__ = kind if part is model else type(part)._uncompiled
+    try:
+        yield
+    finally:
+        for part, compiled, own in held:
+            part.__class__ = compiled
+            vars(part).update(own)
 
 
 class _Loaded:
@@ -68,8 +101,10 @@ class GeneralEngine:
     route = "general"
     positions = "its own"
 
-    def __init__(self, kind: type, device: str, threads: int) -> None:
-        self._kind, self._device, self._threads = kind, device, threads
+    def __init__(self, kind: type, device: str, threads: int, causal: bool = True) -> None:
+        """causal: a decoder, which is called with the tokens that go on. Others are traced as they are called, without
+        a probe before."""
+        self._kind, self._device, self._threads, self._causal = kind, device, threads, causal
         self._lock = threading.RLock()
         self._clear()
         self.counts = dict.fromkeys(("calls", "traced", "compared", "dropped", "reloaded"), 0)
@@ -85,7 +120,7 @@ class GeneralEngine:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> GeneralEngine:
         """Without programs: the copy has weights of its own."""
-        return GeneralEngine(self._kind, self._device, self._threads)
+        return GeneralEngine(self._kind, self._device, self._threads, self._causal)
 
     def forget(self) -> None:
         """Programs are made again, since weights have other values now."""
@@ -97,22 +132,15 @@ class GeneralEngine:
 
     def begin(self, model: Any) -> None:
         """Takes the weights of the model, in float32, and learns which sizes of its cache follow from the call."""
-        compiled = type(model)
-        model.__class__ = self._kind
-        try:
-            shared = {id(t): _shared(t) for t in (*model.parameters(), *model.buffers())}
-            left_out = {name: vars(model).pop(name) for name in ("graft", "_graft_guard") if name in vars(model)}
-            try:
-                self._twin = copy.deepcopy(model, dict(shared))
-            finally:
-                vars(model).update(left_out)
-        finally:
-            model.__class__ = compiled
+        shared = {id(t): _shared(t) for t in (*model.parameters(), *model.buffers())}
+        with _plain_class(model, self._kind):
+            self._twin = copy.deepcopy(model, dict(shared))
         own = (*self._twin.parameters(), *self._twin.buffers())
         self._weights = {id(tensor): tensor for tensor in own}
         versions = [tensor._version for tensor in own]
         before = module_state.Attributes(self._twin)
-        self._learn(before)
+        if self._causal:
+            self._learn(before)
         if any(tensor._version != version for tensor, version in zip(own, versions)):
             self._prepare(model, before)
         self._given = {name: tensor.detach().contiguous() for name, tensor in self._twin.named_parameters()}
@@ -216,7 +244,7 @@ class GeneralEngine:
         """For any batch where the model's code admits it."""
         sizes = [tuple(tensor.shape) for tensor in flat.tensors]
         opened = [self._open(path, tensor.dim()) for path, tensor in zip(flat.paths, flat.tensors)]
-        rows = next((s[0] for s, path in zip(sizes, flat.paths) if path in (".input_ids", ".inputs_embeds")), None)
+        rows = next((s[0] for s, path in zip(sizes, flat.paths) if path in _BATCHED), None)
         if rows is None:
             return trace(self._twin, self._weights, flat, sizes, opened, None)
         taken = {s[dim] for s, places in zip(sizes, opened) for dim in places}
@@ -229,7 +257,12 @@ class GeneralEngine:
 
     def _open(self, path: str, dims: int) -> list[int]:
         role = self._roles.get(path)
-        return list(range(dims)) if role is None else sorted(role[0] | role[1])
+        if role is not None:
+            return sorted(role[0] | role[1])
+        if self._causal:
+            return list(range(dims))
+        # Keys and values, tokens and what is computed of them, sound; pictures have the sizes that they have.
+        return [0, 2] if dims == 4 and "[" in path else list(range(min(dims, 2 if dims < 4 else 1)))
 
     def _grown(self, path: str, sizes: tuple[int, ...], rows: int, larger: int) -> tuple[int, ...]:
         role = self._roles.get(path)
@@ -237,6 +270,8 @@ class GeneralEngine:
             dims = role[0]
         elif path.count(".") == 1 and "[" not in path and rows in sizes[:2]:
             dims = {sizes.index(rows)}
+        elif not self._causal and sizes[:1] == (rows,):
+            dims = {0}
         else:
             dims = set()
         return tuple(size // rows * larger if dim in dims else size for dim, size in enumerate(sizes))
@@ -504,10 +539,11 @@ def _class_of(kind: type) -> type:
 def _call(model: Any, given: dict[str, Any]) -> Any:
     if model.training:
         raise Unsupported("training mode: a compiled model computes no gradients; call model.eval()")
-    ids = given.get("input_ids")
+    causal = model.graft._causal
+    ids = given.get("input_ids" if causal else "decoder_input_ids")
     if isinstance(ids, torch.Tensor) and (ids.dim() != 2 or 0 in ids.shape):
-        raise InvalidArgument(f"input_ids: expected [batch, tokens], found {list(ids.shape)}")
-    mask = given.get("attention_mask")
+        raise InvalidArgument(f"{'' if causal else 'decoder_'}input_ids: expected [batch, tokens], found {list(ids.shape)}")
+    mask = given.get("attention_mask") if causal else None
     if isinstance(mask, torch.Tensor) and mask.dim() == 2 and bool((mask == 1).all()):
         del given["attention_mask"]  # as generate() does
     begins = ids is None or ids.shape[1] > 1
@@ -520,4 +556,4 @@ def _call(model: Any, given: dict[str, Any]) -> Any:
         return model.graft.run(model, given)
 
 
-__all__ = ["GeneralCompiled", "GeneralEngine", "check_options", "compile_general"]
+__all__ = ["GeneralCompiled", "GeneralEngine", "check_options", "compile_general", "compile_seq2seq"]
