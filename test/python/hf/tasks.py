@@ -1,0 +1,287 @@
+"""Classes of transformers for other tasks than going on with a text, small and with random weights, and how `graft.compile`
+compares with eager PyTorch on them: encoders and classifiers of text, pictures and sound, and models of encoder and decoder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import transformers
+from transformers.models.auto import modeling_auto
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+import graft
+from graft.hf.structure import flatten
+from population import _SMALL, CLOSE, STEPS, VOCAB, Result, _limited, random_weights
+
+#: Tasks by the name that auto classes have for them.
+TASKS = {
+    "text to text": "SEQ_TO_SEQ_CAUSAL_LM",
+    "speech to text": "SPEECH_SEQ_2_SEQ",
+    "masked tokens": "MASKED_LM",
+    "CTC": "CTC",
+    "classes of sounds": "AUDIO_CLASSIFICATION",
+    "classes of pictures": "IMAGE_CLASSIFICATION",
+    "pictures and texts": "ZERO_SHOT_IMAGE_CLASSIFICATION",
+    "classes of texts": "SEQUENCE_CLASSIFICATION",
+    "classes of tokens": "TOKEN_CLASSIFICATION",
+    "answers in texts": "QUESTION_ANSWERING",
+}
+GENERATING = ("text to text", "speech to text")
+
+
+def _classes() -> dict[str, tuple[str, str]]:
+    """The first task and model type of each class."""
+    found: dict[str, tuple[str, str]] = {}
+    for task, name in TASKS.items():
+        for kind, classes in getattr(modeling_auto, f"MODEL_FOR_{name}_MAPPING_NAMES").items():
+            for one in [classes] if isinstance(classes, str) else classes:
+                found.setdefault(one, (task, kind))
+    return found
+
+
+CLASSES = _classes()
+
+_SIZES: dict[str, Any] = {
+    **_SMALL,
+    **dict.fromkeys(("num_decoder_layers", "num_encoder_layers", "num_block", "num_blocks"), 2),
+    **dict.fromkeys(("num_decoder_heads", "num_encoder_heads"), 4),
+    **dict.fromkeys(("d_ff", "moe_intermediate_size", "encoder_intermediate_size"), 64),
+    **dict.fromkeys(("embed_dim", "hidden_dim", "d_embed", "projection_dim", "encoder_hidden_size", "decoder_hidden_size"), 48),
+    **dict.fromkeys(("depths", "layer_depths"), 1),
+    "d_kv": 12,
+    "image_size": 32,
+    "hidden_sizes": 16,
+    "conv_dim": 16,
+    "num_conv_pos_embeddings": 16,
+    "num_conv_pos_embedding_groups": 4,
+    "tdnn_dim": 16,
+    "classifier_proj_size": 24,
+    "num_codevectors_per_group": 8,
+    "codevector_dim": 16,
+    "attention_window": 8,
+    "block_size": 4,
+    "num_hash_buckets": 64,
+}
+_NONE: dict[str, Any] = {}
+_VARIANTS: tuple[tuple[dict[str, Any], frozenset[str]], ...] = (
+    (_SIZES, frozenset()),
+    (_SIZES, frozenset(("num_heads", "patch_size", "embed_dim", "hidden_sizes", "depths", "image_size", "conv_dim", "head_dim"))),
+    ({**_SIZES, "num_key_value_heads": 4, "head_dim": None}, frozenset()),
+    ({"num_hidden_layers": 2, "num_layers": 2, "vocab_size": VOCAB}, frozenset()),
+    (_NONE, frozenset()),
+)
+_LARGEST = 60_000_000  # weights
+
+
+def _shrunk(config: Any, sizes: dict[str, Any], left: frozenset[str]) -> Any:
+    before, new = config.to_dict(), {}
+    for name, value in sizes.items():
+        was = before.get(name)
+        if name in left or was is None or value is None or isinstance(was, (dict, str)):
+            continue
+        if isinstance(was, (list, tuple)) and not isinstance(value, (list, tuple)):
+            if any(not isinstance(one, int) for one in was):
+                continue
+            value = [value * (i + 1) for i in range(len(was))] if name == "hidden_sizes" else [value] * len(was)
+        new[name] = value
+    for name in ("layer_types", "mlp_layer_types"):
+        if before.get(name) and "num_hidden_layers" in new:
+            kinds = list(dict.fromkeys(before[name]))
+            new["num_hidden_layers"] = max(2, len(kinds))
+            new[name] = [kinds[i % len(kinds)] for i in range(new["num_hidden_layers"])]
+    parts = {
+        name: _shrunk(part, sizes, left).to_dict()
+        for name in type(config).sub_configs
+        if isinstance(part := getattr(config, name, None), transformers.PretrainedConfig)
+    }
+    return type(config)(**{**new, **parts})
+
+
+def _made(name: str, sizes: dict[str, Any], left: frozenset[str]) -> Any:
+    kind = getattr(transformers, name)
+    config = CONFIG_MAPPING[CLASSES[name][1]]()
+    config = _shrunk(config, sizes, left) if sizes else config
+    if not isinstance(config, kind.config_class):
+        parts = [getattr(config, part, None) for part in type(config).sub_configs]
+        config = next((part for part in parts if isinstance(part, kind.config_class)), config)
+    config._attn_implementation = "eager"
+    config.pad_token_id = getattr(config, "pad_token_id", None) or 0
+    with torch.device("meta"):
+        if sum(p.numel() for p in kind(copy.deepcopy(config)).parameters()) > _LARGEST:
+            raise ValueError(f"more than {_LARGEST} weights")
+    torch.manual_seed(5)
+    return random_weights(kind(config).float().eval())
+
+
+def _random(*sizes: int) -> torch.Tensor:
+    return torch.randn(sizes, generator=torch.Generator().manual_seed(sum(sizes)))
+
+
+def _ids(rows: int, tokens: int) -> torch.Tensor:
+    return torch.randint(3, VOCAB, (rows, tokens), generator=torch.Generator().manual_seed(tokens))
+
+
+def _masks(tokens: int) -> torch.Tensor:
+    """Without padding, on the left, on the right."""
+    mask = torch.ones(3, tokens, dtype=torch.long)
+    mask[1, :3] = 0
+    mask[2, tokens - 3 :] = 0
+    return mask
+
+
+def _sized(config: Any, name: str, otherwise: Any) -> Any:
+    """Of the configuration or the part of it that has it."""
+    configs = [config, *(getattr(config, part, None) for part in type(config).sub_configs)]
+    return next((v for c in configs if c is not None and (v := getattr(c, name, None)) is not None), otherwise)
+
+
+def _media(model: Any, rows: int, step: int) -> Iterator[dict[str, torch.Tensor]]:
+    """Arguments that a class may take for pictures or sound; step: longer sound."""
+    config, takes = model.config, inspect.signature(model.forward).parameters
+    if "pixel_values" in takes:
+        size = _sized(config, "image_size", 64)
+        high, wide = size if isinstance(size, (list, tuple)) else (size, size)
+        yield {"pixel_values": _random(rows, _sized(config, "num_channels", 3), high, wide)}
+    if "input_values" in takes:
+        yield {"input_values": _random(rows, 3200 + 800 * step)}
+        yield {"input_values": _random(rows, _sized(config, "max_length", 64), _sized(config, "num_mel_bins", 80))}
+    if "input_features" in takes:
+        bins = _sized(config, "num_mel_bins", None) or _sized(config, "feature_size", 80)
+        yield {"input_features": _random(rows, bins, 2 * _sized(config, "max_source_positions", 64))}
+        for size in dict.fromkeys((_sized(config, "input_feat_per_channel", 80), _sized(config, "feature_projection_input_dim", 160), bins)):
+            yield {"input_features": _random(rows, 64 + 16 * step, size)}
+
+
+def arguments(model: Any, rows: int, step: int) -> Iterator[dict[str, torch.Tensor]]:
+    """Those that a class may take, the likely ones first. step: 0, or longer texts."""
+    takes = inspect.signature(model.forward).parameters
+    text = {"input_ids": _ids(rows, 7 + 4 * step)}
+    media = list(_media(model, rows, step))
+    main = getattr(model, "main_input_name", "input_ids")
+    for one in media:
+        if main in one:
+            yield one
+    if "input_ids" in takes:
+        yield text
+        for one in media:
+            yield {**text, **one}
+    yield from media
+
+
+def _with_decoder(model: Any, given: dict[str, torch.Tensor], tokens: int) -> dict[str, torch.Tensor]:
+    takes = "decoder_input_ids" in inspect.signature(model.forward).parameters
+    return {**given, "decoder_input_ids": _ids(len(next(iter(given.values()))), tokens)} if takes else given
+
+
+def _floats(output: Any) -> list[torch.Tensor]:
+    flat = flatten(output)
+    return [t for path, t in zip(flat.paths, flat.tensors) if t.is_floating_point() and "past_key_values" not in path]
+
+
+def _called(model: Any, given: dict[str, torch.Tensor], mask: torch.Tensor | None = None) -> list[torch.Tensor]:
+    if mask is None:
+        return _floats(model(**given))
+    found = _floats(model(**given, attention_mask=mask))
+    return [t[mask == 1] if t.shape[:2] == mask.shape else t for t in found]
+
+
+def _generated(model: Any, given: dict[str, torch.Tensor], beams: int) -> list[torch.Tensor]:
+    options = dict(max_new_tokens=STEPS, do_sample=False, num_beams=beams, eos_token_id=None, pad_token_id=0)
+    made = model.generate(**given, **options, return_dict_in_generate=True, output_logits=beams == 1)
+    return [*(made.logits or () if beams == 1 else ()), made.sequences.float()]
+
+
+def checks(model: Any, which: int) -> Iterator[tuple[str, Callable[[Any], list[torch.Tensor]]]]:
+    """which: of the sets of arguments that the class may take."""
+
+    def given(rows: int, step: int = 0) -> dict[str, torch.Tensor]:
+        return list(arguments(model, rows, step))[which]
+
+    decoder = 5
+    for rows, step in ((2, 0), (3, 1), (1, 14)):
+        one = _with_decoder(model, given(rows, step), decoder + step)
+        yield f"batch of {rows}, {step} longer", lambda m, one=one: _called(m, one)
+    takes = inspect.signature(model.forward).parameters
+    ids = given(3).get("input_ids")
+    if ids is not None and "attention_mask" in takes:
+        one = _with_decoder(model, given(3), decoder)
+        yield "padded", lambda m: _called(m, one, _masks(ids.shape[1]))
+    if CLASSES[type(model).__name__][0] in GENERATING and model.can_generate():
+        yield "generation", lambda m: _generated(m, given(2), 1)
+        yield "beams", lambda m: _generated(m, given(2), 3)
+        if ids is not None:
+            mask = _masks(ids.shape[1])
+            yield "padded generation", lambda m: _generated(m, {**given(3), "attention_mask": mask}, 1)
+
+
+def make(name: str) -> tuple[Any, int]:
+    """A small model that eager PyTorch runs, and which arguments it takes. Raises what the class raises at these sizes."""
+    first = None
+    for variant in _VARIANTS:
+        try:
+            model = _made(name, *variant)
+        except Exception as e:  # whatever the class raises
+            first = first or e
+            continue
+        for which in range(len(list(arguments(model, 1, 0)))):
+            try:
+                with torch.no_grad():
+                    found = next(checks(model, which))[1](model)
+                if found and all(bool(t.isfinite().all()) for t in found):
+                    return model, which
+            except Exception as e:  # whatever the class raises
+                first = first or e
+    raise first or ValueError("no arguments that it takes")
+
+
+def compare(name: str, change: Callable[[Any], None] = lambda model: None) -> Result:
+    """change: made to the compiled model's twin, for negative controls."""
+    try:
+        with _limited():
+            model, which = make(name)
+    except Exception as e:  # eager PyTorch does not run it
+        return Result(name, "no model", f"{type(e).__name__}: {' '.join(str(e).split())}")
+    model.requires_grad_(False)
+    expected = {}
+    with torch.no_grad():
+        for what, check in checks(model, which):
+            with contextlib.suppress(Exception):  # what eager PyTorch does not take
+                expected[what] = check(model)
+    differences = {}
+    try:
+        with _limited():
+            compiled = graft.compile(copy.deepcopy(model), threads=1)
+            change(compiled)
+            with torch.no_grad():
+                for what, check in checks(compiled, which):
+                    if what in expected:
+                        differences[what] = _largest(expected[what], check(compiled))
+    except graft.Error as e:
+        return Result(name, "refused", str(e).removeprefix("graft.compile: "))
+    except Exception as e:
+        return Result(name, "error", f"{type(e).__name__}: {e}")
+    wrong = {what: value for what, value in differences.items() if value > CLOSE}
+    route = getattr(compiled.graft, "route", "")
+    return Result(name, "wrong" if wrong else "exact", ", ".join(wrong), route, "", differences)
+
+
+def _largest(expected: list[torch.Tensor], found: list[torch.Tensor]) -> float:
+    if [t.shape for t in expected] != [t.shape for t in found]:
+        return float("inf")
+    largest = 0.0
+    for a, b in zip(expected, found):
+        if not torch.equal(a.isfinite(), b.isfinite()):
+            return float("inf")
+        a, b = a[a.isfinite()], b[b.isfinite()]
+        if a.numel():
+            largest = max(largest, float((a - b).abs().max() / a.abs().max().clamp(min=1e-9)))
+    return largest
+
+
+__all__ = ["CLASSES", "TASKS", "checks", "compare", "make"]
