@@ -145,4 +145,4 @@ def _difference(found):
 def _said(found):
     if found.result == "exact":
         return ""
-    return _first(found.why).replace("|", "\\|")[:200]
+    return _first(found.why).replace("|", "\\|")[:200].rstrip()
