@@ -18,6 +18,8 @@ struct Entry {
   bool operator<(const Entry& other) const { return key != other.key ? key < other.key : place < other.place; }
 };
 
+bool by_key(const Entry& a, const Entry& b) { return a.key < b.key; }
+
 constexpr std::uint64_t kSign = std::uint64_t{1} << 63;
 
 std::uint64_t key_of(double x) {
@@ -39,6 +41,17 @@ void fill_entries(const std::byte* from, Int stride, Int n, bool descending, sim
       entries[i + j] = {descending ? ~key : key, i + j};
     }
   }
+}
+
+// A model that picks among equal scores (zeros of a ReLU, say) gives PyTorch's result only where the same ones are
+// taken: these are its calls, and the order of equal entries is what libstdc++ leaves in both.
+void select(Entry* entries, Int kept, Int n, bool sorted) {
+  if (kept * 64 <= n) {
+    std::partial_sort(entries, entries + kept, entries + n, by_key);
+    return;
+  }
+  std::nth_element(entries, entries + kept - 1, entries + n, by_key);
+  if (sorted) std::sort(entries, entries + kept - 1, by_key);
 }
 
 void sort(const KernelContext& ctx) noexcept {
@@ -78,8 +91,11 @@ void sort(const KernelContext& ctx) noexcept {
     } else {
       fill_entries<Int>(from, steps[0], n, attrs.descending, load, entries);
     }
-    if (kept < n) std::nth_element(entries, entries + kept, entries + n);
-    std::sort(entries, entries + kept);
+    if (attrs.topk) {
+      select(entries, kept, n, attrs.topk_sorted);
+    } else {
+      std::sort(entries, entries + n);
+    }
     std::byte* to = ctx.output<std::byte>(outputs - 1) + cursor.offset(2);
     for (Int i = 0; i < kept; ++i) std::memcpy(to + i * steps[2], &entries[i].place, sizeof(Int));
     if (attrs.indices_only) continue;

@@ -267,6 +267,7 @@ TEST(Sort, StableWithNanLastAndMinusZeroEqualToZero) {
   EXPECT_TRUE(std::signbit(values[2]));
   SortAttrs down;
   down.descending = true;
+  down.topk = true;
   const TensorDesc two(DType::f32, Shape{3}), two_indices(DType::i64, Shape{3});
   run(kSort, {desc, x.data()}, {{two, values.data()}, {two_indices, places.data()}}, 2, down,
       sort_scratch_bytes(1, 7, 2));

@@ -24,11 +24,9 @@ std::vector<Shape> topk_shape(const Call& call) {
   return {shape, shape};
 }
 
-std::vector<Tensor> launch_sort(const Call& call, std::span<const Shape> shapes, bool descending, Lowering& lowering) {
+std::vector<Tensor> launch_sort(const Call& call, std::span<const Shape> shapes, SortAttrs attrs, Lowering& lowering) {
   const Tensor& self = call.tensor("self");
-  SortAttrs attrs;
   attrs.dim = wrap_dim(call.integer("dim"), self.rank());
-  attrs.descending = descending;
   attrs.indices_only = shapes.size() == 1;
   std::vector<Tensor> outputs;
   for (std::size_t i = 0; i < shapes.size(); ++i) outputs.push_back(lowering.allocate(call.output_dtype(i), shapes[i]));
@@ -39,11 +37,12 @@ std::vector<Tensor> launch_sort(const Call& call, std::span<const Shape> shapes,
 }
 
 std::vector<Tensor> sort_lower(const Call& call, std::span<const Shape> shapes, Lowering& lowering) {
-  return launch_sort(call, shapes, call.boolean("descending"), lowering);
+  return launch_sort(call, shapes, {.descending = call.boolean("descending")}, lowering);
 }
 
 std::vector<Tensor> topk_lower(const Call& call, std::span<const Shape> shapes, Lowering& lowering) {
-  return launch_sort(call, shapes, call.boolean("largest"), lowering);
+  const SortAttrs attrs{.descending = call.boolean("largest"), .topk = true, .topk_sorted = call.boolean("sorted")};
+  return launch_sort(call, shapes, attrs, lowering);
 }
 
 }  // namespace
