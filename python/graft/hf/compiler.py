@@ -72,8 +72,8 @@ def compile(  # noqa: A001  (as torch.compile)
         progress=progress,
     )
     with Progress(progress) as say:
-        if encoder.is_encoder_decoder(model):
-            refused = Unsupported(f"{kind.__name__} has an encoder and a decoder")
+        if encoder.is_conditional(model):
+            refused = Unsupported(f"{kind.__name__} goes on from more than a text")
             return _general(model, kind, options, say, refused)
         try:
             model.graft = _fast(model, kind, options, started, say)
@@ -92,8 +92,8 @@ def _general(model: Any, kind: type, options: Mapping[str, Any], say: Any, refus
     own["kv_dtype"] = None if options["kv_dtype"] == "computed" else options["kv_dtype"]
     with raised_by("graft.compile"):
         general.check_options(refused, **own)
-        if encoder.is_encoder_decoder(model):
-            return general.compile_seq2seq(model, kind, options["device"], options["threads"], dict(options))
+        if encoder.is_conditional(model):
+            return general.compile_conditional(model, kind, options["device"], options["threads"], dict(options))
         try:
             return general.compile_general(model, kind, options["device"], options["threads"], dict(options), say)
         except (ExportError, Unsupported) as e:

@@ -39,15 +39,16 @@ def is_wrapped(model: Any) -> bool:
 
 
 def is_encoder(model: Any) -> bool:
-    if not isinstance(model, PreTrainedModel):
-        return False
-    return not is_encoder_decoder(model) and not any(kind.__name__ in _CAUSAL for kind in type(model).__mro__)
+    return isinstance(model, PreTrainedModel) and not is_conditional(model) and not _is_causal(model)
 
 
-def is_encoder_decoder(model: Any) -> bool:
-    """Whether generate() encodes something first."""
-    stated = isinstance(model, PreTrainedModel) and getattr(model.config, "is_encoder_decoder", False)
-    return bool(stated) and model.can_generate()
+def is_conditional(model: Any) -> bool:
+    """Whether generate() goes on from more than a text: a source that is encoded first, pictures, sound."""
+    return isinstance(model, PreTrainedModel) and model.can_generate() and not _is_causal(model)
+
+
+def _is_causal(model: PreTrainedModel) -> bool:
+    return any(kind.__name__ in _CAUSAL for kind in type(model).__mro__)
 
 
 def compile_encoder(
@@ -322,4 +323,4 @@ def _call(model: Any, given: dict[str, Any]) -> Any:
     return result if return_dict or isinstance(result, tuple) else result.to_tuple()
 
 
-__all__ = ["CompiledEncoder", "EncoderEngine", "compile_encoder", "is_encoder", "is_wrapped"]
+__all__ = ["CompiledEncoder", "EncoderEngine", "compile_encoder", "is_conditional", "is_encoder", "is_wrapped"]

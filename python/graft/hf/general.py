@@ -53,9 +53,10 @@ def compile_general(model: Any, kind: type, device: str | None, threads: int, op
     return _take_over(model, kind, engine, options)
 
 
-def compile_seq2seq(model: Any, kind: type, device: str | None, threads: int, options: dict[str, Any]) -> Any:
-    """A model of encoder and decoder. generate() calls the encoder by itself, so that has an engine of its own."""
-    encoder = model.get_encoder()
+def compile_conditional(model: Any, kind: type, device: str | None, threads: int, options: dict[str, Any]) -> Any:
+    """A model whose text goes on from a source, pictures or sound. generate() calls the encoder of an encoder-decoder by
+    itself, so that has an engine of its own."""
+    encoder = model.get_encoder() if model.config.is_encoder_decoder else None
     if encoder is not None and encoder is not model:
         part = getattr(type(encoder), "_uncompiled", type(encoder))
         _take_over(encoder, part, GeneralEngine(part, device or "", threads, causal=False), options)
@@ -261,6 +262,8 @@ class GeneralEngine:
             return sorted(role[0] | role[1])
         if self._causal:
             return list(range(dims))
+        if dims == 3 and path == ".position_ids":
+            return [1, 2]  # [axes, batch, tokens]
         # Keys and values, tokens and what is computed of them, sound; pictures have the sizes that they have.
         return [0, 2] if dims == 4 and "[" in path else list(range(min(dims, 2 if dims < 4 else 1)))
 
@@ -539,11 +542,11 @@ def _class_of(kind: type) -> type:
 def _call(model: Any, given: dict[str, Any]) -> Any:
     if model.training:
         raise Unsupported("training mode: a compiled model computes no gradients; call model.eval()")
-    causal = model.graft._causal
-    ids = given.get("input_ids" if causal else "decoder_input_ids")
+    name = "decoder_input_ids" if "decoder_input_ids" in given else "input_ids"
+    ids = given.get(name)
     if isinstance(ids, torch.Tensor) and (ids.dim() != 2 or 0 in ids.shape):
-        raise InvalidArgument(f"{'' if causal else 'decoder_'}input_ids: expected [batch, tokens], found {list(ids.shape)}")
-    mask = given.get("attention_mask") if causal else None
+        raise InvalidArgument(f"{name}: expected [batch, tokens], found {list(ids.shape)}")
+    mask = given.get("attention_mask") if model.graft._causal else None
     if isinstance(mask, torch.Tensor) and mask.dim() == 2 and bool((mask == 1).all()):
         del given["attention_mask"]  # as generate() does
     begins = ids is None or ids.shape[1] > 1
@@ -556,4 +559,4 @@ def _call(model: Any, given: dict[str, Any]) -> Any:
         return model.graft.run(model, given)
 
 
-__all__ = ["GeneralCompiled", "GeneralEngine", "check_options", "compile_general", "compile_seq2seq"]
+__all__ = ["GeneralCompiled", "GeneralEngine", "check_options", "compile_conditional", "compile_general"]

@@ -116,7 +116,10 @@ def _made(name: str, sizes: dict[str, Any], left: frozenset[str]) -> Any:
         if sum(p.numel() for p in kind(copy.deepcopy(config)).parameters()) > _LARGEST:
             raise ValueError(f"more than {_LARGEST} weights")
     torch.manual_seed(5)
-    return random_weights(kind(config).float().eval())
+    model = random_weights(kind(config).float().eval())
+    if (generation := getattr(model, "generation_config", None)) and generation.decoder_start_token_id is None:
+        generation.decoder_start_token_id = 1
+    return model
 
 
 def _random(*sizes: int) -> torch.Tensor:
