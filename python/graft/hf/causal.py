@@ -122,6 +122,10 @@ def _class_of(kind: type) -> type:
     return made
 
 
+# Arguments that are pictures or sound.
+MEDIA = frozenset(("pixel_values", "pixel_values_videos", "input_features", "input_values"))
+
+
 def _compiled_again(kind: type, attributes: dict[str, Any], options: dict[str, Any]) -> Any:
     """A compiled model that was pickled."""
     import graft
@@ -193,7 +197,8 @@ class Compiled:
         for name, value in kwargs.items():
             if value is None or name in _HARMLESS or self._ignores(name, value):
                 continue
-            raise InvalidArgument(f"forward of a compiled {type(self).__name__} takes no argument '{name}'")
+            advice = "; graft.compile(model, route='general') does" if name in MEDIA else ""
+            raise InvalidArgument(f"forward of a compiled {type(self).__name__} takes no argument '{name}'{advice}")
         if inputs_embeds is not None or input_ids is None:
             raise Unsupported("inputs_embeds: a compiled model begins at the embedding of tokens; give input_ids")
         if input_ids.dim() != 2 or 0 in input_ids.shape:

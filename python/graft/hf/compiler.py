@@ -27,6 +27,7 @@ def compile(  # noqa: A001  (as torch.compile)
     kv_dtype: str = "computed",
     threads: int = 0,
     progress: bool | None = None,
+    route: str | None = None,
 ) -> Any:
     """Lets graft compute what the model computes, and returns the same object.
 
@@ -49,13 +50,19 @@ def compile(  # noqa: A001  (as torch.compile)
     kv_dtype: how caches are stored: "computed" (f32), "f16", "bf16" or "q8_0".
     threads: 0 means GRAFT_THREADS, else the CPUs that this process may use.
     progress: show a bar; by default when stderr is a terminal.
+    route: "fast" or "general" alone; by default the fast one where it fits. Of models that generate from texts alone and
+        with pictures or sound (Gemma 3) the fast route takes texts alone.
 
     `model.graft` is the engine: `model.graft.stats()` says what was made and run. Exported programs are kept in a folder
     (GRAFT_CACHE, by default ~/.cache/graft), so that the next process only loads.
     """
     from graft.hf import encoder
 
+    if route not in (None, "fast", "general"):
+        raise InvalidArgument(f"graft.compile: expected the route 'fast' or 'general', found {route!r}")
     if encoder.is_wrapped(model) or encoder.is_encoder(model):
+        if route is not None:
+            raise InvalidArgument("graft.compile: route is for models that generate")
         if max_length is not None or kv_dtype != "computed":
             raise InvalidArgument("graft.compile: max_length and kv_dtype are for models with a cache")
         return encoder.compile_encoder(model, quantize, device, buckets, release_weights, threads, progress)
@@ -70,14 +77,20 @@ def compile(  # noqa: A001  (as torch.compile)
         kv_dtype=kv_dtype,
         threads=threads,
         progress=progress,
+        route=route,
     )
     with Progress(progress) as say:
-        if encoder.is_conditional(model):
-            refused = Unsupported(f"{kind.__name__} goes on from more than a text")
+        if route == "general" or encoder.is_conditional(model):
+            more = f"{kind.__name__} goes on from more than a text"
+            refused = Unsupported("it was asked for the general one" if route == "general" else more)
+            if route == "fast":
+                raise Unsupported(f"graft.compile: {more}, which only the general route does")
             return _general(model, kind, options, say, refused)
         try:
             model.graft = _fast(model, kind, options, started, say)
         except (ExportError, Unsupported) as refused:
+            if route == "fast":
+                raise
             return _general(model, kind, options, say, refused)
     model._graft_options = options
     causal.take_over(model, kind, release_weights)
@@ -86,14 +99,14 @@ def compile(  # noqa: A001  (as torch.compile)
 
 def _general(model: Any, kind: type, options: Mapping[str, Any], say: Any, refused: Exception) -> Any:
     """A model that the fast route refused."""
-    from graft.hf import encoder, general
+    from graft.hf import conditional, encoder, general
 
     own = {name: options[name] for name in ("max_length", "quantize", "buckets", "release_weights")}
     own["kv_dtype"] = None if options["kv_dtype"] == "computed" else options["kv_dtype"]
     with raised_by("graft.compile"):
         general.check_options(refused, **own)
-        if encoder.is_conditional(model):
-            return general.compile_conditional(model, kind, options["device"], options["threads"], dict(options))
+        if encoder.is_conditional(model) or encoder.takes_media(kind):
+            return conditional.compile_conditional(model, kind, options["device"], options["threads"], dict(options))
         try:
             return general.compile_general(model, kind, options["device"], options["threads"], dict(options), say)
         except (ExportError, Unsupported) as e:

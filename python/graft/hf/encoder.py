@@ -47,6 +47,11 @@ def is_conditional(model: Any) -> bool:
     return isinstance(model, PreTrainedModel) and model.can_generate() and not _is_causal(model)
 
 
+def takes_media(kind: type) -> bool:
+    """Whether calls may have pictures or sound."""
+    return bool(causal.MEDIA & inspect.signature(kind.forward).parameters.keys())
+
+
 def _is_causal(model: PreTrainedModel) -> bool:
     return any(kind.__name__ in _CAUSAL for kind in type(model).__mro__)
 
@@ -323,4 +328,4 @@ def _call(model: Any, given: dict[str, Any]) -> Any:
     return result if return_dict or isinstance(result, tuple) else result.to_tuple()
 
 
-__all__ = ["CompiledEncoder", "EncoderEngine", "compile_encoder", "is_conditional", "is_encoder", "is_wrapped"]
+__all__ = ["CompiledEncoder", "EncoderEngine", "compile_encoder", "is_conditional", "is_encoder", "is_wrapped", "takes_media"]

@@ -31,6 +31,7 @@ CLOSE = 2e-3  # of the largest value of each result
 _PROGRAMS = 64  # kept in memory, those used last
 _MANY = 8  # of one kind: then a warning says so
 _PROMPT, _STEPS = 6, 3  # of the probe
+_SMALL = 1024  # elements of a tensor whose values a program may be for
 # Arguments whose first size is the batch, the first that is there.
 _BATCHED = (".decoder_input_ids", ".input_ids", ".inputs_embeds", ".pixel_values", ".input_features", ".input_values")
 
@@ -50,24 +51,15 @@ def compile_general(model: Any, kind: type, device: str | None, threads: int, op
     say("comparing with eager PyTorch")
     engine.begin(model)
     engine.prove()
-    return _take_over(model, kind, engine, options)
+    return take_over(model, class_of(kind), engine, options)
 
 
-def compile_conditional(model: Any, kind: type, device: str | None, threads: int, options: dict[str, Any]) -> Any:
-    """A model whose text goes on from a source, pictures or sound. generate() calls the encoder of an encoder-decoder by
-    itself, so that has an engine of its own."""
-    encoder = model.get_encoder() if model.config.is_encoder_decoder else None
-    if encoder is not None and encoder is not model:
-        part = getattr(type(encoder), "_uncompiled", type(encoder))
-        _take_over(encoder, part, GeneralEngine(part, device or "", threads, causal=False), options)
-    return _take_over(model, kind, GeneralEngine(kind, device or "", threads, causal=False), options)
-
-
-def _take_over(model: Any, kind: type, engine: GeneralEngine, options: dict[str, Any]) -> Any:
+def take_over(model: Any, made: type, engine: Any, options: Mapping[str, Any]) -> Any:
+    """made: the class that it has from now on. engine: `model.graft`."""
     model.graft = engine
     model._graft_options = options
     model._graft_dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
-    model.__class__ = _class_of(kind)
+    model.__class__ = made
     model._graft_guard = Guard(model)
     return model
 
@@ -102,10 +94,10 @@ class GeneralEngine:
     route = "general"
     positions = "its own"
 
-    def __init__(self, kind: type, device: str, threads: int, causal: bool = True) -> None:
+    def __init__(self, kind: type, device: str, threads: int, causal: bool = True, method: str = "forward") -> None:
         """causal: a decoder, which is called with the tokens that go on. Others are traced as they are called, without
-        a probe before."""
-        self._kind, self._device, self._threads, self._causal = kind, device, threads, causal
+        a probe before. method: what is computed."""
+        self._kind, self._device, self._threads, self.causal, self._method = kind, device, threads, causal, method
         self._lock = threading.RLock()
         self._clear()
         self.counts = dict.fromkeys(("calls", "traced", "compared", "dropped", "reloaded"), 0)
@@ -116,12 +108,16 @@ class GeneralEngine:
         self._given: dict[str, torch.Tensor] = {}
         self._programs: OrderedDict[int, _Loaded] = OrderedDict()
         self._counters: frozenset[tuple[type, str]] = frozenset()
+        self._valued: frozenset[str] = frozenset()
         self._roles: dict[str, tuple[set[int], set[int]]] = {}
         self._held: dict[str, Any] = {}  # state of the model's modules
 
     def __deepcopy__(self, memo: dict[int, Any]) -> GeneralEngine:
         """Without programs: the copy has weights of its own."""
-        return GeneralEngine(self._kind, self._device, self._threads, self._causal)
+        return GeneralEngine(self._kind, self._device, self._threads, self.causal, self._method)
+
+    def engine_of(self, method: str) -> GeneralEngine:
+        return self
 
     def forget(self) -> None:
         """Programs are made again, since weights have other values now."""
@@ -140,7 +136,7 @@ class GeneralEngine:
         self._weights = {id(tensor): tensor for tensor in own}
         versions = [tensor._version for tensor in own]
         before = module_state.Attributes(self._twin)
-        if self._causal:
+        if self.causal:
             self._learn(before)
         if any(tensor._version != version for tensor, version in zip(own, versions)):
             self._prepare(model, before)
@@ -197,7 +193,7 @@ class GeneralEngine:
     def _run(self, given: dict[str, Any]) -> Any:
         if self._held:
             given = {**given, module_state.NAME: self._held}
-        flat = flatten(given, self._counters)
+        flat = self._flat(given)
         loaded, sizes = self._program(flat, given)
         ones = frozenset(name for name, size in sizes.items() if size == 1)
         if ones not in loaded.compared:
@@ -206,6 +202,9 @@ class GeneralEngine:
         self.counts["calls"] += 1
         return self._finish(loaded, sizes, flat, given)
 
+    def _flat(self, given: dict[str, Any]) -> Flat:
+        return flatten(given, self._counters, valued=self._valued)
+
     def _program(self, flat: Flat, given: dict[str, Any]) -> tuple[_Loaded, dict[str, int]]:
         for key in reversed(self._programs):
             loaded = self._programs[key]
@@ -213,10 +212,18 @@ class GeneralEngine:
                 self._programs.move_to_end(key)
                 return loaded, sizes
         started = time.perf_counter()
-        traced = self._traced(flat)
+        try:
+            traced = self._traced(flat)
+        except ExportError:
+            small = frozenset(path for path, tensor in zip(flat.paths, flat.tensors) if _tells_sizes(path, tensor))
+            if small <= self._valued:
+                raise
+            self._valued |= small
+            flat.__dict__.update(vars(self._flat(given)))
+            return self._program(flat, given)
         if (counted := _counted(flat, traced)) - self._counters:
             self._counters |= counted  # they are numbers of the call from now on
-            again = flatten(given, self._counters)
+            again = self._flat(given)
             if again.structure != flat.structure:
                 flat.__dict__.update(vars(again))
                 return self._program(flat, given)
@@ -247,20 +254,21 @@ class GeneralEngine:
         opened = [self._open(path, tensor.dim()) for path, tensor in zip(flat.paths, flat.tensors)]
         rows = next((s[0] for s, path in zip(sizes, flat.paths) if path in _BATCHED), None)
         if rows is None:
-            return trace(self._twin, self._weights, flat, sizes, opened, None)
+            return trace(self._twin, self._weights, flat, sizes, opened, None, self._method)
         taken = {s[dim] for s, places in zip(sizes, opened) for dim in places}
         larger = next(n for n in range(3, 100) if n not in taken)
         grown = [self._grown(path, s, rows, larger) for path, s in zip(flat.paths, sizes)]
-        try:
-            return trace(self._twin, self._weights, flat, grown, opened, larger)
-        except Error:
-            return trace(self._twin, self._weights, flat, sizes, opened, None)
+        with contextlib.suppress(Error):
+            traced = trace(self._twin, self._weights, flat, grown, opened, larger, self._method)
+            if flat.structure != traced.structure or traced.sizes_of(flat) is not None:
+                return traced
+        return trace(self._twin, self._weights, flat, sizes, opened, None, self._method)
 
     def _open(self, path: str, dims: int) -> list[int]:
         role = self._roles.get(path)
         if role is not None:
             return sorted(role[0] | role[1])
-        if self._causal:
+        if self.causal:
             return list(range(dims))
         if dims == 3 and path == ".position_ids":
             return [1, 2]  # [axes, batch, tokens]
@@ -273,7 +281,7 @@ class GeneralEngine:
             dims = role[0]
         elif path.count(".") == 1 and "[" not in path and rows in sizes[:2]:
             dims = {sizes.index(rows)}
-        elif not self._causal and sizes[:1] == (rows,):
+        elif not self.causal and sizes[:1] == (rows,):
             dims = {0}
         else:
             dims = set()
@@ -300,7 +308,8 @@ class GeneralEngine:
         tensors, numbers = self._computed(loaded, sizes, flat.tensors, flat.numbers)
         after, output = build(loaded.traced.final, tensors, numbers, into=flat.objects)
         for name, tensor in held.items():
-            if isinstance(tensor, torch.Tensor) and after[name] is not tensor:  # changed in place
+            same = not isinstance(tensor, torch.Tensor) or after[name] is tensor or f".{name}" in self._valued
+            if not same:  # changed in place
                 tensor.copy_(after[name])
         return output
 
@@ -312,7 +321,7 @@ class GeneralEngine:
         objects: list[Any] = []
         arguments = build(flat.structure, [t.clone() for t in flat.tensors], flat.numbers, made=objects)
         with torch.no_grad(), module_state.as_argument(self._twin, arguments):
-            output = self._kind.forward(self._twin, **arguments)
+            output = getattr(self._kind, self._method)(self._twin, **arguments)
         origins = {id(one): place for place, one in enumerate(objects)}
         expected = flatten((arguments, output), frozenset(self._counters), origins)
         found = flatten(build(loaded.traced.final, tensors, numbers), frozenset(self._counters))
@@ -371,7 +380,7 @@ class GeneralEngine:
         """The twin under this engine."""
         made = self._kind.__new__(self._kind)
         made.__dict__.update(vars(self._twin), graft=self, _graft_guard=_Trusted(), _graft_dtype=torch.float32)
-        made.__class__ = _class_of(self._kind)
+        made.__class__ = class_of(self._kind)
         return made
 
     def stats(self) -> dict[str, Any]:
@@ -511,42 +520,65 @@ class GeneralCompiled:
         return self._graft_dtype
 
 
-_classes: dict[type, type] = {}
+_classes: dict[tuple[Any, ...], type] = {}
 
 
-def _class_of(kind: type) -> type:
-    made = _classes.get(kind)
-    if made is None:
-        signature = inspect.signature(kind.forward)
-
-        @torch.compiler.disable  # torch.compile of a compiled model calls it as it is
-        @functools.wraps(kind.forward)
-        def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-            bound = signature.bind(self, *args, **kwargs)
-            given = dict(list(bound.arguments.items())[1:])
-            for name, parameter in signature.parameters.items():
-                if parameter.kind is inspect.Parameter.VAR_KEYWORD:
-                    given.update(given.pop(name, {}))
-            return _call(self, {name: value for name, value in given.items() if value is not None})
-
-        names = {
-            "__module__": kind.__module__,
-            "__qualname__": kind.__qualname__,
-            "_uncompiled": kind,
-            "forward": forward,
-        }
-        made = _classes[kind] = type(kind.__name__, (GeneralCompiled, kind), names)
+def class_of(kind: type, methods: Sequence[str] = ("forward",), mixin: type = GeneralCompiled) -> type:
+    """A class whose methods the engine in `graft` computes."""
+    key = kind, tuple(methods), mixin
+    if (made := _classes.get(key)) is None:
+        own = {name: _method_of(kind, name) for name in methods}
+        names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "_uncompiled": kind, **own}
+        made = _classes[key] = type(kind.__name__, (mixin, kind), names)
     return made
 
 
-def _call(model: Any, given: dict[str, Any]) -> Any:
+def _method_of(kind: type, name: str) -> Any:
+    plain = getattr(kind, name)
+    signature = inspect.signature(plain)
+
+    @torch.compiler.disable  # torch.compile of a compiled model calls it as it is
+    @functools.wraps(plain)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(self, *args, **kwargs)
+        given = dict(list(bound.arguments.items())[1:])
+        for name_, parameter in signature.parameters.items():
+            if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+                given.update(given.pop(name_, {}))
+        return _call(self, self.graft.engine_of(name), {name_: value for name_, value in given.items() if value is not None})
+
+    return method
+
+
+def _tells_sizes(path: str, tensor: torch.Tensor) -> bool:
+    """Whether code may cut and loop by its values, as by those of `image_grid_thw`: an argument with a row or less for each
+    picture, not for each token."""
+    tokens = ("_ids", "mask", "position", "labels")
+    plain = path.count(".") == 1 and "[" not in path and not any(word in path for word in tokens)
+    return plain and not tensor.is_floating_point() and tensor.numel() <= _SMALL
+
+
+def _with_positions(model: Any, given: dict[str, Any]) -> dict[str, Any]:
+    """Where a model counts positions by the values of its tokens (a picture's by its rows and columns), its own code does
+    it ahead of the program."""
+    part = next((one for one in model.modules() if hasattr(one, "compute_3d_position_ids")), None)
+    if part is None or "position_ids" in given or "input_ids" not in given:
+        return given
+    takes = inspect.signature(part.compute_3d_position_ids).parameters
+    arguments = {name: given.get(name) for name in takes}
+    arguments["inputs_embeds"] = torch.empty(*given["input_ids"].shape, 1)  # for its sizes
+    positions = part.compute_3d_position_ids(**arguments)
+    return given if positions is None else {**given, "position_ids": positions}
+
+
+def _call(model: Any, engine: GeneralEngine, given: dict[str, Any]) -> Any:
     if model.training:
         raise Unsupported("training mode: a compiled model computes no gradients; call model.eval()")
     name = "decoder_input_ids" if "decoder_input_ids" in given else "input_ids"
     ids = given.get(name)
     if isinstance(ids, torch.Tensor) and (ids.dim() != 2 or 0 in ids.shape):
         raise InvalidArgument(f"{name}: expected [batch, tokens], found {list(ids.shape)}")
-    mask = given.get("attention_mask") if model.graft._causal else None
+    mask = given.get("attention_mask") if engine.causal else None
     if isinstance(mask, torch.Tensor) and mask.dim() == 2 and bool((mask == 1).all()):
         del given["attention_mask"]  # as generate() does
     begins = ids is None or ids.shape[1] > 1
@@ -556,7 +588,7 @@ def _call(model: Any, given: dict[str, Any]) -> Any:
         model.graft.forget()
         model._graft_guard.take_weights(model)
     with torch.no_grad():
-        return model.graft.run(model, given)
+        return engine.run(model, given if engine.causal else _with_positions(model, given))
 
 
-__all__ = ["GeneralCompiled", "GeneralEngine", "check_options", "compile_conditional", "compile_general"]
+__all__ = ["GeneralCompiled", "GeneralEngine", "check_options", "class_of", "compile_general", "take_over"]

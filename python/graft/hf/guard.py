@@ -19,6 +19,7 @@ from graft.hf.identity import UNREAD, UNREAD_SETTINGS
 
 _AGAIN = "; compile the model again (graft.compile)"
 _SAMPLED = 8  # elements of each weight
+_KEPT = {"rope_deltas"}  # what transformers' code keeps from call to call beside a cache, ahead of a program
 
 
 class _Held:
@@ -51,7 +52,7 @@ def _other(held: Any, now: Any) -> str | None:
     """The first entry that is another one."""
     for name in (*now, *held):
         a, b = held.get(name, _MISSING), now.get(name, _MISSING)
-        if a is not b:
+        if a is not b and name not in _KEPT:
             try:
                 if a == b:
                     continue

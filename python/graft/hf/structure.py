@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from transformers.utils import ModelOutput
+
+from graft.hf.known_values import Known
 
 _PLAIN = (type(None), bool, float, str, bytes, torch.dtype, torch.device, torch.layout, type, slice, range)
 # What is read of an object, beside which attributes can say nothing more of it.
@@ -47,23 +49,39 @@ class _Same:
         return id(self.value)
 
 
+class _Values:
+    """A tensor that is compared by its values."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+        self._key = (tensor.dtype, tuple(tensor.shape), tuple(tensor.flatten().tolist()))
+
+    def __eq__(self, other: Any) -> bool:
+        return isinstance(other, _Values) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+
 def flatten(
     value: Any,
     counters: frozenset[tuple[type, str]] = frozenset(),
     origins: Mapping[int, int] = types.MappingProxyType({}),
+    valued: frozenset[str] = frozenset(),
 ) -> Flat:
     """counters: attributes (class, name) whose integers are numbers of the call, not of its structure: those of 2 and
-    more, since code is written for 0 and 1 in particular. origins: places among the objects of another flat value, by id."""
+    more, since code is written for 0 and 1 in particular. origins: places among the objects of another flat value, by id.
+    valued: paths of tensors whose values belong to the structure."""
     flat = Flat()
-    flat.structure = _Flattener(flat, counters, origins)(value, "", None)
+    flat.structure = _Flattener(flat, counters, origins, valued)(value, "", None)
     return flat
 
 
 class _Flattener:
     def __init__(
-        self, flat: Flat, counters: frozenset[tuple[type, str]], origins: Mapping[int, int]
+        self, flat: Flat, counters: frozenset[tuple[type, str]], origins: Mapping[int, int], valued: frozenset[str]
     ) -> None:
-        self._flat, self._counters, self._origins = flat, counters, origins
+        self._flat, self._counters, self._origins, self._valued = flat, counters, origins, valued
         self._tensors: dict[int, int] = {}
         self._objects: dict[int, int] = {}
 
@@ -92,6 +110,10 @@ class _Flattener:
         return self._object(value, path)
 
     def _tensor(self, value: torch.Tensor, path: str) -> Node:
+        if isinstance(value, Known):
+            return ("values", _Values(value.plain()))
+        if path in self._valued:
+            return ("values", _Values(value.detach().clone()))
         place = self._tensors.get(id(value))
         if place is None:
             place = self._tensors[id(value)] = len(self._flat.tensors)
@@ -126,15 +148,18 @@ def build(
     numbers: Sequence[Any],
     into: Sequence[Any] = (),
     made: list[Any] | None = None,
+    values: Callable[[torch.Tensor], torch.Tensor] = torch.clone,
 ) -> Any:
     """The value. into: objects by their places as `origins`, which are changed to be as the structure says; the others
-    are made. made: gets all objects in order."""
-    return _Builder(tensors, numbers, into, [] if made is None else made)(structure)
+    are made. made: gets all objects in order. values: makes tensors whose values belong to the structure."""
+    return _Builder(tensors, numbers, into, [] if made is None else made, values)(structure)
 
 
 class _Builder:
-    def __init__(self, tensors: Sequence[Any], numbers: Sequence[Any], into: Sequence[Any], made: list[Any]) -> None:
-        self._tensors, self._numbers, self._into, self._made = tensors, numbers, into, made
+    def __init__(
+        self, tensors: Sequence[Any], numbers: Sequence[Any], into: Sequence[Any], made: list[Any], values: Any
+    ) -> None:
+        self._tensors, self._numbers, self._into, self._made, self._values = tensors, numbers, into, made, values
 
     def __call__(self, node: Node) -> Any:
         what = node[0]
@@ -142,6 +167,8 @@ class _Builder:
             return self._tensors[node[1]]
         if what == "number":
             return self._numbers[node[1]]
+        if what == "values":
+            return self._values(node[1].tensor)
         if what == "is":
             return float(node[2]) if node[1] is float else set(node[2]) if node[1] is set else node[2]
         if what == "same":

@@ -19,10 +19,12 @@ from typing import Any
 import torch
 from torch.export import Dim
 from torch.utils._sympy.printers import PythonPrinter
+from transformers import masking_utils
 
 from graft.errors import ExportError
 from graft.exporter import quiet
 from graft.hf import kernels, module_state
+from graft.hf.known_values import Known, Numbers, helpers
 from graft.hf.structure import Flat, Node, build, flatten
 from graft.llm import interface, ops
 from graft.llm.trace import traceable_hooks
@@ -88,8 +90,8 @@ class _Call(torch.nn.Module):
         own = [tensor.clone() for tensor in tensors]  # which the model may change
         before = [tensor._version for tensor in own]
         objects: list[Any] = []
-        arguments = build(self._structure, own, numbers, made=objects)
-        with module_state.as_argument(self.model, arguments):
+        arguments = build(self._structure, own, numbers, made=objects, values=Known.of)
+        with module_state.as_argument(self.model, arguments), Numbers():
             output = self._forward(self.model, **arguments)
         places = {id(one): place for place, one in enumerate(objects)}
         final = flatten((arguments, output), origins=places)
@@ -114,8 +116,9 @@ def trace(
     example: Sequence[tuple[int, ...]],
     opened: Sequence[Sequence[int]],
     rows: int | None,
+    method: str = "forward",
 ) -> Traced:
-    """model: whose forward is traced; it stays as it is. weights: its tensors by id, which the trace shares. flat: of the
+    """model: whose method is traced; it stays as it is. weights: its tensors by id, which the trace shares. flat: of the
     arguments by name. example: sizes to trace with, instead of those of its tensors. opened: their open dimensions. rows:
     the size in `example` that is the batch."""
     tensors = [torch.zeros(sizes, dtype=tensor.dtype) for sizes, tensor in zip(example, flat.tensors)]
@@ -123,9 +126,13 @@ def trace(
     open_dims = [[dim for dim in places if sizes[dim] > 1] for places, sizes in zip(opened, example)]
     dims = ([dict.fromkeys(places, Dim.AUTO) for places in open_dims], [Dim.AUTO] * len(numbers))
     kind = type(model)
-    call = _Call(copy.deepcopy(model, dict(weights)).eval(), kind.forward, flat.structure)
+    call = _Call(copy.deepcopy(model, dict(weights)).eval(), getattr(kind, method), flat.structure)
     try:
-        with traceable_hooks(call.model), _experts(call.model), kernels.in_place(call.model), torch.no_grad(), _uncached():
+        with contextlib.ExitStack() as stack:
+            for one in (traceable_hooks, _experts, kernels.in_place, helpers):
+                stack.enter_context(one(call.model))
+            for other in (_masks(), _uncached(), torch.no_grad()):
+                stack.enter_context(other)
             program = torch.export.export(call, (tensors, numbers), dynamic_shapes=dims, strict=False)
     except ExportError:
         raise
@@ -173,6 +180,25 @@ def _uncached() -> Any:
     from torch._dynamo import config
 
     return config.patch(fake_tensor_cache_enabled=False)
+
+
+@contextlib.contextmanager
+def _masks() -> Iterator[None]:
+    """Within it, masks of any rule are made by broadcasting: a program holds no vmap."""
+    before = masking_utils._vmap_expansion_sdpa
+
+    def broadcast(rule: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def mask(batch: torch.Tensor, head: torch.Tensor, q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
+            made = rule(*masking_utils._non_vmap_expansion_sdpa(batch, head, q, kv))
+            return made.expand(batch.shape[0], -1, q.shape[0], kv.shape[0])
+
+        return mask
+
+    masking_utils._vmap_expansion_sdpa = broadcast
+    try:
+        yield
+    finally:
+        masking_utils._vmap_expansion_sdpa = before
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ import torch
 from transformers.models.longcat_flash.modeling_longcat_flash import LongcatFlashExperts
 
 from graft.hf import traced
+from graft.llm import lower
 
 
 def experts(zero):
@@ -37,3 +38,16 @@ def test_experts_are_replaced_in_a_trace_alone():
     with traced._experts(torch.nn.Sequential(module)):
         assert config._experts_implementation_internal == traced.interface.NAME
         assert module.forward.func is traced._routed
+
+
+@pytest.mark.parametrize("right", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
+def test_buckets(right, dtype):
+    boundaries = torch.tensor([-2, 0, 0, 3, 7]).to(dtype)
+    x = torch.tensor([[-3, -2, -1, 0], [1, 3, 7, 8]]).to(dtype)
+    if dtype.is_floating_point:
+        x[0, 1] = float("nan")
+    for out_int32 in (False, True):
+        options = dict(right=right, out_int32=out_int32)
+        expected, found = torch.bucketize(x, boundaries, **options), lower._bucketize(x, boundaries, **options)
+        assert expected.dtype == found.dtype and torch.equal(expected, found)

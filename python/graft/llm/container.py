@@ -224,9 +224,12 @@ def _tensor(value: torch.Tensor) -> schema.Tensor:
 
 
 def _most(size: Any) -> int:
-    """The upper bound, or what the example had where there is none that ExecuTorch's files can hold."""
+    """The upper bound, or what the example had where there is none that ExecuTorch's files can hold; 1 where the size
+    depends on data."""
     if isinstance(size, int):
         return size
     expression, env = size.node.expr, size.node.shape_env
     upper = env.bound_sympy(expression).upper
-    return int(upper) if upper.is_finite is not False and upper <= _LARGEST_SIZE else int(size.node.hint)
+    if upper.is_finite is not False and upper <= _LARGEST_SIZE:
+        return int(upper)
+    return 1 if size.node.hint is None else int(size.node.hint)

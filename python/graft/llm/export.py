@@ -265,7 +265,16 @@ def _all_names(checkpoint: Checkpoint) -> dict[str, list[str]]:
 
 
 def _used_weights(program: ExportedProgram) -> set[str]:
-    read = {node.name for node in program.graph.nodes if node.op == "placeholder" and node.users}
+    """Those that results are computed of. Where only a size of a tensor is taken, or checked, the engine drops what gives
+    its values."""
+    reached: set[torch.fx.Node] = set()
+    waiting = [node for node in program.graph.nodes if node.op == "output"]
+    while waiting:
+        node = waiting.pop()
+        if node not in reached and node.target is not torch.ops.aten.sym_size.int:
+            reached.add(node)
+            waiting.extend(node.all_input_nodes)
+    read = {node.name for node in reached if node.op == "placeholder"}
     return {spec.target for spec in program.graph_signature.input_specs if spec.target and spec.arg.name in read}
 
 

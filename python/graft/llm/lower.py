@@ -23,11 +23,20 @@ _CASTS = {
     torch.ops.aten.to.device,
     torch.ops.aten._to_copy.default,
 }
+
+
+def _bucketize(x: Any, boundaries: Any, *, out_int32: bool = False, right: bool = False) -> torch.Tensor:
+    """The first boundary at or beyond (with right: beyond) each element; boundaries are sorted. NaN is beyond all."""
+    reached = boundaries > x.unsqueeze(-1) if right else boundaries >= x.unsqueeze(-1)
+    return reached.logical_not().sum(-1, dtype=torch.int32 if out_int32 else torch.int64)
+
+
 # Operators that PyTorch would keep, and that graft runs decomposed or under another name.
 _PARTS = {
     torch.ops.aten.conv1d.default: lambda x, weight, bias=None, stride=(1,), padding=(0,), dilation=(1,), groups=1: (
         torch.convolution(x, weight, bias, stride, padding, dilation, False, (0,), groups)
     ),
+    torch.ops.aten.bucketize.Tensor: _bucketize,
     torch.ops.aten.min.other: torch.minimum,
     torch.ops.aten.max.other: torch.maximum,
 }

@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import inspect
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -23,6 +24,7 @@ from population import _SMALL, CLOSE, STEPS, VOCAB, Result, _limited, random_wei
 TASKS = {
     "text to text": "SEQ_TO_SEQ_CAUSAL_LM",
     "speech to text": "SPEECH_SEQ_2_SEQ",
+    "pictures to text": "IMAGE_TEXT_TO_TEXT",
     "masked tokens": "MASKED_LM",
     "CTC": "CTC",
     "classes of sounds": "AUDIO_CLASSIFICATION",
@@ -32,7 +34,8 @@ TASKS = {
     "classes of tokens": "TOKEN_CLASSIFICATION",
     "answers in texts": "QUESTION_ANSWERING",
 }
-GENERATING = ("text to text", "speech to text")
+GENERATING = ("text to text", "speech to text", "pictures to text")
+PICTURE = 5  # the token whose place a picture's features take
 
 
 def _classes() -> dict[str, tuple[str, str]]:
@@ -54,9 +57,13 @@ _SIZES: dict[str, Any] = {
     **dict.fromkeys(("d_ff", "moe_intermediate_size", "encoder_intermediate_size"), 64),
     **dict.fromkeys(("embed_dim", "hidden_dim", "d_embed", "projection_dim", "encoder_hidden_size", "decoder_hidden_size"), 48),
     **dict.fromkeys(("depths", "layer_depths"), 1),
+    **dict.fromkeys(("vision_output_dim", "projector_input_dim", "projector_output_dim"), 48),
     "d_kv": 12,
     "image_size": 32,
+    "patch_size": 8,
+    "mm_tokens_per_image": 4,
     "hidden_sizes": 16,
+    **dict.fromkeys(("out_hidden_size", "text_hidden_size", "projector_hidden_size"), 48),
     "conv_dim": 16,
     "num_conv_pos_embeddings": 16,
     "num_conv_pos_embedding_groups": 4,
@@ -68,6 +75,7 @@ _SIZES: dict[str, Any] = {
     "block_size": 4,
     "num_hash_buckets": 64,
 }
+_MROPE = re.compile(r"(qwen2_vl|qwen2_5_vl|qwen2_5_omni|glm4v|glm_ocr|glm46v).*text")  # their code has larger sections
 _NONE: dict[str, Any] = {}
 _VARIANTS: tuple[tuple[dict[str, Any], frozenset[str]], ...] = (
     (_SIZES, frozenset()),
@@ -95,6 +103,14 @@ def _shrunk(config: Any, sizes: dict[str, Any], left: frozenset[str]) -> Any:
             kinds = list(dict.fromkeys(before[name]))
             new["num_hidden_layers"] = max(2, len(kinds))
             new[name] = [kinds[i % len(kinds)] for i in range(new["num_hidden_layers"])]
+    for name in ("rope_parameters", "rope_scaling"):
+        if isinstance(rope := before.get(name), dict) and (rope.get("mrope_section") or _MROPE.match(config.model_type)):
+            new[name] = {**rope, "mrope_section": [2, 2, 2]}
+    if "image_grid_pinpoints" in before:
+        new["image_grid_pinpoints"] = [[32, 32]]
+    special = [name for name, value in before.items() if name.endswith(("token_id", "token_index")) and isinstance(value, int)]
+    special = sorted((name for name in special if before[name] >= VOCAB), key=lambda name: not name.startswith("image_token"))
+    new.update({name: PICTURE + i for i, name in enumerate(special)})
     parts = {
         name: _shrunk(part, sizes, left).to_dict()
         for name in type(config).sub_configs
@@ -161,12 +177,47 @@ def _media(model: Any, rows: int, step: int) -> Iterator[dict[str, torch.Tensor]
             yield {"input_features": _random(rows, 64 + 16 * step, size)}
 
 
+def _pictures(model: Any, rows: int, step: int) -> Iterator[dict[str, torch.Tensor]]:
+    """Texts with a picture in each, of as many tokens as the model makes features of it; step: longer texts."""
+    takes = inspect.signature(model.forward).parameters
+    vision = getattr(model.config, "vision_config", model.config)
+    size = _sized(vision, "image_size", 32)
+    size = size if isinstance(size, int) else size[0]
+    patch, frames = _sized(vision, "patch_size", 14), _sized(vision, "temporal_patch_size", 1)
+    patch = patch if isinstance(patch, int) else patch[0]
+    plain = {"pixel_values": _random(rows, 3, size, size)}
+    tiles = {"pixel_values": _random(rows, 1, 3, size, size)}
+    patches = {
+        "pixel_values": _random(rows * 16, 3 * frames * patch * patch),
+        "image_grid_thw": torch.tensor([[1, 4, 4]]).expand(rows, 3).clone(),
+    }
+    twice = {"pixel_values": _random(rows, 2, 3, size, size)}
+    sized = {"image_sizes": torch.full((rows, 2), size)} if "image_sizes" in takes else {}
+    forms = (patches,) if "image_grid_thw" in takes else (plain, tiles, twice, {**plain, **sized}, {**twice, **sized})
+    for one in forms:
+        with contextlib.suppress(Exception), torch.no_grad():  # another form of pictures
+            features = _features(model.get_image_features(**one))
+            ids = _ids(rows, 8 + features // rows + 4 * step).clamp(min=PICTURE + 20)
+            ids[:, 3 : 3 + features // rows] = PICTURE
+            kinds = {"mm_token_type_ids": (ids == PICTURE).long()} if "mm_token_type_ids" in takes else {}
+            yield {"input_ids": ids, **kinds, **one}
+
+
+def _features(found: Any) -> int:
+    """How many there are in all."""
+    found = getattr(found, "pooler_output", found)
+    found = found if isinstance(found, torch.Tensor) else torch.cat([one.flatten(0, -2) for one in found])
+    return found.flatten(0, -2).shape[0]
+
+
 def arguments(model: Any, rows: int, step: int) -> Iterator[dict[str, torch.Tensor]]:
     """Those that a class may take, the likely ones first. step: 0, or longer texts."""
     takes = inspect.signature(model.forward).parameters
     text = {"input_ids": _ids(rows, 7 + 4 * step)}
     media = list(_media(model, rows, step))
     main = getattr(model, "main_input_name", "input_ids")
+    if CLASSES[model.__class__.__name__][0] == "pictures to text" and hasattr(model, "get_image_features"):
+        yield from _pictures(model, rows, step)
     for one in media:
         if main in one:
             yield one
@@ -259,7 +310,8 @@ def compare(name: str, change: Callable[[Any], None] = lambda model: None) -> Re
     differences = {}
     try:
         with _limited():
-            compiled = graft.compile(copy.deepcopy(model), threads=1)
+            route = {"route": "general"} if CLASSES[name][0] in GENERATING and model.can_generate() else {}
+            compiled = graft.compile(copy.deepcopy(model), threads=1, **route)
             change(compiled)
             with torch.no_grad():
                 for what, check in checks(compiled, which):

@@ -1,0 +1,99 @@
+"""Tensors whose values a model's code may read while it is traced: sizes of pictures (`image_grid_thw`), by which it cuts,
+loops and makes positions. A program is for these values alone."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+from collections.abc import Iterator
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_flatten, tree_map_only
+from transformers import vision_utils
+
+
+class Known(torch.Tensor):
+    """What is computed of such tensors alone is computed at once and has known values too; beside other tensors they are
+    constants of the program."""
+
+    @staticmethod
+    def of(values: torch.Tensor) -> Known:
+        with _disable_current_modes(), torch._C.DisableTorchFunctionSubclass():
+            return values.detach().clone().as_subclass(Known)
+
+    def plain(self) -> torch.Tensor:
+        with _disable_current_modes(), torch._C.DisableTorchFunctionSubclass():
+            return self.as_subclass(torch.Tensor)
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        tensors = [one for one in tree_flatten((args, kwargs))[0] if isinstance(one, torch.Tensor)]
+        if all(isinstance(one, Known) for one in tensors):
+            with _disable_current_modes(), torch._C.DisableTorchFunctionSubclass():
+                found = function(*args, **kwargs)
+                return tree_map_only(torch.Tensor, lambda one: one.as_subclass(Known), found)
+        args, kwargs = tree_map_only(Known, _constant, (args, kwargs))
+        return function(*args, **kwargs)
+
+
+class Numbers(TorchFunctionMode):
+    """Within it, known sizes of tensors that are made are numbers: PyTorch asks no subclass there."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if function in _FACTORIES:
+            args, kwargs = tree_map_only(Known, _number, (args, kwargs))
+        return function(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def helpers(model: torch.nn.Module) -> Iterator[None]:
+    """Within it, transformers' functions of the sizes of pictures, which loop over their values and make tensors of them,
+    are computed at once where the sizes are known."""
+    held = []
+    for name in {type(module).__module__ for module in model.modules()}:
+        space = vars(sys.modules[name])
+        for key, value in list(space.items()):
+            if isinstance(value, FunctionType) and value.__module__ == vision_utils.__name__:
+                held.append((space, key, value))
+                space[key] = functools.partial(_at_once, value)
+    try:
+        yield
+    finally:
+        for space, key, value in held:
+            space[key] = value
+
+
+def _at_once(function: Any, *args: Any, **kwargs: Any) -> Any:
+    tensors = [one for one in tree_flatten((args, kwargs))[0] if isinstance(one, torch.Tensor)]
+    if not tensors or not all(isinstance(one, Known) for one in tensors):
+        return function(*args, **kwargs)
+    args, kwargs = tree_map_only(Known, Known.plain, (args, kwargs))
+    with _disable_current_modes(), torch._C.DisableTorchFunctionSubclass():
+        found = function(*args, **kwargs)
+        return tree_map_only(torch.Tensor, lambda one: one.as_subclass(Known), found)
+
+
+_FACTORIES = {torch.arange, torch.empty, torch.full, torch.linspace, torch.ones, torch.zeros}
+
+
+def _number(known: Known) -> Any:
+    plain = known.plain()
+    with _disable_current_modes():
+        return plain.item()
+
+
+def _constant(known: Known) -> torch.Tensor:
+    plain = known.plain()
+    with _disable_current_modes():
+        values, dtype = plain.tolist(), plain.dtype
+    return torch.tensor(values, dtype=dtype).reshape(plain.shape)
+
+
+__all__ = ["Known", "Numbers", "helpers"]
