@@ -52,20 +52,27 @@ struct Steps {
   bool integral() const { return !start.is_real() && !end.is_real() && !step.is_real(); }
 };
 
+// Doubles hold all integers up to 2^53.
+bool is_whole(double x) { return std::trunc(x) == x && std::fabs(x) <= 0x1p53; }
+
 Steps steps_of(const Call& call) {
   Steps s;
   if (call.has("start")) s.start = call.scalar("start");
   s.end = call.scalar("end");
   if (call.has("step")) s.step = call.scalar("step");
+  if (!is_float(call.output_dtype())) {
+    for (Scalar* x : {&s.start, &s.end, &s.step}) *x = Scalar::of(x->to_integer());
+  }
   return s;
 }
 
 Refusal refuse_arange(const NodeView& node) {
   if (is_float(node.output().dtype)) return {};
   for (const std::string_view name : {"start", "end", "step"}) {
-    const bool real = node.arg(name).kind == ir::Arg::Kind::real ||
-                      (node.arg(name).is_value() && node.value_kind(name) == ir::ValueKind::real);
-    if (real) return str("argument ", name, " is a float and the result is of an integer dtype");
+    const ir::Arg& arg = node.arg(name);
+    const bool fraction = (arg.kind == ir::Arg::Kind::real && !is_whole(arg.f)) ||
+                          (arg.is_value() && node.value_kind(name) == ir::ValueKind::real);
+    if (fraction) return str("argument ", name, " is a fraction and the result is of an integer dtype");
   }
   return {};
 }

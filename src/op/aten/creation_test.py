@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from graft.testing import check_op
 from op_cases import ALL, cases
 
 aten = torch.ops.aten
@@ -101,6 +102,13 @@ def test_arange_of_floats():
         case.check(aten.arange.start_step, (start, end, step), {"dtype": dtype})
 
     check()
+
+
+@pytest.mark.parametrize("numbers", [(0, 48, 2.0), (0.0, 9, 2), (-3, 7.0, 1.0), (10, -3, -4.0)])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8])
+def test_arange_of_whole_numbers_as_floats(numbers, dtype):
+    if dtype != torch.uint8 or min(numbers) >= 0:
+        check_op(aten.arange.start_step, numbers, {"dtype": dtype})
 
 
 def computed(case, n):
@@ -256,7 +264,6 @@ def test_copy_into():
 def test_casts_of_every_half():
     bits = torch.arange(2**16, dtype=torch.int32).to(torch.int16)
     for half in (torch.float16, torch.bfloat16):
-        from graft.testing import check_op
 
         check_op(aten._to_copy.default, (bits.view(half),), {"dtype": torch.float32}, atol=0, rtol=0)
         wide = torch.randn(10000) * torch.logspace(-30, 30, 10000)

@@ -28,7 +28,8 @@ CAUSES = {
     "sizes that depend on data, beside a cache": "has a cache of keys and values and sizes that depend on data",
     "keys of another layer": "expected keys and values of its own",
     "a cache that keeps less than the mask shows": "expected layer .* to see no more tokens than transformers' cache",
-    "another computation than eager PyTorch's": "expected the logits of eager PyTorch within",
+    "another computation than eager PyTorch's": "expected (the logits of|what) eager PyTorch",
+    "sizes that its code decides by": "expected a program for the sizes",
 }
 
 

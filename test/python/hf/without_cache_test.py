@@ -82,14 +82,24 @@ def test_calls(name):
                 close(value, found[key])
 
 
-def test_generation_without_a_cache_is_refused():
-    compiled = graft.compile(random(MODELS["imagegpt, pixels"][0]), threads=1)
+def test_generation_of_pixels():
+    eager = random(MODELS["imagegpt, pixels"][0])
+    compiled = graft.compile(copy.deepcopy(eager), threads=1)
+    assert compiled.graft.route == "general"
+    options = dict(max_new_tokens=4, do_sample=False, eos_token_id=None, pad_token_id=0)
+    assert torch.equal(eager.generate(IDS, **options), compiled.generate(IDS, **options))
+    expected, found = eager(IDS, use_cache=True), compiled(IDS, use_cache=True)
+    close(expected.logits, found.logits)
+    assert found.past_key_values.get_seq_length() == IDS.shape[1]
+
+
+def test_a_cache_of_an_encoder_is_refused():
+    compiled = graft.compile(random(MODELS["imagegpt"][0]), threads=1)
     for call in (
-        lambda: compiled.generate(IDS, max_new_tokens=3),
         lambda: compiled(IDS, past_key_values=transformers.DynamicCache()),
         lambda: compiled(IDS, use_cache=True),
     ):
-        with pytest.raises(graft.Unsupported, match="a compiled ImageGPTForCausalImageModeling keeps no cache, which generate"):
+        with pytest.raises(graft.Unsupported, match="a compiled ImageGPTModel keeps no cache, which generate"):
             call()
 
 
