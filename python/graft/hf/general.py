@@ -31,6 +31,7 @@ CLOSE = 2e-3  # of the largest value of each result
 _PROGRAMS = 64  # kept in memory, those used last
 _MANY = 8  # of one kind: then a warning says so
 _PROMPT, _STEPS = 6, 3  # of the probe
+_SIZES_OF_PICTURES = frozenset((".image_grid_thw", ".video_grid_thw"))  # values that programs are for, and others found to be
 _SMALL = 1024  # elements of a tensor whose values a program may be for
 # Arguments whose first size is the batch, the first that is there.
 _BATCHED = (".decoder_input_ids", ".input_ids", ".inputs_embeds", ".pixel_values", ".input_features", ".input_values")
@@ -108,7 +109,7 @@ class GeneralEngine:
         self._given: dict[str, torch.Tensor] = {}
         self._programs: OrderedDict[int, _Loaded] = OrderedDict()
         self._counters: frozenset[tuple[type, str]] = frozenset()
-        self._valued: frozenset[str] = frozenset()
+        self._valued = _SIZES_OF_PICTURES
         self._roles: dict[str, tuple[set[int], set[int]]] = {}
         self._held: dict[str, Any] = {}  # state of the model's modules
 
@@ -253,7 +254,7 @@ class GeneralEngine:
         sizes = [tuple(tensor.shape) for tensor in flat.tensors]
         opened = [self._open(path, tensor.dim()) for path, tensor in zip(flat.paths, flat.tensors)]
         rows = next((s[0] for s, path in zip(sizes, flat.paths) if path in _BATCHED), None)
-        if rows is None:
+        if rows is None or flat.valued:
             return trace(self._twin, self._weights, flat, sizes, opened, None, self._method)
         taken = {s[dim] for s, places in zip(sizes, opened) for dim in places}
         larger = next(n for n in range(3, 100) if n not in taken)

@@ -34,6 +34,7 @@ class Flat:
     objects: list[Any] = field(default_factory=list)
     paths: list[str] = field(default_factory=list)  # of the tensors
     counted: set[tuple[type, str]] = field(default_factory=set)  # attributes that hold numbers of the trace
+    valued: bool = False  # the structure has values of tensors
 
 
 class _Same:
@@ -113,6 +114,7 @@ class _Flattener:
         if isinstance(value, Known):
             return ("values", _Values(value.plain()))
         if path in self._valued:
+            self._flat.valued = True
             return ("values", _Values(value.detach().clone()))
         place = self._tensors.get(id(value))
         if place is None:
