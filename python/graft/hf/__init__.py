@@ -5,8 +5,10 @@ with weights where they lie. engine: program and sessions of one model. state: t
 objects of transformers as handles on states. chunks: how prompts are divided into calls. lengths: how long they may be.
 masks: what attention masks say. identity: what a trace depends on. guard: what changed since. probe: proof that a program
 computes what the model does. general: models that this route does not take, traced with their own caches. structure: calls
-as tensors and a structure. traced: the program of one kind of call.
-store: exported programs on disk. auto: models without torch weights. encoder: models without a cache. static: the export route that needs only torch.export. exporter: graft among transformers' exporters.
+as tensors and a structure. traced: the program of one kind of call. known_values: tensors whose values code reads in a
+trace. conditional: texts that go on from a source, pictures or sound. store: exported programs on disk. auto: models
+without torch weights. encoder: models without a cache. static: the export route that needs only torch.export. exporter:
+graft among transformers' exporters.
 """
 
 from __future__ import annotations

@@ -37,8 +37,9 @@ def compile(  # noqa: A001  (as torch.compile)
     the model is an error of the next call, which says what, until the model is compiled again.
 
     A new program is compared with eager PyTorch on a few tokens; `graft.Unsupported` names the model and the difference
-    when they disagree. Models that this does not fit (attention of their own, recurrent layers) take a general route: slower
-    steps, the cache of transformers itself, and of the arguments below device, threads and progress alone.
+    when they disagree. Models that this does not fit (attention of their own, recurrent layers, encoder-decoders, pictures or
+    sound beside a text) take a general route: slower steps, the cache of transformers itself, and of the arguments below
+    route, device, threads and progress alone.
     `model.graft.route` is "fast" or "general".
 
     max_length: the most tokens of a sequence, reserved at once; by default caches grow as needed.
