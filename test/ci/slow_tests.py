@@ -3,8 +3,8 @@
     make test-python PYTEST_ARGS="--timed --junitxml=build/tests.xml"
     python test/ci/slow_tests.py build/tests.xml
 
-writes `slow_tests.txt` anew (`--timed` runs those that it lists too): what took longer than LIMIT. Of the cases of one test the quickest stays, and so do KEPT: each
-front door keeps one test from end to end.
+writes `slow_tests.txt` anew (`--timed` runs those that it lists too): what took longer than LIMIT. Of the cases of one test
+the quickest stays, and so do KEPT: each front door keeps one test from end to end.
 """
 
 from __future__ import annotations

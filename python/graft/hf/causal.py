@@ -130,9 +130,20 @@ def _compiled_again(kind: type, attributes: dict[str, Any], options: dict[str, A
     """A compiled model that was pickled."""
     import graft
 
+    return graft.compile(restored(kind, attributes), **options)
+
+
+def restored(kind: type, attributes: dict[str, Any]) -> Any:
+    """The model that was compiled, as it was."""
     model = kind.__new__(kind)
     model.__dict__.update(attributes)
-    return graft.compile(model, **options)
+    return model
+
+
+def attributes_of(model: Any) -> dict[str, Any]:
+    """Those of a compiled model that it had before."""
+    left_out = ("graft", "_graft_guard", "_graft_windows", "_graft_dtype", "_graft_options", "_compiled_call")
+    return {name: value for name, value in vars(model).items() if name not in left_out}
 
 
 def refuse_outputs(config: Any, wanted: dict[str, Any], advice: str) -> None:
@@ -344,9 +355,7 @@ class Compiled:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         self._check_kept("pickle")
-        left_out = ("graft", "_graft_guard", "_graft_windows", "_graft_dtype", "_graft_options", "_compiled_call")
-        attributes = {name: value for name, value in vars(self).items() if name not in left_out}
-        return _compiled_again, (type(self)._uncompiled, attributes, dict(self._graft_options))
+        return _compiled_again, (type(self)._uncompiled, attributes_of(self), dict(self._graft_options))
 
     def save_pretrained(self, *args: Any, **kwargs: Any) -> Any:
         self._check_kept("save_pretrained")

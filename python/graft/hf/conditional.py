@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from graft.hf import causal
 from graft.hf.general import GeneralCompiled, GeneralEngine, class_of, take_over
 
 _FEATURES = ("get_image_features", "get_video_features")
@@ -49,14 +50,7 @@ class Part(GeneralCompiled):
     """Mixed into the class of a part of a compiled model. Pickled as it was: the whole is compiled again."""
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        left_out = ("graft", "_graft_guard", "_graft_dtype", "_graft_options")
-        return _plain_again, (self._uncompiled, {name: value for name, value in vars(self).items() if name not in left_out})
-
-
-def _plain_again(kind: type, attributes: dict[str, Any]) -> Any:
-    model = kind.__new__(kind)
-    model.__dict__.update(attributes)
-    return model
+        return causal.restored, (self._uncompiled, causal.attributes_of(self))
 
 
 __all__ = ["Features", "Part", "compile_conditional"]

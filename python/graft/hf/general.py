@@ -562,8 +562,10 @@ def _tells_sizes(path: str, tensor: torch.Tensor) -> bool:
 def _with_positions(model: Any, given: dict[str, Any]) -> dict[str, Any]:
     """Where a model counts positions by the values of its tokens (a picture's by its rows and columns), its own code does
     it ahead of the program."""
+    if "position_ids" in given or "input_ids" not in given:
+        return given
     part = next((one for one in model.modules() if hasattr(one, "compute_3d_position_ids")), None)
-    if part is None or "position_ids" in given or "input_ids" not in given:
+    if part is None:
         return given
     takes = inspect.signature(part.compute_3d_position_ids).parameters
     arguments = {name: given.get(name) for name in takes}

@@ -17,29 +17,44 @@ from torch.utils._pytree import tree_flatten, tree_map_only
 from transformers import vision_utils
 
 
+@contextlib.contextmanager
+def _real() -> Iterator[None]:
+    """Within it, PyTorch computes, whatever is traced around it."""
+    with _disable_current_modes(), torch._C.DisableTorchFunctionSubclass():
+        yield
+
+
 class Known(torch.Tensor):
     """What is computed of such tensors alone is computed at once and has known values too; beside other tensors they are
     constants of the program."""
 
     @staticmethod
     def of(values: torch.Tensor) -> Known:
-        with _disable_current_modes(), torch._C.DisableTorchFunctionSubclass():
+        with _real():
             return values.detach().clone().as_subclass(Known)
 
     def plain(self) -> torch.Tensor:
-        with _disable_current_modes(), torch._C.DisableTorchFunctionSubclass():
+        with _real():
             return self.as_subclass(torch.Tensor)
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        tensors = [one for one in tree_flatten((args, kwargs))[0] if isinstance(one, torch.Tensor)]
-        if all(isinstance(one, Known) for one in tensors):
-            with _disable_current_modes(), torch._C.DisableTorchFunctionSubclass():
-                found = function(*args, **kwargs)
-                return tree_map_only(torch.Tensor, lambda one: one.as_subclass(Known), found)
+        if _all_known(args, kwargs):
+            return _at_once(function, args, kwargs)
         args, kwargs = tree_map_only(Known, _constant, (args, kwargs))
         return function(*args, **kwargs)
+
+
+def _all_known(args: Any, kwargs: Any) -> bool:
+    tensors = [one for one in tree_flatten((args, kwargs))[0] if isinstance(one, torch.Tensor)]
+    return bool(tensors) and all(isinstance(one, Known) for one in tensors)
+
+
+def _at_once(function: Any, args: Any, kwargs: Any) -> Any:
+    args, kwargs = tree_map_only(Known, Known.plain, (args, kwargs))
+    with _real():
+        return tree_map_only(torch.Tensor, lambda one: one.as_subclass(Known), function(*args, **kwargs))
 
 
 class Numbers(TorchFunctionMode):
@@ -62,7 +77,7 @@ def helpers(model: torch.nn.Module) -> Iterator[None]:
         for key, value in list(space.items()):
             if isinstance(value, FunctionType) and value.__module__ == vision_utils.__name__:
                 held.append((space, key, value))
-                space[key] = functools.partial(_at_once, value)
+                space[key] = functools.partial(_helped, value)
     try:
         yield
     finally:
@@ -70,30 +85,22 @@ def helpers(model: torch.nn.Module) -> Iterator[None]:
             space[key] = value
 
 
-def _at_once(function: Any, *args: Any, **kwargs: Any) -> Any:
-    tensors = [one for one in tree_flatten((args, kwargs))[0] if isinstance(one, torch.Tensor)]
-    if not tensors or not all(isinstance(one, Known) for one in tensors):
-        return function(*args, **kwargs)
-    args, kwargs = tree_map_only(Known, Known.plain, (args, kwargs))
-    with _disable_current_modes(), torch._C.DisableTorchFunctionSubclass():
-        found = function(*args, **kwargs)
-        return tree_map_only(torch.Tensor, lambda one: one.as_subclass(Known), found)
+def _helped(function: Any, *args: Any, **kwargs: Any) -> Any:
+    return _at_once(function, args, kwargs) if _all_known(args, kwargs) else function(*args, **kwargs)
 
 
 _FACTORIES = {torch.arange, torch.empty, torch.full, torch.linspace, torch.ones, torch.zeros}
 
 
 def _number(known: Known) -> Any:
-    plain = known.plain()
-    with _disable_current_modes():
-        return plain.item()
+    with _real():
+        return known.item()
 
 
 def _constant(known: Known) -> torch.Tensor:
-    plain = known.plain()
-    with _disable_current_modes():
-        values, dtype = plain.tolist(), plain.dtype
-    return torch.tensor(values, dtype=dtype).reshape(plain.shape)
+    with _real():
+        values, dtype, shape = known.tolist(), known.dtype, known.shape
+    return torch.tensor(values, dtype=dtype).reshape(shape)
 
 
 __all__ = ["Known", "Numbers", "helpers"]

@@ -58,14 +58,16 @@ def lower(
     refused = _refused(program, predicate)
     if refused and _take_apart(program, refused):
         _drop_no_ops(program)
+        refused = _refused(program, predicate)
     table: dict[Any, Any] = {}
-    while refused := _refused(program, predicate):
+    while refused:
         more = _decompositions(program, refused)
         if table and more.keys() <= table.keys():
             break
         table = {**_PARTS, **table, **more}
         program = program.run_decompositions(table)
         _drop_no_ops(program)
+        refused = _refused(program, predicate)
     return program, blob_of(program, stored, predicate, method)
 
 

@@ -264,7 +264,6 @@ def test_copy_into():
 def test_casts_of_every_half():
     bits = torch.arange(2**16, dtype=torch.int32).to(torch.int16)
     for half in (torch.float16, torch.bfloat16):
-
         check_op(aten._to_copy.default, (bits.view(half),), {"dtype": torch.float32}, atol=0, rtol=0)
         wide = torch.randn(10000) * torch.logspace(-30, 30, 10000)
         check_op(aten._to_copy.default, (wide,), {"dtype": half}, atol=0, rtol=0)

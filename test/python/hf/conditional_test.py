@@ -1,6 +1,7 @@
 """Models whose texts go on from a source or a picture: generate() on graft gives eager PyTorch's tokens and logits."""
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -83,6 +84,9 @@ def test_a_source():
     made = compiled.graft.counts["traced"]
     _check(model, compiled, input_ids=_ids(3, 14), attention_mask=torch.ones(3, 14, dtype=torch.long))
     assert compiled.graft.counts["traced"] == made  # of any length
+    again = pickle.loads(pickle.dumps(compiled))
+    assert again.graft.route == "general" and again.get_encoder().graft is not again.graft
+    _check(model, again, input_ids=_ids(2, 9), attention_mask=mask)
 
 
 @pytest.mark.slow

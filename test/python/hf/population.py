@@ -200,7 +200,7 @@ def make(kind: str) -> Any:
     raise first
 
 
-def _ids(rows: int, tokens: int) -> torch.Tensor:
+def random_ids(rows: int, tokens: int) -> torch.Tensor:
     return torch.randint(3, VOCAB, (rows, tokens), generator=torch.Generator().manual_seed(tokens))
 
 
@@ -230,45 +230,57 @@ def _cached(model: Any, ids: torch.Tensor) -> torch.Tensor:
 
 def checks(prompts: tuple[int, ...] = (1, 7, 64)) -> Iterator[tuple[str, Callable[[Any], torch.Tensor]]]:
     for tokens in prompts:
-        ids, mask = _ids(3, tokens), _masks(tokens)
+        ids, mask = random_ids(3, tokens), _masks(tokens)
         yield f"forward of {tokens}", lambda m, ids=ids: m(ids[:2]).logits
         yield f"padded forward of {tokens}", lambda m, ids=ids, mask=mask: m(ids, attention_mask=mask).logits[mask == 1]
         yield f"generation from {tokens}", lambda m, ids=ids, mask=mask: _generated(m, ids[:1], mask[:1])
         yield f"padded generation from {tokens}", lambda m, ids=ids, mask=mask: _generated(m, ids[:2], mask[:2])
-    yield "cached steps", lambda m: _cached(m, _ids(2, 7))
+    yield "cached steps", lambda m: _cached(m, random_ids(2, 7))
 
 
 def compare(kind: str, change: Callable[[Any], None] = lambda model: None) -> Result:
     """change: made to the compiled model's twin, for negative controls."""
+    return beside_eager(kind, lambda: (make(kind), lambda model: checks()), change, _difference)
+
+
+def beside_eager(
+    kind: str,
+    made: Callable[[], tuple[Any, Callable[[Any], Iterator[tuple[str, Callable[[Any], Any]]]]]],
+    change: Callable[[Any], None],
+    difference: Callable[[Any, Any], float],
+    **options: Any,
+) -> Result:
+    """made: gives a model, and the checks of one. options: of `graft.compile`."""
     try:
         with _limited():
-            model = make(kind)
+            model, checks_of = made()
     except Exception as e:  # eager PyTorch does not run it
         return Result(kind, "no model", f"{type(e).__name__}: {' '.join(str(e).split())}")
     expected = {}
     with torch.no_grad():
-        for name, check in checks():
+        for name, check in checks_of(model):
             with contextlib.suppress(Exception):  # prompts that eager PyTorch does not take
                 expected[name] = check(model)
     try:
         with _limited():
-            compiled = graft.compile(copy.deepcopy(model), threads=1)
+            compiled = graft.compile(copy.deepcopy(model), threads=1, **options)
             change(compiled)
-            differences = {}
             with torch.no_grad():
-                for name, check in checks():
-                    if name in expected:
-                        a, b = expected[name], check(compiled)
-                        difference = float((a - b).abs().max() / a.abs().max().clamp(min=1e-9))
-                        differences[name] = difference if difference == difference else float("inf")
+                pairs = ((name, check) for name, check in checks_of(compiled) if name in expected)
+                differences = {name: difference(expected[name], check(compiled)) for name, check in pairs}
     except graft.Error as e:
         return Result(kind, "refused", str(e).removeprefix("graft.compile: "))
     except Exception as e:
         return Result(kind, "error", f"{type(e).__name__}: {e}")
     wrong = {name: value for name, value in differences.items() if value > CLOSE}
-    route = compiled.graft.route
+    route = getattr(compiled.graft, "route", "")  # encoders have one alone
     positions = (compiled.graft.positions or "must be given") if route == "fast" else ""
     return Result(kind, "wrong" if wrong else "exact", ", ".join(wrong), route, positions, differences)
+
+
+def _difference(expected: torch.Tensor, found: torch.Tensor) -> float:
+    difference = float((expected - found).abs().max() / expected.abs().max().clamp(min=1e-9))
+    return difference if difference == difference else float("inf")
 
 
 @contextlib.contextmanager
@@ -285,4 +297,4 @@ def _limited() -> Iterator[None]:
         signal.signal(signal.SIGPROF, before)
 
 
-__all__ = ["CLASSES", "Result", "checks", "compare", "make", "random_weights"]
+__all__ = ["CLASSES", "Result", "beside_eager", "checks", "compare", "make", "random_ids", "random_weights"]

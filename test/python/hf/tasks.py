@@ -16,9 +16,8 @@ import transformers
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-import graft
 from graft.hf.structure import flatten
-from population import _SMALL, CLOSE, STEPS, VOCAB, Result, _limited, random_weights
+from population import _SMALL, STEPS, VOCAB, Result, beside_eager, random_ids, random_weights
 
 #: Tasks by the name that auto classes have for them.
 TASKS = {
@@ -132,7 +131,7 @@ def _made(name: str, sizes: dict[str, Any], left: frozenset[str]) -> Any:
         if sum(p.numel() for p in kind(copy.deepcopy(config)).parameters()) > _LARGEST:
             raise ValueError(f"more than {_LARGEST} weights")
     torch.manual_seed(5)
-    model = random_weights(kind(config).float().eval())
+    model = random_weights(kind(config).float().eval()).requires_grad_(False)
     if (generation := getattr(model, "generation_config", None)) and generation.decoder_start_token_id is None:
         generation.decoder_start_token_id = 1
     return model
@@ -140,10 +139,6 @@ def _made(name: str, sizes: dict[str, Any], left: frozenset[str]) -> Any:
 
 def _random(*sizes: int) -> torch.Tensor:
     return torch.randn(sizes, generator=torch.Generator().manual_seed(sum(sizes)))
-
-
-def _ids(rows: int, tokens: int) -> torch.Tensor:
-    return torch.randint(3, VOCAB, (rows, tokens), generator=torch.Generator().manual_seed(tokens))
 
 
 def _masks(tokens: int) -> torch.Tensor:
@@ -197,7 +192,7 @@ def _pictures(model: Any, rows: int, step: int) -> Iterator[dict[str, torch.Tens
     for one in forms:
         with contextlib.suppress(Exception), torch.no_grad():  # another form of pictures
             features = _features(model.get_image_features(**one))
-            ids = _ids(rows, 8 + features // rows + 4 * step).clamp(min=PICTURE + 20)
+            ids = random_ids(rows, 8 + features // rows + 4 * step).clamp(min=PICTURE + 20)
             ids[:, 3 : 3 + features // rows] = PICTURE
             kinds = {"mm_token_type_ids": (ids == PICTURE).long()} if "mm_token_type_ids" in takes else {}
             yield {"input_ids": ids, **kinds, **one}
@@ -213,7 +208,7 @@ def _features(found: Any) -> int:
 def arguments(model: Any, rows: int, step: int) -> Iterator[dict[str, torch.Tensor]]:
     """Those that a class may take, the likely ones first. step: 0, or longer texts."""
     takes = inspect.signature(model.forward).parameters
-    text = {"input_ids": _ids(rows, 7 + 4 * step)}
+    text = {"input_ids": random_ids(rows, 7 + 4 * step)}
     media = list(_media(model, rows, step))
     main = getattr(model, "main_input_name", "input_ids")
     if CLASSES[model.__class__.__name__][0] == "pictures to text" and hasattr(model, "get_image_features"):
@@ -230,7 +225,7 @@ def arguments(model: Any, rows: int, step: int) -> Iterator[dict[str, torch.Tens
 
 def _with_decoder(model: Any, given: dict[str, torch.Tensor], tokens: int) -> dict[str, torch.Tensor]:
     takes = "decoder_input_ids" in inspect.signature(model.forward).parameters
-    return {**given, "decoder_input_ids": _ids(len(next(iter(given.values()))), tokens)} if takes else given
+    return {**given, "decoder_input_ids": random_ids(len(next(iter(given.values()))), tokens)} if takes else given
 
 
 def _floats(output: Any) -> list[torch.Tensor]:
@@ -296,34 +291,13 @@ def make(name: str) -> tuple[Any, int]:
 
 def compare(name: str, change: Callable[[Any], None] = lambda model: None) -> Result:
     """change: made to the compiled model's twin, for negative controls."""
-    try:
-        with _limited():
-            model, which = make(name)
-    except Exception as e:  # eager PyTorch does not run it
-        return Result(name, "no model", f"{type(e).__name__}: {' '.join(str(e).split())}")
-    model.requires_grad_(False)
-    expected = {}
-    with torch.no_grad():
-        for what, check in checks(model, which):
-            with contextlib.suppress(Exception):  # what eager PyTorch does not take
-                expected[what] = check(model)
-    differences = {}
-    try:
-        with _limited():
-            route = {"route": "general"} if CLASSES[name][0] in GENERATING and model.can_generate() else {}
-            compiled = graft.compile(copy.deepcopy(model), threads=1, **route)
-            change(compiled)
-            with torch.no_grad():
-                for what, check in checks(compiled, which):
-                    if what in expected:
-                        differences[what] = _largest(expected[what], check(compiled))
-    except graft.Error as e:
-        return Result(name, "refused", str(e).removeprefix("graft.compile: "))
-    except Exception as e:
-        return Result(name, "error", f"{type(e).__name__}: {e}")
-    wrong = {what: value for what, value in differences.items() if value > CLOSE}
-    route = getattr(compiled.graft, "route", "")
-    return Result(name, "wrong" if wrong else "exact", ", ".join(wrong), route, "", differences)
+
+    def made() -> tuple[Any, Callable[[Any], Any]]:
+        model, which = make(name)
+        return model, lambda one: checks(one, which)
+
+    generates = CLASSES[name][0] in GENERATING and getattr(transformers, name).can_generate()
+    return beside_eager(name, made, change, _largest, **({"route": "general"} if generates else {}))
 
 
 def _largest(expected: list[torch.Tensor], found: list[torch.Tensor]) -> float:
