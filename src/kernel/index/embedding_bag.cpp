@@ -16,7 +16,8 @@ void run(const KernelContext& ctx) {
   const i64 *index = ctx.input<i64>(1), *offset = ctx.input<i64>(2);
   const auto [begin, end] = ctx.range(bags);
   for (i64 bag = begin; bag < end; ++bag) {
-    const i64 first = offset[bag], past = bag + 1 < bags || attrs.last_end ? offset[bag + 1] : indices;
+    const bool last = bag + 1 == bags;
+    const i64 first = offset[bag], past = !last || attrs.last_end ? offset[bag + 1] : indices;
     if ((bag == 0 && first != 0) || first < 0 || first > past || past > indices) {
       ctx.fail("offsets: bag ", bag, " is [", first, ", ", past, ") of ", indices, " indices");
       return;
@@ -39,6 +40,7 @@ void run(const KernelContext& ctx) {
       }
       ++count;
     }
+    if (last && attrs.last_end) count += indices - past;
     if (attrs.mode == BagMode::mean && count > 0)
       for (i64 c = 0; c < columns; ++c) to[c] /= static_cast<T>(count);
   }
