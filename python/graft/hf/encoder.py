@@ -25,7 +25,7 @@ from graft.hf.identity import known
 from graft.hf.guard import Guard
 from graft.hf.program import Progress
 from graft.llm.trace import traceable_hooks
-from graft.llm.untraceable import reason
+from graft.llm.untraceable import no_graph_printed, reason
 
 _CAUSAL = {
     name
@@ -256,7 +256,8 @@ class _Caller(torch.nn.Module):
 
     def forward(self, tensors: dict[str, torch.Tensor]) -> Any:
         # Hooks of the model itself run around the compiled forward.
-        return self.model.forward(**tensors, **self._others)
+        with no_graph_printed():
+            return self.model.forward(**tensors, **self._others)
 
 
 class CompiledEncoder:

@@ -28,7 +28,7 @@ from graft.hf.known_values import Known, Numbers, helpers
 from graft.hf.structure import Flat, Node, build, flatten
 from graft.llm import interface, ops
 from graft.llm.trace import traceable_hooks
-from graft.llm.untraceable import reason
+from graft.llm.untraceable import no_graph_printed, reason
 
 _PREFIX = "model."  # of weights: the attribute of _Call
 
@@ -91,7 +91,7 @@ class _Call(torch.nn.Module):
         before = [tensor._version for tensor in own]
         objects: list[Any] = []
         arguments = build(self._structure, own, numbers, made=objects, values=Known.of)
-        with module_state.as_argument(self.model, arguments), Numbers():
+        with no_graph_printed(), module_state.as_argument(self.model, arguments), Numbers():
             output = self._forward(self.model, **arguments)
         places = {id(one): place for place, one in enumerate(objects)}
         final = flatten((arguments, output), origins=places)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import linecache
 import re
 import traceback
@@ -17,8 +18,26 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.fx.experimental.symbolic_shapes import ConstraintViolationError, GuardOnDataDependentSymNode
 
+from graft.errors import ExportError
+
 # Packages whose frames say nothing of a model.
 _TRACERS = {"torch", "graft", "functools", "contextlib", "inspect"}
+
+
+class Untraceable(Exception):
+    """Ends a trace; its cause says why."""
+
+
+@contextlib.contextmanager
+def no_graph_printed() -> Iterator[None]:
+    """For the code that is traced. torch.export prints the graph so far on stderr, often hundreds of lines, where a
+    RuntimeError speaks of data: within it, such an error leaves as one of another class."""
+    try:
+        yield
+    except ExportError:  # in words already
+        raise
+    except RuntimeError as e:
+        raise Untraceable from e
 
 
 def bounds_sizes(error: BaseException) -> bool:
@@ -87,4 +106,4 @@ def _operator(error: Any) -> str:
     return str(getattr(error, "func", None) or (error.args[0] if error.args else ""))
 
 
-__all__ = ["bounds_sizes", "reason"]
+__all__ = ["Untraceable", "bounds_sizes", "no_graph_printed", "reason"]
