@@ -254,7 +254,7 @@ def beside_eager(
     try:
         with _limited():
             model, checks_of = made()
-    except Exception as e:  # eager PyTorch does not run it
+    except (Exception, _OutOfTime) as e:  # eager PyTorch does not run it
         return Result(kind, "no model", f"{type(e).__name__}: {' '.join(str(e).split())}")
     expected = {}
     with torch.no_grad():
@@ -270,7 +270,7 @@ def beside_eager(
                 differences = {name: difference(expected[name], check(compiled)) for name, check in pairs}
     except graft.Error as e:
         return Result(kind, "refused", str(e).removeprefix("graft.compile: "))
-    except Exception as e:
+    except (Exception, _OutOfTime) as e:
         return Result(kind, "error", f"{type(e).__name__}: {e}")
     wrong = {name: value for name, value in differences.items() if value > CLOSE}
     route = getattr(compiled.graft, "route", "")  # encoders have one alone
@@ -283,13 +283,17 @@ def _difference(expected: torch.Tensor, found: torch.Tensor) -> float:
     return difference if difference == difference else float("inf")
 
 
+class _OutOfTime(BaseException):  # which code that goes on after an Exception does not catch
+    pass
+
+
 @contextlib.contextmanager
 def _limited() -> Iterator[None]:
     def stop(*_: Any) -> None:
-        raise TimeoutError(f"{SECONDS} s")
+        raise _OutOfTime(f"{SECONDS} s of processor time")
 
     before = signal.signal(signal.SIGPROF, stop)
-    signal.setitimer(signal.ITIMER_PROF, SECONDS)
+    signal.setitimer(signal.ITIMER_PROF, SECONDS, 5)  # again, where what was raised went into a callback of C++
     try:
         yield
     finally:
