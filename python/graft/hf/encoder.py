@@ -21,6 +21,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from graft.errors import ExportError, InvalidArgument, Unsupported
 from graft.hf import causal, store
+from graft.hf.general import GeneralEngine
 from graft.hf.identity import known
 from graft.hf.guard import Guard
 from graft.hf.program import Progress
@@ -96,6 +97,7 @@ class EncoderEngine:
         self._threads, self._progress = threads, progress
         self._lock = threading.RLock()
         self._loaded: dict[Any, Any] = {}
+        self._general: GeneralEngine | None = None  # for all calls, once a program for any size could not be made
         self._milliseconds = 0.0
         self._calls = 0
         self._compiled: list[dict[str, Any]] = []
@@ -103,7 +105,7 @@ class EncoderEngine:
     def __deepcopy__(self, memo: dict[int, Any]) -> EncoderEngine:
         """Without programs: the copy has weights of its own."""
         made = EncoderEngine.__new__(EncoderEngine)
-        made.__dict__.update(vars(self), _lock=threading.RLock(), _loaded={}, _compiled=[], _calls=0)
+        made.__dict__.update(vars(self), _lock=threading.RLock(), _loaded={}, _general=None, _compiled=[], _calls=0)
         return made
 
     def forget(self, weight: str) -> None:
@@ -115,6 +117,8 @@ class EncoderEngine:
             )
         with self._lock:
             self._loaded.clear()
+            if self._general is not None:
+                self._general.forget()
 
     def run(self, model: Any, arguments: Mapping[str, Any]) -> Any:
         tensors = {name: value for name, value in sorted(arguments.items()) if isinstance(value, torch.Tensor)}
@@ -124,13 +128,30 @@ class EncoderEngine:
             tuple(sorted((name, repr(value)) for name, value in others.items())),
         )
         with self._lock:  # one session for all: calls follow each other
+            if self._general is not None:
+                return self._general.run(model, dict(arguments))
             loaded = self._loaded.get(key)
             if loaded is None:
-                loaded = self._loaded[key] = self._load(model, tensors, others)
+                try:
+                    loaded = self._loaded[key] = self._load(model, tensors, others)
+                except ExportError as e:
+                    if self._quantize:
+                        raise
+                    return self._begin_general(model, arguments, e)
             started = time.perf_counter()
             result = loaded(tensors)
             self._milliseconds += (time.perf_counter() - started) * 1e3
             self._calls += 1
+        return result
+
+    def _begin_general(self, model: Any, arguments: Mapping[str, Any], refused: ExportError) -> Any:
+        """refused: why there is no program for any size. There are programs for the calls that are made."""
+        general = GeneralEngine(self._kind, self._device, self._threads, causal=False)
+        try:
+            result = general.run(model, dict(arguments))
+        except (ExportError, Unsupported) as e:
+            raise ExportError(f"graft.compile: {e}") from refused
+        self._general = general
         return result
 
     def _load(self, model: Any, tensors: Mapping[str, torch.Tensor], others: Mapping[str, Any]) -> Any:
@@ -173,8 +194,11 @@ class EncoderEngine:
         return loaded
 
     def stats(self) -> dict[str, Any]:
-        """calls, milliseconds, and of each program what the engine counts (graft.Model.counters) and how it was made."""
+        """calls, milliseconds, and of each program what the engine counts (graft.Model.counters) and how it was made. Of a
+        model whose code decides by sizes or values: what GeneralEngine counts."""
         with self._lock:
+            if self._general is not None:
+                return self._general.stats()
             programs = [loaded.counters() for loaded in self._loaded.values()]
             return {
                 "calls": self._calls,

@@ -21,11 +21,12 @@ from typing import Any
 
 import torch
 
-from graft.errors import Error, ExportError, InvalidArgument, Unsupported
+from graft.errors import Error, ExecutionError, ExportError, InvalidArgument, Unsupported
 from graft.hf import causal, module_state
 from graft.hf.guard import Guard
 from graft.hf.structure import Flat, build, flatten
 from graft.hf.traced import Traced, trace
+from graft.llm.untraceable import decides_by_values
 
 CLOSE = 2e-3  # of the largest value of each result
 _PROGRAMS = 64  # kept in memory, those used last
@@ -110,6 +111,7 @@ class GeneralEngine:
         self._programs: OrderedDict[int, _Loaded] = OrderedDict()
         self._counters: frozenset[tuple[type, str]] = frozenset()
         self._valued = _SIZES_OF_PICTURES
+        self._decides = False  # by values of any tensor
         self._roles: dict[str, tuple[set[int], set[int]]] = {}
         self._held: dict[str, Any] = {}  # state of the model's modules
 
@@ -195,39 +197,58 @@ class GeneralEngine:
         if self._held:
             given = {**given, module_state.NAME: self._held}
         flat = self._flat(given)
-        loaded, sizes = self._program(flat, given)
-        ones = frozenset(name for name, size in sizes.items() if size == 1)
-        if ones not in loaded.compared:
-            self._compare(loaded, sizes, flat)
-            loaded.compared.add(ones)
-        self.counts["calls"] += 1
-        return self._finish(loaded, sizes, flat, given)
+        tried: list[_Loaded] = []
+        while True:
+            before = self.counts["traced"]
+            loaded, sizes = self._program(flat, given, tried)
+            try:
+                ones = frozenset(name for name, size in sizes.items() if size == 1)
+                if ones not in loaded.compared:
+                    self._compare(loaded, sizes, flat)
+                    loaded.compared.add(ones)
+                found = self._finish(loaded, sizes, flat, given)
+            except _OtherValues as e:
+                if self.counts["traced"] > before:
+                    if e.__cause__ is not None:
+                        raise e.__cause__
+                    raise Unsupported(
+                        f"{self._kind.__name__}: expected the values {_said(loaded.traced.decided)}, by which its code decided "
+                        "while it was traced for this call, found others in the program"
+                    ) from e
+                tried.append(loaded)
+            else:
+                self.counts["calls"] += 1
+                return found
 
     def _flat(self, given: dict[str, Any]) -> Flat:
         return flatten(given, self._counters, valued=self._valued)
 
-    def _program(self, flat: Flat, given: dict[str, Any]) -> tuple[_Loaded, dict[str, int]]:
+    def _program(self, flat: Flat, given: dict[str, Any], tried: Sequence[_Loaded]) -> tuple[_Loaded, dict[str, int]]:
+        """tried: those that are for other values."""
         for key in reversed(self._programs):
             loaded = self._programs[key]
-            if (sizes := loaded.traced.sizes_of(flat)) is not None:
+            if loaded not in tried and (sizes := loaded.traced.sizes_of(flat)) is not None:
                 self._programs.move_to_end(key)
                 return loaded, sizes
         started = time.perf_counter()
         try:
             traced = self._traced(flat)
-        except ExportError:
+        except ExportError as e:
             small = frozenset(path for path, tensor in zip(flat.paths, flat.tensors) if _tells_sizes(path, tensor))
-            if small <= self._valued:
+            if not small <= self._valued:
+                self._valued |= small
+            elif not self._decides and decides_by_values(e):
+                self._decides = True
+            else:
                 raise
-            self._valued |= small
             flat.__dict__.update(vars(self._flat(given)))
-            return self._program(flat, given)
+            return self._program(flat, given, tried)
         if (counted := _counted(flat, traced)) - self._counters:
             self._counters |= counted  # they are numbers of the call from now on
             again = self._flat(given)
             if again.structure != flat.structure:
                 flat.__dict__.update(vars(again))
-                return self._program(flat, given)
+                return self._program(flat, given, tried)
         if (sizes := traced.sizes_of(flat)) is None:
             raise Unsupported(
                 f"{self._kind.__name__}: expected a program for the sizes {[list(t.shape) for t in flat.tensors]}, found "
@@ -254,6 +275,8 @@ class GeneralEngine:
         sizes = [tuple(tensor.shape) for tensor in flat.tensors]
         opened = [self._open(path, tensor.dim()) for path, tensor in zip(flat.paths, flat.tensors)]
         rows = next((s[0] for s, path in zip(sizes, flat.paths) if path in _BATCHED), None)
+        if self._decides:
+            return trace(self._twin, self._weights, flat, sizes, opened, None, self._method, flat.tensors)
         if rows is None or flat.valued:
             return trace(self._twin, self._weights, flat, sizes, opened, None, self._method)
         taken = {s[dim] for s, places in zip(sizes, opened) for dim in places}
@@ -296,10 +319,18 @@ class GeneralEngine:
 
     def _computed(self, loaded: _Loaded, sizes: Mapping[str, int], tensors: Sequence[Any], numbers: Sequence[int]) -> Any:
         """Tensors and numbers of what the call leaves."""
+        decided = loaded.traced.decided
         started = time.perf_counter()
-        made = loaded.model([_plain(tensor) for tensor in tensors], list(numbers))
+        try:
+            made = loaded.model([_plain(tensor) for tensor in tensors], list(numbers))
+        except ExecutionError as e:
+            if decided:  # an index that is out of range on the way that this call does not take
+                raise _OtherValues(str(e)) from e
+            raise
         loaded.calls += 1
         loaded.milliseconds += (time.perf_counter() - started) * 1e3
+        if not all(map(torch.equal, made[len(made) - len(decided) :], decided)):
+            raise _OtherValues
         from_where = {"given": tensors, "made": made}
         found = [from_where[where][place] for where, place in loaded.traced.leaves]
         return found, [result(sizes) for result in loaded.traced.results]
@@ -399,6 +430,14 @@ class GeneralEngine:
                 for one in self._programs.values()
             ]
             return {**self.counts, "route": self.route, "programs": programs}
+
+
+class _OtherValues(Exception):
+    """The program is for other values than those that the model's code decides by in this call."""
+
+
+def _said(values: Sequence[torch.Tensor]) -> list[Any]:
+    return [value.tolist() if value.numel() < 5 else list(value.shape) for value in values]
 
 
 class _Trusted:

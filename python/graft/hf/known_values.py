@@ -18,7 +18,7 @@ from transformers import vision_utils
 
 
 @contextlib.contextmanager
-def _real() -> Iterator[None]:
+def real() -> Iterator[None]:
     """Within it, PyTorch computes, whatever is traced around it."""
     with _disable_current_modes(), torch._C.DisableTorchFunctionSubclass():
         yield
@@ -30,11 +30,11 @@ class Known(torch.Tensor):
 
     @staticmethod
     def of(values: torch.Tensor) -> Known:
-        with _real():
+        with real():
             return values.detach().clone().as_subclass(Known)
 
     def plain(self) -> torch.Tensor:
-        with _real():
+        with real():
             return self.as_subclass(torch.Tensor)
 
     @classmethod
@@ -53,17 +53,20 @@ def _all_known(args: Any, kwargs: Any) -> bool:
 
 def _at_once(function: Any, args: Any, kwargs: Any) -> Any:
     args, kwargs = tree_map_only(Known, Known.plain, (args, kwargs))
-    with _real():
+    with real():
         return tree_map_only(torch.Tensor, lambda one: one.as_subclass(Known), function(*args, **kwargs))
 
 
 class Numbers(TorchFunctionMode):
-    """Within it, known sizes of tensors that are made are numbers: PyTorch asks no subclass there."""
+    """Within it, known sizes of tensors that are made are numbers: PyTorch asks no subclass there. So are quotients of
+    sizes, of which torch.div makes tensors."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if function in _FACTORIES:
             args, kwargs = tree_map_only(Known, _number, (args, kwargs))
+        if function is torch.div and kwargs.get("rounding_mode") and all(isinstance(one, (int, torch.SymInt)) for one in args):
+            return args[0] // args[1]
         return function(*args, **kwargs)
 
 
@@ -93,14 +96,14 @@ _FACTORIES = {torch.arange, torch.empty, torch.full, torch.linspace, torch.ones,
 
 
 def _number(known: Known) -> Any:
-    with _real():
+    with real():
         return known.item()
 
 
 def _constant(known: Known) -> torch.Tensor:
-    with _real():
+    with real():
         values, dtype, shape = known.tolist(), known.dtype, known.shape
     return torch.tensor(values, dtype=dtype).reshape(shape)
 
 
-__all__ = ["Known", "Numbers", "helpers"]
+__all__ = ["Known", "Numbers", "helpers", "real"]

@@ -24,6 +24,7 @@ from transformers import masking_utils
 from graft.errors import ExportError
 from graft.exporter import quiet
 from graft.hf import kernels, module_state
+from graft.hf.decisions import Decisions
 from graft.hf.known_values import Known, Numbers, helpers
 from graft.hf.structure import Flat, Node, build, flatten
 from graft.llm import interface, ops
@@ -47,6 +48,7 @@ class Traced:
     keys: list[str]  # weights by name
     package: Path
     folder: Any = field(repr=False, default=None)
+    decided: Sequence[torch.Tensor] = ()  # what the last of the tensors that are made must be
 
     def sizes_of(self, flat: Flat) -> dict[str, int] | None:
         """The open sizes in a call, or None where the program is not right for it."""
@@ -75,6 +77,7 @@ class _Seen:
 
     final = Flat()
     leaves: list[tuple[str, int]] = []
+    decided: Sequence[torch.Tensor] = ()
 
 
 class _Call(torch.nn.Module):
@@ -91,7 +94,8 @@ class _Call(torch.nn.Module):
         before = [tensor._version for tensor in own]
         objects: list[Any] = []
         arguments = build(self._structure, own, numbers, made=objects, values=Known.of)
-        with no_graph_printed(), module_state.as_argument(self.model, arguments), Numbers():
+        decisions = Decisions()
+        with no_graph_printed(), module_state.as_argument(self.model, arguments), Numbers(), decisions:
             output = self._forward(self.model, **arguments)
         places = {id(one): place for place, one in enumerate(objects)}
         final = flatten((arguments, output), origins=places)
@@ -105,8 +109,8 @@ class _Call(torch.nn.Module):
             else:
                 leaves.append(("made", len(made)))
                 made.append(tensor)
-        self.seen.final, self.seen.leaves = final, leaves
-        return made
+        self.seen.final, self.seen.leaves, self.seen.decided = final, leaves, decisions.values
+        return [*made, *decisions.tensors]
 
 
 def trace(
@@ -117,11 +121,14 @@ def trace(
     opened: Sequence[Sequence[int]],
     rows: int | None,
     method: str = "forward",
+    values: Sequence[torch.Tensor] | None = None,
 ) -> Traced:
     """model: whose method is traced; it stays as it is. weights: its tensors by id, which the trace shares. flat: of the
     arguments by name. example: sizes to trace with, instead of those of its tensors. opened: their open dimensions. rows:
-    the size in `example` that is the batch."""
+    the size in `example` that is the batch. values: those of the arguments, where the model's code may decide by them."""
     tensors = [torch.zeros(sizes, dtype=tensor.dtype) for sizes, tensor in zip(example, flat.tensors)]
+    if values is not None:
+        tensors = [value.detach().clone() for value in values]
     numbers = [int(number) for number in flat.numbers]
     open_dims = [[dim for dim in places if sizes[dim] > 1] for places, sizes in zip(opened, example)]
     dims = ([dict.fromkeys(places, Dim.AUTO) for places in open_dims], [Dim.AUTO] * len(numbers))
@@ -131,7 +138,7 @@ def trace(
         with contextlib.ExitStack() as stack:
             for one in (traceable_hooks, _experts, kernels.in_place, helpers):
                 stack.enter_context(one(call.model))
-            for other in (_masks(), _uncached(), torch.no_grad()):
+            for other in (_masks(), _settings(values is not None), torch.no_grad()):
                 stack.enter_context(other)
             program = torch.export.export(call, (tensors, numbers), dynamic_shapes=dims, strict=False)
     except ExportError:
@@ -151,7 +158,9 @@ def trace(
     keys = _write(program, package, call.model)
     named = [_named(number) for number in inputs[len(tensors) :]]
     structure, ending = flat.structure, final.structure
-    return Traced(structure, sizes, named, ones, admits, bounds, ending, leaves, results, keys, package, folder)
+    return Traced(
+        structure, sizes, named, ones, admits, bounds, ending, leaves, results, keys, package, folder, call.seen.decided
+    )
 
 
 def _write(program: torch.export.ExportedProgram, package: Path, model: torch.nn.Module) -> list[str]:
@@ -175,11 +184,14 @@ def _write(program: torch.export.ExportedProgram, package: Path, model: torch.nn
     return sorted({described[name].key for name in _used_weights(program) if name in described})
 
 
-def _uncached() -> Any:
-    """Results of operators on symbolic sizes are made anew: to look them up takes longer."""
+@contextlib.contextmanager
+def _settings(values: bool) -> Iterator[None]:
+    """Results of operators on symbolic sizes are made anew: to look them up takes longer. values: are computed too."""
     from torch._dynamo import config
+    from torch._functorch import config as functorch
 
-    return config.patch(fake_tensor_cache_enabled=False)
+    with config.patch(fake_tensor_cache_enabled=False), functorch.patch(fake_tensor_propagate_real_tensors=values):
+        yield
 
 
 @contextlib.contextmanager
@@ -203,11 +215,13 @@ def _masks() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _experts(model: torch.nn.Module) -> Iterator[None]:
-    """Within it, experts are graft's operator; attention is what PyTorch computes on the CPU."""
+    """Within it, experts are graft's operator; attention is what PyTorch computes on the CPU, cut by unfold where the model
+    has code for that beside strides."""
     configs = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}
     for config in configs.values():  # of a copy that nobody else has
         if getattr(config, "_experts_implementation_internal", None) is not None:
             config._experts_implementation_internal = interface.NAME
+        config.onnx_export = True
     for module in model.modules():
         if hasattr(module, "zero_expert_num") and hasattr(module, "identity_expert"):
             module.forward = functools.partial(_routed, module)

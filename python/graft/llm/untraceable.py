@@ -49,6 +49,11 @@ def bounds_sizes(error: BaseException) -> bool:
     )
 
 
+def decides_by_values(error: BaseException) -> bool:
+    """Whether the model's code asks a tensor for its values."""
+    return any(isinstance(e, (DataDependentOutputException, GuardOnDataDependentSymNode)) for e in _chain(error))
+
+
 def reason(error: BaseException) -> str:
     """One line: the place in the model's code, its text, and what of it cannot be traced."""
     what = _what(error)
@@ -106,4 +111,4 @@ def _operator(error: Any) -> str:
     return str(getattr(error, "func", None) or (error.args[0] if error.args else ""))
 
 
-__all__ = ["Untraceable", "bounds_sizes", "no_graph_printed", "reason"]
+__all__ = ["Untraceable", "bounds_sizes", "decides_by_values", "no_graph_printed", "reason"]
