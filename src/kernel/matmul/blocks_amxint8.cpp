@@ -89,7 +89,7 @@ GRAFT_VEC void add_scaled(const std::int32_t* sums, const QuantizedRows& rows, i
   for (i64 m = 0; m < count; ++m) {
     const i64 at = (row + m) * blocks + b;
     vf total = load(totals + m * kPanel);
-    if constexpr (F::kMinimums) total = total - minimum * splat(rows.scaled_sum[at]);
+    if constexpr (F::kMinimums) total = fma(-minimum, splat(rows.scaled_sum[at]), total);
     const vi sum = as_int(load(reinterpret_cast<const float*>(sums + m * kPanelColumns))) +
                    (F::kMinimums ? kSumBegin : rows.sum[at]);
     total = fma(fma(as_float(sum), scale, -begin), splat(rows.scale[at]), total);

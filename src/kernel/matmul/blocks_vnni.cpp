@@ -298,7 +298,7 @@ void tile(const std::byte* panels, i64 panel_stride, const QuantizedRows& rows, 
         s = load_u8(at + g * 16 + lane) * unit[n];
         const vf minimum = load_u8(at + 128 + g * 16 + lane) * unit_of_minimum[n];
 #pragma GCC unroll 8
-        for (int m = 0; m < M; ++m) total[m][n] = total[m][n] - minimum * splat(row_sum[m * blocks + b]);
+        for (int m = 0; m < M; ++m) total[m][n] = fma(-minimum, splat(row_sum[m * blocks + b]), total[m][n]);
       } else if (F::kScales == Scales::s8) {
         s = load_s8(at + g * 16 + lane) * unit[n];
       } else {
