@@ -41,6 +41,11 @@ class ThreadPool final : ThreadTeam::Owner {
     return *pool.load(std::memory_order_acquire);
   }
 
+  int waiting() {
+    const std::lock_guard lock(mutex_);
+    return static_cast<int>(waiters_.size());
+  }
+
   // Null: `control` stopped the wait.
   ThreadTeam* lease(int threads, RunControl& control, ThreadLease::Use use) {
     std::unique_lock lock(mutex_);
@@ -316,6 +321,8 @@ int& runs_within_runs() {
 }
 
 }  // namespace
+
+int ThreadLease::waiting() { return ThreadPool::current().waiting(); }
 
 ThreadLease::ThreadLease(int threads, RunControl& control, Use use)
     : threads_(threads), use_(use), nested_(this_thread_computes()) {

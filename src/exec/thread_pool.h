@@ -37,6 +37,9 @@ class ThreadLease {
   // Threads that compute now, the caller's included.
   int granted() const { return team_ ? team_->granted.load(std::memory_order_relaxed) : 1; }
 
+  // Runs that wait for their turn now, in this process.
+  static int waiting();
+
   // Does all of the work, the calling thread taking part. Allocates nothing.
   void run(PoolWork& work);
 
