@@ -155,7 +155,9 @@ soak: build
 reliability: build
 	@GRAFT_FAULTS_ALL=1 build/release/graft_fault_tests >build/release/faults-all.log || \
 	  { tail -40 build/release/faults-all.log; exit 1; }
-	@$(BIN)/python -m pytest -q -s test/python/hostile/faults_test.py >>build/release/faults-all.log
+	@GRAFT_FAULTS_ALL=1 $(BIN)/python -m pytest -q -s --slow test/python/hostile/faults_test.py \
+	  test/python/hostile/server_faults_test.py >>build/release/faults-all.log || \
+	  { tail -40 build/release/faults-all.log; exit 1; }
 	@$(BIN)/python tools/docs/reliability.py --faults build/release/faults-all.log --executions build/fuzz/executions
 
 coverage: setup

@@ -13,21 +13,24 @@ FAULTS load | memory_every | 3 | 3
 FAULTS load | file_EIO_every | 5 | 4
 FAULTS binding | new_bad_alloc | 7 | 7
 FAULTS binding | new_json | 9 | 8
-FAULTS command line, run | all | 2 | 1
+FAULTS server | socket_EIO | 4 | 3
+.FAULTS command line, run | all | 2 | 1
 KILLS SessionFile | 200
+..KILLS compile cache | 100
 """
 
 
 def test_faults_by_operation_and_layer():
     assert TOOL["faults"](LOG).splitlines() == [
-        "| operation | memory | foreign exceptions | files | threads |",
-        "|---|---:|---:|---:|---:|",
-        "| load | 1,203 (1,103) |  | 5 (4) |  |",
-        "| binding | 7 (7) | 9 (8) |  |  |",
-        "| command line, run (all layers) | 2 (1) |  |  |  |",
-        "| **all: 1,226, of which 1,123 were errors** | | | | |",
+        "| operation | memory | foreign exceptions | files | sockets | threads |",
+        "|---|---:|---:|---:|---:|---:|",
+        "| load | 1,203 (1,103) |  | 5 (4) |  |  |",
+        "| binding | 7 (7) | 9 (8) |  |  |  |",
+        "| server |  |  |  | 4 (3) |  |",
+        "| command line, run (all layers) | 2 (1) |  |  |  |  |",
+        "| **all: 1,230, of which 1,126 were errors** | | | | | |",
     ]
-    assert TOOL["kills"](LOG).splitlines()[2:] == ["| SessionFile | 200 |"]
+    assert TOOL["kills"](LOG).splitlines()[2:] == ["| SessionFile | 200 |", "| compile cache | 100 |"]
 
 
 def test_executions_are_added_up():

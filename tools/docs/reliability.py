@@ -2,8 +2,8 @@
 
     python tools/docs/reliability.py [--faults LOG] [--executions FILE] [--document docs/reliability.md]
 
---faults: output of graft_fault_tests and of test/python/hostile/faults_test.py, with lines "FAULTS operation | layer_fault |
-tried | errors" and "KILLS writer | kills". --executions: lines "kind executions" that `make fuzz` adds to. What is not given
+--faults: output of graft_fault_tests and of the tests of faults in test/python/hostile, with lines "FAULTS operation |
+layer_fault | tried | errors" and "KILLS writer | kills". --executions: lines "kind executions" that `make fuzz` adds to. What is not given
 stays as it is. `make reliability` does all of it.
 """
 
@@ -14,12 +14,15 @@ import re
 from collections import defaultdict
 from pathlib import Path
 
-LAYERS = {"memory": "memory", "new": "foreign exceptions", "file": "files", "thread": "threads"}
+LAYERS = {"memory": "memory", "new": "foreign exceptions", "file": "files", "socket": "sockets", "thread": "threads"}
+
+# pytest marks a test that ended on the line where the next one begins to print.
+BEGIN = r"^[.sFE]*"
 
 
 def faults(log: str) -> str:
     rows: dict[str, dict[str, list[int]]] = {}
-    for operation, fault, tried, errors in re.findall(r"^FAULTS (.+) \| (\w+) \| (\d+) \| (\d+)$", log, re.MULTILINE):
+    for operation, fault, tried, errors in re.findall(BEGIN + r"FAULTS (.+) \| (\w+) \| (\d+) \| (\d+)$", log, re.MULTILINE):
         layer = fault.partition("_")[0]
         if fault == "new_bad_alloc":
             layer = "memory"
@@ -41,7 +44,7 @@ def faults(log: str) -> str:
 
 
 def kills(log: str) -> str:
-    rows = re.findall(r"^KILLS (.+) \| (\d+)$", log, re.MULTILINE)
+    rows = re.findall(BEGIN + r"KILLS (.+) \| (\d+)$", log, re.MULTILINE)
     return "\n".join(["| writer | kills |", "|---|---:|", *(f"| {writer} | {count} |" for writer, count in rows)])
 
 
