@@ -56,7 +56,7 @@ def copy_tree() -> None:
 def configure(options: list[str]) -> None:
     command = ["cmake", "-S", COPY, "-B", BUILD, "-G", "Ninja", f"-DPython_EXECUTABLE={sys.executable}"]
     command += ["-DCMAKE_BUILD_TYPE=RelWithDebInfo", "-DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O1 -DNDEBUG"]
-    command += ["-DGRAFT_CLI=OFF", "-DGRAFT_EXECUTORCH=OFF", "-DGRAFT_WERROR=OFF", *options]
+    command += ["-DGRAFT_EXECUTORCH=OFF", "-DGRAFT_WERROR=OFF", *options]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 
