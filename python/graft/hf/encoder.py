@@ -6,6 +6,7 @@ set of arguments, for any batch and any length.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import tempfile
@@ -139,7 +140,14 @@ class EncoderEngine:
                         raise
                     return self._begin_general(model, arguments, e)
             started = time.perf_counter()
-            result = loaded(tensors)
+            try:
+                result = loaded(tensors)
+            except InvalidArgument:  # of the caller's, or values that the program is not for
+                if self._quantize:
+                    raise
+                with contextlib.suppress(Exception):
+                    return self._begin_general(model, arguments, ExportError("its values are not those of the program"))
+                raise
             self._milliseconds += (time.perf_counter() - started) * 1e3
             self._calls += 1
         return result

@@ -144,6 +144,20 @@ def test_code_that_decides_by_values():
     assert compiled.graft.stats()["traced"] == 2  # one for each way
 
 
+@pytest.mark.slow
+def test_global_attention_of_a_longformer():
+    """Where tokens have it decides how many rows the model computes."""
+    sizes = dict(_SIZES, vocab_size=60, attention_window=8, max_position_embeddings=40) | dict(num_hidden_layers=1)
+    eager = random(lambda: transformers.LongformerForSequenceClassification(transformers.LongformerConfig(**sizes)))
+    compiled = graft.compile(copy.deepcopy(eager), threads=1)
+    for places in ([(0, 0), (1, 0)], [(0, 0), (0, 3)], [(0, 0), (1, 0)]):
+        everywhere = torch.zeros_like(IDS)
+        for row, column in places:
+            everywhere[row, column] = 1
+        given = dict(input_ids=IDS, attention_mask=torch.ones_like(IDS), global_attention_mask=everywhere)
+        close(eager(**given).logits, compiled(**given).logits)
+
+
 class Marked(transformers.BertModel):
     def forward(self, input_ids=None, **kwargs):
         hidden = super().forward(input_ids=input_ids, **kwargs).last_hidden_state
