@@ -32,6 +32,12 @@ TASKS = {
     "classes of texts": "SEQUENCE_CLASSIFICATION",
     "classes of tokens": "TOKEN_CLASSIFICATION",
     "answers in texts": "QUESTION_ANSWERING",
+    "choices": "MULTIPLE_CHOICE",
+    "objects in pictures": "OBJECT_DETECTION",
+    "classes of pixels": "SEMANTIC_SEGMENTATION",
+    "instances in pictures": "INSTANCE_SEGMENTATION",
+    "segments of pictures": "UNIVERSAL_SEGMENTATION",
+    "depths": "DEPTH_ESTIMATION",
 }
 GENERATING = ("text to text", "speech to text", "pictures to text")
 PICTURE = 5  # the token whose place a picture's features take
@@ -141,11 +147,11 @@ def _random(*sizes: int) -> torch.Tensor:
     return torch.randn(sizes, generator=torch.Generator().manual_seed(sum(sizes)))
 
 
-def _masks(tokens: int) -> torch.Tensor:
-    """Without padding, on the left, on the right."""
-    mask = torch.ones(3, tokens, dtype=torch.long)
-    mask[1, :3] = 0
-    mask[2, tokens - 3 :] = 0
+def _masks(ids: torch.Tensor) -> torch.Tensor:
+    """Of three rows: without padding, on the left, on the right."""
+    mask = torch.ones_like(ids)
+    mask[1, ..., :3] = 0
+    mask[2, ..., -3:] = 0
     return mask
 
 
@@ -209,6 +215,8 @@ def arguments(model: Any, rows: int, step: int) -> Iterator[dict[str, torch.Tens
     """Those that a class may take, the likely ones first. step: 0, or longer texts."""
     takes = inspect.signature(model.forward).parameters
     text = {"input_ids": random_ids(rows, 7 + 4 * step)}
+    if CLASSES[model.__class__.__name__][0] == "choices":
+        text = {"input_ids": random_ids(rows * 2, 7 + 4 * step).unflatten(0, (rows, 2))}
     media = list(_media(model, rows, step))
     main = getattr(model, "main_input_name", "input_ids")
     if CLASSES[model.__class__.__name__][0] == "pictures to text" and hasattr(model, "get_image_features"):
@@ -260,12 +268,12 @@ def checks(model: Any, which: int) -> Iterator[tuple[str, Callable[[Any], list[t
     ids = given(3).get("input_ids")
     if ids is not None and "attention_mask" in takes:
         one = _with_decoder(model, given(3), decoder)
-        yield "padded", lambda m: _called(m, one, _masks(ids.shape[1]))
+        yield "padded", lambda m: _called(m, one, _masks(ids))
     if CLASSES[type(model).__name__][0] in GENERATING and model.can_generate():
         yield "generation", lambda m: _generated(m, given(2), 1)
         yield "beams", lambda m: _generated(m, given(2), 3)
         if ids is not None:
-            mask = _masks(ids.shape[1])
+            mask = _masks(ids)
             yield "padded generation", lambda m: _generated(m, {**given(3), "attention_mask": mask}, 1)
 
 
