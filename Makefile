@@ -20,8 +20,7 @@ PIP_INSTALL := $(PIP) install -c requirements/constraints.txt
 
 .PHONY: all help demo test test-cpp test-python product build setup system format format-check tidy asan tsan mutations cuda \
         fuzz coverage docs types soak reliability bench bench-kernels bench-overhead install-check wheel wheel-check \
-        wheel-all-cpus \
-        wheel-all-cpus-check aarch64-check executorch-suite ops-report clean
+        wheels wheels-check clean-check aarch64-check executorch-suite ops-report clean
 all: build
 
 help:
@@ -41,7 +40,9 @@ help:
 	@echo 'make install-check   the C++ install, moved away from here, runs examples/cpp'
 	@echo 'make executorch-suite  the operator tests that ExecuTorch ships for backends, on graft'
 	@echo 'make wheel-check     pip install . into an environment of its own'
-	@echo 'make wheel-all-cpus  a wheel for every CPU of this architecture; wheel-all-cpus-check also on CPUs of qemu-user'
+	@echo 'make wheels          wheels for every x86-64 CPU and Linux since glibc 2.28, into dist/wheels'
+	@echo 'make wheels-check    runs them, on CPUs of qemu-user too; builds them once more: the same bytes'
+	@echo 'make clean-check     runs them in Debian without compiler and without this tree, then the C++ SDK with a compiler'
 	@echo 'make aarch64-check   kernels and their tests for aarch64, cross-compiled, under qemu-user (skipped without the tools)'
 	@echo 'make format | tidy   clang-format, clang-tidy'
 	@echo 'make ops-report      the differential tests of all operators, and docs/ops.md from them'
@@ -181,11 +182,15 @@ wheel: setup
 wheel-check: setup
 	@test/wheel_check.sh $(VENV)
 
-wheel-all-cpus: setup
-	@tools/setup/wheel_all_cpus.sh $(VENV) dist/all-cpus
+wheels: system $(STAMP)/packages
+	@tools/setup/wheels.sh $(VENV) dist/wheels
 
-wheel-all-cpus-check: wheel-all-cpus
-	@test/all_cpus_check.sh $(VENV) dist/all-cpus/graft-*.whl
+wheels-check: wheels
+	@test/all_cpus_check.sh $(VENV) dist/wheels/graft-*-cp311-*.whl
+	@test/reproducible_check.sh $(VENV) dist/wheels
+
+clean-check: wheels
+	@test/clean_check.sh $(VENV) dist/wheels
 
 aarch64-check: setup
 	@test/aarch64/check.sh $(VENV) $(JOBS)

@@ -1,5 +1,12 @@
 # The thin adapters: command line with the server, Python module, ExecuTorch delegate.
-set(python_lib_dir "lib/python${Python_VERSION_MAJOR}.${Python_VERSION_MINOR}/site-packages/graft/lib")
+# Where the Python package lies, seen from the environment's bin. A wheel of the stable ABI is for later versions, too.
+set(python_lib_dirs "$ORIGIN/../lib/python${Python_VERSION_MAJOR}.${Python_VERSION_MINOR}/site-packages/graft/lib")
+if(SKBUILD_SABI_VERSION)
+  foreach(minor RANGE 13 20)
+    list(APPEND python_lib_dirs "$ORIGIN/../lib/python3.${minor}/site-packages/graft/lib")
+  endforeach()
+  list(REMOVE_DUPLICATES python_lib_dirs)
+endif()
 
 file(GLOB_RECURSE cli_sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/src/cli/*.cpp"
      "${CMAKE_CURRENT_SOURCE_DIR}/src/serve/*.cpp")
@@ -38,10 +45,10 @@ if(GRAFT_CLI AND cli_sources)
   set_target_properties(graft_cli PROPERTIES
     OUTPUT_NAME graft
     # The C++ install, and the environment's bin next to the Python package.
-    INSTALL_RPATH "$ORIGIN/../${CMAKE_INSTALL_LIBDIR};$ORIGIN/../${python_lib_dir}")
+    INSTALL_RPATH "$ORIGIN/../${CMAKE_INSTALL_LIBDIR};${python_lib_dirs}")
   target_include_directories(graft_cli PRIVATE "${CMAKE_CURRENT_SOURCE_DIR}/src")
-  target_link_libraries(graft_cli PRIVATE graft CLI11::CLI11 nlohmann_json::nlohmann_json "${GRAFT_ZIP_LIBRARY}"
-                                          "${GRAFT_EDIT_LIBRARY}" Threads::Threads)
+  target_link_libraries(graft_cli PRIVATE graft CLI11::CLI11 nlohmann_json::nlohmann_json ${GRAFT_ZIP_LIBRARY}
+                                          ${GRAFT_EDIT_LIBRARY} Threads::Threads)
   target_include_directories(graft_cli SYSTEM PRIVATE "${GRAFT_ZIP_INCLUDE}" "${GRAFT_EDIT_INCLUDE}"
                                                       "${GRAFT_BOOST_INCLUDE}")
 
@@ -67,8 +74,14 @@ if(GRAFT_PYTHON AND python_sources)
                     OUTPUT_VARIABLE nanobind_ROOT OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
     find_package(nanobind CONFIG REQUIRED)
   endif()
-  nanobind_add_module(_C NB_STATIC NOMINSIZE ${python_sources})
-  set_target_properties(nanobind-static PROPERTIES SYSTEM ON)  # no warnings from its headers
+  # The stable ABI where scikit-build-core builds a wheel of it (pyproject.toml: wheel.py-api).
+  if(SKBUILD_SABI_VERSION)
+    nanobind_add_module(_C NB_STATIC NOMINSIZE STABLE_ABI ${python_sources})
+    set_target_properties(nanobind-static-abi3 PROPERTIES SYSTEM ON)  # no warnings from its headers
+  else()
+    nanobind_add_module(_C NB_STATIC NOMINSIZE ${python_sources})
+    set_target_properties(nanobind-static PROPERTIES SYSTEM ON)
+  endif()
   graft_target(_C)
   set_target_properties(_C PROPERTIES LIBRARY_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}/python/graft"
                                       INSTALL_RPATH "$ORIGIN/lib")

@@ -7,7 +7,7 @@ if(NOT Python_EXECUTABLE AND EXISTS "${CMAKE_CURRENT_SOURCE_DIR}/.venv/bin/pytho
   set(Python_EXECUTABLE "${CMAKE_CURRENT_SOURCE_DIR}/.venv/bin/python" CACHE FILEPATH "Python of the environment")
 endif()
 if(GRAFT_PYTHON)
-  find_package(Python 3.11 REQUIRED COMPONENTS Interpreter Development.Module)
+  find_package(Python 3.11 REQUIRED COMPONENTS Interpreter Development.Module ${SKBUILD_SABI_COMPONENT})
 else()
   find_package(Python 3.11 REQUIRED COMPONENTS Interpreter)
 endif()

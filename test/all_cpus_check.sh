@@ -9,17 +9,8 @@ trap 'rm -rf "$work"' EXIT
 fail() { echo "all-cpus check: $*" >&2; exit 1; }
 
 echo "== Check of the wheel for all CPUs"
-# An environment that sees the other one's packages, except graft.
-"$venv/bin/python" -m venv "$work/env"
-site() { "$1/bin/python" -c "import sysconfig; print(sysconfig.get_paths()['platlib'])"; }
-from=$(site "$venv") to=$(site "$work/env")
-for package in "$from"/*; do
-  name=$(basename "$package")
-  case $name in graft | graft-*) ;; *)
-    [ -e "$to/$name" ] || ln -s "$package" "$to/$name" ;;
-  esac
-done
-"$work/env/bin/pip" install -q --no-deps "$wheel"
+test/wheel_environment.sh "$venv" "$wheel" "$work/env"
+to=$("$work/env/bin/python" -c "import sysconfig; print(sysconfig.get_paths()['platlib'])")
 graft=$work/env/bin/graft models="env -u PYTHONPATH $work/env/bin/python $models"
 cd "$work"
 env -u LD_LIBRARY_PATH ldd "$graft" "$to"/graft/lib/*.so* "$to"/graft/_C.* >libraries

@@ -21,15 +21,8 @@ assert any(n.startswith("graft/_C.") for n in names), names
 assert not any(n.endswith("_test.py") for n in names), names
 PYTHON
 
-# A second environment that sees the first one's packages, except graft.
-"$venv/bin/python" -m venv "$work/env"
-site() { "$1/bin/python" -c "import sysconfig; print(sysconfig.get_paths()['platlib'])"; }
-from=$(site "$venv") to=$(site "$work/env")
-for package in "$from"/*; do
-  name=$(basename "$package")
-  [ "$name" = graft ] || [ -e "$to/$name" ] || ln -s "$package" "$to/$name"
-done
-"$work/env/bin/pip" install -q --no-deps "$wheel"
+test/wheel_environment.sh "$venv" "$wheel" "$work/env"
+to=$("$work/env/bin/python" -c "import sysconfig; print(sysconfig.get_paths()['platlib'])")
 cd "$work"
 env -u PYTHONPATH "$work/env/bin/python" - <<'PYTHON'
 import torch
