@@ -53,7 +53,7 @@ def glibc(root: Path) -> None:
     library = root / "usr" / "lib"
     library.mkdir()
     for name in ("Scrt1.o", "crt1.o", "libc_nonshared.a", "libc.so.6", "libm.so.6", "libpthread.so.0", "libdl.so.2",
-                 "librt.so.1", "libutil.so.1", "libresolv.so.2"):  # fmt: skip
+                 "librt.so.1", "libutil.so.1", "libresolv.so.2", "libld.so.2"):  # fmt: skip
         found = list(cache.rglob(name))
         if not found:
             raise SystemExit(f"manylinux_sysroot.py: expected {name} among what zig made in {cache}, found none")
@@ -62,7 +62,8 @@ def glibc(root: Path) -> None:
             (library / re.sub(r"\.so\..*", ".so", name)).symlink_to(name)
     shutil.rmtree(cache)
     (library / "libc.so").unlink()
-    (library / "libc.so").write_text("INPUT(/usr/lib/libc.so.6 /usr/lib/libc_nonshared.a)\n")
+    # The dynamic linker has thread-local variables.
+    (library / "libc.so").write_text("INPUT(/usr/lib/libc.so.6 /usr/lib/libc_nonshared.a AS_NEEDED(/usr/lib/libld.so.2))\n")
     for name in ("crti.o", "crtn.o"):  # two empty functions, the same in every version
         shutil.copy(output("gcc", f"-print-file-name={name}"), library / name)
 

@@ -71,8 +71,9 @@ for python in $pythons; do
     -Ccmake.define.GRAFT_EXECUTORCH_ROOT="$executorch" \
     -Ccmake.define.GRAFT_GGML_SOURCE="$PWD/build/ggml-source/vendor/llama.cpp/ggml" .
   # Everything that is not the system's lies in the wheel already, beside what needs it, or in the package executorch.
-  PATH="$tools/bin:$PATH" "$tools/bin/auditwheel" -q repair --plat manylinux_2_28_x86_64 --only-plat --strip \
-    --exclude 'libgraft*' --exclude 'libggml*' --exclude 'libonig*' --exclude 'libexecutorch*' -w "$work/repaired" "$work"/made/graft-*.whl
+  PATH="$tools/bin:$PATH" "$tools/bin/auditwheel" repair --plat manylinux_2_28_x86_64 --only-plat --strip \
+    --exclude 'libgraft*' --exclude 'libggml*' --exclude 'libonig*' --exclude 'libexecutorch*' -w "$work/repaired" "$work"/made/graft-*.whl >"$work/repair" 2>&1 ||
+    { cat "$work/repair" >&2; fail "auditwheel"; }
 done
 rm -f "$out"/graft-*-manylinux*.whl
 mv "$work"/repaired/graft-*.whl "$out"
