@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 
 CONTAINERFILE = Path(__file__).resolve().parents[1] / "Containerfile"
+CHROOT = shutil.which("chroot", path="/usr/sbin:/sbin:/usr/bin:/bin") or "chroot"  # not by the PATH of the image
 KNOWN = {"FROM", "RUN", "COPY", "ENV", "USER", "WORKDIR", "EXPOSE", "HEALTHCHECK", "ENTRYPOINT"}
 
 
@@ -48,7 +49,7 @@ class Container:
 
     def command(self, *words: str) -> list[str]:
         in_folder = ["sh", "-c", 'cd "$0" && exec "$@"', self.folder, *words]
-        return ["chroot", f"--userspec={self.user}", str(self.root), *in_folder]
+        return [CHROOT, f"--userspec={self.user}", str(self.root), *in_folder]
 
     def build(self, offline: dict[str, str]) -> None:
         for name, arguments in instructions(CONTAINERFILE.read_text()):
