@@ -68,10 +68,10 @@ for python in $pythons; do
   echo "== Wheel by Python $name: ggml's CPU backend is compiled once per kind of CPU"
   rm -rf "$work/made"
   PATH="$environment/bin:$PATH" "$environment/bin/pip" --disable-pip-version-check wheel -q --no-build-isolation --no-deps \
-    -w "$work/made" -Cbuild-dir="$work/build-$name" -Ccmake.define.GRAFT_ALL_CPUS=ON \
-    -Ccmake.define.CMAKE_TOOLCHAIN_FILE="$PWD/cmake/ManyLinux.cmake" -Ccmake.define.GRAFT_SYSROOT="$work/sysroot" \
-    -Ccmake.define.GRAFT_EXECUTORCH_ROOT="$executorch" \
-    -Ccmake.define.GRAFT_GGML_SOURCE="$PWD/build/ggml-source/vendor/llama.cpp/ggml" .
+    -w "$work/made" --config-settings=build-dir="$work/build-$name" --config-settings=cmake.define.GRAFT_ALL_CPUS=ON \
+    --config-settings=cmake.define.CMAKE_TOOLCHAIN_FILE="$PWD/cmake/ManyLinux.cmake" --config-settings=cmake.define.GRAFT_SYSROOT="$work/sysroot" \
+    --config-settings=cmake.define.GRAFT_EXECUTORCH_ROOT="$executorch" \
+    --config-settings=cmake.define.GRAFT_GGML_SOURCE="$PWD/build/ggml-source/vendor/llama.cpp/ggml" .
   # Everything that is not the system's lies in the wheel already, beside what needs it, or in the package executorch.
   PATH="$tools/bin:$PATH" "$tools/bin/auditwheel" repair --plat manylinux_2_28_x86_64 --only-plat --strip \
     --exclude 'libgraft*' --exclude 'libggml*' --exclude 'libonig*' --exclude 'libexecutorch*' -w "$work/repaired" "$work"/made/graft-*.whl >"$work/repair" 2>&1 ||
