@@ -212,8 +212,8 @@ class GeneralEngine:
                     if e.__cause__ is not None:
                         raise e.__cause__
                     raise Unsupported(
-                        f"{self._kind.__name__}: expected the values {_said(loaded.traced.decided)}, by which its code decided "
-                        "while it was traced for this call, found others in the program"
+                        f"{self._kind.__name__}: expected the values {_said(loaded.traced.decided or ())}, by which its code "
+                        "decided while it was traced for this call, found others in the program"
                     ) from e
                 tried.append(loaded)
             else:
@@ -323,13 +323,13 @@ class GeneralEngine:
         started = time.perf_counter()
         try:
             made = loaded.model([_plain(tensor) for tensor in tensors], list(numbers))
-        except ExecutionError as e:
-            if decided:  # an index that is out of range on the way that this call does not take
+        except (ExecutionError, InvalidArgument) as e:
+            if decided is not None:  # a number of the trace, or an index out of range on a way that this call does not take
                 raise _OtherValues(str(e)) from e
             raise
         loaded.calls += 1
         loaded.milliseconds += (time.perf_counter() - started) * 1e3
-        if not all(map(torch.equal, made[len(made) - len(decided) :], decided)):
+        if decided and not all(map(torch.equal, made[-len(decided) :], decided)):
             raise _OtherValues
         from_where = {"given": tensors, "made": made}
         found = [from_where[where][place] for where, place in loaded.traced.leaves]

@@ -48,7 +48,7 @@ class Traced:
     keys: list[str]  # weights by name
     package: Path
     folder: Any = field(repr=False, default=None)
-    decided: Sequence[torch.Tensor] = ()  # what the last of the tensors that are made must be
+    decided: Sequence[torch.Tensor] | None = None  # of a trace with values: what the last tensors that are made must be
 
     def sizes_of(self, flat: Flat) -> dict[str, int] | None:
         """The open sizes in a call, or None where the program is not right for it."""
@@ -158,9 +158,8 @@ def trace(
     keys = _write(program, package, call.model)
     named = [_named(number) for number in inputs[len(tensors) :]]
     structure, ending = flat.structure, final.structure
-    return Traced(
-        structure, sizes, named, ones, admits, bounds, ending, leaves, results, keys, package, folder, call.seen.decided
-    )
+    decided = None if values is None else call.seen.decided
+    return Traced(structure, sizes, named, ones, admits, bounds, ending, leaves, results, keys, package, folder, decided)
 
 
 def _write(program: torch.export.ExportedProgram, package: Path, model: torch.nn.Module) -> list[str]:
