@@ -55,6 +55,7 @@ def test_medium_rounds_operands_and_highest_does_not(stored: str, tmp_path: Path
     program = torch.export.export(net, (x,), dynamic_shapes={"input": {0: Dim("n", min=1, max=64)}})
     path = graft.export(program, path=tmp_path / "m.pte", quantize=None if stored == "f32" else stored)
     rounded = nn.Sequential(*(Rounded(layer) if isinstance(layer, nn.Linear) else layer for layer in net))
+    exact = net(x)  # before eager PyTorch rounds too, which it does where the CPU has AMX
     for precision in ("highest", "high", "medium"):
         torch.set_float32_matmul_precision(precision)
         model = graft.load(path)
@@ -62,10 +63,10 @@ def test_medium_rounds_operands_and_highest_does_not(stored: str, tmp_path: Path
         if in_bf16(model):
             assert precision == "medium"
             assert far(found, rounded(x)) < 1e-3  # a sum next to a rounding boundary moves by one step of bf16
-            assert far(found, net(x)) > 1e-4
+            assert far(found, exact) > 1e-4
         else:
-            assert far(found, net(x)) < 1e-5
-        assert far(model(x[:8]), net(x[:8])) < 1e-5  # few rows
+            assert far(found, exact) < 1e-5
+        assert far(model(x[:8]), exact[:8]) < 1e-5  # few rows
     torch.set_float32_matmul_precision("highest")
 
 
