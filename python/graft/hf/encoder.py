@@ -135,10 +135,13 @@ class EncoderEngine:
             if loaded is None:
                 try:
                     loaded = self._loaded[key] = self._load(model, tensors, others)
-                except ExportError as e:
+                except ExportError as refused:
                     if self._quantize:
                         raise
-                    return self._begin_general(model, arguments, e)
+                    try:
+                        return self._begin_general(model, arguments)
+                    except (ExportError, Unsupported) as e:
+                        raise ExportError(f"graft.compile: {e}") from refused
             started = time.perf_counter()
             try:
                 result = loaded(tensors)
@@ -146,19 +149,16 @@ class EncoderEngine:
                 if self._quantize:
                     raise
                 with contextlib.suppress(Exception):
-                    return self._begin_general(model, arguments, ExportError("its values are not those of the program"))
+                    return self._begin_general(model, arguments)
                 raise
             self._milliseconds += (time.perf_counter() - started) * 1e3
             self._calls += 1
         return result
 
-    def _begin_general(self, model: Any, arguments: Mapping[str, Any], refused: ExportError) -> Any:
-        """refused: why there is no program for any size. There are programs for the calls that are made."""
+    def _begin_general(self, model: Any, arguments: Mapping[str, Any]) -> Any:
+        """Where there is no program for any size or value: programs for the calls that are made."""
         general = GeneralEngine(self._kind, self._device, self._threads, causal=False)
-        try:
-            result = general.run(model, dict(arguments))
-        except (ExportError, Unsupported) as e:
-            raise ExportError(f"graft.compile: {e}") from refused
+        result = general.run(model, dict(arguments))
         self._general = general
         return result
 
