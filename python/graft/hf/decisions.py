@@ -40,7 +40,7 @@ class Decisions(TorchFunctionMode):
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         asked = function in _ASKING or function in _SIZED or (function is torch.where and len(args) == 1)
-        if asked and (value := _value(args[0])) is not None:
+        if asked and args and (value := _value(args[0])) is not None:
             if value.numel() > _MOST:
                 raise Untraceable(f"its code asks for the values of {value.numel()} elements, expected {_MOST} at most")
             self.tensors.append(args[0].clone())  # which may be changed in place later

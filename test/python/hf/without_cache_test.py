@@ -164,6 +164,7 @@ class Marked(transformers.BertModel):
         if not (input_ids == 3).any():
             return hidden
         rows, columns = (input_ids == 3).nonzero(as_tuple=True)
+        hidden = hidden * len(torch.unique(input=input_ids[:, :1] * 0))
         counts = (input_ids == 3).sum(dim=1).tolist()
         return hidden[rows, columns] * max(counts)
 
