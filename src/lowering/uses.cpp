@@ -55,7 +55,8 @@ void find_lifetimes(LaunchSequence& sequence) {
   for (std::size_t i = 0; i < sequence.launches.size(); ++i) {
     const auto [begin, end] = range_of(sequence, i);
     const bool in_section = section_of(sequence, i) != nullptr;
-    for_each_buffer(sequence.launches[i], [&](BufferId id) {
+    // Named again, since Clang before 16 refuses structured bindings in captures.
+    for_each_buffer(sequence.launches[i], [&, begin = begin, end = end](BufferId id) {
       Buffer& b = sequence.buffers[id];
       if (b.first_use < 0) b.first_use = static_cast<std::int32_t>(in_section ? i : begin);
       b.last_use = std::max(b.last_use, static_cast<std::int32_t>(end) - 1);

@@ -1,7 +1,6 @@
 #include "session/state_undo.h"
 
 #include <cstring>
-#include <ranges>
 
 #include "kernel/attention/cached_attention.h"
 
@@ -31,7 +30,8 @@ void StateUndo::keep(const LoadedMethod& method, const Plan& plan, std::span<con
 }
 
 void StateUndo::restore() noexcept {
-  for (const Kept& kept : std::views::reverse(kept_)) std::memcpy(kept.to, bytes_.data() + kept.at, kept.bytes);
+  for (auto kept = kept_.rbegin(); kept != kept_.rend(); ++kept)
+    std::memcpy(kept->to, bytes_.data() + kept->at, kept->bytes);
   clear();
 }
 

@@ -44,8 +44,8 @@ Compiled::StackId Compiled::stack(Automaton::Id state, StackId below) {
 
 Compiled::Config Compiled::config(Place place) {
   std::ranges::sort(place.stacks);
-  const auto repeated = std::ranges::unique(place.stacks);
-  place.stacks.erase(repeated.begin(), repeated.end());
+  const auto unique_end = std::unique(place.stacks.begin(), place.stacks.end());
+  place.stacks.erase(unique_end, place.stacks.end());
   if (place.stacks.empty() && !place.ends && !place.escapes) return kDead;
   const std::uint64_t hash = hash_of(place.stacks, (place.ends ? 1u : 0u) | (place.escapes ? 2u : 0u));
   for (auto [at, end] = config_ids_.equal_range(hash); at != end; ++at) {
