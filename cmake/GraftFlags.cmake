@@ -17,7 +17,8 @@ if(NOT CMAKE_CXX_COMPILER_LAUNCHER)
   find_program(GRAFT_CCACHE ccache)
   if(GRAFT_CCACHE)
     set(CMAKE_C_COMPILER_LAUNCHER "${GRAFT_CCACHE}")
-    set(CMAKE_CXX_COMPILER_LAUNCHER "${GRAFT_CCACHE}")
+    # It caches what is compiled with a precompiled header only if told not to look at its macros and times.
+    set(CMAKE_CXX_COMPILER_LAUNCHER "${CMAKE_COMMAND};-E;env;CCACHE_SLOPPINESS=pch_defines,time_macros;${GRAFT_CCACHE}")
   endif()
 endif()
 
@@ -55,6 +56,11 @@ if(GRAFT_SANITIZE MATCHES "undefined")
   # A finding of the undefined-behaviour sanitizer in graft's code ends the test; findings in ggml are only printed.
   target_compile_options(graft_flags INTERFACE -fno-sanitize-recover=all)
 endif()
+
+# Precompiled where many files of a target include them. Each file names what it uses all the same:
+# -DCMAKE_DISABLE_PRECOMPILE_HEADERS=ON builds without.
+set(graft_std_headers <algorithm> <array> <cmath> <cstddef> <cstdint> <cstring> <functional> <limits> <map> <memory>
+                      <optional> <span> <string> <string_view> <utility> <vector>)
 
 function(graft_target name)
   set_target_properties(${name} PROPERTIES CXX_VISIBILITY_PRESET hidden C_VISIBILITY_PRESET hidden

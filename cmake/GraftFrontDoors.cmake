@@ -40,28 +40,31 @@ if(GRAFT_CLI AND cli_sources)
     # It does not follow fences, which Asio puts around each handler; the queues of handlers are locked too.
     set_property(SOURCE ${cli_sources} APPEND PROPERTY COMPILE_DEFINITIONS BOOST_ASIO_DISABLE_FENCED_BLOCK)
   endif()
-  add_executable(graft_cli ${cli_sources})
+  # Compiled once for the program and for the tests.
+  list(FILTER cli_sources EXCLUDE REGEX "/main\\.cpp$")
+  add_library(graft_cli_objects OBJECT ${cli_sources})
+  graft_target(graft_cli_objects)
+  target_include_directories(graft_cli_objects PUBLIC "${CMAKE_CURRENT_SOURCE_DIR}/include" "${CMAKE_CURRENT_SOURCE_DIR}/src")
+  target_include_directories(graft_cli_objects SYSTEM PUBLIC "${GRAFT_ZIP_INCLUDE}" "${GRAFT_EDIT_INCLUDE}"
+                                                             "${GRAFT_BOOST_INCLUDE}")
+  target_link_libraries(graft_cli_objects PUBLIC CLI11::CLI11 nlohmann_json::nlohmann_json ${GRAFT_ZIP_LIBRARY}
+                                                 ${GRAFT_EDIT_LIBRARY} Threads::Threads)
+  target_precompile_headers(graft_cli_objects PRIVATE ${graft_std_headers} <nlohmann/json.hpp>)
+
+  add_executable(graft_cli src/cli/main.cpp)
   graft_target(graft_cli)
   set_target_properties(graft_cli PROPERTIES
     OUTPUT_NAME graft
     # The C++ install, and the environment's bin next to the Python package.
     INSTALL_RPATH "$ORIGIN/../${CMAKE_INSTALL_LIBDIR};${python_lib_dirs}")
-  target_include_directories(graft_cli PRIVATE "${CMAKE_CURRENT_SOURCE_DIR}/src")
-  target_link_libraries(graft_cli PRIVATE graft CLI11::CLI11 nlohmann_json::nlohmann_json ${GRAFT_ZIP_LIBRARY}
-                                          ${GRAFT_EDIT_LIBRARY} Threads::Threads)
-  target_include_directories(graft_cli SYSTEM PRIVATE "${GRAFT_ZIP_INCLUDE}" "${GRAFT_EDIT_INCLUDE}"
-                                                      "${GRAFT_BOOST_INCLUDE}")
+  target_link_libraries(graft_cli PRIVATE graft_cli_objects graft)
 
   # Unit tests of its sources are part of graft_tests; src/cli/cli_test.py tests the whole program.
   if(TARGET graft_tests)
     file(GLOB_RECURSE cli_test_sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/src/cli/*_test.cpp"
          "${CMAKE_CURRENT_SOURCE_DIR}/src/serve/*_test.cpp")
-    list(FILTER cli_sources EXCLUDE REGEX "/main\\.cpp$")
-    target_sources(graft_tests PRIVATE ${cli_sources} ${cli_test_sources})
-    target_include_directories(graft_tests SYSTEM PRIVATE "${GRAFT_ZIP_INCLUDE}" "${GRAFT_EDIT_INCLUDE}"
-                                                          "${GRAFT_BOOST_INCLUDE}")
-    target_link_libraries(graft_tests PRIVATE nlohmann_json::nlohmann_json CLI11::CLI11 "${GRAFT_ZIP_LIBRARY}"
-                                              "${GRAFT_EDIT_LIBRARY}")
+    target_sources(graft_tests PRIVATE ${cli_test_sources})
+    target_link_libraries(graft_tests PRIVATE graft_cli_objects)
   endif()
 endif()
 

@@ -23,6 +23,7 @@ target_link_libraries(graft_includes INTERFACE ggml::ggml Threads::Threads nlohm
 add_library(graft_objects OBJECT ${graft_sources})
 graft_target(graft_objects)
 target_link_libraries(graft_objects PUBLIC graft_includes)
+target_precompile_headers(graft_objects PRIVATE ${graft_std_headers})
 add_dependencies(graft_objects graft_schema)
 
 # Of the sources, for reports; looked up again when HEAD moves.

@@ -11,6 +11,7 @@ if(graft_test_sources)
   # Tests run for seconds only: less optimization saves more compile time than it costs.
   target_compile_options(graft_tests PRIVATE $<$<CONFIG:Release>:-O1>)
   target_link_libraries(graft_tests PRIVATE graft_includes GTest::gtest GTest::gmock GTest::gtest_main)
+  target_precompile_headers(graft_tests PRIVATE ${graft_std_headers} <gmock/gmock.h> <gtest/gtest.h>)
   target_compile_definitions(graft_tests PRIVATE
     GRAFT_SOURCE_DIR="${CMAKE_CURRENT_SOURCE_DIR}" GRAFT_BUILD_DIR="${CMAKE_BINARY_DIR}")
   add_dependencies(graft_tests graft_schema)
