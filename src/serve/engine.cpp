@@ -157,6 +157,7 @@ void Engine::step() {
   } catch (...) {
     thrown_ = std::current_exception();
   }
+  publish();  // who is told of a job's end may read the counts, and finds its tokens there
   report(thrown_);
   thrown_ = nullptr;
 }
