@@ -4,10 +4,10 @@
 #include <cstring>
 #include <fstream>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <string_view>
 
 #include "base/clock.h"
+#include "base/json.h"
 #include "cli/text.h"
 
 namespace graft::cli {
@@ -16,7 +16,7 @@ extern const std::string_view kPage;  // page.html
 
 namespace {
 
-using Json = nlohmann::ordered_json;
+using Json = OrderedJson;
 
 constexpr int kProfiledRuns = 5;
 

@@ -1,8 +1,8 @@
 #include <algorithm>
 #include <iostream>
-#include <nlohmann/json.hpp>
 
 #include "base/clock.h"
+#include "base/json.h"
 #include "cli/llm_commands.h"
 #include "cli/npy.h"
 #include "cli/text.h"
@@ -13,10 +13,10 @@ namespace {
 std::vector<ChatMessage> read_messages(const std::string& path) {
   try {
     std::vector<ChatMessage> messages;
-    for (const nlohmann::json& message : nlohmann::json::parse(read_text(path)))
+    for (const Json& message : Json::parse(read_text(path)))
       messages.push_back({message.at("role").get<std::string>(), message.at("content").get<std::string>()});
     return messages;
-  } catch (const nlohmann::json::exception& error) {
+  } catch (const Json::exception& error) {
     fail(R"(expected [{"role": "...", "content": "..."}, ...] in ')", path, "': ", error.what());
   }
 }

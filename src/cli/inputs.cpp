@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <cctype>
 #include <charconv>
-#include <nlohmann/json.hpp>
 #include <set>
 #include <utility>
 
+#include "base/json.h"
 #include "cli/npz.h"
 #include "cli/text.h"
 
@@ -146,8 +146,6 @@ Shape parse_shape(const std::string& text, const std::string& what) {
   }
   return Shape(sizes);
 }
-
-using Json = nlohmann::json;
 
 // Deeper trees than this keep the graph's names: the spec comes from a file, and the walk is recursive.
 constexpr int kMaxDepth = 100;

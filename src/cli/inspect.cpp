@@ -3,9 +3,9 @@
 #include <iostream>
 #include <map>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <optional>
 
+#include "base/json.h"
 #include "cli/commands.h"
 #include "cli/counters.h"
 #include "cli/diagrams.h"
@@ -15,7 +15,7 @@
 namespace graft::cli {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using Json = OrderedJson;
 constexpr auto kRight = Table::Align::right;
 
 std::string count_text(const Json& number) { return std::to_string(number.get<std::uint64_t>()); }

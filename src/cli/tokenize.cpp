@@ -1,9 +1,9 @@
 #include <charconv>
 #include <iostream>
 #include <iterator>
-#include <nlohmann/json.hpp>
 
 #include "base/check.h"
+#include "base/json.h"
 #include "cli/commands.h"
 #include "cli/text.h"
 #include "graft/tokenizer.h"
@@ -44,7 +44,7 @@ void tokenize(const TokenizeArgs& args) {
   Table table({{"id", Table::Align::right}, {"piece"}, {"text"}});
   for (std::int64_t id : ids)
     table.add(
-        {std::to_string(id), printable(tokenizer->piece(id)), nlohmann::json(tokenizer->decode({&id, 1})).dump()});
+        {std::to_string(id), printable(tokenizer->piece(id)), Json(tokenizer->decode({&id, 1})).dump()});
   std::cout << table.text();
 }
 

@@ -1,7 +1,7 @@
 #include <algorithm>
-#include <nlohmann/json.hpp>
 
 #include "base/check.h"
+#include "base/json.h"
 #include "base/mapped_file.h"
 #include "base/rethrow.h"
 #include "base/utf8.h"
@@ -11,8 +11,6 @@
 
 namespace graft {
 namespace {
-
-using Json = nlohmann::json;
 
 constexpr std::string_view kMethod = "step", kEncodeMethod = "encode";
 

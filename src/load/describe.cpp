@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <map>
-#include <nlohmann/json.hpp>
 
+#include "base/json.h"
 #include "base/rethrow.h"
 #include "graft/graft.h"
 #include "load/program_impl.h"
@@ -14,30 +14,28 @@
 namespace graft {
 namespace {
 
-using Json = nlohmann::ordered_json;
-
-Json describe(const ValueInfo& value) {
+OrderedJson describe(const ValueInfo& value) {
   constexpr const char* kinds[] = {"none", "tensor", "integer", "real", "boolean", "text"};
-  Json out{{"name", value.name}, {"kind", kinds[static_cast<std::size_t>(value.kind)]}};
+  OrderedJson out{{"name", value.name}, {"kind", kinds[static_cast<std::size_t>(value.kind)]}};
   if (value.kind != Value::Kind::tensor) return out;
   out["dtype"] = name(value.dtype);
-  out["dims"] = Json::array();
+  out["dims"] = OrderedJson::array();
   for (const DimInfo& dim : value.dims) {
     if (dim.min == dim.max) {
       out["dims"].push_back(dim.min);
       continue;
     }
-    Json range{{"min", dim.min}, {"expr", dim.expr}};
-    range["max"] = dim.max == ir::kUnbounded ? Json() : Json(dim.max);
+    OrderedJson range{{"min", dim.min}, {"expr", dim.expr}};
+    range["max"] = dim.max == ir::kUnbounded ? OrderedJson() : OrderedJson(dim.max);
     out["dims"].push_back(range);
   }
   return out;
 }
 
 // Every tensor of every launch with its logical address, in launch order.
-Json describe_order(const Plan& plan) {
+OrderedJson describe_order(const Plan& plan) {
   const auto operands = [&](const std::vector<Tensor>& tensors) {
-    Json out = Json::array();
+    OrderedJson out = OrderedJson::array();
     for (const Tensor& t : tensors) {
       const Buffer& b = plan.buffers[t.buffer];
       out.push_back({{"tensor", t.desc.str()},
@@ -51,8 +49,8 @@ Json describe_order(const Plan& plan) {
     }
     return out;
   };
-  Json order = Json::array();
-  std::vector<Json> places(plan.launches.size());  // null: runs alone
+  OrderedJson order = OrderedJson::array();
+  std::vector<OrderedJson> places(plan.launches.size());  // null: runs alone
   for (std::size_t g = 0; g < plan.groups.size(); ++g)
     for (std::size_t l = 0; l < plan.groups[g].branches.size(); ++l) {
       const Branch& branch = plan.groups[g].branches[l];
@@ -71,14 +69,14 @@ Json describe_order(const Plan& plan) {
                      {"outputs", operands(launch.outputs)},
                      {"touched_bytes", touched_bytes(launch)},
                      {"scratch_bytes", launch.scratch_bytes},
-                     {"scratch", launch.scratch_bytes > 0 ? Json(launch.scratch) : Json()}});
+                     {"scratch", launch.scratch_bytes > 0 ? OrderedJson(launch.scratch) : OrderedJson()}});
   return order;
 }
 
-Json describe_passes(const std::vector<PassReport>& reports) {
-  Json passes = Json::array();
+OrderedJson describe_passes(const std::vector<PassReport>& reports) {
+  OrderedJson passes = OrderedJson::array();
   for (const PassReport& report : reports) {
-    Json row{{"name", report.pass->name}, {"stage", name(report.pass->stage)}, {"ran", report.ran}};
+    OrderedJson row{{"name", report.pass->name}, {"stage", name(report.pass->stage)}, {"ran", report.ran}};
     if (!report.ran) row["condition"] = report.pass->condition;  // the condition that did not hold
     row["rewrites"] = report.rewrites;
     row["before"] = report.before;
@@ -89,8 +87,8 @@ Json describe_passes(const std::vector<PassReport>& reports) {
 }
 
 // Every buffer that launches touch: its offset in the allocation, and its lifetime.
-Json describe_buffers(const Plan& plan) {
-  Json buffers = Json::array();
+OrderedJson describe_buffers(const Plan& plan) {
+  OrderedJson buffers = OrderedJson::array();
   for (std::size_t id = 0; id < plan.buffers.size(); ++id) {
     const Buffer& b = plan.buffers[id];
     if (b.first_use < 0) continue;
@@ -106,12 +104,12 @@ Json describe_buffers(const Plan& plan) {
 }
 
 // The kernels of each node, in program order, with the explanation. Views and numbers have none.
-Json describe_nodes(const Plan& plan, const ir::Program& graph) {
-  std::map<std::string_view, Json> launches;  // by node name
+OrderedJson describe_nodes(const Plan& plan, const ir::Program& graph) {
+  std::map<std::string_view, OrderedJson> launches;  // by node name
   for (const Launch& launch : plan.launches)
     launches[plan.node_names[launch.node]].push_back(
         {{"kernel", kernel_name(launch)}, {"explanation", explain_kernel(launch)}});
-  Json nodes = Json::array();
+  OrderedJson nodes = OrderedJson::array();
   for (const ir::Node& node : graph.methods[0].nodes)
     if (const auto found = launches.find(node.name); found != launches.end())
       nodes.push_back({{"node", node.name}, {"op", graph.op_of(node).target}, {"launches", found->second}});
@@ -120,7 +118,7 @@ Json describe_nodes(const Plan& plan, const ir::Program& graph) {
   return nodes;
 }
 
-Json describe(const Plan& plan, const ir::Program& graph, const std::string& device, bool whole) {
+OrderedJson describe(const Plan& plan, const ir::Program& graph, const std::string& device, bool whole) {
   std::map<std::string, std::string> target_of;  // by node name
   for (const ir::Node& node : graph.methods[0].nodes) target_of[node.name] = graph.op_of(node).target;
   std::map<std::string, int> kernels;
@@ -134,13 +132,13 @@ Json describe(const Plan& plan, const ir::Program& graph, const std::string& dev
     ++devices[launch.on_device ? device : "cpu"][kernel];
     ++ops[target == target_of.end() ? node : target->second][kernel];
   }
-  Json allocations = Json::array();
+  OrderedJson allocations = OrderedJson::array();
   for (std::size_t id = 0; id < plan.allocations.size(); ++id) {
     const Allocation& a = plan.allocations[id];
     allocations.push_back(
         {{"id", id}, {"memory", name(a.memory)}, {"index", a.index}, {"bytes", a.bytes}, {"hits", a.hits}});
   }
-  Json out{{"key", plan.key},
+  OrderedJson out{{"key", plan.key},
            {"sizes", plan.key},
            {"launches", plan.launches.size()},
            {"arena_bytes", plan.arena_bytes},
@@ -170,7 +168,7 @@ Json describe(const Plan& plan, const ir::Program& graph, const std::string& dev
   out["upload_bytes"] = t.upload_bytes;
   out["downloads"] = t.downloads;
   out["download_bytes"] = t.download_bytes;
-  out["stages"] = Json::array();
+  out["stages"] = OrderedJson::array();
   for (const Stage& stage : plan.stages)
     out["stages"].push_back({{"device", stage.side == Side::device ? device : "cpu"},
                              {"launches", stage.end - stage.begin},
@@ -181,16 +179,16 @@ Json describe(const Plan& plan, const ir::Program& graph, const std::string& dev
   return out;
 }
 
-Json describe(const LoadedMethod& method, const ir::Program& graph) {
-  Json inputs = Json::array();
-  Json outputs = Json::array();
+OrderedJson describe(const LoadedMethod& method, const ir::Program& graph) {
+  OrderedJson inputs = OrderedJson::array();
+  OrderedJson outputs = OrderedJson::array();
   for (const ValueInfo& v : method.info.inputs) inputs.push_back(describe(v));
   for (const ValueInfo& v : method.info.outputs) outputs.push_back(describe(v));
   std::map<std::string, int> ops;
   for (const ir::Node& node : graph.methods[0].nodes) ++ops[graph.op_of(node).target];
-  Json weights = Json::object();
+  OrderedJson weights = OrderedJson::object();
   for (const ir::Weight& w : graph.weights) {
-    Json& row = weights[w.storage == ir::Storage::plain ? std::string(name(w.dtype)) : w.block_type];
+    OrderedJson& row = weights[w.storage == ir::Storage::plain ? std::string(name(w.dtype)) : w.block_type];
     if (row.is_null()) row = {{"count", 0}, {"bytes", 0}};
     row["count"] = row["count"].get<int>() + 1;
     row["bytes"] = row["bytes"].get<std::uint64_t>() + w.byte_size;
@@ -205,21 +203,21 @@ Json describe(const LoadedMethod& method, const ir::Program& graph) {
 }
 
 // The steps of a cut method, with the plans of their parts.
-Json describe_steps(const ProgramImpl& program, const LoadedMethod& method, bool whole_plans) {
+OrderedJson describe_steps(const ProgramImpl& program, const LoadedMethod& method, bool whole_plans) {
   constexpr const char* kinds[] = {"plan", "host", "cond", "loop"};
-  Json steps = Json::array();
+  OrderedJson steps = OrderedJson::array();
   const auto held = program.list_own_plans();
   for (const Step& step : method.steps) {
-    Json parts = Json::array();
+    OrderedJson parts = OrderedJson::array();
     if (step.kind == Step::Kind::host)
-      parts.push_back({{"name", step.op.target}, {"nodes", 1}, {"plans", Json::array()}});
+      parts.push_back({{"name", step.op.target}, {"nodes", 1}, {"plans", OrderedJson::array()}});
     for (const std::uint32_t index : step.parts) {
       const LoadedMethod& part = program.methods[index];
       const std::shared_ptr<const ir::Program> graph = program.graph(index);
-      Json out{{"name", part.info.name},
+      OrderedJson out{{"name", part.info.name},
                {"nodes", graph->methods[0].nodes.size()},
                {"passes", describe_passes(part.passes)},
-               {"plans", Json::array()}};
+               {"plans", OrderedJson::array()}};
       for (const auto& [owner, plan] : held)
         if (owner == index) out["plans"].push_back(describe(*plan, *graph, program.device, whole_plans));
       if (!part.steps.empty()) out["steps"] = describe_steps(program, part, whole_plans);
@@ -233,7 +231,7 @@ Json describe_steps(const ProgramImpl& program, const LoadedMethod& method, bool
 }  // namespace
 
 std::string Program::describe(bool whole_plans) const try {
-  Json methods = Json::array();
+  OrderedJson methods = OrderedJson::array();
   const auto held = impl_->list_own_plans();
   for (std::uint32_t i = 0; i < impl_->public_methods; ++i) {
     const std::shared_ptr<const ir::Program> graph = impl_->graph(i);
@@ -243,16 +241,16 @@ std::string Program::describe(bool whole_plans) const try {
     for (const auto& [index, plan] : held)
       if (index == i) methods[i]["plans"].push_back(graft::describe(*plan, *graph, impl_->device, whole_plans));
   }
-  Json states = Json::array();
+  OrderedJson states = OrderedJson::array();
   for (const StateInfo& state : impl_->states)
     states.push_back({{"fqn", state.state.fqn},
                       {"tensor", state_desc(state.state, {}).str()},
                       {"bytes", state_desc(state.state, {}).byte_count()}});
   const ProgramStats stats = impl_->stats();
-  Json phases = Json::array();
+  OrderedJson phases = OrderedJson::array();
   for (const PhaseStats& p : stats.phases)
     phases.push_back({{"name", p.name}, {"times", p.times}, {"milliseconds", p.milliseconds}, {"bytes", p.bytes}});
-  Json out{{"graft", version()},
+  OrderedJson out{{"graft", version()},
            {"source", impl_->source},
            {"device", impl_->device},
            {"methods", methods},
@@ -278,7 +276,7 @@ std::string Program::describe(bool whole_plans) const try {
     out["weights"]["device_count"] = impl_->on_device->uploads();
     out["weights"]["device_bytes"] = impl_->on_device->uploaded_bytes();
   }
-  return out.dump(2, ' ', false, Json::error_handler_t::replace);  // names come from files and may not be UTF-8
+  return out.dump(2, ' ', false, OrderedJson::error_handler_t::replace);  // names come from files and may not be UTF-8
 } catch (...) {
   rethrow_typed();
 }

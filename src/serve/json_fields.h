@@ -1,16 +1,17 @@
 #pragma once
 
 #include <cstdint>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
 #include <string>
 #include <string_view>
 
+#include "base/json.h"
+
 // Requests as JSON, read strictly: what a field must be is said where it is read, and what nobody read is refused.
 namespace graft::serve {
 
-using Json = nlohmann::ordered_json;
+using Json = OrderedJson;
 
 inline constexpr int kMaxJsonDepth = 64;
 

@@ -9,8 +9,6 @@
 namespace graft::text {
 namespace {
 
-using OrderedJson = nlohmann::ordered_json;
-
 OrderedJson parse_object(std::string_view text, const char* what) {
   GRAFT_CHECK(InvalidArgument, json_depth(text) <= kMaxJsonDepth, what, " are nested too deeply");
   OrderedJson out;
@@ -79,7 +77,9 @@ std::string render_chat_template(std::string_view source, std::string_view varia
                                  std::string_view defaults_json, const TextLimits& limits) {
   GRAFT_CHECK(InvalidProgram, is_utf8(source), "the chat template is not UTF-8");
   const OrderedJson given = parse_object(variables_json, "the variables of the chat template");
-  OrderedJson all = {{"tools", nullptr}, {"documents", nullptr}, {"add_generation_prompt", false}};
+  OrderedJson all = OrderedJson::object();
+  all["tools"] = all["documents"] = nullptr;
+  all["add_generation_prompt"] = false;
   all.update(parse_object(defaults_json, "the special tokens"));
   all.update(given);
   GRAFT_CHECK(InvalidArgument, !all.contains("messages") || all["messages"].is_array(),

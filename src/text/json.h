@@ -1,11 +1,10 @@
 #pragma once
 
-#include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
 
 #include "base/check.h"
-#include "text/json_fwd.h"
+#include "base/json.h"
 
 // Reading of JSON documents whose fields may be missing or of another type. All functions throw InvalidProgram.
 namespace graft::text {

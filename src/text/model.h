@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "text/json_fwd.h"
+#include "base/json_fwd.h"
 #include "text/vocabulary.h"
 
 namespace graft::text {

@@ -3,7 +3,7 @@
 #include <memory>
 #include <string>
 
-#include "text/json_fwd.h"
+#include "base/json_fwd.h"
 
 namespace graft::text {
 

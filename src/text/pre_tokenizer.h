@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "text/json_fwd.h"
+#include "base/json_fwd.h"
 #include "text/normalizer.h"
 
 namespace graft::text {

@@ -1,15 +1,13 @@
 #include <algorithm>
 #include <cstring>
-#include <nlohmann/json.hpp>
 #include <set>
 
 #include "base/check.h"
+#include "base/json.h"
 #include "weight/weights.h"
 
 namespace graft {
 namespace {
-
-using Json = nlohmann::json;
 
 constexpr std::size_t kLengthBytes = 8;            // of the header's length, in front of it
 constexpr std::uint64_t kMaxHeader = 100'000'000;  // bytes, as the reference implementation has it

@@ -4,17 +4,15 @@
 #include <cstring>
 #include <exception>
 #include <filesystem>
-#include <nlohmann/json.hpp>
 #include <numeric>
 
 #include "base/check.h"
+#include "base/json.h"
 #include "base/sha256.h"
 #include "weight/et_container.h"
 
 namespace graft {
 namespace {
-
-using Json = nlohmann::json;
 
 constexpr std::string_view kGgufMagic = "GGUF";
 constexpr std::string_view kIndexSuffix = ".index.json";

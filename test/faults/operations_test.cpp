@@ -7,8 +7,10 @@
 #include <vector>
 
 #include "graft/flow.h"
+#include "graft/grammar.h"
 #include "graft/llm.h"
 #include "graft/pipeline.h"
+#include "graft/tokenizer.h"
 #include "inject.h"
 #include "llm/test_model.h"
 #include "load/test_graph.h"
@@ -296,6 +298,42 @@ TEST(Faults, GenerationGoesOnAfterAFailedStep) {
                   }
                 }
                 return std::string("generated");
+              }});
+}
+
+// Readers of JSON: documents that are half read, and those that are read, are freed without memory.
+TEST(Faults, Tokenizers) {
+  const test::TemporaryFolder folder;
+  constexpr std::string_view kTokenizer =
+      R"({"normalizer": {"type": "Sequence", "normalizers": [{"type": "NFC"}, {"type": "Lowercase"}]},
+          "pre_tokenizer": {"type": "Whitespace"}, "post_processor": {"type": "TemplateProcessing", "special_tokens":
+          {"<s>": {"id": "<s>", "ids": [3]}}, "single": [{"SpecialToken": {"id": "<s>"}}, {"Sequence": {"id": "A"}}]},
+          "added_tokens": [{"id": 3, "content": "<s>", "special": true}],
+          "model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": ["a b"]}})";
+  const std::string path = folder.write("tokenizer.json", std::as_bytes(std::span(kTokenizer)));
+  folder.write("tokenizer_config.json", std::as_bytes(std::span(std::string_view(R"({"bos_token": {"content": "<s>"}})"))));
+  inject_all({"load a tokenizer", [&] { return Tokenizer::load(path)->identity(); }});
+  const auto tokenizer = Tokenizer::load(path);
+  inject_all({"encode and decode", [&] {
+                const std::vector<std::int64_t> ids = tokenizer->encode("ab A<s>b");
+                return bits(std::span(ids)) + tokenizer->decode(ids);
+              }});
+  inject_all({"chat template", [&] {
+                return tokenizer->apply_chat_template(
+                    R"({"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}], "thinking": "b"}],
+                        "tools": [{"name": "f", "parameters": {"type": "object", "properties": {"x": {}}}}]})",
+                    "{% for m in messages %}{{ m.role }}{{ m.content[0].text }}{% endfor %}{{ tools | tojson }}");
+              }});
+}
+
+TEST(Faults, Schemas) {
+  const std::vector<std::string> words{"{", "}", "\"", "a", "b", ":", "1", ""};
+  const std::vector<std::int64_t> ends{7};
+  const auto vocabulary = GrammarVocabulary::of(words, ends);
+  inject_all({"grammar of a JSON schema", [&] {
+                const auto grammar = Grammar::json_schema(
+                    R"({"type": "object", "properties": {"a": {"enum": ["b", 1, [{}]]}}, "required": ["a"]})", vocabulary);
+                return str(grammar->begins("{"), grammar->matches(R"({"a":"b"})"), grammar->matches(R"({"a":2})"));
               }});
 }
 

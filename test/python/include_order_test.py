@@ -37,6 +37,13 @@ def test_only_tests_include_helpers_of_tests():
     assert [(s, h) for s, h in includes() if is_test(h) and not is_test(s)] == []
 
 
+def test_values_of_json_are_those_that_are_freed_without_memory():
+    """nlohmann::json allocates in its destructor; and all sources must see what base/json.h specializes."""
+    other = re.compile(r"nlohmann/json|nlohmann::(ordered_)?json\b")
+    found = [str(p.relative_to(SRC)) for p in SRC.rglob("*.[ch]*") if other.search(p.read_text())]
+    assert sorted(found) == ["base/json.h", "base/json_fwd.h"]
+
+
 def test_planner_and_launch_passes_include_no_family_of_kernels():
     def names_a_family(source, header):
         return source.startswith(("plan/", "pass/launch/")) and re.match(r"kernel/\w+/", header) and not is_test(source)

@@ -1,11 +1,11 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
 
 #include "base/check.h"
+#include "base/json.h"
 #include "text/grammar/json_numbers.h"
 #include "text/grammar/sources.h"
 #include "text/json.h"
@@ -13,7 +13,7 @@
 namespace graft::text::grammar {
 namespace {
 
-using Schema = nlohmann::ordered_json;
+using Schema = OrderedJson;
 
 constexpr std::size_t kMostDepth = 300;       // values are read by recursion
 constexpr std::int64_t kMostLength = 20'000;  // of minLength and the like
