@@ -49,7 +49,7 @@ if(GRAFT_CLI AND cli_sources)
                                                              "${GRAFT_BOOST_INCLUDE}")
   target_link_libraries(graft_cli_objects PUBLIC CLI11::CLI11 nlohmann_json::nlohmann_json ${GRAFT_ZIP_LIBRARY}
                                                  ${GRAFT_EDIT_LIBRARY} Threads::Threads)
-  target_precompile_headers(graft_cli_objects PRIVATE ${graft_std_headers} <nlohmann/json.hpp>)
+  target_precompile_headers(graft_cli_objects PRIVATE ${graft_std_headers} "${CMAKE_CURRENT_SOURCE_DIR}/src/base/json.h")
 
   add_executable(graft_cli src/cli/main.cpp)
   graft_target(graft_cli)

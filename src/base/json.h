@@ -3,6 +3,8 @@
 #include <iterator>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
 #include <utility>
 
 #include "base/json_fwd.h"
@@ -96,6 +98,18 @@ void free_json(Held& held, Type type) noexcept {
 }
 
 }  // namespace detail
+
+// Whether a value is this text.
+template <typename Value>
+bool is_text(const Value& value, std::string_view text) {
+  return value.is_string() && value.template get_ref<const std::string&>() == text;
+}
+// nlohmann's make a value of the text and are noexcept: they end the process where there is no memory for it.
+bool operator==(const Json& value, const char* text) = delete;
+bool operator!=(const Json& value, const char* text) = delete;
+bool operator==(const OrderedJson& value, const char* text) = delete;
+bool operator!=(const OrderedJson& value, const char* text) = delete;
+
 }  // namespace graft
 
 template <>

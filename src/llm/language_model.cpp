@@ -29,7 +29,7 @@ LanguageModelInfo parse_info(const std::string& path, std::string_view text) {
     info.bos_token_ids = json.at("bos_token_ids").get<std::vector<std::int64_t>>();
     info.eos_token_ids = json.at("eos_token_ids").get<std::vector<std::int64_t>>();
     if (const auto found = json.find("encoder"); found != json.end())
-      info.encoder = {found->at("input") == "features", found->at("context_length").get<std::int64_t>(),
+      info.encoder = {is_text(found->at("input"), "features"), found->at("context_length").get<std::int64_t>(),
                       found->at("decoder_start_token_ids").get<std::vector<std::int64_t>>()};
     if (const auto found = json.find("generation"); found != json.end()) {
       GenerationOptions& options = info.generation;

@@ -145,7 +145,7 @@ std::unique_ptr<const Decoder> make_sequence(const Json& description) {
 bool prepends(const Json& description) {
   const Json& scheme = member(description, "prepend_scheme");
   if (!bool_at(description, "add_prefix_space", true, "Metaspace")) return false;
-  return scheme.is_null() || scheme != "never";
+  return scheme.is_null() || !is_text(scheme, "never");
 }
 
 std::unique_ptr<const Decoder> make_metaspace(const Json& description) {

@@ -154,7 +154,7 @@ void read_template(const Json& description, Parts& parts) {
   for (const Json& piece : array_at(description, "single", "TemplateProcessing")) {
     const Json& sequence = member(piece, "Sequence");
     if (!sequence.is_null()) {
-      GRAFT_CHECK(Unsupported, !seen && member(sequence, "id") == "A",
+      GRAFT_CHECK(Unsupported, !seen && is_text(member(sequence, "id"), "A"),
                   "the tokenizer's TemplateProcessing does not have the text exactly once");
       seen = true;
       continue;
@@ -208,7 +208,7 @@ std::string template_of(const Json& value) {
   if (value.is_string()) return value.get<std::string>();
   GRAFT_CHECK(InvalidProgram, value.is_array(), "tokenizer_config.json: chat_template should be a string or an array");
   for (const Json& entry : value)
-    if (member(entry, "name") == "default") return string_at(entry, "template", "tokenizer_config.json: chat_template");
+    if (is_text(member(entry, "name"), "default")) return string_at(entry, "template", "tokenizer_config.json: chat_template");
   throw InvalidProgram("tokenizer_config.json: none of the chat_templates is named 'default'");
 }
 
@@ -268,7 +268,7 @@ std::shared_ptr<const Tokenizer> Tokenizer::from_json(std::string_view tokenizer
   const Json& document = reader.document;
   GRAFT_CHECK(InvalidProgram, document.is_object(), "tokenizer.json should be an object");
   const Json& version = member(document, "version");
-  GRAFT_CHECK(Unsupported, version.is_null() || version == "1.0", "tokenizer.json has the unknown version ",
+  GRAFT_CHECK(Unsupported, version.is_null() || is_text(version, "1.0"), "tokenizer.json has the unknown version ",
               version.dump());
 
   Parts parts;

@@ -98,6 +98,7 @@ struct World {
   TextEncoder encoder{embedder, tokenizer, one_thread};
   static inline int registered = 0;  // operators stay for good
   const std::string states_path = (folder.path() / "states").string();
+  const std::string tokenizer_path = folder.write("tokenizer.json", std::as_bytes(std::span(std::string_view(kTokenizer))));
   const decltype(ir::test::make_blob()) blob = ir::test::make_blob();
   std::shared_ptr<const Program> other;  // to be unloaded
 
@@ -328,12 +329,7 @@ std::vector<Boundary> boundaries(World& w) {
          } catch (const InvalidProgram&) {  // it is none
          }
        }},
-      {"Tokenizer::load",
-       [&] {
-         static const std::string path =
-             w.folder.write("tokenizer.json", std::as_bytes(std::span(kTokenizer, std::strlen(kTokenizer))));
-         Tokenizer::load(path);
-       }},
+      {"Tokenizer::load", [&] { Tokenizer::load(w.tokenizer_path); }},
       {"Tokenizer::encode", [&] { w.tokenizer->encode("ab a"); }},
       {"Tokenizer::decode",
        [&] {

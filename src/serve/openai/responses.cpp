@@ -18,15 +18,15 @@ void add_item(const Json& given, const std::string& path, Json& messages) {
   item.accept_text("id");
   item.accept_text("status");
   const auto assistant = [&](const char* unless) -> Json& {
-    if (messages.empty() || messages.back()["role"] != "assistant" || messages.back().contains(unless))
+    if (messages.empty() || !is_text(messages.back()["role"], "assistant") || messages.back().contains(unless))
       messages.push_back({{"role", "assistant"}, {"content", ""}});
     return messages.back();
   };
   if (type == "message") {
     const std::string role = item.need_text("role"), text = text_of(item.need("content"), item.path("content"));
     item.accept_text("phase");
-    const bool goes_on = role == "assistant" && !messages.empty() && messages.back()["role"] == "assistant" &&
-                         messages.back()["content"] == "";
+    const bool goes_on = role == "assistant" && !messages.empty() && is_text(messages.back()["role"], "assistant") &&
+                         is_text(messages.back()["content"], "");
     if (goes_on)
       messages.back()["content"] = text;
     else
@@ -70,7 +70,7 @@ void read_tools(Fields& fields, Asked& asked) {
       if (!(*tools)[i].is_object()) bad_request(where, "'", where, "' must be an object, found ", kind_of((*tools)[i]));
       Json function = (*tools)[i];
       const Json type = function.contains("type") ? function["type"] : Json();
-      if (type != "function")
+      if (!is_text(type, "function"))
         throw ApiError(400, "'" + where + ".type' must be function: other tools are not supported", where + ".type",
                        "unsupported_parameter");
       function.erase("type");
@@ -84,7 +84,7 @@ void read_tools(Fields& fields, Asked& asked) {
     Fields inner(*choice, "tool_choice.");
     asked.chat["tool_choice"] = {{"type", inner.need_text("type")}, {"function", {{"name", inner.need_text("name")}}}};
     inner.end();
-  } else if (choice && !(*choice == "auto" && !asked.chat.contains("tools"))) {
+  } else if (choice && !(is_text(*choice, "auto") && !asked.chat.contains("tools"))) {
     asked.chat["tool_choice"] = *choice;
   }
   const auto parallel = fields.boolean("parallel_tool_calls");
@@ -158,7 +158,7 @@ Asked read(const Json& json) {
                        "unsupported_parameter");
   if (const Json* include = fields.array("include"))
     for (const Json& one : *include)
-      if (one != "reasoning.encrypted_content")
+      if (!is_text(one, "reasoning.encrypted_content"))
         throw ApiError(400, "'include' has " + one.dump() + ", which is not supported", "include",
                        "unsupported_parameter");
   fields.end();

@@ -51,7 +51,7 @@ const std::string kX = R"({"name": "x", "shape": [2, 2], "datatype": "FP32", "da
 
 TEST(Infer, ReadsJson) {
   const InferRequest request = read(R"({"id": "a", "inputs": [)" + kN + "," + kX + "]}");
-  EXPECT_EQ(request.id, "a");
+  EXPECT_TRUE(is_text(request.id, "a"));
   EXPECT_THAT(floats(request.inputs[0]), ElementsAre(1, 2.5f, -3, 400));
   EXPECT_EQ(request.inputs[0].tensor.shape, (Shape{2, 2}));
   EXPECT_EQ(request.inputs[1].i, 7);

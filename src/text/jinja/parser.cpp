@@ -603,23 +603,28 @@ class Parser {
   int loops_ = 0;  // around the statement
 };
 
-// Moves the children of an expression to the end of `out`.
-void take_parts(Expression& expression, std::vector<ExpressionPtr>& out) {
-  for (ExpressionPtr& child : expression.children) out.push_back(std::move(child));
-  for (ExpressionPtr& value : expression.arguments.positional) out.push_back(std::move(value));
-  for (NamedExpression& named : expression.arguments.named) out.push_back(std::move(named.value));
-}
-
 }  // namespace
 
+// Moves the children of an expression to the front of a list that is linked by next_to_free.
+void Expression::take_children(Expression& expression, Expression*& list) noexcept {
+  const auto take = [&](ExpressionPtr& child) {
+    if (!child) return;
+    auto* taken = const_cast<Expression*>(child.release());  // NOLINT: parsed ones are const, but were not made so
+    taken->next_to_free_ = list;
+    list = taken;
+  };
+  for (ExpressionPtr& child : expression.children) take(child);
+  for (ExpressionPtr& value : expression.arguments.positional) take(value);
+  for (NamedExpression& named : expression.arguments.named) take(named.value);
+}
+
 Expression::~Expression() {
-  std::vector<ExpressionPtr> rest;
-  take_parts(*this, rest);
-  while (!rest.empty()) {
-    const ExpressionPtr next = std::move(rest.back());
-    rest.pop_back();
-    // Parsed expressions are const, but were not made so.
-    if (next) take_parts(const_cast<Expression&>(*next), rest);  // NOLINT
+  Expression* list = nullptr;
+  take_children(*this, list);
+  while (list != nullptr) {
+    const std::unique_ptr<Expression> first(list);
+    list = first->next_to_free_;
+    take_children(*first, list);
   }
 }
 

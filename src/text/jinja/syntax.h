@@ -52,9 +52,13 @@ struct Expression {
   CallArguments arguments;
 
   Expression() = default;
-  ~Expression();  // without recursion: `1 + 1 + 1 + ...` is a deep tree
+  ~Expression();  // without recursion and memory: `1 + 1 + 1 + ...` is a deep tree
   Expression(const Expression&) = delete;
   Expression& operator=(const Expression&) = delete;
+
+ private:
+  static void take_children(Expression& expression, Expression*& list) noexcept;
+  Expression* next_to_free_ = nullptr;
 };
 
 struct Statement;
