@@ -145,7 +145,7 @@ fuzz: build
 	@tools/setup/system.sh $(PYTHON) clang
 	@[ -e build/fuzz/build.ninja ] || $(CMAKE) --preset fuzz -DCMAKE_C_COMPILER=clang -DCMAKE_CXX_COMPILER=clang++
 	@$(CMAKE) --build --preset fuzz -j $(JOBS) --target graft_fuzz
-	@test/fuzz/run.sh build $(FUZZ_SECONDS) $(FUZZ)
+	@test/fuzz/run.sh $(BIN)/python build $(FUZZ_SECONDS) $(FUZZ)
 
 SOAK_SECONDS ?= 7200
 

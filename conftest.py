@@ -18,6 +18,7 @@ def pytest_addoption(parser):
     parser.addoption("--part", metavar="I/N", help="run the I-th of N parts of the tests alone")
 
 
+@pytest.hookimpl(optionalhook=True)  # of runs without xdist: test/fuzz/operators.py
 def pytest_xdist_make_scheduler(config, log):
     from xdist.scheduler import LoadFileScheduling
 

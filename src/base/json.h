@@ -1,5 +1,6 @@
 #pragma once
 
+#include <concepts>
 #include <iterator>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -104,11 +105,14 @@ template <typename Value>
 bool is_text(const Value& value, std::string_view text) {
   return value.is_string() && value.template get_ref<const std::string&>() == text;
 }
-// nlohmann's make a value of the text and are noexcept: they end the process where there is no memory for it.
-bool operator==(const Json& value, const char* text) = delete;
-bool operator!=(const Json& value, const char* text) = delete;
-bool operator==(const OrderedJson& value, const char* text) = delete;
-bool operator!=(const OrderedJson& value, const char* text) = delete;
+// nlohmann's comparisons make a value of the text and are noexcept: they end the process where there is no memory for
+// it. With these the compiler refuses them.
+template <typename Value>
+concept AnyJson = std::same_as<Value, Json> || std::same_as<Value, OrderedJson>;
+template <AnyJson Value>
+bool operator==(const Value& value, const char* text) = delete;
+template <AnyJson Value>
+bool operator!=(const Value& value, const char* text) = delete;
 
 }  // namespace graft
 

@@ -13,8 +13,8 @@ namespace graft {
 template <typename T>
 class JsonAllocator;
 
-using Json = nlohmann::basic_json<std::map, std::vector, std::string, bool, std::int64_t, std::uint64_t, double,
-                                  JsonAllocator>;
+using Json =
+    nlohmann::basic_json<std::map, std::vector, std::string, bool, std::int64_t, std::uint64_t, double, JsonAllocator>;
 // Objects keep the order of their members.
 using OrderedJson = nlohmann::basic_json<nlohmann::ordered_map, std::vector, std::string, bool, std::int64_t,
                                          std::uint64_t, double, JsonAllocator>;

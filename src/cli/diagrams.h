@@ -19,7 +19,7 @@ std::string html_page(const OrderedJson& described);
 // Times of the fastest of several runs, with inputs of zeros or, where the method refuses these, integers that count up
 // along the last dimension. `shapes`: inputs without data. Throws what the runs throw.
 OrderedJson profile_of(const std::shared_ptr<const Program>& program, const MethodInfo& method,
-                                  const std::vector<Value>& shapes, int threads);
+                       const std::vector<Value>& shapes, int threads);
 
 // The run as Chrome and Perfetto read it: one slice for the call, in it one for each launch, with its operator, kernel
 // and explanation. `wall_ns`: of the call.

@@ -148,7 +148,8 @@ void print_whole_plan(const Json& plan) {
     bool first = true;
     for (const char* side : {"inputs", "outputs"})
       for (const Json& t : launch[side]) {
-        const std::string alive = is_text(t["memory"], "arena") ? t["first_use"].dump() + ".." + t["last_use"].dump() : "";
+        const std::string alive =
+            is_text(t["memory"], "arena") ? t["first_use"].dump() + ".." + t["last_use"].dump() : "";
         const Json& place = launch["side_by_side"];
         const std::string beside = place.is_null() ? "" : place["group"].dump() + "." + place["branch"].dump();
         order.add({first ? std::to_string(index) : "", first ? beside : "",

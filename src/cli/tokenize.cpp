@@ -43,8 +43,7 @@ void tokenize(const TokenizeArgs& args) {
   }
   Table table({{"id", Table::Align::right}, {"piece"}, {"text"}});
   for (std::int64_t id : ids)
-    table.add(
-        {std::to_string(id), printable(tokenizer->piece(id)), Json(tokenizer->decode({&id, 1})).dump()});
+    table.add({std::to_string(id), printable(tokenizer->piece(id)), Json(tokenizer->decode({&id, 1})).dump()});
   std::cout << table.text();
 }
 

@@ -139,15 +139,15 @@ OrderedJson describe(const Plan& plan, const ir::Program& graph, const std::stri
         {{"id", id}, {"memory", name(a.memory)}, {"index", a.index}, {"bytes", a.bytes}, {"hits", a.hits}});
   }
   OrderedJson out{{"key", plan.key},
-           {"sizes", plan.key},
-           {"launches", plan.launches.size()},
-           {"arena_bytes", plan.arena_bytes},
-           {"kernels", kernels},
-           {"devices", devices},
-           {"ops", ops},
-           {"nodes", describe_nodes(plan, graph)},
-           {"passes", describe_passes(plan.passes)},
-           {"allocations", allocations}};
+                  {"sizes", plan.key},
+                  {"launches", plan.launches.size()},
+                  {"arena_bytes", plan.arena_bytes},
+                  {"kernels", kernels},
+                  {"devices", devices},
+                  {"ops", ops},
+                  {"nodes", describe_nodes(plan, graph)},
+                  {"passes", describe_passes(plan.passes)},
+                  {"allocations", allocations}};
   if (has_kv_cache(graph.states)) {  // its sizes end the key
     const std::size_t n = plan.key.size() - kKvKeyNumbers;
     out["sizes"] = std::vector<std::int64_t>(plan.key.begin(), plan.key.begin() + static_cast<std::ptrdiff_t>(n));
@@ -215,9 +215,9 @@ OrderedJson describe_steps(const ProgramImpl& program, const LoadedMethod& metho
       const LoadedMethod& part = program.methods[index];
       const std::shared_ptr<const ir::Program> graph = program.graph(index);
       OrderedJson out{{"name", part.info.name},
-               {"nodes", graph->methods[0].nodes.size()},
-               {"passes", describe_passes(part.passes)},
-               {"plans", OrderedJson::array()}};
+                      {"nodes", graph->methods[0].nodes.size()},
+                      {"passes", describe_passes(part.passes)},
+                      {"plans", OrderedJson::array()}};
       for (const auto& [owner, plan] : held)
         if (owner == index) out["plans"].push_back(describe(*plan, *graph, program.device, whole_plans));
       if (!part.steps.empty()) out["steps"] = describe_steps(program, part, whole_plans);
@@ -251,27 +251,27 @@ std::string Program::describe(bool whole_plans) const try {
   for (const PhaseStats& p : stats.phases)
     phases.push_back({{"name", p.name}, {"times", p.times}, {"milliseconds", p.milliseconds}, {"bytes", p.bytes}});
   OrderedJson out{{"graft", version()},
-           {"source", impl_->source},
-           {"device", impl_->device},
-           {"methods", methods},
-           {"states", states},
-           {"weights",
-            {{"count", stats.weight_count},
-             {"bytes", stats.weight_bytes},
-             {"given_bytes", stats.given_bytes},
-             {"copied_count", stats.copied_count},
-             {"copied_bytes", stats.copied_bytes},
-             {"converted_count", stats.converted_count},
-             {"converted_bytes", stats.converted_bytes},
-             {"packed_count", stats.packed_count},
-             {"packed_bytes", stats.packed_bytes},
-             {"released_bytes", stats.released_bytes},
-             {"constant_bytes", stats.constant_bytes}}},
-           {"graphs",
-            {{"bytes", stats.graph_bytes},
-             {"bytes_freed", stats.graph_bytes_freed},
-             {"read_again", stats.graphs_read_again}}},
-           {"phases", phases}};
+                  {"source", impl_->source},
+                  {"device", impl_->device},
+                  {"methods", methods},
+                  {"states", states},
+                  {"weights",
+                   {{"count", stats.weight_count},
+                    {"bytes", stats.weight_bytes},
+                    {"given_bytes", stats.given_bytes},
+                    {"copied_count", stats.copied_count},
+                    {"copied_bytes", stats.copied_bytes},
+                    {"converted_count", stats.converted_count},
+                    {"converted_bytes", stats.converted_bytes},
+                    {"packed_count", stats.packed_count},
+                    {"packed_bytes", stats.packed_bytes},
+                    {"released_bytes", stats.released_bytes},
+                    {"constant_bytes", stats.constant_bytes}}},
+                  {"graphs",
+                   {{"bytes", stats.graph_bytes},
+                    {"bytes_freed", stats.graph_bytes_freed},
+                    {"read_again", stats.graphs_read_again}}},
+                  {"phases", phases}};
   if (impl_->on_device) {
     out["weights"]["device_count"] = impl_->on_device->uploads();
     out["weights"]["device_bytes"] = impl_->on_device->uploaded_bytes();

@@ -208,7 +208,8 @@ std::string template_of(const Json& value) {
   if (value.is_string()) return value.get<std::string>();
   GRAFT_CHECK(InvalidProgram, value.is_array(), "tokenizer_config.json: chat_template should be a string or an array");
   for (const Json& entry : value)
-    if (is_text(member(entry, "name"), "default")) return string_at(entry, "template", "tokenizer_config.json: chat_template");
+    if (is_text(member(entry, "name"), "default"))
+      return string_at(entry, "template", "tokenizer_config.json: chat_template");
   throw InvalidProgram("tokenizer_config.json: none of the chat_templates is named 'default'");
 }
 

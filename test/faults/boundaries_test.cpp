@@ -98,7 +98,8 @@ struct World {
   TextEncoder encoder{embedder, tokenizer, one_thread};
   static inline int registered = 0;  // operators stay for good
   const std::string states_path = (folder.path() / "states").string();
-  const std::string tokenizer_path = folder.write("tokenizer.json", std::as_bytes(std::span(std::string_view(kTokenizer))));
+  const std::string tokenizer_path =
+      folder.write("tokenizer.json", std::as_bytes(std::span(std::string_view(kTokenizer))));
   const decltype(ir::test::make_blob()) blob = ir::test::make_blob();
   std::shared_ptr<const Program> other;  // to be unloaded
 

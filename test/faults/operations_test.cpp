@@ -311,7 +311,8 @@ TEST(Faults, Tokenizers) {
           "added_tokens": [{"id": 3, "content": "<s>", "special": true}],
           "model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": ["a b"]}})";
   const std::string path = folder.write("tokenizer.json", std::as_bytes(std::span(kTokenizer)));
-  folder.write("tokenizer_config.json", std::as_bytes(std::span(std::string_view(R"({"bos_token": {"content": "<s>"}})"))));
+  folder.write("tokenizer_config.json",
+               std::as_bytes(std::span(std::string_view(R"({"bos_token": {"content": "<s>"}})"))));
   inject_all({"load a tokenizer", [&] { return Tokenizer::load(path)->identity(); }});
   const auto tokenizer = Tokenizer::load(path);
   inject_all({"encode and decode", [&] {
@@ -332,7 +333,8 @@ TEST(Faults, Schemas) {
   const auto vocabulary = GrammarVocabulary::of(words, ends);
   inject_all({"grammar of a JSON schema", [&] {
                 const auto grammar = Grammar::json_schema(
-                    R"({"type": "object", "properties": {"a": {"enum": ["b", 1, [{}]]}}, "required": ["a"]})", vocabulary);
+                    R"({"type": "object", "properties": {"a": {"enum": ["b", 1, [{}]]}}, "required": ["a"]})",
+                    vocabulary);
                 return str(grammar->begins("{"), grammar->matches(R"({"a":"b"})"), grammar->matches(R"({"a":2})"));
               }});
 }

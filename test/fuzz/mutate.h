@@ -43,4 +43,7 @@ Blob mutate_signed(std::span<const std::byte> file, std::uint64_t seed);
 // A file of packed weights, whose head is signed.
 Blob mutate_packed(std::span<const std::byte> file, std::uint64_t seed);
 
+// What a client sends: HTTP with JSON.
+Blob mutate_request(std::span<const std::byte> input, std::uint64_t seed);
+
 }  // namespace graft::fuzz

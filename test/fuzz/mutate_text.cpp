@@ -1,29 +1,16 @@
 #include <algorithm>
 #include <array>
 #include <cctype>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
-#include "random.h"
+#include "mutate_json.h"
 
 namespace graft::fuzz {
 namespace {
 
-using Json = nlohmann::ordered_json;
-
-constexpr std::size_t kMaxText = 32768;
-
-std::string text_of(std::span<const std::byte> bytes) {
-  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
-}
-Blob blob_of(std::string_view text) {
-  const auto bytes = std::as_bytes(std::span(text));
-  return {bytes.begin(), bytes.end()};
-}
-
 // Parts of tokenizer.json, valid ones among them.
-constexpr std::array kFragments = {
+constexpr const char* kFragments[] = {
     R"({"type": "NFC"})",
     R"({"type": "NFKD"})",
     R"({"type": "Lowercase"})",
@@ -67,166 +54,11 @@ constexpr std::array kFragments = {
     R"("ﬁ")",
     R"("é")",
     R"(" ")"};
-
-class JsonMutator {
- public:
-  JsonMutator(Json& document, Random& random) : document_(document), random_(random) {}
-
-  void run() {
-    for (std::size_t n = 1 + random_.below(3); n > 0; --n) {
-      nodes_.clear();
-      collect(document_, 0);
-      change(*random_.of(nodes_));
-    }
-  }
-
- private:
-  void collect(Json& node, int depth) {
-    nodes_.push_back(&node);
-    if (depth > 64 || nodes_.size() > 20000) return;
-    if (node.is_structured())
-      for (Json& child : node) collect(child, depth + 1);
-  }
-
-  Json fragment() { return Json::parse(kFragments[random_.below(kFragments.size())], nullptr, false); }
-
-  void change(Json& node) {
-    switch (random_.below(12)) {
-      case 0:
-        node = scalar();
-        return;
-      case 1:
-        node = fragment();
-        return;
-      case 2: {
-        const Json copy = *random_.of(nodes_);  // of itself, or of what holds it
-        if (copy.dump(-1, ' ', false, Json::error_handler_t::replace).size() < 4096) node = copy;
-        return;
-      }
-      case 3:
-        nest(node);
-        return;
-      default:
-        inside(node);
-    }
-  }
-
-  void inside(Json& node) {
-    if (node.is_number_float())
-      node = random_.real(node.get<double>());
-    else if (node.is_number())
-      node = random_.integer(node.is_number_unsigned() ? static_cast<std::int64_t>(node.get<std::uint64_t>())
-                                                       : node.get<std::int64_t>());
-    else if (node.is_boolean())
-      node = !node.get<bool>();
-    else if (node.is_string())
-      text(node);
-    else if (node.is_object())
-      object(node);
-    else if (node.is_array())
-      array(node);
-    else
-      node = random_.one_in(2) ? fragment() : scalar();
-  }
-
-  void text(Json& node) {
-    std::string s = node.get<std::string>();
-    if (random_.one_in(3)) {
-      const Json& other = *random_.of(nodes_);
-      if (other.is_string()) s = random_.one_in(2) ? other.get<std::string>() : s + other.get<std::string>();
-    } else {
-      random_.text(s);
-    }
-    if (s.size() < 4096) node = s;
-  }
-
-  void object(Json& node) {
-    if (node.empty() || random_.one_in(4)) {
-      constexpr std::array kNames = {"type",          "vocab",      "merges",        "unk_token",  "unk_id",
-                                     "byte_fallback", "normalizer", "pre_tokenizer", "decoder",    "post_processor",
-                                     "added_tokens",  "truncation", "pattern",       "behavior",   "ignore_merges",
-                                     "content",       "id",         "special",       "normalized", "max_length"};
-      node[kNames[random_.below(kNames.size())]] = random_.one_in(2) ? fragment() : scalar();
-      return;
-    }
-    auto at = node.begin();
-    std::advance(at, static_cast<std::ptrdiff_t>(random_.below(node.size())));
-    const std::string name = at.key();
-    if (random_.one_in(3)) {
-      node.erase(name);
-    } else {
-      std::string other = name;
-      random_.text(other);
-      Json value = node[name];
-      node[other] = std::move(value);
-    }
-  }
-
-  void array(Json& node) {
-    auto& items = node.get_ref<Json::array_t&>();
-    if (!random_.rearrange(items) || random_.one_in(6)) items.push_back(random_.one_in(2) ? fragment() : scalar());
-  }
-
-  void nest(Json& node) {
-    const bool deep = random_.one_in(8);
-    Json value = node;
-    if (value.dump(-1, ' ', false, Json::error_handler_t::replace).size() > 4096) return;
-    for (std::size_t n = 1 + random_.below(deep ? 250 : 3); n > 0; --n) {
-      Json outer = random_.one_in(2) ? Json::array() : Json::object();
-      if (outer.is_array())
-        outer.push_back(std::move(value));
-      else
-        outer[random_.one_in(2) ? "a" : "type"] = std::move(value);
-      value = std::move(outer);
-    }
-    node = std::move(value);
-  }
-
-  Json scalar() {
-    switch (random_.below(6)) {
-      case 0:
-        return nullptr;
-      case 1:
-        return random_.one_in(2);
-      case 2:
-        return random_.real(1);
-      case 3:
-        return "";
-      case 4:
-        return static_cast<std::uint64_t>(-1);
-      default:
-        return random_.integer(3);
-    }
-  }
-
-  Json& document_;
-  Random& random_;
-  std::vector<Json*> nodes_;
-};
-
-std::size_t depth(std::string_view text) {
-  std::size_t now = 0, most = 0;
-  for (const char c : text) {
-    if (c == '[' || c == '{') most = std::max(most, ++now);
-    if ((c == ']' || c == '}') && now > 0) --now;
-  }
-  return most;
-}
-
-std::string mutate_bytes_of(const std::string& text, Random& random) {
-  return text_of(mutate_bytes(std::as_bytes(std::span(text)), random));
-}
-
-std::string mutate_json(const std::string& text, Random& random) {
-  if (random.one_in(25) || depth(text) > 500) return mutate_bytes_of(text, random);
-  Json document = Json::parse(text, nullptr, false);
-  if (document.is_discarded()) return mutate_bytes_of(text, random);
-  JsonMutator(document, random).run();
-  // Half of the strings that a mutation made are no UTF-8.
-  const auto how = random.one_in(4) ? Json::error_handler_t::ignore : Json::error_handler_t::replace;
-  std::string out = document.dump(-1, ' ', false, how);
-  return out.size() <= kMaxText ? out : text;
-}
+constexpr const char* kNames[] = {"type",          "vocab",      "merges",        "unk_token",  "unk_id",
+                                  "byte_fallback", "normalizer", "pre_tokenizer", "decoder",    "post_processor",
+                                  "added_tokens",  "truncation", "pattern",       "behavior",   "ignore_merges",
+                                  "content",       "id",         "special",       "normalized", "max_length"};
+constexpr JsonWords kTokenizerWords{kFragments, kNames};
 
 constexpr std::array kWords = {"{{",
                                "}}",
@@ -479,9 +311,9 @@ Blob mutate_tokenizer(std::span<const std::byte> input, std::uint64_t seed) {
   if (which == 0)
     random.text(parts[2]);
   else if (which <= 2)
-    parts[1] = mutate_json(parts[1].empty() ? "{}" : parts[1], random);
+    parts[1] = mutate_json(parts[1].empty() ? "{}" : parts[1], random, kTokenizerWords);
   else
-    parts[0] = mutate_json(parts[0], random);
+    parts[0] = mutate_json(parts[0], random, kTokenizerWords);
   return joined(parts);
 }
 
@@ -490,7 +322,7 @@ Blob mutate_template(std::span<const std::byte> input, std::uint64_t seed) {
   std::vector<std::string> parts = sections(input);
   parts.resize(2);
   if (random.one_in(6))
-    parts[1] = mutate_json(parts[1].empty() ? "{}" : parts[1], random);
+    parts[1] = mutate_json(parts[1].empty() ? "{}" : parts[1], random, kTokenizerWords);
   else
     parts[0] = mutate_source(parts[0], random);
   return joined(parts);

@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
 # Runs libFuzzer for some seconds on each kind of file, or on those that are named, from files that the tests write. What
 # it finds stays in build/fuzz/found; what it learns in build/fuzz/corpus, for the next time; how much it tried is added
-# to build/fuzz/executions. usage: run.sh BUILDS SECONDS [KIND...]
+# to build/fuzz/executions. usage: run.sh PYTHON BUILDS SECONDS [KIND...]
 set -euo pipefail
-builds=$1 seconds=$2
-shift 2
+python=$1 builds=$2 seconds=$3
+shift 3
 here=$(dirname "$0")
-kinds=${*:-ir package plan states packed tokenizer template gguf safetensors ptd npz}
+kinds=${*:-ir package plan states packed tokenizer template gguf safetensors ptd npz request}
 corpus=$builds/fuzz/corpus found=$builds/fuzz/found log=$builds/fuzz/log
 mkdir -p "$corpus" "$found"
 GRAFT_CORPUS=$corpus "$builds/release/graft_tests" --gtest_brief=1 --gtest_filter='*Mutants.Corpus/*' >"$log"
 # Programs of one operator each, of all that there are.
-[ -e "$corpus/ir/operators" ] || python3 "$here/operators.py" "$corpus/ir" || true
+[ -e "$corpus/ir/operators" ] || "$python" "$here/operators.py" "$corpus/ir"
 status=0
 for kind in $kinds; do
   mkdir -p "$corpus/$kind"

@@ -25,6 +25,9 @@ std::span<const Target> targets();
 // Throws InvalidArgument, listing the names.
 const Target& target_named(std::string_view name);
 
+// Requests that the server answers, each on a connection of its own.
+std::vector<Blob> requests();
+
 // Of the files of packed weights among the seeds.
 inline constexpr std::string_view kPackedOrigin = "fuzzed";
 std::vector<std::pair<Digest, std::size_t>> packed_seed_entries();

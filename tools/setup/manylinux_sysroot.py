@@ -133,6 +133,9 @@ def libstdcxx(root: Path) -> None:
 def libraries(root: Path) -> None:
     for name in HEADERS:
         (root / "usr" / "include" / name).symlink_to(f"/usr/include/{name}")
+    machine = Path("/usr/include", output("g++", "-print-multiarch"))
+    for name in machine.glob("python3.*"):  # where Debian's Python.h finds its pyconfig.h
+        (root / name.relative_to("/")).symlink_to(name)
     for package in PACKAGES:
         if Path("/usr", package).exists():
             (root / "usr" / package).parent.mkdir(parents=True, exist_ok=True)

@@ -9,9 +9,9 @@ namespace graft {
 enum class BagMode : std::int32_t { sum, mean, max };
 struct EmbeddingBagAttrs {
   BagMode mode = BagMode::sum;
-  bool weighted = false;      // each index has a weight
-  bool last_end = false;      // the last entry of the offsets is the end of the last bag; else the end of the indices is,
-                              // by which a mean divides in both cases
+  bool weighted = false;  // each index has a weight
+  bool last_end = false;  // the last entry of the offsets is the end of the last bag; else the end of the indices is,
+                          // by which a mean divides in both cases
   std::int64_t padding = -1;  // indices of that value are skipped; -1: none
 };
 // inputs {table [rows, columns], indices [n], offsets [bags] (or [bags + 1]), weights [n]}, outputs {[bags, columns]}:

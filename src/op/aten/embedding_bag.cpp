@@ -46,8 +46,9 @@ std::vector<Tensor> bag_lower(const Call& call, std::span<const Shape> shapes, L
   attrs.padding = call.integer("padding_idx");
   attrs.weighted = call.has("per_sample_weights");
   if (attrs.padding < 0 && attrs.padding != -1) attrs.padding += weight.size(0);
-  // Where indices follow the last offset, eager PyTorch leaves them out in the kernel that sums rows of f32, f16 and bf16
-  // without padding; the others have them in the last bag (index_select_add, make_bag_size_out in its EmbeddingBag.cpp).
+  // Where indices follow the last offset, eager PyTorch leaves them out in the kernel that sums rows of f32, f16 and
+  // bf16 without padding; the others have them in the last bag (index_select_add, make_bag_size_out in its
+  // EmbeddingBag.cpp).
   attrs.last_end = call.boolean("include_last_offset") && attrs.mode != BagMode::max && attrs.padding == -1 &&
                    weight.dtype() != DType::f64;
   std::vector<Tensor> inputs{as(weight, dtype), as(call.tensor("indices"), DType::i64),
