@@ -3,7 +3,6 @@
 import base64
 import json
 import struct
-import time
 
 import pytest
 import tokenizers
@@ -313,33 +312,6 @@ def test_replacements_that_are_parts_of_characters(model):
     assert tokenizer.encode("b") == [1]
     with pytest.raises(graft.InvalidProgram, match="middle of a character"):
         tokenizer.encode("a")
-
-
-def seconds_to_load(count, document_of):
-    document, config = document_of(count)
-    document, config = json.dumps(document), config and json.dumps(config)
-    start = time.thread_time()
-    graft.Tokenizer.from_json(document, config)
-    return time.thread_time() - start
-
-
-def many_tokens_of_the_configuration(count):
-    tokens = {str(i): {"content": f"c{i}"} for i in range(count)}
-    return named(added_tokens=[{"content": f"a{i}"} for i in range(count)]), {"added_tokens_decoder": tokens}
-
-
-def many_merges_with_regular_ids(count):
-    pieces = ["x", *(f"t{i}" for i in range(count)), *(f"t{i}x" for i in range(count))]
-    vocab = {piece: 32 * i for i, piece in enumerate(pieces)}
-    return named(model={"type": "BPE", "vocab": vocab, "merges": [[f"t{i}", "x"] for i in range(count)]}), ""
-
-
-@pytest.mark.parametrize("document_of", [many_tokens_of_the_configuration, many_merges_with_regular_ids])
-def test_loading_takes_time_in_proportion(document_of):
-    small = min(seconds_to_load(4_000, document_of) for _ in range(3))
-    large = min(seconds_to_load(64_000, document_of) for _ in range(2))
-    # 16 times as much input; a quadratic algorithm takes 256 times as long.
-    assert large < 80 * small
 
 
 @pytest.mark.parametrize(

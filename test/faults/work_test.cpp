@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "base/check.h"
 #include "faults.h"
 #include "graft/tokenizer.h"
 #include "load/test_graph.h"
@@ -115,6 +116,15 @@ const std::vector<Work>& works() {
          }
          return tokenizer(R"({"model": {"type": "BPE", "vocab": {)" + pieces + R"(}, "merges": [)" + merges + "]}}");
        }},
+      {"MergesWithRegularIds",  // which a hash of their bits alone would not tell apart
+       [](std::int64_t n) {
+         std::string pieces = R"("x": 0)", merges;
+         for (std::int64_t i = 0; i < n; ++i) {
+           pieces += str(", \"t", i, "\": ", 32 * (i + 1), ", \"t", i, "x\": ", 32 * (n + i + 1));
+           merges += str(i > 0 ? ", " : "", "[\"t", i, "\", \"x\"]");
+         }
+         return tokenizer(R"({"model": {"type": "BPE", "vocab": {)" + pieces + R"(}, "merges": [)" + merges + "]}}");
+       }},
       {"Unigram",
        [](std::int64_t n) {
          std::string pieces;
@@ -128,6 +138,18 @@ const std::vector<Work>& works() {
            tokens += std::string(i > 0 ? ", " : "") + R"({"id": 0, "content": "<t)" + std::to_string(i) + ">\"}";
          return tokenizer(R"({"added_tokens": [)" + tokens +
                           R"(], "model": {"type": "WordLevel", "unk_token": "a", "vocab": {"a": 0}}})");
+       }},
+      {"TokensOfTheConfiguration",
+       [](std::int64_t n) {
+         std::string added, more;
+         for (std::int64_t i = 0; i < n; ++i) {
+           added += str(i > 0 ? ", " : "", R"({"id": 0, "content": "a)", i, "\"}");
+           more += str(i > 0 ? ", \"" : "\"", i, R"(": {"content": "c)", i, "\"}");
+         }
+         const std::string json = R"({"added_tokens": [)" + added +
+                                  R"(], "model": {"type": "WordLevel", "unk_token": "a", "vocab": {"a": 0}}})";
+         const std::string config = R"({"added_tokens_decoder": {)" + more + "}}";
+         return [=] { Tokenizer::from_json(json, config); };
        }},
       {"Encode",
        [](std::int64_t n) {

@@ -17,8 +17,14 @@ import graft
 
 FAULTS = Path(os.environ.get("GRAFT_BUILD", Path(__file__).parents[3] / "build" / "release")) / "libgraft_faults.so"
 ALL = "GRAFT_FAULTS_ALL" in os.environ
-# Allocations are not among them: nlohmann/json allocates when it frees a document, and ends the process where it cannot.
-KINDS = [("socket", "EIO"), ("socket", "EMFILE"), ("socket", "EINTR"), ("socket", "short")]
+KINDS = [
+    ("socket", "EIO"),
+    ("socket", "EMFILE"),
+    ("socket", "EINTR"),
+    ("socket", "short"),
+    ("new", "bad_alloc"),
+    ("memory", "one"),
+]
 
 pytestmark = pytest.mark.skipif(not FAULTS.exists(), reason="libgraft_faults.so is not built (make build)")
 
@@ -91,4 +97,5 @@ def test_a_server_outlives_faults_of_requests(package, tmp_path, monkeypatch):
                 tried, failed = tried + 1, failed + (not good)
                 n += 1 if ALL else max(1, n // 8)
             assert tried > 0, (layer, fault)
-            print(f"FAULTS server, completion | {layer}_{fault} | {tried} | {failed}".replace("_- ", " "))
+            column = layer if layer == "memory" else f"{layer}_{fault}"
+            print(f"FAULTS server, completion | {column} | {tried} | {failed}")
