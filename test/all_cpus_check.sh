@@ -13,7 +13,7 @@ test/wheel_environment.sh "$venv" "$wheel" "$work/env"
 to=$("$work/env/bin/python" -c "import sysconfig; print(sysconfig.get_paths()['platlib'])")
 graft=$work/env/bin/graft models="env -u PYTHONPATH $work/env/bin/python $models"
 cd "$work"
-env -u LD_LIBRARY_PATH ldd "$graft" "$to"/graft/lib/*.so* "$to"/graft/_C.* >libraries
+env -u LD_LIBRARY_PATH ldd "$graft" "$to"/graft/lib/*.so* "$to"/graft/_C.*.so >libraries
 grep -F libggml libraries | grep -vF "$work" && fail "a ggml from elsewhere is loaded"
 
 # qemu names the features of a CPU that it leaves out.

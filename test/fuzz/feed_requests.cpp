@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <memory>
 #include <string>
@@ -166,7 +167,9 @@ std::string Server::exchange(std::string_view bytes) const {
   std::string out;
   for (;;) {
     pollfd wait{socket.fd(), static_cast<short>(bytes.empty() ? POLLIN : POLLIN | POLLOUT), 0};
-    if (std::chrono::steady_clock::now() > end || ::poll(&wait, 1, kPatienceMs) <= 0)
+    const int ready = ::poll(&wait, 1, kPatienceMs);
+    if (ready < 0 && errno == EINTR) continue;  // a signal: libFuzzer has a clock
+    if (ready <= 0 || std::chrono::steady_clock::now() > end)
       throw InternalError("the server neither answers nor closes the connection");
     if ((wait.revents & POLLOUT) != 0) {
       const auto sent = ::send(socket.fd(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
@@ -203,7 +206,7 @@ Answer take_answer(std::string_view& text) {
   if (!line.starts_with("HTTP/1.1 ") || line.size() < 12)
     throw InternalError("the server sent '" + std::string(line.substr(0, 80)) + "', expected a status line");
   out.status = static_cast<int>(number(line.substr(9, 3), 10));
-  std::size_t bytes = 0;
+  std::size_t bytes = std::string_view::npos;  // an answer in parts to HTTP/1.0 ends with the connection
   bool chunked = false;
   for (;;) {
     const std::string_view header = take_line(text);
@@ -215,7 +218,7 @@ Answer take_answer(std::string_view& text) {
     if (name == "content-type") out.type = value;
     chunked |= name == "transfer-encoding" && value == "chunked";
   }
-  if (out.status < 200 || out.status == 204) return out;
+  if (out.status < 200 || out.status == 204 || text.starts_with("HTTP/1.1 ")) return out;  // the last one: of HEAD
   while (chunked) {
     bytes = number(take_line(text), 16);
     if (text.size() < bytes + 2) return text = {}, out;
@@ -223,6 +226,7 @@ Answer take_answer(std::string_view& text) {
     text.remove_prefix(bytes + 2);
     if (bytes == 0) return out.whole = true, out;
   }
+  if (bytes == std::string_view::npos) bytes = text.size();
   out.whole = text.size() >= bytes;  // not for HEAD
   out.body = text.substr(0, bytes);
   text.remove_prefix(std::min(bytes, text.size()));
