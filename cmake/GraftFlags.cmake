@@ -17,8 +17,9 @@ if(NOT CMAKE_CXX_COMPILER_LAUNCHER)
   find_program(GRAFT_CCACHE ccache)
   if(GRAFT_CCACHE)
     set(CMAKE_C_COMPILER_LAUNCHER "${GRAFT_CCACHE}")
-    # It caches what is compiled with a precompiled header only if told not to look at its macros and times.
-    set(CMAKE_CXX_COMPILER_LAUNCHER "${CMAKE_COMMAND};-E;env;CCACHE_SLOPPINESS=pch_defines,time_macros;${GRAFT_CCACHE}")
+    # It caches what is compiled with a precompiled header only if told not to look at its macros and times, and shall not
+    # preprocess before it compiles.
+    set(CMAKE_CXX_COMPILER_LAUNCHER "${CMAKE_COMMAND};-E;env;CCACHE_DEPEND=1;CCACHE_SLOPPINESS=pch_defines,time_macros;${GRAFT_CCACHE}")
   endif()
 endif()
 

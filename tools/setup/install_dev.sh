@@ -5,6 +5,13 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 venv=$1 build=$2
 site=$("$venv/bin/python" -c "import sysconfig; print(sysconfig.get_paths()['platlib'])")
+# Nothing is left to do where no file was built, changed, added or removed since the last time.
+state() {
+  { find python include cmake pyproject.toml CMakeLists.txt "$venv/ggml/lib" "$build"/{python,generated,graft,cmake_install.cmake} \
+    "$build"/lib*.so "$site/graft" \( -type f -o -type l \) -not -name '*.pyc' -printf '%p %s %T@\n' 2>/dev/null || true; } |
+    sort | cksum
+}
+[ "$(state)" != "$(cat "$build/installed_into_venv" 2>/dev/null)" ] || exit 0
 quiet() { "$@" >build/install.log || { cat build/install.log >&2; return 1; }; }
 
 quiet "$venv/bin/cmake" --install "$build" --component python --prefix "$site"
@@ -28,3 +35,4 @@ lines = [line for group, points in groups.items() for line in (f"[{group}]", *(f
 PYTHON
 # Links to files that were removed or renamed.
 find "$site/graft" -xtype l -delete
+state >"$build/installed_into_venv"
