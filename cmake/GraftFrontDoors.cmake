@@ -49,6 +49,10 @@ if(GRAFT_CLI AND cli_sources)
                                                              "${GRAFT_BOOST_INCLUDE}")
   target_link_libraries(graft_cli_objects PUBLIC CLI11::CLI11 nlohmann_json::nlohmann_json ${GRAFT_ZIP_LIBRARY}
                                                  ${GRAFT_EDIT_LIBRARY} Threads::Threads)
+  # Some files at a time: most of what each of them costs is the headers of JSON.
+  set_target_properties(graft_cli_objects PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 6)
+  # GCC warns of a field whose type is local to a file, but in the file itself.
+  set_source_files_properties(src/serve/http/server.cpp PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
   target_precompile_headers(graft_cli_objects PRIVATE ${graft_std_headers} "${CMAKE_CURRENT_SOURCE_DIR}/src/base/json.h")
 
   add_executable(graft_cli src/cli/main.cpp)
