@@ -120,9 +120,8 @@ def compare(package, model: SentenceEmbedder, length: int) -> str:
     after = package.counters()
     plan = "hit" if after["plan_misses"] == before["plan_misses"] else "miss"
     with torch.no_grad():
-        expected = model(ids, mask)
-        eager = best_of(lambda: model(ids, mask))
-    graft_time = best_of(lambda: package(ids, mask))
+        expected, eager = best_of(lambda: model(ids, mask))
+    _, graft_time = best_of(lambda: package(ids, mask))
     cosine = torch.nn.functional.cosine_similarity(result, expected).item()
     error = (result - expected).abs().max().item()
     return (
@@ -130,13 +129,14 @@ def compare(package, model: SentenceEmbedder, length: int) -> str:
     )
 
 
-def best_of(run, times: int = 3) -> float:
+def best_of(run, times: int = 3):
+    """The result, and the seconds of the fastest run."""
     seconds = []
     for _ in range(times):
         start = time.perf_counter()
-        run()
+        result = run()
         seconds.append(time.perf_counter() - start)
-    return min(seconds)
+    return result, min(seconds)
 
 
 def main() -> None:
@@ -157,7 +157,7 @@ def main() -> None:
 
     print("\ntokens  cosine to   worst    first ms   graft ms   eager ms  plan")
     print("        eager       error    of a call  best of 3  best of 3")
-    for length in (3, 300, 7, 64, 512, 1, 64, 7):
+    for length in (3, 7, 64, 256, 1, 64, 7):
         print(compare(package, model, length))
 
 
