@@ -60,6 +60,8 @@ void count(const Fate& fate) {
 }
 
 const Target* chosen = nullptr;
+std::vector<Blob> seeds;                // of this build: it reads no stored plans of another, which the corpus may have
+constexpr std::uint64_t kFromSeed = 8;  // of so many mutants one begins with a seed
 
 }  // namespace
 }  // namespace graft::fuzz
@@ -72,7 +74,8 @@ extern "C" int LLVMFuzzerInitialize(int*, char***) {
     std::fprintf(stderr, "GRAFT_FUZZ: %s\n", error.what());
     std::exit(2);
   }
-  for (const graft::fuzz::Blob& seed : graft::fuzz::chosen->seeds()) graft::fuzz::chosen->feed(seed);
+  graft::fuzz::seeds = graft::fuzz::chosen->seeds();
+  for (const graft::fuzz::Blob& seed : graft::fuzz::seeds) graft::fuzz::chosen->feed(seed);
   graft::fuzz::watch_allocations();
   return 0;
 }
@@ -84,7 +87,10 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
 
 extern "C" std::size_t LLVMFuzzerCustomMutator(std::uint8_t* data, std::size_t size, std::size_t max_size,
                                                unsigned int seed) {
-  const graft::fuzz::Blob mutant = graft::fuzz::chosen->mutate(std::as_bytes(std::span(data, size)), seed);
+  std::span<const std::byte> from = std::as_bytes(std::span(data, size));
+  const auto& seeds = graft::fuzz::seeds;
+  if (seed % graft::fuzz::kFromSeed == 0) from = seeds[seed / graft::fuzz::kFromSeed % seeds.size()];
+  const graft::fuzz::Blob mutant = graft::fuzz::chosen->mutate(from, seed);
   const std::size_t count = mutant.size() < max_size ? mutant.size() : max_size;
   if (count > 0) std::memcpy(data, mutant.data(), count);
   return count;
