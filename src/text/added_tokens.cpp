@@ -10,7 +10,7 @@ namespace {
 
 std::size_t char_before(std::string_view text, std::size_t at) {
   do --at;
-  while ((static_cast<unsigned char>(text[at]) & 0xC0) == 0x80);
+  while (continues_char(text[at]));
   return at;
 }
 

@@ -50,7 +50,7 @@ bool Charsmap::find(std::string_view key, std::string_view& replacement) const {
     GRAFT_CHECK(InvalidProgram, node < units_.size() && value(units_[node]) <= pool_.size(),
                 "precompiled_charsmap points outside of itself");
     const std::size_t begin = value(units_[node]);
-    GRAFT_CHECK(InvalidProgram, begin == pool_.size() || (static_cast<unsigned char>(pool_[begin]) & 0xC0) != 0x80,
+    GRAFT_CHECK(InvalidProgram, begin == pool_.size() || !continues_char(pool_[begin]),
                 "precompiled_charsmap points into the middle of a character");
     const std::size_t end = pool_.find('\0', begin);
     replacement = std::string_view(pool_).substr(begin, end == std::string::npos ? end : end - begin);

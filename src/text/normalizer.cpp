@@ -3,6 +3,7 @@
 #include <optional>
 #include <vector>
 
+#include "base/check.h"
 #include "text/byte_level.h"
 #include "text/charsmap.h"
 #include "text/json.h"
@@ -67,7 +68,7 @@ class Strip : public Normalizer {
     }
     while (right_ && begin < end) {
       std::size_t last = end - 1;
-      while ((static_cast<unsigned char>(whole[last]) & 0xC0) == 0x80) --last;
+      while (continues_char(whole[last])) --last;
       std::size_t after = last;
       if (!is_white_space(next_char(whole, after))) break;
       end = last;
@@ -183,8 +184,9 @@ std::unique_ptr<const Normalizer> make_normalizer(const Json& description) {
   if (type == "Precompiled") {
     const Json& map = member(description, "precompiled_charsmap");
     if (map.is_null()) return mapping([](const std::string& text) { return text; });
-    return mapping([charsmap = Charsmap(from_base64(get_as<std::string>(map, "precompiled_charsmap", "a string")))](
-                       const std::string& text) { return charsmap.apply(text); });
+    return mapping([charsmap = Charsmap(from_base64(text_of(map, "precompiled_charsmap")))](const std::string& text) {
+      return charsmap.apply(text);
+    });
   }
   throw Unsupported(str("the tokenizer has a normalizer of the unknown type '", type, "'"));
 }

@@ -114,7 +114,7 @@ void append_char(std::string& out, char32_t c) {
 
 std::size_t count_chars(std::string_view text) {
   std::size_t n = 0;
-  for (char byte : text) n += (static_cast<unsigned char>(byte) & 0xC0) != 0x80;
+  for (char byte : text) n += !continues_char(byte);
   return n;
 }
 

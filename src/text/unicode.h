@@ -17,6 +17,9 @@ inline std::size_t char_length(char lead) {
   return byte < 0x80 ? 1 : byte < 0xE0 ? 2 : byte < 0xF0 ? 3 : 4;
 }
 
+// Whether the byte is one of a character's after its first.
+inline bool continues_char(char byte) { return (static_cast<unsigned char>(byte) & 0xC0) == 0x80; }
+
 // Reads the character at `at` of well-formed text and moves `at` behind it.
 char32_t next_char(std::string_view text, std::size_t& at);
 void append_char(std::string& out, char32_t c);

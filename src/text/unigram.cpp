@@ -3,6 +3,7 @@
 
 #include "base/check.h"
 #include "text/model.h"
+#include "text/sorted_pieces.h"
 #include "text/unicode.h"
 
 namespace graft::text {
@@ -14,17 +15,11 @@ constexpr double kUnknownPenalty = 10.0;
 class Unigram : public Model {
  public:
   Unigram(Vocabulary vocabulary, std::vector<double> scores, TokenId unk_id, bool byte_fallback)
-      : vocabulary_(std::move(vocabulary)), scores_(std::move(scores)), unk_id_(unk_id) {
+      : vocabulary_(std::move(vocabulary)), sorted_(vocabulary_), scores_(std::move(scores)), unk_id_(unk_id) {
     if (byte_fallback) byte_ids_ = vocabulary_.byte_ids();
     double lowest = std::numeric_limits<double>::infinity();
     for (double score : scores_) lowest = std::min(lowest, score);
     unk_score_ = lowest - kUnknownPenalty;
-    for (TokenId id = 0; id < vocabulary_.end_id(); ++id) {
-      const std::string* piece = vocabulary_.piece(id);
-      if (piece == nullptr || piece->empty() || vocabulary_.find(*piece) != id) continue;  // of equal pieces the last
-      sorted_.push_back({*piece, id});
-    }
-    std::sort(sorted_.begin(), sorted_.end());
   }
 
   const Vocabulary& vocabulary() const override { return vocabulary_; }
@@ -44,7 +39,7 @@ class Unigram : public Model {
     for (std::size_t at = 0; at < word.size();) {
       const std::size_t length = char_length(word[at]);
       bool has_char = false;
-      for_each_prefix(std::string_view(word).substr(at), [&](std::size_t size, TokenId id) {
+      sorted_.for_each_prefix({}, std::string_view(word).substr(at), [&](std::size_t size, TokenId id) {
         offer(at, at + size, scores_[static_cast<std::size_t>(id)], id);
         has_char |= size == length;
       });
@@ -77,28 +72,6 @@ class Unigram : public Model {
  private:
   static constexpr std::size_t kNowhere = ~std::size_t{0};
 
-  // Calls `found(bytes, id)` for every token that the text begins with, the shortest first.
-  template <typename Found>
-  void for_each_prefix(std::string_view text, Found&& found) const {
-    auto begin = sorted_.begin();
-    auto end = sorted_.end();
-    for (std::size_t depth = 0; depth < text.size(); ++depth) {
-      const auto byte = static_cast<unsigned char>(text[depth]);
-      const auto byte_of = [depth](const Entry& entry) {
-        return static_cast<int>(static_cast<unsigned char>(entry.piece[depth]));
-      };
-      begin = std::lower_bound(begin, end, static_cast<int>(byte),
-                               [&](const Entry& entry, int value) { return byte_of(entry) < value; });
-      end = std::upper_bound(begin, end, static_cast<int>(byte),
-                             [&](int value, const Entry& entry) { return value < byte_of(entry); });
-      if (begin == end) return;
-      if (begin->piece.size() == depth + 1) {
-        found(depth + 1, begin->id);
-        ++begin;  // the remaining entries are longer
-      }
-    }
-  }
-
   void add(std::string_view piece, std::vector<TokenId>& ids) const {
     if (const auto id = vocabulary_.find(piece)) {
       ids.push_back(*id);
@@ -109,17 +82,11 @@ class Unigram : public Model {
     }
   }
 
-  struct Entry {
-    std::string_view piece;  // in the vocabulary
-    TokenId id;
-    bool operator<(const Entry& other) const { return piece < other.piece; }
-  };
-
   Vocabulary vocabulary_;
+  SortedPieces sorted_;
   std::vector<double> scores_;
   TokenId unk_id_;
   double unk_score_ = 0;
-  std::vector<Entry> sorted_;  // no two pieces are equal
   std::vector<TokenId> byte_ids_;
 };
 

@@ -1,5 +1,6 @@
 #include "base/check.h"
 #include "text/model.h"
+#include "text/sorted_pieces.h"
 #include "text/unicode.h"
 
 // Models without merges or scores: WordPiece and WordLevel.
@@ -16,6 +17,7 @@ class WordPiece : public Model {
  public:
   WordPiece(Vocabulary vocabulary, WordPieceOptions options)
       : vocabulary_(std::move(vocabulary)),
+        sorted_(vocabulary_),
         options_(std::move(options)),
         unk_(unk_of(vocabulary_, options_.unk_token)) {}
 
@@ -31,25 +33,30 @@ class WordPiece : public Model {
 
  private:
   bool tokenize_known(std::string_view word, std::vector<TokenId>& ids) const {
-    const std::string& prefix = options_.continuing_subword_prefix;
-    std::string piece;
-    for (std::size_t begin = 0; begin < word.size();) {
-      piece = begin > 0 ? prefix : "";
-      const std::size_t prefix_size = piece.size();
-      piece += word.substr(begin);
-      std::optional<TokenId> id;
-      while (piece.size() > prefix_size && !(id = vocabulary_.find(piece))) {
-        while ((static_cast<unsigned char>(piece.back()) & 0xC0) == 0x80) piece.pop_back();
-        piece.pop_back();
-      }
-      if (!id) return false;
+    // Most words are tokens.
+    if (const auto id = vocabulary_.find(word); id && !word.empty()) {
       ids.push_back(*id);
-      begin += piece.size() - prefix_size;
+      return true;
+    }
+    for (std::size_t begin = 0; begin < word.size();) {
+      const std::string_view rest = word.substr(begin);
+      std::size_t longest = 0;
+      TokenId token = -1;
+      sorted_.for_each_prefix(begin > 0 ? options_.continuing_subword_prefix : "", rest,
+                              [&](std::size_t bytes, TokenId id) {
+                                if (bytes < rest.size() && continues_char(rest[bytes])) return;
+                                longest = bytes;
+                                token = id;
+                              });
+      if (longest == 0) return false;
+      ids.push_back(token);
+      begin += longest;
     }
     return true;
   }
 
   Vocabulary vocabulary_;
+  SortedPieces sorted_;
   WordPieceOptions options_;
   TokenId unk_;
 };

@@ -164,6 +164,13 @@ const std::vector<Work>& works() {
              R"({"model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2, "abab": 3}, "merges": ["a b", "ab ab"]}})");
          return [=, text = repeated("ab", n)] { words->encode(text); };
        }},
+      {"EncodeOneWordInPieces",
+       [](std::int64_t n) {
+         const auto words = Tokenizer::from_json(
+             R"({"model": {"type": "WordPiece", "unk_token": "a", "continuing_subword_prefix": "##",
+                 "max_input_chars_per_word": 1000000000, "vocab": {"a": 0, "##a": 1, "##aab": 2}}})");
+         return [=, text = repeated("a", n)] { words->encode(text); };
+       }},
       {"TemplateSource",
        [](std::int64_t n) {
          return render(repeated("{% if x %}a{% else %}{{ 'b' | upper }}{% endif %}", n), R"({"messages": []})");

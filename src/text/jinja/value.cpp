@@ -415,7 +415,7 @@ std::string stripped(std::string_view text, bool left, bool right, std::string_v
   }
   while (right && begin < end) {
     std::size_t last = end - 1;
-    while ((static_cast<unsigned char>(text[last]) & 0xC0) == 0x80) --last;
+    while (continues_char(text[last])) --last;
     std::size_t after = last;
     if (!goes(next_char(text, after))) break;
     end = last;
