@@ -55,7 +55,7 @@ if(GRAFT_CLI AND cli_sources)
   set_source_files_properties(src/serve/http/server.cpp PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
   target_precompile_headers(graft_cli_objects PRIVATE ${graft_std_headers} "${CMAKE_CURRENT_SOURCE_DIR}/src/base/json.h")
 
-  add_executable(graft_cli src/cli/main.cpp)
+  add_executable(graft_cli src/cli/main.cpp $<TARGET_OBJECTS:graft_json>)
   graft_target(graft_cli)
   set_target_properties(graft_cli PROPERTIES
     OUTPUT_NAME graft

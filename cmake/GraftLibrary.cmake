@@ -20,6 +20,12 @@ target_include_directories(graft_includes SYSTEM INTERFACE "${GRAFT_GENERATED}" 
 target_link_libraries(graft_includes INTERFACE ggml::ggml Threads::Threads nlohmann_json::nlohmann_json
                                                "${GRAFT_ONIG_LIBRARY}" "${GRAFT_UTF8PROC_LIBRARY}")
 
+# For the command line too, which sees only what the library exports.
+list(FILTER graft_sources EXCLUDE REGEX "/base/json\\.cpp$")
+add_library(graft_json OBJECT src/base/json.cpp)
+graft_target(graft_json)
+target_link_libraries(graft_json PRIVATE graft_includes)
+
 add_library(graft_objects OBJECT ${graft_sources})
 graft_target(graft_objects)
 target_link_libraries(graft_objects PUBLIC graft_includes)
@@ -58,7 +64,7 @@ endif()
 # A residual is added as PyTorch adds it: rounded between the product and the sum.
 set_source_files_properties(src/kernel/conv/quantized_conv_baseline.cpp src/kernel/conv/quantized_conv_vnni.cpp
                             PROPERTIES COMPILE_OPTIONS -ffp-contract=off)
-set(graft_all_objects $<TARGET_OBJECTS:graft_objects>)
+set(graft_all_objects $<TARGET_OBJECTS:graft_objects> $<TARGET_OBJECTS:graft_json>)
 foreach(isa IN LISTS graft_targets)
   graft_target_sources(sources ${isa} ${graft_kernel_sources})
   add_library(graft_isa_${isa} OBJECT ${sources})

@@ -112,7 +112,7 @@ std::string trace_json(const Program& program, const std::string& method, int th
     std::size_t next = 0;
   };
   std::map<std::string, About> nodes;
-  const Json all = Json::parse(program.describe());
+  const Json all = read_json<Json>(program.describe());
   for (const Json& one : all["methods"]) {
     if (one["name"] != method || !one.contains("plans")) continue;
     for (const Json& node : one["plans"][0]["nodes"])

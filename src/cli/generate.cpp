@@ -13,7 +13,7 @@ namespace {
 std::vector<ChatMessage> read_messages(const std::string& path) {
   try {
     std::vector<ChatMessage> messages;
-    for (const Json& message : Json::parse(read_text(path)))
+    for (const Json& message : read_json<Json>(read_text(path)))
       messages.push_back({message.at("role").get<std::string>(), message.at("content").get<std::string>()});
     return messages;
   } catch (const Json::exception& error) {

@@ -302,7 +302,7 @@ void inspect(const InspectArgs& args) {
       errors.emplace_back(name, error.what());
     }
   }
-  Json all = Json::parse(program->describe(args.plan));
+  Json all = read_json<Json>(program->describe(args.plan));
   for (Json& method : all["methods"])
     for (const auto& [name, message] : errors)
       if (method["name"] == name) method["plan_error"] = message;
@@ -312,7 +312,7 @@ void inspect(const InspectArgs& args) {
   if (planned)
     for (const auto& [name, value] : counter_list(session.counters())) all["counters"][name] = value;
   if (!args.html.empty()) {
-    Json page = Json::parse(program->describe(true));
+    Json page = read_json<Json>(program->describe(true));
     add_profiles(page, program, args);
     write_text(args.html, html_page(page));
   }

@@ -21,7 +21,7 @@ std::string_view text_of(std::span<const std::byte> bytes) {
 LanguageModelInfo parse_info(const std::string& path, std::string_view text) {
   LanguageModelInfo info;
   try {
-    const Json json = Json::parse(text);
+    const Json json = read_json<Json>(text);
     info.architecture = json.at("architecture").get<std::string>();
     info.source = json.value("source", "");
     info.vocab_size = json.at("vocab_size").get<std::int64_t>();

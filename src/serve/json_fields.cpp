@@ -19,7 +19,7 @@ Json parse_json(std::string_view text) {
     return true;
   };
   try {
-    return Json::parse(text, watch);
+    return read_json<Json>(text, watch);
   } catch (const Json::exception& error) {
     // "[json.exception.parse_error.101] parse error at line 1, column 2: ..."
     const std::string_view message = error.what();

@@ -13,7 +13,7 @@ OrderedJson parse_object(std::string_view text, const char* what) {
   GRAFT_CHECK(InvalidArgument, json_depth(text) <= kMaxJsonDepth, what, " are nested too deeply");
   OrderedJson out;
   try {
-    out = OrderedJson::parse(text.begin(), text.end());
+    out = read_json<OrderedJson>(text);
   } catch (const OrderedJson::exception& error) {
     throw InvalidArgument(str(what, " are not valid JSON: ", error.what()));
   }

@@ -1,5 +1,6 @@
 #include "text/decoder.h"
 
+#include "base/check.h"
 #include "base/utf8.h"
 #include "text/byte_level.h"
 #include "text/json.h"

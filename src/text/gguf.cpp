@@ -142,20 +142,20 @@ PreTokenizers pre_tokenizer_named(const std::string& name) {
                         "' (tokenizer.ggml.pre) is not known; give the model's tokenizer.json instead"));
 }
 
-std::unique_ptr<const Decoder> decoder_of(const char* json) { return make_decoder(Json::parse(json)); }
+std::unique_ptr<const Decoder> decoder_of(const char* json) { return make_decoder(read_json<Json>(json)); }
 
 // SentencePiece: a space before the text where the file says so, and ▁ for spaces.
 void read_sentence_piece(const Head& head, Parts& parts) {
   const bool add_space = head.flag("tokenizer.ggml.add_space_prefix").value_or(true);
   if (add_space) {
-    parts.normalizer = make_normalizer(Json::parse(R"({"type": "Sequence", "normalizers": [
+    parts.normalizer = make_normalizer(read_json<Json>(R"({"type": "Sequence", "normalizers": [
         {"type": "Prepend", "prepend": "▁"}, {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}]})"));
     parts.decoder = decoder_of(R"({"type": "Sequence", "decoders": [
         {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}, {"type": "ByteFallback"}, {"type": "Fuse"},
         {"type": "Strip", "content": " ", "start": 1, "stop": 0}]})");
   } else {
     parts.normalizer =
-        make_normalizer(Json::parse(R"({"type": "Replace", "pattern": {"String": " "}, "content": "▁"})"));
+        make_normalizer(read_json<Json>(R"({"type": "Replace", "pattern": {"String": " "}, "content": "▁"})"));
     parts.decoder = decoder_of(R"({"type": "Sequence", "decoders": [
         {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}, {"type": "ByteFallback"}, {"type": "Fuse"}]})");
   }
@@ -211,8 +211,8 @@ void read_word_piece(const Head& head, Vocab& vocab, Parts& parts) {
     constexpr std::string_view word_begin = "▁";
     piece = piece.starts_with(word_begin) ? piece.substr(word_begin.size()) : "##" + piece;
   }
-  parts.normalizer = make_normalizer(Json::parse(R"({"type": "BertNormalizer"})"));
-  parts.pre_tokenizer = make_pre_tokenizer(Json::parse(R"({"type": "BertPreTokenizer"})"));
+  parts.normalizer = make_normalizer(read_json<Json>(R"({"type": "BertNormalizer"})"));
+  parts.pre_tokenizer = make_pre_tokenizer(read_json<Json>(R"({"type": "BertPreTokenizer"})"));
   parts.decoder = decoder_of(R"({"type": "WordPiece", "prefix": "##", "cleanup": true})");
   const auto unk = head.id("tokenizer.ggml.unknown_token_id");
   WordPieceOptions options;
@@ -238,7 +238,7 @@ void read_model(const Head& head, const std::string& model, Vocab vocab, Parts& 
   GRAFT_CHECK(Unsupported, model == "gpt2", "its vocabulary is of the unknown kind '", to_utf8(model),
               "' (tokenizer.ggml.model); give the model's tokenizer.json instead");
   const PreTokenizers known = pre_tokenizer_named(head.text("tokenizer.ggml.pre").value_or("default"));
-  if (known.nfc) parts.normalizer = make_normalizer(Json::parse(R"({"type": "NFC"})"));
+  if (known.nfc) parts.normalizer = make_normalizer(read_json<Json>(R"({"type": "NFC"})"));
   parts.pre_tokenizer = make_byte_level_split(known.expressions);
   parts.decoder = decoder_of(R"({"type": "ByteLevel"})");
   BpeOptions options;

@@ -1,3 +1,4 @@
+#include "base/check.h"
 #include "text/json.h"
 #include "text/model.h"
 

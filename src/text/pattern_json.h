@@ -1,5 +1,6 @@
 #pragma once
 
+#include "base/check.h"
 #include "text/json.h"
 #include "text/pattern.h"
 

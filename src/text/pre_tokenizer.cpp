@@ -1,5 +1,6 @@
 #include "text/pre_tokenizer.h"
 
+#include "base/check.h"
 #include "text/byte_level.h"
 #include "text/json.h"
 #include "text/pattern.h"
@@ -100,7 +101,7 @@ Prepend prepend_at(const Json& description) {
   const Json& scheme = member(description, "prepend_scheme");
   Prepend out = Prepend::always;
   if (!scheme.is_null()) {
-    const std::string name = get_as<std::string>(scheme, "Metaspace.prepend_scheme", "a string");
+    const std::string name = text_of(scheme, "Metaspace.prepend_scheme");
     if (name == "never")
       out = Prepend::never;
     else if (name == "first")

@@ -199,7 +199,7 @@ std::string token_named(const Json& config, const std::string& name) {
   const Json& value = member(config, name);
   if (value.is_null()) return "";
   if (value.is_object()) return string_at(value, "content", "tokenizer_config.json: " + name);
-  return get_as<std::string>(value, "tokenizer_config.json: " + name, "a string");
+  return text_of(value, "tokenizer_config.json: " + name);
 }
 
 // One template, or several with names.

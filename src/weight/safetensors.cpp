@@ -85,9 +85,8 @@ WeightFile read_safetensors(std::shared_ptr<const MappedFile> file) {
     return true;
   };
   Json header;
-  const auto* first = reinterpret_cast<const char*>(text.data());
   try {
-    header = Json::parse(first, first + text.size(), no_name_twice);
+    header = read_json<Json>(std::span(text), no_name_twice);
   } catch (const Json::exception&) {
     throw InvalidProgram(str("its header of ", length, " bytes is not JSON"));
   }

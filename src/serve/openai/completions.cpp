@@ -6,7 +6,7 @@ namespace {
 
 // A token that is a part of a character has no text of its own: its bytes are spelled, as OpenAI's API does.
 std::string spelled(const std::string& bytes) {
-  const Json as_text = Json::parse(dump(bytes));
+  const Json as_text = read_json<Json>(dump(bytes));
   if (as_text.get_ref<const std::string&>() == bytes) return bytes;
   std::string out = "bytes:";
   for (const char c : bytes) {

@@ -5,8 +5,8 @@ namespace graft::serve {
 extern const std::string_view kOpenApiPaths, kOpenApiSchemas;
 
 Json open_api_document() {
-  Json document = Json::parse(kOpenApiPaths);
-  document["components"]["schemas"] = Json::parse(kOpenApiSchemas);
+  Json document = read_json<Json>(kOpenApiPaths);
+  document["components"]["schemas"] = read_json<Json>(kOpenApiSchemas);
   for (auto& [path, operations] : document["paths"].items()) {
     const char* schema = path.starts_with("/v2") ? "#/components/schemas/V2Error" : "#/components/schemas/Error";
     const Json error = {{"description", "An error."},

@@ -461,7 +461,7 @@ ExprPtr parse_json_schema(std::string_view text, Rules& rules) {
   GRAFT_CHECK(InvalidArgument, json_depth(text) <= kMaxJsonDepth, "the JSON schema is nested too deeply");
   Schema document;
   try {
-    document = Schema::parse(text.begin(), text.end());
+    document = read_json<Schema>(text);
   } catch (const Schema::exception& error) {
     throw InvalidArgument(str("the JSON schema is not valid JSON: ", error.what()));
   }
