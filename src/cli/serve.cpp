@@ -77,6 +77,15 @@ ServeCommand::ServeCommand(CLI::App& app) : command_(app.add_subcommand("serve",
                   "how keys and values are stored: f32, f16, bf16 or q8_0 (default: as the model computes them)")
       ->check(CLI::IsMember(std::vector<std::string>{"f32", "f16", "bf16", "q8_0"}).description(""))
       ->type_name("TYPE");
+  command.add_flag("--model-control", options_.model_control,
+                   "let requests load and unload the models that are named here (POST /v1/models/load, /unload)");
+  command
+      .add_option("--load", load_first_,
+                  "NAME: of the models, load this one at the start, and not all; may be repeated")
+      ->type_name("NAME")
+      ->allow_extra_args(false);
+  count("--max-model-bytes", options_.max_model_bytes,
+        "of the models that are loaded at once: weights, states and caches (default: no limit)");
   serve::RequestLimits& limits = options_.limits;
   const auto limit = [&](const char* flag, auto& value, const char* about) {
     count(flag, value, about)->capture_default_str()->group(kHttpGroup);
@@ -106,6 +115,12 @@ void ServeCommand::run() {
     if (given.find('=') == std::string::npos || model == options_.models.end())
       throw CLI::ValidationError("--tokenizer", "'" + given + "' is not NAME=FILE with the name of a model");
     model->tokenizer = file.path;
+  }
+  for (const std::string& name : load_first_) {
+    if (std::ranges::find(options_.models, name, &serve::ModelFile::name) == options_.models.end())
+      throw CLI::ValidationError("--load", "there is no model '" + name + "'");
+    if (!options_.load_first) options_.load_first.emplace();
+    options_.load_first->insert(name);
   }
   options_.http.port = static_cast<std::uint16_t>(port_);
   options_.load = load_options_of(load_);

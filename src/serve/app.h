@@ -7,6 +7,7 @@
 #include "serve/metrics.h"
 #include "serve/models.h"
 #include "serve/options.h"
+#include "serve/work_queue.h"
 
 namespace graft::serve {
 
@@ -15,15 +16,18 @@ enum class Phase { loading, ready, draining };
 // The parts of the path that stand for {...} in the route, in order.
 using PathParts = std::vector<std::string>;
 
+inline constexpr std::size_t kMaxLoads = 16;  // that wait
+
 // What all endpoints share.
 struct App {
-  explicit App(const ServeOptions& serve_options) : options(serve_options) {}
+  explicit App(const ServeOptions& serve_options) : options(serve_options), models(serve_options.models) {}
 
   const ServeOptions options;
   Models models;
   Metrics metrics;
   ApiKeys keys;
   std::atomic<Phase> phase{Phase::loading};
+  WorkQueue loads{kMaxLoads};  // requests that load models, one after the other
 
   // Throws ApiError (503) unless it is ready.
   void check_ready() const;

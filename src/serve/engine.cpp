@@ -12,6 +12,7 @@ Engine::Engine(std::shared_ptr<const LanguageModel> model, const DecoderOptions&
   capacity_ = generator_.decoder().capacity();
   rows_ = generator_.decoder().options().rows;
   generator_.prepare(0, true);
+  state_bytes_ = generator_.decoder().session().counters().state_bytes;
   publish();
   thread_ = std::thread([this] { loop(); });
 }

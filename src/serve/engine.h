@@ -54,6 +54,7 @@ class Engine {
   const LanguageModel& model() const { return *model_; }
   std::int64_t capacity() const { return capacity_; }  // tokens of a sequence
   std::int64_t rows() const { return rows_; }
+  std::uint64_t state_bytes() const { return state_bytes_; }  // of the caches of keys and values
 
  private:
   struct Request {
@@ -87,6 +88,7 @@ class Engine {
   BatchGenerator generator_;
   const std::size_t queue_;
   std::int64_t capacity_ = 0, rows_ = 0;
+  std::uint64_t state_bytes_ = 0;
   std::vector<Active> active_;
   std::exception_ptr thrown_;  // by the last step, and not yet reported
 

@@ -55,7 +55,7 @@ void metrics(App& app, const std::shared_ptr<Call>& call, const PathParts&) {
        [](const EngineStats& stats) { return stats.generation.decode_seconds; }},
   };
   std::vector<std::pair<std::string, EngineStats>> engines;  // by label
-  for (const auto& model : app.models.all())
+  for (const auto& model : app.models.loaded())
     if (model->engine) engines.emplace_back(metric_label("model_name", model->name), model->engine->stats());
   for (const Metric& metric : all) {
     metric_head(out, metric.name, metric.type, metric.help);

@@ -21,29 +21,108 @@ std::uint64_t available_memory() {
   return 0;
 }
 
-}  // namespace
-
-void Models::add(std::shared_ptr<ServedModel> model) {
-  const std::lock_guard lock(mutex_);
-  models_.push_back(std::move(model));
+template <typename List>
+auto& named(List& known, const std::string& name) {
+  const auto found = std::ranges::find_if(known, [&](const auto& one) { return one.file.name == name; });
+  if (found == known.end())
+    throw ApiError(404, "there is no model '" + name + "'; GET /v1/models lists those that there are", "model",
+                   "model_not_found");
+  return *found;
 }
 
-std::vector<std::shared_ptr<ServedModel>> Models::all() const {
+}  // namespace
+
+Models::Models(const std::vector<ModelFile>& files) {
+  for (const ModelFile& file : files) known_.push_back({file, State::unloaded, nullptr});
+}
+
+std::vector<Models::Known> Models::known() const {
   const std::lock_guard lock(mutex_);
-  return models_;
+  return known_;
+}
+
+std::vector<std::shared_ptr<ServedModel>> Models::loaded() const {
+  std::vector<std::shared_ptr<ServedModel>> out;
+  for (const Known& known : this->known())
+    if (known.model) out.push_back(known.model);
+  return out;
+}
+
+Models::Known Models::known(const std::string& name) const {
+  const std::lock_guard lock(mutex_);
+  return named(known_, name);
 }
 
 std::shared_ptr<ServedModel> Models::find(const std::optional<std::string>& name) const {
+  if (!name) {
+    const auto all = loaded();
+    if (all.empty()) throw ApiError(404, "no model is loaded", "model", "model_not_loaded");
+    return all.front();
+  }
+  const Known found = known(*name);
+  if (found.model) return found.model;
+  if (found.state == State::unloaded)
+    throw ApiError(404, "the model '" + *name + "' is not loaded", "model", "model_not_loaded");
+  ApiError error(503, "the model '" + *name + "' is being loaded", "model", "model_not_loaded");
+  error.headers.emplace_back("Retry-After", "1");
+  throw error;
+}
+
+std::uint64_t Models::bytes() const {
   const std::lock_guard lock(mutex_);
-  for (const auto& model : models_)
-    if (!name || model->name == *name) return model;
-  throw ApiError(404, "there is no model '" + name.value_or("") + "'; GET /v1/models lists those that there are",
-                 "model", "model_not_found");
+  std::uint64_t bytes = 0;
+  for (const Known& known : known_) bytes += known.model ? known.model->bytes : 0;
+  for (const auto& model : unloaded_) bytes += model->bytes;
+  return bytes;
+}
+
+void Models::add(std::shared_ptr<ServedModel> model) {
+  const std::lock_guard lock(mutex_);
+  auto found = std::ranges::find_if(known_, [&](const Known& known) { return known.file.name == model->name; });
+  if (found == known_.end()) found = known_.insert(known_.end(), {{model->name, {}, {}}, State::unloaded, nullptr});
+  found->state = State::loaded;
+  found->model = std::move(model);
+}
+
+ModelFile Models::begin_loading(const std::string& name) {
+  const std::lock_guard lock(mutex_);
+  Known& known = named(known_, name);
+  if (known.state != State::unloaded)
+    throw ApiError(409, "the model '" + name + (known.model ? "' is loaded" : "' is being loaded"), "model");
+  known.state = State::loading;
+  return known.file;
+}
+
+void Models::stop_loading(const std::string& name) noexcept {
+  const std::lock_guard lock(mutex_);
+  for (Known& known : known_)
+    if (known.file.name == name && known.state == State::loading) known.state = State::unloaded;
+}
+
+void Models::unload(const std::string& name) {
+  const std::lock_guard lock(mutex_);
+  Known& known = named(known_, name);
+  if (known.state == State::loading) throw ApiError(409, "the model '" + name + "' is being loaded", "model");
+  if (!known.model) return;
+  unloaded_.push_back(known.model);
+  known.model = nullptr;
+  known.state = State::unloaded;
+}
+
+void Models::free_unused() {
+  std::vector<std::shared_ptr<ServedModel>> free;
+  const std::lock_guard lock(mutex_);
+  for (auto& model : unloaded_)
+    if (model.use_count() == 1) free.push_back(std::move(model));
+  std::erase(unloaded_, nullptr);
 }
 
 void Models::clear() {
+  std::vector<Known> known;
+  std::vector<std::shared_ptr<ServedModel>> unloaded;
   const std::lock_guard lock(mutex_);
-  models_.clear();
+  std::swap(known, known_);
+  std::swap(unloaded, unloaded_);
 }
 
 std::int64_t rows_for(const std::shared_ptr<const LanguageModel>& model, DecoderOptions options) {
@@ -105,6 +184,9 @@ std::shared_ptr<ServedModel> load_model(const ModelFile& file, const ServeOption
     load_language(*model, file, options);
   else
     load_program(*model, file, options);
+  const ProgramStats stats = (model->language ? model->language->program() : model->runner->program())->stats();
+  model->bytes = stats.weight_bytes + stats.constant_bytes +
+                 (model->engine ? model->engine->state_bytes() : model->runner->state_bytes());
   return model;
 }
 

@@ -19,6 +19,7 @@ namespace graft::serve {
 struct ServedModel {
   std::string name;
   std::int64_t created = 0;  // seconds since 1970
+  std::uint64_t bytes = 0;   // of weights, constants, states and caches
   // Of a language model:
   std::shared_ptr<const LanguageModel> language;
   std::unique_ptr<Engine> engine;
@@ -33,18 +34,45 @@ struct ServedModel {
   void check_embedder() const;
 };
 
-// The models that requests name. From any thread.
+// The models that requests name: those of the command line, whether they are loaded or not. From any thread.
 class Models {
  public:
-  void add(std::shared_ptr<ServedModel> model);
-  std::vector<std::shared_ptr<ServedModel>> all() const;
-  // The first one for an absent name. Throws ApiError (404).
+  enum class State { unloaded, loading, loaded };
+  struct Known {
+    ModelFile file;
+    State state = State::unloaded;
+    std::shared_ptr<ServedModel> model;  // null unless it is loaded
+  };
+
+  Models() = default;
+  explicit Models(const std::vector<ModelFile>& files);
+
+  std::vector<Known> known() const;
+  std::vector<std::shared_ptr<ServedModel>> loaded() const;
+  // The first that is loaded for an absent name. Throws ApiError: 404 for one that is not known or not loaded, 503 for
+  // one that is being loaded.
   std::shared_ptr<ServedModel> find(const std::optional<std::string>& name) const;
+  // Of a name that is known: throws ApiError (404) for another.
+  Known known(const std::string& name) const;
+  // Of those that are loaded, and of those that were unloaded while requests use them.
+  std::uint64_t bytes() const;
+
+  // Of one that is not known its file has the name alone.
+  void add(std::shared_ptr<ServedModel> model);
+  // From unloaded to loading; the caller ends it by add() or stop_loading(). Throws ApiError (404, and 409 for one that
+  // is not unloaded).
+  ModelFile begin_loading(const std::string& name);
+  void stop_loading(const std::string& name) noexcept;
+  // Requests that run keep it until they end. Throws ApiError (404, and 409 while it is being loaded).
+  void unload(const std::string& name);
+  // Frees what was unloaded and is not in use any more. Not from a callback of a model: its threads end here.
+  void free_unused();
   void clear();
 
  private:
   mutable std::mutex mutex_;
-  std::vector<std::shared_ptr<ServedModel>> models_;
+  std::vector<Known> known_;
+  std::vector<std::shared_ptr<ServedModel>> unloaded_;
 };
 
 // Loads a package; of a language model it makes the plans. Throws what the loads, Engine, Runner and Embedder throw.

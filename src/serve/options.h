@@ -1,6 +1,8 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -25,7 +27,11 @@ struct RequestLimits {
 
 struct ServeOptions {
   HttpOptions http;
-  std::vector<ModelFile> models;  // the first one answers requests that name none
+  std::vector<ModelFile> models;  // the first that is loaded answers requests that name none
+  // Of their names, those that are loaded before requests are served; none: all.
+  std::optional<std::set<std::string>> load_first;
+  bool model_control = false;                         // whether requests may load and unload models
+  std::uint64_t max_model_bytes = ~std::uint64_t{0};  // of all that are loaded: weights, constants, states and caches
   LoadOptions load;
   DecoderOptions decoder;  // rows 0: as many as the memory allows, up to 32
   RequestLimits limits;

@@ -3,6 +3,7 @@
 #include "serve/anthropic/anthropic.h"
 #include "serve/health.h"
 #include "serve/http/target.h"
+#include "serve/model_control.h"
 #include "serve/openai/openai.h"
 #include "serve/openapi/open_api.h"
 #include "serve/text_tools.h"
@@ -80,6 +81,8 @@ const std::vector<Route>& routes() {
       {"GET", "/openapi.json", open_api},
       {"GET", "/v1/models", list_models},
       {"GET", "/v1/models/{model}", show_model},
+      {"POST", "/v1/models/load", models_load},
+      {"POST", "/v1/models/unload", models_unload},
       {"POST", "/v1/completions", completions},
       {"POST", "/v1/chat/completions", chat_completions},
       {"POST", "/v1/responses", responses},

@@ -20,6 +20,7 @@ const MethodInfo& method_of(const Program& program) {
 Runner::Runner(std::shared_ptr<const Program> program, const SessionOptions& options, std::size_t queue)
     : program_(std::move(program)), session_(program_, options), method_(&method_of(*program_)), queue_(queue) {
   has_states_ = !session_.states().empty();
+  state_bytes_ = session_.counters().state_bytes;
 }
 
 void Runner::run(std::vector<Value> inputs, Clock::time_point deadline, const CancelToken& cancel, OnDone on_done) {

@@ -8,6 +8,7 @@ import random
 import re
 import socket
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -452,6 +453,101 @@ def test_several_models(stories):
         assert server.complete(STORY, max_tokens=1)["model"] == "one"
 
 
+def states(server) -> dict[str, str]:
+    return {model["id"]: model["status"]["value"] for model in server.get("/v1/models")[1]["data"]}
+
+
+def test_models_are_loaded_and_unloaded(stories):
+    control = ("--model-control", "--load", "one")
+    with Server(f"one={stories}", f"two={stories}", "--rows", 2, *control) as server:
+        assert states(server) == {"one": "loaded", "two": "unloaded"}
+        text = server.complete(STORY, max_tokens=20, temperature=0)["choices"][0]["text"]
+        status, error = server.post("/v1/completions", {"model": "two", "prompt": STORY})
+        assert status == 404 and error["error"]["code"] == "model_not_loaded"
+
+        assert server.good("/v1/models/load", model="two")["status"] == {"value": "loaded"}
+        assert server.good("/v1/models/load", model="two")["status"] == {"value": "loaded"}  # it is already
+        assert server.complete(STORY, model="two", max_tokens=20, temperature=0)["choices"][0]["text"] == text
+
+        # A request that runs goes on.
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            running = pool.submit(server.complete, STORY, model="one", max_tokens=400, ignore_eos=True)
+            server.wait_for(lambda: server.gauge("vllm:num_requests_running") == 1)
+            assert server.good("/v1/models/unload", model="one")["status"] == {"value": "unloaded"}
+            assert server.complete(STORY, max_tokens=20)["model"] == "two"  # the first that is loaded
+            assert running.result()["usage"]["completion_tokens"] == 400
+        assert states(server) == {"one": "unloaded", "two": "loaded"}
+
+        server.good("/v1/models/unload", model="two")
+        server.good("/v1/models/unload", model="two")
+        status, error = server.post("/v1/completions", {"prompt": STORY})
+        assert status == 404 and error["error"]["message"] == "no model is loaded"
+        for path in ("load", "unload"):
+            assert server.post(f"/v1/models/{path}", {"model": "three"})[0] == 404
+            assert server.post(f"/v1/models/{path}", {})[0] == 400
+
+
+def test_models_that_come_and_go_leave_nothing(stories):
+    with Server(stories, "--rows", 1, "--model-control") as server:
+        process = Path(f"/proc/{server.process.pid}")
+
+        def held() -> tuple[int, int]:
+            return len(list((process / "task").iterdir())), len(list((process / "fd").iterdir()))
+
+        def again() -> None:
+            server.good("/v1/models/unload", model="stories")
+            server.good("/v1/models/load", model="stories")
+            server.complete(STORY, max_tokens=1)
+
+        again()
+        before = held()
+        for _ in range(5):
+            again()
+        server.wait_for(lambda: held() <= before)
+
+
+def test_sigterm_while_models_are_loaded(stories):
+    names = [f"m{i}" for i in range(8)]
+    args = [f"{name}={stories}" for name in names]
+    with Server(*args, "--rows", 1, "--model-control", "--load", "m0", "--drain-seconds", 0.01) as server:
+        with concurrent.futures.ThreadPoolExecutor(len(names)) as pool:
+            asked = [pool.submit(server.post, "/v1/models/load", {"model": name}) for name in names[1:]]
+            concurrent.futures.wait(asked, return_when=concurrent.futures.FIRST_COMPLETED)
+            server.process.terminate()  # the with block expects the exit status 0
+            for answer in asked:
+                if not answer.exception():
+                    assert answer.result()[0] in (200, 503), answer.result()
+
+
+def test_models_have_a_budget(stories, tmp_path):
+    size = stories.stat().st_size
+    args = (f"one={stories}", f"two={stories}", "--rows", 1, "--model-control", "--load", "one")
+    with Server(*args, "--max-model-bytes", 2 * size) as server:
+        status, error = server.post("/v1/models/load", {"model": "two"})
+        assert status == 409 and error["error"]["code"] == "model_does_not_fit", error
+        assert re.search(r"the model 'two' needs \d+ bytes, and \d+ of \d+ are free: unload another", error["error"]["message"])
+        assert states(server) == {"one": "loaded", "two": "unloaded"}
+        server.good("/v1/models/unload", model="one")
+        assert server.good("/v1/models/load", model="two")["status"] == {"value": "loaded"}
+
+
+def test_a_load_that_fails_names_no_file(stories, tmp_path):
+    damaged = tmp_path / "damaged.pte"
+    damaged.write_bytes(stories.read_bytes()[:5000])
+    with Server(f"one={stories}", damaged, "--rows", 1, "--model-control", "--load", "one") as server:
+        status, error = server.post("/v1/models/load", {"model": "damaged"})
+        assert status == 500 and str(tmp_path) not in json.dumps(error), error
+        assert states(server) == {"one": "loaded", "damaged": "unloaded"}
+        assert any(line["event"] == "not loaded" and str(damaged) in line["error"] for line in server.lines)
+        server.complete(STORY, max_tokens=1)
+
+
+def test_models_are_not_loaded_unasked(server):
+    for path in ("load", "unload"):
+        status, error = server.post(f"/v1/models/{path}", {"model": "stories"})
+        assert status == 403 and "--model-control" in error["error"]["message"]
+
+
 def test_sigterm_lets_requests_end(stories):
     server = Server(stories, "--rows", 2)
     server.wait_for(lambda: server.get("/health")[0] == 200)
@@ -479,6 +575,7 @@ def test_sigterm_lets_requests_end(stories):
         (("x.pte", "--host", "localhost"), 1, "the host must be an address"),
         (("x.pte", "--api-keys", "not-there"), 1, "cannot read the file of API keys"),
         (("x.pte", "--rows", "0"), 2, "--rows"),
+        (("x.pte", "--load", "y"), 2, "--load: there is no model 'y'"),
     ],
 )
 def test_wrong_use(args, code, message):

@@ -10,6 +10,7 @@
 #include "base/check.h"
 #include "serve/app.h"
 #include "serve/log.h"
+#include "serve/model_control.h"
 #include "serve/options.h"
 #include "serve/router.h"
 
@@ -17,7 +18,7 @@ namespace graft::serve {
 namespace {
 
 constexpr std::size_t kWorkers = 4;  // parse requests and tokenize prompts
-constexpr double kDrainCheckSeconds = 0.02;
+constexpr double kDrainCheckSeconds = 0.02, kFreeSeconds = 0.5;
 constexpr std::size_t kSpareDescriptors = 64;
 
 // Descriptors for as many connections as asked for, or for fewer where the system allows no more.
@@ -72,6 +73,7 @@ class Server {
   void run() {
     log_event("info", "listening", {{"host", app_.options.http.host}, {"port", http_.port()}});
     http_.on_signal([this] { signalled(); });
+    if (app_.options.model_control) free_unused();
     std::exception_ptr failed;
     std::thread loader([&] {
       try {
@@ -84,6 +86,7 @@ class Server {
     http_.run();
     loader.join();
     workers_.join();
+    app_.loads.end();
     app_.models.clear();  // engines end, and with them all calls
     if (failed) std::rethrow_exception(failed);
     log_event("info", "stopped");
@@ -92,14 +95,8 @@ class Server {
  private:
   void load() {
     for (const ModelFile& file : app_.options.models) {
-      const auto start = Clock::now();
-      auto model = load_model(file, app_.options);
-      log_event("info", "loaded",
-                {{"model", file.name},
-                 {"rows", model->engine ? Json(model->engine->rows()) : Json()},
-                 {"context", model->engine ? Json(model->engine->capacity()) : Json()},
-                 {"seconds", seconds_since(start)}});
-      app_.models.add(std::move(model));
+      if (app_.options.load_first && !app_.options.load_first->contains(file.name)) continue;
+      serve::load(app_, file.name);
       if (app_.phase == Phase::draining) return;
     }
     Phase expected = Phase::loading;
@@ -116,6 +113,14 @@ class Server {
         route(app_, call);
       } catch (...) {  // the call gives an answer when it ends
       }
+    });
+  }
+
+  // Models that were unloaded while requests used them.
+  void free_unused() {
+    http_.post_after(kFreeSeconds, [this] {
+      boost::asio::post(workers_, [this] { app_.models.free_unused(); });
+      free_unused();
     });
   }
 

@@ -8,18 +8,20 @@ WorkQueue::WorkQueue(std::size_t capacity) : capacity_(capacity) {
   thread_ = std::thread([this] { loop(); });
 }
 
-WorkQueue::~WorkQueue() {
+void WorkQueue::end() {
   {
     const std::lock_guard lock(mutex_);
     stopping_ = true;
   }
   changed_.notify_all();
-  thread_.join();
+  if (thread_.joinable()) thread_.join();
+  tasks_.clear();
 }
 
 void WorkQueue::submit(std::function<void()> task) {
   {
     const std::lock_guard lock(mutex_);
+    GRAFT_CHECK(Busy, !stopping_, "the server is stopping");
     GRAFT_CHECK(Busy, tasks_.size() < capacity_, tasks_.size(), " calls wait, the queue has room for ", capacity_);
     tasks_.push_back(std::move(task));
   }

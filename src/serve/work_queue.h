@@ -12,14 +12,15 @@ namespace graft::serve {
 class WorkQueue {
  public:
   explicit WorkQueue(std::size_t capacity);
-  // Drops the tasks that wait.
-  ~WorkQueue();
+  ~WorkQueue() { end(); }
   WorkQueue(const WorkQueue&) = delete;
   WorkQueue& operator=(const WorkQueue&) = delete;
 
   // Throws Busy when as many tasks as the capacity wait. Tasks may not throw.
   void submit(std::function<void()> task);
   std::size_t waiting() const;
+  // Drops the tasks that wait, and returns when the one that runs has ended. Not from a task.
+  void end();
 
  private:
   void loop();
