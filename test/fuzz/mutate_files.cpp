@@ -551,8 +551,10 @@ Blob mutate_plan(std::span<const std::byte> file, std::uint64_t seed) {
       case 5:
         random.one_in(4) ? random.text(plan->method) : random.change(plan->threads);
         break;
-      default:  // aligned, and beside other buffers or on them
-        plan->offsets[at % plan->offsets.size()] += 64 * (static_cast<std::int64_t>(random.below(9)) - 4);
+      default: {  // aligned, and beside other buffers or on them
+        std::int64_t& offset = plan->offsets[at % plan->offsets.size()];
+        offset = static_cast<std::int64_t>(static_cast<std::uint64_t>(offset) + 64 * random.below(9) - 256);
+      }
     }
     if (plan->lifetimes.empty() || plan->offsets.empty()) break;
   }
