@@ -2,6 +2,8 @@
 
 #include <CLI/CLI.hpp>
 
+#include "cli/chat_server.h"
+
 namespace graft::cli {
 namespace {
 
@@ -18,6 +20,7 @@ done, a line "==> prompt N <==" before each. Ctrl-C ends the text (exit code 130
 constexpr const char* kChatNotes = R"(Examples:
   graft chat model.pte
   graft chat model.pte --system "Answer in one sentence." --temperature 0.7
+  graft chat --server http://127.0.0.1:8080 --model qwen3
 
 A line is a message. Ctrl-C stops the answer and keeps the session; "/clear" begins a new conversation; Ctrl-D ends.)";
 
@@ -137,7 +140,14 @@ LlmCommands::LlmCommands(CLI::App& app) {
   chat_ = app.add_subcommand("chat", "Talk with a language model.");
   chat_->footer(kChatNotes);
   add_model_options(*chat_, chat_args_.model, true);
+  chat_->get_option("FILE")->required(false);
   add_decode_options(*chat_, chat_args_.decode);
+  chat_->add_option("--server", chat_args_.server, "talk with a model of this server, and load none")
+      ->type_name("http://HOST:PORT");
+  chat_->add_option("--model", chat_args_.server_model, "its name there (default: the server's first)")
+      ->type_name("NAME");
+  chat_->add_option("--api-key-file", chat_args_.api_key_file, "a file whose first line is the key for the server")
+      ->type_name("FILE");
   chat_->add_option("--system", chat_args_.system, "the first message, from the system")->type_name("TEXT");
   chat_->add_option("--chat-template", chat_args_.chat_template, "a Jinja file instead of the model's own")
       ->type_name("FILE");
@@ -169,6 +179,12 @@ std::optional<int> LlmCommands::run() {
   }
   if (chat_->parsed()) {
     note_given(*chat_, chat_args_.decode);
+    if (chat_args_.server.empty() == chat_args_.model.file.empty())
+      throw CLI::ValidationError("FILE", "one of FILE and --server is needed");
+    if (!chat_args_.server.empty()) check_server_flags(chat_args_.decode.given);
+    for (const char* flag : {"--model", "--api-key-file"})
+      if (chat_args_.server.empty() && chat_->count(flag) > 0)
+        throw CLI::ValidationError(flag, "plays a part only with --server");
     return chat(chat_args_);
   }
   if (perplexity_->parsed()) return perplexity(perplexity_args_);

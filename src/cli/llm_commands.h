@@ -44,6 +44,9 @@ struct ChatArgs {
   DecodeArgs decode;
   std::string system;
   std::string chat_template;
+  std::string server;        // its URL; empty: the model is loaded here
+  std::string server_model;  // its name there; empty: the server's first
+  std::string api_key_file;
 };
 
 struct PerplexityArgs {

@@ -154,6 +154,12 @@ def test_sizes_that_the_program_does_not_take(server, shape, message):
     assert status == 400 and message in error["error"], error
 
 
+def test_no_content_type(server):
+    """tritonclient names none; a page of another site may leave it out too, but its browser says where it comes from."""
+    for headers, status in [({}, 404), ({"Origin": "http://elsewhere"}, 415), ({"Content-Type": "text/plain"}, 415)]:
+        assert server.request("POST", "/v2/models/none/infer", b"{}", headers)[0].status == status
+
+
 def test_it_is_no_language_model(server):
     for path, body in (("/v1/completions", {"prompt": "x"}), ("/tokenize", {"content": "x"})):
         status, error = server.post(path, body)

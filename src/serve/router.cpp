@@ -23,7 +23,9 @@ void check_content_type(const Request& request) {
   std::string type = http_lower(std::string(request.header("content-type")));
   type = type.substr(0, type.find(';'));
   while (type.ends_with(' ')) type.pop_back();
-  const bool binary = type == "application/octet-stream" && request.path.starts_with("/v2/");
+  // tritonclient names no type. A page can do that too, but then its browser says where it comes from.
+  const bool binary = request.path.starts_with("/v2/") &&
+                      (type == "application/octet-stream" || (type.empty() && request.header("origin").empty()));
   if (type != "application/json" && !type.ends_with("+json") && !binary)
     throw ApiError(415, "the Content-Type must be application/json, found '" + type + "'");
 }

@@ -6,6 +6,7 @@ import concurrent.futures
 import json
 import random
 import re
+import signal
 import socket
 import subprocess
 from pathlib import Path
@@ -451,6 +452,67 @@ def test_several_models(stories):
         assert [model["id"] for model in server.get("/v1/models")[1]["data"]] == ["one", "two"]
         assert server.complete(STORY, model="two", max_tokens=1)["model"] == "two"
         assert server.complete(STORY, max_tokens=1)["model"] == "one"
+
+
+def chat(server, *args: str, text: str, code: int = 0):
+    done = subprocess.run(
+        [binary(), "chat", "--server", f"http://127.0.0.1:{server.port}", *args],
+        input=text, capture_output=True, text=True, timeout=PATIENCE,
+    )
+    assert done.returncode == code, done.stderr
+    return done
+
+
+def test_graft_chat_talks_with_a_server(server, tmp_path):
+    def expected(*messages: str) -> str:
+        list_ = [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(messages)]
+        return server.good("/v1/chat/completions", messages=list_, temperature=0, max_tokens=20)["choices"][0]["message"]["content"]
+
+    first = expected("Once")
+    second = expected("Once", first, "Then")
+    text = "Once\nThen\n/clear\nOnce\n"
+    assert chat(server, "--max-new-tokens", "20", text=text).stdout == f"{first}\n{second}\n{first}\n"
+    one = chat(server, "--model", "stories", "--system", "", "--max-new-tokens", "3", "--seed", "5", "--do-sample", text="Once\n")
+    assert one.stdout.strip()
+    # What the server refuses keeps the conversation.
+    done = chat(server, "--model", "none", text="Once\nOnce\n")
+    assert done.stderr.count("graft: the server refuses (status 404): there is no model 'none'") == 2
+    for args, code, message in [
+        (("--threads", "2"), 2, "--threads: plays no part with --server"),
+        (("x.pte",), 2, "one of FILE and --server is needed"),
+    ]:
+        assert message in chat(server, *args, text="", code=code).stderr
+    for url, message in [
+        ("https://127.0.0.1", "must begin with http://"),
+        ("http://", "expected http://HOST:PORT"),
+        ("http://127.0.0.1:1", "cannot connect to the server at 127.0.0.1:1"),
+    ]:
+        done = subprocess.run([binary(), "chat", "--server", url], input="a\n", capture_output=True, text=True, timeout=PATIENCE)
+        assert done.returncode == 1 and message in done.stderr, done.stderr
+
+
+def test_graft_chat_with_a_key(stories, tmp_path):
+    (tmp_path / "keys").write_text("secret-key-1\nother\n")
+    with Server(stories, "--rows", 1, "--api-keys", tmp_path / "keys") as server:
+        args = ("--max-new-tokens", "3", "--api-key-file", str(tmp_path / "keys"))
+        assert chat(server, *args, text="Once\n").stdout.strip()
+        assert "status 401" in chat(server, text="Once\n").stderr
+
+
+def test_ctrl_c_in_a_chat_ends_the_answer(server):
+    args = [binary(), "chat", "--server", f"http://127.0.0.1:{server.port}", "--ignore-eos"]
+    with subprocess.Popen(args, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        process.stdin.write("Once\n")
+        process.stdin.flush()
+        assert process.stdout.read(1)
+        process.send_signal(signal.SIGINT)
+        server.wait_for(lambda: server.gauge("vllm:num_requests_running") == 0)
+        process.stdin.write("Once\n")
+        process.stdin.flush()
+        server.wait_for(lambda: server.gauge("vllm:num_requests_running") == 1)
+        process.send_signal(signal.SIGINT)
+        process.stdin.close()
+        assert process.wait(PATIENCE) == 0
 
 
 def states(server) -> dict[str, str]:
