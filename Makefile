@@ -152,7 +152,7 @@ SOAK_SECONDS ?= 7200
 soak: build
 	@$(BIN)/python test/soak/soak.py --seconds $(SOAK_SECONDS)
 
-# Hours: every call of every operation fails once.
+# Twenty minutes: every call of every operation fails once.
 reliability: build
 	@GRAFT_FAULTS_ALL=1 build/release/graft_fault_tests >build/release/faults-all.log || \
 	  { tail -40 build/release/faults-all.log; exit 1; }
