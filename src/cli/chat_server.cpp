@@ -19,15 +19,23 @@ constexpr std::array<std::string_view, 15> kServerFlags = {"--server",         "
                                                            "--stop-strings",   "--repetition-penalty",
                                                            "--eos-token-id"};
 
-// Server-sent events, which may come in any parts: calls `found` with the data of each.
+constexpr std::string_view kData = "data:";
+
+// Server-sent events of one line each, which may come in any parts: calls `found` with the data of each.
 template <typename Found>
 class Events {
  public:
   explicit Events(Found found) : found_(std::move(found)) {}
   void add(std::string_view part) {
-    text_ += part;
-    for (std::size_t end; (end = text_.find("\n\n")) != std::string::npos; text_.erase(0, end + 2))
-      if (text_.starts_with("data: ")) found_(std::string_view(text_).substr(6, end - 6));
+    for (const char c : part)  // lines may end with both
+      if (c != '\r') text_ += c;
+    for (std::size_t end; (end = text_.find("\n\n")) != std::string::npos; text_.erase(0, end + 2)) {
+      std::string_view event = std::string_view(text_).substr(0, end);
+      if (!event.starts_with(kData)) continue;
+      event.remove_prefix(kData.size());
+      if (event.starts_with(' ')) event.remove_prefix(1);
+      found_(event);
+    }
   }
   const std::string& rest() const { return text_; }
 
