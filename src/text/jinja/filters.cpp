@@ -107,6 +107,9 @@ Value selected(I interpreter, V value, A a, bool by_attribute, bool wanted) {
   if (!value.truth()) return Value::list({}, kGenerator);
   const std::size_t skip = by_attribute ? 1 : 0;
   GRAFT_CHECK(InvalidArgument, a.positional.size() >= skip, "an attribute is missing");
+  GRAFT_CHECK(InvalidArgument, !by_attribute || a.positional[0].text() || a.positional[0].is_integer(),
+              "an attribute must be a text or an integer, found ",
+              a.positional.empty() ? "" : a.positional[0].type_name());
   Values out;
   Arguments rest{{}, a.named};
   for (std::size_t i = skip + 1; i < a.positional.size(); ++i) rest.positional.push_back(a.positional[i]);
@@ -121,7 +124,9 @@ Value selected(I interpreter, V value, A a, bool by_attribute, bool wanted) {
 
 Value grouped(I, V value, A a) {
   const Value* path = a.get(0, "attribute");
-  GRAFT_CHECK(InvalidArgument, path != nullptr, "groupby() needs an attribute");
+  GRAFT_CHECK(InvalidArgument, path != nullptr && (path->text() || path->is_integer()),
+              "groupby() needs an attribute: a text or an integer");
+  GRAFT_CHECK(Unsupported, a.get(1, "default") == nullptr, "chat template: groupby() with a default is not supported");
   Values keys;
   std::vector<Values> groups;
   Values items = value.iterate();
@@ -254,7 +259,14 @@ Value as_json(I, V value, A a) {
 Filter find_filter(const std::string& name) {
   static const std::map<std::string, Filter, std::less<>> all = {
       {"attr",
-       [](I, V v, A a) { return Interpreter::attribute(v, a.positional.empty() ? "" : a.positional[0].str()); }},
+       [](I, V v, A a) {
+         GRAFT_CHECK(InvalidArgument, a.positional.size() == 1 && a.positional[0].text(), "attr wants a name");
+         const std::string& wanted = *a.positional[0].text();
+         // Not the member of a dict.
+         if (const Dict* dict = v.dict(); dict != nullptr && dict->find(std::string_view(wanted)) != nullptr)
+           return Value::undefined("a dict has no attribute '" + wanted + "'");
+         return Interpreter::attribute(v, wanted);
+       }},
       {"batch", batched},
       {"count", [](I, V v, A) -> Value { return v.length(); }},
       {"d", defaulted},

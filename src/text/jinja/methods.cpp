@@ -125,6 +125,8 @@ Value replace(const std::string& text, const Arguments& given) {
 bool has_affix(const std::string& text, const Arguments& given, bool front) {
   const Value* affix = given.get(0, "prefix");
   GRAFT_CHECK(InvalidArgument, affix != nullptr, front ? "startswith" : "endswith", "() needs a text");
+  GRAFT_CHECK(Unsupported, given.positional.size() < 2, "chat template: ", front ? "startswith" : "endswith",
+              "() with bounds is not supported");
   const auto fits = [&](const Value& value) {
     GRAFT_CHECK(InvalidArgument, value.text() != nullptr, front ? "startswith" : "endswith", "() wants a text, found ",
                 value.type_name());
@@ -163,6 +165,7 @@ bool all_chars(const std::string& text, Predicate&& predicate) {
 
 Value count_of(const std::string& text, const Arguments& given) {
   const std::string& part = text_argument(given, 0, "sub");
+  GRAFT_CHECK(Unsupported, given.positional.size() < 2, "chat template: count() with bounds is not supported");
   if (part.empty()) return count_chars(text) + 1;
   std::size_t n = 0;
   for (std::size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + part.size())) ++n;

@@ -100,6 +100,25 @@ Value to_real(I, V value, A a) {
   return otherwise != nullptr ? *otherwise : Value(0.0);
 }
 
+// To a multiple of a power of ten; half of it to the even multiple, as Python's round().
+std::int64_t round_integer(std::int64_t value, std::int64_t zeros) {
+  constexpr std::int64_t kMostZeros = 18;  // of a power of ten in an integer
+  if (zeros > kMostZeros) {
+    GRAFT_CHECK(InvalidArgument,
+                zeros > kMostZeros + 1 || (value <= 5'000'000'000'000'000'000 && value >= -5'000'000'000'000'000'000),
+                "round of ", value, " is too large");
+    return 0;
+  }
+  std::int64_t unit = 1;
+  for (; zeros > 0; --zeros) unit *= 10;
+  const std::int64_t quotient = value / unit, rest = std::abs(value % unit);
+  const bool up = rest > unit - rest || (rest == unit - rest && quotient % 2 != 0);
+  const std::int64_t near = quotient + (up ? (value < 0 ? -1 : 1) : 0);
+  GRAFT_CHECK(InvalidArgument, near <= INT64_MAX / unit && near >= INT64_MIN / unit, "round of ", value,
+              " is too large");
+  return near * unit;
+}
+
 Value rounded(I, V value, A a) {
   const Value* precision = a.get(0, "precision");
   const Value* how = a.get(1, "method");
@@ -110,6 +129,7 @@ Value rounded(I, V value, A a) {
   if (name == "ceil") return std::ceil(value.real() * scale) / scale;
   if (name == "floor") return std::floor(value.real() * scale) / scale;
   GRAFT_CHECK(InvalidArgument, name == "common", "round: the method '", name, "'");
+  if (value.is_integer()) return digits < 0 ? round_integer(value.integer(), -digits) : value.integer();
   if (digits < 0 || digits > 300) return std::nearbyint(value.real() * scale) / scale;
   // The decimal digits of the number itself decide, as in Python.
   char buffer[700];
@@ -130,6 +150,7 @@ Value absolute(I, V value, A) {
 Value escaped(I, V value, A) { return value.is_markup() ? value : Value::markup(escaped_html(value.str())); }
 
 Value truncated(I, V value, A a) {
+  GRAFT_CHECK(InvalidArgument, value.text() != nullptr, "truncate wants a text, found ", value.type_name());
   const auto chars = [](const std::string& text) { return static_cast<std::int64_t>(count_chars(text)); };
   const auto head = [](const std::string& text, std::int64_t count) {
     std::size_t at = 0;
