@@ -180,6 +180,40 @@ TEST(Hostile, DtypesOfDistancesAndProductsAreChecked) {
         }
 }
 
+// What moves elements writes those of its input's type, whatever the program declares.
+TEST(Hostile, DtypesOfWhatMovesElementsAreChecked) {
+  const std::vector<ir::Dim> dims = {fixed(1), fixed(4), fixed(8)};
+  for (const DType from : {DType::f32, DType::i8, DType::i64, DType::b8})
+    for (const DType to : {DType::f32, DType::f16, DType::f64, DType::i8, DType::i64, DType::b8})
+      for (const char* target : {"aten.replication_pad1d.default", "aten.reflection_pad1d.default", "aten.triu.default",
+                                 "aten.tril.default", "aten.masked_scatter.default"}) {
+        GraphBuilder graph;
+        const auto x = graph.input("x", from, dims);
+        const bool masked = std::string_view(target).find("masked") != std::string_view::npos;
+        const bool pad = std::string_view(target).find("pad") != std::string_view::npos;
+        GraphBuilder::Args args = {{"self", Arg::of_value(x)}};
+        if (pad) args.emplace_back("padding", test::of_ints({0, 0}));
+        if (masked) {
+          args.emplace_back("mask", Arg::of_value(graph.input("mask", DType::b8, dims)));
+          args.emplace_back("source", Arg::of_value(x));
+        } else if (!pad) {
+          args.emplace_back("diagonal", test::of_int(0));
+        }
+        graph.output(graph.node(target, args, to, dims));
+        const std::string what = str(target, ' ', name(from), " -> ", name(to));
+        std::vector<std::int64_t> elements(32, 0), mask(4, 0);
+        std::vector<Value> inputs = {tensor(elements, from, {1, 4, 8})};
+        if (masked) inputs.push_back(tensor(mask, DType::b8, {1, 4, 8}));
+        try {
+          Session session(graph.build());
+          session.run("forward", inputs);
+          EXPECT_EQ(from, to) << what << " ran";
+        } catch (const Error& error) {
+          EXPECT_NE(from, to) << what << ": " << error.what();
+        }
+      }
+}
+
 // What mutated packages had in the place of the bounds of hardtanh.
 TEST(Hostile, ArgumentsOfOtherKindsAreAnError) {
   const std::vector<Arg> others = {test::of_none(), test::of_list({}), test::of_list({of_int(1)}),

@@ -92,11 +92,11 @@ def _fuzz(kinds: str) -> Slice:
 
 
 SEARCHES = (
+    Slice("faults at every call", ("make", "reliability"), needs=2400),
     _fuzz("ir package"),
     Slice("soak, 10 minutes", ("make", "soak", "SOAK_SECONDS=600"), needs=900),
     _fuzz("tokenizer template"),
     Slice("lines that the tests reach", ("make", "coverage"), needs=3000),
-    Slice("faults at every call", ("make", "reliability"), needs=2400),
     _fuzz("plan states packed gguf safetensors ptd npz request"),
 )
 

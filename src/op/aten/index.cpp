@@ -487,7 +487,7 @@ Shape masked_scatter_shape(const Call& call) {
 }
 
 std::vector<Tensor> masked_scatter_lower(const Call& call, std::span<const Shape> shapes, Lowering& lowering) {
-  const Tensor out = lowering.allocate(call.output_dtype(), shapes[0]);
+  const Tensor out = lowering.allocate(call.tensor("self").dtype(), shapes[0]);
   if (out.numel() == 0) return {out};
   const auto whole = [&](std::string_view name) { return lowering.contiguous(expanded(call.tensor(name), shapes[0])); };
   lowering.launch(kMaskedScatter, {whole("self"), whole("mask"), lowering.contiguous(call.tensor("source"))}, {out},

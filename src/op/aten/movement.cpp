@@ -276,7 +276,7 @@ Shape triangle_shape(const Call& call) {
 
 template <bool upper>
 std::vector<Tensor> triangle_lower(const Call& call, std::span<const Shape> shapes, Lowering& lowering) {
-  const Tensor out = lowering.allocate(call.output_dtype(), shapes[0]);
+  const Tensor out = lowering.allocate(call.tensor("self").dtype(), shapes[0]);
   lowering.launch(kTriangle, {call.tensor("self")}, {out}, TriangleAttrs{call.integer("diagonal"), upper});
   return {out};
 }

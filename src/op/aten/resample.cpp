@@ -54,7 +54,7 @@ std::vector<Shape> pad_shape(const Call& call) {
 
 template <int spatial, PadMode mode>
 std::vector<Tensor> lower_pad(const Call& call, std::span<const Shape> shapes, Lowering& lowering) {
-  const Tensor out = lowering.allocate(call.output_dtype(), shapes[0]);
+  const Tensor out = lowering.allocate(call.tensor("self").dtype(), shapes[0]);
   if (out.numel() == 0) return {out};
   const Sizes padding = call.integers("padding");
   MappedPadAttrs attrs;
