@@ -600,7 +600,9 @@ def test_a_load_that_fails_names_no_file(stories, tmp_path):
         status, error = server.post("/v1/models/load", {"model": "damaged"})
         assert status == 500 and str(tmp_path) not in json.dumps(error), error
         assert states(server) == {"one": "loaded", "damaged": "unloaded"}
-        assert any(line["event"] == "not loaded" and str(damaged) in line["error"] for line in server.lines)
+        server.wait_for(
+            lambda: any(line["event"] == "not loaded" and str(damaged) in line["error"] for line in server.lines)
+        )
         server.complete(STORY, max_tokens=1)
 
 
