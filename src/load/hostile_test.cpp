@@ -214,6 +214,57 @@ TEST(Hostile, DtypesOfWhatMovesElementsAreChecked) {
       }
 }
 
+TEST(Hostile, DtypesOfFurtherResultsAreChecked) {
+  const auto boolean = [](bool value) { return Arg{Arg::Kind::boolean, value ? 1 : 0, 0, {}, {}}; };
+  const std::vector<ir::Dim> dims = {fixed(2), fixed(4), fixed(8)}, channels = {fixed(4)};
+  for (const DType to : {DType::f32, DType::f16, DType::f64, DType::i8, DType::i32, DType::i64, DType::b8}) {
+    struct Case {
+      const char* target;
+      GraphBuilder::Args args;
+      std::vector<ir::Dim> result, further;
+      DType right;
+    };
+    const auto no = boolean(false);
+    for (const Case& c :
+         {Case{"aten.max_pool1d_with_indices.default",
+               {{"kernel_size", test::of_ints({1})},
+                {"stride", test::of_ints({1})},
+                {"padding", test::of_ints({0})},
+                {"dilation", test::of_ints({1})},
+                {"ceil_mode", no}},
+               dims,
+               dims,
+               DType::i64},
+          Case{"aten.sort.default", {{"dim", test::of_int(1)}, {"descending", no}}, dims, dims, DType::i64},
+          Case{"aten._native_batch_norm_legit.no_stats",
+               {{"weight", test::of_none()},
+                {"bias", test::of_none()},
+                {"training", boolean(true)},
+                {"momentum", test::of_real(0.1)},
+                {"eps", test::of_real(1e-5)}},
+               dims,
+               channels,
+               DType::f32}}) {
+      GraphBuilder graph;
+      const bool norm = std::string_view(c.target).find("norm") != std::string_view::npos;
+      const auto x = graph.input("x", DType::f32, dims);
+      GraphBuilder::Args args = {{norm ? "input" : "self", Arg::of_value(x)}};
+      args.insert(args.end(), c.args.begin(), c.args.end());
+      graph.output(graph.node(c.target, args, DType::f32, c.result));
+      for (int i = 0; i < (norm ? 2 : 1); ++i) graph.output(graph.further_result(to, c.further));
+      const std::string what = str(c.target, " -> ", name(to));
+      std::vector<float> elements(64, 0.5F);
+      try {
+        Session session(graph.build());
+        session.run("forward", std::vector{tensor(elements, DType::f32, {2, 4, 8})});
+        EXPECT_TRUE(to == c.right || (norm && is_float(to))) << what << " ran";
+      } catch (const Error& error) {
+        EXPECT_NE(to, c.right) << what << ": " << error.what();
+      }
+    }
+  }
+}
+
 // What mutated packages had in the place of the bounds of hardtanh.
 TEST(Hostile, ArgumentsOfOtherKindsAreAnError) {
   const std::vector<Arg> others = {test::of_none(), test::of_list({}), test::of_list({of_int(1)}),

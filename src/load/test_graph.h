@@ -98,6 +98,13 @@ class GraphBuilder {
     const std::string name = "n" + std::to_string(method().nodes.size());
     return add(target, args, value(name, ir::ValueKind::tensor, dtype, std::move(dims)));
   }
+  // Another result of the node that was added last.
+  ir::ValueId further_result(DType dtype, std::vector<ir::Dim> dims) {
+    ir::Node& last = method().nodes.back();
+    const std::string name = last.name + "_" + std::to_string(last.outputs.size());
+    last.outputs.push_back(value(name, ir::ValueKind::tensor, dtype, std::move(dims)));
+    return last.outputs.back();
+  }
   // A node with an integer result.
   ir::ValueId scalar(const std::string& target, const Args& args) {
     const std::string name = "s" + std::to_string(method().nodes.size());

@@ -52,6 +52,8 @@ Refusal refuse_batch_norm(const NodeView& node) {
   if (of_input && given) return "training changes running_mean and running_var";
   if (!of_input && !given) return "needs running_mean and running_var";
   if (node.output_count() > 3) return str(node.output_count(), " outputs, expected 3 at most");
+  for (std::size_t i = 1; i < node.output_count(); ++i)
+    if (!is_float(node.output(i).dtype)) return str("output ", i, " is ", name(node.output(i).dtype));
   return {};
 }
 

@@ -123,7 +123,8 @@ std::vector<Tensor> pool_lower(const Call& call, std::span<const Shape> shapes, 
   }
   std::vector<Tensor> results, outputs;
   for (std::size_t i = 0; i < shapes.size(); ++i) {
-    results.push_back(lowering.allocate(call.output_dtype(i), shapes[i]));
+    const DType dtype = i == 0 ? call.tensor("self").dtype() : DType::i64;  // values, indices
+    results.push_back(lowering.allocate(dtype, shapes[i]));
     outputs.push_back(with_three_spatial(results.back(), spatial));
   }
   if (results[0].numel() == 0) return results;

@@ -29,7 +29,8 @@ std::vector<Tensor> launch_sort(const Call& call, std::span<const Shape> shapes,
   attrs.dim = wrap_dim(call.integer("dim"), self.rank());
   attrs.indices_only = shapes.size() == 1;
   std::vector<Tensor> outputs;
-  for (std::size_t i = 0; i < shapes.size(); ++i) outputs.push_back(lowering.allocate(call.output_dtype(i), shapes[i]));
+  if (!attrs.indices_only) outputs.push_back(lowering.allocate(self.dtype(), shapes[0]));
+  outputs.push_back(lowering.allocate(DType::i64, shapes.back()));
   if (outputs[0].numel() == 0) return outputs;
   const std::int64_t size = self.rank() > 0 ? self.size(attrs.dim) : 1;
   lowering.launch(kSort, {self}, outputs, attrs, sort_scratch_bytes(self.numel() / size, size, lowering.max_tasks()));
