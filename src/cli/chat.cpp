@@ -8,9 +8,9 @@
 namespace graft::cli {
 namespace {
 
-// Reads messages and writes what `answer` says to each, until the input ends.
-template <typename Answer>
-void talk(const std::string& system, const Answer& answer) {
+// Reads messages and writes what `answer` says to each, until the input ends. `after` is called behind each answer.
+template <typename Answer, typename After>
+void talk(const std::string& system, const Answer& answer, const After& after) {
   std::vector<ChatMessage> first;
   if (!system.empty()) first.push_back({"system", system});
   std::vector<ChatMessage> messages = first;
@@ -39,7 +39,9 @@ void talk(const std::string& system, const Answer& answer) {
       // For example a message too long for the context: the conversation stays as before it.
       std::cerr << "graft: " << printable(error.what()) << "\n";
       messages.pop_back();
+      continue;
     }
+    after();
   }
 }
 
@@ -48,9 +50,10 @@ void talk(const std::string& system, const Answer& answer) {
 int chat(const ChatArgs& args) {
   if (!args.server.empty()) {
     const ChatServer server(args);
-    talk(args.system, [&](const std::vector<ChatMessage>& messages, const auto& on_text, const CancelToken& cancel) {
+    const auto answer = [&](const std::vector<ChatMessage>& messages, const auto& on_text, const CancelToken& cancel) {
       return server.answer(messages, on_text, cancel);
-    });
+    };
+    talk(args.system, answer, [] {});
     return 0;
   }
   const auto model = load_model(args.model);
@@ -58,12 +61,13 @@ int chat(const ChatArgs& args) {
   const std::string chat_template = args.chat_template.empty() ? "" : read_text(args.chat_template);
   const std::int64_t context = args.decode.context > 0 ? args.decode.context : model->info().context_length;
   TextGenerator generator(model, decoder_options(args.model, args.decode, 1, context));
-  talk(args.system, [&](const std::vector<ChatMessage>& messages, const auto& on_text, const CancelToken& cancel) {
-    Generation answer = generator.generate(
+  const auto answer = [&](const std::vector<ChatMessage>& messages, const auto& on_text, const CancelToken& cancel) {
+    return generator.generate(
         model->encode(chat_prompt(*model, messages, chat_template), false), options,
         [&](std::size_t, std::string_view text) { on_text(text); }, &cancel);
+  };
+  talk(args.system, answer, [&] {
     if (args.decode.stats) print_stats(generator, {0, generator.stats().prefill_seconds});
-    return answer;
   });
   return 0;
 }
