@@ -44,7 +44,6 @@ class Models {
     std::shared_ptr<ServedModel> model;  // null unless it is loaded
   };
 
-  Models() = default;
   explicit Models(const std::vector<ModelFile>& files);
 
   std::vector<Known> known() const;
