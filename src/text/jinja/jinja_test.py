@@ -74,6 +74,15 @@ def test_filters(tokenizer, name):
     assert found == 0 if name in ABSENT else found >= 1
 
 
+# That graft refuses by name, and those that change a value, which the sandbox of templates forbids.
+ABSENT_METHODS = {
+    str: set(
+        "casefold center encode expandtabs format_map isascii isdecimal isidentifier isprintable istitle ljust maketrans "
+        "rindex rjust swapcase translate zfill".split()
+    ),
+    list: set("append clear copy extend insert pop remove reverse sort".split()),
+    dict: set("clear fromkeys pop popitem setdefault update".split()),
+}
 METHODS = [(kind, name) for kind in (str, list, dict) for name in dir(kind) if not name.startswith("_")]
 
 
@@ -86,7 +95,8 @@ def test_methods(tokenizer, kind, name):
         for argument in [*ARGUMENTS, "'a', 5"]
         for iterates in (False, True)
     ]
-    exact(tokenizer, sources)
+    found = exact(tokenizer, sources)
+    assert found == 0 if name in ABSENT_METHODS[kind] else found >= 1
 
 
 @pytest.mark.parametrize(
