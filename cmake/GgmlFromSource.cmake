@@ -17,3 +17,13 @@ function(ggml_sonames)
     endif()
   endforeach()
 endfunction()
+
+# GCC before 12.4, 13.3 and 14 takes _tile_loadconfig to read 8 bytes of the 64 (GCC bug 114098), so it drops the stores of
+# the other 56, and products on AMX end in a fault. The header makes it read all memory.
+function(ggml_tile_configuration)
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 14.1)
+    file(GLOB_RECURSE sources "${GRAFT_GGML_SOURCE}/src/ggml-cpu/amx/*.cpp")
+    set_source_files_properties(${sources} DIRECTORY "${GRAFT_GGML_SOURCE}/src" PROPERTIES
+      COMPILE_OPTIONS "-include;${CMAKE_CURRENT_FUNCTION_LIST_DIR}/ggml/tile_loadconfig.h")
+  endif()
+endfunction()

@@ -5,7 +5,7 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 venv=$(cd "$1" && pwd)
 prefix=$venv/ggml build=build/ggml log=build/ggml-build.log
-made="$(grep -v '^#' requirements/ggml.txt) ${GRAFT_GGML_CMAKE_ARGS:-}"
+made="$(grep -v '^#' requirements/ggml.txt) $(cat cmake/GgmlFromSource.cmake cmake/ggml/* | cksum) ${GRAFT_GGML_CMAKE_ARGS:-}"
 if [ "$(cat "$prefix/made" 2>/dev/null)" = "$made" ] && "$venv/bin/python" tools/setup/check_ggml.py "$prefix"; then
   exit 0
 fi

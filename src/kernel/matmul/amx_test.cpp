@@ -56,6 +56,17 @@ TEST(AmxModel, ConfigurationsThatTheCpuRefuses) {
   EXPECT_THROW(tiles.zero(0), Fault);
 }
 
+TEST(AmxModel, ConfigurationsAreStoredAsTheyWereLoaded) {
+  Tiles tiles;
+  Config config, stored;
+  tiles.store_config(stored.bytes);
+  EXPECT_EQ(std::ranges::count(stored.bytes, 0), 64);
+  config.tile(0, 16, 64).tile(7, 1, 4);
+  tiles.load_config(config.bytes);
+  tiles.store_config(stored.bytes);
+  EXPECT_TRUE(std::ranges::equal(stored.bytes, config.bytes));
+}
+
 TEST(AmxModel, ShapesThatDoNotFitAProduct) {
   Tiles tiles;
   tiles.load_config(Config().tile(0, 3, 20).tile(1, 3, 8).tile(2, 2, 20).tile(3, 3, 20).tile(4, 4, 20).bytes);
@@ -130,6 +141,32 @@ TEST(AmxModel, ProductsOfBf16SumEvenAndOddPairsAndFlushSubnormals) {
 }
 
 #ifdef GRAFT_HAVE_AMX_MODEL
+
+// ggml configures the tiles of a thread once and never again.
+TEST(Amx, KernelsLeaveTheConfigurationOfTheirCaller) {
+  const auto isas = available_isas();
+  if (std::ranges::find(isas, Isa::amxint8) == isas.end()) GTEST_SKIP() << "this CPU has no AMX for bytes";
+  const PanelTable& table = *find_table<PanelTable>(Isa::amxint8);
+  const i64 depth = 256, rows = 20, columns = 40;
+  const std::vector<std::byte> panels(static_cast<std::size_t>(panels_bytes(PanelFormat::q8_0, columns, depth)));
+  std::vector<std::int8_t> q(rows * depth);
+  std::vector<float> scale(q.size() / kPanelBlock), out(rows * columns);
+  std::vector<std::int32_t> sum(2 * scale.size());
+  const QuantizedRows quantized = {q.data(), scale.data(), sum.data(), reinterpret_cast<float*>(sum.data())};
+  Epilogue e;
+  e.out = out.data();
+  e.out_r = columns;
+  e.out_j = 1;
+  const Config none{{0}}, own = Config().tile(2, 3, 20);
+  for (const Config& before : {none, own}) {
+    asm volatile("ldtilecfg %0" ::"m"(before));
+    table.tiles(PanelFormat::q8_0, panels.data(), quantized, rows, depth, columns, 0, columns, e);
+    Config after;
+    asm volatile("sttilecfg %0" : "=m"(after));
+    EXPECT_TRUE(std::ranges::equal(after.bytes, before.bytes));
+  }
+  asm volatile("ldtilecfg %0" ::"m"(none));
+}
 
 // Random panels whose scales are finite numbers when read as f16.
 std::vector<std::byte> random_panels(PanelFormat format, i64 columns, i64 depth, std::mt19937& rng) {

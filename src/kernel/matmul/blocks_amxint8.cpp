@@ -105,6 +105,7 @@ void tiles_of(const std::byte* panels, const QuantizedRows& rows, i64 row_count,
   alignas(64) std::uint8_t bytes[kBlockRows * kTileRowBytes];
   const i64 panel_stride = panel_bytes(F::kFormat, depth), blocks = depth / kPanelBlock,
             groups_of_rows = (row_count + kRows - 1) / kRows;
+  const TileConfigGuard guard;
   i64 configured = 0;
   for (i64 j = j0; j < j1; j += kPanel) {
     const int width = static_cast<int>(smaller(kPanel, columns - j)), panel_count = width > kPanelColumns ? 2 : 1;
@@ -134,7 +135,6 @@ void tiles_of(const std::byte* panels, const QuantizedRows& rows, i64 row_count,
       finish(e, totals, row, static_cast<int>(n), j, width);
     }
   }
-  release_tiles();
 }
 
 void quantize(PanelFormat format, const float* from, i64 k0, i64 k1, i64 row, i64 depth, const QuantizedRows& to) {

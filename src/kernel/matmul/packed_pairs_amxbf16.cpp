@@ -101,6 +101,7 @@ void tiles(const std::uint16_t* x, i64 row, i64 rows, i64 tiles, i64 from, i64 t
   alignas(64) Pair last_a[kRows][kStep] = {}, last_b[kStep][kColumns] = {};
   if (rest != 0)
     __builtin_memcpy(last_b, panel + steps * kStep * kColumns, static_cast<std::size_t>(rest) * sizeof(last_b[0]));
+  const TileConfigGuard guard;
   i64 configured = 0;
   for (i64 t = from; t < to; ++t) {
     const i64 first = rows * t / tiles, n = rows * (t + 1) / tiles - first;
@@ -116,7 +117,6 @@ void tiles(const std::uint16_t* x, i64 row, i64 rows, i64 tiles, i64 from, i64 t
       for (int j = 0; j < width; j += kLanes)
         put(e, load(sums + r * kColumns + j), bias[j / kLanes], first + r, first_channel + j, width - j);
   }
-  release_tiles();
 }
 
 }  // namespace

@@ -1,9 +1,9 @@
 #pragma once
 
 // A model of AMX's tiles for tests on CPUs without them: bit-exact results, and faults where the instructions fault.
-// After the operation sections of LDTILECFG, TILELOADD, TILESTORED, TILEZERO, TDPBSSD/TDPBSUD/TDPBUSD/TDPBUUD and
-// TDPBF16PS in the Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2, and its exception classes
-// AMX-E1 to AMX-E5.
+// After the operation sections of LDTILECFG, STTILECFG, TILELOADD, TILESTORED, TILEZERO,
+// TDPBSSD/TDPBSUD/TDPBUSD/TDPBUUD and TDPBF16PS in the Intel 64 and IA-32 Architectures Software Developer's Manual,
+// volume 2, and its exception classes AMX-E1 to AMX-E5.
 
 #include <cmath>
 #include <cstdint>
@@ -45,6 +45,17 @@ class Tiles {
     check(bytes[1] < kRows, "LDTILECFG: start_row is too large");
     for (int t = 0; t < kTiles; ++t) tile_[t] = configured[t];
     configured_ = true;
+  }
+
+  // Zeros where no tiles are configured.
+  void store_config(void* memory) const {
+    std::uint8_t bytes[64] = {static_cast<std::uint8_t>(configured_)};
+    for (int t = 0; t < kTiles; ++t) {
+      const auto row_bytes = static_cast<std::uint16_t>(tile_[t].row_bytes);
+      std::memcpy(bytes + 16 + 2 * t, &row_bytes, sizeof(row_bytes));
+      bytes[48 + t] = static_cast<std::uint8_t>(tile_[t].rows);
+    }
+    std::memcpy(memory, bytes, sizeof(bytes));
   }
 
   void release() {

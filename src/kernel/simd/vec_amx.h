@@ -30,7 +30,7 @@ static_assert(sizeof(TileConfig) == 64);
 #ifdef GRAFT_AMX_MODEL
 
 GRAFT_VEC void configure_tiles(const TileConfig& config) { amx_model::tiles.load_config(&config); }
-GRAFT_VEC void release_tiles() { amx_model::tiles.release(); }
+GRAFT_VEC void store_tile_config(TileConfig& config) { amx_model::tiles.store_config(&config); }
 template <int t>
 GRAFT_VEC void zero_tile() {
   amx_model::tiles.zero(t);
@@ -56,7 +56,7 @@ GRAFT_VEC void add_products_s8_u8() {
 
 // GCC 12's intrinsic does not tell the compiler that the configuration is read from memory.
 GRAFT_VEC void configure_tiles(const TileConfig& config) { asm volatile("ldtilecfg %0" ::"m"(config)); }
-GRAFT_VEC void release_tiles() { asm volatile("tilerelease"); }
+GRAFT_VEC void store_tile_config(TileConfig& config) { asm volatile("sttilecfg %0" : "=m"(config)); }
 template <int t>
 GRAFT_VEC void zero_tile() {
   asm volatile("tilezero %%tmm%c0" ::"n"(t));
@@ -83,5 +83,18 @@ GRAFT_VEC void add_products_s8_u8() {
 }
 
 #endif
+
+// Puts the configuration back at its end that the thread had at its begin: ggml configures the tiles of a thread once
+// and never again. Tiles that were not in use are released by it.
+class TileConfigGuard {
+ public:
+  TileConfigGuard() { store_tile_config(callers_); }
+  ~TileConfigGuard() { configure_tiles(callers_); }
+  TileConfigGuard(const TileConfigGuard&) = delete;
+  TileConfigGuard& operator=(const TileConfigGuard&) = delete;
+
+ private:
+  TileConfig callers_;
+};
 
 }  // namespace graft::simd::GRAFT_ISA
