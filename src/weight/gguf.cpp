@@ -4,6 +4,8 @@
 
 #include <exception>
 #include <memory>
+#include <set>
+#include <string_view>
 
 #include "base/check.h"
 
@@ -70,6 +72,17 @@ Shape shape_of(const std::int64_t* sizes) {
 
 using Head = std::unique_ptr<gguf_context, Free>;
 
+// ggml reads keys with zero bytes and shows what stands before them; gguf_set_kv ends the process for empty ones, and
+// drops all but the last of equal ones.
+void check_keys(const gguf_context* head) {
+  std::set<std::string_view> keys;
+  for (std::int64_t i = 0; i < gguf_get_n_kv(head); ++i) {
+    const std::string_view key = gguf_get_key(head, i);
+    GRAFT_CHECK(InvalidProgram, !key.empty(), "key ", i, " is empty or begins with a zero byte");
+    GRAFT_CHECK(InvalidProgram, keys.insert(key).second, "two keys are '", key, "' up to a zero byte");
+  }
+}
+
 Head read_head(const MappedFile& file) {
   Reading reading{&file, nullptr};
   Head head(
@@ -77,6 +90,7 @@ Head read_head(const MappedFile& file) {
   if (reading.error) std::rethrow_exception(reading.error);
   GRAFT_CHECK(InvalidProgram, head, "ggml cannot read its head: the file is truncated, damaged, or has names of ",
               GGML_MAX_NAME, " bytes and more (GRAFT_LOG=error shows ggml's reason)");
+  check_keys(head.get());
   return head;
 }
 

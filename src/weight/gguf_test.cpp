@@ -5,10 +5,12 @@
 #include <gtest/gtest.h>
 
 #include <fstream>
+#include <iterator>
 #include <limits>
 #include <map>
 
 #include "base/log.h"
+#include "base/test_errors.h"
 #include "graft/error.h"
 #include "package/test_package.h"
 
@@ -86,6 +88,28 @@ TEST_F(Gguf, TheVocabularyIsTheFileWithoutTensors) {
   const GgufFile vocabulary = open_gguf(again);
   ASSERT_EQ(vocabulary.pairs.size(), 1U);
   EXPECT_EQ(vocabulary.pairs[0].first, "tokenizer.ggml.model");
+}
+
+// ggml would end the process when it copies the first of these.
+TEST_F(Gguf, KeysWithZeroBytes) {
+  gguf_set_val_str(head_, "general.name", "a");
+  gguf_set_val_u32(head_, "general.named", 3);
+  const std::string path = written();
+  std::string bytes;
+  {
+    std::ifstream file(path, std::ios::binary);
+    bytes.assign(std::istreambuf_iterator<char>(file), {});
+  }
+  const auto with_zero = [&](std::string_view key, std::size_t at) {
+    std::string changed = bytes;
+    changed[changed.find(key) + at] = '\0';
+    std::ofstream(path, std::ios::binary) << changed;
+    return path;
+  };
+  test::expect_error<InvalidProgram>([&] { open_gguf(with_zero("general.named", 0)); },
+                                     "key 1 is empty or begins with");
+  test::expect_error<InvalidProgram>([&] { open_gguf(with_zero("general.named", 12)); }, "two keys are 'general.name'");
+  EXPECT_EQ(open_gguf(with_zero("general.named", 3)).pairs[1].first, "gen");
 }
 
 TEST_F(Gguf, FilesThatAreNone) {
