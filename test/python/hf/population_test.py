@@ -131,7 +131,7 @@ def table(cells):
 Written by `test/python/hf/population_test.py` (`GRAFT_WRITE_DOCS=1 pytest --slow test/python/hf/population_test.py`, with `-k` the
 rows of some classes) with transformers {transformers.__version__}: each class of MODEL_FOR_CAUSAL_LM_MAPPING, small, with random weights.
 "exact": prompts of 1, 7 and 64 tokens without padding and padded on either side, cached steps and 16 greedy steps differ from eager
-PyTorch's logits by at most 1e-4 of the largest. "refused": by an error that says why. "untested": the fast route refuses it and the general
+PyTorch's logits by at most 1e-4 of the largest, or less from those in float64 than its own in float32. "refused": by an error that says why. "untested": the fast route refuses it and the general
 route takes it up, without a run of this test yet. "no model": eager PyTorch does not run the
 class at these sizes. "route": fast or general ([`hugging-face.md`](hugging-face.md#two-routes)). "positions": how a class of the fast
 route numbers tokens when it is given no `position_ids` (`graft.hf.probe`).
