@@ -506,6 +506,14 @@ class GRAFT_API Session {
   void kv_write(std::int64_t layer, std::int64_t row, std::int64_t first, const TensorView& keys,
                 const TensorView& values);
   void kv_set_lengths(std::span<const std::int64_t> lengths);
+  // The tokens [first, first + count) of one row of all layers, as the cache stores them: count * kv_token_bytes()
+  // bytes, good for sessions of the same program and KvOptions::type. kv_copy_out gives false where a layer does not
+  // hold all of them: it has a smaller window, or runs have skipped it. kv_copy_in truncates the row to `first` tokens
+  // and appends these; it throws InvalidArgument where kv_truncate does, and for a row of fewer tokens. Keys and values
+  // of an encoder do not count.
+  std::size_t kv_token_bytes();
+  bool kv_copy_out(std::int64_t row, std::int64_t first, std::int64_t count, std::span<std::byte> bytes);
+  void kv_copy_in(std::int64_t row, std::int64_t first, std::int64_t count, std::span<const std::byte> bytes);
 
   // Writes all states to a file and reads them back. `restore` throws InvalidProgram for a file of another program or a
   // damaged one, and then changes nothing.

@@ -247,6 +247,27 @@ struct RequestOptions {
   std::shared_ptr<TokenMask> mask = {};
 };
 
+// What BatchGenerator keeps beside the rows of its cache: keys and values of all prefixes that its sequences have
+// computed, in blocks of 64 tokens, for sequences that begin with the same tokens.
+struct PrefixCacheOptions {
+  std::uint64_t max_bytes = 0;  // 0: none
+  // Keeps them there, for later processes too; empty: in memory. It holds what was asked and answered, and is readable
+  // by its owner alone. One process at a time.
+  std::string file = {};
+
+  // What a block takes: the least that max_bytes may be. Throws what a Decoder of these throws.
+  GRAFT_API static std::uint64_t block_bytes(const std::shared_ptr<const LanguageModel>& model,
+                                             const DecoderOptions& decoder);
+};
+
+struct PrefixCacheStats {
+  std::uint64_t blocks = 0, max_blocks = 0;  // there are, have room
+  std::uint64_t block_bytes = 0;
+  std::uint64_t stored = 0, evicted = 0, restored = 0;  // blocks, since construction
+  std::uint64_t damaged = 0;                            // of the file: were not used
+  std::string error = {};                               // why no more are kept: the file cannot be written
+};
+
 struct TokenLogprob {
   std::int64_t id = 0;
   float logprob = 0;  // natural logarithm; -infinity where the model's logit is, or is NaN
@@ -271,12 +292,14 @@ struct RequestState {
 // the oldest prompt that is not prefilled yet, and one token (with drafts: several) of every other sequence.
 // DecoderOptions::rows sequences run at once; the rest wait in order. Each result equals what TextGenerator gives for
 // its prompt and options alone. A request starts in the cache row that shares the longest prefix with its prompt, and
-// does not compute that prefix again. Not for models with an encoder. For one thread at a time: calls throw Busy while
-// another thread is in one.
+// does not compute that prefix again, nor what PrefixCacheOptions has kept of it. Not for models with an encoder. For
+// one thread at a time: calls throw Busy while another thread is in one.
 class GRAFT_API BatchGenerator {
  public:
-  // Throws Unsupported for a model with an encoder.
-  explicit BatchGenerator(std::shared_ptr<const LanguageModel> model, const DecoderOptions& options = {});
+  // Throws Unsupported for a model with an encoder; for a prefix cache InvalidArgument when max_bytes has no room for a
+  // block or the file is something else, SystemError when it cannot be opened, Busy when another process has it.
+  explicit BatchGenerator(std::shared_ptr<const LanguageModel> model, const DecoderOptions& options = {},
+                          const PrefixCacheOptions& prefix_cache = {});
   ~BatchGenerator();
   BatchGenerator(const BatchGenerator&) = delete;
   BatchGenerator& operator=(const BatchGenerator&) = delete;
@@ -309,6 +332,7 @@ class GRAFT_API BatchGenerator {
   std::size_t waiting() const;           // have no row yet
   std::size_t running() const;           // have one
   const GenerationStats& stats() const;  // since construction; seconds by kind of run
+  PrefixCacheStats prefix_cache() const;
   Decoder& decoder();
 
  private:

@@ -77,6 +77,18 @@ ServeCommand::ServeCommand(CLI::App& app) : command_(app.add_subcommand("serve",
                   "how keys and values are stored: f32, f16, bf16 or q8_0 (default: as the model computes them)")
       ->check(CLI::IsMember(std::vector<std::string>{"f32", "f16", "bf16", "q8_0"}).description(""))
       ->type_name("TYPE");
+  command
+      .add_option("--prefix-cache-bytes", options_.prefix_cache_bytes,
+                  "of keys and values that each model keeps of ended texts, for others that begin as they do; 0: none "
+                  "(default: an eighth of the memory, up to 4 GiB; in a file 4 GiB)")
+      ->check(CLI::NonNegativeNumber.description(""))
+      ->type_name("N");
+  command
+      .add_option("--prefix-cache-file", prefix_files_,
+                  "[NAME=]FILE: keeps them there, for the next start too, for the model of this name; the file holds "
+                  "what was asked and answered")
+      ->type_name("[NAME=]FILE")
+      ->allow_extra_args(false);
   command.add_flag("--model-control", options_.model_control,
                    "let requests load and unload the models that are named here (POST /v1/models/load, /unload)");
   command
@@ -115,6 +127,14 @@ void ServeCommand::run() {
     if (given.find('=') == std::string::npos || model == options_.models.end())
       throw CLI::ValidationError("--tokenizer", "'" + given + "' is not NAME=FILE with the name of a model");
     model->tokenizer = file.path;
+  }
+  for (const std::string& given : prefix_files_) {
+    const std::size_t sign = given.find('=');
+    const std::string name = sign == std::string::npos ? options_.models[0].name : given.substr(0, sign);
+    const auto model = std::ranges::find(options_.models, name, &serve::ModelFile::name);
+    if (model == options_.models.end() || (sign == std::string::npos && options_.models.size() > 1))
+      throw CLI::ValidationError("--prefix-cache-file", "'" + given + "' is not NAME=FILE with the name of a model");
+    model->prefix_cache_file = sign == std::string::npos ? given : given.substr(sign + 1);
   }
   for (const std::string& name : load_first_) {
     if (std::ranges::find(options_.models, name, &serve::ModelFile::name) == options_.models.end())

@@ -20,7 +20,7 @@ class ServeCommand {
   CLI::App* command_ = nullptr;
   LoadArgs load_;
   serve::ServeOptions options_;
-  std::vector<std::string> models_, tokenizers_, load_first_;
+  std::vector<std::string> models_, tokenizers_, prefix_files_, load_first_;
   std::string kv_type_ = "computed";
   int port_ = 8080;
 };

@@ -6,6 +6,7 @@
 #include "base/rethrow.h"
 #include "graft/llm.h"
 #include "llm/loop.h"
+#include "llm/prefix_cache.h"
 
 namespace graft {
 namespace {
@@ -21,7 +22,7 @@ constexpr const char* kWhat = "BatchGenerator";
 // results.
 class BatchGenerator::Impl {
  public:
-  Impl(std::shared_ptr<const LanguageModel> model, const DecoderOptions& options);
+  Impl(std::shared_ptr<const LanguageModel> model, const DecoderOptions& options, const PrefixCacheOptions& prefixes);
 
   void prepare(std::int64_t prompt_lookup_num_tokens, bool prompt_logprobs);
   Id submit(std::vector<std::int64_t> prompt, const GenerationOptions& options, const RequestOptions& request,
@@ -34,6 +35,7 @@ class BatchGenerator::Impl {
 
   llm::Loop loop;
   std::size_t waiting() const { return waiting_.size(); }
+  PrefixCacheStats prefix_cache() const { return prefixes_ ? prefixes_->stats() : PrefixCacheStats(); }
 
  private:
   struct Waiting {
@@ -54,6 +56,8 @@ class BatchGenerator::Impl {
   std::size_t widths_with_logits() const;
   void read_oldest(const RunOptions& options);
   void go_on(const RunOptions& options);
+  // Keeps the blocks that the rows have completed.
+  void store_prefixes();
   // Removes finished requests until none is left: the last callback of one may cancel others.
   void sweep();
   bool sweep_once();
@@ -61,17 +65,22 @@ class BatchGenerator::Impl {
 
   std::vector<std::int64_t> widths_, batches_;  // widths of prompt runs, and row counts of steps; ascending
   std::deque<Waiting> waiting_;
-  std::vector<Id> row_ids_;  // of the sequences that are or were last in the rows; 0: none
+  std::vector<Id> row_ids_;                     // of the sequences that are or were last in the rows; 0: none
+  std::unique_ptr<llm::PrefixCache> prefixes_;  // null: none
+  std::vector<std::int64_t> stored_;            // by row: tokens of its sequence that were kept, or could not be
   std::vector<Ended> ended_;
   Id next_ = 1;
 };
 
-BatchGenerator::Impl::Impl(std::shared_ptr<const LanguageModel> model, const DecoderOptions& options)
+BatchGenerator::Impl::Impl(std::shared_ptr<const LanguageModel> model, const DecoderOptions& options,
+                           const PrefixCacheOptions& prefixes)
     : loop(std::move(model), options, llm::Loop::CallbackErrors::end_their_sequence) {
   GRAFT_CHECK(Unsupported, !loop.model().info().encoder,
               "BatchGenerator runs no model with an encoder: ", loop.model().info().architecture);
   const DecoderOptions& decoder = loop.decoder().options;
   row_ids_.resize(loop.rows().size());
+  stored_.resize(loop.rows().size());
+  if (prefixes.max_bytes > 0) prefixes_ = std::make_unique<llm::PrefixCache>(loop.decoder().session, prefixes);
   if (decoder.buckets.empty()) {
     for (std::int64_t width = std::min(decoder.prefill_chunk_size, decoder.length);; width = (width + 1) / 2) {
       widths_.push_back(width);
@@ -158,7 +167,9 @@ void BatchGenerator::Impl::join() {
       }
     }
     if (best == loop.rows().size()) break;
+    if (prefixes_ && !first.wants_prompt_logprobs()) most = loop.restore(*prefixes_, best, first, most);
     row_ids_[best] = waiting_.front().id;
+    stored_[best] = 0;
     loop.begin(std::move(waiting_.front().sequence), best, most);
     waiting_.pop_front();
   }
@@ -188,6 +199,19 @@ void BatchGenerator::Impl::go_on(const RunOptions& options) {
   const auto going = static_cast<std::int64_t>(loop.going());
   // Rounded up to the next batch size, so that joining and leaving need no new plan.
   if (going > 0) loop.step(static_cast<std::size_t>(*std::ranges::lower_bound(batches_, going)), options);
+}
+
+void BatchGenerator::Impl::store_prefixes() {
+  if (!prefixes_) return;
+  for (std::size_t r = 0; r < loop.rows().size(); ++r) {
+    const llm::Sequence* sequence = loop.rows()[r].get();
+    if (!sequence || sequence->cancelled) continue;
+    const std::int64_t length = loop.decoder().length(r), whole = length - length % llm::PrefixCache::kBlock;
+    if (whole <= stored_[r]) continue;
+    const auto tokens = std::span(sequence->tokens()).first(static_cast<std::size_t>(whole));
+    prefixes_->store(tokens, sequence->cache_salt(), static_cast<std::int64_t>(r));
+    stored_[r] = whole;
+  }
 }
 
 void BatchGenerator::Impl::sweep() {
@@ -225,6 +249,7 @@ bool BatchGenerator::Impl::step(const RunOptions& options) {
     join();
     read_oldest(options);
     go_on(options);
+    store_prefixes();
     sweep();
   }
   loop.rethrow();
@@ -271,8 +296,9 @@ RequestState BatchGenerator::Impl::state(Id id) {
   return state(found->result(), found->logprobs(), found->prompt_logprobs(), found->reused, {});
 }
 
-BatchGenerator::BatchGenerator(std::shared_ptr<const LanguageModel> model, const DecoderOptions& options) try
-    : impl_(std::make_unique<Impl>(std::move(model), options)) {
+BatchGenerator::BatchGenerator(std::shared_ptr<const LanguageModel> model, const DecoderOptions& options,
+                               const PrefixCacheOptions& prefix_cache) try
+    : impl_(std::make_unique<Impl>(std::move(model), options, prefix_cache)) {
 } catch (...) {
   rethrow_typed();
 }
@@ -315,6 +341,9 @@ void BatchGenerator::prepare(std::int64_t prompt_lookup_num_tokens, bool prompt_
 std::size_t BatchGenerator::waiting() const { return impl_->waiting(); }
 std::size_t BatchGenerator::running() const { return impl_->running(); }
 const GenerationStats& BatchGenerator::stats() const { return impl_->loop.stats; }
+PrefixCacheStats BatchGenerator::prefix_cache() const try { return impl_->prefix_cache(); } catch (...) {
+  rethrow_typed();
+}
 Decoder& BatchGenerator::decoder() { return impl_->loop.public_decoder(); }
 
 }  // namespace graft

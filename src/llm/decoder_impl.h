@@ -27,6 +27,8 @@ class Decoder::Impl {
   std::int64_t length(std::size_t row) const { return lengths_[row]; }
   std::int64_t shortest(std::size_t row);
   void truncate(std::size_t row, std::int64_t length);
+  // After keys and values of a row were copied in.
+  void set_length(std::size_t row, std::int64_t length) { lengths_[row] = length; }
   // 0, 1, 2, ...: the sequences of a run that names none. Throws InvalidArgument when the cache has fewer rows.
   std::span<const std::int64_t> first_sequences(std::size_t count) const;
 

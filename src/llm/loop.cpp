@@ -46,6 +46,20 @@ std::int64_t Loop::reusable(std::size_t row, std::span<const std::int64_t> promp
   return same < std::ssize(held) && same < decoder().shortest(row) ? 0 : same;
 }
 
+std::int64_t Loop::restore(PrefixCache& cache, std::size_t row, const Sequence& sequence, std::int64_t reusable) {
+  // Never the whole prompt, as above.
+  const auto prompt = Tokens(sequence.tokens()).first(static_cast<std::size_t>(sequence.prompt_tokens()) - 1);
+  const std::int64_t found = cache.find(prompt, sequence.cache_salt());
+  if (found <= reusable) return reusable;
+  std::int64_t from = reusable / PrefixCache::kBlock * PrefixCache::kBlock;
+  if (from < decoder().shortest(row)) from = 0;
+  cached_[row].clear();
+  decoder().truncate(row, from);
+  const auto prefix = prompt.first(static_cast<std::size_t>(found));
+  decoder().set_length(row, cache.restore(prefix, sequence.cache_salt(), from, static_cast<std::int64_t>(row)));
+  return decoder().length(row);
+}
+
 void Loop::begin(std::unique_ptr<Sequence>&& sequence, std::size_t row, std::int64_t reused) {
   decoder().truncate(row, reused);
   cached_[row].clear();

@@ -9,6 +9,7 @@
 
 #include "graft/llm.h"
 #include "llm/decoder_impl.h"
+#include "llm/prefix_cache.h"
 #include "llm/sequence.h"
 
 namespace graft::llm {
@@ -31,6 +32,9 @@ class Loop {
   // The length of the prompt's prefix that a free row holds and can continue. Never the whole prompt: the logits of its
   // last token are needed.
   std::int64_t reusable(std::size_t row, std::span<const std::int64_t> prompt, std::uint64_t cache_salt = 0);
+  // Fills a free row from the prefix cache where that has more of the prompt than the row, which holds `reusable`
+  // tokens of it. Returns how many it then holds.
+  std::int64_t restore(PrefixCache& cache, std::size_t row, const Sequence& sequence, std::int64_t reusable);
   // Gives the sequence this free row, which keeps the first `reused` tokens. When it throws, the caller still has it.
   void begin(std::unique_ptr<Sequence>&& sequence, std::size_t row, std::int64_t reused);
   // Prefills the prompts of all occupied rows, which are the first ones, and draws their first tokens.

@@ -4,15 +4,21 @@
 #include <utility>
 
 #include "base/check.h"
+#include "serve/log.h"
 
 namespace graft::serve {
 
-Engine::Engine(std::shared_ptr<const LanguageModel> model, const DecoderOptions& options, std::size_t queue)
-    : model_(std::move(model)), generator_(model_, options), queue_(queue) {
+Engine::Engine(std::shared_ptr<const LanguageModel> model, const DecoderOptions& options, std::size_t queue,
+               const PrefixCacheOptions& prefix_cache)
+    : model_(std::move(model)), generator_(model_, options, prefix_cache), queue_(queue) {
   capacity_ = generator_.decoder().capacity();
   rows_ = generator_.decoder().options().rows;
   generator_.prepare(0, true);
   state_bytes_ = generator_.decoder().session().counters().state_bytes;
+  if (prefix_cache.file.empty()) {
+    const PrefixCacheStats prefixes = generator_.prefix_cache();
+    state_bytes_ += prefixes.max_blocks * prefixes.block_bytes;
+  }
   publish();
   thread_ = std::thread([this] { loop(); });
 }
@@ -215,8 +221,11 @@ void Engine::publish() {
   std::int64_t tokens = 0;
   for (std::int64_t row = 0; row < rows_; ++row) tokens += generator_.decoder().length(static_cast<std::size_t>(row));
   stats.cache_use = static_cast<double>(tokens) / static_cast<double>(rows_ * capacity_);
+  stats.prefixes = generator_.prefix_cache();
+  if (!stats.prefixes.error.empty() && !std::exchange(logged_prefixes_, true))
+    log_event("warning", "prefix_cache", {{"error", stats.prefixes.error}});
   const std::lock_guard lock(mutex_);
-  stats_ = stats;
+  stats_ = std::move(stats);
 }
 
 }  // namespace graft::serve

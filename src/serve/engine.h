@@ -28,6 +28,7 @@ struct EngineStats {
   std::size_t waiting = 0, running = 0;  // now: jobs
   GenerationStats generation;
   double cache_use = 0;  // how much of the cache holds tokens, those of ended texts included; from 0 to 1
+  PrefixCacheStats prefixes;
 };
 
 // Continuous batching for many threads: one thread owns a BatchGenerator; requests join and leave before each step.
@@ -39,7 +40,8 @@ class Engine {
   using RequestId = std::uint64_t;
 
   // Makes all plans and begins. Throws what BatchGenerator throws.
-  Engine(std::shared_ptr<const LanguageModel> model, const DecoderOptions& options, std::size_t queue);
+  Engine(std::shared_ptr<const LanguageModel> model, const DecoderOptions& options, std::size_t queue,
+         const PrefixCacheOptions& prefix_cache = {});
   // Cancels what runs.
   ~Engine();
   Engine(const Engine&) = delete;
@@ -54,7 +56,7 @@ class Engine {
   const LanguageModel& model() const { return *model_; }
   std::int64_t capacity() const { return capacity_; }  // tokens of a sequence
   std::int64_t rows() const { return rows_; }
-  std::uint64_t state_bytes() const { return state_bytes_; }  // of the caches of keys and values
+  std::uint64_t state_bytes() const { return state_bytes_; }  // of the caches of keys and values, in memory
 
  private:
   struct Request {
@@ -91,6 +93,7 @@ class Engine {
   std::uint64_t state_bytes_ = 0;
   std::vector<Active> active_;
   std::exception_ptr thrown_;  // by the last step, and not yet reported
+  bool logged_prefixes_ = false;
 
   mutable std::mutex mutex_;  // of all below
   std::condition_variable changed_;

@@ -49,6 +49,14 @@ void metrics(App& app, const std::shared_ptr<Call>& call, const PathParts&) {
        [&](const EngineStats& stats) { return of_tokens(stats.generation.prompt_tokens); }},
       {"vllm:prefix_cache_hits_total", "counter", "Of these, found.",
        [&](const EngineStats& stats) { return of_tokens(stats.generation.reused_tokens); }},
+      {"graft_prefix_cache_bytes", "gauge", "Keys and values that are kept beside the rows.",
+       [](const EngineStats& stats) {
+         return static_cast<double>(stats.prefixes.blocks * stats.prefixes.block_bytes);
+       }},
+      {"graft_prefix_cache_evictions_total", "counter", "Blocks of 64 tokens that made room for others.",
+       [](const EngineStats& stats) { return static_cast<double>(stats.prefixes.evicted); }},
+      {"graft_prefix_cache_damaged_total", "counter", "Blocks of the file that were not used.",
+       [](const EngineStats& stats) { return static_cast<double>(stats.prefixes.damaged); }},
       {"graft_prefill_seconds_total", "counter", "Time in runs of prompts.",
        [](const EngineStats& stats) { return stats.generation.prefill_seconds; }},
       {"graft_decode_seconds_total", "counter", "Time in steps of decoding.",

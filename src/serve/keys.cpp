@@ -1,9 +1,12 @@
 #include "serve/keys.h"
 
 #include <algorithm>
+#include <cstring>
 #include <fstream>
+#include <span>
 
 #include "base/check.h"
+#include "base/sha256.h"
 #include "serve/http/target.h"
 
 namespace graft::serve {
@@ -44,6 +47,13 @@ ApiKeys ApiKeys::of(std::vector<std::string> keys) {
                 "an API key may have printable ASCII characters without spaces only");
   ApiKeys out;
   out.keys_ = std::move(keys);
+  for (const std::string& key : out.keys_) {
+    const std::string salted = "graft prefix cache " + key;
+    const auto digest = sha256(std::as_bytes(std::span(salted)));
+    std::uint64_t salt;
+    std::memcpy(&salt, digest.data(), sizeof(salt));
+    out.salts_.push_back(salt | 1);
+  }
   return out;
 }
 
@@ -59,7 +69,7 @@ std::uint64_t ApiKeys::salt(const Request& request) const {
   const std::string_view given = key_of(request);
   std::uint64_t salt = 0;
   for (std::size_t i = 0; i < keys_.size(); ++i)
-    if (equal(keys_[i], given)) salt = i + 1;
+    if (equal(keys_[i], given)) salt = salts_[i];
   return salt;
 }
 

@@ -23,11 +23,12 @@ class ApiKeys {
   // keys of one length.
   bool allows(const Request& request) const;
   // Differs by key, so that callers share no prefix of a prompt (RequestOptions::cache_salt); 0 where no keys are
-  // needed.
+  // needed. A key's is the same after a restart, since a file may have prefixes (PrefixCacheOptions::file).
   std::uint64_t salt(const Request& request) const;
 
  private:
   std::vector<std::string> keys_;
+  std::vector<std::uint64_t> salts_;  // by key
 };
 
 }  // namespace graft::serve

@@ -27,6 +27,8 @@ TEST(ApiKeys, AllowWhoHasOne) {
     EXPECT_FALSE(keys.allows(with("authorization", wrong))) << wrong;
   EXPECT_NE(keys.salt(with("x-api-key", "first")), keys.salt(with("x-api-key", "second")));
   EXPECT_NE(keys.salt(with("x-api-key", "first")), 0u);
+  // Whatever other keys there are.
+  EXPECT_EQ(ApiKeys::of({"new", "first"}).salt(with("x-api-key", "first")), keys.salt(with("x-api-key", "first")));
 }
 
 TEST(ApiKeys, OfAFile) {

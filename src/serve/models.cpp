@@ -10,6 +10,7 @@ namespace graft::serve {
 namespace {
 
 constexpr std::int64_t kMostRows = 32;
+constexpr std::uint64_t kMostPrefixBytes = std::uint64_t{4} << 30;
 
 // What Linux expects to be available without swapping, in bytes; 0 when it does not say.
 std::uint64_t available_memory() {
@@ -79,7 +80,7 @@ std::uint64_t Models::bytes() const {
 void Models::add(std::shared_ptr<ServedModel> model) {
   const std::lock_guard lock(mutex_);
   auto found = std::ranges::find_if(known_, [&](const Known& known) { return known.file.name == model->name; });
-  if (found == known_.end()) found = known_.insert(known_.end(), {{model->name, {}, {}}, State::unloaded, nullptr});
+  if (found == known_.end()) found = known_.insert(known_.end(), {{.name = model->name}, State::unloaded, nullptr});
   found->state = State::loaded;
   found->model = std::move(model);
 }
@@ -136,6 +137,19 @@ std::int64_t rows_for(const std::shared_ptr<const LanguageModel>& model, Decoder
 
 namespace {
 
+PrefixCacheOptions prefix_cache_for(const std::shared_ptr<const LanguageModel>& model, const DecoderOptions& decoder,
+                                    const ModelFile& file, const ServeOptions& options) {
+  // A file of another size would be emptied.
+  const std::uint64_t most =
+      file.prefix_cache_file.empty() ? std::min(available_memory() / 8, kMostPrefixBytes) : kMostPrefixBytes;
+  PrefixCacheOptions out{options.prefix_cache_bytes.value_or(most), file.prefix_cache_file};
+  // One that nobody asked for need not be.
+  if (!options.prefix_cache_bytes && out.file.empty() &&
+      out.max_bytes < PrefixCacheOptions::block_bytes(model, decoder))
+    out.max_bytes = 0;
+  return out;
+}
+
 void load_language(ServedModel& model, const ModelFile& file, const ServeOptions& options) {
   model.language = LanguageModel::load(file.path, options.load, file.tokenizer);
   model.language->tokenizer();  // throws where there is none
@@ -144,7 +158,8 @@ void load_language(ServedModel& model, const ModelFile& file, const ServeOptions
   DecoderOptions decoder = options.decoder;
   if (decoder.rows == 0) decoder.rows = rows_for(model.language, decoder);
   model.grammars = std::make_unique<Grammars>(model.language);
-  model.engine = std::make_unique<Engine>(model.language, decoder, static_cast<std::size_t>(options.limits.queue));
+  model.engine = std::make_unique<Engine>(model.language, decoder, static_cast<std::size_t>(options.limits.queue),
+                                          prefix_cache_for(model.language, decoder, file, options));
 }
 
 void load_program(ServedModel& model, const ModelFile& file, const ServeOptions& options) {

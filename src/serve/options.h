@@ -13,8 +13,9 @@ namespace graft::serve {
 
 struct ModelFile {
   std::string name;  // as requests call it
-  std::string path;
-  std::string tokenizer;  // a path; empty: the package's own
+  std::string path = {};
+  std::string tokenizer = {};          // a path; empty: the package's own
+  std::string prefix_cache_file = {};  // PrefixCacheOptions::file
 };
 
 // What a request may ask for. Beyond: 400, and 429 where it is a matter of time.
@@ -34,6 +35,8 @@ struct ServeOptions {
   std::uint64_t max_model_bytes = ~std::uint64_t{0};  // of all that are loaded: weights, constants, states and caches
   LoadOptions load;
   DecoderOptions decoder;  // rows 0: as many as the memory allows, up to 32
+  std::optional<std::uint64_t>
+      prefix_cache_bytes;  // of each model; none: an eighth of the memory, up to 4 GiB; 4 GiB in a file
   RequestLimits limits;
   std::string api_keys;       // a file with one key per line; empty: no keys are needed
   double drain_seconds = 30;  // that running requests get after SIGTERM

@@ -132,6 +132,18 @@ void KvCache::truncate(std::int64_t length) {
   if (length == 0) std::ranges::fill(first_held(), 0);
 }
 
+void KvCache::truncate_row(std::size_t row, std::int64_t length) {
+  const std::int64_t now = lengths()[row];
+  GRAFT_CHECK(InvalidArgument, length >= 0 && length <= now, "row ", row, " holds ", now, " tokens, got ", length,
+              " to keep");
+  if (length < now) check_length(row, length);
+  const std::size_t count = windows().size();
+  if (length == 0) std::fill_n(first_held().begin() + static_cast<std::ptrdiff_t>(row * count), count, 0);
+  for (std::uint32_t i = 0; i < states_.count(); ++i)
+    if (std::int64_t* own = layer_length(states_.info(i), row)) *own = std::min(*own, length);
+  lengths()[row] = length;
+}
+
 void KvCache::set_lengths(std::span<const std::int64_t> lengths) {
   const std::span<std::int64_t> now = this->lengths();
   GRAFT_CHECK(InvalidArgument, lengths.size() == now.size(), "the cache has ", now.size(), " rows, got ",

@@ -52,6 +52,8 @@ class KvCache {
 
   // As Session's functions of these names.
   void truncate(std::int64_t length);
+  // Of one row, which has as many tokens or more.
+  void truncate_row(std::size_t row, std::int64_t length);
   void select(std::span<const std::int64_t> rows);
   void resize(std::int64_t rows, std::int64_t length);
   void set_lengths(std::span<const std::int64_t> lengths);

@@ -232,6 +232,36 @@ TEST(KvCache, TokensGoInAndOut) {
   }
 }
 
+// As they are stored, to any row; the row they go to has others before.
+TEST(KvCache, StoredTokensAreCopiedAsTheyAre) {
+  Model model;
+  for (const KvType type : {KvType::f32, KvType::f16, KvType::bf16, KvType::q8_0}) {
+    Session from(model.program, with({2, 64, type})), to(model.program, with({3, 32, type}));
+    run(from, {1, 2}, 0, 10);
+    run(to, {3, 4, 5}, 0, 20);
+    const std::size_t token = from.kv_token_bytes();
+    EXPECT_EQ(token, to.kv_token_bytes());
+    std::vector<std::byte> bytes(6 * token), rest(4 * token);
+    for (const std::int64_t row : {0, 1}) {
+      EXPECT_TRUE(from.kv_copy_out(row, 0, 6, bytes));
+      EXPECT_TRUE(from.kv_copy_out(row, 6, 4, rest));
+      to.kv_copy_in(row, 0, 6, bytes);
+      to.kv_copy_in(row, 6, 4, rest);
+    }
+    EXPECT_THAT(to.kv_lengths(), ElementsAre(10, 10, 20));
+    EXPECT_EQ(run(to, {1, 2}, 10, 14), run(from, {1, 2}, 10, 14));
+    to.kv_copy_in(1, 6, 4, rest);  // truncates first
+    EXPECT_THAT(to.kv_lengths(), ElementsAre(14, 10, 20));
+    EXPECT_THROW(from.kv_copy_out(0, 11, 4, rest), InvalidArgument);
+    EXPECT_THROW(from.kv_copy_out(2, 0, 4, rest), InvalidArgument);
+    EXPECT_THROW(from.kv_copy_out(0, 0, 5, rest), InvalidArgument);
+    EXPECT_THROW(from.kv_copy_out(0, -1, 4, rest), InvalidArgument);
+    EXPECT_THROW(to.kv_copy_in(1, 11, 4, rest), InvalidArgument);
+    EXPECT_THROW(to.kv_copy_in(2, 30, 4, rest), InvalidArgument);
+    EXPECT_THAT(to.kv_lengths(), ElementsAre(14, 10, 20));
+  }
+}
+
 TEST(KvCache, WrongPositionsAreErrorsThatChangeNothing) {
   Model model;
   Session session(model.program, with({2, 16}));

@@ -184,6 +184,28 @@ TEST(KvRing, TokensGoInAndOut) {
   EXPECT_EQ(other.kv_shortest(0), 1);
 }
 
+// Copied out while they are held, token groups fill a ring of another size, which then holds its last ones.
+TEST(KvRing, StoredTokensFillARing) {
+  test::KvModel model({.window = 6, .first_sees_all = true});
+  Session session(model.program, ring_of(4)), other(model.program, ring_of(7)), all(model.program, whole());
+  const std::size_t group = 4 * session.kv_token_bytes();
+  std::vector<std::byte> bytes(12 * group);
+  for (std::int64_t i = 0; i < 12; ++i) {
+    test::run(session, {1}, 4 * i, 4 * i + 4);
+    EXPECT_TRUE(session.kv_copy_out(0, 4 * i, 4, std::span(bytes).subspan(static_cast<std::size_t>(i) * group, group)));
+  }
+  EXPECT_FALSE(session.kv_copy_out(0, 0, 4, std::span(bytes).first(group)));  // the ring has wrapped around
+  test::run(other, {2}, 0, 60);
+  for (std::int64_t i = 0; i < 12; ++i)
+    other.kv_copy_in(0, 4 * i, 4, std::span(bytes).subspan(static_cast<std::size_t>(i) * group, group));
+  EXPECT_THAT(other.kv_lengths(), ElementsAre(48));
+  EXPECT_EQ(other.kv_shortest(0), 48 - (6 + 7 - 1) + 6 - 1);
+  test::run(all, {1}, 0, 48);
+  test::expect_near(test::run(other, {1}, 48, 58), test::run(all, {1}, 48, 58), 1e-6f);
+  EXPECT_THROW(other.kv_copy_in(0, 20, 4, std::span(bytes).first(group)), InvalidArgument);
+  EXPECT_THAT(other.kv_lengths(), ElementsAre(58));
+}
+
 TEST(KvRing, BytesOfAGemma3LikeModelWith32kTokens) {
   // 26 layers, every sixth sees all, the others a window of 512; 1 head of 256 elements.
   constexpr std::int64_t kTokens = 32768, kHead = 256, kWindow = 512, kRoom = 512;

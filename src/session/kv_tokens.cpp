@@ -109,4 +109,77 @@ void KvTokens::write(std::int64_t layer, std::int64_t row, std::int64_t first, c
   }
 }
 
+std::size_t KvTokens::token_bytes() {
+  cache_.lengths();  // throws where there is no cache
+  std::size_t bytes = 0;
+  for (std::uint32_t i = 0; i < states_.count(); ++i)
+    if (states_.info(i).kind == ir::StateKind::kv) {
+      const TensorDesc desc = states_.desc(i);
+      bytes += static_cast<std::size_t>(desc.shape[1] * desc.shape[3]) * byte_size(desc.dtype);
+    }
+  return bytes;
+}
+
+void KvTokens::check(std::int64_t row, std::int64_t first, std::int64_t count, std::size_t bytes) {
+  cache_.check_row(row);
+  const std::int64_t most = states_.kv().length;
+  GRAFT_CHECK(InvalidArgument, first >= 0 && count >= 0 && first <= most && count <= most - first,
+              "the cache has room for ", most, " tokens, got ", count, " from token ", first);
+  const std::size_t wanted = static_cast<std::size_t>(count) * token_bytes();
+  GRAFT_CHECK(InvalidArgument, bytes == wanted, count, " tokens have ", wanted, " bytes, got ", bytes);
+}
+
+// In `bytes` a layer's keys or values are [heads, count, size].
+template <typename Move>
+void KvTokens::each_part(std::int64_t row, std::int64_t first, std::int64_t count, const Move& move) {
+  std::size_t at = 0;
+  for (std::uint32_t i = 0; i < states_.count(); ++i) {
+    if (states_.info(i).kind != ir::StateKind::kv) continue;
+    const TensorDesc desc = states_.desc(i);
+    const std::size_t token = static_cast<std::size_t>(desc.shape[3]) * byte_size(desc.dtype);
+    std::byte* const cache = states_.data(i);
+    for (std::int64_t head = row * desc.shape[1], end = head + desc.shape[1]; head < end; ++head)
+      for (std::int64_t p = first, n = 0; p < first + count; p += n) {
+        const std::int64_t slot = p % desc.shape[2];
+        n = std::min(first + count - p, desc.shape[2] - slot);
+        const std::size_t part = static_cast<std::size_t>(n) * token;
+        move(cache + static_cast<std::size_t>(head * desc.shape[2] + slot) * token, at, part);
+        at += part;
+      }
+  }
+}
+
+bool KvTokens::copy_out(std::int64_t row, std::int64_t first, std::int64_t count, std::span<std::byte> bytes) {
+  check(row, first, count, bytes.size());
+  const auto at = static_cast<std::size_t>(row);
+  const std::int64_t length = cache_.lengths()[at];
+  GRAFT_CHECK(InvalidArgument, first + count <= length, "row ", row, " holds ", length, " tokens, got a request for ",
+              count, " from token ", first);
+  for (std::uint32_t i = 0; i < states_.count(); ++i) {
+    const ir::State& state = states_.info(i);
+    if (state.kind != ir::StateKind::kv) continue;
+    if (first < cache_.held(state, at).first || first + count > cache_.held_by_layer(state, at)) return false;
+  }
+  each_part(row, first, count,
+            [&](const std::byte* cache, std::size_t to, std::size_t n) { std::memcpy(bytes.data() + to, cache, n); });
+  return true;
+}
+
+void KvTokens::copy_in(std::int64_t row, std::int64_t first, std::int64_t count, std::span<const std::byte> bytes) {
+  check(row, first, count, bytes.size());
+  const auto at = static_cast<std::size_t>(row);
+  cache_.truncate_row(at, first);
+  // Of more tokens than a ring buffer has slots the last ones win.
+  each_part(row, first, count,
+            [&](std::byte* cache, std::size_t from, std::size_t n) { std::memcpy(cache, bytes.data() + from, n); });
+  for (std::uint32_t i = 0; i < states_.count(); ++i)
+    if (states_.info(i).kind == ir::StateKind::kv) cache_.written(states_.info(i), at, first, count);
+  for (std::size_t w = 0; w < cache_.windows().size(); ++w)
+    if (const std::int64_t slots = cache_.ring_slots(w); slots > 0) {
+      std::int64_t& held = cache_.first_held()[at * cache_.windows().size() + w];
+      held = std::max(held, first + count - slots);
+    }
+  cache_.lengths()[at] = first + count;
+}
+
 }  // namespace graft

@@ -328,6 +328,28 @@ void Session::kv_read(std::int64_t layer, std::int64_t row, std::int64_t first, 
   rethrow_typed();
 }
 
+std::size_t Session::kv_token_bytes() try {
+  const Impl::Use use(*impl_);
+  return KvTokens(impl_->kv).token_bytes();
+} catch (...) {
+  rethrow_typed();
+}
+
+bool Session::kv_copy_out(std::int64_t row, std::int64_t first, std::int64_t count, std::span<std::byte> bytes) try {
+  const Impl::Use use(*impl_);
+  return KvTokens(impl_->kv).copy_out(row, first, count, bytes);
+} catch (...) {
+  rethrow_typed();
+}
+
+void Session::kv_copy_in(std::int64_t row, std::int64_t first, std::int64_t count,
+                         std::span<const std::byte> bytes) try {
+  const Impl::Use use(*impl_);
+  KvTokens(impl_->kv).copy_in(row, first, count, bytes);
+} catch (...) {
+  rethrow_typed();
+}
+
 void Session::kv_write(std::int64_t layer, std::int64_t row, std::int64_t first, const TensorView& keys,
                        const TensorView& values) try {
   const Impl::Use use(*impl_);

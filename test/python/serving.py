@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 PATIENCE = 60  # seconds
@@ -27,9 +28,10 @@ def binary() -> str:
 class Server:
     """`graft serve` on a free port, until the end of the with block."""
 
-    def __init__(self, *args: object) -> None:
+    def __init__(self, *args: object, launcher: Sequence[str] = ()) -> None:
+        """launcher: a command that runs the one behind it."""
         self.process = subprocess.Popen(
-            [binary(), "serve", "--port", "0", *map(str, args)], stderr=subprocess.PIPE, text=True
+            [*launcher, binary(), "serve", "--port", "0", *map(str, args)], stderr=subprocess.PIPE, text=True
         )
         self.lines: list[dict] = []
         first = json.loads(self.process.stderr.readline())
