@@ -2,6 +2,11 @@
 
 #include <iterator>
 #include <memory>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "base/check.h"
 
 namespace graft {
 namespace {
@@ -74,24 +79,82 @@ void free_json(Held& held, Type type) noexcept {
   }
 }
 
+// Makes the value of a document that obeys the rules.
+template <typename Value>
+class Checked : public nlohmann::detail::json_sax_dom_parser<Value> {
+  using Base = nlohmann::detail::json_sax_dom_parser<Value>;
+
+ public:
+  Checked(Value& value, const JsonRules& rules) : Base(value), rules_(rules) {}
+
+  bool start_object(std::size_t members) {
+    enter();
+    open_.push_back({});
+    return Base::start_object(members);
+  }
+  bool key(std::string& name) {
+    Object& object = open_.back();
+    if (++object.members > rules_.max_members)
+      rules_.refuse(str("has an object of more than ", rules_.max_members, " members"));
+    if (depth_ <= rules_.unique_depth && !object.keys.insert(name).second)
+      rules_.refuse("has the key '" + name + "' twice in one object");
+    return Base::key(name);
+  }
+  bool end_object() {
+    --depth_;
+    open_.pop_back();
+    return Base::end_object();
+  }
+  bool start_array(std::size_t elements) {
+    enter();
+    return Base::start_array(elements);
+  }
+  bool end_array() {
+    --depth_;
+    return Base::end_array();
+  }
+
+ private:
+  struct Object {
+    std::size_t members = 0;
+    std::set<std::string> keys;  // up to unique_depth
+  };
+
+  void enter() {
+    if (++depth_ > rules_.max_depth) rules_.refuse(str("is nested deeper than ", rules_.max_depth, " levels"));
+  }
+
+  const JsonRules& rules_;
+  int depth_ = 0;
+  std::vector<Object> open_;
+};
+
 }  // namespace
 
 template <AnyJson Value>
-Value read_json(std::string_view text, const typename Value::parser_callback_t& watch, bool allow_exceptions) {
-  return Value::parse(text.data(), text.data() + text.size(), watch, allow_exceptions);
+Value read_json(std::string_view text, bool allow_exceptions) {
+  return Value::parse(text.data(), text.data() + text.size(), nullptr, allow_exceptions);
 }
 
 template <AnyJson Value>
-Value read_json(std::span<const std::byte> text, const typename Value::parser_callback_t& watch,
-                bool allow_exceptions) {
-  return read_json<Value>(std::string_view(reinterpret_cast<const char*>(text.data()), text.size()), watch,
-                          allow_exceptions);
+Value read_json(std::span<const std::byte> text, bool allow_exceptions) {
+  return read_json<Value>(std::string_view(reinterpret_cast<const char*>(text.data()), text.size()), allow_exceptions);
 }
 
-template Json read_json(std::string_view, const Json::parser_callback_t&, bool);
-template Json read_json(std::span<const std::byte>, const Json::parser_callback_t&, bool);
-template OrderedJson read_json(std::string_view, const OrderedJson::parser_callback_t&, bool);
-template OrderedJson read_json(std::span<const std::byte>, const OrderedJson::parser_callback_t&, bool);
+template <AnyJson Value>
+Value read_json(std::string_view text, const JsonRules& rules) {
+  Value out;
+  Checked<Value> reader(out, rules);
+  Value::sax_parse(text.data(), text.data() + text.size(), &reader);
+  return out;
+}
+
+template Json read_json(std::string_view, bool);
+template Json read_json(std::span<const std::byte>, bool);
+template Json read_json(std::string_view, const JsonRules&);
+template OrderedJson read_json(std::string_view, bool);
+template OrderedJson read_json(std::span<const std::byte>, bool);
+template OrderedJson read_json(std::string_view, const JsonRules&);
 
 }  // namespace graft
 

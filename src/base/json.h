@@ -2,13 +2,13 @@
 
 #include <concepts>
 #include <cstddef>
-#include <iterator>
+#include <functional>
+#include <limits>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <span>
 #include <string>
 #include <string_view>
-#include <utility>
 
 #include "base/json_fwd.h"
 
@@ -44,14 +44,24 @@ bool operator==(const Value& value, const char* text) = delete;
 template <AnyJson Value>
 bool operator!=(const Value& value, const char* text) = delete;
 
+// What is checked while a document is read. Instead of nlohmann's callbacks: with one, its parser looks at all members
+// of a value whenever one of them ends, so that a document takes time by the square of its length.
+struct JsonRules {
+  int max_depth = std::numeric_limits<int>::max();  // of arrays and objects in one another
+  int unique_depth = 0;                             // objects up to here may have no key twice
+  // Of an object. OrderedJson looks at all members for each new one.
+  std::size_t max_members = std::numeric_limits<std::size_t>::max();
+  std::function<void(const std::string& message)> refuse = {};  // throws; "has the key 'a' twice in one object"
+};
+
 // Value::parse, compiled once: a parser costs each file that has one seconds. Throw the value's exceptions; without
 // them, what is no JSON is a discarded value.
 template <AnyJson Value>
-Value read_json(std::string_view text, const typename Value::parser_callback_t& watch = nullptr,
-                bool allow_exceptions = true);
+Value read_json(std::string_view text, bool allow_exceptions = true);
 template <AnyJson Value>
-Value read_json(std::span<const std::byte> text, const typename Value::parser_callback_t& watch = nullptr,
-                bool allow_exceptions = true);
+Value read_json(std::span<const std::byte> text, bool allow_exceptions = true);
+template <AnyJson Value>
+Value read_json(std::string_view text, const JsonRules& rules);
 
 }  // namespace graft
 

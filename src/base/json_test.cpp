@@ -3,10 +3,12 @@
 #include <gtest/gtest.h>
 
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <type_traits>
 #include <utility>
 
+#include "base/test_errors.h"
 #include "exec/test_allocations.h"
 
 namespace graft {
@@ -33,6 +35,28 @@ TYPED_TEST(JsonTest, IsFreedWithoutAllocations) {
   test::begin_counting_allocations();
   value.reset();
   EXPECT_EQ(test::end_counting_allocations(), 0);
+}
+
+TEST(JsonRulesTest, AreCheckedWhileADocumentIsRead) {
+  JsonRules rules;
+  rules.max_depth = 3;
+  rules.unique_depth = 2;
+  rules.max_members = 2;
+  rules.refuse = [](const std::string& message) { throw std::length_error(message); };
+  EXPECT_EQ(read_json<Json>(R"({"a": [{"b": 1, "b": 2}, 3], "c": {"a": null}})", rules),
+            Json::parse(R"({"a": [{"b": 2}, 3], "c": {"a": null}})"));
+  EXPECT_EQ(read_json<OrderedJson>("[[[]], {}]", rules).dump(), "[[[]],{}]");
+  const auto refused = [&](const char* text, const char* message) {
+    test::expect_error<std::length_error>([&] { read_json<Json>(text, rules); }, message);
+  };
+  refused(R"({"a": {"b": 1, "b": 2}})", "has the key 'b' twice in one object");
+  refused(R"({"a": {"b": 1}, "a": 2})", "has the key 'a' twice in one object");
+  refused("[[[{}]]]", "is nested deeper than 3 levels");
+  refused("[[[[]]]]", "is nested deeper than 3 levels");
+  refused(R"([[{"a": 1, "b": 2, "c": 3}]])", "has an object of more than 2 members");
+  EXPECT_THROW(read_json<Json>("[1, 2", rules), Json::parse_error);
+  EXPECT_THROW(read_json<Json>("[1, 2] 3", rules), Json::parse_error);
+  EXPECT_THROW(read_json<Json>("", rules), Json::parse_error);
 }
 
 TYPED_TEST(JsonTest, AnyDepthIsFreed) {

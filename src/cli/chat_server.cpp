@@ -46,7 +46,7 @@ class Events {
 
 // The message of an error object; what came instead where it is none.
 std::string message_of(const std::string& body) {
-  const Json json = read_json<Json>(body, nullptr, false);
+  const Json json = read_json<Json>(body, false);
   if (json.is_object() && json.contains("error")) {
     const Json& error = json["error"];
     if (error.is_object() && error.contains("message") && error["message"].is_string())
@@ -101,7 +101,7 @@ Generation ChatServer::answer(const std::vector<ChatMessage>& messages,
   said.reason = FinishReason::eos;
   std::string error;
   Events events([&](std::string_view data) {
-    const Json event = read_json<Json>(data, nullptr, false);  // "[DONE]" is no JSON
+    const Json event = read_json<Json>(data, false);  // "[DONE]" is no JSON
     if (!event.is_object()) return;
     if (event.contains("error")) error = message_of(std::string(data));
     if (!event.contains("choices") || !event["choices"].is_array() || event["choices"].empty()) return;

@@ -155,7 +155,7 @@ std::vector<std::string> keys_of(const Json& node) {
   const std::size_t children = node.at("children_spec").size();
   std::vector<std::string> keys;
   if (!node.at("context").is_string()) return keys;
-  Json context = read_json<Json>(node.at("context").get<std::string>(), nullptr, false);
+  Json context = read_json<Json>(node.at("context").get<std::string>(), false);
   // Dataclasses: [[names of fields], [names of fields that are None]].
   if (context.is_array() && !context.empty() && context[0].is_array()) context = Json(context[0]);
   if (!context.is_array() || context.size() != children) return keys;
@@ -182,7 +182,7 @@ void leaf_names(const Json& node, const std::string& path, bool keyed, int depth
 // Empty when the spec is unknown or does not have a leaf per output.
 std::vector<std::string> names_in_spec(const MethodInfo& method) {
   std::vector<std::string> names;
-  const Json spec = read_json<Json>(method.out_spec, nullptr, false);
+  const Json spec = read_json<Json>(method.out_spec, false);
   try {
     leaf_names(spec.at(1), "", false, 0, names);
   } catch (const std::exception&) {  // another version of specs: keep the graph's names

@@ -8,18 +8,12 @@
 namespace graft::serve {
 
 Json parse_json(std::string_view text) {
-  std::vector<std::set<std::string>> keys;  // of the objects that are open
-  const auto watch = [&](int depth, Json::parse_event_t event, Json& parsed) {
-    // nlohmann gives the depth of what begins before it is counted.
-    if (depth > kMaxJsonDepth) throw ApiError(400, str("the JSON is nested deeper than ", kMaxJsonDepth, " levels"));
-    if (event == Json::parse_event_t::object_start) keys.emplace_back();
-    if (event == Json::parse_event_t::object_end) keys.pop_back();
-    if (event == Json::parse_event_t::key && !keys.back().insert(parsed.get<std::string>()).second)
-      throw ApiError(400, "the JSON has the key '" + parsed.get<std::string>() + "' twice in one object");
-    return true;
-  };
+  JsonRules rules;
+  rules.max_depth = rules.unique_depth = kMaxJsonDepth;
+  rules.max_members = kMaxJsonMembers;
+  rules.refuse = [](const std::string& message) { throw ApiError(400, "the JSON " + message); };
   try {
-    return read_json<Json>(text, watch);
+    return read_json<Json>(text, rules);
   } catch (const Json::exception& error) {
     // "[json.exception.parse_error.101] parse error at line 1, column 2: ..."
     const std::string_view message = error.what();

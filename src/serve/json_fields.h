@@ -14,8 +14,10 @@ namespace graft::serve {
 using Json = OrderedJson;
 
 inline constexpr int kMaxJsonDepth = 64;
+inline constexpr std::size_t kMaxJsonMembers = 4096;  // of an object
 
-// Throws ApiError (400) for text that is no JSON or not UTF-8, is nested deeper than kMaxJsonDepth, or has a key twice.
+// Throws ApiError (400) for text that is no JSON or not UTF-8, is nested deeper than kMaxJsonDepth, has larger objects
+// than kMaxJsonMembers, or has a key twice.
 Json parse_json(std::string_view text);
 // As parse_json; the document must be an object.
 Json parse_object(std::string_view text);

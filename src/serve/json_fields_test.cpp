@@ -41,6 +41,16 @@ TEST(ParseJson, BoundsTheDepth) {
   EXPECT_THAT(refused([&] { parse_object(nested(1'000'000)); }), HasSubstr("nested deeper"));
 }
 
+TEST(ParseJson, BoundsTheMembersOfAnObject) {
+  const auto members = [](std::size_t count) {
+    std::string text = "{";
+    for (std::size_t i = 0; i < count; ++i) text += (i == 0 ? "\"" : ", \"") + std::to_string(i) + "\": 0";
+    return text + "}";
+  };
+  EXPECT_EQ(parse_object(members(kMaxJsonMembers)).size(), kMaxJsonMembers);
+  EXPECT_THAT(refused([&] { parse_object(members(kMaxJsonMembers + 1)); }), HasSubstr("more than 4096 members"));
+}
+
 TEST(Fields, ReadsTypesAndRanges) {
   const Json json = parse_object(R"({"n": 3, "x": 0.5, "b": true, "s": "text", "z": null, "l": [], "o": {},
                                      "big": 18446744073709551615, "i": -4})");

@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <cstring>
-#include <set>
 
 #include "base/check.h"
 #include "base/json.h"
@@ -77,16 +76,12 @@ WeightFile read_safetensors(std::shared_ptr<const MappedFile> file) {
               " bytes reaches beyond the ", bytes.size(), " bytes there are, or is larger than ", kMaxHeader,
               ": the file is truncated or damaged");
   const std::vector<std::byte> text = file->read(kLengthBytes, static_cast<std::size_t>(length));
-  std::set<std::string> names;
-  const auto no_name_twice = [&](int depth, Json::parse_event_t event, const Json& parsed) {
-    if (event == Json::parse_event_t::key && depth == 1)
-      GRAFT_CHECK(InvalidProgram, names.insert(parsed.get<std::string>()).second, "tensor '", parsed.get<std::string>(),
-                  "' appears twice");
-    return true;
-  };
+  JsonRules rules;
+  rules.unique_depth = 1;
+  rules.refuse = [](const std::string& message) { throw InvalidProgram("its header " + message); };
   Json header;
   try {
-    header = read_json<Json>(std::span(text), no_name_twice);
+    header = read_json<Json>({reinterpret_cast<const char*>(text.data()), text.size()}, rules);
   } catch (const Json::exception&) {
     throw InvalidProgram(str("its header of ", length, " bytes is not JSON"));
   }

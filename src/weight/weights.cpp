@@ -34,7 +34,7 @@ WeightFile read_one(const std::shared_ptr<const MappedFile>& file) {
 // The shards of an index, each with the tensors that the index assigns to it.
 std::vector<WeightFile> read_index(const std::shared_ptr<const MappedFile>& file, const OpenFile& open) {
   const std::vector<std::byte> text = file->read(0, file->bytes().size());
-  const Json index = read_json<Json>(std::span(text), nullptr, /*allow_exceptions=*/false);
+  const Json index = read_json<Json>(std::span(text), /*allow_exceptions=*/false);
   const auto map = index.is_object() ? index.find("weight_map") : index.end();
   GRAFT_CHECK(InvalidProgram, map != index.end() && map->is_object(),
               "not an index of weights: it must be a JSON object with a 'weight_map'");
@@ -119,7 +119,7 @@ std::vector<std::string> weight_files_of(const WeightFile& package) {
   const auto found = package.tensors.find(kWeightFiles);
   if (found == package.tensors.end()) return {};
   return naming_file(package.file->path(), [&] {
-    const Json names = read_json<Json>(found->second.bytes, nullptr, /*allow_exceptions=*/false);
+    const Json names = read_json<Json>(found->second.bytes, /*allow_exceptions=*/false);
     GRAFT_CHECK(InvalidProgram, names.is_array(), "'", kWeightFiles, "' must be a JSON list of paths");
     std::vector<std::string> out;
     for (const Json& name : names) {

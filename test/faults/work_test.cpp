@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/json.h"
 #include "faults.h"
 #include "graft/tokenizer.h"
 #include "load/test_graph.h"
@@ -201,6 +202,17 @@ const std::vector<Work>& works() {
          file.insert(file.end(), text.begin(), text.end());
          file.resize(file.size() + static_cast<std::size_t>(4 * n));
          return [file] { read_safetensors(MappedFile::of_memory(file, "made", nullptr)); };
+       }},
+      {"CheckedJson",
+       [](std::int64_t n) {
+         std::string text = "[";
+         for (std::int64_t i = 0; i < n; ++i) text += R"({"role": "user", "content": ["a", {"b": 1}]}, )";
+         text += "{}]";
+         return [text] {
+           JsonRules rules;
+           rules.unique_depth = 2;
+           read_json<Json>(text, rules);
+         };
        }},
       {"Ptd",
        [](std::int64_t n) {

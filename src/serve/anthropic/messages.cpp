@@ -211,7 +211,7 @@ class Writer : public BlockWriter {
   }
   static Json json_of(const Block& block, bool begun) {
     if (block.kind == AnswerPart::Kind::call) {
-      Json input = begun ? Json::object() : read_json<Json>(block.text, nullptr, false);
+      Json input = begun ? Json::object() : read_json<Json>(block.text, false);
       if (input.is_discarded()) input = Json::object();  // max_tokens has cut it off
       return {{"type", "tool_use"}, {"id", block.id}, {"name", block.name}, {"input", std::move(input)}};
     }

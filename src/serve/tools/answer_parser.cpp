@@ -59,7 +59,7 @@ void CallScanner::take(char c, std::vector<AnswerPart>& parts) {
       in_string_ = false;
       if (depth_ == 1 && is_key_) key_ = string_;
       if (depth_ == 1 && !is_key_ && key_ == "name" && !named_) {
-        const Json name = read_json<Json>('"' + string_ + '"', nullptr, false);
+        const Json name = read_json<Json>('"' + string_ + '"', false);
         failed_ = !name.is_string() || name.get_ref<const std::string&>().empty();
         if (!failed_) {
           named_ = true;
@@ -125,7 +125,7 @@ void CallScanner::take(char c, std::vector<AnswerPart>& parts) {
 void CallScanner::end(std::vector<AnswerPart>& parts) {
   ended_ = true;
   if (named_ && arguments_done_) return;
-  const Json call = read_json<Json>(text_, nullptr, false);
+  const Json call = read_json<Json>(text_, false);
   const auto name = call.is_object() ? call.find("name") : call.end();
   if (!call.is_object() || name == call.end() || !name->is_string() || name->get_ref<const std::string&>().empty()) {
     failed_ = true;
