@@ -20,14 +20,6 @@ namespace {
 
 constexpr std::string_view kUnfinished = ".graft.tmp";
 
-// Calls again what a signal interrupted.
-template <typename Call>
-auto uninterrupted(const Call& call) {
-  auto result = call();
-  while (result < 0 && errno == EINTR) result = call();
-  return result;
-}
-
 }  // namespace
 
 NewFile::NewFile(const std::string& path) : path_(path) {

@@ -1,10 +1,19 @@
 #pragma once
 
+#include <cerrno>
 #include <cstddef>
 #include <span>
 #include <string>
 
 namespace graft {
+
+// Calls again what a signal interrupted.
+template <typename Call>
+auto uninterrupted(const Call& call) {
+  auto result = call();
+  while (result < 0 && errno == EINTR) result = call();
+  return result;
+}
 
 // A file that replaces the one of its name as a whole: it is written under another name beside it, and commit() renames
 // it once its bytes are on the disk. Without commit() nothing has changed. After the process was killed, or the disk

@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/file.h"
 #include "base/rethrow.h"
 #include "base/sha256.h"
 #include "load/program_impl.h"
@@ -69,7 +70,7 @@ class PrefixCache::File {
  public:
   File(const std::string& path, const std::array<std::uint8_t, 32>& model, std::size_t slots, std::size_t block_bytes)
       : path_(path), data_at_((kPage + slots * sizeof(Entry) + kPage - 1) / kPage * kPage), block_bytes_(block_bytes) {
-    descriptor_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    descriptor_ = uninterrupted([&] { return ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600); });
     check(descriptor_ >= 0, "open");
     try {
       begin(model, slots);
@@ -104,8 +105,8 @@ class PrefixCache::File {
   static constexpr Head kHead{{'G', 'R', 'A', 'F', 'T', 'P', 'F', 'X'}, 1, kBlock, 0, 0, {}};
 
   void begin(const std::array<std::uint8_t, 32>& model, std::size_t slots) {
-    GRAFT_CHECK(Busy, ::flock(descriptor_, LOCK_EX | LOCK_NB) == 0, "another process has the prefix cache '", path_,
-                "'");
+    GRAFT_CHECK(Busy, uninterrupted([&] { return ::flock(descriptor_, LOCK_EX | LOCK_NB); }) == 0,
+                "another process has the prefix cache '", path_, "'");
     struct stat status {};
     check(::fstat(descriptor_, &status) == 0, "examine");
     GRAFT_CHECK(InvalidArgument, S_ISREG(status.st_mode), "'", path_, "' is not a regular file");
@@ -122,7 +123,8 @@ class PrefixCache::File {
     const auto bytes = static_cast<off_t>(data_at_ + slots * block_bytes_);
     has_blocks_ = found == head && status.st_size == bytes;
     if (has_blocks_) return;
-    check(::ftruncate(descriptor_, 0) == 0 && ::ftruncate(descriptor_, bytes) == 0, "resize");
+    for (const off_t size : {off_t{0}, bytes})
+      check(uninterrupted([&] { return ::ftruncate(descriptor_, size); }) == 0, "resize");
     write(std::as_bytes(std::span(&head, 1)), 0);
   }
 
@@ -134,8 +136,8 @@ class PrefixCache::File {
 
   void read(std::span<std::byte> bytes, std::size_t at) const {
     while (!bytes.empty()) {
-      const ssize_t n = ::pread(descriptor_, bytes.data(), bytes.size(), static_cast<off_t>(at));
-      if (n < 0 && errno == EINTR) continue;
+      const ssize_t n =
+          uninterrupted([&] { return ::pread(descriptor_, bytes.data(), bytes.size(), static_cast<off_t>(at)); });
       check(n >= 0, "read");
       GRAFT_CHECK(InvalidProgram, n > 0, "the prefix cache '", path_, "' has become shorter");
       bytes = bytes.subspan(static_cast<std::size_t>(n));
@@ -145,8 +147,8 @@ class PrefixCache::File {
 
   void write(std::span<const std::byte> bytes, std::size_t at) {
     while (!bytes.empty()) {
-      const ssize_t n = ::pwrite(descriptor_, bytes.data(), bytes.size(), static_cast<off_t>(at));
-      if (n < 0 && errno == EINTR) continue;
+      const ssize_t n =
+          uninterrupted([&] { return ::pwrite(descriptor_, bytes.data(), bytes.size(), static_cast<off_t>(at)); });
       check(n > 0, "write");
       bytes = bytes.subspan(static_cast<std::size_t>(n));
       at += static_cast<std::size_t>(n);
@@ -256,7 +258,7 @@ std::int64_t PrefixCache::restore(Tokens tokens, std::uint64_t salt, std::int64_
       try {
         if (good) file_->read_data(at, data);
         good = good && (nodes_[at].checked || entries_[at].checksum == checksum_of(entries_[at], data));
-      } catch (const Error&) {
+      } catch (const std::exception&) {
         good = false;
       }
       if (!good) {
@@ -303,16 +305,20 @@ void PrefixCache::store(Tokens tokens, std::uint64_t salt, std::int64_t row) {
 }
 
 // Of a row's tokens from `first` on. False where a layer has lost some of them, or the file cannot be written.
-bool PrefixCache::keep(std::int32_t slot, Entry& entry, std::int64_t first, std::int64_t row) {
+bool PrefixCache::keep(std::int32_t slot, Entry& entry, std::int64_t first, std::int64_t row) noexcept {
   const auto at = static_cast<std::size_t>(slot);
   const std::span<std::byte> data = data_of(slot);
-  if (!session_.kv_copy_out(row, first, kBlock, data)) return false;
+  try {
+    if (!session_.kv_copy_out(row, first, kBlock, data)) return false;
+  } catch (const std::exception&) {  // no memory
+    return false;
+  }
   if (file_) {
     entry.checksum = checksum_of(entry, data);
     try {
       file_->write(at, entry, data);
-    } catch (const Error& error) {
-      stats_.error = error.what();
+    } catch (const std::exception& error) {
+      give_up(error.what());
       return false;
     }
   }
@@ -320,6 +326,13 @@ bool PrefixCache::keep(std::int32_t slot, Entry& entry, std::int64_t first, std:
   nodes_[at].checked = true;
   nodes_[at].damaged = false;
   return true;
+}
+
+void PrefixCache::give_up(const char* why) noexcept {
+  try {
+    stats_.error = why;
+  } catch (const std::bad_alloc&) {  // the next block fails too, or there was no reason to give up
+  }
 }
 
 std::int32_t PrefixCache::make_room(std::int32_t parent) {

@@ -73,7 +73,8 @@ class PrefixCache {
   std::int32_t make_room(std::int32_t parent);
   std::uint64_t checksum_of(const Entry& entry, std::span<const std::byte> data) const;
   std::span<std::byte> data_of(std::int32_t slot);
-  bool keep(std::int32_t slot, Entry& entry, std::int64_t first, std::int64_t row);
+  bool keep(std::int32_t slot, Entry& entry, std::int64_t first, std::int64_t row) noexcept;
+  void give_up(const char* why) noexcept;
   void read_file();
 
   Session& session_;

@@ -93,6 +93,7 @@ struct World {
   graft::Pipeline pipeline{{std::make_shared<Session>(program, one_thread)}};
   std::unique_ptr<Flow> flow = std::make_unique<Flow>(flow_graph());
   std::vector<float> keys = std::vector<float>(64), values = std::vector<float>(64);
+  std::vector<std::byte> token;
   test::GraphBuilder embedding;
   std::shared_ptr<const Program> embedder = embedding_program();
   TextEncoder encoder{embedder, tokenizer, one_thread};
@@ -235,6 +236,18 @@ std::vector<Boundary> boundaries(World& w) {
          w.fill_kv();
          w.kv_session.kv_write(0, 0, 0, {w.keys.data(), DType::f32, {2, 1, 32}},
                                {w.values.data(), DType::f32, {2, 1, 32}});
+       }},
+      {"Session::kv_token_bytes", [&] { w.kv_session.kv_token_bytes(); }},
+      {"Session::kv_copy_out",
+       [&] {
+         w.fill_kv();
+         w.token.resize(w.kv_session.kv_token_bytes());
+         w.kv_session.kv_copy_out(0, 0, 1, w.token);
+       }},
+      {"Session::kv_copy_in",
+       [&] {
+         w.token.resize(w.kv_session.kv_token_bytes());
+         w.kv_session.kv_copy_in(0, 0, 1, w.token);
        }},
       {"Session::kv_set_lengths",
        [&] {
@@ -413,6 +426,8 @@ std::vector<Boundary> boundaries(World& w) {
          w.batch.take(id);
        }},
       {"BatchGenerator::prepare", [&] { w.batch.prepare(1); }},
+      {"BatchGenerator::prefix_cache", [&] { w.batch.prefix_cache(); }},
+      {"PrefixCacheOptions::block_bytes", [&] { PrefixCacheOptions::block_bytes(w.model, {.threads = 1}); }},
       {"chat_prompt",
        [&] {
          const std::vector<ChatMessage> messages = {{"user", "hello"}};

@@ -1,8 +1,10 @@
 #include <gtest/gtest.h>
+#include <filesystem>
 
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <vector>
 
@@ -267,6 +269,37 @@ TEST(Faults, Generate) {
                 }
                 return bits(std::span(batch.take(a)->tokens)) + bits(std::span(batch.take(b)->tokens));
               }});
+}
+
+// What cannot be kept is computed; a file is there before, or is made.
+TEST(Faults, PrefixCaches) {
+  const test::SmallLanguageModel small;
+  const test::TemporaryFolder folder;
+  const std::string file = (folder.path() / "prefixes").string();
+  DecoderOptions decoder;
+  decoder.threads = 1;
+  GenerationOptions options;
+  options.max_new_tokens = 4;
+  const std::vector<std::int64_t> prompt(80, 3), other(80, 4);
+  const std::uint64_t bytes = 2 * PrefixCacheOptions::block_bytes(small.model, decoder);
+  const auto generate = [&](const PrefixCacheOptions& prefixes) {
+    BatchGenerator batch(small.model, decoder, prefixes);
+    std::string out;
+    for (const auto* next : {&prompt, &other, &prompt}) {
+      const auto id = batch.submit(*next, options);
+      while (batch.step()) {
+      }
+      out += bits(std::span(batch.take(id)->tokens));
+    }
+    return out;
+  };
+  inject_all({"batch with a prefix cache", [&] { return generate({.max_bytes = bytes}); }});
+  inject_all({"batch with a new file of prefixes", [&] {
+                std::filesystem::remove(file);
+                return generate({bytes, file});
+              }});
+  generate({bytes, file});
+  inject_all({"batch with a file of prefixes", [&] { return generate({bytes, file}); }});
 }
 
 // A step that fails is repeated; a request that memory for its next token lacked has ended with what it had.
