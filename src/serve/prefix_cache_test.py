@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+import http.client
 import os
+import random
 import resource
 import signal
 import subprocess
+import time
 
 import pytest
 
@@ -77,6 +81,41 @@ def test_a_file_serves_the_next_start(stories, tmp_path, kill):
         assert again.gauge("graft_prefix_cache_damaged_total") == 0
     assert [text for text, _ in second] == first
     assert all(cached >= 64 for _, cached in second)
+
+
+@pytest.mark.parametrize("kills", [10, pytest.param(200, marks=pytest.mark.slow)])
+def test_a_file_of_servers_that_are_killed(stories, tmp_path, kills):
+    """At any time: every answer before and after is the right one."""
+    with Server(stories, "--rows", 2, "--prefix-cache-bytes", 0) as cold:
+        expected = [ask(cold, prompt(i))[0] for i in range(12)]
+    file, chosen, right, damaged = tmp_path / "prefixes", random.Random(1), 0, 0
+
+    def ask_on(server: Server, numbers: list[int]) -> int:
+        answers = 0
+        for i in numbers:
+            try:
+                text, _ = ask(server, prompt(i))
+            except (OSError, http.client.HTTPException):
+                break
+            assert text == expected[i]
+            answers += 1
+        return answers
+
+    for _ in range(kills):
+        server = Server(stories, "--rows", 2, "--prefix-cache-file", file, "--prefix-cache-bytes", 3_000_000)
+        server.wait_for(lambda: server.get("/health")[0] == 200)  # noqa: B023
+        with concurrent.futures.ThreadPoolExecutor() as threads:
+            clients = [threads.submit(ask_on, server, chosen.sample(range(12), 12)) for _ in range(2)]
+            time.sleep(chosen.random() * 0.15)
+            server.process.kill()
+            right += sum(client.result() for client in clients)
+        server.process.wait(60)
+        server.reader.join(60)
+    with Server(stories, "--rows", 2, "--prefix-cache-file", file, "--prefix-cache-bytes", 3_000_000) as server:
+        assert [ask(server, prompt(i))[0] for i in range(12)] == expected
+        damaged = server.gauge("graft_prefix_cache_damaged_total")
+    assert right > kills
+    print(f"KILLS file of prefixes | {kills}: {right} answers before them, {damaged:.0f} damaged blocks at the end")
 
 
 def test_a_full_disk_ends_the_keeping_and_nothing_else(stories, tmp_path):
