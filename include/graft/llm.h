@@ -296,10 +296,12 @@ struct RequestState {
 // one thread at a time: calls throw Busy while another thread is in one.
 class GRAFT_API BatchGenerator {
  public:
-  // Throws Unsupported for a model with an encoder; for a prefix cache InvalidArgument when max_bytes has no room for a
-  // block or the file is something else, SystemError when it cannot be opened, Busy when another process has it.
-  explicit BatchGenerator(std::shared_ptr<const LanguageModel> model, const DecoderOptions& options = {},
-                          const PrefixCacheOptions& prefix_cache = {});
+  // Throws Unsupported for a model with an encoder.
+  explicit BatchGenerator(std::shared_ptr<const LanguageModel> model, const DecoderOptions& options = {});
+  // Throws, besides, InvalidArgument when the prefix cache has no room for a block or its file is something else,
+  // SystemError when that cannot be opened, Busy when another process has it.
+  BatchGenerator(std::shared_ptr<const LanguageModel> model, const DecoderOptions& options,
+                 const PrefixCacheOptions& prefix_cache);
   ~BatchGenerator();
   BatchGenerator(const BatchGenerator&) = delete;
   BatchGenerator& operator=(const BatchGenerator&) = delete;

@@ -296,6 +296,8 @@ RequestState BatchGenerator::Impl::state(Id id) {
   return state(found->result(), found->logprobs(), found->prompt_logprobs(), found->reused, {});
 }
 
+BatchGenerator::BatchGenerator(std::shared_ptr<const LanguageModel> model, const DecoderOptions& options)
+    : BatchGenerator(std::move(model), options, {}) {}
 BatchGenerator::BatchGenerator(std::shared_ptr<const LanguageModel> model, const DecoderOptions& options,
                                const PrefixCacheOptions& prefix_cache) try
     : impl_(std::make_unique<Impl>(std::move(model), options, prefix_cache)) {

@@ -139,9 +139,8 @@ namespace {
 
 PrefixCacheOptions prefix_cache_for(const std::shared_ptr<const LanguageModel>& model, const DecoderOptions& decoder,
                                     const ModelFile& file, const ServeOptions& options) {
-  // A file of another size would be emptied.
-  const std::uint64_t most =
-      file.prefix_cache_file.empty() ? std::min(available_memory() / 8, kMostPrefixBytes) : kMostPrefixBytes;
+  std::uint64_t most = kMostPrefixBytes;  // in a file always: one of another size would be emptied
+  if (file.prefix_cache_file.empty()) most = std::min({most, available_memory() / 8, options.max_model_bytes / 8});
   PrefixCacheOptions out{options.prefix_cache_bytes.value_or(most), file.prefix_cache_file};
   // One that nobody asked for need not be.
   if (!options.prefix_cache_bytes && out.file.empty() &&
