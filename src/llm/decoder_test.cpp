@@ -11,17 +11,11 @@ namespace {
 
 using test::expect_error;
 using test::SmallLanguageModel;
+using test::some_ids;
 using Ids = std::vector<std::int64_t>;
 using Tokens = Decoder::Tokens;
 
 constexpr std::int64_t kVocabulary = SmallLanguageModel::kVocabulary;
-
-Ids some_ids(std::size_t count, unsigned seed) {
-  std::mt19937 rng(seed);
-  Ids ids;
-  for (std::size_t i = 0; i < count; ++i) ids.push_back(static_cast<std::int64_t>(rng() % kVocabulary));
-  return ids;
-}
 
 std::vector<float> prefill(Decoder& decoder, const std::vector<Ids>& rows) {
   const std::vector<Tokens> spans(rows.begin(), rows.end());

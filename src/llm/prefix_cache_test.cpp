@@ -18,18 +18,11 @@ namespace graft {
 namespace {
 
 using test::SmallLanguageModel;
+using test::some_ids;
 using Ids = std::vector<std::int64_t>;
 using Id = BatchGenerator::Id;
 
 constexpr std::int64_t kContext = 600;
-
-Ids some_ids(std::size_t count, unsigned seed) {
-  std::mt19937 rng(seed);
-  Ids ids;
-  for (std::size_t i = 0; i < count; ++i)
-    ids.push_back(static_cast<std::int64_t>(rng() % SmallLanguageModel::kVocabulary));
-  return ids;
-}
 
 Ids joined(Ids ids, const Ids& more) {
   ids.insert(ids.end(), more.begin(), more.end());

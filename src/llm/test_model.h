@@ -89,4 +89,13 @@ struct SmallLanguageModel {
   }
 };
 
+// Token ids of its vocabulary; others for each seed.
+inline std::vector<std::int64_t> some_ids(std::size_t count, unsigned seed) {
+  std::mt19937 rng(seed);
+  std::vector<std::int64_t> ids;
+  for (std::size_t i = 0; i < count; ++i)
+    ids.push_back(static_cast<std::int64_t>(rng() % SmallLanguageModel::kVocabulary));
+  return ids;
+}
+
 }  // namespace graft::test
