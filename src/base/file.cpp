@@ -22,6 +22,16 @@ constexpr std::string_view kUnfinished = ".graft.tmp";
 
 }  // namespace
 
+bool write_all(int descriptor, std::span<const std::byte> bytes, std::size_t at) {
+  for (std::size_t done = 0; done < bytes.size();) {
+    const ssize_t wrote = uninterrupted(
+        [&] { return ::pwrite(descriptor, bytes.data() + done, bytes.size() - done, static_cast<off_t>(at + done)); });
+    if (wrote <= 0) return false;
+    done += static_cast<std::size_t>(wrote);
+  }
+  return true;
+}
+
 NewFile::NewFile(const std::string& path) : path_(path) {
   const std::size_t slash = path.rfind('/');
   remove_unfinished(slash == std::string::npos ? "." : path.substr(0, slash + 1));
@@ -50,14 +60,7 @@ void NewFile::remove() noexcept {
   ::unlink(name_.c_str());
 }
 
-void NewFile::write(std::span<const std::byte> bytes, std::size_t at) {
-  for (std::size_t done = 0; done < bytes.size();) {
-    const ssize_t wrote = uninterrupted(
-        [&] { return ::pwrite(descriptor_, bytes.data() + done, bytes.size() - done, static_cast<off_t>(at + done)); });
-    check(wrote > 0);
-    done += static_cast<std::size_t>(wrote);
-  }
-}
+void NewFile::write(std::span<const std::byte> bytes, std::size_t at) { check(write_all(descriptor_, bytes, at)); }
 
 void NewFile::resize(std::size_t bytes) {
   check(uninterrupted([&] { return ::ftruncate(descriptor_, static_cast<off_t>(bytes)); }) == 0);

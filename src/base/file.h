@@ -15,6 +15,9 @@ auto uninterrupted(const Call& call) {
   return result;
 }
 
+// Writes all bytes at this place of the file. False where that fails: errno says why.
+bool write_all(int descriptor, std::span<const std::byte> bytes, std::size_t at);
+
 // A file that replaces the one of its name as a whole: it is written under another name beside it, and commit() renames
 // it once its bytes are on the disk. Without commit() nothing has changed. After the process was killed, or the disk
 // was full, the old file is there. All throw SystemError naming the path.

@@ -145,15 +145,7 @@ class PrefixCache::File {
     }
   }
 
-  void write(std::span<const std::byte> bytes, std::size_t at) {
-    while (!bytes.empty()) {
-      const ssize_t n =
-          uninterrupted([&] { return ::pwrite(descriptor_, bytes.data(), bytes.size(), static_cast<off_t>(at)); });
-      check(n > 0, "write");
-      bytes = bytes.subspan(static_cast<std::size_t>(n));
-      at += static_cast<std::size_t>(n);
-    }
-  }
+  void write(std::span<const std::byte> bytes, std::size_t at) { check(write_all(descriptor_, bytes, at), "write"); }
 
   const std::string path_;
   const std::size_t data_at_, block_bytes_;
