@@ -389,6 +389,9 @@ class GRAFT_API TextEncoder {
   // Returns [texts.size(), size()], row-major: the mean over the tokens of each string, normalized to length 1. Strings
   // are truncated to the lengths that the program and the tokenizer's file allow.
   std::vector<float> embed(std::span<const std::string> texts, const RunOptions& options = {});
+  // As above, of token ids as they are: no special tokens are added. Throws InvalidArgument for a string of no ids, and
+  // for more ids or other ones than the program takes.
+  std::vector<float> embed_ids(std::span<const std::vector<std::int64_t>> ids, const RunOptions& options = {});
   std::int64_t size() const;  // elements of a vector; 0 before the first call
 
  private:

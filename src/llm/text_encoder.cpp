@@ -27,6 +27,7 @@ class TextEncoder::Impl {
   Impl(const std::shared_ptr<const Program>& program, std::shared_ptr<const Tokenizer> tokenizer,
        const SessionOptions& options);
   std::vector<float> embed(std::span<const std::string> texts, const RunOptions& options);
+  std::vector<float> embed_ids(std::span<const std::vector<std::int64_t>> texts, const RunOptions& options);
   std::int64_t size() const { return size_; }
 
  private:
@@ -65,17 +66,31 @@ TextEncoder::Impl::Impl(const std::shared_ptr<const Program>& program, std::shar
 }
 
 std::vector<float> TextEncoder::Impl::embed(std::span<const std::string> texts, const RunOptions& options) {
-  std::vector<float> result;
-  const MethodInfo& method = session_.program().method(method_);
-  const DimInfo& tokens = method.inputs[0].dims[1];
-  // One string at a time: no padding is computed, and a vector does not depend on the other strings.
+  std::vector<std::vector<std::int64_t>> ids;
   for (const std::string& text : texts) {
     GRAFT_CHECK(InvalidArgument, is_utf8(text), "a text is not UTF-8");
     EncodeOptions encode;
     if (max_tokens_ < std::numeric_limits<std::int32_t>::max())
       encode.max_length = static_cast<std::size_t>(max_tokens_);
-    std::vector<std::int64_t> ids = tokenizer_->encode(text, encode);
+    ids.push_back(tokenizer_->encode(text, encode));
+  }
+  return embed_ids(ids, options);
+}
+
+std::vector<float> TextEncoder::Impl::embed_ids(std::span<const std::vector<std::int64_t>> texts,
+                                                const RunOptions& options) {
+  std::vector<float> result;
+  const MethodInfo& method = session_.program().method(method_);
+  const DimInfo& tokens = method.inputs[0].dims[1];
+  const std::int64_t vocabulary = tokenizer_->size();
+  // One string at a time: no padding is computed, and a vector does not depend on the other strings.
+  for (std::vector<std::int64_t> ids : texts) {
     GRAFT_CHECK(InvalidArgument, !ids.empty(), "a text has no tokens");
+    GRAFT_CHECK(InvalidArgument, std::ssize(ids) <= max_tokens_, "a text has ", ids.size(),
+                " tokens, the encoder takes ", max_tokens_);
+    for (const std::int64_t id : ids)
+      GRAFT_CHECK(InvalidArgument, id >= 0 && id < vocabulary, "a text has the token id ", id, ", expected from 0 to ",
+                  vocabulary - 1);
     const auto count = ids.size();
     std::vector<std::int64_t> mask(count, 1), types(count, 0);
     if (std::ssize(ids) < tokens.min) {  // a program with fixed sizes
@@ -127,6 +142,12 @@ TextEncoder::~TextEncoder() = default;
 
 std::vector<float> TextEncoder::embed(std::span<const std::string> texts, const RunOptions& options) try {
   return impl_->embed(texts, options);
+} catch (...) {
+  rethrow_typed();
+}
+std::vector<float> TextEncoder::embed_ids(std::span<const std::vector<std::int64_t>> ids,
+                                          const RunOptions& options) try {
+  return impl_->embed_ids(ids, options);
 } catch (...) {
   rethrow_typed();
 }

@@ -445,6 +445,10 @@ std::vector<Boundary> boundaries(World& w) {
          }
        }},
       {"TextEncoder::embed", [&] { w.encoder.embed(std::vector<std::string>{"ab a"}); }},
+      {"TextEncoder::embed_ids",
+       [&] {
+         w.encoder.embed_ids(std::vector<std::vector<std::int64_t>>{{2, 0}});
+       }},
       {"Shape",
        [&] {
          Shape({2, 3}).push_back(4);
