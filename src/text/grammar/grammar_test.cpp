@@ -156,6 +156,10 @@ TEST(Grammar, JsonSchemas) {
       {R"({"type": "array", "prefixItems": [{"type": "string"}, {"type": "integer"}], "items": false})",
        {"[\"a\", 1]"},
        {"[\"a\"]", "[1, \"a\"]", "[\"a\", 1, 2]"}},
+      // As drafts before 2020-12 say it.
+      {R"({"type": "array", "items": [{"type": "string"}, {"type": "integer"}]})",
+       {"[\"a\", 1]"},
+       {"[\"a\"]", "[1, \"a\"]"}},
       {R"({"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "string"}, "c": {}},
            "required": ["a", "c"], "additionalProperties": false})",
        {R"({"a": 1, "b": "x", "c": null})", R"({"a":1,"c":[]})", "{\n  \"a\": 1,\n  \"c\": 2\n}"},

@@ -342,13 +342,19 @@ class Converter {
 
   ExprPtr array(const Schema& schema, const std::string& path) {
     std::vector<ExprPtr> first;
-    if (const auto prefix = schema.find("prefixItems"); prefix != schema.end()) {
-      GRAFT_CHECK(InvalidArgument, prefix->is_array() && !prefix->empty(), "the JSON schema is wrong at ", path,
-                  ".prefixItems: expected an array of schemas");
+    auto items = schema.find("items");
+    // Before 2020-12 prefixItems had the name items.
+    const bool older = items != schema.end() && items->is_array();
+    const std::string name = older ? ".items" : ".prefixItems";
+    if (const auto prefix = older ? items : schema.find("prefixItems"); prefix != schema.end()) {
+      GRAFT_CHECK(InvalidArgument, prefix->is_array() && !prefix->empty(), "the JSON schema is wrong at ", path, name,
+                  ": expected an array of schemas");
+      GRAFT_CHECK(InvalidArgument, !older || !schema.contains("prefixItems"), "the JSON schema is wrong at ", path,
+                  ".items: expected a schema beside prefixItems");
       for (std::size_t i = 0; i < prefix->size(); ++i)
-        first.push_back(value((*prefix)[i], str(path, ".prefixItems[", i, ']')));
+        first.push_back(value((*prefix)[i], str(path, name, '[', i, ']')));
     }
-    const auto items = schema.find("items");
+    if (older) items = schema.end();
     const bool closed = items != schema.end() && items->is_boolean() && !items->get<bool>();
     const auto fixed = static_cast<std::int64_t>(first.size());
     std::int64_t least = count(schema, "minItems", 0, path), most = count(schema, "maxItems", -1, path);
