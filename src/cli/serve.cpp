@@ -5,6 +5,9 @@
 #include <filesystem>
 #include <string_view>
 
+#include "serve/api_error.h"
+#include "serve/openai/messages.h"
+
 namespace graft::cli {
 namespace {
 
@@ -89,6 +92,27 @@ ServeCommand::ServeCommand(CLI::App& app) : command_(app.add_subcommand("serve",
                   "what was asked and answered")
       ->type_name("[NAME=]FILE")
       ->allow_extra_args(false);
+  command
+      .add_option("--default-model", options_.default_model,
+                  "NAME: it answers requests that name a model that there is not (default: these get status 404)")
+      ->type_name("NAME");
+  command.add_flag("--require-model", options_.require_model,
+                   "refuse requests that name no model (default: the first model answers them)");
+  command
+      .add_option(
+          "--chat-template-kwargs", template_variables_,
+          "a JSON object: variables of the chat template, as chat_template_kwargs of requests, which come first")
+      ->type_name("JSON");
+  command
+      .add_option("--seed", options_.seed,
+                  "what requests that name no seed draw from, so that they give the same again (default: random)")
+      ->type_name("N");
+  command
+      .add_option("--prompt-lookup", options_.prompt_lookup,
+                  "draft up to N tokens by copying from the text, and verify them in one run: other speed, same texts")
+      ->check(CLI::Range(0, 64).description(""))
+      ->capture_default_str()
+      ->type_name("N");
   command.add_flag("--model-control", options_.model_control,
                    "let requests load and unload the models that are named here (POST /v1/models/load, /unload)");
   command
@@ -135,6 +159,17 @@ void ServeCommand::run() {
     if (model == options_.models.end() || (sign == std::string::npos && options_.models.size() > 1))
       throw CLI::ValidationError("--prefix-cache-file", "'" + given + "' is not NAME=FILE with the name of a model");
     model->prefix_cache_file = sign == std::string::npos ? given : given.substr(sign + 1);
+  }
+  if (!options_.default_model.empty() &&
+      std::ranges::find(options_.models, options_.default_model, &serve::ModelFile::name) == options_.models.end())
+    throw CLI::ValidationError("--default-model", "there is no model '" + options_.default_model + "'");
+  if (!template_variables_.empty()) {
+    try {
+      options_.template_variables = serve::parse_object(template_variables_);
+      serve::check_template_variables(options_.template_variables, "--chat-template-kwargs");
+    } catch (const serve::ApiError& error) {
+      throw CLI::ValidationError("--chat-template-kwargs", error.what());
+    }
   }
   for (const std::string& name : load_first_) {
     if (std::ranges::find(options_.models, name, &serve::ModelFile::name) == options_.models.end())

@@ -21,6 +21,7 @@ class ServeCommand {
   LoadArgs load_;
   serve::ServeOptions options_;
   std::vector<std::string> models_, tokenizers_, prefix_files_, load_first_;
+  std::string template_variables_;
   std::string kv_type_ = "computed";
   int port_ = 8080;
 };

@@ -22,17 +22,31 @@ const char* type_of(int status) {
 
 }  // namespace
 
-std::string error_body(int status, const std::string& message, const std::string& param, const std::string& code) {
+std::string error_body(int status, const std::string& message) { return error_body(ApiError(status, message)); }
+
+std::string error_body(const ApiError& error) {
   const auto or_null = [](const std::string& text) { return text.empty() ? Json() : Json(text); };
-  return dump(
-      {{"error",
-        {{"message", message}, {"type", type_of(status)}, {"param", or_null(param)}, {"code", or_null(code)}}}});
+  Json json = {{"message", error.what()},
+               {"type", error.type.empty() ? type_of(error.status) : error.type},
+               {"param", or_null(error.param)},
+               {"code", or_null(error.code)}};
+  for (const auto& [name, number] : error.numbers) json[name] = number;
+  return dump({{"error", std::move(json)}});
+}
+
+// The code is OpenAI's, type and numbers are llama-server's: clients know one or the other.
+ApiError context_exceeded(std::int64_t tokens, std::int64_t context, const std::string& param) {
+  ApiError error(400, str("the prompt has ", tokens, " tokens, which exceeds the available context size of ", context),
+                 param, "context_length_exceeded");
+  error.type = "exceed_context_size_error";
+  error.numbers = {{"n_prompt_tokens", tokens}, {"n_ctx", context}};
+  return error;
 }
 
 Response error_response(const ApiError& error) {
   Response response;
   response.status = error.status;
-  response.body = error_body(error.status, error.what(), error.param, error.code);
+  response.body = error_body(error);
   response.headers = error.headers;
   return response;
 }

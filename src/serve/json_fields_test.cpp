@@ -93,7 +93,7 @@ TEST(Fields, NamesThePath) {
 }
 
 TEST(ErrorBody, IsOpenAIs) {
-  EXPECT_EQ(error_body(400, "no \xff", "n", ""),
+  EXPECT_EQ(error_body(ApiError(400, "no \xff", "n", "")),
             "{\"error\":{\"message\":\"no \xEF\xBF\xBD\",\"type\":\"invalid_request_error\",\"param\":\"n\","
             "\"code\":null}}");
 }

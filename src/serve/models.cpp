@@ -54,6 +54,11 @@ Models::Known Models::known(const std::string& name) const {
   return named(known_, name);
 }
 
+bool Models::knows(const std::string& name) const {
+  const std::lock_guard lock(mutex_);
+  return std::ranges::any_of(known_, [&](const Known& one) { return one.file.name == name; });
+}
+
 std::shared_ptr<ServedModel> Models::find(const std::optional<std::string>& name) const {
   if (!name) {
     const auto all = loaded();
@@ -157,8 +162,12 @@ void load_language(ServedModel& model, const ModelFile& file, const ServeOptions
   DecoderOptions decoder = options.decoder;
   if (decoder.rows == 0) decoder.rows = rows_for(model.language, decoder);
   model.grammars = std::make_unique<Grammars>(model.language);
-  model.engine = std::make_unique<Engine>(model.language, decoder, static_cast<std::size_t>(options.limits.queue),
-                                          prefix_cache_for(model.language, decoder, file, options));
+  model.engine =
+      std::make_unique<Engine>(model.language, decoder, static_cast<std::size_t>(options.limits.queue),
+                               prefix_cache_for(model.language, decoder, file, options), options.prompt_lookup);
+  model.template_variables = options.template_variables;
+  model.seed = options.seed;
+  model.prompt_lookup = options.prompt_lookup;
 }
 
 void load_program(ServedModel& model, const ModelFile& file, const ServeOptions& options) {

@@ -11,6 +11,7 @@
 #include "serve/embedder.h"
 #include "serve/engine.h"
 #include "serve/grammars.h"
+#include "serve/json_fields.h"
 #include "serve/options.h"
 #include "serve/runner.h"
 
@@ -24,6 +25,9 @@ struct ServedModel {
   std::shared_ptr<const LanguageModel> language;
   std::unique_ptr<Engine> engine;
   std::unique_ptr<Grammars> grammars;
+  Json template_variables = Json::object();  // of the chat template, for requests that give no such
+  std::optional<std::uint64_t> seed;         // of requests that name none; none: random
+  std::int64_t prompt_lookup = 0;            // GenerationOptions::prompt_lookup_num_tokens of all requests
   // Of any other:
   std::unique_ptr<Runner> runner;
   std::unique_ptr<Embedder> embedder;  // of a text encoder with a tokenizer
@@ -51,6 +55,7 @@ class Models {
   // The first that is loaded for an absent name. Throws ApiError: 404 for one that is not known or not loaded, 503 for
   // one that is being loaded.
   std::shared_ptr<ServedModel> find(const std::optional<std::string>& name) const;
+  bool knows(const std::string& name) const;
   // Of a name that is known: throws ApiError (404) for another.
   Known known(const std::string& name) const;
   // Of those that are loaded, and of those that were unloaded while requests use them.

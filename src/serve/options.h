@@ -8,6 +8,7 @@
 
 #include "graft/llm.h"
 #include "serve/http/server.h"
+#include "serve/json_fields.h"
 
 namespace graft::serve {
 
@@ -31,6 +32,11 @@ struct ServeOptions {
   std::vector<ModelFile> models;  // the first that is loaded answers requests that name none
   // Of their names, those that are loaded before requests are served; none: all.
   std::optional<std::set<std::string>> load_first;
+  std::string default_model;   // gets requests that name a model that there is not; empty: these are refused
+  bool require_model = false;  // of requests, whether they must name one
+  Json template_variables = Json::object();           // of chat templates, for requests that give no such
+  std::optional<std::uint64_t> seed;                  // of requests that name none; none: random
+  std::int64_t prompt_lookup = 0;                     // GenerationOptions::prompt_lookup_num_tokens of all requests
   bool model_control = false;                         // whether requests may load and unload models
   std::uint64_t max_model_bytes = ~std::uint64_t{0};  // of all that are loaded: weights, constants, states and caches
   LoadOptions load;

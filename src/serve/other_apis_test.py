@@ -86,28 +86,6 @@ def test_responses_with_the_openai_client(server):
     assert text == answer.output_text and answer.usage.output_tokens == 12
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"input": None}, "'input' is required"),
-        ({"input": 3}, "must be a string or an array of items"),
-        ({"input": []}, "has no items"),
-        ({"input": [{"type": "image"}]}, "'input[0].type' is 'image'"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "only text is supported"),
-        ({"previous_response_id": "resp_1"}, "nothing is kept"),
-        ({"background": True}, "'background' is not supported"),
-        ({"tools": [{"type": "web_search"}]}, "other tools are not supported"),
-        ({"reasoning": {"effort": "low"}}, "'reasoning.effort'"),
-        ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {"not": {}}}}}, "'not'"),
-        ({"temperature": 3}, "'temperature' must be from 0 to 2"),
-        ({"max_tokens": 3}, "unknown parameter 'max_tokens'"),
-    ],
-)
-def test_wrong_responses(server, change, message):
-    status, error = server.post("/v1/responses", {"input": "x", "max_output_tokens": 2, **change})
-    assert status == 400 and message in error["error"]["message"], error
-
-
 # --- /v1/messages ---
 
 
@@ -118,7 +96,7 @@ def test_a_message(server):
     chat = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": INPUT}]
     expected = server.good("/v1/chat/completions", messages=chat, temperature=0, max_tokens=20)
     text = expected["choices"][0]["message"]["content"]
-    assert answer["content"] == [{"type": "text", "text": text}] and answer["stop_reason"] == "max_tokens"
+    assert answer["content"] == [{"type": "text", "text": text, "citations": None}] and answer["stop_reason"] == "max_tokens"
     assert answer["type"] == "message" and answer["role"] == "assistant" and answer["usage"]["output_tokens"] == 20
     count = server.good("/v1/messages/count_tokens", system="Be kind.", messages=fields["messages"])
     assert count == {"input_tokens": expected["usage"]["prompt_tokens"]}
@@ -160,32 +138,14 @@ def test_messages_with_reasoning(tools):
 def test_messages_with_anthropics_client(server):
     anthropic = pytest.importorskip("anthropic")
     client = anthropic.Anthropic(base_url=f"http://127.0.0.1:{server.port}", api_key="none", max_retries=0)
-    fields = {"model": "stories", "messages": [{"role": "user", "content": INPUT}], "max_tokens": 12, "temperature": 0}
+    # Its newest versions have no argument for the temperature.
+    fields = {"model": "stories", "messages": [{"role": "user", "content": INPUT}], "max_tokens": 12, "extra_body": {"temperature": 0}}
     answer = client.messages.create(**fields)
     with client.messages.stream(**fields) as stream:
         assert "".join(stream.text_stream) == answer.content[0].text
-    with pytest.raises(anthropic.BadRequestError):
-        client.messages.create(**{**fields, "temperature": 3})
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"max_tokens": None}, "'max_tokens' is required"),
-        ({"max_tokens": 0}, "'max_tokens' must be from 1"),
-        ({"messages": []}, "at least one message"),
-        ({"messages": [{"role": "system", "content": "x"}]}, "must be user or assistant"),
-        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "'messages[0].content[0].type' is 'image'"),
-        ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "only custom is supported"),
-        ({"tool_choice": {"type": "all"}}, "must be auto, any, tool or none"),
-        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "the chat template decides"),
-        ({"container": "x"}, "unknown parameter 'container'"),
-    ],
-)
-def test_wrong_messages(server, change, message):
-    fields = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2, **change}
-    status, error = server.post("/v1/messages", fields)
-    assert status == 400 and message in error["error"]["message"], error
+    with pytest.raises(anthropic.BadRequestError) as error:
+        client.messages.create(**{**fields, "extra_body": {"temperature": 3}})
+    assert error.value.body["type"] == "error" and error.value.body["error"]["param"] == "temperature"
 
 
 # --- the page ---

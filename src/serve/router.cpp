@@ -1,8 +1,11 @@
 #include "serve/router.h"
 
+#include <algorithm>
+
 #include "serve/anthropic/anthropic.h"
 #include "serve/health.h"
 #include "serve/http/target.h"
+#include "serve/llama/completion.h"
 #include "serve/model_control.h"
 #include "serve/openai/openai.h"
 #include "serve/openapi/open_api.h"
@@ -32,10 +35,14 @@ void check_content_type(const Request& request) {
 
 void answer(App& app, const std::shared_ptr<Call>& call) {
   const Request& request = call->request();
+  const std::string_view path = path_without_alias(request.path);
   std::string allowed;
+  // "/v1/models/load" is no model of that name.
+  const bool literal = std::ranges::find(routes(), path, &Route::path) != routes().end();
   for (const Route& route : routes()) {
     PathParts parts;
-    if (!matches(route.path, request.path, parts)) continue;
+    if (literal && route.path != path) continue;
+    if (!matches(route.path, path, parts)) continue;
     const bool same = route.method == request.method || (request.method == "HEAD" && route.method == "GET");
     if (!same) {
       allowed += (allowed.empty() ? "" : ", ") + route.method;
@@ -75,6 +82,23 @@ bool matches(std::string_view route, std::string_view path, PathParts& parts) {
   return path.empty();
 }
 
+std::string_view path_without_alias(std::string_view path) {
+  static constexpr std::pair<std::string_view, std::string_view> aliases[] = {
+      {"/models", "/v1/models"},
+      {"/chat/completions", "/v1/chat/completions"},
+      {"/chat/completions/input_tokens", "/v1/chat/completions/input_tokens"},
+      {"/responses", "/v1/responses"},
+      {"/embeddings", "/v1/embeddings"},
+      {"/rerank", "/v1/rerank"},
+      {"/reranking", "/v1/rerank"},
+      {"/v1/reranking", "/v1/rerank"},
+      {"/completions", "/completion"},
+  };
+  for (const auto& [alias, own] : aliases)
+    if (path == alias) return own;
+  return path;
+}
+
 const std::vector<Route>& routes() {
   static const std::vector<Route> all = {
       {"GET", "/", page, Access::open},
@@ -87,11 +111,13 @@ const std::vector<Route>& routes() {
       {"POST", "/v1/models/unload", models_unload},
       {"POST", "/v1/completions", completions},
       {"POST", "/v1/chat/completions", chat_completions},
+      {"POST", "/v1/chat/completions/input_tokens", chat_input_tokens},
       {"POST", "/v1/responses", responses},
       {"POST", "/v1/messages", anthropic_messages},
       {"POST", "/v1/messages/count_tokens", anthropic_count_tokens},
       {"POST", "/v1/embeddings", embeddings},
       {"POST", "/v1/rerank", rerank},
+      {"POST", "/completion", llama_completion},
       {"POST", "/tokenize", tokenize},
       {"POST", "/detokenize", detokenize},
       {"POST", "/apply-template", apply_template},
@@ -109,7 +135,8 @@ const std::vector<Route>& routes() {
 }
 
 void route(App& app, const std::shared_ptr<Call>& call) {
-  call->plain_errors = call->request().path.starts_with("/v2");
+  if (call->request().path.starts_with("/v2")) call->errors = Call::Errors::v2;
+  if (call->request().path.starts_with("/v1/messages")) call->errors = Call::Errors::anthropic;
   try {
     answer(app, call);
   } catch (...) {
@@ -127,7 +154,10 @@ void App::check_ready() const {
 
 std::shared_ptr<ServedModel> App::model_of(Fields& fields) const {
   check_ready();
-  return models.find(fields.text("model"));
+  const auto name = fields.text("model");
+  if (!name && options.require_model) bad_request("model", "'model' is required: the server's --require-model says so");
+  const bool other = name && !options.default_model.empty() && !models.knows(*name);
+  return models.find(other ? options.default_model : name);
 }
 
 std::shared_ptr<ServedModel> App::language_model_of(Fields& fields) const {

@@ -23,6 +23,9 @@ struct Route {
 // All routes of the server, which is where endpoints are added.
 const std::vector<Route>& routes();
 
+// llama-server's names of endpoints, without the version, as ours; other paths as they are.
+std::string_view path_without_alias(std::string_view path);
+
 // Answers the call: finds its route, checks key, content type and phase, and runs the endpoint. Everything thrown
 // becomes the answer.
 void route(App& app, const std::shared_ptr<Call>& call);

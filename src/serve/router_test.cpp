@@ -35,6 +35,17 @@ TEST(Router, TheOpenApiDocumentHasAllRoutes) {
   EXPECT_EQ(described, served);
 }
 
+TEST(Router, AliasesAreOfRoutes) {
+  for (const char* alias : {"/models", "/chat/completions", "/chat/completions/input_tokens", "/responses",
+                            "/embeddings", "/rerank", "/reranking", "/v1/reranking", "/completions"}) {
+    const std::string_view path = path_without_alias(alias);
+    EXPECT_NE(path, alias);
+    EXPECT_TRUE(std::ranges::any_of(routes(), [&](const Route& route) { return route.path == path; })) << alias;
+  }
+  EXPECT_EQ(path_without_alias("/v1/models"), "/v1/models");
+  EXPECT_EQ(path_without_alias("/nowhere"), "/nowhere");
+}
+
 TEST(Target, PathAndQuery) {
   std::string path, query;
   EXPECT_TRUE(split_target("/a%20b/c?x=%20&y", path, query));

@@ -39,7 +39,7 @@ def test_a_schema(server, seed):
     choice = server.good("/v1/chat/completions", **fields)["choices"][0]
     assert is_right(json.loads(choice["message"]["content"])) and choice["finish_reason"] == "stop"
     events = server.events("/v1/chat/completions", **fields)[:-1]
-    assert "".join(e["choices"][0]["delta"].get("content", "") for e in events) == choice["message"]["content"]
+    assert "".join(e["choices"][0]["delta"].get("content") or "" for e in events) == choice["message"]["content"]
     text = server.complete("A pet: ", max_tokens=300, seed=seed, structured_outputs={"json": SCHEMA}, n=3, logprobs=0)
     for one in text["choices"]:
         assert is_right(json.loads(one["text"])) and "".join(one["logprobs"]["tokens"]) == one["text"]

@@ -2,6 +2,7 @@
 
 #include "serve/openai/messages.h"
 #include "serve/openai/text_request.h"
+#include "serve/tools/tools.h"
 
 namespace graft::serve {
 
@@ -46,7 +47,9 @@ void apply_template(App& app, const std::shared_ptr<Call>& call, const PathParts
   const Json json = parse_object(call->request().body);
   Fields fields(json);
   const auto model = app.language_model_of(fields);
-  const std::string prompt = chat_prompt_of(fields, *model, app.options.limits);
+  const Json tools = read_tools(fields);  // any template may have its own way with them
+  const bool begins = fields.boolean("add_generation_prompt").value_or(true);
+  const std::string prompt = chat_prompt_of(fields, *model, app.options.limits, tools, begins);
   fields.end();
   call->respond_json({{"prompt", prompt}});
 }

@@ -50,11 +50,13 @@ void add_message(const Json& given, const std::string& path, Json& out) {
     block.object("cache_control");
     if (type == "text") {
       text += block.need_text("text");
+      block.refuse_unless("citations", Json::array());
     } else if (type == "thinking" && role == "assistant") {
       reasoning += block.need_text("thinking");
       block.accept_text("signature");
     } else if (type == "tool_use" && role == "assistant") {
       for (const char* name : {"id", "name", "input"}) block.need(name);
+      block.object("caller");
       calls.push_back({{"id", *block.text("id")},
                        {"type", "function"},
                        {"function", {{"name", *block.text("name")}, {"arguments", block.object("input")->dump()}}}});
@@ -127,7 +129,7 @@ Json chat_of(const Json& json, bool counts_only) {
   for (const char* name : {"temperature", "top_p", "top_k", "stream", "service_tier"}) copy(name, name);
   if (fields.integer("max_tokens", 1, INT32_MAX).value_or(1) < 1)
     bad_request("max_tokens", "'max_tokens' must be above 0");
-  copy("stop_sequences", "stop");
+  if (const Json* stops = fields.array("stop_sequences")) chat["stop"] = *stops;
   if (const Json* metadata = fields.object("metadata")) {
     Fields inner(*metadata, "metadata.");
     inner.accept_text("user_id");
@@ -162,7 +164,7 @@ class Writer : public BlockWriter {
     message["content"] = Json::array();
     message["stop_reason"] = nullptr;
     message["stop_sequence"] = nullptr;
-    message["usage"] = {{"input_tokens", prompt_tokens}, {"output_tokens", 0}};
+    message["usage"] = usage({FinishReason::length, prompt_tokens, 0, 0});
     send(call, "message_start", {{"message", std::move(message)}});
   }
   void open(Call& call, const Block& block) override {
@@ -202,22 +204,35 @@ class Writer : public BlockWriter {
     event.update(fields);
     call.named_event(type, event);
   }
-  Json head() const { return {{"id", id_}, {"type", "message"}, {"role", "assistant"}, {"model", model_}}; }
+  // Fields that are null are of what is not served, and clients' schemas have them.
+  Json head() const {
+    return {{"id", id_},       {"type", "message"},       {"role", "assistant"},
+            {"model", model_}, {"stop_details", nullptr}, {"container", nullptr}};
+  }
   static Json usage(const Outcome& outcome) {
     return {{"input_tokens", outcome.prompt_tokens - outcome.cached_tokens},
             {"cache_read_input_tokens", outcome.cached_tokens},
             {"cache_creation_input_tokens", 0},
-            {"output_tokens", outcome.new_tokens}};
+            {"cache_creation", nullptr},
+            {"output_tokens", outcome.new_tokens},
+            {"output_tokens_details", nullptr},
+            {"server_tool_use", nullptr},
+            {"service_tier", "standard"},
+            {"inference_geo", nullptr}};
   }
   static Json json_of(const Block& block, bool begun) {
     if (block.kind == AnswerPart::Kind::call) {
       Json input = begun ? Json::object() : read_json<Json>(block.text, false);
       if (input.is_discarded()) input = Json::object();  // max_tokens has cut it off
-      return {{"type", "tool_use"}, {"id", block.id}, {"name", block.name}, {"input", std::move(input)}};
+      return {{"type", "tool_use"},
+              {"id", block.id},
+              {"name", block.name},
+              {"input", std::move(input)},
+              {"caller", {{"type", "direct"}}}};
     }
     const std::string text = begun ? "" : block.text;
     if (block.kind == AnswerPart::Kind::reasoning) return {{"type", "thinking"}, {"thinking", text}, {"signature", ""}};
-    return {{"type", "text"}, {"text", text}};
+    return {{"type", "text"}, {"text", text}, {"citations", nullptr}};
   }
   void add_reason(Json& out, const std::vector<Block>& blocks, const Outcome& outcome) const {
     bool called = false;

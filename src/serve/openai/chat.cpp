@@ -14,7 +14,7 @@ class ChatFormat : public TextFormat {
  public:
   const char* id_prefix() const override { return "chatcmpl-"; }
   const char* object(bool stream) const override { return stream ? "chat.completion.chunk" : "chat.completion"; }
-  Json first_part() const override { return {{"delta", {{"role", "assistant"}, {"content", ""}}}}; }
+  Json first_part() const override { return {{"delta", {{"role", "assistant"}, {"content", nullptr}}}}; }
   Json part(const std::string& text) const override { return {{"delta", {{"content", text}}}}; }
   Json whole(const std::string& text) const override {
     return {{"message", {{"role", "assistant"}, {"content", text}, {"refusal", nullptr}}}};
@@ -68,7 +68,7 @@ class ChatFormat : public TextFormat {
     for (const TokenEntry& entry : entries) {
       Json token = token_json(entry.bytes, entry.logprob);
       token["top_logprobs"] = Json::array();
-      for (const auto& [bytes, logprob] : entry.top) token["top_logprobs"].push_back(token_json(bytes, logprob));
+      for (const auto& [id, bytes, logprob] : entry.top) token["top_logprobs"].push_back(token_json(bytes, logprob));
       content.push_back(std::move(token));
     }
     return {{"content", std::move(content)}, {"refusal", nullptr}};
@@ -80,6 +80,12 @@ class ChatFormat : public TextFormat {
 const TextFormat& chat_format() {
   static const ChatFormat format;
   return format;
+}
+
+void chat_input_tokens(App& app, const std::shared_ptr<Call>& call, const PathParts&) {
+  const TextRequest request = read_chat(parse_object(call->request().body), app);
+  call->note("model", request.model->name);
+  call->respond_json({{"object", "chat.completion.input_tokens"}, {"input_tokens", request.prompts[0].size()}});
 }
 
 void chat_completions(App& app, const std::shared_ptr<Call>& call, const PathParts&) {

@@ -43,7 +43,7 @@ class CompletionFormat : public TextFormat {
       tokens.push_back(spelled(entry.bytes));
       of_tokens.push_back(entry.known ? Json(json_logprob(entry.logprob)) : Json());
       Json likely = Json::object();
-      for (const auto& [bytes, logprob] : entry.top) likely.emplace(spelled(bytes), json_logprob(logprob));
+      for (const auto& [id, bytes, logprob] : entry.top) likely.emplace(spelled(bytes), json_logprob(logprob));
       if (entry.known) likely.emplace(spelled(entry.bytes), json_logprob(entry.logprob));
       top.push_back(entry.known ? std::move(likely) : Json());
       offsets.push_back(offset);

@@ -2,6 +2,7 @@
 #include <cstring>
 
 #include "serve/embedder.h"
+#include "serve/llama/mixed.h"
 #include "serve/openai/openai.h"
 #include "serve/openai/text_request.h"
 
@@ -24,28 +25,6 @@ std::string base64(std::span<const float> vector) {
   return out;
 }
 
-std::vector<std::string> texts_of(Fields& fields, const RequestLimits& limits) {
-  std::vector<std::string> texts;
-  const Json& input = fields.need("input");
-  const auto add = [&](const Json& text, const std::string& path) {
-    if (!text.is_string())
-      bad_request(path, "'", path, "' must be a string or an array of strings, found ", kind_of(text));
-    if (text.get_ref<const std::string&>().empty()) bad_request(path, "'", path, "' is an empty string");
-    texts.push_back(text.get<std::string>());
-  };
-  if (!input.is_array()) {
-    add(input, "input");
-  } else {
-    if (input.empty() || input.size() > kMostInputs)
-      bad_request("input", "'input' must have from 1 to ", kMostInputs, " strings, found ", input.size());
-    for (std::size_t i = 0; i < input.size(); ++i) add(input[i], str("input[", i, ']'));
-  }
-  std::size_t bytes = 0;
-  for (const std::string& text : texts) bytes += text.size();
-  check_prompt_bytes(bytes, limits);
-  return texts;
-}
-
 }  // namespace
 
 void embeddings(App& app, const std::shared_ptr<Call>& call, const PathParts&) {
@@ -59,11 +38,21 @@ void embeddings(App& app, const std::shared_ptr<Call>& call, const PathParts&) {
   const bool as_base64 = format == "base64";
   fields.accept_text("user");
   fields.refuse("dimensions", "is not supported: vectors have the model's size");
-  std::vector<std::string> texts = texts_of(fields, app.options.limits);
+  std::size_t bytes = 0;
+  const MixedTexts read{[&](const std::string& text, bool special) {
+                          if (text.empty()) bad_request("input", "'input' has an empty string");
+                          check_prompt_bytes(bytes += text.size(), app.options.limits);
+                          return model->embedder->encode(text, special);
+                        },
+                        model->embedder->vocabulary(), kMostInputs};
+  bool list = false;
+  std::vector<std::vector<std::int64_t>> texts = read.all(fields.need("input"), "input", list);
   fields.end();
   std::int64_t tokens = 0;
-  for (std::size_t i = 0; i < texts.size(); ++i)
-    tokens += model->embedder->tokens(texts[i], str("input[", i, ']'), "input");
+  for (std::size_t i = 0; i < texts.size(); ++i) {
+    model->embedder->check(texts[i], list ? str("input[", i, ']') : "input", "input");
+    tokens += std::ssize(texts[i]);
+  }
   call->note("model", model->name);
   call->note("prompt_tokens", tokens);
   const CancelToken gone;

@@ -45,7 +45,7 @@ Json message_of(const Json& given, const std::string& path) {
   }
   const Json* content = calls.empty() ? &fields.need("content") : fields.find("content");
   Json message = {{"role", role},
-                  {"content", content ? text_of_parts(*content, fields.path("content"), {"text"}) : ""}};
+                  {"content", content ? text_of_parts(*content, fields.path("content"), {"text"}, {}, "\n") : ""}};
   if (!calls.empty()) message["tool_calls"] = std::move(calls);
   if (role == "tool") {
     if (const auto id = fields.text("tool_call_id")) message["tool_call_id"] = *id;
@@ -63,7 +63,7 @@ Json message_of(const Json& given, const std::string& path) {
 }  // namespace
 
 std::string text_of_parts(const Json& content, const std::string& path, std::initializer_list<std::string_view> types,
-                          std::initializer_list<const char*> ignored) {
+                          std::initializer_list<const char*> ignored, std::string_view separator) {
   if (content.is_string()) return content.get<std::string>();
   if (!content.is_array())
     bad_request(path, "'", path, "' must be a string or an array of parts, found ", kind_of(content));
@@ -73,6 +73,7 @@ std::string text_of_parts(const Json& content, const std::string& path, std::ini
     if (const std::string type = part.need_text("type"); std::ranges::find(types, type) == types.end())
       throw ApiError(400, str("'", part.path("type"), "' is '", type, "': only text is supported"), part.path("type"),
                      "unsupported_parameter");
+    if (i > 0) text += separator;
     text += part.need_text("text");
     for (const char* name : ignored) part.array(name);
     part.end();
@@ -80,14 +81,20 @@ std::string text_of_parts(const Json& content, const std::string& path, std::ini
   return text;
 }
 
-std::string chat_prompt_of(Fields& fields, const ServedModel& model, const RequestLimits& limits, const Json& tools) {
+void check_template_variables(const Json& variables, const std::string& path) {
+  for (const char* own : {"messages", "add_generation_prompt", "tools"})
+    if (variables.contains(own)) bad_request(path, "'", path, "' must not have '", own, "'");
+}
+
+std::string chat_prompt_of(Fields& fields, const ServedModel& model, const RequestLimits& limits, const Json& tools,
+                           bool add_generation_prompt) {
   const Json& given = fields.need_array("messages");
   if (given.empty()) bad_request("messages", "'messages' must have at least one message");
-  Json variables = Json::object();
-  if (const Json* more = fields.object("chat_template_kwargs")) variables = *more;
-  for (const char* own : {"messages", "add_generation_prompt", "tools"})
-    if (variables.contains(own))
-      bad_request("chat_template_kwargs", "'chat_template_kwargs' must not have '", own, "'");
+  Json variables = model.template_variables;
+  if (const Json* more = fields.object("chat_template_kwargs")) {
+    check_template_variables(*more, "chat_template_kwargs");
+    variables.update(*more);
+  }
   Json messages = Json::array();
   std::size_t bytes = 0;
   for (std::size_t i = 0; i < given.size(); ++i) {
@@ -100,7 +107,7 @@ std::string chat_prompt_of(Fields& fields, const ServedModel& model, const Reque
   }
   check_prompt_bytes(bytes, limits);
   variables["messages"] = std::move(messages);
-  variables["add_generation_prompt"] = true;
+  variables["add_generation_prompt"] = add_generation_prompt;
   try {
     return model.language->tokenizer()->apply_chat_template(variables.dump());
   } catch (const InvalidArgument& error) {

@@ -62,7 +62,7 @@ struct Asked {
 
 void read_tools(Fields& fields, Asked& asked) {
   const Json* tools = fields.array("tools");
-  asked.shown["tools"] = tools ? *tools : Json::array();
+  asked.shown["tools"] = Json::array();
   if (tools && !tools->empty()) {
     Json out = Json::array();
     for (std::size_t i = 0; i < tools->size(); ++i) {
@@ -73,6 +73,10 @@ void read_tools(Fields& fields, Asked& asked) {
       if (!is_text(type, "function"))
         throw ApiError(400, "'" + where + ".type' must be function: other tools are not supported", where + ".type",
                        "unsupported_parameter");
+      Json shown = {
+          {"type", "function"}, {"name", ""}, {"description", nullptr}, {"parameters", nullptr}, {"strict", true}};
+      shown.update(function);
+      asked.shown["tools"].push_back(std::move(shown));
       function.erase("type");
       out.push_back({{"type", "function"}, {"function", std::move(function)}});
     }
@@ -121,7 +125,7 @@ Asked read(const Json& json) {
   const auto most = fields.integer("max_output_tokens", 1, INT32_MAX);
   if (most) asked.chat["max_tokens"] = *most;
   asked.shown["max_output_tokens"] = most ? Json(*most) : Json();
-  for (const char* name : {"temperature", "top_p", "user"})
+  for (const char* name : {"user", "safety_identifier", "prompt_cache_key"})
     asked.shown[name] = asked.chat.contains(name) ? asked.chat[name] : Json();
   asked.shown["metadata"] = asked.chat.contains("metadata") ? asked.chat["metadata"] : Json::object();
   if (const Json* options = fields.object("stream_options")) {
@@ -209,7 +213,10 @@ class Writer : public BlockWriter {
     Json output = Json::array();
     for (const Block& block : blocks) output.push_back(item_json(block, true));
     Json response = response_json(outcome.cut_off() ? "incomplete" : "completed", std::move(output));
-    if (outcome.cut_off()) response["incomplete_details"] = {{"reason", "max_output_tokens"}};
+    if (outcome.cut_off())
+      response["incomplete_details"] = {{"reason", "max_output_tokens"}};
+    else
+      response["completed_at"] = unix_seconds();
     response["usage"] = {{"input_tokens", outcome.prompt_tokens},
                          {"input_tokens_details", {{"cached_tokens", outcome.cached_tokens}}},
                          {"output_tokens", outcome.new_tokens},
@@ -228,6 +235,7 @@ class Writer : public BlockWriter {
     Json json = {{"id", "resp_" + id_},
                  {"object", "response"},
                  {"created_at", created_},
+                 {"completed_at", nullptr},
                  {"status", status},
                  {"error", nullptr},
                  {"incomplete_details", nullptr},
@@ -235,6 +243,11 @@ class Writer : public BlockWriter {
                  {"output", std::move(output)},
                  {"previous_response_id", nullptr},
                  {"store", false},
+                 {"background", false},
+                 {"service_tier", "default"},
+                 {"reasoning", {{"effort", nullptr}, {"summary", nullptr}}},
+                 {"max_tool_calls", nullptr},
+                 {"top_logprobs", 0},
                  {"truncation", "disabled"},
                  {"usage", nullptr}};
     json.update(shown_);
@@ -291,6 +304,10 @@ void responses(App& app, const std::shared_ptr<Call>& call, const PathParts&) {
   Asked asked = read(parse_object(call->request().body));
   TextRequest request = read_chat(asked.chat, app);
   call->body() = {};
+  asked.shown["temperature"] = request.options.temperature;
+  asked.shown["top_p"] = request.options.top_p;
+  asked.shown["presence_penalty"] = request.request.presence_penalty;
+  asked.shown["frequency_penalty"] = request.request.frequency_penalty;
   auto writer = std::make_unique<Writer>(call->id(), request.model->name, std::move(asked.shown));
   answer_blocks(app, call, std::move(request), std::move(writer));
 }

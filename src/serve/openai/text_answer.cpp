@@ -4,6 +4,7 @@
 #include <cmath>
 #include <utility>
 
+#include "serve/timings.h"
 #include "serve/token_times.h"
 
 namespace graft::serve {
@@ -23,7 +24,11 @@ const char* reason_name(FinishReason reason) {
 class TextAnswer {
  public:
   TextAnswer(std::shared_ptr<Call> call, TextRequest request, const TextFormat& format)
-      : call_(std::move(call)), request_(std::move(request)), format_(format), choices_(texts()) {
+      : call_(std::move(call)),
+        request_(std::move(request)),
+        format_(format),
+        timings_(call_->request().start),
+        choices_(texts()) {
     id_ = format_.id_prefix() + call_->id();
     created_ = unix_seconds();
   }
@@ -51,6 +56,9 @@ class TextAnswer {
       return call_->fail(error);
     }
     Choice& choice = choices_[index];
+    if (state.tokens.size() > choice.tokens) timings_.token();
+    choice.tokens = request_.no_new_tokens ? 0 : state.tokens.size();
+    choice.reused = static_cast<std::size_t>(state.reused_tokens);
     const auto first = choice.times.count(*call_, request_.model->name, state.tokens.size());
     if (first && !std::exchange(first_noted_, true)) call_->note("first_token_ms", 1e3 * *first);
     if (request_.stream) {
@@ -64,8 +72,6 @@ class TextAnswer {
     if (!state.reason) return;
     choice.reason = request_.no_new_tokens ? "length" : reason_name(*state.reason);
     if (!choice.calls.empty() && choice.reason == "stop") choice.reason = "tool_calls";
-    choice.tokens = request_.no_new_tokens ? 0 : state.tokens.size();
-    choice.reused = static_cast<std::size_t>(state.reused_tokens);
     call_->metrics().text_ended(request_.model->name, choice.reason);
     if (request_.stream) send_end(index, choice);
     if (++ended_ == choices_.size()) end();
@@ -122,13 +128,13 @@ class TextAnswer {
     const Tokenizer& tokenizer = *request_.model->language->tokenizer();
     const auto bytes = [&](std::int64_t id) { return id < tokenizer.size() ? tokenizer.token_bytes(id) : ""; };
     const auto add = [&](std::int64_t id, float logprob, std::span<const TokenLogprob> likely) {
-      TokenEntry entry{bytes(id), logprob, {}, true};
-      for (const TokenLogprob& other : likely) entry.top.emplace_back(bytes(other.id), other.logprob);
+      TokenEntry entry{id, bytes(id), logprob, {}, true};
+      for (const TokenLogprob& other : likely) entry.top.push_back({other.id, bytes(other.id), other.logprob});
       out.push_back(std::move(entry));
     };
     if (request_.request.prompt_logprobs && !choice.begun) {
       const auto& prompt = request_.prompts[prompt_of(index)];
-      out.push_back({bytes(prompt[0]), 0, {}, false});
+      out.push_back({prompt[0], bytes(prompt[0]), 0, {}, false});
       for (std::size_t i = 1; i < prompt.size(); ++i)
         add(prompt[i], state.prompt_logprobs[i - 1], state.top_prompt_logprobs.subspan((i - 1) * top, top));
     }
@@ -142,14 +148,19 @@ class TextAnswer {
     return out;
   }
 
-  Json event(Json choices) const {
+  // `timed`: the first part of a stream says no times, since nothing was computed for it alone.
+  Json event(Json choices, bool timed = true) const {
     Json json = {{"id", id_},
                  {"object", format_.object(request_.stream)},
                  {"created", created_},
                  {"model", request_.model->name},
-                 {"system_fingerprint", "graft-" + std::string(version())},
+                 {"system_fingerprint", "build-" + std::string(version())},
                  {"choices", std::move(choices)}};
     if (request_.stream && request_.include_usage) json["usage"] = nullptr;
+    if (request_.timings && timed) {
+      const Counts counts = this->counts();
+      json["timings"] = timings_.json(counts.prompt, counts.reused, counts.completion);
+    }
     return json;
   }
 
@@ -166,7 +177,7 @@ class TextAnswer {
     const bool first = !choice.begun;
     if (first)
       if (const Json part = format_.first_part(); !part.is_null())
-        call_->event(event(Json::array({choice_json(index, part, nullptr, nullptr)})));
+        call_->event(event(Json::array({choice_json(index, part, nullptr, nullptr)}), false));
     Json logprobs;
     if (request_.request.logprobs) {
       const std::vector<TokenEntry> added = entries(index, choice, state);
@@ -197,13 +208,22 @@ class TextAnswer {
     call_->event(event(Json::array({choice_json(index, std::move(fields), nullptr, choice.reason)})));
   }
 
-  Json usage() const {
+  struct Counts {
     std::size_t prompt = 0, completion = 0, reused = 0;
-    for (const auto& tokens : request_.prompts) prompt += tokens.size();
+  };
+
+  Counts counts() const {
+    Counts out;
+    for (const auto& tokens : request_.prompts) out.prompt += tokens.size();
     for (std::size_t i = 0; i < choices_.size(); ++i) {
-      completion += choices_[i].tokens;
-      if (i % static_cast<std::size_t>(request_.n) == 0) reused += choices_[i].reused;
+      out.completion += choices_[i].tokens;
+      if (i % static_cast<std::size_t>(request_.n) == 0) out.reused += choices_[i].reused;
     }
+    return out;
+  }
+
+  Json usage() const {
+    const auto [prompt, completion, reused] = counts();
     return {{"prompt_tokens", prompt},
             {"completion_tokens", completion},
             {"total_tokens", prompt + completion},
@@ -238,6 +258,7 @@ class TextAnswer {
   const TextFormat& format_;
   std::string id_;
   std::int64_t created_ = 0;
+  Timings timings_;
   std::vector<Choice> choices_;
   std::size_t ended_ = 0;
   bool failed_ = false, first_noted_ = false;
@@ -247,20 +268,29 @@ class TextAnswer {
 
 double json_logprob(float logprob) { return std::isfinite(logprob) ? static_cast<double>(logprob) : -9999.0; }
 
-void answer_texts(App& app, const std::shared_ptr<Call>& call, TextRequest request, const TextFormat& format) {
-  const std::shared_ptr<ServedModel> model = request.model;
-  const auto answer = std::make_shared<TextAnswer>(call, std::move(request), format);
-  const auto deadline = deadline_of(*call, app.options.limits);
+void run_jobs(const std::shared_ptr<ServedModel>& model, const std::shared_ptr<Call>& call, std::vector<Job> jobs,
+              Clock::time_point deadline, Engine::OnProgress on_progress) {
   // After a failure the other texts of the request are of no use.
   const auto id = std::make_shared<std::atomic<Engine::RequestId>>(0);
   Engine& engine = *model->engine;
-  const auto on_progress = [answer, id, &engine](std::size_t job, const RequestState& state, std::exception_ptr error) {
-    const bool failed = error != nullptr;
-    answer->progress(job, state, std::move(error));
-    if (failed) engine.cancel(*id);
-  };
-  *id = engine.submit(answer->jobs(call->cache_salt), deadline, on_progress);
+  *id = engine.submit(std::move(jobs), deadline,
+                      [on_progress = std::move(on_progress), id, &engine](std::size_t job, const RequestState& state,
+                                                                          std::exception_ptr error) {
+                        const bool failed = error != nullptr;
+                        on_progress(job, state, std::move(error));
+                        if (failed) engine.cancel(*id);
+                      });
   call->on_gone([model, id] { model->engine->cancel(*id); });
+}
+
+void answer_texts(App& app, const std::shared_ptr<Call>& call, TextRequest request, const TextFormat& format) {
+  const std::shared_ptr<ServedModel> model = request.model;
+  const std::uint64_t salt = cache_salt_of(request, *call);
+  const auto answer = std::make_shared<TextAnswer>(call, std::move(request), format);
+  run_jobs(model, call, answer->jobs(salt), deadline_of(*call, app.options.limits),
+           [answer](std::size_t job, const RequestState& state, std::exception_ptr error) {
+             answer->progress(job, state, std::move(error));
+           });
 }
 
 }  // namespace graft::serve

@@ -10,9 +10,15 @@ namespace graft::serve {
 
 // A position of a text: its token, and the most likely ones, the first of which is the most likely.
 struct TokenEntry {
+  std::int64_t id = 0;
   std::string bytes;  // what the token adds to the text
   float logprob = 0;
-  std::vector<std::pair<std::string, float>> top;
+  struct Likely {
+    std::int64_t id;
+    std::string bytes;
+    float logprob;
+  };
+  std::vector<Likely> top;
   bool known = true;  // false for a prompt's first token, which nothing comes before
 };
 
@@ -39,6 +45,10 @@ const TextFormat& chat_format();
 
 // "Infinity" is no JSON: a token that cannot come has the log-probability that OpenAI's API gives it.
 double json_logprob(float logprob);
+
+// Gives the jobs of a request to the engine. An error ends the others, and so does a client that goes.
+void run_jobs(const std::shared_ptr<ServedModel>& model, const std::shared_ptr<Call>& call, std::vector<Job> jobs,
+              Clock::time_point deadline, Engine::OnProgress on_progress);
 
 // Runs the request and answers the call, as a whole or as a stream.
 void answer_texts(App& app, const std::shared_ptr<Call>& call, TextRequest request, const TextFormat& format);

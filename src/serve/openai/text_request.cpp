@@ -137,8 +137,7 @@ void check_prompts(const TextRequest& request, const RequestLimits& limits, cons
   for (const auto& prompt : request.prompts) {
     if (prompt.empty()) bad_request(param, "the prompt has no tokens");
     if (static_cast<std::int64_t>(prompt.size()) > capacity)
-      throw ApiError(400, str("the prompt has ", prompt.size(), " tokens, the context has room for ", capacity), param,
-                     "context_length_exceeded");
+      throw context_exceeded(std::ssize(prompt), capacity, param);
   }
 }
 
@@ -157,7 +156,8 @@ void read_sampling(Fields& fields, TextRequest& request) {
   request.request.presence_penalty = fields.number("presence_penalty", -2, 2).value_or(0);
   request.request.logit_bias = biases_of(fields, info.vocab_size);
   const auto seed = fields.integer("seed", INT64_MIN, INT64_MAX);
-  options.seed = seed ? static_cast<std::uint64_t>(*seed) : std::random_device{}();
+  options.seed = seed ? static_cast<std::uint64_t>(*seed) : request.model->seed.value_or(std::random_device{}());
+  options.prompt_lookup_num_tokens = request.model->prompt_lookup;
   options.stop_strings = stops_of(fields);
   options.ignore_eos = fields.boolean("ignore_eos").value_or(false);
   if (const Json* ids = fields.array("stop_token_ids"))
@@ -169,10 +169,30 @@ void read_sampling(Fields& fields, TextRequest& request) {
   request.grammar = structure_of(fields, *request.model);
 }
 
+std::optional<std::int64_t> max_tokens_of(Fields& fields, std::optional<std::int64_t> given,
+                                          std::optional<std::int64_t> otherwise) {
+  const auto predict = fields.integer("n_predict", -1, INT32_MAX);
+  if (!predict) return given ? given : otherwise;
+  if (given && *given != *predict) bad_request("n_predict", "'n_predict' and 'max_tokens' say different things");
+  return *predict < 0 ? std::nullopt : predict;
+}
+
+void read_llama_fields(Fields& fields, TextRequest& request) {
+  request.timings = fields.boolean("timings_per_token").value_or(false);
+  request.reuse = fields.boolean("cache_prompt").value_or(true);
+  fields.integer("id_slot", -1, INT32_MAX);  // a prompt gets the row that has most in common with it
+}
+
 // Where the cache ends before, the text ends with the reason "length".
 void set_max_tokens(TextRequest& request, std::optional<std::int64_t> most) {
   request.no_new_tokens = most == 0;
   request.options.max_new_tokens = std::max<std::int64_t>(most.value_or(request.model->engine->capacity() + 1), 1);
+}
+
+std::uint64_t cache_salt_of(const TextRequest& request, const Call& call) {
+  if (request.reuse) return call.cache_salt;
+  std::random_device random;
+  return std::uint64_t{random()} << 32 | random();
 }
 
 TextRequest read_completion(const Json& json, const App& app) {
@@ -180,8 +200,9 @@ TextRequest read_completion(const Json& json, const App& app) {
   TextRequest request;
   request.model = app.language_model_of(fields);
   read_sampling(fields, request);
+  read_llama_fields(fields, request);
   request.echo = fields.boolean("echo").value_or(false);
-  set_max_tokens(request, fields.integer("max_tokens", 0, INT32_MAX).value_or(kDefaultCompletionTokens));
+  set_max_tokens(request, max_tokens_of(fields, fields.integer("max_tokens", 0, INT32_MAX), kDefaultCompletionTokens));
   request.request.logprobs = fields.integer("logprobs", 0, kMostLogprobs);
   if (request.request.logprobs)
     request.request.logprobs = std::min(*request.request.logprobs, request.model->language->info().vocab_size);
@@ -200,11 +221,12 @@ TextRequest read_chat(const Json& json, const App& app) {
   TextRequest request;
   request.model = app.language_model_of(fields);
   read_sampling(fields, request);
+  read_llama_fields(fields, request);
   const auto most = fields.integer("max_tokens", 0, INT32_MAX);
   const auto most_completion = fields.integer("max_completion_tokens", 0, INT32_MAX);
   if (most && most_completion && *most != *most_completion)
     bad_request("max_tokens", "'max_tokens' and 'max_completion_tokens' say different things");
-  set_max_tokens(request, most_completion ? most_completion : most);
+  set_max_tokens(request, max_tokens_of(fields, most_completion ? most_completion : most, std::nullopt));
   const auto top = fields.integer("top_logprobs", 0, kMostLogprobs);
   const bool logprobs = fields.boolean("logprobs").value_or(false);
   if (top && !logprobs) bad_request("top_logprobs", "'top_logprobs' is allowed only with 'logprobs': true");

@@ -19,6 +19,8 @@ struct TextRequest {
   bool stream = false;
   bool include_usage = false;              // as the last event of a stream
   bool echo = false;                       // the answer begins with the prompt
+  bool timings = false;                    // the answer says how long its parts took
+  bool reuse = true;                       // of keys and values of other requests
   bool no_new_tokens = false;              // max_tokens 0: only the prompt is read
   std::vector<std::string> echoed;         // with `echo`: the texts of the prompts
   std::shared_ptr<const Grammar> grammar;  // the form of all texts; null: any
@@ -27,8 +29,17 @@ struct TextRequest {
 
 // Reads the parameters that both have, from the model's own settings where they are absent. Throws ApiError (400).
 void read_sampling(Fields& fields, TextRequest& request);
+// Of `given` and llama-server's "n_predict", which mean the same; -1 there is as many as there is room for. Throws
+// ApiError (400).
+std::optional<std::int64_t> max_tokens_of(Fields& fields, std::optional<std::int64_t> given,
+                                          std::optional<std::int64_t> otherwise);
+// Reads what llama-server's clients send besides. Throws ApiError (400).
+void read_llama_fields(Fields& fields, TextRequest& request);
 // Gives `max_new_tokens`; absent: as many as the cache has room for. Throws ApiError (400).
 void set_max_tokens(TextRequest& request, std::optional<std::int64_t> most);
+
+// What else may read the prompt's keys and values from the cache, and leave its own there.
+std::uint64_t cache_salt_of(const TextRequest& request, const Call& call);
 
 TextRequest read_completion(const Json& json, const App& app);
 TextRequest read_chat(const Json& json, const App& app);

@@ -8,9 +8,11 @@ Json open_api_document() {
   Json document = read_json<Json>(kOpenApiPaths);
   document["components"]["schemas"] = read_json<Json>(kOpenApiSchemas);
   for (auto& [path, operations] : document["paths"].items()) {
-    const char* schema = path.starts_with("/v2") ? "#/components/schemas/V2Error" : "#/components/schemas/Error";
+    const Json plain = {{"$ref", "#/components/schemas/Error"}};
+    // What is refused before its path is known has OpenAI's form everywhere.
+    const Json either = {{"anyOf", Json::array({{{"$ref", "#/components/schemas/V2Error"}}, plain})}};
     const Json error = {{"description", "An error."},
-                        {"content", {{"application/json", {{"schema", {{"$ref", schema}}}}}}}};
+                        {"content", {{"application/json", {{"schema", path.starts_with("/v2") ? either : plain}}}}}};
     for (auto& [method, operation] : operations.items())
       for (const char* status : {"4XX", "503"})
         if (Json& answers = operation["responses"]; !answers.contains(status)) answers[status] = error;

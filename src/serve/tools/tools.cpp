@@ -65,18 +65,24 @@ void read_choice(Fields& fields, ToolRequest& request) {
 
 }  // namespace
 
-ToolRequest tools_of(Fields& fields, const ServedModel& model) {
-  ToolRequest request;
+Json read_tools(Fields& fields) {
+  Json tools = Json::array();
   if (const Json* given = fields.array("tools")) {
     if (given->size() > kMostTools)
       bad_request("tools", "'tools' has ", given->size(), " tools, at most ", kMostTools, " are allowed");
     for (std::size_t i = 0; i < given->size(); ++i) {
-      request.tools.push_back(tool_of((*given)[i], str("tools[", i, ']')));
+      tools.push_back(tool_of((*given)[i], str("tools[", i, ']')));
       for (std::size_t j = 0; j < i; ++j)
-        if (name_of(request.tools[i]) == name_of(request.tools[j]))
-          bad_request("tools", "'tools' has the function '", name_of(request.tools[i]), "' twice");
+        if (name_of(tools[i]) == name_of(tools[j]))
+          bad_request("tools", "'tools' has the function '", name_of(tools[i]), "' twice");
     }
   }
+  return tools;
+}
+
+ToolRequest tools_of(Fields& fields, const ServedModel& model) {
+  ToolRequest request;
+  request.tools = read_tools(fields);
   read_choice(fields, request);
   request.parallel = fields.boolean("parallel_tool_calls").value_or(true);
   if (request.choice == ToolRequest::Choice::none) request.tools = Json::array();

@@ -17,6 +17,9 @@ struct ToolRequest {
   bool parallel = true;
 };
 
+// Reads "tools", which may be absent. Throws ApiError (400).
+Json read_tools(Fields& fields);
+
 // Reads "tools", "tool_choice" and "parallel_tool_calls". Throws ApiError (400), for a model whose template knows no
 // tools too.
 ToolRequest tools_of(Fields& fields, const ServedModel& model);

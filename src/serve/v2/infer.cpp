@@ -188,6 +188,7 @@ InferRequest read_infer(std::string_view body, std::string_view header_bytes, co
   Fields fields(json);
   InferRequest request;
   if (const auto id = fields.text("id")) request.id = *id;
+  request.model_name = fields.text("model_name");
   bool binary_outputs = false;
   if (const Json* parameters = fields.object("parameters")) {
     Fields inner(*parameters, "parameters.");

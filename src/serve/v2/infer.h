@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -10,6 +11,7 @@ namespace graft::serve {
 
 // An inference request, ready to run.
 struct InferRequest {
+  std::optional<std::string> model_name;       // clients of KServe repeat that of the path
   Json id;                                     // null: none
   std::vector<std::vector<std::byte>> memory;  // of the inputs
   std::vector<Value> inputs;                   // in the method's order

@@ -61,6 +61,8 @@ void v2_infer(App& app, const std::shared_ptr<Call>& call, const PathParts& part
   const Runner& runner = runner_of(*model);
   const auto request = std::make_shared<InferRequest>(
       read_infer(call->request().body, call->request().header("inference-header-content-length"), runner.method()));
+  if (request->model_name && *request->model_name != model->name)
+    bad_request("model_name", "'model_name' is '", *request->model_name, "', the path names '", model->name, "'");
   call->body().clear();
   call->note("model", model->name);
   const CancelToken gone;
