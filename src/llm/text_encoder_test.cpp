@@ -1,0 +1,62 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "graft/llm.h"
+#include "load/test_graph.h"
+
+namespace graft {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::FloatNear;
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
+
+// A table of 3 rows of 2 elements, for at most 4 tokens.
+struct World {
+  test::GraphBuilder graph;
+  std::shared_ptr<const Program> program = [this] {
+    const std::vector<ir::Dim> dims = {test::fixed(1), test::dynamic(1, 4, "t")};
+    const auto ids = graph.input("input_ids", DType::i64, dims);
+    const auto table = graph.weight("table", {3, 4, 0, 2, 1, 0}, {3, 2});
+    const ir::Arg no{ir::Arg::Kind::boolean, 0, 0, {}, {}};
+    graph.output(graph.node("aten.embedding.default",
+                            {{"weight", ir::Arg::of_value(table)},
+                             {"indices", ir::Arg::of_value(ids)},
+                             {"padding_idx", test::of_int(-1)},
+                             {"scale_grad_by_freq", no},
+                             {"sparse", no}},
+                            DType::f32, {dims[0], dims[1], test::fixed(2)}));
+    return graph.build();
+  }();
+  TextEncoder encoder{program, Tokenizer::from_json(R"({"pre_tokenizer": {"type": "Whitespace"},
+      "model": {"type": "WordLevel", "unk_token": "a", "vocab": {"a": 0, "b": 1, "c": 2}}})")};
+};
+
+auto message(const char* text) { return ThrowsMessage<InvalidArgument>(HasSubstr(text)); }
+
+TEST(TextEncoder, TextsAndTheirIdsGiveTheSame) {
+  World w;
+  const auto near = [](float x) { return FloatNear(x, 1e-6f); };
+  EXPECT_THAT(w.encoder.embed(std::vector<std::string>{"a", "b c"}),
+              ElementsAre(near(0.6f), near(0.8f), near(0.4472136f), near(0.8944272f)));
+  EXPECT_EQ(w.encoder.embed_ids(std::vector<std::vector<std::int64_t>>{{0}, {1, 2}}),
+            w.encoder.embed(std::vector<std::string>{"a", "b c"}));
+  EXPECT_EQ(w.encoder.size(), 2);
+}
+
+TEST(TextEncoder, IdsThatItDoesNotTake) {
+  World w;
+  const auto embed = [&](std::vector<std::int64_t> ids) {
+    return [&w, ids] { w.encoder.embed_ids(std::vector<std::vector<std::int64_t>>{ids}); };
+  };
+  EXPECT_THAT(embed({}), message("a text has no tokens"));
+  EXPECT_THAT(embed({0, 3}), message("a text has the token id 3, expected from 0 to 2"));
+  EXPECT_THAT(embed({-1}), message("a text has the token id -1"));
+  EXPECT_THAT(embed({0, 0, 0, 0, 0}), message("a text has 5 tokens, the encoder takes 4"));
+  // Texts are cut off instead.
+  EXPECT_EQ(w.encoder.embed(std::vector<std::string>{"a a a a b"}), w.encoder.embed(std::vector<std::string>{"a a a a"}));
+}
+
+}  // namespace
+}  // namespace graft
