@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 
@@ -27,5 +28,6 @@ def test_answers_are_as_the_document_says(stories, minilm_package, net_package, 
             capture_output=True, text=True, cwd=tmp_path,  # it leaves files there
         )  # fmt: skip
         assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
-        assert "No issues found" in done.stdout, done.stdout[-2000:]
+        generated, passed = re.search(r"(\d+) generated, (\d+) passed", done.stdout).groups()
+        assert generated == passed and int(generated) > 1000
         assert [line for line in server.lines if line.get("level") == "error"] == []
