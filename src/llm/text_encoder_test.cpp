@@ -55,7 +55,8 @@ TEST(TextEncoder, IdsThatItDoesNotTake) {
   EXPECT_THAT(embed({-1}), message("a text has the token id -1"));
   EXPECT_THAT(embed({0, 0, 0, 0, 0}), message("a text has 5 tokens, the encoder takes 4"));
   // Texts are cut off instead.
-  EXPECT_EQ(w.encoder.embed(std::vector<std::string>{"a a a a b"}), w.encoder.embed(std::vector<std::string>{"a a a a"}));
+  EXPECT_EQ(w.encoder.embed(std::vector<std::string>{"a a a a b"}),
+            w.encoder.embed(std::vector<std::string>{"a a a a"}));
 }
 
 }  // namespace
