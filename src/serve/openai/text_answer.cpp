@@ -25,7 +25,9 @@ class TextAnswer {
   TextAnswer(std::shared_ptr<Call> call, TextRequest request, const TextFormat& format)
       : call_(std::move(call)), request_(std::move(request)), format_(format), choices_(texts()) {
     id_ = format_.id_prefix() + call_->id();
-    created_ = unix_seconds();
+    const auto& repeatable = call_->repeatable;
+    created_ = repeatable ? repeatable->created : unix_seconds();
+    if (repeatable && !request_.seeded) request_.options.seed = repeatable->seed;
   }
 
   std::size_t texts() const { return request_.prompts.size() * static_cast<std::size_t>(request_.n); }
@@ -204,10 +206,9 @@ class TextAnswer {
       completion += choices_[i].tokens;
       if (i % static_cast<std::size_t>(request_.n) == 0) reused += choices_[i].reused;
     }
-    return {{"prompt_tokens", prompt},
-            {"completion_tokens", completion},
-            {"total_tokens", prompt + completion},
-            {"prompt_tokens_details", {{"cached_tokens", reused}}}};
+    Json used = {{"prompt_tokens", prompt}, {"completion_tokens", completion}, {"total_tokens", prompt + completion}};
+    if (!call_->repeatable) used["prompt_tokens_details"] = {{"cached_tokens", reused}};
+    return used;
   }
 
   void end() {

@@ -157,6 +157,7 @@ void read_sampling(Fields& fields, TextRequest& request) {
   request.request.presence_penalty = fields.number("presence_penalty", -2, 2).value_or(0);
   request.request.logit_bias = biases_of(fields, info.vocab_size);
   const auto seed = fields.integer("seed", INT64_MIN, INT64_MAX);
+  request.seeded = seed.has_value();
   options.seed = seed ? static_cast<std::uint64_t>(*seed) : std::random_device{}();
   options.stop_strings = stops_of(fields);
   options.ignore_eos = fields.boolean("ignore_eos").value_or(false);
