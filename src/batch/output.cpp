@@ -64,7 +64,13 @@ Output::Output(const std::string& folder, Manifest run, bool resume) : folder_(f
   }
 }
 
-Output::~Output() { ::close(descriptor_); }
+Output::~Output() {
+  try {
+    if (unsaved_) write_manifest();
+  } catch (...) {  // what it does not name is computed again
+  }
+  ::close(descriptor_);
+}
 
 void Output::lock() {
   descriptor_ = uninterrupted([&] { return ::open(folder_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); });
@@ -138,6 +144,7 @@ void Output::write(std::uint64_t shard, std::uint64_t row_count, std::string_vie
   if (error_count > 0) record.errors = write_file(name_of("errors", shard, ".jsonl"), errors);
   record.rows = write_file(name_of("part", shard, extension), rows);
   manifest_.shards[shard] = std::move(record);
+  unsaved_ = true;
   if (seconds_since(manifest_written_) * kManifestPart >= manifest_seconds_) write_manifest();
 }
 
@@ -152,6 +159,7 @@ void Output::write_manifest() {
   GRAFT_CHECK(SystemError, uninterrupted([&] { return ::fsync(descriptor_); }) == 0, "cannot write to the folder '",
               folder_, "': ", folder_error());
   write_file(kManifest, manifest_.text());
+  unsaved_ = false;
   manifest_written_ = Clock::now();
   manifest_seconds_ = seconds_since(start);
 }

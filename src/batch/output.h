@@ -43,6 +43,7 @@ class Output {
   const std::string folder_;
   int descriptor_ = -1;
   Manifest manifest_;
+  bool unsaved_ = false;  // what it says, since it was written
   Clock::time_point manifest_written_;
   double manifest_seconds_ = 0;  // that writing it took
 };

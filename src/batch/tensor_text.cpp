@@ -2,6 +2,7 @@
 
 #include <charconv>
 #include <cmath>
+#include <string_view>
 #include <type_traits>
 
 #include "batch/row.h"
@@ -19,7 +20,10 @@ void append(std::string& out, T value, const std::string& name) {
       if (!std::isfinite(value)) bad_row("'", name, "' holds NaN or infinity, which JSON cannot carry");
     char digits[64];
     const auto end = std::to_chars(digits, digits + sizeof digits, value);
-    out.append(digits, end.ptr);
+    const std::string_view text(digits, static_cast<std::size_t>(end.ptr - digits));
+    out += text;
+    // Readers take a number without a fraction for an integer, which has no -0.
+    if (std::is_floating_point_v<T> && text.find_first_of(".e") == text.npos) out += ".0";
   }
 }
 
