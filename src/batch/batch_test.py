@@ -242,6 +242,10 @@ def test_openai_embeddings(minilm, tmp_path):
 # --- any method ---
 
 
+# An input that is a number has no name in a package.
+METHOD = "--task", "method", "--column", "input_2=n"
+
+
 def net_rows(count: int) -> list[dict]:
     chosen = random.Random(3)
     return [
@@ -254,7 +258,7 @@ def test_any_method(net, tmp_path):
     model, package = net
     given = net_rows(150)
     rows = write_rows(tmp_path / "rows.jsonl", given)
-    found = good(package, rows, tmp_path / "out", "--task", "method", "--shard-rows", 64)
+    found = good(package, rows, tmp_path / "out", *METHOD, "--shard-rows", 64)
     names = [name for name in found[0] if name not in given[0]]
     assert len(found) == 150 and len(names) == 4
     for row, asked in zip(found, given):
@@ -265,7 +269,7 @@ def test_any_method(net, tmp_path):
         assert row[names[1]] == (y > 0).tolist() and row[names[2]] == sum(asked["ids"]) + asked["n"]
         assert row[names[3]] == 1.0, "a call begins with the states of the package"
     renamed = write_rows(tmp_path / "renamed.jsonl", [{"a": row["x"], "ids": row["ids"], "n": row["n"]} for row in given])
-    again = good(package, renamed, tmp_path / "renamed", "--task", "method", "--column", "x=a", "--batch-rows", 1)
+    again = good(package, renamed, tmp_path / "again", *METHOD, "--column", "x=a", "--batch-rows", 1)
     for row, other in zip(found, again):
         np.testing.assert_allclose(row[names[0]], other[names[0]], atol=1e-6)
 
@@ -276,7 +280,7 @@ def test_rows_that_a_method_does_not_take(net, tmp_path):
     changes = [{}, {"x": [1, 2, 3]}, {"x": 5}, {"x": [[1, 2, 3, 4]]}, {"x": [1, "2", 3, 4]}, {"ids": [1.5, 2]},
                {"ids": [[1], [2, 3]]}, {"n": [1]}, {"n": None}, {"ids": list(range(10))}, {"x": [1e39, 0, 0, 0]}, {}]  # fmt: skip
     rows = write_rows(tmp_path / "rows.jsonl", [{**row, **change} for change in changes])
-    found = good(package, rows, tmp_path / "out", "--task", "method")
+    found = good(package, rows, tmp_path / "out", *METHOD)
     assert len(found) == 2 and found[0] == found[1]
     reasons = [(error["row"], error["error"]) for error in errors(tmp_path / "out")]
     assert [number for number, _ in reasons] == list(range(1, 11))
@@ -324,8 +328,8 @@ def test_csv_of_lists(net, tmp_path):
     given = net_rows(5)
     with open(tmp_path / "rows.csv", "w", newline="") as file:
         csv.writer(file).writerows([list(given[0]), *([json.dumps(v) if k != "name" else v for k, v in row.items()] for row in given)])
-    assert batch(package, tmp_path / "rows.csv", tmp_path / "out", "--task", "method").returncode == 0
-    expected = good(package, write_rows(tmp_path / "rows.jsonl", given), tmp_path / "json", "--task", "method")
+    assert batch(package, tmp_path / "rows.csv", tmp_path / "out", *METHOD).returncode == 0
+    expected = good(package, write_rows(tmp_path / "rows.jsonl", given), tmp_path / "json", *METHOD)
     with open(tmp_path / "out" / "part-00000.csv", newline="") as file:
         for row, other in zip(csv.DictReader(file), expected):
             assert {k: v if k == "name" else json.loads(v) for k, v in row.items()} == other
@@ -336,7 +340,7 @@ def test_rows_keep_their_text(net, tmp_path):
     _, package = net
     line = '{"big": 123456789012345678901234567890, "f": 1.50, "x": [1, 2, 3, 4.0], "ids":[1, 2],"n":1 }'
     rows = write_rows(tmp_path / "rows.jsonl", [line, "", "  " + line + "  "])
-    good(package, rows, tmp_path / "out", "--task", "method")
+    good(package, rows, tmp_path / "out", *METHOD)
     lines = (tmp_path / "out" / "part-00000.jsonl").read_text().splitlines()
     assert len(lines) == 2 and lines[0] == lines[1] and lines[0].startswith(line[:-2] + ",")
 
@@ -380,7 +384,7 @@ def test_an_empty_file(stories, tmp_path):
         (["--task", "openai"], 1, "none of the first 3 rows can be computed; line 1: 'custom_id' is required"),
         (["--task", "rerank"], 1, "is no text encoder with a tokenizer"),
         (["--task", "embed"], 1, "is not a text encoder"),
-        (["--task", "method"], 1, "--method must name one of"),
+        (["--task", "method"], 1, "there is no column 'input_ids'"),
         (["--task", "method", "--method", "none"], 1, "none"),
         (["--task", "sing"], 2, "--task"),
         ([], 2, "--task"),

@@ -79,7 +79,7 @@ def test_100_000_rows_and_20_kills(request, tmp_path, task):
         given = [{"x": [chosen.uniform(-2, 2) for _ in range(4)], "ids": [i] * (2 + i % 7), "n": i % 2} for i in range(100_000)]
         rows = write_rows(tmp_path / "rows.jsonl", given)
         package = request.getfixturevalue("net")[1]
-        said = check_killed(package, rows, tmp_path, ("--task", "method", "--shard-rows", 500), 20)
+        said = check_killed(package, rows, tmp_path, ("--task", "method", "--column", "input_2=n", "--shard-rows", 500), 20)
     print(f"KILLS {task} | {said}")
 
 
