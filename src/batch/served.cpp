@@ -1,6 +1,7 @@
 #include "batch/served.h"
 
 #include <algorithm>
+#include <thread>
 
 #include "serve/router.h"
 
@@ -30,7 +31,16 @@ serve::ServeOptions served_options(const BatchOptions& options) {
 // Takes what the server answers.
 class ServedTask::Answer : public serve::Exchange {
  public:
-  Answer(ServedTask& task, Shard& shard, std::size_t row) : task_(task), shard_(shard), row_(row) {}
+  Answer(ServedTask& task, Shard& shard, std::size_t row) : task_(task), shard_(shard), row_(row) {
+    const std::lock_guard lock(task_.mutex_);
+    task_.open_.insert(this);
+  }
+  ~Answer() override {
+    gone_ = nullptr;  // it may hold the model
+    const std::lock_guard lock(task_.mutex_);
+    task_.open_.erase(this);
+    task_.changed_.notify_all();
+  }
 
   void respond(serve::Response response) override {
     const std::lock_guard lock(task_.mutex_);
@@ -41,12 +51,18 @@ class ServedTask::Answer : public serve::Exchange {
   void begin(serve::Response) override { GRAFT_ASSERT(false && "a stream in a batch"); }
   void send(std::string) override {}
   void end() override {}
-  void on_gone(std::function<void()>) override {}
+  void on_gone(std::function<void()> call) override {
+    const std::lock_guard lock(task_.mutex_);
+    gone_ = std::move(call);
+  }
+  // The mutex is held.
+  std::function<void()> gone() const { return gone_; }
 
  private:
   ServedTask& task_;
   Shard& shard_;
   const std::size_t row_;
+  std::function<void()> gone_;
 };
 
 ServedTask::ServedTask(const TaskContext& context)
@@ -61,8 +77,23 @@ ServedTask::ServedTask(const TaskContext& context)
 }
 
 ServedTask::~ServedTask() {
+  // Requests hold the model, whose threads must not be those that end it: first they end, then it does.
+  std::vector<std::function<void()>> gone;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const Answer* answer : open_) gone.push_back(answer->gone());
+  }
+  for (const auto& call : gone)
+    if (call) call();
+  gone.clear();
+  {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return open_.empty(); });
+  }
+  constexpr long kOurs = 2;  // here and in the list of models
+  while (model_.use_count() > kOurs) std::this_thread::yield();
   model_ = nullptr;
-  app_.models.clear();  // what runs ends, and answers
+  app_.models.clear();
 }
 
 std::string ServedTask::id_of(const Row& row) const {

@@ -4,6 +4,7 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -63,11 +64,12 @@ class ServedTask : public Task {
   std::deque<Waiting> waiting_;
   std::size_t running_ = 0, most_running_ = 0;
 
-  std::mutex mutex_;  // of answered_, which threads of the models fill
+  std::mutex mutex_;  // of the two below, which threads of the models change
   std::condition_variable changed_;
   std::vector<Answered> answered_;
+  std::set<const Answer*> open_;  // answers that still exist
 
-  serve::App app_;  // ends first: what runs in it answers here
+  serve::App app_;
   std::shared_ptr<serve::ServedModel> model_;
 };
 
