@@ -4,7 +4,9 @@
 #include <filesystem>
 #include <iostream>
 
+#include "cli/python.h"
 #include "cli/serve.h"
+#include "cli/text.h"
 
 namespace graft::cli {
 namespace {
@@ -16,15 +18,31 @@ constexpr const char* kBatchNotes = R"(Examples:
   graft batch net.pte rows.jsonl -o out --task method --column x=features
   graft batch minilm.pte rows.jsonl -o vectors --task embed --text-column body --resume
 
-Rows come from JSON Lines or from CSV whose first line names the columns, and go to files of the same kind in the folder,
+Rows come from JSON Lines, from CSV whose first line names the columns, or by Python's pyarrow from Parquet and Arrow, and go to files of the same kind in the folder,
 part-00000.jsonl and so on, in the order of the input. Rows that cannot be computed go to errors-*.jsonl with the
 reason. After any end --resume continues with the rows that are not written yet. See docs/batch.md.)";
+
+// Arrow's library is Python's: it makes rows of a table before, and a table of the results after.
+constexpr const char* kTables = R"(
+import sys
+try:
+    from graft.tables import main
+except ModuleNotFoundError as e:
+    sys.exit(f"graft: tables need the Python package '{e.name}', which {sys.executable} has not: pip install 'graft[batch]'")
+sys.exit(main(sys.argv[1:]))
+)";
+
+bool is_table(const std::string& input) {
+  const std::string extension = std::filesystem::path(input).extension().string();
+  return extension == ".parquet" || extension == ".arrow" || extension == ".feather";
+}
 
 batch::Format format_of(const std::string& given, const std::string& input) {
   const std::string extension = std::filesystem::path(input).extension().string();
   if (given == "csv" || (given.empty() && extension == ".csv")) return batch::Format::csv;
   if (given == "jsonl" || extension == ".jsonl" || extension == ".ndjson") return batch::Format::jsonl;
-  throw CLI::ValidationError("INPUT", "'" + input + "' is named neither .jsonl nor .csv: --format says what it is");
+  throw CLI::ValidationError(
+      "INPUT", "'" + input + "' is named neither .jsonl, .csv, .parquet nor .arrow: --format says what it is");
 }
 
 }  // namespace
@@ -36,7 +54,9 @@ BatchCommand::BatchCommand(CLI::App& app)
   command.add_option("MODEL", model_, "FILE.pte, or NAME=FILE.pte for the name that requests of OpenAI's API give it")
       ->required()
       ->type_name("");
-  command.add_option("INPUT", options_.input, "rows: a .jsonl or .csv file")->required()->type_name("");
+  command.add_option("INPUT", options_.input, "rows: a .jsonl, .csv, .parquet or .arrow file")
+      ->required()
+      ->type_name("");
   command.add_option("-o,--output", options_.output, "a folder, which is made; empty but with --resume")
       ->required()
       ->type_name("FOLDER");
@@ -104,12 +124,13 @@ BatchCommand::BatchCommand(CLI::App& app)
   add_load_options(command, load_);
 }
 
-void BatchCommand::run() {
-  if (!command_->parsed()) return;
+int BatchCommand::run() {
+  if (!command_->parsed()) return 0;
   const std::string tokenizer = options_.model.tokenizer;
   options_.model = model_file(model_);
   options_.model.tokenizer = tokenizer;
-  options_.format = format_of(format_, options_.input);
+  const bool table = format_.empty() && is_table(options_.input);
+  options_.format = table ? batch::Format::jsonl : format_of(format_, options_.input);
   if (!text_column_.empty()) options_.columns.emplace_back("text", text_column_);
   for (const std::string& given : columns_) {
     const std::size_t sign = given.find('=');
@@ -120,6 +141,34 @@ void BatchCommand::run() {
   options_.load = load_options_of(load_);
   options_.decoder.threads = load_.threads;
   options_.decoder.kv_type = kv_type_named(kv_type_);
+  if (table) return run_table();
+  run_rows();
+  return 0;
+}
+
+int BatchCommand::run_table() {
+  const std::string python = find_python();
+  if (python.empty())
+    fail<NotFound>(
+        "tables need Python with the package graft: no python3 beside this program, and VIRTUAL_ENV names no "
+        "environment with one");
+  const std::filesystem::path out(options_.output), rows = out / "rows.jsonl", run = out / "run";
+  std::error_code error;
+  const bool empty = !std::filesystem::exists(out, error) || std::filesystem::is_empty(out, error);
+  if (!error && !empty && !options_.resume)
+    fail("the folder '", options_.output, "' is not empty: --resume continues the run that wrote to it");
+  const std::string table = options_.input;
+  if (const int code = run_python(python, kTables, {"to_rows", table, rows.string()}); code != 0) return code;
+  options_.input = rows.string();
+  options_.output = run.string();
+  run_rows();
+  if (const int code = run_python(python, kTables, {"from_rows", table, run.string(), out.string()}); code != 0)
+    return code;
+  std::filesystem::remove(rows, error);  // made again where it is needed
+  return 0;
+}
+
+void BatchCommand::run_rows() const {
   const batch::Summary done = batch::run(options_);
   std::cerr << done.rows << " rows, " << done.errors << " of them errors";
   if (done.resumed > 0) std::cerr << "; " << done.resumed << " were computed before";

@@ -12,10 +12,14 @@ namespace graft::cli {
 class BatchCommand {
  public:
   explicit BatchCommand(CLI::App& app);
-  // Runs when the command was given. Throws CLI::ParseError for options that make no sense, and what batch::run throws.
-  void run();
+  // Runs when the command was given, and returns the exit code. Throws CLI::ParseError for options that make no sense,
+  // and what batch::run throws.
+  int run();
 
  private:
+  int run_table();
+  void run_rows() const;
+
   CLI::App* command_ = nullptr;
   LoadArgs load_;
   batch::BatchOptions options_;

@@ -237,7 +237,7 @@ int dispatch(int argc, char** argv) {
     app.parse(argc, argv);
     code = llm_commands.run().value_or(0);
     serve_command.run();
-    batch_command.run();
+    if (const int batch_code = batch_command.run(); batch_code != 0) code = batch_code;
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
     const auto chosen = app.get_subcommands();
