@@ -28,9 +28,6 @@ _TYPES = {
 def to_rows(table: Path, rows: Path) -> None:
     """Writes the rows of a table as JSON Lines: of each row what JSON has, which is no NaN, bytes or time."""
     data = _open(table)
-    names = data.schema.names
-    if len(set(names)) < len(names):
-        raise InvalidArgument(f"'{table}' has two columns of one name: {', '.join(names)}")
     usable = _usable(data.schema)
     with unfinished(rows.parent, rows.name) as place, open(place / rows.name, "w", encoding="utf-8") as file:
         for batch in _batches(table, data, usable):

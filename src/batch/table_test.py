@@ -132,7 +132,7 @@ def test_what_cannot_be_read(stories, tmp_path):
         assert done.returncode == 1 and message in done.stderr and done.stderr.count("\n") == 1, done.stderr
     twice = write(tmp_path / "twice.arrow", pyarrow.Table.from_arrays([pyarrow.array(["a"])] * 2, ["text", "text"]))
     done = batch(stories, twice, tmp_path / "twice", *GENERATE)
-    assert done.returncode == 1 and "has two columns of one name" in done.stderr
+    assert done.returncode == 1 and "duplicate field names" in done.stderr
     path = write(tmp_path / "rows.parquet", table(20))
     done = batch(stories, path, tmp_path / "column", *GENERATE, "--text-column", "bytes")
     assert done.returncode == 1 and "there is no column 'bytes'" in done.stderr
