@@ -1,4 +1,4 @@
-"""Parquet and Arrow files for `graft batch`, which reads and writes rows of JSON: the C++ program starts this before and after."""
+"""Parquet and Arrow files for `graft batch`, which reads and writes rows of JSON: it starts this before and after."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ def test_rerank(minilm, tmp_path):
     found = good(path, rows, tmp_path / "out", "--task", "rerank", "--tokenizer", file, "--set", "top_n=2")
     assert [row["results"][0]["index"] for row in found] == [1, 0] and len(found[0]["results"]) == 2
     reasons = [error["error"] for error in errors(tmp_path / "out")]
-    assert ["empty string" in reasons[0], "from 1 to" in reasons[1], reasons[2]] == [True, True, "there is no column 'documents'"]
+    assert "empty string" in reasons[0] and "from 1 to" in reasons[1] and reasons[2] == "there is no column 'documents'"
     with Server(path, "--tokenizer", f"minilm={file}") as server:
         answer = server.good("/v1/rerank", **given[0], top_n=2)
     assert answer["results"] == found[0]["results"]
@@ -327,7 +327,8 @@ def test_csv_of_lists(net, tmp_path):
     _, package = net
     given = net_rows(5)
     with open(tmp_path / "rows.csv", "w", newline="") as file:
-        csv.writer(file).writerows([list(given[0]), *([json.dumps(v) if k != "name" else v for k, v in row.items()] for row in given)])
+        cells = [[json.dumps(v) if k != "name" else v for k, v in row.items()] for row in given]
+        csv.writer(file).writerows([list(given[0]), *cells])
     assert batch(package, tmp_path / "rows.csv", tmp_path / "out", *METHOD).returncode == 0
     expected = good(package, write_rows(tmp_path / "rows.jsonl", given), tmp_path / "json", *METHOD)
     with open(tmp_path / "out" / "part-00000.csv", newline="") as file:
@@ -370,7 +371,7 @@ def test_an_empty_file(stories, tmp_path):
 @pytest.mark.parametrize(
     ("args", "code", "message"),
     [
-        (["--task", "generate", "--text-column", "prompt"], 1, "none of the first 3 rows can be computed; line 1: there is no column 'prompt'"),
+        (["--task", "generate", "--text-column", "prompt"], 1, "none of the first 3 rows can be computed; line 1: there is no"),
         (["--task", "generate", "--set", "temperature=9"], 1, "'temperature' must be from 0 to 2"),
         (["--task", "generate", "--set", "n=2"], 1, "--set cannot give 'n' to this task"),
         (["--task", "generate", "--set", "stop=x"], 1, "'x' is no JSON"),
@@ -410,7 +411,7 @@ def test_wrong_columns_of_csv(stories, tmp_path):
 
 def test_unreadable_input(stories, tmp_path):
     task = "--task", "generate"
-    for rows, message in ((tmp_path / "none.jsonl", "there is no file"), (tmp_path, "named neither .jsonl nor .csv")):
+    for rows, message in ((tmp_path / "none.jsonl", "there is no file"), (tmp_path, "is named neither .jsonl, .csv")):
         done = batch(stories, rows, tmp_path / "out", *task)
         assert done.returncode != 0 and message in done.stderr
     done = batch(stories, tmp_path, tmp_path / "out", *task, "--format", "jsonl")

@@ -37,10 +37,9 @@ def net(tmp_path_factory) -> tuple[Net, Path]:
     model = Net().eval()
     rows, width = Dim("rows", min=1, max=64), Dim("width", min=2, max=9)
     inputs = (torch.randn(2, 4), torch.ones(2, 3, dtype=torch.int64), 5)
-    path = graft.export(
-        model, inputs, dynamic_shapes=({0: rows}, {0: rows, 1: width}, Dim.DYNAMIC), path=tmp_path_factory.mktemp("net") / "net.pte"
-    )
-    return model, Path(path)
+    path = tmp_path_factory.mktemp("net") / "net.pte"
+    graft.export(model, inputs, dynamic_shapes=({0: rows}, {0: rows, 1: width}, Dim.DYNAMIC), path=path)
+    return model, path
 
 
 class Encoder(torch.nn.Module):
