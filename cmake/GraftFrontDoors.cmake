@@ -1,4 +1,4 @@
-# The thin adapters: command line with the server, Python module, ExecuTorch delegate.
+# The thin adapters: command line with the server and batches, Python module, ExecuTorch delegate.
 # Where the Python package lies, seen from the environment's bin. A wheel of the stable ABI is for later versions, too.
 set(python_lib_dirs "$ORIGIN/../lib/python${Python_VERSION_MAJOR}.${Python_VERSION_MINOR}/site-packages/graft/lib")
 if(SKBUILD_SABI_VERSION)
@@ -9,7 +9,7 @@ if(SKBUILD_SABI_VERSION)
 endif()
 
 file(GLOB_RECURSE cli_sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/src/cli/*.cpp"
-     "${CMAKE_CURRENT_SOURCE_DIR}/src/serve/*.cpp")
+     "${CMAKE_CURRENT_SOURCE_DIR}/src/serve/*.cpp" "${CMAKE_CURRENT_SOURCE_DIR}/src/batch/*.cpp")
 list(FILTER cli_sources EXCLUDE REGEX "_test\\.cpp$")
 if(GRAFT_CLI AND cli_sources)
   find_package(CLI11 CONFIG REQUIRED)
@@ -66,7 +66,7 @@ if(GRAFT_CLI AND cli_sources)
   # Unit tests of its sources are part of graft_tests; src/cli/cli_test.py tests the whole program.
   if(TARGET graft_tests)
     file(GLOB_RECURSE cli_test_sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/src/cli/*_test.cpp"
-         "${CMAKE_CURRENT_SOURCE_DIR}/src/serve/*_test.cpp")
+         "${CMAKE_CURRENT_SOURCE_DIR}/src/serve/*_test.cpp" "${CMAKE_CURRENT_SOURCE_DIR}/src/batch/*_test.cpp")
     target_sources(graft_tests PRIVATE ${cli_test_sources})
     target_link_libraries(graft_tests PRIVATE graft_cli_objects)
   endif()

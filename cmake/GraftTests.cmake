@@ -2,7 +2,7 @@
 enable_testing()
 file(GLOB_RECURSE graft_test_sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/src/*_test.cpp"
      "${CMAKE_CURRENT_SOURCE_DIR}/test/fuzz/*.cpp")
-list(FILTER graft_test_sources EXCLUDE REGEX "/src/(python|executorch|cli|serve)/|/fuzz_")
+list(FILTER graft_test_sources EXCLUDE REGEX "/src/(python|executorch|cli|serve|batch)/|/fuzz_")
 if(graft_test_sources)
   find_package(GTest CONFIG REQUIRED)
   add_executable(graft_tests ${graft_test_sources} ${graft_all_objects})

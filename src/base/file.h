@@ -5,6 +5,8 @@
 #include <span>
 #include <string>
 
+#include "graft/export.h"
+
 namespace graft {
 
 // Calls again what a signal interrupted.
@@ -25,7 +27,7 @@ bool write_all(int descriptor, std::span<const std::byte> bytes, std::size_t at)
 // What is not finished is named "<path>.<process>.<number>.graft.tmp" and locked (flock) by who writes it. Whoever
 // begins a new file removes those of its folder that nobody has locked: their writers have ended.
 // python/graft/_files.py does the same with files and folders.
-class NewFile {
+class GRAFT_API NewFile {
  public:
   explicit NewFile(const std::string& path);
   ~NewFile();
@@ -46,6 +48,6 @@ class NewFile {
 };
 
 // Removes the unfinished files that processes left in a folder. Writes of others go on.
-void remove_unfinished(const std::string& folder) noexcept;
+GRAFT_API void remove_unfinished(const std::string& folder) noexcept;
 
 }  // namespace graft

@@ -1,5 +1,6 @@
 #include "base/sha256.h"
 
+#include <algorithm>
 #include <bit>
 #include <cstring>
 
@@ -57,22 +58,50 @@ void compress(State& state, const std::byte* block) {
 }  // namespace
 
 std::array<std::uint8_t, 32> sha256(std::span<const std::byte> data) {
-  State state = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a, 0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
-  const std::size_t whole = data.size() / kBlock * kBlock;
-  for (std::size_t at = 0; at < whole; at += kBlock) compress(state, data.data() + at);
+  Sha256 hash;
+  hash.add(data);
+  return hash.digest();
+}
 
+void Sha256::add(std::span<const std::byte> part) {
+  if (part.empty()) return;
+  const std::size_t filled = bytes_ % kBlock;
+  bytes_ += part.size();
+  if (filled > 0) {
+    const std::size_t taken = std::min(kBlock - filled, part.size());
+    std::memcpy(rest_.data() + filled, part.data(), taken);
+    part = part.subspan(taken);
+    if (filled + taken < kBlock) return;
+    compress(state_, rest_.data());
+  }
+  const std::size_t whole = part.size() / kBlock * kBlock;
+  for (std::size_t at = 0; at < whole; at += kBlock) compress(state_, part.data() + at);
+  if (whole < part.size()) std::memcpy(rest_.data(), part.data() + whole, part.size() - whole);
+}
+
+std::array<std::uint8_t, 32> Sha256::digest() {
   // The rest, a bit of 1, zeros, and the length in bits: one block or two.
   std::array<std::byte, 2 * kBlock> tail{};
-  const std::size_t rest = data.size() - whole;
-  if (rest > 0) std::memcpy(tail.data(), data.data() + whole, rest);
+  const std::size_t rest = bytes_ % kBlock;
+  std::memcpy(tail.data(), rest_.data(), rest);
   tail[rest] = std::byte{0x80};
   const std::size_t tail_bytes = rest + 9 <= kBlock ? kBlock : 2 * kBlock;
-  const std::uint64_t bits = static_cast<std::uint64_t>(data.size()) * 8;
+  const std::uint64_t bits = bytes_ * 8;
   for (std::size_t i = 0; i < 8; ++i) tail[tail_bytes - 1 - i] = static_cast<std::byte>(bits >> (8 * i));
-  for (std::size_t at = 0; at < tail_bytes; at += kBlock) compress(state, tail.data() + at);
+  for (std::size_t at = 0; at < tail_bytes; at += kBlock) compress(state_, tail.data() + at);
 
   std::array<std::uint8_t, 32> out;
-  for (std::size_t i = 0; i < out.size(); ++i) out[i] = static_cast<std::uint8_t>(state[i / 4] >> (24 - 8 * (i % 4)));
+  for (std::size_t i = 0; i < out.size(); ++i) out[i] = static_cast<std::uint8_t>(state_[i / 4] >> (24 - 8 * (i % 4)));
+  return out;
+}
+
+std::string hex_of(std::span<const std::uint8_t> bytes) {
+  constexpr char digits[] = "0123456789abcdef";
+  std::string out;
+  for (const std::uint8_t byte : bytes) {
+    out += digits[byte >> 4];
+    out += digits[byte & 15];
+  }
   return out;
 }
 

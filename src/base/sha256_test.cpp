@@ -7,15 +7,7 @@
 namespace graft {
 namespace {
 
-std::string digest_of(const std::string& text) {
-  std::string out;
-  for (std::uint8_t b : sha256(std::as_bytes(std::span(text)))) {
-    constexpr char digits[] = "0123456789abcdef";
-    out += digits[b >> 4];
-    out += digits[b & 15];
-  }
-  return out;
-}
+std::string digest_of(const std::string& text) { return hex_of(sha256(std::as_bytes(std::span(text)))); }
 
 // The examples of FIPS 180-2 and the lengths around the padding's edges (from Python's hashlib).
 TEST(Sha256, KnownAnswers) {
@@ -27,6 +19,18 @@ TEST(Sha256, KnownAnswers) {
   EXPECT_EQ(digest_of(std::string(55, 'b')), "eb2c86e932179f4ba13fe8715a26124b77d6bad290b9b4c1cc140cf633300c19");
   EXPECT_EQ(digest_of(std::string(56, 'b')), "a5fc6e203a4c2b657d0d153885932414b2ffc6a93f0f8bf8b3183315e5a7212c");
   EXPECT_EQ(digest_of(std::string(64, 'b')), "a0fab1377f49a759b57f63318262ebe89fabfc990e8e93ceac2984561482b9d4");
+}
+
+TEST(Sha256, PartsAreTheWhole) {
+  std::string text;
+  for (int i = 0; i < 300; ++i) text += static_cast<char>(i * 7);
+  for (std::size_t step = 1; step <= text.size(); step += step < 130 ? 1 : 30) {
+    Sha256 hash;
+    for (std::size_t at = 0; at < text.size(); at += step)
+      hash.add(std::as_bytes(std::span(text)).subspan(at, std::min(step, text.size() - at)));
+    hash.add({});
+    EXPECT_EQ(hex_of(hash.digest()), digest_of(text)) << step;
+  }
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <string>
 #include <string_view>
 
+#include "cli/batch_command.h"
 #include "cli/commands.h"
 #include "cli/llm_commands.h"
 #include "cli/serve.h"
@@ -25,6 +26,7 @@ constexpr const char* kExamples = R"(Examples:
   graft run model.pte --input input_ids=ids.npy --input attention_mask=mask.npy --outputs out.npz
   graft inspect model.pte --shape input_ids=1,7 --shape attention_mask=1,7
   graft generate llm.pte --prompt "Once upon a time" --max-new-tokens 100
+  graft batch minilm.pte rows.jsonl -o vectors --task embed
   graft devices
   graft tokenize tokenizer.json "Hello, world!"
   graft export Qwen/Qwen3-0.6B -o qwen3.pte
@@ -224,6 +226,7 @@ int dispatch(int argc, char** argv) {
 
   LlmCommands llm_commands(app);
   ServeCommand serve_command(app);
+  BatchCommand batch_command(app);
   int code = 0;
 
   app.add_subcommand("export", "Make a package of a language model of Hugging Face or a GGUF file (Python).");
@@ -234,6 +237,7 @@ int dispatch(int argc, char** argv) {
     app.parse(argc, argv);
     code = llm_commands.run().value_or(0);
     serve_command.run();
+    if (const int batch_code = batch_command.run(); batch_code != 0) code = batch_code;
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
     const auto chosen = app.get_subcommands();

@@ -1,9 +1,11 @@
 #pragma once
 
 #include <atomic>
+#include <cstdint>
 #include <exception>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 
 #include "serve/api_error.h"
@@ -12,6 +14,13 @@
 #include "serve/metrics.h"
 
 namespace graft::serve {
+
+// What an answer takes of the moment. With it given, and without what says how busy the server was, the same request
+// has the same answer.
+struct Repeatable {
+  std::int64_t created = 0;  // seconds since 1970
+  std::uint64_t seed = 0;    // of a request that names none
+};
 
 // One request on its way through the server: its answer, and what is logged and counted of it. Functions may be called
 // from any thread, one at a time but for cancelled().
@@ -31,6 +40,7 @@ class Call {
   std::uint64_t cache_salt = 0;
   // How errors are written: {"error": {...}}, or {"error": "message"}, or {"type": "error", "error": {...}}.
   enum class Errors { openai, v2, anthropic } errors = Errors::openai;
+  std::optional<Repeatable> repeatable;  // none: of the moment
   // Adds a field to the line of the log.
   void note(const char* name, Json value);
 

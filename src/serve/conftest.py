@@ -11,22 +11,13 @@ import pytest
 import torch
 from torch.export import Dim
 
-import graft
-from serving import Server
+from serving import Server, export_stories
 from test_data import DATA
-
-TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
 
 
 @pytest.fixture(scope="session")
 def stories(tmp_path_factory) -> Path:
-    if not (DATA / "stories260K").is_dir():
-        pytest.skip("no stories260K in ../shared/data, and GRAFT_TEST_DATA names no folder that has it")
-    folder = tmp_path_factory.mktemp("serve")
-    shutil.copytree(DATA / "stories260K", folder / "stories", copy_function=shutil.copy)
-    (folder / "stories").chmod(0o755)
-    (folder / "stories" / "chat_template.jinja").write_text(TEMPLATE)
-    return graft.export_llm(folder / "stories", folder / "stories.pte")
+    return export_stories(tmp_path_factory.mktemp("serve"))
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""A server of `graft serve` for tests, and plain requests to it."""
+"""A server of `graft serve` for tests, plain requests to it, and the model that it runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,23 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
+
+import graft
+from test_data import DATA
+
 PATIENCE = 60  # seconds
+TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
+
+
+def export_stories(folder: Path) -> Path:
+    """The package of stories260K, with a chat template."""
+    if not (DATA / "stories260K").is_dir():
+        pytest.skip("no stories260K in ../shared/data, and GRAFT_TEST_DATA names no folder that has it")
+    shutil.copytree(DATA / "stories260K", folder / "stories", copy_function=shutil.copy)
+    (folder / "stories").chmod(0o755)
+    (folder / "stories" / "chat_template.jinja").write_text(TEMPLATE)
+    return graft.export_llm(folder / "stories", folder / "stories.pte")
 
 
 def binary() -> str:

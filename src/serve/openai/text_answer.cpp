@@ -30,7 +30,9 @@ class TextAnswer {
         timings_(call_->request().start),
         choices_(texts()) {
     id_ = format_.id_prefix() + call_->id();
-    created_ = unix_seconds();
+    const auto& repeatable = call_->repeatable;
+    created_ = repeatable ? repeatable->created : unix_seconds();
+    if (repeatable && !request_.seeded) request_.options.seed = repeatable->seed;
   }
 
   std::size_t texts() const { return request_.prompts.size() * static_cast<std::size_t>(request_.n); }
@@ -224,10 +226,9 @@ class TextAnswer {
 
   Json usage() const {
     const auto [prompt, completion, reused] = counts();
-    return {{"prompt_tokens", prompt},
-            {"completion_tokens", completion},
-            {"total_tokens", prompt + completion},
-            {"prompt_tokens_details", {{"cached_tokens", reused}}}};
+    Json used = {{"prompt_tokens", prompt}, {"completion_tokens", completion}, {"total_tokens", prompt + completion}};
+    if (!call_->repeatable) used["prompt_tokens_details"] = {{"cached_tokens", reused}};
+    return used;
   }
 
   void end() {

@@ -156,6 +156,7 @@ void read_sampling(Fields& fields, TextRequest& request) {
   request.request.presence_penalty = fields.number("presence_penalty", -2, 2).value_or(0);
   request.request.logit_bias = biases_of(fields, info.vocab_size);
   const auto seed = fields.integer("seed", INT64_MIN, INT64_MAX);
+  request.seeded = seed.has_value();
   options.seed = seed ? static_cast<std::uint64_t>(*seed) : request.model->seed.value_or(std::random_device{}());
   options.prompt_lookup_num_tokens = request.model->prompt_lookup;
   options.stop_strings = stops_of(fields);

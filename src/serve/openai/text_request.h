@@ -16,6 +16,7 @@ struct TextRequest {
   std::int64_t n = 1;  // texts for each prompt
   GenerationOptions options;
   RequestOptions request;
+  bool seeded = false;  // the request names its seed
   bool stream = false;
   bool include_usage = false;              // as the last event of a stream
   bool echo = false;                       // the answer begins with the prompt
