@@ -13,6 +13,7 @@
 #include "serve/grammars.h"
 #include "serve/options.h"
 #include "serve/runner.h"
+#include "serve/speech.h"
 
 namespace graft::serve {
 
@@ -24,12 +25,15 @@ struct ServedModel {
   std::shared_ptr<const LanguageModel> language;
   std::unique_ptr<Engine> engine;
   std::unique_ptr<Grammars> grammars;
+  std::unique_ptr<Speech> speech;  // of one of speech, instead of these two
   // Of any other:
   std::unique_ptr<Runner> runner;
   std::unique_ptr<Embedder> embedder;  // of a text encoder with a tokenizer
 
   // Throws ApiError (400) for one that is no language model.
   void check_language() const;
+  // Throws ApiError (400) for one that is no model of speech.
+  void check_speech() const;
   // Throws ApiError (400) for one that is no text encoder with a tokenizer.
   void check_embedder() const;
 };

@@ -14,6 +14,8 @@ void completions(App& app, const std::shared_ptr<Call>& call, const PathParts& p
 void embeddings(App& app, const std::shared_ptr<Call>& call, const PathParts& parts);
 void responses(App& app, const std::shared_ptr<Call>& call, const PathParts& parts);
 void rerank(App& app, const std::shared_ptr<Call>& call, const PathParts& parts);
+void transcriptions(App& app, const std::shared_ptr<Call>& call, const PathParts& parts);
+void translations(App& app, const std::shared_ptr<Call>& call, const PathParts& parts);
 void chat_completions(App& app, const std::shared_ptr<Call>& call, const PathParts& parts);
 
 }  // namespace graft::serve
