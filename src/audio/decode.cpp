@@ -1,5 +1,7 @@
 #include <miniaudio.h>
 
+#include <algorithm>
+#include <cmath>
 #include <memory>
 
 #include "base/check.h"
@@ -10,7 +12,7 @@
 namespace graft {
 namespace {
 
-constexpr std::size_t kFrames = 16384;  // decoded at once
+constexpr std::size_t kSamplesAtOnce = 1 << 16;
 
 struct Uninit {
   void operator()(ma_decoder* decoder) const { ma_decoder_uninit(decoder); }
@@ -30,9 +32,10 @@ Audio decoded(std::span<const std::byte> file, const std::string& label) {
   audio.sampling_rate = memory.outputSampleRate;
   GRAFT_CHECK(InvalidArgument, channels > 0 && audio.sampling_rate > 0, label, " has ", channels,
               " channels and a rate of ", audio.sampling_rate);
-  std::vector<float> frames(kFrames * channels);
+  const std::size_t at_once = std::max<std::size_t>(kSamplesAtOnce / channels, 1);
+  std::vector<float> frames(at_once * channels);
   for (ma_uint64 read = 0;;) {
-    const ma_result result = ma_decoder_read_pcm_frames(decoder.get(), frames.data(), kFrames, &read);
+    const ma_result result = ma_decoder_read_pcm_frames(decoder.get(), frames.data(), at_once, &read);
     GRAFT_CHECK(InvalidArgument, result == MA_SUCCESS || result == MA_AT_END, label, " is damaged after ",
                 audio.samples.size(), " samples: ", ma_result_description(result));
     GRAFT_CHECK(InvalidArgument, (audio.samples.size() + read) * channels <= std::size_t{kMaxAudioSamples}, label,
@@ -40,9 +43,11 @@ Audio decoded(std::span<const std::byte> file, const std::string& label) {
     for (std::size_t f = 0; f < read; ++f) {
       double sum = 0;
       for (std::size_t c = 0; c < channels; ++c) sum += static_cast<double>(frames[f * channels + c]);
+      GRAFT_CHECK(InvalidArgument, std::isfinite(sum), label, " has a sample that is no number, after ",
+                  audio.samples.size());
       audio.samples.push_back(static_cast<float>(sum / static_cast<double>(channels)));
     }
-    if (read < kFrames) break;
+    if (read < at_once) break;
   }
   GRAFT_CHECK(InvalidArgument, !audio.samples.empty(), label, " has no samples");
   return audio;

@@ -58,6 +58,7 @@ SpeechInfo parse_speech(const Json& json, std::int64_t vocabulary) {
     info.max_initial_timestamp_index = checked_size(json, "max_initial_timestamp_index", vocabulary);
   for (const auto& [name, id] : json.at("languages").items())
     info.languages.emplace_back(name, checked_id(id, vocabulary));
+  std::ranges::sort(info.languages, {}, [](const auto& language) { return language.second; });
   for (const auto& [name, id] : json.at("tasks").items()) info.tasks.emplace_back(name, checked_id(id, vocabulary));
   info.suppressed_tokens = checked_ids(json.at("suppressed_tokens"), vocabulary);
   info.suppressed_first_tokens = checked_ids(json.at("suppressed_first_tokens"), vocabulary);

@@ -100,10 +100,8 @@ void bind_speech(nb::module_& m) {
           nb::arg("model"), nb::arg("threads"))
       .def("transcribe", &transcribe, nb::arg("samples"), nb::arg("sampling_rate"), nb::arg("settings"),
            nb::arg("on_segment").none(), nb::arg("cancel").none())
-      .def("features",
-           [](Transcriber& transcriber, const nb::bytes& samples) {
-             return bytes_of(transcriber.features(floats_of(samples)));
-           })
+      .def("features", [](Transcriber& transcriber,
+                          const nb::bytes& samples) { return bytes_of(transcriber.features(floats_of(samples))); })
       .def("languages", &Transcriber::languages)
       .def_prop_ro("plans", [](Transcriber& t) { return t.decoder().session().counters().graphs_built; })
       .def_prop_ro("sampling_rate",

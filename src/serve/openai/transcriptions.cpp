@@ -18,7 +18,7 @@ struct SpeechRequest {
 
 void read_options(Fields& fields, SpeechRequest& request, const RequestLimits& limits) {
   TranscriptionOptions& options = request.options;
-  options.language = fields.text("language").value_or("");
+  if (options.task == "transcribe") options.language = fields.text("language").value_or("");
   options.prompt = fields.text("prompt").value_or("");
   check_prompt_bytes(options.prompt.size(), limits);
   const double temperature = fields.number("temperature", 0, 1).value_or(0);

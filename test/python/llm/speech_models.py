@@ -90,6 +90,8 @@ def save_whisper(folder: Path, *, seconds: int = 1, context: int = 64, multiling
                 parameter.copy_(torch.randn_like(parameter) * 0.5)
             else:
                 parameter.copy_(torch.randn_like(parameter) * 1.5 / parameter[0].numel() ** 0.5)
+        # Texts of random weights hardly end: the token that ends them is made more likely, and less likely, than others.
+        model.model.decoder.embed_tokens.weight[ids["<|endoftext|>"]] *= 3
     model.generation_config = generation_config(ids, context, multilingual)
     folder.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(folder)

@@ -191,6 +191,15 @@ def test_files_that_are_cut_off_or_damaged(tmp_path):
     assert outcomes == {"sound", "refused"}
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_samples_that_are_no_numbers(tmp_path, value):
+    samples = np.array([0, value, 0], np.float32).tobytes()
+    head = b"RIFF" + struct.pack("<I", 36 + len(samples)) + b"WAVEfmt " + struct.pack("<IHHIIHH", 16, 3, 1, 8000, 32000, 4, 32)
+    (tmp_path / "a.wav").write_bytes(head + b"data" + struct.pack("<I", len(samples)) + samples)
+    with pytest.raises(graft.InvalidArgument, match="a sample that is no number, after 1"):
+        graft.load_audio(tmp_path / "a.wav")
+
+
 def test_a_file_that_is_not_there(tmp_path):
     with pytest.raises(graft.NotFound, match="none.wav"):
         graft.load_audio(tmp_path / "none.wav")
@@ -211,12 +220,12 @@ def test_long_sound_is_transformers(tmp_path, seed):
     assert segments > len(lengths)
 
 
-def test_all_ways_that_a_window_ends(tmp_path):
-    """Pairs of time stamps, a single one at the end, none: each was seen, and begins the next window where it must."""
+def test_all_ways_that_a_window_ends(pair):
+    """Pairs of time stamps, with a single one at the end or not, none: each was seen, and begins the next window where it
+    must. (A single one alone does not come up here: speech_rules_test.cpp.)"""
     seen = set()
-    for seed in range(6):
-        pair = Pair(tmp_path / str(seed), seed=seed)
-        first = pair.eager.generation_config.no_timestamps_token_id + 1
+    first = pair.eager.generation_config.no_timestamps_token_id + 1
+    for seed in range(8):
         found, _ = pair.compare(sound(4, seed=seed))
         windows = {}
         for segment in found.segments:
@@ -225,7 +234,7 @@ def test_all_ways_that_a_window_ends(tmp_path):
             stamps = [token >= first for token in said]
             pairs = any(a and b for a, b in zip(stamps, stamps[1:]))
             seen.add((pairs, stamps[-2:] == [False, True]))
-    assert {pairs for pairs, _ in seen} == {True, False} and {single for _, single in seen} == {True, False}
+    assert seen >= {(False, False), (True, False), (True, True)}
 
 
 @pytest.mark.parametrize("settings", [
@@ -241,8 +250,10 @@ def test_settings_are_transformers(pair, settings):
 
 def test_without_time_stamps(pair):
     samples = sound(0.8, seed=4)
-    found, _ = pair.compare(samples, return_timestamps=False)
-    assert len(found.segments) == 1
+    features = pair.features(samples)
+    expected = pair.eager.generate(features, return_segments=True, return_timestamps=False, task="transcribe")
+    found = pair.transcriber(samples, sampling_rate=RATE, return_timestamps=False)
+    assert [s.tokens for s in found.segments] == [s["tokens"].tolist() for s in expected["segments"][0]]
 
 
 @pytest.mark.parametrize("condition", [False, True])
