@@ -21,6 +21,7 @@ class ServeCommand {
   LoadArgs load_;
   serve::ServeOptions options_;
   std::vector<std::string> models_, tokenizers_, prefix_files_, load_first_;
+  double batch_delay_ms_ = 0;
   std::string kv_type_ = "computed";
   int port_ = 8080;
 };

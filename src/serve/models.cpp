@@ -172,7 +172,7 @@ void load_program(ServedModel& model, const ModelFile& file, const ServeOptions&
   SessionOptions session;
   session.threads = options.decoder.threads;
   const auto queue = static_cast<std::size_t>(options.limits.queue);
-  model.runner = std::make_unique<Runner>(program, session, queue);
+  model.runner = std::make_unique<Runner>(program, session, queue, options.batch);
   std::shared_ptr<const Tokenizer> tokenizer;
   if (!file.tokenizer.empty()) {
     tokenizer = Tokenizer::load(file.tokenizer, options.load.text);

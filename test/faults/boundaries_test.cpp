@@ -113,7 +113,8 @@ struct World {
 
   // 16 bits, one channel, 50 samples a second.
   std::vector<std::byte> made_wav() const {
-    const std::string_view head("RIFF\x44\0\0\0WAVEfmt \x10\0\0\0\1\0\1\0\x32\0\0\0\x64\0\0\0\2\0\x10\0data\x20\0\0\0", 44);
+    const std::string_view head("RIFF\x44\0\0\0WAVEfmt \x10\0\0\0\1\0\1\0\x32\0\0\0\x64\0\0\0\2\0\x10\0data\x20\0\0\0",
+                                44);
     std::vector<std::byte> file(head.size() + 32, std::byte{1});
     std::memcpy(file.data(), head.data(), head.size());
     return file;

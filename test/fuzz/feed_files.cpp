@@ -212,7 +212,8 @@ Fate feed_audio(std::span<const std::byte> file) {
     const Audio audio = decode_audio(file);
     fate.verified = fate.planned = true;
     for (const float sample : audio.samples) look_at(std::bit_cast<unsigned>(sample));
-    if (audio.samples.size() <= kShort && audio.sampling_rate <= 4 * 16000) resample(audio.samples, audio.sampling_rate, 16000);
+    if (audio.samples.size() <= kShort && audio.sampling_rate <= 4 * 16000)
+      resample(audio.samples, audio.sampling_rate, 16000);
     fate.ran = true;
   });
   return fate;

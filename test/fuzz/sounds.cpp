@@ -132,8 +132,8 @@ Blob wav(std::uint32_t format, std::uint32_t channels, std::uint32_t bits) {
 }  // namespace
 
 std::vector<Blob> sounds() {
-  return {wav(1, 1, 16), wav(1, 2, 24), wav(1, 1, 8), wav(3, 1, 32), wav(3, 2, 64), wav(6, 1, 8), wav(7, 1, 8), blob(kFlac),
-          blob(kMp3)};
+  return {wav(1, 1, 16), wav(1, 2, 24), wav(1, 1, 8), wav(3, 1, 32), wav(3, 2, 64),
+          wav(6, 1, 8),  wav(7, 1, 8),  blob(kFlac),  blob(kMp3)};
 }
 
 }  // namespace graft::fuzz
