@@ -50,7 +50,7 @@ TEST(SpeechRules, ASingleTimestampAtTheEndEndsTheWindow) {
   expect_window({100, 5, 150, 150, 6, 200}, 0, 3000, {{0, 1, {100, 5, 150}}, {1, 2, {150, 6, 200}}}, 3000);
 }
 
-class Rules : public testing::Test {
+class TimestampRules : public testing::Test {
  protected:
   // The ids that may come, of 110: text is below 90, 90 ends it, 99 is <|notimestamps|>.
   Ids allowed(const Ids& generated, std::vector<float> logits = std::vector<float>(110, 0), bool timestamps = true) {
@@ -80,23 +80,23 @@ class Rules : public testing::Test {
   }();
 };
 
-TEST_F(Rules, TheFirstTokenIsAnEarlyTimestamp) { EXPECT_EQ(allowed({}, text_first()), range(100, 103)); }
+TEST_F(TimestampRules, TheFirstTokenIsAnEarlyTimestamp) { EXPECT_EQ(allowed({}, text_first()), range(100, 103)); }
 
-TEST_F(Rules, AfterTheFirstTimestampComesText) { EXPECT_EQ(allowed({102}, text_first()), range(0, 99)); }
+TEST_F(TimestampRules, AfterTheFirstTimestampComesText) { EXPECT_EQ(allowed({102}, text_first()), range(0, 99)); }
 
-TEST_F(Rules, ATimestampAfterTextIsFollowedByAnotherOrTheEnd) {
+TEST_F(TimestampRules, ATimestampAfterTextIsFollowedByAnotherOrTheEnd) {
   Ids expected = range(90, 99);
   for (const std::int64_t id : range(105, 110)) expected.push_back(id);
   EXPECT_EQ(allowed({102, 5, 105}, text_first()), expected);
 }
 
-TEST_F(Rules, TimestampsGrow) {
+TEST_F(TimestampRules, TimestampsGrow) {
   Ids expected = range(0, 99);
   for (const std::int64_t id : range(103, 110)) expected.push_back(id);
   EXPECT_EQ(allowed({102, 5}, text_first()), expected);
 }
 
-TEST_F(Rules, ATimestampComesWhereAllTogetherAreMoreLikelyThanAnyOtherToken) {
+TEST_F(TimestampRules, ATimestampComesWhereAllTogetherAreMoreLikelyThanAnyOtherToken) {
   EXPECT_EQ(allowed({102, 5}), range(103, 110));  // 7 against 1
   std::vector<float> logits(110, 0);
   logits[7] = std::log(6.9f);
@@ -105,7 +105,7 @@ TEST_F(Rules, ATimestampComesWhereAllTogetherAreMoreLikelyThanAnyOtherToken) {
   EXPECT_EQ(allowed({102, 5}, logits).size(), 99u + 7);
 }
 
-TEST_F(Rules, SuppressedTokensNeverCome) {
+TEST_F(TimestampRules, SuppressedTokensNeverCome) {
   info_.suppressed_tokens = {3, 4};
   info_.suppressed_first_tokens = {90, 5};
   Ids expected = range(0, 110);

@@ -108,10 +108,9 @@ struct SmallSpeechModel : SmallLanguageModel {
     const std::vector<ir::Dim> sizes{dynamic(1, 8, "b"), fixed(info.mels), fixed(info.frames)};
     const auto features = encoder.input("input_features", DType::f32, sizes);
     encoder.output(encoder.node("aten.abs.default", {{"self", ir::Arg::of_value(features)}}, DType::f32, sizes));
-    graph.program().methods.push_back(encoder.method());
     LanguageModelInfo model_info = model->info();
     model_info.encoder = EncoderInfo{true, info.frames / 2, {7}, info};
-    speech = std::make_shared<const LanguageModel>(graph.build(), model_info, with_words()->tokenizer());
+    speech = std::make_shared<const LanguageModel>(graph.build_with(encoder), model_info, with_words()->tokenizer());
   }
 };
 
