@@ -1,12 +1,15 @@
 """`graft serve` beside llama-server under load: clients that stream texts, on the shape of Qwen3-0.6B with random weights in one
 GGUF file of Q8_0 that both read.
 
-    python bench/server_load.py [--clients 1,4,16,32] [--prompt 512] [--new 128] [--rounds 3] [--peers graft,llama-server]
+    python bench/server_load.py [--clients 1,4,16,32] [--prompt 512] [--new 128] [--rounds 3] [--peers graft,llama-server] [--open 32]
 
 A sample is one number of clients on one server: each client sends a prompt of its own and reads the stream of --new tokens, twice.
 Servers take turns; all stay loaded, and one that has no request does nothing. Ratios are made round by round, and their medians
 shown: tokens per second over all clients, and the median and 99th percentile of the time to the first token and of the time between
 tokens. Every text must be as long as asked for, and the one that its server gives for the prompt alone (texts that differ are counted).
+
+With --open N there are N requests more for each server, which arrive at random (Poisson) at 80 % of the most requests per second that it
+answered before, whether it has answered others or not.
 
 llama-server is the one in xllamacpp, in an environment of its own: --python names its interpreter (default: build/bench/server_load/venv, made
 when it is missing).
@@ -154,6 +157,18 @@ async def load(port: int, clients: int, first_prompt: int, options: argparse.Nam
     return sample
 
 
+async def arrivals(port: int, rate: float, options: argparse.Namespace) -> Sample:
+    """Requests that come at random, so many a second."""
+    sample, random, running = Sample(), np.random.default_rng(0), []
+    begin = time.perf_counter()
+    for number in range(options.open):
+        running.append(asyncio.create_task(stream(port, 2 * 10**6 + number, options, sample)))
+        await asyncio.sleep(random.exponential(1 / rate))
+    await asyncio.gather(*running)
+    sample.seconds = time.perf_counter() - begin
+    return sample
+
+
 def percentile(values: list[float], share: float) -> float:
     return float(np.percentile(values, share)) if values else float("nan")
 
@@ -176,6 +191,7 @@ def main() -> None:
     parser.add_argument("--peers", default="graft,llama-server")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--alone", type=int, default=2, help="texts of a sample that are compared with those of the prompt alone")
+    parser.add_argument("--open", type=int, default=0, help="requests that arrive at random")
     parser.add_argument("--folder", type=Path, default=BENCH.parent / "build" / "bench" / "server_load")
     parser.add_argument("--python")
     options = parser.parse_args()
@@ -190,7 +206,7 @@ def main() -> None:
         if not Path(python).exists():
             subprocess.run([sys.executable, "-m", "venv", options.folder / "venv"], check=True)
             subprocess.run([python, "-m", "pip", "install", "-q", "xllamacpp==2026.10.11549"], check=True)
-    found: dict[tuple[int, str], list[dict[str, float]]] = {}
+    found: dict[tuple[int | str, str], list[dict[str, float]]] = {}
     differing = compared = 0
     with ExitStack() as stack:
         ports = {}
@@ -214,10 +230,15 @@ def main() -> None:
                         asyncio.run(stream(ports[peer], i, options, alone))
                         compared += peer == "graft"
                         differing += peer == "graft" and alone.texts[i] != sample.texts[i]
+        if options.open:
+            for peer, port in ports.items():
+                most_tokens = max(statistics.median(f["tokens/s"] for f in found[count, peer]) for count in counts)
+                sample = asyncio.run(arrivals(port, 0.8 * most_tokens / options.new, options))
+                found["open", peer] = [{name: figure(sample) for name, figure in FIGURES.items()}]
     print(f"\ngraft's texts under load that differ from those of their prompt alone: {differing} of {compared}")
     print("\n| clients | figure | " + " | ".join(ports) + " | graft / " + " | graft / ".join(p for p in ports if p != "graft") + " |")
     print("|---|---|" + "---|" * (2 * len(ports) - 1))
-    for count in counts:
+    for count in [*counts, "open"] if options.open else counts:
         for name in FIGURES:
             medians = [statistics.median(f[name] for f in found[count, peer]) for peer in ports]
             ratios = [
