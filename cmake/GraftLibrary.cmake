@@ -1,7 +1,7 @@
 # libgraft. Its objects are compiled once and linked into the shared library and into the tests, which need
 # symbols that the library hides.
 set(graft_sources "")
-foreach(stage base ir weight package kernel lowering op pass plan exec device load session flow text llm)
+foreach(stage base ir weight package kernel lowering op pass plan exec device load session flow text audio llm)
   file(GLOB_RECURSE found CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/src/${stage}/*.cpp")
   list(APPEND graft_sources ${found})
 endforeach()
@@ -18,7 +18,7 @@ target_include_directories(graft_includes INTERFACE "${CMAKE_CURRENT_SOURCE_DIR}
 target_include_directories(graft_includes SYSTEM INTERFACE "${GRAFT_GENERATED}" "${GRAFT_FLATBUFFERS_INCLUDE}"
                            "${GRAFT_ONIG_INCLUDE}" "${GRAFT_UTF8PROC_INCLUDE}")
 target_link_libraries(graft_includes INTERFACE ggml::ggml Threads::Threads nlohmann_json::nlohmann_json
-                                               "${GRAFT_ONIG_LIBRARY}" "${GRAFT_UTF8PROC_LIBRARY}")
+                                               "${GRAFT_ONIG_LIBRARY}" "${GRAFT_UTF8PROC_LIBRARY}" "${GRAFT_ZLIB_LIBRARY}")
 
 # For the command line too, which sees only what the library exports.
 list(FILTER graft_sources EXCLUDE REGEX "/base/json\\.cpp$")
@@ -30,6 +30,9 @@ add_library(graft_objects OBJECT ${graft_sources})
 graft_target(graft_objects)
 target_link_libraries(graft_objects PUBLIC graft_includes)
 target_precompile_headers(graft_objects PRIVATE ${graft_std_headers})
+set_source_files_properties(src/audio/miniaudio.cpp PROPERTIES COMPILE_OPTIONS -w SKIP_PRECOMPILE_HEADERS ON)
+set_source_files_properties(src/audio/miniaudio.cpp src/audio/decode.cpp PROPERTIES
+                            INCLUDE_DIRECTORIES "${GRAFT_MINIAUDIO_INCLUDE}")
 add_dependencies(graft_objects graft_schema)
 
 # Of the sources, for reports; looked up again when HEAD moves.
@@ -88,7 +91,8 @@ target_compile_features(graft PUBLIC cxx_std_20)
 target_include_directories(graft PUBLIC $<BUILD_INTERFACE:${CMAKE_CURRENT_SOURCE_DIR}/include>
                                         $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
 target_link_libraries(graft PRIVATE $<BUILD_INTERFACE:ggml::ggml> $<BUILD_INTERFACE:Threads::Threads>
-                                    $<BUILD_INTERFACE:${GRAFT_ONIG_LIBRARY}> $<BUILD_INTERFACE:${GRAFT_UTF8PROC_LIBRARY}>)
+                                    $<BUILD_INTERFACE:${GRAFT_ONIG_LIBRARY}> $<BUILD_INTERFACE:${GRAFT_UTF8PROC_LIBRARY}>
+                                    $<BUILD_INTERFACE:${GRAFT_ZLIB_LIBRARY}>)
 target_link_options(graft PRIVATE -Wl,--no-undefined -Wl,--exclude-libs,ALL)
 
 # ggml lies beside libgraft, in a C++ install and in the Python package.

@@ -67,6 +67,9 @@ struct MethodInfo {
   // 1: a run executes one plan. More: sizes depend on data or parts are conditional; a run takes this many steps, and
   // the sizes of its outputs may be known only after it.
   std::size_t segments = 1;
+  // Whether all inputs and outputs have the same dynamic size first, and each of these rows is known to be computed
+  // from that row alone: several calls may be one, on their rows one after the other.
+  bool independent_rows = false;
 };
 
 // Counts since the session was made. All are monotonic except the *_bytes marked "now".

@@ -51,11 +51,23 @@ struct GenerationOptions {
   std::int64_t max_matching_ngram_size = 2;
 };
 
+// For a model of speech (Whisper): how sound becomes spectrograms, and the tokens that tell the decoder what to do.
+struct SpeechInfo {
+  std::int64_t sampling_rate = 16000, n_fft = 400, hop_length = 160, mels = 80;  // of log-mel spectrograms
+  std::int64_t frames = 3000;                                                    // of a window: the encoder's input
+  std::int64_t no_timestamps_id = 0;  // the time stamps are the tokens after it, 0.02 seconds apart
+  std::optional<std::int64_t> previous_text_id, max_initial_timestamp_index;
+  std::vector<std::pair<std::string, std::int64_t>> languages, tasks;    // "en", "transcribe"; none: one alone
+  std::vector<std::int64_t> suppressed_tokens, suppressed_first_tokens;  // not generated; not as the first one
+  std::int64_t max_length = 448;                                         // tokens of a window with its prompt
+};
+
 // For a model with an encoder and a decoder (T5, BART, Whisper): the encoder's input, and how the decoder begins.
 struct EncoderInfo {
   bool takes_features = false;      // spectrograms [B, mels, frames] in f32 (Whisper) instead of token ids
   std::int64_t context_length = 0;  // the most tokens that the encoder reads
   std::vector<std::int64_t> decoder_start_token_ids;
+  std::optional<SpeechInfo> speech = {};
 };
 
 struct LanguageModelInfo {

@@ -57,6 +57,8 @@ _WHERE = {
     "export_llm": "graft.llm.export",
     "BatchGenerator": "graft.llm.generate",
     "TextGenerator": "graft.llm.generate",
+    "Transcriber": "graft.llm.speech_to_text",
+    "load_audio": "graft.llm.speech_to_text",
     "compile": "graft.hf.compiler",
     "AutoModelForCausalLM": "graft.hf.auto",
     "GraftPartitioner": "graft.exporter.partitioner",

@@ -28,6 +28,8 @@ from graft.hf.compiler import compile as compile
 from graft.llm.export import export_llm as export_llm
 from graft.llm.generate import BatchGenerator as BatchGenerator
 from graft.llm.generate import TextGenerator as TextGenerator
+from graft.llm.speech_to_text import Transcriber as Transcriber
+from graft.llm.speech_to_text import load_audio as load_audio
 from graft.runtime.flow import Flow as Flow
 from graft.runtime.flow import FlowStage as FlowStage
 from graft.runtime.model import Arena as Arena
@@ -84,6 +86,7 @@ __all__ = [
     "TextGenerator",
     "Timing",
     "Tokenizer",
+    "Transcriber",
     "Unsupported",
     "compare",
     "compile",
@@ -91,6 +94,7 @@ __all__ = [
     "export",
     "export_llm",
     "load",
+    "load_audio",
     "load_ops",
     "models",
     "pack",

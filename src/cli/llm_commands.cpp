@@ -37,6 +37,14 @@ constexpr const char* kEmbedNotes = R"(Examples:
 
 The mean of the last hidden states over the tokens of each text, of length 1: one line of numbers for each.)";
 
+constexpr const char* kTranscribeNotes = R"(Examples:
+  graft transcribe whisper.pte speech.mp3
+  graft transcribe whisper.pte lecture.flac --language de --format srt > lecture.srt
+  graft transcribe whisper.pte talk.wav --task translate --fallback
+
+Sound of any length and rate: WAV, FLAC or MP3; of several channels the mean. Text is printed as soon as its window of
+30 seconds is done; other formats at the end.)";
+
 void add_model_options(CLI::App& command, ModelArgs& args, bool cache) {
   add_load_options(command, args, "the package: a .pte file");
   command
@@ -170,6 +178,30 @@ LlmCommands::LlmCommands(CLI::App& app) {
   embed_->add_option("TEXT", embed_args_.texts, "the texts")->required()->type_name("");
   embed_->add_option("--output", embed_args_.output, "a .npy file [texts, size] in f32, instead of stdout")
       ->type_name("FILE.npy");
+
+  transcribe_ = app.add_subcommand("transcribe", "Turn speech into text with a model such as Whisper.");
+  transcribe_->footer(kTranscribeNotes);
+  add_model_options(*transcribe_, transcribe_args_.model, false);
+  TranscriptionOptions& options = transcribe_args_.options;
+  transcribe_->add_option("AUDIO", transcribe_args_.audio, "the sound: a .wav, .flac or .mp3 file")
+      ->required()
+      ->type_name("");
+  transcribe_->add_option("--format", transcribe_args_.format, "text, json, srt or vtt")
+      ->check(CLI::IsMember(std::vector<std::string>{"text", "json", "srt", "vtt"}).description(""))
+      ->capture_default_str()
+      ->type_name("FORMAT");
+  transcribe_->add_option("--language", options.language, "what is spoken, such as en (default: the model says)")
+      ->type_name("CODE");
+  transcribe_->add_option("--task", options.task, "transcribe, or translate to English")
+      ->capture_default_str()
+      ->type_name("TASK");
+  transcribe_->add_option("--prompt", options.prompt, "text that comes before: names, spelling")->type_name("TEXT");
+  transcribe_->add_flag("--condition-on-prev-tokens", options.condition_on_prev_tokens,
+                        "each window begins with the text of those before");
+  transcribe_->add_flag("--fallback", transcribe_args_.fallback,
+                        "hear a window again at temperatures up to 1 where its text repeats itself or is unlikely, "
+                        "with the thresholds of OpenAI's whisper");
+  transcribe_->add_option("--seed", options.seed, "of temperatures above 0")->capture_default_str()->type_name("N");
 }
 
 std::optional<int> LlmCommands::run() {
@@ -189,6 +221,7 @@ std::optional<int> LlmCommands::run() {
   }
   if (perplexity_->parsed()) return perplexity(perplexity_args_);
   if (embed_->parsed()) return embed(embed_args_);
+  if (transcribe_->parsed()) return transcribe(transcribe_args_);
   return std::nullopt;
 }
 

@@ -7,9 +7,10 @@
 #include <vector>
 
 #include "cli/load_args.h"
-#include "graft/llm.h"
+#include "graft/transcriber.h"
 
-// The commands for language models: generate, chat, perplexity, embed. Text goes to stdout, everything else to stderr.
+// The commands for language models: generate, chat, perplexity, embed, transcribe. Text goes to stdout, everything else
+// to stderr.
 namespace graft::cli {
 
 struct ModelArgs : LoadArgs {
@@ -62,11 +63,20 @@ struct EmbedArgs {
   std::string output;
 };
 
+struct TranscribeArgs {
+  ModelArgs model;
+  std::string audio;
+  std::string format = "text";
+  TranscriptionOptions options;
+  bool fallback = false;  // to other temperatures
+};
+
 // Return the exit code; throw graft::Error.
 int generate(const GenerateArgs& args);
 int chat(const ChatArgs& args);
 int perplexity(const PerplexityArgs& args);
 int embed(const EmbedArgs& args);
+int transcribe(const TranscribeArgs& args);
 
 // The given options, with defaults from the model's generation_config.json. Throws CLI::ParseError when they contradict
 // each other.
@@ -85,10 +95,12 @@ class LlmCommands {
   CLI::App* chat_ = nullptr;
   CLI::App* perplexity_ = nullptr;
   CLI::App* embed_ = nullptr;
+  CLI::App* transcribe_ = nullptr;
   GenerateArgs generate_args_;
   ChatArgs chat_args_;
   PerplexityArgs perplexity_args_;
   EmbedArgs embed_args_;
+  TranscribeArgs transcribe_args_;
 };
 
 // --- for the commands ---

@@ -92,6 +92,17 @@ ServeCommand::ServeCommand(CLI::App& app) : command_(app.add_subcommand("serve",
                   "what was asked and answered")
       ->type_name("[NAME=]FILE")
       ->allow_extra_args(false);
+  count(
+      "--max-batch", options_.batch.max_rows,
+      "rows of a run, of models for any tensors: calls that wait are one run where each row is computed from that row "
+      "alone; 1: no batches")
+      ->capture_default_str();
+  command
+      .add_option("--batch-delay-ms", batch_delay_ms_,
+                  "milliseconds that a call waits for others to be one run with, besides the run before it")
+      ->check(CLI::Range(0., 1e6).description(""))
+      ->capture_default_str()
+      ->type_name("N");
   command
       .add_option("--default-model", options_.default_model,
                   "NAME: it answers requests that name a model that there is not (default: these get status 404)")
@@ -177,6 +188,7 @@ void ServeCommand::run() {
     if (!options_.load_first) options_.load_first.emplace();
     options_.load_first->insert(name);
   }
+  options_.batch.delay_seconds = batch_delay_ms_ / 1e3;
   options_.http.port = static_cast<std::uint16_t>(port_);
   options_.load = load_options_of(load_);
   options_.decoder.threads = load_.threads;

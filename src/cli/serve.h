@@ -22,6 +22,7 @@ class ServeCommand {
   serve::ServeOptions options_;
   std::vector<std::string> models_, tokenizers_, prefix_files_, load_first_;
   std::string template_variables_;
+  double batch_delay_ms_ = 0;
   std::string kv_type_ = "computed";
   int port_ = 8080;
 };

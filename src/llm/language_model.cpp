@@ -18,6 +18,53 @@ std::string_view text_of(std::span<const std::byte> bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 
+// Ids of the vocabulary; throws InvalidProgram for another.
+std::int64_t checked_id(const Json& id, std::int64_t vocabulary) {
+  const auto value = id.get<std::int64_t>();
+  GRAFT_CHECK(InvalidProgram, value >= 0 && value < vocabulary, "'", kLanguageModelKey, "': token ", value,
+              " is not in the vocabulary of ", vocabulary, " tokens");
+  return value;
+}
+
+std::vector<std::int64_t> checked_ids(const Json& ids, std::int64_t vocabulary) {
+  std::vector<std::int64_t> out;
+  for (const Json& id : ids) out.push_back(checked_id(id, vocabulary));
+  return out;
+}
+
+// Sizes that memory is taken for, by what models of speech have.
+std::int64_t checked_size(const Json& json, const char* name, std::int64_t most) {
+  const auto value = json.at(name).get<std::int64_t>();
+  GRAFT_CHECK(InvalidProgram, value >= 1 && value <= most, "'", kLanguageModelKey, "': '", name, "' must be from 1 to ",
+              most, ", found ", value);
+  return value;
+}
+
+SpeechInfo parse_speech(const Json& json, std::int64_t vocabulary) {
+  SpeechInfo info;
+  info.sampling_rate = checked_size(json, "sampling_rate", 768'000);
+  info.n_fft = checked_size(json, "n_fft", 1 << 16);
+  info.hop_length = checked_size(json, "hop_length", 1 << 16);
+  info.mels = checked_size(json, "mels", 1 << 12);
+  info.frames = checked_size(json, "frames", 1 << 20);
+  GRAFT_CHECK(InvalidProgram, info.frames * info.hop_length > info.n_fft / 2, "'", kLanguageModelKey, "': a window of ",
+              info.frames * info.hop_length, " samples is shorter than half a transform of ", info.n_fft);
+  info.max_length = checked_size(json, "max_length", std::int64_t{1} << 32);
+  info.no_timestamps_id = checked_id(json.at("no_timestamps_id"), vocabulary);
+  GRAFT_CHECK(InvalidProgram, info.no_timestamps_id >= 1, "'", kLanguageModelKey,
+              "': the token before 'no_timestamps_id' says that there is no speech, found 0");
+  if (json.contains("previous_text_id")) info.previous_text_id = checked_id(json.at("previous_text_id"), vocabulary);
+  if (json.contains("max_initial_timestamp_index"))
+    info.max_initial_timestamp_index = checked_size(json, "max_initial_timestamp_index", vocabulary);
+  for (const auto& [name, id] : json.at("languages").items())
+    info.languages.emplace_back(name, checked_id(id, vocabulary));
+  std::ranges::sort(info.languages, {}, [](const auto& language) { return language.second; });
+  for (const auto& [name, id] : json.at("tasks").items()) info.tasks.emplace_back(name, checked_id(id, vocabulary));
+  info.suppressed_tokens = checked_ids(json.at("suppressed_tokens"), vocabulary);
+  info.suppressed_first_tokens = checked_ids(json.at("suppressed_first_tokens"), vocabulary);
+  return info;
+}
+
 LanguageModelInfo parse_info(const std::string& path, std::string_view text) {
   LanguageModelInfo info;
   try {
@@ -28,9 +75,12 @@ LanguageModelInfo parse_info(const std::string& path, std::string_view text) {
     info.context_length = json.at("context_length").get<std::int64_t>();
     info.bos_token_ids = json.at("bos_token_ids").get<std::vector<std::int64_t>>();
     info.eos_token_ids = json.at("eos_token_ids").get<std::vector<std::int64_t>>();
-    if (const auto found = json.find("encoder"); found != json.end())
+    if (const auto found = json.find("encoder"); found != json.end()) {
       info.encoder = {is_text(found->at("input"), "features"), found->at("context_length").get<std::int64_t>(),
                       found->at("decoder_start_token_ids").get<std::vector<std::int64_t>>()};
+      if (const auto speech = found->find("speech"); speech != found->end())
+        info.encoder->speech = parse_speech(*speech, info.vocab_size);
+    }
     if (const auto found = json.find("generation"); found != json.end()) {
       GenerationOptions& options = info.generation;
       options.max_new_tokens = found->value("max_new_tokens", options.max_new_tokens);

@@ -89,6 +89,31 @@ struct SmallLanguageModel {
   }
 };
 
+// The same as a model of speech, whose encoder does nothing that the decoder sees: ids from 10 on are time stamps.
+struct SmallSpeechModel : SmallLanguageModel {
+  std::shared_ptr<const LanguageModel> speech;
+
+  SmallSpeechModel() : SmallLanguageModel({1}) {
+    SpeechInfo info;
+    info.sampling_rate = 100;
+    info.n_fft = 8;
+    info.hop_length = 4;
+    info.mels = 2;
+    info.frames = 20;
+    info.no_timestamps_id = 9;
+    info.previous_text_id = 2;
+    info.languages = {{"en", 3}, {"de", 4}};
+    info.tasks = {{"transcribe", 5}, {"translate", 6}};
+    GraphBuilder encoder("encode");
+    const std::vector<ir::Dim> sizes{dynamic(1, 8, "b"), fixed(info.mels), fixed(info.frames)};
+    const auto features = encoder.input("input_features", DType::f32, sizes);
+    encoder.output(encoder.node("aten.abs.default", {{"self", ir::Arg::of_value(features)}}, DType::f32, sizes));
+    LanguageModelInfo model_info = model->info();
+    model_info.encoder = EncoderInfo{true, info.frames / 2, {7}, info};
+    speech = std::make_shared<const LanguageModel>(graph.build_with(encoder), model_info, with_words()->tokenizer());
+  }
+};
+
 // Token ids of its vocabulary; others for each seed.
 inline std::vector<std::int64_t> some_ids(std::size_t count, unsigned seed) {
   std::mt19937 rng(seed);

@@ -237,6 +237,7 @@ std::string Program::describe(bool whole_plans) const try {
     const std::shared_ptr<const ir::Program> graph = impl_->graph(i);
     methods.push_back(graft::describe(impl_->methods[i], *graph));
     methods[i]["segments"] = impl_->methods[i].info.segments;
+    methods[i]["independent_rows"] = impl_->methods[i].info.independent_rows;
     if (!impl_->methods[i].steps.empty()) methods[i]["steps"] = describe_steps(*impl_, impl_->methods[i], whole_plans);
     for (const auto& [index, plan] : held)
       if (index == i) methods[i]["plans"].push_back(graft::describe(*plan, *graph, impl_->device, whole_plans));

@@ -21,6 +21,7 @@
 #include "load/program_impl.h"
 #include "lowering/kv_shape.h"
 #include "op/operator.h"
+#include "op/rows.h"
 #include "package/package.h"
 #include "plan/stored_plan.h"
 #include "weight/packed_store.h"
@@ -118,6 +119,7 @@ class Loader {
     std::vector<std::vector<Part>> parts;
     std::vector<std::vector<PassReport>> reports;  // of whole methods
     for (ir::Program& whole : wholes) {
+      independent_rows_.push_back(rows_are_independent(whole, whole.methods[0]));  // of ATen's operators alone
       GraphPasses passes{whole, impl_->pass_options(), impl_->partition};
       reports.push_back(run_graph_passes(PassStage::read, passes));
       verify_weights(whole);
@@ -199,6 +201,7 @@ class Loader {
       LoadedMethod& method = impl_->methods[g];
       method.info = method_info(graph.methods[0]);
       method.info.segments = std::max<std::size_t>(method.steps.size(), 1);
+      method.info.independent_rows = g < independent_rows_.size() && independent_rows_[g];
       std::vector<FoundWeight> found;
       for (ir::Weight& weight : graph.weights) {
         found.push_back(placer_.find(weight, find));
@@ -483,6 +486,7 @@ class Loader {
   std::string graph_;                                              // of a delegate
   std::string seen_;                                               // what passes asked of the values of weights
   std::vector<ir::Program> graphs_;
+  std::vector<bool> independent_rows_;           // by public method
   std::vector<std::vector<FoundWeight>> found_;  // by graph and weight, until constants are folded
 };
 

@@ -131,16 +131,24 @@ class GraphBuilder {
   // The builder must outlive the program: its weights are not copied, and its graph is read again after shrink().
   std::shared_ptr<const Program> build(const LoadOptions& options = {}) {
     ir::verify(program_);
-    const auto find = [this](const ir::Weight& weight) -> FoundWeight {
+    const auto again = [this](std::size_t) { return program_; };
+    return Internal::program(build_program({program_}, finder(), again, options, "test"));
+  }
+  // With another builder's method, which has no weights, besides.
+  std::shared_ptr<const Program> build_with(const GraphBuilder& other) {
+    ir::verify(other.program_);
+    const auto again = [own = program_, others = other.program_](std::size_t i) { return i == 0 ? own : others; };
+    return Internal::program(build_program({program_, other.program_}, finder(), again, {}, "test"));
+  }
+
+ private:
+  FindWeight finder() const {
+    return [this](const ir::Weight& weight) -> FoundWeight {
       for (const auto& [name, bytes] : weights_)
         if (name == weight.key) return {bytes, FoundWeight::Origin::package, "the test"};
       throw NotFound("no weight '" + weight.key + "'");
     };
-    const auto again = [this](std::size_t) { return program_; };
-    return Internal::program(build_program({program_}, find, again, options, "test"));
   }
-
- private:
   ir::ValueId value(std::string name, ir::ValueKind kind, DType dtype, std::vector<ir::Dim> dims) {
     method().values.push_back({std::move(name), kind, dtype, std::move(dims)});
     return static_cast<ir::ValueId>(method().values.size() - 1);

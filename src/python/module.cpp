@@ -298,6 +298,7 @@ nb::dict to_dict(const ProgramStats& s) {
 namespace graft {
 void bind_tokenizer(nb::module_& m);     // tokenizer.cpp
 void bind_llm(nb::module_& m);           // llm.cpp
+void bind_speech(nb::module_& m);        // speech.cpp
 void bind_pipeline(nb::module_& m);      // pipeline.cpp
 void bind_flow(nb::module_& m);          // flow.cpp
 void bind_registry(nb::module_& m);      // registry.cpp
@@ -484,5 +485,6 @@ NB_MODULE(_C, m) {
   bind_flow(m);
   bind_registry(m);
   bind_llm(m);
+  bind_speech(m);
   bind_gguf(m);
 }

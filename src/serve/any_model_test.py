@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import concurrent.futures
 import json
+import re
 import struct
 
 import numpy as np
@@ -245,3 +246,82 @@ def test_embeddings_with_the_openai_client(minilm):
     client = openai.OpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="none", max_retries=0)
     vectors = client.embeddings.create(model="minilm", input=["a", "b"])
     assert [len(entry.embedding) for entry in vectors.data] == [384, 384]
+
+
+# Calls that are one run -----------------------------------------------------------------------------------------------
+
+
+class Scores(torch.nn.Module):
+    """Rows on their own; an index beyond the table is data that a kernel must not act on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.out = torch.nn.Embedding(50, 8), torch.nn.Linear(8, 3)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.out(self.table(ids)).softmax(-1)
+
+
+@pytest.fixture(scope="module")
+def scores(tmp_path_factory):
+    torch.manual_seed(1)
+    path = tmp_path_factory.mktemp("batches") / "scores.pte"
+    sizes = {0: Dim("rows", min=1, max=16), 1: Dim("words", min=1, max=40)}
+    graft.export(Scores().eval(), (torch.ones(2, 5, dtype=torch.int64),), dynamic_shapes=(sizes,), path=path)
+    return path
+
+
+def counted(server, name: str) -> int:
+    _, text = server.request("GET", "/metrics")
+    return int(float(re.search(rf'^{name}{{model_name="scores"}} (\S+)$', text.decode(), re.M)[1]))
+
+
+def asked(server, ids: np.ndarray):
+    body = {"inputs": [tensor("ids", ids)]}
+    status, answer = server.post("/v2/models/scores/infer", body)
+    if status != 200:
+        return status, answer["error"]
+    (output,) = answer["outputs"]
+    return status, np.array(output["data"], np.float32).reshape(output["shape"])
+
+
+@pytest.mark.parametrize("delay", [0, 300])
+def test_calls_are_put_together(scores, delay):
+    """Answers are those of each call alone; runs are fewer than calls, and never above --max-batch rows."""
+    random = np.random.default_rng(0)
+    calls = [random.integers(0, 50, (1 + i % 3, 4 + i % 2)) for i in range(24)]
+    model = graft.load(scores)
+    with Server(scores, "--max-batch", 8, "--batch-delay-ms", delay) as server:
+        with concurrent.futures.ThreadPoolExecutor(24) as pool:
+            found = list(pool.map(lambda ids: asked(server, ids), calls))
+        for ids, (status, output) in zip(calls, found, strict=True):
+            assert status == 200 and np.allclose(output, model(ids), rtol=1e-5, atol=1e-6)
+        rows = sum(len(ids) for ids in calls)
+        assert counted(server, "graft_calls_total") == 24 and counted(server, "graft_call_rows_total") == rows
+        runs = counted(server, "graft_runs_total")
+        assert -(-rows // 8) <= runs <= (12 if delay else 24)
+
+
+def test_a_wrong_call_does_not_harm_those_beside_it(scores):
+    calls = [np.full((1, 5), 60 if i == 3 else i) for i in range(8)]
+    model = graft.load(scores)
+    with Server(scores, "--batch-delay-ms", 300) as server:
+        with concurrent.futures.ThreadPoolExecutor(8) as pool:
+            found = list(pool.map(lambda ids: asked(server, ids), calls))
+        for i, (status, output) in enumerate(found):
+            if i == 3:
+                assert status == 400 and "60" in output
+            else:
+                assert status == 200 and np.allclose(output, model(calls[i]), rtol=1e-5, atol=1e-6)
+
+
+def test_batches_can_be_turned_off_and_rows_are_those_of_the_program(scores):
+    calls = [np.full((5, 4), i) for i in range(6)]
+    with Server(scores, "--max-batch", 1, "--batch-delay-ms", 100) as server:
+        with concurrent.futures.ThreadPoolExecutor(6) as pool:
+            assert all(status == 200 for status, _ in pool.map(lambda ids: asked(server, ids), calls))
+        assert counted(server, "graft_runs_total") == 6
+    with Server(scores, "--max-batch", 1000, "--batch-delay-ms", 300) as server:  # the program takes 16
+        with concurrent.futures.ThreadPoolExecutor(6) as pool:
+            assert all(status == 200 for status, _ in pool.map(lambda ids: asked(server, ids), calls))
+        assert counted(server, "graft_runs_total") >= 2

@@ -47,6 +47,7 @@ void Call::respond_json(const Json& json, int status) {
 }
 
 void Call::fail(std::exception_ptr thrown) {
+  if (gone_->load()) return ended(499);
   std::string detail;
   const ApiError error = api_error_of(std::move(thrown), detail);
   if (error.status >= 500 || detail != error.what()) note("error", detail);

@@ -69,6 +69,17 @@ void metrics(App& app, const std::shared_ptr<Call>& call, const PathParts&) {
     metric_head(out, metric.name, metric.type, metric.help);
     for (const auto& [label, stats] : engines) metric_line(out, metric.name, label, metric.value(stats));
   }
+  const std::tuple<const char*, const char*, std::uint64_t Runner::Stats::*> of_runners[] = {
+      {"graft_calls_total", "Calls of models for any tensors.", &Runner::Stats::calls},
+      {"graft_call_rows_total", "Rows of these.", &Runner::Stats::rows},
+      {"graft_runs_total", "Runs that these took: calls whose rows are independent may be one.", &Runner::Stats::runs}};
+  for (const auto& [name, help, count] : of_runners) {
+    metric_head(out, name, "counter", help);
+    for (const auto& model : app.models.loaded())
+      if (model->runner)
+        metric_line(out, name, metric_label("model_name", model->name),
+                    static_cast<double>(model->runner->stats().*count));
+  }
   process_metrics(out);
   Response response;
   response.content_type = "text/plain; version=0.0.4; charset=utf-8";

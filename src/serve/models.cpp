@@ -157,8 +157,14 @@ PrefixCacheOptions prefix_cache_for(const std::shared_ptr<const LanguageModel>& 
 void load_language(ServedModel& model, const ModelFile& file, const ServeOptions& options) {
   model.language = LanguageModel::load(file.path, options.load, file.tokenizer);
   model.language->tokenizer();  // throws where there is none
-  GRAFT_CHECK(Unsupported, !model.language->info().encoder, "'", file.path,
-              "': models with an encoder and a decoder cannot be served yet");
+  const auto& encoder = model.language->info().encoder;
+  if (encoder && encoder->speech) {
+    model.speech = std::make_unique<Speech>(model.language, options.decoder.threads,
+                                            static_cast<std::size_t>(options.limits.queue));
+    return;
+  }
+  GRAFT_CHECK(Unsupported, !encoder, "'", file.path,
+              "': of models with an encoder and a decoder those of speech alone can be served");
   DecoderOptions decoder = options.decoder;
   if (decoder.rows == 0) decoder.rows = rows_for(model.language, decoder);
   model.grammars = std::make_unique<Grammars>(model.language);
@@ -175,7 +181,7 @@ void load_program(ServedModel& model, const ModelFile& file, const ServeOptions&
   SessionOptions session;
   session.threads = options.decoder.threads;
   const auto queue = static_cast<std::size_t>(options.limits.queue);
-  model.runner = std::make_unique<Runner>(program, session, queue);
+  model.runner = std::make_unique<Runner>(program, session, queue, options.batch);
   std::shared_ptr<const Tokenizer> tokenizer;
   if (!file.tokenizer.empty()) {
     tokenizer = Tokenizer::load(file.tokenizer, options.load.text);
@@ -195,6 +201,10 @@ void ServedModel::check_language() const {
   if (!engine) throw ApiError(400, "model '" + name + "' is no language model", "model");
 }
 
+void ServedModel::check_speech() const {
+  if (!speech) throw ApiError(400, "model '" + name + "' is no model of speech", "model");
+}
+
 void ServedModel::check_embedder() const {
   if (!embedder) throw ApiError(400, "model '" + name + "' is no text encoder with a tokenizer", "model");
 }
@@ -209,7 +219,9 @@ std::shared_ptr<ServedModel> load_model(const ModelFile& file, const ServeOption
     load_program(*model, file, options);
   const ProgramStats stats = (model->language ? model->language->program() : model->runner->program())->stats();
   model->bytes = stats.weight_bytes + stats.constant_bytes +
-                 (model->engine ? model->engine->state_bytes() : model->runner->state_bytes());
+                 (model->engine   ? model->engine->state_bytes()
+                  : model->speech ? model->speech->state_bytes()
+                                  : model->runner->state_bytes());
   return model;
 }
 

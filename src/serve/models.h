@@ -14,6 +14,7 @@
 #include "serve/json_fields.h"
 #include "serve/options.h"
 #include "serve/runner.h"
+#include "serve/speech.h"
 
 namespace graft::serve {
 
@@ -28,12 +29,15 @@ struct ServedModel {
   Json template_variables = Json::object();  // of the chat template, for requests that give no such
   std::optional<std::uint64_t> seed;         // of requests that name none; none: random
   std::int64_t prompt_lookup = 0;            // GenerationOptions::prompt_lookup_num_tokens of all requests
+  std::unique_ptr<Speech> speech;  // of one of speech, instead of these two
   // Of any other:
   std::unique_ptr<Runner> runner;
   std::unique_ptr<Embedder> embedder;  // of a text encoder with a tokenizer
 
   // Throws ApiError (400) for one that is no language model.
   void check_language() const;
+  // Throws ApiError (400) for one that is no model of speech.
+  void check_speech() const;
   // Throws ApiError (400) for one that is no text encoder with a tokenizer.
   void check_embedder() const;
 };

@@ -27,6 +27,12 @@ struct RequestLimits {
   double seconds = 600;                // from its arrival to the end of its answer
 };
 
+// Calls of one method that become one run.
+struct BatchOptions {
+  std::int64_t max_rows = 32;  // 1: no batches
+  double delay_seconds = 0;    // that a call waits for others, besides the run before it
+};
+
 struct ServeOptions {
   HttpOptions http;
   std::vector<ModelFile> models;  // the first that is loaded answers requests that name none
@@ -43,6 +49,7 @@ struct ServeOptions {
   DecoderOptions decoder;  // rows 0: as many as the memory allows, up to 32
   std::optional<std::uint64_t>
       prefix_cache_bytes;  // of each model; none: an eighth of the memory, up to 4 GiB; 4 GiB in a file
+  BatchOptions batch;      // of models that are no language models
   RequestLimits limits;
   std::string api_keys;       // a file with one key per line; empty: no keys are needed
   double drain_seconds = 30;  // that running requests get after SIGTERM

@@ -21,16 +21,28 @@ ApiError method_not_allowed(const std::string& method, const std::string& allowe
   return error;
 }
 
+// Whether a browser says nothing, or that the request comes from a page of this server.
+bool own_origin(const Request& request) {
+  const std::string_view origin = request.header("origin");
+  const std::size_t scheme = origin.find("://");
+  return origin.empty() || (scheme != std::string_view::npos && origin.substr(scheme + 3) == request.header("host"));
+}
+
 // Forms that a page of any site may send without asking (CORS) are not JSON, so that no page can use the server.
 void check_content_type(const Request& request) {
   std::string type = http_lower(std::string(request.header("content-type")));
   type = type.substr(0, type.find(';'));
   while (type.ends_with(' ')) type.pop_back();
+  // A form with a file is one of those that any page may send: its browser says where it comes from.
+  const bool form = request.path.starts_with("/v1/audio/") && type == "multipart/form-data";
+  if (form && !own_origin(request)) throw ApiError(403, "pages of other sites may not send forms");
   // tritonclient names no type. A page can do that too, but then its browser says where it comes from.
   const bool binary = request.path.starts_with("/v2/") &&
                       (type == "application/octet-stream" || (type.empty() && request.header("origin").empty()));
-  if (type != "application/json" && !type.ends_with("+json") && !binary)
+  if (type != "application/json" && !type.ends_with("+json") && !binary && !form)
     throw ApiError(415, "the Content-Type must be application/json, found '" + type + "'");
+  if (!form && request.path.starts_with("/v1/audio/"))
+    throw ApiError(415, "the Content-Type must be multipart/form-data, found '" + type + "'");
 }
 
 void answer(App& app, const std::shared_ptr<Call>& call) {
@@ -116,6 +128,8 @@ const std::vector<Route>& routes() {
       {"POST", "/v1/messages", anthropic_messages},
       {"POST", "/v1/messages/count_tokens", anthropic_count_tokens},
       {"POST", "/v1/embeddings", embeddings},
+      {"POST", "/v1/audio/transcriptions", transcriptions},
+      {"POST", "/v1/audio/translations", translations},
       {"POST", "/v1/rerank", rerank},
       {"POST", "/completion", llama_completion},
       {"POST", "/tokenize", tokenize},

@@ -17,6 +17,7 @@
 #include "graft/quantize.h"
 #include "graft/registry.h"
 #include "graft/tokenizer.h"
+#include "graft/transcriber.h"
 #include "inject.h"
 #include "ir/test_blob.h"
 #include "llm/test_model.h"
@@ -75,6 +76,12 @@ struct World {
   Decoder decoder{model, {.threads = 1, .rows = 2}};
   TextGenerator generator{model, {.threads = 1}};
   BatchGenerator batch{model, {.threads = 1}};
+  test::SmallSpeechModel small_speech;
+  Transcriber transcriber{small_speech.speech, 1};
+  Audio audio{std::vector<float>(150, 0.5f), 50};
+  Transcription transcription = transcriber.transcribe(audio);
+  std::vector<std::byte> wav = made_wav();
+  std::string wav_path = written_wav();
   std::shared_ptr<const Tokenizer> tokenizer = Tokenizer::from_json(kTokenizer);
   Detokenizer detokenizer{tokenizer};
   std::vector<std::string> words{"a", "b", "ab", ""};
@@ -103,6 +110,16 @@ struct World {
       folder.write("tokenizer.json", std::as_bytes(std::span(std::string_view(kTokenizer))));
   const decltype(ir::test::make_blob()) blob = ir::test::make_blob();
   std::shared_ptr<const Program> other;  // to be unloaded
+
+  // 16 bits, one channel, 50 samples a second.
+  std::vector<std::byte> made_wav() const {
+    const std::string_view head("RIFF\x44\0\0\0WAVEfmt \x10\0\0\0\1\0\1\0\x32\0\0\0\x64\0\0\0\2\0\x10\0data\x20\0\0\0",
+                                44);
+    std::vector<std::byte> file(head.size() + 32, std::byte{1});
+    std::memcpy(file.data(), head.data(), head.size());
+    return file;
+  }
+  std::string written_wav() const { return folder.write("sound.wav", made_wav()); }
 
   std::vector<Value> made_outputs() {
     std::vector<Value> made = session.output_values("encode", inputs);
@@ -467,6 +484,15 @@ std::vector<Boundary> boundaries(World& w) {
              "additionalProperties": false})",
                               w.vocabulary);
        }},
+      {"decode_audio", [&] { decode_audio(w.wav); }},
+      {"load_audio", [&] { load_audio(w.wav_path); }},
+      {"resample", [&] { resample(w.audio.samples, 50, 100); }},
+      {"write_transcript", [&] { write_transcript(w.transcription, TranscriptFormat::json); }},
+      {"write_transcript", [&] { write_transcript(w.transcription, TranscriptFormat::srt); }},
+      {"Transcriber", [&] { Transcriber(w.small_speech.speech, 1); }},
+      {"Transcriber::transcribe", [&] { w.transcriber.transcribe(w.audio); }},
+      {"Transcriber::features", [&] { w.transcriber.features(w.audio.samples); }},
+      {"Transcriber::languages", [&] { w.transcriber.languages(); }},
       {"Grammar::json_object", [&] { Grammar::json_object(w.vocabulary); }},
       {"Grammar::regex", [&] { Grammar::regex("[ab]{1,3}", w.vocabulary); }},
       {"Grammar::ebnf", [&] { Grammar::ebnf("root ::= \"a\" root | \"b\"", w.vocabulary); }},
@@ -499,6 +525,9 @@ std::vector<Boundary> boundaries(World& w) {
 
 // Of the public headers, without those that only return a member, cannot fail or are called by graft.
 const std::set<std::string> kCannotFail = {"Arena::bytes",
+                                           "Audio::seconds",
+                                           "Transcriber::model",
+                                           "Transcriber::decoder",
                                            "CancelToken::cancel",
                                            "CancelToken::reset",
                                            "CancelToken::cancelled",

@@ -1,5 +1,6 @@
 #include <unistd.h>
 
+#include <bit>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -10,6 +11,7 @@
 
 #include "cli/npz.h"
 #include "feed.h"
+#include "graft/audio.h"
 #include "graft/error.h"
 #include "graft/graft.h"
 #include "graft/tokenizer.h"
@@ -198,6 +200,20 @@ Fate feed_npz(std::span<const std::byte> file) {
       const std::size_t count = TensorDesc(t.dtype, t.shape).byte_count();
       if (count > 0) look_at(std::to_integer<unsigned>(static_cast<const std::byte*>(t.data)[count - 1]));
     }
+    fate.ran = true;
+  });
+  return fate;
+}
+
+Fate feed_audio(std::span<const std::byte> file) {
+  constexpr std::size_t kShort = 4096;
+  Fate fate;
+  done([&] {
+    const Audio audio = decode_audio(file);
+    fate.verified = fate.planned = true;
+    for (const float sample : audio.samples) look_at(std::bit_cast<unsigned>(sample));
+    if (audio.samples.size() <= kShort && audio.sampling_rate <= 4 * 16000)
+      resample(audio.samples, audio.sampling_rate, 16000);
     fate.ran = true;
   });
   return fate;

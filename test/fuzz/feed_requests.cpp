@@ -110,7 +110,7 @@ class Server {
     const auto built = vectors_.build();
     auto model = std::make_shared<ServedModel>();
     model->name = "vectors";
-    model->runner = std::make_unique<serve::Runner>(built, one_thread(), kQueue);
+    model->runner = std::make_unique<serve::Runner>(built, one_thread(), kQueue, serve::BatchOptions{});
     model->embedder = std::make_unique<serve::Embedder>(built, tokenizer(), one_thread(), kQueue);
     return model;
   }
@@ -123,7 +123,7 @@ class Server {
                    DType::f32, dims));
     auto model = std::make_shared<ServedModel>();
     model->name = "sums";
-    model->runner = std::make_unique<serve::Runner>(sums_.build(), one_thread(), kQueue);
+    model->runner = std::make_unique<serve::Runner>(sums_.build(), one_thread(), kQueue, serve::BatchOptions{});
     return model;
   }
   static SessionOptions one_thread() {

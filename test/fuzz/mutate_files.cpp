@@ -508,6 +508,16 @@ Blob mutate_npz(std::span<const std::byte> file, std::uint64_t seed) {
   return out;
 }
 
+Blob mutate_audio(std::span<const std::byte> file, std::uint64_t seed) {
+  constexpr std::size_t kHead = 60;
+  Random random(seed);
+  if (file.size() < kHead || random.one_in(3)) return mutate_bytes(file, random);
+  Blob head(file.begin(), file.begin() + kHead);
+  for (std::size_t n = 1 + random.below(3); n > 0; --n) change_word(head, random);
+  head.insert(head.end(), file.begin() + kHead, file.end());
+  return head;
+}
+
 Blob mutate_signed(std::span<const std::byte> file, std::uint64_t seed) {
   Random random(seed);
   if (file.size() < kDigest || random.one_in(20)) return mutate_bytes(file, random);

@@ -356,6 +356,7 @@ constexpr Target kTargets[] = {
     {"safetensors", feed_safetensors, mutate_safetensors, safetensors_files, 10},
     {"ptd", feed_ptd, mutate_ptd, ptd_files, 10},
     {"npz", feed_npz, mutate_npz, npz_files, 10},
+    {"audio", feed_audio, mutate_audio, sounds, 20},
     {"request", feed_request, mutate_request, requests, 50},
 };
 

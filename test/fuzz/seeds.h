@@ -25,6 +25,9 @@ std::span<const Target> targets();
 // Throws InvalidArgument, listing the names.
 const Target& target_named(std::string_view name);
 
+// Files of sound.
+std::vector<Blob> sounds();
+
 // Requests that the server answers, each on a connection of its own.
 std::vector<Blob> requests();
 

@@ -5,7 +5,7 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 venv=$(cd "$1" && pwd)
 prefix=$venv/ggml build=build/ggml log=build/ggml-build.log
-made="$(grep -v '^#' requirements/ggml.txt) $(cat cmake/GgmlFromSource.cmake cmake/ggml/* | cksum) ${GRAFT_GGML_CMAKE_ARGS:-}"
+made="$(grep -v '^#' requirements/ggml.txt) $(cat cmake/GgmlFromSource.cmake cmake/ggml/* tools/setup/ggml.sh | cksum) ${GRAFT_GGML_CMAKE_ARGS:-}"
 if [ "$(cat "$prefix/made" 2>/dev/null)" = "$made" ] && "$venv/bin/python" tools/setup/check_ggml.py "$prefix"; then
   exit 0
 fi
@@ -17,6 +17,7 @@ rm -rf "$build" "$prefix"
     -DCMAKE_INSTALL_LIBDIR=lib -DGRAFT_GGML_SOURCE="$PWD/build/ggml-source/vendor/llama.cpp/ggml" ${GRAFT_GGML_CMAKE_ARGS:-}
   cmake --build "$build"
   cmake --install "$build"
+  cp build/ggml-source/vendor/llama.cpp/vendor/miniaudio/miniaudio.h "$prefix/include"
 } >"$log" 2>&1 || { tail -40 "$log" >&2; echo "ggml could not be built; the whole log is $log" >&2; exit 1; }
 echo "$made" >"$prefix/made"
 "$venv/bin/python" tools/setup/check_ggml.py "$prefix"

@@ -30,6 +30,7 @@ have_header histedit.h || need libedit-dev
 have_header boost/beast.hpp || need libboost-dev
 have_header oniguruma.h || need libonig-dev
 have_header utf8proc.h || need libutf8proc-dev
+have_header zlib.h || need zlib1g-dev
 if [ "${2:-}" = clang ]; then
   command -v clang++ >/dev/null || need clang
   compgen -G "$(clang++ -print-resource-dir 2>/dev/null)/lib/*/libclang_rt.fuzzer*" >/dev/null || need libclang-rt-dev

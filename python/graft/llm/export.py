@@ -323,15 +323,17 @@ def _generation(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _encoder_metadata(checkpoint: Checkpoint, context: int) -> dict[str, Any]:
-    from graft.llm import seq2seq
+    from graft.llm import seq2seq, speech
 
     config = checkpoint.model.config
     generation = json.loads(checkpoint.files.get("generation_config.json", b"{}"))
     start = generation.get("decoder_start_token_id", getattr(config, "decoder_start_token_id", None))
+    described = speech.metadata(checkpoint, generation, context)
     return {
         "input": "features" if seq2seq.takes_features(checkpoint.model) else "text",
         "context_length": context,
         "decoder_start_token_ids": [] if start is None else [start],
+        **({"speech": described} if described else {}),
     }
 
 

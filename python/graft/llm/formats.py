@@ -20,7 +20,7 @@ from graft.llm.gguf import open_gguf
 from graft.llm.stored import Stored, of_tensor, read_checkpoint
 
 # Files of a Hugging Face folder that the runner needs besides the weights.
-TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
+TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "preprocessor_config.json")
 _WANTED = ["*.json", "*.safetensors", "*.jinja"]
 
 

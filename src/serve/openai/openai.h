@@ -15,6 +15,8 @@ void embeddings(App& app, const std::shared_ptr<Call>& call, const PathParts& pa
 void responses(App& app, const std::shared_ptr<Call>& call, const PathParts& parts);
 void rerank(App& app, const std::shared_ptr<Call>& call, const PathParts& parts);
 void chat_input_tokens(App& app, const std::shared_ptr<Call>& call, const PathParts& parts);
+void transcriptions(App& app, const std::shared_ptr<Call>& call, const PathParts& parts);
+void translations(App& app, const std::shared_ptr<Call>& call, const PathParts& parts);
 void chat_completions(App& app, const std::shared_ptr<Call>& call, const PathParts& parts);
 
 }  // namespace graft::serve

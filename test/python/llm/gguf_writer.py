@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from graft.exporter.quantization import quantize
@@ -40,11 +41,16 @@ def _value(value: Any) -> bytes:
         return struct.pack("<II", 4, value)
     if isinstance(value, float):
         return struct.pack("<If", 6, value)
+    if isinstance(value, list):
+        return struct.pack("<IIQ", 9, 8, len(value)) + b"".join(map(_text, value))
+    if isinstance(value, np.ndarray):
+        kind = {np.dtype(np.int32): 5, np.dtype(np.float32): 6}[value.dtype]
+        return struct.pack("<IIQ", 9, kind, len(value)) + value.tobytes()
     return struct.pack("<I", 8) + _text(value)
 
 
 def write_gguf(path: Path, values: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], kind: str = "f32") -> Path:
-    """Matrices in that type, everything else in f32. Values: bool, int (u32), float (f32) or text."""
+    """Matrices in that type, everything else in f32. Values: bool, int (u32), float (f32), text, lists of text, and arrays of i32 and f32."""
     head = [b"GGUF", struct.pack("<IQQ", 3, len(tensors), len(values))]
     head += [_text(key) + _value(value) for key, value in values.items()]
     offset, data = 0, []

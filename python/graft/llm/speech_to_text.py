@@ -1,0 +1,131 @@
+"""Speech to text from a package of `graft.export_llm`: the engine's own transcriber, as `graft transcribe` uses it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from graft import _C
+from graft.errors import InvalidArgument
+from graft.runtime import arrays
+
+if TYPE_CHECKING:
+    from graft.runtime.model import Array
+
+__all__ = ["Segment", "Transcriber", "Transcription", "load_audio"]
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A part of the text with its time.
+
+    start, end, window: seconds; window is where the model's window begins that it lies in.
+    tokens: with those of its time stamps.
+    avg_logprob, compression_ratio, no_speech_prob, temperature: of that window, as OpenAI's whisper has them.
+    """
+
+    start: float
+    end: float
+    text: str
+    tokens: list[int]
+    window: float
+    temperature: float
+    avg_logprob: float
+    compression_ratio: float
+    no_speech_prob: float
+
+
+@dataclass(frozen=True)
+class Transcription:
+    """language: such as "en"; "" where the model knows one language alone."""
+
+    text: str
+    language: str
+    segments: list[Segment]
+
+
+def load_audio(path: str | os.PathLike[str]) -> tuple[np.ndarray, int]:
+    """The samples [n] in f32, from -1 to 1, and the sampling rate of a WAV, FLAC or MP3 file; of several channels the
+    mean. Raises `graft.NotFound`, and `graft.InvalidArgument` for another or a damaged file."""
+    samples, rate = _C.load_audio(os.fspath(path))
+    return np.frombuffer(samples, dtype=np.float32), rate
+
+
+class Transcriber:
+    """Turns speech into text, of any length, by a model such as Whisper.
+
+    transcriber = graft.Transcriber("whisper.pte")
+    print(transcriber("speech.mp3").text)
+
+    tokenizer: a path, instead of the package's own. threads: 0 means as many as the machine has cores.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        tokenizer: str | os.PathLike[str] = "",
+        weights: Iterable[str | os.PathLike[str]] = (),
+        device: str = "",
+        threads: int = 0,
+    ) -> None:
+        files = [os.fspath(file) for file in weights]
+        precision = arrays.matmul_precision()
+        model: Any = _C.LanguageModel.load(os.fspath(path), os.fspath(tokenizer), files, device, precision)
+        self._transcriber: Any = _C.Transcriber(model, threads)
+
+    def __call__(
+        self,
+        audio: str | os.PathLike[str] | Array,
+        *,
+        sampling_rate: int | None = None,
+        on_segment: Callable[[Segment], None] | None = None,
+        cancel: _C.CancelToken | None = None,
+        **settings: Any,
+    ) -> Transcription:
+        """audio: a file of WAV, FLAC or MP3, or samples [n] from -1 to 1 with their sampling_rate. on_segment: called with
+        each segment as its window is done. settings, as in generate() of transformers' Whisper: language ("en"; by default
+        the model says), task ("transcribe" or "translate"), prompt, return_timestamps (True), temperatures ([0]; the next one
+        is tried where a window fails a threshold), compression_ratio_threshold, logprob_threshold, no_speech_threshold,
+        condition_on_prev_tokens, seed."""
+        if isinstance(audio, (str, os.PathLike)):
+            if sampling_rate is not None:
+                raise InvalidArgument("expected no sampling_rate: a file has its own")
+            samples, rate = _C.load_audio(os.fspath(audio))
+        else:
+            if sampling_rate is None:
+                raise InvalidArgument("expected the sampling_rate of the samples")
+            samples, rate = _as_samples(audio), sampling_rate
+        show = None if on_segment is None else lambda found: on_segment(_segment(found))
+        text, language, segments = self._transcriber.transcribe(samples, rate, settings, show, cancel)
+        return Transcription(text.decode(), language, [_segment(found) for found in segments])
+
+    def features(self, samples: Array) -> np.ndarray:
+        """The encoder's input [mels, frames], f32, for samples [n] at `sampling_rate`: of at least one window."""
+        found = np.frombuffer(self._transcriber.features(_as_samples(samples)), dtype=np.float32)
+        return found.reshape(self._transcriber.mels, -1)
+
+    @property
+    def sampling_rate(self) -> int:
+        """Of the model, in samples per second."""
+        return self._transcriber.sampling_rate
+
+    @property
+    def languages(self) -> list[str]:
+        """Those that the model tells apart; none where it knows one alone."""
+        return self._transcriber.languages()
+
+
+def _segment(found: dict[str, Any]) -> Segment:
+    return Segment(**{**found, "text": found["text"].decode()})
+
+
+def _as_samples(samples: Any) -> bytes:
+    array = np.ascontiguousarray(np.asarray(samples), dtype=np.float32)
+    if array.ndim != 1:
+        raise InvalidArgument(f"expected samples [n] of one channel, found the shape {array.shape}")
+    return array.tobytes()

@@ -1,0 +1,123 @@
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstring>
+
+#include "graft/transcriber.h"
+
+// The binding of speech: samples as bytes of f32 in, segments out. python/graft/llm/speech_to_text.py makes arrays.
+namespace nb = nanobind;
+
+namespace graft {
+namespace {
+
+nb::bytes bytes_of(std::span<const float> numbers) {
+  return nb::bytes(reinterpret_cast<const char*>(numbers.data()), numbers.size_bytes());
+}
+
+std::vector<float> floats_of(const nb::bytes& bytes) {
+  std::vector<float> numbers(bytes.size() / sizeof(float));
+  std::memcpy(numbers.data(), bytes.c_str(), numbers.size() * sizeof(float));
+  return numbers;
+}
+
+nb::bytes utf8_of(const std::string& text) { return nb::bytes(text.data(), text.size()); }
+
+TranscriptionOptions options_of(const nb::dict& settings) {
+  TranscriptionOptions options;
+  for (const auto& [key, value] : settings) {
+    const auto name = nb::cast<std::string>(key);
+    const auto set = [&](std::string_view wanted, auto& field) {
+      if (name != wanted) return false;
+      field = nb::cast<std::decay_t<decltype(field)>>(value);
+      return true;
+    };
+    const auto set_optional = [&](std::string_view wanted, std::optional<double>& field) {
+      if (name != wanted) return false;
+      if (!value.is_none()) field = nb::cast<double>(value);
+      return true;
+    };
+    if (set("language", options.language) || set("task", options.task) || set("prompt", options.prompt) ||
+        set("return_timestamps", options.return_timestamps) ||
+        set("condition_on_prev_tokens", options.condition_on_prev_tokens) || set("seed", options.seed) ||
+        set("temperatures", options.temperatures) ||
+        set_optional("compression_ratio_threshold", options.compression_ratio_threshold) ||
+        set_optional("logprob_threshold", options.logprob_threshold) ||
+        set_optional("no_speech_threshold", options.no_speech_threshold))
+      continue;
+    throw InvalidArgument("there is no setting '" + name + "'");
+  }
+  return options;
+}
+
+nb::dict to_dict(const TranscriptionSegment& segment) {
+  nb::dict d;
+  d["start"] = segment.start;
+  d["end"] = segment.end;
+  d["tokens"] = segment.tokens;
+  d["text"] = utf8_of(segment.text);
+  d["window"] = segment.window;
+  d["temperature"] = segment.temperature;
+  d["avg_logprob"] = segment.avg_logprob;
+  d["compression_ratio"] = segment.compression_ratio;
+  d["no_speech_prob"] = segment.no_speech_prob;
+  return d;
+}
+
+nb::tuple transcribe(Transcriber& transcriber, const nb::bytes& samples, std::int64_t sampling_rate,
+                     const nb::dict& settings, const nb::object& on_segment, const CancelToken* cancel) {
+  const TranscriptionOptions options = options_of(settings);
+  Transcriber::OnSegment show;
+  if (!on_segment.is_none())
+    show = [&](const TranscriptionSegment& segment) {
+      const nb::gil_scoped_acquire acquire;
+      on_segment(to_dict(segment));
+    };
+  const Audio audio{floats_of(samples), sampling_rate};
+  RunOptions run;
+  run.cancel = cancel;
+  Transcription result;
+  {
+    const nb::gil_scoped_release release;
+    result = transcriber.transcribe(audio, options, show, run);
+  }
+  nb::list segments;
+  for (const TranscriptionSegment& segment : result.segments) segments.append(to_dict(segment));
+  return nb::make_tuple(utf8_of(result.text), result.language, segments);
+}
+
+}  // namespace
+
+void bind_speech(nb::module_& m) {
+  nb::class_<Transcriber>(m, "Transcriber")
+      .def(
+          "__init__",
+          [](Transcriber* self, const std::shared_ptr<LanguageModel>& model, int threads) {
+            new (self) Transcriber(model, threads);
+          },
+          nb::arg("model"), nb::arg("threads"))
+      .def("transcribe", &transcribe, nb::arg("samples"), nb::arg("sampling_rate"), nb::arg("settings"),
+           nb::arg("on_segment").none(), nb::arg("cancel").none())
+      .def("features", [](Transcriber& transcriber,
+                          const nb::bytes& samples) { return bytes_of(transcriber.features(floats_of(samples))); })
+      .def("languages", &Transcriber::languages)
+      .def_prop_ro("plans", [](Transcriber& t) { return t.decoder().session().counters().graphs_built; })
+      .def_prop_ro("sampling_rate",
+                   [](const Transcriber& t) { return t.model().info().encoder->speech->sampling_rate; })
+      .def_prop_ro("mels", [](const Transcriber& t) { return t.model().info().encoder->speech->mels; });
+  m.def("load_audio", [](const std::string& path) {
+    const Audio audio = load_audio(path);
+    return nb::make_tuple(bytes_of(audio.samples), audio.sampling_rate);
+  });
+  m.def("decode_audio", [](const nb::bytes& file) {
+    const Audio audio = decode_audio(std::as_bytes(std::span(file.c_str(), file.size())));
+    return nb::make_tuple(bytes_of(audio.samples), audio.sampling_rate);
+  });
+  m.def("resample", [](const nb::bytes& samples, std::int64_t from, std::int64_t to) {
+    return bytes_of(resample(floats_of(samples), from, to));
+  });
+}
+
+}  // namespace graft

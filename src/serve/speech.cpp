@@ -1,0 +1,34 @@
+#include "serve/speech.h"
+
+#include <span>
+
+#include "base/check.h"
+
+namespace graft::serve {
+
+Speech::Speech(const std::shared_ptr<const LanguageModel>& model, int threads, std::size_t queue)
+    : transcriber_(model, threads),
+      state_bytes_(transcriber_.decoder().session().counters().state_bytes),
+      queue_(queue) {}
+
+void Speech::transcribe(std::string file, TranscriptionOptions options, Clock::time_point deadline,
+                        const CancelToken& cancel, Transcriber::OnSegment on_segment, OnDone on_done) {
+  queue_.submit([this, file = std::move(file), options = std::move(options), deadline, cancel,
+                 on_segment = std::move(on_segment), on_done = std::move(on_done)] {
+    Transcription transcription;
+    std::exception_ptr error;
+    try {
+      GRAFT_CHECK(Cancelled, !cancel.cancelled(), "the client has gone");
+      RunOptions run;
+      run.deadline = deadline;
+      run.cancel = &cancel;
+      const Audio audio = decode_audio(std::as_bytes(std::span(file)), "'file'");
+      transcription = transcriber_.transcribe(audio, options, on_segment, run);
+    } catch (...) {
+      error = std::current_exception();
+    }
+    on_done(transcription, error);
+  });
+}
+
+}  // namespace graft::serve

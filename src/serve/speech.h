@@ -1,0 +1,33 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "base/clock.h"
+#include "graft/transcriber.h"
+#include "serve/work_queue.h"
+
+namespace graft::serve {
+
+// A Transcriber for many threads: one file at a time, in the order of the calls.
+class Speech {
+ public:
+  using OnDone = std::function<void(const Transcription& transcription, std::exception_ptr error)>;
+
+  // Throws what Transcriber throws.
+  Speech(const std::shared_ptr<const LanguageModel>& model, int threads, std::size_t queue);
+
+  // `file`: WAV, FLAC or MP3. `on_segment` and, once and last, `on_done` are called on the thread of this, unless this
+  // throws Busy or ends before.
+  void transcribe(std::string file, TranscriptionOptions options, Clock::time_point deadline, const CancelToken& cancel,
+                  Transcriber::OnSegment on_segment, OnDone on_done);
+  std::uint64_t state_bytes() const { return state_bytes_; }
+
+ private:
+  Transcriber transcriber_;
+  std::uint64_t state_bytes_ = 0;
+  WorkQueue queue_;
+};
+
+}  // namespace graft::serve
