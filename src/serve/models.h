@@ -29,7 +29,7 @@ struct ServedModel {
   Json template_variables = Json::object();  // of the chat template, for requests that give no such
   std::optional<std::uint64_t> seed;         // of requests that name none; none: random
   std::int64_t prompt_lookup = 0;            // GenerationOptions::prompt_lookup_num_tokens of all requests
-  std::unique_ptr<Speech> speech;  // of one of speech, instead of these two
+  std::unique_ptr<Speech> speech;            // of one of speech, instead of these two
   // Of any other:
   std::unique_ptr<Runner> runner;
   std::unique_ptr<Embedder> embedder;  // of a text encoder with a tokenizer
