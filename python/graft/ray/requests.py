@@ -1,0 +1,65 @@
+"""What the router must know of a request: its model, and its prompt's beginning."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from graft.ray.affinity import blocks
+
+# Of one connection, not of the request (RFC 9110, 7.6.1), and those that the next client writes itself.
+_HOP = frozenset(
+    "connection keep-alive proxy-authenticate proxy-authorization te trailer transfer-encoding upgrade host content-length".split()
+)
+_V2 = re.compile(r"/v2/models/([^/]+)(?:/infer)?$")
+_BEFORE, _PROMPT = ("tools", "system", "instructions"), ("messages", "prompt", "input", "query")
+
+
+@dataclass(frozen=True)
+class Request:
+    """An HTTP request on its way to a server. target: path with query. model: the name that it asks for, "" for none.
+    prompt: digests of the blocks of its prompt."""
+
+    method: str
+    target: str
+    headers: tuple[tuple[str, str], ...]
+    body: bytes
+    model: str = ""
+    prompt: list[int] = field(default_factory=list[int])
+
+
+def end_to_end(headers: Mapping[str, str] | Any) -> tuple[tuple[str, str], ...]:
+    """Headers that go on to the next hop."""
+    return tuple((name, value) for name, value in headers.items() if name.lower() not in _HOP)
+
+
+def described(method: str, target: str, headers: tuple[tuple[str, str], ...], body: bytes) -> Request:
+    """With model and blocks, as far as the body is one that a server would take: what is wrong with it, the server says."""
+    path = target.partition("?")[0]
+    if named := _V2.match(path):
+        return Request(method, target, headers, body, named[1])
+    fields: Any = None
+    if method == "POST":
+        try:
+            fields = json.loads(body)
+        except ValueError:  # among them text that is not UTF-8
+            pass
+    if not isinstance(fields, dict):
+        return Request(method, target, headers, body)
+    given: dict[str, Any] = fields
+    model = given.get("model", "")
+    model = model if isinstance(model, str) else ""
+    text = next((given[name] for name in _PROMPT if given.get(name)), None)
+    prompt = list[int]()
+    if text is not None:
+        # Servers keep prompts apart by model and key. What follows is in the order in which templates write it.
+        key = [value for name, value in headers if name.lower() in ("authorization", "x-api-key")]
+        parts = [model, key, *(given.get(name) for name in _BEFORE), text]
+        prompt = blocks(json.dumps(parts, ensure_ascii=False).encode("utf-8", "surrogatepass"))
+    return Request(method, target, headers, body, model, prompt)
+
+
+__all__ = ["Request", "described", "end_to_end"]
