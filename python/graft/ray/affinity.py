@@ -1,8 +1,9 @@
 """Which replica a prompt goes to: the one that knows its beginning, unless it has too much to do.
 
 Consistent hashing with bounded loads, over what was routed before. A prompt is a list of blocks, each known by a digest of
-itself and all before it. A replica that computed the longest run of these is asked first; else a ring of hashes says
-which, the same in every router and, but for a fraction, after replicas came or went.
+itself and all before it. The replica that computed the longest run of these is asked first where that is most of the
+prompt. Else a ring of hashes says which by the talk, the same for all its turns, in every router and, but for a fraction,
+after replicas came or went: a beginning that many talks share (a prompt of the system) is soon known everywhere.
 """
 
 from __future__ import annotations
@@ -35,17 +36,25 @@ class Affinity:
     """Chooses among replicas, which are known by texts.
 
     bound: a replica may have `bound` times the mean load, rounded up, before a prompt that it knows goes elsewhere; above 1.
+    free: it may have this much in any case.
     points: of each replica on the ring. remembered: blocks, those used last, whose replica is kept in mind.
     """
 
     def __init__(
-        self, replicas: Iterable[str] = (), *, bound: float = 1.25, points: int = 64, remembered: int = 1 << 16
+        self,
+        replicas: Iterable[str] = (),
+        *,
+        bound: float = 1.25,
+        free: int = 4,
+        points: int = 64,
+        remembered: int = 1 << 16,
     ) -> None:
         if not bound > 1 or not math.isfinite(bound):
             raise InvalidArgument(f"bound must be above 1, got {bound}")
-        if points < 1 or remembered < 0:
-            raise InvalidArgument(f"points must be at least 1 and remembered at least 0, got {points}, {remembered}")
-        self.bound, self.points, self.remembered = bound, points, remembered
+        for name, value, least in (("free", free, 0), ("points", points, 1), ("remembered", remembered, 0)):
+            if value < least:
+                raise InvalidArgument(f"{name} must be at least {least}, got {value}")
+        self.bound, self.free, self.points, self.remembered = bound, free, points, remembered
         self._known: OrderedDict[int, str] = OrderedDict()
         self.replicas: frozenset[str] = frozenset()
         self._ring: list[tuple[int, str]] = []
@@ -60,15 +69,16 @@ class Affinity:
         self._ring = sorted([*(point for point in self._ring if point[1] in now), *added])
         self.replicas = now
 
-    def order(self, prompt: Sequence[int]) -> Iterator[str]:
-        """All replicas, best first, whatever their loads."""
-        first = next((r for block in reversed(prompt) if (r := self._known.get(block)) in self.replicas), None)
+    def order(self, prompt: Sequence[int], talk: int | None = None) -> Iterator[str]:
+        """All replicas, best first, whatever their loads. talk: a digest that all turns of one have; None: the first block."""
+        half = prompt[len(prompt) // 2 :]
+        first = next((r for block in reversed(half) if (r := self._known.get(block)) in self.replicas), None)
         if first is not None:
             yield first
-        seen = {first}
-        start = bisect.bisect(self._ring, (prompt[0] if prompt else 0, ""))
+        seen = {first} if first is not None else set[str]()
+        start = bisect.bisect(self._ring, (talk if talk is not None else prompt[0] if prompt else 0, ""))
         for i in range(len(self._ring)):
-            if len(seen) > len(self.replicas):
+            if len(seen) == len(self.replicas):
                 return
             replica = self._ring[(start + i) % len(self._ring)][1]
             if replica not in seen:
@@ -77,13 +87,15 @@ class Affinity:
 
     def limit(self, total: int) -> int:
         """What a replica may have of `total` requests, the new one included."""
-        return math.ceil(self.bound * (total + 1) / max(len(self.replicas), 1))
+        return max(self.free, math.ceil(self.bound * (total + 1) / max(len(self.replicas), 1)))
 
-    def choose(self, prompt: Sequence[int], load: Callable[[str], int], total: int) -> str | None:
+    def choose(
+        self, prompt: Sequence[int], load: Callable[[str], int], total: int, talk: int | None = None
+    ) -> str | None:
         """The first in order whose load stays within the limit; None without replicas. load: requests that a replica has;
         total: that all have."""
         limit, last = self.limit(total), None
-        for replica in self.order(prompt):
+        for replica in self.order(prompt, talk):
             last = last or replica
             if load(replica) < limit:
                 return replica

@@ -15,6 +15,7 @@ from typing import Any
 
 import aiohttp
 import fastapi
+import fastapi.responses
 import ray.exceptions
 import ray.serve.exceptions
 from ray import serve
@@ -168,6 +169,18 @@ def refusal(status: int, kind: str, message: str, code: str, **headers: str) -> 
 LOST = "the replica that computed the answer ended, and no other could take the request: try again"
 
 
+async def rest(first: bytes, parts: Any) -> AsyncIterator[bytes]:
+    """Of a stream whose beginning the client has: where its replica ends, an event says so, as of `graft serve`."""
+    yield first
+    try:
+        async for part in parts:
+            yield part
+    except (ReplicaLost, ray.exceptions.RayActorError):
+        error = {"message": "the replica that computed the answer ended: try again", "type": "server_error"}
+        yield f"data: {json.dumps({'error': {**error, 'param': None, 'code': 'replica_lost'}})}\n\n".encode()
+
+
+# Serve copies what it needs of this module here, so the rest stands above.
 @serve.ingress(api)
 class Ingress:
     """Takes requests and hands each to a replica; to another where one ended before its answer began."""
@@ -221,15 +234,3 @@ class Ingress:
         lengths = [pair for pair in response.raw_headers if pair[0] == b"content-length"]
         response.raw_headers = [(n.lower().encode("latin-1"), v.encode("latin-1")) for n, v in headers] + lengths
         return response
-
-
-async def rest(first: bytes, parts: Any) -> AsyncIterator[bytes]:
-    """Of a stream whose beginning the client has: where its replica ends, an event says so, as of `graft serve`."""
-    yield first
-    try:
-        async for part in parts:
-            yield part
-    except (ReplicaLost, ray.exceptions.RayActorError):
-        error = {"message": "the replica that computed the answer ended: try again", "type": "server_error"}
-        yield f"data: {json.dumps({'error': {**error, 'param': None, 'code': 'replica_lost'}})}\n\n".encode()
-

@@ -36,7 +36,7 @@ class PrefixAffinityRouter(MultiplexMixin, RequestRouter):
             return [[replica] for replica in ordered]
         self._affinity.update(self._by_name)
         total = sum(self._load(name) for name in self._by_name)
-        chosen = self._affinity.choose(request.prompt, self._load, total)
+        chosen = self._affinity.choose(request.prompt, self._load, total, request.talk)
         return [[r] for r in sorted(ordered, key=lambda replica: replica.replica_id.unique_id != chosen)]
 
     def on_request_routed(self, pending_request: Any, replica_id: Any, result: Any) -> None:

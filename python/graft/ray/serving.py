@@ -41,7 +41,8 @@ def app(
     arguments: more of the command line `graft serve`, such as ["--api-keys", "keys.txt"].
     max_queued: requests that wait in an ingress; beyond, they get 429 with Retry-After.
     tries: replicas that a request is given to before the answer is 503 with Retry-After, where each ended before it answered.
-    bound: how many times the mean load a replica may have before a prompt that begins as one that it knows goes to another.
+    bound: how many times the mean load a replica may have, if that is more than half of rows, before a prompt whose beginning it
+        knows goes to another.
     max_body_bytes: of a request; beyond, it gets 413.
 
     Raises `graft.InvalidArgument` for what cannot be.
@@ -72,7 +73,7 @@ def app(
     from graft.ray import deployments
 
     router = config.RequestRouterConfig(
-        request_router_class="graft.ray.router.PrefixAffinityRouter", request_router_kwargs={"bound": bound}
+        request_router_class="graft.ray.router.PrefixAffinityRouter", request_router_kwargs={"bound": bound, "free": max(1, rows // 2)}
     )
     scaling: dict[str, Any] = {"num_replicas": least}
     if most > least:

@@ -35,20 +35,22 @@ def test_the_ring_is_even_and_moves_little():
     assert len(moved) == counts["r0"]  # those of the one that went
 
 
-def test_longest_known_beginning_comes_first():
+def test_a_known_beginning_comes_first_where_it_is_most_of_a_prompt():
     affinity = Affinity(REPLICAS)
     talk = a_prompt(1)
     affinity.record(blocks(talk), "r3")
     affinity.record(blocks(talk[:512] + b"another" * 100), "r5")
     assert next(affinity.order(blocks(talk + b"more" * 200))) == "r3"
     assert next(affinity.order(blocks(talk[:600]))) == "r5"  # the last that computed these two
+    other = blocks(talk[:256] + b"some other text. " * 200)
+    assert [next(affinity.order(other, i << 60)) for i in range(16)] == [next(Affinity(REPLICAS).order([i << 60])) for i in range(16)]
     assert sorted(affinity.order(blocks(talk))) == sorted(REPLICAS)
     affinity.update([r for r in REPLICAS if r != "r3"])
     assert "r3" not in list(affinity.order(blocks(talk)))
 
 
 def test_loads_are_bounded():
-    affinity, loads = Affinity(REPLICAS, bound=1.25), collections.Counter()
+    affinity, loads = Affinity(REPLICAS, bound=1.25, free=3), collections.Counter()
     for number in range(1000):
         prompt = blocks(a_prompt(0))  # all want the same
         chosen = affinity.choose(prompt, loads.__getitem__, number)
@@ -56,6 +58,7 @@ def test_loads_are_bounded():
         loads[chosen] += 1
         affinity.record(prompt, chosen)
         assert max(loads.values()) <= affinity.limit(number)
+        assert number > 2 or loads[chosen] == number + 1
     assert max(loads.values()) <= 126
     assert Affinity().choose([1], loads.__getitem__, 0) is None
 
@@ -70,20 +73,25 @@ def test_only_what_was_used_last_is_remembered():
     assert next(affinity.order([1])) == ring[1] and next(affinity.order([2])) == other[2]
 
 
-@pytest.mark.parametrize("settings", [{"bound": 1.0}, {"bound": float("nan")}, {"points": 0}, {"remembered": -1}])
+@pytest.mark.parametrize("settings", [{"bound": 1.0}, {"bound": float("nan")}, {"free": -1}, {"points": 0}, {"remembered": -1}])
 def test_wrong_settings(settings):
     with pytest.raises(graft.InvalidArgument, match="must be"):
         Affinity(REPLICAS, **settings)
 
 
 def test_what_is_read_of_requests():
+    def request(body: str, headers=()):
+        return described("POST", "/v1/chat/completions", tuple(headers), body.encode())
+
     def prompt(body: str, headers=()):
-        return described("POST", "/v1/chat/completions", tuple(headers), body.encode()).prompt
+        return request(body, headers).prompt
 
     words = "one two three " * 60
     first = f'{{"model": "m", "messages": [{{"role": "user", "content": "{words}"}}'
     turn, later = prompt(first + "]}"), prompt(first + ', {"role": "assistant", "content": "' + words + '"}]}')
     assert len(turn) >= 3 and later[: len(turn) - 1] == turn[:-1] and len(later) > len(turn)
+    more = first + ', {"role": "assistant", "content": "a"}, {"role": "user", "content": "b"}]}'
+    assert request(more).talk == request(first + "]}").talk != request(first.replace("two", "2") + "]}").talk
     assert prompt(first.replace('"m"', '"n"') + "]}")[0] != turn[0]
     assert prompt(first + "]}", [("Authorization", "Bearer x")])[0] != turn[0]
     assert described("POST", "/v1/completions", (), b'{"model": "m", "prompt": [1, 2]}').model == "m"

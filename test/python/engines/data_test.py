@@ -106,7 +106,7 @@ class Told(graft.ray.Embedder):
 def test_threads_are_those_of_ray_and_weights_are_packed_once(minilm, tmp_path, monkeypatch):
     (tmp_path / "packed").mkdir()
     monkeypatch.setenv("GRAFT_PACKED_FOLDER", str(tmp_path / "packed"))
-    ray.init(num_cpus=4, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
+    ray.init("local", num_cpus=4, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
     try:
         settings = {"tokenizer": str(minilm[1])}
         graft.ray.Embedder(minilm[0], threads=1, **settings)

@@ -55,7 +55,9 @@ class Client:
 
 @pytest.fixture(scope="module")
 def client():
-    ray.init(num_cpus=8, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
+    # Where others use the CPUs too, Serve's proxy takes long to start.
+    os.environ["RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S"] = str(PATIENCE)
+    ray.init("local", num_cpus=8, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
     yield Client()
     serve.shutdown()
     ray.shutdown()
@@ -120,8 +122,8 @@ CASES = [
     ("POST", "/v1/completions", {"prompt": ["Lily", "Tom"], "max_tokens": 4, "seed": 7, "n": 2}),
     ("POST", "/v1/completions", {"prompt": "x", "temperature": 3}),
     ("POST", "/v1/completions", {"prompt": "x", "model": "absent"}),
-    ("POST", "/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi \u00e9"}], "max_tokens": 4}),
-    ("POST", "/v1/messages", {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4, "model": "stories"}),
+    ("POST", "/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi \u00e9"}], "max_tokens": 4, "temperature": 0}),
+    ("POST", "/v1/messages", {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4, "model": "stories", "temperature": 0}),
     ("POST", "/tokenize", {"content": "Once upon a time"}),
     ("POST", "/v2/models/net/infer", {"inputs": [{"name": "input", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}]}),
     ("POST", "/v1/embeddings", {"input": "text"}),

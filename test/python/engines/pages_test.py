@@ -1,0 +1,39 @@
+"""Pages of docs/ on other engines do what they show, with a small model in the place of a large one."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import shutil
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+sys.path.insert(0, str(ROOT / "test" / "python" / "docs"))
+import tutorial
+
+sys.path.pop(0)
+
+
+@pytest.fixture
+def folder(tmp_path, stories):
+    shutil.copy(stories, tmp_path / "qwen3.pte")
+    yield tmp_path
+    for file in tmp_path.glob("*.pid"):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(file.read_text()), signal.SIGKILL)
+
+
+def need(*packages: str) -> None:
+    for package in packages:
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"no {package}: pip install -r requirements/engines.txt")
+
+
+def test_router(folder):
+    need("smg")
+    assert tutorial.run(ROOT / "docs" / "router.md", folder) == 3
