@@ -10,7 +10,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any
 
 import aiohttp
@@ -81,24 +81,12 @@ class Server:
 
     async def forward(self, request: Request) -> AsyncIterator[Head | bytes]:
         """The answer's head, then pieces of its body as they come."""
-        control = not self.all and request.model in self.models
-        for last in (False, False, True):
-            if control:
-                await self.model(request.model)
+        with contextlib.ExitStack() as held:
+            if not self.all and request.model in self.models:
+                held.enter_context((await self.model(request.model)).used())
             async with contextlib.aclosing(self._answer(request)) as answer:
-                head = await anext(answer)
-                if control and head[0] in (404, 503) and not last:
-                    # It may have been unloaded for another model since.
-                    body = b"".join([part async for part in answer])
-                    if b'"model_not_loaded"' in body:
-                        continue
-                    yield head
-                    yield body
-                    return
-                yield head
                 async for part in answer:
                     yield part
-                return
 
     async def _answer(self, request: Request) -> AsyncGenerator[Any]:
         if self.session is None:
@@ -127,21 +115,37 @@ class Server:
 
 
 class Loaded:
-    """A model of a server as Serve's cache of models holds it: when it leaves the cache, it is unloaded."""
+    """A model of a server as Serve's cache of models holds it: when it leaves the cache, it is unloaded, once the requests that
+    came for it are answered."""
 
     def __init__(self, server: Server, name: str) -> None:
-        self.server, self.name = server, name
-        self.once = threading.Lock()
+        self.server, self.name, self.users, self.gone = server, name, 0, False
+        self.free = threading.Condition()
+
+    @contextlib.contextmanager
+    def used(self) -> Iterator[None]:
+        with self.free:
+            self.users += 1
+        try:
+            yield
+        finally:
+            with self.free:
+                self.users -= 1
+                self.free.notify_all()
 
     def __del__(self) -> None:
         # Serve calls this in a thread, and Python once more.
-        if self.once.acquire(blocking=False):
-            try:
-                self.server.change(self.name, "unload")
-            except ReplicaLost:  # and all its models with it
-                pass
-            except Error as e:
-                log.error("graft: %s", e)
+        with self.free:
+            if self.gone:
+                return
+            self.free.wait_for(lambda: not self.users)
+            self.gone = True
+        try:
+            self.server.change(self.name, "unload")
+        except ReplicaLost:  # and all its models with it
+            pass
+        except Error as e:
+            log.error("graft: %s", e)
 
 
 def sized(models: int) -> type[Server]:

@@ -44,6 +44,15 @@ def two_results(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def net(tmp_path_factory) -> Path:
+    """input [n, 4] -> [n, 2], f32."""
+    torch.manual_seed(0)
+    n = torch.export.Dim("n", min=1, max=64)
+    path = tmp_path_factory.mktemp("engines") / "net.pte"
+    return graft.export(torch.nn.Linear(4, 2).eval(), (torch.randn(2, 4),), dynamic_shapes=({0: n},), path=path)
+
+
+@pytest.fixture(scope="session")
 def stories(tmp_path_factory) -> Path:
     if not (DATA / "stories260K").is_dir():
         pytest.skip("no stories260K in ../shared/data, and GRAFT_TEST_DATA names no folder that has it")

@@ -20,8 +20,9 @@ sys.path.pop(0)
 
 
 @pytest.fixture
-def folder(tmp_path, stories):
-    shutil.copy(stories, tmp_path / "qwen3.pte")
+def folder(tmp_path, stories, minilm, net):
+    for file, name in ((stories, "qwen3.pte"), (minilm[0], "minilm.pte"), (minilm[1], "tokenizer.json"), (net, "net.pte")):
+        shutil.copy(file, tmp_path / name)
     yield tmp_path
     for file in tmp_path.glob("*.pid"):
         with contextlib.suppress(ProcessLookupError):
@@ -37,3 +38,18 @@ def need(*packages: str) -> None:
 def test_router(folder):
     need("smg")
     assert tutorial.run(ROOT / "docs" / "router.md", folder) == 3
+
+
+def test_ray(folder, monkeypatch):
+    need("ray")
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    assert tutorial.run(ROOT / "docs" / "ray.md", folder) == 4
+
+
+def test_spark_and_daft(folder, monkeypatch):
+    need("pyspark", "daft")
+    if shutil.which("java") is None:
+        pytest.skip("no java, which Spark needs")
+    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
+    monkeypatch.setenv("PYSPARK_DRIVER_PYTHON", sys.executable)
+    assert tutorial.run(ROOT / "docs" / "data-engines.md", folder) == 4

@@ -224,7 +224,7 @@ def test_models_take_turns(client, stories):
 
 
 def statuses(client) -> dict[str, str]:
-    return {model["id"]: model["status"] for model in client.get("/v1/models")[1]["data"]}
+    return {model["id"]: model["status"]["value"] for model in client.get("/v1/models")[1]["data"]}
 
 
 class Load:
