@@ -53,7 +53,7 @@ class Cluster:
     """cpus: of a host. per_host: replicas of one. rows: texts that a replica runs at once. cache: blocks that it keeps.
     routers: each with its own memory of what it sent where. policy: "affinity", "least" (the least busy of all) or "random".
     mtbf: mean seconds between failures of a replica; 0: none. restart: seconds until it is back, its cache empty.
-    notice: seconds until routers know that it is gone."""
+    notice: seconds until routers know that it is gone, if no request has told them before."""
 
     replicas: int
     cpus: int = 1
@@ -94,6 +94,7 @@ class Simulation:
     def run(self, requests: Iterable[Request], until: float = float("inf")) -> list[Request]:
         """The requests that were answered, by the end of their answers. Talks that go on after `until` are cut."""
         self._draw, self._number, self._events = random.Random(self.cluster.seed), 0, list[tuple[float, int, object, int]]()
+        self._until = until
         hosts = [[0] for _ in range(-(-self.cluster.replicas // self.cluster.per_host))]
         self.replicas = {f"r{i}": Replica(f"r{i}", hosts[i // self.cluster.per_host]) for i in range(self.cluster.replicas)}
         self._loads, self._total = dict.fromkeys(self.replicas, 0), 0
@@ -131,7 +132,8 @@ class Simulation:
         replica = self.replicas[name]
         self._loads[name] += 1
         self._total += 1
-        if not replica.up:  # nobody knows yet: the router sees the connection fail
+        if not replica.up:  # nobody knew: the router sees the connection fail
+            self._gone(replica)
             self._lost(now, replica, request)
             return
         replica.waiting.append(request)
@@ -238,6 +240,8 @@ class Simulation:
         self._later(now + self._draw.expovariate(1 / self.cluster.mtbf), lambda at: self._fail(at, replica))
 
     def _fail(self, now: float, replica: Replica) -> None:
+        if now > self._until:
+            return
         self.failures += 1
         requests = [*replica.waiting, *(entry[2] for entry in replica.running)]
         requests += [replica.reading] if replica.reading is not None else []
@@ -253,7 +257,7 @@ class Simulation:
         self._later(now + self.cluster.restart, lambda at: self._back(at, replica))
 
     def _gone(self, replica: Replica) -> None:
-        if not replica.up:
+        if not replica.up and self._loads[replica.name] < DOWN:
             self._loads[replica.name] += DOWN
 
     def _back(self, now: float, replica: Replica) -> None:

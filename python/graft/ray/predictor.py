@@ -53,10 +53,10 @@ class Predictor:
         self.method: Method = self.model.methods[method]
         described = next(m for m in self.model.describe()["methods"] if m["name"] == method)
         self.inputs: list[dict[str, Any]] = described["inputs"]
-        names = [entry["name"] for entry in self.inputs]
+        names: list[str] = [entry["name"] for entry in self.inputs]
         if unknown := sorted(set(inputs or {}) - set(names)):
             raise InvalidArgument(f"method '{method}' has no inputs {unknown}: it has {names}")
-        self.columns = [(inputs or {}).get(name, name) for name in names]
+        self.columns: list[str] = [(inputs or {}).get(name, name) for name in names]
         self.outputs = [entry["name"] for entry in described["outputs"]] if outputs is None else list(outputs)
         if len(self.outputs) != len(described["outputs"]):
             raise InvalidArgument(
@@ -65,7 +65,7 @@ class Predictor:
         if rows < 1:
             raise InvalidArgument(f"rows must be at least 1, got {rows}")
         limits = [entry["dims"][0]["max"] for entry in self.inputs if entry.get("dims")]
-        self.rows = min([rows, *(limit for limit in limits if limit is not None)])
+        self.rows: int = min([rows, *(limit for limit in limits if limit is not None)])
 
     def arrays(self, *columns: Array) -> list[Array]:
         """The results [n, ...] for inputs [n, ...] in the order of the method's."""

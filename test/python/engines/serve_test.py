@@ -14,7 +14,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-import torch
 
 import graft
 import graft.ray
@@ -24,7 +23,7 @@ ray = pytest.importorskip("ray", reason="no ray: pip install -r requirements/eng
 serve = pytest.importorskip("ray.serve", reason="no ray.serve: pip install -r requirements/engines.txt")
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
-PATIENCE = 120  # seconds
+PATIENCE = 300  # seconds
 
 
 def free_port() -> int:
@@ -36,9 +35,7 @@ def free_port() -> int:
 class Client:
     """Requests to the application, as `Server` sends them to a process."""
 
-    request, get, post, good, complete, events = (
-        Server.request, Server.get, Server.post, Server.good, Server.complete, Server.events
-    )  # fmt: skip
+    get, post, good, complete, events = Server.get, Server.post, Server.good, Server.complete, Server.events
 
     def __init__(self) -> None:
         self.port = free_port()
@@ -47,6 +44,12 @@ class Client:
     def run(self, *args, **settings) -> Client:
         serve.run(graft.ray.app(*args, **settings))
         return self
+
+    def request(self, method: str, path: str, body: bytes | None = None, headers: dict | None = None):
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
+        connection.request(method, path, body, headers or {})
+        answer = connection.getresponse()
+        return answer, answer.read()
 
     def headers(self, path: str, fields: dict):
         answer, body = self.request("POST", path, json.dumps(fields).encode(), {"Content-Type": "application/json"})
@@ -61,14 +64,6 @@ def client():
     yield Client()
     serve.shutdown()
     ray.shutdown()
-
-
-@pytest.fixture(scope="module")
-def net(tmp_path_factory) -> Path:
-    torch.manual_seed(0)
-    n = torch.export.Dim("n", min=1, max=64)
-    path = tmp_path_factory.mktemp("net") / "net.pte"
-    return graft.export(torch.nn.Linear(4, 2), (torch.randn(2, 4),), dynamic_shapes=({0: n},), path=path)
 
 
 def processes(what: str = "serve") -> list[tuple[int, int]]:
