@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import os
 import random
 import sys
 import threading
@@ -27,6 +28,7 @@ from ray.cluster_utils import Cluster
 import graft.ray
 from graft.ray import arrow
 
+os.environ.setdefault("RAY_worker_niceness", "0")  # as the single process
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 from semantic_search import SentenceEmbedder, model_folder  # noqa: E402
 

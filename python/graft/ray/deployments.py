@@ -189,10 +189,11 @@ async def rest(first: bytes, parts: Any) -> AsyncIterator[bytes]:
 class Ingress:
     """Takes requests and hands each to a replica; to another where one ended before its answer began."""
 
-    def __init__(self, servers: Any, models: Sequence[str], tries: int, max_body_bytes: int) -> None:
+    def __init__(self, servers: Any, models: Sequence[str], loaded: int, tries: int, max_body_bytes: int) -> None:
         self.servers, self.tries, self.max_body_bytes = servers.options(stream=True), tries, max_body_bytes
-        self.default, self.models = models[0], frozenset(models)
-        self.several = len(models) > 1
+        self.models = frozenset(models)
+        # Which model a server takes for one that is not named depends on those that it has loaded.
+        self.default = models[0] if loaded < len(models) else ""
 
     @api.get("/metrics")
     async def metrics(self) -> fastapi.Response:
@@ -211,10 +212,10 @@ class Ingress:
                 message = f"the body is longer than {self.max_body_bytes} bytes"
                 return refusal(413, "invalid_request_error", message, "body_too_large", connection="close")
         target = request.url.path + (f"?{request.url.query}" if request.url.query else "")
-        given = described(request.method, target, end_to_end(request.headers), bytes(body))
+        given = described(request.method, target, end_to_end(request.headers), bytes(body), self.default)
         servers = self.servers
-        if self.several and request.method == "POST":
-            servers = servers.options(multiplexed_model_id=given.model if given.model in self.models else self.default)
+        if self.default and given.model in self.models:
+            servers = servers.options(multiplexed_model_id=given.model)
         for _ in range(self.tries):
             try:
                 return await self._through(servers, given)

@@ -37,8 +37,11 @@ def end_to_end(headers: Mapping[str, str] | Any) -> tuple[tuple[str, str], ...]:
     return tuple((name, value) for name, value in headers.items() if name.lower() not in _HOP)
 
 
-def described(method: str, target: str, headers: tuple[tuple[str, str], ...], body: bytes) -> Request:
-    """With model and blocks, as far as the body is one that a server would take: what is wrong with it, the server says."""
+def described(
+    method: str, target: str, headers: tuple[tuple[str, str], ...], body: bytes, default: str = ""
+) -> Request:
+    """With model and blocks, as far as the body is one that a server would take: what is wrong with it, the server says.
+    default: the model that is written into one that names none."""
     path = target.partition("?")[0]
     if named := _V2.match(path):
         return Request(method, target, headers, body, named[1])
@@ -51,6 +54,9 @@ def described(method: str, target: str, headers: tuple[tuple[str, str], ...], bo
     if not isinstance(fields, dict):
         return Request(method, target, headers, body)
     given: dict[str, Any] = fields
+    if default and given.get("model") is None:
+        given = {**given, "model": default}
+        body = json.dumps(given).encode()
     model = given.get("model", "")
     model = model if isinstance(model, str) else ""
     text = next((given[name] for name in _PROMPT if given.get(name)), None)

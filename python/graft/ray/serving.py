@@ -92,7 +92,7 @@ def app(
         name="ingress", num_replicas=ingresses, ray_actor_options={"num_cpus": 0}, max_ongoing_requests=1000
     )(deployments.Ingress)
     servers = server.bind(named, ["--rows", str(rows), *arguments], loaded)
-    return ingress.bind(servers, list(named), tries, max_body_bytes)
+    return ingress.bind(servers, list(named), loaded, tries, max_body_bytes)
 
 
 __all__ = ["app"]

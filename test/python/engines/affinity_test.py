@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import json
 
 import pytest
 
@@ -97,6 +98,9 @@ def test_what_is_read_of_requests():
     assert described("POST", "/v1/completions", (), b'{"model": "m", "prompt": [1, 2]}').model == "m"
     assert described("GET", "/v2/models/net?x=1", (), b"").model == "net"
     assert described("POST", "/v2/models/net/infer", (), b"{").model == "net"
+    named = described("POST", "/v1/completions", (), b'{"prompt": "x"}', "m")
+    assert named.model == "m" and json.loads(named.body) == {"model": "m", "prompt": "x"}
+    assert described("POST", "/v1/completions", (), b'{"model": "n"}', "m").body == b'{"model": "n"}'
     for body in (b"", b"{", b"[]", b'"text"', b'{"model": 3}', b"\xff"):
         assert described("POST", "/v1/completions", (), body).model == ""
         assert described("POST", "/v1/completions", (), body).prompt == []

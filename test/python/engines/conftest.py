@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -14,6 +15,8 @@ import graft
 from test_data import DATA
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "examples"))
+# Ray gives way to all other programs (a niceness of 15): beside a compiler its tests would take ten times as long.
+os.environ.setdefault("RAY_worker_niceness", "0")
 
 
 @pytest.fixture(scope="session")
