@@ -73,7 +73,7 @@ def cluster():
     ray = pytest.importorskip("ray", reason="no ray: pip install -r requirements/engines.txt")
     from ray.cluster_utils import Cluster
 
-    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "resources": {"head": 1}, "include_dashboard": False})
     nodes = [made.add_node(num_cpus=1) for _ in range(3)]
     ray.init(address=made.address, logging_level="ERROR", log_to_driver=False)
     made.wait_for_nodes()

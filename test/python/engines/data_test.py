@@ -43,7 +43,7 @@ def test_embed_while_nodes_are_killed(cluster, minilm):
     made, nodes = cluster
     package, tokenizer = minilm
     rows = texts(3000)
-    progress = ray.remote(num_cpus=0)(Progress).remote()
+    progress = ray.remote(num_cpus=0, resources={"head": 0.001})(Progress).remote()
     dataset = ray.data.from_items([{"id": i, "text": text} for i, text in enumerate(rows)], override_num_blocks=60)
     dataset = graft.ray.embed(dataset, package, tokenizer=str(tokenizer), resources=THREE)
     dataset = dataset.map_batches(Counted, fn_constructor_args=[progress], concurrency=1, num_cpus=0, batch_size=None)
