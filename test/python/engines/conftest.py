@@ -48,7 +48,7 @@ def two_results(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def net(tmp_path_factory) -> Path:
-    """input [n, 4] -> [n, 2], f32."""
+    """input_1 [n, 4] -> [n, 2], f32."""
     torch.manual_seed(0)
     n = torch.export.Dim("n", min=1, max=64)
     path = tmp_path_factory.mktemp("engines") / "net.pte"

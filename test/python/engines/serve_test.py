@@ -120,7 +120,7 @@ CASES = [
     ("POST", "/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi \u00e9"}], "max_tokens": 4, "temperature": 0}),
     ("POST", "/v1/messages", {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4, "model": "stories", "temperature": 0}),
     ("POST", "/tokenize", {"content": "Once upon a time"}),
-    ("POST", "/v2/models/net/infer", {"inputs": [{"name": "input", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}]}),
+    ("POST", "/v2/models/net/infer", {"inputs": [{"name": "input_1", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}]}),
     ("POST", "/v1/embeddings", {"input": "text"}),
 ]  # fmt: skip
 
