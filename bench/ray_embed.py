@@ -33,7 +33,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 from semantic_search import SentenceEmbedder, model_folder  # noqa: E402
 
 WORDS = "river stone the quick of winter seven light bread over paper morning under green house sound".split()
-TOKENIZER = str(model_folder() / "tokenizer.json")
+FOLDER = str(model_folder())
+TOKENIZER = f"{FOLDER}/tokenizer.json"
 
 
 def texts(rows: int) -> list[str]:
@@ -68,7 +69,7 @@ class SentenceTransformers:
         import torch
 
         torch.set_num_threads(1)
-        self.model = sentence_transformers.SentenceTransformer(str(model_folder()), device="cpu")
+        self.model = sentence_transformers.SentenceTransformer(FOLDER, device="cpu")
 
     def __call__(self, table: Any) -> Any:
         found = self.model.encode(table["text"].to_pylist(), batch_size=64, normalize_embeddings=True)
@@ -109,7 +110,7 @@ class Infinity:
         from infinity_emb import AsyncEmbeddingEngine, EngineArgs
 
         torch.set_num_threads(1)
-        settings = EngineArgs(model_name_or_path=str(model_folder()), device="cpu", engine="torch", batch_size=64)
+        settings = EngineArgs(model_name_or_path=FOLDER, device="cpu", engine="torch", batch_size=64)
         self.loop, self.engine = asyncio.new_event_loop(), AsyncEmbeddingEngine.from_args(settings)
         self.loop.run_until_complete(self.engine.astart())
 
@@ -212,8 +213,8 @@ def kill(options: argparse.Namespace) -> None:
 
 
 def peers(options: argparse.Namespace) -> None:
-    rows = texts(options.rows)
-    kinds: dict[str, Any] = {"graft": lambda: graft_engine(options.package)}
+    rows, package = texts(options.rows), options.package
+    kinds: dict[str, Any] = {"graft": lambda: graft_engine(package)}
     if importlib.util.find_spec("sentence_transformers"):
         kinds["sentence-transformers"] = SentenceTransformers
     if importlib.util.find_spec("onnxruntime"):
