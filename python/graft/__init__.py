@@ -66,7 +66,7 @@ _WHERE = {
     **dict.fromkeys(_ERRORS, "graft.errors"),
 }
 
-_MODULES = {"hf": "graft.hf", "backend": "graft.exporter.backend", "partitioner": "graft.exporter.partitioner"}
+_MODULES = {"hf": "graft.hf", "ray": "graft.ray", "backend": "graft.exporter.backend", "partitioner": "graft.exporter.partitioner"}
 
 __all__ = sorted(_WHERE)
 

@@ -1,6 +1,7 @@
 # What type checkers see of `graft`: its names are imported when first used, which they cannot follow.
 # test/python/docs/types_test.py compares this with graft.__all__.
 from graft import hf as hf
+from graft import ray as ray
 from graft._C import devices as devices
 from graft._C import version as version
 from graft.comparison import Comparison as Comparison

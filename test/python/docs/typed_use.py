@@ -80,6 +80,14 @@ def delegates() -> None:
     print(graft.hf.export_static, graft.hf.attach, graft.hf.StaticKV, graft.hf.register_exporter)
 
 
+def workers() -> None:
+    predictor = graft.ray.Predictor("net.pte", inputs={"x": "column"}, threads=1)
+    assert_type(predictor.rows, int)
+    embedder = graft.ray.Embedder("minilm.pte", column="text", to="vector")
+    print(embedder.vectors(["a"]).shape, graft.ray.Classifier("c.pte", labels=["a"]), graft.ray.Generator("llm.pte").answers(["a"]))
+    print(graft.ray.embed, graft.ray.classify, graft.ray.generate, graft.ray.app(models=["llm.pte"], replicas=(1, 4)))
+
+
 def errors() -> None:
     try:
         graft.load("net.pte")
