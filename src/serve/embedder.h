@@ -30,6 +30,9 @@ class Embedder {
   // `on_done` is called once, on the embedder's thread, unless this throws Busy or the embedder ends before.
   void embed(std::vector<Ids> texts, Clock::time_point deadline, const CancelToken& cancel, OnDone on_done);
 
+  // As WorkQueue::end().
+  void end() { queue_.end(); }
+
  private:
   std::shared_ptr<const Tokenizer> tokenizer_;
   TextEncoder encoder_;

@@ -23,13 +23,13 @@ Engine::Engine(std::shared_ptr<const LanguageModel> model, const DecoderOptions&
   thread_ = std::thread([this] { loop(); });
 }
 
-Engine::~Engine() {
+void Engine::end() {
   {
     const std::lock_guard lock(mutex_);
     stopping_ = true;
   }
   changed_.notify_all();
-  thread_.join();
+  if (thread_.joinable()) thread_.join();
 }
 
 Engine::RequestId Engine::submit(std::vector<Job> jobs, Clock::time_point deadline, OnProgress on_progress) {

@@ -43,14 +43,15 @@ class Engine {
   // (GenerationOptions::prompt_lookup_num_tokens). Throws what BatchGenerator throws.
   Engine(std::shared_ptr<const LanguageModel> model, const DecoderOptions& options, std::size_t queue,
          const PrefixCacheOptions& prefix_cache = {}, std::int64_t prompt_lookup = 0);
-  // Cancels what runs.
-  ~Engine();
+  ~Engine() { end(); }
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
   // Queues the jobs of a request, all or none. Throws Busy when the queue has no room for them. At the deadline its
   // jobs end with the error Cancelled.
   RequestId submit(std::vector<Job> jobs, Clock::time_point deadline, OnProgress on_progress);
+  // Cancels what runs, and returns when the engine's thread has ended. Not from that thread.
+  void end();
   // Before the next step; its callback is not called any more. An id that has ended is fine.
   void cancel(RequestId id);
   EngineStats stats() const;

@@ -126,9 +126,14 @@ void Models::free_unused() {
 void Models::clear() {
   std::vector<Known> known;
   std::vector<std::shared_ptr<ServedModel>> unloaded;
-  const std::lock_guard lock(mutex_);
-  std::swap(known, known_);
-  std::swap(unloaded, unloaded_);
+  {
+    const std::lock_guard lock(mutex_);
+    std::swap(known, known_);
+    std::swap(unloaded, unloaded_);
+  }
+  for (const Known& one : known)
+    if (one.model) unloaded.push_back(one.model);
+  for (const auto& model : unloaded) model->end();
 }
 
 std::int64_t rows_for(const std::shared_ptr<const LanguageModel>& model, DecoderOptions options) {
@@ -196,6 +201,13 @@ void load_program(ServedModel& model, const ModelFile& file, const ServeOptions&
 }
 
 }  // namespace
+
+void ServedModel::end() {
+  if (engine) engine->end();
+  if (speech) speech->end();
+  if (embedder) embedder->end();
+  if (runner) runner->end();
+}
 
 void ServedModel::check_language() const {
   if (!engine) throw ApiError(400, "model '" + name + "' is no language model", "model");

@@ -34,6 +34,8 @@ struct ServedModel {
   std::unique_ptr<Runner> runner;
   std::unique_ptr<Embedder> embedder;  // of a text encoder with a tokenizer
 
+  // Ends what runs, and the threads. Not from one of these.
+  void end();
   // Throws ApiError (400) for one that is no language model.
   void check_language() const;
   // Throws ApiError (400) for one that is no model of speech.
@@ -75,6 +77,8 @@ class Models {
   void unload(const std::string& name);
   // Frees what was unloaded and is not in use any more. Not from a callback of a model: its threads end here.
   void free_unused();
+  // Ends what they run: requests hold their model, whose threads must not be ended by one of them. No request comes any
+  // more.
   void clear();
 
  private:

@@ -52,13 +52,14 @@ Runner::Runner(std::shared_ptr<const Program> program, const SessionOptions& opt
   thread_ = std::thread([this] { loop(); });
 }
 
-Runner::~Runner() {
+void Runner::end() {
   {
     const std::lock_guard lock(mutex_);
     stopping_ = true;
   }
   changed_.notify_all();
-  thread_.join();
+  if (thread_.joinable()) thread_.join();
+  jobs_.clear();
 }
 
 std::int64_t Runner::rows_of(const std::vector<Value>& inputs) const {
@@ -77,6 +78,7 @@ void Runner::run(std::vector<Value> inputs, Clock::time_point deadline, const Ca
   const std::int64_t rows = rows_of(inputs);
   {
     const std::lock_guard lock(mutex_);
+    GRAFT_CHECK(Busy, !stopping_, "the server is stopping");
     GRAFT_CHECK(Busy, jobs_.size() < capacity_, jobs_.size(), " calls wait, the queue has room for ", capacity_);
     jobs_.push_back({std::move(inputs), Clock::now(), deadline, cancel, std::move(on_done), rows});
   }

@@ -25,7 +25,7 @@ class Runner {
   // The method "forward", or the only one. Throws InvalidArgument for a program with several others.
   Runner(std::shared_ptr<const Program> program, const SessionOptions& options, std::size_t queue,
          const BatchOptions& batch);
-  ~Runner();
+  ~Runner() { end(); }
   Runner(const Runner&) = delete;
   Runner& operator=(const Runner&) = delete;
 
@@ -34,6 +34,8 @@ class Runner {
   // `on_done` is called once, on the runner's thread, unless this throws Busy or the runner ends before. The outputs
   // are valid during the call. A program with states starts each call with those of its load.
   void run(std::vector<Value> inputs, Clock::time_point deadline, const CancelToken& cancel, OnDone on_done);
+  // Drops the calls that wait, and returns when the one that runs has ended. Not from the runner's thread.
+  void end();
   std::size_t waiting() const;
   std::uint64_t state_bytes() const { return state_bytes_; }  // of mutable buffers
 

@@ -22,6 +22,8 @@ class Speech {
   // throws Busy or ends before.
   void transcribe(std::string file, TranscriptionOptions options, Clock::time_point deadline, const CancelToken& cancel,
                   Transcriber::OnSegment on_segment, OnDone on_done);
+  // As WorkQueue::end().
+  void end() { queue_.end(); }
   std::uint64_t state_bytes() const { return state_bytes_; }
 
  private:

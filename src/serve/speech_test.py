@@ -6,6 +6,9 @@ from __future__ import annotations
 import concurrent.futures
 import io
 import json
+import signal
+import socket
+import time
 import wave
 
 import numpy as np
@@ -193,9 +196,26 @@ def test_other_endpoints_refuse_a_model_of_speech(speech):
     assert {m["id"] for m in speech.get("/v1/models")[1]["data"]} == {"whisper", "stories"}
 
 
-def test_a_client_that_goes_ends_it(speech):
-    import socket
+def test_a_second_signal_ends_it_at_once(whisper, stories):
+    """Whatever runs and waits then: requests hold their model, and must not end its threads from one of these."""
+    body, kind = form(wav(60, seed=1))
+    form_head = f"POST {PATH} HTTP/1.1\r\nHost: a\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    text = json.dumps({"model": "stories", "prompt": "Once", "max_tokens": 400, "n": 20, "ignore_eos": True}).encode()
+    text_head = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(text)
+    for delay in (0, 0.01, 0.05, 0.1, 0.2, 0.4):
+        with Server(whisper, stories) as running:
+            connections = [socket.create_connection(("127.0.0.1", running.port)) for _ in range(6)]
+            for i, connection in enumerate(connections):
+                connection.sendall(form_head + body if i % 2 else text_head + text)
+            time.sleep(delay)
+            running.process.send_signal(signal.SIGTERM)
+            running.process.send_signal(signal.SIGTERM)
+            assert running.process.wait(30) == 0
+            for connection in connections:
+                connection.close()
 
+
+def test_a_client_that_goes_ends_it(speech):
     body, kind = form(wav(60, seed=1))
     head = f"POST {PATH} HTTP/1.1\r\nHost: a\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n\r\n".encode()
     before = len(speech.lines)
