@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch.export import Dim
 
+import graft
 from serving import Server, export_stories
 from test_data import DATA
 

@@ -225,7 +225,7 @@ def test_all_ways_that_a_window_ends(pair):
     must. (A single one alone does not come up here: speech_rules_test.cpp.)"""
     seen = set()
     first = pair.eager.generation_config.no_timestamps_token_id + 1
-    for seed in range(8):
+    for seed in range(12):
         found, _ = pair.compare(sound(4, seed=seed))
         windows = {}
         for segment in found.segments:
@@ -330,10 +330,10 @@ def test_windows_of_thirty_seconds(tmp_path):
 def test_plans_are_few(pair):
     """Windows and their prompts share plans, whatever their lengths."""
     transcriber = graft.Transcriber(pair.package)
-    transcriber(sound(6, seed=1), sampling_rate=RATE, condition_on_prev_tokens=True)
-    before = transcriber._transcriber.plans
-    transcriber(sound(8, seed=2), sampling_rate=RATE, condition_on_prev_tokens=True)
-    assert transcriber._transcriber.plans == before < 10
+    for seed in range(4):
+        transcriber(sound(6 + seed, seed=seed), sampling_rate=RATE, condition_on_prev_tokens=True)
+    # The encoder, steps, and prompts of 4, 8, 16, 32 and 64 tokens; one token to tell the language.
+    assert transcriber._transcriber.plans <= 8
 
 
 @pytest.mark.parametrize("settings, message", [
