@@ -355,7 +355,7 @@ def test_bad_rows_do_not_stop_a_run(stories, tmp_path):
     found_errors = errors(tmp_path / "out")
     assert [(error["row"], error["line"]) for error in found_errors] == [(i, i + 1) for i in range(1, 7)]
     for error, text in zip(found_errors, ("no valid JSON", "found an array", "no column 'text'", "no column 'text'",
-                                          "has a column 'completion'", "the context has room for")):  # fmt: skip
+                                          "has a column 'completion'", "which exceeds the available context size")):  # fmt: skip
         assert text in error["error"]
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
     assert [(shard["rows"], shard.get("errors", 0)) for shard in manifest["shards"]] == [(3, 2), (3, 3), (2, 1)]

@@ -197,3 +197,15 @@ def test_variables_of_templates_and_a_model_that_must_be_named(stories, tmp_path
         assert prompt(add_generation_prompt=False) == "calm"
         status, error = server.post("/v1/completions", {"prompt": STORY})
         assert status == 400 and "'model' is required" in error["error"]["message"]
+
+
+def test_what_routers_add_to_requests(server):
+    added = {
+        "no_stop_trim": False, "return_hidden_states": False, "continue_final_message": False,
+        "separate_reasoning": True, "stream_reasoning": True, "include_reasoning": True,
+    }  # fmt: skip
+    plain = server.complete("Once", temperature=0, max_tokens=8)
+    assert server.complete("Once", temperature=0, max_tokens=8, **added)["choices"] == plain["choices"]
+    ask = {"messages": [{"role": "user", "content": "Once"}], "temperature": 0, "max_tokens": 8}
+    plain = server.good("/v1/chat/completions", **ask)
+    assert server.good("/v1/chat/completions", **ask, **added)["choices"] == plain["choices"]

@@ -113,6 +113,8 @@ WRONG = [
     ("/v1/chat/completions", {"n_predict": -2}, "'n_predict' must be from -1"),
     ("/v1/chat/completions", {"id_slot": "a"}, "'id_slot' must be an integer"),
     ("/v1/chat/completions", {"cache_prompt": 1}, "'cache_prompt' must be a boolean"),
+    ("/v1/chat/completions", {"no_stop_trim": True}, "'no_stop_trim' is not supported"),
+    ("/v1/completions", {"separate_reasoning": False}, "'separate_reasoning' is not supported"),
     ("/v1/chat/completions", {"timings_per_token": "x"}, "'timings_per_token' must be a boolean"),
     ("/v1/chat/completions/input_tokens", {"messages": []}, "at least one message"),
     # The form of texts.

@@ -16,7 +16,7 @@ SUFFIXES = r"\.(?:cpp|h|py|sh|toml|fbs|cmake|md|html|svg)"
 # : File names that look like this repository's but are not: of checkpoints, of torch, of an example's reader.
 FOREIGN_FILES = {"config.json", "tokenizer.json", "tokenizer_config.json"}
 #: Names of other projects that graft's sources do not use.
-FOREIGN_NAMES = {"iq4_nl", "ggml_backend_sched"}
+FOREIGN_NAMES = {"iq4_nl", "ggml_backend_sched", "predict_batch_udf", "daft.cls", "daft.Series", "cache_aware"}
 LARGEST = 100_000
 
 

@@ -196,12 +196,21 @@ std::uint64_t cache_salt_of(const TextRequest& request, const Call& call) {
   return std::uint64_t{random()} << 32 | random();
 }
 
+// What routers in front of servers add to every request, with the values that mean what is done here.
+void read_router_fields(Fields& fields) {
+  for (const char* name : {"no_stop_trim", "return_hidden_states", "continue_final_message"})
+    fields.refuse_unless(name, false);
+  for (const char* name : {"separate_reasoning", "stream_reasoning", "include_reasoning"})
+    fields.refuse_unless(name, true);
+}
+
 TextRequest read_completion(const Json& json, const App& app) {
   Fields fields(json);
   TextRequest request;
   request.model = app.language_model_of(fields);
   read_sampling(fields, request);
   read_llama_fields(fields, request);
+  read_router_fields(fields);
   request.echo = fields.boolean("echo").value_or(false);
   set_max_tokens(request, max_tokens_of(fields, fields.integer("max_tokens", 0, INT32_MAX), kDefaultCompletionTokens));
   request.request.logprobs = fields.integer("logprobs", 0, kMostLogprobs);
@@ -223,6 +232,7 @@ TextRequest read_chat(const Json& json, const App& app) {
   request.model = app.language_model_of(fields);
   read_sampling(fields, request);
   read_llama_fields(fields, request);
+  read_router_fields(fields);
   const auto most = fields.integer("max_tokens", 0, INT32_MAX);
   const auto most_completion = fields.integer("max_completion_tokens", 0, INT32_MAX);
   if (most && most_completion && *most != *most_completion)

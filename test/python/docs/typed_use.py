@@ -67,6 +67,10 @@ def text(model: torch.nn.Module) -> None:
         pass
     if (result := batch.take(request)) is not None:
         assert_type(result.tokens, list[int])
+    samples, rate = graft.load_audio("speech.wav")
+    assert_type(rate, int)
+    transcriber = graft.Transcriber("whisper.pte")
+    assert_type(transcriber(samples, sampling_rate=rate, language="en").segments[0].start, float)
     tokenizer = graft.Tokenizer.load("folder", max_vocabulary=1000)
     assert_type(tokenizer.encode("Hi"), list[int])
     assert_type(graft.Detokenizer(tokenizer).add(3), str)
