@@ -174,12 +174,15 @@ void bind_llm(nb::module_& m) {
       .def(
           "__init__",
           [](BatchGenerator* self, const ModelPtr& model, int threads, std::int64_t rows, std::int64_t length,
-             const std::string& kv_type, std::int64_t prefill_chunk_size, std::vector<std::int64_t> buckets) {
+             const std::string& kv_type, std::int64_t prefill_chunk_size, std::vector<std::int64_t> buckets,
+             std::uint64_t prefix_cache_bytes, const std::string& prefix_cache_file) {
             new (self) BatchGenerator(
-                model, {threads, rows, length, kv_type_named(kv_type), prefill_chunk_size, 0, std::move(buckets)});
+                model, {threads, rows, length, kv_type_named(kv_type), prefill_chunk_size, 0, std::move(buckets)},
+                PrefixCacheOptions{prefix_cache_bytes, prefix_cache_file});
           },
           nb::arg("model"), nb::arg("threads"), nb::arg("rows"), nb::arg("length"), nb::arg("kv_type"),
-          nb::arg("prefill_chunk_size"), nb::arg("buckets"))
+          nb::arg("prefill_chunk_size"), nb::arg("buckets"), nb::arg("prefix_cache_bytes"),
+          nb::arg("prefix_cache_file"))
       .def("submit", &submit, nb::arg("prompt"), nb::arg("settings"), nb::arg("on_text").none())
       .def(
           "step",

@@ -39,6 +39,7 @@ class _Generator:
 
     _type: Any
     _rows: int
+    _own: tuple[Any, ...] = ()  # what this type takes besides
 
     def __init__(
         self,
@@ -58,7 +59,8 @@ class _Generator:
         precision = arrays.matmul_precision()
         self.model: Any = _C.LanguageModel.load(os.fspath(path), os.fspath(tokenizer), files, device, precision)
         rows = self._rows if rows is None else rows
-        self._generator: Any = self._type(self.model, threads, rows, length, kv_type, prefill_chunk_size, list(buckets))
+        settings = threads, rows, length, kv_type, prefill_chunk_size, list(buckets)
+        self._generator: Any = self._type(self.model, *settings, *self._own)
 
     @property
     def stats(self) -> dict[str, Any]:
@@ -128,7 +130,9 @@ class BatchGenerator(_Generator):
     """Continuous batching: generates many sequences side by side, and requests join and leave between steps. Each
     result equals what TextGenerator gives for its prompt alone.
 
-    rows: sequences that run at once (8); more requests wait in order. The rest as in TextGenerator.
+    rows: sequences that run at once (8); more requests wait in order. prefix_cache_bytes: of keys and values that are kept
+    of all sequences, for prompts that begin with the same tokens (0: none). prefix_cache_file: keeps them there, for later
+    processes too; the file holds what was asked and answered. The rest as in TextGenerator.
 
         batch = graft.BatchGenerator("model.pte", rows=8)
         ids = [batch.submit(prompt, max_new_tokens=100) for prompt in prompts]
@@ -138,6 +142,17 @@ class BatchGenerator(_Generator):
     """
 
     _type, _rows = _C.BatchGenerator, 8
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        prefix_cache_bytes: int = 0,
+        prefix_cache_file: str | os.PathLike[str] = "",
+        **options: Any,
+    ) -> None:
+        self._own = prefix_cache_bytes, os.fspath(prefix_cache_file)
+        super().__init__(path, **options)
 
     def submit(
         self,

@@ -489,3 +489,26 @@ def test_settings_that_make_no_sense(kjv):
     assert "plays a part only with" in bad("generate", kjv, "--prompt", "a", "--top-k", 5, code=2)
     assert "--temperature above 0" in bad("generate", kjv, "--prompt", "a", "--do-sample", "--temperature", 0, code=2)
     assert "nowhere" in bad("generate", kjv, "--prompt", "a", "--device", "nowhere")
+
+
+def test_a_batch_keeps_prefixes_for_later_ones(kjv, tmp_path):
+    """Whichever row a prompt gets, and in the next process by a file: what began an earlier one is not computed again."""
+    prompt = [3 + i % 40 for i in range(90)]
+
+    def run(batch, ids):
+        number = batch.submit(ids, max_new_tokens=4, ignore_eos=True)
+        while batch.step():
+            pass
+        return batch.take(number).tokens
+
+    expected = run(graft.BatchGenerator(kjv, rows=1), [*prompt, 50])
+    file = tmp_path / "prefixes"
+    batch = graft.BatchGenerator(kjv, rows=1, prefix_cache_bytes=1 << 24, prefix_cache_file=file)
+    run(batch, [*prompt, 45])
+    run(batch, [60, 61])  # takes the only row
+    assert run(batch, [*prompt, 50]) == expected and batch.stats["reused_tokens"] >= 64
+    del batch
+    again = graft.BatchGenerator(kjv, rows=1, prefix_cache_bytes=1 << 24, prefix_cache_file=file)
+    assert run(again, [*prompt, 50]) == expected and again.stats["reused_tokens"] >= 64
+    with pytest.raises(graft.InvalidArgument, match="block"):
+        graft.BatchGenerator(kjv, prefix_cache_bytes=1)
