@@ -325,3 +325,13 @@ def test_batches_can_be_turned_off_and_rows_are_those_of_the_program(scores):
         with concurrent.futures.ThreadPoolExecutor(6) as pool:
             assert all(status == 200 for status, _ in pool.map(lambda ids: asked(server, ids), calls))
         assert counted(server, "graft_runs_total") >= 2
+
+
+def test_a_call_that_has_ended_does_not_hold_its_model(scores):
+    """The memory is free after an unload, without another call: the next model fits."""
+    args = f"scores={scores}", f"other={scores}", "--model-control", "--load", "scores"
+    with Server(*args, "--max-model-bytes", 7_000) as server:  # one needs some 6,000 to be loaded
+        assert asked(server, np.ones((1, 4), np.int64))[0] == 200
+        assert server.post("/v1/models/load", {"model": "other"})[0] == 409
+        assert server.post("/v1/models/unload", {"model": "scores"})[0] == 200
+        server.wait_for(lambda: server.post("/v1/models/load", {"model": "other"})[0] == 200)

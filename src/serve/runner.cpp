@@ -126,7 +126,10 @@ std::vector<Runner::Job> Runner::next() {
 }
 
 void Runner::loop() {
-  for (std::vector<Job> jobs = next(); !jobs.empty(); jobs = next()) {
+  for (;;) {
+    // Gone before the next ones are waited for: they hold their requests, and these the model.
+    std::vector<Job> jobs = next();
+    if (jobs.empty()) return;
     const auto gone = [this](const Job& job) {
       if (!job.cancel.cancelled()) return false;
       finish(job, {}, std::make_exception_ptr(Cancelled("the client has gone")));
