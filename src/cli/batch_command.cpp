@@ -104,17 +104,7 @@ BatchCommand::BatchCommand(CLI::App& app)
   };
   count("--shard-rows", options_.shard_rows, "rows of the input for each file of the output")->capture_default_str();
   count("--batch-rows", options_.batch_rows, "the most rows of one call of a program")->capture_default_str();
-  DecoderOptions& decoder = options_.decoder;
-  decoder.rows = 0;
-  count("--rows", decoder.rows, "texts that are generated at once (default: what memory allows, up to 32)");
-  count("--context", decoder.length, "tokens of a text with its prompt (default: the model's context)");
-  count("--prefill-chunk-size", decoder.prefill_chunk_size, "tokens of a prompt that are computed at once")
-      ->capture_default_str();
-  command
-      .add_option("--kv-type", kv_type_,
-                  "how keys and values are stored: f32, f16, bf16 or q8_0 (default: as the model computes them)")
-      ->check(CLI::IsMember(std::vector<std::string>{"f32", "f16", "bf16", "q8_0"}).description(""))
-      ->type_name("TYPE");
+  add_decoder_options(command, options_.decoder, kv_type_);
   command
       .add_option("--prefix-cache-bytes", options_.prefix_cache_bytes,
                   "of keys and values that are kept of ended texts, for others that begin as they do; 0: none "

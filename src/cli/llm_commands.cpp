@@ -52,11 +52,7 @@ void add_model_options(CLI::App& command, ModelArgs& args, bool cache) {
                   "tokenizer.json, a folder with one, or a .gguf (default: the package's own)")
       ->type_name("FILE");
   if (!cache) return;
-  command
-      .add_option("--kv-type", args.kv_type,
-                  "how keys and values are stored: f32, f16, bf16 or q8_0 (default: as the model computes them)")
-      ->check(CLI::IsMember(std::vector<std::string>{"f32", "f16", "bf16", "q8_0"}).description(""))
-      ->type_name("TYPE");
+  add_kv_type_option(command, args.kv_type);
 }
 
 void add_decode_options(CLI::App& command, DecodeArgs& args) {

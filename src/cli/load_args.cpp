@@ -70,6 +70,26 @@ void add_load_options(CLI::App& command, LoadArgs& args) {
   add_text_limits(command, limits.text);
 }
 
+void add_kv_type_option(CLI::App& command, std::string& kv_type) {
+  command
+      .add_option("--kv-type", kv_type,
+                  "how keys and values are stored: f32, f16, bf16 or q8_0 (default: as the model computes them)")
+      ->check(CLI::IsMember(std::vector<std::string>{"f32", "f16", "bf16", "q8_0"}).description(""))
+      ->type_name("TYPE");
+}
+
+void add_decoder_options(CLI::App& command, DecoderOptions& decoder, std::string& kv_type) {
+  const auto count = [&](const char* flag, auto& value, const char* about) {
+    return command.add_option(flag, value, about)->check(CLI::PositiveNumber.description(""))->type_name("N");
+  };
+  decoder.rows = 0;
+  count("--rows", decoder.rows, "texts of a model that are computed at once (default: what memory allows, up to 32)");
+  count("--context", decoder.length, "tokens of a text with its prompt (default: the model's context)");
+  count("--prefill-chunk-size", decoder.prefill_chunk_size, "tokens of a prompt that are computed at once")
+      ->capture_default_str();
+  add_kv_type_option(command, kv_type);
+}
+
 LoadOptions load_options_of(const LoadArgs& args) {
   LoadOptions options = args.limits;
   options.map = !args.no_map;

@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "graft/graft.h"
+#include "graft/llm.h"
 
 namespace CLI {
 class App;
@@ -34,6 +34,10 @@ struct LoadArgs {
 void add_load_options(CLI::App& command, LoadArgs& args, const std::string& about_file);
 // The same without the file.
 void add_load_options(CLI::App& command, LoadArgs& args);
+// How a cache of keys and values is stored.
+void add_kv_type_option(CLI::App& command, std::string& kv_type);
+// That, and the sizes of a cache for many texts: as many rows as the memory allows where none are given.
+void add_decoder_options(CLI::App& command, DecoderOptions& decoder, std::string& kv_type);
 // Throws what matmul_precision_named() throws.
 LoadOptions load_options_of(const LoadArgs& args);
 

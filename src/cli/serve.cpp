@@ -69,17 +69,7 @@ ServeCommand::ServeCommand(CLI::App& app) : command_(app.add_subcommand("serve",
   const auto count = [&](const char* flag, auto& value, const char* about) {
     return command.add_option(flag, value, about)->check(CLI::PositiveNumber.description(""))->type_name("N");
   };
-  DecoderOptions& decoder = options_.decoder;
-  decoder.rows = 0;
-  count("--rows", decoder.rows, "texts of a model that are computed at once (default: what memory allows, up to 32)");
-  count("--context", decoder.length, "tokens of a text with its prompt (default: the model's context)");
-  count("--prefill-chunk-size", decoder.prefill_chunk_size, "tokens of a prompt that are computed at once")
-      ->capture_default_str();
-  command
-      .add_option("--kv-type", kv_type_,
-                  "how keys and values are stored: f32, f16, bf16 or q8_0 (default: as the model computes them)")
-      ->check(CLI::IsMember(std::vector<std::string>{"f32", "f16", "bf16", "q8_0"}).description(""))
-      ->type_name("TYPE");
+  add_decoder_options(command, options_.decoder, kv_type_);
   command
       .add_option("--prefix-cache-bytes", options_.prefix_cache_bytes,
                   "of keys and values that each model keeps of ended texts, for others that begin as they do; 0: none "
