@@ -6,9 +6,10 @@
 #include <nanobind/stl/vector.h>
 
 #include <array>
-#include <cstring>
 #include <optional>
 #include <utility>
+
+#include "python/bytes.h"
 
 // The binding of language models: ids in, ids and bytes of text out. python/graft/llm/generate.py makes str and
 // tensors.
@@ -19,12 +20,6 @@ namespace {
 
 using ModelPtr = std::shared_ptr<LanguageModel>;
 using Ids = std::vector<std::int64_t>;
-
-nb::bytes bytes_of(std::string_view text) { return nb::bytes(text.data(), text.size()); }
-
-nb::bytes bytes_of(std::span<const float> numbers) {
-  return nb::bytes(reinterpret_cast<const char*>(numbers.data()), numbers.size_bytes());
-}
 
 GenerationOptions options_of(const nb::dict& settings, const LanguageModelInfo& model) {
   GenerationOptions options = model.generation;
@@ -210,8 +205,7 @@ void bind_llm(nb::module_& m) {
       .def("plans", [](BatchGenerator& batch) { return batch.decoder().session().counters().graphs_built; });
 
   m.def("token_probabilities", [](const nb::bytes& logits, const Ids& tokens, const nb::dict& settings) {
-    std::vector<float> numbers(logits.size() / sizeof(float));
-    std::memcpy(numbers.data(), logits.c_str(), numbers.size() * sizeof(float));
+    const std::vector<float> numbers = floats_of(logits);
     return bytes_of(std::span<const float>(token_probabilities(numbers, tokens, options_of(settings, {}))));
   });
 }

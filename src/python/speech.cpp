@@ -3,27 +3,14 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include <cstring>
-
 #include "graft/transcriber.h"
+#include "python/bytes.h"
 
 // The binding of speech: samples as bytes of f32 in, segments out. python/graft/llm/speech_to_text.py makes arrays.
 namespace nb = nanobind;
 
 namespace graft {
 namespace {
-
-nb::bytes bytes_of(std::span<const float> numbers) {
-  return nb::bytes(reinterpret_cast<const char*>(numbers.data()), numbers.size_bytes());
-}
-
-std::vector<float> floats_of(const nb::bytes& bytes) {
-  std::vector<float> numbers(bytes.size() / sizeof(float));
-  std::memcpy(numbers.data(), bytes.c_str(), numbers.size() * sizeof(float));
-  return numbers;
-}
-
-nb::bytes utf8_of(const std::string& text) { return nb::bytes(text.data(), text.size()); }
 
 TranscriptionOptions options_of(const nb::dict& settings) {
   TranscriptionOptions options;
@@ -57,7 +44,7 @@ nb::dict to_dict(const TranscriptionSegment& segment) {
   d["start"] = segment.start;
   d["end"] = segment.end;
   d["tokens"] = segment.tokens;
-  d["text"] = utf8_of(segment.text);
+  d["text"] = bytes_of(segment.text);
   d["window"] = segment.window;
   d["temperature"] = segment.temperature;
   d["avg_logprob"] = segment.avg_logprob;
@@ -85,7 +72,7 @@ nb::tuple transcribe(Transcriber& transcriber, const nb::bytes& samples, std::in
   }
   nb::list segments;
   for (const TranscriptionSegment& segment : result.segments) segments.append(to_dict(segment));
-  return nb::make_tuple(utf8_of(result.text), result.language, segments);
+  return nb::make_tuple(bytes_of(result.text), result.language, segments);
 }
 
 }  // namespace
@@ -100,8 +87,10 @@ void bind_speech(nb::module_& m) {
           nb::arg("model"), nb::arg("threads"))
       .def("transcribe", &transcribe, nb::arg("samples"), nb::arg("sampling_rate"), nb::arg("settings"),
            nb::arg("on_segment").none(), nb::arg("cancel").none())
-      .def("features", [](Transcriber& transcriber,
-                          const nb::bytes& samples) { return bytes_of(transcriber.features(floats_of(samples))); })
+      .def("features",
+           [](Transcriber& transcriber, const nb::bytes& samples) {
+             return bytes_of(std::span<const float>(transcriber.features(floats_of(samples))));
+           })
       .def("languages", &Transcriber::languages)
       .def_prop_ro("plans", [](Transcriber& t) { return t.decoder().session().counters().graphs_built; })
       .def_prop_ro("sampling_rate",
@@ -109,14 +98,14 @@ void bind_speech(nb::module_& m) {
       .def_prop_ro("mels", [](const Transcriber& t) { return t.model().info().encoder->speech->mels; });
   m.def("load_audio", [](const std::string& path) {
     const Audio audio = load_audio(path);
-    return nb::make_tuple(bytes_of(audio.samples), audio.sampling_rate);
+    return nb::make_tuple(bytes_of(std::span<const float>(audio.samples)), audio.sampling_rate);
   });
   m.def("decode_audio", [](const nb::bytes& file) {
     const Audio audio = decode_audio(std::as_bytes(std::span(file.c_str(), file.size())));
-    return nb::make_tuple(bytes_of(audio.samples), audio.sampling_rate);
+    return nb::make_tuple(bytes_of(std::span<const float>(audio.samples)), audio.sampling_rate);
   });
   m.def("resample", [](const nb::bytes& samples, std::int64_t from, std::int64_t to) {
-    return bytes_of(resample(floats_of(samples), from, to));
+    return bytes_of(std::span<const float>(resample(floats_of(samples), from, to)));
   });
 }
 

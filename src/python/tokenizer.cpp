@@ -7,6 +7,8 @@
 #include <nanobind/stl/string_view.h>
 #include <nanobind/stl/vector.h>
 
+#include "python/bytes.h"
+
 // The binding of tokenizers. Strings are bytes here: python/graft/runtime/tokenizer.py takes and returns str.
 namespace nb = nanobind;
 
@@ -20,7 +22,6 @@ TokenizerPtr handed(std::shared_ptr<const Tokenizer> tokenizer) {
 }
 
 std::string_view view(const nb::bytes& bytes) { return {bytes.c_str(), bytes.size()}; }
-nb::bytes bytes_of(std::string_view text) { return nb::bytes(text.data(), text.size()); }
 
 std::vector<std::vector<std::int64_t>> encode_all(const Tokenizer& tokenizer, const nb::list& texts,
                                                   const EncodeOptions& options) {
