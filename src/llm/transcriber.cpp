@@ -7,6 +7,7 @@
 #include "audio/log_mel.h"
 #include "base/check.h"
 #include "base/rethrow.h"
+#include "base/trim.h"
 #include "base/utf8.h"
 #include "llm/in_use.h"
 #include "llm/sampler.h"
@@ -170,11 +171,10 @@ Ids Transcriber::Impl::initial_tokens(const TranscriptionOptions& options, bool 
 }
 
 Ids Transcriber::Impl::prompt_tokens(const TranscriptionOptions& options) const {
-  const std::size_t begin = options.prompt.find_first_not_of(" \t\r\n");
-  if (begin == std::string::npos) return {};
-  const std::size_t end = options.prompt.find_last_not_of(" \t\r\n") + 1;
+  const std::string_view prompt = trimmed(options.prompt);
+  if (prompt.empty()) return {};
   GRAFT_CHECK(InvalidArgument, info_.previous_text_id, "the model has no token for a prompt");
-  Ids tokens = model_->tokenizer()->encode(" " + options.prompt.substr(begin, end - begin), {.add_special = false});
+  Ids tokens = model_->tokenizer()->encode(str(" ", prompt), {.add_special = false});
   const std::int64_t most = model_->info().context_length / 2 - 1;
   GRAFT_CHECK(InvalidArgument, std::ssize(tokens) <= most, "the prompt has ", tokens.size(),
               " tokens, the model takes ", most);

@@ -4,6 +4,7 @@
 
 #include "base/json.h"
 #include "base/rethrow.h"
+#include "base/trim.h"
 #include "graft/transcriber.h"
 
 namespace graft {
@@ -19,16 +20,10 @@ std::string clock_time(double seconds, char point) {
   return text;
 }
 
-std::string trimmed(std::string text) {
-  text.erase(0, text.find_first_not_of(" \t\r\n"));
-  text.erase(text.find_last_not_of(" \t\r\n") + 1);
-  return text;
-}
-
 // An empty line ends a subtitle.
 std::string one_paragraph(std::string text) {
   std::ranges::replace(text, '\n', ' ');
-  return trimmed(std::move(text));
+  return std::string(trimmed(text));
 }
 
 std::string json_of(const Transcription& transcription) {
@@ -55,7 +50,7 @@ std::string json_of(const Transcription& transcription) {
 }  // namespace
 
 std::string write_transcript(const Transcription& transcription, TranscriptFormat format) try {
-  if (format == TranscriptFormat::text) return trimmed(transcription.text) + "\n";
+  if (format == TranscriptFormat::text) return std::string(trimmed(transcription.text)) + "\n";
   if (format == TranscriptFormat::json) return json_of(transcription);
   const bool vtt = format == TranscriptFormat::vtt;
   const char point = vtt ? '.' : ',';

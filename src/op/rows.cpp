@@ -6,7 +6,7 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 // Rows are what the first dimension counts. A tensor whose first size has the batch's symbol (it may be a product: rows
@@ -65,8 +65,8 @@ class Rows {
   // Whether the dimension that a node names is another than the first of `rank`.
   bool other_dim(const ir::Node& node, std::string_view name, int rank) const;
   bool other_dims(const ir::Node& node, std::string_view name, int rank) const;
-  bool alone(const ir::Node& node, std::string_view name) const { return operand(node, name).rows; }
-  // All but these operands are the same for all rows.
+  bool rows_in(const ir::Node& node, std::string_view name) const { return operand(node, name).rows; }
+  // Whether all but these operands are the same for all rows.
   bool only(const ir::Node& node, std::initializer_list<std::string_view> names) const;
   int rank(const ir::Node& node, std::string_view name) const {
     const Operand found = operand(node, name);
@@ -76,7 +76,7 @@ class Rows {
   const ir::Program& program_;
   const ir::Method& method_;
   const std::string symbol_;
-  std::unordered_map<ir::ValueId, bool> counts_;  // numbers made of the batch's size
+  std::unordered_set<ir::ValueId> counts_;  // numbers made of the batch's size
 };
 
 // "aten.add.Tensor": "add".
@@ -191,12 +191,12 @@ bool Rows::keeps_rows(const ir::Node& node) {
   if (!target.starts_with("aten.")) {  // arithmetic on the batch's size, and checks of it
     for (const ir::ValueId id : node.outputs) {
       if (method_.values[id].kind == ir::ValueKind::tensor) return false;
-      counts_[id] = true;
+      counts_.insert(id);
     }
     return true;
   }
   if (name == "sym_size" || name == "sym_numel") {
-    for (const ir::ValueId id : node.outputs) counts_[id] = true;
+    for (const ir::ValueId id : node.outputs) counts_.insert(id);
     return integer(node, "dim").value_or(0) == 0;
   }
   if (name.starts_with("_assert") || name.starts_with("sym_constrain")) return true;
@@ -210,14 +210,14 @@ bool Rows::keeps_rows(const ir::Node& node) {
   if (!reads) return false;
   const int self_rank = rank(node, "self");
   if (is_one_of(name, kPointwise)) return broadcasts(node);
-  if (is_one_of(name, kCopies)) return only(node, {"self", "other"}) && alone(node, "self");
-  if (is_one_of(name, kReshapes)) return only(node, {"self", "size", "shape"}) && alone(node, "self");
+  if (is_one_of(name, kCopies)) return only(node, {"self", "other"}) && rows_in(node, "self");
+  if (is_one_of(name, kReshapes)) return only(node, {"self", "size", "shape"}) && rows_in(node, "self");
   if (!only(node, {"self", "input", "query", "key", "value", "attn_mask", "indices", "tensors", "mat1", "mat2", "other",
                    "batch1", "batch2", "index", "attn_bias"}))
     return false;
-  if (is_one_of(name, kPerSample)) return alone(node, "self");
+  if (is_one_of(name, kPerSample)) return rows_in(node, "self");
   if (is_one_of(name, kReductions) || is_one_of(name, kAlongDim)) {
-    if (!alone(node, "self")) return false;
+    if (!rows_in(node, "self")) return false;
     // Elementwise maximum and minimum have another operand instead of a dimension.
     if (!operand(node, "other").missing()) return broadcasts(node);
     return other_dims(node, "dim", self_rank) && operand(node, "other").missing();
@@ -251,26 +251,27 @@ bool Rows::keeps_rows(const ir::Node& node) {
     const int weight = rank(node, "weight");
     return input.rows && input.value->rank() == weight;
   }
-  if (name == "embedding") return alone(node, "indices");
-  if (name == "mm") return self_rank == 2 && !alone(node, "mat2");
-  if (name == "addmm") return alone(node, "mat1") && !alone(node, "mat2") && !alone(node, "self");
-  if (name == "bmm") return alone(node, "self") && alone(node, "mat2");
+  if (name == "embedding") return rows_in(node, "indices");
+  if (name == "mm") return self_rank == 2 && !rows_in(node, "mat2");
+  if (name == "addmm") return rows_in(node, "mat1") && !rows_in(node, "mat2") && !rows_in(node, "self");
+  if (name == "bmm") return rows_in(node, "self") && rows_in(node, "mat2");
   if (name == "baddbmm")
-    return alone(node, "batch1") && alone(node, "batch2") && (!alone(node, "self") || self_rank == 3);
+    return rows_in(node, "batch1") && rows_in(node, "batch2") && (!rows_in(node, "self") || self_rank == 3);
   if (name == "matmul") {
     const int other = rank(node, "other"), result = method_.values[node.outputs[0]].rank();
-    const bool left = alone(node, "self"), right = alone(node, "other");
+    const bool left = rows_in(node, "self"), right = rows_in(node, "other");
     if (left && right) return self_rank >= 3 && other == self_rank;
     if (left) return self_rank >= 2 && self_rank == result && (other <= 2 || self_rank >= 3);
     return other >= 3 && other == result;
   }
   if (name == "scaled_dot_product_attention") {
     const Operand mask = operand(node, "attn_mask");
-    return rank(node, "query") >= 3 && alone(node, "query") && alone(node, "key") && alone(node, "value") &&
+    return rank(node, "query") >= 3 && rows_in(node, "query") && rows_in(node, "key") && rows_in(node, "value") &&
            (!mask.rows || mask.value->rank() == rank(node, "query"));
   }
-  if (name == "gather") return alone(node, "self") && alone(node, "index") && other_dim(node, "dim", self_rank);
-  if (name == "index_select") return alone(node, "self") && !alone(node, "index") && other_dim(node, "dim", self_rank);
+  if (name == "gather") return rows_in(node, "self") && rows_in(node, "index") && other_dim(node, "dim", self_rank);
+  if (name == "index_select")
+    return rows_in(node, "self") && !rows_in(node, "index") && other_dim(node, "dim", self_rank);
   return false;
 }
 

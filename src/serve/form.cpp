@@ -4,18 +4,12 @@
 
 #include "base/utf8.h"
 #include "serve/api_error.h"
+#include "serve/http/target.h"
 
 namespace graft::serve {
 namespace {
 
 constexpr std::size_t kMaxBoundary = 70;  // RFC 2046, 5.1.1
-
-std::string lower(std::string_view text) {
-  std::string out(text);
-  for (char& c : out)
-    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
-  return out;
-}
 
 void skip_spaces(std::string_view& text) { text.remove_prefix(std::min(text.find_first_not_of(" \t"), text.size())); }
 
@@ -28,7 +22,7 @@ std::optional<std::string> parameter(std::string_view header, std::string_view n
     skip_spaces(header);
     const std::size_t equals = header.find('=');
     if (equals == std::string_view::npos) return {};
-    const std::string found = lower(header.substr(0, equals));
+    const std::string found = http_lower(std::string(header.substr(0, equals)));
     header.remove_prefix(equals + 1);
     std::string value;
     if (header.starts_with('"')) {
@@ -60,11 +54,11 @@ FormPart parse_part(std::string_view part) {
     part.remove_prefix(end + 2);
     const std::size_t colon = line.find(':');
     if (colon == std::string_view::npos) bad_request({}, "a header of the form's parts has no ':'");
-    if (lower(line.substr(0, colon)) != "content-disposition") continue;
+    if (http_lower(std::string(line.substr(0, colon))) != "content-disposition") continue;
     std::string_view value = line.substr(colon + 1);
     skip_spaces(value);
     const auto name = parameter(value, "name");
-    if (!lower(value).starts_with("form-data") || !name || named)
+    if (!http_lower(std::string(value)).starts_with("form-data") || !name || named)
       bad_request({}, "a part of the form must have one Content-Disposition: form-data with a name");
     named = true;
     out.name = *name;

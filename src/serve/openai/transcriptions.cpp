@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/trim.h"
 #include "serve/form.h"
 #include "serve/openai/openai.h"
 #include "serve/openai/text_request.h"
@@ -65,12 +66,6 @@ SpeechRequest read_request(App& app, Call& call, const std::string& task) {
     bad_request("chunking_strategy", "'chunking_strategy' is supported as auto alone");
   fields.end();
   return request;
-}
-
-std::string trimmed(std::string text) {
-  text.erase(0, text.find_first_not_of(" \t\r\n"));
-  text.erase(text.find_last_not_of(" \t\r\n") + 1);
-  return text;
 }
 
 Json usage_of(const Transcription& transcription) {
