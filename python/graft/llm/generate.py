@@ -167,7 +167,8 @@ class BatchGenerator(_Generator):
         return self._generator.submit(_ids(self.model, prompt), settings, show)
 
     def step(self, *, cancel: _C.CancelToken | None = None) -> bool:
-        """Computes a chunk of one prompt and a token of every running sequence. False when no request is left."""
+        """Computes a chunk of one prompt or a token of every sequence that has begun, in turn where there is both. False
+        when no request is left."""
         return self._generator.step(cancel)
 
     def cancel(self, request: int) -> bool:
