@@ -1,141 +1,97 @@
-#include "kernel/matmul/blocks_vec.h"
+#include <array>
+#include <utility>
 
+#include "kernel/matmul/blocks_vec.h"
 #include "kernel/matmul/tile.h"
 #include "kernel/simd/vec_amx.h"
 
-// Products with many rows by AMX tiles, bit for bit those of AVX-512 VNNI, which computes products with up to kFewRows
-// rows and the formats that have no function here. A panel's block of 32 elements is a B tile of 8 rows of 16 columns
-// with four elements each; the quantized rows are A tiles in place.
+// Products of more than kFewRows and at most kMostRows rows with panels of q8_0 by AMX tiles, bit for bit those of
+// AVX-512 VNNI, which computes all others. A panel's block of 32 elements is a B tile of 8 rows of 16 columns with four
+// elements each; the quantized rows are A tiles in place.
+//
+// Every block has scales of its own, so each of its sums is scaled and added by vector instructions. These bound the
+// product: on the Xeon that was measured tiles of up to 16 rows are 1.3 times as fast as VNNI, many of them no faster,
+// and slower where quants are unpacked first (q4_0, q4_k).
 namespace graft::simd::GRAFT_ISA {
 namespace {
 
-constexpr i64 kFewRows = 8;  // up to this many rows VNNI reads a panel once
-constexpr int kRows = 2 * kTileHeight;
+constexpr i64 kFewRows = 8;                  // up to this many rows VNNI reads a panel once
+constexpr i64 kMostRows = 2 * kTileHeight;
 constexpr int kBlockRows = kPanelBlock / 4;  // rows of a B tile
+constexpr int kQuantBytes = 512;             // of a block in a panel
+constexpr i64 kGroup = 2;                    // blocks that have their scales behind them
+constexpr i64 kAhead = 8192;                 // prefetch distance in bytes, of the rows that are the first to read a panel
 static_assert(kLanes == kPanelColumns && kPanel == 2 * kPanelColumns);
 
-GRAFT_VEC vf load_bytes(const std::byte* p) {
-  typedef std::uint8_t Bytes __attribute__((vector_size(kLanes)));
-  Bytes bytes;
-  __builtin_memcpy(&bytes, p, sizeof(bytes));
-  return __builtin_convertvector(__builtin_convertvector(bytes, vi), vf);
-}
-GRAFT_VEC vf load_halves(const std::byte* p) { return load_f16(reinterpret_cast<const std::uint16_t*>(p)); }
-
-// A format: quants() returns the quants as bytes of block g of the group at `at`, unpacked into `bytes` where they are
-// not stored so; scale() the scale of each column, and a minimum where there is one. `tail` is where the group's scales
-// begin.
-struct Q8_0 {
-  static constexpr PanelFormat kFormat = PanelFormat::q8_0;
-  static constexpr int kGroup = 2, kQuantBytes = 512;
-  static constexpr bool kMinimums = false;
-  GRAFT_VEC const std::byte* quants(const std::byte* at, std::uint8_t*) { return at; }
-  GRAFT_VEC vf scale(const std::byte* tail, i64 g) { return load_halves(tail + g * 32); }
-};
-struct Q4_0 : Q8_0 {
-  static constexpr PanelFormat kFormat = PanelFormat::q4_0;
-  static constexpr int kQuantBytes = 256;
-  GRAFT_VEC const std::byte* quants(const std::byte* at, std::uint8_t* bytes) {
-    const auto* pairs = reinterpret_cast<const std::uint8_t*>(at);
-    for (int i = 0; i < kQuantBytes; ++i) {
-      bytes[i] = pairs[i] & 15;
-      bytes[kQuantBytes + i] = static_cast<std::uint8_t>(pairs[i] >> 4);
-    }
-    return reinterpret_cast<const std::byte*>(bytes);
-  }
-};
-struct Q4_K : Q4_0 {
-  static constexpr PanelFormat kFormat = PanelFormat::q4_k;
-  static constexpr int kGroup = 8;
-  static constexpr bool kMinimums = true;
-  GRAFT_VEC vf scale(const std::byte* tail, i64 g) { return load_bytes(tail + g * 16) * load_halves(tail + 256); }
-  GRAFT_VEC vf minimum(const std::byte* tail, i64 g) {
-    return load_bytes(tail + 128 + g * 16) * load_halves(tail + 288);
-  }
-};
-
-// Tiles 0 to 3 are sums, [upper and lower rows][first and second panel]; 4 and 5 are A, 6 is B.
-void configure(i64 rows) {
-  const int upper = static_cast<int>(smaller(rows, kTileHeight)), lower = static_cast<int>(rows) - upper;
+// Tile 0 holds sums, 1 rows, 2 a panel's block.
+void configure(int rows) {
   TileConfig config;
-  for (const int t : {0, 1}) TileConfig::shape(config, t, upper, kTileRowBytes);
-  for (const int t : {2, 3}) TileConfig::shape(config, t, lower, kTileRowBytes);
-  TileConfig::shape(config, 4, upper, kPanelBlock);
-  TileConfig::shape(config, 5, lower, kPanelBlock);
-  TileConfig::shape(config, 6, kBlockRows, kTileRowBytes);
+  TileConfig::shape(config, 0, rows, kTileRowBytes);
+  TileConfig::shape(config, 1, rows, kPanelBlock);
+  TileConfig::shape(config, 2, kBlockRows, kTileRowBytes);
   configure_tiles(config);
 }
 
-// Sums of a block for the rows of tile 4 and, when used, tile 5, with one panel's B tile.
-template <int kPanelIndex>
-GRAFT_VEC void block_sums(const std::byte* quants, bool tall, std::int32_t* sums) {
-  load_tile<6>(quants, kTileRowBytes);
-  zero_tile<kPanelIndex>();
-  add_products_s8_u8<kPanelIndex, 4, 6>();
-  store_tile<kPanelIndex>(sums, kTileRowBytes);
-  if (!tall) return;
-  zero_tile<2 + kPanelIndex>();
-  add_products_s8_u8<2 + kPanelIndex, 5, 6>();
-  store_tile<2 + kPanelIndex>(sums + kTileHeight * kPanelColumns, kTileRowBytes);
-}
-
-// Adds a block's sums of `rows` rows and a panel's 16 columns to `totals`, whose rows are kPanel apart.
-template <typename F>
-GRAFT_VEC void add_scaled(const std::int32_t* sums, const QuantizedRows& rows, i64 row, i64 count, i64 blocks, i64 b,
-                          const std::byte* tail, i64 g, float* totals) {
-  const vf scale = F::scale(tail, g), begin = scale * splat(kSumBeginAsFloat);
-  vf minimum{};
-  if constexpr (F::kMinimums) minimum = F::minimum(tail, g);
-  for (i64 m = 0; m < count; ++m) {
-    const i64 at = (row + m) * blocks + b;
-    vf total = load(totals + m * kPanel);
-    if constexpr (F::kMinimums) total = fma(-minimum, splat(rows.scaled_sum[at]), total);
-    const vi sum = as_int(load(reinterpret_cast<const float*>(sums + m * kPanelColumns))) +
-                   (F::kMinimums ? kSumBegin : rows.sum[at]);
-    total = fma(fma(as_float(sum), scale, -begin), splat(rows.scale[at]), total);
-    store(totals + m * kPanel, total);
-  }
-}
-
-template <typename F>
-void tiles_of(const std::byte* panels, const QuantizedRows& rows, i64 row_count, i64 depth, i64 columns, i64 j0, i64 j1,
-              const Epilogue& e) {
-  alignas(64) float totals[kRows * kPanel];
-  alignas(64) std::int32_t sums[kRows * kPanelColumns];
-  alignas(64) std::uint8_t bytes[kBlockRows * kTileRowBytes];
-  const i64 panel_stride = panel_bytes(F::kFormat, depth), blocks = depth / kPanelBlock,
-            groups_of_rows = (row_count + kRows - 1) / kRows;
-  const TileConfigGuard guard;
-  i64 configured = 0;
-  for (i64 j = j0; j < j1; j += kPanel) {
-    const int width = static_cast<int>(smaller(kPanel, columns - j)), panel_count = width > kPanelColumns ? 2 : 1;
-    for (i64 part = 0; part < groups_of_rows; ++part) {
-      const i64 row = row_count * part / groups_of_rows, n = row_count * (part + 1) / groups_of_rows - row;
-      if (n != configured) configure(n);
-      configured = n;
-      __builtin_memset(totals, 0, sizeof(totals));
-      const std::byte* group = panels + j / kPanelColumns * panel_stride;
-      for (i64 first = 0; first < blocks; first += F::kGroup) {
-        const i64 count = smaller(F::kGroup, blocks - first);
-        const i64 tail = count * F::kQuantBytes;
-        for (i64 g = 0; g < count; ++g) {
-          const i64 b = first + g;
-          const std::int8_t* a = rows.q + row * depth + b * kPanelBlock;
-          load_tile<4>(a, depth);
-          if (n > kTileHeight) load_tile<5>(a + kTileHeight * depth, depth);
-          block_sums<0>(F::quants(group + g * F::kQuantBytes, bytes), n > kTileHeight, sums);
-          add_scaled<F>(sums, rows, row, n, blocks, b, group + tail, g, totals);
-          if (panel_count == 1) continue;
-          const std::byte* second = group + panel_stride;
-          block_sums<1>(F::quants(second + g * F::kQuantBytes, bytes), n > kTileHeight, sums);
-          add_scaled<F>(sums, rows, row, n, blocks, b, second + tail, g, totals + kPanelColumns);
-        }
-        group += panel_bytes(F::kFormat, count * kPanelBlock);
-      }
-      finish(e, totals, row, static_cast<int>(n), j, width);
+// Products of M quantized rows with one panel. Their sums stay in registers: loading and storing them for each block
+// takes longer than the product.
+template <int M>
+void tile_of(const std::byte* panel, const QuantizedRows& rows, i64 row, i64 depth, float* out) {
+  alignas(64) std::int32_t sums[2][kTileHeight * kPanelColumns];
+  const i64 blocks = depth / kPanelBlock;
+  const std::int8_t* a = rows.q + row * depth;
+  const float* scales = rows.scale + row * blocks;
+  const std::int32_t* begins = rows.sum + row * blocks;
+  vf total[M];
+#pragma GCC unroll 16
+  for (int m = 0; m < M; ++m) total[m] = zero();
+  const auto products = [&](const std::byte* quants, i64 b) __attribute__((always_inline)) {
+    if (row == 0) {
+      for (int i = 0; i < kQuantBytes; i += 64) __builtin_prefetch(quants + kAhead + i, 0, 2);
     }
+    load_tile<1>(a + b * kPanelBlock, depth);
+    load_tile<2>(quants, kTileRowBytes);
+    zero_tile<0>();
+    add_products_s8_u8<0, 1, 2>();
+    store_tile<0>(sums[b % 2], kTileRowBytes);
+  };
+  const auto scale_of = [](const std::byte* tail, i64 g) {
+    return load_f16(reinterpret_cast<const std::uint16_t*>(tail + g * 32));
+  };
+  const auto add_scaled = [&](i64 b, vf scale) __attribute__((always_inline)) {
+    const vf begin = scale * splat(kSumBeginAsFloat);
+    const auto* sum = reinterpret_cast<const float*>(sums[b % 2]);
+#pragma GCC unroll 16
+    for (int m = 0; m < M; ++m) {
+      const vi biased = as_int(load(sum + m * kPanelColumns)) + begins[m * blocks + b];
+      total[m] = fma(fma(as_float(biased), scale, -begin), splat(scales[m * blocks + b]), total[m]);
+    }
+  };
+  const std::byte* tail = panel + smaller(kGroup, blocks) * kQuantBytes;
+  products(panel, 0);
+  // The sums of a block are added while the product of the next one is computed.
+  for (i64 b = 1, g = 1; b < blocks; ++b, ++g) {
+    const vf scale = scale_of(tail, g - 1);
+    if (g == kGroup) {
+      g = 0;
+      panel += panel_bytes(PanelFormat::q8_0, kGroup * kPanelBlock);
+      tail = panel + smaller(kGroup, blocks - b) * kQuantBytes;
+    }
+    products(panel + g * kQuantBytes, b);
+    add_scaled(b - 1, scale);
   }
+  add_scaled(blocks - 1, scale_of(tail, (blocks - 1) % kGroup));
+#pragma GCC unroll 16
+  for (int m = 0; m < M; ++m) store(out + m * kPanel, total[m]);
 }
+
+using TileOf = void (*)(const std::byte*, const QuantizedRows&, i64, i64, float*);
+// By the number of rows, from kFewestRows: more than kFewRows rows in equal parts of at most kTileHeight.
+constexpr int kFewestRows = (kFewRows + 1) / 2;
+template <int... kMore>
+constexpr std::array<TileOf, sizeof...(kMore)> tiles_by_rows(std::integer_sequence<int, kMore...>) {
+  return {tile_of<kFewestRows + kMore>...};
+}
+constexpr auto kTilesOf = tiles_by_rows(std::make_integer_sequence<int, kTileHeight - kFewestRows + 1>());
 
 void quantize(PanelFormat format, const float* from, i64 k0, i64 k1, i64 row, i64 depth, const QuantizedRows& to) {
   avx512vnni::kPanels.quantize(format, from, k0, k1, row, depth, to);
@@ -143,13 +99,25 @@ void quantize(PanelFormat format, const float* from, i64 k0, i64 k1, i64 row, i6
 
 void tiles(PanelFormat format, const std::byte* panels, const QuantizedRows& quantized, i64 rows, i64 depth,
            i64 columns, i64 j0, i64 j1, const Epilogue& e) {
-  if (rows > kFewRows && format == PanelFormat::q8_0)
-    return tiles_of<Q8_0>(panels, quantized, rows, depth, columns, j0, j1, e);
-  if (rows > kFewRows && format == PanelFormat::q4_0)
-    return tiles_of<Q4_0>(panels, quantized, rows, depth, columns, j0, j1, e);
-  if (rows > kFewRows && format == PanelFormat::q4_k)
-    return tiles_of<Q4_K>(panels, quantized, rows, depth, columns, j0, j1, e);
-  avx512vnni::kPanels.tiles(format, panels, quantized, rows, depth, columns, j0, j1, e);
+  if (format != PanelFormat::q8_0 || rows <= kFewRows || rows > kMostRows)
+    return avx512vnni::kPanels.tiles(format, panels, quantized, rows, depth, columns, j0, j1, e);
+  alignas(64) float totals[kTileHeight * kPanel];
+  const i64 stride = panel_bytes(format, depth), parts = rows > kTileHeight ? 2 : 1;
+  const TileConfigGuard guard;
+  i64 configured = 0;
+  for (i64 j = j0; j < j1; j += kPanel) {
+    const int width = static_cast<int>(smaller(kPanel, columns - j));
+    const std::byte* panel = panels + j / kPanelColumns * stride;
+    for (i64 part = 0; part < parts; ++part) {
+      const i64 row = rows * part / parts, n = rows * (part + 1) / parts - row;
+      if (n != configured) configure(static_cast<int>(n));
+      configured = n;
+      const TileOf tile = kTilesOf[static_cast<std::size_t>(n - kFewestRows)];
+      tile(panel, quantized, row, depth, totals);
+      if (width > kPanelColumns) tile(panel + stride, quantized, row, depth, totals + kPanelColumns);
+      finish(e, totals, row, static_cast<int>(n), j, width);
+    }
+  }
 }
 
 }  // namespace
