@@ -45,6 +45,7 @@ struct GenerationOptions {
   std::vector<std::int64_t> eos_token_ids = {};  // besides the model's
   std::vector<std::string> stop_strings = {};    // the text ends before the first of them
   bool skip_special_tokens = true;
+  std::vector<std::int64_t> kept_special_token_ids = {};  // those that are part of the text all the same
   // Speculative decoding by prompt lookup: up to this many tokens are drafted, by copying what followed an earlier
   // occurrence of the last tokens, and verified in one run; 0: none. Drafts change the speed, never the tokens.
   std::int64_t prompt_lookup_num_tokens = 0;
@@ -300,8 +301,8 @@ struct RequestState {
 };
 
 // Continuous batching: generates many sequences side by side, each with its own options. Requests join and leave
-// between steps without a new plan. A step is one run: of a chunk of the oldest prompt that is not prefilled yet, at most
-// DecoderOptions::prefill_chunk_size tokens, which gives the first token after it; or of one token (with drafts:
+// between steps without a new plan. A step is one run: of a chunk of the oldest prompt that is not prefilled yet, at
+// most DecoderOptions::prefill_chunk_size tokens, which gives the first token after it; or of one token (with drafts:
 // several) of every sequence that has begun. Where there is both they take turns.
 // DecoderOptions::rows sequences run at once; the rest wait in order. Each result equals what TextGenerator gives for
 // its prompt and options alone. A request starts in the cache row that shares the longest prefix with its prompt, and

@@ -40,9 +40,16 @@ Sequence::Sequence(const LanguageModel& model, std::vector<std::int64_t> prompt,
     if (request.prompt_logprobs) prompt_logprobs_ = Logprobs(*request.logprobs, tokens_.size() - 1);
   }
   if (!model.has_tokenizer()) return;
-  text_.emplace(model.tokenizer(), options.skip_special_tokens);
+  text_.emplace(model.tokenizer(), options.skip_special_tokens && options.kept_special_token_ids.empty());
   for (const std::int64_t id : Tokens(tokens_).last(std::min(kTokensBefore, tokens_.size())))
-    if (id < model.tokenizer()->size()) text_->add(id);
+    if (has_text(id)) text_->add(id);
+}
+
+bool Sequence::has_text(std::int64_t id) const {
+  if (id >= model_.tokenizer()->size()) return false;  // a model may have more ids than its tokenizer
+  const auto& kept = options_.kept_special_token_ids;
+  return kept.empty() || !options_.skip_special_tokens || !model_.tokenizer()->is_special(id) ||
+         std::ranges::find(kept, id) != kept.end();
 }
 
 const std::vector<std::int64_t>& Sequence::next_feed() {
@@ -72,8 +79,7 @@ std::int64_t Sequence::take(std::span<float> logits) {
   tokens_.push_back(id);
   sampler_.see({&id, 1});
   sampler_.count_generated(id);
-  // A model may have more ids than its tokenizer.
-  if (text_ && id < model_.tokenizer()->size()) show(text_->add(id));
+  if (text_ && has_text(id)) show(text_->add(id));
   if (stops_.stopped()) {
     end(FinishReason::stop_string);
   } else if (is_eos(id)) {

@@ -54,6 +54,7 @@ class Sequence {
   bool cancelled = false;   // ends after the current step
 
  private:
+  bool has_text(std::int64_t id) const;
   bool is_eos(std::int64_t id) const;
   void show(std::string_view text);
   void send(std::string_view text);

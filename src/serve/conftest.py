@@ -34,6 +34,19 @@ TEMPLATES = {
     "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}a:",
     "mistral": "{% for t in tools or [] %}{{ t | tojson }}\n{% endfor %}{# [TOOL_CALLS] #}"
     "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}a:",
+    **{
+        family: "{% for t in tools or [] %}{{ t | tojson }}\n{% endfor %}{# " + tags + " #}"
+        "{% for m in messages %}{{ m.role }}: {{ m.content }}{{ m.thinking }}\n{% endfor %}a:{# message.thinking #}"
+        for family, tags in {
+            "mistral_args": "[TOOL_CALLS] [ARGS]",
+            "deepseek": "<｜tool▁call▁begin｜>",
+            "deepseek_r1": "<｜tool▁call▁begin｜> ```json </think>",
+            "gemma": "<|tool_call>call: <channel|>",
+            "function_gemma": "<start_function_call>call:",
+            "qwen_xml": "<tool_call> <function=",
+            "harmony": "<|channel|> <|message|>",
+        }.items()
+    },
     "thinker": "{% for t in tools or [] %}{{ t | tojson }}\n{% endfor %}{# <tool_call> #}"
     "{% for m in messages %}{{ m.role }}: {{ m.content.split('</think>')[-1] }}\n{% endfor %}a:",
 }

@@ -7,6 +7,9 @@ import re
 
 import pytest
 
+import graft
+import serving
+
 MESSAGES = [{"role": "user", "content": "Hi"}]
 SCHEMA = {
     "type": "object",
@@ -138,7 +141,10 @@ def assembled(events: list) -> dict:
     return message
 
 
-@pytest.mark.parametrize("model", ["hermes", "llama", "mistral"])
+FAMILIES = "hermes llama mistral mistral_args deepseek deepseek_r1 gemma function_gemma qwen_xml harmony".split()
+
+
+@pytest.mark.parametrize("model", FAMILIES)
 @pytest.mark.parametrize("choice", ["required", "weather"])
 def test_calls_that_must_come(tools, model, choice):
     named = {"type": "function", "function": {"name": choice}}
@@ -148,7 +154,7 @@ def test_calls_that_must_come(tools, model, choice):
     assert answer["finish_reason"] == "tool_calls" and answer["message"]["content"] is None
     (call,) = answer["message"]["tool_calls"]
     assert call["type"] == "function" and call["id"]
-    if model == "mistral":
+    if model.startswith("mistral"):
         assert re.fullmatch("[a-z0-9]{9}", call["id"])
     arguments = json.loads(call["function"]["arguments"])
     if call["function"]["name"] == "weather":
@@ -158,7 +164,8 @@ def test_calls_that_must_come(tools, model, choice):
     events = tools.events("/v1/chat/completions", **fields)
     assert assembled(events)["tool_calls"] == [call["function"]]
     assert events[-2]["choices"][0]["finish_reason"] == "tool_calls"
-    assert sum(len(e["choices"][0]["delta"].get("tool_calls", [])) for e in events[:-1]) > 2 or choice == "required"
+    parts = sum(len(e["choices"][0]["delta"].get("tool_calls", [])) for e in events[:-1])
+    assert parts > 2 or choice == "required" or "gemma" in model  # whose arguments become JSON when they are complete
 
 
 def forced(on, model, text, **fields):
@@ -193,6 +200,59 @@ def test_calls_are_found_in_texts(tools):
     assert forced(tools, "llama", '{"a": 1}', tools=few)["message"]["content"] == '{"a": 1}'
     answer = forced(tools, "mistral", '[{"name": "clock", "arguments": {}}, {"arguments": {"a": "]}"}, "name": "b"}]', tools=few)
     assert [c["function"]["arguments"] for c in answer["message"]["tool_calls"]] == ["{}", '{"a":"]}"}']
+
+
+CALLS = {
+    "mistral_args": 'Well. [TOOL_CALLS]f[ARGS]{"a": [2]}[TOOL_CALLS]clock[ARGS]{}',
+    "deepseek": "Well. <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{\"a\": [2]}<｜tool▁call▁end｜><｜tool▁call▁begin｜>clock"
+    "<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    "deepseek_r1": "Well. <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{\"a\": [2]}\n```<｜tool▁call▁end｜>\n"
+    "<｜tool▁call▁begin｜>function<｜tool▁sep｜>clock\n```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    "gemma": "Well. <|tool_call>call:f{a:[2]}<tool_call|><|tool_call>call:clock{}<tool_call|>",
+    "function_gemma": "Well. <start_function_call>call:f{a:[2]}<end_function_call><start_function_call>call:clock{}<end_function_call>",
+    "qwen_xml": "Well. <tool_call>\n<function=f>\n<parameter=a>\n[2]\n</parameter>\n</function>\n</tool_call>\n<tool_call>\n"
+    "<function=clock>\n</function>\n</tool_call>",
+    "harmony": "<|channel|>commentary<|message|>Well.<|end|><|start|>assistant to=functions.f<|channel|>commentary json<|message|>"
+    '{"a": [2]}<|call|><|start|>assistant to=functions.clock<|channel|>commentary json<|message|>{}<|call|>',
+}
+F = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"type": "array"}}}}}
+
+
+@pytest.mark.parametrize("model", CALLS)
+def test_calls_of_other_families(tools, model):
+    answer = forced(tools, model, CALLS[model], tools=[F, TOOLS[1]])
+    calls = [(c["function"]["name"], json.loads(c["function"]["arguments"])) for c in answer["message"]["tool_calls"]]
+    assert answer["message"]["content"] == "Well." and calls == [("f", {"a": [2]}), ("clock", {})]
+    assert answer["finish_reason"] == "tool_calls"
+    if model != "harmony":  # whose channels are taken apart without tools too
+        assert forced(tools, model, CALLS[model])["message"]["content"] == CALLS[model]
+
+
+def test_channels_without_tools(tools):
+    text = "<|channel|>analysis<|message|>One.<|end|><|start|>assistant<|channel|>final<|message|>Two."
+    message = forced(tools, "harmony", text)["message"]
+    assert message["reasoning_content"] == "One." and message["content"] == "Two."
+    messages = [*MESSAGES, {"role": "assistant", "content": "Two.", "reasoning_content": "One."}]
+    assert "Two.One." in tools.good("/apply-template", model="harmony", messages=messages)["prompt"]
+
+
+def test_tags_that_are_special_tokens_are_found(tmp_path):
+    """Special tokens are no part of a text, but for those that say that a call begins."""
+    serving.export_stories(tmp_path)
+    template = "{{ tools }} <|tool_call>call: {{ messages[0].content }}"
+    folder, number, tag = tmp_path / "stories", 511, "<|tool_call>"
+    description = json.loads((folder / "tokenizer.json").read_text())
+    vocabulary, flags = description["model"]["vocab"], ("single_word", "lstrip", "rstrip", "normalized")
+    description["model"]["vocab"] = {tag if i == number else text: i for text, i in vocabulary.items()}
+    description["added_tokens"].append({"id": number, "content": tag, "special": True, **dict.fromkeys(flags, False)})
+    for file, text in (("tokenizer.json", json.dumps(description)), ("chat_template.jinja", template)):
+        (folder / file).unlink()
+        (folder / file).write_text(text)
+    fields = {"messages": MESSAGES, "max_tokens": 2, "logit_bias": {str(number): 100}}
+    with serving.Server(graft.export_llm(folder, tmp_path / "special.pte")) as server:
+        answer = server.good("/v1/chat/completions", **fields, tools=[F])["choices"][0]
+        assert answer["message"]["content"] == tag * 2
+        assert not server.good("/v1/chat/completions", **fields)["choices"][0]["message"]["content"]
 
 
 def test_reasoning_is_split_out(tools):

@@ -15,12 +15,12 @@
 namespace graft::simd::GRAFT_ISA {
 namespace {
 
-constexpr i64 kFewRows = 8;                  // up to this many rows VNNI reads a panel once
+constexpr i64 kFewRows = 8;  // up to this many rows VNNI reads a panel once
 constexpr i64 kMostRows = 2 * kTileHeight;
 constexpr int kBlockRows = kPanelBlock / 4;  // rows of a B tile
 constexpr int kQuantBytes = 512;             // of a block in a panel
 constexpr i64 kGroup = 2;                    // blocks that have their scales behind them
-constexpr i64 kAhead = 8192;                 // prefetch distance in bytes, of the rows that are the first to read a panel
+constexpr i64 kAhead = 8192;  // prefetch distance in bytes, of the rows that are the first to read a panel
 static_assert(kLanes == kPanelColumns && kPanel == 2 * kPanelColumns);
 
 // Tile 0 holds sums, 1 rows, 2 a panel's block.

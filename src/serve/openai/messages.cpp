@@ -106,6 +106,15 @@ std::string chat_prompt_of(Fields& fields, const ServedModel& model, const Reque
     variables["tools"] = tools;
   }
   check_prompt_bytes(bytes, limits);
+  // Templates of gpt-oss have another name for it.
+  if (const std::string& chat_template = model.language->tokenizer()->chat_template();
+      chat_template.find("reasoning_content") == chat_template.npos &&
+      chat_template.find("message.thinking") != chat_template.npos)
+    for (Json& message : messages)
+      if (const auto reasoning = message.find("reasoning_content"); reasoning != message.end()) {
+        message["thinking"] = *reasoning;
+        message.erase("reasoning_content");
+      }
   variables["messages"] = std::move(messages);
   variables["add_generation_prompt"] = add_generation_prompt;
   try {

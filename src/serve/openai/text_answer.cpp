@@ -97,7 +97,7 @@ class TextAnswer {
 
   std::size_t prompt_of(std::size_t index) const { return index / static_cast<std::size_t>(request_.n); }
 
-  bool takes_apart() const { return request_.style.family != ToolFamily::none || request_.style.reasoning; }
+  bool takes_apart() const { return request_.style.takes_apart(); }
 
   // `text`: what has come since the last time.
   std::vector<AnswerPart> take_apart(Choice& choice, const std::string& text, bool last) {
@@ -111,7 +111,8 @@ class TextAnswer {
   // Templates of Mistral take ids of nine letters and digits alone.
   std::string new_call_id(const Choice& choice) const {
     const std::string number = std::to_string(&choice - choices_.data()) + 'x' + std::to_string(choice.calls.size());
-    if (request_.style.family != ToolFamily::mistral) return "call_" + call_->id() + number;
+    if (request_.style.family != ToolFamily::mistral && request_.style.family != ToolFamily::mistral_args)
+      return "call_" + call_->id() + number;
     std::string id = call_->id();
     for (std::size_t i = 0; i < number.size() && i < 9; ++i) id[i] = number[i];
     return id.substr(0, 9);

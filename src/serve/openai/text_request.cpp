@@ -253,6 +253,7 @@ TextRequest read_chat(const Json& json, const App& app) {
   std::string prompt = chat_prompt_of(fields, *request.model, app.options.limits, tools.tools);
   fields.end();
   request.style = answer_style(*request.model, tools, prompt);
+  request.options.kept_special_token_ids = special_tags_of(*request.model->language->tokenizer(), request.style);
   if (auto calls = grammar_of_calls(*request.model, tools, request.style)) {
     if (request.grammar)
       bad_request("tool_choice", "a call that 'tool_choice' requires cannot have another form besides");

@@ -5,40 +5,59 @@
 #include <utility>
 
 #include "serve/json_fields.h"
+#include "serve/tools/tag.h"
 
 namespace graft::serve {
 namespace {
 
-constexpr std::string_view kThink = "<think>", kThinkEnd = "</think>", kCall = "<tool_call>", kCallEnd = "</tool_call>",
-                           kMistral = "[TOOL_CALLS]";
+constexpr std::string_view kCall = "<tool_call>", kCallEnd = "</tool_call>", kMistral = "[TOOL_CALLS]",
+                           kDeepSeek = "<｜tool▁calls▁begin｜>", kDeepSeekEnd = "<｜tool▁calls▁end｜>",
+                           kDeepSeekCall = "<｜tool▁call▁begin｜>", kDeepSeekCallEnd = "<｜tool▁call▁end｜>",
+                           kGemma = "<|tool_call>", kGemmaEnd = "<tool_call|>",
+                           kFunctionGemma = "<start_function_call>", kFunctionGemmaEnd = "<end_function_call>",
+                           kFence = "```";
 
 bool blank(char c) { return c == ' ' || c == '\n' || c == '\t' || c == '\r'; }
-
-// How much of the end of the text may be the beginning of the tag.
-std::size_t begun_at_end(std::string_view text, std::string_view tag) {
-  for (std::size_t size = std::min(text.size(), tag.size() - 1); size > 0; --size)
-    if (text.ends_with(tag.substr(0, size))) return size;
-  return 0;
-}
 
 std::size_t blanks(std::string_view text) {
   return static_cast<std::size_t>(std::ranges::find_if_not(text, blank) - text.begin());
 }
 
-}  // namespace
-
-ToolFamily tool_family(std::string_view chat_template) {
-  const auto has = [&](std::string_view text) { return chat_template.find(text) != chat_template.npos; };
-  if (!has("tools")) return ToolFamily::none;
-  // Another way to write calls, which is not parsed: <function=name><parameter=...>, name[ARGS]{...}.
-  if (has("<function=") || has("[ARGS]")) return ToolFamily::none;
-  if (has("<tool_call>")) return ToolFamily::hermes;
-  if (has("[TOOL_CALLS]")) return ToolFamily::mistral;
-  if (has("<|python_tag|>") || (has("\"parameters\"") && has("ipython"))) return ToolFamily::llama3;
-  return ToolFamily::none;
+// The tag before a call; empty: there is none, or not only one.
+std::string_view call_tag(ToolFamily family) {
+  switch (family) {
+    case ToolFamily::hermes:
+    case ToolFamily::qwen_xml:
+      return kCall;
+    case ToolFamily::mistral_args:
+      return kMistral;
+    case ToolFamily::deepseek:
+      return kDeepSeek;
+    case ToolFamily::gemma:
+      return kGemma;
+    case ToolFamily::function_gemma:
+      return kFunctionGemma;
+    default:
+      return {};
+  }
 }
 
-bool has_reasoning(std::string_view chat_template) { return chat_template.find("</think>") != chat_template.npos; }
+// The tag after a call's text, which is not part of anything.
+std::string_view call_end_tag(ToolFamily family) {
+  switch (family) {
+    case ToolFamily::hermes:
+    case ToolFamily::qwen_xml:
+      return kCallEnd;
+    case ToolFamily::gemma:
+      return kGemmaEnd;
+    case ToolFamily::function_gemma:
+      return kFunctionGemmaEnd;
+    default:
+      return {};
+  }
+}
+
+}  // namespace
 
 // --- a call ---
 
@@ -143,19 +162,17 @@ void CallScanner::end(std::vector<AnswerPart>& parts) {
 // --- an answer ---
 
 AnswerParser::AnswerParser(const AnswerStyle& style)
-    : style_(style), state_(style.begins_in_reasoning ? State::reasoning : State::start), left_(style.begun) {}
-
-void AnswerParser::emit(AnswerPart::Kind kind, std::string_view text, std::vector<AnswerPart>& parts) {
-  if (text.empty()) return;
-  if (!parts.empty() && parts.back().kind == kind && kind != AnswerPart::Kind::call)
-    parts.back().text += text;
-  else
-    parts.push_back({kind, std::string(text)});
+    : style_(style), state_(style.begins_in_reasoning ? State::reasoning : State::start), left_(style.begun) {
+  if (style.channels) channels_.emplace(style.family == ToolFamily::harmony);
 }
 
 std::vector<AnswerPart> AnswerParser::add(std::string_view text, bool last) {
   left_ += text;
   std::vector<AnswerPart> parts;
+  if (channels_) {
+    channels_->add(std::exchange(left_, {}), last, parts);
+    return parts;
+  }
   while (step(last, parts)) {
   }
   return parts;
@@ -180,35 +197,37 @@ bool AnswerParser::step(bool last, std::vector<AnswerPart>& parts) {
 
 bool AnswerParser::start(bool last) {
   const std::string_view text = std::string_view(left_).substr(blanks(left_));
-  if (style_.reasoning && text.starts_with(kThink)) {
-    left_ = text.substr(kThink.size());
+  const auto [begin, end] = style_.reasoning;
+  if (!end.empty() && text.starts_with(begin)) {
+    left_ = text.substr(begin.size());
     state_ = State::reasoning;
     return true;
   }
-  if (style_.reasoning && !last && kThink.starts_with(text)) return false;
+  if (!end.empty() && !last && begin.starts_with(text)) return false;
   state_ = State::content;
   return true;
 }
 
 bool AnswerParser::in_reasoning(bool last, std::vector<AnswerPart>& parts) {
-  const std::size_t end = left_.find(kThinkEnd);
+  const std::string_view tag = style_.reasoning.end;
+  const std::size_t end = left_.find(tag);
   if (end != left_.npos) {
     std::string_view text = std::string_view(left_).substr(0, end);
     while (!text.empty() && blank(text.back())) text.remove_suffix(1);
-    emit(AnswerPart::Kind::reasoning, text.substr(any_content_ ? 0 : blanks(text)), parts);
-    left_.erase(0, end + kThinkEnd.size());
+    append_part(AnswerPart::Kind::reasoning, text.substr(any_content_ ? 0 : blanks(text)), parts);
+    left_.erase(0, end + tag.size());
     any_content_ = false;
     drop_blanks_ = true;
     state_ = State::content;
     return true;
   }
   // Blanks at the end wait: they are dropped before the tag.
-  std::size_t keep = last ? 0 : begun_at_end(left_, kThinkEnd);
+  std::size_t keep = last ? 0 : begun_at_end(left_, tag);
   while (keep < left_.size() && blank(left_[left_.size() - keep - 1])) ++keep;
   const std::string_view text = std::string_view(left_).substr(0, left_.size() - keep);
   const std::string_view shown = text.substr(any_content_ ? 0 : blanks(text));
   any_content_ |= !shown.empty();
-  emit(AnswerPart::Kind::reasoning, shown, parts);
+  append_part(AnswerPart::Kind::reasoning, shown, parts);
   left_.erase(0, text.size());
   return false;
 }
@@ -221,119 +240,170 @@ bool AnswerParser::in_content(bool last, std::vector<AnswerPart>& parts) {
   }
   // Blanks between the reasoning, or the beginning, and what follows are dropped where a call follows.
   const std::size_t lead = any_content_ ? 0 : blanks(left_);
-  const std::string_view text = std::string_view(left_).substr(lead);
-  const auto begin_call = [&](std::size_t before, std::string_view tag) {
-    std::string_view content = std::string_view(left_).substr(0, before);
-    while (!content.empty() && blank(content.back())) content.remove_suffix(1);
-    if (!any_content_) content.remove_prefix(std::min(content.size(), blanks(content)));
-    emit(AnswerPart::Kind::content, content, parts);
-    any_content_ |= !content.empty();
-    left_.erase(0, before + tag.size());
-    tag_ = tag;
-    scanner_ = {};
-    state_ = State::call;
-    return true;
-  };
   std::size_t keep = 0;
-  switch (style_.family) {
-    case ToolFamily::none:
-      break;
-    case ToolFamily::hermes:
-      if (const std::size_t at = left_.find(kCall); at != left_.npos) return begin_call(at, kCall);
-      keep = begun_at_end(left_, kCall);
-      break;
-    case ToolFamily::mistral:
-      if (const std::size_t at = left_.find(kMistral); at != left_.npos) {
-        const std::size_t open = at + kMistral.size() + blanks(std::string_view(left_).substr(at + kMistral.size()));
-        if (open == left_.size() && !last) {
-          keep = left_.size() - at;
-          break;
-        }
-        if (open < left_.size() && left_[open] == '[')
-          return begin_call(at, std::string(std::string_view(left_).substr(at, open + 1 - at)));
-      }
-      // Special tokens are no part of the text: the tag may be missing.
-      if (!any_content_ && text.starts_with("[{")) return begin_call(lead, "[");
-      keep = std::max(keep, begun_at_end(left_, kMistral));
-      if (!any_content_ && std::string_view("[{").starts_with(text)) keep = left_.size();
-      break;
-    case ToolFamily::llama3:
-      if (!any_content_ && text.starts_with("{")) return begin_call(lead, "");
-      if (!any_content_ && text.empty()) keep = left_.size();
-      break;
-  }
+  if (begins_call(lead, last, keep, parts)) return true;
   if (last) keep = 0;
   // Blanks before a tag belong to nothing.
   while (!last && style_.family != ToolFamily::none && keep < left_.size() && blank(left_[left_.size() - keep - 1]))
     ++keep;
   const std::string_view shown = std::string_view(left_).substr(0, left_.size() - keep);
   any_content_ |= blanks(shown) < shown.size();
-  emit(AnswerPart::Kind::content, shown, parts);
+  append_part(AnswerPart::Kind::content, shown, parts);
   left_.erase(0, shown.size());
   return false;
 }
 
-void AnswerParser::give_up_call(std::vector<AnswerPart>& parts) {
-  // A call that has been named is one, though it is not complete.
-  if (!scanner_.named()) {
-    emit(AnswerPart::Kind::content, tag_ + scanner_.text(), parts);
+// Otherwise sets how much of the end may be the beginning of a call.
+bool AnswerParser::begins_call(std::size_t lead, bool last, std::size_t& keep, std::vector<AnswerPart>& parts) {
+  const std::string_view text = std::string_view(left_).substr(lead);
+  if (const std::string_view tag = call_tag(style_.family); !tag.empty()) {
+    if (const std::size_t at = left_.find(tag); at != left_.npos) return begin_call(at, tag, parts), true;
+    keep = begun_at_end(left_, tag);
+  } else if (style_.family == ToolFamily::mistral) {
+    if (const std::size_t at = left_.find(kMistral); at != left_.npos) {
+      const std::size_t open = at + kMistral.size() + blanks(std::string_view(left_).substr(at + kMistral.size()));
+      if (open == left_.size() && !last) {
+        keep = left_.size() - at;
+        return false;
+      }
+      if (open < left_.size() && left_[open] == '[')
+        return begin_call(at, std::string(std::string_view(left_).substr(at, open + 1 - at)), parts), true;
+    }
+    // The tag may be missing.
+    if (!any_content_ && text.starts_with("[{")) return begin_call(lead, "[", parts), true;
+    keep = begun_at_end(left_, kMistral);
+    if (!any_content_ && std::string_view("[{").starts_with(text)) keep = left_.size();
+  } else if (style_.family == ToolFamily::llama3) {
+    if (!any_content_ && text.starts_with("{")) return begin_call(lead, "", parts), true;
+    if (!any_content_ && text.empty()) keep = left_.size();
+  }
+  return false;
+}
+
+void AnswerParser::begin_call(std::size_t before, std::string_view tag, std::vector<AnswerPart>& parts) {
+  std::string_view content = std::string_view(left_).substr(0, before);
+  while (!content.empty() && blank(content.back())) content.remove_suffix(1);
+  if (!any_content_) content.remove_prefix(std::min(content.size(), blanks(content)));
+  append_part(AnswerPart::Kind::content, content, parts);
+  any_content_ |= !content.empty();
+  left_.erase(0, before + tag.size());
+  tag_ = tag;
+  next_call();
+}
+
+bool AnswerParser::next_call() {
+  scanner_ = {};
+  named_call_.reset();
+  state_ = State::call;
+  return true;
+}
+
+bool AnswerParser::to_content() {
+  any_content_ = false;
+  drop_blanks_ = true;
+  state_ = State::content;
+  return true;
+}
+
+void AnswerParser::give_up_call(bool named, const std::string& text, std::vector<AnswerPart>& parts) {
+  if (!named) {
+    append_part(AnswerPart::Kind::content, tag_ + text, parts);
     any_content_ = true;
   }
   state_ = State::content;
 }
 
 bool AnswerParser::in_call(bool last, std::vector<AnswerPart>& parts) {
+  switch (style_.family) {
+    case ToolFamily::mistral_args:
+    case ToolFamily::gemma:
+    case ToolFamily::function_gemma:
+      return in_named_call(last, parts);
+    case ToolFamily::deepseek: {
+      if (named_call_) return in_named_call(last, parts);
+      left_.erase(0, blanks(left_));
+      if (!last && left_.size() < kDeepSeekCall.size() && kDeepSeekCall.starts_with(left_)) return false;
+      if (left_.starts_with(kDeepSeekCall)) {
+        left_.erase(0, kDeepSeekCall.size());
+        tag_ += kDeepSeekCall;
+      }
+      return in_named_call(last, parts);
+    }
+    case ToolFamily::qwen_xml:
+      if (named_call_) return in_named_call(last, parts);
+      // An object is a call as Hermes writes it: those that must come are.
+      if (blanks(left_) == left_.size() && !last) return false;
+      if (left_[std::min(blanks(left_), left_.size())] != '{' && scanner_.text().empty())
+        return in_named_call(last, parts);
+      break;
+    default:
+      break;
+  }
   const std::size_t taken = scanner_.add(left_, parts);
   left_.erase(0, taken);
-  if (scanner_.failed()) {
-    give_up_call(parts);
-    return true;
-  }
-  if (scanner_.ended()) {
+  if (scanner_.ended() && !scanner_.failed()) {
     state_ = State::after_call;
     return true;
   }
-  if (last) {
-    give_up_call(parts);
-    return !left_.empty();
+  if (!scanner_.failed() && !last) return false;
+  const bool more = scanner_.failed() || !left_.empty();
+  give_up_call(scanner_.named(), scanner_.text(), parts);
+  return more;
+}
+
+bool AnswerParser::in_named_call(bool last, std::vector<AnswerPart>& parts) {
+  if (!named_call_) named_call_.emplace(style_.family, style_.tools.get());
+  const std::size_t taken = named_call_->add(left_, parts);
+  left_.erase(0, taken);
+  if (named_call_->ended()) {
+    state_ = State::after_call;
+    return true;
   }
-  return false;
+  if (!named_call_->failed() && !last) return false;
+  // What a name was followed by is no call's, unless the answer was cut off there.
+  if (named_call_->named())
+    append_part(named_call_->failed() ? AnswerPart::Kind::content : AnswerPart::Kind::arguments, named_call_->rest(),
+                parts);
+  give_up_call(named_call_->named(), named_call_->text(), parts);
+  return true;
 }
 
 // To the end of the call's tag, or to the next call of a list.
 bool AnswerParser::after_call(bool last, std::vector<AnswerPart>&) {
   left_.erase(0, blanks(left_));
-  const auto next_call = [&] {
-    scanner_ = {};
-    tag_.clear();
-    state_ = State::call;
-    return true;
+  const auto begins = [&](std::string_view tag) {
+    return !last && left_.size() < tag.size() && tag.starts_with(left_);
   };
-  const auto to_content = [&] {
-    any_content_ = false;
-    drop_blanks_ = true;
-    state_ = State::content;
-    return true;
-  };
-  if (style_.family == ToolFamily::hermes) {
-    if (left_.starts_with(kCallEnd)) {
-      left_.erase(0, kCallEnd.size());
+  if (const std::string_view tag = call_end_tag(style_.family); !tag.empty()) {
+    if (begins(tag)) return false;
+    if (left_.starts_with(tag)) {
+      left_.erase(0, tag.size());
       left_.erase(0, blanks(left_));
-      return to_content();
     }
-    if (!last && kCallEnd.starts_with(left_)) return false;
     return to_content();
   }
   if (left_.empty() && !last) return false;
+  if (style_.family == ToolFamily::deepseek) {
+    for (const std::string_view tag : {kFence, kDeepSeekCallEnd, kDeepSeekEnd}) {
+      if (begins(tag)) return false;
+      if (!left_.starts_with(tag)) continue;
+      left_.erase(0, tag.size());
+      return tag == kDeepSeekEnd ? to_content() : true;
+    }
+    if (begins(kDeepSeekCall)) return false;
+    tag_.clear();
+    return left_.starts_with(kDeepSeekCall) ? next_call() : to_content();
+  }
   if (left_.empty()) return to_content(), false;
   const char c = left_[0];
   if (style_.family == ToolFamily::mistral && c == ']') {
     left_.erase(0, 1);
     return to_content();
   }
-  if (c == (style_.family == ToolFamily::mistral ? ',' : ';')) {
+  if (style_.family != ToolFamily::mistral_args && c == (style_.family == ToolFamily::mistral ? ',' : ';')) {
     left_.erase(0, 1);
     left_.erase(0, blanks(left_));
+    tag_.clear();
     return next_call();
   }
   return to_content();

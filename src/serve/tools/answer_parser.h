@@ -1,32 +1,29 @@
 #pragma once
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "base/json_fwd.h"
+#include "serve/tools/answer_part.h"
 #include "serve/tools/family.h"
+#include "serve/tools/harmony.h"
+#include "serve/tools/named_call.h"
 
 namespace graft::serve {
-
-// A part of an answer, in the order of the text.
-struct AnswerPart {
-  enum class Kind {
-    reasoning,
-    content,
-    call,       // `text` is the name of the tool that a new call names
-    arguments,  // of the last call, as far as they are known: JSON
-  };
-  Kind kind = Kind::content;
-  std::string text;
-};
 
 // What is said of the parts of an answer before it begins.
 struct AnswerStyle {
   ToolFamily family = ToolFamily::none;  // none: calls are not looked for
-  bool reasoning = false;
-  bool begins_in_reasoning = false;  // the prompt ends with <think>
-  std::string begun = {};            // of the answer, at the end of the prompt
+  ReasoningTags reasoning = {};
+  bool begins_in_reasoning = false;               // the prompt ends with the tag that begins it
+  bool channels = false;                          // the answer is written in channels (harmony), with calls or without
+  std::string begun = {};                         // of the answer, at the end of the prompt
+  std::shared_ptr<const OrderedJson> tools = {};  // that may be called
+
+  bool takes_apart() const { return family != ToolFamily::none || !reasoning.end.empty() || channels; }
 };
 
 // The JSON object of one call, as its text comes.
@@ -70,8 +67,13 @@ class AnswerParser {
   bool in_content(bool last, std::vector<AnswerPart>& parts);
   bool in_call(bool last, std::vector<AnswerPart>& parts);
   bool after_call(bool last, std::vector<AnswerPart>& parts);
-  void give_up_call(std::vector<AnswerPart>& parts);
-  void emit(AnswerPart::Kind kind, std::string_view text, std::vector<AnswerPart>& parts);
+  bool in_named_call(bool last, std::vector<AnswerPart>& parts);
+  // A call of which `text` has come, and no more will: one that has been named is one, though it is not complete.
+  void give_up_call(bool named, const std::string& text, std::vector<AnswerPart>& parts);
+  bool begins_call(std::size_t lead, bool last, std::size_t& keep, std::vector<AnswerPart>& parts);
+  void begin_call(std::size_t before, std::string_view tag, std::vector<AnswerPart>& parts);
+  bool next_call();
+  bool to_content();
 
   AnswerStyle style_;
   State state_;
@@ -80,6 +82,8 @@ class AnswerParser {
   bool any_content_ = false;
   bool drop_blanks_ = false;  // those before the next content: they belong to a tag
   CallScanner scanner_;
+  std::optional<NamedCall> named_call_;    // instead, in families whose calls begin with a name
+  std::optional<HarmonyParser> channels_;  // instead of all else
 };
 
 }  // namespace graft::serve

@@ -4,6 +4,8 @@
 
 #include <random>
 
+#include "base/json.h"
+
 namespace graft::serve {
 namespace {
 
@@ -89,14 +91,98 @@ TEST(AnswerParser, Mistral) {
   EXPECT_EQ(parsed(begun, "{\"name\": \"f\", \"arguments\": {}}"), "n:f|a:{}");
 }
 
+TEST(AnswerParser, MistralWithNames) {
+  const AnswerStyle style{.family = ToolFamily::mistral_args, .reasoning = {"[THINK]", "[/THINK]"}};
+  EXPECT_EQ(parsed(style, "[TOOL_CALLS]f[ARGS]{\"a\": \"}\"}[TOOL_CALLS]g[CALL_ID]123456789[ARGS]{}"),
+            "n:f|a:{\"a\": \"}\"}|n:g|a:{}");
+  EXPECT_EQ(parsed(style, "[THINK]One.[/THINK]Two. [TOOL_CALLS]f[ARGS]{}"), "r:One.|c:Two.|n:f|a:{}");
+  EXPECT_EQ(parsed(style, "[TOOL_CALLS] are"), "c:[TOOL_CALLS] are");
+  EXPECT_EQ(parsed(style, "[TOOL_CALLS]f[ARGS] no"), "n:f|c: no");
+  const AnswerStyle begun{.family = ToolFamily::mistral_args, .begun = "[TOOL_CALLS]"};
+  EXPECT_EQ(parsed(begun, "f[ARGS]{\"a\": [{}, 1]}"), "n:f|a:{\"a\": [{}, 1]}");
+}
+
+TEST(AnswerParser, DeepSeek) {
+  const AnswerStyle style{.family = ToolFamily::deepseek, .reasoning = {"<think>", "</think>"}};
+  const std::string begin = "<｜tool▁calls▁begin｜>", call = "<｜tool▁call▁begin｜>", sep = "<｜tool▁sep｜>",
+                    call_end = "<｜tool▁call▁end｜>", end = "<｜tool▁calls▁end｜>";
+  EXPECT_EQ(parsed(style, "Well: " + begin + call + "f" + sep + "{\"a\": 1}" + call_end + call + "g" + sep + "{}" +
+                              call_end + end + " Done."),
+            "c:Well:|n:f|a:{\"a\": 1}|n:g|a:{}|c:Done.");
+  EXPECT_EQ(parsed(style, "<think>x</think>" + begin + call + "function" + sep + "f\n```json\n{\"a\": \"```\"}\n```" +
+                              call_end + "\n" + call + "function" + sep + "g\n```json\n{}\n```" + call_end + end),
+            "r:x|n:f|a:{\"a\": \"```\"}|n:g|a:{}");
+  EXPECT_EQ(parsed(style, begin + " no"), "c:" + begin + "no");
+  EXPECT_EQ(parsed(style, "<｜User｜>"), "c:<｜User｜>");
+  EXPECT_EQ(parsed(style, begin + call + "f" + sep + "{\"a\": "), "n:f|a:{\"a\": ");  // cut off
+}
+
+TEST(AnswerParser, Gemma) {
+  const AnswerStyle style{.family = ToolFamily::gemma, .reasoning = {"<|channel>thought\n", "<channel|>"}};
+  EXPECT_EQ(
+      parsed(style,
+             "<|channel>thought\nOne.\n<channel|>Two.<|tool_call>call:f{a:<|\"|>x\"}{y<|\"|>,b:[1,true,"
+             "null],c:{d:-1.5e3},e:word}<tool_call|><|tool_call>call:g{}<tool_call|>"),
+      "r:One.|c:Two.|n:f|a:{\"a\":\"x\\\"}{y\",\"b\":[1,true,null],\"c\":{\"d\":-1.5e3},\"e\":\"word\"}|n:g|a:{}");
+  EXPECT_EQ(parsed(style, "<|tool_call>call:f{\"a\": \"}\"}<tool_call|>"), "n:f|a:{\"a\":\"}\"}");  // JSON
+  EXPECT_EQ(parsed(style, "<|tool_call>call:f{a:<|\"|>x"), "n:f|a:{a:<|\"|>x");                     // cut off
+  EXPECT_EQ(parsed(style, "<|tool_call>call:f{a}<tool_call|>"), "n:f|c:{a}<tool_call|>");
+  EXPECT_EQ(parsed(style, "<|tool_call>no<tool_call|>"), "c:<|tool_call>no<tool_call|>");
+  const AnswerStyle function_gemma{.family = ToolFamily::function_gemma};
+  EXPECT_EQ(parsed(function_gemma, "<start_function_call>call:f{a:<escape>x<escape>}<end_function_call>"),
+            "n:f|a:{\"a\":\"x\"}");
+  EXPECT_EQ(json_of_gemma("{a:1", "<escape>"), "");
+  EXPECT_EQ(json_of_gemma("[1]", "<escape>"), "");
+  EXPECT_EQ(json_of_gemma("{a:1}}", "<escape>"), "");
+  EXPECT_EQ(json_of_gemma(std::string(100, '{') + std::string(100, '}'), "<escape>"), "");
+}
+
+TEST(AnswerParser, QwenXml) {
+  const auto tools = std::make_shared<const OrderedJson>(OrderedJson::parse(
+      R"([{"function": {"name": "f", "parameters": {"properties": {"n": {"type": "integer"}, "s": {"type": "string"}}}}}])"));
+  const AnswerStyle style{.family = ToolFamily::qwen_xml, .reasoning = {"<think>", "</think>"}, .tools = tools};
+  EXPECT_EQ(parsed(style,
+                   "Well.\n<tool_call>\n<function=f>\n<parameter=n>\n3\n</parameter>\n<parameter=s>\n4\n5\n"
+                   "</parameter>\n<parameter=other>\n{\n</parameter>\n</function>\n</tool_call>\n<tool_call>\n"
+                   "<function=g>\n</function>\n</tool_call>"),
+            R"(c:Well.|n:f|a:{"n": 3, "s": "4\n5", "other": "{"}|n:g|a:{})");
+  EXPECT_EQ(parsed(style, "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"n\": 3}}\n</tool_call>"),
+            "n:f|a:{\"n\": 3}");
+  EXPECT_EQ(parsed(style, "<tool_call>no</tool_call>"), "c:<tool_call>no</tool_call>");
+}
+
+TEST(AnswerParser, Harmony) {
+  const AnswerStyle style{.family = ToolFamily::harmony, .channels = true};
+  EXPECT_EQ(parsed(style, "<|channel|>analysis<|message|>One.<|end|><|start|>assistant<|channel|>final<|message|>Two."),
+            "r:One.|c:Two.");
+  EXPECT_EQ(parsed(style,
+                   "<|channel|>analysis<|message|>One.<|end|><|start|>assistant<|channel|>commentary "
+                   "to=functions.f <|constrain|>json<|message|>{\"a\": 1}<|call|>"),
+            "r:One.|n:f|a:{\"a\": 1}");
+  EXPECT_EQ(parsed(style, " to=functions.f<|channel|>commentary json<|message|>{}"), "n:f|a:{}");
+  EXPECT_EQ(parsed(style,
+                   "<|channel|>commentary<|message|>I call f.<|end|><|start|>assistant to=functions.f<|channel|>"
+                   "commentary json<|message|>{}"),
+            "c:I call f.|n:f|a:{}");
+  EXPECT_EQ(parsed(style, "<|channel|>final<|message|>a < b <|en"), "c:a < b <|en");
+  EXPECT_EQ(parsed(style, "<|channel|>fin"), "");
+  EXPECT_EQ(parsed(style, "Plain."), "c:Plain.");
+  const AnswerStyle without{.channels = true};
+  EXPECT_EQ(parsed(without, "<|channel|>commentary to=functions.f<|message|>{}"), "c:{}");
+  const AnswerStyle begun{
+      .family = ToolFamily::harmony, .channels = true, .begun = "<|channel|>commentary to=functions."};
+  EXPECT_EQ(parsed(begun, "f <|constrain|>json<|message|>{\"a\": 1}"), "n:f|a:{\"a\": 1}");
+}
+
 TEST(AnswerParser, Reasoning) {
-  const AnswerStyle style{.reasoning = true};
+  const AnswerStyle style{.reasoning = {"<think>", "</think>"}};
   EXPECT_EQ(parsed(style, "<think>\nOne.\n\nTwo.\n</think>\n\nThree."), "r:One.\n\nTwo.|c:Three.");
   EXPECT_EQ(parsed(style, "<think></think>x"), "c:x");
   EXPECT_EQ(parsed(style, "<thinking> x"), "c:<thinking> x");
   EXPECT_EQ(parsed(style, "x <think>y</think>"), "c:x <think>y</think>");
   EXPECT_EQ(parsed(style, "<think>cut off"), "r:cut off");
-  const AnswerStyle begun{.family = ToolFamily::hermes, .reasoning = true, .begins_in_reasoning = true};
+  const AnswerStyle begun{
+      .family = ToolFamily::hermes, .reasoning = {"<think>", "</think>"}, .begins_in_reasoning = true};
   EXPECT_EQ(parsed(begun, "One.</think>\n<tool_call>{\"name\": \"f\"}</tool_call>"), "r:One.|n:f|a:{}");
 }
 
@@ -105,8 +191,17 @@ TEST(AnswerParser, FamiliesByTemplate) {
   EXPECT_EQ(tool_family("{{ tools }} [TOOL_CALLS]"), ToolFamily::mistral);
   EXPECT_EQ(tool_family("{{ tools }} <|python_tag|>"), ToolFamily::llama3);
   EXPECT_EQ(tool_family("<tool_call>"), ToolFamily::none);
-  EXPECT_EQ(tool_family("{{ tools }} <tool_call><function=x>"), ToolFamily::none);
-  EXPECT_EQ(tool_family("{{ tools }} [TOOL_CALLS]f[ARGS]{}"), ToolFamily::none);
+  EXPECT_EQ(tool_family("{{ tools }} <tool_call><function=x>"), ToolFamily::qwen_xml);
+  EXPECT_EQ(tool_family("{{ tools }} <function=x>"), ToolFamily::none);
+  EXPECT_EQ(tool_family("{{ tools }} [TOOL_CALLS]f[ARGS]{}"), ToolFamily::mistral_args);
+  EXPECT_EQ(tool_family("{{ tools }} <｜tool▁call▁begin｜>"), ToolFamily::deepseek);
+  EXPECT_EQ(tool_family("{{ tools }} <|tool_call>call:"), ToolFamily::gemma);
+  EXPECT_EQ(tool_family("{{ tools }} <start_function_call>call:"), ToolFamily::function_gemma);
+  EXPECT_EQ(tool_family("<|channel|>final<|message|>"), ToolFamily::harmony);
+  EXPECT_EQ(reasoning_tags("<think></think>").end, "</think>");
+  EXPECT_EQ(reasoning_tags("<|channel>thought<channel|>").begin, "<|channel>thought\n");
+  EXPECT_EQ(reasoning_tags("[THINK][/THINK]").begin, "[THINK]");
+  EXPECT_EQ(reasoning_tags("").end, "");
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 #include "serve/tools/tools.h"
 
+#include "base/trim.h"
 #include "serve/api_error.h"
 #include "serve/openai/structured.h"
 
@@ -7,7 +8,6 @@ namespace graft::serve {
 namespace {
 
 constexpr std::size_t kMostTools = 128;
-constexpr std::string_view kMistralBegin = "[TOOL_CALLS][";
 
 Json tool_of(const Json& given, const std::string& path) {
   Fields fields = Fields::of(given, path);
@@ -92,45 +92,110 @@ ToolRequest tools_of(Fields& fields, const ServedModel& model) {
   return request;
 }
 
+namespace {
+
+// How a family begins the first call of an answer, how it writes a call's name and what follows the arguments, where
+// the arguments come as JSON (which all parsers take).
+struct CallForm {
+  std::string_view begin, before_name, after_name, after, separator;
+  bool json_name = false;  // the name as a JSON string
+};
+
+CallForm call_form(ToolFamily family, std::string_view chat_template) {
+  switch (family) {
+    case ToolFamily::hermes:
+    case ToolFamily::qwen_xml:
+      return {"", "<tool_call>\n{\"name\": ", ", \"arguments\": ", "}\n</tool_call>", "\n", true};
+    case ToolFamily::llama3:
+      return {"", "{\"name\": ", ", \"parameters\": ", "}", "; ", true};
+    case ToolFamily::mistral:
+      return {"[TOOL_CALLS][", "{\"name\": ", ", \"arguments\": ", "}", ", ", true};
+    case ToolFamily::mistral_args:
+      return {"[TOOL_CALLS]", "", "[ARGS]", "", "[TOOL_CALLS]"};
+    case ToolFamily::deepseek:
+      if (chat_template.find("```json") != chat_template.npos)
+        return {"<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>function<｜tool▁sep｜>", "\n```json\n",
+                "\n```<｜tool▁call▁end｜>", "\n"};
+      return {"<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>", ""};
+    case ToolFamily::gemma:
+      return {"<|tool_call>", "call:", "", "<tool_call|>", "<|tool_call>"};
+    case ToolFamily::function_gemma:
+      return {"<start_function_call>", "call:", "", "<end_function_call>", "<start_function_call>"};
+    case ToolFamily::harmony:
+      return {"<|channel|>commentary to=functions.", "", " <|constrain|>json<|message|>", "", ""};
+    case ToolFamily::none:
+      break;
+  }
+  return {};
+}
+
+bool may_call(const Json& tool, const ToolRequest& tools) {
+  return tools.named.empty() || name_of(tool) == tools.named;
+}
+
+}  // namespace
+
 AnswerStyle answer_style(const ServedModel& model, const ToolRequest& tools, std::string& prompt) {
   const std::string& chat_template = model.language->tokenizer()->chat_template();
+  const ToolFamily family = tool_family(chat_template);
   AnswerStyle style;
-  style.reasoning = has_reasoning(chat_template);
-  std::string_view end = prompt;
-  while (end.ends_with('\n') || end.ends_with(' ')) end.remove_suffix(1);
-  style.begins_in_reasoning = style.reasoning && end.ends_with("<think>");
-  if (!tools.tools.empty()) style.family = tool_family(chat_template);
-  if (tools.choice == ToolRequest::Choice::required && style.family == ToolFamily::mistral) {
-    prompt += kMistralBegin;
-    style.begun = kMistralBegin;
+  style.channels = family == ToolFamily::harmony;
+  style.reasoning = style.channels ? ReasoningTags() : reasoning_tags(chat_template);
+  const std::string_view begin = trimmed(style.reasoning.begin);
+  style.begins_in_reasoning = !begin.empty() && trimmed(prompt).ends_with(begin);
+  if (!tools.tools.empty()) {
+    style.family = family;
+    style.tools = std::make_shared<const Json>(tools.tools);
+  }
+  // A call that must come is begun in the prompt, where its tags are the tokens that the model knows.
+  if (tools.choice == ToolRequest::Choice::required && !style.begins_in_reasoning) {
+    style.begun = call_form(family, chat_template).begin;
+    prompt += style.begun;
   }
   return style;
+}
+
+std::vector<std::int64_t> special_tags_of(const Tokenizer& tokenizer, const AnswerStyle& style) {
+  std::vector<std::string_view> tags = tags_of(style.channels ? ToolFamily::harmony : style.family);
+  // A tag with a word behind it begins with its token.
+  const std::string_view begin = style.reasoning.begin;
+  tags.push_back(begin.substr(0, begin.find('>') + 1));
+  tags.push_back(begin);
+  tags.push_back(style.reasoning.end);
+  std::vector<std::int64_t> ids;
+  for (const std::string_view tag : tags)
+    if (const auto id = tokenizer.find(tag); !tag.empty() && id && tokenizer.is_special(*id)) ids.push_back(*id);
+  return ids;
 }
 
 std::shared_ptr<const Grammar> grammar_of_calls(const ServedModel& model, const ToolRequest& tools,
                                                 const AnswerStyle& style) {
   if (tools.choice != ToolRequest::Choice::required) return nullptr;
   using Kind = GrammarPart::Kind;
-  const bool llama = style.family == ToolFamily::llama3, hermes = style.family == ToolFamily::hermes;
+  const CallForm form = call_form(style.family, model.language->tokenizer()->chat_template());
   std::vector<std::vector<GrammarPart>> calls;
   std::string key = "calls:" + std::to_string(static_cast<int>(style.family)) + (style.begins_in_reasoning ? "r" : "") +
                     (tools.parallel ? "p" : "");
   for (const Json& tool : tools.tools) {
-    if (!tools.named.empty() && name_of(tool) != tools.named) continue;
+    if (!may_call(tool, tools)) continue;
     const std::string schema = tool["function"]["parameters"].dump();
     std::vector<GrammarPart> call;
     // Reasoning that has begun ends first.
-    if (style.begins_in_reasoning) call = {{Kind::any_text, "</think>"}, {Kind::literal, "</think>\n\n"}};
-    call.push_back({Kind::literal, str(hermes ? "<tool_call>\n" : "", "{\"name\": ", Json(name_of(tool)).dump(), ", \"",
-                                       llama ? "parameters" : "arguments", "\": ")});
+    if (style.begins_in_reasoning) {
+      const std::string end(style.reasoning.end);
+      call = {{Kind::any_text, end}, {Kind::literal, str(end, "\n\n", form.begin)}};
+    }
+    const std::string name = name_of(tool);
+    call.push_back({Kind::literal, str(form.before_name, form.json_name ? Json(name).dump() : name, form.after_name)});
     call.push_back({Kind::json_schema, schema});
-    call.push_back({Kind::literal, hermes ? "}\n</tool_call>" : "}"});
+    if (!form.after.empty()) call.push_back({Kind::literal, std::string(form.after)});
     calls.push_back(std::move(call));
-    key += '\n' + name_of(tool) + '\n' + schema;
+    key += '\n' + name + '\n' + schema;
   }
-  const bool one = !tools.parallel || !tools.named.empty() || style.begins_in_reasoning;
+  // Channels hold a call each.
+  const bool one = !tools.parallel || !tools.named.empty() || style.begins_in_reasoning || style.channels;
   return grammar_named(model, key, "tools", [&](auto vocabulary) {
-    return Grammar::parts(calls, 1, one ? 1 : -1, hermes ? "\n" : llama ? "; " : ", ", vocabulary);
+    return Grammar::parts(calls, 1, one ? 1 : -1, form.separator, vocabulary);
   });
 }
 

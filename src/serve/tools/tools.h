@@ -27,6 +27,9 @@ ToolRequest tools_of(Fields& fields, const ServedModel& model);
 // How answers to this prompt are taken apart. A call that must come may be begun at the prompt's end already.
 AnswerStyle answer_style(const ServedModel& model, const ToolRequest& tools, std::string& prompt);
 
+// Special tokens that the answer's parser looks for.
+std::vector<std::int64_t> special_tags_of(const Tokenizer& tokenizer, const AnswerStyle& style);
+
 // Calls of the tools that must be called, as the model writes them; null where it may do otherwise.
 std::shared_ptr<const Grammar> grammar_of_calls(const ServedModel& model, const ToolRequest& tools,
                                                 const AnswerStyle& style);
