@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "serve/api_error.h"
+#include "serve/cors.h"
 #include "serve/openai/messages.h"
 
 namespace graft::cli {
@@ -66,6 +67,23 @@ ServeCommand::ServeCommand(CLI::App& app) : command_(app.add_subcommand("serve",
       ->type_name("N");
   command.add_option("--api-keys", options_.api_keys, "a file with a key per line; requests need one of them")
       ->type_name("FILE");
+  command
+      .add_option(
+          "--cors-origin", options_.origins,
+          "pages of this origin may use the server: https://chat.example.org, localhost (pages of the browser's "
+          "machine) or * (all); may be repeated (default: only the server's own page)")
+      ->check(
+          [](const std::string& origin) {
+            try {
+              serve::check_origin(origin);
+            } catch (const InvalidArgument& error) {
+              return std::string(error.what());
+            }
+            return std::string();
+          },
+          "")
+      ->type_name("ORIGIN")
+      ->allow_extra_args(false);
   const auto count = [&](const char* flag, auto& value, const char* about) {
     return command.add_option(flag, value, about)->check(CLI::PositiveNumber.description(""))->type_name("N");
   };

@@ -3,6 +3,7 @@
 #include <atomic>
 
 #include "serve/call.h"
+#include "serve/cors.h"
 #include "serve/keys.h"
 #include "serve/metrics.h"
 #include "serve/models.h"
@@ -20,12 +21,14 @@ inline constexpr std::size_t kMaxLoads = 16;  // that wait
 
 // What all endpoints share.
 struct App {
-  explicit App(const ServeOptions& serve_options) : options(serve_options), models(serve_options.models) {}
+  explicit App(const ServeOptions& serve_options)
+      : options(serve_options), models(serve_options.models), cross_origin(serve_options.origins) {}
 
   const ServeOptions options;
   Models models;
   Metrics metrics;
   ApiKeys keys;
+  const CrossOrigin cross_origin;
   std::atomic<Phase> phase{Phase::loading};
   WorkQueue loads{kMaxLoads};  // requests that load models, one after the other
 

@@ -1,5 +1,7 @@
 #include "serve/call.h"
 
+#include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "serve/log.h"
@@ -35,6 +37,7 @@ void Call::note(const char* name, Json value) {
 void Call::respond(Response response) {
   const int status = response.status;
   response.headers.emplace_back("x-request-id", id_);
+  std::ranges::copy(headers, std::back_inserter(response.headers));
   exchange_->respond(std::move(response));
   ended(status);
 }
@@ -74,6 +77,7 @@ void Call::begin_events() {
   Response head;
   head.content_type = "text/event-stream; charset=utf-8";
   head.headers = {{"Cache-Control", "no-cache"}, {"X-Accel-Buffering", "no"}, {"x-request-id", id_}};
+  std::ranges::copy(headers, std::back_inserter(head.headers));
   exchange_->begin(std::move(head));
   began_ = true;
 }

@@ -38,6 +38,7 @@ class Call {
   std::string& body() { return request_.body; }
   std::string route = "other";  // set by the router
   std::uint64_t cache_salt = 0;
+  Headers headers;  // of the answer, besides its own
   // How errors are written: {"error": {...}}, or {"error": "message"}, or {"type": "error", "error": {...}}.
   enum class Errors { openai, v2, anthropic } errors = Errors::openai;
   std::optional<Repeatable> repeatable;  // none: of the moment

@@ -51,8 +51,9 @@ struct ServeOptions {
       prefix_cache_bytes;  // of each model; none: an eighth of the memory, up to 4 GiB; 4 GiB in a file
   BatchOptions batch;      // of models that are no language models
   RequestLimits limits;
-  std::string api_keys;       // a file with one key per line; empty: no keys are needed
-  double drain_seconds = 30;  // that running requests get after SIGTERM
+  std::vector<std::string> origins;  // of pages that may use the server: CrossOrigin; none: those of the server alone
+  std::string api_keys;              // a file with one key per line; empty: no keys are needed
+  double drain_seconds = 30;         // that running requests get after SIGTERM
   bool log_requests = true;
 };
 

@@ -29,13 +29,14 @@ bool own_origin(const Request& request) {
 }
 
 // Forms that a page of any site may send without asking (CORS) are not JSON, so that no page can use the server.
-void check_content_type(const Request& request) {
+void check_content_type(const Request& request, const CrossOrigin& cross_origin) {
   std::string type = http_lower(std::string(request.header("content-type")));
   type = type.substr(0, type.find(';'));
   while (type.ends_with(' ')) type.pop_back();
   // A form with a file is one of those that any page may send: its browser says where it comes from.
   const bool form = request.path.starts_with("/v1/audio/") && type == "multipart/form-data";
-  if (form && !own_origin(request)) throw ApiError(403, "pages of other sites may not send forms");
+  if (form && !own_origin(request) && !cross_origin.allows(request.header("origin")))
+    throw ApiError(403, "pages of other sites may not send forms");
   // tritonclient names no type. A page can do that too, but then its browser says where it comes from.
   const bool binary = request.path.starts_with("/v2/") &&
                       (type == "application/octet-stream" || (type.empty() && request.header("origin").empty()));
@@ -67,7 +68,7 @@ void answer(App& app, const std::shared_ptr<Call>& call) {
       throw error;
     }
     call->cache_salt = app.keys.salt(request);
-    if (route.method == "POST") check_content_type(request);
+    if (route.method == "POST") check_content_type(request, app.cross_origin);
     return route.endpoint(app, call, parts);
   }
   if (!allowed.empty()) throw method_not_allowed(request.method, allowed);
@@ -152,6 +153,8 @@ void route(App& app, const std::shared_ptr<Call>& call) {
   if (call->request().path.starts_with("/v2")) call->errors = Call::Errors::v2;
   if (call->request().path.starts_with("/v1/messages")) call->errors = Call::Errors::anthropic;
   try {
+    call->headers = app.cross_origin.headers(call->request());
+    if (auto preflight = app.cross_origin.preflight(call->request())) return call->respond(std::move(*preflight));
     answer(app, call);
   } catch (...) {
     call->fail(std::current_exception());

@@ -323,3 +323,25 @@ def test_refused_by_status(server, method, path, body, headers, status):
     error = json.loads(data)["error"]
     assert error["message"] and not re.search(r"/(?:tmp|home|work|root|usr)\b", error["message"])
     assert "access-control-allow-origin" not in {name.lower() for name in answer.headers}
+
+
+def test_pages_of_other_sites(stories):
+    page, other = {"Origin": "https://chat.example.org"}, {"Origin": "https://evil.example.org"}
+    asks = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"}
+    body, json_type = b'{"prompt": "a", "max_tokens": 2}', {"Content-Type": "application/json"}
+    with Server(stories, "--cors-origin", page["Origin"]) as server:
+
+        def allowed(method, path, body, headers, status):
+            answer, _ = server.request(method, path, body, headers)
+            assert answer.status == status
+            return answer.getheader("Access-Control-Allow-Origin")
+
+        for path in ("/v1/completions", "/v2/models/stories/infer"):
+            assert allowed("OPTIONS", path, None, page | asks, 200) == page["Origin"]
+            assert allowed("OPTIONS", path, None, other | asks, 200) is None
+        for extra in ({}, {"stream": True}):
+            request = json.dumps(json.loads(body) | extra).encode()
+            assert allowed("POST", "/v1/completions", request, page | json_type, 200) == page["Origin"]
+            assert allowed("POST", "/v1/completions", request, other | json_type, 200) is None
+        assert allowed("POST", "/v1/completions", b"{}", page | json_type, 400) == page["Origin"]  # errors too
+        assert allowed("OPTIONS", "/v1/completions", None, page, 405) == page["Origin"]

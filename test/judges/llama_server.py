@@ -51,6 +51,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--parallel", type=int, default=1)
     parser.add_argument("--spec-draft-n-max", type=int, default=0)
     parser.add_argument("--temp", type=float)
+    parser.add_argument("--cors-origins", default="*")
     return parser.parse_args()
 
 
@@ -129,6 +130,7 @@ def template_variables(given: argparse.Namespace) -> str:
 def command(given: argparse.Namespace, folder: Path) -> list[str]:
     name = given.alias or "tinyllama-2"
     args = ["serve", "--host", given.host, "--port", str(given.port), "--default-model", name]
+    args += ["--cors-origin", given.cors_origins]
     if given.api_key:
         (folder / f"key-{os.getpid()}").write_text(given.api_key)
         args += ["--api-keys", str(folder / f"key-{os.getpid()}")]
