@@ -31,7 +31,7 @@ help:
 	@echo 'make asan | tsan     C++ tests with sanitizers, ggml included'
 	@echo 'make fuzz            libFuzzer with sanitizers on files of every kind, FUZZ_SECONDS=60 each (needs clang);'
 	@echo '                     FUZZ="tokenizer gguf ..." for some of them'
-	@echo 'make soak            what a long-lived process does, for SOAK_SECONDS=7200: nothing may grow or change'
+	@echo 'make soak            what a long-lived process and a server do, SOAK_SECONDS=7200 each: nothing may grow or change'
 	@echo 'make reliability     faults at every call, and the tables of docs/reliability.md from them'
 	@echo 'make coverage        lines of loader, verifier, planner, lowering and text that the tests reach; fails below 95 %'
 	@echo 'make mutations       puts known bugs into a copy of the tree, one by one, and requires that the tests notice;'
@@ -151,6 +151,7 @@ SOAK_SECONDS ?= 7200
 
 soak: build
 	@$(BIN)/python test/soak/soak.py --seconds $(SOAK_SECONDS)
+	@$(BIN)/python test/soak/server_soak.py --seconds $(SOAK_SECONDS)
 
 # Twenty minutes: every call of every operation fails once.
 reliability: build

@@ -94,7 +94,7 @@ def _fuzz(kinds: str) -> Slice:
 SEARCHES = (
     Slice("faults at every call", ("make", "reliability"), needs=2400),
     _fuzz("ir package"),
-    Slice("soak, 10 minutes", ("make", "soak", "SOAK_SECONDS=600"), needs=900),
+    Slice("soak, 10 minutes", ("make", "soak", "SOAK_SECONDS=300"), needs=900),
     _fuzz("tokenizer template"),
     Slice("lines that the tests reach", ("make", "coverage"), needs=3000),
     _fuzz("plan states packed gguf safetensors ptd npz audio request"),

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import server_soak
 import soak
 import soak_models
 
@@ -31,6 +32,13 @@ def test_rounds_give_the_same_results_and_hold_no_more(packages, tmp_path):
     )
     assert done.returncode == 0, (done.stdout[-3000:], done.stderr[-3000:])
     assert "40 rounds" in done.stdout and "SOAK passed" in done.stdout
+
+
+def test_a_server_gives_the_same_answers_and_holds_no_more(tmp_path):
+    arguments = ["--rounds", "4", "--idle", "100", "--folder", tmp_path]
+    done = subprocess.run([sys.executable, server_soak.__file__, *arguments], capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, (done.stdout[-3000:], done.stderr[-3000:])
+    assert "4 rounds, 256 requests" in done.stdout and "SERVER SOAK passed" in done.stdout
 
 
 def test_another_result_is_noticed(packages, tmp_path):
