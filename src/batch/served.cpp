@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <thread>
 
+#include "base/sha256.h"
 #include "serve/router.h"
 
 namespace graft::batch {
