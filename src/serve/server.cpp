@@ -142,8 +142,8 @@ class Server {
   App app_;
   std::atomic<std::size_t> active_{0};
   Clock::time_point drain_until_;
-  HttpServer http_;
   boost::asio::thread_pool workers_{kWorkers};
+  HttpServer http_;  // whose end calls what waits in it, which may post to the workers
 };
 
 }  // namespace
