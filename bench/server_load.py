@@ -106,6 +106,7 @@ class Setup:
 
     folder: Path
     python: str
+    kv_type: str  # of graft
     rows: int
     context: int
     threads: int
@@ -115,7 +116,7 @@ class Setup:
 def graft_server(setup: Setup) -> Iterator[int]:
     package = make(setup.folder)[1]
     arguments = package, "--rows", setup.rows, "--context", setup.context, "--threads", setup.threads, "--no-request-log"
-    with Server(*arguments, "--prefix-cache-bytes", 0) as server:
+    with Server(*arguments, "--prefix-cache-bytes", 0, "--kv-type", setup.kv_type) as server:
         yield server.port
 
 
@@ -303,6 +304,7 @@ def main() -> None:
     parser.add_argument("--alone", type=int, default=2, help="texts of a sample that are compared with those of the prompt alone")
     parser.add_argument("--open", type=int, default=0, help="requests that arrive at random")
     parser.add_argument("--folder", type=Path, default=BENCH.parent / "build" / "bench" / "server_load")
+    parser.add_argument("--kv-type", default="f16", help="of graft; llama-server's is f16, vllm's bf16, openvino's 8 bits")
     parser.add_argument("--python", default="", help="interpreters of peers: llama-server=path,...")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
@@ -317,10 +319,10 @@ def main() -> None:
         for peer in peers:
             if peer != "engine":
                 python = python_of(peer, given, options.folder)
-                setup = Setup(options.folder, python, most, context, options.threads)
+                setup = Setup(options.folder, python, options.kv_type, most, context, options.threads)
                 ports[peer] = stack.enter_context(PEERS[peer](setup))
         if "engine" in peers:
-            generator = graft.TextGenerator(make(options.folder)[1], threads=options.threads, length=context)
+            generator = graft.TextGenerator(make(options.folder)[1], threads=options.threads, length=context, kv_type=options.kv_type)
             engine(generator, 10**6, options)  # warm
         for port in ports.values():
             asyncio.run(load(port, 1, 10**6, options))  # warm
