@@ -162,14 +162,15 @@ def soak(folder: Path, *, seconds: float, rounds: int, idle: int) -> list[Held]:
                     for connection in connections:
                         connection.close()
                     connections, opened = open_idle(server, idle), time.monotonic()
-                base = 0
-                for _ in range(200):  # connections that were closed are noticed soon
+                # What may be there or not: a model, connections that were closed and are noticed soon.
+                server.post("/v1/models/unload", {"model": "second"})
+                least = held(server.process.pid, idle)
+                for _ in range(20):
+                    time.sleep(0.02)
                     now = held(server.process.pid, idle)
-                    base, last = now.descriptors, base
-                    if base == last:
-                        break
-                    time.sleep(0.05)
-                samples.append(now)
+                    if (now.threads, now.descriptors) <= (least.threads, least.descriptors):
+                        least = now
+                samples.append(least)
         for connection in connections:
             connection.close()
         print(f"{len(samples)} rounds, {number} requests in {time.monotonic() - begin:.0f} s beside {idle} idle connections: {load.done}")
