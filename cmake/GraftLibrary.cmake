@@ -1,7 +1,7 @@
 # libgraft. Its objects are compiled once and linked into the shared library and into the tests, which need
 # symbols that the library hides.
 set(graft_sources "")
-foreach(stage base ir weight package kernel lowering op pass plan exec device load session flow text audio llm)
+foreach(stage base ir weight package kernel lowering op pass plan exec device load session flow text audio stage llm)
   file(GLOB_RECURSE found CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/src/${stage}/*.cpp")
   list(APPEND graft_sources ${found})
 endforeach()

@@ -50,6 +50,13 @@ class GRAFT_API OutOfMemory : public SystemError {
   using SystemError::SystemError;
 };
 
+// A process or host that does a part of the work cannot be reached, or is gone: the same call may succeed once it is
+// back.
+class GRAFT_API Unavailable : public Error {
+ public:
+  using Error::Error;
+};
+
 // In use by somebody else, or full, at this moment: the same call may succeed later.
 class GRAFT_API Busy : public Error {
  public:

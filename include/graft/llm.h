@@ -71,6 +71,12 @@ struct EncoderInfo {
   std::optional<SpeechInfo> speech = {};
 };
 
+// Of a model that was exported in stages: the layers of a package are a part of all.
+struct StageInfo {
+  std::int64_t stage = 0, stages = 1;  // which of how many
+  std::string model;  // of which export: SHA-256 of its graphs and weights, the same for all its stages
+};
+
 struct LanguageModelInfo {
   std::string architecture;  // "Qwen3ForCausalLM"
   std::string source;        // what was exported
@@ -82,14 +88,15 @@ struct LanguageModelInfo {
   GenerationOptions generation = {};
   double sampling_temperature = 1;  // for callers that turn sampling on
   std::optional<EncoderInfo> encoder = {};
+  std::optional<StageInfo> stage = {};  // the package is the first of several
 };
 
 // A program that takes token ids and gives logits, with its tokenizer. Immutable; shared by any number of threads.
 class GRAFT_API LanguageModel {
  public:
-  // A package of graft.export_llm. `tokenizer`: a path as Tokenizer::load takes it, instead of the package's own.
-  // Throws InvalidArgument when the package is no language model or the tokenizer has another vocabulary than the
-  // model.
+  // A package of graft.export_llm; of one in stages the first. `tokenizer`: a path as Tokenizer::load takes it, instead
+  // of the package's own. Throws InvalidArgument when the package is no language model or the tokenizer has another
+  // vocabulary than the model.
   static std::shared_ptr<const LanguageModel> load(const std::string& path, const LoadOptions& options = {},
                                                    const std::string& tokenizer = {});
   // Whether a package describes a language model. Throws what Program::load throws for files that are no packages.
@@ -109,8 +116,17 @@ class GRAFT_API LanguageModel {
   std::vector<std::int64_t> encode(std::string_view prompt, bool add_special = true) const;
 
  private:
+  friend class Decoder;
   struct Impl;
   std::unique_ptr<const Impl> impl_;
+};
+
+// Where the other stages of a model run: `graft stage`, one process each.
+struct StageOptions {
+  std::vector<std::string> addresses = {};  // of all but the first: "HOST:PORT", "[IPV6]:PORT" or "unix:PATH"
+  std::string secret = {};                  // which both sides must know; empty: for Unix sockets
+  double connect_seconds = 10;              // that the constructor waits for a stage that is not there yet
+  double run_seconds = 600;                 // that a stage may take for its part of a run
 };
 
 struct DecoderOptions {
@@ -124,10 +140,16 @@ struct DecoderOptions {
   // prompts of all lengths share as many plans; a run wider than the largest has its own width. Empty: every width is
   // its own. BatchGenerator reads prompts in runs of these widths; empty: prefill_chunk_size and halves of it.
   std::vector<std::int64_t> buckets = {};
+  StageOptions stages = {};  // for a model in stages
 };
 
 // Sequences of tokens, one per row of a KV cache: tokens in, logits out. For one thread at a time: calls that compute
 // or change a sequence throw Busy while another thread is in one, and InvalidArgument in a callback of one.
+//
+// Of a model in stages it runs the first, and sends what it gives through the others. Each decoder has a connection of
+// its own to each, and a cache there; several decoders of a model, on as many threads, keep all stages at work. A stage
+// that is lost has taken its part of the sequences along: the run throws Unavailable, all sequences of the decoder are
+// empty after it, and the next run connects again.
 class GRAFT_API Decoder {
  public:
   explicit Decoder(std::shared_ptr<const LanguageModel> model, const DecoderOptions& options = {});
@@ -329,7 +351,8 @@ class GRAFT_API BatchGenerator {
   Id submit(std::vector<std::int64_t> prompt, const GenerationOptions& options, const RequestOptions& request,
             OnText on_text = {});
   // False when no request is left. When the run fails or is cancelled it throws and nothing has changed: the next step
-  // tries again. An exception from on_text ends its request as cancelled and is thrown when the step is complete.
+  // tries again, but for Unavailable: then all requests that had a row have ended as cancelled, and the others wait. An
+  // exception from on_text ends its request as cancelled and is thrown when the step is complete.
   // Throws InvalidArgument when on_text calls it.
   bool step(const RunOptions& options = {});
   // Ends a request with what it has; from on_text, when the step is over. False when it has ended already.

@@ -24,6 +24,7 @@ _ERRORS = (
     "NotFound",
     "OutOfMemory",
     "SystemError",
+    "Unavailable",
     "Unsupported",
 )
 _WHERE = {

@@ -17,6 +17,7 @@ from graft.errors import InvalidProgram as InvalidProgram
 from graft.errors import NotFound as NotFound
 from graft.errors import OutOfMemory as OutOfMemory
 from graft.errors import SystemError as SystemError
+from graft.errors import Unavailable as Unavailable
 from graft.errors import Unsupported as Unsupported
 from graft.exporter import backend as backend
 from graft.exporter import partitioner as partitioner
@@ -88,6 +89,7 @@ __all__ = [
     "Timing",
     "Tokenizer",
     "Transcriber",
+    "Unavailable",
     "Unsupported",
     "compare",
     "compile",

@@ -37,6 +37,11 @@ class OutOfMemory(SystemError, MemoryError):
     """There is not enough memory."""
 
 
+class Unavailable(Error):
+    """A process or host that does a part of the work cannot be reached, or is gone: the same call may succeed once it is
+    back."""
+
+
 class Busy(Error):
     """In use by somebody else, or full, at this moment: the same call may succeed later."""
 

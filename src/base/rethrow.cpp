@@ -13,8 +13,8 @@ template <typename... Errors>
 struct ErrorTypes {};
 
 // Derived classes come before their bases.
-using TypedErrors = ErrorTypes<Busy, InvalidArgument, InvalidProgram, Unsupported, NotFound, OutOfMemory, SystemError,
-                               ExecutionError, Cancelled, InternalError>;
+using TypedErrors = ErrorTypes<Unavailable, Busy, InvalidArgument, InvalidProgram, Unsupported, NotFound, OutOfMemory,
+                               SystemError, ExecutionError, Cancelled, InternalError>;
 
 template <typename... Errors>
 [[noreturn]] void rethrow(const std::string& message, const Error& error, ErrorTypes<Errors...>) {

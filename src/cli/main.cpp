@@ -12,6 +12,7 @@
 #include "cli/commands.h"
 #include "cli/llm_commands.h"
 #include "cli/serve.h"
+#include "cli/stage.h"
 #include "cli/text.h"
 
 namespace graft::cli {
@@ -226,6 +227,7 @@ int dispatch(int argc, char** argv) {
 
   LlmCommands llm_commands(app);
   ServeCommand serve_command(app);
+  StageCommand stage_command(app);
   BatchCommand batch_command(app);
   int code = 0;
 
@@ -237,6 +239,7 @@ int dispatch(int argc, char** argv) {
     app.parse(argc, argv);
     code = llm_commands.run().value_or(0);
     serve_command.run();
+    stage_command.run();
     if (const int batch_code = batch_command.run(); batch_code != 0) code = batch_code;
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version

@@ -14,6 +14,7 @@ namespace {
 
 constexpr const char* kServeNotes = R"(Examples:
   graft serve model.pte
+  graft serve model.stage0.pte --stages host1:7001,host2:7002 --secret-file secret.txt
   graft serve small=model-q4.pte large=model.pte --port 8000 --rows 16 --api-keys keys.txt
   curl http://127.0.0.1:8080/v1/chat/completions -H 'Content-Type: application/json' \
     -d '{"messages": [{"role": "user", "content": "Hello"}]}'
@@ -88,6 +89,7 @@ ServeCommand::ServeCommand(CLI::App& app) : command_(app.add_subcommand("serve",
     return command.add_option(flag, value, about)->check(CLI::PositiveNumber.description(""))->type_name("N");
   };
   add_decoder_options(command, options_.decoder, kv_type_);
+  add_stage_options(command, stages_);
   command
       .add_option("--prefix-cache-bytes", options_.prefix_cache_bytes,
                   "of keys and values that each model keeps of ended texts, for others that begin as they do; 0: none "
@@ -200,6 +202,9 @@ void ServeCommand::run() {
   options_.http.port = static_cast<std::uint16_t>(port_);
   options_.load = load_options_of(load_);
   options_.decoder.threads = load_.threads;
+  if (!stages_.addresses.empty() && options_.models.size() > 1)
+    throw CLI::ValidationError("--stages", "they are of one model; for several start several servers");
+  options_.decoder.stages = stages_.options();
   options_.decoder.kv_type = kv_type_named(kv_type_);
   serve::serve(options_);
 }

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "cli/load_args.h"
+#include "cli/stage.h"
 #include "serve/options.h"
 
 // `graft serve`: its options; the server is src/serve.
@@ -19,6 +20,7 @@ class ServeCommand {
  private:
   CLI::App* command_ = nullptr;
   LoadArgs load_;
+  StageArgs stages_;
   serve::ServeOptions options_;
   std::vector<std::string> models_, tokenizers_, prefix_files_, load_first_;
   std::string template_variables_;

@@ -79,6 +79,8 @@ BatchGenerator::Impl::Impl(std::shared_ptr<const LanguageModel> model, const Dec
     : loop(std::move(model), options, llm::Loop::CallbackErrors::end_their_sequence) {
   GRAFT_CHECK(Unsupported, !loop.model().info().encoder,
               "BatchGenerator runs no model with an encoder: ", loop.model().info().architecture);
+  GRAFT_CHECK(Unsupported, prefixes.max_bytes == 0 || !loop.model().info().stage,
+              "a model in stages has no prefix cache: each stage has the keys and values of its layers");
   const DecoderOptions& decoder = loop.decoder().options;
   row_ids_.resize(loop.rows().size());
   stored_.resize(loop.rows().size());
@@ -251,14 +253,22 @@ bool BatchGenerator::Impl::step(const RunOptions& options) {
   {
     const llm::Use use(loop.decoder().in_use, kWhat, "step()");
     GRAFT_CHECK(InvalidArgument, options.kv_rows.empty(), "kv_rows are the generator's own");
-    join();
-    // In turn, so that each token is known as soon as it is computed and a long prompt does not hold up the others.
-    const bool read = reads_a_prompt() && (!read_last_ || loop.going() == 0);
-    if (read)
-      read_oldest(options);
-    else
-      go_on(options);
-    read_last_ = read;
+    try {
+      loop.decoder().connect();  // requests wait where a stage is not back
+      join();
+      // In turn, so that each token is known as soon as it is computed and a long prompt does not hold up the others.
+      const bool read = reads_a_prompt() && (!read_last_ || loop.going() == 0);
+      if (read)
+        read_oldest(options);
+      else
+        go_on(options);
+      read_last_ = read;
+    } catch (const Unavailable&) {
+      for (const auto& sequence : loop.rows())
+        if (sequence) sequence->cancelled = true;
+      sweep();
+      throw;
+    }
     store_prefixes();
     sweep();
   }

@@ -5,6 +5,7 @@
 #include "base/check.h"
 #include "base/rethrow.h"
 #include "llm/decoder_impl.h"
+#include "llm/language_model_impl.h"
 
 namespace graft {
 namespace {
@@ -31,6 +32,8 @@ DecoderOptions checked(DecoderOptions options, const LanguageModel* model) {
                 ", and the model's context, ", info.context_length, ", got ", width, " after ", before);
   }
   GRAFT_CHECK(InvalidArgument, options.encoder_length >= 0, "encoder_length is ", options.encoder_length);
+  GRAFT_CHECK(InvalidArgument, info.stage || options.stages.addresses.empty(),
+              "addresses of stages were given, and the model is in one piece");
   if (info.encoder && options.encoder_length == 0) options.encoder_length = info.encoder->context_length;
   return options;
 }
@@ -43,18 +46,37 @@ SessionOptions session_options(const DecoderOptions& options) {
   return session;
 }
 
+SessionOptions with_arena(SessionOptions options, std::shared_ptr<Arena> arena) {
+  options.arena = std::move(arena);
+  return options;
+}
+
 }  // namespace
 
 Decoder::Impl::Impl(std::shared_ptr<const LanguageModel> language_model, const DecoderOptions& decoder_options)
     : model(std::move(language_model)),
       options(checked(decoder_options, model.get())),
-      session(model->program(), session_options(options)),
+      session(model->program(),
+              with_arena(session_options(options), model->info().stage ? model->impl_->arena : nullptr)),
       lengths_(static_cast<std::size_t>(options.rows), 0) {
   session.kv_lengths();  // a program without a cache is refused here
   calls_.reserve(kCalls);
   chunks_.reserve(lengths_.size());
   first_.resize(lengths_.size());
   std::iota(first_.begin(), first_.end(), 0);
+  shortest_.resize(lengths_.size(), 1);
+  if (const auto& first = model->info().stage)
+    chain_ = std::make_unique<stage::Chain>(*first, options.stages, session_options(options).kv);
+}
+
+void Decoder::Impl::connect() {
+  if (chain_) chain_->ready();
+}
+
+void Decoder::Impl::lose() noexcept {
+  chain_->close();
+  std::ranges::fill(lengths_, 0);
+  std::ranges::fill(shortest_, 1);
 }
 
 void Decoder::Impl::check(std::span<const std::int64_t> sequences, std::span<const Tokens> rows) const {
@@ -133,7 +155,7 @@ Decoder::Impl::Call& Decoder::Impl::call_for(std::int64_t batch, std::int64_t wi
   for (std::int64_t k = width - keep; k < width; ++k) call.kept.push_back(k);
   call.inputs.push_back(Value::of(TensorView{call.kept.data(), DType::i64, Shape{keep}}));
   const std::int64_t vocabulary = model->info().vocab_size;
-  const auto count = static_cast<std::size_t>(batch * keep * vocabulary);
+  const auto count = chain_ ? 0 : static_cast<std::size_t>(batch * keep * vocabulary);
   if (logits_.size() < count) logits_ = std::vector<float>(count);
   call.outputs.push_back(Value::of(TensorView{nullptr, DType::f32, Shape{batch, keep, vocabulary}}));
   calls_.push_back(std::move(call));  // the capacity is there, and its inputs stay where they are
@@ -146,6 +168,22 @@ void Decoder::Impl::prepare(std::int64_t rows, std::int64_t width, std::int64_t 
   GRAFT_CHECK(InvalidArgument, keep >= 1 && keep <= width, "a run of ", width, " tokens cannot keep the logits of ",
               keep);
   Call& call = call_for(rows, width, keep);
+  if (chain_) {
+    stage::Step step = step_of(call, first_sequences(static_cast<std::size_t>(rows)));
+    {
+      const stage::Turns::Turn turn(model->impl_->turns);
+      step.tensors = stage::descs_of(session.output_values(kMethod, call.inputs));
+      session.plan(kMethod, call.inputs);
+    }
+    try {
+      connect();
+      chain_->prepare(std::move(step));
+    } catch (...) {
+      if (!chain_->connected()) lose();
+      throw;
+    }
+    return;
+  }
   // One in segments is planned as it runs: sizes behind a cut depend on data.
   if (model->program()->method(kMethod).segments == 1) session.plan(kMethod, call.inputs);
 }
@@ -183,12 +221,46 @@ std::span<float> Decoder::Impl::run(std::span<const std::int64_t> sequences, std
           lengths_[static_cast<std::size_t>(sequences[r])] + static_cast<std::int64_t>(i);
     }
   }
-  call.outputs[0].tensor.data = logits_.data();
   RunOptions with_rows = run_options;
   with_rows.kv_rows = sequences;
-  session.run_into(kMethod, call.inputs, call.outputs, with_rows);
+  std::span<float> logits;
+  if (chain_) {
+    logits = run_stages(call, sequences, with_rows);
+  } else {
+    call.outputs[0].tensor.data = logits_.data();
+    session.run_into(kMethod, call.inputs, call.outputs, with_rows);
+    logits = std::span(logits_).first(static_cast<std::size_t>(call.outputs[0].tensor.shape.numel()));
+  }
   for (std::size_t r = 0; r < rows.size(); ++r) lengths_[static_cast<std::size_t>(sequences[r])] += std::ssize(rows[r]);
-  return std::span(logits_).first(static_cast<std::size_t>(call.outputs[0].tensor.shape.numel()));
+  return logits;
+}
+
+stage::Step Decoder::Impl::step_of(const Call& call, std::span<const std::int64_t> sequences) const {
+  return {call.width, call.keep, sequences, call.ids, call.positions, call.cache_positions, {}};
+}
+
+std::span<float> Decoder::Impl::run_stages(Call& call, std::span<const std::int64_t> sequences,
+                                           const RunOptions& run_options) {
+  try {
+    connect();
+    stage::Step step = step_of(call, sequences);
+    std::uint64_t bytes = 0;
+    {
+      const stage::Turns::Turn turn(model->impl_->turns);
+      const auto place = [&](std::span<Value> outputs) { bytes = stage::place_outgoing(outputs, chain_->next()); };
+      step.tensors = stage::descs_of(session.run_into(kMethod, call.inputs, place, run_options));
+    }
+    const stage::Chain::Output out = chain_->run(std::move(step), bytes, run_options);
+    for (std::size_t i = 0; i < sequences.size(); ++i)
+      shortest_[static_cast<std::size_t>(sequences[i])] = out.shortest[i];
+    const Shape& shape = out.logits.tensor.shape;
+    GRAFT_CHECK(InvalidProgram, shape == call.outputs[0].tensor.shape, "the last stage gave logits ", shape.str(), ", ",
+                call.outputs[0].tensor.shape.str(), " were expected");
+    return {static_cast<float*>(out.logits.tensor.data), static_cast<std::size_t>(shape.numel())};
+  } catch (...) {
+    if (!chain_->connected()) lose();
+    throw;
+  }
 }
 
 std::span<float> Decoder::Impl::prefill(std::span<const Tokens> rows, const std::function<void(std::span<float>)>& take,
@@ -221,7 +293,9 @@ std::span<float> Decoder::Impl::prefill(std::span<const Tokens> rows, const std:
   return logits;
 }
 
-std::int64_t Decoder::Impl::shortest(std::size_t row) { return session.kv_shortest(static_cast<std::int64_t>(row)); }
+std::int64_t Decoder::Impl::shortest(std::size_t row) {
+  return std::max(session.kv_shortest(static_cast<std::int64_t>(row)), shortest_[row]);
+}
 
 void Decoder::Impl::truncate(std::size_t row, std::int64_t length) {
   GRAFT_CHECK(InvalidArgument, row < lengths_.size(), "the cache has ", lengths_.size(), " rows, got row ", row);

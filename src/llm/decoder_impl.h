@@ -7,6 +7,7 @@
 
 #include "graft/llm.h"
 #include "llm/in_use.h"
+#include "stage/chain.h"
 
 namespace graft {
 
@@ -29,12 +30,14 @@ class Decoder::Impl {
   void truncate(std::size_t row, std::int64_t length);
   // After keys and values of a row were copied in.
   void set_length(std::size_t row, std::int64_t length) { lengths_[row] = length; }
+  // Of a model in stages: connects again to those that were lost. Throws Unavailable where they are not back.
+  void connect();
   // 0, 1, 2, ...: the sequences of a run that names none. Throws InvalidArgument when the cache has fewer rows.
   std::span<const std::int64_t> first_sequences(std::size_t count) const;
 
   const std::shared_ptr<const LanguageModel> model;
   const DecoderOptions options;
-  Session session;
+  Session session;  // of the first stage, where there are several
   llm::InUse in_use;
   bool ran_by_user = false;  // since a Loop looked: its rows may hold other tokens than it put there
 
@@ -46,6 +49,10 @@ class Decoder::Impl {
     std::vector<Value> inputs, outputs;
   };
   void encode(std::span<const Value> inputs, std::size_t rows, const RunOptions& run_options);
+  stage::Step step_of(const Call& call, std::span<const std::int64_t> sequences) const;
+  std::span<float> run_stages(Call& call, std::span<const std::int64_t> sequences, const RunOptions& run_options);
+  // After a stage was lost: all sequences are empty.
+  void lose() noexcept;
   Call& call_for(std::int64_t batch, std::int64_t width, std::int64_t keep);
   void check(std::span<const std::int64_t> sequences, std::span<const Tokens> rows) const;
 
@@ -55,6 +62,8 @@ class Decoder::Impl {
   std::vector<Tokens> chunks_;
   std::vector<float> logits_;
   std::uint64_t clock_ = 0;
+  std::unique_ptr<stage::Chain> chain_;  // null: the model is in one piece
+  std::vector<std::int64_t> shortest_;   // by row: of the stages behind the first
 };
 
 }  // namespace graft

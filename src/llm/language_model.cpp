@@ -6,8 +6,10 @@
 #include "base/rethrow.h"
 #include "base/utf8.h"
 #include "graft/llm.h"
+#include "llm/language_model_impl.h"
 #include "llm/sampler.h"
 #include "package/container.h"
+#include "stage/stage_info.h"
 
 namespace graft {
 namespace {
@@ -110,6 +112,7 @@ void check_method(const Program& program, const LanguageModelInfo& info) {
   GRAFT_CHECK(InvalidArgument, inputs, "method '", kMethod,
               "' is no language model: expected the inputs input_ids, position_ids, cache_position [B, T] and "
               "logits_to_keep [K] in i64");
+  if (info.stage) return;  // it gives what the next stage takes
   const bool outputs = method.outputs.size() == 1 && method.outputs[0].kind == Value::Kind::tensor &&
                        method.outputs[0].dtype == DType::f32 && method.outputs[0].dims.size() == 3;
   GRAFT_CHECK(InvalidArgument, outputs, "method '", kMethod,
@@ -124,12 +127,6 @@ void check_method(const Program& program, const LanguageModelInfo& info) {
 
 }  // namespace
 
-struct LanguageModel::Impl {
-  std::shared_ptr<const Program> program;
-  LanguageModelInfo info;
-  std::shared_ptr<const Tokenizer> tokenizer;
-};
-
 bool LanguageModel::is_package(const std::string& path) try {
   const PteFile package(MappedFile::open(path));
   return std::ranges::any_of(package.named_data(),
@@ -142,17 +139,23 @@ std::shared_ptr<const LanguageModel> LanguageModel::load(const std::string& path
                                                          const std::string& tokenizer) try {
   std::string description;
   bool carries_tokenizer = false;
+  std::optional<StageInfo> in_stages;
   {
     const auto mapped = MappedFile::open(path);
     const PteFile package(mapped);
     for (const NamedBytes& named : package.named_data()) {
       if (named.key == kLanguageModelKey) description = text_of(mapped->read(named.bytes));
+      if (named.key == stage::kStageKey) in_stages = stage::stage_info_of(path, text_of(mapped->read(named.bytes)));
       carries_tokenizer |= named.key == kTokenizerKey || named.key == kTokenizerGgufKey;
     }
   }
+  if (in_stages)
+    GRAFT_CHECK(InvalidArgument, in_stages->stage == 0, "'", path, "' is stage ", in_stages->stage, " of ",
+                in_stages->stages, ", which `graft stage` runs; the first one was expected");
   GRAFT_CHECK(InvalidArgument, !description.empty(), "'", path, "' is not the package of a language model: it has no '",
               kLanguageModelKey, "'; graft.export_llm writes such packages");
   LanguageModelInfo info = parse_info(path, description);
+  info.stage = std::move(in_stages);
   std::shared_ptr<const Tokenizer> own, given;
   if (carries_tokenizer) own = Tokenizer::load(path, options.text);
   if (!tokenizer.empty()) {
@@ -176,7 +179,7 @@ std::shared_ptr<const LanguageModel> LanguageModel::load(const std::string& path
 
 LanguageModel::LanguageModel(std::shared_ptr<const Program> program, LanguageModelInfo info,
                              std::shared_ptr<const Tokenizer> tokenizer) try
-    : impl_(std::make_unique<const Impl>(Impl{std::move(program), std::move(info), std::move(tokenizer)})) {
+    : impl_(new Impl{std::move(program), std::move(info), std::move(tokenizer)}) {
   GRAFT_CHECK(InvalidArgument, impl_->program, "a language model needs a program");
   check_method(*impl_->program, impl_->info);
   // A model may have more rows than its tokenizer has tokens: vocabularies are padded to round sizes.

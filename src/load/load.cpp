@@ -236,6 +236,7 @@ class Loader {
   }
 
   // The package's plans, under keys that begin with kPlanKey. Plans of another origin are skipped.
+  void set_others(OtherStages others) { impl_->others = std::move(others); }
   void take_plans(const WeightFile& data) {
     if (!options_.stored_plans || !options_.fast_kernels) return;
     const PlanOrigin origin = plan_origin(impl_->device);
@@ -533,6 +534,7 @@ std::shared_ptr<const Program> load_package(const std::function<std::shared_ptr<
   });
   std::vector<std::string> weight_files = options.weights;
   if (weight_files.empty() && options.tensors.empty()) weight_files = weight_files_of(package.data);
+  loader.set_others(other_stages_of(package.data));
   std::optional<WeightStore> store(std::move(package.data));
   loader.phase("weights", [&] {
     for (const std::string& path : weight_files) store->add_files(path, opener(options));

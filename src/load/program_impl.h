@@ -172,6 +172,7 @@ struct Program::Impl {
   std::uint64_t max_graph_calls;
   MatmulPrecision matmul_precision;
   bool pack_linear_layers;
+  OtherStages others;                // of a model in stages
   std::shared_ptr<PlanCache> plans;  // of programs with the same files and options
   bool is_delegate;
   // Those that sessions of this program have asked for: the cache may be shared with other programs.
@@ -188,6 +189,7 @@ struct Program::Impl {
     return {.on_device = on_device != nullptr,
             .plain = plain != nullptr,
             .pack_linear_layers = pack_linear_layers,
+            .others = &others,
             .in_bf16 = matmul_precision == MatmulPrecision::medium && simd::packed_pairs() != nullptr};
   }
   // Index of the method. Throws NotFound, listing the program's methods.

@@ -43,7 +43,10 @@ std::size_t convert(GraphPasses& passes) {
   passes.converted = convert_stored_weights(passes.graph, passes.options.on_device);
   return passes.converted.size();
 }
-std::size_t pack_linears(GraphPasses& passes) { return pack_linear_layers(passes.graph, passes.options.in_bf16); }
+std::size_t pack_linears(GraphPasses& passes) {
+  const PassOptions& options = passes.options;
+  return pack_linear_layers(passes.graph, options.in_bf16, options.others ? *options.others : OtherStages());
+}
 std::size_t run_fold(GraphPasses& passes) { return passes.fold(); }
 std::size_t separate(LaunchSequence& sequence, const PassOptions& options) {
   return fuse_separable(sequence, options.threads);

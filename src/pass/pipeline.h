@@ -33,9 +33,10 @@ struct PassOptions {
   bool on_device = false;  // the program runs on a device other than the CPU
   bool plain = false;      // ggml's ops replace graft's kernels
   bool pack_linear_layers = true;
-  bool in_bf16 = false;     // packed linear layers round their operands to bf16
-  int threads = 1;          // launches: the most threads that will run them
-  std::size_t streams = 1;  // launches: the most streams of the device, with events between them
+  const OtherStages* others = nullptr;  // of a model in stages
+  bool in_bf16 = false;                 // packed linear layers round their operands to bf16
+  int threads = 1;                      // launches: the most threads that will run them
+  std::size_t streams = 1;              // launches: the most streams of the device, with events between them
   // ggml has no fused rotary embedding, quantized product, convolution or linear layer, only their parts: leave these
   // unfused.
   bool keeps_parts() const { return on_device || plain; }

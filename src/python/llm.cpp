@@ -135,12 +135,20 @@ void bind_llm(nb::module_& m) {
       .def(
           "__init__",
           [](TextGenerator* self, const ModelPtr& model, int threads, std::int64_t rows, std::int64_t length,
-             const std::string& kv_type, std::int64_t prefill_chunk_size, std::vector<std::int64_t> buckets) {
-            new (self) TextGenerator(
-                model, {threads, rows, length, kv_type_named(kv_type), prefill_chunk_size, 0, std::move(buckets)});
+             const std::string& kv_type, std::int64_t prefill_chunk_size, std::vector<std::int64_t> buckets,
+             std::vector<std::string> stages, std::string secret) {
+            const nb::gil_scoped_release release;
+            new (self) TextGenerator(model, {threads,
+                                             rows,
+                                             length,
+                                             kv_type_named(kv_type),
+                                             prefill_chunk_size,
+                                             0,
+                                             std::move(buckets),
+                                             {std::move(stages), std::move(secret)}});
           },
           nb::arg("model"), nb::arg("threads"), nb::arg("rows"), nb::arg("length"), nb::arg("kv_type"),
-          nb::arg("prefill_chunk_size"), nb::arg("buckets"))
+          nb::arg("prefill_chunk_size"), nb::arg("buckets"), nb::arg("stages"), nb::arg("secret"))
       .def("generate", &generate, nb::arg("prompts"), nb::arg("settings"), nb::arg("on_text").none(),
            nb::arg("cancel").none())
       .def("encode_features",
@@ -170,14 +178,23 @@ void bind_llm(nb::module_& m) {
           "__init__",
           [](BatchGenerator* self, const ModelPtr& model, int threads, std::int64_t rows, std::int64_t length,
              const std::string& kv_type, std::int64_t prefill_chunk_size, std::vector<std::int64_t> buckets,
-             std::uint64_t prefix_cache_bytes, const std::string& prefix_cache_file) {
-            new (self) BatchGenerator(
-                model, {threads, rows, length, kv_type_named(kv_type), prefill_chunk_size, 0, std::move(buckets)},
-                PrefixCacheOptions{prefix_cache_bytes, prefix_cache_file});
+             std::vector<std::string> stages, std::string secret, std::uint64_t prefix_cache_bytes,
+             const std::string& prefix_cache_file) {
+            const nb::gil_scoped_release release;
+            new (self) BatchGenerator(model,
+                                      {threads,
+                                       rows,
+                                       length,
+                                       kv_type_named(kv_type),
+                                       prefill_chunk_size,
+                                       0,
+                                       std::move(buckets),
+                                       {std::move(stages), std::move(secret)}},
+                                      PrefixCacheOptions{prefix_cache_bytes, prefix_cache_file});
           },
           nb::arg("model"), nb::arg("threads"), nb::arg("rows"), nb::arg("length"), nb::arg("kv_type"),
-          nb::arg("prefill_chunk_size"), nb::arg("buckets"), nb::arg("prefix_cache_bytes"),
-          nb::arg("prefix_cache_file"))
+          nb::arg("prefill_chunk_size"), nb::arg("buckets"), nb::arg("stages"), nb::arg("secret"),
+          nb::arg("prefix_cache_bytes"), nb::arg("prefix_cache_file"))
       .def("submit", &submit, nb::arg("prompt"), nb::arg("settings"), nb::arg("on_text").none())
       .def(
           "step",

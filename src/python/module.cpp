@@ -62,6 +62,8 @@ void translate(const std::exception_ptr& pointer, void*) {
     raise_as("SystemError", e);
   } catch (const Busy& e) {
     raise_as("Busy", e);
+  } catch (const Unavailable& e) {
+    raise_as("Unavailable", e);
   } catch (const ExecutionError& e) {
     raise_as("ExecutionError", e);
   } catch (const Cancelled& e) {

@@ -71,6 +71,11 @@ ApiError api_error_of(std::exception_ptr thrown, std::string& detail) {
   } catch (const Cancelled& error) {
     detail = error.what();
     return {503, "the server stopped this request: it took too long, or the server is stopping"};
+  } catch (const Unavailable& error) {
+    detail = error.what();
+    ApiError lost(503, "a stage of the model is gone; try again", {}, "stage_lost");
+    lost.headers.emplace_back("Retry-After", "1");
+    return lost;
   } catch (const OutOfMemory& error) {
     detail = error.what();
   } catch (const std::bad_alloc& error) {

@@ -7,6 +7,11 @@
 #include "serve/log.h"
 
 namespace graft::serve {
+namespace {
+
+constexpr auto kBetweenAttempts = std::chrono::milliseconds(100);  // to reach a stage
+
+}  // namespace
 
 Engine::Engine(std::shared_ptr<const LanguageModel> model, const DecoderOptions& options, std::size_t queue,
                const PrefixCacheOptions& prefix_cache, std::int64_t prompt_lookup)
@@ -83,6 +88,7 @@ bool Engine::turn() {
   std::vector<RequestId> cancelled;
   {
     std::unique_lock lock(mutex_);
+    if (std::exchange(lost_, false)) changed_.wait_for(lock, kBetweenAttempts, [&] { return stopping_; });
     changed_.wait(lock, [&] { return stopping_ || !new_.empty() || !cancelled_.empty() || !active_.empty(); });
     if (stopping_) return false;
     requests.assign(std::make_move_iterator(new_.begin()), std::make_move_iterator(new_.end()));
@@ -161,6 +167,9 @@ void Engine::end_late() {
 void Engine::step() {
   try {
     if (!thrown_) generator_.step();
+  } catch (const Unavailable&) {
+    thrown_ = std::current_exception();
+    lost_ = true;
   } catch (...) {
     thrown_ = std::current_exception();
   }
@@ -170,7 +179,7 @@ void Engine::step() {
 }
 
 // `error`: what the step threw. It belongs to the jobs that it ended; when it ended none the run itself failed, and
-// would fail again.
+// would fail again. Where a stage is lost, it has ended those that had begun, and the others wait until it is back.
 void Engine::report(std::exception_ptr error) {
   bool ended_any = false;
   for (std::size_t i = 0; i < active_.size();) {
@@ -189,7 +198,7 @@ void Engine::report(std::exception_ptr error) {
     generator_.take(active.id);
     active_.erase(active_.begin() + static_cast<std::ptrdiff_t>(i));
   }
-  if (error && !ended_any)
+  if (error && !ended_any && !lost_)
     while (!active_.empty()) end_with(active_.size() - 1, error);
 }
 

@@ -10,6 +10,7 @@ namespace graft::serve {
 namespace {
 
 constexpr std::int64_t kMostRows = 32;
+constexpr std::int64_t kStageRows = 8;  // where the memory of other hosts is not known
 constexpr std::uint64_t kMostPrefixBytes = std::uint64_t{4} << 30;
 
 // What Linux expects to be available without swapping, in bytes; 0 when it does not say.
@@ -137,6 +138,7 @@ void Models::clear() {
 }
 
 std::int64_t rows_for(const std::shared_ptr<const LanguageModel>& model, DecoderOptions options) {
+  if (const auto& first = model->info().stage) return std::max<std::int64_t>(first->stages, kStageRows);
   options.rows = 1;
   const std::uint64_t bytes = Decoder(model, options).session().counters().state_bytes;
   std::int64_t rows = std::min(kMostRows, model->program()->method("step").inputs[0].dims[0].max);
@@ -149,6 +151,7 @@ namespace {
 
 PrefixCacheOptions prefix_cache_for(const std::shared_ptr<const LanguageModel>& model, const DecoderOptions& decoder,
                                     const ModelFile& file, const ServeOptions& options) {
+  if (model->info().stage && !options.prefix_cache_bytes && file.prefix_cache_file.empty()) return {};
   std::uint64_t most = kMostPrefixBytes;  // in a file always: one of another size would be emptied
   if (file.prefix_cache_file.empty()) most = std::min({most, available_memory() / 8, options.max_model_bytes / 8});
   PrefixCacheOptions out{options.prefix_cache_bytes.value_or(most), file.prefix_cache_file};
@@ -174,8 +177,8 @@ void load_language(ServedModel& model, const ModelFile& file, const ServeOptions
   if (decoder.rows == 0) decoder.rows = rows_for(model.language, decoder);
   model.grammars = std::make_unique<Grammars>(model.language);
   model.engine =
-      std::make_unique<Engine>(model.language, decoder, static_cast<std::size_t>(options.limits.queue),
-                               prefix_cache_for(model.language, decoder, file, options), options.prompt_lookup);
+      std::make_unique<Lanes>(model.language, decoder, static_cast<std::size_t>(options.limits.queue),
+                              prefix_cache_for(model.language, decoder, file, options), options.prompt_lookup);
   model.template_variables = options.template_variables;
   model.seed = options.seed;
   model.prompt_lookup = options.prompt_lookup;

@@ -9,9 +9,9 @@
 
 #include "graft/llm.h"
 #include "serve/embedder.h"
-#include "serve/engine.h"
 #include "serve/grammars.h"
 #include "serve/json_fields.h"
+#include "serve/lanes.h"
 #include "serve/options.h"
 #include "serve/runner.h"
 #include "serve/speech.h"
@@ -24,7 +24,7 @@ struct ServedModel {
   std::uint64_t bytes = 0;   // of weights, constants, states and caches
   // Of a language model:
   std::shared_ptr<const LanguageModel> language;
-  std::unique_ptr<Engine> engine;
+  std::unique_ptr<Lanes> engine;
   std::unique_ptr<Grammars> grammars;
   Json template_variables = Json::object();  // of the chat template, for requests that give no such
   std::optional<std::uint64_t> seed;         // of requests that name none; none: random

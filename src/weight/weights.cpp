@@ -16,8 +16,9 @@ namespace {
 
 constexpr std::string_view kGgufMagic = "GGUF";
 constexpr std::string_view kIndexSuffix = ".index.json";
-constexpr std::size_t kMostListed = 50;                          // weights in one message
-constexpr std::string_view kWeightFiles = "graft.weights.json";  // written by python/graft/llm/export.py
+constexpr std::size_t kMostListed = 50;  // weights in one message
+// Written by python/graft/llm/export.py.
+constexpr std::string_view kWeightFiles = "graft.weights.json", kOtherStages = "graft.other_stages.json";
 
 bool has_text(std::span<const std::byte> bytes, std::size_t at, std::string_view text) {
   return bytes.size() >= at + text.size() && std::memcmp(bytes.data() + at, text.data(), text.size()) == 0;
@@ -127,6 +128,23 @@ std::vector<std::string> weight_files_of(const WeightFile& package) {
                   "' must be a list of paths, item ", out.size(), " is none");
       out.push_back((std::filesystem::path(package.file->path()).parent_path() / name.get<std::string>()).string());
     }
+    return out;
+  });
+}
+
+OtherStages other_stages_of(const WeightFile& package) {
+  OtherStages out;
+  const auto found = package.tensors.find(kOtherStages);
+  if (found == package.tensors.end()) return out;
+  return naming_file(package.file->path(), [&] {
+    try {
+      const Json json = read_json<Json>(found->second.bytes);
+      out.linear_bytes = json.at("linear_bytes").get<std::int64_t>();
+      for (const Json& key : json.at("read_so")) out.read_so.insert(key.get<std::string>());
+    } catch (const Json::exception& error) {
+      throw InvalidProgram(str("'", kOtherStages, "' cannot be read: ", error.what()));
+    }
+    GRAFT_CHECK(InvalidProgram, out.linear_bytes >= 0, "'", kOtherStages, "' has ", out.linear_bytes, " bytes");
     return out;
   });
 }

@@ -41,6 +41,15 @@ std::vector<WeightFile> open_weights(const std::string& path, const OpenFile& op
 // it names none. Throws InvalidProgram.
 std::vector<std::string> weight_files_of(const WeightFile& package);
 
+// What the other stages of a model do with weights (graft.export_llm with stages), for decisions that look at all
+// layers of a model: a stage makes those that the whole model would.
+struct OtherStages {
+  std::int64_t linear_bytes = 0;               // of f32 weights that linear layers alone read
+  std::set<std::string, std::less<>> read_so;  // keys of weights that something else than a linear layer reads
+};
+// ("graft.other_stages.json".) Nothing for a package that is no stage. Throws InvalidProgram.
+OtherStages other_stages_of(const WeightFile& package);
+
 // Readers, one per format; `file` is mapped, and errors do not name it.
 WeightFile read_ptd(std::shared_ptr<const MappedFile> file);
 WeightFile read_safetensors(std::shared_ptr<const MappedFile> file);

@@ -91,7 +91,7 @@ class Server {
     DecoderOptions decoder;
     decoder.threads = 1;
     decoder.rows = 2;
-    model->engine = std::make_unique<serve::Engine>(model->language, decoder, kQueue);
+    model->engine = std::make_unique<serve::Lanes>(model->language, decoder, kQueue);
     return model;
   }
   std::shared_ptr<ServedModel> text_encoder() {

@@ -15,7 +15,8 @@ _EXAMPLES = """examples:
   graft export Qwen/Qwen3-0.6B -o qwen3.pte
   graft export ./model -o model.pte --quantize q4_k --keep lm_head=q6_k
   graft export model.gguf -o model.pte --weights external
-  graft export ./model -o model.pte --plan seq=1,128"""
+  graft export ./model -o model.pte --plan seq=1,128
+  graft export ./model -o model.pte --stages 2"""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -64,6 +65,13 @@ def _parser() -> _Parser:
     parser.add_argument(
         "--plan-threads", type=int, default=0, metavar="N", help="threads of these plans (default: those of this machine)"
     )
+    parser.add_argument(
+        "--stages",
+        type=int,
+        default=1,
+        metavar="N",
+        help="divide the layers into N packages, FILE.stage0.pte and so on, for as many processes or hosts",
+    )
     return parser
 
 
@@ -103,6 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             progress=True,
             plans=options.plan,
             plan_threads=options.plan_threads,
+            stages=options.stages,
             **extra,
         )
     except ModuleNotFoundError as e:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import sys
@@ -16,8 +17,9 @@ from torch.export import ExportedProgram
 from graft.errors import ExportError, raised_by, typed
 from graft.exporter import stored_plans
 from graft.exporter.predicate import Predicate
-from graft.exporter.serialize import StoredWeight
+from graft.exporter.serialize import Blob, StoredWeight
 from graft.llm.checkpoint import Checkpoint, tied_names
+from graft.llm import stages as cutting
 from graft.llm import text_runner
 from graft.llm.lower import blob_of, lower
 from graft.llm.formats import open_checkpoint
@@ -41,6 +43,7 @@ def export_llm(
     context: int | None = None,
     plans: Sequence[str] = (),
     plan_threads: int = 0,
+    stages: int = 1,
     progress: bool = False,
     delegate_options: Mapping[str, int | str] | None = None,
     predicate: Predicate | None = None,
@@ -68,6 +71,9 @@ def export_llm(
         token and 128; "batch=1,4" and "kept=..." (logits) beside it for all combinations, 1 where they are left out. They
         serve the version, device, instruction set and number of threads (plan_threads; 0: as `graft.load` chooses) that
         they were made with; anywhere else plans are made as without.
+    stages: into how many packages the layers are divided, which processes or hosts run one after the other (docs/stages.md):
+        model.stage0.pte, model.stage1.pte, ... for a path of model.pte. The first has the tokenizer. All are of one export:
+        others refuse them.
     progress: print on stderr what is done.
     delegate_options: how methods run under ExecuTorch where nobody says otherwise, by the names of
         `graft.executorch.set_options`: {"kv_rows": 4, "kv_type": "f16"}. kv_length is `context` unless it is given.
@@ -81,7 +87,7 @@ def export_llm(
     [1, 1, V] of the last token, on the same cache, and, without an encoder, the constants that they ask for
     (get_max_seq_len, ...).
 
-    Returns the path. A file there is replaced; a failed export leaves it as it was. Raises `graft.ExportError`, which names
+    Returns the path, with stages that of the first. A file there is replaced; a failed export leaves it as it was. Raises `graft.ExportError`, which names
     the file, weight or node, what was expected and what was found.
     """
     with raised_by("export_llm"):
@@ -94,6 +100,7 @@ def export_llm(
             context=context,
             plans=plans,
             plan_threads=plan_threads,
+            stages=stages,
             progress=progress,
             delegate_options=delegate_options,
             predicate=predicate,
@@ -110,6 +117,7 @@ def write_package(
     context: int | None = None,
     plans: Sequence[str] = (),
     plan_threads: int = 0,
+    stages: int = 1,
     progress: bool = False,
     delegate_options: Mapping[str, int | str] | None = None,
     predicate: Predicate | None = None,
@@ -125,11 +133,18 @@ def write_package(
         raise ExportError("expected weights='package' with quantize: quantized weights are new ones")
     if pack and weights != "package":
         raise ExportError("expected weights='package' with pack: packed weights are new ones")
+    if not 1 <= stages <= _MOST_STAGES:
+        raise ExportError(f"expected from 1 to {_MOST_STAGES} stages, found {stages}")
+    if stages > 1 and plans:
+        raise ExportError("expected no plans with stages: the packages of stages hold none")
     say = _say if progress else _silent
     say(f"reading {model if isinstance(model, (str, os.PathLike)) else type(model).__name__}")
     checkpoint = open_checkpoint(model)
     config = checkpoint.model.config.get_text_config()
     with_encoder = bool(getattr(config, "is_encoder_decoder", False))
+    if stages > 1 and with_encoder:
+        kind = type(checkpoint.model).__name__
+        raise ExportError(f"{kind} cannot be cut into stages: each layer of its decoder reads what its encoder gives")
     most = _most_tokens(config, _DECODER_SIZES)
     if with_encoder and most is None:  # relative positions have no limit
         context = context or _WITHOUT_POSITIONS
@@ -156,25 +171,32 @@ def write_package(
     described = {name: weight.described for name, weight in placed.items()}
     methods = {name: lower(program, described, predicate, name) for name, program in programs.items()}
     program, _ = methods["step"]
+    metadata = _metadata(checkpoint, program, context, quantize)
+    about = {f"graft.{name}": content for name, content in checkpoint.files.items()}
+    if stages > 1:
+        about[METADATA] = json.dumps(metadata, indent=1).encode()
+        parts = cutting.split(program, stages, described)
+        blobs = [blob_of(part.program, described, predicate, "step") for part in parts]
+        used = [_weights_of([part.program], placed) for part in parts]
+        model = _identity(blobs, used)
+        paths = [target.with_name(f"{target.stem}.stage{i}.pte") for i in range(stages)]
+        for i, (part, blob, weights_of_part, path) in enumerate(zip(parts, blobs, used, paths)):
+            bar, data = _weight_data(weights_of_part, path, weights, progress, say)
+            marker = {"stage": i, "stages": stages, "model": model, "carried_bytes": part.carried}
+            data.update(about if i == 0 else {})
+            data[cutting.STAGE], data[cutting.OTHER_STAGES] = (json.dumps(one).encode() for one in (marker, part.others))
+            say(f"writing {path}, {bar.total} bytes of weights")
+            with bar:
+                container.write(path, {"step": (part.program, blob)}, data, {}, {"kv_length": context})
+        return paths[0]
     single = text_runner.of_one_sequence(program)
     methods["forward"] = (single, blob_of(single, described, predicate, "forward"))
-    names = set().union(*(_used_weights(one) for one, _ in methods.values()))
-    used = [weight for name, weight in placed.items() if name in names]
-    copied = {weight.described.key: weight.stored for weight in used if weight.copied}
-    if weights == "external" and copied:
-        say(f"{len(copied)} weights have no file of their own and go into the package")
-    bar = _Bar(sum(stored.byte_size for stored in copied.values()), progress)
-    data: dict[str, Any] = {
-        key: container.LazyData(stored.byte_size, stored.chunks, bar.advance) for key, stored in copied.items()
-    }
-    data.update({f"graft.{name}": content for name, content in checkpoint.files.items()})
-    metadata = _metadata(checkpoint, program, context, quantize)
+    used_weights = _weights_of([one for one, _ in methods.values()], placed)
+    bar, data = _weight_data(used_weights, target, weights, progress, say)
+    data.update(about)
     if with_encoder:
         metadata["encoder"] = _encoder_metadata(checkpoint, encoder_context)
     data[METADATA] = json.dumps(metadata, indent=1).encode()
-    if files := sorted({str(weight.stored.file) for weight in used if not weight.copied}):
-        folder = target.resolve().parent
-        data[WEIGHT_FILES] = json.dumps([os.path.relpath(Path(file).resolve(), folder) for file in files]).encode()
     options = {"kv_length": context, **({"kv_encoder_length": encoder_context} if with_encoder else {})}
     options.update(delegate_options or {})
     constants = {} if with_encoder else text_runner.constants(metadata, options["kv_length"])
@@ -193,6 +215,43 @@ def write_package(
 
 
 _MOST_ROWS = 1024  # of a plan made at export
+_MOST_STAGES = 1024
+
+
+def _weights_of(programs: Collection[ExportedProgram], placed: Mapping[str, _Placed]) -> list[_Placed]:
+    names = set().union(*map(_used_weights, programs))
+    return [weight for name, weight in placed.items() if name in names]
+
+
+def _weight_data(
+    used: Collection[_Placed], target: Path, weights: str, progress: bool, say: Callable[[str], None]
+) -> tuple[_Bar, dict[str, Any]]:
+    """What a package at this path holds of these weights, and the names of the files that have the others."""
+    from graft.llm import container
+
+    copied = {weight.described.key: weight.stored for weight in used if weight.copied}
+    if weights == "external" and copied:
+        say(f"{len(copied)} weights have no file of their own and go into the package")
+    bar = _Bar(sum(stored.byte_size for stored in copied.values()), progress)
+    data: dict[str, Any] = {
+        key: container.LazyData(stored.byte_size, stored.chunks, bar.advance) for key, stored in copied.items()
+    }
+    if files := sorted({str(weight.stored.file) for weight in used if not weight.copied}):
+        folder = target.resolve().parent
+        data[WEIGHT_FILES] = json.dumps([os.path.relpath(Path(file).resolve(), folder) for file in files]).encode()
+    return bar, data
+
+
+def _identity(blobs: Collection[Blob], used: Collection[Collection[_Placed]]) -> str:
+    """Of a model in stages: SHA-256 of its graphs and weights."""
+    digest = hashlib.sha256()
+    for blob in blobs:
+        digest.update(len(blob.data).to_bytes(8, "little") + blob.data)
+    for key, stored in sorted({weight.described.key: weight.stored for part in used for weight in part}.items()):
+        digest.update(f"{key}\0{stored.byte_size}\0".encode())
+        for chunk in stored.chunks():
+            digest.update(chunk)
+    return digest.hexdigest()
 
 
 def _planned(path: Path, sizes: list[dict[str, int]], context: int, threads: int) -> dict[str, bytes]:
@@ -349,13 +408,13 @@ class _Bar:
     """Bytes written, on stderr when that is a terminal."""
 
     def __init__(self, total: int, shown: bool) -> None:
-        self._total, self._shown, self._bar = total, shown, None
+        self.total, self._shown, self._bar = total, shown, None
 
     def __enter__(self) -> _Bar:
-        if self._shown and self._total:
+        if self._shown and self.total:
             from tqdm import tqdm
 
-            self._bar = tqdm(total=self._total, unit="B", unit_scale=True, disable=None, file=sys.stderr)
+            self._bar = tqdm(total=self.total, unit="B", unit_scale=True, disable=None, file=sys.stderr)
         return self
 
     def __exit__(self, *_: Any) -> None:

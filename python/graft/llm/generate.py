@@ -54,12 +54,14 @@ class _Generator:
         kv_type: str = "computed",
         prefill_chunk_size: int = 512,
         buckets: Sequence[int] = (),
+        stages: Sequence[str] = (),
+        secret: str = "",
     ) -> None:
         files = [os.fspath(file) for file in weights]
         precision = arrays.matmul_precision()
         self.model: Any = _C.LanguageModel.load(os.fspath(path), os.fspath(tokenizer), files, device, precision)
         rows = self._rows if rows is None else rows
-        settings = threads, rows, length, kv_type, prefill_chunk_size, list(buckets)
+        settings = threads, rows, length, kv_type, prefill_chunk_size, list(buckets), list(stages), secret
         self._generator: Any = self._type(self.model, *settings, *self._own)
 
     @property
@@ -80,7 +82,8 @@ class TextGenerator(_Generator):
     rows: the largest batch (1). length: tokens of the cache; 0 means the model's context. kv_type: how keys and values are
     stored: computed (as the model computes them), f32, f16, bf16 or q8_0. prefill_chunk_size: tokens of a prompt that are
     computed at once. buckets: widths, ascending, up to that, which runs of a prompt are padded up to: prompts of all lengths
-    share as many plans. By default each length has its own.
+    share as many plans. By default each length has its own. stages: where the other stages of the model run (docs/stages.md):
+    "HOST:PORT" or "unix:PATH" of each in order. secret: that these know.
     """
 
     _type, _rows = _C.TextGenerator, 1

@@ -22,8 +22,8 @@ constexpr std::int64_t kMostBytes = std::int64_t{512} << 20;
 
 class LinearPacker {
  public:
-  LinearPacker(ir::Program& program, ir::Method& method, bool in_bf16)
-      : program_(program), method_(method), graph_(program, method), in_bf16_(in_bf16) {
+  LinearPacker(ir::Program& program, ir::Method& method, bool in_bf16, const OtherStages& others)
+      : program_(program), method_(method), graph_(program, method), in_bf16_(in_bf16), others_(others) {
     for (const ir::Input& input : method.inputs)
       if (input.kind == ir::InputKind::weight) weight_of_.emplace(input.value, input.index);
   }
@@ -31,9 +31,9 @@ class LinearPacker {
   // Returns the number of nodes that it rewrote.
   std::size_t run() {
     find_packable();
-    std::int64_t bytes = 0;
+    std::int64_t bytes = others_.linear_bytes;
     for (std::uint32_t i = 0; i < packable_.size(); ++i)
-      if (packable_[i]) bytes += words_of(i) * static_cast<std::int64_t>(sizeof(float));
+      if (packable_[i]) bytes += bytes_of(i);
     if (bytes > kMostBytes) return 0;
     for (ir::Node& node : graph_.nodes())
       if (graph_.is(node, kLinear)) pack(node);
@@ -95,7 +95,15 @@ class LinearPacker {
       });
     for (const ir::State& state : program_.states)
       if (state.initial >= 0) other[static_cast<std::size_t>(state.initial)] = true;
+    for (std::size_t i = 0; i < other.size(); ++i)
+      other[i] = other[i] || others_.read_so.contains(program_.weights[i].key);
     for (std::size_t i = 0; i < other.size(); ++i) packable_[i] = packable_[i] && !other[i];
+  }
+
+  // Of the copy, but for what fills the last panel up.
+  std::int64_t bytes_of(std::uint32_t weight) const {
+    const std::int64_t words = in_bf16_ ? words_of(weight) : program_.weights[weight].shape.numel();
+    return words * static_cast<std::int64_t>(sizeof(float));
   }
 
   std::int64_t words_of(std::uint32_t weight) const {
@@ -135,6 +143,7 @@ class LinearPacker {
   ir::Method& method_;
   Graph graph_;
   const bool in_bf16_;
+  const OtherStages& others_;
   std::map<ir::ValueId, std::uint32_t> weight_of_;
   std::vector<bool> packable_;               // by weight
   std::map<std::uint32_t, ir::Arg> packed_;  // by weight
@@ -142,9 +151,9 @@ class LinearPacker {
 
 }  // namespace
 
-std::size_t pack_linear_layers(ir::Program& program, bool in_bf16) {
+std::size_t pack_linear_layers(ir::Program& program, bool in_bf16, const OtherStages& others) {
   std::size_t count = 0;
-  for (ir::Method& method : program.methods) count += LinearPacker(program, method, in_bf16).run();
+  for (ir::Method& method : program.methods) count += LinearPacker(program, method, in_bf16, others).run();
   return count;
 }
 

@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "ir/program.h"
+#include "weight/weights.h"
 
 namespace graft {
 
@@ -43,8 +44,8 @@ std::size_t pack_convolutions(ir::Program& program);
 
 // f32 linear layers with more than a few rows, or an unknown number, use packed weights (graft.packed_linear) if
 // nothing else reads the weights, unless these are very large in total. `in_bf16`: packed as bf16 where the number of
-// rows is known; weights stored in bf16, too.
-std::size_t pack_linear_layers(ir::Program& program, bool in_bf16);
+// rows is known; weights stored in bf16, too. `others`: counted as if they were in the program.
+std::size_t pack_linear_layers(ir::Program& program, bool in_bf16, const OtherStages& others = {});
 
 // Removes nodes whose results nothing reads, which other passes leave behind.
 void drop_dead_nodes(ir::Program& program);

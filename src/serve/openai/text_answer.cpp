@@ -274,7 +274,7 @@ void run_jobs(const std::shared_ptr<ServedModel>& model, const std::shared_ptr<C
               Clock::time_point deadline, Engine::OnProgress on_progress) {
   // After a failure the other texts of the request are of no use.
   const auto id = std::make_shared<std::atomic<Engine::RequestId>>(0);
-  Engine& engine = *model->engine;
+  Lanes& engine = *model->engine;
   *id = engine.submit(std::move(jobs), deadline,
                       [on_progress = std::move(on_progress), id, &engine](std::size_t job, const RequestState& state,
                                                                           std::exception_ptr error) {

@@ -1,0 +1,39 @@
+#include "stage/stage_info.h"
+
+#include "base/check.h"
+#include "base/json.h"
+#include "base/mapped_file.h"
+#include "base/rethrow.h"
+#include "package/container.h"
+
+namespace graft::stage {
+
+StageInfo stage_info_of(const std::string& path, std::string_view text) {
+  StageInfo out;
+  try {
+    const Json json = read_json<Json>(text);
+    out.stage = json.at("stage").get<std::int64_t>();
+    out.stages = json.at("stages").get<std::int64_t>();
+    out.model = json.at("model").get<std::string>();
+  } catch (const Json::exception& error) {
+    throw InvalidProgram(str("'", path, "': '", kStageKey, "' cannot be read: ", error.what()));
+  }
+  GRAFT_CHECK(InvalidProgram, out.stages >= 2 && out.stage >= 0 && out.stage < out.stages && !out.model.empty(), "'",
+              path, "': '", kStageKey, "' says stage ", out.stage, " of ", out.stages);
+  return out;
+}
+
+std::optional<StageInfo> read_stage_info(const std::string& path) try {
+  const auto mapped = MappedFile::open(path);
+  const PteFile package(mapped);
+  for (const NamedBytes& named : package.named_data()) {
+    if (named.key != kStageKey) continue;
+    const auto bytes = mapped->read(named.bytes);
+    return stage_info_of(path, {reinterpret_cast<const char*>(bytes.data()), bytes.size()});
+  }
+  return {};
+} catch (...) {
+  rethrow_typed();
+}
+
+}  // namespace graft::stage
