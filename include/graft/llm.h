@@ -116,7 +116,6 @@ class GRAFT_API LanguageModel {
   std::vector<std::int64_t> encode(std::string_view prompt, bool add_special = true) const;
 
  private:
-  friend class Decoder;
   struct Impl;
   std::unique_ptr<const Impl> impl_;
 };

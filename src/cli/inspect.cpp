@@ -11,6 +11,7 @@
 #include "cli/diagrams.h"
 #include "cli/inputs.h"
 #include "cli/text.h"
+#include "stage/stage_info.h"
 
 namespace graft::cli {
 namespace {
@@ -218,6 +219,9 @@ void print_human(const Json& all, const Program& program, const std::optional<Co
   if (weights["converted_count"] != 0)
     std::cout << ", converted to f32 " << bytes_text(weights["converted_bytes"].get<std::uint64_t>());
   std::cout << "; folded constants " << bytes_text(weights["constant_bytes"].get<std::uint64_t>()) << "\n";
+  if (all.contains("stage"))
+    std::cout << "stage " << all["stage"]["stage"] << " of " << all["stage"]["stages"] << " of the model "
+              << printable(all["stage"]["model"].get<std::string>()) << "\n";
   for (const Json& method : all["methods"]) {
     const MethodInfo& info = program.method(method["name"].get<std::string>());
     std::cout << "\nmethod " << printable(info.name) << "\n";
@@ -303,6 +307,8 @@ void inspect(const InspectArgs& args) {
     }
   }
   Json all = read_json<Json>(program->describe(args.plan));
+  if (const auto stage = stage::read_stage_info(args.program.file))
+    all["stage"] = {{"stage", stage->stage}, {"stages", stage->stages}, {"model", stage->model}};
   for (Json& method : all["methods"])
     for (const auto& [name, message] : errors)
       if (method["name"] == name) method["plan_error"] = message;

@@ -5,7 +5,6 @@
 #include "base/check.h"
 #include "base/rethrow.h"
 #include "llm/decoder_impl.h"
-#include "llm/language_model_impl.h"
 
 namespace graft {
 namespace {
@@ -38,17 +37,13 @@ DecoderOptions checked(DecoderOptions options, const LanguageModel* model) {
   return options;
 }
 
-SessionOptions session_options(const DecoderOptions& options) {
+SessionOptions session_options(const DecoderOptions& options, const stage::FirstStage* first) {
   SessionOptions session;
+  if (first) session.arena = first->arena;
   session.threads = options.threads;
   session.max_graphs = kCalls;
   session.kv = {options.rows, options.length, options.kv_type, std::min(options.prefill_chunk_size, options.length)};
   return session;
-}
-
-SessionOptions with_arena(SessionOptions options, std::shared_ptr<Arena> arena) {
-  options.arena = std::move(arena);
-  return options;
 }
 
 }  // namespace
@@ -56,8 +51,8 @@ SessionOptions with_arena(SessionOptions options, std::shared_ptr<Arena> arena) 
 Decoder::Impl::Impl(std::shared_ptr<const LanguageModel> language_model, const DecoderOptions& decoder_options)
     : model(std::move(language_model)),
       options(checked(decoder_options, model.get())),
-      session(model->program(),
-              with_arena(session_options(options), model->info().stage ? model->impl_->arena : nullptr)),
+      first_stage_(model->info().stage ? stage::first_stage_of(model->info().stage->model) : nullptr),
+      session(model->program(), session_options(options, first_stage_.get())),
       lengths_(static_cast<std::size_t>(options.rows), 0) {
   session.kv_lengths();  // a program without a cache is refused here
   calls_.reserve(kCalls);
@@ -66,7 +61,7 @@ Decoder::Impl::Impl(std::shared_ptr<const LanguageModel> language_model, const D
   std::iota(first_.begin(), first_.end(), 0);
   shortest_.resize(lengths_.size(), 1);
   if (const auto& first = model->info().stage)
-    chain_ = std::make_unique<stage::Chain>(*first, options.stages, session_options(options).kv);
+    chain_ = std::make_unique<stage::Chain>(*first, options.stages, session_options(options, first_stage_.get()).kv);
 }
 
 void Decoder::Impl::connect() {
@@ -171,7 +166,7 @@ void Decoder::Impl::prepare(std::int64_t rows, std::int64_t width, std::int64_t 
   if (chain_) {
     stage::Step step = step_of(call, first_sequences(static_cast<std::size_t>(rows)));
     {
-      const stage::Turns::Turn turn(model->impl_->turns);
+      const stage::Turns::Turn turn(first_stage_->turns);
       step.tensors = stage::descs_of(session.output_values(kMethod, call.inputs));
       session.plan(kMethod, call.inputs);
     }
@@ -246,7 +241,7 @@ std::span<float> Decoder::Impl::run_stages(Call& call, std::span<const std::int6
     stage::Step step = step_of(call, sequences);
     std::uint64_t bytes = 0;
     {
-      const stage::Turns::Turn turn(model->impl_->turns);
+      const stage::Turns::Turn turn(first_stage_->turns);
       const auto place = [&](std::span<Value> outputs) { bytes = stage::place_outgoing(outputs, chain_->next()); };
       step.tensors = stage::descs_of(session.run_into(kMethod, call.inputs, place, run_options));
     }

@@ -6,7 +6,6 @@
 #include "base/rethrow.h"
 #include "base/utf8.h"
 #include "graft/llm.h"
-#include "llm/language_model_impl.h"
 #include "llm/sampler.h"
 #include "package/container.h"
 #include "stage/stage_info.h"
@@ -126,6 +125,12 @@ void check_method(const Program& program, const LanguageModelInfo& info) {
 }
 
 }  // namespace
+
+struct LanguageModel::Impl {
+  std::shared_ptr<const Program> program;
+  LanguageModelInfo info;
+  std::shared_ptr<const Tokenizer> tokenizer;
+};
 
 bool LanguageModel::is_package(const std::string& path) try {
   const PteFile package(MappedFile::open(path));

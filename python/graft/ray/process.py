@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from graft.errors import NotFound, SystemError
 from graft.ray import _needs
@@ -27,35 +28,33 @@ def command_line() -> str:
     return found
 
 
-class ServerProcess:
-    """`graft serve` on a free port of this host alone.
+class Process:
+    """A command of `graft` that says in its first line of JSON where it listens."""
 
-    models: {name: package}. arguments: more of the command line. threads: that compute; 0: all CPUs.
-    """
-
-    def __init__(self, models: Mapping[str, str], arguments: Sequence[str] = (), *, threads: int = 0) -> None:
-        command = [command_line(), "serve", *(f"{name}={path}" for name, path in models.items())]
-        command += ["--host", "127.0.0.1", "--port", "0", "--no-request-log", *arguments]
-        command += ["--threads", str(threads)] if threads else []
+    def __init__(self, *arguments: str) -> None:
         environment = {**os.environ, "GRAFT_PACKED_FOLDER": os.fspath(_needs.packed_folder())}
         pipe = subprocess.PIPE
-        self._process = subprocess.Popen(
-            ["/bin/sh", "-c", _WITH_PARENT, "graft", *command], env=environment, stdin=pipe, stderr=pipe, text=True
-        )
+        command = ["/bin/sh", "-c", _WITH_PARENT, "graft", command_line(), *arguments]
+        self._process = subprocess.Popen(command, env=environment, stdin=pipe, stderr=pipe, text=True)
         assert self._process.stderr is not None
         line = self._process.stderr.readline()
         try:
-            first = json.loads(line)
-            self.port: int = first["port"]
+            self.first: dict[str, Any] = json.loads(line)
+            if self.first["event"] != "listening":
+                raise ValueError(line)
         except (ValueError, KeyError, TypeError):
             self.stop()
-            raise SystemError(f"graft serve did not start: {line.strip() or 'it said nothing'}") from None
+            raise SystemError(f"graft {arguments[0]} did not start: {line.strip() or 'it said nothing'}") from None
         threading.Thread(target=self._pass_on, daemon=True).start()
 
     def _pass_on(self) -> None:
         assert self._process.stderr is not None
         for line in self._process.stderr:
             sys.stderr.write(line)
+
+    def wait(self) -> None:
+        """Until it has ended."""
+        self._process.wait()
 
     def stop(self) -> None:
         """Lets requests that run end, as SIGTERM does."""
@@ -64,4 +63,19 @@ class ServerProcess:
         self._process.wait()
 
 
-__all__ = ["ServerProcess", "command_line"]
+class ServerProcess(Process):
+    """`graft serve` on a free port of this host, by default for this host alone.
+
+    models: {name: package}. arguments: more of the command line. threads: that compute; 0: all CPUs.
+    """
+
+    def __init__(
+        self, models: Mapping[str, str], arguments: Sequence[str] = (), *, threads: int = 0, host: str = "127.0.0.1"
+    ) -> None:
+        command = ["serve", *(f"{name}={path}" for name, path in models.items())]
+        command += ["--host", host, "--port", "0", "--no-request-log", *arguments]
+        super().__init__(*command, *(["--threads", str(threads)] if threads else []))
+        self.port: int = self.first["port"]
+
+
+__all__ = ["Process", "ServerProcess", "command_line"]
