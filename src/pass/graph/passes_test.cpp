@@ -385,11 +385,13 @@ TEST(PackLinearLayers, OtherStagesCount) {
   const std::string key = graph.program().weights[0].key;
   const auto after = [&](const OtherStages& others) { return after_passes(graph.program(), {.others = &others}); };
   EXPECT_THAT(after({}), ElementsAre("graft.pack_linear", "graft.packed_linear"));
-  EXPECT_THAT(after({.read_so = {"another"}}), ElementsAre("graft.pack_linear", "graft.packed_linear"));
-  EXPECT_THAT(after({.read_so = {key}}), ElementsAre("aten.linear.default"));
+  EXPECT_THAT(after({.linear_bytes = 0, .read_so = {"another"}}),
+              ElementsAre("graft.pack_linear", "graft.packed_linear"));
+  EXPECT_THAT(after({.linear_bytes = 0, .read_so = {key}}), ElementsAre("aten.linear.default"));
   const std::int64_t own = graph.program().weights[0].shape.numel() * 4, most = std::int64_t{512} << 20;
-  EXPECT_THAT(after({.linear_bytes = most - own}), ElementsAre("graft.pack_linear", "graft.packed_linear"));
-  EXPECT_THAT(after({.linear_bytes = most - own + 1}), ElementsAre("aten.linear.default"));
+  EXPECT_THAT(after({.linear_bytes = most - own, .read_so = {}}),
+              ElementsAre("graft.pack_linear", "graft.packed_linear"));
+  EXPECT_THAT(after({.linear_bytes = most - own + 1, .read_so = {}}), ElementsAre("aten.linear.default"));
 }
 
 TEST(PackLinearLayers, WhatStays) {

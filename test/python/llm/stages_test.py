@@ -407,7 +407,7 @@ def test_addresses_and_secrets_of_the_command_line(stories, secret, tmp_path):
     open_file.chmod(0o644)
 
     def said(*args):
-            ran = subprocess.run([serving.binary(), "stage", *map(str, args)], capture_output=True, text=True, timeout=60)
+        ran = subprocess.run([serving.binary(), "stage", *map(str, args)], capture_output=True, text=True, timeout=60)
         assert ran.returncode != 0
         return ran.stderr
 
