@@ -24,6 +24,8 @@ std::vector<std::byte> meta_of(std::initializer_list<std::int64_t> numbers) {
   return {bytes.begin(), bytes.end()};
 }
 
+constexpr Digest kZeros{};
+
 // Two ends of a connection of this process.
 struct Pair {
   std::unique_ptr<Channel> stage, driver;
@@ -98,16 +100,16 @@ TEST(StageChannel, OtherSecretsAreRefusedOnBothSides) {
   // A stage that accepts everybody and knows nothing.
   Pair pair(false);
   std::thread stage([&] {
-    pair.stage->send(Kind::challenge, std::as_bytes(std::span(Digest{})), 0, Wait::seconds(5));
+    pair.stage->send(Kind::challenge, std::as_bytes(std::span(kZeros)), 0, Wait::seconds(5));
     pair.stage->receive(kBeforeProof, Wait::seconds(5));
-    pair.stage->send(Kind::welcome, std::as_bytes(std::span(Digest{})), 0, Wait::seconds(5));
+    pair.stage->send(Kind::welcome, std::as_bytes(std::span(kZeros)), 0, Wait::seconds(5));
   });
   EXPECT_THROW(introduce(*pair.driver, "a secret", Wait::seconds(5)), Refused);
   stage.join();
   // One that sends the driver's own proof back.
   Pair mirror(false);
   std::thread thief([&] {
-    mirror.stage->send(Kind::challenge, std::as_bytes(std::span(Digest{})), 0, Wait::seconds(5));
+    mirror.stage->send(Kind::challenge, std::as_bytes(std::span(kZeros)), 0, Wait::seconds(5));
     const auto proof = mirror.stage->receive(kBeforeProof, Wait::seconds(5));
     mirror.stage->send(Kind::welcome, std::span(proof.meta).last(sizeof(Digest)), 0, Wait::seconds(5));
   });

@@ -15,8 +15,12 @@ from typing import Any
 from graft.errors import NotFound, SystemError
 from graft.ray import _needs
 
-# The shell reads from a pipe that ends with its parent, however that ended; then the server drains and ends.
-_WITH_PARENT = '"$@" & child=$!; read -r line; kill -TERM $child 2>/dev/null; wait $child'
+# A reader waits for the end of a pipe, which comes with the end of the parent, however that ended; then the command drains and
+# ends. The shell ends with the command.
+_WITH_PARENT = (
+    'exec 3<&0; "$@" </dev/null 3<&- & child=$!; { read -r line <&3; kill -TERM $child 2>/dev/null; } & '
+    "wait $child; code=$?; kill $! 2>/dev/null; exit $code"
+)
 
 
 def command_line() -> str:
