@@ -87,7 +87,8 @@ def export_llm(
     [1, 1, V] of the last token, on the same cache, and, without an encoder, the constants that they ask for
     (get_max_seq_len, ...).
 
-    Returns the path, with stages that of the first. A file there is replaced; a failed export leaves it as it was. Raises `graft.ExportError`, which names
+    Returns the path, with stages that of the first. A file there is replaced; a failed export leaves it as it was.
+    Raises `graft.ExportError`, which names
     the file, weight or node, what was expected and what was found.
     """
     with raised_by("export_llm"):

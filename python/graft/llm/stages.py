@@ -124,7 +124,9 @@ class _Graph:
     def _refuse_changes(self) -> None:
         for node in self.nodes:
             if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable:
-                raise ExportError(f"expected nodes that change none of their inputs in a model to be cut, found '{node.name}' ({node.target})")
+                raise ExportError(
+                    f"expected nodes that change none of their inputs in a model to be cut, found '{node.name}' ({node.target})"
+                )
 
     def alive(self, cut: int) -> list[Node]:
         """The values that cross it."""
@@ -137,8 +139,9 @@ class _Graph:
             value = node.meta.get("val")
             if not isinstance(value, torch.Tensor) or not _symbols(node) <= self.symbols:
                 return None
-            sizes = [size if isinstance(size, int) else size.node.expr.xreplace({s: 1 for s in self.symbols}) for size in value.shape]
-            total += math.prod(map(int, sizes)) * value.dtype.itemsize
+            one = dict.fromkeys(self.symbols, 1)
+            sizes = [n if isinstance(n, int) else int(n.node.expr.xreplace(one)) for n in value.shape]
+            total += math.prod(sizes) * value.dtype.itemsize
         return total
 
     def cuts(self, stages: int) -> list[int]:
@@ -157,8 +160,8 @@ class _Graph:
         found = _balanced(self.cost, places, layers, stages, widths)
         if found is None:
             raise ExportError(
-                f"expected a graph with places for {stages - 1} cuts, each between two layers of attention, found {len(places)}: "
-                "elsewhere values cross that are no tensors of batch and tokens"
+                f"expected a graph with places for {stages - 1} cuts, each between two layers of attention, found "
+                f"{len(places)}: elsewhere values cross that are no tensors of batch and tokens"
             )
         return found
 
@@ -246,7 +249,9 @@ def _balanced(
                 after[cut] = min(options)
         best = after
     ended = [
-        (max(most, sums[-1] - sums[cut]), crossed, cuts) for cut, (most, crossed, cuts) in best.items() if has_layer(cut, len(cost))
+        (max(most, sums[-1] - sums[cut]), crossed, cuts)
+        for cut, (most, crossed, cuts) in best.items()
+        if has_layer(cut, len(cost))
     ]
     return min(ended)[2] if ended else None
 

@@ -101,3 +101,5 @@ def errors() -> None:
         assert_type(error.errno, int | None)
     except (graft.Busy, graft.ExecutionError, graft.Cancelled, graft.InternalError, graft.ExportError) as error:
         raise graft.Error from error
+    except graft.Unavailable as error:
+        assert_type(str(error), str)

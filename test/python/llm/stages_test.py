@@ -352,7 +352,8 @@ def test_runs_that_say_nonsense(meta, payload, reason, worker, stories):
 def test_runs_that_the_program_refuses_leave_the_connection(worker, stories):
     with Peer(worker) as peer:
         assert peer.prove()[0] == WELCOME and peer.open(identity(stories[1]))[0] == DONE
-        for values in ((1, 1, 1, 0, 5, 0, 0, 0), (1, 1, 1, 9, 5, 0, 0, 1, 0, 3, 1, 1, 64), (1, 1, 1, 0, 5, 0, 0, 1, 0, 2, 3, 5)):
+        no_tensor, another_row = (1, 1, 1, 0, 5, 0, 0, 0), (1, 1, 1, 9, 5, 0, 0, 1, 0, 3, 1, 1, 64)
+        for values in (no_tensor, another_row, (1, 1, 1, 0, 5, 0, 0, 1, 0, 2, 3, 5)):
             size = 0 if values[7] == 0 else 256 if len(values) == 13 else 64
             peer.send(header(RUN, 8 * len(values), size) + numbers(*values) + bytes(size))
             assert peer.message()[0] == FAILED
