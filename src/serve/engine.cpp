@@ -33,6 +33,7 @@ void Engine::end() {
     const std::lock_guard lock(mutex_);
     stopping_ = true;
   }
+  ended_.cancel();
   changed_.notify_all();
   if (thread_.joinable()) thread_.join();
 }
@@ -166,7 +167,9 @@ void Engine::end_late() {
 // What a step threw stays until it was reported.
 void Engine::step() {
   try {
-    if (!thrown_) generator_.step();
+    RunOptions options;
+    if (model_->info().stage) options.cancel = &ended_;
+    if (!thrown_) generator_.step(options);
   } catch (const Unavailable&) {
     thrown_ = std::current_exception();
     lost_ = true;

@@ -95,6 +95,7 @@ class Engine {
   std::uint64_t state_bytes_ = 0;
   std::vector<Active> active_;
   std::exception_ptr thrown_;  // by the last step, and not yet reported
+  CancelToken ended_;          // of a model in stages: a stage that hangs must not hold up the end
   bool lost_ = false;          // a stage of the model was not there in the last step: what waits, waits
   bool logged_prefixes_ = false;
 

@@ -504,6 +504,27 @@ def test_a_server_over_stages(stories, secret, tmp_path):
             assert sorted(status for status, _ in answers.values()) == [200, 200, 503, 503]  # two had waited
 
 
+def test_a_stage_that_hangs_does_not_hold_up_the_end(stories, tmp_path):
+    with workers(stories[1], 2, tmp_path) as [worker]:
+        server = serving.Server(stories[1], "--stages", worker.address, "--rows", 2, "--threads", 1)
+        server.wait_for(lambda: server.get("/health")[0] == 200)
+        try:
+            fields = dict(prompt="Once upon a time", max_tokens=400, ignore_eos=True)
+            asking = threading.Thread(target=lambda: server.request("POST", "/v1/completions", json.dumps(fields).encode()))
+            worker.process.send_signal(signal.SIGSTOP)
+            asking.start()
+            server.wait_for(lambda: server.gauge("vllm:num_requests_running") == 1)
+            begun = time.monotonic()
+            server.process.send_signal(signal.SIGTERM)
+            time.sleep(0.2)
+            server.process.send_signal(signal.SIGTERM)
+            assert server.process.wait(serving.PATIENCE) == 0 and time.monotonic() - begun < 10
+            asking.join()
+        finally:
+            server.process.kill()
+            worker.process.send_signal(signal.SIGCONT)
+
+
 def test_the_page_of_the_documentation(stories, tmp_path):
     sys.path.insert(0, str(ROOT / "test" / "python" / "docs"))
     import tutorial
