@@ -51,8 +51,8 @@ SessionOptions session_options(const DecoderOptions& options, const stage::First
 Decoder::Impl::Impl(std::shared_ptr<const LanguageModel> language_model, const DecoderOptions& decoder_options)
     : model(std::move(language_model)),
       options(checked(decoder_options, model.get())),
-      first_stage_(model->info().stage ? stage::first_stage_of(model->info().stage->model) : nullptr),
-      session(model->program(), session_options(options, first_stage_.get())),
+      first_stage(model->info().stage ? stage::first_stage_of(model->info().stage->model) : nullptr),
+      session(model->program(), session_options(options, first_stage.get())),
       lengths_(static_cast<std::size_t>(options.rows), 0) {
   session.kv_lengths();  // a program without a cache is refused here
   calls_.reserve(kCalls);
@@ -61,7 +61,7 @@ Decoder::Impl::Impl(std::shared_ptr<const LanguageModel> language_model, const D
   std::iota(first_.begin(), first_.end(), 0);
   shortest_.resize(lengths_.size(), 1);
   if (const auto& first = model->info().stage)
-    chain_ = std::make_unique<stage::Chain>(*first, options.stages, session_options(options, first_stage_.get()).kv);
+    chain_ = std::make_unique<stage::Chain>(*first, options.stages, session_options(options, first_stage.get()).kv);
 }
 
 void Decoder::Impl::connect() {
@@ -166,7 +166,7 @@ void Decoder::Impl::prepare(std::int64_t rows, std::int64_t width, std::int64_t 
   if (chain_) {
     stage::Step step = step_of(call, first_sequences(static_cast<std::size_t>(rows)));
     {
-      const stage::Turns::Turn turn(first_stage_->turns);
+      const stage::Turns::Turn turn(first_stage->turns);
       step.tensors = stage::descs_of(session.output_values(kMethod, call.inputs));
       session.plan(kMethod, call.inputs);
     }
@@ -241,7 +241,7 @@ std::span<float> Decoder::Impl::run_stages(Call& call, std::span<const std::int6
     stage::Step step = step_of(call, sequences);
     std::uint64_t bytes = 0;
     {
-      const stage::Turns::Turn turn(first_stage_->turns);
+      const stage::Turns::Turn turn(first_stage->turns);
       const auto place = [&](std::span<Value> outputs) { bytes = stage::place_outgoing(outputs, chain_->next()); };
       step.tensors = stage::descs_of(session.run_into(kMethod, call.inputs, place, run_options));
     }

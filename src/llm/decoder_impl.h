@@ -38,12 +38,8 @@ class Decoder::Impl {
 
   const std::shared_ptr<const LanguageModel> model;
   const DecoderOptions options;
-
- private:
-  const std::shared_ptr<stage::FirstStage> first_stage_;  // null: the model is in one piece
-
- public:
-  Session session;  // of the first stage, where there are several
+  const std::shared_ptr<stage::FirstStage> first_stage;  // null: the model is in one piece
+  Session session;                                       // of the first stage, where there are several
   llm::InUse in_use;
   bool ran_by_user = false;  // since a Loop looked: its rows may hold other tokens than it put there
 
