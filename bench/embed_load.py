@@ -16,9 +16,7 @@ import asyncio
 import json
 import os
 import shutil
-import socket
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -30,6 +28,7 @@ import numpy as np
 BENCH = Path(__file__).resolve().parent
 sys.path[:0] = [str(BENCH), str(BENCH.parent / "test" / "python")]
 
+from peer_servers import environment, free_port, listening  # noqa: E402
 from serving import Server, export_minilm  # noqa: E402
 
 PACKAGES = ["infinity-emb[server,torch,optimum]==0.0.78", "transformers<5", "click<8.2"]
@@ -50,24 +49,12 @@ def graft_server(folder: Path, threads: int) -> Iterator[int]:
 
 @contextmanager
 def infinity(folder: Path, python: Path, engine: str, threads: int) -> Iterator[int]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     arguments = [python.with_name("infinity_emb"), "v2", "--model-id", folder / "model", "--served-model-name", "m", "--engine", engine,
                  "--device", "cpu", "--port", port, "--no-bettertransformer"]  # fmt: skip
-    environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "ANONYMIZED_TELEMETRY": "0", "DO_NOT_TRACK": "1"}
-    with subprocess.Popen([str(a) for a in arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment) as process:
-        try:
-            while True:
-                if process.poll() is not None:
-                    raise RuntimeError(f"infinity_emb with the engine {engine} ended with {process.returncode}")
-                with socket.socket() as probe:
-                    if probe.connect_ex(("127.0.0.1", port)) == 0:
-                        break
-                time.sleep(1)
-            yield port
-        finally:
-            process.kill()
+    more = {"OMP_NUM_THREADS": str(threads), "ANONYMIZED_TELEMETRY": "0", "DO_NOT_TRACK": "1"}
+    with listening(arguments, port, more):
+        yield port
 
 
 def texts_of(number: int, options: argparse.Namespace) -> list[str]:
@@ -117,10 +104,7 @@ def main() -> None:
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     peers = options.peers.split(",")
-    python = options.python or options.folder / "infinity" / "bin" / "python"
-    if not python.exists():
-        subprocess.run([sys.executable, "-m", "venv", options.folder / "infinity"], check=True)
-        subprocess.run([python, "-m", "pip", "install", "-q", *PACKAGES], check=True)
+    python = options.python or environment(options.folder / "infinity", PACKAGES)
     rates: dict[str, list[float]] = {peer: [] for peer in peers}
     latencies: dict[str, list[float]] = {peer: [] for peer in peers}
     with ExitStack() as stack:

@@ -24,8 +24,6 @@ import asyncio
 import json
 import os
 import re
-import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -34,14 +32,19 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from transformers import Qwen3ForCausalLM
 
 BENCH = Path(__file__).resolve().parent
 sys.path[:0] = [str(BENCH), str(BENCH.parent / "test" / "python"), str(BENCH.parent / "test" / "python" / "llm")]
 
 import graft  # noqa: E402
 from language import CONFIGS  # noqa: E402
+from peer_servers import environment, free_port, listening  # noqa: E402
 from serving import Server  # noqa: E402  (of the tests)
 
 LLAMA_SERVER = """
@@ -57,18 +60,21 @@ threading.Event().wait()
 """
 
 
+def _model() -> Qwen3ForCausalLM:
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    torch.manual_seed(0)
+    return Qwen3ForCausalLM(Qwen3Config(**CONFIGS["qwen3-0.6b"])).to(torch.bfloat16)
+
+
 def make(folder: Path) -> tuple[Path, Path]:
     """The GGUF file, and the package that reads its weights there."""
     gguf, package = folder / "qwen3-0.6b-q8_0.gguf", folder / "qwen3-0.6b.pte"
     if not package.exists():
-        import torch
-        from transformers import Qwen3Config, Qwen3ForCausalLM
-
         import gguf_writer
 
-        torch.manual_seed(0)
-        config = CONFIGS["qwen3-0.6b"]
-        model = Qwen3ForCausalLM(Qwen3Config(**config)).to(torch.bfloat16)
+        config, model = CONFIGS["qwen3-0.6b"], _model()
         count = config["vocab_size"]
         vocabulary = {
             "tokenizer.ggml.model": "llama",
@@ -88,15 +94,10 @@ def make(folder: Path) -> tuple[Path, Path]:
 def hf_of(folder: Path) -> Path:
     """The weights before they were quantized, for peers that do not read GGUF."""
     if not (folder / "hf").exists():
-        import torch
-        from transformers import Qwen3Config, Qwen3ForCausalLM
-
         from language import _tokenizer
 
-        torch.manual_seed(0)
-        config = CONFIGS["qwen3-0.6b"]
-        Qwen3ForCausalLM(Qwen3Config(**config)).to(torch.bfloat16).save_pretrained(folder / "hf")
-        _tokenizer(config["vocab_size"]).save_pretrained(folder / "hf")
+        _model().save_pretrained(folder / "hf")
+        _tokenizer(CONFIGS["qwen3-0.6b"]["vocab_size"]).save_pretrained(folder / "hf")
     return folder / "hf"
 
 
@@ -121,18 +122,13 @@ def graft_server(setup: Setup) -> Iterator[int]:
 
 
 @contextmanager
-def _process(arguments: list[object], **settings: object) -> Iterator[subprocess.Popen]:
-    with subprocess.Popen([str(a) for a in arguments], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, **settings) as process:
+def _printing_its_port(arguments: list[object]) -> Iterator[int]:
+    command = [str(a) for a in arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         try:
-            yield process
+            yield int(re.search(r":(\d+)\s*$", process.stdout.readline())[1])
         finally:
             process.kill()
-
-
-@contextmanager
-def _printing_its_port(arguments: list[object]) -> Iterator[int]:
-    with _process(arguments) as process:
-        yield int(re.search(r":(\d+)\s*$", process.stdout.readline())[1])
 
 
 @contextmanager
@@ -155,23 +151,13 @@ def openvino(setup: Setup) -> Iterator[int]:
 
 @contextmanager
 def vllm(setup: Setup) -> Iterator[int]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     tool = Path(setup.python).with_name("vllm")
     limits = ["--max-model-len", setup.context, "--max-num-seqs", setup.rows, "--no-enable-prefix-caching", "--dtype", "bfloat16"]
-    environment = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "4", "VLLM_CPU_OMP_THREADS_BIND": f"0-{setup.threads - 1}"}
     arguments = [tool, "serve", hf_of(setup.folder), "--served-model-name", "m", "--port", port, *limits]
-    with _process(arguments, env=environment, start_new_session=True) as process:
-        try:
-            while process.poll() is None:
-                with socket.socket() as probe:
-                    if probe.connect_ex(("127.0.0.1", port)) == 0:
-                        break
-                time.sleep(1)
-            yield port
-        finally:
-            os.killpg(process.pid, signal.SIGKILL)
+    more = {"VLLM_CPU_KVCACHE_SPACE": "4", "VLLM_CPU_OMP_THREADS_BIND": f"0-{setup.threads - 1}"}
+    with listening(arguments, port, more):
+        yield port
 
 
 PEERS = {"graft": graft_server, "llama-server": llama_server, "openvino": openvino, "vllm": vllm}
@@ -185,11 +171,9 @@ PACKAGES = {
 def python_of(peer: str, given: dict[str, str], folder: Path) -> str:
     if peer in given or peer not in PACKAGES:
         return given.get(peer, sys.executable)
-    python = folder / peer / "bin" / "python"
-    if not python.exists():
-        subprocess.run([sys.executable, "-m", "venv", folder / peer], check=True)
-        subprocess.run([python, "-m", "pip", "install", "-q", *PACKAGES[peer]], check=True)
-        # Those of the registry are built for CUDA's torch, and are not needed.
+    new = not (folder / peer).exists()
+    python = environment(folder / peer, PACKAGES[peer])
+    if new:  # those of the registry are built for CUDA's torch, and are not needed
         subprocess.run([python, "-m", "pip", "uninstall", "-q", "-y", "torchvision", "torchaudio", "torchcodec"], check=True)
     return str(python)
 
