@@ -54,8 +54,9 @@ class BatchGenerator::Impl {
   void keep(Id id, llm::Sequence& sequence);
   // How many of `widths_` prompts with log-probabilities are read in: a run gives the logits of all its tokens.
   std::size_t widths_with_logits() const;
-  bool reads_a_prompt() const;
-  void read_oldest(const RunOptions& options);
+  // The row of the oldest prompt that is not read yet; as many as there are rows: none.
+  std::size_t oldest_unread() const;
+  void read(std::size_t row, const RunOptions& options);
   void go_on(const RunOptions& options);
   // Keeps the blocks that the rows have completed.
   void store_prefixes();
@@ -187,19 +188,20 @@ std::int64_t BatchGenerator::Impl::width_for(std::int64_t rest, std::span<const 
   return *(above - 1);
 }
 
-bool BatchGenerator::Impl::reads_a_prompt() const {
-  return std::ranges::any_of(loop.rows(), [](const auto& sequence) { return sequence && sequence->reading; });
-}
-
-void BatchGenerator::Impl::read_oldest(const RunOptions& options) {
+std::size_t BatchGenerator::Impl::oldest_unread() const {
   const auto& rows = loop.rows();
   std::size_t oldest = rows.size();
   for (std::size_t r = 0; r < rows.size(); ++r)
     if (rows[r] && rows[r]->reading && (oldest == rows.size() || row_ids_[r] < row_ids_[oldest])) oldest = r;
-  const std::int64_t rest = rows[oldest]->prompt_tokens() - loop.decoder().length(oldest);
-  const bool logits = rows[oldest]->wants_prompt_logprobs();
+  return oldest;
+}
+
+void BatchGenerator::Impl::read(std::size_t row, const RunOptions& options) {
+  const llm::Sequence& sequence = *loop.rows()[row];
+  const std::int64_t rest = sequence.prompt_tokens() - loop.decoder().length(row);
+  const bool logits = sequence.wants_prompt_logprobs();
   const auto widths = std::span(widths_).first(logits ? widths_with_logits() : widths_.size());
-  loop.read_chunk(oldest, width_for(rest, widths), options);
+  loop.read_chunk(row, width_for(rest, widths), options);
 }
 
 void BatchGenerator::Impl::go_on(const RunOptions& options) {
@@ -257,12 +259,13 @@ bool BatchGenerator::Impl::step(const RunOptions& options) {
       loop.decoder().connect();  // requests wait where a stage is not back
       join();
       // In turn, so that each token is known as soon as it is computed and a long prompt does not hold up the others.
-      const bool read = reads_a_prompt() && (!read_last_ || loop.going() == 0);
-      if (read)
-        read_oldest(options);
+      const std::size_t unread = oldest_unread();
+      const bool reads = unread < loop.rows().size() && (!read_last_ || loop.going() == 0);
+      if (reads)
+        read(unread, options);
       else
         go_on(options);
-      read_last_ = read;
+      read_last_ = reads;
     } catch (const Unavailable&) {
       for (const auto& sequence : loop.rows())
         if (sequence) sequence->cancelled = true;

@@ -1,6 +1,7 @@
 #include "serve/lanes.h"
 
 #include <algorithm>
+#include <limits>
 
 namespace graft::serve {
 namespace {
@@ -33,12 +34,12 @@ Lanes::Lanes(const std::shared_ptr<const LanguageModel>& model, DecoderOptions o
 }
 
 Lanes::RequestId Lanes::submit(std::vector<Job> jobs, Clock::time_point deadline, Engine::OnProgress on_progress) {
-  std::size_t best = 0;
-  std::vector<std::size_t> texts;
-  for (const auto& engine : engines_) {
-    const EngineStats stats = engine->stats();
-    texts.push_back(stats.waiting + stats.running);
-    if (texts.back() < texts[best]) best = texts.size() - 1;
+  std::size_t best = 0, fewest = std::numeric_limits<std::size_t>::max();
+  for (std::size_t lane = 0; lane < engines_.size(); ++lane) {
+    const EngineStats stats = engines_[lane]->stats();
+    const std::size_t texts = stats.waiting + stats.running;
+    if (texts < fewest) best = lane;
+    fewest = std::min(fewest, texts);
   }
   return engines_[best]->submit(std::move(jobs), deadline, std::move(on_progress)) * engines_.size() + best;
 }

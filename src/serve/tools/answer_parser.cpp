@@ -23,35 +23,24 @@ std::size_t blanks(std::string_view text) {
   return static_cast<std::size_t>(std::ranges::find_if_not(text, blank) - text.begin());
 }
 
-// The tag before a call; empty: there is none, or not only one.
-std::string_view call_tag(ToolFamily family) {
-  switch (family) {
-    case ToolFamily::hermes:
-    case ToolFamily::qwen_xml:
-      return kCall;
-    case ToolFamily::mistral_args:
-      return kMistral;
-    case ToolFamily::deepseek:
-      return kDeepSeek;
-    case ToolFamily::gemma:
-      return kGemma;
-    case ToolFamily::function_gemma:
-      return kFunctionGemma;
-    default:
-      return {};
-  }
-}
+struct CallTags {
+  std::string_view before;  // empty: there is none, or not only one
+  std::string_view after;   // of the call's text, but no part of anything
+};
 
-// The tag after a call's text, which is not part of anything.
-std::string_view call_end_tag(ToolFamily family) {
+CallTags call_tags(ToolFamily family) {
   switch (family) {
     case ToolFamily::hermes:
     case ToolFamily::qwen_xml:
-      return kCallEnd;
+      return {kCall, kCallEnd};
+    case ToolFamily::mistral_args:
+      return {kMistral, {}};
+    case ToolFamily::deepseek:
+      return {kDeepSeek, {}};
     case ToolFamily::gemma:
-      return kGemmaEnd;
+      return {kGemma, kGemmaEnd};
     case ToolFamily::function_gemma:
-      return kFunctionGemmaEnd;
+      return {kFunctionGemma, kFunctionGemmaEnd};
     default:
       return {};
   }
@@ -256,7 +245,7 @@ bool AnswerParser::in_content(bool last, std::vector<AnswerPart>& parts) {
 // Otherwise sets how much of the end may be the beginning of a call.
 bool AnswerParser::begins_call(std::size_t lead, bool last, std::size_t& keep, std::vector<AnswerPart>& parts) {
   const std::string_view text = std::string_view(left_).substr(lead);
-  if (const std::string_view tag = call_tag(style_.family); !tag.empty()) {
+  if (const std::string_view tag = call_tags(style_.family).before; !tag.empty()) {
     if (const std::size_t at = left_.find(tag); at != left_.npos) return begin_call(at, tag, parts), true;
     keep = begun_at_end(left_, tag);
   } else if (style_.family == ToolFamily::mistral) {
@@ -374,7 +363,7 @@ bool AnswerParser::after_call(bool last, std::vector<AnswerPart>&) {
   const auto begins = [&](std::string_view tag) {
     return !last && left_.size() < tag.size() && tag.starts_with(left_);
   };
-  if (const std::string_view tag = call_end_tag(style_.family); !tag.empty()) {
+  if (const std::string_view tag = call_tags(style_.family).after; !tag.empty()) {
     if (begins(tag)) return false;
     if (left_.starts_with(tag)) {
       left_.erase(0, tag.size());
