@@ -46,6 +46,17 @@ constexpr ByRows<TileByK, kTileRows> kTilesByK[2] = {
     by_rows<TileByK, kTileRows>([]<int R>() -> TileByK { return tile_by_k<R, 1>; }),
     by_rows<TileByK, kTileRows>([]<int R>() -> TileByK { return tile_by_k<R, 2>; })};
 
+// Rows in blocks of q8_0: a scale in f16 and kQ8Block bytes.
+struct Q8 {
+  using Stored = char;
+
+  GRAFT_VEC vf load(const char* quants) { return load_i8(reinterpret_cast<const signed char*>(quants)); }
+  GRAFT_VEC vf scale(const char* block) {
+    static_assert(kLanes * 2 <= kQ8Bytes);
+    return splat(load_f16(reinterpret_cast<const std::uint16_t*>(block))[0]);
+  }
+};
+
 // Address of element `index` of keys or values, the start of a row.
 GRAFT_VEC const void* row_at(const void* data, RowType type, i64 index) {
   return static_cast<const char*>(data) + row_bytes(type, index);
@@ -61,11 +72,13 @@ GRAFT_LOCAL void widen_row(const void* data, RowType type, i64 index, i64 first,
     const i64 element = index + first + i, inside = element % kQ8Block;
     const i64 count = smaller(kQ8Block - inside, n - i);
     const char* block = static_cast<const char*>(row_at(data, type, element));
-    std::uint16_t bits;
-    __builtin_memcpy(&bits, block, 2);
-    const float scale = f16_to_float(bits);
+    const vf scale = Q8::scale(block);
     const signed char* q = reinterpret_cast<const signed char*>(block + 2) + inside;
-    for (i64 j = 0; j < count; ++j) to[i + j] = scale * static_cast<float>(q[j]);
+    if (count == kQ8Block) {
+      for (i64 j = 0; j < kQ8Block; j += kLanes) store(to + i + j, scale * Q8::load(block + 2 + j));
+    } else {
+      for (i64 j = 0; j < count; ++j) to[i + j] = scale[0] * static_cast<float>(q[j]);
+    }
     i += count;
   }
 }
@@ -161,6 +174,13 @@ constexpr int kSumsAtOnce = kTileRows < 8 ? 8 : 16;
 constexpr int kKeysAtOnce = 4;
 typedef std::uint32_t vu_unaligned __attribute__((vector_size(kLanes * 4), aligned(4), may_alias));
 
+// A row, or an element of it that begins a panel, `n` elements on. A panel of q8_0 begins at its block.
+template <typename T>
+GRAFT_VEC const typename T::Stored* forward(T, const typename T::Stored* row, i64 n) {
+  return row + n;
+}
+GRAFT_VEC const char* forward(Q8, const char* row, i64 n) { return row + n / kQ8Block * kQ8Bytes; }
+
 // kPanel elements of a row as two vectors. For bf16 the first has the even elements and the second the odd ones: a pair
 // is one word, so no shuffle is needed. deal() and gather() convert a panel of f32 to that order and back.
 GRAFT_VEC void load_panel(F32, const float* p, vf& a, vf& b) {
@@ -175,6 +195,11 @@ GRAFT_VEC void load_panel(BF16, const std::uint16_t* p, vf& a, vf& b) {
   const vu words = *reinterpret_cast<const vu_unaligned*>(p);
   a = (vf)(words << 16);
   b = (vf)(words & 0xffff0000u);
+}
+GRAFT_VEC void load_panel(Q8, const char* block, vf& a, vf& b) {
+  const vf scale = Q8::scale(block);
+  a = scale * Q8::load(block + 2);
+  b = scale * Q8::load(block + 2 + kLanes);
 }
 GRAFT_VEC void deal(float* panel) {
   const vf a = load(panel), b = load(panel + kLanes);
@@ -225,7 +250,7 @@ GRAFT_VEC void dots(Few& few, int i, const typename T::Stored* k, i64 k_row, i64
 #pragma GCC unroll 4
     for (int y = 0; y < K; ++y) {
       vf a, b;
-      load_panel(T{}, k + y * k_row + x, a, b);
+      load_panel(T{}, forward(T{}, k, y * k_row + x), a, b);
 #pragma GCC unroll 4
       for (int p = 0; p < P; ++p) {
         c[p][y] = fma(load(q + p * few.depth + x), a, c[p][y]);
@@ -247,11 +272,11 @@ GRAFT_VEC void dots(Few& few, int i, const typename T::Stored* k, i64 k_row, i64
 template <typename T, int P>
 void scores_of(Few& few, int i, const typename T::Stored* k, i64 k_row, i64 s, i64 n, const Ahead& values) {
   const i64 end = s + n;
-  for (; s + kKeysAtOnce <= end; s += kKeysAtOnce, k += kKeysAtOnce * k_row) {
+  for (; s + kKeysAtOnce <= end; s += kKeysAtOnce, k = forward(T{}, k, kKeysAtOnce * k_row)) {
     for (int y = 0; y < kKeysAtOnce; ++y) prefetch(values, s + y);
     dots<T, P, kKeysAtOnce>(few, i, k, k_row, s);
   }
-  for (; s < end; ++s, k += k_row) {
+  for (; s < end; ++s, k = forward(T{}, k, k_row)) {
     prefetch(values, s);
     dots<T, P, 1>(few, i, k, k_row, s);
   }
@@ -279,7 +304,7 @@ void add_panels(Few& few, int i, i64 panel, const typename T::Stored* v, i64 v_r
     for (int x = 0; x < C; ++x) c[p][x][0] = c[p][x][1] = zero();
   }
   const float* scores = few.scores + i * kFewKeys;
-  for (i64 s = 0; s < n; ++s, v += v_row) {
+  for (i64 s = 0; s < n; ++s, v = forward(T{}, v, v_row)) {
     prefetch(keys, s);
     vf by[P];
 #pragma GCC unroll 4
@@ -287,7 +312,7 @@ void add_panels(Few& few, int i, i64 panel, const typename T::Stored* v, i64 v_r
 #pragma GCC unroll 4
     for (int x = 0; x < C; ++x) {
       vf a, b;
-      load_panel(T{}, v + x * kPanel, a, b);
+      load_panel(T{}, forward(T{}, v, x * kPanel), a, b);
 #pragma GCC unroll 4
       for (int p = 0; p < P; ++p) {
         c[p][x][0] = fma(by[p], a, c[p][x][0]);
@@ -313,9 +338,9 @@ void add_values(Few& few, int i, i64 panel, i64 panels, const typename T::Stored
   constexpr int kAtOnce = kSumsAtOnce / (2 * P) < 4 ? kSumsAtOnce / (2 * P) : 4;
   const i64 begin = panel, end = panel + panels;
   const auto ahead = [&] { return panel == begin ? keys : Ahead{}; };
-  for (; panel + kAtOnce <= end; panel += kAtOnce, v += kAtOnce * kPanel)
+  for (; panel + kAtOnce <= end; panel += kAtOnce, v = forward(T{}, v, kAtOnce * kPanel))
     add_panels<T, P, kAtOnce>(few, i, panel, v, v_row, n, ahead());
-  for (; panel < end; ++panel, v += kPanel) add_panels<T, P, 1>(few, i, panel, v, v_row, n, ahead());
+  for (; panel < end; ++panel, v = forward(T{}, v, kPanel)) add_panels<T, P, 1>(few, i, panel, v, v_row, n, ahead());
 }
 
 // Panels [panel, panel + panels) of the results of all queries.
@@ -330,7 +355,8 @@ void add_values(Few& few, int queries, i64 panel, i64 panels, const void* v, i64
   if (i < queries) add_values<T, 1>(few, i, panel, panels, rows, v_row, n, ahead());
 }
 
-// Keys and values in q8_0 blocks, or whose rows are not whole panels, are widened to padded rows of f32.
+// Keys and values whose rows are not whole panels, or panels not whole blocks of q8_0, are widened to padded rows of
+// f32.
 void scores_widened(Few& few, const AttentionHead& h, int queries, i64 row0, i64 n) {
   constexpr i64 kRows = 8;
   alignas(64) float wide[kRows * (kMaxHeadSize + kPanel)];
@@ -378,7 +404,7 @@ GRAFT_VEC void prefetch_pages(const AttentionHead& h) {
 // Up to kFewQueries queries (decoding): lanes are elements of a head; keys and values are read once for all queries.
 void few_queries(const AttentionHead& h, i64 t0, i64 t1) {
   const int queries = static_cast<int>(t1 - t0);
-  const bool whole = h.kv != RowType::q8_0 && h.d % kPanel == 0 && h.dv % kPanel == 0;
+  const bool whole = (h.kv != RowType::q8_0 || kPanel == kQ8Block) && h.d % kPanel == 0 && h.dv % kPanel == 0;
   const bool dealt = whole && h.kv == RowType::bf16;
   Few few;
   few.panels = (h.dv + kPanel - 1) / kPanel;
@@ -419,6 +445,8 @@ void few_queries(const AttentionHead& h, i64 t0, i64 t1) {
       scores_of<F32>(few, queries, k, h.k_row, 0, n, values);
     } else if (h.kv == RowType::bf16) {
       scores_of<BF16>(few, queries, k, h.k_row, 0, n, values);
+    } else if (h.kv == RowType::q8_0) {
+      scores_of<Q8>(few, queries, k, h.k_row, 0, n, values);
     } else {
       scores_of<F16>(few, queries, k, h.k_row, 0, n, values);
     }
@@ -454,6 +482,8 @@ void few_queries(const AttentionHead& h, i64 t0, i64 t1) {
       add_values<F32>(few, queries, 0, few.panels, v, h.v_row, n, keys);
     } else if (h.kv == RowType::bf16) {
       add_values<BF16>(few, queries, 0, few.panels, v, h.v_row, n, keys);
+    } else if (h.kv == RowType::q8_0) {
+      add_values<Q8>(few, queries, 0, few.panels, v, h.v_row, n, keys);
     } else {
       add_values<F16>(few, queries, 0, few.panels, v, h.v_row, n, keys);
     }

@@ -33,6 +33,9 @@ GRAFT_VEC vf load_f16(const std::uint16_t* p) {
 GRAFT_VEC void store_f16(std::uint16_t* p, vf v) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT));
 }
+GRAFT_VEC vf load_i8(const signed char* p) {
+  return (vf)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+}
 
 // Lanes i, i + 2, i + 4, ... of a and then of b.
 template <int i>

@@ -37,6 +37,9 @@ GRAFT_VEC vf load_f16(const std::uint16_t* p) {
 GRAFT_VEC void store_f16(std::uint16_t* p, vf v) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph((__m512)v, _MM_FROUND_TO_NEAREST_INT));
 }
+GRAFT_VEC vf load_i8(const signed char* p) {
+  return (vf)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+}
 
 GRAFT_VEC float sum_lanes(vf v) { return _mm512_reduce_add_ps((__m512)v); }
 

@@ -47,6 +47,11 @@ GRAFT_VEC vf load_f16(const std::uint16_t* p) {
 GRAFT_VEC void store_f16(std::uint16_t* p, vf v) {
   for (int i = 0; i < kLanes; ++i) p[i] = float_to_f16(v[i]);
 }
+GRAFT_VEC vf load_i8(const signed char* p) {
+  vf v{};
+  for (int i = 0; i < kLanes; ++i) v[i] = static_cast<float>(p[i]);
+  return v;
+}
 
 // Lanes i, i + 2, i + 4, ... of a and then of b.
 template <int i>
