@@ -8,9 +8,9 @@ namespace graft::batch {
 namespace {
 
 // RFC 4180, with Python's answer where it has none: a quote within a field that does not begin with one is itself.
-class Csv : public Reader {
+class Csv : public FileReader {
  public:
-  Csv(const std::string& path, std::size_t most_bytes) : file_(path), most_(most_bytes) {
+  Csv(const std::string& path, std::size_t most_bytes) : FileReader(path), most_(most_bytes) {
     GRAFT_CHECK(InvalidArgument, record(), "'", path, "' is empty: its first line must name the columns");
     GRAFT_CHECK(InvalidArgument, error_.empty(), "'", path, "': its first line must name the columns: ", error_);
     columns_ = fields_;
@@ -43,7 +43,6 @@ class Csv : public Reader {
   }
 
   const std::vector<std::string>& columns() const override { return columns_; }
-  InputFile& file() override { return file_; }
 
  private:
   // The next record, of one line or, where quotes hold its ends, of several. False at the end of the file.
@@ -114,7 +113,6 @@ class Csv : public Reader {
     return false;
   }
 
-  InputFile file_;
   const std::size_t most_;
   std::vector<std::string> columns_, fields_;
   std::string error_;

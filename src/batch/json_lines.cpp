@@ -6,9 +6,9 @@ namespace {
 
 bool is_space(char c) { return c == ' ' || c == '\t' || c == '\r'; }
 
-class JsonLines : public Reader {
+class JsonLines : public FileReader {
  public:
-  JsonLines(const std::string& path, std::size_t most_bytes) : file_(path), most_(most_bytes) {}
+  JsonLines(const std::string& path, std::size_t most_bytes) : FileReader(path), most_(most_bytes) {}
 
   bool next(Row& row) override {
     row = {};
@@ -34,7 +34,6 @@ class JsonLines : public Reader {
     static const std::vector<std::string> none;
     return none;
   }
-  InputFile& file() override { return file_; }
 
  private:
   // The next that is not empty, without spaces around it.
@@ -69,7 +68,6 @@ class JsonLines : public Reader {
     if (!row.error.empty()) row.fields = Json::object();
   }
 
-  InputFile file_;
   const std::size_t most_;
   std::uint64_t index_ = 0;
 };
@@ -81,6 +79,7 @@ std::unique_ptr<Reader> read_json_lines(const std::string& path, std::size_t mos
 }
 
 std::unique_ptr<Reader> read_rows(const std::string& path, Format format) {
+  if (format == Format::folder) return read_folder(path);
   return format == Format::csv ? read_csv(path) : read_json_lines(path);
 }
 

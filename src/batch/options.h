@@ -12,13 +12,15 @@
 // What `graft batch` is asked for, and what it did.
 namespace graft::batch {
 
-enum class Format : std::uint8_t { jsonl, csv };
+// folder: of files, each of which is a row. The output is then JSON Lines.
+enum class Format : std::uint8_t { jsonl, csv, folder };
 
 struct BatchOptions {
   serve::ModelFile model;  // its name is in answers of OpenAI's API
-  std::string input;
-  std::string output;  // a folder
-  std::string task;    // of task_names()
+  std::string input;       // a file, or a folder
+  std::string files = {};  // a folder: where paths in rows begin; empty: the input, or the folder that it lies in
+  std::string output;      // a folder
+  std::string task;        // of task_names()
   Format format = Format::jsonl;
   bool resume = false;
   std::uint64_t shard_rows = 1000;  // of the input: a file of the output has no more

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <fstream>
 
 #include "base/test_errors.h"
@@ -69,8 +70,9 @@ TEST(JsonLines, LinesAcrossTheBuffer) {
   int count = 0;
   for (Row row; reader->next(row); ++count) ASSERT_EQ(row.fields.at("n"), count);
   EXPECT_EQ(count, 3000);
-  EXPECT_EQ(reader->file().bytes(), text.size());
-  EXPECT_EQ(reader->file().sha256(), hex_of(sha256(std::as_bytes(std::span(text)))));
+  const FileIdentity identity = reader->identity();
+  EXPECT_EQ(identity.bytes, text.size());
+  EXPECT_EQ(identity.sha256, hex_of(sha256(std::as_bytes(std::span(text)))));
 }
 
 TEST(JsonLines, SkippedRowsCount) {
@@ -131,6 +133,40 @@ TEST(Csv, WhatIsWrittenIsRead) {
   for (std::size_t i = 0; i < fields.size(); ++i) EXPECT_EQ(row.fields.at(str('c', i)), Json(fields[i]));
 }
 
+TEST(Folder, EachFileIsARow) {
+  namespace fs = std::filesystem;
+  const fs::path folder = fs::path(testing::TempDir()) / "folder of rows";
+  fs::remove_all(folder);
+  fs::create_directories(folder / "b" / ".cache");
+  for (const char* name : {"b/x \"1\".wav", "c.wav", "a.wav", ".hidden", "b/.cache/y.wav"})
+    std::ofstream(folder / name) << name;
+  const auto identity = [&] {
+    const auto reader = read_folder(folder.string());
+    while (reader->skip()) continue;
+    return reader->identity();
+  };
+  const auto reader = read_folder(folder.string());
+  std::vector<std::string> paths;
+  Row row;
+  while (reader->next(row)) {
+    EXPECT_EQ(row.index, paths.size());
+    EXPECT_EQ(serve::Json::parse(row.text), row.fields);
+    paths.push_back(row.fields.at("path").get<std::string>());
+  }
+  EXPECT_EQ(paths, (std::vector<std::string>{"a.wav", "b/x \"1\".wav", "c.wav"}));
+  const FileIdentity first = reader->identity();
+  EXPECT_EQ(first.bytes, 5 + 11 + 5);
+  EXPECT_EQ(identity().sha256, first.sha256);
+  EXPECT_NO_THROW(reader->check_unchanged());
+  std::ofstream(folder / "a.wav") << "A.wav";
+  EXPECT_NE(identity().sha256, first.sha256) << "other content";
+  std::ofstream(folder / "a.wav") << "a.wav";
+  fs::rename(folder / "a.wav", folder / "aa.wav");
+  EXPECT_NE(identity().sha256, first.sha256) << "another name";
+  expect_error<SystemError>([&] { reader->check_unchanged(); }, "files came to or went from");
+  expect_error<NotFound>([&] { read_folder((folder / "nowhere").string()); }, "there is no folder");
+}
+
 TEST(InputFile, WhatCannotBeRead) {
   expect_error<NotFound>([&] { InputFile(testing::TempDir() + "not there"); }, "not there'");
   expect_error<SystemError>([&] { InputFile(testing::TempDir()); }, "it is no regular file");
@@ -141,9 +177,9 @@ TEST(InputFile, AChangeIsSeen) {
   const auto reader = read_json_lines(path);
   Row row;
   EXPECT_TRUE(reader->next(row));
-  EXPECT_NO_THROW(reader->file().check_unchanged());
+  EXPECT_NO_THROW(reader->check_unchanged());
   std::ofstream(path, std::ios::app) << "{}\n";
-  expect_error<SystemError>([&] { reader->file().check_unchanged(); }, "was changed while it was read");
+  expect_error<SystemError>([&] { reader->check_unchanged(); }, "was changed while it was read");
 }
 
 }  // namespace

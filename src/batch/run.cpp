@@ -28,7 +28,7 @@ InputSize measure(const BatchOptions& options) {
   const auto reader = read_rows(options.input, options.format);
   InputSize size;
   while (reader->skip()) ++size.rows;
-  size.identity = identity_json({reader->file().bytes(), reader->file().sha256()});
+  size.identity = identity_json(reader->identity());
   return size;
 }
 
@@ -237,7 +237,7 @@ Summary run(const BatchOptions& options) {
   for (bool more = true; more || !started.empty();) {
     while (more && started.size() < task->ahead()) {
       auto shard = next_shard(*reader, output, next, options.shard_rows);
-      reader->file().check_unchanged();
+      reader->check_unchanged();
       more = shard != nullptr;
       if (!more) break;
       started.push_back(std::move(shard));
@@ -251,7 +251,7 @@ Summary run(const BatchOptions& options) {
     progress->add_errors(writer.errors() - before);
     started.pop_front();
   }
-  GRAFT_CHECK(SystemError, reader->file().sha256() == context.run_id, "'", options.input,
+  GRAFT_CHECK(SystemError, reader->identity().sha256 == context.run_id, "'", options.input,
               "' was changed while it was read");
   output.complete();
   summary.errors += writer.errors();

@@ -1,10 +1,12 @@
 #include "batch/task.h"
 
 #include <algorithm>
+#include <filesystem>
 
 #include "batch/method.h"
 #include "batch/served.h"
 #include "batch/text_task.h"
+#include "batch/transcribe.h"
 
 namespace graft::batch {
 namespace {
@@ -33,6 +35,7 @@ const std::vector<TaskEntry>& entries() {
        .takes_text = true,
        .takes_labels = true,
        .make = classify_task},
+      {.name = "transcribe", .reads = {"path"}, .takes_parameters = true, .make = transcribe_task},
       {.name = "method", .reads = {}, .takes_method = true, .make = method_task},
       {.name = "openai", .reads = {"-"}, .make = openai_task},
   };
@@ -43,6 +46,10 @@ const TaskEntry& entry_of(const std::string& name) {
   const auto found = std::ranges::find(entries(), name, &TaskEntry::name);
   GRAFT_CHECK(InvalidArgument, found != entries().end(), "there is no task '", name, "'");
   return *found;
+}
+
+const char* name_of(Format format) {
+  return format == Format::csv ? "csv" : format == Format::folder ? "folder" : "jsonl";
 }
 
 void check_options(const TaskEntry& entry, const BatchOptions& options) {
@@ -83,6 +90,15 @@ std::string TaskContext::column(const std::string& name) const {
   return found == options.columns.end() ? name : found->second;
 }
 
+std::string TaskContext::file_of(const std::string& path) const {
+  namespace fs = std::filesystem;
+  const fs::path input(options.input);
+  const fs::path folder = !options.files.empty()             ? fs::path(options.files)
+                          : options.format == Format::folder ? input
+                                                             : input.parent_path();
+  return (folder / path).string();  // an absolute path stays as it is
+}
+
 std::unique_ptr<Task> make_task(const TaskContext& context) { return entry_of(context.options.task).make(context); }
 
 Json task_options(const BatchOptions& options) {
@@ -90,7 +106,7 @@ Json task_options(const BatchOptions& options) {
   Json columns = Json::object();
   for (const auto& [name, column] : options.columns) columns[name] = column;
   return {{"task", options.task},
-          {"format", options.format == Format::csv ? "csv" : "jsonl"},
+          {"format", name_of(options.format)},
           {"shard_rows", options.shard_rows},
           {"batch_rows", options.batch_rows},
           {"columns", std::move(columns)},

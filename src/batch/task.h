@@ -38,6 +38,8 @@ struct TaskContext {
 
   // The column for what a task calls `name`.
   std::string column(const std::string& name) const;
+  // The file that a row names.
+  std::string file_of(const std::string& path) const;
 };
 
 // Throws InvalidArgument for a task that is not known or that the model cannot do, and what loading the model throws.

@@ -15,11 +15,12 @@ constexpr const char* kBatchNotes = R"(Examples:
   graft batch minilm.pte rows.jsonl -o vectors --task embed --text-column body
   graft batch llm.pte prompts.csv -o texts --task generate --set max_tokens=64 --set temperature=0
   graft batch gpt=llm.pte requests.jsonl -o answers --task openai
+  graft batch whisper.pte recordings/ -o transcripts --task transcribe
   graft batch net.pte rows.jsonl -o out --task method --column x=features
   graft batch minilm.pte rows.jsonl -o vectors --task embed --text-column body --resume
 
 Rows come from JSON Lines, from CSV whose first line names the columns, or by Python's pyarrow from Parquet and Arrow, and go to files of the same kind in the folder,
-part-00000.jsonl and so on, in the order of the input. Rows that cannot be computed go to errors-*.jsonl with the
+part-00000.jsonl and so on, in the order of the input. Of a folder each file is a row, with its path. Rows that cannot be computed go to errors-*.jsonl with the
 reason. After any end --resume continues with the rows that are not written yet. See docs/batch.md.)";
 
 // Arrow's library is Python's: it makes rows of a table before, and a table of the results after.
@@ -38,6 +39,8 @@ bool is_table(const std::string& input) {
 }
 
 batch::Format format_of(const std::string& given, const std::string& input) {
+  std::error_code error;
+  if (given.empty() && std::filesystem::is_directory(input, error)) return batch::Format::folder;
   const std::string extension = std::filesystem::path(input).extension().string();
   if (given == "csv" || (given.empty() && extension == ".csv")) return batch::Format::csv;
   if (given == "jsonl" || extension == ".jsonl" || extension == ".ndjson") return batch::Format::jsonl;
@@ -54,7 +57,7 @@ BatchCommand::BatchCommand(CLI::App& app)
   command.add_option("MODEL", model_, "FILE.pte, or NAME=FILE.pte for the name that requests of OpenAI's API give it")
       ->required()
       ->type_name("");
-  command.add_option("INPUT", options_.input, "rows: a .jsonl, .csv, .parquet or .arrow file")
+  command.add_option("INPUT", options_.input, "rows: a .jsonl, .csv, .parquet or .arrow file, or a folder of files")
       ->required()
       ->type_name("");
   command.add_option("-o,--output", options_.output, "a folder, which is made; empty but with --resume")
@@ -70,9 +73,10 @@ BatchCommand::BatchCommand(CLI::App& app)
       ->type_name("NAME");
   command.add_option("--text-column", text_column_, "as --column text=NAME")->type_name("NAME");
   command
-      .add_option("--column", columns_,
-                  "WHAT=NAME: the column that has the text, messages, query, documents or input that the task calls "
-                  "WHAT (default: that of the same name); repeat for more")
+      .add_option(
+          "--column", columns_,
+          "WHAT=NAME: the column that has the text, messages, query, documents, path or input that the task calls "
+          "WHAT (default: that of the same name); repeat for more")
       ->type_name("WHAT=NAME")
       ->allow_extra_args(false);
   command.add_option("--drop", options_.drop, "a column of the rows that the output leaves out; repeat for more")
@@ -80,7 +84,8 @@ BatchCommand::BatchCommand(CLI::App& app)
       ->allow_extra_args(false);
   command
       .add_option("--set", options_.parameters,
-                  "NAME=JSON: a parameter of each request, as `graft serve` takes it (generate, chat, rerank); repeat "
+                  "NAME=JSON: a parameter of each request, as `graft serve` takes it (generate, chat, rerank, "
+                  "transcribe); repeat "
                   "for more")
       ->type_name("NAME=JSON")
       ->allow_extra_args(false);
@@ -149,6 +154,7 @@ int BatchCommand::run_table() {
     fail("the folder '", options_.output, "' is not empty: --resume continues the run that wrote to it");
   const std::string table = options_.input;
   if (const int code = run_python(python, kTables, {"to_rows", table, rows.string()}); code != 0) return code;
+  options_.files = std::filesystem::path(table).parent_path().string();
   options_.input = rows.string();
   options_.output = run.string();
   run_rows();

@@ -6,9 +6,14 @@
 
 #include "base/clock.h"
 #include "graft/transcriber.h"
+#include "serve/json_fields.h"
 #include "serve/work_queue.h"
 
 namespace graft::serve {
+
+// Of a request: language (of transcriptions), prompt, temperature and seed. Temperature 0 stands for OpenAI's fallback:
+// higher ones where a window's text is unlikely or repeats itself. Throws ApiError.
+void read_transcription_options(Fields& fields, TranscriptionOptions& options);
 
 // A Transcriber for many threads: one file at a time, in the order of the calls.
 class Speech {

@@ -4,31 +4,18 @@ transformers."""
 from __future__ import annotations
 
 import concurrent.futures
-import io
 import json
 import signal
 import socket
 import time
-import wave
 
-import numpy as np
 import pytest
 
 import graft
 from serving import Server
-from speech_models import save_whisper, sound
+from speech_models import save_whisper, wav
 
 PATH = "/v1/audio/transcriptions"
-
-
-def wav(seconds: float, seed: int = 0, rate: int = 16000) -> bytes:
-    out = io.BytesIO()
-    with wave.open(out, "wb") as file:
-        file.setnchannels(1)
-        file.setsampwidth(2)
-        file.setframerate(rate)
-        file.writeframes(np.round(sound(seconds, seed, rate) * 32767).astype("<i2").tobytes())
-    return out.getvalue()
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@
 #include "serve/form.h"
 #include "serve/openai/openai.h"
 #include "serve/openai/text_request.h"
+#include "serve/speech.h"
 
 namespace graft::serve {
 namespace {
@@ -16,21 +17,6 @@ struct SpeechRequest {
   std::string format = "json";
   bool stream = false;
 };
-
-void read_options(Fields& fields, SpeechRequest& request, const RequestLimits& limits) {
-  TranscriptionOptions& options = request.options;
-  if (options.task == "transcribe") options.language = fields.text("language").value_or("");
-  options.prompt = fields.text("prompt").value_or("");
-  check_prompt_bytes(options.prompt.size(), limits);
-  const double temperature = fields.number("temperature", 0, 1).value_or(0);
-  // 0: as in OpenAI's API, higher ones where the text is unlikely or repeats itself.
-  options.temperatures = temperature > 0 ? std::vector{temperature} : kWhisperTemperatures;
-  options.compression_ratio_threshold = kWhisperCompressionRatioThreshold;
-  options.logprob_threshold = kWhisperLogprobThreshold;
-  options.no_speech_threshold = kWhisperNoSpeechThreshold;
-  options.seed =
-      static_cast<std::uint64_t>(fields.integer("seed", 0, std::numeric_limits<std::int64_t>::max()).value_or(0));
-}
 
 SpeechRequest read_request(App& app, Call& call, const std::string& task) {
   const auto parts = parse_form(call.request().header("content-type"), call.request().body);
@@ -48,7 +34,8 @@ SpeechRequest read_request(App& app, Call& call, const std::string& task) {
   }
   if (request.file.empty()) bad_request("file", "'file' is needed: a file of WAV, FLAC or MP3");
   request.options.task = task;
-  read_options(fields, request, app.options.limits);
+  read_transcription_options(fields, request.options);
+  check_prompt_bytes(request.options.prompt.size(), app.options.limits);
   request.format = fields.text("response_format").value_or("json");
   constexpr std::string_view formats[] = {"json", "text", "srt", "verbose_json", "vtt"};
   if (std::ranges::find(formats, request.format) == std::end(formats))

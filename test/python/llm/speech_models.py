@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import wave
 from pathlib import Path
 
 import numpy as np
@@ -113,3 +115,14 @@ def sound(seconds: float, seed: int = 0, rate: int = RATE) -> np.ndarray:
         start, width, hertz = random.uniform(0, seconds), random.uniform(0.1, 1), random.uniform(80, 3500)
         out += 0.15 * np.exp(-(((time - start) / width) ** 2)) * np.sin(2 * np.pi * hertz * time)
     return out.astype(np.float32)
+
+
+def wav(seconds: float, seed: int = 0, rate: int = RATE) -> bytes:
+    """A file of that sound in 16 bits."""
+    out = io.BytesIO()
+    with wave.open(out, "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(rate)
+        file.writeframes(np.round(sound(seconds, seed, rate) * 32767).astype("<i2").tobytes())
+    return out.getvalue()
