@@ -1,7 +1,7 @@
 # libgraft. Its objects are compiled once and linked into the shared library and into the tests, which need
 # symbols that the library hides.
 set(graft_sources "")
-foreach(stage base ir weight package kernel lowering op pass plan exec device load session flow text audio stage llm)
+foreach(stage base ir weight package kernel lowering op pass plan exec device load session flow text audio image stage llm)
   file(GLOB_RECURSE found CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/src/${stage}/*.cpp")
   list(APPEND graft_sources ${found})
 endforeach()
@@ -30,9 +30,11 @@ add_library(graft_objects OBJECT ${graft_sources})
 graft_target(graft_objects)
 target_link_libraries(graft_objects PUBLIC graft_includes)
 target_precompile_headers(graft_objects PRIVATE ${graft_std_headers})
-set_source_files_properties(src/audio/miniaudio.cpp PROPERTIES COMPILE_OPTIONS -w SKIP_PRECOMPILE_HEADERS ON)
+set_source_files_properties(src/audio/miniaudio.cpp src/image/stb_image.cpp PROPERTIES COMPILE_OPTIONS -w SKIP_PRECOMPILE_HEADERS ON)
 set_source_files_properties(src/audio/miniaudio.cpp src/audio/decode.cpp PROPERTIES
                             INCLUDE_DIRECTORIES "${GRAFT_MINIAUDIO_INCLUDE}")
+set_source_files_properties(src/image/stb_image.cpp src/image/decode.cpp PROPERTIES
+                            INCLUDE_DIRECTORIES "${GRAFT_STB_INCLUDE}")
 add_dependencies(graft_objects graft_schema)
 
 # Of the sources, for reports; looked up again when HEAD moves.

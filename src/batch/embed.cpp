@@ -1,30 +1,29 @@
+#include "batch/encoder_task.h"
 #include "batch/tensor_text.h"
-#include "batch/text_task.h"
+#include "llm/text_program.h"
 
 namespace graft::batch {
 namespace {
 
 // Vectors of length 1, as TextEncoder has them.
-class EmbedTask : public TextTask {
+class Embedding : public OutputReader {
  public:
-  using TextTask::TextTask;
-  std::vector<std::string> results() const override { return {"embedding"}; }
-
- protected:
-  std::vector<RowResult> run(std::span<const Item> items) override {
-    const TensorView found = output(items);
-    std::vector<RowResult> results;
-    for (std::size_t i = 0; i < items.size(); ++i) {
-      std::vector<float> vector;
-      llm::append_embedding(found, static_cast<std::int64_t>(i), std::ssize(items[i].row), vector);
-      results.push_back({{tensor_text({vector.data(), DType::f32, Shape{std::ssize(vector)}}, 0, 0, "embedding")}, {}});
-    }
-    return results;
+  std::vector<std::string> names() const override { return {"embedding"}; }
+  RowResult read(const TensorView& output, std::int64_t place, std::int64_t tokens,
+                 const std::vector<std::string>&) const override {
+    const auto rank = output.shape.rank();
+    GRAFT_CHECK(Unsupported, rank == 2 || rank == 3, "embed needs vectors [B, H] or hidden states [B, T, H], found ",
+                output.shape.str());
+    std::vector<float> vector;
+    llm::append_embedding(output, place, tokens, vector);
+    return {{tensor_text({vector.data(), DType::f32, Shape{std::ssize(vector)}}, 0, 0, "embedding")}, {}};
   }
 };
 
 }  // namespace
 
-std::unique_ptr<Task> embed_task(const TaskContext& context) { return std::make_unique<EmbedTask>(context); }
+std::unique_ptr<Task> embed_task(const TaskContext& context) {
+  return encoder_task(context, std::make_unique<Embedding>());
+}
 
 }  // namespace graft::batch

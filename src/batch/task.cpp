@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "batch/encoder_task.h"
 #include "batch/method.h"
 #include "batch/served.h"
-#include "batch/text_task.h"
 #include "batch/transcribe.h"
 
 namespace graft::batch {
@@ -27,10 +27,10 @@ const std::vector<TaskEntry>& entries() {
        .takes_parameters = true,
        .takes_system = true,
        .make = chat_task},
-      {.name = "embed", .reads = {"text"}, .takes_method = true, .takes_text = true, .make = embed_task},
+      {.name = "embed", .reads = {"text", "path"}, .takes_method = true, .takes_text = true, .make = embed_task},
       {.name = "rerank", .reads = {"query", "documents"}, .takes_parameters = true, .make = rerank_task},
       {.name = "classify",
-       .reads = {"text"},
+       .reads = {"text", "path"},
        .takes_method = true,
        .takes_text = true,
        .takes_labels = true,
@@ -88,6 +88,13 @@ const std::vector<std::string>& task_names() {
 std::string TaskContext::column(const std::string& name) const {
   const auto found = std::ranges::find(options.columns, name, [](const auto& one) { return one.first; });
   return found == options.columns.end() ? name : found->second;
+}
+
+std::string TaskContext::only_column(const std::string& name) const {
+  for (const auto& [what, _] : options.columns)
+    GRAFT_CHECK(InvalidArgument, what == name, "the task '", options.task, "' reads '", name,
+                "' with this model, nothing that it calls '", what, "'");
+  return column(name);
 }
 
 std::string TaskContext::file_of(const std::string& path) const {

@@ -38,6 +38,8 @@ struct TaskContext {
 
   // The column for what a task calls `name`.
   std::string column(const std::string& name) const;
+  // The same of a task that reads nothing else with this model. Throws InvalidArgument for columns of other names.
+  std::string only_column(const std::string& name) const;
   // The file that a row names.
   std::string file_of(const std::string& path) const;
 };

@@ -301,6 +301,7 @@ namespace graft {
 void bind_tokenizer(nb::module_& m);     // tokenizer.cpp
 void bind_llm(nb::module_& m);           // llm.cpp
 void bind_speech(nb::module_& m);        // speech.cpp
+void bind_image(nb::module_& m);         // image.cpp
 void bind_pipeline(nb::module_& m);      // pipeline.cpp
 void bind_flow(nb::module_& m);          // flow.cpp
 void bind_registry(nb::module_& m);      // registry.cpp
@@ -488,5 +489,6 @@ NB_MODULE(_C, m) {
   bind_registry(m);
   bind_llm(m);
   bind_speech(m);
+  bind_image(m);
   bind_gguf(m);
 }

@@ -17,7 +17,7 @@ rm -rf "$build" "$prefix"
     -DCMAKE_INSTALL_LIBDIR=lib -DGRAFT_GGML_SOURCE="$PWD/build/ggml-source/vendor/llama.cpp/ggml" ${GRAFT_GGML_CMAKE_ARGS:-}
   cmake --build "$build"
   cmake --install "$build"
-  cp build/ggml-source/vendor/llama.cpp/vendor/miniaudio/miniaudio.h "$prefix/include"
+  cp build/ggml-source/vendor/llama.cpp/vendor/{miniaudio/miniaudio,stb/stb_image}.h "$prefix/include"
 } >"$log" 2>&1 || { tail -40 "$log" >&2; echo "ggml could not be built; the whole log is $log" >&2; exit 1; }
 echo "$made" >"$prefix/made"
 "$venv/bin/python" tools/setup/check_ggml.py "$prefix"

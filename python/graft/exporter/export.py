@@ -103,6 +103,16 @@ def export(
         )
 
 
+def export_with_data(
+    program: ExportedProgram, path: Path, data: Mapping[str, bytes], *, quantize: str | Mapping[str, str] | None = None
+) -> Path:
+    """`export` of a program, with more that the package holds, by name."""
+    with raised_by("export"):
+        return _export(
+            path, lambda: {"forward": program}, False, "package", quantize, {}, ExportOptions(), warn=False, data=data
+        )
+
+
 def export_for_load(
     program: ExportedProgram, path: Path, *, quantize: str | Mapping[str, str] | None = None, weights: str = "package"
 ) -> Path:
@@ -134,6 +144,7 @@ def _export(
     plans: Mapping[str, Sequence[Any]],
     options: ExportOptions,
     warn: bool = True,
+    data: Mapping[str, bytes] | None = None,  # more that the package holds, by name
 ) -> Path:
     if target.suffix != ".pte":
         raise ExportError(f"expected a path that ends in .pte, found '{target}'")
@@ -178,6 +189,8 @@ def _export(
         planned_shapes.warn()
     if allow_fallback:
         _warn_of_missing_kernels(program.executorch_program, partitioners)
+    if data:
+        _add_data(program, config, data)
     if plans:
         _add_plans(program, config, target, plans, options.plan_threads)
     _write(program, target)
@@ -511,14 +524,18 @@ def _add_plans(
         first = folder / target.name
         _write(program, first)
         made = stored_plans.of_calls(first, plans, weights=sorted(folder.glob("*.ptd")), threads=threads)
+    _add_data(program, config, made)
+
+
+def _add_data(program: Any, config: ExecutorchBackendConfig, data: Mapping[str, bytes]) -> None:
     named = program._named_data or NamedDataStoreOutput(buffers=[], pte_data={}, external_data={})
-    entries = {key: DataEntry(len(named.buffers) + i, 16, None) for i, key in enumerate(made)}
+    entries = {key: DataEntry(len(named.buffers) + i, 16, None) for i, key in enumerate(data)}
     program._pte_data, program._tensor_data = serialize_for_executorch(
         program._emitter_output,
         config,
         program._data_serializer,
         NamedDataStoreOutput(
-            buffers=[*named.buffers, *made.values()],
+            buffers=[*named.buffers, *data.values()],
             pte_data={**named.pte_data, **entries},
             external_data=named.external_data,
         ),

@@ -1,0 +1,77 @@
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "graft/export.h"
+
+// Pictures as models of vision take them.
+//
+//   const auto processor = graft::ImageProcessor::load("vit.pte");
+//   std::vector<float> pixels = processor.pixels(graft::load_image("cat.jpg"));  // [3, H, W]
+namespace graft {
+
+struct Image {
+  std::int64_t height = 0, width = 0;
+  std::vector<std::uint8_t> pixels;  // [height, width, 3]: red, green, blue
+};
+
+// The most pixels that decode_image reads.
+inline constexpr std::int64_t kMaxImagePixels = std::int64_t{1} << 27;
+
+// A file of PNG, JPEG or BMP, known by its content. Grey becomes red, green and blue alike; transparency is left out,
+// as Pillow's convert("RGB") does. `label` names it in messages. Throws InvalidArgument for another format, a damaged
+// file, 16 bits per channel, and one of more than kMaxImagePixels.
+GRAFT_API Image decode_image(std::span<const std::byte> file, const std::string& label = "the picture");
+// The same of a path. Throws NotFound and SystemError besides.
+GRAFT_API Image load_image(const std::string& path);
+
+// By the numbers that Pillow and transformers give them.
+enum class Resample : std::uint8_t { nearest = 0, lanczos = 1, bilinear = 2, bicubic = 3, box = 4, hamming = 5 };
+
+// As Image.resize of Pillow up to 12, byte for byte: filters as wide as the scale, first along rows, then along
+// columns, with coefficients of 22 bits and a rounding between. Pillow 13 begins with the columns where the height
+// shrinks more, and differs by a rounding. Throws InvalidArgument for sizes below 1, or of more than kMaxImagePixels.
+GRAFT_API Image resize(const Image& image, std::int64_t height, std::int64_t width, Resample filter);
+
+// What a model's image processor does, in this order. Names as in transformers' preprocessor_config.json.
+struct ImageProcessing {
+  using Size = std::pair<std::int64_t, std::int64_t>;  // height, width
+  std::optional<Size> size;                            // resized to this
+  std::optional<std::int64_t> shortest_edge;           // or so that the shorter edge has this, with the same shape
+  Resample resample = Resample::bilinear;
+  std::optional<Size> crop;  // from the middle; what is missing of it is black
+  double rescale_factor = 1;
+  std::array<float, 3> mean = {0, 0, 0}, std = {1, 1, 1};  // of each channel: (x * rescale_factor - mean) / std
+};
+
+// Makes pictures into what a model takes. Immutable.
+class GRAFT_API ImageProcessor {
+ public:
+  // Throws InvalidArgument for sizes below 1, both `size` and `shortest_edge`, and a `std` of 0.
+  explicit ImageProcessor(ImageProcessing processing, std::vector<std::string> labels = {});
+  // That of a package of graft.export_image_model. Throws InvalidArgument for another package, InvalidProgram for one
+  // whose settings cannot be read, NotFound and SystemError.
+  static ImageProcessor load(const std::string& package);
+  // Whether load() has something to read. Throws NotFound, SystemError and InvalidProgram.
+  static bool is_in(const std::string& package);
+
+  // The size of what pixels() gives for a picture.
+  ImageProcessing::Size size_of(const Image& image) const;
+  // f32 [3, H, W]
+  std::vector<float> pixels(const Image& image) const;
+  const ImageProcessing& processing() const { return processing_; }
+  const std::vector<std::string>& labels() const { return labels_; }  // of the model's classes; may be empty
+
+ private:
+  ImageProcessing processing_;
+  std::vector<std::string> labels_;
+};
+
+}  // namespace graft

@@ -1,0 +1,145 @@
+#include <algorithm>
+#include <cmath>
+
+#include "base/check.h"
+#include "base/json.h"
+#include "base/mapped_file.h"
+#include "base/rethrow.h"
+#include "graft/image.h"
+#include "package/container.h"
+
+namespace graft {
+namespace {
+
+constexpr std::string_view kKey = "graft.image_processor.json";
+constexpr std::int64_t kChannels = 3;
+
+using Size = ImageProcessing::Size;
+
+std::optional<Size> size_in(const Json& json, const char* name) {
+  const auto found = json.find(name);
+  if (found == json.end()) return std::nullopt;
+  return Size{found->at(0).get<std::int64_t>(), found->at(1).get<std::int64_t>()};
+}
+
+std::array<float, 3> channels_in(const Json& json, const char* name) {
+  const Json& values = json.at(name);
+  return {values.at(0).get<float>(), values.at(1).get<float>(), values.at(2).get<float>()};
+}
+
+ImageProcessor parse(const std::string& path, std::string_view text) {
+  try {
+    const Json json = read_json<Json>(text);
+    ImageProcessing out;
+    out.size = size_in(json, "size");
+    if (const auto found = json.find("shortest_edge"); found != json.end())
+      out.shortest_edge = found->get<std::int64_t>();
+    const auto resample = json.at("resample").get<std::int64_t>();
+    GRAFT_CHECK(InvalidProgram, resample >= 0 && resample <= static_cast<std::int64_t>(Resample::hamming), "'", path,
+                "': '", kKey, "': there is no filter ", resample);
+    out.resample = static_cast<Resample>(resample);
+    out.crop = size_in(json, "crop");
+    out.rescale_factor = json.at("rescale_factor").get<double>();
+    out.mean = channels_in(json, "mean");
+    out.std = channels_in(json, "std");
+    return ImageProcessor(out, json.at("labels").get<std::vector<std::string>>());
+  } catch (const Json::exception& error) {
+    throw InvalidProgram(str("'", path, "': '", kKey, "' cannot be read: ", error.what()));
+  } catch (const InvalidArgument& error) {
+    throw InvalidProgram(str("'", path, "': '", kKey, "': ", error.what()));
+  }
+}
+
+std::string as_text(std::span<const std::byte> bytes) {
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+std::optional<std::string> settings_in(const std::string& path) {
+  const auto mapped = MappedFile::open(path);
+  const PteFile package(mapped);
+  for (const NamedBytes& named : package.named_data())
+    if (named.key == kKey) return as_text(mapped->read(named.bytes));
+  return std::nullopt;
+}
+
+void check_size(const std::optional<Size>& size, const char* name) {
+  GRAFT_CHECK(InvalidArgument,
+              !size || (size->first >= 1 && size->second >= 1 && size->first <= kMaxImagePixels &&
+                        size->second <= kMaxImagePixels / size->first),
+              "'", name, "' must be of 1 to ", kMaxImagePixels, " pixels");
+}
+
+Size resized(const ImageProcessing& processing, Size from) {
+  if (processing.size) return *processing.size;
+  if (!processing.shortest_edge) return from;
+  const std::int64_t edge = *processing.shortest_edge;
+  const auto longer = [&](std::int64_t longest, std::int64_t shortest) {
+    return static_cast<std::int64_t>(static_cast<double>(edge * longest) / static_cast<double>(shortest));
+  };
+  if (from.first < from.second) return {edge, longer(from.second, from.first)};
+  return {longer(from.first, from.second), edge};
+}
+
+// Where a crop of `size` of n elements begins: before them, by the larger half, what is missing.
+std::int64_t crop_begin(std::int64_t n, std::int64_t size) {
+  return n >= size ? (n - size) / 2 : -((size - n + 1) / 2);
+}
+
+}  // namespace
+
+ImageProcessor::ImageProcessor(ImageProcessing processing, std::vector<std::string> labels) try
+    : processing_(processing), labels_(std::move(labels)) {
+  check_size(processing.size, "size");
+  check_size(processing.crop, "crop");
+  GRAFT_CHECK(InvalidArgument, !processing.size || !processing.shortest_edge, "expected 'size' or 'shortest_edge'");
+  GRAFT_CHECK(InvalidArgument,
+              !processing.shortest_edge || (*processing.shortest_edge >= 1 && *processing.shortest_edge <= 1 << 16),
+              "'shortest_edge' must be from 1 to ", 1 << 16);
+  for (const float std : processing.std) GRAFT_CHECK(InvalidArgument, std != 0, "'std' must not be 0");
+} catch (...) {
+  rethrow_typed();
+}
+
+bool ImageProcessor::is_in(const std::string& package) try { return settings_in(package).has_value(); } catch (...) {
+  rethrow_typed();
+}
+
+ImageProcessor ImageProcessor::load(const std::string& package) try {
+  const auto settings = settings_in(package);
+  GRAFT_CHECK(InvalidArgument, settings, "'", package, "' does not say how pictures become its input: it has no '",
+              kKey, "'; graft.export_image_model writes such packages");
+  return parse(package, *settings);
+} catch (...) {
+  rethrow_typed();
+}
+
+Size ImageProcessor::size_of(const Image& image) const {
+  return processing_.crop ? *processing_.crop : resized(processing_, {image.height, image.width});
+}
+
+std::vector<float> ImageProcessor::pixels(const Image& image) const try {
+  const auto [height, width] = resized(processing_, {image.height, image.width});
+  const Image sized = resize(image, height, width, processing_.resample);
+  const auto [rows, columns] = size_of(image);
+  const std::int64_t top = crop_begin(height, rows), left = crop_begin(width, columns);
+  std::vector<float> out;
+  out.reserve(static_cast<std::size_t>(kChannels * rows * columns));
+  for (std::size_t c = 0; c < kChannels; ++c) {
+    std::array<float, 256> values;  // of each byte, rounded as numpy does in f32
+    for (std::size_t x = 0; x < values.size(); ++x) {
+      const auto scaled = static_cast<float>(static_cast<double>(x) * processing_.rescale_factor);
+      values[x] = (scaled - processing_.mean[c]) / processing_.std[c];
+    }
+    for (std::int64_t y = top; y < top + rows; ++y)
+      for (std::int64_t x = left; x < left + columns; ++x) {
+        const bool inside = y >= 0 && y < height && x >= 0 && x < width;
+        const auto at = static_cast<std::size_t>((y * width + x) * kChannels) + c;
+        out.push_back(values[inside ? sized.pixels[at] : 0]);
+      }
+  }
+  return out;
+} catch (...) {
+  rethrow_typed();
+}
+
+}  // namespace graft
