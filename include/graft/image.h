@@ -43,10 +43,10 @@ GRAFT_API Image resize(const Image& image, std::int64_t height, std::int64_t wid
 // What a model's image processor does, in this order. Names as in transformers' preprocessor_config.json.
 struct ImageProcessing {
   using Size = std::pair<std::int64_t, std::int64_t>;  // height, width
-  std::optional<Size> size;                            // resized to this
-  std::optional<std::int64_t> shortest_edge;           // or so that the shorter edge has this, with the same shape
+  std::optional<Size> size = {};                       // resized to this
+  std::optional<std::int64_t> shortest_edge = {};      // or so that the shorter edge has this, with the same shape
   Resample resample = Resample::bilinear;
-  std::optional<Size> crop;  // from the middle; what is missing of it is black
+  std::optional<Size> crop = {};  // from the middle; what is missing of it is black
   double rescale_factor = 1;
   std::array<float, 3> mean = {0, 0, 0}, std = {1, 1, 1};  // of each channel: (x * rescale_factor - mean) / std
 };

@@ -53,6 +53,9 @@ from graft.runtime.registry import unload as unload
 from graft.runtime.submitted import Submitted as Submitted
 from graft.runtime.tokenizer import Detokenizer as Detokenizer
 from graft.runtime.tokenizer import Tokenizer as Tokenizer
+from graft.vision import ImageProcessor as ImageProcessor
+from graft.vision import export_image_model as export_image_model
+from graft.vision import load_image as load_image
 
 __all__ = [
     "Arena",
@@ -71,6 +74,7 @@ __all__ = [
     "FlowStage",
     "GraftBackend",
     "GraftPartitioner",
+    "ImageProcessor",
     "InternalError",
     "InvalidArgument",
     "InvalidProgram",
@@ -88,7 +92,6 @@ __all__ = [
     "TextGenerator",
     "Timing",
     "Tokenizer",
-    "ImageProcessor",
     "Transcriber",
     "Unavailable",
     "Unsupported",
@@ -96,9 +99,9 @@ __all__ = [
     "compile",
     "devices",
     "export",
+    "export_image_model",
     "export_llm",
     "load",
-    "export_image_model",
     "load_audio",
     "load_image",
     "load_ops",

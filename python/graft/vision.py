@@ -109,7 +109,7 @@ def export_image_model(
     if getattr(model.config, "num_labels", 0) and "ForImageClassification" in type(model).__name__:
         names = model.config.id2label
         settings["labels"] = [names[i] for i in range(len(names))]
-    pixels = torch.zeros(2, 3, *size)
+    pixels = torch.zeros(2, 3, *size, dtype=torch.float32)
     rows = torch.export.Dim("rows", min=1, max=64)
     program = torch.export.export(_FirstOutput(model), (pixels,), dynamic_shapes=({0: rows},))
     return export_with_data(program, Path(path), {_KEY: json.dumps(settings).encode()}, quantize=quantize)

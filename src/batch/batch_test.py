@@ -394,7 +394,8 @@ def test_wrong_columns_of_csv(stories, tmp_path):
 
 def test_unreadable_input(stories, tmp_path):
     task = "--task", "generate"
-    for rows, message in ((tmp_path / "none.jsonl", "there is no file"), (tmp_path, "is named neither .jsonl, .csv")):
+    (tmp_path / "rows.txt").write_text("{}\n")
+    for rows, message in ((tmp_path / "none.jsonl", "there is no file"), (tmp_path / "rows.txt", "is named neither .jsonl, .csv")):
         done = batch(stories, rows, tmp_path / "out", *task)
         assert done.returncode != 0 and message in done.stderr
     done = batch(stories, tmp_path, tmp_path / "out", *task, "--format", "jsonl")

@@ -91,15 +91,16 @@ def test_a_folder_is_continued_as_it_was(whisper, recordings, tmp_path):
 
 
 def test_what_is_wrong(whisper, recordings, stories, tmp_path):
-    for model, rows, args, said in [
+    cases = [
         (stories, recordings, TASK, "is no model of speech"),
         (whisper, recordings, (*TASK, "--set", "temperature=3"), "--set: "),
         (whisper, recordings, (*TASK, "--set", 'file="x"'), "--set cannot give 'file' to this task"),
-        (whisper, recordings, ("--task", "generate"), "has no column 'text'"),
         (whisper, recordings, ("--task", "openai"), "files of OpenAI's Batch API are JSON Lines"),
         (whisper, tmp_path / "nowhere", (*TASK, "--format", "jsonl"), "there is no file"),
-    ]:
-        done = batch(model, rows, tmp_path / "out", *args)
+        (stories, recordings, ("--task", "generate"), "has no column 'text'"),
+    ]
+    for i, (model, rows, args, said) in enumerate(cases):
+        done = batch(model, rows, tmp_path / f"out{i}", *args)
         assert done.returncode != 0 and said in done.stderr, done.stderr
     (tmp_path / "empty").mkdir()
     done = batch(whisper, tmp_path / "empty", tmp_path / "none", *TASK)

@@ -3,6 +3,8 @@
 
 #include <climits>
 #include <memory>
+#include <new>
+#include <string_view>
 
 #include "base/check.h"
 #include "base/mapped_file.h"
@@ -28,6 +30,7 @@ Image decoded(std::span<const std::byte> file, const std::string& label) {
   GRAFT_CHECK(InvalidArgument, stbi_is_16_bit_from_memory(bytes, size) == 0, label,
               " has 16 bits for each channel; 8 are supported");
   const std::unique_ptr<stbi_uc, Free> pixels(stbi_load_from_memory(bytes, size, &width, &height, &channels, 3));
+  if (!pixels && std::string_view(stbi_failure_reason()) == "outofmem") throw std::bad_alloc();
   GRAFT_CHECK(InvalidArgument, pixels, label, " is damaged: ", stbi_failure_reason());
   return {height,
           width,

@@ -29,7 +29,7 @@ Filter filter_of(Resample resample) {
     case Resample::hamming:
       return {1, [](double x) {
                 x = std::abs(x);
-                return x >= 1 ? 0.0 : sinc(x) * (0.54 + 0.46 * std::cos(x * std::numbers::pi));
+                return x >= 1 ? 0.0 : sinc(x) * (double{0.54F} + double{0.46F} * std::cos(x * std::numbers::pi));
               }};
     case Resample::bicubic:
       return {2, [](double x) {

@@ -97,7 +97,7 @@ SEARCHES = (
     Slice("soak, 10 minutes", ("make", "soak", "SOAK_SECONDS=300"), needs=900),
     _fuzz("tokenizer template"),
     Slice("lines that the tests reach", ("make", "coverage"), needs=3000),
-    _fuzz("plan states packed gguf safetensors ptd npz audio request"),
+    _fuzz("plan states packed gguf safetensors ptd npz audio image request"),
 )
 
 

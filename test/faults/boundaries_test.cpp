@@ -10,6 +10,7 @@
 #include "graft/build.h"
 #include "graft/flow.h"
 #include "graft/grammar.h"
+#include "graft/image.h"
 #include "graft/llm.h"
 #include "graft/op.h"
 #include "graft/pipeline.h"
@@ -82,6 +83,10 @@ struct World {
   Transcription transcription = transcriber.transcribe(audio);
   std::vector<std::byte> wav = made_wav();
   std::string wav_path = written_wav();
+  Image image{4, 6, std::vector<std::uint8_t>(72, 100)};
+  std::vector<std::byte> bmp = made_bmp();
+  std::string bmp_path = folder.write("picture.bmp", bmp);
+  ImageProcessor processor{{.shortest_edge = 3, .crop = ImageProcessing::Size{2, 2}}};
   std::shared_ptr<const Tokenizer> tokenizer = Tokenizer::from_json(kTokenizer);
   Detokenizer detokenizer{tokenizer};
   std::vector<std::string> words{"a", "b", "ab", ""};
@@ -116,6 +121,12 @@ struct World {
     const std::string_view head("RIFF\x44\0\0\0WAVEfmt \x10\0\0\0\1\0\1\0\x32\0\0\0\x64\0\0\0\2\0\x10\0data\x20\0\0\0",
                                 44);
     std::vector<std::byte> file(head.size() + 32, std::byte{1});
+    std::memcpy(file.data(), head.data(), head.size());
+    return file;
+  }
+  std::vector<std::byte> made_bmp() const {  // two pixels of 24 bits
+    const std::string_view head("BM\x3e\0\0\0\0\0\0\0\x36\0\0\0\x28\0\0\0\2\0\0\0\1\0\0\0\1\0\x18\0", 30);
+    std::vector<std::byte> file(62, std::byte{0});
     std::memcpy(file.data(), head.data(), head.size());
     return file;
   }
@@ -486,6 +497,23 @@ std::vector<Boundary> boundaries(World& w) {
        }},
       {"decode_audio", [&] { decode_audio(w.wav); }},
       {"load_audio", [&] { load_audio(w.wav_path); }},
+      {"decode_image", [&] { decode_image(w.bmp); }},
+      {"load_image", [&] { load_image(w.bmp_path); }},
+      {"resize", [&] { resize(w.image, 3, 2, Resample::bicubic); }},
+      {"ImageProcessor",
+       [&] {
+         ImageProcessor({.size = ImageProcessing::Size{2, 2}}, w.words);
+       }},
+      {"ImageProcessor::load",
+       [&] {
+         try {
+           ImageProcessor::load(kGolden);
+         } catch (const InvalidArgument&) {
+           return;  // it has no processor
+         }
+       }},
+      {"ImageProcessor::is_in", [&] { ImageProcessor::is_in(kGolden); }},
+      {"ImageProcessor::pixels", [&] { w.processor.pixels(w.image); }},
       {"resample", [&] { resample(w.audio.samples, 50, 100); }},
       {"write_transcript", [&] { write_transcript(w.transcription, TranscriptFormat::json); }},
       {"write_transcript", [&] { write_transcript(w.transcription, TranscriptFormat::srt); }},
@@ -526,6 +554,9 @@ std::vector<Boundary> boundaries(World& w) {
 // Of the public headers, without those that only return a member, cannot fail or are called by graft.
 const std::set<std::string> kCannotFail = {"Arena::bytes",
                                            "Audio::seconds",
+                                           "ImageProcessor::labels",
+                                           "ImageProcessor::processing",
+                                           "ImageProcessor::size_of",
                                            "Transcriber::model",
                                            "Transcriber::decoder",
                                            "CancelToken::cancel",

@@ -26,6 +26,8 @@ Fate feed_safetensors(std::span<const std::byte> file);
 Fate feed_ptd(std::span<const std::byte> file);
 Fate feed_npz(std::span<const std::byte> file);
 Fate feed_packed(std::span<const std::byte> file);
+// Decodes a picture, and makes it what a model takes.
+Fate feed_image(std::span<const std::byte> file);
 // Decodes sound, and resamples what is short.
 Fate feed_audio(std::span<const std::byte> file);
 // Decodes a stored plan and plans with it.

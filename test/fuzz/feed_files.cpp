@@ -14,6 +14,7 @@
 #include "graft/audio.h"
 #include "graft/error.h"
 #include "graft/graft.h"
+#include "graft/image.h"
 #include "graft/tokenizer.h"
 #include "mutate.h"
 #include "seeds.h"
@@ -214,6 +215,25 @@ Fate feed_audio(std::span<const std::byte> file) {
     for (const float sample : audio.samples) look_at(std::bit_cast<unsigned>(sample));
     if (audio.samples.size() <= kShort && audio.sampling_rate <= 4 * 16000)
       resample(audio.samples, audio.sampling_rate, 16000);
+    fate.ran = true;
+  });
+  return fate;
+}
+
+Fate feed_image(std::span<const std::byte> file) {
+  constexpr std::int64_t kSmall = 1 << 16;
+  Fate fate;
+  done([&] {
+    const Image image = decode_image(file);
+    fate.verified = fate.planned = true;
+    for (const std::uint8_t byte : image.pixels) look_at(byte);
+    if (image.height * image.width <= kSmall) {
+      ImageProcessing processing;
+      processing.shortest_edge = 9;
+      processing.crop = {8, 10};
+      processing.resample = static_cast<Resample>(file.size() % 6);
+      look_at(std::bit_cast<unsigned>(ImageProcessor(processing).pixels(image).back()));
+    }
     fate.ran = true;
   });
   return fate;

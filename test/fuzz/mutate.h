@@ -43,7 +43,7 @@ Blob mutate_signed(std::span<const std::byte> file, std::uint64_t seed);
 // A file of packed weights, whose head is signed.
 Blob mutate_packed(std::span<const std::byte> file, std::uint64_t seed);
 
-// Sound: words of its head, or plain bytes.
+// Sound and pictures: words of their heads, or plain bytes.
 Blob mutate_audio(std::span<const std::byte> file, std::uint64_t seed);
 
 // What a client sends: HTTP with JSON.

@@ -357,6 +357,7 @@ constexpr Target kTargets[] = {
     {"ptd", feed_ptd, mutate_ptd, ptd_files, 10},
     {"npz", feed_npz, mutate_npz, npz_files, 10},
     {"audio", feed_audio, mutate_audio, sounds, 20},
+    {"image", feed_image, mutate_audio, pictures, 20},
     {"request", feed_request, mutate_request, requests, 50},
 };
 

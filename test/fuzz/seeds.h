@@ -25,6 +25,8 @@ std::span<const Target> targets();
 // Throws InvalidArgument, listing the names.
 const Target& target_named(std::string_view name);
 
+// Files of pictures.
+std::vector<Blob> pictures();
 // Files of sound.
 std::vector<Blob> sounds();
 

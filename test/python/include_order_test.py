@@ -5,7 +5,7 @@ from pathlib import Path
 
 SRC = Path(__file__).resolve().parents[2] / "src"
 LAYERS = (
-    "base ir weight package kernel lowering op pass plan device exec load session flow text audio stage llm serve batch cli python executorch"
+    "base ir weight package kernel lowering op pass plan device exec load session flow text audio image stage llm serve batch cli python executorch"
 ).split()
 
 

@@ -12,19 +12,10 @@ import transformers
 
 import graft
 from graft import _C
+from pictures import picture, vit
 
 PIL = pytest.importorskip("PIL.Image")
 FILTERS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}
-
-
-def picture(height: int, width: int, seed: int = 0) -> np.ndarray:
-    """Smooth colours with noise, and edges."""
-    random = np.random.default_rng(seed)
-    y, x = np.mgrid[0:height, 0:width].astype(float)
-    waves = [np.sin(x / (5 + 7 * c) + y / (9 - 2 * c) + seed) for c in range(3)]
-    out = np.stack(waves, -1) * 100 + 128 + random.normal(0, 12, (height, width, 3))
-    out[height // 3 : height // 2, width // 4 :] = random.integers(0, 255, 3)
-    return out.clip(0, 255).astype(np.uint8)
 
 
 def resized(image: np.ndarray, height: int, width: int, resample: int) -> np.ndarray:
@@ -90,24 +81,6 @@ def test_wrong_files(tmp_path):
             graft.load_image(tmp_path / "a.png")
     with pytest.raises(graft.NotFound):
         graft.load_image(tmp_path / "none.png")
-
-
-def vit(size=(32, 32), labels=3):
-    torch.manual_seed(0)
-    config = transformers.ViTConfig(
-        hidden_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        intermediate_size=32,
-        image_size=size,
-        patch_size=8,
-        num_labels=labels,
-        id2label={i: f"kind {i}" for i in range(labels)},
-    )
-    model = transformers.ViTForImageClassification(config).eval()
-    with torch.no_grad():  # so that pictures differ
-        model.classifier.weight.mul_(30)
-    return model
 
 
 T = transformers
