@@ -17,6 +17,7 @@ def app(
     rows: int = 8,
     num_cpus: float = 1,
     replicas: int | tuple[int, int] = 1,
+    autoscaling: Mapping[str, Any] | None = None,
     ingresses: int = 1,
     models_per_replica: int | None = None,
     arguments: Sequence[str] = (),
@@ -35,6 +36,7 @@ def app(
         one replica at most.
     num_cpus: of a replica, whole: its threads.
     replicas: their number, or (least, most): as many as the requests that wait and run need.
+    autoscaling: more of Serve's AutoscalingConfig, such as {"downscale_delay_s": 60}, where replicas are (least, most).
     ingresses: replicas of the ingress.
     models_per_replica: that a replica has loaded at once; others are loaded when they are asked for, and the one unused longest
         goes. None: all.
@@ -65,6 +67,8 @@ def app(
         raise InvalidArgument(f"num_cpus must be whole, got {num_cpus}")
     if most < least:
         raise InvalidArgument(f"replicas must be a number or (least, most), got {replicas}")
+    if autoscaling and most == least:
+        raise InvalidArgument(f"autoscaling needs replicas as (least, most), got {replicas}")
     if not bound > 1:
         raise InvalidArgument(f"bound must be above 1, got {bound}")
 
@@ -77,7 +81,8 @@ def app(
     )
     scaling: dict[str, Any] = {"num_replicas": least}
     if most > least:
-        scaling = {"autoscaling_config": {"min_replicas": least, "max_replicas": most, "target_ongoing_requests": rows}}
+        asked = {"target_ongoing_requests": rows, **(autoscaling or {})}
+        scaling = {"autoscaling_config": {**asked, "min_replicas": least, "max_replicas": most}}
     server = serve.deployment(
         name="server",
         ray_actor_options={"num_cpus": num_cpus},

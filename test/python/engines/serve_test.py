@@ -269,6 +269,19 @@ def test_no_request_is_lost_while_replicas_are_replaced(client, stories):
     assert {status for status, _, _ in load.found} == {200} and all(text for _, _, text in load.found)
 
 
+def test_replicas_come_with_the_load_and_go_after_it(client, stories):
+    quickly = {"upscale_delay_s": 1, "downscale_delay_s": 3, "metrics_interval_s": 0.5, "look_back_period_s": 2}
+    client.run([stories], rows=1, replicas=(1, 3), autoscaling=quickly)
+    assert len(processes()) == 1
+    with Load(client, clients=8, max_tokens=200) as load:
+        wait_for(lambda: len(processes()) == 3, "no replica comes")
+        load.more(20)
+        most = len({replica for _, replica in processes()})
+    wait_for(lambda: len(processes()) == 1, "no replica goes")
+    assert most == 3 and {status for status, _, _ in load.found} == {200}
+    assert client.headers("/v1/completions", load.fields)[0] == 200
+
+
 @pytest.mark.parametrize("who", ["replica", "process"])
 def test_a_killed_replica_costs_no_answer(client, stories, who):
     client.run([stories], replicas=3)
@@ -322,6 +335,7 @@ def test_bodies_have_a_limit(client, stories):
         ({"num_cpus": 1.5}, "num_cpus must be whole, got 1.5"),
         ({"replicas": 0}, "replicas must be at least 1, got 0"),
         ({"replicas": (3, 2)}, r"replicas must be a number or \(least, most\)"),
+        ({"replicas": 2, "autoscaling": {"upscale_delay_s": 1}}, r"autoscaling needs replicas as \(least, most\)"),
         ({"bound": 1.0}, "bound must be above 1"),
         ({"tries": 0}, "tries must be at least 1"),
     ],
