@@ -67,12 +67,15 @@ if(GTest_FOUND AND NOT GRAFT_SANITIZE AND NOT GRAFT_FUZZ)
   add_test(NAME graft_fault_tests COMMAND graft_fault_tests)
 endif()
 
-# Measures planning and the cost of a cached call; it uses the engine's internals, so it is linked like the tests.
-add_executable(graft_overhead bench/overhead.cpp ${graft_all_objects})
-graft_target(graft_overhead)
-set_target_properties(graft_overhead PROPERTIES BUILD_RPATH "${GRAFT_GGML_LIB_DIR}")
-target_link_libraries(graft_overhead PRIVATE graft_includes)
-add_dependencies(graft_overhead graft_schema)
+# Measure planning and the cost of a cached call, and what graft adds around a device of ggml; they use the engine's
+# internals, so they are linked like the tests.
+foreach(measured overhead device_overhead)
+  add_executable(graft_${measured} bench/${measured}.cpp ${graft_all_objects})
+  graft_target(graft_${measured})
+  set_target_properties(graft_${measured} PROPERTIES BUILD_RPATH "${GRAFT_GGML_LIB_DIR}")
+  target_link_libraries(graft_${measured} PRIVATE graft_includes)
+  add_dependencies(graft_${measured} graft_schema)
+endforeach()
 
 # Programs that use the public library: start-up of a language model, and times of launches. graft_roofline: the
 # machine's peak rates.

@@ -99,6 +99,7 @@ struct Counters {
   std::uint64_t device_streams = 0;  // now
   std::uint64_t device_graphs = 0;   // queued on streams
   std::uint64_t device_events = 0;   // recorded by streams, for others to wait for
+  std::uint64_t device_losses = 0;   // 1: the device was lost or had no memory, and runs are on the CPU since then
 };
 
 // Precision of f32 matrix products, with the names of torch.set_float32_matmul_precision. highest: f32. medium:
@@ -533,13 +534,14 @@ class GRAFT_API Session {
   std::unique_ptr<Impl> impl_;
 };
 
-// A device that this build and machine offer: its name as LoadOptions::device takes it ("cpu", ...), and its memory in
-// bytes.
+// A device that this build and machine offer: its name as LoadOptions::device takes it ("cpu", ...), its memory in
+// bytes, and what it can do.
 struct DeviceInfo {
   std::string name;
   std::string description;
   std::uint64_t memory_total = 0;
   std::uint64_t memory_free = 0;
+  std::vector<std::string> features;  // what kind of device it is, and what it can do
 };
 GRAFT_API std::vector<DeviceInfo> devices();
 

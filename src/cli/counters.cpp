@@ -28,7 +28,8 @@ std::vector<std::pair<std::string, std::uint64_t>> counter_list(const Counters& 
           {"device_bytes", c.device_bytes},
           {"device_streams", c.device_streams},
           {"device_graphs", c.device_graphs},
-          {"device_events", c.device_events}};
+          {"device_events", c.device_events},
+          {"device_losses", c.device_losses}};
 }
 
 std::string counter_table(const Counters& counters) {

@@ -2,7 +2,10 @@
 
 #include <algorithm>
 #include <cctype>
+#include <charconv>
 #include <cstdlib>
+#include <iterator>
+#include <memory>
 #include <string_view>
 #include <vector>
 
@@ -10,7 +13,9 @@
 #include "base/ggml_cpu.h"
 #include "base/log.h"
 #include "base/rethrow.h"
+#include "device/ggml_layout.h"
 #include "device/rpc.h"
+#include "device/vulkan.h"
 #include "ggml-backend.h"
 #include "ggml.h"
 #include "graft/graft.h"
@@ -28,6 +33,9 @@ std::string lower(std::string text) {
 constexpr std::string_view kCpu = "cpu";
 
 std::vector<ggml_backend_dev_t> ggml_devices() {
+  simd::check_cpu();  // before ggml's backends load: they run instructions of the CPU they were built for
+  install_ggml_log();
+  load_vulkan();
   std::vector<ggml_backend_dev_t> out;
   for (std::size_t i = 0; i < ggml_backend_dev_count(); ++i) out.push_back(ggml_backend_dev_get(i));
   for (ggml_backend_dev_t device : rpc_devices())
@@ -41,17 +49,44 @@ std::string kernels_in_use() {
   return str(" (kernels of graft: ", simd::name(simd::active_isa()), module.empty() ? "" : "; of ggml: ", module, ")");
 }
 
+std::string name_of(ggml_backend_dev_t device) { return lower(ggml_backend_dev_name(device)); }
+
+// Whether the device multiplies by a matrix of this type.
+bool multiplies(ggml_backend_dev_t device, ggml_type type) {
+  constexpr std::int64_t kSize = 256;  // a block of any type
+  const std::unique_ptr<ggml_context, decltype(&ggml_free)> context(
+      ggml_init({4 * ggml_tensor_overhead(), nullptr, true}), &ggml_free);
+  GRAFT_CHECK(SystemError, context, "cannot make a ggml context of 4 tensors");
+  ggml_tensor* weight = ggml_new_tensor_2d(context.get(), type, kSize, kSize);
+  ggml_tensor* rows = ggml_new_tensor_2d(context.get(), GGML_TYPE_F32, kSize, kSize);
+  return ggml_backend_dev_supports_op(device, ggml_mul_mat(context.get(), weight, rows));
+}
+
+std::vector<std::string> features_of(ggml_backend_dev_t device) {
+  ggml_backend_dev_props properties{};
+  ggml_backend_dev_get_props(device, &properties);
+  std::vector<std::string> out;
+  constexpr std::string_view kTypes[] = {"cpu", "gpu", "integrated gpu", "accelerator", "several devices"};
+  if (static_cast<std::size_t>(properties.type) < std::size(kTypes)) out.emplace_back(kTypes[properties.type]);
+  if (properties.caps.async) out.emplace_back("queues");
+  if (properties.caps.events) out.emplace_back("events");
+  std::string types;
+  for (const ggml_type type :
+       {GGML_TYPE_F32, GGML_TYPE_F16, GGML_TYPE_BF16, GGML_TYPE_Q8_0, GGML_TYPE_Q4_0, GGML_TYPE_Q4_K})
+    if (multiplies(device, type)) types += str(types.empty() ? "" : "/", ggml_type_name(type));
+  if (!types.empty()) out.push_back("products with " + types);
+  return out;
+}
+
 }  // namespace
 
 std::string_view version() { return GRAFT_VERSION; }
 
 std::vector<DeviceInfo> devices() try {
-  simd::check_cpu();  // before ggml's backends load: they run instructions of the CPU they were built for
-  install_ggml_log();
   std::vector<DeviceInfo> out;
   for (ggml_backend_dev_t device : ggml_devices()) {
     DeviceInfo info;
-    info.name = lower(ggml_backend_dev_name(device));
+    info.name = name_of(device);
     info.description = ggml_backend_dev_description(device);
     if (ggml_backend_dev_type(device) == GGML_BACKEND_DEVICE_TYPE_CPU) info.description += kernels_in_use();
     std::size_t free = 0;
@@ -59,6 +94,7 @@ std::vector<DeviceInfo> devices() try {
     ggml_backend_dev_memory(device, &free, &total);
     info.memory_free = free;
     info.memory_total = total;
+    info.features = features_of(device);
     out.push_back(std::move(info));
   }
   return out;
@@ -66,26 +102,43 @@ std::vector<DeviceInfo> devices() try {
   rethrow_typed();
 }
 
-std::string resolve_device(const std::string& name) {
+DeviceChoice resolve_device(const std::string& name) {
   std::string wanted = name;
   const char* environment = std::getenv("GRAFT_DEVICE");
   if (wanted.empty() && environment) wanted = environment;
   if (wanted.empty()) wanted = kCpu;
+  const std::string given = wanted;
   wanted = lower(wanted);
-  if (wanted == kCpu) return wanted;
-  std::string known;
-  for (const DeviceInfo& device : devices()) {
-    if (device.name == wanted) return wanted;
-    known += (known.empty() ? "" : ", ") + device.name;
+  if (wanted == kCpu) return {wanted, {}};
+  const char* const source = name.empty() && environment ? " (from GRAFT_DEVICE)" : "";
+  DeviceChoice choice{wanted.substr(0, wanted.find(',')), {}};
+  const std::string rest = wanted.substr(choice.name.size());
+  bool fits = rest.empty() || rest == ",cpu";
+  if (const std::size_t colon = choice.name.find(':'); colon != std::string::npos) {
+    std::int64_t layers = 0;
+    const char* const end = choice.name.data() + choice.name.size();
+    const auto [at, error] = std::from_chars(choice.name.data() + colon + 1, end, layers);
+    fits = fits && error == std::errc() && at == end && layers >= 0;
+    choice.layers = layers;
+    choice.name.resize(colon);
   }
-  throw NotFound(str("no device '", wanted, "'", name.empty() && environment ? " (from GRAFT_DEVICE)" : "",
-                     "; this machine has: ", known));
+  GRAFT_CHECK(InvalidArgument, fits, "device '", given, "'", source,
+              ": expected a name, or NAME:LAYERS,cpu for a device that has the first layers beside the CPU");
+  std::string known;
+  for (ggml_backend_dev_t device : ggml_devices()) {
+    const std::string found = name_of(device);
+    if (found == choice.name) return choice;
+    known += (known.empty() ? "" : ", ") + found;
+  }
+  const bool is_vulkan = choice.name.starts_with("vulkan") && !load_vulkan().empty();
+  throw NotFound(str("no device '", choice.name, "'", source, "; this machine has: ", known,
+                     is_vulkan ? ". " + load_vulkan() : ""));
 }
 
 ggml_backend_dev_t find_device(const std::string& name) {
   if (name == kCpu) return nullptr;
   for (ggml_backend_dev_t device : ggml_devices())
-    if (lower(ggml_backend_dev_name(device)) == name) return device;
+    if (name_of(device) == name) return device;
   throw NotFound(str("device '", name, "' is gone"));
 }
 

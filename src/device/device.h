@@ -1,15 +1,23 @@
 #pragma once
 
+#include <cstdint>
+#include <optional>
 #include <string>
 
 #include "ggml-backend.h"
 
 namespace graft {
 
-// The device to use: `name`, else GRAFT_DEVICE, else "cpu". Names compare without case. Throws NotFound listing the
-// available devices. GRAFT_RPC=HOST:PORT,... adds the devices of ggml's RPC servers; SystemError names one that does
-// not answer. "cpu" is found without querying them.
-std::string resolve_device(const std::string& name);
+struct DeviceChoice {
+  std::string name;                    // in lower case
+  std::optional<std::int64_t> layers;  // that are to be there; none: as many as fit
+};
+
+// The device to use: `name`, else GRAFT_DEVICE, else "cpu". Names compare without case. "NAME:N", "NAME,cpu" and
+// "NAME:N,cpu" say how many layers the device is to have beside the CPU. Throws InvalidArgument for another form,
+// NotFound listing the available devices. GRAFT_RPC=HOST:PORT,... adds the devices of ggml's RPC servers; SystemError
+// names one that does not answer. "cpu" is found without querying them.
+DeviceChoice resolve_device(const std::string& name);
 
 // ggml's device of a resolved name; null for "cpu".
 ggml_backend_dev_t find_device(const std::string& name);

@@ -23,6 +23,11 @@ class SessionDevice {
 
   const ProgramDevice& program() const { return program_; }
 
+  // False once the device was lost, or had too little memory: the session goes on on the CPU.
+  bool is_usable() const { return !full_ && !program_.is_lost(); }
+
+  // ProgramDevice::resident() for this session.
+  std::vector<ProgramDevice::Resident> resident(std::span<const ProgramDevice::HostBytes> weights);
   // Grows the block to at least this size. `generation` changes whenever the block moves.
   void reserve(std::int64_t bytes);
   std::uint64_t generation() const { return generation_; }
@@ -37,7 +42,7 @@ class SessionDevice {
 
   // Transfers are queued on stream 0. Streams run what is queued on them in this order; all is complete after
   // `synchronize`, until when the host's bytes must stay valid. Addresses are offsets in the block. Throws
-  // ExecutionError naming the device.
+  // ExecutionError or, when the device is lost, Unavailable, naming the device.
   void upload(std::int64_t device_offset, const std::byte* from, std::int64_t bytes);
   void download(std::int64_t device_offset, std::byte* to, std::int64_t bytes);
   void compute(std::size_t stream, ggml_cgraph* graph);
@@ -51,7 +56,9 @@ class SessionDevice {
   std::vector<ggml_backend_t> streams_;  // at least one
   std::vector<ggml_backend_event_t> events_;
   DeviceMemory block_;
+  std::vector<DeviceMemory> old_;  // smaller blocks of before, for ProgramDevice::reads_old_descriptors()
   std::uint64_t generation_ = 0;
+  bool full_ = false;
   Counters counters_;
 };
 

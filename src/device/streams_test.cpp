@@ -27,6 +27,7 @@ TEST(Streams, NeedGgmlsInternalHeader) {
 #else
 
 using namespace graft::test;
+using ir::Arg;
 using ::testing::HasSubstr;
 constexpr auto kLong = std::chrono::minutes(2);  // only a failing test takes it
 
@@ -250,6 +251,103 @@ TEST_F(Streams, AGraphThatFailsLeavesATypedErrorAndAUsableSession) {
     }
     EXPECT_EQ(run(session, input_values()), expected) << "after graph " << failing << " had failed";
   }
+}
+
+TEST_F(Streams, ALostDeviceLeavesATypedErrorAndTheSessionOnTheCpu) {
+  for (const char* place : {"upload", "graph", "record", "wait", "download", "synchronize"}) {
+    SCOPED_TRACE(place);
+    device().reset();
+    BranchedNet net;
+    towers(net, 3, 6);
+    const auto program = on(net.graph, "streams0");
+    Session session(program), other(program);
+    const Results expected = run(session, input_values());
+    run(other, input_values());
+    device().lost_at = place;
+    try {
+      run(session, input_values());
+      FAIL() << "the device is gone, and the run was not";
+    } catch (const Unavailable& e) {
+      EXPECT_THAT(e.what(), HasSubstr("streams0"));
+      EXPECT_THAT(e.what(), HasSubstr("the driver reports"));
+    }
+    const int graphs = device().graphs();
+    for (Session* again : {&session, &other}) {
+      const Results found = run(*again, input_values());
+      ASSERT_EQ(found.size(), expected.size());
+      for (std::size_t i = 0; i < found[0].size(); ++i) EXPECT_NEAR(found[0][i], expected[0][i], 1e-5f);
+      EXPECT_EQ(again->counters().device_losses, 1u);
+    }
+    EXPECT_EQ(device().graphs(), graphs) << "the device was not asked again";
+    Session later(program);
+    EXPECT_EQ(run(later, input_values()), run(session, input_values()));
+    // Once it is back, other programs have it.
+    device().reset();
+    EXPECT_EQ(run_new(on(net.graph, "streams0"), input_values()), expected);
+  }
+}
+
+// Nothing of a run that was lost is in the states.
+TEST_F(Streams, ALostDeviceLeavesStatesAsTheyWere) {
+  GraphBuilder graph;
+  const auto x = graph.input("x", DType::f32, {fixed(2)});
+  const auto s = graph.state("sum", DType::f32, {2});
+  const auto next =
+      graph.node("aten.add.Tensor", {{"self", Arg::of_value(s)}, {"other", Arg::of_value(x)}, {"alpha", of_int(1)}},
+                 DType::f32, {fixed(2)});
+  graph.mutate_state(0, next);
+  graph.output(s);
+  const auto program = on(graph, "streams0");
+  Session session(program);
+  std::vector<float> data{1, 2};
+  const std::vector<Value> in{Value::of(TensorView{data.data(), DType::f32, {2}})};
+  EXPECT_EQ(floats(session.run("forward", in)[0]), (std::vector<float>{0, 0}));
+  device().lost_at = "download";
+  EXPECT_THROW(session.run("forward", in), Unavailable);
+  EXPECT_EQ(floats(session.run("forward", in)[0]), (std::vector<float>{1, 2}));
+  EXPECT_EQ(floats(session.run("forward", in)[0]), (std::vector<float>{2, 4}));
+}
+
+TEST_F(Streams, TooLittleMemoryLeavesATypedErrorAndTheSessionOnTheCpu) {
+  for (const bool limited : {false, true}) {
+    SCOPED_TRACE(limited ? "GRAFT_DEVICE_MEMORY" : "the device's own");
+    device().reset();
+    BranchedNet net;
+    towers(net, 2, 6);
+    const auto program = on(net.graph, "streams0");
+    Session session(program);
+    if (limited) {
+      setenv("GRAFT_DEVICE_MEMORY", "1K", 1);
+    } else {
+      device().most_memory = 1024;
+    }
+    try {
+      run(session, input_values());
+      ADD_FAILURE() << "ran in 1,024 bytes";
+    } catch (const OutOfMemory& e) {
+      EXPECT_THAT(e.what(), HasSubstr("streams0"));
+      if (limited) {
+        EXPECT_THAT(e.what(), HasSubstr("GRAFT_DEVICE_MEMORY allows 1024 bytes"));
+      }
+    }
+    const Results found = run(session, input_values());
+    unsetenv("GRAFT_DEVICE_MEMORY");
+    device().reset();
+    EXPECT_EQ(session.counters().device_losses, 1u);
+    const Results expected = run_new(program, input_values());  // on the device
+    for (std::size_t i = 0; i < found[0].size(); ++i) EXPECT_NEAR(found[0][i], expected[0][i], 1e-5f);
+  }
+}
+
+TEST_F(Streams, ALimitThatIsNoNumberIsAnError) {
+  BranchedNet net;
+  towers(net, 2, 6);
+  const auto program = on(net.graph, "streams0");
+  for (const char* wrong : {"much", "1T", "-1", "1 M", "99999999999999999999", "99999999999G"}) {
+    setenv("GRAFT_DEVICE_MEMORY", wrong, 1);
+    EXPECT_THROW(run_new(program, input_values()), InvalidArgument) << wrong;
+  }
+  unsetenv("GRAFT_DEVICE_MEMORY");
 }
 
 // Only devices that need it queue one graph at a time.

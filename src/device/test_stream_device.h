@@ -2,7 +2,7 @@
 
 // Test only: a ggml device with memory of its own, and with streams: what is queued on a backend runs on that backend's
 // worker thread, by ggml's CPU backend; events are real. A test chooses the order in which streams run, stops them in
-// graphs, and makes graphs fail.
+// graphs, makes graphs fail, limits the memory, and loses the device.
 
 #include <algorithm>
 #include <condition_variable>
@@ -15,6 +15,7 @@
 #include <mutex>
 #include <optional>
 #include <random>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
@@ -48,6 +49,10 @@ class StreamDevice {
     on_graph = nullptr;
     on_queue = nullptr;
     ignored_wait = failing_graph = -1;
+    lost_at.clear();
+    lost_after = 0;
+    lost_ = false;
+    most_memory = std::size_t{1} << 30;
     waits_ = graphs_ = started_ = 0;
     log_.clear();
   }
@@ -59,8 +64,14 @@ class StreamDevice {
   }
   // Of those queued since reset(): the wait that does not wait, the graph that is refused with an error. None: -1.
   int ignored_wait = -1, failing_graph = -1;
-  std::function<void(int stream)> on_graph;  // before a graph computes, on the stream's thread
-  std::function<void()> on_queue;            // while a graph is queued, on the caller's thread
+  // Loses the device at this kind of call ("graph", "upload", "download", "synchronize", "record", "wait"), once so
+  // many of them have passed: it and all later ones throw, as ggml's backends do when their driver reports that, and
+  // nothing that is queued runs.
+  std::string lost_at;
+  int lost_after = 0;
+  std::size_t most_memory = std::size_t{1} << 30;  // the largest buffer that can be had
+  std::function<void(int stream)> on_graph;        // before a graph computes, on the stream's thread
+  std::function<void()> on_queue;                  // while a graph is queued, on the caller's thread
 
   std::vector<Entry> log() const {
     const std::lock_guard lock(mutex_);
@@ -143,6 +154,7 @@ class StreamDevice {
 
   // As NaN, so that what was not written shows.
   static ggml_backend_buffer_t allocate(ggml_backend_buffer_type_t type, std::size_t bytes) {
+    if (bytes > of(type->device).most_memory) return nullptr;
     void* memory = std::aligned_alloc(64, (bytes + 63) / 64 * 64);
     if (memory == nullptr) return nullptr;
     std::memset(memory, 0xff, bytes);
@@ -165,22 +177,29 @@ class StreamDevice {
     iface.free = end;
     iface.set_tensor_async = [](ggml_backend_t backend, ggml_tensor* tensor, const void* data, std::size_t at,
                                 std::size_t n) {
+      of(backend).device.pass("upload");
       of(backend).device.queue(
           of(backend), {'u', [to = static_cast<char*>(tensor->data) + at, data, n] { std::memcpy(to, data, n); }});
     };
     iface.get_tensor_async = [](ggml_backend_t backend, const ggml_tensor* tensor, void* data, std::size_t at,
                                 std::size_t n) {
+      of(backend).device.pass("download");
       of(backend).device.queue(of(backend), {'d', [from = static_cast<const char*>(tensor->data) + at, data, n] {
                                                std::memcpy(data, from, n);
                                              }});
     };
-    iface.synchronize = [](ggml_backend_t backend) { of(backend).device.synchronize(of(backend)); };
+    iface.synchronize = [](ggml_backend_t backend) {
+      of(backend).device.pass("synchronize");
+      of(backend).device.synchronize(of(backend));
+    };
     iface.graph_compute = [](ggml_backend_t backend, ggml_cgraph* graph) {
+      of(backend).device.pass("graph");
       return of(backend).device.queue_graph(of(backend), graph);
     };
     if (has_events_) {
       iface.event_record = [](ggml_backend_t backend, ggml_backend_event_t event) {
         StreamDevice& device = of(backend).device;
+        device.pass("record");
         auto* e = static_cast<Event*>(event->context);
         std::unique_lock lock(device.mutex_);
         const std::uint64_t ticket = ++e->recorded;
@@ -189,6 +208,7 @@ class StreamDevice {
       };
       iface.event_wait = [](ggml_backend_t backend, ggml_backend_event_t event) {
         StreamDevice& device = of(backend).device;
+        device.pass("wait");
         auto* e = static_cast<Event*>(event->context);
         std::unique_lock lock(device.mutex_);
         const std::uint64_t ticket = device.waits_++ == device.ignored_wait ? 0 : e->recorded;
@@ -220,6 +240,15 @@ class StreamDevice {
     ggml_backend_free(stream->cpu);
     delete stream;
     delete backend;
+  }
+
+  void pass(const char* what) {
+    std::unique_lock lock(mutex_);
+    if (!lost_ && (lost_at != what || lost_after-- > 0)) return;
+    lost_ = true;
+    changed_.wait(lock, [&] { return std::ranges::none_of(streams_, [](const Stream* s) { return s->running; }); });
+    for (Stream* stream : streams_) stream->queue.clear();
+    throw std::runtime_error("the driver reports that the device is lost");
   }
 
   void queue(Stream& stream, Action action) {
@@ -291,6 +320,7 @@ class StreamDevice {
   std::optional<std::mt19937> random_;
   Stream* turn_ = nullptr;
   int waits_ = 0, graphs_ = 0, started_ = 0;
+  bool lost_ = false;
   std::vector<Entry> log_;
 };
 

@@ -122,7 +122,7 @@ std::size_t GgmlExecutor::bind_weights() {
     ids.push_back(id);
     weights.push_back({bases()[id], static_cast<std::size_t>(a.bytes)});
   }
-  const std::vector<ProgramDevice::Resident> there = device_->program().resident(weights);
+  const std::vector<ProgramDevice::Resident> there = device_->resident(weights);
   std::size_t rewrites = 0;
   for (std::size_t i = 0; i < ids.size(); ++i) rewrites += rewrite_on_device(ids[i], there[i].base, there[i].buffer);
   weights_bound_ = true;
@@ -134,7 +134,8 @@ void GgmlExecutor::run_launches(RunProgress& progress) {
   try {
     run_stages(progress);
   } catch (...) {
-    device_->synchronize();  // nothing of this run may still read or write the caller's memory
+    // Nothing of this run may still read or write the caller's memory. A lost device does not.
+    if (!device_->program().is_lost()) device_->synchronize();
     throw;
   }
 }

@@ -12,12 +12,14 @@
 #include "base/rethrow.h"
 #include "base/sha256.h"
 #include "device/device.h"
+#include "device/device_budget.h"
 #include "exec/cpus.h"
 #include "graft/graft.h"
 #include "kernel/matmul/block_matmul.h"
 #include "kernel/simd/cpu_check.h"
 #include "load/fold.h"
 #include "load/loaded_model.h"
+#include "load/placement.h"
 #include "load/program_impl.h"
 #include "lowering/kv_shape.h"
 #include "op/operator.h"
@@ -100,7 +102,9 @@ class Loader {
     impl_->source = std::move(source);
     impl_->keep_alive = options.keep_alive;
     impl_->partition.merge = options.merge_segments;
-    impl_->device = resolve_device(options.device);
+    const DeviceChoice choice = resolve_device(options.device);
+    impl_->device = choice.name;
+    layers_ = choice.layers;
     if (ggml_backend_dev_t device = find_device(impl_->device))
       impl_->on_device = std::make_unique<ProgramDevice>(device, impl_->device);
     if (!options.fast_kernels && !impl_->on_device)
@@ -230,8 +234,9 @@ class Loader {
 
   // Weights still in blocks are read by operators that also take panels.
   std::byte* place(ir::Weight& weight, const FoundWeight& found) {
-    const bool panels = options_.pack_weights && options_.fast_kernels && !found.stored->is_plain() &&
-                        weight.shape.rank() == 2 && weight.shape.numel() > 0 && readable_panels(found.stored->block);
+    const bool panels = !impl_->on_device && options_.pack_weights && options_.fast_kernels &&
+                        !found.stored->is_plain() && weight.shape.rank() == 2 && weight.shape.numel() > 0 &&
+                        readable_panels(found.stored->block);
     return panels ? placer_.in_panels(weight, found) : placer_.as_stored(weight, found);
   }
 
@@ -285,6 +290,7 @@ class Loader {
         if (of_others.contains(memory)) impl_->weight_stats.shared_bytes += memory->size();
       }
     }
+    place_on_device();
     release_weights();
     if (impl_->is_delegate) impl_->model->release_sources();
     share_plans();
@@ -395,6 +401,21 @@ class Loader {
     return out;
   }
 
+  // Which weights the device has no room for. Constants go there first; an eighth is left for runs.
+  void place_on_device() {
+    if (!impl_->on_device) return;
+    std::vector<PlacedWeight> weights;
+    for (std::size_t g = 0; g < graphs_.size(); ++g)
+      for (std::size_t i = 0; i < graphs_[g].weights.size(); ++i) {
+        const ir::Weight& weight = graphs_[g].weights[i];
+        weights.push_back({weight.fqn.empty() ? weight.key : weight.fqn, impl_->methods[g].weights[i],
+                           static_cast<std::size_t>(weight.byte_size)});
+      }
+    const std::size_t available = DeviceBudget::available(impl_->on_device->handle()) / 8 * 7;
+    const std::size_t constants = static_cast<std::size_t>(impl_->weight_stats.constant_bytes);
+    impl_->on_host = weights_on_host(weights, layers_, available - std::min(available, constants));
+  }
+
   // What constants depend on beside weights.
   std::string settings() const {
     return str(static_cast<int>(options_.matmul_precision), options_.fast_kernels, " ", impl_->device);
@@ -479,6 +500,7 @@ class Loader {
   }
 
   const LoadOptions& options_;
+  std::optional<std::int64_t> layers_;  // that the device is to have
   std::unique_ptr<ProgramImpl> impl_;
   WeightPlacer placer_;
   std::unique_lock<std::recursive_mutex> sharing_;  // from share() to the end of fold()

@@ -1,6 +1,8 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <optional>
+#include <set>
 
 #include "base/check.h"
 #include "base/clock.h"
@@ -159,14 +161,40 @@ std::uint32_t Program::Impl::find(std::string_view name) const {
   throw NotFound(str("no method '", name, "' in ", source, "; it has ", known));
 }
 
+namespace {
+
+// A device that has only some of a program's weights.
+class PlacedOps final : public DeviceOps {
+ public:
+  PlacedOps(const ProgramDevice& device, const LoadedMethod& method, const std::set<const std::byte*>& on_host)
+      : device_(device), method_(method), on_host_(on_host) {}
+  bool supports(const Launch& launch) const override { return device_.supports(launch); }
+  bool host_supports(const Launch& launch) const override { return device_.host_supports(launch); }
+  bool holds(const Buffer& buffer) const override {
+    return buffer.memory != MemoryKind::weight || !on_host_.contains(method_.weights[buffer.index]);
+  }
+  std::int64_t alignment() const override { return device_.alignment(); }
+  std::size_t streams() const override { return device_.streams(); }
+
+ private:
+  const ProgramDevice& device_;
+  const LoadedMethod& method_;
+  const std::set<const std::byte*>& on_host_;
+};
+
+}  // namespace
+
 PlanCache::Result Program::Impl::plan(std::uint32_t index, std::span<const InputDesc> inputs,
-                                      const std::vector<std::int64_t>& key, int threads, const KvOptions& kv) const {
-  PlanCache::Result found = plans->get(index, threads, key, [&] {
+                                      const std::vector<std::int64_t>& key, int threads, const KvOptions& kv,
+                                      bool leaves_device) const {
+  PlanCache::Result found = (leaves_device ? cpu_plans : plans)->get(index, threads, key, [&] {
     const Clock::time_point start = Clock::now();
     const std::shared_ptr<const ir::Program> program = graph(index);
     PlanOptions options;
     options.max_threads = threads;
-    options.device = on_device ? on_device.get() : plain.get();
+    std::optional<PlacedOps> ops;
+    if (on_device && !leaves_device) ops.emplace(*on_device, methods[index], on_host);
+    options.device = ops ? static_cast<const DeviceOps*>(&*ops) : plain.get();
     options.kv = kv;
     options.stored = stored_plan(index, key, threads);
     options.limits = limits;

@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -144,6 +145,7 @@ struct Program::Impl {
         matmul_precision(options.matmul_precision),
         pack_linear_layers(options.pack_weights && options.tensors.empty()),
         plans(std::make_shared<PlanCache>(options.max_plans)),
+        cpu_plans(std::make_shared<PlanCache>(options.max_plans)),
         is_delegate(!options.delegate_of.empty()) {}
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
@@ -164,6 +166,7 @@ struct Program::Impl {
   ProgramStats weight_stats;                                       // counts and bytes of weights and constants
   std::string device;
   std::unique_ptr<ProgramDevice> on_device;  // null for the CPU
+  std::set<const std::byte*> on_host;        // weights that the device does not have
   std::unique_ptr<ProgramDevice> plain;      // ggml's CPU ops, without LoadOptions::fast_kernels
   // What a state file depends on: SHA-256 of methods, states and weights by name and type and, if known, content.
   std::array<std::uint8_t, 32> fingerprint{};
@@ -172,8 +175,9 @@ struct Program::Impl {
   std::uint64_t max_graph_calls;
   MatmulPrecision matmul_precision;
   bool pack_linear_layers;
-  OtherStages others;                // of a model in stages
-  std::shared_ptr<PlanCache> plans;  // of programs with the same files and options
+  OtherStages others;                    // of a model in stages
+  std::shared_ptr<PlanCache> plans;      // of programs with the same files and options
+  std::shared_ptr<PlanCache> cpu_plans;  // of a device's program, for sessions that left the device
   bool is_delegate;
   // Those that sessions of this program have asked for: the cache may be shared with other programs.
   mutable std::mutex own_plans_mutex;
@@ -194,8 +198,9 @@ struct Program::Impl {
   }
   // Index of the method. Throws NotFound, listing the program's methods.
   std::uint32_t find(std::string_view name) const;
+  // `leaves_device`: for a session of a device's program that goes on on the CPU.
   PlanCache::Result plan(std::uint32_t method, std::span<const InputDesc> inputs, const std::vector<std::int64_t>& key,
-                         int threads, const KvOptions& kv) const;
+                         int threads, const KvOptions& kv, bool leaves_device = false) const;
   const StoredPlan* stored_plan(std::uint32_t method, const std::vector<std::int64_t>& key, int threads) const;
   // How many numbers of a plan's key are input sizes.
   std::size_t size_count(std::uint32_t method, const std::vector<std::int64_t>& key) const {

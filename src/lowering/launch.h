@@ -42,6 +42,7 @@ struct Launch {
   std::uint32_t node = 0;     // index into LaunchSequence::node_names
   bool serial = false;        // one of graft's kernels, on one thread: too little work for a second
   bool on_device = false;     // runs on the plan's device, not on the CPU
+  bool on_host_too = false;   // of a device: ggml's CPU backend has the op as well
   bool leaves_graph = false;  // of a device: later launches of other graphs, or of the host, use the result
   // What ggml lacks, when one of graft's kernels runs instead of a ggml op. Static storage.
   std::string_view refused;

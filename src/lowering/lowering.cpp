@@ -141,8 +141,11 @@ bool Lowering::launch_device(int ggml_op, std::vector<Tensor> inputs, const Tens
                              const std::array<std::int32_t, 16>& params, std::uint32_t inplace) {
   if (!device_ || output.numel() == 0) return false;
   Launch launch = ggml_launch(ggml_op, std::move(inputs), output, params, inplace);
+  for (const Tensor& input : launch.inputs)
+    if (!device_->holds(sequence_.buffers[input.buffer])) return refused("the device has no room for its weight");
   if (!device_->supports(launch)) return refused("ggml's op does not take these types or strides");
   launch.on_device = !plain();
+  launch.on_host_too = launch.on_device && (is_ggml_copy(launch) || device_->host_supports(launch));
   add_launch(std::move(launch));
   return true;
 }
@@ -234,6 +237,10 @@ void Lowering::copy(const Tensor& from, const Tensor& to) {
   GRAFT_ASSERT(from.shape() == to.shape());
   if (copy_on_device(from, to)) return;
   launch(kCopy, {from}, {to});
+}
+
+bool is_ggml_copy(const Launch& launch) {
+  return !launch.kernel && (launch.ggml_op == GGML_OP_CPY || launch.ggml_op == GGML_OP_REPEAT);
 }
 
 void copy_on_host(Launch& launch) {

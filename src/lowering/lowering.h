@@ -20,6 +20,10 @@ class DeviceOps {
   virtual ~DeviceOps() = default;
   // Whether the device supports this launch of a ggml op with exactly these dtypes, sizes and strides.
   virtual bool supports(const Launch& launch) const = 0;
+  // Whether ggml's CPU backend supports it, so that it may run beside graft's kernels instead.
+  virtual bool host_supports(const Launch& launch) const = 0;
+  // Whether a weight may be used there.
+  virtual bool holds(const Buffer&) const { return true; }
   // The CPU itself: ggml's ops are preferred to graft's kernels, and run among them.
   virtual bool is_cpu() const { return false; }
   virtual std::int64_t alignment() const = 0;        // of tensors in its memory, bytes
@@ -146,7 +150,9 @@ class Lowering {
   MatmulPrecision matmul_precision_;
 };
 
-// Replaces a copy by one of ggml's ops by graft's kernel, on the CPU.
+// A copy by one of ggml's ops.
+bool is_ggml_copy(const Launch& launch);
+// Replaces it by graft's kernel, on the CPU.
 void copy_on_host(Launch& launch);
 
 // A weight stored as another float dtype, as a tensor of that dtype; any other tensor unchanged.

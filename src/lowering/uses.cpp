@@ -3,7 +3,22 @@
 #include <algorithm>
 #include <iterator>
 
+#include "kernel/elementwise/elementwise.h"
+#include "lowering/lowering.h"
+
 namespace graft {
+namespace {
+
+// Whether the tensor covers every byte of the buffer.
+bool covers(const Tensor& tensor, const Buffer& buffer) {
+  if (static_cast<std::int64_t>(tensor.desc.byte_count()) != buffer.bytes) return false;
+  const ByteSpan span = byte_span(tensor.desc);
+  bool overlaps = false;  // a stride of 0 repeats elements
+  for (int d = 0; d < tensor.rank(); ++d) overlaps = overlaps || (tensor.size(d) > 1 && tensor.stride(d) == 0);
+  return !overlaps && tensor.offset + span.low == 0 && span.high - span.low == buffer.bytes;
+}
+
+}  // namespace
 
 std::vector<BufferUses> uses_of(const LaunchSequence& sequence) {
   std::vector<BufferUses> uses(sequence.buffers.size());
@@ -67,6 +82,10 @@ void find_lifetimes(LaunchSequence& sequence) {
     for_each_buffer(undo.launch, [&](BufferId id) {
       sequence.buffers[id].last_use = static_cast<std::int32_t>(sequence.launches.size());
     });
+}
+
+bool writes_a_part(const Launch& launch, const Tensor& output, const Buffer& buffer) {
+  return (launch.kernel != nullptr && launch.kernel != &kCopy) || !covers(output, buffer);
 }
 
 }  // namespace graft

@@ -20,6 +20,10 @@ std::vector<BufferUses> uses_of(const LaunchSequence& sequence);
 // Whether a launch after this one, which is in the sequence, and before launch `end` overwrites what it reads.
 bool is_overwritten(const LaunchSequence& sequence, const Launch& launch, std::size_t end);
 
+// Whether a launch that writes this output leaves, or may leave, bytes of its buffer as they were: graft's kernels but
+// the copy may, and ggml's ops do outside of the tensor.
+bool writes_a_part(const Launch& launch, const Tensor& output, const Buffer& buffer);
+
 // Calls visit(BufferId&) for each operand of the launch and for its scratch.
 template <typename Visit>
 void for_each_buffer(Launch& launch, Visit&& visit) {

@@ -33,12 +33,21 @@ Tensor transposed(const Tensor& tensor) {
   return result;
 }
 
+// Where ggml's Vulkan backend reads the operands of a product, and writes its result: multiples of what the device asks
+// for, at most this.
+constexpr std::int64_t kOffsetAlignment = 256;
+bool is_aligned(const Tensor& tensor) { return tensor.offset % kOffsetAlignment == 0; }
+
 // Contiguous rows without repeated elements, which all of ggml's backends can read.
 Tensor readable(Lowering& lowering, const Tensor& tensor) {
   const int last = tensor.rank() - 1;
-  bool plain = tensor.rank() > 0 && (tensor.size(last) == 1 || tensor.stride(last) == 1);
+  bool plain = tensor.rank() > 0 && (tensor.size(last) == 1 || tensor.stride(last) == 1) && is_aligned(tensor);
   for (int d = 0; plain && d < tensor.rank(); ++d) plain = tensor.size(d) == 1 || tensor.stride(d) > 0;
-  return plain ? tensor : lowering.contiguous(tensor);
+  if (plain) return tensor;
+  if (!tensor.desc.contiguous()) return lowering.contiguous(tensor);
+  const Tensor moved = lowering.allocate(tensor.dtype(), tensor.shape());
+  lowering.copy(tensor, moved);
+  return moved;
 }
 
 // Contiguous, as rows of the last dim.
@@ -138,11 +147,23 @@ int binary_op(ElementwiseOp op) {
   }
 }
 
+// ggml's CLAMP gives a bound for NaN, as its RELU does. PyTorch's gives `high` where the bounds are the wrong way
+// around.
+bool clamp(Lowering& lowering, const Tensor& x, double low, double high, const Tensor& out) {
+  if (!(low <= high)) return false;
+  return lowering.launch_device(GGML_OP_CLAMP, {x}, out, Params{bits(low), bits(high)}, 1);
+}
+
 // A tensor and a number: x op value, or value op x when the number comes first. `alpha` is that of add and sub.
 bool with_number(Lowering& lowering, ElementwiseOp op, const Tensor& x, double value, bool number_first, double alpha,
                  const Tensor& out) {
   if (!std::isfinite(static_cast<float>(value))) return false;
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
   switch (op) {
+    case ElementwiseOp::maximum:
+      return clamp(lowering, x, value, kInfinity, out);
+    case ElementwiseOp::minimum:
+      return clamp(lowering, x, -kInfinity, value, out);
     case ElementwiseOp::mul:
       return scale(lowering, x, value, 0, out);
     case ElementwiseOp::add:
@@ -190,7 +211,9 @@ Tensor widened(Lowering& lowering, const Tensor& tensor) { return lowering.cast(
 }  // namespace
 
 bool elementwise(Lowering& lowering, const Elementwise& what, std::span<const Binding> operands, const Tensor& out) {
-  if (!lowering.has_device() || out.numel() == 0 || operands.size() > 2) return false;
+  const bool clamps = what.op == ElementwiseOp::clamp && operands.size() == 3 && operands[0].tensor &&
+                      !operands[1].tensor && !operands[2].tensor;
+  if (!lowering.has_device() || out.numel() == 0 || (operands.size() > 2 && !clamps)) return false;
   if (!is_small_float(what.output) || what.compute != what.output)
     return lowering.refused("ggml computes f32 elements alone, of one type in and out");
   for (const Binding& operand : operands)
@@ -208,7 +231,9 @@ bool elementwise(Lowering& lowering, const Elementwise& what, std::span<const Bi
     const Binding& tensor = operands[number_first ? 1 : 0];
     if (!tensor.tensor || tensor.tensor->shape() != out.shape()) return false;
     const Tensor x = as_rows(lowering.contiguous(widened(lowering, *tensor.tensor)));
-    if (operands.size() == 1) {
+    if (clamps) {
+      done = clamp(lowering, x, operands[1].scalar.to_double(), operands[2].scalar.to_double(), as_rows(target));
+    } else if (operands.size() == 1) {
       done = one_operand(lowering, what.op, x, as_rows(target));
     } else {
       const Scalar& number = operands[number_first ? 0 : 1].scalar;
@@ -223,7 +248,8 @@ bool matmul(Lowering& lowering, const Tensor& a, const Tensor& b, const Tensor* 
   if (!lowering.has_device() || out.numel() == 0 || a.numel() == 0 || b.numel() == 0) return false;
   if (!is_small_float(out.dtype())) return lowering.refused("ggml's MUL_MAT takes f32, f16 and bf16");
   if (out.rank() > GGML_MAX_DIMS) return lowering.refused("ggml has four dimensions");
-  if (!out.desc.contiguous()) return lowering.refused("ggml's MUL_MAT writes a contiguous result");
+  if (!out.desc.contiguous() || !is_aligned(out))
+    return lowering.refused("ggml's MUL_MAT writes a contiguous result at the beginning of a buffer");
   // ggml contracts the last dim of both. The second operand is read as it is stored, f16 and bf16 too; the first one
   // and the result are f32.
   const Tensor weight = readable(lowering, transposed(b));
@@ -268,9 +294,18 @@ bool reduce(Lowering& lowering, Reduction kind, const Tensor& input, const Tenso
   const Tensor target = f32_target(lowering, out);
   const std::int64_t count = out.numel();
   const Tensor whole = lowering.contiguous(widened(lowering, input));
-  const Tensor rows = *try_reshape(whole, Shape{count, input.numel() / count});
-  const int op = kind == Reduction::sum ? GGML_OP_SUM_ROWS : GGML_OP_MEAN;
-  if (!lowering.launch_device(op, {rows}, *try_reshape(target, Shape{count, 1}))) return false;
+  Tensor rows = *try_reshape(whole, Shape{count, input.numel() / count});
+  const Tensor column = *try_reshape(target, Shape{count, 1});
+  if (kind == Reduction::norm) {
+    const Tensor squares = lowering.allocate(DType::f32, rows.shape());
+    const Tensor sums = lowering.allocate(DType::f32, column.shape());
+    if (!lowering.launch_device(GGML_OP_SQR, {rows}, squares) ||
+        !lowering.launch_device(GGML_OP_SUM_ROWS, {squares}, sums) ||
+        !lowering.launch_device(GGML_OP_SQRT, {sums}, column, {}, 1))
+      return false;
+  } else if (!lowering.launch_device(kind == Reduction::sum ? GGML_OP_SUM_ROWS : GGML_OP_MEAN, {rows}, column)) {
+    return false;
+  }
   finish(lowering, target, out);
   return true;
 }
@@ -305,6 +340,24 @@ Tensor to_rank4(const Tensor& tensor) {
   for (int d = tensor.rank(); d < GGML_MAX_DIMS; ++d) shape.push_back(1);
   for (const std::int64_t size : tensor.shape().sizes()) shape.push_back(size);
   return *try_reshape(tensor, shape);
+}
+
+struct MaskOperands {
+  Tensor added, seen;
+};
+
+// What SOFT_MAX adds, and which rows see a key: made once for all layers that have the mask.
+MaskOperands mask_operands(Lowering& lowering, const Tensor& mask) {
+  const LaunchSequence& sequence = lowering.sequence();
+  if (sequence.buffers[mask.buffer].memory != MemoryKind::state)
+    for (const Launch& earlier : sequence.launches)
+      if (earlier.kernel == &kAttentionMask && same_tensor(earlier.inputs[0], mask))
+        return {earlier.outputs[0], earlier.outputs[1]};
+  Shape rows = mask.shape();
+  rows[3] = 1;
+  const MaskOperands out{lowering.allocate(DType::f32, mask.shape()), lowering.allocate(DType::f32, rows)};
+  lowering.launch(kAttentionMask, {mask}, {out.added, out.seen}, std::byte{});
+  return out;
 }
 
 }  // namespace
@@ -343,10 +396,9 @@ bool attention(Lowering& lowering, const Attention& what, const Tensor& out) {
     sizes[2] = t;
     sizes[3] = s;
     const Tensor mask = expanded(to_rank4(*what.mask), sizes);
-    sizes[3] = 1;
-    seen = f32(sizes);
-    operands.push_back(f32(mask.shape()));
-    lowering.launch(kAttentionMask, {mask}, {operands[1], seen}, std::byte{});
+    const MaskOperands made = mask_operands(lowering, mask);
+    operands.push_back(made.added);
+    seen = made.seen;
   }
   const Tensor weights = f32(square);
   if (!lowering.launch_device(GGML_OP_SOFT_MAX, operands, weights, Params{bits(what.scale)})) return false;
@@ -362,7 +414,7 @@ bool attention(Lowering& lowering, const Attention& what, const Tensor& out) {
 
 bool convolution(Lowering& lowering, const Tensor& x, const Tensor& weight, const Tensor* bias, const ConvAttrs& attrs,
                  const Tensor& out) {
-  if (!lowering.plain() || out.numel() == 0) return false;
+  if (!lowering.has_device() || out.numel() == 0) return false;
   if (x.dtype() != DType::f32) return lowering.refused("ggml's CONV_2D takes f32");
   if (attrs.transposed != 0) return lowering.refused("ggml's transposed convolutions have no padding, groups or bias");
   if (x.size(2) != 1 || weight.size(2) != 1) return lowering.refused("ggml's CONV_3D takes f16 weights");

@@ -23,8 +23,8 @@ enum class Norm { layer, rms };
 bool norm(Lowering& lowering, Norm kind, const Tensor& input, const Tensor* weight, const Tensor* bias,
           std::int64_t row, double eps, const Tensor& out);
 
-// Sum or mean over the last dims, all that `out` (contiguous) lacks.
-enum class Reduction { sum, mean };
+// Sum, mean or Euclidean norm over the last dims, all that `out` (contiguous) lacks.
+enum class Reduction { sum, mean, norm };
 bool reduce(Lowering& lowering, Reduction kind, const Tensor& input, const Tensor& out);
 
 // Softmax over the last dim of a contiguous tensor.
@@ -46,7 +46,7 @@ struct Attention {
 bool attention(Lowering& lowering, const Attention& what, const Tensor& out);
 
 // A convolution of at most two spatial dimensions, x [N, C, 1, H, W] and weight [O, C / groups, 1, KH, KW], contiguous;
-// bias [O] or null; `out` contiguous. On the CPU only (Lowering::plain).
+// bias [O] or null; `out` contiguous.
 bool convolution(Lowering& lowering, const Tensor& x, const Tensor& weight, const Tensor* bias, const ConvAttrs& attrs,
                  const Tensor& out);
 

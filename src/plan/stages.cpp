@@ -6,8 +6,7 @@
 #include <vector>
 
 #include "base/check.h"
-#include "lowering/lowering.h"
-#include "pass/launch/passes.h"
+#include "lowering/uses.h"
 
 namespace graft {
 namespace {
@@ -19,15 +18,6 @@ constexpr std::int64_t kGatheredBytes = 64 * 1024;
 std::int64_t align_up(std::int64_t value, std::int64_t alignment) { return (value + alignment - 1) & -alignment; }
 
 bool is_shared(MemoryKind kind) { return kind == MemoryKind::weight || kind == MemoryKind::constant; }
-
-// Whether the tensor covers every byte of the buffer.
-bool covers(const Tensor& tensor, const Buffer& buffer) {
-  if (static_cast<std::int64_t>(tensor.desc.byte_count()) != buffer.bytes) return false;
-  const ByteSpan span = byte_span(tensor.desc);
-  bool overlaps = false;  // a stride of 0 repeats elements
-  for (int d = 0; d < tensor.rank(); ++d) overlaps = overlaps || (tensor.size(d) > 1 && tensor.stride(d) == 0);
-  return !overlaps && tensor.offset + span.low == 0 && span.high - span.low == buffer.bytes;
-}
 
 class Cutter {
  public:
@@ -73,21 +63,15 @@ class Cutter {
   }
 
   void place(std::uint32_t i) {
-    Launch& launch = plan_.launches[i];
-    if (launch.on_device && is_ggml_copy(launch)) {
-      const BufferId from = launch.inputs[0].buffer;
-      const BufferId to = launch.outputs[0].buffer;
-      const bool commits = i >= plan_.commit_begin;
-      if (commits || (!valid(from, Side::device) && !valid(to, Side::device))) copy_on_host(launch);
-    }
+    const Launch& launch = plan_.launches[i];
+    GRAFT_ASSERT(!launch.on_device || i < plan_.commit_begin);
     const Side side = launch.on_device ? Side::device : Side::host;
     open(side, i);
     for (const Tensor& t : launch.inputs)
       if (t.numel() > 0) need(t.buffer, side);
     for (const Tensor& t : launch.outputs) {
       if (t.numel() == 0) continue;
-      // graft's kernels may leave parts of an output unwritten; ggml's ops write all of it.
-      if (launch.kernel || !covers(t, plan_.buffers[t.buffer])) need(t.buffer, side);
+      if (writes_a_part(launch, t, plan_.buffers[t.buffer])) need(t.buffer, side);
       valid(t.buffer, side) = true;
       valid(t.buffer, other(side)) = false;
     }

@@ -11,10 +11,8 @@ namespace graft {
 // device fields of the allocations and Plan::device_block_bytes. A pure function over the plan.
 //
 // It tracks, per buffer, which side holds valid bytes. Before the run: weights and constants on both sides, inputs and
-// states on the host. After it: outputs and written inputs and states on the host again. Launches from
-// Plan::commit_begin on, which write them, stay on the CPU, so that nothing can fail once the first of them ran. A
-// buffer is transferred whole, once, before the stage that needs it. A copy whose input is only on the host becomes a
-// launch of graft's copy kernel there, which saves a transfer. `alignment`: of the device's memory, a power of two.
+// states on the host. After it: outputs and written inputs and states on the host again. A buffer is transferred whole,
+// once, before the stage that needs it. `alignment`: of the device's memory, a power of two.
 void cut_stages(Plan& plan, std::int64_t alignment);
 
 // Transfers of a plan in one direction, and their bytes, per run.

@@ -3,73 +3,15 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "ggml.h"
-#include "kernel/elementwise/elementwise.h"
 #include "lowering/lowering.h"
 #include "pass/launch/passes.h"
+#include "plan/test_plan_builder.h"
 
 namespace graft {
 namespace {
 
+using test::PlanBuilder;
 using ::testing::ElementsAre;
-
-// Plans by hand: vectors of f32, one buffer each, arena buffers one after the other at multiples of 64.
-class PlanBuilder {
- public:
-  Tensor vector(MemoryKind memory, std::int64_t n = 16) {
-    Buffer buffer;
-    buffer.memory = memory;
-    buffer.index = static_cast<std::uint32_t>(plan_.buffers.size());
-    buffer.bytes = n * 4;
-    if (memory == MemoryKind::arena) {
-      if (arena_ < 0) {
-        arena_ = static_cast<std::int64_t>(plan_.allocations.size());
-        plan_.allocations.push_back({MemoryKind::arena, 0, 0});
-      }
-      buffer.allocation = static_cast<std::uint32_t>(arena_);
-      Allocation& arena = plan_.allocations[buffer.allocation];
-      buffer.offset = arena.bytes;
-      arena.bytes = plan_.arena_bytes = (buffer.offset + buffer.bytes + 63) / 64 * 64;
-    } else {
-      buffer.allocation = static_cast<std::uint32_t>(plan_.allocations.size());
-      plan_.allocations.push_back({memory, buffer.index, buffer.bytes});
-    }
-    plan_.buffers.push_back(buffer);
-    Tensor t;
-    t.buffer = static_cast<BufferId>(plan_.buffers.size() - 1);
-    t.desc = TensorDesc(DType::f32, {n});
-    return t;
-  }
-  void device(std::vector<Tensor> inputs, const Tensor& out, int op = GGML_OP_ADD) {
-    Launch launch;
-    launch.ggml_op = op;
-    launch.inputs = std::move(inputs);
-    launch.outputs = {out};
-    launch.on_device = true;
-    plan_.launches.push_back(launch);
-  }
-  void host(std::vector<Tensor> inputs, const Tensor& out) {
-    Launch launch;
-    launch.ggml_op = GGML_OP_CUSTOM;
-    launch.kernel = &kElementwise;
-    launch.inputs = std::move(inputs);
-    launch.outputs = {out};
-    plan_.launches.push_back(launch);
-  }
-  Plan uncut() {
-    plan_.commit_begin = static_cast<std::uint32_t>(plan_.launches.size());
-    return plan_;
-  }
-  Plan cut() {
-    plan_.commit_begin = static_cast<std::uint32_t>(plan_.launches.size());
-    cut_stages(plan_, 64);
-    return plan_;
-  }
-
- private:
-  Plan plan_;
-  std::int64_t arena_ = -1;
-};
 
 // "D 0-2 <3,4" is a stage on the device with launches 0 and 1, after the transfer of buffers 3 and 4 together.
 std::vector<std::string> text(const Plan& plan) {
@@ -163,18 +105,6 @@ TEST(Stages, AWholeOverwriteNeedsNoTransfer) {
   const Tensor x = b.vector(MemoryKind::input), s = b.vector(MemoryKind::state);
   b.device({x, x}, s);
   EXPECT_THAT(text(b.cut()), ElementsAre("D 0-1 <0", "H 1-1 <1"));
-}
-
-TEST(Stages, CopiesStayWhereTheirSourceIs) {
-  PlanBuilder b;
-  const Tensor x = b.vector(MemoryKind::input), t = b.vector(MemoryKind::arena), u = b.vector(MemoryKind::arena),
-               y = b.vector(MemoryKind::output);
-  b.device({x}, t, GGML_OP_CPY);  // x is on the host only: upload the copy alone, not x as well
-  b.device({t, t}, u);
-  b.device({u}, y, GGML_OP_CPY);
-  const Plan plan = b.cut();
-  EXPECT_THAT(text(plan), ElementsAre("H 0-1", "D 1-3 <1", "H 3-3 <3"));
-  EXPECT_EQ(plan.launches[0].kernel, &kCopy);
 }
 
 TEST(Stages, SmallBuffersTravelTogetherAndLargeOnesAlone) {

@@ -109,6 +109,7 @@ nb::dict to_dict(const Counters& c) {
   d["device_streams"] = c.device_streams;
   d["device_graphs"] = c.device_graphs;
   d["device_events"] = c.device_events;
+  d["device_losses"] = c.device_losses;
   return d;
 }
 

@@ -37,7 +37,8 @@ void ExecutorCache::find(PreparedCall& call, const KvOptions& kv) {
     call.entry = &entries_.front();
     return;
   }
-  PlanCache::Result found = program_.plan(call.index, call.inputs, call.key, threads_, kv);
+  PlanCache::Result found =
+      program_.plan(call.index, call.inputs, call.key, threads_, kv, program_.on_device && !device_);
   Entry entry;
   entry.method = call.index;
   entry.counts_as_miss = !found.hit;

@@ -33,6 +33,11 @@ class ExecutorCache {
   // Throws InvalidArgument naming the input that the method does not take, and what planning throws.
   void find(PreparedCall& call, const KvOptions& kv);
   void clear() { entries_.clear(); }
+  // Forgets all, and makes executors for the CPU from now on.
+  void leave_device() {
+    clear();
+    device_ = nullptr;
+  }
 
  private:
   const ProgramImpl& program_;

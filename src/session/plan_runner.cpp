@@ -31,7 +31,8 @@ PlanRunner::PlanRunner(const ProgramImpl& program, const SessionOptions& options
       kv_(kv),
       blocks_(std::move(blocks)),
       counters_(counters),
-      device_(program.on_device ? std::make_unique<SessionDevice>(*program.on_device) : nullptr),
+      device_(program.on_device && !program.on_device->is_lost() ? std::make_unique<SessionDevice>(*program.on_device)
+                                                                 : nullptr),
       arena_(options.arena, counters),
       binder_(program, kv.states(), arena_, options.strict_zero_copy, counters),
       padding_(program, options.buckets, blocks_, counters),
@@ -42,6 +43,11 @@ PlanRunner::PlanRunner(const ProgramImpl& program, const SessionOptions& options
 PreparedCall& PlanRunner::prepare(std::uint32_t method, std::span<const Value> inputs, bool timed,
                                   const RunSizes* run) {
   call_.begin = timed ? Clock::now() : Clock::time_point{};
+  if (device_ && !device_->is_usable()) {
+    executors_.leave_device();
+    device_.reset();
+    ++counters_.device_losses;
+  }
   call_.describe(program_, method, inputs, counters_);
   if (call_.in_segments()) {
     program_.check_inputs(method, call_.inputs);

@@ -71,14 +71,13 @@ std::vector<Tensor> lower(const Call& call, std::span<const Shape> shapes, Lower
   return lower_reduce(call, shapes, lowering, op);
 }
 
-// Whether the dims are the last ones, so that each result is the reduction of one row.
-bool reduces_rows(const Call& call) {
-  const DimSet dims = reduced_dims(call);
-  const int rank = call.tensor("self").rank();
-  const int count = static_cast<int>(dims.count());
-  for (int d = 0; d < rank; ++d)
-    if (dims.test(static_cast<std::size_t>(d)) != (d >= rank - count)) return false;
-  return count > 0;
+// The tensor with the dims that are reduced as the last ones, so that each result is the reduction of one row.
+Tensor with_rows(const Tensor& tensor, const DimSet& dims) {
+  std::vector<int> order;
+  for (const bool reduced : {false, true})
+    for (int d = 0; d < tensor.rank(); ++d)
+      if (dims.test(static_cast<std::size_t>(d)) == reduced) order.push_back(d);
+  return permuted(tensor, order);
 }
 
 // Computed in the output's dtype: sum, mean, prod, log_sum_exp.
@@ -86,9 +85,9 @@ template <ReduceOp op>
 std::vector<Tensor> lower_arithmetic(const Call& call, std::span<const Shape> shapes, Lowering& lowering) {
   const Tensor out = lowering.allocate(call.output_dtype(), shapes[0]);
   if constexpr (op == ReduceOp::sum || op == ReduceOp::mean) {
-    if (reduces_rows(call) &&
-        device::reduce(lowering, op == ReduceOp::sum ? device::Reduction::sum : device::Reduction::mean,
-                       call.tensor("self"), out))
+    const DimSet dims = reduced_dims(call);
+    if (dims.any() && device::reduce(lowering, op == ReduceOp::sum ? device::Reduction::sum : device::Reduction::mean,
+                                     with_rows(call.tensor("self"), dims), out))
       return {out};
   }
   launch_reduce(op, widened(call.tensor("self"), out.dtype(), lowering), reduced_dims(call), {out}, 0, lowering);
@@ -135,6 +134,10 @@ std::vector<Tensor> lower_norm(const Call& call, std::span<const Shape> shapes, 
                       : order == 2        ? ReduceOp::root_of_squares
                       : std::isinf(order) ? (order > 0 ? ReduceOp::abs_max : ReduceOp::abs_min)
                                           : ReduceOp::power_norm;
+  if (const DimSet dims = reduced_dims(call);
+      order == 2 && dims.any() &&
+      device::reduce(lowering, device::Reduction::norm, with_rows(call.tensor("self"), dims), out))
+    return {out};
   launch_reduce(op, widened(call.tensor("self"), out.dtype(), lowering), reduced_dims(call), {out}, order, lowering);
   return {out};
 }

@@ -32,20 +32,22 @@ std::optional<Shape> static_shape(const ir::Value* value) {
 
 class Packer {
  public:
-  Packer(ir::Program& program, ir::Method& method) : method_(method), graph_(program, method) {}
+  // `packs`: for graft's kernels; else batch norms are folded alone.
+  Packer(ir::Program& program, ir::Method& method, bool packs)
+      : method_(method), graph_(program, method), packs_(packs) {}
 
   // Returns the number of nodes that it rewrote.
   std::size_t run() {
     for (ir::Node& node : graph_.nodes())
       if (graph_.is(node, kBatchNorm)) pack_norm(node);
     for (ir::Node& node : graph_.nodes())
-      if (graph_.is(node, "aten.convolution.default") && graph_.uses(node.outputs[0]) > 0) pack(node);
+      if (packs_ && graph_.is(node, "aten.convolution.default") && graph_.uses(node.outputs[0]) > 0) pack(node);
     graph_.prepend_added();
     return graph_.rewrites();
   }
 
  private:
-  // The weight's sizes if the convolution can be packed.
+  // The weight's sizes if the convolution can be packed, or scaled and shifted.
   std::optional<Shape> packable(const ir::Node& node) const {
     const ir::Arg &input = graph_.arg(node, "input"), &weight = graph_.arg(node, "weight");
     const ir::Arg& bias = graph_.arg(node, "bias");
@@ -60,6 +62,7 @@ class Packer {
     if (!shape || shape->rank() != x->rank()) return std::nullopt;
     const std::int64_t groups = groups_of(node);
     if ((*shape)[0] % groups != 0) return std::nullopt;
+    if (!packs_) return shape;
     const Shape whole = with_three_spatial(*shape);
     if (!is_depthwise(whole, groups) && (*shape)[0] / groups < kLeastChannels) return std::nullopt;
     const std::int64_t floats = packed_conv_floats(whole, groups);
@@ -89,6 +92,7 @@ class Packer {
 
   // Replaces `at` by the convolution `conv` with another scale and bias.
   void put(ir::Node& at, const ir::Node& conv, const Shape& shape, const ir::Arg& scale, const ir::Arg& bias) {
+    if (!packs_) return put_scaled(at, conv, shape, scale, bias);
     const bool winograd = by_winograd(conv, shape);
     const Shape whole = with_three_spatial(shape);
     const std::int64_t floats = winograd ? winograd_floats(whole) : packed_conv_floats(whole, groups_of(conv));
@@ -104,6 +108,27 @@ class Packer {
     for (const char* name : {"stride", "padding", "dilation", "transposed", "output_padding", "groups"})
       args.emplace_back(name, graph_.arg(conv, name));
     graph_.replace(at, winograd ? "graft.winograd_conv" : "graft.packed_conv", std::move(args));
+  }
+
+  // The same for ggml's ops, which read weights as they are.
+  void put_scaled(ir::Node& at, const ir::Node& conv, const Shape& shape, const ir::Arg& scale, const ir::Arg& bias) {
+    std::vector<ir::Dim> dims, column;
+    ir::Arg sizes;
+    sizes.kind = ir::Arg::Kind::list;
+    for (int d = 0; d < shape.rank(); ++d) {
+      const std::int64_t size = d == 0 ? shape[0] : 1;
+      dims.push_back({shape[d], shape[d], {}});
+      column.push_back({size, size, {}});
+      sizes.items.push_back(ir::Arg::of_integer(size));
+    }
+    const ir::Arg by_channel = graph_.add(at.name + " scale by channel", "aten.view.default",
+                                          {{"self", scale}, {"size", sizes}}, DType::f32, column);
+    const ir::Arg weight = graph_.add(at.name + " weight", "aten.mul.Tensor",
+                                      {{"self", graph_.arg(conv, "weight")}, {"other", by_channel}}, DType::f32, dims);
+    Graph::Args args = {{"input", graph_.arg(conv, "input")}, {"weight", weight}, {"bias", bias}};
+    for (const char* name : {"stride", "padding", "dilation", "transposed", "output_padding", "groups"})
+      args.emplace_back(name, graph_.arg(conv, name));
+    graph_.replace(at, "aten.convolution.default", std::move(args));
   }
 
   // Folds a batch norm with given statistics that alone reads a convolution: a scale and a shift per channel.
@@ -151,15 +176,19 @@ class Packer {
 
   ir::Method& method_;
   Graph graph_;
+  bool packs_;
 };
 
-}  // namespace
-
-std::size_t pack_convolutions(ir::Program& program) {
+std::size_t rewrite_convolutions(ir::Program& program, bool packs) {
   std::size_t count = 0;
-  for (ir::Method& method : program.methods) count += Packer(program, method).run();
+  for (ir::Method& method : program.methods) count += Packer(program, method, packs).run();
   drop_dead_nodes(program);
   return count;
 }
+
+}  // namespace
+
+std::size_t pack_convolutions(ir::Program& program) { return rewrite_convolutions(program, true); }
+std::size_t fold_batch_norms(ir::Program& program) { return rewrite_convolutions(program, false); }
 
 }  // namespace graft

@@ -41,6 +41,8 @@ std::size_t pack_quantized_convolutions(ir::Program& program, const UniformWeigh
 // f32 convolutions with constant weights pack them (graft.packed_conv). A batch norm with given statistics that
 // alone reads one is folded into its weight and bias.
 std::size_t pack_convolutions(ir::Program& program);
+// For devices: the batch norm alone, into the weight as ggml's op reads it.
+std::size_t fold_batch_norms(ir::Program& program);
 
 // f32 linear layers with more than a few rows, or an unknown number, use packed weights (graft.packed_linear) if
 // nothing else reads the weights, unless these are very large in total. `in_bf16`: packed as bf16 where the number of

@@ -165,9 +165,9 @@ class StreamDivider {
       : sequence_(sequence),
         streams_(streams),
         count_(sequence.commit_begin),
-        there_(runs_on_device(sequence, count_)),
         dependencies_(sequence, count_),
         work_(count_) {
+    for (std::uint32_t i = 0; i < count_; ++i) there_.push_back(sequence_.launches[i].on_device);
     for (std::uint32_t i = 0; i < count_; ++i) work_[i] = there_[i] ? device_work(sequence_.launches[i]) : 0;
   }
 
@@ -272,7 +272,7 @@ class StreamDivider {
 
   LaunchSequence& sequence_;
   const std::size_t streams_, count_;
-  const std::vector<bool> there_;
+  std::vector<bool> there_;
   Dependencies dependencies_;
   std::vector<double> work_;
   std::vector<std::uint32_t> order_;

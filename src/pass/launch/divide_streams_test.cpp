@@ -22,6 +22,7 @@ using Kind = QueueStep::Kind;
 struct AnyOps : DeviceOps {
   std::size_t count = kMaxStreams;
   bool supports(const Launch&) const override { return true; }
+  bool host_supports(const Launch&) const override { return true; }
   std::int64_t alignment() const override { return 64; }
   std::size_t streams() const override { return count; }
 };

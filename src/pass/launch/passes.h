@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <vector>
 
 #include "lowering/launch.h"
@@ -37,13 +38,21 @@ std::size_t drop_dead_launches(LaunchSequence& sequence);
 // (relative_work) and moves launches so that a group's follow each other. Returns the number of groups.
 std::size_t group_branches(LaunchSequence& sequence, int threads);
 
+// Decides which of the launches that the device has (Launch::on_device) run there: the minimum cut between them and
+// those that the CPU alone has, of the bytes that cross, each value once in a run, and of what launches cost on the CPU
+// that the device could run. What costs the same on both is the device's, and so is all that no value connects with a
+// launch of the CPU. Launches from LaunchSequence::commit_begin on stay on the CPU, so that nothing can fail once the
+// first of them ran. Returns the number of launches that go to the CPU.
+std::size_t choose_sides(LaunchSequence& sequence);
+// What a choice costs in a run: the bytes that cross, and all that choose_sides() minimizes, in bytes.
+struct SideCost {
+  std::int64_t bytes = 0, total = 0;
+};
+SideCost cost_of_sides(const LaunchSequence& sequence, const std::vector<bool>& on_device);
+
 // Groups launches of one side, CPU or device, as far as dependencies allow, so that a run changes sides less often.
 // Launches from LaunchSequence::commit_begin on stay last. Counts the launches that move.
 std::size_t order_for_stages(LaunchSequence& sequence);
-// A copy by one of ggml's ops: it runs on the side of its input.
-bool is_ggml_copy(const Launch& launch);
-// By launch, of the first `count`: whether it will run on the device.
-std::vector<bool> runs_on_device(const LaunchSequence& sequence, std::size_t count);
 
 // Divides launches of a device that do not depend on each other into up to `streams` streams
 // (LaunchSequence::sections), where that saves more than the events between them cost, by counted work. Moves launches
