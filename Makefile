@@ -19,6 +19,7 @@ PIP := $(BIN)/pip --disable-pip-version-check
 PIP_INSTALL := $(PIP) install -c requirements/constraints.txt
 
 .PHONY: all help demo test test-cpp test-python product build setup system format format-check tidy asan tsan mutations cuda \
+        vulkan vulkan-test \
         fuzz coverage docs types soak reliability bench bench-kernels bench-overhead install-check wheel wheel-check \
         wheels wheels-check clean-check aarch64-check executorch-suite ops-report clean
 all: build
@@ -37,6 +38,7 @@ help:
 	@echo 'make mutations       puts known bugs into a copy of the tree, one by one, and requires that the tests notice;'
 	@echo '                     ONLY=name,... for some of them'
 	@echo 'make cuda            build and C++ tests on a ggml with CUDA'
+	@echo 'make vulkan          the Vulkan backend of ggml as a module beside the CPU one; vulkan-test: what runs on it'
 	@echo 'make install-check   the C++ install, moved away from here, runs examples/cpp'
 	@echo 'make executorch-suite  the operator tests that ExecuTorch ships for backends, on graft'
 	@echo 'make wheel-check     pip install . into an environment of its own'
@@ -176,6 +178,22 @@ cuda: setup
 	$(CMAKE) --preset cuda
 	$(CMAKE) --build --preset cuda -j $(JOBS)
 	$(BIN)/ctest --preset cuda
+
+# Beside an engine that is built already: no part of graft depends on it.
+vulkan: setup
+	@tools/setup/system.sh $(PYTHON) vulkan
+	@$(TIMED) 'the Vulkan backend of ggml from its source (log: build/ggml-vulkan-build.log)' \
+	  tools/setup/vulkan.sh $(VENV) $(JOBS)
+
+# Where there is no GPU, on the driver that computes on the CPU, which ggml takes only when it is named.
+VULKAN_ENV = GGML_VK_VISIBLE_DEVICES=$${GGML_VK_VISIBLE_DEVICES:-0} OMP_NUM_THREADS=1
+VULKAN_CASES ?= 20
+
+vulkan-test: vulkan build
+	@echo '== Models on a Vulkan device'
+	@env $(VULKAN_ENV) GRAFT_VULKAN_TEST=1 $(BIN)/python -m pytest -q -rP test/python/device/vulkan_test.py
+	@echo '== Operators on a Vulkan device, $(VULKAN_CASES) cases each'
+	@env $(VULKAN_ENV) GRAFT_DEVICE=vulkan0 GRAFT_CASES=$(VULKAN_CASES) $(BIN)/python -m pytest -q src/op
 
 wheel: setup
 	$(PIP) wheel --no-build-isolation --no-deps -w dist .

@@ -1,8 +1,8 @@
-"""The longer tests of continuous integration: a twelfth of them at each landing, so that twelve landings run them all.
+"""The longer tests of continuous integration: a thirteenth of them at each landing, so that thirteen run them all.
 
     python test/ci/longer.py [--landing N] [--seconds S] [--list]
 
-Which twelfth is chosen by the number in `.ci/landing`, which each change that lands raises by one. Fails when a test
+Which thirteenth is chosen by the number in `.ci/landing`, which each change that lands raises by one. Fails when a test
 fails, and when the time is over before all have run; prints what ran and what comes with the next landings. Where enough
 time is left then, one of the searches runs that have no end of their own: fuzzing, the soak, coverage.
 """
@@ -82,6 +82,7 @@ SLICES = (
     _slow(4),
     _tsan(2),
     Slice("known bugs, put into a copy of the tree", ("make", "mutations")),
+    Slice("operators and models on a Vulkan device", ("make", "vulkan-test")),
 )
 
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs the distribution's packages that are missing, and only those. Looks for what is needed, not for package
-# names, so that a compiler or a Python from elsewhere counts. usage: system.sh [PYTHON [clang]]; with clang, also what
-# fuzzing needs.
+# names, so that a compiler or a Python from elsewhere counts. usage: system.sh [PYTHON [clang|vulkan]]; with clang, also
+# what fuzzing needs, with vulkan, what ggml's Vulkan backend is built with, and a driver that computes on the CPU.
 set -euo pipefail
 python=${1:-python3}
 
@@ -34,6 +34,12 @@ have_header zlib.h || need zlib1g-dev
 if [ "${2:-}" = clang ]; then
   command -v clang++ >/dev/null || need clang
   compgen -G "$(clang++ -print-resource-dir 2>/dev/null)/lib/*/libclang_rt.fuzzer*" >/dev/null || need libclang-rt-dev
+fi
+if [ "${2:-}" = vulkan ]; then
+  command -v glslc >/dev/null || need glslc
+  have_header vulkan/vulkan.hpp || need libvulkan-dev
+  have_header spirv/unified1/spirv.hpp || need spirv-headers
+  compgen -G '/usr/share/vulkan/icd.d/lvp_icd.*.json' >/dev/null || need mesa-vulkan-drivers
 fi
 
 [ ${#packages[@]} -eq 0 ] && exit 0

@@ -1,0 +1,245 @@
+"""Models on a Vulkan device: `make vulkan-test`, with a driver that computes on the CPU (lavapipe) without a GPU."""
+
+from __future__ import annotations
+
+import gc
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from torch import nn
+
+import graft
+from test_data import DATA
+
+DEVICE = "vulkan0"
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}  # relative to the largest value
+
+pytestmark = pytest.mark.skipif(not os.environ.get("GRAFT_VULKAN_TEST"), reason="`make vulkan-test` runs these")
+
+
+class Encoder(nn.Module):
+    """MiniLM: its sizes, random weights."""
+
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        config = transformers.BertConfig(
+            vocab_size=1000, hidden_size=384, num_hidden_layers=layers, num_attention_heads=12, intermediate_size=1536
+        )
+        self.bert = transformers.BertModel(config, add_pooling_layer=False)
+
+    def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        hidden = self.bert(input_ids=ids, attention_mask=mask).last_hidden_state
+        weights = mask.unsqueeze(-1).to(hidden.dtype)
+        return nn.functional.normalize((hidden * weights).sum(1) / weights.sum(1), dim=-1)
+
+
+class Decoder(nn.Module):
+    """Qwen3 without a cache: grouped heads, norms of heads, rotary positions, a gated MLP."""
+
+    def __init__(self, layers: int, width: int) -> None:
+        super().__init__()
+        config = transformers.Qwen3Config(
+            vocab_size=1000, hidden_size=width, intermediate_size=3 * width, num_hidden_layers=layers,
+            num_attention_heads=4, num_key_value_heads=2, head_dim=64, tie_word_embeddings=True,
+        )  # fmt: skip
+        self.model = transformers.Qwen3ForCausalLM(config)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.model(input_ids=ids, use_cache=False).logits
+
+
+def token_ids(batch: int, length: int) -> torch.Tensor:
+    return torch.randint(0, 1000, (batch, length), generator=torch.Generator().manual_seed(length))
+
+
+LENGTH = torch.export.Dim("length", min=2, max=256)
+
+
+def minilm_call():
+    mask = torch.ones(2, 33, dtype=torch.int64)
+    mask[1, 20:] = 0
+    return (token_ids(2, 33), mask), ({1: LENGTH}, {1: LENGTH})
+
+
+def minilm_6():
+    return Encoder(6), *minilm_call()
+
+
+def minilm_12():
+    return Encoder(12), *minilm_call()
+
+
+def qwen3():
+    return Decoder(28, 128), (token_ids(1, 40),), ({1: LENGTH},)
+
+
+def mobilenet():
+    if not (DATA / "nets.py").exists():
+        pytest.skip("no networks in ../shared/data, and GRAFT_TEST_DATA names no folder that has them")
+    spec = importlib.util.spec_from_file_location("test_data_nets", DATA / "nets.py")
+    nets = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(nets)
+    return nets.MobileNetV2(), (torch.randn(1, 3, 96, 96, generator=torch.Generator().manual_seed(1)),), None
+
+
+def settle(module: nn.Module) -> nn.Module:
+    """Statistics of batch norms as training leaves them: a network with those it begins with forgets its input."""
+    generator = torch.Generator().manual_seed(5)
+    for part in module.modules():
+        if isinstance(part, nn.BatchNorm2d):
+            part.running_mean.copy_(torch.randn(part.num_features, generator=generator) * 0.1)
+            part.running_var.copy_(torch.rand(part.num_features, generator=generator) * 0.5 + 0.75)
+    return module.eval()
+
+
+@pytest.fixture(scope="module", params=[minilm_6, minilm_12, mobilenet, qwen3], ids=lambda make: make.__name__)
+def case(request, tmp_path_factory):
+    torch.manual_seed(3)
+    module, args, dynamic = request.param()
+    path = tmp_path_factory.mktemp("vulkan") / "net.pte"
+    graft.export(settle(module), args, dynamic_shapes=dynamic, path=path)
+    with torch.no_grad():
+        return request.param.__name__, path, args, module(*args)
+
+
+def differ(found: torch.Tensor, expected: torch.Tensor) -> float:
+    assert found.shape == expected.shape and found.dtype == expected.dtype
+    return ((found - expected).abs().max() / expected.abs().max()).item()
+
+
+# Launches in a hundred that run there, at least: of MiniLM's six layers' 195, 15 are work on ids and masks. Uploads and
+# downloads of a run.
+SHARES = {"minilm_6": 92, "minilm_12": 95, "mobilenet": 100, "qwen3": 95}
+TRANSFERS = {"minilm_6": (6, 1), "minilm_12": (6, 1), "mobilenet": (1, 1), "qwen3": (3, 2)}
+
+
+def test_models_run_there(case):
+    name, path, args, eager = case
+    model = graft.load(path, device=DEVICE)
+    for _ in range(2):
+        assert differ(model(*args), eager) <= TOLERANCE[eager.dtype]
+    counters = model.counters()
+    (plan,) = model.describe()["methods"][0]["plans"]
+    there, here = (plan["devices"].get(side, {}) for side in (DEVICE, "cpu"))
+    launches = sum(there.values()) + sum(here.values())
+    ops = len(there) + len(here)
+    print(
+        f"\n{name}: on the device {sum(there.values())} of {launches} launches, {len(there)} of {ops} ops; a run "
+        f"uploads {plan['upload_bytes']} bytes in {plan['uploads']}, downloads {plan['download_bytes']} in "
+        f"{plan['downloads']}; on the CPU: {here}"
+    )
+    assert sum(there.values()) * 100 >= SHARES[name] * launches, here
+    assert (plan["uploads"], plan["downloads"]) == TRANSFERS[name]
+    assert (counters["uploads"], counters["downloads"]) == (2 * plan["uploads"], 2 * plan["downloads"])
+    assert counters["graphs_built"] == 1
+
+
+def test_layers_that_fit_are_there(tmp_path, monkeypatch):
+    torch.manual_seed(3)
+    net, ids, path = Decoder(4, 256).eval(), token_ids(1, 40), tmp_path / "net.pte"
+    graft.export(net, (ids,), path=path)
+    with torch.no_grad():
+        eager = net(ids)
+    gc.collect()  # the limit is on all programs of the process
+    monkeypatch.setenv("GRAFT_DEVICE_MEMORY", "8M")  # a layer has 3.1 MB
+    limited = graft.load(path, device=DEVICE)
+    assert differ(limited(ids), eager) <= TOLERANCE[eager.dtype]
+    monkeypatch.delenv("GRAFT_DEVICE_MEMORY")
+    named = graft.load(path, device=f"{DEVICE}:2,cpu")
+    assert differ(named(ids), eager) <= TOLERANCE[eager.dtype]
+    for model in (limited, named):
+        weights = model.describe()["weights"]
+        assert weights["device_left_out"] > 0 and 6e6 < weights["device_bytes"] < 7e6
+        (plan,) = model.describe()["methods"][0]["plans"]
+        assert "ggml MUL_MAT" in plan["devices"][DEVICE] and "graft matmul" in plan["devices"]["cpu"]
+        assert model.counters()["device_losses"] == 0
+
+
+def test_other_lengths(case):
+    name, path, args, _ = case
+    if name == "mobilenet":
+        pytest.skip("one size of pictures")
+    model, cpu = graft.load(path, device=DEVICE), graft.load(path, device="cpu")
+    for length in (2, 7, 65):
+        ids = token_ids(args[0].shape[0], length)
+        more = (torch.ones_like(ids),) * (len(args) - 1)
+        assert differ(model(ids, *more), cpu(ids, *more)) <= TOLERANCE[torch.float32]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_halves(dtype, tmp_path):
+    torch.manual_seed(3)
+    parts = nn.Linear(256, 512), nn.GELU(approximate="tanh"), nn.LayerNorm(512), nn.Linear(512, 64)
+    net = nn.Sequential(*parts).to(dtype)
+    x = torch.randn(40, 256, generator=torch.Generator().manual_seed(1)).to(dtype)
+    path = tmp_path / "net.pte"
+    graft.export(net.eval(), (x,), path=path)
+    with torch.no_grad():
+        expected = net(x)
+    model = graft.load(path, device=DEVICE)
+    assert differ(model(x), expected) <= TOLERANCE[dtype]
+    (plan,) = model.describe()["methods"][0]["plans"]
+    assert plan["devices"][DEVICE]["ggml MUL_MAT"] == 2
+
+
+# Magnitudes beyond f16, which ggml's products would round to by default.
+def test_f32_products_are_f32(tmp_path):
+    torch.manual_seed(3)
+    net = nn.Linear(128, 96)
+    x = 1e6 * torch.randn(64, 128, generator=torch.Generator().manual_seed(1))
+    path = tmp_path / "net.pte"
+    graft.export(net.eval(), (x,), path=path)
+    with torch.no_grad():
+        assert differ(graft.load(path, device=DEVICE)(x), net(x)) <= TOLERANCE[torch.float32]
+
+
+def command(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    beside = Path(sys.executable).parent / "graft"
+    environment = {**os.environ, **environment}
+    return subprocess.run([beside, *words], env=environment, capture_output=True, text=True)
+
+
+def test_devices_are_listed():
+    listed = command("devices")
+    assert listed.returncode == 0, listed.stderr
+    (line,) = [line for line in listed.stdout.splitlines() if line.startswith(DEVICE)]
+    assert "GiB" in line and "events" in line and "products with f32/f16" in line
+
+
+# In processes of their own: a backend is loaded once.
+def test_a_machine_without_drivers_is_told_so(case):
+    found = command("inspect", str(case[1]), "--device", DEVICE, VK_DRIVER_FILES="/none", VK_ICD_FILENAMES="/none")
+    assert found.returncode != 0
+    assert "no device 'vulkan0'" in found.stderr and "cpu" in found.stderr and "driver" in found.stderr
+
+
+def test_drivers_on_the_cpu_must_be_named(case):
+    environment = {k: v for k, v in os.environ.items() if k != "GGML_VK_VISIBLE_DEVICES"}
+    code = f"import graft\ntry: graft.load({str(case[1])!r}, device={DEVICE!r})\nexcept graft.NotFound as e: print(e)"
+    driver = "/usr/share/vulkan/icd.d/lvp_icd.x86_64.json"
+    environment |= {"VK_DRIVER_FILES": driver, "VK_ICD_FILENAMES": driver}
+    found = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert "GGML_VK_VISIBLE_DEVICES" in found.stdout
+
+
+def test_programs_of_the_cpu_load_nothing_of_vulkan(case):
+    load = f"import graft\ngraft.load({str(case[1])!r}, device='cpu')"
+    code = f"{load}\nprint(open('/proc/self/maps').read().count('vulkan'))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "0"
+
+
+def test_too_little_memory_is_a_typed_error(case, monkeypatch):
+    _, path, args, eager = case
+    monkeypatch.setenv("GRAFT_DEVICE_MEMORY", "64K")
+    model = graft.load(path, device=DEVICE)
+    with pytest.raises(graft.OutOfMemory, match=r"vulkan0.*GRAFT_DEVICE_MEMORY allows 65536 bytes"):
+        model(*args)
+    assert differ(model(*args), eager) <= TOLERANCE[eager.dtype]
+    assert model.counters()["device_losses"] == 1
