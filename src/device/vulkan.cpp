@@ -37,8 +37,8 @@ std::string load() {
     install_ggml_log();
     vulkan = ggml_backend_load(module.c_str());
     if (!vulkan)
-      return str(module.string(), " cannot be loaded (GRAFT_LOG=info shows why): is Vulkan's loader, libvulkan.so.1, ",
-                 "installed, and of version 1.2 or newer?");
+      return str(module.string(), " finds no Vulkan (GRAFT_LOG=info shows more): it needs Vulkan's loader, ",
+                 "libvulkan.so.1, of version 1.2 or newer, and a driver");
   }
   if (ggml_backend_reg_dev_count(vulkan) > 0) return "";
   return "Vulkan's loader has no driver of a GPU; ggml leaves out drivers that compute on the CPU, such as lavapipe, "
