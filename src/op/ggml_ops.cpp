@@ -272,6 +272,16 @@ bool norm(Lowering& lowering, Norm kind, const Tensor& input, const Tensor* weig
   const auto next = [&](bool is_last) { return is_last ? last : lowering.allocate(DType::f32, rows); };
   const Tensor normed = next(!weight && !bias);
   const int op = kind == Norm::layer ? GGML_OP_NORM : GGML_OP_RMS_NORM;
+  // ggml's Vulkan backend takes the variance as the mean of squares less the square of the mean, which cancels where
+  // the mean is large: it gets rows whose mean is 0.
+  if (kind == Norm::layer && !lowering.plain()) {
+    const Tensor mean = lowering.allocate(DType::f32, Shape{rows[0], 1});
+    const Tensor centered = lowering.allocate(DType::f32, rows);
+    if (!lowering.launch_device(GGML_OP_MEAN, {current}, mean) ||
+        !lowering.launch_device(GGML_OP_SUB, {current, mean}, centered, {}, 1))
+      return false;
+    current = centered;
+  }
   if (!lowering.launch_device(op, {current}, normed, Params{bits(eps)})) return false;
   current = normed;
   // ggml's backends fuse these with the norm if they follow it directly.
