@@ -7,6 +7,8 @@ again. A complex argument or result of the program, and an operator that is not 
 from __future__ import annotations
 
 import copy
+import math
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -142,6 +144,8 @@ class _Pairs:
 
     def pair(self, value: Any) -> Pair:
         """Real numbers have an imaginary part of None."""
+        if isinstance(value, tuple):
+            return value
         if isinstance(value, torch.fx.Node):
             found = self._pairs.get(value, (value, None))
             if found is _GONE:
@@ -160,7 +164,8 @@ class _Pairs:
         values = torch.fx.map_arg((args, kwargs), lambda one: one.meta["val"])
         meta = {key: value for key, value in self._at.meta.items() if key not in ("val", "tensor_meta", "eager_input_vals")}
         node.meta.update(meta)
-        mode = next((v.fake_mode for v in pytree.tree_leaves(values) if hasattr(v, "fake_mode")), None)
+        leaves = pytree.tree_leaves((values, self._at.meta.get("val")))  # of sizes alone, what is made is of the node's kind
+        mode = next((v.fake_mode for v in leaves if hasattr(v, "fake_mode")), None)
         if mode is None:
             node.meta["val"] = target(*values[0], **values[1])
         else:
@@ -256,6 +261,55 @@ def _neg(p: _Pairs, a: Any) -> Pair:
     return p.neg(real), p.neg(imaginary)
 
 
+def _fourier(inverse: bool, real: bool = False) -> Callable[..., Pair]:
+    """A transform of one dimension, as a product with the matrix of its turns. real: without the half that follows from the
+    other, since it is of real numbers."""
+
+    def rule(p: _Pairs, a: Any, n: Any = None, dim: int = -1, norm: str | None = None) -> Pair:
+        a_real, a_imaginary = p.pair(a)
+        size = p.call(_aten.sym_size.int, a_real, dim)
+        if n is not None and n != size.meta["val"]:
+            raise _Unknown  # cut, or with zeros behind it
+        place = p.call(_aten.arange.default, size)
+        kept = place
+        if real:
+            half = p.call(operator.add, p.call(operator.floordiv, size, 2), 1)
+            kept = p.call(_aten.arange.default, half)
+        # Turns below one: cosines of large angles are not exact in float32.
+        turns = p.call(_aten.remainder.Scalar, p.mul(p.unsqueeze(place, 1), p.unsqueeze(kept, 0)), size)
+        angles = p.call(_aten.mul.Scalar, p.call(_aten.div.Scalar, turns, size), 2 * math.pi * (1 if inverse else -1))
+        angles = p.call(_aten.to.dtype, angles, a_real.meta["val"].dtype)
+        cos, sin = p.cos(angles), p.sin(angles)
+        if (norm or "backward") != ("forward" if inverse else "backward"):
+            by = p.call(_aten.rsqrt.default, p.call(_aten.full.default, [], size)) if norm == "ortho" else None
+            cos, sin = (p.mul(one, by) if by is not None else p.call(_aten.div.Scalar, one, size) for one in (cos, sin))
+
+        def turned(part: Any, matrix: Any) -> Any:
+            moved = p.call(_aten.matmul.default, p.call(_aten.transpose.int, part, dim, -1), matrix)
+            return p.call(_aten.transpose.int, moved, dim, -1)
+
+        if a_imaginary is None:
+            return turned(a_real, cos), turned(a_real, sin)
+        return (
+            p.sub(turned(a_real, cos), turned(a_imaginary, sin)),
+            p.add(turned(a_real, sin), turned(a_imaginary, cos)),
+        )
+
+    return rule
+
+
+def _fouriers(inverse: bool) -> Callable[..., Pair]:
+    def rule(p: _Pairs, a: Any, s: Any = None, dim: Any = None, norm: str | None = None) -> Pair:
+        if s is not None:
+            raise _Unknown
+        made: Any = a
+        for one in dim if dim is not None else range(p.pair(a)[0].meta["val"].dim()):
+            made = _fourier(inverse)(p, made, None, one, norm)
+        return made
+
+    return rule
+
+
 _RULES: dict[Any, Callable[..., Any]] = {
     _aten.view_as_complex.default: lambda p, a: p.halves(a),
     _aten.view_as_real.default: lambda p, a: p.call(_aten.stack.default, list(p.pair(a)), -1),
@@ -281,6 +335,13 @@ _RULES: dict[Any, Callable[..., Any]] = {
     _aten.mm.default: _matmul(_aten.mm.default),
     _aten.bmm.default: _matmul(_aten.bmm.default),
     _aten.matmul.default: _matmul(_aten.matmul.default),
+    _aten.fft_fft.default: _fourier(inverse=False),
+    _aten.fft_ifft.default: _fourier(inverse=True),
+    _aten.fft_rfft.default: _fourier(inverse=False, real=True),
+    _aten.fft_fftn.default: _fouriers(inverse=False),
+    _aten.fft_ifftn.default: _fouriers(inverse=True),
+    _aten.fft_fft2.default: lambda p, a, s=None, dim=(-2, -1), norm=None: _fouriers(inverse=False)(p, a, s, dim, norm),
+    _aten.fft_ifft2.default: lambda p, a, s=None, dim=(-2, -1), norm=None: _fouriers(inverse=True)(p, a, s, dim, norm),
     **{target: _to(target) for target in (_aten.to.dtype, _aten.to.device, _aten.to.dtype_layout, _aten._to_copy.default)},
 }
 _PARTWISE = {

@@ -44,10 +44,21 @@ class Product(torch.nn.Module):
         return [torch.view_as_real(one) for one in made]
 
 
+class Fourier(torch.nn.Module):
+    """As FNet writes it, and transforms of one dimension."""
+
+    def forward(self, x):
+        made = torch.fft.fftn(x, dim=(1, 2)).real
+        z = torch.fft.fft(torch.complex(x, x.cos()), dim=1, norm="ortho")
+        others = torch.fft.ifft(z, dim=1), torch.fft.rfft(x), torch.fft.ifft2(z, norm="forward"), torch.fft.fftn(z, norm="forward")
+        return [made, *(torch.view_as_real(one) for one in (z, *others))]
+
+
 CASES = {
     "rotary": (Rotary(), lambda: (torch.randn(2, 3, 4, 8), torch.randn(2, 3, 4))),
     "table": (Table(), lambda: (torch.randn(6, 5),)),
     "arithmetic": (Arithmetic(), lambda: (torch.randn(5, 2), torch.randn(5, 2))),
+    "fourier": (Fourier(), lambda: (torch.randn(2, 7, 12),)),
     "product": (Product(), lambda: (torch.randn(4, 3, 2), torch.randn(5, 3, 2))),
 }
 
@@ -62,6 +73,21 @@ def test_exact(name, tmp_path):
     for a, b in zip([expected] if single else expected, [found] if single else found):
         assert a.shape == b.shape and a.dtype == b.dtype
         torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
+
+
+def test_transforms_of_open_sizes(tmp_path):
+    class Net(torch.nn.Module):
+        def forward(self, x):
+            return torch.fft.fftn(x, dim=(1, 2)).real, torch.fft.rfft(x, dim=1, norm="ortho").abs()
+
+    auto = torch.export.Dim.AUTO
+    graft.export(Net(), (torch.randn(3, 7, 6),), dynamic_shapes=({0: auto, 1: auto},), path=tmp_path / "net.pte")
+    net = graft.load(tmp_path / "net.pte")
+    for sizes in ((3, 7, 6), (1, 64, 6), (2, 501, 6)):
+        x = torch.randn(sizes)
+        for a, b in zip(Net()(x), net(x)):
+            assert a.shape == b.shape
+            torch.testing.assert_close(a, b, atol=2e-5 * float(a.abs().max()), rtol=0)
 
 
 def test_the_program_that_is_given_stays():
