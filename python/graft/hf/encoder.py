@@ -252,28 +252,30 @@ def _export(
         raise ExportError(f"graft.compile: {type(model).__name__} cannot be traced: {reason(e)}") from e
     say("lowering")
     try:
-        export_for_load(program, path, quantize=quantize, weights="package" if quantize else "external")
+        if not quantize:
+            return {"keys": _write(program, path)}
+        export_for_load(program, path, quantize=quantize)
     except ExportError as e:
         raise ExportError(f"graft.compile: {type(model).__name__}: {e}") from e
-    read = _read(program.graph)
-    keys = {
-        spec.target
-        for spec in program.graph_signature.input_specs
-        if spec.target and spec.arg.name in read and spec.persistent is not False and spec.target in program.state_dict
-    }
-    return {"keys": [] if quantize else sorted(keys)}
+    return {"keys": []}
 
 
-def _read(graph: torch.fx.Graph) -> set[str]:
-    """Names of the nodes that an output depends on: models compute what they don't give back."""
-    read: set[torch.fx.Node] = set()
-    left = [node for node in graph.nodes if node.op == "output"]
-    while left:
-        node = left.pop()
-        if node not in read:
-            read.add(node)
-            left.extend(node.all_input_nodes)
-    return {node.name for node in read}
+def _write(program: torch.export.ExportedProgram, path: Any) -> list[str]:
+    """The names of the weights that it reads, which are not in it: those of the model's state_dict."""
+    from graft.exporter import quiet
+    from graft.exporter.serialize import StoredWeight
+    from graft.llm import container
+    from graft.llm.export import _used_weights
+    from graft.llm.lower import lower
+
+    described = {}
+    for spec in program.graph_signature.input_specs:
+        if spec.persistent is not False and (tensor := program.state_dict.get(spec.target)) is not None:
+            described[spec.target] = StoredWeight(spec.target, tensor.nbytes, tensor.dtype)
+    with quiet.lowering():
+        program, blob = lower(program, described)
+    container.write(path, {"forward": (program, blob)}, {})
+    return sorted(_used_weights(program) & described.keys())
 
 
 _PREFIX = "model."  # prefix of weight names: the attribute of _Caller
