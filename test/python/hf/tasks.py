@@ -17,7 +17,7 @@ from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from graft.hf.structure import flatten
-from population import _SMALL, STEPS, VOCAB, Result, beside_eager, random_ids, random_weights
+from population import _ALWAYS, _SMALL, STEPS, VOCAB, Result, beside_eager, random_ids, random_weights
 
 #: Tasks by the name that auto classes have for them.
 TASKS = {
@@ -78,9 +78,35 @@ _SIZES: dict[str, Any] = {
     "codevector_dim": 16,
     "attention_window": 8,
     "block_size": 4,
+    "block_sizes": 1,
     "num_hash_buckets": 64,
+    "depth": 2,
+    "deepstack_visual_indexes": [0, 1],
+    "fullatt_block_indexes": [1],
 }
-_MROPE = re.compile(r"(qwen2_vl|qwen2_5_vl|qwen2_5_omni|glm4v|glm_ocr|glm46v).*text")  # their code has larger sections
+_ROPE = {"rope_type": "default", "rope_theta": 1e4}
+_DIGITS = "ABCDEFGHIJ"
+# What these model types have no default for, or sizes by names that mean others elsewhere.
+_OWN: dict[str, dict[str, Any]] = {
+    "perceiver": {"d_latents": 48, "num_latents": 8, "num_self_attends_per_block": 2, "num_self_attention_heads": 4, "num_cross_attention_heads": 4},
+    "luke": {"entity_vocab_size": 50, "entity_emb_size": 16},
+    "efficientnet": {"width_coefficient": 0.25, "depth_coefficient": 0.1, "hidden_dim": 320},
+    "chameleon": {"vocabulary_map": {"<image>": PICTURE, **{f"IMGIMG{_DIGITS[i]}Z": 40 + i for i in range(8)}}},
+    "chameleon_vqgan": {"num_embeddings": 8, "base_channels": 32, "embed_dim": 16, "latent_channels": 16},
+    "emu3": {"vocabulary_map": {"<image>": PICTURE, "<|extra_200|>": 39, **{f"<|visual token {i:06}|>": 40 + i for i in range(8)}}},
+    "emu3_vqgan": {"codebook_size": 8, "base_channels": 32, "embed_dim": 4, "latent_channels": 4, "hidden_size": 128},
+    "cohere_compass_text": {"rope_parameters": {"full_attention": _ROPE}},
+    "deepseek_ocr2_text": {"mlp_layer_types": ["dense", "sparse"], "num_experts_per_tok": 2},
+    "diffusion_gemma_text": {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 24},
+    "deepseek_ocr2_sam_vision_model": {"downsample_channels": [48, 48], "window_size": 2, "global_attn_indexes": [1]},
+    "glm4v_moe_text": {"rope_parameters": {**_ROPE, "partial_rotary_factor": 0.5, "mrope_section": [1, 1, 1]}},
+    "glm5_next_text": {"index_kpool": 4},
+    "hunyuan_vl_text": {"rope_parameters": {**_ROPE, "mrope_section": [2, 2, 2]}, "head_dim": 12},
+    "dots3_note_text": {"num_key_value_heads": 4},
+    "dots3_note_vision_encoder": {"adapter_in_dim": 48, "adapter_out_dim": 48},
+    "dots3_note_audio_encoder": {"adapter_input_size": 48, "adapter_out_dim": 48},
+}
+_MROPE = re.compile(r"(qwen2_vl|qwen2_5_vl|qwen2_5_omni|glm4v(?!_moe)|glm_ocr|glm46v|ernie4_5_vl).*text")  # their code has larger sections
 _NONE: dict[str, Any] = {}
 _VARIANTS: tuple[tuple[dict[str, Any], frozenset[str]], ...] = (
     (_SIZES, frozenset()),
@@ -94,14 +120,17 @@ _LARGEST = 60_000_000  # weights
 
 def _shrunk(config: Any, sizes: dict[str, Any], left: frozenset[str]) -> Any:
     before, new = config.to_dict(), {}
+    layers = next((before[name] for name in ("num_hidden_layers", "num_layers", "depth") if before.get(name)), None)
     for name, value in sizes.items():
         was = before.get(name)
-        if name in left or was is None or value is None or isinstance(was, (dict, str)):
+        fits = name in before if name in _ALWAYS else was is not None
+        if name in left or not fits or value is None or isinstance(was, (dict, str)):
             continue
         if isinstance(was, (list, tuple)) and not isinstance(value, (list, tuple)):
             if any(not isinstance(one, int) for one in was):
                 continue
-            value = [value * (i + 1) for i in range(len(was))] if name == "hidden_sizes" else [value] * len(was)
+            count = 2 if len(was) == layers and layers > 4 else len(was)
+            value = [value * (i + 1) for i in range(count)] if name == "hidden_sizes" else [value] * count
         new[name] = value
     for name in ("layer_types", "mlp_layer_types"):
         if before.get(name) and "num_hidden_layers" in new:
@@ -113,13 +142,17 @@ def _shrunk(config: Any, sizes: dict[str, Any], left: frozenset[str]) -> Any:
             new[name] = {**rope, "mrope_section": [2, 2, 2]}
     if "image_grid_pinpoints" in before:
         new["image_grid_pinpoints"] = [[32, 32]]
-    special = [name for name, value in before.items() if name.endswith(("token_id", "token_index")) and isinstance(value, int)]
-    special = sorted((name for name in special if before[name] >= VOCAB), key=lambda name: not name.startswith("image_token"))
+    names = [name for name in before if name.endswith(("token_id", "token_index"))]
+    special = [name for name in names if isinstance(before[name], int) and before[name] >= VOCAB]
+    special += [name for name in names if before[name] is None and name.startswith("image_token")]
+    special.sort(key=lambda name: not name.startswith("image_token"))
     new.update({name: PICTURE + i for i, name in enumerate(special)})
+    new.update(_OWN.get(config.model_type, {}))
+    made = {name: getattr(config, name, None) for name in type(config).sub_configs}
+    if "vision_config" in made and made["vision_config"] is None:  # models of texts alone otherwise
+        made["vision_config"] = type(config).sub_configs["vision_config"]()
     parts = {
-        name: _shrunk(part, sizes, left).to_dict()
-        for name in type(config).sub_configs
-        if isinstance(part := getattr(config, name, None), transformers.PretrainedConfig)
+        name: _shrunk(part, sizes, left).to_dict() for name, part in made.items() if isinstance(part, transformers.PretrainedConfig)
     }
     return type(config)(**{**new, **parts})
 
@@ -138,7 +171,8 @@ def _made(name: str, sizes: dict[str, Any], left: frozenset[str]) -> Any:
             raise ValueError(f"more than {_LARGEST} weights")
     torch.manual_seed(5)
     model = random_weights(kind(config).float().eval()).requires_grad_(False)
-    if (generation := getattr(model, "generation_config", None)) and generation.decoder_start_token_id is None:
+    generation = getattr(model, "generation_config", None)
+    if generation is not None and getattr(generation, "decoder_start_token_id", 1) is None:
         generation.decoder_start_token_id = 1
     return model
 
@@ -174,12 +208,13 @@ def _media(model: Any, rows: int, step: int) -> Iterator[dict[str, torch.Tensor]
     if "input_features" in takes:
         bins = _sized(config, "num_mel_bins", None) or _sized(config, "feature_size", 80)
         yield {"input_features": _random(rows, bins, 2 * _sized(config, "max_source_positions", 64))}
-        for size in dict.fromkeys((_sized(config, "input_feat_per_channel", 80), _sized(config, "feature_projection_input_dim", 160), bins)):
+        own = _sized(config, "input_feat_per_channel", 80), _sized(config, "feature_projection_input_dim", 160)
+        for size in dict.fromkeys((*own, bins, 4 * bins)):  # 4: frames in one
             yield {"input_features": _random(rows, 64 + 16 * step, size)}
 
 
-def _pictures(model: Any, rows: int, step: int) -> Iterator[dict[str, torch.Tensor]]:
-    """Texts with a picture in each, of as many tokens as the model makes features of it; step: longer texts."""
+def _forms(model: Any, rows: int) -> tuple[dict[str, torch.Tensor], ...]:
+    """Pictures as a class may take them."""
     takes = inspect.signature(model.forward).parameters
     vision = getattr(model.config, "vision_config", model.config)
     size = _sized(vision, "image_size", 32)
@@ -194,8 +229,22 @@ def _pictures(model: Any, rows: int, step: int) -> Iterator[dict[str, torch.Tens
     }
     twice = {"pixel_values": _random(rows, 2, 3, size, size)}
     sized = {"image_sizes": torch.full((rows, 2), size)} if "image_sizes" in takes else {}
-    forms = (patches,) if "image_grid_thw" in takes else (plain, tiles, twice, {**plain, **sized}, {**twice, **sized})
-    for one in forms:
+    if "image_grid_thw" in takes:
+        return (patches,)
+    if "image_position_ids" in takes:
+        pooled = _sized(vision, "pooling_kernel_size", 3)
+        side = 2 * pooled
+        places = torch.stack(torch.meshgrid(torch.arange(side), torch.arange(side), indexing="xy"), -1).reshape(1, -1, 2)
+        placed = {"image_position_ids": places.repeat(rows, 1, 1)}
+        sizes = 3 * patch**2, 3 * (patch * pooled) ** 2
+        return tuple({"pixel_values": _random(rows, side**2, size), **placed} for size in sizes)
+    return plain, tiles, twice, {**plain, **sized}, {**twice, **sized}
+
+
+def _pictures(model: Any, rows: int, step: int) -> Iterator[dict[str, torch.Tensor]]:
+    """Texts with a picture in each, of as many tokens as the model makes features of it; step: longer texts."""
+    takes = inspect.signature(model.forward).parameters
+    for one in _forms(model, rows):
         with contextlib.suppress(Exception), torch.no_grad():  # another form of pictures
             features = _features(model.get_image_features(**one))
             ids = random_ids(rows, 8 + features // rows + 4 * step).clamp(min=PICTURE + 20)
@@ -300,12 +349,18 @@ def make(name: str) -> tuple[Any, int]:
 def compare(name: str, change: Callable[[Any], None] = lambda model: None) -> Result:
     """change: made to the compiled model's twin, for negative controls."""
 
+    taken: list[str] = []
+
     def made() -> tuple[Any, Callable[[Any], Any]]:
         model, which = make(name)
+        taken.extend(list(arguments(model, 2, 0))[which])
         return model, lambda one: checks(one, which)
 
     generates = CLASSES[name][0] in GENERATING and getattr(transformers, name).can_generate()
-    return beside_eager(name, made, change, _largest, **({"route": "general"} if generates else {}))
+    found = beside_eager(name, made, change, _largest, **({"route": "general"} if generates else {}))
+    if found.result == "exact" and CLASSES[name][0] == "pictures to text" and "pixel_values" not in taken:
+        found.why = f"of {', '.join(taken)} alone"
+    return found
 
 
 def _largest(expected: list[torch.Tensor], found: list[torch.Tensor]) -> float:

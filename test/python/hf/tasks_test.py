@@ -62,7 +62,7 @@ def write(results):
     rows = _rows(DOCUMENT.read_text()) if DOCUMENT.exists() else {}
     rows = {name: rows.get(name, [*tasks.CLASSES[name], "untested", "", ""]) for name in tasks.CLASSES}
     for name, found in results.items():
-        why = "" if found.result == "exact" else _first(found.why).replace("|", "\\|").replace("`", "'")[:160].rstrip()
+        why = _first(found.why).replace("|", "\\|").replace("`", "'")[:160].rstrip() if found.why else ""
         rows[name] = [*tasks.CLASSES[name], found.result, _difference(found), why]
     DOCUMENT.write_text(table(rows))
 
