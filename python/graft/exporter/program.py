@@ -661,9 +661,10 @@ class _Unsupported(Exception):
 
 def _admitted(symbol: sympy.Symbol, bounds: ValueRanges) -> ValueRanges:
     """Sizes a program takes at run time. Export never traces sizes 0 and 1 of a dynamic dimension and so writes 2 as
-    the lower bound of an input's size; PyTorch itself checks lower bounds above 2 only, and so do we."""
+    the lower bound of an input's size, and of a size that depends on data where it follows from these (a row or more of
+    each of two texts); PyTorch itself checks lower bounds above 2 only, and so do we."""
     lower = bounds.lower
-    if symbol.name.startswith("s") and lower == 2:
+    if symbol.name.startswith(("s", "u")) and lower == 2:
         lower = 0
     return ValueRanges(lower, bounds.upper)
 

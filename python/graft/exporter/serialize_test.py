@@ -175,6 +175,21 @@ def test_ranges_of_inputs(dim, expected):
     assert out == (2 * low, UNBOUNDED if high == UNBOUNDED else 2 * high)
 
 
+def test_ranges_of_sizes_that_depend_on_data():
+    """Of two texts or more, which is what export traces, two tokens or more are chosen; of one text one may be."""
+
+    class Chosen(torch.nn.Module):
+        def forward(self, x, ids):
+            return x[ids.eq(2)].view(x.shape[0], -1, x.shape[-1])[:, -1]
+
+    ids = torch.full((3, 5), 7)
+    ids[:, 3] = 2
+    dims = ({0: Dim.AUTO}, {0: Dim.AUTO})
+    program = torch.export.export(Chosen(), (torch.randn(3, 5, 4), ids), dynamic_shapes=dims, strict=False)
+    method = Method(read(serialize(program).data))
+    assert method.ranges("index")[0][0] == 0
+
+
 def test_ranges_of_expressions():
     class Flat(torch.nn.Module):
         def forward(self, x, y):
