@@ -172,7 +172,8 @@ def _made(kind: str, variant: dict[str, Any]) -> Any:
 
 
 def random_weights(model: Any) -> Any:
-    """Drawn wide, so that what is left out shows."""
+    """Drawn wide, so that what is left out shows; those of convolutions by all that they add up: many in a row would amplify rounding."""
+    convolutions = {id(part.weight) for part in model.modules() if isinstance(part, torch.nn.modules.conv._ConvNd)}
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() <= 1:
@@ -180,7 +181,8 @@ def random_weights(model: Any) -> Any:
             elif any(part in name for part in ("embed", "wte", "wpe", "position")):
                 parameter.copy_(torch.randn_like(parameter))
             else:
-                parameter.copy_(torch.randn_like(parameter) * 1.2 / parameter.shape[-1] ** 0.5)
+                added = parameter[0].numel() if id(parameter) in convolutions else parameter.shape[-1]
+                parameter.copy_(torch.randn_like(parameter) * 1.2 / added**0.5)
     return model
 
 

@@ -17,6 +17,7 @@ from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from graft.hf.structure import flatten
+import population
 from population import _ALWAYS, _SMALL, STEPS, VOCAB, Result, beside_eager, random_ids, random_weights
 
 #: Tasks by the name that auto classes have for them.
@@ -40,6 +41,7 @@ TASKS = {
     "depths": "DEPTH_ESTIMATION",
 }
 GENERATING = ("text to text", "speech to text", "pictures to text")
+TEXTS = ("classes of texts", "classes of tokens", "answers in texts")
 PICTURE = 5  # the token whose place a picture's features take
 
 
@@ -88,7 +90,8 @@ _ROPE = {"rope_type": "default", "rope_theta": 1e4}
 _DIGITS = "ABCDEFGHIJ"
 # What these model types have no default for, or sizes by names that mean others elsewhere.
 _OWN: dict[str, dict[str, Any]] = {
-    "perceiver": {"d_latents": 48, "num_latents": 8, "num_self_attends_per_block": 2, "num_self_attention_heads": 4, "num_cross_attention_heads": 4},
+    "shieldgemma2": {"yes_token_index": 30, "no_token_index": 31},
+    "perceiver": {"d_latents": 48, "num_latents": 8, "num_self_attends_per_block": 2, "num_self_attention_heads": 4, "num_cross_attention_heads": 1},
     "luke": {"entity_vocab_size": 50, "entity_emb_size": 16},
     "efficientnet": {"width_coefficient": 0.25, "depth_coefficient": 0.1, "hidden_dim": 320},
     "chameleon": {"vocabulary_map": {"<image>": PICTURE, **{f"IMGIMG{_DIGITS[i]}Z": 40 + i for i in range(8)}}},
@@ -157,10 +160,9 @@ def _shrunk(config: Any, sizes: dict[str, Any], left: frozenset[str]) -> Any:
     return type(config)(**{**new, **parts})
 
 
-def _made(name: str, sizes: dict[str, Any], left: frozenset[str]) -> Any:
+def _made(name: str, shrunk: Callable[[Any], Any]) -> Any:
     kind = getattr(transformers, name)
-    config = CONFIG_MAPPING[CLASSES[name][1]]()
-    config = _shrunk(config, sizes, left) if sizes else config
+    config = shrunk(CONFIG_MAPPING[CLASSES[name][1]]())
     if not isinstance(config, kind.config_class):
         parts = [getattr(config, part, None) for part in type(config).sub_configs]
         config = next((part for part in parts if isinstance(part, kind.config_class)), config)
@@ -198,6 +200,10 @@ def _sized(config: Any, name: str, otherwise: Any) -> Any:
 def _media(model: Any, rows: int, step: int) -> Iterator[dict[str, torch.Tensor]]:
     """Arguments that a class may take for pictures or sound; step: longer sound."""
     config, takes = model.config, inspect.signature(model.forward).parameters
+    if "spatial_shapes" in takes:
+        patch = _sized(config, "patch_size", 16)
+        sizes = {"pixel_attention_mask": torch.ones(rows, 16, dtype=torch.int64), "spatial_shapes": torch.full((rows, 2), 4)}
+        yield {"pixel_values": _random(rows, 16, 3 * patch**2), **sizes}
     if "pixel_values" in takes:
         size = _sized(config, "image_size", 64)
         high, wide = size if isinstance(size, (list, tuple)) else (size, size)
@@ -264,6 +270,8 @@ def arguments(model: Any, rows: int, step: int) -> Iterator[dict[str, torch.Tens
     """Those that a class may take, the likely ones first. step: 0, or longer texts."""
     takes = inspect.signature(model.forward).parameters
     text = {"input_ids": random_ids(rows, 7 + 4 * step)}
+    if CLASSES[model.__class__.__name__][0] == "classes of texts" and getattr(model.config, "is_encoder_decoder", False):
+        text["input_ids"][:, -1] = model.config.eos_token_id  # whose place is classified
     if CLASSES[model.__class__.__name__][0] == "choices":
         text = {"input_ids": random_ids(rows * 2, 7 + 4 * step).unflatten(0, (rows, 2))}
     media = list(_media(model, rows, step))
@@ -281,7 +289,9 @@ def arguments(model: Any, rows: int, step: int) -> Iterator[dict[str, torch.Tens
 
 
 def _with_decoder(model: Any, given: dict[str, torch.Tensor], tokens: int) -> dict[str, torch.Tensor]:
+    """Classifiers of texts give the decoder the same text."""
     takes = "decoder_input_ids" in inspect.signature(model.forward).parameters
+    takes = takes and CLASSES[type(model).__name__][0] in (*GENERATING, "masked tokens")
     return {**given, "decoder_input_ids": random_ids(len(next(iter(given.values()))), tokens)} if takes else given
 
 
@@ -329,9 +339,12 @@ def checks(model: Any, which: int) -> Iterator[tuple[str, Callable[[Any], list[t
 def make(name: str) -> tuple[Any, int]:
     """A small model that eager PyTorch runs, and which arguments it takes. Raises what the class raises at these sizes."""
     first = None
-    for variant in _VARIANTS:
+    shrunk = [lambda one, by=by: _shrunk(one, *by) if by[0] else one for by in _VARIANTS]
+    if CLASSES[name][0] in TEXTS:  # many of decoders
+        shrunk += [lambda one, by=by: population._shrunk(one, by) for by in population._VARIANTS]
+    for one in shrunk:
         try:
-            model = _made(name, *variant)
+            model = _made(name, one)
         except Exception as e:  # whatever the class raises
             first = first or e
             continue
