@@ -31,6 +31,31 @@ def _bucketize(x: Any, boundaries: Any, *, out_int32: bool = False, right: bool 
     return reached.logical_not().sum(-1, dtype=torch.int32 if out_int32 else torch.int64)
 
 
+def _antialiased(reach: int, weight: Any) -> Any:
+    """Resizing whose filter grows with what a pixel stands for: a product with a matrix for each of the two dimensions.
+    weight: of a distance, in pixels of the smaller side; reach: where it ends."""
+
+    def matrix(x: torch.Tensor, held: Any, made: Any, factor: float | None) -> torch.Tensor:
+        step = 1 / factor if factor else held / made
+        centers = (torch.arange(made, dtype=x.dtype) + 0.5) * step
+        away = ((torch.arange(held, dtype=x.dtype) + 0.5).unsqueeze(0) - centers.unsqueeze(1)).abs() / torch.sym_max(step, 1.0)
+        weights = torch.where(away < reach, weight(away), 0.0)
+        return weights / weights.sum(1, keepdim=True)
+
+    def rule(x: torch.Tensor, size: Any, align_corners: bool, by_rows: float | None = None, by_columns: float | None = None) -> Any:
+        if align_corners:
+            raise NotImplementedError
+        rows = matrix(x, x.shape[-2], size[0], by_rows)
+        return rows @ x @ matrix(x, x.shape[-1], size[1], by_columns).t()
+
+    return rule
+
+
+def _cubic(x: torch.Tensor) -> torch.Tensor:
+    """Keys' kernel with a = -0.5, as Pillow has it."""
+    return torch.where(x < 1, (1.5 * x - 2.5) * x * x + 1, ((-0.5 * x + 2.5) * x - 4) * x + 2)
+
+
 # Operators that PyTorch would keep, and that graft runs decomposed or under another name.
 _PARTS = {
     torch.ops.aten.conv1d.default: lambda x, weight, bias=None, stride=(1,), padding=(0,), dilation=(1,), groups=1: (
@@ -39,6 +64,8 @@ _PARTS = {
     torch.ops.aten.bucketize.Tensor: _bucketize,
     torch.ops.aten.min.other: torch.minimum,
     torch.ops.aten.max.other: torch.maximum,
+    torch.ops.aten._upsample_bilinear2d_aa.default: _antialiased(1, lambda x: 1 - x),
+    torch.ops.aten._upsample_bicubic2d_aa.default: _antialiased(2, _cubic),
 }
 _SAME = {torch.ops.aten.alias.default, torch.ops.aten.detach.default, torch.ops.aten.lift_fresh_copy.default}
 
