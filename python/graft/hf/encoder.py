@@ -20,7 +20,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from graft.errors import ExportError, InvalidArgument, Unsupported
+from graft.errors import ExportError, InvalidArgument, InvalidProgram, Unsupported
 from graft.hf import causal, store
 from graft.hf.general import GeneralEngine
 from graft.hf.identity import known
@@ -145,7 +145,7 @@ class EncoderEngine:
             started = time.perf_counter()
             try:
                 result = loaded(tensors)
-            except InvalidArgument:  # of the caller's, or values that the program is not for
+            except (InvalidArgument, InvalidProgram):  # of the caller's, or values or sizes that the program is not for
                 if self._quantize:
                     raise
                 with contextlib.suppress(Exception):

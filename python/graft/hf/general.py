@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from graft.errors import Error, ExecutionError, ExportError, InvalidArgument, Unsupported
+from graft.errors import Error, ExecutionError, ExportError, InvalidArgument, InvalidProgram, Unsupported
 from graft.hf import causal, module_state
 from graft.hf.guard import Guard
 from graft.hf.structure import Flat, build, flatten
@@ -198,15 +198,19 @@ class GeneralEngine:
             given = {**given, module_state.NAME: self._held}
         flat = self._flat(given)
         tried: list[_Loaded] = []
+        grown = True
         while True:
             before = self.counts["traced"]
-            loaded, sizes = self._program(flat, given, tried)
+            loaded, sizes = self._program(flat, given, tried, grown)
             try:
                 ones = frozenset(name for name, size in sizes.items() if size == 1)
                 if ones not in loaded.compared:
                     self._compare(loaded, sizes, flat)
                     loaded.compared.add(ones)
                 found = self._finish(loaded, sizes, flat, given)
+            except _NotOne:
+                tried.append(loaded)
+                grown = False
             except _OtherValues as e:
                 if self.counts["traced"] > before:
                     if e.__cause__ is not None:
@@ -223,8 +227,10 @@ class GeneralEngine:
     def _flat(self, given: dict[str, Any]) -> Flat:
         return flatten(given, self._counters, valued=self._valued)
 
-    def _program(self, flat: Flat, given: dict[str, Any], tried: Sequence[_Loaded]) -> tuple[_Loaded, dict[str, int]]:
-        """tried: those that are for other values."""
+    def _program(
+        self, flat: Flat, given: dict[str, Any], tried: Sequence[_Loaded], grown: bool
+    ) -> tuple[_Loaded, dict[str, int]]:
+        """tried: those that are for other values. grown: a new one may be for batches of any size."""
         for key in reversed(self._programs):
             loaded = self._programs[key]
             if loaded not in tried and (sizes := loaded.traced.sizes_of(flat)) is not None:
@@ -232,7 +238,7 @@ class GeneralEngine:
                 return loaded, sizes
         started = time.perf_counter()
         try:
-            traced = self._traced(flat)
+            traced = self._traced(flat, grown)
         except ExportError as e:
             small = frozenset(path for path, tensor in zip(flat.paths, flat.tensors) if _tells_sizes(path, tensor))
             if not small <= self._valued:
@@ -242,13 +248,13 @@ class GeneralEngine:
             else:
                 raise
             flat.__dict__.update(vars(self._flat(given)))
-            return self._program(flat, given, tried)
+            return self._program(flat, given, tried, grown)
         if (counted := _counted(flat, traced)) - self._counters:
             self._counters |= counted  # they are numbers of the call from now on
             again = self._flat(given)
             if again.structure != flat.structure:
                 flat.__dict__.update(vars(again))
-                return self._program(flat, given, tried)
+                return self._program(flat, given, tried, grown)
         if (sizes := traced.sizes_of(flat)) is None:
             raise Unsupported(
                 f"{self._kind.__name__}: expected a program for the sizes {[list(t.shape) for t in flat.tensors]}, found "
@@ -270,14 +276,14 @@ class GeneralEngine:
             )
         return loaded, sizes
 
-    def _traced(self, flat: Flat) -> Traced:
-        """For any batch where the model's code admits it."""
+    def _traced(self, flat: Flat, grown_too: bool) -> Traced:
+        """For any batch where the model's code admits it, and `grown_too`."""
         sizes = [tuple(tensor.shape) for tensor in flat.tensors]
         opened = [self._open(path, tensor.dim()) for path, tensor in zip(flat.paths, flat.tensors)]
         rows = next((s[0] for s, path in zip(sizes, flat.paths) if path in _BATCHED), None)
         if self._decides:
             return trace(self._twin, self._weights, flat, sizes, opened, None, self._method, flat.tensors)
-        if rows is None or flat.valued:
+        if rows is None or flat.valued or not grown_too:
             return trace(self._twin, self._weights, flat, sizes, opened, None, self._method)
         taken = {s[dim] for s, places in zip(sizes, opened) for dim in places}
         larger = next(n for n in range(3, 100) if n not in taken)
@@ -327,6 +333,11 @@ class GeneralEngine:
             if decided is not None:  # a number of the trace, or an index out of range on a way that this call does not take
                 raise _OtherValues(str(e)) from e
             raise
+        except InvalidProgram as e:  # code that drops sizes of 1, traced with others
+            if not (ones := frozenset(name for name, size in sizes.items() if size == 1)):
+                raise
+            loaded.traced.ones -= ones
+            raise _NotOne from e
         loaded.calls += 1
         loaded.milliseconds += (time.perf_counter() - started) * 1e3
         if decided and not all(map(torch.equal, made[-len(decided) :], decided)):
@@ -430,6 +441,10 @@ class GeneralEngine:
                 for one in self._programs.values()
             ]
             return {**self.counts, "route": self.route, "programs": programs}
+
+
+class _NotOne(Exception):
+    """The program is for other sizes than 1."""
 
 
 class _OtherValues(Exception):

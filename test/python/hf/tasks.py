@@ -94,6 +94,9 @@ _OWN: dict[str, dict[str, Any]] = {
     "perceiver": {"d_latents": 48, "num_latents": 8, "num_self_attends_per_block": 2, "num_self_attention_heads": 4, "num_cross_attention_heads": 1},
     "luke": {"entity_vocab_size": 50, "entity_emb_size": 16},
     "efficientnet": {"width_coefficient": 0.25, "depth_coefficient": 0.1, "hidden_dim": 320},
+    "align_vision_model": {"width_coefficient": 0.25, "depth_coefficient": 0.1, "hidden_dim": 320},
+    "align": {"projection_dim": 80},
+    "dpt": {"num_hidden_layers": 4, "backbone_out_indices": [0, 1, 2, 3], "neck_hidden_sizes": [8, 16, 24, 32], "fusion_hidden_size": 16},
     "chameleon": {"vocabulary_map": {"<image>": PICTURE, **{f"IMGIMG{_DIGITS[i]}Z": 40 + i for i in range(8)}}},
     "chameleon_vqgan": {"num_embeddings": 8, "base_channels": 32, "embed_dim": 16, "latent_channels": 16},
     "emu3": {"vocabulary_map": {"<image>": PICTURE, "<|extra_200|>": 39, **{f"<|visual token {i:06}|>": 40 + i for i in range(8)}}},
@@ -208,6 +211,9 @@ def _media(model: Any, rows: int, step: int) -> Iterator[dict[str, torch.Tensor]
         size = _sized(config, "image_size", 64)
         high, wide = size if isinstance(size, (list, tuple)) else (size, size)
         yield {"pixel_values": _random(rows, _sized(config, "num_channels", 3), high, wide)}
+    if "pixel_values_videos" in takes:
+        side = _sized(config, "image_size", 64)
+        yield {"pixel_values_videos": _random(rows, _sized(config, "num_frames", 2), 3, side, side)}
     if "input_values" in takes:
         yield {"input_values": _random(rows, 3200 + 800 * step)}
         yield {"input_values": _random(rows, _sized(config, "max_length", 64), _sized(config, "num_mel_bins", 80))}
@@ -285,6 +291,8 @@ def arguments(model: Any, rows: int, step: int) -> Iterator[dict[str, torch.Tens
         yield text
         for one in media:
             yield {**text, **one}
+        for one in media if "attention_mask" in takes else ():
+            yield {**text, **one, "attention_mask": torch.ones_like(text["input_ids"])}
     yield from media
 
 

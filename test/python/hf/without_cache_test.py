@@ -181,6 +181,25 @@ def test_code_that_makes_sizes_of_values():
     assert compiled.graft.stats()["traced"] == 4
 
 
+class Squeezed(transformers.BertModel):
+    def forward(self, input_ids=None, **kwargs):
+        last = input_ids.gather(1, (input_ids.ne(0).sum(1) - 1).unsqueeze(-1)).squeeze()  # a number, of one row
+        shifted = input_ids.clone()
+        shifted[:, 0] = last
+        return super().forward(input_ids=shifted, **kwargs).last_hidden_state
+
+
+def test_code_that_drops_sizes_of_one():
+    """As mBART shifts its source: a program traced for more rows is not for one."""
+    config = transformers.BertConfig(**_SIZES, vocab_size=60)
+    eager = random(lambda: Squeezed(config))
+    compiled = graft.compile(copy.deepcopy(eager), threads=1)
+    for rows in (2, 1, 3, 1):
+        ids = torch.randint(3, 60, (rows, 7), generator=torch.Generator().manual_seed(rows))
+        close(eager(ids), compiled(ids))
+    assert compiled.graft.stats()["traced"] == 2
+
+
 class Copying(transformers.BertModel):
     def forward(self, input_ids=None, **kwargs):
         return super().forward(input_ids=torch.from_numpy(input_ids.numpy()), **kwargs)
