@@ -82,10 +82,15 @@ _SIZES: dict[str, Any] = {
     "block_size": 4,
     "block_sizes": 1,
     "num_hash_buckets": 64,
+    "num_queries": 8,
     "depth": 2,
     "deepstack_visual_indexes": [0, 1],
     "fullatt_block_indexes": [1],
 }
+_RESNET: dict[str, Any] = {
+    "embedding_size": 8, "hidden_sizes": [8, 16, 24, 32], "depths": [1, 1, 1, 1], "layer_type": "basic",
+    "out_features": ["stage2", "stage3", "stage4"],
+}  # fmt: skip
 _ROPE = {"rope_type": "default", "rope_theta": 1e4}
 _DIGITS = "ABCDEFGHIJ"
 # What these model types have no default for, or sizes by names that mean others elsewhere.
@@ -97,6 +102,9 @@ _OWN: dict[str, dict[str, Any]] = {
     "align_vision_model": {"width_coefficient": 0.25, "depth_coefficient": 0.1, "hidden_dim": 320},
     "align": {"projection_dim": 80},
     "dpt": {"num_hidden_layers": 4, "backbone_out_indices": [0, 1, 2, 3], "neck_hidden_sizes": [8, 16, 24, 32], "fusion_hidden_size": 16},
+    "deformable_detr": {"d_model": 64},
+    "beit": {"num_hidden_layers": 4, "out_indices": [1, 2, 3, 4]},
+    "data2vec-vision": {"num_hidden_layers": 4, "out_indices": [1, 2, 3, 4]},
     "chameleon": {"vocabulary_map": {"<image>": PICTURE, **{f"IMGIMG{_DIGITS[i]}Z": 40 + i for i in range(8)}}},
     "chameleon_vqgan": {"num_embeddings": 8, "base_channels": 32, "embed_dim": 16, "latent_channels": 16},
     "emu3": {"vocabulary_map": {"<image>": PICTURE, "<|extra_200|>": 39, **{f"<|visual token {i:06}|>": 40 + i for i in range(8)}}},
@@ -157,9 +165,12 @@ def _shrunk(config: Any, sizes: dict[str, Any], left: frozenset[str]) -> Any:
     made = {name: getattr(config, name, None) for name in type(config).sub_configs}
     if "vision_config" in made and made["vision_config"] is None:  # models of texts alone otherwise
         made["vision_config"] = type(config).sub_configs["vision_config"]()
-    parts = {
-        name: _shrunk(part, sizes, left).to_dict() for name, part in made.items() if isinstance(part, transformers.PretrainedConfig)
-    }
+    parts: dict[str, Any] = {}
+    for name, part in made.items():
+        if getattr(part, "model_type", "") == "timm_backbone":  # of a library that tests do without
+            parts[name] = transformers.ResNetConfig(**_RESNET)
+        elif isinstance(part, transformers.PretrainedConfig):
+            parts[name] = (part if name == "backbone_config" else _shrunk(part, sizes, left)).to_dict()
     return type(config)(**{**new, **parts})
 
 
