@@ -170,7 +170,8 @@ def _shrunk(config: Any, sizes: dict[str, Any], left: frozenset[str]) -> Any:
         if getattr(part, "model_type", "") == "timm_backbone":  # of a library that tests do without
             parts[name] = transformers.ResNetConfig(**_RESNET)
         elif isinstance(part, transformers.PretrainedConfig):
-            parts[name] = (part if name == "backbone_config" else _shrunk(part, sizes, left)).to_dict()
+            kept = name == "backbone_config" and hasattr(part, "hidden_sizes")  # sizes of its stages fit those of others
+            parts[name] = (part if kept else _shrunk(part, sizes, left)).to_dict()
     return type(config)(**{**new, **parts})
 
 
