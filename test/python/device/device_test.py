@@ -209,24 +209,6 @@ def test_executorch_option_names_the_device(case, device):
         graft.executorch.set_options(device="rpc9")
 
 
-def test_layers_beside_the_cpu(case, device):
-    name, path, args, eager = case
-    whole = graft.load(path, device=device)
-    whole(*args)
-    everything = whole.describe()["weights"]
-    assert everything["device_left_out"] == 0
-    if name == "mixed_case":
-        return
-    for layers in (0, 1, 2):
-        model = graft.load(path, device=f"{device}:{layers},cpu")
-        for found, expected in zip(results(model(*args)), results(eager), strict=True):
-            assert differ(found, expected) <= 10 * TOLERANCE
-        weights = model.describe()["weights"]
-        assert (weights["device_left_out"] == 0) == (layers == 2)
-        share = weights["device_bytes"] / everything["device_bytes"]
-        assert share < 0.2 if layers == 0 else 0.2 < share < 0.8 if layers == 1 else share == 1
-
-
 @pytest.mark.parametrize("name", ["rpc0:", "rpc0:x,cpu", "rpc0:-1", "rpc0:1,rpc1", "rpc0,", "rpc0:1,cpu,cpu"])
 def test_names_that_are_none(case, device, name):
     with pytest.raises(graft.InvalidArgument, match="NAME:LAYERS,cpu"):
