@@ -6,12 +6,6 @@
 namespace graft::fuzz {
 namespace {
 
-template <std::size_t n>
-Blob blob(const char (&bytes)[n]) {  // without the zero that ends the literal
-  const auto* first = reinterpret_cast<const std::byte*>(bytes);
-  return Blob(first, first + n - 1);
-}
-
 constexpr char kPng[] =
     "\x89\x50\x4e\x47\x0d\x0a\x1a\x0a\x00\x00\x00\x0d\x49\x48\x44\x52\x00\x00\x00\x0d\x00\x00\x00\x0b"
     "\x08\x02\x00\x00\x00\x2b\xd0\x90\x36\x00\x00\x00\x1d\x49\x44\x41\x54\x78\x9c\x63\x64\x60\x60\x10"

@@ -25,6 +25,12 @@ std::span<const Target> targets();
 // Throws InvalidArgument, listing the names.
 const Target& target_named(std::string_view name);
 
+// A file that is written as a literal, without the zero that ends it.
+template <std::size_t n>
+Blob blob(const char (&bytes)[n]) {
+  const auto* first = reinterpret_cast<const std::byte*>(bytes);
+  return Blob(first, first + n - 1);
+}
 // Files of pictures.
 std::vector<Blob> pictures();
 // Files of sound.

@@ -9,12 +9,6 @@
 namespace graft::fuzz {
 namespace {
 
-template <std::size_t n>
-Blob blob(const char (&bytes)[n]) {  // without the zero that ends the literal
-  const auto* first = reinterpret_cast<const std::byte*>(bytes);
-  return Blob(first, first + n - 1);
-}
-
 constexpr char kFlac[] =
     "\x66\x4c\x61\x43\x00\x00\x00\x22\x10\x00\x10\x00\x00\x02\xaf\x00\x02\xaf\x01\xf4\x00\xf0\x00\x00"
     "\x01\x90\xa3\x1b\x3c\x0f\xc4\x9a\x16\x3e\x78\x9f\xae\x50\x12\xd0\x1d\x32\x84\x00\x00\x28\x20\x00"
