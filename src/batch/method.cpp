@@ -32,23 +32,12 @@ Sizes sizes_of(const Json& value, const std::string& column) {
   return sizes;
 }
 
-const MethodInfo& method_of(const Program& program, const std::string& given) {
-  if (!given.empty()) return program.method(given);
-  const std::vector<std::string> names = program.method_names();
-  const bool forward = std::ranges::find(names, "forward") != names.end();
-  std::string list;
-  for (const std::string& name : names) list += (list.empty() ? "" : ", ") + name;
-  GRAFT_CHECK(InvalidArgument, forward || names.size() == 1,
-              "the program has several methods and none is called forward: --method must name one of ", list);
-  return program.method(forward ? "forward" : names[0]);
-}
-
 class MethodTask : public GroupedTask<Inputs> {
  public:
   explicit MethodTask(const TaskContext& context)
       : GroupedTask(context.on_rows),
         program_(Program::load(context.options.model.path, context.options.load)),
-        method_(method_of(*program_, context.options.method)),
+        method_(method_of(*program_, context.options)),
         session_(program_, session_options(context.options)) {
     has_states_ = !session_.states().empty();
     for (std::size_t i = 0; i < method_.inputs.size(); ++i) {
@@ -136,12 +125,6 @@ class MethodTask : public GroupedTask<Inputs> {
   }
 
  private:
-  static SessionOptions session_options(const BatchOptions& options) {
-    SessionOptions session;
-    session.threads = options.decoder.threads;
-    return session;
-  }
-
   static void check_type(const ValueInfo& info, const char* what, const std::string& name) {
     const bool good = info.kind == Value::Kind::tensor ? has_text(info.dtype) : info.kind != Value::Kind::text;
     GRAFT_CHECK(Unsupported, good, what, " '", name, "' is ", serve::v2_name(info), ", which JSON cannot carry");

@@ -15,7 +15,7 @@ class PictureTask : public GroupedTask<std::string> {
         column_(context.only_column("path")),
         processor_(ImageProcessor::load(context.options.model.path)),
         session_(Program::load(context.options.model.path, context.options.load), session_options(context.options)),
-        method_(method_of(session_.program(), context.options.method)) {
+        method_(method_of(session_.program(), context.options)) {
     GRAFT_CHECK(InvalidArgument, !context.options.truncate, "pictures have no --truncate");
     GRAFT_CHECK(InvalidArgument, context.options.model.tokenizer.empty(), "a model of pictures has no --tokenizer");
     check_method();
@@ -54,15 +54,6 @@ class PictureTask : public GroupedTask<std::string> {
   }
 
  private:
-  static SessionOptions session_options(const BatchOptions& options) {
-    SessionOptions out;
-    out.threads = options.decoder.threads;
-    return out;
-  }
-  static const MethodInfo& method_of(const Program& program, const std::string& name) {
-    return program.method(name.empty() ? "forward" : name);
-  }
-
   void check_method() const {
     const auto& inputs = method_.inputs;
     const auto& outputs = method_.outputs;

@@ -106,6 +106,23 @@ std::string TaskContext::file_of(const std::string& path) const {
   return (folder / path).string();  // an absolute path stays as it is
 }
 
+SessionOptions session_options(const BatchOptions& options) {
+  SessionOptions session;
+  session.threads = options.decoder.threads;
+  return session;
+}
+
+const MethodInfo& method_of(const Program& program, const BatchOptions& options) {
+  if (!options.method.empty()) return program.method(options.method);
+  const std::vector<std::string> names = program.method_names();
+  const bool forward = std::ranges::find(names, "forward") != names.end();
+  std::string list;
+  for (const std::string& name : names) list += (list.empty() ? "" : ", ") + name;
+  GRAFT_CHECK(InvalidArgument, forward || names.size() == 1,
+              "the program has several methods and none is called forward: --method must name one of ", list);
+  return program.method(forward ? "forward" : names[0]);
+}
+
 std::unique_ptr<Task> make_task(const TaskContext& context) { return entry_of(context.options.task).make(context); }
 
 Json task_options(const BatchOptions& options) {

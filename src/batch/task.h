@@ -44,6 +44,11 @@ struct TaskContext {
   std::string file_of(const std::string& path) const;
 };
 
+// For sessions of a task's program.
+SessionOptions session_options(const BatchOptions& options);
+// The method that a task runs: that of the options, else forward, or the only one. Throws NotFound, InvalidArgument.
+const MethodInfo& method_of(const Program& program, const BatchOptions& options);
+
 // Throws InvalidArgument for a task that is not known or that the model cannot do, and what loading the model throws.
 std::unique_ptr<Task> make_task(const TaskContext& context);
 // What options say of a task, as the manifest has it. Throws InvalidArgument for options that the task does not have.

@@ -18,11 +18,9 @@ class TextTask : public GroupedTask<TextIds> {
     const BatchOptions& options = context.options;
     const auto program = Program::load(options.model.path, options.load);
     const std::string& tokenizer = options.model.tokenizer;
-    SessionOptions session;
-    session.threads = options.decoder.threads;
     program_ = std::make_unique<llm::TextProgram>(
-        program, Tokenizer::load(tokenizer.empty() ? options.model.path : tokenizer, options.load.text), session,
-        options.method);
+        program, Tokenizer::load(tokenizer.empty() ? options.model.path : tokenizer, options.load.text),
+        session_options(options), options.method);
     most_rows_ = std::min(options.batch_rows, program_->max_texts());
   }
   std::vector<std::string> needs() const override { return {column_}; }
