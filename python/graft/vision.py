@@ -88,7 +88,7 @@ def export_image_model(
     import torch
     import transformers
 
-    from graft.exporter.export import export_with_data
+    from graft.exporter.export import export_for_load
 
     if isinstance(model, (str, os.PathLike)):
         folder = os.fspath(model)
@@ -111,11 +111,11 @@ def export_image_model(
         settings["labels"] = [names[i] for i in range(len(names))]
     pixels = torch.zeros(2, 3, *size, dtype=torch.float32)
     rows = torch.export.Dim("rows", min=1, max=64)
-    program = torch.export.export(_FirstOutput(model), (pixels,), dynamic_shapes=({0: rows},))
-    return export_with_data(program, Path(path), {_KEY: json.dumps(settings).encode()}, quantize=quantize)
+    program = torch.export.export(_with_one_output(model), (pixels,), dynamic_shapes=({0: rows},))
+    return export_for_load(program, Path(path), quantize=quantize, data={_KEY: json.dumps(settings).encode()})
 
 
-def _FirstOutput(model: Any) -> Any:
+def _with_one_output(model: Any) -> Any:
     import torch
 
     class FirstOutput(torch.nn.Module):

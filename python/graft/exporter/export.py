@@ -103,23 +103,27 @@ def export(
         )
 
 
-def export_with_data(
-    program: ExportedProgram, path: Path, data: Mapping[str, bytes], *, quantize: str | Mapping[str, str] | None = None
-) -> Path:
-    """`export` of a program, with more that the package holds, by name."""
-    with raised_by("export"):
-        return _export(
-            path, lambda: {"forward": program}, False, "package", quantize, {}, ExportOptions(), warn=False, data=data
-        )
-
-
 def export_for_load(
-    program: ExportedProgram, path: Path, *, quantize: str | Mapping[str, str] | None = None, weights: str = "package"
+    program: ExportedProgram,
+    path: Path,
+    *,
+    quantize: str | Mapping[str, str] | None = None,
+    weights: str = "package",
+    data: Mapping[str, bytes] | None = None,
 ) -> Path:
-    """`export` of a program that `graft.load` alone runs: nothing is said of what ExecuTorch's runtime would not do."""
+    """`export` of a program that graft alone runs: nothing is said of what ExecuTorch's runtime would not do. data: more that
+    the package holds, by name."""
     with raised_by("export"):
         return _export(
-            path, lambda: {"forward": _borrow(program)}, False, weights, quantize, {}, ExportOptions(), warn=False
+            path,
+            lambda: {"forward": _borrow(program)},
+            False,
+            weights,
+            quantize,
+            {},
+            ExportOptions(),
+            warn=False,
+            data=data,
         )
 
 
