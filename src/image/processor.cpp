@@ -3,7 +3,6 @@
 
 #include "base/check.h"
 #include "base/json.h"
-#include "base/mapped_file.h"
 #include "base/rethrow.h"
 #include "graft/image.h"
 #include "package/container.h"
@@ -50,18 +49,6 @@ ImageProcessor parse(const std::string& path, std::string_view text) {
   }
 }
 
-std::string as_text(std::span<const std::byte> bytes) {
-  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
-}
-
-std::optional<std::string> settings_in(const std::string& path) {
-  const auto mapped = MappedFile::open(path);
-  const PteFile package(mapped);
-  for (const NamedBytes& named : package.named_data())
-    if (named.key == kKey) return as_text(mapped->read(named.bytes));
-  return std::nullopt;
-}
-
 void check_size(const std::optional<Size>& size, const char* name) {
   GRAFT_CHECK(InvalidArgument,
               !size || (size->first >= 1 && size->second >= 1 && size->first <= kMaxImagePixels &&
@@ -100,12 +87,14 @@ ImageProcessor::ImageProcessor(ImageProcessing processing, std::vector<std::stri
   rethrow_typed();
 }
 
-bool ImageProcessor::is_in(const std::string& package) try { return settings_in(package).has_value(); } catch (...) {
+bool ImageProcessor::is_in(const std::string& package) try {
+  return named_text(package, kKey).has_value();
+} catch (...) {
   rethrow_typed();
 }
 
 ImageProcessor ImageProcessor::load(const std::string& package) try {
-  const auto settings = settings_in(package);
+  const auto settings = named_text(package, kKey);
   GRAFT_CHECK(InvalidArgument, settings, "'", package, "' does not say how pictures become its input: it has no '",
               kKey, "'; graft.export_image_model writes such packages");
   return parse(package, *settings);

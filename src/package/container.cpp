@@ -106,4 +106,15 @@ Bytes PteFile::constant(std::uint32_t buffer_index, std::uint64_t byte_count) co
   return slice(bytes, 0, byte_count, what);
 }
 
+std::optional<std::string> named_text(const std::string& path, std::string_view key) {
+  const auto file = MappedFile::open(path);
+  const PteFile package(file);
+  for (const NamedBytes& named : package.named_data()) {
+    if (named.key != key) continue;
+    const auto bytes = file->read(named.bytes);
+    return std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  }
+  return std::nullopt;
+}
+
 }  // namespace graft

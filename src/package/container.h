@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -41,5 +42,9 @@ class PteFile {
   std::vector<std::span<const std::byte>> segments_;
   std::vector<NamedBytes> named_data_;
 };
+
+// The data that the package at `path` holds by this name, as text; none where it holds none. Throws NotFound,
+// SystemError or InvalidProgram.
+std::optional<std::string> named_text(const std::string& path, std::string_view key);
 
 }  // namespace graft

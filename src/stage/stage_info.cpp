@@ -2,7 +2,6 @@
 
 #include "base/check.h"
 #include "base/json.h"
-#include "base/mapped_file.h"
 #include "base/rethrow.h"
 #include "package/container.h"
 
@@ -24,13 +23,7 @@ StageInfo stage_info_of(const std::string& path, std::string_view text) {
 }
 
 std::optional<StageInfo> read_stage_info(const std::string& path) try {
-  const auto mapped = MappedFile::open(path);
-  const PteFile package(mapped);
-  for (const NamedBytes& named : package.named_data()) {
-    if (named.key != kStageKey) continue;
-    const auto bytes = mapped->read(named.bytes);
-    return stage_info_of(path, {reinterpret_cast<const char*>(bytes.data()), bytes.size()});
-  }
+  if (const auto text = named_text(path, kStageKey)) return stage_info_of(path, *text);
   return {};
 } catch (...) {
   rethrow_typed();
