@@ -95,7 +95,10 @@ struct Counters {
   std::uint64_t upload_bytes = 0;
   std::uint64_t downloads = 0;
   std::uint64_t download_bytes = 0;
-  std::uint64_t device_bytes = 0;    // now; weights not counted
+  // Copies of states that the device keeps between runs: none but for calls on their bytes here.
+  std::uint64_t state_uploads = 0;
+  std::uint64_t state_downloads = 0;
+  std::uint64_t device_bytes = 0;    // now; weights and states that it keeps not counted
   std::uint64_t device_streams = 0;  // now
   std::uint64_t device_graphs = 0;   // queued on streams
   std::uint64_t device_events = 0;   // recorded by streams, for others to wait for

@@ -25,6 +25,8 @@ std::vector<std::pair<std::string, std::uint64_t>> counter_list(const Counters& 
           {"upload_bytes", c.upload_bytes},
           {"downloads", c.downloads},
           {"download_bytes", c.download_bytes},
+          {"state_uploads", c.state_uploads},
+          {"state_downloads", c.state_downloads},
           {"device_bytes", c.device_bytes},
           {"device_streams", c.device_streams},
           {"device_graphs", c.device_graphs},

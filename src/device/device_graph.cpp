@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <span>
 #include <string_view>
 
@@ -39,7 +40,7 @@ struct DeviceGraph::Builder {
   }
 
   ggml_tensor* operand(const Tensor& t) {
-    const GgmlLayout layout = ggml_layout(t.desc);
+    const GgmlLayout layout = ggml_layout(t);
     Producer& p = producers[t.buffer];
     if (!p.tensor) {  // a leaf: no view needed
       p.tensor = new_tensor(t.buffer, t.offset, layout, name(plan.buffers[t.buffer].memory));
@@ -68,15 +69,14 @@ struct DeviceGraph::Builder {
     std::vector<ggml_tensor*> sources;
     for (const Tensor& t : launch.inputs) sources.push_back(operand(t));
     const Tensor& out = launch.outputs[0];
-    // The second source of a copy is its destination: backends look there. Created first, as sources of views must be.
-    ggml_tensor* destination = launch.ggml_op == GGML_OP_CPY
-                                   ? new_tensor(out.buffer, out.offset, ggml_layout(out.desc), "destination")
-                                   : nullptr;
-    ggml_tensor* dst = new_tensor(out.buffer, out.offset, ggml_layout(out.desc), plan.node_names[launch.node]);
+    // Created first, as sources of views must be.
+    const std::optional<int> at = destination_source(static_cast<ggml_op>(launch.ggml_op));
+    ggml_tensor* destination = at ? new_tensor(out.buffer, out.offset, ggml_layout(out), "destination") : nullptr;
+    ggml_tensor* dst = new_tensor(out.buffer, out.offset, ggml_layout(out), plan.node_names[launch.node]);
     dst->op = static_cast<ggml_op>(launch.ggml_op);
     std::memcpy(dst->op_params, launch.params.data(), sizeof(dst->op_params));
     std::copy(sources.begin(), sources.end(), dst->src);
-    if (destination) dst->src[1] = dst->view_src = destination;
+    if (destination) dst->src[*at] = dst->view_src = destination;
     // ggml's backends fuse neighbouring nodes and then skip intermediate results, unless they are outputs of the graph.
     if (launch.leaves_graph) dst->flags |= GGML_TENSOR_FLAG_OUTPUT;
     set_producer(out.buffer, dst, out.offset);

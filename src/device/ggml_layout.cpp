@@ -52,12 +52,19 @@ GgmlLayout ggml_layout(const TensorDesc& desc) {
 GgmlLayout ggml_layout(const Tensor& tensor) {
   GgmlLayout out = ggml_layout(tensor.desc);
   if (!tensor.stored) return out;
-  GRAFT_ASSERT(tensor.stored->kind == Stored::Kind::blocks && tensor.desc.contiguous());
+  GRAFT_ASSERT(tensor.stored->kind == Stored::Kind::blocks);
   out.type = static_cast<ggml_type>(tensor.stored->block);
+  // Strides are in values, rows in whole blocks.
   out.nb[0] = ggml_type_size(out.type);
-  out.nb[1] = ggml_row_size(out.type, out.ne[0]);
-  for (int i = 2; i < GGML_MAX_DIMS; ++i) out.nb[i] = out.nb[i - 1] * static_cast<std::size_t>(out.ne[i - 1]);
+  for (int i = 1; i < GGML_MAX_DIMS; ++i)
+    out.nb[i] = ggml_row_size(out.type, static_cast<std::int64_t>(out.nb[i] / sizeof(float)));
   return out;
+}
+
+std::optional<int> destination_source(ggml_op op) {
+  if (op == GGML_OP_CPY) return 1;
+  if (op == GGML_OP_SET_ROWS) return 2;
+  return std::nullopt;
 }
 
 bool same_layout(const ggml_tensor& tensor, const GgmlLayout& layout) {

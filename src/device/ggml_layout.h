@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 
 #include "ggml.h"
 #include "graft/tensor.h"
@@ -18,8 +19,10 @@ struct GgmlLayout {
 
 // The rank must be at most 4.
 GgmlLayout ggml_layout(const TensorDesc& desc);
-// The same for a weight in ggml's blocks if the tensor is one; then it is contiguous.
+// The same, or of a tensor in ggml's blocks, whose dtype is f32, in whole blocks.
 GgmlLayout ggml_layout(const Tensor& tensor);
+// Which source of an op that writes into another tensor is that tensor: its result is a view of it.
+std::optional<int> destination_source(ggml_op op);
 bool same_layout(const ggml_tensor& tensor, const GgmlLayout& layout);
 // `bytes` contiguous bytes.
 GgmlLayout bytes_layout(std::int64_t bytes);

@@ -4,6 +4,7 @@
 #include <array>
 #include <cstring>
 #include <iterator>
+#include <optional>
 #include <set>
 #include <string_view>
 #include <utility>
@@ -94,13 +95,13 @@ bool ProgramDevice::supports(ggml_backend_dev_t device, const Launch& launch) {
   GRAFT_ASSERT(bytes <= memory.size());
   ggml_context* context = ggml_init({bytes, memory.data(), true});
   GRAFT_CHECK(SystemError, context, "cannot make a ggml context of ", bytes, " bytes");
-  ggml_tensor* out = new_tensor(context, ggml_layout(launch.outputs[0].desc));
+  ggml_tensor* out = new_tensor(context, ggml_layout(launch.outputs[0]));
   out->op = static_cast<ggml_op>(launch.ggml_op);
   std::memcpy(out->op_params, launch.params.data(), sizeof(out->op_params));
   for (std::size_t i = 0; i < launch.inputs.size(); ++i)
     out->src[i] = new_tensor(context, ggml_layout(launch.inputs[i]));
-  if (launch.ggml_op == GGML_OP_CPY)
-    out->src[1] = out->view_src = new_tensor(context, ggml_layout(launch.outputs[0].desc));
+  if (const std::optional<int> at = destination_source(out->op))
+    out->src[*at] = out->view_src = new_tensor(context, ggml_layout(launch.outputs[0]));
   // The arena cannot hold ops that need more memory than their result has.
   const bool fits = ggml_backend_buft_get_alloc_size(ggml_backend_dev_buffer_type(device), out) <= ggml_nbytes(out);
   const bool supported = fits && ggml_backend_dev_supports_op(device, out);

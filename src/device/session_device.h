@@ -25,6 +25,8 @@ class SessionDevice {
 
   // False once the device was lost, or had too little memory: the session goes on on the CPU.
   bool is_usable() const { return !full_ && !program_.is_lost(); }
+  // It had too little memory.
+  void leave() { full_ = true; }
 
   // ProgramDevice::resident() for this session.
   std::vector<ProgramDevice::Resident> resident(std::span<const ProgramDevice::HostBytes> weights);

@@ -22,7 +22,7 @@ Executor::Executor(std::shared_ptr<const Plan> plan, RunControl& control)
 
 Executor::~Executor() = default;
 
-std::size_t Executor::bind(std::span<std::byte* const> bases) {
+std::size_t Executor::bind(std::span<std::byte* const> bases, std::span<ggml_backend_buffer* const>) {
   GRAFT_ASSERT(bases.size() == bases_.size());
   std::size_t rewrites = 0;
   for (std::uint32_t id = 0; id < bases.size(); ++id) {

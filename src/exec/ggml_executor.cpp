@@ -80,8 +80,11 @@ void GgmlExecutor::add_host_stage(StageRun& run, std::uint32_t begin, std::uint3
   }
 }
 
-std::size_t GgmlExecutor::bind(std::span<std::byte* const> bases) {
-  std::size_t rewrites = Executor::bind(bases);
+std::size_t GgmlExecutor::bind(std::span<std::byte* const> bases, std::span<ggml_backend_buffer* const> buffers) {
+  std::size_t rewrites = 0;
+  for (std::uint32_t id = 0; id < buffers.size(); ++id)
+    if (buffers[id] && bases[id] != this->bases()[id]) rewrites += rewrite_on_device(id, bases[id], buffers[id]);
+  rewrites += Executor::bind(bases, buffers);
   if (!device_) return rewrites;
   if (!weights_bound_) rewrites += bind_weights();
   // The device's other addresses change only if the session's block there was reallocated.
@@ -90,7 +93,7 @@ std::size_t GgmlExecutor::bind(std::span<std::byte* const> bases) {
   const DeviceMemory& block = device_->block();
   for (std::uint32_t id = 0; id < bases.size(); ++id) {
     const Allocation& a = plan().allocations[id];
-    if (a.on_device && !is_shared(a.memory))
+    if (a.on_device && !a.kept_on_device && !is_shared(a.memory))
       rewrites += rewrite_on_device(id, block.base() + a.device_offset, block.buffer());
   }
   generation_ = device_->generation();

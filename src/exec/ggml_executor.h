@@ -22,7 +22,7 @@ class GgmlExecutor final : public Executor {
   GgmlExecutor(std::shared_ptr<const Plan> plan, int threads, RunControl& control, SessionDevice* device);
   ~GgmlExecutor() override;
 
-  std::size_t bind(std::span<std::byte* const> bases) override;
+  std::size_t bind(std::span<std::byte* const> bases, std::span<ggml_backend_buffer* const> buffers) override;
   std::size_t metadata_bytes() const override;
 
  private:

@@ -156,6 +156,10 @@ OrderedJson describe(const Plan& plan, const ir::Program& graph, const std::stri
                  {"type", name(static_cast<KvType>(plan.key[n + 2]))},
                  {"window_slack", plan.key[n + 3]},
                  {"encoder_length", plan.key[n + 4]}};
+    if (!plan.stages.empty()) {
+      out["kv"]["first_row"] = plan.key[n + 5];
+      out["kv"]["held"] = plan.key[n + 6];
+    }
   }
   if (whole) {
     out["order"] = describe_order(plan);

@@ -106,7 +106,7 @@ class Loader {
     impl_->device = choice.name;
     layers_ = choice.layers;
     if (ggml_backend_dev_t device = find_device(impl_->device))
-      impl_->on_device = std::make_unique<ProgramDevice>(device, impl_->device);
+      impl_->on_device = std::make_shared<ProgramDevice>(device, impl_->device);
     if (!options.fast_kernels && !impl_->on_device)
       impl_->plain = std::make_unique<ProgramDevice>(cpu_device(), impl_->device);
   }

@@ -186,7 +186,7 @@ class PlacedOps final : public DeviceOps {
 
 PlanCache::Result Program::Impl::plan(std::uint32_t index, std::span<const InputDesc> inputs,
                                       const std::vector<std::int64_t>& key, int threads, const KvOptions& kv,
-                                      bool leaves_device) const {
+                                      const KvExtent& extent, bool leaves_device) const {
   PlanCache::Result found = (leaves_device ? cpu_plans : plans)->get(index, threads, key, [&] {
     const Clock::time_point start = Clock::now();
     const std::shared_ptr<const ir::Program> program = graph(index);
@@ -196,6 +196,7 @@ PlanCache::Result Program::Impl::plan(std::uint32_t index, std::span<const Input
     if (on_device && !leaves_device) ops.emplace(*on_device, methods[index], on_host);
     options.device = ops ? static_cast<const DeviceOps*>(&*ops) : plain.get();
     options.kv = kv;
+    options.kv_extent = extent;
     options.stored = stored_plan(index, key, threads);
     options.limits = limits;
     options.matmul_precision = matmul_precision;

@@ -165,7 +165,7 @@ struct Program::Impl {
   std::shared_ptr<LoadedModel> model;                              // of programs with the same weights
   ProgramStats weight_stats;                                       // counts and bytes of weights and constants
   std::string device;
-  std::unique_ptr<ProgramDevice> on_device;  // null for the CPU
+  std::shared_ptr<ProgramDevice> on_device;  // null for the CPU
   std::set<const std::byte*> on_host;        // weights that the device does not have
   std::unique_ptr<ProgramDevice> plain;      // ggml's CPU ops, without LoadOptions::fast_kernels
   // What a state file depends on: SHA-256 of methods, states and weights by name and type and, if known, content.
@@ -200,7 +200,7 @@ struct Program::Impl {
   std::uint32_t find(std::string_view name) const;
   // `leaves_device`: for a session of a device's program that goes on on the CPU.
   PlanCache::Result plan(std::uint32_t method, std::span<const InputDesc> inputs, const std::vector<std::int64_t>& key,
-                         int threads, const KvOptions& kv, bool leaves_device = false) const;
+                         int threads, const KvOptions& kv, const KvExtent& extent, bool leaves_device = false) const;
   const StoredPlan* stored_plan(std::uint32_t method, const std::vector<std::int64_t>& key, int threads) const;
   // How many numbers of a plan's key are input sizes.
   std::size_t size_count(std::uint32_t method, const std::vector<std::int64_t>& key) const {

@@ -23,6 +23,8 @@ struct Buffer {
   std::uint32_t allocation = 0;  // id in Plan::allocations (set by the planner)
   std::int64_t offset = 0;       // bytes from the base of that allocation (arena: set by the planner)
   std::int64_t bytes = 0;
+  // A state that the device keeps between runs: only launches there touch it.
+  bool kept_on_device = false;
   std::int32_t first_use = -1;  // launch that writes it first (arena), -1 when it exists before the run
   std::int32_t last_use = -1;   // last launch that touches it
 };

@@ -75,8 +75,8 @@ void Lowering::add_launch(Launch launch) {
   for (const std::vector<Tensor>* tensors : {&launch.inputs, &launch.outputs}) {
     for (const Tensor& t : *tensors) {
       GRAFT_ASSERT(t.buffer < sequence_.buffers.size());
-      if (t.stored) {  // all of the weight of a ggml op
-        GRAFT_ASSERT(!launch.kernel && t.stored->kind == Stored::Kind::blocks && t.offset == 0 && t.desc.contiguous());
+      if (t.stored) {
+        GRAFT_ASSERT(!launch.kernel && t.stored->kind == Stored::Kind::blocks);
         continue;
       }
       const ByteSpan span = byte_span(t.desc);
@@ -142,12 +142,25 @@ bool Lowering::launch_device(int ggml_op, std::vector<Tensor> inputs, const Tens
   if (!device_ || output.numel() == 0) return false;
   Launch launch = ggml_launch(ggml_op, std::move(inputs), output, params, inplace);
   for (const Tensor& input : launch.inputs)
-    if (!device_->holds(sequence_.buffers[input.buffer])) return refused("the device has no room for its weight");
+    if (!device_holds(input)) return refused("the device has no room for its weight");
   if (!device_->supports(launch)) return refused("ggml's op does not take these types or strides");
   launch.on_device = !plain();
   launch.on_host_too = launch.on_device && (is_ggml_copy(launch) || device_->host_supports(launch));
   add_launch(std::move(launch));
   return true;
+}
+
+bool Lowering::device_has(int ggml_op, std::vector<Tensor> inputs, const Tensor& output,
+                          const std::array<std::int32_t, 16>& params) {
+  return device_ && device_->supports(ggml_launch(ggml_op, std::move(inputs), output, params, 0));
+}
+
+void Lowering::keep_on_device(const Tensor& all) {
+  Buffer& buffer = sequence_.buffers[all.buffer];
+  GRAFT_ASSERT(buffer.memory == MemoryKind::state && all.offset == 0 && all.desc.contiguous());
+  const std::uint64_t bytes = all.stored ? stored_bytes(*all.stored, all.shape()) : all.desc.byte_count();
+  buffer.bytes = std::max(buffer.bytes, static_cast<std::int64_t>(bytes));
+  buffer.kept_on_device = true;
 }
 
 // Floating-point copies that ggml has: the same dtype, or to and from f32; rank at most 4 once dimensions are merged.

@@ -9,6 +9,7 @@
 
 #include "graft/graft.h"
 #include "ir/scalar.h"
+#include "lowering/kv_shape.h"
 #include "lowering/launch.h"
 #include "lowering/tasks.h"
 
@@ -22,7 +23,7 @@ class DeviceOps {
   virtual bool supports(const Launch& launch) const = 0;
   // Whether ggml's CPU backend supports it, so that it may run beside graft's kernels instead.
   virtual bool host_supports(const Launch& launch) const = 0;
-  // Whether a weight may be used there.
+  // Whether a weight or a state may be used there.
   virtual bool holds(const Buffer&) const { return true; }
   // The CPU itself: ggml's ops are preferred to graft's kernels, and run among them.
   virtual bool is_cpu() const { return false; }
@@ -41,8 +42,14 @@ class Lowering {
  public:
   // `max_threads`: for scratch sizes, the most threads of a run. `device`: null for the CPU.
   explicit Lowering(int max_threads, const DeviceOps* device = nullptr, const KvOptions& kv = {},
-                    const PlanLimits& limits = {}, MatmulPrecision matmul_precision = MatmulPrecision::highest)
-      : max_threads_(max_threads), device_(device), kv_(kv), limits_(limits), matmul_precision_(matmul_precision) {}
+                    const PlanLimits& limits = {}, MatmulPrecision matmul_precision = MatmulPrecision::highest,
+                    const KvExtent& kv_extent = {})
+      : max_threads_(max_threads),
+        device_(device),
+        kv_(kv),
+        kv_extent_(kv_extent),
+        limits_(limits),
+        matmul_precision_(matmul_precision) {}
 
   // A new contiguous arena tensor, uninitialized.
   Tensor allocate(DType dtype, const Shape& shape);
@@ -66,6 +73,14 @@ class Lowering {
   // Operands have rank at most 4 and are passed with their sizes reversed, as ggml orders them.
   bool launch_device(int ggml_op, std::vector<Tensor> inputs, const Tensor& output,
                      const std::array<std::int32_t, 16>& params = {}, std::uint32_t inplace = 0);
+  // Whether it would be launched.
+  bool device_has(int ggml_op, std::vector<Tensor> inputs, const Tensor& output,
+                  const std::array<std::int32_t, 16>& params = {});
+  // Whether the device has room for a weight or a state.
+  bool device_holds(const Tensor& tensor) const { return device_->holds(sequence_.buffers[tensor.buffer]); }
+  // A state that is the device's: every launch that touches it is there, and it stays there between runs. `all` is its
+  // memory there, which may be more than on the host.
+  void keep_on_device(const Tensor& all);
   bool has_device() const { return device_ != nullptr; }
   bool plain() const { return device_ && device_->is_cpu(); }
   // Records why ggml's op refuses the node (static storage) in the next launches of graft's kernels for it. Always
@@ -117,6 +132,7 @@ class Lowering {
   int max_threads() const { return max_threads_; }
   MatmulPrecision matmul_precision() const { return matmul_precision_; }
   const KvOptions& kv() const { return kv_; }  // of the plan's session
+  const KvExtent& kv_extent() const { return kv_extent_; }
 
   // --- used by the planner, not by operators ---
   void begin_node(std::uint32_t node_index, bool updates_state = false) {
@@ -146,6 +162,7 @@ class Lowering {
   const DeviceOps* device_;
   std::string_view refusal_;
   KvOptions kv_;
+  KvExtent kv_extent_;
   PlanLimits limits_;
   MatmulPrecision matmul_precision_;
 };

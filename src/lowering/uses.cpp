@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <iterator>
 
+#include "ggml.h"
 #include "kernel/elementwise/elementwise.h"
 #include "lowering/lowering.h"
 
@@ -85,7 +86,8 @@ void find_lifetimes(LaunchSequence& sequence) {
 }
 
 bool writes_a_part(const Launch& launch, const Tensor& output, const Buffer& buffer) {
-  return (launch.kernel != nullptr && launch.kernel != &kCopy) || !covers(output, buffer);
+  const bool scatters = launch.kernel == nullptr && launch.ggml_op == GGML_OP_SET_ROWS;
+  return scatters || (launch.kernel != nullptr && launch.kernel != &kCopy) || !covers(output, buffer);
 }
 
 }  // namespace graft

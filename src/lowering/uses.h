@@ -21,7 +21,7 @@ std::vector<BufferUses> uses_of(const LaunchSequence& sequence);
 bool is_overwritten(const LaunchSequence& sequence, const Launch& launch, std::size_t end);
 
 // Whether a launch that writes this output leaves, or may leave, bytes of its buffer as they were: graft's kernels but
-// the copy may, and ggml's ops do outside of the tensor.
+// the copy may, and so may ggml's SET_ROWS; its other ops do outside of the tensor.
 bool writes_a_part(const Launch& launch, const Tensor& output, const Buffer& buffer);
 
 // Calls visit(BufferId&) for each operand of the launch and for its scratch.

@@ -2,6 +2,7 @@
 
 #include <span>
 
+#include "kernel/attention/cached_attention.h"
 #include "kernel/conv/conv.h"
 #include "op/common.h"
 
@@ -44,6 +45,15 @@ struct Attention {
   bool causal = false;
 };
 bool attention(Lowering& lowering, const Attention& what, const Tensor& out);
+
+// Attention of new tokens over caches of keys and values, in which they are stored first: both stay on the device. The
+// operands are kCachedAttention's; `out` is contiguous [B, T, H, Dv].
+struct CachedAttention {
+  Tensor q, k, v, position, key_cache, value_cache;
+  const Tensor* sinks = nullptr;
+  CachedAttentionAttrs attrs;
+};
+bool cached_attention(Lowering& lowering, const CachedAttention& what, const Tensor& out);
 
 // A convolution of at most two spatial dimensions, x [N, C, 1, H, W] and weight [O, C / groups, 1, KH, KW], contiguous;
 // bias [O] or null; `out` contiguous.

@@ -25,7 +25,8 @@ class Binder {
   Binder(const ir::Program& program, const ir::Method& method, const PlanOptions& options, Plan& plan)
       : program_(program),
         method_(method),
-        lowering_(options.max_threads, options.device, options.kv, options.limits, options.matmul_precision),
+        lowering_(options.max_threads, options.device, options.kv, options.limits, options.matmul_precision,
+                  options.kv_extent),
         on_device_(options.device && !options.device->is_cpu()),
         kv_(options.kv),
         bindings_(method.values.size()),

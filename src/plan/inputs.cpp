@@ -81,8 +81,9 @@ void append_plan_key(std::span<const InputDesc> inputs, std::vector<std::int64_t
   }
 }
 
-void append_kv_key(const KvOptions& kv, std::vector<std::int64_t>& key) {
-  key.insert(key.end(), {kv.rows, kv.length, static_cast<std::int64_t>(kv.type), kv.window_slack, kv.encoder_length});
+void append_kv_key(const KvOptions& kv, const KvExtent& extent, std::vector<std::int64_t>& key) {
+  key.insert(key.end(), {kv.rows, kv.length, static_cast<std::int64_t>(kv.type), kv.window_slack, kv.encoder_length,
+                         extent.first_row, extent.held});
 }
 
 bool has_kv_cache(std::span<const ir::State> states) {

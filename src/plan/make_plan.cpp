@@ -55,7 +55,7 @@ Plan make_plan(const ir::Program& program, const ir::Method& method, std::span<c
     queue_graphs(plan);
   }
   append_plan_key(inputs, plan.key);
-  if (has_kv_cache(program.states)) append_kv_key(options.kv, plan.key);
+  if (has_kv_cache(program.states)) append_kv_key(options.kv, options.kv_extent, plan.key);
   return plan;
 }
 

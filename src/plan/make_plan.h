@@ -17,6 +17,7 @@ struct PlanOptions {
   const DeviceOps* device = nullptr;   // runs what it can; null: graft's kernels on the CPU run everything
   const StoredPlan* stored = nullptr;  // a stored plan for these inputs; used if it fits
   KvOptions kv;                        // for programs with a KV cache
+  KvExtent kv_extent;                  // of a device
   PlanLimits limits;
   MatmulPrecision matmul_precision = MatmulPrecision::highest;
 };

@@ -57,6 +57,7 @@ void list_allocations(Plan& plan) {
     if (fresh)
       plan.allocations.push_back({b.memory, index, b.memory == MemoryKind::arena ? plan.arena_bytes : b.bytes});
     b.allocation = it->second;
+    if (b.kept_on_device) plan.allocations[b.allocation].kept_on_device = true;
   }
   for (Launch& launch : plan.launches)
     for_each_buffer(launch, [&](BufferId id) { ++plan.allocations[plan.buffers[id].allocation].hits; });

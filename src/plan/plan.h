@@ -20,9 +20,10 @@ struct Allocation {
   std::uint32_t hits = 0;  // operands of launches in this allocation
   bool mutated = false;    // an input that the run writes
   // Plans of a device other than the CPU. Weights and constants have their own memory there, shared by all sessions;
-  // everything else is in the session's block on the device, at this offset.
+  // everything else but the states that stay there is in the session's block on the device, at this offset.
   bool on_device = false;
   std::int64_t device_offset = 0;
+  bool kept_on_device = false;  // a state with memory of its own there, as Buffer::kept_on_device
 };
 
 // An output that may share memory with an input: its first write comes after the last read of the input.

@@ -14,6 +14,8 @@ namespace {
 // Parts up to this size that are adjacent on the device are gathered on the host and sent as one transfer: the extra
 // copy costs less than another driver call.
 constexpr std::int64_t kGatheredBytes = 64 * 1024;
+// In the first transfer to the device, which has nothing of the run yet, parts may lie this far apart.
+constexpr std::int64_t kGapBytes = 16 * 1024;
 
 std::int64_t align_up(std::int64_t value, std::int64_t alignment) { return (value + alignment - 1) & -alignment; }
 
@@ -26,20 +28,26 @@ class Cutter {
   void run() {
     for (BufferId id = 0; id < plan_.buffers.size(); ++id) {
       const MemoryKind kind = plan_.buffers[id].memory;
-      valid(id, Side::host) = kind != MemoryKind::arena && kind != MemoryKind::output;
-      valid(id, Side::device) = is_shared(kind);
+      const bool kept = plan_.buffers[id].kept_on_device;
+      valid(id, Side::host) = !kept && kind != MemoryKind::arena && kind != MemoryKind::output;
+      valid(id, Side::device) = kept || is_shared(kind);
     }
     for (std::uint32_t i = 0; i < plan_.launches.size(); ++i) place(i);
     open(Side::host, static_cast<std::uint32_t>(plan_.launches.size()));
     for (BufferId id = 0; id < plan_.buffers.size(); ++id)
-      if (plan_.buffers[id].memory != MemoryKind::arena) need(id, Side::host);
+      if (plan_.buffers[id].memory != MemoryKind::arena && !plan_.buffers[id].kept_on_device) need(id, Side::host);
     // Drop an empty last stage.
     if (moved_.back().empty() && plan_.stages.back().begin == plan_.stages.back().end && plan_.stages.size() > 1) {
       plan_.stages.pop_back();
       moved_.pop_back();
     }
     lay_out_device();
-    for (std::size_t s = 0; s < plan_.stages.size(); ++s) plan_.stages[s].transfers = transfers(moved_[s]);
+    bool fresh = true;  // nothing of the run is on the device
+    for (std::size_t s = 0; s < plan_.stages.size(); ++s) {
+      const bool up = plan_.stages[s].side == Side::device;
+      plan_.stages[s].transfers = transfers(moved_[s], up && fresh ? kGapBytes : 0);
+      fresh = fresh && !up;
+    }
   }
 
  private:
@@ -67,6 +75,9 @@ class Cutter {
     GRAFT_ASSERT(!launch.on_device || i < plan_.commit_begin);
     const Side side = launch.on_device ? Side::device : Side::host;
     open(side, i);
+    const auto belongs_there = [&](const Tensor& t) { return plan_.buffers[t.buffer].kept_on_device; };
+    GRAFT_ASSERT(launch.on_device || (std::ranges::none_of(launch.inputs, belongs_there) &&
+                                      std::ranges::none_of(launch.outputs, belongs_there)));
     for (const Tensor& t : launch.inputs)
       if (t.numel() > 0) need(t.buffer, side);
     for (const Tensor& t : launch.outputs) {
@@ -88,14 +99,14 @@ class Cutter {
     }
     std::int64_t end = 0;
     for (Allocation& a : plan_.allocations) {
-      if (!a.on_device || is_shared(a.memory)) continue;
+      if (!a.on_device || a.kept_on_device || is_shared(a.memory)) continue;
       a.device_offset = end;
       end = align_up(end + a.bytes, alignment_);
     }
     plan_.device_block_bytes = end;
   }
 
-  std::vector<Transfer> transfers(const std::vector<BufferId>& buffers) const {
+  std::vector<Transfer> transfers(const std::vector<BufferId>& buffers, std::int64_t gap) const {
     std::vector<Transfer> transfers;  // one buffer each, by device offset
     for (const BufferId id : buffers) {
       const Buffer& b = plan_.buffers[id];
@@ -107,15 +118,15 @@ class Cutter {
               [](const Transfer& a, const Transfer& b) { return a.device_offset < b.device_offset; });
     std::vector<Transfer> out;
     for (Transfer& next : transfers) {
-      if (out.empty() || !join(out.back(), next)) out.push_back(std::move(next));
+      if (out.empty() || !join(out.back(), next, gap)) out.push_back(std::move(next));
     }
     return out;
   }
 
-  // Appends `next` if only padding lies between: bytes that belong to no buffer.
-  bool join(Transfer& last, const Transfer& next) const {
+  // Appends `next` if only padding lies between, bytes that belong to no buffer, or `gap` bytes.
+  bool join(Transfer& last, const Transfer& next, std::int64_t gap) const {
     const std::int64_t end = last.device_offset + last.bytes;
-    if (next.device_offset < end || next.device_offset != align_up(end, alignment_)) return false;
+    if (next.device_offset < end || next.device_offset > align_up(end, alignment_) + gap) return false;
     const Transfer::Part& part = next.parts[0];
     Transfer::Part& before = last.parts.back();
     const std::int64_t at = next.device_offset - last.device_offset;

@@ -11,7 +11,8 @@ namespace graft {
 // device fields of the allocations and Plan::device_block_bytes. A pure function over the plan.
 //
 // It tracks, per buffer, which side holds valid bytes. Before the run: weights and constants on both sides, inputs and
-// states on the host. After it: outputs and written inputs and states on the host again. A buffer is transferred whole,
+// states on the host. After it: outputs and written inputs and states on the host again. States that the device keeps
+// (Buffer::kept_on_device) are there before and after. A buffer is transferred whole,
 // once, before the stage that needs it. `alignment`: of the device's memory, a power of two.
 void cut_stages(Plan& plan, std::int64_t alignment);
 

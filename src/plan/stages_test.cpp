@@ -139,7 +139,7 @@ TEST(Stages, OrderBringsLaunchesOfOneSideTogether) {
   Plan plan = b.uncut();
   order_for_stages(plan);
   cut_stages(plan, 64);
-  EXPECT_THAT(text(plan), ElementsAre("H 0-3", "D 3-6 <0 <2 <4", "H 6-6 <5"));
+  EXPECT_THAT(text(plan), ElementsAre("H 0-3", "D 3-6 <0,2,4", "H 6-6 <5"));
 }
 
 TEST(Stages, OrderKeepsWhatOverwritesAfterItsReaders) {

@@ -105,6 +105,8 @@ nb::dict to_dict(const Counters& c) {
   d["upload_bytes"] = c.upload_bytes;
   d["downloads"] = c.downloads;
   d["download_bytes"] = c.download_bytes;
+  d["state_uploads"] = c.state_uploads;
+  d["state_downloads"] = c.state_downloads;
   d["device_bytes"] = c.device_bytes;
   d["device_streams"] = c.device_streams;
   d["device_graphs"] = c.device_graphs;

@@ -17,9 +17,9 @@ bool overlap(const std::byte* a, std::int64_t a_bytes, const std::byte* b, std::
 
 }  // namespace
 
-Binder::Binder(const ProgramImpl& program, StateStore& states, SessionArena& arena, bool strict_zero_copy,
+Binder::Binder(const ProgramImpl& program, KvCache& kv, SessionArena& arena, bool strict_zero_copy,
                Counters& counters)
-    : program_(program), states_(states), arena_(arena), strict_zero_copy_(strict_zero_copy), counters_(counters) {}
+    : program_(program), kv_(kv), arena_(arena), strict_zero_copy_(strict_zero_copy), counters_(counters) {}
 
 void Binder::freeze(std::uint32_t method, std::size_t input) {
   const MethodInfo& info = program_.methods[method].info;
@@ -65,7 +65,7 @@ std::byte* Binder::input_base(const PreparedCall& call, std::uint32_t input, con
 }
 
 void Binder::bind(const PreparedCall& call, std::span<const Value> inputs, std::span<std::byte* const> outputs,
-                  const RunOptions& options) {
+                  const RunOptions& options, SessionDevice* device) {
   const LoadedMethod& method = *call.method;
   const Plan& plan = call.plan();
   std::vector<std::byte*>& bases = call.entry->bases;
@@ -81,7 +81,8 @@ void Binder::bind(const PreparedCall& call, std::span<const Value> inputs, std::
         base = method.constants[allocation.index].memory->data();
         break;
       case MemoryKind::state:
-        base = states_.data(method.states[allocation.index]);
+        base = allocation.kept_on_device ? state_on_device(call, id, *device)
+                                         : kv_.states().data(method.states[allocation.index]);
         break;
       case MemoryKind::arena:
         base = arena;
@@ -97,7 +98,20 @@ void Binder::bind(const PreparedCall& call, std::span<const Value> inputs, std::
   Executor& executor = *call.entry->executor;
   // Checked before bind() stores the addresses, so that a refused call is refused again when repeated.
   if (!std::ranges::equal(bases, executor.bases())) check_overlaps(call);
-  counters_.rewrites += executor.bind(bases);
+  counters_.rewrites += executor.bind(bases, call.entry->buffers);
+}
+
+std::byte* Binder::state_on_device(const PreparedCall& call, std::size_t id, SessionDevice& device) try {
+  const Allocation& allocation = call.plan().allocations[id];
+  const std::uint32_t state = call.method->states[allocation.index];
+  const DeviceMemory& there =
+      kv_.states().on_device(state, program_.on_device, static_cast<std::size_t>(allocation.bytes),
+                             [&] { return kv_.used_ranges(state); });
+  call.entry->buffers[id] = there.buffer();
+  return there.base();
+} catch (const OutOfMemory&) {
+  device.leave();
+  throw;
 }
 
 void Binder::check_overlaps(const PreparedCall& call) const {
@@ -110,7 +124,7 @@ void Binder::check_overlaps(const PreparedCall& call) const {
     if (!is_written(written) || !bases[w]) continue;
     for (std::uint32_t o = 0; o < plan.allocations.size(); ++o) {
       const Allocation& other = plan.allocations[o];
-      if (o == w || !bases[o] || (is_written(other) && o < w)) continue;
+      if (o == w || !bases[o] || other.kept_on_device || (is_written(other) && o < w)) continue;
       if (other.memory == MemoryKind::weight || other.memory == MemoryKind::constant) continue;
       if (!overlap(bases[w], written.bytes, bases[o], other.bytes)) continue;
       const Alias* legal = nullptr;

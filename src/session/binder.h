@@ -7,18 +7,19 @@
 #include <vector>
 
 #include "base/aligned.h"
+#include "device/session_device.h"
 #include "graft/graft.h"
 #include "load/program_impl.h"
 #include "session/prepared_call.h"
 #include "session/session_arena.h"
-#include "session/state_store.h"
+#include "session/kv_cache.h"
 
 namespace graft {
 
 // The addresses of a run: every allocation of the plan gets its base.
 class Binder {
  public:
-  Binder(const ProgramImpl& program, StateStore& states, SessionArena& arena, bool strict_zero_copy,
+  Binder(const ProgramImpl& program, KvCache& kv, SessionArena& arena, bool strict_zero_copy,
          Counters& counters);
 
   // As Session::freeze_input.
@@ -26,9 +27,9 @@ class Binder {
 
   // `inputs` are the call's, padded where it is padded; `outputs` has an address for each output of the plan. An input
   // that is not aligned to its elements is copied. Throws InvalidArgument for inputs without memory, and for memory of
-  // outputs that the run must not write.
+  // outputs that the run must not write; OutOfMemory and Unavailable of the device, null for the CPU.
   void bind(const PreparedCall& call, std::span<const Value> inputs, std::span<std::byte* const> outputs,
-            const RunOptions& options);
+            const RunOptions& options, SessionDevice* device);
   // Copies inputs that the run wrote in a copy back to the caller's memory.
   void return_copies(const PreparedCall& call, std::span<const Value> inputs);
   // Frees the copies; the session is closed.
@@ -37,6 +38,7 @@ class Binder {
  private:
   std::byte* input_base(const PreparedCall& call, std::uint32_t input, const TensorView& tensor);
   std::byte* aligned_copy(const PreparedCall& call, std::uint32_t input, const TensorView& tensor, std::size_t bytes);
+  std::byte* state_on_device(const PreparedCall& call, std::size_t id, SessionDevice& device);
   void check_overlaps(const PreparedCall& call) const;
 
   struct Frozen {
@@ -45,7 +47,7 @@ class Binder {
   };
 
   const ProgramImpl& program_;
-  StateStore& states_;
+  KvCache& kv_;
   SessionArena& arena_;
   bool strict_zero_copy_;
   Counters& counters_;

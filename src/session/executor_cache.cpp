@@ -25,10 +25,10 @@ ExecutorCache::ExecutorCache(const ProgramImpl& program, int threads, std::size_
       device_(device),
       counters_(counters) {}
 
-void ExecutorCache::find(PreparedCall& call, const KvOptions& kv) {
+void ExecutorCache::find(PreparedCall& call, const KvOptions& kv, const KvExtent& extent) {
   call.key.clear();
   append_plan_key(call.inputs, call.key);
-  if (call.method->has_kv_cache) append_kv_key(kv, call.key);
+  if (call.method->has_kv_cache) append_kv_key(kv, extent, call.key);
   for (auto it = entries_.begin(); it != entries_.end(); ++it) {
     if (it->method != call.index || !same_key(it->executor->plan().key, call.key)) continue;
     // Equal sizes do not make equal dtypes or ranks.
@@ -38,11 +38,12 @@ void ExecutorCache::find(PreparedCall& call, const KvOptions& kv) {
     return;
   }
   PlanCache::Result found =
-      program_.plan(call.index, call.inputs, call.key, threads_, kv, program_.on_device && !device_);
+      program_.plan(call.index, call.inputs, call.key, threads_, kv, extent, program_.on_device && !device_);
   Entry entry;
   entry.method = call.index;
   entry.counts_as_miss = !found.hit;
   entry.bases.assign(found.plan->allocations.size(), nullptr);
+  entry.buffers.assign(found.plan->allocations.size(), nullptr);
   const Clock::time_point start = Clock::now();
   entry.executor = make_executor(std::move(found.plan), threads_, control_, device_);
   program_.phases.add(kLaunchSequencePhase, ms_since(start), entry.executor->metadata_bytes());

@@ -20,7 +20,8 @@ class ExecutorCache {
   struct Entry {
     std::uint32_t method = 0;
     std::unique_ptr<Executor> executor;
-    std::vector<std::byte*> bases;  // by allocation of the plan, of its last run
+    std::vector<std::byte*> bases;              // by allocation of the plan, of its last run
+    std::vector<ggml_backend_buffer*> buffers;  // of states that the device keeps, by allocation; else null
     bool counts_as_miss = false;    // its plan was made for a run that has not happened yet
   };
 
@@ -31,7 +32,7 @@ class ExecutorCache {
 
   // Sets key and entry of a call whose inputs are described. The entry stays until the next call of this function.
   // Throws InvalidArgument naming the input that the method does not take, and what planning throws.
-  void find(PreparedCall& call, const KvOptions& kv);
+  void find(PreparedCall& call, const KvOptions& kv, const KvExtent& extent);
   void clear() { entries_.clear(); }
   // Forgets all, and makes executors for the CPU from now on.
   void leave_device() {

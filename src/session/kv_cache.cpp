@@ -200,7 +200,7 @@ void KvCache::select_tokens(std::uint32_t state, std::span<const std::int64_t> r
   // Head by head, reading into a buffer before the first row is written, since rows may be source and target.
   std::vector<std::byte> kept;
   for (std::size_t h = 0; h < heads; ++h) {
-    std::byte* base = states_.existing(state) + h * head;
+    std::byte* base = states_.data(state) + h * head;
     const auto row_at = [&](std::int64_t row) { return base + static_cast<std::size_t>(row) * heads * head; };
     kept.clear();
     for (std::size_t i = 0; i < rows.size(); ++i) {

@@ -59,9 +59,7 @@ class KvCache {
   void set_lengths(std::span<const std::int64_t> lengths);
 
   // The used bytes of a state: all, or for keys and values those of the tokens, by row, head and position.
-  struct Range {
-    std::size_t offset = 0, bytes = 0;
-  };
+  using Range = StateStore::Range;
   std::vector<Range> used_ranges(std::uint32_t state);
 
  private:

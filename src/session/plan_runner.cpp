@@ -1,6 +1,7 @@
 #include "session/plan_runner.h"
 
 #include <algorithm>
+#include <bit>
 #include <optional>
 #include <string>
 #include <utility>
@@ -34,27 +35,50 @@ PlanRunner::PlanRunner(const ProgramImpl& program, const SessionOptions& options
       device_(program.on_device && !program.on_device->is_lost() ? std::make_unique<SessionDevice>(*program.on_device)
                                                                  : nullptr),
       arena_(options.arena, counters),
-      binder_(program, kv.states(), arena_, options.strict_zero_copy, counters),
+      binder_(program, kv, arena_, options.strict_zero_copy, counters),
       padding_(program, options.buckets, blocks_, counters),
       executors_(program, threads, options.max_graphs, control_, device_.get(), counters) {
   control_.random.seed = options.seed;
 }
 
-PreparedCall& PlanRunner::prepare(std::uint32_t method, std::span<const Value> inputs, bool timed,
-                                  const RunSizes* run) {
-  call_.begin = timed ? Clock::now() : Clock::time_point{};
-  if (device_ && !device_->is_usable()) {
-    executors_.leave_device();
-    device_.reset();
-    ++counters_.device_losses;
+void PlanRunner::leave_unusable_device() {
+  if (!device_ || device_->is_usable()) return;
+  executors_.leave_device();
+  const bool tokens_lost = kv_.states().leave_device();
+  device_.reset();
+  ++counters_.device_losses;
+  if (tokens_lost) kv_.truncate(0);
+}
+
+// The batch is known to the kernels only where no rows are given; each has the row of its own number then.
+KvExtent PlanRunner::kv_extent(const RunOptions& options) {
+  KvExtent extent;
+  if (!device_ || !kv_.exists()) return extent;
+  const std::span<const std::int64_t> rows = options.kv_rows;
+  if (!rows.empty()) {
+    kv_.check_rows(rows);
+    extent.first_row = rows[0];
+    for (std::size_t i = 1; i < rows.size(); ++i)
+      if (rows[i] != rows[0] + static_cast<std::int64_t>(i)) extent.first_row = -1;
   }
+  const std::int64_t most = std::ranges::max(kv_.lengths());
+  constexpr std::uint64_t kLeast = 256;
+  if (most > 0)
+    extent.held = static_cast<std::int64_t>(std::bit_ceil(std::max(static_cast<std::uint64_t>(most), kLeast)));
+  return extent;
+}
+
+PreparedCall& PlanRunner::prepare(std::uint32_t method, std::span<const Value> inputs, const RunOptions& options,
+                                  const RunSizes* run) {
+  call_.begin = options.profile ? Clock::now() : Clock::time_point{};
+  leave_unusable_device();
   call_.describe(program_, method, inputs, counters_);
   if (call_.in_segments()) {
     program_.check_inputs(method, call_.inputs);
     padding_.round_up(call_);
   } else {
     padding_.round_up(call_, run);
-    executors_.find(call_, kv_.states().kv());
+    executors_.find(call_, kv_.states().kv(), kv_extent(options));
   }
   return call_;
 }
@@ -114,7 +138,7 @@ void PlanRunner::run_on(const PreparedCall& call, std::span<const Value> inputs,
   }
   std::optional<BusyGuard> arena_guard;
   arena_.lock(arena_guard, options);
-  binder_.bind(call, inputs, addresses, options);
+  binder_.bind(call, inputs, addresses, options, device_.get());
   compute(call, options, part);
   binder_.return_copies(call, inputs);
   for (std::size_t i = 0; i < outputs.size(); ++i)

@@ -26,11 +26,12 @@ class PlanRunner {
              std::shared_ptr<BlockPool> blocks, Counters& counters);
 
   // Resolves a call: describes its inputs and finds or makes its plan. For a method in segments, where each segment has
-  // a plan, it only checks the inputs. Input data are not read. `timed`: reads the clock, for a profile. The result is
+  // a plan, it only checks the inputs. Input data are not read. The result is
   // valid until the next call of this function. Throws InvalidArgument naming the input that is wrong, and what
   // planning throws.
   // `run`: of a segment, see run_sizes().
-  PreparedCall& prepare(std::uint32_t method, std::span<const Value> inputs, bool timed, const RunSizes* run = nullptr);
+  PreparedCall& prepare(std::uint32_t method, std::span<const Value> inputs, const RunOptions& options = {},
+                        const RunSizes* run = nullptr);
   // What the call returns, tensors without data.
   std::vector<Value> outputs(const PreparedCall& call) const;
 
@@ -53,6 +54,9 @@ class PlanRunner {
     return {call.output(i).desc.dtype, padding_.cut_shape(call, i)};
   }
 
+  // Takes the states back from a device that is lost or has too little memory, if that was not done.
+  void leave_unusable_device();
+
   Binder& binder() { return binder_; }
   RandomKey& random() { return control_.random; }
   // Frees memory and plans; the session is closed.
@@ -61,6 +65,7 @@ class PlanRunner {
  private:
   void run_on(const PreparedCall& call, std::span<const Value> inputs, std::span<Value> outputs,
               const RunOptions& options, Part part);
+  KvExtent kv_extent(const RunOptions& options);
   void compute(const PreparedCall& call, const RunOptions& options, Part part);
   static bool profile(const PreparedCall& call, std::vector<NodeTiming>& timings);
 

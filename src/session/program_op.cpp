@@ -71,7 +71,7 @@ class MethodOp {
     impl().check_inputs(index_, inputs);
     std::vector<std::int64_t> key;
     append_plan_key(inputs, key);
-    return impl().plan(index_, inputs, key, call.threads(), {}).plan;
+    return impl().plan(index_, inputs, key, call.threads(), {}, {}).plan;
   }
 
   std::vector<Shape> shapes(const OpCall& call) const {

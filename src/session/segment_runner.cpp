@@ -165,7 +165,7 @@ void SegmentRunner::run(const PreparedCall& call, std::span<Value> outputs, cons
 void SegmentRunner::run_method(std::uint32_t index, const Values& inputs, Values& outputs, const RunOptions& options) {
   const LoadedMethod& method = program_.methods[index];
   if (!method.steps.empty()) return run_steps(method, inputs, outputs, options);
-  PreparedCall& call = plans_.prepare(index, inputs.cut, options.profile != nullptr, &sizes_);
+  PreparedCall& call = plans_.prepare(index, inputs.cut, options, &sizes_);
   if (planned_) (*planned_)(call);
   if (index != last_) undo_.keep(method, call.plan(), options.kv_rows);
   for (std::size_t i = 0; i < outputs.cut.size(); ++i) {

@@ -26,6 +26,7 @@ bool CancelToken::cancelled() const { return flag_->load(); }
 Session::Impl::Use::Use(Impl& impl) : guard(impl.busy, kSessionInUse) {
   GRAFT_CHECK(InvalidArgument, !impl.closed, "the session is closed");
   impl.states.lock(states);
+  impl.plans.leave_unusable_device();
 }
 
 Session::Impl::Impl(std::shared_ptr<const Program> loaded_program, const SessionOptions& session_options)
@@ -50,7 +51,7 @@ PreparedCall& Session::Impl::prepare_plan(std::string_view method, std::span<con
   const std::uint32_t index = find(method);
   const std::size_t steps = Internal::of(*program).methods[index].steps.size();
   GRAFT_CHECK(InvalidArgument, steps == 0, "method '", method, "' runs in ", steps, " segments", what);
-  return plans.prepare(index, inputs, false);
+  return plans.prepare(index, inputs);
 }
 
 std::vector<std::byte> Session::Impl::encoded(const PreparedCall& call) const {
@@ -62,13 +63,13 @@ std::vector<std::byte> Session::Impl::encoded(const PreparedCall& call) const {
 }
 
 std::vector<Value> Session::Impl::output_values(std::string_view method, std::span<const Value> inputs) {
-  const PreparedCall& call = plans.prepare(find(method), inputs, false);
+  const PreparedCall& call = plans.prepare(find(method), inputs);
   return call.in_segments() ? SegmentRunner::outputs(call) : plans.outputs(call);
 }
 
 void Session::Impl::run_into(std::string_view method, std::span<const Value> inputs, std::span<Value> outputs,
                              const RunOptions& run_options) {
-  PreparedCall& call = plans.prepare(find(method), inputs, run_options.profile != nullptr);
+  PreparedCall& call = plans.prepare(find(method), inputs, run_options);
   if (call.in_segments()) {
     segments.run(call, outputs, run_options);
   } else {
@@ -78,7 +79,7 @@ void Session::Impl::run_into(std::string_view method, std::span<const Value> inp
 
 std::vector<Value> Session::Impl::run_into(std::string_view method, std::span<const Value> inputs,
                                            const PlaceOutputs& place, const RunOptions& run_options) {
-  PreparedCall& call = plans.prepare(find(method), inputs, run_options.profile != nullptr);
+  PreparedCall& call = plans.prepare(find(method), inputs, run_options);
   if (!call.in_segments()) {
     std::vector<Value> outputs = plans.outputs(call);
     call_back([&] { place(outputs); });
@@ -111,7 +112,7 @@ std::vector<Value> Session::Impl::run_into(std::string_view method, std::span<co
 
 std::vector<Value> Session::Impl::run(std::string_view method, std::span<const Value> inputs,
                                       const RunOptions& run_options) {
-  PreparedCall& call = plans.prepare(find(method), inputs, run_options.profile != nullptr);
+  PreparedCall& call = plans.prepare(find(method), inputs, run_options);
   if (call.in_segments()) {
     std::vector<Value> outputs(call.output_count());
     segments.run(call, outputs, run_options);
@@ -213,7 +214,7 @@ std::vector<std::byte> Session::stored_plan(std::string_view method, std::span<c
 
 std::vector<std::vector<std::byte>> Session::stored_plans(std::string_view method, std::span<const Value> inputs) try {
   const Impl::Use use(*impl_);
-  PreparedCall& call = impl_->plans.prepare(impl_->find(method), inputs, false);
+  PreparedCall& call = impl_->plans.prepare(impl_->find(method), inputs);
   std::vector<std::vector<std::byte>> plans;
   if (!call.in_segments()) {
     plans.push_back(impl_->encoded(call));

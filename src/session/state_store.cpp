@@ -6,6 +6,7 @@
 
 #include "base/check.h"
 #include "base/rethrow.h"
+#include "device/device_copy.h"
 
 namespace graft {
 namespace {
@@ -63,15 +64,88 @@ void StateStore::lock(std::optional<BusyGuard>& guard, const WaitLimit& limit) c
   if (shared_ && count() > 0) guard.emplace(Internal::of(*states_).busy, limit);
 }
 
-std::byte* StateStore::data(std::uint32_t state) {
-  AlignedMemory& memory = entries_[state]->memory;
-  if (!memory.data()) {
-    const std::size_t bytes = desc(state).byte_count();
-    memory = AlignedMemory(bytes);
-    reset(state);
+std::byte* StateStore::on_host(std::uint32_t state) {
+  Entry& entry = *entries_[state];
+  const std::size_t bytes = desc(state).byte_count();
+  const bool fresh = !entry.memory.data();
+  if (fresh) {
+    entry.memory = AlignedMemory(bytes);
     counters_.state_bytes += bytes;
   }
-  return memory.data();
+  if (entry.on_host) {
+    if (fresh) reset(state);
+    return entry.memory.data();
+  }
+  entry.device->guard("a state came from it", [&] {
+    copy_to_host(nullptr, entry.there.buffer(), entry.there.base(), entry.memory.data(), bytes);
+  });
+  ++counters_.state_downloads;
+  entry.on_host = true;
+  return entry.memory.data();
+}
+
+std::byte* StateStore::data(std::uint32_t state) {
+  std::byte* const bytes = on_host(state);
+  entries_[state]->on_device = false;
+  return bytes;
+}
+
+const std::byte* StateStore::existing(std::uint32_t state) {
+  const Entry& entry = *entries_[state];
+  return entry.memory.data() || entry.on_device ? on_host(state) : nullptr;
+}
+
+const DeviceMemory& StateStore::on_device(std::uint32_t state, const std::shared_ptr<const ProgramDevice>& device,
+                                          std::size_t bytes, const std::function<std::vector<Range>()>& used) {
+  Entry& entry = *entries_[state];
+  if (entry.device != device || entry.there.size() != bytes) {
+    if (entry.on_device) on_host(state);
+    release(entry);
+    entry.device = device;
+    entry.there = DeviceMemory(device->handle(), device->name(), bytes, str("state '", entry.info.fqn, "'"));
+    device->guard("a state was made", [&] { ggml_backend_buffer_clear(entry.there.buffer(), 0); });
+  }
+  const bool empty = holds_tokens(entry.info.kind) && !entry.memory.data();
+  if (!entry.on_device && !empty) {
+    // Attention multiplies what no token has been written to by 0 there: it must be finite, as it need not be here.
+    const std::byte* from = on_host(state);
+    std::vector<std::byte> finite(desc(state).byte_count());
+    for (const auto& [offset, count] : used()) std::memcpy(finite.data() + offset, from + offset, count);
+    device->guard("a state went to it", [&] {
+      copy_to_device(nullptr, entry.there.buffer(), entry.there.base(), finite.data(), finite.size());
+    });
+    ++counters_.state_uploads;
+  }
+  entry.on_device = true;
+  entry.on_host = false;
+  return entry.there;
+}
+
+void StateStore::release(Entry& entry) {
+  if (entry.device && entry.device->is_lost()) {
+    entry.there.abandon();
+    for (DeviceMemory& memory : entry.old) memory.abandon();
+  }
+  if (entry.device && entry.device->reads_old_descriptors() && entry.there.buffer())
+    entry.old.push_back(std::move(entry.there));
+  entry.there = DeviceMemory();
+  entry.on_device = false;
+}
+
+bool StateStore::leave_device() {
+  bool lost = false;
+  for (std::uint32_t i = 0; i < count(); ++i) {
+    Entry& entry = *entries_[i];
+    if (!entry.device) continue;
+    if (!entry.on_host && entry.device->is_lost()) {
+      entry.on_host = true;
+      if (entry.memory.data()) reset(i);
+      lost = lost || holds_tokens(entry.info.kind);
+    }
+    on_host(i);
+    release(entry);
+  }
+  return lost;
 }
 
 void StateStore::reset(std::uint32_t state) {
@@ -84,8 +158,13 @@ void StateStore::reset(std::uint32_t state) {
 }
 
 void StateStore::reset() {
-  for (std::uint32_t i = 0; i < count(); ++i)
-    if (existing(i)) reset(i);
+  for (std::uint32_t i = 0; i < count(); ++i) {
+    Entry& entry = *entries_[i];
+    if (!entry.memory.data()) continue;
+    entry.on_host = true;
+    entry.on_device = false;
+    reset(i);
+  }
 }
 
 std::vector<StateView> StateStore::views() {
@@ -102,6 +181,7 @@ void StateStore::resize(const KvOptions& kv, Resized resized) {
     counters_.state_bytes += memory.size();
     counters_.state_bytes -= entries_[state]->memory.size();
     entries_[state]->memory = std::move(memory);
+    release(*entries_[state]);
   }
   kv_ = kv;
 }

@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include "base/aligned.h"
+#include "device/program_device.h"
 #include "graft/graft.h"
 #include "load/program_impl.h"
 #include "lowering/kv_shape.h"
@@ -21,6 +23,11 @@ struct States::Impl {
   struct Entry {
     ir::State info;
     AlignedMemory memory;  // allocated when it is first needed
+    // Of a state that a device keeps between runs: its memory there, and who has its bytes.
+    std::shared_ptr<const ProgramDevice> device = nullptr;
+    DeviceMemory there = {};
+    std::vector<DeviceMemory> old = {};  // of before, for ProgramDevice::reads_old_descriptors()
+    bool on_host = true, on_device = false;
   };
   std::mutex mutex;  // of `entries` and `kv`, which the constructors of sessions extend
   std::map<std::string, Entry, std::less<>> entries;
@@ -47,9 +54,21 @@ class StateStore {
   const KvOptions& kv() const { return kv_; }
   bool shared() const { return shared_; }
 
+  // The state's bytes on the host, which the caller may write. What a device has of them comes from there first; throws
+  // Unavailable if it is lost.
   std::byte* data(std::uint32_t state);
-  // Null when it was not needed so far.
-  std::byte* existing(std::uint32_t state) const { return entries_[state]->memory.data(); }
+  // The same to be read. Null when the state was not needed so far.
+  const std::byte* existing(std::uint32_t state);
+  struct Range {
+    std::size_t offset = 0, bytes = 0;
+  };
+  // The state's memory on the device, with its bytes, which the run may write; `bytes`: its size there, `used`: the
+  // ranges of its bytes that mean something, asked for where they go there. Throws OutOfMemory, Unavailable.
+  const DeviceMemory& on_device(std::uint32_t state, const std::shared_ptr<const ProgramDevice>& device,
+                                std::size_t bytes, const std::function<std::vector<Range>()>& used);
+  // Takes all states back to the host. Of a device that is lost they have their values at load; true if keys and values
+  // were among them.
+  bool leave_device();
   // Sets all states to their values at load.
   void reset();
   std::vector<StateView> views();
@@ -61,14 +80,17 @@ class StateStore {
   void clear();
 
  private:
+  using Entry = Internal::StatesImpl::Entry;
+  std::byte* on_host(std::uint32_t state);
   void reset(std::uint32_t state);
+  static void release(Entry& entry);
 
   const ProgramImpl& program_;
   KvOptions kv_;
   Counters& counters_;
   bool shared_;
   std::shared_ptr<States> states_;
-  std::vector<Internal::StatesImpl::Entry*> entries_;  // by state
+  std::vector<Entry*> entries_;  // by state
 };
 
 // States that hold keys and values of tokens: a cache is empty when its lengths are 0, whatever they hold.

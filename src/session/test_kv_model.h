@@ -50,7 +50,7 @@ struct KvModel {
   GraphBuilder graph;
   std::shared_ptr<const Program> program;
 
-  explicit KvModel(KvModelOptions options = {}) {
+  explicit KvModel(KvModelOptions options = {}, const LoadOptions& load = {}) {
     const ir::Dim b = dynamic(1, 8, "b"), t = dynamic(1, 64, "t");
     const auto x = graph.input("x", DType::f32, {b, fixed(kHeads), t, fixed(kSize)});
     const auto position = graph.input("cache_position", DType::i64, {b, t});
@@ -78,7 +78,7 @@ struct KvModel {
     } else {
       graph.output(last_);
     }
-    program = graph.build();
+    program = graph.build(load);
   }
 
  private:

@@ -7,6 +7,7 @@
 #include "kernel/attention/cached_attention.h"
 #include "lowering/kv_shape.h"
 #include "lowering/lowering.h"
+#include "op/ggml_ops.h"
 #include "op/operator.h"
 
 namespace graft {
@@ -84,6 +85,15 @@ std::vector<Tensor> lower_cached_attention(const Call& call, std::span<const Sha
   attrs.softcap = static_cast<float>(call.real("softcap"));
   attrs.window = call.integer("window");
   attrs.chunk = call.integer("chunk");
+  const device::CachedAttention there{call.tensor("query"),
+                                      call.tensor("key"),
+                                      call.tensor("value"),
+                                      lowering.contiguous(call.tensor("cache_position")),
+                                      key_cache,
+                                      call.tensor("value_cache"),
+                                      call.has("sinks") ? &call.tensor("sinks") : nullptr,
+                                      attrs};
+  if (!call.has("bias") && device::cached_attention(lowering, there, out)) return {out};
   std::vector<Tensor> inputs;
   for (const std::string_view argument : {"query", "key", "value"})
     inputs.push_back(lowering.with_contiguous_rows(call.tensor(argument)));

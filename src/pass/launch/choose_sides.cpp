@@ -35,7 +35,15 @@ std::int64_t cost_on_host(const Launch& launch) {
          operations(launch) / kOperationsPerByte;
 }
 
-bool is_shared(MemoryKind kind) { return kind == MemoryKind::weight || kind == MemoryKind::constant; }
+// Read on either side without a transfer, or on the device alone.
+bool never_crosses(const Buffer& buffer) {
+  return buffer.memory == MemoryKind::weight || buffer.memory == MemoryKind::constant || buffer.kept_on_device;
+}
+
+bool touches_kept(const LaunchSequence& sequence, const Launch& launch) {
+  const auto is_kept = [&](const Tensor& t) { return sequence.buffers[t.buffer].kept_on_device; };
+  return std::ranges::any_of(launch.inputs, is_kept) || std::ranges::any_of(launch.outputs, is_kept);
+}
 
 constexpr std::int64_t kHost = -1;  // what the host makes before the run, and reads after it
 
@@ -62,15 +70,16 @@ std::vector<Version> versions_of(const LaunchSequence& sequence) {
     if (readers.empty() || readers.back() != reader) readers.push_back(reader);
   };
   for (BufferId id = 0; id < current.size(); ++id)
-    if (sequence.buffers[id].memory == MemoryKind::input || sequence.buffers[id].memory == MemoryKind::state)
+    if (sequence.buffers[id].memory == MemoryKind::input ||
+        (sequence.buffers[id].memory == MemoryKind::state && !sequence.buffers[id].kept_on_device))
       make(id, kHost);
   for (std::size_t i = 0; i < sequence.launches.size(); ++i) {
     const Launch& launch = sequence.launches[i];
     const auto reader = static_cast<std::int64_t>(i);
     for (const Tensor& t : launch.inputs)
-      if (t.numel() > 0 && !is_shared(sequence.buffers[t.buffer].memory)) read(t.buffer, reader);
+      if (t.numel() > 0 && !never_crosses(sequence.buffers[t.buffer])) read(t.buffer, reader);
     for (const Tensor& t : launch.outputs) {
-      if (t.numel() == 0) continue;
+      if (t.numel() == 0 || never_crosses(sequence.buffers[t.buffer])) continue;
       if (writes_a_part(launch, t, sequence.buffers[t.buffer])) read(t.buffer, reader);
       make(t.buffer, reader);
     }
@@ -102,7 +111,8 @@ std::vector<std::int64_t> costs_on_host(const LaunchSequence& sequence, const st
   for (std::size_t i = 0; i < count; ++i) {
     if (lacks(i)) continue;
     const Launch& launch = sequence.launches[i];
-    costs[i] = launch.on_host_too && mixed[find(static_cast<std::int64_t>(i))] ? cost_on_host(launch) : kForbidden;
+    const bool may_move = launch.on_host_too && !touches_kept(sequence, launch);
+    costs[i] = may_move && mixed[find(static_cast<std::int64_t>(i))] ? cost_on_host(launch) : kForbidden;
   }
   return costs;
 }
