@@ -36,7 +36,10 @@ struct GgmlExecutor::StageRun {
 };
 
 GgmlExecutor::GgmlExecutor(std::shared_ptr<const Plan> p, int threads, RunControl& control, SessionDevice* device)
-    : Executor(std::move(p), control), threads_(threads), device_(device) {
+    : Executor(std::move(p), control),
+      threads_(threads),
+      device_(device),
+      buffers_(plan().allocations.size(), nullptr) {
   if (plan().stages.empty()) {
     add_host_stage(stages_.emplace_back(), 0, static_cast<std::uint32_t>(plan().launches.size()));
     return;
@@ -82,8 +85,12 @@ void GgmlExecutor::add_host_stage(StageRun& run, std::uint32_t begin, std::uint3
 
 std::size_t GgmlExecutor::bind(std::span<std::byte* const> bases, std::span<ggml_backend_buffer* const> buffers) {
   std::size_t rewrites = 0;
-  for (std::uint32_t id = 0; id < buffers.size(); ++id)
-    if (buffers[id] && bases[id] != this->bases()[id]) rewrites += rewrite_on_device(id, bases[id], buffers[id]);
+  // Some of ggml's backends give all buffers the same address.
+  for (std::uint32_t id = 0; id < buffers.size(); ++id) {
+    if (!buffers[id] || (bases[id] == this->bases()[id] && buffers[id] == buffers_[id])) continue;
+    rewrites += rewrite_on_device(id, bases[id], buffers[id]);
+    buffers_[id] = buffers[id];
+  }
   rewrites += Executor::bind(bases, buffers);
   if (!device_) return rewrites;
   if (!weights_bound_) rewrites += bind_weights();

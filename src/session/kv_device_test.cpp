@@ -162,6 +162,28 @@ TEST_F(KvOnDevice, WindowsChunksSoftcapSinks) {
   }
 }
 
+TEST_F(KvOnDevice, SharedHeads) {
+  Pair pair({.group = 3}, {.rows = 3});
+  pair.step({1, 2}, 0, 1);
+  pair.step({1, 2}, 1, 3);
+  pair.step({1, 2}, 3, 20);
+  for (std::int64_t t = 20; t < 24; ++t) pair.step({1, 2}, t, t + 1);
+  pair.step({2, 1}, 24, 25, {1, 0});
+  pair.step({2}, 25, 30, {1});
+}
+
+TEST_F(KvOnDevice, ResizedToASizeOfBefore) {
+  Pair pair({}, {.length = 64});
+  pair.step({1}, 0, 4);
+  pair.step({1}, 4, 5);
+  pair.each([](Session& session) { session.kv_resize(1, 128); });
+  pair.step({1}, 5, 6);
+  pair.each([](Session& session) { session.kv_resize(1, 64); });
+  pair.step({1}, 6, 7);
+  pair.step({1}, 7, 8);
+  EXPECT_EQ(pair.there->counters().graphs_built, 3u);
+}
+
 // What callers do to caches between runs is done to the bytes here, and goes there again with the next run.
 TEST_F(KvOnDevice, SelectForkResizeSaveAndTokens) {
   Pair pair({}, {.rows = 3, .length = 128});

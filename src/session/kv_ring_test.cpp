@@ -214,7 +214,7 @@ TEST(KvRing, BytesOfAGemma3LikeModelWith32kTokens) {
   auto x = graph.input("x", DType::f32, {b, test::fixed(1), t, test::fixed(kHead)});
   const auto position = graph.input("cache_position", DType::i64, {b, t});
   for (std::int64_t layer = 0; layer < 26; ++layer) {
-    const auto y = test::attention(graph, x, position, {.layer = layer, .window = layer % 6 == 5 ? 0 : kWindow},
+    const auto y = test::attention(graph, x, x, position, {.layer = layer, .window = layer % 6 == 5 ? 0 : kWindow},
                                    {b, t, test::fixed(1), test::fixed(kHead)});
     x = graph.node("aten.transpose.int",
                    {{"self", ir::Arg::of_value(y)}, {"dim0", test::of_int(1)}, {"dim1", test::of_int(2)}}, DType::f32,

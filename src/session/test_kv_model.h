@@ -16,11 +16,11 @@ struct AttentionNode {
   ir::Arg sinks = of_none();
 };
 
-// q = k = v = x [B, H, T, D] -> [B, T, H, D]; `dims` those of the result.
-inline ir::ValueId attention(GraphBuilder& graph, ir::ValueId x, ir::ValueId position, const AttentionNode& node,
-                             std::vector<ir::Dim> dims) {
+// k = v = x [B, H, T, D] -> [B, T, H of the query, D]; `dims` those of the result.
+inline ir::ValueId attention(GraphBuilder& graph, ir::ValueId query, ir::ValueId x, ir::ValueId position,
+                             const AttentionNode& node, std::vector<ir::Dim> dims) {
   return graph.node("graft.attention.default",
-                    {{"query", ir::Arg::of_value(x)},
+                    {{"query", ir::Arg::of_value(query)},
                      {"key", ir::Arg::of_value(x)},
                      {"value", ir::Arg::of_value(x)},
                      {"cache_position", ir::Arg::of_value(position)},
@@ -39,6 +39,7 @@ struct KvModelOptions {
   double softcap = 0;
   bool sinks = false;  // so large that they dominate the softmax
   int layers = 2;
+  int group = 1;                // query heads of a head: the query is x, `group` times
   bool first_sees_all = false;  // window and chunk are those of the second layer alone
   bool may_fail = false;        // a third input, i64 [1]: the run fails after the attention when it is not 0
 };
@@ -56,18 +57,21 @@ struct KvModel {
     const auto position = graph.input("cache_position", DType::i64, {b, t});
     AttentionNode node{.softcap = options.softcap};
     if (options.sinks) node.sinks = ir::Arg::of_value(graph.weight("sinks", {80, 80}, {kHeads}));
-    const std::vector<ir::Dim> dims = {b, t, fixed(kHeads), fixed(kSize)};
+    const std::vector<ir::Dim> x_dims = {b, fixed(kHeads), t, fixed(kSize)};
+    const std::vector<ir::Dim> dims = {b, t, fixed(kHeads * options.group), fixed(kSize)};
     for (int layer = 0; layer < options.layers; ++layer) {
       const bool all = options.first_sees_all && layer == 0;
       node.layer = layer;
       node.window = all ? 0 : options.window;
       node.chunk = all ? 0 : options.chunk;
-      const auto in = layer == 0
-                          ? x
-                          : graph.node("aten.transpose.int",
-                                       {{"self", ir::Arg::of_value(last_)}, {"dim0", of_int(1)}, {"dim1", of_int(2)}},
-                                       DType::f32, {b, fixed(kHeads), t, fixed(kSize)});
-      last_ = attention(graph, in, position, node, dims);
+      const auto in = layer == 0 ? x : first_heads(x_dims, dims, options.group);
+      const auto query =
+          options.group == 1
+              ? in
+              : graph.node("aten.repeat.default",
+                           {{"self", ir::Arg::of_value(in)}, {"repeats", of_ints({1, options.group, 1, 1})}},
+                           DType::f32, {b, fixed(kHeads * options.group), t, fixed(kSize)});
+      last_ = attention(graph, query, in, position, node, dims);
     }
     if (options.may_fail) {
       const auto index = graph.input("index", DType::i64, {fixed(1)});
@@ -82,6 +86,21 @@ struct KvModel {
   }
 
  private:
+  // The last result as the next layer's input.
+  ir::ValueId first_heads(const std::vector<ir::Dim>& x_dims, const std::vector<ir::Dim>& dims, int group) {
+    const auto heads_first = graph.node(
+        "aten.transpose.int", {{"self", ir::Arg::of_value(last_)}, {"dim0", of_int(1)}, {"dim1", of_int(2)}},
+        DType::f32, {dims[0], dims[2], dims[1], dims[3]});
+    if (group == 1) return heads_first;
+    return graph.node("aten.slice.Tensor",
+                      {{"self", ir::Arg::of_value(heads_first)},
+                       {"dim", of_int(1)},
+                       {"start", of_int(1)},
+                       {"end", of_int(1 + kHeads)},
+                       {"step", of_int(1)}},
+                      DType::f32, x_dims);
+  }
+
   ir::ValueId last_ = 0;
 };
 
