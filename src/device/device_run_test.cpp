@@ -340,8 +340,8 @@ TEST_F(OnDevice, HalfPrecisionLinear) {
 // An op that the device lacks runs on the CPU between two device stages.
 TEST_F(OnDevice, TheCpuRunsWhatTheDeviceLacks) {
   GraphBuilder graph;
-  const std::vector<ir::Dim> dims{fixed(4), fixed(6)};
-  const auto w = graph.weight("w", noise(36, 1), {6, 6});
+  const std::vector<ir::Dim> dims{fixed(64), fixed(256)};
+  const auto w = graph.weight("w", noise(256 * 256, 1), {256, 256});
   const auto x = graph.input("x", DType::f32, dims);
   const auto linear = [&](ir::ValueId in) {
     return graph.node("aten.linear.default", {{"input", of(in)}, {"weight", of(w)}, {"bias", of_none()}}, DType::f32,
@@ -351,8 +351,8 @@ TEST_F(OnDevice, TheCpuRunsWhatTheDeviceLacks) {
   const auto scanned = graph.node("aten.cumsum.default", {{"self", of(first)}, {"dim", of_int(1)}}, DType::f32, dims);
   graph.output(linear(scanned));
   graph.output(first);
-  std::vector<float> data = noise(24, 3);
-  compare(graph, {tensor(data, {4, 6})});
+  std::vector<float> data = noise(64 * 256, 3);
+  compare(graph, {tensor(data, {64, 256})});
   const Places p = places(*program);
   EXPECT_EQ(p.device, 2u);
   EXPECT_EQ(p.host, 1u);
@@ -360,8 +360,8 @@ TEST_F(OnDevice, TheCpuRunsWhatTheDeviceLacks) {
   EXPECT_EQ(c.stages, 2u * 4) << "device, cumsum, device, results";
   EXPECT_EQ(c.uploads, 2u * 2);
   EXPECT_EQ(c.downloads, 2u * 2);
-  EXPECT_EQ(c.upload_bytes, 2u * 2 * 96);
-  EXPECT_EQ(c.download_bytes, 2u * 2 * 96);
+  EXPECT_EQ(c.upload_bytes, 2u * 2 * 64 * 256 * 4);
+  EXPECT_EQ(c.download_bytes, 2u * 2 * 64 * 256 * 4);
 }
 
 // Small inputs share one transfer.

@@ -331,12 +331,13 @@ bool softmax(Lowering& lowering, const Tensor& input, const Tensor& out) {
   return true;
 }
 
-bool embedding(Lowering& lowering, const Tensor& table, const Tensor& indices, const Tensor& out) {
+bool gather_rows(Lowering& lowering, const Tensor& table, const Tensor& indices, int dim, bool wrap,
+                 const Tensor& out) {
   if (!lowering.has_device() || out.numel() == 0 || !is_small_float(table.dtype())) return false;
   if (table.numel() == 0 || table.size(0) > std::numeric_limits<std::int32_t>::max()) return false;
   const Tensor rows = lowering.allocate(DType::i32, Shape{indices.numel()});
   const Tensor target = f32_target(lowering, out);
-  lowering.launch(kCheckIndex, {*try_reshape(indices, rows.shape())}, {rows}, CheckIndexAttrs{table.size(0)});
+  lowering.launch(kCheckIndex, {*try_reshape(indices, rows.shape())}, {rows}, CheckIndexAttrs{table.size(0), dim, wrap});
   if (!lowering.launch_device(GGML_OP_GET_ROWS, {readable(lowering, table), rows}, as_rows(target))) return false;
   finish(lowering, target, out);
   return true;

@@ -13,11 +13,12 @@ void check(const KernelContext& ctx) {
   std::int32_t* to = ctx.output<std::int32_t>();
   const auto [begin, end] = ctx.range(ctx.out().numel());
   for (std::int64_t i = begin; i < end; ++i) {
-    if (from[i] < 0 || from[i] >= attrs.size) {
-      ctx.fail("index ", from[i], " is out of range for dimension 0 of size ", attrs.size);
+    const std::int64_t index = attrs.wrap && from[i] < 0 ? from[i] + attrs.size : from[i];
+    if (index < 0 || index >= attrs.size) {
+      ctx.fail("index ", from[i], " is out of range for dimension ", attrs.dim, " of size ", attrs.size);
       return;
     }
-    to[i] = static_cast<std::int32_t>(from[i]);
+    to[i] = static_cast<std::int32_t>(index);
   }
 }
 

@@ -58,9 +58,30 @@ struct Positions {
   }
 };
 
+// One index tensor that names whole rows: those of [N, elements], where nothing but sizes of 1 comes before its
+// dimension.
+bool gather_rows_on_device(const Positions& positions, const Tensor& from, const Tensor& out, Lowering& lowering) {
+  if (!lowering.has_device() || positions.attrs.count != 1 || from.rank() == 0 || !from.desc.contiguous()) return false;
+  const int dim = positions.attrs.dim[0];
+  Tensor index = positions.indices[0];
+  std::int64_t row = 1;
+  for (int d = 0; d < dim; ++d)
+    if (from.size(d) != 1) return false;
+  for (int d = 0; d < positions.shape.rank(); ++d) {
+    const int own = positions.own_dim[at(d)];
+    if (own < 0) continue;
+    const bool whole = positions.shape[d] == from.size(own) && (index.size(d) == 1 || index.stride(d) == 0);
+    if (!whole) return false;
+    row *= from.size(own);
+    index.desc.shape[d] = 1;
+  }
+  return device::gather_rows(lowering, *try_reshape(from, Shape{from.size(dim), row}), lowering.contiguous(index), dim,
+                             positions.attrs.wrap, out);
+}
+
 Tensor gathered(Positions& positions, const Tensor& from, Lowering& lowering) {
   const Tensor out = lowering.allocate(from.dtype(), positions.shape);
-  if (out.numel() == 0) return out;
+  if (out.numel() == 0 || gather_rows_on_device(positions, from, out, lowering)) return out;
   const Tensor window = positions.window(from);
   lowering.launch(kGather, positions.operands(window), {out}, positions.attrs);
   return out;
@@ -118,12 +139,14 @@ Tensor stored_rows(const Tensor& weight, const Tensor& indices, const Shape& sha
 
 std::vector<Tensor> embedding_lower(const Call& call, std::span<const Shape> shapes, Lowering& lowering) {
   const Tensor& weight = call.tensor("weight");
-  if (weight.stored && !weight.stored->is_plain())
-    return {stored_rows(weight, call.tensor("indices"), shapes[0], lowering)};
+  const bool blocks = weight.stored && !weight.stored->is_plain();
   if (lowering.has_device()) {
     const Tensor out = lowering.allocate(call.output_dtype(), shapes[0]);
-    if (device::embedding(lowering, as_stored(weight), lowering.contiguous(call.tensor("indices")), out)) return {out};
+    if (device::gather_rows(lowering, blocks ? weight : as_stored(weight), lowering.contiguous(call.tensor("indices")),
+                            0, false, out))
+      return {out};
   }
+  if (blocks) return {stored_rows(weight, call.tensor("indices"), shapes[0], lowering)};
   Positions positions;
   positions.shape = shapes[0];
   positions.own_dim.fill(-1);

@@ -13,11 +13,11 @@
 namespace graft {
 namespace {
 
-// In bytes that a transfer moves meanwhile. What a transfer costs beside its bytes; inputs and results of the run have
-// theirs together.
-constexpr std::int64_t kTransfer = 4096;
+// In bytes that a transfer moves meanwhile. What a transfer costs beside its bytes, since one side waits for the other;
+// what is there before the device begins, and what is read after it ended, have theirs together.
+constexpr std::int64_t kTransfer = 65536;
 // A launch that the device could run costs on the CPU so much, and a share of the bytes that it touches and of its
-// operations. Two transfers are more than one launch, one is less.
+// operations.
 constexpr std::int64_t kLaunch = 6144, kTouchedPerByte = 8, kOperationsPerByte = 16;
 constexpr std::int64_t kForbidden = std::int64_t{1} << 48;
 
@@ -52,9 +52,31 @@ struct Version {
   std::int64_t bytes = 0;
   std::int64_t producer = kHost;
   std::vector<std::int64_t> readers;
+  bool early = true;  // made by launches of the host, of nothing that the device can make
+  bool late = true;   // read by launches of the host, of whose results nothing is read that the device can run
 
-  std::int64_t cost() const { return bytes + (producer == kHost || readers == std::vector{kHost} ? 0 : kTransfer); }
+  std::int64_t cost() const { return bytes + (early || late ? 0 : kTransfer); }
 };
+
+// Sets `early` and `late`; versions are in the order of their producers.
+void find_ends(const LaunchSequence& sequence, std::vector<Version>& versions) {
+  std::vector<bool> early(sequence.launches.size()), late(sequence.launches.size());
+  for (std::size_t i = 0; i < early.size(); ++i)
+    early[i] = late[i] = !sequence.launches[i].on_device || i >= sequence.commit_begin;
+  const auto is = [](const std::vector<bool>& which, std::int64_t launch) {
+    return launch == kHost || which[static_cast<std::size_t>(launch)];
+  };
+  for (Version& version : versions) {
+    version.early = is(early, version.producer);
+    if (version.early) continue;
+    for (const std::int64_t reader : version.readers)
+      if (reader != kHost) early[static_cast<std::size_t>(reader)] = false;
+  }
+  for (auto version = versions.rbegin(); version != versions.rend(); ++version) {
+    version->late = std::ranges::all_of(version->readers, [&](std::int64_t reader) { return is(late, reader); });
+    if (!version->late && version->producer != kHost) late[static_cast<std::size_t>(version->producer)] = false;
+  }
+}
 
 std::vector<Version> versions_of(const LaunchSequence& sequence) {
   constexpr std::int64_t kNone = -1;
@@ -86,6 +108,7 @@ std::vector<Version> versions_of(const LaunchSequence& sequence) {
   }
   for (BufferId id = 0; id < current.size(); ++id)
     if (sequence.buffers[id].memory != MemoryKind::arena) read(id, kHost);
+  find_ends(sequence, out);
   return out;
 }
 

@@ -110,8 +110,8 @@ TEST(ChooseSides, ACopyOfWhatOnlyTheCpuReadsStaysThere) {
   EXPECT_EQ(plan.launches[0].kernel, &kCopy);
 }
 
-// Small values between launches of the CPU go there; a single one at the edge of what the device has stays.
-TEST(ChooseSides, OfSmallLaunchesThoseBetweenTwoOfTheCpuGoThere) {
+// A transfer in the middle of a run costs more than launches of small values.
+TEST(ChooseSides, SmallLaunchesBetweenAndAfterThoseOfTheCpuGoThere) {
   PlanBuilder b;
   const Tensor x = b.vector(MemoryKind::input), t1 = b.vector(MemoryKind::arena), t2 = b.vector(MemoryKind::arena),
                t3 = b.vector(MemoryKind::arena), y = b.vector(MemoryKind::output);
@@ -121,7 +121,21 @@ TEST(ChooseSides, OfSmallLaunchesThoseBetweenTwoOfTheCpuGoThere) {
   b.device({t3, t3}, y);
   Plan plan = b.uncut();
   choose_sides(plan);
-  EXPECT_THAT(sides(plan), ElementsAre(false, false, false, true));
+  EXPECT_THAT(sides(plan), ElementsAre(false, false, false, false));
+}
+
+// What the CPU makes before the device begins goes up with the inputs, and what it alone reads comes back with the
+// results.
+TEST(ChooseSides, BothEndsOfARunHaveTheirTransfersAnyway) {
+  PlanBuilder b;
+  const Tensor x = b.vector(MemoryKind::input), t1 = b.vector(MemoryKind::arena), t2 = b.vector(MemoryKind::arena),
+               y = b.vector(MemoryKind::output);
+  b.host({x}, t1);
+  b.device({t1, t1}, t2);
+  b.host({t2}, y);
+  Plan plan = b.uncut();
+  choose_sides(plan);
+  EXPECT_THAT(sides(plan), ElementsAre(false, true, false));
 }
 
 TEST(ChooseSides, WhatNoLaunchOfTheCpuTouchesStaysOnTheDevice) {
@@ -204,9 +218,12 @@ TEST(ChooseSides, NoChoiceIsBetterInRandomPlans) {
     const std::vector<bool> chosen = sides(plan);
     const SideCost cost = cost_of_sides(before, chosen);
     ASSERT_EQ(cost.total, least) << "plan " << round;
-    // The stages transfer just these bytes.
-    EXPECT_EQ(bytes(traffic(cut(before, chosen))), cost.bytes) << "plan " << round;
-    EXPECT_EQ(bytes(traffic(cut(before, greedy))), cost_of_sides(before, greedy).bytes) << "plan " << round;
+    // The stages transfer these bytes, and small gaps between those of the first upload.
+    for (const auto& [side, expected] : {std::pair{chosen, cost.bytes}, {greedy, cost_of_sides(before, greedy).bytes}}) {
+      const Traffic moved_bytes = traffic(cut(before, side));
+      EXPECT_GE(bytes(moved_bytes), expected) << "plan " << round;
+      EXPECT_LE(bytes(moved_bytes), moved_bytes.uploads > 0 ? expected + 3 * 16 * 1024 : expected) << "plan " << round;
+    }
     better_than_greedy += cost.bytes < cost_of_sides(before, greedy).bytes;
     for (std::size_t i = 0; i < chosen.size(); ++i) (chosen[i] ? kept : moved) += greedy[i];
   }
