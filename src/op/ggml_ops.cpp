@@ -50,6 +50,18 @@ Tensor readable(Lowering& lowering, const Tensor& tensor) {
   return moved;
 }
 
+// An operand of a product: its matrices are contiguous and lie at one distance. ggml's Vulkan backend rounds others to
+// f16 first.
+Tensor factor(Lowering& lowering, const Tensor& tensor) {
+  const int rank = tensor.rank();
+  const auto follows = [&](int outer) {
+    return outer < 0 || tensor.size(outer) == 1 ||
+           tensor.stride(outer) == tensor.stride(outer + 1) * tensor.size(outer + 1);
+  };
+  if (lowering.plain() || (follows(rank - 2) && (rank < GGML_MAX_DIMS || follows(0)))) return readable(lowering, tensor);
+  return readable(lowering, lowering.contiguous(tensor));
+}
+
 // Contiguous, as rows of the last dim.
 Tensor as_rows(const Tensor& tensor) {
   return tensor.rank() == 0 ? *try_reshape(tensor, Shape{1, 1}) : collapsed(tensor, 1);
@@ -252,8 +264,8 @@ bool matmul(Lowering& lowering, const Tensor& a, const Tensor& b, const Tensor* 
     return lowering.refused("ggml's MUL_MAT writes a contiguous result at the beginning of a buffer");
   // ggml contracts the last dim of both. The second operand is read as it is stored, f16 and bf16 too; the first one
   // and the result are f32.
-  const Tensor weight = readable(lowering, transposed(b));
-  const Tensor rows = readable(lowering, widened(lowering, a));
+  const Tensor weight = factor(lowering, transposed(b));
+  const Tensor rows = factor(lowering, widened(lowering, a));
   const Tensor target = f32_target(lowering, out);
   const Tensor product = bias ? lowering.allocate(DType::f32, out.shape()) : target;
   if (!lowering.launch_device(GGML_OP_MUL_MAT, {weight, rows}, product, Params{GGML_PREC_F32})) return false;
@@ -382,8 +394,8 @@ bool attention(Lowering& lowering, const Attention& what, const Tensor& out) {
   if (what.mask && what.mask->rank() > GGML_MAX_DIMS) return false;
   for (const Tensor* t : {&what.q, &what.k, &what.v})
     if (t->rank() > GGML_MAX_DIMS) return false;
-  const Tensor q = readable(lowering, to_rank4(widened(lowering, what.q)));
-  const Tensor k = readable(lowering, to_rank4(what.k));
+  const Tensor q = factor(lowering, to_rank4(widened(lowering, what.q)));
+  const Tensor k = factor(lowering, to_rank4(what.k));
   const Tensor v = to_rank4(what.v);
   const Shape product = to_rank4(out).shape();
   // ggml shares heads of a product's first operand only, and keys and values must have equal heads.
