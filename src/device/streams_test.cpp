@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "load/test_random_net.h"
+#include "session/test_kv_model.h"
 #ifdef GRAFT_GGML_INTERNALS
 #include "device/test_stream_device.h"
 #endif
@@ -27,6 +28,7 @@ TEST(Streams, NeedGgmlsInternalHeader) {
 #else
 
 using namespace graft::test;
+using graft::test::run;  // beside those below
 using ir::Arg;
 using ::testing::HasSubstr;
 constexpr auto kLong = std::chrono::minutes(2);  // only a failing test takes it
@@ -49,6 +51,12 @@ class Streams : public ::testing::Test {
   }
   void TearDown() override { device().reset(); }
 };
+
+LoadOptions named(const char* device) {
+  LoadOptions options;
+  options.device = device;
+  return options;
+}
 
 using Results = std::vector<std::vector<float> >;
 
@@ -306,6 +314,42 @@ TEST_F(Streams, ALostDeviceLeavesStatesAsTheyWere) {
   EXPECT_THROW(session.run("forward", in), Unavailable);
   EXPECT_EQ(floats(session.run("forward", in)[0]), (std::vector<float>{1, 2}));
   EXPECT_EQ(floats(session.run("forward", in)[0]), (std::vector<float>{2, 4}));
+}
+
+// Its caches are lost with it: the session has no tokens then, and computes the next ones on the CPU.
+TEST_F(Streams, ALostDeviceTakesItsCachesAlong) {
+  for (const char* place : {"upload", "graph", "download", "synchronize"}) {
+    SCOPED_TRACE(place);
+    device().reset();
+    KvModel model({}, named("cpu"));
+    const auto program = model.graph.build(named("streams0"));
+    Session reference(model.program, with({})), session(program, with({})), other(program, with({}));
+    const std::vector<float> expected = run(reference, {1}, 0, 9);
+    expect_near(run(session, {1}, 0, 9), expected, 1e-5f);
+    run(other, {1}, 0, 4);
+    EXPECT_LT(session.counters().state_bytes, 64u) << "the caches are there";
+    device().lost_at = place;
+    EXPECT_THROW(run(session, {1}, 9, 10), Unavailable);
+    EXPECT_EQ(session.kv_lengths()[0], 0);
+    EXPECT_EQ(other.kv_lengths()[0], 0);
+    expect_near(run(session, {1}, 0, 9), expected, 1e-5f);
+    expect_near(run(session, {1}, 9, 10), run(reference, {1}, 9, 10), 1e-5f);
+    EXPECT_EQ(session.counters().device_losses, 1u);
+  }
+}
+
+TEST_F(Streams, TooLittleMemoryForACacheKeepsItsTokens) {
+  KvModel model({}, named("cpu"));
+  const auto program = model.graph.build(named("streams0"));
+  Session reference(model.program, with({.length = 64})), session(program, with({.length = 64}));
+  const std::vector<float> expected = run(reference, {1}, 0, 9);
+  expect_near(run(session, {1}, 0, 9), expected, 1e-5f);
+  session.kv_resize(1, 128);
+  device().most_memory = 8192;
+  EXPECT_THROW(run(session, {1}, 9, 10), OutOfMemory);
+  EXPECT_EQ(session.kv_lengths()[0], 9);
+  expect_near(run(session, {1}, 9, 10), run(reference, {1}, 9, 10), 1e-5f);
+  EXPECT_EQ(session.counters().device_losses, 1u);
 }
 
 TEST_F(Streams, TooLittleMemoryLeavesATypedErrorAndTheSessionOnTheCpu) {

@@ -167,6 +167,9 @@ class StreamDevice {
     iface.get_tensor = [](ggml_backend_buffer_t, const ggml_tensor* tensor, void* data, std::size_t at, std::size_t n) {
       std::memcpy(data, static_cast<const char*>(tensor->data) + at, n);
     };
+    iface.clear = [](ggml_backend_buffer_t buffer, std::uint8_t value) {
+      std::memset(buffer->context, value, buffer->size);
+    };
     return ggml_backend_buffer_init(type, iface, memory, bytes);
   }
 

@@ -280,7 +280,7 @@ std::string Program::describe(bool whole_plans) const try {
   if (impl_->on_device) {
     out["weights"]["device_count"] = impl_->on_device->uploads();
     out["weights"]["device_bytes"] = impl_->on_device->uploaded_bytes();
-    out["weights"]["device_left_out"] = impl_->on_host.size();
+    out["weights"]["device_left_out"] = impl_->placement.weights_on_host.size();
   }
   return out.dump(2, ' ', false, OrderedJson::error_handler_t::replace);  // names come from files and may not be UTF-8
 } catch (...) {

@@ -401,19 +401,22 @@ class Loader {
     return out;
   }
 
-  // Which weights the device has no room for. Constants go there first; an eighth is left for runs.
+  // Which weights and states the device has no room for. Constants go there first; an eighth is left for runs.
   void place_on_device() {
     if (!impl_->on_device) return;
-    std::vector<PlacedWeight> weights;
+    std::vector<PlacedTensor> tensors;
     for (std::size_t g = 0; g < graphs_.size(); ++g)
       for (std::size_t i = 0; i < graphs_[g].weights.size(); ++i) {
         const ir::Weight& weight = graphs_[g].weights[i];
-        weights.push_back({weight.fqn.empty() ? weight.key : weight.fqn, impl_->methods[g].weights[i],
+        tensors.push_back({weight.fqn.empty() ? weight.key : weight.fqn, impl_->methods[g].weights[i],
                            static_cast<std::size_t>(weight.byte_size)});
       }
     const std::size_t available = DeviceBudget::available(impl_->on_device->handle()) / 8 * 7;
     const std::size_t constants = static_cast<std::size_t>(impl_->weight_stats.constant_bytes);
-    impl_->on_host = weights_on_host(weights, layers_, available - std::min(available, constants));
+    // Caches as large as by default: sessions are not known yet.
+    for (const StateInfo& state : impl_->states)
+      tensors.push_back({state.state.fqn, nullptr, state_desc(state.state, KvOptions()).byte_count()});
+    impl_->placement = place_layers(tensors, layers_, available - std::min(available, constants));
   }
 
   // What constants depend on beside weights.

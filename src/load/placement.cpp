@@ -17,31 +17,33 @@ std::optional<std::int64_t> layer_of(std::string_view name) {
   return std::nullopt;
 }
 
-std::set<const std::byte*> weights_on_host(const std::vector<PlacedWeight>& weights, std::optional<std::int64_t> layers,
-                                           std::size_t memory) {
-  std::map<std::int64_t, std::vector<const PlacedWeight*>> by_layer;
-  std::vector<const PlacedWeight*> others;
-  std::set<const std::byte*> seen, out;
-  for (const PlacedWeight& weight : weights) {
-    if (!seen.insert(weight.data).second) continue;
-    const std::optional<std::int64_t> layer = layer_of(weight.name);
-    (layer ? by_layer[*layer] : others).push_back(&weight);
+Placement place_layers(const std::vector<PlacedTensor>& tensors, std::optional<std::int64_t> layers, std::size_t memory) {
+  std::map<std::int64_t, std::vector<const PlacedTensor*>> by_layer;
+  std::vector<const PlacedTensor*> others;
+  std::set<const std::byte*> seen;
+  Placement out;
+  for (const PlacedTensor& tensor : tensors) {
+    if (tensor.data && !seen.insert(tensor.data).second) continue;
+    const std::optional<std::int64_t> layer = layer_of(tensor.name);
+    (layer ? by_layer[*layer] : others).push_back(&tensor);
   }
   std::size_t left = memory;
   bool all = true;
   for (const auto& [layer, members] : by_layer) {
     std::size_t bytes = 0;
-    for (const PlacedWeight* weight : members) bytes += weight->bytes;
+    for (const PlacedTensor* tensor : members) bytes += tensor->bytes;
     all = all && (layers ? layer < *layers : bytes <= left);
     left -= all && !layers ? bytes : 0;
-    if (!all)
-      for (const PlacedWeight* weight : members) out.insert(weight->data);
+    if (all) continue;
+    out.layers = std::min(out.layers, layer);
+    for (const PlacedTensor* tensor : members)
+      if (tensor->data) out.weights_on_host.insert(tensor->data);
   }
-  std::ranges::stable_sort(others, {}, &PlacedWeight::bytes);
-  for (const PlacedWeight* weight : others) {
-    const bool fits = all && (layers || weight->bytes <= left);
-    left -= fits && !layers ? weight->bytes : 0;
-    if (!fits) out.insert(weight->data);
+  std::ranges::stable_sort(others, {}, &PlacedTensor::bytes);
+  for (const PlacedTensor* tensor : others) {
+    const bool fits = all && (layers || tensor->bytes <= left);
+    left -= fits && !layers ? tensor->bytes : 0;
+    if (!fits && tensor->data) out.weights_on_host.insert(tensor->data);
   }
   return out;
 }

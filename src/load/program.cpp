@@ -166,20 +166,23 @@ namespace {
 // A device that has only some of a program's weights.
 class PlacedOps final : public DeviceOps {
  public:
-  PlacedOps(const ProgramDevice& device, const LoadedMethod& method, const std::set<const std::byte*>& on_host)
-      : device_(device), method_(method), on_host_(on_host) {}
+  PlacedOps(const ProgramImpl& program, const LoadedMethod& method)
+      : program_(program), device_(*program.on_device), method_(method) {}
   bool supports(const Launch& launch) const override { return device_.supports(launch); }
   bool host_supports(const Launch& launch) const override { return device_.host_supports(launch); }
   bool holds(const Buffer& buffer) const override {
-    return buffer.memory != MemoryKind::weight || !on_host_.contains(method_.weights[buffer.index]);
+    if (buffer.memory == MemoryKind::state)
+      return program_.placement.holds_state(program_.states[method_.states[buffer.index]].state.fqn);
+    return buffer.memory != MemoryKind::weight ||
+           !program_.placement.weights_on_host.contains(method_.weights[buffer.index]);
   }
   std::int64_t alignment() const override { return device_.alignment(); }
   std::size_t streams() const override { return device_.streams(); }
 
  private:
+  const ProgramImpl& program_;
   const ProgramDevice& device_;
   const LoadedMethod& method_;
-  const std::set<const std::byte*>& on_host_;
 };
 
 }  // namespace
@@ -193,7 +196,7 @@ PlanCache::Result Program::Impl::plan(std::uint32_t index, std::span<const Input
     PlanOptions options;
     options.max_threads = threads;
     std::optional<PlacedOps> ops;
-    if (on_device && !leaves_device) ops.emplace(*on_device, methods[index], on_host);
+    if (on_device && !leaves_device) ops.emplace(*this, methods[index]);
     options.device = ops ? static_cast<const DeviceOps*>(&*ops) : plain.get();
     options.kv = kv;
     options.kv_extent = extent;

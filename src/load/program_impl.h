@@ -7,7 +7,6 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <set>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -18,6 +17,7 @@
 #include "ir/program.h"
 #include "kernel/matmul/packed_pairs_vec.h"
 #include "load/phases.h"
+#include "load/placement.h"
 #include "pass/graph/partition.h"
 #include "pass/pipeline.h"
 #include "plan/make_plan.h"
@@ -166,7 +166,7 @@ struct Program::Impl {
   ProgramStats weight_stats;                                       // counts and bytes of weights and constants
   std::string device;
   std::shared_ptr<ProgramDevice> on_device;  // null for the CPU
-  std::set<const std::byte*> on_host;        // weights that the device does not have
+  Placement placement;                       // of weights and states, where there is a device
   std::unique_ptr<ProgramDevice> plain;      // ggml's CPU ops, without LoadOptions::fast_kernels
   // What a state file depends on: SHA-256 of methods, states and weights by name and type and, if known, content.
   std::array<std::uint8_t, 32> fingerprint{};

@@ -12,8 +12,8 @@ namespace {
 
 class Converter {
  public:
-  Converter(ir::Program& graph, bool none_as_stored)
-      : graph_(graph), method_(graph.methods[0]), none_as_stored_(none_as_stored) {}
+  Converter(ir::Program& graph, bool only_blocks)
+      : graph_(graph), method_(graph.methods[0]), only_blocks_(only_blocks) {}
 
   std::vector<ConvertedWeight> run() {
     const auto count = static_cast<std::uint32_t>(graph_.weights.size());
@@ -21,6 +21,7 @@ class Converter {
       const bool block = graph_.weights[i].storage != ir::Storage::plain;
       // Only f32 values are stored in another type.
       const bool half = graph_.weights[i].dtype == DType::f16 || graph_.weights[i].dtype == DType::bf16;
+      none_as_stored_ = only_blocks_ && graph_.weights[i].storage != ir::Storage::ggml_block;
       if (block || half) convert_uses(i);
     }
     return std::move(converted_);
@@ -147,14 +148,15 @@ class Converter {
 
   ir::Program& graph_;
   ir::Method& method_;
-  const bool none_as_stored_;
+  const bool only_blocks_;
+  bool none_as_stored_ = false;  // of the weight whose uses are converted
   std::vector<ConvertedWeight> converted_;
 };
 
 }  // namespace
 
-std::vector<ConvertedWeight> convert_stored_weights(ir::Program& graph, bool none_as_stored) {
-  return Converter(graph, none_as_stored).run();
+std::vector<ConvertedWeight> convert_stored_weights(ir::Program& graph, bool only_blocks) {
+  return Converter(graph, only_blocks).run();
 }
 
 }  // namespace graft

@@ -16,8 +16,8 @@ struct ConvertedWeight {
 
 // Ensures that a weight whose stored type differs from the dtype of its values is read only by operators that take it
 // as stored (Operator::stored_use). All other uses read one converted weight: a new one at the end of the graph's
-// weights, or the same one. With `none_as_stored` every such weight is converted. The graph has one method; the same
-// graph always gives the same result.
-std::vector<ConvertedWeight> convert_stored_weights(ir::Program& graph, bool none_as_stored);
+// weights, or the same one. With `only_blocks` those that are not in ggml's blocks are all converted, as devices
+// other than the CPU need them. The graph has one method; the same graph always gives the same result.
+std::vector<ConvertedWeight> convert_stored_weights(ir::Program& graph, bool only_blocks);
 
 }  // namespace graft

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import importlib.util
 import os
@@ -18,8 +19,9 @@ import graft
 from test_data import DATA
 
 DEVICE = "vulkan0"
-TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}  # relative to the largest value
+TOLERANCE = {torch.float32: 5e-6, torch.float16: 4e-3, torch.bfloat16: 3e-2}  # relative to the largest value
 
+ON_CPU = any("llvmpipe" in str(device) for device in graft.devices())  # lavapipe
 pytestmark = pytest.mark.skipif(not os.environ.get("GRAFT_VULKAN_TEST"), reason="`make vulkan-test` runs these")
 
 
@@ -115,7 +117,7 @@ def differ(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 # Launches in a hundred that run there, at least: 15 of MiniLM's are work on ids and masks. Uploads and downloads of a run.
 SHARES = {"minilm_6": 92, "minilm_12": 95, "mobilenet": 100, "qwen3": 95}
-TRANSFERS = {"minilm_6": (6, 1), "minilm_12": (6, 1), "mobilenet": (1, 1), "qwen3": (5, 2)}
+TRANSFERS = {"minilm_6": (1, 1), "minilm_12": (1, 1), "mobilenet": (1, 1), "qwen3": (2, 1)}
 
 
 def test_models_run_there(case):
@@ -170,6 +172,110 @@ def test_other_lengths(case):
         more = (torch.ones_like(ids),) * (len(args) - 1)
         with torch.no_grad():
             assert differ(model(ids, *more), module(ids, *more)) <= TOLERANCE[torch.float32]
+
+
+def language_model(**config: int) -> transformers.Qwen3ForCausalLM:
+    torch.manual_seed(3)
+    sizes = dict(
+        vocab_size=1000, hidden_size=128, intermediate_size=384, num_hidden_layers=28, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=64, tie_word_embeddings=True,
+    )  # fmt: skip
+    return transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**sizes | config)).eval()
+
+
+def step(model, ids: torch.Tensor, first: int) -> torch.Tensor:
+    """Logits of all tokens, which are at positions from `first` on."""
+    positions = torch.arange(first, first + ids.shape[1])[None].expand(ids.shape[0], -1)
+    return model.step(ids, positions, positions, torch.arange(ids.shape[1]))
+
+
+def test_cached_steps(tmp_path):
+    """Keys and values stay there: a step brings token and positions in one transfer, and takes the logits in one."""
+    net, ids, path = language_model(), token_ids(1, 60), tmp_path / "llm.pte"
+    graft.export_llm(net, path)
+    with torch.no_grad():
+        eager = net(ids).logits
+    model = graft.load(path, device=DEVICE)
+    assert differ(step(model, ids[:, :40], 0), eager[:, :40]) <= TOLERANCE[torch.float32]
+    before = model.counters()
+    for t in range(40, 60):
+        logits = step(model, ids[:, t : t + 1], t)
+        assert differ(logits, eager[:, t : t + 1]) <= TOLERANCE[torch.float32]
+    after = model.counters()
+    moved = {name: after[name] - before[name] for name in after}
+    assert (moved["uploads"], moved["downloads"], moved["device_graphs"], moved["graphs_built"]) == (20, 20, 20, 1)
+    assert moved["download_bytes"] == 20 * 1000 * 4 and moved["upload_bytes"] < 20 * 4096
+    assert after["state_uploads"] == after["state_downloads"] == 0
+    (plan, _) = next(method for method in model.describe()["methods"] if method["name"] == "step")["plans"]
+    there, here = (sum(plan["devices"][side].values()) for side in (DEVICE, "cpu"))
+    print(f"\na cached step of Qwen3's shape: on the device {there} of {there + here} launches; a step uploads "
+          f"{plan['upload_bytes']} bytes in {plan['uploads']}, downloads {plan['download_bytes']} in {plan['downloads']}")  # fmt: skip
+    assert plan["kv"]["held"] == 256 and there * 100 >= 95 * (there + here)
+
+
+def test_layers_keep_their_caches(tmp_path):
+    net, ids, path = language_model(num_hidden_layers=4), token_ids(1, 40), tmp_path / "llm.pte"
+    graft.export_llm(net, path)
+    with torch.no_grad():
+        eager = net(ids).logits
+    model = graft.load(path, device=f"{DEVICE}:3,cpu")
+    assert differ(step(model, ids[:, :33], 0), eager[:, :33]) <= TOLERANCE[torch.float32]
+    assert differ(step(model, ids[:, 33:34], 33), eager[:, 33:34]) <= TOLERANCE[torch.float32]
+    (plan, _) = next(method for method in model.describe()["methods"] if method["name"] == "step")["plans"]
+    assert plan["devices"][DEVICE]["ggml FLASH_ATTN_EXT"] == 3 and plan["devices"]["cpu"]["graft cached_attention"] == 1
+    counters = model.counters()
+    assert counters["state_uploads"] == counters["state_downloads"] == 0
+
+
+def test_generate(tmp_path):
+    """Token for token as eager PyTorch, with another caller's code unchanged."""
+    net = language_model(num_hidden_layers=4)
+    ids = token_ids(2, 9)
+    options = dict(max_new_tokens=12, do_sample=False, output_logits=True, return_dict_in_generate=True)
+    with torch.no_grad():
+        expected = net.generate(ids, **options)
+    compiled = graft.compile(copy.deepcopy(net), device=DEVICE)
+    assert compiled.graft.route == "fast"
+    found = compiled.generate(ids, **options)
+    assert torch.equal(found.sequences, expected.sequences)
+    for ours, theirs in zip(found.logits, expected.logits, strict=True):
+        assert differ(ours, theirs) <= TOLERANCE[torch.float32]
+
+
+def in_q8_0(weight: torch.Tensor) -> torch.Tensor:
+    blocks = weight.reshape(-1, 32)
+    scale = blocks.abs().amax(1, keepdim=True) / 127
+    codes = torch.where(scale > 0, blocks / scale, 0).round()
+    return (codes * scale.half().float()).reshape(weight.shape)
+
+
+def test_q8_0_weights_are_read_in_blocks(tmp_path):
+    net, ids, path = language_model(num_hidden_layers=3), token_ids(1, 40), tmp_path / "llm.pte"
+    with torch.no_grad():
+        for weight in (p for p in net.parameters() if p.dim() == 2):
+            weight.copy_(in_q8_0(weight))
+        eager = net(ids).logits
+    graft.export_llm(net, path, quantize="q8_0")
+    model = graft.load(path, device=DEVICE)
+    # ggml rounds what is multiplied by blocks to 8 bits on GPUs with integer dot products.
+    tolerance = TOLERANCE[torch.float32] if ON_CPU else 5e-3
+    assert differ(step(model, ids[:, :33], 0), eager[:, :33]) <= tolerance
+    assert differ(step(model, ids[:, 33:34], 33), eager[:, 33:34]) <= tolerance
+    bytes_there = model.describe()["weights"]["device_bytes"]
+    elements = sum(p.numel() for p in net.parameters())
+    assert bytes_there < elements * 1.1
+
+
+@pytest.mark.parametrize("kv_type", ["f16", "bf16", "q8_0"])
+def test_types_of_the_cache(kv_type, tmp_path):
+    net, ids, path = language_model(num_hidden_layers=3), token_ids(1, 40), tmp_path / "llm.pte"
+    graft.export_llm(net, path)
+    results = []
+    for device in ("cpu", DEVICE):
+        model = graft.load(path, device=device, kv_dtype=kv_type)
+        results.append(torch.cat([step(model, ids[:, :33], 0), step(model, ids[:, 33:], 33)], 1))
+    assert differ(results[1], results[0]) <= {"f16": 5e-4, "bf16": 5e-3, "q8_0": 5e-3}[kv_type]
+    assert model.counters()["state_downloads"] == 0
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
