@@ -295,8 +295,8 @@ TEST_F(Streams, ALostDeviceLeavesATypedErrorAndTheSessionOnTheCpu) {
   }
 }
 
-// Nothing of a run that was lost is in the states.
-TEST_F(Streams, ALostDeviceLeavesStatesAsTheyWere) {
+// A state that the device kept is lost with it: it has its value at load again.
+TEST_F(Streams, ALostDeviceTakesItsStatesAlong) {
   GraphBuilder graph;
   const auto x = graph.input("x", DType::f32, {fixed(2)});
   const auto s = graph.state("sum", DType::f32, {2});
@@ -309,11 +309,45 @@ TEST_F(Streams, ALostDeviceLeavesStatesAsTheyWere) {
   Session session(program);
   std::vector<float> data{1, 2};
   const std::vector<Value> in{Value::of(TensorView{data.data(), DType::f32, {2}})};
-  EXPECT_EQ(floats(session.run("forward", in)[0]), (std::vector<float>{0, 0}));
+  for (const float runs : {0.0f, 1.0f, 2.0f})
+    EXPECT_EQ(floats(session.run("forward", in)[0]), (std::vector<float>{runs, 2 * runs}));
+  const Counters counters = session.counters();
+  EXPECT_EQ(counters.state_uploads, 1u) << "its value at load";
+  EXPECT_EQ(counters.state_downloads, 0u);
+  EXPECT_EQ(counters.upload_bytes, 3u * 2 * sizeof(float));
+  EXPECT_EQ(floats(Value::of(session.states()[0].tensor)), (std::vector<float>{3, 6}));
   device().lost_at = "download";
   EXPECT_THROW(session.run("forward", in), Unavailable);
+  EXPECT_EQ(floats(session.run("forward", in)[0]), (std::vector<float>{0, 0}));
   EXPECT_EQ(floats(session.run("forward", in)[0]), (std::vector<float>{1, 2}));
+}
+
+// A program that runs there, and whose state is of a type that the device does not have, keeps it on the CPU: nothing of a
+// run that was lost is in it.
+TEST_F(Streams, ALostDeviceLeavesStatesOfTheCpuAsTheyWere) {
+  GraphBuilder graph;
+  const auto x = graph.input("x", DType::f32, {fixed(2)});
+  const auto s = graph.state("count", DType::i64, {1});
+  const auto next =
+      graph.node("aten.add.Scalar", {{"self", Arg::of_value(s)}, {"other", of_int(1)}, {"alpha", of_int(1)}}, DType::i64,
+                 {fixed(1)});
+  graph.mutate_state(0, next);
+  graph.output(graph.node("aten.add.Tensor",
+                          {{"self", Arg::of_value(x)}, {"other", Arg::of_value(x)}, {"alpha", of_int(1)}}, DType::f32,
+                          {fixed(2)}));
+  const auto program = on(graph, "streams0");
+  Session session(program);
+  std::vector<float> data{1, 2};
+  const std::vector<Value> in{Value::of(TensorView{data.data(), DType::f32, {2}})};
+  const auto count = [&] { return *static_cast<const std::int64_t*>(session.states()[0].tensor.data); };
+  session.run("forward", in);
+  session.run("forward", in);
+  EXPECT_EQ(count(), 2);
+  device().lost_at = "download";
+  EXPECT_THROW(session.run("forward", in), Unavailable);
+  EXPECT_EQ(count(), 2);
   EXPECT_EQ(floats(session.run("forward", in)[0]), (std::vector<float>{2, 4}));
+  EXPECT_EQ(count(), 3);
 }
 
 // Its caches are lost with it: the session has no tokens then, and computes the next ones on the CPU.

@@ -153,7 +153,9 @@ void GgmlExecutor::run_launches(RunProgress& progress) {
 void GgmlExecutor::run_host_stage(const StageRun& stage, RunProgress& progress) {
   if (stage.stretches.empty()) return;
   const bool has_graph = std::ranges::any_of(stage.stretches, [](const Stretch& s) { return s.graph != nullptr; });
-  ThreadLease lease(threads_, control(), has_graph ? ThreadLease::Use::ggml : ThreadLease::Use::kernels);
+  // One thread waits for nothing, and so cannot be stopped while it does.
+  const int threads = progress.is_committing() ? 1 : threads_;
+  ThreadLease lease(threads, control(), has_graph ? ThreadLease::Use::ggml : ThreadLease::Use::kernels);
   if (!lease) {
     progress.stop();
     return;
@@ -168,7 +170,7 @@ void GgmlExecutor::run_host_stage(const StageRun& stage, RunProgress& progress) 
   }
 }
 
-// Only the last stage writes states and mutated inputs, so a run may stop before any stage.
+// The last stages write states and mutated inputs: a run may stop before any stage until then.
 void GgmlExecutor::run_stages(RunProgress& progress) {
   std::byte* gathered = gathered_.data();
   for (std::size_t s = 0; s < stages_.size(); ++s) {

@@ -35,8 +35,7 @@ void RunProgress::start(std::vector<Clock::time_point>* stamps) {
 bool RunProgress::after_launch() {
   if (stamps_) stamps_->push_back(Clock::now());  // capacity was reserved: no allocation
   ++finished_;
-  const bool committing = finished_ > plan_.commit_begin;  // a launch that cannot fail has written a state
-  stopped_ = finished_ < plan_.launches.size() && !committing && control_.should_stop();
+  stopped_ = finished_ < plan_.launches.size() && !is_committing() && control_.should_stop();
   return !stopped_;
 }
 
@@ -46,9 +45,11 @@ void RunProgress::after_launches(std::size_t end) {
 }
 
 bool RunProgress::poll() {
-  stopped_ = control_.should_stop();
+  stopped_ = !is_committing() && control_.should_stop();
   return !stopped_;
 }
+
+bool RunProgress::is_committing() const { return finished_ > plan_.commit_begin; }
 
 bool RunProgress::succeeded() const { return finished_ == plan_.launches.size() && !control_.error.failed(); }
 

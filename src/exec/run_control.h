@@ -52,7 +52,7 @@ class RunProgress {
   bool after_launch();
   // After launches that ran as one, up to `end`; does not poll.
   void after_launches(std::size_t end);
-  // Polls the control between launches. False: the run stops here.
+  // Polls the control between launches, unless the run is_committing(). False: the run stops here.
   bool poll();
 
   // The control stopped the run while it waited between launches.
@@ -61,6 +61,8 @@ class RunProgress {
   bool timed() const { return stamps_ != nullptr; }
   bool stopped() const { return stopped_; }
   std::size_t finished() const { return finished_; }  // launches
+  // A launch that cannot fail has written a state: the run goes on to its end.
+  bool is_committing() const;
   bool succeeded() const;
 
  private:

@@ -143,6 +143,7 @@ bool Lowering::launch_device(int ggml_op, std::vector<Tensor> inputs, const Tens
   Launch launch = ggml_launch(ggml_op, std::move(inputs), output, params, inplace);
   for (const Tensor& input : launch.inputs)
     if (!device_holds(input)) return refused("the device has no room for its weight");
+  if (!device_holds(output)) return refused("the device has no room for the state");
   if (!device_->supports(launch)) return refused("ggml's op does not take these types or strides");
   launch.on_device = !plain();
   launch.on_host_too = launch.on_device && (is_ggml_copy(launch) || device_->host_supports(launch));

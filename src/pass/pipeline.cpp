@@ -84,6 +84,7 @@ constexpr auto kList = std::to_array<Pass>({
     {"merge_products", launches, kNotPlain, not_plain, nullptr, launch_pass<merge_products>},
     {"fuse_chains", launches, kNotPlain, not_plain, nullptr, launch_pass<fuse_chains>},
     {"drop_dead_launches", launches, kNotPlain, not_plain, nullptr, launch_pass<drop_dead_launches>},
+    {"keep_states", launches, "the program runs on a device", on_device, nullptr, launch_pass<keep_states>},
     {"choose_sides", launches, "the program runs on a device", on_device, nullptr, launch_pass<choose_sides>},
     {"order_for_stages", launches, "the program runs on a device", on_device, nullptr, launch_pass<order_for_stages>},
     {"divide_streams", launches, "the program runs on a device that has streams with events", has_streams, nullptr,

@@ -40,9 +40,10 @@ bool never_crosses(const Buffer& buffer) {
   return buffer.memory == MemoryKind::weight || buffer.memory == MemoryKind::constant || buffer.kept_on_device;
 }
 
-bool touches_kept(const LaunchSequence& sequence, const Launch& launch) {
-  const auto is_kept = [&](const Tensor& t) { return sequence.buffers[t.buffer].kept_on_device; };
-  return std::ranges::any_of(launch.inputs, is_kept) || std::ranges::any_of(launch.outputs, is_kept);
+// Whether the device has this launch, which may write a finished value to a state that it keeps.
+bool runs_there(const LaunchSequence& sequence, std::size_t i) {
+  const Launch& launch = sequence.launches[i];
+  return launch.on_device && (i < sequence.commit_begin || touches_kept(sequence, launch));
 }
 
 constexpr std::int64_t kHost = -1;  // what the host makes before the run, and reads after it
@@ -62,7 +63,7 @@ struct Version {
 void find_ends(const LaunchSequence& sequence, std::vector<Version>& versions) {
   std::vector<bool> early(sequence.launches.size()), late(sequence.launches.size());
   for (std::size_t i = 0; i < early.size(); ++i)
-    early[i] = late[i] = !sequence.launches[i].on_device || i >= sequence.commit_begin;
+    early[i] = late[i] = !runs_there(sequence, i);
   const auto is = [](const std::vector<bool>& which, std::int64_t launch) {
     return launch == kHost || which[static_cast<std::size_t>(launch)];
   };
@@ -126,7 +127,7 @@ std::vector<std::int64_t> costs_on_host(const LaunchSequence& sequence, const st
   for (const Version& version : versions)
     for (const std::int64_t reader : version.readers)
       if (version.producer != kHost && reader != kHost) group[find(reader)] = find(version.producer);
-  const auto lacks = [&](std::size_t i) { return !sequence.launches[i].on_device || i >= sequence.commit_begin; };
+  const auto lacks = [&](std::size_t i) { return !runs_there(sequence, i); };
   std::vector<bool> mixed(count, false);
   for (std::size_t i = 0; i < count; ++i)
     if (lacks(i)) mixed[find(static_cast<std::int64_t>(i))] = true;
@@ -239,7 +240,7 @@ std::size_t choose_sides(LaunchSequence& sequence) {
       if (costs[i] > 0 && cut.on_host(i)) moved.push_back(i);
   }
   for (std::size_t i = sequence.commit_begin; i < sequence.launches.size(); ++i)
-    if (sequence.launches[i].on_device) moved.push_back(i);
+    if (sequence.launches[i].on_device && !runs_there(sequence, i)) moved.push_back(i);
   for (const std::size_t i : moved) to_host(sequence.launches[i]);
   return moved.size();
 }

@@ -38,11 +38,16 @@ std::size_t drop_dead_launches(LaunchSequence& sequence);
 // (relative_work) and moves launches so that a group's follow each other. Returns the number of groups.
 std::size_t group_branches(LaunchSequence& sequence, int threads);
 
+// Marks the states that the device alone reads and writes: they are kept there (Buffer::kept_on_device). At the end of a
+// run it writes copies of finished values to them, which come before the launches of the CPU there. Returns how many.
+std::size_t keep_states(LaunchSequence& sequence);
+bool touches_kept(const LaunchSequence& sequence, const Launch& launch);
+
 // Decides which of the launches that the device has (Launch::on_device) run there: the minimum cut between them and
 // those that the CPU alone has, of the bytes that cross, each value once in a run, and of what launches cost on the CPU
 // that the device could run. What costs the same on both is the device's, and so is all that no value connects with a
-// launch of the CPU. Launches from LaunchSequence::commit_begin on stay on the CPU, so that nothing can fail once the
-// first of them ran. Returns the number of launches that go to the CPU.
+// launch of the CPU. Launches that touch what the device keeps are there; the others
+// from LaunchSequence::commit_begin on stay on the CPU. Returns the number of launches that go to the CPU.
 std::size_t choose_sides(LaunchSequence& sequence);
 // What a choice costs in a run: the bytes that cross, and all that choose_sides() minimizes, in bytes.
 struct SideCost {
