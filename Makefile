@@ -192,6 +192,8 @@ VULKAN_CASES ?= 20
 vulkan-test: vulkan build
 	@echo '== Models on a Vulkan device'
 	@env $(VULKAN_ENV) GRAFT_VULKAN_TEST=1 $(BIN)/python -m pytest -q -rP test/python/device/vulkan_test.py
+	@echo '== Caches and states on a Vulkan device'
+	@env $(VULKAN_ENV) GRAFT_DEVICE=vulkan0 build/release/graft_tests --gtest_brief=1 --gtest_filter='KvOnDevice.*:KvRing.*'
 	@echo '== Operators on a Vulkan device, $(VULKAN_CASES) cases each'
 	@env $(VULKAN_ENV) GRAFT_DEVICE=vulkan0 GRAFT_CASES=$(VULKAN_CASES) $(BIN)/python -m pytest -q src/op
 

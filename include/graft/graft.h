@@ -437,8 +437,10 @@ struct PlanInfo {
 
 // A mutable buffer of the program as one session holds it.
 struct StateView {
-  std::string name;   // fully qualified, as in the PyTorch module
-  TensorView tensor;  // the session's own memory: valid as long as the session, changed by its runs
+  std::string name;  // fully qualified, as in the PyTorch module
+  // The session's own memory: valid as long as the session, changed by its runs. Of a state that a device keeps, its
+  // bytes at this call: to read or write them after a run, ask again.
+  TensorView tensor;
 };
 
 // One caller's use of a program: states, arena, bound addresses. Concurrent calls throw Busy: make one session per

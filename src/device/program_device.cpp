@@ -82,9 +82,10 @@ ProgramDevice::~ProgramDevice() {
 
 void ProgramDevice::throw_lost(std::string_view what, const char* why) const {
   lost_ = true;
-  throw Unavailable(str("device '", name_, "' is lost, while ", what, ": ", why,
-                        ". Further runs of its programs compute on the CPU; states that were there have their values at "
-                        "load, and caches no tokens"));
+  throw Unavailable(
+      str("device '", name_, "' is lost, while ", what, ": ", why,
+          ". Further runs of its programs compute on the CPU; states that were there have their values at "
+          "load, and caches no tokens"));
 }
 
 bool ProgramDevice::supports(ggml_backend_dev_t device, const Launch& launch) {

@@ -322,15 +322,15 @@ TEST_F(Streams, ALostDeviceTakesItsStatesAlong) {
   EXPECT_EQ(floats(session.run("forward", in)[0]), (std::vector<float>{1, 2}));
 }
 
-// A program that runs there, and whose state is of a type that the device does not have, keeps it on the CPU: nothing of a
-// run that was lost is in it.
+// A program that runs there, and whose state is of a type that the device does not have, keeps it on the CPU: nothing
+// of a run that was lost is in it.
 TEST_F(Streams, ALostDeviceLeavesStatesOfTheCpuAsTheyWere) {
   GraphBuilder graph;
   const auto x = graph.input("x", DType::f32, {fixed(2)});
   const auto s = graph.state("count", DType::i64, {1});
   const auto next =
-      graph.node("aten.add.Scalar", {{"self", Arg::of_value(s)}, {"other", of_int(1)}, {"alpha", of_int(1)}}, DType::i64,
-                 {fixed(1)});
+      graph.node("aten.add.Scalar", {{"self", Arg::of_value(s)}, {"other", of_int(1)}, {"alpha", of_int(1)}},
+                 DType::i64, {fixed(1)});
   graph.mutate_state(0, next);
   graph.output(graph.node("aten.add.Tensor",
                           {{"self", Arg::of_value(x)}, {"other", Arg::of_value(x)}, {"alpha", of_int(1)}}, DType::f32,
@@ -429,6 +429,41 @@ TEST_F(Streams, ALimitThatIsNoNumberIsAnError) {
 }
 
 // Only devices that need it queue one graph at a time.
+// While a graph of one session computes, all of another's run happens: its upload, its graph, its download.
+TEST_F(Streams, CopiesOfOneSessionOverlapWithGraphsOfAnother) {
+  BranchedNet net;
+  towers(net, 1, 6);
+  const auto program = on(net.graph, "serial0");  // one stream for each session
+  Session first(program), second(program);
+  const Results expected = run(first, input_values());
+  EXPECT_EQ(run(second, input_values()), expected);
+  const std::size_t before = serial_device().log().size();
+  const int first_stream = serial_device().log().front().stream;
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool inside = false, released = false;
+  serial_device().on_graph = [&](int stream) {
+    if (stream != first_stream) return;
+    std::unique_lock lock(mutex);
+    inside = true;
+    changed.notify_all();
+    EXPECT_TRUE(changed.wait_for(lock, kLong, [&] { return released; }));
+  };
+  std::thread other([&] { EXPECT_EQ(run(first, input_values()), expected); });
+  std::unique_lock lock(mutex);
+  ASSERT_TRUE(changed.wait_for(lock, kLong, [&] { return inside; }));
+  lock.unlock();
+  EXPECT_EQ(run(second, input_values()), expected);
+  std::string seen;
+  for (const StreamDevice::Entry& entry : serial_device().log()) seen += entry.what;
+  EXPECT_EQ(seen.substr(before), "uugd") << "the first has copied, and computes";
+  lock.lock();
+  released = true;
+  lock.unlock();
+  changed.notify_all();
+  other.join();
+}
+
 TEST_F(Streams, SessionsQueueAtTheSameTime) {
   BranchedNet net;
   towers(net, 2, 6);

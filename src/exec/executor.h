@@ -27,8 +27,8 @@ class Executor {
   const Plan& plan() const { return *plan_; }
 
   // One base address per allocation id of the plan (null only if nothing in it is touched), and for those that a device
-  // keeps, whose base is there, the buffer that it is in. Rewrites the addresses whose base changed since the last call;
-  // returns how many.
+  // keeps, whose base is there, the buffer that it is in. Rewrites the addresses whose base changed since the last
+  // call; returns how many.
   virtual std::size_t bind(std::span<std::byte* const> bases, std::span<ggml_backend_buffer* const> buffers = {});
   // The bases of the last call; null before the first.
   std::span<std::byte* const> bases() const { return bases_; }

@@ -45,7 +45,7 @@ class GgmlExecutor final : public Executor {
   SessionDevice* device_;
   std::vector<StageRun> stages_;
   std::vector<ggml_backend_buffer*> buffers_;  // of states that the device keeps, by allocation
-  AlignedMemory gathered_;  // staging buffer for transfers of several parts; each has its own range
+  AlignedMemory gathered_;                     // staging buffer for transfers of several parts; each has its own range
   bool weights_bound_ = false;
   std::uint64_t generation_ = 0;
 };

@@ -69,7 +69,7 @@ void Decoder::Impl::connect() {
 }
 
 void Decoder::Impl::lose() noexcept {
-  chain_->close();
+  if (chain_) chain_->close();
   std::ranges::fill(lengths_, 0);
   std::ranges::fill(shortest_, 1);
 }
@@ -223,7 +223,12 @@ std::span<float> Decoder::Impl::run(std::span<const std::int64_t> sequences, std
     logits = run_stages(call, sequences, with_rows);
   } else {
     call.outputs[0].tensor.data = logits_.data();
-    session.run_into(kMethod, call.inputs, call.outputs, with_rows);
+    try {
+      session.run_into(kMethod, call.inputs, call.outputs, with_rows);
+    } catch (const Unavailable&) {  // the caches were on a device, and are lost with it
+      lose();
+      throw;
+    }
     logits = std::span(logits_).first(static_cast<std::size_t>(call.outputs[0].tensor.shape.numel()));
   }
   for (std::size_t r = 0; r < rows.size(); ++r) lengths_[static_cast<std::size_t>(sequences[r])] += std::ssize(rows[r]);
@@ -282,7 +287,8 @@ std::span<float> Decoder::Impl::prefill(std::span<const Tokens> rows, const std:
       if (take) call_back([&] { take(logits); });
     }
   } catch (...) {
-    for (std::size_t r = 0; r < rows.size(); ++r) lengths_[r] = before[r] >= shortest(r) ? before[r] : 0;
+    const bool lost = std::ranges::all_of(lengths_, [](std::int64_t length) { return length == 0; });
+    for (std::size_t r = 0; r < rows.size(); ++r) lengths_[r] = !lost && before[r] >= shortest(r) ? before[r] : 0;
     throw;
   }
   return logits;

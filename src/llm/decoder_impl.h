@@ -53,7 +53,7 @@ class Decoder::Impl {
   void encode(std::span<const Value> inputs, std::size_t rows, const RunOptions& run_options);
   stage::Step step_of(const Call& call, std::span<const std::int64_t> sequences) const;
   std::span<float> run_stages(Call& call, std::span<const std::int64_t> sequences, const RunOptions& run_options);
-  // After a stage was lost: all sequences are empty.
+  // After a stage or a device was lost: all sequences are empty.
   void lose() noexcept;
   Call& call_for(std::int64_t batch, std::int64_t width, std::int64_t keep);
   void check(std::span<const std::int64_t> sequences, std::span<const Tokens> rows) const;

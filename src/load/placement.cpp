@@ -17,7 +17,8 @@ std::optional<std::int64_t> layer_of(std::string_view name) {
   return std::nullopt;
 }
 
-Placement place_layers(const std::vector<PlacedTensor>& tensors, std::optional<std::int64_t> layers, std::size_t memory) {
+Placement place_layers(const std::vector<PlacedTensor>& tensors, std::optional<std::int64_t> layers,
+                       std::size_t memory) {
   std::map<std::int64_t, std::vector<const PlacedTensor*>> by_layer;
   std::vector<const PlacedTensor*> others;
   std::set<const std::byte*> seen;

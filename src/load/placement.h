@@ -28,9 +28,10 @@ struct Placement {
 };
 
 // On the CPU stay weights and states of layer `layers` and later ones, if it is given, else those of the first layer
-// that no longer fits into `memory` and of all later ones. Weights of no layer, such as embeddings and heads, are on the
-// device if all layers are and, without `layers`, as far as they fit. One with several names counts once, as the first
-// of them.
-Placement place_layers(const std::vector<PlacedTensor>& tensors, std::optional<std::int64_t> layers, std::size_t memory);
+// that no longer fits into `memory` and of all later ones. Weights of no layer, such as embeddings and heads, are on
+// the device if all layers are and, without `layers`, as far as they fit. One with several names counts once, as the
+// first of them.
+Placement place_layers(const std::vector<PlacedTensor>& tensors, std::optional<std::int64_t> layers,
+                       std::size_t memory);
 
 }  // namespace graft

@@ -93,8 +93,7 @@ bool cached_attention(Lowering& lowering, const CachedAttention& what, const Ten
   const KvExtent& extent = lowering.kv_extent();
   const i64 batch = what.q.size(0), heads = what.q.size(1), tokens = what.q.size(2), size = what.q.size(3);
   const i64 value_size = what.v.size(3), cache_rows = what.key_cache.size(0);
-  const i64 slots =
-      std::min(what.key_cache.size(2), (extent.held + tokens + kSlotBlock - 1) / kSlotBlock * kSlotBlock);
+  const i64 slots = std::min(what.key_cache.size(2), (extent.held + tokens + kSlotBlock - 1) / kSlotBlock * kSlotBlock);
   const auto begins_aligned = [&](const Tensor& cache) {
     return extent.first_row * cache.size(1) * cache.size(2) * row_bytes(cache) % kOffsetAlignment == 0;
   };
@@ -107,8 +106,7 @@ bool cached_attention(Lowering& lowering, const CachedAttention& what, const Ten
   const Stores key = stores_of(lowering, what.k, what.position, what.key_cache, attrs.ring);
   const Stores value = stores_of(lowering, what.v, what.position, what.value_cache, attrs.ring);
   const CacheMaskAttrs sees{attrs.window, attrs.chunk, attrs.ring, any_row ? 1 : 0};
-  const Tensor mask =
-      of_positions(lowering, kCacheMask, what.position, DType::f16, Shape{rows, tokens, slots}, sees);
+  const Tensor mask = of_positions(lowering, kCacheMask, what.position, DType::f16, Shape{rows, tokens, slots}, sees);
   const Tensor q = lowering.cast(what.q, DType::f32);
   const Tensor target = out.dtype() == DType::f32 ? out : lowering.allocate(DType::f32, out.shape());
   Tensor query = lowering.with_contiguous_rows(q), result = target, cached_row;

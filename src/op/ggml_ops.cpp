@@ -58,7 +58,8 @@ Tensor factor(Lowering& lowering, const Tensor& tensor) {
     return outer < 0 || tensor.size(outer) == 1 ||
            tensor.stride(outer) == tensor.stride(outer + 1) * tensor.size(outer + 1);
   };
-  if (lowering.plain() || (follows(rank - 2) && (rank < GGML_MAX_DIMS || follows(0)))) return readable(lowering, tensor);
+  if (lowering.plain() || (follows(rank - 2) && (rank < GGML_MAX_DIMS || follows(0))))
+    return readable(lowering, tensor);
   return readable(lowering, lowering.contiguous(tensor));
 }
 
@@ -349,7 +350,8 @@ bool gather_rows(Lowering& lowering, const Tensor& table, const Tensor& indices,
   if (table.numel() == 0 || table.size(0) > std::numeric_limits<std::int32_t>::max()) return false;
   const Tensor rows = lowering.allocate(DType::i32, Shape{indices.numel()});
   const Tensor target = f32_target(lowering, out);
-  lowering.launch(kCheckIndex, {*try_reshape(indices, rows.shape())}, {rows}, CheckIndexAttrs{table.size(0), dim, wrap});
+  lowering.launch(kCheckIndex, {*try_reshape(indices, rows.shape())}, {rows},
+                  CheckIndexAttrs{table.size(0), dim, wrap});
   if (!lowering.launch_device(GGML_OP_GET_ROWS, {readable(lowering, table), rows}, as_rows(target))) return false;
   finish(lowering, target, out);
   return true;

@@ -33,8 +33,7 @@ bool softmax(Lowering& lowering, const Tensor& input, const Tensor& out);
 
 // Rows of `table` [N, E] named by `indices` (contiguous i32 or i64), into contiguous `out` [..., E]. The indices are
 // checked on the CPU; with `wrap` negative ones count from the end. `dim` is for messages.
-bool gather_rows(Lowering& lowering, const Tensor& table, const Tensor& indices, int dim, bool wrap,
-                 const Tensor& out);
+bool gather_rows(Lowering& lowering, const Tensor& table, const Tensor& indices, int dim, bool wrap, const Tensor& out);
 
 // Scaled dot-product attention. q [..., T, D], k [..., S, D], v [..., S, Dv]; leading dims [B, H] or less; H of q may
 // be a multiple of that of k and v (grouped queries), B may be 1. `mask` broadcasts to [B, H, T, S]. `out` is

@@ -27,7 +27,8 @@ std::size_t user_input_count(const ir::Method& method);
 void check_inputs(const ir::Method& method, std::span<const InputDesc> inputs);
 
 // The plan key: a plan serves every call with an equal key. Sizes of the tensors, values of the numbers and, for a
-// program with a KV cache, its sizes and type and what a device knows of it. Appended, so that a caller who keeps the vector allocates nothing.
+// program with a KV cache, its sizes and type and what a device knows of it. Appended, so that a caller who keeps the
+// vector allocates nothing.
 void append_plan_key(std::span<const InputDesc> inputs, std::vector<std::int64_t>& key);
 void append_kv_key(const KvOptions& kv, const KvExtent& extent, std::vector<std::int64_t>& key);
 inline constexpr std::size_t kKvKeyNumbers = 7;  // added by append_kv_key

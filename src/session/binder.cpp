@@ -17,8 +17,7 @@ bool overlap(const std::byte* a, std::int64_t a_bytes, const std::byte* b, std::
 
 }  // namespace
 
-Binder::Binder(const ProgramImpl& program, KvCache& kv, SessionArena& arena, bool strict_zero_copy,
-               Counters& counters)
+Binder::Binder(const ProgramImpl& program, KvCache& kv, SessionArena& arena, bool strict_zero_copy, Counters& counters)
     : program_(program), kv_(kv), arena_(arena), strict_zero_copy_(strict_zero_copy), counters_(counters) {}
 
 void Binder::freeze(std::uint32_t method, std::size_t input) {
@@ -104,9 +103,8 @@ void Binder::bind(const PreparedCall& call, std::span<const Value> inputs, std::
 std::byte* Binder::state_on_device(const PreparedCall& call, std::size_t id, SessionDevice& device) try {
   const Allocation& allocation = call.plan().allocations[id];
   const std::uint32_t state = call.method->states[allocation.index];
-  const DeviceMemory& there =
-      kv_.states().on_device(state, program_.on_device, static_cast<std::size_t>(allocation.bytes),
-                             [&] { return kv_.used_ranges(state); });
+  const DeviceMemory& there = kv_.states().on_device(
+      state, program_.on_device, static_cast<std::size_t>(allocation.bytes), [&] { return kv_.used_ranges(state); });
   call.entry->buffers[id] = there.buffer();
   return there.base();
 } catch (const OutOfMemory&) {

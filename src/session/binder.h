@@ -10,17 +10,16 @@
 #include "device/session_device.h"
 #include "graft/graft.h"
 #include "load/program_impl.h"
+#include "session/kv_cache.h"
 #include "session/prepared_call.h"
 #include "session/session_arena.h"
-#include "session/kv_cache.h"
 
 namespace graft {
 
 // The addresses of a run: every allocation of the plan gets its base.
 class Binder {
  public:
-  Binder(const ProgramImpl& program, KvCache& kv, SessionArena& arena, bool strict_zero_copy,
-         Counters& counters);
+  Binder(const ProgramImpl& program, KvCache& kv, SessionArena& arena, bool strict_zero_copy, Counters& counters);
 
   // As Session::freeze_input.
   void freeze(std::uint32_t method, std::size_t input);

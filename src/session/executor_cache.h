@@ -22,7 +22,7 @@ class ExecutorCache {
     std::unique_ptr<Executor> executor;
     std::vector<std::byte*> bases;              // by allocation of the plan, of its last run
     std::vector<ggml_backend_buffer*> buffers;  // of states that the device keeps, by allocation; else null
-    bool counts_as_miss = false;    // its plan was made for a run that has not happened yet
+    bool counts_as_miss = false;                // its plan was made for a run that has not happened yet
   };
 
   // `capacity`: plans of public methods; segments of methods that are cut get further entries. `control` and `device`

@@ -146,9 +146,11 @@ TEST_F(KvOnDevice, TypesOfTheCache) {
 }
 
 TEST_F(KvOnDevice, WindowsChunksSoftcapSinks) {
-  for (const test::KvModelOptions& options :
-       {test::KvModelOptions{.window = 5}, {.chunk = 6}, {.softcap = 2}, {.sinks = true},
-        {.window = 9, .first_sees_all = true}}) {
+  for (const test::KvModelOptions& options : {test::KvModelOptions{.window = 5},
+                                              {.chunk = 6},
+                                              {.softcap = 2},
+                                              {.sinks = true},
+                                              {.window = 9, .first_sees_all = true}}) {
     // Rings of 4 (5, 8) + 16 slots: runs of more than 16 tokens are staged on the CPU.
     Pair pair(options, {.rows = 2, .length = 256, .window_slack = 16});
     pair.step({1, 2}, 0, 7);

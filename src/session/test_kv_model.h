@@ -88,9 +88,9 @@ struct KvModel {
  private:
   // The last result as the next layer's input.
   ir::ValueId first_heads(const std::vector<ir::Dim>& x_dims, const std::vector<ir::Dim>& dims, int group) {
-    const auto heads_first = graph.node(
-        "aten.transpose.int", {{"self", ir::Arg::of_value(last_)}, {"dim0", of_int(1)}, {"dim1", of_int(2)}},
-        DType::f32, {dims[0], dims[2], dims[1], dims[3]});
+    const auto heads_first =
+        graph.node("aten.transpose.int", {{"self", ir::Arg::of_value(last_)}, {"dim0", of_int(1)}, {"dim1", of_int(2)}},
+                   DType::f32, {dims[0], dims[2], dims[1], dims[3]});
     if (group == 1) return heads_first;
     return graph.node("aten.slice.Tensor",
                       {{"self", ir::Arg::of_value(heads_first)},

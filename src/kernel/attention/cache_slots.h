@@ -23,14 +23,15 @@ struct CacheSlotsAttrs {
 extern const Kernel kCacheSlots;
 
 struct CacheMaskAttrs {
-  std::int64_t window = 0;        // as CachedAttentionAttrs
+  std::int64_t window = 0;  // as CachedAttentionAttrs
   std::int64_t chunk = 0;
   std::int64_t ring = 0;
   std::int64_t by_cache_row = 0;  // the output's rows are those of the caches; of rows that no token uses all is hidden
 };
 
 // What each token sees: 0 for a slot that it sees, else -inf. Input: positions. Output: f16 [B, T, S], or with
-// by_cache_row [R, T, S], contiguous: the first S slots. Padding sees the first one, since an average of nothing is NaN.
+// by_cache_row [R, T, S], contiguous: the first S slots. Padding sees the first one, since an average of nothing is
+// NaN.
 extern const Kernel kCacheMask;
 
 // KernelContext::kv_row(b) of each row of the batch. Input: positions. Output: i32 [B].

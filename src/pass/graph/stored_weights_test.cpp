@@ -47,8 +47,7 @@ struct Graph : GraphBuilder {
   // ConvertedWeight's members as pairs: weight and source.
   std::vector<std::pair<int, int>> convert(bool only_blocks = false) {
     std::vector<std::pair<int, int>> out;
-    for (const ConvertedWeight& c : convert_stored_weights(program(), only_blocks))
-      out.push_back({c.weight, c.source});
+    for (const ConvertedWeight& c : convert_stored_weights(program(), only_blocks)) out.push_back({c.weight, c.source});
     ir::verify(program());
     return out;
   }

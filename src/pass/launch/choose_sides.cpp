@@ -62,8 +62,7 @@ struct Version {
 // Sets `early` and `late`; versions are in the order of their producers.
 void find_ends(const LaunchSequence& sequence, std::vector<Version>& versions) {
   std::vector<bool> early(sequence.launches.size()), late(sequence.launches.size());
-  for (std::size_t i = 0; i < early.size(); ++i)
-    early[i] = late[i] = !runs_there(sequence, i);
+  for (std::size_t i = 0; i < early.size(); ++i) early[i] = late[i] = !runs_there(sequence, i);
   const auto is = [](const std::vector<bool>& which, std::int64_t launch) {
     return launch == kHost || which[static_cast<std::size_t>(launch)];
   };

@@ -219,7 +219,8 @@ TEST(ChooseSides, NoChoiceIsBetterInRandomPlans) {
     const SideCost cost = cost_of_sides(before, chosen);
     ASSERT_EQ(cost.total, least) << "plan " << round;
     // The stages transfer these bytes, and small gaps between those of the first upload.
-    for (const auto& [side, expected] : {std::pair{chosen, cost.bytes}, {greedy, cost_of_sides(before, greedy).bytes}}) {
+    for (const auto& [side, expected] :
+         {std::pair{chosen, cost.bytes}, {greedy, cost_of_sides(before, greedy).bytes}}) {
       const Traffic moved_bytes = traffic(cut(before, side));
       EXPECT_GE(bytes(moved_bytes), expected) << "plan " << round;
       EXPECT_LE(bytes(moved_bytes), moved_bytes.uploads > 0 ? expected + 3 * 16 * 1024 : expected) << "plan " << round;

@@ -38,8 +38,8 @@ std::size_t drop_dead_launches(LaunchSequence& sequence);
 // (relative_work) and moves launches so that a group's follow each other. Returns the number of groups.
 std::size_t group_branches(LaunchSequence& sequence, int threads);
 
-// Marks the states that the device alone reads and writes: they are kept there (Buffer::kept_on_device). At the end of a
-// run it writes copies of finished values to them, which come before the launches of the CPU there. Returns how many.
+// Marks the states that the device alone reads and writes: they are kept there (Buffer::kept_on_device). At the end of
+// a run it writes copies of finished values to them, which come before the launches of the CPU there. Returns how many.
 std::size_t keep_states(LaunchSequence& sequence);
 bool touches_kept(const LaunchSequence& sequence, const Launch& launch);
 
