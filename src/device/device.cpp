@@ -82,21 +82,31 @@ std::vector<std::string> features_of(ggml_backend_dev_t device) {
 
 std::string_view version() { return GRAFT_VERSION; }
 
-std::vector<DeviceInfo> devices() try {
-  std::vector<DeviceInfo> out;
-  for (ggml_backend_dev_t device : ggml_devices()) {
-    DeviceInfo info;
-    info.name = name_of(device);
+namespace {
+
+DeviceInfo info_of(ggml_backend_dev_t device) {
+  DeviceInfo info;
+  info.name = name_of(device);
+  try {
     info.description = ggml_backend_dev_description(device);
     if (ggml_backend_dev_type(device) == GGML_BACKEND_DEVICE_TYPE_CPU) info.description += kernels_in_use();
-    std::size_t free = 0;
-    std::size_t total = 0;
-    ggml_backend_dev_memory(device, &free, &total);
-    info.memory_free = free;
-    info.memory_total = total;
+    ggml_backend_dev_memory(device, &info.memory_free, &info.memory_total);
     info.features = features_of(device);
-    out.push_back(std::move(info));
+  } catch (const Error&) {
+    throw;
+  } catch (const std::bad_alloc&) {
+    throw;
+  } catch (const std::exception& error) {  // of the driver
+    throw SystemError(str("device '", info.name, "' cannot be asked what it is: ", error.what()));
   }
+  return info;
+}
+
+}  // namespace
+
+std::vector<DeviceInfo> devices() try {
+  std::vector<DeviceInfo> out;
+  for (ggml_backend_dev_t device : ggml_devices()) out.push_back(info_of(device));
   return out;
 } catch (...) {
   rethrow_typed();

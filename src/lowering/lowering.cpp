@@ -153,7 +153,9 @@ bool Lowering::launch_device(int ggml_op, std::vector<Tensor> inputs, const Tens
 
 bool Lowering::device_has(int ggml_op, std::vector<Tensor> inputs, const Tensor& output,
                           const std::array<std::int32_t, 16>& params) {
-  return device_ && device_->supports(ggml_launch(ggml_op, std::move(inputs), output, params, 0));
+  const auto holds = [&](const Tensor& tensor) { return device_holds(tensor); };
+  return device_ && holds(output) && std::ranges::all_of(inputs, holds) &&
+         device_->supports(ggml_launch(ggml_op, std::move(inputs), output, params, 0));
 }
 
 void Lowering::keep_on_device(const Tensor& all) {

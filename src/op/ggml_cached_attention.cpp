@@ -57,6 +57,19 @@ Tensor seen_of(const Tensor& cache, i64 size, i64 first_row, i64 rows, i64 slots
   return out;
 }
 
+// A copy where the tensor begins elsewhere in a buffer.
+Tensor aligned(Lowering& lowering, const Tensor& tensor) {
+  if (tensor.offset % kOffsetAlignment == 0) return tensor;
+  const Tensor out = lowering.allocate(tensor.dtype(), tensor.shape());
+  lowering.copy(tensor, out);
+  return out;
+}
+
+// One row for each of the first dimension.
+Tensor as_rows(const Tensor& tensor) {
+  return *try_reshape(tensor, Shape{tensor.size(0), tensor.numel() / tensor.size(0)});
+}
+
 // Keys or values of the tokens, and where they go.
 struct Stores {
   Tensor rows;    // f32 [N, D]
@@ -107,7 +120,7 @@ bool cached_attention(Lowering& lowering, const CachedAttention& what, const Ten
   const Stores value = stores_of(lowering, what.v, what.position, what.value_cache, attrs.ring);
   const CacheMaskAttrs sees{attrs.window, attrs.chunk, attrs.ring, any_row ? 1 : 0};
   const Tensor mask = of_positions(lowering, kCacheMask, what.position, DType::f16, Shape{rows, tokens, slots}, sees);
-  const Tensor q = lowering.cast(what.q, DType::f32);
+  const Tensor q = aligned(lowering, lowering.cast(what.q, DType::f32));
   const Tensor target = out.dtype() == DType::f32 ? out : lowering.allocate(DType::f32, out.shape());
   Tensor query = lowering.with_contiguous_rows(q), result = target, cached_row;
   if (any_row) {
@@ -126,26 +139,17 @@ bool cached_attention(Lowering& lowering, const CachedAttention& what, const Ten
       !lowering.device_has(GGML_OP_FLASH_ATTN_EXT, operands, result, params))
     return lowering.refused("ggml's attention does not take these types and sizes");
   if (any_row) {
-    const auto flat = [&](const Tensor& tensor) {
-      return *try_reshape(tensor, Shape{tensor.size(0), tensor.numel() / tensor.size(0)});
-    };
     const Tensor from = lowering.contiguous(permuted(q, kSwapMiddle)), to = permuted(query, kSwapMiddle);
-    if (!lowering.launch_device(GGML_OP_SET_ROWS, {flat(from), cached_row}, flat(to)) ||
-        !lowering.device_has(GGML_OP_GET_ROWS, {flat(result), cached_row}, flat(target)))
+    if (!lowering.launch_device(GGML_OP_SET_ROWS, {as_rows(from), cached_row}, as_rows(to)) ||
+        !lowering.device_has(GGML_OP_GET_ROWS, {as_rows(result), cached_row}, as_rows(target)))
       return lowering.refused("ggml does not move rows of queries there");
-    operands[0] = query;
   }
   for (const Stores& stores : {key, value}) {
     lowering.keep_on_device(stores.target);
     lowering.launch_device(GGML_OP_SET_ROWS, {stores.rows, stores.slots}, stores.target);
   }
   lowering.launch_device(GGML_OP_FLASH_ATTN_EXT, operands, result, params);
-  if (any_row) {
-    const auto flat = [&](const Tensor& tensor) {
-      return *try_reshape(tensor, Shape{tensor.size(0), tensor.numel() / tensor.size(0)});
-    };
-    lowering.launch_device(GGML_OP_GET_ROWS, {flat(result), cached_row}, flat(target));
-  }
+  if (any_row) lowering.launch_device(GGML_OP_GET_ROWS, {as_rows(result), cached_row}, as_rows(target));
   if (target.dtype() != out.dtype()) lowering.copy(target, out);
   return true;
 }

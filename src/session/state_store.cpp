@@ -49,9 +49,11 @@ StateStore::StateStore(const ProgramImpl& program, std::shared_ptr<States> share
                 "sizes and the type of the shared one, ", str_of(*states.kv), ", got ", str_of(kv));
     states.kv = kv;
   }
-  for (const StateInfo& state : program.states)
-    entries_.push_back(
-        &states.entries.try_emplace(state.state.fqn, Internal::StatesImpl::Entry{state.state, {}}).first->second);
+  for (const StateInfo& state : program.states) {
+    const auto [entry, fresh] = states.entries.try_emplace(state.state.fqn);
+    if (fresh) entry->second.info = state.state;
+    entries_.push_back(&entry->second);
+  }
 }
 
 void StateStore::lock(std::optional<BusyGuard>& guard) const {
@@ -122,10 +124,7 @@ const DeviceMemory& StateStore::on_device(std::uint32_t state, const std::shared
 }
 
 void StateStore::release(Entry& entry) {
-  if (entry.device && entry.device->is_lost()) {
-    entry.there.abandon();
-    for (DeviceMemory& memory : entry.old) memory.abandon();
-  }
+  entry.abandon_lost();
   if (entry.device && entry.device->reads_old_descriptors() && entry.there.buffer())
     entry.old.push_back(std::move(entry.there));
   entry.there = DeviceMemory();

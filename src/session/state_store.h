@@ -21,12 +21,23 @@ namespace graft {
 
 struct States::Impl {
   struct Entry {
+    Entry() = default;
+    ~Entry() { abandon_lost(); }
+    Entry(const Entry&) = delete;
+    Entry& operator=(const Entry&) = delete;
+    // A device that is lost cannot be asked to free memory.
+    void abandon_lost() {
+      if (!device || !device->is_lost()) return;
+      there.abandon();
+      for (DeviceMemory& memory_before : old) memory_before.abandon();
+    }
+
     ir::State info;
     AlignedMemory memory;  // allocated when it is first needed
     // Of a state that a device keeps between runs: its memory there, and who has its bytes.
-    std::shared_ptr<const ProgramDevice> device = nullptr;
-    DeviceMemory there = {};
-    std::vector<DeviceMemory> old = {};  // of before, for ProgramDevice::reads_old_descriptors()
+    std::shared_ptr<const ProgramDevice> device;
+    DeviceMemory there;
+    std::vector<DeviceMemory> old;  // of before, for ProgramDevice::reads_old_descriptors()
     bool on_host = true, on_device = false;
   };
   std::mutex mutex;  // of `entries` and `kv`, which the constructors of sessions extend

@@ -112,8 +112,8 @@ class Mixed(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first = nn.Linear(12, 12)
-        self.second = nn.Linear(12, 5)
+        self.first = nn.Linear(256, 256)
+        self.second = nn.Linear(256, 128)
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         values, order = torch.sort(self.first(x), dim=-1)
@@ -140,7 +140,7 @@ def decoder_case():
 
 
 def mixed_case():
-    return Mixed(), (torch.randn(4, 12, generator=torch.Generator().manual_seed(1)),), None
+    return Mixed(), (torch.randn(64, 256, generator=torch.Generator().manual_seed(1)),), None
 
 
 @pytest.fixture(scope="module", params=[encoder_case, decoder_case, mixed_case], ids=lambda c: c.__name__)
