@@ -27,7 +27,7 @@ from torch.utils import _pytree as pytree
 
 from graft._files import unfinished
 from graft.errors import ExportError, raised_by, typed
-from graft.exporter import control_flow, quiet, stored_plans, targets
+from graft.exporter import control_flow, parts, quiet, stored_plans, targets
 from graft.exporter.backend import option_specs
 from graft.exporter.complex_pairs import without_complex
 from graft.exporter.options import ExportOptions
@@ -130,9 +130,14 @@ def export_for_load(
 def lower(program: ExportedProgram) -> ExportedProgram:
     """The program with the nodes, and names of nodes, that its package has: decomposed as far as graft needs it."""
     with torch.no_grad(), quiet.lowering():
-        functional = control_flow.without_writes(_borrow(program))
-        manager = to_edge_transform_and_lower(functional, partitioner=[Undelegated()], compile_config=_edge_config())
+        prepared = _prepared(_borrow(program))
+        manager = to_edge_transform_and_lower(prepared, partitioner=[Undelegated()], compile_config=_edge_config())
     return manager.exported_program()
+
+
+def _prepared(program: ExportedProgram) -> ExportedProgram:
+    """What graft runs only in parts, for which ExecuTorch's compiler has no rule, is in parts."""
+    return parts.without_antialiased(without_complex(control_flow.without_writes(program)))
 
 
 def _edge_config() -> EdgeCompileConfig:
@@ -166,7 +171,7 @@ def _export(
         sym_shape_eval_pass=planned_shapes,
     )
     with torch.no_grad(), quiet.lowering():
-        programs = {name: without_complex(control_flow.without_writes(p)) for name, p in make_programs().items()}
+        programs = {name: _prepared(one) for name, one in make_programs().items()}
         partitioners = _partitioners(
             programs, weights, target.stem, options.predicate, quantize, option_specs(options.delegate_options or {})
         )

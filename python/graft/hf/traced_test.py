@@ -51,15 +51,3 @@ def test_buckets(right, dtype):
         options = dict(right=right, out_int32=out_int32)
         expected, found = torch.bucketize(x, boundaries, **options), lower._bucketize(x, boundaries, **options)
         assert expected.dtype == found.dtype and torch.equal(expected, found)
-
-
-@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
-def test_antialiased_resizing(mode):
-    """As PyTorch computes it, whether sides grow or shrink."""
-    rule = lower._PARTS[getattr(torch.ops.aten, f"_upsample_{mode}2d_aa").default]
-    x = torch.randn(2, 3, 12, 7)
-    for size in ((5, 7), (12, 20), (1, 3), (31, 2)):
-        expected = torch.nn.functional.interpolate(x, size, mode=mode, antialias=True)
-        torch.testing.assert_close(rule(x, size, False), expected, atol=1e-5, rtol=1e-5)
-    expected = torch.nn.functional.interpolate(x, scale_factor=(0.4, 1.7), mode=mode, antialias=True)
-    torch.testing.assert_close(rule(x, expected.shape[-2:], False, 0.4, 1.7), expected, atol=1e-5, rtol=1e-5)

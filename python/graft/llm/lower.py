@@ -7,12 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch._dispatch.python import enable_python_dispatcher
 from torch.export import ExportedProgram
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from graft.errors import ExportError
-from graft.exporter import targets
+from graft.exporter import parts, targets
 from graft.exporter.complex_pairs import without_complex
 from graft.exporter.predicate import Predicate, engine, refused_nodes
 from graft.exporter.serialize import Blob, StoredWeight, serialize
@@ -31,31 +29,6 @@ def _bucketize(x: Any, boundaries: Any, *, out_int32: bool = False, right: bool 
     return reached.logical_not().sum(-1, dtype=torch.int32 if out_int32 else torch.int64)
 
 
-def _antialiased(reach: int, weight: Any) -> Any:
-    """Resizing whose filter grows with what a pixel stands for: a product with a matrix for each of the two dimensions.
-    weight: of a distance, in pixels of the smaller side; reach: where it ends."""
-
-    def matrix(x: torch.Tensor, held: Any, made: Any, factor: float | None) -> torch.Tensor:
-        step = 1 / factor if factor else held / made
-        centers = (torch.arange(made, dtype=x.dtype) + 0.5) * step
-        away = ((torch.arange(held, dtype=x.dtype) + 0.5).unsqueeze(0) - centers.unsqueeze(1)).abs() / torch.sym_max(step, 1.0)
-        weights = torch.where(away < reach, weight(away), 0.0)
-        return weights / weights.sum(1, keepdim=True)
-
-    def rule(x: torch.Tensor, size: Any, align_corners: bool, by_rows: float | None = None, by_columns: float | None = None) -> Any:
-        if align_corners:
-            raise NotImplementedError
-        rows = matrix(x, x.shape[-2], size[0], by_rows)
-        return rows @ x @ matrix(x, x.shape[-1], size[1], by_columns).t()
-
-    return rule
-
-
-def _cubic(x: torch.Tensor) -> torch.Tensor:
-    """Keys' kernel with a = -0.5, as Pillow has it."""
-    return torch.where(x < 1, (1.5 * x - 2.5) * x * x + 1, ((-0.5 * x + 2.5) * x - 4) * x + 2)
-
-
 # Operators that PyTorch would keep, and that graft runs decomposed or under another name.
 _PARTS = {
     torch.ops.aten.conv1d.default: lambda x, weight, bias=None, stride=(1,), padding=(0,), dilation=(1,), groups=1: (
@@ -64,8 +37,7 @@ _PARTS = {
     torch.ops.aten.bucketize.Tensor: _bucketize,
     torch.ops.aten.min.other: torch.minimum,
     torch.ops.aten.max.other: torch.maximum,
-    torch.ops.aten._upsample_bilinear2d_aa.default: _antialiased(1, lambda x: 1 - x),
-    torch.ops.aten._upsample_bicubic2d_aa.default: _antialiased(2, _cubic),
+    **parts.ANTIALIASED,
 }
 _SAME = {torch.ops.aten.alias.default, torch.ops.aten.detach.default, torch.ops.aten.lift_fresh_copy.default}
 
@@ -120,59 +92,15 @@ def _decompositions(program: ExportedProgram, refused: Mapping[str, tuple[str, s
 
 
 def _take_apart(program: ExportedProgram, refused: Mapping[str, tuple[str, str]]) -> bool:
-    """Puts what refused nodes are made of in their place; leaves those that mutate, or give several results."""
-    nodes = [node for node in program.graph.nodes if node.name in refused]
+    """Puts what refused nodes are made of in their place."""
     known = torch.export.default_decompositions()
-    changed = False
-    for node in nodes:
-        rule = _PARTS.get(node.target) or known.get(node.target)
-        if rule is None and isinstance(node.target, torch._ops.OpOverload) and _is_composite(node.target):
-            rule = node.target
-        value = node.meta.get("val")
-        if rule is None or node.target._schema.is_mutable or not isinstance(value, torch.Tensor):
-            continue
-        parts = _parts(node, rule)
-        if parts is None:
-            continue
-        node.replace_all_uses_with(parts)
-        program.graph_signature.replace_all_uses(node.name, parts.name)
-        program.graph.erase_node(node)
-        changed = True
-    if changed:
-        program.graph.lint()
-        program.graph_module.recompile()
-    return changed
 
+    def rule(target: Any) -> Any:
+        found = _PARTS.get(target) or known.get(target)
+        composite = found is None and isinstance(target, torch._ops.OpOverload) and _is_composite(target)
+        return target if composite else found
 
-def _parts(node: torch.fx.Node, rule: Any) -> torch.fx.Node | None:
-    """The node that gives what it gives, behind new ones before it."""
-    given = list(node.all_input_nodes)
-    values = [one.meta.get("val") for one in given]
-    mode = next((v.fake_mode for v in values if hasattr(v, "fake_mode")), None)
-    if mode is None or any(v is None for v in values):
-        return None
-
-    def call(*values: Any) -> Any:
-        by_node = dict(zip(given, values))
-        args, kwargs = torch.fx.map_arg((node.args, dict(node.kwargs)), by_node.__getitem__)
-        return rule(*args, **kwargs)
-
-    try:
-        with mode, enable_python_dispatcher():
-            made = make_fx(call)(*values)
-    except Exception:  # whatever the rule raises: the whole program is decomposed then
-        return None
-    (output,) = made.graph.find_nodes(op="output")
-    if not isinstance(output.args[0], torch.fx.Node) or made.graph.find_nodes(op="get_attr"):
-        return None
-    placed = dict(zip(made.graph.find_nodes(op="placeholder"), given))
-    about = {key: value for key, value in node.meta.items() if key not in ("val", "tensor_meta", "eager_input_vals")}
-    with node.graph.inserting_before(node):
-        for part in made.graph.nodes:
-            if part.op == "call_function":
-                placed[part] = node.graph.node_copy(part, placed.__getitem__)
-                placed[part].meta = {**about, "val": part.meta["val"]}
-    return placed[output.args[0]]
+    return parts.take_apart(program, [node for node in program.graph.nodes if node.name in refused], rule)
 
 
 def _is_composite(target: torch._ops.OpOverload) -> bool:
