@@ -371,12 +371,29 @@ def make(name: str) -> tuple[Any, int]:
         for which in range(len(list(arguments(model, 1, 0)))):
             try:
                 with torch.no_grad():
-                    found = next(checks(model, which))[1](model)
+                    call = next(checks(model, which))[1]
+                    call(model)
+                    _settle(model, call)
+                    found = call(model)
                 if found and all(bool(t.isfinite().all()) for t in found):
                     return model, which
             except Exception as e:  # whatever the class raises
                 first = first or e
     raise first or ValueError("no arguments that it takes")
+
+
+def _settle(model: Any, call: Callable[[Any], Any]) -> None:
+    """Batch norms divide by the deviation of what they get, as trained ones do; else values grow from layer to layer, and
+    rounding with them."""
+
+    def measured(module: Any, given: tuple[torch.Tensor, ...]) -> None:
+        module.running_var.fill_(given[0].square().mean())
+
+    norms = [part for part in model.modules() if isinstance(getattr(part, "running_var", None), torch.Tensor)]
+    hooks = [norm.register_forward_pre_hook(measured) for norm in norms]
+    call(model)
+    for hook in hooks:
+        hook.remove()
 
 
 def compare(name: str, change: Callable[[Any], None] = lambda model: None) -> Result:
