@@ -26,6 +26,7 @@ from graft.hf.general import GeneralEngine
 from graft.hf.identity import known
 from graft.hf.guard import Guard
 from graft.hf.program import Progress
+from graft.hf.traced import broadcast_masks
 from graft.llm.trace import traceable_hooks
 from graft.llm.untraceable import no_graph_printed, reason
 
@@ -244,7 +245,7 @@ def _export(
         others = {**others, "use_cache": False}  # nobody goes on with what one call leaves
     caller = _Caller(model, dict(others))
     try:
-        with traceable_hooks(model), torch.no_grad():
+        with traceable_hooks(model), broadcast_masks(), torch.no_grad():
             program = torch.export.export(caller, (examples,), dynamic_shapes=(shapes,), strict=False)
     except ExportError as e:
         raise ExportError(f"graft.compile: {e}") from e

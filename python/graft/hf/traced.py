@@ -138,7 +138,7 @@ def trace(
         with contextlib.ExitStack() as stack:
             for one in (traceable_hooks, _experts, kernels.in_place, helpers):
                 stack.enter_context(one(call.model))
-            for other in (_masks(), _settings(values is not None), torch.no_grad()):
+            for other in (broadcast_masks(), _settings(values is not None), torch.no_grad()):
                 stack.enter_context(other)
             program = torch.export.export(call, (tensors, numbers), dynamic_shapes=dims, strict=False)
     except ExportError:
@@ -194,7 +194,7 @@ def _settings(values: bool) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _masks() -> Iterator[None]:
+def broadcast_masks() -> Iterator[None]:
     """Within it, masks of any rule are made by broadcasting: a program holds no vmap."""
     before = masking_utils._vmap_expansion_sdpa
 
@@ -288,4 +288,4 @@ def _formula(number: Any) -> Callable[[Mapping[str, int]], int]:
     return lambda found: int(eval(code, {"math": math, "__builtins__": _BUILTINS}, dict(found)))
 
 
-__all__ = ["Traced", "trace"]
+__all__ = ["Traced", "broadcast_masks", "trace"]

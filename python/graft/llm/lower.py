@@ -64,7 +64,10 @@ def lower(
         if table and more.keys() <= table.keys():
             break
         table = {**_PARTS, **table, **more}
-        program = program.run_decompositions(table)
+        try:
+            program = program.run_decompositions(table)
+        except Exception:  # of a graph that PyTorch itself cannot run again: the nodes are named then
+            break
         _drop_no_ops(program)
         refused = _refused(program, predicate)
     return program, blob_of(program, stored, predicate, method)

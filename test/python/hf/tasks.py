@@ -93,6 +93,16 @@ _RESNET: dict[str, Any] = {
 }  # fmt: skip
 _ROPE = {"rope_type": "default", "rope_theta": 1e4}
 _DIGITS = "ABCDEFGHIJ"
+_RATIOS = (("long", 7), ("mid", 5), ("short", 3))
+_INTRACLASS = {
+    "reduce_channel": [1, 1, 0],
+    "return_channel": [1, 1, 0],
+    **{f"vertical_long_to_small_conv_{ratio}ratio": [[n, 1], [1, 1], [n // 2, 0]] for ratio, n in _RATIOS},
+    **{f"horizontal_small_to_long_conv_{ratio}ratio": [[1, n], [1, 1], [0, n // 2]] for ratio, n in _RATIOS},
+    **{f"symmetric_conv_long_{ratio}ratio": [[n, n], [1, 1], [n // 2, n // 2]] for ratio, n in _RATIOS},
+}
+_OCR = {"neck_out_channels": 32, "intraclass_block_config": _INTRACLASS, "scale_factor_list": [1, 2, 4, 8], "kernel_list": [3, 2, 2]}
+_FUSED = {"neck_hidden_sizes": [8, 16, 24, 32], "fusion_hidden_size": 16}
 # What these model types have no default for, or sizes by names that mean others elsewhere.
 _OWN: dict[str, dict[str, Any]] = {
     "shieldgemma2": {"yes_token_index": 30, "no_token_index": 31},
@@ -116,17 +126,36 @@ _OWN: dict[str, dict[str, Any]] = {
     "glm4v_moe_text": {"rope_parameters": {**_ROPE, "partial_rotary_factor": 0.5, "mrope_section": [1, 1, 1]}},
     "glm5_next_text": {"index_kpool": 4},
     "hunyuan_vl_text": {"rope_parameters": {**_ROPE, "mrope_section": [2, 2, 2]}, "head_dim": 12},
+    "bros": {"hidden_size": 64},
+    "lw_detr": {"projector_scale_factors": [1.0]},
+    "lw_detr_vit": {"num_windows": 4},
+    "pp_ocrv5_server_det": _OCR,
+    "pp_ocrv6_medium_det": _OCR,
+    "pp_ocrv6_small_det": {"layer_list_out_channels": [16, 24, 32, 48]},
+    "pp_lcnet_v4": {
+        "block_configs": [[[3, 16, 16, 1, True]], [[3, 16, 24, 2, False]], [[3, 24, 32, 2, True]], [[3, 32, 48, 2, False]]],
+        "stem_channels": [3, 8, 16],
+        "out_features": ["stage1", "stage2", "stage3", "stage4"],
+    },
+    "sapiens2_head": {"upsample_out_channels": [24, 16], "conv_out_channels": [16]},
+    "tipsv2_dpt": {**_FUSED, "num_depth_bins": 16},
+    "chmv2": {"post_process_channels": [8, 16, 24, 32], "fusion_hidden_size": 16, "head_hidden_size": 16, "number_output_channels": 16},
+    "zoedepth": {**_FUSED, "bottleneck_features": 16},
+    "mask2former": {"hidden_dim": 64, "feature_size": 64, "mask_feature_size": 64},
+    "oneformer": {"hidden_dim": 64, "conv_dim": 64, "mask_dim": 64, "text_encoder_width": 64},
     "dots3_note_text": {"num_key_value_heads": 4},
     "dots3_note_vision_encoder": {"adapter_in_dim": 48, "adapter_out_dim": 48},
     "dots3_note_audio_encoder": {"adapter_input_size": 48, "adapter_out_dim": 48},
 }
 _MROPE = re.compile(r"(qwen2_vl|qwen2_5_vl|qwen2_5_omni|glm4v(?!_moe)|glm_ocr|glm46v|ernie4_5_vl).*text")  # their code has larger sections
 _NONE: dict[str, Any] = {}
+_REST = "what differs from the class's defaults"  # kept too: a backbone's stages, by the configuration around it
 _VARIANTS: tuple[tuple[dict[str, Any], frozenset[str]], ...] = (
     (_SIZES, frozenset()),
     (_SIZES, frozenset(("num_heads", "patch_size", "embed_dim", "hidden_sizes", "depths", "image_size", "conv_dim", "head_dim"))),
     ({**_SIZES, "num_key_value_heads": 4, "head_dim": None}, frozenset()),
     ({"num_hidden_layers": 2, "num_layers": 2, "vocab_size": VOCAB}, frozenset()),
+    (_SIZES, frozenset((_REST,))),
     (_NONE, frozenset()),
 )
 _LARGEST = 60_000_000  # weights
@@ -161,6 +190,8 @@ def _shrunk(config: Any, sizes: dict[str, Any], left: frozenset[str]) -> Any:
     special += [name for name in names if before[name] is None and name.startswith("image_token")]
     special.sort(key=lambda name: not name.startswith("image_token"))
     new.update({name: PICTURE + i for i, name in enumerate(special)})
+    if _REST in left:
+        new.update(_rest(config, before, new))
     new.update(_OWN.get(config.model_type, {}))
     made = {name: getattr(config, name, None) for name in type(config).sub_configs}
     if "vision_config" in made and made["vision_config"] is None:  # models of texts alone otherwise
@@ -173,6 +204,15 @@ def _shrunk(config: Any, sizes: dict[str, Any], left: frozenset[str]) -> Any:
             kept = name == "backbone_config" and hasattr(part, "hidden_sizes")  # sizes of its stages fit those of others
             parts[name] = (part if kept else _shrunk(part, sizes, left)).to_dict()
     return type(config)(**{**new, **parts})
+
+
+def _rest(config: Any, before: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    default = type(config)().to_dict()
+    rest = {n: v for n, v in before.items() if v != default.get(n) and n not in new and not isinstance(v, dict)}
+    if "num_hidden_layers" in new and (stages := len(before.get("out_indices") or ())):
+        rest = {name: value for name, value in rest.items() if name not in ("out_features", "stage_names")}
+        rest.update(num_hidden_layers=max(2, stages), out_indices=list(range(1, stages + 1)))
+    return rest
 
 
 def _made(name: str, shrunk: Callable[[Any], Any]) -> Any:
@@ -222,7 +262,8 @@ def _media(model: Any, rows: int, step: int) -> Iterator[dict[str, torch.Tensor]
     if "pixel_values" in takes:
         size = _sized(config, "image_size", 64)
         high, wide = size if isinstance(size, (list, tuple)) else (size, size)
-        yield {"pixel_values": _random(rows, _sized(config, "num_channels", 3), high, wide)}
+        tasks = {"task_inputs": random_ids(rows, config.task_seq_len)} if "task_inputs" in takes else {}
+        yield {"pixel_values": _random(rows, _sized(config, "num_channels", 3), high, wide), **tasks}
     if "pixel_values_videos" in takes:
         side = _sized(config, "image_size", 64)
         yield {"pixel_values_videos": _random(rows, _sized(config, "num_frames", 2), 3, side, side)}
@@ -292,8 +333,12 @@ def arguments(model: Any, rows: int, step: int) -> Iterator[dict[str, torch.Tens
         text["input_ids"][:, -1] = model.config.eos_token_id  # whose place is classified
     if CLASSES[model.__class__.__name__][0] == "choices":
         text = {"input_ids": random_ids(rows * 2, 7 + 4 * step).unflatten(0, (rows, 2))}
+    if "bbox" in takes:
+        corners = torch.randint(0, 500, (*text["input_ids"].shape, 2), generator=torch.Generator().manual_seed(step))
+        text["bbox"] = torch.cat([corners, corners + 100], -1)
     media = list(_media(model, rows, step))
     main = getattr(model, "main_input_name", "input_ids")
+    main = main if isinstance(main, str) else main[0]
     if CLASSES[model.__class__.__name__][0] == "pictures to text" and hasattr(model, "get_image_features"):
         yield from _pictures(model, rows, step)
     for one in media:
@@ -375,7 +420,7 @@ def make(name: str) -> tuple[Any, int]:
                     call(model)
                     _settle(model, call)
                     found = call(model)
-                if found and all(bool(t.isfinite().all()) for t in found):
+                if found and all(bool(t.isfinite().any() and not t.isnan().any()) for t in found):
                     return model, which
             except Exception as e:  # whatever the class raises
                 first = first or e

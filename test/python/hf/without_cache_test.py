@@ -6,6 +6,8 @@ import copy
 import pytest
 import torch
 import transformers
+from transformers.models.t5gemma2.configuration_t5gemma2 import T5Gemma2TextConfig
+from transformers.models.t5gemma2.modeling_t5gemma2 import T5Gemma2TextEncoder
 from transformers.models.whisper.modeling_whisper import WhisperDecoder, WhisperEncoder
 
 import graft
@@ -17,6 +19,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 _IMAGE = dict(vocab_size=65, n_positions=64, n_embd=32, n_layer=2, n_head=4)
 _IMAGEGPT = lambda: transformers.ImageGPTConfig(**_IMAGE, pad_token_id=64, bos_token_id=64, eos_token_id=64)  # noqa: E731
 _SIZES = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4)
+_WINDOWED = T5Gemma2TextConfig(**_SIZES, num_key_value_heads=2, head_dim=8, vocab_size=60, sliding_window=4, dropout_rate=0.0)
 _PIXELS = {"pixel_values": torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(2))}
 _FEATURES = {"input_features": torch.randn(2, 8, 60, generator=torch.Generator().manual_seed(3))}
 _STATES = torch.randn(2, 30, 32, generator=torch.Generator().manual_seed(4))
@@ -54,6 +57,8 @@ MODELS = {
         {"input_ids": IDS, "encoder_hidden_states": _STATES},
     ),
     "whisper": (lambda: transformers.WhisperModel(whisper()), {**_FEATURES, "decoder_input_ids": IDS[:, :5]}),
+    # A mask by a rule that transformers maps over batch, head, row and column with torch.vmap.
+    "t5gemma2's encoder": (lambda: T5Gemma2TextEncoder(_WINDOWED), {"input_ids": IDS}),
     "bart": (lambda: transformers.BartModel(seq2seq("Bart")), {"input_ids": IDS, "decoder_input_ids": IDS[:, :5]}),
 }
 
